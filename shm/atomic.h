@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The only header that includes stdatomic.h. Every access to shared memory goes through one of these
+ * names, and the line above it says what it pairs with ([ring.commit], [bell.armed], ...).
+ */
+#ifndef BXI_ATOMIC_H
+#define BXI_ATOMIC_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef _Atomic uint64_t bxi_a64;
+typedef _Atomic uint32_t bxi_a32;
+
+#define bxi_load_relaxed(p) atomic_load_explicit((p), memory_order_relaxed)
+#define bxi_load_acquire(p) atomic_load_explicit((p), memory_order_acquire)
+#define bxi_load_seq_cst(p) atomic_load_explicit((p), memory_order_seq_cst)
+#define bxi_store_relaxed(p, v) atomic_store_explicit((p), (v), memory_order_relaxed)
+#define bxi_store_release(p, v) atomic_store_explicit((p), (v), memory_order_release)
+#define bxi_exchange(p, v) atomic_exchange_explicit((p), (v), memory_order_acq_rel)
+#define bxi_add(p, v) atomic_fetch_add_explicit((p), (v), memory_order_acq_rel)
+#define bxi_add_seq_cst(p, v) atomic_fetch_add_explicit((p), (v), memory_order_seq_cst)
+#define bxi_cas(p, expected, v)                                                                     \
+    atomic_compare_exchange_strong_explicit((p), (expected), (v), memory_order_acq_rel,            \
+                                            memory_order_acquire)
+
+/* The full fence of the Dekker pairs: publish, fence, look / arm, fence, look. ThreadSanitizer does not
+ * know fences, so there it is a read-modify-write on one word, which orders at least as much. */
+static inline void bxi_fence_seq_cst(void)
+{
+#if defined(__SANITIZE_THREAD__)
+    static bxi_a32 fence_word;
+    atomic_fetch_add_explicit(&fence_word, 1, memory_order_seq_cst);
+#else
+    atomic_thread_fence(memory_order_seq_cst);
+#endif
+}
+
+/* Adds to a counter that one thread at a time writes (a lock or the role says which) and anybody may
+ * read: no read-modify-write is needed. Relaxed: a reader wants a recent value, not an order. */
+static inline void bxi_count(bxi_a64 *counter, uint64_t n)
+{
+    bxi_store_relaxed(counter, bxi_load_relaxed(counter) + n);
+}
+
+/* Tells the core that this is a spin loop. */
+static inline void bxi_pause(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+#endif

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a worker counts, in one list that makes the layout, the names and bx_counter.
+ *
+ * Each counter has one writer at a time: "role" is the thread that makes progress, "lock" whoever holds
+ * the job's lock; "any" are added to atomically. Anybody may read them, at any time, without disturbing
+ * the writer. They only grow.
+ */
+#ifndef BXI_COUNTERS_H
+#define BXI_COUNTERS_H
+
+/*    name                  domain  meaning */
+#define BXI_COUNTERS(X)                                                                             \
+    X(calls_sent,           "lock", "requests handed to a ring or to the queue before it")         \
+    X(calls_completed,      "lock", "calls that ended with a reply or an error from the callee")   \
+    X(calls_timed_out,      "lock", "calls whose deadline passed first")                           \
+    X(calls_cancelled,      "lock", "calls cancelled by their caller")                             \
+    X(calls_peer_dead,      "lock", "calls that failed because the callee died")                   \
+    X(oneways_sent,         "lock", "one-way calls sent")                                          \
+    X(late_replies,         "lock", "replies that came after their call had ended, dropped")       \
+    X(requests_inline,      "role", "requests given to inline handlers")                           \
+    X(requests_async,       "role", "requests given to async handlers")                            \
+    X(requests_blocking,    "role", "requests given to the pool")                                  \
+    X(requests_batched,     "role", "requests given to a batch")                                   \
+    X(requests_refused,     "role", "requests answered with an error before any handler")          \
+    X(requests_expired,     "lock", "requests whose deadline passed before their handler ran")     \
+    X(requests_dropped,     "role", "requests of dead or refused peers, dropped unread")           \
+    X(replies_sent,         "lock", "replies and errors handed to a ring or its queue")            \
+    X(batches_run,          "lock", "batch bodies run")                                            \
+    X(batch_rows,           "lock", "rows given to batch bodies")                                  \
+    X(doorbells_rung,       "lock", "eventfd writes to wake a peer")                               \
+    X(doorbells_saved,      "lock", "looks at a peer's doorbell that found it awake or rung for")  \
+    X(bells_unneeded,       "lock", "looks saved because the peer had read the frame already")     \
+    X(wakeups,              "any",  "times a thread came back from sleep, for whatever reason")    \
+    X(waits_uring,          "any",  "sleeps in io_uring")                                          \
+    X(waits_epoll,          "any",  "sleeps in epoll")                                             \
+    X(spins_hit,            "role", "spins that found work before their budget was spent")         \
+    X(spins_missed,         "role", "spins that ended in sleep")                                   \
+    X(rescued,              "role", "wake-ups that only the watchdog gave: always 0")              \
+    X(peers_dead,           "role", "peers that died")                                             \
+    X(peers_corrupt,        "role", "peers cut off because their memory held nonsense")            \
+    X(pool_threads,         "lock", "threads of the pool ever started")                            \
+    X(queued_frames,        "lock", "frames that waited in private memory for room in a ring")
+
+enum bxi_counter {
+#define BXI_COUNTER_ENUM(name, domain, text) BXI_C_##name,
+    BXI_COUNTERS(BXI_COUNTER_ENUM)
+#undef BXI_COUNTER_ENUM
+    BXI_COUNTER_COUNT
+};
+
+#endif

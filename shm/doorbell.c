@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The doorbell; doorbell.h has the protocol and what a kill leaves at each step. The sleeper's functions
+ * run under the progress role, the producer's under the job's lock.
+ */
+#include "doorbell.h"
+
+#include <errno.h>
+#include <unistd.h>
+
+ssize_t (*bxi_bell_write)(int fd, const void *data, size_t bytes) = write;
+
+void bxi_bell_arm(struct bxi_bell *bell, enum bxi_who who)
+{
+    bell->count++;
+    /* [bell.armed] relaxed, pairs with the load in bxi_bell_look across the two full fences: either the
+     * producer sees the word, or the sleeper's second look sees what was published. */
+    bxi_store_relaxed(bell->word, bell->count << 2 | (uint64_t)who);
+}
+
+void bxi_bell_disarm(struct bxi_bell *bell)
+{
+    /* [bell.armed] relaxed: a producer that still sees the old word rings once without need. */
+    bxi_store_relaxed(bell->word, bell->count << 2 | BXI_AWAKE);
+}
+
+int bxi_bell_look(struct bxi_bell_peer *peer)
+{
+    /* [bell.armed] relaxed, pairs with the store in bxi_bell_arm across the two full fences. */
+    uint64_t word = bxi_load_relaxed(peer->word);
+    unsigned who = (unsigned)(word & 3);
+
+    if (who == BXI_AWAKE || who > BXI_WHO_LEADER || word == peer->rang_for)
+        return 0;
+    peer->rang_for = word;
+    bxi_bell_ring(peer->fd[who - 1]);
+    return 1;
+}
+
+void bxi_bell_ring(int fd)
+{
+    const uint64_t one = 1;
+
+    /* EAGAIN means that the counter is at its end, so it is readable all the same. */
+    while (bxi_bell_write(fd, &one, sizeof one) < 0 && errno == EINTR)
+        ;
+}
+
+void bxi_bell_drain(int fd)
+{
+    uint64_t count;
+
+    while (read(fd, &count, sizeof count) < 0 && errno == EINTR)
+        ;
+}

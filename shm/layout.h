@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The control segment of a worker, byte by byte. LAYOUT.md draws it; tests/test_layout.c holds the two
+ * against each other.
+ *
+ * One rule: every page is written by one process, the owner; everybody else maps it read-only. So a
+ * process killed at any instruction leaves its own segment frozen and every other intact, and there is
+ * nothing to repair: whatever was published counts, whatever was not does not exist.
+ *
+ * Invariants. (I1..I9; "peer" is a worker that maps this segment.)
+ *  I1  magic, layout_version, the sizes and the identity are written before the segment's descriptor is
+ *      handed to anybody, and never again.
+ *  I2  state only grows: STARTING < RUNNING < LEAVING < QUIET < LEFT.
+ *  I3  armed is (count << 2) | who; count grows with every arming. who != 0 only while a thread of the
+ *      owner sleeps or is about to look once more before it sleeps.
+ *  I4  pair[p].open goes from 0 to 1 once, after the pages of ring p are allocated; no byte of ring p is
+ *      read by anybody before.
+ *  I5  pair[p].refused_through only grows; it is a position in peer p's ring towards the owner: every
+ *      request that ends at or before it, since the previous value, was dropped because of refused_errno.
+ *  I6  credit[p] is the position up to which the owner has consumed peer p's ring:
+ *      credit <= write position, and write position - credit <= ring_bytes.
+ *  I7  In ring p the commit word at the write position is 0, and every record between credit and the
+ *      write position is whole: {sequence of its position, length}, payload behind it.
+ *  I8  A record starts at a multiple of 64 and does not wrap; padding ends exactly at ring_bytes.
+ *  I9  function[i] is written before function_count > i, and never again.
+ */
+#ifndef BXI_LAYOUT_H
+#define BXI_LAYOUT_H
+
+#include "atomic.h"
+#include "counters.h"
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define BXI_MAGIC UINT64_C(0x0000524143584f42)          /* "BOXCAR\0\0" in memory, little endian */
+#define BXI_LAYOUT_VERSION 1u
+
+#define BXI_WORLD_MAX 128
+#define BXI_NAME_BYTES 32
+#define BXI_LINE 64u
+#define BXI_PAGE 4096u
+#define BXI_FUNCTION_MAX 128
+#define BXI_RING_BYTES 131072u                          /* a power of two */
+#define BXI_RING_STRIDE (BXI_RING_BYTES + BXI_PAGE)     /* one page of room to stagger the rings */
+#define BXI_FRAME_MAX (BXI_RING_BYTES / 8)              /* payload bytes of the largest record */
+
+enum bxi_state {
+    BXI_STARTING = 1,
+    BXI_RUNNING = 2,
+    BXI_LEAVING = 3,    /* its program asked to leave, and it has no call of its own in flight */
+    BXI_QUIET = 4,      /* it saw everybody LEAVING and has nothing left to do */
+    BXI_LEFT = 5,       /* it serves nobody any more */
+};
+
+/* Who sleeps: the low two bits of the armed word. */
+enum bxi_who {
+    BXI_AWAKE = 0,
+    BXI_WHO_BACKGROUND = 1,     /* ring the first eventfd */
+    BXI_WHO_LEADER = 2,         /* ring the second */
+};
+
+/* Comments give: writer; readers, order [partner]. */
+struct bxi_header {
+    uint64_t magic;             /* owner, I1 */
+    uint32_t layout_version;
+    uint32_t uid;
+    uint32_t pid;               /* for display: the owner lock and the pidfd tell who lives */
+    uint32_t rank;
+    uint32_t world_size;
+    uint32_t ring_bytes;
+    uint64_t instance;          /* random id of this run of the job */
+    uint64_t segment_bytes;
+    uint64_t started_ns;        /* CLOCK_REALTIME */
+    char name[BXI_NAME_BYTES];
+    char job[BXI_NAME_BYTES];
+    uint8_t reserved0[8];
+    bxi_a32 state;              /* owner; peers      release / acquire [state] */
+    bxi_a32 function_count;     /* owner; peers      release / acquire [functions] */
+    uint8_t reserved1[56];
+    bxi_a64 armed;              /* owner; producers  relaxed around a full fence [bell.armed] */
+    uint8_t reserved2[56];
+};
+
+/* What the owner, as producer of ring p, tells peer p; and what it could not accept from p. */
+struct bxi_pair {
+    bxi_a64 open;               /* owner; p          release / acquire [pair.open] */
+    bxi_a64 want_credit;        /* owner; p          relaxed around a full fence [ring.want] */
+    bxi_a64 refused_through;    /* owner; p          release / acquire [pair.refused] */
+    bxi_a64 refused_errno;      /* owner; p          before refused_through */
+    uint8_t reserved[32];
+};
+
+/* How far the owner has consumed peer p's ring, alone in its line: the producer polls it. */
+struct bxi_credit {
+    bxi_a64 position;           /* owner; p          release / acquire [ring.credit] */
+    uint8_t reserved[56];
+};
+
+/* Counters of one pair, for inspectors only. */
+struct bxi_pair_counters {
+    bxi_a64 frames_sent;
+    bxi_a64 bytes_sent;         /* payload bytes of frames */
+    bxi_a64 write_pos;          /* of ring p */
+    bxi_a64 times_full;
+    bxi_a64 high_water_bytes;
+    bxi_a64 frames_received;
+    bxi_a64 bytes_received;
+    bxi_a64 read_pos;           /* in peer p's ring towards the owner */
+};
+
+struct bxi_function {
+    char name[BXI_NAME_BYTES];
+    uint32_t kind;              /* 1 inline, 2 blocking, 3 async, 4 batch: for display */
+    uint8_t reserved[28];
+};
+
+struct bxi_control {
+    struct bxi_header header;                               /* offset 0 */
+    uint8_t pad0[BXI_PAGE - sizeof(struct bxi_header)];
+    bxi_a64 counters[512];                                  /* enum bxi_counter; one page */
+    struct bxi_pair pair[BXI_WORLD_MAX];
+    struct bxi_credit credit[BXI_WORLD_MAX];
+    struct bxi_pair_counters pair_counters[BXI_WORLD_MAX];
+    struct bxi_function function[BXI_FUNCTION_MAX];
+};
+
+#define BXI_CONTROL_BYTES sizeof(struct bxi_control)
+
+static_assert(sizeof(struct bxi_header) == 256, "header");
+static_assert(offsetof(struct bxi_header, state) == 128, "state");
+static_assert(offsetof(struct bxi_header, function_count) == 132, "function_count");
+static_assert(offsetof(struct bxi_header, armed) % BXI_LINE == 0, "armed has a line of its own");
+static_assert(sizeof(struct bxi_pair) == BXI_LINE, "a pair is a line");
+static_assert(sizeof(struct bxi_credit) == BXI_LINE, "a credit is a line");
+static_assert(sizeof(struct bxi_pair_counters) == BXI_LINE, "pair counters are a line");
+static_assert(sizeof(struct bxi_function) == BXI_LINE, "a function is a line");
+static_assert(offsetof(struct bxi_control, counters) == 4096, "counters");
+static_assert(offsetof(struct bxi_control, pair) == 8192, "pair");
+static_assert(offsetof(struct bxi_control, credit) == 16384, "credit");
+static_assert(offsetof(struct bxi_control, pair_counters) == 24576, "pair_counters");
+static_assert(offsetof(struct bxi_control, function) == 32768, "function");
+static_assert(sizeof(struct bxi_control) == 40960, "control");
+static_assert((int)BXI_COUNTER_COUNT <= 512, "counters fit their page");
+
+/* Where ring `to` begins. Rings are staggered by a line within the spare page of their stride, so that
+ * their first lines do not all fall into one set of the cache. */
+static inline uint64_t bxi_ring_offset(int to)
+{
+    return BXI_CONTROL_BYTES + (uint64_t)to * BXI_RING_STRIDE + ((uint64_t)to % 64) * BXI_LINE;
+}
+
+static inline uint64_t bxi_segment_bytes(int world_size)
+{
+    return BXI_CONTROL_BYTES + (uint64_t)world_size * BXI_RING_STRIDE;
+}
+
+#endif

@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The ring of frames; ring.h says how it works and what a kill leaves. The producer's functions run under
+ * the job's lock, the consumer's under the progress role.
+ */
+#include "ring.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define PADDING_BIT 0x80000000u
+
+static uint64_t commit_word(uint64_t pos, uint32_t length)
+{
+    return (uint64_t)(uint32_t)(pos / BXI_LINE + 1) << 32 | length;
+}
+
+static bxi_a64 *word_at(const struct bxi_ring_writer *ring, uint64_t pos)
+{
+    return (bxi_a64 *)(void *)(ring->base + (pos & (ring->capacity - 1)));
+}
+
+void bxi_ring_writer_init(struct bxi_ring_writer *ring, void *base, uint64_t capacity, uint64_t pos,
+                          const bxi_a64 *credit_word, bxi_a64 *want_credit)
+{
+    *ring = (struct bxi_ring_writer){
+        .base = base,
+        .capacity = capacity,
+        .write_pos = pos,
+        .credit = pos,
+        .credit_word = credit_word,
+        .want_credit = want_credit,
+    };
+    /* [ring.first] relaxed: nobody reads the ring before its open word, which is released later. */
+    bxi_store_relaxed(word_at(ring, pos), 0);
+}
+
+void bxi_ring_reader_init(struct bxi_ring_reader *ring, const void *base, uint64_t capacity, uint64_t pos,
+                          bxi_a64 *credit_word, const bxi_a64 *want_credit)
+{
+    *ring = (struct bxi_ring_reader){
+        .base = base,
+        .capacity = capacity,
+        .read_pos = pos,
+        .published = pos,
+        .credit_word = credit_word,
+        .want_credit = want_credit,
+    };
+}
+
+/* ---- producer ---------------------------------------------------------------------------------- */
+
+/* Bytes that must be free: padding to the wrap if the record does not fit before it, the record, and the
+ * line of the commit word behind it. */
+static uint64_t bytes_needed(const struct bxi_ring_writer *ring, uint64_t record)
+{
+    uint64_t to_end = ring->capacity - (ring->write_pos & (ring->capacity - 1));
+
+    return (record > to_end ? to_end : 0) + record + BXI_LINE;
+}
+
+static bool has_room(const struct bxi_ring_writer *ring, uint64_t needed)
+{
+    return ring->capacity - (ring->write_pos - ring->credit) >= needed;
+}
+
+int bxi_ring_credit_hint(struct bxi_ring_writer *ring, uint64_t credit)
+{
+    uint64_t step = credit - ring->credit;
+
+    if (step > ring->write_pos - ring->credit) {
+        /* Behind what was seen: an older frame overtaken by the credit word is legal, by at most a lap. */
+        return ring->credit - credit <= ring->capacity ? 0 : -EPROTO;
+    }
+    if (credit % BXI_LINE != 0)
+        return -EPROTO;
+    ring->credit = credit;
+    return 0;
+}
+
+static int refresh_credit(struct bxi_ring_writer *ring)
+{
+    /* [ring.credit] acquire, pairs with the release in bxi_ring_publish: without it the consumer's last
+     * reads of the old record could still be under way when it is overwritten. */
+    return bxi_ring_credit_hint(ring, bxi_load_acquire(ring->credit_word));
+}
+
+static void publish_padding(struct bxi_ring_writer *ring)
+{
+    uint64_t to_end = ring->capacity - (ring->write_pos & (ring->capacity - 1));
+    bxi_a64 *word = word_at(ring, ring->write_pos);
+
+    /* [ring.next] relaxed: ordered before the padding by the release below. */
+    bxi_store_relaxed(word_at(ring, 0), 0);
+    /* [ring.commit] release, pairs with the acquire in bxi_ring_peek: the consumer that sees the padding
+     * goes to offset 0 and must find the zero there, not a word of the last lap. */
+    bxi_store_release(word, commit_word(ring->write_pos, (uint32_t)to_end | PADDING_BIT));
+    ring->write_pos += to_end;
+}
+
+int bxi_ring_reserve(struct bxi_ring_writer *ring, uint64_t payload_bytes, void **payload)
+{
+    if (payload_bytes == 0 || payload_bytes > ring->capacity / 8)
+        return -EMSGSIZE;
+
+    uint64_t record = bxi_record_bytes(payload_bytes);
+    uint64_t needed = bytes_needed(ring, record);
+
+    if (!has_room(ring, needed)) {
+        int rc = refresh_credit(ring);
+
+        if (rc < 0)
+            return rc;
+        if (!has_room(ring, needed))
+            return -EAGAIN;
+    }
+    if (needed != record + BXI_LINE)
+        publish_padding(ring);
+    *payload = (unsigned char *)word_at(ring, ring->write_pos) + 8;
+    return 0;
+}
+
+void bxi_ring_commit(struct bxi_ring_writer *ring, uint64_t payload_bytes)
+{
+    uint64_t next = ring->write_pos + bxi_record_bytes(payload_bytes);
+
+    /* [ring.next] relaxed: ordered before this record by the release below. */
+    bxi_store_relaxed(word_at(ring, next), 0);
+    /* [ring.commit] release, pairs with the acquire in bxi_ring_peek: without it the consumer reads old
+     * payload bytes, or an old word behind this record. */
+    bxi_store_release(word_at(ring, ring->write_pos),
+                      commit_word(ring->write_pos, (uint32_t)payload_bytes));
+    ring->write_pos = next;
+}
+
+bool bxi_ring_want(struct bxi_ring_writer *ring, uint64_t payload_bytes)
+{
+    /* [ring.want] relaxed, pairs with the load in bxi_ring_wanted across the two full fences: either this
+     * side sees the credit, or the consumer sees the wish. */
+    bxi_store_relaxed(ring->want_credit, 1);
+    bxi_fence_seq_cst();
+    if (refresh_credit(ring) < 0 || !has_room(ring, bytes_needed(ring, bxi_record_bytes(payload_bytes))))
+        return false;
+    /* [ring.want] relaxed: a wish left standing costs the consumer a needless bell, nothing more. */
+    bxi_store_relaxed(ring->want_credit, 0);
+    return true;
+}
+
+/* ---- consumer ---------------------------------------------------------------------------------- */
+
+static const bxi_a64 *reader_word(const struct bxi_ring_reader *ring)
+{
+    return (const bxi_a64 *)(const void *)(ring->base + (ring->read_pos & (ring->capacity - 1)));
+}
+
+/* Checks a commit word against the position it stands at; the payload's bytes, or -EPROTO. */
+static int64_t checked_length(const struct bxi_ring_reader *ring, uint64_t word)
+{
+    uint64_t offset = ring->read_pos & (ring->capacity - 1);
+    uint64_t length = word & ~(uint64_t)PADDING_BIT & UINT32_MAX;
+
+    if (word >> 32 != (uint32_t)(ring->read_pos / BXI_LINE + 1))
+        return -EPROTO;
+    if (word & PADDING_BIT)
+        return offset + length == ring->capacity && offset != 0 ? (int64_t)length : -EPROTO;
+    if (length == 0 || length > ring->capacity / 8 || offset + 8 + length > ring->capacity)
+        return -EPROTO;
+    return (int64_t)length;
+}
+
+int bxi_ring_peek(struct bxi_ring_reader *ring, const void **payload, uint32_t *payload_bytes)
+{
+    for (int steps = 0; steps < 2; steps++) {
+        /* [ring.commit] acquire, pairs with the release in bxi_ring_commit and publish_padding: the
+         * payload and the next commit word are read after it. */
+        uint64_t word = bxi_load_acquire(reader_word(ring));
+
+        if (word == 0)
+            return 0;
+
+        int64_t length = checked_length(ring, word);
+
+        if (length < 0)
+            return (int)length;
+        if ((word & PADDING_BIT) == 0) {
+            *payload = (const unsigned char *)reader_word(ring) + 8;
+            *payload_bytes = (uint32_t)length;
+            return 1;
+        }
+        ring->read_pos += (uint64_t)length;
+    }
+    return -EPROTO;         /* padding behind padding */
+}
+
+bool bxi_ring_publish(struct bxi_ring_reader *ring)
+{
+    if (ring->published == ring->read_pos)
+        return false;
+    ring->published = ring->read_pos;
+    /* [ring.credit] release, pairs with the acquire in refresh_credit: the producer overwrites only what
+     * has been read. */
+    bxi_store_release(ring->credit_word, ring->read_pos);
+    return true;
+}
+
+bool bxi_ring_advance(struct bxi_ring_reader *ring, uint32_t payload_bytes)
+{
+    ring->read_pos += bxi_record_bytes(payload_bytes);
+    if (ring->read_pos - ring->published < ring->capacity / 4)
+        return false;
+    return bxi_ring_publish(ring);
+}
+
+bool bxi_ring_wanted(const struct bxi_ring_reader *ring)
+{
+    /* [ring.want] relaxed, pairs with the store in bxi_ring_want across the two full fences. */
+    return bxi_load_relaxed(ring->want_credit) != 0;
+}
+
+bool bxi_ring_ready(const struct bxi_ring_reader *ring)
+{
+    /* [ring.commit] acquire, as in bxi_ring_peek; here only whether there is something matters. */
+    return bxi_load_acquire(reader_word(ring)) != 0;
+}

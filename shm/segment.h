@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Making, mapping and removing control segments. Names are "/boxcar.<uid>.<job>.<instance>.<rank>", the
+ * instance 16 hex digits; nobody opens a peer's by name, descriptors are passed.
+ */
+#ifndef BXI_SEGMENT_H
+#define BXI_SEGMENT_H
+
+#include "layout.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define BXI_SEGMENT_NAME_BYTES 96
+
+struct bxi_segment {                /* one's own, writable */
+    struct bxi_control *control;
+    size_t bytes;
+    int fd;                         /* holds the owner lock (F_OFD_SETLK, the whole file, write) */
+    bxi_a32 truncated;
+    char shm_name[BXI_SEGMENT_NAME_BYTES];
+};
+
+struct bxi_segment_view {           /* a peer's, read-only */
+    const struct bxi_control *control;
+    size_t bytes;
+    bxi_a32 truncated;
+};
+
+void bxi_segment_name(char out[BXI_SEGMENT_NAME_BYTES], uint32_t uid, const char *job, uint64_t instance,
+                      int rank);
+
+/* Creates (O_EXCL, 0600), takes the owner lock, sizes it sparse, allocates the control pages, writes the
+ * header (state STARTING) and guards the mapping. -ENOSPC when /dev/shm has no room for the control
+ * pages, -EEXIST, -errno; nothing is left behind on failure. Memory is MADV_DONTFORK. */
+int bxi_segment_create(struct bxi_segment *segment, const char *job, const char *name, uint64_t instance,
+                       int rank, int world_size);
+
+/* Allocates the pages of ring `to` (posix_fallocate). 0, -ENOSPC, -errno. */
+int bxi_segment_open_ring(struct bxi_segment *segment, int to);
+unsigned char *bxi_segment_ring(const struct bxi_segment *segment, int to);
+
+/* Unmaps and closes; unlinks the name first unless keep_name. */
+void bxi_segment_destroy(struct bxi_segment *segment);
+
+/* Maps a peer's segment from its descriptor (which stays the caller's) and checks it against the
+ * identity expected: -EPROTO where magic, sizes, rank, world size, instance or uid are wrong,
+ * -EPROTONOSUPPORT for another layout version, -errno. */
+int bxi_segment_attach(struct bxi_segment_view *view, int fd, uint64_t instance, int rank,
+                       int world_size);
+const unsigned char *bxi_segment_view_ring(const struct bxi_segment_view *view, int to);
+void bxi_segment_detach(struct bxi_segment_view *view);
+
+/* Unlinks the names of one job of this uid (any instance, or one: instance != 0) whose owner lock is
+ * free. Returns how many were removed, -errno. */
+int bxi_segment_reap(const char *job, uint64_t instance);
+
+#endif

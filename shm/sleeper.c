@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Where one thread sleeps until one of a few descriptors is readable.
+ *
+ * Who runs it: the thread that created the sleeper, and no other, while it holds no lock.
+ *
+ * io_uring: a watch is idle (no poll in the kernel), queued or polling. A wait turns every idle
+ * watch into a POLL_ADD and enters the kernel once, to submit and to sleep; a poll that fires makes
+ * its watch idle again. So in the common case (one bell fires, one bell is armed again) a sleep is
+ * one system call, and a descriptor that is still readable fires again at once, as with
+ * level-triggered epoll. user_data is the slot and a generation: a completion of a watch that was
+ * forgotten meanwhile carries an old generation and is dropped.
+ *
+ * Why not multishot polls: they are edge-triggered, and one that overflows its queue ends silently.
+ * Why not a read of the eventfd in the ring: one left behind would eat the bell. Why not epoll
+ * alone: it costs two more system calls for whoever changes the set often, and wakes through one
+ * more wait queue.
+ *
+ * Nothing here lies in shared memory; the kernel takes it all away with the process.
+ */
+#include "sleeper.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <liburing.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#define SQ_ENTRIES 64
+#define CQ_ENTRIES 512              /* every watch fired and forgotten, with room to spare */
+#define FREE_TOKEN UINT64_MAX
+#define REMOVE_DATA UINT64_MAX      /* user_data of POLL_REMOVE, no watch has it */
+#define NS_PER_S UINT64_C(1000000000)
+#define LONGEST_NS (UINT64_C(365) * 86400 * NS_PER_S)   /* beyond it the kernel's sums overflow */
+
+struct watch {
+    uint64_t token;                 /* FREE_TOKEN: a free slot */
+    int fd;
+    uint32_t generation;
+    bool is_polling;                /* io_uring: a POLL_ADD is queued or in the kernel */
+};
+
+struct bxi_sleeper {
+    enum bxi_sleeper_kind kind;
+    int epoll_fd;
+    bool has_pwait2;
+    struct io_uring ring;
+    int idle_count;
+    uint8_t idle[BXI_SLEEPER_FDS];  /* slots of watches that the next wait has to arm */
+    struct watch watch[BXI_SLEEPER_FDS];
+};
+
+/* ---- io_uring -------------------------------------------------------------------------------- */
+
+static uint64_t user_data_of(const struct bxi_sleeper *sleeper, int slot)
+{
+    return (uint64_t)sleeper->watch[slot].generation << 32 | (uint32_t)slot;
+}
+
+/* A free submission entry; flushes the queue when it is full. NULL only if the kernel takes
+ * none. */
+static struct io_uring_sqe *next_sqe(struct bxi_sleeper *sleeper)
+{
+    struct io_uring_sqe *sqe = io_uring_get_sqe(&sleeper->ring);
+
+    if (sqe != NULL)
+        return sqe;
+    io_uring_submit(&sleeper->ring);
+    return io_uring_get_sqe(&sleeper->ring);
+}
+
+static int uring_create(struct bxi_sleeper *sleeper)
+{
+    static const unsigned flags[] = {
+        IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_COOP_TASKRUN,
+        IORING_SETUP_COOP_TASKRUN,
+        0,
+    };
+    int rc = -EINVAL;
+
+    /* Older kernels answer EINVAL to flags that they do not know. */
+    for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]) && rc == -EINVAL; i++) {
+        struct io_uring_params params = { .flags = flags[i] | IORING_SETUP_CQSIZE,
+                                          .cq_entries = CQ_ENTRIES };
+        rc = io_uring_queue_init_params(SQ_ENTRIES, &sleeper->ring, &params);
+    }
+    if (rc < 0)
+        return rc;
+    /* Without it liburing puts a timeout request of its own into the queue for every wait. */
+    if (!(sleeper->ring.features & IORING_FEAT_EXT_ARG)) {
+        io_uring_queue_exit(&sleeper->ring);
+        return -ENOSYS;
+    }
+    return 0;
+}
+
+static int uring_arm_idle(struct bxi_sleeper *sleeper)
+{
+    while (sleeper->idle_count > 0) {
+        struct io_uring_sqe *sqe = next_sqe(sleeper);
+        if (sqe == NULL)
+            return -EBUSY;
+        int slot = sleeper->idle[--sleeper->idle_count];
+        io_uring_prep_poll_add(sqe, sleeper->watch[slot].fd, POLLIN);
+        io_uring_sqe_set_data64(sqe, user_data_of(sleeper, slot));
+        sleeper->watch[slot].is_polling = true;
+    }
+    return 0;
+}
+
+static void uring_forget(struct bxi_sleeper *sleeper, int slot)
+{
+    if (!sleeper->watch[slot].is_polling) {
+        for (int i = 0; i < sleeper->idle_count; i++) {
+            if (sleeper->idle[i] != slot)
+                continue;
+            sleeper->idle[i] = sleeper->idle[--sleeper->idle_count];
+            break;
+        }
+        return;
+    }
+    struct io_uring_sqe *sqe = next_sqe(sleeper);
+    if (sqe != NULL) {
+        io_uring_prep_poll_remove(sqe, user_data_of(sleeper, slot));
+        io_uring_sqe_set_data64(sqe, REMOVE_DATA);
+    }
+    /* At once, and with a look at the completions, which drop the file: until then the poll
+     * holds it, and its other end sees no hang-up. What they leave in the queue is dropped by
+     * the next wait. */
+    io_uring_submit_and_get_events(&sleeper->ring);
+    sleeper->watch[slot].is_polling = false;
+}
+
+/* Takes at most `most` completions of living watches; what is left waits in the queue. */
+static int uring_harvest(struct bxi_sleeper *sleeper, uint64_t *tokens, int most)
+{
+    struct io_uring_cqe *cqe;
+    unsigned head;
+    unsigned seen = 0;
+    int count = 0;
+    int error = 0;
+
+    io_uring_for_each_cqe(&sleeper->ring, head, cqe) {
+        if (count == most)
+            break;
+        seen++;
+        uint32_t slot = (uint32_t)cqe->user_data;
+        if (slot >= BXI_SLEEPER_FDS)
+            continue;
+        struct watch *watch = &sleeper->watch[slot];
+        if (!watch->is_polling || watch->generation != (uint32_t)(cqe->user_data >> 32))
+            continue;
+        watch->is_polling = false;
+        sleeper->idle[sleeper->idle_count++] = (uint8_t)slot;
+        if (cqe->res < 0)
+            error = cqe->res;
+        else
+            tokens[count++] = watch->token;
+    }
+    io_uring_cq_advance(&sleeper->ring, seen);
+    return count > 0 ? count : error;
+}
+
+static int uring_wait(struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t *tokens, int most)
+{
+    struct __kernel_timespec timeout = { .tv_sec = (long long)(timeout_ns / NS_PER_S),
+                                         .tv_nsec = (long long)(timeout_ns % NS_PER_S) };
+    struct io_uring_cqe *cqe = NULL;
+
+    int rc = uring_arm_idle(sleeper);
+    if (rc < 0)
+        return rc;
+    rc = io_uring_submit_and_wait_timeout(&sleeper->ring, &cqe, 1,
+                                          timeout_ns > LONGEST_NS ? NULL : &timeout, NULL);
+    int count = uring_harvest(sleeper, tokens, most);
+    if (count != 0)
+        return count;
+    return rc < 0 && rc != -ETIME && rc != -EINTR ? rc : 0;
+}
+
+/* ---- epoll ----------------------------------------------------------------------------------- */
+
+static int epoll_wait_ns(struct bxi_sleeper *sleeper, uint64_t timeout_ns,
+                         struct epoll_event *events, int most)
+{
+    bool is_finite = timeout_ns <= LONGEST_NS;
+
+    if (sleeper->has_pwait2) {
+        struct timespec timeout = { .tv_sec = (time_t)(timeout_ns / NS_PER_S),
+                                    .tv_nsec = (long)(timeout_ns % NS_PER_S) };
+        int count = epoll_pwait2(sleeper->epoll_fd, events, most, is_finite ? &timeout : NULL,
+                                 NULL);
+        /* Linux before 5.11 does not have it, and some filters refuse what they do not know. */
+        if (count >= 0 || (errno != ENOSYS && errno != EPERM))
+            return count;
+        sleeper->has_pwait2 = false;
+    }
+    /* Rounded up: who wakes early has to come back for the rest. */
+    uint64_t timeout_ms = timeout_ns / 1000000 + (timeout_ns % 1000000 != 0);
+    if (timeout_ms > INT32_MAX)
+        timeout_ms = INT32_MAX;
+    return epoll_wait(sleeper->epoll_fd, events, most, is_finite ? (int)timeout_ms : -1);
+}
+
+static int epoll_sleep(struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t *tokens, int most)
+{
+    struct epoll_event events[BXI_SLEEPER_FDS];
+
+    if (most > BXI_SLEEPER_FDS)
+        most = BXI_SLEEPER_FDS;
+    int count = epoll_wait_ns(sleeper, timeout_ns, events, most);
+    if (count < 0)
+        return errno == EINTR ? 0 : -errno;
+    for (int i = 0; i < count; i++)
+        tokens[i] = events[i].data.u64;
+    return count;
+}
+
+static int epoll_watch(struct bxi_sleeper *sleeper, int fd, uint64_t token)
+{
+    struct epoll_event event = { .events = EPOLLIN, .data = { .u64 = token } };
+
+    return epoll_ctl(sleeper->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0 ? -errno : 0;
+}
+
+/* ---- Both ------------------------------------------------------------------------------------ */
+
+static int find_slot(const struct bxi_sleeper *sleeper, uint64_t token)
+{
+    for (int slot = 0; slot < BXI_SLEEPER_FDS; slot++)
+        if (sleeper->watch[slot].token == token)
+            return slot;
+    return -1;
+}
+
+static int create_kind(struct bxi_sleeper *sleeper, enum bxi_sleeper_kind kind)
+{
+    int rc = -EINVAL;
+
+    if (kind != BXI_SLEEPER_EPOLL) {
+        rc = uring_create(sleeper);
+        if (rc == 0)
+            sleeper->kind = BXI_SLEEPER_URING;
+    }
+    if (rc < 0 && kind != BXI_SLEEPER_URING) {
+        sleeper->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+        rc = sleeper->epoll_fd < 0 ? -errno : 0;
+        sleeper->kind = BXI_SLEEPER_EPOLL;
+    }
+    return rc;
+}
+
+int bxi_sleeper_create(enum bxi_sleeper_kind kind, struct bxi_sleeper **sleeper)
+{
+    struct bxi_sleeper *made = calloc(1, sizeof(*made));
+
+    if (made == NULL)
+        return -ENOMEM;
+    made->epoll_fd = -1;
+    made->has_pwait2 = true;
+    for (int slot = 0; slot < BXI_SLEEPER_FDS; slot++)
+        made->watch[slot].token = FREE_TOKEN;
+    int rc = create_kind(made, kind);
+    if (rc < 0) {
+        free(made);
+        return rc;
+    }
+    *sleeper = made;
+    return 0;
+}
+
+void bxi_sleeper_destroy(struct bxi_sleeper *sleeper)
+{
+    if (sleeper == NULL)
+        return;
+    if (sleeper->kind == BXI_SLEEPER_URING)
+        io_uring_queue_exit(&sleeper->ring);
+    else
+        close(sleeper->epoll_fd);
+    free(sleeper);
+}
+
+enum bxi_sleeper_kind bxi_sleeper_kind(const struct bxi_sleeper *sleeper)
+{
+    return sleeper->kind;
+}
+
+int bxi_sleeper_watch(struct bxi_sleeper *sleeper, int fd, uint64_t token)
+{
+    if (token == FREE_TOKEN)
+        return -EINVAL;
+    if (find_slot(sleeper, token) >= 0)
+        return -EEXIST;
+    int slot = find_slot(sleeper, FREE_TOKEN);
+    if (slot < 0)
+        return -ENOSPC;
+    if (sleeper->kind == BXI_SLEEPER_EPOLL) {
+        int rc = epoll_watch(sleeper, fd, token);
+        if (rc < 0)
+            return rc;
+    } else {
+        /* io_uring would say so only at the next wait. */
+        if (fcntl(fd, F_GETFD) < 0)
+            return -errno;
+        sleeper->idle[sleeper->idle_count++] = (uint8_t)slot;
+    }
+    sleeper->watch[slot].token = token;
+    sleeper->watch[slot].fd = fd;
+    return 0;
+}
+
+void bxi_sleeper_forget(struct bxi_sleeper *sleeper, uint64_t token)
+{
+    int slot = token == FREE_TOKEN ? -1 : find_slot(sleeper, token);
+
+    if (slot < 0)
+        return;
+    struct watch *watch = &sleeper->watch[slot];
+    if (sleeper->kind == BXI_SLEEPER_URING)
+        uring_forget(sleeper, slot);
+    else
+        epoll_ctl(sleeper->epoll_fd, EPOLL_CTL_DEL, watch->fd, NULL);
+    watch->token = FREE_TOKEN;
+    watch->generation++;
+}
+
+int bxi_sleeper_wait(struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t *tokens, int most)
+{
+    if (most <= 0)
+        return -EINVAL;
+    if (sleeper->kind == BXI_SLEEPER_URING)
+        return uring_wait(sleeper, timeout_ns, tokens, most);
+    return epoll_sleep(sleeper, timeout_ns, tokens, most);
+}

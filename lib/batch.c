@@ -1,0 +1,415 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Batches: calls of one function, gathered in a list, answered by one run of a body.
+ *
+ * Rows arrive under the progress role. A batch is ready when it has max_rows, when every living member
+ * has a row in the list, or when the oldest row has waited flush_after_ns. It takes the first row of each
+ * worker, in the order of their ranks; what is left starts the next batch. The body runs without a lock,
+ * where progress runs or on the pool; `running` keeps a second one of the same function out. Replies are
+ * held until the body has returned, so that a body that fails fails every row.
+ *
+ * Members are changed by any thread, but only a pass looks whether a batch became ready by it.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+struct bx_batch {
+    struct bxi_batcher *batcher;
+    struct bxi_row *rows[BXI_WORLD_MAX];
+    size_t count;
+};
+
+static void put_bit(uint64_t *bits, int rank, bool value)
+{
+    uint64_t bit = UINT64_C(1) << (rank % 64);
+
+    bits[rank / 64] = value ? bits[rank / 64] | bit : bits[rank / 64] & ~bit;
+}
+
+/* ---- the list (lock) --------------------------------------------------------------------------- */
+
+static bool is_ready(const struct bxi_batcher *batcher)
+{
+    const uint64_t *members = batcher->members, *present = batcher->present;
+    size_t rows = (size_t)(__builtin_popcountll(present[0]) + __builtin_popcountll(present[1]));
+
+    if (batcher->running || batcher->head == NULL)
+        return false;
+    if (batcher->due || (batcher->max_rows > 0 && rows >= batcher->max_rows))
+        return true;
+    if ((members[0] | members[1]) != 0)
+        return (members[0] & ~present[0]) == 0 && (members[1] & ~present[1]) == 0;
+    return batcher->max_rows == 0 && batcher->flush_after_ns == 0;
+}
+
+static void set_flush_timer(struct bx_job *job, struct bxi_batcher *batcher)
+{
+    bxi_timer_clear(&job->timers, &batcher->timer);
+    batcher->due = false;
+    if (batcher->head == NULL || batcher->flush_after_ns == 0)
+        return;
+
+    uint64_t at_ns = batcher->head->came_ns + batcher->flush_after_ns;
+
+    if (bxi_timer_set(&job->timers, &batcher->timer, at_ns) < 0)
+        batcher->due = true;        /* no memory for the timer: early is better than never */
+    else
+        bxi_timer_added(job, at_ns);
+}
+
+void bxi_batch_flush_due(struct bx_job *job, struct bxi_timer *timer)
+{
+    struct bxi_batcher *batcher =
+        (struct bxi_batcher *)(void *)((char *)timer - offsetof(struct bxi_batcher, timer));
+
+    batcher->due = true;
+    bxi_event(job, BXI_EVENT_BATCH);
+}
+
+static void append(struct bxi_batcher *batcher, struct bxi_row *row)
+{
+    row->next = NULL;
+    if (batcher->tail != NULL)
+        batcher->tail->next = row;
+    else
+        batcher->head = row;
+    batcher->tail = row;
+    put_bit(batcher->present, row->request.peer->rank, true);
+}
+
+/* Takes the rows of one batch out of the list; those whose deadline passed go to *expired. */
+static void take_rows(struct bx_job *job, struct bxi_batcher *batcher, struct bx_batch *batch,
+                      struct bxi_row **expired)
+{
+    struct bxi_row *by_rank[BXI_WORLD_MAX] = { NULL };
+    struct bxi_row *row = batcher->head;
+    uint64_t now_ns = bxi_now_ns();
+
+    batch->batcher = batcher;
+    batch->count = 0;
+    *expired = NULL;
+    batcher->head = batcher->tail = NULL;
+    batcher->present[0] = batcher->present[1] = 0;
+    while (row != NULL) {
+        struct bxi_row *next = row->next;
+        int rank = row->request.peer->rank;
+
+        if (row->request.deadline_ns <= now_ns) {
+            row->next = *expired;
+            *expired = row;
+        } else if (by_rank[rank] == NULL && (batcher->max_rows == 0 || batch->count < batcher->max_rows)) {
+            by_rank[rank] = row;
+            batch->count++;
+        } else {
+            append(batcher, row);
+        }
+        row = next;
+    }
+    batch->count = 0;
+    for (int rank = 0; rank < job->world_size; rank++)
+        if (by_rank[rank] != NULL)
+            batch->rows[batch->count++] = by_rank[rank];
+    set_flush_timer(job, batcher);
+}
+
+/* ---- rows -------------------------------------------------------------------------------------- */
+
+static void finish_row(struct bxi_row *row, int code, const char *text)
+{
+    bxi_answer(&row->request, code, text, row->reply);
+    bx_msg_destroy(row->args);
+    bx_msg_destroy(row->reply);
+    free(row->text);
+    free(row);
+}
+
+static void finish_expired(struct bx_job *job, struct bxi_row *expired)
+{
+    while (expired != NULL) {
+        struct bxi_row *row = expired;
+
+        expired = row->next;
+        pthread_mutex_lock(&job->lock);
+        bxi_counter_add(job, BXI_C_requests_expired, 1);
+        pthread_mutex_unlock(&job->lock);
+        finish_row(row, BX_E_TIMEOUT, "the deadline passed before the batch ran");
+    }
+}
+
+static void run_body(struct bx_batch *batch)
+{
+    bxi_clear_error();
+
+    int code = batch->batcher->fn(batch, batch->batcher->handler->context);
+    char *text = code < 0 ? strdup(bx_error_text()) : NULL;
+
+    for (size_t i = 0; i < batch->count; i++) {
+        struct bxi_row *row = batch->rows[i];
+        int row_code = row->code < 0 ? row->code : bx_msg_error(row->reply);
+
+        if (code < 0)
+            finish_row(row, code, text);
+        else
+            finish_row(row, row_code, row->text);
+    }
+    free(text);
+}
+
+/* Runs one batch that is marked as running, and says whether the next is ready (and marked). */
+static bool run_one(struct bx_job *job, struct bxi_batcher *batcher)
+{
+    struct bx_batch batch;
+    struct bxi_row *expired;
+    bool again;
+
+    pthread_mutex_lock(&job->lock);
+    take_rows(job, batcher, &batch, &expired);
+    if (batch.count > 0) {
+        bxi_counter_add(job, BXI_C_batches_run, 1);
+        bxi_counter_add(job, BXI_C_batch_rows, batch.count);
+    }
+    pthread_mutex_unlock(&job->lock);
+
+    finish_expired(job, expired);
+    if (batch.count > 0)
+        run_body(&batch);
+
+    pthread_mutex_lock(&job->lock);
+    batcher->running = false;
+    again = batcher->running = is_ready(batcher);
+    pthread_mutex_unlock(&job->lock);
+    return again;
+}
+
+void bxi_batch_run(struct bx_job *job, struct bxi_batcher *batcher)
+{
+    while (run_one(job, batcher))
+        ;
+}
+
+/* No thread for the body: its rows fail. */
+static void fail_rows(struct bx_job *job, struct bxi_batcher *batcher, int code)
+{
+    struct bx_batch batch;
+    struct bxi_row *expired;
+
+    pthread_mutex_lock(&job->lock);
+    take_rows(job, batcher, &batch, &expired);
+    batcher->running = false;
+    pthread_mutex_unlock(&job->lock);
+    finish_expired(job, expired);
+    for (size_t i = 0; i < batch.count; i++)
+        finish_row(batch.rows[i], code, NULL);
+}
+
+/* The batch was found ready and marked as running, under the lock. Role. */
+static void start(struct bx_job *job, struct bxi_batcher *batcher)
+{
+    if (!batcher->blocking) {
+        bxi_no_wait_enter();
+        bxi_batch_run(job, batcher);
+        bxi_no_wait_leave();
+        return;
+    }
+
+    struct bxi_task *task = calloc(1, sizeof *task);
+    int rc = -ENOMEM;
+
+    if (task != NULL) {
+        task->batcher = batcher;
+        rc = bxi_pool_submit(job, task);
+    }
+    if (rc < 0) {
+        free(task);
+        fail_rows(job, batcher, rc);
+    }
+}
+
+int bxi_batch_add_row(struct bx_request *request, const void *body, size_t bytes)
+{
+    struct bx_job *job = request->job;
+    struct bxi_batcher *batcher = request->handler->batcher;
+    struct bxi_row *row = calloc(1, sizeof *row);
+    bool ready = false;
+    int rc;
+
+    if (row == NULL || (row->args = bxi_msg_copy(body, bytes)) == NULL) {
+        free(row);
+        return -ENOMEM;
+    }
+    row->came_ns = batcher->flush_after_ns > 0 ? bxi_now_ns() : 0;
+
+    pthread_mutex_lock(&job->lock);
+    rc = bxi_serving_begin(request);
+    if (rc == 0) {
+        row->request = *request;
+        append(batcher, row);
+        if (batcher->head == row)
+            set_flush_timer(job, batcher);
+        ready = is_ready(batcher);
+        batcher->running |= ready;
+    }
+    pthread_mutex_unlock(&job->lock);
+    if (rc < 0) {
+        bx_msg_destroy(row->args);
+        free(row);
+        return rc;
+    }
+    if (ready)
+        start(job, batcher);
+    return 0;
+}
+
+void bxi_batches_look(struct bx_job *job)
+{
+    struct bxi_batcher *batcher;
+    bool ready;
+
+    pthread_mutex_lock(&job->lock);
+    batcher = job->batchers;
+    pthread_mutex_unlock(&job->lock);
+    for (; batcher != NULL; batcher = batcher->next) {
+        pthread_mutex_lock(&job->lock);
+        ready = is_ready(batcher);
+        batcher->running |= ready;
+        pthread_mutex_unlock(&job->lock);
+        if (ready)
+            start(job, batcher);
+    }
+}
+
+bool bxi_batch_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id)
+{
+    struct bxi_row *found = NULL;
+
+    pthread_mutex_lock(&job->lock);
+    for (struct bxi_batcher *batcher = job->batchers; batcher != NULL && found == NULL;
+         batcher = batcher->next) {
+        struct bxi_row *row = batcher->head;
+
+        batcher->head = batcher->tail = NULL;
+        batcher->present[0] = batcher->present[1] = 0;
+        while (row != NULL) {
+            struct bxi_row *next = row->next;
+
+            if (row->request.peer == peer && row->request.id == id)
+                found = row;
+            else
+                append(batcher, row);
+            row = next;
+        }
+        if (found != NULL)
+            set_flush_timer(job, batcher);
+    }
+    pthread_mutex_unlock(&job->lock);
+    if (found != NULL)
+        finish_row(found, BX_E_CANCELLED, NULL);
+    return found != NULL;
+}
+
+void bxi_batchers_destroy(struct bx_job *job)
+{
+    while (job->batchers != NULL) {
+        struct bxi_batcher *batcher = job->batchers;
+
+        job->batchers = batcher->next;
+        while (batcher->head != NULL) {
+            struct bxi_row *row = batcher->head;
+
+            batcher->head = row->next;
+            bx_msg_destroy(row->args);
+            free(row);
+        }
+        free(batcher);
+    }
+}
+
+/* ---- members ----------------------------------------------------------------------------------- */
+
+void bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, bool joins)
+{
+    pthread_mutex_lock(&job->lock);
+    put_bit(batcher->members, rank, joins);
+    pthread_mutex_unlock(&job->lock);
+    bxi_event(job, BXI_EVENT_BATCH);
+}
+
+static int set_member(struct bx_job *job, const char *function, int rank, bool joins)
+{
+    struct bxi_batcher *batcher;
+    int rc = bxi_load_relaxed(&job->phase) == BXI_CREATED ? 0 : bxi_job_check(job);
+
+    if (rc < 0)
+        return rc;
+    if (rank < 0 || rank >= job->world_size)
+        return bx_fail(-EINVAL, "rank %d is not one of 0..%d", rank, job->world_size - 1);
+    pthread_mutex_lock(&job->lock);
+    batcher = job->batchers;
+    while (batcher != NULL && strcmp(batcher->handler->name, function) != 0)
+        batcher = batcher->next;
+    pthread_mutex_unlock(&job->lock);
+    if (batcher == NULL)
+        return bx_fail(-ENOENT, "worker '%s' has no batch '%s'", job->name, function);
+    if (joins && bxi_load_relaxed(&job->phase) != BXI_CREATED && !bx_worker_alive(job, rank))
+        return bx_fail(BX_E_PEER_DEAD, "rank %d is dead and cannot be a member of '%s'", rank, function);
+    bxi_batch_member(job, batcher, rank, joins);
+    return 0;
+}
+
+int bx_batch_add_member(struct bx_job *job, const char *function, int rank)
+{
+    return set_member(job, function, rank, true);
+}
+
+int bx_batch_remove_member(struct bx_job *job, const char *function, int rank)
+{
+    return set_member(job, function, rank, false);
+}
+
+/* ---- what a body may ask ----------------------------------------------------------------------- */
+
+size_t bx_batch_rows(const struct bx_batch *batch)
+{
+    return batch->count;
+}
+
+int bx_batch_caller(const struct bx_batch *batch, size_t row)
+{
+    return row < batch->count ? batch->rows[row]->request.peer->rank : -EINVAL;
+}
+
+struct bx_reader bx_batch_args(const struct bx_batch *batch, size_t row)
+{
+    return bx_msg_reader(row < batch->count ? batch->rows[row]->args : NULL);
+}
+
+struct bx_msg *bx_batch_reply(struct bx_batch *batch, size_t row)
+{
+    if (row >= batch->count)
+        return NULL;
+    if (batch->rows[row]->reply == NULL)
+        batch->rows[row]->reply = bx_msg_create(0);
+    return batch->rows[row]->reply;
+}
+
+int bx_batch_reply_i64(struct bx_batch *batch, size_t row, int64_t value)
+{
+    struct bx_msg *reply = bx_batch_reply(batch, row);
+
+    if (reply == NULL)
+        return row >= batch->count ? bx_fail(-EINVAL, "the batch has %zu rows, not %zu", batch->count, row + 1)
+                                   : bx_fail(-ENOMEM, "no memory for a reply");
+    return bx_msg_put_i64(reply, value);
+}
+
+int bx_batch_fail_row(struct bx_batch *batch, size_t row, int code, const char *text)
+{
+    if (row >= batch->count || code >= 0)
+        return bx_fail(-EINVAL, "row %zu of %zu cannot fail with %d", row, batch->count, code);
+    free(batch->rows[row]->text);
+    batch->rows[row]->code = code;
+    batch->rows[row]->text = text != NULL ? strdup(text) : NULL;
+    return 0;
+}

@@ -1,0 +1,652 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * How the workers of a job find each other: the side of every worker but rank 0, and what both sides use.
+ *
+ * Who runs it: the thread in bx_job_start, before any other thread of the job exists.
+ *
+ * Rank 0 listens on a Unix socket in a directory that only this user may enter (bootstrap_root.c); the
+ * others connect, again and again until it is there, and pass it their descriptors; rank 0 passes every
+ * worker those of all others. A worker that has mapped its peers says so before the next one is served:
+ * descriptors that are sent and not yet received count against the user's limit of open files, and 128
+ * workers times 127 times 4 would be 65,000 at once (ETOOMANYREFS for everybody but root).
+ *
+ * What is passed of a segment is a descriptor opened anew for reading, not the owner's. The owner's
+ * carries the owner lock, which would live on in every copy and mapping of it after the owner's death;
+ * and a mapping made from this one can never be made writable.
+ *
+ * Why not names in /dev/shm alone, opened by whoever comes: a pidfd and an eventfd have no names, and a
+ * name may be a dead namesake's.
+ *
+ * Killed at any step before GO: its socket hangs up, rank 0 tells all, everybody undoes what it made and
+ * its own segment's name is left to the launcher or to a reaper. After GO the pidfds tell.
+ */
+#include "bootstrap.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#define RETRY_FIRST_NS UINT64_C(1000000)
+#define RETRY_LAST_NS UINT64_C(50000000)
+#define VERDICT_NS UINT64_C(1000000000)     /* past the deadline: rank 0 says who is missing, if it lives */
+
+/* ---- The directory ----------------------------------------------------------------------------- */
+
+int bxi_socket_dir(char *out, size_t bytes)
+{
+    const char *runtime = getenv("XDG_RUNTIME_DIR");
+    struct stat status;
+    int length;
+
+    if (runtime != NULL && runtime[0] == '/')
+        length = snprintf(out, bytes, "%s/boxcar", runtime);
+    else
+        length = snprintf(out, bytes, "/tmp/boxcar-%u", (unsigned)geteuid());
+    if (length < 0 || (size_t)length >= bytes)
+        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s/boxcar has too long a name; set "
+                                        "XDG_RUNTIME_DIR to a shorter one", runtime);
+    if (mkdir(out, 0700) == 0)
+        chmod(out, 0700);       /* an umask may have taken away too much */
+    else if (errno != EEXIST)
+        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s cannot be made: %s; set XDG_RUNTIME_DIR to "
+                                        "a directory of your own", out, bx_strerror(-errno));
+    if (lstat(out, &status) < 0)
+        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s cannot be looked at: %s", out,
+                       bx_strerror(-errno));
+    if (!S_ISDIR(status.st_mode))
+        return bx_fail(BX_E_SOCKET_DIR, "%s, where the socket directory should be, is not a directory; "
+                                        "remove it", out);
+    if (status.st_uid != geteuid())
+        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s belongs to user %u and not to you (%u); set "
+                                        "XDG_RUNTIME_DIR to a directory of your own", out,
+                       (unsigned)status.st_uid, (unsigned)geteuid());
+    if ((status.st_mode & 077) != 0)
+        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s is open to other users (mode %04o); "
+                                        "chmod 700 it", out, (unsigned)status.st_mode & 07777);
+    if (access(out, W_OK | X_OK) < 0)
+        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s cannot be written to: %s; chmod 700 it", out,
+                       bx_strerror(-errno));
+    return 0;
+}
+
+int bxi_boot_paths(const char *job_name, struct bxi_boot_paths *paths)
+{
+    char directory[BXI_BOOT_PATH_BYTES];
+    int length;
+
+    int rc = bxi_socket_dir(directory, sizeof(directory));
+    if (rc < 0)
+        return rc;
+    length = snprintf(paths->socket, sizeof(paths->socket), "%s/%s.sock", directory, job_name);
+    if (length < 0 || (size_t)length >= sizeof(paths->socket))
+        return bx_fail(BX_E_SOCKET_DIR, "%s/%s.sock is too long for a socket's name (%d bytes at most); set "
+                                        "XDG_RUNTIME_DIR to a shorter one", directory, job_name,
+                       BXI_BOOT_PATH_BYTES - 1);
+    snprintf(paths->lock, sizeof(paths->lock), "%.*s.lock", length - 5, paths->socket);
+    return 0;
+}
+
+/* ---- Packets ----------------------------------------------------------------------------------- */
+
+struct bxi_boot_head bxi_boot_head(enum bxi_boot_kind kind)
+{
+    return (struct bxi_boot_head){
+        .magic = BXI_BOOT_MAGIC,
+        .protocol = BXI_BOOT_PROTOCOL,
+        .layout = BXI_LAYOUT_VERSION,
+        .kind = (uint32_t)kind,
+    };
+}
+
+static void nap(uint64_t ns)
+{
+    struct timespec time = { .tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u) };
+
+    nanosleep(&time, NULL);
+}
+
+int bxi_boot_wait(int fd, short events, uint64_t deadline_ns)
+{
+    struct pollfd entry = { .fd = fd, .events = events };
+
+    for (;;) {
+        uint64_t now_ns = bxi_now_ns();
+        uint64_t left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
+        struct timespec left = { .tv_sec = (time_t)(left_ns / 1000000000u),
+                                 .tv_nsec = (long)(left_ns % 1000000000u) };
+        int rc = ppoll(&entry, 1, deadline_ns == BX_FOREVER ? NULL : &left, NULL);
+        if (rc >= 0)
+            return rc;
+        if (errno != EINTR)
+            return -errno;
+    }
+}
+
+int bxi_boot_send(int fd, const struct bxi_boot_out *out, uint64_t deadline_ns)
+{
+    _Alignas(struct cmsghdr) unsigned char control[CMSG_SPACE(BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS * sizeof(int))];
+    struct iovec part = { .iov_base = (void *)(uintptr_t)out->data, .iov_len = out->bytes };
+    struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
+
+    if (out->fd_count > 0) {
+        size_t fd_bytes = (size_t)out->fd_count * sizeof(int);
+        memset(control, 0, sizeof(control));
+        message.msg_control = control;
+        message.msg_controllen = CMSG_SPACE(fd_bytes);
+        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(fd_bytes);
+        memcpy(CMSG_DATA(header), out->fds, fd_bytes);
+    }
+    for (;;) {
+        if (sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0)
+            return 0;
+        if (errno == EINTR)
+            continue;
+        if (errno != EAGAIN && errno != ETOOMANYREFS)
+            return -errno;
+        if (bxi_now_ns() >= deadline_ns)
+            return -ETIMEDOUT;
+        if (errno == ETOOMANYREFS)
+            nap(RETRY_FIRST_NS);        /* other jobs of this user have descriptors in flight */
+        else
+            bxi_boot_wait(fd, POLLOUT, deadline_ns);
+    }
+}
+
+void bxi_boot_send_fail(int fd, int code)
+{
+    struct bxi_boot_fail fail = { .head = bxi_boot_head(BXI_BOOT_FAIL), .code = code };
+
+    snprintf(fail.text, sizeof(fail.text), "%s", bx_error_text());
+    bxi_boot_send(fd, &(struct bxi_boot_out){ .data = &fail, .bytes = sizeof(fail) }, 0);
+}
+
+/* Takes the descriptors out of the control messages. The kernel has checked their sizes. */
+static void take_fds(struct msghdr *message, struct bxi_boot_packet *packet)
+{
+    for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part != NULL; part = CMSG_NXTHDR(message, part)) {
+        if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS)
+            continue;
+        size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < count; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(part) + i * sizeof(fd), sizeof(fd));
+            if (packet->fd_count < BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS)
+                packet->fds[packet->fd_count++] = fd;
+            else
+                close(fd);
+        }
+    }
+}
+
+int bxi_boot_receive(int fd, struct bxi_boot_packet *packet, int fds_max)
+{
+    _Alignas(struct cmsghdr) unsigned char control[CMSG_SPACE(BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS * sizeof(int))];
+    struct iovec part = { .iov_base = &packet->as, .iov_len = sizeof(packet->as) };
+    struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
+    ssize_t got;
+
+    memset(packet, 0, sizeof(*packet));
+    if (fds_max > 0) {
+        /* Not a byte more, or the kernel would hand over more descriptors than are wanted. */
+        message.msg_control = control;
+        message.msg_controllen = CMSG_LEN((size_t)fds_max * sizeof(int));
+    }
+    do
+        got = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    while (got < 0 && errno == EINTR);
+    if (got < 0)
+        return errno == ECONNRESET ? 0 : -errno;
+    if (message.msg_controllen > 0 && fds_max > 0)
+        take_fds(&message, packet);
+    packet->bytes = (size_t)got;
+    if (message.msg_flags & MSG_CTRUNC) {
+        /* Either more came than may, or this process may not have so many. */
+        int rc = packet->fd_count == fds_max ? -EPROTO : -EMFILE;
+        bxi_boot_packet_close(packet);
+        return rc;
+    }
+    if (message.msg_flags & MSG_TRUNC) {
+        bxi_boot_packet_close(packet);
+        return -EPROTO;
+    }
+    return got > 0;
+}
+
+void bxi_boot_packet_close(struct bxi_boot_packet *packet)
+{
+    for (int i = 0; i < packet->fd_count; i++)
+        if (packet->fds[i] >= 0)
+            close(packet->fds[i]);
+    packet->fd_count = 0;
+}
+
+bool bxi_boot_packet_is(const struct bxi_boot_packet *packet, enum bxi_boot_kind kind, int fd_count)
+{
+    const struct bxi_boot_head *head = &packet->as.head;
+    const struct bxi_boot_table *table = &packet->as.table;
+    size_t bytes = sizeof(*head);
+
+    if (packet->bytes < sizeof(*head) || head->magic != BXI_BOOT_MAGIC || head->kind != (uint32_t)kind)
+        return false;
+    if (kind == BXI_BOOT_FAIL)      /* the same in every version */
+        return packet->bytes == sizeof(packet->as.fail) && packet->fd_count == fd_count;
+    if (head->protocol != BXI_BOOT_PROTOCOL || head->layout != BXI_LAYOUT_VERSION)
+        return false;
+    if (kind == BXI_BOOT_HELLO)
+        bytes = sizeof(packet->as.hello);
+    if (kind == BXI_BOOT_WELCOME)
+        bytes = sizeof(packet->as.welcome);
+    if (kind == BXI_BOOT_TABLE) {
+        bytes = offsetof(struct bxi_boot_table, entry);
+        if (packet->bytes < bytes || table->count < 1 || table->count > BXI_BOOT_TABLE_MAX)
+            return false;
+        bytes += table->count * sizeof(table->entry[0]);
+        fd_count = (int)table->count * BXI_BOOT_FDS;
+    }
+    return packet->bytes == bytes && packet->fd_count == fd_count;
+}
+
+int bxi_boot_packet_failure(struct bxi_boot_packet *packet)
+{
+    struct bxi_boot_fail *fail = &packet->as.fail;
+
+    if (!bxi_boot_packet_is(packet, BXI_BOOT_FAIL, 0))
+        return 0;
+    fail->text[sizeof(fail->text) - 1] = '\0';
+    return bx_fail(fail->code < 0 ? fail->code : -EPROTO, "%s", fail->text);
+}
+
+bool bxi_boot_is_own(int fd, uint32_t *pid)
+{
+    struct ucred credentials;
+    socklen_t bytes = sizeof(credentials);
+
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &bytes) < 0 || bytes != sizeof(credentials))
+        return false;
+    *pid = (uint32_t)credentials.pid;
+    return credentials.uid == geteuid();
+}
+
+double bxi_boot_seconds(uint64_t start_ns)
+{
+    return (double)(bxi_now_ns() - start_ns) / 1e9;
+}
+
+/* ---- What is made of the job ------------------------------------------------------------------- */
+
+int bxi_boot_no_descriptors(const struct bx_job *job)
+{
+    struct rlimit limit = { 0 };
+    /* Rank 0 has for a while, of each worker, a socket and the segment's descriptor besides. */
+    int needed = (job->rank == 0 ? 5 : 3) * job->world_size + 64;
+
+    getrlimit(RLIMIT_NOFILE, &limit);
+    return bx_fail(BX_E_DESCRIPTORS, "rank %d of a job of %d workers needs about %d open files, and its limit "
+                                     "is %llu (or the system's is reached); raise it (ulimit -Hn, "
+                                     "fs.file-max)", job->rank, job->world_size, needed,
+                   (unsigned long long)limit.rlim_cur);
+}
+
+static int no_space(const struct bx_job *job)
+{
+    struct statvfs status = { 0 };
+
+    statvfs("/dev/shm", &status);
+    return bx_fail(BX_E_NO_SPACE, "/dev/shm has %llu of %llu KiB free; each of %d workers needs %u KiB to start, "
+                                  "and then %u KiB for each worker that it calls or answers; enlarge it (mount "
+                                  "-o remount,size=1G /dev/shm; in docker --shm-size=1g)",
+                   (unsigned long long)(status.f_bavail * status.f_frsize / 1024),
+                   (unsigned long long)(status.f_blocks * status.f_frsize / 1024), job->world_size,
+                   (unsigned)(sizeof(struct bxi_control) / 1024), BXI_RING_BYTES / 1024);
+}
+
+int bxi_boot_segment(struct bx_job *job, int *readable_fd)
+{
+    char name[BXI_SEGMENT_NAME_BYTES];
+    struct stat mine, found;
+
+    /* Before there is anything to remove, so that no kill falls between. */
+    bxi_segment_name(name, (uint32_t)geteuid(), job->job_name, job->instance, job->rank);
+    bxi_spawn_note_segment(name);
+    int rc = bxi_segment_create(&job->segment, job->job_name, job->name, job->instance, job->rank,
+                                job->world_size);
+    if (rc == -ENOSPC)
+        return no_space(job);
+    if (rc == -EMFILE || rc == -ENFILE)
+        return bxi_boot_no_descriptors(job);
+    if (rc < 0)
+        return bx_fail(rc, "the segment /dev/shm%s cannot be made: %s", name, bx_strerror(rc));
+
+    int fd = shm_open(name, O_RDONLY | O_CLOEXEC, 0);
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE))
+        return bxi_boot_no_descriptors(job);
+    if (fd < 0)
+        return bx_fail(-errno, "the segment /dev/shm%s cannot be opened for reading: %s", name,
+                       bx_strerror(-errno));
+    if (fstat(job->segment.fd, &mine) < 0 || fstat(fd, &found) < 0 || mine.st_ino != found.st_ino ||
+        mine.st_dev != found.st_dev) {
+        close(fd);
+        return bx_fail(-ESTALE, "/dev/shm%s was replaced by somebody while it was made", name);
+    }
+    bxi_job_adopt_segment(job);
+    *readable_fd = fd;
+    return 0;
+}
+
+static void fill_self(struct bx_job *job)
+{
+    struct bxi_peer *self = &job->peers[job->rank];
+
+    self->rank = job->rank;
+    self->pid = (uint32_t)getpid();
+    self->pidfd = -1;
+    self->bell.fd[0] = self->bell.fd[1] = -1;
+    memcpy(self->name, job->name, sizeof(self->name));
+    /* Relaxed: no other thread of the job exists yet. */
+    bxi_store_relaxed(&self->state, BXI_PEER_ALIVE);
+}
+
+int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry, const int fds[BXI_BOOT_FDS])
+{
+    if (entry->rank < 0 || entry->rank >= job->world_size || entry->rank == job->rank)
+        return -EPROTO;
+    struct bxi_peer *peer = &job->peers[entry->rank];
+    if (peer->view.control != NULL)
+        return -EPROTO;
+    if (memchr(entry->name, 0, sizeof(entry->name)) == NULL || !bxi_name_is_valid(entry->name))
+        return -EPROTO;
+    /* Ringing must never block the one who rings. */
+    for (int i = 1; i <= 2; i++)
+        if ((fcntl(fds[i], F_GETFL) & (O_NONBLOCK | O_ACCMODE)) != (O_NONBLOCK | O_RDWR))
+            return -EPROTO;
+    if (syscall(SYS_pidfd_send_signal, fds[3], 0, NULL, 0) < 0 && errno == EBADF)
+        return -EPROTO;
+    int rc = bxi_segment_attach(&peer->view, fds[0], job->instance, entry->rank, job->world_size);
+    if (rc < 0)
+        return rc;
+
+    peer->rank = entry->rank;
+    peer->pid = entry->pid;
+    memcpy(peer->name, entry->name, sizeof(peer->name));
+    peer->bell.word = &peer->view.control->header.armed;
+    peer->bell.fd[0] = fds[1];
+    peer->bell.fd[1] = fds[2];
+    peer->pidfd = fds[3];
+    /* Relaxed: no other thread of the job exists yet. */
+    bxi_store_relaxed(&peer->state, BXI_PEER_ALIVE);
+    return 0;
+}
+
+void bxi_boot_undo(struct bx_job *job)
+{
+    for (int rank = 0; rank < job->world_size; rank++) {
+        struct bxi_peer *peer = &job->peers[rank];
+
+        if (peer->view.control != NULL) {
+            bxi_segment_detach(&peer->view);
+            close(peer->bell.fd[0]);
+            close(peer->bell.fd[1]);
+            close(peer->pidfd);
+        }
+        memset(peer, 0, sizeof(*peer));
+    }
+    if (job->segment.control != NULL)
+        bxi_segment_destroy(&job->segment);
+    job->instance = 0;
+}
+
+/* ---- A worker's side --------------------------------------------------------------------------- */
+
+struct joiner {
+    struct bx_job *job;
+    const struct bxi_boot_paths *paths;
+    uint64_t start_ns;
+    uint64_t deadline_ns;
+    uint64_t verdict_ns;        /* until when rank 0, once met, is listened to */
+    int fd;                     /* to rank 0 */
+    uint32_t root_pid;
+    char root_name[BXI_NAME_BYTES];
+    struct bxi_boot_packet packet;
+};
+
+/* 0; -EAGAIN: not there (yet); else a failure with its sentence. */
+static int try_connect(struct joiner *joiner)
+{
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+
+    memcpy(address.sun_path, joiner->paths->socket, sizeof(address.sun_path));
+    joiner->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (joiner->fd < 0 && (errno == EMFILE || errno == ENFILE))
+        return bxi_boot_no_descriptors(joiner->job);
+    if (joiner->fd < 0)
+        return bx_fail(-errno, "no socket can be made: %s", bx_strerror(-errno));
+    if (connect(joiner->fd, (struct sockaddr *)&address, sizeof(address)) == 0) {
+        if (bxi_boot_is_own(joiner->fd, &joiner->root_pid))
+            return 0;
+        return bx_fail(BX_E_SOCKET_DIR, "%s belongs to another user's process (%u)", joiner->paths->socket,
+                       joiner->root_pid);
+    }
+    if (errno == ENOENT || errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR || errno == EPROTOTYPE)
+        return -EAGAIN;
+    return bx_fail(BX_E_SOCKET_DIR, "%s cannot be connected to: %s", joiner->paths->socket, bx_strerror(-errno));
+}
+
+/* The next packet. 1; 0 when rank 0 has hung up; a failure with its sentence, rank 0's own too. */
+static int next_packet(struct joiner *joiner, int fds_max)
+{
+    const struct bx_job *job = joiner->job;
+
+    for (;;) {
+        int rc = bxi_boot_wait(joiner->fd, POLLIN, joiner->verdict_ns);
+        if (rc == 0)
+            return bx_fail(BX_E_RANK_MISSING, "rank 0 of job '%s' (pid %u) did not answer within %.1f s",
+                           job->job_name, joiner->root_pid, bxi_boot_seconds(joiner->start_ns));
+        if (rc > 0)
+            rc = bxi_boot_receive(joiner->fd, &joiner->packet, fds_max);
+        if (rc == -EAGAIN)
+            continue;
+        if (rc == -EMFILE)
+            return bxi_boot_no_descriptors(job);
+        if (rc < 0)
+            return bx_fail(rc, "rank 0 of job '%s' (pid %u) cannot be understood: %s", job->job_name,
+                           joiner->root_pid, bx_strerror(rc));
+        if (rc == 0)
+            return 0;
+        rc = bxi_boot_packet_failure(&joiner->packet);
+        return rc < 0 ? rc : 1;
+    }
+}
+
+static int nonsense(struct joiner *joiner)
+{
+    bxi_boot_packet_close(&joiner->packet);
+    return bx_fail(-EPROTO, "rank 0 of job '%s' (pid %u) sent what no rank 0 sends", joiner->job->job_name,
+                   joiner->root_pid);
+}
+
+/* One attempt: connect, HELLO, WELCOME. 0; -EAGAIN: nobody there; else a failure with its sentence. */
+static int try_meet(struct joiner *joiner)
+{
+    struct bx_job *job = joiner->job;
+    struct bxi_boot_hello hello = {
+        .head = bxi_boot_head(BXI_BOOT_HELLO),
+        .deadline_ns = joiner->deadline_ns,
+        .rank = job->rank,
+        .world_size = job->world_size,
+        .pid = (uint32_t)getpid(),
+    };
+
+    int rc = try_connect(joiner);
+    if (rc < 0)
+        return rc;
+    memcpy(hello.name, job->name, sizeof(hello.name));
+    /* If rank 0 has hung up meanwhile, what it said before that is still to be read. */
+    bxi_boot_send(joiner->fd, &(struct bxi_boot_out){ .data = &hello, .bytes = sizeof(hello) },
+                  joiner->deadline_ns);
+    rc = next_packet(joiner, 0);
+    if (rc < 0)
+        return rc;
+    if (rc == 0)
+        return -EAGAIN;     /* it belonged to a job that was complete, or had died */
+
+    struct bxi_boot_welcome *welcome = &joiner->packet.as.welcome;
+    if (!bxi_boot_packet_is(&joiner->packet, BXI_BOOT_WELCOME, 0) || welcome->instance == 0)
+        return nonsense(joiner);
+    job->instance = welcome->instance;
+    memcpy(joiner->root_name, welcome->name, sizeof(joiner->root_name));
+    joiner->root_name[BXI_NAME_BYTES - 1] = '\0';
+    return 0;
+}
+
+static int root_never_came(const struct joiner *joiner)
+{
+    const char *job_name = joiner->job->job_name;
+    long holder = bxi_boot_lock_holder(joiner->paths->lock);
+
+    if (holder != 0)
+        return bx_fail(BX_E_JOB_RUNNING, "job '%s' has started without this worker (rank %d): its rank 0 is "
+                                         "process %ld", job_name, joiner->job->rank, holder);
+    return bx_fail(BX_E_RANK_MISSING, "rank 0 has not opened job '%s' within %.1f s (socket %s)", job_name,
+                   bxi_boot_seconds(joiner->start_ns), joiner->paths->socket);
+}
+
+static int meet(struct joiner *joiner)
+{
+    uint64_t retry_ns = RETRY_FIRST_NS;
+
+    for (;;) {
+        int rc = try_meet(joiner);
+        if (rc != -EAGAIN)
+            return rc;
+        close(joiner->fd);
+        joiner->fd = -1;
+
+        uint64_t now_ns = bxi_now_ns();
+        if (now_ns >= joiner->deadline_ns)
+            return root_never_came(joiner);
+        uint64_t left_ns = joiner->deadline_ns - now_ns;
+        nap(retry_ns < left_ns ? retry_ns : left_ns);
+        retry_ns = retry_ns * 2 < RETRY_LAST_NS ? retry_ns * 2 : RETRY_LAST_NS;
+    }
+}
+
+/* Makes the segment and hands it over with the bells and the pidfd. */
+static int send_join(struct joiner *joiner)
+{
+    struct bx_job *job = joiner->job;
+    struct bxi_boot_head head = bxi_boot_head(BXI_BOOT_JOIN);
+    int fds[BXI_BOOT_FDS] = { -1, job->bell_fd[0], job->bell_fd[1], job->pidfd };
+
+    int rc = bxi_boot_segment(job, &fds[0]);
+    if (rc < 0)
+        return rc;
+    rc = bxi_boot_send(joiner->fd, &(struct bxi_boot_out){ &head, sizeof(head), fds, BXI_BOOT_FDS },
+                       joiner->deadline_ns);
+    close(fds[0]);
+    if (rc == 0 || rc == -EPIPE || rc == -ECONNRESET)
+        return 0;           /* a hang-up: next_packet tells why */
+    return bx_fail(rc, "worker '%s' (rank %d) could not hand its descriptors to rank 0: %s", job->name,
+                   job->rank, bx_strerror(rc));
+}
+
+/* The number of peers in it, all attached; a failure with its sentence. */
+static int take_table(struct joiner *joiner)
+{
+    struct bxi_boot_packet *packet = &joiner->packet;
+    int count = (int)packet->as.table.count;
+
+    for (int i = 0; i < count; i++) {
+        struct bxi_boot_entry *entry = &packet->as.table.entry[i];
+        int *fds = &packet->fds[i * BXI_BOOT_FDS];
+
+        int rc = bxi_boot_add_peer(joiner->job, entry, fds);
+        if (rc < 0) {
+            bxi_boot_packet_close(packet);
+            return bx_fail(rc, "worker '%s' (rank %d) cannot attach to '%.*s' (rank %d): %s", joiner->job->name,
+                           joiner->job->rank, BXI_NAME_BYTES - 1, entry->name, (int)entry->rank,
+                           bx_strerror(rc));
+        }
+        fds[1] = fds[2] = fds[3] = -1;
+    }
+    bxi_boot_packet_close(packet);
+    return count;
+}
+
+/* From JOIN to GO. */
+static int gather(struct joiner *joiner)
+{
+    struct bx_job *job = joiner->job;
+    struct bxi_boot_head attached = bxi_boot_head(BXI_BOOT_ATTACHED);
+    int missing = job->world_size - 1;
+
+    for (;;) {
+        int rc = next_packet(joiner, BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS);
+        if (rc < 0)
+            return rc;
+        if (rc == 0)
+            return bx_fail(BX_E_PEER_DEAD, "worker '%s' (rank 0, pid %u) died while the job was starting",
+                           joiner->root_name, joiner->root_pid);
+        if (missing == 0 && bxi_boot_packet_is(&joiner->packet, BXI_BOOT_GO, 0))
+            return 0;
+        if (missing == 0 || !bxi_boot_packet_is(&joiner->packet, BXI_BOOT_TABLE, 0))
+            return nonsense(joiner);
+        rc = take_table(joiner);
+        if (rc < 0)
+            return rc;
+        missing -= rc;
+        if (missing == 0)
+            bxi_boot_send(joiner->fd, &(struct bxi_boot_out){ .data = &attached, .bytes = sizeof(attached) },
+                          joiner->deadline_ns);
+    }
+}
+
+static int join(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t deadline_ns)
+{
+    struct joiner joiner = {
+        .job = job,
+        .paths = paths,
+        .start_ns = bxi_now_ns(),
+        .deadline_ns = deadline_ns,
+        .verdict_ns = deadline_ns > BX_FOREVER - VERDICT_NS ? BX_FOREVER : deadline_ns + VERDICT_NS,
+        .fd = -1,
+    };
+
+    int rc = meet(&joiner);
+    if (rc == 0)
+        rc = send_join(&joiner);
+    if (rc == 0)
+        rc = gather(&joiner);
+    if (rc < 0 && joiner.fd >= 0)
+        bxi_boot_send_fail(joiner.fd, rc);
+    if (joiner.fd >= 0)
+        close(joiner.fd);
+    return rc;
+}
+
+int bxi_bootstrap(struct bx_job *job, uint64_t deadline_ns)
+{
+    struct bxi_boot_paths paths;
+
+    int rc = bxi_boot_paths(job->job_name, &paths);
+    if (rc < 0)
+        return rc;
+    fill_self(job);
+    rc = job->rank == 0 ? bxi_boot_root(job, &paths, deadline_ns) : join(job, &paths, deadline_ns);
+    if (rc < 0)
+        bxi_boot_undo(job);
+    return rc;
+}

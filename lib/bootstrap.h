@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What bootstrap.c (a worker's side, and what both sides use) and bootstrap_root.c (rank 0's side) share:
+ * the messages on the socket and the files beside it. spawn.c uses the last part.
+ *
+ *     worker                                  rank 0
+ *     HELLO    who it is               ->
+ *                                      <-     WELCOME  the instance
+ *     JOIN     its four descriptors    ->
+ *                                      <-     TABLE    those of the others, in chunks, worker by worker
+ *     ATTACHED                         ->
+ *                                      <-     GO       when all have attached
+ *
+ * and FAIL, with a code and a sentence, from either side at any time: from rank 0 it ends that worker's
+ * start, from a worker everybody's. A message is one packet of SOCK_SEQPACKET.
+ */
+#ifndef BXI_BOOTSTRAP_H
+#define BXI_BOOTSTRAP_H
+
+#include "internal.h"
+
+#define BXI_BOOT_MAGIC UINT64_C(0x544f4f4252435842)     /* "BXCRBOOT" in memory, little endian */
+#define BXI_BOOT_PROTOCOL 1u
+#define BXI_BOOT_PATH_BYTES 108         /* of sockaddr_un.sun_path */
+#define BXI_BOOT_FDS 4                  /* of a worker: segment (read-only), two bells, pidfd */
+#define BXI_BOOT_TABLE_MAX 32           /* workers in one TABLE: 128 descriptors; the kernel takes 253 */
+
+enum bxi_boot_kind {
+    BXI_BOOT_HELLO = 1,
+    BXI_BOOT_WELCOME,
+    BXI_BOOT_JOIN,
+    BXI_BOOT_TABLE,
+    BXI_BOOT_ATTACHED,
+    BXI_BOOT_GO,
+    BXI_BOOT_FAIL,
+};
+
+/* The same in every version, so that two versions can tell each other so; and FAIL is. */
+struct bxi_boot_head {
+    uint64_t magic;
+    uint32_t protocol;
+    uint32_t layout;
+    uint32_t kind;
+    uint32_t reserved;
+};
+struct bxi_boot_hello {
+    struct bxi_boot_head head;
+    uint64_t deadline_ns;               /* CLOCK_MONOTONIC: when it will have waited long enough */
+    int32_t rank;
+    int32_t world_size;
+    uint32_t pid;
+    uint32_t reserved;
+    char name[BXI_NAME_BYTES];
+};
+struct bxi_boot_welcome {
+    struct bxi_boot_head head;
+    uint64_t instance;
+    char name[BXI_NAME_BYTES];          /* rank 0's */
+};
+struct bxi_boot_table {
+    struct bxi_boot_head head;
+    uint32_t count;
+    uint32_t reserved;
+    struct bxi_boot_entry {
+        int32_t rank;
+        uint32_t pid;
+        char name[BXI_NAME_BYTES];
+    } entry[BXI_BOOT_TABLE_MAX];        /* count of them travel, with BXI_BOOT_FDS descriptors each */
+};
+struct bxi_boot_fail {
+    struct bxi_boot_head head;
+    int32_t code;
+    uint32_t reserved;
+    char text[BXI_TEXT_BYTES];
+};
+
+/* A message that came, with its descriptors, which are the packet's until they are taken (set to -1). */
+struct bxi_boot_packet {
+    union {
+        struct bxi_boot_head head;
+        struct bxi_boot_hello hello;
+        struct bxi_boot_welcome welcome;
+        struct bxi_boot_table table;
+        struct bxi_boot_fail fail;
+    } as;
+    size_t bytes;
+    int fds[BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS];
+    int fd_count;
+};
+
+/* The files of a job in the socket directory. */
+struct bxi_boot_paths {
+    char socket[BXI_BOOT_PATH_BYTES];
+    char lock[BXI_BOOT_PATH_BYTES];
+};
+
+/* ---- bootstrap.c --------------------------------------------------------------------------------- */
+
+/* 0, BX_E_SOCKET_DIR. */
+int bxi_boot_paths(const char *job_name, struct bxi_boot_paths *paths);
+
+struct bxi_boot_head bxi_boot_head(enum bxi_boot_kind kind);
+
+/* Sends one packet; waits while the queue or the user's allowance of descriptors in flight is full, until
+ * deadline_ns. 0, -ETIMEDOUT, -errno. */
+struct bxi_boot_out {
+    const void *data;
+    size_t bytes;
+    const int *fds;
+    int fd_count;
+};
+int bxi_boot_send(int fd, const struct bxi_boot_out *out, uint64_t deadline_ns);
+/* FAIL with this thread's sentence. Never waits; who cannot be told sees the hang-up. */
+void bxi_boot_send_fail(int fd, int code);
+
+/* Takes one packet, without waiting. 1; 0 when the other side has hung up; -EAGAIN; -EMFILE when the
+ * descriptors in it were lost to the limit; -EPROTO for what no worker sends; -errno. */
+int bxi_boot_receive(int fd, struct bxi_boot_packet *packet, int fds_max);
+void bxi_boot_packet_close(struct bxi_boot_packet *packet);
+/* Whether it is a whole message of that kind and of this version, with that many descriptors (a TABLE:
+ * as many as its count says). */
+bool bxi_boot_packet_is(const struct bxi_boot_packet *packet, enum bxi_boot_kind kind, int fd_count);
+/* The code of a FAIL, its sentence set; 0 if it is none. */
+int bxi_boot_packet_failure(struct bxi_boot_packet *packet);
+
+/* 1, or 0 at the deadline; -errno. */
+int bxi_boot_wait(int fd, short events, uint64_t deadline_ns);
+
+/* Whether the other end belongs to this user; its pid. */
+bool bxi_boot_is_own(int fd, uint32_t *pid);
+
+/* job->instance is set: makes job->segment and a descriptor of it that can only be read. 0, or a failure
+ * with its sentence (BX_E_NO_SPACE, BX_E_DESCRIPTORS, -errno). */
+int bxi_boot_segment(struct bx_job *job, int *readable_fd);
+
+/* Makes job->peers[entry->rank] of what came; fds[1..3] become the peer's, fds[0] stays the caller's.
+ * 0; -EPROTO and the like where it is not right; no sentence. */
+int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry,
+                      const int fds[BXI_BOOT_FDS]);
+void bxi_boot_undo(struct bx_job *job);     /* all that the bootstrap made of the job */
+
+int bxi_boot_no_descriptors(const struct bx_job *job);      /* BX_E_DESCRIPTORS and its sentence */
+
+/* Since the bootstrap began, for sentences. */
+double bxi_boot_seconds(uint64_t start_ns);
+
+/* ---- bootstrap_root.c ---------------------------------------------------------------------------- */
+
+int bxi_boot_root(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t deadline_ns);
+
+/* The pid of who holds the lock of the job's name; 0 if nobody does (or no pid can be told: -1). */
+long bxi_boot_lock_holder(const char *lock_path);
+
+/* Removes the job's lock file and gives up the lock (job->lock_fd), if it has it. May set the thread's
+ * sentence. */
+void bxi_bootstrap_release(struct bx_job *job);
+
+/* Removes socket and lock file of a job of which nobody is left; one that runs is not touched. May set
+ * the thread's sentence. */
+void bxi_bootstrap_sweep(const char *job_name);
+
+/* ---- spawn.c ------------------------------------------------------------------------------------- */
+
+/* In a child of bx_spawn: the name to remove when SIGTERM ends it. Elsewhere nothing. */
+void bxi_spawn_note_segment(const char *shm_name);
+
+#endif

@@ -1,0 +1,413 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * boxcar.h - workers on one host call each other's functions through shared memory.
+ *
+ *     static int add(const struct bx_request *request, struct bx_reader *args,
+ *                    struct bx_msg *reply, void *context)
+ *     {
+ *         return bx_msg_put_i64(reply, bx_read_i64(args) + bx_read_i64(args));
+ *     }
+ *     ...
+ *     struct bx_job *job = NULL;
+ *     int rc = bx_job_create(&(struct bx_options){ 0 }, &job);   // BX_JOB, BX_RANK, BX_WORLD_SIZE, BX_NAME
+ *     rc = bx_register(job, "add", BX_INLINE, add, NULL);
+ *     rc = bx_job_start(job);                                    // returns when every worker is there
+ *     rc = bx_rpc_sync(job, "worker1", "add", args, NULL, &reply);
+ *     rc = bx_job_shutdown(job, 0);                              // all leave together
+ *     bx_job_destroy(job);
+ *
+ * Errors.   Every function that returns int returns 0 or a count, else a negative code: -errno or one
+ *           of BX_ERRORS. Outputs are set on success only. bx_error_text() is a sentence about the last
+ *           failure in the calling thread; a failed future keeps its own. The library never exits,
+ *           aborts or prints; what it has to say without being asked goes to the log hook.
+ * Threads.  A job, a future and a counter may be used from any thread. A message and a reader belong to
+ *           one thread at a time.
+ * Lifetime. What a function returns through an output is owned by the caller unless it says otherwise.
+ * Death.    A worker that dies fails every future that waits for it with BX_E_PEER_DEAD and its name,
+ *           within milliseconds; the others go on.
+ * Fork.     Workers are forked before bx_job_create. After a fork the child gets BX_E_FORKED from
+ *           every call on the job and must not touch it in any other way.
+ * Versions. Option structs carry their size in struct_bytes, 0 meaning "as this header has it"; every
+ *           other field left at 0 means the default.
+ */
+#ifndef BOXCAR_H
+#define BOXCAR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define BX_VERSION_MAJOR 0
+#define BX_VERSION_MINOR 1
+#define BX_VERSION_PATCH 0
+
+#define BX_WORLD_MIN 2
+#define BX_WORLD_MAX 128
+#define BX_NAME_MAX 31      /* bytes of a worker's, job's or function's name, without the terminator */
+#define BX_FOREVER UINT64_MAX
+
+#if defined(__GNUC__)
+#define BX_PRINTF(text, first) __attribute__((format(printf, text, first)))
+#else
+#define BX_PRINTF(text, first)
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct bx_future;
+
+/* ---- Errors ------------------------------------------------------------------------------------ */
+
+/* One list makes the codes and their texts (bx_strerror). */
+#define BX_ERRORS(X)                                                                                \
+    X(BX_E_PEER_DEAD, -10001, "the worker called has died")                                         \
+    X(BX_E_CORRUPT, -10002, "the peer's shared memory holds nonsense, it was cut off")              \
+    X(BX_E_TOO_LARGE, -10003, "the message does not fit a frame")                                   \
+    X(BX_E_WOULD_DEADLOCK, -10004, "waiting here would stop the thread that completes the wait")    \
+    X(BX_E_BUSY, -10005, "every thread of the callee's pool is blocked in a wait")                  \
+    X(BX_E_NO_FUNCTION, -10006, "the worker has no function of that name")                          \
+    X(BX_E_NO_WORKER, -10007, "the job has no worker of that name")                                 \
+    X(BX_E_TIMEOUT, -10008, "the deadline passed")                                                  \
+    X(BX_E_CANCELLED, -10009, "the call was cancelled")                                             \
+    X(BX_E_SHORT_MESSAGE, -10010, "a message was read past its end")                                \
+    X(BX_E_NAME_TAKEN, -10011, "the name is taken")                                                 \
+    X(BX_E_RANK_TAKEN, -10012, "the rank is taken")                                                 \
+    X(BX_E_RANK_MISSING, -10013, "a rank did not come in time")                                     \
+    X(BX_E_WORLD_SIZE, -10014, "the world size is wrong")                                           \
+    X(BX_E_VERSION, -10015, "the peer speaks another version")                                      \
+    X(BX_E_FORKED, -10016, "the process was forked after the job was created")                      \
+    X(BX_E_SHUTDOWN, -10017, "the job or the worker is shutting down")                              \
+    X(BX_E_REFUSED, -10018, "the callee could not open its reply ring")                             \
+    X(BX_E_NO_SPACE, -10019, "/dev/shm is full")                                                    \
+    X(BX_E_DESCRIPTORS, -10020, "the limit of open files is too low")                               \
+    X(BX_E_SOCKET_DIR, -10021, "the socket directory cannot be used")                               \
+    X(BX_E_JOB_RUNNING, -10022, "a job of that name is running")                                    \
+    X(BX_E_WORKER_FAILED, -10023, "a worker ended badly")                                           \
+    X(BX_E_INTERRUPTED, -10024, "a signal asked the job to end")                                    \
+    X(BX_E_STATE, -10025, "the call does not fit the job's state")                                  \
+    X(BX_E_HANDLER, -10026, "the handler failed")                                                   \
+    X(BX_E_ABANDONED, -10027, "the future was released before anybody completed it")                \
+    X(BX_E_URING, -10028, "io_uring was asked for and is not to be had")
+
+enum bx_error {
+#define BX_ERROR_ENUM(name, value, text) name = value,
+    BX_ERRORS(BX_ERROR_ENUM)
+#undef BX_ERROR_ENUM
+};
+
+/* The version of the library that runs, "0.1.0". Never NULL. */
+const char *bx_version(void);
+
+/* A code's general text ("the deadline passed"), for -errno and BX_E_*. Never NULL; static or
+ * thread-local storage. */
+const char *bx_strerror(int code);
+
+/* The name of a code, "BX_E_TIMEOUT"; "-EAGAIN" and the like for errno. Never NULL. */
+const char *bx_error_name(int code);
+
+/* A sentence on the last failure in this thread, with names and numbers; "" if there was none. Valid
+ * until the next bx_ call of this thread. */
+const char *bx_error_text(void);
+
+/* Sets this thread's sentence and returns code: the way a handler fails with a text of its own,
+ * `return bx_fail(-EINVAL, "row %d has no state", row);`. */
+int bx_fail(int code, const char *format, ...) BX_PRINTF(2, 3);
+
+/* Where the library says what nobody asked for (a peer's death, a wake-up rescued). level is 0 for an
+ * error, 1 a warning, 2 information. NULL, the default, is silence. Set it before bx_job_create; the
+ * hook runs on any thread of the library and must not call bx_ functions that wait. */
+typedef void (*bx_log_fn)(int level, const char *text, void *context);
+void bx_set_log(bx_log_fn log, void *context);
+
+/* ---- Messages ---------------------------------------------------------------------------------- */
+
+/* Bytes, written in order and read back in the same order. Values are packed without padding or tags,
+ * in the host's byte order. A writer's error is sticky: after the first failure every put returns it,
+ * and so does the call that is given the message. */
+struct bx_msg;
+
+/* NULL only when memory is out. Room for reserve_bytes is made at once; it grows by itself. */
+struct bx_msg *bx_msg_create(size_t reserve_bytes);
+void bx_msg_destroy(struct bx_msg *msg);            /* NULL is fine */
+void bx_msg_clear(struct bx_msg *msg);              /* empty again, the memory and no error kept */
+
+/* 0, or -ENOMEM. put_str writes the length (u32) and the bytes; put_bytes and put_f32s the bytes alone,
+ * so the reader must know how many. */
+int bx_msg_put_i64(struct bx_msg *msg, int64_t value);
+int bx_msg_put_u64(struct bx_msg *msg, uint64_t value);
+int bx_msg_put_i32(struct bx_msg *msg, int32_t value);
+int bx_msg_put_f64(struct bx_msg *msg, double value);
+int bx_msg_put_f32(struct bx_msg *msg, float value);
+int bx_msg_put_f32s(struct bx_msg *msg, const float *values, size_t count);
+int bx_msg_put_str(struct bx_msg *msg, const char *text);
+int bx_msg_put_bytes(struct bx_msg *msg, const void *data, size_t bytes);
+
+size_t bx_msg_bytes(const struct bx_msg *msg);      /* payload bytes so far; 0 for NULL */
+const void *bx_msg_data(const struct bx_msg *msg);  /* valid until the next put, clear or destroy */
+int bx_msg_error(const struct bx_msg *msg);         /* the sticky error, 0 if none */
+
+/* A cursor over a message; copy it freely. Reading past the end gives 0, NULL or "" and sets error to
+ * BX_E_SHORT_MESSAGE, for good. A handler whose args reader is in error when it returns 0 fails the
+ * call with that code. */
+struct bx_reader {
+    const unsigned char *data;
+    size_t bytes;
+    size_t pos;
+    int error;
+};
+struct bx_reader bx_msg_reader(const struct bx_msg *msg);      /* NULL reads as empty */
+int64_t bx_read_i64(struct bx_reader *reader);
+uint64_t bx_read_u64(struct bx_reader *reader);
+int32_t bx_read_i32(struct bx_reader *reader);
+double bx_read_f64(struct bx_reader *reader);
+float bx_read_f32(struct bx_reader *reader);
+int bx_read_f32s(struct bx_reader *reader, float *values, size_t count);   /* copies; 0 or the error */
+const char *bx_read_str(struct bx_reader *reader);             /* terminated, inside the message */
+const void *bx_read_bytes(struct bx_reader *reader, size_t bytes);         /* inside the message */
+size_t bx_reader_left(const struct bx_reader *reader);
+
+/* ---- The job ----------------------------------------------------------------------------------- */
+
+struct bx_job;
+
+enum bx_wait {
+    BX_WAIT_AUTO = 0,       /* io_uring, else epoll; the environment's BX_WAIT=uring|epoll forces one */
+    BX_WAIT_URING = 1,      /* BX_E_URING where it is refused */
+    BX_WAIT_EPOLL = 2,
+};
+
+struct bx_options {
+    size_t struct_bytes;
+    const char *job;            /* [A-Za-z0-9_-]; BX_JOB */
+    const char *name;           /* BX_NAME; default "worker<rank>" */
+    int rank;                   /* 0 .. world_size-1; BX_RANK */
+    int world_size;             /* 2 .. 128. 0: job, name, rank and world size come from the environment */
+    uint64_t start_timeout_ns;  /* for everybody to come; default 30 s */
+    uint64_t call_timeout_ns;   /* of a call that names none; default 60 s; BX_FOREVER */
+    uint64_t spin_ns;           /* most a thread spins before it sleeps; default 50 us, adapting */
+    bool no_spin;               /* sleep at once */
+    enum bx_wait wait;
+    bool own_loop;              /* no background thread: poll bx_job_fd and call bx_progress */
+    int launcher_pidfd_plus_1;  /* set by bx_spawn; 0 elsewhere */
+};
+
+/* Checks the options, makes the worker's segment-to-be and its table of functions. The job is
+ * registered with, then started. -EINVAL names the option; BX_E_WORLD_SIZE; BX_E_URING;
+ * BX_E_DESCRIPTORS when 3 x world_size + 64 descriptors are not to be had. Does not block. */
+int bx_job_create(const struct bx_options *options, struct bx_job **job);
+
+/* Meets the others: returns when all world_size workers are there, at most start_timeout_ns later.
+ * BX_E_RANK_MISSING says who did not come; BX_E_NAME_TAKEN, BX_E_RANK_TAKEN, BX_E_WORLD_SIZE,
+ * BX_E_VERSION, BX_E_SOCKET_DIR, BX_E_JOB_RUNNING, BX_E_NO_SPACE, BX_E_PEER_DEAD (died while starting).
+ * A job whose start failed can only be destroyed. */
+int bx_job_start(struct bx_job *job);
+
+/* Serves calls until another worker begins its shutdown (0), or one dies (BX_E_PEER_DEAD, named by
+ * bx_error_text; each death is reported once, call again to go on serving). Blocks. For a worker whose
+ * main thread has nothing else to do. */
+int bx_job_serve(struct bx_job *job);
+
+/* Leaves together with the others: waits until this worker's calls are done and its handlers have
+ * answered, serves the others until they have come as far, then stops. timeout_ns 0 means 30 s. Dead
+ * workers are not waited for. BX_E_TIMEOUT names the worker that did not come; the job has stopped all
+ * the same and its names are gone. Afterwards only bx_job_destroy. Not from handlers or callbacks. */
+int bx_job_shutdown(struct bx_job *job, uint64_t timeout_ns);
+
+/* Frees it. A job that was not shut down leaves at once: its peers see BX_E_SHUTDOWN. NULL is fine. */
+void bx_job_destroy(struct bx_job *job);
+
+int bx_job_rank(const struct bx_job *job);
+int bx_job_world_size(const struct bx_job *job);
+const char *bx_job_name(const struct bx_job *job);                   /* this worker's name */
+const char *bx_worker_name(const struct bx_job *job, int rank);      /* NULL if there is none; after start */
+int bx_worker_rank(const struct bx_job *job, const char *name);      /* or BX_E_NO_WORKER */
+bool bx_worker_alive(const struct bx_job *job, int rank);
+
+/* Called once for each peer that dies, on the thread that makes progress: as in an inline handler,
+ * nothing may wait there. One hook a job; set it before bx_job_start. */
+typedef void (*bx_death_fn)(struct bx_job *job, int rank, void *context);
+int bx_on_death(struct bx_job *job, bx_death_fn fn, void *context);
+
+/* One's own event loop (own_loop): bx_job_fd is readable when bx_progress has something to do; it stays
+ * the job's. bx_progress never blocks and returns the number of frames, timers and callbacks handled.
+ * It may also be called without own_loop, and returns 0 when another thread is at it. */
+int bx_job_fd(const struct bx_job *job);
+int bx_progress(struct bx_job *job);
+
+/* A counter by its name, as shm/counters.h lists them ("calls_sent", "doorbells_rung", "waits_epoll",
+ * "rescued", ...). -ENOENT names the unknown one. */
+int bx_counter(const struct bx_job *job, const char *name, uint64_t *value);
+
+/* ---- Handlers ---------------------------------------------------------------------------------- */
+
+/* What is being answered; lives as long as the handler runs. */
+struct bx_request;
+struct bx_job *bx_request_job(const struct bx_request *request);
+int bx_request_caller(const struct bx_request *request);                 /* rank */
+const char *bx_request_function(const struct bx_request *request);
+uint64_t bx_request_deadline_ns(const struct bx_request *request);       /* CLOCK_MONOTONIC; BX_FOREVER */
+
+enum bx_kind {
+    BX_INLINE = 1,      /* short; runs where progress runs, must not wait (BX_E_WOULD_DEADLOCK) */
+    BX_BLOCKING = 2,    /* runs on the pool; may call and wait */
+};
+
+/* Reads args, writes reply, returns 0; or a negative code, with bx_fail for a text of its own. Both
+ * reach the caller, the text with this worker's name and the function's in front. */
+typedef int (*bx_handler_fn)(const struct bx_request *request, struct bx_reader *args,
+                             struct bx_msg *reply, void *context);
+
+/* Like a handler, but hands back a future (the engine takes the reference) whose value becomes the
+ * reply. Runs where progress runs, must not wait; holds no thread until the future is done. */
+typedef int (*bx_async_fn)(const struct bx_request *request, struct bx_reader *args,
+                           struct bx_future **reply, void *context);
+
+/* Register before bx_job_start, and every worker finds the function from its first call on; later is
+ * allowed. -EEXIST, -ENOSPC (128 functions), -EINVAL (name). */
+int bx_register(struct bx_job *job, const char *name, enum bx_kind kind, bx_handler_fn fn,
+                void *context);
+int bx_register_async(struct bx_job *job, const char *name, bx_async_fn fn, void *context);
+
+/* ---- Calls ------------------------------------------------------------------------------------- */
+
+struct bx_call_options {
+    size_t struct_bytes;
+    uint64_t timeout_ns;    /* 0: the job's call_timeout_ns; BX_FOREVER */
+    bool no_wait;           /* -EAGAIN instead of waiting where 1024 calls to that worker are in flight */
+};
+
+/* Calls function of worker `to` (one's own name too) and waits. args may be NULL, and is only borrowed.
+ * reply may be NULL if the value is of no interest, else it is the caller's to destroy. At most once,
+ * never retried; per pair of workers requests arrive in the order sent. Errors: what the handler
+ * returned; BX_E_TIMEOUT, BX_E_PEER_DEAD, BX_E_NO_WORKER, BX_E_NO_FUNCTION, BX_E_TOO_LARGE,
+ * BX_E_REFUSED, BX_E_NO_SPACE, BX_E_BUSY, BX_E_CORRUPT, BX_E_SHUTDOWN, -EAGAIN;
+ * BX_E_WOULD_DEADLOCK inside an inline or async handler, a batch body or a callback. */
+int bx_rpc_sync(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
+                const struct bx_call_options *options, struct bx_msg **reply);
+
+/* The same without waiting; the future is the caller's to release. Where 1024 calls to that worker are
+ * in flight it waits for one to end, or answers -EAGAIN (no_wait, and where waiting is not allowed). */
+int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
+                 const struct bx_call_options *options, struct bx_future **future);
+
+/* No reply, no error from the callee. 0 means the frame is in the ring. A full ring is waited for, or
+ * -EAGAIN (no_wait, and where waiting is not allowed). */
+int bx_rpc_oneway(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
+                  const struct bx_call_options *options);
+
+/* ---- Futures ----------------------------------------------------------------------------------- */
+
+/* A value that is set once or failed once. Counted: create, then, all, any and bx_rpc_async return one
+ * reference, acquire adds one, release drops one. A future that nobody can complete any more (its
+ * maker released it) fails with BX_E_ABANDONED. */
+struct bx_future;
+
+struct bx_future *bx_future_create(struct bx_job *job);         /* NULL when memory is out */
+struct bx_future *bx_future_acquire(struct bx_future *future);
+void bx_future_release(struct bx_future *future);               /* NULL is fine */
+
+/* Completes it; value (may be NULL) becomes the future's. -EALREADY if it was done: value is then
+ * destroyed. fail's text may be NULL. */
+int bx_future_set(struct bx_future *future, struct bx_msg *value);
+int bx_future_fail(struct bx_future *future, int code, const char *text);
+
+/* Fails a call's future with BX_E_CANCELLED; a request still in the callee's queue is then not run.
+ * -EALREADY if it was done. */
+int bx_future_cancel(struct bx_future *future);
+
+/* 0 if it was set, its error if it failed, BX_E_TIMEOUT if timeout_ns passed first (the future lives
+ * on), BX_E_WOULD_DEADLOCK in a handler or callback when it is not done. */
+int bx_future_wait(struct bx_future *future, uint64_t timeout_ns);
+bool bx_future_done(const struct bx_future *future);
+int bx_future_error(const struct bx_future *future);            /* 0 if set or not yet done */
+const char *bx_future_error_text(const struct bx_future *future);  /* "" unless failed; lives with it */
+const struct bx_msg *bx_future_value(const struct bx_future *future);  /* lives with it; NULL unless set */
+
+/* fn runs once, when the future is done, on the thread that completes it, or at once on this one if it
+ * is done already; no lock is held, nothing may wait there. */
+typedef void (*bx_done_fn)(struct bx_future *future, void *context);
+int bx_future_on_done(struct bx_future *future, bx_done_fn fn, void *context);
+
+/* A future of what fn makes of this one's value: it writes `out` and returns 0, or fails with a code.
+ * An error skips fn and runs through, unless fn was given by bx_future_then_any, which sees errors too
+ * (bx_future_error(in)) and may turn them into a value. NULL when memory is out. */
+typedef int (*bx_then_fn)(struct bx_future *in, struct bx_msg *out, void *context);
+struct bx_future *bx_future_then(struct bx_future *future, bx_then_fn fn, void *context);
+struct bx_future *bx_future_then_any(struct bx_future *future, bx_then_fn fn, void *context);
+
+/* Done when all are (an empty message; fails with the first failure, once all are done), or when one is
+ * (the value is its index, an i64; fails if that one failed). count 0: all is done at once, any is
+ * NULL. */
+struct bx_future *bx_future_all(struct bx_job *job, struct bx_future *const *futures, size_t count);
+struct bx_future *bx_future_any(struct bx_job *job, struct bx_future *const *futures, size_t count);
+
+/* ---- Batches ----------------------------------------------------------------------------------- */
+
+/* Calls of one function, gathered and answered together. The body runs when every living member has a
+ * row, or max_rows are there, or flush_after_ns has passed since the oldest row came. A batch holds at
+ * most one row of a worker; rows lie in the order of their callers' ranks. A second call by one worker,
+ * and a call while the body runs, join the next batch. A row whose deadline has passed is left out. */
+struct bx_batch;
+struct bx_batch_options {
+    size_t struct_bytes;
+    size_t max_rows;            /* default: no bound but the members */
+    uint64_t flush_after_ns;    /* default: for ever */
+    bool blocking;              /* run the body on the pool, where it may wait */
+};
+typedef int (*bx_batch_fn)(struct bx_batch *batch, void *context);  /* < 0 fails every row with it */
+int bx_register_batch(struct bx_job *job, const char *name, bx_batch_fn fn, void *context,
+                      const struct bx_batch_options *options);
+
+/* Members: workers that a batch waits for, until they leave or die. With no member the batch is held by
+ * max_rows and flush_after_ns alone (with neither, every call is a batch of its own). add and remove are
+ * for the worker that owns the function, before or after start (-ENOENT, -EINVAL for the rank); join and
+ * leave are calls by the member itself, in order with its other calls. */
+int bx_batch_add_member(struct bx_job *job, const char *function, int rank);
+int bx_batch_remove_member(struct bx_job *job, const char *function, int rank);
+int bx_batch_join(struct bx_job *job, const char *to, const char *function);
+int bx_batch_leave(struct bx_job *job, const char *to, const char *function);
+
+size_t bx_batch_rows(const struct bx_batch *batch);
+int bx_batch_caller(const struct bx_batch *batch, size_t row);             /* rank */
+struct bx_reader bx_batch_args(const struct bx_batch *batch, size_t row);
+struct bx_msg *bx_batch_reply(struct bx_batch *batch, size_t row);         /* the row's reply, to write into */
+int bx_batch_reply_i64(struct bx_batch *batch, size_t row, int64_t value);
+int bx_batch_fail_row(struct bx_batch *batch, size_t row, int code, const char *text);
+
+/* ---- Launch ------------------------------------------------------------------------------------ */
+
+/* A worker's whole life: it gets its options filled in (job, name, rank, world size), creates and starts
+ * the job itself, and returns the exit status of its process. */
+typedef int (*bx_worker_fn)(const struct bx_options *options, void *context);
+
+struct bx_spawn_options {
+    size_t struct_bytes;
+    const char *job;                    /* default: a name of its own, made from the pid */
+    int world_size;                     /* 2 .. 128 */
+    const char *const *names;           /* world_size names, by rank; default "worker<rank>" */
+    uint64_t grace_ns;                  /* from the first failure to SIGTERM, then to SIGKILL; default 1 s */
+    const struct bx_options *options;   /* the other fields of every worker's options; may be NULL */
+};
+
+struct bx_spawn_report {
+    int failed_rank;            /* the first that ended badly; -1 if none did */
+    int exit_status;            /* its exit status, -1 if a signal ended it */
+    int term_signal;            /* that signal, else 0 */
+    int interrupt_signal;       /* SIGINT or SIGTERM if the launcher was asked to end, else 0 */
+};
+
+/* Forks world_size workers, direct children, in the order of their ranks, and waits for all. They die
+ * with the launcher. When one ends badly the others get grace_ns to end by themselves, then SIGTERM,
+ * then SIGKILL; a SIGINT or SIGTERM to the launcher ends them too. What they left in /dev/shm is
+ * removed. 0 if every worker returned 0; BX_E_WORKER_FAILED (who and how: bx_error_text, report);
+ * BX_E_INTERRUPTED; -EINVAL, BX_E_WORLD_SIZE; -errno of fork. report may be NULL. Call it from the only
+ * thread of a process that has no job. Blocks. */
+int bx_spawn(const struct bx_spawn_options *options, bx_worker_fn fn, void *context,
+             struct bx_spawn_report *report);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,553 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Calls: from bx_rpc_* to a frame in the callee's ring, and from a reply to a future.
+ *
+ * A call in flight holds one of 1024 slots of its callee; its id is the slot and the slot's generation.
+ * A call that ends before its reply came (deadline, cancel) leaves a zombie: the slot stays taken until
+ * the late reply arrives, so a callee never has more than 1024 requests of one caller, whatever the
+ * caller's deadlines, and its queue of replies is bounded without refusing any.
+ *
+ * A synchronous call lives on its caller's stack and takes no memory but its reply's. Whoever takes the
+ * call out of its slot, under the lock, completes it; nobody else may touch it from then on.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+struct request_plan {           /* a call's arguments, checked */
+    struct bxi_peer *peer;
+    const char *function;
+    const struct bx_msg *args;
+    uint64_t timeout_ns;
+    uint64_t deadline_ns;
+    bool no_wait;
+    uint8_t kind;
+    uint8_t flags;
+};
+
+/* ---- slots (lock) ------------------------------------------------------------------------------ */
+
+static int grow_slots(struct bxi_peer *peer)
+{
+    uint32_t count = peer->slot_count == 0 ? 16 : peer->slot_count * 2;
+
+    if (peer->slot_count >= BXI_CALLS_MAX)
+        return -EAGAIN;
+
+    struct bxi_slot *slots = realloc(peer->slots, count * sizeof *slots);
+
+    if (slots == NULL)
+        return -ENOMEM;
+    for (uint32_t i = peer->slot_count; i < count; i++)
+        slots[i] = (struct bxi_slot){ .next_free = (uint16_t)(i + 1), .generation = 1 };
+    peer->slots = slots;
+    peer->free_slot = (uint16_t)peer->slot_count;
+    peer->slot_count = count;
+    return 0;
+}
+
+static int take_slot(struct bxi_peer *peer, struct bxi_call *call)
+{
+    if (peer->free_slot == peer->slot_count) {
+        int rc = grow_slots(peer);
+
+        if (rc < 0)
+            return rc;
+    }
+
+    struct bxi_slot *slot = &peer->slots[peer->free_slot];
+
+    call->slot = peer->free_slot;
+    peer->free_slot = slot->next_free;
+    slot->state = BXI_SLOT_LIVE;
+    slot->call = call;
+    slot->end_pos = BX_FOREVER;
+    peer->in_flight++;
+    return 0;
+}
+
+static void free_slot(struct bxi_peer *peer, uint16_t index)
+{
+    struct bxi_slot *slot = &peer->slots[index];
+
+    slot->state = BXI_SLOT_FREE;
+    slot->call = NULL;
+    slot->generation = (slot->generation + 1) & (UINT64_MAX >> 16);
+    slot->next_free = peer->free_slot;
+    peer->free_slot = index;
+    peer->in_flight--;
+}
+
+/* Takes a live call out of its slot. keep: the slot becomes a zombie, its reply is still to come. */
+static struct bxi_call *take_call(struct bx_job *job, struct bxi_peer *peer, uint16_t index, bool keep)
+{
+    struct bxi_call *call = peer->slots[index].call;
+
+    bxi_timer_clear(&job->timers, &call->timer);
+    job->calls_open--;
+    if (keep) {
+        peer->slots[index].state = BXI_SLOT_ZOMBIE;
+        peer->slots[index].call = NULL;
+    } else {
+        free_slot(peer, index);
+    }
+    return call;
+}
+
+/* The one who took the call out completes it, without the lock. */
+static void complete(struct bxi_call *call, int code, char *text, struct bx_msg *value)
+{
+    struct bx_job *job = call->future.job;
+    bool owned = call->owned;       /* a caller's stack may be gone after the next line */
+
+    bxi_future_complete(&call->future, code, text, value);
+    if (owned)
+        bx_future_release(&call->future);
+    bxi_quiet_changed(job);
+}
+
+/* ---- texts ------------------------------------------------------------------------------------- */
+
+static int refused_errno(const struct bx_job *job, const struct bxi_peer *peer)
+{
+    const bxi_a64 *word = &peer->view.control->pair[job->rank].refused_errno;
+
+    /* Relaxed: refused_through was acquired before (look_refused). */
+    return (int)(uint32_t)bxi_load_relaxed((bxi_a64 *)word);
+}
+
+char *bxi_peer_text(const struct bx_job *job, const struct bxi_peer *peer, int code)
+{
+    switch (code) {
+    case BX_E_PEER_DEAD:
+        return bxi_text("worker '%s' (rank %d, pid %u) died", peer->name, peer->rank, peer->pid);
+    case BX_E_SHUTDOWN:
+        return bxi_text("worker '%s' (rank %d) has left the job", peer->name, peer->rank);
+    case BX_E_CORRUPT:
+        return bxi_text("worker '%s' (rank %d) was cut off: its shared memory holds nonsense or was "
+                        "truncated", peer->name, peer->rank);
+    case BX_E_REFUSED:
+        return bxi_text("worker '%s' (rank %d) could not open its ring for the reply: %s", peer->name,
+                        peer->rank, bx_strerror(refused_errno(job, peer)));
+    default:
+        return bxi_text("worker '%s' (rank %d): %s", peer->name, peer->rank, bx_strerror(code));
+    }
+}
+
+static int fail_with_peer(const struct bx_job *job, const struct bxi_peer *peer, int code)
+{
+    char *text = bxi_peer_text(job, peer, code);
+
+    bx_fail(code, "%s", text != NULL ? text : bx_strerror(code));
+    free(text);
+    return code;
+}
+
+/* ---- sending ----------------------------------------------------------------------------------- */
+
+static int plan(struct bx_job *job, struct request_plan *out, const char *to,
+                const struct bx_call_options *options)
+{
+    struct bx_call_options given = { 0 };
+    int rc = bxi_job_check(job);
+
+    if (rc < 0)
+        return rc;
+    if (options != NULL) {
+        size_t bytes = options->struct_bytes != 0 ? options->struct_bytes : sizeof given;
+
+        if (bytes > sizeof given)
+            return bx_fail(BX_E_VERSION, "struct bx_call_options has %zu bytes, this library knows %zu",
+                           bytes, sizeof given);
+        memcpy(&given, options, bytes);
+    }
+    if (out->args != NULL && out->args->error < 0)
+        return bx_fail(out->args->error, "the arguments for '%s' could not be written: %s", out->function,
+                       bx_strerror(out->args->error));
+    if (bx_msg_bytes(out->args) > BXI_BODY_MAX)
+        return bx_fail(BX_E_TOO_LARGE, "the arguments for '%s' have %zu bytes, a frame carries %zu",
+                       out->function, bx_msg_bytes(out->args), BXI_BODY_MAX);
+    out->peer = bxi_peer_find(job, to);
+    if (out->peer == NULL)
+        return bx_fail(BX_E_NO_WORKER, "the job '%s' has no worker '%s'", job->job_name, to);
+    out->no_wait = given.no_wait || !bxi_may_wait();
+    out->timeout_ns = given.timeout_ns != 0 ? given.timeout_ns : job->options.call_timeout_ns;
+    out->deadline_ns = out->timeout_ns == BX_FOREVER ? BX_FOREVER : bxi_deadline_ns(out->timeout_ns);
+    return 0;
+}
+
+static void call_expired(struct bx_job *job, struct bxi_timer *timer)
+{
+    struct bxi_call *call = (struct bxi_call *)(void *)((char *)timer - offsetof(struct bxi_call, timer));
+
+    take_call(job, call->peer, call->slot, true);
+    bxi_counter_add(job, BXI_C_calls_timed_out, 1);
+    call->next = job->expired;
+    job->expired = call;
+}
+
+/* Lock. call is NULL for one-way calls. 0, -EAGAIN: no slot or no room, or an error with a sentence. */
+static int submit_locked(struct bx_job *job, const struct request_plan *plan, struct bxi_call *call)
+{
+    struct bxi_peer *peer = plan->peer;
+    struct bxi_frame head = { .kind = plan->kind, .flags = plan->flags, .deadline_ns = plan->deadline_ns };
+    struct bxi_out out = { &head, bx_msg_data(plan->args), bx_msg_bytes(plan->args), -1, call != NULL };
+    int index, rc;
+
+    if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
+        return fail_with_peer(job, peer, peer->close_code);
+    index = bxi_function_find(job, peer, plan->function);
+    if (index < 0)
+        return index == BX_E_CORRUPT ? bxi_peer_suspect(job, peer, "its function table is nonsense") : index;
+    head.function = (uint16_t)index;
+    if (call == NULL) {
+        rc = bxi_peer_send(job, peer, &out);
+        if (rc == 0)
+            bxi_counter_add(job, BXI_C_oneways_sent, 1);
+        return rc;
+    }
+    if ((rc = take_slot(peer, call)) < 0)
+        return rc;
+    call->peer = peer;
+    call->function = head.function;
+    call->timeout_ns = plan->timeout_ns;
+    head.id = peer->slots[call->slot].generation << 16 | call->slot;
+    out.slot = call->slot;
+    if (call->owned && plan->deadline_ns != BX_FOREVER &&
+        (rc = bxi_timer_set(&job->timers, &call->timer, plan->deadline_ns)) < 0)
+        goto undo;
+    if ((rc = bxi_peer_send(job, peer, &out)) < 0)
+        goto undo;
+    job->calls_open++;
+    bxi_counter_add(job, BXI_C_calls_sent, 1);
+    return 0;
+
+undo:
+    bxi_timer_clear(&job->timers, &call->timer);
+    free_slot(peer, call->slot);
+    return rc;
+}
+
+struct room_waiter {
+    struct bxi_waiter waiter;   /* first */
+    struct bx_job *job;
+    struct bxi_peer *peer;
+    bool oneway;
+};
+
+static bool has_room(struct bxi_waiter *waiter)
+{
+    struct room_waiter *room = (struct room_waiter *)(void *)waiter;
+    bool ready;
+
+    pthread_mutex_lock(&room->job->lock);
+    ready = bxi_load_relaxed(&room->peer->state) != BXI_PEER_ALIVE ||
+            (room->oneway ? room->peer->queue_head == NULL && room->peer->wanted_bytes == 0
+                          : room->peer->in_flight < BXI_CALLS_MAX);
+    pthread_mutex_unlock(&room->job->lock);
+    return ready;
+}
+
+static_assert(BXI_CALLS_MAX == 1024, "the sentences below name it");
+
+static int wait_for_room(struct bx_job *job, const struct request_plan *plan, bool oneway)
+{
+    struct room_waiter room = {
+        .waiter = { .ready = has_room, .object = plan->peer, .deadline_ns = plan->deadline_ns },
+        .job = job,
+        .peer = plan->peer,
+        .oneway = oneway,
+    };
+    int rc = bxi_wait(job, &room.waiter);
+
+    if (rc == BX_E_TIMEOUT)
+        return bx_fail(rc, "%s to worker '%s' for %.3f s; the worker is stopped or too slow",
+                       oneway ? "the ring stayed full" : "1024 calls stayed in flight", plan->peer->name,
+                       (double)plan->timeout_ns / 1e9);
+    return rc;
+}
+
+static int submit(struct bx_job *job, const struct request_plan *plan, struct bxi_call *call)
+{
+    for (;;) {
+        pthread_mutex_lock(&job->lock);
+        int rc = submit_locked(job, plan, call);
+        pthread_mutex_unlock(&job->lock);
+
+        if (rc != -EAGAIN)
+            return rc;
+        if (plan->no_wait)
+            return bx_fail(-EAGAIN, "%s to worker '%s'",
+                           call != NULL ? "1024 calls are in flight" : "the ring is full",
+                           plan->peer->name);
+        if ((rc = wait_for_room(job, plan, call == NULL)) < 0)
+            return rc;
+    }
+}
+
+/* ---- the three ways to call -------------------------------------------------------------------- */
+
+static bool call_ready(struct bxi_waiter *waiter)
+{
+    return bxi_future_is_done(waiter->object);
+}
+
+/* A synchronous caller gives up. True if the call was still its own; else somebody is completing it. */
+static bool give_up(struct bx_job *job, struct bxi_call *call)
+{
+    bool mine;
+
+    pthread_mutex_lock(&job->lock);
+    mine = call->slot < call->peer->slot_count && call->peer->slots[call->slot].call == call;
+    if (mine) {
+        take_call(job, call->peer, call->slot, true);
+        bxi_counter_add(job, BXI_C_calls_timed_out, 1);
+    }
+    pthread_mutex_unlock(&job->lock);
+    return mine;
+}
+
+static int no_answer(const struct bxi_call *call, const char *function)
+{
+    return bx_fail(BX_E_TIMEOUT, "worker '%s' did not answer '%s' within %.3f s", call->peer->name, function,
+                   (double)call->timeout_ns / 1e9);
+}
+
+static int call_and_wait(struct bx_job *job, const struct request_plan *plan, struct bx_msg **reply)
+{
+    struct bxi_call call = { .wants_value = reply != NULL };
+    int rc;
+
+    bxi_future_init(&call.future, job);
+    call.future.is_call = true;
+    if ((rc = submit(job, plan, &call)) < 0) {
+        bxi_bells_flush(job);
+        return rc;
+    }
+
+    struct bxi_waiter waiter = { .ready = call_ready, .object = &call.future,
+                                 .deadline_ns = plan->deadline_ns };
+
+    rc = bxi_wait(job, &waiter);
+    if (rc < 0) {
+        if (give_up(job, &call))
+            return rc == BX_E_TIMEOUT ? no_answer(&call, plan->function)
+                                      : bx_fail(rc, "worker '%s' is shutting down", job->name);
+        while (!bxi_future_is_done(&call.future))
+            sched_yield();
+    }
+    rc = call.future.code;
+    if (rc < 0)
+        bx_fail(rc, "%s", bx_future_error_text(&call.future));
+    else if (reply != NULL)
+        *reply = call.future.value;
+    free(call.future.text);
+    return rc;
+}
+
+int bx_rpc_sync(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
+                const struct bx_call_options *options, struct bx_msg **reply)
+{
+    struct request_plan request = { .function = function, .args = args, .kind = BXI_REQUEST };
+    int rc = plan(job, &request, to, options);
+
+    if (rc < 0)
+        return rc;
+    if (!bxi_may_wait())
+        return bx_fail(BX_E_WOULD_DEADLOCK, "a handler that is not blocking, a batch body or a callback "
+                                            "called '%s' and would wait; register it as BX_BLOCKING, or "
+                                            "use bx_rpc_async", function);
+    return call_and_wait(job, &request, reply);
+}
+
+int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
+                 const struct bx_call_options *options, struct bx_future **future)
+{
+    struct request_plan request = { .function = function, .args = args, .kind = BXI_REQUEST };
+    int rc = plan(job, &request, to, options);
+
+    if (rc < 0)
+        return rc;
+
+    struct bxi_call *call = calloc(1, sizeof *call);
+
+    if (call == NULL)
+        return bx_fail(-ENOMEM, "no memory for a call");
+    bxi_future_init(&call->future, job);
+    call->future.is_call = true;
+    call->owned = true;
+    call->wants_value = true;
+    call->timer.fire = call_expired;
+    bxi_store_relaxed(&call->future.refs, 2);   /* the program's, and the engine's until it is done */
+    rc = submit(job, &request, call);
+    if (!bxi_is_driving(job))
+        bxi_bells_flush(job);
+    if (rc < 0) {
+        free(call);
+        return rc;
+    }
+    if (request.deadline_ns != BX_FOREVER)
+        bxi_timer_added(job, request.deadline_ns);
+    *future = &call->future;
+    return 0;
+}
+
+int bx_rpc_oneway(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
+                  const struct bx_call_options *options)
+{
+    struct request_plan request = { .function = function, .args = args, .kind = BXI_ONEWAY };
+    int rc = plan(job, &request, to, options);
+
+    if (rc < 0)
+        return rc;
+    rc = submit(job, &request, NULL);
+    if (!bxi_is_driving(job))
+        bxi_bells_flush(job);
+    return rc;
+}
+
+static int member_call(struct bx_job *job, const char *to, const char *function, uint8_t flags)
+{
+    struct request_plan request = { .function = function, .kind = BXI_REQUEST, .flags = flags };
+    int rc = plan(job, &request, to, NULL);
+
+    if (rc < 0)
+        return rc;
+    if (!bxi_may_wait())
+        return bx_fail(BX_E_WOULD_DEADLOCK, "joining or leaving the batch '%s' waits; not from a handler "
+                                            "that is not blocking", function);
+    return call_and_wait(job, &request, NULL);
+}
+
+int bx_batch_join(struct bx_job *job, const char *to, const char *function)
+{
+    return member_call(job, to, function, BXI_FLAG_JOIN);
+}
+
+int bx_batch_leave(struct bx_job *job, const char *to, const char *function)
+{
+    return member_call(job, to, function, BXI_FLAG_LEAVE);
+}
+
+/* ---- how calls end ----------------------------------------------------------------------------- */
+
+int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
+                      const void *body, size_t body_bytes)
+{
+    uint16_t index = (uint16_t)(head->id & 0xffff);
+    struct bxi_call *call = NULL;
+    struct bx_msg *value = NULL;
+    char *text = NULL;
+    int code = head->code;
+    bool was_full;
+
+    pthread_mutex_lock(&job->lock);
+    if (index >= peer->slot_count || peer->slots[index].state == BXI_SLOT_FREE ||
+        peer->slots[index].generation != head->id >> 16 || code > 0 ||
+        bxi_peer_consumed(job, peer, head->consumed) < 0) {
+        pthread_mutex_unlock(&job->lock);
+        return BX_E_CORRUPT;
+    }
+    was_full = peer->in_flight == BXI_CALLS_MAX;
+    if (peer->slots[index].state == BXI_SLOT_LIVE) {
+        call = take_call(job, peer, index, false);
+        bxi_counter_add(job, BXI_C_calls_completed, 1);
+    } else {
+        free_slot(peer, index);
+        bxi_counter_add(job, BXI_C_late_replies, 1);
+    }
+    pthread_mutex_unlock(&job->lock);
+
+    if (was_full)
+        bxi_wake(job, peer);
+    if (call == NULL)
+        return 0;
+    if (code < 0)
+        text = strndup(body_bytes > 0 ? body : "", body_bytes < BXI_TEXT_BYTES ? body_bytes : BXI_TEXT_BYTES);
+    else if (call->wants_value && (value = bxi_msg_copy(body, body_bytes)) == NULL)
+        code = -ENOMEM;
+    complete(call, code, text, value);
+    return 0;
+}
+
+static void complete_list(struct bx_job *job, struct bxi_call *list, int code)
+{
+    while (list != NULL) {
+        struct bxi_call *call = list;
+        char *text;
+
+        list = call->next;
+        if (code == BX_E_TIMEOUT)
+            text = bxi_text("worker '%s' did not answer '%s' within %.3f s", call->peer->name,
+                            call->peer->functions->name[call->function], (double)call->timeout_ns / 1e9);
+        else
+            text = bxi_peer_text(job, call->peer, code);
+        complete(call, code, text, NULL);
+    }
+}
+
+void bxi_calls_expire(struct bx_job *job)
+{
+    struct bxi_call *list;
+
+    pthread_mutex_lock(&job->lock);
+    list = job->expired;
+    job->expired = NULL;
+    pthread_mutex_unlock(&job->lock);
+    complete_list(job, list, BX_E_TIMEOUT);
+}
+
+void bxi_calls_fail(struct bx_job *job, struct bxi_peer *peer, int code, uint64_t through_pos)
+{
+    struct bxi_call *list = NULL;
+    struct bxi_call **end = &list;
+
+    pthread_mutex_lock(&job->lock);
+    for (uint32_t i = 0; i < peer->slot_count; i++) {
+        struct bxi_slot *slot = &peer->slots[i];
+
+        if (slot->state == BXI_SLOT_FREE || (through_pos != BX_FOREVER && slot->end_pos > through_pos))
+            continue;
+        if (slot->state == BXI_SLOT_ZOMBIE) {
+            free_slot(peer, (uint16_t)i);
+            continue;
+        }
+        *end = take_call(job, peer, (uint16_t)i, false);
+        (*end)->next = NULL;
+        end = &(*end)->next;
+        if (code == BX_E_PEER_DEAD)
+            bxi_counter_add(job, BXI_C_calls_peer_dead, 1);
+    }
+    pthread_mutex_unlock(&job->lock);
+    complete_list(job, list, code);
+    bxi_wake(job, peer);
+}
+
+int bxi_call_cancel(struct bxi_call *call)
+{
+    struct bx_job *job = call->future.job;
+    struct bxi_peer *peer = call->peer;
+    bool mine;
+
+    pthread_mutex_lock(&job->lock);
+    mine = call->slot < peer->slot_count && peer->slots[call->slot].call == call;
+    if (mine) {
+        struct bxi_frame head = { .kind = BXI_CANCEL,
+                                  .id = peer->slots[call->slot].generation << 16 | call->slot };
+        struct bxi_out out = { &head, NULL, 0, -1, true };
+
+        take_call(job, peer, call->slot, true);
+        bxi_counter_add(job, BXI_C_calls_cancelled, 1);
+        bxi_peer_send(job, peer, &out);     /* best effort: its reply is dropped in any case */
+    }
+    pthread_mutex_unlock(&job->lock);
+    if (!mine)
+        return bx_fail(-EALREADY, "the call is done already");
+    if (!bxi_is_driving(job))
+        bxi_bells_flush(job);
+    complete(call, BX_E_CANCELLED, bxi_text("the call to worker '%s' was cancelled", peer->name), NULL);
+    return 0;
+}

@@ -1,0 +1,447 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a frame means: requests to handlers, replies to calls.
+ *
+ * Runs under the progress role, but for bxi_answer and bxi_run_handler, which the pool and completing
+ * threads use too. Everything in a frame is input: its head is copied, then checked, then used; a body
+ * is copied before anybody parses it.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- answering --------------------------------------------------------------------------------- */
+
+int bxi_serving_begin(struct bx_request *request)
+{
+    if (!request->oneway && request->peer->serving >= BXI_CALLS_MAX)
+        return BX_E_CORRUPT;
+    request->counted = true;
+    request->peer->serving++;
+    request->job->serving++;
+    return 0;
+}
+
+void bxi_serving_cancel(struct bx_request *request)
+{
+    request->peer->serving--;
+    request->job->serving--;
+    request->counted = false;
+}
+
+static void serving_end(const struct bx_request *request)
+{
+    if (!request->counted)
+        return;
+    request->peer->serving--;
+    request->job->serving--;
+}
+
+/* "worker 'agent', function 'pick': no such row", within a frame and a sentence. */
+static size_t error_body(char body[BXI_TEXT_BYTES], const struct bx_request *request, int code, const char *text)
+{
+    int bytes = snprintf(body, BXI_TEXT_BYTES, "worker '%s', function '%s': %s", request->job->name,
+                         request->handler != NULL ? request->handler->name : "?",
+                         text != NULL && text[0] != '\0' ? text : bx_strerror(code));
+
+    return bytes < BXI_TEXT_BYTES ? (size_t)bytes : BXI_TEXT_BYTES - 1;
+}
+
+void bxi_answer(const struct bx_request *request, int code, const char *text, const struct bx_msg *value)
+{
+    struct bx_job *job = request->job;
+    struct bxi_frame head = { .kind = BXI_REPLY, .code = code, .id = request->id };
+    struct bxi_out out = { &head, bx_msg_data(value), bx_msg_bytes(value), -1, true };
+    char body[BXI_TEXT_BYTES], too_large[96];
+    int rc = 0;
+
+    if (code == 0 && out.body_bytes > BXI_BODY_MAX) {
+        head.code = BX_E_TOO_LARGE;
+        snprintf(too_large, sizeof too_large, "the reply has %zu bytes, a frame carries %zu", out.body_bytes,
+                 BXI_BODY_MAX);
+        text = too_large;
+    }
+    if (head.code < 0) {
+        out.body_bytes = error_body(body, request, head.code, text);
+        out.body = body;
+    }
+    if (request->oneway && head.code < 0)
+        bxi_log(1, "a one-way call of worker '%s' failed: %s", request->peer->name, body);
+
+    pthread_mutex_lock(&job->lock);
+    serving_end(request);
+    if (!request->oneway && bxi_load_relaxed(&request->peer->state) == BXI_PEER_ALIVE) {
+        bxi_peer_consumed(job, request->peer, request->consumed);
+        rc = bxi_peer_send(job, request->peer, &out);
+        bxi_counter_add(job, BXI_C_replies_sent, 1);
+    }
+    pthread_mutex_unlock(&job->lock);
+    if (request->counted)
+        bxi_quiet_changed(job);
+    if (rc < 0)
+        bxi_log(0, "a reply to worker '%s' was lost: %s", request->peer->name, bx_error_text());
+    if (request->counted && !bxi_is_driving(job))
+        bxi_bells_flush(job);
+}
+
+/* ---- handlers ---------------------------------------------------------------------------------- */
+
+void bxi_run_handler(const struct bx_request *request, struct bx_reader args, struct bx_msg *reply)
+{
+    bxi_clear_error();
+
+    int code = request->handler->fn(request, &args, reply, request->handler->context);
+    const char *text = bx_error_text();
+
+    if (code >= 0)
+        code = args.error < 0 ? args.error : reply->error;
+    bxi_answer(request, code, text, reply);
+}
+
+static void run_inline(const struct bx_request *request, size_t body_bytes)
+{
+    struct bx_job *job = request->job;
+
+    bx_msg_clear(job->reply);
+    bxi_no_wait_enter();
+    bxi_run_handler(request, (struct bx_reader){ .data = job->frame, .bytes = body_bytes }, job->reply);
+    bxi_no_wait_leave();
+}
+
+static void async_done(struct bx_future *future, void *context)
+{
+    struct bx_request *request = context;
+
+    bxi_answer(request, future->code, bx_future_error_text(future), future->value);
+    free(request);
+}
+
+static int run_async(struct bx_request *request, size_t body_bytes)
+{
+    struct bx_job *job = request->job;
+    struct bx_reader args = { .data = job->frame, .bytes = body_bytes };
+    struct bx_request *kept = malloc(sizeof *kept);
+    struct bx_future *future = NULL;
+    int code = -ENOMEM;
+
+    if (kept != NULL) {
+        bxi_clear_error();
+        bxi_no_wait_enter();
+        code = request->handler->async(request, &args, &future, request->handler->context);
+        bxi_no_wait_leave();
+    }
+    if (code >= 0 && args.error < 0)
+        code = args.error;
+    if (code >= 0 && future == NULL)
+        code = bx_fail(BX_E_HANDLER, "the async handler returned no future");
+    if (code >= 0) {
+        pthread_mutex_lock(&job->lock);
+        code = bxi_serving_begin(request);
+        pthread_mutex_unlock(&job->lock);
+    }
+    if (code >= 0) {
+        *kept = *request;
+        code = bx_future_on_done(future, async_done, kept);
+    }
+    if (code < 0) {
+        if (code != BX_E_CORRUPT || request->counted)
+            bxi_answer(request, code, bx_error_text(), NULL);
+        free(kept);
+    }
+    bx_future_release(future);
+    return code == BX_E_CORRUPT && !request->counted ? code : 0;
+}
+
+static int add_row(struct bx_request *request, size_t body_bytes)
+{
+    int rc = bxi_batch_add_row(request, request->job->frame, body_bytes);
+
+    if (rc == -ENOMEM)
+        bxi_answer(request, rc, "no memory for a row", NULL);
+    return rc == BX_E_CORRUPT ? rc : 0;
+}
+
+static int submit_blocking(struct bx_request *request, size_t body_bytes)
+{
+    struct bxi_task *task = calloc(1, sizeof *task);
+    int rc = -ENOMEM;
+
+    if (task != NULL && (task->args = bxi_msg_copy(request->job->frame, body_bytes)) != NULL) {
+        task->request = *request;
+        rc = bxi_pool_submit(request->job, task);
+        if (rc == 0)
+            return 0;
+        bx_msg_destroy(task->args);
+    }
+    free(task);
+    if (rc == BX_E_CORRUPT)
+        return rc;
+    bxi_answer(request, rc, rc == BX_E_BUSY ? NULL : "no memory or no thread for the request", NULL);
+    return 0;
+}
+
+/* ---- requests ---------------------------------------------------------------------------------- */
+
+static int member_request(struct bx_request *request, uint8_t flags)
+{
+    if (request->handler->kind != BXI_F_BATCH) {
+        bxi_answer(request, -EINVAL, "it is no batch, nobody can join or leave it", NULL);
+        return 0;
+    }
+    bxi_batch_member(request->job, request->handler->batcher, request->peer->rank, flags == BXI_FLAG_JOIN);
+    bxi_answer(request, 0, NULL, NULL);
+    return 0;
+}
+
+static int run_request(struct bx_request *request, size_t body_bytes)
+{
+    struct bx_job *job = request->job;
+
+    switch (request->handler->kind) {
+    case BXI_F_INLINE:
+        bxi_counter_add(job, BXI_C_requests_inline, 1);
+        run_inline(request, body_bytes);
+        return 0;
+    case BXI_F_ASYNC:
+        bxi_counter_add(job, BXI_C_requests_async, 1);
+        return run_async(request, body_bytes);
+    case BXI_F_BLOCKING:
+        bxi_counter_add(job, BXI_C_requests_blocking, 1);
+        return submit_blocking(request, body_bytes);
+    case BXI_F_BATCH:
+        bxi_counter_add(job, BXI_C_requests_batched, 1);
+        return add_row(request, body_bytes);
+    }
+    return BX_E_CORRUPT;
+}
+
+/* The way back could not be opened: this request is dropped, and its caller told up to where. */
+static void refuse(struct bx_job *job, struct bxi_peer *peer, int code)
+{
+    struct bxi_pair *pair = &job->control->pair[peer->rank];
+
+    bxi_counter_add(job, BXI_C_requests_dropped, 1);
+    /* Relaxed: published by the store below. */
+    bxi_store_relaxed(&pair->refused_errno, (uint64_t)(uint32_t)code);
+    /* [pair.refused] release, pairs with the acquire in look_refused: the errno is read after it. */
+    bxi_store_release(&pair->refused_through, peer->in.read_pos);
+    bxi_bell_ring(peer->bell.fd[0]);
+}
+
+/* Is there a way back to peer? A callee opens its ring before it accepts the first call. */
+static bool way_back(struct bx_job *job, struct bxi_peer *peer)
+{
+    int rc;
+
+    /* [peer.out_open] acquire, pairs with the release in bxi_peer_open_out. */
+    if (bxi_load_acquire(&peer->out_open))
+        return true;
+    pthread_mutex_lock(&job->lock);
+    rc = bxi_peer_open_out(job, peer);
+    pthread_mutex_unlock(&job->lock);
+    if (rc == 0)
+        return true;
+    bxi_log(0, "%s", bx_error_text());
+    refuse(job, peer, rc);
+    return false;
+}
+
+static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
+                          size_t body_bytes)
+{
+    struct bx_request request = {
+        .job = job,
+        .peer = peer,
+        .id = head->id,
+        .deadline_ns = head->deadline_ns,
+        .consumed = head->consumed,
+        .oneway = head->kind == BXI_ONEWAY,
+    };
+
+    if (peer->draining) {
+        bxi_counter_add(job, BXI_C_requests_dropped, 1);
+        return 0;
+    }
+    if (!request.oneway && !way_back(job, peer))
+        return 0;
+    /* [handlers] acquire, pairs with the release in add_handler. */
+    if (head->function >= bxi_load_acquire(&job->handler_count)) {
+        bxi_counter_add(job, BXI_C_requests_refused, 1);
+        bxi_answer(&request, BX_E_NO_FUNCTION, NULL, NULL);
+        return 0;
+    }
+    request.handler = &job->handlers[head->function];
+    if (head->deadline_ns != BX_FOREVER && head->deadline_ns < bxi_coarse_ns()) {
+        pthread_mutex_lock(&job->lock);
+        bxi_counter_add(job, BXI_C_requests_expired, 1);
+        pthread_mutex_unlock(&job->lock);
+        bxi_answer(&request, BX_E_TIMEOUT, "the deadline passed before the request was read", NULL);
+        return 0;
+    }
+    return head->flags != 0 ? member_request(&request, head->flags) : run_request(&request, body_bytes);
+}
+
+static void handle_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id)
+{
+    if (!bxi_pool_cancel(job, peer, id))
+        bxi_batch_cancel(job, peer, id);
+}
+
+int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload, uint32_t payload_bytes)
+{
+    const unsigned char *body = (const unsigned char *)payload + sizeof(struct bxi_frame);
+    size_t body_bytes = payload_bytes - sizeof(struct bxi_frame);
+    struct bxi_frame head;
+    int rc = 0;
+
+    if (payload_bytes < sizeof head)
+        return BX_E_CORRUPT;
+    memcpy(&head, payload, sizeof head);
+    switch (head.kind) {
+    case BXI_REQUEST:
+    case BXI_ONEWAY:
+        if (body_bytes > 0)
+            memcpy(job->frame, body, body_bytes);
+        /* Before the handler runs: its reply then says that this request has been read. */
+        bxi_frame_taken(job, peer, payload_bytes);
+        return handle_request(job, peer, &head, body_bytes);
+    case BXI_REPLY:
+        rc = bxi_reply_arrived(job, peer, &head, body, body_bytes);
+        break;
+    case BXI_CANCEL:
+        handle_cancel(job, peer, head.id);
+        break;
+    default:
+        return BX_E_CORRUPT;
+    }
+    bxi_frame_taken(job, peer, payload_bytes);
+    return rc;
+}
+
+/* ---- registration ------------------------------------------------------------------------------ */
+
+static int check_name(const char *name)
+{
+    size_t length = name == NULL ? 0 : strlen(name);
+
+    if (length == 0 || length > BX_NAME_MAX)
+        return bx_fail(-EINVAL, "a function's name has 1 to %d characters, '%s' has %zu", BX_NAME_MAX,
+                       name == NULL ? "" : name, length);
+    return 0;
+}
+
+/* Lock. The entry is complete before the count says so, here and in the segment. */
+static int add_handler(struct bx_job *job, const char *name, const struct bxi_handler *handler)
+{
+    /* Relaxed: written under the lock only. */
+    uint32_t count = bxi_load_relaxed(&job->handler_count);
+
+    for (uint32_t i = 0; i < count; i++)
+        if (strcmp(job->handlers[i].name, name) == 0)
+            return bx_fail(-EEXIST, "worker '%s' has registered '%s' before", job->name, name);
+    if (count == BXI_FUNCTION_MAX)
+        return bx_fail(-ENOSPC, "worker '%s' has %d functions already, '%s' is one too many", job->name,
+                       BXI_FUNCTION_MAX, name);
+    job->handlers[count] = *handler;
+    strcpy(job->handlers[count].name, name);
+    if (handler->batcher != NULL) {
+        handler->batcher->handler = &job->handlers[count];
+        handler->batcher->next = job->batchers;
+        job->batchers = handler->batcher;
+    }
+    /* [handlers] release, pairs with the acquire in handle_request. */
+    bxi_store_release(&job->handler_count, count + 1);
+    if (job->control != NULL) {
+        strcpy(job->control->function[count].name, name);
+        job->control->function[count].kind = (uint32_t)handler->kind;
+        /* [functions] release, pairs with the acquire in refresh (names.c). */
+        bxi_store_release(&job->control->header.function_count, count + 1);
+    }
+    return 0;
+}
+
+static int registered(struct bx_job *job, const char *name, const struct bxi_handler *handler)
+{
+    int rc = check_name(name);
+
+    if (rc == 0 && bxi_load_relaxed(&job->phase) != BXI_CREATED)
+        rc = bxi_job_check(job);
+    if (rc < 0)
+        return rc;
+    pthread_mutex_lock(&job->lock);
+    rc = add_handler(job, name, handler);
+    pthread_mutex_unlock(&job->lock);
+    return rc;
+}
+
+int bx_register(struct bx_job *job, const char *name, enum bx_kind kind, bx_handler_fn fn, void *context)
+{
+    if (fn == NULL || (kind != BX_INLINE && kind != BX_BLOCKING))
+        return bx_fail(-EINVAL, "a handler is a function and BX_INLINE or BX_BLOCKING");
+
+    struct bxi_handler handler = { .kind = kind == BX_INLINE ? BXI_F_INLINE : BXI_F_BLOCKING, .fn = fn,
+                                   .context = context };
+
+    return registered(job, name, &handler);
+}
+
+int bx_register_async(struct bx_job *job, const char *name, bx_async_fn fn, void *context)
+{
+    struct bxi_handler handler = { .kind = BXI_F_ASYNC, .async = fn, .context = context };
+
+    if (fn == NULL)
+        return bx_fail(-EINVAL, "there is no function to register as '%s'", name == NULL ? "" : name);
+    return registered(job, name, &handler);
+}
+
+int bx_register_batch(struct bx_job *job, const char *name, bx_batch_fn fn, void *context,
+                      const struct bx_batch_options *options)
+{
+    struct bx_batch_options given = { 0 };
+    struct bxi_batcher *batcher = calloc(1, sizeof *batcher);
+
+    if (fn == NULL || batcher == NULL) {
+        free(batcher);
+        return fn == NULL ? bx_fail(-EINVAL, "there is no body to register as '%s'", name == NULL ? "" : name)
+                          : bx_fail(-ENOMEM, "no memory for a batch");
+    }
+    if (options != NULL)
+        memcpy(&given, options, options->struct_bytes != 0 && options->struct_bytes < sizeof given
+                                    ? options->struct_bytes : sizeof given);
+    batcher->fn = fn;
+    batcher->max_rows = given.max_rows;
+    batcher->flush_after_ns = given.flush_after_ns;
+    batcher->blocking = given.blocking;
+    batcher->timer.fire = bxi_batch_flush_due;
+
+    struct bxi_handler handler = { .kind = BXI_F_BATCH, .context = context, .batcher = batcher };
+    int rc = registered(job, name, &handler);
+
+    if (rc < 0)
+        free(batcher);
+    return rc;
+}
+
+/* ---- what a handler may ask -------------------------------------------------------------------- */
+
+struct bx_job *bx_request_job(const struct bx_request *request)
+{
+    return request->job;
+}
+
+int bx_request_caller(const struct bx_request *request)
+{
+    return request->peer->rank;
+}
+
+const char *bx_request_function(const struct bx_request *request)
+{
+    return request->handler->name;
+}
+
+uint64_t bx_request_deadline_ns(const struct bx_request *request)
+{
+    return request->deadline_ns;
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Codes, their texts, each thread's last sentence, and the log hook. Any thread; no locks: the sentence
+ * is the thread's own, the hook is set before the first job.
+ */
+#include "internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static _Thread_local char sentence[BXI_TEXT_BYTES];
+static bx_log_fn log_fn;
+static void *log_context;
+
+const char *bx_strerror(int code)
+{
+    static _Thread_local char buffer[128];
+
+    switch (code) {
+#define BX_ERROR_CASE(name, value, text) case name: return text;
+        BX_ERRORS(BX_ERROR_CASE)
+#undef BX_ERROR_CASE
+    default:
+        break;
+    }
+    if (code >= 0)
+        return "success";
+    return strerror_r(-code, buffer, sizeof buffer);
+}
+
+const char *bx_error_name(int code)
+{
+    static _Thread_local char buffer[32];
+
+    switch (code) {
+#define BX_ERROR_CASE(name, value, text) case name: return #name;
+        BX_ERRORS(BX_ERROR_CASE)
+#undef BX_ERROR_CASE
+    default:
+        break;
+    }
+
+    const char *name = strerrorname_np(-code);
+
+    if (code >= 0 || name == NULL)
+        return code >= 0 ? "0" : "unknown";
+    snprintf(buffer, sizeof buffer, "-%s", name);
+    return buffer;
+}
+
+const char *bx_error_text(void)
+{
+    return sentence;
+}
+
+void bxi_clear_error(void)
+{
+    sentence[0] = '\0';
+}
+
+int bxi_fail_v(int code, const char *format, va_list args)
+{
+    char text[BXI_TEXT_BYTES];      /* args may point into the sentence */
+
+    vsnprintf(text, sizeof text, format, args);
+    memcpy(sentence, text, sizeof sentence);
+    return code;
+}
+
+int bx_fail(int code, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    bxi_fail_v(code, format, args);
+    va_end(args);
+    return code;
+}
+
+char *bxi_text(const char *format, ...)
+{
+    char text[BXI_TEXT_BYTES];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return strdup(text);
+}
+
+void bx_set_log(bx_log_fn log, void *context)
+{
+    log_fn = log;
+    log_context = context;
+}
+
+void bxi_log(int level, const char *format, ...)
+{
+    char text[BXI_TEXT_BYTES];
+    va_list args;
+
+    if (log_fn == NULL)
+        return;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    log_fn(level, text, log_context);
+}
+
+#define TEXT_OF(x) #x
+#define VERSION_TEXT(major, minor, patch) TEXT_OF(major) "." TEXT_OF(minor) "." TEXT_OF(patch)
+
+const char *bx_version(void)
+{
+    return VERSION_TEXT(BX_VERSION_MAJOR, BX_VERSION_MINOR, BX_VERSION_PATCH);
+}

@@ -1,0 +1,494 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the files of lib/ share. lib/README.md is the map; each part of struct bx_job says who may touch
+ * it: "lock" under job->lock, "role" by the thread that holds the progress role, "start" written before
+ * bx_job_start returns and never again.
+ *
+ * Order of locks: job->lock is a leaf but for wait_lock, which is taken inside or outside of nothing
+ * else. Neither is ever held while user code runs.
+ */
+#ifndef BXI_INTERNAL_H
+#define BXI_INTERNAL_H
+
+#include "boxcar.h"
+
+#include "atomic.h"
+#include "doorbell.h"
+#include "layout.h"
+#include "ring.h"
+#include "segment.h"
+#include "sleeper.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define BXI_CALLS_MAX 1024          /* K: calls in flight from one worker to another */
+#define BXI_TEXT_BYTES 512          /* of an error's sentence */
+#define BXI_POOL_READY 16           /* threads of the pool that are not blocked in a wait */
+#define BXI_POOL_MAX 256
+#define BXI_FRAMES_A_PASS 32        /* of one ring */
+#define BXI_DEFER_POLLS 48          /* empty looks before a bell that is probably not needed is rung */
+
+/* ---- Frames: what a record of a ring holds ------------------------------------------------------- */
+
+enum bxi_frame_kind {
+    BXI_REQUEST = 1,
+    BXI_ONEWAY = 2,
+    BXI_REPLY = 3,          /* code 0: the value; code < 0: an error, the body is its sentence */
+    BXI_CANCEL = 4,
+};
+enum bxi_frame_flags { BXI_FLAG_JOIN = 1, BXI_FLAG_LEAVE = 2 };     /* of a batch, by its function */
+
+struct bxi_frame {
+    uint8_t kind;
+    uint8_t flags;
+    uint16_t function;      /* index into the callee's table */
+    int32_t code;
+    uint64_t id;            /* generation << 16 | slot, chosen by the caller */
+    uint64_t consumed;      /* how far the sender has read the ring that comes back: a credit on the way */
+    uint64_t deadline_ns;   /* CLOCK_MONOTONIC; BX_FOREVER */
+};
+static_assert(sizeof(struct bxi_frame) == 32, "frame");
+
+#define BXI_BODY_MAX (BXI_FRAME_MAX - sizeof(struct bxi_frame))
+
+/* ---- Messages ------------------------------------------------------------------------------------ */
+
+struct bx_msg {
+    unsigned char *data;        /* == room until it has grown */
+    size_t bytes;
+    size_t capacity;
+    int error;
+    _Alignas(8) unsigned char room[];
+};
+struct bx_msg *bxi_msg_copy(const void *data, size_t bytes);       /* NULL when memory is out */
+
+/* ---- Timers (lock) ------------------------------------------------------------------------------- */
+
+struct bxi_timer {
+    uint64_t at_ns;
+    uint32_t heap_index;        /* 1-based; 0: not set */
+    void (*fire)(struct bx_job *job, struct bxi_timer *timer);     /* with the lock held */
+};
+struct bxi_timers {
+    struct bxi_timer **heap;
+    uint32_t count;
+    uint32_t capacity;
+};
+int bxi_timer_set(struct bxi_timers *timers, struct bxi_timer *timer, uint64_t at_ns);  /* 0, -ENOMEM */
+void bxi_timer_clear(struct bxi_timers *timers, struct bxi_timer *timer);
+uint64_t bxi_timers_next_ns(const struct bxi_timers *timers);      /* BX_FOREVER if none */
+
+/* ---- Futures ------------------------------------------------------------------------------------- */
+
+struct bxi_callback;
+struct bx_future {
+    bxi_a32 refs;
+    bxi_a32 claimed;                            /* 1 once somebody completes it */
+    _Atomic(struct bxi_callback *) callbacks;   /* a stack; BXI_DONE once it is done */
+    struct bx_job *job;
+    struct bx_msg *value;
+    char *text;                                 /* of the error; NULL: bx_strerror(code) */
+    int code;
+    bool is_call;                               /* the head of a struct bxi_call */
+};
+void bxi_future_init(struct bx_future *future, struct bx_job *job);
+/* Completes it; value and text (malloc'ed) become its own. False (and both freed) if it was done. */
+bool bxi_future_complete(struct bx_future *future, int code, char *text, struct bx_msg *value);
+void bxi_future_fini(struct bx_future *future);     /* frees value and text of one that is done */
+static inline bool bxi_future_is_done(const struct bx_future *future);
+
+/* ---- Calls (lock) -------------------------------------------------------------------------------- */
+
+enum bxi_slot_state { BXI_SLOT_FREE = 0, BXI_SLOT_LIVE, BXI_SLOT_ZOMBIE };  /* zombie: its reply is awaited */
+struct bxi_call;
+struct bxi_slot {
+    struct bxi_call *call;      /* LIVE only */
+    uint64_t generation;
+    uint64_t end_pos;           /* of the request in the ring; BX_FOREVER while it is queued */
+    uint16_t next_free;
+    uint8_t state;
+};
+struct bxi_call {
+    struct bx_future future;    /* first */
+    struct bxi_peer *peer;
+    struct bxi_timer timer;     /* of async calls; a sync caller watches its own deadline */
+    uint64_t timeout_ns;
+    uint16_t slot;
+    uint16_t function;
+    bool owned;                 /* malloc'ed, with one reference of the engine's; else on a caller's stack */
+    bool wants_value;
+    struct bxi_call *next;      /* in a list of calls to complete */
+};
+
+/* ---- Peers --------------------------------------------------------------------------------------- */
+
+enum bxi_peer_state {           /* atomic; role, but for the bootstrap */
+    BXI_PEER_ALIVE = 1,
+    BXI_PEER_DEAD,
+    BXI_PEER_LEFT,
+    BXI_PEER_CORRUPT,
+};
+
+struct bxi_queued {             /* a frame that waits for room */
+    struct bxi_queued *next;
+    uint32_t payload_bytes;
+    int32_t slot;               /* of a request, to note where it ends; -1 */
+    unsigned char payload[];
+};
+
+struct bxi_function_cache {     /* the peer's functions as copied from its segment */
+    uint32_t count;
+    char name[BXI_FUNCTION_MAX][BXI_NAME_BYTES];
+};
+
+struct bxi_peer {
+    /* start */
+    int rank;
+    uint32_t pid;
+    int pidfd;
+    char name[BXI_NAME_BYTES];
+    struct bxi_segment_view view;           /* of oneself: unused */
+    unsigned char *loop;                    /* of oneself: the private ring; else NULL */
+    bxi_a32 state;                          /* enum bxi_peer_state */
+    bxi_a32 death_seen;                     /* enum bxi_peer_state to close it with; the role acts on it */
+    uint32_t state_word;                    /* role: its header's state when last looked at */
+
+    /* lock: the way out */
+    bxi_a32 out_open;
+    bool defer_bell;                        /* it was awake when last looked at */
+    struct bxi_ring_writer out;
+    struct bxi_bell_peer bell;
+    uint64_t bell_pos;                      /* where the last frame ends that a bell is due for */
+    struct bxi_queued *queue_head, *queue_tail;
+    uint32_t wanted_bytes;                  /* the payload that a one-way caller waits to send; 0 */
+    uint64_t refused_seen;
+    int close_code;                         /* why calls fail when it is not alive */
+
+    /* lock: calls to it, and its calls here */
+    struct bxi_slot *slots;
+    uint32_t slot_count;
+    uint32_t in_flight;                     /* slots not FREE */
+    uint16_t free_slot;                     /* head of the list; slot_count if empty */
+    uint32_t serving;                       /* its requests here that are not yet answered */
+    struct bxi_function_cache *functions;
+
+    /* role: the way in */
+    bool in_open;
+    bool draining;                          /* it is gone: its replies count, its requests are dropped */
+    struct bxi_ring_reader in;
+    bxi_a64 consumed;                       /* in.read_pos, for whoever sends */
+    uint64_t rescue_pos;                    /* watchdog: where a frame lay unread a second ago, plus 1 */
+};
+
+/* ---- Functions ----------------------------------------------------------------------------------- */
+
+enum bxi_function_kind { BXI_F_INLINE = 1, BXI_F_BLOCKING = 2, BXI_F_ASYNC = 3, BXI_F_BATCH = 4 };
+struct bxi_batcher;
+struct bxi_handler {            /* written before function_count passes it, never again */
+    char name[BXI_NAME_BYTES];
+    enum bxi_function_kind kind;
+    bx_handler_fn fn;
+    bx_async_fn async;
+    void *context;
+    struct bxi_batcher *batcher;
+};
+
+/* What is being answered. Lives on the stack for inline handlers, in a task or a row else. */
+struct bx_request {
+    struct bx_job *job;
+    struct bxi_peer *peer;
+    const struct bxi_handler *handler;
+    uint64_t id;
+    uint64_t deadline_ns;
+    uint64_t consumed;              /* as the request's frame said */
+    bool oneway;
+    bool counted;                   /* in serving */
+};
+
+struct bxi_row {                /* a request that waits in a batch */
+    struct bx_request request;
+    struct bxi_row *next;
+    struct bx_msg *args;
+    struct bx_msg *reply;
+    uint64_t came_ns;
+    int code;
+    char *text;
+};
+
+struct bxi_batcher {            /* lock, but for what says otherwise */
+    const struct bxi_handler *handler;          /* start */
+    bx_batch_fn fn;                             /* start; its context is the handler's */
+    size_t max_rows;                            /* start */
+    uint64_t flush_after_ns;                    /* start */
+    bool blocking;                              /* start */
+    bool running;
+    bool due;                                   /* the oldest row has waited long enough */
+    uint64_t members[BXI_WORLD_MAX / 64];
+    uint64_t present[BXI_WORLD_MAX / 64];       /* workers with a row in the list */
+    struct bxi_row *head, *tail;
+    struct bxi_timer timer;
+    struct bxi_batcher *next;
+};
+
+/* ---- The pool (lock) ----------------------------------------------------------------------------- */
+
+struct bxi_task {
+    struct bxi_task *next;
+    struct bxi_batcher *batcher;                /* a batch to run, or NULL: */
+    struct bx_request request;
+    struct bx_msg *args;
+};
+struct bxi_pool {
+    pthread_cond_t cond;
+    struct bxi_task *head, *tail;
+    uint32_t queued;
+    uint32_t idle;
+    uint32_t threads;
+    bxi_a32 blocked;            /* of the threads, in a wait */
+    bool stop;
+    pthread_t thread[BXI_POOL_MAX];
+};
+
+/* ---- Waiting ------------------------------------------------------------------------------------- */
+
+/* One thread that waits for something. ready() is true for good once it is; object is what the one who
+ * makes it true names in bxi_wake. */
+struct bxi_waiter {
+    bool (*ready)(struct bxi_waiter *waiter);
+    const void *object;
+    uint64_t deadline_ns;
+    bool passive;               /* never drives: the background thread does */
+    bxi_a32 signal;             /* 0 awake, 1 asleep in the futex, 2 signalled */
+    struct bxi_waiter *next, *prev;
+};
+
+enum bxi_event {                /* bits of job->events: what a pass must look at besides the rings */
+    BXI_EVENT_SCAN = 1,         /* open words, states, refusals of all peers */
+    BXI_EVENT_DEATH = 2,        /* death_seen of all peers */
+    BXI_EVENT_BATCH = 4,        /* members changed, or a batch is due */
+};
+
+enum bxi_phase { BXI_CREATED = 1, BXI_STARTED, BXI_STOPPING, BXI_STOPPED };
+
+struct bx_job {
+    /* start */
+    struct bx_options options;                  /* defaults filled in; strings are the job's own */
+    char job_name[BXI_NAME_BYTES];
+    char name[BXI_NAME_BYTES];
+    int rank;
+    int world_size;
+    uint64_t instance;
+    uint64_t serial;                            /* of the job within the process */
+    uint32_t fork_generation;
+    enum bxi_sleeper_kind sleeper_kind;
+    int cpus;                                   /* that this process may use */
+    struct bxi_segment segment;
+    struct bxi_control *control;                /* the segment's, once there is one */
+    bxi_a64 *counters;                          /* the segment's; private_counters before */
+    bxi_a64 private_counters[BXI_COUNTER_COUNT];
+    int bell_fd[2];                             /* background, leader */
+    int pidfd;                                  /* on oneself */
+    int lock_fd;                                /* rank 0: says that this job's name is in use; -1 */
+    int loop_fd;                                /* own_loop: epoll; else -1 */
+    int timer_fd;                               /* own_loop: the next deadline; else -1 */
+    struct bxi_peer *peers;                     /* world_size */
+    uint8_t name_bucket[256];                   /* open addressing by name; BXI_NO_RANK if empty */
+    bx_death_fn on_death;
+    void *on_death_context;
+    bxi_a32 phase;
+
+    /* lock */
+    pthread_mutex_t lock;
+    struct bxi_timers timers;
+    struct bxi_pool pool;
+    struct bxi_batcher *batchers;
+    struct bxi_handler handlers[BXI_FUNCTION_MAX];
+    bxi_a32 handler_count;
+    bxi_a64 bells_due[BXI_WORLD_MAX / 64];      /* peers; set under the lock, looked at without */
+    bxi_a32 bells_urgent;                       /* one of them was asleep when last looked at */
+    bxi_a64 bells_pass;                         /* job->pass when the first of them became due */
+    bxi_a64 starved[BXI_WORLD_MAX / 64];        /* peers with frames queued or a one-way caller waiting */
+    struct bxi_call *expired;                   /* taken out by timers, to be completed without the lock */
+    uint32_t calls_open;                        /* LIVE slots of all peers */
+    uint32_t serving;                           /* requests of all peers not yet answered */
+    uint32_t deaths_reported;                   /* by bx_job_serve */
+
+    /* role */
+    bxi_a32 role;                               /* 1 while some thread drives */
+    struct bxi_bell bell;
+    struct bxi_peer *in_peers[BXI_WORLD_MAX];   /* those with in_open, in order of opening */
+    bxi_a32 in_count;                           /* written by the role */
+    uint64_t spin_ns;                           /* the budget as adapted */
+    bool may_spin;
+    uint64_t may_spin_at_ns;                    /* when that was looked at */
+    bxi_a64 pass;                               /* counts looks over the rings */
+    unsigned char *frame;                       /* BXI_FRAME_MAX: the frame being handled */
+    struct bx_msg *reply;                       /* of inline handlers, used again and again */
+
+    /* anybody */
+    bxi_a32 events;
+    bxi_a32 deaths;                             /* peers that died so far */
+    uint8_t dead_rank[BXI_WORLD_MAX];           /* in the order of their deaths; written before deaths */
+    bxi_a32 leavers;                            /* peers whose state is LEAVING or later, or that are gone */
+    bxi_a32 quiet;                              /* the same for QUIET */
+    bxi_a32 quiet_waited;                       /* somebody waits for calls_open and serving to become 0 */
+    bxi_a64 background_until_ns;                /* until when the background thread means to sleep */
+    pthread_mutex_t wait_lock;                  /* the list of waiters */
+    struct bxi_waiter *waiters;
+    bxi_a32 waiting;                            /* in that list */
+    bxi_a32 followers;                          /* of them, not passive */
+    bxi_a32 stop;
+    pthread_t background;
+    bool background_runs;
+};
+
+#define BXI_NO_RANK 255
+
+/* ---- error.c ------------------------------------------------------------------------------------- */
+void bxi_clear_error(void);
+int bxi_fail_v(int code, const char *format, va_list args);
+void bxi_log(int level, const char *format, ...) BX_PRINTF(2, 3);
+char *bxi_text(const char *format, ...) BX_PRINTF(1, 2);   /* malloc'ed; NULL when memory is out */
+
+/* ---- job.c --------------------------------------------------------------------------------------- */
+/* The bootstrap calls it once the segment is there, before any peer can see it. */
+void bxi_job_adopt_segment(struct bx_job *job);
+/* 0, or BX_E_FORKED / BX_E_STATE with a sentence: every public function begins with it. */
+int bxi_job_check(struct bx_job *job);
+uint64_t bxi_now_ns(void);                      /* CLOCK_MONOTONIC */
+uint64_t bxi_coarse_ns(void);                   /* CLOCK_MONOTONIC_COARSE: cheap, up to 10 ms behind */
+uint64_t bxi_deadline_ns(uint64_t timeout_ns);  /* absolute; BX_FOREVER stays */
+bool bxi_name_is_valid(const char *name);
+extern bxi_a32 bxi_forks;                       /* counted in every forked child */
+
+/* ---- names.c ------------------------------------------------------------------------------------- */
+void bxi_names_build(struct bx_job *job);
+struct bxi_peer *bxi_peer_find(struct bx_job *job, const char *name);      /* NULL */
+/* Index of a function of peer, or BX_E_NO_FUNCTION / BX_E_CORRUPT with a sentence. Lock. */
+int bxi_function_find(struct bx_job *job, struct bxi_peer *peer, const char *name);
+
+/* ---- bootstrap.c --------------------------------------------------------------------------------- */
+/* Meets the others by a Unix socket. On entry rank, world_size, job_name, name, bell_fd, pidfd and
+ * zeroed peers are there. On success: instance, segment (state STARTING), and of every peer but oneself
+ * rank, name, pid, pidfd, bell (word and descriptors), view; of oneself rank, name, pid. On failure
+ * whatever it made is undone. Both with a sentence. */
+int bxi_bootstrap(struct bx_job *job, uint64_t deadline_ns);
+/* The directory of the sockets ("$XDG_RUNTIME_DIR/boxcar" or "/tmp/boxcar-<uid>"), made 0700 and checked
+ * to be one's own. 0, BX_E_SOCKET_DIR. */
+int bxi_socket_dir(char *out, size_t bytes);
+
+/* ---- peer.c: frames out (lock), bells ------------------------------------------------------------- */
+/* Opens the ring to a peer if it is not. 0, BX_E_NO_SPACE. */
+int bxi_peer_open_out(struct bx_job *job, struct bxi_peer *peer);
+/* Sends head and body, or queues them. slot: of a request, else -1. may_queue false: -EAGAIN instead of
+ * the queue. 0, -EAGAIN, -ENOMEM, BX_E_CORRUPT. */
+struct bxi_out {
+    struct bxi_frame *head;
+    const void *body;
+    size_t body_bytes;
+    int32_t slot;
+    bool may_queue;
+};
+int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out);
+/* Moves queued frames into the ring while there is room; true if anything moved. */
+bool bxi_peer_flush_queue(struct bx_job *job, struct bxi_peer *peer);
+/* What waits for room in full rings moves on; takes the lock. before_sleep: asks their consumers to ring
+ * first. True if anything moved. */
+bool bxi_starved_look(struct bx_job *job, bool before_sleep);
+void bxi_bells_flush(struct bx_job *job);       /* takes the lock; fence, look, ring where due */
+/* The peer says how far it has read: takes the credit, and drops the bell that is due if that covers it.
+ * 0, BX_E_CORRUPT. Lock. */
+int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consumed);
+/* Rings every living peer's background eventfd: a state. No lock needed. */
+void bxi_ring_all(struct bx_job *job);
+void bxi_peer_drop_queue(struct bxi_peer *peer);
+/* The peer's memory holds nonsense: the role will cut it off. Returns BX_E_CORRUPT with a sentence. */
+int bxi_peer_suspect(struct bx_job *job, struct bxi_peer *peer, const char *what);
+
+/* ---- call.c -------------------------------------------------------------------------------------- */
+/* 0, BX_E_CORRUPT. body lies in the peer's ring. */
+int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
+                      const void *body, size_t body_bytes);
+/* Fails every call to peer (or, through_pos, those whose request ends at or before it); the text is made
+ * from code and the peer. Takes the lock. */
+void bxi_calls_fail(struct bx_job *job, struct bxi_peer *peer, int code, uint64_t through_pos);
+char *bxi_peer_text(const struct bx_job *job, const struct bxi_peer *peer, int code);  /* malloc'ed */
+int bxi_call_cancel(struct bxi_call *call);     /* 0, -EALREADY */
+void bxi_calls_expire(struct bx_job *job);      /* completes what timers took out; without the lock */
+
+/* ---- dispatch.c (role) --------------------------------------------------------------------------- */
+/* Handles one frame of peer, which still lies in its ring. 0, or BX_E_CORRUPT: it must be cut off. */
+int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload, uint32_t payload_bytes);
+/* Answers a request: code 0 with a value, or an error with a text. Takes the lock. */
+void bxi_answer(const struct bx_request *request, int code, const char *text, const struct bx_msg *value);
+/* Runs a handler of kind inline or blocking and answers. */
+void bxi_run_handler(const struct bx_request *request, struct bx_reader args, struct bx_msg *reply);
+/* Counts a request as being served until it is answered. Lock. 0; BX_E_CORRUPT: its caller has more in
+ * flight than it may. */
+int bxi_serving_begin(struct bx_request *request);
+void bxi_serving_cancel(struct bx_request *request);    /* it was not served after all; lock */
+
+/* ---- batch.c ------------------------------------------------------------------------------------- */
+/* 0, -ENOMEM, BX_E_CORRUPT. */
+int bxi_batch_add_row(struct bx_request *request, const void *body, size_t bytes);
+void bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, bool joins);
+void bxi_batches_look(struct bx_job *job);      /* role: runs what is ready */
+void bxi_batch_flush_due(struct bx_job *job, struct bxi_timer *timer);     /* lock */
+void bxi_batch_run(struct bx_job *job, struct bxi_batcher *batcher);    /* by the pool, or the role */
+bool bxi_batch_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id);
+void bxi_batchers_destroy(struct bx_job *job);
+
+/* ---- pool.c -------------------------------------------------------------------------------------- */
+/* 0, BX_E_BUSY, BX_E_CORRUPT, BX_E_SHUTDOWN, -errno. */
+int bxi_pool_submit(struct bx_job *job, struct bxi_task *task);
+bool bxi_pool_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id);
+void bxi_pool_block(struct bx_job *job);        /* this thread begins to wait; if it is the pool's */
+void bxi_pool_unblock(struct bx_job *job);
+void bxi_pool_stop(struct bx_job *job);
+
+/* ---- progress.c ---------------------------------------------------------------------------------- */
+int bxi_progress_start(struct bx_job *job);     /* the background thread, or own_loop's descriptors */
+void bxi_progress_stop(struct bx_job *job);
+void bxi_waits_stop(struct bx_job *job);        /* every wait of this job ends with BX_E_SHUTDOWN */
+/* 0 when ready; BX_E_TIMEOUT, BX_E_WOULD_DEADLOCK, BX_E_SHUTDOWN (without a sentence). */
+int bxi_wait(struct bx_job *job, struct bxi_waiter *waiter);
+void bxi_wake(struct bx_job *job, const void *object);     /* those who wait for object look again */
+void bxi_event(struct bx_job *job, uint32_t bits);         /* somebody makes a pass soon */
+void bxi_quiet_changed(struct bx_job *job);                /* a call ended or a request was answered */
+void bxi_timer_added(struct bx_job *job, uint64_t at_ns);  /* the background thread may have to rise earlier */
+bool bxi_may_wait(void);                                    /* false in handlers and callbacks */
+void bxi_no_wait_enter(void);
+void bxi_no_wait_leave(void);
+bool bxi_is_driving(const struct bx_job *job);              /* this thread holds the role */
+/* ---- watch.c: what happens to peers ---------------------------------------------------------------- */
+void bxi_look_events(struct bx_job *job);       /* role */
+void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_state state);     /* role */
+/* Handles up to `most` frames of a peer, fewer when the waiter is ready. How many. Role. */
+int bxi_read_ring(struct bx_job *job, struct bxi_peer *peer, struct bxi_waiter *waiter, int most);
+/* The frame has been copied out of the ring. Role. */
+void bxi_frame_taken(struct bx_job *job, struct bxi_peer *peer, uint32_t payload_bytes);
+/* Once a second, after a sleep that nobody ended: true if frames lay there that no bell announced. Role. */
+bool bxi_watchdog(struct bx_job *job);
+
+/* ---- shutdown.c ------------------------------------------------------------------------------------ */
+void bxi_job_leave(struct bx_job *job);         /* at once: state LEFT, threads stopped, names gone */
+
+static inline void bxi_counter_add(struct bx_job *job, enum bxi_counter counter, uint64_t n)
+{
+    bxi_count(&job->counters[counter], n);
+}
+
+#define BXI_DONE ((struct bxi_callback *)1)
+static inline bool bxi_future_is_done(const struct bx_future *future)
+{
+    /* [future.done] acquire, pairs with the exchange in bxi_future_complete: value, code and text are
+     * read after it. Sequentially consistent, so that a waiter that has counted itself sees it. */
+    return bxi_load_seq_cst((_Atomic(struct bxi_callback *) *)&future->callbacks) == BXI_DONE;
+}
+
+#endif

@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Messages and readers. A message is one block of memory, its bytes behind its head; only one that grows
+ * past the room it was made with gets a second block. One thread at a time.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#define ROOM_BYTES_DEFAULT 64
+
+struct bx_msg *bx_msg_create(size_t reserve_bytes)
+{
+    size_t room = reserve_bytes > 0 ? reserve_bytes : ROOM_BYTES_DEFAULT;
+
+    if (room > SIZE_MAX - sizeof(struct bx_msg))
+        return NULL;
+
+    struct bx_msg *msg = malloc(sizeof *msg + room);
+
+    if (msg == NULL)
+        return NULL;
+    msg->data = msg->room;
+    msg->bytes = 0;
+    msg->capacity = room;
+    msg->error = 0;
+    return msg;
+}
+
+struct bx_msg *bxi_msg_copy(const void *data, size_t bytes)
+{
+    struct bx_msg *msg = bx_msg_create(bytes);
+
+    if (msg == NULL)
+        return NULL;
+    if (bytes > 0)
+        memcpy(msg->data, data, bytes);
+    msg->bytes = bytes;
+    return msg;
+}
+
+void bx_msg_destroy(struct bx_msg *msg)
+{
+    if (msg == NULL)
+        return;
+    if (msg->data != msg->room)
+        free(msg->data);
+    free(msg);
+}
+
+void bx_msg_clear(struct bx_msg *msg)
+{
+    msg->bytes = 0;
+    msg->error = 0;
+}
+
+static int grow(struct bx_msg *msg, size_t needed)
+{
+    size_t capacity = msg->capacity;
+
+    while (capacity < needed)
+        capacity = capacity > SIZE_MAX / 2 ? needed : capacity * 2;
+
+    bool inside = msg->data == msg->room;
+    unsigned char *data = realloc(inside ? NULL : msg->data, capacity);
+
+    if (data == NULL)
+        return msg->error = -ENOMEM;
+    if (inside)
+        memcpy(data, msg->room, msg->bytes);
+    msg->data = data;
+    msg->capacity = capacity;
+    return 0;
+}
+
+int bx_msg_put_bytes(struct bx_msg *msg, const void *data, size_t bytes)
+{
+    if (msg->error < 0)
+        return msg->error;
+    if (bytes > SIZE_MAX - msg->bytes)
+        return msg->error = -ENOMEM;
+    if (msg->bytes + bytes > msg->capacity && grow(msg, msg->bytes + bytes) < 0)
+        return msg->error;
+    if (bytes > 0)
+        memcpy(msg->data + msg->bytes, data, bytes);
+    msg->bytes += bytes;
+    return 0;
+}
+
+int bx_msg_put_i64(struct bx_msg *msg, int64_t value)
+{
+    return bx_msg_put_bytes(msg, &value, sizeof value);
+}
+
+int bx_msg_put_u64(struct bx_msg *msg, uint64_t value)
+{
+    return bx_msg_put_bytes(msg, &value, sizeof value);
+}
+
+int bx_msg_put_i32(struct bx_msg *msg, int32_t value)
+{
+    return bx_msg_put_bytes(msg, &value, sizeof value);
+}
+
+int bx_msg_put_f64(struct bx_msg *msg, double value)
+{
+    return bx_msg_put_bytes(msg, &value, sizeof value);
+}
+
+int bx_msg_put_f32(struct bx_msg *msg, float value)
+{
+    return bx_msg_put_bytes(msg, &value, sizeof value);
+}
+
+int bx_msg_put_f32s(struct bx_msg *msg, const float *values, size_t count)
+{
+    if (count > SIZE_MAX / sizeof *values)
+        return msg->error = -ENOMEM;
+    return bx_msg_put_bytes(msg, values, count * sizeof *values);
+}
+
+int bx_msg_put_str(struct bx_msg *msg, const char *text)
+{
+    size_t bytes = strlen(text) + 1;
+    uint32_t length = (uint32_t)bytes;
+
+    if (bytes > UINT32_MAX)
+        return msg->error = -EMSGSIZE;
+    if (bx_msg_put_bytes(msg, &length, sizeof length) < 0)
+        return msg->error;
+    return bx_msg_put_bytes(msg, text, bytes);
+}
+
+size_t bx_msg_bytes(const struct bx_msg *msg)
+{
+    return msg == NULL ? 0 : msg->bytes;
+}
+
+const void *bx_msg_data(const struct bx_msg *msg)
+{
+    return msg == NULL ? NULL : msg->data;
+}
+
+int bx_msg_error(const struct bx_msg *msg)
+{
+    return msg == NULL ? 0 : msg->error;
+}
+
+/* ---- readers ----------------------------------------------------------------------------------- */
+
+struct bx_reader bx_msg_reader(const struct bx_msg *msg)
+{
+    return (struct bx_reader){ .data = bx_msg_data(msg), .bytes = bx_msg_bytes(msg) };
+}
+
+size_t bx_reader_left(const struct bx_reader *reader)
+{
+    return reader->error < 0 ? 0 : reader->bytes - reader->pos;
+}
+
+const void *bx_read_bytes(struct bx_reader *reader, size_t bytes)
+{
+    if (reader->error < 0)
+        return NULL;
+    if (bytes > reader->bytes - reader->pos) {
+        reader->error = bx_fail(BX_E_SHORT_MESSAGE,
+                                "%zu bytes were read at byte %zu of a message of %zu bytes", bytes,
+                                reader->pos, reader->bytes);
+        return NULL;
+    }
+
+    const unsigned char *data = reader->data + reader->pos;
+
+    reader->pos += bytes;
+    return data;
+}
+
+static void read_value(struct bx_reader *reader, void *value, size_t bytes)
+{
+    const void *data = bx_read_bytes(reader, bytes);
+
+    if (data != NULL)
+        memcpy(value, data, bytes);
+}
+
+int64_t bx_read_i64(struct bx_reader *reader)
+{
+    int64_t value = 0;
+
+    read_value(reader, &value, sizeof value);
+    return value;
+}
+
+uint64_t bx_read_u64(struct bx_reader *reader)
+{
+    uint64_t value = 0;
+
+    read_value(reader, &value, sizeof value);
+    return value;
+}
+
+int32_t bx_read_i32(struct bx_reader *reader)
+{
+    int32_t value = 0;
+
+    read_value(reader, &value, sizeof value);
+    return value;
+}
+
+double bx_read_f64(struct bx_reader *reader)
+{
+    double value = 0;
+
+    read_value(reader, &value, sizeof value);
+    return value;
+}
+
+float bx_read_f32(struct bx_reader *reader)
+{
+    float value = 0;
+
+    read_value(reader, &value, sizeof value);
+    return value;
+}
+
+int bx_read_f32s(struct bx_reader *reader, float *values, size_t count)
+{
+    const void *data = bx_read_bytes(reader, count > SIZE_MAX / sizeof *values ? SIZE_MAX
+                                                                              : count * sizeof *values);
+
+    if (data == NULL)
+        return reader->error;
+    memcpy(values, data, count * sizeof *values);
+    return 0;
+}
+
+const char *bx_read_str(struct bx_reader *reader)
+{
+    uint32_t length = (uint32_t)bx_read_i32(reader);
+    const char *text = bx_read_bytes(reader, length);
+
+    if (text == NULL)
+        return "";
+    if (length == 0 || text[length - 1] != '\0') {
+        reader->error = bx_fail(BX_E_SHORT_MESSAGE, "a string in a message of %zu bytes does not end",
+                                reader->bytes);
+        return "";
+    }
+    return text;
+}

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * From names to workers and functions. Workers' names are fixed once the job has started, so finding one
+ * takes no lock. A peer's functions are read from the table in its segment when a name is first asked
+ * for, copied, checked and kept: a call carries an index.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static uint32_t hash_of(const char *name)
+{
+    uint32_t hash = 2166136261u;
+
+    for (; *name != '\0'; name++)
+        hash = (hash ^ (unsigned char)*name) * 16777619u;
+    return hash ^ hash >> 15;
+}
+
+void bxi_names_build(struct bx_job *job)
+{
+    memset(job->name_bucket, BXI_NO_RANK, sizeof job->name_bucket);
+    for (int rank = 0; rank < job->world_size; rank++) {
+        uint32_t at = hash_of(job->peers[rank].name);
+
+        while (job->name_bucket[at & 255] != BXI_NO_RANK)
+            at++;
+        job->name_bucket[at & 255] = (uint8_t)rank;
+    }
+}
+
+struct bxi_peer *bxi_peer_find(struct bx_job *job, const char *name)
+{
+    for (uint32_t at = hash_of(name);; at++) {
+        uint8_t rank = job->name_bucket[at & 255];
+
+        if (rank == BXI_NO_RANK)
+            return NULL;
+        if (strcmp(job->peers[rank].name, name) == 0)
+            return &job->peers[rank];
+    }
+}
+
+int bx_worker_rank(const struct bx_job *job, const char *name)
+{
+    struct bxi_peer *peer = bxi_peer_find((struct bx_job *)job, name);
+
+    return peer != NULL ? peer->rank : bx_fail(BX_E_NO_WORKER, "the job '%s' has no worker '%s'",
+                                               job->job_name, name);
+}
+
+const char *bx_worker_name(const struct bx_job *job, int rank)
+{
+    return rank >= 0 && rank < job->world_size && job->peers[rank].name[0] != '\0' ? job->peers[rank].name
+                                                                                  : NULL;
+}
+
+/* ---- functions --------------------------------------------------------------------------------- */
+
+/* Copies what the peer has registered since the last look. Every word of the peer's is input. */
+static int refresh(struct bx_job *job, struct bxi_peer *peer)
+{
+    struct bxi_function_cache *cache = peer->functions;
+    const struct bxi_control *control = peer->rank == job->rank ? job->control : peer->view.control;
+    /* [functions] acquire, pairs with the release in add_handler: names are read after the count. */
+    uint32_t count = bxi_load_acquire((bxi_a32 *)&control->header.function_count);
+
+    if (count > BXI_FUNCTION_MAX)
+        return bx_fail(BX_E_CORRUPT, "worker '%s' (rank %d) claims %u functions", peer->name, peer->rank,
+                       count);
+    for (; cache->count < count; cache->count++) {
+        memcpy(cache->name[cache->count], control->function[cache->count].name, BXI_NAME_BYTES);
+        cache->name[cache->count][BXI_NAME_BYTES - 1] = '\0';
+    }
+    return 0;
+}
+
+static int search(const struct bxi_function_cache *cache, const char *name)
+{
+    for (uint32_t i = 0; i < cache->count; i++)
+        if (strcmp(cache->name[i], name) == 0)
+            return (int)i;
+    return -1;
+}
+
+static int no_function(const struct bxi_peer *peer, const char *name)
+{
+    const struct bxi_function_cache *cache = peer->functions;
+    char list[256] = "none";
+    size_t used = 0;
+
+    for (uint32_t i = 0; i < cache->count && used < sizeof list - BXI_NAME_BYTES - 6; i++)
+        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", i > 0 ? ", " : "",
+                                 cache->name[i]);
+    return bx_fail(BX_E_NO_FUNCTION, "worker '%s' has no function '%s'; it has: %s", peer->name, name,
+                   list);
+}
+
+int bxi_function_find(struct bx_job *job, struct bxi_peer *peer, const char *name)
+{
+    if (peer->functions == NULL) {
+        peer->functions = calloc(1, sizeof *peer->functions);
+        if (peer->functions == NULL)
+            return bx_fail(-ENOMEM, "no memory for the functions of worker '%s'", peer->name);
+    }
+
+    int index = search(peer->functions, name);
+
+    if (index >= 0)
+        return index;
+
+    int rc = refresh(job, peer);
+
+    if (rc < 0)
+        return rc;
+    index = search(peer->functions, name);
+    return index >= 0 ? index : no_function(peer, name);
+}

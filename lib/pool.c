@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The pool that runs blocking handlers and the bodies of blocking batches.
+ *
+ * Threads are made when there is work and none is idle, up to 16 that are not blocked in a wait; one that
+ * waits does not count, so nested calls never starve. 256 threads at most: when all of them are blocked
+ * in waits, a request is answered with BX_E_BUSY instead of being queued behind them for ever.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+
+static _Thread_local struct bx_job *pool_job;       /* whose pool this thread belongs to */
+
+/* ---- tasks ------------------------------------------------------------------------------------- */
+
+static struct bxi_task *take_task(struct bxi_pool *pool)
+{
+    struct bxi_task *task = pool->head;
+
+    pool->head = task->next;
+    if (pool->head == NULL)
+        pool->tail = NULL;
+    pool->queued--;
+    return task;
+}
+
+static void free_task(struct bxi_task *task)
+{
+    bx_msg_destroy(task->args);
+    free(task);
+}
+
+static void run_request(struct bx_job *job, struct bxi_task *task)
+{
+    struct bx_msg *reply;
+
+    if (task->request.deadline_ns <= bxi_now_ns()) {
+        pthread_mutex_lock(&job->lock);
+        bxi_counter_add(job, BXI_C_requests_expired, 1);
+        pthread_mutex_unlock(&job->lock);
+        bxi_answer(&task->request, BX_E_TIMEOUT, "the deadline passed before a thread was free", NULL);
+        return;
+    }
+    reply = bx_msg_create(0);
+    if (reply == NULL)
+        bxi_answer(&task->request, -ENOMEM, "no memory for the reply", NULL);
+    else
+        bxi_run_handler(&task->request, bx_msg_reader(task->args), reply);
+    bx_msg_destroy(reply);
+}
+
+static void *run_thread(void *argument)
+{
+    struct bx_job *job = argument;
+    struct bxi_pool *pool = &job->pool;
+
+    pool_job = job;
+    pthread_mutex_lock(&job->lock);
+    for (;;) {
+        while (pool->head == NULL && !pool->stop) {
+            pool->idle++;
+            pthread_cond_wait(&pool->cond, &job->lock);
+            pool->idle--;
+        }
+        if (pool->head == NULL)
+            break;
+
+        struct bxi_task *task = take_task(pool);
+
+        pthread_mutex_unlock(&job->lock);
+        if (task->batcher != NULL)
+            bxi_batch_run(job, task->batcher);
+        else
+            run_request(job, task);
+        free_task(task);
+        pthread_mutex_lock(&job->lock);
+    }
+    pthread_mutex_unlock(&job->lock);
+    return NULL;
+}
+
+/* ---- growth (lock) ----------------------------------------------------------------------------- */
+
+static int add_thread(struct bx_job *job)
+{
+    struct bxi_pool *pool = &job->pool;
+    sigset_t all, before;
+    int rc;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);    /* signals are the program's */
+    rc = pthread_create(&pool->thread[pool->threads], NULL, run_thread, job);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc != 0)
+        return -rc;
+    pool->threads++;
+    bxi_counter_add(job, BXI_C_pool_threads, 1);
+    return 0;
+}
+
+/* A thread for what is queued, if one is needed and allowed. 0, or why there is none at all. */
+static int grow(struct bx_job *job)
+{
+    struct bxi_pool *pool = &job->pool;
+    uint32_t blocked = bxi_load_relaxed(&pool->blocked);
+    int rc = 0;
+
+    if (pool->queued <= pool->idle || pool->stop)
+        return 0;
+    if (pool->threads < BXI_POOL_MAX && pool->threads - blocked < BXI_POOL_READY)
+        rc = add_thread(job);
+    if (pool->threads == blocked)
+        return rc < 0 ? rc : BX_E_BUSY;
+    return 0;
+}
+
+int bxi_pool_submit(struct bx_job *job, struct bxi_task *task)
+{
+    struct bxi_pool *pool = &job->pool;
+    int rc = 0;
+
+    pthread_mutex_lock(&job->lock);
+    if (pool->stop)
+        rc = BX_E_SHUTDOWN;
+    else if (task->batcher == NULL)
+        rc = bxi_serving_begin(&task->request);
+    if (rc < 0)
+        goto out;
+    pool->queued++;
+    rc = grow(job);
+    if (rc < 0) {
+        pool->queued--;
+        if (task->batcher == NULL)
+            bxi_serving_cancel(&task->request);
+        goto out;
+    }
+    task->next = NULL;
+    if (pool->tail != NULL)
+        pool->tail->next = task;
+    else
+        pool->head = task;
+    pool->tail = task;
+    if (pool->idle > 0)
+        pthread_cond_signal(&pool->cond);
+out:
+    pthread_mutex_unlock(&job->lock);
+    return rc;
+}
+
+bool bxi_pool_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id)
+{
+    struct bxi_pool *pool = &job->pool;
+    struct bxi_task *found = NULL;
+
+    pthread_mutex_lock(&job->lock);
+    for (struct bxi_task **at = &pool->head, *last = NULL; *at != NULL; last = *at, at = &(*at)->next) {
+        if ((*at)->batcher != NULL || (*at)->request.peer != peer || (*at)->request.id != id)
+            continue;
+        found = *at;
+        *at = found->next;
+        if (pool->tail == found)
+            pool->tail = last;
+        pool->queued--;
+        break;
+    }
+    pthread_mutex_unlock(&job->lock);
+    if (found == NULL)
+        return false;
+    bxi_answer(&found->request, BX_E_CANCELLED, NULL, NULL);
+    free_task(found);
+    return true;
+}
+
+/* ---- threads that wait ------------------------------------------------------------------------- */
+
+void bxi_pool_block(struct bx_job *job)
+{
+    if (pool_job != job)
+        return;
+    bxi_add(&job->pool.blocked, 1);
+    pthread_mutex_lock(&job->lock);
+    grow(job);
+    pthread_mutex_unlock(&job->lock);
+}
+
+void bxi_pool_unblock(struct bx_job *job)
+{
+    if (pool_job == job)
+        bxi_add(&job->pool.blocked, (uint32_t)-1);
+}
+
+void bxi_pool_stop(struct bx_job *job)
+{
+    struct bxi_pool *pool = &job->pool;
+
+    pthread_mutex_lock(&job->lock);
+    pool->stop = true;
+    pthread_cond_broadcast(&pool->cond);
+    pthread_mutex_unlock(&job->lock);
+    for (uint32_t i = 0; i < pool->threads; i++)
+        pthread_join(pool->thread[i], NULL);
+    pool->threads = 0;
+}

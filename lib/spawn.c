@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * bx_spawn: a job whose workers are all children of one process, the launcher.
+ *
+ * Who runs it: the only thread of the launcher. It forks, then sleeps in sigtimedwait until a worker ends
+ * (SIGCHLD), somebody asks for the end (SIGINT, SIGTERM) or the time for the next step has come:
+ *
+ *     all run  --one ends badly-->  grace: the others notice by themselves  -->  SIGTERM  -->  SIGKILL
+ *              --SIGINT, SIGTERM------------------------------------------->
+ *
+ * The signals are blocked rather than handled, so there is no moment in which one is lost, and the
+ * program's own handlers are as they were afterwards. SIGINT and SIGTERM count even where the launcher
+ * was started with them ignored, as a shell does in the background of a script: who sends one to a
+ * launcher means the job. Only the workers' own pids are waited for; other children of the program stay
+ * its own.
+ *
+ * Workers ignore SIGINT and SIGHUP, which a terminal sends to everybody: the launcher ends them, or its
+ * death does (PR_SET_PDEATHSIG). They leave by _exit after flushing stdio: exit would run the atexit
+ * handlers that the launcher had set up before the fork once more in every worker.
+ *
+ * A launcher killed by SIGKILL: each worker gets SIGTERM from the kernel, and its handler removes the
+ * name of its segment. A worker killed: the launcher removes what it left when all have ended. Both
+ * killed at once: shmstat reap.
+ */
+#include "bootstrap.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define GRACE_NS UINT64_C(1000000000)
+
+struct launch {
+    struct bx_spawn_options options;    /* with defaults */
+    char job_name[BXI_NAME_BYTES];
+    bx_worker_fn fn;
+    void *context;
+    pid_t launcher;
+    pid_t pid[BXI_WORLD_MAX];           /* 0: not started, or waited for */
+    pid_t failed_pid;
+    unsigned failed_look;
+    unsigned looks;                     /* for workers that have ended */
+    int running;
+    int next_signal;                    /* SIGTERM, SIGKILL, then 0: there is no more to do */
+    uint64_t next_signal_ns;            /* BX_FOREVER while nobody is to be ended */
+    struct bx_spawn_report report;
+    sigset_t waited_for;
+    sigset_t old_mask;
+    struct sigaction old_child;
+};
+
+/* ---- In a worker ------------------------------------------------------------------------------- */
+
+static bool is_spawned;
+static volatile sig_atomic_t is_noted;
+static char noted_path[BXI_SEGMENT_NAME_BYTES + 16];
+
+void bxi_spawn_note_segment(const char *shm_name)
+{
+    if (!is_spawned)
+        return;
+    is_noted = 0;
+    snprintf(noted_path, sizeof(noted_path), "/dev/shm%s", shm_name);
+    is_noted = 1;
+}
+
+/* unlink, since shm_unlink is not promised to be safe here. The instance in the name is random, so it
+ * can only be this worker's own. */
+static void on_term(int signal_number)
+{
+    int error = errno;
+
+    if (is_noted)
+        unlink(noted_path);
+    /* SA_RESETHAND has restored the default: it ends the process when this returns. */
+    raise(signal_number);
+    errno = error;
+}
+
+static void become_worker(const struct launch *launch)
+{
+    struct sigaction ignore = { .sa_handler = SIG_IGN };
+    struct sigaction term = { .sa_handler = on_term, .sa_flags = (int)SA_RESETHAND };
+    sigset_t mask = launch->old_mask;
+
+    is_spawned = true;
+    is_noted = 0;
+    sigaction(SIGINT, &ignore, NULL);
+    sigaction(SIGHUP, &ignore, NULL);
+    sigaction(SIGTERM, &term, NULL);
+    sigaction(SIGCHLD, &launch->old_child, NULL);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != launch->launcher)
+        _exit(128 + SIGTERM);       /* it died before it could be watched */
+    sigdelset(&mask, SIGTERM);
+    sigprocmask(SIG_SETMASK, &mask, NULL);
+}
+
+static void copy_options(void *to, size_t to_bytes, const void *from, size_t struct_bytes)
+{
+    memset(to, 0, to_bytes);
+    memcpy(to, from, struct_bytes == 0 || struct_bytes > to_bytes ? to_bytes : struct_bytes);
+}
+
+static _Noreturn void run_worker(const struct launch *launch, int rank)
+{
+    const struct bx_options *base = launch->options.options;
+    struct bx_options options = { 0 };
+    char name[BXI_NAME_BYTES];
+
+    become_worker(launch);
+    if (base != NULL)
+        copy_options(&options, sizeof(options), base, base->struct_bytes);
+    snprintf(name, sizeof(name), "worker%d", rank);
+    options.struct_bytes = sizeof(options);
+    options.job = launch->job_name;
+    options.name = launch->options.names != NULL ? launch->options.names[rank] : name;
+    options.rank = rank;
+    options.world_size = launch->options.world_size;
+
+    int status = launch->fn(&options, launch->context);
+    if (fflush(NULL) != 0 && status == 0)
+        status = EXIT_FAILURE;      /* what it printed is lost: that is not a good end */
+    if ((status & 0xff) == 0 && status != 0)
+        status = EXIT_FAILURE;      /* the system keeps 8 bits */
+    _exit(status);
+}
+
+/* ---- In the launcher --------------------------------------------------------------------------- */
+
+static const char *name_of(const struct launch *launch, int rank, char room[BXI_NAME_BYTES])
+{
+    if (launch->options.names != NULL)
+        return launch->options.names[rank];
+    snprintf(room, BXI_NAME_BYTES, "worker%d", rank);
+    return room;
+}
+
+static int check_names(const char *const *names, int world_size)
+{
+    for (int rank = 0; names != NULL && rank < world_size; rank++) {
+        if (names[rank] == NULL || !bxi_name_is_valid(names[rank]))
+            return bx_fail(-EINVAL, "the name '%s' of rank %d is not one: 1 to %d of A-Z a-z 0-9 _ - .",
+                           names[rank] == NULL ? "" : names[rank], rank, BX_NAME_MAX);
+        for (int other = 0; other < rank; other++)
+            if (strcmp(names[other], names[rank]) == 0)
+                return bx_fail(BX_E_NAME_TAKEN, "the name '%s' is given twice, to ranks %d and %d", names[rank],
+                               other, rank);
+    }
+    return 0;
+}
+
+static int read_options(struct launch *launch, const struct bx_spawn_options *given)
+{
+    static unsigned launches;
+    struct bx_spawn_options *options = &launch->options;
+
+    if (given == NULL || launch->fn == NULL)
+        return bx_fail(-EINVAL, "bx_spawn needs options and a function");
+    copy_options(options, sizeof(*options), given, given->struct_bytes);
+    if (options->world_size < BX_WORLD_MIN || options->world_size > BX_WORLD_MAX)
+        return bx_fail(BX_E_WORLD_SIZE, "a job has %d to %d workers, not %d", BX_WORLD_MIN, BX_WORLD_MAX,
+                       options->world_size);
+    if (options->job != NULL && !bxi_name_is_valid(options->job))
+        return bx_fail(-EINVAL, "'%s' is no name for a job: 1 to %d of A-Z a-z 0-9 _ - .", options->job,
+                       BX_NAME_MAX);
+    if (options->job != NULL)
+        snprintf(launch->job_name, sizeof(launch->job_name), "%s", options->job);
+    else
+        snprintf(launch->job_name, sizeof(launch->job_name), "spawn-%ld-%u", (long)getpid(), ++launches);
+    if (options->grace_ns == 0)
+        options->grace_ns = GRACE_NS;
+    return check_names(options->names, options->world_size);
+}
+
+static void block_signals(struct launch *launch)
+{
+    /* Where SIGCHLD is ignored the kernel would reap the workers before they are asked for. */
+    struct sigaction child = { .sa_handler = SIG_DFL };
+
+    sigemptyset(&launch->waited_for);
+    sigaddset(&launch->waited_for, SIGCHLD);
+    sigaddset(&launch->waited_for, SIGINT);
+    sigaddset(&launch->waited_for, SIGTERM);
+    sigprocmask(SIG_BLOCK, &launch->waited_for, &launch->old_mask);
+    sigaction(SIGCHLD, &child, &launch->old_child);
+}
+
+static void restore_signals(struct launch *launch)
+{
+    sigaction(SIGCHLD, &launch->old_child, NULL);
+    /* One that told of a child of the program's own may have been taken together with the workers'. A
+     * handler must bear one too many anyway, and where there is none it is dropped. */
+    raise(SIGCHLD);
+    sigprocmask(SIG_SETMASK, &launch->old_mask, NULL);
+}
+
+static int fork_workers(struct launch *launch)
+{
+    fflush(NULL);       /* or every worker would print what is still in the buffers */
+    for (int rank = 0; rank < launch->options.world_size; rank++) {
+        pid_t pid = fork();
+        if (pid == 0)
+            run_worker(launch, rank);
+        if (pid < 0)
+            return bx_fail(-errno, "worker %d of %d cannot be forked: %s", rank, launch->options.world_size,
+                           bx_strerror(-errno));
+        launch->pid[rank] = pid;
+        launch->running++;
+    }
+    return 0;
+}
+
+static uint64_t later(uint64_t now_ns, uint64_t ns)
+{
+    return ns > BX_FOREVER - now_ns ? BX_FOREVER : now_ns + ns;
+}
+
+/* Begins the end, unless it has begun: SIGTERM follows after delay_ns. */
+static void begin_end(struct launch *launch, uint64_t delay_ns)
+{
+    uint64_t at_ns = later(bxi_now_ns(), delay_ns);
+
+    if (launch->next_signal == SIGTERM && at_ns < launch->next_signal_ns)
+        launch->next_signal_ns = at_ns;
+}
+
+static void escalate(struct launch *launch)
+{
+    uint64_t now_ns = bxi_now_ns();
+
+    if (launch->next_signal == 0 || now_ns < launch->next_signal_ns)
+        return;
+    for (int rank = 0; rank < launch->options.world_size; rank++)
+        if (launch->pid[rank] > 0)
+            kill(launch->pid[rank], launch->next_signal);
+    launch->next_signal_ns = later(now_ns, launch->options.grace_ns);
+    launch->next_signal = launch->next_signal == SIGTERM ? SIGKILL : 0;
+}
+
+/* Takes the signals that have come, waiting for one until the next step is due if wait is set. */
+static void take_signals(struct launch *launch, bool wait)
+{
+    struct timespec left = { 0 };
+    int signal_number;
+
+    if (wait && launch->next_signal != 0 && launch->next_signal_ns != BX_FOREVER) {
+        uint64_t now_ns = bxi_now_ns();
+        uint64_t left_ns = launch->next_signal_ns > now_ns ? launch->next_signal_ns - now_ns : 0;
+        left.tv_sec = (time_t)(left_ns / 1000000000u);
+        left.tv_nsec = (long)(left_ns % 1000000000u);
+        wait = false;
+    }
+    do {
+        signal_number = wait ? sigwaitinfo(&launch->waited_for, NULL)
+                             : sigtimedwait(&launch->waited_for, NULL, &left);
+        left = (struct timespec){ 0 };
+        wait = false;
+        if (signal_number != SIGINT && signal_number != SIGTERM)
+            continue;
+        if (launch->report.interrupt_signal == 0)
+            launch->report.interrupt_signal = signal_number;
+        begin_end(launch, 0);
+    } while (signal_number > 0);
+}
+
+/* The first that ended badly by itself is the one to report: not one that fell to our own signals, or to
+ * the same SIGTERM to the whole process group that asked the launcher to end. Of several found at one look
+ * one that was killed goes before one that exited, for that is mostly the cause and the other the effect. */
+static void note_end(struct launch *launch, int rank, pid_t pid, int status)
+{
+    bool is_bad = !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+    bool was_asked = launch->next_signal != SIGTERM || launch->report.interrupt_signal != 0;
+
+    if (!is_bad || was_asked)
+        return;
+    if (launch->report.failed_rank >= 0 && !(launch->failed_look == launch->looks &&
+                                             launch->report.term_signal == 0 && WIFSIGNALED(status)))
+        return;
+    launch->failed_pid = pid;
+    launch->failed_look = launch->looks;
+    launch->report.failed_rank = rank;
+    launch->report.exit_status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    launch->report.term_signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    begin_end(launch, launch->options.grace_ns);
+}
+
+static void reap(struct launch *launch)
+{
+    launch->looks++;
+    for (int rank = 0; rank < launch->options.world_size; rank++) {
+        pid_t pid = launch->pid[rank];
+        int status = 0;
+
+        if (pid == 0)
+            continue;
+        pid_t got = waitpid(pid, &status, WNOHANG);
+        if (got == 0 || (got < 0 && errno == EINTR))
+            continue;
+        launch->pid[rank] = 0;
+        launch->running--;
+        if (got == pid)
+            note_end(launch, rank, pid, status);
+    }
+}
+
+static void wait_for_all(struct launch *launch)
+{
+    while (launch->running > 0) {
+        take_signals(launch, true);
+        reap(launch);
+        escalate(launch);
+    }
+    take_signals(launch, false);
+}
+
+static int verdict(const struct launch *launch)
+{
+    const struct bx_spawn_report *report = &launch->report;
+    int rank = report->failed_rank;
+    char room[BXI_NAME_BYTES];
+
+    if (rank >= 0 && report->term_signal != 0)
+        return bx_fail(BX_E_WORKER_FAILED, "worker '%s' (rank %d, pid %ld) was killed by signal %d (%s)",
+                       name_of(launch, rank, room), rank, (long)launch->failed_pid, report->term_signal,
+                       strsignal(report->term_signal));
+    if (rank >= 0)
+        return bx_fail(BX_E_WORKER_FAILED, "worker '%s' (rank %d, pid %ld) exited with status %d",
+                       name_of(launch, rank, room), rank, (long)launch->failed_pid, report->exit_status);
+    if (report->interrupt_signal != 0)
+        return bx_fail(BX_E_INTERRUPTED, "signal %d (%s) ended job '%s'", report->interrupt_signal,
+                       strsignal(report->interrupt_signal), launch->job_name);
+    return 0;
+}
+
+int bx_spawn(const struct bx_spawn_options *options, bx_worker_fn fn, void *context,
+             struct bx_spawn_report *report)
+{
+    struct launch launch = {
+        .fn = fn,
+        .context = context,
+        .launcher = getpid(),
+        .next_signal = SIGTERM,
+        .next_signal_ns = BX_FOREVER,
+        .report = { .failed_rank = -1 },
+    };
+
+    int rc = read_options(&launch, options);
+    if (rc < 0)
+        goto done;
+    block_signals(&launch);
+    int fork_rc = fork_workers(&launch);
+    char *fork_text = fork_rc < 0 ? bxi_text("%s", bx_error_text()) : NULL;
+    if (fork_rc < 0)
+        launch.next_signal_ns = 0;      /* those that there are cannot start: the end begins at once */
+    wait_for_all(&launch);
+    /* Nobody is left, so what still lies there of this job is dead; what a namesake holds is locked. */
+    bxi_segment_reap(launch.job_name, 0);
+    bxi_bootstrap_sweep(launch.job_name);
+    restore_signals(&launch);
+    rc = fork_rc < 0 ? bx_fail(fork_rc, "%s", fork_text == NULL ? "" : fork_text) : verdict(&launch);
+    free(fork_text);
+
+done:
+    if (report != NULL)
+        *report = launch.report;
+    return rc;
+}

@@ -306,9 +306,9 @@ static int no_space(const struct bx_job *job)
     struct statvfs status = { 0 };
 
     statvfs("/dev/shm", &status);
-    return bx_fail(BX_E_NO_SPACE, "/dev/shm has %llu of %llu KiB free; each of %d workers needs %u KiB to start, "
-                                  "and then %u KiB for each worker that it calls or answers; enlarge it (mount "
-                                  "-o remount,size=1G /dev/shm; in docker --shm-size=1g)",
+    return bx_fail(BX_E_NO_SPACE, "/dev/shm has %llu of %llu KiB free; each of %d workers needs %u KiB to "
+                                  "start, and then %u KiB for each worker that it calls or answers; enlarge "
+                                  "it (mount -o remount,size=1G /dev/shm; in docker --shm-size=1g)",
                    (unsigned long long)(status.f_bavail * status.f_frsize / 1024),
                    (unsigned long long)(status.f_blocks * status.f_frsize / 1024), job->world_size,
                    (unsigned)(sizeof(struct bxi_control) / 1024), BXI_RING_BYTES / 1024);
@@ -404,6 +404,10 @@ void bxi_boot_undo(struct bx_job *job)
         }
         memset(peer, 0, sizeof(*peer));
     }
+    /* What bxi_job_adopt_segment pointed into the segment. */
+    job->control = NULL;
+    job->counters = job->private_counters;
+    job->bell.word = NULL;
     if (job->segment.control != NULL)
         bxi_segment_destroy(&job->segment);
     job->instance = 0;
@@ -442,7 +446,8 @@ static int try_connect(struct joiner *joiner)
     }
     if (errno == ENOENT || errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR || errno == EPROTOTYPE)
         return -EAGAIN;
-    return bx_fail(BX_E_SOCKET_DIR, "%s cannot be connected to: %s", joiner->paths->socket, bx_strerror(-errno));
+    return bx_fail(BX_E_SOCKET_DIR, "%s cannot be connected to: %s", joiner->paths->socket,
+                   bx_strerror(-errno));
 }
 
 /* The next packet. 1; 0 when rank 0 has hung up; a failure with its sentence, rank 0's own too. */

@@ -161,7 +161,9 @@ void bxi_bootstrap_sweep(const char *job_name);
 
 /* ---- spawn.c ------------------------------------------------------------------------------------- */
 
-/* In a child of bx_spawn: the name to remove when SIGTERM ends it. Elsewhere nothing. */
+/* In a child of bx_spawn: what to remove when SIGTERM ends it; its segment, and rank 0's files (NULL: they
+ * are no longer its own). Elsewhere nothing. */
 void bxi_spawn_note_segment(const char *shm_name);
+void bxi_spawn_note_files(const struct bxi_boot_paths *paths);
 
 #endif

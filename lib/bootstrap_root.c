@@ -134,11 +134,13 @@ static int lock_job(struct root *root)
     if (ftruncate(fd, 0) < 0 || pwrite(fd, pid, (size_t)length, 0) != length)
         bxi_log(1, "%s cannot be written: %s", root->paths->lock, bx_strerror(-errno));
     job->lock_fd = fd;
+    bxi_spawn_note_files(root->paths);
     return 0;
 }
 
 static void unlock_job(struct bx_job *job, const char *path)
 {
+    bxi_spawn_note_files(NULL);
     if (leads_to(path, job->lock_fd))
         unlink(path);
     close(job->lock_fd);
@@ -326,10 +328,10 @@ static int take_hello(struct root *root, struct connection *connection)
     }
     const struct connection *holder = root->by_rank[hello->rank];
     if (hello->rank == 0 || holder != NULL) {
-        reject(root, connection, bx_fail(BX_E_RANK_TAKEN, "rank %d of job '%s' is taken by worker '%s' (pid %u)",
-                                         (int)hello->rank, job->job_name,
-                                         holder == NULL ? job->name : holder->name,
-                                         holder == NULL ? (unsigned)getpid() : holder->pid));
+        reject(root, connection,
+               bx_fail(BX_E_RANK_TAKEN, "rank %d of job '%s' is taken by worker '%s' (pid %u)",
+                       (int)hello->rank, job->job_name, holder == NULL ? job->name : holder->name,
+                       holder == NULL ? (unsigned)getpid() : holder->pid));
         return 0;
     }
     int rc = look_for_name(root, hello, connection->pid);
@@ -446,8 +448,8 @@ static int too_late(const struct root *root)
     int count = list_missing(root, missing, sizeof(missing));
 
     if (count == 0 && root->awaited != NULL)
-        return bx_fail(BX_E_RANK_MISSING, "worker '%s' (rank %d, pid %u) came, but does not answer; %.1f s have "
-                                          "passed", root->awaited->name, root->awaited->rank,
+        return bx_fail(BX_E_RANK_MISSING, "worker '%s' (rank %d, pid %u) came, but does not answer; %.1f s "
+                                          "have passed", root->awaited->name, root->awaited->rank,
                        root->awaited->pid, seconds);
     return bx_fail(BX_E_RANK_MISSING, "rank%s %s of 0..%d did not come within %.1f s (job '%s')",
                    count == 1 ? "" : "s", missing, root->job->world_size - 1, seconds, root->job->job_name);

@@ -55,6 +55,9 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#if defined(__GNUC__)
+#pragma GCC visibility push(default)    /* the library is built with hidden visibility */
+#endif
 
 struct bx_future;
 
@@ -190,7 +193,6 @@ struct bx_options {
     bool no_spin;               /* sleep at once */
     enum bx_wait wait;
     bool own_loop;              /* no background thread: poll bx_job_fd and call bx_progress */
-    int launcher_pidfd_plus_1;  /* set by bx_spawn; 0 elsewhere */
 };
 
 /* Checks the options, makes the worker's segment-to-be and its table of functions. The job is
@@ -407,6 +409,9 @@ struct bx_spawn_report {
 int bx_spawn(const struct bx_spawn_options *options, bx_worker_fn fn, void *context,
              struct bx_spawn_report *report);
 
+#if defined(__GNUC__)
+#pragma GCC visibility pop
+#endif
 #ifdef __cplusplus
 }
 #endif

@@ -200,6 +200,9 @@ static int submit_locked(struct bx_job *job, const struct request_plan *plan, st
     if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
         return fail_with_peer(job, peer, peer->close_code);
     index = bxi_function_find(job, peer, plan->function);
+    /* Relaxed: set by the handler of SIGBUS, mostly in this thread and just now. */
+    if (bxi_load_relaxed(&peer->view.truncated) != 0)
+        return bxi_peer_suspect(job, peer, "its segment was truncated");
     if (index < 0)
         return index == BX_E_CORRUPT ? bxi_peer_suspect(job, peer, "its function table is nonsense") : index;
     head.function = (uint16_t)index;

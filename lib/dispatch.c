@@ -19,14 +19,14 @@ int bxi_serving_begin(struct bx_request *request)
     if (!request->oneway && request->peer->serving >= BXI_CALLS_MAX)
         return BX_E_CORRUPT;
     request->counted = true;
-    request->peer->serving++;
+    request->peer->serving += !request->oneway;     /* what the 1024 are about */
     request->job->serving++;
     return 0;
 }
 
 void bxi_serving_cancel(struct bx_request *request)
 {
-    request->peer->serving--;
+    request->peer->serving -= !request->oneway;
     request->job->serving--;
     request->counted = false;
 }
@@ -35,7 +35,7 @@ static void serving_end(const struct bx_request *request)
 {
     if (!request->counted)
         return;
-    request->peer->serving--;
+    request->peer->serving -= !request->oneway;
     request->job->serving--;
 }
 

@@ -278,7 +278,11 @@ static void run_then(struct bx_future *future, struct bxi_callback *callback)
         bxi_future_complete(child, future->code, future->text != NULL ? strdup(future->text) : NULL, NULL);
     } else {
         struct bx_msg *out = bx_msg_create(0);
+
+        bxi_clear_error();          /* else a code without a sentence would get an older one's */
+
         int rc = out == NULL ? -ENOMEM : callback->then(future, out, callback->context);
+        const char *text = bx_error_text();
 
         if (rc >= 0)
             rc = bx_msg_error(out);
@@ -286,7 +290,7 @@ static void run_then(struct bx_future *future, struct bxi_callback *callback)
             bx_msg_destroy(out);
             out = NULL;
         }
-        bxi_future_complete(child, rc < 0 ? rc : 0, rc < 0 ? strdup(bx_error_text()) : NULL, out);
+        bxi_future_complete(child, rc < 0 ? rc : 0, rc < 0 && text[0] != '\0' ? strdup(text) : NULL, out);
     }
     bx_future_release(child);
     free(callback);

@@ -20,6 +20,7 @@
 #include "sleeper.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -143,6 +144,7 @@ struct bxi_queued {             /* a frame that waits for room */
 
 struct bxi_function_cache {     /* the peer's functions as copied from its segment */
     uint32_t count;
+    uint8_t bucket[256];        /* open addressing by name; BXI_NO_INDEX if empty */
     char name[BXI_FUNCTION_MAX][BXI_NAME_BYTES];
 };
 
@@ -297,7 +299,7 @@ struct bx_job {
     int loop_fd;                                /* own_loop: epoll; else -1 */
     int timer_fd;                               /* own_loop: the next deadline; else -1 */
     struct bxi_peer *peers;                     /* world_size */
-    uint8_t name_bucket[256];                   /* open addressing by name; BXI_NO_RANK if empty */
+    uint8_t name_bucket[256];                   /* open addressing by name; BXI_NO_INDEX if empty */
     bx_death_fn on_death;
     void *on_death_context;
     bxi_a32 phase;
@@ -335,6 +337,7 @@ struct bx_job {
     bxi_a32 deaths;                             /* peers that died so far */
     uint8_t dead_rank[BXI_WORLD_MAX];           /* in the order of their deaths; written before deaths */
     bxi_a32 leavers;                            /* peers whose state is LEAVING or later, or that are gone */
+    bxi_a32 lost;                               /* of them, those that died or were cut off before */
     bxi_a32 quiet;                              /* the same for QUIET */
     bxi_a32 quiet_waited;                       /* somebody waits for calls_open and serving to become 0 */
     bxi_a64 background_until_ns;                /* until when the background thread means to sleep */
@@ -347,7 +350,7 @@ struct bx_job {
     bool background_runs;
 };
 
-#define BXI_NO_RANK 255
+#define BXI_NO_INDEX 255
 
 /* ---- error.c ------------------------------------------------------------------------------------- */
 void bxi_clear_error(void);
@@ -452,6 +455,7 @@ void bxi_pool_unblock(struct bx_job *job);
 void bxi_pool_stop(struct bx_job *job);
 
 /* ---- progress.c ---------------------------------------------------------------------------------- */
+void bxi_signals_of_threads(sigset_t *set);     /* what the library's own threads block */
 int bxi_progress_start(struct bx_job *job);     /* the background thread, or own_loop's descriptors */
 void bxi_progress_stop(struct bx_job *job);
 void bxi_waits_stop(struct bx_job *job);        /* every wait of this job ends with BX_E_SHUTDOWN */

@@ -3,7 +3,7 @@
  * A job's life in this process: options and environment, creation, start, destruction, and the questions
  * that a program may ask of it. The phases only go forward: CREATED, STARTED, STOPPING, STOPPED.
  */
-#include "internal.h"
+#include "bootstrap.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -276,6 +276,8 @@ static void init_locks(struct bx_job *job)
 
 static void free_job(struct bx_job *job)
 {
+    bxi_bootstrap_release(job);
+
     int fds[] = { job->bell_fd[0], job->bell_fd[1], job->pidfd, job->loop_fd, job->timer_fd, job->lock_fd };
 
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)

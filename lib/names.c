@@ -19,16 +19,21 @@ static uint32_t hash_of(const char *name)
     return hash ^ hash >> 15;
 }
 
+/* At most 128 of 256 are taken, so a free one is always found. */
+static void put_in_bucket(uint8_t bucket[256], const char *name, uint8_t index)
+{
+    uint32_t at = hash_of(name);
+
+    while (bucket[at & 255] != BXI_NO_INDEX)
+        at++;
+    bucket[at & 255] = index;
+}
+
 void bxi_names_build(struct bx_job *job)
 {
-    memset(job->name_bucket, BXI_NO_RANK, sizeof job->name_bucket);
-    for (int rank = 0; rank < job->world_size; rank++) {
-        uint32_t at = hash_of(job->peers[rank].name);
-
-        while (job->name_bucket[at & 255] != BXI_NO_RANK)
-            at++;
-        job->name_bucket[at & 255] = (uint8_t)rank;
-    }
+    memset(job->name_bucket, BXI_NO_INDEX, sizeof job->name_bucket);
+    for (int rank = 0; rank < job->world_size; rank++)
+        put_in_bucket(job->name_bucket, job->peers[rank].name, (uint8_t)rank);
 }
 
 struct bxi_peer *bxi_peer_find(struct bx_job *job, const char *name)
@@ -36,7 +41,7 @@ struct bxi_peer *bxi_peer_find(struct bx_job *job, const char *name)
     for (uint32_t at = hash_of(name);; at++) {
         uint8_t rank = job->name_bucket[at & 255];
 
-        if (rank == BXI_NO_RANK)
+        if (rank == BXI_NO_INDEX)
             return NULL;
         if (strcmp(job->peers[rank].name, name) == 0)
             return &job->peers[rank];
@@ -73,16 +78,21 @@ static int refresh(struct bx_job *job, struct bxi_peer *peer)
     for (; cache->count < count; cache->count++) {
         memcpy(cache->name[cache->count], control->function[cache->count].name, BXI_NAME_BYTES);
         cache->name[cache->count][BXI_NAME_BYTES - 1] = '\0';
+        put_in_bucket(cache->bucket, cache->name[cache->count], (uint8_t)cache->count);
     }
     return 0;
 }
 
 static int search(const struct bxi_function_cache *cache, const char *name)
 {
-    for (uint32_t i = 0; i < cache->count; i++)
-        if (strcmp(cache->name[i], name) == 0)
-            return (int)i;
-    return -1;
+    for (uint32_t at = hash_of(name);; at++) {
+        uint8_t index = cache->bucket[at & 255];
+
+        if (index == BXI_NO_INDEX)
+            return -1;
+        if (strcmp(cache->name[index], name) == 0)
+            return index;
+    }
 }
 
 static int no_function(const struct bxi_peer *peer, const char *name)
@@ -104,6 +114,7 @@ int bxi_function_find(struct bx_job *job, struct bxi_peer *peer, const char *nam
         peer->functions = calloc(1, sizeof *peer->functions);
         if (peer->functions == NULL)
             return bx_fail(-ENOMEM, "no memory for the functions of worker '%s'", peer->name);
+        memset(peer->functions->bucket, BXI_NO_INDEX, sizeof peer->functions->bucket);
     }
 
     int index = search(peer->functions, name);

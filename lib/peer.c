@@ -48,7 +48,9 @@ static bool any_bit(bxi_a64 *bits)
 
 int bxi_peer_suspect(struct bx_job *job, struct bxi_peer *peer, const char *what)
 {
-    bxi_store_relaxed(&peer->death_seen, BXI_PEER_CORRUPT);
+    uint32_t none = 0;
+
+    bxi_cas(&peer->death_seen, &none, BXI_PEER_CORRUPT);
     bxi_event(job, BXI_EVENT_DEATH);
     return bx_fail(BX_E_CORRUPT, "worker '%s' (rank %d) was cut off: %s", peer->name, peer->rank, what);
 }
@@ -263,13 +265,11 @@ static bool look_starved(struct bx_job *job, struct bxi_peer *peer, bool before_
     return moved;
 }
 
-bool bxi_starved_look(struct bx_job *job, bool before_sleep)
+static bool look_all_starved(struct bx_job *job, bool before_sleep)
 {
     bool moved = false;
     bool woken[BXI_WORLD_MAX] = { false };
 
-    if (!any_bit(job->starved))
-        return false;
     pthread_mutex_lock(&job->lock);
     for (int rank = 0; rank < job->world_size; rank++) {
         struct bxi_peer *peer = &job->peers[rank];
@@ -284,10 +284,19 @@ bool bxi_starved_look(struct bx_job *job, bool before_sleep)
     return moved;
 }
 
+bool bxi_starved_look(struct bx_job *job, bool before_sleep)
+{
+    return any_bit(job->starved) && look_all_starved(job, before_sleep);
+}
+
 int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consumed)
 {
     if (!bxi_load_relaxed(&peer->out_open))     /* relaxed: written under the lock */
         return consumed == 0 ? 0 : BX_E_CORRUPT;
+    /* A reply may lie unread while one-way calls go round the ring many times: what it says is then any
+     * number of laps behind the credit word, and old news. */
+    if (consumed != peer->out.credit && peer->out.credit - consumed <= INT64_MAX)
+        return 0;
     if (bxi_ring_credit_hint(&peer->out, consumed) < 0)
         return BX_E_CORRUPT;
     /* Relaxed: as in set_bit. */

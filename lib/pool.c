@@ -90,7 +90,7 @@ static int add_thread(struct bx_job *job)
     sigset_t all, before;
     int rc;
 
-    sigfillset(&all);
+    bxi_signals_of_threads(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);    /* signals are the program's */
     rc = pthread_create(&pool->thread[pool->threads], NULL, run_thread, job);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

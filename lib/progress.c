@@ -42,8 +42,10 @@
 #define HOT_POLLS 256               /* empty looks before the core is told that this is a spin loop */
 #define LAST_FRAMES 64              /* a leader whose wish is true still handles so many before it leaves */
 
-static _Thread_local struct bx_job *driving;
-static _Thread_local int no_wait_depth;
+/* Looked at in every call: in a shared library, too, without a call of their own. */
+#define HOT_TLS __attribute__((tls_model("initial-exec"))) _Thread_local
+static HOT_TLS struct bx_job *driving;
+static HOT_TLS int no_wait_depth;
 
 /* Where this thread sleeps as a leader, for the job it last did so in. */
 static _Thread_local struct {
@@ -187,7 +189,8 @@ static bool work_waits(struct bx_job *job)
     for (int i = 0; i < (int)bxi_load_relaxed(&job->in_count); i++)
         if (bxi_ring_ready(&job->in_peers[i]->in))
             return true;
-    return false;
+    /* A consumer that published credit before this thread armed saw the wish, but nobody to ring. */
+    return bxi_starved_look(job, false);
 }
 
 /* ---- the role ---------------------------------------------------------------------------------- */
@@ -384,9 +387,8 @@ static void note_event(struct bx_job *job, uint32_t bits)
 
 static void see_death(struct bx_job *job, uint64_t rank)
 {
-    uint32_t none = 0;
-
-    bxi_cas(&job->peers[rank].death_seen, &none, BXI_PEER_DEAD);
+    /* Over a suspicion too: a worker that was cut off leaves its name behind when it dies. */
+    bxi_exchange(&job->peers[rank].death_seen, BXI_PEER_DEAD);
     note_event(job, BXI_EVENT_DEATH);
 }
 
@@ -770,6 +772,16 @@ static int start_loop(struct bx_job *job)
     return 0;
 }
 
+/* All but those that a fault raises: blocked, a SIGBUS in a truncated segment would end the process. */
+void bxi_signals_of_threads(sigset_t *set)
+{
+    sigfillset(set);
+    sigdelset(set, SIGBUS);
+    sigdelset(set, SIGSEGV);
+    sigdelset(set, SIGFPE);
+    sigdelset(set, SIGILL);
+}
+
 int bxi_progress_start(struct bx_job *job)
 {
     struct bxi_peer *self = &job->peers[job->rank];
@@ -782,7 +794,7 @@ int bxi_progress_start(struct bx_job *job)
         return start_loop(job);
     atomic_fetch_or(&job->events, BXI_EVENT_SCAN);
     job->background_runs = true;
-    sigfillset(&all);
+    bxi_signals_of_threads(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);    /* signals are the program's */
     rc = pthread_create(&job->background, NULL, run_background, job);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -47,7 +47,13 @@ static bool serve_ready(struct bxi_waiter *waiter)
 
     /* [deaths] sequentially consistent, pairs with the additions in watch.c: looked at after the waiter
      * has been counted. */
-    return bxi_load_seq_cst(&job->leavers) != 0 || bxi_load_seq_cst(&job->deaths) > job->deaths_reported;
+    if (bxi_load_seq_cst(&job->deaths) > job->deaths_reported)
+        return true;
+
+    /* Leavers before lost, which is counted first: a loss between the two looks is no leaving. */
+    uint32_t leavers = bxi_load_seq_cst(&job->leavers), lost = bxi_load_seq_cst(&job->lost);
+
+    return leavers > lost || lost == (uint32_t)job->world_size - 1;
 }
 
 int bx_job_serve(struct bx_job *job)

@@ -19,8 +19,9 @@
  * handlers that the launcher had set up before the fork once more in every worker.
  *
  * A launcher killed by SIGKILL: each worker gets SIGTERM from the kernel, and its handler removes the
- * name of its segment. A worker killed: the launcher removes what it left when all have ended. Both
- * killed at once: shmstat reap.
+ * name of its segment, rank 0's the socket and the lock file as well. A worker killed: the launcher
+ * removes what it left when all have ended. Both killed at once: shmstat reap. Between taking the lock and
+ * noting it rank 0 may leave the empty lock file; the next job of that name uses it.
  */
 #include "bootstrap.h"
 
@@ -58,26 +59,45 @@ struct launch {
 /* ---- In a worker ------------------------------------------------------------------------------- */
 
 static bool is_spawned;
-static volatile sig_atomic_t is_noted;
-static char noted_path[BXI_SEGMENT_NAME_BYTES + 16];
 
-void bxi_spawn_note_segment(const char *shm_name)
+enum { SEGMENT, SOCKET, LOCK, NOTES };
+static struct {
+    volatile sig_atomic_t is_set;
+    char path[BXI_BOOT_PATH_BYTES];
+} noted[NOTES];
+
+static void note(int what, const char *directory, const char *name)
 {
     if (!is_spawned)
         return;
-    is_noted = 0;
-    snprintf(noted_path, sizeof(noted_path), "/dev/shm%s", shm_name);
-    is_noted = 1;
+    noted[what].is_set = 0;
+    snprintf(noted[what].path, sizeof(noted[what].path), "%s%s", directory, name);
+    noted[what].is_set = 1;
 }
 
-/* unlink, since shm_unlink is not promised to be safe here. The instance in the name is random, so it
- * can only be this worker's own. */
+void bxi_spawn_note_segment(const char *shm_name)
+{
+    note(SEGMENT, "/dev/shm", shm_name);
+}
+
+void bxi_spawn_note_files(const struct bxi_boot_paths *paths)
+{
+    noted[SOCKET].is_set = noted[LOCK].is_set = 0;
+    if (paths == NULL)
+        return;
+    note(SOCKET, "", paths->socket);
+    note(LOCK, "", paths->lock);
+}
+
+/* unlink, since shm_unlink is not promised to be safe here. All of it is this worker's own: the instance
+ * in the segment's name is random, and the lock is held until this process ends. */
 static void on_term(int signal_number)
 {
     int error = errno;
 
-    if (is_noted)
-        unlink(noted_path);
+    for (int what = 0; what < NOTES; what++)
+        if (noted[what].is_set)
+            unlink(noted[what].path);
     /* SA_RESETHAND has restored the default: it ends the process when this returns. */
     raise(signal_number);
     errno = error;
@@ -90,7 +110,7 @@ static void become_worker(const struct launch *launch)
     sigset_t mask = launch->old_mask;
 
     is_spawned = true;
-    is_noted = 0;
+    memset(noted, 0, sizeof(noted));
     sigaction(SIGINT, &ignore, NULL);
     sigaction(SIGHUP, &ignore, NULL);
     sigaction(SIGTERM, &term, NULL);

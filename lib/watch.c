@@ -109,7 +109,7 @@ static void unlink_name(struct bx_job *job, const struct bxi_peer *peer)
 {
     char name[BXI_SEGMENT_NAME_BYTES];
 
-    bxi_segment_name(name, (uint32_t)getuid(), job->job_name, job->instance, peer->rank);
+    bxi_segment_name(name, (uint32_t)geteuid(), job->job_name, job->instance, peer->rank);
     shm_unlink(name);
 }
 
@@ -117,6 +117,9 @@ static void count_gone(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_
 {
     uint32_t state_word = peer->state_word;
 
+    /* Lost first: serve_ready must not take this one for a worker that leaves. */
+    if (state_word < BXI_LEAVING && state != BXI_PEER_LEFT)
+        bxi_add(&job->lost, 1);
     if (state_word < BXI_LEAVING)
         bxi_add(&job->leavers, 1);
     if (state_word < BXI_QUIET)
@@ -148,8 +151,6 @@ void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_sta
     pthread_mutex_unlock(&job->lock);
     close_in(job, peer);
     count_gone(job, peer, state);
-    if (state == BXI_PEER_DEAD)
-        unlink_name(job, peer);
     if (state != BXI_PEER_LEFT)
         bxi_log(state == BXI_PEER_DEAD ? 1 : 0, "worker '%s' (rank %d, pid %u) %s", peer->name, peer->rank,
                 peer->pid, state == BXI_PEER_DEAD ? "died" : "was cut off: its memory holds nonsense");
@@ -234,7 +235,13 @@ static void look_deaths(struct bx_job *job)
         struct bxi_peer *peer = &job->peers[rank];
         uint32_t seen = bxi_load_relaxed(&peer->death_seen);
 
-        if (seen == 0 || bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
+        if (seen == 0)
+            continue;
+        seen = bxi_exchange(&peer->death_seen, 0);
+        /* Also of one that was cut off before, or died between its last state and its own unlink. */
+        if (seen == BXI_PEER_DEAD)
+            unlink_name(job, peer);
+        if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
             continue;
         if (seen == BXI_PEER_DEAD && rank != job->rank) {
             look_open(job, peer);   /* what it published before it died counts */

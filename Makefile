@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: MIT
+#
+# Builds Boxcar. `make help` lists what can be asked for.
+#
+# One file, not recursive: every object is made by one rule and lies under $(B)/obj at its source's
+# path. `demo`, `test` and `lint` call make once more, because what they install must be there
+# before the compiler is asked for it.
+
+# ---- What the caller may set ---------------------------------------------------------------------
+
+CONFIG  ?= release
+CUDA    ?= auto
+WERROR  ?= 0
+BUILD   ?= build
+PREFIX  ?= /usr/local
+LIBDIR  ?= $(PREFIX)/lib
+DESTDIR ?=
+V       ?= 0
+
+PKG_CONFIG ?= pkg-config
+INSTALL    ?= install
+
+ifeq ($(filter $(CONFIG),release debug asan ubsan tsan cov),)
+$(error CONFIG=$(CONFIG) is not one of release, debug, asan, ubsan, tsan, cov)
+endif
+ifeq ($(filter $(CUDA),auto 0 1),)
+$(error CUDA=$(CUDA) is not one of auto, 0, 1)
+endif
+ifeq ($(CUDA),1)
+$(error CUDA=1: there is no GPU code to build yet, see gpu/README.md; leave CUDA at auto)
+endif
+
+# release lies in build/ itself, so that its programs are build/bin/*; the others have their own.
+B := $(BUILD)$(if $(filter-out release,$(CONFIG)),/$(CONFIG))
+O := $(B)/obj
+
+ifneq ($(V),1)
+Q := @
+say = @printf '  %-8s %s\n' $(1) $(2)
+endif
+
+# ---- Flags ---------------------------------------------------------------------------------------
+
+# The caller's CPPFLAGS, CFLAGS and LDFLAGS come after ours, so they add to them and win over them.
+OPTIMISE_release := -O2 -g
+OPTIMISE_debug   := -O0 -g3
+OPTIMISE_asan    := -O1 -g -fno-omit-frame-pointer -fsanitize=address
+OPTIMISE_ubsan   := -O1 -g -fno-omit-frame-pointer -fsanitize=undefined -fno-sanitize-recover=all
+OPTIMISE_tsan    := -O1 -g -fno-omit-frame-pointer -fsanitize=thread
+OPTIMISE_cov     := -O0 -g --coverage
+
+WARNINGS := -Wall -Wextra -Wshadow -Wpedantic -Wstrict-prototypes -Wmissing-prototypes
+ifeq ($(WERROR),1)
+WARNINGS += -Werror
+endif
+
+ALL_CPPFLAGS := -D_GNU_SOURCE -I. -Ilib -Ishm $(CPPFLAGS)
+ALL_CFLAGS   := -std=gnu11 $(OPTIMISE_$(CONFIG)) -fPIC -fvisibility=hidden -pthread $(WARNINGS)
+ALL_LDFLAGS  := -pthread $(filter -fsanitize=% --coverage,$(OPTIMISE_$(CONFIG))) $(CFLAGS) $(LDFLAGS)
+
+# Flags of single objects. EXACT ones come last and so win over the caller's: they are about
+# results, not speed. Contraction of a*b+c would change the last bits from one processor to the
+# next.
+EXACT := -ffp-contract=off -fno-fast-math
+$(O)/demos/cartpole.o: FLAGS_EXACT := $(EXACT)
+$(O)/demos/policy.o:   FLAGS_EXACT := $(EXACT)
+$(O)/demos/policy.o:   FLAGS_OWN := -O3
+
+# The sanitizers bring a malloc of their own, which jemalloc would replace.
+PACKAGES := liburing $(if $(filter asan tsan,$(CONFIG)),,jemalloc)
+
+# Expanded when something is linked, not before: `make deps` may just have installed them. Nobody
+# calls jemalloc by name, so a linker that drops unneeded libraries must be told not to.
+LIBS = -Wl,--no-as-needed $(shell $(PKG_CONFIG) --libs $(PACKAGES)) -lm
+
+# ---- What is built from what ---------------------------------------------------------------------
+
+VERSION := $(shell awk '/define BX_VERSION_(MAJOR|MINOR|PATCH)/ { v = v dot $$3; dot = "." } \
+	END { print v }' lib/boxcar.h)
+SONAME  := libboxcar.so.$(firstword $(subst ., ,$(VERSION)))
+
+LIB_SRCS := $(wildcard shm/*.c lib/*.c)
+
+# Programs: each has a list of sources, of which the first holds main().
+PROGRAMS       := hello reinforce bxbench
+hello_SRCS     := demos/hello.c
+reinforce_SRCS := demos/reinforce.c $(filter-out demos/reinforce.c $(hello_SRCS),$(wildcard demos/*.c))
+bxbench_SRCS   := tools/bxbench.c $(filter-out tools/bxbench.c,$(wildcard tools/bxbench*.c \
+	tools/bench_*.c))
+
+# Tests: unit holds every Criterion test, with the parts of the programs that they test; stress is
+# the same bodies without Criterion, which does not start under ThreadSanitizer; prog_* are programs
+# that the shell tests run.
+unit_SRCS   := $(filter-out tests/stress_main.c tests/prog_%,$(wildcard tests/*.c)) \
+	$(filter-out $(foreach p,$(PROGRAMS),$(firstword $($(p)_SRCS))),$(wildcard demos/*.c))
+stress_SRCS := tests/stress_main.c tests/stress_ring.c
+PROG_SRCS   := $(wildcard tests/prog_*.c)
+
+objects = $(patsubst %.c,$(O)/%.o,$(1))
+
+STATIC_LIB := $(B)/lib/libboxcar.a
+SHARED_LIB := $(B)/lib/libboxcar.so.$(VERSION)
+TESTS      := $(B)/tests/unit $(B)/tests/stress $(PROG_SRCS:tests/%.c=$(B)/tests/%)
+
+ALL_SRCS := $(sort $(LIB_SRCS) $(foreach p,$(PROGRAMS) unit stress,$($(p)_SRCS)) $(PROG_SRCS))
+
+.DELETE_ON_ERROR:
+.SECONDARY:
+.PHONY: all tests demo test unit e2e check stress test-reference lint deps deps-test deps-lint \
+	install uninstall clean help FORCE
+
+all: $(STATIC_LIB) $(SHARED_LIB) $(PROGRAMS:%=$(B)/bin/%)
+
+tests: $(TESTS)
+
+# ---- Compiling and linking -----------------------------------------------------------------------
+
+# Rewritten only when it would change; every object depends on it, so a change of flags rebuilds
+# all.
+FLAGS_LINE = $(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(CFLAGS) / $(ALL_LDFLAGS) $(PACKAGES)
+$(B)/flags: FORCE
+	@mkdir -p $(@D)
+	@printf '%s\n' '$(subst ','\'',$(FLAGS_LINE))' | cmp -s - $@ || { \
+		$(PKG_CONFIG) --exists $(PACKAGES) || { \
+			echo 'not found by $(PKG_CONFIG): $(PACKAGES); "make deps" installs them' >&2; \
+			exit 1; }; \
+		printf '%s\n' '$(subst ','\'',$(FLAGS_LINE))' > $@; }
+
+$(O)/%.o: %.c $(B)/flags
+	@mkdir -p $(@D)
+	$(call say,CC,$@)
+	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(FLAGS_OWN) $(CFLAGS) $(FLAGS_EXACT) -MMD -MP -c -o $@ $<
+
+-include $(patsubst %.o,%.d,$(call objects,$(ALL_SRCS)))
+
+# Made anew each time: ar would keep the members of files that are no more.
+$(STATIC_LIB): $(call objects,$(LIB_SRCS))
+	@mkdir -p $(@D)
+	$(call say,AR,$@)
+	$(Q)rm -f $@ && $(AR) rcs $@ $^
+
+# nodelete: its threads and its SIGBUS handler must not lose their code to a dlclose.
+$(SHARED_LIB): $(call objects,$(LIB_SRCS)) lib/libboxcar.map
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(CC) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=lib/libboxcar.map \
+		-Wl,-z,nodelete $(if $(filter asan tsan ubsan,$(CONFIG)),,-Wl,-z,defs) \
+		-o $@ $(filter %.o,$^) $(ALL_LDFLAGS) $(LIBS)
+	$(Q)ln -sf $(@F) $(@D)/$(SONAME) && ln -sf $(SONAME) $(@D)/libboxcar.so
+
+link = $(Q)mkdir -p $(@D) && $(CC) -o $@ $(filter %.o,$^) $(STATIC_LIB) $(ALL_LDFLAGS)
+
+define PROGRAM_RULE
+$(B)/bin/$(1): $(call objects,$($(1)_SRCS)) $(STATIC_LIB)
+endef
+$(foreach p,$(PROGRAMS),$(eval $(call PROGRAM_RULE,$(p))))
+$(PROGRAMS:%=$(B)/bin/%):
+	$(call say,LINK,$@)
+	$(link) $(LIBS)
+
+$(B)/tests/unit: $(call objects,$(unit_SRCS)) $(STATIC_LIB)
+	$(call say,LINK,$@)
+	$(link) $(shell $(PKG_CONFIG) --libs criterion) $(LIBS)
+
+$(B)/tests/stress: $(call objects,$(stress_SRCS)) $(STATIC_LIB)
+	$(call say,LINK,$@)
+	$(link) $(LIBS)
+
+$(B)/tests/prog_%: $(O)/tests/prog_%.o $(STATIC_LIB)
+	$(call say,LINK,$@)
+	$(link) $(LIBS)
+
+# ---- The two commands ----------------------------------------------------------------------------
+
+DEMO_FLAGS ?= --min-world-size 11 --max-world-size 11 --mode batch --num-episode 60
+
+demo: deps
+	@$(MAKE) --no-print-directory all
+	$(B)/bin/reinforce $(DEMO_FLAGS)
+
+test: deps-test
+	@$(MAKE) --no-print-directory all tests
+	@$(TEST_ENV) tests/run_all.sh
+
+# ---- Parts of the tests --------------------------------------------------------------------------
+
+TEST_ENV = BX_SOURCE_DIR='$(CURDIR)' BX_BUILD_DIR='$(abspath $(B))' BX_CONFIG='$(CONFIG)' \
+	CC='$(CC)' MAKE='$(MAKE)'
+
+unit: $(B)/tests/unit
+	@$(TEST_ENV) tests/run_unit.sh
+
+test-reference: $(B)/tests/unit
+	@$(TEST_ENV) tests/run_unit.sh --filter 'reference/*'
+
+stress: $(B)/tests/stress
+	@$(TEST_ENV) tests/run_scripts.sh $(B)/tests/stress
+
+e2e: all tests
+	@$(TEST_ENV) tests/run_e2e.sh
+
+check: all
+	@$(TEST_ENV) tests/run_scripts.sh tests/check_*.sh
+
+lint: deps-lint
+	@$(TEST_ENV) tests/lint.sh
+
+deps:
+	@CC='$(CC)' tools/install_deps.sh build
+
+deps-test:
+	@CC='$(CC)' tools/install_deps.sh build test
+
+deps-lint:
+	@CC='$(CC)' tools/install_deps.sh build test lint
+
+# ---- Installing ----------------------------------------------------------------------------------
+
+# One list serves install and uninstall: {source}={where it goes}.
+HEADERS   := $(wildcard lib/boxcar*.h)
+DOCDIR    := $(PREFIX)/share/doc/boxcar
+INSTALLED := $(STATIC_LIB)=$(LIBDIR)/libboxcar.a \
+	$(SHARED_LIB)=$(LIBDIR)/$(notdir $(SHARED_LIB)) \
+	$(B)/boxcar.pc=$(LIBDIR)/pkgconfig/boxcar.pc \
+	$(foreach h,$(HEADERS),$(h)=$(PREFIX)/include/$(notdir $(h))) \
+	lib/LICENSE=$(DOCDIR)/LICENSE
+LINKS     := $(SONAME) libboxcar.so
+
+$(B)/boxcar.pc: lib/boxcar.pc.in FORCE
+	@mkdir -p $(@D)
+	@sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR:$(PREFIX)%=$${prefix}%)|' \
+		-e 's|@VERSION@|$(VERSION)|' $< > $@
+
+install: $(STATIC_LIB) $(SHARED_LIB) $(B)/boxcar.pc
+	$(foreach i,$(INSTALLED),@$(INSTALL) -D -m 644 $(subst =, '$(DESTDIR),$(i))'$(newline))
+	@ln -sf $(notdir $(SHARED_LIB)) '$(DESTDIR)$(LIBDIR)/$(SONAME)'
+	@ln -sf $(SONAME) '$(DESTDIR)$(LIBDIR)/libboxcar.so'
+	@echo 'installed under $(DESTDIR)$(PREFIX)'
+
+uninstall:
+	$(foreach i,$(INSTALLED),@rm -f '$(DESTDIR)$(lastword $(subst =, ,$(i)))'$(newline))
+	@rm -f $(LINKS:%='$(DESTDIR)$(LIBDIR)/%')
+	@if test -d '$(DESTDIR)$(DOCDIR)'; then rmdir '$(DESTDIR)$(DOCDIR)'; fi
+
+define newline
+
+
+endef
+
+clean:
+	rm -rf $(BUILD)
+
+help:
+	@sed -n 's/^#? \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
+
+#? make demo            installs what is missing, builds, trains CartPole with ten simulators
+#? make test            installs what is missing, builds, runs every test
+#? make                 builds build/bin/* and the library; installs nothing
+#?
+#? make deps            installs what the build needs (apt-get, by sudo if not root)
+#? make unit            the Criterion tests alone; UNIT_ARGS='--filter ring/*' picks some
+#? make test-reference  the tests against reference numbers alone
+#? make e2e             the end-to-end tests alone
+#? make stress          ring and doorbell under load, without Criterion
+#? make check           static checks: layers, atomics, style, top level, exported symbols
+#? make lint            gcc and clang with warnings as errors, clang-tidy, cppcheck, clang-format
+#? make install         into $(DESTDIR)$(PREFIX), by default /usr/local; run ldconfig afterwards
+#? make uninstall       takes the same files away
+#? make clean           removes build/
+#?
+#? CONFIG=release|debug|asan|ubsan|tsan|cov   each but release has a directory of its own in build/
+#? CUDA=auto|0|1        accepted; there is no GPU code to build yet, so 1 is an error
+#? WERROR=1             warnings are errors
+#? V=1                  shows the commands
+#? CC, CPPFLAGS, CFLAGS, LDFLAGS   are added to the project's own

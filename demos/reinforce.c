@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * reinforce - the batched CartPole solver, trained over shared-memory rings.
+ *
+ * This file is the launcher: for each world size and mode it forks one agent and the observers
+ * (agent.c, observer.c), waits for them, and prints and writes what the run took. It has no job of
+ * its own and does nothing but wait while they train. Seconds are counted around the whole run,
+ * start-up and shutdown included; the agent's own count of the training comes through memory mapped
+ * before the fork, because stdout is for people and a pipe would have to be read while waiting.
+ */
+#include "reinforce.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+static const char CSV_HEAD[] = "world_size,mode,seconds,train_seconds,us_per_step_observer\n";
+
+struct launcher {
+    struct reinforce_flags flags;
+    struct reinforce_result *result;
+    FILE *csv;
+    struct reinforce_outcome outcomes[BX_WORLD_MAX];
+    size_t outcome_count;
+};
+
+static double seconds_now(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static int live(const struct bx_options *options, void *context)
+{
+    const struct reinforce_run *run = context;
+
+    return options->rank == 0 ? reinforce_agent(options, run) : reinforce_observer(options, run);
+}
+
+/* Ends by the signal that asked for it, so that a shell sees what happened. */
+static int end_by(int signal_number)
+{
+    sigset_t set;
+
+    sigemptyset(&set);
+    sigaddset(&set, signal_number);
+    signal(signal_number, SIG_DFL);
+    sigprocmask(SIG_UNBLOCK, &set, NULL);
+    raise(signal_number);
+    return REINFORCE_WORKER;
+}
+
+static int report_failure(const struct reinforce_run *run, int code, const char *const *names,
+                          const struct bx_spawn_report *report)
+{
+    if (code == BX_E_INTERRUPTED)
+        return end_by(report->interrupt_signal);
+    fprintf(stderr, "reinforce: world size %d, %s: ", run->world_size,
+            reinforce_mode_name(run->mode));
+    if (code != BX_E_WORKER_FAILED || report->failed_rank < 0)
+        fprintf(stderr, "%s\n", bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(code));
+    else if (report->term_signal != 0)
+        fprintf(stderr, "worker %s was ended by signal %d (%s)\n", names[report->failed_rank],
+                report->term_signal, strsignal(report->term_signal));
+    else
+        fprintf(stderr, "worker %s ended with status %d\n", names[report->failed_rank],
+                report->exit_status);
+    return REINFORCE_WORKER;
+}
+
+/* One world size in one mode. */
+static int run_once(struct launcher *launcher, enum reinforce_mode mode,
+                    struct reinforce_outcome *outcome)
+{
+    char text[BX_WORLD_MAX][BX_NAME_MAX + 1];
+    const char *names[BX_WORLD_MAX];
+    struct reinforce_run run = { .flags = &launcher->flags, .mode = mode,
+                                 .world_size = outcome->world_size, .result = launcher->result };
+    struct bx_spawn_report report = { .failed_rank = -1 };
+
+    for (int rank = 0; rank < run.world_size; rank++) {
+        snprintf(text[rank], sizeof(text[rank]), rank == 0 ? REINFORCE_AGENT : "obs%d", rank);
+        names[rank] = text[rank];
+    }
+    memset(launcher->result, 0, sizeof(*launcher->result));
+    fflush(NULL);       /* what is buffered now would be printed by every child as well */
+
+    double start = seconds_now();
+    struct bx_spawn_options options = { .world_size = run.world_size, .names = names };
+    int rc = bx_spawn(&options, live, &run, &report);
+    if (rc < 0)
+        return report_failure(&run, rc, names, &report);
+    outcome->timing[mode] = (struct reinforce_timing){
+        .ran = true,
+        .seconds = seconds_now() - start,
+        .train_seconds = launcher->result->train_seconds,
+    };
+    if (launcher->flags.count_frames)
+        printf("frames: world_size %d, %s: requests_batched %llu, requests_inline %llu, "
+               "replies_sent %llu\n", run.world_size, reinforce_mode_name(mode),
+               (unsigned long long)launcher->result->requests_batched,
+               (unsigned long long)launcher->result->requests_inline,
+               (unsigned long long)launcher->result->replies_sent);
+    return REINFORCE_OK;
+}
+
+/* Microseconds a step and observer. */
+static double step_us(const struct reinforce_flags *flags, const struct reinforce_outcome *outcome,
+                      enum reinforce_mode mode)
+{
+    double steps = (double)flags->episodes * (double)flags->steps * (outcome->world_size - 1);
+
+    return 1e6 * outcome->timing[mode].train_seconds / steps;
+}
+
+static int csv_failed(const struct launcher *launcher)
+{
+    fprintf(stderr, "reinforce: %s cannot be written: %s\n", launcher->flags.csv, strerror(errno));
+    return REINFORCE_FAILED;
+}
+
+static int write_csv(const struct launcher *launcher, const struct reinforce_outcome *outcome,
+                     enum reinforce_mode mode)
+{
+    const struct reinforce_timing *timing = &outcome->timing[mode];
+
+    if (launcher->csv == NULL)
+        return REINFORCE_OK;
+    fprintf(launcher->csv, "%d,%s,%.6f,%.6f,%.4f\n", outcome->world_size, reinforce_mode_name(mode),
+            timing->seconds, timing->train_seconds, step_us(&launcher->flags, outcome, mode));
+    return fflush(launcher->csv) == 0 ? REINFORCE_OK : csv_failed(launcher);
+}
+
+/* Both modes of one world size, and its line. */
+static int run_world_size(struct launcher *launcher, int world_size)
+{
+    struct reinforce_outcome *outcome = &launcher->outcomes[launcher->outcome_count];
+    char seconds[REINFORCE_MODES][32] = { "", "" };
+
+    outcome->world_size = world_size;
+    for (int mode = 0; mode < REINFORCE_MODES; mode++) {
+        if (!launcher->flags.mode[mode])
+            continue;
+        int status = run_once(launcher, mode, outcome);
+        if (status == REINFORCE_OK)
+            status = write_csv(launcher, outcome, mode);
+        if (status != REINFORCE_OK)
+            return status;
+        snprintf(seconds[mode], sizeof(seconds[mode]), "%.4f", outcome->timing[mode].seconds);
+    }
+    launcher->outcome_count++;
+    printf("%d, %s, %s\n", world_size, seconds[REINFORCE_BATCH], seconds[REINFORCE_NO_BATCH]);
+    return REINFORCE_OK;
+}
+
+static void print_table(const struct launcher *launcher)
+{
+    printf("\n%10s  %9s  %22s  %25s  %8s\n", "world size", "observers", "batch us/step/observer",
+           "no batch us/step/observer", "speed-up");
+    for (size_t i = 0; i < launcher->outcome_count; i++) {
+        const struct reinforce_outcome *outcome = &launcher->outcomes[i];
+        char cell[REINFORCE_MODES][32] = { "-", "-" }, speed_up[32] = "-";
+
+        for (int mode = 0; mode < REINFORCE_MODES; mode++) {
+            if (outcome->timing[mode].ran)
+                snprintf(cell[mode], sizeof(cell[mode]), "%.3f",
+                         step_us(&launcher->flags, outcome, mode));
+        }
+        if (outcome->timing[REINFORCE_BATCH].ran && outcome->timing[REINFORCE_NO_BATCH].ran)
+            snprintf(speed_up, sizeof(speed_up), "%.2f",
+                     outcome->timing[REINFORCE_NO_BATCH].train_seconds /
+                         outcome->timing[REINFORCE_BATCH].train_seconds);
+        printf("%10d  %9d  %22s  %25s  %8s\n", outcome->world_size, outcome->world_size - 1,
+               cell[REINFORCE_BATCH], cell[REINFORCE_NO_BATCH], speed_up);
+    }
+}
+
+/* What the results go to, before any time is spent on having them. */
+static int open_outputs(struct launcher *launcher)
+{
+    const struct reinforce_flags *flags = &launcher->flags;
+
+    if (flags->plot != NULL && reinforce_plot_check(flags->plot) < 0)
+        return REINFORCE_FAILED;
+    if (flags->csv != NULL) {
+        launcher->csv = fopen(flags->csv, "we");
+        if (launcher->csv == NULL || fputs(CSV_HEAD, launcher->csv) < 0 ||
+            fflush(launcher->csv) != 0)
+            return csv_failed(launcher);
+    }
+    size_t bytes = sizeof(*launcher->result);
+    int kind = MAP_SHARED | MAP_ANONYMOUS;
+    /* cppcheck-suppress invalidFunctionArg ; -1 is what MAP_ANONYMOUS asks for */
+    void *result = mmap(NULL, bytes, PROT_READ | PROT_WRITE, kind, -1, 0);
+    if (result == MAP_FAILED) {
+        fprintf(stderr, "reinforce: no memory to share with the agent: %s\n", strerror(errno));
+        return REINFORCE_FAILED;
+    }
+    launcher->result = result;
+    return REINFORCE_OK;
+}
+
+static int run_all(struct launcher *launcher)
+{
+    const struct reinforce_flags *flags = &launcher->flags;
+    int status = open_outputs(launcher);
+    int world_size = flags->min_world_size;
+
+    while (status == REINFORCE_OK && world_size <= flags->max_world_size)
+        status = run_world_size(launcher, world_size++);
+    if (status != REINFORCE_OK)
+        return status;
+    print_table(launcher);
+    if (launcher->csv != NULL && fclose(launcher->csv) != 0)
+        return csv_failed(launcher);
+    if (flags->plot != NULL &&
+        reinforce_plot(flags->plot, launcher->outcomes, launcher->outcome_count) < 0)
+        return REINFORCE_FAILED;
+    if (fflush(stdout) != 0) {
+        fprintf(stderr, "reinforce: the output cannot be written: %s\n", strerror(errno));
+        return REINFORCE_FAILED;
+    }
+    return REINFORCE_OK;
+}
+
+int main(int argc, char **argv)
+{
+    static struct launcher launcher;
+
+    /* Inherited by the workers, so that their lines and ours stay whole and in order. */
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    int rc = reinforce_parse_flags(argc, argv, &launcher.flags);
+    if (rc != 0)
+        return rc > 0 ? REINFORCE_OK : REINFORCE_USAGE;
+    return run_all(&launcher);
+}

@@ -1,0 +1,58 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# Who may include whom: shm only itself; gpu and shm; lib, shm and gpu; programs their own headers
+# and <boxcar*.h>, the tools shm's too. Where an include leads is found as the compiler finds it:
+# beside the file, then in the directories of the Makefile's -I, in whatever form it is written.
+set -u
+
+cd "${BX_SOURCE_DIR:-.}" || exit 1
+failed=0
+
+# The directory that an include of $2, written in a file of directory $1, leads to; "" for the
+# system's.
+owner()
+{
+    case $2 in
+    */*) [ -e "$2" ] && dirname "$2" && return ;;
+    esac
+    for dir in "$1" lib shm gpu tools demos tests; do
+        [ -e "$dir/$2" ] && (cd "$dir/$(dirname "$2")" && basename "$PWD") && return
+    done
+}
+
+# check DIR ALLOWED...: the names after DIR are directories that files of DIR may include from.
+check()
+{
+    dir=$1
+    shift
+    bad=$(for file in "$dir"/*.[ch]; do
+        [ -e "$file" ] || continue
+        sed -n 's/^[[:space:]]*#[[:space:]]*include[[:space:]]*[<"]\([^>"]*\)[>"].*/\1/p' "$file" |
+            while read -r header; do
+                from=$(owner "$dir" "$header")
+                case $from,${header##*/} in
+                ,*) continue ;;
+                lib,boxcar*) [ "$dir" = shm ] || continue ;;
+                esac
+                case " $dir $* " in
+                *" $from "*) ;;
+                *) echo "$file includes $header of $from/" ;;
+                esac
+            done
+    done)
+    if [ -n "$bad" ]; then
+        failed=1
+        echo "$bad"
+        echo "not ok $dir"
+    else
+        echo "ok $dir"
+    fi
+}
+
+check shm
+check gpu shm
+check lib shm gpu
+check demos
+check tools shm
+exit "$failed"

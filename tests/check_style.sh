@@ -1,0 +1,58 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# What of the house style a script can count: licence lines, lengths, widths, tabs, silenced
+# warnings.
+set -u
+
+cd "${BX_SOURCE_DIR:-.}" || exit 1
+failed=0
+
+report()    # report NAME FINDINGS
+{
+    if [ -n "$2" ]; then
+        failed=1
+        echo "$2"
+        echo "not ok $1"
+    else
+        echo "ok $1"
+    fi
+}
+
+code=$(find shm lib gpu tools demos tests -name '*.[ch]' | sort)
+all=$(find shm lib gpu tools demos tests .ci \( -name '*.[ch]' -o -name '*.cpp' -o -name '*.sh' \
+    -o -name '*.pml' -o -path .ci/run \) | sort; echo Makefile)
+
+# No file name here holds a blank, so the lists are words on purpose.
+# shellcheck disable=SC2086
+{
+    report 'the licence in the first two lines' "$(
+        for file in $all; do
+            head -n 2 "$file" | grep -q 'SPDX-License-Identifier: MIT' || echo "$file"
+        done)"
+
+    report 'functions of at most 70 lines' "$(awk '
+        FNR == 1 { start = 0 }
+        /^\{/ { start = FNR }
+        /^\}/ {
+            if (start && FNR - start - 1 > 70) print FILENAME ":" start ": " FNR - start - 1
+            start = 0
+        }
+        ' $code)"
+
+    report 'files of at most 800 lines' "$(wc -l $all |
+        awk '$2 != "total" && $1 > 800 { print $2 ": " $1 }')"
+
+    # 100 is aimed at, 120 is where it becomes a nuisance.
+    report 'lines of at most 120 columns' "$(LC_ALL=C awk '
+        { line = $0; gsub(/[\200-\277]/, "", line) }    # bytes that continue a character
+        length(line) > 120 { print FILENAME ":" FNR ": " length(line) }' $(
+            echo "$all" | grep -vx Makefile))"
+
+    report 'no tabs, no blanks at the end' "$(grep -nE "$(printf '\t')|[[:space:]]$" $(
+        echo "$all" | grep -vx Makefile) /dev/null)"
+
+    report 'no warning is silenced' "$(grep -nE -e '-Wno-[a-z]|(GCC|clang) diagnostic ignored' $(
+        echo "$all" | grep -vx 'tests/check_style.sh'))"
+}
+exit "$failed"

@@ -1,0 +1,117 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# Uses the library as a stranger does: `make install` into a temporary place, then builds against
+# that place with what pkg-config says, away from the sources. Checked are the README's program (its
+# first C block, against the shared and the static library, run), a C++17 program, each public
+# header alone, the .pc file, and that uninstall leaves nothing.
+set -u
+
+cd "${BX_SOURCE_DIR:?}" || exit 1
+here=$BX_SOURCE_DIR/tests/consumer
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+: "${MAKE:=make}" "${CC:=cc}"
+failed=0
+
+# try NAME COMMAND...: one thing checked.
+try()
+{
+    tried=$1
+    shift
+    if "$@" >"$work/out" 2>&1; then
+        echo "ok $tried"
+    else
+        cat "$work/out"
+        echo "not ok $tried"
+        failed=1
+    fi
+}
+
+# The release, whatever is tested: a sanitizer's library could not be linked without its flags.
+project()
+{
+    $MAKE --no-print-directory CONFIG=release "$@"
+}
+
+# ---- a staged installation, as a packager makes it -----------------------------------------------
+
+staged_files()
+{
+    find "$work/stage" ! -type d | sed "s|^$work/stage||" | LC_ALL=C sort
+}
+
+staged_as_expected()
+{
+    for name in include/boxcar.h lib/libboxcar.a lib/libboxcar.so lib/libboxcar.so.0 \
+        lib/pkgconfig/boxcar.pc share/doc/boxcar/LICENSE; do
+        [ -e "$work/stage/usr/$name" ] || { echo "/usr/$name is missing"; return 1; }
+    done
+    ! staged_files | grep -v '^/usr/' && ! grep -r "$work" "$work/stage/usr/lib/pkgconfig"
+}
+
+try 'install with DESTDIR' project install DESTDIR="$work/stage" PREFIX=/usr
+try 'the files are where they should be' staged_as_expected
+try 'uninstall' project uninstall DESTDIR="$work/stage" PREFIX=/usr
+try 'uninstall leaves nothing' test -z "$(staged_files)"
+
+# ---- an installation to build against ------------------------------------------------------------
+
+root=$work/root/usr
+try 'install with PREFIX' project install PREFIX="$root"
+PKG_CONFIG_PATH=$root/lib/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}
+LD_LIBRARY_PATH=$root/lib
+export PKG_CONFIG_PATH LD_LIBRARY_PATH
+cflags=$(pkg-config --cflags boxcar)
+# A directory without the .so, searched first, is how the linker is made to take the .a.
+mkdir -p "$work/static"
+ln -s "$root/lib/libboxcar.a" "$work/static/"
+
+# The program of the README: what stands between the first "```c" and the next "```".
+awk '/^```c$/ && !seen { seen = on = 1; next } /^```/ { on = 0 } on' README.md >"$work/readme.c"
+
+linked_shared()
+{
+    readelf -d "$1" | grep -q 'NEEDED.*libboxcar\.so\.0'
+}
+
+linked_static()
+{
+    test -x "$1" && ! readelf -d "$1" | grep 'libboxcar\.so'
+}
+
+strict='-Wall -Wextra -Wpedantic -Werror'
+
+# Words on purpose, below: flags.
+# shellcheck disable=SC2046,SC2086
+{
+    cd "$work" || exit 1
+    try "the README has a program" test -s readme.c
+    try "the README's program compiles, shared" \
+        $CC $strict $cflags -o readme readme.c $(pkg-config --libs boxcar)
+    try 'it is linked with the shared library' linked_shared readme
+    try 'it runs' timeout 60 ./readme
+    try "the README's program compiles, static" $CC $strict $cflags -o readme-static readme.c \
+        -L"$work/static" $(pkg-config --static --libs boxcar)
+    try 'it is linked with the static library' linked_static readme-static
+    try 'it runs, static' timeout 60 ./readme-static
+
+    for compiler in g++ clang++; do
+        if ! command -v $compiler >/dev/null; then
+            echo "skip C++17 with $compiler, which is not installed"
+            continue
+        fi
+        try "C++17 with $compiler" $compiler -std=c++17 $strict $cflags -o consumer-$compiler \
+            "$here/consumer.cpp" $(pkg-config --libs boxcar)
+        try "C++17 with $compiler runs" timeout 60 ./consumer-$compiler
+    done
+
+    for header in "$root"/include/*.h; do
+        name=${header##*/}
+        echo "#include <$name>" >alone.c
+        cp alone.c alone.cpp
+        try "$name alone in C11" $CC -std=c11 $strict $cflags -fsyntax-only alone.c
+        try "$name alone in C++11" g++ -std=c++11 $strict $cflags -fsyntax-only alone.cpp
+    done
+}
+exit "$failed"

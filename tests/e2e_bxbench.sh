@@ -1,0 +1,152 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# Runs each subcommand of bxbench with small settings and looks at what it prints: the JSON keys that
+# the README names, values that can be true, the cores, the table, wrong flags. No times are judged:
+# that is for whoever reads the figures.
+set -u
+
+bin=${BX_BUILD_DIR:-build}/bin/bxbench
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+failed=0
+
+ok()
+{
+    echo "ok bxbench $1"
+}
+
+not_ok()    # not_ok NAME WHY
+{
+    failed=1
+    echo "$2"
+    if [ -s "$work/err" ]; then cat "$work/err"; fi
+    echo "not ok bxbench $1"
+}
+
+# check NAME "KEY..." "CONDITION..." SUBCOMMAND [FLAG]...: runs it with --json; every key must be
+# there with a number (or an array of numbers, of which v[KEY] is the first and n[KEY] the length),
+# and each condition hold.
+check()
+{
+    name=$1 keys=$2 conditions=$3
+    shift 3
+    if ! timeout 120 "$bin" "$@" --json >"$work/out" 2>"$work/err"; then
+        not_ok "$name" "bxbench $* --json failed"
+        return
+    fi
+    why=$(awk -v keys="$keys" '
+        { text = text $0 }
+        END {
+            if (NR != 1 || text !~ /^\{".*\}$/) print "not one JSON object on one line"
+            count = split(keys, key, " ")
+            for (i = 1; i <= count; i++) {
+                if (!match(text, "\"" key[i] "\": (\\[[-0-9., ]+\\]|-?[0-9][0-9.]*)")) {
+                    print "no number for the key " key[i]
+                    continue
+                }
+                value = substr(text, RSTART + length(key[i]) + 4, RLENGTH - length(key[i]) - 4)
+                gsub(/[][ ]/, "", value)
+                n = split(value, part, ",")
+                print "set " key[i] " " part[1] " " n
+            }
+        }' "$work/out")
+    if printf '%s\n' "$why" | grep -qv '^set '; then
+        cat "$work/out"
+        not_ok "$name" "$(printf '%s\n' "$why" | grep -v '^set ')"
+        return
+    fi
+    why=$(printf '%s\n' "$why" | awk '
+        { v[$2] = $3; n[$2] = $4 }
+        END { '"$(for condition in $conditions; do
+            echo "if (!($condition)) print \"false: $(echo "$condition" | tr -d '"')\";"
+        done)"' }')
+    if [ -n "$why" ]; then
+        cat "$work/out"
+        not_ok "$name" "$why"
+    else
+        ok "$name"
+    fi
+}
+
+# wrong NAME WORD FLAG...: exit status 2 and a sentence that holds WORD, nothing on stdout.
+wrong()
+{
+    name=$1 word=$2
+    shift 2
+    timeout 20 "$bin" "$@" >"$work/out" 2>"$work/err"
+    status=$?
+    if [ "$status" -ne 2 ] || [ -s "$work/out" ] || ! grep -q -e "$word" "$work/err"; then
+        not_ok "$name" "bxbench $*: status $status, expected 2 and a sentence with '$word'"
+    else
+        ok "$name"
+    fi
+}
+
+cores=$(nproc)
+if [ "$cores" -ge 2 ]; then
+    check pingpong \
+        'crt_ns bare_p50_ns call_p50_ns call_p99_ns call_p999_ns call_max_ns ratio ratio_crt cpus' \
+        'v["crt_ns"]>0 v["bare_p50_ns"]>0 v["call_p50_ns"]>0 v["call_p99_ns"]>0
+        v["call_p999_ns"]>=v["call_p99_ns"] v["call_max_ns"]>=v["call_p999_ns"] v["ratio"]>0
+        v["ratio_crt"]>0 n["cpus"]==2' \
+        pingpong --slices 3 --calls 500
+    check rate 'calls_per_s bare_frames_per_s ratio_bare inflight cpus' \
+        'v["calls_per_s"]>0 v["bare_frames_per_s"]>0 v["inflight"]==16 n["cpus"]==2' \
+        rate --inflight 16 --slices 2 --calls 2000
+    check 'fanin of 3' 'callers calls_per_s p50_us p99_us bare_per_s' \
+        'v["callers"]==3 v["calls_per_s"]>0 v["bare_per_s"]>0 v["p50_us"]>0 v["p99_us"]>=v["p50_us"]' \
+        fanin --callers 3 --slices 2 --calls 200
+    check 'fanin of 1, 2, 4, 10' 'callers calls_per_s p99_us' \
+        'v["callers"]==1 v["calls_per_s"]>0 v["p99_us"]>0' \
+        fanin --slices 1 --calls 100
+    rows=$(grep -o '"callers": [0-9]*' "$work/out" | tr -dc '0-9\n' | tr '\n' ' ')
+    if [ "$rows" = '1 2 4 10 ' ]; then
+        ok 'fanin has a row for each'
+    else
+        not_ok 'fanin has a row for each' "rows of callers: $rows"
+    fi
+    check batch 'callers unbatched_calls_per_s batched_calls_per_s rows_per_batch ratio' \
+        'v["callers"]==3 v["unbatched_calls_per_s"]>0 v["batched_calls_per_s"]>0
+        v["rows_per_batch"]>=1 v["rows_per_batch"]<=3' \
+        batch --callers 3 --slices 2 --calls 100
+else
+    for name in pingpong rate fanin batch; do
+        echo "skip bxbench $name needs two cores"
+    done
+fi
+check sleep 'bare_p50_us call_p50_us call_p99_us ratio cpus' \
+    'v["bare_p50_us"]>0 v["call_p50_us"]>0 v["call_p99_us"]>=v["call_p50_us"]/2 v["ratio"]>0' \
+    sleep --slices 2 --calls 20
+check idle 'cpu_percent wakeups_per_s answered bare_cpu_percent' \
+    'n["cpu_percent"]==4 v["cpu_percent"]>=0 v["wakeups_per_s"]>=0 v["answered"]==4' \
+    idle --workers 4 --seconds 0.5
+check start 'ready_seconds gone_seconds seconds shm_bytes_rest shm_bytes_all_pairs bare_seconds' \
+    'v["ready_seconds"]>0 v["gone_seconds"]>0 v["seconds"]>=v["ready_seconds"]
+    v["shm_bytes_rest"]>=4*40960 v["shm_bytes_all_pairs"]>=v["shm_bytes_rest"]+4*3*131072' \
+    start --workers 4 --slices 1
+
+if BX_WAIT=epoll timeout 60 "$bin" idle --workers 2 --seconds 0.2 >"$work/out" 2>"$work/err" &&
+    grep -q cpu_percent "$work/out"; then
+    ok 'prints a table, with epoll too'
+else
+    not_ok 'prints a table, with epoll too' "$(cat "$work/out")"
+fi
+
+wrong 'no subcommand' 'subcommand'
+wrong 'an unknown subcommand' 'juggle' juggle
+wrong 'an unknown flag' 'juggle' pingpong --juggle
+wrong 'a flag of another subcommand' 'no such flag' pingpong --workers 3
+wrong 'a number out of range' 'from 2 to 128' start --workers 500
+wrong 'a number that is none' 'x' rate --inflight 6x
+wrong 'a core that is not there' 'cpus' pingpong --cpus 0,99999
+wrong 'a word too many' 'more' idle more
+
+if "$bin" --help | grep -q pingpong && "$bin" sleep --help | grep -q Usage &&
+    "$bin" --version | grep -q '^bxbench [0-9]'; then
+    ok '--help and --version'
+else
+    not_ok '--help and --version' ''
+fi
+exit "$failed"

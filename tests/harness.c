@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * harness.h: runs in the test's process (harness_run) and in every worker that bx_spawn forks from it.
+ *
+ * The shared memory is an anonymous mapping made before the fork, so nothing of it has a name. A check
+ * that fails ends the worker with _exit from whatever thread it is on: bx_spawn then ends the others.
+ * What a killed test leaves: its workers get SIGTERM from the kernel and remove their own names.
+ */
+#include "harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define CHECK_STATUS 99                             /* of a worker whose check failed */
+#define GRACE_NS (UINT64_C(15) * 1000000000)        /* for the others to end well after one died */
+
+struct shared {
+    bxi_a32 gate[HARNESS_GATES];
+    bxi_a64 value[HARNESS_VALUES];
+    bxi_a32 ended_well;
+};
+
+/* Where LeakSanitizer is there, workers are looked at too: they end by _exit. */
+int __lsan_do_recoverable_leak_check(void) __attribute__((weak));
+
+static struct shared *shared;
+static bool leaves_by_itself;
+static int worlds_run;
+
+__attribute__((constructor)) static void map_shared(void)
+{
+    shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED)
+        abort();
+}
+
+/* ---- Checks ------------------------------------------------------------------------------------ */
+
+_Noreturn void harness_failed(const char *file, int line, const char *format, ...)
+{
+    char text[1024];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    dprintf(STDERR_FILENO, "%s:%d: %s (last error: %s)\n", file, line, text, bx_error_text());
+    _exit(CHECK_STATUS);
+}
+
+static const char *error_name(long long code)
+{
+    return code < 0 && code > INT_MIN ? bx_error_name((int)code) : "a value";
+}
+
+void harness_eq(const char *file, int line, const char *text, long long actual, long long expected)
+{
+    if (actual != expected)
+        harness_failed(file, line, "%s is %lld (%s), not %lld (%s)", text, actual, error_name(actual),
+                       expected, error_name(expected));
+}
+
+void harness_has(const char *file, int line, const char *text, const char *part)
+{
+    if (text == NULL || strstr(text, part) == NULL)
+        harness_failed(file, line, "'%s' does not say '%s'", text == NULL ? "(null)" : text, part);
+}
+
+/* ---- Shared memory ------------------------------------------------------------------------------- */
+
+void harness_post(int gate)
+{
+    bxi_add_seq_cst(&shared->gate[gate], 1);
+    syscall(SYS_futex, &shared->gate[gate], FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void harness_await(int gate, uint32_t least)
+{
+    uint32_t seen;
+
+    while ((seen = bxi_load_seq_cst(&shared->gate[gate])) < least)
+        syscall(SYS_futex, &shared->gate[gate], FUTEX_WAIT, seen, NULL, NULL, 0);
+}
+
+uint32_t harness_gate(int gate)
+{
+    return bxi_load_seq_cst(&shared->gate[gate]);
+}
+
+void harness_store(int index, uint64_t value)
+{
+    bxi_store_release(&shared->value[index], value);
+}
+
+uint64_t harness_load(int index)
+{
+    return bxi_load_seq_cst(&shared->value[index]);
+}
+
+uint64_t harness_add(int index, uint64_t n)
+{
+    return bxi_add_seq_cst(&shared->value[index], n);
+}
+
+/* ---- Names ---------------------------------------------------------------------------------------- */
+
+const char *harness_job_name(void)
+{
+    static char name[BX_NAME_MAX + 1];
+    static pid_t owner;
+
+    if (owner == 0)
+        owner = getpid();
+    snprintf(name, sizeof(name), "t%ld-%d", (long)owner, worlds_run);
+    return name;
+}
+
+static int files_with(const char *path, const char *part)
+{
+    DIR *directory = opendir(path);
+    struct dirent *entry;
+    int count = 0;
+
+    while (directory != NULL && (entry = readdir(directory)) != NULL)
+        if (strstr(entry->d_name, part) != NULL) {
+            dprintf(STDERR_FILENO, "left behind: %s/%s\n", path, entry->d_name);
+            count++;
+        }
+    if (directory != NULL)
+        closedir(directory);
+    return count;
+}
+
+int harness_left_behind(void)
+{
+    char sockets[256];
+    int count = files_with("/dev/shm", harness_job_name());
+
+    if (bxi_socket_dir(sockets, sizeof(sockets)) == 0)
+        count += files_with(sockets, harness_job_name());
+    return count;
+}
+
+/* ---- Workers -------------------------------------------------------------------------------------- */
+
+void harness_leaves_by_itself(void)
+{
+    leaves_by_itself = true;
+}
+
+void harness_check_rescued(const struct bx_job *job)
+{
+    HARNESS_EQ(harness_counter(job, "rescued"), 0);
+}
+
+static int run_worker(const struct bx_options *options, void *context)
+{
+    const struct harness_world *world = context;
+    struct bx_job *job = NULL;
+    int rank = options->rank, rc;
+
+    HARNESS_EQ(bx_job_create(options, &job), 0);
+    if (world->setup != NULL)
+        HARNESS_EQ(world->setup(job), 0);
+    HARNESS_EQ(bx_job_start(job), 0);
+    if (rank < HARNESS_BODIES && world->body[rank] != NULL) {
+        world->body[rank](job);
+    } else {
+        do
+            rc = bx_job_serve(job);
+        while (rc == BX_E_PEER_DEAD);
+        HARNESS_EQ(rc, 0);
+    }
+    if (!leaves_by_itself) {
+        harness_check_rescued(job);
+        HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+        bx_job_destroy(job);
+    }
+    if (__lsan_do_recoverable_leak_check != NULL && __lsan_do_recoverable_leak_check() != 0)
+        harness_failed(__FILE__, __LINE__, "worker %d leaks", rank);
+    bxi_add_seq_cst(&shared->ended_well, 1);
+    return 0;
+}
+
+int harness_try(const struct harness_world *world)
+{
+    struct harness_world copy = *world;
+    struct bx_spawn_report report = { 0 };
+    struct bx_spawn_options options = {
+        .world_size = world->size,
+        .names = world->names,
+        .options = &copy.options,
+        .grace_ns = GRACE_NS,
+    };
+    uint32_t ended_before = bxi_load_seq_cst(&shared->ended_well);
+    int survivors = world->size - __builtin_popcount(world->dies);
+    int rc, left;
+
+    worlds_run++;
+    options.job = harness_job_name();
+    rc = bx_spawn(&options, run_worker, &copy, &report);
+
+    int ended_well = (int)(bxi_load_seq_cst(&shared->ended_well) - ended_before);
+
+    if (rc != (world->dies != 0 ? BX_E_WORKER_FAILED : 0) || ended_well != survivors) {
+        dprintf(STDERR_FILENO, "bx_spawn: %s: %s; rank %d, exit status %d, signal %d; %d of %d ended well\n",
+                bx_error_name(rc), bx_error_text(), report.failed_rank, report.exit_status,
+                report.term_signal, ended_well, survivors);
+        rc = -1;
+    } else {
+        rc = 0;
+    }
+    left = harness_left_behind();
+    return rc < 0 || left != 0 ? -1 : 0;
+}
+
+void harness_run(const struct harness_world *world)
+{
+    cr_assert_eq(harness_try(world), 0, "see above for what went wrong");
+}
+
+/* ---- Small things --------------------------------------------------------------------------------- */
+
+struct thread {
+    struct bx_job *job;
+    void (*fn)(struct bx_job *job, int index);
+    int index;
+    pthread_t id;
+};
+
+static void *thread_main(void *context)
+{
+    struct thread *thread = context;
+
+    thread->fn(thread->job, thread->index);
+    return NULL;
+}
+
+void harness_threads(struct bx_job *job, int count, void (*fn)(struct bx_job *job, int index))
+{
+    struct thread *threads = calloc((size_t)count, sizeof(*threads));
+
+    HARNESS_CHECK(threads != NULL);
+    for (int i = 0; i < count; i++) {
+        threads[i] = (struct thread){ .job = job, .fn = fn, .index = i };
+        HARNESS_EQ(pthread_create(&threads[i].id, NULL, thread_main, &threads[i]), 0);
+    }
+    for (int i = 0; i < count; i++)
+        pthread_join(threads[i].id, NULL);
+    free(threads);
+}
+
+uint64_t harness_counter(const struct bx_job *job, const char *name)
+{
+    uint64_t value = 0;
+
+    HARNESS_EQ(bx_counter(job, name, &value), 0);
+    return value;
+}
+
+struct bx_msg *harness_msg_i64(int64_t value)
+{
+    struct bx_msg *msg = bx_msg_create(0);
+
+    HARNESS_CHECK(msg != NULL);
+    HARNESS_EQ(bx_msg_put_i64(msg, value), 0);
+    return msg;
+}
+
+int64_t harness_call_i64(struct bx_job *job, const char *to, const char *function, int64_t value)
+{
+    struct bx_msg *args = harness_msg_i64(value), *reply = NULL;
+
+    HARNESS_EQ(bx_rpc_sync(job, to, function, args, NULL, &reply), 0);
+
+    struct bx_reader reader = bx_msg_reader(reply);
+    int64_t result = bx_read_i64(&reader);
+
+    HARNESS_EQ(reader.error, 0);
+    bx_msg_destroy(reply);
+    bx_msg_destroy(args);
+    return result;
+}

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the tests of the engine share: a world of workers, each a process with a function of its own, and
+ * a piece of memory in which they wait for one another.
+ *
+ *     static int setup(struct bx_job *job) { return bx_register(job, "add", BX_INLINE, add, NULL); }
+ *     static void caller(struct bx_job *job) { HARNESS_EQ(bx_rpc_sync(job, "worker1", ...), 0); }
+ *
+ *     Test(call, adds, .timeout = 20)
+ *     {
+ *         harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { caller } });
+ *     }
+ *
+ * Every worker creates the job, runs setup, starts, runs body[rank], shuts down and destroys. What
+ * harness_run holds at the end of every test: each worker ended well (but those that the test lets die),
+ * no wake-up was rescued, and neither a segment nor a socket of the job is left.
+ */
+#ifndef TESTS_HARNESS_H
+#define TESTS_HARNESS_H
+
+#include "boxcar.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define HARNESS_BODIES 8
+#define HARNESS_GATES 64
+#define HARNESS_VALUES 256
+#define HARNESS_MS UINT64_C(1000000)
+
+typedef void (*harness_fn)(struct bx_job *job);
+
+struct harness_world {
+    int size;
+    int (*setup)(struct bx_job *job);   /* between create and start, in every worker; < 0 fails it */
+    harness_fn body[HARNESS_BODIES];    /* by rank; NULL: serves until another worker shuts down */
+    struct bx_options options;          /* of every worker: wait, spin, timeouts */
+    const char *const *names;
+    uint32_t dies;                      /* bits of the ranks that end badly on purpose */
+};
+
+/* Runs the world and asserts what is said above. One test may run several, one after the other. */
+void harness_run(const struct harness_world *world);
+
+/* The same without assertions, for processes that are not Criterion's: 0, or -1 with a line on stderr. */
+int harness_try(const struct harness_world *world);
+
+/* In a body that shuts down and destroys its job itself, or leaves it to the end of the process: called
+ * first. It then checks harness_check_rescued by itself. */
+void harness_leaves_by_itself(void);
+void harness_check_rescued(const struct bx_job *job);
+
+/* The name that the job of this process has, or the next harness_run will give. */
+const char *harness_job_name(void);
+
+/* Fails if anything of harness_job_name() is left in /dev/shm or among the sockets: how many. */
+int harness_left_behind(void);
+
+/* ---- Memory shared by the test and its workers; zero at first ----------------------------------- */
+
+/* A gate counts; await sleeps until it has come to `least`. */
+void harness_post(int gate);
+void harness_await(int gate, uint32_t least);
+uint32_t harness_gate(int gate);
+
+void harness_store(int index, uint64_t value);
+uint64_t harness_load(int index);
+uint64_t harness_add(int index, uint64_t n);        /* the value before */
+
+/* ---- Small things that many tests need ---------------------------------------------------------- */
+
+/* Runs fn(job, 0) .. fn(job, count - 1), each on a thread, and joins them. */
+void harness_threads(struct bx_job *job, int count, void (*fn)(struct bx_job *job, int index));
+uint64_t harness_counter(const struct bx_job *job, const char *name);
+/* Calls with one i64 and returns the i64 of the reply; fails if the call does. */
+int64_t harness_call_i64(struct bx_job *job, const char *to, const char *function, int64_t value);
+struct bx_msg *harness_msg_i64(int64_t value);
+
+/* ---- Checks for workers: a line on stderr and the end of the process ------------------------------ */
+
+_Noreturn void harness_failed(const char *file, int line, const char *format, ...) BX_PRINTF(3, 4);
+void harness_eq(const char *file, int line, const char *text, long long actual, long long expected);
+void harness_has(const char *file, int line, const char *text, const char *part);
+
+#define HARNESS_CHECK(condition) \
+    ((condition) ? (void)0 : harness_failed(__FILE__, __LINE__, "%s is not so", #condition))
+#define HARNESS_EQ(actual, expected) \
+    harness_eq(__FILE__, __LINE__, #actual, (long long)(actual), (long long)(expected))
+#define HARNESS_HAS(text, part) harness_has(__FILE__, __LINE__, (text), (part))
+
+#endif

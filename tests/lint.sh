@@ -1,0 +1,79 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# `make lint`: everything built by gcc and by clang with warnings as errors, each in a directory of
+# its own, then the analysers over the sources; the formatter's advice. A tool that is not installed
+# is skipped and named. Set LINT_FULL=1 for gcc's -fanalyzer too, which takes minutes.
+set -u
+
+cd "${BX_SOURCE_DIR:?}" || exit 1
+. tests/tally.sh
+: "${MAKE:=make}"
+out=$(mktemp)
+trap 'rm -f "$out" "$out.formatted"' EXIT
+failed=0
+
+# try NAME TOOL COMMAND...
+try()
+{
+    name=$1
+    tool=$2
+    shift 2
+    if ! command -v "$tool" >/dev/null; then
+        echo "skip $name: $tool is not installed"
+        tally 0 0 1 "lint: $name"
+    elif "$@" >"$out" 2>&1; then
+        tally 1 0 0 "lint: $name"
+    else
+        cat "$out"
+        tally 0 1 0 "lint: $name"
+        failed=1
+    fi
+}
+
+# build COMPILER DIRECTORY [CFLAGS]
+build()
+{
+    MAKEFLAGS='' $MAKE --no-print-directory -k -j"$(nproc)" CC="$1" \
+        BUILD="build/lint/$2" WERROR=1 CFLAGS="${3:-}" all tests
+}
+
+sources=$(ls shm/*.[ch] lib/*.[ch] demos/*.[ch] tools/*.[ch] tests/*.[ch])
+# Left out: what is taste, `n * sizeof *p` for a p that points to pointers, and widenings of what is
+# bounded by 128 workers.
+checks='-*,bugprone-*'
+checks=$checks,-bugprone-easily-swappable-parameters,-bugprone-reserved-identifier
+checks=$checks,-bugprone-sizeof-expression,-bugprone-misplaced-widening-cast
+checks=$checks,-bugprone-implicit-widening-of-multiplication-result
+includes='-D_GNU_SOURCE -I. -Ilib -Ishm'
+
+try gcc gcc build gcc gcc
+try clang clang build clang clang
+[ "${LINT_FULL:-0}" = 0 ] || try 'gcc -fanalyzer' gcc build gcc analyzer -fanalyzer
+
+# Words on purpose, below: flags and lists of files.
+# shellcheck disable=SC2086
+{
+    try cppcheck cppcheck cppcheck --quiet --error-exitcode=1 --std=c11 --inline-suppr \
+        --enable=warning,portability --suppress=missingIncludeSystem \
+        $includes shm lib demos tools
+    try clang-tidy clang-tidy clang-tidy --quiet --warnings-as-errors='*' \
+        --checks="$checks" \
+        $(ls shm/*.c lib/*.c demos/*.c tools/*.c) -- -std=gnu11 $includes
+}
+
+# The formatter only advises. Comments and tables stand in columns laid out by hand, so blanks
+# inside a line are taken as one; what differs still is mostly taste, and is counted, not failed.
+blanks_as_one()
+{
+    sed 's/\([^ ]\)   */\1 /g'
+}
+if command -v clang-format >/dev/null; then
+    for file in $sources; do
+        clang-format "$file" | blanks_as_one >"$out.formatted"
+        blanks_as_one <"$file" | diff - "$out.formatted" | grep -c '^<' | sed "s|$| $file|"
+    done | awk '$1 > 0 { lines += $1; files++; if ($1 > most) { most = $1; where = $2 } }
+        END { if (lines) printf "  clang-format would write %d lines in %d files " \
+              "otherwise, most in %s\n", lines, files, where }'
+fi
+exit "$failed"

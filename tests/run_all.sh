@@ -1,0 +1,28 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# Everything `make test` runs once things are built: unit tests, stress, static checks, a program
+# against the installed library, models, end-to-end tests. Goes on after a failure and closes with
+# the sum.
+set -u
+
+cd "${BX_SOURCE_DIR:?}" || exit 1
+. tests/tally.sh
+callers_tally=${BX_TALLY:-/dev/null}
+BX_TALLY=$(mktemp)
+export BX_TALLY
+trap 'rm -f "$BX_TALLY"' EXIT
+trap 'exit 130' INT TERM
+
+if [ "${BX_CONFIG:-}" = tsan ]; then
+    echo 'skip the unit tests: Criterion does not start under ThreadSanitizer'
+    tally 0 0 1 'unit (tsan)'
+else
+    tests/run_unit.sh
+fi
+tests/run_scripts.sh "$BX_BUILD_DIR/tests/stress" tests/check_*.sh tests/consumer/check.sh \
+    tests/model/*.sh
+tests/run_e2e.sh
+
+cat "$BX_TALLY" >>"$callers_tally"
+tally_sum "$BX_TALLY"

@@ -1,0 +1,13 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# Runs every end-to-end test, tests/e2e_*.sh, from the project's root. They find the programs by
+# $BX_BUILD_DIR, the build directory, and the sources by $BX_SOURCE_DIR; how they are counted is
+# told in run_scripts.sh.
+set -u
+
+BX_SOURCE_DIR=${BX_SOURCE_DIR:-$(cd "$(dirname "$0")/.." && pwd)}
+BX_BUILD_DIR=${BX_BUILD_DIR:-$BX_SOURCE_DIR/build}
+export BX_SOURCE_DIR BX_BUILD_DIR
+cd "$BX_SOURCE_DIR" || exit 1
+exec tests/run_scripts.sh tests/e2e_*.sh

@@ -1,0 +1,47 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# Runs test programs one after the other and counts: `run_scripts.sh PROGRAM...`.
+#
+# A program may print a line for each thing it checked, beginning with "ok", "not ok" or "skip";
+# these are counted. One that prints none counts as one, by its exit status: 0 passed, 77 skipped. A
+# status that is neither counts as a failure, whatever was printed. Output is shown only where it
+# failed, or says what was skipped.
+set -u
+
+here=$(dirname "$0")
+. "$here/tally.sh"
+limit_s=${BX_TEST_LIMIT_S:-600}
+out=$(mktemp)
+child=
+trap 'rm -f "$out"' EXIT
+# timeout(1) has a process group of its own, so the terminal's ^C does not reach what it runs.
+trap '[ -z "$child" ] || kill "$child" 2>/dev/null; exit 130' INT TERM
+
+failed_any=0
+for program in "$@"; do
+    timeout -k 10 "$limit_s" "$program" >"$out" 2>&1 </dev/null &
+    child=$!
+    wait "$child"
+    status=$?
+    child=
+    passed=$(grep -cE '^ok([[:space:]:]|$)' "$out")
+    failed=$(grep -cE '^not ok([[:space:]:]|$)' "$out")
+    skipped=$(grep -cE '^skip([[:space:]:]|$)' "$out")
+    if [ "$status" -ne 0 ] && [ "$status" -ne 77 ] && [ "$failed" -eq 0 ]; then
+        failed=1
+    elif [ "$((passed + failed + skipped))" -eq 0 ]; then
+        [ "$status" -eq 77 ] && skipped=1 || passed=1
+    fi
+    if [ "$failed" -ne 0 ]; then
+        failed_any=1
+        [ "$status" -ne 124 ] || echo "$program ran past ${limit_s} s" >>"$out"
+        echo "--- $program, exit status $status:"
+        cat "$out"
+        echo '---'
+    elif [ "$skipped" -ne 0 ]; then
+        grep -iE '^skip' "$out" || tail -n 1 "$out"
+    fi
+    tally "$passed" "$failed" "$skipped" "${program#"${BX_SOURCE_DIR:-}/"}"
+done
+exit "$failed_any"

@@ -1,0 +1,49 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# Runs the Criterion tests of $BX_BUILD_DIR/tests/unit, with the arguments given and those in
+# $UNIT_ARGS, and counts them by Criterion's closing line. Shows what failed or was skipped; the
+# whole output is in $BX_BUILD_DIR/tests/unit.log.
+set -u
+
+. "$(dirname "$0")/tally.sh"
+: "${BX_SOURCE_DIR:?}" "${BX_BUILD_DIR:?}"
+export BX_SOURCE_DIR BX_BUILD_DIR
+limit_s=${BX_TEST_LIMIT_S:-900}
+# Criterion ends its test processes without freeing, so a leak check would only see that. A test
+# that asks for too much memory wants NULL, as malloc answers.
+export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=0:allocator_may_return_null=1}"
+export UBSAN_OPTIONS="${UBSAN_OPTIONS:-print_stacktrace=1}"
+export LC_ALL=C
+
+log=$BX_BUILD_DIR/tests/unit.log
+child=
+trap '[ -z "$child" ] || kill "$child" 2>/dev/null; exit 130' INT TERM
+
+# Verbose, for only so does Criterion say what a test skipped. UNIT_ARGS is words on purpose.
+# shellcheck disable=SC2086
+timeout -k 10 "$limit_s" "$BX_BUILD_DIR/tests/unit" --verbose "$@" ${UNIT_ARGS:-} \
+    >"$log" 2>&1 </dev/null &
+child=$!
+wait "$child"
+status=$?
+
+# [====] Synthesis: Tested: 9 | Passing: 7 | Failing: 2 | Crashing: 1     (a crash is a failure too)
+counts=$(awk -F'[:|]' '/Synthesis:/ { passed = $5; failed = $3 - $5 }
+                       END { print passed + 0, failed + 0 }' "$log")
+passed=${counts% *}
+failed=${counts#* }
+# Those that a filter left out are listed as disabled.
+skips=$(grep '^\[SKIP\]' "$log" | grep -v ': Test is disabled$')
+skipped=$(printf '%s' "$skips" | grep -c .)
+if [ "$failed" -ne 0 ]; then
+    grep -vE '^\[(RUN |PASS)|: Test is disabled$' "$log"
+elif [ "$status" -ne 0 ] || [ "$((passed + skipped))" -eq 0 ]; then
+    failed=1
+    tail -n 30 "$log"
+    echo "the unit tests ended with status $status (124: ran past $limit_s s)"
+elif [ "$skipped" -ne 0 ]; then
+    printf '%s\n' "$skips"
+fi
+tally "$passed" "$failed" "$skipped" "unit (${BX_CONFIG:-release})"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,85 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# Installs what Boxcar needs and this machine lacks: `install_deps.sh GROUP...`, GROUP being build,
+# test or lint. Run by `make deps` and its kin.
+#
+# Each need is found by what will use it (pkg-config, the compiler, PATH), not by asking the package
+# manager, so libraries built by hand count. Where nothing is missing, nothing is run and nothing
+# said.
+set -eu
+
+cc=${CC:-cc}
+
+have_cc()
+{
+    printf '#include <stdio.h>\nint main(void) { return 0; }\n' |
+        "$cc" -x c - -o /dev/null 2>/dev/null
+}
+
+have_cxx()
+{
+    printf '#include <cstdio>\nint main() { return 0; }\n' | g++ -x c++ - -o /dev/null 2>/dev/null
+}
+
+have_library()
+{
+    pkg-config --exists "$1" 2>/dev/null
+}
+
+have_program()
+{
+    command -v "$1" >/dev/null 2>&1
+}
+
+# group, package as Debian names it, how it is found
+needs()
+{
+    cat <<'LIST'
+build gcc have_cc
+build libc6-dev have_cc
+build make have_program make
+build pkg-config have_program pkg-config
+build liburing-dev have_library liburing
+build libjemalloc-dev have_library jemalloc
+test g++ have_cxx
+test libcriterion-dev have_library criterion
+test spin have_program spin
+test gnuplot-nox have_program gnuplot
+test procps have_program ps
+lint clang have_program clang
+lint clang-format have_program clang-format
+lint clang-tidy have_program clang-tidy
+lint cppcheck have_program cppcheck
+LIST
+}
+
+missing=$(needs | while read -r group package test; do
+    case " $* " in *" $group "*) $test </dev/null || printf ' %s' "$package" ;; esac
+done)
+[ -n "$missing" ] || exit 0
+
+if ! have_program apt-get; then
+    echo "Not found here, and no package manager that this script knows (Debian names):$missing" >&2
+    exit 1
+fi
+
+sudo=
+if [ "$(id -u)" -ne 0 ]; then
+    if ! have_program sudo; then
+        echo "Not found here:$missing. Install them as root: apt-get install$missing" >&2
+        exit 1
+    fi
+    sudo=sudo
+    # Without a terminal nobody can type a password: fail instead of waiting for one.
+    [ -t 0 ] || sudo='sudo -n'
+fi
+
+echo "installing by apt-get:$missing"
+# Words on purpose: $sudo may be empty or two words, $missing is a list.
+# shellcheck disable=SC2086
+{
+    $sudo apt-get update -qq
+    $sudo env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y -qq --no-install-recommends $missing >/dev/null
+}

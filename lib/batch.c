@@ -131,9 +131,9 @@ static void finish_expired(struct bx_job *job, struct bxi_row *expired)
         struct bxi_row *row = expired;
 
         expired = row->next;
-        pthread_mutex_lock(&job->lock);
+        bxi_lock(&job->lock);
         bxi_counter_add(job, BXI_C_requests_expired, 1);
-        pthread_mutex_unlock(&job->lock);
+        bxi_unlock(&job->lock);
         finish_row(row, BX_E_TIMEOUT, "the deadline passed before the batch ran");
     }
 }
@@ -164,22 +164,22 @@ static bool run_one(struct bx_job *job, struct bxi_batcher *batcher)
     struct bxi_row *expired;
     bool again;
 
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     take_rows(job, batcher, &batch, &expired);
     if (batch.count > 0) {
         bxi_counter_add(job, BXI_C_batches_run, 1);
         bxi_counter_add(job, BXI_C_batch_rows, batch.count);
     }
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
 
     finish_expired(job, expired);
     if (batch.count > 0)
         run_body(&batch);
 
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     batcher->running = false;
     again = batcher->running = is_ready(batcher);
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
     return again;
 }
 
@@ -195,10 +195,10 @@ static void fail_rows(struct bx_job *job, struct bxi_batcher *batcher, int code)
     struct bx_batch batch;
     struct bxi_row *expired;
 
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     take_rows(job, batcher, &batch, &expired);
     batcher->running = false;
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
     finish_expired(job, expired);
     for (size_t i = 0; i < batch.count; i++)
         finish_row(batch.rows[i], code, NULL);
@@ -208,6 +208,7 @@ static void fail_rows(struct bx_job *job, struct bxi_batcher *batcher, int code)
 static void start(struct bx_job *job, struct bxi_batcher *batcher)
 {
     if (!batcher->blocking) {
+        bxi_bells_flush(job);       /* the body may take long */
         bxi_no_wait_enter();
         bxi_batch_run(job, batcher);
         bxi_no_wait_leave();
@@ -241,7 +242,7 @@ int bxi_batch_add_row(struct bx_request *request, const void *body, size_t bytes
     }
     row->came_ns = batcher->flush_after_ns > 0 ? bxi_now_ns() : 0;
 
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     rc = bxi_serving_begin(request);
     if (rc == 0) {
         row->request = *request;
@@ -251,7 +252,7 @@ int bxi_batch_add_row(struct bx_request *request, const void *body, size_t bytes
         ready = is_ready(batcher);
         batcher->running |= ready;
     }
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
     if (rc < 0) {
         bx_msg_destroy(row->args);
         free(row);
@@ -267,14 +268,14 @@ void bxi_batches_look(struct bx_job *job)
     struct bxi_batcher *batcher;
     bool ready;
 
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     batcher = job->batchers;
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
     for (; batcher != NULL; batcher = batcher->next) {
-        pthread_mutex_lock(&job->lock);
+        bxi_lock(&job->lock);
         ready = is_ready(batcher);
         batcher->running |= ready;
-        pthread_mutex_unlock(&job->lock);
+        bxi_unlock(&job->lock);
         if (ready)
             start(job, batcher);
     }
@@ -284,7 +285,7 @@ bool bxi_batch_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id)
 {
     struct bxi_row *found = NULL;
 
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     for (struct bxi_batcher *batcher = job->batchers; batcher != NULL && found == NULL;
          batcher = batcher->next) {
         struct bxi_row *row = batcher->head;
@@ -303,7 +304,7 @@ bool bxi_batch_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id)
         if (found != NULL)
             set_flush_timer(job, batcher);
     }
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
     if (found != NULL)
         finish_row(found, BX_E_CANCELLED, NULL);
     return found != NULL;
@@ -330,9 +331,9 @@ void bxi_batchers_destroy(struct bx_job *job)
 
 void bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, bool joins)
 {
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     put_bit(batcher->members, rank, joins);
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
     bxi_event(job, BXI_EVENT_BATCH);
 }
 
@@ -345,11 +346,11 @@ static int set_member(struct bx_job *job, const char *function, int rank, bool j
         return rc;
     if (rank < 0 || rank >= job->world_size)
         return bx_fail(-EINVAL, "rank %d is not one of 0..%d", rank, job->world_size - 1);
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     batcher = job->batchers;
     while (batcher != NULL && strcmp(batcher->handler->name, function) != 0)
         batcher = batcher->next;
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
     if (batcher == NULL)
         return bx_fail(-ENOENT, "worker '%s' has no batch '%s'", job->name, function);
     if (joins && bxi_load_relaxed(&job->phase) != BXI_CREATED && !bx_worker_alive(job, rank))

@@ -17,8 +17,8 @@
  * Why not names in /dev/shm alone, opened by whoever comes: a pidfd and an eventfd have no names, and a
  * name may be a dead namesake's.
  *
- * Killed at any step before GO: its socket hangs up, rank 0 tells all, everybody undoes what it made and
- * its own segment's name is left to the launcher or to a reaper. After GO the pidfds tell.
+ * Killed at any step before GO: its socket hangs up, who sees that removes its segment's name, rank 0
+ * tells all, and everybody undoes what it made. After GO the pidfds tell.
  */
 #include "bootstrap.h"
 
@@ -391,6 +391,15 @@ int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry, co
     return 0;
 }
 
+void bxi_boot_unlink_dead(const struct bx_job *job, int rank)
+{
+    char name[BXI_SEGMENT_NAME_BYTES];
+
+    /* Not by its lock: the kernel may close the socket, which told of the death, before the segment. */
+    bxi_segment_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
+    shm_unlink(name);
+}
+
 void bxi_boot_undo(struct bx_job *job)
 {
     for (int rank = 0; rank < job->world_size; rank++) {
@@ -602,9 +611,11 @@ static int gather(struct joiner *joiner)
         int rc = next_packet(joiner, BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS);
         if (rc < 0)
             return rc;
-        if (rc == 0)
+        if (rc == 0) {
+            bxi_boot_unlink_dead(job, 0);
             return bx_fail(BX_E_PEER_DEAD, "worker '%s' (rank 0, pid %u) died while the job was starting",
                            joiner->root_name, joiner->root_pid);
+        }
         if (missing == 0 && bxi_boot_packet_is(&joiner->packet, BXI_BOOT_GO, 0))
             return 0;
         if (missing == 0 || !bxi_boot_packet_is(&joiner->packet, BXI_BOOT_TABLE, 0))

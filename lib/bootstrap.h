@@ -137,6 +137,8 @@ int bxi_boot_segment(struct bx_job *job, int *readable_fd);
  * 0; -EPROTO and the like where it is not right; no sentence. */
 int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry,
                       const int fds[BXI_BOOT_FDS]);
+/* Removes the name that a worker of this instance left in /dev/shm when it died. */
+void bxi_boot_unlink_dead(const struct bx_job *job, int rank);
 void bxi_boot_undo(struct bx_job *job);     /* all that the bootstrap made of the job */
 
 int bxi_boot_no_descriptors(const struct bx_job *job);      /* BX_E_DESCRIPTORS and its sentence */

@@ -389,9 +389,11 @@ static int take_packet(struct root *root, struct connection *connection)
 
 static int hung_up(struct root *root, struct connection *connection)
 {
-    if (connection->state != NEW)
+    if (connection->state != NEW) {
+        bxi_boot_unlink_dead(root->job, connection->rank);
         return bx_fail(BX_E_PEER_DEAD, "worker '%s' (rank %d, pid %u) died while the job was starting",
                        connection->name, connection->rank, connection->pid);
+    }
     drop(root, connection);
     return 0;
 }

@@ -86,7 +86,6 @@ static struct bxi_call *take_call(struct bx_job *job, struct bxi_peer *peer, uin
 {
     struct bxi_call *call = peer->slots[index].call;
 
-    bxi_timer_clear(&job->timers, &call->timer);
     job->calls_open--;
     if (keep) {
         peer->slots[index].state = BXI_SLOT_ZOMBIE;
@@ -179,14 +178,39 @@ static int plan(struct bx_job *job, struct request_plan *out, const char *to,
     return 0;
 }
 
-static void call_expired(struct bx_job *job, struct bxi_timer *timer)
+/* The earliest deadline of a peer's calls may have come. Calls that ended meanwhile left the timer as it
+ * was: looking at all slots once per such time is cheaper than moving a timer with every call. */
+static void calls_due(struct bx_job *job, struct bxi_timer *timer)
 {
-    struct bxi_call *call = (struct bxi_call *)(void *)((char *)timer - offsetof(struct bxi_call, timer));
+    struct bxi_peer *peer = (struct bxi_peer *)(void *)((char *)timer - offsetof(struct bxi_peer, timer));
+    uint64_t now_ns = bxi_now_ns(), next_ns = BX_FOREVER;
 
-    take_call(job, call->peer, call->slot, true);
-    bxi_counter_add(job, BXI_C_calls_timed_out, 1);
-    call->next = job->expired;
-    job->expired = call;
+    for (uint32_t i = 0; i < peer->slot_count; i++) {
+        struct bxi_slot *slot = &peer->slots[i];
+
+        if (slot->state != BXI_SLOT_LIVE)
+            continue;
+        if (slot->deadline_ns <= now_ns) {
+            struct bxi_call *call = take_call(job, peer, (uint16_t)i, true);
+
+            bxi_counter_add(job, BXI_C_calls_timed_out, 1);
+            call->next = job->expired;
+            job->expired = call;
+        } else if (slot->deadline_ns < next_ns) {
+            next_ns = slot->deadline_ns;
+        }
+    }
+    if (next_ns != BX_FOREVER)
+        bxi_timer_set(&job->timers, timer, next_ns);    /* there was room for it a moment ago */
+}
+
+static int set_deadline(struct bx_job *job, struct bxi_peer *peer, uint16_t slot, uint64_t deadline_ns)
+{
+    peer->slots[slot].deadline_ns = deadline_ns;
+    if (deadline_ns == BX_FOREVER || (peer->timer.heap_index != 0 && peer->timer.at_ns <= deadline_ns))
+        return 0;
+    peer->timer.fire = calls_due;
+    return bxi_timer_set(&job->timers, &peer->timer, deadline_ns);
 }
 
 /* Lock. call is NULL for one-way calls. 0, -EAGAIN: no slot or no room, or an error with a sentence. */
@@ -219,17 +243,14 @@ static int submit_locked(struct bx_job *job, const struct request_plan *plan, st
     call->timeout_ns = plan->timeout_ns;
     head.id = peer->slots[call->slot].generation << 16 | call->slot;
     out.slot = call->slot;
-    if (call->owned && plan->deadline_ns != BX_FOREVER &&
-        (rc = bxi_timer_set(&job->timers, &call->timer, plan->deadline_ns)) < 0)
-        goto undo;
-    if ((rc = bxi_peer_send(job, peer, &out)) < 0)
+    rc = set_deadline(job, peer, call->slot, call->owned ? plan->deadline_ns : BX_FOREVER);
+    if (rc < 0 || (rc = bxi_peer_send(job, peer, &out)) < 0)
         goto undo;
     job->calls_open++;
     bxi_counter_add(job, BXI_C_calls_sent, 1);
     return 0;
 
 undo:
-    bxi_timer_clear(&job->timers, &call->timer);
     free_slot(peer, call->slot);
     return rc;
 }
@@ -246,11 +267,11 @@ static bool has_room(struct bxi_waiter *waiter)
     struct room_waiter *room = (struct room_waiter *)(void *)waiter;
     bool ready;
 
-    pthread_mutex_lock(&room->job->lock);
+    bxi_lock(&room->job->lock);
     ready = bxi_load_relaxed(&room->peer->state) != BXI_PEER_ALIVE ||
             (room->oneway ? room->peer->queue_head == NULL && room->peer->wanted_bytes == 0
                           : room->peer->in_flight < BXI_CALLS_MAX);
-    pthread_mutex_unlock(&room->job->lock);
+    bxi_unlock(&room->job->lock);
     return ready;
 }
 
@@ -273,21 +294,38 @@ static int wait_for_room(struct bx_job *job, const struct request_plan *plan, bo
     return rc;
 }
 
+/* A synchronous caller is about to drive and rings when it has looked for the reply; others ring now. */
+static int submit_once(struct bx_job *job, const struct request_plan *plan, struct bxi_call *call)
+{
+    int rc;
+
+    bxi_lock(&job->lock);
+    rc = submit_locked(job, plan, call);
+    if (rc == 0 && (call == NULL || call->owned) && !bxi_is_driving(job))
+        bxi_bell_now(job, plan->peer);
+    bxi_unlock(&job->lock);
+    return rc;
+}
+
 static int submit(struct bx_job *job, const struct request_plan *plan, struct bxi_call *call)
 {
     for (;;) {
-        pthread_mutex_lock(&job->lock);
-        int rc = submit_locked(job, plan, call);
-        pthread_mutex_unlock(&job->lock);
+        int rc = submit_once(job, plan, call);
 
         if (rc != -EAGAIN)
             return rc;
-        if (plan->no_wait)
-            return bx_fail(-EAGAIN, "%s to worker '%s'",
-                           call != NULL ? "1024 calls are in flight" : "the ring is full",
-                           plan->peer->name);
-        if ((rc = wait_for_room(job, plan, call == NULL)) < 0)
+        if (!plan->no_wait) {
+            rc = wait_for_room(job, plan, call == NULL);
+            if (rc < 0)
+                return rc;
+            continue;
+        }
+        bxi_poke(job);              /* replies may lie there that nobody had to read */
+        rc = submit_once(job, plan, call);
+        if (rc != -EAGAIN)
             return rc;
+        return bx_fail(-EAGAIN, "%s to worker '%s'",
+                       call != NULL ? "1024 calls are in flight" : "the ring is full", plan->peer->name);
     }
 }
 
@@ -303,13 +341,13 @@ static bool give_up(struct bx_job *job, struct bxi_call *call)
 {
     bool mine;
 
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     mine = call->slot < call->peer->slot_count && call->peer->slots[call->slot].call == call;
     if (mine) {
         take_call(job, call->peer, call->slot, true);
         bxi_counter_add(job, BXI_C_calls_timed_out, 1);
     }
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
     return mine;
 }
 
@@ -383,11 +421,8 @@ int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const
     call->future.is_call = true;
     call->owned = true;
     call->wants_value = true;
-    call->timer.fire = call_expired;
     bxi_store_relaxed(&call->future.refs, 2);   /* the program's, and the engine's until it is done */
     rc = submit(job, &request, call);
-    if (!bxi_is_driving(job))
-        bxi_bells_flush(job);
     if (rc < 0) {
         free(call);
         return rc;
@@ -406,10 +441,7 @@ int bx_rpc_oneway(struct bx_job *job, const char *to, const char *function, cons
 
     if (rc < 0)
         return rc;
-    rc = submit(job, &request, NULL);
-    if (!bxi_is_driving(job))
-        bxi_bells_flush(job);
-    return rc;
+    return submit(job, &request, NULL);
 }
 
 static int member_call(struct bx_job *job, const char *to, const char *function, uint8_t flags)
@@ -447,11 +479,11 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
     int code = head->code;
     bool was_full;
 
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     if (index >= peer->slot_count || peer->slots[index].state == BXI_SLOT_FREE ||
         peer->slots[index].generation != head->id >> 16 || code > 0 ||
         bxi_peer_consumed(job, peer, head->consumed) < 0) {
-        pthread_mutex_unlock(&job->lock);
+        bxi_unlock(&job->lock);
         return BX_E_CORRUPT;
     }
     was_full = peer->in_flight == BXI_CALLS_MAX;
@@ -462,7 +494,7 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
         free_slot(peer, index);
         bxi_counter_add(job, BXI_C_late_replies, 1);
     }
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
 
     if (was_full)
         bxi_wake(job, peer);
@@ -496,10 +528,10 @@ void bxi_calls_expire(struct bx_job *job)
 {
     struct bxi_call *list;
 
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     list = job->expired;
     job->expired = NULL;
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
     complete_list(job, list, BX_E_TIMEOUT);
 }
 
@@ -508,7 +540,7 @@ void bxi_calls_fail(struct bx_job *job, struct bxi_peer *peer, int code, uint64_
     struct bxi_call *list = NULL;
     struct bxi_call **end = &list;
 
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     for (uint32_t i = 0; i < peer->slot_count; i++) {
         struct bxi_slot *slot = &peer->slots[i];
 
@@ -524,7 +556,7 @@ void bxi_calls_fail(struct bx_job *job, struct bxi_peer *peer, int code, uint64_
         if (code == BX_E_PEER_DEAD)
             bxi_counter_add(job, BXI_C_calls_peer_dead, 1);
     }
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
     complete_list(job, list, code);
     bxi_wake(job, peer);
 }
@@ -535,7 +567,7 @@ int bxi_call_cancel(struct bxi_call *call)
     struct bxi_peer *peer = call->peer;
     bool mine;
 
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     mine = call->slot < peer->slot_count && peer->slots[call->slot].call == call;
     if (mine) {
         struct bxi_frame head = { .kind = BXI_CANCEL,
@@ -546,7 +578,7 @@ int bxi_call_cancel(struct bxi_call *call)
         bxi_counter_add(job, BXI_C_calls_cancelled, 1);
         bxi_peer_send(job, peer, &out);     /* best effort: its reply is dropped in any case */
     }
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
     if (!mine)
         return bx_fail(-EALREADY, "the call is done already");
     if (!bxi_is_driving(job))

@@ -8,6 +8,8 @@
  */
 #include "internal.h"
 
+#include "step.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,14 +72,14 @@ void bxi_answer(const struct bx_request *request, int code, const char *text, co
     if (request->oneway && head.code < 0)
         bxi_log(1, "a one-way call of worker '%s' failed: %s", request->peer->name, body);
 
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     serving_end(request);
     if (!request->oneway && bxi_load_relaxed(&request->peer->state) == BXI_PEER_ALIVE) {
         bxi_peer_consumed(job, request->peer, request->consumed);
         rc = bxi_peer_send(job, request->peer, &out);
         bxi_counter_add(job, BXI_C_replies_sent, 1);
     }
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
     if (request->counted)
         bxi_quiet_changed(job);
     if (rc < 0)
@@ -137,9 +139,9 @@ static int run_async(struct bx_request *request, size_t body_bytes)
     if (code >= 0 && future == NULL)
         code = bx_fail(BX_E_HANDLER, "the async handler returned no future");
     if (code >= 0) {
-        pthread_mutex_lock(&job->lock);
+        bxi_lock(&job->lock);
         code = bxi_serving_begin(request);
-        pthread_mutex_unlock(&job->lock);
+        bxi_unlock(&job->lock);
     }
     if (code >= 0) {
         *kept = *request;
@@ -227,6 +229,7 @@ static void refuse(struct bx_job *job, struct bxi_peer *peer, int code)
     bxi_store_relaxed(&pair->refused_errno, (uint64_t)(uint32_t)code);
     /* [pair.refused] release, pairs with the acquire in look_refused: the errno is read after it. */
     bxi_store_release(&pair->refused_through, peer->in.read_pos);
+    BXI_STEP("open.refused");
     bxi_bell_ring(peer->bell.fd[0]);
 }
 
@@ -238,9 +241,9 @@ static bool way_back(struct bx_job *job, struct bxi_peer *peer)
     /* [peer.out_open] acquire, pairs with the release in bxi_peer_open_out. */
     if (bxi_load_acquire(&peer->out_open))
         return true;
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     rc = bxi_peer_open_out(job, peer);
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
     if (rc == 0)
         return true;
     bxi_log(0, "%s", bx_error_text());
@@ -273,10 +276,12 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
         return 0;
     }
     request.handler = &job->handlers[head->function];
-    if (head->deadline_ns != BX_FOREVER && head->deadline_ns < bxi_coarse_ns()) {
-        pthread_mutex_lock(&job->lock);
+    if (job->pass_ns == 0)
+        job->pass_ns = bxi_coarse_ns();
+    if (head->deadline_ns < job->pass_ns) {
+        bxi_lock(&job->lock);
         bxi_counter_add(job, BXI_C_requests_expired, 1);
-        pthread_mutex_unlock(&job->lock);
+        bxi_unlock(&job->lock);
         bxi_answer(&request, BX_E_TIMEOUT, "the deadline passed before the request was read", NULL);
         return 0;
     }
@@ -370,9 +375,9 @@ static int registered(struct bx_job *job, const char *name, const struct bxi_han
         rc = bxi_job_check(job);
     if (rc < 0)
         return rc;
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     rc = add_handler(job, name, handler);
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
     return rc;
 }
 

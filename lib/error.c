@@ -5,12 +5,19 @@
  */
 #include "internal.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 static _Thread_local char sentence[BXI_TEXT_BYTES];
 static bx_log_fn log_fn;
 static void *log_context;
+
+/* A peer may send any code, INT_MIN too, which has no opposite. */
+static int errno_of(int code)
+{
+    return code < 0 && code > -4096 ? -code : INT_MAX;
+}
 
 const char *bx_strerror(int code)
 {
@@ -25,7 +32,7 @@ const char *bx_strerror(int code)
     }
     if (code >= 0)
         return "success";
-    return strerror_r(-code, buffer, sizeof buffer);
+    return strerror_r(errno_of(code), buffer, sizeof buffer);
 }
 
 const char *bx_error_name(int code)
@@ -40,7 +47,7 @@ const char *bx_error_name(int code)
         break;
     }
 
-    const char *name = strerrorname_np(-code);
+    const char *name = strerrorname_np(errno_of(code));
 
     if (code >= 0 || name == NULL)
         return code >= 0 ? "0" : "unknown";

@@ -142,8 +142,11 @@ bool bxi_future_complete(struct bx_future *future, int code, char *text, struct 
      * gone from here on, unless it had callbacks, whose references keep it. */
     struct bxi_callback *stack = atomic_exchange(&future->callbacks, BXI_DONE);
 
-    if (stack != NULL)
+    if (stack != NULL) {
+        if (future->is_call)
+            bxi_less_eager(job);
         run_callbacks(future, in_order(stack));
+    }
     if (job != NULL)
         bxi_wake(job, future);
     return true;
@@ -184,6 +187,11 @@ int bx_future_cancel(struct bx_future *future)
 
 bool bx_future_done(const struct bx_future *future)
 {
+    if (bxi_future_is_done(future))
+        return true;
+    /* Who asks again and again must see it happen, though nobody waits. */
+    if (future->job != NULL)
+        bxi_poke(future->job);
     return bxi_future_is_done(future);
 }
 
@@ -234,21 +242,28 @@ int bx_future_wait(struct bx_future *future, uint64_t timeout_ns)
 
 /* ---- callbacks --------------------------------------------------------------------------------- */
 
-/* Adds a callback, or runs it at once. */
+/* Adds a callback, or runs it at once. The first one on a call means that its reply is to be read as soon
+ * as it comes, though no thread waits for it. */
 static void add_callback(struct bx_future *future, struct bxi_callback *callback)
 {
     struct bxi_callback *head = bxi_load_acquire(&future->callbacks);
+    struct bx_job *job = future->job;
+    bool first = future->is_call && head == NULL;
 
+    if (first)
+        bxi_more_eager(job);
     do {
         if (head == BXI_DONE) {
             callback->next = NULL;
             run_callbacks(future, callback);
-            return;
+            break;
         }
         callback->next = head;
         /* [future.done] release on success, pairs with the exchange in bxi_future_complete: the
          * completer reads the callback's fields. */
     } while (!bxi_cas(&future->callbacks, &head, callback));
+    if (first && head != NULL)
+        bxi_less_eager(job);        /* somebody else's was the first, or it is done */
 }
 
 static void run_done(struct bx_future *future, struct bxi_callback *callback)

@@ -34,6 +34,32 @@
 #define BXI_FRAMES_A_PASS 32        /* of one ring */
 #define BXI_DEFER_POLLS 48          /* empty looks before a bell that is probably not needed is rung */
 
+/* ---- The lock ------------------------------------------------------------------------------------ */
+
+/* A futex lock: 0 free, 1 held, 2 held and waited for. Two locked instructions a pair and no call, where
+ * pthread's take twice that; it is taken up to three times in every call. lock.c has the slow half. */
+struct bxi_lock {
+    bxi_a32 word;
+};
+void bxi_lock_slow(struct bxi_lock *lock);
+void bxi_unlock_slow(struct bxi_lock *lock);
+
+static inline void bxi_lock(struct bxi_lock *lock)
+{
+    uint32_t free = 0;
+
+    /* [lock] acquire, pairs with the exchange in bxi_unlock. */
+    if (!bxi_cas(&lock->word, &free, 1))
+        bxi_lock_slow(lock);
+}
+
+static inline void bxi_unlock(struct bxi_lock *lock)
+{
+    /* [lock] release, pairs with the compare-and-swap in bxi_lock. */
+    if (bxi_exchange(&lock->word, 0) == 2)
+        bxi_unlock_slow(lock);
+}
+
 /* ---- Frames: what a record of a ring holds ------------------------------------------------------- */
 
 enum bxi_frame_kind {
@@ -111,13 +137,13 @@ struct bxi_slot {
     struct bxi_call *call;      /* LIVE only */
     uint64_t generation;
     uint64_t end_pos;           /* of the request in the ring; BX_FOREVER while it is queued */
+    uint64_t deadline_ns;       /* of async calls; BX_FOREVER for a sync one, whose caller watches it */
     uint16_t next_free;
     uint8_t state;
 };
 struct bxi_call {
     struct bx_future future;    /* first */
     struct bxi_peer *peer;
-    struct bxi_timer timer;     /* of async calls; a sync caller watches its own deadline */
     uint64_t timeout_ns;
     uint16_t slot;
     uint16_t function;
@@ -163,6 +189,7 @@ struct bxi_peer {
     /* lock: the way out */
     bxi_a32 out_open;
     bool defer_bell;                        /* it was awake when last looked at */
+    bool bell_for_replies;                  /* nothing but replies is due to be rung for */
     struct bxi_ring_writer out;
     struct bxi_bell_peer bell;
     uint64_t bell_pos;                      /* where the last frame ends that a bell is due for */
@@ -177,6 +204,7 @@ struct bxi_peer {
     uint32_t in_flight;                     /* slots not FREE */
     uint16_t free_slot;                     /* head of the list; slot_count if empty */
     uint32_t serving;                       /* its requests here that are not yet answered */
+    struct bxi_timer timer;                 /* at or before the earliest deadline of its slots */
     struct bxi_function_cache *functions;
 
     /* role: the way in */
@@ -237,7 +265,7 @@ struct bxi_batcher {            /* lock, but for what says otherwise */
     struct bxi_batcher *next;
 };
 
-/* ---- The pool (lock) ----------------------------------------------------------------------------- */
+/* ---- The pool ------------------------------------------------------------------------------------ */
 
 struct bxi_task {
     struct bxi_task *next;
@@ -246,6 +274,7 @@ struct bxi_task {
     struct bx_msg *args;
 };
 struct bxi_pool {
+    pthread_mutex_t lock;       /* all but blocked; inside or outside of no other lock */
     pthread_cond_t cond;
     struct bxi_task *head, *tail;
     uint32_t queued;
@@ -305,7 +334,7 @@ struct bx_job {
     bxi_a32 phase;
 
     /* lock */
-    pthread_mutex_t lock;
+    struct bxi_lock lock;
     struct bxi_timers timers;
     struct bxi_pool pool;
     struct bxi_batcher *batchers;
@@ -328,12 +357,16 @@ struct bx_job {
     uint64_t spin_ns;                           /* the budget as adapted */
     bool may_spin;
     uint64_t may_spin_at_ns;                    /* when that was looked at */
+    uint32_t spin_misses;                       /* in a row */
+    uint32_t spin_skips;                        /* sleeps to go before the next try */
+    uint64_t pass_ns;                           /* the coarse clock in this pass; 0: not read yet */
     bxi_a64 pass;                               /* counts looks over the rings */
     unsigned char *frame;                       /* BXI_FRAME_MAX: the frame being handled */
     struct bx_msg *reply;                       /* of inline handlers, used again and again */
 
     /* anybody */
     bxi_a32 events;
+    bxi_a32 eager;                              /* calls with callbacks, and others who need every reply read */
     bxi_a32 deaths;                             /* peers that died so far */
     uint8_t dead_rank[BXI_WORLD_MAX];           /* in the order of their deaths; written before deaths */
     bxi_a32 leavers;                            /* peers whose state is LEAVING or later, or that are gone */
@@ -341,7 +374,7 @@ struct bx_job {
     bxi_a32 quiet;                              /* the same for QUIET */
     bxi_a32 quiet_waited;                       /* somebody waits for calls_open and serving to become 0 */
     bxi_a64 background_until_ns;                /* until when the background thread means to sleep */
-    pthread_mutex_t wait_lock;                  /* the list of waiters */
+    struct bxi_lock wait_lock;                  /* the list of waiters */
     struct bxi_waiter *waiters;
     bxi_a32 waiting;                            /* in that list */
     bxi_a32 followers;                          /* of them, not passive */
@@ -403,6 +436,7 @@ bool bxi_peer_flush_queue(struct bx_job *job, struct bxi_peer *peer);
 /* What waits for room in full rings moves on; takes the lock. before_sleep: asks their consumers to ring
  * first. True if anything moved. */
 bool bxi_starved_look(struct bx_job *job, bool before_sleep);
+void bxi_bell_now(struct bx_job *job, struct bxi_peer *peer);     /* the same for one peer; lock */
 void bxi_bells_flush(struct bx_job *job);       /* takes the lock; fence, look, ring where due */
 /* The peer says how far it has read: takes the credit, and drops the bell that is due if that covers it.
  * 0, BX_E_CORRUPT. Lock. */
@@ -463,6 +497,10 @@ void bxi_waits_stop(struct bx_job *job);        /* every wait of this job ends w
 int bxi_wait(struct bx_job *job, struct bxi_waiter *waiter);
 void bxi_wake(struct bx_job *job, const void *object);     /* those who wait for object look again */
 void bxi_event(struct bx_job *job, uint32_t bits);         /* somebody makes a pass soon */
+void bxi_poke(struct bx_job *job);                         /* one pass, if nobody else drives */
+/* From now on somebody needs replies to be read though no thread waits for them; until less_eager. */
+void bxi_more_eager(struct bx_job *job);
+void bxi_less_eager(struct bx_job *job);
 void bxi_quiet_changed(struct bx_job *job);                /* a call ended or a request was answered */
 void bxi_timer_added(struct bx_job *job, uint64_t at_ns);  /* the background thread may have to rise earlier */
 bool bxi_may_wait(void);                                    /* false in handlers and callbacks */
@@ -476,6 +514,8 @@ void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_sta
 int bxi_read_ring(struct bx_job *job, struct bxi_peer *peer, struct bxi_waiter *waiter, int most);
 /* The frame has been copied out of the ring. Role. */
 void bxi_frame_taken(struct bx_job *job, struct bxi_peer *peer, uint32_t payload_bytes);
+/* After credit was published: rings the producers that wait for it. Role. */
+void bxi_wanted_look(struct bx_job *job);
 /* Once a second, after a sleep that nobody ended: true if frames lay there that no bell announced. Role. */
 bool bxi_watchdog(struct bx_job *job);
 

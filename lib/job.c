@@ -5,6 +5,8 @@
  */
 #include "bootstrap.h"
 
+#include "step.h"
+
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>
@@ -154,6 +156,8 @@ static int check_options(struct bx_job *job, struct bx_options *options)
     if (options->name != NULL && options->name[0] != '\0' && !bxi_name_is_valid(options->name))
         return bx_fail(-EINVAL, "the worker's name '%s' is not 1 to %d characters of A-Z a-z 0-9 _ - .",
                        options->name, BX_NAME_MAX);
+    if (options->wait != BX_WAIT_AUTO && options->wait != BX_WAIT_URING && options->wait != BX_WAIT_EPOLL)
+        return bx_fail(-EINVAL, "wait is %d, not one of enum bx_wait", (int)options->wait);
     snprintf(job->job_name, sizeof job->job_name, "%s", options->job);
     if (options->name != NULL && options->name[0] != '\0')
         snprintf(job->name, sizeof job->name, "%s", options->name);
@@ -260,14 +264,9 @@ static int open_descriptors(struct bx_job *job)
 
 static void init_locks(struct bx_job *job)
 {
-    pthread_mutexattr_t attributes;
     pthread_condattr_t monotonic;
 
-    pthread_mutexattr_init(&attributes);
-    pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_ADAPTIVE_NP);
-    pthread_mutex_init(&job->lock, &attributes);
-    pthread_mutex_init(&job->wait_lock, &attributes);
-    pthread_mutexattr_destroy(&attributes);
+    pthread_mutex_init(&job->pool.lock, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&job->pool.cond, &monotonic);
@@ -302,8 +301,7 @@ static void free_job(struct bx_job *job)
     if (job->segment.control != NULL)
         bxi_segment_destroy(&job->segment);
     pthread_cond_destroy(&job->pool.cond);
-    pthread_mutex_destroy(&job->wait_lock);
-    pthread_mutex_destroy(&job->lock);
+    pthread_mutex_destroy(&job->pool.lock);
     bx_msg_destroy(job->reply);
     free(job->frame);
     free(job->timers.heap);
@@ -385,13 +383,15 @@ int bx_job_start(struct bx_job *job)
         return rc;
     }
     bxi_names_build(job);
+    /* Before progress starts: a handler that it runs may call at once. */
+    bxi_store_release(&job->phase, BXI_STARTED);
     if ((rc = bxi_progress_start(job)) < 0) {
-        bxi_store_relaxed(&job->phase, BXI_STOPPED);
+        bxi_job_leave(job);             /* the others came through the gate and must learn of it */
         return rc;
     }
-    /* [state] release, pairs with the acquire in look_states. */
+    /* [state] release, pairs with the acquire in look_state. */
     bxi_store_release(&job->control->header.state, BXI_RUNNING);
-    bxi_store_release(&job->phase, BXI_STARTED);
+    BXI_STEP("state.running");
     return 0;
 }
 

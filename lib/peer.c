@@ -15,6 +15,8 @@
  */
 #include "internal.h"
 
+#include "step.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/statvfs.h>
@@ -38,6 +40,12 @@ static void clear_bit(bxi_a64 *bits, const struct bxi_peer *peer)
 
     /* Relaxed: as in set_bit. */
     bxi_store_relaxed(word, bxi_load_relaxed(word) & ~bit_of(peer));
+}
+
+static bool has_bit(bxi_a64 *bits, const struct bxi_peer *peer)
+{
+    /* Relaxed: as in set_bit. */
+    return (bxi_load_relaxed(&bits[peer->rank / 64]) & bit_of(peer)) != 0;
 }
 
 static bool any_bit(bxi_a64 *bits)
@@ -99,6 +107,7 @@ int bxi_peer_open_out(struct bx_job *job, struct bxi_peer *peer)
 
         if (rc < 0)
             return no_room(peer, rc);
+        BXI_STEP("open.allocated");
         base = bxi_segment_ring(&job->segment, peer->rank);
     }
     bxi_ring_writer_init(&peer->out, base, BXI_RING_BYTES, 0, &theirs->credit[job->rank].position,
@@ -108,17 +117,21 @@ int bxi_peer_open_out(struct bx_job *job, struct bxi_peer *peer)
     bxi_store_release(&peer->out_open, 1);
     /* [pair.open] release, pairs with the acquire in look_open: the first commit word is zero before. */
     bxi_store_release(&pair->open, 1);
+    BXI_STEP("open.word");
     if (self)
         bxi_event(job, BXI_EVENT_SCAN);
     else
         bxi_bell_ring(peer->bell.fd[0]);
+    BXI_STEP("open.rung");
     return 0;
 }
 
 /* ---- sending ----------------------------------------------------------------------------------- */
 
-static void note_sent(struct bx_job *job, struct bxi_peer *peer, uint64_t payload_bytes, int32_t slot)
+static void note_sent(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
 {
+    uint64_t payload_bytes = sizeof *out->head + out->body_bytes;
+    bool reply = out->head->kind == BXI_REPLY;
     struct bxi_pair_counters *counters = &job->control->pair_counters[peer->rank];
     uint64_t fill = peer->out.write_pos - peer->out.credit;
 
@@ -128,10 +141,11 @@ static void note_sent(struct bx_job *job, struct bxi_peer *peer, uint64_t payloa
     bxi_store_relaxed(&counters->write_pos, peer->out.write_pos);
     if (fill > bxi_load_relaxed(&counters->high_water_bytes))
         bxi_store_relaxed(&counters->high_water_bytes, fill);
-    if (slot >= 0)
-        peer->slots[slot].end_pos = peer->out.write_pos;
+    if (out->slot >= 0)
+        peer->slots[out->slot].end_pos = peer->out.write_pos;
     if (!any_bit(job->bells_due))
         bxi_store_relaxed(&job->bells_pass, bxi_load_relaxed(&job->pass));
+    peer->bell_for_replies = reply && (peer->bell_for_replies || !has_bit(job->bells_due, peer));
     set_bit(job->bells_due, peer);
     peer->bell_pos = peer->out.write_pos;
     if (!peer->defer_bell)
@@ -156,7 +170,7 @@ static int put(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *
     if (out->body_bytes > 0)
         memcpy((unsigned char *)payload + sizeof *out->head, out->body, out->body_bytes);
     bxi_ring_commit(&peer->out, payload_bytes);
-    note_sent(job, peer, payload_bytes, out->slot);
+    note_sent(job, peer, out);
     return 0;
 }
 
@@ -270,14 +284,14 @@ static bool look_all_starved(struct bx_job *job, bool before_sleep)
     bool moved = false;
     bool woken[BXI_WORLD_MAX] = { false };
 
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     for (int rank = 0; rank < job->world_size; rank++) {
         struct bxi_peer *peer = &job->peers[rank];
 
-        if ((bxi_load_relaxed(&job->starved[rank / 64]) & bit_of(peer)) != 0)
+        if (has_bit(job->starved, peer))
             moved |= woken[rank] = look_starved(job, peer, before_sleep);
     }
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
     for (int rank = 0; moved && rank < job->world_size; rank++)
         if (woken[rank])
             bxi_wake(job, &job->peers[rank]);
@@ -299,9 +313,7 @@ int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consum
         return 0;
     if (bxi_ring_credit_hint(&peer->out, consumed) < 0)
         return BX_E_CORRUPT;
-    /* Relaxed: as in set_bit. */
-    if ((bxi_load_relaxed(&job->bells_due[peer->rank / 64]) & bit_of(peer)) != 0 &&
-        consumed == peer->bell_pos) {
+    if (has_bit(job->bells_due, peer) && consumed == peer->bell_pos) {
         clear_bit(job->bells_due, peer);
         bxi_counter_add(job, BXI_C_bells_unneeded, 1);
     }
@@ -310,28 +322,40 @@ int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consum
 
 /* ---- bells ------------------------------------------------------------------------------------- */
 
+static void look(struct bx_job *job, struct bxi_peer *peer)
+{
+    bool rang = bxi_bell_look(&peer->bell, peer->bell_for_replies) != 0;
+
+    peer->defer_bell = !rang;
+    bxi_counter_add(job, rang ? BXI_C_doorbells_rung : BXI_C_doorbells_saved, 1);
+}
+
+void bxi_bell_now(struct bx_job *job, struct bxi_peer *peer)
+{
+    if (!has_bit(job->bells_due, peer))
+        return;
+    bxi_fence_seq_cst();            /* [bell.armed] as in bxi_bells_flush */
+    look(job, peer);
+    clear_bit(job->bells_due, peer);
+}
+
 void bxi_bells_flush(struct bx_job *job)
 {
     if (!any_bit(job->bells_due))
         return;
-    pthread_mutex_lock(&job->lock);
-    /* [bell.armed] the producers' fence, pairs with the one in bxi_bell_arm: the frames before it are
-     * seen by the sleeper's second look, or the words below say that it sleeps. */
+    bxi_lock(&job->lock);
+    /* [bell.armed] the producers' fence, pairs with the sleepers' in sleep_as_leader and leave_role: the
+     * frames before it are seen by the sleeper's second look, or the words below say that it sleeps. */
     bxi_fence_seq_cst();
     for (int i = 0; i < BXI_WORLD_MAX / 64; i++) {
-        uint64_t bits = bxi_load_relaxed(&job->bells_due[i]);
+        uint64_t bits = bxi_load_relaxed(&job->bells_due[i]);   /* relaxed: as in set_bit */
 
-        for (; bits != 0; bits &= bits - 1) {
-            struct bxi_peer *peer = &job->peers[i * 64 + __builtin_ctzll(bits)];
-            bool rang = bxi_bell_look(&peer->bell) != 0;
-
-            peer->defer_bell = !rang;
-            bxi_counter_add(job, rang ? BXI_C_doorbells_rung : BXI_C_doorbells_saved, 1);
-        }
+        for (; bits != 0; bits &= bits - 1)
+            look(job, &job->peers[i * 64 + __builtin_ctzll(bits)]);
         bxi_store_relaxed(&job->bells_due[i], 0);
     }
     bxi_store_relaxed(&job->bells_urgent, 0);
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
 }
 
 void bxi_ring_all(struct bx_job *job)

@@ -38,9 +38,9 @@ static void run_request(struct bx_job *job, struct bxi_task *task)
     struct bx_msg *reply;
 
     if (task->request.deadline_ns <= bxi_now_ns()) {
-        pthread_mutex_lock(&job->lock);
+        bxi_lock(&job->lock);
         bxi_counter_add(job, BXI_C_requests_expired, 1);
-        pthread_mutex_unlock(&job->lock);
+        bxi_unlock(&job->lock);
         bxi_answer(&task->request, BX_E_TIMEOUT, "the deadline passed before a thread was free", NULL);
         return;
     }
@@ -58,11 +58,11 @@ static void *run_thread(void *argument)
     struct bxi_pool *pool = &job->pool;
 
     pool_job = job;
-    pthread_mutex_lock(&job->lock);
+    pthread_mutex_lock(&pool->lock);
     for (;;) {
         while (pool->head == NULL && !pool->stop) {
             pool->idle++;
-            pthread_cond_wait(&pool->cond, &job->lock);
+            pthread_cond_wait(&pool->cond, &pool->lock);
             pool->idle--;
         }
         if (pool->head == NULL)
@@ -70,19 +70,19 @@ static void *run_thread(void *argument)
 
         struct bxi_task *task = take_task(pool);
 
-        pthread_mutex_unlock(&job->lock);
+        pthread_mutex_unlock(&pool->lock);
         if (task->batcher != NULL)
             bxi_batch_run(job, task->batcher);
         else
             run_request(job, task);
         free_task(task);
-        pthread_mutex_lock(&job->lock);
+        pthread_mutex_lock(&pool->lock);
     }
-    pthread_mutex_unlock(&job->lock);
+    pthread_mutex_unlock(&pool->lock);
     return NULL;
 }
 
-/* ---- growth (lock) ----------------------------------------------------------------------------- */
+/* ---- growth (pool.lock) ----------------------------------------------------------------------------- */
 
 static int add_thread(struct bx_job *job)
 {
@@ -97,7 +97,7 @@ static int add_thread(struct bx_job *job)
     if (rc != 0)
         return -rc;
     pool->threads++;
-    bxi_counter_add(job, BXI_C_pool_threads, 1);
+    bxi_add(&job->counters[BXI_C_pool_threads], 1);
     return 0;
 }
 
@@ -117,25 +117,18 @@ static int grow(struct bx_job *job)
     return 0;
 }
 
-int bxi_pool_submit(struct bx_job *job, struct bxi_task *task)
+static int enqueue(struct bx_job *job, struct bxi_task *task)
 {
     struct bxi_pool *pool = &job->pool;
-    int rc = 0;
+    int rc = pool->stop ? BX_E_SHUTDOWN : 0;
 
-    pthread_mutex_lock(&job->lock);
-    if (pool->stop)
-        rc = BX_E_SHUTDOWN;
-    else if (task->batcher == NULL)
-        rc = bxi_serving_begin(&task->request);
     if (rc < 0)
-        goto out;
+        return rc;
     pool->queued++;
     rc = grow(job);
     if (rc < 0) {
         pool->queued--;
-        if (task->batcher == NULL)
-            bxi_serving_cancel(&task->request);
-        goto out;
+        return rc;
     }
     task->next = NULL;
     if (pool->tail != NULL)
@@ -145,8 +138,28 @@ int bxi_pool_submit(struct bx_job *job, struct bxi_task *task)
     pool->tail = task;
     if (pool->idle > 0)
         pthread_cond_signal(&pool->cond);
-out:
-    pthread_mutex_unlock(&job->lock);
+    return 0;
+}
+
+int bxi_pool_submit(struct bx_job *job, struct bxi_task *task)
+{
+    int rc = 0;
+
+    if (task->batcher == NULL) {
+        bxi_lock(&job->lock);
+        rc = bxi_serving_begin(&task->request);
+        bxi_unlock(&job->lock);
+        if (rc < 0)
+            return rc;
+    }
+    pthread_mutex_lock(&job->pool.lock);
+    rc = enqueue(job, task);
+    pthread_mutex_unlock(&job->pool.lock);
+    if (rc < 0 && task->batcher == NULL) {
+        bxi_lock(&job->lock);
+        bxi_serving_cancel(&task->request);
+        bxi_unlock(&job->lock);
+    }
     return rc;
 }
 
@@ -155,7 +168,7 @@ bool bxi_pool_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id)
     struct bxi_pool *pool = &job->pool;
     struct bxi_task *found = NULL;
 
-    pthread_mutex_lock(&job->lock);
+    pthread_mutex_lock(&pool->lock);
     for (struct bxi_task **at = &pool->head, *last = NULL; *at != NULL; last = *at, at = &(*at)->next) {
         if ((*at)->batcher != NULL || (*at)->request.peer != peer || (*at)->request.id != id)
             continue;
@@ -166,7 +179,7 @@ bool bxi_pool_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id)
         pool->queued--;
         break;
     }
-    pthread_mutex_unlock(&job->lock);
+    pthread_mutex_unlock(&pool->lock);
     if (found == NULL)
         return false;
     bxi_answer(&found->request, BX_E_CANCELLED, NULL, NULL);
@@ -181,9 +194,9 @@ void bxi_pool_block(struct bx_job *job)
     if (pool_job != job)
         return;
     bxi_add(&job->pool.blocked, 1);
-    pthread_mutex_lock(&job->lock);
+    pthread_mutex_lock(&job->pool.lock);
     grow(job);
-    pthread_mutex_unlock(&job->lock);
+    pthread_mutex_unlock(&job->pool.lock);
 }
 
 void bxi_pool_unblock(struct bx_job *job)
@@ -196,10 +209,10 @@ void bxi_pool_stop(struct bx_job *job)
 {
     struct bxi_pool *pool = &job->pool;
 
-    pthread_mutex_lock(&job->lock);
+    pthread_mutex_lock(&pool->lock);
     pool->stop = true;
     pthread_cond_broadcast(&pool->cond);
-    pthread_mutex_unlock(&job->lock);
+    pthread_mutex_unlock(&pool->lock);
     for (uint32_t i = 0; i < pool->threads; i++)
         pthread_join(pool->thread[i], NULL);
     pool->threads = 0;

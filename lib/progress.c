@@ -25,6 +25,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -81,9 +82,9 @@ static uint64_t next_timer_ns(struct bx_job *job)
 {
     uint64_t next;
 
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     next = bxi_timers_next_ns(&job->timers);
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
     return next;
 }
 
@@ -91,7 +92,7 @@ static bool fire_timers(struct bx_job *job, uint64_t now_ns)
 {
     bool fired = false;
 
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     while (bxi_timers_next_ns(&job->timers) <= now_ns) {
         struct bxi_timer *timer = job->timers.heap[1];
 
@@ -99,7 +100,7 @@ static bool fire_timers(struct bx_job *job, uint64_t now_ns)
         timer->fire(job, timer);
         fired = true;
     }
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
     if (fired)
         bxi_calls_expire(job);
     return fired;
@@ -134,11 +135,11 @@ static uint64_t until_when(struct bx_job *job)
 {
     uint64_t next;
 
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     next = bxi_timers_next_ns(&job->timers);
     /* [background.until] release, pairs with the acquire in bxi_timer_added. */
     bxi_store_release(&job->background_until_ns, next);
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
     return next;
 }
 
@@ -163,6 +164,7 @@ static int pass(struct bx_job *job, struct bxi_waiter *waiter)
     int handled = 0;
 
     bxi_count(&job->pass, 1);
+    job->pass_ns = 0;
     if (bxi_load_relaxed(&job->events) != 0) {
         bxi_look_events(job);
         handled++;
@@ -216,14 +218,29 @@ static void signal_waiter(struct bxi_waiter *waiter)
 
 static void offer_role(struct bx_job *job)
 {
-    pthread_mutex_lock(&job->wait_lock);
+    bxi_lock(&job->wait_lock);
     for (struct bxi_waiter *waiter = job->waiters; waiter != NULL; waiter = waiter->next) {
         if (!waiter->passive && bxi_load_relaxed(&waiter->signal) != 2) {
             signal_waiter(waiter);
             break;
         }
     }
-    pthread_mutex_unlock(&job->wait_lock);
+    bxi_unlock(&job->wait_lock);
+}
+
+/* Arms for the background thread, and fences. Replies that nobody needs yet do not wake it. */
+static void arm_background(struct bx_job *job)
+{
+    for (;;) {
+        /* [eager] sequentially consistent, pairs with the addition in bxi_more_eager: either the second
+         * load here sees it, or that thread sees the word LAZY. */
+        bool lazy = bxi_load_seq_cst(&job->eager) == 0 && job->loop_fd < 0;
+
+        bxi_bell_arm(&job->bell, lazy ? BXI_WHO_LAZY : BXI_WHO_BACKGROUND);
+        bxi_fence_seq_cst();        /* [bell.armed] the sleeper's fence, pairs with bxi_bells_flush */
+        if (!lazy || bxi_load_seq_cst(&job->eager) == 0)
+            return;
+    }
 }
 
 /* Leaves the role. If there is work: returns false with the role kept; with `anyway`, leaves it to the
@@ -233,8 +250,7 @@ static bool leave_role(struct bx_job *job, bool anyway)
     bool work;
 
     bxi_bells_flush(job);
-    bxi_bell_arm(&job->bell, BXI_WHO_BACKGROUND);
-    bxi_fence_seq_cst();            /* [bell.armed] the sleeper's fence, pairs with bxi_bells_flush */
+    arm_background(job);
     work = work_waits(job);
     if (work && !anyway) {
         bxi_bell_disarm(&job->bell);
@@ -251,6 +267,44 @@ static bool leave_role(struct bx_job *job, bool anyway)
     return true;
 }
 
+/* Whose eventfd the armed word names; -1 if this worker is awake. */
+static int armed_fd(struct bx_job *job)
+{
+    /* [bell.armed] relaxed, behind the caller's fence. */
+    uint64_t who = bxi_load_relaxed(job->bell.word) & 3;
+
+    return who == BXI_AWAKE ? -1 : job->bell_fd[who == BXI_WHO_LEADER];
+}
+
+void bxi_less_eager(struct bx_job *job)
+{
+    bxi_add_seq_cst(&job->eager, (uint32_t)-1);
+}
+
+void bxi_more_eager(struct bx_job *job)
+{
+    /* [eager] sequentially consistent, pairs with the loads in arm_background. */
+    bxi_add_seq_cst(&job->eager, 1);
+    if (driving == job || job->bell.word == NULL)
+        return;
+    bxi_fence_seq_cst();
+    while ((bxi_load_relaxed(job->bell.word) & 3) == BXI_WHO_LAZY) {
+        if (take_role(job))
+            leave_role(job, true);      /* arms anew, and looks */
+        else
+            sched_yield();              /* somebody is about to leave, or has just come */
+    }
+}
+
+void bxi_poke(struct bx_job *job)
+{
+    if (no_wait_depth > 0 || bxi_load_relaxed(&job->phase) == BXI_STOPPED || job->bell.word == NULL ||
+        bxi_load_relaxed(&bxi_forks) != job->fork_generation || !take_role(job))
+        return;
+    pass(job, NULL);
+    leave_role(job, true);
+}
+
 void bxi_event(struct bx_job *job, uint32_t bits)
 {
     /* [events] sequentially consistent, pairs with the load in work_waits across the arming fence. */
@@ -259,10 +313,10 @@ void bxi_event(struct bx_job *job, uint32_t bits)
         return;
     bxi_fence_seq_cst();
 
-    uint64_t who = bxi_load_relaxed(job->bell.word) & 3;
+    int fd = armed_fd(job);
 
-    if (who != BXI_AWAKE)
-        bxi_bell_ring(job->bell_fd[who - 1]);
+    if (fd >= 0)
+        bxi_bell_ring(fd);
 }
 
 /* ---- spinning ---------------------------------------------------------------------------------- */
@@ -298,8 +352,10 @@ struct spin {
 /* After an empty look: look again (true), or is the budget spent? */
 static bool spin_on(struct bx_job *job, struct spin *spin)
 {
-    if (spin->polls == 0 && !may_spin(job))
+    if (spin->polls == 0 && (job->spin_skips > 0 || !may_spin(job))) {
+        job->spin_skips -= job->spin_skips > 0;
         return false;
+    }
     if (++spin->polls < HOT_POLLS)
         return true;
     bxi_pause();
@@ -312,15 +368,21 @@ static bool spin_on(struct bx_job *job, struct spin *spin)
         spin->began_ns = now_ns;
     if (now_ns - spin->began_ns < job->spin_ns)
         return true;
+    /* Spins that end in sleep may be what keeps the one who is waited for from running: sleep at once the
+     * next 2, 4, 8, 16 times, until one pays. */
     bxi_counter_add(job, BXI_C_spins_missed, 1);
+    job->spin_misses += job->spin_misses < 4;
+    job->spin_skips = 1u << job->spin_misses;
     return false;
 }
 
 /* A spin ended with work: it paid. A sleep ended after slept_ns: would a longer spin have? */
 static void spin_paid(struct bx_job *job, struct spin *spin)
 {
-    if (spin->polls > 0)
+    if (spin->polls > 0) {
         bxi_counter_add(job, BXI_C_spins_hit, 1);
+        job->spin_misses = 0;
+    }
     if (spin->began_ns != 0 && job->spin_ns < job->options.spin_ns)
         job->spin_ns += job->spin_ns / 8;
     *spin = (struct spin){ 0 };
@@ -439,10 +501,15 @@ static bool sleep_in_bed(struct bx_job *job, uint64_t timeout_ns)
     return count > 0;
 }
 
+/* Before sleeping. A producer that waits for credit hears of it. */
 static void publish_credits(struct bx_job *job)
 {
+    bool published = false;
+
     for (int i = 0; i < (int)bxi_load_relaxed(&job->in_count); i++)
-        bxi_ring_publish(&job->in_peers[i]->in);
+        published |= bxi_ring_publish(&job->in_peers[i]->in);
+    if (published)
+        bxi_wanted_look(job);
 }
 
 static uint64_t least(uint64_t a, uint64_t b)
@@ -502,8 +569,7 @@ static int lead(struct bx_job *job, struct bxi_waiter *waiter)
         sleep_as_leader(job, waiter);
         spin = (struct spin){ 0 };
     }
-    if (spin.polls > 0)
-        bxi_counter_add(job, BXI_C_spins_hit, 1);
+    spin_paid(job, &spin);
     return 0;
 }
 
@@ -523,7 +589,7 @@ static void stop_leading(struct bx_job *job)
 
 static void link_waiter(struct bx_job *job, struct bxi_waiter *waiter)
 {
-    pthread_mutex_lock(&job->wait_lock);
+    bxi_lock(&job->wait_lock);
     bxi_store_relaxed(&waiter->signal, 0);
     waiter->prev = NULL;
     waiter->next = job->waiters;
@@ -535,12 +601,12 @@ static void link_waiter(struct bx_job *job, struct bxi_waiter *waiter)
     bxi_add_seq_cst(&job->waiting, 1);
     if (!waiter->passive)
         bxi_add_seq_cst(&job->followers, 1);
-    pthread_mutex_unlock(&job->wait_lock);
+    bxi_unlock(&job->wait_lock);
 }
 
 static void unlink_waiter(struct bx_job *job, struct bxi_waiter *waiter)
 {
-    pthread_mutex_lock(&job->wait_lock);
+    bxi_lock(&job->wait_lock);
     if (waiter->prev != NULL)
         waiter->prev->next = waiter->next;
     else
@@ -550,7 +616,7 @@ static void unlink_waiter(struct bx_job *job, struct bxi_waiter *waiter)
     bxi_add_seq_cst(&job->waiting, (uint32_t)-1);
     if (!waiter->passive)
         bxi_add_seq_cst(&job->followers, (uint32_t)-1);
-    pthread_mutex_unlock(&job->wait_lock);
+    bxi_unlock(&job->wait_lock);
 }
 
 static void sleep_in_futex(struct bxi_waiter *waiter)
@@ -638,11 +704,11 @@ void bxi_wake(struct bx_job *job, const void *object)
     /* [waiting] sequentially consistent, pairs with the count in link_waiter. */
     if (bxi_load_seq_cst(&job->waiting) == 0)
         return;
-    pthread_mutex_lock(&job->wait_lock);
+    bxi_lock(&job->wait_lock);
     for (struct bxi_waiter *waiter = job->waiters; waiter != NULL; waiter = waiter->next)
         if (waiter->object == object)
             signal_waiter(waiter);
-    pthread_mutex_unlock(&job->wait_lock);
+    bxi_unlock(&job->wait_lock);
 }
 
 void bxi_quiet_changed(struct bx_job *job)
@@ -685,13 +751,13 @@ static bool take_role_or_tell(struct bx_job *job)
             return false;
         bxi_fence_seq_cst();
 
-        uint64_t who = bxi_load_relaxed(job->bell.word) & 3;
+        int fd = armed_fd(job);
 
-        if (who == BXI_WHO_LEADER)
-            bxi_bell_ring(job->bell_fd[1]);
-        if (who != BXI_WHO_BACKGROUND)
+        if (fd == job->bell_fd[1])
+            bxi_bell_ring(fd);
+        if (fd != job->bell_fd[0])
             return false;
-        bxi_pause();        /* it is leaving */
+        sched_yield();      /* it is leaving */
     }
     return true;
 }
@@ -810,10 +876,10 @@ void bxi_waits_stop(struct bx_job *job)
     /* [stop] sequentially consistent, pairs with the loads behind the leader's and the followers' fences. */
     atomic_store(&job->stop, 1);
     bxi_bell_ring(job->bell_fd[1]);
-    pthread_mutex_lock(&job->wait_lock);
+    bxi_lock(&job->wait_lock);
     for (struct bxi_waiter *waiter = job->waiters; waiter != NULL; waiter = waiter->next)
         signal_waiter(waiter);
-    pthread_mutex_unlock(&job->wait_lock);
+    bxi_unlock(&job->wait_lock);
 }
 
 void bxi_progress_stop(struct bx_job *job)

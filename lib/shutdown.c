@@ -11,6 +11,8 @@
  */
 #include "internal.h"
 
+#include "step.h"
+
 #include <errno.h>
 #include <sys/mman.h>
 
@@ -85,9 +87,9 @@ static bool is_quiet(struct bxi_waiter *waiter)
     struct bx_job *job = job_of(waiter);
     bool quiet;
 
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     quiet = job->calls_open == 0 && job->serving == 0;
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
     return quiet;
 }
 
@@ -107,7 +109,9 @@ static int wait_quiet(struct bx_job *job, uint64_t deadline_ns)
 
     /* [quiet] sequentially consistent, pairs with the load in bxi_quiet_changed. */
     bxi_add_seq_cst(&job->quiet_waited, 1);
+    bxi_more_eager(job);
     rc = wait_passive(job, is_quiet, &job->quiet_waited, deadline_ns);
+    bxi_less_eager(job);
     bxi_add_seq_cst(&job->quiet_waited, (uint32_t)-1);
     return rc;
 }
@@ -116,7 +120,9 @@ static void say(struct bx_job *job, enum bxi_state state)
 {
     /* [state] release, pairs with the acquire in look_state. */
     bxi_store_release(&job->control->header.state, state);
+    BXI_STEP(state == BXI_LEAVING ? "state.leaving" : "state.quiet");
     bxi_ring_all(job);
+    BXI_STEP(state == BXI_LEAVING ? "state.leaving_rung" : "state.quiet_rung");
 }
 
 static int name_the_late(struct bx_job *job, enum bxi_state wanted, uint64_t timeout_ns)
@@ -157,6 +163,7 @@ void bxi_job_leave(struct bx_job *job)
     bxi_store_release(&job->phase, BXI_STOPPED);
     /* [state] release, pairs with the acquire in look_state. */
     bxi_store_release(&job->control->header.state, BXI_LEFT);
+    BXI_STEP("state.left");
     if (!together)
         bxi_ring_all(job);
     for (int rank = 0; rank < job->world_size; rank++)
@@ -164,7 +171,9 @@ void bxi_job_leave(struct bx_job *job)
     bxi_waits_stop(job);
     bxi_pool_stop(job);
     bxi_progress_stop(job);
+    BXI_STEP("state.stopped");
     shm_unlink(job->segment.shm_name);
+    BXI_STEP("segment.unlinked");
 }
 
 int bx_job_shutdown(struct bx_job *job, uint64_t timeout_ns)

@@ -28,15 +28,23 @@ void bxi_frame_taken(struct bx_job *job, struct bxi_peer *peer, uint32_t payload
     bxi_count(&counters->bytes_received, payload_bytes);
     /* Relaxed: a counter for inspectors. */
     bxi_store_relaxed(&counters->read_pos, peer->in.read_pos);
-    if (!published)
-        return;
+    if (published)
+        bxi_wanted_look(job);
+}
+
+void bxi_wanted_look(struct bx_job *job)
+{
     /* [ring.want] the consumer's fence, pairs with the one in bxi_ring_want. */
     bxi_fence_seq_cst();
-    if (bxi_ring_wanted(&peer->in)) {
-        pthread_mutex_lock(&job->lock);
-        if (bxi_bell_look(&peer->bell))
+    for (int i = 0; i < (int)bxi_load_relaxed(&job->in_count); i++) {
+        struct bxi_peer *peer = job->in_peers[i];
+
+        if (!bxi_ring_wanted(&peer->in))
+            continue;
+        bxi_lock(&job->lock);
+        if (bxi_bell_look(&peer->bell, false))
             bxi_counter_add(job, BXI_C_doorbells_rung, 1);
-        pthread_mutex_unlock(&job->lock);
+        bxi_unlock(&job->lock);
     }
 }
 
@@ -144,11 +152,11 @@ void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_sta
         if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
             return;                 /* its last frames were nonsense */
     }
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     peer->close_code = codes[state];
     bxi_store_relaxed(&peer->state, state);     /* relaxed: read under the lock where it matters */
     bxi_peer_drop_queue(peer);
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
     close_in(job, peer);
     count_gone(job, peer, state);
     if (state != BXI_PEER_LEFT)
@@ -282,6 +290,16 @@ static bool is_stopped(uint32_t pid)
     return state == 'T' || state == 't' || state == 'Z';
 }
 
+/* Does a frame lie there that a bell is rung for? Not for a reply, while nobody is eager. */
+static bool bell_was_owed(struct bx_job *job, struct bxi_peer *peer)
+{
+    const void *payload;
+    uint32_t payload_bytes;
+
+    return bxi_ring_peek(&peer->in, &payload, &payload_bytes) == 1 &&
+           (bxi_load_seq_cst(&job->eager) != 0 || *(const uint8_t *)payload != BXI_REPLY);
+}
+
 bool bxi_watchdog(struct bx_job *job)
 {
     bool found = false;
@@ -290,7 +308,7 @@ bool bxi_watchdog(struct bx_job *job)
         struct bxi_peer *peer = job->in_peers[i];
         uint64_t mark = peer->in.read_pos + 1;
 
-        if (!bxi_ring_ready(&peer->in)) {
+        if (!bell_was_owed(job, peer)) {
             peer->rescue_pos = 0;
         } else if (peer->rescue_pos != mark) {
             peer->rescue_pos = mark;

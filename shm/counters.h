@@ -39,7 +39,7 @@
     X(rescued,              "role", "wake-ups that only the watchdog gave: always 0")              \
     X(peers_dead,           "role", "peers that died")                                             \
     X(peers_corrupt,        "role", "peers cut off because their memory held nonsense")            \
-    X(pool_threads,         "lock", "threads of the pool ever started")                            \
+    X(pool_threads,         "any",  "threads of the pool ever started")                            \
     X(queued_frames,        "lock", "frames that waited in private memory for room in a ring")
 
 enum bxi_counter {

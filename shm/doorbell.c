@@ -5,6 +5,8 @@
  */
 #include "doorbell.h"
 
+#include "step.h"
+
 #include <errno.h>
 #include <unistd.h>
 
@@ -12,28 +14,33 @@ ssize_t (*bxi_bell_write)(int fd, const void *data, size_t bytes) = write;
 
 void bxi_bell_arm(struct bxi_bell *bell, enum bxi_who who)
 {
+    BXI_STEP(who == BXI_WHO_LEADER ? "bell.arm_leader" : "bell.arm_background");
     bell->count++;
     /* [bell.armed] relaxed, pairs with the load in bxi_bell_look across the two full fences: either the
      * producer sees the word, or the sleeper's second look sees what was published. */
     bxi_store_relaxed(bell->word, bell->count << 2 | (uint64_t)who);
+    BXI_STEP("bell.armed");
 }
 
 void bxi_bell_disarm(struct bxi_bell *bell)
 {
     /* [bell.armed] relaxed: a producer that still sees the old word rings once without need. */
     bxi_store_relaxed(bell->word, bell->count << 2 | BXI_AWAKE);
+    BXI_STEP("bell.disarmed");
 }
 
-int bxi_bell_look(struct bxi_bell_peer *peer)
+int bxi_bell_look(struct bxi_bell_peer *peer, bool replies_only)
 {
     /* [bell.armed] relaxed, pairs with the store in bxi_bell_arm across the two full fences. */
     uint64_t word = bxi_load_relaxed(peer->word);
     unsigned who = (unsigned)(word & 3);
 
-    if (who == BXI_AWAKE || who > BXI_WHO_LEADER || word == peer->rang_for)
+    if (who == BXI_AWAKE || word == peer->rang_for || (who == BXI_WHO_LAZY && replies_only))
         return 0;
     peer->rang_for = word;
-    bxi_bell_ring(peer->fd[who - 1]);
+    BXI_STEP("bell.looked");
+    bxi_bell_ring(peer->fd[who == BXI_WHO_LEADER]);
+    BXI_STEP("bell.rung");
     return 1;
 }
 

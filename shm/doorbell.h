@@ -3,7 +3,9 @@
  * The doorbell: how a worker that sleeps is woken by one that publishes.
  *
  * The word lies in the sleeper's segment: (count << 2) | who, who being 0 awake, 1 the background
- * thread sleeps, 2 the leader sleeps; each has an eventfd of its own. It is Dekker's protocol:
+ * thread sleeps, 2 the leader sleeps; each has an eventfd of its own; 3 the background thread sleeps and
+ * no thread needs replies: then it is not rung for them, and whoever comes to need one looks first. It is
+ * Dekker's protocol:
  *
  *     sleeper                                 producer
  *     D1  store word = armed  [bell.armed]    P1  publish a frame, a credit, a state
@@ -25,6 +27,7 @@
 #include "atomic.h"
 #include "layout.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -45,8 +48,9 @@ extern ssize_t (*bxi_bell_write)(int fd, const void *data, size_t bytes);
 void bxi_bell_arm(struct bxi_bell *bell, enum bxi_who who);     /* D1; the caller fences */
 void bxi_bell_disarm(struct bxi_bell *bell);
 
-/* P3 and P4, after the caller's fence: 1 if it rang, 0 if there was no need. */
-int bxi_bell_look(struct bxi_bell_peer *peer);
+/* P3 and P4, after the caller's fence: 1 if it rang, 0 if there was no need. replies_only: what was
+ * published is nothing but replies, for which a LAZY sleeper is not to be woken. */
+int bxi_bell_look(struct bxi_bell_peer *peer, bool replies_only);
 
 /* Rings without looking. */
 void bxi_bell_ring(int fd);

@@ -62,13 +62,13 @@ static bool cover(uint64_t address)
         if (bxi_load_relaxed(&range->base) != base || address - base >= bytes)
             continue;
 
+        /* [guard.truncated] relaxed, and before the zeroes: the system call orders them, so that a
+         * thread that reads zeroes and then the flag knows them for what they are. */
+        bxi_store_relaxed(truncated, 1);
         int prot = writable ? PROT_READ | PROT_WRITE : PROT_READ;
         if (mmap((void *)(uintptr_t)base, bytes, prot, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
                  0) == MAP_FAILED)
             return false;
-        /* [guard.truncated] relaxed: the thread that faulted finds it after its pass, being itself
-         * the writer; another may learn of it a pass later, or by a fault of its own. */
-        bxi_store_relaxed(truncated, 1);
         return true;
     }
     return false;

@@ -59,6 +59,7 @@ enum bxi_who {
     BXI_AWAKE = 0,
     BXI_WHO_BACKGROUND = 1,     /* ring the first eventfd */
     BXI_WHO_LEADER = 2,         /* ring the second */
+    BXI_WHO_LAZY = 3,           /* ring the first, but not for replies */
 };
 
 /* Comments give: writer; readers, order [partner]. */

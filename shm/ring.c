@@ -5,6 +5,8 @@
  */
 #include "ring.h"
 
+#include "step.h"
+
 #include <errno.h>
 #include <string.h>
 
@@ -92,9 +94,11 @@ static void publish_padding(struct bxi_ring_writer *ring)
 
     /* [ring.next] relaxed: ordered before the padding by the release below. */
     bxi_store_relaxed(word_at(ring, 0), 0);
+    BXI_STEP("ring.wrap");
     /* [ring.commit] release, pairs with the acquire in bxi_ring_peek: the consumer that sees the padding
      * goes to offset 0 and must find the zero there, not a word of the last lap. */
     bxi_store_release(word, commit_word(ring->write_pos, (uint32_t)to_end | PADDING_BIT));
+    BXI_STEP("ring.padding");
     ring->write_pos += to_end;
 }
 
@@ -124,12 +128,15 @@ void bxi_ring_commit(struct bxi_ring_writer *ring, uint64_t payload_bytes)
 {
     uint64_t next = ring->write_pos + bxi_record_bytes(payload_bytes);
 
+    BXI_STEP("ring.payload");
     /* [ring.next] relaxed: ordered before this record by the release below. */
     bxi_store_relaxed(word_at(ring, next), 0);
+    BXI_STEP("ring.next");
     /* [ring.commit] release, pairs with the acquire in bxi_ring_peek: without it the consumer reads old
      * payload bytes, or an old word behind this record. */
     bxi_store_release(word_at(ring, ring->write_pos),
                       commit_word(ring->write_pos, (uint32_t)payload_bytes));
+    BXI_STEP("ring.commit");
     ring->write_pos = next;
 }
 
@@ -138,6 +145,7 @@ bool bxi_ring_want(struct bxi_ring_writer *ring, uint64_t payload_bytes)
     /* [ring.want] relaxed, pairs with the load in bxi_ring_wanted across the two full fences: either this
      * side sees the credit, or the consumer sees the wish. */
     bxi_store_relaxed(ring->want_credit, 1);
+    BXI_STEP("ring.want");
     bxi_fence_seq_cst();
     if (refresh_credit(ring) < 0 || !has_room(ring, bytes_needed(ring, bxi_record_bytes(payload_bytes))))
         return false;
@@ -196,10 +204,12 @@ bool bxi_ring_publish(struct bxi_ring_reader *ring)
 {
     if (ring->published == ring->read_pos)
         return false;
+    BXI_STEP("ring.read");
     ring->published = ring->read_pos;
     /* [ring.credit] release, pairs with the acquire in refresh_credit: the producer overwrites only what
      * has been read. */
     bxi_store_release(ring->credit_word, ring->read_pos);
+    BXI_STEP("ring.credit");
     return true;
 }
 

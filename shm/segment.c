@@ -30,6 +30,7 @@
 #include "segment.h"
 
 #include "guard.h"
+#include "step.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -72,6 +73,7 @@ static int create_locked(const char *shm_name, int *fd_out)
     int fd = shm_open(shm_name, O_RDWR | O_CREAT | O_EXCL, 0600);
     if (fd < 0)
         return -errno;
+    BXI_STEP("segment.named");
     rc = lock_owner(fd);
     if (rc < 0)
         goto close_fd;      /* the reaper who has the lock unlinks the name */
@@ -129,11 +131,14 @@ static void write_header(struct bxi_header *header, const char *job, const char 
 /* Sizes, allocates, maps and guards the file behind segment->fd. */
 static int map_own(struct bxi_segment *segment)
 {
+    BXI_STEP("segment.locked");
     if (ftruncate(segment->fd, (off_t)segment->bytes) < 0)
         return -errno;
+    BXI_STEP("segment.sized");
     int rc = allocate(segment->fd, 0, BXI_CONTROL_BYTES);
     if (rc < 0)
         return rc;
+    BXI_STEP("segment.allocated");
     void *base = mmap(NULL, segment->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, 0);
     if (base == MAP_FAILED)
         return -errno;
@@ -182,6 +187,7 @@ int bxi_segment_create(struct bxi_segment *segment, const char *job, const char 
     header->instance = instance;
     header->segment_bytes = segment->bytes;
     write_header(header, job, name);
+    BXI_STEP("segment.written");
     return 0;
 
 unlink:

@@ -20,6 +20,8 @@
  */
 #include "sleeper.h"
 
+#include "step.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <liburing.h>
@@ -331,6 +333,7 @@ int bxi_sleeper_wait(struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t 
 {
     if (most <= 0)
         return -EINVAL;
+    BXI_STEP("bell.sleep");
     if (sleeper->kind == BXI_SLEEPER_URING)
         return uring_wait(sleeper, timeout_ns, tokens, most);
     return epoll_sleep(sleeper, timeout_ns, tokens, most);

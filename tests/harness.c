@@ -27,21 +27,28 @@
 struct shared {
     bxi_a32 gate[HARNESS_GATES];
     bxi_a64 value[HARNESS_VALUES];
-    bxi_a32 ended_well;
 };
 
 /* Where LeakSanitizer is there, workers are looked at too: they end by _exit. */
 int __lsan_do_recoverable_leak_check(void) __attribute__((weak));
 
 static struct shared *shared;
+static bxi_a32 *ended_well;         /* workers of the world that runs; shared by them */
 static bool leaves_by_itself;
 static int worlds_run;
 
-__attribute__((constructor)) static void map_shared(void)
+static void *map_shared(size_t bytes)
 {
-    shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (shared == MAP_FAILED)
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    if (memory == MAP_FAILED)
         abort();
+    return memory;
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    shared = map_shared(sizeof(*shared));
 }
 
 /* ---- Checks ------------------------------------------------------------------------------------ */
@@ -188,7 +195,7 @@ static int run_worker(const struct bx_options *options, void *context)
     }
     if (__lsan_do_recoverable_leak_check != NULL && __lsan_do_recoverable_leak_check() != 0)
         harness_failed(__FILE__, __LINE__, "worker %d leaks", rank);
-    bxi_add_seq_cst(&shared->ended_well, 1);
+    bxi_add_seq_cst(ended_well, 1);
     return 0;
 }
 
@@ -202,20 +209,19 @@ int harness_try(const struct harness_world *world)
         .options = &copy.options,
         .grace_ns = GRACE_NS,
     };
-    uint32_t ended_before = bxi_load_seq_cst(&shared->ended_well);
     int survivors = world->size - __builtin_popcount(world->dies);
-    int rc, left;
+    int rc, well, left;
 
     worlds_run++;
+    ended_well = map_shared(sizeof(*ended_well));
     options.job = harness_job_name();
     rc = bx_spawn(&options, run_worker, &copy, &report);
-
-    int ended_well = (int)(bxi_load_seq_cst(&shared->ended_well) - ended_before);
-
-    if (rc != (world->dies != 0 ? BX_E_WORKER_FAILED : 0) || ended_well != survivors) {
+    well = (int)bxi_load_seq_cst(ended_well);
+    munmap(ended_well, sizeof(*ended_well));
+    if (rc != (world->dies != 0 ? BX_E_WORKER_FAILED : 0) || well != survivors) {
         dprintf(STDERR_FILENO, "bx_spawn: %s: %s; rank %d, exit status %d, signal %d; %d of %d ended well\n",
                 bx_error_name(rc), bx_error_text(), report.failed_rank, report.exit_status,
-                report.term_signal, ended_well, survivors);
+                report.term_signal, well, survivors);
         rc = -1;
     } else {
         rc = 0;

@@ -7,10 +7,10 @@
  * the survivors end well, that no wake-up was rescued and that nothing is left behind.
  */
 #include "harness.h"
+#include "starts.h"
 
-#include "internal.h"
+#include "../lib/bootstrap.h"
 
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -526,4 +527,93 @@ Test(death, of_a_worker_that_was_cut_off_is_cleaned_up_too, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
                                          .body = { cuts_off_and_kills, NULL, serves_whoever_is_left } });
+}
+
+/* ---- While starting, and of the launcher ------------------------------------------------------------- */
+
+TestSuite(death_in_start, .init = starts_set_up, .fini = starts_tear_down, .timeout = 30);
+
+Test(death_in_start, of_a_worker_is_told_to_the_others)
+{
+    for (int i = 0; i < 3; i++)
+        start_worker(i, (struct bx_options){ .rank = i, .world_size = 4 });
+    start_wait_for_segment(".0");
+    start_wait_for_segment(".1");
+    start_wait_for_segment(".2");
+    start_is_killed(2);
+    start_fails(0, BX_E_PEER_DEAD, "'worker2' (rank 2");
+    start_fails(1, BX_E_PEER_DEAD, "'worker2' (rank 2");
+}
+
+Test(death_in_start, of_rank_0_is_told_to_the_others)
+{
+    for (int i = 0; i < 3; i++)
+        start_worker(i, (struct bx_options){ .rank = i, .world_size = 4 });
+    start_wait_for_segment(".0");
+    start_wait_for_segment(".1");
+    start_wait_for_segment(".2");
+    start_is_killed(0);
+    start_fails(1, BX_E_PEER_DEAD, "'worker0' (rank 0");
+    start_fails(2, BX_E_PEER_DEAD, "'worker0' (rank 0");
+    cr_expect_eq(starts_segments(""), 0);
+    /* Its lock and socket stay for the next rank 0 of that name, or for the launcher. */
+    bxi_bootstrap_sweep(starts_job);
+}
+
+static int serves_for_ever(const struct bx_options *options, void *context)
+{
+    struct bx_job *job = NULL;
+
+    (void)context;
+    HARNESS_EQ(bx_job_create(options, &job), 0);
+    HARNESS_EQ(setup(job), 0);
+    HARNESS_EQ(bx_job_start(job), 0);
+    harness_post(SERVED);
+    while (bx_job_serve(job) == BX_E_PEER_DEAD)
+        ;
+    return 1;
+}
+
+Test(death_in_start, of_the_launcher_ends_the_workers)
+{
+    int status = 0;
+
+    cr_assert_eq(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);      /* or the workers would go to init */
+
+    pid_t launcher = fork();
+    if (launcher == 0)
+        _exit(bx_spawn(&(struct bx_spawn_options){ .job = starts_job, .world_size = 3 }, serves_for_ever, NULL,
+                       NULL) == 0);
+    harness_await(SERVED, 3);
+    cr_expect_eq(starts_segments(""), 3);
+    kill(launcher, SIGKILL);
+    cr_assert_eq(waitpid(launcher, &status, 0), launcher);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_gt(wait(&status), 0);
+        cr_expect(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM, "status %#x", (unsigned)status);
+    }
+    cr_expect_eq(starts_segments(""), 0);
+    bxi_bootstrap_sweep(starts_job);
+}
+
+/* A program's own worker may come back from serving before the signal comes, but not by it. */
+Test(death_in_start, of_the_launcher_ends_a_stopped_worker_when_it_goes_on)
+{
+    int status = 0;
+
+    cr_assert_eq(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+
+    pid_t launcher = fork();
+    if (launcher == 0)
+        _exit(bx_spawn(&(struct bx_spawn_options){ .job = starts_job, .world_size = 2 }, serves_for_ever, NULL,
+                       NULL) == 0);
+    harness_await(SERVED, 2);
+    stop_worker(1);
+    kill(launcher, SIGKILL);
+    cr_assert_eq(waitpid(launcher, &status, 0), launcher);
+    cr_assert_eq(waitpid((pid_t)harness_load(PID), &status, 0), (pid_t)harness_load(PID));
+    signal_worker(1, SIGCONT);
+    cr_assert_eq(waitpid((pid_t)harness_load(PID + 1), &status, 0), (pid_t)harness_load(PID + 1));
+    cr_expect_eq(starts_segments(""), 0);
+    bxi_bootstrap_sweep(starts_job);
 }

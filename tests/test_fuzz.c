@@ -82,7 +82,7 @@ static void put_record(struct bx_job *job, int to, const struct bxi_frame *frame
     struct bxi_ring_writer *out = &job->peers[to].out;
     void *payload = NULL;
 
-    pthread_mutex_lock(&job->lock);
+    bxi_lock(&job->lock);
     HARNESS_EQ(bxi_peer_open_out(job, &job->peers[to]), 0);
     HARNESS_EQ(bxi_ring_reserve(out, sizeof(*frame), &payload), 0);
     memcpy(payload, frame, sizeof(*frame));
@@ -90,7 +90,7 @@ static void put_record(struct bx_job *job, int to, const struct bxi_frame *frame
         bxi_ring_commit(out, sizeof(*frame));
     else
         bxi_store_release((bxi_a64 *)(void *)((unsigned char *)payload - 8), word);
-    pthread_mutex_unlock(&job->lock);
+    bxi_unlock(&job->lock);
     bxi_bell_ring(job->peers[to].bell.fd[0]);
 }
 
@@ -559,7 +559,7 @@ static void scribbles(struct bx_job *job)
         struct bxi_frame frame = random_frame(&seed);
         void *payload;
 
-        pthread_mutex_lock(&job->lock);
+        bxi_lock(&job->lock);
         bxi_peer_open_out(job, &job->peers[0]);
         if (frames && bxi_ring_reserve(&job->peers[0].out, sizeof(frame), &payload) == 0) {
             memcpy(payload, &frame, sizeof(frame));
@@ -567,7 +567,7 @@ static void scribbles(struct bx_job *job)
         }
         if (!frames || round % 64 == 63)
             scribble_once(job, &seed);
-        pthread_mutex_unlock(&job->lock);
+        bxi_unlock(&job->lock);
         if (round % 4 == 0)
             bxi_bell_ring(job->peers[0].bell.fd[round / 4 % 2]);
         sched_yield();

@@ -206,20 +206,6 @@ Test(msg, grows_and_keeps_what_it_has)
     bx_msg_destroy(msg);
 }
 
-Test(msg, appends_a_part_of_itself)
-{
-    struct bx_msg *msg = bx_msg_create(8);
-
-    bx_msg_put_bytes(msg, "12345678", 8);
-    /* The memory that it copies from may move while it grows. */
-    for (int i = 0; i < 10; i++)
-        bx_msg_put_bytes(msg, bx_msg_data(msg), bx_msg_bytes(msg));
-    cr_assert_eq(bx_msg_bytes(msg), 8192);
-    for (size_t i = 0; i < 8192; i += 8)
-        cr_assert_eq(memcmp((const char *)bx_msg_data(msg) + i, "12345678", 8), 0);
-    bx_msg_destroy(msg);
-}
-
 Test(msg, that_is_null_reads_as_empty)
 {
     struct bx_reader reader = bx_msg_reader(NULL);

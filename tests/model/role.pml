@@ -37,7 +37,8 @@
 #define ROLE 1
 #define TAIL 2
 #define DONE 3                          /* DONE + i: future of user i */
-#define WORDS (3 + USERS)
+#define MISSED (3 + USERS)              /* B was rung and could not take the role */
+#define WORDS (4 + USERS)
 
 #define FREE 0
 #define HELD 1
@@ -45,14 +46,11 @@
 #define AWAKE 0
 #define BACKGROUND 1
 #define LEADER 2
-#define who(word) ((word) & 3)
 
 #define NOBODY 15                       /* a frame that is a request */
 
-#ifdef NO_BACKGROUND
-#define REQUESTS 0
-#else
-#define REQUESTS 1
+#ifndef REQUESTS
+#define REQUESTS 0                      /* frames that no user waits for */
 #endif
 #ifdef LOCAL
 #define FRAMES (REQUESTS + USERS - 1 + ROUNDS - 1)
@@ -61,7 +59,7 @@
 #endif
 
 byte mem[WORDS];
-chan buffer[THREADS] = [4] of { byte, byte };
+chan buffer[THREADS] = [5] of { byte, byte };
 
 /* Under the job's mutex. */
 bool listed[USERS];                     /* is a follower */
@@ -69,7 +67,7 @@ bool promoted[USERS];
 bool semaphore[USERS];
 
 bool eventfd[3];                        /* by who */
-byte bell_count = 1;                    /* under the role */
+bool rang[2];                           /* by P, by L: for the arming that memory shows now */
 byte head;                              /* read position, under the role */
 byte frame[8];                          /* ring.pml checks the contents; here they are just there */
 
@@ -79,6 +77,12 @@ byte ended;                             /* users */
 #define store(t, word, value) buffer[t]!word,value
 #define fence(t) (len(buffer[t]) == 0)
 #define ready(pos) (mem[TAIL] != (pos))
+#define again(pos) (ready(pos) || mem[MISSED] == 1)
+
+/* The word's count makes each arming differ from all others, so "is it the word that I rang for" is
+ * "has no arming reached memory since": Memory clears rang, and the model needs no count. */
+#define arm(t, w) store(t, ARMED, w)
+#define disarm(t) store(t, ARMED, AWAKE)
 
 /* Compare-and-swap FREE -> HELD, a locked instruction: the buffer empties first. Whoever got the role
  * disarms. Used inside atomic. */
@@ -89,20 +93,10 @@ inline try_take(t)
     if
     :: got ->
         mem[ROLE] = HELD;
+        store(t, MISSED, 0);
         disarm(t)
     :: else
     fi
-}
-
-inline arm(t, w)
-{
-    bell_count++;
-    store(t, ARMED, (bell_count << 2) | w)
-}
-
-inline disarm(t)
-{
-    store(t, ARMED, (bell_count << 2) | AWAKE)
 }
 
 /* Handles one frame of a pass; a future is set and its follower woken under the mutex. */
@@ -116,24 +110,21 @@ inline handle(t)
 #endif
     :: else
     fi;
+    frame[head] = 0;
     head++
 }
-
-#ifdef PROMOTE_ANY                      /* control: as if done futures were no matter */
-#define CAN_PROMOTE(i) true
-#else
-#define CAN_PROMOTE(i) (mem[DONE + i] == 0)
-#endif
 
 /* Used inside atomic: it runs under the mutex. */
 inline promote_one()
 {
 #ifndef NO_PROMOTE
     if
-    :: listed[0] && CAN_PROMOTE(0) -> promoted[0] = true; semaphore[0] = true
-    :: listed[1] && CAN_PROMOTE(1) -> promoted[1] = true; semaphore[1] = true
+    :: listed[0] -> promoted[0] = true; semaphore[0] = true
+#if USERS > 1
+    :: listed[1] -> promoted[1] = true; semaphore[1] = true
+#endif
 #if USERS > 2
-    :: listed[2] && CAN_PROMOTE(2) -> promoted[2] = true; semaphore[2] = true
+    :: listed[2] -> promoted[2] = true; semaphore[2] = true
 #endif
     :: else
     fi
@@ -162,8 +153,13 @@ inline promote_one()
 #else
 #define FENCE_LOCAL(t) fence(t)
 #endif
+#ifdef GIVE_UP
+#define may_give_up(i) ((i) == USERS - 1)
+#else
+#define may_give_up(i) false
+#endif
 #ifdef LOOK_AT_RINGS_ONLY
-#define nothing_for(i) !ready(head)
+#define nothing_for(i) (!ready(head))
 #else
 #define nothing_for(i) (!ready(head) && mem[DONE + (i)] == 0)
 #endif
@@ -189,7 +185,7 @@ inline leave(t)
        }
        if
 #ifndef NO_SECOND_LOOK
-       :: atomic { FENCE_LEAVE(t) && ready(pos) -> pos = 0 }
+       :: atomic { FENCE_LEAVE(t) && again(pos) -> pos = 0 }
           atomic {
             try_take(t);
             if
@@ -201,7 +197,7 @@ inline leave(t)
           :: atomic { ready(head) -> handle(t) }
           :: atomic { !ready(head) -> break }
           od
-       :: atomic { FENCE_LEAVE(t) && !ready(pos) -> pos = 0; promote_one(); break }
+       :: atomic { FENCE_LEAVE(t) && !again(pos) -> pos = 0; promote_one(); break }
 #else
        :: atomic { FENCE_LEAVE(t) -> pos = 0; promote_one(); break }
 #endif
@@ -260,8 +256,10 @@ call:
 #endif
 follow:
     atomic {
-        semaphore[me] ->
-        semaphore[me] = false;
+        if
+        :: semaphore[me] -> semaphore[me] = false
+        :: may_give_up(me) -> goto done
+        fi;
         if
         :: mem[DONE + me] == 1 -> goto done
         :: mem[DONE + me] == 0 && !promoted[me] -> goto follow
@@ -289,7 +287,10 @@ lead:
        if
        :: atomic { FENCE_LEADER(me) && !nothing_for(me) -> disarm(me) }
        :: atomic { FENCE_LEADER(me) && nothing_for(me) -> skip }
-          atomic { eventfd[LEADER] -> eventfd[LEADER] = false; disarm(me) }
+          if
+          :: atomic { eventfd[LEADER] -> eventfd[LEADER] = false; disarm(me) }
+          :: atomic { may_give_up(me) -> break }
+          fi
        fi
     od;
     leave(me);
@@ -309,7 +310,7 @@ done:
         goto call
     }
 finish:
-    ended++
+    atomic { mem[DONE + me] = 0; ended++ }
 }
 
 proctype Background()
@@ -325,10 +326,24 @@ end_asleep:
     atomic {
         try_take(B);
         if
-        :: got -> got = false
-        :: else -> goto end_asleep      /* the holder disarmed after it took, and will look */
+        :: got -> got = false; goto took
+        :: else
         fi
     }
+    /* This arming is used up, and its holder may be between arming and releasing: he must arm anew. */
+#ifndef NO_MISSED
+    atomic { fence(B) -> mem[MISSED] = 1 }
+    atomic {
+        try_take(B);
+        if
+        :: got -> got = false
+        :: else -> goto end_asleep
+        fi
+    }
+#else
+    goto end_asleep;
+#endif
+took:
     do
     :: atomic { ready(head) -> handle(B) }
     :: atomic { !ready(head) -> break }
@@ -338,14 +353,12 @@ end_asleep:
 }
 
 /* P3 and P4 of doorbell.h, after a fence. A thread may be held up between the two. */
-inline look(t, can_look)
+inline look(i, can_look)
 {
     atomic {
         can_look;
         if
-        :: who(mem[ARMED]) != AWAKE && mem[ARMED] != rang_for ->
-            rang_for = mem[ARMED];
-            ring = who(rang_for)
+        :: mem[ARMED] != AWAKE && !rang[i] -> rang[i] = true; ring = mem[ARMED]
         :: else
         fi
     }
@@ -360,21 +373,23 @@ inline look(t, can_look)
 proctype Peer()
 {
     byte sent[USERS];
-    byte tail, rang_for, ring, i;
+    byte tail, ring, i;
     byte request = REQUESTS;
 
     do
     :: tail == FRAMES -> break
     :: else ->
+#ifdef AT_REST
         if
         :: true
         :: true -> timeout; at_rest(i)
         fi;
+#endif
         atomic {
             if
             :: request > 0 -> request--; frame[tail] = NOBODY
             :: asked[0] > sent[0] -> sent[0]++; frame[tail] = 0
-#if USERS > 2 || !defined(LOCAL)
+#if USERS > 2 || (USERS > 1 && !defined(LOCAL))
             :: asked[1] > sent[1] -> sent[1]++; frame[tail] = 1
 #endif
 #if USERS > 2 && !defined(LOCAL)
@@ -384,7 +399,7 @@ proctype Peer()
             tail++;
             store(P, TAIL, tail)
         }
-        look(P, FENCE_PRODUCER(P))
+        look(0, FENCE_PRODUCER(P))
     od
 }
 
@@ -392,15 +407,27 @@ proctype Peer()
 /* A thread of the pool: its future is no frame, so it rings whoever leads, as a peer does. */
 proctype Local()
 {
-    byte rang_for, ring;
+    byte ring;
 
     atomic { asked[USERS - 1] == 1 -> store(L, DONE + USERS - 1, 1) }
 #ifndef NO_RING_LOCAL
-    look(L, FENCE_LOCAL(L));
+    look(1, FENCE_LOCAL(L));
 #endif
     atomic { fence(L) -> semaphore[USERS - 1] = true }
 }
 #endif
+
+inline flush(t)
+{
+    buffer[t]?word,value;
+    if
+    :: word == ARMED && value != AWAKE -> rang[0] = false; rang[1] = false
+    :: else
+    fi;
+    mem[word] = value;
+    word = 0;
+    value = 0
+}
 
 proctype Memory()
 {
@@ -408,13 +435,17 @@ proctype Memory()
 
 end_idle:
     do
-    :: atomic { buffer[0]?word,value -> mem[word] = value; word = 0; value = 0 }
-    :: atomic { buffer[1]?word,value -> mem[word] = value; word = 0; value = 0 }
-    :: atomic { buffer[2]?word,value -> mem[word] = value; word = 0; value = 0 }
-    :: atomic { buffer[3]?word,value -> mem[word] = value; word = 0; value = 0 }
-    :: atomic { buffer[4]?word,value -> mem[word] = value; word = 0; value = 0 }
+    :: atomic { flush(0) }
+    :: atomic { flush(1) }
+    :: atomic { flush(2) }
+#if USERS > 1
+    :: atomic { flush(3) }
+#endif
 #if USERS > 2
-    :: atomic { buffer[5]?word,value -> mem[word] = value; word = 0; value = 0 }
+    :: atomic { flush(4) }
+#endif
+#ifdef LOCAL
+    :: atomic { flush(L) }
 #endif
     od
 }
@@ -425,18 +456,22 @@ end_wait:
     ended == USERS;
 end_last:
     timeout;
+#if !(defined(GIVE_UP) && defined(NO_BACKGROUND))
     assert(!ready(head));
+#endif
     assert(mem[ROLE] == FREE);
-    assert(who(mem[ARMED]) == BACKGROUND)
+    assert(mem[ARMED] == BACKGROUND)
 }
 
 init
 {
     atomic {
-        mem[ARMED] = (1 << 2) | BACKGROUND;
+        mem[ARMED] = BACKGROUND;
         run Memory();
         run User(0, ROUNDS);
+#if USERS > 1
         run User(1, 1);
+#endif
 #if USERS > 2
         run User(2, 1);
 #endif

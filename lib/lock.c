@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The slow half of the futex lock (internal.h): what happens when it is held. Any thread. The lock is
+ * held for tens of nanoseconds, so a short spin usually gets it; a thread that sleeps leaves 2 in the word
+ * for the holder to see. Between threads of one process only: nothing of it lies in shared memory.
+ */
+#include "internal.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define SPINS 100
+
+void bxi_lock_slow(struct bxi_lock *lock)
+{
+    for (int spins = 0; spins < SPINS; spins++) {
+        uint32_t free = 0;
+
+        bxi_pause();
+        /* [lock] acquire, pairs with the exchange in bxi_unlock. */
+        if (bxi_load_relaxed(&lock->word) == 0 && bxi_cas(&lock->word, &free, 1))
+            return;
+    }
+    /* [lock] acquire, pairs with the exchange in bxi_unlock; 2 stays there while anybody may sleep. */
+    while (bxi_exchange(&lock->word, 2) != 0)
+        syscall(SYS_futex, &lock->word, FUTEX_WAIT_PRIVATE, 2, NULL, NULL, 0);
+}
+
+void bxi_unlock_slow(struct bxi_lock *lock)
+{
+    syscall(SYS_futex, &lock->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}

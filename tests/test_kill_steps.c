@@ -1,0 +1,427 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A worker is killed at every numbered step of every operation on shared memory; the others finish.
+ *
+ * Only in the build with -DBXI_STEPS (build/tests/kill_steps) does shm/step.h call bxi_step at each of the
+ * places below; elsewhere this file holds no test. In four workers that all call each other, worker 1
+ * takes aim at a step and kills itself at its first, or some later, passage. What each test then holds:
+ * the step was reached; what the others had asked of worker 1 has succeeded or fails with BX_E_PEER_DEAD
+ * and its name; they go on calling each other and leave together; no wake-up was rescued; nothing is left
+ * in /dev/shm. This is the table of deaths:
+ *
+ *   step                    killed when                      what is left, and what survivors see
+ *   ring.payload            payload copied, not committed    commit word 0: the record does not exist
+ *   ring.next               next commit word zeroed          the same; a zero where no record is
+ *   ring.commit             record published, no bell        the record counts: a reply completes its call, a
+ *                                                            request is dropped
+ *   ring.wrap               zero at offset 0                 no padding yet: the ring ends before it
+ *   ring.padding            padding published                an empty ring that begins again at offset 0
+ *   ring.want               wish for credit stored           a wish nobody needs: one bell too many
+ *   ring.read               frames read, credit not told     the producer's ring fills; it sees the death
+ *   ring.credit             credit told, wish not looked at  a starved producer sleeps; it sees the death
+ *   open.allocated          a ring's pages allocated         unopened: nobody looks at it
+ *   open.word               ring opened, no bell             looked at once more when the death is seen
+ *   open.rung               ring opened and announced        an empty ring
+ *   open.refused            refusal stored, no bell          the call fails by the death
+ *   bell.arm_*              about to arm                     not armed: nobody rings
+ *   bell.armed              armed, not looked again          others ring an eventfd that nobody reads
+ *   bell.sleep              looked again, about to sleep     the same
+ *   bell.disarmed           awake                            nobody rings
+ *   bell.looked             word read, eventfd not written   the sleeper wakes by the death, and reads the ring
+ *   bell.rung               eventfd written                  a wake-up
+ *   segment.named           name made, no lock               an empty file; who waits for its worker removes it
+ *   segment.locked .sized   name made and locked             the lock goes with the process; the same
+ *   segment.allocated .written   pages there                 the same
+ *   state.running           it may serve, nobody told        as while running
+ *   state.leaving .quiet    state stored, peers not rung     a state; its death counts as having come so far
+ *   state.leaving_rung ...  peers rung                       the same
+ *   state.left .stopped     LEFT, its name not yet removed   it has left; a survivor or the launcher removes
+ *                                                            the name
+ *   segment.unlinked        all done                         nothing
+ *
+ * Of rank 0, killed while it makes its segment, nobody else knows the instance: the launcher removes the
+ * name (or the next reaper).
+ */
+#include "step.h"
+
+#ifdef BXI_STEPS
+
+#include "harness.h"
+#include "starts.h"
+
+#include "../lib/bootstrap.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mount.h>
+
+#define VICTIM 1
+#define ROUNDS 400
+#define PAYLOAD 8000
+
+enum gate { HIT = 0, FULL, SENT_ALL };
+enum value { PID = 0, STEP_COUNT = 8, ONEWAYS, SENT };
+
+/* ---- Taking aim ------------------------------------------------------------------------------------- */
+
+static struct {
+    const char *step;           /* NULL: at nothing */
+    bxi_a32 left;               /* passages until it strikes */
+    int signal;
+} aim;
+
+void bxi_step(const char *name)
+{
+    if (aim.step == NULL || strcmp(aim.step, name) != 0 || bxi_add(&aim.left, (uint32_t)-1) != 1)
+        return;
+    harness_post(HIT);
+    raise(aim.signal);          /* to this thread, so that it takes no further step */
+}
+
+static void take_aim(const char *step, uint32_t passages, int signal_number)
+{
+    aim.signal = signal_number;
+    bxi_store_release(&aim.left, passages);
+    aim.step = step;
+}
+
+/* ---- Workers ------------------------------------------------------------------------------------------ */
+
+static const char *target;      /* the step of this world */
+
+static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)context;
+    return bx_msg_put_i64(reply, bx_read_i64(args));
+}
+
+/* Every byte is looked at: half a frame would show. */
+static int check_bytes(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                       void *context)
+{
+    const unsigned char *bytes = bx_read_bytes(args, PAYLOAD);
+
+    (void)request;
+    (void)reply;
+    (void)context;
+    HARNESS_CHECK(bytes != NULL);
+    for (int i = 1; i < PAYLOAD; i++)
+        HARNESS_EQ(bytes[i], (unsigned char)(bytes[0] + i));
+    harness_add(ONEWAYS, 1);
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    harness_store(PID + bx_job_rank(job), (uint64_t)getpid());
+    if (bx_register(job, "bytes", BX_INLINE, check_bytes, NULL) < 0)
+        return -1;
+    return bx_register(job, "echo", BX_INLINE, echo, NULL);
+}
+
+/* From the start on: what happens once or twice in a worker's life. */
+static int setup_aiming(struct bx_job *job)
+{
+    if (bx_job_rank(job) == VICTIM)
+        take_aim(target, (uint32_t)harness_load(STEP_COUNT), SIGKILL);
+    return setup(job);
+}
+
+static struct bx_msg *bytes_from(unsigned char first)
+{
+    unsigned char bytes[PAYLOAD];
+    struct bx_msg *msg = bx_msg_create(PAYLOAD);
+
+    for (int i = 0; i < PAYLOAD; i++)
+        bytes[i] = (unsigned char)(first + i);
+    HARNESS_EQ(bx_msg_put_bytes(msg, bytes, PAYLOAD), 0);
+    return msg;
+}
+
+/* More than fits a ring, so that it starves and wraps; calls, so that replies come back; and it is called. */
+static void all_that_a_worker_does(struct bx_job *job)
+{
+    for (int round = 0; round < ROUNDS; round++) {
+        struct bx_msg *msg = bytes_from((unsigned char)round);
+
+        for (int i = 0; i < 24; i++)
+            HARNESS_EQ(bx_rpc_oneway(job, "worker0", "bytes", msg, NULL), 0);
+        HARNESS_EQ(harness_call_i64(job, "worker2", "echo", round), round);
+        HARNESS_EQ(harness_call_i64(job, "worker3", "echo", round), round);
+        bx_msg_destroy(msg);
+    }
+    harness_failed(__FILE__, __LINE__, "step %s was not reached %d times", aim.step,
+                   (int)harness_load(STEP_COUNT));
+}
+
+static void victim(struct bx_job *job)
+{
+    take_aim(target, (uint32_t)harness_load(STEP_COUNT), SIGKILL);
+    all_that_a_worker_does(job);
+}
+
+static const char *next_survivor(struct bx_job *job)
+{
+    static const char *const next[] = { "worker2", "", "worker3", "worker0" };
+
+    return next[bx_job_rank(job)];
+}
+
+/* 0 while worker 1 answers, else what ended that; nothing else is allowed than its death. */
+static int call_the_victim(struct bx_job *job, int64_t value)
+{
+    struct bx_msg *args = harness_msg_i64(value);
+    struct bx_future *future = NULL;
+    int rc = bx_rpc_async(job, "worker1", "echo", args, NULL, &future);
+
+    bx_msg_destroy(args);
+    if (rc < 0) {
+        HARNESS_EQ(rc, BX_E_PEER_DEAD);
+        HARNESS_HAS(bx_error_text(), "'worker1' (rank 1");
+    }
+    HARNESS_EQ(harness_call_i64(job, next_survivor(job), "echo", value), value);
+    if (rc < 0)
+        return rc;
+    rc = bx_future_wait(future, BX_FOREVER);
+    if (rc < 0) {
+        HARNESS_EQ(rc, BX_E_PEER_DEAD);
+        HARNESS_HAS(bx_future_error_text(future), "'worker1' (rank 1");
+    } else {
+        struct bx_reader reader = bx_msg_reader(bx_future_value(future));
+
+        HARNESS_EQ(bx_read_i64(&reader), value);
+    }
+    bx_future_release(future);
+    return rc;
+}
+
+static void survivor(struct bx_job *job)
+{
+    for (int64_t value = 0; call_the_victim(job, value) == 0; value++)
+        ;
+    HARNESS_CHECK(!bx_worker_alive(job, VICTIM));
+    for (int i = 0; i < 50; i++)
+        HARNESS_EQ(harness_call_i64(job, next_survivor(job), "echo", i), i);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+}
+
+static void run_killed(const char *step, uint32_t passages, bool no_spin, bool from_the_start)
+{
+    uint32_t hits = harness_gate(HIT);
+
+    target = step;
+    harness_store(STEP_COUNT, passages);
+    harness_run(&(struct harness_world){
+        .size = 4, .setup = from_the_start ? setup_aiming : setup, .dies = 1u << VICTIM,
+        .options = { .no_spin = no_spin },
+        .body = { survivor, from_the_start ? all_that_a_worker_does : victim, survivor, survivor } });
+    cr_expect_eq(harness_gate(HIT), hits + 1, "step %s was not reached", step);
+}
+
+#define KILLED(test, step, later)                                                                   \
+    Test(kill_step, test, .timeout = 60)                                                            \
+    {                                                                                               \
+        run_killed(step, 1, false, false);                                                          \
+        run_killed(step, later, false, false);                                                      \
+        run_killed(step, 1, true, false);                                                           \
+        run_killed(step, later, true, false);                                                       \
+    }
+
+KILLED(ring_payload, "ring.payload", 23)
+KILLED(ring_next, "ring.next", 23)
+KILLED(ring_commit, "ring.commit", 23)
+KILLED(ring_wrap, "ring.wrap", 3)
+KILLED(ring_padding, "ring.padding", 3)
+KILLED(ring_want, "ring.want", 3)
+KILLED(ring_read, "ring.read", 5)
+KILLED(ring_credit, "ring.credit", 5)
+KILLED(bell_arm_leader, "bell.arm_leader", 4)
+KILLED(bell_arm_background, "bell.arm_background", 4)
+KILLED(bell_armed, "bell.armed", 6)
+KILLED(bell_sleep, "bell.sleep", 6)
+KILLED(bell_disarmed, "bell.disarmed", 6)
+KILLED(bell_looked, "bell.looked", 4)
+KILLED(bell_rung, "bell.rung", 4)
+
+#define KILLED_EARLY(test, step, later)                                                             \
+    Test(kill_step, test, .timeout = 60)                                                            \
+    {                                                                                               \
+        run_killed(step, 1, false, true);                                                           \
+        run_killed(step, later, true, true);                                                        \
+    }
+
+KILLED_EARLY(open_allocated, "open.allocated", 2)
+KILLED_EARLY(open_word, "open.word", 2)
+KILLED_EARLY(open_rung, "open.rung", 3)
+KILLED_EARLY(state_running, "state.running", 1)
+
+/* ---- Leaving ----------------------------------------------------------------------------------------- */
+
+static void leaves(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker0", "echo", 1), 1);
+    take_aim(target, 1, SIGKILL);
+}
+
+static void calls_and_leaves(struct bx_job *job)
+{
+    for (int i = 0; i < 20; i++) {
+        HARNESS_EQ(harness_call_i64(job, next_survivor(job), "echo", i), i);
+        call_the_victim(job, i);
+    }
+}
+
+static void run_killed_leaving(const char *step)
+{
+    uint32_t hits = harness_gate(HIT);
+
+    target = step;
+    harness_run(&(struct harness_world){
+        .size = 4, .setup = setup, .dies = 1u << VICTIM,
+        .body = { calls_and_leaves, leaves, calls_and_leaves, calls_and_leaves } });
+    cr_expect_eq(harness_gate(HIT), hits + 1, "step %s was not reached", step);
+}
+
+#define KILLED_LEAVING(test, step) \
+    Test(kill_step, test, .timeout = 60) { run_killed_leaving(step); }
+
+KILLED_LEAVING(state_leaving, "state.leaving")
+KILLED_LEAVING(state_leaving_rung, "state.leaving_rung")
+KILLED_LEAVING(state_quiet, "state.quiet")
+KILLED_LEAVING(state_quiet_rung, "state.quiet_rung")
+KILLED_LEAVING(state_left, "state.left")
+KILLED_LEAVING(state_stopped, "state.stopped")
+KILLED_LEAVING(segment_unlinked, "segment.unlinked")
+
+/* ---- Refusing ---------------------------------------------------------------------------------------- */
+
+static void is_refused_by_a_dying_worker(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", NULL, NULL, NULL), BX_E_PEER_DEAD);
+}
+
+Test(kill_step, open_refused, .timeout = 60)
+{
+    if (geteuid() != 0)
+        cr_skip_test("needs root, to mount a small /dev/shm");
+    cr_assert_eq(unshare(CLONE_NEWNS), 0);
+    cr_assert_eq(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL), 0);
+    cr_assert_eq(mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=280k"), 0);
+    target = "open.refused";
+    harness_store(STEP_COUNT, 1);
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_aiming, .dies = 1u << VICTIM,
+                                         .body = { is_refused_by_a_dying_worker } });
+    cr_expect_eq(harness_gate(HIT), 1);
+}
+
+/* ---- Starting ----------------------------------------------------------------------------------------- */
+
+static const char *const segment_steps[] = { "segment.named", "segment.locked", "segment.sized",
+                                             "segment.allocated", "segment.written" };
+#define SEGMENT_STEPS (int)(sizeof(segment_steps) / sizeof(segment_steps[0]))
+
+static void start_one(int rank, uint64_t timeout_ns)
+{
+    start_worker(rank, (struct bx_options){ .rank = rank, .world_size = 3, .start_timeout_ns = timeout_ns });
+}
+
+static void start_killed(int rank, const char *step)
+{
+    int status = 0;
+
+    take_aim(step, 1, SIGKILL);     /* inherited by this one */
+    start_one(rank, 0);
+    aim.step = NULL;
+    cr_assert_eq(waitpid(starts[rank].pid, &status, 0), starts[rank].pid);
+    cr_expect(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "step %s: status %#x", step, (unsigned)status);
+}
+
+TestSuite(kill_start, .init = starts_set_up, .fini = starts_tear_down, .timeout = 60);
+
+Test(kill_start, a_worker)
+{
+    for (int i = 0; i < SEGMENT_STEPS; i++) {
+        start_one(0, 0);
+        start_one(2, 0);
+        start_wait_for_segment(".2");
+        start_killed(1, segment_steps[i]);
+        start_fails(0, BX_E_PEER_DEAD, "'worker1' (rank 1");
+        start_fails(2, BX_E_PEER_DEAD, "'worker1' (rank 1");
+        cr_expect_eq(starts_segments(""), 0, "step %s", segment_steps[i]);
+    }
+}
+
+Test(kill_start, rank_0)
+{
+    for (int i = 0; i < SEGMENT_STEPS; i++) {
+        start_one(1, 100 * HARNESS_MS);
+        start_killed(0, segment_steps[i]);
+        start_fails(1, BX_E_RANK_MISSING, "rank 0");
+        cr_expect_eq(starts_segments(""), 1, "step %s", segment_steps[i]);
+        cr_expect_eq(bxi_segment_reap(starts_job, 0), 1);
+    }
+    bxi_bootstrap_sweep(starts_job);
+}
+
+/* ---- Stopped at a step --------------------------------------------------------------------------------- */
+
+static void wait_until_stopped(int rank)
+{
+    char path[64], state = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)harness_load(PID + rank));
+    while (state != 'T') {
+        FILE *file = fopen(path, "re");
+
+        HARNESS_CHECK(file != NULL);
+        HARNESS_EQ(fscanf(file, "%*d (%*[^)]) %c", &state), 1);
+        fclose(file);
+        sched_yield();
+    }
+}
+
+/* Fills the ring of the stopped worker 1 and waits for room, with the wish for credit stored. Stops itself
+ * before it arms. */
+static void starves(struct bx_job *job)
+{
+    struct bx_msg *msg = bytes_from(0);
+    uint64_t sent = 0;
+
+    HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGSTOP), 0);
+    wait_until_stopped(1);
+    while (bx_rpc_oneway(job, "worker1", "bytes", msg, &(struct bx_call_options){ .no_wait = true }) == 0)
+        sent++;
+    harness_store(SENT, sent);
+    take_aim("bell.arm_leader", 1, SIGSTOP);
+    harness_post(FULL);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "bytes", msg, &(struct bx_call_options){ .timeout_ns = BX_FOREVER }),
+               0);
+    harness_post(SENT_ALL);
+    bx_msg_destroy(msg);
+}
+
+/* Lets worker 1 read all there is, credit and the look at the wish included, while worker 0 lies stopped
+ * between its own look and its arming; then lets worker 0 go on. */
+static void drains_behind_its_back(struct bx_job *job)
+{
+    harness_await(FULL, 1);
+    wait_until_stopped(0);
+    HARNESS_EQ(harness_gate(HIT), 1);
+    HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGCONT), 0);
+    while (harness_load(ONEWAYS) < harness_load(SENT))
+        HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 2), 2);
+    HARNESS_EQ(kill((pid_t)harness_load(PID + 0), SIGCONT), 0);
+    harness_await(SENT_ALL, 1);     /* leaving would ring worker 0 */
+}
+
+/* A full ring that empties in between has nobody left to ring: the look after the arming must see it. */
+Test(stop_step, a_starved_sender_looks_at_the_credit_once_more, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .options = { .no_spin = true },
+                                         .body = { starves, NULL, drains_behind_its_back } });
+}
+
+#endif

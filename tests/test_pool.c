@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/pool.c: as many threads as are needed, no more than are allowed, and nested calls never starve.
+ */
+#include "harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <signal.h>
+
+enum { ENTERED, RELEASED };             /* gates */
+enum { AT_ONCE, MOST_AT_ONCE };         /* values */
+
+/* ---- Nested calls ------------------------------------------------------------------------------------- */
+
+static const char *other_worker(struct bx_job *job)
+{
+    return bx_worker_name(job, 1 - bx_job_rank(job));
+}
+
+/* Calls the function of its own name at the worker that the context says, until depth is 0. */
+static int descend(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    int64_t depth = bx_read_i64(args);
+    const char *next = context != NULL ? bx_job_name(job) : other_worker(job);
+    struct bx_msg *inner_args, *inner = NULL;
+    int rc;
+
+    if (depth == 0)
+        return bx_msg_put_i64(reply, 0);
+    inner_args = harness_msg_i64(depth - 1);
+    rc = bx_rpc_sync(job, next, bx_request_function(request), inner_args, NULL, &inner);
+    bx_msg_destroy(inner_args);
+    if (rc < 0)
+        return rc;
+
+    struct bx_reader reader = bx_msg_reader(inner);
+
+    bx_msg_put_i64(reply, bx_read_i64(&reader) + 1);
+    bx_msg_destroy(inner);
+    return 0;
+}
+
+static int setup_nested(struct bx_job *job)
+{
+    static int to_oneself;
+
+    HARNESS_EQ(bx_register(job, "across", BX_BLOCKING, descend, NULL), 0);
+    HARNESS_EQ(bx_register(job, "inward", BX_BLOCKING, descend, &to_oneself), 0);
+    return 0;
+}
+
+static void nest_across(struct bx_job *job)
+{
+    /* 400 levels, 200 of them at each worker, all waiting at once. */
+    HARNESS_EQ(harness_call_i64(job, "worker1", "across", 400), 400);
+    HARNESS_CHECK(harness_counter(job, "pool_threads") >= 200);
+    HARNESS_CHECK(harness_counter(job, "pool_threads") <= 256);
+    /* And once more, with the threads that there are. */
+    HARNESS_EQ(harness_call_i64(job, "worker1", "across", 400), 400);
+}
+
+Test(pool, grows_under_calls_nested_200_deep_at_each_of_two_workers, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_nested, .body = { nest_across } });
+}
+
+static void nest_inward(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(1000000);
+
+    HARNESS_EQ(harness_call_i64(job, "worker0", "inward", 255), 255);
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "inward", args, NULL, NULL), BX_E_BUSY);
+    HARNESS_HAS(bx_error_text(), "'worker0'");
+    HARNESS_EQ(harness_counter(job, "pool_threads"), 256);
+    bx_msg_destroy(args);
+    /* Nobody is blocked any more. */
+    HARNESS_EQ(harness_call_i64(job, "worker0", "inward", 200), 200);
+}
+
+Test(pool, says_that_it_is_busy_when_all_256_threads_wait, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_nested, .body = { nest_inward } });
+}
+
+/* ---- How many run at once ------------------------------------------------------------------------------- */
+
+static int enter_and_stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                          void *context)
+{
+    uint64_t now = harness_add(AT_ONCE, 1) + 1;
+
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    if (now > harness_load(MOST_AT_ONCE))
+        harness_store(MOST_AT_ONCE, now);       /* a race only lowers what is checked to be low */
+    harness_post(ENTERED);
+    harness_await(RELEASED, 1);
+    harness_add(AT_ONCE, (uint64_t)-1);
+    return 0;
+}
+
+static int setup_stay(struct bx_job *job)
+{
+    return bx_register(job, "stay", BX_BLOCKING, enter_and_stay, NULL);
+}
+
+static void start_40(struct bx_job *job)
+{
+    struct bx_future *futures[40];
+
+    for (int i = 0; i < 40; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "stay", NULL, NULL, &futures[i]), 0);
+    harness_await(ENTERED, 16);
+    harness_post(RELEASED);
+    for (int i = 0; i < 40; i++) {
+        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
+        bx_future_release(futures[i]);
+    }
+    HARNESS_EQ(harness_gate(ENTERED), 40);
+    HARNESS_CHECK(harness_load(MOST_AT_ONCE) <= 16);
+}
+
+static void expect_16_threads(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_counter(job, "pool_threads"), 16);
+    HARNESS_EQ(harness_counter(job, "requests_blocking"), 40);
+}
+
+Test(pool, has_sixteen_threads_for_handlers_that_do_not_wait_in_boxcar, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_stay, .body = { start_40, expect_16_threads } });
+}
+
+static struct bx_future *awaited;
+
+static int wait_for_it(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    harness_post(ENTERED);
+    return bx_future_wait(awaited, BX_FOREVER);
+}
+
+static int set_it(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    return bx_future_set(awaited, NULL);
+}
+
+static int setup_wait(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "wait_for_it", BX_BLOCKING, wait_for_it, NULL), 0);
+    HARNESS_EQ(bx_register(job, "set_it", BX_BLOCKING, set_it, NULL), 0);
+    awaited = bx_future_create(job);
+    return 0;
+}
+
+static void wait_in_40_handlers(struct bx_job *job)
+{
+    struct bx_future *futures[40];
+
+    for (int i = 0; i < 40; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "wait_for_it", NULL, NULL, &futures[i]), 0);
+    harness_await(ENTERED, 40);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "set_it", NULL, NULL, NULL), 0);
+    for (int i = 0; i < 40; i++) {
+        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
+        bx_future_release(futures[i]);
+    }
+    bx_future_release(awaited);
+}
+
+static void serve_and_release(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_CHECK(harness_counter(job, "pool_threads") >= 41);
+    bx_future_release(awaited);
+}
+
+Test(pool, does_not_count_threads_that_wait_for_a_future, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_wait, .body = { wait_in_40_handlers, serve_and_release } });
+}
+
+/* ---- Its threads are the program's guests --------------------------------------------------------------------- */
+
+static int blocked_signals(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                           void *context)
+{
+    sigset_t mask;
+
+    (void)request;
+    (void)args;
+    (void)context;
+    pthread_sigmask(SIG_SETMASK, NULL, &mask);
+    return bx_msg_put_i64(reply, sigismember(&mask, SIGINT) && sigismember(&mask, SIGUSR1));
+}
+
+static int setup_signals(struct bx_job *job)
+{
+    return bx_register(job, "blocked", BX_BLOCKING, blocked_signals, NULL);
+}
+
+static void ask_for_signals(struct bx_job *job)
+{
+    sigset_t mask;
+
+    HARNESS_EQ(harness_call_i64(job, "worker0", "blocked", 0), 1);
+    pthread_sigmask(SIG_SETMASK, NULL, &mask);
+    HARNESS_EQ(sigismember(&mask, SIGUSR1), 0);
+}
+
+Test(pool, takes_no_signals_that_are_meant_for_the_program, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_signals, .body = { ask_for_signals } });
+}

@@ -197,6 +197,7 @@ int bxi_boot_receive(int fd, struct bxi_boot_packet *packet, int fds_max)
     _Alignas(struct cmsghdr) unsigned char control[CMSG_SPACE(BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS * sizeof(int))];
     struct iovec part = { .iov_base = &packet->as, .iov_len = sizeof(packet->as) };
     struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
+    bool was_reset = false;
     ssize_t got;
 
     memset(packet, 0, sizeof(*packet));
@@ -205,9 +206,11 @@ int bxi_boot_receive(int fd, struct bxi_boot_packet *packet, int fds_max)
         message.msg_control = control;
         message.msg_controllen = CMSG_LEN((size_t)fds_max * sizeof(int));
     }
-    do
+    do {
         got = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    while (got < 0 && errno == EINTR);
+        /* Told once, and before what the other side said last, if it left something unread. */
+        was_reset = got < 0 && errno == ECONNRESET && !was_reset;
+    } while (got < 0 && (errno == EINTR || was_reset));
     if (got < 0)
         return errno == ECONNRESET ? 0 : -errno;
     if (message.msg_controllen > 0 && fds_max > 0)

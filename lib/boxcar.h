@@ -303,7 +303,8 @@ int bx_rpc_oneway(struct bx_job *job, const char *to, const char *function, cons
 
 /* A value that is set once or failed once. Counted: create, then, all, any and bx_rpc_async return one
  * reference, acquire adds one, release drops one. A future that nobody can complete any more (its
- * maker released it) fails with BX_E_ABANDONED. */
+ * maker released it) fails with BX_E_ABANDONED. A future belongs to its job: complete or release it before
+ * bx_job_destroy; one that is done may be read and released afterwards. */
 struct bx_future;
 
 struct bx_future *bx_future_create(struct bx_job *job);         /* NULL when memory is out */

@@ -221,6 +221,9 @@ static int submit_locked(struct bx_job *job, const struct request_plan *plan, st
     struct bxi_out out = { &head, bx_msg_data(plan->args), bx_msg_bytes(plan->args), -1, call != NULL };
     int index, rc;
 
+    /* Relaxed: set by the handler of SIGBUS. */
+    if (bxi_load_relaxed(&job->segment.truncated) != 0)
+        return bx_fail(BX_E_CORRUPT, "the segment of worker '%s' itself was truncated", job->name);
     if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
         return fail_with_peer(job, peer, peer->close_code);
     index = bxi_function_find(job, peer, plan->function);
@@ -504,6 +507,13 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
         text = strndup(body_bytes > 0 ? body : "", body_bytes < BXI_TEXT_BYTES ? body_bytes : BXI_TEXT_BYTES);
     else if (call->wants_value && (value = bxi_msg_copy(body, body_bytes)) == NULL)
         code = -ENOMEM;
+    if (bxi_truncated(peer)) {
+        bx_msg_destroy(value);
+        free(text);
+        value = NULL;
+        code = BX_E_CORRUPT;
+        text = bxi_peer_text(job, peer, code);
+    }
     complete(call, code, text, value);
     return 0;
 }

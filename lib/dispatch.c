@@ -20,8 +20,13 @@ int bxi_serving_begin(struct bx_request *request)
 {
     if (!request->oneway && request->peer->serving >= BXI_CALLS_MAX)
         return BX_E_CORRUPT;
+    if (request->oneway && request->peer->serving_oneways >= BXI_CALLS_MAX) {
+        bxi_counter_add(request->job, BXI_C_requests_dropped, 1);
+        return -EAGAIN;
+    }
     request->counted = true;
     request->peer->serving += !request->oneway;     /* what the 1024 are about */
+    request->peer->serving_oneways += request->oneway;
     request->job->serving++;
     return 0;
 }
@@ -29,6 +34,7 @@ int bxi_serving_begin(struct bx_request *request)
 void bxi_serving_cancel(struct bx_request *request)
 {
     request->peer->serving -= !request->oneway;
+    request->peer->serving_oneways -= request->oneway;
     request->job->serving--;
     request->counted = false;
 }
@@ -38,6 +44,7 @@ static void serving_end(const struct bx_request *request)
     if (!request->counted)
         return;
     request->peer->serving -= !request->oneway;
+    request->peer->serving_oneways -= request->oneway;
     request->job->serving--;
 }
 
@@ -180,7 +187,9 @@ static int submit_blocking(struct bx_request *request, size_t body_bytes)
     free(task);
     if (rc == BX_E_CORRUPT)
         return rc;
-    bxi_answer(request, rc, rc == BX_E_BUSY ? NULL : "no memory or no thread for the request", NULL);
+    bxi_answer(request, rc, rc == BX_E_BUSY ? NULL
+                            : rc == -EAGAIN ? "1024 of its one-way calls wait already"
+                                            : "no memory or no thread for the request", NULL);
     return 0;
 }
 
@@ -309,6 +318,8 @@ int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload,
     case BXI_ONEWAY:
         if (body_bytes > 0)
             memcpy(job->frame, body, body_bytes);
+        if (bxi_truncated(peer))
+            return BX_E_CORRUPT;
         /* Before the handler runs: its reply then says that this request has been read. */
         bxi_frame_taken(job, peer, payload_bytes);
         return handle_request(job, peer, &head, body_bytes);

@@ -32,7 +32,7 @@
 #define BXI_POOL_READY 16           /* threads of the pool that are not blocked in a wait */
 #define BXI_POOL_MAX 256
 #define BXI_FRAMES_A_PASS 32        /* of one ring */
-#define BXI_DEFER_POLLS 48          /* empty looks before a bell that is probably not needed is rung */
+#define BXI_DEFER_PASSES 3          /* before a bell that is probably not needed is rung */
 
 /* ---- The lock ------------------------------------------------------------------------------------ */
 
@@ -79,7 +79,7 @@ struct bxi_frame {
     uint64_t consumed;      /* how far the sender has read the ring that comes back: a credit on the way */
     uint64_t deadline_ns;   /* CLOCK_MONOTONIC; BX_FOREVER */
 };
-static_assert(sizeof(struct bxi_frame) == 32, "frame");
+static_assert(sizeof(struct bxi_frame) == BXI_HEAD_BYTES, "a frame is a head of a record");
 
 #define BXI_BODY_MAX (BXI_FRAME_MAX - sizeof(struct bxi_frame))
 
@@ -204,6 +204,7 @@ struct bxi_peer {
     uint32_t in_flight;                     /* slots not FREE */
     uint16_t free_slot;                     /* head of the list; slot_count if empty */
     uint32_t serving;                       /* its requests here that are not yet answered */
+    uint32_t serving_oneways;
     struct bxi_timer timer;                 /* at or before the earliest deadline of its slots */
     struct bxi_function_cache *functions;
 
@@ -356,7 +357,7 @@ struct bx_job {
     bxi_a32 in_count;                           /* written by the role */
     uint64_t spin_ns;                           /* the budget as adapted */
     bool may_spin;
-    uint64_t may_spin_at_ns;                    /* when that was looked at */
+    int spins_to_look;                          /* spins to go before that is looked at again */
     uint32_t spin_misses;                       /* in a row */
     uint32_t spin_skips;                        /* sleeps to go before the next try */
     uint64_t pass_ns;                           /* the coarse clock in this pass; 0: not read yet */
@@ -381,6 +382,7 @@ struct bx_job {
     bxi_a32 stop;
     pthread_t background;
     bool background_runs;
+    bxi_a32 background_ready;                   /* 1: it can sleep; 2: it found no descriptor to sleep with */
 };
 
 #define BXI_NO_INDEX 255
@@ -466,7 +468,7 @@ void bxi_answer(const struct bx_request *request, int code, const char *text, co
 /* Runs a handler of kind inline or blocking and answers. */
 void bxi_run_handler(const struct bx_request *request, struct bx_reader args, struct bx_msg *reply);
 /* Counts a request as being served until it is answered. Lock. 0; BX_E_CORRUPT: its caller has more in
- * flight than it may. */
+ * flight than it may; -EAGAIN: 1024 one-way calls of its wait already, this one is to be dropped. */
 int bxi_serving_begin(struct bx_request *request);
 void bxi_serving_cancel(struct bx_request *request);    /* it was not served after all; lock */
 
@@ -521,6 +523,13 @@ bool bxi_watchdog(struct bx_job *job);
 
 /* ---- shutdown.c ------------------------------------------------------------------------------------ */
 void bxi_job_leave(struct bx_job *job);         /* at once: state LEFT, threads stopped, names gone */
+
+/* Did the peer's segment shrink under our feet, so that what was just copied may be zeroes? */
+static inline bool bxi_truncated(const struct bxi_peer *peer)
+{
+    /* Relaxed: set by the handler of SIGBUS, in the thread that read. */
+    return bxi_load_relaxed((bxi_a32 *)&peer->view.truncated) != 0;
+}
 
 static inline void bxi_counter_add(struct bx_job *job, enum bxi_counter counter, uint64_t n)
 {

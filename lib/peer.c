@@ -9,7 +9,7 @@
  *
  * A bell is not looked at after every frame. A peer that was awake last time very likely still is, and
  * its next frame says how far it has read; if that covers what was sent, neither the fence nor the look
- * at its word (a cache miss) was needed. Otherwise the bell is rung BXI_DEFER_POLLS looks later, and in
+ * at its word (a cache miss) was needed. Otherwise the bell is rung BXI_DEFER_PASSES passes later, and in
  * any case before this thread sleeps, leaves the role, or returns to the program. A peer that was asleep
  * last time is looked at when the pass ends.
  */
@@ -155,21 +155,16 @@ static void note_sent(struct bx_job *job, struct bxi_peer *peer, const struct bx
 /* Puts a frame into the ring. 0, -EAGAIN, BX_E_CORRUPT. */
 static int put(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
 {
-    uint64_t payload_bytes = sizeof *out->head + out->body_bytes;
-    void *payload = NULL;
-    int rc = bxi_ring_reserve(&peer->out, payload_bytes, &payload);
+    int rc;
 
+    /* [peer.consumed] acquire, pairs with the release in bxi_read_ring: this credit says that the bytes
+     * before it have been copied out. */
+    out->head->consumed = bxi_load_acquire(&peer->consumed);
+    rc = bxi_ring_put(&peer->out, out->head, out->body, out->body_bytes);
     if (rc == -EPROTO)
         return bxi_peer_suspect(job, peer, "it claims to have read what was never sent");
     if (rc < 0)
         return rc;
-    /* [peer.consumed] acquire, pairs with the release in bxi_read_ring: this credit says that the bytes
-     * before it have been copied out. */
-    out->head->consumed = bxi_load_acquire(&peer->consumed);
-    memcpy(payload, out->head, sizeof *out->head);
-    if (out->body_bytes > 0)
-        memcpy((unsigned char *)payload + sizeof *out->head, out->body, out->body_bytes);
-    bxi_ring_commit(&peer->out, payload_bytes);
     note_sent(job, peer, out);
     return 0;
 }

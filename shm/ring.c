@@ -140,6 +140,41 @@ void bxi_ring_commit(struct bxi_ring_writer *ring, uint64_t payload_bytes)
     ring->write_pos = next;
 }
 
+int bxi_ring_put(struct bxi_ring_writer *ring, const void *head, const void *body, uint64_t body_bytes)
+{
+    const uint64_t beside = BXI_LINE - 8 - BXI_HEAD_BYTES;      /* bytes of body in the first line */
+    uint64_t payload_bytes = BXI_HEAD_BYTES + body_bytes;
+    void *payload;
+    int rc = bxi_ring_reserve(ring, payload_bytes, &payload);
+
+    if (rc < 0)
+        return rc;
+
+    unsigned char *to = (unsigned char *)payload + BXI_HEAD_BYTES;
+    uint64_t next = ring->write_pos + bxi_record_bytes(payload_bytes);
+
+    /* The consumer polls the first line and takes it away between two stores that are far apart, which
+     * costs another trip of the line. So what lies behind it is written first. */
+    /* [ring.next] relaxed: ordered before this record by the release below. */
+    bxi_store_relaxed(word_at(ring, next), 0);
+    BXI_STEP("ring.next");
+    if (body_bytes > beside)
+        memcpy(to + beside, (const unsigned char *)body + beside, body_bytes - beside);
+    memcpy(payload, head, BXI_HEAD_BYTES);
+    if (body_bytes >= beside)
+        memcpy(to, body, beside);
+    else if (body_bytes > 0)
+        memcpy(to, body, body_bytes);
+    BXI_STEP("ring.payload");
+    /* [ring.commit] release, pairs with the acquire in bxi_ring_peek: without it the consumer reads old
+     * payload bytes, or an old word behind this record. */
+    bxi_store_release(word_at(ring, ring->write_pos),
+                      commit_word(ring->write_pos, (uint32_t)payload_bytes));
+    BXI_STEP("ring.commit");
+    ring->write_pos = next;
+    return 0;
+}
+
 bool bxi_ring_want(struct bxi_ring_writer *ring, uint64_t payload_bytes)
 {
     /* [ring.want] relaxed, pairs with the load in bxi_ring_wanted across the two full fences: either this

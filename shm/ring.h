@@ -78,6 +78,11 @@ int bxi_ring_reserve(struct bxi_ring_writer *ring, uint64_t payload_bytes, void 
 /* Publishes the record that the last reserve made room for. payload_bytes as it was given there. */
 void bxi_ring_commit(struct bxi_ring_writer *ring, uint64_t payload_bytes);
 
+/* Reserves, writes and publishes a record of a head of BXI_HEAD_BYTES and a body (NULL if body_bytes is 0),
+ * touching the line that the consumer polls in one go. Errors as bxi_ring_reserve. */
+#define BXI_HEAD_BYTES 32u
+int bxi_ring_put(struct bxi_ring_writer *ring, const void *head, const void *body, uint64_t body_bytes);
+
 /* Takes a credit that came by another way (piggybacked on a frame). 0; -EPROTO if it is impossible. */
 int bxi_ring_credit_hint(struct bxi_ring_writer *ring, uint64_t credit);
 

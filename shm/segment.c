@@ -94,13 +94,16 @@ close_fd:
     return rc;
 }
 
+/* Keeps the size: a file that somebody has truncated must not come to life again, all zeroes. */
 static int allocate(int fd, uint64_t offset, uint64_t bytes)
 {
     int error;
 
     do
-        error = posix_fallocate(fd, (off_t)offset, (off_t)bytes);
+        error = fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes) < 0 ? errno : 0;
     while (error == EINTR);
+    if (error == EOPNOTSUPP)        /* no tmpfs */
+        error = posix_fallocate(fd, (off_t)offset, (off_t)bytes);
     return -error;
 }
 

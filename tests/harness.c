@@ -51,7 +51,7 @@ __attribute__((constructor)) static void begin(void)
     shared = map_shared(sizeof(*shared));
 }
 
-/* ---- Checks ------------------------------------------------------------------------------------ */
+/* ---- Checks ---------------------------------------------------------------------------------- */
 
 _Noreturn void harness_failed(const char *file, int line, const char *format, ...)
 {
@@ -83,7 +83,7 @@ void harness_has(const char *file, int line, const char *text, const char *part)
         harness_failed(file, line, "'%s' does not say '%s'", text == NULL ? "(null)" : text, part);
 }
 
-/* ---- Shared memory ------------------------------------------------------------------------------- */
+/* ---- Shared memory --------------------------------------------------------------------------- */
 
 void harness_post(int gate)
 {
@@ -119,7 +119,7 @@ uint64_t harness_add(int index, uint64_t n)
     return bxi_add_seq_cst(&shared->value[index], n);
 }
 
-/* ---- Names ---------------------------------------------------------------------------------------- */
+/* ---- Names ----------------------------------------------------------------------------------- */
 
 const char *harness_job_name(void)
 {
@@ -158,7 +158,7 @@ int harness_left_behind(void)
     return count;
 }
 
-/* ---- Workers -------------------------------------------------------------------------------------- */
+/* ---- Workers --------------------------------------------------------------------------------- */
 
 void harness_leaves_by_itself(void)
 {
@@ -235,7 +235,7 @@ void harness_run(const struct harness_world *world)
     cr_assert_eq(harness_try(world), 0, "see above for what went wrong");
 }
 
-/* ---- Small things --------------------------------------------------------------------------------- */
+/* ---- Small things ---------------------------------------------------------------------------- */
 
 struct thread {
     struct bx_job *job;

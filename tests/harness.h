@@ -56,7 +56,7 @@ const char *harness_job_name(void);
 /* Fails if anything of harness_job_name() is left in /dev/shm or among the sockets: how many. */
 int harness_left_behind(void);
 
-/* ---- Memory shared by the test and its workers; zero at first ----------------------------------- */
+/* ---- Memory shared by the test and its workers; zero at first -------------------------------- */
 
 /* A gate counts; await sleeps until it has come to `least`. */
 void harness_post(int gate);
@@ -67,7 +67,7 @@ void harness_store(int index, uint64_t value);
 uint64_t harness_load(int index);
 uint64_t harness_add(int index, uint64_t n);        /* the value before */
 
-/* ---- Small things that many tests need ---------------------------------------------------------- */
+/* ---- Small things that many tests need ------------------------------------------------------- */
 
 /* Runs fn(job, 0) .. fn(job, count - 1), each on a thread, and joins them. */
 void harness_threads(struct bx_job *job, int count, void (*fn)(struct bx_job *job, int index));
@@ -76,7 +76,7 @@ uint64_t harness_counter(const struct bx_job *job, const char *name);
 int64_t harness_call_i64(struct bx_job *job, const char *to, const char *function, int64_t value);
 struct bx_msg *harness_msg_i64(int64_t value);
 
-/* ---- Checks for workers: a line on stderr and the end of the process ------------------------------ */
+/* ---- Checks for workers: a line on stderr and the end of the process ------------------------- */
 
 _Noreturn void harness_failed(const char *file, int line, const char *format, ...) BX_PRINTF(3, 4);
 void harness_eq(const char *file, int line, const char *text, long long actual, long long expected);

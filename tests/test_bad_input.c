@@ -10,6 +10,8 @@
 #include "harness.h"
 #include "starts.h"
 
+#include "../lib/bootstrap.h"
+
 #include <errno.h>
 #include <grp.h>
 #include <linux/filter.h>
@@ -18,6 +20,7 @@
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 
 #define NOBODY 65534
@@ -184,6 +187,26 @@ Test(bad_start, that_runs_out_of_descriptors_says_so)
     }
 }
 
+/* Rank 0 that gives up leaves unread what a worker has just sent: the kernel then says ECONNRESET before
+ * it hands out the sentence. */
+Test(bad_start, that_ends_is_explained_behind_a_reset)
+{
+    static struct bxi_boot_packet packet;
+    int fd[2];
+
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fd), 0);
+    cr_assert_eq(send(fd[0], "unread", 6, 0), 6);
+    bx_fail(BX_E_DESCRIPTORS, "the sentence");
+    bxi_boot_send_fail(fd[1], BX_E_DESCRIPTORS);
+    close(fd[1]);
+    bx_fail(-EIO, "another");
+    cr_expect_eq(bxi_boot_receive(fd[0], &packet, 0), 1);
+    cr_expect_eq(bxi_boot_packet_failure(&packet), BX_E_DESCRIPTORS);
+    cr_expect_str_eq(bx_error_text(), "the sentence");
+    cr_expect_eq(bxi_boot_receive(fd[0], &packet, 0), 0);
+    close(fd[0]);
+}
+
 /* ---- The socket directory ----------------------------------------------------------------------------- */
 
 /* For good, as somebody who may do nothing in particular. */
@@ -265,7 +288,7 @@ static void stop_worker(int rank)
 
     snprintf(path, sizeof(path), "/proc/%d/stat", (int)harness_load(PID + rank));
     HARNESS_EQ(kill((pid_t)harness_load(PID + rank), SIGSTOP), 0);
-    while (state != 'T') {
+    while (state != 'T' && state != 't') {
         FILE *file = fopen(path, "re");
 
         HARNESS_CHECK(file != NULL);
@@ -324,6 +347,24 @@ static void calls_a_stopped_worker(struct bx_job *job)
 Test(bad_peer, that_is_stopped_costs_deadlines_and_loses_nothing, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { calls_a_stopped_worker } });
+}
+
+/* Names who did not come, and that one finds the others gone when it goes on. */
+static void leaves_without_the_stopped(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_check_rescued(job);
+    stop_worker(1);
+    HARNESS_EQ(bx_job_shutdown(job, 50 * HARNESS_MS), BX_E_TIMEOUT);
+    HARNESS_HAS(bx_error_text(), "'worker1' (rank 1");
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", NULL, NULL, NULL), BX_E_SHUTDOWN);
+    HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGCONT), 0);
+    bx_job_destroy(job);
+}
+
+Test(bad_peer, that_is_stopped_is_named_by_the_shutdown, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { leaves_without_the_stopped } });
 }
 
 static void fills_by_oneway(struct bx_job *job)
@@ -568,6 +609,52 @@ Test(many, two_jobs_run_at_once, .timeout = 60)
         cr_assert_eq(waitpid(launcher[i], &status, 0), launcher[i]);
         cr_expect_eq(status, 0);
     }
+}
+
+/* ---- One process in two jobs ------------------------------------------------------------------------------- */
+
+static int serve_two(const struct bx_options *options)
+{
+    struct bx_job *job = NULL;
+
+    HARNESS_EQ(bx_job_create(options, &job), 0);
+    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, echo, NULL), 0);
+    HARNESS_EQ(bx_job_start(job), 0);
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    bx_job_destroy(job);
+    return 0;
+}
+
+Test(many, one_process_takes_part_in_two_jobs, .timeout = 30)
+{
+    struct bx_options options[2] = { { .job = "a", .rank = 1, .world_size = 2 },
+                                     { .job = "b", .rank = 1, .world_size = 2 } };
+    struct bx_job *job[2] = { NULL, NULL };
+    pid_t child[2];
+    int status = 0;
+
+    starts_set_up();
+    for (int i = 0; i < 2; i++) {
+        child[i] = fork();
+        cr_assert_geq(child[i], 0);
+        if (child[i] == 0)
+            _exit(serve_two(&options[i]));
+    }
+    for (int i = 0; i < 2; i++) {
+        options[i].rank = 0;
+        cr_assert_eq(bx_job_create(&options[i], &job[i]), 0);
+        cr_assert_eq(bx_job_start(job[i]), 0, "%s", bx_error_text());
+    }
+    for (int i = 0; i < 200; i++)
+        cr_assert_eq(harness_call_i64(job[i % 2], "worker1", "echo", i), i);
+    for (int i = 0; i < 2; i++) {
+        cr_expect_eq(bx_job_shutdown(job[i], 0), 0);
+        bx_job_destroy(job[i]);
+        cr_assert_eq(waitpid(child[i], &status, 0), child[i]);
+        cr_expect_eq(status, 0);
+    }
+    starts_tear_down();
 }
 
 /* ---- Fork after init ----------------------------------------------------------------------------------------- */

@@ -91,7 +91,7 @@ static int64_t sum_of(struct bx_future *future)
     return sum;
 }
 
-/* ---- All members ------------------------------------------------------------------------------------------ */
+/* ---- All members ----------------------------------------------------------------------------- */
 
 static int setup_three(struct bx_job *job)
 {
@@ -201,7 +201,32 @@ Test(batch, takes_rows_of_its_owner_too, .timeout = 20)
     cr_expect_eq(harness_load(RECORD), 12);         /* 0, 1, 2 */
 }
 
-/* ---- max_rows, flush_after, no member ------------------------------------------------------------------------ */
+static void call_as_a_guest(struct bx_job *job)
+{
+    struct bx_future *future = begin(job, 100, 0);
+
+    await_arrived(job, 1);
+    HARNESS_EQ(harness_load(RUNS), 0);          /* no member has come */
+    harness_post(READY);
+    HARNESS_EQ(sum_of(future), 103);
+}
+
+static void call_after_the_guest(struct bx_job *job)
+{
+    harness_await(READY, 1);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", bx_job_rank(job)), 103);
+}
+
+Test(batch, takes_the_rows_of_others_along_with_those_of_its_members, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 4, .setup = setup_two,
+        .body = { NULL, call_after_the_guest, call_after_the_guest, call_as_a_guest } });
+    cr_expect_eq(harness_load(RUNS), 1);
+    cr_expect_eq(harness_load(RECORD), 123);
+}
+
+/* ---- max_rows, flush_after, no member -------------------------------------------------------- */
 
 static int setup_rows_of_two(struct bx_job *job)
 {
@@ -294,7 +319,7 @@ Test(batch, does_not_wait_for_the_flush_when_all_are_there, .timeout = 9)
     cr_expect_eq(harness_load(RUNS), 2);
 }
 
-/* ---- Members come and go ------------------------------------------------------------------------------------- */
+/* ---- Members come and go --------------------------------------------------------------------- */
 
 static void wait_for_a_leaver(struct bx_job *job)
 {
@@ -375,7 +400,7 @@ Test(batch, can_be_joined_only_where_there_is_one, .timeout = 20)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_alone, .body = { NULL, join_wrongly } });
 }
 
-/* ---- Dead members ---------------------------------------------------------------------------------------------- */
+/* ---- Dead members ---------------------------------------------------------------------------- */
 
 static void outlive(struct bx_job *job)
 {
@@ -453,7 +478,7 @@ Test(batch, counts_the_rows_that_a_dead_member_had_sent, .timeout = 20)
     cr_expect_eq(harness_load(RECORD), 123);
 }
 
-/* ---- Failures ---------------------------------------------------------------------------------------------------- */
+/* ---- Failures -------------------------------------------------------------------------------- */
 
 static void be_failed(struct bx_job *job)
 {
@@ -527,7 +552,7 @@ Test(batch, may_fail_single_rows, .timeout = 20)
         .body = { NULL, see_one_s_own_row, see_one_s_own_row, see_one_s_own_row } });
 }
 
-/* ---- Deadlines and cancelling ------------------------------------------------------------------------------------- */
+/* ---- Deadlines and cancelling ---------------------------------------------------------------- */
 
 static void expire_and_call_again(struct bx_job *job)
 {
@@ -589,7 +614,31 @@ Test(batch, drops_a_row_that_was_cancelled, .timeout = 20)
     cr_expect_eq(harness_load(RECORD), 12);
 }
 
-/* ---- A body on the pool --------------------------------------------------------------------------------------------- */
+static int setup_slow_flush(struct bx_job *job)
+{
+    return setup_with(job, &(struct bx_batch_options){ .flush_after_ns = 30 * HARNESS_MS }, 2);
+}
+
+static void expire_before_the_flush(struct bx_job *job)
+{
+    struct bx_future *future = begin(job, 1, 5 * HARNESS_MS);
+
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
+    bx_future_release(future);
+    while (harness_counter(job, "late_replies") < 1)
+        harness_call_i64(job, "worker0", "arrived", 0);
+    HARNESS_EQ(harness_load(RUNS), 0);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 5), 5);
+}
+
+Test(batch, of_expired_rows_alone_does_not_run, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_slow_flush, .body = { NULL, expire_before_the_flush } });
+    cr_expect_eq(harness_load(RUNS), 1);
+}
+
+/* ---- A body on the pool ---------------------------------------------------------------------- */
 
 static int setup_blocking(struct bx_job *job)
 {

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- What worker 1 (and 0) can do --------------------------------------------------------------------- */
+/* ---- What worker 1 (and 0) can do ------------------------------------------------------------ */
 
 static int twice(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
@@ -127,7 +127,7 @@ static int setup(struct bx_job *job)
 
 static const char *const doublers[] = { "twice", "twice_blocking", "twice_async" };
 
-/* ---- Sync, async, one-way; to oneself too --------------------------------------------------------------- */
+/* ---- Sync, async, one-way; to oneself too ---------------------------------------------------- */
 
 static void call_each_kind(struct bx_job *job)
 {
@@ -255,7 +255,7 @@ Test(call, one_way_waits_for_a_full_ring_and_brings_no_reply, .timeout = 20)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_tick, .body = { send_oneway } });
 }
 
-/* ---- From several threads ------------------------------------------------------------------------------- */
+/* ---- From several threads -------------------------------------------------------------------- */
 
 #define THREADS 8
 #define CALLS 10000
@@ -301,7 +301,7 @@ Test(call, crosses_others_in_all_directions, .timeout = 20)
         .body = { call_mixed_from_threads, call_mixed_from_threads, call_mixed_from_threads } });
 }
 
-/* ---- Order ---------------------------------------------------------------------------------------------- */
+/* ---- Order ----------------------------------------------------------------------------------- */
 
 static int in_order(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
@@ -349,7 +349,7 @@ Test(call, requests_of_a_pair_arrive_in_the_order_sent, .timeout = 20)
         .size = 3, .setup = setup_order, .body = { send_in_order, send_in_order } });
 }
 
-/* ---- Errors --------------------------------------------------------------------------------------------- */
+/* ---- Errors ---------------------------------------------------------------------------------- */
 
 static int call_fail(struct bx_job *job, const char *function, int code, const char *text)
 {
@@ -427,7 +427,7 @@ Test(call, to_an_async_handler_is_answered_when_its_future_is_done, .timeout = 2
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_async_handlers } });
 }
 
-/* ---- Sizes ---------------------------------------------------------------------------------------------- */
+/* ---- Sizes ----------------------------------------------------------------------------------- */
 
 static void call_with_sizes(struct bx_job *job)
 {
@@ -509,7 +509,7 @@ Test(call, given_a_message_in_error_returns_that_error, .timeout = 20)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_with_a_broken_message } });
 }
 
-/* ---- Frames --------------------------------------------------------------------------------------------- */
+/* ---- Frames ---------------------------------------------------------------------------------- */
 
 static void count_frames(struct bx_job *job)
 {

@@ -124,7 +124,7 @@ static void await_late_replies(struct bx_job *job, uint64_t wanted)
     HARNESS_EQ(harness_counter(job, "late_replies"), wanted);
 }
 
-/* ---- Deadlines ----------------------------------------------------------------------------------------- */
+/* ---- Deadlines ------------------------------------------------------------------------------- */
 
 static void time_out(struct bx_job *job)
 {
@@ -235,7 +235,7 @@ Test(call_end, by_the_earlier_deadline_first, .timeout = 20)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { time_out_in_turn } });
 }
 
-/* ---- In the callee's queue ------------------------------------------------------------------------------- */
+/* ---- In the callee's queue ------------------------------------------------------------------- */
 
 static void fill_the_pool(struct bx_job *job, struct bx_future **futures)
 {
@@ -331,7 +331,7 @@ Test(call_end, cancelled_in_flight_drops_its_reply, .timeout = 20)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { cancel_while_it_runs } });
 }
 
-/* ---- As many as may be in flight -------------------------------------------------------------------------- */
+/* ---- As many as may be in flight ------------------------------------------------------------- */
 
 static struct bx_future *in_flight[BXI_CALLS_MAX];
 
@@ -443,7 +443,7 @@ Test(call_end, with_eagain_in_a_callback_where_nothing_may_wait, .timeout = 20)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { overfill_from_a_callback } });
 }
 
-/* ---- A consumer that is stopped ---------------------------------------------------------------------------- */
+/* ---- A consumer that is stopped -------------------------------------------------------------- */
 
 static char state_of(uint64_t pid)
 {
@@ -504,7 +504,7 @@ Test(call_end, in_time_where_the_callee_is_stopped_and_its_ring_full, .timeout =
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { fill_the_ring, serve_with_pid } });
 }
 
-/* ---- Two full rings --------------------------------------------------------------------------------------- */
+/* ---- Two full rings -------------------------------------------------------------------------- */
 
 static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
@@ -542,4 +542,118 @@ Test(call_end, well_where_the_rings_of_both_sides_are_full, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup_echo, .body = { call_with_large_frames, call_with_large_frames } });
+}
+
+/* ---- Races ----------------------------------------------------------------------------------- */
+
+#define RACES 2000
+#define RACERS 4
+
+enum { LATE = 20, ON_TIME };                            /* values */
+
+static void race_a_deadline(struct bx_job *job, int index)
+{
+    struct bx_msg *args = harness_msg_i64(index);
+
+    for (int i = 0; i < RACES; i++) {
+        struct bx_call_options hasty = { .timeout_ns = (uint64_t)(1000 + i * 37 % 60000) };
+        struct bx_msg *reply = NULL;
+        int rc = bx_rpc_sync(job, "worker1", "twice", args, &hasty, &reply);
+
+        HARNESS_CHECK(rc == 0 || rc == BX_E_TIMEOUT);
+        HARNESS_CHECK((reply != NULL) == (rc == 0));
+        bx_msg_destroy(reply);
+        harness_add(rc == 0 ? ON_TIME : LATE, 1);
+    }
+    bx_msg_destroy(args);
+}
+
+static void race_deadlines(struct bx_job *job)
+{
+    harness_threads(job, RACERS, race_a_deadline);
+    /* Those that timed out before they were sent brought no reply. */
+    HARNESS_EQ(harness_load(ON_TIME) + harness_load(LATE), RACES * RACERS);
+    HARNESS_EQ(harness_counter(job, "calls_sent"),
+               harness_counter(job, "calls_completed") + harness_counter(job, "calls_timed_out"));
+    await_late_replies(job, harness_counter(job, "calls_timed_out"));
+}
+
+Test(call_end, once_where_reply_and_deadline_race, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { race_deadlines } });
+}
+
+static void count_end(struct bx_future *future, void *context)
+{
+    (void)context;
+    HARNESS_CHECK(bx_future_error(future) == 0 || bx_future_error(future) == BX_E_CANCELLED ||
+                  bx_future_error(future) == BX_E_TIMEOUT);
+    harness_add(bx_future_error(future) == 0 ? ON_TIME : LATE, 1);
+}
+
+static void race_a_cancel(struct bx_job *job, int index)
+{
+    struct bx_msg *args = harness_msg_i64(index);
+
+    for (int i = 0; i < RACES; i++) {
+        struct bx_call_options hasty = { .timeout_ns = (uint64_t)(20000 + i * 37 % 60000) };
+        struct bx_future *future = NULL;
+        int rc = bx_rpc_async(job, "worker1", "twice", args, &hasty, &future);
+
+        HARNESS_EQ(rc, 0);
+        HARNESS_EQ(bx_future_on_done(future, count_end, NULL), 0);
+        if (i % 3 != 0)
+            rc = bx_future_wait(future, (uint64_t)(i % 20) * 1000);
+        rc = bx_future_cancel(future);
+        HARNESS_CHECK(rc == 0 || rc == -EALREADY);
+        /* -EALREADY may mean that another thread is about to complete it. */
+        rc = bx_future_wait(future, BX_FOREVER);
+        HARNESS_CHECK(rc == 0 || rc == BX_E_CANCELLED || rc == BX_E_TIMEOUT);
+        bx_future_release(future);
+    }
+    bx_msg_destroy(args);
+}
+
+static void race_cancels(struct bx_job *job)
+{
+    harness_threads(job, RACERS, race_a_cancel);
+    await_late_replies(job, harness_counter(job, "calls_cancelled") + harness_counter(job, "calls_timed_out"));
+    HARNESS_EQ(harness_load(ON_TIME) + harness_load(LATE), RACES * RACERS);
+}
+
+Test(call_end, once_where_reply_and_cancel_and_deadline_race, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { race_cancels } });
+}
+
+/* ---- From callback to callback --------------------------------------------------------------- */
+
+static void call_next(struct bx_future *future, void *context)
+{
+    struct bx_job *job = context;
+    struct bx_future *next = NULL;
+    struct bx_msg *args;
+
+    if (future != NULL)
+        HARNESS_EQ(bx_future_error(future), 0);
+    if (harness_add(TIMES_COUNTED, 1) == 10000) {
+        harness_post(READY);
+        return;
+    }
+    args = harness_msg_i64(1);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", args, NULL, &next), 0);
+    HARNESS_EQ(bx_future_on_done(next, call_next, job), 0);
+    bx_future_release(next);
+    bx_msg_destroy(args);
+}
+
+static void call_from_each_callback(struct bx_job *job)
+{
+    call_next(NULL, job);
+    harness_await(READY, 1);
+}
+
+Test(call_end, and_its_callback_makes_the_next, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_from_each_callback } });
 }

@@ -25,7 +25,7 @@
 
 #define MANY 100
 
-enum gate { HELD = 0, DEATH_SEEN, SERVED, CALLED, RUNNING, GO, CUT };
+enum gate { HELD = 0, DEATH_SEEN, SERVED, CALLED, RUNNING, GO, CUT, ENDED };
 enum value { PID = 0, DEATHS = 16, DEAD_RANK, ROWS };     /* PID + rank */
 
 static void on_death(struct bx_job *job, int rank, void *context)
@@ -89,7 +89,7 @@ static void stop_worker(int rank)
 
     snprintf(path, sizeof(path), "/proc/%d/stat", (int)harness_load(PID + rank));
     signal_worker(rank, SIGSTOP);
-    while (state != 'T') {
+    while (state != 'T' && state != 't') {
         FILE *file = fopen(path, "re");
 
         HARNESS_CHECK(file != NULL);
@@ -144,6 +144,20 @@ Test(death, fails_every_call_in_flight_with_the_name_of_the_worker, .timeout = 3
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup, .body = { kills_its_callee }, .dies = 1u << 1 });
+}
+
+/* The same where nothing but the callers' threads, or another way of sleeping, sees the death. */
+Test(death, is_seen_by_a_worker_with_its_own_loop, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .options = { .own_loop = true },
+                                         .body = { kills_its_callee }, .dies = 1u << 1 });
+}
+
+Test(death, is_seen_by_epoll, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup,
+                                         .options = { .wait = BX_WAIT_EPOLL, .no_spin = true },
+                                         .body = { kills_its_callee }, .dies = 1u << 1 });
 }
 
 static void waits_for_a_callee_that_dies(struct bx_job *job, int index)
@@ -310,6 +324,70 @@ Test(death, is_reported_once_and_serving_goes_on, .timeout = 30)
                                          .body = { serves_on, NULL, kills_and_calls } });
 }
 
+static int ask_worker2(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                       void *context)
+{
+    (void)args;
+    (void)reply;
+    (void)context;
+    return bx_rpc_sync(bx_request_job(request), "worker2", "hold", NULL, NULL, NULL);
+}
+
+static int setup_chain(struct bx_job *job)
+{
+    int rc = setup(job);
+
+    return rc < 0 ? rc : bx_register(job, "ask_worker2", BX_BLOCKING, ask_worker2, NULL);
+}
+
+static void hears_of_it_through_another(struct bx_job *job)
+{
+    struct bx_future *future = call(job, "worker1", "ask_worker2", 1);
+
+    harness_await(HELD, 1);
+    signal_worker(2, SIGKILL);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
+    HARNESS_HAS(bx_future_error_text(future), "worker 'worker1', function 'ask_worker2': worker 'worker2'");
+    bx_future_release(future);
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 7), 7);
+}
+
+Test(death, comes_through_a_nested_call, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_chain, .body = { hears_of_it_through_another }, .dies = 1u << 2 });
+}
+
+/* All call all until most of them are gone. */
+static void calls_until_six_are_dead(struct bx_job *job)
+{
+    int dead = 0;
+
+    for (int i = 0; dead < 6; i++) {
+        dead = 0;
+        for (int rank = 0; rank < bx_job_world_size(job); rank++) {
+            struct bx_msg *args = harness_msg_i64(i);
+            int rc = bx_rpc_sync(job, bx_worker_name(job, rank), "echo", args, NULL, NULL);
+
+            bx_msg_destroy(args);
+            HARNESS_CHECK(rc == 0 || rc == BX_E_PEER_DEAD);
+            dead += rc == BX_E_PEER_DEAD;
+            HARNESS_CHECK(rc == 0 || rank >= 2);
+        }
+        if (i == 20 && bx_job_rank(job) == 0)
+            for (int rank = 2; rank < 8; rank++)
+                signal_worker(rank, SIGKILL);
+    }
+}
+
+Test(death, of_most_at_once_leaves_the_rest_working, .timeout = 30)
+{
+    const harness_fn all = calls_until_six_are_dead;
+
+    harness_run(&(struct harness_world){ .size = 8, .setup = setup, .dies = 0xfc,
+                                         .body = { all, all, all, all, all, all, all, all } });
+}
+
 /* ---- In a batch ----------------------------------------------------------------------------------- */
 
 static int count_rows(struct bx_batch *batch, void *context)
@@ -469,6 +547,41 @@ static void truncate_world(harness_fn body)
 Test(death, a_truncated_segment_cuts_its_owner_off, .timeout = 30)
 {
     truncate_world(truncates_what_it_reads);
+}
+
+/* Its own pages are zeroes in private memory now: nobody hears it. It must neither crash nor hang. */
+static void calls_from_nowhere(struct bx_job *job)
+{
+    const struct bx_call_options quick = { .timeout_ns = 50 * HARNESS_MS };
+    struct bx_future *future = NULL;
+    int rc;
+
+    harness_await(CUT, 1);
+    rc = bx_rpc_sync(job, "worker2", "echo", NULL, &quick, NULL);
+    HARNESS_CHECK(rc == BX_E_TIMEOUT || rc == BX_E_CORRUPT);
+    rc = bx_rpc_async(job, "worker0", "echo", NULL, &quick, &future);
+    if (rc == 0)
+        rc = bx_future_wait(future, BX_FOREVER);
+    HARNESS_CHECK(rc == BX_E_TIMEOUT || rc == BX_E_CORRUPT);
+    bx_future_release(future);
+    harness_post(ENDED);
+    raise(SIGKILL);
+}
+
+static void truncates_and_watches(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
+    truncate_segment(job, 1, 0);
+    harness_post(CUT);
+    expect_corrupt(job);
+    harness_await(ENDED, 1);
+}
+
+Test(death, the_owner_of_a_truncated_segment_gets_errors, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup, .dies = 1u << 1,
+        .body = { truncates_and_watches, calls_from_nowhere, serves_whoever_is_left } });
 }
 
 Test(death, truncated_rings_cut_their_owner_off, .timeout = 30)

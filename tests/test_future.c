@@ -41,7 +41,7 @@ static int add_one(struct bx_future *in, struct bx_msg *out, void *context)
     return bx_msg_put_i64(out, number_of(in) + 1);
 }
 
-/* ---- Set once, failed once ------------------------------------------------------------------------- */
+/* ---- Set once, failed once ------------------------------------------------------------------- */
 
 Test(future, is_set_once)
 {
@@ -119,7 +119,7 @@ Test(future, of_one_s_own_can_be_cancelled)
     bx_future_release(future);
 }
 
-/* ---- Callbacks ------------------------------------------------------------------------------------- */
+/* ---- Callbacks ------------------------------------------------------------------------------- */
 
 Test(future, runs_each_callback_once_before_or_after_it_is_done)
 {
@@ -276,7 +276,7 @@ Test(future, may_be_completed_inside_a_callback)
     bx_future_release(first);
 }
 
-/* ---- A long chain ------------------------------------------------------------------------------------ */
+/* ---- A long chain ---------------------------------------------------------------------------- */
 
 #define CHAIN 1000000
 
@@ -337,7 +337,7 @@ Test(future, abandons_a_long_chain_without_growing_the_stack, .timeout = 20)
     cr_expect_eq(on_a_small_stack(abandon_chain), BX_E_ABANDONED);
 }
 
-/* ---- Nobody completes it --------------------------------------------------------------------------- */
+/* ---- Nobody completes it --------------------------------------------------------------------- */
 
 Test(future, that_nobody_can_complete_any_more_fails_what_hangs_on_it)
 {
@@ -376,7 +376,7 @@ Test(future, then_runs_though_nobody_keeps_its_future)
     bx_future_release(future);
 }
 
-/* ---- All and any ----------------------------------------------------------------------------------- */
+/* ---- All and any ----------------------------------------------------------------------------- */
 
 #define GATHERED 5
 
@@ -492,7 +492,7 @@ Test(future, all_of_none_is_done_and_any_of_none_is_nothing)
     bx_future_release(all);
 }
 
-/* ---- Several threads ------------------------------------------------------------------------------- */
+/* ---- Several threads ------------------------------------------------------------------------- */
 
 #define RACES 2000
 #define RACERS 4
@@ -540,7 +540,7 @@ Test(future, that_many_complete_at_once_is_set_once_and_calls_back_once_each, .t
     }
 }
 
-/* ---- Waiting: needs a job -------------------------------------------------------------------------- */
+/* ---- Waiting: needs a job -------------------------------------------------------------------- */
 
 #define WAITERS 4
 #define ROUNDS 300

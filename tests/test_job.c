@@ -44,7 +44,7 @@ static int setup(struct bx_job *job)
     return bx_register(job, "never", BX_BLOCKING, never, NULL);
 }
 
-/* ---- Options ------------------------------------------------------------------------------------------------ */
+/* ---- Options --------------------------------------------------------------------------------- */
 
 static void expect_refused(const struct bx_options *options, int code, const char *part)
 {
@@ -117,7 +117,7 @@ Test(job, knows_options_that_end_earlier, .init = clear_environment)
     bx_job_destroy(job);
 }
 
-/* ---- Phases ---------------------------------------------------------------------------------------------------- */
+/* ---- Phases ---------------------------------------------------------------------------------- */
 
 Test(job, does_nothing_before_its_start, .init = clear_environment)
 {
@@ -160,7 +160,7 @@ Test(job, starts_once, .timeout = 20)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { start_again } });
 }
 
-/* ---- Separate programs -------------------------------------------------------------------------------------------- */
+/* ---- Separate programs ----------------------------------------------------------------------- */
 
 static _Noreturn void run_from_environment(const char *rank, const char *name)
 {
@@ -207,7 +207,7 @@ Test(job, starts_from_the_environment_in_separate_processes, .init = clear_envir
     cr_expect_eq(harness_left_behind(), 0);
 }
 
-/* ---- Two jobs at once --------------------------------------------------------------------------------------------- */
+/* ---- Two jobs at once ------------------------------------------------------------------------ */
 
 static void call_while_the_other_job_does(struct bx_job *job)
 {
@@ -237,7 +237,7 @@ Test(job, runs_beside_another_with_workers_of_the_same_names, .timeout = 20)
     expect_ended_well(launcher[1]);
 }
 
-/* ---- Forks ------------------------------------------------------------------------------------------------------------ */
+/* ---- Forks ----------------------------------------------------------------------------------- */
 
 static int use_forked_job(struct bx_job *job, struct bx_future *pending)
 {
@@ -281,7 +281,7 @@ Test(job, is_an_error_in_a_forked_child_and_goes_on_in_the_parent, .timeout = 20
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { fork_and_go_on } });
 }
 
-/* ---- Deaths ------------------------------------------------------------------------------------------------------------- */
+/* ---- Deaths ---------------------------------------------------------------------------------- */
 
 static void tell_pid_and_serve(struct bx_job *job)
 {
@@ -324,13 +324,13 @@ static void kill_worker1(struct bx_job *job)
     /* The others go on, and each death is told once. */
     HARNESS_EQ(harness_call_i64(job, "worker2", "twice", 4), 8);
     expect_dead(bx_job_serve(job));
-    harness_post(DONE);
+    harness_await(DONE, 1);
 }
 
 static void outlive_worker1(struct bx_job *job)
 {
     expect_dead(bx_job_serve(job));
-    harness_await(DONE, 1);
+    harness_post(DONE);
     HARNESS_EQ(bx_job_serve(job), 0);           /* the next thing is the other's shutdown */
 }
 
@@ -408,4 +408,60 @@ Test(job, fails_the_calls_of_every_thread_when_the_callee_dies, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { call_until_dead, die_under_calls }, .dies = 1u << 1 });
+}
+
+/* ---- Dead callers ---------------------------------------------------------------------------- */
+
+enum { LET_GO = 10 };                  /* gate */
+
+static int stuck(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)context;
+    harness_post(ENTERED);
+    harness_await(LET_GO, 1);
+    return bx_msg_put_i64(reply, 1);
+}
+
+static int gather(struct bx_batch *batch, void *context)
+{
+    (void)context;
+    return bx_batch_reply_i64(batch, 0, (int64_t)bx_batch_rows(batch));
+}
+
+static int setup_stuck(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "stuck", BX_BLOCKING, stuck, NULL), 0);
+    HARNESS_EQ(bx_register_batch(job, "gather", gather, NULL,
+                                 &(struct bx_batch_options){ .max_rows = 2 }), 0);
+    return setup(job);
+}
+
+static void call_and_die(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+
+    harness_leaves_by_itself();
+    /* Some run, some wait in the queue, one waits in a batch. */
+    for (int i = 0; i < 40; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker0", "stuck", NULL, NULL, &future), 0);
+    HARNESS_EQ(bx_rpc_async(job, "worker0", "gather", NULL, NULL, &future), 0);
+    harness_call_i64(job, "worker0", "twice", 1);
+    harness_await(ENTERED, 16);
+    raise(SIGKILL);
+}
+
+static void serve_the_dying(struct bx_job *job)
+{
+    expect_dead(bx_job_serve(job));
+    harness_post(LET_GO);
+    /* The row that the dead one had sent counts. */
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "gather", NULL, NULL, NULL), 0);
+}
+
+Test(job, is_not_held_up_by_the_requests_of_a_dead_caller, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_stuck, .body = { serve_the_dying, call_and_die }, .dies = 1u << 1 });
 }

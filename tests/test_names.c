@@ -19,7 +19,7 @@ static int answer(const struct bx_request *request, struct bx_reader *args, stru
     return bx_msg_put_i64(reply, context != NULL ? *(const int *)context : 0);
 }
 
-/* ---- Workers --------------------------------------------------------------------------------------- */
+/* ---- Workers --------------------------------------------------------------------------------- */
 
 static const char *const given_names[] = { "agent", LONGEST, "a", "worker3" };
 
@@ -84,7 +84,7 @@ Test(names, are_checked_before_they_become_part_of_a_path)
     cr_expect(!bxi_name_is_valid(".."));
 }
 
-/* ---- Functions ------------------------------------------------------------------------------------- */
+/* ---- Functions ------------------------------------------------------------------------------- */
 
 static int register_two(struct bx_job *job)
 {

@@ -12,7 +12,7 @@
 enum { ENTERED, RELEASED };             /* gates */
 enum { AT_ONCE, MOST_AT_ONCE };         /* values */
 
-/* ---- Nested calls ------------------------------------------------------------------------------------- */
+/* ---- Nested calls ---------------------------------------------------------------------------- */
 
 static const char *other_worker(struct bx_job *job)
 {
@@ -85,7 +85,7 @@ Test(pool, says_that_it_is_busy_when_all_256_threads_wait, .timeout = 20)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_nested, .body = { nest_inward } });
 }
 
-/* ---- How many run at once ------------------------------------------------------------------------------- */
+/* ---- How many run at once -------------------------------------------------------------------- */
 
 static int enter_and_stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                           void *context)
@@ -142,12 +142,17 @@ static struct bx_future *awaited;
 
 static int wait_for_it(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
+    struct bx_future *future = bx_future_acquire(awaited);
+    int rc;
+
     (void)request;
     (void)args;
     (void)reply;
     (void)context;
     harness_post(ENTERED);
-    return bx_future_wait(awaited, BX_FOREVER);
+    rc = bx_future_wait(future, BX_FOREVER);
+    bx_future_release(future);
+    return rc;
 }
 
 static int set_it(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
@@ -195,7 +200,7 @@ Test(pool, does_not_count_threads_that_wait_for_a_future, .timeout = 20)
         .size = 2, .setup = setup_wait, .body = { wait_in_40_handlers, serve_and_release } });
 }
 
-/* ---- Its threads are the program's guests --------------------------------------------------------------------- */
+/* ---- Its threads are the program's guests ---------------------------------------------------- */
 
 static int blocked_signals(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                            void *context)

@@ -23,7 +23,7 @@ static int twice(const struct bx_request *request, struct bx_reader *args, struc
     return bx_msg_put_i64(reply, 2 * bx_read_i64(args));
 }
 
-/* ---- Where nothing may wait ------------------------------------------------------------------------------ */
+/* ---- Where nothing may wait ------------------------------------------------------------------ */
 
 /* Everything that waits, tried on this thread; what does not wait is allowed. */
 static void expect_no_waiting(struct bx_job *job)
@@ -168,7 +168,7 @@ Test(progress, tells_of_a_death_once_where_nothing_may_wait, .timeout = 20)
         .size = 3, .setup = setup_death, .body = { see_a_death, see_a_death, die }, .dies = 1u << 2 });
 }
 
-/* ---- Passing a call on without a thread ------------------------------------------------------------------------ */
+/* ---- Passing a call on without a thread ------------------------------------------------------ */
 
 /* "forward": calls "twice" at worker 2 and answers with what that answers. */
 static int forward(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
@@ -198,7 +198,7 @@ Test(progress, passes_a_call_on_without_holding_a_thread, .timeout = 20)
     harness_run(&(struct harness_world){ .size = 3, .setup = setup_forward, .body = { call_forward } });
 }
 
-/* ---- One's own loop ------------------------------------------------------------------------------------------------ */
+/* ---- One's own loop -------------------------------------------------------------------------- */
 
 static bool asked_to_quit;
 
@@ -376,7 +376,7 @@ Test(progress, may_be_called_beside_the_background_thread, .timeout = 20)
         .body = { progress_beside_the_background, progress_beside_the_background } });
 }
 
-/* ---- io_uring and epoll ---------------------------------------------------------------------------------------------- */
+/* ---- io_uring and epoll ---------------------------------------------------------------------- */
 
 static void call_and_sleep(struct bx_job *job, int index)
 {
@@ -385,6 +385,24 @@ static void call_and_sleep(struct bx_job *job, int index)
         HARNESS_EQ(harness_call_i64(job, "worker1", "twice", i), 2 * i);
         HARNESS_EQ(harness_call_i64(job, "worker1", "twice_blocking", i), 2 * i);
     }
+}
+
+static void call_a_loop_from_threads(struct bx_job *job)
+{
+    /* No thread drives in the background: each leader that leaves must find the next. */
+    for (int round = 0; round < 5; round++)
+        harness_threads(job, 4, call_and_sleep);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "quit", NULL, NULL, NULL), 0);
+}
+
+Test(progress, of_one_s_own_loop_is_made_by_whichever_thread_waits, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_loop, .body = { call_a_loop_from_threads, loop_until_quit },
+        .options = { .own_loop = true, .no_spin = true } });
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_loop, .body = { call_a_loop_from_threads, loop_until_quit },
+        .options = { .own_loop = true } });
 }
 
 static void expect_waits(struct bx_job *job, const char *some, const char *none)

@@ -68,7 +68,7 @@ static void shut_down(struct bx_job *job)
     bx_job_destroy(job);
 }
 
-/* ---- Together -------------------------------------------------------------------------------------------- */
+/* ---- Together -------------------------------------------------------------------------------- */
 
 static void count_answer(struct bx_future *future, void *context)
 {
@@ -198,7 +198,7 @@ Test(shutdown, lets_nothing_more_be_asked_of_the_job, .timeout = 20)
         .size = 2, .setup = setup, .body = { leave_and_look, leave_and_look } });
 }
 
-/* ---- Not together ------------------------------------------------------------------------------------------ */
+/* ---- Not together ---------------------------------------------------------------------------- */
 
 static void leave_without_worker1(struct bx_job *job)
 {
@@ -309,7 +309,7 @@ Test(shutdown, ends_the_waits_of_other_threads, .timeout = 20)
         .size = 2, .setup = setup, .body = { shut_down_under_waiting_threads } });
 }
 
-/* ---- Without a word ------------------------------------------------------------------------------------------ */
+/* ---- Without a word -------------------------------------------------------------------------- */
 
 static void go_without_a_word(struct bx_job *job)
 {

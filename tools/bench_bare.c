@@ -60,18 +60,14 @@ void bench_bare_client_init(struct bench_bare_client *client, struct bench_bare 
 
 static int send_bytes(struct bxi_ring_writer *out, const void *message)
 {
-    void *payload;
+    const unsigned char *body = (const unsigned char *)message + BXI_HEAD_BYTES;
+    uint64_t body_bytes = BENCH_MESSAGE_BYTES - BXI_HEAD_BYTES;
     int rc;
 
-    for (uint64_t spins = 0; (rc = bxi_ring_reserve(out, BENCH_MESSAGE_BYTES, &payload)) == -EAGAIN;
-         spins++)
+    for (uint64_t spins = 0; (rc = bxi_ring_put(out, message, body, body_bytes)) == -EAGAIN; spins++)
         if (spins > SPINS_MAX)
             return -ETIMEDOUT;
-    if (rc < 0)
-        return rc;
-    memcpy(payload, message, BENCH_MESSAGE_BYTES);
-    bxi_ring_commit(out, BENCH_MESSAGE_BYTES);
-    return 0;
+    return rc;
 }
 
 /* 1: received, 0: nothing there, -EPROTO. Credit is published by advance; nobody sleeps on it here. */

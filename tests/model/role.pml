@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The progress role of one worker: who drives it, who sleeps where, and how the role changes hands.
+ * The progress role of one worker (lib/progress.c): who drives it, who sleeps where, and how the role
+ * changes hands.
  *
  * U: user threads, each waits for the reply to a call of its own. B: the background thread. P: a thread
- * of a peer that publishes the replies and one request that nobody waits for, and rings as doorbell.h
- * says. L (with -DLOCAL): a thread of this process that completes the last user's call by itself.
+ * of a peer that publishes the replies, and REQUESTS frames that nobody waits for, and rings as
+ * doorbell.h says: not for a reply where the word is LAZY. L (-DLOCAL): a thread of the pool that
+ * completes the last user's future by itself. More variants: the last user gives up when it likes
+ * (-DGIVE_UP), waits passively for two frames and is woken by each (-DPASSIVE), or does not wait but
+ * wants its callback run (-DEAGER). -DOWN_LOOP: there is no B, and the thread of the program's own loop is
+ * busy elsewhere; then P sends only what is waited for.
  *
- * Memory is x86-TSO: each thread's stores to armed, to the role (the release), to the ring and to a
- * future completed by L go through a FIFO of its own, which Memory empties when it likes; a fence and a
- * compare-and-swap wait until one's own FIFO is empty. What lies under the job's mutex (the list of
- * followers, promotions, semaphores) is sequentially consistent.
+ * Memory is x86-TSO. The words that are stored plainly (armed, the tail of the ring, a waiter's signal)
+ * go through a FIFO of the thread that stores; Memory empties it when it likes. A fence and every
+ * read-modify-write wait until one's own FIFO is empty; the words that only these touch (role, events,
+ * eager, futures, the list under wait_lock) therefore need no FIFO.
  *
- * Properties. No deadlock but the good one: every user has ended, B sleeps. Then: no frame unread, the
- * role free (Last). And whenever everything is at rest while the peer is slow: a user that waits means
- * that some user leads, so that a reply costs one wake-up (at_rest).
- *
- * -DNO_BACKGROUND: there is no B, as with a program's own loop whose thread is busy elsewhere. Then P
- * sends only what is waited for.
- * README.md says what each control (NO_...) takes away.
+ * Properties. No deadlock but the good one: every user has ended, B sleeps. Then no frame is unread that
+ * anybody needs, and the role is free (Last). With -DAT_REST also, whenever all is at rest while the peer
+ * is slow: a user that waits means that somebody leads (at_rest).
+ * README.md says what each control takes away.
  */
 #ifndef USERS
 #define USERS 2
@@ -25,113 +27,70 @@
 #ifndef ROUNDS
 #define ROUNDS 1                        /* calls of user 0; the others make one each */
 #endif
-
-/* threads, and their store buffers */
-#define B USERS
-#define P (USERS + 1)
-#define L (USERS + 2)
-#define THREADS (USERS + 3)
-
-/* words of shared memory */
-#define ARMED 0
-#define ROLE 1
-#define TAIL 2
-#define DONE 3                          /* DONE + i: future of user i */
-#define MISSED (3 + USERS)              /* B was rung and could not take the role */
-#define WORDS (4 + USERS)
-
-#define FREE 0
-#define HELD 1
-
-#define AWAKE 0
-#define BACKGROUND 1
-#define LEADER 2
-
-#define NOBODY 15                       /* a frame that is a request */
-
 #ifndef REQUESTS
-#define REQUESTS 0                      /* frames that no user waits for */
+#define REQUESTS 0
+#endif
+#define LAST (USERS - 1)
+
+/* What makes the last user ready. */
+#ifdef PASSIVE
+#define FRAMES_TO_LAST 2
+#define PASSIVE_USER LAST
+#else
+#define FRAMES_TO_LAST 1
+#define PASSIVE_USER NOBODY
 #endif
 #ifdef LOCAL
-#define FRAMES (REQUESTS + USERS - 1 + ROUNDS - 1)
+#define FRAMES (REQUESTS + ROUNDS + USERS - 2)
 #else
-#define FRAMES (REQUESTS + USERS + ROUNDS - 1)
+#define FRAMES (REQUESTS + ROUNDS + USERS - 2 + FRAMES_TO_LAST)
 #endif
 
-byte mem[WORDS];
-chan buffer[THREADS] = [5] of { byte, byte };
+/* threads with store buffers; users are 0 .. USERS - 1 */
+#define B USERS
+#define P (USERS + 1)
 
-/* Under the job's mutex. */
-bool listed[USERS];                     /* is a follower */
-bool promoted[USERS];
-bool semaphore[USERS];
-
-bool eventfd[3];                        /* by who */
-bool rang[2];                           /* by P, by L: for the arming that memory shows now */
-byte head;                              /* read position, under the role */
-byte frame[8];                          /* ring.pml checks the contents; here they are just there */
-
-byte asked[USERS];                      /* calls made */
-byte ended;                             /* users */
+#define ARMED 0
+#define TAIL 1
+#define SIGNAL(i) (2 + (i))
+byte mem[2 + USERS];
+chan buffer[USERS + 2] = [4] of { byte, byte };
 
 #define store(t, word, value) buffer[t]!word,value
 #define fence(t) (len(buffer[t]) == 0)
-#define ready(pos) (mem[TAIL] != (pos))
-#define again(pos) (ready(pos) || mem[MISSED] == 1)
 
 /* The word's count makes each arming differ from all others, so "is it the word that I rang for" is
  * "has no arming reached memory since": Memory clears rang, and the model needs no count. */
-#define arm(t, w) store(t, ARMED, w)
-#define disarm(t) store(t, ARMED, AWAKE)
+#define AWAKE 0
+#define BACKGROUND 1
+#define LEADER 2
+#define LAZY 3
+bool rang;
+bool eventfd[3];                        /* by who; LAZY is BACKGROUND's */
+#define fd_of(who) (who == LEADER -> LEADER : BACKGROUND)
 
-/* Compare-and-swap FREE -> HELD, a locked instruction: the buffer empties first. Whoever got the role
- * disarms. Used inside atomic. */
-inline try_take(t)
-{
-    fence(t);
-    got = (mem[ROLE] == FREE);
-    if
-    :: got ->
-        mem[ROLE] = HELD;
-        store(t, MISSED, 0);
-        disarm(t)
-    :: else
-    fi
-}
+#define NOBODY 15                       /* a frame that is a request */
+byte frame[8];                          /* ring.pml checks the contents; here they are just there */
+byte head;                              /* read position, under the role */
+#define ready(pos) (mem[TAIL] != (pos))
 
-/* Handles one frame of a pass; a future is set and its follower woken under the mutex. */
-inline handle(t)
-{
-    if
-    :: frame[head] != NOBODY ->
-        mem[DONE + frame[head]] = 1;
-#ifndef NO_WAKE
-        semaphore[frame[head]] = true
-#endif
-    :: else
-    fi;
-    frame[head] = 0;
-    head++
-}
+bool role;
+bool events;
+byte eager;
+byte done[USERS];                       /* futures; of the passive user, how often */
+bool listed[USERS];                     /* under wait_lock: `waiting`, and `followers` if not passive */
+byte asked[USERS];                      /* calls made */
+byte ended;                             /* users */
 
-/* Used inside atomic: it runs under the mutex. */
-inline promote_one()
-{
-#ifndef NO_PROMOTE
-    if
-    :: listed[0] -> promoted[0] = true; semaphore[0] = true
-#if USERS > 1
-    :: listed[1] -> promoted[1] = true; semaphore[1] = true
-#endif
+#define wish(i) (done[i] >= ((i) == LAST -> FRAMES_TO_LAST : 1))
+#define follows(i) (listed[i] && (i) != PASSIVE_USER)
 #if USERS > 2
-    :: listed[2] -> promoted[2] = true; semaphore[2] = true
-#endif
-    :: else
-    fi
+#define followers (follows(0) || follows(1) || follows(2))
+#elif USERS > 1
+#define followers (follows(0) || follows(1))
 #else
-    skip
+#define followers follows(0)
 #endif
-}
 
 #ifdef NO_FENCE_LEAVE
 #define FENCE_LEAVE(t) true
@@ -144,88 +103,166 @@ inline promote_one()
 #define FENCE_LEADER(t) fence(t)
 #endif
 #ifdef NO_FENCE_PRODUCER
-#define FENCE_PRODUCER(t) true
+#define FENCE_PRODUCER true
 #else
-#define FENCE_PRODUCER(t) fence(t)
-#endif
-#ifdef NO_FENCE_LOCAL
-#define FENCE_LOCAL(t) true
-#else
-#define FENCE_LOCAL(t) fence(t)
+#define FENCE_PRODUCER fence(P)
 #endif
 #ifdef GIVE_UP
-#define may_give_up(i) ((i) == USERS - 1)
+#define may_give_up(i) ((i) == LAST)
 #else
 #define may_give_up(i) false
 #endif
 #ifdef LOOK_AT_RINGS_ONLY
 #define nothing_for(i) (!ready(head))
 #else
-#define nothing_for(i) (!ready(head) && mem[DONE + (i)] == 0)
+#define nothing_for(i) (!ready(head) && !wish(i))
 #endif
 
-/* Gives the role back. On return nothing is there, or somebody else has the role: whoever has it looks
- * at everything and promotes when he leaves. The read position belongs to the role: the second look
- * goes by a copy, which at worst shows work that is done already. Pushing two stores at once loses
- * nothing: they reach memory one by one. */
-inline leave(t)
+/* take_role; used inside atomic. */
+inline take_role(t)
 {
+    fence(t);
+    got = !role;
+    if
+    :: got -> role = true; store(t, ARMED, AWAKE)
+    :: else
+    fi
+}
+
+/* offer_role: any follower that is not signalled yet. */
+inline offer_role(t)
+{
+#ifndef NO_OFFER
+    atomic {
+        fence(t);
+        if
+        :: follows(0) && mem[SIGNAL(0)] != 2 -> mem[SIGNAL(0)] = 2
+#if USERS > 1
+        :: follows(1) && mem[SIGNAL(1)] != 2 -> mem[SIGNAL(1)] = 2
+#endif
+#if USERS > 2
+        :: follows(2) && mem[SIGNAL(2)] != 2 -> mem[SIGNAL(2)] = 2
+#endif
+        :: else
+        fi
+    }
+#else
+    skip
+#endif
+}
+
+#ifdef EAGER
+#define complete(i) done[i]++; eager = (i == LAST -> eager - 1 : eager)
+#else
+#define complete(i) done[i]++
+#endif
+
+/* pass: the events, then frames until there is none. Completing is an exchange; then bxi_wake. found
+ * says whether it did anything. */
+inline pass(t)
+{
+    if
+    :: atomic { events && fence(t) -> events = false; found = true }
+    :: atomic { !events -> skip }
+    fi;
     do
     :: atomic {
-        pos = head;
-#ifdef ARM_AFTER_RELEASE
-        store(t, ROLE, FREE)
-       }
-       atomic {
-        arm(t, BACKGROUND)
-#else
-        arm(t, BACKGROUND);
-        store(t, ROLE, FREE)
-#endif
+        ready(head) && fence(t) ->
+        to = frame[head];
+        frame[head] = 0;
+        head++;
+        found = true;
+        if
+        :: to != NOBODY -> complete(to)
+        :: else
+        fi
        }
        if
-#ifndef NO_SECOND_LOOK
-       :: atomic { FENCE_LEAVE(t) && again(pos) -> pos = 0 }
-          atomic {
-            try_take(t);
+       :: atomic {
+            to != NOBODY && fence(t) ->
+#ifndef NO_WAKE
             if
-            :: got -> got = false
-            :: else -> break
-            fi
-          }
-          do
-          :: atomic { ready(head) -> handle(t) }
-          :: atomic { !ready(head) -> break }
-          od
-       :: atomic { FENCE_LEAVE(t) && !again(pos) -> pos = 0; promote_one(); break }
-#else
-       :: atomic { FENCE_LEAVE(t) -> pos = 0; promote_one(); break }
+            :: listed[to] -> mem[SIGNAL(to)] = 2
+            :: else
+            fi;
 #endif
+            to = 0
+          }
+       :: atomic { to == NOBODY -> to = 0 }
        fi
+    :: atomic { !ready(head) -> break }
     od
 }
 
-/* What must be true when nobody can move. */
-inline at_rest(i)
+/* leave_role: got says whether the role was kept, for there is work. Two reads that come one after the
+ * other, with a fence before, are made one after the other. */
+inline leave_role(t, anyway)
 {
+#ifdef RELEASE_BEFORE_ARM
+    atomic { fence(t) -> role = false }
+#endif
+    do
+    :: atomic {
+        work = false;
+#ifdef OWN_LOOP
+        store(t, ARMED, BACKGROUND);
+        lazy = false
+#else
+        lazy = (eager == 0);
+        store(t, ARMED, (lazy -> LAZY : BACKGROUND))
+#endif
+       }
+       if
+#ifndef NO_SECOND_EAGER
+       :: atomic { FENCE_LEAVE(t) && lazy && eager != 0 -> skip }
+       :: atomic { FENCE_LEAVE(t) && !(lazy && eager != 0) -> lazy = false; break }
+#else
+       :: atomic { FENCE_LEAVE(t) -> lazy = false; break }
+#endif
+       fi
+    od;
+#ifndef NO_SECOND_LOOK
+    atomic { work = events }
+    atomic { work = work || ready(head) }
+#endif
     atomic {
-        i = 0;
-        do
-        :: i < USERS ->
-            if
-            :: listed[i] -> assert(mem[ROLE] == HELD)
-            :: else
-            fi;
-            i++
-        :: else -> i = 0; break
-        od
+        if
+#ifndef RELEASE_BEFORE_ARM
+        :: work && !anyway -> got = true; work = false; store(t, ARMED, AWAKE)
+        :: !(work && !anyway) -> fence(t); got = false; role = false
+#else
+        :: got = false
+#endif
+        fi
     }
+    if
+    :: !got ->
+        atomic {
+            if
+#ifndef NO_RING_ANYWAY
+            :: work -> work = false; eventfd[BACKGROUND] = true
+#endif
+            :: else -> work = false
+            fi
+        }
+        if
+        :: followers -> offer_role(t)
+        :: !followers
+        fi
+    :: got
+    fi
+}
+
+/* What must be true when nobody can move. */
+inline at_rest()
+{
+    assert(!followers || role)
 }
 
 proctype User(byte me; byte calls)
 {
-    byte pos;
-    bool got;
+    byte to, i;
+    bool got, found, work, lazy, anyway;
 
 call:
     atomic {
@@ -234,147 +271,200 @@ call:
         :: else
         fi;
         calls--;
-        mem[DONE + me] = 0;
+        done[me] = 0;
         asked[me]++
     }
+    if
+    :: me == PASSIVE_USER -> goto follow
+    :: me != PASSIVE_USER
+    fi;
+again:
     atomic {
-        try_take(me);
+        take_role(me);
         if
         :: got -> goto lead
         :: else
         fi
     }
-    listed[me] = true;
-#ifndef NO_SECOND_TRY
-    atomic {
-        try_take(me);
-        if
-        :: got -> goto lead
-        :: else
-        fi
-    }
-#endif
 follow:
-    atomic {
-        if
-        :: semaphore[me] -> semaphore[me] = false
-        :: may_give_up(me) -> goto done
-        fi;
-        if
-        :: mem[DONE + me] == 1 -> goto done
-        :: mem[DONE + me] == 0 && !promoted[me] -> goto follow
-        :: else -> promoted[me] = false
-        fi
-    }
-    atomic {
-        try_take(me);
-        if
-        :: got -> goto lead
-        :: else -> goto follow
-        fi
-    }
-lead:
-    atomic { got = false; listed[me] = false; promoted[me] = false }
+    atomic { fence(me) -> mem[SIGNAL(me)] = 0; listed[me] = true }
     do
-    :: atomic { ready(head) -> handle(me) }
-    :: atomic {
-        !ready(head) ->
-        if
-        :: mem[DONE + me] == 1 -> break
-        :: else -> arm(me, LEADER)
-        fi
-       }
+    :: wish(me) -> goto unlink
+    :: atomic { !wish(me) -> skip }
+#ifndef NO_SECOND_TRY
        if
-       :: atomic { FENCE_LEADER(me) && !nothing_for(me) -> disarm(me) }
-       :: atomic { FENCE_LEADER(me) && nothing_for(me) -> skip }
+       :: atomic { !role && me != PASSIVE_USER -> goto unlink }
+       :: atomic { !(!role && me != PASSIVE_USER) -> skip }
+       fi;
+#endif
+       if
+       :: atomic {
+            mem[SIGNAL(me)] == 2 && fence(me) ->
+#ifdef SIGNAL_STORE
+            store(me, SIGNAL(me), 0)    /* the exchange as a plain store */
+#else
+            mem[SIGNAL(me)] = 0
+#endif
+          }
           if
-          :: atomic { eventfd[LEADER] -> eventfd[LEADER] = false; disarm(me) }
-          :: atomic { may_give_up(me) -> break }
+          :: atomic { me != PASSIVE_USER && !wish(me) -> goto unlink }
+          :: atomic { !(me != PASSIVE_USER && !wish(me)) -> skip }
+          fi
+       :: atomic { may_give_up(me) -> found = true; goto unlink }
+       :: atomic {                      /* sleep_in_futex: a compare-and-swap, then the kernel's look */
+            fence(me) && mem[SIGNAL(me)] == 0 -> mem[SIGNAL(me)] = 1
+          }
+          mem[SIGNAL(me)] != 1
+       fi
+    od;
+unlink:
+    atomic { fence(me) -> listed[me] = false }
+    /* Ready, or too late: the role may have been offered to this thread, which does not need it. */
+    if
+    :: atomic { !wish(me) && !found -> goto again }
+#ifndef KEEP_OFFER
+    :: atomic { (wish(me) || found) && !role && followers -> found = false }
+       offer_role(me)
+    :: atomic { (wish(me) || found) && !(!role && followers) -> found = false }
+#else
+    :: atomic { wish(me) || found -> found = false }
+#endif
+    fi;
+    goto call;
+lead:
+    atomic { got = false; found = false }
+    do
+    :: atomic { wish(me) -> break }
+    :: atomic { !wish(me) -> found = false }
+       pass(me);
+       if
+       :: atomic { found || wish(me) -> found = false }
+       :: atomic { !found && !wish(me) -> store(me, ARMED, LEADER) }
+          if
+          :: atomic { FENCE_LEADER(me) && events -> store(me, ARMED, AWAKE) }
+          :: atomic { FENCE_LEADER(me) && !events -> skip }
+             if
+             :: atomic { !nothing_for(me) -> store(me, ARMED, AWAKE) }
+             :: atomic { nothing_for(me) -> skip }
+                if
+                :: atomic { eventfd[LEADER] -> eventfd[LEADER] = false }
+#ifdef OWN_LOOP
+                :: atomic { eventfd[BACKGROUND] && fence(me) ->
+                        eventfd[BACKGROUND] = false; events = true }
+#endif
+                :: atomic { may_give_up(me) -> store(me, ARMED, AWAKE); break }
+                fi;
+                store(me, ARMED, AWAKE)
+             fi
           fi
        fi
     od;
-    leave(me);
-done:
-    /* Off the list. Whoever was promoted and does not take the role hands the promotion on. */
-    atomic {
-        listed[me] = false;
-        semaphore[me] = false;
-        if
-        :: promoted[me] ->
-            promoted[me] = false;
-#ifndef KEEP_PROMOTION
-            promote_one()
-#endif
-        :: else
-        fi;
-        goto call
-    }
+    /* stop_leading: goes on with what is there for a while, then leaves it to B. */
+    do
+    :: leave_role(me, anyway);
+       if
+       :: atomic { !got -> anyway = false; break }
+       :: atomic { got -> got = false; found = false }
+          pass(me);
+          atomic {
+            found = false;
+            if
+            :: anyway = false
+            :: anyway = true
+            fi
+          }
+       fi
+    od;
+    goto call;
 finish:
-    atomic { mem[DONE + me] = 0; ended++ }
+    atomic { ended++ }
 }
+
+#ifdef EAGER
+/* bxi_more_eager, for a callback. What follows when the callback has run is nobody's concern. */
+proctype Eager()
+{
+    byte to;
+    bool got, found, work, lazy;
+
+    atomic { asked[LAST]++; eager++ }
+#ifndef NO_LOOK_EAGER
+    do
+    :: atomic { mem[ARMED] != LAZY -> break }
+    :: atomic {
+        mem[ARMED] == LAZY ->
+        take_role(LAST)
+       }
+       if
+       :: got -> got = false; leave_role(LAST, true)
+       :: !got -> atomic { mem[ARMED] != LAZY || !role }      /* sched_yield */
+       fi
+    od;
+#endif
+    done[LAST] == 1;
+    ended++
+}
+#endif
 
 proctype Background()
 {
-    byte pos;
-    bool got;
+    byte to;
+    bool got, found, work, lazy;
 
 end_asleep:
-    atomic { eventfd[BACKGROUND] -> eventfd[BACKGROUND] = false }
+    atomic { eventfd[BACKGROUND] -> eventfd[BACKGROUND] = false; fence(B); events = true }
 #ifdef NO_TAKE
     goto end_asleep;
 #endif
-    atomic {
-        try_take(B);
-        if
-        :: got -> got = false; goto took
-        :: else
-        fi
-    }
-    /* This arming is used up, and its holder may be between arming and releasing: he must arm anew. */
-#ifndef NO_MISSED
-    atomic { fence(B) -> mem[MISSED] = 1 }
-    atomic {
-        try_take(B);
-        if
-        :: got -> got = false
-        :: else -> goto end_asleep
-        fi
-    }
-#else
-    goto end_asleep;
-#endif
-took:
+    /* take_role_or_tell */
     do
-    :: atomic { ready(head) -> handle(B) }
-    :: atomic { !ready(head) -> break }
+    :: atomic {
+        take_role(B);
+        if
+        :: got -> break
+        :: else
+        fi
+       }
+#ifdef NO_TELL
+       goto end_asleep;
+#endif
+       if
+       :: atomic { !events -> goto end_asleep }
+       :: atomic { events -> skip }
+       fi;
+       if
+       :: atomic { fence(B) && mem[ARMED] == AWAKE -> goto end_asleep }
+       :: atomic { fence(B) && mem[ARMED] == LEADER -> eventfd[LEADER] = true; goto end_asleep }
+#ifdef NO_YIELD
+       :: atomic { fence(B) && (mem[ARMED] == BACKGROUND || mem[ARMED] == LAZY) -> goto end_asleep }
+#else
+       :: atomic { fence(B) && (mem[ARMED] == BACKGROUND || mem[ARMED] == LAZY) -> skip }
+          /* sched_yield: another turn finds the same until one of these changed */
+          !role || !events || mem[ARMED] == AWAKE || mem[ARMED] == LEADER
+#endif
+       fi
     od;
-    leave(B);
-    goto end_asleep
-}
-
-/* P3 and P4 of doorbell.h, after a fence. A thread may be held up between the two. */
-inline look(i, can_look)
-{
-    atomic {
-        can_look;
-        if
-        :: mem[ARMED] != AWAKE && !rang[i] -> rang[i] = true; ring = mem[ARMED]
-        :: else
-        fi
-    }
-    atomic {
-        if
-        :: ring != AWAKE -> eventfd[ring] = true; ring = AWAKE
-        :: else
-        fi
-    }
+    do
+    :: atomic { got = false; found = false }
+       pass(B);
+       if
+       :: atomic { found -> found = false }
+       :: atomic { !found -> skip }
+          leave_role(B, false);
+          if
+          :: got
+          :: atomic { !got -> goto end_asleep }
+          fi
+       fi
+    od
 }
 
 proctype Peer()
 {
     byte sent[USERS];
-    byte tail, ring, i;
+    byte tail, who;
     byte request = REQUESTS;
+    bool reply;
 
     do
     :: tail == FRAMES -> break
@@ -382,38 +472,73 @@ proctype Peer()
 #ifdef AT_REST
         if
         :: true
-        :: true -> timeout; at_rest(i)
+        :: true -> timeout; at_rest()
         fi;
 #endif
         atomic {
+            reply = true;
             if
-            :: request > 0 -> request--; frame[tail] = NOBODY
+            :: request > 0 -> request--; frame[tail] = NOBODY; reply = false
+#if USERS > 1
             :: asked[0] > sent[0] -> sent[0]++; frame[tail] = 0
-#if USERS > 2 || (USERS > 1 && !defined(LOCAL))
+#endif
+#if USERS > 2
             :: asked[1] > sent[1] -> sent[1]++; frame[tail] = 1
 #endif
-#if USERS > 2 && !defined(LOCAL)
-            :: asked[2] > sent[2] -> sent[2]++; frame[tail] = 2
+#ifndef LOCAL
+            :: asked[LAST] * FRAMES_TO_LAST > sent[LAST] ->
+                sent[LAST]++; frame[tail] = LAST; reply = (PASSIVE_USER != LAST)
 #endif
             fi;
             tail++;
             store(P, TAIL, tail)
         }
-        look(0, FENCE_PRODUCER(P))
+        /* P2 to P4 of doorbell.h; the thread may be held up before it rings */
+        atomic {
+            FENCE_PRODUCER ->
+            who = mem[ARMED];
+            if
+            :: who == AWAKE || rang || (who == LAZY && reply) -> who = AWAKE
+            :: else -> rang = true
+            fi
+        }
+        atomic {
+            if
+            :: who != AWAKE -> eventfd[fd_of(who)] = true; who = AWAKE
+            :: else
+            fi
+        }
     od
 }
 
 #ifdef LOCAL
-/* A thread of the pool: its future is no frame, so it rings whoever leads, as a peer does. */
+/* bxi_future_complete and bxi_wake in a thread of the pool. The exchange is in memory at once; made a
+ * plain store, it comes after the looks that follow. */
 proctype Local()
 {
-    byte ring;
+    bool leads, waits;
 
-    atomic { asked[USERS - 1] == 1 -> store(L, DONE + USERS - 1, 1) }
-#ifndef NO_RING_LOCAL
-    look(1, FENCE_LOCAL(L));
+    asked[LAST] == 1;
+#ifndef NO_FENCE_LOCAL
+    done[LAST] = 1;
 #endif
-    atomic { fence(L) -> semaphore[USERS - 1] = true }
+    atomic { leads = (mem[ARMED] == LEADER) }
+    waits = listed[LAST];
+#ifdef NO_FENCE_LOCAL
+    done[LAST] = 1;
+#endif
+    if
+#ifndef NO_RING_LOCAL
+    :: leads -> eventfd[LEADER] = true
+#endif
+    :: else
+    fi;
+    atomic {
+        if
+        :: waits && listed[LAST] -> mem[SIGNAL(LAST)] = 2
+        :: else
+        fi
+    }
 }
 #endif
 
@@ -421,7 +546,7 @@ inline flush(t)
 {
     buffer[t]?word,value;
     if
-    :: word == ARMED && value != AWAKE -> rang[0] = false; rang[1] = false
+    :: word == ARMED && value != AWAKE -> rang = false
     :: else
     fi;
     mem[word] = value;
@@ -444,9 +569,6 @@ end_idle:
 #if USERS > 2
     :: atomic { flush(4) }
 #endif
-#ifdef LOCAL
-    :: atomic { flush(L) }
-#endif
     od
 }
 
@@ -456,27 +578,43 @@ end_wait:
     ended == USERS;
 end_last:
     timeout;
-#if !(defined(GIVE_UP) && defined(NO_BACKGROUND))
-    assert(!ready(head));
+    assert(!role);
+    assert(mem[ARMED] == BACKGROUND || mem[ARMED] == LAZY);
+#ifdef GIVE_UP
+    /* A reply that came too late may lie there; a request may not. */
+    do
+    :: ready(head) ->
+#ifndef OWN_LOOP
+        assert(frame[head] == LAST);
 #endif
-    assert(mem[ROLE] == FREE);
-    assert(mem[ARMED] == BACKGROUND)
+        head++
+    :: else -> break
+    od
+#else
+    assert(!ready(head))
+#endif
 }
 
 init
 {
     atomic {
+#ifdef OWN_LOOP
         mem[ARMED] = BACKGROUND;
+#else
+        mem[ARMED] = LAZY;
+        run Background();
+#endif
         run Memory();
-        run User(0, ROUNDS);
 #if USERS > 1
-        run User(1, 1);
+        run User(0, ROUNDS);
 #endif
 #if USERS > 2
-        run User(2, 1);
+        run User(1, 1);
 #endif
-#ifndef NO_BACKGROUND
-        run Background();
+#ifdef EAGER
+        run Eager();
+#else
+        run User(LAST, 1);
 #endif
         run Peer();
 #ifdef LOCAL

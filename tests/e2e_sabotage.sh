@@ -1,0 +1,158 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# Workers as programs of their own, started by the environment and broken from outside: killed,
+# stopped, without room, without descriptors, without a directory. BX_BUILD_DIR names the build.
+#
+# Lists of process ids are words on purpose.
+# shellcheck disable=SC2086,SC2317
+set -u
+
+program=${BX_BUILD_DIR:-build}/tests/prog_worker
+dir=$(mktemp -d)
+job=sabotage-$$
+pids=
+failed=0
+trap 'test -z "$pids" || kill -9 $pids 2>/dev/null; rm -rf "$dir"' EXIT
+trap 'exit 130' INT TERM
+XDG_RUNTIME_DIR=$dir
+export XDG_RUNTIME_DIR
+
+check()     # check NAME COMMAND...: the test is whether the command succeeds
+{
+    name=$1
+    shift
+    if "$@"; then
+        echo "ok $name"
+    else
+        failed=1
+        echo "not ok $name"
+        for file in "$dir"/out.*; do
+            sed "s/^/  ${file##*/}: /" "$file" | tail -n 5
+        done
+    fi
+}
+
+begin()     # begin RANK WORLD_SIZE MODE: in the background; $pid_RANK
+{
+    BX_JOB=$job BX_RANK=$1 BX_WORLD_SIZE=$2 BX_NAME=w$1 "$program" "$3" \
+        >"$dir/out.$1" 2>&1 </dev/null &
+    eval "pid_$1=\$!"
+    pids="$pids $!"
+}
+
+end()       # end RANK: its exit status
+{
+    eval "wait \$pid_$1" 2>/dev/null
+}
+
+await()     # await RANK LINE: until it has printed the line
+{
+    until grep -q "^$2" "$dir/out.$1"; do
+        kill -0 "$(eval echo "\$pid_$1")" 2>/dev/null || return 1
+    done
+}
+
+ended()     # ended RANK STATUS PATTERN
+{
+    end "$1"
+    test "$?" -eq "$2" && grep -qE "$3" "$dir/out.$1"
+}
+
+fresh()     # another job: nothing of the last one is in the way
+{
+    pids=
+    rm -f "$dir"/out.*
+    job=sabotage-$$-$1
+}
+
+nothing_left()
+{
+    test -z "$(find /dev/shm -maxdepth 1 -name "boxcar.*.$job.*")"
+}
+
+no_sockets()
+{
+    test -z "$(find "$dir/boxcar" -name "$job*")"
+}
+
+# ---- In two shells ----------------------------------------------------------------------------------
+
+fresh 1
+begin 0 2 serve
+begin 1 2 call
+check 'two programs meet and leave' ended 1 0 '^done'
+check 'the one that serves leaves too' ended 0 0 '^done'
+check 'nothing is left in /dev/shm' nothing_left
+check 'neither a socket nor a lock is left' no_sockets
+
+# ---- Deaths -----------------------------------------------------------------------------------------
+
+fresh 2
+for rank in 0 1 2; do begin $rank 3 serve; done
+await 0 started && await 1 started && await 2 started
+kill -9 "$pid_1"
+await 0 lost && await 2 lost
+check 'a survivor removes the name of the dead' test -z "$(find /dev/shm -name "boxcar.*.$job.*.1")"
+kill -9 "$pid_2"
+check 'a survivor names the dead' ended 0 3 "^lost: worker 'w1' \\(rank 1, pid $pid_1\\) died"
+check 'and both of them' grep -q "^lost: worker 'w2'" "$dir/out.0"
+check 'nothing is left after two deaths' nothing_left
+
+fresh 3
+begin 0 3 serve
+begin 1 3 call
+begin 2 3 die
+check 'a caller outlives its callee' ended 1 3 "^lost: worker 'w2' \\(rank 2"
+check 'so does who was not concerned' ended 0 3 "^lost: worker 'w2' \\(rank 2"
+check 'nothing is left after a death in a handler' nothing_left
+
+fresh 4
+for rank in 0 1 2; do begin $rank 3 serve; done
+await 0 started && await 1 started && await 2 started
+kill -9 "$pid_0"
+await 1 lost && await 2 lost
+kill -STOP "$pid_2"
+kill -9 "$pid_2"
+check 'rank 0 dies like any other' ended 1 3 "^lost: worker 'w0' \\(rank 0"
+check 'a stopped one too' grep -q "^lost: worker 'w2'" "$dir/out.1"
+check 'nothing is left after the death of rank 0' nothing_left
+begin 0 2 serve
+begin 1 2 call
+check 'the name of a dead job can be used again' ended 1 0 '^done'
+end 0
+check 'nor is a lock left then' no_sockets
+
+# ---- Starts that fail -------------------------------------------------------------------------------
+
+alone()     # alone STATUS PATTERN [COMMAND...]: rank 0 of 2 by itself
+{
+    status=$1
+    pattern=$2
+    shift 2
+    BX_JOB=$job BX_RANK=0 BX_WORLD_SIZE=2 "$@" "$program" serve >"$dir/out.0" 2>&1 </dev/null
+    test "$?" -eq "$status" && grep -qE "$pattern" "$dir/out.0"
+}
+
+fresh 5
+check 'few descriptors' alone 1 '^failed: BX_E_DESCRIPTORS: .*ulimit' \
+    sh -c 'ulimit -n 40; exec "$@"' sh
+check 'a directory that is a file' alone 1 '^failed: BX_E_SOCKET_DIR: .*/proc/version' \
+    env XDG_RUNTIME_DIR=/proc/version
+check 'a name that is none' alone 1 "^failed: -EINVAL: .*'a b'" env BX_NAME='a b'
+check 'a world of 500' alone 1 '^failed: BX_E_WORLD_SIZE: .*500' env BX_WORLD_SIZE=500
+check 'no rank' alone 1 '^failed: -EINVAL: BX_RANK' env -u BX_RANK
+check 'nothing is left of starts that failed' nothing_left
+
+if [ "$(id -u)" -ne 0 ]; then
+    echo 'skip a full /dev/shm: needs root to mount one'
+    echo 'skip an ordinary user: needs root to become one'
+    exit "$failed"
+fi
+
+# shellcheck disable=SC2016
+check 'a full /dev/shm' alone 1 '^failed: BX_E_NO_SPACE: /dev/shm has' \
+    unshare -m sh -c 'mount -t tmpfs -o size=16k tmpfs /dev/shm; exec "$@"' sh
+check 'a directory of somebody else' alone 1 '^failed: BX_E_SOCKET_DIR: ' \
+    setpriv --reuid 65534 --regid 65534 --clear-groups
+exit "$failed"

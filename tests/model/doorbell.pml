@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The doorbell of shm/doorbell.h: one sleeper, two producers with a ring each.
+ *
+ * Memory is x86-TSO: the stores to armed and to the two tails go through a FIFO of the thread that makes
+ * them, which Memory empties when it likes; a fence waits until one's own FIFO is empty. The eventfd is a
+ * counter in the kernel: sequentially consistent, poll and read are two steps, and sleep may also end
+ * once by a timeout.
+ *
+ * Property. When nobody can move, the sleeper sleeps and no frame is unread (Last).
+ * README.md says what each control (NO_..., READ_LEFT) takes away.
+ */
+#ifndef FRAMES
+#define FRAMES 2                        /* of each producer */
+#endif
+
+#define SLEEPER 2                       /* producers are 0 and 1 */
+
+#define ARMED 2                         /* 0 and 1 are the tails */
+byte mem[3];
+chan buffer[3] = [3] of { byte, byte };
+
+byte head[2];                           /* the sleeper's */
+byte eventfd;                           /* its counter */
+bool stray;                             /* a read of the eventfd in flight that nobody waits for */
+
+#define AWAKE 0
+#define BACKGROUND 1
+#define who(word) ((word) & 3)
+
+#define store(t, word, value) buffer[t]!word,value
+#define fence(t) (len(buffer[t]) == 0)
+
+#ifdef NO_FENCE_SLEEPER
+#define FENCE_SLEEPER true
+#else
+#define FENCE_SLEEPER fence(SLEEPER)
+#endif
+#ifdef NO_FENCE_PRODUCER
+#define FENCE_PRODUCER(i) true
+#else
+#define FENCE_PRODUCER(i) fence(i)
+#endif
+
+proctype Sleeper()
+{
+    byte count;
+    bool timed_out, asleep;
+
+    do
+    :: atomic { mem[0] != head[0] -> head[0]++ }
+    :: atomic { mem[1] != head[1] -> head[1]++ }
+    :: atomic {                         /* a pass found nothing: D1 */
+        mem[0] == head[0] && mem[1] == head[1] ->
+#ifndef NO_COUNT
+        count++;
+#endif
+        store(SLEEPER, ARMED, (count << 2) | BACKGROUND)
+       }
+#ifndef NO_RECHECK
+       if                               /* D2, D3: each ring is a look of its own */
+       :: atomic { FENCE_SLEEPER && mem[0] != head[0] -> skip }
+       :: atomic { FENCE_SLEEPER && mem[0] == head[0] -> asleep = true }
+          if
+          :: atomic { mem[1] != head[1] -> asleep = false }
+          :: atomic { mem[1] == head[1] -> skip }
+          fi
+       fi;
+#else
+       atomic { FENCE_SLEEPER -> asleep = true };
+#endif
+       if
+       :: asleep ->                     /* D4: poll, then a read that does not block */
+end_asleep:
+          if
+          :: eventfd > 0
+          :: atomic {
+                !timed_out -> timed_out = true;
+#ifdef READ_LEFT
+                stray = true
+#endif
+             }
+          fi;
+          atomic { eventfd = 0; asleep = false }
+       :: else
+       fi;
+       store(SLEEPER, ARMED, (count << 2) | AWAKE)
+    od
+}
+
+proctype Producer(byte me)
+{
+    byte sent, rang_for;
+    bool ring;
+
+    do
+    :: sent == FRAMES -> break
+    :: else ->
+        atomic { sent++; store(me, me, sent) }                  /* P1 */
+        atomic {                                                /* P2, P3 */
+            FENCE_PRODUCER(me);
+            if
+            :: who(mem[ARMED]) != AWAKE && mem[ARMED] != rang_for ->
+                rang_for = mem[ARMED];
+                ring = true
+            :: else
+            fi
+        }
+        atomic {                                                /* P4 */
+            if
+            :: ring -> eventfd++; ring = false
+            :: else
+            fi
+        }
+    od
+}
+
+inline flush(t)
+{
+    buffer[t]?word,value;
+    mem[word] = value;
+    word = 0;
+    value = 0
+}
+
+proctype Memory()
+{
+    byte word, value;
+
+end_idle:
+    do
+    :: atomic { flush(0) }
+    :: atomic { flush(1) }
+    :: atomic { flush(SLEEPER) }
+    :: atomic { stray && eventfd > 0 -> eventfd = 0; stray = false }
+    od
+}
+
+proctype Last()
+{
+end_last:
+    timeout;
+    assert(head[0] == FRAMES && head[1] == FRAMES)
+}
+
+init
+{
+    atomic {
+        run Memory();
+        run Sleeper();
+        run Producer(0);
+        run Producer(1);
+        run Last()
+    }
+}

@@ -136,7 +136,7 @@ static void spin_a_little(struct side *side)
 static void ring_for(struct side *side)
 {
     bxi_fence_seq_cst();
-    bxi_bell_look(&side->peer);
+    bxi_bell_look(&side->peer, false);
 }
 
 /* The end of a side; the first failure is the one to report. */
@@ -246,7 +246,7 @@ static void ring_if_wanted(struct side *side)
 {
     bxi_fence_seq_cst();
     if (bxi_ring_wanted(&side->reader))
-        bxi_bell_look(&side->peer);
+        bxi_bell_look(&side->peer, false);
 }
 
 /* Takes what is there; 0 or a line. */

@@ -103,7 +103,9 @@ objects = $(patsubst %.c,$(O)/%.o,$(1))
 
 STATIC_LIB := $(B)/lib/libboxcar.a
 SHARED_LIB := $(B)/lib/libboxcar.so.$(VERSION)
-TESTS      := $(B)/tests/unit $(B)/tests/stress $(PROG_SRCS:tests/%.c=$(B)/tests/%)
+# kill_steps is the library once more, with a hook at every step of what it does to shared memory.
+steps_OBJS := $(patsubst %.c,$(O)/steps/%.o,$(LIB_SRCS) tests/harness.c tests/test_kill_steps.c)
+TESTS      := $(B)/tests/unit $(B)/tests/stress $(B)/tests/kill_steps $(PROG_SRCS:tests/%.c=$(B)/tests/%)
 
 ALL_SRCS := $(sort $(LIB_SRCS) $(foreach p,$(PROGRAMS) unit stress,$($(p)_SRCS)) $(PROG_SRCS))
 
@@ -129,12 +131,17 @@ $(B)/flags: FORCE
 			exit 1; }; \
 		printf '%s\n' '$(subst ','\'',$(FLAGS_LINE))' > $@; }
 
+$(O)/steps/%.o: %.c $(B)/flags
+	@mkdir -p $(@D)
+	$(call say,CC,$@)
+	$(Q)$(CC) $(ALL_CPPFLAGS) -DBXI_STEPS $(ALL_CFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
+
 $(O)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	$(call say,CC,$@)
 	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(FLAGS_OWN) $(CFLAGS) $(FLAGS_EXACT) -MMD -MP -c -o $@ $<
 
--include $(patsubst %.o,%.d,$(call objects,$(ALL_SRCS)))
+-include $(patsubst %.o,%.d,$(call objects,$(ALL_SRCS)) $(steps_OBJS))
 
 # Made anew each time: ar would keep the members of files that are no more.
 $(STATIC_LIB): $(call objects,$(LIB_SRCS))
@@ -160,6 +167,10 @@ $(foreach p,$(PROGRAMS),$(eval $(call PROGRAM_RULE,$(p))))
 $(PROGRAMS:%=$(B)/bin/%):
 	$(call say,LINK,$@)
 	$(link) $(LIBS)
+
+$(B)/tests/kill_steps: $(steps_OBJS)
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D) && $(CC) -o $@ $^ $(ALL_LDFLAGS) $(shell $(PKG_CONFIG) --libs criterion) $(LIBS)
 
 $(B)/tests/unit: $(call objects,$(unit_SRCS)) $(STATIC_LIB)
 	$(call say,LINK,$@)

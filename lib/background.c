@@ -104,6 +104,7 @@ static uint64_t sleep_in_background(struct bx_job *job, struct bxi_sleeper *slee
 
 static void say_ready(struct bx_job *job, uint32_t ready)
 {
+    /* [background.ready] release, pairs with the acquire in bxi_progress_start. */
     bxi_store_release(&job->background_ready, ready);
     syscall(SYS_futex, &job->background_ready, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
@@ -124,6 +125,7 @@ static void *run_background(void *argument)
         if (rank != job->rank)
             bxi_sleeper_watch(sleeper, job->peers[rank].pidfd, (uint64_t)rank);
     say_ready(job, 1);
+    /* [stop] acquire, pairs with the store in bxi_waits_stop. */
     while (bxi_load_acquire(&job->stop) == 0) {
         if (bxi_take_role_or_tell(job)) {
             if (slept_ns > 0)
@@ -190,6 +192,7 @@ int bxi_progress_start(struct bx_job *job)
         job->background_runs = false;
         return bx_fail(-rc, "the background thread cannot be started: %s", strerror(rc));
     }
+    /* [background.ready] acquire, pairs with the release in say_ready. */
     while (bxi_load_acquire(&job->background_ready) == 0)
         syscall(SYS_futex, &job->background_ready, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
     if (bxi_load_acquire(&job->background_ready) != 1)

@@ -384,7 +384,7 @@ int bx_job_start(struct bx_job *job)
     }
     bxi_names_build(job);
     /* Before progress starts: a handler that it runs may call at once. */
-    bxi_store_release(&job->phase, BXI_STARTED);
+    bxi_store_relaxed(&job->phase, BXI_STARTED);
     if ((rc = bxi_progress_start(job)) < 0) {
         bxi_job_leave(job);             /* the others came through the gate and must learn of it */
         return rc;

@@ -14,7 +14,7 @@ struct bx_msg *bx_msg_create(size_t reserve_bytes)
 {
     size_t room = reserve_bytes > 0 ? reserve_bytes : ROOM_BYTES_DEFAULT;
 
-    if (room > SIZE_MAX - sizeof(struct bx_msg))
+    if (room > PTRDIFF_MAX - sizeof(struct bx_msg))
         return NULL;
 
     struct bx_msg *msg = malloc(sizeof *msg + room);
@@ -226,12 +226,13 @@ float bx_read_f32(struct bx_reader *reader)
 
 int bx_read_f32s(struct bx_reader *reader, float *values, size_t count)
 {
-    const void *data = bx_read_bytes(reader, count > SIZE_MAX / sizeof *values ? SIZE_MAX
-                                                                              : count * sizeof *values);
+    size_t bytes = count > PTRDIFF_MAX / sizeof *values ? PTRDIFF_MAX : count * sizeof *values;
+    size_t before = reader->pos;
+    const void *data = bx_read_bytes(reader, bytes);
 
     if (data == NULL)
         return reader->error;
-    memcpy(values, data, count * sizeof *values);
+    memcpy(values, data, reader->pos - before);
     return 0;
 }
 

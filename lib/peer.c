@@ -339,7 +339,7 @@ void bxi_bells_flush(struct bx_job *job)
     if (!any_bit(job->bells_due))
         return;
     bxi_lock(&job->lock);
-    /* [bell.armed] the producers' fence, pairs with the sleepers' in sleep_as_leader and leave_role: the
+    /* [bell.armed] the producers' fence, pairs with the sleepers' in sleep_as_leader and arm_background: the
      * frames before it are seen by the sleeper's second look, or the words below say that it sleeps. */
     bxi_fence_seq_cst();
     for (int i = 0; i < BXI_WORLD_MAX / 64; i++) {

@@ -102,7 +102,7 @@ void bxi_set_loop_timer(struct bx_job *job, uint64_t at_ns)
 
 void bxi_timer_added(struct bx_job *job, uint64_t at_ns)
 {
-    /* [background.until] acquire, pairs with the release in until_when: the timer was set under the lock,
+    /* [background.until] acquire, pairs with the release in bxi_until_when: the timer was set under the lock,
      * so the background thread has seen it, or this sees until when it sleeps. */
     if (at_ns >= bxi_load_acquire(&job->background_until_ns))
         return;
@@ -110,6 +110,7 @@ void bxi_timer_added(struct bx_job *job, uint64_t at_ns)
         bxi_bell_ring(job->bell_fd[0]);
         return;
     }
+    /* [background.until] release, as in bxi_until_when. */
     bxi_store_release(&job->background_until_ns, at_ns);
     bxi_set_loop_timer(job, at_ns);
 }
@@ -184,7 +185,7 @@ bool bxi_take_role(struct bx_job *job)
 {
     uint32_t free = 0;
 
-    /* [role] acquire, pairs with the exchange in leave_role: what the last holder did is seen. */
+    /* [role] acquire, pairs with the exchange in bxi_leave_role: what the last holder did is seen. */
     if (bxi_load_relaxed(&job->role) != 0 || !bxi_cas(&job->role, &free, 1))
         return false;
     driving = job;
@@ -240,7 +241,7 @@ bool bxi_leave_role(struct bx_job *job, bool anyway)
         return false;
     }
     driving = NULL;
-    /* [role] sequentially consistent, pairs with the CAS in take_role; and with the count in follow:
+    /* [role] sequentially consistent, pairs with the CAS in bxi_take_role; and with the count in follow:
      * either that thread's CAS succeeds, or its count is seen here. */
     atomic_exchange(&job->role, 0);
     if (work)

@@ -130,6 +130,7 @@ static int name_the_late(struct bx_job *job, enum bxi_state wanted, uint64_t tim
     for (int rank = 0; rank < job->world_size; rank++) {
         const struct bxi_peer *peer = &job->peers[rank];
 
+        /* [state] acquire, pairs with the release in say. */
         if (rank != job->rank && bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE &&
             bxi_load_acquire((bxi_a32 *)&peer->view.control->header.state) < wanted)
             return bx_fail(BX_E_TIMEOUT, "worker '%s' (rank %d, pid %u) did not come to the shutdown within "
@@ -160,7 +161,7 @@ void bxi_job_leave(struct bx_job *job)
 {
     bool together = bxi_load_seq_cst(&job->quiet) == (uint32_t)job->world_size - 1;
 
-    bxi_store_release(&job->phase, BXI_STOPPED);
+    bxi_store_relaxed(&job->phase, BXI_STOPPED);    /* relaxed: any recent value will do for bxi_job_check */
     /* [state] release, pairs with the acquire in look_state. */
     bxi_store_release(&job->control->header.state, BXI_LEFT);
     BXI_STEP("state.left");
@@ -187,7 +188,7 @@ int bx_job_shutdown(struct bx_job *job, uint64_t timeout_ns)
                                             "callback");
     if (timeout_ns == 0)
         timeout_ns = SHUTDOWN_NS;
-    bxi_store_release(&job->phase, BXI_STOPPING);
+    bxi_store_relaxed(&job->phase, BXI_STOPPING);   /* relaxed: any recent value will do for bxi_job_check */
     rc = leave_together(job, bxi_deadline_ns(timeout_ns), timeout_ns);
     bxi_job_leave(job);
     return rc;

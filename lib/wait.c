@@ -130,6 +130,7 @@ static int lead(struct bx_job *job, struct bxi_waiter *waiter)
             continue;
         if (waiter->deadline_ns <= bxi_now_ns())
             return BX_E_TIMEOUT;
+        /* [stop] acquire, pairs with the store in bxi_waits_stop. */
         if (bxi_load_acquire(&job->stop) != 0)
             return BX_E_SHUTDOWN;
         sleep_as_leader(job, waiter);
@@ -191,7 +192,7 @@ static void sleep_in_futex(struct bxi_waiter *waiter)
                               .tv_nsec = (long)(waiter->deadline_ns % 1000000000) };
     uint32_t awake = 0;
 
-    /* [waiter.signal] pairs with the exchange in signal_waiter: a signal before this is not slept over. */
+    /* [waiter.signal] pairs with the exchange in bxi_signal_waiter: a signal before this is not slept over. */
     if (bxi_cas(&waiter->signal, &awake, 1))
         syscall(SYS_futex, &waiter->signal, FUTEX_WAIT_BITSET_PRIVATE, 1,
                 waiter->deadline_ns == BX_FOREVER ? NULL : &until, NULL, FUTEX_BITSET_MATCH_ANY);
@@ -209,7 +210,7 @@ static int follow(struct bx_job *job, struct bxi_waiter *waiter)
             rc = 0;
             break;
         }
-        /* [role] sequentially consistent, pairs with the exchange in leave_role. */
+        /* [role] sequentially consistent, pairs with the exchange in bxi_leave_role. */
         if (bxi_load_seq_cst(&job->stop) != 0 || (!waiter->passive && bxi_load_seq_cst(&job->role) == 0))
             break;
         if (bxi_load_relaxed(&waiter->signal) == 2) {
@@ -246,6 +247,7 @@ int bxi_wait(struct bx_job *job, struct bxi_waiter *waiter)
         waiter->passive = false;
     bxi_pool_block(job);
     while (rc > 0) {
+        /* [stop] acquire, pairs with the store in bxi_waits_stop. */
         if (bxi_load_acquire(&job->stop) != 0)
             rc = BX_E_SHUTDOWN;
         else if (!waiter->passive && bxi_take_role(job)) {

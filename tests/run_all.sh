@@ -19,6 +19,7 @@ if [ "${BX_CONFIG:-}" = tsan ]; then
     tally 0 0 1 'unit (tsan)'
 else
     tests/run_unit.sh
+    UNIT_PROGRAM=kill_steps tests/run_unit.sh
 fi
 tests/run_scripts.sh "$BX_BUILD_DIR/tests/stress" tests/check_*.sh tests/consumer/check.sh \
     tests/model/*.sh

@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Runs the Criterion tests of $BX_BUILD_DIR/tests/unit, with the arguments given and those in
-# $UNIT_ARGS, and counts them by Criterion's closing line. Shows what failed or was skipped; the
-# whole output is in $BX_BUILD_DIR/tests/unit.log.
+# Runs the Criterion tests of $BX_BUILD_DIR/tests/unit (or another program there, $UNIT_PROGRAM), with
+# the arguments given and those in $UNIT_ARGS, and counts them by Criterion's closing line. Shows what
+# failed or was skipped; the whole output is in a .log beside the program.
 set -u
 
 . "$(dirname "$0")/tally.sh"
@@ -16,13 +16,14 @@ export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=0:allocator_may_return_null=1}
 export UBSAN_OPTIONS="${UBSAN_OPTIONS:-print_stacktrace=1}"
 export LC_ALL=C
 
-log=$BX_BUILD_DIR/tests/unit.log
+program=${UNIT_PROGRAM:-unit}
+log=$BX_BUILD_DIR/tests/$program.log
 child=
 trap '[ -z "$child" ] || kill "$child" 2>/dev/null; exit 130' INT TERM
 
 # Verbose, for only so does Criterion say what a test skipped. UNIT_ARGS is words on purpose.
 # shellcheck disable=SC2086
-timeout -k 10 "$limit_s" "$BX_BUILD_DIR/tests/unit" --verbose "$@" ${UNIT_ARGS:-} \
+timeout -k 10 "$limit_s" "$BX_BUILD_DIR/tests/$program" --verbose "$@" ${UNIT_ARGS:-} \
     >"$log" 2>&1 </dev/null &
 child=$!
 wait "$child"
@@ -45,5 +46,5 @@ elif [ "$status" -ne 0 ] || [ "$((passed + skipped))" -eq 0 ]; then
 elif [ "$skipped" -ne 0 ]; then
     printf '%s\n' "$skips"
 fi
-tally "$passed" "$failed" "$skipped" "unit (${BX_CONFIG:-release})"
+tally "$passed" "$failed" "$skipped" "$program (${BX_CONFIG:-release})"
 [ "$failed" -eq 0 ]

@@ -149,13 +149,18 @@ Test(doorbell, knows_a_new_arming_when_the_count_is_near_its_end, .init = replac
     cr_assert_eq(bxi_bell_look(&peer, false), 1);
 }
 
-Test(doorbell, passes_over_a_word_that_names_nobody, .init = replace_write)
+Test(doorbell, does_not_wake_a_lazy_sleeper_for_replies, .init = replace_write)
 {
     struct bxi_bell_peer peer = peer_of_word();
+    struct bxi_bell bell = { .word = &word };
 
-    bxi_store_relaxed(&word, UINT64_MAX);
-    cr_assert_eq(bxi_bell_look(&peer, false), 0);
+    bxi_bell_arm(&bell, BXI_WHO_LAZY);
+    cr_assert_eq(bxi_bell_look(&peer, true), 0);
     cr_assert_eq(rung_background + rung_leader + rung_other, 0);
+    cr_assert_eq(bxi_bell_look(&peer, false), 1);
+    cr_assert_eq(rung_background, 1);
+    cr_assert_eq(rung_leader + rung_other, 0);
+    cr_assert_eq(bxi_bell_look(&peer, false), 0);
 }
 
 Test(doorbell, tries_again_when_a_signal_interrupts_the_write, .init = replace_write)

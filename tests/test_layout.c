@@ -200,6 +200,7 @@ Test(layout, has_the_documented_constants)
         CONSTANT(BXI_RUNNING),      CONSTANT(BXI_LEAVING),        CONSTANT(BXI_QUIET),
         CONSTANT(BXI_LEFT),         CONSTANT(BXI_AWAKE),          CONSTANT(BXI_WHO_BACKGROUND),
         CONSTANT(BXI_WHO_LEADER),
+        CONSTANT(BXI_WHO_LAZY),
 #undef CONSTANT
     };
     const size_t wanted = sizeof(constants) / sizeof(constants[0]);

@@ -1,0 +1,131 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# Runs the models of tests/model in spin: each as it is, where the checker must find nothing, and with
+# each control, where it must find what model/README.md says. One core, under a minute and a half; with
+# BX_MODEL=long also the large ones (some minutes, 2 GB). Builds in a directory of its own under
+# $BX_BUILD_DIR.
+set -u
+
+cd "${BX_SOURCE_DIR:-$(dirname "$0")/..}" || exit 1
+models=$PWD/tests/model
+build=${BX_BUILD_DIR:-build}
+failed=0
+
+if ! command -v spin >/dev/null 2>&1; then
+    echo 'skip models: spin is not installed (package spin)'
+    exit 77
+fi
+mkdir -p "$build" && work=$(mktemp -d "$build/model.XXXXXX") && cd "$work" || exit 1
+work=$PWD
+trap 'cd / && rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+
+# verify MODEL MACRO...: leaves what the checker said in pan.out. Not zero if it did not finish.
+verify()
+{
+    model=$1
+    shift
+    rm -f pan* ./*.trail
+    spin -a "$@" "$models/$model.pml" >spin.out 2>&1 &&
+        ${CC:-cc} "$optimise" -w -DSAFETY -DCOLLAPSE -DVECTORSZ=1024 -DMEMLIM="$memory_mb" -o pan pan.c \
+            >>spin.out 2>&1 || { cat spin.out; return 1; }
+    timeout -k 5 900 ./pan -m100000 >pan.out 2>&1
+    grep -q 'errors: ' pan.out && ! grep -qE 'MEMLIM|max search depth|out of memory' pan.out
+}
+
+report()
+{
+    if [ "$1" = 0 ]; then
+        echo "ok $2"
+    else
+        failed=1
+        echo "not ok $2: $3"
+        tail -n 30 pan.out 2>/dev/null | sed 's/^/    /'
+    fi
+}
+
+# clean MODEL MACRO...: nothing may be found, all of it must have been searched.
+clean()
+{
+    verify "$@" && grep -q 'errors: 0$' pan.out
+    report $? "model $*" "the checker did not finish, or found an error"
+}
+
+# control KIND MODEL MACRO...: KIND must be found, hang (somebody waits for ever) or wrong (an assertion).
+control()
+{
+    kind=$1
+    shift
+    case $kind in
+    hang) pattern='invalid end state' ;;
+    *) pattern='assertion violated' ;;
+    esac
+    verify "$@" && grep -q "$pattern" pan.out
+    report $? "control $*" "the checker did not find what was broken on purpose"
+}
+
+optimise=-O0
+memory_mb=1000
+
+clean doorbell
+control wrong doorbell -DNO_FENCE_SLEEPER
+control wrong doorbell -DNO_FENCE_PRODUCER
+control wrong doorbell -DNO_RECHECK
+control wrong doorbell -DNO_COUNT
+control wrong doorbell -DREAD_LEFT
+
+clean ring
+control wrong ring -DNO_RELEASE
+control wrong ring -DNO_ACQUIRE
+control wrong ring -DNO_ZERO_NEXT
+control wrong ring -DNO_ZERO_AT_WRAP
+control wrong ring -DZERO_AFTER_COMMIT
+control wrong ring -DNO_NEXT_IN_CREDIT
+control wrong ring -DCREDIT_BEFORE_COPY
+control hang ring -DNO_FENCE_WANT
+control hang ring -DNO_FENCE_CREDIT
+control hang ring -DNO_CREDIT_BEFORE_SLEEP
+
+clean role -DAT_REST -DREQUESTS=1
+clean role -DAT_REST -DROUNDS=2
+clean role -DUSERS=1 -DREQUESTS=2
+clean role -DAT_REST -DLOCAL
+clean role -DAT_REST -DGIVE_UP
+clean role -DPASSIVE
+clean role -DAT_REST -DEAGER
+clean role -DAT_REST -DOWN_LOOP
+control hang role -DNO_FENCE_LEADER
+control wrong role -DNO_FENCE_LEAVE -DREQUESTS=1
+control hang role -DNO_FENCE_PRODUCER
+control wrong role -DNO_SECOND_LOOK -DREQUESTS=1
+control hang role -DRELEASE_BEFORE_ARM -DREQUESTS=1
+control wrong role -DNO_RING_ANYWAY -DREQUESTS=1
+control hang role -DNO_SECOND_TRY
+control hang role -DNO_OFFER
+control hang role -DKEEP_OFFER -DUSERS=3
+control wrong role -DNO_TAKE -DREQUESTS=1
+control wrong role -DNO_TELL -DREQUESTS=2
+control wrong role -DNO_YIELD -DREQUESTS=2
+control hang role -DLOOK_AT_RINGS_ONLY -DLOCAL
+control hang role -DNO_FENCE_LOCAL -DLOCAL
+control hang role -DNO_RING_LOCAL -DLOCAL
+control hang role -DNO_WAKE -DPASSIVE
+control hang role -DSIGNAL_STORE -DPASSIVE
+control hang role -DNO_LOOK_EAGER -DEAGER
+control hang role -DNO_SECOND_EAGER -DEAGER
+
+if [ "${BX_MODEL:-}" = long ]; then
+    optimise=-O2
+    memory_mb=3000
+    clean doorbell -DFRAMES=3
+    clean ring -DRECORDS=8
+    clean role -DAT_REST -DREQUESTS=1 -DLOCAL
+    clean role -DAT_REST -DREQUESTS=1 -DGIVE_UP
+    clean role -DREQUESTS=1 -DPASSIVE
+    clean role -DAT_REST -DREQUESTS=1 -DEAGER
+    clean role -DAT_REST -DUSERS=3
+    clean role -DOWN_LOOP -DUSERS=3
+    clean role -DOWN_LOOP -DUSERS=3 -DGIVE_UP
+fi
+exit "$failed"

@@ -318,7 +318,7 @@ struct bx_job {
     uint64_t serial;                            /* of the job within the process */
     uint32_t fork_generation;
     enum bxi_sleeper_kind sleeper_kind;
-    int cpus;                                   /* that this process may use */
+    int cpus;                                   /* that the workers may use together */
     struct bxi_segment segment;
     struct bxi_control *control;                /* the segment's, once there is one */
     bxi_a64 *counters;                          /* the segment's; private_counters before */
@@ -356,8 +356,6 @@ struct bx_job {
     struct bxi_peer *in_peers[BXI_WORLD_MAX];   /* those with in_open, in order of opening */
     bxi_a32 in_count;                           /* written by the role */
     uint64_t spin_ns;                           /* the budget as adapted */
-    bool may_spin;
-    int spins_to_look;                          /* spins to go before that is looked at again */
     uint32_t spin_misses;                       /* in a row */
     uint32_t spin_skips;                        /* sleeps to go before the next try */
     uint64_t pass_ns;                           /* the coarse clock in this pass; 0: not read yet */

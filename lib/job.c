@@ -8,6 +8,7 @@
 #include "step.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -209,21 +210,49 @@ static int raise_descriptors(const struct bx_job *job)
     return 0;
 }
 
-/* CPUs that this process may use: its affinity, and the whole CPUs of its cgroup's quota. */
-static int count_cpus(void)
+/* The CPUs that this process may use, as bits, number modulo 128. */
+static void read_affinity(uint64_t mask[2])
 {
     cpu_set_t set;
-    int cpus = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+
+    mask[0] = mask[1] = 0;
+    if (sched_getaffinity(0, sizeof set, &set) < 0)
+        CPU_ZERO(&set);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, &set))
+            mask[cpu / 64 % 2] |= UINT64_C(1) << (cpu % 64);
+}
+
+/* The whole CPUs of the cgroup's quota; INT_MAX if it has none. */
+static int cpu_quota(void)
+{
     FILE *file = fopen("/sys/fs/cgroup/cpu.max", "re");
     unsigned long long quota, period;
+    int cpus = INT_MAX;
 
-    if (file != NULL) {
-        if (fscanf(file, "%llu %llu", &quota, &period) == 2 && period > 0 &&
-            quota / period < (unsigned long long)cpus)
-            cpus = quota < period ? 1 : (int)(quota / period);
-        fclose(file);
-    }
+    if (file == NULL)
+        return cpus;
+    if (fscanf(file, "%llu %llu", &quota, &period) == 2 && period > 0 && quota / period < INT_MAX)
+        cpus = quota < period ? 1 : (int)(quota / period);
+    fclose(file);
     return cpus;
+}
+
+/* CPUs that the workers of the job may use together: workers pinned to a core each have as many as there
+ * are workers. */
+static int count_cpus(const struct bx_job *job)
+{
+    uint64_t mask[2] = { job->control->header.cpu_mask[0], job->control->header.cpu_mask[1] };
+    int quota = cpu_quota(), cpus;
+
+    for (int rank = 0; rank < job->world_size; rank++) {
+        const struct bxi_control *theirs = job->peers[rank].view.control;
+
+        for (int i = 0; theirs != NULL && i < 2; i++)
+            mask[i] |= theirs->header.cpu_mask[i];
+    }
+    cpus = __builtin_popcountll(mask[0]) + __builtin_popcountll(mask[1]);
+    return cpus == 0 ? 1 : cpus < quota ? cpus : quota;
 }
 
 static int choose_sleeper(struct bx_job *job)
@@ -327,7 +356,6 @@ int bx_job_create(const struct bx_options *options, struct bx_job **out)
     job->serial = bxi_add(&jobs_made, 1) + 1;
     job->fork_generation = bxi_load_relaxed(&bxi_forks);
     job->spin_ns = job->options.no_spin ? 0 : job->options.spin_ns;
-    job->cpus = count_cpus();
     job->peers = calloc((size_t)job->world_size, sizeof *job->peers);
     job->frame = aligned_alloc(64, BXI_FRAME_MAX);
     job->reply = bx_msg_create(BXI_FRAME_MAX);
@@ -364,6 +392,7 @@ void bxi_job_adopt_segment(struct bx_job *job)
         bxi_store_relaxed(&job->control->counters[i], bxi_load_relaxed(&job->private_counters[i]));
     job->counters = job->control->counters;
     job->bell.word = &job->control->header.armed;
+    read_affinity(job->control->header.cpu_mask);
     publish_functions(job);
 }
 
@@ -383,6 +412,7 @@ int bx_job_start(struct bx_job *job)
         return rc;
     }
     bxi_names_build(job);
+    job->cpus = count_cpus(job);
     /* Before progress starts: a handler that it runs may call at once. */
     bxi_store_relaxed(&job->phase, BXI_STARTED);
     if ((rc = bxi_progress_start(job)) < 0) {

@@ -226,14 +226,12 @@ float bx_read_f32(struct bx_reader *reader)
 
 int bx_read_f32s(struct bx_reader *reader, float *values, size_t count)
 {
-    size_t bytes = count > PTRDIFF_MAX / sizeof *values ? PTRDIFF_MAX : count * sizeof *values;
-    size_t before = reader->pos;
-    const void *data = bx_read_bytes(reader, bytes);
-
-    if (data == NULL)
+    if (count > bx_reader_left(reader) / sizeof *values) {
+        bx_read_bytes(reader, count > SIZE_MAX / sizeof *values ? SIZE_MAX : count * sizeof *values);
         return reader->error;
-    memcpy(values, data, reader->pos - before);
-    return 0;
+    }
+    memcpy(values, bx_read_bytes(reader, count * sizeof *values), count * sizeof *values);
+    return reader->error;
 }
 
 const char *bx_read_str(struct bx_reader *reader)

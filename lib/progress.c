@@ -29,8 +29,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SPINS_A_LOOK 256
 #define SPIN_LEAST_NS 1500u
+#define SPIN_CROWDED_NS 3000u
 #define LOOKS 32                    /* at the rings between two passes of a spin */
 #define HOT_ROUNDS 8                /* of them before the core is told that this is a spin loop */
 
@@ -326,26 +326,21 @@ void bxi_event(struct bx_job *job, uint32_t bits)
 
 /* ---- spinning ---------------------------------------------------------------------------------- */
 
-/* Spinning helps nobody when more workers are awake than there are CPUs. */
-static bool may_spin(struct bx_job *job)
+/* How long to spin. When more workers are awake, or have just been rung, than there are CPUs, the one that
+ * is waited for may be the one that cannot run: then only as long as an answer takes that is under way. */
+static uint64_t spin_budget_ns(struct bx_job *job)
 {
     int awake = 1;
 
-    if (job->spin_ns == 0)
-        return false;
-    if (job->spins_to_look-- > 0)
-        return job->may_spin;
-    job->spins_to_look = SPINS_A_LOOK;
-    for (int rank = 0; rank < job->world_size; rank++) {
+    for (int rank = 0; rank < job->world_size && job->world_size > job->cpus; rank++) {
         const struct bxi_peer *peer = &job->peers[rank];
-
         /* Relaxed: a guess is enough. */
-        if (rank != job->rank && bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE &&
-            (bxi_load_relaxed(peer->bell.word) & 3) == BXI_AWAKE)
-            awake++;
+        uint64_t word = rank != job->rank ? bxi_load_relaxed(peer->bell.word) : 0;
+
+        awake += rank != job->rank && bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE &&
+                 ((word & 3) == BXI_AWAKE || word == peer->bell.rang_for);
     }
-    job->may_spin = awake <= job->cpus;
-    return job->may_spin;
+    return awake <= job->cpus ? job->spin_ns : bxi_least(job->spin_ns, SPIN_CROWDED_NS);
 }
 
 /* Looks at nothing but commit words, events and the wish, which costs a few nanoseconds a time. */
@@ -367,9 +362,12 @@ static void look_closely(struct bx_job *job, struct bxi_waiter *waiter, bool pau
 /* After an empty pass: look on for a while and pass again (true), or is the budget spent? */
 bool bxi_spin_on(struct bx_job *job, struct bxi_spin *spin, struct bxi_waiter *waiter)
 {
-    if (spin->rounds == 0 && (job->spin_skips > 0 || !may_spin(job))) {
-        job->spin_skips -= job->spin_skips > 0;
-        return false;
+    if (spin->rounds == 0) {
+        if (job->spin_ns == 0 || job->spin_skips > 0) {
+            job->spin_skips -= job->spin_skips > 0;
+            return false;
+        }
+        spin->budget_ns = spin_budget_ns(job);
     }
     look_closely(job, waiter, spin->rounds >= HOT_ROUNDS);
     if (++spin->rounds % HOT_ROUNDS != 0)
@@ -379,7 +377,7 @@ bool bxi_spin_on(struct bx_job *job, struct bxi_spin *spin, struct bxi_waiter *w
 
     if (spin->began_ns == 0)
         spin->began_ns = now_ns;
-    if (now_ns - spin->began_ns < job->spin_ns)
+    if (now_ns - spin->began_ns < spin->budget_ns)
         return true;
     /* Spins that end in sleep may be what keeps the one who is waited for from running: sleep at once the
      * next 2, 4, 8, 16 times, until one pays. */
@@ -405,7 +403,6 @@ void bxi_adapt_spin(struct bx_job *job, uint64_t slept_ns)
 {
     uint64_t most = job->options.spin_ns;
 
-    job->spins_to_look = 0;
     if (job->spin_ns == 0)
         return;
     if (slept_ns < most)

@@ -79,7 +79,8 @@ struct bxi_header {
     uint8_t reserved0[8];
     bxi_a32 state;              /* owner; peers      release / acquire [state] */
     bxi_a32 function_count;     /* owner; peers      release / acquire [functions] */
-    uint8_t reserved1[56];
+    uint64_t cpu_mask[2];       /* owner, I1: CPUs it may use, bit number modulo 128 */
+    uint8_t reserved1[40];
     bxi_a64 armed;              /* owner; producers  relaxed around a full fence [bell.armed] */
     uint8_t reserved2[56];
 };

@@ -36,7 +36,7 @@ void bxi_segment_name(char out[BXI_SEGMENT_NAME_BYTES], uint32_t uid, const char
 int bxi_segment_create(struct bxi_segment *segment, const char *job, const char *name, uint64_t instance,
                        int rank, int world_size);
 
-/* Allocates the pages of ring `to` (posix_fallocate). 0, -ENOSPC, -errno. */
+/* Allocates the pages of ring `to` (fallocate, which does not bring a truncated segment back). 0, -ENOSPC, -errno. */
 int bxi_segment_open_ring(struct bxi_segment *segment, int to);
 unsigned char *bxi_segment_ring(const struct bxi_segment *segment, int to);
 

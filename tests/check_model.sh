@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 #
 # Runs the models of tests/model in spin: each as it is, where the checker must find nothing, and with
-# each control, where it must find what model/README.md says. One core, under a minute and a half; with
+# each control, where it must find what model/README.md says. One core, about a minute and a half; with
 # BX_MODEL=long also the large ones (some minutes, 2 GB). Builds in a directory of its own under
 # $BX_BUILD_DIR.
 set -u

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Everything `make test` runs once things are built: unit tests, stress, static checks, a program
-# against the installed library, models, end-to-end tests. Goes on after a failure and closes with
+# Everything `make test` runs once things are built: unit tests, stress, static checks and models, a
+# program against the installed library, end-to-end tests. Goes on after a failure and closes with
 # the sum.
 set -u
 
@@ -21,8 +21,7 @@ else
     tests/run_unit.sh
     UNIT_PROGRAM=kill_steps tests/run_unit.sh
 fi
-tests/run_scripts.sh "$BX_BUILD_DIR/tests/stress" tests/check_*.sh tests/consumer/check.sh \
-    tests/model/*.sh
+tests/run_scripts.sh "$BX_BUILD_DIR/tests/stress" tests/check_*.sh tests/consumer/check.sh
 tests/run_e2e.sh
 
 cat "$BX_TALLY" >>"$callers_tally"

@@ -207,6 +207,7 @@ proctype Consumer()
             assert(kind_of(word) == lines_sent[received]);
 #ifdef CREDIT_BEFORE_COPY
             atomic { credit((read_pos + kind_of(word)) & 255) }
+            look_at_wish();
 #endif
 #ifdef NO_ACQUIRE
             assert(rest == received);

@@ -30,7 +30,6 @@
 #include <unistd.h>
 
 #define SPIN_LEAST_NS 1500u
-#define SPIN_CROWDED_NS 3000u
 #define LOOKS 32                    /* at the rings between two passes of a spin */
 #define HOT_ROUNDS 8                /* of them before the core is told that this is a spin loop */
 
@@ -326,9 +325,9 @@ void bxi_event(struct bx_job *job, uint32_t bits)
 
 /* ---- spinning ---------------------------------------------------------------------------------- */
 
-/* How long to spin. When more workers are awake, or have just been rung, than there are CPUs, the one that
- * is waited for may be the one that cannot run: then only as long as an answer takes that is under way. */
-static uint64_t spin_budget_ns(struct bx_job *job)
+/* Are more workers awake, or have just been rung, than there are CPUs? Then the one that is waited for may
+ * be the one that cannot run, and a spin gives its CPU away between looks. */
+static bool is_crowded(struct bx_job *job)
 {
     int awake = 1;
 
@@ -340,7 +339,7 @@ static uint64_t spin_budget_ns(struct bx_job *job)
         awake += rank != job->rank && bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE &&
                  ((word & 3) == BXI_AWAKE || word == peer->bell.rang_for);
     }
-    return awake <= job->cpus ? job->spin_ns : bxi_least(job->spin_ns, SPIN_CROWDED_NS);
+    return awake > job->cpus;
 }
 
 /* Looks at nothing but commit words, events and the wish, which costs a few nanoseconds a time. */
@@ -367,9 +366,11 @@ bool bxi_spin_on(struct bx_job *job, struct bxi_spin *spin, struct bxi_waiter *w
             job->spin_skips -= job->spin_skips > 0;
             return false;
         }
-        spin->budget_ns = spin_budget_ns(job);
+        spin->crowded = is_crowded(job);
     }
     look_closely(job, waiter, spin->rounds >= HOT_ROUNDS);
+    if (spin->crowded)
+        sched_yield();
     if (++spin->rounds % HOT_ROUNDS != 0)
         return true;
 
@@ -377,7 +378,7 @@ bool bxi_spin_on(struct bx_job *job, struct bxi_spin *spin, struct bxi_waiter *w
 
     if (spin->began_ns == 0)
         spin->began_ns = now_ns;
-    if (now_ns - spin->began_ns < spin->budget_ns)
+    if (now_ns - spin->began_ns < job->spin_ns)
         return true;
     /* Spins that end in sleep may be what keeps the one who is waited for from running: sleep at once the
      * next 2, 4, 8, 16 times, until one pays. */

@@ -38,7 +38,7 @@ void bxi_set_loop_timer(struct bx_job *job, uint64_t at_ns);
 struct bxi_spin {
     uint32_t rounds;                    /* of looks at the rings */
     uint64_t began_ns;
-    uint64_t budget_ns;
+    bool crowded;
 };
 /* After an empty pass: look on for a while and pass again (true), or is the budget spent? Role. */
 bool bxi_spin_on(struct bx_job *job, struct bxi_spin *spin, struct bxi_waiter *waiter);

@@ -193,7 +193,7 @@ static void sleep_in_futex(struct bxi_waiter *waiter)
     uint32_t awake = 0;
 
     /* [waiter.signal] pairs with the exchange in bxi_signal_waiter: a signal before this is not slept over. */
-    if (bxi_cas(&waiter->signal, &awake, 1))
+    if (bxi_cas(&waiter->signal, &awake, 1) || awake == 1)      /* 1: a futex wait that ended without cause */
         syscall(SYS_futex, &waiter->signal, FUTEX_WAIT_BITSET_PRIVATE, 1,
                 waiter->deadline_ns == BX_FOREVER ? NULL : &until, NULL, FUTEX_BITSET_MATCH_ANY);
 }
@@ -214,7 +214,9 @@ static int follow(struct bx_job *job, struct bxi_waiter *waiter)
         if (bxi_load_seq_cst(&job->stop) != 0 || (!waiter->passive && bxi_load_seq_cst(&job->role) == 0))
             break;
         if (bxi_load_relaxed(&waiter->signal) == 2) {
-            bxi_store_relaxed(&waiter->signal, 0);
+            /* [waiter.signal] exchange, not a store: it must not be late and overwrite the next signal
+             * (tests/model/role.pml, SIGNAL_STORE). */
+            bxi_exchange(&waiter->signal, 0);
             if (!waiter->passive && !waiter->ready(waiter))
                 break;
             continue;

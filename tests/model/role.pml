@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The progress role of one worker (lib/progress.c): who drives it, who sleeps where, and how the role
- * changes hands.
+ * The progress role of one worker (lib/progress.c, lib/wait.c, lib/background.c): who drives it, who
+ * sleeps where, and how the role changes hands.
  *
  * U: user threads, each waits for the reply to a call of its own. B: the background thread. P: a thread
  * of a peer that publishes the replies, and REQUESTS frames that nobody waits for, and rings as
@@ -118,7 +118,7 @@ byte ended;                             /* users */
 #define nothing_for(i) (!ready(head) && !wish(i))
 #endif
 
-/* take_role; used inside atomic. */
+/* bxi_take_role; used inside atomic. */
 inline take_role(t)
 {
     fence(t);
@@ -129,7 +129,7 @@ inline take_role(t)
     fi
 }
 
-/* offer_role: any follower that is not signalled yet. */
+/* bxi_offer_role: any follower that is not signalled yet. */
 inline offer_role(t)
 {
 #ifndef NO_OFFER
@@ -157,7 +157,7 @@ inline offer_role(t)
 #define complete(i) done[i]++
 #endif
 
-/* pass: the events, then frames until there is none. Completing is an exchange; then bxi_wake. found
+/* bxi_pass: the events, then frames until there is none. Completing is an exchange; then bxi_wake. found
  * says whether it did anything. */
 inline pass(t)
 {
@@ -194,7 +194,7 @@ inline pass(t)
     od
 }
 
-/* leave_role: got says whether the role was kept, for there is work. Two reads that come one after the
+/* bxi_leave_role: got says whether the role was kept, for there is work. Two reads that come one after the
  * other, with a fence before, are made one after the other. */
 inline leave_role(t, anyway)
 {
@@ -416,7 +416,7 @@ end_asleep:
 #ifdef NO_TAKE
     goto end_asleep;
 #endif
-    /* take_role_or_tell */
+    /* bxi_take_role_or_tell */
     do
     :: atomic {
         take_role(B);

@@ -126,7 +126,7 @@ FLAGS_LINE = $(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(CFLAGS) / $(ALL_LDFLAGS) $(PA
 $(B)/flags: FORCE
 	@mkdir -p $(@D)
 	@printf '%s\n' '$(subst ','\'',$(FLAGS_LINE))' | cmp -s - $@ || { \
-		$(PKG_CONFIG) --exists $(PACKAGES) || { \
+		$(PKG_CONFIG) --exists $(PACKAGES) 2>/dev/null || { \
 			echo 'not found by $(PKG_CONFIG): $(PACKAGES); "make deps" installs them' >&2; \
 			exit 1; }; \
 		printf '%s\n' '$(subst ','\'',$(FLAGS_LINE))' > $@; }

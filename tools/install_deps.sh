@@ -67,7 +67,8 @@ fi
 sudo=
 if [ "$(id -u)" -ne 0 ]; then
     if ! have_program sudo; then
-        echo "Not found here:$missing. Install them as root: apt-get install$missing" >&2
+        echo "Not found here:$missing" >&2
+        echo "As root: apt-get update && apt-get install$missing" >&2
         exit 1
     fi
     sudo=sudo

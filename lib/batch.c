@@ -281,7 +281,7 @@ void bxi_batches_look(struct bx_job *job)
     }
 }
 
-bool bxi_batch_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id)
+bool bxi_batch_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code)
 {
     struct bxi_row *found = NULL;
 
@@ -306,7 +306,7 @@ bool bxi_batch_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id)
     }
     bxi_unlock(&job->lock);
     if (found != NULL)
-        finish_row(found, BX_E_CANCELLED, NULL);
+        finish_row(found, code, NULL);
     return found != NULL;
 }
 

@@ -21,7 +21,9 @@
  *           failure in the calling thread; a failed future keeps its own. The library never exits,
  *           aborts or prints; what it has to say without being asked goes to the log hook.
  * Threads.  A job, a future and a counter may be used from any thread. A message and a reader belong to
- *           one thread at a time.
+ *           one thread at a time. A thread that waits (bx_rpc_sync, bx_future_wait) or asks
+ *           (bx_future_done) makes progress: inline and async handlers, batch bodies and callbacks may
+ *           run on it meanwhile, so hold no lock that they take.
  * Lifetime. What a function returns through an output is owned by the caller unless it says otherwise.
  * Death.    A worker that dies fails every future that waits for it with BX_E_PEER_DEAD and its name,
  *           within milliseconds; the others go on.
@@ -44,6 +46,7 @@
 #define BX_WORLD_MIN 2
 #define BX_WORLD_MAX 128
 #define BX_NAME_MAX 31      /* bytes of a worker's, job's or function's name, without the terminator */
+#define BX_MSG_MAX 16352    /* bytes of arguments or of a reply; more is BX_E_TOO_LARGE */
 #define BX_FOREVER UINT64_MAX
 
 #if defined(__GNUC__)
@@ -110,8 +113,8 @@ const char *bx_strerror(int code);
 /* The name of a code, "BX_E_TIMEOUT"; "-EAGAIN" and the like for errno. Never NULL. */
 const char *bx_error_name(int code);
 
-/* A sentence on the last failure in this thread, with names and numbers; "" if there was none. Valid
- * until the next bx_ call of this thread. */
+/* A sentence on the last failure in this thread, with names and numbers; "" if there was none. It stays
+ * until the next bx_ call of this thread that fails. */
 const char *bx_error_text(void);
 
 /* Sets this thread's sentence and returns code: the way a handler fails with a text of its own,
@@ -134,7 +137,7 @@ struct bx_msg;
 /* NULL only when memory is out. Room for reserve_bytes is made at once; it grows by itself. */
 struct bx_msg *bx_msg_create(size_t reserve_bytes);
 void bx_msg_destroy(struct bx_msg *msg);            /* NULL is fine */
-void bx_msg_clear(struct bx_msg *msg);              /* empty again, the memory and no error kept */
+void bx_msg_clear(struct bx_msg *msg);              /* empty again: keeps the memory, forgets the error */
 
 /* 0, or -ENOMEM. put_str writes the length (u32) and the bytes; put_bytes and put_f32s the bytes alone,
  * so the reader must know how many. */
@@ -257,12 +260,15 @@ enum bx_kind {
 };
 
 /* Reads args, writes reply, returns 0; or a negative code, with bx_fail for a text of its own. Both
- * reach the caller, the text with this worker's name and the function's in front. */
+ * reach the caller, the text with this worker's name and the function's in front. A positive value counts
+ * as 0. What a handler answers to a one-way call is dropped; its failure goes to the log hook. */
 typedef int (*bx_handler_fn)(const struct bx_request *request, struct bx_reader *args,
                              struct bx_msg *reply, void *context);
 
 /* Like a handler, but hands back a future (the engine takes the reference) whose value becomes the
- * reply. Runs where progress runs, must not wait; holds no thread until the future is done. */
+ * reply. Runs where progress runs, must not wait; holds no thread until the future is done. When the
+ * caller's deadline passes, or it cancels, dies or leaves, the engine fails the future with BX_E_CANCELLED,
+ * BX_E_PEER_DEAD or BX_E_SHUTDOWN: bx_future_on_done tells, and a later bx_future_set gets -EALREADY. */
 typedef int (*bx_async_fn)(const struct bx_request *request, struct bx_reader *args,
                            struct bx_future **reply, void *context);
 
@@ -289,7 +295,10 @@ struct bx_call_options {
 int bx_rpc_sync(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
                 const struct bx_call_options *options, struct bx_msg **reply);
 
-/* The same without waiting; the future is the caller's to release. Where 1024 calls to that worker are
+/* The same without waiting; the future is the caller's to release, and the call's errors are the future's.
+ * Returned at once, without a future: BX_E_NO_WORKER, BX_E_NO_FUNCTION, BX_E_TOO_LARGE, BX_E_PEER_DEAD,
+ * BX_E_NO_SPACE, and BX_E_TIMEOUT when no slot came free in time. Releasing the future does not end the
+ * call: cancel it, or it holds up this worker's shutdown until it is answered. Where 1024 calls to that worker are
  * in flight it waits for one to end, or answers -EAGAIN (no_wait, and where waiting is not allowed). */
 int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
                  const struct bx_call_options *options, struct bx_future **future);

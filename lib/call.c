@@ -178,6 +178,15 @@ static int plan(struct bx_job *job, struct request_plan *out, const char *to,
     return 0;
 }
 
+/* Tells the callee that nobody waits for this call any more. Best effort: its reply is dropped anyway. */
+static void send_cancel(struct bx_job *job, struct bxi_peer *peer, uint16_t slot, int code)
+{
+    struct bxi_frame head = { .kind = BXI_CANCEL, .code = code, .id = peer->slots[slot].generation << 16 | slot };
+    struct bxi_out out = { &head, NULL, 0, -1, true };
+
+    bxi_peer_send(job, peer, &out);
+}
+
 /* The earliest deadline of a peer's calls may have come. Calls that ended meanwhile left the timer as it
  * was: looking at all slots once per such time is cheaper than moving a timer with every call. */
 static void calls_due(struct bx_job *job, struct bxi_timer *timer)
@@ -193,6 +202,7 @@ static void calls_due(struct bx_job *job, struct bxi_timer *timer)
         if (slot->deadline_ns <= now_ns) {
             struct bxi_call *call = take_call(job, peer, (uint16_t)i, true);
 
+            send_cancel(job, peer, (uint16_t)i, BX_E_TIMEOUT);
             bxi_counter_add(job, BXI_C_calls_timed_out, 1);
             call->next = job->expired;
             job->expired = call;
@@ -348,9 +358,11 @@ static bool give_up(struct bx_job *job, struct bxi_call *call)
     mine = call->slot < call->peer->slot_count && call->peer->slots[call->slot].call == call;
     if (mine) {
         take_call(job, call->peer, call->slot, true);
+        send_cancel(job, call->peer, call->slot, BX_E_TIMEOUT);
         bxi_counter_add(job, BXI_C_calls_timed_out, 1);
     }
     bxi_unlock(&job->lock);
+    bxi_bells_flush(job);
     return mine;
 }
 
@@ -580,13 +592,9 @@ int bxi_call_cancel(struct bxi_call *call)
     bxi_lock(&job->lock);
     mine = call->slot < peer->slot_count && peer->slots[call->slot].call == call;
     if (mine) {
-        struct bxi_frame head = { .kind = BXI_CANCEL,
-                                  .id = peer->slots[call->slot].generation << 16 | call->slot };
-        struct bxi_out out = { &head, NULL, 0, -1, true };
-
         take_call(job, peer, call->slot, true);
+        send_cancel(job, peer, call->slot, BX_E_CANCELLED);
         bxi_counter_add(job, BXI_C_calls_cancelled, 1);
-        bxi_peer_send(job, peer, &out);     /* best effort: its reply is dropped in any case */
     }
     bxi_unlock(&job->lock);
     if (!mine)

@@ -119,23 +119,80 @@ static void run_inline(const struct bx_request *request, size_t body_bytes)
     bxi_no_wait_leave();
 }
 
+/* ---- async handlers ---------------------------------------------------------------------------- */
+
+static void park(struct bx_job *job, struct bxi_parked *parked)
+{
+    parked->linked = true;
+    parked->next = job->parked;
+    if (parked->next != NULL)
+        parked->next->prev = parked;
+    job->parked = parked;
+}
+
+static void unpark(struct bx_job *job, struct bxi_parked *parked)
+{
+    if (!parked->linked)
+        return;
+    parked->linked = false;
+    if (parked->prev != NULL)
+        parked->prev->next = parked->next;
+    else
+        job->parked = parked->next;
+    if (parked->next != NULL)
+        parked->next->prev = parked->prev;
+}
+
 static void async_done(struct bx_future *future, void *context)
 {
-    struct bx_request *request = context;
+    struct bxi_parked *parked = context;
+    struct bx_job *job = parked->request.job;
 
-    bxi_answer(request, future->code, bx_future_error_text(future), future->value);
-    free(request);
+    bxi_lock(&job->lock);
+    unpark(job, parked);
+    bxi_unlock(&job->lock);
+    bxi_answer(&parked->request, future->code, bx_future_error_text(future), future->value);
+    free(parked);
+}
+
+bool bxi_parked_fail(struct bx_job *job, struct bxi_peer *peer, uint64_t id, bool any_id, int code)
+{
+    bool found = false;
+
+    for (;;) {
+        struct bxi_parked *parked;
+        struct bx_future *future = NULL;
+
+        bxi_lock(&job->lock);
+        parked = job->parked;
+        while (parked != NULL && (parked->request.peer != peer || (!any_id && parked->request.id != id)))
+            parked = parked->next;
+        if (parked != NULL) {
+            unpark(job, parked);
+            /* Listed, so async_done has not freed anything; without a reference left, it is on its way. */
+            future = bxi_future_try_acquire(parked->future) ? parked->future : NULL;
+        }
+        bxi_unlock(&job->lock);
+        if (parked == NULL)
+            return found;
+        found = true;
+        if (future == NULL)
+            continue;
+        bxi_future_complete(future, code, bxi_text("its caller, worker '%s': %s", peer->name,
+                                                   bx_strerror(code)), NULL);
+        bx_future_release(future);
+    }
 }
 
 static int run_async(struct bx_request *request, size_t body_bytes)
 {
     struct bx_job *job = request->job;
     struct bx_reader args = { .data = job->frame, .bytes = body_bytes };
-    struct bx_request *kept = malloc(sizeof *kept);
+    struct bxi_parked *parked = calloc(1, sizeof *parked);
     struct bx_future *future = NULL;
     int code = -ENOMEM;
 
-    if (kept != NULL) {
+    if (parked != NULL) {
         bxi_clear_error();
         bxi_no_wait_enter();
         code = request->handler->async(request, &args, &future, request->handler->context);
@@ -148,16 +205,22 @@ static int run_async(struct bx_request *request, size_t body_bytes)
     if (code >= 0) {
         bxi_lock(&job->lock);
         code = bxi_serving_begin(request);
+        if (code >= 0) {
+            parked->request = *request;
+            parked->future = future;
+            park(job, parked);
+        }
         bxi_unlock(&job->lock);
     }
-    if (code >= 0) {
-        *kept = *request;
-        code = bx_future_on_done(future, async_done, kept);
+    if (code >= 0 && (code = bx_future_on_done(future, async_done, parked)) < 0) {
+        bxi_lock(&job->lock);
+        unpark(job, parked);
+        bxi_unlock(&job->lock);
     }
     if (code < 0) {
         if (code != BX_E_CORRUPT || request->counted)
             bxi_answer(request, code, bx_error_text(), NULL);
-        free(kept);
+        free(parked);
     }
     bx_future_release(future);
     return code == BX_E_CORRUPT && !request->counted ? code : 0;
@@ -297,10 +360,18 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
     return head->flags != 0 ? member_request(&request, head->flags) : run_request(&request, body_bytes);
 }
 
-static void handle_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id)
+/* A request whose caller gave up is taken out of where it waits; one that runs goes on. */
+static void handle_cancel(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head)
 {
-    if (!bxi_pool_cancel(job, peer, id))
-        bxi_batch_cancel(job, peer, id);
+    int code = head->code == BX_E_TIMEOUT ? BX_E_TIMEOUT : BX_E_CANCELLED;
+
+    if ((bxi_pool_cancel(job, peer, head->id, code) || bxi_batch_cancel(job, peer, head->id, code)) &&
+        code == BX_E_TIMEOUT) {
+        bxi_lock(&job->lock);
+        bxi_counter_add(job, BXI_C_requests_expired, 1);
+        bxi_unlock(&job->lock);
+    }
+    bxi_parked_fail(job, peer, head->id, false, BX_E_CANCELLED);
 }
 
 int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload, uint32_t payload_bytes)
@@ -327,7 +398,7 @@ int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload,
         rc = bxi_reply_arrived(job, peer, &head, body, body_bytes);
         break;
     case BXI_CANCEL:
-        handle_cancel(job, peer, head.id);
+        handle_cancel(job, peer, &head);
         break;
     default:
         return BX_E_CORRUPT;

@@ -50,6 +50,16 @@ struct bx_future *bx_future_acquire(struct bx_future *future)
     return future;
 }
 
+bool bxi_future_try_acquire(struct bx_future *future)
+{
+    uint32_t refs = bxi_load_relaxed(&future->refs);
+
+    while (refs != 0)
+        if (bxi_cas(&future->refs, &refs, refs + 1))
+            return true;
+    return false;
+}
+
 void bxi_future_fini(struct bx_future *future)
 {
     bx_msg_destroy(future->value);

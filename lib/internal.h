@@ -66,7 +66,7 @@ enum bxi_frame_kind {
     BXI_REQUEST = 1,
     BXI_ONEWAY = 2,
     BXI_REPLY = 3,          /* code 0: the value; code < 0: an error, the body is its sentence */
-    BXI_CANCEL = 4,
+    BXI_CANCEL = 4,         /* nobody waits for the call any more; code: BX_E_CANCELLED or BX_E_TIMEOUT */
 };
 enum bxi_frame_flags { BXI_FLAG_JOIN = 1, BXI_FLAG_LEAVE = 2 };     /* of a batch, by its function */
 
@@ -82,6 +82,7 @@ struct bxi_frame {
 static_assert(sizeof(struct bxi_frame) == BXI_HEAD_BYTES, "a frame is a head of a record");
 
 #define BXI_BODY_MAX (BXI_FRAME_MAX - sizeof(struct bxi_frame))
+static_assert(BXI_BODY_MAX == BX_MSG_MAX, "boxcar.h says so");
 
 /* ---- Messages ------------------------------------------------------------------------------------ */
 
@@ -124,6 +125,7 @@ struct bx_future {
     bool is_call;                               /* the head of a struct bxi_call */
 };
 void bxi_future_init(struct bx_future *future, struct bx_job *job);
+bool bxi_future_try_acquire(struct bx_future *future);     /* false if its last reference is gone */
 /* Completes it; value and text (malloc'ed) become its own. False (and both freed) if it was done. */
 bool bxi_future_complete(struct bx_future *future, int code, char *text, struct bx_msg *value);
 void bxi_future_fini(struct bx_future *future);     /* frees value and text of one that is done */
@@ -241,6 +243,13 @@ struct bx_request {
     bool counted;                   /* in serving */
 };
 
+struct bxi_parked {             /* a request whose async handler's future is not done */
+    struct bx_request request;
+    struct bx_future *future;   /* its maker's; lives until async_done takes this from the list */
+    bool linked;
+    struct bxi_parked *next, *prev;
+};
+
 struct bxi_row {                /* a request that waits in a batch */
     struct bx_request request;
     struct bxi_row *next;
@@ -339,6 +348,7 @@ struct bx_job {
     struct bxi_timers timers;
     struct bxi_pool pool;
     struct bxi_batcher *batchers;
+    struct bxi_parked *parked;
     struct bxi_handler handlers[BXI_FUNCTION_MAX];
     bxi_a32 handler_count;
     bxi_a64 bells_due[BXI_WORLD_MAX / 64];      /* peers; set under the lock, looked at without */
@@ -470,6 +480,10 @@ void bxi_run_handler(const struct bx_request *request, struct bx_reader args, st
 int bxi_serving_begin(struct bx_request *request);
 void bxi_serving_cancel(struct bx_request *request);    /* it was not served after all; lock */
 
+/* The caller of an async handler's request gave up, or is gone (any_id): the future that the handler holds
+ * fails with code, so that it learns of it. True if there was one. */
+bool bxi_parked_fail(struct bx_job *job, struct bxi_peer *peer, uint64_t id, bool any_id, int code);
+
 /* ---- batch.c ------------------------------------------------------------------------------------- */
 /* 0, -ENOMEM, BX_E_CORRUPT. */
 int bxi_batch_add_row(struct bx_request *request, const void *body, size_t bytes);
@@ -477,13 +491,14 @@ void bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank,
 void bxi_batches_look(struct bx_job *job);      /* role: runs what is ready */
 void bxi_batch_flush_due(struct bx_job *job, struct bxi_timer *timer);     /* lock */
 void bxi_batch_run(struct bx_job *job, struct bxi_batcher *batcher);    /* by the pool, or the role */
-bool bxi_batch_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id);
+bool bxi_batch_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code);
 void bxi_batchers_destroy(struct bx_job *job);
 
 /* ---- pool.c -------------------------------------------------------------------------------------- */
 /* 0, BX_E_BUSY, BX_E_CORRUPT, BX_E_SHUTDOWN, -errno. */
 int bxi_pool_submit(struct bx_job *job, struct bxi_task *task);
-bool bxi_pool_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id);
+/* Takes a request out of the queue and answers it with code; false if it is not there. */
+bool bxi_pool_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code);
 void bxi_pool_block(struct bx_job *job);        /* this thread begins to wait; if it is the pool's */
 void bxi_pool_unblock(struct bx_job *job);
 void bxi_pool_stop(struct bx_job *job);

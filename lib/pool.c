@@ -163,7 +163,7 @@ int bxi_pool_submit(struct bx_job *job, struct bxi_task *task)
     return rc;
 }
 
-bool bxi_pool_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id)
+bool bxi_pool_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code)
 {
     struct bxi_pool *pool = &job->pool;
     struct bxi_task *found = NULL;
@@ -182,7 +182,7 @@ bool bxi_pool_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id)
     pthread_mutex_unlock(&pool->lock);
     if (found == NULL)
         return false;
-    bxi_answer(&found->request, BX_E_CANCELLED, NULL, NULL);
+    bxi_answer(&found->request, code, NULL, NULL);
     free_task(found);
     return true;
 }

@@ -163,6 +163,7 @@ void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_sta
         bxi_log(state == BXI_PEER_DEAD ? 1 : 0, "worker '%s' (rank %d, pid %u) %s", peer->name, peer->rank,
                 peer->pid, state == BXI_PEER_DEAD ? "died" : "was cut off: its memory holds nonsense");
     bxi_calls_fail(job, peer, codes[state], BX_FOREVER);
+    bxi_parked_fail(job, peer, 0, true, codes[state]);
     for (struct bxi_batcher *batcher = job->batchers; batcher != NULL; batcher = batcher->next)
         bxi_batch_member(job, batcher, peer->rank, false);
     if (state != BXI_PEER_LEFT && job->on_death != NULL) {

@@ -206,6 +206,7 @@ no_segments()
 
 start()     # start FLAGS...: a long training, by now in its midst; $launcher, $workers
 {
+    : >"$dir/out"
     env --default-signal=INT "$program" --min-world-size 4 --max-world-size 4 \
         --num-episode 1000000 "$@" >"$dir/out" 2>"$dir/err" </dev/null &
     launcher=$!

@@ -420,9 +420,9 @@ static void mount_shm(unsigned kib)
     if (geteuid() != 0)
         cr_skip_test("needs root, to mount a small /dev/shm");
     snprintf(size, sizeof(size), "size=%uk", kib);
-    cr_assert_eq(unshare(CLONE_NEWNS), 0);
-    cr_assert_eq(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL), 0);
-    cr_assert_eq(mount("tmpfs", "/dev/shm", "tmpfs", 0, size), 0);
+    if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+        mount("tmpfs", "/dev/shm", "tmpfs", 0, size) < 0)
+        cr_skip_test("needs a mount namespace, which is not to be had here");
 }
 
 #define CONTROL_KIB ((unsigned)(BXI_CONTROL_BYTES / 1024))

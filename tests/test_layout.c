@@ -40,9 +40,8 @@ static const struct field header_fields[] = {
     FIELD(bxi_header, name),           FIELD(bxi_header, job),
     FIELD(bxi_header, reserved0),      FIELD(bxi_header, state),
     FIELD(bxi_header, function_count), FIELD(bxi_header, cpu_mask),
-        FIELD(bxi_header, cpu_mask),
-        FIELD(bxi_header, reserved1),
-    FIELD(bxi_header, armed),          FIELD(bxi_header, reserved2),
+    FIELD(bxi_header, reserved1),      FIELD(bxi_header, armed),
+    FIELD(bxi_header, reserved2),
     { NULL, 0, 0 },
 };
 

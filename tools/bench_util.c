@@ -181,11 +181,12 @@ double bench_middle(const uint32_t *sorted, size_t count)
     if (count == 0)
         return 0;
 
-    double from = sorted[count / 2] - step_ticks / 2;
+    size_t middle = count / 2;
+    double from = sorted[middle] - step_ticks * 0.5;
     size_t below = count_below(sorted, count, from);
     size_t within = count_below(sorted, count, from + step_ticks) - below;
 
-    return within == 0 ? sorted[count / 2]
+    return within == 0 ? sorted[middle]
                        : from + step_ticks * ((double)count / 2 - (double)below) / (double)within;
 }
 

@@ -172,6 +172,7 @@ struct bxi_queued {             /* a frame that waits for room */
 
 struct bxi_function_cache {     /* the peer's functions as copied from its segment */
     uint32_t count;
+    uint8_t last;               /* index: most calls ask for what the last one asked for */
     uint8_t bucket[256];        /* open addressing by name; BXI_NO_INDEX if empty */
     char name[BXI_FUNCTION_MAX][BXI_NAME_BYTES];
 };
@@ -368,7 +369,8 @@ struct bx_job {
     uint64_t spin_ns;                           /* the budget as adapted */
     uint32_t spin_misses;                       /* in a row */
     uint32_t spin_skips;                        /* sleeps to go before the next try */
-    uint64_t pass_ns;                           /* the coarse clock in this pass; 0: not read yet */
+    uint64_t pass_ns;                           /* the coarse clock some passes ago; 0: to be read again */
+    bxi_a32 last_called;                        /* rank: most calls go where the last one went */
     bxi_a64 pass;                               /* counts looks over the rings */
     unsigned char *frame;                       /* BXI_FRAME_MAX: the frame being handled */
     struct bx_msg *reply;                       /* of inline handlers, used again and again */

@@ -38,13 +38,20 @@ void bxi_names_build(struct bx_job *job)
 
 struct bxi_peer *bxi_peer_find(struct bx_job *job, const char *name)
 {
+    /* Relaxed: a guess, which the comparison checks. */
+    struct bxi_peer *last = &job->peers[bxi_load_relaxed(&job->last_called)];
+
+    if (strcmp(last->name, name) == 0)
+        return last;
     for (uint32_t at = hash_of(name);; at++) {
         uint8_t rank = job->name_bucket[at & 255];
 
         if (rank == BXI_NO_INDEX)
             return NULL;
-        if (strcmp(job->peers[rank].name, name) == 0)
+        if (strcmp(job->peers[rank].name, name) == 0) {
+            bxi_store_relaxed(&job->last_called, rank);
             return &job->peers[rank];
+        }
     }
 }
 
@@ -83,15 +90,17 @@ static int refresh(struct bx_job *job, struct bxi_peer *peer)
     return 0;
 }
 
-static int search(const struct bxi_function_cache *cache, const char *name)
+static int search(struct bxi_function_cache *cache, const char *name)
 {
+    if (strcmp(cache->name[cache->last], name) == 0)
+        return cache->last;
     for (uint32_t at = hash_of(name);; at++) {
         uint8_t index = cache->bucket[at & 255];
 
         if (index == BXI_NO_INDEX)
             return -1;
         if (strcmp(cache->name[index], name) == 0)
-            return index;
+            return cache->last = index;
     }
 }
 

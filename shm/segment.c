@@ -35,6 +35,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,7 +45,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define CREATE_ATTEMPTS 16          /* each but the last was lost to a reaper */
+#define CREATE_ATTEMPTS 1000          /* each but the last was lost to a reaper */
 #define SHM_DIRECTORY "/dev/shm"
 
 void bxi_segment_name(char out[BXI_SEGMENT_NAME_BYTES], uint32_t uid, const char *job,
@@ -176,8 +177,13 @@ int bxi_segment_create(struct bxi_segment *segment, const char *job, const char 
     bxi_segment_name(segment->shm_name, (uint32_t)geteuid(), job, instance, rank);
 
     int rc = -EAGAIN;
-    for (int attempt = 0; attempt < CREATE_ATTEMPTS && rc == -EAGAIN; attempt++)
+    for (int attempt = 0; attempt < CREATE_ATTEMPTS && rc == -EAGAIN; attempt++) {
+        if (attempt > 0)
+            sched_yield();          /* the reaper is about to let go of what it took */
         rc = create_locked(segment->shm_name, &segment->fd);
+        if (attempt > 0 && rc == -EEXIST)
+            rc = -EAGAIN;           /* the name lost last time, not unlinked yet */
+    }
     if (rc < 0)
         return rc;
     rc = map_own(segment);

@@ -184,13 +184,38 @@ bool bxi_parked_fail(struct bx_job *job, struct bxi_peer *peer, uint64_t id, boo
     }
 }
 
+/* The future's end becomes the answer. 0, and parked is the list's; BX_E_CORRUPT as bxi_serving_begin; other
+ * errors have been answered. */
+static int hang_answer_on(struct bx_future *future, struct bx_request *request, struct bxi_parked *parked)
+{
+    struct bx_job *job = request->job;
+    int rc;
+
+    bxi_lock(&job->lock);
+    rc = bxi_serving_begin(request);
+    if (rc == 0) {
+        parked->request = *request;
+        parked->future = future;
+        park(job, parked);
+    }
+    bxi_unlock(&job->lock);
+    if (rc == 0 && (rc = bx_future_on_done(future, async_done, parked)) < 0) {
+        bxi_lock(&job->lock);
+        unpark(job, parked);
+        bxi_unlock(&job->lock);
+    }
+    if (rc < 0 && rc != BX_E_CORRUPT)
+        bxi_answer(request, rc, NULL, NULL);
+    return rc;
+}
+
 static int run_async(struct bx_request *request, size_t body_bytes)
 {
     struct bx_job *job = request->job;
     struct bx_reader args = { .data = job->frame, .bytes = body_bytes };
     struct bxi_parked *parked = calloc(1, sizeof *parked);
     struct bx_future *future = NULL;
-    int code = -ENOMEM;
+    int code = -ENOMEM, rc = 0;
 
     if (parked != NULL) {
         bxi_clear_error();
@@ -202,28 +227,14 @@ static int run_async(struct bx_request *request, size_t body_bytes)
         code = args.error;
     if (code >= 0 && future == NULL)
         code = bx_fail(BX_E_HANDLER, "the async handler returned no future");
-    if (code >= 0) {
-        bxi_lock(&job->lock);
-        code = bxi_serving_begin(request);
-        if (code >= 0) {
-            parked->request = *request;
-            parked->future = future;
-            park(job, parked);
-        }
-        bxi_unlock(&job->lock);
-    }
-    if (code >= 0 && (code = bx_future_on_done(future, async_done, parked)) < 0) {
-        bxi_lock(&job->lock);
-        unpark(job, parked);
-        bxi_unlock(&job->lock);
-    }
-    if (code < 0) {
-        if (code != BX_E_CORRUPT || request->counted)
-            bxi_answer(request, code, bx_error_text(), NULL);
+    if (code < 0)
+        bxi_answer(request, code, bx_error_text(), NULL);
+    else
+        rc = hang_answer_on(future, request, parked);
+    if (code < 0 || rc < 0)
         free(parked);
-    }
     bx_future_release(future);
-    return code == BX_E_CORRUPT && !request->counted ? code : 0;
+    return rc == BX_E_CORRUPT ? rc : 0;
 }
 
 static int add_row(struct bx_request *request, size_t body_bytes)

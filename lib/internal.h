@@ -4,8 +4,8 @@
  * it: "lock" under job->lock, "role" by the thread that holds the progress role, "start" written before
  * bx_job_start returns and never again.
  *
- * Order of locks: job->lock is a leaf but for wait_lock, which is taken inside or outside of nothing
- * else. Neither is ever held while user code runs.
+ * Locks: job->lock, job->wait_lock and pool.lock. None is taken inside another, and none is ever held
+ * while user code runs.
  */
 #ifndef BXI_INTERNAL_H
 #define BXI_INTERNAL_H
@@ -448,8 +448,8 @@ bool bxi_peer_flush_queue(struct bx_job *job, struct bxi_peer *peer);
 /* What waits for room in full rings moves on; takes the lock. before_sleep: asks their consumers to ring
  * first. True if anything moved. */
 bool bxi_starved_look(struct bx_job *job, bool before_sleep);
-void bxi_bell_now(struct bx_job *job, struct bxi_peer *peer);     /* the same for one peer; lock */
 void bxi_bells_flush(struct bx_job *job);       /* takes the lock; fence, look, ring where due */
+void bxi_bell_now(struct bx_job *job, struct bxi_peer *peer);     /* the same for one peer; lock */
 /* The peer says how far it has read: takes the credit, and drops the bell that is due if that covers it.
  * 0, BX_E_CORRUPT. Lock. */
 int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consumed);

@@ -9,7 +9,8 @@
  *
  *   take    CAS free -> held; disarm the bell; every pass looks at all open rings
  *   sleep   arm(LEADER), fence, look at everything once more, sleep on the leader's eventfd
- *   leave   arm(BACKGROUND), fence, look once more (work: go on, or ring the background thread);
+ *   leave   arm(BACKGROUND, or LAZY while nobody is eager for replies), fence, look once more (work: go
+ *           on, or ring the background thread);
  *           exchange held -> free; if followers are counted: wake one
  *   follow  count oneself, try CAS; then sleep. (Dekker with leave: either the CAS succeeds, or the
  *           leaver sees the count.)

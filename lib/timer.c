@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Deadlines: a binary heap of timers that lie inside calls and batches. Under the job's lock; fired by
- * whoever drives (progress.c). A call that is given the same timeout as the one before it lands at the
- * heap's end in one step, so the usual case costs one comparison.
+ * Deadlines: a binary heap of timers that lie inside peers (the earliest of their calls, call.c) and
+ * batches. Under the job's lock; fired by whoever drives (progress.c).
  */
 #include "internal.h"
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Async handlers whose future is not done when their caller gives up, cancels or dies: the future fails,
- * so that the handler learns of it, and nobody's shutdown waits for an answer that nobody wants.
+ * so that the handler learns of it, and nobody's shutdown waits for an answer that nobody wants. And the
+ * async handler that fails at once.
  */
 #include "harness.h"
 
@@ -34,8 +35,20 @@ static int park(const struct bx_request *request, struct bx_reader *args, struct
     return 0;
 }
 
+/* An error that it got from elsewhere, as a handler that passes calls on may. */
+static int fails_with_corrupt(const struct bx_request *request, struct bx_reader *args,
+                              struct bx_future **reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    return bx_fail(BX_E_CORRUPT, "somebody else was cut off");
+}
+
 static int setup(struct bx_job *job)
 {
+    int rc = bx_register_async(job, "fail", fails_with_corrupt, NULL);
+
+    if (rc < 0)
+        return rc;
     return bx_register_async(job, "park", park, NULL);
 }
 
@@ -78,6 +91,21 @@ static void sees_it_die(struct bx_job *job)
 {
     (void)job;
     check_end(BX_E_PEER_DEAD);
+}
+
+static void hears_of_it(struct bx_job *job)
+{
+    for (int i = 0; i < 3; i++) {
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "fail", NULL, NULL, NULL), BX_E_CORRUPT);
+        HARNESS_HAS(bx_error_text(), "somebody else was cut off");
+    }
+    HARNESS_CHECK(bx_worker_alive(job, 1));
+}
+
+/* The handler's own code is an answer; only what the engine finds cuts a caller off. */
+Test(parked, an_async_handler_that_fails_with_corrupt_cuts_nobody_off, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { hears_of_it } });
 }
 
 Test(parked, learns_that_its_caller_timed_out, .timeout = 20)

@@ -126,9 +126,8 @@ struct bench_barrier {
 };
 int bench_barrier_wait(struct bench_barrier *barrier, int count);
 
-/* A worker of a bench: creates the job, registers the echo, pins itself and starts. The pinning comes
- * after the create on purpose: the library counts there how many CPUs the job may use, and a process
- * that may use one only is right not to spin. setup, which may be NULL, registers more. */
+/* A worker of a bench: creates the job, registers the echo, pins itself and starts. setup, which may be
+ * NULL, registers more. */
 typedef int (*bench_setup_fn)(struct bx_job *job, void *context);
 int bench_worker_start(const struct bx_options *options, int cpu, bench_setup_fn setup, void *context,
                        struct bx_job **job);
@@ -162,6 +161,12 @@ int bench_bare_start(struct bench_bare *bare, int cpu);
 /* Orders the echo to serve `rounds` round trips (of all clients together). */
 void bench_bare_order(struct bench_bare *bare, enum bare_kind kind, uint64_t rounds);
 int bench_bare_stop(struct bench_bare *bare);
+
+/* Both workers of a bench that measures one pair beside the bare echo: rank 1 serves on cpus[1], where the
+ * echo is too; rank 0 runs slices(bench, job) on cpus[0]. The worker's exit status. */
+typedef int (*bench_slices_fn)(const void *bench, struct bx_job *job);
+int bench_pair_worker(const struct bx_options *options, struct bench_bare *bare, const int cpus[2],
+                      bench_slices_fn slices, const void *bench);
 
 /* The client's side; positions live on from slice to slice, so init it once. */
 struct bench_bare_client {

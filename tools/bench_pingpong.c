@@ -66,8 +66,9 @@ static int slice_calls(const struct pingpong *bench, struct bx_job *job, struct 
     return 0;
 }
 
-static int run_slices(const struct pingpong *bench, struct bx_job *job)
+static int run_slices(const void *context, struct bx_job *job)
 {
+    const struct pingpong *bench = context;
     struct bx_msg *args = bx_msg_create(BENCH_MESSAGE_BYTES);
     struct bench_bare_client client;
     int status = args != NULL ? 0 : 1;
@@ -93,21 +94,8 @@ static int run_slices(const struct pingpong *bench, struct bx_job *job)
 static int worker(const struct bx_options *options, void *context)
 {
     const struct pingpong *bench = context;
-    const int *cpus = bench->options->cpus;
-    struct bx_job *job;
 
-    if (options->rank == 1)
-        return bench_worker_start(options, cpus[1], NULL, NULL, &job) != 0 ? 1
-                                                                           : bench_worker_serve(job);
-    if (bench_bare_start(bench->bare, cpus[1]) < 0 ||
-        bench_worker_start(options, cpus[0], NULL, NULL, &job) != 0)
-        return 1;
-
-    int status = run_slices(bench, job);
-
-    if (status == 0 && bench_bare_stop(bench->bare) < 0)
-        status = 1;
-    return bench_worker_end(job, status);
+    return bench_pair_worker(options, bench->bare, bench->options->cpus, run_slices, bench);
 }
 
 static void report(const struct pingpong *bench)

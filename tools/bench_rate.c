@@ -90,8 +90,9 @@ static int slice_calls(const struct rate *bench, struct bx_job *job, struct bx_m
     return rc < 0 ? 1 : 0;
 }
 
-static int run_slices(const struct rate *bench, struct bx_job *job)
+static int run_slices(const void *context, struct bx_job *job)
 {
+    const struct rate *bench = context;
     struct bx_msg *args = bx_msg_create(BENCH_MESSAGE_BYTES);
     struct bench_bare_client client;
     double unused;
@@ -112,21 +113,8 @@ static int run_slices(const struct rate *bench, struct bx_job *job)
 static int worker(const struct bx_options *options, void *context)
 {
     const struct rate *bench = context;
-    const int *cpus = bench->options->cpus;
-    struct bx_job *job;
 
-    if (options->rank == 1)
-        return bench_worker_start(options, cpus[1], NULL, NULL, &job) != 0 ? 1
-                                                                           : bench_worker_serve(job);
-    if (bench_bare_start(bench->bare, cpus[1]) < 0 ||
-        bench_worker_start(options, cpus[0], NULL, NULL, &job) != 0)
-        return 1;
-
-    int status = run_slices(bench, job);
-
-    if (status == 0 && bench_bare_stop(bench->bare) < 0)
-        status = 1;
-    return bench_worker_end(job, status);
+    return bench_pair_worker(options, bench->bare, bench->options->cpus, run_slices, bench);
 }
 
 /* A rate a second from a median of ticks. */

@@ -119,3 +119,22 @@ bool bench_spawn(int world_size, const struct bx_options *common, bx_worker_fn f
         bench_fail("bx_spawn", rc);
     return rc >= 0;
 }
+
+int bench_pair_worker(const struct bx_options *options, struct bench_bare *bare, const int cpus[2],
+                      bench_slices_fn slices, const void *bench)
+{
+    struct bx_job *job;
+
+    if (options->rank == 1)
+        return bench_worker_start(options, cpus[1], NULL, NULL, &job) != 0 ? 1
+                                                                           : bench_worker_serve(job);
+    if (bench_bare_start(bare, cpus[1]) < 0 ||
+        bench_worker_start(options, cpus[0], NULL, NULL, &job) != 0)
+        return 1;
+
+    int status = slices(bench, job);
+
+    if (status == 0 && bench_bare_stop(bare) < 0)
+        status = 1;
+    return bench_worker_end(job, status);
+}

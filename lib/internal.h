@@ -369,7 +369,7 @@ struct bx_job {
     uint64_t spin_ns;                           /* the budget as adapted */
     uint32_t spin_misses;                       /* in a row */
     uint32_t spin_skips;                        /* sleeps to go before the next try */
-    uint64_t pass_ns;                           /* the coarse clock some passes ago; 0: to be read again */
+    uint64_t pass_ns;                           /* the coarse clock in this pass; 0: not read yet */
     bxi_a32 last_called;                        /* rank: most calls go where the last one went */
     bxi_a64 pass;                               /* counts looks over the rings */
     unsigned char *frame;                       /* BXI_FRAME_MAX: the frame being handled */

@@ -148,8 +148,7 @@ int bxi_pass(struct bx_job *job, struct bxi_waiter *waiter)
     int handled = 0;
 
     bxi_count(&job->pass, 1);
-    if ((bxi_load_relaxed(&job->pass) & 63) == 0)
-        job->pass_ns = 0;
+    job->pass_ns = 0;
     if (bxi_load_relaxed(&job->events) != 0) {
         bxi_look_events(job);
         handled++;
@@ -190,7 +189,6 @@ bool bxi_take_role(struct bx_job *job)
     if (bxi_load_relaxed(&job->role) != 0 || !bxi_cas(&job->role, &free, 1))
         return false;
     driving = job;
-    job->pass_ns = 0;
     bxi_bell_disarm(&job->bell);
     return true;
 }

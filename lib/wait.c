@@ -109,7 +109,6 @@ static void sleep_as_leader(struct bx_job *job, struct bxi_waiter *waiter)
     }
     rung = sleep_in_bed(job, until_ns == BX_FOREVER ? UINT64_MAX : until_ns - now_ns);
     bxi_bell_disarm(&job->bell);
-    job->pass_ns = 0;
     if (rung)
         bxi_adapt_spin(job, bxi_now_ns() - now_ns);
     else

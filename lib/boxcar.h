@@ -46,7 +46,9 @@
 #define BX_WORLD_MIN 2
 #define BX_WORLD_MAX 128
 #define BX_NAME_MAX 31      /* bytes of a worker's, job's or function's name, without the terminator */
-#define BX_MSG_MAX 16352    /* bytes of arguments or of a reply; more is BX_E_TOO_LARGE */
+#define BX_MSG_MAX (UINT64_C(1) << 30)  /* bytes of a message, tensors not counted; more is BX_E_TOO_LARGE */
+#define BX_DIMS_MAX 8       /* dimensions of a tensor */
+#define BX_LEASES_MAX 1024  /* messages with tensors that one worker may hold of another at a time */
 #define BX_FOREVER UINT64_MAX
 
 #if defined(__GNUC__)
@@ -70,7 +72,7 @@ struct bx_future;
 #define BX_ERRORS(X)                                                                                \
     X(BX_E_PEER_DEAD, -10001, "the worker called has died")                                         \
     X(BX_E_CORRUPT, -10002, "the peer's shared memory holds nonsense, it was cut off")              \
-    X(BX_E_TOO_LARGE, -10003, "the message does not fit a frame")                                   \
+    X(BX_E_TOO_LARGE, -10003, "the message is too large")                                           \
     X(BX_E_WOULD_DEADLOCK, -10004, "waiting here would stop the thread that completes the wait")    \
     X(BX_E_BUSY, -10005, "every thread of the callee's pool is blocked in a wait")                  \
     X(BX_E_NO_FUNCTION, -10006, "the worker has no function of that name")                          \
@@ -95,7 +97,9 @@ struct bx_future;
     X(BX_E_STATE, -10025, "the call does not fit the job's state")                                  \
     X(BX_E_HANDLER, -10026, "the handler failed")                                                   \
     X(BX_E_ABANDONED, -10027, "the future was released before anybody completed it")                \
-    X(BX_E_URING, -10028, "io_uring was asked for and is not to be had")
+    X(BX_E_URING, -10028, "io_uring was asked for and is not to be had")                            \
+    X(BX_E_ON_LOAN, -10029, "as much is on loan to other workers as may be")                        \
+    X(BX_E_ARENA_FULL, -10030, "the worker's arena is full")
 
 enum bx_error {
 #define BX_ERROR_ENUM(name, value, text) name = value,
@@ -127,9 +131,109 @@ int bx_fail(int code, const char *format, ...) BX_PRINTF(2, 3);
 typedef void (*bx_log_fn)(int level, const char *text, void *context);
 void bx_set_log(bx_log_fn log, void *context);
 
+/* ---- Tensors ----------------------------------------------------------------------------------- */
+
+/*
+ * An array of numbers: element type, shape, strides, and memory that it shares with its views. Memory
+ * comes from one of four places, and where it comes from is all that differs:
+ *
+ *   the job's arena     bx_tensor_create with a job: shared memory; sending it copies nothing
+ *   the heap            bx_tensor_create without one; sending it copies it into the arena once per send
+ *   somebody else       bx_tensor_wrap, bx_tensor_from_dlpack; as the heap
+ *   another worker      read from a message (bx_read_tensor): on loan. The memory is the owner's, mapped
+ *                       read-only: a write to it is a fault in the writer. It stays as it was sent for
+ *                       as long as any of the message's tensors is held, whatever the owner does with its
+ *                       own references, and also after the owner's death.
+ *
+ * Who lends a tensor must not write to it while it is on loan (bx_tensor_on_loan): the borrowers would see
+ * it. Write the next version to another tensor. Its memory is used again only when the owner has released
+ * it and the last lease is back.
+ *
+ * Counted: create, wrap, views and copies return one reference; acquire and release may be called from
+ * any thread. A tensor on loan counts for its whole message: one lease is for all tensors of a message,
+ * and goes back when the message and the last tensor acquired from it are released. A tensor may
+ * outlive its job; only its lease ends with it.
+ */
+struct bx_job;
+struct bx_tensor;
+
+enum bx_dtype { BX_F32 = 1, BX_F64, BX_F16, BX_BF16, BX_I32, BX_I64, BX_U8, BX_BOOL };
+
+enum bx_device_kind { BX_CPU = 1, BX_CUDA = 2 };        /* numbers of DLPack */
+struct bx_device {
+    enum bx_device_kind kind;
+    int index;
+};
+
+size_t bx_dtype_bytes(enum bx_dtype dtype);             /* of one element; 0 for no dtype */
+const char *bx_dtype_name(enum bx_dtype dtype);         /* "f32"; "?" for no dtype */
+
+/* A new tensor, row-major, its contents undefined, 64-byte aligned; in the job's arena, or on the heap
+ * where job is NULL. shape has ndim (0 to BX_DIMS_MAX) entries of at least 0. BX_E_NO_SPACE when /dev/shm
+ * is full and BX_E_ARENA_FULL when options.arena_bytes are used up, after leases that came back have been
+ * looked for (the sentence says how much there is, how much of it is on loan, and how to get more);
+ * BX_E_STATE before bx_job_start; -EINVAL, -EOVERFLOW (the shape), -ENOMEM. Does not block. */
+int bx_tensor_create(struct bx_job *job, enum bx_dtype dtype, int ndim, const int64_t *shape,
+                     struct bx_tensor **tensor);
+
+/* A tensor over memory of the caller's, which stays valid until free_fn(context) is called: once, on
+ * whichever thread drops the last reference; NULL: nobody needs to know. strides in elements, at least 0;
+ * NULL: row-major. -EINVAL, -EOVERFLOW, -ENOMEM; free_fn is then not called. */
+typedef void (*bx_free_fn)(void *context);
+int bx_tensor_wrap(void *data, enum bx_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
+                   bx_free_fn free_fn, void *context, struct bx_tensor **tensor);
+
+struct bx_tensor *bx_tensor_acquire(struct bx_tensor *tensor);
+void bx_tensor_release(struct bx_tensor *tensor);       /* NULL is fine */
+
+enum bx_dtype bx_tensor_dtype(const struct bx_tensor *tensor);
+struct bx_device bx_tensor_device(const struct bx_tensor *tensor);
+int bx_tensor_ndim(const struct bx_tensor *tensor);
+int64_t bx_tensor_dim(const struct bx_tensor *tensor, int dim);        /* 0 where there is no such dim */
+const int64_t *bx_tensor_shape(const struct bx_tensor *tensor);        /* ndim entries */
+const int64_t *bx_tensor_strides(const struct bx_tensor *tensor);      /* in elements */
+int64_t bx_tensor_elements(const struct bx_tensor *tensor);
+size_t bx_tensor_bytes(const struct bx_tensor *tensor);         /* elements x bytes of one */
+bool bx_tensor_is_contiguous(const struct bx_tensor *tensor);   /* row-major without gaps */
+bool bx_tensor_is_borrowed(const struct bx_tensor *tensor);     /* on loan from another worker */
+bool bx_tensor_is_shared(const struct bx_tensor *tensor);       /* in an arena of this process */
+uint32_t bx_tensor_on_loan(const struct bx_tensor *tensor);     /* leases that hold its memory now; it looks */
+const void *bx_tensor_data(const struct bx_tensor *tensor);     /* of the first element */
+void *bx_tensor_data_mut(struct bx_tensor *tensor);             /* NULL if it is read-only */
+
+/* Views share the memory, and read-only stays read-only. slice takes elements start, start+step, ... below
+ * end of one dimension; select one index, and drops the dimension; reshape wants a contiguous tensor and
+ * as many elements. as_strided gives any shape and strides, in elements, from an offset in elements,
+ * within the memory of the tensor. -EINVAL, -EOVERFLOW, -ENOMEM. */
+int bx_tensor_slice(struct bx_tensor *tensor, int dim, int64_t start, int64_t end, int64_t step,
+                    struct bx_tensor **view);
+int bx_tensor_select(struct bx_tensor *tensor, int dim, int64_t index, struct bx_tensor **view);
+int bx_tensor_transpose(struct bx_tensor *tensor, int dim0, int dim1, struct bx_tensor **view);
+int bx_tensor_reshape(struct bx_tensor *tensor, int ndim, const int64_t *shape, struct bx_tensor **view);
+int bx_tensor_as_strided(struct bx_tensor *tensor, int64_t offset, int ndim, const int64_t *shape,
+                         const int64_t *strides, struct bx_tensor **view);
+
+/* A row-major copy, in the job's arena, or on the heap where job is NULL. Errors as bx_tensor_create. */
+int bx_tensor_copy(struct bx_job *job, const struct bx_tensor *tensor, struct bx_tensor **copy);
+/* Element by element, both of one dtype and shape; any strides. -EINVAL; -EROFS if `to` is read-only. */
+int bx_tensor_copy_into(struct bx_tensor *to, const struct bx_tensor *from);
+
+/* DLPack, without a copy. to_dlpack's structs hold a reference until their deleter is called (any thread);
+ * from_dlpack takes the struct over on success, and calls its deleter when the last reference is dropped.
+ * The unversioned struct (DLPack 0.6) has no word for read-only memory: who takes a borrowed tensor that
+ * way must not write to it. The versioned one says DLPACK_FLAG_BITMASK_READ_ONLY; bool tensors go out as kDLBool
+ * there and as 8-bit kDLUInt in the unversioned one. from: -ENOTSUP for lanes, sub-byte and unknown types,
+ * devices that are not host memory, a major version other than 1. */
+struct DLManagedTensor;
+struct DLManagedTensorVersioned;
+int bx_tensor_to_dlpack(struct bx_tensor *tensor, struct DLManagedTensor **managed);
+int bx_tensor_to_dlpack_versioned(struct bx_tensor *tensor, struct DLManagedTensorVersioned **managed);
+int bx_tensor_from_dlpack(struct DLManagedTensor *managed, struct bx_tensor **tensor);
+int bx_tensor_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, struct bx_tensor **tensor);
+
 /* ---- Messages ---------------------------------------------------------------------------------- */
 
-/* Bytes, written in order and read back in the same order. Values are packed without padding or tags,
+/* Bytes, and tensors beside them, each written in order and read back in the same order. Values are packed without padding or tags,
  * in the host's byte order. A writer's error is sticky: after the first failure every put returns it,
  * and so does the call that is given the message. */
 struct bx_msg;
@@ -150,6 +254,13 @@ int bx_msg_put_f32s(struct bx_msg *msg, const float *values, size_t count);
 int bx_msg_put_str(struct bx_msg *msg, const char *text);
 int bx_msg_put_bytes(struct bx_msg *msg, const void *data, size_t bytes);
 
+/* Adds a tensor; the message holds a reference. Sending it costs the same for a kilobyte and a gigabyte
+ * where it lies in the arena of the job that sends; else it is copied there first, once per send, also one
+ * that is on loan from another worker (counters tensors_copied, tensor_bytes_copied). A strided view in
+ * the arena goes as it is. 0, -ENOMEM. */
+int bx_msg_put_tensor(struct bx_msg *msg, struct bx_tensor *tensor);
+
+size_t bx_msg_tensors(const struct bx_msg *msg);    /* how many; 0 for NULL */
 size_t bx_msg_bytes(const struct bx_msg *msg);      /* payload bytes so far; 0 for NULL */
 const void *bx_msg_data(const struct bx_msg *msg);  /* valid until the next put, clear or destroy */
 int bx_msg_error(const struct bx_msg *msg);         /* the sticky error, 0 if none */
@@ -162,6 +273,8 @@ struct bx_reader {
     size_t bytes;
     size_t pos;
     int error;
+    struct bx_tensor *const *tensors;   /* those not yet read */
+    size_t tensor_count;
 };
 struct bx_reader bx_msg_reader(const struct bx_msg *msg);      /* NULL reads as empty */
 int64_t bx_read_i64(struct bx_reader *reader);
@@ -172,7 +285,12 @@ float bx_read_f32(struct bx_reader *reader);
 int bx_read_f32s(struct bx_reader *reader, float *values, size_t count);   /* copies; 0 or the error */
 const char *bx_read_str(struct bx_reader *reader);             /* terminated, inside the message */
 const void *bx_read_bytes(struct bx_reader *reader, size_t bytes);         /* inside the message */
+/* The next tensor; the message's own: acquire it to keep it beyond the message's life (in a handler:
+ * beyond its return; a batch body's rows and what an async handler has read: the same). NULL past the
+ * last. */
+struct bx_tensor *bx_read_tensor(struct bx_reader *reader);
 size_t bx_reader_left(const struct bx_reader *reader);
+size_t bx_reader_tensors_left(const struct bx_reader *reader);
 
 /* ---- The job ----------------------------------------------------------------------------------- */
 
@@ -196,6 +314,9 @@ struct bx_options {
     bool no_spin;               /* sleep at once */
     enum bx_wait wait;
     bool own_loop;              /* no background thread: poll bx_job_fd and call bx_progress */
+    uint64_t arena_bytes;       /* most that its tensors may take; default 64 GiB, BX_ARENA_BYTES. Address
+                                 * space, not memory: pages are taken from /dev/shm as tensors are made */
+    uint64_t loan_bytes_max;    /* most bytes of its tensors on loan at a time; default: no bound */
 };
 
 /* Checks the options, makes the worker's segment-to-be and its table of functions. The job is
@@ -245,6 +366,37 @@ int bx_progress(struct bx_job *job);
  * "rescued", ...). -ENOENT names the unknown one. */
 int bx_counter(const struct bx_job *job, const char *name, uint64_t *value);
 
+/* ---- The arena and its loans --------------------------------------------------------------------- */
+
+struct bx_arena_info {
+    size_t struct_bytes;
+    uint64_t size_bytes;        /* options.arena_bytes, rounded */
+    uint64_t used_bytes;        /* of blocks handed out, size classes' waste included, on loan or not */
+    uint64_t committed_bytes;   /* of /dev/shm that the arena holds */
+    uint64_t high_water_bytes;  /* most of used_bytes since the start, or the last trim */
+};
+int bx_job_arena(struct bx_job *job, struct bx_arena_info *info);
+
+/* Gives memory that is not used back to /dev/shm; otherwise an arena keeps, warm, what it once needed. */
+int bx_arena_trim(struct bx_job *job);
+
+struct bx_loans {
+    size_t struct_bytes;
+    uint64_t leases;            /* on loan now: messages with tensors */
+    uint64_t bytes;             /* of their memory; a block on two leases counts twice */
+    uint64_t oldest_ns;         /* the age of the oldest; 0 if there is none */
+    uint64_t granted;           /* leases ever */
+    uint64_t returned;          /* of them, given back */
+    uint64_t taken_back;        /* of them, taken back because the borrower died */
+    uint64_t borrowed;          /* the other way: leases of that worker that this one holds now */
+};
+/* What this worker has on loan to one (by rank; its own too), or to all (-1). Looks at what came back. */
+int bx_job_loans(struct bx_job *job, int rank, struct bx_loans *loans);
+
+/* Waits until at most `leases` leases are on loan to that worker (-1: to all). BX_E_TIMEOUT,
+ * BX_E_WOULD_DEADLOCK, -EINVAL. */
+int bx_loans_wait(struct bx_job *job, int rank, uint64_t leases, uint64_t timeout_ns);
+
 /* ---- Handlers ---------------------------------------------------------------------------------- */
 
 /* What is being answered; lives as long as the handler runs. */
@@ -285,6 +437,10 @@ struct bx_call_options {
     uint64_t timeout_ns;    /* 0: the job's call_timeout_ns; BX_FOREVER */
     bool no_wait;           /* -EAGAIN instead of waiting where 1024 calls to that worker are in flight */
 };
+
+/* A message with tensors takes a lease of the callee; where it has BX_LEASES_MAX of them, or loan_bytes_max
+ * would be passed, a call waits for some to come back, or answers -EAGAIN (no_wait, and where waiting is
+ * not allowed); a reply fails with BX_E_ON_LOAN at the caller. */
 
 /* Calls function of worker `to` (one's own name too) and waits. args may be NULL, and is only borrowed.
  * reply may be NULL if the value is of no interest, else it is the caller's to destroy. At most once,

@@ -7,7 +7,7 @@
  * process killed at any instruction leaves its own segment frozen and every other intact, and there is
  * nothing to repair: whatever was published counts, whatever was not does not exist.
  *
- * Invariants. (I1..I9; "peer" is a worker that maps this segment.)
+ * Invariants. (I1..I11; "peer" is a worker that maps this segment.)
  *  I1  magic, layout_version, the sizes and the identity are written before the segment's descriptor is
  *      handed to anybody, and never again.
  *  I2  state only grows: STARTING < RUNNING < LEAVING < QUIET < LEFT.
@@ -23,6 +23,10 @@
  *      write position is whole: {sequence of its position, length}, payload behind it.
  *  I8  A record starts at a multiple of 64 and does not wrap; padding ends exactly at ring_bytes.
  *  I9  function[i] is written before function_count > i, and never again.
+ *  I10 lease[p][s], behind ring p, is 0 or a generation of slot s of peer p's ledger; it takes that value
+ *      once, when the owner reads none of the memory any more that peer p lent under it. No word of it is
+ *      read by anybody before pair[p].open.
+ *  I11 loans[p] and the arena's words are for inspectors; nobody acts on them.
  */
 #ifndef BXI_LAYOUT_H
 #define BXI_LAYOUT_H
@@ -35,7 +39,7 @@
 #include <stdint.h>
 
 #define BXI_MAGIC UINT64_C(0x0000524143584f42)          /* "BOXCAR\0\0" in memory, little endian */
-#define BXI_LAYOUT_VERSION 1u
+#define BXI_LAYOUT_VERSION 2u
 
 #define BXI_WORLD_MAX 128
 #define BXI_NAME_BYTES 32
@@ -43,7 +47,9 @@
 #define BXI_PAGE 4096u
 #define BXI_FUNCTION_MAX 128
 #define BXI_RING_BYTES 131072u                          /* a power of two */
-#define BXI_RING_STRIDE (BXI_RING_BYTES + BXI_PAGE)     /* one page of room to stagger the rings */
+#define BXI_LEASE_MAX 1024                              /* leases of one peer that are out at a time */
+#define BXI_LEASE_BYTES (BXI_LEASE_MAX * 8u)
+#define BXI_RING_STRIDE (BXI_RING_BYTES + BXI_PAGE + BXI_LEASE_BYTES)   /* a page to stagger the rings */
 #define BXI_FRAME_MAX (BXI_RING_BYTES / 8)              /* payload bytes of the largest record */
 
 enum bxi_state {
@@ -80,7 +86,11 @@ struct bxi_header {
     bxi_a32 state;              /* owner; peers      release / acquire [state] */
     bxi_a32 function_count;     /* owner; peers      release / acquire [functions] */
     uint64_t cpu_mask[2];       /* owner, I1: CPUs it may use, bit number modulo 128 */
-    uint8_t reserved1[40];
+    uint64_t arena_bytes;       /* owner, I1: size of its arena */
+    bxi_a64 arena_used;         /* owner; inspectors relaxed */
+    bxi_a64 arena_committed;    /* owner; inspectors relaxed */
+    bxi_a64 arena_high_water;   /* owner; inspectors relaxed */
+    uint8_t reserved1[8];
     bxi_a64 armed;              /* owner; producers  relaxed around a full fence [bell.armed] */
     uint8_t reserved2[56];
 };
@@ -91,7 +101,8 @@ struct bxi_pair {
     bxi_a64 want_credit;        /* owner; p          relaxed around a full fence [ring.want] */
     bxi_a64 refused_through;    /* owner; p          release / acquire [pair.refused] */
     bxi_a64 refused_errno;      /* owner; p          before refused_through */
-    uint8_t reserved[32];
+    bxi_a64 want_lease;         /* owner; p          relaxed around a full fence [lease.want] */
+    uint8_t reserved[24];
 };
 
 /* How far the owner has consumed peer p's ring, alone in its line: the producer polls it. */
@@ -112,6 +123,18 @@ struct bxi_pair_counters {
     bxi_a64 read_pos;           /* in peer p's ring towards the owner */
 };
 
+/* What the owner has on loan to peer p, and holds of p; for inspectors only. */
+struct bxi_loans {
+    bxi_a64 leases;
+    bxi_a64 bytes;
+    bxi_a64 oldest_ns;          /* CLOCK_MONOTONIC, when the oldest was granted; 0 if there is none */
+    bxi_a64 granted;
+    bxi_a64 returned;
+    bxi_a64 taken_back;
+    bxi_a64 borrowed;           /* leases of p that the owner holds */
+    bxi_a64 borrowed_total;
+};
+
 struct bxi_function {
     char name[BXI_NAME_BYTES];
     uint32_t kind;              /* 1 inline, 2 blocking, 3 async, 4 batch: for display */
@@ -126,6 +149,7 @@ struct bxi_control {
     struct bxi_credit credit[BXI_WORLD_MAX];
     struct bxi_pair_counters pair_counters[BXI_WORLD_MAX];
     struct bxi_function function[BXI_FUNCTION_MAX];
+    struct bxi_loans loans[BXI_WORLD_MAX];
 };
 
 #define BXI_CONTROL_BYTES sizeof(struct bxi_control)
@@ -143,7 +167,9 @@ static_assert(offsetof(struct bxi_control, pair) == 8192, "pair");
 static_assert(offsetof(struct bxi_control, credit) == 16384, "credit");
 static_assert(offsetof(struct bxi_control, pair_counters) == 24576, "pair_counters");
 static_assert(offsetof(struct bxi_control, function) == 32768, "function");
-static_assert(sizeof(struct bxi_control) == 40960, "control");
+static_assert(sizeof(struct bxi_loans) == BXI_LINE, "loans are a line");
+static_assert(offsetof(struct bxi_control, loans) == 40960, "loans");
+static_assert(sizeof(struct bxi_control) == 49152, "control");
 static_assert((int)BXI_COUNTER_COUNT <= 512, "counters fit their page");
 
 /* Where ring `to` begins. Rings are staggered by a line within the spare page of their stride, so that
@@ -151,6 +177,13 @@ static_assert((int)BXI_COUNTER_COUNT <= 512, "counters fit their page");
 static inline uint64_t bxi_ring_offset(int to)
 {
     return BXI_CONTROL_BYTES + (uint64_t)to * BXI_RING_STRIDE + ((uint64_t)to % 64) * BXI_LINE;
+}
+
+/* Where the words begin by which the owner gives leases of peer `to` back: behind the ring, and allocated
+ * with it. */
+static inline uint64_t bxi_lease_offset(int to)
+{
+    return BXI_CONTROL_BYTES + (uint64_t)to * BXI_RING_STRIDE + BXI_RING_BYTES + BXI_PAGE;
 }
 
 static inline uint64_t bxi_segment_bytes(int world_size)

@@ -67,14 +67,18 @@ ALL_LDFLAGS  := -pthread $(filter -fsanitize=% --coverage -flto% -O2,$(OPTIMISE_
 EXACT := -ffp-contract=off -fno-fast-math
 $(O)/demos/cartpole.o: FLAGS_EXACT := $(EXACT)
 $(O)/demos/policy.o:   FLAGS_EXACT := $(EXACT)
+$(O)/lib/nn/optim.o:   FLAGS_EXACT := $(EXACT)
 $(O)/demos/policy.o:   FLAGS_OWN := -O3
+$(O)/lib/nn/onednn.o $(O)/lib/nn/optim.o: FLAGS_OWN := -O3
 
-# The sanitizers bring a malloc of their own, which jemalloc would replace.
-PACKAGES := liburing $(if $(filter asan tsan,$(CONFIG)),,jemalloc)
+# The sanitizers bring a malloc of their own, which wins over jemalloc's because their library comes first;
+# arenas call jemalloc by its other names.
+PACKAGES := liburing jemalloc
 
-# Expanded when something is linked, not before: `make deps` may just have installed them. Nobody
-# calls jemalloc by name, so a linker that drops unneeded libraries must be told not to.
+# Expanded when something is linked, not before: `make deps` may just have installed them.
 LIBS = -Wl,--no-as-needed $(shell $(PKG_CONFIG) --libs $(PACKAGES)) -lm
+# What the networks need; oneDNN's OpenMP is gcc's, whoever compiles.
+NN_LIBS := -ldnnl -l:libgomp.so.1
 
 # ---- What is built from what ---------------------------------------------------------------------
 
@@ -83,13 +87,16 @@ VERSION := $(shell awk '/define BX_VERSION_(MAJOR|MINOR|PATCH)/ { v = v dot $$3;
 SONAME  := libboxcar.so.$(firstword $(subst ., ,$(VERSION)))
 
 LIB_SRCS := $(wildcard shm/*.c lib/*.c)
+NN_SRCS  := $(wildcard lib/nn/*.c)
 
 # Programs: each has a list of sources, of which the first holds main().
-PROGRAMS       := hello reinforce bxbench
-hello_SRCS     := demos/hello.c
-reinforce_SRCS := demos/reinforce.c $(filter-out demos/reinforce.c $(hello_SRCS),$(wildcard demos/*.c))
-bxbench_SRCS   := tools/bxbench.c $(filter-out tools/bxbench.c,$(wildcard tools/bxbench*.c \
+PROGRAMS          := hello reinforce param_server bxbench
+hello_SRCS        := demos/hello.c
+reinforce_SRCS    := $(patsubst %,demos/%.c,reinforce worker agent observer cartpole policy flags plot)
+param_server_SRCS := demos/param_server.c $(wildcard demos/ps_*.c) $(patsubst %,demos/%.c,resnet flags plot)
+bxbench_SRCS      := tools/bxbench.c $(filter-out tools/bxbench.c,$(wildcard tools/bxbench*.c \
 	tools/bench_*.c))
+NN_PROGRAMS       := param_server bxbench
 
 # Tests: unit holds every Criterion test, with the parts of the programs that they test; stress is
 # the same bodies without Criterion, which does not start under ThreadSanitizer; prog_* are programs
@@ -103,18 +110,21 @@ objects = $(patsubst %.c,$(O)/%.o,$(1))
 
 STATIC_LIB := $(B)/lib/libboxcar.a
 SHARED_LIB := $(B)/lib/libboxcar.so.$(VERSION)
+STATIC_NN  := $(B)/lib/libboxcar_nn.a
+SHARED_NN  := $(B)/lib/libboxcar_nn.so.$(VERSION)
+SONAME_NN  := libboxcar_nn.so.$(firstword $(subst ., ,$(VERSION)))
 # kill_steps is the library once more, with a hook at every step of what it does to shared memory.
 steps_OBJS := $(patsubst %.c,$(O)/steps/%.o,$(LIB_SRCS) tests/harness.c tests/test_kill_steps.c)
 TESTS      := $(B)/tests/unit $(B)/tests/stress $(B)/tests/kill_steps $(PROG_SRCS:tests/%.c=$(B)/tests/%)
 
-ALL_SRCS := $(sort $(LIB_SRCS) $(foreach p,$(PROGRAMS) unit stress,$($(p)_SRCS)) $(PROG_SRCS))
+ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(foreach p,$(PROGRAMS) unit stress,$($(p)_SRCS)) $(PROG_SRCS))
 
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: all tests demo test unit e2e check stress test-reference lint deps deps-test deps-lint \
 	install uninstall clean help FORCE
 
-all: $(STATIC_LIB) $(SHARED_LIB) $(PROGRAMS:%=$(B)/bin/%)
+all: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(PROGRAMS:%=$(B)/bin/%)
 
 tests: $(TESTS)
 
@@ -158,10 +168,25 @@ $(SHARED_LIB): $(call objects,$(LIB_SRCS)) lib/libboxcar.map
 		-o $@ $(filter %.o,$^) $(ALL_LDFLAGS) $(LIBS)
 	$(Q)ln -sf $(@F) $(@D)/$(SONAME) && ln -sf $(SONAME) $(@D)/libboxcar.so
 
-link = $(Q)mkdir -p $(@D) && $(CC) -o $@ $(filter %.o,$^) $(STATIC_LIB) $(ALL_LDFLAGS)
+$(STATIC_NN): $(call objects,$(NN_SRCS))
+	@mkdir -p $(@D)
+	$(call say,AR,$@)
+	$(Q)rm -f $@ && $(AR) rcs $@ $^
+
+$(SHARED_NN): $(call objects,$(NN_SRCS)) lib/libboxcar_nn.map $(SHARED_LIB)
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(CC) -shared -Wl,-soname,$(SONAME_NN) -Wl,--version-script=lib/libboxcar_nn.map \
+		$(if $(filter asan tsan ubsan,$(CONFIG)),,-Wl,-z,defs) \
+		-o $@ $(filter %.o,$^) $(ALL_LDFLAGS) -L$(@D) -lboxcar $(NN_LIBS) -lm
+	$(Q)ln -sf $(@F) $(@D)/$(SONAME_NN) && ln -sf $(SONAME_NN) $(@D)/libboxcar_nn.so
+
+# The networks come before what they use.
+link = $(Q)mkdir -p $(@D) && $(CC) -o $@ $(filter %.o,$^) $(filter $(STATIC_NN),$^) $(STATIC_LIB) $(ALL_LDFLAGS) \
+	$(if $(filter $(STATIC_NN),$^),$(NN_LIBS))
 
 define PROGRAM_RULE
-$(B)/bin/$(1): $(call objects,$($(1)_SRCS)) $(STATIC_LIB)
+$(B)/bin/$(1): $(call objects,$($(1)_SRCS)) $(STATIC_LIB) $(if $(filter $(1),$(NN_PROGRAMS)),$(STATIC_NN))
 endef
 $(foreach p,$(PROGRAMS),$(eval $(call PROGRAM_RULE,$(p))))
 $(PROGRAMS:%=$(B)/bin/%):
@@ -172,7 +197,7 @@ $(B)/tests/kill_steps: $(steps_OBJS)
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D) && $(CC) -o $@ $^ $(ALL_LDFLAGS) $(shell $(PKG_CONFIG) --libs criterion) $(LIBS)
 
-$(B)/tests/unit: $(call objects,$(unit_SRCS)) $(STATIC_LIB)
+$(B)/tests/unit: $(call objects,$(unit_SRCS)) $(STATIC_LIB) $(STATIC_NN)
 	$(call say,LINK,$@)
 	$(link) $(shell $(PKG_CONFIG) --libs criterion) $(LIBS)
 
@@ -235,20 +260,25 @@ HEADERS   := $(wildcard lib/boxcar*.h)
 DOCDIR    := $(PREFIX)/share/doc/boxcar
 INSTALLED := $(STATIC_LIB)=$(LIBDIR)/libboxcar.a \
 	$(SHARED_LIB)=$(LIBDIR)/$(notdir $(SHARED_LIB)) \
+	$(STATIC_NN)=$(LIBDIR)/libboxcar_nn.a \
+	$(SHARED_NN)=$(LIBDIR)/$(notdir $(SHARED_NN)) \
 	$(B)/boxcar.pc=$(LIBDIR)/pkgconfig/boxcar.pc \
+	$(B)/boxcar_nn.pc=$(LIBDIR)/pkgconfig/boxcar_nn.pc \
 	$(foreach h,$(HEADERS),$(h)=$(PREFIX)/include/$(notdir $(h))) \
 	lib/LICENSE=$(DOCDIR)/LICENSE
-LINKS     := $(SONAME) libboxcar.so
+LINKS     := $(SONAME) libboxcar.so $(SONAME_NN) libboxcar_nn.so
 
-$(B)/boxcar.pc: lib/boxcar.pc.in FORCE
+$(B)/%.pc: lib/%.pc.in FORCE
 	@mkdir -p $(@D)
 	@sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR:$(PREFIX)%=$${prefix}%)|' \
 		-e 's|@VERSION@|$(VERSION)|' $< > $@
 
-install: $(STATIC_LIB) $(SHARED_LIB) $(B)/boxcar.pc
+install: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(B)/boxcar.pc $(B)/boxcar_nn.pc
 	$(foreach i,$(INSTALLED),@$(INSTALL) -D -m 644 $(subst =, '$(DESTDIR),$(i))'$(newline))
 	@ln -sf $(notdir $(SHARED_LIB)) '$(DESTDIR)$(LIBDIR)/$(SONAME)'
 	@ln -sf $(SONAME) '$(DESTDIR)$(LIBDIR)/libboxcar.so'
+	@ln -sf $(notdir $(SHARED_NN)) '$(DESTDIR)$(LIBDIR)/$(SONAME_NN)'
+	@ln -sf $(SONAME_NN) '$(DESTDIR)$(LIBDIR)/libboxcar_nn.so'
 	@echo 'installed under $(DESTDIR)$(PREFIX)'
 
 uninstall:

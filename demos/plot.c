@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Draws seconds over world size, a line for each mode, by handing gnuplot a script. Run by the
- * launcher: the check before training, so that nobody trains for a figure that cannot be drawn.
+ * Draws lines by handing gnuplot a script. Run by a program's first process, the check before its work
+ * and the drawing after it.
  */
-#include "reinforce.h"
+#include "plot.h"
 
 #include <errno.h>
 #include <libgen.h>
 #include <limits.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,15 +53,15 @@ static bool is_writable(const char *path)
     return access(dirname(copy), W_OK) == 0;
 }
 
-int reinforce_plot_check(const char *path)
+int plot_check(const char *program, const char *path)
 {
     if (!is_in_path("gnuplot")) {
-        fputs("reinforce: --plot needs gnuplot, which is not installed; it comes with the package "
-              "gnuplot-nox (Debian, Ubuntu) or gnuplot (elsewhere)\n", stderr);
+        fprintf(stderr, "%s: --plot needs gnuplot, which is not installed; it comes with the package "
+                "gnuplot-nox (Debian, Ubuntu) or gnuplot (elsewhere)\n", program);
         return -1;
     }
     if (!is_writable(path)) {
-        fprintf(stderr, "reinforce: the figure %s cannot be written: %s\n", path, strerror(errno));
+        fprintf(stderr, "%s: the figure %s cannot be written: %s\n", program, path, strerror(errno));
         return -1;
     }
     return 0;
@@ -78,12 +79,26 @@ static void write_quoted(FILE *script, const char *text)
     fputc('\'', script);
 }
 
-static void write_script(FILE *script, const char *path, const struct reinforce_outcome *outcomes,
-                         size_t count)
+static void write_range(FILE *script, const struct plot *plot)
 {
-    static const char *const TITLE[REINFORCE_MODES] = { "batch", "no batch" };
-    int least = outcomes[0].world_size, most = outcomes[count - 1].world_size;
-    const char *separator = "plot ";
+    int least = plot->lines[0].x[0], most = least;
+
+    for (size_t line = 0; line < plot->line_count; line++) {
+        for (size_t i = 0; i < plot->lines[line].count; i++) {
+            int x = plot->lines[line].x[i];
+
+            least = x < least ? x : least;
+            most = x > most ? x : most;
+        }
+    }
+    fprintf(script, "set xrange [%.1f:%.1f]\nset xtics %d\n", least - 0.5, most + 0.5,
+            1 + (most - least) / 16);
+}
+
+static void write_script(FILE *script, const struct plot *plot, const char *path)
+{
+    const char *const label[][2] = { { "\nset title ", plot->title }, { "\nset xlabel ", plot->x_label },
+                                     { "\nset ylabel ", plot->y_label } };
 
     if (strcmp(path + strlen(path) - 4, ".svg") == 0)
         fputs("set terminal svg size 800,500 background 'white'\n", script);
@@ -92,32 +107,27 @@ static void write_script(FILE *script, const char *path, const struct reinforce_
               "else { set terminal png size 800,500 }\n", script);
     fputs("set output ", script);
     write_quoted(script, path);
-    fputs("\nset title 'Batched CartPole: one agent, the others observers'\n"
-          "set xlabel 'world size'\nset ylabel 'seconds'\nset key top left\n"
-          "set grid y\nset yrange [0:*]\n", script);
-    fprintf(script, "set xrange [%d.5:%d.5]\nset xtics %d\n", least - 1, most,
-            1 + (most - least) / 16);
-    for (int mode = 0; mode < REINFORCE_MODES; mode++) {
-        fprintf(script, "$mode%d << EOD\n", mode);
-        for (size_t i = 0; i < count; i++) {
-            const struct reinforce_timing *timing = &outcomes[i].timing[mode];
-
-            if (timing->ran)
-                fprintf(script, "%d %.6f\n", outcomes[i].world_size, timing->seconds);
-        }
+    for (size_t i = 0; i < sizeof(label) / sizeof(label[0]); i++) {
+        fputs(label[i][0], script);
+        write_quoted(script, label[i][1]);
+    }
+    fputs("\nset key top left\nset grid y\nset yrange [0:*]\n", script);
+    write_range(script, plot);
+    for (size_t line = 0; line < plot->line_count; line++) {
+        fprintf(script, "$line%zu << EOD\n", line);
+        for (size_t i = 0; i < plot->lines[line].count; i++)
+            fprintf(script, "%d %.6f\n", plot->lines[line].x[i], plot->lines[line].y[i]);
         fputs("EOD\n", script);
     }
-    for (int mode = 0; mode < REINFORCE_MODES; mode++) {
-        if (!outcomes[0].timing[mode].ran)
-            continue;
-        fprintf(script, "%s$mode%d using 1:2 with linespoints lw 2 pt 7 title '%s'", separator,
-                mode, TITLE[mode]);
-        separator = ", ";
+    for (size_t line = 0; line < plot->line_count; line++) {
+        fprintf(script, "%s$line%zu using 1:2 with linespoints lw 2 pt 7 title ", line == 0 ? "plot " : ", ",
+                line);
+        write_quoted(script, plot->lines[line].title);
     }
     fputs("\nset output\n", script);
 }
 
-int reinforce_plot(const char *path, const struct reinforce_outcome *outcomes, size_t count)
+int plot_draw(const struct plot *plot, const char *path)
 {
     /* gnuplot may end before it has read everything. */
     void (*before)(int) = signal(SIGPIPE, SIG_IGN);
@@ -125,12 +135,12 @@ int reinforce_plot(const char *path, const struct reinforce_outcome *outcomes, s
     int status = -1;
 
     if (script != NULL) {
-        write_script(script, path, outcomes, count);
+        write_script(script, plot, path);
         status = pclose(script);
     }
     signal(SIGPIPE, before);
     if (status != 0) {
-        fprintf(stderr, "reinforce: gnuplot did not draw %s\n", path);
+        fprintf(stderr, "%s: gnuplot did not draw %s\n", plot->program, path);
         return -1;
     }
     return 0;

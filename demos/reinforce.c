@@ -8,6 +8,8 @@
  * start-up and shutdown included; the agent's own count of the training comes through memory mapped
  * before the fork, because stdout is for people and a pipe would have to be read while waiting.
  */
+#include "flags.h"
+#include "plot.h"
 #include "reinforce.h"
 
 #include <errno.h>
@@ -27,6 +29,66 @@ struct launcher {
     struct reinforce_outcome outcomes[BX_WORLD_MAX];
     size_t outcome_count;
 };
+
+/* ---- Flags ------------------------------------------------------------------------------------- */
+
+static const char HELP[] =
+    "Usage: reinforce [flags]\n"
+    "\n"
+    "Trains a CartPole policy by the policy gradient, with one agent and N observers, each a\n"
+    "process; every step of every observer is a call to the agent, batched and not batched.\n"
+    "\n"
+    "  --min-world-size N   fewest workers, the agent counted (2; 2 to 128)\n"
+    "  --max-world-size N   most workers (11)\n"
+    "  --num-episode N      episodes of a run (10)\n"
+    "  --num-steps N        steps of an episode, for each observer (500; at most 1000000)\n"
+    "  --gamma G            discount of later rewards (1.0; 0 to 1)\n"
+    "  --seed N             the same seed gives the same episodes (543)\n"
+    "  --mode MODE          both, batch or no-batch (both)\n"
+    "  --quiet              no line for each episode\n"
+    "  --csv FILE           world_size,mode,seconds,train_seconds,us_per_step_observer\n"
+    "  --plot FILE          draws seconds over world size, FILE.svg or FILE.png (needs gnuplot)\n"
+    "  --count-frames       a line with the agent's counts of requests and replies after each run\n"
+    "  --help, --version\n"
+    "\n"
+    "Prints for each world size: world_size, batch_seconds, no_batch_seconds; then a table.\n"
+    "BX_WAIT=uring|epoll in the environment chooses how workers sleep.\n"
+    "\n"
+    "Exit status: 0 done; 1 a file or the plot could not be written; 2 a wrong flag; 3 a worker\n"
+    "died or failed. SIGINT and SIGTERM end the workers, then the program by that signal.\n";
+
+/* 0, or 1 if the program has done what was asked, or -1 after a sentence on stderr. */
+static int parse_flags(int argc, char **argv, struct reinforce_flags *to)
+{
+    static const char *const MODES[] = { "both", "batch", "no-batch", NULL };
+    int mode = 0;
+    const struct flag table[] = {
+        { "min-world-size", FLAG_INT, &to->min_world_size, .least = BX_WORLD_MIN, .most = BX_WORLD_MAX },
+        { "max-world-size", FLAG_INT, &to->max_world_size, .least = BX_WORLD_MIN, .most = BX_WORLD_MAX },
+        { "num-episode", FLAG_U64, &to->episodes, .least = 1, .most = REINFORCE_EPISODES_MAX },
+        { "num-steps", FLAG_U64, &to->steps, .least = 1, .most = REINFORCE_STEPS_MAX },
+        { "gamma", FLAG_REAL, &to->gamma, .real_least = 0.0, .real_most = 1.0 },
+        { "seed", FLAG_U64, &to->seed, .most = UINT64_MAX },
+        { "mode", FLAG_CHOICE, &mode, .choices = MODES },
+        { "quiet", FLAG_SWITCH, .value = &to->quiet },
+        { "csv", FLAG_TEXT, .value = &to->csv },
+        { "plot", FLAG_FIGURE, .value = &to->plot },
+        { "count-frames", FLAG_SWITCH, .value = &to->count_frames },
+    };
+    const struct flags flags = { "reinforce", HELP, table, sizeof(table) / sizeof(table[0]) };
+
+    *to = (struct reinforce_flags){ .min_world_size = 2, .max_world_size = 11, .episodes = 10,
+                                    .steps = 500, .gamma = 1.0, .seed = 543 };
+    int rc = flags_parse(&flags, argc, argv);
+    to->mode[REINFORCE_BATCH] = mode != 2;
+    to->mode[REINFORCE_NO_BATCH] = mode != 1;
+    if (rc == 0 && to->min_world_size > to->max_world_size)
+        return flags_wrong(&flags, "--min-world-size %d is more than --max-world-size %d", to->min_world_size,
+                           to->max_world_size);
+    return rc;
+}
+
+/* ---- One run ------------------------------------------------------------------------------------- */
 
 static double seconds_now(void)
 {
@@ -181,12 +243,34 @@ static void print_table(const struct launcher *launcher)
     }
 }
 
+/* Seconds over world size, a line for each mode. */
+static int draw(const struct launcher *launcher)
+{
+    static const char *const TITLE[REINFORCE_MODES] = { "batch", "no batch" };
+    int x[BX_WORLD_MAX];
+    double y[REINFORCE_MODES][BX_WORLD_MAX];
+    struct plot_line lines[REINFORCE_MODES];
+    struct plot plot = { "reinforce", "Batched CartPole: one agent, the others observers", "world size",
+                         "seconds", lines, 0 };
+
+    for (int mode = 0; mode < REINFORCE_MODES; mode++) {
+        if (!launcher->flags.mode[mode])
+            continue;
+        for (size_t i = 0; i < launcher->outcome_count; i++) {
+            x[i] = launcher->outcomes[i].world_size;
+            y[mode][i] = launcher->outcomes[i].timing[mode].seconds;
+        }
+        lines[plot.line_count++] = (struct plot_line){ TITLE[mode], x, y[mode], launcher->outcome_count };
+    }
+    return plot_draw(&plot, launcher->flags.plot);
+}
+
 /* What the results go to, before any time is spent on having them. */
 static int open_outputs(struct launcher *launcher)
 {
     const struct reinforce_flags *flags = &launcher->flags;
 
-    if (flags->plot != NULL && reinforce_plot_check(flags->plot) < 0)
+    if (flags->plot != NULL && plot_check("reinforce", flags->plot) < 0)
         return REINFORCE_FAILED;
     if (flags->csv != NULL) {
         launcher->csv = fopen(flags->csv, "we");
@@ -219,8 +303,7 @@ static int run_all(struct launcher *launcher)
     print_table(launcher);
     if (launcher->csv != NULL && fclose(launcher->csv) != 0)
         return csv_failed(launcher);
-    if (flags->plot != NULL &&
-        reinforce_plot(flags->plot, launcher->outcomes, launcher->outcome_count) < 0)
+    if (flags->plot != NULL && draw(launcher) < 0)
         return REINFORCE_FAILED;
     if (fflush(stdout) != 0) {
         fprintf(stderr, "reinforce: the output cannot be written: %s\n", strerror(errno));
@@ -235,7 +318,7 @@ int main(int argc, char **argv)
 
     /* Inherited by the workers, so that their lines and ours stay whole and in order. */
     setvbuf(stdout, NULL, _IOLBF, 0);
-    int rc = reinforce_parse_flags(argc, argv, &launcher.flags);
+    int rc = parse_flags(argc, argv, &launcher.flags);
     if (rc != 0)
         return rc > 0 ? REINFORCE_OK : REINFORCE_USAGE;
     return run_all(&launcher);

@@ -67,17 +67,10 @@ struct reinforce_run {
     struct reinforce_result *result;
 };
 
-/* "batch" or "no-batch". */
-const char *reinforce_mode_name(enum reinforce_mode mode);
-
-/* flags.c: 0, or 1 if the program has done what was asked (--help, --version), or -1 after a
- * sentence on stderr. */
-int reinforce_parse_flags(int argc, char **argv, struct reinforce_flags *flags);
-
-/* plot.c: can the figure be drawn to this path? And draws it. 0, or -1 after a sentence on stderr.
- * */
-int reinforce_plot_check(const char *path);
-int reinforce_plot(const char *path, const struct reinforce_outcome *outcomes, size_t count);
+static inline const char *reinforce_mode_name(enum reinforce_mode mode)
+{
+    return mode == REINFORCE_BATCH ? "batch" : "no-batch";
+}
 
 /* agent.c and observer.c: a worker's whole life; give its exit status. */
 int reinforce_agent(const struct bx_options *options, const struct reinforce_run *run);

@@ -118,8 +118,8 @@ static void take_rows(struct bx_job *job, struct bxi_batcher *batcher, struct bx
 
 static void finish_row(struct bxi_row *row, int code, const char *text)
 {
+    bx_msg_destroy(row->args);      /* what it lent is back when the caller reads the answer */
     bxi_answer(&row->request, code, text, row->reply);
-    bx_msg_destroy(row->args);
     bx_msg_destroy(row->reply);
     free(row->text);
     free(row);
@@ -228,7 +228,7 @@ static void start(struct bx_job *job, struct bxi_batcher *batcher)
     }
 }
 
-int bxi_batch_add_row(struct bx_request *request, const void *body, size_t bytes)
+int bxi_batch_add_row(struct bx_request *request, struct bx_msg *args)
 {
     struct bx_job *job = request->job;
     struct bxi_batcher *batcher = request->handler->batcher;
@@ -236,10 +236,9 @@ int bxi_batch_add_row(struct bx_request *request, const void *body, size_t bytes
     bool ready = false;
     int rc;
 
-    if (row == NULL || (row->args = bxi_msg_copy(body, bytes)) == NULL) {
-        free(row);
+    if (row == NULL)
         return -ENOMEM;
-    }
+    row->args = args;
     row->came_ns = batcher->flush_after_ns > 0 ? bxi_now_ns() : 0;
 
     bxi_lock(&job->lock);
@@ -254,7 +253,6 @@ int bxi_batch_add_row(struct bx_request *request, const void *body, size_t bytes
     }
     bxi_unlock(&job->lock);
     if (rc < 0) {
-        bx_msg_destroy(row->args);
         free(row);
         return rc;
     }
@@ -321,6 +319,7 @@ void bxi_batchers_destroy(struct bx_job *job)
 
             batcher->head = row->next;
             bx_msg_destroy(row->args);
+            bxi_loan_release(row->request.loan);
             free(row);
         }
         free(batcher);

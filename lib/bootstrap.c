@@ -314,40 +314,79 @@ static int no_space(const struct bx_job *job)
                                   "it (mount -o remount,size=1G /dev/shm; in docker --shm-size=1g)",
                    (unsigned long long)(status.f_bavail * status.f_frsize / 1024),
                    (unsigned long long)(status.f_blocks * status.f_frsize / 1024), job->world_size,
-                   (unsigned)(sizeof(struct bxi_control) / 1024), BXI_RING_BYTES / 1024);
+                   (unsigned)(sizeof(struct bxi_control) / 1024), BXI_RING_STRIDE / 1024);
 }
 
-int bxi_boot_segment(struct bx_job *job, int *readable_fd)
+/* A descriptor of the object `name`, which is behind own_fd, that can only be read. */
+static int open_readable(const struct bx_job *job, const char *name, int own_fd, int *readable_fd)
 {
-    char name[BXI_SEGMENT_NAME_BYTES];
     struct stat mine, found;
-
-    /* Before there is anything to remove, so that no kill falls between. */
-    bxi_segment_name(name, (uint32_t)geteuid(), job->job_name, job->instance, job->rank);
-    bxi_spawn_note_segment(name);
-    int rc = bxi_segment_create(&job->segment, job->job_name, job->name, job->instance, job->rank,
-                                job->world_size);
-    if (rc == -ENOSPC)
-        return no_space(job);
-    if (rc == -EMFILE || rc == -ENFILE)
-        return bxi_boot_no_descriptors(job);
-    if (rc < 0)
-        return bx_fail(rc, "the segment /dev/shm%s cannot be made: %s", name, bx_strerror(rc));
-
     int fd = shm_open(name, O_RDONLY | O_CLOEXEC, 0);
+
     if (fd < 0 && (errno == EMFILE || errno == ENFILE))
         return bxi_boot_no_descriptors(job);
     if (fd < 0)
-        return bx_fail(-errno, "the segment /dev/shm%s cannot be opened for reading: %s", name,
-                       bx_strerror(-errno));
-    if (fstat(job->segment.fd, &mine) < 0 || fstat(fd, &found) < 0 || mine.st_ino != found.st_ino ||
+        return bx_fail(-errno, "/dev/shm%s cannot be opened for reading: %s", name, bx_strerror(-errno));
+    if (fstat(own_fd, &mine) < 0 || fstat(fd, &found) < 0 || mine.st_ino != found.st_ino ||
         mine.st_dev != found.st_dev) {
         close(fd);
         return bx_fail(-ESTALE, "/dev/shm%s was replaced by somebody while it was made", name);
     }
-    bxi_job_adopt_segment(job);
     *readable_fd = fd;
     return 0;
+}
+
+static int cannot_make(const struct bx_job *job, const char *name, int rc)
+{
+    if (rc == -ENOSPC)
+        return no_space(job);
+    if (rc == -EMFILE || rc == -ENFILE)
+        return bxi_boot_no_descriptors(job);
+    return bx_fail(rc, "/dev/shm%s cannot be made: %s", name, bx_strerror(rc));
+}
+
+static int make_arena(struct bx_job *job, const char *name)
+{
+    struct bxi_header *header = &job->segment.control->header;
+    struct bxi_arena_words words = { &header->arena_used, &header->arena_committed, &header->arena_high_water };
+
+    return bxi_arena_create(name, job->options.arena_bytes, &words, &job->arena);
+}
+
+int bxi_boot_segment(struct bx_job *job, int *segment_fd, int *arena_fd)
+{
+    char name[BXI_SEGMENT_NAME_BYTES], arena_name[BXI_SEGMENT_NAME_BYTES];
+    uint32_t uid = (uint32_t)geteuid();
+
+    /* Before there is anything to remove, so that no kill falls between. */
+    bxi_segment_name(name, uid, job->job_name, job->instance, job->rank);
+    bxi_segment_arena_name(arena_name, uid, job->job_name, job->instance, job->rank);
+    bxi_spawn_note_segment(name, arena_name);
+    int rc = bxi_segment_create(&job->segment, job->job_name, job->name, job->instance, job->rank,
+                                job->world_size);
+    if (rc < 0)
+        return cannot_make(job, name, rc);
+    if ((rc = make_arena(job, arena_name)) < 0)
+        return cannot_make(job, arena_name, rc);
+    if ((rc = open_readable(job, name, job->segment.fd, segment_fd)) < 0)
+        return rc;
+    if ((rc = open_readable(job, arena_name, bxi_arena_fd(job->arena), arena_fd)) < 0)
+        goto close_segment;
+    rc = bxi_arena_attach(&job->peers[job->rank].arena, *arena_fd, bxi_arena_bytes(job->arena));
+    if (rc < 0) {
+        bx_fail(rc, "/dev/shm%s cannot be mapped: %s", arena_name, bx_strerror(rc));
+        goto close_arena;
+    }
+    bxi_job_adopt_segment(job);
+    return 0;
+
+close_arena:
+    close(*arena_fd);
+    *arena_fd = -1;
+close_segment:
+    close(*segment_fd);
+    *segment_fd = -1;
+    return rc;
 }
 
 static void fill_self(struct bx_job *job)
@@ -373,22 +412,27 @@ int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry, co
     if (memchr(entry->name, 0, sizeof(entry->name)) == NULL || !bxi_name_is_valid(entry->name))
         return -EPROTO;
     /* Ringing must never block the one who rings. */
-    for (int i = 1; i <= 2; i++)
+    for (int i = BXI_BOOT_BELL; i <= BXI_BOOT_BELL_LEADER; i++)
         if ((fcntl(fds[i], F_GETFL) & (O_NONBLOCK | O_ACCMODE)) != (O_NONBLOCK | O_RDWR))
             return -EPROTO;
-    if (syscall(SYS_pidfd_send_signal, fds[3], 0, NULL, 0) < 0 && errno == EBADF)
+    if (syscall(SYS_pidfd_send_signal, fds[BXI_BOOT_PIDFD], 0, NULL, 0) < 0 && errno == EBADF)
         return -EPROTO;
-    int rc = bxi_segment_attach(&peer->view, fds[0], job->instance, entry->rank, job->world_size);
+    int rc = bxi_segment_attach(&peer->view, fds[BXI_BOOT_SEGMENT], job->instance, entry->rank, job->world_size);
     if (rc < 0)
         return rc;
+    rc = bxi_arena_attach(&peer->arena, fds[BXI_BOOT_ARENA], peer->view.control->header.arena_bytes);
+    if (rc < 0) {
+        bxi_segment_detach(&peer->view);
+        return rc;
+    }
 
     peer->rank = entry->rank;
     peer->pid = entry->pid;
     memcpy(peer->name, entry->name, sizeof(peer->name));
     peer->bell.word = &peer->view.control->header.armed;
-    peer->bell.fd[0] = fds[1];
-    peer->bell.fd[1] = fds[2];
-    peer->pidfd = fds[3];
+    peer->bell.fd[0] = fds[BXI_BOOT_BELL];
+    peer->bell.fd[1] = fds[BXI_BOOT_BELL_LEADER];
+    peer->pidfd = fds[BXI_BOOT_PIDFD];
     /* Relaxed: no other thread of the job exists yet. */
     bxi_store_relaxed(&peer->state, BXI_PEER_ALIVE);
     return 0;
@@ -400,6 +444,8 @@ void bxi_boot_unlink_dead(const struct bx_job *job, int rank)
 
     /* Not by its lock: the kernel may close the socket, which told of the death, before the segment. */
     bxi_segment_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
+    shm_unlink(name);
+    bxi_segment_arena_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
     shm_unlink(name);
 }
 
@@ -414,12 +460,19 @@ void bxi_boot_undo(struct bx_job *job)
             close(peer->bell.fd[1]);
             close(peer->pidfd);
         }
+        if (peer->arena != NULL)
+            bxi_arena_view_release(peer->arena);
         memset(peer, 0, sizeof(*peer));
     }
     /* What bxi_job_adopt_segment pointed into the segment. */
     job->control = NULL;
     job->counters = job->private_counters;
     job->bell.word = NULL;
+    if (job->arena != NULL) {
+        bxi_arena_close(job->arena);
+        bxi_arena_release(job->arena);
+        job->arena = NULL;
+    }
     if (job->segment.control != NULL)
         bxi_segment_destroy(&job->segment);
     job->instance = 0;
@@ -566,14 +619,16 @@ static int send_join(struct joiner *joiner)
 {
     struct bx_job *job = joiner->job;
     struct bxi_boot_head head = bxi_boot_head(BXI_BOOT_JOIN);
-    int fds[BXI_BOOT_FDS] = { -1, job->bell_fd[0], job->bell_fd[1], job->pidfd };
+    int fds[BXI_BOOT_FDS] = { [BXI_BOOT_BELL] = job->bell_fd[0], [BXI_BOOT_BELL_LEADER] = job->bell_fd[1],
+                              [BXI_BOOT_PIDFD] = job->pidfd };
 
-    int rc = bxi_boot_segment(job, &fds[0]);
+    int rc = bxi_boot_segment(job, &fds[BXI_BOOT_SEGMENT], &fds[BXI_BOOT_ARENA]);
     if (rc < 0)
         return rc;
     rc = bxi_boot_send(joiner->fd, &(struct bxi_boot_out){ &head, sizeof(head), fds, BXI_BOOT_FDS },
                        joiner->deadline_ns);
-    close(fds[0]);
+    close(fds[BXI_BOOT_SEGMENT]);
+    close(fds[BXI_BOOT_ARENA]);
     if (rc == 0 || rc == -EPIPE || rc == -ECONNRESET)
         return 0;           /* a hang-up: next_packet tells why */
     return bx_fail(rc, "worker '%s' (rank %d) could not hand its descriptors to rank 0: %s", job->name,
@@ -597,7 +652,7 @@ static int take_table(struct joiner *joiner)
                            joiner->job->rank, BXI_NAME_BYTES - 1, entry->name, (int)entry->rank,
                            bx_strerror(rc));
         }
-        fds[1] = fds[2] = fds[3] = -1;
+        fds[BXI_BOOT_BELL] = fds[BXI_BOOT_BELL_LEADER] = fds[BXI_BOOT_PIDFD] = -1;
     }
     bxi_boot_packet_close(packet);
     return count;

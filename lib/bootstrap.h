@@ -6,7 +6,7 @@
  *     worker                                  rank 0
  *     HELLO    who it is               ->
  *                                      <-     WELCOME  the instance
- *     JOIN     its four descriptors    ->
+ *     JOIN     its five descriptors    ->
  *                                      <-     TABLE    those of the others, in chunks, worker by worker
  *     ATTACHED                         ->
  *                                      <-     GO       when all have attached
@@ -20,10 +20,11 @@
 #include "internal.h"
 
 #define BXI_BOOT_MAGIC UINT64_C(0x544f4f4252435842)     /* "BXCRBOOT" in memory, little endian */
-#define BXI_BOOT_PROTOCOL 1u
+#define BXI_BOOT_PROTOCOL 2u
 #define BXI_BOOT_PATH_BYTES 108         /* of sockaddr_un.sun_path */
-#define BXI_BOOT_FDS 4                  /* of a worker: segment (read-only), two bells, pidfd */
-#define BXI_BOOT_TABLE_MAX 32           /* workers in one TABLE: 128 descriptors; the kernel takes 253 */
+#define BXI_BOOT_FDS 5                  /* of a worker: segment and arena (read-only), two bells, pidfd */
+#define BXI_BOOT_TABLE_MAX 32           /* workers in one TABLE: 160 descriptors; the kernel takes 253 */
+enum bxi_boot_fd { BXI_BOOT_SEGMENT, BXI_BOOT_ARENA, BXI_BOOT_BELL, BXI_BOOT_BELL_LEADER, BXI_BOOT_PIDFD };
 
 enum bxi_boot_kind {
     BXI_BOOT_HELLO = 1,
@@ -129,11 +130,11 @@ int bxi_boot_wait(int fd, short events, uint64_t deadline_ns);
 /* Whether the other end belongs to this user; its pid. */
 bool bxi_boot_is_own(int fd, uint32_t *pid);
 
-/* job->instance is set: makes job->segment and a descriptor of it that can only be read. 0, or a failure
- * with its sentence (BX_E_NO_SPACE, BX_E_DESCRIPTORS, -errno). */
-int bxi_boot_segment(struct bx_job *job, int *readable_fd);
+/* job->instance is set: makes job->segment and job->arena, and a descriptor of each that can only be read.
+ * 0, or a failure with its sentence (BX_E_NO_SPACE, BX_E_DESCRIPTORS, -errno). */
+int bxi_boot_segment(struct bx_job *job, int *segment_fd, int *arena_fd);
 
-/* Makes job->peers[entry->rank] of what came; fds[1..3] become the peer's, fds[0] stays the caller's.
+/* Makes job->peers[entry->rank] of what came; bells and pidfd become the peer's, the others stay the caller's.
  * 0; -EPROTO and the like where it is not right; no sentence. */
 int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry,
                       const int fds[BXI_BOOT_FDS]);
@@ -163,9 +164,9 @@ void bxi_bootstrap_sweep(const char *job_name);
 
 /* ---- spawn.c ------------------------------------------------------------------------------------- */
 
-/* In a child of bx_spawn: what to remove when SIGTERM ends it; its segment, and rank 0's files (NULL: they
- * are no longer its own). Elsewhere nothing. */
-void bxi_spawn_note_segment(const char *shm_name);
+/* In a child of bx_spawn: what to remove when SIGTERM ends it; its segment and arena, and rank 0's files (NULL:
+ * they are no longer its own). Elsewhere nothing. */
+void bxi_spawn_note_segment(const char *shm_name, const char *arena_name);
 void bxi_spawn_note_files(const struct bxi_boot_paths *paths);
 
 #endif

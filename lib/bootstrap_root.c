@@ -42,7 +42,7 @@ struct connection {
     int fd;
     int rank;                           /* from WELCOMED on */
     uint32_t pid;
-    int segment_fd;                     /* from JOINED on */
+    int segment_fd, arena_fd;           /* from JOINED on */
     uint64_t arrival;
     char name[BXI_NAME_BYTES];
 };
@@ -53,7 +53,7 @@ struct root {
     uint64_t start_ns;
     uint64_t deadline_ns;               /* the earliest of all that came */
     int listener;
-    int segment_fd;                     /* one's own, read-only */
+    int segment_fd, arena_fd;           /* one's own, read-only */
     int joined;
     uint64_t arrivals;
     const struct connection *awaited;   /* whose ATTACHED is awaited */
@@ -195,8 +195,10 @@ static void drop(struct root *root, struct connection *connection)
     close(connection->fd);
     if (connection->state >= WELCOMED)
         root->by_rank[connection->rank] = NULL;
-    if (connection->state >= JOINED)
+    if (connection->state >= JOINED) {
         close(connection->segment_fd);
+        close(connection->arena_fd);
+    }
     memset(connection, 0, sizeof(*connection));
 }
 
@@ -352,8 +354,9 @@ static int take_join(struct root *root, struct connection *connection)
     if (rc < 0)
         return bx_fail(rc, "the segment of worker '%s' (rank %d, pid %u) cannot be attached: %s",
                        connection->name, connection->rank, connection->pid, bx_strerror(rc));
-    connection->segment_fd = packet->fds[0];
-    packet->fd_count = 0;       /* taken, all four */
+    connection->segment_fd = packet->fds[BXI_BOOT_SEGMENT];
+    connection->arena_fd = packet->fds[BXI_BOOT_ARENA];
+    packet->fd_count = 0;       /* taken, all five */
     connection->state = JOINED;
     root->joined++;
     return 0;
@@ -490,7 +493,7 @@ static int look(struct root *root)
     return entries[0].revents == 0 ? 0 : accept_all(root);
 }
 
-/* The four descriptors and the entry of a rank. */
+/* The descriptors and the entry of a rank. */
 static void describe(const struct root *root, int rank, struct bxi_boot_entry *entry, int fds[BXI_BOOT_FDS])
 {
     const struct bx_job *job = root->job;
@@ -499,10 +502,11 @@ static void describe(const struct root *root, int rank, struct bxi_boot_entry *e
     entry->rank = rank;
     entry->pid = peer->pid;
     memcpy(entry->name, peer->name, sizeof(entry->name));
-    fds[0] = rank == 0 ? root->segment_fd : root->by_rank[rank]->segment_fd;
-    fds[1] = rank == 0 ? job->bell_fd[0] : peer->bell.fd[0];
-    fds[2] = rank == 0 ? job->bell_fd[1] : peer->bell.fd[1];
-    fds[3] = rank == 0 ? job->pidfd : peer->pidfd;
+    fds[BXI_BOOT_SEGMENT] = rank == 0 ? root->segment_fd : root->by_rank[rank]->segment_fd;
+    fds[BXI_BOOT_ARENA] = rank == 0 ? root->arena_fd : root->by_rank[rank]->arena_fd;
+    fds[BXI_BOOT_BELL] = rank == 0 ? job->bell_fd[0] : peer->bell.fd[0];
+    fds[BXI_BOOT_BELL_LEADER] = rank == 0 ? job->bell_fd[1] : peer->bell.fd[1];
+    fds[BXI_BOOT_PIDFD] = rank == 0 ? job->pidfd : peer->pidfd;
 }
 
 static int send_chunk(struct root *root, const struct connection *to, const struct bxi_boot_table *table,
@@ -559,7 +563,7 @@ static int run(struct root *root)
     struct bxi_boot_head go = bxi_boot_head(BXI_BOOT_GO);
 
     int rc = open_listener(root);
-    if (rc < 0 || (rc = bxi_boot_segment(job, &root->segment_fd)) < 0)
+    if (rc < 0 || (rc = bxi_boot_segment(job, &root->segment_fd, &root->arena_fd)) < 0)
         return rc;
     while (root->joined < job->world_size - 1)
         if ((rc = look(root)) < 0)
@@ -599,6 +603,8 @@ static void close_all(struct root *root)
         close(root->listener);
     if (root->segment_fd >= 0)
         close(root->segment_fd);
+    if (root->arena_fd >= 0)
+        close(root->arena_fd);
 }
 
 int bxi_boot_root(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t deadline_ns)
@@ -612,7 +618,7 @@ int bxi_boot_root(struct bx_job *job, const struct bxi_boot_paths *paths, uint64
     root->paths = paths;
     root->start_ns = bxi_now_ns();
     root->deadline_ns = deadline_ns;
-    root->listener = root->segment_fd = -1;
+    root->listener = root->segment_fd = root->arena_fd = -1;
     if (getrandom(&job->instance, sizeof(job->instance), 0) != sizeof(job->instance))
         job->instance = bxi_now_ns() ^ ((uint64_t)getpid() << 40);
     job->instance |= 1;         /* 0 means any */

@@ -197,14 +197,15 @@ size_t bx_tensor_bytes(const struct bx_tensor *tensor);         /* elements x by
 bool bx_tensor_is_contiguous(const struct bx_tensor *tensor);   /* row-major without gaps */
 bool bx_tensor_is_borrowed(const struct bx_tensor *tensor);     /* on loan from another worker */
 bool bx_tensor_is_shared(const struct bx_tensor *tensor);       /* in an arena of this process */
-uint32_t bx_tensor_on_loan(const struct bx_tensor *tensor);     /* leases that hold its memory now; it looks */
+uint32_t bx_tensor_on_loan(const struct bx_tensor *tensor);     /* leases that hold it, as of the last look
+                                                                 * (bx_job_loans looks) */
 const void *bx_tensor_data(const struct bx_tensor *tensor);     /* of the first element */
 void *bx_tensor_data_mut(struct bx_tensor *tensor);             /* NULL if it is read-only */
 
 /* Views share the memory, and read-only stays read-only. slice takes elements start, start+step, ... below
  * end of one dimension; select one index, and drops the dimension; reshape wants a contiguous tensor and
- * as many elements. as_strided gives any shape and strides, in elements, from an offset in elements,
- * within the memory of the tensor. -EINVAL, -EOVERFLOW, -ENOMEM. */
+ * as many elements. as_strided gives any shape and strides, in elements, from an offset in elements
+ * from the tensor's first, up to its last. -EINVAL, -EOVERFLOW, -ENOMEM. */
 int bx_tensor_slice(struct bx_tensor *tensor, int dim, int64_t start, int64_t end, int64_t step,
                     struct bx_tensor **view);
 int bx_tensor_select(struct bx_tensor *tensor, int dim, int64_t index, struct bx_tensor **view);
@@ -233,8 +234,8 @@ int bx_tensor_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, st
 
 /* ---- Messages ---------------------------------------------------------------------------------- */
 
-/* Bytes, and tensors beside them, each written in order and read back in the same order. Values are packed without padding or tags,
- * in the host's byte order. A writer's error is sticky: after the first failure every put returns it,
+/* Bytes, and tensors beside them, each written in order and read back in the same order. Values are packed
+ * without padding or tags, in the host's byte order. A writer's error is sticky: after the first failure every put returns it,
  * and so does the call that is given the message. */
 struct bx_msg;
 

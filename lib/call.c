@@ -21,6 +21,7 @@ struct request_plan {           /* a call's arguments, checked */
     struct bxi_peer *peer;
     const char *function;
     const struct bx_msg *args;
+    struct bxi_cargo *cargo;        /* what args lend; NULL if they lend nothing */
     uint64_t timeout_ns;
     uint64_t deadline_ns;
     bool no_wait;
@@ -166,9 +167,6 @@ static int plan(struct bx_job *job, struct request_plan *out, const char *to,
     if (out->args != NULL && out->args->error < 0)
         return bx_fail(out->args->error, "the arguments for '%s' could not be written: %s", out->function,
                        bx_strerror(out->args->error));
-    if (bx_msg_bytes(out->args) > BXI_BODY_MAX)
-        return bx_fail(BX_E_TOO_LARGE, "the arguments for '%s' have %zu bytes, a frame carries %zu",
-                       out->function, bx_msg_bytes(out->args), BXI_BODY_MAX);
     out->peer = bxi_peer_find(job, to);
     if (out->peer == NULL)
         return bx_fail(BX_E_NO_WORKER, "the job '%s' has no worker '%s'", job->job_name, to);
@@ -182,7 +180,7 @@ static int plan(struct bx_job *job, struct request_plan *out, const char *to,
 static void send_cancel(struct bx_job *job, struct bxi_peer *peer, uint16_t slot, int code)
 {
     struct bxi_frame head = { .kind = BXI_CANCEL, .code = code, .id = peer->slots[slot].generation << 16 | slot };
-    struct bxi_out out = { &head, NULL, 0, -1, true };
+    struct bxi_out out = { .head = &head, .slot = -1, .may_queue = true };
 
     bxi_peer_send(job, peer, &out);
 }
@@ -228,7 +226,8 @@ static int submit_locked(struct bx_job *job, const struct request_plan *plan, st
 {
     struct bxi_peer *peer = plan->peer;
     struct bxi_frame head = { .kind = plan->kind, .flags = plan->flags, .deadline_ns = plan->deadline_ns };
-    struct bxi_out out = { &head, bx_msg_data(plan->args), bx_msg_bytes(plan->args), -1, call != NULL };
+    struct bxi_out out = { .head = &head, .body = bx_msg_data(plan->args), .body_bytes = bx_msg_bytes(plan->args),
+                           .slot = -1, .may_queue = call != NULL, .cargo = plan->cargo };
     int index, rc;
 
     /* Relaxed: set by the handler of SIGBUS. */
@@ -272,6 +271,7 @@ struct room_waiter {
     struct bxi_waiter waiter;   /* first */
     struct bx_job *job;
     struct bxi_peer *peer;
+    const struct bxi_cargo *cargo;
     bool oneway;
 };
 
@@ -280,15 +280,30 @@ static bool has_room(struct bxi_waiter *waiter)
     struct room_waiter *room = (struct room_waiter *)(void *)waiter;
     bool ready;
 
+    if (room->cargo != NULL)
+        bxi_leases_reclaim(room->job);
     bxi_lock(&room->job->lock);
-    ready = bxi_load_relaxed(&room->peer->state) != BXI_PEER_ALIVE ||
-            (room->oneway ? room->peer->queue_head == NULL && room->peer->wanted_bytes == 0
-                          : room->peer->in_flight < BXI_CALLS_MAX);
+    ready = room->oneway ? room->peer->queue_head == NULL && room->peer->wanted_bytes == 0
+                         : room->peer->in_flight < BXI_CALLS_MAX;
+    if (room->cargo != NULL)
+        ready = ready && bxi_lease_may_grant(room->job, room->peer, room->cargo);
+    ready = ready || bxi_load_relaxed(&room->peer->state) != BXI_PEER_ALIVE;
     bxi_unlock(&room->job->lock);
     return ready;
 }
 
 static_assert(BXI_CALLS_MAX == 1024, "the sentences below name it");
+
+/* What a submission that got -EAGAIN lacked. */
+static const char *lacked(struct bx_job *job, const struct request_plan *plan, bool oneway)
+{
+    bool loans;
+
+    bxi_lock(&job->lock);
+    loans = plan->cargo != NULL && !bxi_lease_may_grant(job, plan->peer, plan->cargo);
+    bxi_unlock(&job->lock);
+    return loans ? "as much as may be is on loan" : oneway ? "the ring is full" : "1024 calls are in flight";
+}
 
 static int wait_for_room(struct bx_job *job, const struct request_plan *plan, bool oneway)
 {
@@ -296,14 +311,19 @@ static int wait_for_room(struct bx_job *job, const struct request_plan *plan, bo
         .waiter = { .ready = has_room, .object = plan->peer, .deadline_ns = plan->deadline_ns },
         .job = job,
         .peer = plan->peer,
+        .cargo = plan->cargo,
         .oneway = oneway,
     };
-    int rc = bxi_wait(job, &room.waiter);
+    int rc;
 
+    if (plan->cargo != NULL)
+        bxi_leases_want(job);
+    rc = bxi_wait(job, &room.waiter);
+    if (plan->cargo != NULL)
+        bxi_leases_unwant(job);
     if (rc == BX_E_TIMEOUT)
-        return bx_fail(rc, "%s to worker '%s' for %.3f s; the worker is stopped or too slow",
-                       oneway ? "the ring stayed full" : "1024 calls stayed in flight", plan->peer->name,
-                       (double)plan->timeout_ns / 1e9);
+        return bx_fail(rc, "%s to worker '%s', and it stayed so for %.3f s; the worker is stopped or too slow",
+                       lacked(job, plan, oneway), plan->peer->name, (double)plan->timeout_ns / 1e9);
     return rc;
 }
 
@@ -320,7 +340,7 @@ static int submit_once(struct bx_job *job, const struct request_plan *plan, stru
     return rc;
 }
 
-static int submit(struct bx_job *job, const struct request_plan *plan, struct bxi_call *call)
+static int submit_or_wait(struct bx_job *job, const struct request_plan *plan, struct bxi_call *call)
 {
     for (;;) {
         int rc = submit_once(job, plan, call);
@@ -337,9 +357,25 @@ static int submit(struct bx_job *job, const struct request_plan *plan, struct bx
         rc = submit_once(job, plan, call);
         if (rc != -EAGAIN)
             return rc;
-        return bx_fail(-EAGAIN, "%s to worker '%s'",
-                       call != NULL ? "1024 calls are in flight" : "the ring is full", plan->peer->name);
+        return bx_fail(-EAGAIN, "%s to worker '%s'", lacked(job, plan, call == NULL), plan->peer->name);
     }
+}
+
+static int submit(struct bx_job *job, struct request_plan *plan, struct bxi_call *call)
+{
+    struct bxi_cargo cargo;
+    int rc;
+
+    if (!bxi_needs_lease(plan->args))
+        return submit_or_wait(job, plan, call);
+    rc = bxi_cargo_pack(job, plan->args, &cargo);
+    if (rc < 0)
+        return rc;
+    bxi_leases_reclaim(job);
+    plan->cargo = &cargo;
+    rc = submit_or_wait(job, plan, call);
+    bxi_cargo_drop(&cargo);
+    return rc;
 }
 
 /* ---- the three ways to call -------------------------------------------------------------------- */
@@ -372,7 +408,7 @@ static int no_answer(const struct bxi_call *call, const char *function)
                    (double)call->timeout_ns / 1e9);
 }
 
-static int call_and_wait(struct bx_job *job, const struct request_plan *plan, struct bx_msg **reply)
+static int call_and_wait(struct bx_job *job, struct request_plan *plan, struct bx_msg **reply)
 {
     struct bxi_call call = { .wants_value = reply != NULL };
     int rc;
@@ -489,16 +525,24 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
 {
     uint16_t index = (uint16_t)(head->id & 0xffff);
     struct bxi_call *call = NULL;
+    struct bxi_loan *loan = NULL;
     struct bx_msg *value = NULL;
     char *text = NULL;
     int code = head->code;
     bool was_full;
 
+    if (head->flags & BXI_FLAG_LEASE) {
+        memcpy(job->frame, body, body_bytes);       /* parsed in private memory only */
+        code = bxi_loan_open(job, peer, job->frame, body_bytes, &loan);
+        if (code == BX_E_CORRUPT || head->code != 0)
+            code = 1;                               /* no reply has it */
+    }
     bxi_lock(&job->lock);
     if (index >= peer->slot_count || peer->slots[index].state == BXI_SLOT_FREE ||
         peer->slots[index].generation != head->id >> 16 || code > 0 ||
         bxi_peer_consumed(job, peer, head->consumed) < 0) {
         bxi_unlock(&job->lock);
+        bxi_loan_release(loan);
         return BX_E_CORRUPT;
     }
     was_full = peer->in_flight == BXI_CALLS_MAX;
@@ -513,12 +557,16 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
 
     if (was_full)
         bxi_wake(job, peer);
-    if (call == NULL)
+    if (call == NULL) {
+        bxi_loan_release(loan);
         return 0;
-    if (code < 0)
+    }
+    if (head->code < 0)
         text = strndup(body_bytes > 0 ? body : "", body_bytes < BXI_TEXT_BYTES ? body_bytes : BXI_TEXT_BYTES);
-    else if (call->wants_value && (value = bxi_msg_copy(body, body_bytes)) == NULL)
+    else if (code == 0 && call->wants_value &&
+             (value = loan != NULL ? bxi_msg_of_loan(loan) : bxi_msg_copy(body, body_bytes)) == NULL)
         code = -ENOMEM;
+    bxi_loan_release(loan);
     if (bxi_truncated(peer)) {
         bx_msg_destroy(value);
         free(text);

@@ -58,35 +58,73 @@ static size_t error_body(char body[BXI_TEXT_BYTES], const struct bx_request *req
     return bytes < BXI_TEXT_BYTES ? (size_t)bytes : BXI_TEXT_BYTES - 1;
 }
 
+/* A reply on its way out: its head, and either a value or a sentence. */
+struct reply {
+    struct bxi_frame head;
+    struct bxi_out out;
+    struct bxi_cargo cargo;
+    char text[BXI_TEXT_BYTES];
+};
+
+static void make_error(struct reply *reply, const struct bx_request *request, int code, const char *text)
+{
+    reply->head.code = code;
+    reply->head.flags = 0;
+    reply->out.body_bytes = error_body(reply->text, request, code, text);
+    reply->out.body = reply->text;
+    reply->out.cargo = NULL;
+}
+
+static void make_reply(struct reply *reply, const struct bx_request *request, int code, const char *text,
+                       const struct bx_msg *value)
+{
+    reply->head = (struct bxi_frame){ .kind = BXI_REPLY, .code = code, .id = request->id };
+    reply->out = (struct bxi_out){ .head = &reply->head, .body = bx_msg_data(value),
+                                   .body_bytes = bx_msg_bytes(value), .slot = -1, .may_queue = true };
+    if (code == 0 && !request->oneway && bxi_needs_lease(value)) {
+        code = bxi_cargo_pack(request->job, value, &reply->cargo);
+        reply->out.cargo = &reply->cargo;
+        text = bx_error_text();
+        bxi_leases_reclaim(request->job);
+    }
+    if (code < 0)
+        make_error(reply, request, code, text);
+}
+
+/* Lock. 0, or why the reply was lost. */
+static int send_reply(struct reply *reply, const struct bx_request *request)
+{
+    struct bx_job *job = request->job;
+    int rc;
+
+    bxi_peer_consumed(job, request->peer, request->consumed);
+    bxi_counter_add(job, BXI_C_replies_sent, 1);
+    rc = bxi_peer_send(job, request->peer, &reply->out);
+    if (rc != -EAGAIN || reply->out.cargo == NULL)
+        return rc;
+    make_error(reply, request, BX_E_ON_LOAN, NULL);     /* nothing here may wait for leases */
+    return bxi_peer_send(job, request->peer, &reply->out);
+}
+
 void bxi_answer(const struct bx_request *request, int code, const char *text, const struct bx_msg *value)
 {
     struct bx_job *job = request->job;
-    struct bxi_frame head = { .kind = BXI_REPLY, .code = code, .id = request->id };
-    struct bxi_out out = { &head, bx_msg_data(value), bx_msg_bytes(value), -1, true };
-    char body[BXI_TEXT_BYTES], too_large[96];
+    struct reply reply;
     int rc = 0;
 
-    if (code == 0 && out.body_bytes > BXI_BODY_MAX) {
-        head.code = BX_E_TOO_LARGE;
-        snprintf(too_large, sizeof too_large, "the reply has %zu bytes, a frame carries %zu", out.body_bytes,
-                 BXI_BODY_MAX);
-        text = too_large;
-    }
-    if (head.code < 0) {
-        out.body_bytes = error_body(body, request, head.code, text);
-        out.body = body;
-    }
-    if (request->oneway && head.code < 0)
-        bxi_log(1, "a one-way call of worker '%s' failed: %s", request->peer->name, body);
+    reply.cargo = (struct bxi_cargo){ 0 };
+    make_reply(&reply, request, code, text, value);
+    bxi_loan_release(request->loan);
+    if (request->oneway && code < 0)
+        bxi_log(1, "a one-way call of worker '%s' failed: %s", request->peer->name, reply.text);
 
     bxi_lock(&job->lock);
     serving_end(request);
-    if (!request->oneway && bxi_load_relaxed(&request->peer->state) == BXI_PEER_ALIVE) {
-        bxi_peer_consumed(job, request->peer, request->consumed);
-        rc = bxi_peer_send(job, request->peer, &out);
-        bxi_counter_add(job, BXI_C_replies_sent, 1);
-    }
+    if (!request->oneway && bxi_load_relaxed(&request->peer->state) == BXI_PEER_ALIVE)
+        rc = send_reply(&reply, request);
     bxi_unlock(&job->lock);
+    if (reply.cargo.body != NULL)
+        bxi_cargo_drop(&reply.cargo);
     if (request->counted)
         bxi_quiet_changed(job);
     if (rc < 0)
@@ -97,15 +135,34 @@ void bxi_answer(const struct bx_request *request, int code, const char *text, co
 
 /* ---- handlers ---------------------------------------------------------------------------------- */
 
-void bxi_run_handler(const struct bx_request *request, struct bx_reader args, struct bx_msg *reply)
+/* The arguments as they lie in the frame, or in what it lends. */
+static struct bx_reader reader_of(const struct bx_request *request, size_t body_bytes)
+{
+    const struct bxi_loan *loan = request->loan;
+
+    if (loan == NULL)
+        return (struct bx_reader){ .data = request->job->frame, .bytes = body_bytes };
+    return (struct bx_reader){ .data = loan->data, .bytes = loan->bytes, .tensors = loan->pointers,
+                               .tensor_count = loan->tensor_count };
+}
+
+/* The arguments to keep; NULL when memory is out. */
+static struct bx_msg *keep_args(const struct bx_request *request, size_t body_bytes)
+{
+    return request->loan != NULL ? bxi_msg_of_loan(request->loan) : bxi_msg_copy(request->job->frame, body_bytes);
+}
+
+void bxi_run_handler(const struct bx_request *request, struct bx_reader reader, struct bx_msg *args,
+                     struct bx_msg *reply)
 {
     bxi_clear_error();
 
-    int code = request->handler->fn(request, &args, reply, request->handler->context);
+    int code = request->handler->fn(request, &reader, reply, request->handler->context);
     const char *text = bx_error_text();
 
     if (code >= 0)
-        code = args.error < 0 ? args.error : reply->error;
+        code = reader.error < 0 ? reader.error : reply->error;
+    bx_msg_destroy(args);
     bxi_answer(request, code, text, reply);
 }
 
@@ -115,8 +172,10 @@ static void run_inline(const struct bx_request *request, size_t body_bytes)
 
     bx_msg_clear(job->reply);
     bxi_no_wait_enter();
-    bxi_run_handler(request, (struct bx_reader){ .data = job->frame, .bytes = body_bytes }, job->reply);
+    bxi_run_handler(request, reader_of(request, body_bytes), NULL, job->reply);
     bxi_no_wait_leave();
+    if (job->reply->tensor_count > 0)
+        bx_msg_clear(job->reply);
 }
 
 /* ---- async handlers ---------------------------------------------------------------------------- */
@@ -211,8 +270,7 @@ static int hang_answer_on(struct bx_future *future, struct bx_request *request, 
 
 static int run_async(struct bx_request *request, size_t body_bytes)
 {
-    struct bx_job *job = request->job;
-    struct bx_reader args = { .data = job->frame, .bytes = body_bytes };
+    struct bx_reader args = reader_of(request, body_bytes);
     struct bxi_parked *parked = calloc(1, sizeof *parked);
     struct bx_future *future = NULL;
     int code = -ENOMEM, rc = 0;
@@ -225,6 +283,8 @@ static int run_async(struct bx_request *request, size_t body_bytes)
     }
     if (code >= 0 && args.error < 0)
         code = args.error;
+    bxi_loan_release(request->loan);        /* what the handler keeps it has acquired */
+    request->loan = NULL;
     if (code >= 0 && future == NULL)
         code = bx_fail(BX_E_HANDLER, "the async handler returned no future");
     if (code < 0)
@@ -239,10 +299,15 @@ static int run_async(struct bx_request *request, size_t body_bytes)
 
 static int add_row(struct bx_request *request, size_t body_bytes)
 {
-    int rc = bxi_batch_add_row(request, request->job->frame, body_bytes);
+    struct bx_msg *args = keep_args(request, body_bytes);
+    int rc = args != NULL ? bxi_batch_add_row(request, args) : -ENOMEM;
 
+    if (rc < 0)
+        bx_msg_destroy(args);
     if (rc == -ENOMEM)
         bxi_answer(request, rc, "no memory for a row", NULL);
+    else if (rc < 0)
+        bxi_loan_release(request->loan);
     return rc == BX_E_CORRUPT ? rc : 0;
 }
 
@@ -251,7 +316,7 @@ static int submit_blocking(struct bx_request *request, size_t body_bytes)
     struct bxi_task *task = calloc(1, sizeof *task);
     int rc = -ENOMEM;
 
-    if (task != NULL && (task->args = bxi_msg_copy(request->job->frame, body_bytes)) != NULL) {
+    if (task != NULL && (task->args = keep_args(request, body_bytes)) != NULL) {
         task->request = *request;
         rc = bxi_pool_submit(request->job, task);
         if (rc == 0)
@@ -259,8 +324,10 @@ static int submit_blocking(struct bx_request *request, size_t body_bytes)
         bx_msg_destroy(task->args);
     }
     free(task);
-    if (rc == BX_E_CORRUPT)
+    if (rc == BX_E_CORRUPT) {
+        bxi_loan_release(request->loan);
         return rc;
+    }
     bxi_answer(request, rc, rc == BX_E_BUSY ? NULL
                             : rc == -EAGAIN ? "1024 of its one-way calls wait already"
                                             : "no memory or no thread for the request", NULL);
@@ -275,7 +342,7 @@ static int member_request(struct bx_request *request, uint8_t flags)
         bxi_answer(request, -EINVAL, "it is no batch, nobody can join or leave it", NULL);
         return 0;
     }
-    bxi_batch_member(request->job, request->handler->batcher, request->peer->rank, flags == BXI_FLAG_JOIN);
+    bxi_batch_member(request->job, request->handler->batcher, request->peer->rank, (flags & BXI_FLAG_JOIN) != 0);
     bxi_answer(request, 0, NULL, NULL);
     return 0;
 }
@@ -350,8 +417,19 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
         bxi_counter_add(job, BXI_C_requests_dropped, 1);
         return 0;
     }
-    if (!request.oneway && !way_back(job, peer))
+    /* What is lent is given back by words that lie behind the ring. */
+    if ((!request.oneway || (head->flags & BXI_FLAG_LEASE)) && !way_back(job, peer))
         return 0;
+    if (head->flags & BXI_FLAG_LEASE) {
+        int rc = bxi_loan_open(job, peer, job->frame, body_bytes, &request.loan);
+
+        if (rc == BX_E_CORRUPT)
+            return rc;
+        if (rc < 0) {
+            bxi_answer(&request, rc, "no memory for its tensors", NULL);
+            return 0;
+        }
+    }
     /* [handlers] acquire, pairs with the release in add_handler. */
     if (head->function >= bxi_load_acquire(&job->handler_count)) {
         bxi_counter_add(job, BXI_C_requests_refused, 1);
@@ -368,7 +446,9 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
         bxi_answer(&request, BX_E_TIMEOUT, "the deadline passed before the request was read", NULL);
         return 0;
     }
-    return head->flags != 0 ? member_request(&request, head->flags) : run_request(&request, body_bytes);
+    if (head->flags & (BXI_FLAG_JOIN | BXI_FLAG_LEAVE))
+        return member_request(&request, head->flags);
+    return run_request(&request, body_bytes);
 }
 
 /* A request whose caller gave up is taken out of where it waits; one that runs goes on. */

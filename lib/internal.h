@@ -4,14 +4,15 @@
  * it: "lock" under job->lock, "role" by the thread that holds the progress role, "start" written before
  * bx_job_start returns and never again.
  *
- * Locks: job->lock, job->wait_lock and pool.lock. None is taken inside another, and none is ever held
- * while user code runs.
+ * Locks: job->lock, job->wait_lock, pool.lock, and each lender's. None is taken inside another, but for
+ * job->lock inside a lender's; and none is ever held while user code runs.
  */
 #ifndef BXI_INTERNAL_H
 #define BXI_INTERNAL_H
 
 #include "boxcar.h"
 
+#include "arena.h"
 #include "atomic.h"
 #include "doorbell.h"
 #include "layout.h"
@@ -68,7 +69,11 @@ enum bxi_frame_kind {
     BXI_REPLY = 3,          /* code 0: the value; code < 0: an error, the body is its sentence */
     BXI_CANCEL = 4,         /* nobody waits for the call any more; code: BX_E_CANCELLED or BX_E_TIMEOUT */
 };
-enum bxi_frame_flags { BXI_FLAG_JOIN = 1, BXI_FLAG_LEAVE = 2 };     /* of a batch, by its function */
+enum bxi_frame_flags {
+    BXI_FLAG_JOIN = 1,      /* a batch, by its function */
+    BXI_FLAG_LEAVE = 2,
+    BXI_FLAG_LEASE = 4,     /* the body begins with a struct bxi_lease_head */
+};
 
 struct bxi_frame {
     uint8_t kind;
@@ -82,18 +87,155 @@ struct bxi_frame {
 static_assert(sizeof(struct bxi_frame) == BXI_HEAD_BYTES, "a frame is a head of a record");
 
 #define BXI_BODY_MAX (BXI_FRAME_MAX - sizeof(struct bxi_frame))
-static_assert(BXI_BODY_MAX == BX_MSG_MAX, "boxcar.h says so");
+
+/* What a message lends: tensors, and its own bytes where they do not fit a frame. Behind the head, or in the
+ * sender's arena at packed_offset, lie tensor_count descriptors and then the message's bytes. */
+struct bxi_lease_head {
+    uint32_t slot;              /* of the sender's ledger for this peer */
+    uint32_t tensor_count;
+    uint64_t generation;        /* of the slot; the borrower writes it to its lease word to give back */
+    uint64_t packed_offset;     /* BXI_PACKED_HERE: behind this head */
+    uint64_t packed_bytes;
+};
+#define BXI_PACKED_HERE UINT64_MAX
+
+/* Followed by ndim int64 of shape and, with BXI_STRIDED, ndim of strides (elements, at least 0). */
+struct bxi_tensor_head {
+    uint64_t offset;            /* of the first element, in the sender's arena */
+    uint8_t dtype;              /* enum bx_dtype */
+    uint8_t ndim;               /* 0 to BX_DIMS_MAX */
+    uint8_t device;             /* enum bx_device_kind */
+    uint8_t flags;              /* BXI_STRIDED */
+    uint32_t reserved;          /* 0 */
+};
+#define BXI_STRIDED 1u
+#define BXI_TENSOR_HEAD_MAX (sizeof(struct bxi_tensor_head) + 16 * BX_DIMS_MAX)
 
 /* ---- Messages ------------------------------------------------------------------------------------ */
 
 struct bx_msg {
-    unsigned char *data;        /* == room until it has grown */
+    unsigned char *data;        /* == room until it has grown; or inside the loan */
     size_t bytes;
     size_t capacity;
     int error;
+    struct bx_tensor **tensors; /* each with a reference, but for those of the loan, which come first */
+    size_t tensor_count;
+    size_t tensor_capacity;     /* 0 while tensors is NULL or the loan's */
+    struct bxi_loan *loan;      /* of a message that came with tensors: one reference; else NULL */
     _Alignas(8) unsigned char room[];
 };
 struct bx_msg *bxi_msg_copy(const void *data, size_t bytes);       /* NULL when memory is out */
+
+/* ---- Tensors (tensor.c) -------------------------------------------------------------------------- */
+
+enum bxi_storage_kind {
+    BXI_STORE_ARENA = 1,        /* a block of an arena of this process */
+    BXI_STORE_HEAP,
+    BXI_STORE_FOREIGN,          /* bx_tensor_wrap, DLPack */
+    BXI_STORE_LOAN,             /* the head of a struct bxi_loan: a peer's arena */
+};
+
+/* What tensors point into. Its last reference frees it. */
+struct bxi_storage {
+    bxi_a32 refs;
+    bxi_a32 leases;             /* ARENA: that hold it (they also have a reference each) */
+    enum bxi_storage_kind kind;
+    unsigned char *base;        /* of LOAN: the peer's arena, whole */
+    size_t bytes;
+    struct bxi_arena *arena;    /* ARENA: one reference */
+    uint32_t fork_generation;   /* ARENA, LOAN: of the process that made it; a forked child has nothing to free */
+    bx_free_fn free_fn;         /* FOREIGN */
+    void *context;
+};
+
+/* Of an embedded tensor (a loan's, or the first of a storage that was made with it) references are those
+ * of the storage; any other has its own, and one reference to the storage. */
+struct bx_tensor {
+    bxi_a32 refs;
+    bool embedded;
+    bool read_only;
+    uint8_t dtype;
+    uint8_t ndim;
+    uint8_t contiguous;
+    struct bx_device device;
+    unsigned char *data;
+    int64_t elements;
+    struct bxi_storage *storage;
+    int64_t shape[BX_DIMS_MAX];
+    int64_t strides[BX_DIMS_MAX];
+};
+
+/* Fills in dtype, shape, strides (NULL: row-major), elements, contiguous of a zeroed tensor, and says how many
+ * bytes from its first element its last one ends. 0, -EINVAL, -EOVERFLOW with a sentence. */
+struct bxi_shape {
+    enum bx_dtype dtype;
+    int ndim;
+    const int64_t *shape;
+    const int64_t *strides;
+};
+int bxi_tensor_shape(struct bx_tensor *tensor, const struct bxi_shape *shape, uint64_t *extent_bytes);
+void bxi_storage_acquire(struct bxi_storage *storage);
+void bxi_storage_release(struct bxi_storage *storage);
+
+/* ---- Leases (lease.c) ---------------------------------------------------------------------------- */
+
+/* The owner's side. What a message is about to lend, made without the lock, then granted under it. */
+struct bxi_cargo {
+    unsigned char *body;            /* malloc'ed: what goes into the frame; begins with the lease head */
+    size_t body_bytes;
+    struct bxi_storage **holds;     /* one reference and one lease each */
+    uint32_t hold_count;
+    bool granted;                   /* the ledger has the holds */
+    uint64_t bytes;                 /* of the blocks held */
+    uint64_t tensor_bytes;          /* of the tensors */
+};
+
+struct bxi_lent {                   /* one slot of a ledger */
+    uint64_t generation;            /* of the lease that is out, or the last one */
+    uint64_t word;                  /* the borrower's word when last looked at */
+    uint64_t since_ns;              /* CLOCK_MONOTONIC */
+    uint64_t bytes;
+    uint64_t end_pos;               /* where its frame ends in the ring; BX_FOREVER while it is queued */
+    struct bxi_storage **holds;
+    uint32_t hold_count;
+    uint16_t next, prev;            /* in the list of those that are out, oldest first; or free ones */
+    bool out;
+};
+#define BXI_NO_LEASE UINT16_MAX
+
+struct bxi_ledger {                 /* lock */
+    struct bxi_lent *slots;         /* BXI_LEASE_MAX, made with the first grant */
+    uint16_t oldest, newest;        /* those that are out */
+    uint16_t free;
+    uint32_t count;                 /* out */
+    uint64_t bytes;
+    const bxi_a64 *words;           /* the borrower's lease words; of oneself private ones */
+};
+
+/* The borrower's side: how to give back to one peer, for as long as anything of it is held. */
+struct bxi_lender {
+    bxi_a32 refs;
+    struct bxi_lock lock;
+    struct bx_job *job;             /* NULL once the job is gone: nothing is written any more */
+    struct bxi_peer *peer;
+    bxi_a64 *words;                 /* mine, towards that peer */
+    const bxi_a64 *want;            /* the peer's wish to be rung */
+};
+
+/* One message's tensors on loan. */
+struct bxi_loan {
+    struct bxi_storage storage;     /* first */
+    struct bxi_lender *lender;      /* one reference */
+    struct bxi_arena_view *view;    /* one reference: the memory stays mapped, whatever becomes of the peer */
+    uint32_t slot;
+    uint64_t generation;
+    unsigned char *packed;          /* malloc'ed copy of descriptors and bytes that came by the arena; or NULL */
+    const unsigned char *data;      /* the message's bytes, in packed or in the frame that it came in */
+    size_t bytes;
+    uint32_t tensor_count;
+    struct bx_tensor **pointers;    /* to the tensors, behind them */
+    struct bx_tensor tensors[];
+};
 
 /* ---- Timers (lock) ------------------------------------------------------------------------------- */
 
@@ -167,6 +309,7 @@ struct bxi_queued {             /* a frame that waits for room */
     struct bxi_queued *next;
     uint32_t payload_bytes;
     int32_t slot;               /* of a request, to note where it ends; -1 */
+    int32_t lease;              /* likewise of what it lends; -1 */
     unsigned char payload[];
 };
 
@@ -184,7 +327,10 @@ struct bxi_peer {
     int pidfd;
     char name[BXI_NAME_BYTES];
     struct bxi_segment_view view;           /* of oneself: unused */
+    struct bxi_arena_view *arena;           /* its arena, read-only; of oneself too; one reference */
+    struct bxi_lender *lender;              /* role: made with the first loan; one reference */
     unsigned char *loop;                    /* of oneself: the private ring; else NULL */
+    bxi_a64 *loop_leases;                   /* of oneself: private lease words; else NULL */
     bxi_a32 state;                          /* enum bxi_peer_state */
     bxi_a32 death_seen;                     /* enum bxi_peer_state to close it with; the role acts on it */
     uint32_t state_word;                    /* role: its header's state when last looked at */
@@ -210,6 +356,7 @@ struct bxi_peer {
     uint32_t serving_oneways;
     struct bxi_timer timer;                 /* at or before the earliest deadline of its slots */
     struct bxi_function_cache *functions;
+    struct bxi_ledger ledger;               /* what is on loan to it */
 
     /* role: the way in */
     bool in_open;
@@ -240,6 +387,7 @@ struct bx_request {
     uint64_t id;
     uint64_t deadline_ns;
     uint64_t consumed;              /* as the request's frame said */
+    struct bxi_loan *loan;          /* of its arguments; one reference, dropped when it is answered; or NULL */
     bool oneway;
     bool counted;                   /* in serving */
 };
@@ -330,6 +478,7 @@ struct bx_job {
     enum bxi_sleeper_kind sleeper_kind;
     int cpus;                                   /* that the workers may use together */
     struct bxi_segment segment;
+    struct bxi_arena *arena;                    /* one reference */
     struct bxi_control *control;                /* the segment's, once there is one */
     bxi_a64 *counters;                          /* the segment's; private_counters before */
     bxi_a64 private_counters[BXI_COUNTER_COUNT];
@@ -360,6 +509,9 @@ struct bx_job {
     uint32_t calls_open;                        /* LIVE slots of all peers */
     uint32_t serving;                           /* requests of all peers not yet answered */
     uint32_t deaths_reported;                   /* by bx_job_serve */
+    bxi_a32 loans_out;                          /* leases on loan to all peers */
+    uint64_t loan_bytes;                        /* of them */
+    bxi_a32 lease_waiters;                      /* threads that wait for leases to come back */
 
     /* role */
     bxi_a32 role;                               /* 1 while some thread drives */
@@ -430,6 +582,42 @@ int bxi_bootstrap(struct bx_job *job, uint64_t deadline_ns);
  * to be one's own. 0, BX_E_SOCKET_DIR. */
 int bxi_socket_dir(char *out, size_t bytes);
 
+/* ---- lease.c -------------------------------------------------------------------------------------- */
+/* Does the message need a lease: has it tensors, or more bytes than a frame? */
+static inline bool bxi_needs_lease(const struct bx_msg *msg)
+{
+    return msg != NULL && (msg->tensor_count > 0 || msg->bytes > BXI_BODY_MAX);
+}
+/* Packs what a message lends, copying tensors that are not in the job's arena. Without the lock. 0; errors
+ * of bx_tensor_create, BX_E_TOO_LARGE, BX_E_ON_LOAN: more than may ever be on loan. With a sentence. */
+int bxi_cargo_pack(struct bx_job *job, const struct bx_msg *msg, struct bxi_cargo *cargo);
+void bxi_cargo_drop(struct bxi_cargo *cargo);   /* without the lock; what was granted stays so */
+/* Enters a cargo in the peer's ledger, which takes over its holds. Lock. The slot, or -EAGAIN: as much is on
+ * loan as may be; -ENOMEM. Then either sent, when its frame is in the ring or the queue, or ungrant. */
+int bxi_lease_grant(struct bx_job *job, struct bxi_peer *peer, struct bxi_cargo *cargo);
+void bxi_lease_sent(struct bx_job *job, struct bxi_peer *peer, const struct bxi_cargo *cargo);
+void bxi_lease_ungrant(struct bx_job *job, struct bxi_peer *peer, struct bxi_cargo *cargo);
+bool bxi_lease_may_grant(const struct bx_job *job, const struct bxi_peer *peer, const struct bxi_cargo *cargo);
+/* Takes what has come back, of all peers. Without the lock. How many leases. */
+uint32_t bxi_leases_reclaim(struct bx_job *job);
+/* In a pass, for threads that wait for leases: true if some came back, and they have been woken. */
+bool bxi_leases_look(struct bx_job *job);
+void bxi_leases_want(struct bx_job *job);       /* this thread is about to wait for leases; then unwant */
+void bxi_leases_unwant(struct bx_job *job);
+void bxi_leases_refused(struct bx_job *job, struct bxi_peer *peer, uint64_t through_pos);
+void bxi_leases_take_back(struct bx_job *job, struct bxi_peer *peer);  /* its process is dead */
+void bxi_ledger_destroy(struct bxi_peer *peer);
+
+/* ---- loan.c --------------------------------------------------------------------------------------- */
+/* What a private copy of a frame's body lends. 0; BX_E_CORRUPT; -ENOMEM, with the lease given back. Role.
+ * out->data may point into body. */
+int bxi_loan_open(struct bx_job *job, struct bxi_peer *peer, const unsigned char *body, size_t body_bytes,
+                  struct bxi_loan **out);
+void bxi_loan_release(struct bxi_loan *loan);   /* NULL is fine; any thread, not under the job's lock */
+void bxi_loan_end(struct bxi_loan *loan);       /* its last reference is gone (bxi_storage_release) */
+struct bx_msg *bxi_msg_of_loan(struct bxi_loan *loan);     /* a message of its own; NULL when memory is out */
+void bxi_lender_close(struct bxi_peer *peer);   /* the job ends: nothing more is given back */
+
 /* ---- peer.c: frames out (lock), bells ------------------------------------------------------------- */
 /* Opens the ring to a peer if it is not. 0, BX_E_NO_SPACE. */
 int bxi_peer_open_out(struct bx_job *job, struct bxi_peer *peer);
@@ -441,8 +629,10 @@ struct bxi_out {
     size_t body_bytes;
     int32_t slot;
     bool may_queue;
+    struct bxi_cargo *cargo;        /* not yet granted, its body is then the body; or NULL */
+    int32_t lease;                  /* set by bxi_peer_send */
 };
-int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out);
+int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out);
 /* Moves queued frames into the ring while there is room; true if anything moved. */
 bool bxi_peer_flush_queue(struct bx_job *job, struct bxi_peer *peer);
 /* What waits for room in full rings moves on; takes the lock. before_sleep: asks their consumers to ring
@@ -476,7 +666,9 @@ int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload,
 /* Answers a request: code 0 with a value, or an error with a text. Takes the lock. */
 void bxi_answer(const struct bx_request *request, int code, const char *text, const struct bx_msg *value);
 /* Runs a handler of kind inline or blocking and answers. */
-void bxi_run_handler(const struct bx_request *request, struct bx_reader args, struct bx_msg *reply);
+/* The reader reads args, which is destroyed before the answer goes out; or NULL, and the frame. */
+void bxi_run_handler(const struct bx_request *request, struct bx_reader reader, struct bx_msg *args,
+                     struct bx_msg *reply);
 /* Counts a request as being served until it is answered. Lock. 0; BX_E_CORRUPT: its caller has more in
  * flight than it may; -EAGAIN: 1024 one-way calls of its wait already, this one is to be dropped. */
 int bxi_serving_begin(struct bx_request *request);
@@ -488,7 +680,7 @@ bool bxi_parked_fail(struct bx_job *job, struct bxi_peer *peer, uint64_t id, boo
 
 /* ---- batch.c ------------------------------------------------------------------------------------- */
 /* 0, -ENOMEM, BX_E_CORRUPT. */
-int bxi_batch_add_row(struct bx_request *request, const void *body, size_t bytes);
+int bxi_batch_add_row(struct bx_request *request, struct bx_msg *args);     /* takes args on success */
 void bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, bool joins);
 void bxi_batches_look(struct bx_job *job);      /* role: runs what is ready */
 void bxi_batch_flush_due(struct bx_job *job, struct bxi_timer *timer);     /* lock */

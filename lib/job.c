@@ -21,6 +21,8 @@
 #define START_TIMEOUT_NS (UINT64_C(30) * 1000000000)
 #define CALL_TIMEOUT_NS (UINT64_C(60) * 1000000000)
 #define SPIN_NS 50000
+#define ARENA_BYTES (UINT64_C(64) << 30)
+#define ARENA_BYTES_MAX (UINT64_C(1) << 40)     /* 128 of them fit an address space of 47 bits */
 
 bxi_a32 bxi_forks;
 static bxi_a64 jobs_made;
@@ -129,6 +131,25 @@ static int options_from_environment(struct bx_options *options)
     return 0;
 }
 
+static int arena_from_environment(struct bx_options *options)
+{
+    const char *text = getenv("BX_ARENA_BYTES");
+    char *end = NULL;
+
+    if (options->arena_bytes == 0 && text != NULL && text[0] != '\0') {
+        errno = 0;
+        options->arena_bytes = strtoull(text, &end, 10);
+        if (errno != 0 || *end != '\0' || options->arena_bytes == 0)
+            return bx_fail(-EINVAL, "BX_ARENA_BYTES='%s' is not a number of bytes", text);
+    }
+    if (options->arena_bytes == 0)
+        options->arena_bytes = ARENA_BYTES;
+    if (options->arena_bytes > ARENA_BYTES_MAX)
+        return bx_fail(-EINVAL, "arena_bytes is %llu, %llu is the most", (unsigned long long)options->arena_bytes,
+                       (unsigned long long)ARENA_BYTES_MAX);
+    return 0;
+}
+
 static int wait_from_environment(struct bx_options *options)
 {
     const char *text = getenv("BX_WAIT");
@@ -187,7 +208,7 @@ static int read_options(struct bx_job *job, const struct bx_options *given)
         memcpy(&job->options, given, bytes);
     if (job->options.world_size == 0 && (rc = options_from_environment(&job->options)) < 0)
         return rc;
-    if ((rc = wait_from_environment(&job->options)) < 0)
+    if ((rc = wait_from_environment(&job->options)) < 0 || (rc = arena_from_environment(&job->options)) < 0)
         return rc;
     return check_options(job, &job->options);
 }
@@ -316,6 +337,10 @@ static void free_job(struct bx_job *job)
         struct bxi_peer *peer = &job->peers[rank];
 
         bxi_peer_drop_queue(peer);
+        bxi_lender_close(peer);
+        bxi_ledger_destroy(peer);
+        if (peer->arena != NULL)
+            bxi_arena_view_release(peer->arena);
         if (peer->view.control != NULL)
             bxi_segment_detach(&peer->view);
         for (int i = 0; i < 2 && rank != job->rank; i++)
@@ -324,8 +349,13 @@ static void free_job(struct bx_job *job)
         if (peer->pidfd > 0)
             close(peer->pidfd);
         free(peer->loop);
+        free(peer->loop_leases);
         free(peer->slots);
         free(peer->functions);
+    }
+    if (job->arena != NULL) {
+        bxi_arena_close(job->arena);
+        bxi_arena_release(job->arena);
     }
     if (job->segment.control != NULL)
         bxi_segment_destroy(&job->segment);
@@ -392,6 +422,7 @@ void bxi_job_adopt_segment(struct bx_job *job)
         bxi_store_relaxed(&job->control->counters[i], bxi_load_relaxed(&job->private_counters[i]));
     job->counters = job->control->counters;
     job->bell.word = &job->control->header.armed;
+    job->control->header.arena_bytes = bxi_arena_bytes(job->arena);
     read_affinity(job->control->header.cpu_mask);
     publish_functions(job);
 }
@@ -405,7 +436,7 @@ int bx_job_start(struct bx_job *job)
     if (bxi_load_relaxed(&job->phase) != BXI_CREATED)
         return bx_fail(BX_E_STATE, "worker '%s' was started before", job->name);
     if ((rc = bxi_bootstrap(job, bxi_deadline_ns(job->options.start_timeout_ns))) < 0) {
-        job->control = NULL;            /* the segment is gone again */
+        job->control = NULL;            /* the segment is gone again, and the arena */
         job->bell.word = NULL;
         job->counters = job->private_counters;
         bxi_store_relaxed(&job->phase, BXI_STOPPED);
@@ -466,6 +497,35 @@ int bx_on_death(struct bx_job *job, bx_death_fn fn, void *context)
         return bx_fail(BX_E_STATE, "the hook for deaths is set before bx_job_start");
     job->on_death = fn;
     job->on_death_context = context;
+    return 0;
+}
+
+int bx_job_arena(struct bx_job *job, struct bx_arena_info *info)
+{
+    struct bxi_arena_stats stats;
+    struct bx_arena_info filled;
+    int rc = bxi_job_check(job);
+
+    if (rc < 0)
+        return rc;
+    bxi_leases_reclaim(job);
+    bxi_arena_read(job->arena, &stats);
+    filled = (struct bx_arena_info){ sizeof filled, stats.size_bytes, stats.used_bytes, stats.committed_bytes,
+                                     stats.high_water_bytes };
+    if (info->struct_bytes != 0 && info->struct_bytes < sizeof filled)
+        filled.struct_bytes = info->struct_bytes;
+    memcpy(info, &filled, filled.struct_bytes);
+    return 0;
+}
+
+int bx_arena_trim(struct bx_job *job)
+{
+    int rc = bxi_job_check(job);
+
+    if (rc < 0)
+        return rc;
+    bxi_leases_reclaim(job);
+    bxi_arena_trim(job->arena);
     return 0;
 }
 

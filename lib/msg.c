@@ -25,6 +25,9 @@ struct bx_msg *bx_msg_create(size_t reserve_bytes)
     msg->bytes = 0;
     msg->capacity = room;
     msg->error = 0;
+    msg->tensors = NULL;
+    msg->tensor_count = msg->tensor_capacity = 0;
+    msg->loan = NULL;
     return msg;
 }
 
@@ -40,35 +43,63 @@ struct bx_msg *bxi_msg_copy(const void *data, size_t bytes)
     return msg;
 }
 
+/* Do the bytes lie in the copy that the loan has of them? */
+static bool reads_the_loan(const struct bx_msg *msg)
+{
+    return msg->loan != NULL && msg->loan->packed != NULL && msg->data == msg->loan->data;
+}
+
+static void drop_tensors(struct bx_msg *msg)
+{
+    size_t lent = msg->loan != NULL ? msg->loan->tensor_count : 0;
+
+    for (size_t i = lent; i < msg->tensor_count; i++)
+        bx_tensor_release(msg->tensors[i]);
+    if (msg->tensor_capacity > 0)
+        free(msg->tensors);
+    bxi_loan_release(msg->loan);
+    msg->tensors = NULL;
+    msg->tensor_count = msg->tensor_capacity = 0;
+    msg->loan = NULL;
+}
+
 void bx_msg_destroy(struct bx_msg *msg)
 {
     if (msg == NULL)
         return;
-    if (msg->data != msg->room)
+    if (msg->data != msg->room && !reads_the_loan(msg))
         free(msg->data);
+    if (msg->tensor_count > 0 || msg->loan != NULL)
+        drop_tensors(msg);
     free(msg);
 }
 
 void bx_msg_clear(struct bx_msg *msg)
 {
+    if (reads_the_loan(msg)) {
+        msg->data = msg->room;
+        msg->capacity = 0;
+    }
     msg->bytes = 0;
     msg->error = 0;
+    if (msg->tensor_count > 0 || msg->loan != NULL)
+        drop_tensors(msg);
 }
 
 static int grow(struct bx_msg *msg, size_t needed)
 {
-    size_t capacity = msg->capacity;
+    size_t capacity = msg->capacity > 0 ? msg->capacity : ROOM_BYTES_DEFAULT;
 
     while (capacity < needed)
         capacity = capacity > SIZE_MAX / 2 ? needed : capacity * 2;
 
-    bool inside = msg->data == msg->room;
+    bool inside = msg->data == msg->room || reads_the_loan(msg);
     unsigned char *data = realloc(inside ? NULL : msg->data, capacity);
 
     if (data == NULL)
         return msg->error = -ENOMEM;
     if (inside)
-        memcpy(data, msg->room, msg->bytes);
+        memcpy(data, msg->data, msg->bytes);
     msg->data = data;
     msg->capacity = capacity;
     return 0;
@@ -132,6 +163,33 @@ int bx_msg_put_str(struct bx_msg *msg, const char *text)
     return bx_msg_put_bytes(msg, text, bytes);
 }
 
+int bx_msg_put_tensor(struct bx_msg *msg, struct bx_tensor *tensor)
+{
+    if (msg->error < 0)
+        return msg->error;
+    if (tensor == NULL)
+        return msg->error = bx_fail(-EINVAL, "there is no tensor to put into a message");
+    if (msg->tensor_capacity == 0 || msg->tensor_count == msg->tensor_capacity) {
+        size_t capacity = msg->tensor_count < 8 ? 16 : msg->tensor_count * 2;
+        bool lent = msg->tensor_capacity == 0;          /* the array is the loan's, or there is none */
+        struct bx_tensor **tensors = realloc(lent ? NULL : msg->tensors, capacity * sizeof *tensors);
+
+        if (tensors == NULL)
+            return msg->error = -ENOMEM;
+        if (lent && msg->tensor_count > 0)
+            memcpy(tensors, msg->tensors, msg->tensor_count * sizeof *tensors);
+        msg->tensors = tensors;
+        msg->tensor_capacity = capacity;
+    }
+    msg->tensors[msg->tensor_count++] = bx_tensor_acquire(tensor);
+    return 0;
+}
+
+size_t bx_msg_tensors(const struct bx_msg *msg)
+{
+    return msg == NULL ? 0 : msg->tensor_count;
+}
+
 size_t bx_msg_bytes(const struct bx_msg *msg)
 {
     return msg == NULL ? 0 : msg->bytes;
@@ -151,12 +209,32 @@ int bx_msg_error(const struct bx_msg *msg)
 
 struct bx_reader bx_msg_reader(const struct bx_msg *msg)
 {
-    return (struct bx_reader){ .data = bx_msg_data(msg), .bytes = bx_msg_bytes(msg) };
+    if (msg == NULL)
+        return (struct bx_reader){ 0 };
+    return (struct bx_reader){ .data = msg->data, .bytes = msg->bytes, .tensors = msg->tensors,
+                               .tensor_count = msg->tensor_count };
 }
 
 size_t bx_reader_left(const struct bx_reader *reader)
 {
     return reader->error < 0 ? 0 : reader->bytes - reader->pos;
+}
+
+size_t bx_reader_tensors_left(const struct bx_reader *reader)
+{
+    return reader->error < 0 ? 0 : reader->tensor_count;
+}
+
+struct bx_tensor *bx_read_tensor(struct bx_reader *reader)
+{
+    if (reader->error < 0)
+        return NULL;
+    if (reader->tensor_count == 0) {
+        reader->error = bx_fail(BX_E_SHORT_MESSAGE, "a tensor was read past the last one of a message");
+        return NULL;
+    }
+    reader->tensor_count--;
+    return *reader->tensors++;
 }
 
 const void *bx_read_bytes(struct bx_reader *reader, size_t bytes)

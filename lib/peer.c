@@ -83,10 +83,15 @@ static int no_room(const struct bxi_peer *peer, int rc)
 /* A call to oneself takes the same way as any other, through a ring in private memory. */
 static unsigned char *open_loop(struct bxi_peer *peer)
 {
+    peer->loop_leases = calloc(BXI_LEASE_MAX, sizeof *peer->loop_leases);
     peer->loop = aligned_alloc(64, BXI_RING_BYTES);
-    if (peer->loop != NULL)
-        memset(peer->loop, 0, BXI_RING_BYTES);
-    return peer->loop;
+    if (peer->loop_leases == NULL || peer->loop == NULL) {
+        free(peer->loop_leases);
+        free(peer->loop);
+        peer->loop_leases = NULL;
+        return peer->loop = NULL;
+    }
+    return memset(peer->loop, 0, BXI_RING_BYTES);
 }
 
 int bxi_peer_open_out(struct bx_job *job, struct bxi_peer *peer)
@@ -143,6 +148,8 @@ static void note_sent(struct bx_job *job, struct bxi_peer *peer, const struct bx
         bxi_store_relaxed(&counters->high_water_bytes, fill);
     if (out->slot >= 0)
         peer->slots[out->slot].end_pos = peer->out.write_pos;
+    if (out->lease >= 0)
+        peer->ledger.slots[out->lease].end_pos = peer->out.write_pos;
     if (!any_bit(job->bells_due))
         bxi_store_relaxed(&job->bells_pass, bxi_load_relaxed(&job->pass));
     peer->bell_for_replies = reply && (peer->bell_for_replies || !has_bit(job->bells_due, peer));
@@ -180,6 +187,7 @@ static int enqueue(struct bx_job *job, struct bxi_peer *peer, const struct bxi_o
     queued->next = NULL;
     queued->payload_bytes = (uint32_t)payload_bytes;
     queued->slot = out->slot;
+    queued->lease = out->lease;
     memcpy(queued->payload, out->head, sizeof *out->head);
     if (out->body_bytes > 0)
         memcpy(queued->payload + sizeof *out->head, out->body, out->body_bytes);
@@ -195,13 +203,9 @@ static int enqueue(struct bx_job *job, struct bxi_peer *peer, const struct bxi_o
     return 0;
 }
 
-int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
+static int send_or_queue(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
 {
-    int rc = bxi_peer_open_out(job, peer);
-
-    if (rc < 0)
-        return rc;
-    rc = peer->queue_head == NULL ? put(job, peer, out) : -EAGAIN;
+    int rc = peer->queue_head == NULL ? put(job, peer, out) : -EAGAIN;
     if (rc != -EAGAIN)
         return rc;
     bxi_count(&job->control->pair_counters[peer->rank].times_full, 1);
@@ -210,6 +214,32 @@ int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, const struct bxi_ou
     peer->wanted_bytes = (uint32_t)(sizeof *out->head + out->body_bytes);
     set_bit(job->starved, peer);
     return -EAGAIN;
+}
+
+int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out)
+{
+    int rc = bxi_peer_open_out(job, peer);
+
+    if (rc < 0)
+        return rc;
+    out->lease = -1;
+    if (out->cargo != NULL) {
+        if ((rc = bxi_lease_grant(job, peer, out->cargo)) < 0)
+            return rc;
+        out->lease = rc;
+        out->head->flags |= BXI_FLAG_LEASE;
+        out->body = out->cargo->body;
+        out->body_bytes = out->cargo->body_bytes;
+        BXI_STEP("lease.granted");
+    }
+    rc = send_or_queue(job, peer, out);
+    if (out->cargo == NULL)
+        return rc;
+    if (rc == 0)
+        bxi_lease_sent(job, peer, out->cargo);
+    else
+        bxi_lease_ungrant(job, peer, out->cargo);
+    return rc;
 }
 
 /* ---- full rings -------------------------------------------------------------------------------- */
@@ -221,7 +251,7 @@ bool bxi_peer_flush_queue(struct bx_job *job, struct bxi_peer *peer)
     while (peer->queue_head != NULL) {
         struct bxi_queued *queued = peer->queue_head;
         struct bxi_frame head;
-        struct bxi_out out = { .head = &head, .slot = queued->slot };
+        struct bxi_out out = { .head = &head, .slot = queued->slot, .lease = queued->lease };
 
         memcpy(&head, queued->payload, sizeof head);
         out.body = queued->payload + sizeof head;
@@ -295,7 +325,9 @@ static bool look_all_starved(struct bx_job *job, bool before_sleep)
 
 bool bxi_starved_look(struct bx_job *job, bool before_sleep)
 {
-    return any_bit(job->starved) && look_all_starved(job, before_sleep);
+    bool moved = any_bit(job->starved) && look_all_starved(job, before_sleep);
+
+    return bxi_leases_look(job) || moved;
 }
 
 int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consumed)

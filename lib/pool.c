@@ -27,9 +27,16 @@ static struct bxi_task *take_task(struct bxi_pool *pool)
     return task;
 }
 
-static void free_task(struct bxi_task *task)
+/* Before the answer goes out, so that what the arguments lent is back when their caller reads it. */
+static void drop_args(struct bxi_task *task)
 {
     bx_msg_destroy(task->args);
+    task->args = NULL;
+}
+
+static void free_task(struct bxi_task *task)
+{
+    drop_args(task);
     free(task);
 }
 
@@ -41,14 +48,17 @@ static void run_request(struct bx_job *job, struct bxi_task *task)
         bxi_lock(&job->lock);
         bxi_counter_add(job, BXI_C_requests_expired, 1);
         bxi_unlock(&job->lock);
+        drop_args(task);
         bxi_answer(&task->request, BX_E_TIMEOUT, "the deadline passed before a thread was free", NULL);
         return;
     }
     reply = bx_msg_create(0);
-    if (reply == NULL)
+    if (reply == NULL) {
         bxi_answer(&task->request, -ENOMEM, "no memory for the reply", NULL);
-    else
-        bxi_run_handler(&task->request, bx_msg_reader(task->args), reply);
+        return;
+    }
+    bxi_run_handler(&task->request, bx_msg_reader(task->args), task->args, reply);
+    task->args = NULL;
     bx_msg_destroy(reply);
 }
 
@@ -182,6 +192,7 @@ bool bxi_pool_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int
     pthread_mutex_unlock(&pool->lock);
     if (found == NULL)
         return false;
+    drop_args(found);
     bxi_answer(&found->request, code, NULL, NULL);
     free_task(found);
     return true;

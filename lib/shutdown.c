@@ -175,6 +175,8 @@ void bxi_job_leave(struct bx_job *job)
     BXI_STEP("state.stopped");
     shm_unlink(job->segment.shm_name);
     BXI_STEP("segment.unlinked");
+    bxi_arena_close(job->arena);
+    BXI_STEP("arena.unlinked");
 }
 
 int bx_job_shutdown(struct bx_job *job, uint64_t timeout_ns)

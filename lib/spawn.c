@@ -60,7 +60,7 @@ struct launch {
 
 static bool is_spawned;
 
-enum { SEGMENT, SOCKET, LOCK, NOTES };
+enum { SEGMENT, ARENA, SOCKET, LOCK, NOTES };
 static struct {
     volatile sig_atomic_t is_set;
     char path[BXI_BOOT_PATH_BYTES];
@@ -75,9 +75,10 @@ static void note(int what, const char *directory, const char *name)
     noted[what].is_set = 1;
 }
 
-void bxi_spawn_note_segment(const char *shm_name)
+void bxi_spawn_note_segment(const char *shm_name, const char *arena_name)
 {
     note(SEGMENT, "/dev/shm", shm_name);
+    note(ARENA, "/dev/shm", arena_name);
 }
 
 void bxi_spawn_note_files(const struct bxi_boot_paths *paths)

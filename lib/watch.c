@@ -69,8 +69,10 @@ int bxi_read_ring(struct bx_job *job, struct bxi_peer *peer, struct bxi_waiter *
         if (waiter != NULL && waiter->ready(waiter))
             break;
     }
-    /* Relaxed: set by the handler of SIGBUS in this very thread, if by anything. */
-    if (handled == 0 && bxi_load_relaxed(&peer->view.truncated) != 0)
+    /* Relaxed: set by the handler of SIGBUS, mostly in this very thread. */
+    if (handled == 0 && peer->in_open &&
+        (bxi_load_relaxed(&peer->view.truncated) != 0 ||
+         (peer->arena != NULL && bxi_load_relaxed(&peer->arena->truncated) != 0)))
         bxi_peer_close(job, peer, BXI_PEER_CORRUPT);
     return handled;
 }
@@ -119,6 +121,16 @@ static void unlink_name(struct bx_job *job, const struct bxi_peer *peer)
 
     bxi_segment_name(name, (uint32_t)geteuid(), job->job_name, job->instance, peer->rank);
     shm_unlink(name);
+    bxi_segment_arena_name(name, (uint32_t)geteuid(), job->job_name, job->instance, peer->rank);
+    shm_unlink(name);
+}
+
+/* No more of its memory is borrowed; what is, stays mapped until it is released. */
+static void drop_arena(struct bxi_peer *peer)
+{
+    if (peer->arena != NULL)
+        bxi_arena_view_release(peer->arena);
+    peer->arena = NULL;
 }
 
 static void count_gone(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_state state)
@@ -158,6 +170,9 @@ void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_sta
     bxi_peer_drop_queue(peer);
     bxi_unlock(&job->lock);
     close_in(job, peer);
+    drop_arena(peer);
+    if (state == BXI_PEER_DEAD)
+        bxi_leases_take_back(job, peer);
     count_gone(job, peer, state);
     if (state != BXI_PEER_LEFT)
         bxi_log(state == BXI_PEER_DEAD ? 1 : 0, "worker '%s' (rank %d, pid %u) %s", peer->name, peer->rank,
@@ -221,6 +236,7 @@ static void look_refused(struct bx_job *job, struct bxi_peer *peer)
         return;
     peer->refused_seen = through;
     bxi_calls_fail(job, peer, BX_E_REFUSED, through);
+    bxi_leases_refused(job, peer, through);
 }
 
 static void scan(struct bx_job *job)
@@ -250,8 +266,11 @@ static void look_deaths(struct bx_job *job)
         /* Also of one that was cut off before, or died between its last state and its own unlink. */
         if (seen == BXI_PEER_DEAD)
             unlink_name(job, peer);
-        if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
+        if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE) {
+            if (seen == BXI_PEER_DEAD)
+                bxi_leases_take_back(job, peer);    /* it had left, or was cut off, with loans */
             continue;
+        }
         if (seen == BXI_PEER_DEAD && rank != job->rank) {
             look_open(job, peer);   /* what it published before it died counts */
             look_state(job, peer);  /* it may have left before it exited */

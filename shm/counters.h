@@ -40,7 +40,14 @@
     X(peers_dead,           "role", "peers that died")                                             \
     X(peers_corrupt,        "role", "peers cut off because their memory held nonsense")            \
     X(pool_threads,         "any",  "threads of the pool ever started")                            \
-    X(queued_frames,        "lock", "frames that waited in private memory for room in a ring")
+    X(queued_frames,        "lock", "frames that waited in private memory for room in a ring")     \
+    X(tensors_sent,         "lock", "tensors in messages sent")                                    \
+    X(tensor_bytes_sent,    "lock", "bytes of those tensors, none of them copied for it")          \
+    X(tensors_copied,       "any",  "of them, copied into the arena first: born elsewhere")        \
+    X(tensor_bytes_copied,  "any",  "bytes of those")                                              \
+    X(leases_granted,       "lock", "messages that lent something")                                \
+    X(leases_returned,      "lock", "leases given back")                                           \
+    X(leases_taken_back,    "lock", "leases taken back from workers that died")
 
 enum bxi_counter {
 #define BXI_COUNTER_ENUM(name, domain, text) BXI_C_##name,

@@ -66,10 +66,9 @@ static bool cover(uint64_t address)
          * thread that reads zeroes and then the flag knows them for what they are. */
         bxi_store_relaxed(truncated, 1);
         int prot = writable ? PROT_READ | PROT_WRITE : PROT_READ;
-        if (mmap((void *)(uintptr_t)base, bytes, prot, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
-                 0) == MAP_FAILED)
-            return false;
-        return true;
+        /* NORESERVE: an arena is far larger than the memory that could be promised for it. */
+        int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
+        return mmap((void *)(uintptr_t)base, bytes, prot, flags, -1, 0) != MAP_FAILED;
     }
     return false;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Makes, maps and removes control segments.
+ * Makes, maps and removes control segments; makes the empty object of an arena and removes it too.
  *
  * Who runs it: a worker, in the thread that starts or ends its job (create, attach, destroy,
  * detach); under the job's lock when a pair first talks (open_ring); a survivor, a launcher or
@@ -47,12 +47,25 @@
 
 #define CREATE_ATTEMPTS 1000          /* each but the last was lost to a reaper */
 #define SHM_DIRECTORY "/dev/shm"
+#define ARENA_SUFFIX ".arena"
+
+/* The longest name of all: uid, job, instance and rank with all their digits. */
+static_assert(sizeof("/boxcar.4294967295.") + BXI_NAME_BYTES + sizeof(".0123456789abcdef.127" ARENA_SUFFIX) <=
+                  BXI_SEGMENT_NAME_BYTES,
+              "names fit");
 
 void bxi_segment_name(char out[BXI_SEGMENT_NAME_BYTES], uint32_t uid, const char *job,
                       uint64_t instance, int rank)
 {
     snprintf(out, BXI_SEGMENT_NAME_BYTES, "/boxcar.%u.%.*s.%016llx.%d", uid, BXI_NAME_BYTES - 1,
              job, (unsigned long long)instance, rank);
+}
+
+void bxi_segment_arena_name(char out[BXI_SEGMENT_NAME_BYTES], uint32_t uid, const char *job,
+                            uint64_t instance, int rank)
+{
+    bxi_segment_name(out, uid, job, instance, rank);
+    memcpy(out + strlen(out), ARENA_SUFFIX, sizeof(ARENA_SUFFIX));
 }
 
 /* 0, -EAGAIN when somebody else has it, -errno. */
@@ -92,6 +105,20 @@ static int create_locked(const char *shm_name, int *fd_out)
 
 close_fd:
     close(fd);
+    return rc;
+}
+
+int bxi_segment_create_locked(const char *shm_name, int *fd)
+{
+    int rc = -EAGAIN;
+
+    for (int attempt = 0; attempt < CREATE_ATTEMPTS && rc == -EAGAIN; attempt++) {
+        if (attempt > 0)
+            sched_yield();          /* the reaper is about to let go of what it took */
+        rc = create_locked(shm_name, fd);
+        if (attempt > 0 && rc == -EEXIST)
+            rc = -EAGAIN;           /* the name lost last time, not unlinked yet */
+    }
     return rc;
 }
 
@@ -176,14 +203,7 @@ int bxi_segment_create(struct bxi_segment *segment, const char *job, const char 
     segment->bytes = bxi_segment_bytes(world_size);
     bxi_segment_name(segment->shm_name, (uint32_t)geteuid(), job, instance, rank);
 
-    int rc = -EAGAIN;
-    for (int attempt = 0; attempt < CREATE_ATTEMPTS && rc == -EAGAIN; attempt++) {
-        if (attempt > 0)
-            sched_yield();          /* the reaper is about to let go of what it took */
-        rc = create_locked(segment->shm_name, &segment->fd);
-        if (attempt > 0 && rc == -EEXIST)
-            rc = -EAGAIN;           /* the name lost last time, not unlinked yet */
-    }
+    int rc = bxi_segment_create_locked(segment->shm_name, &segment->fd);
     if (rc < 0)
         return rc;
     rc = map_own(segment);
@@ -210,12 +230,17 @@ int bxi_segment_open_ring(struct bxi_segment *segment, int to)
 {
     if (to < 0 || bxi_segment_bytes(to + 1) > segment->bytes)
         return -EINVAL;
-    return allocate(segment->fd, bxi_ring_offset(to), BXI_RING_BYTES);
+    return allocate(segment->fd, BXI_CONTROL_BYTES + (uint64_t)to * BXI_RING_STRIDE, BXI_RING_STRIDE);
 }
 
 unsigned char *bxi_segment_ring(const struct bxi_segment *segment, int to)
 {
     return (unsigned char *)segment->control + bxi_ring_offset(to);
+}
+
+bxi_a64 *bxi_segment_leases(const struct bxi_segment *segment, int to)
+{
+    return (bxi_a64 *)((unsigned char *)segment->control + bxi_lease_offset(to));
 }
 
 void bxi_segment_destroy(struct bxi_segment *segment)
@@ -308,6 +333,11 @@ const unsigned char *bxi_segment_view_ring(const struct bxi_segment_view *view, 
     return (const unsigned char *)view->control + bxi_ring_offset(to);
 }
 
+const bxi_a64 *bxi_segment_view_leases(const struct bxi_segment_view *view, int to)
+{
+    return (const bxi_a64 *)((const unsigned char *)view->control + bxi_lease_offset(to));
+}
+
 void bxi_segment_detach(struct bxi_segment_view *view)
 {
     if (view->control == NULL)
@@ -319,8 +349,8 @@ void bxi_segment_detach(struct bxi_segment_view *view)
     view->bytes = 0;
 }
 
-/* True if file_name is one that bxi_segment_name makes for this job (and instance, unless that
- * is 0): what was parsed is written out again and must be the same. */
+/* True if file_name is one that bxi_segment_name or bxi_segment_arena_name makes for this job (and
+ * instance, unless that is 0): what was parsed is written out again and must be the same. */
 static bool is_name_of(const char *file_name, const char *job, uint64_t instance)
 {
     char prefix[BXI_SEGMENT_NAME_BYTES];
@@ -335,11 +365,12 @@ static bool is_name_of(const char *file_name, const char *job, uint64_t instance
     if (*end != '.')
         return false;
     long rank = strtol(end + 1, &end, 10);
-    if (*end != '\0' || rank < 0 || rank >= BXI_WORLD_MAX)
+    if (rank < 0 || rank >= BXI_WORLD_MAX || (instance != 0 && its_instance != instance))
         return false;
-    if (instance != 0 && its_instance != instance)
-        return false;
-    bxi_segment_name(canonical, (uint32_t)geteuid(), job, its_instance, (int)rank);
+    if (*end == '\0')
+        bxi_segment_name(canonical, (uint32_t)geteuid(), job, its_instance, (int)rank);
+    else
+        bxi_segment_arena_name(canonical, (uint32_t)geteuid(), job, its_instance, (int)rank);
     return strcmp(file_name, canonical + 1) == 0;
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Making, mapping and removing control segments. Names are "/boxcar.<uid>.<job>.<instance>.<rank>", the
- * instance 16 hex digits; nobody opens a peer's by name, descriptors are passed.
+ * instance 16 hex digits; nobody opens a peer's by name, descriptors are passed. The arena of the same
+ * worker has this name with ".arena" behind.
  */
 #ifndef BXI_SEGMENT_H
 #define BXI_SEGMENT_H
@@ -29,16 +30,26 @@ struct bxi_segment_view {           /* a peer's, read-only */
 
 void bxi_segment_name(char out[BXI_SEGMENT_NAME_BYTES], uint32_t uid, const char *job, uint64_t instance,
                       int rank);
+void bxi_segment_arena_name(char out[BXI_SEGMENT_NAME_BYTES], uint32_t uid, const char *job,
+                            uint64_t instance, int rank);
+
+/* Makes an empty object (O_EXCL, 0600) whose owner lock the descriptor holds, safe from reapers. -EEXIST,
+ * -errno. */
+int bxi_segment_create_locked(const char *shm_name, int *fd);
 
 /* Creates (O_EXCL, 0600), takes the owner lock, sizes it sparse, allocates the control pages, writes the
- * header (state STARTING) and guards the mapping. -ENOSPC when /dev/shm has no room for the control
+ * header (state STARTING; arena_bytes is the caller's to set before it passes the descriptor) and guards
+ * the mapping. -ENOSPC when /dev/shm has no room for the control
  * pages, -EEXIST, -errno; nothing is left behind on failure. Memory is MADV_DONTFORK. */
 int bxi_segment_create(struct bxi_segment *segment, const char *job, const char *name, uint64_t instance,
                        int rank, int world_size);
 
-/* Allocates the pages of ring `to` (fallocate, which does not bring a truncated segment back). 0, -ENOSPC, -errno. */
+/* Allocates the pages of ring `to` and of the lease words behind it (fallocate, which does not bring a
+ * truncated segment back). 0, -ENOSPC, -errno. */
 int bxi_segment_open_ring(struct bxi_segment *segment, int to);
 unsigned char *bxi_segment_ring(const struct bxi_segment *segment, int to);
+/* BXI_LEASE_MAX words by which the owner gives leases of peer `to` back; not before open_ring. */
+bxi_a64 *bxi_segment_leases(const struct bxi_segment *segment, int to);
 
 /* Unmaps and closes; unlinks the name first unless keep_name. */
 void bxi_segment_destroy(struct bxi_segment *segment);
@@ -49,10 +60,11 @@ void bxi_segment_destroy(struct bxi_segment *segment);
 int bxi_segment_attach(struct bxi_segment_view *view, int fd, uint64_t instance, int rank,
                        int world_size);
 const unsigned char *bxi_segment_view_ring(const struct bxi_segment_view *view, int to);
+const bxi_a64 *bxi_segment_view_leases(const struct bxi_segment_view *view, int to);
 void bxi_segment_detach(struct bxi_segment_view *view);
 
-/* Unlinks the names of one job of this uid (any instance, or one: instance != 0) whose owner lock is
- * free. Returns how many were removed, -errno. */
+/* Unlinks the names of one job of this uid (any instance, or one: instance != 0), segments and arenas,
+ * whose owner lock is free. Returns how many were removed, -errno. */
 int bxi_segment_reap(const char *job, uint64_t instance);
 
 #endif

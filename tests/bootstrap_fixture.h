@@ -88,6 +88,7 @@ static inline struct bx_job *make_job(const char *name, int rank, int world_size
     job->pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
     job->loop_fd = job->timer_fd = job->lock_fd = -1;
     job->peers = calloc((size_t)world_size, sizeof(*job->peers));
+    job->options.arena_bytes = 4 << 20;
     return job;
 }
 

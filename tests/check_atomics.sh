@@ -24,11 +24,11 @@ report()    # report NAME FINDINGS
     fi
 }
 
-sources=$(ls shm/*.[ch] lib/*.[ch] gpu/*.[ch] 2>/dev/null | grep -vx 'shm/atomic.h')
+sources=$(ls shm/*.[ch] lib/*.[ch] lib/nn/*.[ch] gpu/*.[ch] 2>/dev/null | grep -vx 'shm/atomic.h')
 
 report 'one header includes stdatomic.h' "$(
     grep -lE '^[[:space:]]*#[[:space:]]*include[[:space:]]*[<"]stdatomic' \
-        shm/*.[ch] lib/*.[ch] gpu/*.[ch] demos/*.[ch] tools/*.[ch] tests/*.[ch] 2>/dev/null |
+        shm/*.[ch] lib/*.[ch] lib/nn/*.[ch] gpu/*.[ch] demos/*.[ch] tools/*.[ch] tests/*.[ch] 2>/dev/null |
         grep -vx 'shm/atomic.h')"
 
 # shellcheck disable=SC2086

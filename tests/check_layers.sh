@@ -1,9 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Who may include whom: shm only itself; gpu and shm; lib, shm and gpu; programs their own headers
-# and <boxcar*.h>, the tools shm's too. Where an include leads is found as the compiler finds it:
-# beside the file, then in the directories of the Makefile's -I, in whatever form it is written.
+# Who may include whom: shm only itself; gpu and shm; lib, shm and gpu; the networks and programs
+# their own headers and <boxcar*.h>, the tools shm's too; and oneDNN's header one file. Where an
+# include leads is found as the compiler finds it: beside the file, then in the directories of the
+# Makefile's -I, in whatever form it is written.
 set -u
 
 cd "${BX_SOURCE_DIR:-.}" || exit 1
@@ -16,7 +17,7 @@ owner()
     case $2 in
     */*) [ -e "$2" ] && dirname "$2" && return ;;
     esac
-    for dir in "$1" lib shm gpu tools demos tests; do
+    for dir in "$1" lib lib/nn shm gpu tools demos tests; do
         [ -e "$dir/$2" ] && (cd "$dir/$(dirname "$2")" && basename "$PWD") && return
     done
 }
@@ -53,6 +54,14 @@ check()
 check shm
 check gpu shm
 check lib shm gpu
+check lib/nn nn
 check demos
 check tools shm
+users=$(grep -rlE '#[[:space:]]*include.*dnnl' shm lib gpu tools demos)
+if [ "$users" = lib/nn/onednn.c ]; then
+    echo 'ok onednn'
+else
+    failed=1
+    printf 'oneDNN is for lib/nn/onednn.c alone, and included by:\n%s\nnot ok onednn\n' "$users"
+fi
 exit "$failed"

@@ -111,8 +111,20 @@ if [ "$cores" -ge 2 ]; then
         'v["callers"]==3 v["unbatched_calls_per_s"]>0 v["batched_calls_per_s"]>0
         v["rows_per_batch"]>=1 v["rows_per_batch"]<=3' \
         batch --callers 3 --slices 2 --calls 100
+    check handover 'tensors bytes p50_us p99_us create_p50_us send_p50_us release_p50_us copied_bytes cold_p50_us' \
+        'v["tensors"]==23 v["bytes"]==9000001 v["p50_us"]>0 v["p99_us"]>0 v["create_p50_us"]>0
+        v["send_p50_us"]>0 v["release_p50_us"]>0 v["copied_bytes"]==0 v["cold_p50_us"]>0' \
+        handover --tensors 23 --bytes 9000001 --slices 2 --calls 20
+    if [ "$(df -Pk /dev/shm | awk 'NR == 2 { print $4 }')" -ge 1600000 ]; then
+        check 'handover of 1 MB and 1 GB' 'tensors bytes copied_bytes p50_1mb_us p50_1gb_us ratio_1gb_1mb' \
+            'v["tensors"]==161 v["bytes"]==94278008 v["copied_bytes"]==0 v["p50_1mb_us"]>0
+            v["p50_1gb_us"]>0 v["ratio_1gb_1mb"]>0' \
+            handover --slices 1 --calls 10
+    else
+        echo 'skip bxbench handover of 1 MB and 1 GB needs 1.5 GB in /dev/shm'
+    fi
 else
-    for name in pingpong rate fanin batch; do
+    for name in pingpong rate fanin batch handover; do
         echo "skip bxbench $name needs two cores"
     done
 fi
@@ -122,6 +134,10 @@ check sleep 'bare_p50_us call_p50_us call_p99_us ratio cpus' \
 check idle 'cpu_percent wakeups_per_s answered bare_cpu_percent' \
     'n["cpu_percent"]==4 v["cpu_percent"]>=0 v["wakeups_per_s"]>=0 v["answered"]==4' \
     idle --workers 4 --seconds 0.5
+check accumulate 'ratio bare_gb_s accumulate_gb_s memcpy_gb_s bare_memcpy sets bytes threads' \
+    'v["sets"]==3 v["bytes"]==2000000 v["threads"]==2 v["ratio"]>0 v["bare_gb_s"]>0
+    v["accumulate_gb_s"]>0 v["memcpy_gb_s"]>0 v["bare_memcpy"]>0' \
+    accumulate --sets 3 --bytes 2000000 --threads 2 --slices 2
 check start 'ready_seconds gone_seconds seconds shm_bytes_rest shm_bytes_all_pairs bare_seconds' \
     'v["ready_seconds"]>0 v["gone_seconds"]>0 v["seconds"]>=v["ready_seconds"]
     v["shm_bytes_rest"]>=4*40960 v["shm_bytes_all_pairs"]>=v["shm_bytes_rest"]+4*3*131072' \
@@ -141,6 +157,8 @@ wrong 'a flag of another subcommand' 'no such flag' pingpong --workers 3
 wrong 'a number out of range' 'from 2 to 128' start --workers 500
 wrong 'a number that is none' 'x' rate --inflight 6x
 wrong 'a core that is not there' 'cpus' pingpong --cpus 0,99999
+wrong 'more tensors than bytes for them' 'tensors take at least' handover --tensors 100 --bytes 6399
+wrong 'no sets' 'from 1 to 64' accumulate --sets 0
 wrong 'a word too many' 'more' idle more
 
 if "$bin" --help | grep -q pingpong && "$bin" sleep --help | grep -q Usage &&

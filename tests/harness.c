@@ -23,6 +23,7 @@
 
 #define CHECK_STATUS 99                             /* of a worker whose check failed */
 #define GRACE_NS (UINT64_C(15) * 1000000000)        /* for the others to end well after one died */
+#define LOANS_NS (UINT64_C(20) * 1000000000)        /* for what is on loan to come back; then it never will */
 
 struct shared {
     bxi_a32 gate[HARNESS_GATES];
@@ -119,6 +120,11 @@ uint64_t harness_add(int index, uint64_t n)
     return bxi_add_seq_cst(&shared->value[index], n);
 }
 
+void harness_reset(void)
+{
+    memset(shared, 0, sizeof(*shared));
+}
+
 /* ---- Names ----------------------------------------------------------------------------------- */
 
 const char *harness_job_name(void)
@@ -170,6 +176,18 @@ void harness_check_rescued(const struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "rescued"), 0);
 }
 
+void harness_check_loans(struct bx_job *job)
+{
+    struct bx_loans loans = { 0 };
+    int rc = bx_loans_wait(job, -1, 0, LOANS_NS);
+
+    HARNESS_EQ(bx_job_loans(job, -1, &loans), 0);
+    if (rc < 0)
+        harness_failed(__FILE__, __LINE__, "worker %d waits for %llu leases of %llu bytes: %s", bx_job_rank(job),
+                       (unsigned long long)loans.leases, (unsigned long long)loans.bytes, error_name(rc));
+    HARNESS_EQ(loans.bytes, 0);
+}
+
 static int run_worker(const struct bx_options *options, void *context)
 {
     const struct harness_world *world = context;
@@ -189,6 +207,7 @@ static int run_worker(const struct bx_options *options, void *context)
         HARNESS_EQ(rc, 0);
     }
     if (!leaves_by_itself) {
+        harness_check_loans(job);
         harness_check_rescued(job);
         HARNESS_EQ(bx_job_shutdown(job, 0), 0);
         bx_job_destroy(job);

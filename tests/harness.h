@@ -13,7 +13,7 @@
  *
  * Every worker creates the job, runs setup, starts, runs body[rank], shuts down and destroys. What
  * harness_run holds at the end of every test: each worker ended well (but those that the test lets die),
- * no wake-up was rescued, and neither a segment nor a socket of the job is left.
+ * no wake-up was rescued, all that was on loan is back, and neither a segment nor a socket of the job is left.
  */
 #ifndef TESTS_HARNESS_H
 #define TESTS_HARNESS_H
@@ -46,9 +46,11 @@ void harness_run(const struct harness_world *world);
 int harness_try(const struct harness_world *world);
 
 /* In a body that shuts down and destroys its job itself, or leaves it to the end of the process: called
- * first. It then checks harness_check_rescued by itself. */
+ * first. It then checks harness_check_rescued and harness_check_loans by itself. */
 void harness_leaves_by_itself(void);
 void harness_check_rescued(const struct bx_job *job);
+/* Waits until this worker has nothing on loan: as each of the others ends it gives back what it held. */
+void harness_check_loans(struct bx_job *job);
 
 /* The name that the job of this process has, or the next harness_run will give. */
 const char *harness_job_name(void);
@@ -66,6 +68,7 @@ uint32_t harness_gate(int gate);
 void harness_store(int index, uint64_t value);
 uint64_t harness_load(int index);
 uint64_t harness_add(int index, uint64_t n);        /* the value before */
+void harness_reset(void);                           /* all to zero again, between two worlds of a test */
 
 /* ---- Small things that many tests need ------------------------------------------------------- */
 

@@ -39,7 +39,7 @@ build()
         BUILD="build/lint/$2" WERROR=1 CFLAGS="${3:-}" all tests
 }
 
-sources=$(ls shm/*.[ch] lib/*.[ch] demos/*.[ch] tools/*.[ch] tests/*.[ch])
+sources=$(ls shm/*.[ch] lib/*.[ch] lib/nn/*.[ch] demos/*.[ch] tools/*.[ch] tests/*.[ch])
 # Left out: what is taste, `n * sizeof *p` for a p that points to pointers, and widenings of what is
 # bounded by 128 workers.
 checks='-*,bugprone-*'
@@ -60,7 +60,7 @@ try clang clang build clang clang
         $includes shm lib demos tools
     try clang-tidy clang-tidy clang-tidy --quiet --warnings-as-errors='*' \
         --checks="$checks" \
-        $(ls shm/*.c lib/*.c demos/*.c tools/*.c) -- -std=gnu11 $includes
+        $(ls shm/*.c lib/*.c lib/nn/*.c demos/*.c tools/*.c) -- -std=gnu11 $includes
 }
 
 # The formatter only advises. Comments and tables stand in columns laid out by hand, so blanks

@@ -505,10 +505,10 @@ Test(bootstrap, gives_a_rank_free_whose_descriptors_are_not_what_they_should_be)
     int bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), blocking = eventfd(0, EFD_CLOEXEC);
     int me = (int)syscall(SYS_pidfd_open, getpid(), 0);
     const int wrong[][BXI_BOOT_FDS] = {
-        { null, bell, bell, me },           /* no segment */
-        { bell, bell, bell, me },
-        { null, blocking, bell, me },       /* ringing it could block */
-        { null, bell, bell, null },         /* no pidfd */
+        { null, null, bell, bell, me },         /* no segment */
+        { bell, bell, bell, bell, me },
+        { null, null, blocking, bell, me },     /* ringing it could block */
+        { null, null, bell, bell, null },       /* no pidfd */
     };
 
     begin(&worker[0], NULL, 0, 2);
@@ -531,11 +531,11 @@ Test(bootstrap, believes_no_table_that_makes_no_sense)
     struct bxi_boot_table table = { .head = bxi_boot_head(BXI_BOOT_TABLE), .count = 1 };
     size_t one = offsetof(struct bxi_boot_table, entry) + sizeof(table.entry[0]);
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-    int fds[BXI_BOOT_FDS] = { null, null, null, null };
+    int fds[BXI_BOOT_FDS] = { null, null, null, null, null };
     static const struct { uint32_t count; int32_t rank; size_t less; int fd_count; } wrong[] = {
-        { 0, 0, 0, 4 }, { 33, 0, 0, 4 }, { UINT32_MAX, 0, 0, 4 }, { 2, 0, 0, 4 }, { 1, 0, 1, 4 },
-        { 1, 0, 0, 3 }, { 1, 0, 0, 0 }, { 1, -1, 0, 4 }, { 1, 1, 0, 4 }, { 1, 2, 0, 4 },
-        { 1, INT32_MAX, 0, 4 }, { 1, 0, 0, 4 },
+        { 0, 0, 0, 5 }, { 33, 0, 0, 5 }, { UINT32_MAX, 0, 0, 5 }, { 2, 0, 0, 5 }, { 1, 0, 1, 5 },
+        { 1, 0, 0, 4 }, { 1, 0, 0, 0 }, { 1, -1, 0, 5 }, { 1, 1, 0, 5 }, { 1, 2, 0, 5 },
+        { 1, INT32_MAX, 0, 5 }, { 1, 0, 0, 5 },
     };
 
     snprintf(table.entry[0].name, BXI_NAME_BYTES, "boss");

@@ -28,7 +28,7 @@ static const struct field control_fields[] = {
     FIELD(bxi_control, header),        FIELD(bxi_control, pad0), FIELD(bxi_control, counters),
     FIELD(bxi_control, pair),          FIELD(bxi_control, credit),
     FIELD(bxi_control, pair_counters), FIELD(bxi_control, function),
-    { NULL, 0, 0 },
+    FIELD(bxi_control, loans),         { NULL, 0, 0 },
 };
 
 static const struct field header_fields[] = {
@@ -40,14 +40,16 @@ static const struct field header_fields[] = {
     FIELD(bxi_header, name),           FIELD(bxi_header, job),
     FIELD(bxi_header, reserved0),      FIELD(bxi_header, state),
     FIELD(bxi_header, function_count), FIELD(bxi_header, cpu_mask),
+    FIELD(bxi_header, arena_bytes),    FIELD(bxi_header, arena_used),
+    FIELD(bxi_header, arena_committed), FIELD(bxi_header, arena_high_water),
     FIELD(bxi_header, reserved1),      FIELD(bxi_header, armed),
-    FIELD(bxi_header, reserved2),
-    { NULL, 0, 0 },
+    FIELD(bxi_header, reserved2),      { NULL, 0, 0 },
 };
 
 static const struct field pair_fields[] = {
     FIELD(bxi_pair, open),          FIELD(bxi_pair, want_credit), FIELD(bxi_pair, refused_through),
-    FIELD(bxi_pair, refused_errno), FIELD(bxi_pair, reserved),    { NULL, 0, 0 },
+    FIELD(bxi_pair, refused_errno), FIELD(bxi_pair, want_lease),  FIELD(bxi_pair, reserved),
+    { NULL, 0, 0 },
 };
 
 static const struct field credit_fields[] = {
@@ -61,6 +63,13 @@ static const struct field pair_counters_fields[] = {
     FIELD(bxi_pair_counters, write_pos),        FIELD(bxi_pair_counters, times_full),
     FIELD(bxi_pair_counters, high_water_bytes), FIELD(bxi_pair_counters, frames_received),
     FIELD(bxi_pair_counters, bytes_received),   FIELD(bxi_pair_counters, read_pos),
+    { NULL, 0, 0 },
+};
+
+static const struct field loans_fields[] = {
+    FIELD(bxi_loans, leases),     FIELD(bxi_loans, bytes),    FIELD(bxi_loans, oldest_ns),
+    FIELD(bxi_loans, granted),    FIELD(bxi_loans, returned), FIELD(bxi_loans, taken_back),
+    FIELD(bxi_loans, borrowed),   FIELD(bxi_loans, borrowed_total),
     { NULL, 0, 0 },
 };
 
@@ -187,6 +196,11 @@ Test(layout, of_a_function_is_as_documented)
     check_struct("bxi_function", sizeof(struct bxi_function), function_fields);
 }
 
+Test(layout, of_the_loans_is_as_documented)
+{
+    check_struct("bxi_loans", sizeof(struct bxi_loans), loans_fields);
+}
+
 Test(layout, has_the_documented_constants)
 {
     static const struct {
@@ -196,7 +210,8 @@ Test(layout, has_the_documented_constants)
 #define CONSTANT(name) { #name, (uint64_t)(name) }
         CONSTANT(BXI_MAGIC),        CONSTANT(BXI_LAYOUT_VERSION), CONSTANT(BXI_WORLD_MAX),
         CONSTANT(BXI_NAME_BYTES),   CONSTANT(BXI_LINE),           CONSTANT(BXI_PAGE),
-        CONSTANT(BXI_FUNCTION_MAX), CONSTANT(BXI_RING_BYTES),     CONSTANT(BXI_RING_STRIDE),
+        CONSTANT(BXI_FUNCTION_MAX), CONSTANT(BXI_RING_BYTES),     CONSTANT(BXI_LEASE_MAX),
+        CONSTANT(BXI_LEASE_BYTES),  CONSTANT(BXI_RING_STRIDE),
         CONSTANT(BXI_FRAME_MAX),    CONSTANT(BXI_CONTROL_BYTES),  CONSTANT(BXI_STARTING),
         CONSTANT(BXI_RUNNING),      CONSTANT(BXI_LEAVING),        CONSTANT(BXI_QUIET),
         CONSTANT(BXI_LEFT),         CONSTANT(BXI_AWAKE),          CONSTANT(BXI_WHO_BACKGROUND),
@@ -230,25 +245,31 @@ Test(layout, places_rings_as_documented)
     cr_assert_geq(rows, 6);
 }
 
-Test(layout, keeps_rings_apart_and_inside_the_segment)
+Test(layout, places_lease_words_as_documented)
 {
-    for (int to = 0; to < BXI_WORLD_MAX; to++) {
-        uint64_t end = bxi_ring_offset(to) + BXI_RING_BYTES;
-        cr_assert_eq(bxi_ring_offset(to) % BXI_LINE, 0);
-        cr_assert_leq(end, bxi_segment_bytes(to + 1));
-        if (to + 1 < BXI_WORLD_MAX)
-            /* No page of two rings: opening one must not allocate, nor touch, the other's. */
-            cr_assert_leq((end + BXI_PAGE - 1) / BXI_PAGE, bxi_ring_offset(to + 1) / BXI_PAGE);
-    }
+    char *at = find_table(read_source("shm/LAYOUT.md"), "\n## Lease words\n");
+    char *cells[CELLS];
+    int count = 0;
+    int rows = 0;
+
+    for (; next_row(&at, cells, &count); rows++)
+        cr_assert_eq(strtoull(cells[1], NULL, 10), bxi_lease_offset(atoi(cells[0])), "peer %s", cells[0]);
+    cr_assert_geq(rows, 3);
 }
 
-/* Bytes of pages that ring `to` lies in. */
-static uint64_t ring_pages_bytes(int to)
+Test(layout, keeps_rings_and_lease_words_apart_and_inside_the_segment)
 {
-    uint64_t first = bxi_ring_offset(to) / BXI_PAGE;
-    uint64_t end = (bxi_ring_offset(to) + BXI_RING_BYTES + BXI_PAGE - 1) / BXI_PAGE;
-
-    return (end - first) * BXI_PAGE;
+    for (int to = 0; to < BXI_WORLD_MAX; to++) {
+        uint64_t stride = BXI_CONTROL_BYTES + (uint64_t)to * BXI_RING_STRIDE;
+        cr_assert_eq(bxi_ring_offset(to) % BXI_LINE, 0);
+        cr_assert_geq(bxi_ring_offset(to), stride);
+        /* No page of two of them: opening one must not allocate, nor touch, the other's. */
+        cr_assert_eq(bxi_lease_offset(to) % BXI_PAGE, 0);
+        cr_assert_leq(bxi_ring_offset(to) + BXI_RING_BYTES, bxi_lease_offset(to));
+        cr_assert_eq(stride % BXI_PAGE, 0);
+        cr_assert_eq(bxi_lease_offset(to) + BXI_LEASE_BYTES, stride + BXI_RING_STRIDE);
+        cr_assert_eq(stride + BXI_RING_STRIDE, bxi_segment_bytes(to + 1));
+    }
 }
 
 Test(layout, takes_the_documented_memory)
@@ -261,12 +282,9 @@ Test(layout, takes_the_documented_memory)
     for (; next_row(&at, cells, &count); rows++) {
         int world_size = atoi(cells[0]);
         uint64_t rest = (uint64_t)world_size * BXI_CONTROL_BYTES;
-        uint64_t all = rest;
+        uint64_t all = rest + (uint64_t)world_size * (uint64_t)(world_size - 1) * BXI_RING_STRIDE;
 
         cr_assert_eq(count, 4);
-        for (int from = 0; from < world_size; from++)
-            for (int to = 0; to < world_size; to++)
-                all += from == to ? 0 : ring_pages_bytes(to);
         cr_assert_eq(strtoull(cells[1], NULL, 10), bxi_segment_bytes(world_size));
         cr_assert_eq(strtoull(cells[2], NULL, 10), rest);
         cr_assert_eq(strtoull(cells[3], NULL, 10), all);
@@ -316,6 +334,6 @@ Test(layout, has_the_documented_invariants)
         cr_assert_not_null(strstr(header, wanted), "layout.h does not say \"%s\"", wanted);
     }
     snprintf(row, sizeof(row), " I%d ", number);
-    cr_assert_geq(number, 10);
+    cr_assert_geq(number, 12);
     cr_assert_null(strstr(header, row), "LAYOUT.md lacks I%d", number);
 }

@@ -95,6 +95,17 @@ Test(segment, is_named_by_uid_job_instance_and_rank)
                      "/boxcar.4294967295.a23456789-123456789_12345678901.ffffffffffffffff.0");
 }
 
+Test(segment, has_an_arena_of_its_own_name)
+{
+    char name[BXI_SEGMENT_NAME_BYTES];
+
+    bxi_segment_arena_name(name, 1000, "demo", 0xab, 127);
+    cr_assert_str_eq(name, "/boxcar.1000.demo.00000000000000ab.127.arena");
+    bxi_segment_arena_name(name, UINT32_MAX, "a23456789-123456789_12345678901", UINT64_MAX, 127);
+    cr_assert_str_eq(name,
+                     "/boxcar.4294967295.a23456789-123456789_12345678901.ffffffffffffffff.127.arena");
+}
+
 Test(segment, writes_its_identity_when_it_is_created, .fini = remove_names)
 {
     create_one(3, 5);
@@ -127,7 +138,7 @@ Test(segment, allocates_its_control_pages_and_no_more, .init = create_first_of_t
     cr_assert_eq(fstat(segment.fd, &status), 0);
     cr_assert_eq((uint64_t)status.st_size, bxi_segment_bytes(2));
     cr_assert_eq(status.st_mode & 07777, 0600);
-    cr_assert_eq(blocks_bytes(segment.fd), 40960);
+    cr_assert_eq(blocks_bytes(segment.fd), 49152);
     for (size_t i = 0; i < BXI_WORLD_MAX; i++)
         cr_assert_eq(bxi_load_relaxed(&segment.control->pair[i].open), 0);
 }
@@ -135,15 +146,34 @@ Test(segment, allocates_its_control_pages_and_no_more, .init = create_first_of_t
 Test(segment, allocates_a_ring_when_it_is_opened, .init = create_first_of_two, .fini = remove_names)
 {
     cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0);
-    cr_assert_eq(blocks_bytes(segment.fd), 40960 + 132 * 1024);
+    cr_assert_eq(blocks_bytes(segment.fd), 49152 + 140 * 1024);
     unsigned char *ring = bxi_segment_ring(&segment, 1);
     cr_assert_eq((uint64_t)(ring - (unsigned char *)segment.control), bxi_ring_offset(1));
     for (size_t i = 0; i < BXI_RING_BYTES; i++)
         cr_assert_eq(ring[i], 0);
     memset(ring, 1, BXI_RING_BYTES);
-    cr_assert_eq(blocks_bytes(segment.fd), 40960 + 132 * 1024);
+    cr_assert_eq(blocks_bytes(segment.fd), 49152 + 140 * 1024);
     cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0, "opening it again is harmless");
     cr_assert_eq(ring[100], 1);
+}
+
+/* Together with it, so that a full /dev/shm is told before the first lease and not by a SIGBUS. */
+Test(segment, has_lease_words_behind_each_ring, .init = create_first_of_two, .fini = remove_names)
+{
+    cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0);
+    bxi_a64 *words = bxi_segment_leases(&segment, 1);
+    cr_assert_eq((uint64_t)((unsigned char *)words - (unsigned char *)segment.control), bxi_lease_offset(1));
+    for (int slot = 0; slot < BXI_LEASE_MAX; slot++) {
+        cr_assert_eq(bxi_load_relaxed(&words[slot]), 0);
+        bxi_store_relaxed(&words[slot], (uint64_t)slot + 1);
+    }
+    cr_assert_eq(blocks_bytes(segment.fd), 49152 + 140 * 1024);
+    cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 2), 0);
+    const bxi_a64 *seen = bxi_segment_view_leases(&view, 1);
+    cr_assert_neq((const void *)seen, (const void *)words);
+    cr_assert_eq(bxi_load_relaxed(&seen[0]), 1);
+    cr_assert_eq(bxi_load_relaxed(&seen[BXI_LEASE_MAX - 1]), BXI_LEASE_MAX);
+    bxi_segment_detach(&view);
 }
 
 Test(segment, has_no_ring_for_a_rank_outside_the_world, .init = create_first_of_two,
@@ -372,6 +402,8 @@ Test(segment, reaps_names_that_it_makes_and_no_others, .init = make_job_name, .f
         "0123456789abcdef.128", "0123456789abcdef.-1", "0123456789abcdef.00", "0123456789abcdef.+1",
         "0123456789abcdef.", "0123456789abcdef", "0123456789ABCDEF.0", "123456789abcdef.0",
         "0x23456789abcdef.0", "0123456789abcdef.0x", "0123456789abcdef0.0", " 123456789abcdef.0",
+        "0123456789abcdef.0.", "0123456789abcdef.0.aren", "0123456789abcdef.0.arena2", "0123456789abcdef.arena",
+        "0123456789abcdef.00.arena", "0123456789abcdef.128.arena", "0123456789abcdef.0.arena.arena",
     };
     char name[160];
 
@@ -407,6 +439,24 @@ Test(segment, is_reaped_when_its_owner_died_before_it_took_the_lock, .init = mak
 
     bxi_segment_name(name, geteuid(), job, INSTANCE, 1);
     close(shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600));
+    cr_assert_eq(bxi_segment_reap(job, INSTANCE), 1);
+    cr_assert_not(name_exists(name));
+}
+
+Test(segment, is_reaped_together_with_the_arena_of_its_worker, .init = make_job_name,
+     .fini = remove_names)
+{
+    char name[BXI_SEGMENT_NAME_BYTES];
+    int fd = -1;
+
+    leave_dead(INSTANCE, 2);
+    bxi_segment_arena_name(name, geteuid(), job, INSTANCE, 2);
+    cr_assert_eq(bxi_segment_create_locked(name, &fd), 0);
+    cr_assert_eq(bxi_segment_create_locked(name, &fd), -EEXIST);
+    cr_assert_eq(bxi_segment_reap(job, INSTANCE), 1, "its owner lives");
+    cr_assert(name_exists(name));
+    close(fd);
+    cr_assert_eq(bxi_segment_reap(job, INSTANCE + 1), 0);
     cr_assert_eq(bxi_segment_reap(job, INSTANCE), 1);
     cr_assert_not(name_exists(name));
 }

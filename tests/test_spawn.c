@@ -360,10 +360,14 @@ Test(spawn, lets_the_others_end_by_themselves_and_names_the_first)
 static int holds_a_segment(const struct bx_options *options, void *context)
 {
     static struct bxi_segment segment;
-    char name[BXI_SEGMENT_NAME_BYTES];
+    static struct bxi_arena *arena;
+    char name[BXI_SEGMENT_NAME_BYTES], arena_name[BXI_SEGMENT_NAME_BYTES];
 
     bxi_segment_name(name, (uint32_t)geteuid(), options->job, 1, options->rank);
-    bxi_spawn_note_segment(name);
+    bxi_segment_arena_name(arena_name, (uint32_t)geteuid(), options->job, 1, options->rank);
+    bxi_spawn_note_segment(name, arena_name);
+    if (bxi_arena_create(arena_name, 4 << 20, NULL, &arena) < 0)
+        return 9;
     if (bxi_segment_create(&segment, options->job, options->name, 1, options->rank, WORLD) < 0)
         return 9;
     note(options);

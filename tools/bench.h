@@ -41,6 +41,10 @@ struct bench_options {
     int64_t callers;
     int64_t workers;
     int64_t gap_us;
+    int64_t tensors;
+    int64_t bytes;                  /* of all tensors of a message */
+    int64_t sets;
+    int64_t threads;
     double seconds;
 };
 
@@ -52,6 +56,8 @@ int bench_fanin(const struct bench_options *options);
 int bench_batch(const struct bench_options *options);
 int bench_idle(const struct bench_options *options);
 int bench_start(const struct bench_options *options);
+int bench_handover(const struct bench_options *options);
+int bench_accumulate(const struct bench_options *options);
 
 /* Messages a second of one run of ucx_perftest; 0 after having said why there are none. */
 double bench_ucx_rate(const struct bench_options *options);
@@ -143,6 +149,29 @@ int bench_call(struct bx_job *job, const char *to, const char *function, struct 
                uint64_t number);
 void bench_fill(struct bx_msg *args, uint64_t number);
 bool bench_holds(const struct bx_msg *reply, uint64_t number);
+
+/* ---- Tensors ----------------------------------------------------------------------------------- */
+
+#define BENCH_TENSORS 161           /* parameters of ResNet-50 with 30 classes ... */
+#define BENCH_TENSORS_BYTES 94278008    /* ... and what they take */
+#define BENCH_TENSOR_BYTES_MIN 64
+
+/* `count` tensors of `bytes` in all, as ResNet-50's parameters are sized: those themselves with the two
+ * numbers above, else the list taken as often as needed and each scaled. Made before the fork. */
+struct bench_plan {
+    size_t count;
+    size_t bytes;
+    struct bench_plan_tensor {
+        size_t bytes;
+        int ndim;                   /* a convolution's has four, the first of them long */
+    } *tensors;
+};
+/* 0, or 2 having said that so few bytes are not enough for so many. */
+int bench_plan_make(struct bench_plan *plan, int64_t count, int64_t bytes);
+/* f32, or u8 where 4 does not divide its bytes (the last only); in the job's arena, or on the heap. */
+int bench_plan_create(const struct bench_plan *plan, size_t index, struct bx_job *job,
+                      struct bx_tensor **tensor);
+uint64_t bench_shm_room(void);      /* bytes free in /dev/shm; UINT64_MAX where nobody knows */
 
 /* ---- The bare limits --------------------------------------------------------------------------- */
 

@@ -16,7 +16,7 @@
 
 enum flag {
     F_SLICES = 1, F_CALLS = 2, F_INFLIGHT = 4, F_CALLERS = 8, F_WORKERS = 16, F_GAP = 32, F_SECONDS = 64,
-    F_UCX = 128, F_NO_PAIRS = 256,
+    F_UCX = 128, F_NO_PAIRS = 256, F_TENSORS = 512, F_BYTES = 1024, F_SETS = 2048, F_THREADS = 4096,
 };
 
 static const struct command {
@@ -41,6 +41,10 @@ static const struct command {
       "what workers that have nothing to do cost" },
     { "start", bench_start, F_SLICES | F_WORKERS | F_NO_PAIRS, 0, 1,
       "time to start and to end a job, and its shared memory" },
+    { "handover", bench_handover, F_SLICES | F_CALLS | F_TENSORS | F_BYTES, 2, 2,
+      "tensors made, sent, checked and released, beside one copy of them" },
+    { "accumulate", bench_accumulate, F_SLICES | F_BYTES | F_SETS | F_THREADS, 0, 1,
+      "a parameter server's step over lent gradients, beside bare memory" },
 };
 
 #define COMMANDS (sizeof commands / sizeof *commands)
@@ -64,6 +68,14 @@ static const struct number_flag {
       "workers (idle: 8, start: 64)" },
     { "gap-us", F_GAP, offsetof(struct bench_options, gap_us), 1, 1000000,
       "idle microseconds before each call (200)" },
+    { "tensors", F_TENSORS, offsetof(struct bench_options, tensors), 1, 4096,
+      "tensors in a message (161)" },
+    { "bytes", F_BYTES, offsetof(struct bench_options, bytes), BENCH_TENSOR_BYTES_MIN, INT64_C(1) << 35,
+      "bytes of all tensors of a message (94278008, ResNet-50's)" },
+    { "sets", F_SETS, offsetof(struct bench_options, sets), 1, 64,
+      "sets of gradients in a step (5)" },
+    { "threads", F_THREADS, offsetof(struct bench_options, threads), 1, BENCH_CPUS_MAX,
+      "threads that share a step (1)" },
 };
 
 #define NUMBER_FLAGS (sizeof number_flags / sizeof *number_flags)
@@ -76,9 +88,10 @@ static void help(void)
     puts("Usage: bxbench SUBCOMMAND [flags]\n\n"
          "Measures Boxcar beside the limit of the machine, in slices that take turns within one run,\n"
          "and prints medians. Processes are pinned: the caller to the first core, the callee to the\n"
-         "second, further callers to the others in turn (idle and start: all to all).\n");
+         "second, further callers to the others in turn (idle and start: all to all;\n"
+         "accumulate: the server's threads in turn, from the first).\n");
     for (size_t i = 0; i < COMMANDS; i++) {
-        printf("  %-9s %s\n           ", commands[i].name, commands[i].text);
+        printf("  %-10s %s\n            ", commands[i].name, commands[i].text);
         for (size_t j = 0; j < NUMBER_FLAGS; j++)
             if (commands[i].flags & (int)number_flags[j].flag)
                 printf(" --%s N", number_flags[j].name);

@@ -22,6 +22,18 @@ have_cxx()
     printf '#include <cstdio>\nint main() { return 0; }\n' | g++ -x c++ - -o /dev/null 2>/dev/null
 }
 
+# No .pc file comes with it.
+have_dnnl()
+{
+    printf '#include <oneapi/dnnl/dnnl.h>\nint main(void) { return dnnl_version() == 0; }\n' |
+        "$cc" -x c - -o /dev/null -ldnnl 2>/dev/null
+}
+
+have_header()
+{
+    printf '#include <%s>\n' "$1" | "$cc" -x c -E - >/dev/null 2>&1
+}
+
 have_library()
 {
     pkg-config --exists "$1" 2>/dev/null
@@ -42,8 +54,10 @@ build make have_program make
 build pkg-config have_program pkg-config
 build liburing-dev have_library liburing
 build libjemalloc-dev have_library jemalloc
+build libdnnl-dev have_dnnl
 test g++ have_cxx
 test libcriterion-dev have_library criterion
+test libdlpack-dev have_header dlpack/dlpack.h
 test spin have_program spin
 test gnuplot-nox have_program gnuplot
 test procps have_program ps

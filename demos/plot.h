@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A figure of lines over whole numbers, drawn by gnuplot.
+ */
+#ifndef DEMOS_PLOT_H
+#define DEMOS_PLOT_H
+
+#include <stddef.h>
+
+struct plot_line {
+    const char *title;
+    const int *x;
+    const double *y;
+    size_t count;           /* at least 1 */
+};
+
+struct plot {
+    const char *program;    /* in front of what goes to stderr */
+    const char *title;
+    const char *x_label;
+    const char *y_label;
+    const struct plot_line *lines;
+    size_t line_count;      /* at least 1 */
+};
+
+/* Can a figure be drawn to this path, which ends in .svg or .png? For before the work, so that nobody
+ * works for a figure that cannot be drawn. 0, or -1 after a sentence on stderr. */
+int plot_check(const char *program, const char *path);
+
+/* 0, or -1 after a sentence on stderr. */
+int plot_draw(const struct plot *plot, const char *path);
+
+#endif

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Tensors to and from DLPack, both structs, without a copy. Any thread; no locks.
+ *
+ * Out: one malloc with the struct, its own copy of shape and strides (who takes it may legally rewrite them),
+ * and a reference to the tensor, which the deleter drops. In: the struct is wrapped as somebody else's
+ * memory, with its deleter as what is to be called at the end. A struct that is refused stays with the
+ * caller, untouched.
+ *
+ * The public names of the structs stay incomplete here and are cast to the private ones at the edge:
+ * whoever includes DLPack's own header defines them.
+ */
+#include "internal.h"
+
+#include "dlpack_abi.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* ---- Types ------------------------------------------------------------------------------------- */
+
+static const struct bxi_dl_type types[] = {
+    [BX_F32] = { BXI_DL_FLOAT, 32, 1 },   [BX_F64] = { BXI_DL_FLOAT, 64, 1 }, [BX_F16] = { BXI_DL_FLOAT, 16, 1 },
+    [BX_BF16] = { BXI_DL_BFLOAT, 16, 1 }, [BX_I32] = { BXI_DL_INT, 32, 1 },   [BX_I64] = { BXI_DL_INT, 64, 1 },
+    [BX_U8] = { BXI_DL_UINT, 8, 1 },      [BX_BOOL] = { BXI_DL_BOOL, 8, 1 },
+};
+
+static int dtype_of(const struct bxi_dl_type *type)
+{
+    if (type->lanes != 1)
+        return bx_fail(-ENOTSUP, "the DLPack tensor's elements are vectors of %u lanes; only single numbers can be "
+                                 "taken", type->lanes);
+    for (int i = BX_F32; i <= BX_BOOL; i++)
+        if (types[i].code == type->code && types[i].bits == type->bits)
+            return i;
+    return bx_fail(-ENOTSUP, "the DLPack type of code %u and %u bits has no dtype here", type->code, type->bits);
+}
+
+/* ---- Out --------------------------------------------------------------------------------------- */
+
+struct lent_out {
+    union {
+        struct bxi_dl_managed managed;      /* first: the deleter is given its address */
+        struct bxi_dl_versioned versioned;
+    };
+    struct bx_tensor *tensor;               /* one reference */
+    int64_t shape[BX_DIMS_MAX];
+    int64_t strides[BX_DIMS_MAX];
+};
+
+static void lent_out_end(struct lent_out *out)
+{
+    bx_tensor_release(out->tensor);
+    free(out);
+}
+
+static void managed_end(struct bxi_dl_managed *self)
+{
+    lent_out_end(self->context);
+}
+
+static void versioned_end(struct bxi_dl_versioned *self)
+{
+    lent_out_end(self->context);
+}
+
+static struct lent_out *lend_out(struct bx_tensor *tensor)
+{
+    struct lent_out *out = calloc(1, sizeof *out);
+
+    if (out == NULL) {
+        bx_fail(-ENOMEM, "no memory for a DLPack struct");
+        return NULL;
+    }
+    out->tensor = bx_tensor_acquire(tensor);
+    memcpy(out->shape, tensor->shape, sizeof(int64_t) * tensor->ndim);
+    memcpy(out->strides, tensor->strides, sizeof(int64_t) * tensor->ndim);
+    return out;
+}
+
+static void describe(struct bxi_dl_tensor *to, struct lent_out *out)
+{
+    const struct bx_tensor *tensor = out->tensor;
+
+    /* The specification wants NULL where there are no elements. */
+    *to = (struct bxi_dl_tensor){
+        .data = tensor->elements > 0 ? tensor->data : NULL,
+        .device_type = (int32_t)tensor->device.kind,
+        .device_id = tensor->device.index,
+        .ndim = tensor->ndim,
+        .dtype = types[tensor->dtype],
+        .shape = out->shape,
+        .strides = out->strides,
+    };
+}
+
+int bx_tensor_to_dlpack(struct bx_tensor *tensor, struct DLManagedTensor **managed)
+{
+    if (tensor == NULL || managed == NULL)
+        return bx_fail(-EINVAL, "bx_tensor_to_dlpack needs a tensor and a place to put the struct");
+
+    struct lent_out *out = lend_out(tensor);
+
+    if (out == NULL)
+        return -ENOMEM;
+    describe(&out->managed.tensor, out);
+    if (tensor->dtype == BX_BOOL)
+        out->managed.tensor.dtype = types[BX_U8];       /* DLPack 0.6 has no bool */
+    out->managed.context = out;
+    out->managed.deleter = managed_end;
+    *managed = (struct DLManagedTensor *)(void *)out;
+    return 0;
+}
+
+int bx_tensor_to_dlpack_versioned(struct bx_tensor *tensor, struct DLManagedTensorVersioned **managed)
+{
+    if (tensor == NULL || managed == NULL)
+        return bx_fail(-EINVAL, "bx_tensor_to_dlpack_versioned needs a tensor and a place to put the struct");
+
+    struct lent_out *out = lend_out(tensor);
+
+    if (out == NULL)
+        return -ENOMEM;
+    describe(&out->versioned.tensor, out);
+    out->versioned.major = BXI_DL_MAJOR;
+    out->versioned.minor = BXI_DL_MINOR;
+    out->versioned.flags = tensor->read_only ? BXI_DL_READ_ONLY : 0;
+    out->versioned.context = out;
+    out->versioned.deleter = versioned_end;
+    *managed = (struct DLManagedTensorVersioned *)(void *)out;
+    return 0;
+}
+
+/* ---- In ---------------------------------------------------------------------------------------- */
+
+static void end_managed(void *context)
+{
+    struct bxi_dl_managed *managed = context;
+
+    if (managed->deleter != NULL)
+        managed->deleter(managed);
+}
+
+static void end_versioned(void *context)
+{
+    struct bxi_dl_versioned *managed = context;
+
+    if (managed->deleter != NULL)
+        managed->deleter(managed);
+}
+
+static int take(const struct bxi_dl_tensor *from, bx_free_fn free_fn, void *managed, struct bx_tensor **tensor)
+{
+    int dtype;
+    unsigned char *data = from->data;
+
+    if (from->device_type != BXI_DL_CPU && from->device_type != BXI_DL_CUDA_HOST)
+        return bx_fail(-ENOTSUP, "the DLPack tensor lies on a device of type %d; only host memory (1, or pinned: 3) "
+                                 "can be taken", from->device_type);
+    dtype = dtype_of(&from->dtype);
+    if (dtype < 0)
+        return dtype;
+    if (data != NULL) {
+        if (from->byte_offset > UINTPTR_MAX - (uintptr_t)data)
+            return bx_fail(-EOVERFLOW, "the DLPack tensor's byte_offset of %llu passes the end of memory",
+                           (unsigned long long)from->byte_offset);
+        data += from->byte_offset;
+    }
+    return bx_tensor_wrap(data, (enum bx_dtype)dtype, from->ndim, from->shape, from->strides, free_fn, managed,
+                          tensor);
+}
+
+int bx_tensor_from_dlpack(struct DLManagedTensor *managed, struct bx_tensor **tensor)
+{
+    struct bxi_dl_managed *given = (struct bxi_dl_managed *)(void *)managed;
+
+    if (managed == NULL || tensor == NULL)
+        return bx_fail(-EINVAL, "bx_tensor_from_dlpack needs a struct and a place to put the tensor");
+    return take(&given->tensor, end_managed, given, tensor);
+}
+
+int bx_tensor_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, struct bx_tensor **tensor)
+{
+    struct bxi_dl_versioned *given = (struct bxi_dl_versioned *)(void *)managed;
+    struct bx_tensor *made = NULL;
+    int rc;
+
+    if (managed == NULL || tensor == NULL)
+        return bx_fail(-EINVAL, "bx_tensor_from_dlpack_versioned needs a struct and a place to put the tensor");
+    if (given->major != BXI_DL_MAJOR)
+        return bx_fail(-ENOTSUP, "the DLPack struct is of version %u.%u; version %u is understood", given->major,
+                       given->minor, BXI_DL_MAJOR);
+    rc = take(&given->tensor, end_versioned, given, &made);
+    if (rc < 0)
+        return rc;
+    made->read_only = (given->flags & BXI_DL_READ_ONLY) != 0;
+    *tensor = made;
+    return 0;
+}

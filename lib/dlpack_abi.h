@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The structs of DLPack as they lie in memory, written from its specification, under names of our own so
+ * that a program may include <dlpack/dlpack.h> of any version beside boxcar.h: the unversioned struct of
+ * 0.6 (DLManagedTensor), and the one that 1.0 puts beside it (DLManagedTensorVersioned). Layout only.
+ */
+#ifndef BXI_DLPACK_ABI_H
+#define BXI_DLPACK_ABI_H
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define BXI_DL_MAJOR 1u
+#define BXI_DL_MINOR 0u
+
+enum bxi_dl_device { BXI_DL_CPU = 1, BXI_DL_CUDA = 2, BXI_DL_CUDA_HOST = 3 };
+
+enum bxi_dl_code {
+    BXI_DL_INT = 0,
+    BXI_DL_UINT = 1,
+    BXI_DL_FLOAT = 2,
+    BXI_DL_OPAQUE = 3,
+    BXI_DL_BFLOAT = 4,
+    BXI_DL_COMPLEX = 5,
+    BXI_DL_BOOL = 6,            /* since 1.0 */
+};
+
+#define BXI_DL_READ_ONLY (UINT64_C(1) << 0)
+#define BXI_DL_IS_COPIED (UINT64_C(1) << 1)
+
+struct bxi_dl_type {
+    uint8_t code;               /* enum bxi_dl_code */
+    uint8_t bits;
+    uint16_t lanes;             /* 1; more: an element is a vector */
+};
+
+struct bxi_dl_tensor {
+    void *data;
+    int32_t device_type;        /* enum bxi_dl_device */
+    int32_t device_id;
+    int32_t ndim;
+    struct bxi_dl_type dtype;
+    int64_t *shape;
+    int64_t *strides;           /* in elements; NULL: row-major */
+    uint64_t byte_offset;       /* from data to the first element */
+};
+
+struct bxi_dl_managed {         /* struct DLManagedTensor */
+    struct bxi_dl_tensor tensor;
+    void *context;
+    void (*deleter)(struct bxi_dl_managed *self);   /* NULL: nobody needs to know */
+};
+
+struct bxi_dl_versioned {       /* struct DLManagedTensorVersioned */
+    uint32_t major, minor;      /* another major: nothing behind `deleter` is known */
+    void *context;
+    void (*deleter)(struct bxi_dl_versioned *self);
+    uint64_t flags;
+    struct bxi_dl_tensor tensor;
+};
+
+#if UINTPTR_MAX == UINT64_MAX
+static_assert(sizeof(struct bxi_dl_type) == 4, "DLDataType");
+static_assert(sizeof(struct bxi_dl_tensor) == 48, "DLTensor");
+static_assert(offsetof(struct bxi_dl_tensor, device_type) == 8, "DLTensor.device");
+static_assert(offsetof(struct bxi_dl_tensor, ndim) == 16, "DLTensor.ndim");
+static_assert(offsetof(struct bxi_dl_tensor, dtype) == 20, "DLTensor.dtype");
+static_assert(offsetof(struct bxi_dl_tensor, shape) == 24, "DLTensor.shape");
+static_assert(offsetof(struct bxi_dl_tensor, strides) == 32, "DLTensor.strides");
+static_assert(offsetof(struct bxi_dl_tensor, byte_offset) == 40, "DLTensor.byte_offset");
+static_assert(sizeof(struct bxi_dl_managed) == 64, "DLManagedTensor");
+static_assert(offsetof(struct bxi_dl_managed, context) == 48, "DLManagedTensor.manager_ctx");
+static_assert(offsetof(struct bxi_dl_managed, deleter) == 56, "DLManagedTensor.deleter");
+static_assert(sizeof(struct bxi_dl_versioned) == 80, "DLManagedTensorVersioned");
+static_assert(offsetof(struct bxi_dl_versioned, context) == 8, "DLManagedTensorVersioned.manager_ctx");
+static_assert(offsetof(struct bxi_dl_versioned, deleter) == 16, "DLManagedTensorVersioned.deleter");
+static_assert(offsetof(struct bxi_dl_versioned, flags) == 24, "DLManagedTensorVersioned.flags");
+static_assert(offsetof(struct bxi_dl_versioned, tensor) == 32, "DLManagedTensorVersioned.dl_tensor");
+#endif
+
+#endif

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Shared by onednn.c, which is the backend and runs programs, onednn_ops.c, which plans each kind of operation,
+ * and onednn_plan.c, of whose buffers, tensors, steps and gradients a plan is made. Only these three call
+ * oneDNN.
+ *
+ * bx_net_finish plans: it walks the list of operations forward, then backward, and writes two programs, lists
+ * of steps whose primitives, memories and buffers are made once. Computing is then to walk a program;
+ * nothing is allocated and nothing is decided. Layouts are what the time goes into: each convolution is
+ * asked what it likes best (format any), its neighbours take what it gives, and a reorder is planned
+ * only where two do not agree. A framework that keeps plain N C H W between layers reorders at each.
+ *
+ * Tensors. A value in a plan is a description and a memory on a buffer. Buffers are counted while the
+ * programs are planned: one that nobody still to be planned will read is given to the next who needs one
+ * of its size, so gradients live in a few buffers that stay in the caches. This is safe because the steps
+ * run in the order in which they were planned. What backward reads of forward is simply not released.
+ *
+ * Gradients. Each node collects the gradients that its consumers give it, at most two at a time. They
+ * are added, and masked where the node ended with a ReLU, in one pass, in place where the buffer has no
+ * other reader. An addition hands one buffer to both its inputs.
+ *
+ * Errors while planning are kept in the plan, the first one; what follows a failure does nothing.
+ */
+#ifndef BXI_NN_ONEDNN_H
+#define BXI_NN_ONEDNN_H
+
+#include "nn.h"
+
+#include <oneapi/dnnl/dnnl.h>
+
+#if DNNL_VERSION_MAJOR == 2
+
+enum { BXI_STEP_ARGS = 12 };
+
+enum bxi_step_kind {
+    BXI_STEP_PRIMITIVE,
+    BXI_STEP_SUM,                   /* to = a + b */
+    BXI_STEP_RELU_SUM,              /* to = max(0, a + b) */
+    BXI_STEP_MASKED_SUM,            /* to = a + b where the mask is above 0, else 0 */
+    BXI_STEP_STATISTICS,            /* running mean and variance of a batch normalisation */
+};
+
+struct bxi_step {
+    enum bxi_step_kind kind;
+    int node;
+    bool borrowed;              /* the primitive is another program's */
+    dnnl_primitive_t primitive;
+    int arg_count;
+    dnnl_exec_arg_t args[BXI_STEP_ARGS];
+    float *to;
+    const float *a, *b, *mask;  /* b, mask: NULL for none */
+    size_t count;
+};
+
+struct bxi_program {
+    struct bxi_step *steps;
+    size_t count, capacity;
+};
+
+/* Memory that buffers are cut from; this lies at its start. */
+struct bxi_chunk {
+    struct bxi_chunk *next;
+    size_t bytes, used;
+};
+
+struct bxi_buffer {
+    void *data;
+    size_t bytes;
+    int readers;                /* that are still to be planned; 0: free to be taken */
+};
+
+struct bxi_tensor {
+    dnnl_memory_desc_t md;
+    dnnl_memory_t memory;       /* NULL: no tensor */
+    float *data;                /* NULL: the caller's, bound at each call */
+    int buffer;                 /* -1: none of ours */
+};
+
+/* What the plan keeps for a node. */
+struct bxi_work {
+    struct bxi_tensor out;
+    struct bxi_tensor src;          /* what forward read, reordered if it had to be */
+    struct bxi_tensor parts[2];     /* gradients of `out` so far */
+    int part_count;
+    dnnl_primitive_desc_t forward;
+    struct bxi_tensor weight, bias;
+    struct bxi_tensor workspace, mean, var;
+    size_t forward_step;        /* where it computes, for predict */
+};
+
+struct bxi_plan {
+    struct bx_net *net;
+    dnnl_engine_t engine;
+    dnnl_stream_t stream;
+    dnnl_primitive_attr_t attr;
+    struct bxi_work *work;          /* one a node */
+    struct bxi_program load, forward, backward, predict;
+    struct bxi_chunk *chunks;
+    struct bxi_buffer *buffers;
+    size_t buffer_count, buffer_capacity;
+    dnnl_memory_t *memories;    /* all of them, to be destroyed */
+    size_t memory_count, memory_capacity;
+    dnnl_memory_t *params, *grads;      /* the caller's arrays, one each a parameter */
+    dnnl_memory_t input, output, output_grad;
+    dnnl_memory_t scratch;      /* one for all; its size is in scratch_bytes */
+    size_t scratch_bytes;
+    struct bxi_tensor input_grad;
+    int node;                   /* that is being planned, for the sentence of a failure */
+    int error;
+};
+
+/* ---- onednn_plan.c --------------------------------------------------------------------------------- */
+
+/* Keeps the first failure with a sentence; true if all is well so far. */
+bool bxi_nn_check_status(struct bxi_plan *plan, dnnl_status_t status, const char *what);
+
+/* Zeros that live as long as the plan; NULL when there is no memory. */
+void *bxi_nn_aligned_zeros(struct bxi_plan *plan, size_t bytes);
+/* The number of a new buffer with one reader; -1 after a failure. */
+int bxi_nn_make_buffer(struct bxi_plan *plan, size_t bytes);
+/* One more, or one less, that is still to read it. */
+void bxi_nn_retain(struct bxi_plan *plan, const struct bxi_tensor *tensor);
+void bxi_nn_release(struct bxi_plan *plan, const struct bxi_tensor *tensor);
+bool bxi_nn_is_only_reader(const struct bxi_plan *plan, const struct bxi_tensor *tensor);
+
+dnnl_memory_t bxi_nn_make_memory(struct bxi_plan *plan, const dnnl_memory_desc_t *md, void *data);
+/* On the caller's array, which is bound at each call. */
+struct bxi_tensor bxi_nn_callers_tensor(struct bxi_plan *plan, const dnnl_memory_desc_t *md);
+/* On a buffer that there is; its count of readers stays. */
+struct bxi_tensor bxi_nn_tensor_on(struct bxi_plan *plan, const dnnl_memory_desc_t *md, int buffer);
+/* On a buffer of its own, with one reader: the caller, who releases it when its last reader is planned. */
+struct bxi_tensor bxi_nn_new_tensor(struct bxi_plan *plan, const dnnl_memory_desc_t *md);
+bool bxi_nn_is_same(const dnnl_memory_desc_t *a, const dnnl_memory_desc_t *b);
+
+dnnl_memory_desc_t bxi_nn_describe(struct bxi_plan *plan, int ndims, const dnnl_dims_t dims, dnnl_format_tag_t tag);
+dnnl_memory_desc_t bxi_nn_describe_vector(struct bxi_plan *plan, int64_t count);
+/* The shape of a node's output, in row-major order (dnnl_abcd) or in whichever is liked (any). */
+dnnl_memory_desc_t bxi_nn_describe_out(struct bxi_plan *plan, const struct bxi_node *node, dnnl_format_tag_t tag);
+
+struct bxi_step *bxi_nn_add_step(struct bxi_plan *plan, struct bxi_program *program, enum bxi_step_kind kind);
+void bxi_nn_add_arg(struct bxi_step *step, int arg, const struct bxi_tensor *tensor);
+/* A step that runs what `pd` describes; its arguments are still to be added. */
+struct bxi_step *bxi_nn_add_primitive(struct bxi_plan *plan, struct bxi_program *program, const_dnnl_primitive_desc_t pd);
+dnnl_primitive_desc_t bxi_nn_make_pd(struct bxi_plan *plan, const void *op, const_dnnl_primitive_desc_t hint,
+                                     const char *what);
+const dnnl_memory_desc_t *bxi_nn_md_of(const_dnnl_primitive_desc_t pd, dnnl_query_t what);
+void bxi_nn_destroy_pd(dnnl_primitive_desc_t pd);
+void bxi_nn_add_reorder(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_tensor *from,
+                        const struct bxi_tensor *to);
+/* `from` in the layout `md`, reordered if need be; the caller releases it. */
+struct bxi_tensor bxi_nn_in_layout(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_tensor *from,
+                               const dnnl_memory_desc_t *md);
+
+/* One more part of the gradient of `node`, which takes over the caller's reading of it. */
+void bxi_nn_give_grad(struct bxi_plan *plan, int node, const struct bxi_tensor *grad);
+/* The gradient of a node's output, or (masked) of what went into its ReLU; the caller releases it. */
+struct bxi_tensor bxi_nn_take_grad(struct bxi_plan *plan, int node, bool masked);
+
+/* ---- onednn_ops.c ---------------------------------------------------------------------------------- */
+
+void bxi_nn_plan_forward(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
+void bxi_nn_plan_backward(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
+unsigned bxi_nn_batch_norm_flags(const struct bxi_node *node);
+#endif
+#endif

@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * loans.h: runs in workers. What a worker keeps is in one list under a mutex, since blocking handlers and
+ * bodies reach it too; what was kept first is let go first.
+ *
+ * Bytes are made of a number and their place, so that a block that was given away too early, or a wrong
+ * offset, shows in any of them.
+ */
+#include "loans.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#define MADE_ELEMENTS 1000
+
+struct kept {
+    struct bx_tensor *tensor;
+    uint64_t number;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct kept kept[4096];
+static size_t kept_first, kept_count;
+static struct bx_future *held[64];      /* so that they are not abandoned */
+static size_t held_count;
+
+/* ---- Bytes ------------------------------------------------------------------------------------------ */
+
+static unsigned char byte_of(uint64_t number, size_t i)
+{
+    return (unsigned char)((number * 2654435761u + i * 0x9e3779b1u) >> 24);
+}
+
+void loans_fill(struct bx_tensor *tensor, uint64_t number)
+{
+    unsigned char *bytes = bx_tensor_data_mut(tensor);
+
+    HARNESS_CHECK(bytes != NULL);
+    for (size_t i = 0; i < bx_tensor_bytes(tensor); i++)
+        bytes[i] = byte_of(number, i);
+}
+
+bool loans_hold(const struct bx_tensor *tensor, uint64_t number)
+{
+    const unsigned char *bytes = bx_tensor_data(tensor);
+
+    for (size_t i = 0; i < bx_tensor_bytes(tensor); i++)
+        if (bytes[i] != byte_of(number, i)) {
+            dprintf(STDERR_FILENO, "tensor %llu: byte %zu of %zu is %u, not %u\n", (unsigned long long)number, i,
+                    bx_tensor_bytes(tensor), bytes[i], byte_of(number, i));
+            return false;
+        }
+    return true;
+}
+
+struct bx_tensor *loans_tensor(struct bx_job *job, enum bx_dtype dtype, int64_t elements, uint64_t number)
+{
+    struct bx_tensor *tensor = NULL;
+
+    HARNESS_EQ(bx_tensor_create(job, dtype, 1, &elements, &tensor), 0);
+    loans_fill(tensor, number);
+    return tensor;
+}
+
+struct bx_msg *loans_msg(struct bx_job *job, int64_t value, int count, int64_t elements)
+{
+    struct bx_msg *msg = harness_msg_i64(value);
+
+    for (int i = 0; i < count; i++) {
+        struct bx_tensor *tensor = loans_tensor(job, BX_U8, elements, (uint64_t)value + (uint64_t)i);
+
+        HARNESS_EQ(bx_msg_put_tensor(msg, tensor), 0);
+        bx_tensor_release(tensor);
+    }
+    return msg;
+}
+
+/* ---- Handlers --------------------------------------------------------------------------------------- */
+
+static int64_t read_all(struct bx_reader *args, bool keep)
+{
+    uint64_t number = (uint64_t)bx_read_i64(args);
+    int64_t count = 0;
+
+    for (; bx_reader_tensors_left(args) > 0; count++) {
+        struct bx_tensor *tensor = bx_read_tensor(args);
+
+        HARNESS_CHECK(bx_tensor_is_borrowed(tensor) && !bx_tensor_is_shared(tensor));
+        HARNESS_CHECK(bx_tensor_data_mut(tensor) == NULL);
+        HARNESS_CHECK(loans_hold(tensor, number + (uint64_t)count));
+        if (!keep)
+            continue;
+        pthread_mutex_lock(&lock);
+        HARNESS_CHECK(kept_count < sizeof(kept) / sizeof(kept[0]));
+        kept[(kept_first + kept_count++) % (sizeof(kept) / sizeof(kept[0]))] =
+            (struct kept){ .tensor = bx_tensor_acquire(tensor), .number = number + (uint64_t)count };
+        pthread_mutex_unlock(&lock);
+    }
+
+    struct bx_reader past = *args;
+
+    HARNESS_CHECK(bx_read_tensor(&past) == NULL);
+    HARNESS_EQ(past.error, BX_E_SHORT_MESSAGE);
+    return count;
+}
+
+/* context is not NULL: keeps. */
+static int take(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    return bx_msg_put_i64(reply, read_all(args, context != NULL));
+}
+
+static int take_async(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
+                      void *context)
+{
+    *reply = bx_future_create(bx_request_job(request));
+    return bx_future_set(*reply, harness_msg_i64(read_all(args, context != NULL)));
+}
+
+static int take_batch(struct bx_batch *batch, void *context)
+{
+    for (size_t row = 0; row < bx_batch_rows(batch); row++) {
+        struct bx_reader args = bx_batch_args(batch, row);
+
+        HARNESS_EQ(bx_batch_reply_i64(batch, row, read_all(&args, context != NULL)), 0);
+    }
+    return 0;
+}
+
+static int drop(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int64_t left;
+
+    (void)request, (void)context;
+    pthread_mutex_lock(&lock);
+    for (int64_t i = bx_read_i64(args); i > 0 && kept_count > 0; i--) {
+        struct kept *oldest = &kept[kept_first];
+
+        HARNESS_CHECK(loans_hold(oldest->tensor, oldest->number));
+        bx_tensor_release(oldest->tensor);
+        kept_first = (kept_first + 1) % (sizeof(kept) / sizeof(kept[0]));
+        kept_count--;
+    }
+    left = (int64_t)kept_count;
+    pthread_mutex_unlock(&lock);
+    return bx_msg_put_i64(reply, left);
+}
+
+static int put_new(struct bx_job *job, struct bx_msg *reply, uint64_t number)
+{
+    struct bx_tensor *tensor = loans_tensor(job, BX_F32, MADE_ELEMENTS, number);
+    int rc = bx_msg_put_tensor(reply, tensor);
+
+    bx_tensor_release(tensor);
+    return rc;
+}
+
+static int make(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int64_t count = bx_read_i64(args);
+
+    (void)context;
+    for (int64_t i = 0; i < count; i++)
+        HARNESS_EQ(put_new(bx_request_job(request), reply, (uint64_t)i), 0);
+    return 0;
+}
+
+static int back(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)context;
+    while (bx_reader_tensors_left(args) > 0)
+        HARNESS_EQ(bx_msg_put_tensor(reply, bx_read_tensor(args)), 0);
+    return 0;
+}
+
+static int fails(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)context;
+    read_all(args, false);
+    HARNESS_EQ(put_new(bx_request_job(request), reply, 0), 0);
+    return bx_fail(-EDOM, "not this time");
+}
+
+static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)context;
+    return bx_msg_put_i64(reply, bx_read_i64(args));
+}
+
+/* What byte 77 of the oldest tensor kept is now. */
+static int peek(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)context;
+    return bx_msg_put_i64(reply, ((const unsigned char *)bx_tensor_data(kept[kept_first].tensor))[77]);
+}
+
+static void let_go(struct bx_future *future, void *tensor)
+{
+    (void)future;
+    bx_tensor_release(tensor);
+}
+
+static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    struct bx_reader copy = *args;
+
+    (void)context;
+    read_all(&copy, false);
+    HARNESS_CHECK(held_count < sizeof(held) / sizeof(held[0]));
+    *reply = bx_future_create(bx_request_job(request));
+    held[held_count++] = bx_future_acquire(*reply);
+    if (bx_reader_tensors_left(args) > 0)
+        bx_future_on_done(*reply, let_go, bx_tensor_acquire(bx_read_tensor(args)));
+    harness_post(LOANS_HELD);
+    return 0;
+}
+
+static int stuck(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)context;
+    read_all(args, false);
+    harness_post(LOANS_STUCK);
+    harness_await(LOANS_GO, 1);
+    return put_new(bx_request_job(request), reply, 0);
+}
+
+int loans_setup(struct bx_job *job)
+{
+    static char keeps[] = "keeps";
+
+    harness_store(LOANS_PID + bx_job_rank(job), (uint64_t)getpid());
+    HARNESS_EQ(bx_register(job, "verify", BX_INLINE, take, NULL), 0);
+    HARNESS_EQ(bx_register(job, "verify_blocking", BX_BLOCKING, take, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "verify_async", take_async, NULL), 0);
+    HARNESS_EQ(bx_register(job, "keep", BX_INLINE, take, keeps), 0);
+    HARNESS_EQ(bx_register(job, "keep_blocking", BX_BLOCKING, take, keeps), 0);
+    HARNESS_EQ(bx_register_async(job, "keep_async", take_async, keeps), 0);
+    HARNESS_EQ(bx_register_batch(job, "keep_batch", take_batch, keeps, NULL), 0);
+    HARNESS_EQ(bx_register(job, "drop", BX_INLINE, drop, NULL), 0);
+    HARNESS_EQ(bx_register(job, "peek", BX_INLINE, peek, NULL), 0);
+    HARNESS_EQ(bx_register(job, "make", BX_INLINE, make, NULL), 0);
+    HARNESS_EQ(bx_register(job, "back", BX_INLINE, back, NULL), 0);
+    HARNESS_EQ(bx_register(job, "fail", BX_INLINE, fails, NULL), 0);
+    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, echo, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "hold", hold, NULL), 0);
+    return bx_register(job, "stuck", BX_BLOCKING, stuck, NULL);
+}
+
+/* ---- Callers ----------------------------------------------------------------------------------------- */
+
+int loans_try(struct bx_job *job, const char *to, const char *function, struct bx_msg *args,
+              const struct bx_call_options *options)
+{
+    int rc = bx_rpc_sync(job, to, function, args, options, NULL);
+
+    bx_msg_destroy(args);
+    return rc;
+}
+
+int64_t loans_call(struct bx_job *job, const char *to, const char *function, struct bx_msg *args)
+{
+    struct bx_msg *reply = NULL;
+
+    HARNESS_EQ(bx_rpc_sync(job, to, function, args, NULL, &reply), 0);
+
+    struct bx_reader reader = bx_msg_reader(reply);
+    int64_t value = bx_read_i64(&reader);
+
+    HARNESS_EQ(reader.error, 0);
+    bx_msg_destroy(reply);
+    bx_msg_destroy(args);
+    return value;
+}
+
+struct bx_future *loans_start(struct bx_job *job, const char *to, const char *function, struct bx_msg *args)
+{
+    struct bx_call_options forever = { .timeout_ns = BX_FOREVER };
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, to, function, args, &forever, &future), 0);
+    bx_msg_destroy(args);
+    return future;
+}
+
+struct bx_loans loans_of(struct bx_job *job, int rank)
+{
+    struct bx_loans loans = { 0 };
+
+    HARNESS_EQ(bx_job_loans(job, rank, &loans), 0);
+    return loans;
+}
+
+void loans_come_back(struct bx_job *job, int rank)
+{
+    HARNESS_EQ(bx_loans_wait(job, rank, 0, BX_FOREVER), 0);
+
+    struct bx_loans loans = loans_of(job, rank);
+
+    HARNESS_EQ(loans.leases, 0);
+    HARNESS_EQ(loans.bytes, 0);
+    HARNESS_EQ(loans.oldest_ns, 0);
+    HARNESS_EQ(loans.granted, loans.returned + loans.taken_back);
+}
+
+void loans_signal(int rank, int signal_number)
+{
+    HARNESS_EQ(kill((pid_t)harness_load(LOANS_PID + rank), signal_number), 0);
+}
+
+void loans_stop(int rank)
+{
+    char path[64], state = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)harness_load(LOANS_PID + rank));
+    loans_signal(rank, SIGSTOP);
+    while (state != 'T' && state != 't') {
+        FILE *file = fopen(path, "re");
+
+        HARNESS_CHECK(file != NULL);
+        HARNESS_EQ(fscanf(file, "%*d (%*[^)]) %c", &state), 1);
+        fclose(file);
+        sched_yield();
+    }
+}
+
+void loans_serve(struct bx_job *job)
+{
+    int rc;
+
+    do
+        rc = bx_job_serve(job);
+    while (rc == BX_E_PEER_DEAD || rc == BX_E_CORRUPT);
+    HARNESS_EQ(rc, 0);
+}

@@ -18,6 +18,8 @@ enum rng_use {
     RNG_WEIGHTS = 1,    /* the network's first weights */
     RNG_DRAWS = 2,      /* dropout and actions: episode, then step and observer, then draw */
     RNG_STARTS = 3,     /* start states: rank, then reset number, then coordinate */
+    RNG_IMAGES = 4,     /* images: rank, then batch, then pixel */
+    RNG_LABELS = 5,     /* what they show: rank, then image */
 };
 
 static inline uint64_t rng_at(uint64_t key, uint64_t index)

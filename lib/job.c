@@ -139,7 +139,7 @@ static int arena_from_environment(struct bx_options *options)
     if (options->arena_bytes == 0 && text != NULL && text[0] != '\0') {
         errno = 0;
         options->arena_bytes = strtoull(text, &end, 10);
-        if (errno != 0 || *end != '\0' || options->arena_bytes == 0)
+        if (errno != 0 || text[0] < '0' || text[0] > '9' || *end != '\0' || options->arena_bytes == 0)
             return bx_fail(-EINVAL, "BX_ARENA_BYTES='%s' is not a number of bytes", text);
     }
     if (options->arena_bytes == 0)

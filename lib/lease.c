@@ -234,6 +234,7 @@ static uint32_t end_all(struct bx_job *job, struct bxi_peer *peer, uint64_t thro
 {
     struct ended ended;
     uint32_t total = 0;
+    bool more;
 
     do {
         ended.count = 0;
@@ -247,9 +248,10 @@ static uint32_t end_all(struct bx_job *job, struct bxi_peer *peer, uint64_t thro
         if (ended.count > 0)
             show_loans(job, peer);
         bxi_unlock(&job->lock);
-        drop_ended(&ended);
         total += ended.count;
-    } while (ended.count > 0);
+        more = ended.count == RELEASE_AT_ONCE;
+        drop_ended(&ended);
+    } while (more);
     return total;
 }
 

@@ -169,7 +169,8 @@ static int fetch_packed(const struct bxi_peer *peer, const struct bxi_lease_head
 
     *copy = NULL;
     if (head->slot >= BXI_LEASE_MAX || head->generation == 0 ||
-        head->tensor_count > head->packed_bytes / sizeof(struct bxi_tensor_head))
+        head->tensor_count > head->packed_bytes / sizeof(struct bxi_tensor_head) ||
+        head->packed_bytes > BX_MSG_MAX + head->tensor_count * (uint64_t)BXI_TENSOR_HEAD_MAX)
         return BX_E_CORRUPT;
     if (head->packed_offset == BXI_PACKED_HERE)
         return head->packed_bytes == body_bytes - sizeof *head ? 0 : BX_E_CORRUPT;

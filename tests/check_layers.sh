@@ -57,7 +57,7 @@ check lib shm gpu
 check lib/nn nn
 check demos
 check tools shm
-users=$(grep -rlE '#[[:space:]]*include.*dnnl' shm lib gpu tools demos)
+users=$(grep -rlE --include='*.[ch]' '#[[:space:]]*include.*dnnl' shm lib gpu tools demos)
 if [ "$users" = lib/nn/onednn.c ]; then
     echo 'ok onednn'
 else

@@ -154,10 +154,11 @@ Test(bootstrap, eight_workers_meet_and_leave_nothing)
     for (int i = 0; i < 8; i++)
         for (int j = 0; j < 8; j++)
             expect_peer(worker[i].job, worker[j].job);
-    cr_expect_eq(segments_left(), 8);
+    cr_expect_eq(segments_left(), 2 * 8);       /* each a segment and an arena */
     cr_expect_eq(socket_files(), 1);            /* the lock, the job's */
-    /* A segment of one's own, its reading descriptor closed; two bells, a pidfd; of each peer three. */
-    cr_expect_eq(open_fds(), fds + 8 * (1 + 3 + 7 * 3) + 1);
+    /* A segment and an arena of one's own, their reading descriptors closed; two bells, a pidfd; of each peer
+     * three. */
+    cr_expect_eq(open_fds(), fds + 8 * (2 + 3 + 7 * 3) + 1);
     for (int rank = 0; rank < 8; rank++)
         free_job(worker[rank].job);
     cr_expect_eq(open_fds(), fds);
@@ -247,7 +248,7 @@ Test(bootstrap, names_the_ranks_that_did_not_come_to_all_who_did)
     for (int rank = 0; rank < 7; rank++)
         if (rank != 3 && rank != 5)
             begin(&worker[rank], NULL, rank, 8);
-    while (segments_left() < 5)
+    while (segments_left() < 2 * 5)
         sched_yield();
     /* The one who has the least patience counts for all. */
     worker[7].timeout_ns = 4 * SHORT_NS;
@@ -414,7 +415,7 @@ Test(bootstrap, tells_all_that_versions_differ)
     int fd = connect_raw();
     send_raw(fd, &hello, sizeof(hello.head) + 8, NULL, 0);     /* another version's HELLO has another size */
     expect_fail_packet(fd, BX_E_VERSION);
-    expect_failure(&worker, BX_E_VERSION, "speaks protocol 2");
+    expect_failure(&worker, BX_E_VERSION, "speaks protocol 3");
 }
 
 /* ---- Somebody dies ------------------------------------------------------------------------------ */

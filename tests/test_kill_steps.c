@@ -37,7 +37,16 @@
  *   state.leaving_rung ...  peers rung                       the same
  *   state.left .stopped     LEFT, its name not yet removed   it has left; a survivor or the launcher removes
  *                                                            the name
- *   segment.unlinked        all done                         nothing
+ *   segment.unlinked        its name removed, its arena's not   a survivor or the launcher removes that
+ *   arena.unlinked          all done                         nothing
+ *   arena.locked .sized     the arena's name made and locked   removed as the segment's
+ *   lease.granted           in the ledger, no frame yet      nothing was lent
+ *   lease.sent              the frame is in the ring         a request is dropped, a reply counts: what it lends
+ *                                                            stays readable for as long as it is held
+ *   lease.borrowed          opened, no handler has seen it   its owner takes it back
+ *   lease.read              let go of, the word not written  the same
+ *   lease.returned          word written, owner not rung     the lease is back; an owner that waits for it wakes
+ *                                                            by the death
  *
  * Of rank 0, killed while it makes its segment, nobody else knows the instance: the launcher removes the
  * name (or the next reaper).
@@ -269,6 +278,140 @@ KILLED_EARLY(open_word, "open.word", 2)
 KILLED_EARLY(open_rung, "open.rung", 3)
 KILLED_EARLY(state_running, "state.running", 1)
 
+/* ---- Lending ------------------------------------------------------------------------------------------ */
+
+#define FLOATS 3000
+
+static struct bx_msg *tensors_from(struct bx_job *job, float first, int count)
+{
+    struct bx_msg *msg = bx_msg_create(0);
+
+    for (int i = 0; i < count; i++) {
+        struct bx_tensor *tensor = NULL;
+
+        HARNESS_EQ(bx_tensor_create(job, BX_F32, 1, &(int64_t){ FLOATS }, &tensor), 0);
+        for (int k = 0; k < FLOATS; k++)
+            ((float *)bx_tensor_data_mut(tensor))[k] = first + (float)k;
+        HARNESS_EQ(bx_msg_put_tensor(msg, tensor), 0);
+        bx_tensor_release(tensor);
+    }
+    return msg;
+}
+
+/* Every element is looked at: memory that was used again too early would show. */
+static void check_tensors(struct bx_reader reader, int count)
+{
+    HARNESS_EQ(bx_reader_tensors_left(&reader), count);
+    while (bx_reader_tensors_left(&reader) > 0) {
+        const float *data = bx_tensor_data(bx_read_tensor(&reader));
+
+        for (int k = 1; k < FLOATS; k++)
+            HARNESS_CHECK(data[k] == data[0] + (float)k);
+    }
+}
+
+static struct bx_msg *kept[8];      /* replies of other workers: leases that are out for a while */
+
+static int swap_tensors(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    struct bx_msg *made = tensors_from(job, 7, 1);
+    struct bx_reader tensor = bx_msg_reader(made);
+
+    (void)context;
+    check_tensors(*args, 2);
+    HARNESS_EQ(bx_msg_put_tensor(reply, bx_read_tensor(&tensor)), 0);
+    bx_msg_destroy(made);
+    return 0;
+}
+
+static int setup_lending(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "swap", BX_INLINE, swap_tensors, NULL), 0);
+    return setup(job);
+}
+
+/* Both sides of leases, as who asks and as who is asked. The replies of the last eight rounds are held. */
+static int swap_with(struct bx_job *job, const char *to, int round)
+{
+    struct bx_msg *args = tensors_from(job, (float)round, 2), *reply = NULL;
+    int rc = bx_rpc_sync(job, to, "swap", args, NULL, &reply);
+
+    bx_msg_destroy(args);
+    if (rc < 0)
+        return rc;
+    check_tensors(bx_msg_reader(reply), 1);
+    if (kept[round % 8] != NULL)
+        check_tensors(bx_msg_reader(kept[round % 8]), 1);
+    bx_msg_destroy(kept[round % 8]);
+    kept[round % 8] = reply;
+    return 0;
+}
+
+static void lending_victim(struct bx_job *job)
+{
+    static const char *const others[] = { "worker0", "worker2", "worker3" };
+
+    take_aim(target, (uint32_t)harness_load(STEP_COUNT), SIGKILL);
+    for (int round = 0; round < ROUNDS; round++)
+        HARNESS_EQ(swap_with(job, others[round % 3], round), 0);
+    harness_failed(__FILE__, __LINE__, "step %s was not reached %d times", aim.step,
+                   (int)harness_load(STEP_COUNT));
+}
+
+static void lending_survivor(struct bx_job *job)
+{
+    struct bx_loans loans = { 0 };
+    int rc, round = 0;
+
+    do {
+        rc = swap_with(job, "worker1", round++);
+        HARNESS_EQ(swap_with(job, next_survivor(job), round++), 0);
+    } while (rc == 0);
+    HARNESS_EQ(rc, BX_E_PEER_DEAD);
+    /* What is held of the dead one is as it was, while the others use their memory again and again. */
+    for (int i = 0; i < 50; i++)
+        HARNESS_EQ(swap_with(job, next_survivor(job), 1 + 2 * i), 0);
+    for (int i = 0; i < 8; i++) {
+        if (kept[i] != NULL)
+            check_tensors(bx_msg_reader(kept[i]), 1);
+        bx_msg_destroy(kept[i]);
+        kept[i] = NULL;
+    }
+    HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
+    HARNESS_EQ(bx_job_loans(job, VICTIM, &loans), 0);
+    HARNESS_EQ(loans.granted, loans.returned + loans.taken_back);
+    HARNESS_EQ(loans.borrowed, 0);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+}
+
+static void run_killed_lending(const char *step, uint32_t passages, bool no_spin)
+{
+    uint32_t hits = harness_gate(HIT);
+
+    target = step;
+    harness_store(STEP_COUNT, passages);
+    harness_run(&(struct harness_world){
+        .size = 4, .setup = setup_lending, .dies = 1u << VICTIM, .options = { .no_spin = no_spin },
+        .body = { lending_survivor, lending_victim, lending_survivor, lending_survivor } });
+    cr_expect_eq(harness_gate(HIT), hits + 1, "step %s was not reached", step);
+}
+
+#define KILLED_LENDING(test, step, later)                                                           \
+    Test(kill_step, test, .timeout = 60)                                                            \
+    {                                                                                               \
+        run_killed_lending(step, 1, false);                                                         \
+        run_killed_lending(step, later, false);                                                     \
+        run_killed_lending(step, 1, true);                                                          \
+        run_killed_lending(step, later, true);                                                      \
+    }
+
+KILLED_LENDING(lease_granted, "lease.granted", 60)
+KILLED_LENDING(lease_sent, "lease.sent", 60)
+KILLED_LENDING(lease_borrowed, "lease.borrowed", 60)
+KILLED_LENDING(lease_read, "lease.read", 60)
+KILLED_LENDING(lease_returned, "lease.returned", 60)
+
 /* ---- Leaving ----------------------------------------------------------------------------------------- */
 
 static void leaves(struct bx_job *job)
@@ -306,6 +449,7 @@ KILLED_LEAVING(state_quiet_rung, "state.quiet_rung")
 KILLED_LEAVING(state_left, "state.left")
 KILLED_LEAVING(state_stopped, "state.stopped")
 KILLED_LEAVING(segment_unlinked, "segment.unlinked")
+KILLED_LEAVING(arena_unlinked, "arena.unlinked")
 
 /* ---- Refusing ---------------------------------------------------------------------------------------- */
 
@@ -330,49 +474,57 @@ Test(kill_step, open_refused, .timeout = 60)
 
 /* ---- Starting ----------------------------------------------------------------------------------------- */
 
-static const char *const segment_steps[] = { "segment.named", "segment.locked", "segment.sized",
-                                             "segment.allocated", "segment.written" };
-#define SEGMENT_STEPS (int)(sizeof(segment_steps) / sizeof(segment_steps[0]))
+/* The arena is made like the segment, and after it. */
+static const struct start_step {
+    const char *step;
+    uint32_t passages;
+    int names;                      /* that it leaves */
+} start_steps[] = {
+    { "segment.named", 1, 1 }, { "segment.locked", 1, 1 }, { "segment.sized", 1, 1 }, { "segment.allocated", 1, 1 },
+    { "segment.written", 1, 1 }, { "segment.named", 2, 2 }, { "arena.locked", 1, 2 }, { "arena.sized", 1, 2 },
+};
+#define START_STEPS (int)(sizeof(start_steps) / sizeof(start_steps[0]))
 
 static void start_one(int rank, uint64_t timeout_ns)
 {
     start_worker(rank, (struct bx_options){ .rank = rank, .world_size = 3, .start_timeout_ns = timeout_ns });
 }
 
-static void start_killed(int rank, const char *step)
+static void start_killed(int rank, const struct start_step *step)
 {
     int status = 0;
 
-    take_aim(step, 1, SIGKILL);     /* inherited by this one */
+    take_aim(step->step, step->passages, SIGKILL);      /* inherited by this one */
     start_one(rank, 0);
     aim.step = NULL;
     cr_assert_eq(waitpid(starts[rank].pid, &status, 0), starts[rank].pid);
-    cr_expect(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "step %s: status %#x", step, (unsigned)status);
+    cr_expect(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "step %s: status %#x", step->step,
+              (unsigned)status);
 }
 
 TestSuite(kill_start, .init = starts_set_up, .fini = starts_tear_down, .timeout = 60);
 
 Test(kill_start, a_worker)
 {
-    for (int i = 0; i < SEGMENT_STEPS; i++) {
+    for (int i = 0; i < START_STEPS; i++) {
         start_one(0, 0);
         start_one(2, 0);
         start_wait_for_segment(".2");
-        start_killed(1, segment_steps[i]);
+        start_killed(1, &start_steps[i]);
         start_fails(0, BX_E_PEER_DEAD, "'worker1' (rank 1");
         start_fails(2, BX_E_PEER_DEAD, "'worker1' (rank 1");
-        cr_expect_eq(starts_segments(""), 0, "step %s", segment_steps[i]);
+        cr_expect_eq(starts_segments(""), 0, "step %s", start_steps[i].step);
     }
 }
 
 Test(kill_start, rank_0)
 {
-    for (int i = 0; i < SEGMENT_STEPS; i++) {
+    for (int i = 0; i < START_STEPS; i++) {
         start_one(1, 100 * HARNESS_MS);
-        start_killed(0, segment_steps[i]);
+        start_killed(0, &start_steps[i]);
         start_fails(1, BX_E_RANK_MISSING, "rank 0");
-        cr_expect_eq(starts_segments(""), 1, "step %s", segment_steps[i]);
-        cr_expect_eq(bxi_segment_reap(starts_job, 0), 1);
+        cr_expect_eq(starts_segments(""), start_steps[i].names, "step %s", start_steps[i].step);
+        cr_expect_eq(bxi_segment_reap(starts_job, 0), start_steps[i].names);
     }
     bxi_bootstrap_sweep(starts_job);
 }

@@ -626,7 +626,7 @@ static struct forgery some_forgery(uint64_t *state)
         forgery.dims[number % 2] = (int64_t)some_number(state);
         break;
     case 10:
-        forgery.cut = number % 40;
+        forgery.cut = number % sizeof(forgery.lease);
         break;
     case 11:
         strided(&forgery, (int64_t)number, (int64_t)some_number(state));
@@ -658,6 +658,7 @@ static void scribbles(struct bx_job *job)
         bxi_store_relaxed(&job->control->pair[0].want_lease, some_number(&state));
         sched_yield();
     }
+    harness_post(STRUCK);
     raise(SIGKILL);
 }
 
@@ -695,5 +696,6 @@ Test(lease_input, no_nonsense_hurts_anybody_else, .timeout = 600)
         harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
                                              .body = { survives, scribbles, loans_serve },
                                              .options = { .arena_bytes = ARENA_BYTES } });
+        cr_expect_eq(harness_gate(STRUCK), 1, "worker 1 did not live to the end");
     }
 }

@@ -10,7 +10,10 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <sys/mount.h>
+#include <unistd.h>
 
 enum gate { WAITING = 0 };
 
@@ -379,6 +382,75 @@ static void trims(struct bx_job *job)
 Test(arena_trim, gives_back_what_is_not_used, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { trims } });
+}
+
+/* ---- A full /dev/shm ---------------------------------------------------------------------------------------------- */
+
+#define CONTROL_KIB ((unsigned)(BXI_CONTROL_BYTES / 1024))
+#define RING_KIB ((unsigned)(BXI_RING_BYTES + BXI_LEASE_BYTES) / 1024 + 8)     /* with its lease words */
+
+static void mount_shm(unsigned kib)
+{
+    char size[32];
+
+    if (geteuid() != 0)
+        cr_skip_test("needs root, to mount a small /dev/shm");
+    snprintf(size, sizeof(size), "size=%uk", kib);
+    if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+        mount("tmpfs", "/dev/shm", "tmpfs", 0, size) < 0)
+        cr_skip_test("needs a mount namespace, which is not to be had here");
+}
+
+static void has_its_tensors_refused(struct bx_job *job)
+{
+    struct bx_msg *args = loans_msg(job, 1, 1, 100);
+    struct bx_future *future[3];
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "verify", args, NULL, NULL), BX_E_REFUSED);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    for (int i = 0; i < 3; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "verify", args, NULL, &future[i]), 0);
+    for (int i = 0; i < 3; i++) {
+        HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), BX_E_REFUSED);
+        bx_future_release(future[i]);
+    }
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "verify", args, NULL), 0);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    HARNESS_EQ(loans_of(job, 1).granted, 5);
+    HARNESS_EQ(loans_of(job, 1).returned, 5);
+    HARNESS_EQ(mount("tmpfs", "/dev/shm", "tmpfs", MS_REMOUNT, "size=8192k"), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "verify", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+}
+
+/* Worker 0 has its ring and a tensor; worker 1 finds no room for its own ring, and so none for lease words. */
+Test(lease, of_a_request_that_is_refused_ends_with_the_refusal, .timeout = 30)
+{
+    mount_shm(2 * CONTROL_KIB + RING_KIB + RING_KIB / 2);
+    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { has_its_tensors_refused } });
+}
+
+static void finds_no_room(struct bx_job *job)
+{
+    struct bx_tensor *tensor = NULL, *heap = loans_tensor(NULL, BX_U8, 6 << 20, 1);
+    struct bx_msg *args = harness_msg_i64(1);
+
+    HARNESS_EQ(bx_msg_put_tensor(args, heap), 0);
+    bx_tensor_release(heap);
+    HARNESS_EQ(bx_tensor_create(job, BX_U8, 1, &(int64_t){ 6 << 20 }, &tensor), BX_E_NO_SPACE);
+    HARNESS_HAS(bx_error_text(), "/dev/shm");
+    HARNESS_CHECK(tensor == NULL);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "verify", args, NULL, NULL), BX_E_NO_SPACE);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "verify", args, NULL), BX_E_NO_SPACE);
+    HARNESS_EQ(loans_call(job, "worker1", "verify", loans_msg(job, 1, 1, 10000)), 1);
+    HARNESS_EQ(mount("tmpfs", "/dev/shm", "tmpfs", MS_REMOUNT, "size=16384k"), 0);
+    HARNESS_EQ(loans_call(job, "worker1", "verify", args), 1);
+}
+
+Test(arena_full, of_dev_shm_is_another_error, .timeout = 30)
+{
+    mount_shm(4096);
+    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { finds_no_room } });
 }
 
 /* ---- Before the start ------------------------------------------------------------------------------------------- */

@@ -232,7 +232,7 @@ Test(lease_words, that_come_too_early_are_who_wrote_them_s_loss, .timeout = 30)
     run(gives_back_too_early, has_it_back_too_early);
 }
 
-/* ---- An arena that shrinks ---------------------------------------------------------------------------------------- */
+/* ---- An arena that shrinks -------------------------------------------------------------------------------------*/
 
 static void truncates_its_arena(struct bx_job *job)
 {

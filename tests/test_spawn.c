@@ -450,7 +450,7 @@ Test(spawn, leaves_nothing_when_the_launcher_is_killed)
     pid_t pid = fork_launcher();
     int status = 0, signalled = 0;
 
-    cr_expect_eq(segments_left(), WORLD);
+    cr_expect_eq(segments_left(), 2 * WORLD);      /* segments and arenas */
     kill(pid, SIGKILL);
     for (int i = 0; i < WORLD + 1; i++) {
         pid_t ended = wait(&status);

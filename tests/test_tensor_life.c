@@ -225,12 +225,12 @@ struct item {
     uint64_t number;
 };
 static struct item items[POOL];
-static uint64_t seed = 1;
+static uint64_t lender_seed, keeper_seed;       /* of the body, and of the handler, which other threads run */
 
-static uint64_t next_random(uint64_t below)
+static uint64_t next_random(uint64_t *seed, uint64_t below)
 {
-    seed = seed * 6364136223846793005u + 1442695040888963407u;
-    return (seed >> 33) % below;
+    *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+    return (*seed >> 33) % below;
 }
 
 /* Puts what came in a place of the pool, by chance, and lets go of what was there: it must be as it came. */
@@ -238,7 +238,7 @@ static int replace(const struct bx_request *request, struct bx_reader *args, str
 {
     (void)request, (void)reply, (void)context;
     while (bx_reader_tensors_left(args) > 0) {
-        struct item *item = &items[next_random(POOL)];
+        struct item *item = &items[next_random(&keeper_seed, POOL)];
 
         HARNESS_CHECK(item->tensor == NULL || loans_hold(item->tensor, item->number));
         bx_tensor_release(item->tensor);
@@ -262,7 +262,8 @@ static int empty(const struct bx_request *request, struct bx_reader *args, struc
 
 static int setup_stress(struct bx_job *job)
 {
-    seed = (uint64_t)bx_job_rank(job) + 7;
+    lender_seed = (uint64_t)bx_job_rank(job) + 7;
+    keeper_seed = (uint64_t)bx_job_rank(job) + 77;
     HARNESS_EQ(bx_register(job, "replace", BX_INLINE, replace, NULL), 0);
     HARNESS_EQ(bx_register(job, "empty", BX_INLINE, empty, NULL), 0);
     return loans_setup(job);
@@ -271,7 +272,9 @@ static int setup_stress(struct bx_job *job)
 /* Sizes around those of pages and of jemalloc's classes. */
 static int64_t some_size(void)
 {
-    return (int64_t)(next_random(3) == 0 ? next_random(60000) : next_random(4) * 4096 + next_random(130)) + 1;
+    if (next_random(&lender_seed, 3) == 0)
+        return (int64_t)next_random(&lender_seed, 60000) + 1;
+    return (int64_t)(next_random(&lender_seed, 4) * 4096 + next_random(&lender_seed, 130)) + 1;
 }
 
 static void lends_and_forgets(struct bx_job *job)
@@ -281,7 +284,7 @@ static void lends_and_forgets(struct bx_job *job)
     for (int round = 0; round < ROUNDS; round++) {
         struct bx_msg *msg = bx_msg_create(0);
 
-        for (uint64_t i = next_random(4) + 1; i > 0; i--) {
+        for (uint64_t i = next_random(&lender_seed, 4) + 1; i > 0; i--) {
             struct bx_tensor *tensor = loans_tensor(job, BX_U8, some_size(), ++number);
 
             HARNESS_EQ(bx_msg_put_tensor(msg, tensor), 0);
@@ -289,8 +292,11 @@ static void lends_and_forgets(struct bx_job *job)
             bx_tensor_release(tensor);
         }
         /* Most go to two at once: the block is free when both have let go. */
-        for (uint64_t i = next_random(2) + 1; i > 0; i--)
-            HARNESS_EQ(bx_rpc_oneway(job, bx_worker_name(job, (int)next_random(3)), "replace", msg, NULL), 0);
+        for (uint64_t i = next_random(&lender_seed, 2) + 1; i > 0; i--) {
+            const char *to = bx_worker_name(job, (int)next_random(&lender_seed, 3));
+
+            HARNESS_EQ(bx_rpc_oneway(job, to, "replace", msg, NULL), 0);
+        }
         bx_msg_destroy(msg);
         if (round % 64 == 0)
             HARNESS_EQ(loans_call(job, "worker2", "echo", harness_msg_i64(round)), round);
@@ -321,4 +327,43 @@ Test(tensor_life, its_memory_is_not_used_again_before_the_last_lease_is_back_asl
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup_stress, .options = { .arena_bytes = 64 << 20, .no_spin = true },
         .body = { lends_and_forgets, lends_and_forgets, lends_and_forgets } });
+}
+
+/* Several threads of each worker lend to all, and wait for their leases, at the same time. */
+static void lends_on_a_thread(struct bx_job *job, int index)
+{
+    for (int i = 0; i < 100; i++) {
+        const char *to = bx_worker_name(job, (i + index) % 3);
+        struct bx_msg *args = loans_msg(job, i, 2, 3000), *reply = NULL;
+
+        HARNESS_EQ(bx_rpc_sync(job, to, verifiers[i % 3], args, NULL, NULL), 0);
+        HARNESS_EQ(bx_rpc_sync(job, to, "back", args, NULL, &reply), 0);
+        bx_msg_destroy(args);
+
+        struct bx_reader reader = bx_msg_reader(reply);
+
+        HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), (uint64_t)i));
+        HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), (uint64_t)i + 1));
+        if (i % 16 == index)
+            HARNESS_EQ(bx_loans_wait(job, (i + index) % 3, 2, BX_FOREVER), 0);
+        bx_msg_destroy(reply);
+    }
+}
+
+static void lends_on_threads(struct bx_job *job)
+{
+    harness_threads(job, 4, lends_on_a_thread);
+    harness_post(KEPT);
+    harness_await(KEPT, 3);         /* what others ask for is lent too */
+    loans_come_back(job, -1);
+}
+
+Test(tensor_life, is_counted_right_by_several_threads, .timeout = 60)
+{
+    for (int no_spin = 0; no_spin < 2; no_spin++) {
+        harness_reset();
+        harness_run(&(struct harness_world){
+            .size = 3, .setup = loans_setup, .options = { .no_spin = no_spin != 0 },
+            .body = { lends_on_threads, lends_on_threads, lends_on_threads } });
+    }
 }

@@ -7,12 +7,14 @@
  * looks that there are as many as said, that each is borrowed and holds both stamps, and answers with
  * their number; worker 0 releases them and looks until the lease is back. The round ends there. Not all
  * pages are written: that is the trainer's work, and the same with and without Boxcar. Rounds at the
- * beginning of a slice do not count: the arena's memory is new then, and the other side asleep.
+ * beginning of a slice do not count: the arena's memory is new then, and the other side asleep. Both spin, for
+ * longer than by default: where a wake-up takes longer than a round, a pair that once slept would go on so,
+ * and the round would be two wake-ups.
  *
  * Slices of the message proper, of one with as many tensors and 1 MB in all and of one with 1 GB take
  * turns, and beside each a copy of the bytes, which is what a hand-over by copy costs at the least. The cold
  * rounds come last, since each gives the arena's memory back first; there every page is written, and what
- * the kernel takes to find and zero it is in the figure.
+ * the kernel takes to find, zero and map it is in the figure.
  *
  * Whether anything was copied is what the counters of both workers say, read before and after all.
  */
@@ -26,6 +28,7 @@
 #define CHECK "check"
 #define COPIED "copied"
 #define WARM_ROUNDS 5
+#define SPIN_NS 1000000         /* both stay awake while the other does its part */
 #define LOOKS 100000            /* for the lease, before it is waited for asleep */
 #define MB ((int64_t)1 << 20)
 #define GB ((int64_t)1 << 30)
@@ -442,7 +445,7 @@ int bench_handover(const struct bench_options *options)
     bench.results = bench_map(sizeof *bench.results);
     bench.copy_ns = bench_map((size_t)bench.slices * sizeof(double));
     bench.cold_ns = bench_map((size_t)bench.slices * sizeof(double));
-    if (!bench_spawn(2, NULL, worker, &bench))
+    if (!bench_spawn(2, &(struct bx_options){ .spin_ns = SPIN_NS }, worker, &bench))
         return 1;
     report(&bench);
     return 0;

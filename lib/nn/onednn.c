@@ -128,7 +128,7 @@ static void unplan_net(struct bx_net *net)
     free_program(&plan->backward);
     free_program(&plan->predict);
     for (int i = 0; plan->work != NULL && i < net->node_count; i++)
-        bxi_nn_destroy_pd(plan->work[i].forward);
+        bxi_nn_destroy_pds(&plan->work[i]);
     for (size_t i = 0; i < plan->memory_count; i++)
         dnnl_memory_destroy(plan->memories[i]);
     while (plan->chunks != NULL) {
@@ -153,25 +153,19 @@ static void unplan_net(struct bx_net *net)
 
 /* ---- Computing ----------------------------------------------------------------------------------- */
 
-/* By vectors of the compiler's, so that a result may overwrite an operand: of a plain loop it could not
- * know that they are the same array or none, and would take one element at a time. */
-#define VEC_FLOATS 8
-typedef float vec __attribute__((vector_size(VEC_FLOATS * sizeof(float))));
-typedef int32_t vec_bits __attribute__((vector_size(VEC_FLOATS * sizeof(float))));
-
 /* Buffers end on whole vectors (ALIGNMENT), so the last one may reach past the tensor. */
 static size_t vecs_of(const struct bxi_step *step)
 {
-    return (step->count + VEC_FLOATS - 1) / VEC_FLOATS;
+    return (step->count + BXI_VEC_FLOATS - 1) / BXI_VEC_FLOATS;
 }
 
 /* `keep` where the bits of `drop` are clear, else 0. */
-#define WITHOUT(drop, keep) ((vec)(~(drop) & (vec_bits)(keep)))
+#define WITHOUT(drop, keep) ((bxi_vec)(~(drop) & (bxi_vec_bits)(keep)))
 
 static void sum(const struct bxi_step *step)
 {
-    const vec *a = (const vec *)step->a, *b = (const vec *)step->b;
-    vec *to = (vec *)step->to;
+    const bxi_vec *a = (const bxi_vec *)step->a, *b = (const bxi_vec *)step->b;
+    bxi_vec *to = (bxi_vec *)step->to;
 
     for (size_t i = 0; i < vecs_of(step); i++)
         to[i] = b == NULL ? a[i] : a[i] + b[i];
@@ -180,25 +174,25 @@ static void sum(const struct bxi_step *step)
 /* Here and below the comparison is false for a NaN, so that it is not hidden. */
 static void relu_sum(const struct bxi_step *step)
 {
-    const vec *a = (const vec *)step->a, *b = (const vec *)step->b;
-    vec *to = (vec *)step->to;
+    const bxi_vec *a = (const bxi_vec *)step->a, *b = (const bxi_vec *)step->b;
+    bxi_vec *to = (bxi_vec *)step->to;
 
     for (size_t i = 0; i < vecs_of(step); i++) {
-        vec value = b == NULL ? a[i] : a[i] + b[i];
+        bxi_vec value = b == NULL ? a[i] : a[i] + b[i];
 
-        to[i] = WITHOUT((vec_bits)(value < 0), value);
+        to[i] = WITHOUT((bxi_vec_bits)(value < 0), value);
     }
 }
 
 static void masked_sum(const struct bxi_step *step)
 {
-    const vec *a = (const vec *)step->a, *b = (const vec *)step->b, *mask = (const vec *)step->mask;
-    vec *to = (vec *)step->to;
+    const bxi_vec *a = (const bxi_vec *)step->a, *b = (const bxi_vec *)step->b, *mask = (const bxi_vec *)step->mask;
+    bxi_vec *to = (bxi_vec *)step->to;
 
     for (size_t i = 0; i < vecs_of(step); i++) {
-        vec value = b == NULL ? a[i] : a[i] + b[i];
+        bxi_vec value = b == NULL ? a[i] : a[i] + b[i];
 
-        to[i] = WITHOUT((vec_bits)(mask[i] <= 0), value);
+        to[i] = WITHOUT((bxi_vec_bits)(mask[i] <= 0), value);
     }
 }
 
@@ -228,6 +222,8 @@ static int run(struct bxi_plan *plan, const struct bxi_program *program)
         case BXI_STEP_SUM: sum(step); break;
         case BXI_STEP_RELU_SUM: relu_sum(step); break;
         case BXI_STEP_MASKED_SUM: masked_sum(step); break;
+        case BXI_STEP_GATHER: bxi_nn_gather(plan->net, step); break;
+        case BXI_STEP_SCATTER: bxi_nn_scatter(plan->net, step); break;
         case BXI_STEP_STATISTICS: update_statistics(&plan->net->nodes[step->node], &plan->work[step->node]); break;
         }
     }
@@ -279,22 +275,23 @@ static void predict_batch_norm(struct bxi_plan *plan, const struct bxi_node *nod
     const struct bxi_work *work = &plan->work[plan->node];
     struct bxi_tensor mean = { .memory = bxi_nn_make_memory(plan, &vector, node->mean) };
     struct bxi_tensor var = { .memory = bxi_nn_make_memory(plan, &vector, node->var) };
+    struct bxi_tensor src = bxi_nn_flat(plan, node, &work->src), out = bxi_nn_flat(plan, node, &work->out);
     struct bxi_program one = { .steps = NULL };
     dnnl_primitive_desc_t pd;
     dnnl_batch_normalization_desc_t op;
     struct bxi_step *made;
 
-    if (!bxi_nn_check_status(plan, dnnl_batch_normalization_forward_desc_init(&op, dnnl_forward_inference, &work->src.md,
+    if (!bxi_nn_check_status(plan, dnnl_batch_normalization_forward_desc_init(&op, dnnl_forward_inference, &src.md,
                           BXI_BN_EPSILON, bxi_nn_batch_norm_flags(node) | dnnl_use_global_stats), "batch normalisation"))
         return;
     pd = bxi_nn_make_pd(plan, &op, NULL, "batch normalisation");
     made = bxi_nn_add_primitive(plan, &one, pd);
-    bxi_nn_add_arg(made, DNNL_ARG_SRC, &work->src);
+    bxi_nn_add_arg(made, DNNL_ARG_SRC, &src);
     bxi_nn_add_arg(made, DNNL_ARG_SCALE, &work->weight);
     bxi_nn_add_arg(made, DNNL_ARG_SHIFT, &work->bias);
     bxi_nn_add_arg(made, DNNL_ARG_MEAN, &mean);
     bxi_nn_add_arg(made, DNNL_ARG_VARIANCE, &var);
-    bxi_nn_add_arg(made, DNNL_ARG_DST, &work->out);
+    bxi_nn_add_arg(made, DNNL_ARG_DST, &out);
     bxi_nn_destroy_pd(pd);
     if (made != NULL)
         *step = *made;

@@ -37,6 +37,8 @@ enum bxi_step_kind {
     BXI_STEP_SUM,                   /* to = a + b */
     BXI_STEP_RELU_SUM,              /* to = max(0, a + b) */
     BXI_STEP_MASKED_SUM,            /* to = a + b where the mask is above 0, else 0 */
+    BXI_STEP_GATHER,            /* onednn_fold.c; count is the block of channels */
+    BXI_STEP_SCATTER,
     BXI_STEP_STATISTICS,            /* running mean and variance of a batch normalisation */
 };
 
@@ -83,6 +85,8 @@ struct bxi_work {
     struct bxi_tensor parts[2];     /* gradients of `out` so far */
     int part_count;
     dnnl_primitive_desc_t forward;
+    dnnl_primitive_desc_t backward_weights, backward_data;      /* of a folded convolution, as is */
+    int block;                  /* its block of channels; 0: not folded */
     struct bxi_tensor weight, bias;
     struct bxi_tensor workspace, mean, var;
     size_t forward_step;        /* where it computes, for predict */
@@ -108,6 +112,13 @@ struct bxi_plan {
     int node;                   /* that is being planned, for the sentence of a failure */
     int error;
 };
+
+/* Vectors of the compiler's, so that a result may overwrite an operand: of a plain loop it could not know that
+ * they are the same array or none, and would take one element at a time. Buffers begin and end on whole
+ * ones. */
+enum { BXI_VEC_FLOATS = 4 };
+typedef float bxi_vec __attribute__((vector_size(BXI_VEC_FLOATS * sizeof(float))));
+typedef int32_t bxi_vec_bits __attribute__((vector_size(BXI_VEC_FLOATS * sizeof(float))));
 
 /* ---- onednn_plan.c --------------------------------------------------------------------------------- */
 
@@ -145,6 +156,7 @@ dnnl_primitive_desc_t bxi_nn_make_pd(struct bxi_plan *plan, const void *op, cons
                                      const char *what);
 const dnnl_memory_desc_t *bxi_nn_md_of(const_dnnl_primitive_desc_t pd, dnnl_query_t what);
 void bxi_nn_destroy_pd(dnnl_primitive_desc_t pd);
+void bxi_nn_destroy_pds(struct bxi_work *work);
 void bxi_nn_add_reorder(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_tensor *from,
                         const struct bxi_tensor *to);
 /* `from` in the layout `md`, reordered if need be; the caller releases it. */
@@ -158,8 +170,29 @@ struct bxi_tensor bxi_nn_take_grad(struct bxi_plan *plan, int node, bool masked)
 
 /* ---- onednn_ops.c ---------------------------------------------------------------------------------- */
 
+/* Also used by onednn_fold.c: a parameter in the layout `md`, filled by set_params; the caller's array for its
+ * gradient. Without a bias, no tensor. */
+struct bxi_tensor bxi_nn_load_weight(struct bxi_plan *plan, const struct bxi_node *node, const dnnl_memory_desc_t *md);
+struct bxi_tensor bxi_nn_load_bias(struct bxi_plan *plan, const struct bxi_node *node);
+struct bxi_tensor bxi_nn_callers_weight(struct bxi_plan *plan, const struct bxi_node *node);
+struct bxi_tensor bxi_nn_callers_bias(struct bxi_plan *plan, const struct bxi_node *node);
 void bxi_nn_plan_forward(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
 void bxi_nn_plan_backward(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
 unsigned bxi_nn_batch_norm_flags(const struct bxi_node *node);
+
+/* ---- onednn_fold.c --------------------------------------------------------------------------------- */
+
+/* Plans a convolution folded, and sets work->block; false if it had better not be, or cannot be. */
+bool bxi_nn_forward_folded(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
+void bxi_nn_backward_folded(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
+/* A tensor of the shape of `node`'s output, for a primitive that does not care which image a pixel is of:
+ * the same bytes flat, if it is folded. */
+struct bxi_tensor bxi_nn_flat(struct bxi_plan *plan, const struct bxi_node *node, const struct bxi_tensor *tensor);
+/* For one that does: in a layout of separate images; the caller releases it. */
+struct bxi_tensor bxi_nn_unfolded(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_node *node,
+                                  const struct bxi_tensor *tensor);
+void bxi_nn_gather(const struct bx_net *net, const struct bxi_step *step);
+void bxi_nn_scatter(const struct bx_net *net, const struct bxi_step *step);
+
 #endif
 #endif

@@ -24,29 +24,6 @@ static struct window window_of(const struct bxi_node *node)
     };
 }
 
-static void load_param(struct bxi_plan *plan, size_t index, const dnnl_memory_desc_t *plain, const struct bxi_tensor *to)
-{
-    struct bxi_tensor from = { .md = *plain, .memory = plan->params[index], .buffer = -1 };
-
-    if (from.memory == NULL && plan->error == 0) {
-        from.memory = bxi_nn_make_memory(plan, plain, DNNL_MEMORY_NONE);
-        plan->params[index] = from.memory;
-    }
-    bxi_nn_add_reorder(plan, &plan->load, &from, to);
-}
-
-/* The weight in the layout `md`, filled by set_params. */
-static struct bxi_tensor loaded_weight(struct bxi_plan *plan, int index, const dnnl_memory_desc_t *plain,
-                                   const dnnl_memory_desc_t *md)
-{
-    /* Not a buffer that had readers: it is filled before they run. */
-    struct bxi_tensor weight = bxi_nn_tensor_on(plan, md, plan->error != 0 ? -1 :
-                                     bxi_nn_make_buffer(plan, dnnl_memory_desc_get_size(md)));
-
-    load_param(plan, (size_t)index, plain, &weight);
-    return weight;
-}
-
 static dnnl_memory_desc_t describe_weight(struct bxi_plan *plan, const struct bxi_node *node, dnnl_format_tag_t tag)
 {
     const int *in = plan->net->nodes[node->in[0]].dims;
@@ -56,20 +33,71 @@ static dnnl_memory_desc_t describe_weight(struct bxi_plan *plan, const struct bx
                                                   linear ? in[3] : node->kernel }, tag);
 }
 
+/* Parameter `index`, of the caller's shape `plain`, in the layout `md`, filled by set_params. */
+static struct bxi_tensor load_param(struct bxi_plan *plan, int index, const dnnl_memory_desc_t *plain,
+                                    const dnnl_memory_desc_t *md)
+{
+    struct bxi_tensor from = { .md = *plain, .memory = plan->params[index], .buffer = -1 };
+    struct bxi_tensor to = { .memory = NULL };
+
+    if (plan->error != 0)
+        return to;
+    if (from.memory == NULL) {
+        from.memory = bxi_nn_make_memory(plan, plain, DNNL_MEMORY_NONE);
+        plan->params[index] = from.memory;
+    }
+    /* Not a buffer that had readers: it is filled before they run. */
+    to = bxi_nn_tensor_on(plan, md, bxi_nn_make_buffer(plan, dnnl_memory_desc_get_size(md)));
+    bxi_nn_add_reorder(plan, &plan->load, &from, &to);
+    return to;
+}
+
+struct bxi_tensor bxi_nn_load_weight(struct bxi_plan *plan, const struct bxi_node *node, const dnnl_memory_desc_t *md)
+{
+    const dnnl_memory_desc_t plain = describe_weight(plan, node, dnnl_abcd);
+
+    return load_param(plan, node->param, &plain, md);
+}
+
+struct bxi_tensor bxi_nn_load_bias(struct bxi_plan *plan, const struct bxi_node *node)
+{
+    const dnnl_memory_desc_t vector = bxi_nn_describe_vector(plan, node->dims[1]);
+
+    return node->bias ? load_param(plan, node->param + 1, &vector, &vector) : (struct bxi_tensor){ .memory = NULL };
+}
+
+struct bxi_tensor bxi_nn_callers_weight(struct bxi_plan *plan, const struct bxi_node *node)
+{
+    const dnnl_memory_desc_t plain = describe_weight(plan, node, dnnl_abcd);
+    struct bxi_tensor theirs = bxi_nn_callers_tensor(plan, &plain);
+
+    plan->grads[node->param] = theirs.memory;
+    return theirs;
+}
+
+struct bxi_tensor bxi_nn_callers_bias(struct bxi_plan *plan, const struct bxi_node *node)
+{
+    const dnnl_memory_desc_t vector = bxi_nn_describe_vector(plan, node->dims[1]);
+    struct bxi_tensor theirs = { .memory = NULL };
+
+    if (!node->bias)
+        return theirs;
+    theirs = bxi_nn_callers_tensor(plan, &vector);
+    plan->grads[node->param + 1] = theirs.memory;
+    return theirs;
+}
+
 /* What convolution and linear have in common once their forward descriptor is made. */
 static void forward_weighted(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work)
 {
-    const dnnl_memory_desc_t plain = describe_weight(plan, node, dnnl_abcd);
-    const dnnl_memory_desc_t vector = bxi_nn_describe_vector(plan, node->dims[1]);
     struct bxi_work *before = &plan->work[node->in[0]];
     dnnl_memory_desc_t dst;
 
     if (plan->error != 0)
         return;
     work->src = bxi_nn_in_layout(plan, &plan->forward, &before->out, bxi_nn_md_of(work->forward, dnnl_query_src_md));
-    work->weight = loaded_weight(plan, node->param, &plain, bxi_nn_md_of(work->forward, dnnl_query_weights_md));
-    if (node->bias)
-        work->bias = loaded_weight(plan, node->param + 1, &vector, &vector);
+    work->weight = bxi_nn_load_weight(plan, node, bxi_nn_md_of(work->forward, dnnl_query_weights_md));
+    work->bias = bxi_nn_load_bias(plan, node);
     dst = *bxi_nn_md_of(work->forward, dnnl_query_dst_md);
     work->out = bxi_nn_new_tensor(plan, &dst);
 
@@ -90,6 +118,8 @@ static void forward_conv(struct bxi_plan *plan, const struct bxi_node *node, str
     const struct window window = window_of(node);
     dnnl_convolution_desc_t op;
 
+    if (bxi_nn_forward_folded(plan, node, work))
+        return;
     if (!bxi_nn_check_status(plan, dnnl_convolution_forward_desc_init(&op, dnnl_forward_training, dnnl_convolution_direct,
                           &src, &weight, node->bias ? &bias : NULL, &dst, window.stride, window.padding,
                           window.padding), "convolution"))
@@ -103,10 +133,8 @@ static void backward_weights(struct bxi_plan *plan, const struct bxi_node *node,
                              const struct bxi_tensor *grad)
 {
     const dnnl_memory_desc_t plain = describe_weight(plan, node, dnnl_abcd);
-    const dnnl_memory_desc_t vector = bxi_nn_describe_vector(plan, node->dims[1]);
     struct bxi_work *work = &plan->work[plan->node];
-    struct bxi_tensor theirs = bxi_nn_callers_tensor(plan, &plain);
-    struct bxi_tensor bias = { .memory = NULL };
+    struct bxi_tensor theirs = bxi_nn_callers_weight(plan, node), bias = bxi_nn_callers_bias(plan, node);
 
     if (plan->error != 0)
         return;
@@ -114,16 +142,10 @@ static void backward_weights(struct bxi_plan *plan, const struct bxi_node *node,
     const dnnl_memory_desc_t *liked = bxi_nn_md_of(pd, dnnl_query_diff_weights_md);
     const dnnl_memory_desc_t *src_md = bxi_nn_md_of(pd, dnnl_query_src_md);
     struct bxi_tensor *before = &plan->work[node->in[0]].out;
-    struct bxi_tensor src = bxi_nn_in_layout(plan, &plan->backward, bxi_nn_is_same(&before->md, src_md) ? before : &work->src, src_md);
+    struct bxi_tensor src = bxi_nn_in_layout(plan, &plan->backward,
+                                             bxi_nn_is_same(&before->md, src_md) ? before : &work->src, src_md);
     struct bxi_tensor to = bxi_nn_in_layout(plan, &plan->backward, grad, bxi_nn_md_of(pd, dnnl_query_diff_dst_md));
     struct bxi_tensor weight = bxi_nn_is_same(liked, &plain) ? theirs : bxi_nn_new_tensor(plan, liked);
-
-    plan->grads[node->param] = theirs.memory;
-    if (node->bias) {
-        bias = bxi_nn_callers_tensor(plan, &vector);
-        plan->grads[node->param + 1] = bias.memory;
-    }
-
     struct bxi_step *step = bxi_nn_add_primitive(plan, &plan->backward, pd);
 
     bxi_nn_add_arg(step, DNNL_ARG_SRC, &src);
@@ -141,7 +163,6 @@ static void backward_weights(struct bxi_plan *plan, const struct bxi_node *node,
 static void backward_data(struct bxi_plan *plan, const struct bxi_node *node, const_dnnl_primitive_desc_t pd,
                           const struct bxi_tensor *grad)
 {
-    const dnnl_memory_desc_t plain = describe_weight(plan, node, dnnl_abcd);
     struct bxi_work *work = &plan->work[plan->node];
 
     if (plan->error != 0)
@@ -149,7 +170,7 @@ static void backward_data(struct bxi_plan *plan, const struct bxi_node *node, co
 
     const dnnl_memory_desc_t *liked = bxi_nn_md_of(pd, dnnl_query_weights_md);
     struct bxi_tensor weight = bxi_nn_is_same(liked, &work->weight.md) ? work->weight :
-        loaded_weight(plan, node->param, &plain, liked);
+        bxi_nn_load_weight(plan, node, liked);
     struct bxi_tensor from = bxi_nn_in_layout(plan, &plan->backward, grad, bxi_nn_md_of(pd, dnnl_query_diff_dst_md));
     struct bxi_tensor to = bxi_nn_new_tensor(plan, bxi_nn_md_of(pd, dnnl_query_diff_src_md));
     struct bxi_step *step = bxi_nn_add_primitive(plan, &plan->backward, pd);
@@ -169,10 +190,15 @@ static void backward_conv(struct bxi_plan *plan, const struct bxi_node *node, st
     const dnnl_memory_desc_t bias = bxi_nn_describe_vector(plan, node->dims[1]);
     const dnnl_memory_desc_t dst = bxi_nn_describe_out(plan, node, dnnl_format_tag_any);
     const struct window window = window_of(node);
-    struct bxi_tensor grad = bxi_nn_take_grad(plan, plan->node, false);
+    struct bxi_tensor grad;
     dnnl_primitive_desc_t pd;
     dnnl_convolution_desc_t op;
 
+    if (work->block != 0) {
+        bxi_nn_backward_folded(plan, node, work);
+        return;
+    }
+    grad = bxi_nn_take_grad(plan, plan->node, false);
     if (!bxi_nn_check_status(plan, dnnl_convolution_backward_weights_desc_init(&op, dnnl_convolution_direct, &src, &weight,
                           node->bias ? &bias : NULL, &dst, window.stride, window.padding, window.padding),
                       "gradient of the weights"))
@@ -256,30 +282,33 @@ unsigned bxi_nn_batch_norm_flags(const struct bxi_node *node)
 static void forward_batch_norm(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work)
 {
     const dnnl_memory_desc_t vector = bxi_nn_describe_vector(plan, node->dims[1]);
+    struct bxi_tensor src, out;
     dnnl_batch_normalization_desc_t op;
     struct bxi_step *step;
 
     work->src = plan->work[node->in[0]].out;
-    if (!bxi_nn_check_status(plan, dnnl_batch_normalization_forward_desc_init(&op, dnnl_forward_training, &work->src.md,
+    work->out = bxi_nn_new_tensor(plan, &work->src.md);
+    src = bxi_nn_flat(plan, node, &work->src);
+    out = bxi_nn_flat(plan, node, &work->out);
+    if (!bxi_nn_check_status(plan, dnnl_batch_normalization_forward_desc_init(&op, dnnl_forward_training, &src.md,
                           BXI_BN_EPSILON, bxi_nn_batch_norm_flags(node)), "batch normalisation"))
         return;
     work->forward = bxi_nn_make_pd(plan, &op, NULL, "batch normalisation");
-    work->weight = loaded_weight(plan, node->param, &vector, &vector);
-    work->bias = loaded_weight(plan, node->param + 1, &vector, &vector);
+    work->weight = load_param(plan, node->param, &vector, &vector);
+    work->bias = bxi_nn_load_bias(plan, node);
     work->mean = bxi_nn_new_tensor(plan, &vector);
     work->var = bxi_nn_new_tensor(plan, &vector);
-    work->out = bxi_nn_new_tensor(plan, &work->src.md);
     if (node->relu && plan->error == 0)
         work->workspace = bxi_nn_new_tensor(plan, bxi_nn_md_of(work->forward, dnnl_query_workspace_md));
     work->forward_step = plan->forward.count;
     step = bxi_nn_add_primitive(plan, &plan->forward, work->forward);
-    bxi_nn_add_arg(step, DNNL_ARG_SRC, &work->src);
+    bxi_nn_add_arg(step, DNNL_ARG_SRC, &src);
     bxi_nn_add_arg(step, DNNL_ARG_SCALE, &work->weight);
     bxi_nn_add_arg(step, DNNL_ARG_SHIFT, &work->bias);
     bxi_nn_add_arg(step, DNNL_ARG_MEAN, &work->mean);
     bxi_nn_add_arg(step, DNNL_ARG_VARIANCE, &work->var);
     bxi_nn_add_arg(step, DNNL_ARG_WORKSPACE, &work->workspace);
-    bxi_nn_add_arg(step, DNNL_ARG_DST, &work->out);
+    bxi_nn_add_arg(step, DNNL_ARG_DST, &out);
     bxi_nn_add_step(plan, &plan->forward, BXI_STEP_STATISTICS);
 }
 
@@ -288,17 +317,17 @@ static void backward_batch_norm(struct bxi_plan *plan, const struct bxi_node *no
     const dnnl_memory_desc_t vector = bxi_nn_describe_vector(plan, node->dims[1]);
     struct bxi_tensor taken = bxi_nn_take_grad(plan, plan->node, false);
     struct bxi_tensor grad = bxi_nn_in_layout(plan, &plan->backward, &taken, &work->src.md);
-    struct bxi_tensor scale = bxi_nn_callers_tensor(plan, &vector), shift = bxi_nn_callers_tensor(plan, &vector);
+    struct bxi_tensor src = bxi_nn_flat(plan, node, &work->src), flat = bxi_nn_flat(plan, node, &grad), flat_to;
+    struct bxi_tensor scale = bxi_nn_callers_tensor(plan, &vector), shift = bxi_nn_callers_bias(plan, node);
     struct bxi_tensor to;
     dnnl_primitive_desc_t pd;
     dnnl_batch_normalization_desc_t op;
     struct bxi_step *step;
 
     plan->grads[node->param] = scale.memory;
-    plan->grads[node->param + 1] = shift.memory;
     bxi_nn_release(plan, &taken);
-    if (!bxi_nn_check_status(plan, dnnl_batch_normalization_backward_desc_init(&op, dnnl_backward, &work->src.md,
-                          &work->src.md, BXI_BN_EPSILON, bxi_nn_batch_norm_flags(node)), "gradient of batch normalisation"))
+    if (!bxi_nn_check_status(plan, dnnl_batch_normalization_backward_desc_init(&op, dnnl_backward, &src.md, &src.md,
+                          BXI_BN_EPSILON, bxi_nn_batch_norm_flags(node)), "gradient of batch normalisation"))
         return;
     pd = bxi_nn_make_pd(plan, &op, work->forward, "gradient of batch normalisation");
     step = bxi_nn_add_primitive(plan, &plan->backward, pd);
@@ -309,14 +338,15 @@ static void backward_batch_norm(struct bxi_plan *plan, const struct bxi_node *no
     } else {
         to = bxi_nn_new_tensor(plan, &work->src.md);
     }
-    bxi_nn_add_arg(step, DNNL_ARG_SRC, &work->src);
+    flat_to = bxi_nn_flat(plan, node, &to);
+    bxi_nn_add_arg(step, DNNL_ARG_SRC, &src);
     bxi_nn_add_arg(step, DNNL_ARG_SCALE, &work->weight);
     bxi_nn_add_arg(step, DNNL_ARG_SHIFT, &work->bias);
     bxi_nn_add_arg(step, DNNL_ARG_MEAN, &work->mean);
     bxi_nn_add_arg(step, DNNL_ARG_VARIANCE, &work->var);
     bxi_nn_add_arg(step, DNNL_ARG_WORKSPACE, &work->workspace);
-    bxi_nn_add_arg(step, DNNL_ARG_DIFF_DST, &grad);
-    bxi_nn_add_arg(step, DNNL_ARG_DIFF_SRC, &to);
+    bxi_nn_add_arg(step, DNNL_ARG_DIFF_DST, &flat);
+    bxi_nn_add_arg(step, DNNL_ARG_DIFF_SRC, &flat_to);
     bxi_nn_add_arg(step, DNNL_ARG_DIFF_SCALE, &scale);
     bxi_nn_add_arg(step, DNNL_ARG_DIFF_SHIFT, &shift);
     bxi_nn_release(plan, &grad);
@@ -404,7 +434,7 @@ static void forward_pool(struct bxi_plan *plan, const struct bxi_node *node, str
     dnnl_pooling_desc_t op;
     struct bxi_step *step;
 
-    work->src = plan->work[node->in[0]].out;
+    work->src = bxi_nn_unfolded(plan, &plan->forward, &plan->net->nodes[node->in[0]], &plan->work[node->in[0]].out);
     if (!bxi_nn_check_status(plan, dnnl_pooling_forward_desc_init(&op, dnnl_forward_training, pool_kind(node),
                           &work->src.md, &dst, window.stride, window.kernel, window.padding, window.padding),
                       "pooling"))

@@ -287,6 +287,14 @@ void bxi_nn_destroy_pd(dnnl_primitive_desc_t pd)
         dnnl_primitive_desc_destroy(pd);
 }
 
+void bxi_nn_destroy_pds(struct bxi_work *work)
+{
+    bxi_nn_destroy_pd(work->forward);
+    bxi_nn_destroy_pd(work->backward_weights);
+    bxi_nn_destroy_pd(work->backward_data);
+    work->forward = work->backward_weights = work->backward_data = NULL;
+}
+
 void bxi_nn_add_reorder(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_tensor *from,
                         const struct bxi_tensor *to)
 {

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The arithmetic of the parameter server and of its trainers. The server's on a thread of its pool, with
+ * helpers for the length of a step; a trainer's on the thread of its pool that trains.
+ *
+ * A step is bound by memory, not by arithmetic, and a second core has bandwidth of its own to add: so the
+ * elements are split among threads, at the start of a cache line. Every element is computed by itself, so
+ * where the list is cut changes no bit.
+ */
+#include "ps.h"
+#include "rng.h"
+
+#include <errno.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LINE_FLOATS 16      /* in a cache line */
+#define THREADS_MAX 8
+
+/* ---- Parameters ------------------------------------------------------------------------------------ */
+
+int ps_params_init(struct ps_params *params, const struct bx_net *net)
+{
+    size_t count = bx_net_params(net);
+
+    *params = (struct ps_params){ .at = calloc(count, sizeof(*params->at)), .count = count };
+    if (params->at == NULL)
+        return bx_fail(-ENOMEM, "not enough memory for a list of %zu parameters", count);
+    for (size_t i = 0; i < count; i++) {
+        const struct bx_net_param *param = bx_net_param(net, i);
+        struct ps_param *own = &params->at[i];
+
+        own->ndim = param->ndim;
+        memcpy(own->shape, param->shape, sizeof(own->shape));
+        own->elements = param->elements;
+        own->offset = params->room;
+        params->elements += param->elements;
+        params->room += (param->elements + LINE_FLOATS - 1) / LINE_FLOATS * LINE_FLOATS;
+    }
+    return 0;
+}
+
+void ps_params_fini(struct ps_params *params)
+{
+    free(params->at);
+    *params = (struct ps_params){ 0 };
+}
+
+uint64_t ps_params_bytes(const struct ps_params *params)
+{
+    return params->elements * sizeof(float);
+}
+
+float *ps_params_alloc(const struct ps_params *params)
+{
+    float *floats = aligned_alloc(LINE_FLOATS * sizeof(float), params->room * sizeof(float));
+
+    if (floats != NULL)
+        memset(floats, 0, params->room * sizeof(float));
+    return floats;
+}
+
+uint64_t ps_checksum(const struct ps_params *params, const float *const *at)
+{
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+
+    for (size_t i = 0; i < params->count; i++) {
+        const unsigned char *bytes = (const unsigned char *)at[i];
+
+        for (size_t k = 0; k < params->at[i].elements * sizeof(float); k++)
+            hash = (hash ^ bytes[k]) * UINT64_C(0x100000001b3);
+    }
+    return hash;
+}
+
+/* ---- The server's step ----------------------------------------------------------------------------- */
+
+struct part {
+    const struct ps_step *step;
+    size_t begin, end;          /* in the array that the offsets are of */
+    pthread_t thread;
+};
+
+static void step_param(const struct ps_step *step, size_t index, size_t first, size_t last)
+{
+    const float *grads[PS_TRAINERS_MAX];
+    size_t offset = step->params->at[index].offset;
+
+    for (size_t row = 0; row < step->rows; row++)
+        grads[row] = step->grads[row][index] + first;
+    bx_sgd_step(&(struct bx_sgd){
+        .lr = step->lr,
+        .momentum = step->momentum,
+        .from = step->from[index] + first,
+        .to = step->to[index] + first,
+        .velocity = step->velocity + offset + first,
+        .grads = grads,
+        .grad_count = step->rows,
+        .elements = last - first,
+    });
+}
+
+static void *run_part(void *argument)
+{
+    const struct part *part = argument;
+    const struct ps_params *params = part->step->params;
+
+    for (size_t i = 0; i < params->count; i++) {
+        const struct ps_param *param = &params->at[i];
+        size_t begin = part->begin > param->offset ? part->begin - param->offset : 0;
+        size_t end = part->end > param->offset ? part->end - param->offset : 0;
+
+        if (end > param->elements)
+            end = param->elements;
+        if (begin < end)
+            step_param(part->step, i, begin, end);
+    }
+    return NULL;
+}
+
+void ps_step(const struct ps_step *step)
+{
+    struct part parts[THREADS_MAX];
+    size_t count = step->threads < 1 ? 1 : step->threads < THREADS_MAX ? (size_t)step->threads : THREADS_MAX;
+    size_t lines = step->params->room / LINE_FLOATS;
+    bool has_thread[THREADS_MAX] = { false };
+
+    for (size_t i = 0; i < count; i++) {
+        parts[i].step = step;
+        parts[i].begin = lines * i / count * LINE_FLOATS;
+        parts[i].end = lines * (i + 1) / count * LINE_FLOATS;
+    }
+    for (size_t i = 1; i < count; i++)
+        has_thread[i] = pthread_create(&parts[i].thread, NULL, run_part, &parts[i]) == 0;
+    for (size_t i = 0; i < count; i++) {
+        if (!has_thread[i])
+            run_part(&parts[i]);
+    }
+    for (size_t i = 1; i < count; i++) {
+        if (has_thread[i])
+            pthread_join(parts[i].thread, NULL);
+    }
+}
+
+/* ---- The trainer's batch --------------------------------------------------------------------------- */
+
+int ps_net_create(const struct ps_flags *flags, int images, int side, struct bx_net **net)
+{
+    struct bx_net *made = NULL;
+    int rc = bx_net_create(&(struct bx_net_options){ .threads = flags->threads }, &made);
+
+    if (rc == 0)
+        rc = resnet_build(made, (enum resnet_kind)flags->model,
+                          &(struct resnet_input){ images, side, side, flags->num_classes });
+    if (rc < 0) {
+        bx_net_destroy(made);
+        return rc;
+    }
+    *net = made;
+    return 0;
+}
+
+/* One-hot, of classes drawn once. */
+static void draw_target(struct ps_learner *learner, const struct ps_flags *flags, int rank)
+{
+    uint64_t key = rng_at(rng_at(flags->seed, RNG_LABELS), (uint64_t)rank);
+    size_t classes = (size_t)flags->num_classes;
+
+    for (size_t i = 0; i < (size_t)flags->batch_size; i++) {
+        size_t shown = (size_t)(rng_unit(rng_at(key, i)) * (double)classes);
+
+        learner->target[i * classes + shown] = 1.0f;
+    }
+}
+
+int ps_learner_init(struct ps_learner *learner, const struct ps_flags *flags, int rank)
+{
+    size_t side = (size_t)flags->image, images = (size_t)flags->batch_size;
+
+    *learner = (struct ps_learner){ .images_key = rng_at(rng_at(flags->seed, RNG_IMAGES), (uint64_t)rank) };
+    int rc = ps_net_create(flags, flags->batch_size, flags->image, &learner->net);
+    if (rc < 0)
+        return rc;
+    learner->pixels = images * 3 * side * side;
+    learner->outputs = images * (size_t)flags->num_classes;
+    learner->images = calloc(learner->pixels, sizeof(float));
+    learner->logits = calloc(learner->outputs, sizeof(float));
+    learner->target = calloc(learner->outputs, sizeof(float));
+    learner->logits_grad = calloc(learner->outputs, sizeof(float));
+    if (learner->images == NULL || learner->logits == NULL || learner->target == NULL ||
+        learner->logits_grad == NULL) {
+        ps_learner_fini(learner);
+        return bx_fail(-ENOMEM, "not enough memory for %d images", flags->batch_size);
+    }
+    draw_target(learner, flags, rank);
+    return 0;
+}
+
+void ps_learner_fini(struct ps_learner *learner)
+{
+    bx_net_destroy(learner->net);
+    free(learner->images);
+    free(learner->logits);
+    free(learner->target);
+    free(learner->logits_grad);
+    *learner = (struct ps_learner){ 0 };
+}
+
+void ps_learner_draw(struct ps_learner *learner, uint64_t batch)
+{
+    uint64_t key = rng_at(learner->images_key, batch);
+
+    /* Two normal numbers from two uniform ones (Box and Muller 1958); the number of pixels is even or the
+     * last one is made from one uniform number that belongs to nobody. */
+    for (size_t i = 0; i < learner->pixels; i += 2) {
+        float radius = sqrtf(-2.0f * logf(1.0f - rng_unit_f32(rng_at(key, i))));
+        float angle = 6.28318530717958648f * rng_unit_f32(rng_at(key, i + 1));
+
+        learner->images[i] = radius * cosf(angle);
+        if (i + 1 < learner->pixels)
+            learner->images[i + 1] = radius * sinf(angle);
+    }
+}
+
+int ps_learner_forward(struct ps_learner *learner, double *loss)
+{
+    int rc = bx_net_forward(learner->net, learner->images, learner->logits);
+
+    if (rc == 0)
+        *loss = bx_mse_loss(learner->logits, learner->target, learner->outputs, learner->logits_grad);
+    return rc;
+}
+
+int ps_learner_backward(struct ps_learner *learner, float *const *grads)
+{
+    return bx_net_backward(learner->net, learner->logits_grad, grads);
+}

@@ -1,0 +1,646 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The parameter server, rank 0: holds the model, and turns the gradients of a batch of calls into its next
+ * version, with which every one of them is answered.
+ *
+ * The main thread starts "train" on every trainer and waits for their ends. "get_model" is answered where
+ * progress runs. "update_and_fetch_model" is a batch with a blocking body: it runs on the pool, one at a
+ * time, when every trainer that is waited for has a row or batch_update_size of them are there. It reads
+ * the gradients in the trainers' arenas and writes version n+1 to tensors of its own, beside version n,
+ * which may be on loan; a version is forgotten when its last borrower has given it back, and its memory
+ * used again. (To write into version n-1 as soon as it is not on loan would save 161 calls of malloc, but
+ * a reply that holds it may be on its way.)
+ *
+ * Who is waited for: members of the batch. A trainer that has not come when the oldest row's patience is
+ * over is no member any more until it comes back, so that it costs the others one wait and not one for
+ * each update; its gradient then counts in the batch that it finds, however old it is. One that is dead
+ * or done is no member either. When only absent ones are left they are waited for again, and ended when
+ * nothing is heard of them for GIVE_UP_NS or ten times the patience.
+ *
+ * Threads: `lock` guards the list of versions and who is a member; it is taken by the body, by get_model
+ * and by the callback of a trainer's end, and nothing waits under it. What an update does to the result
+ * is the body's alone until the training has ended.
+ */
+#include "ps.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define GIVE_UP_NS UINT64_C(60000000000)
+#define LOOK_NS UINT64_C(500000000)
+#define END_NS UINT64_C(10000000000)
+#define STEP_THREADS 2
+
+struct version {
+    struct version *next;       /* older */
+    uint64_t number;
+    struct bx_tensor **tensors;
+    float **at;
+};
+
+struct trainer {
+    struct server *server;
+    int rank;
+    struct bx_future *future;   /* of its training */
+    bool is_member;             /* lock */
+    bool has_row;               /* in the batch that is being answered */
+    int64_t pid;                /* 0: it has not told */
+    bool is_given_up;
+};
+
+struct server {
+    struct bx_job *job;
+    const struct ps_flags *flags;
+    struct ps_result *result;
+    struct ps_params params;
+    float *velocity;
+    pthread_mutex_t lock;
+    struct version *versions;   /* lock; the newest first */
+    uint64_t start_ns;
+    uint64_t update_end_ns;
+    _Atomic uint64_t heard_ns;  /* when a trainer last called or ended */
+    _Atomic uint64_t left_ns;   /* when one was last taken from the members */
+    _Atomic int running;        /* trainers whose training has not ended */
+    struct bx_future *ended;
+    struct trainer trainers[PS_TRAINERS_MAX];
+    size_t trainer_count;
+};
+
+/* A row that may be used, of a batch that is being answered. */
+struct row {
+    size_t index;               /* in the batch */
+    struct trainer *trainer;
+    uint64_t version;
+    uint64_t sent_ns;
+    double loss;
+    const float **grads;
+};
+
+struct rows {
+    struct row at[PS_TRAINERS_MAX];
+    const float *const *grads[PS_TRAINERS_MAX];
+    size_t count;
+    const float **room;         /* for all rows' grads */
+    bool is_short;              /* somebody who was waited for did not come */
+    uint64_t began_ns;
+    uint64_t complete_ns;       /* when there was nobody left to wait for */
+};
+
+static struct ps_trainer_result *result_of(const struct trainer *trainer)
+{
+    return &trainer->server->result->trainers[trainer->rank - 1];
+}
+
+static const char *name_of(const struct trainer *trainer)
+{
+    return bx_worker_name(trainer->server->job, trainer->rank);
+}
+
+/* ---- Versions of the model ------------------------------------------------------------------------- */
+
+static void destroy_version(struct version *version, size_t count)
+{
+    for (size_t i = 0; version->tensors != NULL && i < count; i++)
+        bx_tensor_release(version->tensors[i]);
+    free(version->tensors);
+    free(version->at);
+    free(version);
+}
+
+static int create_version(struct server *server, uint64_t number, struct version **made)
+{
+    const struct ps_params *params = &server->params;
+    struct version *version = calloc(1, sizeof(*version));
+    int rc = 0;
+
+    if (version == NULL)
+        return bx_fail(-ENOMEM, "not enough memory for version %llu of the model", (unsigned long long)number);
+    version->number = number;
+    version->tensors = calloc(params->count, sizeof(struct bx_tensor *));
+    version->at = calloc(params->count, sizeof(float *));
+    if (version->tensors == NULL || version->at == NULL)
+        rc = bx_fail(-ENOMEM, "not enough memory for version %llu of the model", (unsigned long long)number);
+    for (size_t i = 0; rc == 0 && i < params->count; i++) {
+        rc = bx_tensor_create(server->job, BX_F32, params->at[i].ndim, params->at[i].shape, &version->tensors[i]);
+        if (rc == 0)
+            version->at[i] = bx_tensor_data_mut(version->tensors[i]);
+    }
+    if (rc < 0) {
+        destroy_version(version, params->count);
+        return rc;
+    }
+    *made = version;
+    return 0;
+}
+
+static bool is_on_loan(const struct server *server, const struct version *version)
+{
+    /* A lease is for all tensors of a message, so for a whole version. */
+    return server->params.count > 0 && bx_tensor_on_loan(version->tensors[0]) > 0;
+}
+
+/* Makes `version` the newest, and forgets the older ones that nobody reads. */
+static void install_version(struct server *server, struct version *version)
+{
+    struct version **at, *older;
+    struct bx_loans loans;
+    uint64_t live = 1;
+
+    bx_job_loans(server->job, -1, &loans);      /* looks at what came back */
+    pthread_mutex_lock(&server->lock);
+    for (at = &server->versions; (older = *at) != NULL;) {
+        if (older == server->versions || is_on_loan(server, older)) {
+            live++;
+            at = &older->next;
+        } else {
+            *at = older->next;
+            destroy_version(older, server->params.count);
+        }
+    }
+    version->next = server->versions;
+    server->versions = version;
+    pthread_mutex_unlock(&server->lock);
+    if (live > server->result->versions_live_max)
+        server->result->versions_live_max = live;
+}
+
+static int put_tensors(struct bx_msg *msg, const struct server *server, const struct version *version)
+{
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < server->params.count; i++)
+        rc = bx_msg_put_tensor(msg, version->tensors[i]);
+    return rc;
+}
+
+static int get_model(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct server *server = context;
+
+    (void)request;
+    (void)args;
+    pthread_mutex_lock(&server->lock);
+    struct version *newest = server->versions;
+    int rc = newest == NULL ? bx_fail(BX_E_STATE, "there is no model yet") : 0;
+    if (rc == 0)
+        rc = bx_msg_put_u64(reply, newest->number);
+    if (rc == 0)
+        rc = put_tensors(reply, server, newest);
+    pthread_mutex_unlock(&server->lock);
+    return rc;
+}
+
+/* ---- Who is waited for (lock) ------------------------------------------------------------------------ */
+
+static void set_member(struct trainer *trainer, bool is_member)
+{
+    struct server *server = trainer->server;
+
+    if (trainer->is_member == is_member)
+        return;
+    if (is_member && bx_batch_add_member(server->job, "update_and_fetch_model", trainer->rank) < 0)
+        return;     /* dead meanwhile */
+    if (!is_member) {
+        bx_batch_remove_member(server->job, "update_and_fetch_model", trainer->rank);
+        server->left_ns = ps_now_ns();
+    }
+    trainer->is_member = is_member;
+}
+
+static bool is_running(const struct trainer *trainer)
+{
+    return result_of(trainer)->state == PS_TRAINING;
+}
+
+/* If nobody who trains is a member, all are: a batch without members would wait for its patience. */
+static void keep_members(struct server *server)
+{
+    bool has_member = false;
+
+    for (size_t i = 0; i < server->trainer_count; i++)
+        has_member |= server->trainers[i].is_member && is_running(&server->trainers[i]);
+    for (size_t i = 0; !has_member && i < server->trainer_count; i++) {
+        if (is_running(&server->trainers[i]))
+            set_member(&server->trainers[i], true);
+    }
+}
+
+/* After a batch was taken: who came is waited for the next time, who did not come in time is not. */
+static void note_presence(struct server *server, const struct rows *rows)
+{
+    pthread_mutex_lock(&server->lock);
+    for (size_t i = 0; i < rows->count; i++) {
+        struct trainer *trainer = rows->at[i].trainer;
+
+        if (!trainer->is_member && is_running(trainer)) {
+            printf("%s is back\n", name_of(trainer));
+            set_member(trainer, true);
+        }
+    }
+    for (size_t i = 0; rows->is_short && i < server->trainer_count; i++) {
+        struct trainer *trainer = &server->trainers[i];
+
+        if (trainer->has_row || !trainer->is_member || !is_running(trainer) ||
+            !bx_worker_alive(server->job, trainer->rank))
+            continue;
+        printf("%s did not come within %llu ms: the others go on without it\n", name_of(trainer),
+               (unsigned long long)server->flags->patience_ms);
+        set_member(trainer, false);
+        server->result->absences++;
+    }
+    keep_members(server);
+    pthread_mutex_unlock(&server->lock);
+}
+
+/* ---- An update ----------------------------------------------------------------------------------------- */
+
+static void note_report(struct trainer *trainer, const struct ps_report *report)
+{
+    struct server *server = trainer->server;
+    struct ps_trainer_result *result = result_of(trainer);
+    uint64_t update = report->last_version;
+
+    pthread_mutex_lock(&server->lock);
+    trainer->pid = report->pid;
+    result->total_s = report->total_s;
+    result->seconds = report->seconds;
+    result->handed_bytes = report->handed_bytes;
+    result->copied_bytes = report->copied_bytes;
+    /* Update number n made version n+1. */
+    if (update > 0 && update <= server->result->updates &&
+        server->result->update[update - 1].beyond_compute_s < report->last_call_s)
+        server->result->update[update - 1].beyond_compute_s = report->last_call_s;
+    pthread_mutex_unlock(&server->lock);
+}
+
+/* The arguments of one row. What a trainer sends is checked like any input. */
+static int read_row(struct server *server, struct bx_batch *batch, struct row *row)
+{
+    struct bx_reader in = bx_batch_args(batch, row->index);
+    struct ps_report report;
+
+    row->version = bx_read_u64(&in);
+    row->sent_ns = bx_read_u64(&in);
+    row->loss = bx_read_f64(&in);
+    int rc = ps_read_report(&in, &report);
+    if (rc < 0)
+        return rc;
+    if (row->version > server->versions->number)
+        return bx_fail(-EINVAL, "there is no version %llu yet", (unsigned long long)row->version);
+    for (size_t i = 0; i < server->params.count; i++) {
+        struct bx_tensor *tensor = bx_read_tensor(&in);
+
+        if (tensor == NULL || bx_tensor_dtype(tensor) != BX_F32 || !bx_tensor_is_contiguous(tensor) ||
+            (size_t)bx_tensor_elements(tensor) != server->params.at[i].elements)
+            return bx_fail(-EINVAL, "gradient %zu is missing, or not one of its parameter's", i);
+        row->grads[i] = bx_tensor_data(tensor);
+    }
+    note_report(row->trainer, &report);
+    return 0;
+}
+
+static void note_late(struct server *server, const struct row *row, struct ps_update *update)
+{
+    struct ps_result *result = server->result;
+    uint64_t age = server->versions->number - row->version;
+
+    if (age == 0)
+        return;
+    update->late++;
+    result->late_gradients++;
+    result_of(row->trainer)->late++;
+    if (age > result->late_versions_max)
+        result->late_versions_max = age;
+    printf("late: the gradient of %s is %llu version%s old\n", name_of(row->trainer), (unsigned long long)age,
+           age == 1 ? "" : "s");
+}
+
+/* Reads the rows, in the order of ranks; one that is wrong fails by itself. */
+static int read_rows(struct server *server, struct bx_batch *batch, struct rows *rows)
+{
+    size_t count = bx_batch_rows(batch), members = 0;
+    uint64_t last_ns = server->left_ns;
+
+    rows->room = calloc(count * server->params.count, sizeof(const float *));
+    if (rows->room == NULL)
+        return bx_fail(-ENOMEM, "not enough memory for %zu gradients", count);
+    pthread_mutex_lock(&server->lock);
+    for (size_t i = 0; i < server->trainer_count; i++) {
+        server->trainers[i].has_row = false;
+        members += server->trainers[i].is_member;
+    }
+    pthread_mutex_unlock(&server->lock);
+    for (size_t i = 0; i < count; i++) {
+        struct row *row = &rows->at[rows->count];
+        int rank = bx_batch_caller(batch, i);
+
+        if (rank < 1 || (size_t)rank > server->trainer_count) {
+            bx_batch_fail_row(batch, i, -EINVAL, "only trainers have gradients");
+            continue;
+        }
+        *row = (struct row){ .index = i, .trainer = &server->trainers[rank - 1],
+                             .grads = rows->room + rows->count * server->params.count };
+        row->trainer->has_row = true;
+        int rc = read_row(server, batch, row);
+        if (rc < 0) {
+            bx_batch_fail_row(batch, i, rc, bx_error_text());
+            continue;
+        }
+        last_ns = row->sent_ns > last_ns ? row->sent_ns : last_ns;
+        rows->grads[rows->count++] = row->grads;
+    }
+    rows->is_short = count < members && count < (size_t)server->flags->batch_update_size;
+    rows->complete_ns = rows->is_short || last_ns > rows->began_ns ? rows->began_ns : last_ns;
+    return 0;
+}
+
+static int reply_rows(struct server *server, struct bx_batch *batch, const struct rows *rows)
+{
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < rows->count; i++) {
+        const struct row *row = &rows->at[i];
+        struct bx_msg *reply = bx_batch_reply(batch, row->index);
+        uint64_t waited_ns = rows->complete_ns > row->sent_ns ? rows->complete_ns - row->sent_ns : 0;
+
+        if (reply == NULL)
+            return bx_fail(-ENOMEM, "not enough memory for a reply");
+        bx_msg_put_u64(reply, server->versions->number);
+        bx_msg_put_u64(reply, waited_ns);
+        rc = put_tensors(reply, server, server->versions);
+    }
+    return rc;
+}
+
+/* Writes the update into the result, and a line about it. */
+static void note_update(struct server *server, const struct rows *rows, uint64_t step_ns)
+{
+    struct ps_result *result = server->result;
+    struct ps_update *update = &result->update[result->updates];
+    uint64_t now_ns = ps_now_ns();
+
+    *update = (struct ps_update){ .beyond_compute_s = -1.0, .rows = (uint32_t)rows->count,
+                                  .step_s = 1e-9 * (double)step_ns,
+                                  .seconds = 1e-9 * (double)(now_ns - server->update_end_ns) };
+    for (size_t i = 0; i < rows->count; i++) {
+        update->loss += rows->at[i].loss / (double)rows->count;
+        result_of(rows->at[i].trainer)->batches++;
+        note_late(server, &rows->at[i], update);
+    }
+    server->update_end_ns = now_ns;
+    pthread_mutex_lock(&server->lock);
+    result->updates++;
+    pthread_mutex_unlock(&server->lock);
+    printf("update %zu: loss %.6f, %.3f s, %zu gradient%s\n", result->updates, update->loss, update->seconds,
+           rows->count, rows->count == 1 ? "" : "s");
+}
+
+static int step(struct server *server, const struct rows *rows)
+{
+    struct version *now = server->versions, *next = NULL;
+    uint64_t start_ns = ps_now_ns();
+    int rc = create_version(server, now->number + 1, &next);
+
+    if (rc < 0)
+        return rc;
+    ps_step(&(struct ps_step){
+        .params = &server->params,
+        .lr = (float)server->flags->lr,
+        .momentum = (float)server->flags->momentum,
+        .velocity = server->velocity,
+        .from = (const float *const *)now->at,
+        .to = next->at,
+        .grads = rows->grads,
+        .rows = rows->count,
+        .threads = STEP_THREADS,
+    });
+    note_update(server, rows, ps_now_ns() - start_ns);
+    install_version(server, next);
+    return 0;
+}
+
+static int update_and_fetch_model(struct bx_batch *batch, void *context)
+{
+    struct server *server = context;
+    struct rows rows = { .began_ns = ps_now_ns() };
+    int rc = read_rows(server, batch, &rows);
+
+    server->heard_ns = rows.began_ns;
+    if (rc == 0 && rows.count > 0) {
+        note_presence(server, &rows);
+        rc = step(server, &rows);
+        if (rc == 0)
+            rc = reply_rows(server, batch, &rows);
+    }
+    free(rows.room);
+    return rc;
+}
+
+/* ---- From the start of the training to its end ----------------------------------------------------- */
+
+static void end_trainer(struct trainer *trainer, enum ps_state state)
+{
+    struct server *server = trainer->server;
+
+    pthread_mutex_lock(&server->lock);
+    result_of(trainer)->state = state;
+    set_member(trainer, false);
+    keep_members(server);
+    pthread_mutex_unlock(&server->lock);
+    if (state == PS_DIED)
+        printf("%s has died: the others go on without it\n", name_of(trainer));
+    server->heard_ns = ps_now_ns();
+    if (--server->running == 0)
+        bx_future_set(server->ended, NULL);
+}
+
+/* Where progress runs. */
+static void note_end(struct bx_future *future, void *context)
+{
+    struct trainer *trainer = context;
+    struct bx_reader in = bx_msg_reader(bx_future_value(future));
+    struct ps_report report;
+    int code = bx_future_error(future);
+
+    if (code == 0)
+        code = ps_read_report(&in, &report);
+    if (code == 0)
+        note_report(trainer, &report);
+    if (code < 0 && code != BX_E_PEER_DEAD)
+        fprintf(stderr, "param_server: the training of %s failed: %s\n", name_of(trainer),
+                bx_future_error(future) < 0 ? bx_future_error_text(future) : bx_strerror(code));
+    end_trainer(trainer, code == 0                ? PS_COMPLETED
+                         : code != BX_E_PEER_DEAD ? PS_BROKEN
+                         : trainer->is_given_up   ? PS_GIVEN_UP
+                                                  : PS_DIED);
+}
+
+static int start_trainers(struct server *server)
+{
+    struct bx_call_options options = { .timeout_ns = BX_FOREVER };
+    int rc = 0;
+
+    server->ended = bx_future_create(server->job);
+    if (server->ended == NULL)
+        return bx_fail(-ENOMEM, "not enough memory to wait for the trainers");
+    server->running = (int)server->trainer_count;
+    server->start_ns = server->update_end_ns = server->heard_ns = ps_now_ns();
+    for (size_t i = 0; rc == 0 && i < server->trainer_count; i++) {
+        struct trainer *trainer = &server->trainers[i];
+
+        rc = bx_rpc_async(server->job, name_of(trainer), "train", NULL, &options, &trainer->future);
+        if (rc == 0)
+            rc = bx_future_on_done(trainer->future, note_end, trainer);
+        else if (rc == BX_E_PEER_DEAD) {
+            end_trainer(trainer, PS_DIED);
+            rc = 0;
+        }
+    }
+    return rc;
+}
+
+/* Ends those that are left, if some have come to their end and nothing has been heard of the others for
+ * long: they are stopped, or hang. */
+static void give_up(struct server *server)
+{
+    uint64_t patience_ns = server->flags->patience_ms * UINT64_C(1000000) * 10;
+    uint64_t silence_ns = ps_now_ns() - server->heard_ns;
+
+    if (silence_ns < (patience_ns > GIVE_UP_NS ? patience_ns : GIVE_UP_NS) ||
+        server->running == (int)server->trainer_count)
+        return;
+    for (size_t i = 0; i < server->trainer_count; i++) {
+        struct trainer *trainer = &server->trainers[i];
+
+        if (trainer->future == NULL || bx_future_done(trainer->future) || trainer->is_given_up || trainer->pid <= 0)
+            continue;
+        printf("%s has been silent for %.0f s and is given up\n", name_of(trainer), 1e-9 * (double)silence_ns);
+        trainer->is_given_up = true;
+        kill((pid_t)trainer->pid, SIGKILL);
+    }
+}
+
+static int wait_for_trainers(struct server *server)
+{
+    int rc;
+
+    while ((rc = bx_future_wait(server->ended, LOOK_NS)) == BX_E_TIMEOUT)
+        give_up(server);
+    server->result->total_s = ps_seconds_since(server->start_ns);
+    return rc;
+}
+
+/* What is only known when all is over. */
+static int conclude(struct server *server)
+{
+    struct ps_result *result = server->result;
+    struct bx_loans loans = { 0 };
+    struct bx_arena_info arena = { 0 };
+
+    /* Whoever holds something for longer is counted below. */
+    bx_loans_wait(server->job, -1, 0, END_NS);
+    int rc = bx_job_loans(server->job, -1, &loans);
+    if (rc == 0)
+        rc = bx_job_arena(server->job, &arena);
+    if (rc == 0)
+        rc = bx_counter(server->job, "tensor_bytes_copied", &result->copied_bytes);
+    result->leases_at_end = loans.leases;
+    result->arena_bytes = arena.high_water_bytes;
+    result->checksum = ps_checksum(&server->params, (const float *const *)server->versions->at);
+    result->ended = rc == 0;
+    return rc;
+}
+
+static int train(struct server *server)
+{
+    int rc = start_trainers(server);
+
+    if (rc == 0)
+        rc = wait_for_trainers(server);
+    return rc < 0 ? rc : conclude(server);
+}
+
+/* ---- The worker's life ------------------------------------------------------------------------------- */
+
+/* The first version. The network is only asked for its parameters, so a small one will do. */
+static int make_model(struct server *server)
+{
+    struct bx_net *net = NULL;
+    struct version *first = NULL;
+    int rc = ps_net_create(server->flags, 2, 64, &net);
+
+    if (rc == 0)
+        rc = ps_params_init(&server->params, net);
+    if (rc == 0)
+        server->velocity = ps_params_alloc(&server->params);
+    if (rc == 0 && server->velocity == NULL)
+        rc = bx_fail(-ENOMEM, "not enough memory for the optimizer");
+    if (rc == 0)
+        rc = create_version(server, 0, &first);
+    if (rc == 0) {
+        resnet_init(net, server->flags->seed, first->at);
+        install_version(server, first);
+    }
+    bx_net_destroy(net);
+    return rc;
+}
+
+static int start(struct server *server)
+{
+    struct bx_batch_options options = {
+        .max_rows = (size_t)server->flags->batch_update_size,
+        .flush_after_ns = server->flags->patience_ms * UINT64_C(1000000),
+        .blocking = true,
+    };
+    int rc = bx_register(server->job, "get_model", BX_INLINE, get_model, server);
+
+    if (rc == 0)
+        rc = bx_register_batch(server->job, "update_and_fetch_model", update_and_fetch_model, server, &options);
+    for (size_t i = 0; rc == 0 && i < server->trainer_count; i++)
+        rc = bx_batch_add_member(server->job, "update_and_fetch_model", server->trainers[i].rank);
+    return rc < 0 ? rc : bx_job_start(server->job);
+}
+
+static void unmake(struct server *server)
+{
+    while (server->versions != NULL) {
+        struct version *version = server->versions;
+
+        server->versions = version->next;
+        destroy_version(version, server->params.count);
+    }
+    for (size_t i = 0; i < server->trainer_count; i++)
+        bx_future_release(server->trainers[i].future);
+    bx_future_release(server->ended);
+    ps_params_fini(&server->params);
+    free(server->velocity);
+}
+
+int ps_server(const struct bx_options *options, const struct ps_run *run)
+{
+    static struct server server = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+    server.flags = run->flags;
+    server.result = run->result;
+    server.trainer_count = (size_t)run->flags->trainers;
+    for (size_t i = 0; i < server.trainer_count; i++)
+        server.trainers[i] = (struct trainer){ .server = &server, .rank = (int)i + 1, .is_member = true };
+    int rc = bx_job_create(options, &server.job);
+    if (rc == 0)
+        rc = start(&server);
+    if (rc == 0)
+        rc = make_model(&server);
+    if (rc == 0)
+        rc = train(&server);
+    if (rc == 0)
+        rc = bx_job_shutdown(server.job, 0);
+    if (rc < 0)
+        fprintf(stderr, "param_server: %s: %s\n", options->name,
+                bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(rc));
+    bx_job_destroy(server.job);
+    unmake(&server);
+    return rc == 0 ? PS_OK : PS_FAILED;
+}

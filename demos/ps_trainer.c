@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A trainer, rank 1 and up: fetches the model, then for each batch hands its gradients to the server and
+ * gets the next version of the model back.
+ *
+ * "train" is a blocking handler: it runs on the pool and calls the server from there, a call inside a
+ * call. The main thread only serves. Gradients are born in this worker's arena, where the server reads
+ * them; the model is read where the server wrote it. It is repacked into the network's own form at once,
+ * and given back before the next batch is computed, so that a slow trainer holds up no version.
+ */
+#include "ps.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+struct trainer {
+    struct bx_job *job;
+    const struct ps_run *run;
+    struct ps_learner learner;
+    struct ps_params params;
+    struct bx_tensor **tensors;     /* the gradients, or NULLs */
+    float **grads;                  /* where they are */
+    struct bx_msg *model;           /* the last reply of the server, until it has been repacked */
+    struct bx_reader model_at;      /* its tensors */
+    const float **model_params;
+    uint64_t version;
+    uint64_t start_ns;
+    struct ps_report report;
+    _Atomic int rc;                 /* of the training; told to the server, too */
+};
+
+/* ---- Gradients ------------------------------------------------------------------------------------- */
+
+static void drop_grads(struct trainer *trainer)
+{
+    for (size_t i = 0; i < trainer->params.count; i++) {
+        bx_tensor_release(trainer->tensors[i]);
+        trainer->tensors[i] = NULL;
+    }
+}
+
+/* Those of the last batch, where the server has given them back; else others: what is on loan is not
+ * written to. */
+static int ready_grads(struct trainer *trainer)
+{
+    struct bx_loans loans;
+    int rc = bx_job_loans(trainer->job, 0, &loans);     /* looks at what came back */
+
+    /* One lease is for all of them. */
+    if (rc == 0 && trainer->tensors[0] != NULL && bx_tensor_on_loan(trainer->tensors[0]) == 0)
+        return 0;
+    drop_grads(trainer);
+    for (size_t i = 0; rc == 0 && i < trainer->params.count; i++) {
+        const struct ps_param *param = &trainer->params.at[i];
+
+        rc = bx_tensor_create(trainer->job, BX_F32, param->ndim, param->shape, &trainer->tensors[i]);
+        if (rc == 0)
+            trainer->grads[i] = bx_tensor_data_mut(trainer->tensors[i]);
+    }
+    return rc;
+}
+
+/* ---- The model --------------------------------------------------------------------------------------- */
+
+static void drop_model(struct trainer *trainer)
+{
+    bx_msg_destroy(trainer->model);
+    trainer->model = NULL;
+}
+
+/* Checks what the server sent and finds its tensors; takes the reply over. */
+static int take_model(struct trainer *trainer, struct bx_msg *reply, uint64_t *waited_ns)
+{
+    struct bx_reader in = bx_msg_reader(reply);
+
+    drop_model(trainer);
+    trainer->model = reply;
+    trainer->version = bx_read_u64(&in);
+    if (waited_ns != NULL)
+        *waited_ns = bx_read_u64(&in);
+    if (in.error != 0)
+        return in.error;
+    for (size_t i = 0; i < trainer->params.count; i++) {
+        struct bx_tensor *tensor = bx_read_tensor(&in);
+
+        if (tensor == NULL || bx_tensor_dtype(tensor) != BX_F32 || !bx_tensor_is_contiguous(tensor) ||
+            (size_t)bx_tensor_elements(tensor) != trainer->params.at[i].elements)
+            return bx_fail(-EPROTO, "parameter %zu of the server's model is not the one expected", i);
+        trainer->model_params[i] = bx_tensor_data(tensor);
+    }
+    trainer->report.handed_bytes += ps_params_bytes(&trainer->params);
+    return 0;
+}
+
+static int get_model(struct trainer *trainer)
+{
+    struct bx_msg *reply = NULL;
+    int rc = bx_rpc_sync(trainer->job, PS_SERVER, "get_model", NULL, NULL, &reply);
+
+    return rc < 0 ? rc : take_model(trainer, reply, NULL);
+}
+
+static void note_report(struct trainer *trainer)
+{
+    trainer->report.total_s = ps_seconds_since(trainer->start_ns);
+    if (bx_counter(trainer->job, "tensor_bytes_copied", &trainer->report.copied_bytes) < 0)
+        trainer->report.copied_bytes = UINT64_MAX;
+}
+
+/* Hands the gradients over and takes the next model; ready_s is what it took to have a place for them. */
+static int update_and_fetch_model(struct trainer *trainer, double loss, double ready_s)
+{
+    struct ps_seconds *seconds = &trainer->report.seconds;
+    struct bx_msg *args = bx_msg_create(256), *reply = NULL;
+    uint64_t start_ns = ps_now_ns(), waited_ns = 0;
+
+    if (args == NULL)
+        return -ENOMEM;
+    note_report(trainer);
+    bx_msg_put_u64(args, trainer->version);
+    bx_msg_put_u64(args, start_ns);
+    bx_msg_put_f64(args, loss);
+    ps_put_report(args, &trainer->report);
+    for (size_t i = 0; i < trainer->params.count; i++)
+        bx_msg_put_tensor(args, trainer->tensors[i]);
+    int rc = bx_rpc_sync(trainer->job, PS_SERVER, "update_and_fetch_model", args,
+                         &(struct bx_call_options){ .timeout_ns = BX_FOREVER }, &reply);
+    bx_msg_destroy(args);
+    if (rc == 0)
+        rc = take_model(trainer, reply, &waited_ns);
+    if (rc < 0)
+        return rc;
+
+    double waited_s = 1e-9 * (double)waited_ns;
+    trainer->report.handed_bytes += ps_params_bytes(&trainer->params);
+    trainer->report.last_version = trainer->version;
+    trainer->report.last_call_s = ready_s + ps_seconds_since(start_ns) - waited_s;
+    seconds->call += trainer->report.last_call_s;
+    seconds->wait += waited_s;
+    return 0;
+}
+
+/* ---- Training ---------------------------------------------------------------------------------------- */
+
+/* The time since *start_ns goes to *seconds, and the next piece begins. */
+static void charge(double *seconds, uint64_t *start_ns)
+{
+    uint64_t now_ns = ps_now_ns();
+
+    *seconds += 1e-9 * (double)(now_ns - *start_ns);
+    *start_ns = now_ns;
+}
+
+static int train_batch(struct trainer *trainer, uint64_t batch)
+{
+    struct ps_seconds *seconds = &trainer->report.seconds;
+    uint64_t at_ns = ps_now_ns();
+    double loss = 0.0, ready_s = 0.0;
+
+    int rc = bx_net_set_params(trainer->learner.net, trainer->model_params);
+    drop_model(trainer);
+    charge(&seconds->repack, &at_ns);
+    if (rc < 0)
+        return rc;
+    ps_learner_draw(&trainer->learner, batch);
+    charge(&seconds->data, &at_ns);
+    rc = ps_learner_forward(&trainer->learner, &loss);
+    charge(&seconds->forward, &at_ns);
+    if (rc == 0)
+        rc = ready_grads(trainer);
+    charge(&ready_s, &at_ns);
+    if (rc == 0)
+        rc = ps_learner_backward(&trainer->learner, trainer->grads);
+    charge(&seconds->backward, &at_ns);
+    return rc < 0 ? rc : update_and_fetch_model(trainer, loss, ready_s);
+}
+
+static int train(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct trainer *trainer = context;
+
+    (void)request;
+    (void)args;
+    trainer->start_ns = ps_now_ns();
+    int rc = get_model(trainer);
+    trainer->report.seconds.call += ps_seconds_since(trainer->start_ns);
+    for (uint64_t batch = 0; rc == 0 && batch < trainer->run->flags->num_batches; batch++)
+        rc = train_batch(trainer, batch);
+    drop_model(trainer);
+    drop_grads(trainer);
+    trainer->rc = rc;
+    if (rc < 0)
+        return rc;
+    note_report(trainer);
+    return ps_put_report(reply, &trainer->report);
+}
+
+/* ---- The worker's life ------------------------------------------------------------------------------- */
+
+static int make(struct trainer *trainer, int rank)
+{
+    int rc = ps_learner_init(&trainer->learner, trainer->run->flags, rank);
+
+    if (rc == 0)
+        rc = ps_params_init(&trainer->params, trainer->learner.net);
+    if (rc < 0)
+        return rc;
+    trainer->tensors = calloc(trainer->params.count, sizeof(struct bx_tensor *));
+    trainer->grads = calloc(trainer->params.count, sizeof(float *));
+    trainer->model_params = calloc(trainer->params.count, sizeof(const float *));
+    trainer->report.pid = getpid();
+    return trainer->tensors == NULL || trainer->grads == NULL || trainer->model_params == NULL ? -ENOMEM : 0;
+}
+
+/* Until the server begins the shutdown. Why training failed, and the death of another trainer, are the server's
+ * to tell. */
+static int serve(struct trainer *trainer)
+{
+    int rc;
+
+    do
+        rc = bx_job_serve(trainer->job);
+    while (rc == BX_E_PEER_DEAD && bx_worker_alive(trainer->job, 0));
+    return rc;
+}
+
+static void unmake(struct trainer *trainer)
+{
+    ps_learner_fini(&trainer->learner);
+    ps_params_fini(&trainer->params);
+    free(trainer->tensors);
+    free(trainer->grads);
+    free(trainer->model_params);
+}
+
+int ps_trainer(const struct bx_options *options, const struct ps_run *run)
+{
+    static struct trainer trainer;
+
+    trainer.run = run;
+    int rc = bx_job_create(options, &trainer.job);
+    if (rc == 0)
+        rc = make(&trainer, options->rank);
+    if (rc == 0)
+        rc = bx_register(trainer.job, "train", BX_BLOCKING, train, &trainer);
+    if (rc == 0)
+        rc = bx_job_start(trainer.job);
+    if (rc == 0)
+        rc = serve(&trainer);
+    if (rc == 0)
+        rc = bx_job_shutdown(trainer.job, 0);
+    if (rc < 0)
+        fprintf(stderr, "param_server: %s: %s\n", options->name,
+                bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(rc));
+    bx_job_destroy(trainer.job);
+    unmake(&trainer);
+    return rc == 0 && trainer.rc == 0 ? PS_OK : PS_FAILED;
+}

@@ -1,0 +1,481 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The pages of an arena, and jemalloc on top of them: bxi_pages_ask gets a block from jemalloc, which gets
+ * its extents by hooks of ours from the mapping of the object. arena.c says why it is so.
+ *
+ * Who runs it: the thread that allocates, frees or trims, under no lock of arena.c but for bxi_pages_start;
+ * the hooks also a stranger's that purges all arenas of the process. `lock` is held over fallocate, which
+ * locks the file anyway; so the descriptor is never used after it was closed, when its number may be
+ * somebody else's.
+ *
+ * How it works: jemalloc would ask for extents piece by piece and never merge two pieces, so a small arena
+ * would soon have no room for a large block. Therefore its first allocation, which is for nearly all there
+ * is and whose pages are only pretended, makes it ask for one piece; freed again at once it leaves a single
+ * extent. That has a size class of jemalloc's, and so may reach beyond the object, where the mapping has no
+ * memory and no page is ever committed.
+ *
+ * Extents are holes at first. The commit hook allocates their pages and may fail, so a full /dev/shm is an
+ * error here and not a SIGBUS later. jemalloc's own records lie in private memory (metadata_use_hooks is
+ * false, and the arena is refused if the mapping was used for them all the same). Freed extents stay with
+ * jemalloc, dirty, and do not decay; they are decommitted when they are purged. For jemalloc that always
+ * works; here what is above `keep` bytes is punched, and the rest stays as spare pages, because a first
+ * touch costs three to five times a warm one. A spare page that is committed again is zeroed, as the hook
+ * has promised. purge_lazy and purge_forced refuse: MADV_DONTNEED does not zero shared pages, and a hole
+ * made behind jemalloc's back would bring the SIGBUS again.
+ *
+ * In a forked child, which has not got the mapping, the hooks refuse.
+ *
+ * Killed at any instruction: what is allocated stays so until the name and all mappings are gone.
+ */
+#include "arena_pages.h"
+
+#include "arena.h"
+#include "layout.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define CREATE_MIB "experimental.arenas_create_ext"
+#define CHUNK_PAGES 4096u               /* a signal makes fallocate begin again: 16 MiB at a time */
+
+int (*bxi_arena_fallocate)(int fd, int mode, off_t offset, off_t bytes) = fallocate;
+
+static unsigned fork_count;             /* grows in the child, which has one thread then */
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+static _Thread_local int commit_error;  /* of the hooks, for bxi_pages_ask above them */
+
+static void count_fork(void)
+{
+    fork_count++;
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, count_fork);
+}
+
+unsigned bxi_pages_forks(void)
+{
+    pthread_once(&fork_once, watch_forks);
+    return fork_count;
+}
+
+bool bxi_pages_is_forked(const struct bxi_pages *pages)
+{
+    return pages->forks != fork_count;
+}
+
+/* Under lock, or by somebody whom any recent value suits. */
+static uint64_t committed(const struct bxi_pages *pages)
+{
+    /* [arena.committed] relaxed: lock orders it where that matters. */
+    return bxi_load_relaxed(&pages->committed);
+}
+
+/* Under lock. */
+static void set_committed(struct bxi_pages *pages, uint64_t bytes)
+{
+    /* [arena.committed] relaxed: lock orders the writers. */
+    bxi_store_relaxed(&pages->committed, bytes);
+}
+
+/* ---- Pages ----------------------------------------------------------------------------------- */
+
+/* Pages [first, end) are all there afterwards, or -errno. The size is kept: an object that somebody has
+ * truncated must not come to life again, all zeroes. */
+static int allocate_pages(struct bxi_pages *pages, uint64_t first, uint64_t end)
+{
+    off_t offset = (off_t)(first * BXI_PAGE);
+    off_t bytes = (off_t)((end - first) * BXI_PAGE);
+    int error;
+
+    if (pages->fd < 0)
+        return -ESHUTDOWN;
+    do
+        error = bxi_arena_fallocate(pages->fd, FALLOC_FL_KEEP_SIZE, offset, bytes) < 0 ? errno : 0;
+    while (error == EINTR);
+    if (error == EOPNOTSUPP)        /* no tmpfs */
+        error = posix_fallocate(pages->fd, offset, bytes);
+    return -error;
+}
+
+/* False where that cannot be done: then they are still there. */
+static bool punch_pages(struct bxi_pages *pages, uint64_t first, uint64_t end)
+{
+    const int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+    int rc;
+
+    if (pages->fd < 0)
+        return false;
+    do
+        rc = bxi_arena_fallocate(pages->fd, mode, (off_t)(first * BXI_PAGE),
+                                 (off_t)((end - first) * BXI_PAGE));
+    while (rc < 0 && errno == EINTR);
+    return rc == 0;
+}
+
+static bool is_spare(const struct bxi_pages *pages, uint64_t page)
+{
+    return pages->spare_bits[page / 64] >> page % 64 & 1;
+}
+
+static void flip_spare(struct bxi_pages *pages, uint64_t first, uint64_t end)
+{
+    for (uint64_t page = first; page < end; page++)
+        pages->spare_bits[page / 64] ^= UINT64_C(1) << page % 64;
+}
+
+/* Where the run of spare pages, or of others, ends that begins at first; a chunk at most. */
+static uint64_t run_end(const struct bxi_pages *pages, uint64_t first, uint64_t end)
+{
+    uint64_t page = first + 1;
+
+    if (end - first > CHUNK_PAGES)
+        end = first + CHUNK_PAGES;
+    if (pages->spare_pages == 0)
+        return end;
+    while (page < end && is_spare(pages, page) == is_spare(pages, first))
+        page++;
+    return page;
+}
+
+/* Takes back what commit_pages had allocated before it failed; spare ones stay so. */
+static void uncommit_pages(struct bxi_pages *pages, uint64_t first, uint64_t end)
+{
+    uint64_t next;
+
+    for (uint64_t page = first; page < end; page = next) {
+        next = run_end(pages, page, end);
+        if (!is_spare(pages, page))
+            punch_pages(pages, page, next);
+    }
+}
+
+/* Under lock. All or nothing; the pages read as zeroes. */
+static int commit_pages(struct bxi_pages *pages, uint64_t first, uint64_t end)
+{
+    uint64_t next;
+    uint64_t added = 0;
+
+    if (pages->pretends)
+        return 0;
+    if (end > pages->bytes / BXI_PAGE)
+        return -ENOMEM;
+    for (uint64_t page = first; page < end; page = next) {
+        next = run_end(pages, page, end);
+        if (is_spare(pages, page))
+            continue;
+        int rc = allocate_pages(pages, page, next);
+        if (rc < 0) {
+            uncommit_pages(pages, first, page);
+            return rc;
+        }
+        added += next - page;
+    }
+    for (uint64_t page = first; page < end && pages->spare_pages > 0; page = next) {
+        next = run_end(pages, page, end);
+        if (!is_spare(pages, page))
+            continue;
+        memset(pages->base + page * BXI_PAGE, 0, (next - page) * BXI_PAGE);
+        flip_spare(pages, page, next);
+        pages->spare_pages -= next - page;
+    }
+    set_committed(pages, committed(pages) + added * BXI_PAGE);
+    if (end > pages->top_page)
+        pages->top_page = end;
+    return 0;
+}
+
+/* Under lock. What is above `keep` goes, the rest becomes spare. */
+static void decommit_pages(struct bxi_pages *pages, uint64_t first, uint64_t end)
+{
+    /* [arena.keep] relaxed: a bound for what stays warm, and any recent value does. */
+    uint64_t keep = bxi_load_relaxed(&pages->keep);
+    uint64_t held = committed(pages);
+    uint64_t above = held > keep ? (held - keep) / BXI_PAGE : 0;
+
+    if (pages->pretends)
+        return;
+    if (above > end - first)
+        above = end - first;
+    if (above > 0 && punch_pages(pages, end - above, end)) {
+        set_committed(pages, held - above * BXI_PAGE);
+        end -= above;
+    }
+    flip_spare(pages, first, end);
+    pages->spare_pages += end - first;
+}
+
+void bxi_pages_drop_spare(struct bxi_pages *pages)
+{
+    pthread_mutex_lock(&pages->lock);
+    uint64_t end = pages->top_page;
+    uint64_t next;
+
+    for (uint64_t page = 0; page < end && pages->spare_pages > 0; page = next) {
+        next = run_end(pages, page, end);
+        if (!is_spare(pages, page) || !punch_pages(pages, page, next))
+            continue;
+        flip_spare(pages, page, next);
+        pages->spare_pages -= next - page;
+        set_committed(pages, committed(pages) - (next - page) * BXI_PAGE);
+    }
+    pthread_mutex_unlock(&pages->lock);
+}
+
+/* ---- Extent hooks ---------------------------------------------------------------------------- */
+
+static void *hook_alloc(extent_hooks_t *hooks, void *wanted, size_t bytes, size_t alignment, bool *zero,
+                        bool *commit, unsigned index)
+{
+    struct bxi_pages *pages = (struct bxi_pages *)hooks;
+    void *extent = NULL;
+    int rc = 0;
+
+    (void)index;
+    if (wanted != NULL || bxi_pages_is_forked(pages))
+        return NULL;
+    pthread_mutex_lock(&pages->lock);
+    uintptr_t base = (uintptr_t)pages->base;
+    uint64_t at = ((base + pages->bump + alignment - 1) & ~(uintptr_t)(alignment - 1)) - base;
+    if (at > pages->extent_bytes || bytes > pages->extent_bytes - at)
+        goto unlock;
+    if (*commit)
+        rc = commit_pages(pages, at / BXI_PAGE, (at + bytes) / BXI_PAGE);
+    if (rc < 0) {
+        commit_error = rc;
+        goto unlock;
+    }
+    *zero = true;
+    pages->bump = at + bytes;
+    extent = pages->base + at;
+unlock:
+    pthread_mutex_unlock(&pages->lock);
+    return extent;
+}
+
+/* Opts out: jemalloc keeps the extent, decommitted, for later. */
+static bool hook_dalloc(extent_hooks_t *hooks, void *extent, size_t bytes, bool is_committed, unsigned index)
+{
+    (void)hooks;
+    (void)extent;
+    (void)bytes;
+    (void)is_committed;
+    (void)index;
+    return true;
+}
+
+/* Nothing to do: the mapping ends as a whole. */
+static void hook_destroy(extent_hooks_t *hooks, void *extent, size_t bytes, bool is_committed, unsigned index)
+{
+    (void)hooks;
+    (void)extent;
+    (void)bytes;
+    (void)is_committed;
+    (void)index;
+}
+
+static bool hook_commit(extent_hooks_t *hooks, void *extent, size_t bytes, size_t offset, size_t length,
+                        unsigned index)
+{
+    struct bxi_pages *pages = (struct bxi_pages *)hooks;
+
+    (void)bytes;
+    (void)index;
+    if (bxi_pages_is_forked(pages))
+        return true;
+    uint64_t first = ((uint64_t)((unsigned char *)extent - pages->base) + offset) / BXI_PAGE;
+    pthread_mutex_lock(&pages->lock);
+    int rc = commit_pages(pages, first, first + length / BXI_PAGE);
+    pthread_mutex_unlock(&pages->lock);
+    if (rc < 0)
+        commit_error = rc;
+    return rc < 0;
+}
+
+static bool hook_decommit(extent_hooks_t *hooks, void *extent, size_t bytes, size_t offset, size_t length,
+                          unsigned index)
+{
+    struct bxi_pages *pages = (struct bxi_pages *)hooks;
+
+    (void)bytes;
+    (void)index;
+    if (bxi_pages_is_forked(pages))
+        return true;
+    uint64_t first = ((uint64_t)((unsigned char *)extent - pages->base) + offset) / BXI_PAGE;
+    pthread_mutex_lock(&pages->lock);
+    decommit_pages(pages, first, first + length / BXI_PAGE);
+    pthread_mutex_unlock(&pages->lock);
+    return false;
+}
+
+/* Refuses, lazy or forced. */
+static bool hook_purge(extent_hooks_t *hooks, void *extent, size_t bytes, size_t offset, size_t length,
+                       unsigned index)
+{
+    (void)hooks;
+    (void)extent;
+    (void)bytes;
+    (void)offset;
+    (void)length;
+    (void)index;
+    return true;
+}
+
+/* One mapping: extents may be cut anywhere. */
+static bool hook_split(extent_hooks_t *hooks, void *extent, size_t bytes, size_t first_bytes,
+                       size_t second_bytes, bool is_committed, unsigned index)
+{
+    (void)hooks;
+    (void)extent;
+    (void)bytes;
+    (void)first_bytes;
+    (void)second_bytes;
+    (void)is_committed;
+    (void)index;
+    return false;
+}
+
+static bool hook_merge(extent_hooks_t *hooks, void *first, size_t first_bytes, void *second,
+                       size_t second_bytes, bool is_committed, unsigned index)
+{
+    (void)hooks;
+    (void)first;
+    (void)first_bytes;
+    (void)second;
+    (void)second_bytes;
+    (void)is_committed;
+    (void)index;
+    return false;
+}
+
+static const extent_hooks_t arena_hooks = {
+    .alloc = hook_alloc,
+    .dalloc = hook_dalloc,
+    .destroy = hook_destroy,
+    .commit = hook_commit,
+    .decommit = hook_decommit,
+    .purge_lazy = hook_purge,
+    .purge_forced = hook_purge,
+    .split = hook_split,
+    .merge = hook_merge,
+};
+
+/* ---- jemalloc's arena ------------------------------------------------------------------------ */
+
+/* "arena.<index>.<what>" */
+static int control(const struct bxi_pages *pages, const char *what, void *value, size_t bytes)
+{
+    char name[48];
+
+    snprintf(name, sizeof(name), "arena.%u.%s", pages->index, what);
+    return -mallctl(name, NULL, NULL, value, bytes);
+}
+
+static void set_pretends(struct bxi_pages *pages, bool pretends)
+{
+    pthread_mutex_lock(&pages->lock);
+    pages->pretends = pretends;
+    pthread_mutex_unlock(&pages->lock);
+}
+
+void *bxi_pages_ask(struct bxi_pages *pages, size_t bytes, int *error)
+{
+    commit_error = 0;
+    void *block = mallocx(bytes, MALLOCX_ARENA(pages->index) | MALLOCX_TCACHE_NONE |
+                                     MALLOCX_ALIGN(BXI_ARENA_ALIGN));
+    *error = block != NULL ? 0 : commit_error;
+    return block;
+}
+
+/* For a block of the class below extent_bytes, and the page that it puts before large blocks,
+ * jemalloc asks for extent_bytes. If it does not, it will do so piece by piece. */
+static void make_one_extent(struct bxi_pages *pages)
+{
+    int error;
+
+    set_pretends(pages, true);
+    void *block = bxi_pages_ask(pages, bxi_class_bytes(bxi_class_of(pages->extent_bytes) - 1), &error);
+    if (block != NULL)
+        bxi_pages_free(block);
+    bxi_pages_purge(pages);
+    set_pretends(pages, false);
+}
+
+int bxi_pages_start(struct bxi_pages *pages)
+{
+    struct {
+        extent_hooks_t *hooks;
+        bool metadata_use_hooks;
+    } config = { .hooks = &pages->hooks, .metadata_use_hooks = false };
+    size_t bytes = sizeof(pages->index);
+    ssize_t never = -1;
+
+    int rc = -mallctl(CREATE_MIB, &pages->index, &bytes, &config, sizeof(config));
+    if (rc < 0)
+        return rc == -EAGAIN ? -ENOMEM : rc;
+    pthread_mutex_lock(&pages->lock);
+    uint64_t bump = pages->bump;
+    pthread_mutex_unlock(&pages->lock);
+    if (bump != 0) {
+        rc = -ENOTSUP;
+        goto destroy;
+    }
+    rc = control(pages, "dirty_decay_ms", &never, sizeof(never));
+    if (rc < 0)
+        goto destroy;
+    make_one_extent(pages);
+    return 0;
+
+destroy:
+    control(pages, "destroy", NULL, 0);
+    return rc;
+}
+
+int bxi_pages_probe(void)
+{
+    size_t mib[4];
+    size_t mib_count = sizeof(mib) / sizeof(mib[0]);
+
+    return mallctlnametomib(CREATE_MIB, mib, &mib_count) == 0 ? 0 : -ENOSYS;
+}
+
+void bxi_pages_init(struct bxi_pages *pages)
+{
+    pages->hooks = arena_hooks;
+    pages->forks = bxi_pages_forks();
+    pthread_mutex_init(&pages->lock, NULL);
+}
+
+void bxi_pages_free(void *block)
+{
+    dallocx(block, MALLOCX_TCACHE_NONE);
+}
+
+size_t bxi_pages_block_bytes(const void *block)
+{
+    return sallocx(block, 0);
+}
+
+void bxi_pages_purge(struct bxi_pages *pages)
+{
+    control(pages, "purge", NULL, 0);
+}
+
+void bxi_pages_close(struct bxi_pages *pages)
+{
+    pthread_mutex_lock(&pages->lock);
+    close(pages->fd);
+    pages->fd = -1;
+    pthread_mutex_unlock(&pages->lock);
+}
+
+void bxi_pages_end(struct bxi_pages *pages, bool is_started)
+{
+    if (is_started)
+        control(pages, "destroy", NULL, 0);
+    pthread_mutex_destroy(&pages->lock);
+}

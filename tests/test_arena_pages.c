@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * shm/arena_pages.c: which pages /dev/shm holds, when they go, and what happens when there are no more.
+ */
+#include "arena_fixture.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jemalloc/jemalloc.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#define SKIPPED 77
+
+/* ---- Pages: what stays warm, and what goes ----------------------------------------------------- */
+
+static int allocations;
+static int punches;
+static int fail_with;               /* an errno, for allocations */
+static int fail_after;              /* of them that still succeed */
+static int fail_punches_with;
+
+static int fake_fallocate(int fd, int mode, off_t offset, off_t bytes)
+{
+    if (mode & FALLOC_FL_PUNCH_HOLE) {
+        punches++;
+        errno = fail_punches_with;
+        return fail_punches_with != 0 ? -1 : fallocate(fd, mode, offset, bytes);
+    }
+    allocations++;
+    if (fail_with != 0 && fail_after-- <= 0) {
+        errno = fail_with;
+        if (fail_with == EINTR)
+            fail_with = 0;
+        return -1;
+    }
+    return fallocate(fd, mode, offset, bytes);
+}
+
+static void create_counted(void)
+{
+    bxi_arena_fallocate = fake_fallocate;
+    create_small();
+}
+
+Test(arena, gives_a_freed_block_out_again_warm, .init = create_counted, .fini = release)
+{
+    alloc_many(0, 1, 30, MIB);
+    for (int i = 0; i < 30; i++)
+        memset(blocks[i], 0x5a, MIB);
+    uint64_t pages = pages_bytes();
+    int calls = allocations;
+
+    for (int round = 0; round < 3; round++) {
+        free_many(0, 1, 30);
+        cr_assert_eq(stats().used_bytes, 0);
+        alloc_many(0, 1, 30, MIB);
+        for (int i = 0; i < 30; i++)
+            cr_assert(is_all(blocks[i], 0x5a, MIB));
+    }
+    cr_assert_eq(allocations, calls);
+    cr_assert_eq(punches, 0);
+    cr_assert_eq(pages_bytes(), pages);
+}
+
+/* 2 KB blocks are one class, 9 MB ones another: each comes back last in, first out. */
+Test(arena, gives_out_the_block_that_was_freed_last, .init = create_small, .fini = release)
+{
+    void *small = alloc(2048);
+    void *other = alloc(2048);
+    void *large = alloc(9 * MIB);
+
+    bxi_arena_free(arena, other);
+    bxi_arena_free(arena, large);
+    bxi_arena_free(arena, small);
+    cr_assert_eq(alloc(9 * MIB - 1), large);
+    cr_assert_eq(alloc(2000), small);
+    cr_assert_eq(alloc(1900), other);
+}
+
+/* Else a worker whose sizes change would hold all that it ever had of each. */
+Test(arena, reuses_the_memory_of_other_sizes_before_it_takes_more, .init = create_large, .fini = release)
+{
+    for (size_t bytes = 100 * KIB; bytes <= 1600 * KIB; bytes *= 2) {
+        int count = (int)(25 * MIB / bytes);
+        alloc_many(0, 1, count, bytes);
+        free_many(0, 1, count);
+    }
+    cr_assert_geq(stats().high_water_bytes, 25 * MIB);
+    cr_assert_leq(pages_bytes(), 2 * stats().high_water_bytes);
+}
+
+Test(arena, punches_fragments_but_only_above_the_high_water_mark, .init = create_large, .fini = release)
+{
+    /* Holes of 1 MiB between blocks in use, which no block of 2 MiB fits. */
+    alloc_many(0, 1, 128, MIB);
+    free_many(0, 2, 64);
+    cr_assert_eq(stats().committed_bytes, pages_bytes());
+    uint64_t most = 0;
+    for (int i = 0; i < 64; i++) {
+        blocks[i * 2] = alloc(i < 32 ? 2 * MIB : 64);
+        most = pages_bytes() > most ? pages_bytes() : most;
+        cr_assert_geq(pages_bytes(), stats().high_water_bytes);
+    }
+    /* 128 in use before and after; 64 more of holes, of which the slack allows 48. */
+    cr_assert_leq(most, (128 + 48 + 4) * MIB);
+    cr_assert_leq(pages_bytes(), (128 + 48 + 4) * MIB);
+    cr_assert_lt(pages_bytes(), most, "nothing was punched");
+    cr_assert_eq(stats().committed_bytes, pages_bytes());
+    /* The blocks between the holes are still there. */
+    for (int i = 1; i < 128; i += 2)
+        memset(blocks[i], i, MIB);
+    cr_assert_eq(stats().committed_bytes, pages_bytes());
+}
+
+Test(arena, keeps_pages_below_the_high_water_mark_when_jemalloc_decommits_them, .init = create_counted,
+     .fini = release)
+{
+    void *block = alloc(20 * MIB);
+
+    memset(block, 0xff, 20 * MIB);
+    bxi_arena_free(arena, block);
+    /* It fails for lack of room in the arena, and on the way there jemalloc purges all it has. */
+    cr_assert_eq(bxi_arena_alloc(arena, 60 * MIB, &blocks[0]), -ENOMEM);
+    cr_assert_geq(pages_bytes(), 20 * MIB);
+    cr_assert_eq(stats().committed_bytes, pages_bytes());
+    int calls = allocations;
+    uint64_t pages = pages_bytes();
+    block = alloc(20 * MIB);
+    cr_assert_leq(pages_bytes(), pages + 64 * KIB);
+    cr_assert_leq(allocations, calls + 2, "the pages were allocated anew");
+    cr_assert(is_all(block, 0, 20 * MIB), "the commit hook promises zeroes");
+    cr_assert_eq(stats().committed_bytes, pages_bytes());
+}
+
+/* purge_lazy and purge_forced must not work, or a block would lose its pages or keep what was freed. */
+Test(arena, survives_a_purge_of_all_arenas_by_a_stranger, .init = create_small, .fini = release)
+{
+    char purge[32];
+
+    alloc_many(0, 1, 10, MIB);
+    for (int i = 0; i < 10; i++)
+        memset(blocks[i], 0x77, MIB);
+    free_many(0, 2, 5);
+    snprintf(purge, sizeof(purge), "arena.%u.purge", (unsigned)MALLCTL_ARENAS_ALL);
+    cr_assert_eq(mallctl(purge, NULL, NULL, NULL, 0), 0);
+    for (int i = 1; i < 10; i += 2)
+        cr_assert(is_all(blocks[i], 0x77, MIB));
+    cr_assert_geq(pages_bytes(), stats().high_water_bytes);
+    alloc_many(0, 2, 5, MIB);
+    cr_assert_eq(stats().used_bytes, 10 * MIB);
+}
+
+Test(arena, gives_back_all_that_is_unused_when_it_is_trimmed, .init = create_large, .fini = release)
+{
+    alloc_many(0, 1, 40, MIB);
+    alloc_many(40, 1, 100, 3000);
+    memset(blocks[7], 9, MIB);
+    for (int i = 0; i < 140; i++)
+        if (i != 7)
+            bxi_arena_free(arena, blocks[i]);
+    cr_assert_geq(pages_bytes(), 40 * MIB);
+    cr_assert_geq(stats().high_water_bytes, 40 * MIB);
+    bxi_arena_trim(arena);
+    cr_assert_eq(stats().used_bytes, MIB);
+    cr_assert_eq(stats().high_water_bytes, MIB);
+    cr_assert_leq(pages_bytes(), MIB + 64 * KIB);
+    cr_assert_eq(stats().committed_bytes, pages_bytes());
+    cr_assert(is_all(blocks[7], 9, MIB));
+    bxi_arena_free(arena, blocks[7]);
+    bxi_arena_trim(arena);
+    cr_assert_eq(pages_bytes(), 0);
+    cr_assert_eq(stats().committed_bytes, 0);
+    cr_assert(is_all(alloc(10 * MIB), 0, 10 * MIB));
+}
+
+Test(arena, gives_spare_pages_back_when_it_is_trimmed, .init = create_small, .fini = release)
+{
+    bxi_arena_free(arena, alloc(20 * MIB));
+    cr_assert_eq(bxi_arena_alloc(arena, 60 * MIB, &blocks[0]), -ENOMEM);
+    cr_assert_geq(pages_bytes(), 20 * MIB);
+    bxi_arena_trim(arena);
+    cr_assert_eq(pages_bytes(), 0);
+    cr_assert_eq(stats().committed_bytes, 0);
+}
+
+Test(arena, can_be_trimmed_before_its_first_block, .init = create_small, .fini = release)
+{
+    bxi_arena_trim(arena);
+    cr_assert_eq(stats().committed_bytes, 0);
+    alloc(MIB);
+}
+
+Test(arena, keeps_pages_that_cannot_be_punched, .init = create_counted, .fini = release)
+{
+    bxi_arena_free(arena, alloc(10 * MIB));
+    uint64_t pages = pages_bytes();
+    fail_punches_with = EOPNOTSUPP;
+    bxi_arena_trim(arena);
+    cr_assert_gt(punches, 0);
+    cr_assert_eq(pages_bytes(), pages);
+    cr_assert_eq(stats().committed_bytes, pages);
+    fail_punches_with = 0;
+    bxi_arena_trim(arena);
+    cr_assert_eq(pages_bytes(), 0);
+    cr_assert_eq(stats().committed_bytes, 0);
+}
+
+/* ---- No more room ---------------------------------------------------------------------------- */
+
+Test(arena, answers_enomem_when_its_own_size_is_used_up, .init = create_small, .fini = release)
+{
+    void *untouched = &untouched;
+    int error = 0;
+
+    int count = fill(MIB, &error);
+    cr_assert_eq(error, -ENOMEM);
+    cr_assert_geq(count, 55);
+    cr_assert_leq(count, 64);
+    cr_assert_eq(bxi_arena_alloc(arena, MIB, &untouched), -ENOMEM);
+    cr_assert_eq(bxi_arena_alloc(arena, 64 * MIB + 1, &untouched), -ENOMEM);
+    cr_assert_eq(bxi_arena_alloc(arena, SIZE_MAX, &untouched), -ENOMEM);
+    cr_assert_eq(untouched, (void *)&untouched);
+    cr_assert_leq(pages_bytes(), 64 * MIB);
+    bxi_arena_free(arena, blocks[count / 2]);
+    cr_assert_eq(alloc(MIB), blocks[count / 2]);
+}
+
+/* Neighbours must merge, whatever they were before; and split again. */
+Test(arena, makes_one_large_block_of_many_small_ones_and_back, .init = create_small, .fini = release)
+{
+    int error = 0;
+
+    for (int round = 0; round < 4; round++) {
+        size_t bytes = round % 2 == 0 ? MIB : 300 * KIB;
+        int count = fill(bytes, &error);
+        for (int i = 0; i < count; i++)
+            memset(blocks[i], 1, bytes);
+        free_many(0, 1, count);
+        void *large = alloc(48 * MIB);
+        memset(large, 2, 48 * MIB);
+        bxi_arena_free(arena, large);
+    }
+    cr_assert_eq(stats().used_bytes, 0);
+}
+
+Test(arena, tells_a_full_dev_shm_from_other_reasons, .init = create_counted, .fini = release)
+{
+    alloc(64);
+    fail_with = ENOSPC;
+    cr_assert_eq(bxi_arena_alloc(arena, MIB, &blocks[0]), -ENOSPC);
+    fail_with = ENOMEM;
+    cr_assert_eq(bxi_arena_alloc(arena, MIB, &blocks[0]), -ENOMEM);
+    fail_with = EINTR;
+    cr_assert_eq(bxi_arena_alloc(arena, MIB, &blocks[0]), 0);
+    cr_assert_eq(stats().committed_bytes, pages_bytes());
+}
+
+/* 40 MiB are allocated in three pieces; the third fails, twice, for it is tried again. */
+Test(arena, takes_back_half_an_allocation_that_failed, .init = create_counted, .fini = release)
+{
+    alloc(64);
+    uint64_t pages = pages_bytes();
+    fail_with = ENOSPC;
+    fail_after = 2;
+    cr_assert_eq(bxi_arena_alloc(arena, 40 * MIB, &blocks[0]), -ENOSPC);
+    cr_assert_geq(allocations, 3);
+    cr_assert_eq(pages_bytes(), pages);
+    cr_assert_eq(stats().committed_bytes, pages);
+    fail_with = 0;
+    blocks[0] = alloc(40 * MIB);
+    memset(blocks[0], 1, 40 * MIB);
+    cr_assert_eq(stats().committed_bytes, pages_bytes());
+}
+
+static bool write_file(const char *path, const char *text)
+{
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    bool is_written = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+
+    if (fd >= 0)
+        close(fd);
+    return is_written;
+}
+
+/* A /dev/shm of our own; as an ordinary user in a user namespace of our own. */
+static bool mount_small(const char *options)
+{
+    char map[64];
+    unsigned uid = geteuid();
+    unsigned gid = getegid();
+
+    if (unshare(CLONE_NEWNS | (uid == 0 ? 0 : CLONE_NEWUSER)) < 0)
+        return false;
+    if (uid != 0) {
+        snprintf(map, sizeof(map), "%u %u 1", uid, uid);
+        if (!write_file("/proc/self/uid_map", map) || !write_file("/proc/self/setgroups", "deny"))
+            return false;
+        snprintf(map, sizeof(map), "%u %u 1", gid, gid);
+        if (!write_file("/proc/self/gid_map", map))
+            return false;
+    }
+    return mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+           mount("boxcar-test", "/dev/shm", "tmpfs", 0, options) == 0;
+}
+
+static int fill_dev_shm(void)
+{
+    int error = 0;
+
+    if (!mount_small("size=16m,mode=1777"))
+        return SKIPPED;
+    if (bxi_arena_create(name, 64 * GIB, NULL, &arena) != 0)
+        return 1;
+    int count = fill(MIB, &error);
+    if (error != -ENOSPC || count < 12 || count > 16)
+        return 2;
+    for (int i = 0; i < count; i++)
+        memset(blocks[i], 1, MIB);          /* no SIGBUS: the pages are there */
+    if (bxi_arena_alloc(arena, MIB, &blocks[count]) != -ENOSPC)
+        return 3;
+    free_many(0, 1, count);
+    /* What is warm in small blocks must make room for a large one. */
+    if (bxi_arena_alloc(arena, 12 * MIB, &blocks[0]) != 0)
+        return 4;
+    memset(blocks[0], 2, 12 * MIB);
+    bxi_arena_free(arena, blocks[0]);
+    bxi_arena_trim(arena);
+    return pages_bytes() == 0 ? 0 : 5;
+}
+
+Test(arena, answers_enospc_when_dev_shm_is_full_and_goes_on, .init = make_name)
+{
+    int status = in_child(fill_dev_shm);
+
+    if (status == SKIPPED)
+        cr_skip_test("no mount namespace to be had here");
+    cr_assert_eq(status, 0, "step %d failed", status);
+}

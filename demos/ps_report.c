@@ -67,49 +67,6 @@ static struct sums add_up(const struct ps_run *run)
     return sums;
 }
 
-/* ---- For people -------------------------------------------------------------------------------------- */
-
-static void print_trainers(const struct ps_run *run)
-{
-    printf("\n%-10s  %7s  %9s  %8s  %8s  %8s  %8s  %8s  %8s\n", "trainer", "batches", "compute s", "repack s",
-           "call s", "wait s", "total s", "images/s", "end");
-    for (int i = 0; i < run->flags->trainers; i++) {
-        const struct ps_trainer_result *trainer = &run->result->trainers[i];
-        const struct ps_seconds *seconds = &trainer->seconds;
-        char name[16];
-
-        snprintf(name, sizeof(name), "trainer%d", i + 1);
-        printf("%-10s  %7llu  %9.3f  %8.3f  %8.3f  %8.3f  %8.3f  %8.1f  %s\n", name,
-               (unsigned long long)trainer->batches, compute_s(seconds), seconds->repack, seconds->call,
-               seconds->wait, trainer->total_s, images_per_s(run, trainer), ps_state_name(trainer->state));
-    }
-}
-
-static double median_beyond_compute(const struct ps_result *result);
-
-void ps_print(const struct ps_run *run)
-{
-    const struct ps_result *result = run->result;
-    struct sums sums = add_up(run);
-    int dead = ps_count(run, PS_DIED) + ps_count(run, PS_GIVEN_UP);
-
-    print_trainers(run);
-    printf("\ntotal %.3f s, %zu updates, %.1f images/s; an update takes %.1f ms beyond its computing (median)\n",
-           result->total_s, result->updates, sums.images_per_s, 1e3 * median_beyond_compute(result));
-    printf("tensors handed over: %llu bytes; copied: %llu bytes\n", (unsigned long long)sums.handed_bytes,
-           (unsigned long long)sums.copied_bytes);
-    printf("versions of the model alive at a time: at most %llu; on loan at the end: %llu\n",
-           (unsigned long long)result->versions_live_max, (unsigned long long)result->leases_at_end);
-    if (result->late_gradients > 0)
-        printf("late gradients: %llu, at most %llu version%s old\n", (unsigned long long)result->late_gradients,
-               (unsigned long long)result->late_versions_max, result->late_versions_max == 1 ? "" : "s");
-    if (dead > 0)
-        printf("%d of %d trainers died; the others have done all their batches\n", dead, run->flags->trainers);
-    printf("checksum of the parameters: %016llx\n", (unsigned long long)result->checksum);
-}
-
-/* ---- For programs ------------------------------------------------------------------------------------ */
-
 static int compare_doubles(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
@@ -134,6 +91,48 @@ static double median_beyond_compute(const struct ps_result *result)
     free(known);
     return median;
 }
+
+/* ---- For people -------------------------------------------------------------------------------------- */
+
+static void print_trainers(const struct ps_run *run)
+{
+    printf("\n%-10s  %7s  %9s  %8s  %8s  %8s  %8s  %8s  %s\n", "trainer", "batches", "compute s", "repack s",
+           "call s", "wait s", "total s", "images/s", "end");
+    for (int i = 0; i < run->flags->trainers; i++) {
+        const struct ps_trainer_result *trainer = &run->result->trainers[i];
+        const struct ps_seconds *seconds = &trainer->seconds;
+        char name[16];
+
+        snprintf(name, sizeof(name), "trainer%d", i + 1);
+        printf("%-10s  %7llu  %9.3f  %8.3f  %8.3f  %8.3f  %8.3f  %8.1f  %s\n", name,
+               (unsigned long long)trainer->batches, compute_s(seconds), seconds->repack, seconds->call,
+               seconds->wait, trainer->total_s, images_per_s(run, trainer), ps_state_name(trainer->state));
+    }
+}
+
+void ps_print(const struct ps_run *run)
+{
+    const struct ps_result *result = run->result;
+    struct sums sums = add_up(run);
+    int dead = ps_count(run, PS_DIED) + ps_count(run, PS_GIVEN_UP);
+
+    print_trainers(run);
+    printf("\ntotal %.3f s, %zu updates, %.1f images/s; an update takes %.1f ms beyond its computing (median)\n",
+           result->total_s, result->updates, sums.images_per_s, 1e3 * median_beyond_compute(result));
+    printf("tensors handed over: %llu bytes; copied: %llu bytes\n", (unsigned long long)sums.handed_bytes,
+           (unsigned long long)sums.copied_bytes);
+    printf("versions of the model alive at a time: at most %llu; on loan at the end: %llu\n",
+           (unsigned long long)result->versions_live_max, (unsigned long long)result->leases_at_end);
+    if (result->late_gradients > 0)
+        printf("late gradients: %llu, at most %llu version%s old\n", (unsigned long long)result->late_gradients,
+               (unsigned long long)result->late_versions_max, result->late_versions_max == 1 ? "" : "s");
+    if (dead > 0)
+        printf("%d of %d trainers died; %d have done all their batches\n", dead, run->flags->trainers,
+               ps_count(run, PS_COMPLETED));
+    printf("checksum of the parameters: %016llx\n", (unsigned long long)result->checksum);
+}
+
+/* ---- For programs ------------------------------------------------------------------------------------ */
 
 static void write_number(FILE *file, double number)
 {

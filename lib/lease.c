@@ -259,8 +259,13 @@ void bxi_leases_refused(struct bx_job *job, struct bxi_peer *peer, uint64_t thro
 {
     uint32_t ended = end_all(job, peer, through_pos);
 
-    if (ended > 0)
-        wake_waiters(job);
+    if (ended == 0)
+        return;
+    bxi_lock(&job->lock);
+    bxi_count(&job->control->loans[peer->rank].returned, ended);    /* nobody ever had them */
+    bxi_counter_add(job, BXI_C_leases_returned, ended);
+    bxi_unlock(&job->lock);
+    wake_waiters(job);
 }
 
 void bxi_leases_take_back(struct bx_job *job, struct bxi_peer *peer)

@@ -210,7 +210,6 @@ static int use_in_child(void)
     bxi_arena_trim(arena);
     bxi_arena_close(arena);
     bxi_arena_release(arena);
-    bxi_arena_view_release(view);
     if (stats().used_bytes != 0)
         return 2;
     if (!name_exists() || fcntl(bxi_arena_fd(arena), F_GETFD) < 0)
@@ -221,6 +220,12 @@ static int use_in_child(void)
     if (fixed == MAP_FAILED)
         return 4;
     bxi_arena_release(arena);
+    *(volatile char *)fixed = 1;
+    fixed = mmap((void *)(uintptr_t)view->base, BXI_PAGE, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (fixed == MAP_FAILED)
+        return 5;
+    bxi_arena_view_release(view);
     *(volatile char *)fixed = 1;
     return 0;
 }

@@ -22,6 +22,7 @@ static int punches;
 static int fail_with;               /* an errno, for allocations */
 static int fail_after;              /* of them that still succeed */
 static int fail_punches_with;
+static int interruptions;           /* by a signal */
 
 static int fake_fallocate(int fd, int mode, off_t offset, off_t bytes)
 {
@@ -33,8 +34,11 @@ static int fake_fallocate(int fd, int mode, off_t offset, off_t bytes)
     allocations++;
     if (fail_with != 0 && fail_after-- <= 0) {
         errno = fail_with;
-        if (fail_with == EINTR)
-            fail_with = 0;
+        return -1;
+    }
+    if (interruptions > 0) {
+        interruptions--;
+        errno = EINTR;
         return -1;
     }
     return fallocate(fd, mode, offset, bytes);
@@ -136,7 +140,29 @@ Test(arena, keeps_pages_below_the_high_water_mark_when_jemalloc_decommits_them, 
     cr_assert_eq(stats().committed_bytes, pages_bytes());
 }
 
-/* purge_lazy and purge_forced must not work, or a block would lose its pages or keep what was freed. */
+/* MADV_DONTNEED does not zero shared pages; a hole behind jemalloc's back would bring the SIGBUS back. */
+Test(arena, refuses_to_purge_an_extent_and_lets_it_be_cut_anywhere, .init = create_small, .fini = release)
+{
+    void *block = alloc(MIB);
+    extent_hooks_t *hooks = NULL;
+    unsigned index = 0;
+    size_t bytes = sizeof(index);
+    char what[40];
+
+    memset(block, 6, MIB);
+    cr_assert_eq(mallctl("arenas.lookup", &index, &bytes, &block, sizeof(block)), 0);
+    snprintf(what, sizeof(what), "arena.%u.extent_hooks", index);
+    bytes = sizeof(hooks);
+    cr_assert_eq(mallctl(what, &hooks, &bytes, NULL, 0), 0);
+    void *extent = (void *)((uintptr_t)block & ~(uintptr_t)(BXI_PAGE - 1));
+    cr_assert(hooks->purge_lazy(hooks, extent, MIB, 0, MIB, index));
+    cr_assert(hooks->purge_forced(hooks, extent, MIB, 0, MIB, index));
+    cr_assert(hooks->dalloc(hooks, extent, MIB, true, index));
+    cr_assert_not(hooks->split(hooks, extent, MIB, MIB / 2, MIB / 2, true, index));
+    cr_assert_not(hooks->merge(hooks, extent, MIB / 2, (char *)extent + MIB / 2, MIB / 2, true, index));
+    cr_assert(is_all(block, 6, MIB));
+}
+
 Test(arena, survives_a_purge_of_all_arenas_by_a_stranger, .init = create_small, .fini = release)
 {
     char purge[32];
@@ -229,6 +255,24 @@ Test(arena, answers_enomem_when_its_own_size_is_used_up, .init = create_small, .
     cr_assert_eq(alloc(MIB), blocks[count / 2]);
 }
 
+/* jemalloc's one extent is of a size class, 80 MiB here, and must not be used beyond the object. */
+Test(arena, of_an_odd_size_ends_where_its_object_ends, .fini = release)
+{
+    int error = 0;
+
+    create(66 * MIB);
+    int count = fill(MIB, &error);
+    cr_assert_eq(error, -ENOMEM);
+    cr_assert_geq(count, 60);
+    for (int i = 0; i < count; i++) {
+        cr_assert_leq((unsigned char *)blocks[i] + MIB, bxi_arena_base(arena) + 66 * MIB);
+        memset(blocks[i], 1, MIB);
+    }
+    cr_assert_leq(pages_bytes(), 66 * MIB);
+    free_many(0, 1, count);
+    memset(alloc(56 * MIB), 1, 56 * MIB);
+}
+
 /* Neighbours must merge, whatever they were before; and split again. */
 Test(arena, makes_one_large_block_of_many_small_ones_and_back, .init = create_small, .fini = release)
 {
@@ -254,8 +298,10 @@ Test(arena, tells_a_full_dev_shm_from_other_reasons, .init = create_counted, .fi
     cr_assert_eq(bxi_arena_alloc(arena, MIB, &blocks[0]), -ENOSPC);
     fail_with = ENOMEM;
     cr_assert_eq(bxi_arena_alloc(arena, MIB, &blocks[0]), -ENOMEM);
-    fail_with = EINTR;
+    fail_with = 0;
+    interruptions = 3;
     cr_assert_eq(bxi_arena_alloc(arena, MIB, &blocks[0]), 0);
+    cr_assert_eq(interruptions, 0);
     cr_assert_eq(stats().committed_bytes, pages_bytes());
 }
 
@@ -329,7 +375,15 @@ static int fill_dev_shm(void)
     memset(blocks[0], 2, 12 * MIB);
     bxi_arena_free(arena, blocks[0]);
     bxi_arena_trim(arena);
-    return pages_bytes() == 0 ? 0 : 5;
+    if (pages_bytes() != 0)
+        return 5;
+    /* And what is warm in holes that are too small for it. */
+    alloc_many(0, 1, 14, MIB);
+    free_many(0, 2, 7);
+    if (bxi_arena_alloc(arena, 5 * MIB, &blocks[0]) != 0)
+        return 6;
+    memset(blocks[0], 3, 5 * MIB);
+    return stats().committed_bytes == pages_bytes() ? 0 : 7;
 }
 
 Test(arena, answers_enospc_when_dev_shm_is_full_and_goes_on, .init = make_name)

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mount.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum gate { WAITING = 0 };
@@ -384,7 +385,7 @@ Test(arena_trim, gives_back_what_is_not_used, .timeout = 20)
     harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { trims } });
 }
 
-/* ---- A full /dev/shm ---------------------------------------------------------------------------------------------- */
+/* ---- A full /dev/shm ------------------------------------------------------------------------------------------- */
 
 #define CONTROL_KIB ((unsigned)(BXI_CONTROL_BYTES / 1024))
 #define RING_KIB ((unsigned)(BXI_RING_BYTES + BXI_LEASE_BYTES) / 1024 + 8)     /* with its lease words */
@@ -453,7 +454,7 @@ Test(arena_full, of_dev_shm_is_another_error, .timeout = 30)
     harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { finds_no_room } });
 }
 
-/* ---- Before the start ------------------------------------------------------------------------------------------- */
+/* ---- Before the start ---------------------------------------------------------------------------------------- */
 
 static int setup_too_early(struct bx_job *job)
 {
@@ -478,4 +479,35 @@ static void does_nothing(struct bx_job *job)
 Test(arena, is_not_there_before_the_start, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_too_early, .body = { does_nothing } });
+}
+
+/* ---- Forked ---------------------------------------------------------------------------------------------------- */
+
+static void forks(struct bx_job *job)
+{
+    struct bx_tensor *tensor = loans_tensor(job, BX_U8, 1000, 1), *other = NULL;
+    struct bx_arena_info info = { 0 };
+    struct bx_loans loans = { 0 };
+    int status = 0;
+    pid_t child = fork();
+
+    if (child == 0) {
+        HARNESS_EQ(bx_tensor_create(job, BX_U8, 0, NULL, &other), BX_E_FORKED);
+        HARNESS_EQ(bx_job_arena(job, &info), BX_E_FORKED);
+        HARNESS_EQ(bx_arena_trim(job), BX_E_FORKED);
+        HARNESS_EQ(bx_job_loans(job, -1, &loans), BX_E_FORKED);
+        HARNESS_EQ(bx_loans_wait(job, -1, 0, 0), BX_E_FORKED);
+        _exit(0);
+    }
+    HARNESS_CHECK(child > 0);
+    HARNESS_EQ(waitpid(child, &status, 0), child);
+    HARNESS_EQ(status, 0);
+    HARNESS_CHECK(loans_hold(tensor, 1));
+    bx_tensor_release(tensor);
+    HARNESS_EQ(loans_call(job, "worker1", "verify", loans_msg(job, 2, 2, 1000)), 2);
+}
+
+Test(arena, is_not_a_forked_child_s, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { forks } });
 }

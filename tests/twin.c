@@ -105,8 +105,9 @@ static void name_next(const struct twin *t, struct twin_node *node)
 int twin_conv(struct twin *t, int in, const struct bx_conv *like)
 {
     const struct twin_node *from = &t->node[in];
-    struct twin_node node = { .op = TWIN_CONV, .in = { in }, .n = from->n, .c = like->out_channels, .kernel = like->kernel,
-                         .stride = like->stride, .padding = like->padding, .bias = like->bias };
+    struct twin_node node = { .op = TWIN_CONV, .in = { in }, .n = from->n, .c = like->out_channels,
+                              .kernel = like->kernel, .stride = like->stride, .padding = like->padding,
+                              .bias = like->bias };
     struct bx_conv conv = *like;
 
     node.h = (from->h + 2 * conv.padding - conv.kernel) / conv.stride + 1;
@@ -169,7 +170,7 @@ int twin_max_pool(struct twin *t, int in, int kernel, int stride, int padding)
 {
     const struct twin_node *from = &t->node[in];
     struct twin_node node = { .op = TWIN_MAX_POOL, .in = { in }, .n = from->n, .c = from->c, .kernel = kernel,
-                         .stride = stride, .padding = padding };
+                              .stride = stride, .padding = padding };
 
     node.h = (from->h + 2 * padding - kernel) / stride + 1;
     node.w = (from->w + 2 * padding - kernel) / stride + 1;
@@ -188,7 +189,8 @@ int twin_average(struct twin *t, int in)
 
 int twin_linear(struct twin *t, int in, int features, bool bias)
 {
-    struct twin_node node = { .op = TWIN_LINEAR, .in = { in }, .n = t->node[in].n, .c = features, .h = 1, .w = 1, .bias = bias };
+    struct twin_node node = { .op = TWIN_LINEAR, .in = { in }, .n = t->node[in].n, .c = features, .h = 1, .w = 1,
+                              .bias = bias };
 
     name_next(t, &node);
     add(t, &node, bx_net_linear(t->net, t->node[in].id, node.name, features, bias));
@@ -454,7 +456,6 @@ static void set_params(struct twin *t, uint64_t version)
     cr_assert_eq(bx_net_set_params(t->net, (const float *const *)t->value), 0, "%s", bx_error_text());
 }
 
-/* Ends the building: everything is noise from here on. */
 void twin_finish(struct twin *t)
 {
     const struct twin_node *last = &t->node[t->count - 1];
@@ -539,7 +540,7 @@ void twin_end(struct twin *t)
     bx_net_destroy(t->net);
 }
 
-/* Twice, so that gradients are written and not added, and once more with other parameters. */
+/* The second time shows that gradients are written, not added, and that the new parameters are used. */
 void twin_check(struct twin *t)
 {
     twin_finish(t);

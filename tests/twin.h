@@ -26,8 +26,9 @@
 #define TWIN_NODES 16
 #define TWIN_PARAMS 32
 
-enum twin_op { TWIN_INPUT, TWIN_CONV, TWIN_NORM, TWIN_RELU, TWIN_ADD, TWIN_MAX_POOL, TWIN_AVERAGE, TWIN_LINEAR,
-               TWIN_SOFTMAX };
+enum twin_op {
+    TWIN_INPUT, TWIN_CONV, TWIN_NORM, TWIN_RELU, TWIN_ADD, TWIN_MAX_POOL, TWIN_AVERAGE, TWIN_LINEAR, TWIN_SOFTMAX,
+};
 
 struct twin_node {
     enum twin_op op;
@@ -48,7 +49,7 @@ struct twin {
     int count;
     size_t params;
     float *value[TWIN_PARAMS], *grad[TWIN_PARAMS];
-    double *want[TWIN_PARAMS];       /* gradients */
+    double *want[TWIN_PARAMS]; /* gradients */
     float *input, *output, *output_grad;
 };
 

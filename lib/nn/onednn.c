@@ -65,7 +65,7 @@ static void make_scratch(struct bxi_plan *plan)
         plan->error = bx_fail(-ENOMEM, "no memory for %zu bytes of scratch", plan->scratch_bytes);
         return;
     }
-    bxi_nn_check_status(plan, dnnl_memory_set_data_handle(plan->scratch, data), "scratchpad");
+    bxi_nn_ok(plan, dnnl_memory_set_data_handle(plan->scratch, data), "scratchpad");
 }
 
 static void plan_steps(struct bxi_plan *plan)
@@ -102,11 +102,11 @@ static int plan_net(struct bx_net *net)
     plan->grads = calloc(net->param_count + 1, sizeof(dnnl_memory_t));
     if (plan->work == NULL || plan->params == NULL || plan->grads == NULL)
         return bx_fail(-ENOMEM, "no memory to plan the net");
-    if (bxi_nn_check_status(plan, dnnl_engine_create(&plan->engine, dnnl_cpu, 0), "engine") &&
-        bxi_nn_check_status(plan, dnnl_stream_create(&plan->stream, plan->engine, dnnl_stream_default_flags), "stream") &&
-        bxi_nn_check_status(plan, dnnl_primitive_attr_create(&plan->attr), "attributes") &&
-        bxi_nn_check_status(plan, dnnl_primitive_attr_set_scratchpad_mode(plan->attr, dnnl_scratchpad_mode_user),
-                     "scratchpad mode"))
+    if (bxi_nn_ok(plan, dnnl_engine_create(&plan->engine, dnnl_cpu, 0), "engine") &&
+        bxi_nn_ok(plan, dnnl_stream_create(&plan->stream, plan->engine, dnnl_stream_default_flags), "stream") &&
+        bxi_nn_ok(plan, dnnl_primitive_attr_create(&plan->attr), "attributes") &&
+        bxi_nn_ok(plan, dnnl_primitive_attr_set_scratchpad_mode(plan->attr, dnnl_scratchpad_mode_user),
+                  "scratchpad mode"))
         plan_steps(plan);
     return plan->error;
 }
@@ -229,14 +229,14 @@ static int run(struct bxi_plan *plan, const struct bxi_program *program)
     }
     if (status == dnnl_success)
         status = dnnl_stream_wait(plan->stream);
-    bxi_nn_check_status(plan, status, "computing");
+    bxi_nn_ok(plan, status, "computing");
     return plan->error;
 }
 
 static void bind(struct bxi_plan *plan, dnnl_memory_t memory, const void *data)
 {
     if (memory != NULL)
-        bxi_nn_check_status(plan, dnnl_memory_set_data_handle(memory, (void *)data), "array");
+        bxi_nn_ok(plan, dnnl_memory_set_data_handle(memory, (void *)data), "array");
 }
 
 static int set_params(struct bx_net *net, const float *const *params)
@@ -281,8 +281,9 @@ static void predict_batch_norm(struct bxi_plan *plan, const struct bxi_node *nod
     dnnl_batch_normalization_desc_t op;
     struct bxi_step *made;
 
-    if (!bxi_nn_check_status(plan, dnnl_batch_normalization_forward_desc_init(&op, dnnl_forward_inference, &src.md,
-                          BXI_BN_EPSILON, bxi_nn_batch_norm_flags(node) | dnnl_use_global_stats), "batch normalisation"))
+    if (!bxi_nn_ok(plan, dnnl_batch_normalization_forward_desc_init(&op, dnnl_forward_inference, &src.md,
+                          BXI_BN_EPSILON, bxi_nn_batch_norm_flags(node) | dnnl_use_global_stats),
+                   "batch normalisation"))
         return;
     pd = bxi_nn_make_pd(plan, &op, NULL, "batch normalisation");
     made = bxi_nn_add_primitive(plan, &one, pd);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Shared by onednn.c, which is the backend and runs programs, onednn_ops.c, which plans each kind of operation,
- * and onednn_plan.c, of whose buffers, tensors, steps and gradients a plan is made. Only these three call
- * oneDNN.
+ * onednn_fold.c, which plans convolutions over few pixels, and onednn_plan.c, of whose buffers, tensors,
+ * steps and gradients a plan is made. Only these four call oneDNN.
  *
  * bx_net_finish plans: it walks the list of operations forward, then backward, and writes two programs, lists
  * of steps whose primitives, memories and buffers are made once. Computing is then to walk a program;
@@ -114,8 +114,8 @@ struct bxi_plan {
 };
 
 /* Vectors of the compiler's, so that a result may overwrite an operand: of a plain loop it could not know that
- * they are the same array or none, and would take one element at a time. Buffers begin and end on whole
- * ones. */
+ * they are the same array or none, and would take one element at a time. Not wider than every processor of
+ * a kind has, or the compiler would compare element by element. Buffers begin and end on whole ones. */
 enum { BXI_VEC_FLOATS = 4 };
 typedef float bxi_vec __attribute__((vector_size(BXI_VEC_FLOATS * sizeof(float))));
 typedef int32_t bxi_vec_bits __attribute__((vector_size(BXI_VEC_FLOATS * sizeof(float))));
@@ -123,7 +123,7 @@ typedef int32_t bxi_vec_bits __attribute__((vector_size(BXI_VEC_FLOATS * sizeof(
 /* ---- onednn_plan.c --------------------------------------------------------------------------------- */
 
 /* Keeps the first failure with a sentence; true if all is well so far. */
-bool bxi_nn_check_status(struct bxi_plan *plan, dnnl_status_t status, const char *what);
+bool bxi_nn_ok(struct bxi_plan *plan, dnnl_status_t status, const char *what);
 
 /* Zeros that live as long as the plan; NULL when there is no memory. */
 void *bxi_nn_aligned_zeros(struct bxi_plan *plan, size_t bytes);
@@ -151,7 +151,8 @@ dnnl_memory_desc_t bxi_nn_describe_out(struct bxi_plan *plan, const struct bxi_n
 struct bxi_step *bxi_nn_add_step(struct bxi_plan *plan, struct bxi_program *program, enum bxi_step_kind kind);
 void bxi_nn_add_arg(struct bxi_step *step, int arg, const struct bxi_tensor *tensor);
 /* A step that runs what `pd` describes; its arguments are still to be added. */
-struct bxi_step *bxi_nn_add_primitive(struct bxi_plan *plan, struct bxi_program *program, const_dnnl_primitive_desc_t pd);
+struct bxi_step *bxi_nn_add_primitive(struct bxi_plan *plan, struct bxi_program *program,
+                                      const_dnnl_primitive_desc_t pd);
 dnnl_primitive_desc_t bxi_nn_make_pd(struct bxi_plan *plan, const void *op, const_dnnl_primitive_desc_t hint,
                                      const char *what);
 const dnnl_memory_desc_t *bxi_nn_md_of(const_dnnl_primitive_desc_t pd, dnnl_query_t what);
@@ -161,7 +162,7 @@ void bxi_nn_add_reorder(struct bxi_plan *plan, struct bxi_program *program, cons
                         const struct bxi_tensor *to);
 /* `from` in the layout `md`, reordered if need be; the caller releases it. */
 struct bxi_tensor bxi_nn_in_layout(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_tensor *from,
-                               const dnnl_memory_desc_t *md);
+                                   const dnnl_memory_desc_t *md);
 
 /* One more part of the gradient of `node`, which takes over the caller's reading of it. */
 void bxi_nn_give_grad(struct bxi_plan *plan, int node, const struct bxi_tensor *grad);

@@ -157,19 +157,21 @@ static void describe_all(struct bxi_plan *plan, const struct bxi_node *node, str
 static void make_all(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work)
 {
     struct descriptions all;
+    const dnnl_memory_desc_t *bias;
     dnnl_convolution_desc_t op;
 
     describe_all(plan, node, &all);
+    bias = node->bias ? &all.bias : NULL;
     if (plan->error != 0 ||
         dnnl_convolution_forward_desc_init(&op, dnnl_forward_training, dnnl_convolution_direct, &all.src, &all.weight,
-            node->bias ? &all.bias : NULL, &all.dst, strides_1, padding_0, padding_0) != dnnl_success ||
+                                           bias, &all.dst, strides_1, padding_0, padding_0) != dnnl_success ||
         dnnl_primitive_desc_create(&work->forward, &op, plan->attr, plan->engine, NULL) != dnnl_success)
         return;
-    if (dnnl_convolution_backward_weights_desc_init(&op, dnnl_convolution_direct, &all.src, &all.weight,
-            node->bias ? &all.bias : NULL, &all.dst, strides_1, padding_0, padding_0) == dnnl_success)
+    if (dnnl_convolution_backward_weights_desc_init(&op, dnnl_convolution_direct, &all.src, &all.weight, bias,
+                                                    &all.dst, strides_1, padding_0, padding_0) == dnnl_success)
         dnnl_primitive_desc_create(&work->backward_weights, &op, plan->attr, plan->engine, work->forward);
     if (dnnl_convolution_backward_data_desc_init(&op, dnnl_convolution_direct, &all.src, &all.weight, &all.dst,
-            strides_1, padding_0, padding_0) == dnnl_success)
+                                                 strides_1, padding_0, padding_0) == dnnl_success)
         dnnl_primitive_desc_create(&work->backward_data, &op, plan->attr, plan->engine, work->forward);
 }
 

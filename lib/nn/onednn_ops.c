@@ -120,7 +120,7 @@ static void forward_conv(struct bxi_plan *plan, const struct bxi_node *node, str
 
     if (bxi_nn_forward_folded(plan, node, work))
         return;
-    if (!bxi_nn_check_status(plan, dnnl_convolution_forward_desc_init(&op, dnnl_forward_training, dnnl_convolution_direct,
+    if (!bxi_nn_ok(plan, dnnl_convolution_forward_desc_init(&op, dnnl_forward_training, dnnl_convolution_direct,
                           &src, &weight, node->bias ? &bias : NULL, &dst, window.stride, window.padding,
                           window.padding), "convolution"))
         return;
@@ -199,15 +199,15 @@ static void backward_conv(struct bxi_plan *plan, const struct bxi_node *node, st
         return;
     }
     grad = bxi_nn_take_grad(plan, plan->node, false);
-    if (!bxi_nn_check_status(plan, dnnl_convolution_backward_weights_desc_init(&op, dnnl_convolution_direct, &src, &weight,
+    if (!bxi_nn_ok(plan, dnnl_convolution_backward_weights_desc_init(&op, dnnl_convolution_direct, &src, &weight,
                           node->bias ? &bias : NULL, &dst, window.stride, window.padding, window.padding),
-                      "gradient of the weights"))
+                   "gradient of the weights"))
         return;
     pd = bxi_nn_make_pd(plan, &op, work->forward, "gradient of the weights");
     backward_weights(plan, node, pd, &grad);
     bxi_nn_destroy_pd(pd);
     if (before->grad &&
-        bxi_nn_check_status(plan, dnnl_convolution_backward_data_desc_init(&op, dnnl_convolution_direct, &src, &weight,
+        bxi_nn_ok(plan, dnnl_convolution_backward_data_desc_init(&op, dnnl_convolution_direct, &src, &weight,
                          &dst, window.stride, window.padding, window.padding), "gradient of the input")) {
         pd = bxi_nn_make_pd(plan, &op, work->forward, "gradient of the input");
         backward_data(plan, node, pd, &grad);
@@ -232,7 +232,7 @@ static void forward_linear(struct bxi_plan *plan, const struct bxi_node *node, s
     const dnnl_memory_desc_t whole = bxi_nn_describe_out(plan, node, dnnl_abcd);
     dnnl_inner_product_desc_t op;
 
-    if (!bxi_nn_check_status(plan, dnnl_inner_product_forward_desc_init(&op, dnnl_forward_training, &src, &weight,
+    if (!bxi_nn_ok(plan, dnnl_inner_product_forward_desc_init(&op, dnnl_forward_training, &src, &weight,
                           node->bias ? &bias : NULL, &dst), "linear"))
         return;
     work->forward = bxi_nn_make_pd(plan, &op, NULL, "linear");
@@ -257,14 +257,14 @@ static void backward_linear(struct bxi_plan *plan, const struct bxi_node *node, 
 
     bxi_nn_release(plan, &taken);
     grad = bxi_nn_tensor_on(plan, &dst, grad.buffer);
-    if (!bxi_nn_check_status(plan, dnnl_inner_product_backward_weights_desc_init(&op, &src, &weight,
+    if (!bxi_nn_ok(plan, dnnl_inner_product_backward_weights_desc_init(&op, &src, &weight,
                           node->bias ? &bias : NULL, &dst), "gradient of the weights"))
         return;
     pd = bxi_nn_make_pd(plan, &op, work->forward, "gradient of the weights");
     backward_weights(plan, node, pd, &grad);
     bxi_nn_destroy_pd(pd);
-    if (before->grad && bxi_nn_check_status(plan, dnnl_inner_product_backward_data_desc_init(&op, &src, &weight, &dst),
-                                     "gradient of the input")) {
+    if (before->grad && bxi_nn_ok(plan, dnnl_inner_product_backward_data_desc_init(&op, &src, &weight, &dst),
+                                  "gradient of the input")) {
         pd = bxi_nn_make_pd(plan, &op, work->forward, "gradient of the input");
         backward_data(plan, node, pd, &grad);
         bxi_nn_destroy_pd(pd);
@@ -290,7 +290,7 @@ static void forward_batch_norm(struct bxi_plan *plan, const struct bxi_node *nod
     work->out = bxi_nn_new_tensor(plan, &work->src.md);
     src = bxi_nn_flat(plan, node, &work->src);
     out = bxi_nn_flat(plan, node, &work->out);
-    if (!bxi_nn_check_status(plan, dnnl_batch_normalization_forward_desc_init(&op, dnnl_forward_training, &src.md,
+    if (!bxi_nn_ok(plan, dnnl_batch_normalization_forward_desc_init(&op, dnnl_forward_training, &src.md,
                           BXI_BN_EPSILON, bxi_nn_batch_norm_flags(node)), "batch normalisation"))
         return;
     work->forward = bxi_nn_make_pd(plan, &op, NULL, "batch normalisation");
@@ -326,7 +326,7 @@ static void backward_batch_norm(struct bxi_plan *plan, const struct bxi_node *no
 
     plan->grads[node->param] = scale.memory;
     bxi_nn_release(plan, &taken);
-    if (!bxi_nn_check_status(plan, dnnl_batch_normalization_backward_desc_init(&op, dnnl_backward, &src.md, &src.md,
+    if (!bxi_nn_ok(plan, dnnl_batch_normalization_backward_desc_init(&op, dnnl_backward, &src.md, &src.md,
                           BXI_BN_EPSILON, bxi_nn_batch_norm_flags(node)), "gradient of batch normalisation"))
         return;
     pd = bxi_nn_make_pd(plan, &op, work->forward, "gradient of batch normalisation");
@@ -435,9 +435,9 @@ static void forward_pool(struct bxi_plan *plan, const struct bxi_node *node, str
     struct bxi_step *step;
 
     work->src = bxi_nn_unfolded(plan, &plan->forward, &plan->net->nodes[node->in[0]], &plan->work[node->in[0]].out);
-    if (!bxi_nn_check_status(plan, dnnl_pooling_forward_desc_init(&op, dnnl_forward_training, pool_kind(node),
+    if (!bxi_nn_ok(plan, dnnl_pooling_forward_desc_init(&op, dnnl_forward_training, pool_kind(node),
                           &work->src.md, &dst, window.stride, window.kernel, window.padding, window.padding),
-                      "pooling"))
+                   "pooling"))
         return;
     work->forward = bxi_nn_make_pd(plan, &op, NULL, "pooling");
     if (plan->error != 0)
@@ -462,7 +462,7 @@ static void backward_pool(struct bxi_plan *plan, const struct bxi_node *node, st
     struct bxi_step *step;
 
     bxi_nn_release(plan, &taken);
-    if (!bxi_nn_check_status(plan, dnnl_pooling_backward_desc_init(&op, pool_kind(node), &work->src.md, &work->out.md,
+    if (!bxi_nn_ok(plan, dnnl_pooling_backward_desc_init(&op, pool_kind(node), &work->src.md, &work->out.md,
                           window.stride, window.kernel, window.padding, window.padding), "gradient of pooling"))
         return;
     pd = bxi_nn_make_pd(plan, &op, work->forward, "gradient of pooling");
@@ -483,7 +483,7 @@ static void forward_softmax(struct bxi_plan *plan, const struct bxi_node *node, 
 
     work->src = bxi_nn_in_layout(plan, &plan->forward, &plan->work[node->in[0]].out, &md);
     work->out = bxi_nn_new_tensor(plan, &md);
-    if (!bxi_nn_check_status(plan, dnnl_softmax_forward_desc_init(&op, dnnl_forward_training, &md, 1), "softmax"))
+    if (!bxi_nn_ok(plan, dnnl_softmax_forward_desc_init(&op, dnnl_forward_training, &md, 1), "softmax"))
         return;
     work->forward = bxi_nn_make_pd(plan, &op, NULL, "softmax");
     step = bxi_nn_add_primitive(plan, &plan->forward, work->forward);
@@ -501,8 +501,8 @@ static void backward_softmax(struct bxi_plan *plan, const struct bxi_node *node,
     struct bxi_step *step;
 
     bxi_nn_release(plan, &taken);
-    if (!bxi_nn_check_status(plan, dnnl_softmax_backward_desc_init(&op, &work->out.md, &work->out.md, 1),
-                      "gradient of softmax"))
+    if (!bxi_nn_ok(plan, dnnl_softmax_backward_desc_init(&op, &work->out.md, &work->out.md, 1),
+                   "gradient of softmax"))
         return;
     pd = bxi_nn_make_pd(plan, &op, work->forward, "gradient of softmax");
     step = bxi_nn_add_primitive(plan, &plan->backward, pd);

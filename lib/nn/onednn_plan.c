@@ -41,8 +41,7 @@ static int code_of(dnnl_status_t status)
     }
 }
 
-/* True if all is well so far. */
-bool bxi_nn_check_status(struct bxi_plan *plan, dnnl_status_t status, const char *what)
+bool bxi_nn_ok(struct bxi_plan *plan, dnnl_status_t status, const char *what)
 {
     const struct bxi_node *node = &plan->net->nodes[plan->node];
 
@@ -73,10 +72,10 @@ static void *room(struct bxi_plan *plan, void *array, size_t count, size_t *capa
 
 /* ---- Buffers and tensors ------------------------------------------------------------------------- */
 
-/* Zeros that live as long as the plan. They are cut from chunks of huge pages, because convolutions that
- * walk over megabytes of weights for a few pixels spend their time on the misses of ordinary ones; and
- * zeroed here, so that the pages are there before the first pass. Neighbours are staggered: tensors of
- * one layer, a power of two apart, would fall on the same lines of the first cache. */
+/* Cut from chunks of huge pages, because convolutions that walk over megabytes of weights for a few pixels
+ * spend their time on the misses of ordinary ones; zeroed here, so that the pages are there before the
+ * first pass. Neighbours are staggered: tensors of one layer, a power of two apart, would fall on the
+ * same lines of the first cache. */
 void *bxi_nn_aligned_zeros(struct bxi_plan *plan, size_t bytes)
 {
     size_t rounded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
@@ -103,11 +102,10 @@ void *bxi_nn_aligned_zeros(struct bxi_plan *plan, size_t bytes)
     return data;
 }
 
-/* The number of a new buffer with one reader; -1 after a failure. */
 int bxi_nn_make_buffer(struct bxi_plan *plan, size_t bytes)
 {
     struct bxi_buffer *buffers = room(plan, plan->buffers, plan->buffer_count, &plan->buffer_capacity,
-                                  sizeof *buffers);
+                                      sizeof *buffers);
 
     if (buffers == NULL)
         return -1;
@@ -167,13 +165,12 @@ dnnl_memory_t bxi_nn_make_memory(struct bxi_plan *plan, const dnnl_memory_desc_t
     if (memories == NULL)
         return NULL;
     plan->memories = memories;
-    if (plan->error != 0 || !bxi_nn_check_status(plan, dnnl_memory_create(&memory, md, plan->engine, data), "memory"))
+    if (plan->error != 0 || !bxi_nn_ok(plan, dnnl_memory_create(&memory, md, plan->engine, data), "memory"))
         return NULL;
     plan->memories[plan->memory_count++] = memory;
     return memory;
 }
 
-/* One on the caller's array, which is bound at each call. */
 struct bxi_tensor bxi_nn_callers_tensor(struct bxi_plan *plan, const dnnl_memory_desc_t *md)
 {
     return (struct bxi_tensor){ .md = *md, .memory = bxi_nn_make_memory(plan, md, DNNL_MEMORY_NONE), .buffer = -1 };
@@ -204,7 +201,7 @@ dnnl_memory_desc_t bxi_nn_describe(struct bxi_plan *plan, int ndims, const dnnl_
 {
     dnnl_memory_desc_t md = { .ndims = 0 };
 
-    bxi_nn_check_status(plan, dnnl_memory_desc_init_by_tag(&md, ndims, dims, dnnl_f32, tag), "description");
+    bxi_nn_ok(plan, dnnl_memory_desc_init_by_tag(&md, ndims, dims, dnnl_f32, tag), "description");
     return md;
 }
 
@@ -213,7 +210,6 @@ dnnl_memory_desc_t bxi_nn_describe_vector(struct bxi_plan *plan, int64_t count)
     return bxi_nn_describe(plan, 1, (const dnnl_dims_t){ count }, dnnl_a);
 }
 
-/* The shape of a node's output, in row-major order or (dnnl_format_tag_any) in whichever is liked. */
 dnnl_memory_desc_t bxi_nn_describe_out(struct bxi_plan *plan, const struct bxi_node *node, dnnl_format_tag_t tag)
 {
     const int *dims = node->dims;
@@ -242,13 +238,13 @@ void bxi_nn_add_arg(struct bxi_step *step, int arg, const struct bxi_tensor *ten
     step->args[step->arg_count++] = (dnnl_exec_arg_t){ .arg = arg, .memory = tensor->memory };
 }
 
-/* A step that runs what `pd` describes; its arguments are still to be added. */
-struct bxi_step *bxi_nn_add_primitive(struct bxi_plan *plan, struct bxi_program *program, const_dnnl_primitive_desc_t pd)
+struct bxi_step *bxi_nn_add_primitive(struct bxi_plan *plan, struct bxi_program *program,
+                                      const_dnnl_primitive_desc_t pd)
 {
     dnnl_primitive_t primitive = NULL;
     struct bxi_step *step = NULL;
 
-    if (plan->error != 0 || !bxi_nn_check_status(plan, dnnl_primitive_create(&primitive, pd), "primitive"))
+    if (plan->error != 0 || !bxi_nn_ok(plan, dnnl_primitive_create(&primitive, pd), "primitive"))
         return NULL;
     step = bxi_nn_add_step(plan, program, BXI_STEP_PRIMITIVE);
     if (step == NULL) {
@@ -272,7 +268,7 @@ dnnl_primitive_desc_t bxi_nn_make_pd(struct bxi_plan *plan, const void *op, cons
     dnnl_primitive_desc_t pd = NULL;
 
     if (plan->error == 0)
-        bxi_nn_check_status(plan, dnnl_primitive_desc_create(&pd, op, plan->attr, plan->engine, hint), what);
+        bxi_nn_ok(plan, dnnl_primitive_desc_create(&pd, op, plan->attr, plan->engine, hint), what);
     return pd;
 }
 
@@ -302,8 +298,8 @@ void bxi_nn_add_reorder(struct bxi_plan *plan, struct bxi_program *program, cons
     struct bxi_step *step = NULL;
 
     if (plan->error != 0 ||
-        !bxi_nn_check_status(plan, dnnl_reorder_primitive_desc_create(&pd, &from->md, plan->engine, &to->md, plan->engine,
-                                                              plan->attr), "reorder"))
+        !bxi_nn_ok(plan, dnnl_reorder_primitive_desc_create(&pd, &from->md, plan->engine, &to->md, plan->engine,
+                                                            plan->attr), "reorder"))
         return;
     step = bxi_nn_add_primitive(plan, program, pd);
     bxi_nn_add_arg(step, DNNL_ARG_FROM, from);
@@ -311,9 +307,8 @@ void bxi_nn_add_reorder(struct bxi_plan *plan, struct bxi_program *program, cons
     bxi_nn_destroy_pd(pd);
 }
 
-/* `from` in the layout `md`; the caller releases it. */
 struct bxi_tensor bxi_nn_in_layout(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_tensor *from,
-                               const dnnl_memory_desc_t *md)
+                                   const dnnl_memory_desc_t *md)
 {
     struct bxi_tensor to;
 
@@ -373,7 +368,6 @@ static void join_parts(struct bxi_plan *plan, struct bxi_work *work, const struc
     work->part_count = 1;
 }
 
-/* One more part of the gradient of `node`, whose reader it becomes. */
 void bxi_nn_give_grad(struct bxi_plan *plan, int node, const struct bxi_tensor *grad)
 {
     struct bxi_work *work = &plan->work[node];
@@ -385,7 +379,6 @@ void bxi_nn_give_grad(struct bxi_plan *plan, int node, const struct bxi_tensor *
     work->parts[work->part_count++] = *grad;
 }
 
-/* The gradient of a node's output, or of what went into its ReLU; the caller releases it. */
 struct bxi_tensor bxi_nn_take_grad(struct bxi_plan *plan, int node, bool masked)
 {
     struct bxi_work *work = &plan->work[node];

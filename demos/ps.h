@@ -143,7 +143,6 @@ struct ps_step {
     float *const *to;
     const float *const *const *grads;
     size_t rows;                            /* 1 to PS_TRAINERS_MAX */
-    int threads;
 };
 void ps_step(const struct ps_step *step);
 

@@ -32,7 +32,6 @@
 #define GIVE_UP_NS UINT64_C(60000000000)
 #define LOOK_NS UINT64_C(500000000)
 #define END_NS UINT64_C(10000000000)
-#define STEP_THREADS 2
 
 struct version {
     struct version *next;       /* older */
@@ -142,29 +141,34 @@ static bool is_on_loan(const struct server *server, const struct version *versio
     return server->params.count > 0 && bx_tensor_on_loan(version->tensors[0]) > 0;
 }
 
-/* Makes `version` the newest, and forgets the older ones that nobody reads. */
-static void install_version(struct server *server, struct version *version)
+/* Forgets the versions that are not the newest and that nobody reads; how many are left. */
+static uint64_t forget_versions(struct server *server)
 {
     struct version **at, *older;
     struct bx_loans loans;
-    uint64_t live = 1;
+    uint64_t left = 0;
 
     bx_job_loans(server->job, -1, &loans);      /* looks at what came back */
     pthread_mutex_lock(&server->lock);
     for (at = &server->versions; (older = *at) != NULL;) {
         if (older == server->versions || is_on_loan(server, older)) {
-            live++;
+            left++;
             at = &older->next;
         } else {
             *at = older->next;
             destroy_version(older, server->params.count);
         }
     }
+    pthread_mutex_unlock(&server->lock);
+    return left;
+}
+
+static void install_version(struct server *server, struct version *version)
+{
+    pthread_mutex_lock(&server->lock);
     version->next = server->versions;
     server->versions = version;
     pthread_mutex_unlock(&server->lock);
-    if (live > server->result->versions_live_max)
-        server->result->versions_live_max = live;
 }
 
 static int put_tensors(struct bx_msg *msg, const struct server *server, const struct version *version)
@@ -401,11 +405,13 @@ static void note_update(struct server *server, const struct rows *rows, uint64_t
 static int step(struct server *server, const struct rows *rows)
 {
     struct version *now = server->versions, *next = NULL;
-    uint64_t start_ns = ps_now_ns();
+    uint64_t start_ns = ps_now_ns(), live = forget_versions(server) + 1;
     int rc = create_version(server, now->number + 1, &next);
 
     if (rc < 0)
         return rc;
+    if (live > server->result->versions_live_max)
+        server->result->versions_live_max = live;
     ps_step(&(struct ps_step){
         .params = &server->params,
         .lr = (float)server->flags->lr,
@@ -415,7 +421,6 @@ static int step(struct server *server, const struct rows *rows)
         .to = next->at,
         .grads = rows->grads,
         .rows = rows->count,
-        .threads = STEP_THREADS,
     });
     note_update(server, rows, ps_now_ns() - start_ns);
     install_version(server, next);
@@ -569,7 +574,7 @@ static int train(struct server *server)
 static int make_model(struct server *server)
 {
     struct bx_net *net = NULL;
-    struct version *first = NULL;
+    struct version *first = NULL, *second = NULL;
     int rc = ps_net_create(server->flags, 2, 64, &net);
 
     if (rc == 0)
@@ -583,6 +588,12 @@ static int make_model(struct server *server)
     if (rc == 0) {
         resnet_init(net, server->flags->seed, first->at);
         install_version(server, first);
+        rc = create_version(server, 1, &second);
+    }
+    /* Room for the next version that is there when it is wanted: the arena keeps it. */
+    if (rc == 0) {
+        resnet_init(net, server->flags->seed, second->at);
+        destroy_version(second, server->params.count);
     }
     bx_net_destroy(net);
     return rc;

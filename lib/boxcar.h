@@ -47,6 +47,7 @@
 #define BX_WORLD_MAX 128
 #define BX_NAME_MAX 31      /* bytes of a worker's, job's or function's name, without the terminator */
 #define BX_MSG_MAX (UINT64_C(1) << 30)  /* bytes of a message, tensors not counted; more is BX_E_TOO_LARGE */
+#define BX_TENSORS_MAX 1048576          /* tensors of a message; more is BX_E_TOO_LARGE */
 #define BX_DIMS_MAX 8       /* dimensions of a tensor */
 #define BX_LEASES_MAX 1024  /* messages with tensors that one worker may hold of another at a time */
 #define BX_FOREVER UINT64_MAX
@@ -152,7 +153,7 @@ void bx_set_log(bx_log_fn log, void *context);
  * Counted: create, wrap, views and copies return one reference; acquire and release may be called from
  * any thread. A tensor on loan counts for its whole message: one lease is for all tensors of a message,
  * and goes back when the message and the last tensor acquired from it are released. A tensor may
- * outlive its job; only its lease ends with it.
+ * outlive its job; the lease of one that does ends with the process that holds it.
  */
 struct bx_job;
 struct bx_tensor;
@@ -235,8 +236,8 @@ int bx_tensor_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, st
 /* ---- Messages ---------------------------------------------------------------------------------- */
 
 /* Bytes, and tensors beside them, each written in order and read back in the same order. Values are packed
- * without padding or tags, in the host's byte order. A writer's error is sticky: after the first failure every put returns it,
- * and so does the call that is given the message. */
+ * without padding or tags, in the host's byte order. A writer's error is sticky: after the first failure
+ * every put returns it, and so does the call that is given the message. */
 struct bx_msg;
 
 /* NULL only when memory is out. Room for reserve_bytes is made at once; it grows by itself. */

@@ -229,12 +229,13 @@ bool bxi_leases_look(struct bx_job *job)
     return true;
 }
 
-/* Ends all leases of a peer whose frame ends at or before through_pos. */
-static uint32_t end_all(struct bx_job *job, struct bxi_peer *peer, uint64_t through_pos)
+/* Ends all leases of a peer whose frame ends at or before through_pos, and counts them as `counter` and in the
+ * peer's own word for it. */
+static void end_all(struct bx_job *job, struct bxi_peer *peer, uint64_t through_pos, enum bxi_counter counter)
 {
+    struct bxi_loans *loans = &job->control->loans[peer->rank];
     struct ended ended;
-    uint32_t total = 0;
-    bool more;
+    bool more, any = false;
 
     do {
         ended.count = 0;
@@ -245,42 +246,29 @@ static uint32_t end_all(struct bx_job *job, struct bxi_peer *peer, uint64_t thro
             if (through_pos == BX_FOREVER || peer->ledger.slots[index].end_pos <= through_pos)
                 end_lease(job, peer, index, &ended);
         }
-        if (ended.count > 0)
+        if (ended.count > 0) {
+            bxi_counter_add(job, counter, ended.count);
+            bxi_count(counter == BXI_C_leases_returned ? &loans->returned : &loans->taken_back, ended.count);
             show_loans(job, peer);
+        }
         bxi_unlock(&job->lock);
-        total += ended.count;
+        any |= ended.count > 0;
         more = ended.count == RELEASE_AT_ONCE;
         drop_ended(&ended);
     } while (more);
-    return total;
+    if (any)
+        wake_waiters(job);
 }
 
 void bxi_leases_refused(struct bx_job *job, struct bxi_peer *peer, uint64_t through_pos)
 {
-    uint32_t ended = end_all(job, peer, through_pos);
-
-    if (ended == 0)
-        return;
-    bxi_lock(&job->lock);
-    bxi_count(&job->control->loans[peer->rank].returned, ended);    /* nobody ever had them */
-    bxi_counter_add(job, BXI_C_leases_returned, ended);
-    bxi_unlock(&job->lock);
-    wake_waiters(job);
+    end_all(job, peer, through_pos, BXI_C_leases_returned);     /* nobody ever had them */
 }
 
 void bxi_leases_take_back(struct bx_job *job, struct bxi_peer *peer)
 {
-    uint32_t ended;
-
     reclaim(job, peer->rank, peer->rank);       /* what it had given back counts as that */
-    ended = end_all(job, peer, BX_FOREVER);
-    if (ended == 0)
-        return;
-    bxi_lock(&job->lock);
-    bxi_count(&job->control->loans[peer->rank].taken_back, ended);
-    bxi_counter_add(job, BXI_C_leases_taken_back, ended);
-    bxi_unlock(&job->lock);
-    wake_waiters(job);
+    end_all(job, peer, BX_FOREVER, BXI_C_leases_taken_back);
 }
 
 /* ---- granting (lock) ----------------------------------------------------------------------------------- */
@@ -447,9 +435,9 @@ int bxi_cargo_pack(struct bx_job *job, const struct bx_msg *msg, struct bxi_carg
     int rc = 0;
 
     *cargo = (struct bxi_cargo){ 0 };
-    if (msg->bytes > BX_MSG_MAX || msg->tensor_count > UINT32_MAX / 2)
-        return bx_fail(BX_E_TOO_LARGE, "a message has %zu bytes and %zu tensors, %llu bytes is the most",
-                       msg->bytes, msg->tensor_count, (unsigned long long)BX_MSG_MAX);
+    if (msg->bytes > BX_MSG_MAX || msg->tensor_count > BX_TENSORS_MAX)
+        return bx_fail(BX_E_TOO_LARGE, "a message has %zu bytes and %zu tensors, %llu and %d are the most",
+                       msg->bytes, msg->tensor_count, (unsigned long long)BX_MSG_MAX, BX_TENSORS_MAX);
     for (size_t i = 0; i < msg->tensor_count; i++)
         packed_bytes += head_bytes(msg->tensors[i]) + (is_ours(job, msg->tensors[i]) ? 0 : 8u * BX_DIMS_MAX);
     cargo->holds = malloc((msg->tensor_count + 1) * sizeof *cargo->holds);

@@ -121,7 +121,7 @@ static int64_t parse_tensor(struct bx_tensor *tensor, struct bxi_loan *loan, con
         return BX_E_CORRUPT;
     memcpy(&head, at, sizeof head);
     row = 8u * (uint64_t)head.ndim;
-    if (head.ndim > BX_DIMS_MAX || head.flags > BXI_STRIDED || head.device != BX_CPU ||
+    if (head.ndim > BX_DIMS_MAX || head.flags > BXI_STRIDED || head.device != BX_CPU || head.reserved != 0 ||
         left - sizeof head < row * (1 + head.flags))
         return BX_E_CORRUPT;
     memcpy(shape, at + sizeof head, row);
@@ -170,7 +170,8 @@ static int fetch_packed(const struct bxi_peer *peer, const struct bxi_lease_head
     *copy = NULL;
     if (head->slot >= BXI_LEASE_MAX || head->generation == 0 ||
         head->tensor_count > head->packed_bytes / sizeof(struct bxi_tensor_head) ||
-        head->packed_bytes > BX_MSG_MAX + head->tensor_count * (uint64_t)BXI_TENSOR_HEAD_MAX)
+        head->tensor_count > BX_TENSORS_MAX ||
+        head->packed_bytes > BX_MSG_MAX + head->tensor_count * BXI_TENSOR_HEAD_MAX)
         return BX_E_CORRUPT;
     if (head->packed_offset == BXI_PACKED_HERE)
         return head->packed_bytes == body_bytes - sizeof *head ? 0 : BX_E_CORRUPT;

@@ -338,7 +338,7 @@ static bool is_crowded(struct bx_job *job)
         uint64_t word = rank != job->rank ? bxi_load_relaxed(peer->bell.word) : 0;
 
         awake += rank != job->rank && bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE &&
-                 ((word & 3) == BXI_AWAKE || word == peer->bell.rang_for);
+                 ((word & 3) == BXI_AWAKE || word == bxi_load_relaxed((bxi_a64 *)&peer->bell.rang_for));
     }
     return awake > job->cpus;
 }

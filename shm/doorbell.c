@@ -35,9 +35,9 @@ int bxi_bell_look(struct bxi_bell_peer *peer, bool replies_only)
     uint64_t word = bxi_load_relaxed(peer->word);
     unsigned who = (unsigned)(word & 3);
 
-    if (who == BXI_AWAKE || word == peer->rang_for || (who == BXI_WHO_LAZY && replies_only))
+    if (who == BXI_AWAKE || word == bxi_load_relaxed(&peer->rang_for) || (who == BXI_WHO_LAZY && replies_only))
         return 0;
-    peer->rang_for = word;
+    bxi_store_relaxed(&peer->rang_for, word);   /* relaxed: spinners guess by it who is awake */
     BXI_STEP("bell.looked");
     bxi_bell_ring(peer->fd[who == BXI_WHO_LEADER]);
     BXI_STEP("bell.rung");

@@ -39,7 +39,7 @@ struct bxi_bell {                   /* the sleeper's side, written under the pro
 struct bxi_bell_peer {              /* a producer's view of it, under the job's lock */
     const bxi_a64 *word;
     int fd[2];                      /* background, leader */
-    uint64_t rang_for;
+    bxi_a64 rang_for;
 };
 
 /* write(2), replaced in tests: rings fd. */

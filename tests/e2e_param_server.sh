@@ -184,7 +184,7 @@ check 'one that is late says so' awk '/^late: / { n++ } /^late gradients: / { sa
 
 # ---- Learning --------------------------------------------------------------------------------------
 
-run $small --trainers 1 --batch-size 8 --num-batches 30 --lr 0.01 --json "$dir/j"
+run $small --trainers 1 --batch-size 8 --image 64 --num-classes 30 --num-batches 30
 check 'the loss halves in thirty updates' awk -F '[ ,]' '/^update/ {
     n++; if (n == 1) first = $4; if (n > 25) sum += $4
     } END { exit !(n == 30 && sum / 5 <= first / 2) }' "$dir/out"

@@ -90,12 +90,13 @@ LIB_SRCS := $(wildcard shm/*.c lib/*.c)
 NN_SRCS  := $(wildcard lib/nn/*.c)
 
 # Programs: each has a list of sources, of which the first holds main().
-PROGRAMS          := hello reinforce param_server bxbench
+PROGRAMS          := hello reinforce param_server bxbench $(if $(wildcard tools/shmstat.c),shmstat)
 hello_SRCS        := demos/hello.c
 reinforce_SRCS    := $(patsubst %,demos/%.c,reinforce worker agent observer cartpole policy flags plot)
 param_server_SRCS := demos/param_server.c $(wildcard demos/ps_*.c) $(patsubst %,demos/%.c,resnet flags plot)
 bxbench_SRCS      := tools/bxbench.c $(filter-out tools/bxbench.c,$(wildcard tools/bxbench*.c \
 	tools/bench_*.c))
+shmstat_SRCS      := tools/shmstat.c $(wildcard tools/stat_*.c)
 NN_PROGRAMS       := param_server bxbench
 
 # Tests: unit holds every Criterion test, with the parts of the programs that they test; stress is

@@ -97,10 +97,23 @@ static int report(const struct ps_run *run, FILE *json)
     return PS_OK;
 }
 
+/* Between the opening of the outputs and their end. */
+static int run_and_report(const struct ps_flags *flags, FILE *json)
+{
+    struct ps_run run = { .flags = flags, .result = ps_result_create(flags) };
+
+    if (run.result == NULL)
+        return PS_FAILED;
+    int status = ps_run(&run);
+    if (status == PS_OK || run.result->ended)
+        status = report(&run, json) == PS_OK ? status : PS_FAILED;
+    ps_result_destroy(run.result, flags);
+    return status;
+}
+
 int main(int argc, char **argv)
 {
     struct ps_flags flags;
-    struct ps_run run = { .flags = &flags };
     FILE *json = NULL;
 
     /* Inherited by the workers, so that their lines and ours stay whole and in order. */
@@ -112,14 +125,8 @@ int main(int argc, char **argv)
         return PS_FAILED;
     if (flags.json != NULL && (json = fopen(flags.json, "we")) == NULL)
         return json_failed(&flags);
-    run.result = ps_result_create(&flags);
-    if (run.result == NULL)
-        return PS_FAILED;
-    int status = ps_run(&run);
-    if (status == PS_OK || run.result->ended)
-        status = report(&run, json) == PS_OK ? status : PS_FAILED;
-    ps_result_destroy(run.result, &flags);
-    if (json != NULL)
-        fclose(json);
+    int status = run_and_report(&flags, json);
+    if (json != NULL && fclose(json) != 0)
+        status = json_failed(&flags);
     return status;
 }

@@ -28,6 +28,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define GIVE_UP_NS UINT64_C(60000000000)
 #define LOOK_NS UINT64_C(500000000)
@@ -492,7 +493,8 @@ static int start_trainers(struct server *server)
     if (server->ended == NULL)
         return bx_fail(-ENOMEM, "not enough memory to wait for the trainers");
     server->running = (int)server->trainer_count;
-    server->start_ns = server->update_end_ns = server->heard_ns = ps_now_ns();
+    server->start_ns = server->update_end_ns = ps_now_ns();
+    server->heard_ns = server->start_ns;
     for (size_t i = 0; rc == 0 && i < server->trainer_count; i++) {
         struct trainer *trainer = &server->trainers[i];
 
@@ -590,11 +592,11 @@ static int make_model(struct server *server)
         install_version(server, first);
         rc = create_version(server, 1, &second);
     }
-    /* Room for the next version that is there when it is wanted: the arena keeps it. */
-    if (rc == 0) {
-        resnet_init(net, server->flags->seed, second->at);
+    /* Room for the next version, with its pages, which the arena keeps for when it is wanted. */
+    for (size_t i = 0; rc == 0 && i < server->params.count; i++)
+        memset(second->at[i], 0, server->params.at[i].elements * sizeof(float));
+    if (rc == 0)
         destroy_version(second, server->params.count);
-    }
     bx_net_destroy(net);
     return rc;
 }

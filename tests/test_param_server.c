@@ -150,7 +150,7 @@ static void expect_same_as_alone(const struct ps_flags *flags)
     cr_assert_eq(result->updates, flags->num_batches);
     start_alone(&alone, flags);
     for (uint64_t batch = 0; batch < flags->num_batches; batch++) {
-        cr_expect_eq(result->update[batch].rows, flags->trainers);
+        cr_expect_eq(result->update[batch].rows, (uint32_t)flags->trainers);
         update_alone(&alone, batch);
         cr_expect_eq(alone.loss, result->update[batch].loss, "update %d", (int)batch);
     }

@@ -241,8 +241,8 @@ names_dead() # names_dead WORKER SURVIVOR...
 
 for mode in batch no-batch; do
     start --mode "$mode"
-    check "$mode: four workers with segments" test "$(echo $workers | wc -w) $(
-        wc -l <"$dir/segments")" = '4 4'
+    check "$mode: four workers with segments and arenas" test "$(echo $workers | wc -w) $(
+        wc -l <"$dir/segments")" = '4 8'
     kill -9 "$(echo $workers | cut -d' ' -f1)"
     finish
     check "$mode: agent killed, status 3 and nothing left" test "$status $left" = '3 nothing'

@@ -68,6 +68,24 @@ void bxi_batch_flush_due(struct bx_job *job, struct bxi_timer *timer)
     bxi_event(job, BXI_EVENT_BATCH);
 }
 
+void bxi_batch_show(struct bx_job *job, const struct bxi_batcher *batcher)
+{
+    struct bxi_batch_words *words;
+
+    if (job->control == NULL)
+        return;                     /* members may be added before the start */
+    words = &job->control->batch[batcher->handler - job->handlers];
+    /* Relaxed, all: recent values are all that is asked for. */
+    for (int i = 0; i < 2; i++) {
+        bxi_store_relaxed(&words->members[i], batcher->members[i]);
+        bxi_store_relaxed(&words->present[i], batcher->present[i]);
+    }
+    bxi_store_relaxed(&words->rows, batcher->waiting);
+    bxi_store_relaxed(&words->running, batcher->running);
+    bxi_store_relaxed(&words->max_rows, batcher->max_rows);
+    bxi_store_relaxed(&words->flush_after_ns, batcher->flush_after_ns);
+}
+
 static void append(struct bxi_batcher *batcher, struct bxi_row *row)
 {
     row->next = NULL;
@@ -76,6 +94,7 @@ static void append(struct bxi_batcher *batcher, struct bxi_row *row)
     else
         batcher->head = row;
     batcher->tail = row;
+    batcher->waiting++;
     put_bit(batcher->present, row->request.peer->rank, true);
 }
 
@@ -91,6 +110,7 @@ static void take_rows(struct bx_job *job, struct bxi_batcher *batcher, struct bx
     batch->count = 0;
     *expired = NULL;
     batcher->head = batcher->tail = NULL;
+    batcher->waiting = 0;
     batcher->present[0] = batcher->present[1] = 0;
     while (row != NULL) {
         struct bxi_row *next = row->next;
@@ -112,6 +132,7 @@ static void take_rows(struct bx_job *job, struct bxi_batcher *batcher, struct bx
         if (by_rank[rank] != NULL)
             batch->rows[batch->count++] = by_rank[rank];
     set_flush_timer(job, batcher);
+    bxi_batch_show(job, batcher);
 }
 
 /* ---- rows -------------------------------------------------------------------------------------- */
@@ -140,6 +161,8 @@ static void finish_expired(struct bx_job *job, struct bxi_row *expired)
 
 static void run_body(struct bx_batch *batch)
 {
+    for (size_t i = 0; i < batch->count; i++)
+        bxi_serving_at(&batch->rows[i]->request, BXI_AT_BODY);
     bxi_clear_error();
 
     int code = batch->batcher->fn(batch, batch->batcher->handler->context);
@@ -179,6 +202,7 @@ static bool run_one(struct bx_job *job, struct bxi_batcher *batcher)
     bxi_lock(&job->lock);
     batcher->running = false;
     again = batcher->running = is_ready(batcher);
+    bxi_batch_show(job, batcher);
     bxi_unlock(&job->lock);
     return again;
 }
@@ -250,6 +274,7 @@ int bxi_batch_add_row(struct bx_request *request, struct bx_msg *args)
             set_flush_timer(job, batcher);
         ready = is_ready(batcher);
         batcher->running |= ready;
+        bxi_batch_show(job, batcher);
     }
     bxi_unlock(&job->lock);
     if (rc < 0) {
@@ -289,6 +314,7 @@ bool bxi_batch_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, in
         struct bxi_row *row = batcher->head;
 
         batcher->head = batcher->tail = NULL;
+        batcher->waiting = 0;
         batcher->present[0] = batcher->present[1] = 0;
         while (row != NULL) {
             struct bxi_row *next = row->next;
@@ -299,8 +325,10 @@ bool bxi_batch_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, in
                 append(batcher, row);
             row = next;
         }
-        if (found != NULL)
+        if (found != NULL) {
             set_flush_timer(job, batcher);
+            bxi_batch_show(job, batcher);
+        }
     }
     bxi_unlock(&job->lock);
     if (found != NULL)
@@ -332,6 +360,7 @@ void bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank,
 {
     bxi_lock(&job->lock);
     put_bit(batcher->members, rank, joins);
+    bxi_batch_show(job, batcher);
     bxi_unlock(&job->lock);
     bxi_event(job, BXI_EVENT_BATCH);
 }

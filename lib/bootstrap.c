@@ -314,7 +314,7 @@ static int no_space(const struct bx_job *job)
                                   "it (mount -o remount,size=1G /dev/shm; in docker --shm-size=1g)",
                    (unsigned long long)(status.f_bavail * status.f_frsize / 1024),
                    (unsigned long long)(status.f_blocks * status.f_frsize / 1024), job->world_size,
-                   (unsigned)(sizeof(struct bxi_control) / 1024), BXI_RING_STRIDE / 1024);
+                   (unsigned)(sizeof(struct bxi_control) / 1024), BXI_OPEN_BYTES / 1024);
 }
 
 /* A descriptor of the object `name`, which is behind own_fd, that can only be read. */

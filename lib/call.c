@@ -31,6 +31,30 @@ struct request_plan {           /* a call's arguments, checked */
 
 /* ---- slots (lock) ------------------------------------------------------------------------------ */
 
+/* Rows of the segment for the slots, as many as there is room for: they are for inspectors, and calls go on
+ * without them. */
+static void grow_rows(struct bx_job *job, struct bxi_peer *peer)
+{
+    if (bxi_segment_open_calls(&job->segment, peer->rank, peer->slot_count) < 0)
+        return;
+    peer->rows = bxi_segment_calls(&job->segment, peer->rank);
+    peer->row_count = peer->slot_count;
+}
+
+static void show_call(struct bxi_peer *peer, const struct bxi_call *call, uint64_t id, uint64_t deadline_ns)
+{
+    struct bxi_call_row *row = peer->rows + call->slot;
+    /* When it began: saves a look at the clock where there is a deadline. */
+    uint64_t since_ns = deadline_ns != BX_FOREVER ? deadline_ns - call->timeout_ns : bxi_coarse_ns();
+
+    /* Relaxed: published by the store of the id. */
+    bxi_store_relaxed(&row->since, since_ns << 8 | call->function);
+    bxi_store_relaxed(&row->deadline_ns, deadline_ns);
+    bxi_store_relaxed(&row->end_pos, peer->slots[call->slot].end_pos);
+    /* [call.id] release, for inspectors: pairs with their acquire, the words above are of this call. */
+    bxi_store_release(&row->id, id);
+}
+
 static int grow_slots(struct bxi_peer *peer)
 {
     uint32_t count = peer->slot_count == 0 ? 16 : peer->slot_count * 2;
@@ -50,13 +74,14 @@ static int grow_slots(struct bxi_peer *peer)
     return 0;
 }
 
-static int take_slot(struct bxi_peer *peer, struct bxi_call *call)
+static int take_slot(struct bx_job *job, struct bxi_peer *peer, struct bxi_call *call)
 {
     if (peer->free_slot == peer->slot_count) {
         int rc = grow_slots(peer);
 
         if (rc < 0)
             return rc;
+        grow_rows(job, peer);
     }
 
     struct bxi_slot *slot = &peer->slots[peer->free_slot];
@@ -74,6 +99,8 @@ static void free_slot(struct bxi_peer *peer, uint16_t index)
 {
     struct bxi_slot *slot = &peer->slots[index];
 
+    if (index < peer->row_count)
+        bxi_store_relaxed(&peer->rows[index].id, 0);    /* relaxed: for inspectors */
     slot->state = BXI_SLOT_FREE;
     slot->call = NULL;
     slot->generation = (slot->generation + 1) & (UINT64_MAX >> 16);
@@ -91,6 +118,8 @@ static struct bxi_call *take_call(struct bx_job *job, struct bxi_peer *peer, uin
     if (keep) {
         peer->slots[index].state = BXI_SLOT_ZOMBIE;
         peer->slots[index].call = NULL;
+        if (index < peer->row_count)    /* relaxed: for inspectors */
+            bxi_store_relaxed(&peer->rows[index].id, bxi_load_relaxed(&peer->rows[index].id) | BXI_CALL_GIVEN_UP);
     } else {
         free_slot(peer, index);
     }
@@ -248,7 +277,7 @@ static int submit_locked(struct bx_job *job, const struct request_plan *plan, st
             bxi_counter_add(job, BXI_C_oneways_sent, 1);
         return rc;
     }
-    if ((rc = take_slot(peer, call)) < 0)
+    if ((rc = take_slot(job, peer, call)) < 0)
         return rc;
     call->peer = peer;
     call->function = head.function;
@@ -260,6 +289,8 @@ static int submit_locked(struct bx_job *job, const struct request_plan *plan, st
         goto undo;
     job->calls_open++;
     bxi_counter_add(job, BXI_C_calls_sent, 1);
+    if (call->slot < peer->row_count)
+        show_call(peer, call, head.id, plan->deadline_ns);
     return 0;
 
 undo:

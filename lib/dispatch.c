@@ -13,8 +13,77 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 /* ---- answering --------------------------------------------------------------------------------- */
+
+static uint64_t who(const struct bx_request *request)
+{
+    return (uint64_t)request->peer->rank | (uint64_t)(request->handler - request->job->handlers) << 16;
+}
+
+/* ---- what inspectors see ------------------------------------------------------------------------- */
+
+/* Lock. */
+static void show_request(struct bx_request *request)
+{
+    static const enum bxi_where first[] = { [BXI_F_INLINE] = BXI_AT_NONE, [BXI_F_BLOCKING] = BXI_AT_POOL,
+                                            [BXI_F_ASYNC] = BXI_AT_FUTURE, [BXI_F_BATCH] = BXI_AT_BATCH };
+    struct bx_job *job = request->job;
+    struct bxi_serving *row;
+
+    request->row = BXI_NO_ROW;
+    if (job->free_row_count == 0)
+        return;
+    request->row = job->free_rows[--job->free_row_count];
+    row = &job->control->serving[request->row];
+    /* Relaxed: published by the store of `where`. */
+    bxi_store_relaxed(&row->id, request->id);
+    bxi_store_relaxed(&row->who, who(request));
+    bxi_store_relaxed(&row->since_ns, job->pass_ns != 0 ? job->pass_ns : bxi_coarse_ns());
+    /* [serving.where] release, for inspectors: pairs with their acquire, the words above are of this request. */
+    bxi_store_release(&row->where, first[request->handler->kind]);
+}
+
+static void hide_request(const struct bx_request *request)
+{
+    struct bx_job *job = request->job;
+
+    if (request->row == BXI_NO_ROW)
+        return;
+    bxi_store_relaxed(&job->control->serving[request->row].where, BXI_AT_NONE);    /* relaxed: for inspectors */
+    job->free_rows[job->free_row_count++] = request->row;
+}
+
+void bxi_serving_at(const struct bx_request *request, enum bxi_where where)
+{
+    static _Thread_local uint64_t thread;
+
+    if (request->row == BXI_NO_ROW)
+        return;
+    if (thread == 0)
+        thread = (uint64_t)gettid();
+    /* Relaxed: for inspectors. */
+    bxi_store_relaxed(&request->job->control->serving[request->row].where, (uint64_t)where | thread << 8);
+}
+
+/* A handler runs here and now. Role. */
+static void show_now(const struct bx_request *request)
+{
+    struct bxi_now *now = &request->job->control->now;
+
+    /* Relaxed, all: for inspectors, who read since_ns before and after. */
+    bxi_store_relaxed(&now->id, request->id);
+    bxi_store_relaxed(&now->who, who(request));
+    bxi_store_release(&now->since_ns, request->job->pass_ns);
+}
+
+static void hide_now(const struct bx_request *request)
+{
+    bxi_store_relaxed(&request->job->control->now.since_ns, 0);     /* relaxed: as in show_now */
+}
+
+/* ---- being served ----------------------------------------------------------------------------------- */
 
 int bxi_serving_begin(struct bx_request *request)
 {
@@ -25,6 +94,7 @@ int bxi_serving_begin(struct bx_request *request)
         return -EAGAIN;
     }
     request->counted = true;
+    show_request(request);
     request->peer->serving += !request->oneway;     /* what the 1024 are about */
     request->peer->serving_oneways += request->oneway;
     request->job->serving++;
@@ -33,6 +103,7 @@ int bxi_serving_begin(struct bx_request *request)
 
 void bxi_serving_cancel(struct bx_request *request)
 {
+    hide_request(request);
     request->peer->serving -= !request->oneway;
     request->peer->serving_oneways -= request->oneway;
     request->job->serving--;
@@ -43,6 +114,7 @@ static void serving_end(const struct bx_request *request)
 {
     if (!request->counted)
         return;
+    hide_request(request);
     request->peer->serving -= !request->oneway;
     request->peer->serving_oneways -= request->oneway;
     request->job->serving--;
@@ -112,7 +184,7 @@ void bxi_answer(const struct bx_request *request, int code, const char *text, co
     struct reply reply;
     int rc = 0;
 
-    reply.cargo = (struct bxi_cargo){ 0 };
+    reply.cargo.body = NULL;
     make_reply(&reply, request, code, text, value);
     bxi_loan_release(request->loan);
     if (request->oneway && code < 0)
@@ -171,9 +243,11 @@ static void run_inline(const struct bx_request *request, size_t body_bytes)
     struct bx_job *job = request->job;
 
     bx_msg_clear(job->reply);
+    show_now(request);
     bxi_no_wait_enter();
     bxi_run_handler(request, reader_of(request, body_bytes), NULL, job->reply);
     bxi_no_wait_leave();
+    hide_now(request);
     if (job->reply->tensor_count > 0)
         bx_msg_clear(job->reply);
 }
@@ -277,9 +351,11 @@ static int run_async(struct bx_request *request, size_t body_bytes)
 
     if (parked != NULL) {
         bxi_clear_error();
+        show_now(request);
         bxi_no_wait_enter();
         code = request->handler->async(request, &args, &future, request->handler->context);
         bxi_no_wait_leave();
+        hide_now(request);
     }
     if (code >= 0 && args.error < 0)
         code = args.error;

@@ -28,7 +28,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#define BXI_CALLS_MAX 1024          /* K: calls in flight from one worker to another */
 #define BXI_TEXT_BYTES 512          /* of an error's sentence */
 #define BXI_POOL_READY 16           /* threads of the pool that are not blocked in a wait */
 #define BXI_POOL_MAX 256
@@ -350,6 +349,8 @@ struct bxi_peer {
     /* lock: calls to it, and its calls here */
     struct bxi_slot *slots;
     uint32_t slot_count;
+    uint32_t row_count;                     /* of them, shown in the segment: rows */
+    struct bxi_call_row *rows;
     uint32_t in_flight;                     /* slots not FREE */
     uint16_t free_slot;                     /* head of the list; slot_count if empty */
     uint32_t serving;                       /* its requests here that are not yet answered */
@@ -390,7 +391,9 @@ struct bx_request {
     struct bxi_loan *loan;          /* of its arguments; one reference, dropped when it is answered; or NULL */
     bool oneway;
     bool counted;                   /* in serving */
+    uint16_t row;                   /* shown in the segment; BXI_NO_ROW: there was none free */
 };
+#define BXI_NO_ROW UINT16_MAX
 
 struct bxi_parked {             /* a request whose async handler's future is not done */
     struct bx_request request;
@@ -420,6 +423,7 @@ struct bxi_batcher {            /* lock, but for what says otherwise */
     uint64_t members[BXI_WORLD_MAX / 64];
     uint64_t present[BXI_WORLD_MAX / 64];       /* workers with a row in the list */
     struct bxi_row *head, *tail;
+    uint32_t waiting;                           /* rows in the list */
     struct bxi_timer timer;
     struct bxi_batcher *next;
 };
@@ -508,6 +512,8 @@ struct bx_job {
     struct bxi_call *expired;                   /* taken out by timers, to be completed without the lock */
     uint32_t calls_open;                        /* LIVE slots of all peers */
     uint32_t serving;                           /* requests of all peers not yet answered */
+    uint16_t free_rows[BXI_SERVING_MAX];        /* a stack of the segment's rows for them */
+    uint32_t free_row_count;
     uint32_t deaths_reported;                   /* by bx_job_serve */
     bxi_a32 loans_out;                          /* leases on loan to all peers */
     uint64_t loan_bytes;                        /* of them */
@@ -673,6 +679,7 @@ void bxi_run_handler(const struct bx_request *request, struct bx_reader reader, 
  * flight than it may; -EAGAIN: 1024 one-way calls of its wait already, this one is to be dropped. */
 int bxi_serving_begin(struct bx_request *request);
 void bxi_serving_cancel(struct bx_request *request);    /* it was not served after all; lock */
+void bxi_serving_at(const struct bx_request *request, enum bxi_where where);   /* by whoever has it now */
 
 /* The caller of an async handler's request gave up, or is gone (any_id): the future that the handler holds
  * fails with code, so that it learns of it. True if there was one. */
@@ -686,6 +693,7 @@ void bxi_batches_look(struct bx_job *job);      /* role: runs what is ready */
 void bxi_batch_flush_due(struct bx_job *job, struct bxi_timer *timer);     /* lock */
 void bxi_batch_run(struct bx_job *job, struct bxi_batcher *batcher);    /* by the pool, or the role */
 bool bxi_batch_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code);
+void bxi_batch_show(struct bx_job *job, const struct bxi_batcher *batcher);    /* to inspectors; lock, or start */
 void bxi_batchers_destroy(struct bx_job *job);
 
 /* ---- pool.c -------------------------------------------------------------------------------------- */

@@ -385,6 +385,10 @@ int bx_job_create(const struct bx_options *options, struct bx_job **out)
     job->world_size = job->options.world_size;
     job->serial = bxi_add(&jobs_made, 1) + 1;
     job->fork_generation = bxi_load_relaxed(&bxi_forks);
+    while (job->free_row_count < BXI_SERVING_MAX) {
+        job->free_rows[job->free_row_count] = (uint16_t)(BXI_SERVING_MAX - 1 - job->free_row_count);
+        job->free_row_count++;
+    }
     job->spin_ns = job->options.no_spin ? 0 : job->options.spin_ns;
     job->peers = calloc((size_t)job->world_size, sizeof *job->peers);
     job->frame = aligned_alloc(64, BXI_FRAME_MAX);
@@ -423,6 +427,8 @@ void bxi_job_adopt_segment(struct bx_job *job)
     job->counters = job->control->counters;
     job->bell.word = &job->control->header.armed;
     job->control->header.arena_bytes = bxi_arena_bytes(job->arena);
+    for (const struct bxi_batcher *batcher = job->batchers; batcher != NULL; batcher = batcher->next)
+        bxi_batch_show(job, batcher);
     read_affinity(job->control->header.cpu_mask);
     publish_functions(job);
 }

@@ -222,8 +222,7 @@ static void wake_waiters(struct bx_job *job)
 
 bool bxi_leases_look(struct bx_job *job)
 {
-    /* [lease.waiters] sequentially consistent, pairs with the addition in bxi_leases_want. */
-    if (bxi_load_seq_cst(&job->lease_waiters) == 0 || bxi_leases_reclaim(job) == 0)
+    if (bxi_leases_reclaim(job) == 0)
         return false;
     wake_waiters(job);
     return true;
@@ -529,7 +528,7 @@ int bx_job_loans(struct bx_job *job, int rank, struct bx_loans *loans)
 void bxi_leases_want(struct bx_job *job)
 {
     bxi_lock(&job->lock);
-    /* [lease.waiters] sequentially consistent, pairs with the load in bxi_leases_look. */
+    /* [lease.waiters] sequentially consistent, pairs with the loads in bxi_starved_look. */
     bxi_add_seq_cst(&job->lease_waiters, 1);
     for (int rank = 0; rank < job->world_size; rank++)
         /* [lease.want] relaxed, before the fence below; pairs with the load in give_back. */

@@ -76,7 +76,7 @@ static int no_room(const struct bxi_peer *peer, int rc)
     }
     return bx_fail(BX_E_NO_SPACE, "the ring to worker '%s' needs %u KiB of /dev/shm, which has %.1f of %.1f "
                                   "MiB free (%s); make it larger (mount -o remount,size=, docker "
-                                  "--shm-size)", peer->name, BXI_RING_STRIDE / 1024, mib_free, mib,
+                                  "--shm-size)", peer->name, BXI_OPEN_BYTES / 1024, mib_free, mib,
                    bx_strerror(rc));
 }
 
@@ -133,6 +133,14 @@ int bxi_peer_open_out(struct bx_job *job, struct bxi_peer *peer)
 
 /* ---- sending ----------------------------------------------------------------------------------- */
 
+/* Where a request ends in the ring, in its slot and for inspectors. */
+static void note_end(struct bxi_peer *peer, uint32_t slot)
+{
+    peer->slots[slot].end_pos = peer->out.write_pos;
+    if (slot < peer->row_count)         /* relaxed: of one that was queued; any other is shown later */
+        bxi_store_relaxed(&peer->rows[slot].end_pos, peer->out.write_pos);
+}
+
 static void note_sent(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
 {
     uint64_t payload_bytes = sizeof *out->head + out->body_bytes;
@@ -147,7 +155,7 @@ static void note_sent(struct bx_job *job, struct bxi_peer *peer, const struct bx
     if (fill > bxi_load_relaxed(&counters->high_water_bytes))
         bxi_store_relaxed(&counters->high_water_bytes, fill);
     if (out->slot >= 0)
-        peer->slots[out->slot].end_pos = peer->out.write_pos;
+        note_end(peer, (uint32_t)out->slot);
     if (out->lease >= 0)
         peer->ledger.slots[out->lease].end_pos = peer->out.write_pos;
     if (!any_bit(job->bells_due))
@@ -327,7 +335,8 @@ bool bxi_starved_look(struct bx_job *job, bool before_sleep)
 {
     bool moved = any_bit(job->starved) && look_all_starved(job, before_sleep);
 
-    return bxi_leases_look(job) || moved;
+    /* [lease.waiters] sequentially consistent, pairs with the addition in bxi_leases_want. */
+    return (bxi_load_seq_cst(&job->lease_waiters) != 0 && bxi_leases_look(job)) || moved;
 }
 
 int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consumed)

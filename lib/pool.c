@@ -52,6 +52,7 @@ static void run_request(struct bx_job *job, struct bxi_task *task)
         bxi_answer(&task->request, BX_E_TIMEOUT, "the deadline passed before a thread was free", NULL);
         return;
     }
+    bxi_serving_at(&task->request, BXI_AT_THREAD);
     reply = bx_msg_create(0);
     if (reply == NULL) {
         bxi_answer(&task->request, -ENOMEM, "no memory for the reply", NULL);

@@ -7,7 +7,7 @@
  * process killed at any instruction leaves its own segment frozen and every other intact, and there is
  * nothing to repair: whatever was published counts, whatever was not does not exist.
  *
- * Invariants. (I1..I11; "peer" is a worker that maps this segment.)
+ * Invariants. (I1..I12; "peer" is a worker that maps this segment.)
  *  I1  magic, layout_version, the sizes and the identity are written before the segment's descriptor is
  *      handed to anybody, and never again.
  *  I2  state only grows: STARTING < RUNNING < LEAVING < QUIET < LEFT.
@@ -26,7 +26,11 @@
  *  I10 lease[p][s], behind ring p, is 0 or a generation of slot s of peer p's ledger; it takes that value
  *      once, when the owner reads none of the memory any more that peer p lent under it. No word of it is
  *      read by anybody before pair[p].open.
- *  I11 loans[p] and the arena's words are for inspectors; nobody acts on them.
+ *  I11 now, counters, pair_counters, loans, batch, serving and the arena's words are for inspectors; nobody
+ *      acts on them.
+ *  I12 call[p][s], behind the lease words, is about slot s of the owner's calls to p: id is 0, or that of the
+ *      call, with BXI_CALL_GIVEN_UP when its caller does not wait any more; the other words are written
+ *      before it. Rows up to BXI_CALLS_FIRST are allocated with the ring, more when there are so many.
  */
 #ifndef BXI_LAYOUT_H
 #define BXI_LAYOUT_H
@@ -39,7 +43,7 @@
 #include <stdint.h>
 
 #define BXI_MAGIC UINT64_C(0x0000524143584f42)          /* "BOXCAR\0\0" in memory, little endian */
-#define BXI_LAYOUT_VERSION 2u
+#define BXI_LAYOUT_VERSION 3u
 
 #define BXI_WORLD_MAX 128
 #define BXI_NAME_BYTES 32
@@ -49,7 +53,13 @@
 #define BXI_RING_BYTES 131072u                          /* a power of two */
 #define BXI_LEASE_MAX 1024                              /* leases of one peer that are out at a time */
 #define BXI_LEASE_BYTES (BXI_LEASE_MAX * 8u)
-#define BXI_RING_STRIDE (BXI_RING_BYTES + BXI_PAGE + BXI_LEASE_BYTES)   /* a page to stagger the rings */
+#define BXI_CALLS_MAX 1024                              /* calls in flight from one worker to another */
+#define BXI_CALLS_FIRST 128                             /* rows that are allocated with the ring */
+#define BXI_CALLS_BYTES (BXI_CALLS_MAX * 32u)
+#define BXI_RING_STRIDE (BXI_RING_BYTES + BXI_PAGE + BXI_LEASE_BYTES + BXI_CALLS_BYTES)  /* a page to stagger */
+#define BXI_OPEN_BYTES (BXI_RING_BYTES + BXI_PAGE + BXI_LEASE_BYTES + BXI_CALLS_FIRST * 32u)
+#define BXI_SERVING_MAX 512                             /* requests of all peers whose whereabouts are shown */
+#define BXI_CALL_GIVEN_UP (UINT64_C(1) << 63)
 #define BXI_FRAME_MAX (BXI_RING_BYTES / 8)              /* payload bytes of the largest record */
 
 enum bxi_state {
@@ -66,6 +76,16 @@ enum bxi_who {
     BXI_WHO_BACKGROUND = 1,     /* ring the first eventfd */
     BXI_WHO_LEADER = 2,         /* ring the second */
     BXI_WHO_LAZY = 3,           /* ring the first, but not for replies */
+};
+
+/* Where a request is that is being served: the low byte of bxi_serving.where. */
+enum bxi_where {
+    BXI_AT_NONE = 0,            /* the row is free */
+    BXI_AT_POOL = 1,            /* waits for a thread of the pool */
+    BXI_AT_THREAD = 2,          /* a thread of the pool runs its handler: its id in the bits above */
+    BXI_AT_BATCH = 3,           /* waits in the batch of its function */
+    BXI_AT_BODY = 4,            /* the batch's body runs */
+    BXI_AT_FUTURE = 5,          /* an async handler's future is not done */
 };
 
 /* Comments give: writer; readers, order [partner]. */
@@ -135,6 +155,37 @@ struct bxi_loans {
     bxi_a64 borrowed_total;
 };
 
+/* The inline or async handler that runs in this moment where progress runs. For inspectors, all three. */
+struct bxi_now {
+    bxi_a64 since_ns;           /* owner: CLOCK_MONOTONIC_COARSE; 0: none. Last written, first cleared */
+    bxi_a64 id;
+    bxi_a64 who;                /* caller's rank | function << 16 */
+    bxi_a64 spins;              /* 1 while a thread spins for work */
+    uint8_t reserved[32];
+};
+struct bxi_serving {
+    bxi_a64 where;              /* enum bxi_where | thread id << 8; last written, first cleared */
+    bxi_a64 id;                 /* the caller's; 0 of a one-way call */
+    bxi_a64 who;                /* caller's rank | function << 16 */
+    bxi_a64 since_ns;           /* CLOCK_MONOTONIC_COARSE, when it came */
+};
+struct bxi_batch_words {        /* row i is about function i, if that is a batch */
+    bxi_a64 members[2];         /* bits by rank: who is waited for */
+    bxi_a64 present[2];         /* who has a row */
+    bxi_a64 rows;
+    bxi_a64 running;            /* 1 while the body runs */
+    bxi_a64 max_rows;
+    bxi_a64 flush_after_ns;
+};
+
+/* A call of the owner's that has not ended. */
+struct bxi_call_row {
+    bxi_a64 id;
+    bxi_a64 since;              /* CLOCK_MONOTONIC_COARSE << 8 | function */
+    bxi_a64 end_pos;            /* of the request in the ring; UINT64_MAX while it is queued */
+    bxi_a64 deadline_ns;        /* UINT64_MAX: none */
+};
+
 struct bxi_function {
     char name[BXI_NAME_BYTES];
     uint32_t kind;              /* 1 inline, 2 blocking, 3 async, 4 batch: for display */
@@ -143,13 +194,16 @@ struct bxi_function {
 
 struct bxi_control {
     struct bxi_header header;                               /* offset 0 */
-    uint8_t pad0[BXI_PAGE - sizeof(struct bxi_header)];
+    struct bxi_now now;                                     /* offset 256 */
+    uint8_t pad0[BXI_PAGE - sizeof(struct bxi_header) - sizeof(struct bxi_now)];
     bxi_a64 counters[512];                                  /* enum bxi_counter; one page */
     struct bxi_pair pair[BXI_WORLD_MAX];
     struct bxi_credit credit[BXI_WORLD_MAX];
     struct bxi_pair_counters pair_counters[BXI_WORLD_MAX];
     struct bxi_function function[BXI_FUNCTION_MAX];
     struct bxi_loans loans[BXI_WORLD_MAX];
+    struct bxi_batch_words batch[BXI_FUNCTION_MAX];
+    struct bxi_serving serving[BXI_SERVING_MAX];
 };
 
 #define BXI_CONTROL_BYTES sizeof(struct bxi_control)
@@ -169,7 +223,12 @@ static_assert(offsetof(struct bxi_control, pair_counters) == 24576, "pair_counte
 static_assert(offsetof(struct bxi_control, function) == 32768, "function");
 static_assert(sizeof(struct bxi_loans) == BXI_LINE, "loans are a line");
 static_assert(offsetof(struct bxi_control, loans) == 40960, "loans");
-static_assert(sizeof(struct bxi_control) == 49152, "control");
+static_assert(sizeof(struct bxi_now) == BXI_LINE, "now is a line");
+static_assert(sizeof(struct bxi_batch_words) == BXI_LINE, "a batch is a line");
+static_assert(sizeof(struct bxi_serving) == 32 && sizeof(struct bxi_call_row) == 32, "two a line");
+static_assert(offsetof(struct bxi_control, batch) == 49152, "batch");
+static_assert(offsetof(struct bxi_control, serving) == 57344, "serving");
+static_assert(sizeof(struct bxi_control) == 73728, "control");
 static_assert((int)BXI_COUNTER_COUNT <= 512, "counters fit their page");
 
 /* Where ring `to` begins. Rings are staggered by a line within the spare page of their stride, so that
@@ -184,6 +243,12 @@ static inline uint64_t bxi_ring_offset(int to)
 static inline uint64_t bxi_lease_offset(int to)
 {
     return BXI_CONTROL_BYTES + (uint64_t)to * BXI_RING_STRIDE + BXI_RING_BYTES + BXI_PAGE;
+}
+
+/* Where the rows begin of the owner's calls to peer `to`. */
+static inline uint64_t bxi_calls_offset(int to)
+{
+    return bxi_lease_offset(to) + BXI_LEASE_BYTES;
 }
 
 static inline uint64_t bxi_segment_bytes(int world_size)

@@ -230,7 +230,19 @@ int bxi_segment_open_ring(struct bxi_segment *segment, int to)
 {
     if (to < 0 || bxi_segment_bytes(to + 1) > segment->bytes)
         return -EINVAL;
-    return allocate(segment->fd, BXI_CONTROL_BYTES + (uint64_t)to * BXI_RING_STRIDE, BXI_RING_STRIDE);
+    return allocate(segment->fd, BXI_CONTROL_BYTES + (uint64_t)to * BXI_RING_STRIDE, BXI_OPEN_BYTES);
+}
+
+int bxi_segment_open_calls(struct bxi_segment *segment, int to, uint32_t count)
+{
+    if (to < 0 || bxi_segment_bytes(to + 1) > segment->bytes || count > BXI_CALLS_MAX)
+        return -EINVAL;
+    return allocate(segment->fd, bxi_calls_offset(to), count * sizeof(struct bxi_call_row));
+}
+
+struct bxi_call_row *bxi_segment_calls(const struct bxi_segment *segment, int to)
+{
+    return (struct bxi_call_row *)(void *)((unsigned char *)segment->control + bxi_calls_offset(to));
 }
 
 unsigned char *bxi_segment_ring(const struct bxi_segment *segment, int to)

@@ -44,9 +44,12 @@ int bxi_segment_create_locked(const char *shm_name, int *fd);
 int bxi_segment_create(struct bxi_segment *segment, const char *job, const char *name, uint64_t instance,
                        int rank, int world_size);
 
-/* Allocates the pages of ring `to` and of the lease words behind it (fallocate, which does not bring a
- * truncated segment back). 0, -ENOSPC, -errno. */
+/* Allocates the pages of ring `to`, of the lease words and of the first rows of calls behind it (fallocate, which
+ * does not bring a truncated segment back). 0, -ENOSPC, -errno. */
 int bxi_segment_open_ring(struct bxi_segment *segment, int to);
+/* Allocates the first `count` rows of the calls to `to`. 0, -ENOSPC, -errno. */
+int bxi_segment_open_calls(struct bxi_segment *segment, int to, uint32_t count);
+struct bxi_call_row *bxi_segment_calls(const struct bxi_segment *segment, int to);
 unsigned char *bxi_segment_ring(const struct bxi_segment *segment, int to);
 /* BXI_LEASE_MAX words by which the owner gives leases of peer `to` back; not before open_ring. */
 bxi_a64 *bxi_segment_leases(const struct bxi_segment *segment, int to);

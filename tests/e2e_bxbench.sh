@@ -140,7 +140,7 @@ check accumulate 'ratio bare_gb_s accumulate_gb_s memcpy_gb_s bare_memcpy sets b
     accumulate --sets 3 --bytes 2000000 --threads 2 --slices 2
 check start 'ready_seconds gone_seconds seconds shm_bytes_rest shm_bytes_all_pairs bare_seconds' \
     'v["ready_seconds"]>0 v["gone_seconds"]>0 v["seconds"]>=v["ready_seconds"]
-    v["shm_bytes_rest"]>=4*49152 v["shm_bytes_all_pairs"]>=v["shm_bytes_rest"]+4*3*131072' \
+    v["shm_bytes_rest"]>=4*73728 v["shm_bytes_all_pairs"]>=v["shm_bytes_rest"]+4*3*131072' \
     start --workers 4 --slices 1
 
 if BX_WAIT=epoll timeout 60 "$bin" idle --workers 2 --seconds 0.2 >"$work/out" 2>"$work/err" &&

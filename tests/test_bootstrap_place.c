@@ -179,7 +179,7 @@ static int start_in_little_memory(void)
     struct worker worker[2] = { 0 };
 
     if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
-        mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=64k") < 0)
+        mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=96k") < 0)
         return 77;
     for (int rank = 0; rank < 2; rank++) {
         worker[rank].timeout_ns = LONG_NS;
@@ -187,7 +187,7 @@ static int start_in_little_memory(void)
         pthread_create(&worker[rank].thread, NULL, worker_main, &worker[rank]);
     }
     for (int rank = 0; rank < 2; rank++)
-        if (end(&worker[rank]) != BX_E_NO_SPACE || strstr(worker[rank].text, "of 64 KiB free") == NULL)
+        if (end(&worker[rank]) != BX_E_NO_SPACE || strstr(worker[rank].text, "of 96 KiB free") == NULL)
             return 1;
     return files_in("/dev/shm", "") == 0 ? 0 : 2;
 }

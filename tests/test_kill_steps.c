@@ -463,7 +463,7 @@ Test(kill_step, open_refused, .timeout = 60)
     if (geteuid() != 0)
         cr_skip_test("needs root, to mount a small /dev/shm");
     if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
-        mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=280k") < 0)
+        mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=320k") < 0)
         cr_skip_test("needs a mount namespace, which is not to be had here");
     target = "open.refused";
     harness_store(STEP_COUNT, 1);

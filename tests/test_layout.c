@@ -25,10 +25,12 @@ struct field {
     }
 
 static const struct field control_fields[] = {
-    FIELD(bxi_control, header),        FIELD(bxi_control, pad0), FIELD(bxi_control, counters),
+    FIELD(bxi_control, header),        FIELD(bxi_control, now),
+    FIELD(bxi_control, pad0),          FIELD(bxi_control, counters),
     FIELD(bxi_control, pair),          FIELD(bxi_control, credit),
     FIELD(bxi_control, pair_counters), FIELD(bxi_control, function),
-    FIELD(bxi_control, loans),         { NULL, 0, 0 },
+    FIELD(bxi_control, loans),         FIELD(bxi_control, batch),
+    FIELD(bxi_control, serving),       { NULL, 0, 0 },
 };
 
 static const struct field header_fields[] = {
@@ -78,6 +80,27 @@ static const struct field function_fields[] = {
     FIELD(bxi_function, kind),
     FIELD(bxi_function, reserved),
     { NULL, 0, 0 },
+};
+
+static const struct field now_fields[] = {
+    FIELD(bxi_now, since_ns), FIELD(bxi_now, id),       FIELD(bxi_now, who),
+    FIELD(bxi_now, spins),    FIELD(bxi_now, reserved), { NULL, 0, 0 },
+};
+
+static const struct field batch_fields[] = {
+    FIELD(bxi_batch_words, members), FIELD(bxi_batch_words, present),  FIELD(bxi_batch_words, rows),
+    FIELD(bxi_batch_words, running), FIELD(bxi_batch_words, max_rows), FIELD(bxi_batch_words, flush_after_ns),
+    { NULL, 0, 0 },
+};
+
+static const struct field serving_fields[] = {
+    FIELD(bxi_serving, where),    FIELD(bxi_serving, id), FIELD(bxi_serving, who),
+    FIELD(bxi_serving, since_ns), { NULL, 0, 0 },
+};
+
+static const struct field call_fields[] = {
+    FIELD(bxi_call_row, id),          FIELD(bxi_call_row, since), FIELD(bxi_call_row, end_pos),
+    FIELD(bxi_call_row, deadline_ns), { NULL, 0, 0 },
 };
 
 static char *read_source(const char *path)
@@ -201,6 +224,14 @@ Test(layout, of_the_loans_is_as_documented)
     check_struct("bxi_loans", sizeof(struct bxi_loans), loans_fields);
 }
 
+Test(layout, of_what_inspectors_see_of_calls_is_as_documented)
+{
+    check_struct("bxi_now", sizeof(struct bxi_now), now_fields);
+    check_struct("bxi_batch_words", sizeof(struct bxi_batch_words), batch_fields);
+    check_struct("bxi_serving", sizeof(struct bxi_serving), serving_fields);
+    check_struct("bxi_call_row", sizeof(struct bxi_call_row), call_fields);
+}
+
 Test(layout, has_the_documented_constants)
 {
     static const struct {
@@ -211,12 +242,16 @@ Test(layout, has_the_documented_constants)
         CONSTANT(BXI_MAGIC),        CONSTANT(BXI_LAYOUT_VERSION), CONSTANT(BXI_WORLD_MAX),
         CONSTANT(BXI_NAME_BYTES),   CONSTANT(BXI_LINE),           CONSTANT(BXI_PAGE),
         CONSTANT(BXI_FUNCTION_MAX), CONSTANT(BXI_RING_BYTES),     CONSTANT(BXI_LEASE_MAX),
-        CONSTANT(BXI_LEASE_BYTES),  CONSTANT(BXI_RING_STRIDE),
+        CONSTANT(BXI_LEASE_BYTES),  CONSTANT(BXI_CALLS_MAX),      CONSTANT(BXI_CALLS_FIRST),
+        CONSTANT(BXI_CALLS_BYTES),  CONSTANT(BXI_SERVING_MAX),    CONSTANT(BXI_RING_STRIDE),
+        CONSTANT(BXI_OPEN_BYTES),
         CONSTANT(BXI_FRAME_MAX),    CONSTANT(BXI_CONTROL_BYTES),  CONSTANT(BXI_STARTING),
         CONSTANT(BXI_RUNNING),      CONSTANT(BXI_LEAVING),        CONSTANT(BXI_QUIET),
         CONSTANT(BXI_LEFT),         CONSTANT(BXI_AWAKE),          CONSTANT(BXI_WHO_BACKGROUND),
         CONSTANT(BXI_WHO_LEADER),
-        CONSTANT(BXI_WHO_LAZY),
+        CONSTANT(BXI_WHO_LAZY),     CONSTANT(BXI_AT_NONE),        CONSTANT(BXI_AT_POOL),
+        CONSTANT(BXI_AT_THREAD),    CONSTANT(BXI_AT_BATCH),       CONSTANT(BXI_AT_BODY),
+        CONSTANT(BXI_AT_FUTURE),
 #undef CONSTANT
     };
     const size_t wanted = sizeof(constants) / sizeof(constants[0]);
@@ -267,7 +302,9 @@ Test(layout, keeps_rings_and_lease_words_apart_and_inside_the_segment)
         cr_assert_eq(bxi_lease_offset(to) % BXI_PAGE, 0);
         cr_assert_leq(bxi_ring_offset(to) + BXI_RING_BYTES, bxi_lease_offset(to));
         cr_assert_eq(stride % BXI_PAGE, 0);
-        cr_assert_eq(bxi_lease_offset(to) + BXI_LEASE_BYTES, stride + BXI_RING_STRIDE);
+        cr_assert_eq(bxi_lease_offset(to) + BXI_LEASE_BYTES, bxi_calls_offset(to));
+        cr_assert_eq(bxi_calls_offset(to) + BXI_CALLS_BYTES, stride + BXI_RING_STRIDE);
+        cr_assert_eq(bxi_calls_offset(to) + BXI_CALLS_FIRST * sizeof(struct bxi_call_row), stride + BXI_OPEN_BYTES);
         cr_assert_eq(stride + BXI_RING_STRIDE, bxi_segment_bytes(to + 1));
     }
 }
@@ -282,7 +319,7 @@ Test(layout, takes_the_documented_memory)
     for (; next_row(&at, cells, &count); rows++) {
         int world_size = atoi(cells[0]);
         uint64_t rest = (uint64_t)world_size * BXI_CONTROL_BYTES;
-        uint64_t all = rest + (uint64_t)world_size * (uint64_t)(world_size - 1) * BXI_RING_STRIDE;
+        uint64_t all = rest + (uint64_t)world_size * (uint64_t)(world_size - 1) * BXI_OPEN_BYTES;
 
         cr_assert_eq(count, 4);
         cr_assert_eq(strtoull(cells[1], NULL, 10), bxi_segment_bytes(world_size));

@@ -138,7 +138,7 @@ Test(segment, allocates_its_control_pages_and_no_more, .init = create_first_of_t
     cr_assert_eq(fstat(segment.fd, &status), 0);
     cr_assert_eq((uint64_t)status.st_size, bxi_segment_bytes(2));
     cr_assert_eq(status.st_mode & 07777, 0600);
-    cr_assert_eq(blocks_bytes(segment.fd), 49152);
+    cr_assert_eq(blocks_bytes(segment.fd), 73728);
     for (size_t i = 0; i < BXI_WORLD_MAX; i++)
         cr_assert_eq(bxi_load_relaxed(&segment.control->pair[i].open), 0);
 }
@@ -146,13 +146,13 @@ Test(segment, allocates_its_control_pages_and_no_more, .init = create_first_of_t
 Test(segment, allocates_a_ring_when_it_is_opened, .init = create_first_of_two, .fini = remove_names)
 {
     cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0);
-    cr_assert_eq(blocks_bytes(segment.fd), 49152 + 140 * 1024);
+    cr_assert_eq(blocks_bytes(segment.fd), 73728 + 144 * 1024);
     unsigned char *ring = bxi_segment_ring(&segment, 1);
     cr_assert_eq((uint64_t)(ring - (unsigned char *)segment.control), bxi_ring_offset(1));
     for (size_t i = 0; i < BXI_RING_BYTES; i++)
         cr_assert_eq(ring[i], 0);
     memset(ring, 1, BXI_RING_BYTES);
-    cr_assert_eq(blocks_bytes(segment.fd), 49152 + 140 * 1024);
+    cr_assert_eq(blocks_bytes(segment.fd), 73728 + 144 * 1024);
     cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0, "opening it again is harmless");
     cr_assert_eq(ring[100], 1);
 }
@@ -167,7 +167,7 @@ Test(segment, has_lease_words_behind_each_ring, .init = create_first_of_two, .fi
         cr_assert_eq(bxi_load_relaxed(&words[slot]), 0);
         bxi_store_relaxed(&words[slot], (uint64_t)slot + 1);
     }
-    cr_assert_eq(blocks_bytes(segment.fd), 49152 + 140 * 1024);
+    cr_assert_eq(blocks_bytes(segment.fd), 73728 + 144 * 1024);
     cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 2), 0);
     const bxi_a64 *seen = bxi_segment_view_leases(&view, 1);
     cr_assert_neq((const void *)seen, (const void *)words);
@@ -542,7 +542,7 @@ static int create_without_room(void)
 
 static int open_ring_without_room(void)
 {
-    if (!mount_small("size=192k,mode=1777"))
+    if (!mount_small("size=256k,mode=1777"))
         return SKIPPED;
     if (bxi_segment_create(&segment, job, "agent", INSTANCE, 0, 128) != 0)
         return 1;

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the files of shmstat share: the jobs that were found, private copies of what their workers told,
+ * and the writer of JSON.
+ *
+ * Everything that is read comes by pread into memory of this process (a segment that somebody truncates
+ * meanwhile is a short read, not a SIGBUS), and nothing of it is trusted: what is used as an index, a
+ * length or text is checked first. Nothing is written to anybody's memory and nobody is locked out: the
+ * owner lock is asked about, and taken only by `reap --yes`.
+ */
+#ifndef TOOLS_STAT_H
+#define TOOLS_STAT_H
+
+#include "layout.h"
+#include "segment.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+enum stat_exit {
+    STAT_FINE = 0,
+    STAT_FOUND = 1,             /* check: violations; reap: something could not be removed */
+    STAT_USAGE = 2,
+    STAT_NOTHING = 3,           /* no such job, or nothing of it could be read */
+};
+
+struct stat_options {
+    const char *select;         /* a job's name, or name.instance; NULL for all */
+    bool json;
+    bool prometheus;
+    bool yes;
+};
+
+/* ---- Jobs (stat_jobs.c) ------------------------------------------------------------------------- */
+
+/* One object in /dev/shm. */
+struct stat_object {
+    bool exists;
+    bool alive;                 /* somebody holds the owner lock */
+    int fd;                     /* -1 once the job is closed */
+    uint64_t bytes;             /* size of the file */
+    uint64_t held;              /* pages that it takes, in bytes */
+    bool on_tmpfs;
+};
+
+enum stat_found {
+    STAT_ABSENT,                /* there is an arena, but no segment */
+    STAT_BLANK,                 /* being made, or its owner was killed while it made it */
+    STAT_OTHER_VERSION,         /* version, uid, pid and rank are known */
+    STAT_NOISE,                 /* problem says why */
+    STAT_READABLE,              /* control is there */
+};
+
+struct stat_worker {
+    int rank;                   /* as the file's name has it */
+    struct stat_object segment;
+    struct stat_object arena;
+    enum stat_found found;
+    char problem[200];          /* a sentence, unless it is READABLE */
+    uint32_t layout_version;
+    uint32_t pid;
+    uint32_t state;             /* enum bxi_state; 0 if it is not known */
+    char process;               /* a letter of /proc/PID/stat; 0 if dead or not known */
+    char name[BXI_NAME_BYTES];  /* printable; "" if it is not known */
+    struct bxi_control *control;                        /* a private copy; NULL unless READABLE */
+    /* Copied after the controls of all workers: credit is never behind what control says was written. */
+    struct bxi_credit credit[BXI_WORLD_MAX];
+    struct bxi_pair_counters received[BXI_WORLD_MAX];
+};
+
+struct stat_job {
+    char name[BXI_NAME_BYTES];
+    uint64_t instance;
+    struct stat_worker *workers[BXI_WORLD_MAX];         /* by rank; NULL where nothing was found */
+    bool twin;                  /* another job found has the same name */
+};
+
+struct stat_jobs {
+    struct stat_job *list;      /* by name, then instance */
+    size_t count;
+};
+
+/* Finds the jobs of this user by the names in /dev/shm, and keeps those that were asked for. 0, -errno. */
+int stat_jobs_find(struct stat_jobs *jobs, const char *select);
+void stat_jobs_free(struct stat_jobs *jobs);
+
+/* Opens and copies what the workers of the job show. The descriptors stay open with keep_open, until
+ * stat_job_close. -ENOMEM. */
+int stat_job_read(struct stat_job *job, bool keep_open);
+void stat_job_close(struct stat_job *job);
+
+/* Reads exactly that many bytes of an open object. 0, -ENODATA if it is shorter, -errno. */
+int stat_pread(const struct stat_object *object, void *to, uint64_t bytes, uint64_t offset);
+
+const struct stat_worker *stat_reader(const struct stat_job *job, uint32_t rank);    /* NULL: not READABLE */
+bool stat_worker_alive(const struct stat_worker *worker);
+bool stat_job_alive(const struct stat_job *job);
+const char *stat_job_state(const struct stat_job *job);
+/* How many workers the job has, as the first readable of them says; else as many as were found. */
+int stat_job_size(const struct stat_job *job);
+uint64_t stat_job_started_ns(const struct stat_job *job);       /* CLOCK_REALTIME; 0 if it is not known */
+const char *stat_state_name(uint32_t state);
+const char *stat_who_name(uint64_t armed);
+/* What its process does: "awake", "asleep", "stopped", "dead". */
+const char *stat_activity(const struct stat_worker *worker);
+const char *stat_kind_name(uint32_t kind);
+const char *stat_peer_name(const struct stat_job *job, int rank);
+
+/* A word of a private copy. */
+static inline uint64_t stat_word(const bxi_a64 *word)
+{
+    /* Relaxed: nobody else writes the copy. */
+    return bxi_load_relaxed((bxi_a64 *)word);
+}
+
+/* Bytes of ring p that the worker wrote and the peer has not given free; false if the peer cannot be read. */
+bool stat_ring_fill(const struct stat_job *job, const struct stat_worker *worker, int to, uint64_t *fill);
+
+/* ---- Text (stat_text.c) ------------------------------------------------------------------------- */
+
+/* "1.5 MiB"; "12 s", "3 h 07 min". Both into memory of theirs, good for the next seven calls. */
+const char *stat_bytes_text(uint64_t bytes);
+const char *stat_span_text(double seconds);
+/* Copies at most bytes - 1 characters, anything unprintable as '?'. */
+void stat_printable(char *to, size_t bytes, const char *from, size_t from_bytes);
+uint64_t stat_now_ns(int clock);
+/* Seconds since; 0 for what lies ahead. */
+double stat_since(uint64_t then_ns, int clock);
+
+/* Prints words one after the other and begins a new line, indented, before the 80th column. */
+struct stat_flow {
+    int indent;
+    int column;
+};
+void stat_flow_begin(struct stat_flow *flow, const char *label);
+void stat_flow_add(struct stat_flow *flow, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void stat_flow_end(struct stat_flow *flow);
+
+/* JSON on stdout. Keys are NULL in arrays. */
+void stat_json_begin(const char *command);          /* the object that holds all */
+void stat_json_end(void);
+void stat_json_open(const char *key, char bracket);     /* '{' or '[' */
+void stat_json_close(char bracket);                     /* '}' or ']' */
+void stat_json_text(const char *key, const char *text);     /* NULL, and "" for a name: null */
+void stat_json_u64(const char *key, uint64_t value);
+void stat_json_seconds(const char *key, double seconds);
+void stat_json_bool(const char *key, bool value);
+void stat_json_null(const char *key);
+void stat_json_job(const struct stat_job *job);         /* the keys of a job, without its bracket */
+void stat_json_worker(const struct stat_worker *worker);
+
+/* ---- Subcommands: a return is an exit status ---------------------------------------------------- */
+
+int stat_ls(const struct stat_options *options);
+int stat_show(const struct stat_options *options);
+int stat_check(const struct stat_options *options);
+int stat_reap(const struct stat_options *options);
+
+/* Finds and reads the jobs that were asked for; STAT_NOTHING, with a line, if the one asked for is not
+ * there. */
+int stat_find(struct stat_jobs *jobs, const struct stat_options *options);
+/* The text exposition format (stat_prometheus.c). */
+void stat_prometheus(const struct stat_jobs *jobs);
+
+/* ---- check's findings (stat_check.c, stat_check_ring.c) ------------------------------------------ */
+
+struct stat_violation {
+    int invariant;
+    int rank;
+    int peer;                   /* -1 where it is about no pair */
+    char text[240];
+};
+
+struct stat_findings {
+    struct stat_violation *list;
+    size_t count;
+    uint64_t dropped;           /* violations beyond those listed */
+    uint64_t workers;
+    uint64_t rings;
+    uint64_t records;
+    uint64_t unsettled;         /* places that moved each time they were looked at */
+};
+
+void stat_violate(struct stat_findings *findings, const struct stat_violation *where, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* Ring `to` of the worker, whose open word is 1 (I6, I7, I8), and the lease words behind it (I10). */
+void stat_check_ring(const struct stat_job *job, const struct stat_worker *worker, int to,
+                     struct stat_findings *findings);
+void stat_check_leases(const struct stat_job *job, const struct stat_worker *worker, int to,
+                       struct stat_findings *findings);
+/* Where the producer of that ring stands, as far as can be told now; false if it cannot. */
+bool stat_write_end(const struct stat_worker *worker, int to, uint64_t *end);
+
+#endif

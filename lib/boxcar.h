@@ -173,13 +173,14 @@ const char *bx_dtype_name(enum bx_dtype dtype);         /* "f32"; "?" for no dty
  * where job is NULL. shape has ndim (0 to BX_DIMS_MAX) entries of at least 0. BX_E_NO_SPACE when /dev/shm
  * is full and BX_E_ARENA_FULL when options.arena_bytes are used up, after leases that came back have been
  * looked for (the sentence says how much there is, how much of it is on loan, and how to get more);
- * BX_E_STATE before bx_job_start; -EINVAL, -EOVERFLOW (the shape), -ENOMEM. Does not block. */
+ * BX_E_STATE before bx_job_start, BX_E_SHUTDOWN after its end; -EINVAL, -EOVERFLOW (the shape), -ENOMEM. Does not
+ * block. */
 int bx_tensor_create(struct bx_job *job, enum bx_dtype dtype, int ndim, const int64_t *shape,
                      struct bx_tensor **tensor);
 
 /* A tensor over memory of the caller's, which stays valid until free_fn(context) is called: once, on
  * whichever thread drops the last reference; NULL: nobody needs to know. strides in elements, at least 0;
- * NULL: row-major. -EINVAL, -EOVERFLOW, -ENOMEM; free_fn is then not called. */
+ * NULL: row-major. free_fn must not wait. -EINVAL, -EOVERFLOW, -ENOMEM; free_fn is then not called. */
 typedef void (*bx_free_fn)(void *context);
 int bx_tensor_wrap(void *data, enum bx_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
                    bx_free_fn free_fn, void *context, struct bx_tensor **tensor);
@@ -392,11 +393,13 @@ struct bx_loans {
     uint64_t taken_back;        /* of them, taken back because the borrower died */
     uint64_t borrowed;          /* the other way: leases of that worker that this one holds now */
 };
-/* What this worker has on loan to one (by rank; its own too), or to all (-1). Looks at what came back. */
+/* What this worker has on loan to one (by rank; its own too), or to all (-1). Looks at what came back. Zero the
+ * struct first, here and in bx_job_arena: struct_bytes is read. */
 int bx_job_loans(struct bx_job *job, int rank, struct bx_loans *loans);
 
-/* Waits until at most `leases` leases are on loan to that worker (-1: to all). BX_E_TIMEOUT,
- * BX_E_WOULD_DEADLOCK, -EINVAL. */
+/* Waits until at most `leases` leases are on loan to that worker (-1: to all). A worker that has left the job, or
+ * was cut off, gives back what it still holds when its process ends. BX_E_TIMEOUT, BX_E_WOULD_DEADLOCK,
+ * BX_E_SHUTDOWN, -EINVAL. */
 int bx_loans_wait(struct bx_job *job, int rank, uint64_t leases, uint64_t timeout_ns);
 
 /* ---- Handlers ---------------------------------------------------------------------------------- */
@@ -440,7 +443,7 @@ struct bx_call_options {
     bool no_wait;           /* -EAGAIN instead of waiting where 1024 calls to that worker are in flight */
 };
 
-/* A message with tensors takes a lease of the callee; where it has BX_LEASES_MAX of them, or loan_bytes_max
+/* A message with tensors, or with more bytes than a frame of 16 KiB, takes a lease of the callee; where it has BX_LEASES_MAX of them, or loan_bytes_max
  * would be passed, a call waits for some to come back, or answers -EAGAIN (no_wait, and where waiting is
  * not allowed); a reply fails with BX_E_ON_LOAN at the caller. */
 
@@ -448,7 +451,7 @@ struct bx_call_options {
  * reply may be NULL if the value is of no interest, else it is the caller's to destroy. At most once,
  * never retried; per pair of workers requests arrive in the order sent. Errors: what the handler
  * returned; BX_E_TIMEOUT, BX_E_PEER_DEAD, BX_E_NO_WORKER, BX_E_NO_FUNCTION, BX_E_TOO_LARGE,
- * BX_E_REFUSED, BX_E_NO_SPACE, BX_E_BUSY, BX_E_CORRUPT, BX_E_SHUTDOWN, -EAGAIN;
+ * BX_E_REFUSED, BX_E_NO_SPACE, BX_E_ARENA_FULL, BX_E_ON_LOAN, BX_E_BUSY, BX_E_CORRUPT, BX_E_SHUTDOWN, -EAGAIN;
  * BX_E_WOULD_DEADLOCK inside an inline or async handler, a batch body or a callback. */
 int bx_rpc_sync(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
                 const struct bx_call_options *options, struct bx_msg **reply);

@@ -51,7 +51,7 @@ static void show_call(struct bxi_peer *peer, const struct bxi_call *call, uint64
     bxi_store_relaxed(&row->since, since_ns << 8 | call->function);
     bxi_store_relaxed(&row->deadline_ns, deadline_ns);
     bxi_store_relaxed(&row->end_pos, peer->slots[call->slot].end_pos);
-    /* [call.id] release, for inspectors: pairs with their acquire, the words above are of this call. */
+    /* Release, for inspectors in other processes: the words above are of this call. */
     bxi_store_release(&row->id, id);
 }
 
@@ -551,6 +551,19 @@ int bx_batch_leave(struct bx_job *job, const char *to, const char *function)
 
 /* ---- how calls end ----------------------------------------------------------------------------- */
 
+/* Is there a call with this id? Before anything else of its reply is believed. */
+static bool is_awaited(struct bx_job *job, struct bxi_peer *peer, uint64_t id)
+{
+    uint16_t index = (uint16_t)(id & 0xffff);
+    bool is;
+
+    bxi_lock(&job->lock);
+    is = index < peer->slot_count && peer->slots[index].state != BXI_SLOT_FREE &&
+         peer->slots[index].generation == id >> 16;
+    bxi_unlock(&job->lock);
+    return is;
+}
+
 int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
                       const void *body, size_t body_bytes)
 {
@@ -563,10 +576,12 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
     bool was_full;
 
     if (head->flags & BXI_FLAG_LEASE) {
+        if (code != 0 || !is_awaited(job, peer, head->id))
+            return BX_E_CORRUPT;
         memcpy(job->frame, body, body_bytes);       /* parsed in private memory only */
         code = bxi_loan_open(job, peer, job->frame, body_bytes, &loan);
-        if (code == BX_E_CORRUPT || head->code != 0)
-            code = 1;                               /* no reply has it */
+        if (code == BX_E_CORRUPT)
+            return code;
     }
     bxi_lock(&job->lock);
     if (index >= peer->slot_count || peer->slots[index].state == BXI_SLOT_FREE ||

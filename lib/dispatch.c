@@ -41,7 +41,7 @@ static void show_request(struct bx_request *request)
     bxi_store_relaxed(&row->id, request->id);
     bxi_store_relaxed(&row->who, who(request));
     bxi_store_relaxed(&row->since_ns, job->pass_ns != 0 ? job->pass_ns : bxi_coarse_ns());
-    /* [serving.where] release, for inspectors: pairs with their acquire, the words above are of this request. */
+    /* Release, for inspectors in other processes: the words above are of this request. */
     bxi_store_release(&row->where, first[request->handler->kind]);
 }
 
@@ -172,9 +172,10 @@ static int send_reply(struct reply *reply, const struct bx_request *request)
     bxi_peer_consumed(job, request->peer, request->consumed);
     bxi_counter_add(job, BXI_C_replies_sent, 1);
     rc = bxi_peer_send(job, request->peer, &reply->out);
-    if (rc != -EAGAIN || reply->out.cargo == NULL)
+    if (rc == 0 || reply->out.cargo == NULL)
         return rc;
-    make_error(reply, request, BX_E_ON_LOAN, NULL);     /* nothing here may wait for leases */
+    /* Nothing here may wait for leases. */
+    make_error(reply, request, rc == -EAGAIN ? BX_E_ON_LOAN : rc, NULL);
     return bxi_peer_send(job, request->peer, &reply->out);
 }
 
@@ -238,6 +239,17 @@ void bxi_run_handler(const struct bx_request *request, struct bx_reader reader, 
     bxi_answer(request, code, text, reply);
 }
 
+/* One large reply does not keep its memory for ever. */
+static void shrink_reply(struct bx_job *job)
+{
+    struct bx_msg *reply = bx_msg_create(BXI_FRAME_MAX);
+
+    if (reply == NULL)
+        return;
+    bx_msg_destroy(job->reply);
+    job->reply = reply;
+}
+
 static void run_inline(const struct bx_request *request, size_t body_bytes)
 {
     struct bx_job *job = request->job;
@@ -246,10 +258,12 @@ static void run_inline(const struct bx_request *request, size_t body_bytes)
     show_now(request);
     bxi_no_wait_enter();
     bxi_run_handler(request, reader_of(request, body_bytes), NULL, job->reply);
+    if (job->reply->tensor_count > 0)
+        bx_msg_clear(job->reply);       /* here, where a bx_free_fn must not wait either */
     bxi_no_wait_leave();
     hide_now(request);
-    if (job->reply->tensor_count > 0)
-        bx_msg_clear(job->reply);
+    if (job->reply->capacity > BXI_FRAME_MAX)
+        shrink_reply(job);
 }
 
 /* ---- async handlers ---------------------------------------------------------------------------- */

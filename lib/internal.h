@@ -184,6 +184,8 @@ struct bxi_cargo {
     size_t body_bytes;
     struct bxi_storage **holds;     /* one reference and one lease each */
     uint32_t hold_count;
+    struct bxi_storage **table;     /* behind the holds: which they are */
+    size_t table_mask;
     bool granted;                   /* the ledger has the holds */
     uint64_t bytes;                 /* of the blocks held */
     uint64_t tensor_bytes;          /* of the tensors */
@@ -209,6 +211,8 @@ struct bxi_ledger {                 /* lock */
     uint32_t count;                 /* out */
     uint64_t bytes;
     const bxi_a64 *words;           /* the borrower's lease words; of oneself private ones */
+    const bxi_a64 *given_back;      /* and how many it has written */
+    uint64_t given_back_seen;
 };
 
 /* The borrower's side: how to give back to one peer, for as long as anything of it is held. */
@@ -218,13 +222,14 @@ struct bxi_lender {
     struct bx_job *job;             /* NULL once the job is gone: nothing is written any more */
     struct bxi_peer *peer;
     bxi_a64 *words;                 /* mine, towards that peer */
+    bxi_a64 *given_back;            /* and how many I have written */
     const bxi_a64 *want;            /* the peer's wish to be rung */
 };
 
 /* One message's tensors on loan. */
 struct bxi_loan {
     struct bxi_storage storage;     /* first */
-    struct bxi_lender *lender;      /* one reference */
+    struct bxi_lender *lender;      /* one reference; NULL: the lease has been given back */
     struct bxi_arena_view *view;    /* one reference: the memory stays mapped, whatever becomes of the peer */
     uint32_t slot;
     uint64_t generation;
@@ -329,7 +334,7 @@ struct bxi_peer {
     struct bxi_arena_view *arena;           /* its arena, read-only; of oneself too; one reference */
     struct bxi_lender *lender;              /* role: made with the first loan; one reference */
     unsigned char *loop;                    /* of oneself: the private ring; else NULL */
-    bxi_a64 *loop_leases;                   /* of oneself: private lease words; else NULL */
+    bxi_a64 *loop_leases;                   /* of oneself: private lease words and their count; else NULL */
     bxi_a32 state;                          /* enum bxi_peer_state */
     bxi_a32 death_seen;                     /* enum bxi_peer_state to close it with; the role acts on it */
     uint32_t state_word;                    /* role: its header's state when last looked at */
@@ -611,6 +616,7 @@ bool bxi_leases_look(struct bx_job *job);
 void bxi_leases_want(struct bx_job *job);       /* this thread is about to wait for leases; then unwant */
 void bxi_leases_unwant(struct bx_job *job);
 void bxi_leases_refused(struct bx_job *job, struct bxi_peer *peer, uint64_t through_pos);
+void bxi_leases_unsent(struct bx_job *job, struct bxi_peer *peer);     /* its queue of frames was dropped */
 void bxi_leases_take_back(struct bx_job *job, struct bxi_peer *peer);  /* its process is dead */
 void bxi_ledger_destroy(struct bxi_peer *peer);
 
@@ -622,6 +628,7 @@ int bxi_loan_open(struct bx_job *job, struct bxi_peer *peer, const unsigned char
 void bxi_loan_release(struct bxi_loan *loan);   /* NULL is fine; any thread, not under the job's lock */
 void bxi_loan_end(struct bxi_loan *loan);       /* its last reference is gone (bxi_storage_release) */
 struct bx_msg *bxi_msg_of_loan(struct bxi_loan *loan);     /* a message of its own; NULL when memory is out */
+void bxi_loans_unread(struct bx_job *job);      /* gives back what unread frames lend; progress has stopped */
 void bxi_lender_close(struct bxi_peer *peer);   /* the job ends: nothing more is given back */
 
 /* ---- peer.c: frames out (lock), bells ------------------------------------------------------------- */
@@ -712,7 +719,7 @@ void bxi_progress_stop(struct bx_job *job);
 void bxi_waits_stop(struct bx_job *job);        /* every wait of this job ends with BX_E_SHUTDOWN */
 /* 0 when ready; BX_E_TIMEOUT, BX_E_WOULD_DEADLOCK, BX_E_SHUTDOWN (without a sentence). */
 int bxi_wait(struct bx_job *job, struct bxi_waiter *waiter);
-void bxi_wake(struct bx_job *job, const void *object);     /* those who wait for object look again */
+void bxi_wake(struct bx_job *job, const void *object);     /* those who wait for object (NULL: all) look again */
 void bxi_event(struct bx_job *job, uint32_t bits);         /* somebody makes a pass soon */
 void bxi_poke(struct bx_job *job);                         /* one pass, if nobody else drives */
 /* From now on somebody needs replies to be read though no thread waits for them; until less_eager. */

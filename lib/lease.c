@@ -51,8 +51,10 @@ static int make_ledger(struct bx_job *job, struct bxi_peer *peer)
         ledger->slots[i].next = i + 1 < BXI_LEASE_MAX ? (uint16_t)(i + 1) : BXI_NO_LEASE;
     ledger->free = 0;
     ledger->oldest = ledger->newest = BXI_NO_LEASE;
-    if (peer->rank == job->rank)
+    if (peer->rank == job->rank) {
         ledger->words = peer->loop_leases;
+        ledger->given_back = &peer->loop_leases[BXI_LEASE_MAX];
+    }
     return 0;
 }
 
@@ -63,8 +65,10 @@ static const bxi_a64 *find_words(struct bx_job *job, struct bxi_peer *peer)
 
     /* [pair.open] acquire, pairs with the release in bxi_peer_open_out: the pages of the words are there. */
     if (ledger->words == NULL && peer->rank != job->rank &&
-        bxi_load_acquire((bxi_a64 *)&peer->view.control->pair[job->rank].open) == 1)
+        bxi_load_acquire((bxi_a64 *)&peer->view.control->pair[job->rank].open) == 1) {
         ledger->words = bxi_segment_view_leases(&peer->view, job->rank);
+        ledger->given_back = &peer->view.control->pair[job->rank].given_back;
+    }
     return ledger->words;
 }
 
@@ -156,8 +160,13 @@ static bool look_words(struct bx_job *job, struct bxi_peer *peer, struct ended *
     struct bxi_ledger *ledger = &peer->ledger;
     const bxi_a64 *words = find_words(job, peer);
     uint32_t before = ended->count;
+    uint64_t given_back;
 
     if (words == NULL || bxi_load_relaxed(&peer->state) == BXI_PEER_CORRUPT)
+        return false;
+    /* [lease.count] acquire, pairs with the release in give_back: the words that it counts are seen. */
+    given_back = bxi_load_acquire((bxi_a64 *)ledger->given_back);
+    if (given_back == ledger->given_back_seen)
         return false;
     for (uint16_t index = ledger->oldest, next; index != BXI_NO_LEASE; index = next) {
         struct bxi_lent *lent = &ledger->slots[index];
@@ -177,6 +186,8 @@ static bool look_words(struct bx_job *job, struct bxi_peer *peer, struct ended *
         lent->word = word;
         end_lease(job, peer, index, ended);
     }
+    if (ended->count < RELEASE_AT_ONCE)
+        ledger->given_back_seen = given_back;
     if (ended->count == before)
         return false;
     bxi_count(&job->control->loans[peer->rank].returned, ended->count - before);
@@ -185,7 +196,16 @@ static bool look_words(struct bx_job *job, struct bxi_peer *peer, struct ended *
     return ended->count == RELEASE_AT_ONCE;
 }
 
-/* Takes what peers first to last have given back. How many. */
+/* Leases have ended: whoever waits for that looks again, and so do the others, who are few. */
+static void wake_waiters(struct bx_job *job)
+{
+    /* [lease.waiters] sequentially consistent, pairs with the addition in bxi_leases_want. */
+    if (bxi_load_seq_cst(&job->lease_waiters) != 0)
+        bxi_wake(job, NULL);
+}
+
+/* Takes what peers first to last have given back. How many. Whoever finds something wakes those who wait, who
+ * would find nothing more. */
 static uint32_t reclaim(struct bx_job *job, int first, int last)
 {
     struct ended ended;
@@ -204,6 +224,8 @@ static uint32_t reclaim(struct bx_job *job, int first, int last)
         total += ended.count;
         drop_ended(&ended);
     }
+    if (total > 0)
+        wake_waiters(job);
     return total;
 }
 
@@ -212,25 +234,17 @@ uint32_t bxi_leases_reclaim(struct bx_job *job)
     return reclaim(job, 0, job->world_size - 1);
 }
 
-/* Those who wait for few loans, and calls that wait for a lease of their callee. */
-static void wake_waiters(struct bx_job *job)
-{
-    bxi_wake(job, &job->lease_waiters);
-    for (int rank = 0; rank < job->world_size; rank++)
-        bxi_wake(job, &job->peers[rank]);
-}
-
 bool bxi_leases_look(struct bx_job *job)
 {
-    if (bxi_leases_reclaim(job) == 0)
-        return false;
-    wake_waiters(job);
-    return true;
+    return bxi_leases_reclaim(job) > 0;
 }
 
-/* Ends all leases of a peer whose frame ends at or before through_pos, and counts them as `counter` and in the
+/* Ends the leases of a peer whose frame ends from first_pos to last_pos, and counts them as `counter` and in the
  * peer's own word for it. */
-static void end_all(struct bx_job *job, struct bxi_peer *peer, uint64_t through_pos, enum bxi_counter counter)
+struct range {
+    uint64_t first_pos, last_pos;
+};
+static void end_all(struct bx_job *job, struct bxi_peer *peer, struct range range, enum bxi_counter counter)
 {
     struct bxi_loans *loans = &job->control->loans[peer->rank];
     struct ended ended;
@@ -241,8 +255,10 @@ static void end_all(struct bx_job *job, struct bxi_peer *peer, uint64_t through_
         bxi_lock(&job->lock);
         for (uint16_t index = peer->ledger.slots == NULL ? BXI_NO_LEASE : peer->ledger.oldest, next;
              index != BXI_NO_LEASE && ended.count < RELEASE_AT_ONCE; index = next) {
+            uint64_t end_pos = peer->ledger.slots[index].end_pos;
+
             next = peer->ledger.slots[index].next;
-            if (through_pos == BX_FOREVER || peer->ledger.slots[index].end_pos <= through_pos)
+            if (end_pos >= range.first_pos && end_pos <= range.last_pos)
                 end_lease(job, peer, index, &ended);
         }
         if (ended.count > 0) {
@@ -261,13 +277,21 @@ static void end_all(struct bx_job *job, struct bxi_peer *peer, uint64_t through_
 
 void bxi_leases_refused(struct bx_job *job, struct bxi_peer *peer, uint64_t through_pos)
 {
-    end_all(job, peer, through_pos, BXI_C_leases_returned);     /* nobody ever had them */
+    end_all(job, peer, (struct range){ 0, through_pos }, BXI_C_leases_returned);   /* nobody ever had them */
+}
+
+void bxi_leases_unsent(struct bx_job *job, struct bxi_peer *peer)
+{
+    end_all(job, peer, (struct range){ BX_FOREVER, BX_FOREVER }, BXI_C_leases_returned);
 }
 
 void bxi_leases_take_back(struct bx_job *job, struct bxi_peer *peer)
 {
-    reclaim(job, peer->rank, peer->rank);       /* what it had given back counts as that */
-    end_all(job, peer, BX_FOREVER, BXI_C_leases_taken_back);
+    bxi_lock(&job->lock);
+    peer->ledger.given_back_seen = BX_FOREVER;      /* it may have died between a word and its count */
+    bxi_unlock(&job->lock);
+    reclaim(job, peer->rank, peer->rank);           /* what it had given back counts as that */
+    end_all(job, peer, (struct range){ 0, BX_FOREVER }, BXI_C_leases_taken_back);
 }
 
 /* ---- granting (lock) ----------------------------------------------------------------------------------- */
@@ -350,10 +374,23 @@ static size_t head_bytes(const struct bx_tensor *tensor)
     return sizeof(struct bxi_tensor_head) + (tensor->contiguous ? 8u : 16u) * tensor->ndim;
 }
 
+/* Behind the holds stands a table by which those of one message are known: open addressing, empty where NULL,
+ * at least twice as large as they can be many. */
+static bool is_held(struct bxi_cargo *cargo, struct bxi_storage *storage)
+{
+    size_t at = ((uintptr_t)storage >> 4) * UINT64_C(0x9e3779b97f4a7c15) >> 20;
+
+    while (cargo->table[at & cargo->table_mask] != NULL)
+        if (cargo->table[at++ & cargo->table_mask] == storage)
+            return true;
+    cargo->table[at & cargo->table_mask] = storage;
+    return false;
+}
+
 static void hold(struct bxi_cargo *cargo, struct bxi_storage *storage)
 {
-    if (cargo->hold_count > 0 && cargo->holds[cargo->hold_count - 1] == storage)
-        return;                 /* views of one block often stand side by side */
+    if (is_held(cargo, storage))
+        return;                 /* a block that several tensors of the message lie in is lent once */
     bxi_storage_acquire(storage);
     bxi_add(&storage->leases, 1);
     cargo->holds[cargo->hold_count++] = storage;
@@ -427,6 +464,21 @@ static int make_room(struct bx_job *job, struct bxi_cargo *cargo, size_t packed_
     return 0;
 }
 
+static int make_holds(struct bxi_cargo *cargo, size_t most)
+{
+    size_t table = 4;
+
+    while (table < 2 * most)
+        table *= 2;
+    cargo->holds = malloc((most + table) * sizeof *cargo->holds);
+    if (cargo->holds == NULL)
+        return bx_fail(-ENOMEM, "no memory for a message of %zu tensors", most - 1);
+    cargo->table = cargo->holds + most;
+    cargo->table_mask = table - 1;
+    memset(cargo->table, 0, table * sizeof *cargo->table);
+    return 0;
+}
+
 int bxi_cargo_pack(struct bx_job *job, const struct bx_msg *msg, struct bxi_cargo *cargo)
 {
     size_t packed_bytes = msg->bytes;
@@ -439,9 +491,8 @@ int bxi_cargo_pack(struct bx_job *job, const struct bx_msg *msg, struct bxi_carg
                        msg->bytes, msg->tensor_count, (unsigned long long)BX_MSG_MAX, BX_TENSORS_MAX);
     for (size_t i = 0; i < msg->tensor_count; i++)
         packed_bytes += head_bytes(msg->tensors[i]) + (is_ours(job, msg->tensors[i]) ? 0 : 8u * BX_DIMS_MAX);
-    cargo->holds = malloc((msg->tensor_count + 1) * sizeof *cargo->holds);
-    if (cargo->holds == NULL)
-        return bx_fail(-ENOMEM, "no memory for a message of %zu tensors", msg->tensor_count);
+    if ((rc = make_holds(cargo, msg->tensor_count + 1)) < 0)
+        return rc;
     rc = make_room(job, cargo, packed_bytes, &to);
 
     unsigned char *begin = to;
@@ -504,6 +555,15 @@ static void add_loans(struct bx_job *job, int rank, struct bx_loans *sum, uint64
         *oldest_ns = since_ns;
 }
 
+/* The next look reads every word, whatever the counts say: nonsense is found by who asks. */
+static void look_at_all_words(struct bx_job *job)
+{
+    bxi_lock(&job->lock);
+    for (int rank = 0; rank < job->world_size; rank++)
+        job->peers[rank].ledger.given_back_seen = BX_FOREVER;
+    bxi_unlock(&job->lock);
+}
+
 int bx_job_loans(struct bx_job *job, int rank, struct bx_loans *loans)
 {
     struct bx_loans sum = { 0 };
@@ -512,6 +572,7 @@ int bx_job_loans(struct bx_job *job, int rank, struct bx_loans *loans)
 
     if (rc < 0 || (rc = check_rank(job, rank)) < 0)
         return rc;
+    look_at_all_words(job);
     bxi_leases_reclaim(job);
     bxi_lock(&job->lock);
     for (int r = rank < 0 ? 0 : rank; r <= (rank < 0 ? job->world_size - 1 : rank); r++)
@@ -585,8 +646,9 @@ int bx_loans_wait(struct bx_job *job, int rank, uint64_t leases, uint64_t timeou
     rc = bxi_wait(job, &loans.waiter);
     bxi_leases_unwant(job);
     if (rc == BX_E_TIMEOUT)
-        return bx_fail(rc, "more than %llu leases of worker '%s' were on loan for %.3f s",
-                       (unsigned long long)leases, job->name, (double)timeout_ns / 1e9);
+        return bx_fail(rc, "more than %llu leases stayed on loan to %s%s%s for %.3f s", (unsigned long long)leases,
+                       rank < 0 ? "the other workers" : "worker '", rank < 0 ? "" : job->peers[rank].name,
+                       rank < 0 ? "" : "'", (double)timeout_ns / 1e9);
     return rc < 0 ? bx_fail(rc, "waiting for leases: %s", bx_strerror(rc)) : 0;
 }
 

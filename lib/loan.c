@@ -38,6 +38,7 @@ static struct bxi_lender *lender_of(struct bx_job *job, struct bxi_peer *peer)
         bxi_store_relaxed(&lender->refs, 1);
         lender->job = job;
         lender->peer = peer;
+        lender->given_back = self ? &peer->loop_leases[BXI_LEASE_MAX] : &job->control->pair[peer->rank].given_back;
         lender->words = self ? peer->loop_leases : bxi_segment_leases(&job->segment, peer->rank);
         lender->want = &(self ? job->control : peer->view.control)->pair[job->rank].want_lease;
         peer->lender = lender;
@@ -73,6 +74,14 @@ static void ring_owner(struct bx_job *job, struct bxi_peer *peer)
     bxi_unlock(&job->lock);
 }
 
+/* One more word is written. Lender's lock, or no other thread. */
+static void count_return(bxi_a64 *given_back)
+{
+    /* [lease.count] release, pairs with the acquire in look_words: without it the owner sees the count before
+     * the word, and the word never. */
+    bxi_store_release(given_back, bxi_load_relaxed(given_back) + 1);
+}
+
 static void give_back(struct bxi_lender *lender, uint32_t slot, uint64_t generation)
 {
     bxi_lock(&lender->lock);
@@ -81,6 +90,7 @@ static void give_back(struct bxi_lender *lender, uint32_t slot, uint64_t generat
         /* [lease.word] release, pairs with the acquire in look_words: reads of the memory come before. */
         bxi_store_release(&lender->words[slot], generation);
         BXI_STEP("lease.returned");
+        count_return(lender->given_back);
         bxi_count(&lender->job->control->loans[lender->peer->rank].borrowed, (uint64_t)-1);
         bxi_fence_seq_cst();        /* [lease.want] the borrower's fence, pairs with the one in bxi_leases_want */
         /* [lease.want] relaxed, behind the fence; pairs with the store in bxi_leases_want. */
@@ -95,7 +105,7 @@ static void give_back(struct bxi_lender *lender, uint32_t slot, uint64_t generat
 void bxi_loan_end(struct bxi_loan *loan)
 {
     /* In a child of a fork the loan is its parent's, and so is the mapping. */
-    if (bxi_load_relaxed(&bxi_forks) == loan->storage.fork_generation) {
+    if (loan->lender != NULL && bxi_load_relaxed(&bxi_forks) == loan->storage.fork_generation) {
         bxi_arena_view_release(loan->view);
         give_back(loan->lender, loan->slot, loan->generation);
         lender_release(loan->lender);
@@ -210,6 +220,15 @@ static struct bxi_loan *make_loan(struct bxi_peer *peer, const struct bxi_lease_
     return loan;
 }
 
+/* A large message without tensors has been copied whole: nothing of the peer's is needed any more. */
+static void settle(struct bxi_loan *loan)
+{
+    bxi_arena_view_release(loan->view);
+    give_back(loan->lender, loan->slot, loan->generation);
+    lender_release(loan->lender);
+    loan->lender = NULL;
+}
+
 int bxi_loan_open(struct bx_job *job, struct bxi_peer *peer, const unsigned char *body, size_t body_bytes,
                   struct bxi_loan **out)
 {
@@ -248,8 +267,32 @@ int bxi_loan_open(struct bx_job *job, struct bxi_peer *peer, const unsigned char
         return rc;
     }
     BXI_STEP("lease.borrowed");
+    if (loan->tensor_count == 0)
+        settle(loan);
     *out = loan;
     return 0;
+}
+
+void bxi_loans_unread(struct bx_job *job)
+{
+    for (int i = 0; i < (int)bxi_load_relaxed(&job->in_count); i++) {
+        struct bxi_peer *peer = job->in_peers[i];
+        struct { struct bxi_frame frame; struct bxi_lease_head lease; } head;
+        const void *payload;
+        uint32_t bytes;
+
+        /* A full ring holds 2048 frames at most; the bound is for a peer whose memory still changes. */
+        for (int frames = 0; frames < 4096 && bxi_ring_peek(&peer->in, &payload, &bytes) == 1; frames++) {
+            memcpy(&head, payload, bytes < sizeof head ? bytes : sizeof head);
+            bxi_ring_advance(&peer->in, bytes);
+            if (bytes < sizeof head || !(head.frame.flags & BXI_FLAG_LEASE) || head.lease.slot >= BXI_LEASE_MAX ||
+                peer->rank == job->rank || !bxi_load_relaxed(&peer->out_open))
+                continue;
+            /* [lease.word] release, as in give_back. */
+            bxi_store_release(&bxi_segment_leases(&job->segment, peer->rank)[head.lease.slot], head.lease.generation);
+            count_return(&job->control->pair[peer->rank].given_back);
+        }
+    }
 }
 
 /* ---- as messages --------------------------------------------------------------------------------------- */

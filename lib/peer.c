@@ -83,7 +83,7 @@ static int no_room(const struct bxi_peer *peer, int rc)
 /* A call to oneself takes the same way as any other, through a ring in private memory. */
 static unsigned char *open_loop(struct bxi_peer *peer)
 {
-    peer->loop_leases = calloc(BXI_LEASE_MAX, sizeof *peer->loop_leases);
+    peer->loop_leases = calloc(BXI_LEASE_MAX + 1, sizeof *peer->loop_leases);
     peer->loop = aligned_alloc(64, BXI_RING_BYTES);
     if (peer->loop_leases == NULL || peer->loop == NULL) {
         free(peer->loop_leases);

@@ -172,6 +172,7 @@ void bxi_job_leave(struct bx_job *job)
     bxi_waits_stop(job);
     bxi_pool_stop(job);
     bxi_progress_stop(job);
+    bxi_loans_unread(job);
     BXI_STEP("state.stopped");
     shm_unlink(job->segment.shm_name);
     BXI_STEP("segment.unlinked");

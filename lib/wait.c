@@ -276,7 +276,7 @@ void bxi_wake(struct bx_job *job, const void *object)
         return;
     bxi_lock(&job->wait_lock);
     for (struct bxi_waiter *waiter = job->waiters; waiter != NULL; waiter = waiter->next)
-        if (waiter->object == object)
+        if (object == NULL || waiter->object == object)
             bxi_signal_waiter(waiter);
     bxi_unlock(&job->wait_lock);
 }

@@ -169,6 +169,7 @@ void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_sta
     bxi_store_relaxed(&peer->state, state);     /* relaxed: read under the lock where it matters */
     bxi_peer_drop_queue(peer);
     bxi_unlock(&job->lock);
+    bxi_leases_unsent(job, peer);
     close_in(job, peer);
     drop_arena(peer);
     if (state == BXI_PEER_DEAD)

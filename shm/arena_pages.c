@@ -88,18 +88,27 @@ static void set_committed(struct bxi_pages *pages, uint64_t bytes)
  * truncated must not come to life again, all zeroes. */
 static int allocate_pages(struct bxi_pages *pages, uint64_t first, uint64_t end)
 {
-    off_t offset = (off_t)(first * BXI_PAGE);
-    off_t bytes = (off_t)((end - first) * BXI_PAGE);
-    int error;
+    uint64_t step = end - first;
 
-    if (pages->fd < 0)
-        return -ESHUTDOWN;
-    do
-        error = bxi_arena_fallocate(pages->fd, FALLOC_FL_KEEP_SIZE, offset, bytes) < 0 ? errno : 0;
-    while (error == EINTR);
-    if (error == EOPNOTSUPP)        /* no tmpfs */
-        error = posix_fallocate(pages->fd, offset, bytes);
-    return -error;
+    while (first < end) {
+        off_t offset = (off_t)(first * BXI_PAGE);
+        off_t bytes = (off_t)(step * BXI_PAGE);
+
+        if (pages->fd < 0)
+            return -ESHUTDOWN;
+        int error = bxi_arena_fallocate(pages->fd, FALLOC_FL_KEEP_SIZE, offset, bytes) < 0 ? errno : 0;
+        if (error == EOPNOTSUPP)        /* no tmpfs */
+            error = posix_fallocate(pages->fd, offset, bytes);
+        if (error != 0 && error != EINTR)
+            return -error;
+        if (error == 0)
+            first += step;
+        else if (step > 1)
+            step /= 2;                  /* a signal undoes the whole call: smaller ones come through */
+        if (step > end - first)
+            step = end - first;
+    }
+    return 0;
 }
 
 /* False where that cannot be done: then they are still there. */

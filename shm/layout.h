@@ -122,7 +122,8 @@ struct bxi_pair {
     bxi_a64 refused_through;    /* owner; p          release / acquire [pair.refused] */
     bxi_a64 refused_errno;      /* owner; p          before refused_through */
     bxi_a64 want_lease;         /* owner; p          relaxed around a full fence [lease.want] */
-    uint8_t reserved[24];
+    bxi_a64 given_back;         /* owner; p          release / acquire [lease.count] */
+    uint8_t reserved[16];
 };
 
 /* How far the owner has consumed peer p's ring, alone in its line: the producer polls it. */

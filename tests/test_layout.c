@@ -50,7 +50,8 @@ static const struct field header_fields[] = {
 
 static const struct field pair_fields[] = {
     FIELD(bxi_pair, open),          FIELD(bxi_pair, want_credit), FIELD(bxi_pair, refused_through),
-    FIELD(bxi_pair, refused_errno), FIELD(bxi_pair, want_lease),  FIELD(bxi_pair, reserved),
+    FIELD(bxi_pair, refused_errno), FIELD(bxi_pair, want_lease),  FIELD(bxi_pair, given_back),
+    FIELD(bxi_pair, reserved),
     { NULL, 0, 0 },
 };
 

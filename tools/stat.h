@@ -185,11 +185,13 @@ struct stat_findings {
 
 void stat_violate(struct stat_findings *findings, const struct stat_violation *where, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* Ring `to` of the worker, whose open word is 1 (I6, I7, I8), and the lease words behind it (I10). */
+/* Ring `to` of the worker, whose open word is 1 (I6, I7, I8), the lease words (I10) and the rows of calls (I12)
+ * behind it. */
 void stat_check_ring(const struct stat_job *job, const struct stat_worker *worker, int to,
                      struct stat_findings *findings);
 void stat_check_leases(const struct stat_job *job, const struct stat_worker *worker, int to,
                        struct stat_findings *findings);
+void stat_check_calls(const struct stat_worker *worker, int to, struct stat_findings *findings);
 /* Where the producer of that ring stands, as far as can be told now; false if it cannot. */
 bool stat_write_end(const struct stat_worker *worker, int to, uint64_t *end);
 

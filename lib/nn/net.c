@@ -31,7 +31,7 @@ int bx_net_create(const struct bx_net_options *options, struct bx_net **net)
     if (given.threads < 0)
         return bx_fail(-EINVAL, "a net cannot compute with %d threads; 0 means one", given.threads);
 
-    int error = bxi_nn_onednn.check();
+    int error = bxi_nn_cpu.check();
 
     if (error != 0)
         return error;
@@ -42,7 +42,7 @@ int bx_net_create(const struct bx_net_options *options, struct bx_net **net)
         return bx_fail(-ENOMEM, "no memory for a net");
     made->threads = given.threads == 0 ? 1 : given.threads;
     made->input_grad = given.input_grad;
-    made->backend = &bxi_nn_onednn;
+    made->backend = &bxi_nn_cpu;
     *net = made;
     return 0;
 }
@@ -66,7 +66,7 @@ void bx_net_destroy(struct bx_net *net)
 
 const char *bx_nn_backend(void)
 {
-    return bxi_nn_onednn.version();
+    return bxi_nn_cpu.version();
 }
 
 /* ---- Building ------------------------------------------------------------------------------------ */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Inside libboxcar_nn: the list of operations that net.c builds and checks, and the table through which
- * something computes it (onednn.c; a GPU would be a second table). net.c knows shapes, names and the order
+ * something computes it (cpu.c; a GPU would be a second table). net.c knows shapes, names and the order
  * of calls, a backend knows layouts, memory and time. A backend sees a whole net at once, not one
  * operation after the other, because what makes it fast (layouts that two neighbours agree on, passes
  * that are done together, gradients added in place) lies between operations.
@@ -60,7 +60,7 @@ struct bxi_nn_backend {
     const float *(*input_grad)(const struct bx_net *net);
 };
 
-extern const struct bxi_nn_backend bxi_nn_onednn;
+extern const struct bxi_nn_backend bxi_nn_cpu;
 
 struct bx_net {
     int threads;

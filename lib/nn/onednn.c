@@ -1,13 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The backend that computes with oneDNN 2.x on the CPU (onednn.h): plans a net, binds the caller's arrays,
- * runs the programs. Run by the thread that uses the net, and by the OpenMP threads that oneDNN keeps.
+ * Every call of oneDNN's that this library makes (dnn.h), written for its C API of 2.x. Run by the thread that
+ * uses the net, and by the OpenMP threads that oneDNN keeps.
+ *
+ * A layout of ours becomes one of oneDNN's descriptions by being written into it field by field, and back;
+ * what cannot be written so (formats without strides, more blocks than we keep) is told as no
+ * layout, and the plan then fails with -ENOTSUP. Built against another major version this file is its first
+ * lines only: a table whose check says so, which is asked before anything else of it is called.
  */
-#include "onednn.h"
+#include "boxcar_nn.h"
+#include "dnn.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+#include <oneapi/dnnl/dnnl.h>
 
 #if DNNL_VERSION_MAJOR != 2
 
@@ -21,7 +29,7 @@ static int check(void)
     return bx_fail(-ENOTSUP, "libboxcar_nn was built with oneDNN %d, and it is written for 2.x", DNNL_VERSION_MAJOR);
 }
 
-const struct bxi_nn_backend bxi_nn_onednn = { .version = version, .check = check };
+const struct bxi_dnn_api bxi_onednn = { .version = version, .check = check };
 
 #else
 
@@ -29,338 +37,44 @@ const struct bxi_nn_backend bxi_nn_onednn = { .version = version, .check = check
  * another OpenMP's, of which a process must not have two. */
 void omp_set_num_threads(int threads);
 
-/* ---- Planning ------------------------------------------------------------------------------------ */
+struct bxi_memory {
+    struct bxi_memory *next;
+    dnnl_memory_t handle;
+};
 
-/* From and to the caller's row-major arrays. */
-static void plan_ends(struct bxi_plan *plan, const struct bxi_node *last, struct bxi_work *work)
+struct bxi_recipe {
+    struct bxi_recipe *next;
+    dnnl_primitive_desc_t handle;
+};
+
+struct bxi_op {
+    struct bxi_op *next;
+    dnnl_primitive_t handle;
+    int arg_count;
+    dnnl_exec_arg_t args[BXI_ARGS_MAX];
+};
+
+struct bxi_dnn {
+    dnnl_engine_t engine;
+    dnnl_stream_t stream;
+    dnnl_primitive_attr_t attr;
+    struct bxi_memory *memories;
+    struct bxi_recipe *recipes;
+    struct bxi_op *ops;
+};
+
+static int code_of(dnnl_status_t status)
 {
-    const dnnl_memory_desc_t plain = bxi_nn_describe_out(plan, last, dnnl_abcd);
-    struct bxi_tensor output = bxi_nn_callers_tensor(plan, &plain), grad = bxi_nn_callers_tensor(plan, &plain);
-    struct bxi_tensor first;
-
-    plan->output = output.memory;
-    plan->output_grad = grad.memory;
-    bxi_nn_add_reorder(plan, &plan->forward, &work->out, &output);
-    if (!last->grad)
-        return;
-    first = bxi_nn_new_tensor(plan, &work->out.md);
-    bxi_nn_add_reorder(plan, &plan->backward, &grad, &first);
-    bxi_nn_give_grad(plan, plan->node, &first);
-}
-
-static void use_threads(const struct bx_net *net)
-{
-    omp_set_num_threads(net->threads);
-}
-
-/* Room for the greediest primitive so far. */
-static void make_scratch(struct bxi_plan *plan)
-{
-    void *data;
-
-    if (plan->error != 0 || plan->scratch_bytes == 0)
-        return;
-    data = bxi_nn_aligned_zeros(plan, plan->scratch_bytes);
-    if (data == NULL) {
-        plan->error = bx_fail(-ENOMEM, "no memory for %zu bytes of scratch", plan->scratch_bytes);
-        return;
-    }
-    bxi_nn_ok(plan, dnnl_memory_set_data_handle(plan->scratch, data), "scratchpad");
-}
-
-static void plan_steps(struct bxi_plan *plan)
-{
-    const struct bx_net *net = plan->net;
-    /* Its handle is replaced when the size is known; primitives look at nothing else of it. */
-    const dnnl_memory_desc_t scratch = bxi_nn_describe_vector(plan, 1);
-    int last = net->node_count - 1;
-
-    plan->scratch = bxi_nn_make_memory(plan, &scratch, DNNL_MEMORY_NONE);
-    for (plan->node = 0; plan->node <= last && plan->error == 0; plan->node++)
-        bxi_nn_plan_forward(plan, &net->nodes[plan->node], &plan->work[plan->node]);
-    plan->node = last;
-    if (plan->error == 0)
-        plan_ends(plan, &net->nodes[last], &plan->work[last]);
-    for (; plan->node >= 0 && plan->error == 0; plan->node--)
-        if (net->nodes[plan->node].grad)
-            bxi_nn_plan_backward(plan, &net->nodes[plan->node], &plan->work[plan->node]);
-    plan->node = last;
-    make_scratch(plan);
-}
-
-static int plan_net(struct bx_net *net)
-{
-    struct bxi_plan *plan = calloc(1, sizeof *plan);
-
-    if (plan == NULL)
-        return bx_fail(-ENOMEM, "no memory to plan the net");
-    net->plan = plan;
-    plan->net = net;
-    use_threads(net);
-    plan->work = calloc((size_t)net->node_count, sizeof *plan->work);
-    plan->params = calloc(net->param_count + 1, sizeof(dnnl_memory_t));
-    plan->grads = calloc(net->param_count + 1, sizeof(dnnl_memory_t));
-    if (plan->work == NULL || plan->params == NULL || plan->grads == NULL)
-        return bx_fail(-ENOMEM, "no memory to plan the net");
-    if (bxi_nn_ok(plan, dnnl_engine_create(&plan->engine, dnnl_cpu, 0), "engine") &&
-        bxi_nn_ok(plan, dnnl_stream_create(&plan->stream, plan->engine, dnnl_stream_default_flags), "stream") &&
-        bxi_nn_ok(plan, dnnl_primitive_attr_create(&plan->attr), "attributes") &&
-        bxi_nn_ok(plan, dnnl_primitive_attr_set_scratchpad_mode(plan->attr, dnnl_scratchpad_mode_user),
-                  "scratchpad mode"))
-        plan_steps(plan);
-    return plan->error;
-}
-
-static void free_program(struct bxi_program *program)
-{
-    for (size_t i = 0; i < program->count; i++)
-        if (program->steps[i].primitive != NULL && !program->steps[i].borrowed)
-            dnnl_primitive_destroy(program->steps[i].primitive);
-    free(program->steps);
-}
-
-static void unplan_net(struct bx_net *net)
-{
-    struct bxi_plan *plan = net->plan;
-
-    free_program(&plan->load);
-    free_program(&plan->forward);
-    free_program(&plan->backward);
-    free_program(&plan->predict);
-    for (int i = 0; plan->work != NULL && i < net->node_count; i++)
-        bxi_nn_destroy_pds(&plan->work[i]);
-    for (size_t i = 0; i < plan->memory_count; i++)
-        dnnl_memory_destroy(plan->memories[i]);
-    while (plan->chunks != NULL) {
-        struct bxi_chunk *next = plan->chunks->next;
-
-        free(plan->chunks);
-        plan->chunks = next;
-    }
-    if (plan->attr != NULL)
-        dnnl_primitive_attr_destroy(plan->attr);
-    if (plan->stream != NULL)
-        dnnl_stream_destroy(plan->stream);
-    if (plan->engine != NULL)
-        dnnl_engine_destroy(plan->engine);
-    free(plan->memories);
-    free(plan->buffers);
-    free(plan->work);
-    free(plan->params);
-    free(plan->grads);
-    free(plan);
-}
-
-/* ---- Computing ----------------------------------------------------------------------------------- */
-
-/* Buffers end on whole vectors (ALIGNMENT), so the last one may reach past the tensor. */
-static size_t vecs_of(const struct bxi_step *step)
-{
-    return (step->count + BXI_VEC_FLOATS - 1) / BXI_VEC_FLOATS;
-}
-
-/* `keep` where the bits of `drop` are clear, else 0. */
-#define WITHOUT(drop, keep) ((bxi_vec)(~(drop) & (bxi_vec_bits)(keep)))
-
-static void sum(const struct bxi_step *step)
-{
-    const bxi_vec *a = (const bxi_vec *)step->a, *b = (const bxi_vec *)step->b;
-    bxi_vec *to = (bxi_vec *)step->to;
-
-    for (size_t i = 0; i < vecs_of(step); i++)
-        to[i] = b == NULL ? a[i] : a[i] + b[i];
-}
-
-/* Here and below the comparison is false for a NaN, so that it is not hidden. */
-static void relu_sum(const struct bxi_step *step)
-{
-    const bxi_vec *a = (const bxi_vec *)step->a, *b = (const bxi_vec *)step->b;
-    bxi_vec *to = (bxi_vec *)step->to;
-
-    for (size_t i = 0; i < vecs_of(step); i++) {
-        bxi_vec value = b == NULL ? a[i] : a[i] + b[i];
-
-        to[i] = WITHOUT((bxi_vec_bits)(value < 0), value);
+    switch (status) {
+    case dnnl_success: return 0;
+    case dnnl_out_of_memory: return -ENOMEM;
+    case dnnl_unimplemented: return -ENOTSUP;
+    case dnnl_invalid_arguments: return -EINVAL;
+    default: return -EIO;
     }
 }
 
-static void masked_sum(const struct bxi_step *step)
-{
-    const bxi_vec *a = (const bxi_vec *)step->a, *b = (const bxi_vec *)step->b, *mask = (const bxi_vec *)step->mask;
-    bxi_vec *to = (bxi_vec *)step->to;
-
-    for (size_t i = 0; i < vecs_of(step); i++) {
-        bxi_vec value = b == NULL ? a[i] : a[i] + b[i];
-
-        to[i] = WITHOUT((bxi_vec_bits)(mask[i] <= 0), value);
-    }
-}
-
-static void update_statistics(const struct bxi_node *node, const struct bxi_work *work)
-{
-    const double count = (double)node->dims[0] * node->dims[2] * node->dims[3];
-    const double unbiased = count / (count - 1);
-
-    for (int i = 0; i < node->dims[1]; i++) {
-        node->mean[i] = (float)(BXI_BN_MOMENTUM * work->mean.data[i] + (1 - BXI_BN_MOMENTUM) * node->mean[i]);
-        node->var[i] = (float)(BXI_BN_MOMENTUM * unbiased * work->var.data[i] + (1 - BXI_BN_MOMENTUM) * node->var[i]);
-    }
-}
-
-static int run(struct bxi_plan *plan, const struct bxi_program *program)
-{
-    dnnl_status_t status = dnnl_success;
-
-    for (size_t i = 0; i < program->count && status == dnnl_success; i++) {
-        const struct bxi_step *step = &program->steps[i];
-
-        plan->node = step->node;
-        switch (step->kind) {
-        case BXI_STEP_PRIMITIVE:
-            status = dnnl_primitive_execute(step->primitive, plan->stream, step->arg_count, step->args);
-            break;
-        case BXI_STEP_SUM: sum(step); break;
-        case BXI_STEP_RELU_SUM: relu_sum(step); break;
-        case BXI_STEP_MASKED_SUM: masked_sum(step); break;
-        case BXI_STEP_GATHER: bxi_nn_gather(plan->net, step); break;
-        case BXI_STEP_SCATTER: bxi_nn_scatter(plan->net, step); break;
-        case BXI_STEP_STATISTICS: update_statistics(&plan->net->nodes[step->node], &plan->work[step->node]); break;
-        }
-    }
-    if (status == dnnl_success)
-        status = dnnl_stream_wait(plan->stream);
-    bxi_nn_ok(plan, status, "computing");
-    return plan->error;
-}
-
-static void bind(struct bxi_plan *plan, dnnl_memory_t memory, const void *data)
-{
-    if (memory != NULL)
-        bxi_nn_ok(plan, dnnl_memory_set_data_handle(memory, (void *)data), "array");
-}
-
-static int set_params(struct bx_net *net, const float *const *params)
-{
-    struct bxi_plan *plan = net->plan;
-
-    plan->error = 0;
-    use_threads(net);
-    for (size_t i = 0; i < net->param_count; i++)
-        bind(plan, plan->params[i], params[i]);
-    return plan->error != 0 ? plan->error : run(plan, &plan->load);
-}
-
-static int compute(struct bx_net *net, const struct bxi_program *program, const float *input, float *output)
-{
-    struct bxi_plan *plan = net->plan;
-
-    plan->error = 0;
-    use_threads(net);
-    bind(plan, plan->input, input);
-    bind(plan, plan->output, output);
-    return plan->error != 0 ? plan->error : run(plan, program);
-}
-
-static int forward(struct bx_net *net, const float *input, float *output)
-{
-    struct bxi_plan *plan = net->plan;
-
-    return compute(net, &plan->forward, input, output);
-}
-
-/* Replaces a step of the copied program by one that takes the running statistics. */
-static void predict_batch_norm(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_step *step)
-{
-    const dnnl_memory_desc_t vector = bxi_nn_describe_vector(plan, node->dims[1]);
-    const struct bxi_work *work = &plan->work[plan->node];
-    struct bxi_tensor mean = { .memory = bxi_nn_make_memory(plan, &vector, node->mean) };
-    struct bxi_tensor var = { .memory = bxi_nn_make_memory(plan, &vector, node->var) };
-    struct bxi_tensor src = bxi_nn_flat(plan, node, &work->src), out = bxi_nn_flat(plan, node, &work->out);
-    struct bxi_program one = { .steps = NULL };
-    dnnl_primitive_desc_t pd;
-    dnnl_batch_normalization_desc_t op;
-    struct bxi_step *made;
-
-    if (!bxi_nn_ok(plan, dnnl_batch_normalization_forward_desc_init(&op, dnnl_forward_inference, &src.md,
-                          BXI_BN_EPSILON, bxi_nn_batch_norm_flags(node) | dnnl_use_global_stats),
-                   "batch normalisation"))
-        return;
-    pd = bxi_nn_make_pd(plan, &op, NULL, "batch normalisation");
-    made = bxi_nn_add_primitive(plan, &one, pd);
-    bxi_nn_add_arg(made, DNNL_ARG_SRC, &src);
-    bxi_nn_add_arg(made, DNNL_ARG_SCALE, &work->weight);
-    bxi_nn_add_arg(made, DNNL_ARG_SHIFT, &work->bias);
-    bxi_nn_add_arg(made, DNNL_ARG_MEAN, &mean);
-    bxi_nn_add_arg(made, DNNL_ARG_VARIANCE, &var);
-    bxi_nn_add_arg(made, DNNL_ARG_DST, &out);
-    bxi_nn_destroy_pd(pd);
-    if (made != NULL)
-        *step = *made;
-    free(one.steps);
-}
-
-/* The forward program once more; its primitives are borrowed, but for batch normalisation. */
-static void plan_predict(struct bxi_plan *plan)
-{
-    const struct bxi_program *from = &plan->forward;
-    struct bxi_program *to = &plan->predict;
-
-    to->steps = calloc(from->count, sizeof *to->steps);
-    if (to->steps == NULL) {
-        plan->error = bx_fail(-ENOMEM, "no memory to plan the evaluation");
-        return;
-    }
-    for (size_t i = 0; i < from->count; i++) {
-        const struct bxi_node *node = &plan->net->nodes[from->steps[i].node];
-
-        if (from->steps[i].kind == BXI_STEP_STATISTICS)
-            continue;
-        to->steps[to->count] = from->steps[i];
-        to->steps[to->count].borrowed = true;
-        plan->node = from->steps[i].node;
-        if (node->op == BXI_NN_BATCH_NORM && plan->work[plan->node].forward_step == i)
-            predict_batch_norm(plan, node, &to->steps[to->count]);
-        to->count++;
-    }
-    make_scratch(plan);
-    if (plan->error != 0) {
-        free_program(to);
-        *to = (struct bxi_program){ .steps = NULL };
-    }
-}
-
-static int predict(struct bx_net *net, const float *input, float *output)
-{
-    struct bxi_plan *plan = net->plan;
-
-    if (plan->predict.steps == NULL) {
-        plan->error = 0;
-        use_threads(net);
-        plan_predict(plan);
-        if (plan->error != 0)
-            return plan->error;
-    }
-    return compute(net, &plan->predict, input, output);
-}
-
-static int backward(struct bx_net *net, const float *output_grad, float *const *grads)
-{
-    struct bxi_plan *plan = net->plan;
-
-    plan->error = 0;
-    use_threads(net);
-    bind(plan, plan->output_grad, output_grad);
-    for (size_t i = 0; i < net->param_count; i++)
-        bind(plan, plan->grads[i], grads[i]);
-    return plan->error != 0 ? plan->error : run(plan, &plan->backward);
-}
-
-static const float *input_grad(const struct bx_net *net)
-{
-    const struct bxi_plan *plan = net->plan;
-
-    return plan->input_grad.data;
-}
+/* ---- The library as a whole ---------------------------------------------------------------------- */
 
 static const char *version(void)
 {
@@ -378,15 +92,337 @@ static int check(void)
     return 0;
 }
 
-const struct bxi_nn_backend bxi_nn_onednn = {
+static void use_threads(int threads)
+{
+    omp_set_num_threads(threads);
+}
+
+static void close_dnn(struct bxi_dnn *dnn)
+{
+    for (struct bxi_op *op = dnn->ops, *next; op != NULL; op = next) {
+        next = op->next;
+        dnnl_primitive_destroy(op->handle);
+        free(op);
+    }
+    for (struct bxi_recipe *recipe = dnn->recipes, *next; recipe != NULL; recipe = next) {
+        next = recipe->next;
+        dnnl_primitive_desc_destroy(recipe->handle);
+        free(recipe);
+    }
+    for (struct bxi_memory *memory = dnn->memories, *next; memory != NULL; memory = next) {
+        next = memory->next;
+        dnnl_memory_destroy(memory->handle);
+        free(memory);
+    }
+    if (dnn->attr != NULL)
+        dnnl_primitive_attr_destroy(dnn->attr);
+    if (dnn->stream != NULL)
+        dnnl_stream_destroy(dnn->stream);
+    if (dnn->engine != NULL)
+        dnnl_engine_destroy(dnn->engine);
+    free(dnn);
+}
+
+static int open_dnn(struct bxi_dnn **dnn)
+{
+    struct bxi_dnn *made = calloc(1, sizeof *made);
+    dnnl_status_t status;
+
+    if (made == NULL)
+        return -ENOMEM;
+    status = dnnl_engine_create(&made->engine, dnnl_cpu, 0);
+    if (status == dnnl_success)
+        status = dnnl_stream_create(&made->stream, made->engine, dnnl_stream_default_flags);
+    if (status == dnnl_success)
+        status = dnnl_primitive_attr_create(&made->attr);
+    if (status == dnnl_success)
+        status = dnnl_primitive_attr_set_scratchpad_mode(made->attr, dnnl_scratchpad_mode_user);
+    if (status != dnnl_success) {
+        close_dnn(made);
+        return code_of(status);
+    }
+    *dnn = made;
+    return 0;
+}
+
+/* ---- Layouts and memory -------------------------------------------------------------------------- */
+
+/* A layout of no dimensions gives a description of none, which stands for an argument that is not there. */
+static dnnl_memory_desc_t md_of(const struct bxi_layout *layout)
+{
+    dnnl_memory_desc_t md = { .ndims = layout->ndims, .data_type = dnnl_f32 };
+    dnnl_blocking_desc_t *blocking = &md.format_desc.blocking;
+
+    if (layout->ndims == 0)
+        return (dnnl_memory_desc_t){ .ndims = 0 };
+    md.format_kind = layout->any ? dnnl_format_kind_any : dnnl_blocked;
+    for (int i = 0; i < layout->ndims; i++) {
+        md.dims[i] = layout->dims[i];
+        md.padded_dims[i] = layout->any ? layout->dims[i] : layout->padded[i];
+        if (!layout->any)
+            blocking->strides[i] = layout->strides[i];
+    }
+    blocking->inner_nblks = layout->any ? 0 : layout->inner_count;
+    for (int i = 0; i < blocking->inner_nblks; i++) {
+        blocking->inner_idxs[i] = layout->inner_axis[i];
+        blocking->inner_blks[i] = layout->inner_size[i];
+    }
+    return md;
+}
+
+static struct bxi_layout layout_of_md(const dnnl_memory_desc_t *md)
+{
+    const dnnl_blocking_desc_t *blocking = &md->format_desc.blocking;
+    struct bxi_layout layout = { .ndims = md->ndims };
+
+    if (md->ndims > BXI_DIMS_MAX || md->data_type != dnnl_f32 || md->format_kind != dnnl_blocked ||
+        md->offset0 != 0 || md->extra.flags != 0 || blocking->inner_nblks > BXI_INNER_MAX)
+        return (struct bxi_layout){ .ndims = 0 };
+    for (int i = 0; i < md->ndims; i++) {
+        layout.dims[i] = md->dims[i];
+        layout.padded[i] = md->padded_dims[i];
+        layout.strides[i] = blocking->strides[i];
+    }
+    layout.inner_count = blocking->inner_nblks;
+    for (int i = 0; i < layout.inner_count; i++) {
+        layout.inner_axis[i] = (int)blocking->inner_idxs[i];
+        layout.inner_size[i] = (int)blocking->inner_blks[i];
+    }
+    return layout;
+}
+
+static int make_memory(struct bxi_dnn *dnn, const struct bxi_layout *layout, void *data, struct bxi_memory **memory)
+{
+    const dnnl_memory_desc_t md = md_of(layout);
+    struct bxi_memory *made;
+    dnnl_status_t status;
+
+    if (layout->ndims == 0)
+        return -ENOTSUP;
+    made = calloc(1, sizeof *made);
+    if (made == NULL)
+        return -ENOMEM;
+    status = dnnl_memory_create(&made->handle, &md, dnn->engine, data == NULL ? DNNL_MEMORY_NONE : data);
+    if (status != dnnl_success) {
+        free(made);
+        return code_of(status);
+    }
+    made->next = dnn->memories;
+    dnn->memories = made;
+    *memory = made;
+    return 0;
+}
+
+static int bind_memory(struct bxi_memory *memory, void *data)
+{
+    return code_of(dnnl_memory_set_data_handle(memory->handle, data));
+}
+
+/* ---- Recipes ------------------------------------------------------------------------------------- */
+
+/* A spec with its layouts as oneDNN's. */
+struct described {
+    const struct bxi_spec *spec;
+    dnnl_memory_desc_t src, weight, bias, dst;
+    dnnl_dims_t kernel, stride, padding;
+};
+
+/* Of any operation: oneDNN copies as much as its first field, the kind, tells. */
+union any_desc {
+    dnnl_convolution_desc_t conv;
+    dnnl_inner_product_desc_t linear;
+    dnnl_batch_normalization_desc_t norm;
+    dnnl_pooling_desc_t pool;
+    dnnl_softmax_desc_t softmax;
+};
+
+static dnnl_status_t describe_conv(const struct described *d, dnnl_convolution_desc_t *desc)
+{
+    const dnnl_memory_desc_t *bias = d->spec->bias.ndims == 0 ? NULL : &d->bias;
+
+    switch (d->spec->pass) {
+    case BXI_PASS_FORWARD:
+        return dnnl_convolution_forward_desc_init(desc, dnnl_forward_training, dnnl_convolution_direct, &d->src,
+                                                  &d->weight, bias, &d->dst, d->stride, d->padding, d->padding);
+    case BXI_PASS_BACKWARD_WEIGHTS:
+        return dnnl_convolution_backward_weights_desc_init(desc, dnnl_convolution_direct, &d->src, &d->weight, bias,
+                                                           &d->dst, d->stride, d->padding, d->padding);
+    case BXI_PASS_BACKWARD_DATA:
+        return dnnl_convolution_backward_data_desc_init(desc, dnnl_convolution_direct, &d->src, &d->weight, &d->dst,
+                                                        d->stride, d->padding, d->padding);
+    default:
+        return dnnl_invalid_arguments;
+    }
+}
+
+static dnnl_status_t describe_linear(const struct described *d, dnnl_inner_product_desc_t *desc)
+{
+    const dnnl_memory_desc_t *bias = d->spec->bias.ndims == 0 ? NULL : &d->bias;
+
+    switch (d->spec->pass) {
+    case BXI_PASS_FORWARD:
+        return dnnl_inner_product_forward_desc_init(desc, dnnl_forward_training, &d->src, &d->weight, bias, &d->dst);
+    case BXI_PASS_BACKWARD_WEIGHTS:
+        return dnnl_inner_product_backward_weights_desc_init(desc, &d->src, &d->weight, bias, &d->dst);
+    case BXI_PASS_BACKWARD_DATA:
+        return dnnl_inner_product_backward_data_desc_init(desc, &d->src, &d->weight, &d->dst);
+    default:
+        return dnnl_invalid_arguments;
+    }
+}
+
+static dnnl_status_t describe_norm(const struct described *d, dnnl_batch_normalization_desc_t *desc)
+{
+    const struct bxi_spec *spec = d->spec;
+    unsigned flags = dnnl_use_scale | dnnl_use_shift | (spec->relu ? (unsigned)dnnl_fuse_norm_relu : 0) |
+        (spec->given_statistics ? (unsigned)dnnl_use_global_stats : 0);
+
+    if (spec->pass == BXI_PASS_BACKWARD)
+        return dnnl_batch_normalization_backward_desc_init(desc, dnnl_backward, &d->src, &d->src, spec->epsilon, flags);
+    return dnnl_batch_normalization_forward_desc_init(desc, spec->pass == BXI_PASS_PREDICT ? dnnl_forward_inference :
+                                                      dnnl_forward_training, &d->src, spec->epsilon, flags);
+}
+
+static dnnl_status_t describe_pool(const struct described *d, dnnl_pooling_desc_t *desc)
+{
+    const dnnl_alg_kind_t kind = d->spec->op == BXI_OP_MAX_POOL ? dnnl_pooling_max : dnnl_pooling_avg_exclude_padding;
+
+    if (d->spec->pass == BXI_PASS_BACKWARD)
+        return dnnl_pooling_backward_desc_init(desc, kind, &d->src, &d->dst, d->stride, d->kernel, d->padding,
+                                               d->padding);
+    return dnnl_pooling_forward_desc_init(desc, dnnl_forward_training, kind, &d->src, &d->dst, d->stride, d->kernel,
+                                          d->padding, d->padding);
+}
+
+static dnnl_status_t describe_softmax(const struct described *d, dnnl_softmax_desc_t *desc)
+{
+    if (d->spec->pass == BXI_PASS_BACKWARD)
+        return dnnl_softmax_backward_desc_init(desc, &d->dst, &d->dst, 1);
+    return dnnl_softmax_forward_desc_init(desc, dnnl_forward_training, &d->src, 1);
+}
+
+static dnnl_status_t make_pd(struct bxi_dnn *dnn, const struct described *d, dnnl_primitive_desc_t *pd)
+{
+    const_dnnl_primitive_desc_t forward = d->spec->forward == NULL ? NULL : d->spec->forward->handle;
+    union any_desc desc;
+    dnnl_status_t status = dnnl_invalid_arguments;
+
+    switch (d->spec->op) {
+    case BXI_OP_REORDER:
+        return dnnl_reorder_primitive_desc_create(pd, &d->src, dnn->engine, &d->dst, dnn->engine, dnn->attr);
+    case BXI_OP_CONV: status = describe_conv(d, &desc.conv); break;
+    case BXI_OP_LINEAR: status = describe_linear(d, &desc.linear); break;
+    case BXI_OP_BATCH_NORM: status = describe_norm(d, &desc.norm); break;
+    case BXI_OP_MAX_POOL:
+    case BXI_OP_AVERAGE_POOL: status = describe_pool(d, &desc.pool); break;
+    case BXI_OP_SOFTMAX: status = describe_softmax(d, &desc.softmax); break;
+    }
+    if (status != dnnl_success)
+        return status;
+    return dnnl_primitive_desc_create(pd, &desc, dnn->attr, dnn->engine, forward);
+}
+
+static int describe(struct bxi_dnn *dnn, const struct bxi_spec *spec, struct bxi_recipe **recipe)
+{
+    const struct described d = {
+        .spec = spec,
+        .src = md_of(&spec->src), .weight = md_of(&spec->weight), .bias = md_of(&spec->bias), .dst = md_of(&spec->dst),
+        .kernel = { spec->kernel[0], spec->kernel[1] },
+        .stride = { spec->stride, spec->stride },
+        .padding = { spec->padding, spec->padding },
+    };
+    struct bxi_recipe *made = calloc(1, sizeof *made);
+    dnnl_status_t status;
+
+    if (made == NULL)
+        return -ENOMEM;
+    status = make_pd(dnn, &d, &made->handle);
+    if (status != dnnl_success) {
+        free(made);
+        return code_of(status);
+    }
+    made->next = dnn->recipes;
+    dnn->recipes = made;
+    *recipe = made;
+    return 0;
+}
+
+static const int ARG[] = {
+    [BXI_ARG_SRC] = DNNL_ARG_SRC, [BXI_ARG_DST] = DNNL_ARG_DST, [BXI_ARG_WEIGHTS] = DNNL_ARG_WEIGHTS,
+    [BXI_ARG_BIAS] = DNNL_ARG_BIAS, [BXI_ARG_SCALE] = DNNL_ARG_SCALE, [BXI_ARG_SHIFT] = DNNL_ARG_SHIFT,
+    [BXI_ARG_MEAN] = DNNL_ARG_MEAN, [BXI_ARG_VARIANCE] = DNNL_ARG_VARIANCE,
+    [BXI_ARG_WORKSPACE] = DNNL_ARG_WORKSPACE, [BXI_ARG_SCRATCH] = DNNL_ARG_SCRATCHPAD,
+    [BXI_ARG_DIFF_SRC] = DNNL_ARG_DIFF_SRC, [BXI_ARG_DIFF_DST] = DNNL_ARG_DIFF_DST,
+    [BXI_ARG_DIFF_WEIGHTS] = DNNL_ARG_DIFF_WEIGHTS, [BXI_ARG_DIFF_BIAS] = DNNL_ARG_DIFF_BIAS,
+    [BXI_ARG_DIFF_SCALE] = DNNL_ARG_DIFF_SCALE, [BXI_ARG_DIFF_SHIFT] = DNNL_ARG_DIFF_SHIFT,
+};
+
+static struct bxi_layout layout_of(const struct bxi_recipe *recipe, enum bxi_arg arg)
+{
+    const dnnl_memory_desc_t *md = dnnl_primitive_desc_query_md(recipe->handle, dnnl_query_exec_arg_md, ARG[arg]);
+
+    return md == NULL ? (struct bxi_layout){ .ndims = 0 } : layout_of_md(md);
+}
+
+static size_t bytes_of(const struct bxi_recipe *recipe, enum bxi_arg arg)
+{
+    const dnnl_memory_desc_t *md = dnnl_primitive_desc_query_md(recipe->handle, dnnl_query_exec_arg_md, ARG[arg]);
+
+    return md == NULL ? 0 : dnnl_memory_desc_get_size(md);
+}
+
+/* ---- Computing ----------------------------------------------------------------------------------- */
+
+static int make_op(struct bxi_dnn *dnn, const struct bxi_recipe *recipe, struct bxi_op **op)
+{
+    struct bxi_op *made = calloc(1, sizeof *made);
+    dnnl_status_t status;
+
+    if (made == NULL)
+        return -ENOMEM;
+    status = dnnl_primitive_create(&made->handle, recipe->handle);
+    if (status != dnnl_success) {
+        free(made);
+        return code_of(status);
+    }
+    made->next = dnn->ops;
+    dnn->ops = made;
+    *op = made;
+    return 0;
+}
+
+static int add_arg(struct bxi_op *op, enum bxi_arg arg, const struct bxi_memory *memory)
+{
+    if (op->arg_count == BXI_ARGS_MAX)
+        return -EINVAL;
+    op->args[op->arg_count++] = (dnnl_exec_arg_t){ .arg = ARG[arg], .memory = memory->handle };
+    return 0;
+}
+
+static int run(struct bxi_dnn *dnn, const struct bxi_op *op)
+{
+    return code_of(dnnl_primitive_execute(op->handle, dnn->stream, op->arg_count, op->args));
+}
+
+static int wait(struct bxi_dnn *dnn)
+{
+    return code_of(dnnl_stream_wait(dnn->stream));
+}
+
+const struct bxi_dnn_api bxi_onednn = {
     .version = version,
     .check = check,
-    .plan = plan_net,
-    .unplan = unplan_net,
-    .set_params = set_params,
-    .forward = forward,
-    .predict = predict,
-    .backward = backward,
-    .input_grad = input_grad,
+    .use_threads = use_threads,
+    .open = open_dnn,
+    .close = close_dnn,
+    .make_memory = make_memory,
+    .bind = bind_memory,
+    .describe = describe,
+    .layout_of = layout_of,
+    .bytes_of = bytes_of,
+    .make_op = make_op,
+    .add_arg = add_arg,
+    .run = run,
+    .wait = wait,
 };
 #endif

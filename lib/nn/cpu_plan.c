@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a plan is made of: failures, buffers, tensors, steps, and gradients on their way to a node (onednn.h).
+ * What a plan is made of: failures, buffers, tensors, steps, and gradients on their way to a node (cpu.h).
  * Run by the thread that calls bx_net_finish, and once by its first bx_net_predict.
  */
-#include "onednn.h"
+#include "cpu.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-
-#if DNNL_VERSION_MAJOR == 2
 
 enum {
     ALIGNMENT = 64,
@@ -30,25 +28,14 @@ static const char *op_name(enum bxi_nn_op op)
     return names[op];
 }
 
-static int code_of(dnnl_status_t status)
-{
-    switch (status) {
-    case dnnl_success: return 0;
-    case dnnl_out_of_memory: return -ENOMEM;
-    case dnnl_unimplemented: return -ENOTSUP;
-    case dnnl_invalid_arguments: return -EINVAL;
-    default: return -EIO;
-    }
-}
-
-bool bxi_nn_ok(struct bxi_plan *plan, dnnl_status_t status, const char *what)
+bool bxi_nn_ok(struct bxi_plan *plan, int code, const char *what)
 {
     const struct bxi_node *node = &plan->net->nodes[plan->node];
 
-    if (status != dnnl_success && plan->error == 0)
-        plan->error = bx_fail(code_of(status), "oneDNN refused the %s of node %d (%s%s%s) with status %d", what,
-                              plan->node, op_name(node->op), node->name == NULL ? "" : " ",
-                              node->name == NULL ? "" : node->name, (int)status);
+    if (code != 0 && plan->error == 0)
+        plan->error = bx_fail(code, "oneDNN refused the %s of node %d (%s%s%s): %s", what, plan->node,
+                              op_name(node->op), node->name == NULL ? "" : " ", node->name == NULL ? "" : node->name,
+                              strerror(-code));
     return plan->error == 0;
 }
 
@@ -68,6 +55,112 @@ static void *room(struct bxi_plan *plan, void *array, size_t count, size_t *capa
     }
     *capacity = wanted;
     return larger;
+}
+
+/* ---- Layouts ------------------------------------------------------------------------------------- */
+
+struct bxi_layout bxi_layout_any(int ndims, const int64_t *dims)
+{
+    struct bxi_layout layout = { .ndims = ndims, .any = true };
+
+    for (int i = 0; i < ndims; i++)
+        layout.dims[i] = layout.padded[i] = dims[i];
+    return layout;
+}
+
+struct bxi_layout bxi_layout_plain(int ndims, const int64_t *dims)
+{
+    struct bxi_layout layout = bxi_layout_any(ndims, dims);
+    int64_t stride = 1;
+
+    layout.any = false;
+    for (int i = ndims - 1; i >= 0; i--) {
+        layout.strides[i] = stride;
+        stride *= dims[i];
+    }
+    return layout;
+}
+
+struct bxi_layout bxi_layout_blocked(const int64_t dims[4], int block)
+{
+    const int64_t blocks = (dims[1] + block - 1) / block;
+    struct bxi_layout layout = bxi_layout_plain(4, dims);
+
+    if (block == 1)
+        return layout;
+    layout.padded[1] = blocks * block;
+    layout.strides[3] = block;
+    layout.strides[2] = layout.strides[3] * dims[3];
+    layout.strides[1] = layout.strides[2] * dims[2];
+    layout.strides[0] = layout.strides[1] * blocks;
+    layout.inner_count = 1;
+    layout.inner_axis[0] = 1;
+    layout.inner_size[0] = block;
+    return layout;
+}
+
+struct bxi_layout bxi_layout_vector(int64_t count)
+{
+    return bxi_layout_plain(1, &count);
+}
+
+struct bxi_layout bxi_nn_blocked_out(const struct bxi_node *node, int block)
+{
+    const int *dims = node->dims;
+
+    return bxi_layout_blocked((const int64_t[4]){ dims[0], dims[1], dims[2], dims[3] }, block);
+}
+
+struct bxi_layout bxi_nn_plain_out(const struct bxi_node *node)
+{
+    return bxi_nn_blocked_out(node, 1);
+}
+
+struct bxi_layout bxi_nn_any_out(const struct bxi_node *node)
+{
+    const int *dims = node->dims;
+
+    return bxi_layout_any(4, (const int64_t[4]){ dims[0], dims[1], dims[2], dims[3] });
+}
+
+size_t bxi_layout_bytes(const struct bxi_layout *layout)
+{
+    int64_t blocks[BXI_DIMS_MAX] = { 1, 1, 1, 1 }, elements = 1;
+
+    for (int i = 0; i < layout->inner_count; i++) {
+        blocks[layout->inner_axis[i]] *= layout->inner_size[i];
+        elements *= layout->inner_size[i];
+    }
+    for (int i = 0; i < layout->ndims; i++) {
+        int64_t reach = layout->padded[i] / blocks[i] * layout->strides[i];
+
+        if (reach > elements)
+            elements = reach;
+    }
+    return (size_t)elements * sizeof(float);
+}
+
+/* The stride of a dimension of 1 is never used. */
+bool bxi_layout_is_same(const struct bxi_layout *a, const struct bxi_layout *b)
+{
+    if (a->ndims != b->ndims || a->any != b->any || a->inner_count != b->inner_count)
+        return false;
+    for (int i = 0; i < a->inner_count; i++)
+        if (a->inner_axis[i] != b->inner_axis[i] || a->inner_size[i] != b->inner_size[i])
+            return false;
+    for (int i = 0; i < a->ndims; i++)
+        if (a->dims[i] != b->dims[i] || a->padded[i] != b->padded[i] ||
+            (a->strides[i] != b->strides[i] && a->padded[i] != 1))
+            return false;
+    return true;
+}
+
+int bxi_layout_block(const struct bxi_layout *layout)
+{
+    if (layout->ndims != 4 || layout->any || layout->inner_count != 1 || layout->inner_axis[0] != 1 ||
+        layout->dims[1] % layout->inner_size[0] != 0)
+        return 0;
+    return layout->inner_size[0];
 }
 
 /* ---- Buffers and tensors ------------------------------------------------------------------------- */
@@ -156,65 +249,44 @@ bool bxi_nn_is_only_reader(const struct bxi_plan *plan, const struct bxi_tensor 
     return tensor->buffer >= 0 && plan->buffers[tensor->buffer].readers == 1;
 }
 
-dnnl_memory_t bxi_nn_make_memory(struct bxi_plan *plan, const dnnl_memory_desc_t *md, void *data)
+struct bxi_memory *bxi_nn_make_memory(struct bxi_plan *plan, const struct bxi_layout *layout, void *data)
 {
-    dnnl_memory_t *memories = room(plan, plan->memories, plan->memory_count, &plan->memory_capacity,
-                                   sizeof(dnnl_memory_t));
-    dnnl_memory_t memory = NULL;
+    struct bxi_memory *memory = NULL;
 
-    if (memories == NULL)
-        return NULL;
-    plan->memories = memories;
-    if (plan->error != 0 || !bxi_nn_ok(plan, dnnl_memory_create(&memory, md, plan->engine, data), "memory"))
-        return NULL;
-    plan->memories[plan->memory_count++] = memory;
+    if (plan->error == 0)
+        bxi_nn_ok(plan, bxi_onednn.make_memory(plan->dnn, layout, data, &memory), "memory");
     return memory;
 }
 
-struct bxi_tensor bxi_nn_callers_tensor(struct bxi_plan *plan, const dnnl_memory_desc_t *md)
+struct bxi_tensor bxi_nn_callers_tensor(struct bxi_plan *plan, const struct bxi_layout *layout)
 {
-    return (struct bxi_tensor){ .md = *md, .memory = bxi_nn_make_memory(plan, md, DNNL_MEMORY_NONE), .buffer = -1 };
+    return (struct bxi_tensor){
+        .layout = *layout, .memory = bxi_nn_make_memory(plan, layout, NULL), .buffer = -1,
+    };
 }
 
-struct bxi_tensor bxi_nn_tensor_on(struct bxi_plan *plan, const dnnl_memory_desc_t *md, int buffer)
+struct bxi_tensor bxi_nn_tensor_on(struct bxi_plan *plan, const struct bxi_layout *layout, int buffer)
 {
-    struct bxi_tensor tensor = { .md = *md, .buffer = buffer };
+    struct bxi_tensor tensor = { .layout = *layout, .buffer = buffer };
 
     if (plan->error != 0 || buffer < 0)
         return tensor;
     tensor.data = plan->buffers[buffer].data;
-    tensor.memory = bxi_nn_make_memory(plan, md, tensor.data);
+    tensor.memory = bxi_nn_make_memory(plan, layout, tensor.data);
     return tensor;
 }
 
-struct bxi_tensor bxi_nn_new_tensor(struct bxi_plan *plan, const dnnl_memory_desc_t *md)
+struct bxi_tensor bxi_nn_new_tensor(struct bxi_plan *plan, const struct bxi_layout *layout)
 {
-    return bxi_nn_tensor_on(plan, md, plan->error != 0 ? -1 : take_buffer(plan, dnnl_memory_desc_get_size(md)));
+    return bxi_nn_tensor_on(plan, layout, plan->error != 0 ? -1 : take_buffer(plan, bxi_layout_bytes(layout)));
 }
 
-bool bxi_nn_is_same(const dnnl_memory_desc_t *a, const dnnl_memory_desc_t *b)
+struct bxi_tensor bxi_nn_new_workspace(struct bxi_plan *plan, const struct bxi_recipe *recipe)
 {
-    return dnnl_memory_desc_equal(a, b) != 0;
-}
+    size_t bytes = plan->error != 0 ? 0 : bxi_onednn.bytes_of(recipe, BXI_ARG_WORKSPACE);
+    struct bxi_layout floats = bxi_layout_vector((int64_t)((bytes + sizeof(float) - 1) / sizeof(float)));
 
-dnnl_memory_desc_t bxi_nn_describe(struct bxi_plan *plan, int ndims, const dnnl_dims_t dims, dnnl_format_tag_t tag)
-{
-    dnnl_memory_desc_t md = { .ndims = 0 };
-
-    bxi_nn_ok(plan, dnnl_memory_desc_init_by_tag(&md, ndims, dims, dnnl_f32, tag), "description");
-    return md;
-}
-
-dnnl_memory_desc_t bxi_nn_describe_vector(struct bxi_plan *plan, int64_t count)
-{
-    return bxi_nn_describe(plan, 1, (const dnnl_dims_t){ count }, dnnl_a);
-}
-
-dnnl_memory_desc_t bxi_nn_describe_out(struct bxi_plan *plan, const struct bxi_node *node, dnnl_format_tag_t tag)
-{
-    const int *dims = node->dims;
-
-    return bxi_nn_describe(plan, 4, (const dnnl_dims_t){ dims[0], dims[1], dims[2], dims[3] }, tag);
+    return bytes == 0 ? (struct bxi_tensor){ .memory = NULL } : bxi_nn_new_tensor(plan, &floats);
 }
 
 /* ---- Steps --------------------------------------------------------------------------------------- */
@@ -231,92 +303,69 @@ struct bxi_step *bxi_nn_add_step(struct bxi_plan *plan, struct bxi_program *prog
     return &steps[program->count++];
 }
 
-void bxi_nn_add_arg(struct bxi_step *step, int arg, const struct bxi_tensor *tensor)
+struct bxi_recipe *bxi_nn_describe(struct bxi_plan *plan, const struct bxi_spec *spec, const char *what)
 {
-    if (step == NULL || tensor->memory == NULL)
-        return;
-    step->args[step->arg_count++] = (dnnl_exec_arg_t){ .arg = arg, .memory = tensor->memory };
+    struct bxi_recipe *recipe = NULL;
+
+    if (plan->error == 0)
+        bxi_nn_ok(plan, bxi_onednn.describe(plan->dnn, spec, &recipe), what);
+    return recipe;
 }
 
-struct bxi_step *bxi_nn_add_primitive(struct bxi_plan *plan, struct bxi_program *program,
-                                      const_dnnl_primitive_desc_t pd)
+struct bxi_layout bxi_nn_liked(struct bxi_plan *plan, const struct bxi_recipe *recipe, enum bxi_arg arg)
 {
-    dnnl_primitive_t primitive = NULL;
-    struct bxi_step *step = NULL;
+    return plan->error != 0 ? (struct bxi_layout){ .ndims = 0 } : bxi_onednn.layout_of(recipe, arg);
+}
 
-    if (plan->error != 0 || !bxi_nn_ok(plan, dnnl_primitive_create(&primitive, pd), "primitive"))
-        return NULL;
-    step = bxi_nn_add_step(plan, program, BXI_STEP_PRIMITIVE);
-    if (step == NULL) {
-        dnnl_primitive_destroy(primitive);
-        return NULL;
-    }
-    step->primitive = primitive;
+void bxi_nn_add_arg(struct bxi_plan *plan, struct bxi_step *step, enum bxi_arg arg, const struct bxi_tensor *tensor)
+{
+    if (plan->error == 0 && step != NULL && tensor->memory != NULL)
+        bxi_nn_ok(plan, bxi_onednn.add_arg(step->op, arg, tensor->memory), "argument");
+}
 
-    size_t bytes = dnnl_memory_desc_get_size(dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0));
+struct bxi_step *bxi_nn_add_op(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_recipe *recipe)
+{
+    const struct bxi_tensor scratch = { .memory = plan->scratch };
+    struct bxi_op *op = NULL;
+    struct bxi_step *step;
+
+    if (plan->error != 0 || !bxi_nn_ok(plan, bxi_onednn.make_op(plan->dnn, recipe, &op), "operation"))
+        return NULL;
+    step = bxi_nn_add_step(plan, program, BXI_STEP_OP);
+    if (step == NULL)
+        return NULL;
+    step->op = op;
+
+    size_t bytes = bxi_onednn.bytes_of(recipe, BXI_ARG_SCRATCH);
 
     if (bytes > 0)
-        step->args[step->arg_count++] = (dnnl_exec_arg_t){ .arg = DNNL_ARG_SCRATCHPAD, .memory = plan->scratch };
+        bxi_nn_add_arg(plan, step, BXI_ARG_SCRATCH, &scratch);
     if (bytes > plan->scratch_bytes)
         plan->scratch_bytes = bytes;
     return step;
 }
 
-dnnl_primitive_desc_t bxi_nn_make_pd(struct bxi_plan *plan, const void *op, const_dnnl_primitive_desc_t hint,
-                                     const char *what)
-{
-    dnnl_primitive_desc_t pd = NULL;
-
-    if (plan->error == 0)
-        bxi_nn_ok(plan, dnnl_primitive_desc_create(&pd, op, plan->attr, plan->engine, hint), what);
-    return pd;
-}
-
-const dnnl_memory_desc_t *bxi_nn_md_of(const_dnnl_primitive_desc_t pd, dnnl_query_t what)
-{
-    return dnnl_primitive_desc_query_md(pd, what, 0);
-}
-
-void bxi_nn_destroy_pd(dnnl_primitive_desc_t pd)
-{
-    if (pd != NULL)
-        dnnl_primitive_desc_destroy(pd);
-}
-
-void bxi_nn_destroy_pds(struct bxi_work *work)
-{
-    bxi_nn_destroy_pd(work->forward);
-    bxi_nn_destroy_pd(work->backward_weights);
-    bxi_nn_destroy_pd(work->backward_data);
-    work->forward = work->backward_weights = work->backward_data = NULL;
-}
-
 void bxi_nn_add_reorder(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_tensor *from,
                         const struct bxi_tensor *to)
 {
-    dnnl_primitive_desc_t pd = NULL;
-    struct bxi_step *step = NULL;
+    const struct bxi_spec spec = { .op = BXI_OP_REORDER, .src = from->layout, .dst = to->layout };
+    struct bxi_recipe *recipe = bxi_nn_describe(plan, &spec, "reorder");
+    struct bxi_step *step = bxi_nn_add_op(plan, program, recipe);
 
-    if (plan->error != 0 ||
-        !bxi_nn_ok(plan, dnnl_reorder_primitive_desc_create(&pd, &from->md, plan->engine, &to->md, plan->engine,
-                                                            plan->attr), "reorder"))
-        return;
-    step = bxi_nn_add_primitive(plan, program, pd);
-    bxi_nn_add_arg(step, DNNL_ARG_FROM, from);
-    bxi_nn_add_arg(step, DNNL_ARG_TO, to);
-    bxi_nn_destroy_pd(pd);
+    bxi_nn_add_arg(plan, step, BXI_ARG_SRC, from);
+    bxi_nn_add_arg(plan, step, BXI_ARG_DST, to);
 }
 
 struct bxi_tensor bxi_nn_in_layout(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_tensor *from,
-                                   const dnnl_memory_desc_t *md)
+                                   const struct bxi_layout *layout)
 {
     struct bxi_tensor to;
 
-    if (plan->error != 0 || bxi_nn_is_same(&from->md, md)) {
+    if (plan->error != 0 || bxi_layout_is_same(&from->layout, layout)) {
         bxi_nn_retain(plan, from);
         return *from;
     }
-    to = bxi_nn_new_tensor(plan, md);
+    to = bxi_nn_new_tensor(plan, layout);
     bxi_nn_add_reorder(plan, program, from, &to);
     return to;
 }
@@ -334,13 +383,13 @@ static void add_sum(struct bxi_plan *plan, const struct bxi_tensor *to, const st
     step->a = parts[0].data;
     step->b = parts[1].memory == NULL ? NULL : parts[1].data;
     step->mask = mask == NULL ? NULL : mask->data;
-    step->count = dnnl_memory_desc_get_size(&to->md) / sizeof(float);
+    step->count = bxi_layout_bytes(&to->layout) / sizeof(float);
 }
 
 /* The parts of a node's gradient become one, in one pass over memory, or in none if there is but one. */
 static void join_parts(struct bxi_plan *plan, struct bxi_work *work, const struct bxi_tensor *mask)
 {
-    const dnnl_memory_desc_t md = mask != NULL ? mask->md : work->parts[0].md;
+    const struct bxi_layout layout = mask != NULL ? mask->layout : work->parts[0].layout;
     struct bxi_tensor sum = { .memory = NULL };
 
     if (plan->error != 0 || (work->part_count < 2 && mask == NULL))
@@ -348,7 +397,7 @@ static void join_parts(struct bxi_plan *plan, struct bxi_work *work, const struc
     for (int i = 0; i < work->part_count; i++) {
         struct bxi_tensor part = work->parts[i];
 
-        work->parts[i] = bxi_nn_in_layout(plan, &plan->backward, &part, &md);
+        work->parts[i] = bxi_nn_in_layout(plan, &plan->backward, &part, &layout);
         bxi_nn_release(plan, &part);
     }
     if (plan->error != 0)
@@ -359,7 +408,7 @@ static void join_parts(struct bxi_plan *plan, struct bxi_work *work, const struc
             bxi_nn_retain(plan, &sum);
         }
     if (sum.memory == NULL)
-        sum = bxi_nn_new_tensor(plan, &md);
+        sum = bxi_nn_new_tensor(plan, &layout);
     add_sum(plan, &sum, work->parts, mask);
     for (int i = 0; i < work->part_count; i++)
         bxi_nn_release(plan, &work->parts[i]);
@@ -386,4 +435,3 @@ struct bxi_tensor bxi_nn_take_grad(struct bxi_plan *plan, int node, bool masked)
     join_parts(plan, work, masked ? &work->out : NULL);
     return work->parts[0];
 }
-#endif

@@ -16,11 +16,9 @@
  * describe and reorder; batch normalisation and additions take it as it is, so a row of such layers
  * stays folded. What oneDNN computes with is a second description of the same bytes, flat: 1 x C x 1 x H W N.
  */
-#include "onednn.h"
+#include "cpu.h"
 
 #include <string.h>
-
-#if DNNL_VERSION_MAJOR == 2
 
 /* More pixels than these keep the kernels busy by themselves. */
 enum { FOLDED_PIXELS_MAX = 16 };
@@ -41,93 +39,78 @@ static bool gathers(const struct bxi_node *node)
     return node->kernel != 1 || node->stride != 1 || node->padding != 0;
 }
 
-/* The floats of a channel block that lie together; 0 if channels are not blocked so. */
-static int block_of(const dnnl_memory_desc_t *md)
+/* As the computing operations see it: one image. */
+static struct bxi_layout flat_layout(int64_t channels, int64_t pixels, int block)
 {
-    const dnnl_blocking_desc_t *blocking = &md->format_desc.blocking;
-
-    if (md->ndims != 4 || md->format_kind != dnnl_blocked || blocking->inner_nblks != 1 ||
-        blocking->inner_idxs[0] != 1 || md->dims[1] % blocking->inner_blks[0] != 0)
-        return 0;
-    return (int)blocking->inner_blks[0];
-}
-
-/* As the computing primitives see it: one image. */
-static dnnl_memory_desc_t describe_flat(struct bxi_plan *plan, int64_t channels, int64_t pixels, int block)
-{
-    return bxi_nn_describe(plan, 4, (const dnnl_dims_t){ 1, channels, 1, pixels },
-                           block == 16 ? dnnl_aBcd16b : block == 8 ? dnnl_aBcd8b : dnnl_format_tag_any);
+    return bxi_layout_blocked((const int64_t[4]){ 1, channels, 1, pixels }, block);
 }
 
 /* As the plan sees it. */
-static dnnl_memory_desc_t describe_folded(struct bxi_plan *plan, const struct bxi_node *node, int block)
+static struct bxi_layout folded_layout(const struct bxi_node *node, int block)
 {
-    dnnl_memory_desc_t md = bxi_nn_describe_out(plan, node, block == 16 ? dnnl_aBcd16b : dnnl_aBcd8b);
-    dnnl_dim_t *strides = md.format_desc.blocking.strides;
+    struct bxi_layout layout = bxi_nn_blocked_out(node, block);
 
-    strides[0] = block;
-    strides[3] = strides[0] * node->dims[0];
-    strides[2] = strides[3] * node->dims[3];
-    strides[1] = strides[2] * node->dims[2];
-    return md;
+    layout.strides[0] = block;
+    layout.strides[3] = layout.strides[0] * node->dims[0];
+    layout.strides[2] = layout.strides[3] * node->dims[3];
+    layout.strides[1] = layout.strides[2] * node->dims[2];
+    return layout;
 }
 
 struct bxi_tensor bxi_nn_flat(struct bxi_plan *plan, const struct bxi_node *node, const struct bxi_tensor *tensor)
 {
-    int block = block_of(&tensor->md);
-    dnnl_memory_desc_t md;
+    int block = bxi_layout_block(&tensor->layout);
+    struct bxi_layout layout;
 
     if (plan->error != 0 || (block != 8 && block != 16))
         return *tensor;
-    md = describe_folded(plan, node, block);
-    if (!bxi_nn_is_same(&md, &tensor->md))
+    layout = folded_layout(node, block);
+    if (!bxi_layout_is_same(&layout, &tensor->layout))
         return *tensor;
-    md = describe_flat(plan, node->dims[1], (int64_t)node->dims[0] * pixels_of(node), block);
-    return bxi_nn_tensor_on(plan, &md, tensor->buffer);
+    layout = flat_layout(node->dims[1], (int64_t)node->dims[0] * pixels_of(node), block);
+    return bxi_nn_tensor_on(plan, &layout, tensor->buffer);
 }
 
 struct bxi_tensor bxi_nn_unfolded(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_node *node,
                                   const struct bxi_tensor *tensor)
 {
-    int block = block_of(&tensor->md);
-    const dnnl_memory_desc_t md = bxi_nn_describe_out(plan, node, block == 16 ? dnnl_aBcd16b :
-                                                      block == 8 ? dnnl_aBcd8b : dnnl_abcd);
+    int block = bxi_layout_block(&tensor->layout);
+    const struct bxi_layout apart = block == 8 || block == 16 ? bxi_nn_blocked_out(node, block) : tensor->layout;
 
-    return bxi_nn_in_layout(plan, program, tensor, block == 8 || block == 16 ? &md : &tensor->md);
+    return bxi_nn_in_layout(plan, program, tensor, &apart);
 }
 
 /* ---- The weights by taps ------------------------------------------------------------------------- */
 
 /* The weights of a folded convolution, O x (taps x C) x 1 x 1 in the layout `flat`, as O x C x KH x KW. */
-static bool describe_taps(struct bxi_plan *plan, const struct bxi_node *node, const dnnl_memory_desc_t *flat,
-                          dnnl_memory_desc_t *taps)
+static bool taps_layout(const struct bxi_plan *plan, const struct bxi_node *node, const struct bxi_layout *flat,
+                        struct bxi_layout *taps)
 {
-    const dnnl_blocking_desc_t *from = &flat->format_desc.blocking;
     const int64_t channels = plan->net->nodes[node->in[0]].dims[1];
     int64_t block = 1;
 
-    if (flat->ndims != 4 || flat->format_kind != dnnl_blocked)
+    if (flat->ndims != 4)
         return false;
-    for (int i = 0; i < from->inner_nblks; i++)
-        if (from->inner_idxs[i] == 1)
-            block *= from->inner_blks[i];
+    for (int i = 0; i < flat->inner_count; i++)
+        if (flat->inner_axis[i] == 1)
+            block *= flat->inner_size[i];
     if (channels % block != 0)
         return false;
     *taps = *flat;
-    taps->dims[1] = taps->padded_dims[1] = channels;
-    taps->dims[2] = taps->padded_dims[2] = node->kernel;
-    taps->dims[3] = taps->padded_dims[3] = node->kernel;
-    taps->format_desc.blocking.strides[3] = from->strides[1] * (channels / block);
-    taps->format_desc.blocking.strides[2] = taps->format_desc.blocking.strides[3] * node->kernel;
-    return dnnl_memory_desc_get_size(taps) == dnnl_memory_desc_get_size(flat);
+    taps->dims[1] = taps->padded[1] = channels;
+    taps->dims[2] = taps->padded[2] = node->kernel;
+    taps->dims[3] = taps->padded[3] = node->kernel;
+    taps->strides[3] = flat->strides[1] * (channels / block);
+    taps->strides[2] = taps->strides[3] * node->kernel;
+    return bxi_layout_bytes(taps) == bxi_layout_bytes(flat);
 }
 
-static struct bxi_tensor load_taps(struct bxi_plan *plan, const struct bxi_node *node, const dnnl_memory_desc_t *flat)
+static struct bxi_tensor load_taps(struct bxi_plan *plan, const struct bxi_node *node, const struct bxi_layout *flat)
 {
-    dnnl_memory_desc_t taps;
+    struct bxi_layout taps;
     struct bxi_tensor weight = { .memory = NULL };
 
-    if (plan->error != 0 || !describe_taps(plan, node, flat, &taps))
+    if (plan->error != 0 || !taps_layout(plan, node, flat, &taps))
         return weight;
     weight = bxi_nn_load_weight(plan, node, &taps);
     return bxi_nn_tensor_on(plan, flat, weight.buffer);
@@ -135,63 +118,58 @@ static struct bxi_tensor load_taps(struct bxi_plan *plan, const struct bxi_node 
 
 /* ---- May it be folded ---------------------------------------------------------------------------- */
 
-struct descriptions {
-    dnnl_memory_desc_t src, weight, bias, dst;
-};
-
-static const dnnl_dims_t strides_1 = { 1, 1 }, padding_0 = { 0, 0 };
-
-static void describe_all(struct bxi_plan *plan, const struct bxi_node *node, struct descriptions *all)
+/* Fills in work->forward and its two gradients; what cannot be made stays NULL and is no failure. */
+static void describe_all(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work)
 {
     const int64_t channels = (int64_t)plan->net->nodes[node->in[0]].dims[1] * taps_of(node);
     const int64_t pixels = (int64_t)node->dims[0] * pixels_of(node);
+    struct bxi_spec spec = {
+        .op = BXI_OP_CONV,
+        .pass = BXI_PASS_FORWARD,
+        .src = bxi_layout_any(4, (const int64_t[4]){ 1, channels, 1, pixels }),
+        .weight = bxi_layout_any(4, (const int64_t[4]){ node->dims[1], channels, 1, 1 }),
+        .dst = bxi_layout_any(4, (const int64_t[4]){ 1, node->dims[1], 1, pixels }),
+        .stride = 1,
+    };
 
-    all->src = describe_flat(plan, channels, pixels, 0);
-    all->dst = describe_flat(plan, node->dims[1], pixels, 0);
-    all->bias = bxi_nn_describe_vector(plan, node->dims[1]);
-    all->weight = bxi_nn_describe(plan, 4, (const dnnl_dims_t){ node->dims[1], channels, 1, 1 },
-                                  dnnl_format_tag_any);
-}
-
-/* Fills in work->forward and its two gradients; what cannot be made stays NULL and is no failure. */
-static void make_all(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work)
-{
-    struct descriptions all;
-    const dnnl_memory_desc_t *bias;
-    dnnl_convolution_desc_t op;
-
-    describe_all(plan, node, &all);
-    bias = node->bias ? &all.bias : NULL;
-    if (plan->error != 0 ||
-        dnnl_convolution_forward_desc_init(&op, dnnl_forward_training, dnnl_convolution_direct, &all.src, &all.weight,
-                                           bias, &all.dst, strides_1, padding_0, padding_0) != dnnl_success ||
-        dnnl_primitive_desc_create(&work->forward, &op, plan->attr, plan->engine, NULL) != dnnl_success)
+    if (node->bias)
+        spec.bias = bxi_layout_vector(node->dims[1]);
+    if (plan->error != 0 || bxi_onednn.describe(plan->dnn, &spec, &work->forward) != 0)
         return;
-    if (dnnl_convolution_backward_weights_desc_init(&op, dnnl_convolution_direct, &all.src, &all.weight, bias,
-                                                    &all.dst, strides_1, padding_0, padding_0) == dnnl_success)
-        dnnl_primitive_desc_create(&work->backward_weights, &op, plan->attr, plan->engine, work->forward);
-    if (dnnl_convolution_backward_data_desc_init(&op, dnnl_convolution_direct, &all.src, &all.weight, &all.dst,
-                                                 strides_1, padding_0, padding_0) == dnnl_success)
-        dnnl_primitive_desc_create(&work->backward_data, &op, plan->attr, plan->engine, work->forward);
+    spec.forward = work->forward;
+    spec.pass = BXI_PASS_BACKWARD_WEIGHTS;
+    bxi_onednn.describe(plan->dnn, &spec, &work->backward_weights);
+    spec.pass = BXI_PASS_BACKWARD_DATA;
+    bxi_onednn.describe(plan->dnn, &spec, &work->backward_data);
 }
 
 /* The block that all of them take channels in; 0 if they do not agree. */
 static int common_block(struct bxi_plan *plan, const struct bxi_node *node, const struct bxi_work *work)
 {
     const int in = plan->net->nodes[node->in[0]].dims[1];
-    dnnl_memory_desc_t taps;
+    const struct {
+        const struct bxi_recipe *recipe;
+        enum bxi_arg weight;
+    } all[] = {
+        { work->forward, BXI_ARG_WEIGHTS }, { work->backward_weights, BXI_ARG_DIFF_WEIGHTS },
+        { work->backward_data, BXI_ARG_WEIGHTS },
+    };
+    struct bxi_layout layout, taps;
     int block;
 
-    if (work->forward == NULL || work->backward_weights == NULL || work->backward_data == NULL)
+    if (plan->error != 0 || work->forward == NULL || work->backward_weights == NULL || work->backward_data == NULL)
         return 0;
-    block = block_of(bxi_nn_md_of(work->forward, dnnl_query_src_md));
+    layout = bxi_nn_liked(plan, work->forward, BXI_ARG_SRC);
+    block = bxi_layout_block(&layout);
+    layout = bxi_nn_liked(plan, work->forward, BXI_ARG_DST);
     if ((block != 8 && block != 16) || in % block != 0 || node->dims[1] % block != 0 ||
-        block_of(bxi_nn_md_of(work->forward, dnnl_query_dst_md)) != block)
+        bxi_layout_block(&layout) != block)
         return 0;
-    if (!describe_taps(plan, node, bxi_nn_md_of(work->forward, dnnl_query_weights_md), &taps) ||
-        !describe_taps(plan, node, bxi_nn_md_of(work->backward_weights, dnnl_query_diff_weights_md), &taps) ||
-        !describe_taps(plan, node, bxi_nn_md_of(work->backward_data, dnnl_query_weights_md), &taps))
-        return 0;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        layout = bxi_nn_liked(plan, all[i].recipe, all[i].weight);
+        if (!taps_layout(plan, node, &layout, &taps))
+            return 0;
+    }
     return block;
 }
 
@@ -212,60 +190,61 @@ static void add_move(struct bxi_plan *plan, struct bxi_program *program, enum bx
 bool bxi_nn_forward_folded(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work)
 {
     const struct bxi_node *before = &plan->net->nodes[node->in[0]];
+    struct bxi_layout src, layout;
     struct bxi_tensor in, out;
-    dnnl_memory_desc_t md;
     struct bxi_step *step;
 
     if (pixels_of(node) > FOLDED_PIXELS_MAX || before->dims[1] % 8 != 0 || node->dims[1] % 8 != 0)
         return false;
-    make_all(plan, node, work);
+    describe_all(plan, node, work);
     work->block = common_block(plan, node, work);
-    if (plan->error != 0 || work->block == 0) {
-        bxi_nn_destroy_pds(work);
+    if (work->block == 0)
         return false;
-    }
-    md = describe_folded(plan, before, work->block);
-    in = bxi_nn_in_layout(plan, &plan->forward, &plan->work[node->in[0]].out, &md);
+    layout = folded_layout(before, work->block);
+    in = bxi_nn_in_layout(plan, &plan->forward, &plan->work[node->in[0]].out, &layout);
+    src = bxi_nn_liked(plan, work->forward, BXI_ARG_SRC);
     if (gathers(node)) {
-        work->src = bxi_nn_new_tensor(plan, bxi_nn_md_of(work->forward, dnnl_query_src_md));
+        work->src = bxi_nn_new_tensor(plan, &src);
         add_move(plan, &plan->forward, BXI_STEP_GATHER, &in, &work->src);
         bxi_nn_release(plan, &in);
     } else {
-        work->src = bxi_nn_tensor_on(plan, bxi_nn_md_of(work->forward, dnnl_query_src_md), in.buffer);
+        work->src = bxi_nn_tensor_on(plan, &src, in.buffer);
     }
-    work->weight = load_taps(plan, node, bxi_nn_md_of(work->forward, dnnl_query_weights_md));
+    layout = bxi_nn_liked(plan, work->forward, BXI_ARG_WEIGHTS);
+    work->weight = load_taps(plan, node, &layout);
     work->bias = bxi_nn_load_bias(plan, node);
-    md = describe_folded(plan, node, work->block);
-    work->out = bxi_nn_new_tensor(plan, &md);
+    layout = folded_layout(node, work->block);
+    work->out = bxi_nn_new_tensor(plan, &layout);
     out = bxi_nn_flat(plan, node, &work->out);
-    step = bxi_nn_add_primitive(plan, &plan->forward, work->forward);
-    bxi_nn_add_arg(step, DNNL_ARG_SRC, &work->src);
-    bxi_nn_add_arg(step, DNNL_ARG_WEIGHTS, &work->weight);
-    bxi_nn_add_arg(step, DNNL_ARG_BIAS, &work->bias);
-    bxi_nn_add_arg(step, DNNL_ARG_DST, &out);
+    step = bxi_nn_add_op(plan, &plan->forward, work->forward);
+    bxi_nn_add_arg(plan, step, BXI_ARG_SRC, &work->src);
+    bxi_nn_add_arg(plan, step, BXI_ARG_WEIGHTS, &work->weight);
+    bxi_nn_add_arg(plan, step, BXI_ARG_BIAS, &work->bias);
+    bxi_nn_add_arg(plan, step, BXI_ARG_DST, &out);
     return true;
 }
 
 static void backward_weights(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work,
                              const struct bxi_tensor *grad)
 {
-    const dnnl_memory_desc_t *liked = bxi_nn_md_of(work->backward_weights, dnnl_query_diff_weights_md);
-    struct bxi_tensor src = bxi_nn_in_layout(plan, &plan->backward, &work->src,
-                                             bxi_nn_md_of(work->backward_weights, dnnl_query_src_md));
-    struct bxi_tensor from = bxi_nn_in_layout(plan, &plan->backward, grad,
-                                              bxi_nn_md_of(work->backward_weights, dnnl_query_diff_dst_md));
-    struct bxi_tensor weight = bxi_nn_new_tensor(plan, liked);
+    const struct bxi_recipe *recipe = work->backward_weights;
+    const struct bxi_layout liked = bxi_nn_liked(plan, recipe, BXI_ARG_DIFF_WEIGHTS);
+    const struct bxi_layout src_layout = bxi_nn_liked(plan, recipe, BXI_ARG_SRC);
+    const struct bxi_layout grad_layout = bxi_nn_liked(plan, recipe, BXI_ARG_DIFF_DST);
+    struct bxi_tensor src = bxi_nn_in_layout(plan, &plan->backward, &work->src, &src_layout);
+    struct bxi_tensor from = bxi_nn_in_layout(plan, &plan->backward, grad, &grad_layout);
+    struct bxi_tensor weight = bxi_nn_new_tensor(plan, &liked);
     struct bxi_tensor bias = bxi_nn_callers_bias(plan, node);
     struct bxi_tensor theirs = bxi_nn_callers_weight(plan, node);
-    struct bxi_step *step = bxi_nn_add_primitive(plan, &plan->backward, work->backward_weights);
-    dnnl_memory_desc_t md;
+    struct bxi_step *step = bxi_nn_add_op(plan, &plan->backward, recipe);
+    struct bxi_layout layout;
 
-    bxi_nn_add_arg(step, DNNL_ARG_SRC, &src);
-    bxi_nn_add_arg(step, DNNL_ARG_DIFF_DST, &from);
-    bxi_nn_add_arg(step, DNNL_ARG_DIFF_WEIGHTS, &weight);
-    bxi_nn_add_arg(step, DNNL_ARG_DIFF_BIAS, &bias);
-    if (describe_taps(plan, node, liked, &md)) {
-        struct bxi_tensor taps = bxi_nn_tensor_on(plan, &md, weight.buffer);
+    bxi_nn_add_arg(plan, step, BXI_ARG_SRC, &src);
+    bxi_nn_add_arg(plan, step, BXI_ARG_DIFF_DST, &from);
+    bxi_nn_add_arg(plan, step, BXI_ARG_DIFF_WEIGHTS, &weight);
+    bxi_nn_add_arg(plan, step, BXI_ARG_DIFF_BIAS, &bias);
+    if (taps_layout(plan, node, &liked, &layout)) {
+        struct bxi_tensor taps = bxi_nn_tensor_on(plan, &layout, weight.buffer);
 
         bxi_nn_add_reorder(plan, &plan->backward, &taps, &theirs);
     }
@@ -277,27 +256,29 @@ static void backward_weights(struct bxi_plan *plan, const struct bxi_node *node,
 static void backward_data(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work,
                           const struct bxi_tensor *grad)
 {
-    const dnnl_memory_desc_t *liked = bxi_nn_md_of(work->backward_data, dnnl_query_weights_md);
-    const dnnl_memory_desc_t md = describe_folded(plan, &plan->net->nodes[node->in[0]], work->block);
-    struct bxi_tensor weight = bxi_nn_is_same(liked, &work->weight.md) ? work->weight : load_taps(plan, node, liked);
-    struct bxi_tensor from = bxi_nn_in_layout(plan, &plan->backward, grad,
-                                              bxi_nn_md_of(work->backward_data, dnnl_query_diff_dst_md));
-    struct bxi_tensor made = bxi_nn_new_tensor(plan, bxi_nn_md_of(work->backward_data, dnnl_query_diff_src_md));
-    struct bxi_tensor flat = bxi_nn_in_layout(plan, &plan->backward, &made, &work->src.md);
-    struct bxi_tensor to;
-    struct bxi_step *step = bxi_nn_add_primitive(plan, &plan->backward, work->backward_data);
+    const struct bxi_recipe *recipe = work->backward_data;
+    const struct bxi_layout liked = bxi_nn_liked(plan, recipe, BXI_ARG_WEIGHTS);
+    const struct bxi_layout from_layout = bxi_nn_liked(plan, recipe, BXI_ARG_DIFF_DST);
+    const struct bxi_layout made_layout = bxi_nn_liked(plan, recipe, BXI_ARG_DIFF_SRC);
+    const struct bxi_layout folded = folded_layout(&plan->net->nodes[node->in[0]], work->block);
+    struct bxi_tensor weight = bxi_layout_is_same(&liked, &work->weight.layout) ? work->weight :
+        load_taps(plan, node, &liked);
+    struct bxi_tensor from = bxi_nn_in_layout(plan, &plan->backward, grad, &from_layout);
+    struct bxi_tensor made = bxi_nn_new_tensor(plan, &made_layout), flat, to;
+    struct bxi_step *step = bxi_nn_add_op(plan, &plan->backward, recipe);
 
-    bxi_nn_add_arg(step, DNNL_ARG_WEIGHTS, &weight);
-    bxi_nn_add_arg(step, DNNL_ARG_DIFF_DST, &from);
-    bxi_nn_add_arg(step, DNNL_ARG_DIFF_SRC, &made);
+    bxi_nn_add_arg(plan, step, BXI_ARG_WEIGHTS, &weight);
+    bxi_nn_add_arg(plan, step, BXI_ARG_DIFF_DST, &from);
+    bxi_nn_add_arg(plan, step, BXI_ARG_DIFF_SRC, &made);
+    flat = bxi_nn_in_layout(plan, &plan->backward, &made, &work->src.layout);
     bxi_nn_release(plan, &from);
     bxi_nn_release(plan, &made);
     if (gathers(node)) {
-        to = bxi_nn_new_tensor(plan, &md);
+        to = bxi_nn_new_tensor(plan, &folded);
         add_move(plan, &plan->backward, BXI_STEP_SCATTER, &flat, &to);
         bxi_nn_release(plan, &flat);
     } else {
-        to = bxi_nn_tensor_on(plan, &md, flat.buffer);
+        to = bxi_nn_tensor_on(plan, &folded, flat.buffer);
     }
     bxi_nn_give_grad(plan, node->in[0], &to);
 }
@@ -305,7 +286,7 @@ static void backward_data(struct bxi_plan *plan, const struct bxi_node *node, st
 void bxi_nn_backward_folded(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work)
 {
     struct bxi_tensor taken = bxi_nn_take_grad(plan, plan->node, false);
-    struct bxi_tensor grad = bxi_nn_in_layout(plan, &plan->backward, &taken, &work->out.md);
+    struct bxi_tensor grad = bxi_nn_in_layout(plan, &plan->backward, &taken, &work->out.layout);
     struct bxi_tensor flat = bxi_nn_flat(plan, node, &grad);
 
     bxi_nn_release(plan, &taken);
@@ -384,4 +365,3 @@ void bxi_nn_scatter(const struct bx_net *net, const struct bxi_step *step)
                     *(bxi_vec *)(to + i) += *(const bxi_vec *)(from + i);
             }
 }
-#endif

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Shared by onednn.c, which is the backend and runs programs, onednn_ops.c, which plans each kind of operation,
- * onednn_fold.c, which plans convolutions over few pixels, and onednn_plan.c, of whose buffers, tensors,
- * steps and gradients a plan is made. Only these four call oneDNN.
+ * Shared by cpu.c, which is the backend and runs programs, cpu_ops.c, which plans each kind of operation,
+ * cpu_fold.c, which plans convolutions over few pixels, cpu_plan.c, of whose buffers, tensors, steps and
+ * gradients a plan is made, and cpu_loops.c, what is computed by loops of our own. The rest is computed
+ * by oneDNN, through the table of dnn.h.
  *
  * bx_net_finish plans: it walks the list of operations forward, then backward, and writes two programs, lists
- * of steps whose primitives, memories and buffers are made once. Computing is then to walk a program;
+ * of steps whose operations, memories and buffers are made once. Computing is then to walk a program;
  * nothing is allocated and nothing is decided. Layouts are what the time goes into: each convolution is
  * asked what it likes best (format any), its neighbours take what it gives, and a reorder is planned
  * only where two do not agree. A framework that keeps plain N C H W between layers reorders at each.
  *
- * Tensors. A value in a plan is a description and a memory on a buffer. Buffers are counted while the
+ * Tensors. A value in a plan is a layout and a memory on a buffer. Buffers are counted while the
  * programs are planned: one that nobody still to be planned will read is given to the next who needs one
  * of its size, so gradients live in a few buffers that stay in the caches. This is safe because the steps
  * run in the order in which they were planned. What backward reads of forward is simply not released.
@@ -21,34 +22,26 @@
  *
  * Errors while planning are kept in the plan, the first one; what follows a failure does nothing.
  */
-#ifndef BXI_NN_ONEDNN_H
-#define BXI_NN_ONEDNN_H
+#ifndef BXI_NN_CPU_H
+#define BXI_NN_CPU_H
 
+#include "dnn.h"
 #include "nn.h"
 
-#include <oneapi/dnnl/dnnl.h>
-
-#if DNNL_VERSION_MAJOR == 2
-
-enum { BXI_STEP_ARGS = 12 };
-
 enum bxi_step_kind {
-    BXI_STEP_PRIMITIVE,
+    BXI_STEP_OP,
     BXI_STEP_SUM,                   /* to = a + b */
     BXI_STEP_RELU_SUM,              /* to = max(0, a + b) */
     BXI_STEP_MASKED_SUM,            /* to = a + b where the mask is above 0, else 0 */
-    BXI_STEP_GATHER,            /* onednn_fold.c; count is the block of channels */
+    BXI_STEP_GATHER,                /* cpu_fold.c; count is the block of channels */
     BXI_STEP_SCATTER,
-    BXI_STEP_STATISTICS,            /* running mean and variance of a batch normalisation */
+    BXI_STEP_STATISTICS,            /* mean and variance of the batch, and the running ones */
 };
 
 struct bxi_step {
     enum bxi_step_kind kind;
     int node;
-    bool borrowed;              /* the primitive is another program's */
-    dnnl_primitive_t primitive;
-    int arg_count;
-    dnnl_exec_arg_t args[BXI_STEP_ARGS];
+    struct bxi_op *op;
     float *to;
     const float *a, *b, *mask;  /* b, mask: NULL for none */
     size_t count;
@@ -72,8 +65,8 @@ struct bxi_buffer {
 };
 
 struct bxi_tensor {
-    dnnl_memory_desc_t md;
-    dnnl_memory_t memory;       /* NULL: no tensor */
+    struct bxi_layout layout;
+    struct bxi_memory *memory;  /* NULL: no tensor */
     float *data;                /* NULL: the caller's, bound at each call */
     int buffer;                 /* -1: none of ours */
 };
@@ -84,8 +77,8 @@ struct bxi_work {
     struct bxi_tensor src;          /* what forward read, reordered if it had to be */
     struct bxi_tensor parts[2];     /* gradients of `out` so far */
     int part_count;
-    dnnl_primitive_desc_t forward;
-    dnnl_primitive_desc_t backward_weights, backward_data;      /* of a folded convolution, as is */
+    struct bxi_recipe *forward;
+    struct bxi_recipe *backward_weights, *backward_data;    /* of a folded convolution */
     int block;                  /* its block of channels; 0: not folded */
     struct bxi_tensor weight, bias;
     struct bxi_tensor workspace, mean, var;
@@ -94,19 +87,15 @@ struct bxi_work {
 
 struct bxi_plan {
     struct bx_net *net;
-    dnnl_engine_t engine;
-    dnnl_stream_t stream;
-    dnnl_primitive_attr_t attr;
+    struct bxi_dnn *dnn;
     struct bxi_work *work;          /* one a node */
     struct bxi_program load, forward, backward, predict;
     struct bxi_chunk *chunks;
     struct bxi_buffer *buffers;
     size_t buffer_count, buffer_capacity;
-    dnnl_memory_t *memories;    /* all of them, to be destroyed */
-    size_t memory_count, memory_capacity;
-    dnnl_memory_t *params, *grads;      /* the caller's arrays, one each a parameter */
-    dnnl_memory_t input, output, output_grad;
-    dnnl_memory_t scratch;      /* one for all; its size is in scratch_bytes */
+    struct bxi_memory **params, **grads;    /* the caller's arrays, one each a parameter */
+    struct bxi_memory *input, *output, *output_grad;
+    struct bxi_memory *scratch;      /* one for all; its size is in scratch_bytes */
     size_t scratch_bytes;
     struct bxi_tensor input_grad;
     int node;                   /* that is being planned, for the sentence of a failure */
@@ -120,10 +109,24 @@ enum { BXI_VEC_FLOATS = 4 };
 typedef float bxi_vec __attribute__((vector_size(BXI_VEC_FLOATS * sizeof(float))));
 typedef int32_t bxi_vec_bits __attribute__((vector_size(BXI_VEC_FLOATS * sizeof(float))));
 
-/* ---- onednn_plan.c --------------------------------------------------------------------------------- */
+/* ---- cpu_plan.c ------------------------------------------------------------------------------------ */
 
 /* Keeps the first failure with a sentence; true if all is well so far. */
-bool bxi_nn_ok(struct bxi_plan *plan, dnnl_status_t status, const char *what);
+bool bxi_nn_ok(struct bxi_plan *plan, int code, const char *what);
+
+/* Layouts: row-major; channels (dimension 1) in blocks, row-major otherwise, if block is not 1; whichever is liked. */
+struct bxi_layout bxi_layout_plain(int ndims, const int64_t *dims);
+struct bxi_layout bxi_layout_blocked(const int64_t dims[4], int block);
+struct bxi_layout bxi_layout_any(int ndims, const int64_t *dims);
+struct bxi_layout bxi_layout_vector(int64_t count);
+/* The same three of the shape of a node's output. */
+struct bxi_layout bxi_nn_plain_out(const struct bxi_node *node);
+struct bxi_layout bxi_nn_blocked_out(const struct bxi_node *node, int block);
+struct bxi_layout bxi_nn_any_out(const struct bxi_node *node);
+size_t bxi_layout_bytes(const struct bxi_layout *layout);
+bool bxi_layout_is_same(const struct bxi_layout *a, const struct bxi_layout *b);
+/* The floats of a channel block that lie together; 0 if channels are not blocked, or not just they. */
+int bxi_layout_block(const struct bxi_layout *layout);
 
 /* Zeros that live as long as the plan; NULL when there is no memory. */
 void *bxi_nn_aligned_zeros(struct bxi_plan *plan, size_t bytes);
@@ -134,59 +137,59 @@ void bxi_nn_retain(struct bxi_plan *plan, const struct bxi_tensor *tensor);
 void bxi_nn_release(struct bxi_plan *plan, const struct bxi_tensor *tensor);
 bool bxi_nn_is_only_reader(const struct bxi_plan *plan, const struct bxi_tensor *tensor);
 
-dnnl_memory_t bxi_nn_make_memory(struct bxi_plan *plan, const dnnl_memory_desc_t *md, void *data);
+/* data NULL: bound later. NULL after a failure. */
+struct bxi_memory *bxi_nn_make_memory(struct bxi_plan *plan, const struct bxi_layout *layout, void *data);
 /* On the caller's array, which is bound at each call. */
-struct bxi_tensor bxi_nn_callers_tensor(struct bxi_plan *plan, const dnnl_memory_desc_t *md);
+struct bxi_tensor bxi_nn_callers_tensor(struct bxi_plan *plan, const struct bxi_layout *layout);
 /* On a buffer that there is; its count of readers stays. */
-struct bxi_tensor bxi_nn_tensor_on(struct bxi_plan *plan, const dnnl_memory_desc_t *md, int buffer);
+struct bxi_tensor bxi_nn_tensor_on(struct bxi_plan *plan, const struct bxi_layout *layout, int buffer);
 /* On a buffer of its own, with one reader: the caller, who releases it when its last reader is planned. */
-struct bxi_tensor bxi_nn_new_tensor(struct bxi_plan *plan, const dnnl_memory_desc_t *md);
-bool bxi_nn_is_same(const dnnl_memory_desc_t *a, const dnnl_memory_desc_t *b);
-
-dnnl_memory_desc_t bxi_nn_describe(struct bxi_plan *plan, int ndims, const dnnl_dims_t dims, dnnl_format_tag_t tag);
-dnnl_memory_desc_t bxi_nn_describe_vector(struct bxi_plan *plan, int64_t count);
-/* The shape of a node's output, in row-major order (dnnl_abcd) or in whichever is liked (any). */
-dnnl_memory_desc_t bxi_nn_describe_out(struct bxi_plan *plan, const struct bxi_node *node, dnnl_format_tag_t tag);
+struct bxi_tensor bxi_nn_new_tensor(struct bxi_plan *plan, const struct bxi_layout *layout);
+/* What a forward pass keeps for its backward pass, in whatever form; no tensor if it keeps nothing. */
+struct bxi_tensor bxi_nn_new_workspace(struct bxi_plan *plan, const struct bxi_recipe *recipe);
 
 struct bxi_step *bxi_nn_add_step(struct bxi_plan *plan, struct bxi_program *program, enum bxi_step_kind kind);
-void bxi_nn_add_arg(struct bxi_step *step, int arg, const struct bxi_tensor *tensor);
-/* A step that runs what `pd` describes; its arguments are still to be added. */
-struct bxi_step *bxi_nn_add_primitive(struct bxi_plan *plan, struct bxi_program *program,
-                                      const_dnnl_primitive_desc_t pd);
-dnnl_primitive_desc_t bxi_nn_make_pd(struct bxi_plan *plan, const void *op, const_dnnl_primitive_desc_t hint,
-                                     const char *what);
-const dnnl_memory_desc_t *bxi_nn_md_of(const_dnnl_primitive_desc_t pd, dnnl_query_t what);
-void bxi_nn_destroy_pd(dnnl_primitive_desc_t pd);
-void bxi_nn_destroy_pds(struct bxi_work *work);
+/* The recipe of what `spec` asks for; NULL after a failure. */
+struct bxi_recipe *bxi_nn_describe(struct bxi_plan *plan, const struct bxi_spec *spec, const char *what);
+/* A step that computes what `recipe` describes; its arguments are still to be added. NULL after a failure. */
+struct bxi_step *bxi_nn_add_op(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_recipe *recipe);
+/* Neither a step nor a tensor need be there. */
+void bxi_nn_add_arg(struct bxi_plan *plan, struct bxi_step *step, enum bxi_arg arg, const struct bxi_tensor *tensor);
+/* As `recipe` likes it. */
+struct bxi_layout bxi_nn_liked(struct bxi_plan *plan, const struct bxi_recipe *recipe, enum bxi_arg arg);
 void bxi_nn_add_reorder(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_tensor *from,
                         const struct bxi_tensor *to);
-/* `from` in the layout `md`, reordered if need be; the caller releases it. */
+/* `from` in another layout, reordered if need be; the caller releases it. */
 struct bxi_tensor bxi_nn_in_layout(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_tensor *from,
-                                   const dnnl_memory_desc_t *md);
+                                   const struct bxi_layout *layout);
 
 /* One more part of the gradient of `node`, which takes over the caller's reading of it. */
 void bxi_nn_give_grad(struct bxi_plan *plan, int node, const struct bxi_tensor *grad);
 /* The gradient of a node's output, or (masked) of what went into its ReLU; the caller releases it. */
 struct bxi_tensor bxi_nn_take_grad(struct bxi_plan *plan, int node, bool masked);
 
-/* ---- onednn_ops.c ---------------------------------------------------------------------------------- */
+/* ---- cpu_ops.c ------------------------------------------------------------------------------------- */
 
-/* Also used by onednn_fold.c: a parameter in the layout `md`, filled by set_params; the caller's array for its
+/* Also used by cpu_fold.c: a parameter in the layout given, filled by set_params; the caller's array for its
  * gradient. Without a bias, no tensor. */
-struct bxi_tensor bxi_nn_load_weight(struct bxi_plan *plan, const struct bxi_node *node, const dnnl_memory_desc_t *md);
+struct bxi_tensor bxi_nn_load_weight(struct bxi_plan *plan, const struct bxi_node *node,
+                                     const struct bxi_layout *layout);
 struct bxi_tensor bxi_nn_load_bias(struct bxi_plan *plan, const struct bxi_node *node);
 struct bxi_tensor bxi_nn_callers_weight(struct bxi_plan *plan, const struct bxi_node *node);
 struct bxi_tensor bxi_nn_callers_bias(struct bxi_plan *plan, const struct bxi_node *node);
 void bxi_nn_plan_forward(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
 void bxi_nn_plan_backward(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
-unsigned bxi_nn_batch_norm_flags(const struct bxi_node *node);
+/* The forward step of a batch normalisation with the statistics in `mean` and `var`, for the backward pass to
+ * come (BXI_PASS_FORWARD) or for none. */
+struct bxi_step *bxi_nn_add_norm(struct bxi_plan *plan, struct bxi_program *program, enum bxi_pass pass,
+                                 const struct bxi_tensor *mean, const struct bxi_tensor *var);
 
-/* ---- onednn_fold.c --------------------------------------------------------------------------------- */
+/* ---- cpu_fold.c ------------------------------------------------------------------------------------ */
 
 /* Plans a convolution folded, and sets work->block; false if it had better not be, or cannot be. */
 bool bxi_nn_forward_folded(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
 void bxi_nn_backward_folded(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
-/* A tensor of the shape of `node`'s output, for a primitive that does not care which image a pixel is of:
+/* A tensor of the shape of `node`'s output, for an operation that does not care which image a pixel is of:
  * the same bytes flat, if it is folded. */
 struct bxi_tensor bxi_nn_flat(struct bxi_plan *plan, const struct bxi_node *node, const struct bxi_tensor *tensor);
 /* For one that does: in a layout of separate images; the caller releases it. */
@@ -195,5 +198,14 @@ struct bxi_tensor bxi_nn_unfolded(struct bxi_plan *plan, struct bxi_program *pro
 void bxi_nn_gather(const struct bx_net *net, const struct bxi_step *step);
 void bxi_nn_scatter(const struct bx_net *net, const struct bxi_step *step);
 
-#endif
+/* ---- cpu_loops.c ----------------------------------------------------------------------------------- */
+
+void bxi_nn_sum(const struct bxi_step *step);           /* BXI_STEP_SUM and the two after it */
+void bxi_nn_relu_sum(const struct bxi_step *step);
+void bxi_nn_masked_sum(const struct bxi_step *step);
+/* Whether it can take the statistics of such a tensor as it lies. */
+bool bxi_nn_has_statistics(const struct bxi_layout *layout);
+/* Of work->src, into work->mean and work->var, and into the node's running ones. */
+void bxi_nn_batch_statistics(const struct bxi_node *node, const struct bxi_work *work);
+
 #endif

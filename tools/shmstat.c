@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * shmstat: what the rings of a job are doing, seen from outside. It reads what the workers' segments show
+ * (shm/LAYOUT.md) and disturbs nobody: no message, no lock, no page of theirs written or allocated.
+ *
+ * A subcommand is a row of `commands`; stat_jobs.c finds and copies what all of them show.
+ */
+#include "stat.h"
+
+#include <string.h>
+
+struct command {
+    const char *name;
+    int (*run)(const struct stat_options *options);
+    const char *flags;          /* of those that not all have */
+};
+
+static const struct command commands[] = {
+    { "ls", stat_ls, "" },
+    { "show", stat_show, "--prometheus" },
+    { "check", stat_check, "" },
+    { "reap", stat_reap, "--yes" },
+};
+
+static const char usage[] =
+    "usage: shmstat COMMAND [JOB] [--json]\n"
+    "\n"
+    "  ls                the jobs of this user on this host\n"
+    "  show              what each worker of a job, or of all jobs, does: sleep, wake-ups,\n"
+    "                    doorbells, handlers, rings, arena, loans; --prometheus prints the\n"
+    "                    text exposition format\n"
+    "  check             holds the segments against the invariants of shm/LAYOUT.md\n"
+    "  reap              lists what dead jobs left; --yes removes it\n"
+    "\n"
+    "JOB is a job's name, or NAME.INSTANCE where several have one name; without it all jobs\n"
+    "are meant. --json prints one JSON object; the manual page lists its keys.\n"
+    "\n"
+    "Exit status: 0 fine; 1 check found violations, or reap could not remove something;\n"
+    "2 wrong usage; 3 there is no such job, or nothing of it can be read.\n";
+
+static int misused(const char *what, const char *which)
+{
+    char shown[64];
+
+    stat_printable(shown, sizeof(shown), which, strlen(which));
+    fprintf(stderr, "shmstat: %s '%s'; shmstat --help lists what there is\n", what, shown);
+    return STAT_USAGE;
+}
+
+static const struct command *find_command(const char *name)
+{
+    for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
+        if (strcmp(commands[i].name, name) == 0)
+            return &commands[i];
+    return NULL;
+}
+
+static bool parse_flag(const struct command *command, const char *flag, struct stat_options *options)
+{
+    if (strcmp(flag, "--json") == 0)
+        options->json = true;
+    else if (strstr(command->flags, flag) == NULL)
+        return false;
+    else if (strcmp(flag, "--prometheus") == 0)
+        options->prometheus = true;
+    else if (strcmp(flag, "--yes") == 0)
+        options->yes = true;
+    else
+        return false;
+    return true;
+}
+
+int main(int argc, char **argv)
+{
+    struct stat_options options = { 0 };
+
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            fputs(usage, stdout);
+            return STAT_FINE;
+        }
+    }
+    if (argc < 2) {
+        fputs(usage, stderr);
+        return STAT_USAGE;
+    }
+    const struct command *command = find_command(argv[1]);
+    if (command == NULL)
+        return misused("there is no command", argv[1]);
+    for (int i = 2; i < argc; i++) {
+        if (argv[i][0] == '-') {
+            if (!parse_flag(command, argv[i], &options))
+                return misused("this command has no flag", argv[i]);
+        } else if (options.select != NULL) {
+            return misused("one job is enough, and there is another:", argv[i]);
+        } else {
+            options.select = argv[i];
+        }
+    }
+    if (options.json && options.prometheus)
+        return misused("choose one of --json and", "--prometheus");
+
+    int status = command->run(&options);
+
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        fprintf(stderr, "shmstat: the output could not be written\n");
+        return STAT_NOTHING;
+    }
+    return status;
+}

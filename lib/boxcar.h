@@ -443,9 +443,9 @@ struct bx_call_options {
     bool no_wait;           /* -EAGAIN instead of waiting where 1024 calls to that worker are in flight */
 };
 
-/* A message with tensors, or with more bytes than a frame of 16 KiB, takes a lease of the callee; where it has BX_LEASES_MAX of them, or loan_bytes_max
- * would be passed, a call waits for some to come back, or answers -EAGAIN (no_wait, and where waiting is
- * not allowed); a reply fails with BX_E_ON_LOAN at the caller. */
+/* A message with tensors, or with more bytes than a frame of 16 KiB, takes a lease of the callee. Where that has
+ * BX_LEASES_MAX of them, or loan_bytes_max would be passed, a call waits for some to come back, or answers
+ * -EAGAIN (no_wait, and where waiting is not allowed); a reply fails with BX_E_ON_LOAN at the caller. */
 
 /* Calls function of worker `to` (one's own name too) and waits. args may be NULL, and is only borrowed.
  * reply may be NULL if the value is of no interest, else it is the caller's to destroy. At most once,

@@ -69,7 +69,7 @@ $(O)/demos/cartpole.o: FLAGS_EXACT := $(EXACT)
 $(O)/demos/policy.o:   FLAGS_EXACT := $(EXACT)
 $(O)/lib/nn/optim.o:   FLAGS_EXACT := $(EXACT)
 $(O)/demos/policy.o:   FLAGS_OWN := -O3
-$(O)/lib/nn/onednn.o $(O)/lib/nn/optim.o: FLAGS_OWN := -O3
+$(O)/lib/nn/optim.o:   FLAGS_OWN := -O3
 
 # The sanitizers bring a malloc of their own, which wins over jemalloc's because their library comes first;
 # arenas call jemalloc by its other names.

@@ -9,6 +9,7 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -249,6 +250,38 @@ Test(nn, running_statistics_begin_at_0_and_1_and_can_be_set)
     cr_assert_eq(bx_net_running(t.net, "op2", &mean, &var, &channels), -ENOENT);
     cr_assert_eq(bx_net_running(t.net, "", &mean, &var, &channels), -ENOENT);
     twin_end(&t);
+}
+
+/* Far from zero, and more of them than a float can sum one after the other. */
+Test(nn, statistics_of_many_values_far_from_zero_are_precise)
+{
+    enum { IMAGES = 4, CHANNELS = 8, PIXELS = 96 * 96, COUNT = IMAGES * PIXELS };
+    static float in[IMAGES * CHANNELS * PIXELS], out[IMAGES * CHANNELS * PIXELS];
+    const float scale[CHANNELS] = { 0 }, *params[2] = { scale, scale };
+    struct bx_net *net = NULL;
+    float *mean, *var;
+
+    twin_create(&net, NULL);
+    int node = bx_net_batch_norm(net, bx_net_input(net, IMAGES, CHANNELS, 96, 96), "norm", false);
+    cr_assert_eq(bx_net_finish(net, node), 0, "%s", bx_error_text());
+    for (size_t i = 0; i < sizeof(in) / sizeof(in[0]); i++)
+        in[i] = 50.0f + (float)(i * 7919 % 1024) / 1024.0f;
+    cr_assert_eq(bx_net_set_params(net, params), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_net_forward(net, in, out), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_net_running(net, "norm", &mean, &var, NULL), 0, "%s", bx_error_text());
+    for (size_t c = 0; c < CHANNELS; c++) {
+        double sum = 0.0, square = 0.0;
+
+        for (size_t i = 0; i < COUNT; i++)
+            sum += (double)in[(i / PIXELS * CHANNELS + c) * PIXELS + i % PIXELS];
+        for (size_t i = 0; i < COUNT; i++)
+            square += pow((double)in[(i / PIXELS * CHANNELS + c) * PIXELS + i % PIXELS] - sum / COUNT, 2.0);
+        double want[2] = { 0.1 * sum / COUNT, 0.9 + 0.1 * square / (COUNT - 1) };
+
+        cr_assert_lt(fabs((double)mean[c] - want[0]), 2e-7 * want[0], "%.9g instead of %.9g", mean[c], want[0]);
+        cr_assert_lt(fabs((double)var[c] - want[1]), 2e-7 * want[1], "%.9g instead of %.9g", var[c], want[1]);
+    }
+    bx_net_destroy(net);
 }
 
 /* ---- Errors --------------------------------------------------------------------------------------- */

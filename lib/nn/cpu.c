@@ -116,11 +116,11 @@ static int run(struct bxi_plan *plan, const struct bxi_program *program)
         plan->node = step->node;
         switch (step->kind) {
         case BXI_STEP_OP: result = bxi_onednn.run(plan->dnn, step->op); break;
-        case BXI_STEP_SUM: bxi_nn_sum(step); break;
-        case BXI_STEP_RELU_SUM: bxi_nn_relu_sum(step); break;
-        case BXI_STEP_MASKED_SUM: bxi_nn_masked_sum(step); break;
-        case BXI_STEP_GATHER: bxi_nn_gather(plan->net, step); break;
-        case BXI_STEP_SCATTER: bxi_nn_scatter(plan->net, step); break;
+        case BXI_STEP_SUM:
+        case BXI_STEP_RELU_SUM:
+        case BXI_STEP_MASKED_SUM: bxi_nn_sum(step); break;
+        case BXI_STEP_GATHER:
+        case BXI_STEP_SCATTER: bxi_nn_move(plan->net, step); break;
         case BXI_STEP_STATISTICS:
             bxi_nn_batch_statistics(&plan->net->nodes[step->node], &plan->work[step->node]);
             break;

@@ -43,7 +43,7 @@ struct bxi_step {
     int node;
     struct bxi_op *op;
     float *to;
-    const float *a, *b, *mask;  /* b, mask: NULL for none */
+    const float *a, *b, *mask;  /* b: NULL for none, but in BXI_STEP_SUM */
     size_t count;
 };
 
@@ -195,14 +195,18 @@ struct bxi_tensor bxi_nn_flat(struct bxi_plan *plan, const struct bxi_node *node
 /* For one that does: in a layout of separate images; the caller releases it. */
 struct bxi_tensor bxi_nn_unfolded(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_node *node,
                                   const struct bxi_tensor *tensor);
-void bxi_nn_gather(const struct bx_net *net, const struct bxi_step *step);
-void bxi_nn_scatter(const struct bx_net *net, const struct bxi_step *step);
+void bxi_nn_move(const struct bx_net *net, const struct bxi_step *step);    /* BXI_STEP_GATHER and _SCATTER */
 
 /* ---- cpu_loops.c ----------------------------------------------------------------------------------- */
 
-void bxi_nn_sum(const struct bxi_step *step);           /* BXI_STEP_SUM and the two after it */
-void bxi_nn_relu_sum(const struct bxi_step *step);
-void bxi_nn_masked_sum(const struct bxi_step *step);
+/* From first to before end. */
+struct bxi_range {
+    size_t first, end;
+};
+
+/* What the thread `index` of `parts` is to do of `count`. */
+struct bxi_range bxi_nn_share(size_t count, int index, int parts);
+void bxi_nn_sum(const struct bxi_step *step);       /* BXI_STEP_SUM and the two after it */
 /* Whether it can take the statistics of such a tensor as it lies. */
 bool bxi_nn_has_statistics(const struct bxi_layout *layout);
 /* Of work->src, into work->mean and work->var, and into the node's running ones. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Convolutions over few pixels, planned with the batch folded into the image. Run by the thread that calls
- * bx_net_finish; the moves of pixels by the one that computes.
+ * bx_net_finish; the moves of pixels by those that compute.
  *
  * oneDNN's kernels go over one image after the other, and for each they walk over all weights again. Where an
  * image has 4 or 16 pixels, as in the last half of a ResNet, a megabyte of weights is read for a handful of
@@ -300,68 +300,92 @@ void bxi_nn_backward_folded(struct bxi_plan *plan, const struct bxi_node *node, 
 
 /* ---- Moving pixels ------------------------------------------------------------------------------- */
 
-/* A run of one block of channels of all images at one pixel. */
-struct run {
-    size_t floats;
-    int blocks;                 /* of channels */
+/* A run is one block of channels of all images at one pixel. */
+struct move {
+    const struct bxi_node *node;
+    const struct bxi_step *step;
     const int *in, *out;        /* dims */
+    size_t floats;              /* of a run */
+    int blocks;                 /* of channels */
 };
 
-static struct run run_of(const struct bx_net *net, const struct bxi_step *step)
+/* Where the tap meets the input for output pixel `pixel`; -1: in the padding. */
+static long met(const struct move *move, int tap, int pixel)
+{
+    const struct bxi_node *node = move->node;
+    long y = (long)(pixel / move->out[3]) * node->stride - node->padding + tap / node->kernel;
+    long x = (long)(pixel % move->out[3]) * node->stride - node->padding + tap % node->kernel;
+
+    return y < 0 || x < 0 || y >= move->in[2] || x >= move->in[3] ? -1 : y * move->in[3] + x;
+}
+
+/* The pixels of `block` that `tap` meets, among the gathered ones, and all of its pixels in the input. */
+static size_t gathered_at(const struct move *move, int tap, int block)
+{
+    return (size_t)(tap * move->blocks + block) * (size_t)pixels_of(move->node) * move->floats;
+}
+
+static size_t plane_floats(const struct move *move)
+{
+    return move->floats * (size_t)move->in[2] * (size_t)move->in[3];
+}
+
+static void gather(const struct move *move, int tap, int block)
+{
+    const float *plane = move->step->a + (size_t)block * plane_floats(move);
+    float *to = move->step->to + gathered_at(move, tap, block);
+
+    for (int pixel = 0; pixel < pixels_of(move->node); pixel++, to += move->floats) {
+        long from = met(move, tap, pixel);
+
+        if (from < 0)
+            memset(to, 0, move->floats * sizeof *to);
+        else
+            memcpy(to, plane + (size_t)from * move->floats, move->floats * sizeof *to);
+    }
+}
+
+static void scatter(const struct move *move, int tap, int block)
+{
+    const float *from = move->step->a + gathered_at(move, tap, block);
+    float *plane = move->step->to + (size_t)block * plane_floats(move);
+
+    if (tap == 0)
+        memset(plane, 0, plane_floats(move) * sizeof *plane);
+    for (int pixel = 0; pixel < pixels_of(move->node); pixel++, from += move->floats) {
+        long at = met(move, tap, pixel);
+        float *to = plane + (size_t)(at < 0 ? 0 : at) * move->floats;
+
+        for (size_t i = 0; at >= 0 && i < move->floats; i += BXI_VEC_FLOATS)
+            *(bxi_vec *)(to + i) += *(const bxi_vec *)(from + i);
+    }
+}
+
+static void move_part(const void *data, int index, int parts)
+{
+    const struct move *move = data;
+    const struct bxi_range blocks = bxi_nn_share((size_t)move->blocks, index, parts);
+
+    for (int block = (int)blocks.first; block < (int)blocks.end; block++)
+        for (int tap = 0; tap < taps_of(move->node); tap++) {
+            if (move->step->kind == BXI_STEP_GATHER)
+                gather(move, tap, block);
+            else
+                scatter(move, tap, block);
+        }
+}
+
+void bxi_nn_move(const struct bx_net *net, const struct bxi_step *step)
 {
     const struct bxi_node *node = &net->nodes[step->node], *before = &net->nodes[node->in[0]];
-
-    return (struct run){
-        .floats = step->count * (size_t)node->dims[0],
-        .blocks = before->dims[1] / (int)step->count,
+    const struct move move = {
+        .node = node,
+        .step = step,
         .in = before->dims,
         .out = node->dims,
+        .floats = step->count * (size_t)node->dims[0],
+        .blocks = before->dims[1] / (int)step->count,
     };
-}
 
-/* Where the tap (y, x) meets the input for output pixel `pixel`; -1: in the padding. */
-static long met(const struct bxi_node *node, const struct run *run, int tap, int pixel)
-{
-    long y = (long)(pixel / run->out[3]) * node->stride - node->padding + tap / node->kernel;
-    long x = (long)(pixel % run->out[3]) * node->stride - node->padding + tap % node->kernel;
-
-    return y < 0 || x < 0 || y >= run->in[2] || x >= run->in[3] ? -1 : y * run->in[3] + x;
-}
-
-void bxi_nn_gather(const struct bx_net *net, const struct bxi_step *step)
-{
-    const struct bxi_node *node = &net->nodes[step->node];
-    const struct run run = run_of(net, step);
-    const size_t plane = run.floats * (size_t)run.in[2] * (size_t)run.in[3];
-    float *to = step->to;
-
-    for (int tap = 0; tap < taps_of(node); tap++)
-        for (int block = 0; block < run.blocks; block++)
-            for (int pixel = 0; pixel < pixels_of(node); pixel++, to += run.floats) {
-                long from = met(node, &run, tap, pixel);
-
-                if (from < 0)
-                    memset(to, 0, run.floats * sizeof *to);
-                else
-                    memcpy(to, step->a + (size_t)block * plane + (size_t)from * run.floats, run.floats * sizeof *to);
-            }
-}
-
-void bxi_nn_scatter(const struct bx_net *net, const struct bxi_step *step)
-{
-    const struct bxi_node *node = &net->nodes[step->node];
-    const struct run run = run_of(net, step);
-    const size_t plane = run.floats * (size_t)run.in[2] * (size_t)run.in[3];
-    const float *from = step->a;
-
-    memset(step->to, 0, (size_t)run.blocks * plane * sizeof *step->to);
-    for (int tap = 0; tap < taps_of(node); tap++)
-        for (int block = 0; block < run.blocks; block++)
-            for (int pixel = 0; pixel < pixels_of(node); pixel++, from += run.floats) {
-                long at = met(node, &run, tap, pixel);
-                float *to = step->to + (size_t)block * plane + (size_t)(at < 0 ? 0 : at) * run.floats;
-
-                for (size_t i = 0; at >= 0 && i < run.floats; i += BXI_VEC_FLOATS)
-                    *(bxi_vec *)(to + i) += *(const bxi_vec *)(from + i);
-            }
+    bxi_onednn.in_parallel(move_part, &move);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What is computed by loops of our own: sums and their ReLU, and the statistics of batch normalisations. Run by
- * the thread that computes.
+ * the thread that computes and the other threads of its net, each of which takes its share.
  *
  * The statistics are oneDNN's to compute as well, but it sums in float, a batch's thousands of values one
  * after the other, and what that loses is most of what a network of norms loses: fed with these, a
@@ -13,47 +13,72 @@
 
 /* ---- Sums ---------------------------------------------------------------------------------------- */
 
-/* Buffers end on whole vectors (ALIGNMENT), so the last one may reach past the tensor. */
-static size_t vecs_of(const struct bxi_step *step)
+struct bxi_range bxi_nn_share(size_t count, int index, int parts)
 {
-    return (step->count + BXI_VEC_FLOATS - 1) / BXI_VEC_FLOATS;
+    return (struct bxi_range){ count * (size_t)index / (size_t)parts, count * (size_t)(index + 1) / (size_t)parts };
 }
 
 /* `keep` where the bits of `drop` are clear, else 0. */
 #define WITHOUT(drop, keep) ((bxi_vec)(~(drop) & (bxi_vec_bits)(keep)))
 
-void bxi_nn_sum(const struct bxi_step *step)
+static void sum(const struct bxi_step *step, struct bxi_range vecs)
 {
     const bxi_vec *a = (const bxi_vec *)step->a, *b = (const bxi_vec *)step->b;
     bxi_vec *to = (bxi_vec *)step->to;
 
-    for (size_t i = 0; i < vecs_of(step); i++)
-        to[i] = b == NULL ? a[i] : a[i] + b[i];
+    for (size_t i = vecs.first; i < vecs.end; i++)
+        to[i] = a[i] + b[i];
 }
 
 /* Here and below the comparison is false for a NaN, so that it is not hidden. */
-void bxi_nn_relu_sum(const struct bxi_step *step)
+static void relu_sum(const struct bxi_step *step, struct bxi_range vecs)
 {
     const bxi_vec *a = (const bxi_vec *)step->a, *b = (const bxi_vec *)step->b;
     bxi_vec *to = (bxi_vec *)step->to;
 
-    for (size_t i = 0; i < vecs_of(step); i++) {
-        bxi_vec value = b == NULL ? a[i] : a[i] + b[i];
+    if (b == NULL) {
+        for (size_t i = vecs.first; i < vecs.end; i++)
+            to[i] = WITHOUT((bxi_vec_bits)(a[i] < 0), a[i]);
+        return;
+    }
+    for (size_t i = vecs.first; i < vecs.end; i++) {
+        bxi_vec value = a[i] + b[i];
 
         to[i] = WITHOUT((bxi_vec_bits)(value < 0), value);
     }
 }
 
-void bxi_nn_masked_sum(const struct bxi_step *step)
+static void masked_sum(const struct bxi_step *step, struct bxi_range vecs)
 {
     const bxi_vec *a = (const bxi_vec *)step->a, *b = (const bxi_vec *)step->b, *mask = (const bxi_vec *)step->mask;
     bxi_vec *to = (bxi_vec *)step->to;
 
-    for (size_t i = 0; i < vecs_of(step); i++) {
-        bxi_vec value = b == NULL ? a[i] : a[i] + b[i];
-
-        to[i] = WITHOUT((bxi_vec_bits)(mask[i] <= 0), value);
+    if (b == NULL) {
+        for (size_t i = vecs.first; i < vecs.end; i++)
+            to[i] = WITHOUT((bxi_vec_bits)(mask[i] <= 0), a[i]);
+        return;
     }
+    for (size_t i = vecs.first; i < vecs.end; i++)
+        to[i] = WITHOUT((bxi_vec_bits)(mask[i] <= 0), a[i] + b[i]);
+}
+
+static void sum_part(const void *data, int index, int parts)
+{
+    const struct bxi_step *step = data;
+    /* Buffers end on whole vectors, so the last one may reach past the tensor. */
+    const size_t vecs = (step->count + BXI_VEC_FLOATS - 1) / BXI_VEC_FLOATS;
+
+    if (step->kind == BXI_STEP_SUM)
+        sum(step, bxi_nn_share(vecs, index, parts));
+    else if (step->kind == BXI_STEP_RELU_SUM)
+        relu_sum(step, bxi_nn_share(vecs, index, parts));
+    else
+        masked_sum(step, bxi_nn_share(vecs, index, parts));
+}
+
+void bxi_nn_sum(const struct bxi_step *step)
+{
+    bxi_onednn.in_parallel(sum_part, step);
 }
 
 /* ---- Statistics ---------------------------------------------------------------------------------- */
@@ -199,22 +224,40 @@ static void set_channel(const struct bxi_node *node, const struct bxi_work *work
     node->var[channel] = (float)(BXI_BN_MOMENTUM * var * count / (count - 1) + kept * (double)node->var[channel]);
 }
 
-void bxi_nn_batch_statistics(const struct bxi_node *node, const struct bxi_work *work)
-{
-    const struct runs runs = runs_of(&work->src.layout);
+struct batch {
+    const struct bxi_node *node;
+    const struct bxi_work *work;
+    struct runs runs;
+};
 
-    for (int first = 0; first < node->dims[1]; first += runs.block) {
-        const float *x = work->src.data + first / runs.block * work->src.layout.strides[1];
+/* A share of the blocks of channels, so that the sums do not depend on the number of threads. */
+static void statistics_part(const void *data, int index, int parts)
+{
+    const struct batch *batch = data;
+    const struct bxi_tensor *src = &batch->work->src;
+    const int block = batch->runs.block, channels = batch->node->dims[1];
+    const struct bxi_range blocks = bxi_nn_share((size_t)((channels + block - 1) / block), index, parts);
+
+    for (size_t at = blocks.first; at < blocks.end; at++) {
+        const float *x = src->data + (int64_t)at * src->layout.strides[1];
+        const int first = (int)at * block;
         struct lanes lanes = { .mean = { 0 } };
         double mean[ROW];
 
-        sum_block(&lanes, &runs, x, false);
+        sum_block(&lanes, &batch->runs, x, false);
         for (int i = 0; i < ROW; i++)
-            mean[i] = lanes.sum[i % runs.block];
+            mean[i] = lanes.sum[i % block];
         for (int i = 0; i < ROW; i++)
             lanes.mean[i] = (float)mean[i];
-        sum_block(&lanes, &runs, x, true);
-        for (int i = 0; i < runs.block && first + i < node->dims[1]; i++)
-            set_channel(node, work, first + i, mean[i], lanes.sum[i]);
+        sum_block(&lanes, &batch->runs, x, true);
+        for (int i = 0; i < block && first + i < channels; i++)
+            set_channel(batch->node, batch->work, first + i, mean[i], lanes.sum[i]);
     }
+}
+
+void bxi_nn_batch_statistics(const struct bxi_node *node, const struct bxi_work *work)
+{
+    const struct batch batch = { node, work, runs_of(&work->src.layout) };
+
+    bxi_onednn.in_parallel(statistics_part, &batch);
 }

@@ -286,7 +286,7 @@ struct bxi_tensor bxi_nn_new_workspace(struct bxi_plan *plan, const struct bxi_r
     size_t bytes = plan->error != 0 ? 0 : bxi_onednn.bytes_of(recipe, BXI_ARG_WORKSPACE);
     struct bxi_layout floats = bxi_layout_vector((int64_t)((bytes + sizeof(float) - 1) / sizeof(float)));
 
-    return bytes == 0 ? (struct bxi_tensor){ .memory = NULL } : bxi_nn_new_tensor(plan, &floats);
+    return bytes > 0 ? bxi_nn_new_tensor(plan, &floats) : (struct bxi_tensor){ .memory = NULL };
 }
 
 /* ---- Steps --------------------------------------------------------------------------------------- */
@@ -314,7 +314,7 @@ struct bxi_recipe *bxi_nn_describe(struct bxi_plan *plan, const struct bxi_spec 
 
 struct bxi_layout bxi_nn_liked(struct bxi_plan *plan, const struct bxi_recipe *recipe, enum bxi_arg arg)
 {
-    return plan->error != 0 ? (struct bxi_layout){ .ndims = 0 } : bxi_onednn.layout_of(recipe, arg);
+    return plan->error == 0 ? bxi_onednn.layout_of(recipe, arg) : (struct bxi_layout){ .ndims = 0 };
 }
 
 void bxi_nn_add_arg(struct bxi_plan *plan, struct bxi_step *step, enum bxi_arg arg, const struct bxi_tensor *tensor)

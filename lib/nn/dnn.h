@@ -82,6 +82,8 @@ struct bxi_dnn_api {
     const char *(*version)(void);
     int (*check)(void);             /* can it be used at all; -ENOTSUP after bx_fail */
     void (*use_threads)(int threads);   /* by the calling thread from now on */
+    /* Calls part for each index below count at the same time, on the threads that oneDNN computes with. */
+    void (*in_parallel)(void (*part)(const void *data, int index, int count), const void *data);
     int (*open)(struct bxi_dnn **dnn);
     void (*close)(struct bxi_dnn *dnn);
 

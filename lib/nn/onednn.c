@@ -33,9 +33,12 @@ const struct bxi_dnn_api bxi_onednn = { .version = version, .check = check };
 
 #else
 
-/* libgomp's, which oneDNN computes with. Not <omp.h>: the compiler may be one that has none, or
+/* libgomp's, which oneDNN computes with. Not <omp.h> and #pragma omp: the compiler may be one that has none, or
  * another OpenMP's, of which a process must not have two. */
 void omp_set_num_threads(int threads);
+int omp_get_num_threads(void);
+int omp_get_thread_num(void);
+void GOMP_parallel(void (*function)(void *data), void *data, unsigned threads, unsigned flags);
 
 struct bxi_memory {
     struct bxi_memory *next;
@@ -95,6 +98,25 @@ static int check(void)
 static void use_threads(int threads)
 {
     omp_set_num_threads(threads);
+}
+
+struct job {
+    void (*part)(const void *data, int index, int count);
+    const void *data;
+};
+
+static void run_part(void *at)
+{
+    const struct job *job = at;
+
+    job->part(job->data, omp_get_thread_num(), omp_get_num_threads());
+}
+
+static void in_parallel(void (*part)(const void *data, int index, int count), const void *data)
+{
+    struct job job = { part, data };
+
+    GOMP_parallel(run_part, &job, 0, 0);        /* 0: as many threads as were set */
 }
 
 static void close_dnn(struct bxi_dnn *dnn)
@@ -361,7 +383,7 @@ static struct bxi_layout layout_of(const struct bxi_recipe *recipe, enum bxi_arg
 {
     const dnnl_memory_desc_t *md = dnnl_primitive_desc_query_md(recipe->handle, dnnl_query_exec_arg_md, ARG[arg]);
 
-    return md == NULL ? (struct bxi_layout){ .ndims = 0 } : layout_of_md(md);
+    return md != NULL ? layout_of_md(md) : (struct bxi_layout){ .ndims = 0 };
 }
 
 static size_t bytes_of(const struct bxi_recipe *recipe, enum bxi_arg arg)
@@ -413,6 +435,7 @@ const struct bxi_dnn_api bxi_onednn = {
     .version = version,
     .check = check,
     .use_threads = use_threads,
+    .in_parallel = in_parallel,
     .open = open_dnn,
     .close = close_dnn,
     .make_memory = make_memory,

@@ -327,7 +327,9 @@ bool bxi_parked_fail(struct bx_job *job, struct bxi_peer *peer, uint64_t id, boo
             continue;
         bxi_future_complete(future, code, bxi_text("its caller, worker '%s': %s", peer->name,
                                                    bx_strerror(code)), NULL);
+        bxi_no_wait_enter();
         bx_future_release(future);
+        bxi_no_wait_leave();
     }
 }
 
@@ -383,7 +385,9 @@ static int run_async(struct bx_request *request, size_t body_bytes)
         rc = hang_answer_on(future, request, parked);
     if (code < 0 || rc < 0)
         free(parked);
+    bxi_no_wait_enter();            /* its value may hold tensors with a bx_free_fn */
     bx_future_release(future);
+    bxi_no_wait_leave();
     return rc == BX_E_CORRUPT ? rc : 0;
 }
 

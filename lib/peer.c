@@ -224,6 +224,14 @@ static int send_or_queue(struct bx_job *job, struct bxi_peer *peer, const struct
     return -EAGAIN;
 }
 
+/* It reads nothing any more, though the role has not closed it yet: what is lent to it now would stay out until
+ * its process ends. */
+static bool has_left(const struct bx_job *job, const struct bxi_peer *peer)
+{
+    /* [state] acquire, as in look_state. */
+    return peer->rank != job->rank && bxi_load_acquire((bxi_a32 *)&peer->view.control->header.state) == BXI_LEFT;
+}
+
 int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out)
 {
     int rc = bxi_peer_open_out(job, peer);
@@ -232,6 +240,8 @@ int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out
         return rc;
     out->lease = -1;
     if (out->cargo != NULL) {
+        if (has_left(job, peer))
+            return bx_fail(BX_E_SHUTDOWN, "worker '%s' (rank %d) has left the job", peer->name, peer->rank);
         if ((rc = bxi_lease_grant(job, peer, out->cargo)) < 0)
             return rc;
         out->lease = rc;
@@ -256,7 +266,7 @@ bool bxi_peer_flush_queue(struct bx_job *job, struct bxi_peer *peer)
 {
     bool moved = false;
 
-    while (peer->queue_head != NULL) {
+    while (peer->queue_head != NULL && !has_left(job, peer)) {
         struct bxi_queued *queued = peer->queue_head;
         struct bxi_frame head;
         struct bxi_out out = { .head = &head, .slot = queued->slot, .lease = queued->lease };

@@ -13,30 +13,36 @@ struct command {
     const char *name;
     int (*run)(const struct stat_options *options);
     const char *flags;          /* of those that not all have */
+    bool has_subject;           /* its first argument is one */
 };
 
 static const struct command commands[] = {
-    { "ls", stat_ls, "" },
-    { "show", stat_show, "--prometheus" },
-    { "check", stat_check, "" },
-    { "reap", stat_reap, "--yes" },
+    { "ls", stat_ls, "", false },
+    { "show", stat_show, "--prometheus", false },
+    { "calls", stat_calls, "", false },
+    { "why", stat_why, "", true },
+    { "check", stat_check, "", false },
+    { "reap", stat_reap, "--yes", false },
 };
 
 static const char usage[] =
     "usage: shmstat COMMAND [JOB] [--json]\n"
     "\n"
-    "  ls                the jobs of this user on this host\n"
-    "  show              what each worker of a job, or of all jobs, does: sleep, wake-ups,\n"
-    "                    doorbells, handlers, rings, arena, loans; --prometheus prints the\n"
-    "                    text exposition format\n"
-    "  check             holds the segments against the invariants of shm/LAYOUT.md\n"
-    "  reap              lists what dead jobs left; --yes removes it\n"
+    "  ls      the jobs of this user on this host\n"
+    "  show    what each worker of a job, or of all jobs, does: sleep, wake-ups,\n"
+    "          doorbells, handlers, rings, arena, loans; --prometheus prints the text\n"
+    "          exposition format\n"
+    "  calls   the calls in flight: how old, and where each is now\n"
+    "  why     why WORKER|CALL [JOB]: what it waits for, in sentences, and what that\n"
+    "          waits for; names a cycle if there is one\n"
+    "  check   holds the segments against the invariants of shm/LAYOUT.md\n"
+    "  reap    lists what dead jobs left; --yes removes it\n"
     "\n"
-    "JOB is a job's name, or NAME.INSTANCE where several have one name; without it all jobs\n"
-    "are meant. --json prints one JSON object; the manual page lists its keys.\n"
+    "JOB is a job's name, or NAME.INSTANCE where several have one name; without it\n"
+    "all jobs are meant. --json prints one JSON object; the manual page has its keys.\n"
     "\n"
-    "Exit status: 0 fine; 1 check found violations, or reap could not remove something;\n"
-    "2 wrong usage; 3 there is no such job, or nothing of it can be read.\n";
+    "Exit status: 0 fine; 1 check found violations, or reap could not remove\n"
+    "something; 2 wrong usage; 3 there is no such job, or nothing of it can be read.\n";
 
 static int misused(const char *what, const char *which)
 {
@@ -91,12 +97,16 @@ int main(int argc, char **argv)
         if (argv[i][0] == '-') {
             if (!parse_flag(command, argv[i], &options))
                 return misused("this command has no flag", argv[i]);
+        } else if (command->has_subject && options.subject == NULL) {
+            options.subject = argv[i];
         } else if (options.select != NULL) {
             return misused("one job is enough, and there is another:", argv[i]);
         } else {
             options.select = argv[i];
         }
     }
+    if (command->has_subject && options.subject == NULL)
+        return misused("say which worker or call, after", command->name);
     if (options.json && options.prometheus)
         return misused("choose one of --json and", "--prometheus");
 

@@ -28,6 +28,7 @@ enum stat_exit {
 
 struct stat_options {
     const char *select;         /* a job's name, or name.instance; NULL for all */
+    const char *subject;        /* of why: a worker's name or rank, or a call */
     bool json;
     bool prometheus;
     bool yes;
@@ -136,6 +137,7 @@ struct stat_flow {
 };
 void stat_flow_begin(struct stat_flow *flow, const char *label);
 void stat_flow_add(struct stat_flow *flow, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void stat_flow_words(struct stat_flow *flow, const char *text);     /* a sentence, word by word */
 void stat_flow_end(struct stat_flow *flow);
 
 /* JSON on stdout. Keys are NULL in arrays. */
@@ -157,6 +159,8 @@ int stat_ls(const struct stat_options *options);
 int stat_show(const struct stat_options *options);
 int stat_check(const struct stat_options *options);
 int stat_reap(const struct stat_options *options);
+int stat_calls(const struct stat_options *options);
+int stat_why(const struct stat_options *options);
 
 /* Finds and reads the jobs that were asked for; STAT_NOTHING, with a line, if the one asked for is not
  * there. */

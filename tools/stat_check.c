@@ -319,40 +319,60 @@ static void check_worker(const struct stat_job *job, const struct stat_worker *w
     compare(worker, findings);
 }
 
-static const char *worker_text(const struct stat_job *job, int rank, char *text, size_t bytes)
+static void add_worker(struct stat_flow *flow, const char *what, const struct stat_job *job, int rank)
 {
     const char *name = stat_peer_name(job, rank);
 
-    snprintf(text, bytes, "%d%s%s", rank, name[0] != '\0' ? " " : "", name);
-    return text;
+    stat_flow_add(flow, "%s %d%s%s", what, rank, name[0] != '\0' ? " " : "", name);
+}
+
+static void print_violation(const struct stat_job *job, const struct stat_violation *violation)
+{
+    struct stat_flow flow;
+    char label[16];
+
+    snprintf(label, sizeof(label), "I%d", violation->invariant);
+    stat_flow_begin(&flow, label);
+    add_worker(&flow, "worker", job, violation->rank);
+    if (violation->peer >= 0)
+        add_worker(&flow, "and peer", job, violation->peer);
+    stat_flow_words(&flow, "-");
+    stat_flow_words(&flow, violation->text);
+    stat_flow_end(&flow);
+}
+
+static void print_unchecked(const struct stat_job *job)
+{
+    struct stat_flow flow;
+
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        const struct stat_worker *worker = job->workers[rank];
+
+        if (worker == NULL || worker->control != NULL || worker->found == STAT_NOISE)
+            continue;
+        stat_flow_begin(&flow, "unchecked");
+        stat_flow_add(&flow, "worker %d -", rank);
+        stat_flow_words(&flow, worker->problem);
+        stat_flow_end(&flow);
+    }
 }
 
 static void print_findings(const struct stat_job *job, const struct stat_findings *findings)
 {
-    char one[48], other[48];
-
-    printf("job %s.%016llx: %s; %llu workers, %llu rings, %llu records: ", job->name, (ull)job->instance,
-           stat_job_state(job), (ull)findings->workers, (ull)findings->rings, (ull)findings->records);
+    printf("job %s.%016llx: %s\n", job->name, (ull)job->instance, stat_job_state(job));
+    printf("  %llu workers, %llu rings, %llu records: ", (ull)findings->workers, (ull)findings->rings,
+           (ull)findings->records);
     if (findings->workers == 0 && findings->count == 0)
         printf("nothing could be checked\n");
     else if (findings->count == 0)
         printf("nothing wrong\n");
     else
         printf("%llu violations\n", (ull)(findings->count + findings->dropped));
-    for (size_t i = 0; i < findings->count; i++) {
-        const struct stat_violation *violation = &findings->list[i];
-
-        printf("  I%-2d worker %s", violation->invariant, worker_text(job, violation->rank, one, sizeof(one)));
-        if (violation->peer >= 0)
-            printf(", peer %s", worker_text(job, violation->peer, other, sizeof(other)));
-        printf(": %s\n", violation->text);
-    }
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
-        if (job->workers[rank] != NULL && job->workers[rank]->control == NULL &&
-            job->workers[rank]->found != STAT_NOISE)
-            printf("  not checked: worker %d: %s\n", rank, job->workers[rank]->problem);
+    for (size_t i = 0; i < findings->count; i++)
+        print_violation(job, &findings->list[i]);
+    print_unchecked(job);
     if (findings->unsettled != 0)
-        printf("  not settled: %llu rings moved each time they were looked at\n", (ull)findings->unsettled);
+        printf("  unsettled  %llu rings moved each time they were looked at\n", (ull)findings->unsettled);
 }
 
 static void json_violations(const struct stat_job *job, const struct stat_findings *findings)

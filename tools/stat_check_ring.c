@@ -6,12 +6,18 @@
  * commit word: the ring may be one record, and padding before it, further. A producer that was killed
  * between the two leaves it so. Where the producer really stands is where the first commit word is 0.
  *
- * A look at a ring:  1. write position s      2. credit c         s - c is at most the ring
- *                    3. copy the ring         4. credit c'
- * Nobody overwrites what lies at c' and behind before step 4, and what lies before s was there before step
- * 3: so in the copy [c', s) is whole, record by record, whatever the two do meanwhile. Behind s the words
- * are read one by one, each after its predecessor's, as the consumer does it. What looks wrong is read
- * once more; if a position has moved past it, the look does not count and another one is taken.
+ * The producer learns what was consumed by two ways: the credit word, which the consumer publishes for a
+ * quarter of the ring at a time, and each frame that comes back. So it may be ahead of the credit word by
+ * a quarter of the ring, and overwrite so much behind it.
+ *
+ * A look at a ring:  1. write position s   2. copy the ring   3. write position, credit, read position again
+ * What lies less than a ring before the position of step 3 (and what may be under way beyond it) cannot have
+ * been overwritten in the copy, and what lies before s was there before step 2: between the two everything is
+ * whole, record by record, whatever the two do meanwhile. The walk begins where a record is known to begin,
+ * at the credit or the read position. Where the ring is so full that even that may have been overwritten,
+ * since the consumer's words are behind by one record, a first record that is not whole says nothing.
+ * Behind s the words are read one by one, each after its predecessor's, as the consumer does it. What looks
+ * wrong is read once more; if a position has moved past it, the look does not count and another one is taken.
  *
  * The ring of a worker to itself is private memory: only its positions can be seen.
  */
@@ -22,8 +28,9 @@
 
 #define ATTEMPTS 100
 #define PADDING_BIT 0x80000000u
-/* A record and the padding before it: by so much the write position told may be behind. */
+/* A record and the padding before it: by so much a position told may be behind, and as much is being written. */
 #define BEHIND_MAX (2 * (BXI_FRAME_MAX + 2 * (uint64_t)BXI_LINE))
+#define UNPUBLISHED_MAX (BXI_RING_BYTES / 4)
 
 #define AT(number, worker, to) (&(struct stat_violation){ .invariant = (number), .rank = (worker)->rank, .peer = (to) })
 
@@ -37,7 +44,9 @@ struct walk {
     int to;
     struct stat_findings *findings;
     unsigned char *copy;                /* of the ring; NULL for the one to itself */
+    uint64_t begin;                     /* where the walk begins */
     uint64_t end;                       /* the write position told */
+    bool is_sure;                       /* that begin has not been overwritten */
     uint64_t records;
 };
 
@@ -120,15 +129,35 @@ static const char *kind_text(enum word_kind kind)
     }
 }
 
+static bool read_read_pos(const struct stat_worker *peer, int from, uint64_t *pos)
+{
+    return read_word(peer, offsetof(struct bxi_control, pair_counters) +
+                               (uint64_t)from * sizeof(struct bxi_pair_counters) +
+                               offsetof(struct bxi_pair_counters, read_pos), pos);
+}
+
+/* Could the producer have come round and overwritten pos by now? */
+static bool may_be_overwritten(const struct walk *walk, uint64_t pos)
+{
+    uint64_t end;
+
+    return !read_write_pos(walk->worker, walk->to, &end) ||
+           (int64_t)(end + 2 * BEHIND_MAX - pos) > (int64_t)BXI_RING_BYTES;
+}
+
 /* A word of the copy before the write position that is no record: again, unless it has been freed since. */
 static enum look confirm(struct walk *walk, uint64_t pos, enum word_kind kind)
 {
     uint64_t word, credit = pos, bytes;
 
+    /* Padding and a record may have been consumed and overwritten: not told yet. */
+    if (walk->records == 0 && !walk->is_sure)
+        return MOVED;
     if (!read_ring_word(walk->worker, walk->to, pos, &word) ||
-        (walk->peer != NULL && !read_credit(walk->peer, walk->worker->rank, &credit)))
+        (walk->peer != NULL && !read_read_pos(walk->peer, walk->worker->rank, &credit)))
         return SETTLED;             /* truncated meanwhile: said elsewhere */
-    if ((int64_t)(credit - pos) > 0 || judge(word, pos, &bytes) != kind)
+    /* Read behind the word: where the record is still to be consumed, the word was its own. */
+    if (judge(word, pos, &bytes) != kind || ((int64_t)(credit - pos) >= 0 && may_be_overwritten(walk, pos)))
         return MOVED;
     stat_violate(walk->findings, AT(kind == BAD_PLACE ? 8 : 7, walk->worker, walk->to),
                  "the record at %llu, before the write position %llu, is not whole: commit word %016llx: %s",
@@ -136,7 +165,7 @@ static enum look confirm(struct walk *walk, uint64_t pos, enum word_kind kind)
     return SETTLED;
 }
 
-/* From the credit to the write position, in the copy. *pos ends there, or where it went wrong. */
+/* From there to the write position, in the copy. *pos ends there, or where it went wrong. */
 static enum look walk_copy(struct walk *walk, uint64_t *pos)
 {
     while ((int64_t)(walk->end - *pos) > 0) {
@@ -214,7 +243,7 @@ static int check_positions(struct walk *walk)
                      (ull)credit, BXI_LINE);
         return 0;
     }
-    if ((int64_t)(walk->end - credit) > (int64_t)BXI_RING_BYTES) {
+    if ((int64_t)(walk->end - credit) > (int64_t)(BXI_RING_BYTES + UNPUBLISHED_MAX)) {
         stat_violate(walk->findings, AT(6, walk->peer, walk->worker->rank),
                      "credit is %llu, %llu bytes behind the write position %llu of a ring of %u", (ull)credit,
                      (ull)(walk->end - credit), (ull)walk->end, BXI_RING_BYTES);
@@ -231,26 +260,49 @@ static int check_positions(struct walk *walk)
     return 0;
 }
 
+/* Where the walk begins: the later one of what the consumer published and what it says it has read. */
+static bool find_begin(struct walk *walk)
+{
+    uint64_t begin = walk->end, read_pos, now;
+
+    if (walk->peer != NULL) {
+        if (!read_credit(walk->peer, walk->worker->rank, &begin) ||
+            !read_read_pos(walk->peer, walk->worker->rank, &read_pos))
+            return false;
+        if (read_pos % BXI_LINE == 0 && (int64_t)(read_pos - begin) > 0)
+            begin = read_pos;
+    }
+    if ((int64_t)(walk->end - begin) < 0)
+        begin = walk->end;
+    walk->begin = begin;
+    if (!read_write_pos(walk->worker, walk->to, &now))
+        return false;
+    walk->is_sure = (int64_t)(now + 2 * BEHIND_MAX - begin) <= (int64_t)BXI_RING_BYTES;
+    return true;
+}
+
 static enum look look_at_ring(struct walk *walk)
 {
     int fit = check_positions(walk);
-    uint64_t credit = walk->end;
+    size_t count = walk->findings->count;
+    uint64_t pos;
 
     if (fit <= 0)
         return fit < 0 ? MOVED : SETTLED;
-    if (walk->copy == NULL)
+    if (walk->copy == NULL ||
+        stat_pread(&walk->worker->segment, walk->copy, BXI_RING_BYTES, bxi_ring_offset(walk->to)) < 0 ||
+        !find_begin(walk))
         return SETTLED;
-    if (stat_pread(&walk->worker->segment, walk->copy, BXI_RING_BYTES, bxi_ring_offset(walk->to)) < 0)
-        return SETTLED;
-    if (walk->peer != NULL && !read_credit(walk->peer, walk->worker->rank, &credit))
-        return SETTLED;
-
-    uint64_t pos = (int64_t)(walk->end - credit) > 0 ? credit : walk->end;
-    size_t count = walk->findings->count;
-
     walk->records = 0;
-    if (walk->end - pos > BXI_RING_BYTES)
-        return MOVED;               /* the credit went back: said where copies are compared */
+    if (walk->end - walk->begin > BXI_RING_BYTES + BEHIND_MAX) {
+        stat_violate(walk->findings, AT(6, walk->peer, walk->worker->rank),
+                     "neither its credit nor its read position is less than a ring behind the write position %llu",
+                     (ull)walk->end);
+        return SETTLED;
+    }
+    if (walk->end - walk->begin > BXI_RING_BYTES)
+        return MOVED;
+    pos = walk->begin;
     if (walk_copy(walk, &pos) == MOVED)
         return MOVED;
     if (walk->findings->count == count)

@@ -357,7 +357,8 @@ static int read_worker(const struct stat_job *job, struct stat_worker *worker)
     worker->segment.exists = rc == 0;
     if (rc < 0) {
         set_problem(worker, rc == -ENOENT ? STAT_ABSENT : STAT_NOISE,
-                    rc == -ENOENT ? "its segment is gone" : strerror(-rc));
+                    rc == -ENOENT ? "its segment is gone"
+                    : rc == -EPERM ? "it is no file of this user" : strerror(-rc));
         return 0;
     }
     worker->control = malloc(sizeof(*worker->control));
@@ -525,7 +526,10 @@ bool stat_ring_fill(const struct stat_job *job, const struct stat_worker *worker
     uint64_t bytes = stat_word(&worker->control->pair_counters[to].write_pos) -
                      stat_word(&peer->credit[worker->rank].position);
 
-    /* Behind by what was read between the two looks: empty then. */
-    *fill = bytes <= INT64_MAX ? bytes : 0;
+    /* Behind by what was read between the two looks: empty then. Ahead of the ring by a quarter at most: what
+     * frames on their way back say of the credit is newer than the word. */
+    if (bytes > INT64_MAX)
+        bytes = 0;
+    *fill = bytes < BXI_RING_BYTES ? bytes : BXI_RING_BYTES;
     return true;
 }

@@ -59,9 +59,14 @@ static void print_pids(const struct stat_job *job)
         if (job->workers[rank] != NULL && job->workers[rank]->pid != 0)
             stat_flow_add(&flow, stat_worker_alive(job->workers[rank]) ? "%u" : "%u(dead)", job->workers[rank]->pid);
     stat_flow_end(&flow);
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
-        if (job->workers[rank] != NULL && job->workers[rank]->found != STAT_READABLE)
-            printf("  rank %-5d %s\n", rank, job->workers[rank]->problem);
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        if (job->workers[rank] == NULL || job->workers[rank]->found == STAT_READABLE)
+            continue;
+        stat_flow_begin(&flow, "problem");
+        stat_flow_add(&flow, "worker %d -", rank);
+        stat_flow_words(&flow, job->workers[rank]->problem);
+        stat_flow_end(&flow);
+    }
 }
 
 static void print_job(const struct stat_job *job)

@@ -306,6 +306,7 @@ static const struct section sections[] = {
 static void print_worker(const struct stat_job *job, const struct stat_worker *worker)
 {
     const char *activity = stat_activity(worker);
+    struct stat_flow flow;
 
     printf("\nworker %d", worker->rank);
     if (worker->name[0] != '\0')
@@ -318,7 +319,9 @@ static void print_worker(const struct stat_job *job, const struct stat_worker *w
         printf(" (%s)", stat_who_name(stat_word(&header_of(worker)->armed)));
     printf("\n");
     if (worker->control == NULL) {
-        printf("  not shown: %s\n", worker->problem);
+        stat_flow_begin(&flow, "problem");
+        stat_flow_words(&flow, worker->problem);
+        stat_flow_end(&flow);
         return;
     }
     for (size_t i = 0; i < SECTIONS; i++)

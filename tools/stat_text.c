@@ -105,6 +105,17 @@ void stat_flow_add(struct stat_flow *flow, const char *format, ...)
     flow->column += printf("%s%s", flow->column > flow->indent ? " " : "", text);
 }
 
+void stat_flow_words(struct stat_flow *flow, const char *text)
+{
+    while (*text != '\0') {
+        int length = (int)strcspn(text, " ");
+
+        stat_flow_add(flow, "%.*s", length, text);
+        text += length;
+        text += strspn(text, " ");
+    }
+}
+
 void stat_flow_end(struct stat_flow *flow)
 {
     putchar('\n');

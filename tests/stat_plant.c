@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * stat_plant.h: runs in a test's process. Atomic accesses are relaxed throughout: whoever reads is a
+ * process that is started afterwards.
+ */
+#include "stat_plant.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static void make_one(struct plant *plant, int rank)
+{
+    static const char *const names[] = { "caller", "callee" };
+    static const char *const functions[PLANT_FUNCTIONS] = { "add", "pick", "save" };
+    struct bxi_segment *segment = &plant->segment[rank];
+
+    cr_assert_eq(bxi_segment_create(segment, plant->job, names[rank], PLANT_INSTANCE, rank, 2), 0);
+    cr_assert_eq(bxi_segment_open_ring(segment, 1 - rank), 0);
+    segment->control->header.arena_bytes = 1 << 20;
+    for (int i = 0; i < PLANT_FUNCTIONS; i++) {
+        strcpy(segment->control->function[i].name, functions[i]);
+        segment->control->function[i].kind = (uint32_t)i + 1;
+    }
+    bxi_store_relaxed(&segment->control->header.function_count, PLANT_FUNCTIONS);
+    bxi_store_relaxed(&segment->control->header.state, BXI_RUNNING);
+}
+
+static void join(struct plant *plant, int from, uint64_t pos)
+{
+    struct bxi_control *mine = plant_control(plant, from), *other = plant_control(plant, 1 - from);
+    unsigned char *ring = bxi_segment_ring(&plant->segment[from], 1 - from);
+
+    bxi_ring_writer_init(&plant->writer[from], ring, BXI_RING_BYTES, pos, &other->credit[from].position,
+                         &mine->pair[1 - from].want_credit);
+    bxi_ring_reader_init(&plant->reader[1 - from], ring, BXI_RING_BYTES, pos, &other->credit[from].position,
+                         &mine->pair[1 - from].want_credit);
+    bxi_store_relaxed(&other->credit[from].position, pos);
+    bxi_store_relaxed(&plant_counters(plant, from)->write_pos, pos);
+    bxi_store_relaxed(&plant_counters(plant, 1 - from)->read_pos, pos);
+    bxi_store_relaxed(&mine->pair[1 - from].open, 1);
+}
+
+void plant_make(struct plant *plant, uint64_t pos)
+{
+    memset(plant, 0, sizeof(*plant));
+    snprintf(plant->job, sizeof(plant->job), "plant-%d", (int)getpid());
+    for (int rank = 0; rank < 2; rank++)
+        make_one(plant, rank);
+    for (int rank = 0; rank < 2; rank++)
+        join(plant, rank, pos);
+}
+
+void plant_kill(struct plant *plant, int rank)
+{
+    struct flock lock = { .l_type = F_UNLCK, .l_whence = SEEK_SET };
+
+    /* Closing it is not enough: the mapping is of the same open file. */
+    cr_assert_eq(fcntl(plant->segment[rank].fd, F_OFD_SETLK, &lock), 0);
+    close(plant->segment[rank].fd);
+    plant->segment[rank].fd = -1;
+}
+
+void plant_remove(struct plant *plant)
+{
+    for (int rank = 0; rank < 2; rank++)
+        bxi_segment_destroy(&plant->segment[rank]);
+}
+
+struct bxi_control *plant_control(struct plant *plant, int rank)
+{
+    return plant->segment[rank].control;
+}
+
+struct bxi_pair_counters *plant_counters(struct plant *plant, int rank)
+{
+    return &plant_control(plant, rank)->pair_counters[1 - rank];
+}
+
+bool plant_put(struct plant *plant, int rank, uint64_t payload_bytes)
+{
+    void *payload;
+
+    if (bxi_ring_reserve(&plant->writer[rank], payload_bytes, &payload) < 0)
+        return false;
+    memset(payload, 0xa5, payload_bytes);
+    bxi_ring_commit(&plant->writer[rank], payload_bytes);
+    return true;
+}
+
+void plant_count(struct plant *plant, int rank)
+{
+    bxi_count(&plant_counters(plant, rank)->frames_sent, 1);
+    bxi_store_relaxed(&plant_counters(plant, rank)->write_pos, plant->writer[rank].write_pos);
+}
+
+bool plant_take(struct plant *plant, int rank)
+{
+    const void *payload;
+    uint32_t payload_bytes;
+
+    if (bxi_ring_peek(&plant->reader[rank], &payload, &payload_bytes) != 1)
+        return false;
+    bxi_ring_advance(&plant->reader[rank], payload_bytes);
+    bxi_count(&plant_counters(plant, rank)->frames_received, 1);
+    bxi_store_relaxed(&plant_counters(plant, rank)->read_pos, plant->reader[rank].read_pos);
+    return true;
+}
+
+bxi_a64 *plant_word(struct plant *plant, int rank, uint64_t pos)
+{
+    return (bxi_a64 *)(void *)(plant->writer[rank].base + (pos & (BXI_RING_BYTES - 1)));
+}

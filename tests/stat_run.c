@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * stat_run.h: runs in a test's process or in one of its workers. popen forks without the handlers that
+ * the library has for fork, so that a worker may do it.
+ */
+#include "stat_run.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#define TEXT_MAX (4u << 20)
+
+static void give_up(const char *what)
+{
+    fprintf(stderr, "shmstat cannot be run: %s\n", what);
+    abort();
+}
+
+struct stat_run stat_run(const char *format, ...)
+{
+    struct stat_run run = { 0 };
+    const char *build = getenv("BX_BUILD_DIR");
+    char args[512], command[1024];
+    va_list list;
+
+    va_start(list, format);
+    vsnprintf(args, sizeof(args), format, list);
+    va_end(list);
+    snprintf(command, sizeof(command), "exec '%s/bin/shmstat' %s %s", build != NULL ? build : "build", args,
+             strstr(args, "--json") != NULL ? "" : "2>&1");
+    FILE *stream = popen(command, "re");
+    run.text = malloc(TEXT_MAX);
+    if (stream == NULL || run.text == NULL)
+        give_up(command);
+    size_t bytes = fread(run.text, 1, TEXT_MAX - 1, stream);
+    run.text[bytes] = '\0';
+    int status = pclose(stream);
+    if (status < 0 || (WIFEXITED(status) && WEXITSTATUS(status) == 127))
+        give_up(command);
+    run.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    run.json = json_parse(run.text);
+    return run;
+}
+
+void stat_run_free(struct stat_run *run)
+{
+    free(run->text);
+    json_free(run->json);
+    *run = (struct stat_run){ 0 };
+}
+
+const struct json *stat_run_job(const struct stat_run *run)
+{
+    return json_at(json_get(run->json, "jobs"), 0);
+}
+
+const struct json *stat_run_row(const struct json *worker, const char *list, const char *key, double value)
+{
+    const struct json *rows = json_get(worker, list);
+
+    for (const struct json *row = rows != NULL ? rows->first : NULL; row != NULL; row = row->next)
+        if (json_number(json_get(row, key)) == value)
+            return row;
+    return NULL;
+}
+
+const struct json *stat_run_worker(const struct stat_run *run, int rank)
+{
+    return stat_run_row(stat_run_job(run), "workers", "rank", rank);
+}
+
+double stat_run_counter(const struct json *worker, const char *name)
+{
+    return json_number(json_get(json_get(worker, "counters"), name));
+}

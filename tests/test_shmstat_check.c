@@ -1,0 +1,456 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * shmstat check: each invariant of layout.h broken in the segments of a job of which every word can be set
+ * (stat_plant.h), and found with its number; and what a kill or a full ring leaves behind, and is right.
+ */
+#include "stat_plant.h"
+#include "stat_run.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define SENT 20             /* records that lie in the ring of the caller */
+#define TAKEN 8             /* of those sent, read by the callee */
+
+static struct plant plant;
+
+static void remove_plant(void)
+{
+    plant_remove(&plant);
+}
+
+static void make_plant(uint64_t pos)
+{
+    plant_make(&plant, pos);
+    for (uint64_t i = 0; i < SENT; i++) {
+        cr_assert(plant_put(&plant, 0, 1 + i * 100));
+        plant_count(&plant, 0);
+    }
+    for (int i = 0; i < TAKEN; i++)
+        cr_assert(plant_take(&plant, 1));
+    bxi_ring_publish(&plant.reader[1]);
+}
+
+static struct bxi_control *control(int rank)
+{
+    return plant_control(&plant, rank);
+}
+
+static void set(bxi_a64 *word, uint64_t value)
+{
+    bxi_store_relaxed(word, value);
+}
+
+static uint64_t get(bxi_a64 *word)
+{
+    return bxi_load_relaxed(word);
+}
+
+static bxi_a64 *credit(void)
+{
+    return &control(1)->credit[0].position;
+}
+
+static bxi_a64 *write_pos(void)
+{
+    return &plant_counters(&plant, 0)->write_pos;
+}
+
+static bxi_a64 *word_at_credit(void)
+{
+    return plant_word(&plant, 0, get(credit()));
+}
+
+/* ---- What is wrong ----------------------------------------------------------------------------------- */
+
+static void other_magic(void) { control(0)->header.magic++; }
+static void other_uid(void) { control(0)->header.uid++; }
+static void other_rank(void) { control(0)->header.rank = 1; }
+static void other_instance(void) { control(0)->header.instance++; }
+static void other_world(void) { control(0)->header.world_size = 3; }
+static void no_world(void) { control(0)->header.world_size = 0; }
+static void other_rings(void) { control(0)->header.ring_bytes *= 2; }
+static void other_size(void) { control(0)->header.segment_bytes--; }
+static void other_job(void) { control(0)->header.job[0]++; }
+static void endless_name(void) { memset(control(0)->header.name, 'x', BXI_NAME_BYTES); }
+static void no_state(void) { bxi_store_relaxed(&control(0)->header.state, 6); }
+static void opened_twice(void) { set(&control(0)->pair[1].open, 2); }
+static void open_to_nobody(void) { set(&control(0)->pair[2].open, 1); }
+static void sent_unopened(void) { set(&control(0)->pair[1].open, 0); }
+static void refused_within(void) { set(&control(1)->pair[0].refused_through, 65); }
+static void refused_for_nothing(void) { set(&control(1)->pair[0].refused_through, 64); }
+static void credit_ahead(void) { set(credit(), get(write_pos()) + 64); }
+static void credit_far_behind(void) { set(credit(), get(write_pos()) - 2 * BXI_RING_BYTES); }
+static void credit_within(void) { set(credit(), get(credit()) + 8); }
+static void credit_of_nobody(void) { set(&control(1)->credit[5].position, 64); }
+static void record_missing(void) { set(word_at_credit(), 0); }
+static void record_of_another_lap(void) { set(word_at_credit(), get(word_at_credit()) - (UINT64_C(2048) << 32)); }
+static void record_too_long(void) { set(word_at_credit(), get(word_at_credit()) + BXI_FRAME_MAX); }
+static void record_empty(void) { set(word_at_credit(), get(word_at_credit()) >> 32 << 32); }
+static void nonsense_next(void) { set(plant_word(&plant, 0, get(write_pos())), UINT64_C(0x1234567812345678)); }
+static void not_told(void) { set(write_pos(), get(write_pos()) - bxi_record_bytes(1 + (SENT - 1) * 100) -
+                                               bxi_record_bytes(1 + (SENT - 2) * 100)); }
+static void told_too_much(void) { set(write_pos(), get(write_pos()) + 64); }
+static void told_within_a_record(void) { set(write_pos(), get(write_pos()) - 64); }
+static void write_within(void) { set(write_pos(), get(write_pos()) + 8); }
+static void short_padding(void) { set(word_at_credit(), get(word_at_credit()) | 0x80000000u); }
+static void many_functions(void) { bxi_store_relaxed(&control(0)->header.function_count, BXI_FUNCTION_MAX + 1); }
+static void nameless_function(void) { control(0)->function[1].name[0] = '\0'; }
+static void function_of_no_kind(void) { control(0)->function[1].kind = 9; }
+static void arena_overused(void) { set(&control(0)->header.arena_used, (1 << 20) + 1); }
+static void arena_overcommitted(void) { set(&control(0)->header.arena_committed, (1 << 20) + 1); }
+static void too_many_leases(void) { set(&control(0)->loans[1].leases, BXI_LEASE_MAX + 1); }
+static void returned_more(void) { set(&control(0)->loans[1].returned, 1); }
+static void borrowed_more(void) { set(&control(1)->loans[0].borrowed, 2); }
+
+static void refused_ahead(void)
+{
+    set(&control(1)->pair[0].refused_errno, 28);
+    set(&control(1)->pair[0].refused_through, get(write_pos()) + 64);
+}
+
+static void credit_of_unopened(void)
+{
+    set(&control(0)->pair[1].open, 0);
+    set(&plant_counters(&plant, 0)->frames_sent, 0);
+}
+
+/* A hole where the pages of its ring should be. */
+static void open_without_pages(void)
+{
+    int fd = shm_open(plant.segment[0].shm_name, O_RDWR, 0);
+
+    cr_assert_eq(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                           (off_t)(BXI_CONTROL_BYTES + BXI_RING_STRIDE), BXI_RING_BYTES), 0);
+    close(fd);
+}
+
+static void truncated(void)
+{
+    int fd = shm_open(plant.segment[0].shm_name, O_RDWR, 0);
+
+    cr_assert_eq(ftruncate(fd, (off_t)plant.segment[0].bytes - 1), 0);
+    close(fd);
+}
+
+/* The last record before the wrap is said to go beyond it. */
+static void record_over_the_end(void)
+{
+    while (BXI_RING_BYTES - (plant.writer[0].write_pos & (BXI_RING_BYTES - 1)) > 64) {
+        cr_assert(plant_put(&plant, 0, 56));
+        plant_count(&plant, 0);
+    }
+    uint64_t pos = plant.writer[0].write_pos;
+    cr_assert(plant_put(&plant, 0, 56));
+    plant_count(&plant, 0);
+    set(plant_word(&plant, 0, pos), get(plant_word(&plant, 0, pos)) + 64);
+}
+
+static void lease_never_granted(void)
+{
+    set(bxi_segment_leases(&plant.segment[1], 0) + 3, 5);
+}
+
+static void leases_granted_less_often(void)
+{
+    set(&control(0)->loans[1].granted, 2);
+    for (int slot = 0; slot < 4; slot++)
+        set(bxi_segment_leases(&plant.segment[1], 0) + slot, 1);
+}
+
+static void leases_not_written(void)
+{
+    set(&control(0)->loans[1].granted, 4);
+    set(&control(1)->pair[0].given_back, 2);
+    set(bxi_segment_leases(&plant.segment[1], 0) + 3, 1);
+}
+
+static void call_of_another_slot(void)
+{
+    struct bxi_call_row *rows = (struct bxi_call_row *)(void *)((char *)control(0) + bxi_calls_offset(1));
+
+    set(&rows[7].id, 5 << 16 | 8);
+}
+
+static const struct {
+    const char *what;
+    void (*spoil)(void);
+    int invariant;
+} wrongs[] = {
+    { "another magic", other_magic, 1 },
+    { "another uid", other_uid, 1 },
+    { "another rank", other_rank, 1 },
+    { "another instance", other_instance, 1 },
+    { "another world size", other_world, 1 },
+    { "no world size", no_world, 1 },
+    { "another ring size", other_rings, 1 },
+    { "another segment size", other_size, 1 },
+    { "another job", other_job, 1 },
+    { "a name without end", endless_name, 1 },
+    { "a truncated file", truncated, 1 },
+    { "a state that is none", no_state, 2 },
+    { "open is 2", opened_twice, 4 },
+    { "open to no rank", open_to_nobody, 4 },
+    { "frames through a closed ring", sent_unopened, 4 },
+    { "an open ring without pages", open_without_pages, 4 },
+    { "refused within a record", refused_within, 5 },
+    { "refused for nothing", refused_for_nothing, 5 },
+    { "refused what was not sent", refused_ahead, 5 },
+    { "credit ahead", credit_ahead, 6 },
+    { "credit far behind", credit_far_behind, 6 },
+    { "credit within a line", credit_within, 6 },
+    { "credit of no rank", credit_of_nobody, 6 },
+    { "credit of a ring that is not open", credit_of_unopened, 6 },
+    { "a record is missing", record_missing, 7 },
+    { "a record of another lap", record_of_another_lap, 7 },
+    { "a record that is too long", record_too_long, 7 },
+    { "a record of nothing", record_empty, 7 },
+    { "nonsense at the write position", nonsense_next, 7 },
+    { "two records are not told", not_told, 7 },
+    { "a record is told that is not there", told_too_much, 7 },
+    { "the write position lies in a record", told_within_a_record, 7 },
+    { "the write position lies in a line", write_within, 8 },
+    { "padding in the middle", short_padding, 8 },
+    { "a record over the end", record_over_the_end, 8 },
+    { "too many functions", many_functions, 9 },
+    { "a function without name", nameless_function, 9 },
+    { "a function of no kind", function_of_no_kind, 9 },
+    { "a lease that was never granted", lease_never_granted, 10 },
+    { "more leases back than granted", leases_granted_less_often, 10 },
+    { "a lease counted and not written", leases_not_written, 10 },
+    { "more used than the arena has", arena_overused, 11 },
+    { "more committed than the arena has", arena_overcommitted, 11 },
+    { "more leases than there are slots", too_many_leases, 11 },
+    { "more returned than granted", returned_more, 11 },
+    { "more borrowed than ever", borrowed_more, 11 },
+    { "a call in another's row", call_of_another_slot, 12 },
+};
+
+#define WRONGS (sizeof(wrongs) / sizeof(wrongs[0]))
+
+static struct stat_run check(void)
+{
+    struct stat_run run = stat_run("check %s --json", plant.job);
+
+    cr_assert_not_null(run.json, "%s", run.text);
+    return run;
+}
+
+/* The first violation's number. */
+static int found(const struct stat_run *run)
+{
+    return (int)json_number(json_get(json_at(json_get(stat_run_job(run), "violations"), 0), "invariant"));
+}
+
+static void expect_each_wrong(bool alive)
+{
+    for (size_t i = 0; i < WRONGS; i++) {
+        make_plant(0);
+        for (int rank = 0; rank < 2 && !alive; rank++)
+            plant_kill(&plant, rank);
+        wrongs[i].spoil();
+
+        struct stat_run run = check();
+
+        cr_expect_eq(run.status, 1, "%s: status %d", wrongs[i].what, run.status);
+        cr_expect_eq(found(&run), wrongs[i].invariant, "%s: not found as I%d: %s", wrongs[i].what,
+                     wrongs[i].invariant, run.text);
+        cr_expect_eq(json_number(json_get(stat_run_job(&run), "alive")), alive);
+        stat_run_free(&run);
+        plant_remove(&plant);
+    }
+}
+
+Test(shmstat_check, names_each_invariant_that_is_broken_by_the_living, .timeout = 60, .fini = remove_plant)
+{
+    expect_each_wrong(true);
+}
+
+Test(shmstat_check, names_each_invariant_that_is_broken_by_the_dead, .timeout = 60, .fini = remove_plant)
+{
+    expect_each_wrong(false);
+}
+
+Test(shmstat_check, prints_violations_with_their_number_within_80_columns, .timeout = 20, .fini = remove_plant)
+{
+    make_plant(0);
+    record_of_another_lap();
+    credit_of_nobody();
+    no_state();
+
+    struct stat_run run = stat_run("check %s", plant.job);
+
+    cr_expect_eq(run.status, 1);
+    cr_expect_not_null(strstr(run.text, "\n  I2        worker 0 caller - state is 6, which is none\n"), "%s", run.text);
+    cr_expect_not_null(strstr(run.text, "\n  I7        worker 0 caller and peer 1 callee - the record at "), "%s",
+                       run.text);
+    cr_expect_not_null(strstr(run.text, "\n  I6        worker 1 callee and peer 5 - credit is 64 "), "%s", run.text);
+    for (const char *line = run.text; *line != '\0'; line = strchr(line, '\n') + 1)
+        cr_expect_leq(strcspn(line, "\n"), 80, "%s", run.text);
+    stat_run_free(&run);
+}
+
+/* ---- What goes back ---------------------------------------------------------------------------------- */
+
+static void shrink_state(int up)
+{
+    bxi_store_relaxed(&control(0)->header.state, up ? BXI_LEAVING : BXI_RUNNING);
+}
+
+static void arm_uncounted(int up)
+{
+    set(&control(0)->header.armed, up ? 5 << 2 | BXI_WHO_LEADER : 5 << 2 | BXI_WHO_BACKGROUND);
+}
+
+static void shrink_armed(int up) { set(&control(0)->header.armed, up ? 9 << 2 : 8 << 2); }
+static void change_pid(int up) { control(0)->header.pid = up ? 1 : 2; }
+static void shut(int up) { set(&control(1)->pair[0].open, up ? 1 : 0); }
+static void shrink_refused(int up) { set(&control(1)->pair[0].refused_through, up ? 128 : 64); }
+static void change_function(int up) { control(0)->function[0].name[0] = up ? 'a' : 'b'; }
+
+static void shrink_functions(int up)
+{
+    bxi_store_relaxed(&control(0)->header.function_count, up ? PLANT_FUNCTIONS : 1);
+}
+
+static const struct {
+    const char *what;
+    void (*turn)(int up);
+    int invariant;
+} changes[] = {
+    { "the header", change_pid, 1 },
+    { "the state", shrink_state, 2 },
+    { "armed, by one that was armed", arm_uncounted, 3 },
+    { "the count of armed", shrink_armed, 3 },
+    { "open", shut, 4 },
+    { "refused_through", shrink_refused, 5 },
+    { "the number of functions", shrink_functions, 9 },
+    { "a function", change_function, 9 },
+};
+
+/* A child changes the word to and fro until it is killed. */
+static pid_t start_turning(void (*turn)(int up))
+{
+    pid_t pid = fork();
+
+    cr_assert_geq(pid, 0);
+    if (pid > 0)
+        return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (int up = 0;; up = !up)
+        turn(up);
+}
+
+Test(shmstat_check, sees_words_go_back_that_may_only_grow, .timeout = 120, .fini = remove_plant)
+{
+    for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++) {
+        make_plant(0);
+        set(&control(1)->pair[0].refused_errno, 28);
+        /* The mapping is not inherited by a fork: one of its own. */
+        for (int rank = 0; rank < 2; rank++)
+            cr_assert_eq(madvise(plant.segment[rank].control, plant.segment[rank].bytes, MADV_DOFORK), 0);
+        pid_t pid = start_turning(changes[i].turn);
+        int invariant = 0;
+
+        while (invariant != changes[i].invariant) {
+            struct stat_run run = check();
+
+            invariant = found(&run);
+            cr_assert(run.status == 0 || invariant == changes[i].invariant, "%s: %s", changes[i].what, run.text);
+            stat_run_free(&run);
+        }
+        kill(pid, SIGKILL);
+        waitpid(pid, NULL, 0);
+        plant_remove(&plant);
+    }
+}
+
+/* ---- What is right ----------------------------------------------------------------------------------- */
+
+static void expect_fine(const char *what)
+{
+    struct stat_run run = check();
+
+    cr_expect_eq(run.status, 0, "%s: %s", what, run.text);
+    cr_expect_eq(json_number(json_get(stat_run_job(&run), "rings_unsettled")), 0, "%s: %s", what, run.text);
+    stat_run_free(&run);
+}
+
+Test(shmstat_check, walks_the_records_between_credit_and_write_position, .timeout = 20, .fini = remove_plant)
+{
+    make_plant(0);
+
+    struct stat_run run = check();
+
+    cr_assert_eq(run.status, 0, "%s", run.text);
+    cr_expect_eq(json_number(json_get(stat_run_job(&run), "workers_checked")), 2);
+    cr_expect_eq(json_number(json_get(stat_run_job(&run), "rings_checked")), 2);
+    cr_expect_eq(json_number(json_get(stat_run_job(&run), "records_checked")), SENT - TAKEN);
+    stat_run_free(&run);
+}
+
+Test(shmstat_check, goes_over_the_end_of_positions, .timeout = 20, .fini = remove_plant)
+{
+    static const uint64_t ends[] = { UINT64_C(1) << 32, UINT64_C(1) << 38, UINT64_C(1) << 63, 0 };
+
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+        make_plant(ends[i] - 4096);
+        cr_expect(plant.writer[0].write_pos - ends[i] < BXI_RING_BYTES);
+        expect_fine("around an end");
+        plant_remove(&plant);
+    }
+}
+
+Test(shmstat_check, accepts_what_a_kill_leaves, .timeout = 20, .fini = remove_plant)
+{
+    void *payload;
+
+    make_plant(0);
+    cr_assert(plant_put(&plant, 0, 1000));
+    expect_fine("a record that was not counted");
+    while (plant_take(&plant, 1))
+        ;
+    bxi_ring_publish(&plant.reader[1]);
+    cr_assert_gt(get(credit()), get(write_pos()));
+    expect_fine("the same, and consumed");
+    plant_count(&plant, 0);
+    while (BXI_RING_BYTES - (plant.writer[0].write_pos & (BXI_RING_BYTES - 1)) > 6400) {
+        cr_assert(plant_put(&plant, 0, 3000));
+        plant_count(&plant, 0);
+    }
+    cr_assert_eq(bxi_ring_reserve(&plant.writer[0], BXI_FRAME_MAX, &payload), 0);
+    memset(payload, 0xff, BXI_FRAME_MAX);
+    expect_fine("padding, and a record that was not published");
+    bxi_ring_commit(&plant.writer[0], BXI_FRAME_MAX);
+    expect_fine("padding and a record that was not counted");
+    plant_kill(&plant, 0);
+    expect_fine("the same of a dead one");
+    set(bxi_segment_leases(&plant.segment[1], 0) + 3, 1);
+    expect_fine("a lease that came back before it was counted");
+}
+
+/* The credit word lags behind what frames on their way back say. */
+Test(shmstat_check, accepts_a_ring_that_is_full, .timeout = 20, .fini = remove_plant)
+{
+    uint64_t bytes = 1;
+
+    make_plant(0);
+    for (int round = 0; round < 3000; round++) {
+        while (plant_put(&plant, 0, 1 + bytes % BXI_FRAME_MAX)) {
+            plant_count(&plant, 0);
+            bytes = bytes * 2862933555777941757u + 3037000493u;
+        }
+        if (round % 100 == 0)
+            expect_fine("a full ring");
+        cr_assert(plant_take(&plant, 1));
+        cr_assert_eq(bxi_ring_credit_hint(&plant.writer[0], plant.reader[1].read_pos), 0);
+    }
+    cr_assert_gt(get(write_pos()) - get(credit()), BXI_RING_BYTES / 2);
+}

@@ -90,7 +90,7 @@ LIB_SRCS := $(wildcard shm/*.c lib/*.c)
 NN_SRCS  := $(wildcard lib/nn/*.c)
 
 # Programs: each has a list of sources, of which the first holds main().
-PROGRAMS          := hello reinforce param_server bxbench $(if $(wildcard tools/shmstat.c),shmstat)
+PROGRAMS          := hello reinforce param_server bxbench shmstat
 hello_SRCS        := demos/hello.c
 reinforce_SRCS    := $(patsubst %,demos/%.c,reinforce worker agent observer cartpole policy flags plot)
 param_server_SRCS := demos/param_server.c $(wildcard demos/ps_*.c) $(patsubst %,demos/%.c,resnet flags plot)
@@ -266,6 +266,8 @@ INSTALLED := $(STATIC_LIB)=$(LIBDIR)/libboxcar.a \
 	$(B)/boxcar.pc=$(LIBDIR)/pkgconfig/boxcar.pc \
 	$(B)/boxcar_nn.pc=$(LIBDIR)/pkgconfig/boxcar_nn.pc \
 	$(foreach h,$(HEADERS),$(h)=$(PREFIX)/include/$(notdir $(h))) \
+	$(B)/bin/shmstat=$(PREFIX)/bin/shmstat \
+	tools/shmstat.1=$(PREFIX)/share/man/man1/shmstat.1 \
 	lib/LICENSE=$(DOCDIR)/LICENSE
 LINKS     := $(SONAME) libboxcar.so $(SONAME_NN) libboxcar_nn.so
 
@@ -274,8 +276,9 @@ $(B)/%.pc: lib/%.pc.in FORCE
 	@sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR:$(PREFIX)%=$${prefix}%)|' \
 		-e 's|@VERSION@|$(VERSION)|' $< > $@
 
-install: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(B)/boxcar.pc $(B)/boxcar_nn.pc
+install: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(B)/bin/shmstat $(B)/boxcar.pc $(B)/boxcar_nn.pc
 	$(foreach i,$(INSTALLED),@$(INSTALL) -D -m 644 $(subst =, '$(DESTDIR),$(i))'$(newline))
+	@chmod 755 '$(DESTDIR)$(PREFIX)/bin/shmstat'
 	@ln -sf $(notdir $(SHARED_LIB)) '$(DESTDIR)$(LIBDIR)/$(SONAME)'
 	@ln -sf $(SONAME) '$(DESTDIR)$(LIBDIR)/libboxcar.so'
 	@ln -sf $(notdir $(SHARED_NN)) '$(DESTDIR)$(LIBDIR)/$(SONAME_NN)'

@@ -64,6 +64,13 @@ Test(lease, comes_back_from_a_handler_that_succeeds_or_fails_and_from_none, .tim
     runs(2, ends_in_a_handler);
 }
 
+/* The thread that completed a call may not have dropped its own reference yet. */
+static void none_borrowed(struct bx_job *job, int rank)
+{
+    while (loans_of(job, rank).borrowed != 0)
+        sched_yield();
+}
+
 static void ends_where_nobody_wants_the_value(struct bx_job *job)
 {
     for (int to = 0; to < 2; to++) {
@@ -76,11 +83,11 @@ static void ends_where_nobody_wants_the_value(struct bx_job *job)
         HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
         HARNESS_EQ(loans_of(job, to).borrowed, 1);
         bx_future_release(future);
-        HARNESS_EQ(loans_of(job, to).borrowed, 0);
+        none_borrowed(job, to);
         bx_future_release(loans_start(job, name, "make", harness_msg_i64(2)));
         /* Replies of inline handlers come in order. */
         HARNESS_EQ(loans_call(job, name, "echo", harness_msg_i64(9)), 9);
-        HARNESS_EQ(loans_of(job, to).borrowed, 0);
+        none_borrowed(job, to);
         HARNESS_EQ(loans_call(job, name, "out", harness_msg_i64(0)), 0);
     }
 }

@@ -227,7 +227,7 @@ test: deps-test
 TEST_ENV = BX_SOURCE_DIR='$(CURDIR)' BX_BUILD_DIR='$(abspath $(B))' BX_CONFIG='$(CONFIG)' \
 	CC='$(CC)' MAKE='$(MAKE)'
 
-unit: $(B)/tests/unit
+unit: $(B)/tests/unit $(B)/bin/shmstat
 	@$(TEST_ENV) tests/run_unit.sh
 
 test-reference: $(B)/tests/unit

@@ -403,8 +403,10 @@ static int submit(struct bx_job *job, struct request_plan *plan, struct bxi_call
     if (rc < 0)
         return rc;
     bxi_leases_reclaim(job);
+    /* cppcheck-suppress autoVariables; taken out again below */
     plan->cargo = &cargo;
     rc = submit_or_wait(job, plan, call);
+    plan->cargo = NULL;
     bxi_cargo_drop(&cargo);
     return rc;
 }

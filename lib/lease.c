@@ -455,7 +455,7 @@ static int make_room(struct bx_job *job, struct bxi_cargo *cargo, size_t packed_
     struct bx_tensor *block = NULL;
     int rc = bx_tensor_create(job, BX_U8, 1, &(int64_t){ (int64_t)packed_bytes }, &block);
 
-    if (rc < 0)
+    if (rc < 0 || block == NULL)
         return rc;
     hold(cargo, block->storage);
     head->packed_offset = (uint64_t)(block->data - bxi_arena_base(job->arena));

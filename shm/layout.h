@@ -18,9 +18,10 @@
  *  I5  pair[p].refused_through only grows; it is a position in peer p's ring towards the owner: every
  *      request that ends at or before it, since the previous value, was dropped because of refused_errno.
  *  I6  credit[p] is the position up to which the owner has consumed peer p's ring:
- *      credit <= write position, and write position - credit <= ring_bytes.
- *  I7  In ring p the commit word at the write position is 0, and every record between credit and the
- *      write position is whole: {sequence of its position, length}, payload behind it.
+ *      credit <= write position, and write position - credit <= ring_bytes + ring_bytes / 4: a frame that comes
+ *      back says the same, and may be ahead of the word by what is owed at most.
+ *  I7  In ring p the commit word at the write position is 0, and every record that the consumer has not read
+ *      is whole: {sequence of its position, length}, payload behind it.
  *  I8  A record starts at a multiple of 64 and does not wrap; padding ends exactly at ring_bytes.
  *  I9  function[i] is written before function_count > i, and never again.
  *  I10 lease[p][s], behind ring p, is 0 or a generation of slot s of peer p's ledger; it takes that value

@@ -4,8 +4,8 @@
 # shmstat as a user meets it: its usage, a job that runs, the same job killed, and what it left removed.
 # BX_BUILD_DIR names the build, BX_SOURCE_DIR the sources.
 #
-# Lists of process ids are words on purpose.
-# shellcheck disable=SC2086,SC2317
+# Lists of process ids are words on purpose; pid_0 to pid_2 are set by begin.
+# shellcheck disable=SC2086,SC2154,SC2317
 set -u
 
 build=${BX_BUILD_DIR:-build}

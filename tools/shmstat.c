@@ -12,7 +12,7 @@
 struct command {
     const char *name;
     int (*run)(const struct stat_options *options);
-    const char *flags;          /* of those that not all have */
+    const char *flag;           /* that it has besides --json; "" for none */
     bool has_subject;           /* its first argument is one */
 };
 
@@ -63,16 +63,13 @@ static const struct command *find_command(const char *name)
 
 static bool parse_flag(const struct command *command, const char *flag, struct stat_options *options)
 {
-    if (strcmp(flag, "--json") == 0)
-        options->json = true;
-    else if (strstr(command->flags, flag) == NULL)
+    bool is_json = strcmp(flag, "--json") == 0;
+
+    if (!is_json && strcmp(flag, command->flag) != 0)
         return false;
-    else if (strcmp(flag, "--prometheus") == 0)
-        options->prometheus = true;
-    else if (strcmp(flag, "--yes") == 0)
-        options->yes = true;
-    else
-        return false;
+    options->json |= is_json;
+    options->prometheus |= strcmp(flag, "--prometheus") == 0;
+    options->yes |= strcmp(flag, "--yes") == 0;
     return true;
 }
 

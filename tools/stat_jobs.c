@@ -290,7 +290,9 @@ static char process_state(uint32_t pid)
     text[bytes] = '\0';
     /* Behind the last bracket: a program may have one in its name. */
     const char *bracket = strrchr(text, ')');
-    return bracket != NULL && bracket[1] == ' ' ? bracket[2] : 0;
+    if (bracket == NULL || bracket[1] != ' ')
+        return 0;
+    return bracket[2];
 }
 
 /* Of a layout that is not this one only the first fields are known to lie where they do. */
@@ -300,6 +302,16 @@ static void read_first_fields(struct stat_worker *worker)
     worker->pid = HEADER(worker).pid;
     if (worker->segment.alive)
         worker->process = process_state(worker->pid);
+}
+
+/* The state is written last, the magic before it. */
+static bool is_being_made(const struct stat_worker *worker, uint32_t state)
+{
+    const struct bxi_header *header = &HEADER(worker);
+
+    return state == 0 && (header->magic == 0 ||
+                          (header->magic == BXI_MAGIC && header->layout_version == BXI_LAYOUT_VERSION &&
+                           worker->segment.bytes >= BXI_CONTROL_BYTES));
 }
 
 /* Fills worker->control from its open segment. */
@@ -319,7 +331,7 @@ static void read_control(const struct stat_job *job, struct stat_worker *worker)
     if (rc < 0) {
         snprintf(worker->problem, sizeof(worker->problem), "it cannot be read: %s", strerror(-rc));
         worker->found = STAT_NOISE;
-    } else if (state == 0 && HEADER(worker).magic == 0) {
+    } else if (is_being_made(worker, state)) {
         blank(worker);
     } else if (HEADER(worker).magic != BXI_MAGIC) {
         snprintf(worker->problem, sizeof(worker->problem), "it begins with %016llx and is no segment",
@@ -334,8 +346,6 @@ static void read_control(const struct stat_job *job, struct stat_worker *worker)
         snprintf(worker->problem, sizeof(worker->problem), "it is truncated to %llu bytes",
                  (unsigned long long)worker->segment.bytes);
         worker->found = STAT_NOISE;
-    } else if (state == 0) {
-        blank(worker);              /* the header is being written */
     } else {
         read_first_fields(worker);
         worker->state = state;

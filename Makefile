@@ -92,8 +92,8 @@ NN_SRCS  := $(wildcard lib/nn/*.c)
 # Programs: each has a list of sources, of which the first holds main().
 PROGRAMS          := hello reinforce param_server bxbench shmstat
 hello_SRCS        := demos/hello.c
-reinforce_SRCS    := $(patsubst %,demos/%.c,reinforce worker agent observer cartpole policy flags plot)
-param_server_SRCS := demos/param_server.c $(wildcard demos/ps_*.c) $(patsubst %,demos/%.c,resnet flags plot)
+reinforce_SRCS    := $(patsubst %,demos/%.c,reinforce worker agent observer cartpole policy ending flags plot)
+param_server_SRCS := demos/param_server.c $(wildcard demos/ps_*.c) $(patsubst %,demos/%.c,resnet ending flags plot)
 bxbench_SRCS      := tools/bxbench.c $(filter-out tools/bxbench.c,$(wildcard tools/bxbench*.c \
 	tools/bench_*.c))
 shmstat_SRCS      := tools/shmstat.c $(wildcard tools/stat_*.c)

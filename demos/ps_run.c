@@ -9,10 +9,10 @@
  * A worker that dies does not end the others: bx_spawn is given all the time there is. Trainers go on
  * without a trainer, and end by themselves without the server.
  */
+#include "ending.h"
 #include "ps.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -96,19 +96,6 @@ static int live(const struct bx_options *options, void *context)
     return options->rank == 0 ? ps_server(options, context) : ps_trainer(options, context);
 }
 
-/* Ends by the signal that asked for it, so that a shell sees what happened. */
-static int end_by(int signal_number)
-{
-    sigset_t set;
-
-    sigemptyset(&set);
-    sigaddset(&set, signal_number);
-    signal(signal_number, SIG_DFL);
-    sigprocmask(SIG_UNBLOCK, &set, NULL);
-    raise(signal_number);
-    return PS_WORKER;
-}
-
 /* Of a job in which somebody ended badly. That is no failure where the server says that the others have
  * come to the end of their training without the dead. */
 static int judge(const struct ps_run *run, int code, const struct bx_spawn_report *report)
@@ -116,7 +103,7 @@ static int judge(const struct ps_run *run, int code, const struct bx_spawn_repor
     bool is_death = report->term_signal != 0 && report->failed_rank > 0;
 
     if (code == BX_E_INTERRUPTED)
-        return end_by(report->interrupt_signal);
+        return ending_by(report->interrupt_signal, PS_WORKER);
     if (code == BX_E_WORKER_FAILED && is_death && run->result->ended && ps_count(run, PS_COMPLETED) > 0 &&
         ps_count(run, PS_BROKEN) == 0)
         return PS_OK;

@@ -8,12 +8,12 @@
  * start-up and shutdown included; the agent's own count of the training comes through memory mapped
  * before the fork, because stdout is for people and a pipe would have to be read while waiting.
  */
+#include "ending.h"
 #include "flags.h"
 #include "plot.h"
 #include "reinforce.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,24 +105,11 @@ static int live(const struct bx_options *options, void *context)
     return options->rank == 0 ? reinforce_agent(options, run) : reinforce_observer(options, run);
 }
 
-/* Ends by the signal that asked for it, so that a shell sees what happened. */
-static int end_by(int signal_number)
-{
-    sigset_t set;
-
-    sigemptyset(&set);
-    sigaddset(&set, signal_number);
-    signal(signal_number, SIG_DFL);
-    sigprocmask(SIG_UNBLOCK, &set, NULL);
-    raise(signal_number);
-    return REINFORCE_WORKER;
-}
-
 static int report_failure(const struct reinforce_run *run, int code, const char *const *names,
                           const struct bx_spawn_report *report)
 {
     if (code == BX_E_INTERRUPTED)
-        return end_by(report->interrupt_signal);
+        return ending_by(report->interrupt_signal, REINFORCE_WORKER);
     fprintf(stderr, "reinforce: world size %d, %s: ", run->world_size,
             reinforce_mode_name(run->mode));
     if (code != BX_E_WORKER_FAILED || report->failed_rank < 0)

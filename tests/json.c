@@ -244,3 +244,19 @@ const char *json_text(const struct json *value)
 {
     return value != NULL && value->type == JSON_STRING ? value->text : "";
 }
+
+struct json *json_load_reference(const char *name)
+{
+    const char *dir = getenv("BX_REFERENCE_DIR");
+    const char *source = getenv("BX_SOURCE_DIR");
+    char path[4096];
+
+    if (dir != NULL && dir[0] != '\0')
+        snprintf(path, sizeof(path), "%s/%s", dir, name);
+    else
+        snprintf(path, sizeof(path), "%s/tests/data/%s", source != NULL ? source : ".", name);
+    struct json *file = json_load(path);
+    if (file == NULL)
+        fprintf(stderr, "%s cannot be read as JSON\n", path);
+    return file;
+}

@@ -22,6 +22,8 @@ struct json {
 /* NULL if it cannot be read or is not JSON; errno is EINVAL then. */
 struct json *json_load(const char *path);
 struct json *json_parse(const char *text);
+/* A file of reference numbers: in BX_REFERENCE_DIR, else in tests/data. NULL after a line on stderr. */
+struct json *json_load_reference(const char *name);
 void json_free(struct json *value);
 
 /* NULL where there is none, and for NULL. */

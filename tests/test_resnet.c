@@ -40,16 +40,9 @@ struct trainer {
 
 static struct json *load_reference(const char *name)
 {
-    const char *dir = getenv("BX_REFERENCE_DIR");
-    const char *source = getenv("BX_SOURCE_DIR");
-    char path[4096];
+    struct json *file = json_load_reference(name);
 
-    if (dir != NULL && dir[0] != '\0')
-        snprintf(path, sizeof(path), "%s/%s", dir, name);
-    else
-        snprintf(path, sizeof(path), "%s/tests/data/%s", source != NULL ? source : ".", name);
-    struct json *file = json_load(path);
-    cr_assert_not_null(file, "%s cannot be read as JSON", path);
+    cr_assert_not_null(file);
     return file;
 }
 

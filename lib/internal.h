@@ -609,10 +609,8 @@ int bxi_lease_grant(struct bx_job *job, struct bxi_peer *peer, struct bxi_cargo 
 void bxi_lease_sent(struct bx_job *job, struct bxi_peer *peer, const struct bxi_cargo *cargo);
 void bxi_lease_ungrant(struct bx_job *job, struct bxi_peer *peer, struct bxi_cargo *cargo);
 bool bxi_lease_may_grant(const struct bx_job *job, const struct bxi_peer *peer, const struct bxi_cargo *cargo);
-/* Takes what has come back, of all peers. Without the lock. How many leases. */
+/* Takes what has come back, of all peers, and wakes those who wait for it. Without the lock. How many leases. */
 uint32_t bxi_leases_reclaim(struct bx_job *job);
-/* In a pass, for threads that wait for leases: true if some came back, and they have been woken. */
-bool bxi_leases_look(struct bx_job *job);
 void bxi_leases_want(struct bx_job *job);       /* this thread is about to wait for leases; then unwant */
 void bxi_leases_unwant(struct bx_job *job);
 void bxi_leases_refused(struct bx_job *job, struct bxi_peer *peer, uint64_t through_pos);

@@ -234,16 +234,12 @@ uint32_t bxi_leases_reclaim(struct bx_job *job)
     return reclaim(job, 0, job->world_size - 1);
 }
 
-bool bxi_leases_look(struct bx_job *job)
-{
-    return bxi_leases_reclaim(job) > 0;
-}
-
-/* Ends the leases of a peer whose frame ends from first_pos to last_pos, and counts them as `counter` and in the
- * peer's own word for it. */
-struct range {
+struct range {                      /* of positions in a ring, both included */
     uint64_t first_pos, last_pos;
 };
+
+/* Ends the leases of a peer whose frame ends in the range, and counts them as `counter` and in the peer's own
+ * word for it. */
 static void end_all(struct bx_job *job, struct bxi_peer *peer, struct range range, enum bxi_counter counter)
 {
     struct bxi_loans *loans = &job->control->loans[peer->rank];

@@ -346,7 +346,7 @@ bool bxi_starved_look(struct bx_job *job, bool before_sleep)
     bool moved = any_bit(job->starved) && look_all_starved(job, before_sleep);
 
     /* [lease.waiters] sequentially consistent, pairs with the addition in bxi_leases_want. */
-    return (bxi_load_seq_cst(&job->lease_waiters) != 0 && bxi_leases_look(job)) || moved;
+    return (bxi_load_seq_cst(&job->lease_waiters) != 0 && bxi_leases_reclaim(job) > 0) || moved;
 }
 
 int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consumed)

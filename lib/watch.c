@@ -323,7 +323,7 @@ static bool bell_was_owed(struct bx_job *job, struct bxi_peer *peer)
 
 bool bxi_watchdog(struct bx_job *job)
 {
-    bool found = bxi_load_seq_cst(&job->lease_waiters) != 0 && bxi_leases_look(job);
+    bool found = bxi_load_seq_cst(&job->lease_waiters) != 0 && bxi_leases_reclaim(job) > 0;
 
     for (int i = 0; i < (int)bxi_load_relaxed(&job->in_count); i++) {
         struct bxi_peer *peer = job->in_peers[i];

@@ -287,6 +287,12 @@ static void hook_destroy(extent_hooks_t *hooks, void *extent, size_t bytes, bool
     (void)index;
 }
 
+/* Of what jemalloc asks about: `offset` bytes into an extent. */
+static uint64_t page_of(const struct bxi_pages *pages, const void *extent, size_t offset)
+{
+    return ((uint64_t)((const unsigned char *)extent - pages->base) + offset) / BXI_PAGE;
+}
+
 static bool hook_commit(extent_hooks_t *hooks, void *extent, size_t bytes, size_t offset, size_t length,
                         unsigned index)
 {
@@ -296,7 +302,7 @@ static bool hook_commit(extent_hooks_t *hooks, void *extent, size_t bytes, size_
     (void)index;
     if (bxi_pages_is_forked(pages))
         return true;
-    uint64_t first = ((uint64_t)((unsigned char *)extent - pages->base) + offset) / BXI_PAGE;
+    uint64_t first = page_of(pages, extent, offset);
     pthread_mutex_lock(&pages->lock);
     int rc = commit_pages(pages, first, first + length / BXI_PAGE);
     pthread_mutex_unlock(&pages->lock);
@@ -314,7 +320,7 @@ static bool hook_decommit(extent_hooks_t *hooks, void *extent, size_t bytes, siz
     (void)index;
     if (bxi_pages_is_forked(pages))
         return true;
-    uint64_t first = ((uint64_t)((unsigned char *)extent - pages->base) + offset) / BXI_PAGE;
+    uint64_t first = page_of(pages, extent, offset);
     pthread_mutex_lock(&pages->lock);
     decommit_pages(pages, first, first + length / BXI_PAGE);
     pthread_mutex_unlock(&pages->lock);

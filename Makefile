@@ -116,13 +116,16 @@ SHARED_NN  := $(B)/lib/libboxcar_nn.so.$(VERSION)
 SONAME_NN  := libboxcar_nn.so.$(firstword $(subst ., ,$(VERSION)))
 # kill_steps is the library once more, with a hook at every step of what it does to shared memory.
 steps_OBJS := $(patsubst %.c,$(O)/steps/%.o,$(LIB_SRCS) tests/harness.c tests/test_kill_steps.c)
-TESTS      := $(B)/tests/unit $(B)/tests/stress $(B)/tests/kill_steps $(PROG_SRCS:tests/%.c=$(B)/tests/%)
+# bxbench with an engine that keeps less for shmstat: the mask of lib/internal.h.
+STATS      := 0 1 3
+BENCHES    := $(STATS:%=$(B)/bench/stats-%/bxbench)
+TESTS      := $(B)/bench/stats-0/bxbench $(B)/tests/unit $(B)/tests/stress $(B)/tests/kill_steps $(PROG_SRCS:tests/%.c=$(B)/tests/%)
 
 ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(foreach p,$(PROGRAMS) unit stress,$($(p)_SRCS)) $(PROG_SRCS))
 
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all tests demo test unit e2e check stress test-reference lint deps deps-test deps-lint \
+.PHONY: all tests demo test unit e2e check stress stats test-reference lint deps deps-test deps-lint \
 	install uninstall clean help FORCE
 
 all: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(PROGRAMS:%=$(B)/bin/%)
@@ -152,7 +155,21 @@ $(O)/%.o: %.c $(B)/flags
 	$(call say,CC,$@)
 	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(FLAGS_OWN) $(CFLAGS) $(FLAGS_EXACT) -MMD -MP -c -o $@ $<
 
--include $(patsubst %.o,%.d,$(call objects,$(ALL_SRCS)) $(steps_OBJS))
+stats_SRCS := $(LIB_SRCS) $(bxbench_SRCS)
+define STATS_RULE
+$(O)/stats-$(1)/%.o: %.c $(B)/flags
+	@mkdir -p $$(@D)
+	$$(call say,CC,$$@)
+	$(Q)$(CC) $(ALL_CPPFLAGS) -DBXI_STATS=$(1) $(ALL_CFLAGS) $(CFLAGS) -MMD -MP -c -o $$@ $$<
+
+$(B)/bench/stats-$(1)/bxbench: $(stats_SRCS:%.c=$(O)/stats-$(1)/%.o) $(STATIC_NN)
+	$$(call say,LINK,$$@)
+	$(Q)mkdir -p $$(@D) && $(CC) -o $$@ $$^ $(ALL_LDFLAGS) $(NN_LIBS) $$(LIBS)
+endef
+$(foreach s,$(STATS),$(eval $(call STATS_RULE,$(s))))
+
+-include $(patsubst %.o,%.d,$(call objects,$(ALL_SRCS)) $(steps_OBJS) \
+	$(foreach s,$(STATS),$(stats_SRCS:%.c=$(O)/stats-$(s)/%.o)))
 
 # Made anew each time: ar would keep the members of files that are no more.
 $(STATIC_LIB): $(call objects,$(LIB_SRCS))
@@ -229,6 +246,9 @@ TEST_ENV = BX_SOURCE_DIR='$(CURDIR)' BX_BUILD_DIR='$(abspath $(B))' BX_CONFIG='$
 
 unit: $(B)/tests/unit $(B)/bin/shmstat
 	@$(TEST_ENV) tests/run_unit.sh
+
+stats: $(B)/bin/bxbench $(BENCHES)
+	$(B)/bin/bxbench stats
 
 test-reference: $(B)/tests/unit
 	@$(TEST_ENV) tests/run_unit.sh --filter 'reference/*'
@@ -310,6 +330,7 @@ help:
 #? make test-reference  the tests against reference numbers alone
 #? make e2e             the end-to-end tests alone
 #? make stress          ring and doorbell under load, without Criterion
+#? make stats           what shmstat's counters, tables and histograms cost an empty call, 20 runs
 #? make check           static checks: layers, atomics, style, top level, exported symbols
 #? make lint            gcc and clang with warnings as errors, clang-tidy, cppcheck, clang-format
 #? make install         into $(DESTDIR)$(PREFIX), by default /usr/local; run ldconfig afterwards

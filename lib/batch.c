@@ -72,7 +72,7 @@ void bxi_batch_show(struct bx_job *job, const struct bxi_batcher *batcher)
 {
     struct bxi_batch_words *words;
 
-    if (job->control == NULL)
+    if (!(BXI_STATS & BXI_STATS_TABLES) || job->control == NULL)
         return;                     /* members may be added before the start */
     words = &job->control->batch[batcher->handler - job->handlers];
     /* Relaxed, all: recent values are all that is asked for. */
@@ -161,8 +161,10 @@ static void finish_expired(struct bx_job *job, struct bxi_row *expired)
 
 static void run_body(struct bx_batch *batch)
 {
-    for (size_t i = 0; i < batch->count; i++)
+    for (size_t i = 0; i < batch->count; i++) {
         bxi_serving_at(&batch->rows[i]->request, BXI_AT_BODY);
+        bxi_request_begins(&batch->rows[i]->request);
+    }
     bxi_clear_error();
 
     int code = batch->batcher->fn(batch, batch->batcher->handler->context);
@@ -236,6 +238,7 @@ static void start(struct bx_job *job, struct bxi_batcher *batcher)
         bxi_no_wait_enter();
         bxi_batch_run(job, batcher);
         bxi_no_wait_leave();
+        job->pass_ns = 0;           /* it did */
         return;
     }
 

@@ -322,7 +322,9 @@ struct bx_options {
     uint64_t loan_bytes_max;    /* most bytes of its tensors on loan at a time; default: no bound */
 };
 
-/* Checks the options, makes the worker's segment-to-be and its table of functions. The job is
+/* The environment's BX_HIST=all|off: of how many calls shmstat's histograms are made; else of one in 64.
+ *
+ * Checks the options, makes the worker's segment-to-be and its table of functions. The job is
  * registered with, then started. -EINVAL names the option; BX_E_WORLD_SIZE; BX_E_URING;
  * BX_E_DESCRIPTORS when 3 x world_size + 64 descriptors are not to be had. Does not block. */
 int bx_job_create(const struct bx_options *options, struct bx_job **job);

@@ -24,6 +24,7 @@ struct request_plan {           /* a call's arguments, checked */
     struct bxi_cargo *cargo;        /* what args lend; NULL if they lend nothing */
     uint64_t timeout_ns;
     uint64_t deadline_ns;
+    uint64_t sent_ns;               /* if the call is measured */
     bool no_wait;
     uint8_t kind;
     uint8_t flags;
@@ -35,17 +36,22 @@ struct request_plan {           /* a call's arguments, checked */
  * without them. */
 static void grow_rows(struct bx_job *job, struct bxi_peer *peer)
 {
-    if (bxi_segment_open_calls(&job->segment, peer->rank, peer->slot_count) < 0)
+    if (!(BXI_STATS & BXI_STATS_TABLES) || bxi_segment_open_calls(&job->segment, peer->rank, peer->slot_count) < 0)
         return;
     peer->rows = bxi_segment_calls(&job->segment, peer->rank);
     peer->row_count = peer->slot_count;
 }
 
+/* About when it began: saves a look at the clock where there is a deadline. */
+static uint64_t began_ns(uint64_t deadline_ns, uint64_t timeout_ns)
+{
+    return deadline_ns != BX_FOREVER ? deadline_ns - timeout_ns : bxi_coarse_ns();
+}
+
 static void show_call(struct bxi_peer *peer, const struct bxi_call *call, uint64_t id, uint64_t deadline_ns)
 {
     struct bxi_call_row *row = peer->rows + call->slot;
-    /* When it began: saves a look at the clock where there is a deadline. */
-    uint64_t since_ns = deadline_ns != BX_FOREVER ? deadline_ns - call->timeout_ns : bxi_coarse_ns();
+    uint64_t since_ns = began_ns(deadline_ns, call->timeout_ns);
 
     /* Relaxed: published by the store of the id. */
     bxi_store_relaxed(&row->since, since_ns << 8 | call->function);
@@ -208,7 +214,8 @@ static int plan(struct bx_job *job, struct request_plan *out, const char *to,
 /* Tells the callee that nobody waits for this call any more. Best effort: its reply is dropped anyway. */
 static void send_cancel(struct bx_job *job, struct bxi_peer *peer, uint16_t slot, int code)
 {
-    struct bxi_frame head = { .kind = BXI_CANCEL, .code = code, .id = peer->slots[slot].generation << 16 | slot };
+    struct bxi_frame head = { .kind = BXI_CANCEL, .code = code, .id = peer->slots[slot].generation << 16 | slot,
+                              .sent_ns = bxi_coarse_ns() };
     struct bxi_out out = { .head = &head, .slot = -1, .may_queue = true };
 
     bxi_peer_send(job, peer, &out);
@@ -272,6 +279,7 @@ static int submit_locked(struct bx_job *job, const struct request_plan *plan, st
         return index == BX_E_CORRUPT ? bxi_peer_suspect(job, peer, "its function table is nonsense") : index;
     head.function = (uint16_t)index;
     if (call == NULL) {
+        head.id = began_ns(plan->deadline_ns, plan->timeout_ns);
         rc = bxi_peer_send(job, peer, &out);
         if (rc == 0)
             bxi_counter_add(job, BXI_C_oneways_sent, 1);
@@ -282,6 +290,9 @@ static int submit_locked(struct bx_job *job, const struct request_plan *plan, st
     call->peer = peer;
     call->function = head.function;
     call->timeout_ns = plan->timeout_ns;
+    call->sent_ns = plan->sent_ns;
+    if (call->sent_ns != 0)
+        head.flags |= BXI_FLAG_TIMED;
     head.id = peer->slots[call->slot].generation << 16 | call->slot;
     out.slot = call->slot;
     rc = set_deadline(job, peer, call->slot, call->owned ? plan->deadline_ns : BX_FOREVER);
@@ -485,6 +496,7 @@ int bx_rpc_sync(struct bx_job *job, const char *to, const char *function, const 
         return bx_fail(BX_E_WOULD_DEADLOCK, "a handler that is not blocking, a batch body or a callback "
                                             "called '%s' and would wait; register it as BX_BLOCKING, or "
                                             "use bx_rpc_async", function);
+    request.sent_ns = bxi_hist_begin(job);
     return call_and_wait(job, &request, reply);
 }
 
@@ -506,6 +518,7 @@ int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const
     call->owned = true;
     call->wants_value = true;
     bxi_store_relaxed(&call->future.refs, 2);   /* the program's, and the engine's until it is done */
+    request.sent_ns = bxi_hist_begin(job);
     rc = submit(job, &request, call);
     if (rc < 0) {
         free(call);
@@ -597,6 +610,8 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
     if (peer->slots[index].state == BXI_SLOT_LIVE) {
         call = take_call(job, peer, index, false);
         bxi_counter_add(job, BXI_C_calls_completed, 1);
+        if (call->sent_ns != 0 && (head->flags & BXI_FLAG_TIMED))
+            bxi_hist_end(job, call, head);
     } else {
         free_slot(peer, index);
         bxi_counter_add(job, BXI_C_late_replies, 1);

@@ -33,7 +33,7 @@ static void show_request(struct bx_request *request)
     struct bxi_serving *row;
 
     request->row = BXI_NO_ROW;
-    if (job->free_row_count == 0)
+    if (!(BXI_STATS & BXI_STATS_TABLES) || job->free_row_count == 0)
         return;
     request->row = job->free_rows[--job->free_row_count];
     row = &job->control->serving[request->row];
@@ -72,6 +72,8 @@ static void show_now(const struct bx_request *request)
 {
     struct bxi_now *now = &request->job->control->now;
 
+    if (!(BXI_STATS & BXI_STATS_TABLES))
+        return;
     /* Relaxed, all: for inspectors, who read since_ns before and after. */
     bxi_store_relaxed(&now->id, request->id);
     bxi_store_relaxed(&now->who, who(request));
@@ -80,7 +82,8 @@ static void show_now(const struct bx_request *request)
 
 static void hide_now(const struct bx_request *request)
 {
-    bxi_store_relaxed(&request->job->control->now.since_ns, 0);     /* relaxed: as in show_now */
+    if (BXI_STATS & BXI_STATS_TABLES)
+        bxi_store_relaxed(&request->job->control->now.since_ns, 0);     /* relaxed: as in show_now */
 }
 
 /* ---- being served ----------------------------------------------------------------------------------- */
@@ -147,10 +150,24 @@ static void make_error(struct reply *reply, const struct bx_request *request, in
     reply->out.cargo = NULL;
 }
 
+/* About when the answer to a request is made. The clock that the pass has read will do for an inline handler,
+ * which is short. */
+static uint64_t answered_ns(const struct bx_request *request)
+{
+    struct bx_job *job = request->job;
+
+    if (request->begin_ns != 0)
+        return bxi_now_ns();
+    if (request->handler != NULL && request->handler->kind == BXI_F_INLINE && bxi_is_driving(job) && job->pass_ns != 0)
+        return job->pass_ns;
+    return bxi_coarse_ns();
+}
+
 static void make_reply(struct reply *reply, const struct bx_request *request, int code, const char *text,
                        const struct bx_msg *value)
 {
-    reply->head = (struct bxi_frame){ .kind = BXI_REPLY, .code = code, .id = request->id };
+    reply->head = (struct bxi_frame){ .kind = BXI_REPLY, .code = code, .id = request->id,
+                                      .sent_ns = answered_ns(request) };
     reply->out = (struct bxi_out){ .head = &reply->head, .body = bx_msg_data(value),
                                    .body_bytes = bx_msg_bytes(value), .slot = -1, .may_queue = true };
     if (code == 0 && !request->oneway && bxi_needs_lease(value)) {
@@ -161,6 +178,10 @@ static void make_reply(struct reply *reply, const struct bx_request *request, in
     }
     if (code < 0)
         make_error(reply, request, code, text);
+    if (request->begin_ns != 0) {
+        reply->head.flags |= BXI_FLAG_TIMED;
+        reply->head.function = bxi_span_pack(reply->head.sent_ns - request->begin_ns);
+    }
 }
 
 /* Lock. 0, or why the reply was lost. */
@@ -250,12 +271,13 @@ static void shrink_reply(struct bx_job *job)
     job->reply = reply;
 }
 
-static void run_inline(const struct bx_request *request, size_t body_bytes)
+static void run_inline(struct bx_request *request, size_t body_bytes)
 {
     struct bx_job *job = request->job;
 
     bx_msg_clear(job->reply);
     show_now(request);
+    bxi_request_begins(request);
     bxi_no_wait_enter();
     bxi_run_handler(request, reader_of(request, body_bytes), NULL, job->reply);
     if (job->reply->tensor_count > 0)
@@ -368,6 +390,7 @@ static int run_async(struct bx_request *request, size_t body_bytes)
     if (parked != NULL) {
         bxi_clear_error();
         show_now(request);
+        bxi_request_begins(request);
         bxi_no_wait_enter();
         code = request->handler->async(request, &args, &future, request->handler->context);
         bxi_no_wait_leave();
@@ -501,10 +524,11 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
     struct bx_request request = {
         .job = job,
         .peer = peer,
-        .id = head->id,
+        .id = head->kind == BXI_ONEWAY ? 0 : head->id,
         .deadline_ns = head->deadline_ns,
         .consumed = head->consumed,
         .oneway = head->kind == BXI_ONEWAY,
+        .timed = (head->flags & BXI_FLAG_TIMED) != 0,
     };
 
     if (peer->draining) {

@@ -60,6 +60,16 @@ static inline void bxi_unlock(struct bxi_lock *lock)
         bxi_unlock_slow(lock);
 }
 
+/* ---- What is kept for inspectors ------------------------------------------------------------------- */
+
+/* All of it, but in the library that `bxbench stats` is measured against. */
+#define BXI_STATS_COUNTERS 1
+#define BXI_STATS_TABLES 2          /* calls in flight, requests being served, batches, what runs now */
+#define BXI_STATS_HIST 4
+#ifndef BXI_STATS
+#define BXI_STATS 7
+#endif
+
 /* ---- Frames: what a record of a ring holds ------------------------------------------------------- */
 
 enum bxi_frame_kind {
@@ -72,16 +82,20 @@ enum bxi_frame_flags {
     BXI_FLAG_JOIN = 1,      /* a batch, by its function */
     BXI_FLAG_LEAVE = 2,
     BXI_FLAG_LEASE = 4,     /* the body begins with a struct bxi_lease_head */
+    BXI_FLAG_TIMED = 8,     /* a request: the reply shall say when its handler began and ended; a reply: it does */
 };
 
 struct bxi_frame {
     uint8_t kind;
     uint8_t flags;
-    uint16_t function;      /* index into the callee's table */
+    uint16_t function;      /* index into the callee's table; of a timed reply: bxi_span_pack of the handler's time */
     int32_t code;
-    uint64_t id;            /* generation << 16 | slot, chosen by the caller */
+    uint64_t id;            /* generation << 16 | slot, chosen by the caller; of a one-way call: when it was sent */
     uint64_t consumed;      /* how far the sender has read the ring that comes back: a credit on the way */
-    uint64_t deadline_ns;   /* CLOCK_MONOTONIC; BX_FOREVER */
+    union {                 /* CLOCK_MONOTONIC */
+        uint64_t deadline_ns;   /* of requests; BX_FOREVER */
+        uint64_t sent_ns;       /* of others: about when, for inspectors; of a timed reply: when the handler ended */
+    };
 };
 static_assert(sizeof(struct bxi_frame) == BXI_HEAD_BYTES, "a frame is a head of a record");
 
@@ -293,6 +307,7 @@ struct bxi_call {
     struct bx_future future;    /* first */
     struct bxi_peer *peer;
     uint64_t timeout_ns;
+    uint64_t sent_ns;           /* when the program called; 0: it is not measured */
     uint16_t slot;
     uint16_t function;
     bool owned;                 /* malloc'ed, with one reference of the engine's; else on a caller's stack */
@@ -362,6 +377,7 @@ struct bxi_peer {
     uint32_t serving_oneways;
     struct bxi_timer timer;                 /* at or before the earliest deadline of its slots */
     struct bxi_function_cache *functions;
+    struct bxi_hist **hists;                /* by function, or NULL */
     struct bxi_ledger ledger;               /* what is on loan to it */
 
     /* role: the way in */
@@ -394,8 +410,10 @@ struct bx_request {
     uint64_t deadline_ns;
     uint64_t consumed;              /* as the request's frame said */
     struct bxi_loan *loan;          /* of its arguments; one reference, dropped when it is answered; or NULL */
+    uint64_t begin_ns;              /* of its handler, if it is timed */
     bool oneway;
     bool counted;                   /* in serving */
+    bool timed;
     uint16_t row;                   /* shown in the segment; BXI_NO_ROW: there was none free */
 };
 #define BXI_NO_ROW UINT16_MAX
@@ -486,6 +504,7 @@ struct bx_job {
     uint32_t fork_generation;
     enum bxi_sleeper_kind sleeper_kind;
     int cpus;                                   /* that the workers may use together */
+    uint32_t hist_every;                        /* of so many calls one is measured; 0: none */
     struct bxi_segment segment;
     struct bxi_arena *arena;                    /* one reference */
     struct bxi_control *control;                /* the segment's, once there is one */
@@ -519,6 +538,7 @@ struct bx_job {
     uint32_t serving;                           /* requests of all peers not yet answered */
     uint16_t free_rows[BXI_SERVING_MAX];        /* a stack of the segment's rows for them */
     uint32_t free_row_count;
+    bool hist_full;                             /* there is no page for another histogram */
     uint32_t deaths_reported;                   /* by bx_job_serve */
     bxi_a32 loans_out;                          /* leases on loan to all peers */
     uint64_t loan_bytes;                        /* of them */
@@ -671,6 +691,20 @@ char *bxi_peer_text(const struct bx_job *job, const struct bxi_peer *peer, int c
 int bxi_call_cancel(struct bxi_call *call);     /* 0, -EALREADY */
 void bxi_calls_expire(struct bx_job *job);      /* completes what timers took out; without the lock */
 
+/* ---- hist.c -------------------------------------------------------------------------------------- */
+int bxi_hist_every(const char *text, uint32_t *every);      /* what BX_HIST says, or NULL. 0, -EINVAL */
+/* A call begins: the time, if it is to be measured; else 0. */
+uint64_t bxi_hist_begin(const struct bx_job *job);
+void bxi_hist_end(struct bx_job *job, const struct bxi_call *call, const struct bxi_frame *reply);    /* lock */
+uint16_t bxi_span_pack(uint64_t ns);
+uint64_t bxi_span_unpack(uint16_t span);
+/* The handler of a request begins. */
+static inline void bxi_request_begins(struct bx_request *request)
+{
+    if (request->timed)
+        request->begin_ns = bxi_now_ns();
+}
+
 /* ---- dispatch.c (role) --------------------------------------------------------------------------- */
 /* Handles one frame of peer, which still lies in its ring. 0, or BX_E_CORRUPT: it must be cut off. */
 int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload, uint32_t payload_bytes);
@@ -753,7 +787,8 @@ static inline bool bxi_truncated(const struct bxi_peer *peer)
 
 static inline void bxi_counter_add(struct bx_job *job, enum bxi_counter counter, uint64_t n)
 {
-    bxi_count(&job->counters[counter], n);
+    if (BXI_STATS & BXI_STATS_COUNTERS)
+        bxi_count(&job->counters[counter], n);
 }
 
 #define BXI_DONE ((struct bxi_callback *)1)

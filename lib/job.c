@@ -208,7 +208,8 @@ static int read_options(struct bx_job *job, const struct bx_options *given)
         memcpy(&job->options, given, bytes);
     if (job->options.world_size == 0 && (rc = options_from_environment(&job->options)) < 0)
         return rc;
-    if ((rc = wait_from_environment(&job->options)) < 0 || (rc = arena_from_environment(&job->options)) < 0)
+    if ((rc = wait_from_environment(&job->options)) < 0 || (rc = arena_from_environment(&job->options)) < 0 ||
+        (rc = bxi_hist_every(getenv("BX_HIST"), &job->hist_every)) < 0)
         return rc;
     return check_options(job, &job->options);
 }
@@ -352,6 +353,7 @@ static void free_job(struct bx_job *job)
         free(peer->loop_leases);
         free(peer->slots);
         free(peer->functions);
+        free(peer->hists);
     }
     if (job->arena != NULL) {
         bxi_arena_close(job->arena);

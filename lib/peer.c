@@ -141,11 +141,8 @@ static void note_end(struct bxi_peer *peer, uint32_t slot)
         bxi_store_relaxed(&peer->rows[slot].end_pos, peer->out.write_pos);
 }
 
-static void note_sent(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
+static void count_sent(struct bxi_pair_counters *counters, const struct bxi_peer *peer, uint64_t payload_bytes)
 {
-    uint64_t payload_bytes = sizeof *out->head + out->body_bytes;
-    bool reply = out->head->kind == BXI_REPLY;
-    struct bxi_pair_counters *counters = &job->control->pair_counters[peer->rank];
     uint64_t fill = peer->out.write_pos - peer->out.credit;
 
     bxi_count(&counters->frames_sent, 1);
@@ -154,6 +151,15 @@ static void note_sent(struct bx_job *job, struct bxi_peer *peer, const struct bx
     bxi_store_relaxed(&counters->write_pos, peer->out.write_pos);
     if (fill > bxi_load_relaxed(&counters->high_water_bytes))
         bxi_store_relaxed(&counters->high_water_bytes, fill);
+}
+
+static void note_sent(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
+{
+    uint64_t payload_bytes = sizeof *out->head + out->body_bytes;
+    bool reply = out->head->kind == BXI_REPLY;
+
+    if (BXI_STATS & BXI_STATS_COUNTERS)
+        count_sent(&job->control->pair_counters[peer->rank], peer, payload_bytes);
     if (out->slot >= 0)
         note_end(peer, (uint32_t)out->slot);
     if (out->lease >= 0)

@@ -53,6 +53,7 @@ static void run_request(struct bx_job *job, struct bxi_task *task)
         return;
     }
     bxi_serving_at(&task->request, BXI_AT_THREAD);
+    bxi_request_begins(&task->request);
     reply = bx_msg_create(0);
     if (reply == NULL) {
         bxi_answer(&task->request, -ENOMEM, "no memory for the reply", NULL);

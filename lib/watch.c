@@ -24,10 +24,12 @@ void bxi_frame_taken(struct bx_job *job, struct bxi_peer *peer, uint32_t payload
 
     /* [peer.consumed] release, pairs with the acquire in put (peer.c): the bytes have been copied. */
     bxi_store_release(&peer->consumed, peer->in.read_pos);
-    bxi_count(&counters->frames_received, 1);
-    bxi_count(&counters->bytes_received, payload_bytes);
-    /* Relaxed: a counter for inspectors. */
-    bxi_store_relaxed(&counters->read_pos, peer->in.read_pos);
+    if (BXI_STATS & BXI_STATS_COUNTERS) {
+        bxi_count(&counters->frames_received, 1);
+        bxi_count(&counters->bytes_received, payload_bytes);
+        /* Relaxed: a counter for inspectors. */
+        bxi_store_relaxed(&counters->read_pos, peer->in.read_pos);
+    }
     if (published)
         bxi_wanted_look(job);
 }

@@ -7,7 +7,7 @@
  * process killed at any instruction leaves its own segment frozen and every other intact, and there is
  * nothing to repair: whatever was published counts, whatever was not does not exist.
  *
- * Invariants. (I1..I12; "peer" is a worker that maps this segment.)
+ * Invariants. (I1..I13; "peer" is a worker that maps this segment.)
  *  I1  magic, layout_version, the sizes and the identity are written before the segment's descriptor is
  *      handed to anybody, and never again.
  *  I2  state only grows: STARTING < RUNNING < LEAVING < QUIET < LEFT.
@@ -32,6 +32,8 @@
  *  I12 call[p][s], behind the lease words, is about slot s of the owner's calls to p: id is 0, or that of the
  *      call, with BXI_CALL_GIVEN_UP when its caller does not wait any more; the other words are written
  *      before it. Rows up to BXI_CALLS_FIRST are allocated with the ring, more when there are so many.
+ *  I13 hist[i] is allocated, and its name and who are written, before hist_count > i, and never again; its
+ *      words only grow.
  */
 #ifndef BXI_LAYOUT_H
 #define BXI_LAYOUT_H
@@ -44,7 +46,7 @@
 #include <stdint.h>
 
 #define BXI_MAGIC UINT64_C(0x0000524143584f42)          /* "BOXCAR\0\0" in memory, little endian */
-#define BXI_LAYOUT_VERSION 3u
+#define BXI_LAYOUT_VERSION 4u
 
 #define BXI_WORLD_MAX 128
 #define BXI_NAME_BYTES 32
@@ -60,6 +62,8 @@
 #define BXI_RING_STRIDE (BXI_RING_BYTES + BXI_PAGE + BXI_LEASE_BYTES + BXI_CALLS_BYTES)  /* a page to stagger */
 #define BXI_OPEN_BYTES (BXI_RING_BYTES + BXI_PAGE + BXI_LEASE_BYTES + BXI_CALLS_FIRST * 32u)
 #define BXI_SERVING_MAX 512                             /* requests of all peers whose whereabouts are shown */
+#define BXI_HIST_MAX 256                                /* functions of peers whose calls are measured */
+#define BXI_HIST_BUCKETS 120
 #define BXI_CALL_GIVEN_UP (UINT64_C(1) << 63)
 #define BXI_FRAME_MAX (BXI_RING_BYTES / 8)              /* payload bytes of the largest record */
 
@@ -89,6 +93,15 @@ enum bxi_where {
     BXI_AT_FUTURE = 5,          /* an async handler's future is not done */
 };
 
+/* The legs of a call. */
+enum bxi_leg {
+    BXI_LEG_QUEUE = 0,          /* from the call to the beginning of its handler */
+    BXI_LEG_HANDLER = 1,        /* to its answer: a batch's body, an async handler's future */
+    BXI_LEG_REPLY = 2,          /* to when the caller has read it */
+    BXI_LEG_WHOLE = 3,
+    BXI_LEGS = 4,
+};
+
 /* Comments give: writer; readers, order [partner]. */
 struct bxi_header {
     uint64_t magic;             /* owner, I1 */
@@ -111,7 +124,8 @@ struct bxi_header {
     bxi_a64 arena_used;         /* owner; inspectors relaxed */
     bxi_a64 arena_committed;    /* owner; inspectors relaxed */
     bxi_a64 arena_high_water;   /* owner; inspectors relaxed */
-    uint8_t reserved1[8];
+    bxi_a32 hist_count;         /* owner; inspectors release / acquire [hist] */
+    uint8_t reserved1[4];
     bxi_a64 armed;              /* owner; producers  relaxed around a full fence [bell.armed] */
     uint8_t reserved2[56];
 };
@@ -188,6 +202,16 @@ struct bxi_call_row {
     bxi_a64 deadline_ns;        /* UINT64_MAX: none */
 };
 
+/* How long calls of one function of one peer took, of those that were measured. A page. */
+struct bxi_hist {
+    char name[BXI_NAME_BYTES];  /* of the function */
+    uint64_t who;               /* the peer's rank | function << 16 */
+    bxi_a64 max_ns[BXI_LEGS];
+    bxi_a64 sum_ns[BXI_LEGS];
+    uint8_t reserved[152];
+    bxi_a64 bucket[BXI_LEGS][BXI_HIST_BUCKETS];     /* by bxi_hist_bucket */
+};
+
 struct bxi_function {
     char name[BXI_NAME_BYTES];
     uint32_t kind;              /* 1 inline, 2 blocking, 3 async, 4 batch: for display */
@@ -209,6 +233,7 @@ struct bxi_control {
 };
 
 #define BXI_CONTROL_BYTES sizeof(struct bxi_control)
+#define BXI_RINGS_OFFSET (BXI_CONTROL_BYTES + BXI_HIST_MAX * sizeof(struct bxi_hist))
 
 static_assert(sizeof(struct bxi_header) == 256, "header");
 static_assert(offsetof(struct bxi_header, state) == 128, "state");
@@ -231,20 +256,21 @@ static_assert(sizeof(struct bxi_serving) == 32 && sizeof(struct bxi_call_row) ==
 static_assert(offsetof(struct bxi_control, batch) == 49152, "batch");
 static_assert(offsetof(struct bxi_control, serving) == 57344, "serving");
 static_assert(sizeof(struct bxi_control) == 73728, "control");
+static_assert(sizeof(struct bxi_hist) == BXI_PAGE, "a histogram is a page");
 static_assert((int)BXI_COUNTER_COUNT <= 512, "counters fit their page");
 
 /* Where ring `to` begins. Rings are staggered by a line within the spare page of their stride, so that
  * their first lines do not all fall into one set of the cache. */
 static inline uint64_t bxi_ring_offset(int to)
 {
-    return BXI_CONTROL_BYTES + (uint64_t)to * BXI_RING_STRIDE + ((uint64_t)to % 64) * BXI_LINE;
+    return BXI_RINGS_OFFSET + (uint64_t)to * BXI_RING_STRIDE + ((uint64_t)to % 64) * BXI_LINE;
 }
 
 /* Where the words begin by which the owner gives leases of peer `to` back: behind the ring, and allocated
  * with it. */
 static inline uint64_t bxi_lease_offset(int to)
 {
-    return BXI_CONTROL_BYTES + (uint64_t)to * BXI_RING_STRIDE + BXI_RING_BYTES + BXI_PAGE;
+    return BXI_RINGS_OFFSET + (uint64_t)to * BXI_RING_STRIDE + BXI_RING_BYTES + BXI_PAGE;
 }
 
 /* Where the rows begin of the owner's calls to peer `to`. */
@@ -255,7 +281,34 @@ static inline uint64_t bxi_calls_offset(int to)
 
 static inline uint64_t bxi_segment_bytes(int world_size)
 {
-    return BXI_CONTROL_BYTES + (uint64_t)world_size * BXI_RING_STRIDE;
+    return BXI_RINGS_OFFSET + (uint64_t)world_size * BXI_RING_STRIDE;
+}
+
+/* Where histogram i lies: between the control pages and the rings. */
+static inline uint64_t bxi_hist_offset(uint32_t i)
+{
+    return BXI_CONTROL_BYTES + (uint64_t)i * sizeof(struct bxi_hist);
+}
+
+/* Four buckets an octave: 16 ns wide up to 64 ns, then a quarter of their octave's least; the last one has no
+ * end. */
+static inline uint32_t bxi_hist_bucket(uint64_t ns)
+{
+    uint32_t octave, bucket;
+
+    if (ns < 64)
+        return (uint32_t)(ns / 16);
+    octave = 63 - (uint32_t)__builtin_clzll(ns);
+    bucket = 4 + (octave - 6) * 4 + (uint32_t)(ns >> (octave - 2) & 3);
+    return bucket < BXI_HIST_BUCKETS ? bucket : BXI_HIST_BUCKETS - 1;
+}
+
+/* The least that falls into a bucket. */
+static inline uint64_t bxi_hist_least(uint32_t bucket)
+{
+    if (bucket < 4)
+        return bucket * 16;
+    return (UINT64_C(4) + bucket % 4) << (bucket / 4 + 3);
 }
 
 #endif

@@ -230,7 +230,7 @@ int bxi_segment_open_ring(struct bxi_segment *segment, int to)
 {
     if (to < 0 || bxi_segment_bytes(to + 1) > segment->bytes)
         return -EINVAL;
-    return allocate(segment->fd, BXI_CONTROL_BYTES + (uint64_t)to * BXI_RING_STRIDE, BXI_OPEN_BYTES);
+    return allocate(segment->fd, BXI_RINGS_OFFSET + (uint64_t)to * BXI_RING_STRIDE, BXI_OPEN_BYTES);
 }
 
 int bxi_segment_open_calls(struct bxi_segment *segment, int to, uint32_t count)
@@ -238,6 +238,18 @@ int bxi_segment_open_calls(struct bxi_segment *segment, int to, uint32_t count)
     if (to < 0 || bxi_segment_bytes(to + 1) > segment->bytes || count > BXI_CALLS_MAX)
         return -EINVAL;
     return allocate(segment->fd, bxi_calls_offset(to), count * sizeof(struct bxi_call_row));
+}
+
+int bxi_segment_open_hist(struct bxi_segment *segment, uint32_t i)
+{
+    if (i >= BXI_HIST_MAX)
+        return -EINVAL;
+    return allocate(segment->fd, bxi_hist_offset(i), sizeof(struct bxi_hist));
+}
+
+struct bxi_hist *bxi_segment_hist(const struct bxi_segment *segment, uint32_t i)
+{
+    return (struct bxi_hist *)(void *)((unsigned char *)segment->control + bxi_hist_offset(i));
 }
 
 struct bxi_call_row *bxi_segment_calls(const struct bxi_segment *segment, int to)

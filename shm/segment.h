@@ -49,6 +49,9 @@ int bxi_segment_create(struct bxi_segment *segment, const char *job, const char 
 int bxi_segment_open_ring(struct bxi_segment *segment, int to);
 /* Allocates the first `count` rows of the calls to `to`. 0, -ENOSPC, -errno. */
 int bxi_segment_open_calls(struct bxi_segment *segment, int to, uint32_t count);
+/* Allocates the page of histogram i, all zero. 0, -ENOSPC, -errno. */
+int bxi_segment_open_hist(struct bxi_segment *segment, uint32_t i);
+struct bxi_hist *bxi_segment_hist(const struct bxi_segment *segment, uint32_t i);
 struct bxi_call_row *bxi_segment_calls(const struct bxi_segment *segment, int to);
 unsigned char *bxi_segment_ring(const struct bxi_segment *segment, int to);
 /* BXI_LEASE_MAX words by which the owner gives leases of peer `to` back; not before open_ring. */

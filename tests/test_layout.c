@@ -44,8 +44,9 @@ static const struct field header_fields[] = {
     FIELD(bxi_header, function_count), FIELD(bxi_header, cpu_mask),
     FIELD(bxi_header, arena_bytes),    FIELD(bxi_header, arena_used),
     FIELD(bxi_header, arena_committed), FIELD(bxi_header, arena_high_water),
-    FIELD(bxi_header, reserved1),      FIELD(bxi_header, armed),
-    FIELD(bxi_header, reserved2),      { NULL, 0, 0 },
+    FIELD(bxi_header, hist_count),     FIELD(bxi_header, reserved1),
+    FIELD(bxi_header, armed),          FIELD(bxi_header, reserved2),
+    { NULL, 0, 0 },
 };
 
 static const struct field pair_fields[] = {
@@ -97,6 +98,12 @@ static const struct field batch_fields[] = {
 static const struct field serving_fields[] = {
     FIELD(bxi_serving, where),    FIELD(bxi_serving, id), FIELD(bxi_serving, who),
     FIELD(bxi_serving, since_ns), { NULL, 0, 0 },
+};
+
+static const struct field hist_fields[] = {
+    FIELD(bxi_hist, name),   FIELD(bxi_hist, who),      FIELD(bxi_hist, max_ns),
+    FIELD(bxi_hist, sum_ns), FIELD(bxi_hist, reserved), FIELD(bxi_hist, bucket),
+    { NULL, 0, 0 },
 };
 
 static const struct field call_fields[] = {
@@ -231,6 +238,7 @@ Test(layout, of_what_inspectors_see_of_calls_is_as_documented)
     check_struct("bxi_batch_words", sizeof(struct bxi_batch_words), batch_fields);
     check_struct("bxi_serving", sizeof(struct bxi_serving), serving_fields);
     check_struct("bxi_call_row", sizeof(struct bxi_call_row), call_fields);
+    check_struct("bxi_hist", sizeof(struct bxi_hist), hist_fields);
 }
 
 Test(layout, has_the_documented_constants)
@@ -244,7 +252,8 @@ Test(layout, has_the_documented_constants)
         CONSTANT(BXI_NAME_BYTES),   CONSTANT(BXI_LINE),           CONSTANT(BXI_PAGE),
         CONSTANT(BXI_FUNCTION_MAX), CONSTANT(BXI_RING_BYTES),     CONSTANT(BXI_LEASE_MAX),
         CONSTANT(BXI_LEASE_BYTES),  CONSTANT(BXI_CALLS_MAX),      CONSTANT(BXI_CALLS_FIRST),
-        CONSTANT(BXI_CALLS_BYTES),  CONSTANT(BXI_SERVING_MAX),    CONSTANT(BXI_RING_STRIDE),
+        CONSTANT(BXI_CALLS_BYTES),  CONSTANT(BXI_SERVING_MAX),    CONSTANT(BXI_HIST_MAX),
+        CONSTANT(BXI_HIST_BUCKETS), CONSTANT(BXI_RINGS_OFFSET),   CONSTANT(BXI_RING_STRIDE),
         CONSTANT(BXI_OPEN_BYTES),
         CONSTANT(BXI_FRAME_MAX),    CONSTANT(BXI_CONTROL_BYTES),  CONSTANT(BXI_STARTING),
         CONSTANT(BXI_RUNNING),      CONSTANT(BXI_LEAVING),        CONSTANT(BXI_QUIET),
@@ -252,7 +261,8 @@ Test(layout, has_the_documented_constants)
         CONSTANT(BXI_WHO_LEADER),
         CONSTANT(BXI_WHO_LAZY),     CONSTANT(BXI_AT_NONE),        CONSTANT(BXI_AT_POOL),
         CONSTANT(BXI_AT_THREAD),    CONSTANT(BXI_AT_BATCH),       CONSTANT(BXI_AT_BODY),
-        CONSTANT(BXI_AT_FUTURE),
+        CONSTANT(BXI_AT_FUTURE),    CONSTANT(BXI_LEG_QUEUE),      CONSTANT(BXI_LEG_HANDLER),
+        CONSTANT(BXI_LEG_REPLY),    CONSTANT(BXI_LEG_WHOLE),      CONSTANT(BXI_LEGS),
 #undef CONSTANT
     };
     const size_t wanted = sizeof(constants) / sizeof(constants[0]);
@@ -296,7 +306,7 @@ Test(layout, places_lease_words_as_documented)
 Test(layout, keeps_rings_and_lease_words_apart_and_inside_the_segment)
 {
     for (int to = 0; to < BXI_WORLD_MAX; to++) {
-        uint64_t stride = BXI_CONTROL_BYTES + (uint64_t)to * BXI_RING_STRIDE;
+        uint64_t stride = BXI_RINGS_OFFSET + (uint64_t)to * BXI_RING_STRIDE;
         cr_assert_eq(bxi_ring_offset(to) % BXI_LINE, 0);
         cr_assert_geq(bxi_ring_offset(to), stride);
         /* No page of two of them: opening one must not allocate, nor touch, the other's. */

@@ -33,6 +33,7 @@ struct bench_options {
     bool json;
     bool ucx;
     bool no_pairs;
+    bool stats_off;
     int cpus[BENCH_CPUS_MAX];       /* first: the caller's; second: the callee's */
     int cpu_count;
     int64_t slices;                 /* 0 in this and the next: the bench's own default */
@@ -58,6 +59,15 @@ int bench_idle(const struct bench_options *options);
 int bench_start(const struct bench_options *options);
 int bench_handover(const struct bench_options *options);
 int bench_accumulate(const struct bench_options *options);
+int bench_stats(const struct bench_options *options);
+/* Becomes the bxbench whose engine keeps nothing for shmstat, which takes these arguments. Returns only where
+ * there is none, with 1. */
+int bench_stats_off(char **argv);
+
+/* What the engine of this very program keeps: a mask, see lib/internal.h. */
+#ifndef BXI_STATS
+#define BXI_STATS 7
+#endif
 
 /* Messages a second of one run of ucx_perftest; 0 after having said why there are none. */
 double bench_ucx_rate(const struct bench_options *options);
@@ -124,6 +134,12 @@ int bench_reap(pid_t pid, uint64_t timeout_ns);
 /* Sleeps while *word is value, at most timeout_ns; false when that has passed. */
 bool bench_sleep_while(bxi_a32 *word, uint32_t value, uint64_t timeout_ns);
 void bench_wake(bxi_a32 *word);
+
+/* Starts a program whose output goes to fd, or nowhere where that is -1. cpu: where it is pinned, and its
+ * complaints are not shown; or -1. A pid, or -errno. */
+pid_t bench_start_program(int cpu, int fd, char *const *argv);
+/* Runs one for at most half a minute and takes its output, terminated. Its exit status, or -1. */
+int bench_run_program(int cpu, char *const *argv, char *text, size_t room);
 
 /* All `count` processes wait until the last has come. 0, or -ETIMEDOUT with a message on stderr. */
 struct bench_barrier {

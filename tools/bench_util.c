@@ -12,7 +12,9 @@
 #include "bench.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/futex.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -28,6 +30,7 @@
 #include <cpuid.h>
 #endif
 
+#define PROGRAM_NS UINT64_C(30000000000)
 #define AREA_BYTES_MAX ((size_t)1 << 30)
 
 /* ---- Clock ------------------------------------------------------------------------------------- */
@@ -247,6 +250,61 @@ int bench_fail(const char *what, int code)
 
     bench_say("%s: %s", what, text[0] != '\0' ? text : bx_strerror(code));
     return 1;
+}
+
+/* ---- Programs ---------------------------------------------------------------------------------- */
+
+pid_t bench_start_program(int cpu, int fd, char *const *argv)
+{
+    pid_t pid = bench_fork();
+
+    if (pid != 0)
+        return pid;
+
+    int nowhere = open("/dev/null", O_RDWR);
+
+    dup2(fd >= 0 ? fd : nowhere, STDOUT_FILENO);
+    if (cpu >= 0)
+        dup2(nowhere, STDERR_FILENO);
+    if (cpu < 0 || bench_pin(cpu) == 0)
+        execvp(argv[0], argv);
+    _exit(errno == ENOENT ? 127 : 126);
+}
+
+/* Reads all that comes until the end or the time is over. */
+static void read_all(int fd, char *text, size_t room)
+{
+    uint64_t end_ns = bench_now_ns() + PROGRAM_NS;
+    size_t bytes = 0;
+
+    for (uint64_t now_ns = bench_now_ns(); now_ns < end_ns; now_ns = bench_now_ns()) {
+        struct pollfd poll_fd = { .fd = fd, .events = POLLIN };
+
+        if (poll(&poll_fd, 1, (int)((end_ns - now_ns) / 1000000) + 1) <= 0)
+            continue;
+
+        ssize_t got = read(fd, text + bytes, room - 1 - bytes);
+
+        if (got <= 0 || (bytes += (size_t)got) == room - 1)
+            break;
+    }
+    text[bytes] = '\0';
+}
+
+int bench_run_program(int cpu, char *const *argv, char *text, size_t room)
+{
+    int pipe_fd[2];
+
+    if (pipe2(pipe_fd, O_CLOEXEC) != 0)
+        return -1;
+
+    pid_t pid = bench_start_program(cpu, pipe_fd[1], argv);
+
+    close(pipe_fd[1]);
+    if (pid > 0)
+        read_all(pipe_fd[0], text, room);
+    close(pipe_fd[0]);
+    return pid > 0 ? bench_reap(pid, 1000000000) : -1;
 }
 
 /* ---- Processes --------------------------------------------------------------------------------- */

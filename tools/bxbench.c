@@ -43,6 +43,8 @@ static const struct command {
       "time to start and to end a job, and its shared memory" },
     { "handover", bench_handover, F_SLICES | F_CALLS | F_TENSORS | F_BYTES, 2, 2,
       "tensors made, sent, checked and released, beside one copy of them" },
+    { "stats", bench_stats, F_SLICES, 2, 2,
+      "what counters, tables and histograms add to an empty call" },
     { "accumulate", bench_accumulate, F_SLICES | F_BYTES | F_SETS | F_THREADS, 0, 1,
       "a parameter server's step over lent gradients, beside bare memory" },
 };
@@ -57,7 +59,7 @@ static const struct number_flag {
     const char *text;
 } number_flags[] = {
     { "slices", F_SLICES, offsetof(struct bench_options, slices), 1, BENCH_SLICES_MAX,
-      "slices of each kind (start: runs)" },
+      "slices of each kind (start, stats: runs)" },
     { "calls", F_CALLS, offsetof(struct bench_options, calls), 10, 10000000,
       "calls in a slice, of each caller" },
     { "inflight", F_INFLIGHT, offsetof(struct bench_options, inflight), 1, BENCH_INFLIGHT_MAX,
@@ -80,7 +82,7 @@ static const struct number_flag {
 
 #define NUMBER_FLAGS (sizeof number_flags / sizeof *number_flags)
 
-enum { O_NUMBER = 256, O_SECONDS = O_NUMBER + NUMBER_FLAGS, O_CPUS, O_JSON, O_UCX, O_NO_PAIRS, O_HELP,
+enum { O_NUMBER = 256, O_SECONDS = O_NUMBER + NUMBER_FLAGS, O_CPUS, O_JSON, O_UCX, O_NO_PAIRS, O_STATS, O_HELP,
        O_VERSION };
 
 static void help(void)
@@ -107,6 +109,7 @@ static void help(void)
          "  --no-pairs     leave out the phase in which every worker calls every other\n"
          "  --cpus A,B     cores to use, the caller's first (the first two allowed, or all where\n"
          "                 there may be more than two processes)\n"
+         "  --stats on|off off: with an engine that keeps nothing for shmstat (`make stats` builds it)\n"
          "  --json         one JSON object instead of the table\n"
          "  --help, --version\n\n"
          "BX_WAIT=uring|epoll says how Boxcar sleeps. Exit status: 0; 1 where a measurement failed;\n"
@@ -194,6 +197,14 @@ static int parse_seconds(const char *text, double *seconds)
     return 0;
 }
 
+static int parse_stats(const char *text, struct bench_options *options)
+{
+    if (strcmp(text, "on") != 0 && strcmp(text, "off") != 0)
+        return usage("--stats takes on or off, not", text);
+    options->stats_off = strcmp(text, "off") == 0;
+    return 0;
+}
+
 static void make_flags(struct option *flags)
 {
     for (size_t i = 0; i < NUMBER_FLAGS; i++)
@@ -203,6 +214,7 @@ static void make_flags(struct option *flags)
     *flags++ = (struct option){ "json", no_argument, NULL, O_JSON };
     *flags++ = (struct option){ "ucx", no_argument, NULL, O_UCX };
     *flags++ = (struct option){ "no-pairs", no_argument, NULL, O_NO_PAIRS };
+    *flags++ = (struct option){ "stats", required_argument, NULL, O_STATS };
     *flags++ = (struct option){ "help", no_argument, NULL, O_HELP };
     *flags = (struct option){ "version", no_argument, NULL, O_VERSION };
 }
@@ -225,6 +237,7 @@ static int take_flag(int flag, const struct command *command, struct bench_optio
     case O_JSON: options->json = true; return 0;
     case O_UCX: options->ucx = true; return 0;
     case O_NO_PAIRS: options->no_pairs = true; return 0;
+    case O_STATS: return parse_stats(optarg, options);
     case O_HELP: help(); return -1;
     case O_VERSION: printf("bxbench %s\n", bx_version()); return -1;
     default: return parse_number_flag(&number_flags[flag - O_NUMBER], optarg, options);
@@ -233,7 +246,7 @@ static int take_flag(int flag, const struct command *command, struct bench_optio
 
 static int parse(int argc, char **argv, const struct command *command, struct bench_options *options)
 {
-    struct option flags[NUMBER_FLAGS + 8] = { 0 };
+    struct option flags[NUMBER_FLAGS + 9] = { 0 };
     int flag;
 
     make_flags(flags);
@@ -278,6 +291,8 @@ int main(int argc, char **argv)
 
         if (rc != 0)
             return rc < 0 ? 0 : rc;
+        if (options.stats_off && BXI_STATS != 0)
+            return bench_stats_off(argv);
         bench_clock_init();
         return commands[i].run(&options);
     }

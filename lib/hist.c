@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * How long calls take, for inspectors: of one call in 64, by chance, or of all (BX_HIST=all), or of none
+ * (BX_HIST=off), cut into queue, handler and reply.
+ *
+ * The caller notes when a measured call began and marks the request; the callee notes when its handler
+ * begins and ends, and sends both with the reply; the caller, who has all four, counts them in the page of
+ * its segment that belongs to this function of this peer. Why there and not at the callee: one worker then
+ * writes all of a page, and a reply's way is known to nobody else.
+ *
+ * By chance, because a program that calls three functions in turn would be measured at the same one for
+ * ever. Each thread has a countdown of its own, so a call that is not measured pays for one decrement.
+ * A reply has 16 bits for how long the handler took: 10 of its leading bits and where they stand, which is
+ * wrong by a thousandth at most, where a bucket is a fifth wide.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#define ONE_IN 64
+#define MANTISSA_BITS 10
+
+#define HOT_TLS __attribute__((tls_model("initial-exec"))) _Thread_local
+static HOT_TLS uint32_t countdown = 1;      /* the first call of a thread is measured */
+
+int bxi_hist_every(const char *text, uint32_t *every)
+{
+    if (text == NULL || text[0] == '\0')
+        *every = ONE_IN;
+    else if (strcmp(text, "all") == 0)
+        *every = 1;
+    else if (strcmp(text, "off") == 0)
+        *every = 0;
+    else
+        return bx_fail(-EINVAL, "BX_HIST is '%s'; it is all, off, or not set (one call in %d)", text, ONE_IN);
+    return 0;
+}
+
+/* How many calls until the next one: 1 to 2 * every - 1, every on average. */
+static uint32_t draw(uint32_t every)
+{
+    static _Thread_local uint64_t state;
+
+    if (every <= 1)
+        return 1;
+    if (state == 0)
+        state = bxi_now_ns() | 1;
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return 1 + (uint32_t)((state >> 32) % (2 * every - 1));
+}
+
+uint64_t bxi_hist_begin(const struct bx_job *job)
+{
+    if (!(BXI_STATS & BXI_STATS_HIST) || job->hist_every == 0 || --countdown > 0)
+        return 0;
+    countdown = draw(job->hist_every);
+    return bxi_now_ns();
+}
+
+uint16_t bxi_span_pack(uint64_t ns)
+{
+    uint32_t shift = 0;
+
+    if (ns >> MANTISSA_BITS != 0)
+        shift = 64 - MANTISSA_BITS - (uint32_t)__builtin_clzll(ns);
+    return (uint16_t)(shift << MANTISSA_BITS | (uint32_t)(ns >> shift));
+}
+
+uint64_t bxi_span_unpack(uint16_t span)
+{
+    uint32_t shift = span >> MANTISSA_BITS;
+    uint64_t mantissa = span & ((1u << MANTISSA_BITS) - 1);
+
+    return shift > 64 - MANTISSA_BITS ? UINT64_MAX : mantissa << shift;
+}
+
+/* Lock. The page of a function of a peer; NULL where there is none to be had. */
+static struct bxi_hist *page_of(struct bx_job *job, struct bxi_peer *peer, uint16_t function)
+{
+    struct bxi_hist *hist;
+    uint32_t count;
+
+    if (peer->hists == NULL)
+        peer->hists = calloc(BXI_FUNCTION_MAX, sizeof(struct bxi_hist *));
+    if (peer->hists == NULL || peer->hists[function] != NULL || job->hist_full)
+        return peer->hists != NULL ? peer->hists[function] : NULL;
+    /* Relaxed: written under the lock only. */
+    count = bxi_load_relaxed(&job->control->header.hist_count);
+    if (bxi_segment_open_hist(&job->segment, count) < 0) {
+        job->hist_full = true;
+        return NULL;
+    }
+    hist = bxi_segment_hist(&job->segment, count);
+    memcpy(hist->name, peer->functions->name[function], BXI_NAME_BYTES);
+    hist->who = (uint64_t)peer->rank | (uint64_t)function << 16;
+    /* [hist] release, for inspectors in other processes: name and who are written. */
+    bxi_store_release(&job->control->header.hist_count, count + 1);
+    return peer->hists[function] = hist;
+}
+
+static void add(struct bxi_hist *hist, enum bxi_leg leg, uint64_t ns)
+{
+    bxi_count(&hist->bucket[leg][bxi_hist_bucket(ns)], 1);
+    bxi_count(&hist->sum_ns[leg], ns);
+    /* Relaxed: for inspectors. */
+    if (ns > bxi_load_relaxed(&hist->max_ns[leg]))
+        bxi_store_relaxed(&hist->max_ns[leg], ns);
+}
+
+static uint64_t within(uint64_t least, uint64_t value, uint64_t most)
+{
+    return value < least ? least : value > most ? most : value;
+}
+
+void bxi_hist_end(struct bx_job *job, const struct bxi_call *call, const struct bxi_frame *reply)
+{
+    uint64_t read_ns = bxi_now_ns(), done_ns, begin_ns, handler_ns;
+    struct bxi_hist *hist = page_of(job, call->peer, call->function);
+
+    if (hist == NULL)
+        return;
+    /* What the peer says is input: whatever it is, the legs add up to what was measured here. */
+    done_ns = within(call->sent_ns, reply->sent_ns, read_ns);
+    handler_ns = within(0, bxi_span_unpack(reply->function), done_ns - call->sent_ns);
+    begin_ns = done_ns - handler_ns;
+    add(hist, BXI_LEG_QUEUE, begin_ns - call->sent_ns);
+    add(hist, BXI_LEG_HANDLER, handler_ns);
+    add(hist, BXI_LEG_REPLY, read_ns - done_ns);
+    add(hist, BXI_LEG_WHOLE, read_ns - call->sent_ns);
+}

@@ -1,0 +1,385 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Which slabs of peers are mapped here. A slab is opened once, by the helper, when somebody wants to read
+ * in it, kept for all that is lent from it later, and closed when its owner retires it or has died.
+ *
+ * The key is {peer, row, generation}, and peers are never the same twice (rank and instance): a handle's bytes
+ * name nothing, since after a free and an allocation of the same size they may come again. A map of an older
+ * generation cannot be there when a newer one is asked for, for as long as it is held the owner does not free it.
+ *
+ * A map: NONE -> OPENING (helper) -> OPEN <-> in use -> CLOSING (helper) -> NONE. What helper and callers share of
+ * it is under the lock; in OPENING and CLOSING its address belongs to the helper.
+ *
+ * Killed while OPENING: the word in held stays, in a dead segment that nobody asks any more. Killed with maps
+ * open: the driver takes them back.
+ */
+#include "inside.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct bxi_gpu_wait {
+    struct bxi_gpu_wait *next;
+    struct bxi_gpu_request *request;
+};
+struct bxi_gpu_request {
+    bxi_gpu_mapped_fn done;
+    void *context;
+    int left;                           /* maps to come */
+    int rc;
+    struct bxi_gpu_wait wait[2];
+};
+
+bool bxi_gpu_peer_is_dead(const struct bxi_gpu_peer *peer)
+{
+    /* [gpu.dead] acquire, pairs with the release in bxi_gpu_peer_died. */
+    return bxi_load_acquire(&peer->is_dead) != 0;
+}
+
+/* ---- Opening, on the helper ------------------------------------------------------------------ */
+
+static int open_failed(const struct bxi_gpu_peer *peer, unsigned result)
+{
+    const struct bxi_gpu_head *mine = &peer->gpu->region->head;
+    const struct bxi_gpu_head *theirs = &peer->is.region->head;
+    int rc = bxi_gpu_cuda_fail(&peer->gpu->cu, result, "opening a slab of %s (cuIpcOpenMemHandle)", peer->name);
+
+    if (rc == -EXDEV)
+        return rc;
+    if (mine->ipc_namespace != theirs->ipc_namespace || mine->pid_namespace != theirs->pid_namespace)
+        return bxi_gpu_fail(-EIO, "%s's GPU memory cannot be opened here (CUresult %u): it runs in another %s "
+                            "namespace, and CUDA IPC needs the same: start the containers with --ipc=host "
+                            "--pid=host, or with --ipc=container:NAME --pid=container:NAME", peer->name, result,
+                            mine->pid_namespace != theirs->pid_namespace ? "PID" : "IPC");
+    return rc == -ENOMEM ? rc : -EIO;
+}
+
+/* Whether the driver says at once that the device is out of reach; of one that is hidden here it says nothing. */
+bool bxi_gpu_is_out_of_reach(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    const struct bxi_gpu *gpu = peer->gpu;
+    int can = 1;
+
+    for (int i = 0; i < gpu->ordinals; i++) {
+        if (memcmp(gpu->info[i].uuid, uuid, BXI_GPU_UUID_BYTES) != 0)
+            continue;
+        if (i == peer->is.device->ordinal)
+            return false;
+        return gpu->cu.cuDeviceCanAccessPeer(&can, peer->is.device->handle, gpu->handle[i]) == CUDA_SUCCESS && !can;
+    }
+    return false;
+}
+
+static int out_of_reach(struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    struct bxi_gpu *gpu = peer->gpu;
+
+    pthread_mutex_lock(&gpu->lock);
+    bxi_gpu_refuse(gpu, uuid);
+    pthread_mutex_unlock(&gpu->lock);
+    return bxi_gpu_fail(-EXDEV, "device %d cannot read the memory of %s's device: no peer access between the two; "
+                        "what it lends is staged through host memory", peer->is.device->ordinal, peer->name);
+}
+
+/* The context is current. What the driver says of the mapping must hold what the row promised. */
+static int check_range(const struct bxi_gpu_map *map, uint64_t address, uint64_t bytes)
+{
+    unsigned long long base = 0;
+    size_t size = 0;
+
+    if (map->peer->gpu->cu.cuMemGetAddressRange_v2(&base, &size, address) != CUDA_SUCCESS)
+        return 0;
+    if (address >= base && bytes <= size - (address - base))
+        return 0;
+    return bxi_gpu_fail(-EPROTO, "%s's slab has %llu bytes, not the %llu that it says", map->peer->name,
+                        (unsigned long long)size, (unsigned long long)bytes);
+}
+
+/* The borrower's half of the pair, then the driver. On failure nothing is held. */
+static int open_slab(struct bxi_gpu_map *map)
+{
+    struct bxi_gpu_peer *peer = map->peer;
+    const struct bxi_cuda *cu = &peer->gpu->cu;
+    size_t index = (size_t)(map - peer->map);
+    const struct bxi_gpu_slab_row *row = &peer->is.region->slab[index];
+    struct CUipcMemHandle_st handle;
+    uint8_t uuid[BXI_GPU_UUID_BYTES];
+    unsigned long long address = 0;
+    uint64_t bytes;
+    int rc;
+
+    /* [gpu.held] relaxed: the fence orders it. */
+    bxi_store_relaxed(&peer->is.held->generation[index], map->generation);
+    bxi_fence_seq_cst();
+    /* [gpu.stamp] acquire, pairs with the release in bxi_gpu_slab_publish. */
+    if (bxi_load_acquire(&row->stamp) != (map->generation << 2 | BXI_GPU_SLAB_LIVE))
+        return bxi_gpu_fail(-ESTALE, "slab %zu of %s has gone: nothing of it was on loan", index, peer->name);
+    bytes = row->bytes;
+    memcpy(handle.reserved, row->handle, sizeof(handle.reserved));
+    memcpy(uuid, row->uuid, sizeof(uuid));
+    if (bytes == 0)
+        return bxi_gpu_fail(-EPROTO, "slab %zu of %s says that it has no bytes", index, peer->name);
+    if (bxi_gpu_is_out_of_reach(peer, uuid))
+        return out_of_reach(peer, uuid);
+    rc = bxi_gpu_enter(peer->is.device);
+    if (rc < 0)
+        return rc;
+
+    unsigned result = cu->cuIpcOpenMemHandle_v2(&address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+
+    rc = result == CUDA_SUCCESS ? check_range(map, address, bytes) : open_failed(peer, result);
+    if (rc < 0 && result == CUDA_SUCCESS)
+        (void)cu->cuIpcCloseMemHandle(address);
+    bxi_gpu_leave(peer->is.device);
+    if (rc == -EXDEV)
+        return out_of_reach(peer, uuid);
+    if (rc < 0)
+        return rc;
+    map->address = address;
+    map->bytes = bytes;
+    return 0;
+}
+
+/* Under the lock: nothing is open or about to be. */
+static void let_go(struct bxi_gpu_map *map)
+{
+    struct bxi_gpu_peer *peer = map->peer;
+
+    map->state = BXI_GPU_MAP_NONE;
+    peer->open_maps--;
+    /* [gpu.held] release, pairs with the acquire in bxi_gpu_slab_is_held: the mapping is gone. */
+    bxi_store_release(&peer->is.held->generation[map - peer->map], 0);
+}
+
+/* Helper. */
+static void open_map(struct bxi_gpu_job *job)
+{
+    struct bxi_gpu_map *map = (struct bxi_gpu_map *)(void *)job;
+    struct bxi_gpu *gpu = map->peer->gpu;
+    struct bxi_gpu_wait *ready = NULL;
+    struct bxi_gpu_wait *next;
+    int rc = open_slab(map);
+
+    pthread_mutex_lock(&gpu->lock);
+    if (rc == 0)
+        map->state = BXI_GPU_MAP_OPEN;
+    else
+        let_go(map);
+    for (struct bxi_gpu_wait *wait = map->waiting; wait != NULL; wait = next) {
+        next = wait->next;
+        if (rc < 0 && wait->request->rc == 0)
+            wait->request->rc = rc;
+        if (--wait->request->left > 0)
+            continue;
+        wait->next = ready;
+        ready = wait;
+    }
+    map->waiting = NULL;
+    bxi_gpu_count(rc == 0 ? &gpu->figures.opens : &gpu->figures.open_failures, 1);
+    bxi_gpu_count(&gpu->figures.maps, rc == 0);
+    pthread_mutex_unlock(&gpu->lock);
+    for (; ready != NULL; ready = next) {
+        struct bxi_gpu_request *request = ready->request;
+
+        next = ready->next;
+        request->done(request->context, request->rc);
+        free(request);
+    }
+}
+
+/* Helper. */
+static void close_map(struct bxi_gpu_job *job)
+{
+    struct bxi_gpu_map *map = (struct bxi_gpu_map *)(void *)job;
+    struct bxi_gpu *gpu = map->peer->gpu;
+
+    if (bxi_gpu_enter(map->peer->is.device) == 0) {
+        (void)gpu->cu.cuIpcCloseMemHandle(map->address);
+        bxi_gpu_leave(map->peer->is.device);
+    }
+    pthread_mutex_lock(&gpu->lock);
+    let_go(map);
+    bxi_gpu_count(&gpu->figures.closes, 1);
+    bxi_gpu_count(&gpu->figures.maps, -1);
+    pthread_mutex_unlock(&gpu->lock);
+}
+
+void bxi_gpu_map_close(struct bxi_gpu_map *map)
+{
+    map->state = BXI_GPU_MAP_CLOSING;
+    map->job.run = close_map;
+    bxi_gpu_helper_post(&map->peer->gpu->helper, &map->job);
+}
+
+/* ---- Asking for maps ------------------------------------------------------------------------- */
+
+static int stale(const struct bxi_gpu_peer *peer, uint32_t slab)
+{
+    return bxi_gpu_fail(-ESTALE, "slab %u of %s has gone, or another has its place: nothing of it was on loan", slab,
+                        peer->name);
+}
+
+/* Under the lock: 1 it is open, 0 it is being opened. */
+static int demand(struct bxi_gpu_peer *peer, uint32_t slab, uint64_t generation)
+{
+    struct bxi_gpu_map *map;
+
+    if (slab >= BXI_GPU_SLABS || generation == 0 || generation > UINT64_MAX >> 2)
+        return bxi_gpu_fail(-EPROTO, "%s names a slab that cannot be one: %u, generation %llu", peer->name, slab,
+                            (unsigned long long)generation);
+    map = &peer->map[slab];
+    if (map->state == BXI_GPU_MAP_NONE) {
+        map->peer = peer;
+        map->generation = generation;
+        map->state = BXI_GPU_MAP_OPENING;
+        map->users = 0;
+        map->waiting = NULL;
+        map->job.run = open_map;
+        peer->open_maps++;
+        bxi_gpu_helper_post(&peer->gpu->helper, &map->job);
+        return 0;
+    }
+    if (map->generation != generation || map->state == BXI_GPU_MAP_CLOSING)
+        return stale(peer, slab);
+    return map->state == BXI_GPU_MAP_OPEN;
+}
+
+/* Under the lock: where ready's word is, if that is in a slab as well. */
+static bool word_slab(const struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref, uint32_t *slab,
+                      uint64_t *generation)
+{
+    const struct bxi_gpu_lane_row *row;
+
+    if (ref->ready.order != BXI_GPU_DEVICE_WORDS || ref->ready.lane >= BXI_GPU_LANES)
+        return false;
+    row = &peer->is.region->lane[ref->ready.lane];
+    /* [gpu.lane] acquire, pairs with the release in publish_lane. */
+    if (bxi_load_acquire(&row->order) != BXI_GPU_DEVICE_WORDS)
+        return false;
+    *slab = row->slab;
+    *generation = row->generation;
+    return *slab != ref->slab;
+}
+
+static void add_wait(struct bxi_gpu_peer *peer, struct bxi_gpu_request *request, uint32_t slab)
+{
+    struct bxi_gpu_wait *wait = &request->wait[request->left++];
+
+    wait->request = request;
+    wait->next = peer->map[slab].waiting;
+    peer->map[slab].waiting = wait;
+}
+
+/* Under the lock; request is used (and freed later) only where this returns 0. The helper cannot end a map before
+ * the lock is released, so a wait that is added behind its demand is seen. */
+static int begin(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref, struct bxi_gpu_request *request)
+{
+    uint32_t slab = 0;
+    uint64_t generation = 0;
+    int data, word = 1;
+
+    if (bxi_gpu_peer_is_dead(peer))
+        return bxi_gpu_fail(-EOWNERDEAD, "%s is dead: what was not mapped of its memory is gone", peer->name);
+    data = demand(peer, ref->slab, ref->generation);
+    if (data < 0)
+        return data;
+    if (word_slab(peer, ref, &slab, &generation))
+        word = demand(peer, slab, generation);
+    if (word < 0)
+        return word;
+    if (data == 1 && word == 1)
+        return 1;
+    if (data == 0)
+        add_wait(peer, request, ref->slab);
+    if (word == 0)
+        add_wait(peer, request, slab);
+    return 0;
+}
+
+int bxi_gpu_map_begin(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref, bxi_gpu_mapped_fn done, void *context)
+{
+    struct bxi_gpu *gpu = peer->gpu;
+    struct bxi_gpu_request *request;
+    int rc;
+
+    if (bxi_gpu_forked())
+        return -EPERM;
+    request = calloc(1, sizeof(*request));
+    if (request == NULL)
+        return bxi_gpu_fail(-ENOMEM, "no memory for asking for a slab");
+    request->done = done;
+    request->context = context;
+    pthread_mutex_lock(&gpu->lock);
+    rc = begin(peer, ref, request);
+    pthread_mutex_unlock(&gpu->lock);
+    if (rc == 1)
+        bxi_gpu_count(&gpu->figures.map_hits, 1);
+    if (rc != 0)
+        free(request);
+    return rc;
+}
+
+int bxi_gpu_map_get(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref, struct bxi_gpu_map **out,
+                    uint64_t *address)
+{
+    struct bxi_gpu *gpu = peer->gpu;
+    struct bxi_gpu_map *map;
+    int rc = 0;
+
+    if (bxi_gpu_forked())
+        return -EPERM;
+    if (ref->slab >= BXI_GPU_SLABS)
+        return bxi_gpu_fail(-EPROTO, "%s names slab %u: there are %d", peer->name, ref->slab, BXI_GPU_SLABS);
+    pthread_mutex_lock(&gpu->lock);
+    map = &peer->map[ref->slab];
+    if (map->state == BXI_GPU_MAP_NONE || map->state == BXI_GPU_MAP_OPENING)
+        rc = bxi_gpu_fail(-EAGAIN, "slab %u of %s is not mapped yet", ref->slab, peer->name);
+    else if (map->generation != ref->generation || map->state == BXI_GPU_MAP_CLOSING)
+        rc = stale(peer, ref->slab);
+    else if (ref->offset > map->bytes || ref->bytes > map->bytes - ref->offset)
+        rc = bxi_gpu_fail(-EPROTO, "%s lends %llu bytes from %llu on of a slab of %llu", peer->name,
+                          (unsigned long long)ref->bytes, (unsigned long long)ref->offset,
+                          (unsigned long long)map->bytes);
+    if (rc == 0) {
+        map->users++;
+        *out = map;
+        *address = map->address + ref->offset;
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    return rc;
+}
+
+void bxi_gpu_map_put(struct bxi_gpu_map *map)
+{
+    if (bxi_gpu_forked())
+        return;
+
+    struct bxi_gpu *gpu = map->peer->gpu;
+
+    pthread_mutex_lock(&gpu->lock);
+    map->users--;
+    if (map->users == 0 && map->state == BXI_GPU_MAP_OPEN && bxi_gpu_peer_is_dead(map->peer))
+        bxi_gpu_map_close(map);
+    pthread_mutex_unlock(&gpu->lock);
+}
+
+uint64_t bxi_gpu_mapped(const struct bxi_gpu_peer *peer, uint32_t slab, uint64_t generation, uint64_t offset)
+{
+    const struct bxi_gpu_map *map = slab < BXI_GPU_SLABS ? &peer->map[slab] : NULL;
+
+    if (map == NULL || map->state != BXI_GPU_MAP_OPEN || map->generation != generation || offset % 8 != 0 ||
+        offset > map->bytes || map->bytes - offset < sizeof(uint64_t))
+        return 0;
+    return map->address + offset;
+}
+
+bool bxi_gpu_is_mapped(const struct bxi_gpu *gpu, uint64_t address)
+{
+    for (const struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next)
+        for (int i = 0; peer->open_maps > 0 && i < BXI_GPU_SLABS; i++)
+            if (peer->map[i].state == BXI_GPU_MAP_OPEN && address >= peer->map[i].address &&
+                address - peer->map[i].address < peer->map[i].bytes)
+                return true;
+    return false;
+}

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What is used of the CUDA driver API: names, numbers and prototypes, written from its documentation, so that
+ * no toolkit is needed to build. One list, REQUIRED or OPTIONAL with the name that libcuda.so.1 exports, which
+ * is not always the one that programs write: cuda.h turns cuMemAlloc into cuMemAlloc_v2, and the old name still
+ * exists with 32-bit sizes. cuda_check.c holds the list to cuda.h where there is one; included behind it, this
+ * file takes cuda.h's structs.
+ */
+#ifndef BXI_CUDA_API_H
+#define BXI_CUDA_API_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct CUctx_st;
+struct CUstream_st;
+struct CUevent_st;
+#ifndef __cuda_cuda_h__
+struct CUuuid_st {
+    char bytes[16];
+};
+struct CUipcMemHandle_st {
+    char reserved[64];
+};
+struct CUipcEventHandle_st {
+    char reserved[64];
+};
+#endif
+
+/* CUresult. */
+#define BXI_CU_RESULTS(X)                                                                       \
+    X(CUDA_ERROR_INVALID_VALUE, 1)                                                              \
+    X(CUDA_ERROR_OUT_OF_MEMORY, 2)                                                              \
+    X(CUDA_ERROR_NOT_INITIALIZED, 3)                                                            \
+    X(CUDA_ERROR_DEINITIALIZED, 4)                                                              \
+    X(CUDA_ERROR_DEVICE_UNAVAILABLE, 46)                                                        \
+    X(CUDA_ERROR_NO_DEVICE, 100)                                                                \
+    X(CUDA_ERROR_INVALID_DEVICE, 101)                                                           \
+    X(CUDA_ERROR_INVALID_CONTEXT, 201)                                                          \
+    X(CUDA_ERROR_MAP_FAILED, 205)                                                               \
+    X(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, 217)                                                  \
+    X(CUDA_ERROR_OPERATING_SYSTEM, 304)                                                         \
+    X(CUDA_ERROR_INVALID_HANDLE, 400)                                                           \
+    X(CUDA_ERROR_NOT_READY, 600)                                                                \
+    X(CUDA_ERROR_ILLEGAL_ADDRESS, 700)                                                          \
+    X(CUDA_ERROR_TOO_MANY_PEERS, 711)                                                           \
+    X(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712)                                           \
+    X(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, 713)                                               \
+    X(CUDA_ERROR_NOT_PERMITTED, 800)                                                            \
+    X(CUDA_ERROR_NOT_SUPPORTED, 801)                                                            \
+    X(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, 803)
+
+/* The other numbers: attributes, modes and flags. */
+#define BXI_CU_NUMBERS(X)                                                                       \
+    X(CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, 20)                                                     \
+    X(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 41)                                               \
+    X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75)                                         \
+    X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76)                                         \
+    X(CU_COMPUTEMODE_PROHIBITED, 2)                                                             \
+    X(CU_COMPUTEMODE_EXCLUSIVE_PROCESS, 3)                                                      \
+    X(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 2)                                                      \
+    X(CU_POINTER_ATTRIBUTE_BUFFER_ID, 7)                                                        \
+    X(CU_POINTER_ATTRIBUTE_IS_MANAGED, 8)                                                       \
+    X(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, 9)                                                   \
+    X(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, 10)                                      \
+    X(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, 17)                                                  \
+    X(CU_MEMORYTYPE_DEVICE, 2)                                                                  \
+    X(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, 1)                                                    \
+    X(CU_STREAM_NON_BLOCKING, 1)                                                                \
+    X(CU_EVENT_DISABLE_TIMING, 2)                                                               \
+    X(CU_EVENT_INTERPROCESS, 4)                                                                 \
+    X(CU_STREAM_WAIT_VALUE_GEQ, 0)                                                              \
+    X(CU_STREAM_WRITE_VALUE_DEFAULT, 0)                                                         \
+    X(CU_MEMHOSTALLOC_PORTABLE, 1)                                                              \
+    X(CU_MEMHOSTREGISTER_PORTABLE, 1)                                                           \
+    X(CU_MEMHOSTREGISTER_DEVICEMAP, 2)                                                          \
+    X(CU_MEMHOSTREGISTER_READ_ONLY, 8)
+
+#ifndef __cuda_cuda_h__
+enum bxi_cu_result {
+    CUDA_SUCCESS = 0,
+#define BXI_CU_ENUM(name, value) name = value,
+    BXI_CU_RESULTS(BXI_CU_ENUM)
+};
+enum bxi_cu_number { BXI_CU_NUMBERS(BXI_CU_ENUM) };
+#undef BXI_CU_ENUM
+#endif
+
+#define BXI_CU_OLDEST 11040                     /* 11.4: the first with all that is required */
+
+/* Told by the tests' driver of itself, exported by no other. */
+#define BXI_CU_FAKE_SYMBOL "bx_fake_cuda"
+
+#define BXI_CU_FUNCTIONS(REQUIRED, OPTIONAL)                                                    \
+    REQUIRED(cuInit, (unsigned flags))                                                          \
+    REQUIRED(cuDriverGetVersion, (int *version))                                                \
+    REQUIRED(cuGetErrorName, (unsigned error, const char **text))                               \
+    REQUIRED(cuGetErrorString, (unsigned error, const char **text))                             \
+    REQUIRED(cuDeviceGetCount, (int *count))                                                    \
+    REQUIRED(cuDeviceGet, (int *device, int ordinal))                                           \
+    REQUIRED(cuDeviceGetName, (char *name, int length, int device))                             \
+    REQUIRED(cuDeviceGetUuid_v2, (struct CUuuid_st *uuid, int device))                          \
+    REQUIRED(cuDeviceGetAttribute, (int *value, unsigned attribute, int device))                \
+    REQUIRED(cuDeviceTotalMem_v2, (size_t *bytes, int device))                                  \
+    REQUIRED(cuDeviceCanAccessPeer, (int *can, int device, int peer))                           \
+    REQUIRED(cuDevicePrimaryCtxRetain, (struct CUctx_st **context, int device))                 \
+    REQUIRED(cuDevicePrimaryCtxRelease_v2, (int device))                                        \
+    REQUIRED(cuCtxPushCurrent_v2, (struct CUctx_st *context))                                   \
+    REQUIRED(cuCtxPopCurrent_v2, (struct CUctx_st **context))                                   \
+    REQUIRED(cuMemGetInfo_v2, (size_t *free_bytes, size_t *total_bytes))                        \
+    REQUIRED(cuMemAlloc_v2, (unsigned long long *address, size_t bytes))                        \
+    REQUIRED(cuMemFree_v2, (unsigned long long address))                                        \
+    REQUIRED(cuMemGetAddressRange_v2, (unsigned long long *base, size_t *bytes, unsigned long long address)) \
+    REQUIRED(cuPointerGetAttribute, (void *data, unsigned attribute, unsigned long long address)) \
+    REQUIRED(cuMemHostAlloc, (void **memory, size_t bytes, unsigned flags))                     \
+    REQUIRED(cuMemFreeHost, (void *memory))                                                     \
+    REQUIRED(cuMemHostRegister_v2, (void *memory, size_t bytes, unsigned flags))                \
+    REQUIRED(cuMemHostUnregister, (void *memory))                                               \
+    REQUIRED(cuMemHostGetDevicePointer_v2, (unsigned long long *address, void *memory, unsigned flags)) \
+    REQUIRED(cuMemcpyAsync, (unsigned long long to, unsigned long long from, size_t bytes,      \
+                             struct CUstream_st *stream))                                       \
+    REQUIRED(cuMemcpyHtoDAsync_v2, (unsigned long long to, const void *from, size_t bytes,      \
+                                    struct CUstream_st *stream))                                \
+    REQUIRED(cuMemcpyDtoHAsync_v2, (void *to, unsigned long long from, size_t bytes,            \
+                                    struct CUstream_st *stream))                                \
+    REQUIRED(cuMemsetD8Async, (unsigned long long to, unsigned char value, size_t bytes,        \
+                               struct CUstream_st *stream))                                     \
+    REQUIRED(cuStreamCreate, (struct CUstream_st **stream, unsigned flags))                     \
+    REQUIRED(cuStreamDestroy_v2, (struct CUstream_st *stream))                                  \
+    REQUIRED(cuStreamQuery, (struct CUstream_st *stream))                                       \
+    REQUIRED(cuStreamSynchronize, (struct CUstream_st *stream))                                 \
+    REQUIRED(cuStreamWaitEvent, (struct CUstream_st *stream, struct CUevent_st *event, unsigned flags)) \
+    OPTIONAL(cuStreamWriteValue64_v2, (struct CUstream_st *stream, unsigned long long address,  \
+                                       uint64_t value, unsigned flags))                         \
+    OPTIONAL(cuStreamWaitValue64_v2, (struct CUstream_st *stream, unsigned long long address,   \
+                                      uint64_t value, unsigned flags))                          \
+    REQUIRED(cuEventCreate, (struct CUevent_st **event, unsigned flags))                        \
+    REQUIRED(cuEventDestroy_v2, (struct CUevent_st *event))                                     \
+    REQUIRED(cuEventRecord, (struct CUevent_st *event, struct CUstream_st *stream))             \
+    REQUIRED(cuEventQuery, (struct CUevent_st *event))                                          \
+    REQUIRED(cuEventSynchronize, (struct CUevent_st *event))                                    \
+    REQUIRED(cuIpcGetMemHandle, (struct CUipcMemHandle_st *handle, unsigned long long address)) \
+    REQUIRED(cuIpcOpenMemHandle_v2, (unsigned long long *address, struct CUipcMemHandle_st handle, \
+                                     unsigned flags))                                           \
+    REQUIRED(cuIpcCloseMemHandle, (unsigned long long address))                                 \
+    REQUIRED(cuIpcGetEventHandle, (struct CUipcEventHandle_st *handle, struct CUevent_st *event)) \
+    REQUIRED(cuIpcOpenEventHandle, (struct CUevent_st **event, struct CUipcEventHandle_st handle))
+
+/* The functions of the driver that was loaded; an optional one may be NULL. */
+struct bxi_cuda {
+    void *library;
+#define BXI_CU_FIELD(name, arguments) unsigned (*name) arguments;
+    BXI_CU_FUNCTIONS(BXI_CU_FIELD, BXI_CU_FIELD)
+#undef BXI_CU_FIELD
+};
+
+#endif

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Finds the CUDA driver and loads it, when somebody asks for a GPU and not before; and makes of its results a code
+ * and a sentence. Any thread.
+ *
+ * libcuda.so.1 is opened with RTLD_LOCAL, so that nothing of it shows to the program, and its functions are looked
+ * up by the names it exports. cuGetProcAddress is not used: it gives a function of the version asked for, and all
+ * versions wanted here are exported under names of their own. It stays loaded once cuInit has worked: its threads
+ * and its handlers would lose their code.
+ */
+#include "inside.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static _Thread_local char sentence[BXI_GPU_TEXT_BYTES];
+static bxi_a32 is_forked;
+
+const char *bxi_gpu_text(void)
+{
+    return sentence;
+}
+
+int bxi_gpu_fail(int code, const char *format, ...)
+{
+    va_list arguments;
+
+    va_start(arguments, format);
+    vsnprintf(sentence, sizeof(sentence), format, arguments);
+    va_end(arguments);
+    return code;
+}
+
+int bxi_gpu_code(unsigned result)
+{
+    switch (result) {
+    case CUDA_SUCCESS: return 0;
+    case CUDA_ERROR_INVALID_VALUE:
+    case CUDA_ERROR_INVALID_CONTEXT:
+    case CUDA_ERROR_INVALID_HANDLE: return -EINVAL;
+    case CUDA_ERROR_OUT_OF_MEMORY: return -ENOMEM;
+    case CUDA_ERROR_NOT_INITIALIZED: return -EPERM;
+    case CUDA_ERROR_NO_DEVICE:
+    case CUDA_ERROR_INVALID_DEVICE:
+    case CUDA_ERROR_DEVICE_UNAVAILABLE: return -ENODEV;
+    case CUDA_ERROR_PEER_ACCESS_UNSUPPORTED:
+    case CUDA_ERROR_TOO_MANY_PEERS: return -EXDEV;
+    case CUDA_ERROR_NOT_READY: return -EAGAIN;
+    case CUDA_ERROR_NOT_PERMITTED: return -EACCES;
+    case CUDA_ERROR_NOT_SUPPORTED: return -EOPNOTSUPP;
+    default: return -EIO;
+    }
+}
+
+int bxi_gpu_cuda_fail(const struct bxi_cuda *cu, unsigned result, const char *format, ...)
+{
+    const char *name = NULL;
+    const char *text = NULL;
+    char what[256];
+    va_list arguments;
+
+    va_start(arguments, format);
+    vsnprintf(what, sizeof(what), format, arguments);
+    va_end(arguments);
+    if (cu->cuGetErrorName(result, &name) != CUDA_SUCCESS || name == NULL)
+        name = "an unknown CUresult";
+    if (cu->cuGetErrorString(result, &text) != CUDA_SUCCESS || text == NULL)
+        text = "no description";
+    return bxi_gpu_fail(bxi_gpu_code(result), "%s: %s (%u, %s)", what, name, result, text);
+}
+
+/* ---- Fork ------------------------------------------------------------------------------------ */
+
+static void in_child(void)
+{
+    /* [gpu.forked] relaxed: the child has one thread. */
+    bxi_store_relaxed(&is_forked, 1);
+}
+
+static void watch_fork(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+bool bxi_gpu_forked(void)
+{
+    /* [gpu.forked] relaxed: written before this process had a second thread. */
+    if (bxi_load_relaxed(&is_forked) == 0)
+        return false;
+    bxi_gpu_fail(-EPERM, "this process was forked after its parent opened the GPU, which CUDA does not survive: "
+                 "fork the workers first, then open it in each");
+    return true;
+}
+
+/* ---- Loading --------------------------------------------------------------------------------- */
+
+static int find_symbols(struct bxi_cuda *cu, const char *path)
+{
+    const char *missing = NULL;
+
+    /* A function pointer is copied as bytes, for ISO C has no conversion from what dlsym returns. */
+#define FIND(name, is_required)                                                                 \
+    do {                                                                                        \
+        void *symbol = dlsym(cu->library, #name);                                               \
+        memcpy(&cu->name, &symbol, sizeof(symbol));                                             \
+        if (symbol == NULL && (is_required))                                                    \
+            missing = #name;                                                                    \
+    } while (0);
+#define FIND_REQUIRED(name, arguments) FIND(name, true)
+#define FIND_OPTIONAL(name, arguments) FIND(name, false)
+    BXI_CU_FUNCTIONS(FIND_REQUIRED, FIND_OPTIONAL)
+#undef FIND_REQUIRED
+#undef FIND_OPTIONAL
+#undef FIND
+    if (missing == NULL)
+        return 0;
+    return bxi_gpu_fail(-ENODEV, "no GPU: %s has no function %s: the driver is too old, 11.4 (470.42) or later is "
+                        "wanted", path, missing);
+}
+
+static int init_failed(const struct bxi_cuda *cu, unsigned result)
+{
+    switch (result) {
+    case CUDA_ERROR_NO_DEVICE:
+        return bxi_gpu_fail(-ENODEV, "no GPU: the driver sees no device: look at nvidia-smi, at "
+                            "CUDA_VISIBLE_DEVICES, and in a container at whether it was started with --gpus");
+    case CUDA_ERROR_NOT_INITIALIZED:
+        return bxi_gpu_fail(-EPERM, "no GPU: CUDA was started before this process was forked, and does not survive "
+                            "it: fork the workers first");
+    case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
+        return bxi_gpu_fail(-ENODEV, "no GPU: libcuda.so.1 and the kernel's driver are of different versions: "
+                            "restart after the update, or mount the host's libcuda.so.1 into the container");
+    default:
+        (void)bxi_gpu_cuda_fail(cu, result, "no GPU: cuInit");
+        return -ENODEV;
+    }
+}
+
+int bxi_gpu_load(struct bxi_cuda *cu, const char *path)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    int version = 0;
+    int rc;
+
+    pthread_once(&once, watch_fork);
+    cu->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (cu->library == NULL)
+        return bxi_gpu_fail(-ENODEV, "no GPU: no driver: %s; install NVIDIA's driver, or start the container with "
+                            "--gpus all", dlerror());
+    rc = find_symbols(cu, path);
+    if (rc < 0)
+        goto close_library;
+    if (cu->cuDriverGetVersion(&version) == CUDA_SUCCESS && version < BXI_CU_OLDEST) {
+        rc = bxi_gpu_fail(-ENODEV, "no GPU: the driver is too old: it is for CUDA %d.%d, 11.4 (driver 470.42) or "
+                          "later is wanted", version / 1000, version % 1000 / 10);
+        goto close_library;
+    }
+
+    unsigned result = cu->cuInit(0);
+
+    if (result == CUDA_SUCCESS)
+        return 0;
+    rc = init_failed(cu, result);
+
+close_library:
+    bxi_gpu_unload(cu);
+    return rc;
+}
+
+bool bxi_gpu_library_is_fake(const struct bxi_cuda *cu)
+{
+    return dlsym(cu->library, BXI_CU_FAKE_SYMBOL) != NULL;
+}
+
+void bxi_gpu_unload(struct bxi_cuda *cu)
+{
+    /* Not closed: see the head. A second dlopen finds it where it is. */
+    memset(cu, 0, sizeof(*cu));
+}

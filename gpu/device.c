@@ -1,0 +1,417 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Opening and closing the GPU of a process; its devices, told by UUID; the primary context of each that is used;
+ * figures. The caller's thread.
+ *
+ * Ordinals are private to a process: CUDA_VISIBLE_DEVICES renumbers, so nothing but UUIDs leaves it. The primary
+ * context is retained once for a device, the same that the CUDA runtime and the libraries on it use: a context of
+ * our own would take some hundred megabytes more, and pointers would not be shared. It is made current around each
+ * call that needs one and the caller's is put back.
+ *
+ * Killed at any instruction: the driver takes contexts and memory back; the region stays as it is, to be read by
+ * those who have it mapped.
+ */
+#include "inside.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static bxi_a32 is_open;
+
+/* ---- Contexts -------------------------------------------------------------------------------- */
+
+int bxi_gpu_enter(const struct bxi_gpu_device *device)
+{
+    const struct bxi_cuda *cu = &device->gpu->cu;
+    unsigned result = cu->cuCtxPushCurrent_v2(device->context);
+
+    return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(cu, result, "the context of device %d", device->ordinal);
+}
+
+void bxi_gpu_leave(const struct bxi_gpu_device *device)
+{
+    struct CUctx_st *popped;
+
+    (void)device->gpu->cu.cuCtxPopCurrent_v2(&popped);
+}
+
+/* ---- Open and close -------------------------------------------------------------------------- */
+
+static const char *const order_names[] = { "auto", "host", "device", "events", "sync" };
+
+static int read_options(const struct bxi_gpu_options *options, enum bxi_gpu_order *order)
+{
+    const char *text = getenv("BX_GPU_ORDER");
+
+    if (options == NULL || options->region == NULL || (uintptr_t)options->region % 4096 != 0)
+        return bxi_gpu_fail(-EINVAL, "the region has to begin on a page");
+    if (options->order > BXI_GPU_HOST_SYNC)
+        return bxi_gpu_fail(-EINVAL, "order %d is none", (int)options->order);
+    *order = options->order;
+    if (*order != BXI_GPU_ORDER_AUTO || text == NULL || text[0] == '\0')
+        return 0;
+    for (unsigned i = 0; i < sizeof(order_names) / sizeof(order_names[0]); i++) {
+        if (strcmp(text, order_names[i]) == 0) {
+            *order = (enum bxi_gpu_order)i;
+            return 0;
+        }
+    }
+    return bxi_gpu_fail(-EINVAL, "BX_GPU_ORDER=%s is none of auto, host, device, events, sync", text);
+}
+
+static int list_device(struct bxi_gpu *gpu, int ordinal)
+{
+    const struct bxi_cuda *cu = &gpu->cu;
+    struct bxi_gpu_info *info = &gpu->info[ordinal];
+    int *handle = &gpu->handle[ordinal];
+    int major = 0, minor = 0;
+    size_t bytes = 0;
+    struct CUuuid_st uuid;
+    unsigned result = cu->cuDeviceGet(handle, ordinal);
+
+    if (result == CUDA_SUCCESS)
+        result = cu->cuDeviceGetName(info->name, (int)sizeof(info->name), *handle);
+    if (result == CUDA_SUCCESS)
+        result = cu->cuDeviceGetUuid_v2(&uuid, *handle);
+    if (result == CUDA_SUCCESS)
+        result = cu->cuDeviceTotalMem_v2(&bytes, *handle);
+    if (result == CUDA_SUCCESS)
+        result = cu->cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, *handle);
+    if (result == CUDA_SUCCESS)
+        result = cu->cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, *handle);
+    if (result != CUDA_SUCCESS)
+        return bxi_gpu_cuda_fail(cu, result, "asking device %d what it is", ordinal);
+    memcpy(info->uuid, uuid.bytes, sizeof(info->uuid));
+    info->bytes = bytes;
+    info->capability = 10 * major + minor;
+    info->is_mig = strstr(info->name, " MIG ") != NULL;
+    return 0;
+}
+
+static int list_devices(struct bxi_gpu *gpu)
+{
+    int count = 0;
+    unsigned result = gpu->cu.cuDeviceGetCount(&count);
+
+    if (result != CUDA_SUCCESS)
+        return bxi_gpu_cuda_fail(&gpu->cu, result, "counting devices");
+    if (count <= 0)
+        return bxi_gpu_fail(-ENODEV, "no GPU: the driver sees no device: look at nvidia-smi and at "
+                            "CUDA_VISIBLE_DEVICES");
+    gpu->ordinals = count < BXI_GPU_ORDINALS ? count : BXI_GPU_ORDINALS;
+    for (int i = 0; i < gpu->ordinals; i++) {
+        int rc = list_device(gpu, i);
+
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+static uint64_t namespace_of(const char *path)
+{
+    struct stat status;
+
+    return stat(path, &status) == 0 ? status.st_ino : 0;
+}
+
+static void publish_head(struct bxi_gpu *gpu)
+{
+    struct bxi_gpu_head *head = &gpu->region->head;
+
+    head->layout = BXI_GPU_LAYOUT;
+    head->pid = (uint32_t)getpid();
+    head->ipc_namespace = namespace_of("/proc/self/ns/ipc");
+    head->pid_namespace = namespace_of("/proc/self/ns/pid");
+    /* [gpu.magic] release, pairs with the acquire in bxi_gpu_peer_open: what is above is there. */
+    bxi_store_release(&head->magic, BXI_GPU_MAGIC);
+}
+
+int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **out)
+{
+    enum bxi_gpu_order order = BXI_GPU_ORDER_AUTO;
+    struct bxi_gpu *gpu;
+    uint32_t closed = 0;
+    int rc;
+
+    if (bxi_gpu_forked())
+        return -EPERM;
+    rc = read_options(options, &order);
+    if (rc < 0)
+        return rc;
+    /* [gpu.open] acquire and release, pairs with the release in bxi_gpu_close: one of several threads wins. */
+    if (!bxi_cas(&is_open, &closed, 1))
+        return bxi_gpu_fail(-EBUSY, "this process has the GPU open already");
+    gpu = calloc(1, sizeof(*gpu));
+    rc = gpu == NULL ? bxi_gpu_fail(-ENOMEM, "no memory for the GPU's books") : 0;
+    if (rc < 0)
+        goto close_gate;
+
+    const char *path = options->driver != NULL ? options->driver : getenv("BX_CUDA_DRIVER");
+
+    rc = bxi_gpu_load(&gpu->cu, path != NULL && path[0] != '\0' ? path : "libcuda.so.1");
+    if (rc < 0)
+        goto free_gpu;
+    (void)gpu->cu.cuDriverGetVersion(&gpu->version);
+    gpu->is_fake = bxi_gpu_library_is_fake(&gpu->cu);
+    gpu->region = options->region;
+    gpu->wanted = order;
+    gpu->slab_bytes = options->slab_bytes == 0 ? (uint64_t)64 << 20
+        : (options->slab_bytes + BXI_GPU_ROUND - 1) / BXI_GPU_ROUND * BXI_GPU_ROUND;
+    rc = list_devices(gpu);
+    if (rc == 0)
+        rc = bxi_gpu_helper_start(&gpu->helper);
+    if (rc < 0)
+        goto free_gpu;
+    pthread_mutex_init(&gpu->lock, NULL);
+    publish_head(gpu);
+    *out = gpu;
+    return 0;
+
+free_gpu:
+    free(gpu);
+close_gate:
+    /* [gpu.open] release, pairs with the compare-and-swap in bxi_gpu_open. */
+    bxi_store_release(&is_open, 0);
+    return rc;
+}
+
+/* Memory that somebody still has open stays, and with it the context that it is of, until this process ends: a
+ * process that ends does no harm to who reads, one that frees does. */
+static void close_device(struct bxi_gpu_device *device)
+{
+    const struct bxi_cuda *cu = &device->gpu->cu;
+    int held = 0;
+
+    if (bxi_gpu_enter(device) == 0) {
+        held = bxi_gpu_device_slabs_free(device);
+        bxi_gpu_stage_fini(device);
+        if (device->side != NULL)
+            (void)cu->cuStreamDestroy_v2(device->side);
+        bxi_gpu_leave(device);
+    }
+    if (held == 0)
+        (void)cu->cuDevicePrimaryCtxRelease_v2(device->handle);
+    bxi_gpu_heap_fini(&device->heap);
+    pthread_mutex_destroy(&device->bounce_lock);
+    free(device);
+}
+
+void bxi_gpu_close(struct bxi_gpu *gpu)
+{
+    if (gpu == NULL || bxi_gpu_forked())
+        return;
+    for (int i = 0; i < BXI_GPU_LANES; i++)
+        if (gpu->lane[i] != NULL)
+            bxi_gpu_lane_close(gpu->lane[i]);
+    for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next)
+        bxi_gpu_peer_close_maps(peer);
+    bxi_gpu_slabs_wait(gpu);
+    bxi_gpu_helper_stop(&gpu->helper);
+    bxi_gpu_blocks_forget(gpu);
+    for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next)
+        bxi_gpu_peer_forget_driver(peer);
+    if (gpu->words_registered && bxi_gpu_enter(gpu->device[0]) == 0) {
+        (void)gpu->cu.cuMemHostUnregister(gpu->region->word);
+        bxi_gpu_leave(gpu->device[0]);
+    }
+    for (uint32_t i = gpu->device_count; i-- > 0;)
+        close_device(gpu->device[i]);
+    while (gpu->peers != NULL) {
+        struct bxi_gpu_peer *peer = gpu->peers;
+
+        gpu->peers = peer->next;
+        free(peer);
+    }
+    pthread_mutex_destroy(&gpu->lock);
+    bxi_gpu_unload(&gpu->cu);
+    free(gpu);
+    /* [gpu.open] release, pairs with the compare-and-swap in bxi_gpu_open. */
+    bxi_store_release(&is_open, 0);
+}
+
+/* ---- What there is --------------------------------------------------------------------------- */
+
+int bxi_gpu_driver_version(const struct bxi_gpu *gpu)
+{
+    return gpu->version;
+}
+
+bool bxi_gpu_is_fake(const struct bxi_gpu *gpu)
+{
+    return gpu->is_fake;
+}
+
+int bxi_gpu_device_count(const struct bxi_gpu *gpu)
+{
+    return gpu->ordinals;
+}
+
+int bxi_gpu_device_info(const struct bxi_gpu *gpu, int ordinal, struct bxi_gpu_info *info)
+{
+    if (ordinal < 0 || ordinal >= gpu->ordinals)
+        return bxi_gpu_fail(-EINVAL, "there is no device %d: this process sees %d", ordinal, gpu->ordinals);
+    *info = gpu->info[ordinal];
+    return 0;
+}
+
+int bxi_gpu_ordinal(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    for (int i = 0; i < gpu->ordinals; i++)
+        if (memcmp(gpu->info[i].uuid, uuid, BXI_GPU_UUID_BYTES) == 0)
+            return i;
+    return bxi_gpu_fail(-ENODEV, "this process does not see that device: CUDA_VISIBLE_DEVICES hides it");
+}
+
+void bxi_gpu_read(const struct bxi_gpu *gpu, struct bxi_gpu_counters *counters)
+{
+#define READ(name) counters->name = bxi_gpu_figure(&gpu->figures.name);
+    BXI_GPU_COUNTERS(READ)
+#undef READ
+}
+
+int bxi_gpu_poll(struct bxi_gpu *gpu)
+{
+    int left;
+
+    if (bxi_gpu_forked())
+        return -EPERM;
+    pthread_mutex_lock(&gpu->lock);
+    left = bxi_gpu_lanes_poll(gpu);
+    left += bxi_gpu_blocks_poll(gpu);
+    left += bxi_gpu_peers_poll(gpu);
+    left += bxi_gpu_slabs_poll(gpu);
+    pthread_mutex_unlock(&gpu->lock);
+    return left;
+}
+
+/* ---- A device in use ------------------------------------------------------------------------- */
+
+void bxi_gpu_refuse(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    struct bxi_gpu_head *head = &gpu->region->head;
+    /* [gpu.refused] relaxed: only this process writes it, under the lock. */
+    uint32_t count = bxi_load_relaxed(&head->refused_count);
+
+    for (uint32_t i = 0; i < count; i++)
+        if (memcmp(head->refused[i], uuid, BXI_GPU_UUID_BYTES) == 0)
+            return;
+    if (count == BXI_GPU_REFUSED)
+        return;
+    memcpy(head->refused[count], uuid, BXI_GPU_UUID_BYTES);
+    /* [gpu.refused] release, pairs with the acquire in bxi_gpu_peer_reaches. */
+    bxi_store_release(&head->refused_count, count + 1);
+}
+
+static int retain(struct bxi_gpu_device *device)
+{
+    struct bxi_gpu *gpu = device->gpu;
+    const char *name = gpu->info[device->ordinal].name;
+    int mode = 0;
+    unsigned result = gpu->cu.cuDevicePrimaryCtxRetain(&device->context, device->handle);
+
+    if (result == CUDA_SUCCESS)
+        return 0;
+    (void)gpu->cu.cuDeviceGetAttribute(&mode, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, device->handle);
+    if (mode == CU_COMPUTEMODE_EXCLUSIVE_PROCESS)
+        return bxi_gpu_fail(-ENODEV, "device %d (%s) is in exclusive-process mode and another process has it: "
+                            "\"nvidia-smi -c DEFAULT\" lets several in, or run the MPS daemon", device->ordinal, name);
+    if (mode == CU_COMPUTEMODE_PROHIBITED)
+        return bxi_gpu_fail(-ENODEV, "device %d (%s) is in prohibited mode: \"nvidia-smi -c DEFAULT\" opens it",
+                            device->ordinal, name);
+    return bxi_gpu_cuda_fail(&gpu->cu, result, "taking device %d (%s) into use", device->ordinal, name);
+}
+
+/* With the lock held and the context current: what the device must show before it is used. */
+static int prepare(struct bxi_gpu_device *device)
+{
+    struct bxi_gpu *gpu = device->gpu;
+    struct bxi_gpu_head *head = &gpu->region->head;
+    struct bxi_gpu_chunk *whole;
+    unsigned result = gpu->cu.cuStreamCreate(&device->side, CU_STREAM_NON_BLOCKING);
+    int rc;
+
+    if (result != CUDA_SUCCESS)
+        return bxi_gpu_cuda_fail(&gpu->cu, result, "a stream of device %d", device->ordinal);
+    memcpy(head->device[device->index], gpu->info[device->ordinal].uuid, BXI_GPU_UUID_BYTES);
+    rc = bxi_gpu_slab_make(device, gpu->slab_bytes, &whole);
+    if (rc == 0)
+        rc = bxi_gpu_probe(device);
+    if (rc < 0)
+        return rc;
+    gpu->device[gpu->device_count++] = device;
+    /* [gpu.devices] release, pairs with the acquire in bxi_gpu_peers_poll. */
+    bxi_store_release(&head->device_count, gpu->device_count);
+    return 0;
+}
+
+static int start(struct bxi_gpu *gpu, int ordinal, struct bxi_gpu_device **out)
+{
+    struct bxi_gpu_device *device;
+    int rc;
+
+    if (gpu->device_count == BXI_GPU_DEVICES)
+        return bxi_gpu_fail(-ENOSPC, "%d devices are in use, the most that one worker can have", BXI_GPU_DEVICES);
+    device = calloc(1, sizeof(*device));
+    if (device == NULL)
+        return bxi_gpu_fail(-ENOMEM, "no memory for a device's books");
+    device->gpu = gpu;
+    device->ordinal = ordinal;
+    device->handle = gpu->handle[ordinal];
+    device->index = gpu->device_count;
+    pthread_mutex_init(&device->bounce_lock, NULL);
+    rc = retain(device);
+    if (rc < 0)
+        goto free_device;
+    rc = bxi_gpu_enter(device);
+    if (rc == 0) {
+        rc = prepare(device);
+        bxi_gpu_leave(device);
+    }
+    if (rc < 0) {
+        close_device(device);
+        return rc;
+    }
+    *out = device;
+    return 0;
+
+free_device:
+    pthread_mutex_destroy(&device->bounce_lock);
+    free(device);
+    return rc;
+}
+
+int bxi_gpu_device_open(struct bxi_gpu *gpu, int ordinal, struct bxi_gpu_device **device)
+{
+    int rc = 0;
+
+    if (bxi_gpu_forked())
+        return -EPERM;
+    if (ordinal < 0 || ordinal >= gpu->ordinals)
+        return bxi_gpu_fail(-EINVAL, "there is no device %d: this process sees %d", ordinal, gpu->ordinals);
+    pthread_mutex_lock(&gpu->lock);
+    for (uint32_t i = 0; i < gpu->device_count; i++) {
+        if (gpu->device[i]->ordinal == ordinal) {
+            *device = gpu->device[i];
+            goto unlock;
+        }
+    }
+    rc = start(gpu, ordinal, device);
+
+unlock:
+    pthread_mutex_unlock(&gpu->lock);
+    return rc;
+}
+
+int bxi_gpu_device_ordinal(const struct bxi_gpu_device *device)
+{
+    return device->ordinal;
+}
+
+enum bxi_gpu_order bxi_gpu_device_order(const struct bxi_gpu_device *device)
+{
+    return device->order;
+}

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * One thread of the process for what takes milliseconds: opening and closing other workers' slabs, and freeing
+ * one's own (cuIpcCloseMemHandle and cuMemFree wait for the device). A queue, first come first served. Jobs lie
+ * inside what they are about, so that none is ever refused. The thread starts with bxi_gpu_open, with every signal
+ * blocked, and ends with bxi_gpu_close.
+ */
+#include "inside.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+
+static void *help(void *context)
+{
+    struct bxi_gpu_helper *helper = context;
+
+    pthread_mutex_lock(&helper->lock);
+    for (;;) {
+        struct bxi_gpu_job *job = helper->first;
+
+        if (job != NULL) {
+            helper->first = job->next;
+            helper->is_busy = true;
+            pthread_mutex_unlock(&helper->lock);
+            job->run(job);
+            pthread_mutex_lock(&helper->lock);
+            helper->is_busy = false;
+            pthread_cond_broadcast(&helper->change);
+        } else if (helper->stops) {
+            break;
+        } else {
+            pthread_cond_wait(&helper->change, &helper->lock);
+        }
+    }
+    pthread_mutex_unlock(&helper->lock);
+    return NULL;
+}
+
+int bxi_gpu_helper_start(struct bxi_gpu_helper *helper)
+{
+    sigset_t all, before;
+    int error;
+
+    pthread_mutex_init(&helper->lock, NULL);
+    pthread_cond_init(&helper->change, NULL);
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    error = pthread_create(&helper->thread, NULL, help, helper);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    helper->is_started = error == 0;
+    return error == 0 ? 0 : bxi_gpu_fail(-error, "no thread for opening and closing GPU memory: %s",
+                                         strerrorname_np(error));
+}
+
+void bxi_gpu_helper_post(struct bxi_gpu_helper *helper, struct bxi_gpu_job *job)
+{
+    pthread_mutex_lock(&helper->lock);
+    job->next = NULL;
+    if (helper->first == NULL)
+        helper->first = job;
+    else
+        helper->last->next = job;
+    helper->last = job;
+    pthread_cond_broadcast(&helper->change);
+    pthread_mutex_unlock(&helper->lock);
+}
+
+void bxi_gpu_helper_drain(struct bxi_gpu_helper *helper)
+{
+    pthread_mutex_lock(&helper->lock);
+    while (helper->first != NULL || helper->is_busy)
+        pthread_cond_wait(&helper->change, &helper->lock);
+    pthread_mutex_unlock(&helper->lock);
+}
+
+void bxi_gpu_helper_stop(struct bxi_gpu_helper *helper)
+{
+    if (helper->is_started) {
+        pthread_mutex_lock(&helper->lock);
+        helper->stops = true;
+        pthread_cond_broadcast(&helper->change);
+        pthread_mutex_unlock(&helper->lock);
+        pthread_join(helper->thread, NULL);
+    }
+    pthread_cond_destroy(&helper->change);
+    pthread_mutex_destroy(&helper->lock);
+}

@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the files of gpu/ share. One lock, gpu->lock, covers everything that is not said to be otherwise; it is
+ * never held while a callback runs, nor while the helper opens, closes or frees. A lane's own fields belong to the
+ * thread that uses the lane, but with EVENTS, where the lock covers them too, since bxi_gpu_poll moves the word.
+ */
+#ifndef BXI_GPU_INSIDE_H
+#define BXI_GPU_INSIDE_H
+
+#include "gpu.h"
+
+#include "cuda_api.h"
+
+#include <pthread.h>
+
+#define BXI_GPU_TEXT_BYTES 512
+#define BXI_GPU_ORDINALS 64             /* devices that are listed; no box has more */
+#define BXI_GPU_ROUND ((uint64_t)2 << 20)
+#define BXI_GPU_CLASSES 160             /* of free chunks: four steps to the doubling */
+#define BXI_GPU_BOUNCE_BYTES ((size_t)1 << 20)
+
+/* ---- Sentences and results (cuda_load.c) ----------------------------------------------------- */
+
+/* Sets this thread's sentence and returns code. */
+int bxi_gpu_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The same with what the driver says of result; the code is that of result. */
+int bxi_gpu_cuda_fail(const struct bxi_cuda *cu, unsigned result, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+int bxi_gpu_code(unsigned result);                                  /* of a CUresult: 0 or -errno */
+int bxi_gpu_load(struct bxi_cuda *cu, const char *path);            /* dlopen, symbols, cuInit; -ENODEV, -EPERM */
+void bxi_gpu_unload(struct bxi_cuda *cu);
+bool bxi_gpu_library_is_fake(const struct bxi_cuda *cu);
+bool bxi_gpu_forked(void);                                          /* with the sentence, if so */
+
+/* ---- Helper (helper.c) ----------------------------------------------------------------------- */
+
+struct bxi_gpu_job {                    /* inside what it is about, so that queueing cannot fail */
+    struct bxi_gpu_job *next;
+    void (*run)(struct bxi_gpu_job *job);
+};
+struct bxi_gpu_helper {
+    pthread_mutex_t lock;               /* innermost; guards the rest */
+    pthread_cond_t change;
+    pthread_t thread;
+    bool is_started, stops, is_busy;
+    struct bxi_gpu_job *first, *last;
+};
+int bxi_gpu_helper_start(struct bxi_gpu_helper *helper);
+void bxi_gpu_helper_post(struct bxi_gpu_helper *helper, struct bxi_gpu_job *job);
+void bxi_gpu_helper_drain(struct bxi_gpu_helper *helper);           /* waits until it has nothing to do */
+void bxi_gpu_helper_stop(struct bxi_gpu_helper *helper);
+
+/* ---- Heap (heap.c): where in its slab a block lies ------------------------------------------- */
+
+struct bxi_gpu_chunk {
+    uint64_t offset, bytes;
+    uint32_t slab;
+    bool is_free;
+    struct bxi_gpu_chunk *prev, *next;              /* by address, in one slab */
+    struct bxi_gpu_chunk *free_prev, *free_next;    /* of one class */
+};
+struct bxi_gpu_heap {
+    struct bxi_gpu_chunk *free[BXI_GPU_CLASSES];
+};
+/* A free chunk as large as the slab; NULL: no memory. */
+struct bxi_gpu_chunk *bxi_gpu_heap_add(struct bxi_gpu_heap *heap, uint32_t slab, uint64_t bytes);
+/* bytes is a multiple of BXI_GPU_ALIGN; NULL: no free chunk is large enough. */
+struct bxi_gpu_chunk *bxi_gpu_heap_take(struct bxi_gpu_heap *heap, uint64_t bytes);
+/* Returns what it has become, joined with its neighbours. */
+struct bxi_gpu_chunk *bxi_gpu_heap_give(struct bxi_gpu_heap *heap, struct bxi_gpu_chunk *chunk);
+/* A free chunk that is all of its slab leaves, and is freed. */
+void bxi_gpu_heap_remove(struct bxi_gpu_heap *heap, struct bxi_gpu_chunk *chunk);
+void bxi_gpu_heap_fini(struct bxi_gpu_heap *heap);      /* frees what is free; the slabs are gone */
+
+/* ---- Slabs and blocks (slab.c, block.c) ------------------------------------------------------ */
+
+struct bxi_gpu_slab {
+    struct bxi_gpu_job job;             /* first */
+    struct bxi_gpu *gpu;
+    struct bxi_gpu_device *device;
+    uint64_t generation;                /* of this use of the row, or the last */
+    enum bxi_gpu_slab_state state;
+    bool is_freeing;                    /* the helper has it */
+    bool is_foreign;
+    uint64_t address, bytes;
+    uint32_t used;                      /* blocks handed out or waiting */
+    struct bxi_gpu_chunk *whole;        /* while it is all free */
+    uint64_t buffer_id;                 /* foreign */
+    struct bxi_gpu_last *last;          /* foreign: who wants to know when it is free */
+};
+struct bxi_gpu_last {
+    struct bxi_gpu_last *next;
+    bxi_gpu_freed_fn freed;
+    void *context;
+};
+
+struct bxi_gpu_until {
+    uint64_t peer;                      /* its id; 0: oneself */
+    struct bxi_gpu_point point;
+};
+struct bxi_gpu_block_inside {
+    struct bxi_gpu_block block;         /* first */
+    struct bxi_gpu_chunk *chunk;        /* NULL: foreign */
+    struct bxi_gpu_until *until;
+    uint32_t until_count, until_capacity;
+    struct bxi_gpu_block_inside *next;  /* of those that wait */
+};
+
+/* All under the lock. */
+int bxi_gpu_slab_make(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_chunk **whole);
+int bxi_gpu_slab_publish(struct bxi_gpu *gpu, struct bxi_gpu_slab *slab);     /* exports it and makes the row LIVE */
+struct bxi_gpu_slab *bxi_gpu_slab_vacant(struct bxi_gpu *gpu);                /* NULL: all rows are taken */
+void bxi_gpu_slab_retire(struct bxi_gpu *gpu, struct bxi_gpu_slab *slab);
+int bxi_gpu_slabs_poll(struct bxi_gpu *gpu);
+void bxi_gpu_slab_drop(struct bxi_gpu *gpu, struct bxi_gpu_slab *slab);       /* a block less */
+bool bxi_gpu_slab_is_held(struct bxi_gpu *gpu, const struct bxi_gpu_slab *slab);
+/* At the end, without the lock: waits until nobody has one open, for some seconds; frees those, with the device's
+ * context current, and says how many are still open somewhere and therefore not freed. */
+void bxi_gpu_slabs_wait(struct bxi_gpu *gpu);
+int bxi_gpu_device_slabs_free(struct bxi_gpu_device *device);
+int bxi_gpu_block_take(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_block **block);
+int bxi_gpu_blocks_poll(struct bxi_gpu *gpu);
+void bxi_gpu_block_give(struct bxi_gpu *gpu, struct bxi_gpu_block *block);    /* frees it, no longer used */
+void bxi_gpu_blocks_forget(struct bxi_gpu *gpu);                              /* at the end */
+
+/* ---- Devices (device.c) ---------------------------------------------------------------------- */
+
+struct bxi_gpu_device {
+    struct bxi_gpu *gpu;
+    int ordinal;                        /* here, and as the driver's CUdevice says */
+    int handle;
+    uint32_t index;                     /* in gpu->device and the region's head */
+    struct CUctx_st *context;
+    enum bxi_gpu_order order;
+    struct CUstream_st *side;           /* free: nothing on it ever waits */
+    struct bxi_gpu_heap heap;
+    uint64_t host_words;                /* HOST_WORDS: the region's words as this device sees them */
+    struct bxi_gpu_block *word_block;   /* DEVICE_WORDS */
+    pthread_mutex_t bounce_lock;        /* outermost; guards the rest */
+    void *bounce[2];
+    struct CUevent_st *bounce_event[2];
+};
+/* Makes the device's context current on this thread, and the one before again. */
+int bxi_gpu_enter(const struct bxi_gpu_device *device);
+void bxi_gpu_leave(const struct bxi_gpu_device *device);
+void bxi_gpu_refuse(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES]);   /* under the lock */
+
+/* ---- Orders (order.c, probe.c) --------------------------------------------------------------- */
+
+struct bxi_gpu_lane {
+    struct bxi_gpu *gpu;
+    struct bxi_gpu_device *device;
+    struct CUstream_st *stream;
+    bool owns_stream;
+    enum bxi_gpu_order order;
+    uint32_t index;
+    uint64_t value;                     /* of the last mark */
+    uint64_t done;                      /* EVENTS: as the word says */
+    uint64_t word_address;              /* as the device sees it */
+    struct CUevent_st *event[BXI_GPU_RING];
+};
+int bxi_gpu_probe(struct bxi_gpu_device *device);       /* sets device->order */
+int bxi_gpu_lanes_poll(struct bxi_gpu *gpu);            /* under the lock; points under way, with EVENTS */
+
+/* As bxi_gpu_passed, under the lock. */
+int bxi_gpu_point_passed(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point);
+/* Copies a word of the device to the host, on the side stream. */
+int bxi_gpu_read_word(struct bxi_gpu *gpu, const struct bxi_gpu_device *device, uint64_t address, uint64_t *value);
+void bxi_gpu_stage_fini(struct bxi_gpu_device *device);
+
+/* ---- Peers and maps (peer.c, cache.c) -------------------------------------------------------- */
+
+enum bxi_gpu_map_state { BXI_GPU_MAP_NONE = 0, BXI_GPU_MAP_OPENING, BXI_GPU_MAP_OPEN, BXI_GPU_MAP_CLOSING };
+
+struct bxi_gpu_wait;                    /* somebody who waits for it */
+struct bxi_gpu_map {
+    struct bxi_gpu_job job;             /* first */
+    struct bxi_gpu_peer *peer;
+    enum bxi_gpu_map_state state;
+    uint64_t generation;
+    uint64_t address, bytes;
+    uint32_t users;
+    struct bxi_gpu_wait *waiting;
+};
+struct bxi_gpu_event_cache {
+    uint8_t handle[BXI_GPU_HANDLE_BYTES];
+    struct CUevent_st *event;
+};
+struct bxi_gpu_peer {
+    struct bxi_gpu_peer *next;
+    uint64_t id;                        /* never used again, so that points may outlive their peer */
+    struct bxi_gpu *gpu;
+    struct bxi_gpu_peer_options is;
+    char name[64];
+    bxi_a32 is_dead;
+    uint32_t devices_seen;              /* of its head, compared for peer access */
+    uint32_t open_maps;                 /* not NONE */
+    bool words_registered;
+    uint64_t host_words;                /* its words' page as is.device sees it; 0: it cannot */
+    struct bxi_gpu_map map[BXI_GPU_SLABS];
+    struct bxi_gpu_event_cache event[BXI_GPU_LANES][BXI_GPU_RING];
+};
+bool bxi_gpu_peer_is_dead(const struct bxi_gpu_peer *peer);
+struct bxi_gpu_peer *bxi_gpu_peer_by_id(const struct bxi_gpu *gpu, uint64_t id);   /* under the lock; or NULL */
+int bxi_gpu_peers_poll(struct bxi_gpu *gpu);            /* under the lock */
+bool bxi_gpu_is_out_of_reach(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES]);
+void bxi_gpu_map_close(struct bxi_gpu_map *map);        /* under the lock: begins it; it is OPEN */
+void bxi_gpu_peer_close_maps(struct bxi_gpu_peer *peer);        /* all; waits for the helper */
+void bxi_gpu_peer_forget_driver(struct bxi_gpu_peer *peer);     /* its page and events; the last but free */
+/* Under the lock: the address here of a place in a slab that is mapped, or 0. */
+bool bxi_gpu_is_mapped(const struct bxi_gpu *gpu, uint64_t address);
+uint64_t bxi_gpu_mapped(const struct bxi_gpu_peer *peer, uint32_t slab, uint64_t generation, uint64_t offset);
+
+/* ---- The process's part ---------------------------------------------------------------------- */
+
+struct bxi_gpu_figures {                /* struct bxi_gpu_counters, counted by any thread */
+#define BXI_GPU_COUNTER_ATOMIC(name) bxi_a64 name;
+    BXI_GPU_COUNTERS(BXI_GPU_COUNTER_ATOMIC)
+#undef BXI_GPU_COUNTER_ATOMIC
+};
+
+struct bxi_gpu {
+    struct bxi_cuda cu;                 /* from here on as opened */
+    struct bxi_gpu_region *region;
+    uint64_t slab_bytes;
+    enum bxi_gpu_order wanted;
+    int version;
+    bool is_fake;
+    int ordinals;
+    int handle[BXI_GPU_ORDINALS];
+    struct bxi_gpu_info info[BXI_GPU_ORDINALS];
+    struct bxi_gpu_figures figures;
+    struct bxi_gpu_helper helper;
+
+    pthread_mutex_t lock;               /* guards the rest */
+    struct bxi_gpu_device *device[BXI_GPU_DEVICES];
+    uint32_t device_count;
+    bool words_registered;              /* the region's words' page, with the driver */
+    struct bxi_gpu_slab slab[BXI_GPU_SLABS];
+    struct bxi_gpu_block_inside *waiting;
+    struct bxi_gpu_lane *lane[BXI_GPU_LANES];
+    uint64_t lane_value[BXI_GPU_LANES]; /* of closed ones: the next goes on from there */
+    struct bxi_gpu_peer *peers;
+    uint64_t peers_made;
+};
+
+/* A figure; n may be -1 for one that says how many there are. */
+static inline void bxi_gpu_count(bxi_a64 *figure, int64_t n)
+{
+    /* [gpu.figure] several threads count: one read-modify-write, and nobody derives an order from it. */
+    (void)bxi_add(figure, (uint64_t)n);
+}
+
+/* What it is now; a reader wants a recent value. */
+static inline uint64_t bxi_gpu_figure(const bxi_a64 *figure)
+{
+    /* [gpu.figure] relaxed: as above. */
+    return bxi_load_relaxed(figure);
+}
+
+#endif

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Peers: other processes whose slabs are borrowed here and that borrow from here. Opening, looking at what has
+ * become of them, their death, closing. The caller's thread, under the lock; what takes milliseconds is the
+ * helper's.
+ *
+ * One peer is both sides: its region says what it lends, my held what I have open of that, its held what it has
+ * open of mine. They must be opened on both sides before anything is lent: an owner that does not know a borrower
+ * does not ask what it holds.
+ */
+#include "inside.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+static int check_region(const struct bxi_gpu *gpu, const struct bxi_gpu_peer_options *options)
+{
+    const struct bxi_gpu_head *head = &options->region->head;
+    /* [gpu.magic] acquire, pairs with the release in publish_head. */
+    uint64_t magic = bxi_load_acquire(&head->magic);
+
+    if (magic == 0)
+        return bxi_gpu_fail(-EAGAIN, "%s has not opened a GPU yet", options->name);
+    if (magic != BXI_GPU_MAGIC || head->layout != BXI_GPU_LAYOUT)
+        return bxi_gpu_fail(-EPROTO, "%s's GPU region is none, or of another version", options->name);
+    if (options->region == gpu->region || (head->pid == gpu->region->head.pid &&
+                                           head->pid_namespace == gpu->region->head.pid_namespace))
+        return bxi_gpu_fail(-ESTALE, "%s is this process: its memory needs no mapping, and CUDA does not open "
+                            "handles where they were made", options->name);
+    return 0;
+}
+
+/* Where a stream here may wait for the peer's words. Where that cannot be, hosts wait instead: no error. */
+static void register_words(struct bxi_gpu_peer *peer)
+{
+    const struct bxi_cuda *cu = &peer->gpu->cu;
+    void *page = (void *)(uintptr_t)peer->is.region->word;
+    unsigned long long address = 0;
+
+    if (cu->cuStreamWaitValue64_v2 == NULL || bxi_gpu_enter(peer->is.device) < 0)
+        return;
+    if (cu->cuMemHostRegister_v2(page, sizeof(peer->is.region->word), CU_MEMHOSTREGISTER_PORTABLE |
+                                 CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY) == CUDA_SUCCESS) {
+        peer->words_registered = true;
+        if (cu->cuMemHostGetDevicePointer_v2(&address, page, 0) == CUDA_SUCCESS)
+            peer->host_words = address;
+    }
+    bxi_gpu_leave(peer->is.device);
+}
+
+int bxi_gpu_peer_open(struct bxi_gpu *gpu, const struct bxi_gpu_peer_options *options, struct bxi_gpu_peer **out)
+{
+    struct bxi_gpu_peer *peer;
+    int rc;
+
+    if (bxi_gpu_forked())
+        return -EPERM;
+    if (options->region == NULL || options->held == NULL || options->held_by_peer == NULL ||
+        options->device == NULL || options->name == NULL || (uintptr_t)options->region % 4096 != 0)
+        return bxi_gpu_fail(-EINVAL, "a peer needs a name, its region, both sides' held words and a device");
+    rc = check_region(gpu, options);
+    if (rc < 0)
+        return rc;
+    peer = calloc(1, sizeof(*peer));
+    if (peer == NULL)
+        return bxi_gpu_fail(-ENOMEM, "no memory for the books of %s", options->name);
+    peer->gpu = gpu;
+    peer->is = *options;
+    snprintf(peer->name, sizeof(peer->name), "%s", options->name);
+    peer->is.name = peer->name;
+    register_words(peer);
+    pthread_mutex_lock(&gpu->lock);
+    peer->id = ++gpu->peers_made;
+    peer->next = gpu->peers;
+    gpu->peers = peer;
+    pthread_mutex_unlock(&gpu->lock);
+    *out = peer;
+    return 0;
+}
+
+struct bxi_gpu_peer *bxi_gpu_peer_by_id(const struct bxi_gpu *gpu, uint64_t id)
+{
+    for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next)
+        if (peer->id == id)
+            return peer;
+    return NULL;
+}
+
+int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const struct bxi_gpu_device *device)
+{
+    const struct bxi_gpu_head *head = &peer->is.region->head;
+    const uint8_t *uuid = device->gpu->info[device->ordinal].uuid;
+    /* [gpu.refused] acquire, pairs with the release in bxi_gpu_refuse. */
+    uint32_t count = bxi_load_acquire(&head->refused_count);
+
+    for (uint32_t i = 0; i < count && i < BXI_GPU_REFUSED; i++)
+        if (memcmp(head->refused[i], uuid, BXI_GPU_UUID_BYTES) == 0)
+            return 0;
+    return 1;
+}
+
+/* ---- Polling --------------------------------------------------------------------------------- */
+
+/* Devices that the peer has taken into use since: those out of reach are refused before anything is lent. */
+static void look_at_devices(struct bxi_gpu_peer *peer)
+{
+    const struct bxi_gpu_head *head = &peer->is.region->head;
+    /* [gpu.devices] acquire, pairs with the release in prepare. */
+    uint32_t count = bxi_load_acquire(&head->device_count);
+    uint8_t uuid[BXI_GPU_UUID_BYTES];
+
+    for (; peer->devices_seen < count && peer->devices_seen < BXI_GPU_DEVICES; peer->devices_seen++) {
+        memcpy(uuid, head->device[peer->devices_seen], sizeof(uuid));
+        if (bxi_gpu_is_out_of_reach(peer, uuid))
+            bxi_gpu_refuse(peer->gpu, uuid);
+    }
+}
+
+/* Maps whose owner wants them closed, or is dead. */
+static int look_at_maps(struct bxi_gpu_peer *peer)
+{
+    bool is_dead = bxi_gpu_peer_is_dead(peer);
+    int left = 0;
+
+    for (int i = 0; peer->open_maps > 0 && i < BXI_GPU_SLABS; i++) {
+        struct bxi_gpu_map *map = &peer->map[i];
+
+        if (map->state == BXI_GPU_MAP_NONE)
+            continue;
+        if (map->state == BXI_GPU_MAP_OPEN) {
+            /* [gpu.stamp] relaxed: RETIRING is a wish, and this end closes when it sees it. */
+            uint64_t stamp = bxi_load_relaxed(&peer->is.region->slab[i].stamp);
+
+            if (!is_dead && stamp == (map->generation << 2 | BXI_GPU_SLAB_LIVE))
+                continue;
+            if (map->users == 0)
+                bxi_gpu_map_close(map);
+        }
+        left++;
+    }
+    return left;
+}
+
+int bxi_gpu_peers_poll(struct bxi_gpu *gpu)
+{
+    int left = 0;
+
+    for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next) {
+        look_at_devices(peer);
+        left += look_at_maps(peer);
+    }
+    return left;
+}
+
+/* ---- Death and closing ----------------------------------------------------------------------- */
+
+/* Below the poison stays how far the word had come, so that what was ready can still be read. Its owner is dead, so
+ * nobody else writes but other survivors, and they write the same. */
+static int poison_host(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words)
+{
+    const struct bxi_gpu_region *region = peer->is.region;
+    int rc = 0;
+
+    for (int i = 0; i < BXI_GPU_LANES; i++) {
+        /* [gpu.word] relaxed: a value to add to. */
+        uint64_t word = bxi_load_relaxed(&region->word[i].value);
+        /* [gpu.lane] acquire, pairs with the release in publish_lane. */
+        bool is_used = bxi_load_acquire(&region->lane[i].order) == BXI_GPU_HOST_WORDS;
+
+        if ((word & BXI_GPU_POISON) != 0)
+            continue;
+        if (words != NULL) {
+            /* [gpu.word] release, pairs with the acquire in host_word. */
+            bxi_store_release(&words[i].value, word | BXI_GPU_POISON);
+            bxi_gpu_count(&peer->gpu->figures.poisonings, is_used);
+        } else if (is_used) {
+            rc = bxi_gpu_fail(-EROFS, "streams that wait for %s cannot be released: its words are not writable here",
+                              peer->name);
+        }
+    }
+    return rc;
+}
+
+/* Words in a slab of the dead owner's that is mapped: by the side stream, on which nothing waits. */
+static void poison_device(struct bxi_gpu_peer *peer)
+{
+    struct bxi_gpu *gpu = peer->gpu;
+    const struct bxi_gpu_device *device = peer->is.device;
+
+    for (int i = 0; i < BXI_GPU_LANES; i++) {
+        const struct bxi_gpu_lane_row *row = &peer->is.region->lane[i];
+        uint64_t address, word = 0;
+
+        /* [gpu.lane] acquire, pairs with the release in publish_lane. */
+        if (bxi_load_acquire(&row->order) != BXI_GPU_DEVICE_WORDS)
+            continue;
+        address = bxi_gpu_mapped(peer, row->slab, row->generation, row->offset);
+        if (address == 0 || bxi_gpu_read_word(gpu, device, address, &word) < 0 || bxi_gpu_enter(device) < 0)
+            continue;
+        if ((word & BXI_GPU_POISON) == 0 &&
+            gpu->cu.cuStreamWriteValue64_v2(device->side, address, word | BXI_GPU_POISON,
+                                            CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS)
+            bxi_gpu_count(&gpu->figures.poisonings, 1);
+        bxi_gpu_leave(device);
+    }
+}
+
+int bxi_gpu_peer_died(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words)
+{
+    struct bxi_gpu *gpu = peer->gpu;
+    int rc;
+
+    if (bxi_gpu_forked())
+        return -EPERM;
+    pthread_mutex_lock(&gpu->lock);
+    /* [gpu.dead] release, pairs with the acquire in bxi_gpu_peer_is_dead. A wait that is put on a stream after
+     * this, by a thread that had looked before, finds the word poisoned. */
+    bxi_store_release(&peer->is_dead, 1);
+    rc = poison_host(peer, words);
+    poison_device(peer);
+    (void)bxi_gpu_blocks_poll(gpu);
+    (void)look_at_maps(peer);
+    pthread_mutex_unlock(&gpu->lock);
+    return rc;
+}
+
+void bxi_gpu_peer_forget_driver(struct bxi_gpu_peer *peer)
+{
+    const struct bxi_cuda *cu = &peer->gpu->cu;
+
+    if (bxi_gpu_enter(peer->is.device) < 0)
+        return;
+    for (int i = 0; i < BXI_GPU_LANES * BXI_GPU_RING; i++) {
+        struct CUevent_st *event = peer->event[i / BXI_GPU_RING][i % BXI_GPU_RING].event;
+
+        if (event != NULL)
+            (void)cu->cuEventDestroy_v2(event);
+    }
+    if (peer->words_registered)
+        (void)cu->cuMemHostUnregister((void *)(uintptr_t)peer->is.region->word);
+    bxi_gpu_leave(peer->is.device);
+}
+
+void bxi_gpu_peer_close_maps(struct bxi_gpu_peer *peer)
+{
+    struct bxi_gpu *gpu = peer->gpu;
+
+    bxi_gpu_helper_drain(&gpu->helper);         /* what is being opened */
+    pthread_mutex_lock(&gpu->lock);
+    for (int i = 0; i < BXI_GPU_SLABS; i++)
+        if (peer->map[i].state == BXI_GPU_MAP_OPEN)
+            bxi_gpu_map_close(&peer->map[i]);
+    pthread_mutex_unlock(&gpu->lock);
+    bxi_gpu_helper_drain(&gpu->helper);
+}
+
+void bxi_gpu_peer_close(struct bxi_gpu_peer *peer)
+{
+    struct bxi_gpu *gpu;
+    struct bxi_gpu_peer **link;
+
+    if (peer == NULL || bxi_gpu_forked())
+        return;
+    gpu = peer->gpu;
+    bxi_gpu_peer_close_maps(peer);
+    pthread_mutex_lock(&gpu->lock);
+    for (link = &gpu->peers; *link != peer; link = &(*link)->next)
+        ;
+    *link = peer->next;
+    pthread_mutex_unlock(&gpu->lock);
+    bxi_gpu_peer_forget_driver(peer);
+    free(peer);
+}

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Slabs: device memory that is allocated in one piece and exported once, so that a borrower opens one handle and
+ * then reads any block in it. Made by whoever wants a block, under the lock; freed by the helper.
+ *
+ * A handle names the whole of an allocation, and opening one takes milliseconds; hence slabs of 64 MiB and more,
+ * not a handle for each block. Each further slab is at least a sixteenth of what there is, so that 256 rows are
+ * enough for any device.
+ *
+ * Freeing what somebody has open is undefined, so a slab goes through RETIRING, where the pair of README's G2
+ * holds: store RETIRING, fence, look at what every peer holds.
+ *
+ * Killed before a row's stamp says LIVE: nobody has seen it. Killed at any later step: the stamp stays, borrowers
+ * find out that the owner is dead and close; the driver frees the memory with the last of them.
+ */
+#include "inside.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define LARGEST_BYTES ((uint64_t)1 << 30)       /* that a slab grows to by itself */
+#define PATIENCE_PAUSES 10000                   /* of 200 us, for others to close as we leave */
+
+static uint64_t stamp_of(const struct bxi_gpu_slab *slab)
+{
+    return slab->generation << 2 | (uint64_t)slab->state;
+}
+
+static struct bxi_gpu_slab_row *row_of(struct bxi_gpu *gpu, const struct bxi_gpu_slab *slab)
+{
+    return &gpu->region->slab[slab - gpu->slab];
+}
+
+/* ---- Making ---------------------------------------------------------------------------------- */
+
+struct bxi_gpu_slab *bxi_gpu_slab_vacant(struct bxi_gpu *gpu)
+{
+    for (int i = 0; i < BXI_GPU_SLABS; i++)
+        if (gpu->slab[i].state == BXI_GPU_SLAB_EMPTY)
+            return &gpu->slab[i];
+    (void)bxi_gpu_fail(-ENOSPC, "%d slabs are in use, the most that a worker can have; make them larger "
+                       "(slab_bytes), or free some blocks", BXI_GPU_SLABS);
+    return NULL;
+}
+
+static int export_failed(const struct bxi_gpu_device *device, unsigned result)
+{
+    const struct bxi_gpu_info *info = &device->gpu->info[device->ordinal];
+
+    if (info->is_mig)
+        return bxi_gpu_fail(-EOPNOTSUPP, "device %d (%s) is a MIG instance, whose memory CUDA does not let other "
+                            "processes open: use the whole GPU (\"nvidia-smi -mig 0\")", device->ordinal, info->name);
+    (void)bxi_gpu_cuda_fail(&device->gpu->cu, result, "device %d (%s) lets no other process open its memory "
+                            "(cuIpcGetMemHandle)", device->ordinal, info->name);
+    return -EOPNOTSUPP;
+}
+
+int bxi_gpu_slab_publish(struct bxi_gpu *gpu, struct bxi_gpu_slab *slab)
+{
+    struct bxi_gpu_slab_row *row = row_of(gpu, slab);
+    struct CUipcMemHandle_st handle;
+    unsigned result = gpu->cu.cuIpcGetMemHandle(&handle, slab->address);
+
+    if (result != CUDA_SUCCESS)
+        return export_failed(slab->device, result);
+    row->bytes = slab->bytes;
+    memcpy(row->handle, handle.reserved, sizeof(row->handle));
+    memcpy(row->uuid, gpu->info[slab->device->ordinal].uuid, sizeof(row->uuid));
+    slab->gpu = gpu;
+    slab->generation++;
+    slab->state = BXI_GPU_SLAB_LIVE;
+    /* [gpu.stamp] release, pairs with the acquire in open_map: the row is whole. */
+    bxi_store_release(&row->stamp, stamp_of(slab));
+    bxi_gpu_count(&gpu->figures.slabs, 1);
+    bxi_gpu_count(&gpu->figures.slab_bytes, (int64_t)slab->bytes);
+    return 0;
+}
+
+static uint64_t slab_bytes_for(struct bxi_gpu *gpu, uint64_t bytes)
+{
+    uint64_t grown = bxi_gpu_figure(&gpu->figures.slab_bytes) / 16;
+    uint64_t wanted = gpu->slab_bytes;
+
+    if (grown > LARGEST_BYTES)
+        grown = LARGEST_BYTES;
+    if (wanted < grown)
+        wanted = grown;
+    if (wanted < bytes)
+        wanted = bytes;
+    return (wanted + BXI_GPU_ROUND - 1) / BXI_GPU_ROUND * BXI_GPU_ROUND;
+}
+
+/* As large as it may grow, or where the device has no room for that just large enough. */
+static int allocate(struct bxi_gpu_device *device, struct bxi_gpu_slab *slab, uint64_t bytes)
+{
+    const struct bxi_cuda *cu = &device->gpu->cu;
+    uint64_t least = (bytes + BXI_GPU_ROUND - 1) / BXI_GPU_ROUND * BXI_GPU_ROUND;
+    unsigned long long address = 0;
+    unsigned result;
+
+    slab->bytes = slab_bytes_for(device->gpu, bytes);
+    result = cu->cuMemAlloc_v2(&address, slab->bytes);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && slab->bytes > least) {
+        slab->bytes = least;
+        result = cu->cuMemAlloc_v2(&address, slab->bytes);
+    }
+    if (result != CUDA_SUCCESS)
+        return bxi_gpu_cuda_fail(cu, result, "a slab of %llu bytes on device %d",
+                                 (unsigned long long)slab->bytes, device->ordinal);
+    slab->address = address;
+    return 0;
+}
+
+int bxi_gpu_slab_make(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_chunk **whole)
+{
+    struct bxi_gpu *gpu = device->gpu;
+    struct bxi_gpu_slab *slab = bxi_gpu_slab_vacant(gpu);
+    int rc;
+
+    if (slab == NULL)
+        return -ENOSPC;
+    rc = allocate(device, slab, bytes);
+    if (rc < 0)
+        return rc;
+    slab->device = device;
+    slab->is_foreign = false;
+    slab->used = 0;
+    slab->whole = bxi_gpu_heap_add(&device->heap, (uint32_t)(slab - gpu->slab), slab->bytes);
+    rc = slab->whole == NULL ? bxi_gpu_fail(-ENOMEM, "no memory for a slab's books") : 0;
+    if (rc < 0)
+        goto free_memory;
+    rc = bxi_gpu_slab_publish(gpu, slab);
+    if (rc < 0)
+        goto remove_chunk;
+    *whole = slab->whole;
+    return 0;
+
+remove_chunk:
+    bxi_gpu_heap_remove(&device->heap, slab->whole);
+free_memory:
+    slab->whole = NULL;
+    (void)gpu->cu.cuMemFree_v2(slab->address);
+    return rc;
+}
+
+/* ---- Retiring -------------------------------------------------------------------------------- */
+
+void bxi_gpu_slab_retire(struct bxi_gpu *gpu, struct bxi_gpu_slab *slab)
+{
+    if (slab->whole != NULL)
+        bxi_gpu_heap_remove(&slab->device->heap, slab->whole);
+    slab->whole = NULL;
+    slab->state = BXI_GPU_SLAB_RETIRING;
+    /* [gpu.stamp] relaxed: the fence in bxi_gpu_slab_is_held orders it. */
+    bxi_store_relaxed(&row_of(gpu, slab)->stamp, stamp_of(slab));
+}
+
+/* The owner's half of the pair. */
+bool bxi_gpu_slab_is_held(struct bxi_gpu *gpu, const struct bxi_gpu_slab *slab)
+{
+    bxi_fence_seq_cst();
+    for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next) {
+        const struct bxi_gpu_held *held = peer->is.held_by_peer;
+
+        /* [gpu.held] acquire, pairs with the release in let_go: its mapping is gone. */
+        if (!bxi_gpu_peer_is_dead(peer) &&
+            bxi_load_acquire(&held->generation[slab - gpu->slab]) == slab->generation)
+            return true;
+    }
+    return false;
+}
+
+/* The row may be used again: the lock's. */
+static void vacate(struct bxi_gpu *gpu, struct bxi_gpu_slab *slab)
+{
+    slab->state = BXI_GPU_SLAB_EMPTY;
+    slab->is_freeing = false;
+    /* [gpu.stamp] relaxed: what is written to the row next is for those who see LIVE again. */
+    bxi_store_relaxed(&row_of(gpu, slab)->stamp, stamp_of(slab));
+    bxi_gpu_count(&gpu->figures.slabs, -1);
+    bxi_gpu_count(&gpu->figures.slab_bytes, -(int64_t)slab->bytes);
+    bxi_gpu_count(&gpu->figures.slabs_retired, 1);
+}
+
+static void tell(struct bxi_gpu_last *last)
+{
+    while (last != NULL) {
+        struct bxi_gpu_last *next = last->next;
+
+        last->freed(last->context);
+        free(last);
+        last = next;
+    }
+}
+
+/* Helper. */
+static void free_slab(struct bxi_gpu_job *job)
+{
+    struct bxi_gpu_slab *slab = (struct bxi_gpu_slab *)(void *)job;
+    struct bxi_gpu *gpu = slab->gpu;
+    struct bxi_gpu_last *last = slab->last;
+
+    if (!slab->is_foreign && bxi_gpu_enter(slab->device) == 0) {
+        (void)gpu->cu.cuMemFree_v2(slab->address);
+        bxi_gpu_leave(slab->device);
+    }
+    pthread_mutex_lock(&gpu->lock);
+    slab->last = NULL;
+    vacate(gpu, slab);
+    pthread_mutex_unlock(&gpu->lock);
+    tell(last);
+}
+
+int bxi_gpu_slabs_poll(struct bxi_gpu *gpu)
+{
+    int left = 0;
+
+    for (int i = 0; i < BXI_GPU_SLABS; i++) {
+        struct bxi_gpu_slab *slab = &gpu->slab[i];
+
+        if (slab->state != BXI_GPU_SLAB_RETIRING)
+            continue;
+        left++;
+        if (slab->is_freeing || bxi_gpu_slab_is_held(gpu, slab))
+            continue;
+        slab->is_freeing = true;
+        slab->job.run = free_slab;
+        bxi_gpu_helper_post(&gpu->helper, &slab->job);
+    }
+    return left;
+}
+
+/* One empty slab of a device is kept; another goes. */
+static bool has_spare(struct bxi_gpu *gpu, const struct bxi_gpu_slab *but)
+{
+    for (int i = 0; i < BXI_GPU_SLABS; i++) {
+        const struct bxi_gpu_slab *slab = &gpu->slab[i];
+
+        if (slab != but && slab->whole != NULL && slab->device == but->device)
+            return true;
+    }
+    return false;
+}
+
+void bxi_gpu_slab_drop(struct bxi_gpu *gpu, struct bxi_gpu_slab *slab)
+{
+    slab->used--;
+    if (slab->used == 0 && (slab->is_foreign || has_spare(gpu, slab)))
+        bxi_gpu_slab_retire(gpu, slab);
+}
+
+int bxi_gpu_trim(struct bxi_gpu_device *device)
+{
+    struct bxi_gpu *gpu = device->gpu;
+    int retired = 0;
+
+    if (bxi_gpu_forked())
+        return -EPERM;
+    pthread_mutex_lock(&gpu->lock);
+    (void)bxi_gpu_blocks_poll(gpu);
+    for (int i = 0; i < BXI_GPU_SLABS; i++) {
+        struct bxi_gpu_slab *slab = &gpu->slab[i];
+
+        if (slab->device != device || slab->state != BXI_GPU_SLAB_LIVE || slab->whole == NULL)
+            continue;
+        bxi_gpu_slab_retire(gpu, slab);
+        retired++;
+    }
+    (void)bxi_gpu_slabs_poll(gpu);
+    pthread_mutex_unlock(&gpu->lock);
+    return retired;
+}
+
+/* ---- The end --------------------------------------------------------------------------------- */
+
+/* How many of one's slabs others have open, all of them asked to close. */
+static int held_count(struct bxi_gpu *gpu)
+{
+    int held = 0;
+
+    pthread_mutex_lock(&gpu->lock);
+    for (int i = 0; i < BXI_GPU_SLABS; i++) {
+        struct bxi_gpu_slab *slab = &gpu->slab[i];
+
+        if (slab->state == BXI_GPU_SLAB_LIVE)
+            bxi_gpu_slab_retire(gpu, slab);
+        held += slab->state != BXI_GPU_SLAB_EMPTY && bxi_gpu_slab_is_held(gpu, slab);
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    return held;
+}
+
+void bxi_gpu_slabs_wait(struct bxi_gpu *gpu)
+{
+    struct timespec pause = { .tv_nsec = 200 * 1000 };
+
+    for (int i = 0; i < PATIENCE_PAUSES && held_count(gpu) > 0; i++)
+        nanosleep(&pause, NULL);
+}
+
+int bxi_gpu_device_slabs_free(struct bxi_gpu_device *device)
+{
+    struct bxi_gpu *gpu = device->gpu;
+    int held = 0;
+
+    for (int i = 0; i < BXI_GPU_SLABS; i++) {
+        struct bxi_gpu_slab *slab = &gpu->slab[i];
+
+        if (slab->device != device || slab->state == BXI_GPU_SLAB_EMPTY)
+            continue;
+        if (bxi_gpu_slab_is_held(gpu, slab)) {
+            held++;
+            continue;
+        }
+        slab->whole = NULL;
+        if (!slab->is_foreign)
+            (void)gpu->cu.cuMemFree_v2(slab->address);
+        vacate(gpu, slab);
+        tell(slab->last);
+        slab->last = NULL;
+    }
+    return held;
+}

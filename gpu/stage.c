@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Copies: between devices that reach one another, and through pinned host memory where two do not. The caller's
+ * thread.
+ *
+ * Staging has two pinned buffers for each device, of 1 MiB: while the device fills or empties one, the host does
+ * the other. It waits for the device, and counts that: it is for devices without peer access, not for the hot
+ * path. Pinning the caller's memory instead would cost more than the copy for anything that is staged once.
+ */
+#include "inside.h"
+
+#include <errno.h>
+#include <string.h>
+
+int bxi_gpu_copy(struct bxi_gpu_lane *lane, uint64_t to, uint64_t from, uint64_t bytes)
+{
+    struct bxi_gpu *gpu = lane->gpu;
+    unsigned result;
+    int rc;
+
+    if (bxi_gpu_forked())
+        return -EPERM;
+    rc = bxi_gpu_enter(lane->device);
+    if (rc < 0)
+        return rc;
+    result = gpu->cu.cuMemcpyAsync(to, from, bytes, lane->stream);
+    bxi_gpu_leave(lane->device);
+    if (result != CUDA_SUCCESS)
+        return bxi_gpu_cuda_fail(&gpu->cu, result, "copying %llu bytes on device %d", (unsigned long long)bytes,
+                                 lane->device->ordinal);
+    bxi_gpu_count(&gpu->figures.d2d_copies, 1);
+    bxi_gpu_count(&gpu->figures.d2d_bytes, (int64_t)bytes);
+    return 0;
+}
+
+/* Under bounce_lock, the context current. */
+static unsigned make_bounce(struct bxi_gpu_device *device)
+{
+    const struct bxi_cuda *cu = &device->gpu->cu;
+    unsigned result = CUDA_SUCCESS;
+
+    for (int i = 0; i < 2 && result == CUDA_SUCCESS; i++) {
+        if (device->bounce[i] == NULL)
+            result = cu->cuMemHostAlloc(&device->bounce[i], BXI_GPU_BOUNCE_BYTES, CU_MEMHOSTALLOC_PORTABLE);
+        if (result == CUDA_SUCCESS && device->bounce_event[i] == NULL)
+            result = cu->cuEventCreate(&device->bounce_event[i], CU_EVENT_DISABLE_TIMING);
+    }
+    return result;
+}
+
+void bxi_gpu_stage_fini(struct bxi_gpu_device *device)
+{
+    const struct bxi_cuda *cu = &device->gpu->cu;
+
+    for (int i = 0; i < 2; i++) {
+        if (device->bounce[i] != NULL)
+            (void)cu->cuMemFreeHost(device->bounce[i]);
+        if (device->bounce_event[i] != NULL)
+            (void)cu->cuEventDestroy_v2(device->bounce_event[i]);
+    }
+}
+
+static size_t part_bytes(uint64_t bytes, uint64_t at)
+{
+    return bytes - at < BXI_GPU_BOUNCE_BYTES ? (size_t)(bytes - at) : BXI_GPU_BOUNCE_BYTES;
+}
+
+static unsigned fill_bounce(struct bxi_gpu_lane *lane, uint64_t from, uint64_t bytes, uint64_t at)
+{
+    struct bxi_gpu_device *device = lane->device;
+    const struct bxi_cuda *cu = &device->gpu->cu;
+    unsigned which = (unsigned)(at / BXI_GPU_BOUNCE_BYTES % 2);
+    unsigned result = cu->cuMemcpyDtoHAsync_v2(device->bounce[which], from + at, part_bytes(bytes, at), lane->stream);
+
+    return result == CUDA_SUCCESS ? cu->cuEventRecord(device->bounce_event[which], lane->stream) : result;
+}
+
+static unsigned out(struct bxi_gpu_lane *lane, unsigned char *to, uint64_t from, uint64_t bytes)
+{
+    struct bxi_gpu_device *device = lane->device;
+    unsigned result = fill_bounce(lane, from, bytes, 0);
+
+    for (uint64_t at = 0; at < bytes && result == CUDA_SUCCESS; at += BXI_GPU_BOUNCE_BYTES) {
+        unsigned which = (unsigned)(at / BXI_GPU_BOUNCE_BYTES % 2);
+
+        if (bytes - at > BXI_GPU_BOUNCE_BYTES)
+            result = fill_bounce(lane, from, bytes, at + BXI_GPU_BOUNCE_BYTES);
+        if (result == CUDA_SUCCESS)
+            result = device->gpu->cu.cuEventSynchronize(device->bounce_event[which]);
+        if (result == CUDA_SUCCESS)
+            memcpy(to + at, device->bounce[which], part_bytes(bytes, at));
+    }
+    return result;
+}
+
+static unsigned in(struct bxi_gpu_lane *lane, uint64_t to, const unsigned char *from, uint64_t bytes)
+{
+    struct bxi_gpu_device *device = lane->device;
+    const struct bxi_cuda *cu = &device->gpu->cu;
+    unsigned result = CUDA_SUCCESS;
+
+    for (uint64_t at = 0; at < bytes && result == CUDA_SUCCESS; at += BXI_GPU_BOUNCE_BYTES) {
+        unsigned which = (unsigned)(at / BXI_GPU_BOUNCE_BYTES % 2);
+
+        if (at >= 2 * BXI_GPU_BOUNCE_BYTES)
+            result = cu->cuEventSynchronize(device->bounce_event[which]);
+        if (result != CUDA_SUCCESS)
+            break;
+        memcpy(device->bounce[which], from + at, part_bytes(bytes, at));
+        result = cu->cuMemcpyHtoDAsync_v2(to + at, device->bounce[which], part_bytes(bytes, at), lane->stream);
+        if (result == CUDA_SUCCESS)
+            result = cu->cuEventRecord(device->bounce_event[which], lane->stream);
+    }
+    return result == CUDA_SUCCESS ? cu->cuStreamSynchronize(lane->stream) : result;
+}
+
+/* One of to and from is host memory. */
+static int stage(struct bxi_gpu_lane *lane, void *host_to, const void *host_from, uint64_t address, uint64_t bytes)
+{
+    struct bxi_gpu_device *device = lane->device;
+    struct bxi_gpu *gpu = lane->gpu;
+    unsigned result;
+    int rc;
+
+    if (bxi_gpu_forked())
+        return -EPERM;
+    if (bytes == 0)
+        return 0;
+    rc = bxi_gpu_enter(device);
+    if (rc < 0)
+        return rc;
+    pthread_mutex_lock(&device->bounce_lock);
+    result = make_bounce(device);
+    if (result == CUDA_SUCCESS)
+        result = host_to != NULL ? out(lane, host_to, address, bytes) : in(lane, address, host_from, bytes);
+    pthread_mutex_unlock(&device->bounce_lock);
+    bxi_gpu_leave(device);
+    if (result != CUDA_SUCCESS)
+        return bxi_gpu_cuda_fail(&gpu->cu, result, "staging %llu bytes of device %d through host memory",
+                                 (unsigned long long)bytes, device->ordinal);
+    bxi_gpu_count(&gpu->figures.host_synchronises, 1);
+    bxi_gpu_count(&gpu->figures.staged_bytes, (int64_t)bytes);
+    return 0;
+}
+
+int bxi_gpu_stage_out(struct bxi_gpu_lane *lane, void *to, uint64_t from, uint64_t bytes)
+{
+    return stage(lane, to, NULL, from, bytes);
+}
+
+int bxi_gpu_stage_in(struct bxi_gpu_lane *lane, uint64_t to, const void *from, uint64_t bytes)
+{
+    return stage(lane, NULL, from, to, bytes);
+}

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A CUDA driver that is none, for tests of gpu/ on machines without a GPU: libfakecuda.so, loaded only by an explicit
+ * path (BX_CUDA_DRIVER). Its devices say FAKE, and it exports bx_fake_cuda, which no other driver does.
+ *
+ * What it is like:
+ *  - A machine of several devices is a file that its processes share (FAKE_CUDA_MACHINE, by default
+ *    /dev/shm/bx-fake-cuda.<uid>): who has allocated what, who has it open, contexts, events between processes.
+ *  - Device memory is a memfd of its owner's, which others open by way of /proc/<pid>/fd: it goes when the last
+ *    mapping is gone, as with the real driver, and a dead process's handles cannot be opened any more.
+ *  - A handle is {pid, slot}: after a free and an allocation it has the same bytes again.
+ *  - Memory that is freed while another process has it open is overwritten, and counted.
+ *  - A stream is a thread that runs its work in order, each piece after a random delay, so that what nobody waits for
+ *    is late. Nothing orders two streams but events and words.
+ *  - One's own handle is refused with 201, one that is open here already with 208, one across two devices
+ *    without peer access with 217.
+ *
+ * The environment, read by cuInit:
+ *    FAKE_CUDA_DEVICES=2         how many there are; CUDA_VISIBLE_DEVICES shows some of them (numbers)
+ *    FAKE_CUDA_MEMORY_MB=1024    of each; a context takes 16 of it
+ *    FAKE_CUDA_DELAY_US=300      at most, before each piece of work; FAKE_CUDA_SEED
+ *    FAKE_CUDA_OPEN_MS=0         that an open takes, and a close
+ *    FAKE_CUDA_NO_PEER=0-1,...   devices without peer access, or "all"
+ *    FAKE_CUDA_VERSION=12040     FAKE_CUDA_MIG=1, FAKE_CUDA_EXCLUSIVE=1, FAKE_CUDA_PROHIBITED=1,
+ *    FAKE_CUDA_NO_IPC=1 (opens fail as in another PID namespace), FAKE_CUDA_NO_STREAM_OPS=1,
+ *    FAKE_CUDA_NO_HOST_REGISTER=1, FAKE_CUDA_NO_READ_ONLY=1, FAKE_CUDA_NO_EVENT_IPC=1,
+ *    FAKE_CUDA_LOST_WRITES=1     words are never written by streams: a probe must find out
+ */
+#ifndef TESTS_FAKE_H
+#define TESTS_FAKE_H
+
+#include "../../gpu/cuda_api.h"
+#include "../../shm/atomic.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define FAKE_DEVICES 8
+#define FAKE_ALLOCATIONS 512
+#define FAKE_OPENERS 16
+#define FAKE_CONTEXTS 512
+#define FAKE_EVENTS 1024
+#define FAKE_CONTEXT_BYTES ((uint64_t)16 << 20)
+#define FAKE_POISON 0xDB
+
+#define FAKE_EXPORT __attribute__((visibility("default")))
+
+struct fake_process {                   /* pid and when it started: a pid comes again */
+    int32_t pid;
+    uint64_t start;
+};
+
+enum fake_kind { FAKE_PLAIN = 1, FAKE_MANAGED, FAKE_POOLED, FAKE_VMM };
+
+struct fake_allocation {
+    struct fake_process owner;          /* pid 0: none */
+    uint32_t slot;                      /* the owner's number for it; the handle */
+    int32_t fd;                         /* the owner's */
+    int32_t device;
+    bool is_freed;                      /* by its owner; it is there while somebody has it open */
+    uint64_t bytes;
+    uint64_t serial;
+    struct fake_process opener[FAKE_OPENERS];
+};
+
+struct fake_shared_event {
+    struct fake_process owner;
+    uint64_t serial;
+    bxi_a64 recorded, completed;
+};
+
+struct fake_machine {
+    uint64_t serial;
+    uint64_t freed_while_open, opens, closes;
+    struct fake_allocation allocation[FAKE_ALLOCATIONS];
+    struct {
+        struct fake_process owner;
+        int32_t device;
+    } context[FAKE_CONTEXTS];
+    struct fake_shared_event event[FAKE_EVENTS];
+};
+
+struct fake_options {
+    int devices, delay_us, open_ms, version;
+    uint64_t memory_bytes;
+    bool mig, exclusive, prohibited, no_ipc, no_stream_ops, no_host_register, no_read_only, no_event_ipc, lost_writes;
+    bool reaches[FAKE_DEVICES][FAKE_DEVICES];
+    int visible[FAKE_DEVICES];          /* physical devices, in this process's order */
+    int visible_count;
+};
+extern struct fake_options fake_options;
+extern struct fake_machine *fake_machine;
+
+/* ---- machine.c ------------------------------------------------------------------------------- */
+
+int fake_machine_open(void);                    /* 0, or -1 */
+void fake_lock(void);                           /* the machine; what the dead have left is swept */
+void fake_unlock(void);
+struct fake_process fake_self(void);
+bool fake_is_alive(const struct fake_process *process);
+bool fake_same(const struct fake_process *a, const struct fake_process *b);
+uint64_t fake_used_bytes(int device);           /* locked */
+
+/* ---- api.c ----------------------------------------------------------------------------------- */
+
+struct CUctx_st {
+    int device;                                 /* physical */
+    int users;
+};
+unsigned fake_ready(void);                      /* CUDA_SUCCESS after cuInit in this process */
+unsigned fake_current(struct CUctx_st **context);
+
+/* ---- memory.c -------------------------------------------------------------------------------- */
+
+/* Whether [address, address + bytes) is memory that a device may touch; written: may write. */
+bool fake_may_touch(uint64_t address, uint64_t bytes, bool written);
+
+/* ---- stream.c -------------------------------------------------------------------------------- */
+
+void fake_synchronise_all(void);                /* every stream of this process */
+
+#endif

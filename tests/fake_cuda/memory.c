@@ -1,0 +1,582 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Memory of the fake's devices, and host memory that they may touch. A device address is where this process has
+ * the memory mapped, so that streams can simply use it; but only ranges known here are ever touched.
+ */
+#include "fake.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+FAKE_EXPORT unsigned cuMemAllocManaged(unsigned long long *address, size_t bytes, unsigned flags);
+FAKE_EXPORT unsigned cuMemAllocAsync(unsigned long long *address, size_t bytes, struct CUstream_st *stream);
+FAKE_EXPORT unsigned bx_fake_vmm_alloc(unsigned long long *address, size_t bytes);
+#define DECLARE(name, arguments) FAKE_EXPORT unsigned name arguments;
+BXI_CU_FUNCTIONS(DECLARE, DECLARE)
+#undef DECLARE
+
+#define RANGES 4096
+#define HANDLE_MAGIC 0x454b4146u
+
+enum range_kind { RANGE_NONE = 0, RANGE_OWN, RANGE_OPENED, RANGE_REGISTERED, RANGE_PINNED };
+
+struct range {
+    enum range_kind kind;
+    enum fake_kind memory;
+    uint64_t base, bytes, serial;
+    int device;                         /* physical */
+    int fd;                             /* OWN */
+    uint32_t slot;                      /* OWN: in the handle; OPENED: index into the machine's allocations */
+    bool read_only;
+};
+
+struct handle {                         /* no serial: the bytes come again, as a real handle's were seen to */
+    uint32_t magic;
+    int32_t pid;
+    uint32_t slot;
+    uint32_t zero;
+    uint64_t bytes;
+};
+
+static struct range ranges[RANGES];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* ---- Ranges, under lock ---------------------------------------------------------------------- */
+
+static struct range *range_of(uint64_t address)
+{
+    for (int i = 0; i < RANGES; i++)
+        if (ranges[i].kind != RANGE_NONE && address >= ranges[i].base && address - ranges[i].base < ranges[i].bytes)
+            return &ranges[i];
+    return NULL;
+}
+
+static struct range *vacant(void)
+{
+    for (int i = 0; i < RANGES; i++)
+        if (ranges[i].kind == RANGE_NONE)
+            return &ranges[i];
+    return NULL;
+}
+
+bool fake_may_touch(uint64_t address, uint64_t bytes, bool written)
+{
+    const struct range *range;
+    bool may;
+
+    pthread_mutex_lock(&lock);
+    range = range_of(address);
+    may = range != NULL && bytes <= range->bytes - (address - range->base) && !(written && range->read_only);
+    pthread_mutex_unlock(&lock);
+    return may;
+}
+
+/* ---- Allocation ------------------------------------------------------------------------------ */
+
+static uint32_t free_slot(void)
+{
+    uint32_t slot = 0;
+
+    for (int i = 0; i < RANGES; i++) {
+        if (ranges[i].kind == RANGE_OWN && ranges[i].slot == slot) {
+            slot++;
+            i = -1;
+        }
+    }
+    return slot;
+}
+
+/* Both locks held. */
+static unsigned enter_allocation(const struct range *range)
+{
+    if (fake_used_bytes(range->device) + range->bytes > fake_options.memory_bytes)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    for (int i = 0; i < FAKE_ALLOCATIONS; i++) {
+        struct fake_allocation *allocation = &fake_machine->allocation[i];
+
+        if (allocation->owner.pid != 0)
+            continue;
+        *allocation = (struct fake_allocation){
+            .owner = fake_self(),
+            .slot = range->slot,
+            .fd = range->fd,
+            .device = range->device,
+            .bytes = range->bytes,
+            .serial = range->serial,
+        };
+        return CUDA_SUCCESS;
+    }
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static unsigned fill_range(struct range *range, size_t bytes)
+{
+    unsigned result;
+    void *memory;
+
+    range->fd = memfd_create("fake-cuda", MFD_CLOEXEC);
+    if (range->fd < 0 || ftruncate(range->fd, (off_t)bytes) < 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, range->fd, 0);
+    if (memory == MAP_FAILED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    range->base = (uint64_t)(uintptr_t)memory;
+    range->bytes = bytes;
+    range->slot = free_slot();
+    fake_lock();
+    range->serial = ++fake_machine->serial;
+    result = enter_allocation(range);
+    fake_unlock();
+    if (result != CUDA_SUCCESS)
+        munmap(memory, bytes);
+    return result;
+}
+
+static unsigned allocate(unsigned long long *address, size_t bytes, enum fake_kind kind)
+{
+    struct CUctx_st *context;
+    struct range *range;
+    unsigned result = fake_current(&context);
+
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (bytes == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    range = vacant();
+    result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (range != NULL) {
+        memset(range, 0, sizeof(*range));
+        range->memory = kind;
+        range->device = context->device;
+        range->fd = -1;
+        result = fill_range(range, bytes);
+        if (result == CUDA_SUCCESS) {
+            range->kind = RANGE_OWN;
+            *address = range->base;
+        } else if (range->fd >= 0) {
+            close(range->fd);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+unsigned cuMemAlloc_v2(unsigned long long *address, size_t bytes)
+{
+    return allocate(address, bytes, FAKE_PLAIN);
+}
+
+unsigned cuMemAllocManaged(unsigned long long *address, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    return allocate(address, bytes, FAKE_MANAGED);
+}
+
+unsigned cuMemAllocAsync(unsigned long long *address, size_t bytes, struct CUstream_st *stream)
+{
+    (void)stream;
+    return allocate(address, bytes, FAKE_POOLED);
+}
+
+/* What cuMemCreate and cuMemMap would give. */
+unsigned bx_fake_vmm_alloc(unsigned long long *address, size_t bytes)
+{
+    return allocate(address, bytes, FAKE_VMM);
+}
+
+/* Both locks held: whether others had it open. */
+static bool leave_allocation(const struct range *range)
+{
+    bool is_open = false;
+
+    for (int i = 0; i < FAKE_ALLOCATIONS; i++) {
+        struct fake_allocation *allocation = &fake_machine->allocation[i];
+
+        if (allocation->owner.pid == 0 || allocation->serial != range->serial)
+            continue;
+        for (int j = 0; j < FAKE_OPENERS; j++)
+            is_open = is_open || allocation->opener[j].pid != 0;
+        if (is_open)
+            allocation->is_freed = true;
+        else
+            memset(allocation, 0, sizeof(*allocation));
+    }
+    fake_machine->freed_while_open += is_open;
+    return is_open;
+}
+
+unsigned cuMemFree_v2(unsigned long long address)
+{
+    struct CUctx_st *context;
+    struct range *range;
+    unsigned result = fake_current(&context);
+
+    if (result != CUDA_SUCCESS)
+        return result;
+    fake_synchronise_all();
+    pthread_mutex_lock(&lock);
+    range = range_of(address);
+    if (range == NULL || range->kind != RANGE_OWN || range->base != address) {
+        result = CUDA_ERROR_INVALID_VALUE;
+    } else {
+        fake_lock();
+        if (leave_allocation(range))
+            memset((void *)(uintptr_t)range->base, FAKE_POISON, range->bytes);
+        fake_unlock();
+        munmap((void *)(uintptr_t)range->base, range->bytes);
+        close(range->fd);
+        range->kind = RANGE_NONE;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+unsigned cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
+{
+    struct CUctx_st *context;
+    unsigned result = fake_current(&context);
+
+    if (result != CUDA_SUCCESS)
+        return result;
+    fake_lock();
+    *total_bytes = fake_options.memory_bytes;
+    *free_bytes = fake_options.memory_bytes - fake_used_bytes(context->device);
+    fake_unlock();
+    return CUDA_SUCCESS;
+}
+
+/* ---- Questions ------------------------------------------------------------------------------- */
+
+unsigned cuMemGetAddressRange_v2(unsigned long long *base, size_t *bytes, unsigned long long address)
+{
+    struct range *range;
+
+    pthread_mutex_lock(&lock);
+    range = range_of(address);
+    if (range != NULL) {
+        *base = range->base;
+        *bytes = range->bytes;
+    }
+    pthread_mutex_unlock(&lock);
+    return range != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static int ordinal_of(int device)
+{
+    for (int i = 0; i < fake_options.visible_count; i++)
+        if (fake_options.visible[i] == device)
+            return i;
+    return -1;
+}
+
+static unsigned answer(const struct range *range, void *data, unsigned attribute)
+{
+    bool is_device = range->kind == RANGE_OWN || range->kind == RANGE_OPENED;
+
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(int *)data = is_device ? CU_MEMORYTYPE_DEVICE : 1; return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(int *)data = range->memory == FAKE_MANAGED; return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = ordinal_of(range->device); return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(uint64_t *)data = range->serial; return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+        *(int *)data = range->kind == RANGE_OWN && range->memory == FAKE_PLAIN;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+        *(void **)data = range->memory == FAKE_POOLED ? (void *)&ranges : NULL;
+        return CUDA_SUCCESS;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+unsigned cuPointerGetAttribute(void *data, unsigned attribute, unsigned long long address)
+{
+    struct range *range;
+    unsigned result;
+
+    pthread_mutex_lock(&lock);
+    range = range_of(address);
+    result = range != NULL ? answer(range, data, attribute) : CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+/* ---- Between processes ----------------------------------------------------------------------- */
+
+unsigned cuIpcGetMemHandle(struct CUipcMemHandle_st *out, unsigned long long address)
+{
+    struct handle handle = { .magic = HANDLE_MAGIC, .pid = (int32_t)getpid() };
+    struct range *range;
+    unsigned result = fake_options.mig ? CUDA_ERROR_NOT_SUPPORTED : fake_ready();
+
+    pthread_mutex_lock(&lock);
+    range = range_of(address);
+    if (result == CUDA_SUCCESS && (range == NULL || range->kind != RANGE_OWN || range->memory != FAKE_PLAIN))
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS) {
+        handle.slot = range->slot;
+        handle.bytes = range->bytes;
+        memset(out, 0, sizeof(*out));
+        memcpy(out->reserved, &handle, sizeof(handle));
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+static void dawdle(void)
+{
+    struct timespec time = { .tv_sec = fake_options.open_ms / 1000,
+                             .tv_nsec = fake_options.open_ms % 1000 * 1000000L };
+
+    nanosleep(&time, NULL);
+}
+
+static struct fake_allocation *find_allocation(const struct handle *handle)
+{
+    for (int i = 0; i < FAKE_ALLOCATIONS; i++) {
+        struct fake_allocation *allocation = &fake_machine->allocation[i];
+
+        if (allocation->owner.pid == handle->pid && allocation->slot == handle->slot && !allocation->is_freed &&
+            allocation->bytes == handle->bytes && fake_is_alive(&allocation->owner))
+            return allocation;
+    }
+    return NULL;
+}
+
+/* Both locks held. */
+static unsigned map_opened(struct range *range, struct fake_allocation *allocation)
+{
+    int opener = 0;
+    char path[64];
+    void *memory;
+    int fd;
+
+    while (opener < FAKE_OPENERS && allocation->opener[opener].pid != 0)
+        opener++;
+    if (opener == FAKE_OPENERS)
+        return CUDA_ERROR_MAP_FAILED;
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d", allocation->owner.pid, allocation->fd);
+    fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return CUDA_ERROR_MAP_FAILED;
+    memory = mmap(NULL, allocation->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (memory == MAP_FAILED)
+        return CUDA_ERROR_MAP_FAILED;
+    allocation->opener[opener] = fake_self();
+    *range = (struct range){
+        .kind = RANGE_OPENED,
+        .memory = FAKE_PLAIN,
+        .base = (uint64_t)(uintptr_t)memory,
+        .bytes = allocation->bytes,
+        .serial = allocation->serial,
+        .device = allocation->device,
+    };
+    fake_machine->opens++;
+    return CUDA_SUCCESS;
+}
+
+/* Both locks held. */
+static unsigned open_handle(const struct handle *handle, int device, struct range *range)
+{
+    struct fake_allocation *allocation = find_allocation(handle);
+
+    if (allocation == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!fake_options.reaches[device][allocation->device])
+        return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    for (int i = 0; i < RANGES; i++)
+        if (ranges[i].kind == RANGE_OPENED && ranges[i].serial == allocation->serial)
+            return 208;                 /* CUDA_ERROR_ALREADY_MAPPED */
+    return map_opened(range, allocation);
+}
+
+unsigned cuIpcOpenMemHandle_v2(unsigned long long *address, struct CUipcMemHandle_st bytes, unsigned flags)
+{
+    struct CUctx_st *context;
+    struct handle handle;
+    struct range *range;
+    unsigned result = fake_current(&context);
+
+    memcpy(&handle, bytes.reserved, sizeof(handle));
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || handle.magic != HANDLE_MAGIC)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (handle.pid == getpid() || fake_options.no_ipc)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    dawdle();
+    pthread_mutex_lock(&lock);
+    range = vacant();
+    fake_lock();
+    result = range == NULL ? CUDA_ERROR_OUT_OF_MEMORY : open_handle(&handle, context->device, range);
+    fake_unlock();
+    if (result == CUDA_SUCCESS)
+        *address = range->base;
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+/* Both locks held. */
+static void leave_opened(const struct range *range)
+{
+    struct fake_process self = fake_self();
+
+    for (int i = 0; i < FAKE_ALLOCATIONS; i++) {
+        struct fake_allocation *allocation = &fake_machine->allocation[i];
+
+        if (allocation->owner.pid == 0 || allocation->serial != range->serial)
+            continue;
+        for (int j = 0; j < FAKE_OPENERS; j++)
+            if (fake_same(&allocation->opener[j], &self))
+                allocation->opener[j].pid = 0;
+    }
+    fake_machine->closes++;
+}
+
+unsigned cuIpcCloseMemHandle(unsigned long long address)
+{
+    struct CUctx_st *context;
+    struct range *range;
+    unsigned result = fake_current(&context);
+
+    if (result != CUDA_SUCCESS)
+        return result;
+    fake_synchronise_all();
+    dawdle();
+    pthread_mutex_lock(&lock);
+    range = range_of(address);
+    if (range == NULL || range->kind != RANGE_OPENED || range->base != address) {
+        result = CUDA_ERROR_INVALID_VALUE;
+    } else {
+        munmap((void *)(uintptr_t)range->base, range->bytes);
+        fake_lock();
+        leave_opened(range);
+        fake_unlock();
+        range->kind = RANGE_NONE;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+/* ---- Host memory ----------------------------------------------------------------------------- */
+
+static unsigned add_host(void *memory, size_t bytes, enum range_kind kind, bool read_only)
+{
+    struct range *range;
+    unsigned result = CUDA_SUCCESS;
+
+    pthread_mutex_lock(&lock);
+    range = vacant();
+    if (range_of((uint64_t)(uintptr_t)memory) != NULL)
+        result = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    else if (range == NULL)
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    else
+        *range = (struct range){
+            .kind = kind,
+            .base = (uint64_t)(uintptr_t)memory,
+            .bytes = bytes,
+            .read_only = read_only,
+        };
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+static unsigned take_host(void *memory, enum range_kind kind)
+{
+    struct range *range;
+    unsigned result = CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+
+    pthread_mutex_lock(&lock);
+    range = range_of((uint64_t)(uintptr_t)memory);
+    if (range != NULL && range->kind == kind && range->base == (uint64_t)(uintptr_t)memory) {
+        range->kind = RANGE_NONE;
+        result = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+/* Whether this process may write there, by /proc/self/maps. */
+static bool is_writable(const void *memory)
+{
+    unsigned long long begin, end, at = (unsigned long long)(uintptr_t)memory;
+    char line[512], rights[8];
+    bool writable = false;
+    FILE *maps = fopen("/proc/self/maps", "r");
+
+    while (maps != NULL && fgets(line, sizeof(line), maps) != NULL)
+        if (sscanf(line, "%llx-%llx %7s", &begin, &end, rights) == 3 && at >= begin && at < end)
+            writable = rights[1] == 'w';
+    if (maps != NULL)
+        fclose(maps);
+    return writable;
+}
+
+unsigned cuMemHostAlloc(void **memory, size_t bytes, unsigned flags)
+{
+    struct CUctx_st *context;
+    unsigned result = fake_current(&context);
+    void *made;
+
+    (void)flags;
+    if (result != CUDA_SUCCESS)
+        return result;
+    made = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    if (made == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    result = add_host(made, bytes, RANGE_PINNED, false);
+    if (result == CUDA_SUCCESS)
+        *memory = made;
+    else
+        free(made);
+    return result;
+}
+
+unsigned cuMemFreeHost(void *memory)
+{
+    unsigned result;
+
+    fake_synchronise_all();
+    result = take_host(memory, RANGE_PINNED);
+    if (result == CUDA_SUCCESS)
+        free(memory);
+    return result;
+}
+
+unsigned cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags)
+{
+    struct CUctx_st *context;
+    unsigned result = fake_current(&context);
+    bool read_only = (flags & CU_MEMHOSTREGISTER_READ_ONLY) != 0;
+
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (fake_options.no_host_register || (read_only && fake_options.no_read_only))
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (!read_only && !is_writable(memory))
+        return CUDA_ERROR_INVALID_VALUE;
+    return add_host(memory, bytes, RANGE_REGISTERED, read_only);
+}
+
+unsigned cuMemHostUnregister(void *memory)
+{
+    fake_synchronise_all();
+    return take_host(memory, RANGE_REGISTERED);
+}
+
+unsigned cuMemHostGetDevicePointer_v2(unsigned long long *address, void *memory, unsigned flags)
+{
+    bool is_known = fake_may_touch((uint64_t)(uintptr_t)memory, 1, false);
+
+    if (!is_known || flags != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    *address = (unsigned long long)(uintptr_t)memory;
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * See gpu_fixture.h. The test's own process never opens a GPU with more than one process in play: CUDA does not
+ * survive a fork, so the figures of the machine are asked by a child.
+ */
+#include "gpu_fixture.h"
+
+#include <criterion/criterion.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+struct gpu_shared *gpu_shared;
+const struct gpu_shared *gpu_read_only;
+struct bxi_gpu *gpu;
+struct bxi_gpu_device *gpu_device;
+struct bxi_gpu_lane *gpu_lane;
+struct bxi_gpu_peer *gpu_peer[GPU_PROCESSES];
+int gpu_rank = -1;
+char gpu_map_text[512];
+
+static char fake_path[512];
+static bool is_fake;
+static pid_t child[GPU_PROCESSES];
+static pid_t maker;
+
+/* ---- Checks ---------------------------------------------------------------------------------- */
+
+void gpu_failed(const char *file, int line, const char *text)
+{
+    fprintf(stderr, "%s:%d: process %d: %s (gpu says: %s)\n", file, line, gpu_rank, text, bxi_gpu_text());
+    if (getpid() == maker)
+        cr_assert_fail("%s:%d: %s", file, line, text);
+    _exit(1);
+}
+
+void gpu_eq(const char *file, int line, const char *text, long long actual, long long expected)
+{
+    char line_text[256];
+
+    if (actual == expected)
+        return;
+    snprintf(line_text, sizeof(line_text), "%s is %lld, not %lld", text, actual, expected);
+    gpu_failed(file, line, line_text);
+}
+
+void gpu_says(const char *file, int line, const char *part)
+{
+    if (strstr(bxi_gpu_text(), part) == NULL)
+        gpu_failed(file, line, part);
+}
+
+/* ---- The world ------------------------------------------------------------------------------- */
+
+static bool has_real_driver(void)
+{
+    void *library = getenv("BX_CUDA_DRIVER") == NULL ? dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL) : NULL;
+
+    if (library != NULL)
+        dlclose(library);
+    return library != NULL;
+}
+
+const char *gpu_driver_path(void)
+{
+    return is_fake ? fake_path : NULL;
+}
+
+bool gpu_fake(void)
+{
+    return is_fake;
+}
+
+void gpu_world(enum gpu_driver driver)
+{
+    const char *build = getenv("BX_BUILD_DIR");
+    int fd = memfd_create("gpu-test", MFD_CLOEXEC);
+    int machine_fd = memfd_create("gpu-machine", 0);        /* inherited: nothing is left in /dev/shm */
+    char machine[64];
+
+    maker = getpid();
+    snprintf(fake_path, sizeof(fake_path), "%s/tests/libfakecuda.so", build != NULL ? build : "build");
+    snprintf(machine, sizeof(machine), "/proc/self/fd/%d", machine_fd);
+    setenv("FAKE_CUDA_MACHINE", machine, 1);
+    is_fake = driver == GPU_FAKE || !has_real_driver();
+    cr_assert(fd >= 0 && machine_fd >= 0);
+    cr_assert_eq(ftruncate(fd, sizeof(*gpu_shared)), 0);
+    gpu_shared = mmap(NULL, sizeof(*gpu_shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    gpu_read_only = mmap(NULL, sizeof(*gpu_shared), PROT_READ, MAP_SHARED, fd, 0);
+    cr_assert(gpu_shared != MAP_FAILED && gpu_read_only != MAP_FAILED);
+    close(fd);
+}
+
+void gpu_fork(int rank, gpu_fn body)
+{
+    child[rank] = fork();
+    cr_assert_geq(child[rank], 0);
+    if (child[rank] == 0) {
+        signal(SIGSEGV, SIG_DFL);
+        gpu_rank = rank;
+        body();
+        _exit(0);
+    }
+}
+
+void gpu_kill(int rank)
+{
+    int status = 0;
+
+    cr_assert_eq(kill(child[rank], SIGKILL), 0);
+    cr_assert_eq(waitpid(child[rank], &status, 0), child[rank]);
+    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "process %d ended by itself", rank);
+}
+
+void gpu_join(int rank)
+{
+    int status = 0;
+
+    cr_assert_eq(waitpid(child[rank], &status, 0), child[rank]);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "process %d ended with %x", rank, status);
+}
+
+/* The machine's books hold nothing of this test's processes any more. */
+static void check_machine(void)
+{
+    gpu_start(GPU_PROCESSES - 1);
+    GPU_EQ(gpu_figure("freed_while_open", 0), 0);
+    gpu_end();
+    for (int i = 0; i < 2; i++)
+        GPU_EQ(gpu_figure("used", i), 0);
+}
+
+void gpu_check_machine(void)
+{
+    if (!is_fake)
+        return;
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    gpu_fork(GPU_PROCESSES - 1, check_machine);
+    gpu_join(GPU_PROCESSES - 1);
+}
+
+void gpu_run(int count, const gpu_fn *body)
+{
+    for (int i = 0; i < count; i++)
+        gpu_fork(i, body[i]);
+    for (int i = 0; i < count; i++)
+        gpu_join(i);
+    gpu_check_machine();
+}
+
+/* ---- In a process ---------------------------------------------------------------------------- */
+
+void gpu_start_with(int rank, const struct bxi_gpu_options *options, int ordinal)
+{
+    struct bxi_gpu_options mine = *options;
+
+    gpu_rank = rank;
+    mine.driver = gpu_driver_path();
+    mine.region = &gpu_shared->region[rank];
+    if (mine.slab_bytes == 0)
+        mine.slab_bytes = 2 * GPU_MIB;
+    memset(mine.region, 0, sizeof(*mine.region));
+    GPU_EQ(bxi_gpu_open(&mine, &gpu), 0);
+    GPU_EQ(bxi_gpu_device_open(gpu, ordinal, &gpu_device), 0);
+    GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &gpu_lane), 0);
+}
+
+void gpu_start(int rank)
+{
+    gpu_start_with(rank, &(struct bxi_gpu_options){ 0 }, 0);
+}
+
+struct bxi_gpu_peer *gpu_try_meet(int rank, int *rc)
+{
+    char name[16];
+    struct bxi_gpu_peer_options options = {
+        .name = name,
+        .rank = rank,
+        .instance = 1,
+        .region = &gpu_read_only->region[rank],
+        .held = &gpu_shared->held[gpu_rank][rank],
+        .held_by_peer = &gpu_read_only->held[rank][gpu_rank],
+        .device = gpu_device,
+    };
+
+    snprintf(name, sizeof(name), "worker%d", rank);
+    *rc = bxi_gpu_peer_open(gpu, &options, &gpu_peer[rank]);
+    return gpu_peer[rank];
+}
+
+struct bxi_gpu_peer *gpu_meet(int rank)
+{
+    int rc;
+
+    for (;;) {
+        gpu_try_meet(rank, &rc);
+        if (rc == 0)
+            return gpu_peer[rank];
+        GPU_EQ(rc, -EAGAIN);
+        sched_yield();
+    }
+}
+
+void gpu_forget(void)
+{
+    memset(gpu_peer, 0, sizeof(gpu_peer));
+    gpu_lane = NULL;
+    gpu_device = NULL;
+    gpu = NULL;
+}
+
+void gpu_end(void)
+{
+    bxi_gpu_close(gpu);
+    gpu_forget();
+}
+
+void gpu_fill(struct bxi_gpu_lane *lane, uint64_t address, unsigned char value, uint64_t bytes)
+{
+    GPU_EQ(bxi_gpu_enter(lane->device), 0);
+    GPU_EQ(lane->gpu->cu.cuMemsetD8Async(address, value, bytes, lane->stream), CUDA_SUCCESS);
+    bxi_gpu_leave(lane->device);
+}
+
+bool gpu_holds(struct bxi_gpu_lane *lane, uint64_t address, unsigned char value, uint64_t bytes)
+{
+    unsigned char *copy = malloc(bytes);
+    bool holds;
+
+    GPU_CHECK(copy != NULL);
+    GPU_EQ(bxi_gpu_stage_out(lane, copy, address, bytes), 0);
+    holds = copy[0] == value && memcmp(copy, copy + 1, bytes - 1) == 0;
+    free(copy);
+    return holds;
+}
+
+struct bxi_gpu_block *gpu_block(uint64_t bytes)
+{
+    struct bxi_gpu_block *block = NULL;
+
+    GPU_EQ(bxi_gpu_alloc(gpu_device, bytes, &block), 0);
+    return block;
+}
+
+struct mapped {
+    bxi_a32 done;
+    int rc;
+};
+
+static void on_mapped(void *context, int rc)
+{
+    struct mapped *mapped = context;
+
+    mapped->rc = rc;
+    snprintf(gpu_map_text, sizeof(gpu_map_text), "%s", rc < 0 ? bxi_gpu_text() : "");
+    bxi_store_release(&mapped->done, 1);
+}
+
+int gpu_try_map(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref)
+{
+    struct mapped mapped = { 0 };
+    int rc = bxi_gpu_map_begin(peer, ref, on_mapped, &mapped);
+
+    if (rc != 0)
+        return rc == 1 ? 0 : rc;
+    while (bxi_load_acquire(&mapped.done) == 0)
+        sched_yield();
+    return mapped.rc;
+}
+
+uint64_t gpu_borrow(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref, struct bxi_gpu_map **map)
+{
+    uint64_t address = 0;
+
+    GPU_EQ(gpu_try_map(peer, ref), 0);
+    GPU_EQ(bxi_gpu_map_get(peer, ref, map, &address), 0);
+    return address;
+}
+
+struct bxi_gpu_counters gpu_counters(void)
+{
+    struct bxi_gpu_counters counters;
+
+    bxi_gpu_read(gpu, &counters);
+    return counters;
+}
+
+void gpu_poll_until_nothing_is_left(void)
+{
+    while (bxi_gpu_poll(gpu) > 0)
+        sched_yield();
+}
+
+void gpu_wait_passed(struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
+{
+    int rc;
+
+    while ((rc = bxi_gpu_passed(gpu, peer, point)) == 0) {
+        (void)bxi_gpu_poll(gpu);
+        sched_yield();
+    }
+    GPU_EQ(rc, 1);
+}
+
+uint64_t gpu_used(int ordinal)
+{
+    size_t free_bytes = 0, total_bytes = 0;
+    struct bxi_gpu_device *device = gpu_device;
+
+    if (ordinal != bxi_gpu_device_ordinal(gpu_device))
+        GPU_EQ(bxi_gpu_device_open(gpu, ordinal, &device), 0);
+    GPU_EQ(bxi_gpu_enter(device), 0);
+    GPU_EQ(gpu->cu.cuMemGetInfo_v2(&free_bytes, &total_bytes), CUDA_SUCCESS);
+    bxi_gpu_leave(device);
+    return total_bytes - free_bytes;
+}
+
+uint64_t gpu_figure(const char *name, int device)
+{
+    void *library = is_fake ? dlopen(fake_path, RTLD_NOW | RTLD_NOLOAD) : NULL;
+    uint64_t (*figure)(const char *name, int device) = NULL;
+    void *symbol;
+
+    if (library == NULL)
+        return 0;
+    symbol = dlsym(library, "bx_fake_figure");
+    memcpy(&figure, &symbol, sizeof(symbol));
+    dlclose(library);
+    return figure(name, device);
+}
+
+/* ---- Gates ----------------------------------------------------------------------------------- */
+
+void gpu_post(int gate)
+{
+    (void)bxi_add(&gpu_shared->gate[gate], 1);
+    syscall(SYS_futex, &gpu_shared->gate[gate], FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+void gpu_await(int gate, uint32_t least)
+{
+    uint32_t seen;
+
+    while ((seen = bxi_load_acquire(&gpu_shared->gate[gate])) < least)
+        syscall(SYS_futex, &gpu_shared->gate[gate], FUTEX_WAIT, seen, NULL, NULL, 0);
+}
+
+void gpu_store(int index, uint64_t value)
+{
+    bxi_store_release(&gpu_shared->value[index], value);
+}
+
+uint64_t gpu_load(int index)
+{
+    return bxi_load_acquire(&gpu_shared->value[index]);
+}

@@ -1,0 +1,439 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * gpu/: one process fills device memory, another reads it where it lies. The order of the two by each of the four
+ * means; what a wait that is left out does; slabs that are mapped once, and by generation; slabs that retire while
+ * others have them open.
+ */
+#include "gpu_fixture.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ROUNDS 12
+#define BYTES (256u << 10)
+
+static enum bxi_gpu_order order;
+static bool waits = true;
+
+/* ---- In order -------------------------------------------------------------------------------- */
+
+enum { FILLED, READ_BACK, BOTH_OPEN, LAST };
+
+static void open_pair(int rank)
+{
+    gpu_start_with(rank, &(struct bxi_gpu_options){ .order = order }, 0);
+    gpu_meet(1 - rank);
+    gpu_post(BOTH_OPEN);
+    gpu_await(BOTH_OPEN, 2);
+}
+
+/* Fills the block again and again, each time behind the borrower's reading of the last. */
+static void order_owner(void)
+{
+    struct bxi_gpu_block *block;
+
+    open_pair(0);
+    block = gpu_block(BYTES);
+    for (uint32_t round = 1; round <= ROUNDS; round++) {
+        struct bxi_gpu_ref *ref = &gpu_shared->ref[0];
+
+        gpu_fill(gpu_lane, block->address, (unsigned char)round, BYTES);
+        GPU_EQ(bxi_gpu_ref(block, 0, BYTES, ref), 0);
+        GPU_EQ(bxi_gpu_mark(gpu_lane, &ref->ready), 0);
+        gpu_post(FILLED);
+        gpu_await(READ_BACK, round);
+        if (gpu_try_map(gpu_peer[1], &gpu_shared->ref[1]) == 0)
+            GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[1], &gpu_shared->point[0]), 0);
+    }
+    GPU_EQ(bxi_gpu_block_until(block, gpu_peer[1], &gpu_shared->point[0]), 0);
+    bxi_gpu_free(block);
+    gpu_post(LAST);
+    gpu_await(LAST, 2);
+    gpu_poll_until_nothing_is_left();
+    GPU_EQ(gpu_counters().blocks_waiting, 0);
+    GPU_EQ(gpu_counters().marks, ROUNDS);
+    gpu_end();
+}
+
+static void order_borrower(void)
+{
+    struct bxi_gpu_block *mine;
+    uint64_t wrong = 0;
+
+    open_pair(1);
+    mine = gpu_block(BYTES);
+    GPU_EQ(bxi_gpu_ref(mine, 0, BYTES, &gpu_shared->ref[1]), 0);
+    for (uint32_t round = 1; round <= ROUNDS; round++) {
+        struct bxi_gpu_map *map;
+        uint64_t address;
+
+        gpu_await(FILLED, round);
+        address = gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
+        if (waits)
+            GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
+        GPU_EQ(bxi_gpu_copy(gpu_lane, mine->address, address, BYTES), 0);
+        GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->point[0]), 0);
+        gpu_shared->ref[1].ready = gpu_shared->point[0];
+        bxi_gpu_map_put(map);
+        if (waits)
+            gpu_post(READ_BACK);
+        wrong += !gpu_holds(gpu_lane, mine->address, (unsigned char)round, BYTES);
+        if (!waits)
+            gpu_post(READ_BACK);        /* no head start for the next filling */
+    }
+    gpu_store(0, wrong);
+    GPU_EQ(gpu_counters().opens, 1);
+    GPU_EQ(gpu_counters().map_hits, ROUNDS - 1);
+    bxi_gpu_free(mine);
+    gpu_post(LAST);
+    gpu_await(LAST, 2);
+    gpu_end();
+}
+
+static void run_order(enum bxi_gpu_order wanted)
+{
+    gpu_world(GPU_ANY);
+    order = wanted;
+    gpu_run(2, (gpu_fn[]){ order_owner, order_borrower });
+    cr_assert_eq(gpu_load(0), 0, "%d of %d rounds had wrong data", (int)gpu_load(0), ROUNDS);
+}
+
+Test(gpu_share, orders_two_processes_by_words_in_host_memory, .timeout = 120)
+{
+    run_order(BXI_GPU_HOST_WORDS);
+}
+
+Test(gpu_share, orders_two_processes_by_words_in_device_memory, .timeout = 120)
+{
+    run_order(BXI_GPU_DEVICE_WORDS);
+}
+
+Test(gpu_share, orders_two_processes_by_events, .timeout = 120)
+{
+    run_order(BXI_GPU_EVENTS);
+}
+
+Test(gpu_share, orders_two_processes_by_waiting_on_the_host, .timeout = 120)
+{
+    run_order(BXI_GPU_HOST_SYNC);
+}
+
+/* The negative control: on the fake, whose streams dawdle, a wait that is left out is seen. */
+Test(gpu_share, shows_wrong_data_when_the_wait_is_left_out, .timeout = 120)
+{
+    gpu_world(GPU_FAKE);
+    setenv("FAKE_CUDA_DELAY_US", "3000", 1);
+    waits = false;
+    gpu_run(2, (gpu_fn[]){ order_owner, order_borrower });
+    cr_assert_gt(gpu_load(0), 0);
+}
+
+/* Without READ_ONLY registration a stream cannot wait for a peer's page, so its host does: slower, and right. */
+static void order_borrower_without_words(void)
+{
+    setenv("FAKE_CUDA_NO_READ_ONLY", "1", 1);
+    order = BXI_GPU_HOST_SYNC;
+    order_borrower();
+}
+
+Test(gpu_share, lets_the_host_wait_where_a_stream_cannot, .timeout = 120)
+{
+    gpu_world(GPU_FAKE);
+    order = BXI_GPU_HOST_WORDS;
+    setenv("FAKE_CUDA_DELAY_US", "3000", 1);
+    gpu_run(2, (gpu_fn[]){ order_owner, order_borrower_without_words });
+    cr_assert_eq(gpu_load(0), 0);
+}
+
+/* ---- On the hot path -------------------------------------------------------------------------- */
+
+static void quiet_owner(void)
+{
+    struct bxi_gpu_counters before;
+    struct bxi_gpu_block *block;
+
+    open_pair(0);
+    block = gpu_block(BYTES);
+    before = gpu_counters();
+    for (uint32_t round = 1; round <= ROUNDS; round++) {
+        GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
+        GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[0].ready), 0);
+        gpu_post(FILLED);
+        gpu_await(READ_BACK, round);
+        GPU_EQ(bxi_gpu_block_until(block, gpu_peer[1], &gpu_shared->point[0]), 0);
+    }
+    GPU_EQ(gpu_counters().host_synchronises, before.host_synchronises);
+    GPU_EQ(gpu_counters().d2d_copies, 0);
+    GPU_EQ(gpu_counters().staged_bytes, 0);
+    GPU_EQ(gpu_counters().fallbacks, 0);
+    bxi_gpu_free(block);
+    gpu_post(LAST);
+    gpu_await(LAST, 2);
+    gpu_end();
+}
+
+static void quiet_borrower(void)
+{
+    struct bxi_gpu_counters before;
+
+    open_pair(1);
+    before = gpu_counters();
+    for (uint32_t round = 1; round <= ROUNDS; round++) {
+        struct bxi_gpu_map *map;
+
+        gpu_await(FILLED, round);
+        (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
+        GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
+        GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->point[0]), 0);
+        bxi_gpu_map_put(map);
+        gpu_post(READ_BACK);
+    }
+    GPU_EQ(gpu_counters().waits + gpu_counters().waits_saved, ROUNDS);
+    GPU_EQ(gpu_counters().host_synchronises, before.host_synchronises);
+    GPU_EQ(gpu_counters().d2d_copies, 0);
+    gpu_post(LAST);
+    gpu_await(LAST, 2);
+    gpu_end();
+}
+
+Test(gpu_share, neither_copies_nor_stops_the_host, .timeout = 120)
+{
+    gpu_world(GPU_ANY);
+    order = BXI_GPU_HOST_WORDS;
+    gpu_run(2, (gpu_fn[]){ quiet_owner, quiet_borrower });
+}
+
+/* ---- Maps ------------------------------------------------------------------------------------ */
+
+/* Two slabs one after the other in one row: the handle's bytes are the same, the generation is not. */
+static void generations_owner(void)
+{
+    struct bxi_gpu_block *block;
+    unsigned char handle[BXI_GPU_HANDLE_BYTES];
+
+    open_pair(0);
+    GPU_EQ(bxi_gpu_trim(gpu_device), 1);
+    gpu_poll_until_nothing_is_left();
+    for (uint32_t round = 1; round <= 2; round++) {
+        block = gpu_block(BYTES);
+        gpu_fill(gpu_lane, block->address, (unsigned char)(10 * round), BYTES);
+        GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[round]), 0);
+        GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[round].ready), 0);
+        if (round == 2 && gpu_fake())
+            GPU_EQ(memcmp(handle, gpu_shared->region[0].slab[block->slab].handle, sizeof(handle)), 0);
+        memcpy(handle, gpu_shared->region[0].slab[block->slab].handle, sizeof(handle));
+        gpu_post(FILLED);
+        gpu_await(READ_BACK, round);
+        bxi_gpu_free(block);
+        GPU_EQ(bxi_gpu_trim(gpu_device), 1);
+        gpu_poll_until_nothing_is_left();
+    }
+    GPU_EQ(gpu_shared->ref[1].slab, gpu_shared->ref[2].slab);
+    GPU_CHECK(gpu_shared->ref[1].generation != gpu_shared->ref[2].generation);
+    gpu_post(LAST);
+    gpu_await(LAST, 2);
+    gpu_end();
+}
+
+static void generations_borrower(void)
+{
+    struct bxi_gpu_map *map;
+    uint64_t address;
+
+    open_pair(1);
+    for (uint32_t round = 1; round <= 2; round++) {
+        gpu_await(FILLED, round);
+        address = gpu_borrow(gpu_peer[0], &gpu_shared->ref[round], &map);
+        GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[round].ready), 0);
+        GPU_CHECK(gpu_holds(gpu_lane, address, (unsigned char)(10 * round), BYTES));
+        if (round == 2)
+            GPU_EQ(bxi_gpu_map_get(gpu_peer[0], &gpu_shared->ref[1], &map, &address), -ESTALE);
+        bxi_gpu_map_put(map);
+        gpu_post(READ_BACK);
+        while (gpu_counters().closes < round) {
+            (void)bxi_gpu_poll(gpu);
+            sched_yield();
+        }
+    }
+    GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[1]), -ESTALE);
+    GPU_EQ(gpu_counters().opens, 2);
+    GPU_EQ(gpu_counters().maps, 0);
+    gpu_post(LAST);
+    gpu_await(LAST, 2);
+    gpu_end();
+}
+
+Test(gpu_share, tells_slabs_by_generation_not_by_the_bytes_of_a_handle, .timeout = 120)
+{
+    gpu_world(GPU_ANY);
+    order = BXI_GPU_ORDER_AUTO;
+    gpu_run(2, (gpu_fn[]){ generations_owner, generations_borrower });
+}
+
+enum { HELD = 4, ASKED, PUT };
+
+static void retire_owner(void)
+{
+    struct bxi_gpu_block *block;
+    uint64_t used;
+
+    open_pair(0);
+    block = gpu_block(BYTES);
+    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
+    gpu_post(FILLED);
+    gpu_await(HELD, 1);
+    GPU_EQ(bxi_gpu_trim(gpu_device), 0);        /* a block is handed out */
+    bxi_gpu_free(block);
+    used = gpu_used(0);
+    GPU_EQ(bxi_gpu_trim(gpu_device), 1);
+    for (int i = 0; i < 100; i++)
+        GPU_EQ(bxi_gpu_poll(gpu), 1);           /* the borrower holds it, however often one asks */
+    GPU_EQ(gpu_counters().slabs_retired, 0);
+    GPU_EQ(gpu_used(0), used);
+    gpu_post(ASKED);
+    gpu_await(PUT, 1);
+    gpu_poll_until_nothing_is_left();
+    GPU_EQ(gpu_counters().slabs_retired, 1);
+    GPU_EQ(gpu_counters().slabs, 0);
+    GPU_CHECK(gpu_used(0) < used);
+    gpu_post(LAST);
+    gpu_await(LAST, 2);
+    gpu_end();
+}
+
+static void retire_borrower(void)
+{
+    struct bxi_gpu_map *map;
+
+    open_pair(1);
+    gpu_await(FILLED, 1);
+    (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
+    gpu_post(HELD);
+    gpu_await(ASKED, 1);
+    GPU_EQ(bxi_gpu_poll(gpu), 1);               /* it sees the wish, and reads on */
+    GPU_EQ(gpu_counters().closes, 0);
+    bxi_gpu_map_put(map);
+    gpu_poll_until_nothing_is_left();
+    GPU_EQ(gpu_counters().closes, 1);
+    gpu_post(PUT);
+    GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -ESTALE);
+    gpu_post(LAST);
+    gpu_await(LAST, 2);
+    gpu_end();
+}
+
+Test(gpu_share, frees_a_slab_only_when_nobody_has_it_open, .timeout = 120)
+{
+    gpu_world(GPU_ANY);
+    order = BXI_GPU_HOST_SYNC;                  /* no words in the slab */
+    gpu_run(2, (gpu_fn[]){ retire_owner, retire_borrower });
+}
+
+/* ---- What a peer writes is input -------------------------------------------------------------- */
+
+static void nonsense_owner(void)
+{
+    struct bxi_gpu_block *block;
+
+    open_pair(0);
+    block = gpu_block(BYTES);
+    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
+    gpu_post(FILLED);
+    gpu_await(READ_BACK, 1);
+    gpu_shared->region[0].slab[block->slab].bytes = 1000 * GPU_MIB;
+    gpu_post(HELD);
+    gpu_post(LAST);
+    gpu_await(LAST, 2);
+    bxi_gpu_free(block);
+    gpu_end();
+}
+
+static void refuse(struct bxi_gpu_ref ref, int expected)
+{
+    struct bxi_gpu_map *map = NULL;
+    uint64_t address = 0;
+
+    GPU_EQ(bxi_gpu_map_get(gpu_peer[0], &ref, &map, &address), expected);
+    GPU_CHECK(map == NULL && address == 0);
+}
+
+static void refuse_point(uint16_t kind, uint16_t lane, uint64_t value)
+{
+    struct bxi_gpu_point point = { .order = kind, .lane = lane, .value = value };
+
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &point), -EPROTO);
+    GPU_EQ(bxi_gpu_passed(gpu, gpu_peer[0], &point), -EPROTO);
+}
+
+static void nonsense_borrower(void)
+{
+    struct bxi_gpu_ref ref;
+    struct bxi_gpu_map *map;
+
+    open_pair(1);
+    gpu_await(FILLED, 1);
+    ref = gpu_shared->ref[0];
+    refuse(ref, -EAGAIN);
+    (void)gpu_borrow(gpu_peer[0], &ref, &map);
+    refuse((struct bxi_gpu_ref){ .slab = ref.slab, .generation = ref.generation, .offset = 0,
+                                 .bytes = 2 * GPU_MIB + 1 }, -EPROTO);
+    refuse((struct bxi_gpu_ref){ .slab = ref.slab, .generation = ref.generation, .offset = UINT64_MAX,
+                                 .bytes = 2 }, -EPROTO);
+    refuse((struct bxi_gpu_ref){ .slab = ref.slab, .generation = ref.generation, .offset = 1,
+                                 .bytes = UINT64_MAX }, -EPROTO);
+    refuse((struct bxi_gpu_ref){ .slab = BXI_GPU_SLABS, .generation = 1 }, -EPROTO);
+    refuse((struct bxi_gpu_ref){ .slab = ref.slab, .generation = ref.generation + 1 }, -ESTALE);
+    GPU_EQ(gpu_try_map(gpu_peer[0], &(struct bxi_gpu_ref){ .slab = BXI_GPU_SLABS, .generation = 1 }), -EPROTO);
+    GPU_EQ(gpu_try_map(gpu_peer[0], &(struct bxi_gpu_ref){ .slab = 3, .generation = 0 }), -EPROTO);
+    GPU_EQ(gpu_try_map(gpu_peer[0], &(struct bxi_gpu_ref){ .slab = 3, .generation = UINT64_MAX }), -EPROTO);
+    GPU_EQ(gpu_try_map(gpu_peer[0], &(struct bxi_gpu_ref){ .slab = 3, .generation = 1 }), -ESTALE);
+    refuse_point(9, 0, 1);
+    refuse_point(BXI_GPU_HOST_WORDS, BXI_GPU_LANES, 1);
+    refuse_point(BXI_GPU_HOST_WORDS, 0, 0);
+    refuse_point(BXI_GPU_HOST_WORDS, 0, BXI_GPU_POISON);
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &(struct bxi_gpu_point){ .order = BXI_GPU_HOST_SYNC, .value = 9 }),
+           -EPROTO);
+    bxi_gpu_map_put(map);
+    bxi_gpu_peer_close(gpu_peer[0]);
+    gpu_post(READ_BACK);
+    gpu_await(HELD, 1);
+    gpu_meet(0);
+    GPU_EQ(gpu_try_map(gpu_peer[0], &ref), -EPROTO);
+    gpu_post(LAST);
+    gpu_await(LAST, 2);
+    gpu_end();
+}
+
+Test(gpu_share, refuses_what_cannot_be_a_slab_or_a_point, .timeout = 120)
+{
+    gpu_world(GPU_ANY);
+    order = BXI_GPU_ORDER_AUTO;
+    gpu_run(2, (gpu_fn[]){ nonsense_owner, nonsense_borrower });
+}
+
+static void itself(void)
+{
+    struct bxi_gpu_peer *peer = NULL;
+    int rc;
+
+    gpu_start(0);
+    (void)gpu_try_meet(0, &rc);
+    GPU_EQ(rc, -ESTALE);
+    (void)gpu_try_meet(1, &rc);
+    GPU_EQ(rc, -EAGAIN);
+    GPU_EQ(bxi_gpu_peer_open(gpu, &(struct bxi_gpu_peer_options){ .name = "nobody" }, &peer), -EINVAL);
+    gpu_shared->region[1].head.magic = 7;
+    (void)gpu_try_meet(1, &rc);
+    GPU_EQ(rc, -EPROTO);
+    gpu_end();
+}
+
+Test(gpu_share, never_opens_what_this_process_made, .timeout = 60)
+{
+    gpu_world(GPU_ANY);
+    gpu_run(1, (gpu_fn[]){ itself });
+}

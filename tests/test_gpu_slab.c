@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * gpu/: blocks and slabs of one process, the points that hold a block back, and memory that somebody else made.
+ */
+#include "gpu_fixture.h"
+
+#include <criterion/criterion.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MANY 64
+
+/* ---- The heap, without any device -------------------------------------------------------------- */
+
+Test(gpu_heap, hands_out_blocks_that_do_not_overlap_and_joins_them_again)
+{
+    struct bxi_gpu_heap heap = { 0 };
+    struct bxi_gpu_chunk *chunk[MANY] = { 0 };
+    struct bxi_gpu_chunk *whole = bxi_gpu_heap_add(&heap, 7, 16 * GPU_MIB);
+    uint64_t seed = 1;
+
+    for (int turn = 0; turn < 20000; turn++) {
+        seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
+
+        struct bxi_gpu_chunk **at = &chunk[seed >> 33 & (MANY - 1)];
+        uint64_t bytes = BXI_GPU_ALIGN * (1 + (seed >> 40) % 2000);
+
+        if (*at != NULL) {
+            (void)bxi_gpu_heap_give(&heap, *at);
+            *at = NULL;
+            continue;
+        }
+        *at = bxi_gpu_heap_take(&heap, bytes);
+        if (*at == NULL)
+            continue;
+        cr_assert_eq((*at)->bytes, bytes);
+        cr_assert_eq((*at)->slab, 7);
+        cr_assert_leq((*at)->offset + bytes, 16 * GPU_MIB);
+        for (int i = 0; i < MANY; i++)
+            cr_assert(&chunk[i] == at || chunk[i] == NULL || chunk[i]->offset + chunk[i]->bytes <= (*at)->offset ||
+                      (*at)->offset + bytes <= chunk[i]->offset);
+    }
+    for (int i = 0; i < MANY; i++)
+        if (chunk[i] != NULL)
+            whole = bxi_gpu_heap_give(&heap, chunk[i]);
+    cr_assert_eq(whole->bytes, 16 * GPU_MIB);
+    cr_assert_eq(whole->offset, 0);
+    cr_assert(whole->prev == NULL && whole->next == NULL);
+    bxi_gpu_heap_remove(&heap, whole);
+    cr_assert_null(bxi_gpu_heap_take(&heap, BXI_GPU_ALIGN));
+}
+
+Test(gpu_heap, finds_a_chunk_that_is_just_large_enough)
+{
+    struct bxi_gpu_heap heap = { 0 };
+
+    for (uint64_t units = 1; units < 300; units++) {
+        struct bxi_gpu_chunk *chunk = bxi_gpu_heap_add(&heap, 0, units * BXI_GPU_ALIGN);
+
+        cr_assert_null(bxi_gpu_heap_take(&heap, (units + 1) * BXI_GPU_ALIGN));
+        cr_assert_eq(bxi_gpu_heap_take(&heap, units * BXI_GPU_ALIGN), chunk);
+        cr_assert_eq(bxi_gpu_heap_give(&heap, chunk), chunk);
+        bxi_gpu_heap_remove(&heap, chunk);
+    }
+}
+
+/* ---- Blocks ---------------------------------------------------------------------------------- */
+
+static void start_sync(int rank)
+{
+    gpu_start_with(rank, &(struct bxi_gpu_options){ .order = BXI_GPU_HOST_SYNC }, 0);
+}
+
+static void blocks(void)
+{
+    struct bxi_gpu_block *block[8];
+    struct bxi_gpu_ref ref;
+
+    start_sync(0);
+    for (int i = 0; i < 8; i++) {
+        block[i] = gpu_block(100000);
+        GPU_EQ(block[i]->address % BXI_GPU_ALIGN, 0);
+        GPU_EQ(block[i]->slab, block[0]->slab);
+        gpu_fill(gpu_lane, block[i]->address, (unsigned char)(i + 1), 100000);
+    }
+    for (int i = 0; i < 8; i++)
+        GPU_CHECK(gpu_holds(gpu_lane, block[i]->address, (unsigned char)(i + 1), 100000));
+    GPU_EQ(bxi_gpu_ref(block[3], 10, 90, &ref), 0);
+    GPU_EQ(ref.offset, block[3]->offset + 10);
+    GPU_EQ(bxi_gpu_ref(block[3], 10, 99991, &ref), -EINVAL);
+    GPU_EQ(bxi_gpu_ref(block[3], UINT64_MAX, 2, &ref), -EINVAL);
+    GPU_EQ(gpu_counters().block_bytes, 8 * (100000 + 256 - 100000 % 256));
+    for (int i = 0; i < 8; i++)
+        bxi_gpu_free(block[i]);
+    bxi_gpu_free(NULL);
+    GPU_EQ(gpu_counters().block_bytes, 0);
+    GPU_EQ(gpu_counters().slabs, 1);
+    gpu_end();
+}
+
+Test(gpu_slab, hands_out_blocks_of_one_slab, .timeout = 60)
+{
+    gpu_world(GPU_ANY);
+    gpu_run(1, (gpu_fn[]){ blocks });
+}
+
+static void large_blocks(void)
+{
+    struct bxi_gpu_block *small, *large;
+    uint64_t used;
+
+    start_sync(0);
+    used = gpu_used(0);
+    small = gpu_block(1);
+    large = gpu_block(5 * GPU_MIB + 1);
+    GPU_CHECK(large->slab != small->slab);
+    GPU_EQ(gpu_counters().slab_bytes, 2 * GPU_MIB + 6 * GPU_MIB);
+    GPU_EQ(gpu_used(0), used + 6 * GPU_MIB);
+    bxi_gpu_free(large);
+    GPU_EQ(gpu_counters().slabs_retired, 0);    /* a spare is kept */
+    bxi_gpu_free(small);
+    gpu_poll_until_nothing_is_left();           /* of two, one */
+    GPU_EQ(gpu_counters().slabs, 1);
+    GPU_EQ(bxi_gpu_trim(gpu_device), 1);
+    gpu_poll_until_nothing_is_left();
+    GPU_EQ(gpu_counters().slabs, 0);
+    GPU_EQ(gpu_used(0), used - 2 * GPU_MIB);
+    gpu_end();
+}
+
+Test(gpu_slab, makes_a_slab_as_large_as_a_block_needs_and_gives_slabs_back, .timeout = 60)
+{
+    gpu_world(GPU_ANY);
+    gpu_run(1, (gpu_fn[]){ large_blocks });
+}
+
+static void no_room(void)
+{
+    struct bxi_gpu_block *block = NULL;
+
+    start_sync(0);
+    GPU_EQ(bxi_gpu_alloc(gpu_device, 4096 * GPU_MIB, &block), -ENOMEM);
+    GPU_SAYS("no room for 4294967296 bytes");
+    GPU_EQ(bxi_gpu_alloc(gpu_device, UINT64_MAX, &block), -ENOMEM);
+    GPU_CHECK(block == NULL);
+    bxi_gpu_free(gpu_block(1));
+    gpu_end();
+}
+
+Test(gpu_slab, says_when_the_device_is_full, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(1, (gpu_fn[]){ no_room });
+}
+
+/* A block that waits for a point of a lane that is held up is not handed out again. */
+static void held_back(void)
+{
+    struct bxi_gpu_lane *gate;
+    struct bxi_gpu_block *first, *second;
+    struct bxi_gpu_point open, passed;
+    bxi_a64 *word = &gpu_shared->region[0].word[BXI_GPU_LANES - 1].value;
+
+    gpu_start_with(0, &(struct bxi_gpu_options){ .order = BXI_GPU_HOST_WORDS }, 0);
+    GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &gate), 0);
+    first = gpu_block(2 * GPU_MIB);
+    open = (struct bxi_gpu_point){ .order = BXI_GPU_HOST_WORDS, .lane = BXI_GPU_LANES - 1, .value = 5 };
+    GPU_EQ(bxi_gpu_after(gate, NULL, &open), 0);
+    GPU_EQ(bxi_gpu_mark(gate, &passed), 0);
+    GPU_EQ(bxi_gpu_passed(gpu, NULL, &passed), 0);
+    GPU_EQ(bxi_gpu_block_until(first, NULL, &passed), 0);
+    GPU_EQ(bxi_gpu_block_until(first, NULL, &(struct bxi_gpu_point){ 0 }), 0);
+    bxi_gpu_free(first);
+    GPU_EQ(gpu_counters().blocks_waiting, 1);
+    GPU_EQ(bxi_gpu_trim(gpu_device), 0);
+    second = gpu_block(2 * GPU_MIB);
+    GPU_EQ(gpu_counters().slabs, 2);            /* it could not have the first one's place */
+    bxi_store_release(word, 5);                 /* the host ends the stream's wait */
+    gpu_wait_passed(NULL, &passed);
+    gpu_poll_until_nothing_is_left();
+    GPU_EQ(gpu_counters().blocks_waiting, 0);
+    first = gpu_block(2 * GPU_MIB);
+    GPU_EQ(gpu_counters().slabs, 2);
+    bxi_gpu_free(first);
+    bxi_gpu_free(second);
+    gpu_end();
+}
+
+Test(gpu_slab, reuses_a_block_only_when_its_points_have_passed, .timeout = 60)
+{
+    gpu_world(GPU_ANY);
+    gpu_run(1, (gpu_fn[]){ held_back });
+}
+
+/* ---- Memory of others ------------------------------------------------------------------------ */
+
+static uint64_t driver_alloc(uint64_t bytes)
+{
+    unsigned long long address = 0;
+
+    GPU_EQ(bxi_gpu_enter(gpu_device), 0);
+    GPU_EQ(gpu->cu.cuMemAlloc_v2(&address, bytes), CUDA_SUCCESS);
+    bxi_gpu_leave(gpu_device);
+    return address;
+}
+
+static void driver_free(uint64_t address)
+{
+    GPU_EQ(bxi_gpu_enter(gpu_device), 0);
+    GPU_EQ(gpu->cu.cuMemFree_v2(address), CUDA_SUCCESS);
+    bxi_gpu_leave(gpu_device);
+}
+
+static bxi_a32 given_back;
+
+static void on_freed(void *context)
+{
+    bxi_store_release((bxi_a32 *)context, 1);
+}
+
+enum { WRAPPED, MAPPED, FREED, LAST };
+
+static void foreign_owner(void)
+{
+    struct bxi_gpu_block *whole = NULL, *part = NULL;
+    uint64_t memory;
+
+    gpu_start(0);
+    gpu_meet(1);
+    memory = driver_alloc(4 * GPU_MIB);
+    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = memory, .bytes = 4 * GPU_MIB }, &whole), 0);
+    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = memory + GPU_MIB, .bytes = GPU_MIB,
+                                                        .freed = on_freed, .context = &given_back }, &part), 0);
+    GPU_EQ(part->slab, whole->slab);            /* one allocation, one handle */
+    GPU_EQ(part->offset, GPU_MIB);
+    gpu_fill(gpu_lane, part->address, 0x5a, part->bytes);
+    GPU_EQ(bxi_gpu_ref(part, 0, part->bytes, &gpu_shared->ref[0]), 0);
+    GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[0].ready), 0);
+    gpu_post(WRAPPED);
+    gpu_await(MAPPED, 1);
+    bxi_gpu_free(part);
+    bxi_gpu_free(whole);
+    for (int i = 0; i < 100; i++)
+        GPU_EQ(bxi_gpu_poll(gpu), 1);
+    GPU_EQ(bxi_load_acquire(&given_back), 0);   /* the borrower still has it open */
+    gpu_post(FREED);
+    while (bxi_load_acquire(&given_back) == 0) {
+        (void)bxi_gpu_poll(gpu);
+        sched_yield();
+    }
+    driver_free(memory);
+    gpu_post(LAST);
+    gpu_await(LAST, 2);
+    gpu_end();
+}
+
+static void foreign_borrower(void)
+{
+    struct bxi_gpu_map *map;
+    struct bxi_gpu_block *block = NULL;
+    uint64_t address;
+
+    gpu_start(1);
+    gpu_meet(0);
+    gpu_await(WRAPPED, 1);
+    address = gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
+    GPU_CHECK(gpu_holds(gpu_lane, address, 0x5a, GPU_MIB));
+    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = address, .bytes = 1 }, &block), -ESTALE);
+    gpu_post(MAPPED);
+    gpu_await(FREED, 1);
+    bxi_gpu_map_put(map);
+    gpu_poll_until_nothing_is_left();
+    gpu_post(LAST);
+    gpu_await(LAST, 2);
+    gpu_end();
+}
+
+Test(gpu_slab, lends_memory_that_somebody_else_allocated, .timeout = 60)
+{
+    gpu_world(GPU_ANY);
+    gpu_run(2, (gpu_fn[]){ foreign_owner, foreign_borrower });
+}
+
+static int wrap(uint64_t address, uint64_t bytes)
+{
+    struct bxi_gpu_block *block = NULL;
+    int rc = bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = address, .bytes = bytes }, &block);
+
+    GPU_CHECK((block != NULL) == (rc == 0));
+    bxi_gpu_free(block);
+    return rc;
+}
+
+static void same_place(void)
+{
+    struct bxi_gpu_block *before = NULL, *after = NULL;
+    uint64_t memory;
+
+    gpu_start(0);
+    memory = driver_alloc(2 * GPU_MIB);
+    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = memory, .bytes = 1 }, &before), 0);
+    driver_free(memory);                        /* against the rules, but it happens */
+    GPU_EQ(driver_alloc(2 * GPU_MIB), memory);
+    GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = memory, .bytes = 1 }, &after), 0);
+    GPU_CHECK(after->slab != before->slab || after->generation != before->generation);
+    bxi_gpu_free(before);
+    bxi_gpu_free(after);
+    driver_free(memory);
+    gpu_end();
+}
+
+Test(gpu_slab, tells_a_new_allocation_from_an_old_one_at_the_same_address, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(1, (gpu_fn[]){ same_place });
+}
+
+static void other_kinds(void)
+{
+    void *library;
+    unsigned long long address = 0;
+    unsigned (*managed)(unsigned long long *address, size_t bytes, unsigned flags);
+    unsigned (*pooled)(unsigned long long *address, size_t bytes, struct CUstream_st *stream);
+    unsigned (*vmm)(unsigned long long *address, size_t bytes);
+    struct bxi_gpu_block *own;
+    void *symbol;
+
+    gpu_start(0);
+    library = dlopen(gpu_fake() ? gpu_driver_path() : "libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    GPU_CHECK(library != NULL);
+    GPU_EQ(bxi_gpu_enter(gpu_device), 0);
+    symbol = dlsym(library, "cuMemAllocManaged");
+    memcpy(&managed, &symbol, sizeof(symbol));
+    GPU_EQ(managed(&address, GPU_MIB, 1), CUDA_SUCCESS);
+    GPU_EQ(wrap(address, GPU_MIB), -EOPNOTSUPP);
+    GPU_SAYS("managed memory");
+    symbol = dlsym(library, "cuMemAllocAsync");
+    memcpy(&pooled, &symbol, sizeof(symbol));
+    GPU_EQ(pooled(&address, GPU_MIB, gpu_lane->stream), CUDA_SUCCESS);
+    GPU_EQ(wrap(address, GPU_MIB), -EOPNOTSUPP);
+    GPU_SAYS("cudaMallocAsync");
+    symbol = dlsym(library, "bx_fake_vmm_alloc");
+    memcpy(&vmm, &symbol, sizeof(symbol));
+    if (vmm != NULL) {                          /* on a real one it would take five calls of cuMem* */
+        GPU_EQ(vmm(&address, GPU_MIB), CUDA_SUCCESS);
+        GPU_EQ(wrap(address, GPU_MIB), -EOPNOTSUPP);
+        GPU_SAYS("VMM");
+    }
+    bxi_gpu_leave(gpu_device);
+    GPU_EQ(wrap((uint64_t)(uintptr_t)&address, 8), -EINVAL);
+    GPU_EQ(wrap(driver_alloc(2 * GPU_MIB), 2 * GPU_MIB + 1), -EINVAL);
+    GPU_SAYS("leave the allocation");
+    own = gpu_block(64);
+    GPU_EQ(wrap(own->address, 64), -EINVAL);
+    GPU_SAYS("own pool");
+    bxi_gpu_free(own);
+    gpu_end();
+}
+
+Test(gpu_slab, refuses_memory_that_cannot_be_exported_and_says_why, .timeout = 60)
+{
+    gpu_world(GPU_ANY);
+    gpu_fork(0, other_kinds);
+    gpu_join(0);
+}

@@ -10,6 +10,8 @@
  */
 #include "progress.h"
 
+#include "trace.h"
+
 #include <errno.h>
 #include <linux/futex.h>
 #include <signal.h>
@@ -81,14 +83,19 @@ static void drive_background(struct bx_job *job)
 static uint64_t sleep_in_background(struct bx_job *job, struct bxi_sleeper *sleeper)
 {
     uint64_t tokens[BXI_SLEEPER_FDS];
-    uint64_t until_ns = bxi_until_when(job), now_ns = bxi_now_ns();
+    uint64_t until_ns, now_ns, traced_ns;
     int count;
 
+    bxi_trace_sleeps(job);
+    until_ns = bxi_until_when(job);
+    now_ns = bxi_now_ns();
     if (bxi_load_relaxed(&job->in_count) > 0)
         until_ns = bxi_least(until_ns, now_ns + BXI_WATCHDOG_NS);
     if (until_ns != BX_FOREVER)
         until_ns = until_ns > now_ns ? until_ns - now_ns : 0;
+    traced_ns = bxi_trace_sleep(job, BXI_SLEEPS_BACKGROUND);
     count = bxi_sleeper_wait(sleeper, until_ns, tokens, BXI_SLEEPER_FDS);
+    bxi_trace_woke(job, BXI_SLEEPS_BACKGROUND, bxi_trace_by_kind(bxi_sleeper_kind(sleeper)), count > 0, traced_ns);
     bxi_count_wait(job, bxi_sleeper_kind(sleeper));
     for (int i = 0; i < count; i++) {
         if (tokens[i] == BXI_TOKEN_BELL) {
@@ -115,6 +122,7 @@ static void *run_background(void *argument)
     struct bxi_sleeper *sleeper = NULL;
     uint64_t slept_ns = 1;
 
+    bxi_trace_thread("background");
     if (bxi_sleeper_create(job->sleeper_kind, &sleeper) < 0 &&
         bxi_sleeper_create(BXI_SLEEPER_EPOLL, &sleeper) < 0) {
         say_ready(job, 2);
@@ -246,6 +254,7 @@ int bx_progress(struct bx_job *job)
         total += handled;
     } while (handled > 0 && total < 1024);
     bxi_publish_credits(job);
+    bxi_trace_sleeps(job);
     if (job->loop_fd >= 0)
         bxi_set_loop_timer(job, bxi_until_when(job));
     bxi_leave_role(job, true);

@@ -10,7 +10,7 @@
  *
  * Members are changed by any thread, but only a pass looks whether a batch became ready by it.
  */
-#include "internal.h"
+#include "trace.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -159,7 +159,7 @@ static void finish_expired(struct bx_job *job, struct bxi_row *expired)
     }
 }
 
-static void run_body(struct bx_batch *batch)
+static void run_body(struct bx_job *job, struct bx_batch *batch)
 {
     for (size_t i = 0; i < batch->count; i++) {
         bxi_serving_at(&batch->rows[i]->request, BXI_AT_BODY);
@@ -167,9 +167,13 @@ static void run_body(struct bx_batch *batch)
     }
     bxi_clear_error();
 
+    uint64_t traced_ns = bxi_trace_batch_begins(job, batch->batcher, batch->count);
     int code = batch->batcher->fn(batch, batch->batcher->handler->context);
     char *text = code < 0 ? strdup(bx_error_text()) : NULL;
 
+    bxi_trace_batch_ends(job, batch->batcher, traced_ns, batch->count, code);
+    for (size_t i = 0; i < batch->count; i++)
+        bxi_trace_row(&batch->rows[i]->request, traced_ns);
     for (size_t i = 0; i < batch->count; i++) {
         struct bxi_row *row = batch->rows[i];
         int row_code = row->code < 0 ? row->code : bx_msg_error(row->reply);
@@ -199,7 +203,7 @@ static bool run_one(struct bx_job *job, struct bxi_batcher *batcher)
 
     finish_expired(job, expired);
     if (batch.count > 0)
-        run_body(&batch);
+        run_body(job, &batch);
 
     bxi_lock(&job->lock);
     batcher->running = false;

@@ -19,6 +19,8 @@
  */
 #include "bootstrap.h"
 
+#include "trace.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -571,6 +573,7 @@ static int run(struct root *root)
     for (int rank = 1; rank < job->world_size; rank++)
         if ((rc = serve(root, root->by_rank[rank])) < 0)
             return rc;
+    bxi_trace_start(job);       /* the others look for its file behind the gate */
     /* Whoever comes now is late: it must find no socket, rather than one that hangs up. */
     unlink(root->paths->socket);
     for (int rank = 1; rank < job->world_size; rank++)

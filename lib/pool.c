@@ -6,7 +6,7 @@
  * waits does not count, so nested calls never starve. 256 threads at most: when all of them are blocked
  * in waits, a request is answered with BX_E_BUSY instead of being queued behind them for ever.
  */
-#include "internal.h"
+#include "trace.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -70,6 +70,7 @@ static void *run_thread(void *argument)
     struct bxi_pool *pool = &job->pool;
 
     pool_job = job;
+    bxi_trace_thread("pool");
     pthread_mutex_lock(&pool->lock);
     for (;;) {
         while (pool->head == NULL && !pool->stop) {

@@ -7,6 +7,8 @@
  */
 #include "progress.h"
 
+#include "trace.h"
+
 #include <errno.h>
 #include <linux/futex.h>
 #include <poll.h>
@@ -63,6 +65,7 @@ static struct bxi_sleeper *make_bed(struct bx_job *job)
 static bool sleep_in_bed(struct bx_job *job, uint64_t timeout_ns)
 {
     struct bxi_sleeper *sleeper = make_bed(job);
+    uint64_t traced_ns = bxi_trace_sleep(job, BXI_SLEEPS_LEADER);
     uint64_t tokens[4];
     int count;
 
@@ -70,11 +73,13 @@ static bool sleep_in_bed(struct bx_job *job, uint64_t timeout_ns)
         struct pollfd bell = { .fd = job->bell_fd[1], .events = POLLIN };
 
         count = poll(&bell, 1, timeout_ns / 1000000 < 1000 ? (int)(timeout_ns / 1000000) + 1 : 1000);
+        bxi_trace_woke(job, BXI_SLEEPS_LEADER, BXI_SLEEPS_BY_EPOLL, count > 0, traced_ns);
         bxi_bell_drain(job->bell_fd[1]);
         bxi_count_wait(job, BXI_SLEEPER_EPOLL);
         return count > 0;
     }
     count = bxi_sleeper_wait(sleeper, timeout_ns, tokens, 4);
+    bxi_trace_woke(job, BXI_SLEEPS_LEADER, bxi_trace_by_kind(bxi_sleeper_kind(sleeper)), count > 0, traced_ns);
     bxi_count_wait(job, bxi_sleeper_kind(sleeper));
     for (int i = 0; i < count; i++) {
         if (tokens[i] == BXI_TOKEN_BELL)
@@ -85,14 +90,15 @@ static bool sleep_in_bed(struct bx_job *job, uint64_t timeout_ns)
     return count > 0;
 }
 
-/* One sleep of the leader, unless something turns up first. */
-static void sleep_as_leader(struct bx_job *job, struct bxi_waiter *waiter)
+/* One sleep of the leader, unless something turns up first. Not inlined: most waits need none. */
+__attribute__((noinline)) static void sleep_as_leader(struct bx_job *job, struct bxi_waiter *waiter)
 {
     uint64_t now_ns, until_ns;
     bool rung;
 
     bxi_bells_flush(job);
     bxi_publish_credits(job);
+    bxi_trace_sleeps(job);
     now_ns = bxi_now_ns();
     if (bxi_fire_timers(job, now_ns) || bxi_starved_look(job, true))
         return;
@@ -186,16 +192,22 @@ static void unlink_waiter(struct bx_job *job, struct bxi_waiter *waiter)
     bxi_unlock(&job->wait_lock);
 }
 
-static void sleep_in_futex(struct bxi_waiter *waiter)
+static void sleep_in_futex(struct bx_job *job, struct bxi_waiter *waiter)
 {
     struct timespec until = { .tv_sec = (time_t)(waiter->deadline_ns / 1000000000),
                               .tv_nsec = (long)(waiter->deadline_ns % 1000000000) };
     uint32_t awake = 0;
 
+    bxi_trace_sleeps(job);
     /* [waiter.signal] pairs with the exchange in bxi_signal_waiter: a signal before this is not slept over. */
-    if (bxi_cas(&waiter->signal, &awake, 1) || awake == 1)      /* 1: a futex wait that ended without cause */
-        syscall(SYS_futex, &waiter->signal, FUTEX_WAIT_BITSET_PRIVATE, 1,
-                waiter->deadline_ns == BX_FOREVER ? NULL : &until, NULL, FUTEX_BITSET_MATCH_ANY);
+    if (!bxi_cas(&waiter->signal, &awake, 1) && awake != 1)     /* 1: a futex wait that ended without cause */
+        return;
+
+    uint64_t traced_ns = bxi_trace_sleep(job, BXI_SLEEPS_FOLLOWER);
+
+    syscall(SYS_futex, &waiter->signal, FUTEX_WAIT_BITSET_PRIVATE, 1,
+            waiter->deadline_ns == BX_FOREVER ? NULL : &until, NULL, FUTEX_BITSET_MATCH_ANY);
+    bxi_trace_woke(job, BXI_SLEEPS_FOLLOWER, BXI_SLEEPS_BY_FUTEX, bxi_load_relaxed(&waiter->signal) == 2, traced_ns);
 }
 
 /* Waits without the role. 0: ready. BX_E_TIMEOUT. 1: try the role. */
@@ -228,7 +240,7 @@ static int follow(struct bx_job *job, struct bxi_waiter *waiter)
         if (polls < FOLLOW_POLLS && !waiter->passive && job->cpus > 1)
             bxi_pause();
         else
-            sleep_in_futex(waiter);
+            sleep_in_futex(job, waiter);
     }
     unlink_waiter(job, waiter);
     /* The role may have been offered to this thread, which does not need it any more. */

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The file of BX_TRACE, which all workers of a job write to: a JSON array that is complete at every moment.
+ *
+ *     [
+ *     {"ph":"M","name":"boxcar","args":{"instance":"0123456789abcdef", ...
+ *     ,...
+ *     {...}
+ *     ]
+ *
+ * Who runs it: whichever thread of a worker writes (trace.c), under flock(2), so one at a time over all workers.
+ * Events are added by one pwrite that begins where the closing bracket stands and ends with the new one. Nobody
+ * waits for the lock: a worker may be stopped while it holds it, and that must not stop the others.
+ *
+ * What is left if a worker is killed: before the pwrite nothing of it; behind it everything. In the midst of one the
+ * kernel may stop between two pages, and the array ends in half a line, which both viewers can read. The next
+ * worker that writes cuts it back to its last whole line, and each does so when it leaves, even with nothing to say.
+ * A full disk, or a limit on file sizes: who meets it cuts back what it wrote, and stops.
+ *
+ * The first line has the instance of the job. Each write looks at it: a file that was truncated, or begun anew by
+ * another job, is left alone. It is truncated in place rather than replaced by a new file under its name, so that
+ * links and permissions stay as they are.
+ */
+#include "trace.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LINE_MAX_BYTES 8192         /* no line is longer */
+#define HEAD_BYTES 128
+#define BEGIN_TRIES 1000            /* a millisecond apart */
+
+static const char closing[] = "\n]\n";
+#define CLOSING_BYTES (sizeof closing - 1)
+static_assert(sizeof closing == BXI_TRACE_CLOSING, "the room that trace.c leaves for it, and for a zero");
+
+/* ---- the head ---------------------------------------------------------------------------------- */
+
+static size_t make_head(char head[HEAD_BYTES], uint64_t instance)
+{
+    int bytes = snprintf(head, HEAD_BYTES, "[\n{\"ph\":\"M\",\"name\":\"boxcar\",\"args\":{\"instance\":\"%016llx\"",
+                         (unsigned long long)instance);
+
+    return (size_t)bytes;
+}
+
+static bool is_ours(int fd, uint64_t instance)
+{
+    char wanted[HEAD_BYTES], found[HEAD_BYTES];
+    size_t bytes = make_head(wanted, instance);
+
+    return pread(fd, found, bytes, 0) == (ssize_t)bytes && memcmp(wanted, found, bytes) == 0;
+}
+
+/* ---- the end ----------------------------------------------------------------------------------- */
+
+/* Where the closing bracket stands, or has to. -EIO: there is no whole line. */
+static off_t find_end(int fd, off_t size)
+{
+    char last[LINE_MAX_BYTES];
+    off_t from = size > (off_t)sizeof last ? size - (off_t)sizeof last : 0;
+    ssize_t bytes = pread(fd, last, sizeof last, from);
+
+    if (bytes < 0)
+        return -errno;
+    if ((size_t)bytes >= CLOSING_BYTES && memcmp(last + bytes - CLOSING_BYTES, closing, CLOSING_BYTES) == 0)
+        return from + bytes - (off_t)CLOSING_BYTES;
+    /* Torn: behind every whole event there is a newline, be it the closing one or that of the next event. */
+    for (ssize_t i = bytes - 1; i > 0; i--)
+        if (last[i] == '\n' && last[i - 1] == '}')
+            return from + i;
+    return -EIO;
+}
+
+static bool may_grow_to(off_t size)
+{
+    struct rlimit limit;
+
+    /* Beyond it there would be a signal, whose default is to end the process. */
+    return getrlimit(RLIMIT_FSIZE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY ||
+           (rlim_t)size <= limit.rlim_cur;
+}
+
+/* Closes the array at `end` again; whether that works cannot be helped. */
+static void close_at(int fd, off_t end)
+{
+    if (pwrite(fd, closing, CLOSING_BYTES, end) == (ssize_t)CLOSING_BYTES &&
+        ftruncate(fd, end + (off_t)CLOSING_BYTES) == 0)
+        return;
+    bxi_log(1, "the trace could not be closed: %s", strerror(errno));
+}
+
+/* Under the lock. The text is followed by room for the closing bracket; size is the file's. */
+static int write_at(int fd, off_t end, off_t size, char *text, size_t bytes)
+{
+    ssize_t written;
+
+    strcpy(text + bytes, closing);
+    bytes += CLOSING_BYTES;
+    if (!may_grow_to(end + (off_t)bytes))
+        return -EFBIG;
+    do
+        written = pwrite(fd, text, bytes, end);
+    while (written < 0 && errno == EINTR);
+    if (written == (ssize_t)bytes)      /* what was torn may have been longer */
+        return size > end + written && ftruncate(fd, end + written) < 0 ? -errno : 0;
+
+    int rc = written < 0 ? -errno : -ENOSPC;
+
+    close_at(fd, end);
+    return rc;
+}
+
+/* ---- what trace.c calls ------------------------------------------------------------------------ */
+
+static int lock_file(int fd, int tries)
+{
+    struct timespec nap = { .tv_nsec = 1000000 };
+
+    while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return -errno;
+        if (--tries <= 0)
+            return -EAGAIN;
+        nanosleep(&nap, NULL);
+    }
+    return 0;
+}
+
+static int open_file(const char *path, int flags)
+{
+    struct stat status;
+    int fd = open(path, flags | O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0666), rc = 0;
+
+    if (fd < 0)
+        return -errno;
+    if (fstat(fd, &status) < 0)
+        rc = -errno;
+    else if (!S_ISREG(status.st_mode))
+        rc = -EINVAL;
+    if (rc == 0)
+        return fd;
+    close(fd);
+    return rc;
+}
+
+int bxi_trace_file_begin(const char *path, uint64_t instance, const char *first_event)
+{
+    char head[HEAD_BYTES], *text = NULL;
+    size_t head_bytes = make_head(head, instance);
+    int fd = open_file(path, O_CREAT), rc;
+
+    if (fd < 0)
+        return fd;
+    rc = lock_file(fd, BEGIN_TRIES);
+    if (rc == 0 && (text = malloc(head_bytes + strlen(first_event) + BXI_TRACE_CLOSING)) == NULL)
+        rc = -ENOMEM;
+    if (rc == 0) {
+        strcpy(stpcpy(text, head), first_event);
+        rc = ftruncate(fd, 0) < 0 ? -errno : write_at(fd, 0, 0, text, head_bytes + strlen(first_event));
+    }
+    free(text);
+    flock(fd, LOCK_UN);
+    if (rc == 0)
+        return fd;
+    close(fd);
+    return rc;
+}
+
+int bxi_trace_file_open(const char *path, uint64_t instance)
+{
+    int fd = open_file(path, 0);
+
+    if (fd < 0 || is_ours(fd, instance))
+        return fd;
+    close(fd);
+    return -ESTALE;
+}
+
+int bxi_trace_file_append(const struct bxi_trace_file *file, char *events, size_t bytes)
+{
+    struct stat status;
+    off_t end;
+    int rc;
+
+    if ((rc = lock_file(file->fd, 1)) < 0)
+        return rc;
+    if (!is_ours(file->fd, file->instance))
+        rc = -ESTALE;
+    else if (fstat(file->fd, &status) < 0)
+        rc = -errno;
+    else if ((end = find_end(file->fd, status.st_size)) < 0)
+        rc = (int)end;
+    else
+        rc = write_at(file->fd, end, status.st_size, events, bytes);
+    flock(file->fd, LOCK_UN);
+    return rc;
+}

@@ -20,7 +20,8 @@ failed=0
 trap 'test -z "$pids" || kill -9 $pids 2>/dev/null; rm -rf "$dir"' EXIT
 trap 'exit 130' INT TERM
 XDG_RUNTIME_DIR=$dir
-export XDG_RUNTIME_DIR
+BX_HIST=all
+export XDG_RUNTIME_DIR BX_HIST
 
 check()     # check NAME COMMAND...: the test is whether the command succeeds
 {
@@ -96,8 +97,10 @@ fi
 
 # ---- A job that runs --------------------------------------------------------------------------------
 
-for rank in 0 1 2; do begin $rank 3 serve; done
-await 0 started && await 1 started && await 2 started
+begin 0 3 serve
+begin 1 3 serve
+begin 2 3 stay
+await 0 started && await 1 started && await 2 called
 check 'ls' ends 0 ls "$job"
 check 'the job runs with three of three' says "^$job +running +3/3 "
 check 'its processes are named' says "pids +$pid_0 $pid_1 $pid_2\$"
@@ -108,6 +111,12 @@ check 'show' ends 0 show "$job"
 check 'each worker' test "$(grep -c '^worker [0-2] w[0-2], pid [0-9]*: running, ' "$dir/out")" -eq 3
 check 'its functions' says '^  functions echo \(inline\)$'
 check 'show fits 80 columns' narrow
+check 'calls' ends 0 calls "$job"
+check 'none is in flight' says '^job .*: running, 0 calls in flight$'
+check 'each function that was called' test "$(grep -cE '^echo of w[01]$' "$dir/out")" -eq 2
+check 'by whom and how often' test "$(grep -cx '  called by w2 1' "$dir/out")" -eq 2
+check 'each leg' test "$(grep -cE '^  (queue|handler|reply|whole) +1( +[0-9.]+ [a-z]+){6}$' "$dir/out")" -eq 8
+check 'calls fits 80 columns' narrow
 check 'check' ends 0 check "$job"
 check 'it looked at three' says "^  3 workers, .*nothing wrong\$"
 check 'reap finds nothing of a job that lives' ends 0 reap "$job" --yes
@@ -134,18 +143,20 @@ keys()      # the keys of what was printed, less those of counters
 documented()
 {
     for key in $(keys); do
-        grep -qE "^\.(B|BR) ([a-z_]+, )*$key( |\$|,)" "$page" || { echo "$key" >>"$dir/err"; return 1; }
+        grep -qE "^\.(B|BR) ([a-z_0-9]+, )*$key( |\$|,)" "$page" || { echo "$key" >>"$dir/err"; return 1; }
     done
 }
 
-for command in ls show check reap; do
+for command in ls show calls check reap; do
     ends 0 $command "$job" --json
     check "the page has every key of $command" documented
 done
 
 # ---- The same job, killed -------------------------------------------------------------------------
 
+# None may see another's death: it would remove its names.
 kill -STOP $pid_0 $pid_1 $pid_2
+until test "$("$program" show "$job" | grep -c '^worker [0-2] .*: running, stopped$')" -eq 3; do :; done
 kill -9 $pid_0 $pid_1 $pid_2
 wait 2>/dev/null
 pids=
@@ -154,6 +165,8 @@ check 'it is dead' says "^$job +dead +0/3 "
 check 'its processes are marked' says "pids +$pid_0\(dead\) $pid_1\(dead\) $pid_2\(dead\)\$"
 check 'show reads it' ends 0 show "$job"
 check 'each worker as it was' test "$(grep -c '^worker [0-2] w[0-2], pid [0-9]*: running, dead' "$dir/out")" -eq 3
+check 'calls reads it' ends 0 calls "$job"
+check 'and what was measured' test "$(grep -cE '^  whole +1 ' "$dir/out")" -eq 2
 check 'check reads it' ends 0 check "$job"
 check 'nothing is wrong with it' says "^  3 workers, .*nothing wrong\$"
 check 'reap lists it' ends 0 reap "$job"

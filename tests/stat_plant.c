@@ -109,6 +109,30 @@ bool plant_take(struct plant *plant, int rank)
     return true;
 }
 
+struct bxi_hist *plant_hist(struct plant *plant, int rank, int peer, int function)
+{
+    bxi_a32 *count = &plant_control(plant, rank)->header.hist_count;
+    struct bxi_hist *hist = bxi_segment_hist(&plant->segment[rank], bxi_load_relaxed(count));
+
+    /* Writing allocates the page, where a worker would have it done before. */
+    memcpy(hist->name, plant_control(plant, peer)->function[function].name, BXI_NAME_BYTES);
+    hist->who = (uint64_t)peer | (uint64_t)function << 16;
+    bxi_store_relaxed(count, bxi_load_relaxed(count) + 1);
+    return hist;
+}
+
+void plant_sample(struct bxi_hist *hist, uint64_t queue_ns, uint64_t handler_ns, uint64_t reply_ns)
+{
+    const uint64_t legs[BXI_LEGS] = { queue_ns, handler_ns, reply_ns, queue_ns + handler_ns + reply_ns };
+
+    for (int leg = 0; leg < BXI_LEGS; leg++) {
+        bxi_count(&hist->bucket[leg][bxi_hist_bucket(legs[leg])], 1);
+        bxi_count(&hist->sum_ns[leg], legs[leg]);
+        if (legs[leg] > bxi_load_relaxed(&hist->max_ns[leg]))
+            bxi_store_relaxed(&hist->max_ns[leg], legs[leg]);
+    }
+}
+
 bxi_a64 *plant_word(struct plant *plant, int rank, uint64_t pos)
 {
     return (bxi_a64 *)(void *)(plant->writer[rank].base + (pos & (BXI_RING_BYTES - 1)));

@@ -11,7 +11,8 @@
 #include "../shm/segment.h"
 
 #define PLANT_INSTANCE UINT64_C(0x00c0ffee00c0ffee)
-#define PLANT_FUNCTIONS 3
+#define PLANT_FUNCTIONS 3      /* "add", "pick", "save" */
+#define PLANT_NAME_END 4        /* where the name "pick" ends */
 
 struct plant {
     char job[BXI_NAME_BYTES];
@@ -35,6 +36,9 @@ bool plant_put(struct plant *plant, int rank, uint64_t payload_bytes);
 void plant_count(struct plant *plant, int rank);
 /* rank takes a record out of the other's ring; false if there is none. */
 bool plant_take(struct plant *plant, int rank);
+/* A new histogram of rank's, of a function of worker `peer`; and a sample of it, cut in three. */
+struct bxi_hist *plant_hist(struct plant *plant, int rank, int peer, int function);
+void plant_sample(struct bxi_hist *hist, uint64_t queue_ns, uint64_t handler_ns, uint64_t reply_ns);
 /* The word at pos of rank's ring. */
 bxi_a64 *plant_word(struct plant *plant, int rank, uint64_t pos);
 

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#define TEXT_MAX (4u << 20)
+#define TEXT_MAX (16u << 20)
 
 static void give_up(const char *what)
 {

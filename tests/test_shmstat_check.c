@@ -128,7 +128,7 @@ static void open_without_pages(void)
     int fd = shm_open(plant.segment[0].shm_name, O_RDWR, 0);
 
     cr_assert_eq(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                           (off_t)(BXI_CONTROL_BYTES + BXI_RING_STRIDE), BXI_RING_BYTES), 0);
+                           (off_t)(BXI_RINGS_OFFSET + BXI_RING_STRIDE), BXI_RING_BYTES), 0);
     close(fd);
 }
 
@@ -177,6 +177,80 @@ static void call_of_another_slot(void)
     struct bxi_call_row *rows = (struct bxi_call_row *)(void *)((char *)control(0) + bxi_calls_offset(1));
 
     set(&rows[7].id, 5 << 16 | 8);
+}
+
+/* ---- What is served, and how long calls took ------------------------------------------------------- */
+
+static void serving_nowhere(void) { set(&control(0)->serving[40].where, BXI_AT_FUTURE + 1); }
+static void batch_of_nobody(void) { set(&control(0)->batch[1].members[1], 1); }
+static void present_of_nobody(void) { set(&control(0)->batch[1].present[0], 4); }
+static void body_runs_twice(void) { set(&control(0)->batch[1].running, 2); }
+
+static void serving_for_nobody(void)
+{
+    set(&control(0)->serving[40].who, 2);
+    set(&control(0)->serving[40].where, BXI_AT_POOL);
+}
+
+static void serving_no_function(void)
+{
+    set(&control(0)->serving[40].who, 1 | PLANT_FUNCTIONS << 16);
+    set(&control(0)->serving[40].where, BXI_AT_THREAD | 77 << 8);
+}
+
+static void now_for_nobody(void)
+{
+    set(&control(0)->now.who, 5);
+    set(&control(0)->now.since_ns, 1);
+}
+
+static void now_no_function(void)
+{
+    set(&control(0)->now.who, 1 | (uint64_t)PLANT_FUNCTIONS << 16);
+    set(&control(0)->now.since_ns, 1);
+}
+
+/* Of function 1 of the callee; two samples. */
+static struct bxi_hist *measured(void)
+{
+    struct bxi_hist *hist = plant_hist(&plant, 0, 1, 1);
+
+    plant_sample(hist, 100, 1000, 10);
+    plant_sample(hist, 200, 2000, 20);
+    return hist;
+}
+
+static void hist_without_name(void) { measured()->name[0] = '\0'; }
+static void hist_of_endless_name(void) { memset(measured()->name, 'x', BXI_NAME_BYTES); }
+static void hist_of_nobody(void) { measured()->who = 2 | 1 << 16; }
+static void hist_of_no_function(void) { measured()->who = 1 | (uint64_t)BXI_FUNCTION_MAX << 16; }
+static void hist_of_an_unknown_function(void) { measured()->who = 1 | PLANT_FUNCTIONS << 16; }
+static void hist_of_another_function(void) { measured()->who = 1 | 2 << 16; }
+static void longest_too_short(void) { set(&measured()->max_ns[BXI_LEG_QUEUE], 60); }
+static void longest_nowhere(void) { set(&measured()->max_ns[BXI_LEG_REPLY], 5000); }
+
+static void too_many_hists(void)
+{
+    bxi_store_relaxed(&control(0)->header.hist_count, BXI_HIST_MAX + 1);
+}
+
+static void hist_without_pages(void)
+{
+    bxi_store_relaxed(&control(0)->header.hist_count, BXI_HIST_MAX);
+}
+
+static void leg_counted_too_often(void)
+{
+    struct bxi_hist *hist = measured();
+
+    bxi_count(&hist->bucket[BXI_LEG_HANDLER][bxi_hist_bucket(1000)], 2);
+}
+
+static void whole_counted_too_often(void)
+{
+    struct bxi_hist *hist = measured();
+
+    bxi_count(&hist->bucket[BXI_LEG_WHOLE][bxi_hist_bucket(1110)], 2);
 }
 
 static const struct {
@@ -230,7 +304,27 @@ static const struct {
     { "more leases than there are slots", too_many_leases, 11 },
     { "more returned than granted", returned_more, 11 },
     { "more borrowed than ever", borrowed_more, 11 },
+    { "a request served nowhere", serving_nowhere, 11 },
+    { "a request of no rank", serving_for_nobody, 11 },
+    { "a request for no function", serving_no_function, 11 },
+    { "a handler that runs for no rank", now_for_nobody, 11 },
+    { "a handler of no function that runs", now_no_function, 11 },
+    { "a batch that waits for no rank", batch_of_nobody, 11 },
+    { "a row of no rank in a batch", present_of_nobody, 11 },
+    { "a body that runs twice", body_runs_twice, 11 },
     { "a call in another's row", call_of_another_slot, 12 },
+    { "more histograms than there is room for", too_many_hists, 13 },
+    { "histograms without pages", hist_without_pages, 4 },
+    { "a histogram without name", hist_without_name, 13 },
+    { "a histogram whose name does not end", hist_of_endless_name, 13 },
+    { "a histogram of no rank", hist_of_nobody, 13 },
+    { "a histogram of no function", hist_of_no_function, 13 },
+    { "a histogram of a function that the peer has not", hist_of_an_unknown_function, 13 },
+    { "a histogram of a function of another name", hist_of_another_function, 13 },
+    { "two samples longer than the longest", longest_too_short, 13 },
+    { "a longest that is in no bucket", longest_nowhere, 13 },
+    { "a handler counted twice", leg_counted_too_often, 13 },
+    { "a call counted twice", whole_counted_too_often, 13 },
 };
 
 #define WRONGS (sizeof(wrongs) / sizeof(wrongs[0]))
@@ -320,6 +414,16 @@ static void shrink_functions(int up)
     bxi_store_relaxed(&control(0)->header.function_count, up ? PLANT_FUNCTIONS : 1);
 }
 
+static void shrink_hist(int up)
+{
+    set(&bxi_segment_hist(&plant.segment[0], 0)->sum_ns[BXI_LEG_QUEUE], up ? 9 : 8);
+}
+
+static void change_hist(int up)
+{
+    bxi_segment_hist(&plant.segment[0], 0)->name[PLANT_NAME_END] = up ? 'a' : '\0';
+}
+
 static const struct {
     const char *what;
     void (*turn)(int up);
@@ -333,6 +437,8 @@ static const struct {
     { "refused_through", shrink_refused, 5 },
     { "the number of functions", shrink_functions, 9 },
     { "a function", change_function, 9 },
+    { "a histogram's sum", shrink_hist, 13 },
+    { "a histogram's name", change_hist, 13 },
 };
 
 /* A child changes the word to and fro until it is killed. */
@@ -352,6 +458,7 @@ Test(shmstat_check, sees_words_go_back_that_may_only_grow, .timeout = 120, .fini
 {
     for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++) {
         make_plant(0);
+        plant_hist(&plant, 0, 1, 1);
         set(&control(1)->pair[0].refused_errno, 28);
         /* The mapping is not inherited by a fork: one of its own. */
         for (int rank = 0; rank < 2; rank++)
@@ -434,6 +541,29 @@ Test(shmstat_check, accepts_what_a_kill_leaves, .timeout = 20, .fini = remove_pl
     expect_fine("the same of a dead one");
     set(bxi_segment_leases(&plant.segment[1], 0) + 3, 1);
     expect_fine("a lease that came back before it was counted");
+}
+
+/* A sample's legs are counted one after the other, and of each the bucket, the sum, the longest. */
+Test(shmstat_check, accepts_a_sample_that_was_not_counted_to_its_end, .timeout = 20, .fini = remove_plant)
+{
+    static const uint64_t legs[BXI_LEGS] = { 300, 3000, 30, 3330 };
+    struct bxi_hist *hist;
+
+    make_plant(0);
+    hist = plant_hist(&plant, 0, 1, 1);
+    expect_fine("a histogram of nothing");
+    plant_sample(hist, 100, 1000, 10);
+    for (int leg = 0; leg < BXI_LEGS; leg++) {
+        bxi_count(&hist->bucket[leg][bxi_hist_bucket(legs[leg])], 1);
+        expect_fine("a bucket that was counted");
+        bxi_count(&hist->sum_ns[leg], legs[leg]);
+        expect_fine("and its sum");
+        set(&hist->max_ns[leg], legs[leg]);
+        expect_fine("and its longest");
+    }
+    /* A processor may show stores in another order. */
+    bxi_count(&hist->bucket[BXI_LEG_WHOLE][bxi_hist_bucket(legs[BXI_LEG_WHOLE])], 1);
+    expect_fine("a whole call before its legs");
 }
 
 /* The credit word lags behind what frames on their way back say. */

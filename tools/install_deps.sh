@@ -55,6 +55,7 @@ build pkg-config have_program pkg-config
 build liburing-dev have_library liburing
 build libjemalloc-dev have_library jemalloc
 build libdnnl-dev have_dnnl
+build libncurses-dev have_library ncursesw
 test g++ have_cxx
 test libcriterion-dev have_library criterion
 test libdlpack-dev have_header dlpack/dlpack.h

@@ -19,6 +19,7 @@ struct command {
 static const struct command commands[] = {
     { "ls", stat_ls, "", false },
     { "show", stat_show, "--prometheus", false },
+    { "top", stat_top, "", false },
     { "calls", stat_calls, "", false },
     { "why", stat_why, "", true },
     { "check", stat_check, "", false },
@@ -32,6 +33,9 @@ static const char usage[] =
     "  show    what each worker of a job, or of all jobs, does: sleep, wake-ups,\n"
     "          doorbells, handlers, rings, arena, loans; --prometheus prints the text\n"
     "          exposition format\n"
+    "  top     the same, live, as rates; h lists its keys, --once prints one picture;\n"
+    "          --batch [-n COUNT], --interval S, --stuck S, --width N, --height N,\n"
+    "          --view workers|rings|calls, --sort COLUMN, --filter TEXT\n"
     "  calls   the calls in flight: how old, and where each is now\n"
     "  why     why WORKER|CALL [JOB]: what it waits for, in sentences, and what that\n"
     "          waits for; names a cycle if there is one\n"
@@ -91,7 +95,13 @@ int main(int argc, char **argv)
     if (command == NULL)
         return misused("there is no command", argv[1]);
     for (int i = 2; i < argc; i++) {
-        if (argv[i][0] == '-') {
+        int words = command->run == stat_top ? stat_top_flag(&options.top, argv + i, argc - i) : 0;
+
+        if (words < 0)
+            return STAT_USAGE;
+        if (words > 0) {
+            i += words - 1;
+        } else if (argv[i][0] == '-') {
             if (!parse_flag(command, argv[i], &options))
                 return misused("this command has no flag", argv[i]);
         } else if (command->has_subject && options.subject == NULL) {
@@ -106,6 +116,8 @@ int main(int argc, char **argv)
         return misused("say which worker or call, after", command->name);
     if (options.json && options.prometheus)
         return misused("choose one of --json and", "--prometheus");
+    if (options.json && options.top.batch)
+        return misused("choose one of --json and", "--batch");
 
     int status = command->run(&options);
 

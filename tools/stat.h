@@ -26,12 +26,23 @@ enum stat_exit {
     STAT_NOTHING = 3,           /* no such job, or nothing of it could be read */
 };
 
+/* Of top. */
+struct stat_top_options {
+    bool batch;                 /* text on stdout, and no keys */
+    long count;                 /* of them; 0: until a signal */
+    int width, height;          /* 0: the terminal's, else 80 and 24 */
+    double interval_s;          /* 0: 1 s */
+    double stuck_s;             /* 0: 10 s */
+    const char *view, *sort, *filter;
+};
+
 struct stat_options {
     const char *select;         /* a job's name, or name.instance; NULL for all */
     const char *subject;        /* of why: a worker's name or rank, or a call */
     bool json;
     bool prometheus;
     bool yes;
+    struct stat_top_options top;
 };
 
 /* ---- Jobs (stat_jobs.c) ------------------------------------------------------------------------- */
@@ -69,6 +80,11 @@ struct stat_worker {
     /* Copied after the controls of all workers: credit is never behind what control says was written. */
     struct bxi_credit credit[BXI_WORLD_MAX];
     struct bxi_pair_counters received[BXI_WORLD_MAX];
+    /* By the ring's rank, once stat_unread_read was called: age of the oldest unread frame; < 0: there is none; NAN:
+     * not known. */
+    double unread_s[BXI_WORLD_MAX];
+    struct bxi_hist *hists;     /* private copies; NULL if there are none, or they were not asked for */
+    uint32_t hist_count;
 };
 
 struct stat_job {
@@ -98,14 +114,18 @@ int stat_pread(const struct stat_object *object, void *to, uint64_t bytes, uint6
 const struct stat_worker *stat_reader(const struct stat_job *job, uint32_t rank);    /* NULL: not READABLE */
 bool stat_worker_alive(const struct stat_worker *worker);
 bool stat_job_alive(const struct stat_job *job);
+/* Whether there is a worker among them that can be read; or no job at all, which is fine as well. */
+bool stat_jobs_readable(const struct stat_jobs *jobs);
 const char *stat_job_state(const struct stat_job *job);
 /* How many workers the job has, as the first readable of them says; else as many as were found. */
 int stat_job_size(const struct stat_job *job);
 uint64_t stat_job_started_ns(const struct stat_job *job);       /* CLOCK_REALTIME; 0 if it is not known */
 const char *stat_state_name(uint32_t state);
 const char *stat_who_name(uint64_t armed);
-/* What its process does: "awake", "asleep", "stopped", "dead". */
+/* What its process does: "awake", "spinning", "asleep", "stopped", "dead". */
 const char *stat_activity(const struct stat_worker *worker);
+/* Threads of its pool that run a handler now. */
+int stat_pool_busy(const struct stat_worker *worker);
 const char *stat_kind_name(uint32_t kind);
 const char *stat_peer_name(const struct stat_job *job, int rank);
 
@@ -119,11 +139,36 @@ static inline uint64_t stat_word(const bxi_a64 *word)
 /* Bytes of ring p that the worker wrote and the peer has not given free; false if the peer cannot be read. */
 bool stat_ring_fill(const struct stat_job *job, const struct stat_worker *worker, int to, uint64_t *fill);
 
+/* ---- Rings (stat_ring.c) ------------------------------------------------------------------------ */
+
+/* Seconds since the oldest frame was sent that lies unread in that ring: as worker.unread_s. Its descriptors must
+ * be open. */
+double stat_oldest_unread(const struct stat_job *job, const struct stat_worker *worker, int to);
+/* Of all rings. */
+void stat_unread_read(struct stat_job *job);
+
+/* ---- Histograms (stat_hist.c) ------------------------------------------------------------------- */
+
+/* Copies the histograms of all workers, whose descriptors must be open. 0, -ENOMEM. */
+int stat_hists_read(struct stat_job *job);
+/* Of a private copy. Whose it is: false if it names no worker of the caller's job. */
+bool stat_hist_callee(const struct stat_worker *caller, const struct bxi_hist *hist, int *callee);
+void stat_hist_name(const struct bxi_hist *hist, char name[BXI_NAME_BYTES]);        /* printable */
+const char *stat_leg_name(int leg);
+uint64_t stat_hist_samples(const struct bxi_hist *hist, int leg);
+/* What a share q of the samples took at most, in ns; 0 if there are none. */
+double stat_hist_quantile(const struct bxi_hist *hist, int leg, double q);
+/* How long calls took, by function: a table, and the list "latencies". 0, -ENOMEM. */
+int stat_hists_text(const struct stat_job *job);
+int stat_hists_json(const struct stat_job *job);
+
 /* ---- Text (stat_text.c) ------------------------------------------------------------------------- */
 
-/* "1.5 MiB"; "12 s", "3 h 07 min". Both into memory of theirs, good for the next seven calls. */
+/* "1.5 MiB"; "12 s", "3 h 07 min"; "1.23 us", "20.1 ms", in eight characters. All into memory of theirs, good for
+ * the next seven calls. */
 const char *stat_bytes_text(uint64_t bytes);
 const char *stat_span_text(double seconds);
+const char *stat_time_text(double seconds);
 /* Copies at most bytes - 1 characters, anything unprintable as '?'. */
 void stat_printable(char *to, size_t bytes, const char *from, size_t from_bytes);
 uint64_t stat_now_ns(int clock);
@@ -147,6 +192,7 @@ void stat_json_open(const char *key, char bracket);     /* '{' or '[' */
 void stat_json_close(char bracket);                     /* '}' or ']' */
 void stat_json_text(const char *key, const char *text);     /* NULL, and "" for a name: null */
 void stat_json_u64(const char *key, uint64_t value);
+void stat_json_u64s(const char *key, const uint64_t *values, size_t count);     /* a list in one line */
 void stat_json_seconds(const char *key, double seconds);
 void stat_json_bool(const char *key, bool value);
 void stat_json_null(const char *key);
@@ -161,6 +207,9 @@ int stat_check(const struct stat_options *options);
 int stat_reap(const struct stat_options *options);
 int stat_calls(const struct stat_options *options);
 int stat_why(const struct stat_options *options);
+int stat_top(const struct stat_options *options);
+/* One flag of top's and its value: how many words it is, 0 if it is none of its, -1 after a line on stderr. */
+int stat_top_flag(struct stat_top_options *options, char **words, int count);
 
 /* Finds and reads the jobs that were asked for; STAT_NOTHING, with a line, if the one asked for is not
  * there. */
@@ -168,7 +217,7 @@ int stat_find(struct stat_jobs *jobs, const struct stat_options *options);
 /* The text exposition format (stat_prometheus.c). */
 void stat_prometheus(const struct stat_jobs *jobs);
 
-/* ---- check's findings (stat_check.c, stat_check_ring.c) ------------------------------------------ */
+/* ---- check's findings (stat_check*.c) ------------------------------------------------------------ */
 
 struct stat_violation {
     int invariant;
@@ -196,6 +245,9 @@ void stat_check_ring(const struct stat_job *job, const struct stat_worker *worke
 void stat_check_leases(const struct stat_job *job, const struct stat_worker *worker, int to,
                        struct stat_findings *findings);
 void stat_check_calls(const struct stat_worker *worker, int to, struct stat_findings *findings);
+/* What it tells of the requests that it serves (I11), and its histograms (I13): stat_check_tables.c. */
+void stat_check_served(const struct stat_worker *worker, struct stat_findings *findings);
+void stat_check_hists(const struct stat_job *job, const struct stat_worker *worker, struct stat_findings *findings);
 /* Where the producer of that ring stands, as far as can be told now; false if it cannot. */
 bool stat_write_end(const struct stat_worker *worker, int to, uint64_t *end);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat calls: the calls in flight, and where each is now.
+ * shmstat calls: the calls in flight, and where each is now; and how long calls took (stat_hist.c).
  *
  * A caller keeps a row for each call behind its ring to the callee; the callee keeps rows of the requests
  * that it serves, and a line about what runs where it makes progress. The two sides are copied one after the
@@ -260,14 +260,19 @@ static void print_call(const struct stat_job *job, const struct stat_call *call)
     print_missing(job, call);
 }
 
+static int no_memory(const struct stat_job *job)
+{
+    fprintf(stderr, "shmstat: no memory for job '%s'\n", job->name);
+    return STAT_NOTHING;
+}
+
 static int show_job(struct stat_job *job, bool json)
 {
     struct stat_calls calls;
+    int rc;
 
-    if (stat_job_read(job, true) < 0 || stat_calls_collect(job, &calls) < 0) {
-        fprintf(stderr, "shmstat: no memory for job '%s'\n", job->name);
-        return STAT_NOTHING;
-    }
+    if (stat_job_read(job, true) < 0 || stat_hists_read(job) < 0 || stat_calls_collect(job, &calls) < 0)
+        return no_memory(job);
     if (json) {
         stat_json_open(NULL, '{');
         stat_json_job(job);
@@ -286,11 +291,14 @@ static int show_job(struct stat_job *job, bool json)
     }
     if (json) {
         stat_json_close(']');
+        rc = stat_hists_json(job);
         stat_json_close('}');
+    } else {
+        rc = stat_hists_text(job);
     }
     stat_calls_free(&calls);
     stat_job_close(job);
-    return STAT_FINE;
+    return rc < 0 ? no_memory(job) : STAT_FINE;
 }
 
 int stat_calls(const struct stat_options *options)
@@ -312,6 +320,8 @@ int stat_calls(const struct stat_options *options)
         stat_json_close(']');
         stat_json_end();
     }
+    if (status == STAT_FINE && !stat_jobs_readable(&jobs))
+        status = STAT_NOTHING;
     stat_jobs_free(&jobs);
     return status;
 }

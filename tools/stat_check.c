@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * shmstat check: holds the segments of a job against the numbered invariants of layout.h, as far as they
- * can be seen from outside. stat_check_ring.c walks the rings.
+ * can be seen from outside. stat_check_ring.c walks the rings, stat_check_tables.c what is for inspectors alone.
  *
  * A job that is under load moves while it is read, and nothing of that may look like a violation. So of two
  * words that are compared the one is read first whose being old does no harm (a position that only grows
@@ -136,11 +136,15 @@ static void check_pages(const struct stat_worker *worker, struct stat_findings *
     for (int to = 0; to < world_of(worker); to++)
         if (to != worker->rank && stat_word(&worker->control->pair[to].open) == 1)
             needed += BXI_OPEN_BYTES;
+    /* Relaxed: a private copy. */
+    if (bxi_load_relaxed(&worker->control->header.hist_count) <= BXI_HIST_MAX)
+        needed += bxi_load_relaxed(&worker->control->header.hist_count) * sizeof(struct bxi_hist);
     if (!worker->segment.on_tmpfs || fstat(worker->segment.fd, &status) < 0)
         return;
     if ((uint64_t)status.st_blocks * 512 < needed)
-        stat_violate(findings, AT(4, worker, -1), "its open rings need %llu bytes of pages, and it has %llu",
-                     (ull)needed, (ull)status.st_blocks * 512);
+        stat_violate(findings, AT(4, worker, -1),
+                     "its open rings and histograms need %llu bytes of pages, and it has %llu", (ull)needed,
+                     (ull)status.st_blocks * 512);
 }
 
 static void check_refused(const struct stat_job *job, const struct stat_worker *worker, int peer,
@@ -302,6 +306,8 @@ static void check_worker(const struct stat_job *job, const struct stat_worker *w
     check_header(job, worker, findings);
     check_functions(worker, findings);
     check_pages(worker, findings);
+    stat_check_served(worker, findings);
+    stat_check_hists(job, worker, findings);
     for (int peer = 0; peer < BXI_WORLD_MAX; peer++) {
         check_open(worker, peer, findings);
         check_refused(job, worker, peer, findings);

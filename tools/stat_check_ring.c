@@ -21,13 +21,12 @@
  *
  * The ring of a worker to itself is private memory: only its positions can be seen.
  */
-#include "stat.h"
+#include "stat_ring.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define ATTEMPTS 100
-#define PADDING_BIT 0x80000000u
 /* A record and the padding before it: by so much a position told may be behind, and as much is being written. */
 #define BEHIND_MAX (2 * (BXI_FRAME_MAX + 2 * (uint64_t)BXI_LINE))
 #define UNPUBLISHED_MAX (BXI_RING_BYTES / 4)
@@ -50,54 +49,11 @@ struct walk {
     uint64_t records;
 };
 
-enum word_kind { NO_RECORD, RECORD, PADDING, BAD_RECORD, BAD_PLACE };
-
-/* What a commit word at pos is, and how many bytes it covers. */
-static enum word_kind judge(uint64_t word, uint64_t pos, uint64_t *bytes)
-{
-    uint64_t offset = pos & (BXI_RING_BYTES - 1), length = word & ~(uint64_t)PADDING_BIT & UINT32_MAX;
-
-    *bytes = 0;
-    if (word == 0)
-        return NO_RECORD;
-    if (word >> 32 != (uint32_t)(pos / BXI_LINE + 1))
-        return BAD_RECORD;
-    *bytes = length;
-    if (word & PADDING_BIT)
-        return offset != 0 && offset + length == BXI_RING_BYTES ? PADDING : BAD_PLACE;
-    if (length == 0 || length > BXI_FRAME_MAX)
-        return BAD_RECORD;
-    *bytes = (length + 8 + BXI_LINE - 1) & ~(uint64_t)(BXI_LINE - 1);
-    return offset + 8 + length <= BXI_RING_BYTES ? RECORD : BAD_PLACE;
-}
-
-static bool read_word(const struct stat_worker *worker, uint64_t offset, uint64_t *word)
-{
-    return stat_pread(&worker->segment, word, sizeof(*word), offset) == 0;
-}
-
-static bool read_ring_word(const struct stat_worker *worker, int to, uint64_t pos, uint64_t *word)
-{
-    return read_word(worker, bxi_ring_offset(to) + (pos & (BXI_RING_BYTES - 1)), word);
-}
-
-static bool read_write_pos(const struct stat_worker *worker, int to, uint64_t *pos)
-{
-    return read_word(worker, offsetof(struct bxi_control, pair_counters) +
-                                 (uint64_t)to * sizeof(struct bxi_pair_counters) +
-                                 offsetof(struct bxi_pair_counters, write_pos), pos);
-}
-
-static bool read_credit(const struct stat_worker *peer, int from, uint64_t *credit)
-{
-    return read_word(peer, offsetof(struct bxi_control, credit) + (uint64_t)from * sizeof(struct bxi_credit), credit);
-}
-
 bool stat_write_end(const struct stat_worker *worker, int to, uint64_t *end)
 {
     uint64_t pos, word, bytes;
 
-    if (!read_write_pos(worker, to, &pos))
+    if (!stat_read_write_pos(worker, to, &pos))
         return false;
     *end = pos;
     if (to == worker->rank) {
@@ -106,13 +62,13 @@ bool stat_write_end(const struct stat_worker *worker, int to, uint64_t *end)
     }
     /* Padding, a record. */
     for (int step = 0; step < 2; step++) {
-        if (!read_ring_word(worker, to, *end, &word))
+        if (!stat_read_ring_word(worker, to, *end, &word))
             return false;
-        enum word_kind kind = judge(word, *end, &bytes);
-        if (kind != RECORD && kind != PADDING)
+        enum stat_record kind = stat_judge(word, *end, &bytes);
+        if (kind != STAT_RECORD && kind != STAT_PADDING)
             return true;
         *end += bytes;
-        if (kind == RECORD)
+        if (kind == STAT_RECORD)
             return true;
     }
     return true;
@@ -120,20 +76,13 @@ bool stat_write_end(const struct stat_worker *worker, int to, uint64_t *end)
 
 /* ---- Records ------------------------------------------------------------------------------------ */
 
-static const char *kind_text(enum word_kind kind)
+static const char *kind_text(enum stat_record kind)
 {
     switch (kind) {
-    case NO_RECORD: return "it is 0";
-    case BAD_PLACE: return "what it says does not end within the ring, or padding not at its end";
+    case STAT_NO_RECORD: return "it is 0";
+    case STAT_BAD_PLACE: return "what it says does not end within the ring, or padding not at its end";
     default: return "it has not the sequence of its position, or no possible length";
     }
-}
-
-static bool read_read_pos(const struct stat_worker *peer, int from, uint64_t *pos)
-{
-    return read_word(peer, offsetof(struct bxi_control, pair_counters) +
-                               (uint64_t)from * sizeof(struct bxi_pair_counters) +
-                               offsetof(struct bxi_pair_counters, read_pos), pos);
 }
 
 /* Could the producer have come round and overwritten pos by now? */
@@ -141,25 +90,25 @@ static bool may_be_overwritten(const struct walk *walk, uint64_t pos)
 {
     uint64_t end;
 
-    return !read_write_pos(walk->worker, walk->to, &end) ||
+    return !stat_read_write_pos(walk->worker, walk->to, &end) ||
            (int64_t)(end + 2 * BEHIND_MAX - pos) > (int64_t)BXI_RING_BYTES;
 }
 
 /* A word of the copy before the write position that is no record: again, unless it has been freed since. */
-static enum look confirm(struct walk *walk, uint64_t pos, enum word_kind kind)
+static enum look confirm(struct walk *walk, uint64_t pos, enum stat_record kind)
 {
     uint64_t word, credit = pos, bytes;
 
     /* Padding and a record may have been consumed and overwritten: not told yet. */
     if (walk->records == 0 && !walk->is_sure)
         return MOVED;
-    if (!read_ring_word(walk->worker, walk->to, pos, &word) ||
-        (walk->peer != NULL && !read_read_pos(walk->peer, walk->worker->rank, &credit)))
+    if (!stat_read_ring_word(walk->worker, walk->to, pos, &word) ||
+        (walk->peer != NULL && !stat_read_read_pos(walk->peer, walk->worker->rank, &credit)))
         return SETTLED;             /* truncated meanwhile: said elsewhere */
     /* Read behind the word: where the record is still to be consumed, the word was its own. */
-    if (judge(word, pos, &bytes) != kind || ((int64_t)(credit - pos) >= 0 && may_be_overwritten(walk, pos)))
+    if (stat_judge(word, pos, &bytes) != kind || ((int64_t)(credit - pos) >= 0 && may_be_overwritten(walk, pos)))
         return MOVED;
-    stat_violate(walk->findings, AT(kind == BAD_PLACE ? 8 : 7, walk->worker, walk->to),
+    stat_violate(walk->findings, AT(kind == STAT_BAD_PLACE ? 8 : 7, walk->worker, walk->to),
                  "the record at %llu, before the write position %llu, is not whole: commit word %016llx: %s",
                  (ull)pos, (ull)walk->end, (ull)word, kind_text(kind));
     return SETTLED;
@@ -172,11 +121,11 @@ static enum look walk_copy(struct walk *walk, uint64_t *pos)
         uint64_t word, bytes;
 
         memcpy(&word, walk->copy + (*pos & (BXI_RING_BYTES - 1)), sizeof(word));
-        enum word_kind kind = judge(word, *pos, &bytes);
-        if (kind != RECORD && kind != PADDING)
+        enum stat_record kind = stat_judge(word, *pos, &bytes);
+        if (kind != STAT_RECORD && kind != STAT_PADDING)
             return confirm(walk, *pos, kind);
         *pos += bytes;
-        walk->records += kind == RECORD;
+        walk->records += kind == STAT_RECORD;
     }
     if (*pos != walk->end)
         stat_violate(walk->findings, AT(7, walk->worker, walk->to),
@@ -189,7 +138,7 @@ static bool has_moved(const struct walk *walk)
 {
     uint64_t now;
 
-    return !read_write_pos(walk->worker, walk->to, &now) || now != walk->end;
+    return !stat_read_write_pos(walk->worker, walk->to, &now) || now != walk->end;
 }
 
 /* At the write position and behind it: at most padding and one record that are not told yet, then 0. */
@@ -199,10 +148,10 @@ static void walk_tail(struct walk *walk)
     bool has_record = false;
 
     for (int step = 0; step < 3; step++) {
-        if (!read_ring_word(walk->worker, walk->to, pos, &word))
+        if (!stat_read_ring_word(walk->worker, walk->to, pos, &word))
             return;
-        enum word_kind kind = judge(word, pos, &bytes);
-        if (kind == NO_RECORD)
+        enum stat_record kind = stat_judge(word, pos, &bytes);
+        if (kind == STAT_NO_RECORD)
             return;
         if (has_moved(walk))
             return;         /* what was to be seen here is history */
@@ -211,13 +160,13 @@ static void walk_tail(struct walk *walk)
                          "the write position is %llu, and more than one record lies behind it", (ull)walk->end);
             return;
         }
-        if (kind != RECORD && kind != PADDING) {
-            stat_violate(walk->findings, AT(kind == BAD_PLACE ? 8 : 7, walk->worker, walk->to),
+        if (kind != STAT_RECORD && kind != STAT_PADDING) {
+            stat_violate(walk->findings, AT(kind == STAT_BAD_PLACE ? 8 : 7, walk->worker, walk->to),
                          "the commit word at %llu, where the next record will be, is %016llx and neither 0 nor a "
                          "record", (ull)pos, (ull)word);
             return;
         }
-        has_record = kind == RECORD;
+        has_record = kind == STAT_RECORD;
         pos += bytes;
     }
 }
@@ -229,14 +178,14 @@ static int check_positions(struct walk *walk)
 {
     uint64_t credit, end;
 
-    if (!read_write_pos(walk->worker, walk->to, &walk->end))
+    if (!stat_read_write_pos(walk->worker, walk->to, &walk->end))
         return 0;
     if (walk->end % BXI_LINE != 0) {
         stat_violate(walk->findings, AT(8, walk->worker, walk->to), "the write position is %llu, no multiple of %u",
                      (ull)walk->end, BXI_LINE);
         return 0;
     }
-    if (walk->peer == NULL || !read_credit(walk->peer, walk->worker->rank, &credit))
+    if (walk->peer == NULL || !stat_read_credit(walk->peer, walk->worker->rank, &credit))
         return 1;
     if (credit % BXI_LINE != 0) {
         stat_violate(walk->findings, AT(6, walk->peer, walk->worker->rank), "credit is %llu, no multiple of %u",
@@ -266,8 +215,8 @@ static bool find_begin(struct walk *walk)
     uint64_t begin = walk->end, read_pos, now;
 
     if (walk->peer != NULL) {
-        if (!read_credit(walk->peer, walk->worker->rank, &begin) ||
-            !read_read_pos(walk->peer, walk->worker->rank, &read_pos))
+        if (!stat_read_credit(walk->peer, walk->worker->rank, &begin) ||
+            !stat_read_read_pos(walk->peer, walk->worker->rank, &read_pos))
             return false;
         if (read_pos % BXI_LINE == 0 && (int64_t)(read_pos - begin) > 0)
             begin = read_pos;
@@ -275,7 +224,7 @@ static bool find_begin(struct walk *walk)
     if ((int64_t)(walk->end - begin) < 0)
         begin = walk->end;
     walk->begin = begin;
-    if (!read_write_pos(walk->worker, walk->to, &now))
+    if (!stat_read_write_pos(walk->worker, walk->to, &now))
         return false;
     walk->is_sure = (int64_t)(now + 2 * BEHIND_MAX - begin) <= (int64_t)BXI_RING_BYTES;
     return true;
@@ -347,8 +296,9 @@ static void check_generations(const struct stat_worker *worker, const struct sta
     uint64_t granted;
 
     /* Read behind the words: it only grows. */
-    if (!read_word(lender, offsetof(struct bxi_control, loans) + (uint64_t)worker->rank * sizeof(struct bxi_loans) +
-                               offsetof(struct bxi_loans, granted), &granted))
+    if (!stat_read_word(lender, offsetof(struct bxi_control, loans) +
+                                    (uint64_t)worker->rank * sizeof(struct bxi_loans) +
+                                    offsetof(struct bxi_loans, granted), &granted))
         return;
     for (int slot = 0; slot < BXI_LEASE_MAX; slot++) {
         if (words[slot] > granted + 1) {
@@ -371,8 +321,8 @@ void stat_check_leases(const struct stat_job *job, const struct stat_worker *wor
 
     /* Those of leases of one's own lie in private memory. The count is read before the words: it is behind. */
     if (to == worker->rank ||
-        !read_word(worker, offsetof(struct bxi_control, pair) + (uint64_t)to * sizeof(struct bxi_pair) +
-                               offsetof(struct bxi_pair, given_back), &given_back) ||
+        !stat_read_word(worker, offsetof(struct bxi_control, pair) + (uint64_t)to * sizeof(struct bxi_pair) +
+                                    offsetof(struct bxi_pair, given_back), &given_back) ||
         stat_pread(&worker->segment, before, sizeof(before), bxi_lease_offset(to)) < 0)
         return;
     if (given_back > sum_of(before))

@@ -169,8 +169,10 @@ void stat_jobs_free(struct stat_jobs *jobs)
     for (size_t i = 0; i < jobs->count; i++) {
         stat_job_close(&jobs->list[i]);
         for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
-            if (jobs->list[i].workers[rank] != NULL)
+            if (jobs->list[i].workers[rank] != NULL) {
                 free(jobs->list[i].workers[rank]->control);
+                free(jobs->list[i].workers[rank]->hists);
+            }
             free(jobs->list[i].workers[rank]);
         }
     }
@@ -444,6 +446,15 @@ bool stat_job_alive(const struct stat_job *job)
     return false;
 }
 
+bool stat_jobs_readable(const struct stat_jobs *jobs)
+{
+    for (size_t i = 0; i < jobs->count; i++)
+        for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++)
+            if (stat_reader(&jobs->list[i], rank) != NULL)
+                return true;
+    return jobs->count == 0;
+}
+
 const char *stat_state_name(uint32_t state)
 {
     static const char *const names[] = { "unknown", "starting", "running", "leaving", "quiet", "left" };
@@ -509,7 +520,30 @@ const char *stat_activity(const struct stat_worker *worker)
         return "stopped";
     if (worker->control == NULL)
         return "unknown";
-    return (stat_word(&HEADER(worker).armed) & 3) != BXI_AWAKE ? "asleep" : "awake";
+    if ((stat_word(&HEADER(worker).armed) & 3) != BXI_AWAKE)
+        return "asleep";
+    return stat_word(&worker->control->now.spins) != 0 ? "spinning" : "awake";
+}
+
+/* By the threads that the requests being served name. The body of a batch that is not blocking runs where progress
+ * is made, and is counted only where it has company: the pool has no more threads than were ever started. */
+int stat_pool_busy(const struct stat_worker *worker)
+{
+    uint64_t threads = stat_word(&worker->control->counters[BXI_C_pool_threads]), seen[BXI_SERVING_MAX] = { 0 };
+    int busy = 0;
+
+    for (int i = 0; i < BXI_SERVING_MAX; i++) {
+        uint64_t where = stat_word(&worker->control->serving[i].where);
+        int at = 0;
+
+        if ((where & 0xff) != BXI_AT_THREAD && (where & 0xff) != BXI_AT_BODY)
+            continue;
+        while (at < busy && seen[at] != where >> 8)
+            at++;
+        if (at == busy)
+            seen[busy++] = where >> 8;
+    }
+    return (uint64_t)busy < threads ? busy : (int)threads;
 }
 
 const char *stat_kind_name(uint32_t kind)

@@ -7,6 +7,7 @@
  */
 #include "stat.h"
 
+#include <math.h>
 #include <string.h>
 #include <time.h>
 
@@ -27,7 +28,8 @@ static void put_label(const char *key, const char *text)
     putchar('"');
 }
 
-static void put_sample(const char *metric, const struct stat_job *job, const struct stat_worker *worker, int peer)
+/* Up to the bracket that ends them. */
+static void put_labels(const char *metric, const struct stat_job *job, const struct stat_worker *worker, int peer)
 {
     printf("boxcar_%s{", metric);
     put_label("job", job->name);
@@ -38,6 +40,11 @@ static void put_sample(const char *metric, const struct stat_job *job, const str
         printf(",peer=\"%d\"", peer);
     if (job->twin)
         printf(",run=\"%016llx\"", (unsigned long long)job->instance);
+}
+
+static void put_sample(const char *metric, const struct stat_job *job, const struct stat_worker *worker, int peer)
+{
+    put_labels(metric, job, worker, peer);
     printf("} ");
 }
 
@@ -80,6 +87,14 @@ static bool stopped(const struct stat_job *job, const struct stat_worker *worker
     return true;
 }
 
+static bool spinning(const struct stat_job *job, const struct stat_worker *worker, int peer, double *value)
+{
+    (void)job;
+    (void)peer;
+    *value = strcmp(stat_activity(worker), "spinning") == 0;
+    return worker->control != NULL;
+}
+
 static bool started(const struct stat_job *job, const struct stat_worker *worker, int peer, double *value)
 {
     (void)job;
@@ -115,6 +130,7 @@ static bool arena_shm(const struct stat_job *job, const struct stat_worker *work
         return worker->control != NULL;                                                                    \
     }
 
+OF_HEADER(pool_busy, stat_pool_busy(worker))
 OF_HEADER(arena_size, worker->control->header.arena_bytes)
 OF_HEADER(arena_used, stat_word(&worker->control->header.arena_used))
 OF_HEADER(arena_committed, stat_word(&worker->control->header.arena_committed))
@@ -124,8 +140,10 @@ static const struct metric of_workers[] = {
     { "worker_up", "gauge", "1 while the worker lives (its owner lock is held)", up },
     { "worker_state", "gauge", "1 starting, 2 running, 3 leaving, 4 quiet, 5 left", state },
     { "worker_asleep", "gauge", "1 while its doorbell is armed", asleep },
+    { "worker_spinning", "gauge", "1 while a thread of it spins for work", spinning },
     { "worker_stopped", "gauge", "1 while its process is stopped by a signal", stopped },
     { "worker_start_time_seconds", "gauge", "when its segment was made, since the epoch", started },
+    { "pool_threads_busy", "gauge", "threads of the pool that run a handler", pool_busy },
     { "segment_shm_bytes", "gauge", "pages of /dev/shm that its segment takes", segment_shm },
     { "arena_shm_bytes", "gauge", "pages of /dev/shm that its arena takes", arena_shm },
     { "arena_size_bytes", "gauge", "most that its arena may take", arena_size },
@@ -144,6 +162,15 @@ static bool fill(const struct stat_job *job, const struct stat_worker *worker, i
         return false;
     *value = (double)bytes;
     return true;
+}
+
+static bool unread(const struct stat_job *job, const struct stat_worker *worker, int peer, double *value)
+{
+    double seconds = worker->unread_s[peer];
+
+    (void)job;
+    *value = seconds > 0 ? seconds : 0;
+    return !isnan(seconds);
 }
 
 static bool oldest(const struct stat_job *job, const struct stat_worker *worker, int peer, double *value)
@@ -182,6 +209,7 @@ OF_PAIR(borrowed_total, loans[peer].borrowed_total, loans[peer].borrowed_total)
 static const struct metric of_pairs[] = {
     { "ring_fill_bytes", "gauge", "bytes of the ring to peer that it has not given free", fill },
     { "ring_high_water_bytes", "gauge", "most that the ring to peer ever held", ring_high_water },
+    { "ring_oldest_unread_seconds", "gauge", "age of the oldest frame that peer has not read", unread },
     { "ring_frames_total", "counter", "frames written to the ring to peer", frames },
     { "ring_bytes_total", "counter", "payload bytes of those frames", bytes },
     { "ring_full_total", "counter", "times that the ring to peer had no room", full },
@@ -248,6 +276,61 @@ static void put_counter(const struct stat_job *job, const struct stat_worker *wo
     printf("%llu\n", (unsigned long long)stat_word(&worker->control->counters[counter->index]));
 }
 
+/* ---- Histograms --------------------------------------------------------------------------------- */
+
+struct series {
+    const struct stat_job *job;
+    const struct stat_worker *worker;
+    const struct bxi_hist *hist;
+    int peer;
+    int leg;
+};
+
+static void put_series(const struct series *series, const char *suffix)
+{
+    char metric[32], name[BXI_NAME_BYTES];
+
+    snprintf(metric, sizeof(metric), "call_seconds%s", suffix);
+    stat_hist_name(series->hist, name);
+    put_labels(metric, series->job, series->worker, series->peer);
+    putchar(',');
+    put_label("function", name);
+    printf(",leg=\"%s\"", stat_leg_name(series->leg));
+}
+
+/* A bound for each octave: four buckets in one. */
+static void put_leg(const struct series *series)
+{
+    uint64_t samples = 0;
+
+    for (uint32_t i = 0; i < BXI_HIST_BUCKETS; i++) {
+        samples += stat_word(&series->hist->bucket[series->leg][i]);
+        if (i % 4 != 3)
+            continue;
+        put_series(series, "_bucket");
+        if (i + 1 < BXI_HIST_BUCKETS)
+            printf(",le=\"%.10g\"} %llu\n", 1e-9 * (double)bxi_hist_least(i + 1), (unsigned long long)samples);
+        else
+            printf(",le=\"+Inf\"} %llu\n", (unsigned long long)samples);
+    }
+    put_series(series, "_sum");
+    printf("} %.17g\n", 1e-9 * (double)stat_word(&series->hist->sum_ns[series->leg]));
+    put_series(series, "_count");
+    printf("} %llu\n", (unsigned long long)samples);
+}
+
+static void put_hists(const struct stat_job *job, const struct stat_worker *worker, const void *context)
+{
+    (void)context;
+    for (uint32_t i = 0; worker->control != NULL && i < worker->hist_count; i++) {
+        struct series series = { .job = job, .worker = worker, .hist = &worker->hists[i] };
+
+        for (series.leg = 0; series.leg < BXI_LEGS; series.leg++)
+            if (stat_hist_callee(worker, series.hist, &series.peer))
+                put_leg(&series);
+    }
+}
+
 void stat_prometheus(const struct stat_jobs *jobs)
 {
     for (size_t i = 0; i < sizeof(of_workers) / sizeof(of_workers[0]); i++) {
@@ -258,6 +341,8 @@ void stat_prometheus(const struct stat_jobs *jobs)
         put_head(of_pairs[i].name, of_pairs[i].type, of_pairs[i].help);
         each_worker(jobs, put_of_pairs, &of_pairs[i]);
     }
+    put_head("call_seconds", "histogram", "calls that the worker measured, of each function of peer, and their legs");
+    each_worker(jobs, put_hists, NULL);
 #define PUT_COUNTER(name, domain, text)                                 \
     put_head(#name "_total", "counter", text);                          \
     each_worker(jobs, put_counter, &(struct counter){ #name "_total", BXI_C_##name });

@@ -7,6 +7,7 @@
  */
 #include "stat.h"
 
+#include <math.h>
 #include <string.h>
 #include <time.h>
 
@@ -55,7 +56,7 @@ static void text_counters(const struct stat_job *job, const struct stat_worker *
     stat_flow_add(&flow, "refused %llu, expired %llu, dropped %llu;", COUNT(requests_refused),
                   COUNT(requests_expired), COUNT(requests_dropped));
     stat_flow_add(&flow, "batches %llu of %llu rows;", COUNT(batches_run), COUNT(batch_rows));
-    stat_flow_add(&flow, "pool threads %llu", COUNT(pool_threads));
+    stat_flow_add(&flow, "pool threads %llu, busy %d", COUNT(pool_threads), stat_pool_busy(worker));
     stat_flow_end(&flow);
 }
 
@@ -69,6 +70,10 @@ static void json_counters(const struct stat_job *job, const struct stat_worker *
 #define JSON_COUNTER(name, domain, text) stat_json_u64(#name, COUNT(name));
     BXI_COUNTERS(JSON_COUNTER)
 #undef JSON_COUNTER
+    stat_json_close('}');
+    stat_json_open("pool", '{');
+    stat_json_u64("threads", COUNT(pool_threads));
+    stat_json_u64("busy", (uint64_t)stat_pool_busy(worker));
     stat_json_close('}');
 }
 
@@ -126,6 +131,14 @@ static bool is_open(const struct stat_worker *worker, int to)
     return stat_word(&worker->control->pair[to].open) != 0;
 }
 
+/* "-" where nothing lies unread, "?" where it is not known. */
+static const char *unread_text(const struct stat_worker *worker, int to)
+{
+    double seconds = worker->unread_s[to];
+
+    return isnan(seconds) ? "?" : seconds < 0 ? "-" : stat_time_text(seconds);
+}
+
 static void text_rings(const struct stat_job *job, const struct stat_worker *worker)
 {
     int rings = 0;
@@ -138,14 +151,15 @@ static void text_rings(const struct stat_job *job, const struct stat_worker *wor
         if (!is_open(worker, to))
             continue;
         if (rings++ == 0)
-            printf("  %-22s %10s %9s %10s %10s %8s\n", "rings", "FILL", "HIGH", "FRAMES", "BYTES", "FULL");
+            printf("  %-18s %9s %9s %10s %10s %7s %8s\n", "rings", "FILL", "HIGH", "FRAMES", "BYTES", "FULL",
+                   "UNREAD");
         snprintf(label, sizeof(label), "to %d %s", to, to == worker->rank ? "(itself)" : stat_peer_name(job, to));
-        printf("    %-20.20s %10s %9s %10llu %10s %8llu\n", label,
+        printf("    %-16.16s %9s %9s %10llu %10s %7llu %8s\n", label,
                stat_ring_fill(job, worker, to, &fill) ? stat_bytes_text(fill) : "?",
                stat_bytes_text(stat_word(&counters->high_water_bytes)),
                (unsigned long long)stat_word(&counters->frames_sent),
                stat_bytes_text(stat_word(&counters->bytes_sent)),
-               (unsigned long long)stat_word(&counters->times_full));
+               (unsigned long long)stat_word(&counters->times_full), unread_text(worker, to));
     }
     if (rings == 0)
         printf("  rings     none is open\n");
@@ -186,6 +200,10 @@ static void json_ring(const struct stat_job *job, const struct stat_worker *work
         stat_json_null("frames_received");
         stat_json_null("bytes_received");
     }
+    if (worker->unread_s[to] >= 0)
+        stat_json_seconds("oldest_unread_seconds", worker->unread_s[to]);
+    else
+        stat_json_null("oldest_unread_seconds");
     stat_json_close('}');
 }
 
@@ -367,16 +385,6 @@ static void json_job(const struct stat_job *job)
     stat_json_close('}');
 }
 
-/* Whether there is anything readable among them; or nothing at all, which is fine as well. */
-static bool is_readable(const struct stat_jobs *jobs)
-{
-    for (size_t i = 0; i < jobs->count; i++)
-        for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++)
-            if (stat_reader(&jobs->list[i], rank) != NULL)
-                return true;
-    return jobs->count == 0;
-}
-
 static void print_jobs(const struct stat_jobs *jobs)
 {
     if (jobs->count == 0)
@@ -388,6 +396,18 @@ static void print_jobs(const struct stat_jobs *jobs)
     }
 }
 
+static int read_job(struct stat_job *job, const struct stat_options *options)
+{
+    int rc = stat_job_read(job, true);
+
+    if (rc == 0) {
+        stat_unread_read(job);
+        rc = options->prometheus ? stat_hists_read(job) : 0;
+    }
+    stat_job_close(job);
+    return rc;
+}
+
 int stat_show(const struct stat_options *options)
 {
     struct stat_jobs jobs;
@@ -396,7 +416,7 @@ int stat_show(const struct stat_options *options)
     if (status != STAT_FINE)
         return status;
     for (size_t i = 0; i < jobs.count; i++) {
-        if (stat_job_read(&jobs.list[i], false) < 0) {
+        if (read_job(&jobs.list[i], options) < 0) {
             fprintf(stderr, "shmstat: no memory for job '%s'\n", jobs.list[i].name);
             stat_jobs_free(&jobs);
             return STAT_NOTHING;
@@ -414,7 +434,7 @@ int stat_show(const struct stat_options *options)
     } else {
         print_jobs(&jobs);
     }
-    status = is_readable(&jobs) ? STAT_FINE : STAT_NOTHING;
+    status = stat_jobs_readable(&jobs) ? STAT_FINE : STAT_NOTHING;
     stat_jobs_free(&jobs);
     return status;
 }

@@ -57,6 +57,25 @@ const char *stat_span_text(double seconds)
     return text;
 }
 
+const char *stat_time_text(double seconds)
+{
+    static const struct {
+        double seconds;
+        const char *name;
+    } units[] = { { 1e-9, "ns" }, { 1e-6, "us" }, { 1e-3, "ms" }, { 1, "s" }, { 60, "min" }, { 3600, "h" },
+                  { 86400, "d" } };
+    char *text = next_text();
+    int unit = 0;
+
+    while (unit < 6 && seconds >= 0.9995 * units[unit + 1].seconds)
+        unit++;
+
+    double value = seconds / units[unit].seconds;
+
+    snprintf(text, 32, "%.*f %s", unit == 0 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2, value, units[unit].name);
+    return text;
+}
+
 void stat_printable(char *to, size_t bytes, const char *from, size_t from_bytes)
 {
     size_t i = 0;
@@ -200,6 +219,15 @@ void stat_json_u64(const char *key, uint64_t value)
 {
     begin_value(key);
     printf("%llu", (unsigned long long)value);
+}
+
+void stat_json_u64s(const char *key, const uint64_t *values, size_t count)
+{
+    begin_value(key);
+    putchar('[');
+    for (size_t i = 0; i < count; i++)
+        printf("%s%llu", i > 0 ? ", " : "", (unsigned long long)values[i]);
+    putchar(']');
 }
 
 void stat_json_seconds(const char *key, double seconds)

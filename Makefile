@@ -26,8 +26,13 @@ endif
 ifeq ($(filter $(CUDA),auto 0 1),)
 $(error CUDA=$(CUDA) is not one of auto, 0, 1)
 endif
-ifeq ($(CUDA),1)
-$(error CUDA=1: there is no GPU code to build yet, see gpu/README.md; leave CUDA at auto)
+# The driver is loaded at run time and its prototypes are our own: no toolkit is needed. Its cuda.h is compared
+# with them where there is one; CUDA=1 wants that.
+CUDA_H := $(firstword $(wildcard $(CUDA_HOME:%=%/include/cuda.h) /usr/local/cuda/include/cuda.h \
+	/usr/local/cuda-*/include/cuda.h /usr/include/cuda.h))
+ifeq ($(CUDA)$(CUDA_H),1)
+$(error CUDA=1 compares the prototypes in gpu/cuda_api.h with cuda.h, which is not found: set CUDA_HOME, or leave \
+	CUDA at auto)
 endif
 
 # release lies in build/ itself, so that its programs are build/bin/*; the others have their own.
@@ -57,7 +62,7 @@ ifeq ($(WERROR),1)
 WARNINGS += -Werror
 endif
 
-ALL_CPPFLAGS := -D_GNU_SOURCE -I. -Ilib -Ishm $(CPPFLAGS)
+ALL_CPPFLAGS := -D_GNU_SOURCE -I. -Ilib -Ishm -DBXI_CUDA=$(if $(filter 0,$(CUDA)),0,1) $(CPPFLAGS)
 ALL_CFLAGS   := -std=gnu11 $(OPTIMISE_$(CONFIG)) -fPIC -fvisibility=hidden -pthread $(WARNINGS)
 ALL_LDFLAGS  := -pthread $(filter -fsanitize=% --coverage -flto% -O2,$(OPTIMISE_$(CONFIG))) $(CFLAGS) $(LDFLAGS)
 
@@ -69,16 +74,20 @@ $(O)/demos/cartpole.o: FLAGS_EXACT := $(EXACT)
 $(O)/demos/policy.o:   FLAGS_EXACT := $(EXACT)
 $(O)/lib/nn/optim.o:   FLAGS_EXACT := $(EXACT)
 $(O)/demos/policy.o:   FLAGS_OWN := -O3
+$(O)/gpu/cuda_check.o:  FLAGS_OWN := $(CUDA_H:%/cuda.h=-isystem %) $(if $(filter 1,$(CUDA)),-DBXI_CUDA_CHECKED)
 $(O)/lib/nn/optim.o:   FLAGS_OWN := -O3
 
 # The sanitizers bring a malloc of their own, which wins over jemalloc's because their library comes first;
 # arenas call jemalloc by its other names.
 PACKAGES := liburing jemalloc
+# What shmstat's live view needs besides.
+SCREEN_PACKAGES := ncursesw
 
 # Expanded when something is linked, not before: `make deps` may just have installed them.
 LIBS = -Wl,--no-as-needed $(shell $(PKG_CONFIG) --libs $(PACKAGES)) -lm
 # What the networks need; oneDNN's OpenMP is gcc's, whoever compiles.
 NN_LIBS := -ldnnl -l:libgomp.so.1
+SCREEN_LIBS = $(shell $(PKG_CONFIG) --libs $(SCREEN_PACKAGES))
 
 # ---- What is built from what ---------------------------------------------------------------------
 
@@ -86,14 +95,16 @@ VERSION := $(shell awk '/define BX_VERSION_(MAJOR|MINOR|PATCH)/ { v = v dot $$3;
 	END { print v }' lib/boxcar.h)
 SONAME  := libboxcar.so.$(firstword $(subst ., ,$(VERSION)))
 
-LIB_SRCS := $(wildcard shm/*.c lib/*.c)
+GPU_SRCS := $(if $(filter 0,$(CUDA)),gpu/stub.c,$(filter-out gpu/stub.c,$(wildcard gpu/*.c)))
+LIB_SRCS := $(wildcard shm/*.c lib/*.c) $(GPU_SRCS)
 NN_SRCS  := $(wildcard lib/nn/*.c)
 
 # Programs: each has a list of sources, of which the first holds main().
-PROGRAMS          := hello reinforce param_server bxbench shmstat
+PROGRAMS          := hello reinforce param_server tensor_ipc bxbench shmstat
 hello_SRCS        := demos/hello.c
 reinforce_SRCS    := $(patsubst %,demos/%.c,reinforce worker agent observer cartpole policy ending flags plot)
 param_server_SRCS := demos/param_server.c $(wildcard demos/ps_*.c) $(patsubst %,demos/%.c,resnet ending flags plot)
+tensor_ipc_SRCS   := demos/tensor_ipc.c demos/flags.c
 bxbench_SRCS      := tools/bxbench.c $(filter-out tools/bxbench.c,$(wildcard tools/bxbench*.c \
 	tools/bench_*.c))
 shmstat_SRCS      := tools/shmstat.c $(wildcard tools/stat_*.c)
@@ -102,10 +113,16 @@ NN_PROGRAMS       := param_server bxbench
 # Tests: unit holds every Criterion test, with the parts of the programs that they test; stress is
 # the same bodies without Criterion, which does not start under ThreadSanitizer; prog_* are programs
 # that the shell tests run.
-unit_SRCS   := $(filter-out tests/stress_main.c tests/prog_%,$(wildcard tests/*.c)) \
-	$(filter-out $(foreach p,$(PROGRAMS),$(firstword $($(p)_SRCS))),$(wildcard demos/*.c))
+# Without GPU code the tests of it have nothing to link with; test_gpu_stub.c says what there is instead.
+GPU_TESTS   := $(filter-out tests/test_gpu_stub.c,$(wildcard tests/gpu_*.c tests/test_gpu_*.c))
+unit_SRCS   := $(filter-out tests/stress_main.c tests/prog_% $(if $(filter 0,$(CUDA)),$(GPU_TESTS)),$(wildcard tests/*.c)) \
+	$(filter-out $(foreach p,$(PROGRAMS),$(firstword $($(p)_SRCS))),$(wildcard demos/*.c)) \
+	$(filter-out tools/stat_top.c tools/stat_screen.c,$(wildcard tools/stat_*.c))
 stress_SRCS := tests/stress_main.c tests/stress_ring.c
 PROG_SRCS   := $(wildcard tests/prog_*.c)
+# A CUDA driver that is none, for the tests of gpu/.
+FAKE_SRCS   := $(wildcard tests/fake_cuda/*.c)
+FAKE_CUDA    = $(B)/tests/libfakecuda.so
 
 objects = $(patsubst %.c,$(O)/%.o,$(1))
 
@@ -119,9 +136,10 @@ steps_OBJS := $(patsubst %.c,$(O)/steps/%.o,$(LIB_SRCS) tests/harness.c tests/te
 # bxbench with an engine that keeps less for shmstat: the mask of lib/internal.h.
 STATS      := 0 1 3
 BENCHES    := $(STATS:%=$(B)/bench/stats-%/bxbench)
-TESTS      := $(B)/bench/stats-0/bxbench $(B)/tests/unit $(B)/tests/stress $(B)/tests/kill_steps $(PROG_SRCS:tests/%.c=$(B)/tests/%)
+TESTS      := $(B)/bench/stats-0/bxbench $(B)/tests/unit $(B)/tests/stress $(B)/tests/kill_steps $(PROG_SRCS:tests/%.c=$(B)/tests/%) \
+	$(FAKE_CUDA)
 
-ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(foreach p,$(PROGRAMS) unit stress,$($(p)_SRCS)) $(PROG_SRCS))
+ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(foreach p,$(PROGRAMS) unit stress,$($(p)_SRCS)) $(PROG_SRCS) $(FAKE_SRCS))
 
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -140,8 +158,8 @@ FLAGS_LINE = $(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(CFLAGS) / $(ALL_LDFLAGS) $(PA
 $(B)/flags: FORCE
 	@mkdir -p $(@D)
 	@printf '%s\n' '$(subst ','\'',$(FLAGS_LINE))' | cmp -s - $@ || { \
-		$(PKG_CONFIG) --exists $(PACKAGES) 2>/dev/null || { \
-			echo 'not found by $(PKG_CONFIG): $(PACKAGES); "make deps" installs them' >&2; \
+		$(PKG_CONFIG) --exists $(PACKAGES) $(SCREEN_PACKAGES) 2>/dev/null || { \
+			echo 'not found by $(PKG_CONFIG): $(PACKAGES) $(SCREEN_PACKAGES); "make deps" installs them' >&2; \
 			exit 1; }; \
 		printf '%s\n' '$(subst ','\'',$(FLAGS_LINE))' > $@; }
 
@@ -209,7 +227,7 @@ endef
 $(foreach p,$(PROGRAMS),$(eval $(call PROGRAM_RULE,$(p))))
 $(PROGRAMS:%=$(B)/bin/%):
 	$(call say,LINK,$@)
-	$(link) $(LIBS)
+	$(link) $(LIBS) $(if $(filter %/shmstat,$@),$(SCREEN_LIBS))
 
 $(B)/tests/kill_steps: $(steps_OBJS)
 	$(call say,LINK,$@)
@@ -218,6 +236,10 @@ $(B)/tests/kill_steps: $(steps_OBJS)
 $(B)/tests/unit: $(call objects,$(unit_SRCS)) $(STATIC_LIB) $(STATIC_NN)
 	$(call say,LINK,$@)
 	$(link) $(shell $(PKG_CONFIG) --libs criterion) $(LIBS)
+
+$(FAKE_CUDA): $(call objects,$(FAKE_SRCS))
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D) && $(CC) -shared -o $@ $^ $(ALL_LDFLAGS)
 
 $(B)/tests/stress: $(call objects,$(stress_SRCS)) $(STATIC_LIB)
 	$(call say,LINK,$@)
@@ -244,7 +266,7 @@ test: deps-test
 TEST_ENV = BX_SOURCE_DIR='$(CURDIR)' BX_BUILD_DIR='$(abspath $(B))' BX_CONFIG='$(CONFIG)' \
 	CC='$(CC)' MAKE='$(MAKE)'
 
-unit: $(B)/tests/unit $(B)/bin/shmstat
+unit: $(B)/tests/unit $(B)/bin/shmstat $(FAKE_CUDA)
 	@$(TEST_ENV) tests/run_unit.sh
 
 stats: $(B)/bin/bxbench $(BENCHES)
@@ -338,7 +360,8 @@ help:
 #? make clean           removes build/
 #?
 #? CONFIG=release|debug|asan|ubsan|tsan|cov   each but release has a directory of its own in build/
-#? CUDA=auto|0|1        accepted; there is no GPU code to build yet, so 1 is an error
+#? CUDA=auto|0|1        GPU code: auto builds it, no toolkit needed; 1 compares it with cuda.h besides
+#?                      (CUDA_HOME); 0 leaves it out. The driver is looked for when a program wants it
 #? WERROR=1             warnings are errors
 #? V=1                  shows the commands
 #? CC, CPPFLAGS, CFLAGS, LDFLAGS   are added to the project's own

@@ -234,6 +234,53 @@ int bx_tensor_to_dlpack_versioned(struct bx_tensor *tensor, struct DLManagedTens
 int bx_tensor_from_dlpack(struct DLManagedTensor *managed, struct bx_tensor **tensor);
 int bx_tensor_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, struct bx_tensor **tensor);
 
+/* ---- Device memory ----------------------------------------------------------------------------- */
+
+/*
+ * Tensors on GPUs, handed over by CUDA IPC: the receiver reads them where they lie. The CUDA driver is loaded
+ * when the first device is opened; nothing else needs it. CUDA does not survive fork: open devices after
+ * bx_spawn, not before.
+ *
+ * Work on a GPU is ordered by streams, and no call here waits for it unless it says so. Who fills a tensor says
+ * on which stream (bx_tensor_written_on), or uses the job's own (bx_gpu_stream); it may be sent at once. Who
+ * reads a borrowed one puts its stream behind that first (bx_tensor_read_on). When the message and its tensors
+ * are released, the lease goes back, and the owner's memory is used again after the work is done that was
+ * on those streams by then. A borrowed tensor must not be written to: no MMU holds it here.
+ *
+ * Both workers must have opened a device. Where the receiver's cannot reach the sender's, the bytes go through
+ * pinned host memory (counter gpu_staged_bytes). A borrowed device tensor is usable until bx_job_shutdown.
+ *
+ * bx_gpu_open takes a device of this process into use, told by its ordinal among those that CUDA_VISIBLE_DEVICES
+ * leaves; once more is the same. -ENODEV: no driver, no such device, or not for this process; -ENOTSUP: built
+ * with CUDA=0; -EOPNOTSUPP: its memory cannot be exported (MIG); BX_E_NO_SPACE; BX_E_STATE; each sentence says
+ * what to do. Takes up to seconds, once. bx_gpu_count: how many there are, or why none can be had.
+ */
+int bx_gpu_open(struct bx_job *job, int ordinal, struct bx_device *device);
+int bx_gpu_count(struct bx_job *job);
+bool bx_gpu_is_fake(struct bx_job *job);        /* BX_CUDA_DRIVER names the tests' driver: measure nothing */
+
+/* A CUstream of the device's primary context that is the job's own: copies of tensors run on it. NULL if the
+ * device is not open. */
+void *bx_gpu_stream(struct bx_job *job, struct bx_device device);
+
+/* As bx_tensor_create, in memory of an open device. -ENODEV if it is not open; -ENOMEM: the device has no room
+ * (the sentence says how much of it waits for leases). Does not block. */
+int bx_tensor_create_on(struct bx_job *job, struct bx_device device, enum bx_dtype dtype, int ndim,
+                        const int64_t *shape, struct bx_tensor **tensor);
+
+/* The work that is on the stream now (a CUstream of the device's primary context that lives until
+ * bx_job_shutdown; NULL: the job's own) writes the tensor: whoever borrows it waits for that, on its GPU.
+ * Without it, sending takes the job's own stream for that. -EINVAL: not in device memory; -EROFS: borrowed. */
+int bx_tensor_written_on(struct bx_tensor *tensor, void *stream);
+/* Work put on the stream from now on waits until the tensor is written; a borrowed one goes back after what is on
+ * the stream when it is released. -EINVAL; BX_E_PEER_DEAD: its owner died before it was written. */
+int bx_tensor_read_on(struct bx_tensor *tensor, void *stream);
+
+/* bx_tensor_copy of a device tensor is a device tensor, made on the job's own stream. bx_tensor_copy_into copies
+ * between device and host too, both row-major (-ENOTSUP otherwise), and waits for that; so it does not belong in
+ * a handler that is to answer many. bx_tensor_data of a device tensor is an address there. DLPack: kDLCUDA both
+ * ways, after bx_gpu_open; from_dlpack: -EOPNOTSUPP for memory that cannot be exported (pools, managed, VMM). */
+
 /* ---- Messages ---------------------------------------------------------------------------------- */
 
 /* Bytes, and tensors beside them, each written in order and read back in the same order. Values are packed
@@ -323,6 +370,8 @@ struct bx_options {
 };
 
 /* The environment's BX_HIST=all|off: of how many calls shmstat's histograms are made; else of one in 64.
+ * BX_TRACE=FILE writes a timeline of all workers there, for Perfetto, %j in it being the job's name; BX_TRACE_EVENTS
+ * bounds it (1000000 for each worker). Both are read by bx_job_start; what goes wrong with them is only logged.
  *
  * Checks the options, makes the worker's segment-to-be and its table of functions. The job is
  * registered with, then started. -EINVAL names the option; BX_E_WORLD_SIZE; BX_E_URING;

@@ -10,7 +10,7 @@
  * A synchronous call lives on its caller's stack and takes no memory but its reply's. Whoever takes the
  * call out of its slot, under the lock, completes it; nobody else may touch it from then on.
  */
-#include "internal.h"
+#include "trace.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -25,6 +25,7 @@ struct request_plan {           /* a call's arguments, checked */
     uint64_t timeout_ns;
     uint64_t deadline_ns;
     uint64_t sent_ns;               /* if the call is measured */
+    uint64_t traced_ns;             /* if it is a one-way call, and traced: when the program called */
     bool no_wait;
     uint8_t kind;
     uint8_t flags;
@@ -136,8 +137,9 @@ static struct bxi_call *take_call(struct bx_job *job, struct bxi_peer *peer, uin
 static void complete(struct bxi_call *call, int code, char *text, struct bx_msg *value)
 {
     struct bx_job *job = call->future.job;
-    bool owned = call->owned;       /* a caller's stack may be gone after the next line */
+    bool owned = call->owned;       /* a caller's stack may be gone after the completion */
 
+    bxi_trace_done(call, code);
     bxi_future_complete(&call->future, code, text, value);
     if (owned)
         bx_future_release(&call->future);
@@ -281,9 +283,11 @@ static int submit_locked(struct bx_job *job, const struct request_plan *plan, st
     if (call == NULL) {
         head.id = began_ns(plan->deadline_ns, plan->timeout_ns);
         rc = bxi_peer_send(job, peer, &out);
-        if (rc == 0)
-            bxi_counter_add(job, BXI_C_oneways_sent, 1);
-        return rc;
+        if (rc < 0)
+            return rc;
+        bxi_counter_add(job, BXI_C_oneways_sent, 1);
+        bxi_trace_sent(job, peer, &head, plan->traced_ns);
+        return 0;
     }
     if ((rc = take_slot(job, peer, call)) < 0)
         return rc;
@@ -298,8 +302,10 @@ static int submit_locked(struct bx_job *job, const struct request_plan *plan, st
     rc = set_deadline(job, peer, call->slot, call->owned ? plan->deadline_ns : BX_FOREVER);
     if (rc < 0 || (rc = bxi_peer_send(job, peer, &out)) < 0)
         goto undo;
+    call->id = head.id;
     job->calls_open++;
     bxi_counter_add(job, BXI_C_calls_sent, 1);
+    bxi_trace_sent(job, peer, &head, 0);
     if (call->slot < peer->row_count)
         show_call(peer, call, head.id, plan->deadline_ns);
     return 0;
@@ -410,7 +416,7 @@ static int submit(struct bx_job *job, struct request_plan *plan, struct bxi_call
 
     if (!bxi_needs_lease(plan->args))
         return submit_or_wait(job, plan, call);
-    rc = bxi_cargo_pack(job, plan->args, &cargo);
+    rc = bxi_cargo_pack(job, plan->peer, plan->args, &cargo);
     if (rc < 0)
         return rc;
     bxi_leases_reclaim(job);
@@ -442,6 +448,8 @@ static bool give_up(struct bx_job *job, struct bxi_call *call)
         bxi_counter_add(job, BXI_C_calls_timed_out, 1);
     }
     bxi_unlock(&job->lock);
+    if (mine)
+        bxi_trace_done(call, BX_E_TIMEOUT);
     bxi_bells_flush(job);
     return mine;
 }
@@ -459,8 +467,10 @@ static int call_and_wait(struct bx_job *job, struct request_plan *plan, struct b
 
     bxi_future_init(&call.future, job);
     call.future.is_call = true;
+    bxi_trace_calls(&call);
     if ((rc = submit(job, plan, &call)) < 0) {
         bxi_bells_flush(job);
+        bxi_trace_waited(&call, plan->peer, rc);
         return rc;
     }
 
@@ -469,13 +479,16 @@ static int call_and_wait(struct bx_job *job, struct request_plan *plan, struct b
 
     rc = bxi_wait(job, &waiter);
     if (rc < 0) {
-        if (give_up(job, &call))
+        if (give_up(job, &call)) {
+            bxi_trace_waited(&call, plan->peer, rc);
             return rc == BX_E_TIMEOUT ? no_answer(&call, plan->function)
                                       : bx_fail(rc, "worker '%s' is shutting down", job->name);
+        }
         while (!bxi_future_is_done(&call.future))
             sched_yield();
     }
     rc = call.future.code;
+    bxi_trace_waited(&call, plan->peer, rc);
     if (rc < 0)
         bx_fail(rc, "%s", bx_future_error_text(&call.future));
     else if (reply != NULL)
@@ -519,11 +532,13 @@ int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const
     call->wants_value = true;
     bxi_store_relaxed(&call->future.refs, 2);   /* the program's, and the engine's until it is done */
     request.sent_ns = bxi_hist_begin(job);
+    bxi_trace_calls(call);
     rc = submit(job, &request, call);
     if (rc < 0) {
         free(call);
         return rc;
     }
+    bxi_trace_async_sent(call);
     if (request.deadline_ns != BX_FOREVER)
         bxi_timer_added(job, request.deadline_ns);
     *future = &call->future;
@@ -538,6 +553,7 @@ int bx_rpc_oneway(struct bx_job *job, const char *to, const char *function, cons
 
     if (rc < 0)
         return rc;
+    request.traced_ns = bxi_trace_now(job);
     return submit(job, &request, NULL);
 }
 
@@ -590,13 +606,20 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
     int code = head->code;
     bool was_full;
 
+    bxi_trace_reply_begins(job);
     if (head->flags & BXI_FLAG_LEASE) {
         if (code != 0 || !is_awaited(job, peer, head->id))
             return BX_E_CORRUPT;
         memcpy(job->frame, body, body_bytes);       /* parsed in private memory only */
         code = bxi_loan_open(job, peer, job->frame, body_bytes, &loan);
-        if (code == BX_E_CORRUPT)
+        if (code == 0)
+            code = bxi_device_loan_error(loan);
+        if (code == BX_E_CORRUPT) {
+            bxi_loan_release(loan);
             return code;
+        }
+        if (code < 0)
+            text = strdup(bx_error_text());
     }
     bxi_lock(&job->lock);
     if (index >= peer->slot_count || peer->slots[index].state == BXI_SLOT_FREE ||
@@ -620,8 +643,10 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
 
     if (was_full)
         bxi_wake(job, peer);
+    bxi_trace_reply_of(job, call);
     if (call == NULL) {
         bxi_loan_release(loan);
+        bxi_trace_reply_ends(job, peer, head);
         return 0;
     }
     if (head->code < 0)
@@ -638,6 +663,7 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
         text = bxi_peer_text(job, peer, code);
     }
     complete(call, code, text, value);
+    bxi_trace_reply_ends(job, peer, head);
     return 0;
 }
 

@@ -6,7 +6,7 @@
  * threads use too. Everything in a frame is input: its head is copied, then checked, then used; a body
  * is copied before anybody parses it.
  */
-#include "internal.h"
+#include "trace.h"
 
 #include "step.h"
 
@@ -138,6 +138,7 @@ struct reply {
     struct bxi_frame head;
     struct bxi_out out;
     struct bxi_cargo cargo;
+    uint64_t traced_ns;             /* if it is traced: when it began to be made */
     char text[BXI_TEXT_BYTES];
 };
 
@@ -171,7 +172,7 @@ static void make_reply(struct reply *reply, const struct bx_request *request, in
     reply->out = (struct bxi_out){ .head = &reply->head, .body = bx_msg_data(value),
                                    .body_bytes = bx_msg_bytes(value), .slot = -1, .may_queue = true };
     if (code == 0 && !request->oneway && bxi_needs_lease(value)) {
-        code = bxi_cargo_pack(request->job, value, &reply->cargo);
+        code = bxi_cargo_pack(request->job, request->peer, value, &reply->cargo);
         reply->out.cargo = &reply->cargo;
         text = bx_error_text();
         bxi_leases_reclaim(request->job);
@@ -204,8 +205,10 @@ void bxi_answer(const struct bx_request *request, int code, const char *text, co
 {
     struct bx_job *job = request->job;
     struct reply reply;
+    bool sent = false;
     int rc = 0;
 
+    bxi_trace_answers(request, &reply.traced_ns);
     reply.cargo.body = NULL;
     make_reply(&reply, request, code, text, value);
     bxi_loan_release(request->loan);
@@ -214,9 +217,12 @@ void bxi_answer(const struct bx_request *request, int code, const char *text, co
 
     bxi_lock(&job->lock);
     serving_end(request);
-    if (!request->oneway && bxi_load_relaxed(&request->peer->state) == BXI_PEER_ALIVE)
+    if (!request->oneway && bxi_load_relaxed(&request->peer->state) == BXI_PEER_ALIVE) {
         rc = send_reply(&reply, request);
+        sent = rc == 0;
+    }
     bxi_unlock(&job->lock);
+    bxi_trace_answered(request, &reply.traced_ns, reply.head.code, bx_msg_bytes(value), sent);
     if (reply.cargo.body != NULL)
         bxi_cargo_drop(&reply.cargo);
     if (request->counted)
@@ -246,16 +252,18 @@ static struct bx_msg *keep_args(const struct bx_request *request, size_t body_by
     return request->loan != NULL ? bxi_msg_of_loan(request->loan) : bxi_msg_copy(request->job->frame, body_bytes);
 }
 
-void bxi_run_handler(const struct bx_request *request, struct bx_reader reader, struct bx_msg *args,
+void bxi_run_handler(struct bx_request *request, struct bx_reader reader, struct bx_msg *args,
                      struct bx_msg *reply)
 {
     bxi_clear_error();
+    bxi_trace_handler_begins(request);
 
     int code = request->handler->fn(request, &reader, reply, request->handler->context);
     const char *text = bx_error_text();
 
     if (code >= 0)
         code = reader.error < 0 ? reader.error : reply->error;
+    bxi_trace_handler_ends(request, reader.bytes, code);
     bx_msg_destroy(args);
     bxi_answer(request, code, text, reply);
 }
@@ -320,6 +328,7 @@ static void async_done(struct bx_future *future, void *context)
     bxi_lock(&job->lock);
     unpark(job, parked);
     bxi_unlock(&job->lock);
+    bxi_trace_future(&parked->request, future->code);
     bxi_answer(&parked->request, future->code, bx_future_error_text(future), future->value);
     free(parked);
 }
@@ -362,6 +371,7 @@ static int hang_answer_on(struct bx_future *future, struct bx_request *request, 
     struct bx_job *job = request->job;
     int rc;
 
+    request->traced_ns = bxi_trace_now(job);
     bxi_lock(&job->lock);
     rc = bxi_serving_begin(request);
     if (rc == 0) {
@@ -391,9 +401,11 @@ static int run_async(struct bx_request *request, size_t body_bytes)
         bxi_clear_error();
         show_now(request);
         bxi_request_begins(request);
+        bxi_trace_handler_begins(request);
         bxi_no_wait_enter();
         code = request->handler->async(request, &args, &future, request->handler->context);
         bxi_no_wait_leave();
+        bxi_trace_handler_ends(request, args.bytes, code);
         hide_now(request);
     }
     if (code >= 0 && args.error < 0)
@@ -531,6 +543,7 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
         .timed = (head->flags & BXI_FLAG_TIMED) != 0,
     };
 
+    bxi_trace_request(&request);
     if (peer->draining) {
         bxi_counter_add(job, BXI_C_requests_dropped, 1);
         return 0;
@@ -543,8 +556,16 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
 
         if (rc == BX_E_CORRUPT)
             return rc;
+        if (rc == 0)
+            rc = bxi_device_loan_error(request.loan);
+        if (rc == BX_E_CORRUPT) {
+            bxi_loan_release(request.loan);
+            return rc;
+        }
         if (rc < 0) {
-            bxi_answer(&request, rc, "no memory for its tensors", NULL);
+            bxi_answer(&request, rc, request.loan != NULL ? bx_error_text()
+                                     : rc == -ENODEV ? "it has no GPU open; call bx_gpu_open"
+                                                     : "no memory for its tensors", NULL);
             return 0;
         }
     }
@@ -583,6 +604,24 @@ static void handle_cancel(struct bx_job *job, struct bxi_peer *peer, const struc
     bxi_parked_fail(job, peer, head->id, false, BX_E_CANCELLED);
 }
 
+/* A frame with device tensors waits where it lies until their memory is mapped. 0: go on; else as bxi_device_hold. */
+static int wait_for_device(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
+                           const void *payload, uint32_t payload_bytes)
+{
+    const unsigned char *body = (const unsigned char *)payload + sizeof *head;
+
+    if (!(head->flags & BXI_FLAG_DEVICE) || !(head->flags & BXI_FLAG_LEASE) ||
+        (peer->draining && head->kind != BXI_REPLY))
+        return 0;
+    /* What is lent is given back by words that lie behind the ring; without them the request is refused below. */
+    if (peer->held == NULL && (head->kind == BXI_REPLY ? bxi_load_relaxed(&peer->out_open) == 0 : !way_back(job, peer)))
+        return head->kind == BXI_REPLY ? BX_E_CORRUPT : 0;
+
+    int rc = bxi_device_hold(job, peer, body, payload_bytes - sizeof *head);
+
+    return rc == -EAGAIN && peer->draining ? 0 : rc;        /* what is not mapped yet of the dead is not waited for */
+}
+
 int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload, uint32_t payload_bytes)
 {
     const unsigned char *body = (const unsigned char *)payload + sizeof(struct bxi_frame);
@@ -593,6 +632,8 @@ int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload,
     if (payload_bytes < sizeof head)
         return BX_E_CORRUPT;
     memcpy(&head, payload, sizeof head);
+    if ((rc = wait_for_device(job, peer, &head, payload, payload_bytes)) < 0)
+        return rc;
     switch (head.kind) {
     case BXI_REQUEST:
     case BXI_ONEWAY:
@@ -602,7 +643,9 @@ int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload,
             return BX_E_CORRUPT;
         /* Before the handler runs: its reply then says that this request has been read. */
         bxi_frame_taken(job, peer, payload_bytes);
-        return handle_request(job, peer, &head, body_bytes);
+        rc = handle_request(job, peer, &head, body_bytes);
+        bxi_loan_drop_held(peer);       /* if it was not asked for: refused, or changed meanwhile */
+        return rc;
     case BXI_REPLY:
         rc = bxi_reply_arrived(job, peer, &head, body, body_bytes);
         break;
@@ -613,6 +656,7 @@ int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload,
         return BX_E_CORRUPT;
     }
     bxi_frame_taken(job, peer, payload_bytes);
+    bxi_loan_drop_held(peer);
     return rc;
 }
 

@@ -154,9 +154,9 @@ static int take(const struct bxi_dl_tensor *from, bx_free_fn free_fn, void *mana
     int dtype;
     unsigned char *data = from->data;
 
-    if (from->device_type != BXI_DL_CPU && from->device_type != BXI_DL_CUDA_HOST)
-        return bx_fail(-ENOTSUP, "the DLPack tensor lies on a device of type %d; only host memory (1, or pinned: 3) "
-                                 "can be taken", from->device_type);
+    if (from->device_type != BXI_DL_CPU && from->device_type != BXI_DL_CUDA_HOST && from->device_type != BXI_DL_CUDA)
+        return bx_fail(-ENOTSUP, "the DLPack tensor lies on a device of type %d; host memory (1, or pinned: 3) and "
+                                 "CUDA devices (2) can be taken", from->device_type);
     dtype = dtype_of(&from->dtype);
     if (dtype < 0)
         return dtype;
@@ -165,6 +165,11 @@ static int take(const struct bxi_dl_tensor *from, bx_free_fn free_fn, void *mana
             return bx_fail(-EOVERFLOW, "the DLPack tensor's byte_offset of %llu passes the end of memory",
                            (unsigned long long)from->byte_offset);
         data += from->byte_offset;
+    }
+    if (from->device_type == BXI_DL_CUDA) {
+        struct bxi_shape shape = { (enum bx_dtype)dtype, from->ndim, from->shape, from->strides };
+
+        return bxi_device_wrap(from->device_id, data, &shape, free_fn, managed, tensor);
     }
     return bx_tensor_wrap(data, (enum bx_dtype)dtype, from->ndim, from->shape, from->strides, free_fn, managed,
                           tensor);

@@ -15,6 +15,8 @@
 #include "arena.h"
 #include "atomic.h"
 #include "doorbell.h"
+#include "gpu/gpu.h"
+#include "frame.h"
 #include "layout.h"
 #include "ring.h"
 #include "segment.h"
@@ -70,34 +72,7 @@ static inline void bxi_unlock(struct bxi_lock *lock)
 #define BXI_STATS 7
 #endif
 
-/* ---- Frames: what a record of a ring holds ------------------------------------------------------- */
-
-enum bxi_frame_kind {
-    BXI_REQUEST = 1,
-    BXI_ONEWAY = 2,
-    BXI_REPLY = 3,          /* code 0: the value; code < 0: an error, the body is its sentence */
-    BXI_CANCEL = 4,         /* nobody waits for the call any more; code: BX_E_CANCELLED or BX_E_TIMEOUT */
-};
-enum bxi_frame_flags {
-    BXI_FLAG_JOIN = 1,      /* a batch, by its function */
-    BXI_FLAG_LEAVE = 2,
-    BXI_FLAG_LEASE = 4,     /* the body begins with a struct bxi_lease_head */
-    BXI_FLAG_TIMED = 8,     /* a request: the reply shall say when its handler began and ended; a reply: it does */
-};
-
-struct bxi_frame {
-    uint8_t kind;
-    uint8_t flags;
-    uint16_t function;      /* index into the callee's table; of a timed reply: bxi_span_pack of the handler's time */
-    int32_t code;
-    uint64_t id;            /* generation << 16 | slot, chosen by the caller; of a one-way call: when it was sent */
-    uint64_t consumed;      /* how far the sender has read the ring that comes back: a credit on the way */
-    union {                 /* CLOCK_MONOTONIC */
-        uint64_t deadline_ns;   /* of requests; BX_FOREVER */
-        uint64_t sent_ns;       /* of others: about when, for inspectors; of a timed reply: when the handler ended */
-    };
-};
-static_assert(sizeof(struct bxi_frame) == BXI_HEAD_BYTES, "a frame is a head of a record");
+/* ---- Frames: what a record of a ring holds (frame.h) ------------------------------------------------ */
 
 #define BXI_BODY_MAX (BXI_FRAME_MAX - sizeof(struct bxi_frame))
 
@@ -112,9 +87,10 @@ struct bxi_lease_head {
 };
 #define BXI_PACKED_HERE UINT64_MAX
 
-/* Followed by ndim int64 of shape and, with BXI_STRIDED, ndim of strides (elements, at least 0). */
+/* Followed, where device is BX_CUDA and it is not staged, by a struct bxi_gpu_ref; by ndim int64 of shape and, with
+ * BXI_STRIDED, ndim of strides (elements, at least 0). */
 struct bxi_tensor_head {
-    uint64_t offset;            /* of the first element, in the sender's arena */
+    uint64_t offset;            /* of the first element, in the sender's arena; to oneself: a device address */
     uint8_t dtype;              /* enum bx_dtype */
     uint8_t ndim;               /* 0 to BX_DIMS_MAX */
     uint8_t device;             /* enum bx_device_kind */
@@ -122,6 +98,7 @@ struct bxi_tensor_head {
     uint32_t reserved;          /* 0 */
 };
 #define BXI_STRIDED 1u
+#define BXI_STAGED 2u               /* for a device, but it lies in the arena: no way from device to device */
 #define BXI_TENSOR_HEAD_MAX (sizeof(struct bxi_tensor_head) + 16 * BX_DIMS_MAX)
 
 /* ---- Messages ------------------------------------------------------------------------------------ */
@@ -145,6 +122,7 @@ enum bxi_storage_kind {
     BXI_STORE_ARENA = 1,        /* a block of an arena of this process */
     BXI_STORE_HEAP,
     BXI_STORE_FOREIGN,          /* bx_tensor_wrap, DLPack */
+    BXI_STORE_DEVICE,           /* a block of this process's device memory */
     BXI_STORE_LOAN,             /* the head of a struct bxi_loan: a peer's arena */
 };
 
@@ -159,6 +137,7 @@ struct bxi_storage {
     uint32_t fork_generation;   /* ARENA, LOAN: of the process that made it; a forked child has nothing to free */
     bx_free_fn free_fn;         /* FOREIGN */
     void *context;
+    struct bxi_device_block *device;    /* DEVICE */
 };
 
 /* Of an embedded tensor (a loan's, or the first of a storage that was made with it) references are those
@@ -203,6 +182,10 @@ struct bxi_cargo {
     bool granted;                   /* the ledger has the holds */
     uint64_t bytes;                 /* of the blocks held */
     uint64_t tensor_bytes;          /* of the tensors */
+    struct bxi_peer *peer;          /* who is to have it */
+    bool device;                    /* some of it is device memory: the lease comes back with a point */
+    bool staged;                    /* some of it is for device memory */
+    struct bxi_gpu_point ready[BXI_GPU_DEVICES];    /* of each device's own stream, if it was asked */
 };
 
 struct bxi_lent {                   /* one slot of a ledger */
@@ -215,6 +198,7 @@ struct bxi_lent {                   /* one slot of a ledger */
     uint32_t hold_count;
     uint16_t next, prev;            /* in the list of those that are out, oldest first; or free ones */
     bool out;
+    bool device;                    /* comes back with a point */
 };
 #define BXI_NO_LEASE UINT16_MAX
 
@@ -250,6 +234,7 @@ struct bxi_loan {
     unsigned char *packed;          /* malloc'ed copy of descriptors and bytes that came by the arena; or NULL */
     const unsigned char *data;      /* the message's bytes, in packed or in the frame that it came in */
     size_t bytes;
+    struct bxi_device_loan *device; /* of a message with device tensors; or NULL */
     uint32_t tensor_count;
     struct bx_tensor **pointers;    /* to the tensors, behind them */
     struct bx_tensor tensors[];
@@ -308,6 +293,8 @@ struct bxi_call {
     struct bxi_peer *peer;
     uint64_t timeout_ns;
     uint64_t sent_ns;           /* when the program called; 0: it is not measured */
+    uint64_t traced_ns;         /* the same, if it is traced */
+    uint64_t id;                /* as in its frame; 0: not sent yet */
     uint16_t slot;
     uint16_t function;
     bool owned;                 /* malloc'ed, with one reference of the engine's; else on a caller's stack */
@@ -349,7 +336,7 @@ struct bxi_peer {
     struct bxi_arena_view *arena;           /* its arena, read-only; of oneself too; one reference */
     struct bxi_lender *lender;              /* role: made with the first loan; one reference */
     unsigned char *loop;                    /* of oneself: the private ring; else NULL */
-    bxi_a64 *loop_leases;                   /* of oneself: private lease words and their count; else NULL */
+    bxi_a64 *loop_leases;                   /* of oneself: private lease words, their count, points; else NULL */
     bxi_a32 state;                          /* enum bxi_peer_state */
     bxi_a32 death_seen;                     /* enum bxi_peer_state to close it with; the role acts on it */
     uint32_t state_word;                    /* role: its header's state when last looked at */
@@ -384,6 +371,8 @@ struct bxi_peer {
     bool in_open;
     bool draining;                          /* it is gone: its replies count, its requests are dropped */
     struct bxi_ring_reader in;
+    struct bxi_loan *held;                  /* of the next frame, which waits until its device memory is mapped */
+    int held_code;                          /* or why it has none, though it was opened: it is not opened twice */
     bxi_a64 consumed;                       /* in.read_pos, for whoever sends */
     uint64_t rescue_pos;                    /* watchdog: where a frame lay unread a second ago, plus 1 */
 };
@@ -411,9 +400,12 @@ struct bx_request {
     uint64_t consumed;              /* as the request's frame said */
     struct bxi_loan *loan;          /* of its arguments; one reference, dropped when it is answered; or NULL */
     uint64_t begin_ns;              /* of its handler, if it is timed */
+    uint64_t traced_id;             /* if it is traced: id, or of a one-way call where its frame ended in the ring */
+    uint64_t traced_ns;             /* if it is traced: when its handler began, or its future was first waited for */
     bool oneway;
     bool counted;                   /* in serving */
     bool timed;
+    bool has_arrow;                 /* if it is traced: its arrow has not come to its end */
     uint16_t row;                   /* shown in the segment; BXI_NO_ROW: there was none free */
 };
 #define BXI_NO_ROW UINT16_MAX
@@ -509,6 +501,7 @@ struct bx_job {
     struct bxi_arena *arena;                    /* one reference */
     struct bxi_control *control;                /* the segment's, once there is one */
     bxi_a64 *counters;                          /* the segment's; private_counters before */
+    struct bxi_trace *trace;                    /* trace.h; NULL: off */
     bxi_a64 private_counters[BXI_COUNTER_COUNT];
     int bell_fd[2];                             /* background, leader */
     int pidfd;                                  /* on oneself */
@@ -517,6 +510,7 @@ struct bx_job {
     int timer_fd;                               /* own_loop: the next deadline; else -1 */
     struct bxi_peer *peers;                     /* world_size */
     uint8_t name_bucket[256];                   /* open addressing by name; BXI_NO_INDEX if empty */
+    _Atomic(struct bxi_devices *) devices;      /* one reference; NULL before bx_gpu_open */
     bx_death_fn on_death;
     void *on_death_context;
     bxi_a32 phase;
@@ -621,7 +615,7 @@ static inline bool bxi_needs_lease(const struct bx_msg *msg)
 }
 /* Packs what a message lends, copying tensors that are not in the job's arena. Without the lock. 0; errors
  * of bx_tensor_create, BX_E_TOO_LARGE, BX_E_ON_LOAN: more than may ever be on loan. With a sentence. */
-int bxi_cargo_pack(struct bx_job *job, const struct bx_msg *msg, struct bxi_cargo *cargo);
+int bxi_cargo_pack(struct bx_job *job, struct bxi_peer *peer, const struct bx_msg *msg, struct bxi_cargo *cargo);
 void bxi_cargo_drop(struct bxi_cargo *cargo);   /* without the lock; what was granted stays so */
 /* Enters a cargo in the peer's ledger, which takes over its holds. Lock. The slot, or -EAGAIN: as much is on
  * loan as may be; -ENOMEM. Then either sent, when its frame is in the ring or the queue, or ungrant. */
@@ -645,6 +639,7 @@ int bxi_loan_open(struct bx_job *job, struct bxi_peer *peer, const unsigned char
                   struct bxi_loan **out);
 void bxi_loan_release(struct bxi_loan *loan);   /* NULL is fine; any thread, not under the job's lock */
 void bxi_loan_end(struct bxi_loan *loan);       /* its last reference is gone (bxi_storage_release) */
+void bxi_loan_drop_held(struct bxi_peer *peer);            /* what bxi_device_hold opened and nobody took */
 struct bx_msg *bxi_msg_of_loan(struct bxi_loan *loan);     /* a message of its own; NULL when memory is out */
 void bxi_loans_unread(struct bx_job *job);      /* gives back what unread frames lend; progress has stopped */
 void bxi_lender_close(struct bxi_peer *peer);   /* the job ends: nothing more is given back */
@@ -706,13 +701,14 @@ static inline void bxi_request_begins(struct bx_request *request)
 }
 
 /* ---- dispatch.c (role) --------------------------------------------------------------------------- */
-/* Handles one frame of peer, which still lies in its ring. 0, or BX_E_CORRUPT: it must be cut off. */
+/* Handles one frame of peer, which still lies in its ring. 0; -EAGAIN: not yet, its device memory is being mapped;
+ * or BX_E_CORRUPT: it must be cut off. */
 int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload, uint32_t payload_bytes);
 /* Answers a request: code 0 with a value, or an error with a text. Takes the lock. */
 void bxi_answer(const struct bx_request *request, int code, const char *text, const struct bx_msg *value);
 /* Runs a handler of kind inline or blocking and answers. */
 /* The reader reads args, which is destroyed before the answer goes out; or NULL, and the frame. */
-void bxi_run_handler(const struct bx_request *request, struct bx_reader reader, struct bx_msg *args,
+void bxi_run_handler(struct bx_request *request, struct bx_reader reader, struct bx_msg *args,
                      struct bx_msg *reply);
 /* Counts a request as being served until it is answered. Lock. 0; BX_E_CORRUPT: its caller has more in
  * flight than it may; -EAGAIN: 1024 one-way calls of its wait already, this one is to be dropped. */
@@ -798,5 +794,7 @@ static inline bool bxi_future_is_done(const struct bx_future *future)
      * read after it. Sequentially consistent, so that a waiter that has counted itself sees it. */
     return bxi_load_seq_cst((_Atomic(struct bxi_callback *) *)&future->callbacks) == BXI_DONE;
 }
+
+#include "device_calls.h"
 
 #endif

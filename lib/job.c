@@ -6,6 +6,7 @@
 #include "bootstrap.h"
 
 #include "step.h"
+#include "trace.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -327,6 +328,7 @@ static void init_locks(struct bx_job *job)
 static void free_job(struct bx_job *job)
 {
     bxi_bootstrap_release(job);
+    bxi_trace_destroy(job);
 
     int fds[] = { job->bell_fd[0], job->bell_fd[1], job->pidfd, job->loop_fd, job->timer_fd, job->lock_fd };
 
@@ -334,6 +336,7 @@ static void free_job(struct bx_job *job)
         if (fds[i] >= 0)
             close(fds[i]);
     bxi_batchers_destroy(job);
+    bxi_devices_destroy(job);
     for (int rank = 0; job->peers != NULL && rank < job->world_size; rank++) {
         struct bxi_peer *peer = &job->peers[rank];
 
@@ -452,6 +455,8 @@ int bx_job_start(struct bx_job *job)
     }
     bxi_names_build(job);
     job->cpus = count_cpus(job);
+    if (job->rank != 0)
+        bxi_trace_start(job);
     /* Before progress starts: a handler that it runs may call at once. */
     bxi_store_relaxed(&job->phase, BXI_STARTED);
     if ((rc = bxi_progress_start(job)) < 0) {

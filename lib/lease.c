@@ -118,6 +118,8 @@ static void unlink_out(struct bxi_ledger *ledger, uint16_t index)
 struct ended {
     struct bxi_storage **holds[RELEASE_AT_ONCE];
     uint32_t hold_count[RELEASE_AT_ONCE];
+    struct bxi_peer *from[RELEASE_AT_ONCE];         /* whose point it is; NULL: it came back without */
+    struct bxi_gpu_point point[RELEASE_AT_ONCE];
     uint32_t count;
 };
 
@@ -127,6 +129,7 @@ static void end_lease(struct bx_job *job, struct bxi_peer *peer, uint16_t index,
     struct bxi_lent *lent = &ledger->slots[index];
 
     ended->holds[ended->count] = lent->holds;
+    ended->from[ended->count] = NULL;
     ended->hold_count[ended->count++] = lent->hold_count;
     ledger->count--;
     ledger->bytes -= lent->bytes;
@@ -147,9 +150,29 @@ static void drop_holds(struct bxi_storage **holds, uint32_t count)
 
 static void drop_ended(struct ended *ended)
 {
-    for (uint32_t i = 0; i < ended->count; i++)
+    for (uint32_t i = 0; i < ended->count; i++) {
+        for (uint32_t j = 0; ended->from[i] != NULL && j < ended->hold_count[i]; j++)
+            if (ended->holds[i][j]->kind == BXI_STORE_DEVICE)
+                bxi_device_block_until(ended->holds[i][j]->device, ended->from[i], &ended->point[i]);
         drop_holds(ended->holds[i], ended->hold_count[i]);
+    }
     ended->count = 0;
+}
+
+/* The point that came back with lease `index`; read after its word. */
+static struct bxi_gpu_point point_of(const struct bx_job *job, const struct bxi_peer *peer, uint16_t index)
+{
+    const bxi_a64 *words = peer->loop_leases + BXI_LEASE_MAX + 1;
+
+    if (peer->rank != job->rank)
+        words = (const bxi_a64 *)(const void *)((const unsigned char *)peer->view.control +
+                                                bxi_device_pair_offset(job->rank) + BXI_DEVICE_POINTS);
+
+    /* Relaxed, both: behind the acquire of the lease word, which was written after them. */
+    uint64_t which = bxi_load_relaxed((bxi_a64 *)&words[2 * index]);
+
+    return (struct bxi_gpu_point){ .order = (uint16_t)which, .lane = (uint16_t)(which >> 16),
+                                   .value = bxi_load_relaxed((bxi_a64 *)&words[2 * index + 1]) };
 }
 
 /* ---- what came back ---------------------------------------------------------------------------------- */
@@ -185,6 +208,10 @@ static bool look_words(struct bx_job *job, struct bxi_peer *peer, struct ended *
             break;
         lent->word = word;
         end_lease(job, peer, index, ended);
+        if (lent->device) {
+            ended->from[ended->count - 1] = peer;
+            ended->point[ended->count - 1] = point_of(job, peer, index);
+        }
     }
     if (ended->count < RELEASE_AT_ONCE)
         ledger->given_back_seen = given_back;
@@ -321,6 +348,7 @@ int bxi_lease_grant(struct bx_job *job, struct bxi_peer *peer, struct bxi_cargo 
     lent->end_pos = BX_FOREVER;
     lent->holds = cargo->holds;
     lent->hold_count = cargo->hold_count;
+    lent->device = cargo->device;
     link_out(ledger, index);
     ledger->count++;
     ledger->bytes += cargo->bytes;
@@ -362,12 +390,15 @@ void bxi_lease_ungrant(struct bx_job *job, struct bxi_peer *peer, struct bxi_car
 
 static bool is_ours(const struct bx_job *job, const struct bx_tensor *tensor)
 {
-    return tensor->storage->kind == BXI_STORE_ARENA && tensor->storage->arena == job->arena;
+    const struct bxi_storage *storage = tensor->storage;
+
+    return storage->kind == BXI_STORE_DEVICE || (storage->kind == BXI_STORE_ARENA && storage->arena == job->arena);
 }
 
 static size_t head_bytes(const struct bx_tensor *tensor)
 {
-    return sizeof(struct bxi_tensor_head) + (tensor->contiguous ? 8u : 16u) * tensor->ndim;
+    return sizeof(struct bxi_tensor_head) + (bxi_is_device(tensor) ? BXI_DEVICE_RECORD_BYTES : 0) +
+           (tensor->contiguous ? 8u : 16u) * tensor->ndim;
 }
 
 /* Behind the holds stands a table by which those of one message are known: open addressing, empty where NULL,
@@ -393,43 +424,67 @@ static void hold(struct bxi_cargo *cargo, struct bxi_storage *storage)
     cargo->bytes += storage->bytes;
 }
 
-static unsigned char *pack_tensor(unsigned char *to, const struct bx_job *job, const struct bx_tensor *tensor)
+static unsigned char *put_bytes(unsigned char *to, const void *from, size_t bytes)
+{
+    memcpy(to, from, bytes);
+    return to + bytes;
+}
+
+/* Its record, and what is to be held for it: one reference. */
+static int describe(struct bx_job *job, struct bxi_cargo *cargo, struct bx_tensor *tensor, unsigned char **to,
+                    struct bxi_storage **storage)
 {
     struct bxi_tensor_head head = {
-        .offset = (uint64_t)(tensor->data - bxi_arena_base(job->arena)),
         .dtype = tensor->dtype,
         .ndim = tensor->ndim,
         .device = (uint8_t)tensor->device.kind,
         .flags = tensor->contiguous ? 0 : BXI_STRIDED,
     };
     size_t row = sizeof(int64_t) * tensor->ndim;
+    struct bxi_gpu_ref ref;
 
-    memcpy(to, &head, sizeof head);
-    memcpy(to + sizeof head, tensor->shape, row);
+    if (bxi_is_device(tensor)) {
+        int rc = bxi_device_pack(job, cargo, tensor, &head, &ref, storage);
+
+        if (rc < 0)
+            return rc;
+    } else {
+        head.offset = (uint64_t)(tensor->data - bxi_arena_base(job->arena));
+        *storage = tensor->storage;
+        bxi_storage_acquire(*storage);
+    }
+    *to = put_bytes(*to, &head, sizeof head);
+    if (bxi_is_device(tensor) && !(head.flags & BXI_STAGED))
+        *to = put_bytes(*to, &ref, sizeof ref);
+    *to = put_bytes(*to, tensor->shape, row);
     if (!tensor->contiguous)
-        memcpy(to + sizeof head + row, tensor->strides, row);
-    return to + head_bytes(tensor);
+        *to = put_bytes(*to, tensor->strides, row);
+    return 0;
 }
 
-/* One tensor into the cargo: itself, or a copy in the arena. */
+/* One tensor into the cargo: itself, or a copy in the arena, or on its device. */
 static int pack_one(struct bx_job *job, struct bxi_cargo *cargo, struct bx_tensor *tensor, unsigned char **to)
 {
+    struct bxi_storage *storage = NULL;
     struct bx_tensor *copy = NULL;
+    int rc;
 
     if (!is_ours(job, tensor)) {
-        int rc = bx_tensor_copy(job, tensor, &copy);
-
+        rc = bx_tensor_copy(job, tensor, &copy);
         if (rc < 0)
             return rc;
         bxi_add(&job->counters[BXI_C_tensors_copied], 1);
         bxi_add(&job->counters[BXI_C_tensor_bytes_copied], bx_tensor_bytes(copy));
         tensor = copy;
     }
-    hold(cargo, tensor->storage);
-    cargo->tensor_bytes += (uint64_t)bx_tensor_bytes(tensor);
-    *to = pack_tensor(*to, job, tensor);
+    rc = describe(job, cargo, tensor, to, &storage);
+    if (rc == 0) {
+        hold(cargo, storage);
+        cargo->tensor_bytes += (uint64_t)bx_tensor_bytes(tensor);
+        bxi_storage_release(storage);
+    }
     bx_tensor_release(copy);
-    return 0;
+    return rc;
 }
 
 /* Where descriptors and bytes go: behind the head, or into a block of the arena if a frame is too small. */
@@ -475,13 +530,13 @@ static int make_holds(struct bxi_cargo *cargo, size_t most)
     return 0;
 }
 
-int bxi_cargo_pack(struct bx_job *job, const struct bx_msg *msg, struct bxi_cargo *cargo)
+int bxi_cargo_pack(struct bx_job *job, struct bxi_peer *peer, const struct bx_msg *msg, struct bxi_cargo *cargo)
 {
     size_t packed_bytes = msg->bytes;
     unsigned char *to = NULL;
     int rc = 0;
 
-    *cargo = (struct bxi_cargo){ 0 };
+    *cargo = (struct bxi_cargo){ .peer = peer };
     if (msg->bytes > BX_MSG_MAX || msg->tensor_count > BX_TENSORS_MAX)
         return bx_fail(BX_E_TOO_LARGE, "a message has %zu bytes and %zu tensors, %llu and %d are the most",
                        msg->bytes, msg->tensor_count, (unsigned long long)BX_MSG_MAX, BX_TENSORS_MAX);

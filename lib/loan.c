@@ -82,11 +82,28 @@ static void count_return(bxi_a64 *given_back)
     bxi_store_release(given_back, bxi_load_relaxed(given_back) + 1);
 }
 
-static void give_back(struct bxi_lender *lender, uint32_t slot, uint64_t generation)
+/* When the work is done that reads what was lent, before the word that says it is back. Lender's lock. */
+static void put_point(struct bxi_lender *lender, uint32_t slot, const struct bxi_gpu_point *point)
+{
+    struct bx_job *job = lender->job;
+    int rank = lender->peer->rank;
+    bxi_a64 *words = lender->words + BXI_LEASE_MAX + 1;         /* of oneself */
+
+    if (rank != job->rank)
+        words = (bxi_a64 *)(void *)(bxi_segment_device_pair(&job->segment, rank) + BXI_DEVICE_POINTS);
+    /* Relaxed, both: published by the store of the lease word. */
+    bxi_store_relaxed(&words[2 * slot], (uint64_t)point->order | (uint64_t)point->lane << 16);
+    bxi_store_relaxed(&words[2 * slot + 1], point->value);
+}
+
+/* point: NULL where nothing of it was device memory. */
+static void give_back(struct bxi_lender *lender, uint32_t slot, uint64_t generation, const struct bxi_gpu_point *point)
 {
     bxi_lock(&lender->lock);
     if (lender->job != NULL) {
         BXI_STEP("lease.read");
+        if (point != NULL)
+            put_point(lender, slot, point);
         /* [lease.word] release, pairs with the acquire in look_words: reads of the memory come before. */
         bxi_store_release(&lender->words[slot], generation);
         BXI_STEP("lease.returned");
@@ -106,8 +123,13 @@ void bxi_loan_end(struct bxi_loan *loan)
 {
     /* In a child of a fork the loan is its parent's, and so is the mapping. */
     if (loan->lender != NULL && bxi_load_relaxed(&bxi_forks) == loan->storage.fork_generation) {
+        struct bxi_gpu_point point;
+        bool device = loan->device != NULL;
+
         bxi_arena_view_release(loan->view);
-        give_back(loan->lender, loan->slot, loan->generation);
+        if (device)
+            bxi_device_loan_end(loan, &point);
+        give_back(loan->lender, loan->slot, loan->generation, device ? &point : NULL);
         lender_release(loan->lender);
     }
     free(loan->packed);
@@ -120,38 +142,76 @@ void bxi_loan_release(struct bxi_loan *loan)
         bxi_storage_release(&loan->storage);
 }
 
-/* One descriptor at *at, of at most `left` bytes. Its length, or BX_E_CORRUPT. */
-static int64_t parse_tensor(struct bx_tensor *tensor, struct bxi_loan *loan, const unsigned char *at, uint64_t left)
+/* What a record's head says, checked; in device memory or in the arena. How far the elements may reach, from its
+ * first one, goes to *room. Bytes of the record so far, or BX_E_CORRUPT, -ENODEV, -ENOMEM. */
+static int64_t parse_head(struct bxi_loan *loan, uint32_t index, const unsigned char *at, uint64_t left,
+                          uint64_t *room)
 {
     struct bxi_tensor_head head;
-    int64_t shape[BX_DIMS_MAX], strides[BX_DIMS_MAX];
-    uint64_t row, extent, element;
+    struct bxi_gpu_ref ref;
+    bool staged, named;
+    size_t element;
+    int rc;
+
+    memcpy(&head, at, sizeof head);
+    staged = (head.flags & BXI_STAGED) != 0;
+    named = head.device == BX_CUDA && !staged;
+    element = bx_dtype_bytes((enum bx_dtype)head.dtype);
+    if (head.ndim > BX_DIMS_MAX || head.flags > (BXI_STRIDED | BXI_STAGED) || head.reserved != 0 ||
+        (head.device != BX_CPU && head.device != BX_CUDA) || (staged && head.device != BX_CUDA) || element == 0 ||
+        (named && left < sizeof head + sizeof ref))
+        return BX_E_CORRUPT;
+    if (!named && head.offset > loan->view->bytes)
+        return BX_E_CORRUPT;
+    if (named)
+        memcpy(&ref, at + sizeof head, sizeof ref);
+    if (named && ref.offset % element != 0)
+        return BX_E_CORRUPT;
+    *room = named ? ref.bytes : loan->view->bytes - head.offset;
+    if (head.device == BX_CPU) {
+        loan->tensors[index].data = loan->storage.base + head.offset;
+        return sizeof head;
+    }
+    if (loan->device == NULL && (rc = bxi_device_loan_make(loan)) < 0)
+        return rc;
+    rc = bxi_device_loan_part(loan, index, &head, named ? &ref : NULL);
+    return rc < 0 ? rc : (int64_t)(sizeof head + (named ? sizeof ref : 0));
+}
+
+/* One record at *at, of at most `left` bytes. Its length, or as parse_head. */
+static int64_t parse_tensor(struct bxi_loan *loan, uint32_t index, const unsigned char *at, uint64_t left)
+{
+    struct bx_tensor *tensor = &loan->tensors[index];
+    struct bxi_tensor_head head;
+    int64_t shape[BX_DIMS_MAX], strides[BX_DIMS_MAX], used;
+    uint64_t row, extent, room = 0;
+    bool strided;
 
     if (left < sizeof head)
         return BX_E_CORRUPT;
     memcpy(&head, at, sizeof head);
+    used = parse_head(loan, index, at, left, &room);
+    if (used < 0)
+        return used;
+    strided = (head.flags & BXI_STRIDED) != 0;
     row = 8u * (uint64_t)head.ndim;
-    if (head.ndim > BX_DIMS_MAX || head.flags > BXI_STRIDED || head.device != BX_CPU || head.reserved != 0 ||
-        left - sizeof head < row * (1 + head.flags))
+    if (left - (uint64_t)used < row * (1 + strided))
         return BX_E_CORRUPT;
-    memcpy(shape, at + sizeof head, row);
-    if (head.flags == BXI_STRIDED)
-        memcpy(strides, at + sizeof head + row, row);
+    memcpy(shape, at + used, row);
+    if (strided)
+        memcpy(strides, at + used + row, row);
 
-    struct bxi_shape given = { (enum bx_dtype)head.dtype, head.ndim, shape,
-                               head.flags == BXI_STRIDED ? strides : NULL };
+    struct bxi_shape given = { (enum bx_dtype)head.dtype, head.ndim, shape, strided ? strides : NULL };
 
     if (bxi_tensor_shape(tensor, &given, &extent) < 0)
         return BX_E_CORRUPT;
-    element = bx_dtype_bytes(given.dtype);
-    if (head.offset > loan->view->bytes || extent > loan->view->bytes - head.offset || head.offset % element != 0)
+    if (extent > room || head.offset % bx_dtype_bytes(given.dtype) != 0)
         return BX_E_CORRUPT;
     tensor->embedded = true;
     tensor->read_only = true;
-    tensor->device = (struct bx_device){ BX_CPU, 0 };
-    tensor->data = loan->storage.base + head.offset;
+    tensor->device = (struct bx_device){ (enum bx_device_kind)head.device, 0 };
     tensor->storage = &loan->storage;
-    return (int64_t)(sizeof head + row * (1 + head.flags));
+    return used + (int64_t)(row * (1 + strided));
 }
 
 static int parse_tensors(struct bxi_loan *loan, const unsigned char *packed, uint64_t packed_bytes)
@@ -159,10 +219,10 @@ static int parse_tensors(struct bxi_loan *loan, const unsigned char *packed, uin
     uint64_t at = 0;
 
     for (uint32_t i = 0; i < loan->tensor_count; i++) {
-        int64_t bytes = parse_tensor(&loan->tensors[i], loan, packed + at, packed_bytes - at);
+        int64_t bytes = parse_tensor(loan, i, packed + at, packed_bytes - at);
 
         if (bytes < 0)
-            return BX_E_CORRUPT;
+            return (int)bytes;
         at += (uint64_t)bytes;
         loan->pointers[i] = &loan->tensors[i];
     }
@@ -224,7 +284,7 @@ static struct bxi_loan *make_loan(struct bxi_peer *peer, const struct bxi_lease_
 static void settle(struct bxi_loan *loan)
 {
     bxi_arena_view_release(loan->view);
-    give_back(loan->lender, loan->slot, loan->generation);
+    give_back(loan->lender, loan->slot, loan->generation, NULL);
     lender_release(loan->lender);
     loan->lender = NULL;
 }
@@ -237,6 +297,13 @@ int bxi_loan_open(struct bx_job *job, struct bxi_peer *peer, const unsigned char
     struct bxi_loan *loan;
     int rc;
 
+    if (peer->held != NULL || peer->held_code < 0) {
+        rc = peer->held_code;
+        *out = peer->held;          /* it waited for device memory */
+        peer->held = NULL;
+        peer->held_code = 0;
+        return rc;
+    }
     if (body_bytes < sizeof head || peer->arena == NULL)
         return BX_E_CORRUPT;
     memcpy(&head, body, sizeof head);
@@ -255,7 +322,7 @@ int bxi_loan_open(struct bx_job *job, struct bxi_peer *peer, const unsigned char
     bxi_unlock(&lender->lock);
     loan = rc == 0 ? make_loan(peer, &head, lender) : NULL;
     if (loan == NULL) {
-        give_back(lender, head.slot, head.generation);
+        give_back(lender, head.slot, head.generation, NULL);
         lender_release(lender);
         free(copy);
         return -ENOMEM;
@@ -273,6 +340,13 @@ int bxi_loan_open(struct bx_job *job, struct bxi_peer *peer, const unsigned char
     return 0;
 }
 
+void bxi_loan_drop_held(struct bxi_peer *peer)
+{
+    bxi_loan_release(peer->held);
+    peer->held = NULL;
+    peer->held_code = 0;
+}
+
 void bxi_loans_unread(struct bx_job *job)
 {
     for (int i = 0; i < (int)bxi_load_relaxed(&job->in_count); i++) {
@@ -281,6 +355,10 @@ void bxi_loans_unread(struct bx_job *job)
         const void *payload;
         uint32_t bytes;
 
+        if (peer->held != NULL && bxi_ring_peek(&peer->in, &payload, &bytes) == 1) {
+            bxi_ring_advance(&peer->in, bytes);         /* its lease goes back with it, once */
+            bxi_loan_drop_held(peer);
+        }
         /* A full ring holds 2048 frames at most; the bound is for a peer whose memory still changes. */
         for (int frames = 0; frames < 4096 && bxi_ring_peek(&peer->in, &payload, &bytes) == 1; frames++) {
             memcpy(&head, payload, bytes < sizeof head ? bytes : sizeof head);

@@ -83,7 +83,7 @@ static int no_room(const struct bxi_peer *peer, int rc)
 /* A call to oneself takes the same way as any other, through a ring in private memory. */
 static unsigned char *open_loop(struct bxi_peer *peer)
 {
-    peer->loop_leases = calloc(BXI_LEASE_MAX + 1, sizeof *peer->loop_leases);
+    peer->loop_leases = calloc(BXI_LEASE_MAX * 3 + 1, sizeof *peer->loop_leases);
     peer->loop = aligned_alloc(64, BXI_RING_BYTES);
     if (peer->loop_leases == NULL || peer->loop == NULL) {
         free(peer->loop_leases);
@@ -251,7 +251,7 @@ int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out
         if ((rc = bxi_lease_grant(job, peer, out->cargo)) < 0)
             return rc;
         out->lease = rc;
-        out->head->flags |= BXI_FLAG_LEASE;
+        out->head->flags |= BXI_FLAG_LEASE | (out->cargo->device || out->cargo->staged ? BXI_FLAG_DEVICE : 0);
         out->body = out->cargo->body;
         out->body_bytes = out->cargo->body_bytes;
         BXI_STEP("lease.granted");

@@ -22,6 +22,8 @@
  */
 #include "progress.h"
 
+#include "trace.h"
+
 #include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
@@ -163,6 +165,7 @@ int bxi_pass(struct bx_job *job, struct bxi_waiter *waiter)
     ring_what_is_due(job);
     if ((bxi_load_relaxed(&job->pass) & 255) == 0 && bxi_fire_timers(job, bxi_coarse_ns()))
         handled++;
+    bxi_trace_passed(job);
     return handled;
 }
 
@@ -172,9 +175,13 @@ bool bxi_work_waits(struct bx_job *job)
     /* [events] sequentially consistent, pairs with the addition in bxi_event. */
     if (bxi_load_seq_cst(&job->events) != 0)
         return true;
-    for (int i = 0; i < (int)bxi_load_relaxed(&job->in_count); i++)
-        if (bxi_ring_ready(&job->in_peers[i]->in))
+    for (int i = 0; i < (int)bxi_load_relaxed(&job->in_count); i++) {
+        const struct bxi_peer *peer = job->in_peers[i];
+
+        /* A frame that waits for device memory is told of by an event. */
+        if (bxi_ring_ready(&peer->in) && (peer->held == NULL || !bxi_device_is_pending(peer->held)))
             return true;
+    }
     /* A consumer that published credit before this thread armed saw the wish, but nobody to ring. */
     return bxi_starved_look(job, false);
 }

@@ -150,6 +150,10 @@ static void storage_free(struct bxi_storage *storage)
         if (storage->free_fn != NULL)
             storage->free_fn(storage->context);
         break;
+    case BXI_STORE_DEVICE:
+        if (bxi_load_relaxed(&bxi_forks) == storage->fork_generation)
+            bxi_device_block_free(storage->device);
+        break;
     case BXI_STORE_LOAN:
         bxi_loan_end((struct bxi_loan *)storage);
         return;
@@ -418,7 +422,7 @@ bool bx_tensor_is_borrowed(const struct bx_tensor *tensor)
 
 bool bx_tensor_is_shared(const struct bx_tensor *tensor)
 {
-    return tensor->storage->kind == BXI_STORE_ARENA;
+    return tensor->storage->kind == BXI_STORE_ARENA || tensor->storage->kind == BXI_STORE_DEVICE;
 }
 
 uint32_t bx_tensor_on_loan(const struct bx_tensor *tensor)
@@ -427,7 +431,7 @@ uint32_t bx_tensor_on_loan(const struct bx_tensor *tensor)
 
     /* Acquire, pairs with the subtraction in drop_holds: who sees 0 may write to the memory, and the borrowers'
      * last reads come before that. */
-    return storage->kind == BXI_STORE_ARENA ? bxi_load_acquire(&storage->leases) : 0;
+    return bx_tensor_is_shared(tensor) ? bxi_load_acquire(&storage->leases) : 0;
 }
 
 const void *bx_tensor_data(const struct bx_tensor *tensor)

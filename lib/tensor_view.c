@@ -332,6 +332,8 @@ int bx_tensor_copy_into(struct bx_tensor *to, const struct bx_tensor *from)
         return bx_fail(-EROFS, "the tensor to copy into is read-only");
     if (to->elements == 0)
         return 0;
+    if (bxi_is_device(to) || bxi_is_device(from))
+        return bxi_device_copy_into(to, from);
     if (to->contiguous && from->contiguous) {
         memmove(to->data, from->data, bx_tensor_bytes(from));
         return 0;
@@ -347,6 +349,8 @@ int bx_tensor_copy(struct bx_job *job, const struct bx_tensor *tensor, struct bx
 
     if (tensor == NULL || copy == NULL)
         return bx_fail(-EINVAL, "a copy needs a tensor and a place to put it");
+    if (bxi_is_device(tensor))
+        return bxi_device_copy(job, tensor, copy);
 
     int rc = bx_tensor_create(job, (enum bx_dtype)tensor->dtype, tensor->ndim, tensor->shape, &made);
 

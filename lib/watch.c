@@ -54,6 +54,8 @@ int bxi_read_ring(struct bx_job *job, struct bxi_peer *peer, struct bxi_waiter *
 {
     int handled = 0;
 
+    if (peer->held != NULL && !peer->draining && bxi_device_is_pending(peer->held))
+        return 0;
     while (handled < most) {
         const void *payload;
         uint32_t payload_bytes;
@@ -63,6 +65,8 @@ int bxi_read_ring(struct bx_job *job, struct bxi_peer *peer, struct bxi_waiter *
             break;
         if (rc > 0)
             rc = bxi_dispatch(job, peer, payload, payload_bytes);
+        if (rc == -EAGAIN)
+            break;
         handled++;
         if (rc < 0) {
             bxi_peer_close(job, peer, BXI_PEER_CORRUPT);
@@ -174,8 +178,11 @@ void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_sta
     bxi_leases_unsent(job, peer);
     close_in(job, peer);
     drop_arena(peer);
-    if (state == BXI_PEER_DEAD)
+    bxi_loan_drop_held(peer);
+    if (state == BXI_PEER_DEAD) {
+        bxi_devices_peer_died(job, peer);
         bxi_leases_take_back(job, peer);
+    }
     count_gone(job, peer, state);
     if (state != BXI_PEER_LEFT)
         bxi_log(state == BXI_PEER_DEAD ? 1 : 0, "worker '%s' (rank %d, pid %u) %s", peer->name, peer->rank,
@@ -270,8 +277,10 @@ static void look_deaths(struct bx_job *job)
         if (seen == BXI_PEER_DEAD)
             unlink_name(job, peer);
         if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE) {
-            if (seen == BXI_PEER_DEAD)
+            if (seen == BXI_PEER_DEAD) {
+                bxi_devices_peer_died(job, peer);
                 bxi_leases_take_back(job, peer);    /* it had left, or was cut off, with loans */
+            }
             continue;
         }
         if (seen == BXI_PEER_DEAD && rank != job->rank) {
@@ -327,11 +336,13 @@ bool bxi_watchdog(struct bx_job *job)
 {
     bool found = bxi_load_seq_cst(&job->lease_waiters) != 0 && bxi_leases_reclaim(job) > 0;
 
+    bxi_devices_poll(job);
+
     for (int i = 0; i < (int)bxi_load_relaxed(&job->in_count); i++) {
         struct bxi_peer *peer = job->in_peers[i];
         uint64_t mark = peer->in.read_pos + 1;
 
-        if (!bell_was_owed(job, peer)) {
+        if (peer->held != NULL || !bell_was_owed(job, peer)) {
             peer->rescue_pos = 0;
         } else if (peer->rescue_pos != mark) {
             peer->rescue_pos = mark;

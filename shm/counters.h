@@ -47,7 +47,18 @@
     X(tensor_bytes_copied,  "any",  "bytes of those")                                              \
     X(leases_granted,       "lock", "messages that lent something")                                \
     X(leases_returned,      "lock", "leases given back")                                           \
-    X(leases_taken_back,    "lock", "leases taken back from workers that died")
+    X(leases_taken_back,    "lock", "leases taken back from workers that died")                    \
+    X(gpu_slabs_opened,     "any",  "slabs of other workers' device memory mapped")                \
+    X(gpu_slabs_closed,     "any",  "of them, unmapped")                                           \
+    X(gpu_marks,            "any",  "points set on streams, for others to wait for")               \
+    X(gpu_waits,            "any",  "waits put on streams")                                        \
+    X(gpu_waits_saved,      "any",  "waits that were not needed: it had passed")                   \
+    X(gpu_host_synchronises, "any", "times that a thread waited for a GPU")                        \
+    X(gpu_fallbacks,        "any",  "times that an order was not the first choice")                \
+    X(gpu_staged_bytes,     "any",  "bytes copied through pinned host memory")                     \
+    X(gpu_copied_bytes,     "any",  "bytes copied on or between GPUs")                             \
+    X(gpu_bytes,            "any",  "device memory held; may go down")                             \
+    X(gpu_bytes_used,       "any",  "of it, in tensors; may go down")
 
 enum bxi_counter {
 #define BXI_COUNTER_ENUM(name, domain, text) BXI_C_##name,

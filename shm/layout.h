@@ -7,7 +7,7 @@
  * process killed at any instruction leaves its own segment frozen and every other intact, and there is
  * nothing to repair: whatever was published counts, whatever was not does not exist.
  *
- * Invariants. (I1..I13; "peer" is a worker that maps this segment.)
+ * Invariants. (I1..I14; "peer" is a worker that maps this segment.)
  *  I1  magic, layout_version, the sizes and the identity are written before the segment's descriptor is
  *      handed to anybody, and never again.
  *  I2  state only grows: STARTING < RUNNING < LEAVING < QUIET < LEFT.
@@ -28,12 +28,15 @@
  *      once, when the owner reads none of the memory any more that peer p lent under it. No word of it is
  *      read by anybody before pair[p].open.
  *  I11 now, counters, pair_counters, loans, batch, serving and the arena's words are for inspectors; nobody
- *      acts on them.
+ *      acts on them. What now, batch and serving name there is: ranks below world_size, functions below
+ *      function_count, places of enum bxi_where.
  *  I12 call[p][s], behind the lease words, is about slot s of the owner's calls to p: id is 0, or that of the
  *      call, with BXI_CALL_GIVEN_UP when its caller does not wait any more; the other words are written
  *      before it. Rows up to BXI_CALLS_FIRST are allocated with the ring, more when there are so many.
  *  I13 hist[i] is allocated, and its name and who are written, before hist_count > i, and never again; its
- *      words only grow.
+ *      words only grow, and the counts of its legs differ by one at most.
+ *  I14 device_open goes from 0 to 1 once, after the region of device memory and, behind the rows of calls to each
+ *      peer, its words for that peer's are allocated; no byte of them is read by anybody before.
  */
 #ifndef BXI_LAYOUT_H
 #define BXI_LAYOUT_H
@@ -59,11 +62,15 @@
 #define BXI_CALLS_MAX 1024                              /* calls in flight from one worker to another */
 #define BXI_CALLS_FIRST 128                             /* rows that are allocated with the ring */
 #define BXI_CALLS_BYTES (BXI_CALLS_MAX * 32u)
-#define BXI_RING_STRIDE (BXI_RING_BYTES + BXI_PAGE + BXI_LEASE_BYTES + BXI_CALLS_BYTES)  /* a page to stagger */
+/* A page to stagger. */
+#define BXI_RING_STRIDE (BXI_RING_BYTES + BXI_PAGE + BXI_LEASE_BYTES + BXI_CALLS_BYTES + BXI_DEVICE_PAIR_BYTES)
 #define BXI_OPEN_BYTES (BXI_RING_BYTES + BXI_PAGE + BXI_LEASE_BYTES + BXI_CALLS_FIRST * 32u)
 #define BXI_SERVING_MAX 512                             /* requests of all peers whose whereabouts are shown */
 #define BXI_HIST_MAX 256                                /* functions of peers whose calls are measured */
 #define BXI_HIST_BUCKETS 120
+#define BXI_DEVICE_BYTES 61440u                         /* what a worker shows of its device memory */
+#define BXI_DEVICE_PAIR_BYTES 20480u                    /* and of each peer's that it borrows: */
+#define BXI_DEVICE_POINTS 4096u                         /* behind so much, a point for each lease word */
 #define BXI_CALL_GIVEN_UP (UINT64_C(1) << 63)
 #define BXI_FRAME_MAX (BXI_RING_BYTES / 8)              /* payload bytes of the largest record */
 
@@ -125,7 +132,7 @@ struct bxi_header {
     bxi_a64 arena_committed;    /* owner; inspectors relaxed */
     bxi_a64 arena_high_water;   /* owner; inspectors relaxed */
     bxi_a32 hist_count;         /* owner; inspectors release / acquire [hist] */
-    uint8_t reserved1[4];
+    bxi_a32 device_open;        /* owner; peers      release / acquire [device.open] */
     bxi_a64 armed;              /* owner; producers  relaxed around a full fence [bell.armed] */
     uint8_t reserved2[56];
 };
@@ -233,7 +240,8 @@ struct bxi_control {
 };
 
 #define BXI_CONTROL_BYTES sizeof(struct bxi_control)
-#define BXI_RINGS_OFFSET (BXI_CONTROL_BYTES + BXI_HIST_MAX * sizeof(struct bxi_hist))
+#define BXI_DEVICE_OFFSET (BXI_CONTROL_BYTES + BXI_HIST_MAX * sizeof(struct bxi_hist))
+#define BXI_RINGS_OFFSET (BXI_DEVICE_OFFSET + BXI_DEVICE_BYTES)
 
 static_assert(sizeof(struct bxi_header) == 256, "header");
 static_assert(offsetof(struct bxi_header, state) == 128, "state");
@@ -282,6 +290,12 @@ static inline uint64_t bxi_calls_offset(int to)
 static inline uint64_t bxi_segment_bytes(int world_size)
 {
     return BXI_RINGS_OFFSET + (uint64_t)world_size * BXI_RING_STRIDE;
+}
+
+/* Where the owner's words about device memory of peer `to` begin. */
+static inline uint64_t bxi_device_pair_offset(int to)
+{
+    return bxi_calls_offset(to) + BXI_CALLS_BYTES;
 }
 
 /* Where histogram i lies: between the control pages and the rings. */

@@ -252,6 +252,25 @@ struct bxi_hist *bxi_segment_hist(const struct bxi_segment *segment, uint32_t i)
     return (struct bxi_hist *)(void *)((unsigned char *)segment->control + bxi_hist_offset(i));
 }
 
+int bxi_segment_open_device(struct bxi_segment *segment, int world_size)
+{
+    int rc = allocate(segment->fd, BXI_DEVICE_OFFSET, BXI_DEVICE_BYTES);
+
+    for (int to = 0; rc == 0 && to < world_size; to++)
+        rc = allocate(segment->fd, bxi_device_pair_offset(to), BXI_DEVICE_PAIR_BYTES);
+    return rc;
+}
+
+void *bxi_segment_device(const struct bxi_segment *segment)
+{
+    return (unsigned char *)segment->control + BXI_DEVICE_OFFSET;
+}
+
+unsigned char *bxi_segment_device_pair(const struct bxi_segment *segment, int to)
+{
+    return (unsigned char *)segment->control + bxi_device_pair_offset(to);
+}
+
 struct bxi_call_row *bxi_segment_calls(const struct bxi_segment *segment, int to)
 {
     return (struct bxi_call_row *)(void *)((unsigned char *)segment->control + bxi_calls_offset(to));

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A worker as a program of its own, for tests/e2e_sabotage.sh: it takes its job, rank, world size and name
- * from the environment (BX_JOB, BX_RANK, BX_WORLD_SIZE, BX_NAME).
+ * A worker as a program of its own, for tests/e2e_sabotage.sh and tests/e2e_shmstat.sh: it takes its job, rank,
+ * world size and name from the environment (BX_JOB, BX_RANK, BX_WORLD_SIZE, BX_NAME).
  *
  *     prog_worker serve       serves until another worker leaves
  *     prog_worker call        calls each of the others once, then leaves
+ *     prog_worker stay        calls each of the others once, says "called", then serves
  *     prog_worker die         waits for a call and is killed while it answers it
  *
  * Prints "started" when all have met, "done" when it has left, "lost: SENTENCE" for a worker that died,
@@ -67,7 +68,8 @@ int main(int argc, char **argv)
 {
     static int dies;
     struct bx_job *job = NULL;
-    bool calls = argc == 2 && strcmp(argv[1], "call") == 0;
+    bool stays = argc == 2 && strcmp(argv[1], "stay") == 0;
+    bool calls = stays || (argc == 2 && strcmp(argv[1], "call") == 0);
     void *context = argc == 2 && strcmp(argv[1], "die") == 0 ? &dies : NULL;
 
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -82,7 +84,11 @@ int main(int argc, char **argv)
         return 1;
     }
     printf("started\n");
-    int status = calls ? call_each(job) : serve(job);
+    int status = calls ? call_each(job) : 0;
+    if (stays && status == 0)
+        printf("called\n");
+    if (status == 0 && (stays || !calls))
+        status = serve(job);
     rc = bx_job_shutdown(job, 0);
     if (rc < 0)
         status = failed(rc);

@@ -411,16 +411,25 @@ Test(dlpack, refuses_types_that_have_no_dtype)
     refuses(&theirs, -ENOTSUP, "0 lanes");
 }
 
-Test(dlpack, refuses_devices_that_are_not_host_memory)
+Test(dlpack, refuses_devices_that_are_neither_host_memory_nor_cuda)
 {
-    static const DLDeviceType devices[] = { kDLCUDA, kDLOpenCL, kDLROCM, kDLROCMHost, kDLCUDAManaged };
+    static const DLDeviceType devices[] = { kDLOpenCL, kDLROCM, kDLROCMHost, kDLCUDAManaged };
     struct theirs theirs;
 
     make(&theirs, 1, DIMS(2));
     for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
         theirs.managed.dl_tensor.device.device_type = devices[i];
-        refuses(&theirs, -ENOTSUP, "only host memory");
+        refuses(&theirs, -ENOTSUP, "host memory");
     }
+}
+
+Test(dlpack, refuses_device_memory_while_no_gpu_is_open)
+{
+    struct theirs theirs;
+
+    make(&theirs, 1, DIMS(2));
+    theirs.managed.dl_tensor.device = (DLDevice){ kDLCUDA, 3 };
+    refuses(&theirs, -ENODEV, "cuda:3, and no GPU is open");
 }
 
 Test(dlpack, refuses_another_major_version)

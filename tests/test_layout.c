@@ -44,7 +44,7 @@ static const struct field header_fields[] = {
     FIELD(bxi_header, function_count), FIELD(bxi_header, cpu_mask),
     FIELD(bxi_header, arena_bytes),    FIELD(bxi_header, arena_used),
     FIELD(bxi_header, arena_committed), FIELD(bxi_header, arena_high_water),
-    FIELD(bxi_header, hist_count),     FIELD(bxi_header, reserved1),
+    FIELD(bxi_header, hist_count),     FIELD(bxi_header, device_open),
     FIELD(bxi_header, armed),          FIELD(bxi_header, reserved2),
     { NULL, 0, 0 },
 };
@@ -253,7 +253,8 @@ Test(layout, has_the_documented_constants)
         CONSTANT(BXI_FUNCTION_MAX), CONSTANT(BXI_RING_BYTES),     CONSTANT(BXI_LEASE_MAX),
         CONSTANT(BXI_LEASE_BYTES),  CONSTANT(BXI_CALLS_MAX),      CONSTANT(BXI_CALLS_FIRST),
         CONSTANT(BXI_CALLS_BYTES),  CONSTANT(BXI_SERVING_MAX),    CONSTANT(BXI_HIST_MAX),
-        CONSTANT(BXI_HIST_BUCKETS), CONSTANT(BXI_RINGS_OFFSET),   CONSTANT(BXI_RING_STRIDE),
+        CONSTANT(BXI_HIST_BUCKETS), CONSTANT(BXI_DEVICE_BYTES),   CONSTANT(BXI_DEVICE_PAIR_BYTES),
+        CONSTANT(BXI_DEVICE_POINTS), CONSTANT(BXI_DEVICE_OFFSET), CONSTANT(BXI_RINGS_OFFSET),   CONSTANT(BXI_RING_STRIDE),
         CONSTANT(BXI_OPEN_BYTES),
         CONSTANT(BXI_FRAME_MAX),    CONSTANT(BXI_CONTROL_BYTES),  CONSTANT(BXI_STARTING),
         CONSTANT(BXI_RUNNING),      CONSTANT(BXI_LEAVING),        CONSTANT(BXI_QUIET),
@@ -314,7 +315,9 @@ Test(layout, keeps_rings_and_lease_words_apart_and_inside_the_segment)
         cr_assert_leq(bxi_ring_offset(to) + BXI_RING_BYTES, bxi_lease_offset(to));
         cr_assert_eq(stride % BXI_PAGE, 0);
         cr_assert_eq(bxi_lease_offset(to) + BXI_LEASE_BYTES, bxi_calls_offset(to));
-        cr_assert_eq(bxi_calls_offset(to) + BXI_CALLS_BYTES, stride + BXI_RING_STRIDE);
+        cr_assert_eq(bxi_calls_offset(to) + BXI_CALLS_BYTES, bxi_device_pair_offset(to));
+        cr_assert_eq(bxi_device_pair_offset(to) + BXI_DEVICE_PAIR_BYTES, stride + BXI_RING_STRIDE);
+        cr_assert_eq(bxi_device_pair_offset(to) % BXI_PAGE, 0);
         cr_assert_eq(bxi_calls_offset(to) + BXI_CALLS_FIRST * sizeof(struct bxi_call_row), stride + BXI_OPEN_BYTES);
         cr_assert_eq(stride + BXI_RING_STRIDE, bxi_segment_bytes(to + 1));
     }

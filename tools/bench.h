@@ -34,6 +34,7 @@ struct bench_options {
     bool ucx;
     bool no_pairs;
     bool stats_off;
+    bool dry_run;
     int cpus[BENCH_CPUS_MAX];       /* first: the caller's; second: the callee's */
     int cpu_count;
     int64_t slices;                 /* 0 in this and the next: the bench's own default */
@@ -46,6 +47,7 @@ struct bench_options {
     int64_t bytes;                  /* of all tensors of a message */
     int64_t sets;
     int64_t threads;
+    int64_t device;                 /* ordinal of a GPU */
     double seconds;
 };
 
@@ -59,6 +61,7 @@ int bench_idle(const struct bench_options *options);
 int bench_start(const struct bench_options *options);
 int bench_handover(const struct bench_options *options);
 int bench_accumulate(const struct bench_options *options);
+int bench_gpu(const struct bench_options *options);
 int bench_stats(const struct bench_options *options);
 /* Becomes the bxbench whose engine keeps nothing for shmstat, which takes these arguments. Returns only where
  * there is none, with 1. */

@@ -17,6 +17,7 @@
 enum flag {
     F_SLICES = 1, F_CALLS = 2, F_INFLIGHT = 4, F_CALLERS = 8, F_WORKERS = 16, F_GAP = 32, F_SECONDS = 64,
     F_UCX = 128, F_NO_PAIRS = 256, F_TENSORS = 512, F_BYTES = 1024, F_SETS = 2048, F_THREADS = 4096,
+    F_DEVICE = 8192,
 };
 
 static const struct command {
@@ -43,6 +44,8 @@ static const struct command {
       "time to start and to end a job, and its shared memory" },
     { "handover", bench_handover, F_SLICES | F_CALLS | F_TENSORS | F_BYTES, 2, 2,
       "tensors made, sent, checked and released, beside one copy of them" },
+    { "gpu", bench_gpu, F_CALLS | F_BYTES | F_DEVICE, 2, 1,
+      "tensors in device memory handed over, beside copies of them" },
     { "stats", bench_stats, F_SLICES, 2, 2,
       "what counters, tables and histograms add to an empty call" },
     { "accumulate", bench_accumulate, F_SLICES | F_BYTES | F_SETS | F_THREADS, 0, 1,
@@ -73,16 +76,18 @@ static const struct number_flag {
     { "tensors", F_TENSORS, offsetof(struct bench_options, tensors), 1, 4096,
       "tensors in a message (161)" },
     { "bytes", F_BYTES, offsetof(struct bench_options, bytes), BENCH_TENSOR_BYTES_MIN, INT64_C(1) << 35,
-      "bytes of all tensors of a message (94278008, ResNet-50's)" },
+      "bytes of all tensors of a message (94278008, ResNet-50's; gpu: sizes up to it)" },
     { "sets", F_SETS, offsetof(struct bench_options, sets), 1, 64,
       "sets of gradients in a step (5)" },
     { "threads", F_THREADS, offsetof(struct bench_options, threads), 1, BENCH_CPUS_MAX,
       "threads that share a step (1)" },
+    { "device", F_DEVICE, offsetof(struct bench_options, device), 0, 63,
+      "which GPU (0)" },
 };
 
 #define NUMBER_FLAGS (sizeof number_flags / sizeof *number_flags)
 
-enum { O_NUMBER = 256, O_SECONDS = O_NUMBER + NUMBER_FLAGS, O_CPUS, O_JSON, O_UCX, O_NO_PAIRS, O_STATS, O_HELP,
+enum { O_NUMBER = 256, O_SECONDS = O_NUMBER + NUMBER_FLAGS, O_CPUS, O_JSON, O_UCX, O_NO_PAIRS, O_STATS, O_DRY_RUN, O_HELP,
        O_VERSION };
 
 static void help(void)
@@ -98,7 +103,7 @@ static void help(void)
             if (commands[i].flags & (int)number_flags[j].flag)
                 printf(" --%s N", number_flags[j].name);
         printf("%s%s%s\n", commands[i].flags & F_SECONDS ? " --seconds S" : "",
-               commands[i].flags & F_UCX ? " --ucx" : "",
+               commands[i].flags & F_UCX ? " --ucx" : commands[i].flags & F_DEVICE ? " --dry-run" : "",
                commands[i].flags & F_NO_PAIRS ? " --no-pairs" : "");
     }
     puts("\nFlags:");
@@ -107,6 +112,7 @@ static void help(void)
     puts("  --seconds      how long to be idle (5)\n"
          "  --ucx          five runs of ucx_perftest -t ucp_am_bw between the slices\n"
          "  --no-pairs     leave out the phase in which every worker calls every other\n"
+         "  --dry-run      with a driver that has no GPU: everything but figures\n"
          "  --cpus A,B     cores to use, the caller's first (the first two allowed, or all where\n"
          "                 there may be more than two processes)\n"
          "  --stats on|off off: with an engine that keeps nothing for shmstat (`make stats` builds it)\n"
@@ -214,6 +220,7 @@ static void make_flags(struct option *flags)
     *flags++ = (struct option){ "json", no_argument, NULL, O_JSON };
     *flags++ = (struct option){ "ucx", no_argument, NULL, O_UCX };
     *flags++ = (struct option){ "no-pairs", no_argument, NULL, O_NO_PAIRS };
+    *flags++ = (struct option){ "dry-run", no_argument, NULL, O_DRY_RUN };
     *flags++ = (struct option){ "stats", required_argument, NULL, O_STATS };
     *flags++ = (struct option){ "help", no_argument, NULL, O_HELP };
     *flags = (struct option){ "version", no_argument, NULL, O_VERSION };
@@ -225,6 +232,7 @@ static int take_flag(int flag, const struct command *command, struct bench_optio
     int belongs = flag < O_SECONDS ? (int)number_flags[flag - O_NUMBER].flag
                   : flag == O_SECONDS ? F_SECONDS
                   : flag == O_UCX ? F_UCX
+                  : flag == O_DRY_RUN ? F_DEVICE
                   : flag == O_NO_PAIRS ? F_NO_PAIRS : 0;
 
     if (belongs != 0 && (command->flags & belongs) == 0) {
@@ -237,6 +245,7 @@ static int take_flag(int flag, const struct command *command, struct bench_optio
     case O_JSON: options->json = true; return 0;
     case O_UCX: options->ucx = true; return 0;
     case O_NO_PAIRS: options->no_pairs = true; return 0;
+    case O_DRY_RUN: options->dry_run = true; return 0;
     case O_STATS: return parse_stats(optarg, options);
     case O_HELP: help(); return -1;
     case O_VERSION: printf("bxbench %s\n", bx_version()); return -1;
@@ -246,7 +255,7 @@ static int take_flag(int flag, const struct command *command, struct bench_optio
 
 static int parse(int argc, char **argv, const struct command *command, struct bench_options *options)
 {
-    struct option flags[NUMBER_FLAGS + 9] = { 0 };
+    struct option flags[NUMBER_FLAGS + 10] = { 0 };
     int flag;
 
     make_flags(flags);

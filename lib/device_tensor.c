@@ -1,0 +1,555 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Tensors in one's own device memory: making and wrapping them, ordering them with streams, copying, and the
+ * records by which they are lent.
+ *
+ * Such a tensor is what any tensor is, but for where its storage lies; its data is an address that only the GPU
+ * reads. What fills it is a point on a stream: set by the program (bx_tensor_written_on) or, for tensors that it
+ * says nothing about, taken of the device's own stream when they are sent, once for all of a message.
+ *
+ * Any thread; under the devices' lock where gpu/ is asked for marks and waits.
+ */
+#include "device.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+static uint64_t address_of(const struct bx_tensor *tensor)
+{
+    return (uint64_t)(uintptr_t)tensor->data;
+}
+
+/* ---- making ------------------------------------------------------------------------------------ */
+
+struct owned {
+    struct bxi_storage storage;         /* first: freed as one */
+    struct bx_tensor tensor;
+    struct bxi_device_block block;
+};
+
+static struct owned *owned_create(struct bxi_devices *devices, uint32_t device)
+{
+    struct owned *owned = calloc(1, sizeof *owned);
+
+    if (owned == NULL) {
+        bx_fail(-ENOMEM, "no memory for a tensor's %zu bytes of description", sizeof *owned);
+        return NULL;
+    }
+    bxi_store_relaxed(&owned->storage.refs, 1);     /* relaxed: nobody else knows it yet */
+    owned->storage.kind = BXI_STORE_DEVICE;
+    owned->storage.device = &owned->block;
+    owned->storage.fork_generation = bxi_load_relaxed(&bxi_forks);  /* relaxed: as in arena_memory */
+    owned->tensor.embedded = true;
+    owned->tensor.device = (struct bx_device){ BX_CUDA, devices->open[device].ordinal };
+    owned->tensor.storage = &owned->storage;
+    owned->block.devices = devices;
+    owned->block.device = device;
+    return owned;
+}
+
+static void owned_complete(struct owned *owned, uint64_t address, uint64_t bytes)
+{
+    bxi_add(&owned->block.devices->refs, 1);
+    owned->storage.base = (unsigned char *)(uintptr_t)address;
+    owned->storage.bytes = bytes;
+    owned->tensor.data = owned->storage.base;
+}
+
+/* Devices' lock. */
+static int create(struct bxi_devices *devices, uint32_t device, const struct bxi_shape *shape,
+                  struct bx_tensor **tensor)
+{
+    struct owned *owned = owned_create(devices, device);
+    uint64_t bytes = 0;
+    int rc;
+
+    if (owned == NULL)
+        return -ENOMEM;
+    rc = bxi_tensor_shape(&owned->tensor, shape, &bytes);
+    if (rc == 0) {
+        rc = bxi_gpu_alloc(devices->open[device].device, bytes > 0 ? bytes : 1, &owned->block.block);
+        if (rc < 0)
+            rc = bxi_devices_fail(rc, "no device memory for a tensor");
+    }
+    if (rc < 0) {
+        free(owned);
+        return rc;
+    }
+    owned_complete(owned, owned->block.block->address, bytes);
+    *tensor = &owned->tensor;
+    return 0;
+}
+
+static int enter_device(struct bx_job *job, int ordinal, struct bxi_devices **out)
+{
+    struct bxi_devices *devices = bxi_devices_of(job);
+    int index;
+
+    if (devices == NULL || !bxi_devices_enter(devices))
+        return bx_fail(-ENODEV, "worker '%s' has no GPU open; call bx_gpu_open", job->name);
+    index = bxi_devices_find(devices, ordinal);
+    if (index < 0)
+        bxi_devices_leave(devices);
+    else
+        *out = devices;
+    return index;
+}
+
+int bx_tensor_create_on(struct bx_job *job, struct bx_device device, enum bx_dtype dtype, int ndim,
+                        const int64_t *shape, struct bx_tensor **tensor)
+{
+    struct bxi_devices *devices = NULL;
+    int index = job != NULL ? bxi_job_check(job) : 0, rc;
+
+    if (index < 0)
+        return index;
+    if (device.kind == BX_CPU)
+        return bx_tensor_create(job, dtype, ndim, shape, tensor);
+    if (job == NULL || tensor == NULL || device.kind != BX_CUDA)
+        return bx_fail(-EINVAL, "a device tensor needs a job, a device that bx_gpu_open gave, and a place to put it");
+    if (bxi_load_relaxed(&job->loans_out) != 0)     /* relaxed: a lease that goes out now has not come back */
+        bxi_leases_reclaim(job);
+    index = enter_device(job, device.index, &devices);
+    if (index < 0)
+        return index;
+    rc = create(devices, (uint32_t)index, &(struct bxi_shape){ dtype, ndim, shape, NULL }, tensor);
+    bxi_devices_leave(devices);
+    return rc;
+}
+
+/* Devices' lock. foreign's bytes are the shape's. */
+static int wrap(struct bxi_devices *devices, uint32_t device, struct bxi_gpu_foreign *foreign,
+                const struct bxi_shape *shape, struct bx_tensor **tensor)
+{
+    struct owned *owned = owned_create(devices, device);
+    int rc = owned == NULL ? -ENOMEM : bxi_tensor_shape(&owned->tensor, shape, &foreign->bytes);
+
+    if (rc == 0 && foreign->address % bx_dtype_bytes(shape->dtype) != 0)
+        rc = bx_fail(-EINVAL, "the device address %#llx is not a multiple of the %zu bytes of an element",
+                     (unsigned long long)foreign->address, bx_dtype_bytes(shape->dtype));
+    if (rc == 0) {
+        rc = bxi_gpu_wrap(devices->gpu, foreign, &owned->block.block);
+        if (rc < 0)
+            bxi_devices_fail(rc, "this device memory cannot be handed over");
+    }
+    if (rc < 0) {
+        free(owned);
+        return rc;
+    }
+    owned_complete(owned, foreign->address, foreign->bytes);
+    *tensor = &owned->tensor;
+    return 0;
+}
+
+int bxi_device_wrap(int ordinal, void *data, const struct bxi_shape *shape, bx_free_fn free_fn, void *context,
+                    struct bx_tensor **tensor)
+{
+    struct bxi_devices *devices = bxi_devices_current();
+    struct bxi_gpu_foreign foreign = { .address = (uint64_t)(uintptr_t)data, .freed = free_fn, .context = context };
+    int rc;
+
+    if (devices == NULL)
+        return bx_fail(-ENODEV, "the tensor lies on device cuda:%d, and no GPU is open; call bx_gpu_open", ordinal);
+    if (!bxi_devices_enter(devices)) {
+        rc = bxi_devices_gone(devices);
+        goto release;
+    }
+    rc = bxi_devices_find(devices, ordinal);
+    if (rc >= 0)
+        rc = wrap(devices, (uint32_t)rc, &foreign, shape, tensor);
+    bxi_devices_leave(devices);
+
+release:
+    bxi_devices_release(devices);
+    return rc;
+}
+
+/* Devices' lock. What was put on streams here to write and to read it may be still to come. */
+static void until_own_work(struct bxi_device_block *block)
+{
+    struct bxi_devices *devices = block->devices;
+
+    if (block->written.order != 0)
+        bxi_gpu_block_until(block->block, NULL, &block->written);
+    if (block->sent.order != 0)
+        bxi_gpu_block_until(block->block, NULL, &block->sent);
+    for (uint32_t i = 0; i < devices->stream_count; i++) {
+        struct bxi_gpu_point point;
+
+        if ((block->streams >> i & 1) == 0)
+            continue;
+        if (bxi_gpu_mark(devices->streams[i].lane, &point) < 0 ||
+            bxi_gpu_block_until(block->block, NULL, &point) < 0)
+            bxi_gpu_lane_wait(devices->streams[i].lane);
+    }
+}
+
+void bxi_device_block_free(struct bxi_device_block *block)
+{
+    struct bxi_devices *devices = block->devices;
+
+    if (bxi_devices_enter(devices)) {
+        until_own_work(block);
+        bxi_gpu_free(block->block);
+        bxi_devices_leave(devices);
+    }
+    bxi_devices_release(devices);
+}
+
+/* A point whose word lies in a slab of the borrower's, which is mapped for it first. */
+struct late {
+    struct bxi_storage *storage;        /* one reference: it is not used again meanwhile */
+    struct bxi_gpu_block *block;
+    struct bxi_gpu_peer *peer;
+    struct bxi_gpu_point point;
+};
+
+/* gpu/'s thread. */
+static void word_mapped(void *context, int rc)
+{
+    struct late *late = context;
+
+    if (rc == 0)
+        rc = bxi_gpu_block_until(late->block, late->peer, &late->point);
+    if (rc == 0 || rc == -EOWNERDEAD)       /* else nobody can say when it is read no more: it is kept to the end */
+        bxi_storage_release(late->storage);
+    free(late);
+}
+
+/* Devices' lock. */
+static int until_mapped(struct bxi_peer *peer, const struct late *like)
+{
+    const unsigned char *theirs = (const unsigned char *)peer->view.control;
+    const struct bxi_gpu_region *region = (const struct bxi_gpu_region *)(const void *)(theirs + BXI_DEVICE_OFFSET);
+    const struct bxi_gpu_lane_row *row = &region->lane[like->point.lane];
+    struct bxi_gpu_ref ref = { .slab = row->slab, .generation = row->generation, .ready = like->point };
+    struct late *late = malloc(sizeof *late);
+    int rc;
+
+    if (late == NULL)
+        return -ENOMEM;
+    *late = *like;
+    bxi_storage_acquire(late->storage);
+    rc = bxi_gpu_map_begin(like->peer, &ref, word_mapped, late);
+    if (rc == 0)
+        return 0;
+    bxi_storage_release(late->storage);     /* not the last: the lease has one */
+    free(late);
+    return rc == 1 ? bxi_gpu_block_until(like->block, like->peer, &like->point) : rc;
+}
+
+void bxi_device_block_until(struct bxi_device_block *block, struct bxi_peer *peer, const struct bxi_gpu_point *point)
+{
+    struct bxi_devices *devices = block->devices;
+    struct owned *owned = (struct owned *)(void *)((char *)block - offsetof(struct owned, block));
+    struct late late = { .storage = &owned->storage, .block = block->block, .point = *point };
+    struct bx_job *job;
+    int rc;
+
+    if (!bxi_devices_enter(devices))
+        return;
+    job = devices->job;
+    rc = bxi_devices_peer(devices, peer, &late.peer);
+    if (rc == 0 && point->order != 0)
+        rc = bxi_gpu_block_until(block->block, late.peer, point);
+    if (rc == -EAGAIN)
+        rc = until_mapped(peer, &late);
+    bxi_devices_leave(devices);
+    if (rc == -EINVAL || rc == -EPROTO)
+        bxi_peer_suspect(job, peer, "it gives a lease back with a point on a GPU that cannot be one");
+}
+
+/* ---- streams ----------------------------------------------------------------------------------- */
+
+int bx_tensor_written_on(struct bx_tensor *tensor, void *stream)
+{
+    struct bxi_device_block *block;
+    int rc;
+
+    if (tensor == NULL || !bxi_is_device(tensor))
+        return bx_fail(-EINVAL, "the tensor does not lie in device memory: no stream writes it");
+    if (tensor->storage->kind != BXI_STORE_DEVICE)
+        return bx_fail(-EROFS, "the tensor is on loan from another worker and must not be written to");
+    block = tensor->storage->device;
+    if (!bxi_devices_enter(block->devices))
+        return bxi_devices_gone(block->devices);
+    rc = bxi_devices_stream(block->devices, block->device, stream);
+    if (rc >= 0)
+        rc = bxi_gpu_mark(block->devices->streams[rc].lane, &block->written) < 0
+                 ? bxi_devices_fail(-EIO, "a stream cannot be marked") : 0;
+    bxi_devices_leave(block->devices);
+    return rc;
+}
+
+struct behind {                         /* what work on a stream is to be put behind */
+    struct bxi_gpu_peer *peer;          /* NULL: of one's own */
+    const char *name;
+    struct bxi_gpu_point point;         /* order 0: nothing */
+};
+
+/* Devices' lock. Work that is put on the stream from now on reads a tensor of one's own. */
+static int reads_own(struct bxi_device_block *block, uint32_t stream, struct behind *behind)
+{
+    block->streams |= UINT32_C(1) << stream;
+    behind->point = block->written;
+    return 0;
+}
+
+static const struct bxi_device_part *part_of(const struct bxi_loan *loan, const struct bx_tensor *tensor)
+{
+    const struct bxi_device_part *parts = loan->device->parts;
+
+    if (tensor >= loan->tensors && tensor < loan->tensors + loan->tensor_count)
+        return &parts[tensor - loan->tensors];
+    for (uint32_t i = 0; i < loan->tensor_count; i++)           /* a view */
+        if (parts[i].is && address_of(tensor) - parts[i].address < parts[i].ref.bytes)
+            return &parts[i];
+    return NULL;
+}
+
+/* The same of a borrowed one: the stream is remembered for when it goes back. */
+static int reads_borrowed(const struct bx_tensor *tensor, uint32_t stream, struct behind *behind)
+{
+    struct bxi_loan *loan = (struct bxi_loan *)tensor->storage;
+    const struct bxi_device_part *part = part_of(loan, tensor);
+
+    loan->device->streams |= UINT32_C(1) << stream;
+    if (part == NULL || part->ref.ready.order == 0)
+        return 0;
+    behind->name = loan->device->peer->name;
+    behind->point = part->ref.ready;
+    return bxi_devices_peer(loan->device->devices, loan->device->peer, &behind->peer);
+}
+
+/* Pinned, or devices' lock. May wait, where no stream here can. */
+static int put_behind(struct bxi_gpu_lane *lane, const struct behind *behind)
+{
+    int rc = behind->point.order == 0 ? 0 : bxi_gpu_after(lane, behind->peer, &behind->point);
+
+    if (rc == -EOWNERDEAD)
+        return bx_fail(BX_E_PEER_DEAD, "worker '%s' died before its tensor was written", behind->name);
+    return rc < 0 ? bxi_devices_fail(rc, "a stream cannot be made to wait") : 0;
+}
+
+static struct bxi_devices *devices_of(const struct bx_tensor *tensor)
+{
+    return tensor->storage->kind == BXI_STORE_DEVICE ? tensor->storage->device->devices
+                                                     : ((struct bxi_loan *)tensor->storage)->device->devices;
+}
+
+/* Devices' lock. Which of the open devices a stream for this tensor belongs to: its own, or, of one that is borrowed
+ * from another device, the first. */
+static uint32_t device_of(const struct bxi_devices *devices, const struct bx_tensor *tensor)
+{
+    for (uint32_t i = 0; i < devices->count; i++)
+        if (devices->open[i].ordinal == tensor->device.index)
+            return i;
+    return 0;
+}
+
+/* Devices' lock. */
+static int reads(const struct bx_tensor *tensor, uint32_t stream, struct behind *behind)
+{
+    *behind = (struct behind){ .name = "" };
+    return tensor->storage->kind == BXI_STORE_DEVICE ? reads_own(tensor->storage->device, stream, behind)
+                                                     : reads_borrowed(tensor, stream, behind);
+}
+
+int bx_tensor_read_on(struct bx_tensor *tensor, void *stream)
+{
+    struct bxi_devices *devices;
+    struct behind behind;
+    int index, rc;
+
+    if (tensor == NULL || !bxi_is_device(tensor))
+        return bx_fail(-EINVAL, "the tensor does not lie in device memory: no stream has to wait for it");
+    devices = devices_of(tensor);
+    if (!bxi_devices_enter(devices))
+        return bxi_devices_gone(devices);
+    index = bxi_devices_stream(devices, device_of(devices, tensor), stream);
+    rc = index < 0 ? index : reads(tensor, (uint32_t)index, &behind);
+    bxi_devices_pin(devices);
+    if (rc == 0)
+        rc = put_behind(devices->streams[index].lane, &behind);
+    bxi_devices_unpin(devices);
+    return rc;
+}
+
+/* ---- copies ------------------------------------------------------------------------------------ */
+
+/* Pinned. Both row-major, one at least on the lane's device. */
+static int move_bytes(struct bxi_gpu_lane *lane, struct bx_tensor *to, const struct bx_tensor *from)
+{
+    uint64_t bytes = (uint64_t)bx_tensor_bytes(from);
+    int rc;
+
+    if (!bxi_is_device(to))
+        rc = bxi_gpu_stage_out(lane, to->data, address_of(from), bytes);
+    else if (!bxi_is_device(from))
+        rc = bxi_gpu_stage_in(lane, address_of(to), from->data, bytes);
+    else
+        rc = bxi_gpu_copy(lane, address_of(to), address_of(from), bytes);
+    return rc < 0 ? bxi_devices_fail(rc, "a copy from or to device memory failed") : 0;
+}
+
+/* The copy may have been let go because the owner of what it waited for died. */
+static int check_owner(const struct bxi_devices *devices, struct bxi_gpu_lane *lane, const struct behind *behind,
+                       const struct bx_tensor *from)
+{
+    const struct bxi_peer *peer = behind->peer != NULL ? ((struct bxi_loan *)from->storage)->device->peer : NULL;
+
+    return peer != NULL && devices->died[peer->rank] ? put_behind(lane, behind) : 0;
+}
+
+/* Devices entered, and left here. */
+static int copy_and_leave(struct bxi_devices *devices, uint32_t stream, struct bx_tensor *to,
+                          const struct bx_tensor *from)
+{
+    struct bxi_gpu_lane *lane = devices->streams[stream].lane;
+    struct behind first = { .name = "" }, second = { .name = "" };
+    int rc = bxi_is_device(from) ? reads(from, stream, &first) : 0;
+
+    if (rc == 0 && bxi_is_device(to))
+        rc = reads(to, stream, &second);        /* behind what writes it already */
+    bxi_devices_pin(devices);
+    if (rc == 0)
+        rc = put_behind(lane, &first);
+    if (rc == 0)
+        rc = put_behind(lane, &second);
+    if (rc == 0)
+        rc = move_bytes(lane, to, from);
+    pthread_mutex_lock(&devices->lock);
+    if (rc == 0)
+        rc = check_owner(devices, lane, &first, from);
+    if (rc == 0 && bxi_is_device(to) && bxi_gpu_mark(lane, &to->storage->device->written) < 0)
+        rc = bxi_devices_fail(-EIO, "a stream cannot be marked");
+    pthread_mutex_unlock(&devices->lock);
+    bxi_devices_unpin(devices);
+    return rc;
+}
+
+int bxi_device_copy_into(struct bx_tensor *to, const struct bx_tensor *from)
+{
+    const struct bx_tensor *there = bxi_is_device(to) ? to : from;
+    struct bxi_devices *devices = devices_of(there);
+
+    if (!to->contiguous || !from->contiguous)
+        return bx_fail(-ENOTSUP, "a copy from or to device memory needs both tensors row-major without gaps");
+    if (bxi_is_device(to) && to->storage->kind != BXI_STORE_DEVICE)
+        return bx_fail(-EROFS, "the tensor is on loan from another worker and must not be written to");
+    if (!bxi_devices_enter(devices))
+        return bxi_devices_gone(devices);
+    return copy_and_leave(devices, devices->open[device_of(devices, there)].stream, to, from);
+}
+
+int bxi_device_copy(struct bx_job *job, const struct bx_tensor *tensor, struct bx_tensor **copy)
+{
+    struct bxi_devices *devices = devices_of(tensor);
+    struct bx_tensor *made = NULL;
+    uint32_t device;
+    int rc;
+
+    if (!tensor->contiguous)
+        return bx_fail(-ENOTSUP, "a copy from or to device memory needs both tensors row-major without gaps");
+    if (job == NULL)
+        return bx_fail(-EINVAL, "a copy of a device tensor needs the job");
+    if (!bxi_devices_enter(devices))
+        return bxi_devices_gone(devices);
+    device = device_of(devices, tensor);
+    rc = create(devices, device, &(struct bxi_shape){ (enum bx_dtype)tensor->dtype, tensor->ndim, tensor->shape, NULL },
+                &made);
+    if (rc < 0 || tensor->elements == 0)
+        bxi_devices_leave(devices);
+    else
+        rc = copy_and_leave(devices, devices->open[device].stream, made, tensor);
+    if (rc < 0) {
+        bx_tensor_release(made);
+        return rc;
+    }
+    *copy = made;
+    return 0;
+}
+
+/* ---- lending ----------------------------------------------------------------------------------- */
+
+/* Devices' lock. What writes the tensor: as the program said, or all that is on the device's own stream. */
+static int ready_of(struct bxi_device_block *block, struct bxi_cargo *cargo, struct bxi_gpu_point *ready)
+{
+    struct bxi_devices *devices = block->devices;
+    struct bxi_gpu_point *own = &cargo->ready[block->device];
+    int rc = 0;
+
+    if (block->written.order != 0) {
+        *ready = block->written;
+        return 0;
+    }
+    if (own->order == 0)
+        rc = bxi_gpu_mark(devices->streams[devices->open[block->device].stream].lane, own);
+    *ready = block->sent = *own;
+    return rc < 0 ? bxi_devices_fail(rc, "a stream cannot be marked") : 0;
+}
+
+/* No way from the peer's device to this one: into the arena, and from there into the peer's. */
+static int stage(struct bx_job *job, const struct bx_tensor *tensor, struct bxi_tensor_head *head,
+                 struct bxi_storage **hold)
+{
+    struct bx_tensor *host = NULL;
+    int rc = bx_tensor_create(job, (enum bx_dtype)tensor->dtype, tensor->ndim, tensor->shape, &host);
+
+    if (rc == 0)
+        rc = bxi_device_copy_into(host, tensor);
+    if (rc < 0) {
+        bx_tensor_release(host);
+        return rc;
+    }
+    head->flags |= BXI_STAGED;
+    head->offset = (uint64_t)(host->data - bxi_arena_base(job->arena));
+    *hold = host->storage;                  /* its only reference is the storage's own, now the caller's */
+    return 0;
+}
+
+/* Devices' lock. */
+static int refer(struct bxi_cargo *cargo, const struct bx_tensor *tensor, struct bxi_gpu_ref *ref)
+{
+    struct bxi_device_block *block = tensor->storage->device;
+    uint64_t offset = address_of(tensor) - block->block->address;
+    uint64_t before = address_of(tensor) - (uint64_t)(uintptr_t)tensor->storage->base;
+    int rc = bxi_gpu_ref(block->block, offset, tensor->storage->bytes - before, ref);
+
+    if (rc < 0)
+        return bxi_devices_fail(rc, "a device tensor cannot be named");
+    return ready_of(block, cargo, &ref->ready);
+}
+
+int bxi_device_pack(struct bx_job *job, struct bxi_cargo *cargo, struct bx_tensor *tensor,
+                    struct bxi_tensor_head *head, struct bxi_gpu_ref *ref, struct bxi_storage **hold)
+{
+    struct bxi_devices *devices = bxi_devices_of(job);
+    struct bxi_gpu_peer *peer = NULL;
+    bool reaches = true;
+    int rc;
+
+    if (devices == NULL || !bxi_devices_enter(devices))
+        return bx_fail(-ENODEV, "worker '%s' has no GPU open; call bx_gpu_open", job->name);
+    if (tensor->storage->device->devices != devices) {
+        bxi_devices_leave(devices);
+        return bx_fail(BX_E_SHUTDOWN, "the job whose device memory a tensor lies in has shut down");
+    }
+    rc = bxi_devices_peer(devices, cargo->peer, &peer);
+    if (rc == 0 && peer != NULL)
+        reaches = bxi_devices_reaches(devices, cargo->peer, tensor->storage->device->device);
+    if (rc == 0 && reaches)
+        rc = refer(cargo, tensor, ref);
+    bxi_devices_leave(devices);
+    if (rc < 0)
+        return rc;
+    if (!reaches) {
+        cargo->staged = true;
+        return stage(job, tensor, head, hold);
+    }
+    head->offset = peer == NULL ? address_of(tensor) : 0;
+    cargo->device = true;
+    *hold = tensor->storage;
+    bxi_storage_acquire(*hold);
+    return 0;
+}

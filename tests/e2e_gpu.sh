@@ -1,0 +1,158 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# GPU memory as a user meets it: tensor_ipc with the tests' driver and without one, bxbench gpu, and the library built
+# with CUDA=0. BX_BUILD_DIR names the build, BX_SOURCE_DIR the sources.
+#
+# What the tests' driver shows is that the bytes arrive and that none was copied; its times mean nothing.
+# shellcheck disable=SC2317
+set -u
+
+build=${BX_BUILD_DIR:-build}
+source=${BX_SOURCE_DIR:-.}
+demo=$build/bin/tensor_ipc
+bench=$build/bin/bxbench
+fake=$build/tests/libfakecuda.so
+dir=$(mktemp -d)
+failed=0
+FAKE_CUDA_MACHINE=$dir/machine
+XDG_RUNTIME_DIR=$dir
+export FAKE_CUDA_MACHINE XDG_RUNTIME_DIR
+unset BX_CUDA_DRIVER
+trap 'rm -rf "$dir"' EXIT
+trap 'exit 130' INT TERM
+
+check()     # check NAME COMMAND...: the test is whether the command succeeds
+{
+    name=$1
+    shift
+    if "$@"; then
+        echo "ok $name"
+    else
+        failed=1
+        echo "not ok $name"
+        tail -n 20 "$dir/out" "$dir/err" | sed 's/^/  /'
+    fi
+}
+
+ends()      # ends STATUS COMMAND...: it ends with it
+{
+    status=$1
+    shift
+    "$@" >"$dir/out" 2>"$dir/err"
+    test "$?" -eq "$status"
+}
+
+with_fake() # with_fake COMMAND...: with the tests' driver
+{
+    BX_CUDA_DRIVER=$fake "$@"
+}
+
+without()   # without COMMAND...: with no driver
+{
+    BX_CUDA_DRIVER=$dir/libcuda.so.1 "$@"
+}
+
+says()      # says PATTERN: what was printed last has a line of it
+{
+    grep -qE "$1" "$dir/out"
+}
+
+complains() # complains PATTERN: so has standard error
+{
+    grep -qE "$1" "$dir/err"
+}
+
+count()     # count N PATTERN: so many lines of what was printed have it
+{
+    test "$(grep -cE "$2" "$dir/out")" -eq "$1"
+}
+
+nothing_left()  # of a job that names itself after its launcher
+{
+    BX_CUDA_DRIVER=$fake "$demo" --bytes 4000 >"$dir/out" 2>"$dir/err" &
+    pid=$!
+    wait "$pid" && test -z "$(find /dev/shm -maxdepth 1 -name "boxcar.*spawn-$pid-*")"
+}
+
+nulls()         # nulls N KEYS: N of those keys, which are words with | between them, have no figure
+{
+    test "$(grep -oE "\"($2)\": null" "$dir/out" | wc -l)" -eq "$1"
+}
+
+keys()          # of the JSON that was printed
+{
+    grep -oE '"[a-z0-9_]+": ' "$dir/out" | tr -d '": ' | sort -u
+}
+
+hello()         # two of them meet
+{
+    for rank in 0 1; do
+        BX_JOB=gpu-$$ BX_WORLD_SIZE=2 BX_RANK=$rank "$dir/build/bin/hello" >"$dir/out" 2>"$dir/err" &
+    done
+    wait
+    test ! -s "$dir/err" && says 'hello'
+}
+
+# ---- tensor_ipc -------------------------------------------------------------------------------------
+
+check 'tensor_ipc with the tests driver' ends 0 with_fake "$demo" --bytes 4000000
+check 'three lines' test "$(wc -l <"$dir/out")" -eq 3
+check 'the owner says that the driver is none' \
+    says '^owner +address 0x[0-9a-f]+ +4000000 bytes on cuda:0 of the FAKE driver$'
+for name in reader third; do
+    check "the $name found what was written" \
+        says "^$name +address 0x[0-9a-f]+ +first +[0-9.]+ us +then +[0-9.]+ us +copied 0 B +right\$"
+done
+check 'nothing on standard error' test ! -s "$dir/err"
+for order in device events sync; do
+    check "the same with BX_GPU_ORDER=$order" ends 0 with_fake env BX_GPU_ORDER=$order "$demo" --bytes 4000000
+    check 'nothing copied either' count 2 'copied 0 B +right$'
+done
+check 'two devices out of reach' ends 0 with_fake env FAKE_CUDA_NO_PEER=all "$demo" --bytes 4000000 --device 1
+check 'all on the second need no other' count 2 'copied 0 B +right$'
+check 'without a driver' ends 3 without "$demo"
+check 'a sentence says what to do' complains "^tensor_ipc: no GPU: no driver: .*install NVIDIA's driver, or start the"
+check 'once' test "$(wc -l <"$dir/err")" -eq 1
+check 'and nothing else is printed' test ! -s "$dir/out"
+check 'a device that is not there' ends 3 with_fake "$demo" --device 5
+check 'it says how many there are' complains 'there is no device 5: this process sees 2'
+check 'an unknown flag' ends 2 "$demo" --yes
+check '--help' ends 0 "$demo" --help
+check 'knows status 3' says '3 there is no GPU'
+check 'nothing is left in /dev/shm' nothing_left
+
+# ---- bxbench gpu ------------------------------------------------------------------------------------
+
+check 'bxbench refuses the tests driver' ends 1 with_fake "$bench" gpu
+check 'and says why' complains 'a driver without a GPU, whose times mean nothing'
+check 'without a driver it fails too' ends 1 without "$bench" gpu
+check 'and says what to do' complains "install NVIDIA's driver"
+check 'a dry run' ends 0 with_fake "$bench" gpu --dry-run --json --calls 20 --bytes 65536
+check 'its times are null' nulls 2 'empty_us|open_us'
+check 'in each row as well' nulls 8 'p50_us|p99_us|copy_us|pinned_us'
+check 'what was copied is counted: nothing' test "$(grep -o '"copied_bytes": 0[,}]' "$dir/out" | wc -l)" -eq 2
+for key in $(keys); do
+    check "the README has its key $key" grep -qE "\`$key\`" "$source/tools/README.md"
+done
+
+# ---- CUDA=0 -----------------------------------------------------------------------------------------
+
+# Two programs and the library that they need, in a build of their own.
+build_without()
+{
+    MAKEFLAGS='' ${MAKE:-make} -C "$source" -s -j2 BUILD="$dir/build" CONFIG=release CUDA=0 \
+        "$dir/build/bin/tensor_ipc" "$dir/build/bin/hello" >"$dir/out" 2>"$dir/err"
+}
+
+no_cuda()
+{
+    ! nm "$dir/build/bin/tensor_ipc" 2>"$dir/err" | grep -qE 'bxi_gpu_(load|probe|slab_make)$'
+}
+
+check 'CUDA=0 builds' build_without
+check 'what loads a driver is not in it' no_cuda
+check 'tensor_ipc of that build' ends 3 with_fake "$dir/build/bin/tensor_ipc"
+check 'says how it was built' complains '^tensor_ipc: no GPU: no GPU support was built; build with CUDA=auto'
+check 'everything else works' hello
+exit "$failed"

@@ -1,0 +1,461 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Device tensors in messages: what arrives, by every way that a message takes, and that nothing is copied for it.
+ *
+ * Worker 0 owns and calls; worker 1 has handlers that look at what they get. With the fake driver, unless
+ * BX_TEST_REAL_GPU is set: see device_fixture.h. test_device_order.c has streams and mapping, test_device_errors.c
+ * what is refused, test_device_death.c deaths, test_device_input.c nonsense.
+ */
+#include "device_fixture.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum gate { OPEN = 0, DONE };
+enum value { COPIED = 0, SYNCHRONISES, WAITS };
+
+#define COUNT 1000
+
+/* ---- Handlers -------------------------------------------------------------------------------- */
+
+/* An i64, and any number of i32 tensors whose elements go on from it. Answers how many are wrong. */
+static int64_t look(struct bx_reader *args)
+{
+    int32_t first = (int32_t)bx_read_i64(args);
+    int64_t wrong = 0;
+
+    while (bx_reader_tensors_left(args) > 0) {
+        struct bx_tensor *tensor = bx_read_tensor(args);
+
+        HARNESS_CHECK(bx_tensor_is_borrowed(tensor));
+        HARNESS_EQ(bx_tensor_device(tensor).kind, BX_CUDA);
+        wrong += device_wrong(tensor, first);
+        first += (int32_t)bx_tensor_elements(tensor);
+    }
+    return wrong;
+}
+
+static int look_now(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)context;
+    return bx_msg_put_i64(reply, look(args));
+}
+
+static int look_async(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
+                      void *context)
+{
+    (void)context;
+    *reply = bx_future_create(bx_request_job(request));
+    return bx_future_set(*reply, harness_msg_i64(look(args)));
+}
+
+static int look_batch(struct bx_batch *batch, void *context)
+{
+    (void)context;
+    for (size_t row = 0; row < bx_batch_rows(batch); row++) {
+        struct bx_reader args = bx_batch_args(batch, row);
+
+        HARNESS_EQ(bx_batch_reply_i64(batch, row, look(&args)), 0);
+    }
+    return 0;
+}
+
+static int look_once(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)reply, (void)context;
+    HARNESS_EQ(look(args), 0);
+    harness_post(DONE);
+    return 0;
+}
+
+/* Puts the stream behind each and lets go of it. */
+static int take(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)reply, (void)context;
+    while (bx_reader_tensors_left(args) > 0)
+        HARNESS_EQ(bx_tensor_read_on(bx_read_tensor(args), NULL), 0);
+    return 0;
+}
+
+/* Answers with a tensor of its own device, made for it. */
+static int give(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    int64_t first = bx_read_i64(args);
+    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), COUNT, (int32_t)first);
+    int rc = bx_msg_put_i64(reply, first);
+
+    (void)context;
+    rc = rc == 0 ? bx_msg_put_tensor(reply, tensor) : rc;
+    bx_tensor_release(tensor);
+    return rc;
+}
+
+/* What it got, copied: a borrowed tensor that goes on is copied on its device. */
+static int forward(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int rc = bx_msg_put_i64(reply, bx_read_i64(args));
+
+    (void)request, (void)context;
+    return rc == 0 ? bx_msg_put_tensor(reply, bx_read_tensor(args)) : rc;
+}
+
+static int count_copied(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+
+    (void)args, (void)context;
+    harness_store(COPIED, device_copied(job));
+    harness_store(SYNCHRONISES, harness_counter(job, "gpu_host_synchronises"));
+    harness_store(WAITS, harness_counter(job, "gpu_waits") + harness_counter(job, "gpu_waits_saved"));
+    return bx_msg_put_i64(reply, 0);
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "inline", BX_INLINE, look_now, NULL), 0);
+    HARNESS_EQ(bx_register(job, "blocking", BX_BLOCKING, look_now, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "async", look_async, NULL), 0);
+    HARNESS_EQ(bx_register_batch(job, "batch", look_batch, NULL, NULL), 0);
+    HARNESS_EQ(bx_register(job, "once", BX_INLINE, look_once, NULL), 0);
+    HARNESS_EQ(bx_register(job, "take", BX_INLINE, take, NULL), 0);
+    HARNESS_EQ(bx_register(job, "give", BX_BLOCKING, give, NULL), 0);
+    HARNESS_EQ(bx_register(job, "forward", BX_INLINE, forward, NULL), 0);
+    HARNESS_EQ(bx_register(job, "counters", BX_INLINE, count_copied, NULL), 0);
+    return 0;
+}
+
+/* ---- Workers --------------------------------------------------------------------------------- */
+
+/* Serves, with a GPU. */
+static void reader(struct bx_job *job)
+{
+    device_open(job, 0);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+static int64_t call(struct bx_job *job, const char *to, const char *function, struct bx_msg *args)
+{
+    struct bx_msg *reply = NULL;
+    int64_t value;
+
+    HARNESS_EQ(bx_rpc_sync(job, to, function, args, NULL, &reply), 0);
+
+    struct bx_reader in = bx_msg_reader(reply);
+
+    value = bx_read_i64(&in);
+    bx_msg_destroy(reply);
+    bx_msg_destroy(args);
+    return value;
+}
+
+static struct bx_device start(struct bx_job *job, uint32_t readers)
+{
+    struct bx_device device = device_open(job, 0);
+
+    harness_await(OPEN, readers);
+    return device;
+}
+
+static void calls_each_kind(struct bx_job *job)
+{
+    static const char *const kinds[] = { "inline", "blocking", "async", "batch" };
+    struct bx_device device = start(job, 1);
+    struct bx_tensor *tensor = device_numbers(job, device, COUNT, 5);
+
+    HARNESS_EQ(device.kind, BX_CUDA);
+    HARNESS_EQ(bx_tensor_device(tensor).kind, BX_CUDA);
+    HARNESS_CHECK(bx_tensor_is_shared(tensor) && !bx_tensor_is_borrowed(tensor));
+    for (int to = 0; to < 2; to++)
+        for (int i = 0; i < 4; i++)
+            HARNESS_EQ(call(job, bx_worker_name(job, to), kinds[i], device_msg(tensor, 5)), 0);
+    HARNESS_EQ(call(job, "worker1", "inline", device_msg(tensor, 6)), COUNT);      /* it looks at elements */
+
+    struct bx_msg *msg = device_msg(tensor, 5);
+
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "once", msg, NULL), 0);
+    bx_msg_destroy(msg);
+    harness_await(DONE, 1);
+    bx_tensor_release(tensor);
+}
+
+Test(device, crosses_to_each_kind_of_handler_and_to_oneself, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { calls_each_kind, reader } });
+}
+
+static void asks(struct bx_job *job)
+{
+    struct bx_msg *args[3], *reply = NULL;
+    struct bx_tensor *kept[3];
+
+    start(job, 1);
+    for (int i = 0; i < 3; i++) {
+        struct bx_reader in;
+
+        args[i] = harness_msg_i64(100 * i);
+        HARNESS_EQ(bx_rpc_sync(job, i < 2 ? "worker1" : "worker0", "give", args[i], NULL, &reply), 0);
+        in = bx_msg_reader(reply);
+        HARNESS_EQ(bx_read_i64(&in), 100 * i);
+        kept[i] = bx_tensor_acquire(bx_read_tensor(&in));
+        bx_msg_destroy(args[i]);
+        bx_msg_destroy(reply);          /* the tensor outlives its message */
+    }
+    for (int i = 0; i < 3; i++) {
+        HARNESS_CHECK(bx_tensor_is_borrowed(kept[i]) && bx_tensor_data_mut(kept[i]) == NULL);
+        HARNESS_EQ(device_wrong(kept[i], 100 * i), 0);
+        bx_tensor_release(kept[i]);
+    }
+}
+
+Test(device, comes_back_in_a_reply_and_outlives_it, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { asks, reader } });
+}
+
+/* ---- Shapes ---------------------------------------------------------------------------------- */
+
+static int64_t find_dim(const int64_t *values, int ndim, int64_t sum)
+{
+    for (int i = 0; i < ndim; i++)
+        sum = sum * 1000 + values[i];
+    return sum;
+}
+
+/* Answers {shape, strides, wrong elements} of one tensor; its first element is the i64. */
+static int measure(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int64_t first = bx_read_i64(args);
+    struct bx_tensor *tensor = bx_read_tensor(args);
+
+    (void)request, (void)context;
+    bx_msg_put_i64(reply, find_dim(bx_tensor_shape(tensor), bx_tensor_ndim(tensor), 0));
+    bx_msg_put_i64(reply, find_dim(bx_tensor_strides(tensor), bx_tensor_ndim(tensor), 0));
+    return bx_msg_put_i64(reply, device_wrong(tensor, (int32_t)first));
+}
+
+static int setup_views(struct bx_job *job)
+{
+    return bx_register(job, "measure", BX_INLINE, measure, NULL);
+}
+
+/* One view of a tensor whose element i is i. */
+static void expect_view(struct bx_job *job, struct bx_tensor *view, int64_t first)
+{
+    for (int to = 0; to < 2; to++) {
+        struct bx_msg *args = device_msg(view, first), *reply = NULL;
+        struct bx_reader in;
+
+        HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, to), "measure", args, NULL, &reply), 0);
+        in = bx_msg_reader(reply);
+        HARNESS_EQ(bx_read_i64(&in), find_dim(bx_tensor_shape(view), bx_tensor_ndim(view), 0));
+        HARNESS_EQ(bx_read_i64(&in), find_dim(bx_tensor_strides(view), bx_tensor_ndim(view), 0));
+        HARNESS_EQ(bx_read_i64(&in), 0);
+        bx_msg_destroy(reply);
+        bx_msg_destroy(args);
+    }
+    bx_tensor_release(view);
+}
+
+static void sends_views(struct bx_job *job)
+{
+    struct bx_device device = start(job, 1);
+    struct bx_tensor *flat = device_numbers(job, device, 60, 0), *cube = NULL, *view = NULL;
+
+    HARNESS_EQ(bx_tensor_reshape(flat, 3, (int64_t[]){ 3, 4, 5 }, &cube), 0);
+    HARNESS_EQ(bx_tensor_slice(cube, 0, 1, 3, 1, &view), 0);
+    expect_view(job, view, 20);
+    HARNESS_EQ(bx_tensor_slice(cube, 2, 1, 5, 2, &view), 0);
+    expect_view(job, view, 1);
+    HARNESS_EQ(bx_tensor_select(cube, 1, 2, &view), 0);
+    expect_view(job, view, 10);
+    HARNESS_EQ(bx_tensor_transpose(cube, 0, 2, &view), 0);
+    expect_view(job, view, 0);
+    HARNESS_EQ(bx_tensor_as_strided(flat, 7, 2, (int64_t[]){ 4, 3 }, (int64_t[]){ 13, 4 }, &view), 0);
+    expect_view(job, view, 7);
+    HARNESS_EQ(bx_tensor_as_strided(flat, 9, 2, (int64_t[]){ 4, 3 }, (int64_t[]){ 0, 2 }, &view), 0);
+    expect_view(job, view, 9);
+    HARNESS_EQ(device_copied(job), harness_counter(job, "gpu_staged_bytes"));   /* but what the test itself moves */
+    bx_tensor_release(cube);
+    bx_tensor_release(flat);
+}
+
+Test(device, keeps_shape_strides_and_place_of_views, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup_views, .body = { sends_views, reader } });
+}
+
+/* ---- Messages of many ------------------------------------------------------------------------- */
+
+static void sends_many(struct bx_job *job)
+{
+    enum { ALL = 3000, SOME = 161 };
+    struct bx_device device = start(job, 1);
+    struct bx_tensor **tensors = calloc(ALL, sizeof *tensors);
+
+    HARNESS_CHECK(tensors != NULL);
+    for (int i = 0; i < ALL; i++)
+        tensors[i] = device_tensor(job, device, 1 + i % 3);
+    for (int i = 0, first = 0; i < SOME; i++) {
+        device_put_numbers(tensors[i], first);
+        first += 1 + i % 3;
+    }
+    for (int to = 0; to < 2; to++) {
+        struct bx_msg *msg = harness_msg_i64(0);
+
+        for (int i = 0; i < SOME; i++)
+            HARNESS_EQ(bx_msg_put_tensor(msg, tensors[i]), 0);
+        HARNESS_EQ(call(job, bx_worker_name(job, to), "inline", msg), 0);
+    }
+    /* The descriptors alone are larger than a frame. */
+    for (int to = 0; to < 2; to++) {
+        struct bx_msg *msg = harness_msg_i64(0);
+
+        for (int i = 0; i < ALL; i++)
+            HARNESS_EQ(bx_msg_put_tensor(msg, tensors[i]), 0);
+        HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, to), "take", msg, NULL, NULL), 0);
+        bx_msg_destroy(msg);
+    }
+    for (int i = 0; i < ALL; i++)
+        bx_tensor_release(tensors[i]);
+    free(tensors);
+}
+
+Test(device, takes_161_tensors_and_thousands_in_one_message, .timeout = 120)
+{
+    device_world(DEVICE_ANY);
+    setenv("FAKE_CUDA_DELAY_US", "0", 1);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sends_many, reader } });
+}
+
+/* Device, host, empty device, host, and bytes behind them. */
+static int mixed(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_tensor *tensors[4];
+
+    (void)request, (void)context;
+    for (int i = 0; i < 4; i++)
+        HARNESS_CHECK((tensors[i] = bx_read_tensor(args)) != NULL);
+    HARNESS_EQ(bx_read_i64(args), 77);
+    HARNESS_EQ(args->bytes - args->pos, 0);
+    HARNESS_EQ(bx_tensor_device(tensors[0]).kind, BX_CUDA);
+    HARNESS_EQ(bx_tensor_device(tensors[1]).kind, BX_CPU);
+    HARNESS_EQ(bx_tensor_device(tensors[2]).kind, BX_CUDA);
+    HARNESS_EQ(bx_tensor_device(tensors[3]).kind, BX_CPU);
+    HARNESS_EQ(device_wrong(tensors[0], 9), 0);
+    HARNESS_EQ(((const int32_t *)bx_tensor_data(tensors[1]))[1], 41);
+    HARNESS_EQ(bx_tensor_elements(tensors[2]), 0);
+    HARNESS_EQ(bx_tensor_dim(tensors[2], 1), 7);
+    HARNESS_EQ(bx_tensor_read_on(tensors[2], NULL), 0);
+    HARNESS_EQ(((const int32_t *)bx_tensor_data(tensors[3]))[0], 42);
+    HARNESS_EQ(bx_tensor_read_on(tensors[3], NULL), -22);
+    return bx_msg_put_i64(reply, 0);
+}
+
+static int setup_mixed(struct bx_job *job)
+{
+    return bx_register(job, "mixed", BX_INLINE, mixed, NULL);
+}
+
+static void sends_mixed(struct bx_job *job)
+{
+    struct bx_device device = start(job, 1);
+    struct bx_tensor *tensors[4] = { device_numbers(job, device, 100, 9) };
+
+    HARNESS_EQ(bx_tensor_create(job, BX_I32, 1, (int64_t[]){ 2 }, &tensors[1]), 0);
+    HARNESS_EQ(bx_tensor_create_on(job, device, BX_F64, 2, (int64_t[]){ 0, 7 }, &tensors[2]), 0);
+    HARNESS_EQ(bx_tensor_create(NULL, BX_I32, 1, (int64_t[]){ 1 }, &tensors[3]), 0);
+    ((int32_t *)bx_tensor_data_mut(tensors[1]))[1] = 41;
+    ((int32_t *)bx_tensor_data_mut(tensors[3]))[0] = 42;
+    for (int to = 0; to < 2; to++) {
+        struct bx_msg *msg = harness_msg_i64(77);
+
+        for (int i = 0; i < 4; i++)
+            HARNESS_EQ(bx_msg_put_tensor(msg, tensors[i]), 0);
+        call(job, bx_worker_name(job, to), "mixed", msg);
+    }
+    for (int i = 0; i < 4; i++)
+        bx_tensor_release(tensors[i]);
+}
+
+Test(device, goes_beside_host_tensors_and_empty_ones, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup_mixed, .body = { sends_mixed, reader } });
+}
+
+/* ---- Nothing is copied ------------------------------------------------------------------------ */
+
+static void hands_over_often(struct bx_job *job)
+{
+    struct bx_device device = start(job, 1);
+    struct bx_tensor *tensor = device_numbers(job, device, COUNT, 5);
+    uint64_t copied, synchronises, theirs[3];
+
+    call(job, "worker1", "inline", device_msg(tensor, 5));
+    call(job, "worker1", "counters", harness_msg_i64(0));
+    for (int i = 0; i < 3; i++)
+        theirs[i] = harness_load(i);
+    copied = device_copied(job);
+    synchronises = harness_counter(job, "gpu_host_synchronises");
+    for (int i = 0; i < 200; i++) {
+        struct bx_msg *msg = device_msg(tensor, 5);
+
+        HARNESS_EQ(bx_tensor_written_on(tensor, NULL), 0);
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "take", msg, NULL, NULL), 0);
+        bx_msg_destroy(msg);
+    }
+    HARNESS_EQ(device_copied(job), copied);
+    HARNESS_EQ(harness_counter(job, "gpu_host_synchronises"), synchronises);
+    call(job, "worker1", "counters", harness_msg_i64(0));
+    HARNESS_EQ(harness_load(COPIED), theirs[COPIED]);
+    HARNESS_EQ(harness_load(SYNCHRONISES), theirs[SYNCHRONISES]);
+    HARNESS_EQ(harness_load(WAITS), theirs[WAITS] + 200);
+
+    /* That the counters count at all. */
+    call(job, "worker1", "inline", device_msg(tensor, 5));
+    call(job, "worker1", "counters", harness_msg_i64(0));
+    HARNESS_EQ(harness_load(COPIED), theirs[COPIED] + COUNT * sizeof(int32_t));
+    HARNESS_CHECK(harness_load(SYNCHRONISES) > theirs[SYNCHRONISES]);
+    bx_tensor_release(tensor);
+}
+
+Test(device, copies_nothing_and_stops_no_thread, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { hands_over_often, reader } });
+}
+
+static void forwards(struct bx_job *job)
+{
+    struct bx_device device = start(job, 1);
+    struct bx_tensor *tensor = device_numbers(job, device, COUNT, 5), *copy = NULL;
+    struct bx_msg *args = device_msg(tensor, 5), *reply = NULL;
+    struct bx_reader in;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "forward", args, NULL, &reply), 0);
+    in = bx_msg_reader(reply);
+    HARNESS_EQ(bx_read_i64(&in), 5);
+    HARNESS_EQ(device_wrong(bx_read_tensor(&in), 5), 0);
+    call(job, "worker1", "counters", harness_msg_i64(0));
+    HARNESS_EQ(harness_load(COPIED), 2 * COUNT * sizeof(int32_t));      /* tensor_bytes_copied and gpu_copied_bytes */
+    bx_msg_destroy(reply);
+    bx_msg_destroy(args);
+
+    HARNESS_EQ(bx_tensor_copy(job, tensor, &copy), 0);
+    HARNESS_EQ(bx_tensor_device(copy).kind, BX_CUDA);
+    bx_tensor_release(tensor);
+    HARNESS_EQ(device_wrong(copy, 5), 0);
+    bx_tensor_release(copy);
+}
+
+Test(device, copies_on_the_device_what_is_forwarded, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { forwards, reader } });
+}

@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Deaths while device tensors are on loan. Worker 0 owns, worker 1 borrows; one of them is killed by SIGKILL.
+ *
+ * What an owner had written before can still be read, what waits for it is let go with BX_E_PEER_DEAD; of a borrower
+ * that dies leases, blocks and slabs come back, whatever its streams were doing.
+ */
+#include "device_fixture.h"
+
+#include <criterion/criterion.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum gate { OPEN = 0, KEPT, STARTED, BLOCKED };
+
+#define COUNT 1000
+#define LARGE (INT64_C(65) << 18)       /* i32: a slab of its own */
+#define KEPT_MAX 2
+
+static struct bx_tensor *kept[KEPT_MAX];
+static int kept_count;
+
+static int keep(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)reply, (void)context;
+    kept[kept_count++] = bx_tensor_acquire(bx_read_tensor(args));
+    harness_post(KEPT);
+    return 0;
+}
+
+/* As test_device_order.c's. */
+static int pins(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bxi_devices *devices = bxi_devices_of(bx_request_job(request));
+    uint32_t count;
+
+    (void)args, (void)context;
+    pthread_mutex_lock(&devices->lock);
+    count = devices->pins;
+    pthread_mutex_unlock(&devices->lock);
+    return bx_msg_put_i64(reply, count);
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "keep", BX_INLINE, keep, NULL), 0);
+    HARNESS_EQ(bx_register(job, "pins", BX_INLINE, pins, NULL), 0);
+    return 0;
+}
+
+static void send(struct bx_job *job, struct bx_tensor *tensor)
+{
+    struct bx_msg *args = bx_msg_create(0);
+
+    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+}
+
+/* ---- The owner dies ---------------------------------------------------------------------------- */
+
+/* Lends one tensor that is written and one that never is, and dies when worker 1 waits for that. */
+static void dies_owing(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+    struct bx_tensor *written = device_numbers(job, device, COUNT, 7), *unwritten = device_tensor(job, device, COUNT);
+    void *stream = device_stream(job, device);
+    struct bx_msg *reply = NULL;
+    struct bx_reader in;
+
+    device_wait(job, bx_gpu_stream(job, device));
+    harness_await(OPEN, 1);
+    device_gate(job, stream);
+    HARNESS_EQ(bx_tensor_written_on(unwritten, stream), 0);
+    send(job, written);
+    send(job, unwritten);
+    harness_await(STARTED, 1);
+    while (harness_gate(BLOCKED) == 0) {
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "pins", NULL, NULL, &reply), 0);
+        in = bx_msg_reader(reply);
+        if (bx_read_i64(&in) > 0)
+            harness_post(BLOCKED);
+        bx_msg_destroy(reply);
+    }
+    kill(getpid(), SIGKILL);
+}
+
+static struct bx_device borrow(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+
+    harness_post(OPEN);
+    harness_await(KEPT, 2);
+    return device;
+}
+
+static void end_as_survivor(struct bx_job *job)
+{
+    const char *order = getenv("BX_GPU_ORDER");
+
+    while (bx_worker_alive(job, 0))
+        sched_yield();
+    /* What was written before can be read; with words in device memory the host does not know that it was. */
+    if (order == NULL) {
+        HARNESS_EQ(device_wrong(kept[0], 7), 0);
+        HARNESS_EQ(bx_tensor_read_on(kept[0], NULL), 0);
+    }
+    HARNESS_EQ(bx_tensor_read_on(kept[1], NULL), BX_E_PEER_DEAD);
+    HARNESS_HAS(bx_error_text(), "worker 'worker0' died before its tensor was written");
+    bx_tensor_release(kept[0]);
+    bx_tensor_release(kept[1]);
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+}
+
+/* A stream waits, and is released; a host does not notice. */
+static void streams_are_released(struct bx_job *job)
+{
+    void *stream = device_stream(job, borrow(job));
+
+    HARNESS_EQ(bx_tensor_read_on(kept[1], stream), 0);
+    harness_post(STARTED);
+    harness_post(BLOCKED);
+    device_wait(job, stream);
+    end_as_survivor(job);
+}
+
+Test(device_death, releases_streams_that_wait_for_a_dead_owner, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
+               .body = { dies_owing, streams_are_released } });
+}
+
+Test(device_death, releases_streams_that_wait_for_words_in_device_memory, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    setenv("BX_GPU_ORDER", "device", 1);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
+               .body = { dies_owing, streams_are_released } });
+}
+
+/* A thread waits in a copy, which takes the role's help to end. */
+static void copies_are_ended(struct bx_job *job)
+{
+    struct bx_tensor *host = NULL;
+
+    borrow(job);
+    HARNESS_EQ(bx_tensor_create(NULL, BX_I32, 1, (int64_t[]){ COUNT }, &host), 0);
+    harness_post(STARTED);
+    HARNESS_EQ(bx_tensor_copy_into(host, kept[1]), BX_E_PEER_DEAD);
+    HARNESS_HAS(bx_error_text(), "worker 'worker0' died before its tensor was written");
+    HARNESS_EQ(harness_gate(BLOCKED), 1);
+    bx_tensor_release(host);
+    end_as_survivor(job);
+}
+
+Test(device_death, ends_a_copy_that_waits_for_a_dead_owner, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
+               .body = { dies_owing, copies_are_ended } });
+}
+
+/* The host waits in place of a stream. */
+static void waits_are_ended(struct bx_job *job)
+{
+    void *stream;
+
+    setenv("FAKE_CUDA_NO_READ_ONLY", "1", 1);
+    stream = device_stream(job, borrow(job));
+    harness_post(STARTED);
+    HARNESS_EQ(bx_tensor_read_on(kept[1], stream), BX_E_PEER_DEAD);
+    end_as_survivor(job);
+}
+
+Test(device_death, ends_a_wait_of_the_host_for_a_dead_owner, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
+               .body = { dies_owing, waits_are_ended } });
+}
+
+/* Worker 0 has left, and dies afterwards: its words are poisoned then. */
+static void leaves_and_dies(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+    struct bx_tensor *tensor = device_tensor(job, device, COUNT);
+    void *stream = device_stream(job, device);
+
+    harness_await(OPEN, 1);
+    device_gate(job, stream);
+    HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
+    send(job, tensor);
+    send(job, tensor);
+    harness_await(STARTED, 1);
+    /* Nonsense: worker 1 cuts it off, and it lives on until that is seen. */
+    bxi_store_release(&job->control->header.state, 77);
+    harness_await(BLOCKED, 1);
+    kill(getpid(), SIGKILL);
+}
+
+static void outlives_one_that_was_cut_off(struct bx_job *job)
+{
+    void *stream = device_stream(job, borrow(job));
+
+    HARNESS_EQ(bx_tensor_read_on(kept[1], stream), 0);
+    harness_post(STARTED);
+    while (bx_worker_alive(job, 0)) {
+        bxi_event(job, BXI_EVENT_SCAN);
+        sched_yield();
+    }
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
+    harness_post(BLOCKED);
+    device_wait(job, stream);
+    bx_tensor_release(kept[0]);
+    bx_tensor_release(kept[1]);
+    HARNESS_EQ(bx_job_serve(job), BX_E_CORRUPT);
+}
+
+Test(device_death, releases_streams_that_wait_for_one_that_was_cut_off, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
+               .body = { leaves_and_dies, outlives_one_that_was_cut_off } });
+}
+
+/* ---- The borrower dies --------------------------------------------------------------------------- */
+
+/* With one tensor in hand, and a stream that never comes behind the other. */
+static void dies_holding(struct bx_job *job)
+{
+    void *stream = device_stream(job, borrow(job));
+
+    HARNESS_EQ(bx_tensor_read_on(kept[1], stream), 0);
+    device_gate(job, stream);
+    bx_tensor_release(kept[1]);
+    harness_post(STARTED);
+    harness_await(BLOCKED, 1);
+    kill(getpid(), SIGKILL);
+}
+
+static void gets_everything_back(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+    struct bx_tensor *first = device_tensor(job, device, LARGE), *second = device_tensor(job, device, LARGE);
+    uint64_t used = harness_counter(job, "gpu_bytes_used"), held = harness_counter(job, "gpu_bytes");
+    struct bx_loans loans = { 0 };
+
+    harness_await(OPEN, 1);
+    send(job, first);
+    send(job, second);
+    bx_tensor_release(first);
+    bx_tensor_release(second);
+    harness_await(STARTED, 1);
+    HARNESS_EQ(bx_loans_wait(job, 1, 1, BX_FOREVER), 0);
+    bxi_devices_poll(job);
+    HARNESS_EQ(harness_counter(job, "gpu_bytes_used"), used);  /* one on loan, one behind a point */
+    harness_post(BLOCKED);
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
+    HARNESS_EQ(bx_job_loans(job, 1, &loans), 0);
+    HARNESS_EQ(loans.taken_back, 1);
+    bxi_devices_poll(job);
+    HARNESS_EQ(harness_counter(job, "gpu_bytes_used"), used - 2 * LARGE * sizeof(int32_t));
+    while (harness_counter(job, "gpu_bytes") == held) {         /* nobody has those slabs open: one goes */
+        bxi_devices_poll(job);
+        sched_yield();
+    }
+}
+
+Test(device_death, takes_everything_back_from_a_dead_borrower, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 2,
+               .body = { gets_everything_back, dies_holding } });
+}

@@ -1,0 +1,433 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A worker whose records of device tensors, points and regions are nonsense.
+ *
+ * As in test_lease_input.c worker 0 is written to, worker 1 is the hostile one, which is killed at the end, and worker
+ * 2 is a bystander. A frame made by hand, right in every field, is shown to be taken; each forgery differs from it in
+ * one. Then worker 0 either cuts worker 1 off, or the call fails; never more than that.
+ */
+#include "device_fixture.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum gate { OPEN = 0, STRUCK, TAKEN, FINISHED, OVER };
+
+#define TOUCH 0                     /* index of the function "touch": the first that is registered */
+#define COUNT 64                    /* i32 */
+
+/* One tensor of {COUNT} i32 on worker 1's device. */
+struct forgery {
+    struct bxi_frame frame;
+    struct bxi_lease_head lease;
+    struct bxi_tensor_head tensor;
+    struct bxi_gpu_ref ref;
+    int64_t dims[1];
+};
+
+typedef void (*forge_fn)(struct forgery *forgery);
+
+static forge_fn forge;
+static int expected;                /* BX_E_CORRUPT: it is cut off; else the code of the error it is answered */
+
+/* ---- Worker 0 --------------------------------------------------------------------------------- */
+
+static int touch(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_tensor *tensor = bx_read_tensor(args);
+
+    (void)request, (void)reply, (void)context;
+    HARNESS_EQ(device_wrong(tensor, 5), 0);
+    harness_post(TAKEN);
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    return bx_register(job, "touch", BX_INLINE, touch, NULL);
+}
+
+/* Worker 1 dies before the others leave, or is seen to only then. */
+static void serve_to_the_end(struct bx_job *job)
+{
+    int rc;
+
+    do
+        rc = bx_job_serve(job);
+    while (rc == BX_E_PEER_DEAD);
+    HARNESS_EQ(rc, 0);
+}
+
+static void is_struck(struct bx_job *job)
+{
+    struct bx_loans loans = { 0 };
+
+    device_open(job, 0);
+    harness_post(OPEN);
+    harness_await(STRUCK, 1);
+    if (expected == BX_E_CORRUPT) {
+        HARNESS_EQ(bx_job_serve(job), BX_E_CORRUPT);
+        HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
+    } else {
+        HARNESS_EQ(bx_worker_alive(job, 1), true);
+    }
+    HARNESS_EQ(harness_gate(TAKEN), 1);
+    HARNESS_EQ(bx_worker_alive(job, 2), true);
+    HARNESS_EQ(bx_job_loans(job, 1, &loans), 0);
+    HARNESS_EQ(loans.borrowed, 0);
+    harness_post(FINISHED);
+    serve_to_the_end(job);
+}
+
+/* ---- Worker 1 --------------------------------------------------------------------------------- */
+
+/* Past the library: from the private books of what it lends. */
+static struct forgery right_forgery(struct bx_tensor *tensor)
+{
+    struct bxi_device_block *block = tensor->storage->device;
+    struct forgery forgery = {
+        .frame = { .kind = BXI_REQUEST, .flags = BXI_FLAG_LEASE | BXI_FLAG_DEVICE, .function = TOUCH,
+                   .deadline_ns = BX_FOREVER },
+        .lease = { .slot = 5, .tensor_count = 1, .generation = 1, .packed_offset = BXI_PACKED_HERE },
+        .tensor = { .dtype = BX_I32, .ndim = 1, .device = BX_CUDA },
+        .dims = { COUNT },
+    };
+
+    HARNESS_EQ(bxi_gpu_ref(block->block, 0, COUNT * sizeof(int32_t), &forgery.ref), 0);
+    forgery.ref.ready = block->written;
+    forgery.lease.packed_bytes = sizeof forgery.tensor + sizeof forgery.ref + sizeof forgery.dims;
+    return forgery;
+}
+
+static void put(struct bx_job *job, const struct forgery *forgery)
+{
+    void *payload = NULL;
+
+    bxi_lock(&job->lock);
+    HARNESS_EQ(bxi_peer_open_out(job, &job->peers[0]), 0);
+    HARNESS_EQ(bxi_ring_reserve(&job->peers[0].out, sizeof *forgery, &payload), 0);
+    memcpy(payload, forgery, sizeof *forgery);
+    bxi_ring_commit(&job->peers[0].out, sizeof *forgery);
+    bxi_unlock(&job->lock);
+    bxi_bell_ring(job->peers[0].bell.fd[0]);
+}
+
+/* The id of a call that is in flight and that nobody else answers, so that the forgery's answer arrives. */
+static struct bx_future *fake_call(struct bx_job *job, struct forgery *forgery)
+{
+    struct bx_future *future = NULL;
+    struct bx_msg *args = bx_msg_create(0);
+
+    HARNESS_EQ(bx_rpc_async(job, "worker0", "hang", args, NULL, &future), 0);
+    forgery->frame.id = ((struct bxi_call *)(void *)future)->id;
+    bx_msg_destroy(args);
+    return future;
+}
+
+static int hang(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    static struct bx_future *never[4];
+    static int count;
+
+    (void)args, (void)context;
+    *reply = never[count++] = bx_future_create(bx_request_job(request));
+    bx_future_acquire(*reply);
+    return 0;
+}
+
+static int setup_hang(struct bx_job *job)
+{
+    HARNESS_EQ(setup(job), 0);
+    return bx_register_async(job, "hang", hang, NULL);
+}
+
+static void strikes(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+    struct bx_tensor *tensor = device_numbers(job, device, COUNT, 5);
+    struct forgery forgery = right_forgery(tensor);
+    struct bx_future *future;
+
+    harness_await(OPEN, 1);
+    future = fake_call(job, &forgery);
+    put(job, &forgery);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+    HARNESS_EQ(harness_gate(TAKEN), 1);
+    bx_future_release(future);
+
+    forgery = right_forgery(tensor);
+    forgery.lease.generation = 2;
+    future = fake_call(job, &forgery);
+    forge(&forgery);
+    put(job, &forgery);
+    if (expected != BX_E_CORRUPT)
+        HARNESS_EQ(bx_future_wait(future, BX_FOREVER), expected);
+    harness_post(STRUCK);
+    harness_await(FINISHED, 1);
+    kill(getpid(), SIGKILL);
+}
+
+static void stands_by(struct bx_job *job)
+{
+    harness_await(FINISHED, 1);
+    HARNESS_EQ(bx_worker_alive(job, 0), true);
+    serve_to_the_end(job);
+}
+
+static void run(forge_fn fn, int code)
+{
+    device_world(DEVICE_FAKE);
+    forge = fn;
+    expected = code;
+    device_run(&(struct harness_world){ .size = 3, .setup = setup_hang, .dies = 2,
+               .body = { is_struck, strikes, stands_by } });
+}
+
+/* ---- Forgeries that are seen in the frame: cut off ------------------------------------------------ */
+
+static void unknown_flag(struct forgery *forgery)
+{
+    forgery->tensor.flags = 4;
+}
+
+Test(device_input, cuts_off_for_an_unknown_flag, .timeout = 60)
+{
+    run(unknown_flag, BX_E_CORRUPT);
+}
+
+static void unknown_device(struct forgery *forgery)
+{
+    forgery->tensor.device = 3;
+}
+
+Test(device_input, cuts_off_for_a_device_that_is_none, .timeout = 60)
+{
+    run(unknown_device, BX_E_CORRUPT);
+}
+
+static void address_of_its_own(struct forgery *forgery)
+{
+    forgery->tensor.offset = 4096;
+}
+
+Test(device_input, cuts_off_for_an_address_in_place_of_a_name, .timeout = 60)
+{
+    run(address_of_its_own, BX_E_CORRUPT);
+}
+
+static void larger_than_it_says(struct forgery *forgery)
+{
+    forgery->dims[0] = COUNT + 1;
+}
+
+Test(device_input, cuts_off_for_a_shape_that_leaves_what_is_lent, .timeout = 60)
+{
+    run(larger_than_it_says, BX_E_CORRUPT);
+}
+
+static void crooked(struct forgery *forgery)
+{
+    forgery->ref.offset += 2;
+}
+
+Test(device_input, cuts_off_for_elements_that_are_not_aligned, .timeout = 60)
+{
+    run(crooked, BX_E_CORRUPT);
+}
+
+static void cut_short(struct forgery *forgery)
+{
+    forgery->lease.packed_bytes -= 8;
+}
+
+Test(device_input, cuts_off_for_a_record_that_is_cut_short, .timeout = 60)
+{
+    run(cut_short, BX_E_CORRUPT);
+}
+
+static void no_dtype(struct forgery *forgery)
+{
+    forgery->tensor.dtype = 0;
+}
+
+Test(device_input, cuts_off_for_a_type_that_is_none, .timeout = 60)
+{
+    run(no_dtype, BX_E_CORRUPT);
+}
+
+static void unannounced(struct forgery *forgery)
+{
+    forgery->frame.flags = BXI_FLAG_LEASE;
+}
+
+Test(device_input, cuts_off_for_a_frame_that_does_not_say_what_it_has, .timeout = 60)
+{
+    run(unannounced, BX_E_CORRUPT);
+}
+
+static void staged_outside(struct forgery *forgery)
+{
+    forgery->tensor.flags = BXI_STAGED;
+    forgery->tensor.offset = UINT64_MAX - 7;
+}
+
+Test(device_input, cuts_off_for_a_staged_tensor_outside_of_the_arena, .timeout = 60)
+{
+    run(staged_outside, BX_E_CORRUPT);
+}
+
+/* ---- Forgeries that are seen as the memory is looked for: the call fails --------------------------- */
+
+static void no_slab(struct forgery *forgery)
+{
+    forgery->ref.slab = BXI_GPU_SLABS;
+}
+
+Test(device_input, fails_for_a_slab_that_cannot_be_one, .timeout = 60)
+{
+    run(no_slab, -EPROTO);
+}
+
+static void other_slab(struct forgery *forgery)
+{
+    forgery->ref.slab = 77;
+}
+
+Test(device_input, fails_for_a_slab_that_is_not_there, .timeout = 60)
+{
+    run(other_slab, -ESTALE);
+}
+
+static void other_generation(struct forgery *forgery)
+{
+    forgery->ref.generation++;
+}
+
+Test(device_input, fails_for_another_generation, .timeout = 60)
+{
+    run(other_generation, -ESTALE);
+}
+
+static void beyond_the_slab(struct forgery *forgery)
+{
+    forgery->ref.offset = UINT64_MAX - 127;
+}
+
+Test(device_input, fails_for_an_offset_that_overflows, .timeout = 60)
+{
+    run(beyond_the_slab, -EPROTO);
+}
+
+static void more_than_the_slab(struct forgery *forgery)
+{
+    forgery->ref.bytes = UINT64_C(1) << 60;
+}
+
+Test(device_input, fails_for_more_bytes_than_there_are, .timeout = 60)
+{
+    run(more_than_the_slab, -EPROTO);
+}
+
+/* ---- Points ------------------------------------------------------------------------------------ */
+
+static struct bx_tensor *lent;
+
+/* Worker 1 gives worker 0's tensor back with a point of a lane that there is not. */
+static int give_back_wrongly(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                             void *context)
+{
+    (void)request, (void)reply, (void)context;
+    lent = bx_tensor_acquire(bx_read_tensor(args));
+    return 0;
+}
+
+static int setup_points(struct bx_job *job)
+{
+    return bx_register(job, "keep", BX_INLINE, give_back_wrongly, NULL);
+}
+
+static void lends_to_a_liar(struct bx_job *job)
+{
+    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), COUNT, 5);
+    struct bx_msg *args = bx_msg_create(0);
+
+    harness_await(OPEN, 1);
+    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+    harness_post(STRUCK);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    HARNESS_EQ(bx_job_serve(job), BX_E_CORRUPT);
+    HARNESS_HAS(bx_error_text(), "worker1");
+    bx_tensor_release(tensor);
+    harness_post(FINISHED);
+    serve_to_the_end(job);
+}
+
+static void lies(struct bx_job *job)
+{
+    struct bxi_loan *loan;
+    bxi_a64 *words;
+
+    device_open(job, 0);
+    harness_post(OPEN);
+    harness_await(STRUCK, 1);
+    loan = (struct bxi_loan *)lent->storage;
+    words = (bxi_a64 *)(void *)(bxi_segment_device_pair(&job->segment, 0) + BXI_DEVICE_POINTS);
+    bxi_store_relaxed(&words[2 * loan->slot], BXI_GPU_HOST_WORDS | UINT64_C(99) << 16);
+    bxi_store_relaxed(&words[2 * loan->slot + 1], 1);
+    bxi_store_release(&bxi_segment_leases(&job->segment, 0)[loan->slot], loan->generation);
+    bxi_add(&job->control->pair[0].given_back, 1);
+    bxi_bell_ring(job->peers[0].bell.fd[0]);
+    harness_await(FINISHED, 1);
+    kill(getpid(), SIGKILL);
+}
+
+Test(device_input, cuts_off_for_a_point_that_cannot_be_one, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup_points, .dies = 2,
+               .body = { lends_to_a_liar, lies } });
+}
+
+/* ---- A receiver without a GPU ------------------------------------------------------------------- */
+
+/* The sender does not ask whether worker 0 has one: the call is refused, and its lease is given back once. */
+static void has_none(struct bx_job *job)
+{
+    harness_post(OPEN);
+    harness_await(FINISHED, 1);
+    HARNESS_EQ(bxi_load_relaxed(&job->control->loans[1].borrowed), 0);
+    HARNESS_EQ(bxi_load_relaxed(&job->control->loans[1].borrowed_total), 1);
+    HARNESS_EQ(bxi_load_relaxed(&job->control->pair[1].given_back), 1);
+    harness_post(OVER);
+}
+
+static void does_not_ask(struct bx_job *job)
+{
+    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), COUNT, 5);
+    struct forgery forgery = right_forgery(tensor);
+    struct bx_future *future;
+
+    harness_await(OPEN, 1);
+    future = fake_call(job, &forgery);
+    put(job, &forgery);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), -ENODEV);
+    HARNESS_HAS(bx_future_error_text(future), "it has no GPU open; call bx_gpu_open");
+    bx_future_release(future);
+    harness_post(FINISHED);
+    harness_await(OVER, 1);
+    kill(getpid(), SIGKILL);
+}
+
+Test(device_input, refuses_without_a_device_and_gives_back_once, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup_hang, .dies = 2,
+               .body = { has_none, does_not_ask } });
+}

@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The first frame that names a slab waits in its ring until the slab is mapped: what waits with it, what does not, and
+ * what happens when somebody gives up, dies or leaves meanwhile. And slabs, devices and starts, many of them.
+ *
+ * Mapping takes long here (FAKE_CUDA_OPEN_MS in worker 1), so that what must not wait for it is seen not to; nothing
+ * is asserted about how long anything takes.
+ */
+#include "device_fixture.h"
+
+#include <criterion/criterion.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum gate { OPEN = 0, SENT, ECHOED, FINISHED };
+enum value { SEQUENCE = 0, DEVICE_AT, HOST_AT, ECHO_AT };
+
+#define OPEN_MS "700"
+
+/* ---- Handlers -------------------------------------------------------------------------------- */
+
+/* The time, so to say, at which a call was handled. */
+static int note(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)reply, (void)context;
+    harness_store((int)bx_read_i64(args), harness_add(SEQUENCE, 1) + 1);
+    while (bx_reader_tensors_left(args) > 0)
+        HARNESS_EQ(device_wrong(bx_read_tensor(args), 3), 0);
+    return 0;
+}
+
+/* Answers with a device tensor. */
+static int give(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), 10, 3);
+    int rc = bx_msg_put_tensor(reply, tensor);
+
+    (void)args, (void)context;
+    bx_tensor_release(tensor);
+    return rc;
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "note", BX_INLINE, note, NULL), 0);
+    HARNESS_EQ(bx_register(job, "give", BX_BLOCKING, give, NULL), 0);
+    return 0;
+}
+
+static void serves_slowly(struct bx_job *job)
+{
+    int rc;
+
+    setenv("FAKE_CUDA_OPEN_MS", OPEN_MS, 1);
+    device_open(job, 0);
+    harness_post(OPEN);
+    do
+        rc = bx_job_serve(job);
+    while (rc == BX_E_PEER_DEAD);
+    HARNESS_EQ(rc, 0);
+}
+
+static struct bx_future *start(struct bx_job *job, struct bx_msg *args, const struct bx_call_options *options)
+{
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "note", args, options, &future), 0);
+    bx_msg_destroy(args);
+    return future;
+}
+
+static void end(struct bx_future *future, int code)
+{
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), code);
+    bx_future_release(future);
+}
+
+static struct bx_tensor *begin(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+
+    harness_await(OPEN, 1);
+    return device_numbers(job, device, 100, 3);
+}
+
+/* ---- Waiting --------------------------------------------------------------------------------- */
+
+static void sends_what_must_be_mapped(struct bx_job *job)
+{
+    struct bx_tensor *tensor = begin(job);
+    struct bx_future *device = start(job, device_msg(tensor, DEVICE_AT), NULL);
+    struct bx_future *host = start(job, harness_msg_i64(HOST_AT), NULL);
+
+    harness_post(SENT);
+    end(host, 0);
+    end(device, 0);
+    HARNESS_CHECK(harness_load(ECHO_AT) < harness_load(DEVICE_AT));     /* worker 2 was not held up */
+    HARNESS_CHECK(harness_load(DEVICE_AT) < harness_load(HOST_AT));     /* and worker 0 came in order */
+    bx_tensor_release(tensor);
+}
+
+static void is_answered_meanwhile(struct bx_job *job)
+{
+    harness_await(SENT, 1);
+    end(start(job, harness_msg_i64(ECHO_AT), NULL), 0);
+}
+
+Test(device_map, holds_up_its_own_worker_in_order_and_no_other, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    device_run(&(struct harness_world){ .size = 3, .setup = setup,
+               .body = { sends_what_must_be_mapped, serves_slowly, is_answered_meanwhile } });
+}
+
+static void gives_up(struct bx_job *job)
+{
+    struct bx_tensor *tensor = begin(job);
+    struct bx_future *late = start(job, device_msg(tensor, DEVICE_AT),
+                                   &(struct bx_call_options){ .timeout_ns = 20 * HARNESS_MS });
+    struct bx_future *cancelled = start(job, device_msg(tensor, DEVICE_AT), NULL);
+
+    HARNESS_EQ(bx_future_cancel(cancelled), 0);
+    end(cancelled, BX_E_CANCELLED);
+    end(late, BX_E_TIMEOUT);
+    end(start(job, device_msg(tensor, HOST_AT), NULL), 0);      /* and the worker goes on with the next */
+    bx_tensor_release(tensor);
+}
+
+Test(device_map, lets_deadlines_pass_and_calls_be_cancelled, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { gives_up, serves_slowly } });
+}
+
+/* The reply's slab is mapped at the caller: a deadline passes there, and the late reply gives its lease back. */
+static void asks_and_gives_up(struct bx_job *job)
+{
+    struct bx_call_options short_one = { .timeout_ns = 100 * HARNESS_MS };
+    struct bx_msg *reply = NULL;
+    struct bx_reader in;
+
+    setenv("FAKE_CUDA_OPEN_MS", OPEN_MS, 1);
+    device_open(job, 0);
+    harness_await(OPEN, 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "give", NULL, &short_one, &reply), BX_E_TIMEOUT);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "give", NULL, NULL, &reply), 0);
+    in = bx_msg_reader(reply);
+    HARNESS_EQ(device_wrong(bx_read_tensor(&in), 3), 0);
+    bx_msg_destroy(reply);
+}
+
+Test(device_map, gives_back_a_reply_that_is_mapped_too_late, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { asks_and_gives_up, serves_slowly } });
+}
+
+/* ---- Ends meanwhile --------------------------------------------------------------------------- */
+
+static void dies_meanwhile(struct bx_job *job)
+{
+    struct bx_tensor *tensor = begin(job);
+    struct bx_msg *args = device_msg(tensor, DEVICE_AT);
+
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "note", args, NULL), 0);
+    harness_await(SENT, 1);
+    kill(getpid(), SIGKILL);
+}
+
+/* Until the mapping has begun, then until worker 0 is gone and what was borrowed of it is back. */
+static void sees_it_die(struct bx_job *job)
+{
+    struct bx_loans loans = { 0 };
+
+    setenv("FAKE_CUDA_OPEN_MS", OPEN_MS, 1);
+    device_open(job, 0);
+    harness_post(OPEN);
+    do
+        HARNESS_EQ(bx_job_loans(job, 0, &loans), 0);
+    while (loans.borrowed == 0);
+    harness_post(SENT);
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    do
+        HARNESS_EQ(bx_job_loans(job, 0, &loans), 0);
+    while (loans.borrowed > 0);
+    HARNESS_EQ(harness_load(DEVICE_AT), 0);
+}
+
+Test(device_map, survives_an_owner_that_dies_meanwhile, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
+               .body = { dies_meanwhile, sees_it_die } });
+}
+
+/* A reply in the ring whose slab was mapped before is given out although its owner has died since; the tensor can be
+ * read. */
+static int give_and_die(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    int rc = give(request, args, reply, context);
+
+    device_wait(job, bx_gpu_stream(job, device_open(job, 0)));      /* what died before it was written is not read */
+    harness_post(SENT);
+    return rc;
+}
+
+static int setup_last(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "last", BX_BLOCKING, give_and_die, NULL), 0);
+    return setup(job);
+}
+
+static void dies_when_told(struct bx_job *job)
+{
+    device_open(job, 0);
+    harness_post(OPEN);
+    harness_await(SENT, 1);
+    while (harness_counter(job, "replies_sent") < 2)
+        sched_yield();
+    kill(getpid(), SIGKILL);
+}
+
+/* Nobody drives worker 0 while the reply comes and its sender dies: both are found in one pass. */
+static void reads_the_last_reply(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+    struct bx_msg *reply = NULL;
+    struct bx_reader in;
+
+    device_open(job, 0);
+    harness_await(OPEN, 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "give", NULL, NULL, &reply), 0);
+    bx_msg_destroy(reply);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "last", NULL, NULL, &future), 0);
+    while (bx_worker_alive(job, 1))
+        sched_yield();
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+    in = bx_msg_reader(bx_future_value(future));
+    HARNESS_EQ(device_wrong(bx_read_tensor(&in), 3), 0);
+    bx_future_release(future);
+}
+
+Test(device_map, gives_out_what_the_dead_had_answered, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup_last, .dies = 2, .options = { .own_loop = false },
+               .body = { reads_the_last_reply, dies_when_told } });
+}
+
+static void leaves_meanwhile(struct bx_job *job)
+{
+    struct bx_tensor *tensor = begin(job);
+    struct bx_msg *args = device_msg(tensor, DEVICE_AT);
+
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "note", args, NULL), 0);
+    bx_msg_destroy(args);
+    bx_tensor_release(tensor);
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    bx_job_destroy(job);
+}
+
+static void leaves_too(struct bx_job *job)
+{
+    struct bx_loans loans = { 0 };
+
+    harness_leaves_by_itself();
+    setenv("FAKE_CUDA_OPEN_MS", OPEN_MS, 1);
+    device_open(job, 0);
+    harness_post(OPEN);
+    do
+        HARNESS_EQ(bx_job_loans(job, 0, &loans), 0);
+    while (loans.borrowed == 0);
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    bx_job_destroy(job);
+}
+
+Test(device_map, ends_well_when_all_leave_meanwhile, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { leaves_meanwhile, leaves_too } });
+}
+
+/* ---- Slabs ----------------------------------------------------------------------------------- */
+
+#define SLABS 5
+#define SLAB_COUNT (INT64_C(66) << 18)          /* i32: 66 MiB, a slab of its own */
+
+static void makes_and_frees_slabs(struct bx_job *job)
+{
+    struct bx_tensor *small = begin(job), *tensors[SLABS];
+    struct bx_device device = bx_tensor_device(small);
+    uint64_t first = harness_counter(job, "gpu_bytes"), used = harness_counter(job, "gpu_bytes_used");
+
+    for (int i = 0; i < SLABS; i++) {
+        tensors[i] = device_tensor(job, device, SLAB_COUNT);
+
+        struct bx_tensor *view = NULL;
+
+        HARNESS_EQ(bx_tensor_slice(tensors[i], 0, 5, 9, 1, &view), 0);
+        device_put_numbers(view, 3);
+        end(start(job, device_msg(view, DEVICE_AT), NULL), 0);
+        bx_tensor_release(view);
+    }
+    HARNESS_CHECK(harness_counter(job, "gpu_bytes") >= first + SLABS * ((uint64_t)66 << 20));
+    harness_post(SENT);
+    for (int i = 0; i < SLABS; i++)
+        bx_tensor_release(tensors[i]);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    while (harness_counter(job, "gpu_bytes") > first + ((uint64_t)66 << 20)) {     /* one may be kept */
+        bxi_devices_poll(job);
+        sched_yield();
+    }
+    HARNESS_EQ(harness_counter(job, "gpu_bytes_used"), used);
+    harness_post(FINISHED);
+    bx_tensor_release(small);
+}
+
+static void closes_what_is_retired(struct bx_job *job)
+{
+    device_open(job, 0);
+    harness_post(OPEN);
+    harness_await(SENT, 1);
+    while (harness_gate(FINISHED) == 0) {
+        bxi_devices_poll(job);
+        sched_yield();
+    }
+    HARNESS_CHECK(harness_counter(job, "gpu_slabs_opened") >= SLABS);
+    HARNESS_CHECK(harness_counter(job, "gpu_slabs_closed") >= SLABS - 1);
+}
+
+Test(device_map, gives_slabs_back_that_nobody_uses, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+               .body = { makes_and_frees_slabs, closes_what_is_retired } });
+}
+
+/* Both leave at once, while each has the other's slab open and closing takes long: neither frees what is open. */
+static void lends_and_leaves(struct bx_job *job)
+{
+    struct bx_device device;
+    struct bx_tensor *tensor;
+    struct bx_msg *args;
+
+    setenv("FAKE_CUDA_OPEN_MS", bx_job_rank(job) == 0 ? "1" : "150", 1);
+    device = device_open(job, 0);
+    harness_post(OPEN);
+    harness_await(OPEN, 2);
+    tensor = device_numbers(job, device, 10, 3);
+    args = device_msg(tensor, DEVICE_AT);
+    HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, 1 - bx_job_rank(job)), "note", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+    bx_tensor_release(tensor);
+}
+
+Test(device_map, frees_nothing_that_is_open_as_all_leave, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { lends_and_leaves, lends_and_leaves } });
+}
+
+/* ---- Starts ---------------------------------------------------------------------------------- */
+
+#define JOBS 8
+
+/* A worker that starts and ends again and again in one process. */
+static void starts_again(struct bx_job *job)
+{
+    int rank = bx_job_rank(job);
+
+    harness_leaves_by_itself();
+    for (int i = 0; i < JOBS; i++) {
+        char name[BX_NAME_MAX + 1];
+        struct bx_options options = { .job = name, .rank = rank, .world_size = 2, .name = rank == 0 ? "a" : "b" };
+        struct bx_tensor *tensor;
+        struct bx_msg *args;
+
+        snprintf(name, sizeof name, "%s-%d", harness_job_name(), i);
+        tensor = device_numbers(job, device_open(job, 0), 10, 3);
+        harness_post(OPEN);
+        harness_await(OPEN, (uint32_t)(2 * i + 2));
+        args = device_msg(tensor, DEVICE_AT);
+        HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, 1 - rank), "note", args, NULL, NULL), 0);
+        bx_msg_destroy(args);
+        bx_tensor_release(tensor);
+        HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+        bx_job_destroy(job);
+        if (i == JOBS - 1)
+            break;
+        HARNESS_EQ(bx_job_create(&options, &job), 0);
+        HARNESS_EQ(setup(job), 0);
+        HARNESS_EQ(bx_job_start(job), 0);
+    }
+}
+
+Test(device_map, leaves_the_memory_as_it_was_after_many_starts, .timeout = 120)
+{
+    device_world(DEVICE_ANY);
+    for (int i = 0; i < 3; i++) {
+        harness_reset();
+        device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { starts_again, starts_again } });
+    }
+}

@@ -1,0 +1,407 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Device tensors and streams: who waits for what, what is used again when, and that a thread that waits for a GPU
+ * holds up nobody else.
+ *
+ * "Later" is never a matter of time here: a gate is a wait for a word of the host's, put on a stream before the work
+ * that is to be late (device_gate). Worker 0 owns, worker 1 borrows; the library's own background thread serves
+ * while the bodies look at what their handlers kept.
+ */
+#include "device_fixture.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum gate { OPEN = 0, KEPT, STARTED, ONE, LATE, RELEASED, FINISHED };
+
+#define LARGE (INT64_C(10) << 20)       /* i32: 40 of a slab's 64 MiB */
+#define BYTES 4096
+
+static struct bx_tensor *kept;          /* worker 1: the last that came */
+
+/* ---- Handlers of worker 1 --------------------------------------------------------------------- */
+
+static int keep(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)reply, (void)context;
+    kept = bx_tensor_acquire(bx_read_tensor(args));
+    harness_post(KEPT);
+    return 0;
+}
+
+static int take(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_tensor *tensor = bx_read_tensor(args);
+
+    (void)request, (void)reply, (void)context;
+    return bx_tensor_read_on(tensor, NULL);
+}
+
+static int drop(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    return 0;
+}
+
+/* How many of this worker's threads wait for a GPU. */
+static int pins(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bxi_devices *devices = bxi_devices_of(bx_request_job(request));
+    uint32_t count;
+
+    (void)args, (void)context;
+    pthread_mutex_lock(&devices->lock);
+    count = devices->pins;
+    pthread_mutex_unlock(&devices->lock);
+    return bx_msg_put_i64(reply, count);
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "keep", BX_INLINE, keep, NULL), 0);
+    HARNESS_EQ(bx_register(job, "take", BX_INLINE, take, NULL), 0);
+    HARNESS_EQ(bx_register(job, "drop", BX_INLINE, drop, NULL), 0);
+    HARNESS_EQ(bx_register(job, "pins", BX_INLINE, pins, NULL), 0);
+    return 0;
+}
+
+static void send(struct bx_job *job, const char *function, struct bx_tensor *tensor)
+{
+    struct bx_msg *args = bx_msg_create(0);
+
+    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", function, args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+}
+
+static struct bx_tensor *bytes_tensor(struct bx_job *job, struct bx_device device)
+{
+    return device_tensor(job, device, BYTES / (int64_t)sizeof(int32_t));
+}
+
+/* ---- Reading after writing --------------------------------------------------------------------- */
+
+static void writes_late(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+    struct bx_tensor *tensor = bytes_tensor(job, device);
+    void *stream = device_stream(job, device);
+    uint64_t *gate;
+
+    harness_await(OPEN, 1);
+    device_set(job, stream, tensor, 0x11);
+    device_wait(job, stream);
+    gate = device_gate(job, stream);
+    device_set(job, stream, tensor, 0x33);
+    HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
+    send(job, "keep", tensor);          /* answered, though nothing is written yet */
+    harness_await(STARTED, 1);
+    device_open_gate(gate);
+    harness_await(RELEASED, 1);
+    bx_tensor_release(tensor);
+}
+
+static void reads_early(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+    void *stream = device_stream(job, device), *other = device_stream(job, device);
+
+    harness_post(OPEN);
+    harness_await(KEPT, 1);
+    /* Without read_on a stream runs ahead of the owner's. */
+    HARNESS_EQ(device_peek_wrong(job, other, kept, 0x33), BYTES);
+    HARNESS_EQ(device_peek_wrong(job, other, kept, 0x11), 0);
+    HARNESS_EQ(bx_tensor_read_on(kept, stream), 0);
+    harness_post(STARTED);
+    HARNESS_EQ(device_peek_wrong(job, stream, kept, 0x33), 0);
+    bx_tensor_release(kept);
+    harness_post(RELEASED);
+}
+
+Test(device_order, lets_a_reader_wait_for_a_slow_writer_and_nobody_else, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { writes_late, reads_early } });
+}
+
+/* The same with each way in which streams can be ordered, and what has no point of its own. */
+static void writes_on_its_own_stream(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+    struct bx_tensor *tensor = bytes_tensor(job, device);
+    void *stream = bx_gpu_stream(job, device);
+
+    harness_await(OPEN, 1);
+    HARNESS_CHECK(stream != NULL);
+    for (int i = 1; i <= 20; i++) {
+        device_set(job, stream, tensor, (unsigned char)i);
+        send(job, "keep", tensor);
+        harness_await(RELEASED, (uint32_t)i);
+    }
+    bx_tensor_release(tensor);
+}
+
+static void reads_each(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+    void *stream = device_stream(job, device);
+
+    harness_post(OPEN);
+    for (int i = 1; i <= 20; i++) {
+        harness_await(KEPT, (uint32_t)i);
+        HARNESS_EQ(bx_tensor_read_on(kept, stream), 0);
+        HARNESS_EQ(device_peek_wrong(job, stream, kept, (unsigned char)i), 0);
+        bx_tensor_release(kept);
+        harness_post(RELEASED);
+    }
+}
+
+static void run_order(const char *order)
+{
+    device_world(DEVICE_FAKE);
+    setenv("BX_GPU_ORDER", order, 1);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { writes_on_its_own_stream, reads_each } });
+}
+
+Test(device_order, holds_with_words_in_host_memory, .timeout = 60)
+{
+    run_order("host");
+}
+
+Test(device_order, holds_with_words_in_device_memory, .timeout = 60)
+{
+    run_order("device");
+}
+
+Test(device_order, holds_with_events, .timeout = 60)
+{
+    run_order("events");
+}
+
+Test(device_order, holds_where_the_host_has_to_wait, .timeout = 60)
+{
+    run_order("sync");
+}
+
+/* ---- Using memory again ------------------------------------------------------------------------ */
+
+/* Where nobody reads it, a block that came back is handed out next; while a stream of the borrower's may still read
+ * it, it is not, whatever the borrower has released. */
+static void reuses(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+    struct bx_tensor *tensor = device_tensor(job, device, LARGE), *next, *last;
+    const void *place = bx_tensor_data(tensor);
+    void *stream = device_stream(job, device);
+    uint64_t used;
+
+    harness_await(OPEN, 1);
+    send(job, "drop", tensor);
+    bx_tensor_release(tensor);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    tensor = device_tensor(job, device, LARGE);
+    HARNESS_CHECK(bx_tensor_data(tensor) == place);
+
+    device_set(job, stream, tensor, 0x11);
+    HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
+    send(job, "keep", tensor);
+    bx_tensor_release(tensor);
+    harness_await(LATE, 1);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);       /* the lease is back; the stream has not come so far */
+    next = device_tensor(job, device, LARGE);
+    HARNESS_CHECK(bx_tensor_data(next) != place);
+    device_set(job, stream, next, 0x22);
+    device_wait(job, stream);
+    harness_post(STARTED);
+    harness_await(ONE, 1);              /* one of its two streams has passed */
+    last = device_tensor(job, device, LARGE);
+    HARNESS_CHECK(bx_tensor_data(last) != place && bx_tensor_data(last) != bx_tensor_data(next));
+    used = harness_counter(job, "gpu_bytes_used");
+    harness_post(STARTED);
+    while (harness_counter(job, "gpu_bytes_used") == used)      /* until the other has */
+        bxi_devices_poll(job);
+    HARNESS_EQ(harness_counter(job, "gpu_bytes_used"), used - LARGE * sizeof(int32_t));
+    bx_tensor_release(last);
+    bx_tensor_release(next);
+}
+
+static void reads_late(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+    void *stream = device_stream(job, device), *other = device_stream(job, device);
+    uint64_t *gate, *other_gate;
+    struct bx_tensor *view = NULL;
+
+    harness_post(OPEN);
+    harness_await(KEPT, 1);
+    HARNESS_EQ(bx_tensor_slice(kept, 0, 0, BYTES, 1, &view), 0);
+    HARNESS_EQ(bx_tensor_read_on(kept, stream), 0);
+    HARNESS_EQ(bx_tensor_read_on(view, other), 0);
+    gate = device_gate(job, stream);
+    other_gate = device_gate(job, other);
+    bx_tensor_release(kept);
+    HARNESS_EQ(bx_tensor_read_on(view, NULL), 0);
+    HARNESS_EQ(device_peek_wrong(job, bx_gpu_stream(job, device), view, 0x11), 0);
+    bx_tensor_release(view);            /* the last: the lease goes back */
+    harness_post(LATE);
+    harness_await(STARTED, 1);
+    device_open_gate(gate);
+    device_wait(job, stream);           /* which was not put behind the other */
+    harness_post(ONE);
+    harness_await(STARTED, 2);
+    device_open_gate(other_gate);
+}
+
+Test(device_order, uses_memory_again_when_its_readers_have_passed, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { reuses, reads_late } });
+}
+
+Test(device_order, uses_memory_again_with_words_in_device_memory, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    setenv("BX_GPU_ORDER", "device", 1);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { reuses, reads_late } });
+}
+
+/* One's own work is waited for as well: a write that was announced, a read, a copy on the job's stream. */
+static void reuses_alone(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+    void *stream = device_stream(job, device);
+
+    for (int i = 0; i < 3; i++) {
+        struct bx_tensor *tensor = device_tensor(job, device, LARGE), *copy = NULL, *next;
+        const void *place = bx_tensor_data(tensor);
+        void *late = i < 2 ? stream : bx_gpu_stream(job, device);
+        uint64_t *gate = device_gate(job, late);
+
+        if (i == 0)
+            HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
+        else if (i == 1)
+            HARNESS_EQ(bx_tensor_read_on(tensor, stream), 0);
+        else
+            HARNESS_EQ(bx_tensor_copy(job, tensor, &copy), 0);
+        bx_tensor_release(tensor);
+        next = device_tensor(job, device, LARGE);
+        HARNESS_CHECK(bx_tensor_data(next) != place);
+        bx_tensor_release(next);
+        device_open_gate(gate);
+        device_wait(job, late);
+        bx_tensor_release(copy);
+    }
+}
+
+static void serve(struct bx_job *job)
+{
+    device_open(job, 0);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+Test(device_order, waits_for_its_own_work_too_before_memory_is_used_again, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { reuses_alone, serve } });
+}
+
+/* ---- A thread that waits for a GPU holds up nobody --------------------------------------------- */
+
+static void opens_the_gate_in_the_end(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+    struct bx_tensor *tensor = bytes_tensor(job, device);
+    void *stream = device_stream(job, device);
+    uint64_t *gate;
+
+    harness_await(OPEN, 2);
+    gate = device_gate(job, stream);
+    device_set(job, stream, tensor, 0);
+    HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
+    send(job, "keep", tensor);
+    harness_await(LATE, 1);             /* worker 2 has been served meanwhile */
+    device_open_gate(gate);
+    harness_await(FINISHED, 1);
+    bx_tensor_release(tensor);
+}
+
+static void copies_what_is_late(struct bx_job *job)
+{
+    struct bx_tensor *host = NULL;
+
+    device_open(job, 0);
+    harness_post(OPEN);
+    harness_await(KEPT, 1);
+    HARNESS_EQ(bx_tensor_create(NULL, BX_I32, 1, bx_tensor_shape(kept), &host), 0);
+    memset(bx_tensor_data_mut(host), 0xff, BYTES);
+    harness_post(STARTED);
+    HARNESS_EQ(bx_tensor_copy_into(host, kept), 0);
+    HARNESS_EQ(harness_gate(LATE), 1);
+    for (int i = 0; i < BYTES; i++)
+        HARNESS_EQ(((const char *)bx_tensor_data(host))[i], 0);
+    bx_tensor_release(host);
+    bx_tensor_release(kept);
+    harness_post(FINISHED);
+}
+
+static void wait_for_pin(struct bx_job *job)
+{
+    struct bx_msg *reply;
+    int64_t count = 0;
+
+    while (count == 0) {
+        struct bx_reader in;
+
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "pins", NULL, NULL, &reply), 0);
+        in = bx_msg_reader(reply);
+        count = bx_read_i64(&in);
+        bx_msg_destroy(reply);
+    }
+}
+
+static void is_served_meanwhile(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+    struct bx_tensor *tensor = device_numbers(job, device, 100, 1);
+
+    harness_post(OPEN);
+    harness_await(STARTED, 1);
+    wait_for_pin(job);
+    send(job, "drop", tensor);          /* mapped meanwhile, and given back */
+    bx_tensor_release(tensor);
+    harness_post(LATE);
+}
+
+Test(device_order, serves_others_while_a_thread_waits_in_a_copy, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 3, .setup = setup,
+               .body = { opens_the_gate_in_the_end, copies_what_is_late, is_served_meanwhile } });
+}
+
+/* Where a stream of the borrower's cannot wait for the owner's words, its host does. */
+static void follows_by_host(struct bx_job *job)
+{
+    void *stream;
+
+    setenv("FAKE_CUDA_NO_READ_ONLY", "1", 1);
+    stream = device_stream(job, device_open(job, 0));
+    harness_post(OPEN);
+    harness_await(KEPT, 1);
+    harness_post(STARTED);
+    HARNESS_EQ(bx_tensor_read_on(kept, stream), 0);
+    HARNESS_EQ(harness_gate(LATE), 1);
+    HARNESS_EQ(device_peek_wrong(job, stream, kept, 0), 0);
+    HARNESS_CHECK(harness_counter(job, "gpu_fallbacks") > 0);
+    bx_tensor_release(kept);
+    harness_post(FINISHED);
+}
+
+Test(device_order, serves_others_while_a_thread_waits_for_a_word, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    device_run(&(struct harness_world){ .size = 3, .setup = setup,
+               .body = { opens_the_gate_in_the_end, follows_by_host, is_served_meanwhile } });
+}

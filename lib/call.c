@@ -618,8 +618,6 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
             bxi_loan_release(loan);
             return code;
         }
-        if (code < 0)
-            text = strdup(bx_error_text());
     }
     bxi_lock(&job->lock);
     if (index >= peer->slot_count || peer->slots[index].state == BXI_SLOT_FREE ||
@@ -651,7 +649,9 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
     }
     if (head->code < 0)
         text = strndup(body_bytes > 0 ? body : "", body_bytes < BXI_TEXT_BYTES ? body_bytes : BXI_TEXT_BYTES);
-    else if (code == 0 && call->wants_value &&
+    else if (code < 0)
+        text = strdup(loan != NULL ? bx_error_text() : bx_strerror(code));
+    else if (call->wants_value &&
              (value = loan != NULL ? bxi_msg_of_loan(loan) : bxi_msg_copy(body, body_bytes)) == NULL)
         code = -ENOMEM;
     bxi_loan_release(loan);

@@ -87,8 +87,8 @@ static const struct number_flag {
 
 #define NUMBER_FLAGS (sizeof number_flags / sizeof *number_flags)
 
-enum { O_NUMBER = 256, O_SECONDS = O_NUMBER + NUMBER_FLAGS, O_CPUS, O_JSON, O_UCX, O_NO_PAIRS, O_STATS, O_DRY_RUN, O_HELP,
-       O_VERSION };
+enum { O_NUMBER = 256, O_SECONDS = O_NUMBER + NUMBER_FLAGS, O_CPUS, O_JSON, O_UCX, O_NO_PAIRS, O_STATS,
+       O_DRY_RUN, O_HELP, O_VERSION };
 
 static void help(void)
 {

@@ -131,7 +131,10 @@ begin 1 3 "$build/tests/prog_worker" die
 begin 2 3 "$build/tests/prog_worker" serve
 check 'the caller lost a worker' end 0 3
 check 'the one that was killed' end 1 137
-check 'and another' end 2 3
+# It may see that rank 0 leaves before it sees the death.
+wait "$(eval "echo \$pid_2")" 2>/dev/null
+status=$?
+check 'and another, or was asked to leave' test "$status" -eq 3 -o "$status" -eq 0
 pids=
 check 'the file is whole' whole
 check 'the call to the dead one failed' \

@@ -200,6 +200,7 @@ static void reuses(struct bx_job *job)
     send(job, "drop", tensor);
     bx_tensor_release(tensor);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    device_wait(job, bx_gpu_stream(job, device));       /* it was lent behind that */
     tensor = device_tensor(job, device, LARGE);
     HARNESS_CHECK(bx_tensor_data(tensor) == place);
 

@@ -143,7 +143,7 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(foreach p,$(PROGRAMS) unit stress,$(
 
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all tests demo test unit e2e check stress stats test-reference lint deps deps-test deps-lint \
+.PHONY: all tests demo test unit e2e check stress stats test-gpu test-reference lint deps deps-test deps-lint \
 	install uninstall clean help FORCE
 
 all: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(PROGRAMS:%=$(B)/bin/%)
@@ -278,6 +278,9 @@ test-reference: $(B)/tests/unit
 stress: $(B)/tests/stress
 	@$(TEST_ENV) tests/run_scripts.sh $(B)/tests/stress
 
+test-gpu: all tests
+	@$(TEST_ENV) tests/gpu/run.sh
+
 e2e: all tests
 	@$(TEST_ENV) tests/run_e2e.sh
 
@@ -350,6 +353,7 @@ help:
 #? make deps            installs what the build needs (apt-get, by sudo if not root)
 #? make unit            the Criterion tests alone; UNIT_ARGS='--filter ring/*' picks some
 #? make test-reference  the tests against reference numbers alone
+#? make test-gpu        the GPU tests and benches on a real GPU; a dated transcript into tests/gpu/transcripts/
 #? make e2e             the end-to-end tests alone
 #? make stress          ring and doorbell under load, without Criterion
 #? make stats           what shmstat's counters, tables and histograms cost an empty call, 20 runs

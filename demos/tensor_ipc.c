@@ -214,7 +214,7 @@ static void print(const char *name, const struct found *found)
 
 static int read_and_forward(struct bx_job *job)
 {
-    struct found mine = { 0 }, theirs;
+    struct found mine = { 0 }, theirs = { 0 };
     struct bx_msg *reply = NULL;
     int rc = look(job, &mine);
 

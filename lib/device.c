@@ -213,7 +213,7 @@ static int open_device(struct bxi_devices *devices, int ordinal)
             return 0;
     rc = bxi_gpu_device_open(devices->gpu, ordinal, &devices->open[index].device);
     if (rc < 0)
-        return bxi_devices_fail(rc, "the GPU cannot be used");
+        return bxi_devices_fail(rc == -EINVAL ? -ENODEV : rc, "the GPU cannot be used");
     rc = add_stream(devices, index, NULL);
     if (rc < 0)
         return rc;

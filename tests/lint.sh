@@ -39,7 +39,8 @@ build()
         BUILD="build/lint/$2" WERROR=1 CFLAGS="${3:-}" all tests
 }
 
-sources=$(ls shm/*.[ch] lib/*.[ch] lib/nn/*.[ch] demos/*.[ch] tools/*.[ch] tests/*.[ch])
+sources=$(ls shm/*.[ch] lib/*.[ch] lib/nn/*.[ch] gpu/*.[ch] demos/*.[ch] tools/*.[ch] tests/*.[ch] \
+    tests/fake_cuda/*.[ch])
 # Left out: what is taste, `n * sizeof *p` for a p that points to pointers, and widenings of what is
 # bounded by 128 workers.
 checks='-*,bugprone-*'
@@ -57,10 +58,10 @@ try clang clang build clang clang
 {
     try cppcheck cppcheck cppcheck --quiet --error-exitcode=1 --std=c11 --inline-suppr \
         --enable=warning,portability --suppress=missingIncludeSystem \
-        $includes shm lib demos tools
+        $includes shm lib gpu demos tools
     try clang-tidy clang-tidy clang-tidy --quiet --warnings-as-errors='*' \
         --checks="$checks" \
-        $(ls shm/*.c lib/*.c lib/nn/*.c demos/*.c tools/*.c) -- -std=gnu11 $includes
+        $(ls shm/*.c lib/*.c lib/nn/*.c gpu/*.c demos/*.c tools/*.c) -- -std=gnu11 $includes
 }
 
 # The formatter only advises. Comments and tables stand in columns laid out by hand, so blanks

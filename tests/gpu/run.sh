@@ -1,0 +1,61 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# make test-gpu: the GPU tests on a real driver, and what the programs measure there, into a dated transcript in
+# tests/gpu/transcripts/, which the README quotes figures from. Nothing of it is skipped in silence: without a GPU
+# it fails with a sentence. BX_GPU_TRANSCRIPT names another file.
+#
+# The same bodies run on the tests' driver in `make unit`; here BX_TEST_REAL_GPU says that they are to take
+# libcuda.so.1. Those that need what only that driver has (two devices without a way between them, MIG, an old
+# driver) take it here too.
+set -u
+
+here=$(dirname "$0")
+build=${BX_BUILD_DIR:-build}
+stamp=$(date -u +%Y-%m-%d)
+unset BX_CUDA_DRIVER
+
+if ! name=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null) ||
+    [ -z "$name" ]; then
+    echo 'not ok a GPU: nvidia-smi finds none; make test-gpu wants a machine with an NVIDIA GPU and its driver'
+    exit 1
+fi
+model=$(echo "$name" | head -n 1 | cut -d, -f1 | tr -c 'A-Za-z0-9\n' '-')
+file=${BX_GPU_TRANSCRIPT:-$here/transcripts/$stamp-$model.txt}
+mkdir -p "$(dirname "$file")"
+failed=0
+
+part()      # part TITLE COMMAND...: its output into the transcript, its status with it
+{
+    title=$1
+    shift
+    {
+        echo
+        echo "== $title: $*"
+        timeout -k 10 600 "$@" 2>&1
+        status=$?
+        echo "== status $status"
+    } >>"$file"
+    if tail -n 1 "$file" | grep -qx '== status 0'; then
+        echo "ok $title"
+    else
+        echo "not ok $title"
+        failed=1
+    fi
+}
+
+{
+    date -u +%Y-%m-%dT%H:%M:%SZ
+    echo "$name"
+    uname -sr
+} >"$file"
+part 'the driver' nvidia-smi
+part 'what is below lib' env BX_TEST_REAL_GPU=1 "$build/tests/unit" --filter 'gpu_*/*'
+part 'tensors' env BX_TEST_REAL_GPU=1 "$build/tests/unit" --filter 'device*/*'
+part 'tensor_ipc, 1 KB' "$build/bin/tensor_ipc" --bytes 1024
+part 'tensor_ipc, 1 GB' "$build/bin/tensor_ipc" --bytes 1073741824
+for order in host device events sync; do
+    part "bxbench gpu, order $order" env BX_GPU_ORDER=$order "$build/bin/bxbench" gpu
+done
+echo "the transcript is $file"
+exit "$failed"

@@ -240,6 +240,7 @@ static int start(struct sender *sender)
 {
     const struct bench_options *options = sender->bench->options;
     struct bx_msg *args = bx_msg_create(16);
+    const int64_t one = 1;
     int rc = bx_gpu_open(sender->job, (int)options->device, &sender->device);
 
     if (rc == 0 && bx_gpu_is_fake(sender->job) && !options->dry_run)
@@ -249,7 +250,7 @@ static int start(struct sender *sender)
     if (rc == 0)
         rc = bx_rpc_sync(sender->job, sender->to, OPEN, args, NULL, NULL);
     if (rc == 0)
-        rc = bx_tensor_create(NULL, BX_F32, 1, &(int64_t){ 1 }, &sender->host_word);
+        rc = bx_tensor_create(NULL, BX_F32, 1, &one, &sender->host_word);
     bx_msg_destroy(args);
     return rc;
 }

@@ -193,7 +193,7 @@ static int copies(struct sender *sender, struct bx_tensor *tensor, double *copy_
 static int slabs(struct sender *sender, double *open_us)
 {
     struct bx_tensor *tensors[SLABS] = { NULL };
-    double us[SLABS], first, later;
+    double us[SLABS], first = 0, later = 0;
     int rc = 0;
 
     for (int i = 0; rc == 0 && i < SLABS; i++) {

@@ -26,8 +26,11 @@ static bxi_a32 is_open;
 int bxi_gpu_enter(const struct bxi_gpu_device *device)
 {
     const struct bxi_cuda *cu = &device->gpu->cu;
-    unsigned result = cu->cuCtxPushCurrent_v2(device->context);
+    unsigned result;
 
+    if (bxi_gpu_forked())
+        return -EPERM;
+    result = cu->cuCtxPushCurrent_v2(device->context);
     return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(cu, result, "the context of device %d", device->ordinal);
 }
 

@@ -149,8 +149,6 @@ int bxi_gpu_lane_wait(struct bxi_gpu_lane *lane)
     unsigned result = CUDA_SUCCESS;
     int rc;
 
-    if (bxi_gpu_forked())
-        return -EPERM;
     rc = bxi_gpu_enter(lane->device);
     if (rc < 0)
         return rc;
@@ -274,8 +272,6 @@ int bxi_gpu_mark(struct bxi_gpu_lane *lane, struct bxi_gpu_point *point)
     unsigned result;
     int rc;
 
-    if (bxi_gpu_forked())
-        return -EPERM;
     rc = bxi_gpu_enter(lane->device);
     if (rc < 0)
         return rc;

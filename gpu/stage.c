@@ -18,8 +18,6 @@ int bxi_gpu_copy(struct bxi_gpu_lane *lane, uint64_t to, uint64_t from, uint64_t
     unsigned result;
     int rc;
 
-    if (bxi_gpu_forked())
-        return -EPERM;
     rc = bxi_gpu_enter(lane->device);
     if (rc < 0)
         return rc;

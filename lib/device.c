@@ -177,6 +177,16 @@ static int load(struct bx_job *job, struct bxi_devices **out)
     return rc;
 }
 
+/* The driver, loaded, and the devices entered. 0, or an error with a sentence. */
+static int load_and_enter(struct bx_job *job, struct bxi_devices **out)
+{
+    int rc = load(job, out);
+
+    if (rc == 0 && !bxi_devices_enter(*out))
+        rc = bx_fail(BX_E_SHUTDOWN, "worker '%s' has shut down", job->name);
+    return rc;
+}
+
 int bxi_devices_find(const struct bxi_devices *devices, int ordinal)
 {
     for (uint32_t i = 0; i < devices->count; i++)
@@ -227,12 +237,10 @@ static int open_device(struct bxi_devices *devices, int ordinal)
 int bx_gpu_open(struct bx_job *job, int ordinal, struct bx_device *device)
 {
     struct bxi_devices *devices;
-    int rc = load(job, &devices);
+    int rc = load_and_enter(job, &devices);
 
     if (rc < 0)
         return rc;
-    if (!bxi_devices_enter(devices))
-        return bx_fail(BX_E_SHUTDOWN, "worker '%s' has shut down", job->name);
     rc = open_device(devices, ordinal);
     bxi_devices_leave(devices);
     if (rc < 0)
@@ -247,12 +255,10 @@ int bx_gpu_open(struct bx_job *job, int ordinal, struct bx_device *device)
 int bx_gpu_count(struct bx_job *job)
 {
     struct bxi_devices *devices;
-    int rc = load(job, &devices);
+    int rc = load_and_enter(job, &devices);
 
     if (rc < 0)
         return rc;
-    if (!bxi_devices_enter(devices))
-        return bx_fail(BX_E_SHUTDOWN, "worker '%s' has shut down", job->name);
     rc = bxi_gpu_device_count(devices->gpu);
     bxi_devices_leave(devices);
     return rc;
@@ -263,7 +269,7 @@ bool bx_gpu_is_fake(struct bx_job *job)
     struct bxi_devices *devices;
     bool fake;
 
-    if (load(job, &devices) < 0 || !bxi_devices_enter(devices))
+    if (load_and_enter(job, &devices) < 0)
         return false;
     fake = bxi_gpu_is_fake(devices->gpu);
     bxi_devices_leave(devices);
@@ -358,7 +364,7 @@ static int open_peer(struct bxi_devices *devices, const struct bxi_peer *peer)
         .name = peer->name,
         .rank = peer->rank,
         .instance = job->instance,
-        .region = (const struct bxi_gpu_region *)(const void *)(theirs + BXI_DEVICE_OFFSET),
+        .region = bxi_device_region(peer->view.control),
         .held = (struct bxi_gpu_held *)(void *)bxi_segment_device_pair(&job->segment, peer->rank),
         .held_by_peer = (const struct bxi_gpu_held *)(const void *)(theirs + bxi_device_pair_offset(job->rank)),
     };
@@ -394,9 +400,8 @@ static bool is_refused(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_G
 
 bool bxi_devices_reaches(const struct bxi_devices *devices, const struct bxi_peer *peer, uint32_t device)
 {
-    const struct bxi_gpu_region *mine = bxi_segment_device(&devices->job->segment);
-    const unsigned char *control = (const unsigned char *)peer->view.control;
-    const struct bxi_gpu_region *theirs = (const struct bxi_gpu_region *)(const void *)(control + BXI_DEVICE_OFFSET);
+    const struct bxi_gpu_region *mine = bxi_device_region(devices->job->control);
+    const struct bxi_gpu_region *theirs = bxi_device_region(peer->view.control);
     /* [gpu.devices] acquire, pairs with the release in prepare. */
     uint32_t count = bxi_load_acquire((bxi_a32 *)&theirs->head.device_count);
 

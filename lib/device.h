@@ -21,7 +21,7 @@ struct bxi_stream {                     /* a stream that tensors are ordered wit
 struct bxi_devices {
     bxi_a32 refs;
     uint32_t fork_generation;           /* of the process that made it */
-    pthread_mutex_t lock;               /* all below; outside of the locks of gpu/, inside no other */
+    pthread_mutex_t lock;               /* all below; outside of the locks of gpu/, inside of job->lock */
     struct bx_job *job;
     struct bxi_gpu *gpu;                /* NULL once it is closed */
     uint32_t pins;                      /* calls that wait for a GPU, outside of the lock */
@@ -40,6 +40,12 @@ struct bxi_devices {
     bool died[BXI_WORLD_MAX];
 };
 #define BXI_NO_STREAM UINT32_MAX
+
+/* What a worker shows of its device memory: its region, behind its control pages. */
+static inline const struct bxi_gpu_region *bxi_device_region(const struct bxi_control *control)
+{
+    return (const struct bxi_gpu_region *)(const void *)((const unsigned char *)control + BXI_DEVICE_OFFSET);
+}
 
 void bxi_devices_release(struct bxi_devices *devices);
 /* This process's open devices, for tensors that come without a job: a reference; or NULL. */

@@ -144,14 +144,12 @@ static int ordinal_of(const struct bxi_device_loan *device, const struct bxi_dev
     const struct bxi_devices *devices = device->devices;
     bool self = device->peer->rank == devices->job->rank;
     const struct bxi_control *control = self ? devices->job->control : device->peer->view.control;
-    const struct bxi_gpu_region *region =
-        (const struct bxi_gpu_region *)(const void *)((const unsigned char *)control + BXI_DEVICE_OFFSET);
     uint8_t uuid[BXI_GPU_UUID_BYTES];
     int ordinal;
 
     if (part->staged || part->ref.slab >= BXI_GPU_SLABS)
         return devices->open[0].ordinal;
-    memcpy(uuid, region->slab[part->ref.slab].uuid, sizeof uuid);
+    memcpy(uuid, bxi_device_region(control)->slab[part->ref.slab].uuid, sizeof uuid);
     ordinal = bxi_gpu_ordinal(devices->gpu, uuid);
     return ordinal >= 0 ? ordinal : devices->open[0].ordinal;
 }

@@ -219,9 +219,7 @@ static void word_mapped(void *context, int rc)
 /* Devices' lock. */
 static int until_mapped(struct bxi_peer *peer, const struct late *like)
 {
-    const unsigned char *theirs = (const unsigned char *)peer->view.control;
-    const struct bxi_gpu_region *region = (const struct bxi_gpu_region *)(const void *)(theirs + BXI_DEVICE_OFFSET);
-    const struct bxi_gpu_lane_row *row = &region->lane[like->point.lane];
+    const struct bxi_gpu_lane_row *row = &bxi_device_region(peer->view.control)->lane[like->point.lane];
     struct bxi_gpu_ref ref = { .slab = row->slab, .generation = row->generation, .ready = like->point };
     struct late *late = malloc(sizeof *late);
     int rc;

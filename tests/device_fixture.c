@@ -274,3 +274,15 @@ void device_open_gate(uint64_t *gate)
 {
     __atomic_store_n(gate, 1, __ATOMIC_RELEASE);
 }
+
+int device_pins(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bxi_devices *devices = bxi_devices_of(bx_request_job(request));
+    uint32_t count;
+
+    (void)args, (void)context;
+    pthread_mutex_lock(&devices->lock);
+    count = devices->pins;
+    pthread_mutex_unlock(&devices->lock);
+    return bx_msg_put_i64(reply, count);
+}

@@ -56,4 +56,7 @@ void device_wait(struct bx_job *job, void *stream);
 uint64_t *device_gate(struct bx_job *job, void *stream);        /* what is put on it next waits until *gate is 1 */
 void device_open_gate(uint64_t *gate);
 
+/* A handler: how many of this worker's threads wait for a GPU. */
+int device_pins(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
+
 #endif

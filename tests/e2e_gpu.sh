@@ -14,7 +14,6 @@ demo=$build/bin/tensor_ipc
 bench=$build/bin/bxbench
 fake=$build/tests/libfakecuda.so
 dir=$(mktemp -d)
-failed=0
 FAKE_CUDA_MACHINE=$dir/machine
 XDG_RUNTIME_DIR=$dir
 export FAKE_CUDA_MACHINE XDG_RUNTIME_DIR
@@ -22,17 +21,12 @@ unset BX_CUDA_DRIVER
 trap 'rm -rf "$dir"' EXIT
 trap 'exit 130' INT TERM
 
-check()     # check NAME COMMAND...: the test is whether the command succeeds
+# shellcheck source=tests/checks.sh
+. "$(dirname "$0")/checks.sh"
+
+evidence()  # of a check that failed
 {
-    name=$1
-    shift
-    if "$@"; then
-        echo "ok $name"
-    else
-        failed=1
-        echo "not ok $name"
-        tail -n 20 "$dir/out" "$dir/err" | sed 's/^/  /'
-    fi
+    tail -n 20 "$dir/out" "$dir/err" | sed 's/^/  /'
 }
 
 ends()      # ends STATUS COMMAND...: it ends with it

@@ -15,24 +15,18 @@ launcher=
 workers=
 trap 'rm -rf "$dir"; kill -9 $launcher $workers 2>/dev/null' EXIT
 trap 'exit 130' INT TERM
-failed=0
 run_path=$PATH
 timeout=$(command -v timeout)
 limit_s=180         # of a run that should take seconds
 small='--model resnet18 --image 32 --batch-size 4 --num-classes 5'
 
-check()     # check NAME COMMAND...: the test is whether the command succeeds
+# shellcheck source=tests/checks.sh
+. "$(dirname "$0")/checks.sh"
+
+evidence()  # of a check that failed
 {
-    name=$1
-    shift
-    if "$@"; then
-        echo "ok $name"
-    else
-        failed=1
-        echo "not ok $name"
-        sed 's/^/  out: /' "$dir/out" | tail -n 20
-        sed 's/^/  err: /' "$dir/err" | tail -n 12
-    fi
+    sed 's/^/  out: /' "$dir/out" | tail -n 20
+    sed 's/^/  err: /' "$dir/err" | tail -n 12
 }
 
 run()       # run FLAGS...: status, $dir/out, $dir/err

@@ -13,22 +13,16 @@ dir=$(mktemp -d)
 launcher=
 trap 'rm -rf "$dir"; test -z "$launcher" || kill -9 "$launcher"' EXIT
 trap 'exit 130' INT TERM
-failed=0
 run_path=$PATH
 tab=$(printf '\t')
 
-check()     # check NAME COMMAND...: the test is whether the command succeeds
+# shellcheck source=tests/checks.sh
+. "$(dirname "$0")/checks.sh"
+
+evidence()  # of a check that failed
 {
-    name=$1
-    shift
-    if "$@"; then
-        echo "ok $name"
-    else
-        failed=1
-        echo "not ok $name"
-        sed 's/^/  out: /' "$dir/out" | tail -n 12
-        sed 's/^/  err: /' "$dir/err" | tail -n 12
-    fi
+    sed 's/^/  out: /' "$dir/out" | tail -n 12
+    sed 's/^/  err: /' "$dir/err" | tail -n 12
 }
 
 run()       # run FLAGS...: status, $dir/out, $dir/err

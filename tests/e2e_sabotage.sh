@@ -12,45 +12,24 @@ program=${BX_BUILD_DIR:-build}/tests/prog_worker
 dir=$(mktemp -d)
 job=sabotage-$$
 pids=
-failed=0
 trap 'test -z "$pids" || kill -9 $pids 2>/dev/null; rm -rf "$dir"' EXIT
 trap 'exit 130' INT TERM
 XDG_RUNTIME_DIR=$dir
 export XDG_RUNTIME_DIR
 
-check()     # check NAME COMMAND...: the test is whether the command succeeds
-{
-    name=$1
-    shift
-    if "$@"; then
-        echo "ok $name"
-    else
-        failed=1
-        echo "not ok $name"
-        for file in "$dir"/out.*; do
-            sed "s/^/  ${file##*/}: /" "$file" | tail -n 5
-        done
-    fi
-}
+# shellcheck source=tests/checks.sh
+. "$(dirname "$0")/checks.sh"
 
-begin()     # begin RANK WORLD_SIZE MODE: in the background; $pid_RANK
+evidence()  # of a check that failed
 {
-    BX_JOB=$job BX_RANK=$1 BX_WORLD_SIZE=$2 BX_NAME=w$1 "$program" "$3" \
-        >"$dir/out.$1" 2>&1 </dev/null &
-    eval "pid_$1=\$!"
-    pids="$pids $!"
+    for file in "$dir"/out.*; do
+        sed "s/^/  ${file##*/}: /" "$file" | tail -n 5
+    done
 }
 
 end()       # end RANK: its exit status
 {
     eval "wait \$pid_$1" 2>/dev/null
-}
-
-await()     # await RANK LINE: until it has printed the line
-{
-    until grep -q "^$2" "$dir/out.$1"; do
-        kill -0 "$(eval echo "\$pid_$1")" 2>/dev/null || return 1
-    done
 }
 
 ended()     # ended RANK STATUS PATTERN

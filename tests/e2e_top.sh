@@ -12,12 +12,10 @@ set -u
 build=${BX_BUILD_DIR:-build}
 source=${BX_SOURCE_DIR:-.}
 program=$build/bin/shmstat
-worker=$build/tests/prog_worker
 page=$source/tools/shmstat.1
 dir=$(mktemp -d)
 job=top-$$
 pids=
-failed=0
 trap 'test -z "$pids" || kill -9 $pids 2>/dev/null; rm -rf "$dir"' EXIT
 trap 'exit 130' INT TERM
 XDG_RUNTIME_DIR=$dir
@@ -25,17 +23,12 @@ TERM=xterm
 export XDG_RUNTIME_DIR TERM
 unset NO_COLOR
 
-check()     # check NAME COMMAND...: the test is whether the command succeeds
+# shellcheck source=tests/checks.sh
+. "$(dirname "$0")/checks.sh"
+
+evidence()  # of a check that failed
 {
-    name=$1
-    shift
-    if "$@"; then
-        echo "ok $name"
-    else
-        failed=1
-        echo "not ok $name"
-        tail -n 30 "$dir/out" "$dir/err" | sed 's/^/  /'
-    fi
+    tail -n 30 "$dir/out" "$dir/err" | sed 's/^/  /'
 }
 
 ends()      # ends STATUS ARGUMENTS...: shmstat top ends with it
@@ -54,20 +47,6 @@ once()      # once ARGUMENTS...: one picture of the job
 says()      # says PATTERN: what was printed last has a line of it
 {
     grep -qE "$1" "$dir/out"
-}
-
-begin()     # begin RANK WORLD_SIZE MODE
-{
-    BX_JOB=$job BX_RANK=$1 BX_WORLD_SIZE=$2 BX_NAME=w$1 "$worker" "$3" >"$dir/worker.$1" 2>&1 </dev/null &
-    eval "pid_$1=\$!"
-    pids="$pids $!"
-}
-
-await()     # await RANK LINE: until it has printed the line
-{
-    until grep -q "^$2" "$dir/worker.$1"; do
-        kill -0 "$(eval echo "\$pid_$1")" 2>/dev/null || return 1
-    done
 }
 
 fits()      # fits COLUMNS LINES: no line of the last output is longer, and there are no more

@@ -13,23 +13,17 @@ dir=$(mktemp -d)
 job=trace-$$
 trace=$dir/trace.json
 pids=
-failed=0
 trap 'test -z "$pids" || kill -9 $pids 2>/dev/null; rm -rf "$dir"' EXIT
 trap 'exit 130' INT TERM
 XDG_RUNTIME_DIR=$dir
 export XDG_RUNTIME_DIR
 
-check()     # check NAME COMMAND...: the test is whether the command succeeds
+# shellcheck source=tests/checks.sh
+. "$(dirname "$0")/checks.sh"
+
+evidence()  # of a check that failed
 {
-    name=$1
-    shift
-    if "$@"; then
-        echo "ok $name"
-    else
-        failed=1
-        echo "not ok $name"
-        tail -n 5 "$dir"/out.* "$trace" 2>/dev/null | cut -c 1-200 | sed 's/^/  /'
-    fi
+    tail -n 5 "$dir"/out.* "$trace" 2>/dev/null | cut -c 1-200 | sed 's/^/  /'
 }
 
 begin()     # begin RANK WORLD_SIZE PROGRAM...: in the background, traced; $pid_RANK

@@ -44,25 +44,12 @@ static int drop(const struct bx_request *request, struct bx_reader *args, struct
     return 0;
 }
 
-/* How many of this worker's threads wait for a GPU. */
-static int pins(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    struct bxi_devices *devices = bxi_devices_of(bx_request_job(request));
-    uint32_t count;
-
-    (void)args, (void)context;
-    pthread_mutex_lock(&devices->lock);
-    count = devices->pins;
-    pthread_mutex_unlock(&devices->lock);
-    return bx_msg_put_i64(reply, count);
-}
-
 static int setup(struct bx_job *job)
 {
     HARNESS_EQ(bx_register(job, "keep", BX_INLINE, keep, NULL), 0);
     HARNESS_EQ(bx_register(job, "take", BX_INLINE, take, NULL), 0);
     HARNESS_EQ(bx_register(job, "drop", BX_INLINE, drop, NULL), 0);
-    HARNESS_EQ(bx_register(job, "pins", BX_INLINE, pins, NULL), 0);
+    HARNESS_EQ(bx_register(job, "pins", BX_INLINE, device_pins, NULL), 0);
     return 0;
 }
 

@@ -1,0 +1,38 @@
+# shellcheck shell=sh
+# SPDX-License-Identifier: MIT
+#
+# What the end-to-end scripts share; sourced, not run. Who sources it has a directory $dir of its own, says by
+# evidence() what is to be seen of a check that failed, and ends with `exit "$failed"`.
+
+failed=0
+
+check()     # check NAME COMMAND...: the test is whether the command succeeds
+{
+    name=$1
+    shift
+    if "$@"; then
+        echo "ok $name"
+    else
+        failed=1
+        echo "not ok $name"
+        evidence
+    fi
+}
+
+# Workers of the job $job, each a prog_worker in the background: $pid_RANK, and all of them in $pids; what they
+# print goes to $dir/out.RANK.
+
+begin()     # begin RANK WORLD_SIZE MODE
+{
+    BX_JOB=$job BX_RANK=$1 BX_WORLD_SIZE=$2 BX_NAME=w$1 "${BX_BUILD_DIR:-build}/tests/prog_worker" "$3" \
+        >"$dir/out.$1" 2>&1 </dev/null &
+    eval "pid_$1=\$!"
+    pids="$pids $!"
+}
+
+await()     # await RANK LINE: until it has printed the line
+{
+    until grep -q "^$2" "$dir/out.$1"; do
+        kill -0 "$(eval echo "\$pid_$1")" 2>/dev/null || return 1
+    done
+}

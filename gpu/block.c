@@ -7,7 +7,8 @@
  * through when memory is wanted and nothing free is large enough, by bxi_gpu_poll, and by bxi_gpu_trim. So the order
  * in which memory comes back costs the owner a look at words in host memory, and no call of the driver (HOST_WORDS).
  *
- * Nothing here is shared: a process that is killed takes its books with it.
+ * Every block is in one of two lists, of those that are handed out and of those that wait, so that the books of all
+ * can be given back at the end. Nothing here is shared: a process that is killed takes its books with it.
  */
 #include "inside.h"
 
@@ -18,6 +19,26 @@
 static struct bxi_gpu_block_inside *inside(struct bxi_gpu_block *block)
 {
     return (struct bxi_gpu_block_inside *)(void *)block;
+}
+
+/* Under the lock. */
+static void add_to(struct bxi_gpu_block_inside **list, struct bxi_gpu_block_inside *block)
+{
+    block->prev = NULL;
+    block->next = *list;
+    if (*list != NULL)
+        (*list)->prev = block;
+    *list = block;
+}
+
+static void take_from(struct bxi_gpu_block_inside **list, struct bxi_gpu_block_inside *block)
+{
+    if (block->prev != NULL)
+        block->prev->next = block->next;
+    else
+        *list = block->next;
+    if (block->next != NULL)
+        block->next->prev = block->prev;
 }
 
 /* ---- Handing out ----------------------------------------------------------------------------- */
@@ -62,19 +83,8 @@ static int take_chunk(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_
     return 0;
 }
 
-int bxi_gpu_alloc(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_block **block)
-{
-    if (bxi_gpu_forked())
-        return -EPERM;
-    pthread_mutex_lock(&device->gpu->lock);
-
-    int rc = bxi_gpu_block_take(device, bytes, block);
-
-    pthread_mutex_unlock(&device->gpu->lock);
-    return rc;
-}
-
-int bxi_gpu_block_take(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_block **out)
+/* Under the lock. */
+static int take_block(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_block **out)
 {
     struct bxi_gpu *gpu = device->gpu;
     struct bxi_gpu_block_inside *made;
@@ -105,9 +115,22 @@ int bxi_gpu_block_take(struct bxi_gpu_device *device, uint64_t bytes, struct bxi
         .generation = slab->generation,
         .offset = chunk->offset,
     };
+    add_to(&gpu->blocks, made);
     bxi_gpu_count(&gpu->figures.block_bytes, (int64_t)chunk->bytes);
     *out = &made->block;
     return 0;
+}
+
+int bxi_gpu_alloc(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_block **block)
+{
+    int rc;
+
+    if (bxi_gpu_forked())
+        return -EPERM;
+    pthread_mutex_lock(&device->gpu->lock);
+    rc = take_block(device, bytes, block);
+    pthread_mutex_unlock(&device->gpu->lock);
+    return rc;
 }
 
 int bxi_gpu_ref(const struct bxi_gpu_block *block, uint64_t offset, uint64_t bytes, struct bxi_gpu_ref *ref)
@@ -175,7 +198,7 @@ static bool has_passed(struct bxi_gpu *gpu, struct bxi_gpu_block_inside *block)
     return true;
 }
 
-/* Under the lock. */
+/* Under the lock; it is in neither list. */
 static void reuse(struct bxi_gpu *gpu, struct bxi_gpu_block_inside *block)
 {
     struct bxi_gpu_slab *slab = &gpu->slab[block->block.slab];
@@ -197,18 +220,16 @@ static void reuse(struct bxi_gpu *gpu, struct bxi_gpu_block_inside *block)
 
 int bxi_gpu_blocks_poll(struct bxi_gpu *gpu)
 {
-    struct bxi_gpu_block_inside **link = &gpu->waiting;
+    struct bxi_gpu_block_inside *next;
     int left = 0;
 
-    while (*link != NULL) {
-        struct bxi_gpu_block_inside *block = *link;
-
+    for (struct bxi_gpu_block_inside *block = gpu->waiting; block != NULL; block = next) {
+        next = block->next;
         if (!has_passed(gpu, block)) {
-            link = &block->next;
             left++;
             continue;
         }
-        *link = block->next;
+        take_from(&gpu->waiting, block);
         bxi_gpu_count(&gpu->figures.blocks_waiting, -1);
         reuse(gpu, block);
     }
@@ -224,39 +245,33 @@ void bxi_gpu_free(struct bxi_gpu_block *block)
     struct bxi_gpu_block_inside *of = inside(block);
 
     pthread_mutex_lock(&gpu->lock);
+    take_from(&gpu->blocks, of);
     if (has_passed(gpu, of)) {
         reuse(gpu, of);
     } else {
-        of->next = gpu->waiting;
-        gpu->waiting = of;
+        add_to(&gpu->waiting, of);
         bxi_gpu_count(&gpu->figures.blocks_waiting, 1);
     }
     pthread_mutex_unlock(&gpu->lock);
 }
 
-void bxi_gpu_block_give(struct bxi_gpu *gpu, struct bxi_gpu_block *block)
+static void forget(struct bxi_gpu_block_inside *list)
 {
-    reuse(gpu, inside(block));
-}
+    struct bxi_gpu_block_inside *next;
 
-static void forget(struct bxi_gpu_block_inside *block)
-{
-    free(block->chunk);
-    free(block->until);
-    free(block);
+    for (struct bxi_gpu_block_inside *block = list; block != NULL; block = next) {
+        next = block->next;
+        free(block->chunk);
+        free(block->until);
+        free(block);
+    }
 }
 
 void bxi_gpu_blocks_forget(struct bxi_gpu *gpu)
 {
-    while (gpu->waiting != NULL) {
-        struct bxi_gpu_block_inside *block = gpu->waiting;
-
-        gpu->waiting = block->next;
-        forget(block);
-    }
-    for (uint32_t i = 0; i < gpu->device_count; i++)
-        if (gpu->device[i]->word_block != NULL)
-            forget(inside(gpu->device[i]->word_block));
+    forget(gpu->waiting);
+    forget(gpu->blocks);                /* those of words too */
+    gpu->waiting = gpu->blocks = NULL;
 }
 
 /* ---- Memory made by others ------------------------------------------------------------------- */
@@ -268,10 +283,10 @@ struct foreign {
     struct bxi_gpu_device *device;
 };
 
-/* Asks one thing of a pointer; -1 where the driver does not know it. */
+/* Asks one thing of a pointer; -1 where the driver does not know it. What is told as a bool fills but one byte. */
 static int ask(const struct bxi_cuda *cu, unsigned attribute, uint64_t address)
 {
-    int value = -1;
+    int value = 0;
 
     return cu->cuPointerGetAttribute(&value, attribute, address) == CUDA_SUCCESS ? value : -1;
 }
@@ -281,11 +296,12 @@ static int check_exportable(struct bxi_gpu *gpu, uint64_t address)
     const struct bxi_cuda *cu = &gpu->cu;
     void *pool = NULL;
 
-    if (ask(cu, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) != CU_MEMORYTYPE_DEVICE)
-        return bxi_gpu_fail(-EINVAL, "%#llx is no device memory that CUDA knows of", (unsigned long long)address);
+    /* First, for it may lie with the host at the moment. */
     if (ask(cu, CU_POINTER_ATTRIBUTE_IS_MANAGED, address) == 1)
         return bxi_gpu_fail(-EOPNOTSUPP, "managed memory (cudaMallocManaged) cannot be opened by other processes: copy "
                             "it to a tensor of the job's");
+    if (ask(cu, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) != CU_MEMORYTYPE_DEVICE)
+        return bxi_gpu_fail(-EINVAL, "%#llx is no device memory that CUDA knows of", (unsigned long long)address);
     if (cu->cuPointerGetAttribute(&pool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address) == CUDA_SUCCESS && pool != NULL)
         return bxi_gpu_fail(-EOPNOTSUPP, "memory of a pool (cudaMallocAsync) cannot be opened by other processes: "
                             "copy it to a tensor of the job's, or allocate it with cudaMalloc");
@@ -352,7 +368,11 @@ static int foreign_slab(struct bxi_gpu *gpu, const struct foreign *foreign, stru
     slab->is_foreign = true;
     slab->used = 0;
     slab->whole = NULL;
+    rc = bxi_gpu_enter(slab->device);       /* its own, not that of any device: it is exported */
+    if (rc < 0)
+        return rc;
     rc = bxi_gpu_slab_publish(gpu, slab);
+    bxi_gpu_leave(slab->device);
     if (rc == 0)
         *out = slab;
     return rc;
@@ -383,6 +403,7 @@ static int wrap(struct bxi_gpu *gpu, const struct bxi_gpu_block *range, struct b
     made->block.slab = (uint32_t)(slab - gpu->slab);
     made->block.generation = slab->generation;
     made->block.offset = range->address - slab->address;
+    add_to(&gpu->blocks, made);
     bxi_gpu_count(&gpu->figures.block_bytes, (int64_t)range->bytes);
     return 0;
 }

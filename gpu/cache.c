@@ -7,6 +7,9 @@
  * name nothing, since after a free and an allocation of the same size they may come again. A map of an older
  * generation cannot be there when a newer one is asked for, for as long as it is held the owner does not free it.
  *
+ * Which of several devices here a slab is mapped on is decided for each: the same function of the same device, so that
+ * all that a process lends from one device is opened in one context here, as CUDA wants it.
+ *
  * A map: NONE -> OPENING (helper) -> OPEN <-> in use -> CLOSING (helper) -> NONE. What helper and callers share of
  * it is under the lock; in OPENING and CLOSING its address belongs to the helper.
  *
@@ -55,20 +58,24 @@ static int open_failed(const struct bxi_gpu_peer *peer, unsigned result)
     return rc == -ENOMEM ? rc : -EIO;
 }
 
-/* Whether the driver says at once that the device is out of reach; of one that is hidden here it says nothing. */
-bool bxi_gpu_is_out_of_reach(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+/* The same device, if it is in use here, else the peer's own choice, else any that reaches it. Of a device that is
+ * hidden here the driver says nothing, and the open decides; but no MIG instance reaches another. */
+struct bxi_gpu_device *bxi_gpu_device_for(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
-    const struct bxi_gpu *gpu = peer->gpu;
-    int can = 1;
+    struct bxi_gpu *gpu = peer->gpu;
+    int owner = bxi_gpu_find(gpu, uuid);
 
-    for (int i = 0; i < gpu->ordinals; i++) {
-        if (memcmp(gpu->info[i].uuid, uuid, BXI_GPU_UUID_BYTES) != 0)
-            continue;
-        if (i == peer->is.device->ordinal)
-            return false;
-        return gpu->cu.cuDeviceCanAccessPeer(&can, peer->is.device->handle, gpu->handle[i]) == CUDA_SUCCESS && !can;
-    }
-    return false;
+    if (owner < 0)
+        return gpu->info[peer->is.device->ordinal].is_mig ? NULL : peer->is.device;
+    for (uint32_t i = 0; i < gpu->device_count; i++)
+        if (gpu->device[i]->ordinal == owner)
+            return gpu->device[i];
+    if (bxi_gpu_can_read(gpu, peer->is.device->ordinal, owner))
+        return peer->is.device;
+    for (uint32_t i = 0; i < gpu->device_count; i++)
+        if (bxi_gpu_can_read(gpu, gpu->device[i]->ordinal, owner))
+            return gpu->device[i];
+    return NULL;
 }
 
 static int out_of_reach(struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES])
@@ -78,8 +85,8 @@ static int out_of_reach(struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UU
     pthread_mutex_lock(&gpu->lock);
     bxi_gpu_refuse(gpu, uuid);
     pthread_mutex_unlock(&gpu->lock);
-    return bxi_gpu_fail(-EXDEV, "device %d cannot read the memory of %s's device: no peer access between the two; "
-                        "what it lends is staged through host memory", peer->is.device->ordinal, peer->name);
+    return bxi_gpu_fail(-EXDEV, "no device in use here can read the memory of %s's device: no peer access (device %d); "
+                        "what it lends is staged through host memory", peer->name, peer->is.device->ordinal);
 }
 
 /* The context is current. What the driver says of the mapping must hold what the row promised. */
@@ -120,9 +127,12 @@ static int open_slab(struct bxi_gpu_map *map)
     memcpy(uuid, row->uuid, sizeof(uuid));
     if (bytes == 0)
         return bxi_gpu_fail(-EPROTO, "slab %zu of %s says that it has no bytes", index, peer->name);
-    if (bxi_gpu_is_out_of_reach(peer, uuid))
+    pthread_mutex_lock(&peer->gpu->lock);
+    map->device = bxi_gpu_device_for(peer, uuid);
+    pthread_mutex_unlock(&peer->gpu->lock);
+    if (map->device == NULL)
         return out_of_reach(peer, uuid);
-    rc = bxi_gpu_enter(peer->is.device);
+    rc = bxi_gpu_enter(map->device);
     if (rc < 0)
         return rc;
 
@@ -131,7 +141,7 @@ static int open_slab(struct bxi_gpu_map *map)
     rc = result == CUDA_SUCCESS ? check_range(map, address, bytes) : open_failed(peer, result);
     if (rc < 0 && result == CUDA_SUCCESS)
         (void)cu->cuIpcCloseMemHandle(address);
-    bxi_gpu_leave(peer->is.device);
+    bxi_gpu_leave(map->device);
     if (rc == -EXDEV)
         return out_of_reach(peer, uuid);
     if (rc < 0)
@@ -194,9 +204,9 @@ static void close_map(struct bxi_gpu_job *job)
     struct bxi_gpu_map *map = (struct bxi_gpu_map *)(void *)job;
     struct bxi_gpu *gpu = map->peer->gpu;
 
-    if (bxi_gpu_enter(map->peer->is.device) == 0) {
+    if (bxi_gpu_enter(map->device) == 0) {
         (void)gpu->cu.cuIpcCloseMemHandle(map->address);
-        bxi_gpu_leave(map->peer->is.device);
+        bxi_gpu_leave(map->device);
     }
     pthread_mutex_lock(&gpu->lock);
     let_go(map);
@@ -364,14 +374,22 @@ void bxi_gpu_map_put(struct bxi_gpu_map *map)
     pthread_mutex_unlock(&gpu->lock);
 }
 
-uint64_t bxi_gpu_mapped(const struct bxi_gpu_peer *peer, uint32_t slab, uint64_t generation, uint64_t offset)
+struct bxi_gpu_device *bxi_gpu_map_device(const struct bxi_gpu_map *map)
 {
+    return map->device;
+}
+
+struct bxi_gpu_place bxi_gpu_mapped(const struct bxi_gpu_peer *peer, const struct bxi_gpu_lane_row *row)
+{
+    struct bxi_gpu_place place = { 0 };
+    uint64_t generation = row->generation, offset = row->offset;        /* another process writes them */
+    uint32_t slab = row->slab;
     const struct bxi_gpu_map *map = slab < BXI_GPU_SLABS ? &peer->map[slab] : NULL;
 
-    if (map == NULL || map->state != BXI_GPU_MAP_OPEN || map->generation != generation || offset % 8 != 0 ||
-        offset > map->bytes || map->bytes - offset < sizeof(uint64_t))
-        return 0;
-    return map->address + offset;
+    if (map != NULL && map->state == BXI_GPU_MAP_OPEN && map->generation == generation && offset % 8 == 0 &&
+        offset <= map->bytes && map->bytes - offset >= sizeof(uint64_t))
+        place = (struct bxi_gpu_place){ map->address + offset, map->device };
+    return place;
 }
 
 bool bxi_gpu_is_mapped(const struct bxi_gpu *gpu, uint64_t address)

@@ -169,6 +169,7 @@ int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **out)
         rc = bxi_gpu_helper_start(&gpu->helper);
     if (rc < 0)
         goto free_gpu;
+    pthread_mutex_init(&gpu->opening, NULL);
     pthread_mutex_init(&gpu->lock, NULL);
     publish_head(gpu);
     *out = gpu;
@@ -187,10 +188,9 @@ close_gate:
 static void close_device(struct bxi_gpu_device *device)
 {
     const struct bxi_cuda *cu = &device->gpu->cu;
-    int held = 0;
+    int held = bxi_gpu_device_slabs_free(device);
 
     if (bxi_gpu_enter(device) == 0) {
-        held = bxi_gpu_device_slabs_free(device);
         bxi_gpu_stage_fini(device);
         if (device->side != NULL)
             (void)cu->cuStreamDestroy_v2(device->side);
@@ -230,6 +230,7 @@ void bxi_gpu_close(struct bxi_gpu *gpu)
         free(peer);
     }
     pthread_mutex_destroy(&gpu->lock);
+    pthread_mutex_destroy(&gpu->opening);
     bxi_gpu_unload(&gpu->cu);
     free(gpu);
     /* [gpu.open] release, pairs with the compare-and-swap in bxi_gpu_open. */
@@ -261,12 +262,35 @@ int bxi_gpu_device_info(const struct bxi_gpu *gpu, int ordinal, struct bxi_gpu_i
     return 0;
 }
 
-int bxi_gpu_ordinal(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+int bxi_gpu_find(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
     for (int i = 0; i < gpu->ordinals; i++)
         if (memcmp(gpu->info[i].uuid, uuid, BXI_GPU_UUID_BYTES) == 0)
             return i;
-    return bxi_gpu_fail(-ENODEV, "this process does not see that device: CUDA_VISIBLE_DEVICES hides it");
+    return -1;
+}
+
+int bxi_gpu_ordinal(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    int ordinal = bxi_gpu_find(gpu, uuid);
+
+    return ordinal >= 0 ? ordinal : bxi_gpu_fail(-ENODEV, "this process does not see that device: "
+                                                 "CUDA_VISIBLE_DEVICES hides it");
+}
+
+/* What the driver does not know is left to the first open. */
+bool bxi_gpu_can_read(struct bxi_gpu *gpu, int reader, int owner)
+{
+    uint8_t *known = &gpu->can_read[reader][owner];
+    int can = 1;
+
+    if (reader == owner)
+        return true;
+    if (gpu->info[reader].is_mig || gpu->info[owner].is_mig)
+        return false;
+    if (*known == 0 && gpu->cu.cuDeviceCanAccessPeer(&can, gpu->handle[reader], gpu->handle[owner]) == CUDA_SUCCESS)
+        *known = can != 0 ? 2 : 1;
+    return *known != 1;
 }
 
 void bxi_gpu_read(const struct bxi_gpu *gpu, struct bxi_gpu_counters *counters)
@@ -328,29 +352,46 @@ static int retain(struct bxi_gpu_device *device)
     return bxi_gpu_cuda_fail(&gpu->cu, result, "taking device %d (%s) into use", device->ordinal, name);
 }
 
-/* With the lock held and the context current: what the device must show before it is used. */
-static int prepare(struct bxi_gpu_device *device)
+/* Under the lock. What could not be mapped before may be within the reach of this one: peers are looked at again. */
+static void publish(struct bxi_gpu_device *device)
 {
     struct bxi_gpu *gpu = device->gpu;
     struct bxi_gpu_head *head = &gpu->region->head;
+
+    memcpy(head->device[device->index], gpu->info[device->ordinal].uuid, BXI_GPU_UUID_BYTES);
+    gpu->device[gpu->device_count++] = device;
+    /* [gpu.devices] release, pairs with the acquire in look_at_devices: the uuid is there. */
+    bxi_store_release(&head->device_count, gpu->device_count);
+    /* [gpu.refused] release, pairs with the acquire in bxi_gpu_peer_reaches. */
+    bxi_store_release(&head->refused_count, 0);
+    for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next)
+        peer->devices_seen = 0;
+}
+
+/* With the context current: what the device must show before it is used. */
+static int prepare(struct bxi_gpu_device *device)
+{
+    struct bxi_gpu *gpu = device->gpu;
     struct bxi_gpu_chunk *whole;
     unsigned result = gpu->cu.cuStreamCreate(&device->side, CU_STREAM_NON_BLOCKING);
     int rc;
 
     if (result != CUDA_SUCCESS)
         return bxi_gpu_cuda_fail(&gpu->cu, result, "a stream of device %d", device->ordinal);
-    memcpy(head->device[device->index], gpu->info[device->ordinal].uuid, BXI_GPU_UUID_BYTES);
+    pthread_mutex_lock(&gpu->lock);
     rc = bxi_gpu_slab_make(device, gpu->slab_bytes, &whole);
+    pthread_mutex_unlock(&gpu->lock);
     if (rc == 0)
         rc = bxi_gpu_probe(device);
     if (rc < 0)
         return rc;
-    gpu->device[gpu->device_count++] = device;
-    /* [gpu.devices] release, pairs with the acquire in bxi_gpu_peers_poll. */
-    bxi_store_release(&head->device_count, gpu->device_count);
+    pthread_mutex_lock(&gpu->lock);
+    publish(device);
+    pthread_mutex_unlock(&gpu->lock);
     return 0;
 }
 
+/* Under opening, which alone makes devices: their number stands still. */
 static int start(struct bxi_gpu *gpu, int ordinal, struct bxi_gpu_device **out)
 {
     struct bxi_gpu_device *device;
@@ -395,7 +436,7 @@ int bxi_gpu_device_open(struct bxi_gpu *gpu, int ordinal, struct bxi_gpu_device 
         return -EPERM;
     if (ordinal < 0 || ordinal >= gpu->ordinals)
         return bxi_gpu_fail(-EINVAL, "there is no device %d: this process sees %d", ordinal, gpu->ordinals);
-    pthread_mutex_lock(&gpu->lock);
+    pthread_mutex_lock(&gpu->opening);
     for (uint32_t i = 0; i < gpu->device_count; i++) {
         if (gpu->device[i]->ordinal == ordinal) {
             *device = gpu->device[i];
@@ -405,7 +446,7 @@ int bxi_gpu_device_open(struct bxi_gpu *gpu, int ordinal, struct bxi_gpu_device 
     rc = start(gpu, ordinal, device);
 
 unlock:
-    pthread_mutex_unlock(&gpu->lock);
+    pthread_mutex_unlock(&gpu->opening);
     return rc;
 }
 

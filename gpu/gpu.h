@@ -35,22 +35,14 @@
 #ifndef BXI_GPU_H
 #define BXI_GPU_H
 
-#include "../shm/atomic.h"
+#include "shared.h"
 
 #include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#define BXI_GPU_UUID_BYTES 16
-#define BXI_GPU_HANDLE_BYTES 64
 #define BXI_GPU_ALIGN 256u              /* of every block */
-#define BXI_GPU_DEVICES 8               /* that one worker uses */
-#define BXI_GPU_SLABS 256               /* of one worker at a time, on all its devices */
-#define BXI_GPU_LANES 32                /* of one worker at a time */
-#define BXI_GPU_RING 8                  /* events of a lane */
-#define BXI_GPU_REFUSED 32              /* devices that a worker has found out of its reach */
-#define BXI_GPU_POISON (UINT64_C(1) << 62)      /* added to a word that nobody will write any more */
 
 struct bxi_gpu;                         /* the driver, and this process's part in it */
 struct bxi_gpu_device;                  /* a device in use: its primary context and its pool of slabs */
@@ -60,85 +52,6 @@ struct bxi_gpu_map;                     /* one of its slabs, mapped here */
 
 /* This thread's sentence on its last failure in gpu/; "" if there was none. */
 const char *bxi_gpu_text(void);
-
-/* ---- What a process shows the others --------------------------------------------------------- */
-
-/* How points are passed on, best first; what the probe found, or what was asked for. */
-enum bxi_gpu_order {
-    BXI_GPU_ORDER_AUTO = 0,             /* the first of these that works on the device */
-    BXI_GPU_HOST_WORDS = 1,             /* streams write and wait for words in shared host memory */
-    BXI_GPU_DEVICE_WORDS = 2,           /* words in a block of the owner's device */
-    BXI_GPU_EVENTS = 3,                 /* interprocess events */
-    BXI_GPU_HOST_SYNC = 4,              /* mark waits for its stream */
-};
-
-/* The region lies in shared memory of the owner's, page-aligned and zero at first, one for each process. gpu/
- * writes it; the GPU writes its words. Others map it read-only. Layout and invariants: README.md. */
-#define BXI_GPU_MAGIC UINT64_C(0x3175706772616378)
-#define BXI_GPU_LAYOUT 1u
-
-struct bxi_gpu_head {
-    bxi_a64 magic;                      /* BXI_GPU_MAGIC, last of all */
-    uint32_t layout;
-    uint32_t pid;
-    uint64_t ipc_namespace;             /* inodes of /proc/self/ns: they must be the same for IPC to work */
-    uint64_t pid_namespace;
-    bxi_a32 device_count;
-    bxi_a32 refused_count;
-    uint8_t device[BXI_GPU_DEVICES][BXI_GPU_UUID_BYTES];
-    uint8_t refused[BXI_GPU_REFUSED][BXI_GPU_UUID_BYTES];   /* devices whose memory it cannot map */
-};
-
-struct bxi_gpu_word {                   /* alone in two lines: neighbours are written by other streams */
-    bxi_a64 value;                      /* the lane's last point that has passed; written by GPU or owner */
-    uint8_t pad[120];
-};
-
-struct bxi_gpu_lane_row {
-    bxi_a32 order;                      /* enum bxi_gpu_order; 0: no lane */
-    uint32_t device;                    /* index into head.device */
-    uint32_t slab;                      /* DEVICE_WORDS: where the word is */
-    uint32_t reserved;
-    uint64_t generation;
-    uint64_t offset;
-    uint8_t pad[32];
-};
-
-enum bxi_gpu_slab_state { BXI_GPU_SLAB_EMPTY = 0, BXI_GPU_SLAB_LIVE = 1, BXI_GPU_SLAB_RETIRING = 2 };
-
-struct bxi_gpu_slab_row {
-    bxi_a64 stamp;                      /* generation << 2 | enum bxi_gpu_slab_state */
-    uint64_t bytes;
-    uint8_t handle[BXI_GPU_HANDLE_BYTES];
-    uint8_t uuid[BXI_GPU_UUID_BYTES];
-    uint8_t pad[32];
-};
-
-struct bxi_gpu_region {
-    struct bxi_gpu_head head;
-    uint8_t head_pad[4096 - sizeof(struct bxi_gpu_head)];
-    struct bxi_gpu_word word[BXI_GPU_LANES];                /* a page: all that a peer registers with its driver */
-    struct bxi_gpu_lane_row lane[BXI_GPU_LANES];
-    uint8_t lane_pad[4096 - BXI_GPU_LANES * sizeof(struct bxi_gpu_lane_row)];
-    uint8_t event[BXI_GPU_LANES][BXI_GPU_RING][BXI_GPU_HANDLE_BYTES];
-    struct bxi_gpu_slab_row slab[BXI_GPU_SLABS];
-};
-
-/* What a borrower has open of one owner's slabs: the generation, or 0. It lies in the borrower's shared memory,
- * one for each pair, zero at first; the owner reads it. */
-struct bxi_gpu_held {
-    bxi_a64 generation[BXI_GPU_SLABS];
-};
-
-static_assert(sizeof(struct bxi_gpu_word) == 128, "a word");
-static_assert(sizeof(struct bxi_gpu_lane_row) == 64, "a lane is a line");
-static_assert(sizeof(struct bxi_gpu_slab_row) == 128, "a slab");
-static_assert(offsetof(struct bxi_gpu_region, word) == 4096, "the words' page");
-static_assert(offsetof(struct bxi_gpu_region, lane) == 8192, "lanes");
-static_assert(offsetof(struct bxi_gpu_region, event) == 12288, "events");
-static_assert(offsetof(struct bxi_gpu_region, slab) == 28672, "slabs");
-static_assert(sizeof(struct bxi_gpu_region) == 61440, "region");
-static_assert(sizeof(struct bxi_gpu_held) == 2048, "held");
 
 /* ---- What travels in messages ---------------------------------------------------------------- */
 
@@ -209,8 +122,9 @@ int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **gpu);
 
 /* Closes lanes, then what is mapped of others, then waits (2 s at most) until no live peer has anything of this
  * process's open: what is still open then is left for the end of the process, for to free it would be undefined.
- * Then peers, memory and contexts. Blocks and maps must not be used afterwards, nor freed. NULL is fine; in a forked
- * child it does nothing. */
+ * Then peers, memory and contexts, with the books of blocks that are still handed out and of maps that are still held:
+ * their handles are gone, and neither bxi_gpu_free nor bxi_gpu_map_put may be called with one afterwards (who may have
+ * some keeps a note that the GPU is closed). NULL is fine; in a forked child it does nothing. */
 void bxi_gpu_close(struct bxi_gpu *gpu);
 
 struct bxi_gpu_info {
@@ -229,15 +143,17 @@ int bxi_gpu_ordinal(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_B
 void bxi_gpu_read(const struct bxi_gpu *gpu, struct bxi_gpu_counters *counters);
 
 /* What time brings: freed blocks whose points have passed, slabs to close because their owner wants to free them,
- * slabs of one's own to free because nobody has them open. Cheap, does not wait; call it now and then. How many
- * things are still to come (0: nothing to poll for). */
+ * slabs of one's own to free because nobody has them open. Cheap, does not wait for any GPU; call it now and then, also
+ * while there is much else to do: what others want to free waits for it. How many things are still to come (0: nothing
+ * to poll for). */
 int bxi_gpu_poll(struct bxi_gpu *gpu);
 
 /* ---- Devices and blocks ---------------------------------------------------------------------- */
 
 /* Takes a device into use: its primary context, the probe of the orders, a first slab exported to see whether it
- * can be. Opening it again returns the same. -ENODEV: exclusive or prohibited mode, or lost; -EOPNOTSUPP: MIG or
- * another device that exports nothing; -ENOTSUP: the order asked for; -ENOMEM; -EINVAL; -ENOSPC: the 9th. */
+ * can be. Opening it again returns the same. Takes long, seconds where an order does not work, and holds up nobody but
+ * who opens one too. -ENODEV: exclusive or prohibited mode, or lost; -EOPNOTSUPP: a device that exports nothing, which
+ * the sentence calls MIG if it is; -ENOTSUP: the order asked for; -ENOMEM; -EINVAL; -ENOSPC: the 9th. */
 int bxi_gpu_device_open(struct bxi_gpu *gpu, int ordinal, struct bxi_gpu_device **device);
 int bxi_gpu_device_ordinal(const struct bxi_gpu_device *device);
 enum bxi_gpu_order bxi_gpu_device_order(const struct bxi_gpu_device *device);
@@ -274,7 +190,8 @@ int bxi_gpu_wrap(struct bxi_gpu *gpu, const struct bxi_gpu_foreign *foreign, str
 int bxi_gpu_ref(const struct bxi_gpu_block *block, uint64_t offset, uint64_t bytes, struct bxi_gpu_ref *ref);
 
 /* The block is not to be reused before this point of peer's (NULL: one's own) has passed. A point of a peer that is
- * dead counts as passed. -ENOMEM, -EINVAL (a point that cannot be one: then call it corrupt). */
+ * dead counts as passed. -EPROTO: a point that cannot be one (then call the peer corrupt); -EAGAIN: DEVICE_WORDS, and
+ * the slab with the word is not mapped yet; -ENOMEM; -EIO. */
 int bxi_gpu_block_until(struct bxi_gpu_block *block, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point);
 
 /* Gives the block back; it is reused when its points have passed. Does not wait. NULL is fine. */
@@ -298,9 +215,15 @@ void bxi_gpu_lane_close(struct bxi_gpu_lane *lane);
  * BXI_GPU_RING points are under way. One thread at a time on a lane. */
 int bxi_gpu_mark(struct bxi_gpu_lane *lane, struct bxi_gpu_point *point);
 
+/* Whether a mark would wait now, and the same wait without the mark: for who holds a lock that others want meanwhile,
+ * of whom one may be needed to end it (bxi_gpu_peer_died). Any thread, also while another marks the lane. */
+bool bxi_gpu_mark_waits(struct bxi_gpu_lane *lane);
+void bxi_gpu_mark_wait(struct bxi_gpu_lane *lane);
+
 /* Work put on the lane from now on waits for this point of peer's (NULL: one's own). -EOWNERDEAD: the peer is dead
- * and the point had not passed; -EPROTO: a point that cannot be one; -EAGAIN: DEVICE_WORDS, and the slab with the
- * word is not mapped yet (map_begin of the ref maps it too). */
+ * and the point had not passed (DEVICE_WORDS: or its word was not mapped when the peer died, so that nobody can say);
+ * -EPROTO: a point that cannot be one; -EAGAIN: DEVICE_WORDS, and the slab with the word is not mapped yet (map_begin
+ * of the ref maps it too). Waits itself, counted as a fallback, where the lane's device cannot see the word. */
 int bxi_gpu_after(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point);
 
 /* 1 if the point has passed (or its peer is dead), 0 if not, or as bxi_gpu_after. Does not wait for it. */
@@ -326,7 +249,8 @@ struct bxi_gpu_peer_options {
     const struct bxi_gpu_region *region;        /* its region, mapped read-only; until peer_close has returned */
     struct bxi_gpu_held *held;                  /* mine: what I have open of its slabs */
     const struct bxi_gpu_held *held_by_peer;    /* its: what it has open of mine */
-    struct bxi_gpu_device *device;              /* where I map its memory: the device that is to read it */
+    struct bxi_gpu_device *device;              /* where I map its memory, if that is on none in use here and this one
+                                                 * reaches it: see bxi_gpu_map_device */
 };
 
 /* Both sides open each other before anything is lent. -EAGAIN: it has not opened its GPU yet; -EPROTO: the region
@@ -343,7 +267,9 @@ int bxi_gpu_peer_died(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words);
  * too: the caller has none in use. What it has open of this process's memory is not asked any more. NULL is fine. */
 void bxi_gpu_peer_close(struct bxi_gpu_peer *peer);
 
-/* Whether the peer can map memory of the device: 1; 0: it has said no (stage it); 1 also while nobody has tried. */
+/* Whether the peer can map memory of the device: 1; 0: stage it. 0 if the peer has found out that it cannot, or if the
+ * driver says so of each device that the peer uses. Of those that CUDA_VISIBLE_DEVICES hides here it says nothing, and
+ * the answer is 1 until the peer has tried. */
 int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const struct bxi_gpu_device *device);
 
 /* Starts to map the slab that ref names, and the one with its ready word. 1: mapped already, done is not called.
@@ -359,5 +285,9 @@ int bxi_gpu_map_begin(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref, 
 int bxi_gpu_map_get(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref, struct bxi_gpu_map **map,
                     uint64_t *address);
 void bxi_gpu_map_put(struct bxi_gpu_map *map);
+
+/* The device here whose streams read the map: the one that it lies on, if that is in use here, else the peer's, else
+ * any in use that reaches it. */
+struct bxi_gpu_device *bxi_gpu_map_device(const struct bxi_gpu_map *map);
 
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What the files of gpu/ share. One lock, gpu->lock, covers everything that is not said to be otherwise; it is
- * never held while a callback runs, nor while the helper opens, closes or frees. A lane's own fields belong to the
- * thread that uses the lane, but with EVENTS, where the lock covers them too, since bxi_gpu_poll moves the word.
+ * never held while a callback runs, nor while the helper opens, closes or frees, nor while a stream is waited for (but
+ * the side stream, on which nothing waits). A lane's own fields belong to the thread that uses the lane, but with
+ * EVENTS, where the lock covers them too, since bxi_gpu_poll moves the word.
  */
 #ifndef BXI_GPU_INSIDE_H
 #define BXI_GPU_INSIDE_H
@@ -103,7 +104,7 @@ struct bxi_gpu_block_inside {
     struct bxi_gpu_chunk *chunk;        /* NULL: foreign */
     struct bxi_gpu_until *until;
     uint32_t until_count, until_capacity;
-    struct bxi_gpu_block_inside *next;  /* of those that wait */
+    struct bxi_gpu_block_inside *prev, *next;   /* of those that are handed out, or of those that wait */
 };
 
 /* All under the lock. */
@@ -114,13 +115,11 @@ void bxi_gpu_slab_retire(struct bxi_gpu *gpu, struct bxi_gpu_slab *slab);
 int bxi_gpu_slabs_poll(struct bxi_gpu *gpu);
 void bxi_gpu_slab_drop(struct bxi_gpu *gpu, struct bxi_gpu_slab *slab);       /* a block less */
 bool bxi_gpu_slab_is_held(struct bxi_gpu *gpu, const struct bxi_gpu_slab *slab);
-/* At the end, without the lock: waits until nobody has one open, for some seconds; frees those, with the device's
- * context current, and says how many are still open somewhere and therefore not freed. */
+/* At the end, without the lock: waits until nobody has one open, for some seconds; frees those of a device, and says
+ * how many are still open somewhere and therefore not freed. */
 void bxi_gpu_slabs_wait(struct bxi_gpu *gpu);
 int bxi_gpu_device_slabs_free(struct bxi_gpu_device *device);
-int bxi_gpu_block_take(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_block **block);
 int bxi_gpu_blocks_poll(struct bxi_gpu *gpu);
-void bxi_gpu_block_give(struct bxi_gpu *gpu, struct bxi_gpu_block *block);    /* frees it, no longer used */
 void bxi_gpu_blocks_forget(struct bxi_gpu *gpu);                              /* at the end */
 
 /* ---- Devices (device.c) ---------------------------------------------------------------------- */
@@ -143,7 +142,10 @@ struct bxi_gpu_device {
 /* Makes the device's context current on this thread, and the one before again. */
 int bxi_gpu_enter(const struct bxi_gpu_device *device);
 void bxi_gpu_leave(const struct bxi_gpu_device *device);
-void bxi_gpu_refuse(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES]);   /* under the lock */
+/* Under the lock: */
+void bxi_gpu_refuse(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES]);
+int bxi_gpu_find(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES]);  /* its ordinal here, or -1 */
+bool bxi_gpu_can_read(struct bxi_gpu *gpu, int reader, int owner);    /* ordinals; as the driver says, asked once */
 
 /* ---- Orders (order.c, probe.c) --------------------------------------------------------------- */
 
@@ -159,7 +161,7 @@ struct bxi_gpu_lane {
     uint64_t word_address;              /* as the device sees it */
     struct CUevent_st *event[BXI_GPU_RING];
 };
-int bxi_gpu_probe(struct bxi_gpu_device *device);       /* sets device->order */
+int bxi_gpu_probe(struct bxi_gpu_device *device);       /* sets device->order; without the lock, it takes long */
 int bxi_gpu_lanes_poll(struct bxi_gpu *gpu);            /* under the lock; points under way, with EVENTS */
 
 /* As bxi_gpu_passed, under the lock. */
@@ -176,6 +178,7 @@ struct bxi_gpu_wait;                    /* somebody who waits for it */
 struct bxi_gpu_map {
     struct bxi_gpu_job job;             /* first */
     struct bxi_gpu_peer *peer;
+    struct bxi_gpu_device *device;      /* here, on which it is mapped */
     enum bxi_gpu_map_state state;
     uint64_t generation;
     uint64_t address, bytes;
@@ -183,7 +186,7 @@ struct bxi_gpu_map {
     struct bxi_gpu_wait *waiting;
 };
 struct bxi_gpu_event_cache {
-    uint8_t handle[BXI_GPU_HANDLE_BYTES];
+    uint64_t generation;                /* of the lane */
     struct CUevent_st *event;
 };
 struct bxi_gpu_peer {
@@ -195,6 +198,7 @@ struct bxi_gpu_peer {
     bxi_a32 is_dead;
     uint32_t devices_seen;              /* of its head, compared for peer access */
     uint32_t open_maps;                 /* not NONE */
+    uint64_t come[BXI_GPU_LANES];       /* dead: how far words in its slabs had come */
     bool words_registered;
     uint64_t host_words;                /* its words' page as is.device sees it; 0: it cannot */
     struct bxi_gpu_map map[BXI_GPU_SLABS];
@@ -203,13 +207,19 @@ struct bxi_gpu_peer {
 bool bxi_gpu_peer_is_dead(const struct bxi_gpu_peer *peer);
 struct bxi_gpu_peer *bxi_gpu_peer_by_id(const struct bxi_gpu *gpu, uint64_t id);   /* under the lock; or NULL */
 int bxi_gpu_peers_poll(struct bxi_gpu *gpu);            /* under the lock */
-bool bxi_gpu_is_out_of_reach(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES]);
+/* Under the lock: the device here on which the peer's slabs of that device are mapped; NULL: all are out of reach. */
+struct bxi_gpu_device *bxi_gpu_device_for(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES]);
 void bxi_gpu_map_close(struct bxi_gpu_map *map);        /* under the lock: begins it; it is OPEN */
 void bxi_gpu_peer_close_maps(struct bxi_gpu_peer *peer);        /* all; waits for the helper */
 void bxi_gpu_peer_forget_driver(struct bxi_gpu_peer *peer);     /* its page and events; the last but free */
-/* Under the lock: the address here of a place in a slab that is mapped, or 0. */
+/* Under the lock: */
 bool bxi_gpu_is_mapped(const struct bxi_gpu *gpu, uint64_t address);
-uint64_t bxi_gpu_mapped(const struct bxi_gpu_peer *peer, uint32_t slab, uint64_t generation, uint64_t offset);
+/* Where a lane's word is, and by which device here it is read; address 0: its slab is not mapped. */
+struct bxi_gpu_place {
+    uint64_t address;
+    const struct bxi_gpu_device *device;
+};
+struct bxi_gpu_place bxi_gpu_mapped(const struct bxi_gpu_peer *peer, const struct bxi_gpu_lane_row *row);
 
 /* ---- The process's part ---------------------------------------------------------------------- */
 
@@ -231,15 +241,18 @@ struct bxi_gpu {
     struct bxi_gpu_info info[BXI_GPU_ORDINALS];
     struct bxi_gpu_figures figures;
     struct bxi_gpu_helper helper;
+    pthread_mutex_t opening;            /* outside of the lock: devices are opened one after the other */
+    bool words_registered;              /* opening; the region's words' page, with the driver */
 
     pthread_mutex_t lock;               /* guards the rest */
     struct bxi_gpu_device *device[BXI_GPU_DEVICES];
     uint32_t device_count;
-    bool words_registered;              /* the region's words' page, with the driver */
+    uint8_t can_read[BXI_GPU_ORDINALS][BXI_GPU_ORDINALS];       /* 0: not asked yet; else 1 + the answer */
     struct bxi_gpu_slab slab[BXI_GPU_SLABS];
-    struct bxi_gpu_block_inside *waiting;
+    struct bxi_gpu_block_inside *blocks, *waiting;
     struct bxi_gpu_lane *lane[BXI_GPU_LANES];
     uint64_t lane_value[BXI_GPU_LANES]; /* of closed ones: the next goes on from there */
+    uint64_t lanes_made;
     struct bxi_gpu_peer *peers;
     uint64_t peers_made;
 };

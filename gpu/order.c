@@ -4,8 +4,8 @@
  * the stream write a number to the lane's word behind its work; a peer's stream waits for the number. README.md has
  * the four orders side by side; the probe that chooses is in probe.c.
  *
- * Who runs it: mark and after whoever uses the lane, on the hot path, without the lock (but EVENTS and
- * HOST_SYNC, which are fallbacks); the rest under it.
+ * Who runs it: mark and after whoever uses the lane, on the hot path, without the lock (but with EVENTS, a fallback,
+ * whose books bxi_gpu_poll shares; it is not held while a stream is waited for); the rest under it.
  *
  * Why words, and not events alone: an event has to be recorded before the consumer may even ask about it, its
  * opening costs a call of the driver for each, and the host cannot see without another whether it has passed. A
@@ -51,7 +51,7 @@ static void publish_lane(struct bxi_gpu_lane *lane)
 
     row->device = lane->device->index;
     row->slab = words != NULL ? words->slab : 0;
-    row->generation = words != NULL ? words->generation : 0;
+    row->generation = words != NULL ? words->generation : ++lane->gpu->lanes_made;
     row->offset = words != NULL ? words->offset + lane->index * sizeof(struct bxi_gpu_word) : 0;
     /* [gpu.lane] release, pairs with the acquire in lane_of. */
     bxi_store_release(&row->order, (uint32_t)lane->order);
@@ -166,6 +166,15 @@ static void set_word(struct bxi_gpu_lane *lane, uint64_t value)
     bxi_store_release(&lane->gpu->region->word[lane->index].value, value);
 }
 
+/* Work that has failed is never done: its points do not pass, but nobody waits for them any longer. */
+static void poison_word(struct bxi_gpu_lane *lane)
+{
+    bxi_a64 *value = &lane->gpu->region->word[lane->index].value;
+
+    /* [gpu.word] release, pairs with the acquire in host_word; the stream that also wrote it has ended. */
+    bxi_store_release(value, bxi_load_relaxed(value) | BXI_GPU_POISON);
+}
+
 void bxi_gpu_lane_close(struct bxi_gpu_lane *lane)
 {
     if (lane == NULL || bxi_gpu_forked())
@@ -173,11 +182,14 @@ void bxi_gpu_lane_close(struct bxi_gpu_lane *lane)
 
     struct bxi_gpu *gpu = lane->gpu;
     struct bxi_gpu_device *device = lane->device;
+    int rc = bxi_gpu_lane_wait(lane);
 
-    (void)bxi_gpu_lane_wait(lane);
     pthread_mutex_lock(&gpu->lock);
-    set_word(lane, lane->value);
-    /* [gpu.lane] release, pairs with the acquire in lane_of: its points have all passed. */
+    if (rc == 0)
+        set_word(lane, lane->value);
+    else
+        poison_word(lane);
+    /* [gpu.lane] release, pairs with the acquire in lane_of: its points have passed, or never will. */
     bxi_store_release(&gpu->region->lane[lane->index].order, 0);
     gpu->lane[lane->index] = NULL;
     gpu->lane_value[lane->index] = lane->value;
@@ -220,23 +232,46 @@ int bxi_gpu_lanes_poll(struct bxi_gpu *gpu)
     return left;
 }
 
-/* An event is recorded again only when its last record has passed, so that the word misses none. */
+/* Under the lock, which is let go of for the wait: until the next mark has an event. One is recorded again only when
+ * its last record has passed, so that the word misses none. */
+static unsigned wait_for_event(struct bxi_gpu_lane *lane)
+{
+    struct bxi_gpu *gpu = lane->gpu;
+    unsigned result = CUDA_SUCCESS;
+
+    advance(lane);
+    while (result == CUDA_SUCCESS && lane->value - lane->done >= BXI_GPU_RING) {
+        struct CUevent_st *oldest = lane->event[(lane->value + 1) % BXI_GPU_RING];
+
+        bxi_gpu_count(&gpu->figures.host_synchronises, 1);
+        pthread_mutex_unlock(&gpu->lock);
+        result = gpu->cu.cuEventSynchronize(oldest);
+        pthread_mutex_lock(&gpu->lock);
+        advance(lane);
+    }
+    return result;
+}
+
+static unsigned wait_for_stream(struct bxi_gpu_lane *lane)
+{
+    const struct bxi_cuda *cu = &lane->gpu->cu;
+    unsigned result = cu->cuStreamQuery(lane->stream);
+
+    if (result != CUDA_ERROR_NOT_READY)
+        return result;
+    bxi_gpu_count(&lane->gpu->figures.host_synchronises, 1);
+    return cu->cuStreamSynchronize(lane->stream);
+}
+
 static unsigned mark_event(struct bxi_gpu_lane *lane)
 {
     struct bxi_gpu *gpu = lane->gpu;
-    struct CUevent_st *event = lane->event[(lane->value + 1) % BXI_GPU_RING];
-    unsigned result = CUDA_SUCCESS;
+    unsigned result;
 
     pthread_mutex_lock(&gpu->lock);
-    advance(lane);
-    if (lane->value - lane->done >= BXI_GPU_RING) {
-        bxi_gpu_count(&gpu->figures.host_synchronises, 1);
-        result = gpu->cu.cuEventSynchronize(event);
-        if (result == CUDA_SUCCESS)
-            advance(lane);
-    }
+    result = wait_for_event(lane);
     if (result == CUDA_SUCCESS)
-        result = gpu->cu.cuEventRecord(event, lane->stream);
+        result = gpu->cu.cuEventRecord(lane->event[(lane->value + 1) % BXI_GPU_RING], lane->stream);
     if (result == CUDA_SUCCESS)
         lane->value++;
     pthread_mutex_unlock(&gpu->lock);
@@ -259,8 +294,7 @@ static unsigned mark(struct bxi_gpu_lane *lane)
     case BXI_GPU_EVENTS:
         return mark_event(lane);
     default:
-        bxi_gpu_count(&lane->gpu->figures.host_synchronises, 1);
-        result = cu->cuStreamSynchronize(lane->stream);
+        result = wait_for_stream(lane);
         if (result == CUDA_SUCCESS)
             set_word(lane, ++lane->value);
         return result;
@@ -287,6 +321,42 @@ int bxi_gpu_mark(struct bxi_gpu_lane *lane, struct bxi_gpu_point *point)
         .value = lane->value,
     };
     return 0;
+}
+
+bool bxi_gpu_mark_waits(struct bxi_gpu_lane *lane)
+{
+    struct bxi_gpu *gpu = lane->gpu;
+    bool waits = false;
+
+    if (lane->order <= BXI_GPU_DEVICE_WORDS || bxi_gpu_enter(lane->device) < 0)
+        return false;
+    pthread_mutex_lock(&gpu->lock);
+    if (lane->order == BXI_GPU_EVENTS) {
+        advance(lane);
+        waits = lane->value - lane->done >= BXI_GPU_RING;
+    } else {
+        waits = gpu->cu.cuStreamQuery(lane->stream) == CUDA_ERROR_NOT_READY;
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    bxi_gpu_leave(lane->device);
+    return waits;
+}
+
+/* Whatever goes wrong here goes wrong in the mark again, which says so. */
+void bxi_gpu_mark_wait(struct bxi_gpu_lane *lane)
+{
+    struct bxi_gpu *gpu = lane->gpu;
+
+    if (lane->order <= BXI_GPU_DEVICE_WORDS || bxi_gpu_enter(lane->device) < 0)
+        return;
+    if (lane->order == BXI_GPU_EVENTS) {
+        pthread_mutex_lock(&gpu->lock);
+        (void)wait_for_event(lane);
+        pthread_mutex_unlock(&gpu->lock);
+    } else {
+        (void)wait_for_stream(lane);
+    }
+    bxi_gpu_leave(lane->device);
 }
 
 /* ---- Points of others, and one's own --------------------------------------------------------- */
@@ -338,13 +408,15 @@ static int check_point(const struct bxi_gpu_peer *peer, const struct bxi_gpu_poi
     return 0;
 }
 
-/* Where this process's device finds a DEVICE_WORDS word; 0: the slab is not mapped. Under the lock. */
-static uint64_t device_word(struct bxi_gpu *gpu, const struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point,
-                            const struct bxi_gpu_lane_row *row)
+/* Where a DEVICE_WORDS word is found; address 0: its slab is not mapped. Under the lock. */
+static struct bxi_gpu_place device_word(const struct bxi_gpu *gpu, const struct bxi_gpu_peer *peer,
+                                        const struct bxi_gpu_point *point, const struct bxi_gpu_lane_row *row)
 {
+    const struct bxi_gpu_lane *lane = gpu->lane[point->lane];
+
     if (peer != NULL)
-        return bxi_gpu_mapped(peer, row->slab, row->generation, row->offset);
-    return gpu->lane[point->lane] != NULL ? gpu->lane[point->lane]->word_address : 0;
+        return bxi_gpu_mapped(peer, row);
+    return lane != NULL ? (struct bxi_gpu_place){ lane->word_address, lane->device } : (struct bxi_gpu_place){ 0 };
 }
 
 /* Copies a word of a device to the host: on the side stream, where nothing waits. Under the lock. */
@@ -380,14 +452,12 @@ int bxi_gpu_point_passed(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const s
     if (point->order != BXI_GPU_DEVICE_WORDS || !lane_of(region, point, &row))
         return 0;
 
-    uint64_t address = device_word(gpu, peer, point, &row);
-    const struct bxi_gpu_device *device = peer != NULL ? peer->is.device
-        : gpu->lane[point->lane] != NULL ? gpu->lane[point->lane]->device : NULL;
+    struct bxi_gpu_place word = device_word(gpu, peer, point, &row);
 
-    if (address == 0 || device == NULL)
+    if (word.address == 0)
         return peer == NULL ? 0 : bxi_gpu_fail(-EAGAIN, "the word of %s's lane %u is not mapped yet", peer->name,
                                                point->lane);
-    rc = bxi_gpu_read_word(gpu, device, address, &value);
+    rc = bxi_gpu_read_word(gpu, word.device, word.address, &value);
     return rc < 0 ? rc : has_come(value, point->value);
 }
 
@@ -405,40 +475,66 @@ int bxi_gpu_passed(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const struct 
 
 /* ---- Waiting for points ---------------------------------------------------------------------- */
 
-/* A stream here cannot wait for that page: the host does. Ends with the word, or with its writer. */
+/* What a dead peer had marked has come, or never will. Words in its slabs were looked at when it died. */
+static int after_death(struct bxi_gpu *gpu, const struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
+{
+    uint64_t word = host_word(peer->is.region, point->lane);
+
+    if (point->order == BXI_GPU_DEVICE_WORDS && !has_come(word, point->value)) {
+        pthread_mutex_lock(&gpu->lock);
+        word = peer->come[point->lane];
+        pthread_mutex_unlock(&gpu->lock);
+    }
+    if (!has_come(word, point->value))
+        return bxi_gpu_fail(-EOWNERDEAD, "%s has died with work that was waited for", peer->name);
+    bxi_gpu_count(&gpu->figures.waits_saved, 1);
+    return 0;
+}
+
+/* The lane's device cannot see that word: the host looks at it. Ends with the word, or with its writer. */
 static int wait_on_host(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
 {
     const struct bxi_gpu_region *region = region_of(gpu, peer);
+    int rc = 0;
 
     bxi_gpu_count(&gpu->figures.fallbacks, 1);
     bxi_gpu_count(&gpu->figures.host_synchronises, 1);
     while (!has_come(host_word(region, point->lane), point->value)) {
         if (peer != NULL && bxi_gpu_peer_is_dead(peer))
-            return bxi_gpu_fail(-EOWNERDEAD, "%s has died with work that was waited for", peer->name);
+            return after_death(gpu, peer, point);
+        if (point->order == BXI_GPU_DEVICE_WORDS && (rc = bxi_gpu_passed(gpu, peer, point)) < 0)
+            return rc;
+        if (rc == 1 && (peer == NULL || !bxi_gpu_peer_is_dead(peer)))
+            return 0;
         sched_yield();
     }
     return 0;
 }
 
-/* The peer's event of this point, opened at its first use. Under the lock, the context current. */
+/* The peer's event of this point, opened at its first use; NULL: the lane was closed, when all its points had passed.
+ * Told by the lane's generation and not by the handle's bytes, which may come again. Under the lock, the context
+ * current. */
 static int peer_event(struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point, struct CUevent_st **event)
 {
     const struct bxi_cuda *cu = &peer->gpu->cu;
     unsigned index = (unsigned)(point->value % BXI_GPU_RING);
     struct bxi_gpu_event_cache *cache = &peer->event[point->lane][index];
     struct CUipcEventHandle_st handle;
+    struct bxi_gpu_lane_row row;
     unsigned result = CUDA_SUCCESS;
 
-    memcpy(handle.reserved, peer->is.region->event[point->lane][index], sizeof(handle.reserved));
-    if (cache->event != NULL && memcmp(cache->handle, handle.reserved, sizeof(cache->handle)) != 0) {
+    if (!lane_of(peer->is.region, point, &row))
+        return has_come(host_word(peer->is.region, point->lane), point->value) ? 0 : bad_point(peer, point);
+    if (cache->event != NULL && cache->generation != row.generation) {
         (void)cu->cuEventDestroy_v2(cache->event);
         cache->event = NULL;
     }
     if (cache->event == NULL) {
+        memcpy(handle.reserved, peer->is.region->event[point->lane][index], sizeof(handle.reserved));
         result = cu->cuIpcOpenEventHandle(&cache->event, handle);
         if (result != CUDA_SUCCESS)
             cache->event = NULL;
-        memcpy(cache->handle, handle.reserved, sizeof(cache->handle));
+        cache->generation = row.generation;
     }
     *event = cache->event;
     return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(cu, result, "opening an event of %s", peer->name);
@@ -464,29 +560,57 @@ static int after_event(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, con
     return rc;
 }
 
+/* The page of words as the lane's device sees it; 0: it does not. A page that was registered may be seen at another
+ * address by each device. */
+static uint64_t words_page(const struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer)
+{
+    unsigned long long address = 0;
+    void *page;
+
+    if (peer == NULL)
+        return lane->device->host_words;
+    if (peer->host_words == 0 || lane->device == peer->is.device)
+        return peer->host_words;
+    page = (void *)(uintptr_t)peer->is.region->word;
+    return lane->gpu->cu.cuMemHostGetDevicePointer_v2(&address, page, 0) == CUDA_SUCCESS ? address : 0;
+}
+
+/* Where the lane's stream may wait for the point; 0: nowhere, the host has to. */
+static int word_for(struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point,
+                    uint64_t *address)
+{
+    struct bxi_gpu *gpu = lane->gpu;
+    struct bxi_gpu_lane_row row;
+    struct bxi_gpu_place word;
+
+    if (point->order == BXI_GPU_HOST_WORDS) {
+        uint64_t page = words_page(lane, peer);
+
+        *address = page != 0 ? page + point->lane * sizeof(struct bxi_gpu_word) : 0;
+        return 0;
+    }
+    if (!lane_of(region_of(gpu, peer), point, &row))
+        return bad_point(peer, point);
+    pthread_mutex_lock(&gpu->lock);
+    word = device_word(gpu, peer, point, &row);
+    pthread_mutex_unlock(&gpu->lock);
+    if (word.address == 0)
+        return bxi_gpu_fail(-EAGAIN, "the word of lane %u is not mapped yet", point->lane);
+    *address = word.device == lane->device ? word.address : 0;
+    return 0;
+}
+
 static int after_word(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
 {
     struct bxi_gpu *gpu = lane->gpu;
-    uint64_t address;
+    uint64_t address = 0;
     unsigned result;
+    int rc = word_for(lane, peer, point, &address);
 
-    if (point->order == BXI_GPU_HOST_WORDS) {
-        uint64_t page = peer != NULL ? peer->host_words : lane->device->host_words;
-
-        if (page == 0)
-            return wait_on_host(gpu, peer, point);
-        address = page + point->lane * sizeof(struct bxi_gpu_word);
-    } else {
-        struct bxi_gpu_lane_row row;
-
-        if (gpu->cu.cuStreamWaitValue64_v2 == NULL || !lane_of(region_of(gpu, peer), point, &row))
-            return bad_point(peer, point);
-        pthread_mutex_lock(&gpu->lock);
-        address = device_word(gpu, peer, point, &row);
-        pthread_mutex_unlock(&gpu->lock);
-        if (address == 0)
-            return bxi_gpu_fail(-EAGAIN, "the word of lane %u is not mapped yet", point->lane);
-    }
+    if (rc < 0)
+        return rc;
+    if (address == 0 || gpu->cu.cuStreamWaitValue64_v2 == NULL)
+        return wait_on_host(gpu, peer, point);
     result = gpu->cu.cuStreamWaitValue64_v2(lane->stream, address, point->value, CU_STREAM_WAIT_VALUE_GEQ);
     return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(&gpu->cu, result, "waiting for lane %u", point->lane);
 }
@@ -511,7 +635,7 @@ int bxi_gpu_after(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const st
         return 0;
     }
     if (peer != NULL && (bxi_gpu_peer_is_dead(peer) || (word & BXI_GPU_POISON) != 0))
-        return bxi_gpu_fail(-EOWNERDEAD, "%s has died with work that was waited for", peer->name);
+        return after_death(gpu, peer, point);
     if (point->order == BXI_GPU_HOST_SYNC)
         return bad_point(peer, point);
     rc = bxi_gpu_enter(lane->device);

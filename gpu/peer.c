@@ -91,17 +91,48 @@ struct bxi_gpu_peer *bxi_gpu_peer_by_id(const struct bxi_gpu *gpu, uint64_t id)
     return NULL;
 }
 
-int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const struct bxi_gpu_device *device)
+static bool has_refused(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
-    const struct bxi_gpu_head *head = &peer->is.region->head;
-    const uint8_t *uuid = device->gpu->info[device->ordinal].uuid;
     /* [gpu.refused] acquire, pairs with the release in bxi_gpu_refuse. */
     uint32_t count = bxi_load_acquire(&head->refused_count);
 
     for (uint32_t i = 0; i < count && i < BXI_GPU_REFUSED; i++)
         if (memcmp(head->refused[i], uuid, BXI_GPU_UUID_BYTES) == 0)
-            return 0;
-    return 1;
+            return true;
+    return false;
+}
+
+/* Under the lock. Whether one of the peer's devices may read memory of the device: so says the driver of those that
+ * this process sees; one that is hidden may. */
+static bool may_reach(const struct bxi_gpu_peer *peer, const struct bxi_gpu_device *device)
+{
+    const struct bxi_gpu_head *head = &peer->is.region->head;
+    /* [gpu.devices] acquire, pairs with the release in publish. */
+    uint32_t count = bxi_load_acquire(&head->device_count);
+    uint8_t uuid[BXI_GPU_UUID_BYTES];
+
+    for (uint32_t i = 0; i < count && i < BXI_GPU_DEVICES; i++) {
+        int ordinal;
+
+        memcpy(uuid, head->device[i], sizeof(uuid));
+        ordinal = bxi_gpu_find(peer->gpu, uuid);
+        if (ordinal < 0 ? !peer->gpu->info[device->ordinal].is_mig
+                        : bxi_gpu_can_read(peer->gpu, ordinal, device->ordinal))
+            return true;
+    }
+    return count == 0;
+}
+
+int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const struct bxi_gpu_device *device)
+{
+    bool reaches = !has_refused(&peer->is.region->head, peer->gpu->info[device->ordinal].uuid);
+
+    if (reaches) {
+        pthread_mutex_lock(&peer->gpu->lock);
+        reaches = may_reach(peer, device);
+        pthread_mutex_unlock(&peer->gpu->lock);
+    }
+    return reaches;
 }
 
 /* ---- Polling --------------------------------------------------------------------------------- */
@@ -110,13 +141,13 @@ int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const struct bxi_gpu_d
 static void look_at_devices(struct bxi_gpu_peer *peer)
 {
     const struct bxi_gpu_head *head = &peer->is.region->head;
-    /* [gpu.devices] acquire, pairs with the release in prepare. */
+    /* [gpu.devices] acquire, pairs with the release in publish. */
     uint32_t count = bxi_load_acquire(&head->device_count);
     uint8_t uuid[BXI_GPU_UUID_BYTES];
 
     for (; peer->devices_seen < count && peer->devices_seen < BXI_GPU_DEVICES; peer->devices_seen++) {
         memcpy(uuid, head->device[peer->devices_seen], sizeof(uuid));
-        if (bxi_gpu_is_out_of_reach(peer, uuid))
+        if (bxi_gpu_device_for(peer, uuid) == NULL)
             bxi_gpu_refuse(peer->gpu, uuid);
     }
 }
@@ -186,27 +217,31 @@ static int poison_host(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words)
     return rc;
 }
 
-/* Words in a slab of the dead owner's that is mapped: by the side stream, on which nothing waits. */
+/* Words in a slab of the dead owner's that is mapped: by the side stream, on which nothing waits. How far they had
+ * come is remembered, for the slab is closed when it is used no more. */
 static void poison_device(struct bxi_gpu_peer *peer)
 {
     struct bxi_gpu *gpu = peer->gpu;
-    const struct bxi_gpu_device *device = peer->is.device;
 
     for (int i = 0; i < BXI_GPU_LANES; i++) {
         const struct bxi_gpu_lane_row *row = &peer->is.region->lane[i];
-        uint64_t address, word = 0;
+        struct bxi_gpu_place at;
+        uint64_t word = 0;
 
         /* [gpu.lane] acquire, pairs with the release in publish_lane. */
         if (bxi_load_acquire(&row->order) != BXI_GPU_DEVICE_WORDS)
             continue;
-        address = bxi_gpu_mapped(peer, row->slab, row->generation, row->offset);
-        if (address == 0 || bxi_gpu_read_word(gpu, device, address, &word) < 0 || bxi_gpu_enter(device) < 0)
+        at = bxi_gpu_mapped(peer, row);
+        if (at.address == 0 || bxi_gpu_read_word(gpu, at.device, at.address, &word) < 0)
             continue;
-        if ((word & BXI_GPU_POISON) == 0 &&
-            gpu->cu.cuStreamWriteValue64_v2(device->side, address, word | BXI_GPU_POISON,
+        peer->come[i] = word;
+        if ((word & BXI_GPU_POISON) != 0 || gpu->cu.cuStreamWriteValue64_v2 == NULL || bxi_gpu_enter(at.device) < 0)
+            continue;
+        if (gpu->cu.cuStreamWriteValue64_v2(at.device->side, at.address, word | BXI_GPU_POISON,
                                             CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS)
             bxi_gpu_count(&gpu->figures.poisonings, 1);
-        bxi_gpu_leave(device);
+        (void)gpu->cu.cuStreamSynchronize(at.device->side);     /* the slab may be closed next */
+        bxi_gpu_leave(at.device);
     }
 }
 

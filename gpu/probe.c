@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Which order works on a device: tried, not asked. Runs once for each device, as it is opened, under the lock and
- * with the context current.
+ * Which order works on a device: tried, not asked. Runs once for each device, as it is opened, with the context
+ * current and without the lock, for what does not work takes seconds to be given up.
  *
  * The trial of words has two streams and two words. The second stream waits for word 0 and then writes word 1; the
  * host sees that word 1 has not moved, lets the first stream write word 0, and looks at word 1. Where words are in
@@ -10,7 +10,8 @@
  * work on this kind of memory, only a trial does.
  *
  * A trial that fails may leave a stream waiting. It is released by the host, or by a plain write to device memory; a
- * stream that even so does not end is left behind, for destroying it could wait for ever.
+ * stream that even so does not end is left behind with the memory that it looks at, for to destroy it, or to unregister
+ * or reuse that memory, could wait for ever.
  */
 #include "inside.h"
 
@@ -28,6 +29,7 @@ struct trial {
     bxi_a64 *host;                      /* host words; NULL: device words */
     uint64_t write_at, wait_at;         /* the words as the two streams see them */
     struct CUstream_st *side;           /* copies device words to look at them */
+    bool is_stuck;                      /* the waiting stream was left behind */
 };
 
 static uint64_t now_ns(void)
@@ -120,7 +122,8 @@ static bool words_work(struct trial *trial)
         host_write(trial, BXI_GPU_POISON);
     else
         (void)cu->cuMemsetD8Async(trial->write_at, 0x40, sizeof(uint64_t), trial->side);
-    if (ends(trial))
+    trial->is_stuck = !ends(trial);
+    if (!trial->is_stuck)
         (void)cu->cuStreamDestroy_v2(trial->waiter);
 
 destroy_writer:
@@ -156,6 +159,8 @@ static bool host_words_work(struct bxi_gpu_device *device)
         trial.wait_at = wait_at;
         works = words_work(&trial);
     }
+    if (trial.is_stuck)
+        return false;
     (void)cu->cuMemHostUnregister(again);
 
 unregister_page:
@@ -171,16 +176,19 @@ unmap_page:
 static bool register_words(struct bxi_gpu_device *device)
 {
     struct bxi_gpu *gpu = device->gpu;
+    const struct bxi_cuda *cu = &gpu->cu;
     unsigned long long address = 0;
 
-    if (!gpu->words_registered) {
-        if (gpu->cu.cuMemHostRegister_v2(gpu->region->word, sizeof(gpu->region->word), CU_MEMHOSTREGISTER_PORTABLE |
-                                         CU_MEMHOSTREGISTER_DEVICEMAP) != CUDA_SUCCESS)
-            return false;
-        gpu->words_registered = true;
-    }
-    if (gpu->cu.cuMemHostGetDevicePointer_v2(&address, gpu->region->word, 0) != CUDA_SUCCESS)
+    if (!gpu->words_registered &&
+        cu->cuMemHostRegister_v2(gpu->region->word, sizeof(gpu->region->word), CU_MEMHOSTREGISTER_PORTABLE |
+                                 CU_MEMHOSTREGISTER_DEVICEMAP) != CUDA_SUCCESS)
         return false;
+    if (cu->cuMemHostGetDevicePointer_v2(&address, gpu->region->word, 0) != CUDA_SUCCESS) {
+        if (!gpu->words_registered)
+            (void)cu->cuMemHostUnregister(gpu->region->word);
+        return false;
+    }
+    gpu->words_registered = true;
     device->host_words = address;
     return true;
 }
@@ -198,14 +206,15 @@ static bool device_words_work(struct bxi_gpu_device *device)
     struct trial trial = { .cu = &device->gpu->cu, .side = device->side };
     struct bxi_gpu_block *block;
 
-    if (bxi_gpu_block_take(device, BXI_GPU_LANES * sizeof(struct bxi_gpu_word), &block) < 0)
+    if (bxi_gpu_alloc(device, BXI_GPU_LANES * sizeof(struct bxi_gpu_word), &block) < 0)
         return false;
     trial.write_at = trial.wait_at = block->address;
     if (clear(device, block) && words_work(&trial) && clear(device, block)) {
         device->word_block = block;
         return true;
     }
-    bxi_gpu_block_give(device->gpu, block);
+    if (!trial.is_stuck)
+        bxi_gpu_free(block);
     return false;
 }
 

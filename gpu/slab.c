@@ -195,7 +195,7 @@ static void tell(struct bxi_gpu_last *last)
     }
 }
 
-/* Helper. */
+/* Helper; and at the end. */
 static void free_slab(struct bxi_gpu_job *job)
 {
     struct bxi_gpu_slab *slab = (struct bxi_gpu_slab *)(void *)job;
@@ -300,6 +300,16 @@ void bxi_gpu_slabs_wait(struct bxi_gpu *gpu)
         nanosleep(&pause, NULL);
 }
 
+static void forget(struct bxi_gpu_slab *slab)
+{
+    while (slab->last != NULL) {
+        struct bxi_gpu_last *last = slab->last;
+
+        slab->last = last->next;
+        free(last);
+    }
+}
+
 int bxi_gpu_device_slabs_free(struct bxi_gpu_device *device)
 {
     struct bxi_gpu *gpu = device->gpu;
@@ -307,19 +317,23 @@ int bxi_gpu_device_slabs_free(struct bxi_gpu_device *device)
 
     for (int i = 0; i < BXI_GPU_SLABS; i++) {
         struct bxi_gpu_slab *slab = &gpu->slab[i];
+        bool is_held;
 
-        if (slab->device != device || slab->state == BXI_GPU_SLAB_EMPTY)
-            continue;
-        if (bxi_gpu_slab_is_held(gpu, slab)) {
-            held++;
+        pthread_mutex_lock(&gpu->lock);
+        if (slab->device != device || slab->state == BXI_GPU_SLAB_EMPTY) {
+            pthread_mutex_unlock(&gpu->lock);
             continue;
         }
-        slab->whole = NULL;
-        if (!slab->is_foreign)
-            (void)gpu->cu.cuMemFree_v2(slab->address);
-        vacate(gpu, slab);
-        tell(slab->last);
-        slab->last = NULL;
+        if (slab->state == BXI_GPU_SLAB_LIVE)
+            bxi_gpu_slab_retire(gpu, slab);
+        is_held = bxi_gpu_slab_is_held(gpu, slab);
+        slab->is_freeing = !is_held;
+        pthread_mutex_unlock(&gpu->lock);
+        held += is_held;
+        if (is_held)
+            forget(slab);               /* it is never free: nobody is told */
+        else
+            free_slab(&slab->job);
     }
     return held;
 }

@@ -142,6 +142,17 @@ int bxi_gpu_mark(struct bxi_gpu_lane *lane, struct bxi_gpu_point *point)
     return none(lane, point);
 }
 
+bool bxi_gpu_mark_waits(struct bxi_gpu_lane *lane)
+{
+    (void)none(lane);
+    return false;
+}
+
+void bxi_gpu_mark_wait(struct bxi_gpu_lane *lane)
+{
+    (void)none(lane);
+}
+
 int bxi_gpu_after(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
 {
     return none(lane, peer, point);
@@ -207,4 +218,10 @@ int bxi_gpu_map_get(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref, st
 void bxi_gpu_map_put(struct bxi_gpu_map *map)
 {
     (void)none(map);
+}
+
+struct bxi_gpu_device *bxi_gpu_map_device(const struct bxi_gpu_map *map)
+{
+    (void)none(map);
+    return NULL;
 }

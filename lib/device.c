@@ -7,7 +7,8 @@
  * stands between every call of gpu/ that a late release may make and the end, from which on they make none.
  *
  * Who runs it: any thread; bxi_devices_peer_died and bxi_devices_poll under the progress role. The lock is taken
- * inside of job->lock, and is not held while anything waits for what another worker's GPU does (bxi_devices_pin).
+ * inside of job->lock, and is not held while anything waits for what another worker's GPU does, nor while the driver
+ * opens a device (bxi_devices_pin).
  *
  * The end. A block that another worker has mapped must not be freed: bxi_gpu_close closes first what is mapped of
  * others, and then waits a moment for the others to do the same. Everybody leaves together, so that moment is short.
@@ -23,7 +24,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define POLL_NS 1000000
+#define PAUSE_NS 1000000
+#define POLL_NS 10000000
 
 static_assert(sizeof(struct bxi_gpu_region) == BXI_DEVICE_BYTES, "the region's place in the segment");
 static_assert(sizeof(struct bxi_gpu_held) <= BXI_DEVICE_POINTS, "what is held, before the points");
@@ -90,7 +92,7 @@ int bxi_devices_gone(const struct bxi_devices *devices)
     return bx_fail(BX_E_SHUTDOWN, "the job whose GPU this is has shut down");
 }
 
-static void show(const struct bxi_devices *devices);
+static void show(struct bxi_devices *devices);
 
 void bxi_devices_leave(struct bxi_devices *devices)
 {
@@ -108,9 +110,20 @@ void bxi_devices_unpin(struct bxi_devices *devices)
 {
     pthread_mutex_lock(&devices->lock);
     devices->pins--;
-    if (devices->gpu != NULL)
-        show(devices);
-    pthread_mutex_unlock(&devices->lock);
+    bxi_devices_leave(devices);
+}
+
+int bxi_devices_mark(struct bxi_devices *devices, uint32_t stream, struct bxi_gpu_point *point)
+{
+    struct bxi_gpu_lane *lane = devices->streams[stream].lane;
+
+    if (bxi_gpu_mark_waits(lane)) {
+        bxi_devices_pin(devices);
+        bxi_gpu_mark_wait(lane);
+        pthread_mutex_lock(&devices->lock);
+        devices->pins--;
+    }
+    return bxi_gpu_mark(lane, point);
 }
 
 /* ---- opening ----------------------------------------------------------------------------------- */
@@ -213,25 +226,50 @@ static int add_stream(struct bxi_devices *devices, uint32_t device, void *stream
     return (int)devices->stream_count++;
 }
 
-static int open_device(struct bxi_devices *devices, int ordinal)
+static bool is_open(const struct bxi_devices *devices, int ordinal)
+{
+    for (uint32_t i = 0; i < devices->count; i++)
+        if (devices->open[i].ordinal == ordinal)
+            return true;
+    return false;
+}
+
+/* Devices' lock. */
+static int add_device(struct bxi_devices *devices, struct bxi_gpu_device *device)
 {
     uint32_t index = devices->count;
     int rc;
 
-    for (uint32_t i = 0; i < index; i++)
-        if (devices->open[i].ordinal == ordinal)
-            return 0;
-    rc = bxi_gpu_device_open(devices->gpu, ordinal, &devices->open[index].device);
-    if (rc < 0)
-        return bxi_devices_fail(rc == -EINVAL ? -ENODEV : rc, "the GPU cannot be used");
+    devices->open[index].device = device;
     rc = add_stream(devices, index, NULL);
     if (rc < 0)
         return rc;
-    devices->open[index].ordinal = ordinal;
+    devices->open[index].ordinal = bxi_gpu_device_ordinal(device);
     devices->open[index].stream = (uint32_t)rc;
     devices->open[index].staging = BXI_NO_STREAM;
     devices->count++;
     return 0;
+}
+
+/* Devices entered, and left here. The driver takes long, and others go on meanwhile; one of them may open the same. */
+static int open_and_leave(struct bxi_devices *devices, int ordinal)
+{
+    struct bxi_gpu *gpu = devices->gpu;
+    struct bxi_gpu_device *device;
+    bool known = is_open(devices, ordinal);
+    int rc = 0;
+
+    bxi_devices_pin(devices);
+    if (!known && (rc = bxi_gpu_device_open(gpu, ordinal, &device)) < 0)
+        rc = bxi_devices_fail(rc == -EINVAL ? -ENODEV : rc, "the GPU cannot be used");
+    pthread_mutex_lock(&devices->lock);
+    if (rc == 0 && devices->gpu == NULL)
+        rc = bx_fail(BX_E_SHUTDOWN, "worker '%s' has shut down", devices->job->name);
+    if (rc == 0 && !is_open(devices, ordinal))
+        rc = add_device(devices, device);
+    pthread_mutex_unlock(&devices->lock);
+    bxi_devices_unpin(devices);
+    return rc;
 }
 
 int bx_gpu_open(struct bx_job *job, int ordinal, struct bx_device *device)
@@ -241,8 +279,7 @@ int bx_gpu_open(struct bx_job *job, int ordinal, struct bx_device *device)
 
     if (rc < 0)
         return rc;
-    rc = open_device(devices, ordinal);
-    bxi_devices_leave(devices);
+    rc = open_and_leave(devices, ordinal);
     if (rc < 0)
         return rc;
     /* [device.open] release, pairs with the acquire in bxi_devices_peer: the pages are there, and gpu/'s head. */
@@ -329,10 +366,10 @@ void *bx_gpu_stream(struct bx_job *job, struct bx_device device)
 
 /* ---- peers ------------------------------------------------------------------------------------- */
 
-/* On which device the peer's memory is mapped: one that it uses as well, else the first. */
+/* On which device the peer's memory is mapped that no device here is: one that it uses as well, else the first. */
 static struct bxi_gpu_device *device_for(const struct bxi_devices *devices, const struct bxi_gpu_region *region)
 {
-    /* [gpu.devices] acquire, pairs with the release in prepare. */
+    /* [gpu.devices] acquire, pairs with the release in publish. */
     uint32_t theirs = bxi_load_acquire((bxi_a32 *)&region->head.device_count);
     struct bxi_gpu_info mine;
 
@@ -402,7 +439,7 @@ bool bxi_devices_reaches(const struct bxi_devices *devices, const struct bxi_pee
 {
     const struct bxi_gpu_region *mine = bxi_device_region(devices->job->control);
     const struct bxi_gpu_region *theirs = bxi_device_region(peer->view.control);
-    /* [gpu.devices] acquire, pairs with the release in prepare. */
+    /* [gpu.devices] acquire, pairs with the release in publish. */
     uint32_t count = bxi_load_acquire((bxi_a32 *)&theirs->head.device_count);
 
     if (!bxi_gpu_peer_reaches(devices->peers[peer->rank], devices->open[device].device))
@@ -476,17 +513,24 @@ static const struct {
     { BXI_C_gpu_bytes, offsetof(struct bxi_gpu_counters, slab_bytes) },
     { BXI_C_gpu_bytes_used, offsetof(struct bxi_gpu_counters, block_bytes) },
 };
+static_assert(sizeof shown / sizeof *shown == BXI_GPU_SHOWN, "as many as are remembered");
 
-/* Devices' lock. What bx_counter says is so as of the last call that had to do with device memory. */
-static void show(const struct bxi_devices *devices)
+/* Devices' lock. What bx_counter says is so as of the last call that had to do with device memory. Only what has
+ * changed is written: a message of many tensors comes here for each, and the counters' lines are shared. */
+static void show(struct bxi_devices *devices)
 {
     struct bxi_gpu_counters counters;
 
+    if (devices->gpu == NULL)
+        return;
     bxi_gpu_read(devices->gpu, &counters);
-    for (size_t i = 0; i < sizeof shown / sizeof *shown; i++) {
+    for (size_t i = 0; i < BXI_GPU_SHOWN; i++) {
         uint64_t value;
 
         memcpy(&value, (const char *)&counters + shown[i].offset, sizeof value);
+        if (value == devices->shown[i])
+            continue;
+        devices->shown[i] = value;
         /* Relaxed: for inspectors. */
         bxi_store_relaxed(&devices->job->counters[shown[i].counter], value);
     }
@@ -496,14 +540,22 @@ void bxi_devices_poll(struct bx_job *job)
 {
     struct bxi_devices *devices = bxi_devices_of(job);
 
-    /* Another time, where somebody opens a device just now: that takes long, and this is the role. */
+    /* Another time, where somebody has the lock, who may wait for the driver: this is the role. */
     if (devices == NULL || is_forked(devices) || pthread_mutex_trylock(&devices->lock) != 0)
         return;
-    if (devices->gpu != NULL) {
+    if (devices->gpu != NULL)
         bxi_gpu_poll(devices->gpu);
-        show(devices);
-    }
-    pthread_mutex_unlock(&devices->lock);
+    bxi_devices_leave(devices);
+}
+
+void bxi_devices_look(struct bx_job *job, uint64_t now_ns)
+{
+    struct bxi_devices *devices = bxi_devices_of(job);
+
+    if (devices == NULL || now_ns - devices->polled_ns < POLL_NS)
+        return;
+    devices->polled_ns = now_ns;
+    bxi_devices_poll(job);
 }
 
 void bxi_devices_close(struct bx_job *job)
@@ -518,7 +570,7 @@ void bxi_devices_close(struct bx_job *job)
     devices->gpu = NULL;            /* from here on a tensor that is released has nothing to give back */
     while (devices->pins > 0) {
         pthread_mutex_unlock(&devices->lock);
-        nanosleep(&(struct timespec){ .tv_nsec = POLL_NS }, NULL);
+        nanosleep(&(struct timespec){ .tv_nsec = PAUSE_NS }, NULL);
         pthread_mutex_lock(&devices->lock);
     }
     pthread_mutex_unlock(&devices->lock);

@@ -18,6 +18,8 @@ struct bxi_stream {                     /* a stream that tensors are ordered wit
     uint32_t device;                    /* index into devices->open */
 };
 
+#define BXI_GPU_SHOWN 11                /* figures of gpu/ that are counters of the job's */
+
 struct bxi_devices {
     bxi_a32 refs;
     uint32_t fork_generation;           /* of the process that made it */
@@ -35,6 +37,8 @@ struct bxi_devices {
     uint32_t joining;                   /* where several streams of a lease come together, or BXI_NO_STREAM */
     uint32_t stream_count;
     struct bxi_stream streams[BXI_GPU_LANES];
+    uint64_t shown[BXI_GPU_SHOWN];      /* what the job's counters say */
+    uint64_t polled_ns;                 /* progress role */
     struct bxi_gpu_peer *peers[BXI_WORLD_MAX];
     int words_fd[BXI_WORLD_MAX];        /* of those in peers: their segment, writable, for when they have died; or -1 */
     bool died[BXI_WORLD_MAX];
@@ -60,6 +64,9 @@ void bxi_devices_pin(struct bxi_devices *devices);
 void bxi_devices_unpin(struct bxi_devices *devices);
 int bxi_devices_fail(int code, const char *what);       /* with gpu/'s sentence */
 /* Inside enter: */
+/* A point on the stream of that index. Lets go of the lock for as long as that waits, as pin does, so that the driver
+ * may be about to close when it returns: what follows up to leave takes no new device or peer. Errors of gpu/. */
+int bxi_devices_mark(struct bxi_devices *devices, uint32_t stream, struct bxi_gpu_point *point);
 /* Index of the open device of that ordinal; -ENODEV with a sentence. */
 int bxi_devices_find(const struct bxi_devices *devices, int ordinal);
 /* Index of the stream; NULL: the device's own. -ENOSPC, and errors of gpu/, with a sentence. */
@@ -69,8 +76,9 @@ int bxi_devices_staging(struct bxi_devices *devices, uint32_t device);
 int bxi_devices_joining(struct bxi_devices *devices);
 /* The peer in gpu/'s sense. NULL of oneself. 0; -ENODEV: it uses no device; BX_E_PEER_DEAD; with a sentence. */
 int bxi_devices_peer(struct bxi_devices *devices, struct bxi_peer *peer, struct bxi_gpu_peer **out);
-/* Whether that peer can map memory of the device. It says no once it has tried; before, what this process cannot map of
- * the peer's says it, for there is a way in both directions or in none. */
+/* Whether that peer can map memory of the device, as the driver says and as the peer has found out. Of devices that are
+ * hidden here, before the peer has tried, what this process cannot map of the peer's says it, for there is a way in
+ * both directions or in none. */
 bool bxi_devices_reaches(const struct bxi_devices *devices, const struct bxi_peer *peer, uint32_t device);
 
 /* A block of one's own device memory, behind a storage of kind BXI_STORE_DEVICE. */
@@ -78,6 +86,8 @@ struct bxi_device_block {
     struct bxi_devices *devices;        /* one reference */
     struct bxi_gpu_block *block;
     uint32_t device;                    /* index into devices->open */
+    bx_free_fn ended;                   /* of memory of others that is none, for it is empty; or NULL */
+    void *context;
     struct bxi_gpu_point written;       /* devices->lock, as the rest: what fills it; order 0 if nobody has said */
     struct bxi_gpu_point sent;          /* of the device's own stream, when it was last lent without that */
     uint32_t streams;                   /* bits of those that read it */
@@ -89,6 +99,7 @@ struct bxi_device_part {
     struct bxi_gpu_map *map;            /* the owner's slab, mapped here; or NULL */
     struct bxi_gpu_block *block;        /* staged: a block of one's own; or NULL */
     uint64_t address;
+    uint32_t device;                    /* index into devices->open: whose streams read it */
     bool is;                            /* false: the tensor lies in host memory */
     bool staged;
 };

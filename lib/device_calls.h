@@ -17,7 +17,10 @@ static inline struct bxi_devices *bxi_devices_of(struct bx_job *job)
 }
 void bxi_devices_close(struct bx_job *job);     /* progress has stopped */
 void bxi_devices_destroy(struct bx_job *job);   /* and nobody else knows the job */
-void bxi_devices_poll(struct bx_job *job);      /* now and then: what time brings, and the counters */
+/* Role, now and then: what time brings, and the counters. The second, for who comes by often, does so but every 10 ms:
+ * what others want to free must not wait until this worker has nothing to do. Neither waits. */
+void bxi_devices_poll(struct bx_job *job);
+void bxi_devices_look(struct bx_job *job, uint64_t now_ns);
 void bxi_devices_peer_died(struct bx_job *job, struct bxi_peer *peer);
 void bxi_device_block_free(struct bxi_device_block *block);
 /* A lease on it came back with this point: it is used again after that. */

@@ -138,7 +138,7 @@ static int stage_in(struct bxi_loan *loan, uint32_t index)
     return 0;
 }
 
-/* Devices' lock. What the slab's row says of its device, as an ordinal here; the first open one if it is hidden. */
+/* Devices' lock. What the slab's row says of its device, as an ordinal here; that which reads it if it is hidden. */
 static int ordinal_of(const struct bxi_device_loan *device, const struct bxi_device_part *part)
 {
     const struct bxi_devices *devices = device->devices;
@@ -151,7 +151,17 @@ static int ordinal_of(const struct bxi_device_loan *device, const struct bxi_dev
         return devices->open[0].ordinal;
     memcpy(uuid, bxi_device_region(control)->slab[part->ref.slab].uuid, sizeof uuid);
     ordinal = bxi_gpu_ordinal(devices->gpu, uuid);
-    return ordinal >= 0 ? ordinal : devices->open[0].ordinal;
+    return ordinal >= 0 ? ordinal : devices->open[part->device].ordinal;
+}
+
+/* Devices' lock. Whose streams read it: the device that it is mapped on, or, of one's own, that it lies on. */
+static int reader_of(const struct bxi_device_loan *device, const struct bxi_device_part *part)
+{
+    if (part->staged)
+        return 0;
+    return bxi_devices_find(device->devices, part->map != NULL
+                                                 ? bxi_gpu_device_ordinal(bxi_gpu_map_device(part->map))
+                                                 : ordinal_of(device, part));
 }
 
 /* Devices' lock. */
@@ -165,8 +175,11 @@ static int find(struct bxi_loan *loan, struct bxi_gpu_peer *peer, uint32_t index
         rc = stage_in(loan, index);
     else if (peer != NULL)
         rc = bxi_gpu_map_get(peer, &part->ref, &part->map, &part->address);
+    if (rc == 0)
+        rc = reader_of(loan->device, part);
     if (rc < 0)
         return rc;
+    part->device = (uint32_t)rc;
     tensor->data = (unsigned char *)(uintptr_t)part->address;
     tensor->device.index = ordinal_of(loan->device, part);
     return 0;
@@ -274,7 +287,7 @@ static uint32_t last_stream(struct bxi_device_loan *device)
             continue;
         if (!several)
             return i;
-        if (joining < 0 || bxi_gpu_mark(lane, &point) < 0 ||
+        if (joining < 0 || bxi_devices_mark(devices, i, &point) < 0 ||
             bxi_gpu_after(devices->streams[joining].lane, NULL, &point) < 0)
             bxi_gpu_lane_wait(lane);
     }
@@ -286,7 +299,7 @@ static void join(struct bxi_device_loan *device, struct bxi_gpu_point *point)
 {
     uint32_t stream = last_stream(device);
 
-    if (stream != BXI_NO_STREAM && bxi_gpu_mark(device->devices->streams[stream].lane, point) < 0)
+    if (stream != BXI_NO_STREAM && bxi_devices_mark(device->devices, stream, point) < 0)
         bxi_gpu_lane_wait(device->devices->streams[stream].lane);
 }
 

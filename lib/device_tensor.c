@@ -141,6 +141,29 @@ static int wrap(struct bxi_devices *devices, uint32_t device, struct bxi_gpu_for
     return 0;
 }
 
+static bool is_empty(const struct bxi_shape *shape)
+{
+    for (int i = 0; i < shape->ndim && i < BX_DIMS_MAX && shape->shape != NULL; i++)
+        if (shape->shape[i] == 0)
+            return true;
+    return false;
+}
+
+/* Devices' lock. There is no memory to lend, and no address need be given: it gets one of the job's. */
+static int wrap_nothing(struct bxi_devices *devices, uint32_t device, const struct bxi_gpu_foreign *foreign,
+                        const struct bxi_shape *shape, struct bx_tensor **tensor)
+{
+    struct bx_tensor *made;
+    int rc = create(devices, device, shape, &made);
+
+    if (rc < 0)
+        return rc;
+    made->storage->device->ended = foreign->freed;
+    made->storage->device->context = foreign->context;
+    *tensor = made;
+    return 0;
+}
+
 int bxi_device_wrap(int ordinal, void *data, const struct bxi_shape *shape, bx_free_fn free_fn, void *context,
                     struct bx_tensor **tensor)
 {
@@ -155,7 +178,9 @@ int bxi_device_wrap(int ordinal, void *data, const struct bxi_shape *shape, bx_f
         goto release;
     }
     rc = bxi_devices_find(devices, ordinal);
-    if (rc >= 0)
+    if (rc >= 0 && is_empty(shape))
+        rc = wrap_nothing(devices, (uint32_t)rc, &foreign, shape, tensor);
+    else if (rc >= 0)
         rc = wrap(devices, (uint32_t)rc, &foreign, shape, tensor);
     bxi_devices_leave(devices);
 
@@ -178,8 +203,7 @@ static void until_own_work(struct bxi_device_block *block)
 
         if ((block->streams >> i & 1) == 0)
             continue;
-        if (bxi_gpu_mark(devices->streams[i].lane, &point) < 0 ||
-            bxi_gpu_block_until(block->block, NULL, &point) < 0)
+        if (bxi_devices_mark(devices, i, &point) < 0 || bxi_gpu_block_until(block->block, NULL, &point) < 0)
             bxi_gpu_lane_wait(devices->streams[i].lane);
     }
 }
@@ -193,6 +217,8 @@ void bxi_device_block_free(struct bxi_device_block *block)
         bxi_gpu_free(block->block);
         bxi_devices_leave(devices);
     }
+    if (block->ended != NULL)
+        block->ended(block->context);
     bxi_devices_release(devices);
 }
 
@@ -253,7 +279,7 @@ void bxi_device_block_until(struct bxi_device_block *block, struct bxi_peer *pee
     if (rc == -EAGAIN)
         rc = until_mapped(peer, &late);
     bxi_devices_leave(devices);
-    if (rc == -EINVAL || rc == -EPROTO)
+    if (rc == -EPROTO)
         bxi_peer_suspect(job, peer, "it gives a lease back with a point on a GPU that cannot be one");
 }
 
@@ -273,7 +299,7 @@ int bx_tensor_written_on(struct bx_tensor *tensor, void *stream)
         return bxi_devices_gone(block->devices);
     rc = bxi_devices_stream(block->devices, block->device, stream);
     if (rc >= 0)
-        rc = bxi_gpu_mark(block->devices->streams[rc].lane, &block->written) < 0
+        rc = bxi_devices_mark(block->devices, (uint32_t)rc, &block->written) < 0
                  ? bxi_devices_fail(-EIO, "a stream cannot be marked") : 0;
     bxi_devices_leave(block->devices);
     return rc;
@@ -335,14 +361,16 @@ static struct bxi_devices *devices_of(const struct bx_tensor *tensor)
                                                      : ((struct bxi_loan *)tensor->storage)->device->devices;
 }
 
-/* Devices' lock. Which of the open devices a stream for this tensor belongs to: its own, or, of one that is borrowed
- * from another device, the first. */
-static uint32_t device_of(const struct bxi_devices *devices, const struct bx_tensor *tensor)
+/* Which of the open devices a stream for this tensor belongs to: its own, or, of one that is borrowed, that on which it
+ * is mapped. */
+static uint32_t device_of(const struct bx_tensor *tensor)
 {
-    for (uint32_t i = 0; i < devices->count; i++)
-        if (devices->open[i].ordinal == tensor->device.index)
-            return i;
-    return 0;
+    const struct bxi_device_part *part;
+
+    if (tensor->storage->kind == BXI_STORE_DEVICE)
+        return tensor->storage->device->device;
+    part = part_of((const struct bxi_loan *)tensor->storage, tensor);
+    return part != NULL ? part->device : 0;
 }
 
 /* Devices' lock. */
@@ -364,7 +392,7 @@ int bx_tensor_read_on(struct bx_tensor *tensor, void *stream)
     devices = devices_of(tensor);
     if (!bxi_devices_enter(devices))
         return bxi_devices_gone(devices);
-    index = bxi_devices_stream(devices, device_of(devices, tensor), stream);
+    index = bxi_devices_stream(devices, device_of(tensor), stream);
     rc = index < 0 ? index : reads(tensor, (uint32_t)index, &behind);
     bxi_devices_pin(devices);
     if (rc == 0)
@@ -419,7 +447,7 @@ static int copy_and_leave(struct bxi_devices *devices, uint32_t stream, struct b
     pthread_mutex_lock(&devices->lock);
     if (rc == 0)
         rc = check_owner(devices, lane, &first, from);
-    if (rc == 0 && bxi_is_device(to) && bxi_gpu_mark(lane, &to->storage->device->written) < 0)
+    if (rc == 0 && bxi_is_device(to) && bxi_devices_mark(devices, stream, &to->storage->device->written) < 0)
         rc = bxi_devices_fail(-EIO, "a stream cannot be marked");
     pthread_mutex_unlock(&devices->lock);
     bxi_devices_unpin(devices);
@@ -437,7 +465,7 @@ int bxi_device_copy_into(struct bx_tensor *to, const struct bx_tensor *from)
         return bx_fail(-EROFS, "the tensor is on loan from another worker and must not be written to");
     if (!bxi_devices_enter(devices))
         return bxi_devices_gone(devices);
-    return copy_and_leave(devices, devices->open[device_of(devices, there)].stream, to, from);
+    return copy_and_leave(devices, devices->open[device_of(there)].stream, to, from);
 }
 
 int bxi_device_copy(struct bx_job *job, const struct bx_tensor *tensor, struct bx_tensor **copy)
@@ -453,7 +481,7 @@ int bxi_device_copy(struct bx_job *job, const struct bx_tensor *tensor, struct b
         return bx_fail(-EINVAL, "a copy of a device tensor needs the job");
     if (!bxi_devices_enter(devices))
         return bxi_devices_gone(devices);
-    device = device_of(devices, tensor);
+    device = device_of(tensor);
     rc = create(devices, device, &(struct bxi_shape){ (enum bx_dtype)tensor->dtype, tensor->ndim, tensor->shape, NULL },
                 &made);
     if (rc < 0 || tensor->elements == 0)
@@ -482,9 +510,103 @@ static int ready_of(struct bxi_device_block *block, struct bxi_cargo *cargo, str
         return 0;
     }
     if (own->order == 0)
-        rc = bxi_gpu_mark(devices->streams[devices->open[block->device].stream].lane, own);
+        rc = bxi_devices_mark(devices, devices->open[block->device].stream, own);
     *ready = block->sent = *own;
     return rc < 0 ? bxi_devices_fail(rc, "a stream cannot be marked") : 0;
+}
+
+/* A strided view in device memory comes to the host in pieces of the span that it covers, each by one copy, and is
+ * packed there: a copy for each row would cost a call of the driver and a wait for as few bytes as a row has. What lies
+ * between the elements is read for nothing, but no piece begins or ends with it. */
+#define PIECE_BYTES ((uint64_t)1 << 20)
+
+static uint64_t span_bytes(const struct bx_tensor *tensor)
+{
+    int64_t last = 0;
+
+    for (int i = 0; i < tensor->ndim; i++)
+        last += (tensor->shape[i] - 1) * tensor->strides[i];
+    return (uint64_t)(last + 1) * bx_dtype_bytes((enum bx_dtype)tensor->dtype);
+}
+
+/* The dimension along which it reaches farthest, to be halved; -1: a single element. */
+static int widest(const struct bx_tensor *tensor)
+{
+    int64_t reach, most = 0;
+    int found = -1;
+
+    for (int i = 0; i < tensor->ndim; i++) {
+        reach = (tensor->shape[i] - 1) * tensor->strides[i];
+        if (tensor->shape[i] > 1 && reach >= most) {
+            most = reach;
+            found = i;
+        }
+    }
+    return found;
+}
+
+/* The tensor from element `first` of dimension `dim` on, `count` of them, as a view that holds nothing. */
+static struct bx_tensor part_along(const struct bx_tensor *tensor, int dim, int64_t first, int64_t count)
+{
+    struct bx_tensor part = *tensor;
+
+    part.shape[dim] = count;
+    part.elements = tensor->elements / tensor->shape[dim] * count;
+    part.data += first * tensor->strides[dim] * (int64_t)bx_dtype_bytes((enum bx_dtype)tensor->dtype);
+    part.contiguous = false;
+    return part;
+}
+
+/* Pinned. piece: PIECE_BYTES of host memory. */
+static int gather(struct bxi_gpu_lane *lane, struct bx_tensor *to, const struct bx_tensor *from, unsigned char *piece)
+{
+    uint64_t bytes = span_bytes(from);
+    int dim = widest(from), rc;
+
+    if (bytes > PIECE_BYTES) {
+        int64_t half = from->shape[dim] / 2, rest = from->shape[dim] - half;
+        struct bx_tensor to_half = part_along(to, dim, 0, half), to_rest = part_along(to, dim, half, rest);
+        struct bx_tensor half_of = part_along(from, dim, 0, half), rest_of = part_along(from, dim, half, rest);
+
+        rc = gather(lane, &to_half, &half_of, piece);
+        return rc < 0 ? rc : gather(lane, &to_rest, &rest_of, piece);
+    }
+    rc = bxi_gpu_stage_out(lane, piece, address_of(from), bytes);
+    if (rc == 0) {
+        struct bx_tensor read = *from;
+
+        read.device = (struct bx_device){ BX_CPU, 0 };
+        read.data = piece;
+        rc = bx_tensor_copy_into(to, &read);
+    }
+    return rc;
+}
+
+/* Into host memory, row-major. Devices not entered. */
+static int pack_on_host(struct bx_tensor *to, const struct bx_tensor *from)
+{
+    struct bxi_devices *devices = devices_of(from);
+    unsigned char *piece = malloc(PIECE_BYTES);
+    struct behind behind;
+    uint32_t stream;
+    int rc;
+
+    if (piece == NULL)
+        return bx_fail(-ENOMEM, "no memory for packing a view in device memory");
+    if (!bxi_devices_enter(devices)) {
+        free(piece);
+        return bxi_devices_gone(devices);
+    }
+    stream = devices->open[device_of(from)].stream;
+    rc = reads(from, stream, &behind);
+    bxi_devices_pin(devices);
+    if (rc == 0)
+        rc = put_behind(devices->streams[stream].lane, &behind);
+    if (rc == 0 && (rc = gather(devices->streams[stream].lane, to, from, piece)) < 0)
+        rc = bxi_devices_fail(rc, "a copy from device memory failed");
+    bxi_devices_unpin(devices);
+    free(piece);
+    return rc;
 }
 
 /* No way from the peer's device to this one: into the arena, and from there into the peer's. */
@@ -494,11 +616,16 @@ static int stage(struct bx_job *job, const struct bx_tensor *tensor, struct bxi_
     struct bx_tensor *host = NULL;
     int rc = bx_tensor_create(job, (enum bx_dtype)tensor->dtype, tensor->ndim, tensor->shape, &host);
 
-    if (rc == 0)
-        rc = bxi_device_copy_into(host, tensor);
+    if (rc == 0 && tensor->elements > 0)
+        rc = tensor->contiguous ? bxi_device_copy_into(host, tensor) : pack_on_host(host, tensor);
     if (rc < 0) {
         bx_tensor_release(host);
         return rc;
+    }
+    if (!tensor->contiguous) {
+        head->flags &= (uint8_t)~BXI_STRIDED;
+        bxi_add(&job->counters[BXI_C_tensors_copied], 1);
+        bxi_add(&job->counters[BXI_C_tensor_bytes_copied], (uint64_t)bx_tensor_bytes(host));
     }
     head->flags |= BXI_STAGED;
     head->offset = (uint64_t)(host->data - bxi_arena_base(job->arena));

@@ -457,7 +457,7 @@ static int describe(struct bx_job *job, struct bxi_cargo *cargo, struct bx_tenso
     if (bxi_is_device(tensor) && !(head.flags & BXI_STAGED))
         *to = put_bytes(*to, &ref, sizeof ref);
     *to = put_bytes(*to, tensor->shape, row);
-    if (!tensor->contiguous)
+    if (head.flags & BXI_STRIDED)           /* what was staged is packed */
         *to = put_bytes(*to, tensor->strides, row);
     return 0;
 }

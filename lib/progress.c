@@ -163,8 +163,12 @@ int bxi_pass(struct bx_job *job, struct bxi_waiter *waiter)
     if (bxi_starved_look(job, false))
         handled++;
     ring_what_is_due(job);
-    if ((bxi_load_relaxed(&job->pass) & 255) == 0 && bxi_fire_timers(job, bxi_coarse_ns()))
-        handled++;
+    if ((bxi_load_relaxed(&job->pass) & 255) == 0) {
+        uint64_t now_ns = bxi_coarse_ns();
+
+        handled += bxi_fire_timers(job, now_ns);
+        bxi_devices_look(job, now_ns);
+    }
     bxi_trace_passed(job);
     return handled;
 }

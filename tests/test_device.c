@@ -431,6 +431,27 @@ Test(device, copies_nothing_and_stops_no_thread, .timeout = 60)
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { hands_over_often, reader } });
 }
 
+/* What inspectors read is written when there is something new, and not with each tensor. */
+static void counts(struct bx_job *job)
+{
+    struct bx_device device = start(job, 1);
+    struct bx_tensor *tensor = device_numbers(job, device, COUNT, 5);
+    uint64_t marks = harness_counter(job, "gpu_marks");
+
+    bxi_store_relaxed(&job->counters[BXI_C_gpu_marks], 7);
+    HARNESS_CHECK(bx_gpu_stream(job, device) != NULL);
+    HARNESS_EQ(harness_counter(job, "gpu_marks"), 7);
+    HARNESS_EQ(bx_tensor_written_on(tensor, NULL), 0);
+    HARNESS_EQ(harness_counter(job, "gpu_marks"), marks + 1);
+    bx_tensor_release(tensor);
+}
+
+Test(device, counts_what_has_changed, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { counts, reader } });
+}
+
 static void forwards(struct bx_job *job)
 {
     struct bx_device device = start(job, 1);

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 enum gate { OPEN = 0, FREED, DONE };
-enum value { INDEX = 0, STAGED, BYTES_LEFT };
+enum value { INDEX = 0, STAGED, BYTES_LEFT, READER };
 
 /* ---- Handlers -------------------------------------------------------------------------------- */
 
@@ -36,6 +36,7 @@ static int look(const struct bx_request *request, struct bx_reader *args, struct
     HARNESS_HAS(bx_error_text(), "on loan from another worker");
     HARNESS_EQ(bx_tensor_copy_into(tensor, tensor), -EROFS);
     harness_store(INDEX, (uint64_t)bx_tensor_device(tensor).index);
+    harness_store(READER, ((struct bxi_loan *)tensor->storage)->device->parts[0].device);
     harness_store(STAGED, harness_counter(bx_request_job(request), "gpu_staged_bytes"));
     harness_store(BYTES_LEFT, args->bytes - args->pos);
     return 0;
@@ -273,6 +274,65 @@ Test(device_errors, stages_between_devices_that_do_not_reach_one_another, .timeo
                .body = { lends_to_another_device, has_another_device } });
 }
 
+/* Sends a view whose elements are numbered from `first`; it arrives packed. */
+static void send_view(struct bx_job *job, struct bx_tensor *view, int32_t first)
+{
+    uint64_t staged = harness_counter(job, "gpu_staged_bytes"), copied = harness_counter(job, "tensor_bytes_copied");
+    uint64_t bytes = (uint64_t)bx_tensor_bytes(view);
+
+    HARNESS_EQ(send(job, "worker1", view, first), 0);
+    HARNESS_EQ(harness_load(BYTES_LEFT), 8);
+    HARNESS_EQ(harness_counter(job, "tensor_bytes_copied"), copied + bytes);
+    HARNESS_CHECK(harness_counter(job, "gpu_staged_bytes") >= staged + bytes);
+}
+
+/* The tensor's elements are numbered so that those of its `step`-th column, transposed, come in order. */
+static struct bx_tensor *columns(struct bx_job *job, struct bx_device device, int64_t rows, int64_t step)
+{
+    int64_t count = rows * step;
+    struct bx_tensor *host = NULL, *tensor = device_tensor(job, device, count);
+
+    HARNESS_EQ(bx_tensor_create(NULL, BX_I32, 1, &count, &host), 0);
+    for (int64_t i = 0; i < count; i++)
+        ((int32_t *)bx_tensor_data_mut(host))[i] = (int32_t)(i % step * rows + i / step);
+    HARNESS_EQ(bx_tensor_copy_into(tensor, host), 0);
+    bx_tensor_release(host);
+    return tensor;
+}
+
+static void lends_views_to_another_device(struct bx_job *job)
+{
+    static const struct {
+        int64_t rows, step;
+    } sizes[] = { { 100, 3 }, { 7, 300000 }, { 300001, 5 } };      /* the last two span more than a piece */
+    struct bx_device device = device_open(job, 0);
+
+    harness_await(OPEN, 1);
+    for (int i = 0; i < 3; i++) {
+        int64_t rows = sizes[i].rows, step = sizes[i].step;
+        struct bx_tensor *tensor = columns(job, device, rows, step), *view = NULL;
+
+        HARNESS_EQ(bx_tensor_slice(tensor, 0, 2, rows * step, step, &view), 0);
+        send_view(job, view, (int32_t)(2 * rows));
+        bx_tensor_release(view);
+        HARNESS_EQ(bx_tensor_as_strided(tensor, 0, 2, (int64_t[]){ step, rows }, (int64_t[]){ 1, step }, &view), 0);
+        send_view(job, view, 0);
+        bx_tensor_release(view);
+        HARNESS_EQ(bx_tensor_as_strided(tensor, 0, 2, (int64_t[]){ 0, rows }, (int64_t[]){ 1, step }, &view), 0);
+        send_view(job, view, 0);
+        bx_tensor_release(view);
+        bx_tensor_release(tensor);
+    }
+}
+
+Test(device_errors, packs_views_that_are_staged, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    setenv("FAKE_CUDA_NO_PEER", "all", 1);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+               .body = { lends_views_to_another_device, has_another_device } });
+}
+
 static void lends_on_the_second(struct bx_job *job)
 {
     struct bx_tensor *tensor = device_numbers(job, device_open(job, 1), 1000, 4);
@@ -298,6 +358,37 @@ Test(device_errors, maps_on_the_device_that_both_use, .timeout = 60)
     device_world(DEVICE_FAKE);
     setenv("FAKE_CUDA_NO_PEER", "all", 1);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { lends_on_the_second, has_both } });
+}
+
+/* Of two devices there the first has no way to the tensor's, and the second has. */
+static void lends_to_the_second(struct bx_job *job)
+{
+    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), 1000, 4);
+    uint64_t before = harness_counter(job, "gpu_staged_bytes");
+
+    harness_await(OPEN, 1);
+    HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
+    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before);
+    HARNESS_EQ(harness_load(INDEX), 0);
+    HARNESS_EQ(harness_load(READER), 1);        /* the second that was opened there */
+    bx_tensor_release(tensor);
+}
+
+static void has_one_that_reaches(struct bx_job *job)
+{
+    device_open(job, 1);
+    device_open(job, 2);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+Test(device_errors, maps_on_that_of_several_devices_which_reaches, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    setenv("FAKE_CUDA_DEVICES", "3", 1);
+    setenv("FAKE_CUDA_NO_PEER", "0-1", 1);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+               .body = { lends_to_the_second, has_one_that_reaches } });
 }
 
 /* ---- Memory of other libraries ---------------------------------------------------------------- */
@@ -393,6 +484,48 @@ Test(device_errors, takes_memory_of_others_and_tells_them_when_it_is_read_no_mor
 {
     device_world(DEVICE_ANY);
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { wraps, polls } });
+}
+
+/* What has no elements has no address, as DLPack allows. */
+static void takes_nothing(struct bx_job *job)
+{
+    struct foreign foreign = { .shape = { 0 } };
+    struct bx_tensor *tensor = NULL;
+
+    foreign.managed.deleter = end_foreign;
+    foreign.managed.tensor = (struct bxi_dl_tensor){
+        .device_type = BXI_DL_CUDA, .ndim = 1, .dtype = { .code = 0, .bits = 32, .lanes = 1 },
+        .shape = foreign.shape,
+    };
+    device_open(job, 0);
+    harness_await(OPEN, 1);
+    HARNESS_EQ(take(&foreign, &tensor), 0);
+    HARNESS_EQ(bx_tensor_device(tensor).kind, BX_CUDA);
+    HARNESS_EQ(bx_tensor_elements(tensor), 0);
+    HARNESS_EQ(send(job, "worker1", tensor, 1), 0);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    HARNESS_EQ(foreign.ends, 0);
+    bx_tensor_release(tensor);
+    HARNESS_EQ(foreign.ends, 1);
+    foreign.managed.tensor.device_id = 1;
+    HARNESS_EQ(take(&foreign, &tensor), -ENODEV);
+    foreign.managed.tensor.device_id = 0;
+    foreign.shape[0] = 1;
+    HARNESS_EQ(take(&foreign, &tensor), -EINVAL);
+    HARNESS_EQ(foreign.ends, 1);
+}
+
+static void has_the_same(struct bx_job *job)
+{
+    device_open(job, 0);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+Test(device_errors, takes_a_tensor_without_elements_or_address, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { takes_nothing, has_the_same } });
 }
 
 static void refuses_pools(struct bx_job *job)

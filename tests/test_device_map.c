@@ -292,11 +292,11 @@ Test(device_map, ends_well_when_all_leave_meanwhile, .timeout = 60)
 #define SLABS 5
 #define SLAB_COUNT (INT64_C(66) << 18)          /* i32: 66 MiB, a slab of its own */
 
-static void makes_and_frees_slabs(struct bx_job *job)
+/* Each in a slab of its own, which worker 1 maps; all are given back, and gpu_bytes may come down again. */
+static void lend_slabs(struct bx_job *job, struct bx_device device)
 {
-    struct bx_tensor *small = begin(job), *tensors[SLABS];
-    struct bx_device device = bx_tensor_device(small);
-    uint64_t first = harness_counter(job, "gpu_bytes"), used = harness_counter(job, "gpu_bytes_used");
+    struct bx_tensor *tensors[SLABS];
+    uint64_t first = harness_counter(job, "gpu_bytes");
 
     for (int i = 0; i < SLABS; i++) {
         tensors[i] = device_tensor(job, device, SLAB_COUNT);
@@ -313,6 +313,14 @@ static void makes_and_frees_slabs(struct bx_job *job)
     for (int i = 0; i < SLABS; i++)
         bx_tensor_release(tensors[i]);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+}
+
+static void makes_and_frees_slabs(struct bx_job *job)
+{
+    struct bx_tensor *small = begin(job);
+    uint64_t first = harness_counter(job, "gpu_bytes"), used = harness_counter(job, "gpu_bytes_used");
+
+    lend_slabs(job, bx_tensor_device(small));
     while (harness_counter(job, "gpu_bytes") > first + ((uint64_t)66 << 20)) {     /* one may be kept */
         bxi_devices_poll(job);
         sched_yield();
@@ -341,6 +349,32 @@ Test(device_map, gives_slabs_back_that_nobody_uses, .timeout = 60)
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup,
                .body = { makes_and_frees_slabs, closes_what_is_retired } });
+}
+
+/* Neither worker has ever nothing to do, and nobody asks for a look at devices. */
+static void frees_slabs_and_calls_on(struct bx_job *job)
+{
+    struct bx_tensor *small = begin(job);
+    uint64_t first = harness_counter(job, "gpu_bytes");
+
+    lend_slabs(job, bx_tensor_device(small));
+    while (harness_counter(job, "gpu_bytes") > first + ((uint64_t)66 << 20))
+        end(start(job, harness_msg_i64(HOST_AT), NULL), 0);
+    bx_tensor_release(small);
+}
+
+static void serves_on(struct bx_job *job)
+{
+    device_open(job, 0);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_CHECK(harness_counter(job, "gpu_slabs_closed") >= SLABS - 1);
+}
+
+Test(device_map, gives_slabs_back_while_calls_come_without_end, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { frees_slabs_and_calls_on, serves_on } });
 }
 
 /* Both leave at once, while each has the other's slab open and closing takes long: neither frees what is open. */

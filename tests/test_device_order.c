@@ -369,6 +369,88 @@ Test(device_order, serves_others_while_a_thread_waits_in_a_copy, .timeout = 60)
                .body = { opens_the_gate_in_the_end, copies_what_is_late, is_served_meanwhile } });
 }
 
+/* The driver works for as long as streams here dawdle; tensors of the other device are made meanwhile. */
+static void *opens_another(void *job)
+{
+    device_open(job, 1);
+    return NULL;
+}
+
+static uint32_t open_count(struct bxi_devices *devices)
+{
+    uint32_t count;
+
+    pthread_mutex_lock(&devices->lock);
+    count = devices->count;
+    pthread_mutex_unlock(&devices->lock);
+    return count;
+}
+
+static void opens_two(struct bx_job *job)
+{
+    struct bx_device device;
+    int meanwhile = 0;
+    pthread_t thread;
+
+    setenv("FAKE_CUDA_DELAY_US", "200000", 1);
+    device = device_open(job, 0);
+    HARNESS_EQ(pthread_create(&thread, NULL, opens_another, job), 0);
+    while (open_count(bxi_devices_of(job)) == 1) {
+        bool probes = device_figure("used", 1) >= ((uint64_t)16 + 64) << 20;      /* a context and a slab */
+
+        bx_tensor_release(device_tensor(job, device, 1));
+        meanwhile += probes && open_count(bxi_devices_of(job)) == 1;
+    }
+    HARNESS_EQ(pthread_join(thread, NULL), 0);
+    HARNESS_CHECK(meanwhile > 10);
+}
+
+Test(device_order, makes_tensors_while_another_device_is_opened, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { opens_two, NULL } });
+}
+
+static struct bx_tensor *marked;
+static void *marked_stream;
+
+static void *says_that_it_writes(void *context)
+{
+    HARNESS_EQ(bx_tensor_written_on(marked, marked_stream), 0);
+    return context;
+}
+
+/* Where a point can only be had by waiting for its stream. */
+static void marks_what_is_late(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+    struct bxi_devices *devices = bxi_devices_of(job);
+    uint32_t pins = 0;
+    uint64_t *gate;
+    pthread_t thread;
+
+    marked = bytes_tensor(job, device);
+    marked_stream = device_stream(job, device);
+    gate = device_gate(job, marked_stream);
+    HARNESS_EQ(pthread_create(&thread, NULL, says_that_it_writes, NULL), 0);
+    while (pins == 0) {
+        pthread_mutex_lock(&devices->lock);
+        pins = devices->pins;
+        pthread_mutex_unlock(&devices->lock);
+    }
+    bx_tensor_release(device_tensor(job, device, 1));
+    device_open_gate(gate);
+    HARNESS_EQ(pthread_join(thread, NULL), 0);
+    bx_tensor_release(marked);
+}
+
+Test(device_order, makes_tensors_while_a_thread_waits_for_a_mark, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    setenv("BX_GPU_ORDER", "sync", 1);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { marks_what_is_late, NULL } });
+}
+
 /* Where a stream of the borrower's cannot wait for the owner's words, its host does. */
 static void follows_by_host(struct bx_job *job)
 {

@@ -87,8 +87,8 @@ static void survivor(void)
     GPU_CHECK(gpu_counters().poisonings >= 1);
     GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[1].ready), -EOWNERDEAD);
     GPU_SAYS("worker0 has died");
-    if (order == BXI_GPU_HOST_WORDS)            /* what was ready is still said to be */
-        GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
+    /* What was ready is still said to be. */
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
     GPU_CHECK(gpu_holds(gpu_lane, address, 1, BYTES));
     GPU_EQ(bxi_gpu_passed(gpu, gpu_peer[0], &gpu_shared->ref[1].ready), 1);
     bxi_gpu_map_put(map[0]);
@@ -535,6 +535,127 @@ Test(gpu_devices, without_peer_access_that_are_hidden_are_found_out_by_the_first
     run_devices(0, 0);
     cr_assert_eq((int64_t)gpu_load(0), -EXDEV);
     cr_assert_eq(gpu_load(1), 1);
+}
+
+/* The driver of either side knows that there is no way: nobody has to try. */
+static void owner_that_asks(void)
+{
+    start_on(0, NULL, 0);
+    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 0);
+    gpu_post(HELD);
+    gpu_await(HELD, 2);
+    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 1);
+    gpu_post(LAST);
+    gpu_end();
+}
+
+static void borrower_that_does_nothing(void)
+{
+    struct bxi_gpu_device *second = NULL;
+
+    start_on(1, NULL, 1);
+    gpu_await(HELD, 1);
+    GPU_EQ(bxi_gpu_poll(gpu), 0);               /* refuses the owner's device */
+    GPU_EQ(gpu_shared->region[1].head.refused_count, 1);
+    GPU_EQ(bxi_gpu_device_open(gpu, 0, &second), 0);    /* and here it is itself */
+    GPU_EQ(gpu_shared->region[1].head.refused_count, 0);
+    GPU_EQ(bxi_gpu_poll(gpu), 0);
+    GPU_EQ(gpu_shared->region[1].head.refused_count, 0);
+    gpu_post(HELD);
+    gpu_await(LAST, 1);
+    gpu_end();
+}
+
+Test(gpu_devices, without_peer_access_are_known_before_anything_is_sent, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    setenv("FAKE_CUDA_NO_PEER", "0-1", 1);
+    gpu_run(2, (gpu_fn[]){ owner_that_asks, borrower_that_does_nothing });
+}
+
+/* Of two devices here the first does not reach the owner's and the second does. */
+static void borrower_with_two(void)
+{
+    struct bxi_gpu_device *second = NULL;
+    struct bxi_gpu_lane *lane;
+    struct bxi_gpu_map *map;
+    uint64_t address;
+
+    gpu_start_with(1, &(struct bxi_gpu_options){ .order = order }, 1);
+    GPU_EQ(bxi_gpu_device_open(gpu, 2, &second), 0);
+    GPU_EQ(bxi_gpu_lane_open(second, NULL, &lane), 0);
+    gpu_post(MET);
+    gpu_await(MET, 2);
+    gpu_meet(0);                                /* with the first as its device */
+    gpu_await(LENT, 1);
+    address = gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
+    GPU_CHECK(bxi_gpu_map_device(map) == second);
+    GPU_EQ(bxi_gpu_after(lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
+    GPU_CHECK(gpu_holds(lane, address, 9, BYTES));
+    GPU_EQ(gpu_counters().fallbacks, 0);
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);    /* of the device that has no way */
+    GPU_EQ(gpu_counters().fallbacks, order == BXI_GPU_DEVICE_WORDS);
+    gpu_post(HELD);
+    bxi_gpu_map_put(map);
+    gpu_post(LAST);
+    gpu_end();
+}
+
+static void owner_far_from_one(void)
+{
+    struct bxi_gpu_block *block;
+
+    gpu_start_with(0, &(struct bxi_gpu_options){ .order = order }, 0);
+    gpu_post(MET);
+    gpu_await(MET, 2);
+    gpu_meet(1);
+    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 1);
+    block = gpu_block(BYTES);
+    gpu_fill(gpu_lane, block->address, 9, BYTES);
+    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
+    GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[0].ready), 0);
+    gpu_post(LENT);
+    gpu_await(HELD, 1);
+    bxi_gpu_free(block);
+    gpu_await(LAST, 1);
+    gpu_end();
+}
+
+static void two_of_three(enum bxi_gpu_order wanted)
+{
+    gpu_world(GPU_FAKE);
+    order = wanted;
+    setenv("FAKE_CUDA_DEVICES", "3", 1);
+    setenv("FAKE_CUDA_NO_PEER", "0-1", 1);
+    gpu_run(2, (gpu_fn[]){ owner_far_from_one, borrower_with_two });
+}
+
+Test(gpu_devices, are_mapped_on_that_of_several_which_reaches, .timeout = 60)
+{
+    two_of_three(BXI_GPU_HOST_WORDS);
+}
+
+Test(gpu_devices, have_words_that_only_one_of_several_can_wait_for, .timeout = 60)
+{
+    two_of_three(BXI_GPU_DEVICE_WORDS);
+}
+
+/* Here it is so in two processes on one machine; on a real one a MIG instance sees no other. */
+static void mig_instance(void)
+{
+    start_on(gpu_rank, NULL, gpu_rank);
+    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1 - gpu_rank], gpu_device), 1);
+    gpu->info[0].is_mig = gpu->info[1].is_mig = true;
+    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1 - gpu_rank], gpu_device), 0);
+    gpu_post(HELD);
+    gpu_await(HELD, 2);
+    gpu_end();
+}
+
+Test(gpu_devices, that_are_mig_instances_reach_no_other, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(2, (gpu_fn[]){ mig_instance, mig_instance });
 }
 
 static void stages_much(void)

@@ -250,6 +250,43 @@ Test(gpu_load, believes_a_trial_and_not_what_a_driver_says, .timeout = 60)
     gpu_join(0);
 }
 
+/* A probe takes as long as streams do; others use the devices that are open already. */
+static void *opens_another(void *context)
+{
+    GPU_EQ(bxi_gpu_device_open(gpu, 1, context), 0);
+    return NULL;
+}
+
+static void opens_two(void)
+{
+    struct bxi_gpu_device *second = NULL;
+    bxi_a32 *count = &gpu_shared->region[0].head.device_count;
+    uint64_t used;
+    int meanwhile = 0;
+    pthread_t thread;
+
+    setenv("FAKE_CUDA_DELAY_US", "200000", 1);
+    gpu_start(0);
+    used = 16 * GPU_MIB + 2 * GPU_MIB;          /* a context and a slab: from then on it probes */
+    GPU_EQ(pthread_create(&thread, NULL, opens_another, &second), 0);
+    while (bxi_load_acquire(count) == 1) {
+        bool probes = gpu_figure("used", 1) >= used;
+
+        bxi_gpu_free(gpu_block(1));
+        meanwhile += probes && bxi_load_acquire(count) == 1;
+    }
+    GPU_EQ(pthread_join(thread, NULL), 0);
+    GPU_CHECK(meanwhile > 10);
+    GPU_EQ(bxi_gpu_device_ordinal(second), 1);
+    gpu_end();
+}
+
+Test(gpu_load, holds_up_nobody_while_a_device_is_probed, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(1, (gpu_fn[]){ opens_two });
+}
+
 /* ---- Fork ------------------------------------------------------------------------------------ */
 
 static void in_forked_child(void)

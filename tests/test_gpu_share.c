@@ -149,6 +149,106 @@ Test(gpu_share, lets_the_host_wait_where_a_stream_cannot, .timeout = 120)
     cr_assert_eq(gpu_load(0), 0);
 }
 
+/* ---- Marks that wait ------------------------------------------------------------------------- */
+
+static void *marks(void *context)
+{
+    struct bxi_gpu_point point;
+
+    (void)context;
+    for (int i = 0; i <= BXI_GPU_RING; i++)
+        GPU_EQ(bxi_gpu_mark(gpu_lane, &point), 0);
+    return NULL;
+}
+
+/* The lane's stream is held up by a word of this host's, and the mark that waits for it by the stream. */
+static void marks_and_goes_on(void)
+{
+    unsigned long long address = 0;
+    void *gate = NULL;
+    pthread_t thread;
+
+    gpu_start_with(0, &(struct bxi_gpu_options){ .order = order }, 0);
+    GPU_EQ(bxi_gpu_enter(gpu_device), 0);
+    GPU_EQ(gpu->cu.cuMemHostAlloc(&gate, 4096, CU_MEMHOSTALLOC_PORTABLE), CUDA_SUCCESS);
+    GPU_EQ(gpu->cu.cuMemHostGetDevicePointer_v2(&address, gate, 0), CUDA_SUCCESS);
+    memset(gate, 0, 4096);
+    GPU_CHECK(!bxi_gpu_mark_waits(gpu_lane));
+    GPU_EQ(gpu->cu.cuStreamWaitValue64_v2(gpu_lane->stream, address, 1, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
+    GPU_EQ(pthread_create(&thread, NULL, marks, NULL), 0);
+    while (gpu_counters().host_synchronises == 0)
+        sched_yield();
+    GPU_CHECK(bxi_gpu_mark_waits(gpu_lane));
+    for (int i = 0; i < 10; i++) {              /* while it waits, others come and go */
+        bxi_gpu_free(gpu_block(1));
+        (void)bxi_gpu_poll(gpu);
+    }
+    bxi_store_release((bxi_a64 *)gate, 1);
+    GPU_EQ(pthread_join(thread, NULL), 0);
+    bxi_gpu_mark_wait(gpu_lane);
+    GPU_CHECK(!bxi_gpu_mark_waits(gpu_lane));
+    bxi_gpu_leave(gpu_device);
+    gpu_end();
+}
+
+static void mark_holds_up_nobody(enum bxi_gpu_order wanted)
+{
+    gpu_world(GPU_ANY);
+    order = wanted;
+    gpu_run(1, (gpu_fn[]){ marks_and_goes_on });
+}
+
+Test(gpu_share, holds_up_nobody_while_a_mark_waits_for_an_event, .timeout = 60)
+{
+    mark_holds_up_nobody(BXI_GPU_EVENTS);
+}
+
+Test(gpu_share, holds_up_nobody_while_a_mark_waits_for_its_stream, .timeout = 60)
+{
+    mark_holds_up_nobody(BXI_GPU_HOST_SYNC);
+}
+
+/* A lane that was closed and opened again has events of its own, whatever the bytes of their handles. */
+static void reopens_a_lane(void)
+{
+    open_pair(0);
+    for (uint32_t round = 1; round <= 2; round++) {
+        gpu_fill(gpu_lane, gpu_block(BYTES)->address, 1, BYTES);
+        for (int i = 0; i < BXI_GPU_RING; i++)          /* the last has the same place in the ring each time */
+            GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->point[0]), 0);
+        gpu_store((int)round, gpu_shared->region[0].lane[0].generation);
+        gpu_post(FILLED);
+        gpu_await(READ_BACK, round);
+        bxi_gpu_lane_close(gpu_lane);
+        GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &gpu_lane), 0);
+    }
+    gpu_post(LAST);
+    gpu_end();
+}
+
+static void follows_a_lane(void)
+{
+    open_pair(1);
+    for (uint32_t round = 1; round <= 2; round++) {
+        gpu_await(FILLED, round);
+        GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->point[0]), 0);
+        GPU_EQ(bxi_gpu_lane_wait(gpu_lane), 0);
+        GPU_EQ(gpu_peer[0]->event[0][gpu_shared->point[0].value % BXI_GPU_RING].generation, gpu_load((int)round));
+        gpu_post(READ_BACK);
+    }
+    GPU_CHECK(gpu_load(1) != gpu_load(2));
+    gpu_await(LAST, 1);
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->point[0]), 0);    /* its lane is gone, its work is done */
+    gpu_end();
+}
+
+Test(gpu_share, tells_events_by_the_generation_of_their_lane, .timeout = 60)
+{
+    gpu_world(GPU_ANY);
+    order = BXI_GPU_EVENTS;
+    gpu_run(2, (gpu_fn[]){ reopens_a_lane, follows_a_lane });
+}
+
 /* ---- On the hot path -------------------------------------------------------------------------- */
 
 static void quiet_owner(void)
@@ -391,6 +491,7 @@ static void nonsense_borrower(void)
     GPU_EQ(gpu_try_map(gpu_peer[0], &(struct bxi_gpu_ref){ .slab = 3, .generation = 0 }), -EPROTO);
     GPU_EQ(gpu_try_map(gpu_peer[0], &(struct bxi_gpu_ref){ .slab = 3, .generation = UINT64_MAX }), -EPROTO);
     GPU_EQ(gpu_try_map(gpu_peer[0], &(struct bxi_gpu_ref){ .slab = 3, .generation = 1 }), -ESTALE);
+    GPU_EQ(bxi_gpu_block_until(gpu_block(1), gpu_peer[0], &(struct bxi_gpu_point){ .order = 9, .value = 1 }), -EPROTO);
     refuse_point(9, 0, 1);
     refuse_point(BXI_GPU_HOST_WORDS, BXI_GPU_LANES, 1);
     refuse_point(BXI_GPU_HOST_WORDS, 0, 0);

@@ -7,6 +7,7 @@
 #include <criterion/criterion.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <jemalloc/jemalloc.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -193,6 +194,42 @@ Test(gpu_slab, reuses_a_block_only_when_its_points_have_passed, .timeout = 60)
 {
     gpu_world(GPU_ANY);
     gpu_run(1, (gpu_fn[]){ held_back });
+}
+
+#define LEFT 4000
+
+static size_t allocated_bytes(void)
+{
+    uint64_t epoch = 1;
+    size_t bytes = 0, size = sizeof(bytes);
+
+    (void)mallctl("epoch", NULL, NULL, &epoch, sizeof(epoch));
+    (void)mallctl("stats.allocated", &bytes, &size, NULL, 0);
+    return bytes;
+}
+
+static void leaves_blocks(void)
+{
+    start_sync(0);
+    for (int i = 0; i < LEFT; i++)
+        (void)gpu_block(BXI_GPU_ALIGN);
+    gpu_end();
+}
+
+static void leaves_blocks_twice(void)
+{
+    size_t bytes;
+
+    leaves_blocks();
+    bytes = allocated_bytes();
+    leaves_blocks();
+    GPU_CHECK(allocated_bytes() < bytes + LEFT * sizeof(struct bxi_gpu_block_inside) / 2);
+}
+
+Test(gpu_slab, gives_back_the_books_of_blocks_that_are_left, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(1, (gpu_fn[]){ leaves_blocks_twice });
 }
 
 /* ---- Memory of others ------------------------------------------------------------------------ */

@@ -27,6 +27,8 @@
 #define bxi_gpu_lane_device stub_gpu_lane_device
 #define bxi_gpu_lane_close stub_gpu_lane_close
 #define bxi_gpu_mark stub_gpu_mark
+#define bxi_gpu_mark_waits stub_gpu_mark_waits
+#define bxi_gpu_mark_wait stub_gpu_mark_wait
 #define bxi_gpu_after stub_gpu_after
 #define bxi_gpu_passed stub_gpu_passed
 #define bxi_gpu_lane_wait stub_gpu_lane_wait
@@ -40,6 +42,7 @@
 #define bxi_gpu_map_begin stub_gpu_map_begin
 #define bxi_gpu_map_get stub_gpu_map_get
 #define bxi_gpu_map_put stub_gpu_map_put
+#define bxi_gpu_map_device stub_gpu_map_device
 #include "../gpu/stub.c"
 
 #include <criterion/criterion.h>

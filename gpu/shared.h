@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What lies in shared memory of a worker's devices: its region, which others map read-only, and what a borrower
+ * has open of it. Structures and nothing else, so that an inspector can read them without the rest of gpu/.
+ * README.md has who writes what, in which order, and the invariants.
+ */
+#ifndef BXI_GPU_SHARED_H
+#define BXI_GPU_SHARED_H
+
+#include "../shm/atomic.h"
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define BXI_GPU_UUID_BYTES 16
+#define BXI_GPU_HANDLE_BYTES 64
+#define BXI_GPU_DEVICES 8               /* that one worker uses */
+#define BXI_GPU_SLABS 256               /* of one worker at a time, on all its devices */
+#define BXI_GPU_LANES 32                /* of one worker at a time */
+#define BXI_GPU_RING 8                  /* events of a lane */
+#define BXI_GPU_REFUSED 32              /* devices that a worker has found out of its reach */
+#define BXI_GPU_POISON (UINT64_C(1) << 62)      /* added to a word that nobody will write any more */
+
+/* How points are passed on, best first; what the probe found, or what was asked for. */
+enum bxi_gpu_order {
+    BXI_GPU_ORDER_AUTO = 0,             /* the first of these that works on the device */
+    BXI_GPU_HOST_WORDS = 1,             /* streams write and wait for words in shared host memory */
+    BXI_GPU_DEVICE_WORDS = 2,           /* words in a block of the owner's device */
+    BXI_GPU_EVENTS = 3,                 /* interprocess events */
+    BXI_GPU_HOST_SYNC = 4,              /* mark waits for its stream */
+};
+
+/* The region lies in shared memory of the owner's, page-aligned and zero at first, one for each process. gpu/
+ * writes it; the GPU writes its words. Others map it read-only. Layout and invariants: README.md. */
+#define BXI_GPU_MAGIC UINT64_C(0x3175706772616378)
+#define BXI_GPU_LAYOUT 1u
+
+struct bxi_gpu_head {
+    bxi_a64 magic;                      /* BXI_GPU_MAGIC, last of all */
+    uint32_t layout;
+    uint32_t pid;
+    uint64_t ipc_namespace;             /* inodes of /proc/self/ns: they must be the same for IPC to work */
+    uint64_t pid_namespace;
+    bxi_a32 device_count;
+    bxi_a32 refused_count;
+    uint8_t device[BXI_GPU_DEVICES][BXI_GPU_UUID_BYTES];
+    uint8_t refused[BXI_GPU_REFUSED][BXI_GPU_UUID_BYTES];   /* devices whose memory it cannot map */
+};
+
+struct bxi_gpu_word {                   /* alone in two lines: neighbours are written by other streams */
+    bxi_a64 value;                      /* the lane's last point that has passed; written by GPU or owner */
+    uint8_t pad[120];
+};
+
+struct bxi_gpu_lane_row {
+    bxi_a32 order;                      /* enum bxi_gpu_order; 0: no lane */
+    uint32_t device;                    /* index into head.device */
+    uint32_t slab;                      /* DEVICE_WORDS: where the word is */
+    uint32_t reserved;
+    uint64_t generation;                /* DEVICE_WORDS: of the slab; else of the lane, and with it of its events */
+    uint64_t offset;
+    uint8_t pad[32];
+};
+
+enum bxi_gpu_slab_state { BXI_GPU_SLAB_EMPTY = 0, BXI_GPU_SLAB_LIVE = 1, BXI_GPU_SLAB_RETIRING = 2 };
+
+struct bxi_gpu_slab_row {
+    bxi_a64 stamp;                      /* generation << 2 | enum bxi_gpu_slab_state */
+    uint64_t bytes;
+    uint8_t handle[BXI_GPU_HANDLE_BYTES];
+    uint8_t uuid[BXI_GPU_UUID_BYTES];
+    uint8_t pad[32];
+};
+
+struct bxi_gpu_region {
+    struct bxi_gpu_head head;
+    uint8_t head_pad[4096 - sizeof(struct bxi_gpu_head)];
+    struct bxi_gpu_word word[BXI_GPU_LANES];                /* a page: all that a peer registers with its driver */
+    struct bxi_gpu_lane_row lane[BXI_GPU_LANES];
+    uint8_t lane_pad[4096 - BXI_GPU_LANES * sizeof(struct bxi_gpu_lane_row)];
+    uint8_t event[BXI_GPU_LANES][BXI_GPU_RING][BXI_GPU_HANDLE_BYTES];
+    struct bxi_gpu_slab_row slab[BXI_GPU_SLABS];
+};
+
+/* What a borrower has open of one owner's slabs: the generation, or 0. It lies in the borrower's shared memory,
+ * one for each pair, zero at first; the owner reads it. */
+struct bxi_gpu_held {
+    bxi_a64 generation[BXI_GPU_SLABS];
+};
+
+static_assert(sizeof(struct bxi_gpu_word) == 128, "a word");
+static_assert(sizeof(struct bxi_gpu_lane_row) == 64, "a lane is a line");
+static_assert(sizeof(struct bxi_gpu_slab_row) == 128, "a slab");
+static_assert(offsetof(struct bxi_gpu_region, word) == 4096, "the words' page");
+static_assert(offsetof(struct bxi_gpu_region, lane) == 8192, "lanes");
+static_assert(offsetof(struct bxi_gpu_region, event) == 12288, "events");
+static_assert(offsetof(struct bxi_gpu_region, slab) == 28672, "slabs");
+static_assert(sizeof(struct bxi_gpu_region) == 61440, "region");
+static_assert(sizeof(struct bxi_gpu_held) == 2048, "held");
+
+#endif

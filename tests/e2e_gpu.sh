@@ -1,11 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# GPU memory as a user meets it: tensor_ipc with the tests' driver and without one, bxbench gpu, and the library built
-# with CUDA=0. BX_BUILD_DIR names the build, BX_SOURCE_DIR the sources.
+# GPU memory as a user meets it: tensor_ipc with the tests' driver and without one, what shmstat shows of a job that
+# has it, bxbench gpu, and the library built with CUDA=0. BX_BUILD_DIR names the build, BX_SOURCE_DIR the sources.
 #
 # What the tests' driver shows is that the bytes arrive and that none was copied; its times mean nothing.
-# shellcheck disable=SC2317
+#
+# Lists of process ids are words on purpose; pid_0 to pid_3 are set by device_begin.
+# shellcheck disable=SC2086,SC2154,SC2317
 set -u
 
 build=${BX_BUILD_DIR:-build}
@@ -18,7 +20,9 @@ FAKE_CUDA_MACHINE=$dir/machine
 XDG_RUNTIME_DIR=$dir
 export FAKE_CUDA_MACHINE XDG_RUNTIME_DIR
 unset BX_CUDA_DRIVER
-trap 'rm -rf "$dir"' EXIT
+job=gpu-shmstat-$$
+pids=
+trap 'test -z "$pids" || kill -9 $pids 2>/dev/null; rm -rf "$dir"' EXIT
 trap 'exit 130' INT TERM
 
 # shellcheck source=tests/checks.sh
@@ -115,6 +119,102 @@ check 'an unknown flag' ends 2 "$demo" --yes
 check '--help' ends 0 "$demo" --help
 check 'knows status 3' says '3 there is no GPU'
 check 'nothing is left in /dev/shm' nothing_left
+
+# ---- shmstat ----------------------------------------------------------------------------------------
+
+device_begin()  # device_begin RANK MODE VARIABLE=VALUE...: a prog_device of the job, as begin does it
+{
+    rank=$1
+    mode=$2
+    shift 2
+    env BX_CUDA_DRIVER="$fake" BX_JOB="$job" BX_RANK="$rank" BX_WORLD_SIZE=4 BX_NAME="w$rank" "$@" \
+        "$build/tests/prog_device" "$mode" >"$dir/out.$rank" 2>&1 </dev/null &
+    eval "pid_$rank=\$!"
+    pids="$pids $!"
+}
+
+stat()          # stat STATUS ARGUMENTS...: shmstat ends with it
+{
+    status=$1
+    shift
+    ends "$status" "$build/bin/shmstat" "$@"
+}
+
+shown()         # shown COMMAND PATTERN: until shmstat says it of the job
+{
+    until stat 0 $1 "$job" && says "$2"; do
+        kill -0 "$pid_0" 2>/dev/null || return 1
+    done
+}
+
+narrow()        # no line of the last output goes beyond 80 columns
+{
+    awk 'length($0) > 80 { wide = 1; print } END { exit wide }' "$dir/out"
+}
+
+ordered()       # ordered ORDER WHY: a device of the last output is, and the next line says why
+{
+    test "$(grep -A1 " ordered by $1\$" "$dir/out" | tail -n 1)" = "            ($2)"
+}
+
+documented()    # every key of the JSON that was printed, less those of counters, is in the manual page
+{
+    sed -n 's/^ *"\([a-z_0-9]*\)":.*/\1/p' "$dir/out" | sort -u >"$dir/keys"
+    sed -n 's/^    X(\([a-z_]*\),.*/\1/p' "$source/shm/counters.h" | sort >"$dir/counters"
+    for key in $(comm -23 "$dir/keys" "$dir/counters"); do
+        grep -qE "^\.(B|BR) ([a-z_0-9]+, )*$key( |\$|,)" "$source/tools/shmstat.1" || {
+            echo "$key" >>"$dir/err"
+            return 1
+        }
+    done
+}
+
+# The last one takes an hour to open what it is sent.
+device_begin 0 own
+device_begin 1 hold FAKE_CUDA_NO_READ_ONLY=1
+device_begin 2 hold BX_GPU_ORDER=events
+device_begin 3 hold FAKE_CUDA_OPEN_MS=3600000
+await 1 holds && await 2 holds
+check 'who has a slab open is shown' shown gpu 'on device 0, open in 3: 1 w1, 2 w2,$'
+check 'its generation, state and size' says '^  slab 0 +generation 1, live, 64\.0 MiB on device 0, '
+check 'the owner by words in host memory' says '^  device 0  GPU-[0-9a-f-]{36}, ordered by host_words$'
+check 'a fallback as such' ordered device_words 'a fallback'
+check 'what was asked for as well' ordered events 'asked for'
+check 'what is borrowed, by each of three' count 3 '^  borrowed  0 w0: slab 0 \(generation 1, live, 64\.0 MiB\)$'
+check 'how far a stream has come' says '^  lane 0 +of device 0, host_words, has come to [1-9]'
+check 'the bytes in tensors' says '^  gpu       64\.0 MiB held, 3\.8 MiB in tensors; staged 0 B, copied 0 B;$'
+check 'within 80 columns' narrow
+check 'show has it too' stat 0 show "$job"
+check 'the slab' says '^  slab 0 +generation 1, live, 64\.0 MiB on device 0, '
+check 'within 80 columns as well' narrow
+check 'the exporter' stat 0 show "$job" --prometheus
+check 'has slabs by device' says '^boxcar_gpu_slabs\{.*,rank="0",uuid="GPU-[0-9a-f-]{36}"\} 1$'
+check 'and what is borrowed by peer' says '^boxcar_gpu_slabs_borrowed\{.*,rank="2",peer="0"\} 1$'
+check 'and a fallback' says '^boxcar_gpu_order_is_fallback\{.*,rank="1",.*,order="device_words"\} 1$'
+check 'the JSON of gpu' stat 0 gpu "$job" --json
+check 'every key of it is in the page' documented
+check 'and of show' stat 0 show "$job" --json
+check 'in the page too' documented
+check 'check' stat 0 check "$job"
+check 'finds nothing' says '^  4 workers, .*nothing wrong$'
+check 'why knows who opens a slab' shown 'why w3' '^w3 is opening device memory of w0: the message that names it, '
+kill -9 "$pid_1"
+check 'one that is killed has nothing open any more' shown gpu 'on device 0, open in 2: 2 w2, 3 w3$'
+check 'check does not mind' stat 0 check "$job"
+
+# None may see another's death: it would remove its names.
+kill -STOP "$pid_0" "$pid_2" "$pid_3"
+until test "$("$build/bin/shmstat" show "$job" | grep -c '^worker [023] .*: running, stopped$')" -eq 3; do :; done
+kill -9 "$pid_0" "$pid_2" "$pid_3"
+wait 2>/dev/null
+pids=
+check 'a job that was killed can be read' stat 0 gpu "$job"
+check 'each worker as it was' count 3 '^worker [023] w[023], pid [0-9]*: running, dead$'
+check 'its slab, and who had it open' says ', live, 64\.0 MiB on device 0, was open in 2: 2 w2, 3 w3$'
+check 'check reads it' stat 0 check "$job"
+check 'nothing is wrong with it' says '^  3 workers, .*nothing wrong$'
+check 'reap removes it' stat 0 reap "$job" --yes
+check 'it is not there any more' stat 3 gpu "$job"
 
 # ---- bxbench gpu ------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ static const struct command commands[] = {
     { "top", stat_top, "", false },
     { "calls", stat_calls, "", false },
     { "why", stat_why, "", true },
+    { "gpu", stat_gpu, "", false },
     { "check", stat_check, "", false },
     { "reap", stat_reap, "--yes", false },
 };
@@ -39,7 +40,10 @@ static const char usage[] =
     "  calls   the calls in flight: how old, and where each is now\n"
     "  why     why WORKER|CALL [JOB]: what it waits for, in sentences, and what that\n"
     "          waits for; names a cycle if there is one\n"
-    "  check   holds the segments against the invariants of shm/LAYOUT.md\n"
+    "  gpu     the GPUs of each worker: how their streams are ordered, their memory\n"
+    "          and who has it open, what is borrowed\n"
+    "  check   holds the segments against the invariants of shm/LAYOUT.md and, for\n"
+    "          device memory, gpu/README.md\n"
     "  reap    lists what dead jobs left; --yes removes it\n"
     "\n"
     "JOB is a job's name, or NAME.INSTANCE where several have one name; without it\n"

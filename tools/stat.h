@@ -85,6 +85,7 @@ struct stat_worker {
     double unread_s[BXI_WORLD_MAX];
     struct bxi_hist *hists;     /* private copies; NULL if there are none, or they were not asked for */
     uint32_t hist_count;
+    struct stat_gpu *gpu;       /* stat_gpu.h; NULL if it has no GPU open, or that was not asked for */
 };
 
 struct stat_job {
@@ -108,6 +109,8 @@ void stat_jobs_free(struct stat_jobs *jobs);
 int stat_job_read(struct stat_job *job, bool keep_open);
 void stat_job_close(struct stat_job *job);
 
+/* Whether somebody holds the owner lock of an open object now. */
+bool stat_is_locked(const struct stat_object *object);
 /* Reads exactly that many bytes of an open object. 0, -ENODATA if it is shorter, -errno. */
 int stat_pread(const struct stat_object *object, void *to, uint64_t bytes, uint64_t offset);
 
@@ -185,6 +188,9 @@ void stat_flow_add(struct stat_flow *flow, const char *format, ...) __attribute_
 void stat_flow_words(struct stat_flow *flow, const char *text);     /* a sentence, word by word */
 void stat_flow_end(struct stat_flow *flow);
 
+/* Who it is and what it does; and why, if it cannot be read. */
+void stat_worker_text(const struct stat_worker *worker);
+
 /* JSON on stdout. Keys are NULL in arrays. */
 void stat_json_begin(const char *command);          /* the object that holds all */
 void stat_json_end(void);
@@ -207,6 +213,7 @@ int stat_check(const struct stat_options *options);
 int stat_reap(const struct stat_options *options);
 int stat_calls(const struct stat_options *options);
 int stat_why(const struct stat_options *options);
+int stat_gpu(const struct stat_options *options);
 int stat_top(const struct stat_options *options);
 /* One flag of top's and its value: how many words it is, 0 if it is none of its, -1 after a line on stderr. */
 int stat_top_flag(struct stat_top_options *options, char **words, int count);
@@ -220,6 +227,7 @@ void stat_prometheus(const struct stat_jobs *jobs);
 /* ---- check's findings (stat_check*.c) ------------------------------------------------------------ */
 
 struct stat_violation {
+    char series;                /* 'G' of gpu/README.md; 0: 'I' of shm/layout.h */
     int invariant;
     int rank;
     int peer;                   /* -1 where it is about no pair */
@@ -248,6 +256,8 @@ void stat_check_calls(const struct stat_worker *worker, int to, struct stat_find
 /* What it tells of the requests that it serves (I11), and its histograms (I13): stat_check_tables.c. */
 void stat_check_served(const struct stat_worker *worker, struct stat_findings *findings);
 void stat_check_hists(const struct stat_job *job, const struct stat_worker *worker, struct stat_findings *findings);
+/* What it tells of its device memory, and holds of others' (G1 to G4, G6, G7): stat_check_gpu.c. */
+void stat_check_gpu(const struct stat_job *job, const struct stat_worker *worker, struct stat_findings *findings);
 /* Where the producer of that ring stands, as far as can be told now; false if it cannot. */
 bool stat_write_end(const struct stat_worker *worker, int to, uint64_t *end);
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * shmstat check: holds the segments of a job against the numbered invariants of layout.h, as far as they
- * can be seen from outside. stat_check_ring.c walks the rings, stat_check_tables.c what is for inspectors alone.
+ * can be seen from outside. stat_check_ring.c walks the rings, stat_check_tables.c what is for inspectors alone,
+ * stat_check_gpu.c device memory, whose invariants are in gpu/README.md.
  *
  * A job that is under load moves while it is read, and nothing of that may look like a violation. So of two
  * words that are compared the one is read first whose being old does no harm (a position that only grows
@@ -13,7 +14,7 @@
  * (I5), whether memory is still read after its lease was given back (I10); and of I4 and I9 only that what
  * is there now fits.
  */
-#include "stat.h"
+#include "stat_gpu.h"
 
 #include <stdarg.h>
 #include <stdlib.h>
@@ -77,6 +78,10 @@ static void check_header(const struct stat_job *job, const struct stat_worker *w
                      header->world_size, stat_job_size(job));
     if (worker->state < BXI_STARTING || worker->state > BXI_LEFT)
         stat_violate(findings, AT(2, worker, -1), "state is %u, which is none", worker->state);
+    /* Relaxed: a private copy. */
+    if (bxi_load_relaxed((bxi_a32 *)&header->device_open) > 1)
+        stat_violate(findings, AT(14, worker, -1), "device_open is %u, which is neither 0 nor 1",
+                     bxi_load_relaxed((bxi_a32 *)&header->device_open));
     if (header->arena_bytes == 0)
         return;             /* not known yet */
     if (stat_word(&header->arena_used) > header->arena_bytes)
@@ -139,12 +144,14 @@ static void check_pages(const struct stat_worker *worker, struct stat_findings *
     /* Relaxed: a private copy. */
     if (bxi_load_relaxed(&worker->control->header.hist_count) <= BXI_HIST_MAX)
         needed += bxi_load_relaxed(&worker->control->header.hist_count) * sizeof(struct bxi_hist);
+    if (bxi_load_relaxed(&worker->control->header.device_open) == 1)
+        needed += BXI_DEVICE_BYTES + (uint64_t)world_of(worker) * BXI_DEVICE_PAIR_BYTES;
     if (!worker->segment.on_tmpfs || fstat(worker->segment.fd, &status) < 0)
         return;
     if ((uint64_t)status.st_blocks * 512 < needed)
         stat_violate(findings, AT(4, worker, -1),
-                     "its open rings and histograms need %llu bytes of pages, and it has %llu", (ull)needed,
-                     (ull)status.st_blocks * 512);
+                     "its open rings, histograms and device memory need %llu bytes of pages, and it has %llu",
+                     (ull)needed, (ull)status.st_blocks * 512);
 }
 
 static void check_refused(const struct stat_job *job, const struct stat_worker *worker, int peer,
@@ -210,8 +217,11 @@ static void compare_headers(const struct stat_worker *worker, const struct bxi_c
     const struct bxi_header *was = &before->header, *is = &after->header;
     /* Relaxed: private copies. */
     uint32_t old_state = bxi_load_relaxed((bxi_a32 *)&was->state), new_state = bxi_load_relaxed((bxi_a32 *)&is->state);
+    uint32_t was_open = bxi_load_relaxed((bxi_a32 *)&was->device_open);
     uint64_t old_armed = stat_word(&was->armed), new_armed = stat_word(&is->armed);
 
+    if (was_open == 1 && bxi_load_relaxed((bxi_a32 *)&is->device_open) == 0)
+        stat_violate(findings, AT(14, worker, -1), "device_open went from 1 back to 0");
     if (memcmp(was, is, offsetof(struct bxi_header, state)) != 0 ||
         (old_state >= BXI_RUNNING && (was->arena_bytes != is->arena_bytes ||
                                       memcmp(was->cpu_mask, is->cpu_mask, sizeof(was->cpu_mask)) != 0)))
@@ -308,6 +318,7 @@ static void check_worker(const struct stat_job *job, const struct stat_worker *w
     check_pages(worker, findings);
     stat_check_served(worker, findings);
     stat_check_hists(job, worker, findings);
+    stat_check_gpu(job, worker, findings);
     for (int peer = 0; peer < BXI_WORLD_MAX; peer++) {
         check_open(worker, peer, findings);
         check_refused(job, worker, peer, findings);
@@ -332,12 +343,17 @@ static void add_worker(struct stat_flow *flow, const char *what, const struct st
     stat_flow_add(flow, "%s %d%s%s", what, rank, name[0] != '\0' ? " " : "", name);
 }
 
+static char series_of(const struct stat_violation *violation)
+{
+    return violation->series != '\0' ? violation->series : 'I';
+}
+
 static void print_violation(const struct stat_job *job, const struct stat_violation *violation)
 {
     struct stat_flow flow;
     char label[16];
 
-    snprintf(label, sizeof(label), "I%d", violation->invariant);
+    snprintf(label, sizeof(label), "%c%d", series_of(violation), violation->invariant);
     stat_flow_begin(&flow, label);
     add_worker(&flow, "worker", job, violation->rank);
     if (violation->peer >= 0)
@@ -388,6 +404,7 @@ static void json_violations(const struct stat_job *job, const struct stat_findin
         const struct stat_violation *violation = &findings->list[i];
 
         stat_json_open(NULL, '{');
+        stat_json_text("series", (char[]){ series_of(violation), '\0' });
         stat_json_u64("invariant", (uint64_t)violation->invariant);
         stat_json_u64("rank", (uint64_t)violation->rank);
         stat_json_text("name", stat_peer_name(job, violation->rank));
@@ -432,7 +449,7 @@ static int check_job(struct stat_job *job, bool json)
     struct stat_findings findings = { 0 };
     int status;
 
-    if (stat_job_read(job, true) < 0) {
+    if (stat_job_read(job, true) < 0 || stat_gpus_read(job) < 0) {
         fprintf(stderr, "shmstat: no memory for job '%s'\n", job->name);
         return STAT_NOTHING;
     }

@@ -10,7 +10,7 @@
  * peer has read of a ring is never older than what the copy says was written to it, and the difference is
  * at most the ring. Why not map the pages: a file that is truncated meanwhile would end this process.
  */
-#include "stat.h"
+#include "stat_gpu.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -172,6 +172,7 @@ void stat_jobs_free(struct stat_jobs *jobs)
             if (jobs->list[i].workers[rank] != NULL) {
                 free(jobs->list[i].workers[rank]->control);
                 free(jobs->list[i].workers[rank]->hists);
+                stat_gpu_free(jobs->list[i].workers[rank]->gpu);
             }
             free(jobs->list[i].workers[rank]);
         }
@@ -182,10 +183,16 @@ void stat_jobs_free(struct stat_jobs *jobs)
 
 /* ---- Objects ------------------------------------------------------------------------------------ */
 
+bool stat_is_locked(const struct stat_object *object)
+{
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+
+    return fcntl(object->fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
 /* 0; -ENOENT if it has gone meanwhile; -errno. */
 static int open_object(struct stat_object *object, const char *shm_name)
 {
-    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
     struct stat status;
     struct statfs system;
 
@@ -197,11 +204,11 @@ static int open_object(struct stat_object *object, const char *shm_name)
         close(fd);
         return -EPERM;
     }
-    object->alive = fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+    object->fd = fd;
+    object->alive = stat_is_locked(object);
     object->bytes = (uint64_t)status.st_size;
     object->held = (uint64_t)status.st_blocks * 512;
     object->on_tmpfs = fstatfs(fd, &system) == 0 && system.f_type == TMPFS_MAGIC;
-    object->fd = fd;
     return 0;
 }
 

@@ -5,7 +5,7 @@
  * The format wants all samples of a metric together, so the loops go over metrics first. What can shrink
  * is a gauge; counters end in _total.
  */
-#include "stat.h"
+#include "stat_gpu.h"
 
 #include <math.h>
 #include <string.h>
@@ -136,6 +136,27 @@ OF_HEADER(arena_used, stat_word(&worker->control->header.arena_used))
 OF_HEADER(arena_committed, stat_word(&worker->control->header.arena_committed))
 OF_HEADER(arena_high_water, stat_word(&worker->control->header.arena_high_water))
 
+/* What is shown only of a worker that has a GPU open. */
+static bool refused(const struct stat_job *job, const struct stat_worker *worker, int peer, double *value)
+{
+    const struct stat_gpu *gpu = stat_gpu_of(job, worker->rank);
+
+    (void)peer;
+    *value = gpu != NULL ? stat_gpu_refused(gpu) : 0;
+    return gpu != NULL;
+}
+
+static bool poisoned(const struct stat_job *job, const struct stat_worker *worker, int peer, double *value)
+{
+    const struct stat_gpu *gpu = stat_gpu_of(job, worker->rank);
+
+    (void)peer;
+    *value = 0;
+    for (int i = 0; gpu != NULL && i < BXI_GPU_LANES; i++)
+        *value += stat_lane_is_poisoned(gpu, i);
+    return gpu != NULL;
+}
+
 static const struct metric of_workers[] = {
     { "worker_up", "gauge", "1 while the worker lives (its owner lock is held)", up },
     { "worker_state", "gauge", "1 starting, 2 running, 3 leaving, 4 quiet, 5 left", state },
@@ -150,6 +171,8 @@ static const struct metric of_workers[] = {
     { "arena_used_bytes", "gauge", "bytes of blocks handed out", arena_used },
     { "arena_committed_bytes", "gauge", "bytes of pages that the arena holds", arena_committed },
     { "arena_high_water_bytes", "gauge", "most that was used since the start or the last trim", arena_high_water },
+    { "gpu_refused_devices", "gauge", "devices whose memory the worker found that it cannot map", refused },
+    { "gpu_lanes_poisoned", "gauge", "words of its streams that survivors of its death have ended", poisoned },
 };
 
 /* ---- Values of pairs ---------------------------------------------------------------------------- */
@@ -180,6 +203,16 @@ static bool oldest(const struct stat_job *job, const struct stat_worker *worker,
     (void)job;
     *value = since_ns != 0 ? stat_since(since_ns, CLOCK_MONOTONIC) : 0;
     return stat_word(&worker->control->loans[peer].granted) != 0;
+}
+
+static bool slabs_open(const struct stat_job *job, const struct stat_worker *worker, int peer, double *value)
+{
+    const struct stat_gpu *gpu = stat_gpu_of(job, worker->rank);
+
+    *value = 0;
+    for (size_t i = 0; gpu != NULL && i < gpu->borrow_count; i++)
+        *value += gpu->borrows[i].peer == peer;
+    return *value > 0;
 }
 
 /* What is shown only of a ring that is open, or of a peer with whom something was lent. */
@@ -222,6 +255,7 @@ static const struct metric of_pairs[] = {
     { "lent_taken_back_total", "counter", "leases taken back because peer died", taken_back },
     { "borrowed_leases", "gauge", "leases of peer that the worker holds", borrowed },
     { "borrowed_total", "counter", "leases of peer that the worker ever held", borrowed_total },
+    { "gpu_slabs_borrowed", "gauge", "slabs of peer's device memory that the worker has open", slabs_open },
 };
 
 /* ---- All of it ---------------------------------------------------------------------------------- */
@@ -274,6 +308,93 @@ static void put_counter(const struct stat_job *job, const struct stat_worker *wo
         return;
     put_sample(counter->name, job, worker, -1);
     printf("%llu\n", (unsigned long long)stat_word(&worker->control->counters[counter->index]));
+}
+
+/* Two of them say how much there is now. */
+static void put_counters(const struct stat_jobs *jobs, const char *name, enum bxi_counter index, const char *help)
+{
+    bool is_gauge = index == BXI_C_gpu_bytes || index == BXI_C_gpu_bytes_used;
+    char metric[64];
+
+    snprintf(metric, sizeof(metric), "%s%s", name, is_gauge ? "" : "_total");
+    put_head(metric, is_gauge ? "gauge" : "counter", help);
+    each_worker(jobs, put_counter, &(struct counter){ metric, index });
+}
+
+/* ---- Devices ------------------------------------------------------------------------------------ */
+
+static bool is_fallback(const struct stat_worker *worker, uint32_t device, double *value)
+{
+    *value = stat_gpu_is_fallback(worker, stat_gpu_order(worker->gpu, device));
+    return stat_gpu_order(worker->gpu, device) != 0;
+}
+
+/* Of that device's slabs, those that are live or all, their number or their bytes. */
+static double sum_slabs(const struct stat_worker *worker, uint32_t device, bool retiring, bool bytes)
+{
+    double sum = 0;
+
+    for (int i = 0; i < BXI_GPU_SLABS; i++) {
+        const struct bxi_gpu_slab_row *row = &worker->gpu->region.slab[i];
+        unsigned state = stat_slab_state(row);
+
+        if ((state == BXI_GPU_SLAB_RETIRING || (state == BXI_GPU_SLAB_LIVE && !retiring)) &&
+            stat_gpu_device_of(worker->gpu, row) == (int)device)
+            sum += bytes ? (double)row->bytes : 1;
+    }
+    return sum;
+}
+
+static bool slabs(const struct stat_worker *worker, uint32_t device, double *value)
+{
+    *value = sum_slabs(worker, device, false, false);
+    return true;
+}
+
+static bool slabs_retiring(const struct stat_worker *worker, uint32_t device, double *value)
+{
+    *value = sum_slabs(worker, device, true, false);
+    return true;
+}
+
+static bool slab_bytes(const struct stat_worker *worker, uint32_t device, double *value)
+{
+    *value = sum_slabs(worker, device, false, true);
+    return true;
+}
+
+struct device_metric {
+    const char *name;
+    const char *help;
+    bool (*value)(const struct stat_worker *worker, uint32_t device, double *value);
+};
+
+static const struct device_metric of_devices[] = {
+    { "gpu_order_is_fallback", "1 if streams are not ordered by the first choice, and that was not asked for",
+      is_fallback },
+    { "gpu_slabs", "slabs of the device that the worker has made and not freed", slabs },
+    { "gpu_slabs_retiring", "of these, kept only because others have them open", slabs_retiring },
+    { "gpu_slab_bytes", "bytes of all these slabs", slab_bytes },
+};
+
+static void put_of_devices(const struct stat_job *job, const struct stat_worker *worker, const void *context)
+{
+    const struct device_metric *metric = context;
+    const struct stat_gpu *gpu = stat_gpu_of(job, worker->rank);
+    char uuid[STAT_UUID_BYTES];
+
+    for (uint32_t i = 0; gpu != NULL && i < stat_gpu_devices(gpu); i++) {
+        double value = 0;
+
+        if (!metric->value(worker, i, &value))
+            continue;
+        stat_uuid_text(uuid, gpu->region.head.device[i]);
+        put_labels(metric->name, job, worker, -1);
+        printf(",uuid=\"%s\"", uuid);
+        if (metric->value == is_fallback)
+            printf(",order=\"%s\"", stat_order_name(stat_gpu_order(gpu, i)));
+        printf("} %.17g\n", value);
+    }
 }
 
 /* ---- Histograms --------------------------------------------------------------------------------- */
@@ -341,11 +462,13 @@ void stat_prometheus(const struct stat_jobs *jobs)
         put_head(of_pairs[i].name, of_pairs[i].type, of_pairs[i].help);
         each_worker(jobs, put_of_pairs, &of_pairs[i]);
     }
+    for (size_t i = 0; i < sizeof(of_devices) / sizeof(of_devices[0]); i++) {
+        put_head(of_devices[i].name, "gauge", of_devices[i].help);
+        each_worker(jobs, put_of_devices, &of_devices[i]);
+    }
     put_head("call_seconds", "histogram", "calls that the worker measured, of each function of peer, and their legs");
     each_worker(jobs, put_hists, NULL);
-#define PUT_COUNTER(name, domain, text)                                 \
-    put_head(#name "_total", "counter", text);                          \
-    each_worker(jobs, put_counter, &(struct counter){ #name "_total", BXI_C_##name });
+#define PUT_COUNTER(name, domain, text) put_counters(jobs, #name, BXI_C_##name, text);
     BXI_COUNTERS(PUT_COUNTER)
 #undef PUT_COUNTER
 }

@@ -5,7 +5,7 @@
  * What is shown of a worker is a list of sections, each of which prints itself as text and as JSON; a new
  * one is a row of `sections`. Everything comes from the private copies of stat_jobs.c.
  */
-#include "stat.h"
+#include "stat_gpu.h"
 
 #include <math.h>
 #include <string.h>
@@ -317,32 +317,16 @@ static const struct section sections[] = {
     { text_rings, json_rings },
     { text_arena, json_arena },
     { text_loans, json_loans },
+    { stat_gpu_text, stat_gpu_json },
 };
 
 #define SECTIONS (sizeof(sections) / sizeof(sections[0]))
 
 static void print_worker(const struct stat_job *job, const struct stat_worker *worker)
 {
-    const char *activity = stat_activity(worker);
-    struct stat_flow flow;
-
-    printf("\nworker %d", worker->rank);
-    if (worker->name[0] != '\0')
-        printf(" %s", worker->name);
-    if (worker->pid != 0)
-        printf(", pid %u", worker->pid);
-    printf(": %s%s%s", worker->state != 0 ? stat_state_name(worker->state) : "", worker->state != 0 ? ", " : "",
-           activity);
-    if (worker->control != NULL && strcmp(activity, "asleep") == 0)
-        printf(" (%s)", stat_who_name(stat_word(&header_of(worker)->armed)));
     printf("\n");
-    if (worker->control == NULL) {
-        stat_flow_begin(&flow, "problem");
-        stat_flow_words(&flow, worker->problem);
-        stat_flow_end(&flow);
-        return;
-    }
-    for (size_t i = 0; i < SECTIONS; i++)
+    stat_worker_text(worker);
+    for (size_t i = 0; i < SECTIONS && worker->control != NULL; i++)
         sections[i].text(job, worker);
 }
 
@@ -402,8 +386,10 @@ static int read_job(struct stat_job *job, const struct stat_options *options)
 
     if (rc == 0) {
         stat_unread_read(job);
-        rc = options->prometheus ? stat_hists_read(job) : 0;
+        rc = stat_gpus_read(job);
     }
+    if (rc == 0 && options->prometheus)
+        rc = stat_hists_read(job);
     stat_job_close(job);
     return rc;
 }

@@ -141,6 +141,28 @@ void stat_flow_end(struct stat_flow *flow)
     flow->column = 0;
 }
 
+void stat_worker_text(const struct stat_worker *worker)
+{
+    const char *activity = stat_activity(worker);
+    struct stat_flow flow;
+
+    printf("worker %d", worker->rank);
+    if (worker->name[0] != '\0')
+        printf(" %s", worker->name);
+    if (worker->pid != 0)
+        printf(", pid %u", worker->pid);
+    printf(": %s%s%s", worker->state != 0 ? stat_state_name(worker->state) : "", worker->state != 0 ? ", " : "",
+           activity);
+    if (worker->control != NULL && strcmp(activity, "asleep") == 0)
+        printf(" (%s)", stat_who_name(stat_word(&worker->control->header.armed)));
+    printf("\n");
+    if (worker->control != NULL)
+        return;
+    stat_flow_begin(&flow, "problem");
+    stat_flow_words(&flow, worker->problem);
+    stat_flow_end(&flow);
+}
+
 /* ---- JSON --------------------------------------------------------------------------------------- */
 
 static struct {

@@ -8,6 +8,7 @@
  * stopped, or waits for nobody.
  */
 #include "stat_calls.h"
+#include "stat_gpu.h"
 
 #include <stdarg.h>
 #include <stdlib.h>
@@ -106,6 +107,25 @@ static void say_busy(const struct chain *chain, int rank)
         name_of(chain, (int)(stat_word(&now->who) & (BXI_WORLD_MAX - 1))));
 }
 
+/* Whether `rank` waits for a slab of the owner's: it holds more than it has counted as opened. What it counts may be
+ * behind for a moment, so this is said only where something lies unread, or on its way. */
+static void say_opening(const struct chain *chain, int rank, int owner)
+{
+    const struct stat_gpu *gpu = stat_gpu_of(chain->job, rank);
+    const bxi_a64 *counters;
+    size_t held = 0;
+
+    for (size_t i = 0; gpu != NULL && i < gpu->borrow_count; i++)
+        held += gpu->borrows[i].peer == owner;
+    if (held == 0)
+        return;
+    counters = chain->job->workers[rank]->control->counters;
+    if (gpu->borrow_count > stat_word(&counters[BXI_C_gpu_slabs_opened]) -
+                                stat_word(&counters[BXI_C_gpu_slabs_closed]))
+        say(chain, "%s is opening device memory of %s: the message that names it, and what is behind it, waits for "
+                   "that.", name_of(chain, rank), name_of(chain, owner));
+}
+
 /* The batch that a call waits in; the rank that it waits for, or -1. */
 static int say_batch(const struct chain *chain, const struct stat_call *call)
 {
@@ -139,10 +159,12 @@ static int say_call(const struct chain *chain, const struct stat_call *call)
     case STAT_QUEUED:
         say(chain, "The request is still at the caller: the ring to %s is full.", callee);
         say_busy(chain, call->to);
+        say_opening(chain, call->to, call->from);
         return call->to;
     case STAT_IN_RING:
         say(chain, "The request lies unread in the ring to %s.", callee);
         say_busy(chain, call->to);
+        say_opening(chain, call->to, call->from);
         return call->to;
     case STAT_POOL:
         say(chain, "The request waits at %s for a thread of the pool.", callee);
@@ -163,6 +185,7 @@ static int say_call(const struct chain *chain, const struct stat_call *call)
         return call->to;
     case STAT_ANSWERED:
         say(chain, "%s has answered; %s has not read the reply.", callee, name_of(chain, call->from));
+        say_opening(chain, call->from, call->to);
         return -1;
     default:
         say(chain, "Where it is cannot be told: %s cannot be read.", callee);
@@ -272,7 +295,8 @@ int stat_why(const struct stat_options *options)
         struct stat_calls calls = { 0 };
         struct chain chain = { .job = &jobs.list[i], .calls = &calls, .json = options->json };
 
-        if (stat_job_read(&jobs.list[i], true) < 0 || stat_calls_collect(&jobs.list[i], &calls) < 0)
+        if (stat_job_read(&jobs.list[i], true) < 0 || stat_gpus_read(&jobs.list[i]) < 0 ||
+            stat_calls_collect(&jobs.list[i], &calls) < 0)
             fprintf(stderr, "shmstat: no memory for job '%s'\n", jobs.list[i].name);
         else
             found += explain(&chain, options->subject);

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * stat_plant_gpu.h: runs in a test's process. Atomic accesses are relaxed throughout: whoever reads is a process that
+ * is started afterwards.
+ */
+#include "stat_plant_gpu.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+struct plant gpu_plant;
+
+void gpu_set(bxi_a64 *word, uint64_t value)
+{
+    bxi_store_relaxed(word, value);
+}
+
+struct bxi_gpu_region *gpu_region(int rank)
+{
+    return bxi_segment_device(&gpu_plant.segment[rank]);
+}
+
+struct bxi_gpu_held *gpu_held(int rank, int owner)
+{
+    return (struct bxi_gpu_held *)(void *)bxi_segment_device_pair(&gpu_plant.segment[rank], owner);
+}
+
+bxi_a64 *gpu_counter(int rank, enum bxi_counter which)
+{
+    return &plant_control(&gpu_plant, rank)->counters[which];
+}
+
+void gpu_set_slab(int rank, uint32_t slab, uint64_t generation, unsigned state)
+{
+    gpu_set(&gpu_region(rank)->slab[slab].stamp, generation << 2 | state);
+}
+
+void gpu_set_open(int rank, uint32_t open)
+{
+    bxi_store_relaxed(&plant_control(&gpu_plant, rank)->header.device_open, open);
+}
+
+/* Of two devices, each with a lane. */
+static void make_gpu(int rank)
+{
+    struct bxi_gpu_region *mine = gpu_region(rank);
+
+    cr_assert_eq(bxi_segment_open_device(&gpu_plant.segment[rank], 2), 0);
+    mine->head.layout = BXI_GPU_LAYOUT;
+    gpu_set(&mine->head.magic, BXI_GPU_MAGIC);
+    for (int i = 0; i < 2; i++) {
+        memset(mine->head.device[i], 0x11 * (i + 1), BXI_GPU_UUID_BYTES);
+        mine->lane[i].device = (uint32_t)i;
+        bxi_store_relaxed(&mine->lane[i].order, BXI_GPU_HOST_WORDS);
+    }
+    bxi_store_relaxed(&mine->head.device_count, 2);
+    gpu_set(&mine->word[0].value, WORD);
+    gpu_set_open(rank, 1);
+}
+
+void gpu_fill_slab(int rank, uint32_t slab, int device, uint64_t bytes)
+{
+    struct bxi_gpu_slab_row *row = &gpu_region(rank)->slab[slab];
+
+    row->bytes = bytes;
+    memset(row->handle, (int)slab, sizeof(row->handle));
+    memcpy(row->uuid, gpu_region(rank)->head.device[device], sizeof(row->uuid));
+}
+
+void gpu_plant_remove(void)
+{
+    plant_remove(&gpu_plant);
+}
+
+void gpu_plant_make(void)
+{
+    plant_make(&gpu_plant, 0);
+    make_gpu(0);
+    make_gpu(1);
+    gpu_fill_slab(0, 0, 0, 64 * MIB);
+    gpu_set_slab(0, 0, GENERATION, LIVE);
+    gpu_fill_slab(0, SLAB, 1, 2 * MIB);
+    gpu_set_slab(0, SLAB, 1, RETIRING);
+    gpu_fill_slab(0, SLAB_EMPTY, 1, 2 * MIB);
+    gpu_set_slab(0, SLAB_EMPTY, 4, EMPTY);
+    gpu_set(&gpu_held(1, 0)->generation[0], GENERATION);
+    gpu_set(&gpu_held(1, 0)->generation[SLAB], 1);
+    memset(gpu_region(1)->head.refused[0], 0x22, BXI_GPU_UUID_BYTES);
+    bxi_store_relaxed(&gpu_region(1)->head.refused_count, 1);
+    gpu_set(gpu_counter(1, BXI_C_gpu_slabs_opened), 5);
+    gpu_set(gpu_counter(1, BXI_C_gpu_slabs_closed), 3);
+}

@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * shmstat and device memory: what `gpu`, `show` and the exporter show of it, and what `why` says of messages that wait
+ * for it; nothing of it is trusted. In a job of which every word can be set (stat_plant_gpu.h).
+ */
+#include "stat_plant_gpu.h"
+#include "stat_run.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+#define SEEDS 24
+
+/* ---- What is shown ------------------------------------------------------------------------------------- */
+
+#define NUMBER(object, key) json_number(json_get(object, key))
+#define TEXT(object, key) json_text(json_get(object, key))
+
+static const struct json *gpu_of(const struct stat_run *run, int rank)
+{
+    return json_get(stat_run_worker(run, rank), "gpu");
+}
+
+static struct stat_run run_json(const char *command)
+{
+    struct stat_run run = stat_run("%s %s --json", command, gpu_plant.job);
+
+    cr_assert_not_null(run.json, "%s", run.text);
+    return run;
+}
+
+static void expect_owner(const struct json *gpu)
+{
+    const struct json *device = stat_run_row(gpu, "devices", "device", 1);
+    const struct json *live = stat_run_row(gpu, "slabs", "slab", 0);
+    const struct json *retiring = stat_run_row(gpu, "slabs", "slab", SLAB);
+    const struct json *lane = stat_run_row(gpu, "lanes", "lane", 0);
+
+    cr_expect_eq(json_get(gpu, "devices")->count, 2);
+    cr_expect_str_eq(TEXT(device, "uuid"), UUID_2);
+    cr_expect_str_eq(TEXT(device, "order"), "host_words");
+    cr_expect_eq(NUMBER(device, "is_fallback"), 0);
+    cr_expect_eq(json_get(gpu, "slabs")->count, 2);
+    cr_expect_eq(NUMBER(live, "generation"), GENERATION);
+    cr_expect_str_eq(TEXT(live, "state"), "live");
+    cr_expect_eq(NUMBER(live, "bytes"), 64 * MIB);
+    cr_expect_eq(NUMBER(live, "device"), 0);
+    cr_expect_eq(json_number(json_at(json_get(live, "open_in"), 0)), 1);
+    cr_expect_eq(json_get(live, "was_open_in")->count, 0);
+    cr_expect_str_eq(TEXT(retiring, "state"), "retiring");
+    cr_expect_eq(NUMBER(retiring, "device"), 1);
+    cr_expect_eq(json_get(gpu, "lanes")->count, 2);
+    cr_expect_eq(NUMBER(lane, "word"), WORD);
+    cr_expect_eq(NUMBER(lane, "poisoned"), 0);
+    cr_expect_eq(json_get(gpu, "borrowed")->count, 0);
+}
+
+static void expect_borrower(const struct json *gpu)
+{
+    const struct json *borrowed = stat_run_row(gpu, "borrowed", "slab", 0);
+
+    cr_expect_eq(json_get(gpu, "borrowed")->count, 2);
+    cr_expect_eq(NUMBER(borrowed, "peer"), 0);
+    cr_expect_str_eq(TEXT(borrowed, "peer_name"), "caller");
+    cr_expect_eq(NUMBER(borrowed, "generation"), GENERATION);
+    cr_expect_str_eq(TEXT(borrowed, "state"), "live");
+    cr_expect_eq(NUMBER(borrowed, "bytes"), 64 * MIB);
+    cr_expect_str_eq(TEXT(stat_run_row(gpu, "borrowed", "slab", SLAB), "state"), "retiring");
+    cr_expect_str_eq(json_text(json_at(json_get(gpu, "refused"), 0)), UUID_2);
+    cr_expect_eq(json_get(gpu, "refused")->count, 1);
+}
+
+Test(shmstat_gpu, shows_devices_slabs_lanes_and_who_has_what_open, .timeout = 20, .fini = gpu_plant_remove)
+{
+    static const char *const commands[] = { "gpu", "show" };
+
+    gpu_plant_make();
+    for (int i = 0; i < 2; i++) {
+        struct stat_run run = run_json(commands[i]);
+
+        cr_expect_eq(run.status, 0);
+        expect_owner(gpu_of(&run, 0));
+        expect_borrower(gpu_of(&run, 1));
+        cr_expect_eq(stat_run_counter(stat_run_worker(&run, 1), "gpu_slabs_opened"), 5);
+        stat_run_free(&run);
+    }
+}
+
+Test(shmstat_gpu, prints_them_within_80_columns, .timeout = 20, .fini = gpu_plant_remove)
+{
+    static const char *const lines[] = {
+        "\n  device 0  " UUID_1 ", ordered by host_words\n",
+        "\n  slab 0    generation 3, live, 64.0 MiB on device 0, open in 1: 1 callee\n",
+        "\n  slab 7    generation 1, retiring, 2.0 MiB on device 1, open in 1: 1 callee\n",
+        "\n  lane 0    of device 0, host_words, has come to 17\n",
+        "\n  borrowed  0 caller: slab 0 (generation 3, live, 64.0 MiB) slab 7\n",
+        "\n  refused   memory of these devices cannot be mapped:\n            " UUID_2 "\n",
+    };
+    static const char *const commands[] = { "gpu", "show" };
+
+    gpu_plant_make();
+    for (int i = 0; i < 2; i++) {
+        struct stat_run run = stat_run("%s %s", commands[i], gpu_plant.job);
+
+        for (size_t j = 0; j < sizeof(lines) / sizeof(lines[0]); j++)
+            cr_expect_not_null(strstr(run.text, lines[j]), "%s lacks: %s\n%s", commands[i], lines[j], run.text);
+        cr_expect_null(strstr(run.text, "\n  slab 9 "), "one that was freed: %s", run.text);
+        for (const char *line = run.text; *line != '\0'; line = strchr(line, '\n') + 1)
+            cr_expect_leq(strcspn(line, "\n"), 80, "%s", run.text);
+        stat_run_free(&run);
+    }
+}
+
+Test(shmstat_gpu, does_not_take_another_generation_for_the_same_slab, .timeout = 20, .fini = gpu_plant_remove)
+{
+    gpu_plant_make();
+    gpu_set_slab(0, 0, GENERATION + 1, LIVE);
+
+    struct stat_run run = run_json("gpu");
+
+    cr_expect_eq(json_get(stat_run_row(gpu_of(&run, 0), "slabs", "slab", 0), "open_in")->count, 0);
+    cr_expect_str_eq(TEXT(stat_run_row(gpu_of(&run, 1), "borrowed", "slab", 0), "state"), "");
+    cr_expect_eq(json_get(stat_run_row(gpu_of(&run, 0), "slabs", "slab", SLAB), "open_in")->count, 1);
+    stat_run_free(&run);
+}
+
+/* I14: no byte of the region is read before device_open says so. */
+Test(shmstat_gpu, shows_none_of_a_worker_that_has_not_opened_one, .timeout = 20, .fini = gpu_plant_remove)
+{
+    gpu_plant_make();
+    gpu_set_open(0, 0);
+
+    struct stat_run run = run_json("gpu"), text = stat_run("gpu %s", gpu_plant.job);
+
+    cr_expect_eq(gpu_of(&run, 0)->type, JSON_NULL);
+    cr_expect_str_eq(TEXT(stat_run_row(gpu_of(&run, 1), "borrowed", "slab", 0), "state"), "");
+    cr_expect_not_null(strstr(text.text, "\n  gpu       none is open\n"), "%s", text.text);
+    cr_expect_not_null(strstr(text.text, "\n  borrowed  0 caller: slab 0 (generation 3) slab 7 (generation 1)\n"), "%s",
+                       text.text);
+    stat_run_free(&run);
+    stat_run_free(&text);
+}
+
+static void expect_order(const char *order, bool is_fallback, const char *line)
+{
+    struct stat_run run = run_json("gpu"), text = stat_run("gpu %s", gpu_plant.job);
+    const struct json *device = stat_run_row(gpu_of(&run, 0), "devices", "device", 0);
+
+    cr_expect_str_eq(TEXT(device, "order"), order);
+    cr_expect_eq(NUMBER(device, "is_fallback"), is_fallback, "%s", order);
+    cr_expect_not_null(strstr(text.text, line), "%s", text.text);
+    stat_run_free(&run);
+    stat_run_free(&text);
+}
+
+Test(shmstat_gpu, tells_a_fallback_from_an_order_that_was_asked_for, .timeout = 20, .fini = gpu_plant_remove)
+{
+    gpu_plant_make();
+    bxi_store_relaxed(&gpu_region(0)->lane[0].order, BXI_GPU_HOST_SYNC);
+    expect_order("host_sync", false, "ordered by host_sync\n            (asked for)\n");
+    gpu_set(gpu_counter(0, BXI_C_gpu_fallbacks), 1);
+    expect_order("host_sync", true, "ordered by host_sync\n            (a fallback)\n");
+    bxi_store_relaxed(&gpu_region(0)->lane[0].order, BXI_GPU_HOST_WORDS);
+    expect_order("host_words", false, "ordered by host_words\n");
+    bxi_store_relaxed(&gpu_region(0)->lane[0].order, 0);
+    expect_order("", false, "no stream of it is open\n");
+}
+
+Test(shmstat_gpu, shows_what_the_dead_had_open, .timeout = 20, .fini = gpu_plant_remove)
+{
+    gpu_plant_make();
+    plant_kill(&gpu_plant, 1);
+
+    struct stat_run run = run_json("gpu"), text = stat_run("gpu %s", gpu_plant.job);
+    const struct json *slab = stat_run_row(gpu_of(&run, 0), "slabs", "slab", 0);
+
+    cr_expect_eq(json_get(slab, "open_in")->count, 0);
+    cr_expect_eq(json_number(json_at(json_get(slab, "was_open_in"), 0)), 1);
+    cr_expect_not_null(strstr(text.text, " on device 0, was open in 1: 1 callee\n"), "%s", text.text);
+    expect_borrower(gpu_of(&run, 1));
+    stat_run_free(&run);
+    stat_run_free(&text);
+}
+
+Test(shmstat_gpu, shows_how_far_a_poisoned_lane_had_come, .timeout = 20, .fini = gpu_plant_remove)
+{
+    gpu_plant_make();
+    plant_kill(&gpu_plant, 0);
+    gpu_set(&gpu_region(0)->word[0].value, BXI_GPU_POISON + WORD);
+
+    struct stat_run run = run_json("gpu"), text = stat_run("gpu %s", gpu_plant.job);
+    const struct json *lane = stat_run_row(gpu_of(&run, 0), "lanes", "lane", 0);
+
+    cr_expect_eq(NUMBER(lane, "word"), WORD);
+    cr_expect_eq(NUMBER(lane, "poisoned"), 1);
+    cr_expect_not_null(strstr(text.text, "host_words, has come to 17 and is poisoned\n"), "%s", text.text);
+    stat_run_free(&run);
+    stat_run_free(&text);
+}
+
+Test(shmstat_gpu, exports_devices_slabs_and_what_is_borrowed, .timeout = 20, .fini = gpu_plant_remove)
+{
+    static const char *const lines[] = {
+        "gpu_slabs{%s,worker=\"caller\",rank=\"0\",uuid=\"" UUID_1 "\"} 1\n",
+        "gpu_slabs_retiring{%s,worker=\"caller\",rank=\"0\",uuid=\"" UUID_2 "\"} 1\n",
+        "gpu_slab_bytes{%s,worker=\"caller\",rank=\"0\",uuid=\"" UUID_1 "\"} 67108864\n",
+        "gpu_order_is_fallback{%s,worker=\"caller\",rank=\"0\",uuid=\"" UUID_1 "\",order=\"events\"} 1\n",
+        "gpu_slabs_borrowed{%s,worker=\"callee\",rank=\"1\",peer=\"0\"} 2\n",
+        "gpu_refused_devices{%s,worker=\"callee\",rank=\"1\"} 1\n",
+        "gpu_lanes_poisoned{%s,worker=\"caller\",rank=\"0\"} 1\n",
+        "gpu_bytes_used{%s,worker=\"caller\",rank=\"0\"} 4096\n",
+        "gpu_slabs_opened_total{%s,worker=\"callee\",rank=\"1\"} 5\n",
+    };
+
+    gpu_plant_make();
+    bxi_store_relaxed(&gpu_region(0)->lane[0].order, BXI_GPU_EVENTS);
+    gpu_set(gpu_counter(0, BXI_C_gpu_fallbacks), 1);
+    gpu_set(gpu_counter(0, BXI_C_gpu_bytes_used), 4096);
+    plant_kill(&gpu_plant, 0);
+    gpu_set(&gpu_region(0)->word[5].value, BXI_GPU_POISON);
+
+    struct stat_run run = stat_run("show %s --prometheus", gpu_plant.job);
+
+    for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
+        const char *labels = strstr(lines[i], "%s");
+        char line[256];
+
+        snprintf(line, sizeof(line), "\nboxcar_%.*sjob=\"%s\"%s", (int)(labels - lines[i]), lines[i], gpu_plant.job,
+                 labels + 2);
+        cr_expect_not_null(strstr(run.text, line), "%s\n%s", line, run.text);
+    }
+    cr_expect_not_null(strstr(run.text, "# TYPE boxcar_gpu_bytes_used gauge\n"));
+    cr_expect_not_null(strstr(run.text, "# TYPE boxcar_gpu_slabs_opened_total counter\n"));
+    stat_run_free(&run);
+}
+
+/* ---- why --------------------------------------------------------------------------------------------- */
+
+/* A call of the caller's that lies in the ring, or has been read. */
+static void make_call(bool is_read)
+{
+    struct bxi_call_row *row = bxi_segment_calls(&gpu_plant.segment[0], 1) + 5;
+
+    cr_assert(plant_put(&gpu_plant, 0, 100));
+    plant_count(&gpu_plant, 0);
+    if (is_read)
+        cr_assert(plant_take(&gpu_plant, 1));
+    gpu_set(&row->end_pos, gpu_plant.writer[0].write_pos);
+    gpu_set(&row->deadline_ns, UINT64_MAX);
+    gpu_set(&row->since, UINT64_C(1) << 8 | 1);
+    gpu_set(&row->id, 9 << 16 | 5);
+}
+
+static bool says_opening(const char *sentence)
+{
+    struct stat_run run = stat_run("why caller %s", gpu_plant.job);
+    bool says = strstr(run.text, sentence) != NULL;
+
+    cr_expect_eq(run.status, 0);
+    cr_expect(says == (strstr(run.text, " is opening ") != NULL), "%s", run.text);
+    stat_run_free(&run);
+    return says;
+}
+
+Test(shmstat_gpu, why_says_that_a_message_waits_for_a_slab, .timeout = 20, .fini = gpu_plant_remove)
+{
+    static const char *const sentence = "\ncallee is opening device memory of caller: the message that names it, and "
+                                        "what is behind it, waits for that.\n";
+
+    gpu_plant_make();
+    make_call(false);
+    cr_expect(!says_opening(sentence));         /* two held, two open */
+    gpu_set(&gpu_held(1, 0)->generation[20], 1);
+    cr_expect(says_opening(sentence));
+    gpu_set(gpu_counter(1, BXI_C_gpu_slabs_opened), 6);
+    cr_expect(!says_opening(sentence));
+    gpu_set(gpu_counter(1, BXI_C_gpu_slabs_opened), 0);
+    gpu_set(gpu_counter(1, BXI_C_gpu_slabs_closed), 0);
+    memset(gpu_held(1, 0), 0, sizeof(*gpu_held(1, 0)));
+    cr_expect(!says_opening(sentence));
+    gpu_set(&gpu_held(1, 1)->generation[0], 1);         /* nonsense, and not of the caller's */
+    cr_expect(!says_opening(sentence));
+}
+
+Test(shmstat_gpu, why_says_that_a_reply_waits_for_a_slab, .timeout = 20, .fini = gpu_plant_remove)
+{
+    gpu_plant_make();
+    make_call(true);
+    gpu_set(&gpu_held(0, 1)->generation[0], 1);
+    cr_expect(says_opening("\ncaller is opening device memory of callee: "));
+    gpu_set(gpu_counter(0, BXI_C_gpu_slabs_opened), 1);
+    cr_expect(!says_opening("\ncaller is opening device memory of callee: "));
+}
+
+/* ---- Noise ------------------------------------------------------------------------------------------- */
+
+static uint64_t next_random(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return *state >> 11 ^ *state << 31;
+}
+
+/* Noise everywhere or in places, behind a head that is right for two seeds of three. */
+static void make_noise(int rank, uint64_t seed)
+{
+    unsigned char *bytes = (unsigned char *)gpu_region(rank);
+    uint64_t state = seed * 77777 + (uint64_t)rank;
+
+    for (size_t at = 0; at < sizeof(struct bxi_gpu_region); at += 8) {
+        uint64_t word = next_random(&state);
+
+        if (seed % 2 == 0 || word % 16 == 0)
+            memcpy(bytes + at, &word, sizeof(word));
+    }
+    for (int peer = 0; peer < 2; peer++)
+        for (int i = 0; i < BXI_GPU_SLABS; i++)
+            if (seed % 4 < 2 || next_random(&state) % 16 == 0)
+                gpu_set(&gpu_held(rank, peer)->generation[i], next_random(&state) >> (next_random(&state) % 64));
+    if (seed % 3 != 0) {
+        gpu_set(&gpu_region(rank)->head.magic, BXI_GPU_MAGIC);
+        gpu_region(rank)->head.layout = BXI_GPU_LAYOUT;
+    }
+    if (seed % 3 == 1)
+        bxi_store_relaxed(&gpu_region(rank)->head.device_count, (uint32_t)(seed % (BXI_GPU_DEVICES + 1)));
+}
+
+Test(shmstat_gpu, noise_is_no_crash, .timeout = 120, .fini = gpu_plant_remove)
+{
+    static const char *const commands[] = { "gpu %s", "gpu %s --json", "show %s", "show %s --json",
+                                            "show %s --prometheus", "why caller %s", "check %s", "check %s --json" };
+
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+        gpu_plant_make();
+        make_call(false);
+        for (int rank = 0; rank < 2; rank++)
+            make_noise(rank, seed);
+        for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
+            const char *mark = strchr(commands[i], '%');
+            struct stat_run run = stat_run("%.*s%s%s", (int)(mark - commands[i]), commands[i], gpu_plant.job, mark + 2);
+            bool is_check = strncmp(commands[i], "check", 5) == 0, is_json = strstr(commands[i], "--json") != NULL;
+
+            cr_expect_eq(run.status, is_check, "seed %d: shmstat %s: status %d\n%.2000s", (int)seed, commands[i],
+                         run.status, run.text);
+            cr_expect(!is_json || run.json != NULL, "seed %d: shmstat %s: no JSON", (int)seed, commands[i]);
+            stat_run_free(&run);
+        }
+        gpu_plant_remove();
+    }
+}
+
+Test(shmstat_gpu, a_region_that_is_none_is_told_by_a_sentence, .timeout = 20, .fini = gpu_plant_remove)
+{
+    gpu_plant_make();
+    gpu_set(&gpu_region(0)->head.magic, 0);
+
+    struct stat_run run = run_json("gpu"), text = stat_run("show %s", gpu_plant.job);
+
+    cr_expect_str_eq(TEXT(gpu_of(&run, 0), "problem"),
+                     "it says that it has a GPU open, and its region of device memory is none");
+    cr_expect_eq(json_get(gpu_of(&run, 0), "slabs")->count, 0);
+    cr_expect_not_null(strstr(text.text, "\n  gpu       it says that it has a GPU open, and its region "));
+    stat_run_free(&run);
+    stat_run_free(&text);
+}

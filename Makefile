@@ -62,7 +62,7 @@ ifeq ($(WERROR),1)
 WARNINGS += -Werror
 endif
 
-ALL_CPPFLAGS := -D_GNU_SOURCE -I. -Ilib -Ishm -DBXI_CUDA=$(if $(filter 0,$(CUDA)),0,1) $(CPPFLAGS)
+ALL_CPPFLAGS := -D_GNU_SOURCE -I. -Ilib -Ishm -I$(O)/text -DBXI_CUDA=$(if $(filter 0,$(CUDA)),0,1) $(CPPFLAGS)
 ALL_CFLAGS   := -std=gnu11 $(OPTIMISE_$(CONFIG)) -fPIC -fvisibility=hidden -pthread $(WARNINGS)
 ALL_LDFLAGS  := -pthread $(filter -fsanitize=% --coverage -flto% -O2,$(OPTIMISE_$(CONFIG))) $(CFLAGS) $(LDFLAGS)
 
@@ -74,8 +74,10 @@ $(O)/demos/cartpole.o: FLAGS_EXACT := $(EXACT)
 $(O)/demos/policy.o:   FLAGS_EXACT := $(EXACT)
 $(O)/lib/nn/optim.o:   FLAGS_EXACT := $(EXACT)
 $(O)/demos/policy.o:   FLAGS_OWN := -O3
-$(O)/gpu/cuda_check.o:  FLAGS_OWN := $(CUDA_H:%/cuda.h=-isystem %) $(if $(filter 1,$(CUDA)),-DBXI_CUDA_CHECKED)
+$(O)/gpu/cuda_check.o $(O)/lib/nn/cuda_check.o: FLAGS_OWN := $(CUDA_H:%/cuda.h=-isystem %) $(if $(filter 1,$(CUDA)),-DBXI_CUDA_CHECKED)
 $(O)/lib/nn/optim.o:   FLAGS_OWN := -O3
+$(O)/tests/fake_cuda/%.o:     FLAGS_OWN := -O3
+$(O)/tests/fake_cuda/%.o:     FLAGS_EXACT := $(EXACT)
 
 # The sanitizers bring a malloc of their own, which wins over jemalloc's because their library comes first;
 # arenas call jemalloc by its other names.
@@ -86,7 +88,7 @@ SCREEN_PACKAGES := ncursesw
 # Expanded when something is linked, not before: `make deps` may just have installed them.
 LIBS = -Wl,--no-as-needed $(shell $(PKG_CONFIG) --libs $(PACKAGES)) -lm
 # What the networks need; oneDNN's OpenMP is gcc's, whoever compiles.
-NN_LIBS := -ldnnl -l:libgomp.so.1
+NN_LIBS := -Wl,--as-needed -ldnnl -l:libgomp.so.1
 SCREEN_LIBS = $(shell $(PKG_CONFIG) --libs $(SCREEN_PACKAGES))
 
 # ---- What is built from what ---------------------------------------------------------------------
@@ -97,30 +99,38 @@ SONAME  := libboxcar.so.$(firstword $(subst ., ,$(VERSION)))
 
 GPU_SRCS := $(if $(filter 0,$(CUDA)),gpu/stub.c,$(filter-out gpu/stub.c,$(wildcard gpu/*.c)))
 LIB_SRCS := $(wildcard shm/*.c lib/*.c) $(GPU_SRCS)
-NN_SRCS  := $(wildcard lib/nn/*.c)
+NN_SRCS  := $(if $(filter 0,$(CUDA)),$(filter-out lib/nn/cuda_%.c,$(wildcard lib/nn/*.c)) lib/nn/cuda_stub.c,\
+	$(filter-out lib/nn/cuda_stub.c,$(wildcard lib/nn/*.c)))
+
+# Kernels are compiled when they are wanted, by NVRTC: their text is part of the program. What a text is made of;
+# NVRTC finds no headers, so they stand before it.
+kernels_TEXT := lib/nn/kernels.h lib/nn/kernels.cu
+policy_TEXT  := demos/policy_kernels.h demos/policy.cu
+bench_gpu_TEXT := tools/bench_gpu_kernels.h tools/bench_gpu.cu
 
 # Programs: each has a list of sources, of which the first holds main().
 PROGRAMS          := hello reinforce param_server tensor_ipc bxbench shmstat
 hello_SRCS        := demos/hello.c
-reinforce_SRCS    := $(patsubst %,demos/%.c,reinforce worker agent observer cartpole policy ending flags plot)
+reinforce_SRCS    := $(patsubst %,demos/%.c,reinforce worker agent observer cartpole policy policy_cuda ending flags plot)
 param_server_SRCS := demos/param_server.c $(wildcard demos/ps_*.c) $(patsubst %,demos/%.c,resnet ending flags plot)
 tensor_ipc_SRCS   := demos/tensor_ipc.c demos/flags.c
 bxbench_SRCS      := tools/bxbench.c $(filter-out tools/bxbench.c,$(wildcard tools/bxbench*.c \
 	tools/bench_*.c))
 shmstat_SRCS      := tools/shmstat.c $(wildcard tools/stat_*.c)
-NN_PROGRAMS       := param_server bxbench
+NN_PROGRAMS       := reinforce param_server bxbench
 
 # Tests: unit holds every Criterion test, with the parts of the programs that they test; stress is
 # the same bodies without Criterion, which does not start under ThreadSanitizer; prog_* are programs
 # that the shell tests run.
 # Without GPU code the tests of it have nothing to link with; test_gpu_stub.c says what there is instead.
-GPU_TESTS   := $(filter-out tests/test_gpu_stub.c,$(wildcard tests/gpu_*.c tests/test_gpu_*.c))
+GPU_TESTS   := $(filter-out tests/test_gpu_stub.c,$(wildcard $(patsubst %,tests/%.c,gpu_* device_* test_gpu_* test_device* \
+	test_*_cuda test_shmstat_gpu_check)))
 unit_SRCS   := $(filter-out tests/stress_main.c tests/prog_% $(if $(filter 0,$(CUDA)),$(GPU_TESTS)),$(wildcard tests/*.c)) \
 	$(filter-out $(foreach p,$(PROGRAMS),$(firstword $($(p)_SRCS))),$(wildcard demos/*.c)) \
 	$(filter-out tools/stat_top.c tools/stat_screen.c,$(wildcard tools/stat_*.c))
 stress_SRCS := tests/stress_main.c tests/stress_ring.c
 PROG_SRCS   := $(wildcard tests/prog_*.c)
-# A CUDA driver that is none, for the tests of gpu/.
+# A CUDA driver that is none, for the tests of gpu/, and NVRTC, cuBLAS and cuDNN likewise for those of lib/nn.
 FAKE_SRCS   := $(wildcard tests/fake_cuda/*.c)
 FAKE_CUDA    = $(B)/tests/libfakecuda.so
 
@@ -172,6 +182,17 @@ $(O)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	$(call say,CC,$@)
 	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(FLAGS_OWN) $(CFLAGS) $(FLAGS_EXACT) -MMD -MP -c -o $@ $<
+
+# As the bytes of an array: a string of this length is longer than ISO C promises, and the compilers say so.
+TEXTS := kernels policy bench_gpu
+$(foreach t,$(TEXTS),$(eval $(O)/text/$(t).inc: $($(t)_TEXT)))
+$(TEXTS:%=$(O)/text/%.inc):
+	@mkdir -p $(@D)
+	$(call say,TEXT,$@)
+	$(Q){ echo '{'; cat $^ | od -An -v -td1 | sed 's/[0-9-][0-9]*/&,/g'; echo '0 }'; } > $@
+$(O)/lib/nn/cuda_kernels.o: $(O)/text/kernels.inc
+$(O)/demos/policy_cuda.o: $(O)/text/policy.inc
+$(O)/tools/bench_gpu_clock.o $(STATS:%=$(O)/stats-%/tools/bench_gpu_clock.o): $(O)/text/bench_gpu.inc
 
 stats_SRCS := $(LIB_SRCS) $(bxbench_SRCS)
 define STATS_RULE
@@ -239,7 +260,7 @@ $(B)/tests/unit: $(call objects,$(unit_SRCS)) $(STATIC_LIB) $(STATIC_NN)
 
 $(FAKE_CUDA): $(call objects,$(FAKE_SRCS))
 	$(call say,LINK,$@)
-	$(Q)mkdir -p $(@D) && $(CC) -shared -o $@ $^ $(ALL_LDFLAGS)
+	$(Q)mkdir -p $(@D) && $(CC) -shared -o $@ $^ $(ALL_LDFLAGS) -lm
 
 $(B)/tests/stress: $(call objects,$(stress_SRCS)) $(STATIC_LIB)
 	$(call say,LINK,$@)

@@ -15,6 +15,8 @@
 struct CUctx_st;
 struct CUstream_st;
 struct CUevent_st;
+struct CUmod_st;
+struct CUfunc_st;
 #ifndef __cuda_cuda_h__
 struct CUuuid_st {
     char bytes[16];
@@ -145,6 +147,15 @@ enum bxi_cu_number { BXI_CU_NUMBERS(BXI_CU_ENUM) };
     REQUIRED(cuIpcCloseMemHandle, (unsigned long long address))                                 \
     REQUIRED(cuIpcGetEventHandle, (struct CUipcEventHandle_st *handle, struct CUevent_st *event)) \
     REQUIRED(cuIpcOpenEventHandle, (struct CUevent_st **event, struct CUipcEventHandle_st handle))
+
+/* What computing needs besides (lib/nn); gpu/ itself launches nothing. */
+#define BXI_CU_KERNEL_FUNCTIONS(REQUIRED)                                                       \
+    REQUIRED(cuModuleLoadData, (struct CUmod_st **module, const void *image))                   \
+    REQUIRED(cuModuleUnload, (struct CUmod_st *module))                                         \
+    REQUIRED(cuModuleGetFunction, (struct CUfunc_st **function, struct CUmod_st *module, const char *name)) \
+    REQUIRED(cuLaunchKernel, (struct CUfunc_st *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, \
+                              unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,   \
+                              struct CUstream_st *stream, void **parameters, void **extra))
 
 /* The functions of the driver that was loaded; an optional one may be NULL. */
 struct bxi_cuda {

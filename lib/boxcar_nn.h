@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * boxcar_nn.h - networks for the demos, forward and backward, on the CPU. A library of its own
- * (libboxcar_nn, which needs oneDNN); libboxcar does not need it.
+ * boxcar_nn.h - networks for the demos, forward and backward, on the CPU or, by way of boxcar_cuda.h, on a GPU. A
+ * library of its own (libboxcar_nn, which needs oneDNN); libboxcar does not need it.
  *
  *     struct bx_net *net = NULL;
  *     bx_net_create(&(struct bx_net_options){ .threads = 1 }, &net);
@@ -41,11 +41,13 @@ extern "C" {
 #endif
 
 struct bx_net;
+struct bx_cuda;
 
 struct bx_net_options {
     size_t struct_bytes;
     int threads;                /* OpenMP threads of this process; default 1 */
     bool input_grad;            /* backward computes the gradient of the input too (bx_net_input_grad) */
+    struct bx_cuda *cuda;       /* the GPU to compute on (boxcar_cuda.h), which must live longer; NULL: the CPU */
 };
 
 int bx_net_create(const struct bx_net_options *options, struct bx_net **net);
@@ -95,7 +97,8 @@ size_t bx_net_param_elements(const struct bx_net *net);                 /* of al
 /* params[i]: the elements of parameter i, row-major. Copies and repacks. */
 int bx_net_set_params(struct bx_net *net, const float *const *params);
 
-/* Running statistics of a batch normalisation by its name: C floats each, to read or to set; -ENOENT. */
+/* Running statistics of a batch normalisation by its name: C floats each, to read or to set; -ENOENT. On a GPU they
+ * lie in its memory, from bx_net_finish on (before it, BX_E_STATE). */
 int bx_net_running(struct bx_net *net, const char *name, float **mean, float **var, size_t *channels);
 
 /* ---- Computing -------------------------------------------------------------------------------------- */

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# libboxcar.so exports exactly the functions that boxcar.h declares, libboxcar_nn.so those of boxcar_nn.h, and
-# both have the name that programs will look for.
+# libboxcar.so exports exactly the functions that boxcar.h declares, libboxcar_nn.so those of boxcar_nn.h and
+# boxcar_cuda.h, and both have the name that programs will look for.
 set -u
 
 cd "${BX_SOURCE_DIR:-.}" || exit 1
@@ -19,31 +19,35 @@ declared()
         grep -oE '\bbx_[a-z0-9_]+ *\(' | tr -d ' (' | LC_ALL=C sort -u
 }
 
-# check HEADER LIBRARY
+# check LIBRARY HEADER...
 check()
 {
-    lib=${BX_BUILD_DIR:-build}/lib/$2.so
-    declared "$1" >"$work/declared"
+    lib=${BX_BUILD_DIR:-build}/lib/$1.so
+    name=$1
+    shift
+    for header in "$@"; do
+        declared "$header"
+    done | LC_ALL=C sort -u >"$work/declared"
     nm -D --defined-only "$lib" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' |
         LC_ALL=C sort -u >"$work/exported"
     if [ ! -s "$work/declared" ] || ! diff "$work/declared" "$work/exported" >"$work/diff"; then
         echo 'declared (<) but not exported, or exported (>) but not declared:'
         cat "$work/diff"
-        echo "not ok exports of $2"
+        echo "not ok exports of $name"
         failed=1
     else
-        echo "ok exports of $2"
+        echo "ok exports of $name"
     fi
     readelf -d "$lib" >"$work/dynamic"
-    if grep -q "SONAME.*\[$2\.so\.0\]" "$work/dynamic"; then
-        echo "ok soname of $2"
+    if grep -q "SONAME.*\[$name\.so\.0\]" "$work/dynamic"; then
+        echo "ok soname of $name"
     else
-        echo "not ok soname of $2"
+        echo "not ok soname of $name"
         failed=1
     fi
 }
 
-check lib/boxcar.h libboxcar
+check libboxcar lib/boxcar.h
 grep -q NODELETE "$work/dynamic" && echo 'ok nodelete' || { echo 'not ok nodelete'; failed=1; }
-check lib/boxcar_nn.h libboxcar_nn
+check libboxcar_nn lib/boxcar_nn.h lib/boxcar_cuda.h
 exit "$failed"

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: MIT
 #
 # Who may include whom: shm only itself; gpu and shm; lib, shm and gpu; the networks and programs
-# their own headers and <boxcar*.h>, the tools shm's and frame.h too; and oneDNN's header one file. Where an
-# include leads is found as the compiler finds it: beside the file, then in the directories of the
-# Makefile's -I, in whatever form it is written.
+# their own headers and <boxcar*.h>, the networks gpu's list of the driver's functions too, the tools
+# shm's, frame.h and gpu/shared.h; and oneDNN's header one file. Where an include leads is found as the compiler
+# finds it: beside the file, then in the directories of the Makefile's -I, in whatever form it is written.
 set -u
 
 cd "${BX_SOURCE_DIR:-.}" || exit 1
@@ -17,7 +17,7 @@ owner()
     case $2 in
     */*) [ -e "$2" ] && dirname "$2" && return ;;
     esac
-    for dir in "$1" lib lib/nn shm gpu tools demos tests; do
+    for dir in "$1" lib shm; do
         [ -e "$dir/$2" ] && (cd "$dir/$(dirname "$2")" && basename "$PWD") && return
     done
 }
@@ -36,6 +36,8 @@ check()
                 ,*) continue ;;
                 lib,boxcar*) [ "$dir" = shm ] || [ "$dir" = gpu ] || continue ;;
                 lib,frame.h) [ "$dir" = tools ] && continue ;;
+                gpu,shared.h) [ "$dir" = tools ] && continue ;;
+                gpu,cuda_api.h) [ "$dir" = lib/nn ] && continue ;;
                 esac
                 case " $dir $* " in
                 *" $from "*) ;;

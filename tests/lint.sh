@@ -47,7 +47,8 @@ checks='-*,bugprone-*'
 checks=$checks,-bugprone-easily-swappable-parameters,-bugprone-reserved-identifier
 checks=$checks,-bugprone-sizeof-expression,-bugprone-misplaced-widening-cast
 checks=$checks,-bugprone-implicit-widening-of-multiplication-result
-includes='-D_GNU_SOURCE -I. -Ilib -Ishm'
+# The kernels' texts are made by the builds below.
+includes='-D_GNU_SOURCE -I. -Ilib -Ishm -Ibuild/lint/gcc/obj/text'
 
 try gcc gcc build gcc gcc
 try clang clang build clang clang

@@ -1,197 +1,25 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/nn: each operation, forward and backward, against plain loops in double precision (twin.h), then
- * what the building calls refuse and in which order calls may come. Sizes are odd on purpose: channels
- * that fill no vector, images that a stride does not divide.
+ * lib/nn on the CPU: what holds of a net anywhere (nn_cases.h), what only the CPU's is held to, and what the building
+ * calls refuse, which no backend is asked about.
  */
-#include "boxcar_nn.h"
+#include "boxcar_cuda.h"
+#include "nn_cases.h"
 #include "twin.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
-/* ---- Operations ----------------------------------------------------------------------------------- */
-
-static const int SHAPE[][4] = { { 1, 3, 7, 7 }, { 2, 5, 9, 7 }, { 2, 17, 7, 9 }, { 3, 16, 8, 8 } };
-
-#define SHAPES (sizeof(SHAPE) / sizeof(SHAPE[0]))
-
-static void begin_shape(struct twin *t, size_t shape)
-{
-    twin_begin(t, SHAPE[shape][0], SHAPE[shape][1], SHAPE[shape][2], SHAPE[shape][3]);
-}
-
-Test(nn, convolution_agrees_for_kernels_strides_paddings_and_biases)
-{
-    static const struct bx_conv CONV_LIKE[] = {
-        { .out_channels = 5, .kernel = 1, .stride = 1 },
-        { .out_channels = 17, .kernel = 1, .stride = 2, .bias = true },
-        { .out_channels = 8, .kernel = 3, .stride = 1, .padding = 1 },
-        { .out_channels = 3, .kernel = 3, .stride = 2, .padding = 1, .bias = true },
-        { .out_channels = 32, .kernel = 3, .stride = 1 },
-        { .out_channels = 6, .kernel = 7, .stride = 2, .padding = 3 },
-        { .out_channels = 1, .kernel = 5, .stride = 3, .padding = 2, .bias = true },
-    };
-
-    for (size_t i = 0; i < sizeof(CONV_LIKE) / sizeof(CONV_LIKE[0]); i++) {
-        for (size_t shape = 0; shape < SHAPES; shape++) {
-            struct twin t;
-
-            begin_shape(&t, shape);
-            twin_conv(&t, 0, &CONV_LIKE[i]);
-            twin_check(&t);
-        }
+#define ON_CPU(name)    \
+    Test(nn, name)      \
+    {                   \
+        nn_##name();    \
     }
-}
-
-Test(nn, batch_norm_agrees_with_and_without_relu)
-{
-    for (size_t shape = 0; shape < SHAPES; shape++) {
-        for (int relu = 0; relu < 2; relu++) {
-            struct twin t;
-
-            begin_shape(&t, shape);
-            twin_norm(&t, 0, relu != 0);
-            twin_check(&t);
-        }
-    }
-}
-
-Test(nn, relu_and_sums_agree)
-{
-    for (size_t shape = 0; shape < SHAPES; shape++) {
-        struct twin t;
-
-        begin_shape(&t, shape);
-        twin_relu(&t, 0);
-        twin_check(&t);
-        for (int relu = 0; relu < 2; relu++) {
-            begin_shape(&t, shape);
-            int conv = twin_conv(&t, 0, &(struct bx_conv){ .out_channels = SHAPE[shape][1], .kernel = 1, .stride = 1 });
-            twin_add(&t, conv, 0, relu != 0);
-            twin_check(&t);
-        }
-    }
-}
-
-Test(nn, a_node_can_be_added_to_itself)
-{
-    struct twin t;
-
-    begin_shape(&t, 1);
-    int conv = twin_conv(&t, 0, &(struct bx_conv){ .out_channels = 7, .kernel = 3, .stride = 1, .padding = 1 });
-    twin_add(&t, conv, conv, true);
-    twin_check(&t);
-}
-
-Test(nn, pools_agree)
-{
-    static const int POOL[][3] = { { 2, 2, 0 }, { 3, 2, 1 }, { 3, 1, 1 }, { 5, 3, 2 } };
-
-    for (size_t shape = 0; shape < SHAPES; shape++) {
-        struct twin t;
-
-        for (size_t i = 0; i < sizeof(POOL) / sizeof(POOL[0]); i++) {
-            begin_shape(&t, shape);
-            twin_max_pool(&t, 0, POOL[i][0], POOL[i][1], POOL[i][2]);
-            twin_check(&t);
-        }
-        begin_shape(&t, shape);
-        twin_average(&t, 0);
-        twin_check(&t);
-    }
-}
-
-Test(nn, linear_agrees_over_a_matrix_and_over_images)
-{
-    for (int bias = 0; bias < 2; bias++) {
-        struct twin t;
-
-        for (size_t shape = 0; shape < SHAPES; shape++) {
-            begin_shape(&t, shape);
-            twin_linear(&t, 0, 11, bias != 0);
-            twin_check(&t);
-        }
-        twin_begin(&t, 5, 4, 1, 1);
-        twin_linear(&t, twin_relu(&t, twin_linear(&t, 0, 19, true)), 3, bias != 0);
-        twin_check(&t);
-    }
-}
-
-Test(nn, softmax_agrees)
-{
-    static const int CLASSES[] = { 2, 3, 17, 1000 };
-
-    for (size_t i = 0; i < sizeof(CLASSES) / sizeof(CLASSES[0]); i++) {
-        struct twin t;
-
-        twin_begin(&t, 3, CLASSES[i], 1, 1);
-        twin_softmax(&t, 0);
-        twin_check(&t);
-    }
-}
-
-/* A small residual network with every operation, where `stem` has three consumers. */
-Test(nn, a_network_agrees_whose_nodes_have_several_consumers)
-{
-    for (size_t shape = 0; shape < SHAPES; shape++) {
-        struct twin t;
-        struct bx_conv wide = { .out_channels = 9, .kernel = 3, .stride = 1, .padding = 1 };
-        struct bx_conv half = { .out_channels = 13, .kernel = 3, .stride = 2, .padding = 1 };
-        struct bx_conv point = { .out_channels = 13, .kernel = 1, .stride = 2 };
-
-        begin_shape(&t, shape);
-        int stem = twin_norm(&t, twin_conv(&t, 0, &wide), true);
-        int first = twin_add(&t, twin_norm(&t, twin_conv(&t, stem, &wide), false), stem, true);
-        int both = twin_add(&t, first, stem, false);
-        int second = twin_norm(&t, twin_conv(&t, both, &half), false);
-        int shortcut = twin_norm(&t, twin_conv(&t, both, &point), false);
-        int sum = twin_add(&t, second, shortcut, true);
-        twin_softmax(&t, twin_linear(&t, twin_average(&t, twin_max_pool(&t, sum, 3, 2, 1)), 5, true));
-        twin_check(&t);
-    }
-}
-
-Test(nn, a_convolution_that_one_norm_and_one_sum_read)
-{
-    struct twin t;
-
-    begin_shape(&t, 2);
-    int conv = twin_conv(&t, 0, &(struct bx_conv){ .out_channels = 8, .kernel = 3, .stride = 1, .padding = 1 });
-    twin_add(&t, twin_norm(&t, conv, true), conv, false);
-    twin_check(&t);
-}
+NN_CASES(ON_CPU)
 
 /* ---- Parameters and statistics -------------------------------------------------------------------- */
-
-Test(nn, set_params_copies)
-{
-    struct twin t;
-
-    begin_shape(&t, 1);
-    twin_norm(&t, twin_conv(&t, 0, &(struct bx_conv){ .out_channels = 5, .kernel = 3, .stride = 1 }), false);
-    twin_linear(&t, 2, 4, true);
-    twin_finish(&t);
-    float *theirs[TWIN_PARAMS];
-    for (size_t k = 0; k < t.params; k++) {
-        size_t bytes = bx_net_param(t.net, k)->elements * sizeof(float);
-
-        theirs[k] = malloc(bytes);
-        cr_assert_not_null(theirs[k]);
-        memcpy(theirs[k], t.value[k], bytes);
-    }
-    cr_assert_eq(bx_net_set_params(t.net, (const float *const *)theirs), 0, "%s", bx_error_text());
-    for (size_t k = 0; k < t.params; k++) {
-        memset(theirs[k], 0xff, bx_net_param(t.net, k)->elements * sizeof(float));     /* not a number */
-        free(theirs[k]);
-    }
-    twin_check_forward(&t);
-    twin_check_backward(&t);
-    twin_end(&t);
-}
 
 Test(nn, parameters_are_listed_as_they_were_named)
 {
@@ -223,33 +51,6 @@ Test(nn, parameters_are_listed_as_they_were_named)
     cr_assert_null(bx_net_input_grad(net));
     cr_assert_eq(strncmp(bx_nn_backend(), "2.", 2), 0, "%s", bx_nn_backend());
     bx_net_destroy(net);
-}
-
-Test(nn, running_statistics_begin_at_0_and_1_and_can_be_set)
-{
-    struct twin t;
-    float *mean, *var;
-    size_t channels = 0;
-
-    begin_shape(&t, 1);
-    twin_norm(&t, 0, false);
-    twin_finish(&t);
-    cr_assert_eq(bx_net_running(t.net, "op1", &mean, &var, &channels), 0, "%s", bx_error_text());
-    cr_assert_eq(channels, 5);
-    for (size_t c = 0; c < channels; c++) {
-        cr_assert_eq(mean[c], 0.0f);
-        cr_assert_eq(var[c], 1.0f);
-        mean[c] = 0.25f * (float)c;
-        var[c] = 2.0f + (float)c;
-        t.node[1].mean[channels + c] = (double)mean[c];
-        t.node[1].var[channels + c] = (double)var[c];
-    }
-    twin_check_predict(&t);
-    twin_check_forward(&t);
-    twin_check_predict(&t);
-    cr_assert_eq(bx_net_running(t.net, "op2", &mean, &var, &channels), -ENOENT);
-    cr_assert_eq(bx_net_running(t.net, "", &mean, &var, &channels), -ENOENT);
-    twin_end(&t);
 }
 
 /* Far from zero, and more of them than a float can sum one after the other. */
@@ -285,35 +86,6 @@ Test(nn, statistics_of_many_values_far_from_zero_are_precise)
 }
 
 /* ---- Errors --------------------------------------------------------------------------------------- */
-
-Test(nn, calls_out_of_order_are_refused)
-{
-    float in[4] = { 1, 2, 3, 4 }, out[2], weight[8] = { 0 }, grad[8];
-    const float *params[1] = { weight };
-    float *grads[1] = { grad };
-    struct bx_net *net = NULL;
-
-    twin_create(&net, NULL);
-    int input = bx_net_input(net, 1, 4, 1, 1);
-    cr_assert_eq(bx_net_input(net, 1, 4, 1, 1), BX_E_STATE);
-    int node = bx_net_linear(net, input, "fc", 2, false);
-    cr_assert_eq(bx_net_set_params(net, params), BX_E_STATE);
-    cr_assert_eq(bx_net_forward(net, in, out), BX_E_STATE);
-    cr_assert_eq(bx_net_backward(net, out, grads), BX_E_STATE);
-    cr_assert_eq(bx_net_finish(net, node), 0, "%s", bx_error_text());
-    cr_assert_eq(bx_net_finish(net, node), BX_E_STATE);
-    cr_assert_eq(bx_net_relu(net, node), BX_E_STATE);
-    cr_assert_eq(bx_net_forward(net, in, out), BX_E_STATE);
-    cr_assert_eq(bx_net_predict(net, in, out), BX_E_STATE);
-    cr_assert_eq(bx_net_set_params(net, params), 0, "%s", bx_error_text());
-    cr_assert_eq(bx_net_backward(net, out, grads), BX_E_STATE);
-    cr_assert_eq(bx_net_predict(net, in, out), 0, "%s", bx_error_text());
-    cr_assert_eq(bx_net_backward(net, out, grads), BX_E_STATE);
-    cr_assert_eq(bx_net_forward(net, in, out), 0, "%s", bx_error_text());
-    cr_assert_eq(bx_net_backward(net, out, grads), 0, "%s", bx_error_text());
-    bx_net_destroy(net);
-    bx_net_destroy(NULL);
-}
 
 Test(nn, sizes_and_names_that_make_no_sense_are_refused)
 {
@@ -368,3 +140,20 @@ Test(nn, a_bad_node_is_refused_and_an_error_is_handed_on)
     cr_assert_eq(bx_net_finish(net, bx_net_relu(net, node)), 0, "%s", bx_error_text());
     bx_net_destroy(net);
 }
+
+#if !BXI_CUDA
+/* make CUDA=0 */
+Test(nn, without_cuda_there_is_no_device_and_no_net_on_one)
+{
+    struct bx_cuda *cuda = NULL;
+    struct bx_net *net = NULL;
+    int nothing = 0;
+
+    cr_assert_eq(bx_cuda_open(0, &cuda), -ENOTSUP);
+    cr_assert_not_null(strstr(bx_error_text(), "without CUDA"), "%s", bx_error_text());
+    cr_assert_eq(bx_cuda_count(), -ENOTSUP);
+    cr_assert_eq(bx_net_create(&(struct bx_net_options){ .cuda = (struct bx_cuda *)&nothing }, &net), -ENOTSUP);
+    cr_assert_null(net);
+    bx_cuda_close(cuda);
+}
+#endif

@@ -2,7 +2,7 @@
 /*
  * demos/resnet.c, and with it lib/nn: a ResNet-50 against reference numbers in double precision (suite
  * `reference`, as test_reference.c; BX_REFERENCE_DIR names another directory of such files), and the
- * first parameters of both networks.
+ * first parameters of both networks. What trains also does so on a GPU (suites `reference_cuda` and `resnet_cuda`).
  *
  * The tolerances of gradients are wide because gradients are: a float's rounding flips a ReLU here and
  * there, and norms over 16 values (2 x 2 pixels of 4 images in the last stage) make much of it. A
@@ -11,7 +11,10 @@
  */
 #include "../demos/resnet.h"
 #include "../demos/rng.h"
+#include "boxcar_cuda.h"
+#include "device_fixture.h"
 #include "json.h"
+#include "twin.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -26,15 +29,15 @@
 #define LR 0.001f
 #define MOMENTUM 0.9f
 
-/* A model and all that training it needs. Arrays of the model's size are in one piece each, as its
- * server has them. */
+/* A model and all that training it needs, where the net computes (twin.h), and one array of the model's size here, for
+ * looking at one. Arrays of that size are in one piece each, as its server has them. */
 struct trainer {
     struct json *file;          /* NULL where there is no reference */
     uint64_t salt;
     struct bx_net *net;
     size_t params, elements;
-    float *model[2], *velocity, *gradient;
-    float **model_at[2], **gradient_at;
+    float *model[2], *velocity, *gradient, *here;
+    float **model_at[2], **gradient_at, **here_at;
     float *images, *logits, *target, *logits_grad;
 };
 
@@ -65,6 +68,16 @@ static float *floats(size_t count)
     return at;
 }
 
+/* Zeros where the net computes. */
+static float *floats_there(size_t count)
+{
+    float *zeros = floats(count), *at = twin_alloc(count * sizeof(*at));
+
+    twin_put(at, zeros, count * sizeof(*at));
+    free(zeros);
+    return at;
+}
+
 /* Where each parameter begins in an array of the model's size. */
 static float **parts(const struct trainer *t, float *whole)
 {
@@ -80,11 +93,7 @@ static float **parts(const struct trainer *t, float *whole)
 
 static void make_net(struct trainer *t, enum resnet_kind kind, const struct resnet_input *input)
 {
-    int rc = bx_net_create(&(struct bx_net_options){ .threads = 2 }, &t->net);
-
-    if (rc == -ENOTSUP)
-        cr_skip_test("%s", bx_error_text());
-    cr_assert_eq(rc, 0, "%s", bx_error_text());
+    twin_create(&t->net, &(struct bx_net_options){ .threads = 2 });
     cr_assert_eq(resnet_build(t->net, kind, input), 0, "%s", bx_error_text());
     t->params = bx_net_params(t->net);
     t->elements = bx_net_param_elements(t->net);
@@ -93,12 +102,52 @@ static void make_net(struct trainer *t, enum resnet_kind kind, const struct resn
 static void make_model(struct trainer *t)
 {
     for (int version = 0; version < 2; version++) {
-        t->model[version] = floats(t->elements);
+        t->model[version] = floats_there(t->elements);
         t->model_at[version] = parts(t, t->model[version]);
     }
-    t->velocity = floats(t->elements);
-    t->gradient = floats(t->elements);
+    t->velocity = floats_there(t->elements);
+    t->gradient = floats_there(t->elements);
     t->gradient_at = parts(t, t->gradient);
+    t->here = floats(t->elements);
+    t->here_at = parts(t, t->here);
+}
+
+static void set_params(struct trainer *t, int version)
+{
+    cr_assert_eq(bx_net_set_params(t->net, (const float *const *)t->model_at[version]), 0, "%s", bx_error_text());
+}
+
+/* The model here becomes the net's. */
+static void use_model(struct trainer *t)
+{
+    twin_put(t->model[0], t->here, t->elements * sizeof(float));
+    set_params(t, 0);
+}
+
+/* The other way round; here_at then has its parameters. */
+static void look_at(struct trainer *t, const float *there)
+{
+    twin_get(t->here, there, t->elements * sizeof(float));
+}
+
+/* Noise, and of each row the class that it is said to show. */
+static void make_batch(struct trainer *t, size_t pixels, size_t rows, size_t stride)
+{
+    size_t outputs = bx_net_output_elements(t->net), classes = outputs / rows;
+    float *images = floats(rows * pixels), *target = floats(outputs);
+
+    for (size_t i = 0; i < rows * pixels; i++)
+        images[i] = (float)fill_at(t, INPUT, i, 1.0);
+    for (size_t row = 0; row < rows; row++)
+        target[row * classes + stride * row % classes] = 1.0f;
+    t->images = floats_there(rows * pixels);
+    t->target = floats_there(outputs);
+    twin_put(t->images, images, rows * pixels * sizeof(float));
+    twin_put(t->target, target, outputs * sizeof(float));
+    t->logits = floats_there(outputs);
+    t->logits_grad = floats_there(outputs);
+    free(images);
+    free(target);
 }
 
 static void fill_model(struct trainer *t)
@@ -117,7 +166,7 @@ static void fill_model(struct trainer *t)
             shift = 1.0;
         }
         for (size_t i = 0; i < param->elements; i++)
-            t->model_at[0][k][i] = (float)(shift + fill_at(t, k, i, scale));
+            t->here_at[k][i] = (float)(shift + fill_at(t, k, i, scale));
     }
 }
 
@@ -134,39 +183,41 @@ static void begin(struct trainer *t)
     make_net(t, RESNET_50, &(struct resnet_input){ (int)images, SIDE, SIDE, (int)classes });
     make_model(t);
     fill_model(t);
-    t->images = floats(images * 3 * SIDE * SIDE);
-    for (size_t i = 0; i < images * 3 * SIDE * SIDE; i++)
-        t->images[i] = (float)fill_at(t, INPUT, i, 1.0);
     cr_assert_eq(bx_net_output_elements(t->net), images * classes);
-    t->logits = floats(images * classes);
-    t->logits_grad = floats(images * classes);
-    t->target = floats(images * classes);
-    for (size_t row = 0; row < images; row++)
-        t->target[row * classes + 7 * row % classes] = 1.0f;
-    cr_assert_eq(bx_net_set_params(t->net, (const float *const *)t->model_at[0]), 0, "%s", bx_error_text());
+    make_batch(t, (size_t)3 * SIDE * SIDE, images, 7);
+    use_model(t);
 }
 
 static void end(struct trainer *t)
 {
     for (int version = 0; version < 2; version++) {
-        free(t->model[version]);
+        twin_free(t->model[version]);
         free(t->model_at[version]);
     }
-    free(t->velocity);
-    free(t->gradient);
+    twin_free(t->velocity);
+    twin_free(t->gradient);
     free(t->gradient_at);
-    free(t->images);
-    free(t->logits);
-    free(t->logits_grad);
-    free(t->target);
+    free(t->here);
+    free(t->here_at);
+    twin_free(t->images);
+    twin_free(t->logits);
+    twin_free(t->logits_grad);
+    twin_free(t->target);
     bx_net_destroy(t->net);
     json_free(t->file);
 }
 
 static double forward(struct trainer *t)
 {
+    size_t outputs = bx_net_output_elements(t->net);
+    double loss = 0.0;
+
     cr_assert_eq(bx_net_forward(t->net, t->images, t->logits), 0, "%s", bx_error_text());
-    return bx_mse_loss(t->logits, t->target, bx_net_output_elements(t->net), t->logits_grad);
+    if (twin_cuda() == NULL)
+        return bx_mse_loss(t->logits, t->target, outputs, t->logits_grad);
+    cr_assert_eq(bx_cuda_mse_loss(twin_cuda(), t->logits, t->target, outputs, t->logits_grad, &loss), 0, "%s",
+                 bx_error_text());
+    return loss;
 }
 
 static void backward(struct trainer *t)
@@ -177,11 +228,16 @@ static void backward(struct trainer *t)
 /* From one version of the model to the other, which the net then computes with. */
 static void step(struct trainer *t, int from)
 {
-    bx_sgd_step(&(struct bx_sgd){
+    const struct bx_sgd sgd = {
         .lr = LR, .momentum = MOMENTUM, .from = t->model[from], .to = t->model[1 - from], .velocity = t->velocity,
         .grads = (const float *const[1]){ t->gradient }, .grad_count = 1, .elements = t->elements,
-    });
-    cr_assert_eq(bx_net_set_params(t->net, (const float *const *)t->model_at[1 - from]), 0, "%s", bx_error_text());
+    };
+
+    if (twin_cuda() == NULL)
+        bx_sgd_step(&sgd);
+    else
+        cr_assert_eq(bx_cuda_sgd_step(twin_cuda(), &sgd), 0, "%s", bx_error_text());
+    set_params(t, 1 - from);
 }
 
 static double norm(const float *v, size_t count)
@@ -232,13 +288,16 @@ Test(reference, resnet50_has_the_reference_s_parameters_in_its_order)
 
 static void check_running(const struct trainer *t, const char *norm_name, const char *key)
 {
-    float *got[2];
+    float *there[2];
     static const char *const KIND[2] = { "mean", "var" };
     size_t channels = 0;
 
-    cr_assert_eq(bx_net_running(t->net, norm_name, &got[0], &got[1], &channels), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_net_running(t->net, norm_name, &there[0], &there[1], &channels), 0, "%s", bx_error_text());
     for (int i = 0; i < 2; i++) {
+        float *got = floats(channels);
         char name[64];
+
+        twin_get(got, there[i], channels * sizeof(*got));
 
         snprintf(name, sizeof(name), "%s_running_%s", key, KIND[i]);
         const struct json *want = json_get(t->file, name);
@@ -246,14 +305,15 @@ static void check_running(const struct trainer *t, const char *norm_name, const 
 
         cr_assert_not_null(want, "%s", name);
         cr_assert_eq((double)channels, json_number(json_at(json_get(want, "shape"), 0)));
-        check_near(norm(got[i], channels), size, 1e-4 * size, name);
+        check_near(norm(got, channels), size, 1e-4 * size, name);
         for (size_t c = 0; c < 4; c++)
-            check_near(got[i][c], json_number(json_at(json_get(want, "first"), c)), 1e-4, name);
-        check_near(got[i][channels - 1], json_number(json_get(want, "last")), 1e-4, name);
+            check_near(got[c], json_number(json_at(json_get(want, "first"), c)), 1e-4, name);
+        check_near(got[channels - 1], json_number(json_get(want, "last")), 1e-4, name);
+        free(got);
     }
 }
 
-Test(reference, resnet50_forward_gives_logits_loss_and_running_statistics)
+static void check_forward(void)
 {
     struct trainer t;
 
@@ -262,22 +322,26 @@ Test(reference, resnet50_forward_gives_logits_loss_and_running_statistics)
     double loss = forward(&t);
     const struct json *logits = json_get(t.file, "logits");
     size_t classes = logits->first->count;
+    float *got = floats(logits->count * classes);
 
+    twin_get(got, t.logits, logits->count * classes * sizeof(*got));
     for (size_t i = 0; i < logits->count * classes; i++)
-        check_near(t.logits[i], json_number(json_at(json_at(logits, i / classes), i % classes)), 1e-3, "logit");
+        check_near(got[i], json_number(json_at(json_at(logits, i / classes), i % classes)), 1e-3, "logit");
     check_near(loss, want, 1e-4 * want, "loss");
     check_running(&t, "bn1", "bn1");
     check_running(&t, "layer4.2.bn3", "layer4_2_bn3");
+    free(got);
     end(&t);
 }
 
-Test(reference, resnet50_backward_gives_every_gradient)
+static void check_gradients(void)
 {
     struct trainer t;
 
     begin(&t);
     forward(&t);
     backward(&t);
+    look_at(&t, t.gradient);
     for (size_t k = 0; k < t.params; k++) {
         const struct bx_net_param *param = bx_net_param(t.net, k);
         const struct json *want = json_at(json_get(t.file, "grads"), k);
@@ -285,8 +349,8 @@ Test(reference, resnet50_backward_gives_every_gradient)
 
         cr_assert_str_eq(param->name, json_text(json_get(want, "name")));
         for (size_t i = 0; i < param->elements; i++)
-            dot += (double)t.gradient_at[k][i] * fill_at(&t, NOISE + k, i, 1.0);
-        check_near(norm(t.gradient_at[k], param->elements), size, 0.02 * size, param->name);
+            dot += (double)t.here_at[k][i] * fill_at(&t, NOISE + k, i, 1.0);
+        check_near(norm(t.here_at[k], param->elements), size, 0.02 * size, param->name);
         check_near(dot, json_number(json_get(want, "dot")), 0.1 * size, param->name);
     }
     end(&t);
@@ -315,7 +379,7 @@ static void add_way(struct way *way, const float *from, const float *to, const s
 /* The first step is so long that the second one's gradient is another in floats than in double, in torch as
  * here: the listed elements then went 0.8 to 0.9 of their way, in the mean, and without momentum half
  * of it. Every bit of a step is test_optim.c's. */
-Test(reference, resnet50_after_two_steps_of_sgd)
+static void check_two_steps(void)
 {
     struct trainer t;
     struct way way = { 0.0, 0.0 };
@@ -325,27 +389,43 @@ Test(reference, resnet50_after_two_steps_of_sgd)
     double first = json_number(json_at(losses, 0)), second = json_number(json_at(losses, 1));
     float **before = parts(&t, floats(t.elements));
 
-    memcpy(before[0], t.model[0], t.elements * sizeof(float));
+    memcpy(before[0], t.here, t.elements * sizeof(float));
     check_near(forward(&t), first, 1e-4 * first, "first loss");
     backward(&t);
     step(&t, 0);
     check_near(forward(&t), second, 0.03 * second, "second loss");
     backward(&t);
     step(&t, 1);
+    look_at(&t, t.model[0]);
     for (size_t k = 0; k < t.params; k++) {
         const struct bx_net_param *param = bx_net_param(t.net, k);
         const struct json *want = json_at(json_get(t.file, "after_steps"), k);
         double size = json_number(json_get(want, "norm"));
 
         cr_assert_str_eq(param->name, json_text(json_get(want, "name")));
-        check_near(norm(t.model_at[0][k], param->elements), size,
-                   1e-3 * size + 0.2 * distance(t.model_at[0][k], before[k], param->elements), param->name);
-        add_way(&way, before[k], t.model_at[0][k], want, param->elements);
+        check_near(norm(t.here_at[k], param->elements), size,
+                   1e-3 * size + 0.2 * distance(t.here_at[k], before[k], param->elements), param->name);
+        add_way(&way, before[k], t.here_at[k], want, param->elements);
     }
     check_near(way.both / way.square, 1.0, 0.3, "the way of the listed elements");
     free(before[0]);
     free(before);
     end(&t);
+}
+
+Test(reference, resnet50_forward_gives_logits_loss_and_running_statistics)
+{
+    check_forward();
+}
+
+Test(reference, resnet50_backward_gives_every_gradient)
+{
+    check_gradients();
+}
+
+Test(reference, resnet50_after_two_steps_of_sgd)
+{
+    check_two_steps();
 }
 
 /* ---- Both networks ------------------------------------------------------------------------------- */
@@ -427,7 +507,7 @@ Test(resnet, first_parameters_are_drawn_as_torchvision_draws_them)
     end(&t);
 }
 
-Test(resnet, resnet18_learns_a_batch_by_heart)
+static void check_learning(void)
 {
     enum { IMAGES = 4, CLASSES = 5, STEPS = 12 };
     struct trainer t = { .file = NULL };
@@ -435,16 +515,9 @@ Test(resnet, resnet18_learns_a_batch_by_heart)
 
     make_net(&t, RESNET_18, &(struct resnet_input){ IMAGES, 32, 32, CLASSES });
     make_model(&t);
-    resnet_init(t.net, 1, t.model_at[0]);
-    t.images = floats((size_t)IMAGES * 3 * 32 * 32);
-    for (size_t i = 0; i < (size_t)IMAGES * 3 * 32 * 32; i++)
-        t.images[i] = (float)fill_at(&t, INPUT, i, 1.0);
-    t.logits = floats((size_t)IMAGES * CLASSES);
-    t.logits_grad = floats((size_t)IMAGES * CLASSES);
-    t.target = floats((size_t)IMAGES * CLASSES);
-    for (size_t row = 0; row < IMAGES; row++)
-        t.target[row * CLASSES + row] = 1.0f;
-    cr_assert_eq(bx_net_set_params(t.net, (const float *const *)t.model_at[0]), 0, "%s", bx_error_text());
+    resnet_init(t.net, 1, t.here_at);
+    make_batch(&t, (size_t)3 * 32 * 32, IMAGES, 1);
+    use_model(&t);
     first = forward(&t);
     for (int i = 0; i < STEPS; i++) {
         backward(&t);
@@ -453,6 +526,11 @@ Test(resnet, resnet18_learns_a_batch_by_heart)
     }
     cr_assert_lt(last, 0.5 * first, "a loss of %g became %g", first, last);
     end(&t);
+}
+
+Test(resnet, resnet18_learns_a_batch_by_heart)
+{
+    check_learning();
 }
 
 Test(resnet, an_input_that_makes_no_network_is_an_error)
@@ -467,3 +545,42 @@ Test(resnet, an_input_that_makes_no_network_is_an_error)
     cr_assert_eq(resnet_build(net, RESNET_50, &(struct resnet_input){ 1, SIDE, SIDE, 0 }), -EINVAL);
     bx_net_destroy(net);
 }
+
+/* ---- On a GPU ------------------------------------------------------------------------------------ */
+
+#if BXI_CUDA
+static struct bx_cuda *cuda;
+
+static void use_gpu(void)
+{
+    device_world(DEVICE_ANY);
+    setenv("FAKE_CUDA_DIRTY", "1", 1);
+    cr_assert_eq(bx_cuda_open(0, &cuda), 0, "%s", bx_error_text());
+    twin_use(cuda);
+}
+
+static void leave_gpu(void)
+{
+    bx_cuda_close(cuda);
+}
+
+Test(reference_cuda, resnet50_forward_gives_logits_loss_and_running_statistics, .init = use_gpu, .fini = leave_gpu)
+{
+    check_forward();
+}
+
+Test(reference_cuda, resnet50_backward_gives_every_gradient, .init = use_gpu, .fini = leave_gpu)
+{
+    check_gradients();
+}
+
+Test(reference_cuda, resnet50_after_two_steps_of_sgd, .init = use_gpu, .fini = leave_gpu)
+{
+    check_two_steps();
+}
+
+Test(resnet_cuda, resnet18_learns_a_batch_by_heart, .init = use_gpu, .fini = leave_gpu)
+{
+    check_learning();
+}
+#endif

@@ -5,6 +5,8 @@
  */
 #include "twin.h"
 
+#include "boxcar_cuda.h"
+
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <math.h>
@@ -66,12 +68,84 @@ static void check_near(const float *got, const double *want, size_t count, const
                   i, count, (double)got[i], want[i]);
 }
 
+/* ---- Where nets compute --------------------------------------------------------------------------- */
+
+static struct bx_cuda *device;
+
+void twin_use(struct bx_cuda *cuda)
+{
+    device = cuda;
+}
+
+struct bx_cuda *twin_cuda(void)
+{
+    return device;
+}
+
+void *twin_alloc(size_t bytes)
+{
+    void *memory = NULL;
+
+    if (device == NULL)
+        memory = malloc(bytes);
+    else
+        cr_assert_eq(bx_cuda_alloc(device, bytes, &memory), 0, "%s", bx_error_text());
+    cr_assert_not_null(memory);
+    return memory;
+}
+
+void twin_free(void *memory)
+{
+    if (device == NULL)
+        free(memory);
+    else
+        bx_cuda_free(device, memory);
+}
+
+void twin_put(void *memory, const void *from, size_t bytes)
+{
+    if (device == NULL)
+        memcpy(memory, from, bytes);
+    else
+        cr_assert_eq(bx_cuda_copy(device, memory, from, bytes), 0, "%s", bx_error_text());
+}
+
+void twin_get(void *to, const void *memory, size_t bytes)
+{
+    if (device == NULL) {
+        memcpy(to, memory, bytes);
+        return;
+    }
+    cr_assert_eq(bx_cuda_copy(device, to, memory, bytes), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_cuda_wait(device), 0, "%s", bx_error_text());
+}
+
+static float *alloc_like(const float *from, size_t count)
+{
+    float *memory = twin_alloc(count * sizeof(*memory));
+
+    twin_put(memory, from, count * sizeof(*memory));
+    return memory;
+}
+
+/* What is to be written over. */
+static float *alloc_noise(size_t count)
+{
+    float *from = noise_array(count, 2, 1.0f), *memory = alloc_like(from, count);
+
+    free(from);
+    return memory;
+}
+
 /* ---- Building both -------------------------------------------------------------------------------- */
 
 void twin_create(struct bx_net **net, const struct bx_net_options *options)
 {
-    int rc = bx_net_create(options, net);
+    struct bx_net_options given = options != NULL ? *options : (struct bx_net_options){ .threads = 1 };
+    int rc;
 
+    given.cuda = device;
+    rc = bx_net_create(&given, net);
     if (rc == -ENOTSUP)
         cr_skip_test("%s", bx_error_text());
     cr_assert_eq(rc, 0, "%s", bx_error_text());
@@ -90,11 +164,24 @@ static struct twin_node *add(struct twin *t, const struct twin_node *node, int i
     return added;
 }
 
+static void begin(struct twin *t, const struct bx_net_options *options, const int dims[4])
+{
+    int n = dims[0], c = dims[1], h = dims[2], w = dims[3];
+
+    memset(t, 0, sizeof(*t));
+    t->input_grad = options->input_grad;
+    twin_create(&t->net, options);
+    add(t, &(struct twin_node){ .op = TWIN_INPUT, .n = n, .c = c, .h = h, .w = w }, bx_net_input(t->net, n, c, h, w));
+}
+
 void twin_begin(struct twin *t, int n, int c, int h, int w)
 {
-    memset(t, 0, sizeof(*t));
-    twin_create(&t->net, &(struct bx_net_options){ .threads = 2, .input_grad = true });
-    add(t, &(struct twin_node){ .op = TWIN_INPUT, .n = n, .c = c, .h = h, .w = w }, bx_net_input(t->net, n, c, h, w));
+    begin(t, &(struct bx_net_options){ .threads = 2, .input_grad = true }, (const int[4]){ n, c, h, w });
+}
+
+void twin_begin_bare(struct twin *t, int n, int c, int h, int w)
+{
+    begin(t, &(struct bx_net_options){ .threads = 2 }, (const int[4]){ n, c, h, w });
 }
 
 static void name_next(const struct twin *t, struct twin_node *node)
@@ -452,8 +539,9 @@ static void set_params(struct twin *t, uint64_t version)
 
         free(t->value[k]);
         t->value[k] = noise_array(elements, 100 * version + k, 0.7f);
+        twin_put(t->there.value[k], t->value[k], elements * sizeof(float));
     }
-    cr_assert_eq(bx_net_set_params(t->net, (const float *const *)t->value), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_net_set_params(t->net, (const float *const *)t->there.value), 0, "%s", bx_error_text());
 }
 
 void twin_finish(struct twin *t)
@@ -464,13 +552,29 @@ void twin_finish(struct twin *t)
     cr_assert_eq(bx_net_params(t->net), t->params);
     cr_assert_eq(bx_net_output_elements(t->net), size_of(last));
     t->input = noise_array(size_of(&t->node[0]), 1, 1.0f);
-    t->output = noise_array(size_of(last), 2, 1.0f);
     t->output_grad = noise_array(size_of(last), 3, 1.0f);
+    t->there.input = alloc_like(t->input, size_of(&t->node[0]));
+    t->there.output = alloc_noise(size_of(last));
+    t->there.output_grad = alloc_like(t->output_grad, size_of(last));
     for (size_t k = 0; k < t->params; k++) {
-        t->grad[k] = noise_array(bx_net_param(t->net, k)->elements, 4, 1.0f);
-        t->want[k] = doubles(bx_net_param(t->net, k)->elements);
+        size_t elements = bx_net_param(t->net, k)->elements;
+
+        t->want[k] = doubles(elements);
+        t->there.value[k] = twin_alloc(elements * sizeof(float));
+        t->there.grad[k] = alloc_noise(elements);
     }
     set_params(t, 1);
+}
+
+/* The same for what the net has. */
+static void check_near_there(const float *there, const double *want, size_t count, const char *what)
+{
+    float *got = malloc((count + 1) * sizeof(*got));
+
+    cr_assert_not_null(got);
+    twin_get(got, there, count * sizeof(*got));
+    check_near(got, want, count, what);
+    free(got);
 }
 
 static void check_statistics(const struct twin *t)
@@ -484,8 +588,8 @@ static void check_statistics(const struct twin *t)
             continue;
         cr_assert_eq(bx_net_running(t->net, node->name, &mean, &var, &channels), 0, "%s", bx_error_text());
         cr_assert_eq(channels, (size_t)node->c);
-        check_near(mean, node->mean + node->c, channels, "running mean");
-        check_near(var, node->var + node->c, channels, "running variance");
+        check_near_there(mean, node->mean + node->c, channels, "running mean");
+        check_near_there(var, node->var + node->c, channels, "running variance");
     }
 }
 
@@ -493,29 +597,34 @@ void twin_check_forward(struct twin *t)
 {
     const struct twin_node *last = &t->node[t->count - 1];
 
-    cr_assert_eq(bx_net_forward(t->net, t->input, t->output), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_net_forward(t->net, t->there.input, t->there.output), 0, "%s", bx_error_text());
     twin_forward(t, true);
-    check_near(t->output, last->v, size_of(last), "output");
+    check_near_there(t->there.output, last->v, size_of(last), "output");
     check_statistics(t);
 }
 
 void twin_check_backward(struct twin *t)
 {
-    cr_assert_eq(bx_net_backward(t->net, t->output_grad, t->grad), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_net_backward(t->net, t->there.output_grad, t->there.grad), 0, "%s", bx_error_text());
     twin_backward(t);
     for (size_t k = 0; k < t->params; k++)
-        check_near(t->grad[k], t->want[k], bx_net_param(t->net, k)->elements, bx_net_param(t->net, k)->name);
+        check_near_there(t->there.grad[k], t->want[k], bx_net_param(t->net, k)->elements,
+                         bx_net_param(t->net, k)->name);
+    if (!t->input_grad) {
+        cr_assert_null(bx_net_input_grad(t->net));
+        return;
+    }
     cr_assert_not_null(bx_net_input_grad(t->net));
-    check_near(bx_net_input_grad(t->net), t->node[0].g, size_of(&t->node[0]), "gradient of the input");
+    check_near_there(bx_net_input_grad(t->net), t->node[0].g, size_of(&t->node[0]), "gradient of the input");
 }
 
 void twin_check_predict(struct twin *t)
 {
     const struct twin_node *last = &t->node[t->count - 1];
 
-    cr_assert_eq(bx_net_predict(t->net, t->input, t->output), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_net_predict(t->net, t->there.input, t->there.output), 0, "%s", bx_error_text());
     twin_forward(t, false);
-    check_near(t->output, last->v, size_of(last), "prediction");
+    check_near_there(t->there.output, last->v, size_of(last), "prediction");
     check_statistics(t);
 }
 
@@ -531,11 +640,14 @@ void twin_end(struct twin *t)
     }
     for (size_t k = 0; k < t->params; k++) {
         free(t->value[k]);
-        free(t->grad[k]);
         free(t->want[k]);
+        twin_free(t->there.value[k]);
+        twin_free(t->there.grad[k]);
     }
+    twin_free(t->there.input);
+    twin_free(t->there.output);
+    twin_free(t->there.output_grad);
     free(t->input);
-    free(t->output);
     free(t->output_grad);
     bx_net_destroy(t->net);
 }

@@ -13,6 +13,9 @@
  *     twin_norm(&t, conv, true);
  *     twin_check(&t);
  *
+ * Nets are made on the CPU, or after twin_use on a GPU, whose arrays lie in its memory: everything that a net is
+ * given is made by twin_alloc, and here copies are kept.
+ *
  * What fails, fails as a Criterion assertion.
  */
 #ifndef TESTS_TWIN_H
@@ -45,13 +48,29 @@ struct twin_node {
 
 struct twin {
     struct bx_net *net;
+    bool input_grad;
     struct twin_node node[TWIN_NODES];
     int count;
     size_t params;
-    float *value[TWIN_PARAMS], *grad[TWIN_PARAMS];
-    double *want[TWIN_PARAMS]; /* gradients */
-    float *input, *output, *output_grad;
+    float *value[TWIN_PARAMS];
+    double *want[TWIN_PARAMS];  /* gradients */
+    float *input, *output_grad;
+    struct {                    /* where the net computes */
+        float *value[TWIN_PARAMS], *grad[TWIN_PARAMS];
+        float *input, *output, *output_grad;
+    } there;
 };
+
+/* ---- Where nets compute --------------------------------------------------------------------------- */
+
+/* From now on, in this test. NULL: the CPU. */
+void twin_use(struct bx_cuda *cuda);
+struct bx_cuda *twin_cuda(void);
+void *twin_alloc(size_t bytes);
+void twin_free(void *memory);
+void twin_put(void *memory, const void *from, size_t bytes);
+/* After all that was computed. */
+void twin_get(void *to, const void *memory, size_t bytes);
 
 /* bx_net_create, or the end of the test as skipped where the oneDNN that is here cannot be used. */
 void twin_create(struct bx_net **net, const struct bx_net_options *options);
@@ -59,6 +78,7 @@ void twin_create(struct bx_net **net, const struct bx_net_options *options);
 /* ---- Building: node 0 is the input, each call gives the number of its node ----------------------- */
 
 void twin_begin(struct twin *t, int n, int c, int h, int w);
+void twin_begin_bare(struct twin *t, int n, int c, int h, int w);       /* the input's gradient is not wanted */
 int twin_conv(struct twin *t, int in, const struct bx_conv *like);      /* its name is made up */
 int twin_norm(struct twin *t, int in, bool relu);                       /* named "op1" if it is node 1 */
 int twin_relu(struct twin *t, int in);

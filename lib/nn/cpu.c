@@ -243,8 +243,9 @@ static const char *version(void)
     return bxi_onednn.version();
 }
 
-static int check(void)
+static int check(struct bx_cuda *cuda)
 {
+    (void)cuda;
     return bxi_onednn.check();
 }
 

@@ -31,7 +31,8 @@ int bx_net_create(const struct bx_net_options *options, struct bx_net **net)
     if (given.threads < 0)
         return bx_fail(-EINVAL, "a net cannot compute with %d threads; 0 means one", given.threads);
 
-    int error = bxi_nn_cpu.check();
+    const struct bxi_nn_backend *backend = given.cuda != NULL ? &bxi_nn_cuda : &bxi_nn_cpu;
+    int error = backend->check(given.cuda);
 
     if (error != 0)
         return error;
@@ -42,7 +43,8 @@ int bx_net_create(const struct bx_net_options *options, struct bx_net **net)
         return bx_fail(-ENOMEM, "no memory for a net");
     made->threads = given.threads == 0 ? 1 : given.threads;
     made->input_grad = given.input_grad;
-    made->backend = &bxi_nn_cpu;
+    made->cuda = given.cuda;
+    made->backend = backend;
     *net = made;
     return 0;
 }
@@ -436,13 +438,18 @@ int bx_net_running(struct bx_net *net, const char *name, float **mean, float **v
         return bx_fail(-EINVAL, "bx_net_running needs a net and a name");
     for (int i = 0; i < net->node_count; i++) {
         const struct bxi_node *node = &net->nodes[i];
+        float *at[2] = { node->mean, node->var };
 
         if (node->op != BXI_NN_BATCH_NORM || strcmp(node->name, name) != 0)
             continue;
+        if (net->backend->running != NULL && net->plan == NULL)
+            return bx_fail(BX_E_STATE, "bx_net_running: on a GPU, call bx_net_finish first");
+        if (net->backend->running != NULL)
+            net->backend->running(net, i, &at[0], &at[1]);
         if (mean != NULL)
-            *mean = node->mean;
+            *mean = at[0];
         if (var != NULL)
-            *var = node->var;
+            *var = at[1];
         if (channels != NULL)
             *channels = (size_t)node->dims[1];
         return 0;
@@ -488,19 +495,29 @@ static int may_compute(const struct bx_net *net, const char *call, const float *
     return 0;
 }
 
+const struct bxi_node *bxi_nn_without_variance(const struct bx_net *net)
+{
+    for (int i = 0; i < net->node_count; i++) {
+        const struct bxi_node *node = &net->nodes[i];
+
+        if (node->op == BXI_NN_BATCH_NORM && node->dims[0] == 1 && node->dims[2] == 1 && node->dims[3] == 1)
+            return node;
+    }
+    return NULL;
+}
+
 int bx_net_forward(struct bx_net *net, const float *input, float *output)
 {
     int result = may_compute(net, "bx_net_forward", input, output);
 
     if (result != 0)
         return result;
-    for (int i = 0; i < net->node_count; i++) {
-        const struct bxi_node *node = &net->nodes[i];
 
-        if (node->op == BXI_NN_BATCH_NORM && node->dims[0] == 1 && node->dims[2] == 1 && node->dims[3] == 1)
-            return bx_fail(-EINVAL, "batch normalisation '%s' has one value a channel, which has no variance; "
-                           "train with a larger batch", node->name);
-    }
+    const struct bxi_node *node = bxi_nn_without_variance(net);
+
+    if (node != NULL)
+        return bx_fail(-EINVAL, "batch normalisation '%s' has one value a channel, which has no variance; train with a "
+                       "larger batch", node->name);
     net->has_forward = false;
     result = net->backend->forward(net, input, output);
     net->has_forward = result == 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Inside libboxcar_nn: the list of operations that net.c builds and checks, and the table through which
- * something computes it (cpu.c; a GPU would be a second table). net.c knows shapes, names and the order
+ * something computes it (cpu.c, cuda_net.c). net.c knows shapes, names and the order
  * of calls, a backend knows layouts, memory and time. A backend sees a whole net at once, not one
  * operation after the other, because what makes it fast (layouts that two neighbours agree on, passes
  * that are done together, gradients added in place) lies between operations.
@@ -44,13 +44,13 @@ struct bxi_node {
     int uses;
     int param;                  /* the weight's index, its bias is the next one; -1: none */
     char *name;                 /* NULL where it has no parameters */
-    float *mean, *var;          /* running statistics of a batch normalisation */
+    float *mean, *var;          /* running statistics of a batch normalisation; what a GPU's begin as */
 };
 
 /* What computes a net. Each returns 0, or a negative code after bx_fail. */
 struct bxi_nn_backend {
     const char *(*version)(void);
-    int (*check)(void);         /* can it be used here at all; -ENOTSUP */
+    int (*check)(struct bx_cuda *cuda);         /* can it be used here at all; -ENOTSUP */
     int (*plan)(struct bx_net *net);                    /* sets net->plan */
     void (*unplan)(struct bx_net *net);                 /* also of what plan left half done */
     int (*set_params)(struct bx_net *net, const float *const *params);
@@ -58,13 +58,19 @@ struct bxi_nn_backend {
     int (*predict)(struct bx_net *net, const float *input, float *output);
     int (*backward)(struct bx_net *net, const float *output_grad, float *const *grads);
     const float *(*input_grad)(const struct bx_net *net);
+    /* Where the running statistics of a planned node lie; NULL: in the node. */
+    void (*running)(const struct bx_net *net, int index, float **mean, float **var);
 };
 
-extern const struct bxi_nn_backend bxi_nn_cpu;
+extern const struct bxi_nn_backend bxi_nn_cpu, bxi_nn_cuda;
+
+/* The batch normalisation that has one value a channel, and so cannot be trained; NULL if there is none. */
+const struct bxi_node *bxi_nn_without_variance(const struct bx_net *net);
 
 struct bx_net {
     int threads;
     bool input_grad;
+    struct bx_cuda *cuda;       /* NULL on the CPU */
     const struct bxi_nn_backend *backend;
     void *plan;                 /* the backend's; NULL before finish */
     struct bxi_node *nodes;

@@ -81,6 +81,7 @@ static void read_options(void)
         .no_read_only = number("FAKE_CUDA_NO_READ_ONLY", 0),
         .no_event_ipc = number("FAKE_CUDA_NO_EVENT_IPC", 0),
         .lost_writes = number("FAKE_CUDA_LOST_WRITES", 0),
+        .dirty = number("FAKE_CUDA_DIRTY", 0),
     };
     if (fake_options.devices > FAKE_DEVICES)
         fake_options.devices = FAKE_DEVICES;
@@ -128,7 +129,10 @@ unsigned cuGetErrorName(unsigned error, const char **text)
 #define NAME(name, value) case value: *text = #name; return CUDA_SUCCESS;
     BXI_CU_RESULTS(NAME)
 #undef NAME
+    case 200: *text = "CUDA_ERROR_INVALID_IMAGE"; return CUDA_SUCCESS;
     case 208: *text = "CUDA_ERROR_ALREADY_MAPPED"; return CUDA_SUCCESS;
+    case 209: *text = "CUDA_ERROR_NO_BINARY_FOR_GPU"; return CUDA_SUCCESS;
+    case 500: *text = "CUDA_ERROR_NOT_FOUND"; return CUDA_SUCCESS;
     default: *text = NULL; return CUDA_ERROR_INVALID_VALUE;
     }
 }
@@ -188,7 +192,9 @@ unsigned cuDeviceGetAttribute(int *value, unsigned attribute, int device)
         return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING: *value = 1; return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = 9; return CUDA_SUCCESS;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = 0; return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+        *value = number("FAKE_CUDA_MINOR", 0);
+        return CUDA_SUCCESS;
     default: return CUDA_ERROR_INVALID_VALUE;
     }
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A CUDA driver that is none, for tests of gpu/ on machines without a GPU: libfakecuda.so, loaded only by an explicit
- * path (BX_CUDA_DRIVER). Its devices say FAKE, and it exports bx_fake_cuda, which no other driver does.
+ * path (BX_CUDA_DRIVER). Its devices say FAKE, and it exports bx_fake_cuda, which no other driver does. The same file
+ * plays NVRTC, cuBLAS and cuDNN (BX_NVRTC, BX_CUBLAS, BX_CUDNN) for the tests of lib/nn.
  *
  * What it is like:
  *  - A machine of several devices is a file that its processes share (FAKE_CUDA_MACHINE, by default
@@ -14,6 +15,11 @@
  *    is late. Nothing orders two streams but events and words.
  *  - One's own handle is refused with 201, one that is open here already with 208, one across two devices
  *    without peer access with 217.
+ *  - Kernels are lib/nn/kernels.cu and demos/policy.cu compiled for the host (kernel.h), run thread after thread, the
+ *    last block first. A cubin is the text that NVRTC was given, and tells which of them it has.
+ *  - cuBLAS and cuDNN compute on the stream, in double. They refuse what the real ones refuse, and what these would
+ *    do silently is visible here: an algorithm that is not deterministic, or TF32, gives numbers that are a little
+ *    off; a workspace is scribbled on; with beta 0 the target is not read.
  *
  * The environment, read by cuInit:
  *    FAKE_CUDA_DEVICES=2         how many there are; CUDA_VISIBLE_DEVICES shows some of them (numbers)
@@ -25,6 +31,9 @@
  *    FAKE_CUDA_NO_IPC=1 (opens fail as in another PID namespace), FAKE_CUDA_NO_STREAM_OPS=1,
  *    FAKE_CUDA_NO_HOST_REGISTER=1, FAKE_CUDA_NO_READ_ONLY=1, FAKE_CUDA_NO_EVENT_IPC=1,
  *    FAKE_CUDA_LOST_WRITES=1     words are never written by streams: a probe must find out
+ *    FAKE_CUDA_DIRTY=1           new device memory holds NaN, not zeros
+ *    FAKE_CUDA_MINOR=0           of the compute capability 9.x that the devices tell
+ *    FAKE_NVRTC_NEWEST=90        the newest architecture that NVRTC knows; the devices are sm_90
  */
 #ifndef TESTS_FAKE_H
 #define TESTS_FAKE_H
@@ -85,7 +94,8 @@ struct fake_machine {
 struct fake_options {
     int devices, delay_us, open_ms, version;
     uint64_t memory_bytes;
-    bool mig, exclusive, prohibited, no_ipc, no_stream_ops, no_host_register, no_read_only, no_event_ipc, lost_writes;
+    bool mig, exclusive, prohibited, no_ipc, no_stream_ops, no_host_register, no_read_only, no_event_ipc, lost_writes,
+        dirty;
     bool reaches[FAKE_DEVICES][FAKE_DEVICES];
     int visible[FAKE_DEVICES];          /* physical devices, in this process's order */
     int visible_count;
@@ -120,5 +130,19 @@ bool fake_may_touch(uint64_t address, uint64_t bytes, bool written);
 /* ---- stream.c -------------------------------------------------------------------------------- */
 
 void fake_synchronise_all(void);                /* every stream of this process */
+typedef void (*fake_call_fn)(const void *argument);
+/* Puts a call with a copy of the argument on the stream. */
+unsigned fake_stream_call(struct CUstream_st *stream, fake_call_fn call, const void *argument, size_t bytes);
+
+/* ---- multiply.c ------------------------------------------------------------------------------ */
+
+struct fake_matrix {                            /* element (i, j) is at[i * row_step + j * column_step] */
+    const float *at;
+    size_t row_step, column_step;
+};
+/* c += a * b, c by row; a is rows x inner, b inner x columns. */
+void fake_multiply(size_t rows, size_t columns, size_t inner, const struct fake_matrix ab[2], double *c);
+/* What is left of the number where TF32 multiplies. */
+float fake_tf32(float value);
 
 #endif

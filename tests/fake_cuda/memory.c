@@ -134,6 +134,8 @@ static unsigned fill_range(struct range *range, size_t bytes)
     fake_unlock();
     if (result != CUDA_SUCCESS)
         munmap(memory, bytes);
+    else if (fake_options.dirty)
+        memset(memory, 0xFF, bytes);    /* NaN, as float and as double */
     return result;
 }
 

@@ -19,13 +19,15 @@ BXI_CU_FUNCTIONS(DECLARE, DECLARE)
 
 #define EVENT_MAGIC 0x544e5645u
 
-enum work_kind { WORK_SET = 1, WORK_COPY, WORK_WRITE, WORK_WAIT, WORK_RECORD, WORK_WAIT_EVENT, WORK_END };
+enum work_kind { WORK_SET = 1, WORK_COPY, WORK_WRITE, WORK_WAIT, WORK_RECORD, WORK_WAIT_EVENT, WORK_CALL, WORK_END };
 
 struct work {
     struct work *next;
     enum work_kind kind;
     uint64_t to, from, bytes, value;
     struct fake_shared_event *event;
+    fake_call_fn call;
+    void *argument;                     /* its own copy */
 };
 
 struct CUstream_st {
@@ -116,6 +118,10 @@ static void run(struct CUstream_st *stream, const struct work *work)
     case WORK_WAIT: wait_for_word(work); break;
     case WORK_RECORD: bxi_store_release(&work->event->completed, work->value); break;
     case WORK_WAIT_EVENT: wait_for_event(work); break;
+    case WORK_CALL:
+        work->call(work->argument);
+        free(work->argument);
+        break;
     case WORK_END: break;
     }
 }
@@ -178,6 +184,20 @@ static unsigned put(struct CUstream_st *stream, const struct work *work)
     pthread_cond_broadcast(&stream->change);
     pthread_mutex_unlock(&stream->lock);
     return CUDA_SUCCESS;
+}
+
+unsigned fake_stream_call(struct CUstream_st *stream, fake_call_fn call, const void *argument, size_t bytes)
+{
+    struct work work = { .kind = WORK_CALL, .call = call, .argument = malloc(bytes) };
+    unsigned result;
+
+    if (work.argument == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    memcpy(work.argument, argument, bytes);
+    result = put(stream, &work);
+    if (result != CUDA_SUCCESS)
+        free(work.argument);
+    return result;
 }
 
 unsigned cuStreamCreate(struct CUstream_st **out, unsigned flags)

@@ -1,0 +1,434 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A device to compute on: opening and closing, memory, copies, and the two computations of boxcar_nn.h that are no
+ * networks. Run by the thread that uses the device.
+ *
+ * Its context is the primary one, the same that gpu/ and the libraries on the CUDA runtime use, so that a pointer
+ * means the same to all of them. It is made current around each call and the caller's is put back. The stream does
+ * not wait for the default one, on which nothing here is done.
+ */
+#include "cuda.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { GRADS_MAX = sizeof(((struct bxk_sgd *)NULL)->grads) / sizeof(float *) };
+_Static_assert(GRADS_MAX == BX_WORLD_MAX, "a gradient of each worker");
+
+/* ---- Results ------------------------------------------------------------------------------------- */
+
+int bxi_cuda_code(unsigned result)
+{
+    switch (result) {
+    case CUDA_SUCCESS: return 0;
+    case CUDA_ERROR_INVALID_VALUE:
+    case CUDA_ERROR_INVALID_HANDLE: return -EINVAL;
+    case CUDA_ERROR_OUT_OF_MEMORY: return -ENOMEM;
+    case CUDA_ERROR_NOT_INITIALIZED: return -EPERM;
+    case CUDA_ERROR_NO_DEVICE:
+    case CUDA_ERROR_INVALID_DEVICE:
+    case CUDA_ERROR_DEVICE_UNAVAILABLE: return -ENODEV;
+    case CUDA_ERROR_NOT_SUPPORTED: return -ENOTSUP;
+    default: return -EIO;
+    }
+}
+
+int bxi_cuda_fail(const struct bx_cuda *cuda, unsigned result, const char *format, ...)
+{
+    const struct bxi_cuda *cu = &cuda->driver.cu;
+    const char *name = NULL, *text = NULL;
+    char what[256];
+    va_list arguments;
+
+    va_start(arguments, format);
+    vsnprintf(what, sizeof(what), format, arguments);
+    va_end(arguments);
+    if (cu->cuGetErrorName(result, &name) != CUDA_SUCCESS || name == NULL)
+        name = "an unknown CUresult";
+    if (cu->cuGetErrorString(result, &text) != CUDA_SUCCESS || text == NULL)
+        text = "no description";
+    return bx_fail(bxi_cuda_code(result), "%s: %s (%u, %s)", what, name, result, text);
+}
+
+/* ---- Context ------------------------------------------------------------------------------------- */
+
+int bxi_cuda_enter(const struct bx_cuda *cuda, const char *call)
+{
+    int rc = cuda == NULL ? bx_fail(-EINVAL, "%s was given no device", call) : bxi_cuda_check_fork();
+    unsigned result;
+
+    if (rc < 0)
+        return rc;
+    result = cuda->driver.cu.cuCtxPushCurrent_v2(cuda->context);
+    return result == CUDA_SUCCESS ? 0 : bxi_cuda_fail(cuda, result, "%s: the context of device %d", call,
+                                                      cuda->ordinal);
+}
+
+void bxi_cuda_leave(const struct bx_cuda *cuda)
+{
+    struct CUctx_st *popped;
+
+    (void)cuda->driver.cu.cuCtxPopCurrent_v2(&popped);
+}
+
+/* ---- Open and close ------------------------------------------------------------------------------ */
+
+/* Of a device whose driver is loaded. */
+static int count_devices(const struct bx_cuda *cuda)
+{
+    int count = 0;
+    unsigned result = cuda->driver.cu.cuDeviceGetCount(&count);
+
+    return result == CUDA_SUCCESS ? count : bxi_cuda_fail(cuda, result, "counting devices");
+}
+
+int bx_cuda_count(void)
+{
+    struct bx_cuda cuda = { .context = NULL };
+    int rc = bxi_cuda_load_driver(&cuda.driver);
+
+    return rc < 0 ? rc : count_devices(&cuda);
+}
+
+static int find_device(struct bx_cuda *cuda, int ordinal)
+{
+    const struct bxi_cuda *cu = &cuda->driver.cu;
+    int count = count_devices(cuda), major = 0, minor = 0;
+    unsigned result;
+
+    if (count < 0)
+        return count;
+    if (ordinal < 0 || ordinal >= count)
+        return bx_fail(-ENODEV, "there is no device %d: this process sees %d; look at nvidia-smi and at "
+                       "CUDA_VISIBLE_DEVICES", ordinal, count);
+    cuda->ordinal = ordinal;
+    result = cu->cuDeviceGet(&cuda->handle, ordinal);
+    if (result == CUDA_SUCCESS)
+        result = cu->cuDeviceGetName(cuda->name, (int)sizeof(cuda->name), cuda->handle);
+    if (result == CUDA_SUCCESS)
+        result = cu->cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, cuda->handle);
+    if (result == CUDA_SUCCESS)
+        result = cu->cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, cuda->handle);
+    if (result != CUDA_SUCCESS)
+        return bxi_cuda_fail(cuda, result, "asking device %d what it is", ordinal);
+    cuda->capability = 10 * major + minor;
+    return 0;
+}
+
+static int retain(struct bx_cuda *cuda)
+{
+    const struct bxi_cuda *cu = &cuda->driver.cu;
+    int mode = 0;
+    unsigned result = cu->cuDevicePrimaryCtxRetain(&cuda->context, cuda->handle);
+
+    if (result == CUDA_SUCCESS)
+        return 0;
+    cuda->context = NULL;
+    (void)cu->cuDeviceGetAttribute(&mode, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, cuda->handle);
+    if (mode == CU_COMPUTEMODE_EXCLUSIVE_PROCESS)
+        return bx_fail(-ENODEV, "device %d (%s) is in exclusive-process mode and another process has it: "
+                       "\"nvidia-smi -c DEFAULT\" lets several in, or run the MPS daemon", cuda->ordinal, cuda->name);
+    if (mode == CU_COMPUTEMODE_PROHIBITED)
+        return bx_fail(-ENODEV, "device %d (%s) is in prohibited mode: \"nvidia-smi -c DEFAULT\" opens it",
+                       cuda->ordinal, cuda->name);
+    return bxi_cuda_fail(cuda, result, "taking device %d (%s) into use", cuda->ordinal, cuda->name);
+}
+
+/* With the context entered. */
+static int equip(struct bx_cuda *cuda)
+{
+    const struct bxi_cuda *cu = &cuda->driver.cu;
+    void *there = NULL, *here = NULL;
+    unsigned result = cu->cuStreamCreate(&cuda->stream, CU_STREAM_NON_BLOCKING);
+    int rc;
+
+    if (result == CUDA_SUCCESS)
+        result = cu->cuMemHostAlloc(&here, sizeof(*cuda->loss_here), 0);
+    if (result != CUDA_SUCCESS)
+        return bxi_cuda_fail(cuda, result, "a stream and pinned memory for device %d (%s)", cuda->ordinal, cuda->name);
+    cuda->loss_here = here;
+    rc = bxi_cuda_take(cuda, sizeof(*cuda->loss), &there);
+    cuda->loss = there;
+    return rc < 0 ? rc : bxi_kernels_own(cuda);
+}
+
+/* What there is of it, with the context entered. */
+static void strip(struct bx_cuda *cuda)
+{
+    const struct bxi_cuda *cu = &cuda->driver.cu;
+
+    if (cuda->stream != NULL)
+        (void)cu->cuStreamSynchronize(cuda->stream);
+    bx_kernels_destroy(cuda->own);
+    if (cuda->dnn != NULL)
+        (void)cuda->cudnn.cudnnDestroy(cuda->dnn);
+    if (cuda->blas != NULL)
+        (void)cuda->cublas.cublasDestroy_v2(cuda->blas);
+    if (cuda->loss_here != NULL)
+        (void)cu->cuMemFreeHost(cuda->loss_here);
+    if (cuda->loss != NULL)
+        (void)cu->cuMemFree_v2((uintptr_t)cuda->loss);
+    if (cuda->stream != NULL)
+        (void)cu->cuStreamDestroy_v2(cuda->stream);
+}
+
+void bx_cuda_close(struct bx_cuda *cuda)
+{
+    if (cuda == NULL)
+        return;
+    if (cuda->context != NULL && bxi_cuda_enter(cuda, "bx_cuda_close") == 0) {
+        strip(cuda);
+        bxi_cuda_leave(cuda);
+        (void)cuda->driver.cu.cuDevicePrimaryCtxRelease_v2(cuda->handle);
+    }
+    free(cuda);
+}
+
+int bx_cuda_open(int ordinal, struct bx_cuda **cuda)
+{
+    struct bx_cuda *made;
+    int rc;
+
+    if (cuda == NULL)
+        return bx_fail(-EINVAL, "bx_cuda_open needs a place for the device");
+    made = calloc(1, sizeof(*made));
+    if (made == NULL)
+        return bx_fail(-ENOMEM, "no memory for a device's books");
+    rc = bxi_cuda_load_driver(&made->driver);
+    if (rc == 0)
+        rc = find_device(made, ordinal);
+    if (rc == 0)
+        rc = bxi_cuda_load_nvrtc(&made->nvrtc);
+    if (rc == 0)
+        rc = retain(made);
+    if (rc == 0)
+        rc = bxi_cuda_enter(made, "bx_cuda_open");
+    if (rc == 0) {
+        rc = equip(made);
+        bxi_cuda_leave(made);
+    }
+    if (rc < 0) {
+        bx_cuda_close(made);
+        return rc;
+    }
+    *cuda = made;
+    return 0;
+}
+
+const char *bx_cuda_name(const struct bx_cuda *cuda)
+{
+    return cuda == NULL ? NULL : cuda->name;
+}
+
+void *bx_cuda_stream(const struct bx_cuda *cuda)
+{
+    return cuda == NULL ? NULL : cuda->stream;
+}
+
+int bxi_cuda_sync(const struct bx_cuda *cuda)
+{
+    unsigned result = cuda->driver.cu.cuStreamSynchronize(cuda->stream);
+
+    return result == CUDA_SUCCESS ? 0 : bxi_cuda_fail(cuda, result, "device %d (%s), when its work was waited for",
+                                                      cuda->ordinal, cuda->name);
+}
+
+int bx_cuda_wait(struct bx_cuda *cuda)
+{
+    int rc = bxi_cuda_enter(cuda, "bx_cuda_wait");
+
+    if (rc < 0)
+        return rc;
+    rc = bxi_cuda_sync(cuda);
+    bxi_cuda_leave(cuda);
+    return rc;
+}
+
+/* ---- Memory -------------------------------------------------------------------------------------- */
+
+/* Enters if there is something that `bytes` can be allocated in and a place to say where. */
+static int may_allocate(struct bx_cuda *cuda, const char *call, size_t bytes, void **memory)
+{
+    if (bytes == 0 || memory == NULL)
+        return bx_fail(-EINVAL, "%s needs a number of bytes and a place for the address", call);
+    return bxi_cuda_enter(cuda, call);
+}
+
+int bxi_cuda_take(const struct bx_cuda *cuda, size_t bytes, void **memory)
+{
+    unsigned long long address = 0;
+    unsigned result = cuda->driver.cu.cuMemAlloc_v2(&address, bytes);
+
+    if (result != CUDA_SUCCESS)
+        return bxi_cuda_fail(cuda, result, "%zu bytes of device %d (%s)", bytes, cuda->ordinal, cuda->name);
+    *memory = (void *)(uintptr_t)address;
+    return 0;
+}
+
+int bx_cuda_alloc(struct bx_cuda *cuda, size_t bytes, void **memory)
+{
+    int rc = may_allocate(cuda, "bx_cuda_alloc", bytes, memory);
+
+    if (rc < 0)
+        return rc;
+    rc = bxi_cuda_take(cuda, bytes, memory);
+    bxi_cuda_leave(cuda);
+    return rc;
+}
+
+int bx_cuda_alloc_host(struct bx_cuda *cuda, size_t bytes, void **memory)
+{
+    void *address = NULL;
+    int rc = may_allocate(cuda, "bx_cuda_alloc_host", bytes, memory);
+    unsigned result;
+
+    if (rc < 0)
+        return rc;
+    result = cuda->driver.cu.cuMemHostAlloc(&address, bytes, CU_MEMHOSTALLOC_PORTABLE);
+    if (result == CUDA_SUCCESS)
+        *memory = address;
+    else
+        rc = bxi_cuda_fail(cuda, result, "%zu bytes of pinned memory", bytes);
+    bxi_cuda_leave(cuda);
+    return rc;
+}
+
+void bx_cuda_free(struct bx_cuda *cuda, void *memory)
+{
+    if (memory == NULL || bxi_cuda_enter(cuda, "bx_cuda_free") < 0)
+        return;
+    (void)bxi_cuda_sync(cuda);
+    (void)cuda->driver.cu.cuMemFree_v2((uintptr_t)memory);
+    bxi_cuda_leave(cuda);
+}
+
+void bx_cuda_free_host(struct bx_cuda *cuda, void *memory)
+{
+    if (memory == NULL || bxi_cuda_enter(cuda, "bx_cuda_free_host") < 0)
+        return;
+    (void)bxi_cuda_sync(cuda);
+    (void)cuda->driver.cu.cuMemFreeHost(memory);
+    bxi_cuda_leave(cuda);
+}
+
+/* Whether the driver knows the address: memory of a device, or pinned. */
+static bool is_known(const struct bx_cuda *cuda, const void *address)
+{
+    unsigned type = 0;
+
+    return cuda->driver.cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (uintptr_t)address) ==
+        CUDA_SUCCESS;
+}
+
+int bxi_cuda_put_copy(const struct bx_cuda *cuda, void *to, const void *from, size_t bytes)
+{
+    const struct bxi_cuda *cu = &cuda->driver.cu;
+    bool knows_to = is_known(cuda, to), knows_from = is_known(cuda, from);
+    unsigned result;
+    int rc;
+
+    if (bytes == 0)
+        return 0;
+    if (!knows_to && !knows_from) {
+        rc = bxi_cuda_sync(cuda);
+        if (rc == 0)
+            memmove(to, from, bytes);
+        return rc;
+    }
+    if (knows_to && knows_from)
+        result = cu->cuMemcpyAsync((uintptr_t)to, (uintptr_t)from, bytes, cuda->stream);
+    else if (knows_to)
+        result = cu->cuMemcpyHtoDAsync_v2((uintptr_t)to, from, bytes, cuda->stream);
+    else
+        result = cu->cuMemcpyDtoHAsync_v2(to, (uintptr_t)from, bytes, cuda->stream);
+    return result == CUDA_SUCCESS ? 0 : bxi_cuda_fail(cuda, result, "a copy of %zu bytes by device %d (%s)", bytes,
+                                                      cuda->ordinal, cuda->name);
+}
+
+int bx_cuda_copy(struct bx_cuda *cuda, void *to, const void *from, size_t bytes)
+{
+    int rc;
+
+    if (to == NULL || from == NULL)
+        return bx_fail(-EINVAL, "bx_cuda_copy needs two addresses");
+    rc = bxi_cuda_enter(cuda, "bx_cuda_copy");
+    if (rc < 0)
+        return rc;
+    rc = bxi_cuda_put_copy(cuda, to, from, bytes);
+    bxi_cuda_leave(cuda);
+    return rc;
+}
+
+int bx_cuda_zero(struct bx_cuda *cuda, void *memory, size_t bytes)
+{
+    unsigned result = CUDA_SUCCESS;
+    int rc;
+
+    if (memory == NULL)
+        return bx_fail(-EINVAL, "bx_cuda_zero needs an address");
+    rc = bxi_cuda_enter(cuda, "bx_cuda_zero");
+    if (rc < 0)
+        return rc;
+    if (bytes > 0)
+        result = cuda->driver.cu.cuMemsetD8Async((uintptr_t)memory, 0, bytes, cuda->stream);
+    if (result != CUDA_SUCCESS)
+        rc = bxi_cuda_fail(cuda, result, "zeros in %zu bytes of device %d (%s)", bytes, cuda->ordinal, cuda->name);
+    bxi_cuda_leave(cuda);
+    return rc;
+}
+
+/* ---- Loss and optimizer -------------------------------------------------------------------------- */
+
+int bx_cuda_mse_loss(struct bx_cuda *cuda, const float *output, const float *target, size_t count, float *grad,
+                     double *loss)
+{
+    struct bxk_mse args = { .output = output, .target = target, .grad = grad, .count = count };
+    int rc;
+
+    if (output == NULL || target == NULL || loss == NULL)
+        return bx_fail(-EINVAL, "bx_cuda_mse_loss needs an output, a target and a place for the loss");
+    rc = bxi_cuda_enter(cuda, "bx_cuda_mse_loss");
+    if (rc < 0)
+        return rc;
+    args.loss = cuda->loss;
+    *cuda->loss_here = 0.0;
+    rc = bxi_kernel_put(cuda->own, "bxk_mse", count, &args);
+    if (rc == 0 && count > 0)
+        rc = bxi_cuda_put_copy(cuda, cuda->loss_here, cuda->loss, sizeof(*loss));
+    if (rc == 0)
+        rc = bxi_cuda_sync(cuda);
+    bxi_cuda_leave(cuda);
+    if (rc == 0)
+        *loss = *cuda->loss_here;
+    return rc;
+}
+
+int bx_cuda_sgd_step(struct bx_cuda *cuda, const struct bx_sgd *step)
+{
+    struct bxk_sgd args = { .from = NULL };
+    int rc;
+
+    if (step == NULL || step->from == NULL || step->to == NULL || step->velocity == NULL || step->grads == NULL)
+        return bx_fail(-EINVAL, "bx_cuda_sgd_step needs a model to begin from, a place for the next, a velocity and "
+                       "gradients");
+    if (step->grad_count == 0 || step->grad_count > GRADS_MAX)
+        return bx_fail(-EINVAL, "bx_cuda_sgd_step takes 1 to %d gradients, not %zu", GRADS_MAX, step->grad_count);
+    for (size_t i = 0; i < step->grad_count; i++)
+        args.grads[i] = step->grads[i];
+    args.from = step->from;
+    args.to = step->to;
+    args.velocity = step->velocity;
+    args.elements = step->elements;
+    args.grad_count = (unsigned)step->grad_count;
+    args.lr = step->lr;
+    args.momentum = step->momentum;
+    rc = bxi_cuda_enter(cuda, "bx_cuda_sgd_step");
+    if (rc < 0)
+        return rc;
+    rc = bxi_kernel_put(cuda->own, "bxk_sgd", step->elements, &args);
+    bxi_cuda_leave(cuda);
+    return rc;
+}

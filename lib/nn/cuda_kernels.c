@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Kernels: compiled by NVRTC for the very device, loaded, started. Run by the thread that uses the device.
+ *
+ * To the device's own machine code and not to PTX, which the driver would have to compile once more and, from an
+ * NVRTC newer than itself, refuses. An NVRTC that does not know the device is asked for the first of its generation
+ * (sm_80 for an sm_89), whose code all that follow it run; one that does not know that either is too old.
+ */
+#include "cuda.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    BLOCK = 128,                    /* threads */
+    NVRTC_INVALID_OPTION = 5,
+    NVRTC_COMPILATION = 6,
+    CU_NOT_FOUND = 500,
+};
+
+static const char source[] =
+#include "kernels.inc"
+;
+
+struct entry {
+    char name[64];
+    struct CUfunc_st *function;
+};
+
+struct bx_kernels {
+    struct bx_cuda *cuda;
+    struct CUmod_st *module;
+    char *name;
+    struct entry *entries;          /* those that were started */
+    size_t entry_count, entry_capacity;
+};
+
+/* ---- Compiling ----------------------------------------------------------------------------------- */
+
+static int compile_failed(const struct bx_cuda *cuda, struct _nvrtcProgram *program, const char *name, int result)
+{
+    size_t bytes = 0;
+    char *log = NULL;
+    int major = 0, minor = 0, rc;
+
+    if (result == NVRTC_INVALID_OPTION) {
+        (void)cuda->nvrtc.nvrtcVersion(&major, &minor);
+        return bx_fail(-ENOTSUP, "NVRTC %d.%d does not know device %d (%s, sm_%d): install a newer one", major, minor,
+                       cuda->ordinal, cuda->name, cuda->capability);
+    }
+    if (result != NVRTC_COMPILATION)
+        return bx_fail(-EIO, "NVRTC did not compile %s: %s", name, cuda->nvrtc.nvrtcGetErrorString(result));
+    if (cuda->nvrtc.nvrtcGetProgramLogSize(program, &bytes) == 0)
+        log = calloc(1, bytes + 1);
+    if (log != NULL)
+        (void)cuda->nvrtc.nvrtcGetProgramLog(program, log);
+    rc = bx_fail(-EINVAL, "%s does not compile: %s", name, log != NULL ? log : "no memory for the reason");
+    free(log);
+    return rc;
+}
+
+/* The machine code, in memory that the caller frees. */
+static int take_code(const struct bx_cuda *cuda, struct _nvrtcProgram *program, const char *name, char **code)
+{
+    size_t bytes = 0;
+    int result = cuda->nvrtc.nvrtcGetCUBINSize(program, &bytes);
+
+    *code = result == 0 ? malloc(bytes + 1) : NULL;
+    if (result == 0 && *code == NULL)
+        return bx_fail(-ENOMEM, "no memory for %zu bytes of code of %s", bytes, name);
+    if (result == 0)
+        result = cuda->nvrtc.nvrtcGetCUBIN(program, *code);
+    if (result == 0)
+        return 0;
+    free(*code);
+    *code = NULL;
+    return bx_fail(-EIO, "NVRTC gave no code of %s: %s", name, cuda->nvrtc.nvrtcGetErrorString(result));
+}
+
+/* 0, or NVRTC's result; the program is the caller's to destroy if there is one. */
+static int compile_for(const struct bx_cuda *cuda, const char *name, const char *text, int architecture,
+                       struct _nvrtcProgram **program)
+{
+    char option[40];
+    /* No contraction of a * b + c: arithmetic as the CPU's. */
+    const char *const options[] = { option, "--fmad=false" };
+    int result = cuda->nvrtc.nvrtcCreateProgram(program, text, name, 0, NULL, NULL);
+
+    snprintf(option, sizeof(option), "--gpu-architecture=sm_%d", architecture);
+    return result != 0 ? result : cuda->nvrtc.nvrtcCompileProgram(*program, 2, options);
+}
+
+static int compile(const struct bx_cuda *cuda, const char *name, const char *text, char **code)
+{
+    struct _nvrtcProgram *program = NULL;
+    int oldest = cuda->capability / 10 * 10;
+    int result = compile_for(cuda, name, text, cuda->capability, &program), rc;
+
+    if (result == NVRTC_INVALID_OPTION && oldest != cuda->capability) {
+        (void)cuda->nvrtc.nvrtcDestroyProgram(&program);
+        program = NULL;
+        result = compile_for(cuda, name, text, oldest, &program);
+    }
+    rc = result == 0 ? take_code(cuda, program, name, code) : compile_failed(cuda, program, name, result);
+    if (program != NULL)
+        (void)cuda->nvrtc.nvrtcDestroyProgram(&program);
+    return rc;
+}
+
+/* ---- Making and ending --------------------------------------------------------------------------- */
+
+/* With the context entered. */
+static int make(struct bx_cuda *cuda, const char *name, const char *text, struct bx_kernels **kernels)
+{
+    struct bx_kernels *made = calloc(1, sizeof(*made));
+    char *code = NULL;
+    int rc;
+
+    if (made == NULL)
+        return bx_fail(-ENOMEM, "no memory for the kernels of %s", name);
+    made->cuda = cuda;
+    made->name = strdup(name);
+    rc = made->name == NULL ? bx_fail(-ENOMEM, "no memory for the name %s", name) : compile(cuda, name, text, &code);
+    if (rc == 0) {
+        unsigned result = cuda->driver.cuModuleLoadData(&made->module, code);
+
+        if (result != CUDA_SUCCESS) {
+            made->module = NULL;
+            rc = bxi_cuda_fail(cuda, result, "loading %s into device %d (%s)", name, cuda->ordinal, cuda->name);
+        }
+    }
+    free(code);
+    if (rc < 0) {
+        free(made->name);
+        free(made);
+        return rc;
+    }
+    *kernels = made;
+    return 0;
+}
+
+int bx_kernels_create(struct bx_cuda *cuda, const char *name, const char *text, struct bx_kernels **kernels)
+{
+    int rc;
+
+    if (name == NULL || text == NULL || kernels == NULL)
+        return bx_fail(-EINVAL, "bx_kernels_create needs a name, a text and a place for the kernels");
+    rc = bxi_cuda_enter(cuda, "bx_kernels_create");
+    if (rc < 0)
+        return rc;
+    rc = make(cuda, name, text, kernels);
+    bxi_cuda_leave(cuda);
+    return rc;
+}
+
+void bx_kernels_destroy(struct bx_kernels *kernels)
+{
+    if (kernels == NULL)
+        return;
+    if (bxi_cuda_enter(kernels->cuda, "bx_kernels_destroy") == 0) {
+        (void)bxi_cuda_sync(kernels->cuda);
+        (void)kernels->cuda->driver.cuModuleUnload(kernels->module);
+        bxi_cuda_leave(kernels->cuda);
+    }
+    free(kernels->entries);
+    free(kernels->name);
+    free(kernels);
+}
+
+/* ---- Starting ------------------------------------------------------------------------------------ */
+
+static int find_kernel(struct bx_kernels *kernels, const char *kernel, struct CUfunc_st **function)
+{
+    struct entry found = { .function = NULL };
+    unsigned result;
+
+    for (size_t i = 0; i < kernels->entry_count; i++) {
+        if (strcmp(kernels->entries[i].name, kernel) == 0) {
+            *function = kernels->entries[i].function;
+            return 0;
+        }
+    }
+    if (strlen(kernel) >= sizeof(found.name))
+        return bx_fail(-EINVAL, "a kernel's name has at most %zu bytes, %s has %zu", sizeof(found.name) - 1, kernel,
+                       strlen(kernel));
+    strcpy(found.name, kernel);
+    result = kernels->cuda->driver.cuModuleGetFunction(&found.function, kernels->module, kernel);
+    if (result == CU_NOT_FOUND)
+        return bx_fail(-EINVAL, "%s has no kernel %s; is it extern \"C\" and __global__?", kernels->name, kernel);
+    if (result != CUDA_SUCCESS)
+        return bxi_cuda_fail(kernels->cuda, result, "kernel %s of %s", kernel, kernels->name);
+    if (kernels->entry_count == kernels->entry_capacity) {
+        size_t capacity = kernels->entry_capacity == 0 ? 16 : 2 * kernels->entry_capacity;
+        struct entry *entries = realloc(kernels->entries, capacity * sizeof(*entries));
+
+        if (entries == NULL)
+            return bx_fail(-ENOMEM, "no memory for the kernels of %s", kernels->name);
+        kernels->entries = entries;
+        kernels->entry_capacity = capacity;
+    }
+    kernels->entries[kernels->entry_count++] = found;
+    *function = found.function;
+    return 0;
+}
+
+int bxi_kernel_put(struct bx_kernels *kernels, const char *kernel, size_t threads, const void *args)
+{
+    const struct bx_cuda *cuda = kernels->cuda;
+    size_t blocks = threads / BLOCK + (threads % BLOCK != 0);
+    struct CUfunc_st *function = NULL;
+    /* The driver knows how long the struct is, and copies it before it returns. */
+    void *parameters[1] = { (void *)(uintptr_t)args };
+    unsigned result;
+    int rc = find_kernel(kernels, kernel, &function);
+
+    if (rc < 0 || threads == 0)
+        return rc;
+    if (blocks > INT_MAX)
+        return bx_fail(-EINVAL, "kernel %s of %s: %zu threads are more than a grid has", kernel, kernels->name,
+                       threads);
+    result = cuda->driver.cuLaunchKernel(function, (unsigned)blocks, 1, 1, BLOCK, 1, 1, 0, cuda->stream, parameters,
+                                         NULL);
+    return result == CUDA_SUCCESS ? 0 : bxi_cuda_fail(cuda, result, "starting kernel %s of %s", kernel,
+                                                      kernels->name);
+}
+
+int bx_kernel_launch(struct bx_kernels *kernels, const char *kernel, size_t threads, const void *args)
+{
+    int rc;
+
+    if (kernels == NULL || kernel == NULL || args == NULL)
+        return bx_fail(-EINVAL, "bx_kernel_launch needs kernels, a name and the arguments");
+    rc = bxi_cuda_enter(kernels->cuda, "bx_kernel_launch");
+    if (rc < 0)
+        return rc;
+    rc = bxi_kernel_put(kernels, kernel, threads, args);
+    bxi_cuda_leave(kernels->cuda);
+    return rc;
+}
+
+/* All are looked up at once, so that a pass over a net allocates nothing. */
+int bxi_kernels_own(struct bx_cuda *cuda)
+{
+    static const char *const names[] = {
+        "bxk_bias", "bxk_column_sum", "bxk_sum", "bxk_mask", "bxk_average", "bxk_average_back", "bxk_softmax",
+        "bxk_softmax_back", "bxk_mse", "bxk_sgd",
+    };
+    struct CUfunc_st *function = NULL;
+    int rc = make(cuda, "kernels.cu", source, &cuda->own);
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && rc == 0; i++)
+        rc = find_kernel(cuda->own, names[i], &function);
+    return rc;
+}

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Finds the CUDA driver, NVRTC, cuBLAS and cuDNN and loads them, when somebody asks for a device and not before; any
+ * thread. gpu/cuda_load.c does the same for the driver, but this library is another one than that.
+ *
+ * Each is opened with RTLD_LOCAL, so that nothing of it shows to the program, and stays loaded: its threads and its
+ * handlers would lose their code. cuBLAS comes before cuDNN and NVRTC before both, for cuDNN opens these two by name
+ * and so finds those that are here already, even where the dynamic linker would find none.
+ */
+#include "cuda.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct symbol {
+    const char *name;
+    size_t offset;                  /* of the pointer, in the library's struct */
+    bool is_optional;
+};
+
+struct library {
+    const char *what;
+    const char *variable;           /* of the environment: a path */
+    const char *names[4];           /* or else these, the first that is there */
+    const char *advice;
+    const char *oldest;
+    int code;                       /* of all failures */
+    const struct symbol *symbols;
+    size_t symbol_count;
+};
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+#define REQUIRED(name, arguments) { #name, offsetof(struct bxi_cuda_driver, cu.name), false },
+#define OPTIONAL(name, arguments) { #name, offsetof(struct bxi_cuda_driver, cu.name), true },
+#define FOR_KERNELS(name, arguments) { #name, offsetof(struct bxi_cuda_driver, name), false },
+static const struct symbol driver_symbols[] = {
+    BXI_CU_FUNCTIONS(REQUIRED, OPTIONAL)
+    BXI_CU_KERNEL_FUNCTIONS(FOR_KERNELS)
+};
+
+#define OF_NVRTC(type, name, arguments) { #name, offsetof(struct bxi_nvrtc, name), false },
+static const struct symbol nvrtc_symbols[] = { BXI_NVRTC_FUNCTIONS(OF_NVRTC) };
+
+#define OF_CUBLAS(type, name, arguments) { #name, offsetof(struct bxi_cublas, name), false },
+static const struct symbol cublas_symbols[] = { BXI_CUBLAS_FUNCTIONS(OF_CUBLAS) };
+
+#define OF_CUDNN(type, name, arguments) { #name, offsetof(struct bxi_cudnn, name), false },
+static const struct symbol cudnn_symbols[] = { BXI_CUDNN_FUNCTIONS(OF_CUDNN) };
+
+static const struct library driver_library = {
+    "CUDA driver", "BX_CUDA_DRIVER", { "libcuda.so.1" },
+    "install NVIDIA's driver, or start the container with --gpus all", "11.4 (470.42)", -ENODEV,
+    driver_symbols, COUNT(driver_symbols),
+};
+static const struct library nvrtc_library = {
+    "NVRTC", "BX_NVRTC", { "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2" },
+    "install CUDA's runtime compiler (part of the toolkit; pip: nvidia-cuda-nvrtc-cu12), and where it lies apart name "
+    "its directory in LD_LIBRARY_PATH, or the file in BX_NVRTC", "11.2", -ENOTSUP,
+    nvrtc_symbols, COUNT(nvrtc_symbols),
+};
+static const struct library cublas_library = {
+    "cuBLAS", "BX_CUBLAS", { "libcublas.so.13", "libcublas.so.12", "libcublas.so.11" },
+    "install it (part of the toolkit; pip: nvidia-cublas-cu12), and where it lies apart name its directory in "
+    "LD_LIBRARY_PATH, or the file in BX_CUBLAS", "11", -ENOTSUP,
+    cublas_symbols, COUNT(cublas_symbols),
+};
+static const struct library cudnn_library = {
+    "cuDNN", "BX_CUDNN", { "libcudnn.so.9", "libcudnn.so.8" },
+    "install it (pip: nvidia-cudnn-cu12), and where it lies apart name its directory in LD_LIBRARY_PATH, or the file "
+    "in BX_CUDNN", "8", -ENOTSUP,
+    cudnn_symbols, COUNT(cudnn_symbols),
+};
+
+/* ---- Fork ---------------------------------------------------------------------------------------- */
+
+/* Written in a child that has one thread yet, and read by nobody before. */
+static bool is_forked;
+
+static void in_child(void)
+{
+    is_forked = true;
+}
+
+static void watch_fork(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+int bxi_cuda_check_fork(void)
+{
+    if (!is_forked)
+        return 0;
+    return bx_fail(-EPERM, "this process was forked after its parent opened a CUDA device, which CUDA does not "
+                   "survive: fork the workers first, then open it in each");
+}
+
+/* ---- Libraries ----------------------------------------------------------------------------------- */
+
+/* The file that the environment names, or the first that the dynamic linker finds; what it says of the first name
+ * is the reason that is told. */
+static int open_file(const struct library *library, void **handle, const char **name)
+{
+    const char *path = getenv(library->variable);
+    char reason[256] = "";
+
+    if (path != NULL && path[0] != '\0') {
+        *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        *name = path;
+        if (*handle != NULL)
+            return 0;
+        return bx_fail(library->code, "no %s, where %s names it: %s", library->what, library->variable, dlerror());
+    }
+    for (size_t i = 0; i < COUNT(library->names) && library->names[i] != NULL; i++) {
+        *handle = dlopen(library->names[i], RTLD_NOW | RTLD_LOCAL);
+        *name = library->names[i];
+        if (*handle != NULL)
+            return 0;
+
+        const char *text = dlerror();
+
+        if (i == 0 && text != NULL)
+            strncpy(reason, text, sizeof(reason) - 1);
+    }
+    return bx_fail(library->code, "no %s: %s; %s", library->what, reason, library->advice);
+}
+
+static int find_symbols(const struct library *library, void *handle, const char *name, void *functions)
+{
+    for (size_t i = 0; i < library->symbol_count; i++) {
+        const struct symbol *symbol = &library->symbols[i];
+        void *address = dlsym(handle, symbol->name);
+
+        if (address == NULL && !symbol->is_optional)
+            return bx_fail(library->code, "%s has no function %s: it is too old, a %s of %s or later is wanted",
+                           name, symbol->name, library->what, library->oldest);
+        /* Copied as bytes, for ISO C has no conversion from what dlsym returns to a pointer to a function. */
+        memcpy((char *)functions + symbol->offset, &address, sizeof(address));
+    }
+    return 0;
+}
+
+static int load(const struct library *library, void *functions)
+{
+    void *handle = NULL;
+    const char *name = NULL;
+    int rc = open_file(library, &handle, &name);
+
+    return rc < 0 ? rc : find_symbols(library, handle, name, functions);
+}
+
+/* ---- The driver ---------------------------------------------------------------------------------- */
+
+static int init_failed(const struct bxi_cuda *cu, unsigned result)
+{
+    const char *name = NULL;
+
+    switch (result) {
+    case CUDA_ERROR_NO_DEVICE:
+        return bx_fail(-ENODEV, "no GPU: the driver sees no device: look at nvidia-smi, at CUDA_VISIBLE_DEVICES, and "
+                       "in a container at whether it was started with --gpus");
+    case CUDA_ERROR_NOT_INITIALIZED:
+        return bx_fail(-EPERM, "no GPU: CUDA was started before this process was forked, and does not survive it: "
+                       "fork the workers first");
+    case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
+        return bx_fail(-ENODEV, "no GPU: libcuda.so.1 and the kernel's driver are of different versions: restart "
+                       "after the update, or mount the host's libcuda.so.1 into the container");
+    default:
+        if (cu->cuGetErrorName(result, &name) != CUDA_SUCCESS || name == NULL)
+            name = "an unknown CUresult";
+        return bx_fail(-ENODEV, "no GPU: cuInit: %s (%u)", name, result);
+    }
+}
+
+int bxi_cuda_load_driver(struct bxi_cuda_driver *driver)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    const struct bxi_cuda *cu = &driver->cu;
+    int version = 0;
+    int rc;
+
+    rc = bxi_cuda_check_fork();
+    if (rc == 0)
+        rc = load(&driver_library, driver);
+    if (rc < 0)
+        return rc;
+    if (cu->cuDriverGetVersion(&version) == CUDA_SUCCESS && version < BXI_CU_OLDEST)
+        return bx_fail(-ENODEV, "no GPU: the driver is too old: it is for CUDA %d.%d, 11.4 (driver 470.42) or later "
+                       "is wanted", version / 1000, version % 1000 / 10);
+
+    unsigned result = cu->cuInit(0);
+
+    if (result != CUDA_SUCCESS)
+        return init_failed(cu, result);
+    pthread_once(&once, watch_fork);
+    return 0;
+}
+
+/* ---- What computes ------------------------------------------------------------------------------- */
+
+int bxi_cuda_load_nvrtc(struct bxi_nvrtc *nvrtc)
+{
+    return load(&nvrtc_library, nvrtc);
+}
+
+int bxi_cuda_load_networks(struct bx_cuda *cuda)
+{
+    int rc = load(&cublas_library, &cuda->cublas);
+
+    if (rc == 0)
+        rc = load(&cudnn_library, &cuda->cudnn);
+    if (rc == 0 && cuda->cudnn.cudnnGetVersion() < 8000)
+        return bx_fail(-ENOTSUP, "cuDNN is too old: it is version %zu, 8000 or later is wanted",
+                       cuda->cudnn.cudnnGetVersion());
+    return rc;
+}

@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The backend that computes on a GPU (cuda.h): plans a net's memory, and puts its passes on the device's stream. Run
+ * by the thread that uses the net.
+ *
+ * Nothing here waits for the device but the making and the end of a net, and nothing is allocated once it is planned.
+ * A pass that fails on the device is told by who waits for it.
+ */
+#include "cuda.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+enum { ALIGNMENT = 64 };            /* of arrays, in floats: what cuMemAlloc promises, and more than cuDNN asks for */
+
+/* ---- Planning ------------------------------------------------------------------------------------ */
+
+float *bxi_cuda_at(const struct bxi_cuda_plan *plan, struct bxi_place place)
+{
+    return place.count == 0 ? NULL : plan->memory + place.offset;
+}
+
+static struct bxi_place reserve(struct bxi_cuda_plan *plan, size_t floats)
+{
+    struct bxi_place place = { .offset = plan->floats, .count = floats };
+
+    plan->floats += (floats + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    return place;
+}
+
+static size_t bytes_of(struct bxi_place place)
+{
+    return place.count * sizeof(float);
+}
+
+static size_t elements_of(const struct bxi_node *node)
+{
+    return (size_t)node->dims[0] * (size_t)node->dims[1] * (size_t)node->dims[2] * (size_t)node->dims[3];
+}
+
+/* Gradients' buffers, while the backward pass is gone through in thought. */
+struct pool {
+    struct bxi_place place;
+    bool is_taken;
+};
+
+/* The smallest that is free and not much too large, or a new one. There is room for one a node, and a spare. */
+static struct bxi_place take(struct bxi_cuda_plan *plan, struct pool *pool, size_t floats)
+{
+    struct pool *best = NULL;
+    size_t i;
+
+    for (i = 0; pool[i].place.count != 0; i++)
+        if (!pool[i].is_taken && pool[i].place.count >= floats && pool[i].place.count <= floats + floats / 2 &&
+            (best == NULL || pool[i].place.count < best->place.count))
+            best = &pool[i];
+    if (best == NULL) {
+        best = &pool[i];
+        best->place = reserve(plan, floats);
+    }
+    best->is_taken = true;
+    return best->place;
+}
+
+static void give_back(struct pool *pool, struct bxi_place place)
+{
+    for (; pool->place.count != 0; pool++)
+        if (pool->place.offset == place.offset)
+            pool->is_taken = false;
+}
+
+/* What a node's backward step writes, and then what only it has read. */
+static void plan_node_grads(struct bxi_cuda_plan *plan, struct pool *pool, int index)
+{
+    const struct bxi_node *nodes = plan->net->nodes, *node = &nodes[index];
+    struct bxi_cuda_work *work = &plan->work[index];
+
+    for (int k = 0; k < 2; k++) {
+        struct bxi_place *grad = node->in[k] >= 0 ? &plan->work[node->in[k]].grad : NULL;
+
+        if (grad == NULL || !nodes[node->in[k]].grad)
+            continue;
+        work->adds[k] = grad->count != 0;
+        if (!work->adds[k])
+            *grad = take(plan, pool, elements_of(&nodes[node->in[k]]));
+    }
+    if (node->op == BXI_NN_BATCH_NORM && !nodes[node->in[0]].grad) {
+        work->input_grad = take(plan, pool, elements_of(node));
+        give_back(pool, work->input_grad);
+    }
+    give_back(pool, work->grad);
+}
+
+static int plan_grads(struct bxi_cuda_plan *plan)
+{
+    const struct bx_net *net = plan->net;
+    int last = net->node_count - 1;
+    struct pool *pool = calloc((size_t)net->node_count + 2, sizeof(*pool));
+
+    if (pool == NULL)
+        return bx_fail(-ENOMEM, "no memory to plan the net");
+    if (net->nodes[last].grad)
+        plan->work[last].grad = take(plan, pool, elements_of(&net->nodes[last]));
+    for (int i = last; i > 0; i--)
+        if (net->nodes[i].grad)
+            plan_node_grads(plan, pool, i);
+    free(pool);
+    return 0;
+}
+
+/* One of a batch normalisation's four rows of statistics. */
+float *bxi_cuda_statistic(const struct bxi_cuda_plan *plan, int index, enum bxi_statistic which)
+{
+    return bxi_cuda_at(plan, plan->work[index].statistics[which]);
+}
+
+static int take_memory(const struct bxi_cuda_plan *plan, size_t floats, float **memory)
+{
+    void *at = NULL;
+    int rc = bxi_cuda_take(plan->cuda, floats * sizeof(float), &at);
+
+    *memory = at;
+    return rc;
+}
+
+static int plan_memory(struct bxi_cuda_plan *plan)
+{
+    const struct bx_net *net = plan->net;
+    size_t workspace_bytes = 0;
+    int rc;
+
+    for (size_t i = 0; i < net->param_count; i++)
+        plan->params[i] = reserve(plan, net->params[i].elements);
+    plan->param_floats = plan->floats;
+    for (int i = 0; i < net->node_count; i++) {
+        struct bxi_cuda_work *work = &plan->work[i];
+        const struct bxi_algorithm *const all[] = { &work->forward, &work->backward_data, &work->backward_weights };
+
+        if (net->nodes[i].op != BXI_NN_INPUT)
+            work->out = reserve(plan, elements_of(&net->nodes[i]));
+        for (int k = 0; k < BXI_STATISTICS && net->nodes[i].op == BXI_NN_BATCH_NORM; k++)
+            work->statistics[k] = reserve(plan, (size_t)net->nodes[i].dims[1]);
+        for (int k = 0; k < 3; k++)
+            if (all[k]->workspace_bytes > workspace_bytes)
+                workspace_bytes = all[k]->workspace_bytes;
+    }
+    plan->workspace = reserve(plan, (workspace_bytes + sizeof(float) - 1) / sizeof(float));
+    rc = plan_grads(plan);
+    return rc < 0 ? rc : take_memory(plan, plan->floats, &plan->memory);
+}
+
+static int begin_statistics(const struct bxi_cuda_plan *plan)
+{
+    const struct bx_net *net = plan->net;
+    int rc = 0;
+
+    for (int i = 0; i < net->node_count && rc == 0; i++) {
+        const struct bxi_node *node = &net->nodes[i];
+        size_t bytes = (size_t)node->dims[1] * sizeof(float);
+
+        if (node->op != BXI_NN_BATCH_NORM)
+            continue;
+        rc = bxi_cuda_put_copy(plan->cuda, bxi_cuda_statistic(plan, i, BXI_RUNNING_MEAN), node->mean, bytes);
+        if (rc == 0)
+            rc = bxi_cuda_put_copy(plan->cuda, bxi_cuda_statistic(plan, i, BXI_RUNNING_VAR), node->var, bytes);
+    }
+    return rc;
+}
+
+/* ---- Computing ----------------------------------------------------------------------------------- */
+
+static int set_params(struct bx_net *net, const float *const *params)
+{
+    const struct bxi_cuda_plan *plan = net->plan;
+    int rc = bxi_cuda_enter(plan->cuda, "bx_net_set_params");
+
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; i < net->param_count && rc == 0; i++)
+        rc = bxi_cuda_put_copy(plan->cuda, bxi_cuda_at(plan, plan->params[i]), params[i], bytes_of(plan->params[i]));
+    bxi_cuda_leave(plan->cuda);
+    return rc;
+}
+
+static int compute(struct bxi_cuda_plan *plan, const char *call, const float *input, float *output)
+{
+    int last = plan->net->node_count - 1;
+    int rc = bxi_cuda_enter(plan->cuda, call);
+
+    if (rc < 0)
+        return rc;
+    plan->input = input;
+    for (int i = 1; i <= last && rc == 0; i++)
+        rc = bxi_cuda_forward(plan, i);
+    if (rc == 0)
+        rc = bxi_cuda_put_copy(plan->cuda, output, bxi_cuda_at(plan, plan->work[last].out),
+                               bytes_of(plan->work[last].out));
+    bxi_cuda_leave(plan->cuda);
+    return rc;
+}
+
+static int forward(struct bx_net *net, const float *input, float *output)
+{
+    struct bxi_cuda_plan *plan = net->plan;
+
+    plan->predicts = false;
+    return compute(plan, "bx_net_forward", input, output);
+}
+
+static int predict(struct bx_net *net, const float *input, float *output)
+{
+    struct bxi_cuda_plan *plan = net->plan;
+
+    plan->predicts = true;
+    return compute(plan, "bx_net_predict", input, output);
+}
+
+static int backward(struct bx_net *net, const float *output_grad, float *const *grads)
+{
+    struct bxi_cuda_plan *plan = net->plan;
+    struct bxi_place grad = plan->work[net->node_count - 1].grad;
+    int rc = bxi_cuda_enter(plan->cuda, "bx_net_backward");
+
+    if (rc < 0)
+        return rc;
+    plan->grads = grads;
+    if (grad.count != 0)            /* a copy, for it is masked in place where the net ends with a ReLU */
+        rc = bxi_cuda_put_copy(plan->cuda, bxi_cuda_at(plan, grad), output_grad, bytes_of(grad));
+    for (int i = net->node_count - 1; i > 0 && rc == 0; i--)
+        if (net->nodes[i].grad)
+            rc = bxi_cuda_backward(plan, i);
+    bxi_cuda_leave(plan->cuda);
+    return rc;
+}
+
+/* ---- Making and ending --------------------------------------------------------------------------- */
+
+/* Whatever lies in `memory` goes through the net once, there and back. */
+static int rehearse_on(struct bx_net *net, float *memory, float **grads)
+{
+    const struct bxi_cuda_plan *plan = net->plan;
+    float *input = memory + plan->param_floats, *output = input + elements_of(&net->nodes[0]);
+    int rc = 0;
+
+    for (size_t i = 0; i < net->param_count; i++)
+        grads[i] = memory + plan->params[i].offset;
+    if (bxi_nn_without_variance(net) == NULL) {
+        rc = forward(net, input, output);
+        if (rc == 0)
+            rc = backward(net, output, grads);
+    }
+    return rc < 0 ? rc : predict(net, input, output);
+}
+
+/* The libraries load the code of a kernel, and memory of their own, when these are first wanted, and may wait for the
+ * whole device then; and an algorithm that they promised and then refuse is better known now. So that neither happens
+ * in the midst of training, where the stream may be waiting for another process, every pass is run here once. */
+static int rehearse(struct bx_net *net)
+{
+    const struct bxi_cuda_plan *plan = net->plan;
+    size_t floats = plan->param_floats + elements_of(&net->nodes[0]) + elements_of(&net->nodes[net->node_count - 1]);
+    float **grads = calloc(net->param_count + 1, sizeof(*grads));
+    float *memory;
+    int rc, waited;
+
+    if (grads == NULL)
+        return bx_fail(-ENOMEM, "no memory to plan the net");
+    rc = take_memory(plan, floats, &memory);
+    if (rc == 0) {
+        rc = rehearse_on(net, memory, grads);
+        waited = bxi_cuda_sync(plan->cuda);
+        rc = rc < 0 ? rc : waited;
+        (void)plan->cuda->driver.cu.cuMemFree_v2((uintptr_t)memory);
+    }
+    free(grads);
+    return rc;
+}
+
+static int plan_net(struct bx_net *net)
+{
+    struct bxi_cuda_plan *plan = calloc(1, sizeof(*plan));
+    int rc;
+
+    if (plan == NULL)
+        return bx_fail(-ENOMEM, "no memory to plan the net");
+    net->plan = plan;
+    plan->net = net;
+    plan->cuda = net->cuda;
+    plan->work = calloc((size_t)net->node_count, sizeof(*plan->work));
+    plan->params = calloc(net->param_count + 1, sizeof(*plan->params));
+    if (plan->work == NULL || plan->params == NULL)
+        return bx_fail(-ENOMEM, "no memory to plan the net");
+    rc = bxi_cuda_enter(plan->cuda, "bx_net_finish");
+    if (rc < 0)
+        return rc;
+    for (int i = 0; i < net->node_count && rc == 0; i++)
+        rc = bxi_cuda_describe(plan, i);
+    if (rc == 0)
+        rc = plan_memory(plan);
+    if (rc == 0)
+        rc = rehearse(net);
+    if (rc == 0)
+        rc = begin_statistics(plan);
+    bxi_cuda_leave(plan->cuda);
+    return rc;
+}
+
+static void unplan_net(struct bx_net *net)
+{
+    struct bxi_cuda_plan *plan = net->plan;
+
+    if (bxi_cuda_enter(plan->cuda, "bx_net_destroy") == 0) {
+        (void)bxi_cuda_sync(plan->cuda);
+        for (int i = 0; i < net->node_count && plan->work != NULL; i++)
+            bxi_cuda_forget(plan, i);
+        if (plan->memory != NULL)
+            (void)plan->cuda->driver.cu.cuMemFree_v2((uintptr_t)plan->memory);
+        bxi_cuda_leave(plan->cuda);
+    }
+    free(plan->work);
+    free(plan->params);
+    free(plan);
+}
+
+/* ---- What else is asked -------------------------------------------------------------------------- */
+
+static const float *input_grad(const struct bx_net *net)
+{
+    const struct bxi_cuda_plan *plan = net->plan;
+
+    return bxi_cuda_at(plan, plan->work[0].grad);
+}
+
+static void running(const struct bx_net *net, int index, float **mean, float **var)
+{
+    *mean = bxi_cuda_statistic(net->plan, index, BXI_RUNNING_MEAN);
+    *var = bxi_cuda_statistic(net->plan, index, BXI_RUNNING_VAR);
+}
+
+const struct bxi_nn_backend bxi_nn_cuda = {
+    .check = bxi_cuda_check,
+    .plan = plan_net,
+    .unplan = unplan_net,
+    .set_params = set_params,
+    .forward = forward,
+    .predict = predict,
+    .backward = backward,
+    .input_grad = input_grad,
+    .running = running,
+};

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the networks need besides cuDNN and cuBLAS, and a loss and an optimizer with the same bits as those of optim.c.
+ * Arguments: kernels.h, whose text stands before this one when NVRTC compiles it. cuda_kernels.c starts them, on the
+ * device's stream; the tests' driver has them compiled as plain C, so there is nothing of C++ in them, no shared memory
+ * and no barrier.
+ *
+ * A thread an element, or a row or column where a sum has an order: these are small, and so the result depends on
+ * nothing but the input. Who compiles them must not contract a * b + c.
+ */
+#ifndef BXK_KERNEL
+#define BXK_KERNEL(name) extern "C" __global__ void name(struct name a)
+#define BXK_EACH(i, count)                                                                                \
+    for (unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x; i < (count);   \
+         i += (unsigned long long)gridDim.x * blockDim.x)
+#endif
+
+BXK_KERNEL(bxk_bias)
+{
+    BXK_EACH(i, a.count) {
+        a.y[i] += a.bias[i % a.columns];
+    }
+}
+
+BXK_KERNEL(bxk_column_sum)
+{
+    BXK_EACH(column, a.columns) {
+        float sum = 0.0f;
+
+        for (unsigned row = 0; row < a.rows; row++)
+            sum += a.x[row * a.columns + column];
+        a.sum[column] = sum;
+    }
+}
+
+BXK_KERNEL(bxk_sum)
+{
+    BXK_EACH(i, a.count) {
+        float sum = a.b == 0 ? a.a[i] : a.a[i] + a.b[i];
+
+        a.to[i] = a.relu && sum < 0.0f ? 0.0f : sum;
+    }
+}
+
+BXK_KERNEL(bxk_mask)
+{
+    BXK_EACH(i, a.count) {
+        float grad = a.y == 0 || a.y[i] > 0.0f ? a.grad[i] : 0.0f;
+
+        a.to[i] = a.add ? a.to[i] + grad : grad;
+    }
+}
+
+BXK_KERNEL(bxk_average)
+{
+    BXK_EACH(i, a.count) {
+        const float *x = a.x + i * a.pixels;
+        float sum = 0.0f;
+
+        for (unsigned pixel = 0; pixel < a.pixels; pixel++)
+            sum += x[pixel];
+        a.y[i] = sum / (float)a.pixels;
+    }
+}
+
+BXK_KERNEL(bxk_average_back)
+{
+    BXK_EACH(i, a.count) {
+        float part = a.dy[i / a.pixels] / (float)a.pixels;
+
+        a.dx[i] = a.add ? a.dx[i] + part : part;
+    }
+}
+
+/* The largest is taken off first: e to the power of a hundred is no float. */
+BXK_KERNEL(bxk_softmax)
+{
+    BXK_EACH(row, a.rows) {
+        const float *x = a.x + row * a.columns;
+        float *y = a.y + row * a.columns;
+        float largest = x[0], sum = 0.0f;
+
+        for (unsigned i = 1; i < a.columns; i++)
+            largest = x[i] > largest ? x[i] : largest;
+        for (unsigned i = 0; i < a.columns; i++) {
+            y[i] = expf(x[i] - largest);
+            sum += y[i];
+        }
+        for (unsigned i = 0; i < a.columns; i++)
+            y[i] /= sum;
+    }
+}
+
+BXK_KERNEL(bxk_softmax_back)
+{
+    BXK_EACH(row, a.rows) {
+        const float *dy = a.dy + row * a.columns, *y = a.y + row * a.columns;
+        float *dx = a.dx + row * a.columns;
+        float sum = 0.0f;
+
+        for (unsigned i = 0; i < a.columns; i++)
+            sum += dy[i] * y[i];
+        for (unsigned i = 0; i < a.columns; i++) {
+            float part = y[i] * (dy[i] - sum);
+
+            dx[i] = a.add ? dx[i] + part : part;
+        }
+    }
+}
+
+/* The first thread adds the squares up, in their order; a loss is over few elements. */
+BXK_KERNEL(bxk_mse)
+{
+    BXK_EACH(i, a.count) {
+        double difference = (double)a.output[i] - (double)a.target[i];
+
+        if (a.grad != 0)
+            a.grad[i] = (float)(2.0 * difference / (double)a.count);
+        if (i == 0) {
+            double sum = 0.0;
+
+            for (unsigned long long k = 0; k < a.count; k++) {
+                double each = (double)a.output[k] - (double)a.target[k];
+
+                sum += each * each;
+            }
+            *a.loss = sum / (double)a.count;
+        }
+    }
+}
+
+BXK_KERNEL(bxk_sgd)
+{
+    BXK_EACH(i, a.elements) {
+        float g = a.grads[0][i];
+
+        for (unsigned k = 1; k < a.grad_count; k++)
+            g += a.grads[k][i];
+        g /= (float)a.grad_count;
+        g = a.momentum * a.velocity[i] + g;
+        a.velocity[i] = g;
+        a.to[i] = a.from[i] - a.lr * g;
+    }
+}

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Arguments of the kernels in kernels.cu, one struct each, by value. This file is compiled three times: by the C
+ * compiler for who launches them, by NVRTC on the GPU's side (its text is put before that of kernels.cu), and by the C
+ * compiler for the tests' driver. So it includes nothing and uses nothing but plain C types. Arrays lie on the device.
+ *
+ * kernels.cu includes nothing either, and writes each kernel in plain C as
+ *
+ *     BXK_KERNEL(bxk_sum)                     // extern "C" __global__ void bxk_sum(struct bxk_sum a)
+ *     {
+ *         BXK_EACH(i, a.count)                // a loop over this thread's share of 0 .. a.count - 1
+ *             a.to[i] = a.a[i];
+ *     }
+ *
+ * with the two macros defined there under #ifndef BXK_KERNEL: the tests' driver brings its own.
+ */
+#ifndef BXI_NN_KERNELS_H
+#define BXI_NN_KERNELS_H
+
+struct bxk_bias {                       /* y[row][column] += bias[column] */
+    float *y;
+    const float *bias;
+    unsigned long long count;           /* rows * columns, a thread each */
+    unsigned columns;
+};
+
+struct bxk_column_sum {                 /* sum[column] = the sum of x[row][column] over the rows, in their order */
+    float *sum;
+    const float *x;
+    unsigned long long columns;         /* a thread each */
+    unsigned rows;
+};
+
+struct bxk_sum {                        /* to = a + b; b may be NULL; relu: max(0, .) of it */
+    float *to;
+    const float *a, *b;
+    unsigned long long count;
+    int relu;
+};
+
+struct bxk_mask {                       /* to = grad where y > 0, else 0; add: to += that */
+    float *to;
+    const float *grad, *y;              /* y NULL: no mask */
+    unsigned long long count;
+    int add;
+};
+
+struct bxk_average {                    /* y[i] = the mean of x[i][0 .. pixels - 1] */
+    float *y;
+    const float *x;
+    unsigned long long count;           /* images * channels, a thread each */
+    unsigned pixels;
+};
+
+struct bxk_average_back {               /* dx[i] = dy[i / pixels] / pixels; add: dx += that */
+    float *dx;
+    const float *dy;
+    unsigned long long count;           /* of dx */
+    unsigned pixels;
+    int add;
+};
+
+struct bxk_softmax {                    /* over each row */
+    float *y;
+    const float *x;
+    unsigned long long rows;            /* a thread each */
+    unsigned columns;
+};
+
+struct bxk_softmax_back {               /* dx = y * (dy - sum(dy * y)); add: dx += that */
+    float *dx;
+    const float *dy, *y;
+    unsigned long long rows;
+    unsigned columns;
+    int add;
+};
+
+struct bxk_mse {                        /* bx_mse_loss: a thread an element; the first adds up, in their order */
+    const float *output, *target;
+    float *grad;                        /* NULL: not wanted */
+    double *loss;
+    unsigned long long count;
+};
+
+struct bxk_sgd {                        /* bx_sgd_step, a thread an element */
+    const float *from;
+    float *to;
+    float *velocity;
+    const float *grads[128];            /* BX_WORLD_MAX */
+    unsigned long long elements;
+    unsigned grad_count;
+    float lr, momentum;
+};
+
+#endif

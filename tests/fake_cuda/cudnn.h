@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the parts of the fake cuDNN share: descriptors, and the ways to put work on a handle's stream. All tensors are
+ * N C H W, by row, float32. Its statuses are those of version 8.
+ */
+#ifndef TESTS_FAKE_CUDNN_H
+#define TESTS_FAKE_CUDNN_H
+
+#include "../../lib/nn/cuda_api.h"
+#include "fake.h"
+
+#define FAKE_DNN_STATUSES(X)                                                                    \
+    X(CUDNN_STATUS_SUCCESS, 0)                                                                  \
+    X(CUDNN_STATUS_NOT_INITIALIZED, 1)                                                          \
+    X(CUDNN_STATUS_ALLOC_FAILED, 2)                                                             \
+    X(CUDNN_STATUS_BAD_PARAM, 3)                                                                \
+    X(CUDNN_STATUS_INTERNAL_ERROR, 4)                                                           \
+    X(CUDNN_STATUS_EXECUTION_FAILED, 8)                                                         \
+    X(CUDNN_STATUS_NOT_SUPPORTED, 9)
+#define FAKE_DNN_ENTER(name, value) name = value,
+enum fake_dnn_status { FAKE_DNN_STATUSES(FAKE_DNN_ENTER) };
+#undef FAKE_DNN_ENTER
+
+enum fake_dnn_kind { DNN_TENSOR = 0x544e4e44, DNN_FILTER, DNN_CONVOLUTION, DNN_POOLING };
+
+struct fake_dims {                      /* of a filter: k, c, h, w; all 0: not set */
+    size_t n, c, h, w;
+};
+struct cudnnTensorStruct {
+    enum fake_dnn_kind kind;
+    struct fake_dims dims;
+};
+struct cudnnFilterStruct {
+    enum fake_dnn_kind kind;
+    struct fake_dims dims;
+};
+struct fake_window {                    /* what slides */
+    size_t h, w, pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w;
+};
+struct cudnnConvolutionStruct {
+    enum fake_dnn_kind kind;
+    struct fake_window window;          /* h and w are the filter's */
+    int math;
+};
+struct cudnnPoolingStruct {
+    enum fake_dnn_kind kind;
+    struct fake_window window;
+};
+
+/* ---- cudnn.c --------------------------------------------------------------------------------- */
+
+bool fake_dnn_is_handle(const struct cudnnContext *handle);
+/* Whether both have been set, and are not something else or freed. */
+bool fake_dnn_are_tensors(const struct cudnnTensorStruct *a, const struct cudnnTensorStruct *b);
+bool fake_dnn_is_filter(const struct cudnnFilterStruct *filter);
+bool fake_dnn_same(const struct fake_dims *a, const struct fake_dims *b);
+size_t fake_dnn_count(const struct fake_dims *dims);
+/* How many places a window has along `length`; 0: it does not fit. */
+size_t fake_dnn_places(size_t length, size_t window, size_t pad, size_t stride, size_t dilation);
+/* Whether the device may touch an array of these dimensions, which is a float's multiple. */
+bool fake_dnn_may_read(const void *array, const struct fake_dims *dims);
+bool fake_dnn_may_write(const void *array, const struct fake_dims *dims);
+/* A status. */
+int fake_dnn_put(struct cudnnContext *handle, fake_call_fn call, const void *argument, size_t bytes);
+
+struct fake_blend {                     /* to = alpha * value + beta * to, which beta 0 does not read */
+    float alpha, beta;
+};
+static inline void fake_blend(struct fake_blend blend, float *to, double value)
+{
+    *to = (float)((double)blend.alpha * value + (blend.beta == 0.0f ? 0.0 : (double)blend.beta * (double)*to));
+}
+
+#endif

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The rest of the fake cuDNN: bias, batch normalisation, pooling.
+ */
+#include "cudnn.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#define DECLARE(type, name, arguments) FAKE_EXPORT type name arguments;
+BXI_CUDNN_FUNCTIONS(DECLARE)
+#undef DECLARE
+
+/* ---- Bias ------------------------------------------------------------------------------------ */
+
+struct bias {
+    struct fake_dims dims, small;               /* of the tensor; of what is added to it or summed from it */
+    const float *from;
+    float *to;
+    struct fake_blend blend;
+};
+
+static bool is_channels(const struct fake_dims *dims, size_t channels)
+{
+    return dims->n == 1 && dims->c == channels && dims->h == 1 && dims->w == 1;
+}
+
+static void run_add(const void *argument)
+{
+    const struct bias *job = argument;
+    const struct fake_dims *a = &job->small, *c = &job->dims;
+    float *to = job->to;
+
+    for (size_t i = 0; i < c->n; i++)
+        for (size_t j = 0; j < c->c; j++)
+            for (size_t k = 0; k < c->h; k++)
+                for (size_t l = 0; l < c->w; l++)
+                    fake_blend(job->blend, to++,
+                               job->from[((i % a->n * a->c + j % a->c) * a->h + k % a->h) * a->w + l % a->w]);
+}
+
+int cudnnAddTensor(struct cudnnContext *handle, const void *alpha, struct cudnnTensorStruct *a_desc, const void *a,
+                   const void *beta, struct cudnnTensorStruct *c_desc, void *c)
+{
+    struct bias job = { .from = a, .to = c };
+
+    if (!fake_dnn_is_handle(handle) || alpha == NULL || beta == NULL || !fake_dnn_are_tensors(a_desc, c_desc))
+        return CUDNN_STATUS_BAD_PARAM;
+    job.small = a_desc->dims;
+    job.dims = c_desc->dims;
+    job.blend = (struct fake_blend){ *(const float *)alpha, *(const float *)beta };
+    if ((job.small.n != 1 && job.small.n != job.dims.n) || (job.small.c != 1 && job.small.c != job.dims.c) ||
+        (job.small.h != 1 && job.small.h != job.dims.h) || (job.small.w != 1 && job.small.w != job.dims.w))
+        return CUDNN_STATUS_BAD_PARAM;
+    if (!fake_dnn_may_read(a, &job.small) || !fake_dnn_may_write(c, &job.dims))
+        return CUDNN_STATUS_EXECUTION_FAILED;
+    return fake_dnn_put(handle, run_add, &job, sizeof(job));
+}
+
+static void run_bias_back(const void *argument)
+{
+    const struct bias *job = argument;
+    size_t pixels = job->dims.h * job->dims.w;
+
+    for (size_t c = 0; c < job->dims.c; c++) {
+        double sum = 0.0;
+
+        for (size_t n = 0; n < job->dims.n; n++)
+            for (size_t i = 0; i < pixels; i++)
+                sum += (double)job->from[(n * job->dims.c + c) * pixels + i];
+        fake_blend(job->blend, &job->to[c], sum);
+    }
+}
+
+int cudnnConvolutionBackwardBias(struct cudnnContext *handle, const void *alpha, struct cudnnTensorStruct *dy_desc,
+                                 const void *dy, const void *beta, struct cudnnTensorStruct *db_desc, void *db)
+{
+    struct bias job = { .from = dy, .to = db };
+
+    if (!fake_dnn_is_handle(handle) || alpha == NULL || beta == NULL || !fake_dnn_are_tensors(dy_desc, db_desc) ||
+        !is_channels(&db_desc->dims, dy_desc->dims.c))
+        return CUDNN_STATUS_BAD_PARAM;
+    job.small = db_desc->dims;
+    job.dims = dy_desc->dims;
+    job.blend = (struct fake_blend){ *(const float *)alpha, *(const float *)beta };
+    if (!fake_dnn_may_read(dy, &job.dims) || !fake_dnn_may_write(db, &job.small))
+        return CUDNN_STATUS_EXECUTION_FAILED;
+    return fake_dnn_put(handle, run_bias_back, &job, sizeof(job));
+}
+
+/* ---- Batch normalisation --------------------------------------------------------------------- */
+
+struct norm {
+    struct fake_dims dims;
+    const float *x, *dy, *scale, *shift;
+    float *to;                                  /* y or dx */
+    float *running_mean, *running_var;
+    float *save_mean, *save_inverse;
+    float *d_scale, *d_shift;
+    double average_factor, epsilon;
+    struct fake_blend blend, param_blend;
+};
+
+/* The two sums over a channel of an array a, and of a * b. */
+static void sum_channel(const struct norm *job, size_t channel, const float *a, const float *b, double sums[2])
+{
+    size_t pixels = job->dims.h * job->dims.w;
+
+    sums[0] = sums[1] = 0.0;
+    for (size_t n = 0; n < job->dims.n; n++) {
+        size_t at = (n * job->dims.c + channel) * pixels;
+
+        for (size_t i = at; i < at + pixels; i++) {
+            sums[0] += (double)a[i];
+            sums[1] += (double)a[i] * (double)b[i];
+        }
+    }
+}
+
+/* What is there is read even with a factor of 1: it must have been set before. */
+static void average(float *running, double value, double factor)
+{
+    *running = (float)(factor * value + (1.0 - factor) * (double)*running);
+}
+
+/* y of a channel: scale * (x - mean) * inverse + shift. */
+static void normalise(const struct norm *job, size_t channel, double mean, double inverse)
+{
+    size_t pixels = job->dims.h * job->dims.w;
+
+    for (size_t n = 0; n < job->dims.n; n++) {
+        size_t at = (n * job->dims.c + channel) * pixels;
+
+        for (size_t i = at; i < at + pixels; i++)
+            fake_blend(job->blend, &job->to[i], (double)job->scale[channel] * ((double)job->x[i] - mean) * inverse +
+                       (double)job->shift[channel]);
+    }
+}
+
+static void run_norm_training(const void *argument)
+{
+    const struct norm *job = argument;
+    double count = (double)(job->dims.n * job->dims.h * job->dims.w);
+
+    for (size_t c = 0; c < job->dims.c; c++) {
+        double sums[2], mean, variance, inverse;
+
+        sum_channel(job, c, job->x, job->x, sums);
+        mean = sums[0] / count;
+        variance = fmax(0.0, sums[1] / count - mean * mean);
+        inverse = 1.0 / sqrt(variance + job->epsilon);
+        normalise(job, c, mean, inverse);
+        if (job->running_mean != NULL) {
+            average(&job->running_mean[c], mean, job->average_factor);
+            average(&job->running_var[c], count > 1.0 ? variance * count / (count - 1.0) : variance,
+                    job->average_factor);
+        }
+        if (job->save_mean != NULL) {
+            job->save_mean[c] = (float)mean;
+            job->save_inverse[c] = (float)inverse;
+        }
+    }
+}
+
+static void run_norm_inference(const void *argument)
+{
+    const struct norm *job = argument;
+
+    for (size_t c = 0; c < job->dims.c; c++)
+        normalise(job, c, (double)job->running_mean[c], 1.0 / sqrt((double)job->running_var[c] + job->epsilon));
+}
+
+/* With z = (x - mean) * inverse: d_shift = sum(dy), d_scale = sum(dy * z),
+ * dx = scale * inverse * (dy - d_shift / count - z * d_scale / count). */
+static void run_norm_back(const void *argument)
+{
+    const struct norm *job = argument;
+    size_t pixels = job->dims.h * job->dims.w;
+    double count = (double)(job->dims.n * pixels);
+
+    for (size_t c = 0; c < job->dims.c; c++) {
+        double mean = (double)job->save_mean[c], inverse = (double)job->save_inverse[c];
+        double sums[2], d_scale, step = (double)job->scale[c] * inverse;
+
+        sum_channel(job, c, job->dy, job->x, sums);
+        d_scale = (sums[1] - mean * sums[0]) * inverse;
+        for (size_t n = 0; n < job->dims.n; n++) {
+            size_t at = (n * job->dims.c + c) * pixels;
+
+            for (size_t i = at; i < at + pixels; i++) {
+                double z = ((double)job->x[i] - mean) * inverse;
+
+                fake_blend(job->blend, &job->to[i], step * ((double)job->dy[i] - (sums[0] + z * d_scale) / count));
+            }
+        }
+        fake_blend(job->param_blend, &job->d_scale[c], d_scale);
+        fake_blend(job->param_blend, &job->d_shift[c], sums[0]);
+    }
+}
+
+static bool is_norm(const struct cudnnContext *handle, int mode, const struct cudnnTensorStruct *const tensors[3],
+                    double epsilon)
+{
+    return fake_dnn_is_handle(handle) && mode == BXI_CUDNN_BATCHNORM_SPATIAL && epsilon >= 0.0 &&
+        fake_dnn_are_tensors(tensors[0], tensors[1]) && fake_dnn_are_tensors(tensors[2], tensors[2]) &&
+        fake_dnn_same(&tensors[0]->dims, &tensors[1]->dims) && is_channels(&tensors[2]->dims, tensors[0]->dims.c);
+}
+
+int cudnnBatchNormalizationForwardTraining(struct cudnnContext *handle, int mode, const void *alpha, const void *beta,
+                                           struct cudnnTensorStruct *x_desc, const void *x,
+                                           struct cudnnTensorStruct *y_desc, void *y,
+                                           struct cudnnTensorStruct *scale_desc, const void *scale,
+                                           const void *shift, double average_factor, void *running_mean,
+                                           void *running_var, double epsilon, void *save_mean, void *save_inverse)
+{
+    struct norm job = { .x = x, .to = y, .scale = scale, .shift = shift, .average_factor = average_factor,
+                        .running_mean = running_mean, .running_var = running_var, .epsilon = epsilon,
+                        .save_mean = save_mean, .save_inverse = save_inverse };
+    const struct cudnnTensorStruct *const tensors[3] = { x_desc, y_desc, scale_desc };
+    const struct fake_dims *channels;
+
+    if (!is_norm(handle, mode, tensors, epsilon) || alpha == NULL || beta == NULL ||
+        (running_mean == NULL) != (running_var == NULL) || (save_mean == NULL) != (save_inverse == NULL))
+        return CUDNN_STATUS_BAD_PARAM;
+    channels = &scale_desc->dims;
+    job.dims = x_desc->dims;
+    job.blend = (struct fake_blend){ *(const float *)alpha, *(const float *)beta };
+    if (!fake_dnn_may_read(x, &job.dims) || !fake_dnn_may_write(y, &job.dims) ||
+        !fake_dnn_may_read(scale, channels) || !fake_dnn_may_read(shift, channels) ||
+        (running_mean != NULL && (!fake_dnn_may_write(running_mean, channels) ||
+                                  !fake_dnn_may_write(running_var, channels))) ||
+        (save_mean != NULL && (!fake_dnn_may_write(save_mean, channels) ||
+                               !fake_dnn_may_write(save_inverse, channels))))
+        return CUDNN_STATUS_EXECUTION_FAILED;
+    return fake_dnn_put(handle, run_norm_training, &job, sizeof(job));
+}
+
+int cudnnBatchNormalizationForwardInference(struct cudnnContext *handle, int mode, const void *alpha,
+                                            const void *beta, struct cudnnTensorStruct *x_desc, const void *x,
+                                            struct cudnnTensorStruct *y_desc, void *y,
+                                            struct cudnnTensorStruct *scale_desc, const void *scale,
+                                            const void *shift, const void *mean, const void *var, double epsilon)
+{
+    struct norm job = { .x = x, .to = y, .scale = scale, .shift = shift, .epsilon = epsilon,
+                        .running_mean = (float *)mean, .running_var = (float *)var };
+    const struct cudnnTensorStruct *const tensors[3] = { x_desc, y_desc, scale_desc };
+    const struct fake_dims *channels;
+
+    if (!is_norm(handle, mode, tensors, epsilon) || alpha == NULL || beta == NULL)
+        return CUDNN_STATUS_BAD_PARAM;
+    channels = &scale_desc->dims;
+    job.dims = x_desc->dims;
+    job.blend = (struct fake_blend){ *(const float *)alpha, *(const float *)beta };
+    if (!fake_dnn_may_read(x, &job.dims) || !fake_dnn_may_write(y, &job.dims) ||
+        !fake_dnn_may_read(scale, channels) || !fake_dnn_may_read(shift, channels) ||
+        !fake_dnn_may_read(mean, channels) || !fake_dnn_may_read(var, channels))
+        return CUDNN_STATUS_EXECUTION_FAILED;
+    return fake_dnn_put(handle, run_norm_inference, &job, sizeof(job));
+}
+
+int cudnnBatchNormalizationBackward(struct cudnnContext *handle, int mode, const void *alpha_data,
+                                    const void *beta_data, const void *alpha_param, const void *beta_param,
+                                    struct cudnnTensorStruct *x_desc, const void *x,
+                                    struct cudnnTensorStruct *dy_desc, const void *dy,
+                                    struct cudnnTensorStruct *dx_desc, void *dx,
+                                    struct cudnnTensorStruct *scale_desc, const void *scale, void *d_scale,
+                                    void *d_shift, double epsilon, const void *save_mean, const void *save_inverse)
+{
+    struct norm job = { .x = x, .dy = dy, .to = dx, .scale = scale, .d_scale = d_scale, .d_shift = d_shift,
+                        .save_mean = (float *)save_mean, .save_inverse = (float *)save_inverse };
+    const struct cudnnTensorStruct *const tensors[3] = { x_desc, dy_desc, scale_desc };
+    const struct fake_dims *channels;
+
+    /* Without the saved ones it would compute them anew, which nobody here wants. */
+    if (!is_norm(handle, mode, tensors, epsilon) || !fake_dnn_are_tensors(dx_desc, dx_desc) ||
+        !fake_dnn_same(&x_desc->dims, &dx_desc->dims) || alpha_data == NULL || beta_data == NULL ||
+        alpha_param == NULL || beta_param == NULL || save_mean == NULL || save_inverse == NULL)
+        return CUDNN_STATUS_BAD_PARAM;
+    channels = &scale_desc->dims;
+    job.dims = x_desc->dims;
+    job.blend = (struct fake_blend){ *(const float *)alpha_data, *(const float *)beta_data };
+    job.param_blend = (struct fake_blend){ *(const float *)alpha_param, *(const float *)beta_param };
+    if (!fake_dnn_may_read(x, &job.dims) || !fake_dnn_may_read(dy, &job.dims) ||
+        !fake_dnn_may_write(dx, &job.dims) || !fake_dnn_may_read(scale, channels) ||
+        !fake_dnn_may_write(d_scale, channels) || !fake_dnn_may_write(d_shift, channels) ||
+        !fake_dnn_may_read(save_mean, channels) || !fake_dnn_may_read(save_inverse, channels))
+        return CUDNN_STATUS_EXECUTION_FAILED;
+    return fake_dnn_put(handle, run_norm_back, &job, sizeof(job));
+}
+
+/* ---- Pooling --------------------------------------------------------------------------------- */
+
+struct pool {
+    struct fake_dims x, y;
+    struct fake_window window;
+    const float *input, *dy;
+    float *to;                                  /* y or dx */
+    struct fake_blend blend;
+};
+
+/* The first of the greatest in the window at a place, by row; what is outside does not count. */
+static size_t find_greatest(const struct pool *job, const float *image, size_t p, size_t q)
+{
+    const struct fake_window *window = &job->window;
+    size_t best = SIZE_MAX;
+
+    for (size_t r = 0; r < window->h; r++) {
+        for (size_t s = 0; s < window->w; s++) {
+            size_t h = p * window->stride_h + r - window->pad_h, w = q * window->stride_w + s - window->pad_w;
+
+            if (h < job->x.h && w < job->x.w && (best == SIZE_MAX || image[h * job->x.w + w] > image[best]))
+                best = h * job->x.w + w;
+        }
+    }
+    return best;
+}
+
+static void run_pool(const void *argument)
+{
+    const struct pool *job = argument;
+    float *to = job->to;
+
+    for (size_t image = 0; image < job->x.n * job->x.c; image++) {
+        const float *input = job->input + image * job->x.h * job->x.w;
+
+        for (size_t p = 0; p < job->y.h; p++)
+            for (size_t q = 0; q < job->y.w; q++)
+                fake_blend(job->blend, to++, (double)input[find_greatest(job, input, p, q)]);
+    }
+}
+
+static void run_pool_back(const void *argument)
+{
+    const struct pool *job = argument;
+    size_t pixels = job->x.h * job->x.w;
+    double *sums = malloc(pixels * sizeof(double));
+    const float *dy = job->dy;
+
+    if (sums == NULL)
+        abort();
+    for (size_t image = 0; image < job->x.n * job->x.c; image++) {
+        const float *input = job->input + image * pixels;
+
+        for (size_t i = 0; i < pixels; i++)
+            sums[i] = 0.0;
+        for (size_t p = 0; p < job->y.h; p++)
+            for (size_t q = 0; q < job->y.w; q++)
+                sums[find_greatest(job, input, p, q)] += (double)*dy++;
+        for (size_t i = 0; i < pixels; i++)
+            fake_blend(job->blend, &job->to[image * pixels + i], sums[i]);
+    }
+    free(sums);
+}
+
+static bool read_pool(const struct cudnnPoolingStruct *pooling, const struct cudnnTensorStruct *x,
+                      const struct cudnnTensorStruct *y, struct pool *job)
+{
+    const struct fake_window *window = &job->window;
+
+    if (pooling == NULL || pooling->kind != DNN_POOLING || pooling->window.h == 0 || !fake_dnn_are_tensors(x, y))
+        return false;
+    job->x = x->dims;
+    job->y = y->dims;
+    job->window = pooling->window;
+    return x->dims.n == y->dims.n && x->dims.c == y->dims.c &&
+        y->dims.h == fake_dnn_places(x->dims.h, window->h, window->pad_h, window->stride_h, 1) &&
+        y->dims.w == fake_dnn_places(x->dims.w, window->w, window->pad_w, window->stride_w, 1);
+}
+
+int cudnnPoolingForward(struct cudnnContext *handle, struct cudnnPoolingStruct *pooling, const void *alpha,
+                        struct cudnnTensorStruct *x_desc, const void *x, const void *beta,
+                        struct cudnnTensorStruct *y_desc, void *y)
+{
+    struct pool job = { .input = x, .to = y };
+
+    if (!fake_dnn_is_handle(handle) || alpha == NULL || beta == NULL || x == y ||
+        !read_pool(pooling, x_desc, y_desc, &job))
+        return CUDNN_STATUS_BAD_PARAM;
+    job.blend = (struct fake_blend){ *(const float *)alpha, *(const float *)beta };
+    if (!fake_dnn_may_read(x, &job.x) || !fake_dnn_may_write(y, &job.y))
+        return CUDNN_STATUS_EXECUTION_FAILED;
+    return fake_dnn_put(handle, run_pool, &job, sizeof(job));
+}
+
+int cudnnPoolingBackward(struct cudnnContext *handle, struct cudnnPoolingStruct *pooling, const void *alpha,
+                         struct cudnnTensorStruct *y_desc, const void *y, struct cudnnTensorStruct *dy_desc,
+                         const void *dy, struct cudnnTensorStruct *x_desc, const void *x, const void *beta,
+                         struct cudnnTensorStruct *dx_desc, void *dx)
+{
+    struct pool job = { .input = x, .dy = dy, .to = dx };
+
+    if (!fake_dnn_is_handle(handle) || alpha == NULL || beta == NULL || !read_pool(pooling, x_desc, y_desc, &job) ||
+        !fake_dnn_are_tensors(dy_desc, dx_desc) || !fake_dnn_same(&dy_desc->dims, &job.y) ||
+        !fake_dnn_same(&dx_desc->dims, &job.x))
+        return CUDNN_STATUS_BAD_PARAM;
+    job.blend = (struct fake_blend){ *(const float *)alpha, *(const float *)beta };
+    if (!fake_dnn_may_read(x, &job.x) || !fake_dnn_may_read(y, &job.y) || !fake_dnn_may_read(dy, &job.y) ||
+        !fake_dnn_may_write(dx, &job.x))
+        return CUDNN_STATUS_EXECUTION_FAILED;
+    return fake_dnn_put(handle, run_pool_back, &job, sizeof(job));
+}

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Modules and launches. A cubin is a first line that names the fake and the architecture, then the text that the fake
+ * NVRTC was given, with a null at its end: a kernel is found if the text names it and the fake has it compiled.
+ */
+#include "fake.h"
+#include "kernel.h"
+#include "nvrtc.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define DECLARE(name, arguments) FAKE_EXPORT unsigned name arguments;
+BXI_CU_KERNEL_FUNCTIONS(DECLARE)
+#undef DECLARE
+
+#define INVALID_IMAGE 200
+#define NO_BINARY_FOR_GPU 209
+#define NOT_FOUND 500
+#define ARGUMENT_BYTES 4096                     /* all of a kernel's, before CUDA 12.1 */
+#define SHARED_BYTES 49152
+
+struct CUfunc_st {
+    struct CUfunc_st *next;
+    const struct CUmod_st *module;
+    const struct fake_kernel *kernel;
+};
+
+struct CUmod_st {
+    struct CUctx_st *context;
+    struct CUfunc_st *functions;
+    char *text;
+};
+
+struct launch {
+    const struct fake_kernel *kernel;
+    struct fake_index grid, block;
+    _Alignas(16) unsigned char argument[ARGUMENT_BYTES];
+};
+
+_Thread_local struct fake_index blockIdx, blockDim, threadIdx, gridDim;
+static struct fake_kernel *kernels;             /* written before main only */
+
+void fake_kernel_enter(struct fake_kernel *kernel)
+{
+    kernel->next = kernels;
+    kernels = kernel;
+}
+
+unsigned long long fake_clock_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (unsigned long long)now.tv_sec * 1000000000 + (unsigned long long)now.tv_nsec;
+}
+
+/* ---- Modules --------------------------------------------------------------------------------- */
+
+unsigned cuModuleLoadData(struct CUmod_st **out, const void *image)
+{
+    static const char mark[] = FAKE_CUBIN_MARK FAKE_CUBIN_ARCHITECTURE "\n";
+    struct CUctx_st *context;
+    struct CUmod_st *module;
+    unsigned result = fake_current(&context);
+
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (image == NULL || strncmp(image, FAKE_CUBIN_MARK, strlen(FAKE_CUBIN_MARK)) != 0)
+        return INVALID_IMAGE;
+    if (strncmp(image, mark, strlen(mark)) != 0)
+        return NO_BINARY_FOR_GPU;
+    module = calloc(1, sizeof(*module));
+    if (module != NULL)
+        module->text = strdup((const char *)image + strlen(mark));
+    if (module == NULL || module->text == NULL) {
+        free(module);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    module->context = context;
+    *out = module;
+    return CUDA_SUCCESS;
+}
+
+/* Launches that are still on a stream have their own copies. */
+unsigned cuModuleUnload(struct CUmod_st *module)
+{
+    struct CUctx_st *context;
+    unsigned result = fake_current(&context);
+
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (module == NULL || module->context != context)
+        return CUDA_ERROR_INVALID_HANDLE;
+    while (module->functions != NULL) {
+        struct CUfunc_st *function = module->functions;
+
+        module->functions = function->next;
+        free(function);
+    }
+    free(module->text);
+    free(module);
+    return CUDA_SUCCESS;
+}
+
+static bool names(const char *text, const char *name)
+{
+    size_t length = strlen(name);
+
+    for (const char *at = strstr(text, name); at != NULL; at = strstr(at + 1, name)) {
+        bool begins = at == text || (!isalnum((unsigned char)at[-1]) && at[-1] != '_');
+
+        if (begins && !isalnum((unsigned char)at[length]) && at[length] != '_')
+            return true;
+    }
+    return false;
+}
+
+unsigned cuModuleGetFunction(struct CUfunc_st **out, struct CUmod_st *module, const char *name)
+{
+    const struct fake_kernel *kernel = kernels;
+    struct CUctx_st *context;
+    struct CUfunc_st *function;
+    unsigned result = fake_current(&context);
+
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (module == NULL || name == NULL || module->context != context)
+        return CUDA_ERROR_INVALID_VALUE;
+    while (kernel != NULL && strcmp(kernel->name, name) != 0)
+        kernel = kernel->next;
+    if (kernel == NULL || !names(module->text, name))
+        return NOT_FOUND;
+    function = calloc(1, sizeof(*function));
+    if (function == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    function->module = module;
+    function->kernel = kernel;
+    function->next = module->functions;
+    module->functions = function;
+    *out = function;
+    return CUDA_SUCCESS;
+}
+
+/* ---- Launches -------------------------------------------------------------------------------- */
+
+static void run_block(const struct launch *launch)
+{
+    for (threadIdx.z = 0; threadIdx.z < blockDim.z; threadIdx.z++)
+        for (threadIdx.y = 0; threadIdx.y < blockDim.y; threadIdx.y++)
+            for (threadIdx.x = 0; threadIdx.x < blockDim.x; threadIdx.x++)
+                launch->kernel->thread(launch->argument);
+}
+
+/* The last block first: who counts on the order of blocks is to notice. */
+static void run_launch(const void *argument)
+{
+    const struct launch *launch = argument;
+
+    gridDim = launch->grid;
+    blockDim = launch->block;
+    for (blockIdx.z = gridDim.z; blockIdx.z-- > 0;)
+        for (blockIdx.y = gridDim.y; blockIdx.y-- > 0;)
+            for (blockIdx.x = gridDim.x; blockIdx.x-- > 0;)
+                run_block(launch);
+}
+
+static bool is_grid(const struct fake_index *grid, const struct fake_index *block)
+{
+    if (grid->x == 0 || grid->y == 0 || grid->z == 0 || block->x == 0 || block->y == 0 || block->z == 0)
+        return false;
+    return grid->x <= INT32_MAX && grid->y <= UINT16_MAX && grid->z <= UINT16_MAX && block->x <= 1024 &&
+        block->y <= 1024 && block->z <= 64 && (uint64_t)block->x * block->y * block->z <= 1024;
+}
+
+unsigned cuLaunchKernel(struct CUfunc_st *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                        struct CUstream_st *stream, void **parameters, void **extra)
+{
+    struct launch launch = { .grid = { grid_x, grid_y, grid_z }, .block = { block_x, block_y, block_z } };
+    struct CUctx_st *context;
+    unsigned result = fake_current(&context);
+
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (function == NULL || function->module->context != context)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!is_grid(&launch.grid, &launch.block) || shared_bytes > SHARED_BYTES)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (parameters == NULL || parameters[0] == NULL || extra != NULL || function->kernel->bytes > ARGUMENT_BYTES)
+        return CUDA_ERROR_INVALID_VALUE;
+    launch.kernel = function->kernel;
+    memcpy(launch.argument, parameters[0], function->kernel->bytes);
+    return fake_stream_call(stream, run_launch, &launch, sizeof(launch));
+}

@@ -9,6 +9,7 @@
  * decision is keyed by episode, step and observer: both modes, and every order of arrival, give the
  * same training.
  */
+#include "flags.h"
 #include "policy.h"
 #include "reinforce.h"
 
@@ -26,37 +27,48 @@ struct agent {
     double running_reward;
 };
 
-/* The action for the state in args, or a negative code. */
-static int decide(struct agent *agent, int caller, struct bx_reader *args)
+/* The caller's ask, but for the answer. */
+static int read_ask(int caller, struct bx_reader *args, struct policy_ask *ask)
 {
-    float state[POLICY_INPUTS];
-    int rc = bx_read_f32s(args, state, POLICY_INPUTS);
-
-    if (rc == 0)
-        rc = policy_learner_act(&agent->learner, (size_t)(caller - 1), state);
-    return rc;
+    ask->observer = (size_t)(caller - 1);
+    return bx_read_f32s(args, ask->state, POLICY_INPUTS);
 }
 
 static int select_action(const struct bx_request *request, struct bx_reader *args,
                          struct bx_msg *reply, void *context)
 {
-    int action = decide(context, bx_request_caller(request), args);
+    struct agent *agent = context;
+    struct policy_ask ask;
+    int rc = read_ask(bx_request_caller(request), args, &ask);
 
-    return action < 0 ? action : bx_msg_put_i64(reply, action);
+    if (rc < 0)
+        return rc;
+    policy_learner_decide(&agent->learner, &ask, 1);
+    return ask.action < 0 ? ask.action : bx_msg_put_i64(reply, ask.action);
 }
 
 static int select_action_batch(struct bx_batch *batch, void *context)
 {
-    for (size_t row = 0; row < bx_batch_rows(batch); row++) {
-        struct bx_reader args = bx_batch_args(batch, row);
-        int action = decide(context, bx_batch_caller(batch, row), &args);
-        int rc = action < 0 ? bx_batch_fail_row(batch, row, action, "no action for this state")
-                            : bx_batch_reply_i64(batch, row, action);
+    struct agent *agent = context;
+    struct policy_ask asks[BX_WORLD_MAX];
+    size_t row_of[BX_WORLD_MAX], count = 0;
+    int rc = 0;
 
-        if (rc < 0)
-            return rc;
+    for (size_t row = 0; rc == 0 && row < bx_batch_rows(batch); row++) {
+        struct bx_reader args = bx_batch_args(batch, row);
+        int code = count == BX_WORLD_MAX ? -ERANGE : read_ask(bx_batch_caller(batch, row), &args, &asks[count]);
+
+        if (code < 0)
+            rc = bx_batch_fail_row(batch, row, code, "no state to act on");
+        else
+            row_of[count++] = row;
     }
-    return 0;
+    policy_learner_decide(&agent->learner, asks, count);
+    for (size_t i = 0; rc == 0 && i < count; i++)
+        rc = asks[i].action < 0
+                 ? bx_batch_fail_row(batch, row_of[i], asks[i].action, "no action for this state")
+                 : bx_batch_reply_i64(batch, row_of[i], asks[i].action);
+    return rc;
 }
 
 static int start_agent(struct agent *agent)
@@ -255,8 +267,8 @@ static int run_episode(struct agent *agent, uint64_t episode)
     agent->episode = NULL;
     rc = policy_learner_update(&agent->learner);
     if (rc < 0)
-        return reinforce_worker_fail(&agent->worker, rc, "update",
-                                     "an observer did not ask for an action in every step");
+        return reinforce_worker_fail(&agent->worker, rc, "update", rc != -ERANGE ? bx_error_text()
+                                     : "an observer did not ask for an action in every step");
     agent->running_reward = 0.5 * last_reward + 0.5 * agent->running_reward;
     print_episode(agent, episode, last_reward);
     return 0;
@@ -291,6 +303,18 @@ static int train(struct agent *agent)
     return rc;
 }
 
+/* Says which, once for a job, as `make demo` does not know what machine it is on. */
+static int use_gpu(struct agent *agent)
+{
+    int rc = policy_learner_use_gpu(&agent->learner, agent->run->flags->device);
+
+    if (rc < 0)
+        return reinforce_worker_fail(&agent->worker, rc, "the policy cannot be put on a GPU", bx_error_text());
+    if (!agent->run->flags->quiet)
+        printf("the policy is on cuda:%d, %s\n", agent->run->flags->device, policy_gpu_name(agent->learner.gpu));
+    return 0;
+}
+
 int reinforce_agent(const struct bx_options *options, const struct reinforce_run *run)
 {
     static struct agent agent;
@@ -305,6 +329,10 @@ int reinforce_agent(const struct bx_options *options, const struct reinforce_run
         reinforce_worker_fail(&agent.worker, rc, "an episode", "not enough memory for its steps");
         goto close;
     }
+    if (run->flags->device != DEVICE_CPU)
+        rc = use_gpu(&agent);
+    if (rc < 0)
+        goto close;
     rc = start_agent(&agent);
     if (rc == 0)
         rc = train(&agent);

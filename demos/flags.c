@@ -7,6 +7,7 @@
 #include "flags.h"
 
 #include <boxcar.h>
+#include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
 #include <stdarg.h>
@@ -88,6 +89,28 @@ static int read_text(const struct flags *flags, const struct flag *flag, const c
     return 0;
 }
 
+static int read_device(const struct flags *flags, const struct flag *flag, const char *text)
+{
+    int ordinal = DEVICE_CPU, used = 0;
+
+    if (strcmp(text, "cuda") == 0)
+        ordinal = DEVICE_CUDA;
+    else if (strcmp(text, "cpu") != 0 &&
+             (strncmp(text, "cuda:", 5) != 0 || !isdigit((unsigned char)text[5]) ||
+              sscanf(text, "cuda:%3d%n", &ordinal, &used) != 1 || text[used] != '\0'))
+        return flags_wrong(flags, "--%s is cpu, cuda or cuda:N, not \"%s\"", flag->name, text);
+    *(int *)flag->value = ordinal;
+    return 0;
+}
+
+const char *flags_device_name(int device, char text[FLAGS_DEVICE_BYTES])
+{
+    if (device < 0)
+        return strcpy(text, device == DEVICE_CUDA ? "cuda" : "cpu");
+    snprintf(text, FLAGS_DEVICE_BYTES, "cuda:%d", device);
+    return text;
+}
+
 static int read_flag(const struct flags *flags, const struct flag *flag, const char *text)
 {
     switch (flag->kind) {
@@ -101,6 +124,8 @@ static int read_flag(const struct flags *flags, const struct flag *flag, const c
         return read_real(flags, flag, text);
     case FLAG_CHOICE:
         return read_choice(flags, flag, text);
+    case FLAG_DEVICE:
+        return read_device(flags, flag, text);
     default:
         return read_text(flags, flag, text);
     }

@@ -19,7 +19,10 @@ enum flag_kind {
     FLAG_CHOICE,    /* int: which of `choices`, a NULL-terminated list of words */
     FLAG_TEXT,      /* const char *, as it stands in argv; not empty */
     FLAG_FIGURE,    /* the same, a file name that ends in .svg or .png */
+    FLAG_DEVICE,    /* int: cpu, cuda (DEVICE_CUDA) or cuda:N (N) */
 };
+
+enum { DEVICE_CPU = -2, DEVICE_CUDA = -1 };     /* the second: whichever the program takes */
 
 struct flag {
     const char *name;               /* without the dashes */
@@ -38,6 +41,10 @@ struct flags {
     const struct flag *flags;       /* at most FLAGS_MAX, without --help and --version */
     size_t count;
 };
+
+/* "cpu", "cuda" or "cuda:3", in `text`, which it returns. */
+#define FLAGS_DEVICE_BYTES 16
+const char *flags_device_name(int device, char text[FLAGS_DEVICE_BYTES]);
 
 /* 0, or 1 if the program has done what was asked (--help, --version), or -1 after a sentence. */
 int flags_parse(const struct flags *flags, int argc, char **argv);

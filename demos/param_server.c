@@ -30,6 +30,8 @@ static const char HELP[] =
     "  --momentum X           (0.9; 0 to 1)\n"
     "  --seed N               the same seed gives the same model (0)\n"
     "  --threads N            threads of each trainer (1)\n"
+    "  --device DEVICE        cpu; cuda: the server on the first GPU, the trainers on all in turn; or\n"
+    "                         cuda:N: all on that one (cpu)\n"
     "  --patience-ms N        how long an update waits for a trainer that lives (10000)\n"
     "  --json FILE            all figures of the run\n"
     "  --plot FILE            draws the loss, FILE.svg or FILE.png (needs gnuplot)\n"
@@ -58,6 +60,7 @@ static int parse_flags(int argc, char **argv, struct ps_flags *to)
         { "momentum", FLAG_REAL, &to->momentum, .real_least = 0.0, .real_most = 1.0 },
         { "seed", FLAG_U64, &to->seed, .most = UINT64_MAX },
         { "threads", FLAG_INT, &to->threads, .least = 1, .most = 256 },
+        { "device", FLAG_DEVICE, .value = &to->device },
         { "patience-ms", FLAG_U64, &to->patience_ms, .least = 1, .most = 86400000 },
         { "json", FLAG_TEXT, .value = &to->json },
         { "plot", FLAG_FIGURE, .value = &to->plot },
@@ -66,7 +69,8 @@ static int parse_flags(int argc, char **argv, struct ps_flags *to)
 
     *to = (struct ps_flags){ .trainers = 5, .batch_update_size = 5, .num_batches = 6, .batch_size = 20,
                              .image = 64, .num_classes = 30, .model = RESNET_50, .lr = 0.001, .momentum = 0.9,
-                             .threads = 1, .patience_ms = 10000 };
+                             .threads = 1, .device = DEVICE_CPU,
+                             .patience_ms = 10000 };
     int rc = flags_parse(&flags, argc, argv);
     if (rc == 0 && to->batch_size == 1 && to->image <= 32)
         return flags_wrong(&flags, "one image of 32 x 32 leaves a single pixel, which cannot be normalised: "

@@ -23,8 +23,6 @@
 
 #define LANES 4
 #define GROUPS (POLICY_UNITS / LANES)
-#define ACTION_DRAW 64              /* draws 0..63 of a row decide what is kept */
-#define BLOCK_ROWS 256
 
 /* Four units. GNU C vectors: both compilers have them, and the order of operations is ours, not the
  * vectoriser's. aligned(4): parameters lie anywhere. */
@@ -169,14 +167,14 @@ void policy_act(const struct policy *policy, uint64_t row_key, struct policy_row
 
     policy_draw_keep(policy, row_key, row->keep);
     softmax(score_difference(policy, row->state, row->keep), row->prob, log_prob);
-    row->action = rng_unit_f32(rng_at(row_key, ACTION_DRAW)) >= row->prob[0];
+    row->action = rng_unit_f32(rng_at(row_key, POLICY_ACTION_DRAW)) >= row->prob[0];
     row->log_prob = log_prob[row->action];
 }
 
 struct block {
     const struct policy_row *rows;
     size_t count;
-    float slope[BLOCK_ROWS];    /* of the loss by the score of action 0; by action 1's: -slope */
+    float slope[POLICY_BLOCK_ROWS];    /* of the loss by the score of action 0; by action 1's: -slope */
 };
 
 /* Adds the gradient of a block of rows for the units of one group. Sums of a block stay in
@@ -214,11 +212,11 @@ void policy_backward(const struct policy *policy, const struct policy_row *rows,
                      const float *weight, size_t count, struct policy_params *grad)
 {
     memset(grad, 0, sizeof(*grad));
-    for (size_t done = 0; done < count; done += BLOCK_ROWS) {
+    for (size_t done = 0; done < count; done += POLICY_BLOCK_ROWS) {
         struct block block = { .rows = rows + done };
         float sum = 0.0f;
 
-        block.count = count - done < BLOCK_ROWS ? count - done : BLOCK_ROWS;
+        block.count = count - done < POLICY_BLOCK_ROWS ? count - done : POLICY_BLOCK_ROWS;
         for (size_t i = 0; i < block.count; i++) {
             const struct policy_row *row = &block.rows[i];
 
@@ -235,12 +233,19 @@ void policy_backward(const struct policy *policy, const struct policy_row *rows,
     grad->v[POLICY_B2 + 1] = -grad->v[POLICY_B2];
 }
 
-void policy_adam(struct policy *policy, const struct policy_params *grad)
+void policy_adam_rates(struct policy *policy, float *rate, float *unbias)
 {
     double step = (double)++policy->updates;
-    float rate = (float)(POLICY_LEARNING_RATE / (1.0 - pow(0.9, step)));
-    float unbias = (float)sqrt(1.0 - pow(0.999, step));
 
+    *rate = (float)(POLICY_LEARNING_RATE / (1.0 - pow(0.9, step)));
+    *unbias = (float)sqrt(1.0 - pow(0.999, step));
+}
+
+void policy_adam(struct policy *policy, const struct policy_params *grad)
+{
+    float rate, unbias;
+
+    policy_adam_rates(policy, &rate, &unbias);
     for (size_t i = 0; i < POLICY_PARAMS; i++) {
         float g = grad->v[i];
         float mean = 0.9f * policy->mean.v[i] + 0.1f * g;
@@ -285,24 +290,92 @@ int policy_learner_init(struct policy_learner *learner, uint64_t seed, size_t ob
 
 void policy_learner_fini(struct policy_learner *learner)
 {
+    policy_gpu_destroy(learner->gpu);
     free(learner->next_step);
     free(learner->rows);
     free(learner->weight);
     memset(learner, 0, sizeof(*learner));
 }
 
-int policy_learner_act(struct policy_learner *learner, size_t observer,
-                       const float state[POLICY_INPUTS])
+int policy_learner_use_gpu(struct policy_learner *learner, int ordinal)
+{
+    const struct policy_gpu_room room = { .rows = learner->steps * learner->observers, .asks = learner->observers };
+    int rc = policy_gpu_create(ordinal, &learner->policy, &room, &learner->gpu);
+
+    if (rc < 0)
+        return rc;
+    free(learner->rows);
+    learner->rows = NULL;
+    return 0;
+}
+
+/* Which row of the episode's an observer's next decision is, and its key; -ERANGE. */
+static int next_row(struct policy_learner *learner, size_t observer, size_t *row, uint64_t *key)
 {
     if (observer >= learner->observers || learner->next_step[observer] >= learner->steps)
         return -ERANGE;
 
     size_t step = learner->next_step[observer]++;
-    struct policy_row *row = &learner->rows[step * learner->observers + observer];
 
-    memcpy(row->state, state, sizeof(row->state));
-    policy_act(&learner->policy, rng_at(learner->episode_key, (uint64_t)step << 8 | observer), row);
-    return row->action;
+    *row = step * learner->observers + observer;
+    *key = rng_at(learner->episode_key, (uint64_t)step << 8 | observer);
+    return 0;
+}
+
+/* Those that get no answer keep their code; the others are asked all at once. */
+static void decide_on_gpu(struct policy_learner *learner, struct policy_ask *asks, size_t count)
+{
+    struct policy_gpu_ask *on_gpu = policy_gpu_asks(learner->gpu);
+    size_t asked = 0;
+    int rc;
+
+    for (size_t i = 0; i < count; i++) {
+        size_t row = 0;
+        uint64_t key = 0;
+
+        asks[i].action = asked < learner->observers ? next_row(learner, asks[i].observer, &row, &key) : -ERANGE;
+        if (asks[i].action < 0)
+            continue;
+        memcpy(on_gpu[asked].state, asks[i].state, sizeof(asks[i].state));
+        on_gpu[asked].row = row;
+        on_gpu[asked++].row_key = key;
+    }
+    rc = policy_gpu_act(learner->gpu, asked);
+    asked = 0;
+    for (size_t i = 0; i < count; i++)
+        if (asks[i].action == 0)
+            asks[i].action = rc < 0 ? rc : on_gpu[asked++].action;
+}
+
+void policy_learner_decide(struct policy_learner *learner, struct policy_ask *asks, size_t count)
+{
+    if (learner->gpu != NULL) {
+        decide_on_gpu(learner, asks, count);
+        return;
+    }
+    for (size_t i = 0; i < count; i++) {
+        size_t at = 0;
+        uint64_t key = 0;
+        struct policy_row *row;
+
+        asks[i].action = next_row(learner, asks[i].observer, &at, &key);
+        if (asks[i].action < 0)
+            continue;
+        row = &learner->rows[at];
+        memcpy(row->state, asks[i].state, sizeof(row->state));
+        policy_act(&learner->policy, key, row);
+        asks[i].action = row->action;
+    }
+}
+
+int policy_learner_act(struct policy_learner *learner, size_t observer,
+                       const float state[POLICY_INPUTS])
+{
+    struct policy_ask ask = { .observer = observer };
+
+    memcpy(ask.state, state, sizeof(ask.state));
+    policy_learner_decide(learner, &ask, 1);
+    return ask.action;
 }
 
 int policy_learner_returns(struct policy_learner *learner, size_t observer, size_t first_step,
@@ -319,15 +392,20 @@ int policy_learner_returns(struct policy_learner *learner, size_t observer, size
 
 int policy_learner_update(struct policy_learner *learner)
 {
+    size_t rows = learner->steps * learner->observers;
     struct policy_params grad;
+    int rc = 0;
 
     for (size_t observer = 0; observer < learner->observers; observer++) {
         if (learner->next_step[observer] != learner->steps)
             return -ERANGE;
     }
-    policy_backward(&learner->policy, learner->rows, learner->weight,
-                    learner->steps * learner->observers, &grad);
-    policy_adam(&learner->policy, &grad);
+    if (learner->gpu != NULL) {
+        rc = policy_gpu_learn(learner->gpu, &learner->policy, learner->weight, rows);
+    } else {
+        policy_backward(&learner->policy, learner->rows, learner->weight, rows, &grad);
+        policy_adam(&learner->policy, &grad);
+    }
     begin_episode(learner, learner->episode + 1);
-    return 0;
+    return rc;
 }

@@ -13,7 +13,7 @@
 #include "resnet.h"
 
 #include <boxcar.h>
-#include <boxcar_nn.h>
+#include <boxcar_cuda.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -43,6 +43,8 @@ struct ps_flags {
     double momentum;
     uint64_t seed;
     int threads;                /* of each trainer's network */
+    int device;                 /* flags.h's DEVICE_CPU; DEVICE_CUDA: the server on the first GPU, trainers on all in
+                                 * turn; or the GPU of all */
     uint64_t patience_ms;
     const char *json;           /* NULL: none */
     const char *plot;
@@ -103,6 +105,46 @@ struct ps_result {
     struct ps_update update[];  /* room for trainers x num_batches */
 };
 
+/* ---- ps_place.c: where the arithmetic is done ------------------------------------------------------ */
+
+struct ps_place {
+    struct bx_cuda *cuda;       /* NULL: the CPU */
+    int ordinal;
+    struct bx_job *job;         /* once it is joined */
+    struct bx_device device;
+};
+
+/* The flags' device for that worker. 0 or a code of bx_cuda_*. */
+int ps_place_open(struct ps_place *place, const struct ps_flags *flags, int rank);
+/* From here on its memory can be lent; the job has started. 0 or a code of bx_gpu_open. */
+int ps_place_join(struct ps_place *place, struct bx_job *job);
+void ps_place_close(struct ps_place *place);            /* after the job has shut down */
+/* Bytes of tensors that this worker has copied on their way. UINT64_MAX where that cannot be known. */
+uint64_t ps_place_copied(const struct ps_place *place);
+/* floats there, zeros; to be freed. -ENOMEM. And between here and there. */
+int ps_place_alloc(const struct ps_place *place, size_t count, float **floats);
+void ps_place_free(const struct ps_place *place, float *floats);
+int ps_place_copy(const struct ps_place *place, float *to, const float *from, size_t count);
+
+/* An array for every parameter, in tensors that can be lent. On the CPU a tensor each. On a GPU they are parts of one
+ * tensor, at the offsets of ps_params, so that one mark on a stream, one wait and one launch do for all. */
+struct ps_set {
+    struct bx_tensor **tensors;
+    size_t tensor_count;
+    float **at;
+};
+struct ps_params;
+int ps_set_create(struct ps_set *set, const struct ps_place *place, const struct ps_params *params);
+void ps_set_destroy(struct ps_set *set);                /* right for one that is all zero, too */
+bool ps_set_is_on_loan(const struct ps_set *set);
+/* What was put on the place's stream so far writes it: whoever borrows it waits for that. */
+int ps_set_written(const struct ps_set *set, const struct ps_place *place);
+int ps_put_set(struct bx_msg *msg, const struct ps_set *set);
+/* Finds the arrays of a set that was sent, and puts the place's stream behind their writing. A sentence that names
+ * `what`, and -EPROTO, where they are not such a set. */
+int ps_read_set(struct bx_reader *reader, const struct ps_place *place, const struct ps_params *params,
+                const char *what, const float **at);
+
 /* ---- ps_model.c: the arithmetic ------------------------------------------------------------------ */
 
 /* The parameters of a model in one list. `offset` places each in an array of `room` floats such that all
@@ -126,7 +168,7 @@ int ps_params_init(struct ps_params *params, const struct bx_net *net);
 void ps_params_fini(struct ps_params *params);
 uint64_t ps_params_bytes(const struct ps_params *params);
 
-/* Zeros for every parameter, 64-byte aligned, touched; to be freed. NULL when memory is out. */
+/* Zeros for every parameter, 64-byte aligned, touched, on the CPU; to be freed. NULL when memory is out. */
 float *ps_params_alloc(const struct ps_params *params);
 
 /* FNV-1a over the parameters' bytes in their order. */
@@ -135,30 +177,33 @@ uint64_t ps_checksum(const struct ps_params *params, const float *const *at);
 /* The server's half: writes version n+1 from version n and the gradients of `rows` trainers, in their
  * order, averaged. grads[row][i] is the gradient of parameter i. */
 struct ps_step {
+    const struct ps_place *place;
     const struct ps_params *params;
     float lr;
     float momentum;
-    float *velocity;                        /* ps_params_alloc'ed */
+    float *velocity;                        /* params->room floats of the place, zeros at first */
     const float *const *from;
     float *const *to;
     const float *const *const *grads;
     size_t rows;                            /* 1 to PS_TRAINERS_MAX */
 };
-void ps_step(const struct ps_step *step);
+int ps_step(const struct ps_step *step);       /* 0, or what a GPU failed with */
 
 /* The trainer's half: its network, and the batch that it works on. */
 struct ps_learner {
+    struct ps_place place;      /* of the four arrays that the net reads and writes */
     struct bx_net *net;
     uint64_t images_key;
     size_t pixels;
     size_t outputs;
+    float *drawn;               /* on a GPU: pinned, where images are drawn; else `images` */
     float *images;
     float *logits;
     float *target;
     float *logits_grad;
 };
 
-/* rank is the trainer's, 1 and up. 0, -ENOMEM or a code of bx_net_*. */
+/* rank is the trainer's, 1 and up; it says on which device. 0, -ENOMEM or a code of bx_net_* and bx_cuda_*. */
 int ps_learner_init(struct ps_learner *learner, const struct ps_flags *flags, int rank);
 void ps_learner_fini(struct ps_learner *learner);
 
@@ -169,8 +214,8 @@ void ps_learner_draw(struct ps_learner *learner, uint64_t batch);
 int ps_learner_forward(struct ps_learner *learner, double *loss);
 int ps_learner_backward(struct ps_learner *learner, float *const *grads);
 
-/* A network of the flags' model, with `images` at a time. */
-int ps_net_create(const struct ps_flags *flags, int images, int side, struct bx_net **net);
+/* A network of the flags' model, with `images` at a time; cuda NULL: on the CPU. */
+int ps_net_create(const struct ps_flags *flags, struct bx_cuda *cuda, int images, int side, struct bx_net **net);
 
 /* ---- The workers ------------------------------------------------------------------------------------ */
 

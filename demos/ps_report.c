@@ -3,6 +3,7 @@
  * What is told of a run when it is over: a table for people, JSON for programs, a figure. Run by the
  * program's first process. The keys of the JSON are listed in README.md.
  */
+#include "flags.h"
 #include "plot.h"
 #include "ps.h"
 
@@ -150,11 +151,14 @@ static void write_pair(FILE *file, const char *key, double number)
 
 static void write_flags(const struct ps_flags *flags, FILE *file)
 {
+    char device[FLAGS_DEVICE_BYTES];
+
     fprintf(file, "  \"model\": \"%s\", \"trainers\": %d, \"batch_update_size\": %d, \"num_batches\": %llu,\n",
             ps_model_name(flags->model), flags->trainers, flags->batch_update_size,
             (unsigned long long)flags->num_batches);
     fprintf(file, "  \"batch_size\": %d, \"image\": %d, \"num_classes\": %d, \"threads\": %d", flags->batch_size,
             flags->image, flags->num_classes, flags->threads);
+    fprintf(file, ", \"device\": \"%s\"", flags_device_name(flags->device, device));
     write_pair(file, "lr", flags->lr);
     write_pair(file, "momentum", flags->momentum);
     fprintf(file, ",\n  \"seed\": %llu, \"patience_ms\": %llu,\n", (unsigned long long)flags->seed,

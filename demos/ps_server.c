@@ -37,8 +37,7 @@
 struct version {
     struct version *next;       /* older */
     uint64_t number;
-    struct bx_tensor **tensors;
-    float **at;
+    struct ps_set set;
 };
 
 struct trainer {
@@ -56,6 +55,7 @@ struct server {
     const struct ps_flags *flags;
     struct ps_result *result;
     struct ps_params params;
+    struct ps_place place;
     float *velocity;
     pthread_mutex_t lock;
     struct version *versions;   /* lock; the newest first */
@@ -101,45 +101,29 @@ static const char *name_of(const struct trainer *trainer)
 
 /* ---- Versions of the model ------------------------------------------------------------------------- */
 
-static void destroy_version(struct version *version, size_t count)
+static void destroy_version(struct version *version)
 {
-    for (size_t i = 0; version->tensors != NULL && i < count; i++)
-        bx_tensor_release(version->tensors[i]);
-    free(version->tensors);
-    free(version->at);
+    if (version == NULL)
+        return;
+    ps_set_destroy(&version->set);
     free(version);
 }
 
 static int create_version(struct server *server, uint64_t number, struct version **made)
 {
-    const struct ps_params *params = &server->params;
     struct version *version = calloc(1, sizeof(*version));
-    int rc = 0;
+    int rc;
 
     if (version == NULL)
         return bx_fail(-ENOMEM, "not enough memory for version %llu of the model", (unsigned long long)number);
     version->number = number;
-    version->tensors = calloc(params->count, sizeof(struct bx_tensor *));
-    version->at = calloc(params->count, sizeof(float *));
-    if (version->tensors == NULL || version->at == NULL)
-        rc = bx_fail(-ENOMEM, "not enough memory for version %llu of the model", (unsigned long long)number);
-    for (size_t i = 0; rc == 0 && i < params->count; i++) {
-        rc = bx_tensor_create(server->job, BX_F32, params->at[i].ndim, params->at[i].shape, &version->tensors[i]);
-        if (rc == 0)
-            version->at[i] = bx_tensor_data_mut(version->tensors[i]);
-    }
+    rc = ps_set_create(&version->set, &server->place, &server->params);
     if (rc < 0) {
-        destroy_version(version, params->count);
+        free(version);
         return rc;
     }
     *made = version;
     return 0;
-}
-
-static bool is_on_loan(const struct server *server, const struct version *version)
-{
-    /* A lease is for all tensors of a message, so for a whole version. */
-    return server->params.count > 0 && bx_tensor_on_loan(version->tensors[0]) > 0;
 }
 
 /* Forgets the versions that are not the newest and that nobody reads; how many are left. */
@@ -152,12 +136,12 @@ static uint64_t forget_versions(struct server *server)
     bx_job_loans(server->job, -1, &loans);      /* looks at what came back */
     pthread_mutex_lock(&server->lock);
     for (at = &server->versions; (older = *at) != NULL;) {
-        if (older == server->versions || is_on_loan(server, older)) {
+        if (older == server->versions || ps_set_is_on_loan(&older->set)) {
             left++;
             at = &older->next;
         } else {
             *at = older->next;
-            destroy_version(older, server->params.count);
+            destroy_version(older);
         }
     }
     pthread_mutex_unlock(&server->lock);
@@ -172,15 +156,6 @@ static void install_version(struct server *server, struct version *version)
     pthread_mutex_unlock(&server->lock);
 }
 
-static int put_tensors(struct bx_msg *msg, const struct server *server, const struct version *version)
-{
-    int rc = 0;
-
-    for (size_t i = 0; rc == 0 && i < server->params.count; i++)
-        rc = bx_msg_put_tensor(msg, version->tensors[i]);
-    return rc;
-}
-
 static int get_model(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     struct server *server = context;
@@ -193,7 +168,7 @@ static int get_model(const struct bx_request *request, struct bx_reader *args, s
     if (rc == 0)
         rc = bx_msg_put_u64(reply, newest->number);
     if (rc == 0)
-        rc = put_tensors(reply, server, newest);
+        rc = ps_put_set(reply, &newest->set);
     pthread_mutex_unlock(&server->lock);
     return rc;
 }
@@ -295,14 +270,9 @@ static int read_row(struct server *server, struct bx_batch *batch, struct row *r
         return rc;
     if (row->version > server->versions->number)
         return bx_fail(-EINVAL, "there is no version %llu yet", (unsigned long long)row->version);
-    for (size_t i = 0; i < server->params.count; i++) {
-        struct bx_tensor *tensor = bx_read_tensor(&in);
-
-        if (tensor == NULL || bx_tensor_dtype(tensor) != BX_F32 || !bx_tensor_is_contiguous(tensor) ||
-            (size_t)bx_tensor_elements(tensor) != server->params.at[i].elements)
-            return bx_fail(-EINVAL, "gradient %zu is missing, or not one of its parameter's", i);
-        row->grads[i] = bx_tensor_data(tensor);
-    }
+    rc = ps_read_set(&in, &server->place, &server->params, "the gradients", row->grads);
+    if (rc < 0)
+        return rc;
     note_report(row->trainer, &report);
     return 0;
 }
@@ -375,7 +345,7 @@ static int reply_rows(struct server *server, struct bx_batch *batch, const struc
             return bx_fail(-ENOMEM, "not enough memory for a reply");
         bx_msg_put_u64(reply, server->versions->number);
         bx_msg_put_u64(reply, waited_ns);
-        rc = put_tensors(reply, server, server->versions);
+        rc = ps_put_set(reply, &server->versions->set);
     }
     return rc;
 }
@@ -413,16 +383,23 @@ static int step(struct server *server, const struct rows *rows)
         return rc;
     if (live > server->result->versions_live_max)
         server->result->versions_live_max = live;
-    ps_step(&(struct ps_step){
+    rc = ps_step(&(struct ps_step){
+        .place = &server->place,
         .params = &server->params,
         .lr = (float)server->flags->lr,
         .momentum = (float)server->flags->momentum,
         .velocity = server->velocity,
-        .from = (const float *const *)now->at,
-        .to = next->at,
+        .from = (const float *const *)now->set.at,
+        .to = next->set.at,
         .grads = rows->grads,
         .rows = rows->count,
     });
+    if (rc == 0)
+        rc = ps_set_written(&next->set, &server->place);
+    if (rc < 0) {
+        destroy_version(next);
+        return rc;
+    }
     note_update(server, rows, ps_now_ns() - start_ns);
     install_version(server, next);
     return 0;
@@ -540,6 +517,27 @@ static int wait_for_trainers(struct server *server)
     return rc;
 }
 
+/* The checksum of the newest version, which may lie on a GPU. */
+static int sum_model(struct server *server, uint64_t *checksum)
+{
+    struct version *newest = server->versions;
+    float *copy = server->place.cuda != NULL ? ps_params_alloc(&server->params) : NULL;
+    const float **at = calloc(server->params.count, sizeof(const float *));
+    int rc = 0;
+
+    if (at == NULL || (server->place.cuda != NULL && copy == NULL))
+        rc = bx_fail(-ENOMEM, "not enough memory to sum the model up");
+    else if (copy != NULL)
+        rc = ps_place_copy(&server->place, copy, newest->set.at[0], server->params.room);
+    for (size_t i = 0; rc == 0 && i < server->params.count; i++)
+        at[i] = copy != NULL ? copy + server->params.at[i].offset : newest->set.at[i];
+    if (rc == 0)
+        *checksum = ps_checksum(&server->params, at);
+    free(at);
+    free(copy);
+    return rc;
+}
+
 /* What is only known when all is over. */
 static int conclude(struct server *server)
 {
@@ -552,11 +550,11 @@ static int conclude(struct server *server)
     int rc = bx_job_loans(server->job, -1, &loans);
     if (rc == 0)
         rc = bx_job_arena(server->job, &arena);
-    if (rc == 0)
-        rc = bx_counter(server->job, "tensor_bytes_copied", &result->copied_bytes);
+    result->copied_bytes = ps_place_copied(&server->place);
     result->leases_at_end = loans.leases;
     result->arena_bytes = arena.high_water_bytes;
-    result->checksum = ps_checksum(&server->params, (const float *const *)server->versions->at);
+    if (rc == 0)
+        rc = sum_model(server, &result->checksum);
     result->ended = rc == 0;
     return rc;
 }
@@ -572,31 +570,49 @@ static int train(struct server *server)
 
 /* ---- The worker's life ------------------------------------------------------------------------------- */
 
-/* The first version. The network is only asked for its parameters, so a small one will do. */
+/* Fills the first version. */
+static int draw_model(struct server *server, const struct bx_net *net, const struct ps_set *set)
+{
+    const struct ps_params *params = &server->params;
+    float *floats = ps_params_alloc(params), **at = calloc(params->count, sizeof(float *));
+    int rc = floats == NULL || at == NULL ? bx_fail(-ENOMEM, "not enough memory to draw the first model") : 0;
+
+    for (size_t i = 0; rc == 0 && i < params->count; i++)
+        at[i] = floats + params->at[i].offset;
+    if (rc == 0)
+        resnet_init(net, server->flags->seed, at);
+    for (size_t i = 0; rc == 0 && i < params->count; i++)
+        rc = ps_place_copy(&server->place, set->at[i], at[i], params->at[i].elements);
+    free(at);
+    free(floats);
+    return rc < 0 ? rc : ps_set_written(set, &server->place);
+}
+
+/* The first version. The network is only asked for its parameters, so a small one will do, on the CPU. */
 static int make_model(struct server *server)
 {
     struct bx_net *net = NULL;
     struct version *first = NULL, *second = NULL;
-    int rc = ps_net_create(server->flags, 2, 64, &net);
+    int rc = ps_net_create(server->flags, NULL, 2, 64, &net);
 
     if (rc == 0)
         rc = ps_params_init(&server->params, net);
     if (rc == 0)
-        server->velocity = ps_params_alloc(&server->params);
-    if (rc == 0 && server->velocity == NULL)
-        rc = bx_fail(-ENOMEM, "not enough memory for the optimizer");
+        rc = ps_place_join(&server->place, server->job);
+    if (rc == 0)
+        rc = ps_place_alloc(&server->place, server->params.room, &server->velocity);
     if (rc == 0)
         rc = create_version(server, 0, &first);
     if (rc == 0) {
-        resnet_init(net, server->flags->seed, first->at);
         install_version(server, first);
-        rc = create_version(server, 1, &second);
+        rc = draw_model(server, net, &first->set);
     }
-    /* Room for the next version, with its pages, which the arena keeps for when it is wanted. */
-    for (size_t i = 0; rc == 0 && i < server->params.count; i++)
-        memset(second->at[i], 0, server->params.at[i].elements * sizeof(float));
     if (rc == 0)
-        destroy_version(second, server->params.count);
+        rc = create_version(server, 1, &second);
+    /* Room for the next version, with its pages, which the arena keeps for when it is wanted. */
+    for (size_t i = 0; rc == 0 && server->place.cuda == NULL && i < server->params.count; i++)
+        memset(second->set.at[i], 0, server->params.at[i].elements * sizeof(float));
+    destroy_version(second);
     bx_net_destroy(net);
     return rc;
 }
@@ -623,13 +639,14 @@ static void unmake(struct server *server)
         struct version *version = server->versions;
 
         server->versions = version->next;
-        destroy_version(version, server->params.count);
+        destroy_version(version);
     }
     for (size_t i = 0; i < server->trainer_count; i++)
         bx_future_release(server->trainers[i].future);
     bx_future_release(server->ended);
     ps_params_fini(&server->params);
-    free(server->velocity);
+    ps_place_free(&server->place, server->velocity);
+    ps_place_close(&server->place);
 }
 
 int ps_server(const struct bx_options *options, const struct ps_run *run)
@@ -641,7 +658,9 @@ int ps_server(const struct bx_options *options, const struct ps_run *run)
     server.trainer_count = (size_t)run->flags->trainers;
     for (size_t i = 0; i < server.trainer_count; i++)
         server.trainers[i] = (struct trainer){ .server = &server, .rank = (int)i + 1, .is_member = true };
-    int rc = bx_job_create(options, &server.job);
+    int rc = ps_place_open(&server.place, run->flags, 0);
+    if (rc == 0)
+        rc = bx_job_create(options, &server.job);
     if (rc == 0)
         rc = start(&server);
     if (rc == 0)

@@ -6,7 +6,9 @@
  * "train" is a blocking handler: it runs on the pool and calls the server from there, a call inside a
  * call. The main thread only serves. Gradients are born in this worker's arena, where the server reads
  * them; the model is read where the server wrote it. It is repacked into the network's own form at once,
- * and given back before the next batch is computed, so that a slow trainer holds up no version.
+ * and given back before the next batch is computed, so that a slow trainer holds up no version. On a GPU all
+ * that is put on a stream: the call goes out while the gradients are still being computed, and its time is
+ * also theirs.
  */
 #include "ps.h"
 
@@ -20,8 +22,7 @@ struct trainer {
     const struct ps_run *run;
     struct ps_learner learner;
     struct ps_params params;
-    struct bx_tensor **tensors;     /* the gradients, or NULLs */
-    float **grads;                  /* where they are */
+    struct ps_set grads;            /* all zero: none */
     struct bx_msg *model;           /* the last reply of the server, until it has been repacked */
     struct bx_reader model_at;      /* its tensors */
     const float **model_params;
@@ -33,14 +34,6 @@ struct trainer {
 
 /* ---- Gradients ------------------------------------------------------------------------------------- */
 
-static void drop_grads(struct trainer *trainer)
-{
-    for (size_t i = 0; i < trainer->params.count; i++) {
-        bx_tensor_release(trainer->tensors[i]);
-        trainer->tensors[i] = NULL;
-    }
-}
-
 /* Those of the last batch, where the server has given them back; else others: what is on loan is not
  * written to. */
 static int ready_grads(struct trainer *trainer)
@@ -48,18 +41,10 @@ static int ready_grads(struct trainer *trainer)
     struct bx_loans loans;
     int rc = bx_job_loans(trainer->job, 0, &loans);     /* looks at what came back */
 
-    /* One lease is for all of them. */
-    if (rc == 0 && trainer->tensors[0] != NULL && bx_tensor_on_loan(trainer->tensors[0]) == 0)
+    if (rc == 0 && trainer->grads.tensors != NULL && !ps_set_is_on_loan(&trainer->grads))
         return 0;
-    drop_grads(trainer);
-    for (size_t i = 0; rc == 0 && i < trainer->params.count; i++) {
-        const struct ps_param *param = &trainer->params.at[i];
-
-        rc = bx_tensor_create(trainer->job, BX_F32, param->ndim, param->shape, &trainer->tensors[i]);
-        if (rc == 0)
-            trainer->grads[i] = bx_tensor_data_mut(trainer->tensors[i]);
-    }
-    return rc;
+    ps_set_destroy(&trainer->grads);
+    return rc < 0 ? rc : ps_set_create(&trainer->grads, &trainer->learner.place, &trainer->params);
 }
 
 /* ---- The model --------------------------------------------------------------------------------------- */
@@ -82,14 +67,9 @@ static int take_model(struct trainer *trainer, struct bx_msg *reply, uint64_t *w
         *waited_ns = bx_read_u64(&in);
     if (in.error != 0)
         return in.error;
-    for (size_t i = 0; i < trainer->params.count; i++) {
-        struct bx_tensor *tensor = bx_read_tensor(&in);
-
-        if (tensor == NULL || bx_tensor_dtype(tensor) != BX_F32 || !bx_tensor_is_contiguous(tensor) ||
-            (size_t)bx_tensor_elements(tensor) != trainer->params.at[i].elements)
-            return bx_fail(-EPROTO, "parameter %zu of the server's model is not the one expected", i);
-        trainer->model_params[i] = bx_tensor_data(tensor);
-    }
+    int rc = ps_read_set(&in, &trainer->learner.place, &trainer->params, "the server's model", trainer->model_params);
+    if (rc < 0)
+        return rc;
     trainer->report.handed_bytes += ps_params_bytes(&trainer->params);
     return 0;
 }
@@ -105,8 +85,7 @@ static int get_model(struct trainer *trainer)
 static void note_report(struct trainer *trainer)
 {
     trainer->report.total_s = ps_seconds_since(trainer->start_ns);
-    if (bx_counter(trainer->job, "tensor_bytes_copied", &trainer->report.copied_bytes) < 0)
-        trainer->report.copied_bytes = UINT64_MAX;
+    trainer->report.copied_bytes = ps_place_copied(&trainer->learner.place);
 }
 
 /* Hands the gradients over and takes the next model; ready_s is what it took to have a place for them. */
@@ -123,8 +102,7 @@ static int update_and_fetch_model(struct trainer *trainer, double loss, double r
     bx_msg_put_u64(args, start_ns);
     bx_msg_put_f64(args, loss);
     ps_put_report(args, &trainer->report);
-    for (size_t i = 0; i < trainer->params.count; i++)
-        bx_msg_put_tensor(args, trainer->tensors[i]);
+    ps_put_set(args, &trainer->grads);
     int rc = bx_rpc_sync(trainer->job, PS_SERVER, "update_and_fetch_model", args,
                          &(struct bx_call_options){ .timeout_ns = BX_FOREVER }, &reply);
     bx_msg_destroy(args);
@@ -172,7 +150,9 @@ static int train_batch(struct trainer *trainer, uint64_t batch)
         rc = ready_grads(trainer);
     charge(&ready_s, &at_ns);
     if (rc == 0)
-        rc = ps_learner_backward(&trainer->learner, trainer->grads);
+        rc = ps_learner_backward(&trainer->learner, trainer->grads.at);
+    if (rc == 0)
+        rc = ps_set_written(&trainer->grads, &trainer->learner.place);
     charge(&seconds->backward, &at_ns);
     return rc < 0 ? rc : update_and_fetch_model(trainer, loss, ready_s);
 }
@@ -184,12 +164,14 @@ static int train(const struct bx_request *request, struct bx_reader *args, struc
     (void)request;
     (void)args;
     trainer->start_ns = ps_now_ns();
-    int rc = get_model(trainer);
+    int rc = ps_place_join(&trainer->learner.place, trainer->job);
+    if (rc == 0)
+        rc = get_model(trainer);
     trainer->report.seconds.call += ps_seconds_since(trainer->start_ns);
     for (uint64_t batch = 0; rc == 0 && batch < trainer->run->flags->num_batches; batch++)
         rc = train_batch(trainer, batch);
     drop_model(trainer);
-    drop_grads(trainer);
+    ps_set_destroy(&trainer->grads);
     trainer->rc = rc;
     if (rc < 0)
         return rc;
@@ -207,11 +189,9 @@ static int make(struct trainer *trainer, int rank)
         rc = ps_params_init(&trainer->params, trainer->learner.net);
     if (rc < 0)
         return rc;
-    trainer->tensors = calloc(trainer->params.count, sizeof(struct bx_tensor *));
-    trainer->grads = calloc(trainer->params.count, sizeof(float *));
     trainer->model_params = calloc(trainer->params.count, sizeof(const float *));
     trainer->report.pid = getpid();
-    return trainer->tensors == NULL || trainer->grads == NULL || trainer->model_params == NULL ? -ENOMEM : 0;
+    return trainer->model_params == NULL ? -ENOMEM : 0;
 }
 
 /* Until the server begins the shutdown. Why training failed, and the death of another trainer, are the server's
@@ -230,8 +210,6 @@ static void unmake(struct trainer *trainer)
 {
     ps_learner_fini(&trainer->learner);
     ps_params_fini(&trainer->params);
-    free(trainer->tensors);
-    free(trainer->grads);
     free(trainer->model_params);
 }
 

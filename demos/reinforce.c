@@ -45,6 +45,7 @@ static const char HELP[] =
     "  --gamma G            discount of later rewards (1.0; 0 to 1)\n"
     "  --seed N             the same seed gives the same episodes (543)\n"
     "  --mode MODE          both, batch or no-batch (both)\n"
+    "  --device DEVICE      where the policy decides and learns: cpu, cuda or cuda:N (cpu)\n"
     "  --quiet              no line for each episode\n"
     "  --csv FILE           world_size,mode,seconds,train_seconds,us_per_step_observer\n"
     "  --plot FILE          draws seconds over world size, FILE.svg or FILE.png (needs gnuplot)\n"
@@ -70,6 +71,7 @@ static int parse_flags(int argc, char **argv, struct reinforce_flags *to)
         { "gamma", FLAG_REAL, &to->gamma, .real_least = 0.0, .real_most = 1.0 },
         { "seed", FLAG_U64, &to->seed, .most = UINT64_MAX },
         { "mode", FLAG_CHOICE, &mode, .choices = MODES },
+        { "device", FLAG_DEVICE, .value = &to->device },
         { "quiet", FLAG_SWITCH, .value = &to->quiet },
         { "csv", FLAG_TEXT, .value = &to->csv },
         { "plot", FLAG_FIGURE, .value = &to->plot },
@@ -78,8 +80,11 @@ static int parse_flags(int argc, char **argv, struct reinforce_flags *to)
     const struct flags flags = { "reinforce", HELP, table, sizeof(table) / sizeof(table[0]) };
 
     *to = (struct reinforce_flags){ .min_world_size = 2, .max_world_size = 11, .episodes = 10,
-                                    .steps = 500, .gamma = 1.0, .seed = 543 };
+                                    .steps = 500, .gamma = 1.0, .seed = 543,
+                                    .device = DEVICE_CPU };
     int rc = flags_parse(&flags, argc, argv);
+    if (to->device == DEVICE_CUDA)
+        to->device = 0;
     to->mode[REINFORCE_BATCH] = mode != 2;
     to->mode[REINFORCE_NO_BATCH] = mode != 1;
     if (rc == 0 && to->min_world_size > to->max_world_size)

@@ -35,6 +35,7 @@ struct reinforce_flags {
     bool mode[REINFORCE_MODES];
     bool quiet;
     bool count_frames;
+    int device;                 /* of the policy: flags.h's DEVICE_CPU, or a GPU's ordinal */
     const char *csv;            /* NULL: none */
     const char *plot;
 };

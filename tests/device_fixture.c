@@ -48,6 +48,9 @@ void device_world(enum device_driver driver)
     snprintf(fake_path, sizeof fake_path, "%s/tests/libfakecuda.so", build != NULL ? build : "build");
     snprintf(machine, sizeof machine, "/dev/shm/bx-fake-cuda-device-%d", (int)maker);
     setenv("BX_CUDA_DRIVER", fake_path, 1);
+    setenv("BX_NVRTC", fake_path, 1);
+    setenv("BX_CUBLAS", fake_path, 1);
+    setenv("BX_CUDNN", fake_path, 1);
     setenv("FAKE_CUDA_MACHINE", machine, 1);
     atexit(remove_machine);
 }

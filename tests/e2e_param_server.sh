@@ -65,8 +65,8 @@ refuses()   # refuses FLAGS...: one sentence, status 2, nothing printed
 
 run --help
 flags='trainers|batch-update-size|num-batches|batch-size|image|num-classes|model|lr|momentum|seed|threads'
-flags="$flags|patience-ms|json|plot"
-check 'help says all flags' test "$status $(grep -cE -e "^  --($flags) " "$dir/out")" = '0 14'
+flags="$flags|device|patience-ms|json|plot"
+check 'help says all flags' test "$status $(grep -cE -e "^  --($flags) " "$dir/out")" = '0 15'
 run --version
 check 'version is one line' lines 1 '^param_server [0-9]+\.[0-9]+\.[0-9]+$' "$dir/out"
 check 'refuses 0 trainers' refuses --trainers 0
@@ -77,6 +77,7 @@ check 'refuses a number with a tail' refuses --batch-size 4x
 check 'refuses a negative number' refuses --seed -1
 check 'refuses images that are too small' refuses --image 31
 check 'refuses a batch that cannot be normalised' refuses --image 32 --batch-size 1
+check 'refuses an unknown device' refuses --device gpu
 check 'refuses an unknown model' refuses --model resnet34
 check 'refuses a learning rate that is no number' refuses --lr nan
 check 'refuses momentum over 1' refuses --momentum 1.01
@@ -116,7 +117,7 @@ check 'says that nothing was copied' lines 1 '^tensors handed over: [1-9][0-9]* 
 check 'says that nothing stays on loan' lines 1 '; on loan at the end: 0$' "$dir/out"
 check 'a figure' grep -q '<svg' "$dir/f.svg"
 
-keys='model trainers batch_update_size num_batches batch_size image num_classes threads lr momentum seed
+keys='model trainers batch_update_size num_batches batch_size image num_classes threads device lr momentum seed
 patience_ms total_s updates images_per_s beyond_compute_median losses update_s step_s beyond_compute
 gradients late per_trainer name end batches compute_s repack_s forward_s backward_s call_s wait_s data_s
 late_gradients handed_bytes copied_bytes arena_bytes versions_live_max leases_at_end late_versions_max

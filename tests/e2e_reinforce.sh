@@ -50,10 +50,11 @@ refuses()   # refuses FLAGS...: one sentence, status 2, nothing printed
 }
 
 run --help
-flags='min-world-size|max-world-size|num-episode|num-steps|gamma|seed|mode|quiet|csv|plot'
-check 'help says all flags' test "$status $(grep -cE -e "--($flags) " "$dir/out")" = '0 10'
+flags='min-world-size|max-world-size|num-episode|num-steps|gamma|seed|mode|device|quiet|csv|plot'
+check 'help says all flags' test "$status $(grep -cE -e "--($flags) " "$dir/out")" = '0 11'
 run --version
 check 'version is one line' lines 1 '^reinforce [0-9]+\.[0-9]+\.[0-9]+$' "$dir/out"
+check 'refuses an unknown device' refuses --device cuda:
 check 'refuses a world size of 1' refuses --min-world-size 1
 check 'refuses a world size of 500' refuses --max-world-size 500
 check 'refuses more than at most' refuses --min-world-size 5 --max-world-size 4

@@ -4,8 +4,10 @@
  * same arithmetic for one trainer after the other; and the pieces of that arithmetic.
  * The program from the outside, with trainers that die and stop, is e2e_param_server.sh.
  */
+#include "../demos/flags.h"
 #include "../demos/ps.h"
 #include "../demos/rng.h"
+#include "device_fixture.h"
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
@@ -18,20 +20,24 @@
 
 static const struct ps_flags SMALL = {
     .trainers = 2, .batch_update_size = 2, .num_batches = 3, .batch_size = 3, .image = 32, .num_classes = 4,
-    .model = RESNET_18, .lr = 0.01, .momentum = 0.9, .seed = 7, .threads = 1, .patience_ms = 600000,
+    .model = RESNET_18, .lr = 0.01, .momentum = 0.9, .seed = 7, .threads = 1, .device = DEVICE_CPU,
+    .patience_ms = 600000,
 };
+static const struct ps_place CPU;
 
-/* One set of arrays for each parameter, in one piece. */
+/* One set of arrays for each parameter, in one piece, in a place. */
 struct set {
+    const struct ps_place *place;
     float *floats;
     float **at;
 };
 
-static struct set make_set(const struct ps_params *params)
+static struct set make_set(const struct ps_place *place, const struct ps_params *params)
 {
-    struct set set = { ps_params_alloc(params), calloc(params->count, sizeof(float *)) };
+    struct set set = { place, NULL, calloc(params->count, sizeof(float *)) };
 
-    cr_assert(set.floats != NULL && set.at != NULL);
+    cr_assert_eq(ps_place_alloc(place, params->room, &set.floats), 0, "%s", bx_error_text());
+    cr_assert_not_null(set.at);
     for (size_t i = 0; i < params->count; i++)
         set.at[i] = set.floats + params->at[i].offset;
     return set;
@@ -39,7 +45,7 @@ static struct set make_set(const struct ps_params *params)
 
 static void free_set(struct set *set)
 {
-    free(set->floats);
+    ps_place_free(set->place, set->floats);
     free(set->at);
 }
 
@@ -56,7 +62,7 @@ struct alone {
     struct ps_params params;
     struct set model[2];
     struct set grads[4];
-    float *velocity;
+    struct set velocity;
     double loss;            /* of the last update */
 };
 
@@ -66,13 +72,34 @@ static void start_alone(struct alone *alone, const struct ps_flags *flags)
     for (int k = 0; k < flags->trainers; k++)
         cr_assert_eq(ps_learner_init(&alone->learners[k], flags, k + 1), 0, "%s", bx_error_text());
     cr_assert_eq(ps_params_init(&alone->params, alone->learners[0].net), 0);
-    alone->velocity = ps_params_alloc(&alone->params);
-    cr_assert_not_null(alone->velocity);
+
+    const struct ps_place *place = &alone->learners[0].place;
+    struct set first = make_set(&CPU, &alone->params);
+
+    alone->velocity = make_set(place, &alone->params);
     for (int i = 0; i < 2; i++)
-        alone->model[i] = make_set(&alone->params);
+        alone->model[i] = make_set(place, &alone->params);
     for (int k = 0; k < flags->trainers; k++)
-        alone->grads[k] = make_set(&alone->params);
-    resnet_init(alone->learners[0].net, flags->seed, alone->model[0].at);
+        alone->grads[k] = make_set(&alone->learners[k].place, &alone->params);
+    resnet_init(alone->learners[0].net, flags->seed, first.at);
+    cr_assert_eq(ps_place_copy(place, alone->model[0].floats, first.floats, alone->params.room), 0);
+    free_set(&first);
+}
+
+/* Learners have a stream each, and nobody orders them here but by waiting. */
+static void wait_for(const struct ps_place *place)
+{
+    cr_assert(place->cuda == NULL || bx_cuda_wait(place->cuda) == 0, "%s", bx_error_text());
+}
+
+static uint64_t checksum_of(const struct alone *alone, const struct set *set)
+{
+    struct set copy = make_set(&CPU, &alone->params);
+
+    cr_assert_eq(ps_place_copy(set->place, copy.floats, set->floats, alone->params.room), 0);
+    uint64_t checksum = ps_checksum(&alone->params, read_only(&copy));
+    free_set(&copy);
+    return checksum;
 }
 
 static void update_alone(struct alone *alone, uint64_t batch)
@@ -89,24 +116,27 @@ static void update_alone(struct alone *alone, uint64_t batch)
         ps_learner_draw(learner, batch);
         cr_assert_eq(ps_learner_forward(learner, &loss), 0);
         cr_assert_eq(ps_learner_backward(learner, alone->grads[k].at), 0);
+        wait_for(&learner->place);
         alone->loss += loss / (double)rows;
         grads[k] = read_only(&alone->grads[k]);
     }
-    ps_step(&(struct ps_step){ .params = &alone->params, .lr = (float)alone->flags->lr,
-                               .momentum = (float)alone->flags->momentum, .velocity = alone->velocity,
-                               .from = read_only(&alone->model[batch % 2]), .to = alone->model[1 - batch % 2].at,
-                               .grads = grads, .rows = rows });
+    cr_assert_eq(ps_step(&(struct ps_step){
+        .place = &alone->learners[0].place, .params = &alone->params, .lr = (float)alone->flags->lr,
+        .momentum = (float)alone->flags->momentum, .velocity = alone->velocity.floats,
+        .from = read_only(&alone->model[batch % 2]), .to = alone->model[1 - batch % 2].at,
+        .grads = grads, .rows = rows }), 0);
+    wait_for(&alone->learners[0].place);
 }
 
 static void end_alone(struct alone *alone)
 {
-    for (int k = 0; k < alone->flags->trainers; k++) {
-        ps_learner_fini(&alone->learners[k]);
-        free_set(&alone->grads[k]);
-    }
     for (int i = 0; i < 2; i++)
         free_set(&alone->model[i]);
-    free(alone->velocity);
+    free_set(&alone->velocity);
+    for (int k = 0; k < alone->flags->trainers; k++) {
+        free_set(&alone->grads[k]);
+        ps_learner_fini(&alone->learners[k]);
+    }
     ps_params_fini(&alone->params);
 }
 
@@ -154,8 +184,8 @@ static void expect_same_as_alone(const struct ps_flags *flags)
         update_alone(&alone, batch);
         cr_expect_eq(alone.loss, result->update[batch].loss, "update %d", (int)batch);
     }
-    cr_expect_eq(ps_checksum(&alone.params, read_only(&alone.model[flags->num_batches % 2])), result->checksum);
-    cr_expect_neq(ps_checksum(&alone.params, read_only(&alone.model[1 - flags->num_batches % 2])), result->checksum);
+    cr_expect_eq(checksum_of(&alone, &alone.model[flags->num_batches % 2]), result->checksum);
+    cr_expect_neq(checksum_of(&alone, &alone.model[1 - flags->num_batches % 2]), result->checksum);
     end_alone(&alone);
     ps_result_destroy(result, flags);
 }
@@ -164,6 +194,18 @@ Test(param_server, trains_the_model_that_one_process_alone_would, .timeout = LIM
 {
     expect_same_as_alone(&SMALL);
 }
+
+#if BXI_CUDA
+/* Two devices: the server and trainer1 on the first, trainer2 on the second. */
+Test(param_server, trains_the_model_that_one_process_alone_would_on_gpus, .timeout = LIMIT_S)
+{
+    struct ps_flags flags = SMALL;
+
+    device_world(DEVICE_ANY);
+    flags.device = device_is_real() ? 0 : DEVICE_CUDA;
+    expect_same_as_alone(&flags);
+}
+#endif
 
 Test(param_server, takes_the_gradients_of_all_where_they_are_fewer_than_an_update_wants, .timeout = LIMIT_S)
 {
@@ -196,7 +238,7 @@ Test(param_server, accounts_for_every_tensor_and_second, .timeout = LIMIT_S)
     struct ps_params params;
     struct bx_net *net = NULL;
 
-    cr_assert_eq(ps_net_create(&SMALL, 2, 32, &net), 0);
+    cr_assert_eq(ps_net_create(&SMALL, NULL, 2, 32, &net), 0);
     cr_assert_eq(ps_params_init(&params, net), 0);
     cr_expect_eq(params.count, 62);
     for (int k = 0; k < SMALL.trainers; k++) {
@@ -260,18 +302,20 @@ static void expect_stepped(const struct ps_params *params, const struct set *fro
 Test(param_server, averages_the_gradients_and_steps_every_parameter)
 {
     struct ps_params params = odd_params();
-    struct set from = make_set(&params), to = make_set(&params), velocity = make_set(&params), grads[3];
+    struct set from = make_set(&CPU, &params), to = make_set(&CPU, &params), velocity = make_set(&CPU, &params);
+    struct set grads[3];
     const float *const *rows[3];
 
     fill(&params, &from, 1);
     fill(&params, &velocity, 9);
     for (uint64_t k = 0; k < 3; k++) {
-        grads[k] = make_set(&params);
+        grads[k] = make_set(&CPU, &params);
         fill(&params, &grads[k], 2 + k);
         rows[k] = read_only(&grads[k]);
     }
-    ps_step(&(struct ps_step){ .params = &params, .lr = 0.1f, .momentum = 0.9f, .velocity = velocity.floats,
-                               .from = read_only(&from), .to = to.at, .grads = rows, .rows = 3 });
+    cr_assert_eq(ps_step(&(struct ps_step){ .place = &CPU, .params = &params, .lr = 0.1f, .momentum = 0.9f,
+                                            .velocity = velocity.floats, .from = read_only(&from), .to = to.at,
+                                            .grads = rows, .rows = 3 }), 0);
     expect_stepped(&params, &from, grads, &to, 9);
     for (int k = 0; k < 3; k++)
         free_set(&grads[k]);

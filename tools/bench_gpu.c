@@ -7,12 +7,14 @@
  * its stream behind the tensor's ready point, and answers. The lease goes back behind that stream. Nobody waits
  * for the GPU in between, so what is measured is the host's path; that no byte was copied is what the counters of
  * both say. A copy is measured until the host sees its end: 4 bytes are read back behind it. What mapping a slab
- * takes is the first hand-over of a tensor that fills a slab of its own, less a later one.
+ * takes is the first hand-over of a tensor that fills a slab of its own, less a later one. What a consumer's
+ * work waits for beyond its data is bench_gpu_clock.c's.
  *
  * The tests' driver is refused, for its times mean nothing; --dry-run takes it, and prints no figure. This has
  * not run on a GPU yet.
  */
 #include "bench.h"
+#include "bench_gpu.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -33,6 +35,7 @@ struct gpu_results {
     bool measured;
     double empty_us;
     double open_us;
+    struct bench_gpu_ready ready;
     struct {
         double p50_us, p99_us, copy_us, pinned_us;
         double copied_bytes;                /* by the hand-overs, of both workers */
@@ -84,7 +87,9 @@ static int add_functions(struct bx_job *job, void *context)
 
     if (rc == 0)
         rc = bx_register(job, TAKE, BX_INLINE, take, context);
-    return rc < 0 ? rc : bx_register(job, COPIED, BX_INLINE, copied, context);
+    if (rc == 0)
+        rc = bx_register(job, COPIED, BX_INLINE, copied, context);
+    return rc < 0 ? rc : bench_gpu_clock_register(job);
 }
 
 /* ---- Worker 0 ---------------------------------------------------------------------------------- */
@@ -236,6 +241,16 @@ static int measure(struct sender *sender)
     return rc < 0 ? rc : slabs(sender, &results->open_us);
 }
 
+/* Needs NVRTC, which the rest does not. */
+static void clock_ready(struct sender *sender)
+{
+    struct bench_gpu_ready *ready = &sender->bench->results->ready;
+
+    *ready = (struct bench_gpu_ready){ NAN, NAN };
+    if (bench_gpu_clock_run(sender->job, sender->device, sender->to, ready) < 0)
+        fprintf(stderr, "bxbench: gpu: ready_p50_us and ready_p99_us are not measured: %s\n", bx_error_text());
+}
+
 static int start(struct sender *sender)
 {
     const struct bench_options *options = sender->bench->options;
@@ -264,16 +279,23 @@ static int worker(const struct bx_options *options, void *context)
 
     if (bench_worker_start(options, cpu, add_functions, NULL, &sender.job) != 0)
         return 1;
-    if (options->rank == 1)
-        return bench_worker_serve(sender.job);
+    if (options->rank == 1) {
+        rc = bench_worker_serve(sender.job);
+        bench_gpu_clock_end();
+        return rc;
+    }
     sender.to = bx_worker_name(sender.job, 1);
     rc = start(&sender);
     if (rc == 0)
         rc = measure(&sender);
+    if (rc == 0)
+        clock_ready(&sender);
     bench->results->measured = rc == 0 && !bx_gpu_is_fake(sender.job);
     rc = rc < 0 ? bench_fail("gpu", rc) : 0;
     bx_tensor_release(sender.host_word);
-    return bench_worker_end(sender.job, rc);
+    rc = bench_worker_end(sender.job, rc);
+    bench_gpu_clock_end();
+    return rc;
 }
 
 /* ---- The report -------------------------------------------------------------------------------- */
@@ -287,6 +309,9 @@ static void report(const struct gpu_bench *bench)
     bench_report_number("calls", (double)bench->calls, 0, "hand-overs of each size");
     bench_report_number("empty_us", results->empty_us + none, 1, "a tensor without elements, p50");
     bench_report_number("open_us", results->open_us + none, 1, "what mapping a slab adds to the first hand-over");
+    bench_report_number("ready_p50_us", results->ready.p50_us + none, 2,
+                        "from the end of the producer's kernel to the consumer's, the device's clock");
+    bench_report_number("ready_p99_us", results->ready.p99_us + none, 2, NULL);
     bench_report_rows_open("rows");
     for (size_t i = 0; i < SIZES && sizes[i] <= bench->options->bytes; i++) {
         bench_report_row_open();

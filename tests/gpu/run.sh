@@ -54,6 +54,12 @@ part 'what is below lib' env BX_TEST_REAL_GPU=1 "$build/tests/unit" --filter 'gp
 part 'tensors' env BX_TEST_REAL_GPU=1 "$build/tests/unit" --filter 'device*/*'
 part 'tensor_ipc, 1 KB' "$build/bin/tensor_ipc" --bytes 1024
 part 'tensor_ipc, 1 GB' "$build/bin/tensor_ipc" --bytes 1073741824
+part 'the networks' env BX_TEST_REAL_GPU=1 "$build/tests/unit" --filter '*_cuda/*'
+part 'the parameter server, bit for bit' env BX_TEST_REAL_GPU=1 "$build/tests/unit" --filter 'param_server/*gpus*'
+part 'reinforce, its policy on the GPU' "$build/bin/reinforce" --min-world-size 2 --device cuda --quiet
+part 'reinforce, on the CPU' "$build/bin/reinforce" --min-world-size 2 --quiet
+part 'param_server on the GPU' "$build/bin/param_server" --device cuda
+part 'param_server on the GPU, one trainer' "$build/bin/param_server" --device cuda --trainers 1 --batch-update-size 1
 for order in host device events sync; do
     part "bxbench gpu, order $order" env BX_GPU_ORDER=$order "$build/bin/bxbench" gpu
 done

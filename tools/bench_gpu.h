@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Shared by bench_gpu.c and bench_gpu_clock.c: the part of bxbench gpu that the device's own clock measures.
+ */
+#ifndef BENCH_GPU_H
+#define BENCH_GPU_H
+
+#include "boxcar.h"
+
+#define BENCH_GPU_ROUNDS 200
+
+struct bench_gpu_ready {
+    double p50_us, p99_us;
+};
+
+/* Worker 1, before the job starts; both, when it has shut down. */
+int bench_gpu_clock_register(struct bx_job *job);
+void bench_gpu_clock_end(void);
+
+/* Worker 0: asks worker `to`. 0, or a code with a sentence: -ENOTSUP where there is no NVRTC. */
+int bench_gpu_clock_run(struct bx_job *job, struct bx_device device, const char *to, struct bench_gpu_ready *ready);
+
+#endif

@@ -123,14 +123,21 @@ static int take_block(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_
 
 int bxi_gpu_alloc(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_block **block)
 {
+    struct bxi_gpu *gpu = device->gpu;
+    bool comes;
     int rc;
 
     if (bxi_gpu_forked())
         return -EPERM;
-    pthread_mutex_lock(&device->gpu->lock);
-    rc = take_block(device, bytes, block);
-    pthread_mutex_unlock(&device->gpu->lock);
-    return rc;
+    for (int pauses = 0;; pauses++) {
+        pthread_mutex_lock(&gpu->lock);
+        rc = take_block(device, bytes, block);
+        comes = bytes <= gpu->info[device->ordinal].bytes && bxi_gpu_room_comes(gpu, device, rc);
+        pthread_mutex_unlock(&gpu->lock);
+        if (!comes || pauses == BXI_GPU_ROOM_PAUSES)
+            return rc;
+        bxi_gpu_room_wait(gpu);
+    }
 }
 
 int bxi_gpu_ref(const struct bxi_gpu_block *block, uint64_t offset, uint64_t bytes, struct bxi_gpu_ref *ref)
@@ -408,10 +415,28 @@ static int wrap(struct bxi_gpu *gpu, const struct bxi_gpu_block *range, struct b
     return 0;
 }
 
+/* Under the lock. */
+static int wrap_any(struct bxi_gpu *gpu, const struct bxi_gpu_foreign *foreign, struct bxi_gpu_block_inside *made,
+                    struct bxi_gpu_last *last)
+{
+    struct bxi_gpu_block range = { .address = foreign->address, .bytes = foreign->bytes };
+    int rc;
+
+    if (gpu->device_count == 0)
+        return bxi_gpu_fail(-ENODEV, "no device is in use here: open one first");
+    rc = bxi_gpu_enter(gpu->device[0]);
+    if (rc < 0)
+        return rc;
+    rc = wrap(gpu, &range, made, last);
+    bxi_gpu_leave(gpu->device[0]);
+    return rc;
+}
+
 int bxi_gpu_wrap(struct bxi_gpu *gpu, const struct bxi_gpu_foreign *foreign, struct bxi_gpu_block **block)
 {
     struct bxi_gpu_block_inside *made;
     struct bxi_gpu_last *last;
+    bool comes;
     int rc;
 
     if (bxi_gpu_forked())
@@ -423,16 +448,15 @@ int bxi_gpu_wrap(struct bxi_gpu *gpu, const struct bxi_gpu_foreign *foreign, str
         goto free_both;
     last->freed = foreign->freed;
     last->context = foreign->context;
-    pthread_mutex_lock(&gpu->lock);
-    rc = gpu->device_count == 0 ? bxi_gpu_fail(-ENODEV, "no device is in use here: open one first")
-        : bxi_gpu_enter(gpu->device[0]);
-    if (rc == 0) {
-        struct bxi_gpu_block range = { .address = foreign->address, .bytes = foreign->bytes };
-
-        rc = wrap(gpu, &range, made, last);
-        bxi_gpu_leave(gpu->device[0]);
+    for (int pauses = 0;; pauses++) {
+        pthread_mutex_lock(&gpu->lock);
+        rc = wrap_any(gpu, foreign, made, last);
+        comes = bxi_gpu_room_comes(gpu, NULL, rc);
+        pthread_mutex_unlock(&gpu->lock);
+        if (!comes || pauses == BXI_GPU_ROOM_PAUSES)
+            break;
+        bxi_gpu_room_wait(gpu);
     }
-    pthread_mutex_unlock(&gpu->lock);
     if (rc < 0)
         goto free_both;
     if (foreign->freed == NULL)

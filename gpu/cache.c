@@ -240,6 +240,7 @@ static int demand(struct bxi_gpu_peer *peer, uint32_t slab, uint64_t generation)
                             (unsigned long long)generation);
     map = &peer->map[slab];
     if (map->state == BXI_GPU_MAP_NONE) {
+        bxi_gpu_maps_look(peer);        /* the same allocation may be open still, from when it was wrapped before */
         map->peer = peer;
         map->generation = generation;
         map->state = BXI_GPU_MAP_OPENING;

@@ -168,15 +168,18 @@ struct bxi_gpu_block {
 };
 
 /* A block of the pool, aligned to BXI_GPU_ALIGN, its contents undefined. -ENOMEM: the device has no room, after
- * blocks whose points have passed were taken back; the sentence says how much waits. -ENOSPC: no slab row. */
+ * blocks whose points have passed were taken back; the sentence says how much waits. -ENOSPC: no slab row.
+ * Where there is no room or no row, but slabs without a block are there or being freed, waits for those: some
+ * milliseconds, or until others have closed them, and polls meanwhile; a little more than a second at most. It does not
+ * wait for blocks that are in use. */
 int bxi_gpu_alloc(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_block **block);
 
 /* Memory that somebody else made with cuMemAlloc or cudaMalloc, as a block that can be lent. freed(context) is
  * called on the helper once the block was freed, its points have passed and nobody has the allocation open (other
  * blocks of it are freed too): only then may it be freed. -EOPNOTSUPP: managed, pooled (cudaMallocAsync) or VMM
  * memory, which this IPC cannot export; -EINVAL: no device memory, or the range leaves it, or one's own pool;
- * -ENODEV: of a device not opened here; -ESTALE: mapped from another process, so pass on that process's ref. freed
- * may be NULL. */
+ * -ENODEV: of a device not opened here; -ESTALE: mapped from another process, so pass on that process's ref; -ENOSPC:
+ * no slab row, after a wait as alloc's. freed may be NULL. */
 typedef void (*bxi_gpu_freed_fn)(void *context);
 struct bxi_gpu_foreign {
     uint64_t address;

@@ -113,6 +113,11 @@ int bxi_gpu_slab_publish(struct bxi_gpu *gpu, struct bxi_gpu_slab *slab);     /*
 struct bxi_gpu_slab *bxi_gpu_slab_vacant(struct bxi_gpu *gpu);                /* NULL: all rows are taken */
 void bxi_gpu_slab_retire(struct bxi_gpu *gpu, struct bxi_gpu_slab *slab);
 int bxi_gpu_slabs_poll(struct bxi_gpu *gpu);
+/* After a call that found no memory on the device, or no row (device NULL: of none): whether it is worth asking again,
+ * because slabs are being freed. Those of the device that are empty, and too small, are from then on. */
+bool bxi_gpu_room_comes(struct bxi_gpu *gpu, const struct bxi_gpu_device *device, int rc);
+#define BXI_GPU_ROOM_PAUSES 5000                /* how often it is asked again: a second and a little */
+void bxi_gpu_room_wait(struct bxi_gpu *gpu);                                  /* without the lock: polls, and pauses */
 void bxi_gpu_slab_drop(struct bxi_gpu *gpu, struct bxi_gpu_slab *slab);       /* a block less */
 bool bxi_gpu_slab_is_held(struct bxi_gpu *gpu, const struct bxi_gpu_slab *slab);
 /* At the end, without the lock: waits until nobody has one open, for some seconds; frees those of a device, and says
@@ -207,6 +212,7 @@ struct bxi_gpu_peer {
 bool bxi_gpu_peer_is_dead(const struct bxi_gpu_peer *peer);
 struct bxi_gpu_peer *bxi_gpu_peer_by_id(const struct bxi_gpu *gpu, uint64_t id);   /* under the lock; or NULL */
 int bxi_gpu_peers_poll(struct bxi_gpu *gpu);            /* under the lock */
+int bxi_gpu_maps_look(struct bxi_gpu_peer *peer);       /* under the lock: closes what is to be closed */
 /* Under the lock: the device here on which the peer's slabs of that device are mapped; NULL: all are out of reach. */
 struct bxi_gpu_device *bxi_gpu_device_for(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES]);
 void bxi_gpu_map_close(struct bxi_gpu_map *map);        /* under the lock: begins it; it is OPEN */

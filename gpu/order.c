@@ -499,8 +499,8 @@ static int wait_on_host(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const st
 
     bxi_gpu_count(&gpu->figures.fallbacks, 1);
     bxi_gpu_count(&gpu->figures.host_synchronises, 1);
-    while (!has_come(host_word(region, point->lane), point->value)) {
-        if (peer != NULL && bxi_gpu_peer_is_dead(peer))
+    for (uint64_t word; !has_come(word = host_word(region, point->lane), point->value);) {
+        if (peer != NULL && (bxi_gpu_peer_is_dead(peer) || (word & BXI_GPU_POISON) != 0))
             return after_death(gpu, peer, point);
         if (point->order == BXI_GPU_DEVICE_WORDS && (rc = bxi_gpu_passed(gpu, peer, point)) < 0)
             return rc;
@@ -589,8 +589,9 @@ static int word_for(struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer, 
         *address = page != 0 ? page + point->lane * sizeof(struct bxi_gpu_word) : 0;
         return 0;
     }
-    if (!lane_of(region_of(gpu, peer), point, &row))
-        return bad_point(peer, point);
+    *address = 0;
+    if (!lane_of(region_of(gpu, peer), point, &row))    /* closed; all its points had passed */
+        return has_come(host_word(region_of(gpu, peer), point->lane), point->value) ? 0 : bad_point(peer, point);
     pthread_mutex_lock(&gpu->lock);
     word = device_word(gpu, peer, point, &row);
     pthread_mutex_unlock(&gpu->lock);

@@ -153,7 +153,7 @@ static void look_at_devices(struct bxi_gpu_peer *peer)
 }
 
 /* Maps whose owner wants them closed, or is dead. */
-static int look_at_maps(struct bxi_gpu_peer *peer)
+int bxi_gpu_maps_look(struct bxi_gpu_peer *peer)
 {
     bool is_dead = bxi_gpu_peer_is_dead(peer);
     int left = 0;
@@ -183,7 +183,7 @@ int bxi_gpu_peers_poll(struct bxi_gpu *gpu)
 
     for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next) {
         look_at_devices(peer);
-        left += look_at_maps(peer);
+        left += bxi_gpu_maps_look(peer);
     }
     return left;
 }
@@ -259,7 +259,7 @@ int bxi_gpu_peer_died(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words)
     rc = poison_host(peer, words);
     poison_device(peer);
     (void)bxi_gpu_blocks_poll(gpu);
-    (void)look_at_maps(peer);
+    (void)bxi_gpu_maps_look(peer);
     pthread_mutex_unlock(&gpu->lock);
     return rc;
 }

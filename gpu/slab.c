@@ -21,7 +21,8 @@
 #include <time.h>
 
 #define LARGEST_BYTES ((uint64_t)1 << 30)       /* that a slab grows to by itself */
-#define PATIENCE_PAUSES 10000                   /* of 200 us, for others to close as we leave */
+#define PAUSE_NS 200000
+#define PATIENCE_PAUSES 10000                   /* for others to close as we leave */
 
 static uint64_t stamp_of(const struct bxi_gpu_slab *slab)
 {
@@ -232,6 +233,31 @@ int bxi_gpu_slabs_poll(struct bxi_gpu *gpu)
     return left;
 }
 
+bool bxi_gpu_room_comes(struct bxi_gpu *gpu, const struct bxi_gpu_device *device, int rc)
+{
+    bool comes = false;
+
+    if (rc != -ENOMEM && rc != -ENOSPC)
+        return false;
+    for (int i = 0; i < BXI_GPU_SLABS; i++) {
+        struct bxi_gpu_slab *slab = &gpu->slab[i];
+
+        if (slab->device == device && slab->state == BXI_GPU_SLAB_LIVE && slab->whole != NULL)
+            bxi_gpu_slab_retire(gpu, slab);
+        comes = comes || (slab->state == BXI_GPU_SLAB_RETIRING &&
+                          (rc == -ENOSPC || (slab->device == device && !slab->is_foreign)));
+    }
+    return comes;
+}
+
+void bxi_gpu_room_wait(struct bxi_gpu *gpu)
+{
+    struct timespec pause = { .tv_nsec = PAUSE_NS };
+
+    (void)bxi_gpu_poll(gpu);
+    nanosleep(&pause, NULL);
+}
+
 /* One empty slab of a device is kept; another goes. */
 static bool has_spare(struct bxi_gpu *gpu, const struct bxi_gpu_slab *but)
 {
@@ -294,7 +320,7 @@ static int held_count(struct bxi_gpu *gpu)
 
 void bxi_gpu_slabs_wait(struct bxi_gpu *gpu)
 {
-    struct timespec pause = { .tv_nsec = 200 * 1000 };
+    struct timespec pause = { .tv_nsec = PAUSE_NS };
 
     for (int i = 0; i < PATIENCE_PAUSES && held_count(gpu) > 0; i++)
         nanosleep(&pause, NULL);

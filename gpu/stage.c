@@ -6,6 +6,10 @@
  * Staging has two pinned buffers for each device, of 1 MiB: while the device fills or empties one, the host does
  * the other. It waits for the device, and counts that: it is for devices without peer access, not for the hot
  * path. Pinning the caller's memory instead would cost more than the copy for anything that is staged once.
+ *
+ * The lane is waited for before the buffers are taken, and the copies go to the side stream, on which nothing waits. On
+ * the lane they could come behind a wait for another process's work, and who has nothing to do with that would wait for
+ * the buffers: also the one thread that has to see that process's death.
  */
 #include "inside.h"
 
@@ -63,26 +67,24 @@ static size_t part_bytes(uint64_t bytes, uint64_t at)
     return bytes - at < BXI_GPU_BOUNCE_BYTES ? (size_t)(bytes - at) : BXI_GPU_BOUNCE_BYTES;
 }
 
-static unsigned fill_bounce(struct bxi_gpu_lane *lane, uint64_t from, uint64_t bytes, uint64_t at)
+static unsigned fill_bounce(struct bxi_gpu_device *device, uint64_t from, uint64_t bytes, uint64_t at)
 {
-    struct bxi_gpu_device *device = lane->device;
     const struct bxi_cuda *cu = &device->gpu->cu;
     unsigned which = (unsigned)(at / BXI_GPU_BOUNCE_BYTES % 2);
-    unsigned result = cu->cuMemcpyDtoHAsync_v2(device->bounce[which], from + at, part_bytes(bytes, at), lane->stream);
+    unsigned result = cu->cuMemcpyDtoHAsync_v2(device->bounce[which], from + at, part_bytes(bytes, at), device->side);
 
-    return result == CUDA_SUCCESS ? cu->cuEventRecord(device->bounce_event[which], lane->stream) : result;
+    return result == CUDA_SUCCESS ? cu->cuEventRecord(device->bounce_event[which], device->side) : result;
 }
 
-static unsigned out(struct bxi_gpu_lane *lane, unsigned char *to, uint64_t from, uint64_t bytes)
+static unsigned out(struct bxi_gpu_device *device, unsigned char *to, uint64_t from, uint64_t bytes)
 {
-    struct bxi_gpu_device *device = lane->device;
-    unsigned result = fill_bounce(lane, from, bytes, 0);
+    unsigned result = fill_bounce(device, from, bytes, 0);
 
     for (uint64_t at = 0; at < bytes && result == CUDA_SUCCESS; at += BXI_GPU_BOUNCE_BYTES) {
         unsigned which = (unsigned)(at / BXI_GPU_BOUNCE_BYTES % 2);
 
         if (bytes - at > BXI_GPU_BOUNCE_BYTES)
-            result = fill_bounce(lane, from, bytes, at + BXI_GPU_BOUNCE_BYTES);
+            result = fill_bounce(device, from, bytes, at + BXI_GPU_BOUNCE_BYTES);
         if (result == CUDA_SUCCESS)
             result = device->gpu->cu.cuEventSynchronize(device->bounce_event[which]);
         if (result == CUDA_SUCCESS)
@@ -91,9 +93,8 @@ static unsigned out(struct bxi_gpu_lane *lane, unsigned char *to, uint64_t from,
     return result;
 }
 
-static unsigned in(struct bxi_gpu_lane *lane, uint64_t to, const unsigned char *from, uint64_t bytes)
+static unsigned in(struct bxi_gpu_device *device, uint64_t to, const unsigned char *from, uint64_t bytes)
 {
-    struct bxi_gpu_device *device = lane->device;
     const struct bxi_cuda *cu = &device->gpu->cu;
     unsigned result = CUDA_SUCCESS;
 
@@ -105,11 +106,11 @@ static unsigned in(struct bxi_gpu_lane *lane, uint64_t to, const unsigned char *
         if (result != CUDA_SUCCESS)
             break;
         memcpy(device->bounce[which], from + at, part_bytes(bytes, at));
-        result = cu->cuMemcpyHtoDAsync_v2(to + at, device->bounce[which], part_bytes(bytes, at), lane->stream);
+        result = cu->cuMemcpyHtoDAsync_v2(to + at, device->bounce[which], part_bytes(bytes, at), device->side);
         if (result == CUDA_SUCCESS)
-            result = cu->cuEventRecord(device->bounce_event[which], lane->stream);
+            result = cu->cuEventRecord(device->bounce_event[which], device->side);
     }
-    return result == CUDA_SUCCESS ? cu->cuStreamSynchronize(lane->stream) : result;
+    return result == CUDA_SUCCESS ? cu->cuStreamSynchronize(device->side) : result;
 }
 
 /* One of to and from is host memory. */
@@ -127,10 +128,12 @@ static int stage(struct bxi_gpu_lane *lane, void *host_to, const void *host_from
     rc = bxi_gpu_enter(device);
     if (rc < 0)
         return rc;
+    result = gpu->cu.cuStreamSynchronize(lane->stream);
     pthread_mutex_lock(&device->bounce_lock);
-    result = make_bounce(device);
     if (result == CUDA_SUCCESS)
-        result = host_to != NULL ? out(lane, host_to, address, bytes) : in(lane, address, host_from, bytes);
+        result = make_bounce(device);
+    if (result == CUDA_SUCCESS)
+        result = host_to != NULL ? out(device, host_to, address, bytes) : in(device, address, host_from, bytes);
     pthread_mutex_unlock(&device->bounce_lock);
     bxi_gpu_leave(device);
     if (result != CUDA_SUCCESS)

@@ -264,7 +264,8 @@ bool bx_gpu_is_fake(struct bx_job *job);        /* BX_CUDA_DRIVER names the test
 void *bx_gpu_stream(struct bx_job *job, struct bx_device device);
 
 /* As bx_tensor_create, in memory of an open device. -ENODEV if it is not open; -ENOMEM: the device has no room
- * (the sentence says how much of it waits for leases). Does not block. */
+ * (the sentence says how much of it waits for leases). Waits for no lease; where the device is full of what others are
+ * just closing, about a second at most for that. */
 int bx_tensor_create_on(struct bx_job *job, struct bx_device device, enum bx_dtype dtype, int ndim,
                         const int64_t *shape, struct bx_tensor **tensor);
 

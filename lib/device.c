@@ -113,17 +113,48 @@ void bxi_devices_unpin(struct bxi_devices *devices)
     bxi_devices_leave(devices);
 }
 
+void bxi_devices_reenter(struct bxi_devices *devices)
+{
+    pthread_mutex_lock(&devices->lock);
+    devices->pins--;
+}
+
+/* Who waited may find that another has marked the stream, or put work on it, before it had the lock again. */
 int bxi_devices_mark(struct bxi_devices *devices, uint32_t stream, struct bxi_gpu_point *point)
 {
     struct bxi_gpu_lane *lane = devices->streams[stream].lane;
 
-    if (bxi_gpu_mark_waits(lane)) {
+    while (bxi_gpu_mark_waits(lane)) {
         bxi_devices_pin(devices);
         bxi_gpu_mark_wait(lane);
-        pthread_mutex_lock(&devices->lock);
-        devices->pins--;
+        bxi_devices_reenter(devices);
     }
     return bxi_gpu_mark(lane, point);
+}
+
+void bxi_devices_wait(struct bxi_devices *devices, uint32_t stream)
+{
+    bxi_devices_pin(devices);
+    bxi_gpu_lane_wait(devices->streams[stream].lane);
+    bxi_devices_reenter(devices);
+}
+
+int bxi_devices_alloc(struct bxi_devices *devices, uint32_t device, uint64_t bytes, struct bxi_gpu_block **block)
+{
+    struct bxi_gpu_block *made = NULL;
+    int rc;
+
+    bxi_devices_pin(devices);
+    rc = bxi_gpu_alloc(devices->open[device].device, bytes > 0 ? bytes : 1, &made);
+    bxi_devices_reenter(devices);
+    if (rc < 0)
+        return rc;
+    if (devices->gpu == NULL) {
+        bxi_gpu_free(made);
+        return BX_E_SHUTDOWN;
+    }
+    *block = made;
+    return 0;
 }
 
 /* ---- opening ----------------------------------------------------------------------------------- */

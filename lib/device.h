@@ -62,11 +62,18 @@ int bxi_devices_gone(const struct bxi_devices *devices);        /* why enter sai
  * be for a worker that dies, and then it is the role that releases it, which takes the lock now and then. */
 void bxi_devices_pin(struct bxi_devices *devices);
 void bxi_devices_unpin(struct bxi_devices *devices);
+/* Pinned: enters again, also where the driver is about to close (gpu is NULL then, and it is open until leave all the
+ * same): what follows up to leave takes no new device or peer. */
+void bxi_devices_reenter(struct bxi_devices *devices);
 int bxi_devices_fail(int code, const char *what);       /* with gpu/'s sentence */
 /* Inside enter: */
-/* A point on the stream of that index. Lets go of the lock for as long as that waits, as pin does, so that the driver
- * may be about to close when it returns: what follows up to leave takes no new device or peer. Errors of gpu/. */
+/* Each of these lets go of the lock for as long as it waits, and then enters again as reenter does. */
+/* A point on the stream of that index. Errors of gpu/. */
 int bxi_devices_mark(struct bxi_devices *devices, uint32_t stream, struct bxi_gpu_point *point);
+/* Until all work on the stream of that index is done. */
+void bxi_devices_wait(struct bxi_devices *devices, uint32_t stream);
+/* A block of one byte at least. Errors of gpu/; BX_E_SHUTDOWN. */
+int bxi_devices_alloc(struct bxi_devices *devices, uint32_t device, uint64_t bytes, struct bxi_gpu_block **block);
 /* Index of the open device of that ordinal; -ENODEV with a sentence. */
 int bxi_devices_find(const struct bxi_devices *devices, int ordinal);
 /* Index of the stream; NULL: the device's own. -ENOSPC, and errors of gpu/, with a sentence. */

@@ -43,9 +43,9 @@ int bxi_device_loan_part(struct bxi_loan *loan, uint32_t index, const struct bxi
 
     part->is = true;
     part->staged = ref == NULL;
-    if (part->staged) {
+    if (part->staged) {                     /* packed: it gets a block of as many bytes as it has elements */
         part->address = head->offset;       /* in the arena, until it is staged in */
-        return 0;
+        return head->flags & BXI_STRIDED ? BX_E_CORRUPT : 0;
     }
     part->ref = *ref;
     if (self)
@@ -126,7 +126,7 @@ static int stage_in(struct bxi_loan *loan, uint32_t index)
     struct bxi_device_part *part = &loan->device->parts[index];
     uint64_t bytes = (uint64_t)bx_tensor_bytes(&loan->tensors[index]);
     int lane = bxi_devices_staging(devices, 0);
-    int rc = lane < 0 ? lane : bxi_gpu_alloc(devices->open[0].device, bytes > 0 ? bytes : 1, &part->block);
+    int rc = lane < 0 ? lane : bxi_devices_alloc(devices, 0, bytes, &part->block);
 
     if (rc == 0)
         rc = bxi_gpu_stage_in(devices->streams[lane].lane, part->block->address, loan->storage.base + part->address,
@@ -270,6 +270,17 @@ int bxi_device_hold(struct bx_job *job, struct bxi_peer *peer, const void *body,
 
 /* ---- the end ----------------------------------------------------------------------------------- */
 
+/* Devices' lock, which is let go of: where the one stream's device cannot see the other's words, this waits. */
+static int put_behind(struct bxi_devices *devices, uint32_t stream, const struct bxi_gpu_point *point)
+{
+    int rc;
+
+    bxi_devices_pin(devices);
+    rc = bxi_gpu_after(devices->streams[stream].lane, NULL, point);
+    bxi_devices_reenter(devices);
+    return rc;
+}
+
 /* Devices' lock. The stream that comes behind all that read it: the only one, or one of our own that waits for each.
  * Not one of theirs behind the others, which may never be meant to wait for one another. BXI_NO_STREAM: none, or
  * their work was waited for. */
@@ -280,7 +291,6 @@ static uint32_t last_stream(struct bxi_device_loan *device)
     int joining = several ? bxi_devices_joining(devices) : 0;
 
     for (uint32_t i = 0; i < devices->stream_count; i++) {
-        struct bxi_gpu_lane *lane = devices->streams[i].lane;
         struct bxi_gpu_point point;
 
         if ((device->streams >> i & 1) == 0)
@@ -288,8 +298,8 @@ static uint32_t last_stream(struct bxi_device_loan *device)
         if (!several)
             return i;
         if (joining < 0 || bxi_devices_mark(devices, i, &point) < 0 ||
-            bxi_gpu_after(devices->streams[joining].lane, NULL, &point) < 0)
-            bxi_gpu_lane_wait(lane);
+            put_behind(devices, (uint32_t)joining, &point) < 0)
+            bxi_devices_wait(devices, i);
     }
     return several && joining >= 0 ? (uint32_t)joining : BXI_NO_STREAM;
 }
@@ -300,7 +310,7 @@ static void join(struct bxi_device_loan *device, struct bxi_gpu_point *point)
     uint32_t stream = last_stream(device);
 
     if (stream != BXI_NO_STREAM && bxi_devices_mark(device->devices, stream, point) < 0)
-        bxi_gpu_lane_wait(device->devices->streams[stream].lane);
+        bxi_devices_wait(device->devices, stream);
 }
 
 void bxi_device_loan_end(struct bxi_loan *loan, struct bxi_gpu_point *point)

@@ -67,8 +67,10 @@ static int create(struct bxi_devices *devices, uint32_t device, const struct bxi
         return -ENOMEM;
     rc = bxi_tensor_shape(&owned->tensor, shape, &bytes);
     if (rc == 0) {
-        rc = bxi_gpu_alloc(devices->open[device].device, bytes > 0 ? bytes : 1, &owned->block.block);
-        if (rc < 0)
+        rc = bxi_devices_alloc(devices, device, bytes, &owned->block.block);
+        if (rc == BX_E_SHUTDOWN)
+            rc = bxi_devices_gone(devices);
+        else if (rc < 0)
             rc = bxi_devices_fail(rc, "no device memory for a tensor");
     }
     if (rc < 0) {
@@ -121,6 +123,7 @@ int bx_tensor_create_on(struct bx_job *job, struct bx_device device, enum bx_dty
 static int wrap(struct bxi_devices *devices, uint32_t device, struct bxi_gpu_foreign *foreign,
                 const struct bxi_shape *shape, struct bx_tensor **tensor)
 {
+    struct bxi_gpu *gpu = devices->gpu;
     struct owned *owned = owned_create(devices, device);
     int rc = owned == NULL ? -ENOMEM : bxi_tensor_shape(&owned->tensor, shape, &foreign->bytes);
 
@@ -128,7 +131,9 @@ static int wrap(struct bxi_devices *devices, uint32_t device, struct bxi_gpu_for
         rc = bx_fail(-EINVAL, "the device address %#llx is not a multiple of the %zu bytes of an element",
                      (unsigned long long)foreign->address, bx_dtype_bytes(shape->dtype));
     if (rc == 0) {
-        rc = bxi_gpu_wrap(devices->gpu, foreign, &owned->block.block);
+        bxi_devices_pin(devices);
+        rc = bxi_gpu_wrap(gpu, foreign, &owned->block.block);
+        bxi_devices_reenter(devices);
         if (rc < 0)
             bxi_devices_fail(rc, "this device memory cannot be handed over");
     }
@@ -204,7 +209,7 @@ static void until_own_work(struct bxi_device_block *block)
         if ((block->streams >> i & 1) == 0)
             continue;
         if (bxi_devices_mark(devices, i, &point) < 0 || bxi_gpu_block_until(block->block, NULL, &point) < 0)
-            bxi_gpu_lane_wait(devices->streams[i].lane);
+            bxi_devices_wait(devices, i);
     }
 }
 

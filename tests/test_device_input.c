@@ -282,6 +282,18 @@ Test(device_input, cuts_off_for_a_staged_tensor_outside_of_the_arena, .timeout =
     run(staged_outside, BX_E_CORRUPT);
 }
 
+/* Its block here has as many bytes as it has elements. */
+static void staged_with_gaps(struct forgery *forgery)
+{
+    forgery->tensor.flags = BXI_STAGED | BXI_STRIDED;
+    forgery->ref = (struct bxi_gpu_ref){ .slab = COUNT, .generation = 2 };      /* there its shape and strides lie */
+}
+
+Test(device_input, cuts_off_for_a_staged_tensor_with_strides, .timeout = 60)
+{
+    run(staged_with_gaps, BX_E_CORRUPT);
+}
+
 /* ---- Forgeries that are seen as the memory is looked for: the call fails --------------------------- */
 
 static void no_slab(struct forgery *forgery)

@@ -451,6 +451,58 @@ Test(device_order, makes_tensors_while_a_thread_waits_for_a_mark, .timeout = 60)
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { marks_what_is_late, NULL } });
 }
 
+static void lends_once(struct bx_job *job)
+{
+    struct bx_tensor *tensor = bytes_tensor(job, device_open(job, 0));
+
+    harness_await(OPEN, 1);
+    send(job, "keep", tensor);
+    harness_await(RELEASED, 1);
+    bx_tensor_release(tensor);
+}
+
+static void *releases(void *context)
+{
+    bx_tensor_release(kept);
+    return context;
+}
+
+/* Two streams read it, and there is no third on which the two could come together. */
+static void has_no_stream_left(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+    struct bxi_devices *devices = bxi_devices_of(job);
+    struct bx_tensor *own = bytes_tensor(job, device);
+    void *first = device_stream(job, device), *second = device_stream(job, device);
+    uint32_t pins = 0;
+    uint64_t *gate;
+    pthread_t thread;
+
+    harness_post(OPEN);
+    harness_await(KEPT, 1);
+    gate = device_gate(job, first);
+    HARNESS_EQ(bx_tensor_read_on(kept, first), 0);
+    HARNESS_EQ(bx_tensor_read_on(kept, second), 0);
+    while (devices->stream_count < BXI_GPU_LANES)
+        HARNESS_EQ(bx_tensor_written_on(own, device_stream(job, device)), 0);
+    HARNESS_EQ(pthread_create(&thread, NULL, releases, NULL), 0);
+    while (pins == 0) {
+        pthread_mutex_lock(&devices->lock);
+        pins = devices->pins;
+        pthread_mutex_unlock(&devices->lock);
+    }
+    device_open_gate(gate);
+    HARNESS_EQ(pthread_join(thread, NULL), 0);
+    bx_tensor_release(own);
+    harness_post(RELEASED);
+}
+
+Test(device_order, holds_up_nobody_where_a_loan_is_waited_for_as_it_goes_back, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { lends_once, has_no_stream_left } });
+}
+
 /* Where a stream of the borrower's cannot wait for the owner's words, its host does. */
 static void follows_by_host(struct bx_job *job)
 {

@@ -8,6 +8,7 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -514,6 +515,88 @@ Test(gpu_share, refuses_what_cannot_be_a_slab_or_a_point, .timeout = 120)
     gpu_world(GPU_ANY);
     order = BXI_GPU_ORDER_AUTO;
     gpu_run(2, (gpu_fn[]){ nonsense_owner, nonsense_borrower });
+}
+
+/* ---- Waits of hosts ---------------------------------------------------------------------------- */
+
+/* A lane that nobody has. */
+#define NO_LANE (BXI_GPU_LANES - 1)
+static const struct bxi_gpu_point late = { .order = BXI_GPU_HOST_WORDS, .lane = NO_LANE, .value = 5 };
+
+static void *looks_at_the_word(void *context)
+{
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &late), -EOWNERDEAD);
+    return context;
+}
+
+static void waits_on_the_host(void)
+{
+    uint64_t before;
+    pthread_t thread;
+
+    open_pair(1);
+    gpu_peer[0]->host_words = 0;                /* as if the page could not be registered */
+    before = gpu_counters().fallbacks;
+    GPU_EQ(pthread_create(&thread, NULL, looks_at_the_word, NULL), 0);
+    while (gpu_counters().fallbacks == before)
+        sched_yield();
+    bxi_store_release(&gpu_shared->region[0].word[NO_LANE].value, BXI_GPU_POISON);
+    GPU_EQ(pthread_join(thread, NULL), 0);
+    gpu_post(LAST);
+    gpu_end();
+}
+
+static void closes_a_lane_that_failed(void)
+{
+    open_pair(0);
+    gpu_await(LAST, 1);                         /* the poison is the other's: no work fails here */
+    gpu_end();
+}
+
+Test(gpu_share, ends_a_wait_of_the_host_when_a_living_owner_gives_its_work_up, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    order = BXI_GPU_HOST_WORDS;
+    gpu_run(2, (gpu_fn[]){ closes_a_lane_that_failed, waits_on_the_host });
+}
+
+static void *stages_what_is_late(void *context)
+{
+    struct bxi_gpu_block *block = gpu_block(64);
+    struct bxi_gpu_lane *lane = context;
+    unsigned char bytes[64];
+
+    GPU_EQ(bxi_gpu_after(lane, NULL, &late), 0);
+    gpu_post(FILLED);
+    GPU_EQ(bxi_gpu_stage_out(lane, bytes, block->address, sizeof(bytes)), 0);
+    bxi_gpu_free(block);
+    return context;
+}
+
+static void stages_meanwhile(void)
+{
+    struct bxi_gpu_block *block;
+    struct bxi_gpu_lane *lane;
+    unsigned char bytes[64] = { 1 };
+    pthread_t thread;
+
+    gpu_start_with(0, &(struct bxi_gpu_options){ .order = BXI_GPU_HOST_WORDS }, 0);
+    block = gpu_block(sizeof(bytes));
+    GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &lane), 0);
+    GPU_EQ(pthread_create(&thread, NULL, stages_what_is_late, lane), 0);
+    gpu_await(FILLED, 1);
+    for (int i = 0; i < 2000; i++)
+        GPU_EQ(bxi_gpu_stage_in(gpu_lane, block->address, bytes, sizeof(bytes)), 0);
+    bxi_store_release(&gpu_shared->region[0].word[NO_LANE].value, late.value);
+    GPU_EQ(pthread_join(thread, NULL), 0);
+    bxi_gpu_free(block);
+    gpu_end();
+}
+
+Test(gpu_share, stages_while_other_staging_waits_for_its_lane, .timeout = 60)
+{
+    gpu_world(GPU_ANY);
+    gpu_run(1, (gpu_fn[]){ stages_meanwhile });
 }
 
 static void itself(void)

@@ -157,6 +157,77 @@ Test(gpu_slab, says_when_the_device_is_full, .timeout = 60)
     gpu_run(1, (gpu_fn[]){ no_room });
 }
 
+#define TURNS 40
+#define LARGE (65 * GPU_MIB)
+
+enum { LENT, READ, ENDED };
+
+/* Never polls: fifteen of its slabs fill the device, and all but one are empty, and open elsewhere for a while. */
+static void lends_and_drops(void)
+{
+    gpu_start(0);
+    gpu_meet(1);
+    for (uint32_t turn = 1; turn <= TURNS; turn++) {
+        struct bxi_gpu_block *block = NULL;
+
+        GPU_EQ(bxi_gpu_alloc(gpu_device, LARGE, &block), 0);
+        GPU_EQ(bxi_gpu_ref(block, 0, 1, &gpu_shared->ref[0]), 0);
+        gpu_post(LENT);
+        gpu_await(READ, turn);
+        bxi_gpu_free(block);
+    }
+    gpu_post(ENDED);
+    gpu_await(ENDED, 2);
+    gpu_end();
+}
+
+static void reads_and_polls(void)
+{
+    gpu_start(1);
+    gpu_meet(0);
+    for (uint32_t turn = 1; turn <= TURNS; turn++) {
+        struct bxi_gpu_map *map;
+
+        while (bxi_load_acquire(&gpu_shared->gate[LENT]) < turn) {
+            (void)bxi_gpu_poll(gpu);
+            sched_yield();
+        }
+        (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
+        bxi_gpu_map_put(map);
+        gpu_post(READ);
+    }
+    gpu_post(ENDED);
+    gpu_await(ENDED, 2);
+    gpu_end();
+}
+
+Test(gpu_slab, waits_for_slabs_that_are_being_freed_before_it_says_that_there_is_no_room, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(2, (gpu_fn[]){ lends_and_drops, reads_and_polls });
+}
+
+static void spare_in_the_way(void)
+{
+    struct bxi_gpu_block *small, *large;
+
+    start_sync(0);
+    small = gpu_block(1);
+    bxi_gpu_free(gpu_block(500 * GPU_MIB));
+    GPU_EQ(gpu_counters().slabs, 2);            /* the spare is kept */
+    large = gpu_block(600 * GPU_MIB);
+    GPU_EQ(gpu_counters().slabs, 2);
+    bxi_gpu_free(large);
+    bxi_gpu_free(small);
+    gpu_end();
+}
+
+Test(gpu_slab, gives_up_an_empty_slab_that_is_too_small_where_there_is_no_room, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(1, (gpu_fn[]){ spare_in_the_way });
+}
+
 /* A block that waits for a point of a lane that is held up is not handed out again. */
 static void held_back(void)
 {
@@ -330,6 +401,56 @@ static int wrap(uint64_t address, uint64_t bytes)
     GPU_CHECK((block != NULL) == (rc == 0));
     bxi_gpu_free(block);
     return rc;
+}
+
+enum { ONCE, TWICE };
+
+static void wraps_again(void)
+{
+    struct bxi_gpu_block *block[2] = { NULL };
+    uint64_t memory;
+
+    gpu_start(0);
+    gpu_meet(1);
+    memory = driver_alloc(2 * GPU_MIB);
+    for (int i = ONCE; i <= TWICE; i++) {
+        GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = memory, .bytes = 64 }, &block[i]), 0);
+        GPU_EQ(bxi_gpu_ref(block[i], 0, 64, &gpu_shared->ref[i]), 0);
+        gpu_post(WRAPPED);
+        gpu_await(MAPPED, (uint32_t)i + 1);
+        bxi_gpu_free(block[i]);
+    }
+    GPU_CHECK(gpu_shared->ref[TWICE].slab != gpu_shared->ref[ONCE].slab);
+    for (int i = 0; i < 2 * BXI_GPU_SLABS; i++)         /* faster than rows become free */
+        GPU_EQ(wrap(memory, 64), 0);
+    gpu_post(LAST);
+    gpu_await(LAST, 2);
+    gpu_poll_until_nothing_is_left();
+    driver_free(memory);
+    gpu_end();
+}
+
+static void maps_again(void)
+{
+    struct bxi_gpu_map *map;
+
+    gpu_start(1);
+    gpu_meet(0);
+    for (int i = ONCE; i <= TWICE; i++) {
+        gpu_await(WRAPPED, (uint32_t)i + 1);
+        (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[i], &map);       /* the second time without a poll between */
+        bxi_gpu_map_put(map);
+        gpu_post(MAPPED);
+    }
+    gpu_post(LAST);
+    gpu_await(LAST, 2);
+    gpu_end();
+}
+
+Test(gpu_slab, lends_memory_of_others_again_while_it_is_open_from_before, .timeout = 60)
+{
+    gpu_world(GPU_ANY);
+    gpu_run(2, (gpu_fn[]){ wraps_again, maps_again });
 }
 
 static void same_place(void)

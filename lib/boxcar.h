@@ -245,7 +245,8 @@ int bx_tensor_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, st
  * on which stream (bx_tensor_written_on), or uses the job's own (bx_gpu_stream); it may be sent at once. Who
  * reads a borrowed one puts its stream behind that first (bx_tensor_read_on). When the message and its tensors
  * are released, the lease goes back, and the owner's memory is used again after the work is done that was
- * on those streams by then. A borrowed tensor must not be written to: no MMU holds it here.
+ * on those streams by then. So one that is on loan no more (bx_tensor_on_loan) may still be read by work on a GPU:
+ * what comes next is written to another tensor. A borrowed one must not be written to: no MMU holds it here.
  *
  * Both workers must have opened a device. Where the receiver's cannot reach the sender's, the bytes go through
  * pinned host memory (counter gpu_staged_bytes). A borrowed device tensor is usable until bx_job_shutdown.

@@ -139,6 +139,8 @@ void ps_set_destroy(struct ps_set *set);                /* right for one that is
 bool ps_set_is_on_loan(const struct ps_set *set);
 /* What was put on the place's stream so far writes it: whoever borrows it waits for that. */
 int ps_set_written(const struct ps_set *set, const struct ps_place *place);
+/* What is put on it from now on reads it: its memory is not used again before that is done, whoever destroys it. */
+int ps_set_read(const struct ps_set *set, const struct ps_place *place);
 int ps_put_set(struct bx_msg *msg, const struct ps_set *set);
 /* Finds the arrays of a set that was sent, and puts the place's stream behind their writing. A sentence that names
  * `what`, and -EPROTO, where they are not such a set. */

@@ -98,7 +98,8 @@ static size_t tensors_of(const struct ps_place *place, const struct ps_params *p
     return place->cuda == NULL ? params->count : 1;
 }
 
-/* In one tensor: its gaps, too, are read and written by the step, and should be numbers. */
+/* In one tensor: its gaps, too, are read and written by the step, and should be numbers. Marked at once, so that the
+ * memory of one that is never written is not used again before the zeros are there. */
 static int create_as_one(struct ps_set *set, const struct ps_place *place, const struct ps_params *params)
 {
     const int64_t room = (int64_t)params->room;
@@ -107,6 +108,8 @@ static int create_as_one(struct ps_set *set, const struct ps_place *place, const
 
     if (rc == 0)
         rc = bx_cuda_zero(place->cuda, floats, params->room * sizeof(float));
+    if (rc == 0)
+        rc = ps_set_written(set, place);
     for (size_t i = 0; rc == 0 && i < params->count; i++)
         set->at[i] = floats + params->at[i].offset;
     return rc;
@@ -161,6 +164,11 @@ bool ps_set_is_on_loan(const struct ps_set *set)
 int ps_set_written(const struct ps_set *set, const struct ps_place *place)
 {
     return place->cuda == NULL ? 0 : bx_tensor_written_on(set->tensors[0], bx_cuda_stream(place->cuda));
+}
+
+int ps_set_read(const struct ps_set *set, const struct ps_place *place)
+{
+    return place->cuda == NULL ? 0 : bx_tensor_read_on(set->tensors[0], bx_cuda_stream(place->cuda));
 }
 
 int ps_put_set(struct bx_msg *msg, const struct ps_set *set)

@@ -17,6 +17,9 @@
  * or done is no member either. When only absent ones are left they are waited for again, and ended when
  * nothing is heard of them for GIVE_UP_NS or ten times the patience.
  *
+ * On a GPU a row comes while its gradients are still being computed, and nobody looks whether they were in the
+ * end: those of a trainer that is killed just then count once, some of them zero, or of a batch before.
+ *
  * Threads: `lock` guards the list of versions and who is a member; it is taken by the body, by get_model
  * and by the callback of a trainer's end, and nothing waits under it. What an update does to the result
  * is the body's alone until the training has ended.
@@ -373,27 +376,30 @@ static void note_update(struct server *server, const struct rows *rows, uint64_t
            rows->count, rows->count == 1 ? "" : "s");
 }
 
-static int step(struct server *server, const struct rows *rows)
+static int make_step(struct server *server, const struct rows *rows)
 {
     struct version *now = server->versions, *next = NULL;
     uint64_t start_ns = ps_now_ns(), live = forget_versions(server) + 1;
-    int rc = create_version(server, now->number + 1, &next);
-
-    if (rc < 0)
-        return rc;
-    if (live > server->result->versions_live_max)
-        server->result->versions_live_max = live;
-    rc = ps_step(&(struct ps_step){
+    struct ps_step step = {
         .place = &server->place,
         .params = &server->params,
         .lr = (float)server->flags->lr,
         .momentum = (float)server->flags->momentum,
         .velocity = server->velocity,
         .from = (const float *const *)now->set.at,
-        .to = next->set.at,
         .grads = rows->grads,
         .rows = rows->count,
-    });
+    };
+    int rc = create_version(server, now->number + 1, &next);
+
+    if (rc < 0)
+        return rc;
+    if (live > server->result->versions_live_max)
+        server->result->versions_live_max = live;
+    step.to = next->set.at;
+    rc = ps_set_read(&now->set, &server->place);
+    if (rc == 0)
+        rc = ps_step(&step);
     if (rc == 0)
         rc = ps_set_written(&next->set, &server->place);
     if (rc < 0) {
@@ -414,7 +420,7 @@ static int update_and_fetch_model(struct bx_batch *batch, void *context)
     server->heard_ns = rows.began_ns;
     if (rc == 0 && rows.count > 0) {
         note_presence(server, &rows);
-        rc = step(server, &rows);
+        rc = make_step(server, &rows);
         if (rc == 0)
             rc = reply_rows(server, batch, &rows);
     }
@@ -658,11 +664,11 @@ int ps_server(const struct bx_options *options, const struct ps_run *run)
     server.trainer_count = (size_t)run->flags->trainers;
     for (size_t i = 0; i < server.trainer_count; i++)
         server.trainers[i] = (struct trainer){ .server = &server, .rank = (int)i + 1, .is_member = true };
-    int rc = ps_place_open(&server.place, run->flags, 0);
-    if (rc == 0)
-        rc = bx_job_create(options, &server.job);
+    int rc = bx_job_create(options, &server.job);
     if (rc == 0)
         rc = start(&server);
+    if (rc == 0)        /* not before: the trainers see the end of a worker that has joined */
+        rc = ps_place_open(&server.place, run->flags, 0);
     if (rc == 0)
         rc = make_model(&server);
     if (rc == 0)

@@ -30,12 +30,15 @@ struct trainer {
     uint64_t start_ns;
     struct ps_report report;
     _Atomic int rc;                 /* of the training; told to the server, too */
+    int made;                       /* of what it needs for that; < 0: and why not */
+    char why[512];
 };
 
 /* ---- Gradients ------------------------------------------------------------------------------------- */
 
 /* Those of the last batch, where the server has given them back; else others: what is on loan is not
- * written to. */
+ * written to. On a GPU they are back before the server's stream has read them; but this one's is behind the version
+ * that was made of them. */
 static int ready_grads(struct trainer *trainer)
 {
     struct bx_loans loans;
@@ -163,6 +166,8 @@ static int train(const struct bx_request *request, struct bx_reader *args, struc
 
     (void)request;
     (void)args;
+    if (trainer->made < 0)
+        return bx_fail(trainer->made, "%s", trainer->why);
     trainer->start_ns = ps_now_ns();
     int rc = ps_place_join(&trainer->learner.place, trainer->job);
     if (rc == 0)
@@ -191,7 +196,19 @@ static int make(struct trainer *trainer, int rank)
         return rc;
     trainer->model_params = calloc(trainer->params.count, sizeof(const float *));
     trainer->report.pid = getpid();
-    return trainer->model_params == NULL ? -ENOMEM : 0;
+    return trainer->model_params != NULL ? 0 : bx_fail(-ENOMEM, "not enough memory for a list of %zu parameters",
+                                                       trainer->params.count);
+}
+
+/* One that cannot train, for want of a GPU, of a library or of memory, joins the job all the same and says so when it
+ * is asked to: the others would wait for it until the start times out, and could not go on without it. */
+static void try_to_make(struct trainer *trainer, int rank)
+{
+    trainer->made = make(trainer, rank);
+    trainer->rc = trainer->made;
+    if (trainer->made < 0)
+        snprintf(trainer->why, sizeof(trainer->why), "%s",
+                 bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(trainer->made));
 }
 
 /* Until the server begins the shutdown. Why training failed, and the death of another trainer, are the server's
@@ -220,7 +237,7 @@ int ps_trainer(const struct bx_options *options, const struct ps_run *run)
     trainer.run = run;
     int rc = bx_job_create(options, &trainer.job);
     if (rc == 0)
-        rc = make(&trainer, options->rank);
+        try_to_make(&trainer, options->rank);
     if (rc == 0)
         rc = bx_register(trainer.job, "train", BX_BLOCKING, train, &trainer);
     if (rc == 0)

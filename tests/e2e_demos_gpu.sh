@@ -126,9 +126,9 @@ for order in device events sync; do
 done
 
 BX_CUDNN=$dir/none run param_server $small --num-batches 1 --device cuda
-check 'no cuDNN' fails 3 'cuDNN.*BX_CUDNN'
+check 'no cuDNN: every trainer says so to the server' fails 3 'training of trainer1 failed: .*cuDNN.*BX_CUDNN'
 BX_CUBLAS=$dir/none run param_server $small --num-batches 1 --device cuda
-check 'no cuBLAS' fails 3 'cuBLAS.*BX_CUBLAS'
+check 'no cuBLAS: every trainer says so to the server' fails 3 'training of trainer1 failed: .*cuBLAS.*BX_CUBLAS'
 BX_CUDA_DRIVER=$dir/none run param_server $small --num-batches 1 --device cuda
 check 'no driver for the server' fails 3 'ps: no CUDA driver'
 run param_server $small --num-batches 1 --device cuda:5

@@ -261,6 +261,81 @@ Test(param_server, accounts_for_every_tensor_and_second, .timeout = LIMIT_S)
     ps_result_destroy(result, &SMALL);
 }
 
+/* ---- Memory on a GPU ----------------------------------------------------------------------------------- */
+
+#if BXI_CUDA
+/* Ends with the process: its stream has to outlive the job. */
+static struct ps_place gpu;
+static struct ps_param one_param = { .ndim = 1, .shape = { 4096 }, .elements = 4096 };
+static const struct ps_params ONE_PARAM = { .at = &one_param, .count = 1, .elements = 4096, .room = 4096 };
+
+static struct ps_set make_lendable(void)
+{
+    struct ps_set set;
+
+    HARNESS_EQ(ps_set_create(&set, &gpu, &ONE_PARAM), 0);
+    return set;
+}
+
+static void open_gpu(struct bx_job *job)
+{
+    struct ps_flags flags = SMALL;
+
+    flags.device = DEVICE_CUDA;
+    HARNESS_EQ(ps_place_open(&gpu, &flags, 0), 0);
+    HARNESS_EQ(ps_place_join(&gpu, job), 0);
+}
+
+/* What is allocated next lies elsewhere, until the stream has come by. */
+static void destroy_behind(struct ps_set *set, uint64_t *gate)
+{
+    const float *at = set->at[0];
+    struct ps_set next;
+
+    ps_set_destroy(set);
+    next = make_lendable();
+    HARNESS_CHECK(next.at[0] != at);
+    device_open_gate(gate);
+    ps_set_destroy(&next);
+}
+
+static void destroys_a_set_whose_zeros_are_to_come(struct bx_job *job)
+{
+    struct ps_set set;
+    uint64_t *gate;
+
+    open_gpu(job);
+    gate = device_gate(job, bx_cuda_stream(gpu.cuda));
+    set = make_lendable();
+    destroy_behind(&set, gate);
+}
+
+static void destroys_a_set_that_is_to_be_read(struct bx_job *job)
+{
+    struct ps_set set;
+    uint64_t *gate;
+
+    open_gpu(job);
+    set = make_lendable();
+    HARNESS_EQ(bx_cuda_wait(gpu.cuda), 0);
+    gate = device_gate(job, bx_cuda_stream(gpu.cuda));
+    HARNESS_EQ(ps_set_read(&set, &gpu), 0);
+    destroy_behind(&set, gate);
+}
+
+Test(param_server_cuda, memory_whose_zeros_are_to_come_is_not_used_again, .timeout = LIMIT_S)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .body = { destroys_a_set_whose_zeros_are_to_come } });
+}
+
+Test(param_server_cuda, memory_that_is_to_be_read_is_not_used_again, .timeout = LIMIT_S)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .body = { destroys_a_set_that_is_to_be_read } });
+}
+#endif
+
 /* ---- The arithmetic ------------------------------------------------------------------------------------ */
 
 static void fill(const struct ps_params *params, const struct set *set, uint64_t key)

@@ -76,7 +76,8 @@ int bx_cuda_sgd_step(struct bx_cuda *cuda, const struct bx_sgd *step);
  * the CPU's to the bit). Each kernel is extern "C", __global__, and takes one struct by value.
  * `name` is how messages call the text, "policy.cu".
  * bx_kernel_launch starts `threads` threads of the kernel, in blocks of 128; the kernel must look whether its number
- * is below the count that its arguments tell. args: the struct, copied by the call.
+ * is below the count that its arguments tell. args: the struct, copied by the call. The first launch of each kernel may
+ * wait for the device, which loads its code then: start one that does nothing (0 threads) where that would hurt later.
  */
 struct bx_kernels;
 int bx_kernels_create(struct bx_cuda *cuda, const char *name, const char *source, struct bx_kernels **kernels);

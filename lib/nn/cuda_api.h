@@ -36,6 +36,7 @@ enum bxi_cudnn_number {
     BXI_CUDNN_FLOAT = 0,
     BXI_CUDNN_NCHW = 0,
     BXI_CUDNN_CROSS_CORRELATION = 1,
+    BXI_CUDNN_DEFAULT_MATH = 0,                 /* what the descriptor allows, and where it allows all, TF32 */
     BXI_CUDNN_FMA_MATH = 3,                     /* float32, no TF32 */
     BXI_CUDNN_BATCHNORM_SPATIAL = 1,
     BXI_CUDNN_POOLING_MAX_DETERMINISTIC = 3,

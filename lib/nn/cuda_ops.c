@@ -175,16 +175,20 @@ static int describe_pool(const struct bxi_cudnn *dnn, const struct bxi_node *nod
     return status;
 }
 
-/* The first that can be used and gives the same bits each time, or else the first that can be used. */
+/* The first that can be used and gives the same bits each time, or else the first that can be used. That the results
+ * are called FMA where the descriptor is, is written nowhere; of cuDNN's that have no other arithmetic, some are called
+ * DEFAULT. As the descriptor decides, those will do where there are no others. */
 static int choose(const struct bxi_cuda_plan *plan, int index, const struct bxi_cudnn_perf *results, int count,
                   struct bxi_algorithm *chosen)
 {
-    for (int any = 0; any < 2; any++) {
+    for (int rank = 0; rank < 4; rank++) {
+        int math_type = rank < 2 ? BXI_CUDNN_FMA_MATH : BXI_CUDNN_DEFAULT_MATH;
+
         for (int i = 0; i < count; i++) {
             const struct bxi_cudnn_perf *result = &results[i];
 
-            if (result->status != 0 || result->math_type != BXI_CUDNN_FMA_MATH || result->memory > WORKSPACE_MAX ||
-                (any == 0 && result->determinism != BXI_CUDNN_DETERMINISTIC))
+            if (result->status != 0 || result->math_type != math_type || result->memory > WORKSPACE_MAX ||
+                (rank % 2 == 0 && result->determinism != BXI_CUDNN_DETERMINISTIC))
                 continue;
             chosen->number = result->algorithm;
             chosen->workspace_bytes = result->memory;

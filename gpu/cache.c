@@ -136,8 +136,10 @@ static int open_slab(struct bxi_gpu_map *map)
     if (rc < 0)
         return rc;
 
+    uint64_t begin_ns = bxi_gpu_now_ns();
     unsigned result = cu->cuIpcOpenMemHandle_v2(&address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 
+    bxi_gpu_count(&peer->gpu->figures.open_ns, (int64_t)(bxi_gpu_now_ns() - begin_ns));
     rc = result == CUDA_SUCCESS ? check_range(map, address, bytes) : open_failed(peer, result);
     if (rc < 0 && result == CUDA_SUCCESS)
         (void)cu->cuIpcCloseMemHandle(address);
@@ -205,7 +207,10 @@ static void close_map(struct bxi_gpu_job *job)
     struct bxi_gpu *gpu = map->peer->gpu;
 
     if (bxi_gpu_enter(map->device) == 0) {
+        uint64_t begin_ns = bxi_gpu_now_ns();
+
         (void)gpu->cu.cuIpcCloseMemHandle(map->address);
+        bxi_gpu_count(&gpu->figures.close_ns, (int64_t)(bxi_gpu_now_ns() - begin_ns));
         bxi_gpu_leave(map->device);
     }
     pthread_mutex_lock(&gpu->lock);

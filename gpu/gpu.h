@@ -88,6 +88,8 @@ static_assert(sizeof(struct bxi_gpu_point) == 16 && sizeof(struct bxi_gpu_ref) =
     X(opens)                                                                                    \
     X(open_failures)                                                                            \
     X(closes)                                                                                   \
+    X(open_ns)              /* in the driver's calls that open them, and that close them */     \
+    X(close_ns)                                                                                 \
     X(marks)                                                                                    \
     X(waits)                /* put on a stream by after */                                      \
     X(waits_saved)          /* the point had passed already */                                  \

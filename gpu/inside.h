@@ -13,6 +13,7 @@
 #include "cuda_api.h"
 
 #include <pthread.h>
+#include <time.h>
 
 #define BXI_GPU_TEXT_BYTES 512
 #define BXI_GPU_ORDINALS 64             /* devices that are listed; no box has more */
@@ -262,6 +263,15 @@ struct bxi_gpu {
     struct bxi_gpu_peer *peers;
     uint64_t peers_made;
 };
+
+/* CLOCK_MONOTONIC. */
+static inline uint64_t bxi_gpu_now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
 
 /* A figure; n may be -1 for one that says how many there are. */
 static inline void bxi_gpu_count(bxi_a64 *figure, int64_t n)

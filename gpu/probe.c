@@ -32,14 +32,6 @@ struct trial {
     bool is_stuck;                      /* the waiting stream was left behind */
 };
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
 static unsigned look(const struct trial *trial, unsigned word, uint64_t *value)
 {
     unsigned result;
@@ -63,7 +55,7 @@ static void host_write(const struct trial *trial, uint64_t value)
 /* Whether word 1 comes to value within the patience. */
 static bool comes(const struct trial *trial, uint64_t value)
 {
-    uint64_t end_ns = now_ns() + PATIENCE_NS;
+    uint64_t end_ns = bxi_gpu_now_ns() + PATIENCE_NS;
     uint64_t seen = 0;
 
     do {
@@ -71,19 +63,19 @@ static bool comes(const struct trial *trial, uint64_t value)
             return false;
         if (seen == value)
             return true;
-    } while (now_ns() < end_ns);
+    } while (bxi_gpu_now_ns() < end_ns);
     return false;
 }
 
 /* Whether the waiting stream, released, comes to its end within the patience. */
 static bool ends(const struct trial *trial)
 {
-    uint64_t end_ns = now_ns() + PATIENCE_NS;
+    uint64_t end_ns = bxi_gpu_now_ns() + PATIENCE_NS;
 
     do {
         if (trial->cu->cuStreamQuery(trial->waiter) == CUDA_SUCCESS)
             return true;
-    } while (now_ns() < end_ns);
+    } while (bxi_gpu_now_ns() < end_ns);
     return false;
 }
 

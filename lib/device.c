@@ -543,6 +543,8 @@ static const struct {
     { BXI_C_gpu_copied_bytes, offsetof(struct bxi_gpu_counters, d2d_bytes) },
     { BXI_C_gpu_bytes, offsetof(struct bxi_gpu_counters, slab_bytes) },
     { BXI_C_gpu_bytes_used, offsetof(struct bxi_gpu_counters, block_bytes) },
+    { BXI_C_gpu_open_ns, offsetof(struct bxi_gpu_counters, open_ns) },
+    { BXI_C_gpu_close_ns, offsetof(struct bxi_gpu_counters, close_ns) },
 };
 static_assert(sizeof shown / sizeof *shown == BXI_GPU_SHOWN, "as many as are remembered");
 

@@ -18,7 +18,7 @@ struct bxi_stream {                     /* a stream that tensors are ordered wit
     uint32_t device;                    /* index into devices->open */
 };
 
-#define BXI_GPU_SHOWN 11                /* figures of gpu/ that are counters of the job's */
+#define BXI_GPU_SHOWN 13                /* figures of gpu/ that are counters of the job's */
 
 struct bxi_devices {
     bxi_a32 refs;

@@ -58,7 +58,9 @@
     X(gpu_staged_bytes,     "any",  "bytes copied through pinned host memory")                     \
     X(gpu_copied_bytes,     "any",  "bytes copied on or between GPUs")                             \
     X(gpu_bytes,            "any",  "device memory held; may go down")                             \
-    X(gpu_bytes_used,       "any",  "of it, in tensors; may go down")
+    X(gpu_bytes_used,       "any",  "of it, in tensors; may go down")                              \
+    X(gpu_open_ns,          "any",  "time in the driver's calls that map slabs")                   \
+    X(gpu_close_ns,         "any",  "and in those that unmap them")
 
 enum bxi_counter {
 #define BXI_COUNTER_ENUM(name, domain, text) BXI_C_##name,

@@ -223,7 +223,7 @@ check 'and says why' complains 'a driver without a GPU, whose times mean nothing
 check 'without a driver it fails too' ends 1 without "$bench" gpu
 check 'and says what to do' complains "install NVIDIA's driver"
 check 'a dry run' ends 0 with_fake "$bench" gpu --dry-run --json --calls 20 --bytes 65536
-check 'its times are null' nulls 2 'empty_us|open_us'
+check 'its times are null' nulls 5 'empty_us|open_us|close_us|ready_p50_us|ready_p99_us'
 check 'in each row as well' nulls 8 'p50_us|p99_us|copy_us|pinned_us'
 check 'what was copied is counted: nothing' test "$(grep -o '"copied_bytes": 0[,}]' "$dir/out" | wc -l)" -eq 2
 for key in $(keys); do

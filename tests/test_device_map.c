@@ -369,6 +369,8 @@ static void serves_on(struct bx_job *job)
     harness_post(OPEN);
     HARNESS_EQ(bx_job_serve(job), 0);
     HARNESS_CHECK(harness_counter(job, "gpu_slabs_closed") >= SLABS - 1);
+    HARNESS_CHECK(harness_counter(job, "gpu_open_ns") > 0);
+    HARNESS_CHECK(harness_counter(job, "gpu_close_ns") > 0);
 }
 
 Test(device_map, gives_slabs_back_while_calls_come_without_end, .timeout = 60)

@@ -23,9 +23,11 @@
 #define OPEN "open"
 #define TAKE "take"
 #define COPIED "copied"
+#define CLOSED "closed"
 #define SLABS 5
 #define SLAB_BYTES (INT64_C(65) << 20)      /* more than a slab of the pool: gets one of its own */
 #define COPIES 20
+#define CLOSE_NS UINT64_C(5000000000)      /* waited at most for the receiver to close a slab */
 
 static const int64_t sizes[] = { 1 << 10, 1 << 16, 1 << 20, 1 << 26, 1 << 30 };
 
@@ -34,7 +36,7 @@ static const int64_t sizes[] = { 1 << 10, 1 << 16, 1 << 20, 1 << 26, 1 << 30 };
 struct gpu_results {
     bool measured;
     double empty_us;
-    double open_us;
+    double open_us, close_us;
     struct bench_gpu_ready ready;
     struct {
         double p50_us, p99_us, copy_us, pinned_us;
@@ -81,6 +83,19 @@ static int copied(const struct bx_request *request, struct bx_reader *args, stru
     return bx_msg_put_u64(reply, copied_here(bx_request_job(request)));
 }
 
+/* How many slabs this worker has closed, and the nanoseconds in the driver's calls for it. */
+static int closed(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    const struct bx_job *job = bx_request_job(request);
+    uint64_t count = 0, ns = 0;
+
+    (void)args, (void)context;
+    if (bx_counter(job, "gpu_slabs_closed", &count) < 0 || bx_counter(job, "gpu_close_ns", &ns) < 0)
+        return -1;
+    bx_msg_put_u64(reply, count);
+    return bx_msg_put_u64(reply, ns);
+}
+
 static int add_functions(struct bx_job *job, void *context)
 {
     int rc = bx_register(job, OPEN, BX_BLOCKING, open_gpu, context);
@@ -89,6 +104,8 @@ static int add_functions(struct bx_job *job, void *context)
         rc = bx_register(job, TAKE, BX_INLINE, take, context);
     if (rc == 0)
         rc = bx_register(job, COPIED, BX_INLINE, copied, context);
+    if (rc == 0)
+        rc = bx_register(job, CLOSED, BX_INLINE, closed, context);
     return rc < 0 ? rc : bench_gpu_clock_register(job);
 }
 
@@ -216,6 +233,29 @@ static int slabs(struct sender *sender, double *open_us)
     return rc;
 }
 
+/* The mean of what the receiver has closed so far; NAN if it has closed nothing within some seconds. */
+static int closing(struct sender *sender, double *close_us)
+{
+    uint64_t end_ns = bench_now_ns() + CLOSE_NS, count = 0, ns = 0;
+    int rc = 0;
+
+    while (rc == 0 && count == 0 && bench_now_ns() < end_ns) {
+        struct bx_msg *reply = NULL;
+
+        rc = bx_rpc_sync(sender->job, sender->to, CLOSED, NULL, NULL, &reply);
+        if (rc == 0) {
+            struct bx_reader reader = bx_msg_reader(reply);
+
+            count = bx_read_u64(&reader);
+            ns = bx_read_u64(&reader);
+            rc = reader.error;
+        }
+        bx_msg_destroy(reply);
+    }
+    *close_us = count > 0 ? 1e-3 * (double)ns / (double)count : NAN;
+    return rc;
+}
+
 static int measure(struct sender *sender)
 {
     struct gpu_results *results = sender->bench->results;
@@ -238,7 +278,9 @@ static int measure(struct sender *sender)
             rc = copies(sender, tensor, &results->rows[i].copy_us, &results->rows[i].pinned_us);
         bx_tensor_release(tensor);
     }
-    return rc < 0 ? rc : slabs(sender, &results->open_us);
+    if (rc == 0)
+        rc = slabs(sender, &results->open_us);
+    return rc < 0 ? rc : closing(sender, &results->close_us);
 }
 
 /* Needs NVRTC, which the rest does not. */
@@ -309,6 +351,7 @@ static void report(const struct gpu_bench *bench)
     bench_report_number("calls", (double)bench->calls, 0, "hand-overs of each size");
     bench_report_number("empty_us", results->empty_us + none, 1, "a tensor without elements, p50");
     bench_report_number("open_us", results->open_us + none, 1, "what mapping a slab adds to the first hand-over");
+    bench_report_number("close_us", results->close_us + none, 1, "the driver's call that lets one go, mean");
     bench_report_number("ready_p50_us", results->ready.p50_us + none, 2,
                         "from the end of the producer's kernel to the consumer's, the device's clock");
     bench_report_number("ready_p99_us", results->ready.p99_us + none, 2, NULL);

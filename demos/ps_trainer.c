@@ -246,6 +246,8 @@ int ps_trainer(const struct bx_options *options, const struct ps_run *run)
         rc = serve(&trainer);
     if (rc == 0)
         rc = bx_job_shutdown(trainer.job, 0);
+    if (rc == 0 && trainer.rc == BX_E_PEER_DEAD)    /* the others had gone for it before this one had heard of it */
+        rc = bx_fail(BX_E_PEER_DEAD, "worker '" PS_SERVER "' died");
     if (rc < 0)
         fprintf(stderr, "param_server: %s: %s\n", options->name,
                 bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(rc));

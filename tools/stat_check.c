@@ -345,7 +345,9 @@ static void add_worker(struct stat_flow *flow, const char *what, const struct st
 
 static char series_of(const struct stat_violation *violation)
 {
-    return violation->series != '\0' ? violation->series : 'I';
+    if (violation->series == '\0')
+        return 'I';
+    return violation->series;
 }
 
 static void print_violation(const struct stat_job *job, const struct stat_violation *violation)

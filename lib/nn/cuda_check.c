@@ -27,7 +27,8 @@
 #include <stddef.h>
 
 #define CHECK_FUNCTION(type, name, arguments)                                                   \
-    _Static_assert(__builtin_types_compatible_p(__typeof__(&(name)), type(*) arguments),        \
+    extern type as_written_##name arguments;                                                    \
+    _Static_assert(__builtin_types_compatible_p(__typeof__(name), __typeof__(as_written_##name)), \
                    #name " is as its header has it");
 #define CHECK_NUMBER(ours, theirs) _Static_assert((int)(ours) == (int)(theirs), #ours " is " #theirs)
 

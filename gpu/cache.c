@@ -5,7 +5,8 @@
  *
  * The key is {peer, row, generation}, and peers are never the same twice (rank and instance): a handle's bytes
  * name nothing, since after a free and an allocation of the same size they may come again. A map of an older
- * generation cannot be there when a newer one is asked for, for as long as it is held the owner does not free it.
+ * generation cannot be there when a newer one is asked for: as long as it is held the owner does not free it, and
+ * until then a lease keeps it (or, where it is only tried whether it can be mapped, a hold that is there before).
  *
  * Which of several devices here a slab is mapped on is decided for each: the same function of the same device, so that
  * all that a process lends from one device is opened in one context here, as CUDA wants it.
@@ -89,6 +90,16 @@ static int out_of_reach(struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UU
                         "what it lends is staged through host memory", peer->name, peer->is.device->ordinal);
 }
 
+/* Behind out_of_reach. What failed for another reason counts as well: the next that is lent shall fail too, and say
+ * why, and not be staged for ever without a word. */
+static void note_tried(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    pthread_mutex_lock(&gpu->lock);
+    if (bxi_gpu_find(gpu, uuid) < 0)
+        bxi_gpu_set_tried(gpu, uuid);
+    pthread_mutex_unlock(&gpu->lock);
+}
+
 /* The context is current. What the driver says of the mapping must hold what the row promised. */
 static int check_range(const struct bxi_gpu_map *map, uint64_t address, uint64_t bytes)
 {
@@ -103,7 +114,17 @@ static int check_range(const struct bxi_gpu_map *map, uint64_t address, uint64_t
                         (unsigned long long)size, (unsigned long long)bytes);
 }
 
-/* The borrower's half of the pair, then the driver. On failure nothing is held. */
+/* The borrower's half of the pair: whether the slab is there, and will be until the hold is given back. */
+static bool hold_slab(const struct bxi_gpu_peer *peer, size_t index, uint64_t generation)
+{
+    /* [gpu.held] relaxed: the fence orders it. */
+    bxi_store_relaxed(&peer->is.held->generation[index], generation);
+    bxi_fence_seq_cst();
+    /* [gpu.stamp] acquire, pairs with the release in bxi_gpu_slab_publish. */
+    return bxi_load_acquire(&peer->is.region->slab[index].stamp) == (generation << 2 | BXI_GPU_SLAB_LIVE);
+}
+
+/* The pair, then the driver. On failure nothing is held. */
 static int open_slab(struct bxi_gpu_map *map)
 {
     struct bxi_gpu_peer *peer = map->peer;
@@ -116,11 +137,7 @@ static int open_slab(struct bxi_gpu_map *map)
     uint64_t bytes;
     int rc;
 
-    /* [gpu.held] relaxed: the fence orders it. */
-    bxi_store_relaxed(&peer->is.held->generation[index], map->generation);
-    bxi_fence_seq_cst();
-    /* [gpu.stamp] acquire, pairs with the release in bxi_gpu_slab_publish. */
-    if (bxi_load_acquire(&row->stamp) != (map->generation << 2 | BXI_GPU_SLAB_LIVE))
+    if (!hold_slab(peer, index, map->generation))
         return bxi_gpu_fail(-ESTALE, "slab %zu of %s has gone: nothing of it was on loan", index, peer->name);
     bytes = row->bytes;
     memcpy(handle.reserved, row->handle, sizeof(handle.reserved));
@@ -145,7 +162,8 @@ static int open_slab(struct bxi_gpu_map *map)
         (void)cu->cuIpcCloseMemHandle(address);
     bxi_gpu_leave(map->device);
     if (rc == -EXDEV)
-        return out_of_reach(peer, uuid);
+        rc = out_of_reach(peer, uuid);
+    note_tried(peer->gpu, uuid);
     if (rc < 0)
         return rc;
     map->address = address;
@@ -259,6 +277,27 @@ static int demand(struct bxi_gpu_peer *peer, uint32_t slab, uint64_t generation)
     if (map->generation != generation || map->state == BXI_GPU_MAP_CLOSING)
         return stale(peer, slab);
     return map->state == BXI_GPU_MAP_OPEN;
+}
+
+/* No lease keeps this slab where it is, so it is held before it is asked for: else another could have its place by the
+ * time that the helper comes to it, and be lent, and be taken for this one. */
+int bxi_gpu_map_some(struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    for (uint32_t i = 0; i < BXI_GPU_SLABS; i++) {
+        const struct bxi_gpu_slab_row *row = &peer->is.region->slab[i];
+        /* [gpu.stamp] acquire, pairs with the release in bxi_gpu_slab_publish. */
+        uint64_t stamp = bxi_load_acquire(&row->stamp);
+
+        if (stamp % 4 != BXI_GPU_SLAB_LIVE || stamp >> 2 == 0 || memcmp(row->uuid, uuid, BXI_GPU_UUID_BYTES) != 0)
+            continue;
+        if (peer->map[i].state == BXI_GPU_MAP_NONE && !hold_slab(peer, i, stamp >> 2)) {
+            /* [gpu.held] release, pairs with the acquire in bxi_gpu_slab_is_held. */
+            bxi_store_release(&peer->is.held->generation[i], 0);
+            continue;
+        }
+        return demand(peer, i, stamp >> 2) == 1;
+    }
+    return 0;
 }
 
 /* Under the lock: where ready's word is, if that is in a slab as well. */

@@ -317,20 +317,29 @@ int bxi_gpu_poll(struct bxi_gpu *gpu)
 
 /* ---- A device in use ------------------------------------------------------------------------- */
 
-void bxi_gpu_refuse(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+static void list_uuid(bxi_a32 *listed, uint8_t (*list)[BXI_GPU_UUID_BYTES], const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
-    struct bxi_gpu_head *head = &gpu->region->head;
     /* [gpu.refused] relaxed: only this process writes it, under the lock. */
-    uint32_t count = bxi_load_relaxed(&head->refused_count);
+    uint32_t count = bxi_load_relaxed(listed);
 
     for (uint32_t i = 0; i < count; i++)
-        if (memcmp(head->refused[i], uuid, BXI_GPU_UUID_BYTES) == 0)
+        if (memcmp(list[i], uuid, BXI_GPU_UUID_BYTES) == 0)
             return;
     if (count == BXI_GPU_REFUSED)
         return;
-    memcpy(head->refused[count], uuid, BXI_GPU_UUID_BYTES);
-    /* [gpu.refused] release, pairs with the acquire in bxi_gpu_peer_reaches. */
-    bxi_store_release(&head->refused_count, count + 1);
+    memcpy(list[count], uuid, BXI_GPU_UUID_BYTES);
+    /* [gpu.refused] release, pairs with the acquire in is_listed. */
+    bxi_store_release(listed, count + 1);
+}
+
+void bxi_gpu_refuse(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    list_uuid(&gpu->region->head.refused_count, gpu->region->head.refused, uuid);
+}
+
+void bxi_gpu_set_tried(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    list_uuid(&gpu->region->head.tried_count, gpu->region->head.tried, uuid);
 }
 
 static int retain(struct bxi_gpu_device *device)
@@ -362,7 +371,8 @@ static void publish(struct bxi_gpu_device *device)
     gpu->device[gpu->device_count++] = device;
     /* [gpu.devices] release, pairs with the acquire in look_at_devices: the uuid is there. */
     bxi_store_release(&head->device_count, gpu->device_count);
-    /* [gpu.refused] release, pairs with the acquire in bxi_gpu_peer_reaches. */
+    /* [gpu.refused] release, pairs with the acquire in is_listed; in this order: see has_mapped. */
+    bxi_store_release(&head->tried_count, 0);
     bxi_store_release(&head->refused_count, 0);
     for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next)
         peer->devices_seen = 0;

@@ -274,8 +274,13 @@ void bxi_gpu_peer_close(struct bxi_gpu_peer *peer);
 
 /* Whether the peer can map memory of the device: 1; 0: stage it. 0 if the peer has found out that it cannot, or if the
  * driver says so of each device that the peer uses. Of those that CUDA_VISIBLE_DEVICES hides here it says nothing, and
- * the answer is 1 until the peer has tried. */
+ * the answer is 0 until the peer has tried (bxi_gpu_peer_try, there). */
 int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const struct bxi_gpu_device *device);
+
+/* The peer has staged something, and may have done so because nobody knows whether its memory can be mapped here: finds
+ * out, on the helper, where that was not tried before, with a slab of each of its devices that are hidden here. What
+ * the peer staged shows that it has opened this process as its peer; without that nothing of it must be mapped. */
+void bxi_gpu_peer_try(struct bxi_gpu_peer *peer);
 
 /* Starts to map the slab that ref names, and the one with its ready word. 1: mapped already, done is not called.
  * 0: done(context, 0 or an error) will be called, once, on the helper. -ESTALE: the slab has gone or another has

@@ -150,6 +150,7 @@ int bxi_gpu_enter(const struct bxi_gpu_device *device);
 void bxi_gpu_leave(const struct bxi_gpu_device *device);
 /* Under the lock: */
 void bxi_gpu_refuse(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES]);
+void bxi_gpu_set_tried(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES]);    /* behind refuse, if it was */
 int bxi_gpu_find(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES]);  /* its ordinal here, or -1 */
 bool bxi_gpu_can_read(struct bxi_gpu *gpu, int reader, int owner);    /* ordinals; as the driver says, asked once */
 
@@ -216,6 +217,9 @@ int bxi_gpu_peers_poll(struct bxi_gpu *gpu);            /* under the lock */
 int bxi_gpu_maps_look(struct bxi_gpu_peer *peer);       /* under the lock: closes what is to be closed */
 /* Under the lock: the device here on which the peer's slabs of that device are mapped; NULL: all are out of reach. */
 struct bxi_gpu_device *bxi_gpu_device_for(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES]);
+/* Under the lock: begins to map some slab of that device, which is hidden here. 1: one is mapped. 0: to come, or there
+ * is none. */
+int bxi_gpu_map_some(struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES]);
 void bxi_gpu_map_close(struct bxi_gpu_map *map);        /* under the lock: begins it; it is OPEN */
 void bxi_gpu_peer_close_maps(struct bxi_gpu_peer *peer);        /* all; waits for the helper */
 void bxi_gpu_peer_forget_driver(struct bxi_gpu_peer *peer);     /* its page and events; the last but free */

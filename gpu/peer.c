@@ -91,24 +91,42 @@ struct bxi_gpu_peer *bxi_gpu_peer_by_id(const struct bxi_gpu *gpu, uint64_t id)
     return NULL;
 }
 
-static bool has_refused(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+static bool is_listed(const bxi_a32 *listed, const uint8_t *list, const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
-    /* [gpu.refused] acquire, pairs with the release in bxi_gpu_refuse. */
-    uint32_t count = bxi_load_acquire(&head->refused_count);
+    /* [gpu.refused] acquire, pairs with the release in list_uuid. */
+    uint32_t count = bxi_load_acquire(listed);
 
     for (uint32_t i = 0; i < count && i < BXI_GPU_REFUSED; i++)
-        if (memcmp(head->refused[i], uuid, BXI_GPU_UUID_BYTES) == 0)
+        if (memcmp(list + (size_t)i * BXI_GPU_UUID_BYTES, uuid, BXI_GPU_UUID_BYTES) == 0)
             return true;
     return false;
 }
 
+static bool has_refused(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    return is_listed(&head->refused_count, head->refused[0], uuid);
+}
+
+static bool has_tried(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    return is_listed(&head->tried_count, head->tried[0], uuid);
+}
+
+/* It refuses before it says that it has tried, and when it forgets both, it begins with what it has tried: who sees it
+ * tried before and after has seen whether it refuses. */
+static bool has_mapped(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    return has_tried(head, uuid) && !has_refused(head, uuid) && has_tried(head, uuid);
+}
+
 /* Under the lock. Whether one of the peer's devices may read memory of the device: so says the driver of those that
- * this process sees; one that is hidden may. */
+ * this process sees; of one that is hidden, the peer, once it has tried. */
 static bool may_reach(const struct bxi_gpu_peer *peer, const struct bxi_gpu_device *device)
 {
     const struct bxi_gpu_head *head = &peer->is.region->head;
     /* [gpu.devices] acquire, pairs with the release in publish. */
     uint32_t count = bxi_load_acquire(&head->device_count);
+    const struct bxi_gpu_info *lent = &peer->gpu->info[device->ordinal];
     uint8_t uuid[BXI_GPU_UUID_BYTES];
 
     for (uint32_t i = 0; i < count && i < BXI_GPU_DEVICES; i++) {
@@ -116,7 +134,7 @@ static bool may_reach(const struct bxi_gpu_peer *peer, const struct bxi_gpu_devi
 
         memcpy(uuid, head->device[i], sizeof(uuid));
         ordinal = bxi_gpu_find(peer->gpu, uuid);
-        if (ordinal < 0 ? !peer->gpu->info[device->ordinal].is_mig
+        if (ordinal < 0 ? !lent->is_mig && has_mapped(head, lent->uuid)
                         : bxi_gpu_can_read(peer->gpu, ordinal, device->ordinal))
             return true;
     }
@@ -133,6 +151,25 @@ int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const struct bxi_gpu_d
         pthread_mutex_unlock(&peer->gpu->lock);
     }
     return reaches;
+}
+
+void bxi_gpu_peer_try(struct bxi_gpu_peer *peer)
+{
+    const struct bxi_gpu_head *head = &peer->is.region->head;
+    struct bxi_gpu *gpu = peer->gpu;
+    /* [gpu.devices] acquire, pairs with the release in publish. */
+    uint32_t count = bxi_load_acquire(&head->device_count);
+    uint8_t uuid[BXI_GPU_UUID_BYTES];
+
+    if (bxi_gpu_forked() || bxi_gpu_peer_is_dead(peer))
+        return;
+    pthread_mutex_lock(&gpu->lock);
+    for (uint32_t i = 0; i < count && i < BXI_GPU_DEVICES; i++) {
+        memcpy(uuid, head->device[i], sizeof(uuid));
+        if (bxi_gpu_find(gpu, uuid) < 0 && !has_tried(&gpu->region->head, uuid) && bxi_gpu_map_some(peer, uuid) == 1)
+            bxi_gpu_set_tried(gpu, uuid);
+    }
+    pthread_mutex_unlock(&gpu->lock);
 }
 
 /* ---- Polling --------------------------------------------------------------------------------- */

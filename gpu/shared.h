@@ -19,7 +19,7 @@
 #define BXI_GPU_SLABS 256               /* of one worker at a time, on all its devices */
 #define BXI_GPU_LANES 32                /* of one worker at a time */
 #define BXI_GPU_RING 8                  /* events of a lane */
-#define BXI_GPU_REFUSED 32              /* devices that a worker has found out of its reach */
+#define BXI_GPU_REFUSED 32              /* devices that a worker has found out of its reach, or tried */
 #define BXI_GPU_POISON (UINT64_C(1) << 62)      /* added to a word that nobody will write any more */
 
 /* How points are passed on, best first; what the probe found, or what was asked for. */
@@ -34,7 +34,7 @@ enum bxi_gpu_order {
 /* The region lies in shared memory of the owner's, page-aligned and zero at first, one for each process. gpu/
  * writes it; the GPU writes its words. Others map it read-only. Layout and invariants: README.md. */
 #define BXI_GPU_MAGIC UINT64_C(0x3175706772616378)
-#define BXI_GPU_LAYOUT 1u
+#define BXI_GPU_LAYOUT 2u
 
 struct bxi_gpu_head {
     bxi_a64 magic;                      /* BXI_GPU_MAGIC, last of all */
@@ -44,8 +44,11 @@ struct bxi_gpu_head {
     uint64_t pid_namespace;
     bxi_a32 device_count;
     bxi_a32 refused_count;
+    bxi_a32 tried_count;
+    uint32_t reserved;
     uint8_t device[BXI_GPU_DEVICES][BXI_GPU_UUID_BYTES];
     uint8_t refused[BXI_GPU_REFUSED][BXI_GPU_UUID_BYTES];   /* devices whose memory it cannot map */
+    uint8_t tried[BXI_GPU_REFUSED][BXI_GPU_UUID_BYTES];     /* that are hidden there, and that it has tried to map */
 };
 
 struct bxi_gpu_word {                   /* alone in two lines: neighbours are written by other streams */

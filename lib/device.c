@@ -455,32 +455,6 @@ static int open_peer(struct bxi_devices *devices, const struct bxi_peer *peer)
     return 0;
 }
 
-static bool is_refused(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_GPU_UUID_BYTES])
-{
-    /* [gpu.refused] acquire, pairs with the release in bxi_gpu_refuse. */
-    uint32_t count = bxi_load_acquire((bxi_a32 *)&head->refused_count);
-
-    for (uint32_t i = 0; i < count && i < BXI_GPU_REFUSED; i++)
-        if (memcmp(head->refused[i], uuid, BXI_GPU_UUID_BYTES) == 0)
-            return true;
-    return false;
-}
-
-bool bxi_devices_reaches(const struct bxi_devices *devices, const struct bxi_peer *peer, uint32_t device)
-{
-    const struct bxi_gpu_region *mine = bxi_device_region(devices->job->control);
-    const struct bxi_gpu_region *theirs = bxi_device_region(peer->view.control);
-    /* [gpu.devices] acquire, pairs with the release in publish. */
-    uint32_t count = bxi_load_acquire((bxi_a32 *)&theirs->head.device_count);
-
-    if (!bxi_gpu_peer_reaches(devices->peers[peer->rank], devices->open[device].device))
-        return false;
-    for (uint32_t i = 0; i < count && i < BXI_GPU_DEVICES; i++)
-        if (!is_refused(&mine->head, theirs->head.device[i]))
-            return true;
-    return count == 0;
-}
-
 int bxi_devices_peer(struct bxi_devices *devices, struct bxi_peer *peer, struct bxi_gpu_peer **out)
 {
     int rc = 0;

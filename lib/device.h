@@ -83,11 +83,6 @@ int bxi_devices_staging(struct bxi_devices *devices, uint32_t device);
 int bxi_devices_joining(struct bxi_devices *devices);
 /* The peer in gpu/'s sense. NULL of oneself. 0; -ENODEV: it uses no device; BX_E_PEER_DEAD; with a sentence. */
 int bxi_devices_peer(struct bxi_devices *devices, struct bxi_peer *peer, struct bxi_gpu_peer **out);
-/* Whether that peer can map memory of the device, as the driver says and as the peer has found out. Of devices that are
- * hidden here, before the peer has tried, what this process cannot map of the peer's says it, for there is a way in
- * both directions or in none. */
-bool bxi_devices_reaches(const struct bxi_devices *devices, const struct bxi_peer *peer, uint32_t device);
-
 /* A block of one's own device memory, behind a storage of kind BXI_STORE_DEVICE. */
 struct bxi_device_block {
     struct bxi_devices *devices;        /* one reference */

@@ -94,6 +94,8 @@ static void begin(struct bxi_loan *loan)
     for (uint32_t i = 0; i < loan->tensor_count && rc >= 0 && peer != NULL; i++) {
         struct bxi_device_part *part = &device->parts[i];
 
+        if (part->is && part->staged)
+            bxi_gpu_peer_try(peer);
         if (!part->is || part->staged || (before != NULL && before->ref.slab == part->ref.slab &&
                                           before->ref.generation == part->ref.generation &&
                                           before->ref.ready.lane == part->ref.ready.lane))

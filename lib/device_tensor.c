@@ -667,7 +667,7 @@ int bxi_device_pack(struct bx_job *job, struct bxi_cargo *cargo, struct bx_tenso
     }
     rc = bxi_devices_peer(devices, cargo->peer, &peer);
     if (rc == 0 && peer != NULL)
-        reaches = bxi_devices_reaches(devices, cargo->peer, tensor->storage->device->device);
+        reaches = bxi_gpu_peer_reaches(peer, devices->open[tensor->storage->device->device].device) == 1;
     if (rc == 0 && reaches)
         rc = refer(cargo, tensor, ref);
     bxi_devices_leave(devices);

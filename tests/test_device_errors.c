@@ -274,6 +274,52 @@ Test(device_errors, stages_between_devices_that_do_not_reach_one_another, .timeo
                .body = { lends_to_another_device, has_another_device } });
 }
 
+/* Neither sees the other's device. */
+static void lends_to_a_hidden_one(struct bx_job *job)
+{
+    struct bx_tensor *tensor;
+    uint64_t before, staged;
+
+    setenv("CUDA_VISIBLE_DEVICES", "0", 1);
+    tensor = device_numbers(job, device_open(job, 0), 1000, 4);
+    before = harness_counter(job, "gpu_staged_bytes");
+    harness_await(OPEN, 1);
+    HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
+    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 4000);    /* nobody has tried yet */
+    do {
+        staged = harness_counter(job, "gpu_staged_bytes");
+        HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
+        HARNESS_EQ(harness_load(BYTES_LEFT), 8);
+        if (getenv("FAKE_CUDA_NO_PEER") != NULL && staged == before + 10 * 4000)
+            break;                              /* it is never lent */
+    } while (harness_counter(job, "gpu_staged_bytes") != staged);
+    bx_tensor_release(tensor);
+}
+
+static void is_a_hidden_one(struct bx_job *job)
+{
+    setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+    device_open(job, 0);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), getenv("FAKE_CUDA_NO_PEER") == NULL);
+}
+
+Test(device_errors, stages_to_a_hidden_device_until_that_has_tried, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+               .body = { lends_to_a_hidden_one, is_a_hidden_one } });
+}
+
+Test(device_errors, stages_to_a_hidden_device_that_has_no_way_and_loses_nothing, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    setenv("FAKE_CUDA_NO_PEER", "all", 1);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+               .body = { lends_to_a_hidden_one, is_a_hidden_one } });
+}
+
 /* Sends a view whose elements are numbered from `first`; it arrives packed. */
 static void send_view(struct bx_job *job, struct bx_tensor *view, int32_t first)
 {

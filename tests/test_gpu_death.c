@@ -17,7 +17,7 @@
 
 static enum bxi_gpu_order order;
 
-enum { MET, LENT, HELD, KILLED, LAST };
+enum { MET, LENT, HELD, KILLED, BUSY, LAST };
 
 static void start(int rank)
 {
@@ -535,6 +535,88 @@ Test(gpu_devices, without_peer_access_that_are_hidden_are_found_out_by_the_first
     run_devices(0, 0);
     cr_assert_eq((int64_t)gpu_load(0), -EXDEV);
     cr_assert_eq(gpu_load(1), 1);
+}
+
+/* Neither sees the other's device: what is lent is staged until the borrower has tried. */
+static void owner_that_is_tried(void)
+{
+    struct bxi_gpu_block *block;
+
+    start_on(0, "0", 0);
+    block = gpu_block(BYTES);
+    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
+    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 0);
+    gpu_post(LENT);
+    gpu_await(HELD, 1);
+    gpu_store(0, (uint64_t)bxi_gpu_peer_reaches(gpu_peer[1], gpu_device));
+    bxi_gpu_free(block);
+    bxi_gpu_trim(gpu_device);
+    while (bxi_gpu_poll(gpu) > 0)               /* what was only tried is let go of as well */
+        ;
+    GPU_EQ(gpu_counters().slab_bytes, 0);
+    block = gpu_block(BYTES);
+    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[1]), 0);
+    gpu_post(KILLED);
+    gpu_await(LAST, 1);
+    bxi_gpu_free(block);
+    gpu_end();
+}
+
+static void stay_busy(struct bxi_gpu_job *job)
+{
+    (void)job;
+    gpu_await(BUSY, 1);
+}
+
+static void borrower_that_tries(void)
+{
+    struct bxi_gpu_job busy = { .run = stay_busy };
+    struct bxi_gpu_device *again = NULL;
+    bool reaches;
+
+    start_on(1, "1", 0);
+    gpu_await(LENT, 1);
+    GPU_EQ(gpu_counters().opens, 0);
+    bxi_gpu_helper_post(&gpu->helper, &busy);
+    bxi_gpu_peer_try(gpu_peer[0]);
+    GPU_EQ(bxi_load_acquire(&gpu_shared->held[1][0].generation[0]), gpu_shared->ref[0].generation);
+    gpu_post(BUSY);
+    bxi_gpu_peer_try(gpu_peer[0]);              /* while the helper is at it */
+    while (bxi_load_acquire(&gpu_shared->region[1].head.tried_count) == 0)
+        GPU_CHECK(bxi_gpu_poll(gpu) >= 0);
+    bxi_gpu_peer_try(gpu_peer[0]);
+    reaches = gpu_shared->region[1].head.refused_count == 0;
+    GPU_EQ(gpu_counters().opens, reaches);
+    GPU_EQ(gpu_counters().open_failures, !reaches);
+    GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), reaches ? 0 : -EXDEV);
+    GPU_EQ(gpu_counters().opens, reaches);      /* it was there */
+    GPU_EQ(bxi_gpu_device_open(gpu, 0, &again), 0);     /* no other device: nothing is forgotten */
+    GPU_EQ(gpu_shared->region[1].head.tried_count, 1);
+    gpu_post(HELD);
+    while (bxi_load_acquire(&gpu_shared->gate[KILLED]) == 0)
+        GPU_CHECK(bxi_gpu_poll(gpu) >= 0);
+    GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[1]), reaches ? 0 : -EXDEV);
+    gpu_post(LAST);
+    gpu_end();
+}
+
+static void try_hidden(const char *no_peer, uint64_t reaches)
+{
+    gpu_world(GPU_FAKE);
+    setenv("FAKE_CUDA_NO_PEER", no_peer, 1);
+    gpu_run(2, (gpu_fn[]){ owner_that_is_tried, borrower_that_tries });
+    cr_assert_eq(gpu_load(0), reaches);
+    cr_assert_eq(gpu_shared->region[1].head.refused_count, !reaches);
+}
+
+Test(gpu_devices, that_are_hidden_are_lent_once_the_borrower_has_tried, .timeout = 60)
+{
+    try_hidden("", 1);
+}
+
+Test(gpu_devices, that_are_hidden_and_out_of_reach_are_never_lent, .timeout = 60)
+{
+    try_hidden("all", 0);
 }
 
 /* The driver of either side knows that there is no way: nobody has to try. */

@@ -39,6 +39,7 @@
 #define bxi_gpu_peer_died stub_gpu_peer_died
 #define bxi_gpu_peer_close stub_gpu_peer_close
 #define bxi_gpu_peer_reaches stub_gpu_peer_reaches
+#define bxi_gpu_peer_try stub_gpu_peer_try
 #define bxi_gpu_map_begin stub_gpu_map_begin
 #define bxi_gpu_map_get stub_gpu_map_get
 #define bxi_gpu_map_put stub_gpu_map_put

@@ -37,6 +37,7 @@ static void check_counts(const struct stat_worker *worker, const struct bxi_gpu_
     /* Relaxed: private copies. */
     uint32_t devices = bxi_load_relaxed((bxi_a32 *)&is->device_count);
     uint32_t refused = bxi_load_relaxed((bxi_a32 *)&is->refused_count);
+    uint32_t tried = bxi_load_relaxed((bxi_a32 *)&is->tried_count);
     uint32_t old_devices = bxi_load_relaxed((bxi_a32 *)&was->device_count);
 
     if (devices > BXI_GPU_DEVICES)
@@ -44,6 +45,9 @@ static void check_counts(const struct stat_worker *worker, const struct bxi_gpu_
                      BXI_GPU_DEVICES);
     else if (refused > BXI_GPU_REFUSED)
         stat_violate(findings, AT(7, worker, -1), "refused_count is %u, and there is room for %d", refused,
+                     BXI_GPU_REFUSED);
+    else if (tried > BXI_GPU_REFUSED)
+        stat_violate(findings, AT(7, worker, -1), "tried_count is %u, and there is room for %d", tried,
                      BXI_GPU_REFUSED);
     else if (devices < old_devices)
         stat_violate(findings, AT(7, worker, -1), "device_count went from %u back to %u", old_devices, devices);

@@ -105,12 +105,22 @@ uint32_t stat_gpu_devices(const struct stat_gpu *gpu)
     return count < BXI_GPU_DEVICES ? count : BXI_GPU_DEVICES;
 }
 
-uint32_t stat_gpu_refused(const struct stat_gpu *gpu)
+static uint32_t listed(const bxi_a32 *word)
 {
     /* Relaxed: a private copy. */
-    uint32_t count = bxi_load_relaxed((bxi_a32 *)&gpu->region.head.refused_count);
+    uint32_t count = bxi_load_relaxed((bxi_a32 *)word);
 
     return count < BXI_GPU_REFUSED ? count : BXI_GPU_REFUSED;
+}
+
+uint32_t stat_gpu_refused(const struct stat_gpu *gpu)
+{
+    return listed(&gpu->region.head.refused_count);
+}
+
+static uint32_t tried(const struct stat_gpu *gpu)
+{
+    return listed(&gpu->region.head.tried_count);
 }
 
 int stat_gpu_device_of(const struct stat_gpu *gpu, const struct bxi_gpu_slab_row *row)
@@ -353,17 +363,17 @@ static void text_borrows(const struct stat_job *job, const struct stat_worker *w
         stat_flow_end(&flow);
 }
 
-static void text_refused(const struct stat_gpu *gpu)
+static void text_uuids(const char *name, const char *words, const uint8_t *list, uint32_t count)
 {
     char uuid[STAT_UUID_BYTES];
     struct stat_flow flow;
 
-    if (stat_gpu_refused(gpu) == 0)
+    if (count == 0)
         return;
-    stat_flow_begin(&flow, "refused");
-    stat_flow_words(&flow, "memory of these devices cannot be mapped:");
-    for (uint32_t i = 0; i < stat_gpu_refused(gpu); i++) {
-        stat_uuid_text(uuid, gpu->region.head.refused[i]);
+    stat_flow_begin(&flow, name);
+    stat_flow_words(&flow, words);
+    for (uint32_t i = 0; i < count; i++) {
+        stat_uuid_text(uuid, list + (size_t)i * BXI_GPU_UUID_BYTES);
         stat_flow_add(&flow, "%s", uuid);
     }
     stat_flow_end(&flow);
@@ -385,7 +395,10 @@ void stat_gpu_text(const struct stat_job *job, const struct stat_worker *worker)
     text_slabs(job, worker);
     text_lanes(worker);
     text_borrows(job, worker);
-    text_refused(worker->gpu);
+    text_uuids("tried", "these devices are hidden from it, and it has tried to map their memory:",
+               worker->gpu->region.head.tried[0], tried(worker->gpu));
+    text_uuids("refused", "memory of these devices cannot be mapped:", worker->gpu->region.head.refused[0],
+               stat_gpu_refused(worker->gpu));
 }
 
 /* ---- JSON --------------------------------------------------------------------------------------- */
@@ -479,13 +492,13 @@ static void json_borrows(const struct stat_job *job, const struct stat_gpu *gpu)
     stat_json_close(']');
 }
 
-static void json_refused(const struct stat_gpu *gpu)
+static void json_uuids(const char *name, const uint8_t *list, uint32_t count)
 {
     char uuid[STAT_UUID_BYTES];
 
-    stat_json_open("refused", '[');
-    for (uint32_t i = 0; i < stat_gpu_refused(gpu); i++) {
-        stat_uuid_text(uuid, gpu->region.head.refused[i]);
+    stat_json_open(name, '[');
+    for (uint32_t i = 0; i < count; i++) {
+        stat_uuid_text(uuid, list + (size_t)i * BXI_GPU_UUID_BYTES);
         stat_json_text(NULL, uuid);
     }
     stat_json_close(']');
@@ -503,7 +516,8 @@ void stat_gpu_json(const struct stat_job *job, const struct stat_worker *worker)
     json_slabs(job, worker);
     json_lanes(worker->gpu);
     json_borrows(job, worker->gpu);
-    json_refused(worker->gpu);
+    json_uuids("tried", worker->gpu->region.head.tried[0], tried(worker->gpu));
+    json_uuids("refused", worker->gpu->region.head.refused[0], stat_gpu_refused(worker->gpu));
     stat_json_close('}');
 }
 

@@ -155,7 +155,6 @@ static void count_gone(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_
     /* [deaths] release by the addition, pairs with the load in serve_ready: the rank is read after it. */
     job->dead_rank[bxi_load_relaxed(&job->deaths)] = (uint8_t)peer->rank;
     bxi_add(&job->deaths, 1);
-    bxi_counter_add(job, state == BXI_PEER_DEAD ? BXI_C_peers_dead : BXI_C_peers_corrupt, 1);
 }
 
 void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_state state)
@@ -170,6 +169,8 @@ void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_sta
         if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
             return;                 /* its last frames were nonsense */
     }
+    if (state != BXI_PEER_LEFT)     /* before anybody can see that it is gone */
+        bxi_counter_add(job, state == BXI_PEER_DEAD ? BXI_C_peers_dead : BXI_C_peers_corrupt, 1);
     bxi_lock(&job->lock);
     peer->close_code = codes[state];
     bxi_store_relaxed(&peer->state, state);     /* relaxed: read under the lock where it matters */

@@ -216,7 +216,8 @@ static void spare_in_the_way(void)
     bxi_gpu_free(gpu_block(500 * GPU_MIB));
     GPU_EQ(gpu_counters().slabs, 2);            /* the spare is kept */
     large = gpu_block(600 * GPU_MIB);
-    GPU_EQ(gpu_counters().slabs, 2);
+    while (gpu_counters().slabs != 2)           /* its memory is there before it is counted */
+        sched_yield();
     bxi_gpu_free(large);
     bxi_gpu_free(small);
     gpu_end();

@@ -280,9 +280,10 @@ int bx_tensor_written_on(struct bx_tensor *tensor, void *stream);
 int bx_tensor_read_on(struct bx_tensor *tensor, void *stream);
 
 /* bx_tensor_copy of a device tensor is a device tensor, made on the job's own stream. bx_tensor_copy_into copies
- * between device and host too, both row-major (-ENOTSUP otherwise), and waits for that; so it does not belong in
- * a handler that is to answer many. bx_tensor_data of a device tensor is an address there. DLPack: kDLCUDA both
- * ways, after bx_gpu_open; from_dlpack: -EOPNOTSUPP for memory that cannot be exported (pools, managed, VMM). */
+ * between device and host too, and waits for that; so it does not belong in a handler that is to answer many. What is
+ * not row-major goes by way of the host, counted as staged, and on a device cannot be copied into (-ENOTSUP).
+ * bx_tensor_data of a device tensor is an address there. DLPack: kDLCUDA both ways, after bx_gpu_open; from_dlpack:
+ * -EOPNOTSUPP for memory that cannot be exported (pools, managed, VMM). */
 
 /* ---- Messages ---------------------------------------------------------------------------------- */
 

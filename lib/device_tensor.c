@@ -459,67 +459,6 @@ static int copy_and_leave(struct bxi_devices *devices, uint32_t stream, struct b
     return rc;
 }
 
-int bxi_device_copy_into(struct bx_tensor *to, const struct bx_tensor *from)
-{
-    const struct bx_tensor *there = bxi_is_device(to) ? to : from;
-    struct bxi_devices *devices = devices_of(there);
-
-    if (!to->contiguous || !from->contiguous)
-        return bx_fail(-ENOTSUP, "a copy from or to device memory needs both tensors row-major without gaps");
-    if (bxi_is_device(to) && to->storage->kind != BXI_STORE_DEVICE)
-        return bx_fail(-EROFS, "the tensor is on loan from another worker and must not be written to");
-    if (!bxi_devices_enter(devices))
-        return bxi_devices_gone(devices);
-    return copy_and_leave(devices, devices->open[device_of(there)].stream, to, from);
-}
-
-int bxi_device_copy(struct bx_job *job, const struct bx_tensor *tensor, struct bx_tensor **copy)
-{
-    struct bxi_devices *devices = devices_of(tensor);
-    struct bx_tensor *made = NULL;
-    uint32_t device;
-    int rc;
-
-    if (!tensor->contiguous)
-        return bx_fail(-ENOTSUP, "a copy from or to device memory needs both tensors row-major without gaps");
-    if (job == NULL)
-        return bx_fail(-EINVAL, "a copy of a device tensor needs the job");
-    if (!bxi_devices_enter(devices))
-        return bxi_devices_gone(devices);
-    device = device_of(tensor);
-    rc = create(devices, device, &(struct bxi_shape){ (enum bx_dtype)tensor->dtype, tensor->ndim, tensor->shape, NULL },
-                &made);
-    if (rc < 0 || tensor->elements == 0)
-        bxi_devices_leave(devices);
-    else
-        rc = copy_and_leave(devices, devices->open[device].stream, made, tensor);
-    if (rc < 0) {
-        bx_tensor_release(made);
-        return rc;
-    }
-    *copy = made;
-    return 0;
-}
-
-/* ---- lending ----------------------------------------------------------------------------------- */
-
-/* Devices' lock. What writes the tensor: as the program said, or all that is on the device's own stream. */
-static int ready_of(struct bxi_device_block *block, struct bxi_cargo *cargo, struct bxi_gpu_point *ready)
-{
-    struct bxi_devices *devices = block->devices;
-    struct bxi_gpu_point *own = &cargo->ready[block->device];
-    int rc = 0;
-
-    if (block->written.order != 0) {
-        *ready = block->written;
-        return 0;
-    }
-    if (own->order == 0)
-        rc = bxi_devices_mark(devices, devices->open[block->device].stream, own);
-    *ready = block->sent = *own;
-    return rc < 0 ? bxi_devices_fail(rc, "a stream cannot be marked") : 0;
-}
-
 /* A strided view in device memory comes to the host in pieces of the span that it covers, each by one copy, and is
  * packed there: a copy for each row would cost a call of the driver and a wait for as few bytes as a row has. What lies
  * between the elements is read for nothing, but no piece begins or ends with it. */
@@ -587,8 +526,8 @@ static int gather(struct bxi_gpu_lane *lane, struct bx_tensor *to, const struct 
     return rc;
 }
 
-/* Into host memory, row-major. Devices not entered. */
-static int pack_on_host(struct bx_tensor *to, const struct bx_tensor *from)
+/* Into host memory, of any strides. Devices not entered. */
+static int copy_to_host(struct bx_tensor *to, const struct bx_tensor *from)
 {
     struct bxi_devices *devices = devices_of(from);
     unsigned char *piece = malloc(PIECE_BYTES);
@@ -597,7 +536,7 @@ static int pack_on_host(struct bx_tensor *to, const struct bx_tensor *from)
     int rc;
 
     if (piece == NULL)
-        return bx_fail(-ENOMEM, "no memory for packing a view in device memory");
+        return bx_fail(-ENOMEM, "no memory for a copy of a view in device memory");
     if (!bxi_devices_enter(devices)) {
         free(piece);
         return bxi_devices_gone(devices);
@@ -609,9 +548,102 @@ static int pack_on_host(struct bx_tensor *to, const struct bx_tensor *from)
         rc = put_behind(devices->streams[stream].lane, &behind);
     if (rc == 0 && (rc = gather(devices->streams[stream].lane, to, from, piece)) < 0)
         rc = bxi_devices_fail(rc, "a copy from device memory failed");
+    pthread_mutex_lock(&devices->lock);
+    if (rc == 0)
+        rc = check_owner(devices, devices->streams[stream].lane, &behind, from);
+    pthread_mutex_unlock(&devices->lock);
     bxi_devices_unpin(devices);
     free(piece);
     return rc;
+}
+
+/* A row-major copy on the heap. */
+static int copy_to_heap(const struct bx_tensor *from, struct bx_tensor **copy)
+{
+    struct bx_tensor *host = NULL;
+    int rc = bx_tensor_create(NULL, (enum bx_dtype)from->dtype, from->ndim, from->shape, &host);
+
+    if (rc == 0)
+        rc = bxi_is_device(from) ? copy_to_host(host, from) : bx_tensor_copy_into(host, from);
+    if (rc < 0)
+        bx_tensor_release(host);
+    else
+        *copy = host;
+    return rc;
+}
+
+/* Both row-major, one at least in device memory. */
+static int copy_as_it_lies(struct bx_tensor *to, const struct bx_tensor *from)
+{
+    const struct bx_tensor *there = bxi_is_device(to) ? to : from;
+    struct bxi_devices *devices = devices_of(there);
+
+    if (!bxi_devices_enter(devices))
+        return bxi_devices_gone(devices);
+    return copy_and_leave(devices, devices->open[device_of(there)].stream, to, from);
+}
+
+int bxi_device_copy_into(struct bx_tensor *to, const struct bx_tensor *from)
+{
+    struct bx_tensor *packed;
+    int rc;
+
+    if (bxi_is_device(to) && to->storage->kind != BXI_STORE_DEVICE)
+        return bx_fail(-EROFS, "the tensor is on loan from another worker and must not be written to");
+    if (bxi_is_device(to) && !to->contiguous)
+        return bx_fail(-ENOTSUP, "a copy into device memory needs a tensor there that is row-major without gaps");
+    if (to->contiguous && from->contiguous)
+        return copy_as_it_lies(to, from);
+    if (!bxi_is_device(to))
+        return copy_to_host(to, from);
+    rc = copy_to_heap(from, &packed);
+    if (rc == 0) {
+        rc = copy_as_it_lies(to, packed);
+        bx_tensor_release(packed);
+    }
+    return rc;
+}
+
+int bxi_device_copy(struct bx_job *job, const struct bx_tensor *tensor, struct bx_tensor **copy)
+{
+    struct bxi_devices *devices = devices_of(tensor);
+    struct bx_tensor *made = NULL;
+    int rc;
+
+    if (job == NULL)
+        return bx_fail(-EINVAL, "a copy of a device tensor needs the job");
+    if (!bxi_devices_enter(devices))
+        return bxi_devices_gone(devices);
+    rc = create(devices, device_of(tensor),
+                &(struct bxi_shape){ (enum bx_dtype)tensor->dtype, tensor->ndim, tensor->shape, NULL }, &made);
+    bxi_devices_leave(devices);
+    if (rc == 0 && tensor->elements > 0)
+        rc = bxi_device_copy_into(made, tensor);
+    if (rc < 0) {
+        bx_tensor_release(made);
+        return rc;
+    }
+    *copy = made;
+    return 0;
+}
+
+/* ---- lending ----------------------------------------------------------------------------------- */
+
+/* Devices' lock. What writes the tensor: as the program said, or all that is on the device's own stream. */
+static int ready_of(struct bxi_device_block *block, struct bxi_cargo *cargo, struct bxi_gpu_point *ready)
+{
+    struct bxi_devices *devices = block->devices;
+    struct bxi_gpu_point *own = &cargo->ready[block->device];
+    int rc = 0;
+
+    if (block->written.order != 0) {
+        *ready = block->written;
+        return 0;
+    }
+    if (own->order == 0)
+        rc = bxi_devices_mark(devices, devices->open[block->device].stream, own);
+    *ready = block->sent = *own;
+    return rc < 0 ? bxi_devices_fail(rc, "a stream cannot be marked") : 0;
 }
 
 /* No way from the peer's device to this one: into the arena, and from there into the peer's. */
@@ -622,7 +654,7 @@ static int stage(struct bx_job *job, const struct bx_tensor *tensor, struct bxi_
     int rc = bx_tensor_create(job, (enum bx_dtype)tensor->dtype, tensor->ndim, tensor->shape, &host);
 
     if (rc == 0 && tensor->elements > 0)
-        rc = tensor->contiguous ? bxi_device_copy_into(host, tensor) : pack_on_host(host, tensor);
+        rc = tensor->contiguous ? bxi_device_copy_into(host, tensor) : copy_to_host(host, tensor);
     if (rc < 0) {
         bx_tensor_release(host);
         return rc;

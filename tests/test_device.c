@@ -480,3 +480,84 @@ Test(device, copies_on_the_device_what_is_forwarded, .timeout = 60)
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { forwards, reader } });
 }
+
+/* ---- Copies of views -------------------------------------------------------------------------- */
+
+static struct bx_tensor *host_matrix(int64_t rows, int64_t columns)
+{
+    struct bx_tensor *host = NULL;
+
+    HARNESS_EQ(bx_tensor_create(NULL, BX_I32, 2, (int64_t[]){ rows, columns }, &host), 0);
+    memset(bx_tensor_data_mut(host), 0, (size_t)bx_tensor_bytes(host));
+    return host;
+}
+
+static struct bx_tensor *transposed(struct bx_tensor *matrix)
+{
+    struct bx_tensor *view = NULL;
+
+    HARNESS_EQ(bx_tensor_transpose(matrix, 0, 1, &view), 0);
+    return view;
+}
+
+static int64_t host_wrong(const struct bx_tensor *host)
+{
+    int64_t wrong = 0;
+
+    for (int64_t i = 0; i < bx_tensor_elements(host); i++)
+        wrong += ((const int32_t *)bx_tensor_data(host))[i] != (int32_t)i;
+    return wrong;
+}
+
+/* A numbered matrix on the device, its transpose out of it and in again in every way that a copy can go. */
+static void copy_views(struct bx_job *job, struct bx_device device, int64_t rows, int64_t columns)
+{
+    struct bx_tensor *numbers = device_numbers(job, device, rows * columns, 0), *matrix = NULL, *copy = NULL;
+    struct bx_tensor *across = host_matrix(columns, rows), *along = host_matrix(rows, columns);
+    struct bx_tensor *of_across = transposed(across), *of_along = transposed(along), *view;
+
+    HARNESS_EQ(bx_tensor_reshape(numbers, 2, (int64_t[]){ rows, columns }, &matrix), 0);
+    view = transposed(matrix);
+    HARNESS_EQ(bx_tensor_copy_into(of_along, view), 0);         /* gaps on both sides */
+    HARNESS_EQ(host_wrong(along), 0);
+    HARNESS_EQ(bx_tensor_copy_into(across, view), 0);           /* on the device */
+    memset(bx_tensor_data_mut(along), 0, (size_t)bx_tensor_bytes(along));
+    HARNESS_EQ(bx_tensor_copy_into(along, of_across), 0);
+    HARNESS_EQ(host_wrong(along), 0);
+    HARNESS_EQ(bx_tensor_copy(job, view, &copy), 0);            /* from device to device */
+    HARNESS_EQ(bx_tensor_device(copy).kind, BX_CUDA);
+    memset(bx_tensor_data_mut(along), 0, (size_t)bx_tensor_bytes(along));
+    HARNESS_EQ(bx_tensor_copy_into(of_along, copy), 0);         /* on the host */
+    HARNESS_EQ(host_wrong(along), 0);
+    bx_tensor_release(view);
+    bx_tensor_release(matrix);
+    device_put_numbers(numbers, 7);
+    HARNESS_EQ(bx_tensor_reshape(numbers, 2, (int64_t[]){ rows, columns }, &matrix), 0);
+    HARNESS_EQ(bx_tensor_copy_into(matrix, of_across), 0);      /* on the host, into the device */
+    HARNESS_EQ(device_wrong(numbers, 0), 0);
+    bx_tensor_release(matrix);
+    bx_tensor_release(copy);
+    bx_tensor_release(of_across);
+    bx_tensor_release(of_along);
+    bx_tensor_release(across);
+    bx_tensor_release(along);
+    bx_tensor_release(numbers);
+}
+
+static void copies_views(struct bx_job *job)
+{
+    struct bx_device device = start(job, 1);
+    uint64_t staged = harness_counter(job, "gpu_staged_bytes");
+
+    copy_views(job, device, 3, 5);
+    HARNESS_CHECK(harness_counter(job, "gpu_staged_bytes") > staged);
+    copy_views(job, device, 1, 1);
+    copy_views(job, device, 2, 300001);         /* more than a piece, and halves of it */
+    copy_views(job, device, 300001, 2);
+}
+
+Test(device, copies_views_by_way_of_the_host, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { copies_views, reader } });
+}

@@ -130,18 +130,30 @@ Test(device_death, releases_streams_that_wait_for_words_in_device_memory, .timeo
 }
 
 /* A thread waits in a copy, which takes the role's help to end. */
-static void copies_are_ended(struct bx_job *job)
+static void copy_is_ended(struct bx_job *job, int64_t step)
 {
-    struct bx_tensor *host = NULL;
+    struct bx_tensor *host = NULL, *view = NULL;
 
     borrow(job);
-    HARNESS_EQ(bx_tensor_create(NULL, BX_I32, 1, (int64_t[]){ COUNT }, &host), 0);
+    HARNESS_EQ(bx_tensor_slice(kept[1], 0, 0, COUNT, step, &view), 0);
+    HARNESS_EQ(bx_tensor_create(NULL, BX_I32, 1, bx_tensor_shape(view), &host), 0);
     harness_post(STARTED);
-    HARNESS_EQ(bx_tensor_copy_into(host, kept[1]), BX_E_PEER_DEAD);
+    HARNESS_EQ(bx_tensor_copy_into(host, view), BX_E_PEER_DEAD);
     HARNESS_HAS(bx_error_text(), "worker 'worker0' died before its tensor was written");
     HARNESS_EQ(harness_gate(BLOCKED), 1);
     bx_tensor_release(host);
+    bx_tensor_release(view);
     end_as_survivor(job);
+}
+
+static void copies_are_ended(struct bx_job *job)
+{
+    copy_is_ended(job, 1);
+}
+
+static void copies_of_views_are_ended(struct bx_job *job)
+{
+    copy_is_ended(job, 2);
 }
 
 Test(device_death, ends_a_copy_that_waits_for_a_dead_owner, .timeout = 60)
@@ -149,6 +161,13 @@ Test(device_death, ends_a_copy_that_waits_for_a_dead_owner, .timeout = 60)
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
                .body = { dies_owing, copies_are_ended } });
+}
+
+Test(device_death, ends_a_copy_of_a_view_that_waits_for_a_dead_owner, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
+               .body = { dies_owing, copies_of_views_are_ended } });
 }
 
 /* The host waits in place of a stream. */

@@ -114,7 +114,7 @@ static void on_one_device(struct bx_job *job)
     tensor = device_numbers(job, device, 12, 1);
     HARNESS_EQ(bx_tensor_create(job, BX_I32, 1, (int64_t[]){ 6 }, &host), 0);
     HARNESS_EQ(bx_tensor_slice(tensor, 0, 0, 12, 2, &view), 0);
-    HARNESS_EQ(bx_tensor_copy_into(host, view), -ENOTSUP);
+    HARNESS_EQ(bx_tensor_copy_into(view, host), -ENOTSUP);
     HARNESS_HAS(bx_error_text(), "row-major without gaps");
     HARNESS_EQ(bx_tensor_copy(NULL, tensor, &host), -EINVAL);
     HARNESS_EQ(bx_tensor_written_on(host, NULL), -EINVAL);

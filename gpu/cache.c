@@ -59,13 +59,25 @@ static int open_failed(const struct bxi_gpu_peer *peer, unsigned result)
     return rc == -ENOMEM ? rc : -EIO;
 }
 
+/* On which device here memory of one that is hidden was mapped; NULL: on none yet. */
+static struct bxi_gpu_device *found_for(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    for (uint32_t i = 0; i < gpu->found_count; i++)
+        if (memcmp(gpu->found[i].uuid, uuid, BXI_GPU_UUID_BYTES) == 0)
+            return gpu->found[i].device;
+    return NULL;
+}
+
 /* The same device, if it is in use here, else the peer's own choice, else any that reaches it. Of a device that is
  * hidden here the driver says nothing, and the open decides; but no MIG instance reaches another. */
 struct bxi_gpu_device *bxi_gpu_device_for(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
     struct bxi_gpu *gpu = peer->gpu;
+    struct bxi_gpu_device *found = found_for(gpu, uuid);
     int owner = bxi_gpu_find(gpu, uuid);
 
+    if (found != NULL)
+        return found;
     if (owner < 0)
         return gpu->info[peer->is.device->ordinal].is_mig ? NULL : peer->is.device;
     for (uint32_t i = 0; i < gpu->device_count; i++)
@@ -79,25 +91,21 @@ struct bxi_gpu_device *bxi_gpu_device_for(const struct bxi_gpu_peer *peer, const
     return NULL;
 }
 
-static int out_of_reach(struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+/* Under the lock. That one, and where only opening tells which of them can, the others behind it. How many. */
+static uint32_t devices_for(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES],
+                            struct bxi_gpu_device *device[BXI_GPU_DEVICES])
 {
     struct bxi_gpu *gpu = peer->gpu;
+    bool is_open = bxi_gpu_find(gpu, uuid) < 0 && found_for(gpu, uuid) == NULL;
+    uint32_t count = 0;
 
-    pthread_mutex_lock(&gpu->lock);
-    bxi_gpu_refuse(gpu, uuid);
-    pthread_mutex_unlock(&gpu->lock);
-    return bxi_gpu_fail(-EXDEV, "no device in use here can read the memory of %s's device: no peer access (device %d); "
-                        "what it lends is staged through host memory", peer->name, peer->is.device->ordinal);
-}
-
-/* Behind out_of_reach. What failed for another reason counts as well: the next that is lent shall fail too, and say
- * why, and not be staged for ever without a word. */
-static void note_tried(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
-{
-    pthread_mutex_lock(&gpu->lock);
-    if (bxi_gpu_find(gpu, uuid) < 0)
-        bxi_gpu_set_tried(gpu, uuid);
-    pthread_mutex_unlock(&gpu->lock);
+    device[0] = bxi_gpu_device_for(peer, uuid);
+    if (device[0] == NULL)
+        return 0;
+    for (uint32_t i = 0; is_open && i < gpu->device_count; i++)
+        if (gpu->device[i] != device[0] && !gpu->info[gpu->device[i]->ordinal].is_mig)
+            device[++count] = gpu->device[i];
+    return count + 1;
 }
 
 /* The context is current. What the driver says of the mapping must hold what the row promised. */
@@ -124,18 +132,64 @@ static bool hold_slab(const struct bxi_gpu_peer *peer, size_t index, uint64_t ge
     return bxi_load_acquire(&peer->is.region->slab[index].stamp) == (generation << 2 | BXI_GPU_SLAB_LIVE);
 }
 
+/* What the opening of a slab tells of its device. What failed and will fail again counts as within reach: the next that
+ * is lent shall fail too, and say why, and not be staged for ever without a word. */
+static void learn(const struct bxi_gpu_map *map, const uint8_t uuid[BXI_GPU_UUID_BYTES], int rc)
+{
+    struct bxi_gpu *gpu = map->peer->gpu;
+    const struct bxi_gpu_slab_row *row = &map->peer->is.region->slab[map - map->peer->map];
+    /* [gpu.stamp] relaxed: no order is derived. */
+    bool is_there = bxi_load_relaxed(&row->stamp) == (map->generation << 2 | BXI_GPU_SLAB_LIVE) &&
+                    !bxi_gpu_peer_is_dead(map->peer);
+
+    pthread_mutex_lock(&gpu->lock);
+    if (rc == 0 || rc == -EXDEV || (rc == -EIO && is_there))
+        bxi_gpu_judge(gpu, uuid, rc != -EXDEV);
+    if (rc == 0 && bxi_gpu_find(gpu, uuid) < 0 && found_for(gpu, uuid) == NULL && gpu->found_count < BXI_GPU_REFUSED) {
+        memcpy(gpu->found[gpu->found_count].uuid, uuid, BXI_GPU_UUID_BYTES);
+        gpu->found[gpu->found_count++].device = map->device;
+    }
+    pthread_mutex_unlock(&gpu->lock);
+}
+
+static int open_on(struct bxi_gpu_map *map, struct bxi_gpu_device *device, const struct CUipcMemHandle_st *handle,
+                   uint64_t bytes)
+{
+    struct bxi_gpu *gpu = map->peer->gpu;
+    unsigned long long address = 0;
+    int rc = bxi_gpu_enter(device);
+
+    if (rc < 0)
+        return rc;
+
+    uint64_t begin_ns = bxi_gpu_now_ns();
+    unsigned result = gpu->cu.cuIpcOpenMemHandle_v2(&address, *handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+
+    bxi_gpu_count(&gpu->figures.open_ns, (int64_t)(bxi_gpu_now_ns() - begin_ns));
+    rc = result == CUDA_SUCCESS ? check_range(map, address, bytes) : open_failed(map->peer, result);
+    if (rc < 0 && result == CUDA_SUCCESS)
+        (void)gpu->cu.cuIpcCloseMemHandle(address);
+    bxi_gpu_leave(device);
+    if (rc < 0)
+        return rc;
+    map->device = device;
+    map->address = address;
+    map->bytes = bytes;
+    return 0;
+}
+
 /* The pair, then the driver. On failure nothing is held. */
 static int open_slab(struct bxi_gpu_map *map)
 {
     struct bxi_gpu_peer *peer = map->peer;
-    const struct bxi_cuda *cu = &peer->gpu->cu;
     size_t index = (size_t)(map - peer->map);
     const struct bxi_gpu_slab_row *row = &peer->is.region->slab[index];
+    struct bxi_gpu_device *device[BXI_GPU_DEVICES];
     struct CUipcMemHandle_st handle;
     uint8_t uuid[BXI_GPU_UUID_BYTES];
-    unsigned long long address = 0;
     uint64_t bytes;
-    int rc;
+    uint32_t count;
+    int rc = -EXDEV;
 
     if (!hold_slab(peer, index, map->generation))
         return bxi_gpu_fail(-ESTALE, "slab %zu of %s has gone: nothing of it was on loan", index, peer->name);
@@ -145,30 +199,16 @@ static int open_slab(struct bxi_gpu_map *map)
     if (bytes == 0)
         return bxi_gpu_fail(-EPROTO, "slab %zu of %s says that it has no bytes", index, peer->name);
     pthread_mutex_lock(&peer->gpu->lock);
-    map->device = bxi_gpu_device_for(peer, uuid);
+    count = devices_for(peer, uuid, device);
     pthread_mutex_unlock(&peer->gpu->lock);
-    if (map->device == NULL)
-        return out_of_reach(peer, uuid);
-    rc = bxi_gpu_enter(map->device);
-    if (rc < 0)
-        return rc;
-
-    uint64_t begin_ns = bxi_gpu_now_ns();
-    unsigned result = cu->cuIpcOpenMemHandle_v2(&address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-
-    bxi_gpu_count(&peer->gpu->figures.open_ns, (int64_t)(bxi_gpu_now_ns() - begin_ns));
-    rc = result == CUDA_SUCCESS ? check_range(map, address, bytes) : open_failed(peer, result);
-    if (rc < 0 && result == CUDA_SUCCESS)
-        (void)cu->cuIpcCloseMemHandle(address);
-    bxi_gpu_leave(map->device);
+    for (uint32_t i = 0; rc == -EXDEV && i < count; i++)
+        rc = open_on(map, device[i], &handle, bytes);
+    learn(map, uuid, rc);
     if (rc == -EXDEV)
-        rc = out_of_reach(peer, uuid);
-    note_tried(peer->gpu, uuid);
-    if (rc < 0)
-        return rc;
-    map->address = address;
-    map->bytes = bytes;
-    return 0;
+        return bxi_gpu_fail(-EXDEV, "no device in use here can read the memory of %s's device: no peer access (device "
+                            "%d); what it lends is staged through host memory", peer->name,
+                            peer->is.device->ordinal);
+    return rc;
 }
 
 /* Under the lock: nothing is open or about to be. */

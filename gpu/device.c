@@ -317,29 +317,29 @@ int bxi_gpu_poll(struct bxi_gpu *gpu)
 
 /* ---- A device in use ------------------------------------------------------------------------- */
 
-static void list_uuid(bxi_a32 *listed, uint8_t (*list)[BXI_GPU_UUID_BYTES], const uint8_t uuid[BXI_GPU_UUID_BYTES])
+/* Whether it is in the list now. */
+static bool list_uuid(bxi_a32 *listed, uint8_t (*list)[BXI_GPU_UUID_BYTES], const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
     /* [gpu.refused] relaxed: only this process writes it, under the lock. */
     uint32_t count = bxi_load_relaxed(listed);
 
     for (uint32_t i = 0; i < count; i++)
         if (memcmp(list[i], uuid, BXI_GPU_UUID_BYTES) == 0)
-            return;
+            return true;
     if (count == BXI_GPU_REFUSED)
-        return;
+        return false;
     memcpy(list[count], uuid, BXI_GPU_UUID_BYTES);
     /* [gpu.refused] release, pairs with the acquire in is_listed. */
     bxi_store_release(listed, count + 1);
+    return true;
 }
 
-void bxi_gpu_refuse(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+void bxi_gpu_judge(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES], bool can)
 {
-    list_uuid(&gpu->region->head.refused_count, gpu->region->head.refused, uuid);
-}
+    struct bxi_gpu_head *head = &gpu->region->head;
 
-void bxi_gpu_set_tried(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
-{
-    list_uuid(&gpu->region->head.tried_count, gpu->region->head.tried, uuid);
+    if (can || list_uuid(&head->refused_count, head->refused, uuid))    /* in this order: see can_map */
+        list_uuid(&head->known_count, head->known, uuid);
 }
 
 static int retain(struct bxi_gpu_device *device)
@@ -371,8 +371,8 @@ static void publish(struct bxi_gpu_device *device)
     gpu->device[gpu->device_count++] = device;
     /* [gpu.devices] release, pairs with the acquire in look_at_devices: the uuid is there. */
     bxi_store_release(&head->device_count, gpu->device_count);
-    /* [gpu.refused] release, pairs with the acquire in is_listed; in this order: see has_mapped. */
-    bxi_store_release(&head->tried_count, 0);
+    /* [gpu.refused] release, pairs with the acquire in is_listed; in this order: see can_map. */
+    bxi_store_release(&head->known_count, 0);
     bxi_store_release(&head->refused_count, 0);
     for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next)
         peer->devices_seen = 0;

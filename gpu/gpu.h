@@ -274,7 +274,7 @@ void bxi_gpu_peer_close(struct bxi_gpu_peer *peer);
 
 /* Whether the peer can map memory of the device: 1; 0: stage it. 0 if the peer has found out that it cannot, or if the
  * driver says so of each device that the peer uses. Of those that CUDA_VISIBLE_DEVICES hides here it says nothing, and
- * the answer is 0 until the peer has tried (bxi_gpu_peer_try, there). */
+ * the answer is 0 until the peer knows: it sees the device, or has tried (bxi_gpu_peer_try, there). */
 int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const struct bxi_gpu_device *device);
 
 /* The peer has staged something, and may have done so because nobody knows whether its memory can be mapped here: finds

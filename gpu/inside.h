@@ -149,8 +149,8 @@ struct bxi_gpu_device {
 int bxi_gpu_enter(const struct bxi_gpu_device *device);
 void bxi_gpu_leave(const struct bxi_gpu_device *device);
 /* Under the lock: */
-void bxi_gpu_refuse(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES]);
-void bxi_gpu_set_tried(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES]);    /* behind refuse, if it was */
+/* Tells everybody whether memory of that device can be mapped here. */
+void bxi_gpu_judge(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES], bool can);
 int bxi_gpu_find(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES]);  /* its ordinal here, or -1 */
 bool bxi_gpu_can_read(struct bxi_gpu *gpu, int reader, int owner);    /* ordinals; as the driver says, asked once */
 
@@ -240,6 +240,11 @@ struct bxi_gpu_figures {                /* struct bxi_gpu_counters, counted by a
 #undef BXI_GPU_COUNTER_ATOMIC
 };
 
+struct bxi_gpu_found {
+    uint8_t uuid[BXI_GPU_UUID_BYTES];
+    struct bxi_gpu_device *device;      /* here, on which its memory is mapped */
+};
+
 struct bxi_gpu {
     struct bxi_cuda cu;                 /* from here on as opened */
     struct bxi_gpu_region *region;
@@ -259,6 +264,8 @@ struct bxi_gpu {
     struct bxi_gpu_device *device[BXI_GPU_DEVICES];
     uint32_t device_count;
     uint8_t can_read[BXI_GPU_ORDINALS][BXI_GPU_ORDINALS];       /* 0: not asked yet; else 1 + the answer */
+    struct bxi_gpu_found found[BXI_GPU_REFUSED];                /* devices that are hidden here */
+    uint32_t found_count;
     struct bxi_gpu_slab slab[BXI_GPU_SLABS];
     struct bxi_gpu_block_inside *blocks, *waiting;
     struct bxi_gpu_lane *lane[BXI_GPU_LANES];

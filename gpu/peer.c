@@ -107,20 +107,20 @@ static bool has_refused(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_
     return is_listed(&head->refused_count, head->refused[0], uuid);
 }
 
-static bool has_tried(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+static bool knows(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
-    return is_listed(&head->tried_count, head->tried[0], uuid);
+    return is_listed(&head->known_count, head->known[0], uuid);
 }
 
-/* It refuses before it says that it has tried, and when it forgets both, it begins with what it has tried: who sees it
- * tried before and after has seen whether it refuses. */
-static bool has_mapped(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+/* It refuses before it says that it knows, and when it forgets both, it begins with what it knows: who sees that it
+ * knows before and after has seen whether it refuses. */
+static bool can_map(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
-    return has_tried(head, uuid) && !has_refused(head, uuid) && has_tried(head, uuid);
+    return knows(head, uuid) && !has_refused(head, uuid) && knows(head, uuid);
 }
 
 /* Under the lock. Whether one of the peer's devices may read memory of the device: so says the driver of those that
- * this process sees; of one that is hidden, the peer, once it has tried. */
+ * this process sees; of one that is hidden, the peer, once it knows. */
 static bool may_reach(const struct bxi_gpu_peer *peer, const struct bxi_gpu_device *device)
 {
     const struct bxi_gpu_head *head = &peer->is.region->head;
@@ -134,7 +134,7 @@ static bool may_reach(const struct bxi_gpu_peer *peer, const struct bxi_gpu_devi
 
         memcpy(uuid, head->device[i], sizeof(uuid));
         ordinal = bxi_gpu_find(peer->gpu, uuid);
-        if (ordinal < 0 ? !lent->is_mig && has_mapped(head, lent->uuid)
+        if (ordinal < 0 ? !lent->is_mig && can_map(head, lent->uuid)
                         : bxi_gpu_can_read(peer->gpu, ordinal, device->ordinal))
             return true;
     }
@@ -166,15 +166,17 @@ void bxi_gpu_peer_try(struct bxi_gpu_peer *peer)
     pthread_mutex_lock(&gpu->lock);
     for (uint32_t i = 0; i < count && i < BXI_GPU_DEVICES; i++) {
         memcpy(uuid, head->device[i], sizeof(uuid));
-        if (bxi_gpu_find(gpu, uuid) < 0 && !has_tried(&gpu->region->head, uuid) && bxi_gpu_map_some(peer, uuid) == 1)
-            bxi_gpu_set_tried(gpu, uuid);
+        if (!knows(&gpu->region->head, uuid) && bxi_gpu_device_for(peer, uuid) != NULL &&
+            bxi_gpu_map_some(peer, uuid) == 1)
+            bxi_gpu_judge(gpu, uuid, true);
     }
     pthread_mutex_unlock(&gpu->lock);
 }
 
 /* ---- Polling --------------------------------------------------------------------------------- */
 
-/* Devices that the peer has taken into use since: those out of reach are refused before anything is lent. */
+/* Devices that the peer has taken into use since, and of which the driver says whether they are within reach: the peer
+ * is told before anything is lent. */
 static void look_at_devices(struct bxi_gpu_peer *peer)
 {
     const struct bxi_gpu_head *head = &peer->is.region->head;
@@ -185,7 +187,9 @@ static void look_at_devices(struct bxi_gpu_peer *peer)
     for (; peer->devices_seen < count && peer->devices_seen < BXI_GPU_DEVICES; peer->devices_seen++) {
         memcpy(uuid, head->device[peer->devices_seen], sizeof(uuid));
         if (bxi_gpu_device_for(peer, uuid) == NULL)
-            bxi_gpu_refuse(peer->gpu, uuid);
+            bxi_gpu_judge(peer->gpu, uuid, false);
+        else if (bxi_gpu_find(peer->gpu, uuid) >= 0)
+            bxi_gpu_judge(peer->gpu, uuid, true);
     }
 }
 

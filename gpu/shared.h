@@ -19,7 +19,7 @@
 #define BXI_GPU_SLABS 256               /* of one worker at a time, on all its devices */
 #define BXI_GPU_LANES 32                /* of one worker at a time */
 #define BXI_GPU_RING 8                  /* events of a lane */
-#define BXI_GPU_REFUSED 32              /* devices that a worker has found out of its reach, or tried */
+#define BXI_GPU_REFUSED 32              /* devices that a worker has found out of its reach, or in it */
 #define BXI_GPU_POISON (UINT64_C(1) << 62)      /* added to a word that nobody will write any more */
 
 /* How points are passed on, best first; what the probe found, or what was asked for. */
@@ -44,11 +44,11 @@ struct bxi_gpu_head {
     uint64_t pid_namespace;
     bxi_a32 device_count;
     bxi_a32 refused_count;
-    bxi_a32 tried_count;
+    bxi_a32 known_count;
     uint32_t reserved;
     uint8_t device[BXI_GPU_DEVICES][BXI_GPU_UUID_BYTES];
     uint8_t refused[BXI_GPU_REFUSED][BXI_GPU_UUID_BYTES];   /* devices whose memory it cannot map */
-    uint8_t tried[BXI_GPU_REFUSED][BXI_GPU_UUID_BYTES];     /* that are hidden there, and that it has tried to map */
+    uint8_t known[BXI_GPU_REFUSED][BXI_GPU_UUID_BYTES];     /* devices whose memory it can map, or has refused */
 };
 
 struct bxi_gpu_word {                   /* alone in two lines: neighbours are written by other streams */

@@ -249,8 +249,9 @@ int bx_tensor_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, st
  * what comes next is written to another tensor. A borrowed one must not be written to: no MMU holds it here.
  *
  * Both workers must have opened a device. Where the receiver's cannot reach the sender's, the bytes go through
- * pinned host memory (counter gpu_staged_bytes); so do those of the first messages where neither sees the other's device
- * (CUDA_VISIBLE_DEVICES), until the receiver has tried. A borrowed device tensor is usable until bx_job_shutdown.
+ * pinned host memory (counter gpu_staged_bytes); so do those of the first messages where the sender does not see
+ * the receiver's device (CUDA_VISIBLE_DEVICES), until the receiver has found out. A borrowed device tensor is
+ * usable until bx_job_shutdown.
  *
  * bx_gpu_open takes a device of this process into use, told by its ordinal among those that CUDA_VISIBLE_DEVICES
  * leaves; once more is the same. -ENODEV: no driver, no such device, or not for this process; -ENOTSUP: built

@@ -130,8 +130,12 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 
 # shellcheck disable=SC2016
-check 'a full /dev/shm' alone 1 '^failed: BX_E_NO_SPACE: /dev/shm has' \
-    unshare -m sh -c 'mount -t tmpfs -o size=16k tmpfs /dev/shm; exec "$@"' sh
+if unshare -m mount -t tmpfs tmpfs /dev/shm 2>/dev/null; then
+    check 'a full /dev/shm' alone 1 '^failed: BX_E_NO_SPACE: /dev/shm has' \
+        unshare -m sh -c 'mount -t tmpfs -o size=16k tmpfs /dev/shm; exec "$@"' sh
+else
+    echo 'skip a full /dev/shm: no mount namespace to be had here'
+fi
 check 'a directory of somebody else' alone 1 '^failed: BX_E_SOCKET_DIR: ' \
     setpriv --reuid 65534 --regid 65534 --clear-groups
 exit "$failed"

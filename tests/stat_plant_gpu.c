@@ -85,8 +85,8 @@ void gpu_plant_make(void)
     gpu_set_slab(0, SLAB_EMPTY, 4, EMPTY);
     gpu_set(&gpu_held(1, 0)->generation[0], GENERATION);
     gpu_set(&gpu_held(1, 0)->generation[SLAB], 1);
-    memset(gpu_region(1)->head.tried[0], 0x22, BXI_GPU_UUID_BYTES);
-    bxi_store_relaxed(&gpu_region(1)->head.tried_count, 1);
+    memset(gpu_region(1)->head.known[0], 0x22, BXI_GPU_UUID_BYTES);
+    bxi_store_relaxed(&gpu_region(1)->head.known_count, 1);
     memset(gpu_region(1)->head.refused[0], 0x22, BXI_GPU_UUID_BYTES);
     bxi_store_relaxed(&gpu_region(1)->head.refused_count, 1);
     gpu_set(gpu_counter(1, BXI_C_gpu_slabs_opened), 5);

@@ -320,6 +320,74 @@ Test(device_errors, stages_to_a_hidden_device_that_has_no_way_and_loses_nothing,
                .body = { lends_to_a_hidden_one, is_a_hidden_one } });
 }
 
+/* The first that is open there has no way, and is hidden here; the second has, and is seen by both. */
+static void lends_to_one_of_two(struct bx_job *job)
+{
+    struct bx_tensor *tensor;
+    uint64_t before;
+
+    setenv("CUDA_VISIBLE_DEVICES", "0,1", 1);
+    tensor = device_numbers(job, device_open(job, 0), 1000, 4);
+    before = harness_counter(job, "gpu_staged_bytes");
+    harness_await(OPEN, 1);
+    for (int i = 0; i < 5; i++) {
+        HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
+        HARNESS_EQ(harness_load(READER), 1);
+    }
+    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before);
+    bx_tensor_release(tensor);
+}
+
+static void has_one_of_two(struct bx_job *job)
+{
+    setenv("CUDA_VISIBLE_DEVICES", "2,1", 1);
+    device_open(job, 0);
+    device_open(job, 1);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), 1);
+}
+
+Test(device_errors, maps_a_hidden_device_on_whichever_of_several_reaches, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    setenv("FAKE_CUDA_DEVICES", "3", 1);
+    setenv("FAKE_CUDA_NO_PEER", "0-2", 1);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+               .body = { lends_to_one_of_two, has_one_of_two } });
+}
+
+/* Of the two only the receiver sees the other's device. */
+static void lends_unseen(struct bx_job *job)
+{
+    struct bx_tensor *tensor;
+    uint64_t before;
+
+    setenv("CUDA_VISIBLE_DEVICES", "0", 1);
+    tensor = device_numbers(job, device_open(job, 0), 1000, 4);
+    before = harness_counter(job, "gpu_staged_bytes");
+    harness_await(OPEN, 1);
+    for (int i = 0; i < 20; i++)
+        HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
+    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 4000);   /* that one lets it look */
+    bx_tensor_release(tensor);
+}
+
+static void sees_both(struct bx_job *job)
+{
+    setenv("CUDA_VISIBLE_DEVICES", "0,1", 1);
+    device_open(job, 1);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), 1);
+}
+
+Test(device_errors, stages_one_to_a_hidden_device_that_sees_the_senders, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { lends_unseen, sees_both } });
+}
+
 /* Sends a view whose elements are numbered from `first`; it arrives packed. */
 static void send_view(struct bx_job *job, struct bx_tensor *view, int32_t first)
 {

@@ -582,8 +582,8 @@ static void borrower_that_tries(void)
     GPU_EQ(bxi_load_acquire(&gpu_shared->held[1][0].generation[0]), gpu_shared->ref[0].generation);
     gpu_post(BUSY);
     bxi_gpu_peer_try(gpu_peer[0]);              /* while the helper is at it */
-    while (bxi_load_acquire(&gpu_shared->region[1].head.tried_count) == 0)
-        GPU_CHECK(bxi_gpu_poll(gpu) >= 0);
+    bxi_gpu_helper_drain(&gpu->helper);
+    GPU_EQ(bxi_load_acquire(&gpu_shared->region[1].head.known_count), 1);
     bxi_gpu_peer_try(gpu_peer[0]);
     reaches = gpu_shared->region[1].head.refused_count == 0;
     GPU_EQ(gpu_counters().opens, reaches);
@@ -591,7 +591,7 @@ static void borrower_that_tries(void)
     GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), reaches ? 0 : -EXDEV);
     GPU_EQ(gpu_counters().opens, reaches);      /* it was there */
     GPU_EQ(bxi_gpu_device_open(gpu, 0, &again), 0);     /* no other device: nothing is forgotten */
-    GPU_EQ(gpu_shared->region[1].head.tried_count, 1);
+    GPU_EQ(gpu_shared->region[1].head.known_count, 1);
     gpu_post(HELD);
     while (bxi_load_acquire(&gpu_shared->gate[KILLED]) == 0)
         GPU_CHECK(bxi_gpu_poll(gpu) >= 0);
@@ -609,7 +609,7 @@ static void try_hidden(const char *no_peer, uint64_t reaches)
     cr_assert_eq(gpu_shared->region[1].head.refused_count, !reaches);
 }
 
-Test(gpu_devices, that_are_hidden_are_lent_once_the_borrower_has_tried, .timeout = 60)
+Test(gpu_devices, that_are_hidden_are_lent_once_the_borrower_knows, .timeout = 60)
 {
     try_hidden("", 1);
 }
@@ -617,6 +617,115 @@ Test(gpu_devices, that_are_hidden_are_lent_once_the_borrower_has_tried, .timeout
 Test(gpu_devices, that_are_hidden_and_out_of_reach_are_never_lent, .timeout = 60)
 {
     try_hidden("all", 0);
+}
+
+/* The owner does not see the borrower's device, and the borrower sees the owner's. */
+static void owner_that_is_seen(void)
+{
+    start_on(0, "0", 0);
+    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 0);
+    gpu_post(LENT);
+    gpu_await(HELD, 1);
+    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 1);
+    gpu_post(LAST);
+    gpu_end();
+}
+
+static void borrower_that_sees(void)
+{
+    start_on(1, "0,1", 1);
+    gpu_await(LENT, 1);
+    GPU_EQ(bxi_gpu_poll(gpu), 0);
+    bxi_gpu_peer_try(gpu_peer[0]);              /* has nothing to do */
+    bxi_gpu_helper_drain(&gpu->helper);
+    GPU_EQ(gpu_counters().opens, 0);
+    gpu_post(HELD);
+    gpu_await(LAST, 1);
+    gpu_end();
+}
+
+Test(gpu_devices, that_see_the_owners_need_not_try, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(2, (gpu_fn[]){ owner_that_is_seen, borrower_that_sees });
+}
+
+static void mig_owner(void)
+{
+    start_on(0, "0", 0);
+    gpu_await(HELD, 1);
+    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 0);
+    gpu_post(LAST);
+    gpu_end();
+}
+
+static void mig_borrower(void)
+{
+    setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+    gpu_start_with(1, &(struct bxi_gpu_options){ 0 }, 0);
+    gpu->info[0].is_mig = true;
+    gpu_post(MET);
+    gpu_await(MET, 2);
+    gpu_meet(0);
+    for (int i = 0; i < 3; i++) {
+        bxi_gpu_peer_try(gpu_peer[0]);
+        bxi_gpu_helper_drain(&gpu->helper);
+        GPU_EQ(bxi_gpu_poll(gpu), 0);
+    }
+    GPU_EQ(gpu_counters().opens + gpu_counters().open_failures, 0);
+    GPU_EQ(gpu_shared->region[1].head.refused_count, 1);
+    gpu_post(HELD);
+    gpu_await(LAST, 1);
+    gpu_end();
+}
+
+Test(gpu_devices, that_are_mig_instances_do_not_try, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(2, (gpu_fn[]){ mig_owner, mig_borrower });
+}
+
+static void owner_that_dies_early(void)
+{
+    start_on(0, "0", 0);
+    gpu_post(LENT);
+    wait_for_the_end();
+}
+
+/* What fails because the owner is dead says nothing of its device. */
+static void borrower_that_tries_late(void)
+{
+    struct bxi_gpu_job busy = { .run = stay_busy };
+
+    start_on(1, "1", 0);
+    gpu_await(LENT, 1);
+    bxi_gpu_helper_post(&gpu->helper, &busy);
+    bxi_gpu_peer_try(gpu_peer[0]);
+    gpu_post(HELD);
+    gpu_await(KILLED, 1);
+    GPU_EQ(bxi_gpu_peer_died(gpu_peer[0], gpu_shared->region[0].word), 0);
+    gpu_post(BUSY);
+    bxi_gpu_helper_drain(&gpu->helper);
+    GPU_EQ(gpu_counters().opens + gpu_counters().open_failures, 1);
+    GPU_EQ(gpu_shared->region[1].head.known_count, gpu_counters().opens);
+    gpu_poll_until_nothing_is_left();
+    GPU_EQ(bxi_load_acquire(&gpu_shared->held[1][0].generation[0]), 0);
+    bxi_gpu_peer_try(gpu_peer[0]);
+    GPU_EQ(bxi_load_acquire(&gpu_shared->held[1][0].generation[0]), 0);
+    bxi_gpu_peer_close(gpu_peer[0]);
+    gpu_end();
+}
+
+Test(gpu_devices, of_an_owner_that_dies_are_not_judged_by_that, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_fork(0, owner_that_dies_early);
+    gpu_fork(1, borrower_that_tries_late);
+    gpu_await(HELD, 1);
+    gpu_kill(0);
+    gpu_post(KILLED);
+    gpu_join(1);
+    gpu_check_machine();
 }
 
 /* The driver of either side knows that there is no way: nobody has to try. */

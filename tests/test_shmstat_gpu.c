@@ -69,8 +69,8 @@ static void expect_borrower(const struct json *gpu)
     cr_expect_str_eq(TEXT(stat_run_row(gpu, "borrowed", "slab", SLAB), "state"), "retiring");
     cr_expect_str_eq(json_text(json_at(json_get(gpu, "refused"), 0)), UUID_2);
     cr_expect_eq(json_get(gpu, "refused")->count, 1);
-    cr_expect_str_eq(json_text(json_at(json_get(gpu, "tried"), 0)), UUID_2);
-    cr_expect_eq(json_get(gpu, "tried")->count, 1);
+    cr_expect_str_eq(json_text(json_at(json_get(gpu, "known"), 0)), UUID_2);
+    cr_expect_eq(json_get(gpu, "known")->count, 1);
 }
 
 Test(shmstat_gpu, shows_devices_slabs_lanes_and_who_has_what_open, .timeout = 20, .fini = gpu_plant_remove)

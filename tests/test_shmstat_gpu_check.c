@@ -36,7 +36,7 @@ static void no_magic(void) { gpu_set(&gpu_region(0)->head.magic, 0); }
 static void other_layout(void) { gpu_region(0)->head.layout++; }
 static void too_many_devices(void) { bxi_store_relaxed(&gpu_region(0)->head.device_count, BXI_GPU_DEVICES + 1); }
 static void too_many_refused(void) { bxi_store_relaxed(&gpu_region(0)->head.refused_count, BXI_GPU_REFUSED + 1); }
-static void too_many_tried(void) { bxi_store_relaxed(&gpu_region(0)->head.tried_count, BXI_GPU_REFUSED + 1); }
+static void too_many_known(void) { bxi_store_relaxed(&gpu_region(0)->head.known_count, BXI_GPU_REFUSED + 1); }
 static void unknown_stamp(void) { gpu_set_slab(0, 0, GENERATION, 3); }
 static void no_generation(void) { gpu_set_slab(0, 3, 0, LIVE); }
 static void no_bytes(void) { gpu_region(0)->slab[SLAB].bytes = 0; }
@@ -110,7 +110,7 @@ static const struct wrong wrongs[] = {
     { "a region of another layout", other_layout, 7 },
     { "too many devices", too_many_devices, 7 },
     { "too many refused", too_many_refused, 7 },
-    { "too many tried", too_many_tried, 7 },
+    { "too many known", too_many_known, 7 },
     { "a stamp of no state", unknown_stamp, 1 },
     { "a slab of no generation", no_generation, 1 },
     { "a slab of no bytes", no_bytes, 1 },

@@ -37,7 +37,7 @@ static void check_counts(const struct stat_worker *worker, const struct bxi_gpu_
     /* Relaxed: private copies. */
     uint32_t devices = bxi_load_relaxed((bxi_a32 *)&is->device_count);
     uint32_t refused = bxi_load_relaxed((bxi_a32 *)&is->refused_count);
-    uint32_t tried = bxi_load_relaxed((bxi_a32 *)&is->tried_count);
+    uint32_t known = bxi_load_relaxed((bxi_a32 *)&is->known_count);
     uint32_t old_devices = bxi_load_relaxed((bxi_a32 *)&was->device_count);
 
     if (devices > BXI_GPU_DEVICES)
@@ -46,8 +46,8 @@ static void check_counts(const struct stat_worker *worker, const struct bxi_gpu_
     else if (refused > BXI_GPU_REFUSED)
         stat_violate(findings, AT(7, worker, -1), "refused_count is %u, and there is room for %d", refused,
                      BXI_GPU_REFUSED);
-    else if (tried > BXI_GPU_REFUSED)
-        stat_violate(findings, AT(7, worker, -1), "tried_count is %u, and there is room for %d", tried,
+    else if (known > BXI_GPU_REFUSED)
+        stat_violate(findings, AT(7, worker, -1), "known_count is %u, and there is room for %d", known,
                      BXI_GPU_REFUSED);
     else if (devices < old_devices)
         stat_violate(findings, AT(7, worker, -1), "device_count went from %u back to %u", old_devices, devices);

@@ -118,9 +118,9 @@ uint32_t stat_gpu_refused(const struct stat_gpu *gpu)
     return listed(&gpu->region.head.refused_count);
 }
 
-static uint32_t tried(const struct stat_gpu *gpu)
+static uint32_t known(const struct stat_gpu *gpu)
 {
-    return listed(&gpu->region.head.tried_count);
+    return listed(&gpu->region.head.known_count);
 }
 
 int stat_gpu_device_of(const struct stat_gpu *gpu, const struct bxi_gpu_slab_row *row)
@@ -395,8 +395,6 @@ void stat_gpu_text(const struct stat_job *job, const struct stat_worker *worker)
     text_slabs(job, worker);
     text_lanes(worker);
     text_borrows(job, worker);
-    text_uuids("tried", "these devices are hidden from it, and it has tried to map their memory:",
-               worker->gpu->region.head.tried[0], tried(worker->gpu));
     text_uuids("refused", "memory of these devices cannot be mapped:", worker->gpu->region.head.refused[0],
                stat_gpu_refused(worker->gpu));
 }
@@ -516,7 +514,7 @@ void stat_gpu_json(const struct stat_job *job, const struct stat_worker *worker)
     json_slabs(job, worker);
     json_lanes(worker->gpu);
     json_borrows(job, worker->gpu);
-    json_uuids("tried", worker->gpu->region.head.tried[0], tried(worker->gpu));
+    json_uuids("known", worker->gpu->region.head.known[0], known(worker->gpu));
     json_uuids("refused", worker->gpu->region.head.refused[0], stat_gpu_refused(worker->gpu));
     stat_json_close('}');
 }

@@ -1,0 +1,466 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * gpu/: several devices: numbered otherwise in another process, hidden from it, out of its reach; MIG instances; memory
+ * that is staged.
+ */
+#include "gpu_fixture.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define BYTES (256u << 10)
+
+static enum bxi_gpu_order order;
+
+enum { MET, LENT, HELD, KILLED, BUSY, LAST };
+
+static int owners_ordinal, borrowers_ordinal;
+static const char *owners_devices, *borrowers_devices;
+
+static void start_on(int rank, const char *devices, int ordinal)
+{
+    if (devices != NULL)
+        setenv("CUDA_VISIBLE_DEVICES", devices, 1);
+    gpu_start_with(rank, &(struct bxi_gpu_options){ 0 }, ordinal);
+    gpu_post(MET);
+    gpu_await(MET, 2);
+    gpu_meet(1 - rank);
+}
+
+static void owner_on_a_device(void)
+{
+    struct bxi_gpu_block *block;
+
+    start_on(0, owners_devices, owners_ordinal);
+    block = gpu_block(BYTES);
+    gpu_fill(gpu_lane, block->address, 9, BYTES);
+    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
+    GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[0].ready), 0);
+    gpu_post(LENT);
+    gpu_await(HELD, 1);
+    if (bxi_gpu_peer_reaches(gpu_peer[1], gpu_device) == 0) {
+        GPU_EQ(bxi_gpu_stage_out(gpu_lane, gpu_shared->staged, block->address, BYTES), 0);
+        GPU_EQ(gpu_counters().staged_bytes, BYTES);
+        gpu_store(1, 1);
+    }
+    gpu_post(KILLED);
+    gpu_await(LAST, 1);
+    bxi_gpu_free(block);
+    gpu_end();
+}
+
+static void borrower_on_a_device(void)
+{
+    struct bxi_gpu_map *map = NULL;
+    struct bxi_gpu_block *block;
+    uint64_t address;
+    int rc;
+
+    start_on(1, borrowers_devices, borrowers_ordinal);
+    gpu_await(LENT, 1);
+    rc = gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]);
+    gpu_store(0, (uint64_t)(int64_t)rc);
+    gpu_post(HELD);
+    gpu_await(KILLED, 1);
+    if (rc == 0) {
+        GPU_EQ(bxi_gpu_map_get(gpu_peer[0], &gpu_shared->ref[0], &map, &address), 0);
+        GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
+        GPU_CHECK(gpu_holds(gpu_lane, address, 9, BYTES));
+        bxi_gpu_map_put(map);
+    } else {
+        block = gpu_block(BYTES);
+        GPU_EQ(bxi_gpu_stage_in(gpu_lane, block->address, gpu_shared->staged, BYTES), 0);
+        GPU_EQ(gpu_counters().staged_bytes, BYTES);
+        GPU_CHECK(gpu_holds(gpu_lane, block->address, 9, BYTES));
+        bxi_gpu_free(block);
+    }
+    gpu_post(LAST);
+    gpu_end();
+}
+
+static void run_devices(int owner, int borrower)
+{
+    owners_ordinal = owner;
+    borrowers_ordinal = borrower;
+    gpu_run(2, (gpu_fn[]){ owner_on_a_device, borrower_on_a_device });
+}
+
+Test(gpu_devices, are_the_same_under_other_numbers_in_another_process, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    owners_devices = "1,0";
+    borrowers_devices = "0,1";
+    run_devices(0, 1);
+    cr_assert_eq(gpu_load(0), 0);
+    cr_assert_eq(memcmp(gpu_shared->region[0].head.device[0], gpu_shared->region[1].head.device[0],
+                        BXI_GPU_UUID_BYTES), 0);
+}
+
+Test(gpu_devices, are_mapped_from_where_they_are_hidden, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    owners_devices = "0";
+    borrowers_devices = "1";
+    run_devices(0, 0);
+    cr_assert_eq(gpu_load(0), 0);
+}
+
+Test(gpu_devices, without_peer_access_are_staged_through_host_memory, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    setenv("FAKE_CUDA_NO_PEER", "0-1", 1);
+    run_devices(0, 1);
+    cr_assert_eq((int64_t)gpu_load(0), -EXDEV);
+    cr_assert_eq(gpu_load(1), 1);
+}
+
+Test(gpu_devices, without_peer_access_that_are_hidden_are_found_out_by_the_first_open, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    setenv("FAKE_CUDA_NO_PEER", "all", 1);
+    owners_devices = "0";
+    borrowers_devices = "1";
+    run_devices(0, 0);
+    cr_assert_eq((int64_t)gpu_load(0), -EXDEV);
+    cr_assert_eq(gpu_load(1), 1);
+}
+
+/* Neither sees the other's device: what is lent is staged until the borrower has tried. */
+static void owner_that_is_tried(void)
+{
+    struct bxi_gpu_block *block;
+
+    start_on(0, "0", 0);
+    block = gpu_block(BYTES);
+    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
+    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 0);
+    gpu_post(LENT);
+    gpu_await(HELD, 1);
+    gpu_store(0, (uint64_t)bxi_gpu_peer_reaches(gpu_peer[1], gpu_device));
+    bxi_gpu_free(block);
+    bxi_gpu_trim(gpu_device);
+    while (bxi_gpu_poll(gpu) > 0)               /* what was only tried is let go of as well */
+        ;
+    GPU_EQ(gpu_counters().slab_bytes, 0);
+    block = gpu_block(BYTES);
+    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[1]), 0);
+    gpu_post(KILLED);
+    gpu_await(LAST, 1);
+    bxi_gpu_free(block);
+    gpu_end();
+}
+
+static void stay_busy(struct bxi_gpu_job *job)
+{
+    (void)job;
+    gpu_await(BUSY, 1);
+}
+
+static void borrower_that_tries(void)
+{
+    struct bxi_gpu_job busy = { .run = stay_busy };
+    struct bxi_gpu_device *again = NULL;
+    bool reaches;
+
+    start_on(1, "1", 0);
+    gpu_await(LENT, 1);
+    GPU_EQ(gpu_counters().opens, 0);
+    bxi_gpu_helper_post(&gpu->helper, &busy);
+    bxi_gpu_peer_try(gpu_peer[0]);
+    GPU_EQ(bxi_load_acquire(&gpu_shared->held[1][0].generation[0]), gpu_shared->ref[0].generation);
+    gpu_post(BUSY);
+    bxi_gpu_peer_try(gpu_peer[0]);              /* while the helper is at it */
+    bxi_gpu_helper_drain(&gpu->helper);
+    GPU_EQ(bxi_load_acquire(&gpu_shared->region[1].head.known_count), 1);
+    bxi_gpu_peer_try(gpu_peer[0]);
+    reaches = gpu_shared->region[1].head.refused_count == 0;
+    GPU_EQ(gpu_counters().opens, reaches);
+    GPU_EQ(gpu_counters().open_failures, !reaches);
+    GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), reaches ? 0 : -EXDEV);
+    GPU_EQ(gpu_counters().opens, reaches);      /* it was there */
+    GPU_EQ(bxi_gpu_device_open(gpu, 0, &again), 0);     /* no other device: nothing is forgotten */
+    GPU_EQ(gpu_shared->region[1].head.known_count, 1);
+    gpu_post(HELD);
+    while (bxi_load_acquire(&gpu_shared->gate[KILLED]) == 0)
+        GPU_CHECK(bxi_gpu_poll(gpu) >= 0);
+    GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[1]), reaches ? 0 : -EXDEV);
+    gpu_post(LAST);
+    gpu_end();
+}
+
+static void try_hidden(const char *no_peer, uint64_t reaches)
+{
+    gpu_world(GPU_FAKE);
+    setenv("FAKE_CUDA_NO_PEER", no_peer, 1);
+    gpu_run(2, (gpu_fn[]){ owner_that_is_tried, borrower_that_tries });
+    cr_assert_eq(gpu_load(0), reaches);
+    cr_assert_eq(gpu_shared->region[1].head.refused_count, !reaches);
+}
+
+Test(gpu_devices, that_are_hidden_are_lent_once_the_borrower_knows, .timeout = 60)
+{
+    try_hidden("", 1);
+}
+
+Test(gpu_devices, that_are_hidden_and_out_of_reach_are_never_lent, .timeout = 60)
+{
+    try_hidden("all", 0);
+}
+
+/* The owner does not see the borrower's device, and the borrower sees the owner's. */
+static void owner_that_is_seen(void)
+{
+    start_on(0, "0", 0);
+    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 0);
+    gpu_post(LENT);
+    gpu_await(HELD, 1);
+    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 1);
+    gpu_post(LAST);
+    gpu_end();
+}
+
+static void borrower_that_sees(void)
+{
+    start_on(1, "0,1", 1);
+    gpu_await(LENT, 1);
+    GPU_EQ(bxi_gpu_poll(gpu), 0);
+    bxi_gpu_peer_try(gpu_peer[0]);              /* has nothing to do */
+    bxi_gpu_helper_drain(&gpu->helper);
+    GPU_EQ(gpu_counters().opens, 0);
+    gpu_post(HELD);
+    gpu_await(LAST, 1);
+    gpu_end();
+}
+
+Test(gpu_devices, that_see_the_owners_need_not_try, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(2, (gpu_fn[]){ owner_that_is_seen, borrower_that_sees });
+}
+
+static void mig_owner(void)
+{
+    start_on(0, "0", 0);
+    gpu_await(HELD, 1);
+    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 0);
+    gpu_post(LAST);
+    gpu_end();
+}
+
+static void mig_borrower(void)
+{
+    setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+    gpu_start_with(1, &(struct bxi_gpu_options){ 0 }, 0);
+    gpu->info[0].is_mig = true;
+    gpu_post(MET);
+    gpu_await(MET, 2);
+    gpu_meet(0);
+    for (int i = 0; i < 3; i++) {
+        bxi_gpu_peer_try(gpu_peer[0]);
+        bxi_gpu_helper_drain(&gpu->helper);
+        GPU_EQ(bxi_gpu_poll(gpu), 0);
+    }
+    GPU_EQ(gpu_counters().opens + gpu_counters().open_failures, 0);
+    GPU_EQ(gpu_shared->region[1].head.refused_count, 1);
+    gpu_post(HELD);
+    gpu_await(LAST, 1);
+    gpu_end();
+}
+
+Test(gpu_devices, that_are_mig_instances_do_not_try, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(2, (gpu_fn[]){ mig_owner, mig_borrower });
+}
+
+_Noreturn static void owner_that_dies_early(void)
+{
+    start_on(0, "0", 0);
+    gpu_post(LENT);
+    for (;;)
+        pause();
+}
+
+/* What fails because the owner is dead says nothing of its device. */
+static void borrower_that_tries_late(void)
+{
+    struct bxi_gpu_job busy = { .run = stay_busy };
+
+    start_on(1, "1", 0);
+    gpu_await(LENT, 1);
+    bxi_gpu_helper_post(&gpu->helper, &busy);
+    bxi_gpu_peer_try(gpu_peer[0]);
+    gpu_post(HELD);
+    gpu_await(KILLED, 1);
+    GPU_EQ(bxi_gpu_peer_died(gpu_peer[0], gpu_shared->region[0].word), 0);
+    gpu_post(BUSY);
+    bxi_gpu_helper_drain(&gpu->helper);
+    GPU_EQ(gpu_counters().opens + gpu_counters().open_failures, 1);
+    GPU_EQ(gpu_shared->region[1].head.known_count, gpu_counters().opens);
+    gpu_poll_until_nothing_is_left();
+    GPU_EQ(bxi_load_acquire(&gpu_shared->held[1][0].generation[0]), 0);
+    bxi_gpu_peer_try(gpu_peer[0]);
+    GPU_EQ(bxi_load_acquire(&gpu_shared->held[1][0].generation[0]), 0);
+    bxi_gpu_peer_close(gpu_peer[0]);
+    gpu_end();
+}
+
+Test(gpu_devices, of_an_owner_that_dies_are_not_judged_by_that, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_fork(0, owner_that_dies_early);
+    gpu_fork(1, borrower_that_tries_late);
+    gpu_await(HELD, 1);
+    gpu_kill(0);
+    gpu_post(KILLED);
+    gpu_join(1);
+    gpu_check_machine();
+}
+
+/* The driver of either side knows that there is no way: nobody has to try. */
+static void owner_that_asks(void)
+{
+    start_on(0, NULL, 0);
+    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 0);
+    gpu_post(HELD);
+    gpu_await(HELD, 2);
+    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 1);
+    gpu_post(LAST);
+    gpu_end();
+}
+
+static void borrower_that_does_nothing(void)
+{
+    struct bxi_gpu_device *second = NULL;
+
+    start_on(1, NULL, 1);
+    gpu_await(HELD, 1);
+    GPU_EQ(bxi_gpu_poll(gpu), 0);               /* refuses the owner's device */
+    GPU_EQ(gpu_shared->region[1].head.refused_count, 1);
+    GPU_EQ(bxi_gpu_device_open(gpu, 0, &second), 0);    /* and here it is itself */
+    GPU_EQ(gpu_shared->region[1].head.refused_count, 0);
+    GPU_EQ(bxi_gpu_poll(gpu), 0);
+    GPU_EQ(gpu_shared->region[1].head.refused_count, 0);
+    gpu_post(HELD);
+    gpu_await(LAST, 1);
+    gpu_end();
+}
+
+Test(gpu_devices, without_peer_access_are_known_before_anything_is_sent, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    setenv("FAKE_CUDA_NO_PEER", "0-1", 1);
+    gpu_run(2, (gpu_fn[]){ owner_that_asks, borrower_that_does_nothing });
+}
+
+/* Of two devices here the first does not reach the owner's and the second does. */
+static void borrower_with_two(void)
+{
+    struct bxi_gpu_device *second = NULL;
+    struct bxi_gpu_lane *lane;
+    struct bxi_gpu_map *map;
+    uint64_t address;
+
+    gpu_start_with(1, &(struct bxi_gpu_options){ .order = order }, 1);
+    GPU_EQ(bxi_gpu_device_open(gpu, 2, &second), 0);
+    GPU_EQ(bxi_gpu_lane_open(second, NULL, &lane), 0);
+    gpu_post(MET);
+    gpu_await(MET, 2);
+    gpu_meet(0);                                /* with the first as its device */
+    gpu_await(LENT, 1);
+    address = gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
+    GPU_CHECK(bxi_gpu_map_device(map) == second);
+    GPU_EQ(bxi_gpu_after(lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
+    GPU_CHECK(gpu_holds(lane, address, 9, BYTES));
+    GPU_EQ(gpu_counters().fallbacks, 0);
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);    /* of the device that has no way */
+    GPU_EQ(gpu_counters().fallbacks, order == BXI_GPU_DEVICE_WORDS);
+    gpu_post(HELD);
+    bxi_gpu_map_put(map);
+    gpu_post(LAST);
+    gpu_end();
+}
+
+static void owner_far_from_one(void)
+{
+    struct bxi_gpu_block *block;
+
+    gpu_start_with(0, &(struct bxi_gpu_options){ .order = order }, 0);
+    gpu_post(MET);
+    gpu_await(MET, 2);
+    gpu_meet(1);
+    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 1);
+    block = gpu_block(BYTES);
+    gpu_fill(gpu_lane, block->address, 9, BYTES);
+    GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
+    GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[0].ready), 0);
+    gpu_post(LENT);
+    gpu_await(HELD, 1);
+    bxi_gpu_free(block);
+    gpu_await(LAST, 1);
+    gpu_end();
+}
+
+static void two_of_three(enum bxi_gpu_order wanted)
+{
+    gpu_world(GPU_FAKE);
+    order = wanted;
+    setenv("FAKE_CUDA_DEVICES", "3", 1);
+    setenv("FAKE_CUDA_NO_PEER", "0-1", 1);
+    gpu_run(2, (gpu_fn[]){ owner_far_from_one, borrower_with_two });
+}
+
+Test(gpu_devices, are_mapped_on_that_of_several_which_reaches, .timeout = 60)
+{
+    two_of_three(BXI_GPU_HOST_WORDS);
+}
+
+Test(gpu_devices, have_words_that_only_one_of_several_can_wait_for, .timeout = 60)
+{
+    two_of_three(BXI_GPU_DEVICE_WORDS);
+}
+
+/* Here it is so in two processes on one machine; on a real one a MIG instance sees no other. */
+static void mig_instance(void)
+{
+    start_on(gpu_rank, NULL, gpu_rank);
+    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1 - gpu_rank], gpu_device), 1);
+    gpu->info[0].is_mig = gpu->info[1].is_mig = true;
+    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1 - gpu_rank], gpu_device), 0);
+    gpu_post(HELD);
+    gpu_await(HELD, 2);
+    gpu_end();
+}
+
+Test(gpu_devices, that_are_mig_instances_reach_no_other, .timeout = 60)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(2, (gpu_fn[]){ mig_instance, mig_instance });
+}
+
+static void stages_much(void)
+{
+    static unsigned char out[3 * GPU_MIB + 12345], back[sizeof(out)];
+    struct bxi_gpu_block *block;
+
+    gpu_start(0);
+    block = gpu_block(sizeof(out));
+    for (size_t i = 0; i < sizeof(out); i++)
+        out[i] = (unsigned char)(i * 31 + (i >> 16));
+    GPU_EQ(bxi_gpu_stage_in(gpu_lane, block->address, out, sizeof(out)), 0);
+    GPU_EQ(bxi_gpu_stage_out(gpu_lane, back, block->address, sizeof(out)), 0);
+    GPU_EQ(memcmp(out, back, sizeof(out)), 0);
+    GPU_EQ(bxi_gpu_stage_out(gpu_lane, back, block->address, 0), 0);
+    GPU_EQ(gpu_counters().staged_bytes, 2 * sizeof(out));
+    bxi_gpu_free(block);
+    gpu_end();
+}
+
+Test(gpu_devices, stage_more_than_a_buffer_holds, .timeout = 60)
+{
+    gpu_world(GPU_ANY);
+    gpu_run(1, (gpu_fn[]){ stages_much });
+}

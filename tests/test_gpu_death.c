@@ -7,8 +7,6 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <sched.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -165,4 +165,47 @@ struct bxi_cuda {
 #undef BXI_CU_FIELD
 };
 
+/* What is said of the driver's answers, by gpu/ and by lib/nn, which are in two libraries: each has its own codes and
+ * its own way to set a sentence. */
+
+static inline const char *bxi_cu_name(const struct bxi_cuda *cu, unsigned result)
+{
+    const char *name = NULL;
+
+    return cu->cuGetErrorName(result, &name) == CUDA_SUCCESS && name != NULL ? name : "an unknown CUresult";
+}
+
+static inline const char *bxi_cu_text(const struct bxi_cuda *cu, unsigned result)
+{
+    const char *text = NULL;
+
+    return cu->cuGetErrorString(result, &text) == CUDA_SUCCESS && text != NULL ? text : "no description";
+}
+
+/* Why cuInit failed and what to do; NULL: no more than the result's name. */
+static inline const char *bxi_cu_start_advice(unsigned result)
+{
+    switch (result) {
+    case CUDA_ERROR_NO_DEVICE:
+        return "the driver sees no device: look at nvidia-smi, at CUDA_VISIBLE_DEVICES, and in a container at whether "
+               "it was started with --gpus";
+    case CUDA_ERROR_NOT_INITIALIZED:
+        return "CUDA was started before this process was forked, and does not survive it: fork the workers first";
+    case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
+        return "libcuda.so.1 and the kernel's driver are of different versions: restart after the update, or mount the "
+               "host's libcuda.so.1 into the container";
+    default:
+        return NULL;
+    }
+}
+
+/* Why a device in this compute mode was refused and what to do, after its name; NULL: not because of the mode. */
+static inline const char *bxi_cu_mode_advice(int mode)
+{
+    if (mode == CU_COMPUTEMODE_EXCLUSIVE_PROCESS)
+        return "is in exclusive-process mode and another process has it: \"nvidia-smi -c DEFAULT\" lets several in, or "
+               "run the MPS daemon";
+    return mode == CU_COMPUTEMODE_PROHIBITED ? "is in prohibited mode: \"nvidia-smi -c DEFAULT\" opens it" : NULL;
+}
+
 #endif

@@ -58,19 +58,14 @@ int bxi_gpu_code(unsigned result)
 
 int bxi_gpu_cuda_fail(const struct bxi_cuda *cu, unsigned result, const char *format, ...)
 {
-    const char *name = NULL;
-    const char *text = NULL;
     char what[256];
     va_list arguments;
 
     va_start(arguments, format);
     vsnprintf(what, sizeof(what), format, arguments);
     va_end(arguments);
-    if (cu->cuGetErrorName(result, &name) != CUDA_SUCCESS || name == NULL)
-        name = "an unknown CUresult";
-    if (cu->cuGetErrorString(result, &text) != CUDA_SUCCESS || text == NULL)
-        text = "no description";
-    return bxi_gpu_fail(bxi_gpu_code(result), "%s: %s (%u, %s)", what, name, result, text);
+    return bxi_gpu_fail(bxi_gpu_code(result), "%s: %s (%u, %s)", what, bxi_cu_name(cu, result), result,
+                        bxi_cu_text(cu, result));
 }
 
 /* ---- Fork ------------------------------------------------------------------------------------ */
@@ -124,20 +119,12 @@ static int find_symbols(struct bxi_cuda *cu, const char *path)
 
 static int init_failed(const struct bxi_cuda *cu, unsigned result)
 {
-    switch (result) {
-    case CUDA_ERROR_NO_DEVICE:
-        return bxi_gpu_fail(-ENODEV, "no GPU: the driver sees no device: look at nvidia-smi, at "
-                            "CUDA_VISIBLE_DEVICES, and in a container at whether it was started with --gpus");
-    case CUDA_ERROR_NOT_INITIALIZED:
-        return bxi_gpu_fail(-EPERM, "no GPU: CUDA was started before this process was forked, and does not survive "
-                            "it: fork the workers first");
-    case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
-        return bxi_gpu_fail(-ENODEV, "no GPU: libcuda.so.1 and the kernel's driver are of different versions: "
-                            "restart after the update, or mount the host's libcuda.so.1 into the container");
-    default:
-        (void)bxi_gpu_cuda_fail(cu, result, "no GPU: cuInit");
-        return -ENODEV;
-    }
+    const char *advice = bxi_cu_start_advice(result);
+
+    if (advice != NULL)
+        return bxi_gpu_fail(result == CUDA_ERROR_NOT_INITIALIZED ? -EPERM : -ENODEV, "no GPU: %s", advice);
+    (void)bxi_gpu_cuda_fail(cu, result, "no GPU: cuInit");
+    return -ENODEV;
 }
 
 int bxi_gpu_load(struct bxi_cuda *cu, const char *path)

@@ -352,12 +352,8 @@ static int retain(struct bxi_gpu_device *device)
     if (result == CUDA_SUCCESS)
         return 0;
     (void)gpu->cu.cuDeviceGetAttribute(&mode, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, device->handle);
-    if (mode == CU_COMPUTEMODE_EXCLUSIVE_PROCESS)
-        return bxi_gpu_fail(-ENODEV, "device %d (%s) is in exclusive-process mode and another process has it: "
-                            "\"nvidia-smi -c DEFAULT\" lets several in, or run the MPS daemon", device->ordinal, name);
-    if (mode == CU_COMPUTEMODE_PROHIBITED)
-        return bxi_gpu_fail(-ENODEV, "device %d (%s) is in prohibited mode: \"nvidia-smi -c DEFAULT\" opens it",
-                            device->ordinal, name);
+    if (bxi_cu_mode_advice(mode) != NULL)
+        return bxi_gpu_fail(-ENODEV, "device %d (%s) %s", device->ordinal, name, bxi_cu_mode_advice(mode));
     return bxi_gpu_cuda_fail(&gpu->cu, result, "taking device %d (%s) into use", device->ordinal, name);
 }
 

@@ -39,18 +39,14 @@ int bxi_cuda_code(unsigned result)
 int bxi_cuda_fail(const struct bx_cuda *cuda, unsigned result, const char *format, ...)
 {
     const struct bxi_cuda *cu = &cuda->driver.cu;
-    const char *name = NULL, *text = NULL;
     char what[256];
     va_list arguments;
 
     va_start(arguments, format);
     vsnprintf(what, sizeof(what), format, arguments);
     va_end(arguments);
-    if (cu->cuGetErrorName(result, &name) != CUDA_SUCCESS || name == NULL)
-        name = "an unknown CUresult";
-    if (cu->cuGetErrorString(result, &text) != CUDA_SUCCESS || text == NULL)
-        text = "no description";
-    return bx_fail(bxi_cuda_code(result), "%s: %s (%u, %s)", what, name, result, text);
+    return bx_fail(bxi_cuda_code(result), "%s: %s (%u, %s)", what, bxi_cu_name(cu, result), result,
+                   bxi_cu_text(cu, result));
 }
 
 /* ---- Context ------------------------------------------------------------------------------------- */
@@ -128,12 +124,8 @@ static int retain(struct bx_cuda *cuda)
         return 0;
     cuda->context = NULL;
     (void)cu->cuDeviceGetAttribute(&mode, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, cuda->handle);
-    if (mode == CU_COMPUTEMODE_EXCLUSIVE_PROCESS)
-        return bx_fail(-ENODEV, "device %d (%s) is in exclusive-process mode and another process has it: "
-                       "\"nvidia-smi -c DEFAULT\" lets several in, or run the MPS daemon", cuda->ordinal, cuda->name);
-    if (mode == CU_COMPUTEMODE_PROHIBITED)
-        return bx_fail(-ENODEV, "device %d (%s) is in prohibited mode: \"nvidia-smi -c DEFAULT\" opens it",
-                       cuda->ordinal, cuda->name);
+    if (bxi_cu_mode_advice(mode) != NULL)
+        return bx_fail(-ENODEV, "device %d (%s) %s", cuda->ordinal, cuda->name, bxi_cu_mode_advice(mode));
     return bxi_cuda_fail(cuda, result, "taking device %d (%s) into use", cuda->ordinal, cuda->name);
 }
 

@@ -156,23 +156,11 @@ static int load(const struct library *library, void *functions)
 
 static int init_failed(const struct bxi_cuda *cu, unsigned result)
 {
-    const char *name = NULL;
+    const char *advice = bxi_cu_start_advice(result);
 
-    switch (result) {
-    case CUDA_ERROR_NO_DEVICE:
-        return bx_fail(-ENODEV, "no GPU: the driver sees no device: look at nvidia-smi, at CUDA_VISIBLE_DEVICES, and "
-                       "in a container at whether it was started with --gpus");
-    case CUDA_ERROR_NOT_INITIALIZED:
-        return bx_fail(-EPERM, "no GPU: CUDA was started before this process was forked, and does not survive it: "
-                       "fork the workers first");
-    case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
-        return bx_fail(-ENODEV, "no GPU: libcuda.so.1 and the kernel's driver are of different versions: restart "
-                       "after the update, or mount the host's libcuda.so.1 into the container");
-    default:
-        if (cu->cuGetErrorName(result, &name) != CUDA_SUCCESS || name == NULL)
-            name = "an unknown CUresult";
-        return bx_fail(-ENODEV, "no GPU: cuInit: %s (%u)", name, result);
-    }
+    if (advice != NULL)
+        return bx_fail(result == CUDA_ERROR_NOT_INITIALIZED ? -EPERM : -ENODEV, "no GPU: %s", advice);
+    return bx_fail(-ENODEV, "no GPU: cuInit: %s (%u)", bxi_cu_name(cu, result), result);
 }
 
 int bxi_cuda_load_driver(struct bxi_cuda_driver *driver)

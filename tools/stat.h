@@ -221,6 +221,10 @@ int stat_top_flag(struct stat_top_options *options, char **words, int count);
 /* Finds and reads the jobs that were asked for; STAT_NOTHING, with a line, if the one asked for is not
  * there. */
 int stat_find(struct stat_jobs *jobs, const struct stat_options *options);
+/* The same, and what a command that lists jobs prints before them; after STAT_FINE the other prints what comes behind
+ * them and frees them. */
+int stat_list_begin(struct stat_jobs *jobs, const struct stat_options *options, const char *command);
+void stat_list_end(struct stat_jobs *jobs, const struct stat_options *options);
 /* The text exposition format (stat_prometheus.c). */
 void stat_prometheus(const struct stat_jobs *jobs);
 

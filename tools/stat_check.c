@@ -472,26 +472,16 @@ int stat_check(const struct stat_options *options)
 {
     struct stat_jobs jobs;
     bool found = false, fine = false;
-    int status = stat_find(&jobs, options);
+    int status = stat_list_begin(&jobs, options, "check");
 
     if (status != STAT_FINE)
         return status;
-    if (options->json) {
-        stat_json_begin("check");
-        stat_json_open("jobs", '[');
-    } else if (jobs.count == 0) {
-        printf("no jobs of this user\n");
-    }
     for (size_t i = 0; i < jobs.count; i++) {
         status = check_job(&jobs.list[i], options->json);
         found |= status == STAT_FOUND;
         fine |= status == STAT_FINE;
     }
-    if (options->json) {
-        stat_json_close(']');
-        stat_json_end();
-    }
     status = found ? STAT_FOUND : fine || jobs.count == 0 ? STAT_FINE : STAT_NOTHING;
-    stat_jobs_free(&jobs);
+    stat_list_end(&jobs, options);
     return status;
 }

@@ -590,27 +590,17 @@ static int show_job(struct stat_job *job, bool json)
 int stat_gpu(const struct stat_options *options)
 {
     struct stat_jobs jobs;
-    int status = stat_find(&jobs, options);
+    int status = stat_list_begin(&jobs, options, "gpu");
 
     if (status != STAT_FINE)
         return status;
-    if (options->json) {
-        stat_json_begin("gpu");
-        stat_json_open("jobs", '[');
-    } else if (jobs.count == 0) {
-        printf("no jobs of this user\n");
-    }
     for (size_t i = 0; i < jobs.count && status == STAT_FINE; i++) {
         if (i > 0 && !options->json)
             printf("\n");
         status = show_job(&jobs.list[i], options->json);
     }
-    if (options->json) {
-        stat_json_close(']');
-        stat_json_end();
-    }
     if (status == STAT_FINE && !stat_jobs_readable(&jobs))
         status = STAT_NOTHING;
-    stat_jobs_free(&jobs);
+    stat_list_end(&jobs, options);
     return status;
 }

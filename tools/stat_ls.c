@@ -34,6 +34,30 @@ int stat_find(struct stat_jobs *jobs, const struct stat_options *options)
     return STAT_NOTHING;
 }
 
+int stat_list_begin(struct stat_jobs *jobs, const struct stat_options *options, const char *command)
+{
+    int status = stat_find(jobs, options);
+
+    if (status != STAT_FINE)
+        return status;
+    if (options->json) {
+        stat_json_begin(command);
+        stat_json_open("jobs", '[');
+    } else if (jobs->count == 0) {
+        printf("no jobs of this user\n");
+    }
+    return STAT_FINE;
+}
+
+void stat_list_end(struct stat_jobs *jobs, const struct stat_options *options)
+{
+    if (options->json) {
+        stat_json_close(']');
+        stat_json_end();
+    }
+    stat_jobs_free(jobs);
+}
+
 static void json_job(const struct stat_job *job)
 {
     stat_json_open(NULL, '{');
@@ -96,18 +120,12 @@ static void print_job(const struct stat_job *job)
 int stat_ls(const struct stat_options *options)
 {
     struct stat_jobs jobs;
-    int status = stat_find(&jobs, options);
+    int status = stat_list_begin(&jobs, options, "ls");
 
     if (status != STAT_FINE)
         return status;
-    if (options->json) {
-        stat_json_begin("ls");
-        stat_json_open("jobs", '[');
-    } else if (jobs.count == 0) {
-        printf("no jobs of this user\n");
-    } else {
+    if (jobs.count > 0 && !options->json)
         printf("%-31s %-8s %7s %11s %10s\n", "JOB", "STATE", "WORKERS", "UP", "MEMORY");
-    }
     for (size_t i = 0; i < jobs.count; i++) {
         if (stat_job_read(&jobs.list[i], false) < 0)
             fprintf(stderr, "shmstat: no memory for job '%s'\n", jobs.list[i].name);
@@ -116,10 +134,6 @@ int stat_ls(const struct stat_options *options)
         else
             print_job(&jobs.list[i]);
     }
-    if (options->json) {
-        stat_json_close(']');
-        stat_json_end();
-    }
-    stat_jobs_free(&jobs);
+    stat_list_end(&jobs, options);
     return STAT_FINE;
 }

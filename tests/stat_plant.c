@@ -7,8 +7,10 @@
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 static void make_one(struct plant *plant, int rank)
@@ -136,4 +138,16 @@ void plant_sample(struct bxi_hist *hist, uint64_t queue_ns, uint64_t handler_ns,
 bxi_a64 *plant_word(struct plant *plant, int rank, uint64_t pos)
 {
     return (bxi_a64 *)(void *)(plant->writer[rank].base + (pos & (BXI_RING_BYTES - 1)));
+}
+
+pid_t plant_turn(void (*turn)(int up))
+{
+    pid_t pid = fork();
+
+    cr_assert_geq(pid, 0);
+    if (pid > 0)
+        return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (int up = 0;; up = !up)
+        turn(up);
 }

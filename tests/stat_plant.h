@@ -10,6 +10,8 @@
 #include "../shm/ring.h"
 #include "../shm/segment.h"
 
+#include <sys/types.h>
+
 #define PLANT_INSTANCE UINT64_C(0x00c0ffee00c0ffee)
 #define PLANT_FUNCTIONS 3      /* "add", "pick", "save" */
 #define PLANT_NAME_END 4        /* where the name "pick" ends */
@@ -41,5 +43,7 @@ struct bxi_hist *plant_hist(struct plant *plant, int rank, int peer, int functio
 void plant_sample(struct bxi_hist *hist, uint64_t queue_ns, uint64_t handler_ns, uint64_t reply_ns);
 /* The word at pos of rank's ring. */
 bxi_a64 *plant_word(struct plant *plant, int rank, uint64_t pos);
+/* A child that changes a word to and fro until it is killed. */
+pid_t plant_turn(void (*turn)(int up));
 
 #endif

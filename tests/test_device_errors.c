@@ -274,16 +274,24 @@ Test(device_errors, stages_between_devices_that_do_not_reach_one_another, .timeo
                .body = { lends_to_another_device, has_another_device } });
 }
 
+/* A numbered tensor on the first of the devices that are to be seen here, and what was staged before it is sent. */
+static struct bx_tensor *numbers_on_first_of(struct bx_job *job, const char *visible, uint64_t *staged)
+{
+    struct bx_tensor *tensor;
+
+    setenv("CUDA_VISIBLE_DEVICES", visible, 1);
+    tensor = device_numbers(job, device_open(job, 0), 1000, 4);
+    *staged = harness_counter(job, "gpu_staged_bytes");
+    harness_await(OPEN, 1);
+    return tensor;
+}
+
 /* Neither sees the other's device. */
 static void lends_to_a_hidden_one(struct bx_job *job)
 {
-    struct bx_tensor *tensor;
     uint64_t before, staged;
+    struct bx_tensor *tensor = numbers_on_first_of(job, "0", &before);
 
-    setenv("CUDA_VISIBLE_DEVICES", "0", 1);
-    tensor = device_numbers(job, device_open(job, 0), 1000, 4);
-    before = harness_counter(job, "gpu_staged_bytes");
-    harness_await(OPEN, 1);
     HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
     HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 4000);    /* nobody has tried yet */
     do {
@@ -323,13 +331,9 @@ Test(device_errors, stages_to_a_hidden_device_that_has_no_way_and_loses_nothing,
 /* The first that is open there has no way, and is hidden here; the second has, and is seen by both. */
 static void lends_to_one_of_two(struct bx_job *job)
 {
-    struct bx_tensor *tensor;
     uint64_t before;
+    struct bx_tensor *tensor = numbers_on_first_of(job, "0,1", &before);
 
-    setenv("CUDA_VISIBLE_DEVICES", "0,1", 1);
-    tensor = device_numbers(job, device_open(job, 0), 1000, 4);
-    before = harness_counter(job, "gpu_staged_bytes");
-    harness_await(OPEN, 1);
     for (int i = 0; i < 5; i++) {
         HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
         HARNESS_EQ(harness_load(READER), 1);
@@ -360,13 +364,9 @@ Test(device_errors, maps_a_hidden_device_on_whichever_of_several_reaches, .timeo
 /* Of the two only the receiver sees the other's device. */
 static void lends_unseen(struct bx_job *job)
 {
-    struct bx_tensor *tensor;
     uint64_t before;
+    struct bx_tensor *tensor = numbers_on_first_of(job, "0", &before);
 
-    setenv("CUDA_VISIBLE_DEVICES", "0", 1);
-    tensor = device_numbers(job, device_open(job, 0), 1000, 4);
-    before = harness_counter(job, "gpu_staged_bytes");
-    harness_await(OPEN, 1);
     for (int i = 0; i < 20; i++)
         HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
     HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 4000);   /* that one lets it look */

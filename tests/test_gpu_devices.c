@@ -24,7 +24,7 @@ static void start_on(int rank, const char *devices, int ordinal)
 {
     if (devices != NULL)
         setenv("CUDA_VISIBLE_DEVICES", devices, 1);
-    gpu_start_with(rank, &(struct bxi_gpu_options){ 0 }, ordinal);
+    gpu_start_with(rank, &(struct bxi_gpu_options){ .order = order }, ordinal);
     gpu_post(MET);
     gpu_await(MET, 2);
     gpu_meet(1 - rank);
@@ -388,10 +388,7 @@ static void owner_far_from_one(void)
 {
     struct bxi_gpu_block *block;
 
-    gpu_start_with(0, &(struct bxi_gpu_options){ .order = order }, 0);
-    gpu_post(MET);
-    gpu_await(MET, 2);
-    gpu_meet(1);
+    start_on(0, NULL, 0);
     GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 1);
     block = gpu_block(BYTES);
     gpu_fill(gpu_lane, block->address, 9, BYTES);

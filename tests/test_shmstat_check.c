@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -441,19 +440,6 @@ static const struct {
     { "a histogram's name", change_hist, 13 },
 };
 
-/* A child changes the word to and fro until it is killed. */
-static pid_t start_turning(void (*turn)(int up))
-{
-    pid_t pid = fork();
-
-    cr_assert_geq(pid, 0);
-    if (pid > 0)
-        return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    for (int up = 0;; up = !up)
-        turn(up);
-}
-
 Test(shmstat_check, sees_words_go_back_that_may_only_grow, .timeout = 120, .fini = remove_plant)
 {
     for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++) {
@@ -463,7 +449,7 @@ Test(shmstat_check, sees_words_go_back_that_may_only_grow, .timeout = 120, .fini
         /* The mapping is not inherited by a fork: one of its own. */
         for (int rank = 0; rank < 2; rank++)
             cr_assert_eq(madvise(plant.segment[rank].control, plant.segment[rank].bytes, MADV_DOFORK), 0);
-        pid_t pid = start_turning(changes[i].turn);
+        pid_t pid = plant_turn(changes[i].turn);
         int invariant = 0;
 
         while (invariant != changes[i].invariant) {

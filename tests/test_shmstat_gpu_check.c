@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -208,19 +207,6 @@ static const struct {
     { "device_open", shrink_open, "I14" },
 };
 
-/* A child changes the word to and fro until it is killed. */
-static pid_t start_turning(void (*turn)(int up))
-{
-    pid_t pid = fork();
-
-    cr_assert_geq(pid, 0);
-    if (pid > 0)
-        return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    for (int up = 0;; up = !up)
-        turn(up);
-}
-
 Test(shmstat_gpu_check, sees_what_goes_back_or_changes, .timeout = 120, .fini = gpu_plant_remove)
 {
     for (size_t i = 0; i < COUNT_OF(changes); i++) {
@@ -230,7 +216,7 @@ Test(shmstat_gpu_check, sees_what_goes_back_or_changes, .timeout = 120, .fini = 
         /* The mapping is not inherited by a fork: one of its own. */
         for (int rank = 0; rank < 2; rank++)
             cr_assert_eq(madvise(gpu_plant.segment[rank].control, gpu_plant.segment[rank].bytes, MADV_DOFORK), 0);
-        pid_t pid = start_turning(changes[i].turn);
+        pid_t pid = plant_turn(changes[i].turn);
 
         while (!seen) {
             struct stat_run run = check();

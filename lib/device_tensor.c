@@ -654,7 +654,7 @@ static int stage(struct bx_job *job, const struct bx_tensor *tensor, struct bxi_
     int rc = bx_tensor_create(job, (enum bx_dtype)tensor->dtype, tensor->ndim, tensor->shape, &host);
 
     if (rc == 0 && tensor->elements > 0)
-        rc = tensor->contiguous ? bxi_device_copy_into(host, tensor) : copy_to_host(host, tensor);
+        rc = bxi_device_copy_into(host, tensor);
     if (rc < 0) {
         bx_tensor_release(host);
         return rc;

@@ -43,6 +43,7 @@ struct CUipcEventHandle_st {
     X(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, 217)                                                  \
     X(CUDA_ERROR_OPERATING_SYSTEM, 304)                                                         \
     X(CUDA_ERROR_INVALID_HANDLE, 400)                                                           \
+    X(CUDA_ERROR_NOT_FOUND, 500)                                                                \
     X(CUDA_ERROR_NOT_READY, 600)                                                                \
     X(CUDA_ERROR_ILLEGAL_ADDRESS, 700)                                                          \
     X(CUDA_ERROR_TOO_MANY_PEERS, 711)                                                           \

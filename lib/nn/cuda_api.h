@@ -26,6 +26,10 @@ struct cudnnConvolutionStruct;
 struct cudnnPoolingStruct;
 
 /* Success is 0 in all three. */
+enum bxi_nvrtc_number {                         /* results */
+    BXI_NVRTC_INVALID_OPTION = 5,
+    BXI_NVRTC_COMPILATION = 6,
+};
 enum bxi_cublas_number {
     BXI_CUBLAS_OP_N = 0,
     BXI_CUBLAS_OP_T = 1,
@@ -42,6 +46,11 @@ enum bxi_cudnn_number {
     BXI_CUDNN_POOLING_MAX_DETERMINISTIC = 3,
     BXI_CUDNN_NOT_PROPAGATE_NAN = 0,
     BXI_CUDNN_DETERMINISTIC = 1,
+    BXI_CUDNN_ALLOC_FAILED = 2,                 /* a status of version 8 */
+    BXI_CUDNN_NOT_SUPPORTED = 9,                /* another; from 9 on they have four digits: */
+    BXI_CUDNN_9_NOT_SUPPORTED = 3000,           /* and those up to 3999 */
+    BXI_CUDNN_9_HOST_ALLOC_FAILED = 4003,
+    BXI_CUDNN_9_DEVICE_ALLOC_FAILED = 4004,
 };
 
 /* cudnnConvolutionFwdAlgoPerf_t, BwdData and BwdFilter. */

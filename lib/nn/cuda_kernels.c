@@ -14,12 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    BLOCK = 128,                    /* threads */
-    NVRTC_INVALID_OPTION = 5,
-    NVRTC_COMPILATION = 6,
-    CU_NOT_FOUND = 500,
-};
+enum { BLOCK = 128 };               /* threads */
 
 static const char source[] =
 #include "kernels.inc"
@@ -46,12 +41,12 @@ static int compile_failed(const struct bx_cuda *cuda, struct _nvrtcProgram *prog
     char *log = NULL;
     int major = 0, minor = 0, rc;
 
-    if (result == NVRTC_INVALID_OPTION) {
+    if (result == BXI_NVRTC_INVALID_OPTION) {
         (void)cuda->nvrtc.nvrtcVersion(&major, &minor);
         return bx_fail(-ENOTSUP, "NVRTC %d.%d does not know device %d (%s, sm_%d): install a newer one", major, minor,
                        cuda->ordinal, cuda->name, cuda->capability);
     }
-    if (result != NVRTC_COMPILATION)
+    if (result != BXI_NVRTC_COMPILATION)
         return bx_fail(-EIO, "NVRTC did not compile %s: %s", name, cuda->nvrtc.nvrtcGetErrorString(result));
     if (cuda->nvrtc.nvrtcGetProgramLogSize(program, &bytes) == 0)
         log = calloc(1, bytes + 1);
@@ -99,7 +94,7 @@ static int compile(const struct bx_cuda *cuda, const char *name, const char *tex
     int oldest = cuda->capability / 10 * 10;
     int result = compile_for(cuda, name, text, cuda->capability, &program), rc;
 
-    if (result == NVRTC_INVALID_OPTION && oldest != cuda->capability) {
+    if (result == BXI_NVRTC_INVALID_OPTION && oldest != cuda->capability) {
         (void)cuda->nvrtc.nvrtcDestroyProgram(&program);
         program = NULL;
         result = compile_for(cuda, name, text, oldest, &program);
@@ -188,7 +183,7 @@ static int find_kernel(struct bx_kernels *kernels, const char *kernel, struct CU
                        strlen(kernel));
     strcpy(found.name, kernel);
     result = kernels->cuda->driver.cuModuleGetFunction(&found.function, kernels->module, kernel);
-    if (result == CU_NOT_FOUND)
+    if (result == CUDA_ERROR_NOT_FOUND)
         return bx_fail(-EINVAL, "%s has no kernel %s; is it extern \"C\" and __global__?", kernels->name, kernel);
     if (result != CUDA_SUCCESS)
         return bxi_cuda_fail(kernels->cuda, result, "kernel %s of %s", kernel, kernels->name);

@@ -12,14 +12,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-enum {
-    ALGORITHMS = 8,                 /* as many as any kind of convolution has */
-    CUDNN_ALLOC_FAILED = 2,
-    CUDNN_NOT_SUPPORTED = 9,        /* both in version 8; from 9 on statuses have four digits: */
-    CUDNN_9_NOT_SUPPORTED = 3000,   /* and those up to 3999 */
-    CUDNN_9_HOST_ALLOC_FAILED = 4003,
-    CUDNN_9_DEVICE_ALLOC_FAILED = 4004,
-};
+enum { ALGORITHMS = 8 };            /* as many as any kind of convolution has */
 
 #define WORKSPACE_MAX ((size_t)1 << 30)
 
@@ -29,9 +22,11 @@ static const float ONE = 1.0f, ZERO = 0.0f;
 
 static int dnn_code(int status)
 {
-    if (status == CUDNN_ALLOC_FAILED || status == CUDNN_9_HOST_ALLOC_FAILED || status == CUDNN_9_DEVICE_ALLOC_FAILED)
+    if (status == BXI_CUDNN_ALLOC_FAILED || status == BXI_CUDNN_9_HOST_ALLOC_FAILED ||
+        status == BXI_CUDNN_9_DEVICE_ALLOC_FAILED)
         return -ENOMEM;
-    if (status == CUDNN_NOT_SUPPORTED || (status >= CUDNN_9_NOT_SUPPORTED && status < CUDNN_9_NOT_SUPPORTED + 1000))
+    if (status == BXI_CUDNN_NOT_SUPPORTED ||
+        (status >= BXI_CUDNN_9_NOT_SUPPORTED && status < BXI_CUDNN_9_NOT_SUPPORTED + 1000))
         return -ENOTSUP;
     return -EIO;
 }

@@ -132,7 +132,6 @@ unsigned cuGetErrorName(unsigned error, const char **text)
     case 200: *text = "CUDA_ERROR_INVALID_IMAGE"; return CUDA_SUCCESS;
     case 208: *text = "CUDA_ERROR_ALREADY_MAPPED"; return CUDA_SUCCESS;
     case 209: *text = "CUDA_ERROR_NO_BINARY_FOR_GPU"; return CUDA_SUCCESS;
-    case 500: *text = "CUDA_ERROR_NOT_FOUND"; return CUDA_SUCCESS;
     default: *text = NULL; return CUDA_ERROR_INVALID_VALUE;
     }
 }

@@ -18,7 +18,6 @@ BXI_CU_KERNEL_FUNCTIONS(DECLARE)
 
 #define INVALID_IMAGE 200
 #define NO_BINARY_FOR_GPU 209
-#define NOT_FOUND 500
 #define ARGUMENT_BYTES 4096                     /* all of a kernel's, before CUDA 12.1 */
 #define SHARED_BYTES 49152
 
@@ -132,7 +131,7 @@ unsigned cuModuleGetFunction(struct CUfunc_st **out, struct CUmod_st *module, co
     while (kernel != NULL && strcmp(kernel->name, name) != 0)
         kernel = kernel->next;
     if (kernel == NULL || !names(module->text, name))
-        return NOT_FOUND;
+        return CUDA_ERROR_NOT_FOUND;
     function = calloc(1, sizeof(*function));
     if (function == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;

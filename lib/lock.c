@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The slow half of the futex lock (internal.h): what happens when it is held. Any thread. The lock is
+ * The slow half of the futex lock (lock.h): what happens when it is held. Any thread. The lock is
  * held for tens of nanoseconds, so a short spin usually gets it; a thread that sleeps leaves 2 in the word
  * for the holder to see. Between threads of one process only: nothing of it lies in shared memory.
  */

@@ -153,7 +153,7 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(foreach p,$(PROGRAMS) unit stress,$(
 
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all tests demo test unit e2e check stress stats test-gpu test-reference lint deps deps-test deps-lint \
+.PHONY: all tests demo test unit e2e check stress stats test-gpu test-reference mutants lint deps deps-test deps-lint \
 	install uninstall clean help FORCE
 
 all: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(PROGRAMS:%=$(B)/bin/%)
@@ -305,6 +305,10 @@ test-gpu: all tests
 e2e: all tests
 	@$(TEST_ENV) tests/run_e2e.sh
 
+mutants:
+	@BX_SOURCE_DIR='$(CURDIR)' BX_BUILD_DIR='$(abspath $(BUILD))' CC='$(CC)' MAKE='$(MAKE)' \
+		tests/mutants/run.sh $(MUTANTS)
+
 check: all
 	@$(TEST_ENV) tests/run_scripts.sh tests/check_*.sh
 
@@ -378,6 +382,8 @@ help:
 #? make e2e             the end-to-end tests alone
 #? make stress          ring and doorbell under load, without Criterion
 #? make stats           what shmstat's counters, tables and histograms cost an empty call, 20 runs
+#? make mutants         puts faults into a copy of the sources: do the tests notice? See tests/mutants/README.md;
+#?                      MUTANTS='timer NAME' picks lists or mutants
 #? make check           static checks: layers, atomics, style, top level, exported symbols
 #? make lint            gcc and clang with warnings as errors, clang-tidy, cppcheck, clang-format
 #? make install         into $(DESTDIR)$(PREFIX), by default /usr/local; run ldconfig afterwards

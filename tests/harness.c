@@ -4,7 +4,8 @@
  *
  * The shared memory is an anonymous mapping made before the fork, so nothing of it has a name. A check
  * that fails ends the worker with _exit from whatever thread it is on: bx_spawn then ends the others.
- * What a killed test leaves: its workers get SIGTERM from the kernel and remove their own names.
+ * What a killed test leaves: its workers get SIGTERM from the kernel and remove their own names; keeper.c ends those
+ * that do not.
  */
 #include "harness.h"
 
@@ -12,6 +13,8 @@
 
 #include <criterion/criterion.h>
 #include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <stdarg.h>
@@ -34,7 +37,12 @@ struct shared {
 int __lsan_do_recoverable_leak_check(void) __attribute__((weak));
 
 static struct shared *shared;
-static bxi_a32 *ended_well;         /* workers of the world that runs; shared by them */
+/* Of the world that runs; shared by its workers. */
+static struct ends {
+    bxi_a32 count;                  /* that have come to their end; the last of them looks for names */
+    bxi_a32 well;
+    bxi_a32 left_early;             /* by themselves: such a worker may leave names for bx_spawn to remove */
+} *ends;
 static bool leaves_by_itself;
 static int worlds_run;
 
@@ -169,6 +177,7 @@ int harness_left_behind(void)
 void harness_leaves_by_itself(void)
 {
     leaves_by_itself = true;
+    bxi_add_seq_cst(&ends->left_early, 1);
 }
 
 void harness_check_rescued(const struct bx_job *job)
@@ -186,6 +195,11 @@ void harness_check_loans(struct bx_job *job)
         harness_failed(__FILE__, __LINE__, "worker %d waits for %llu leases of %llu bytes: %s", bx_job_rank(job),
                        (unsigned long long)loans.leases, (unsigned long long)loans.bytes, error_name(rc));
     HARNESS_EQ(loans.bytes, 0);
+}
+
+static uint32_t survivors_of(const struct harness_world *world)
+{
+    return (uint32_t)(world->size - __builtin_popcount(world->dies));
 }
 
 static int run_worker(const struct bx_options *options, void *context)
@@ -210,11 +224,15 @@ static int run_worker(const struct bx_options *options, void *context)
         harness_check_loans(job);
         harness_check_rescued(job);
         HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+        HARNESS_CHECK(shm_open(job->segment.shm_name, O_RDONLY | O_CLOEXEC, 0) < 0 && errno == ENOENT);
         bx_job_destroy(job);
     }
     if (__lsan_do_recoverable_leak_check != NULL && __lsan_do_recoverable_leak_check() != 0)
         harness_failed(__FILE__, __LINE__, "worker %d leaks", rank);
-    bxi_add_seq_cst(ended_well, 1);
+    if (bxi_add_seq_cst(&ends->count, 1) + 1 == survivors_of(world) && bxi_load_seq_cst(&ends->left_early) == 0 &&
+        harness_left_behind() != 0)
+        harness_failed(__FILE__, __LINE__, "names are left when the last worker has ended");
+    bxi_add_seq_cst(&ends->well, 1);
     return 0;
 }
 
@@ -228,17 +246,17 @@ int harness_try(const struct harness_world *world)
         .options = &copy.options,
         .grace_ns = GRACE_NS,
     };
-    int survivors = world->size - __builtin_popcount(world->dies);
-    int rc, well, left;
+    uint32_t survivors = survivors_of(world), well;
+    int rc, left;
 
     worlds_run++;
-    ended_well = map_shared(sizeof(*ended_well));
+    ends = map_shared(sizeof(*ends));
     options.job = harness_job_name();
     rc = bx_spawn(&options, run_worker, &copy, &report);
-    well = (int)bxi_load_seq_cst(ended_well);
-    munmap(ended_well, sizeof(*ended_well));
+    well = bxi_load_seq_cst(&ends->well);
+    munmap(ends, sizeof(*ends));
     if (rc != (world->dies != 0 ? BX_E_WORKER_FAILED : 0) || well != survivors) {
-        dprintf(STDERR_FILENO, "bx_spawn: %s: %s; rank %d, exit status %d, signal %d; %d of %d ended well\n",
+        dprintf(STDERR_FILENO, "bx_spawn: %s: %s; rank %d, exit status %d, signal %d; %u of %u ended well\n",
                 bx_error_name(rc), bx_error_text(), report.failed_rank, report.exit_status,
                 report.term_signal, well, survivors);
         rc = -1;

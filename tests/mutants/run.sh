@@ -136,12 +136,12 @@ restore()
 {
     (cd "$work/tree" && find . -newer "$work/stamp" -type f) | while read -r changed; do
         if [ -e "$base/$changed" ]; then
-            cp -p "$base/$changed" "$work/tree/$changed"
+            cp -p --remove-destination "$base/$changed" "$work/tree/$changed"
         else
             rm -f "$work/tree/$changed"
         fi
     done
-    cp -p "$base/$file" "$work/tree/$file"
+    cp -p --remove-destination "$base/$file" "$work/tree/$file"
 }
 
 # ---- Tests -------------------------------------------------------------------------------------------

@@ -52,6 +52,21 @@ all=$(find shm lib gpu tools demos tests .ci \( -name '*.[ch]' -o -name '*.cu' -
     report 'no tabs, no blanks at the end' "$(grep -nE "$(printf '\t')|[[:space:]]$" $(
         echo "$all" | grep -vx Makefile) /dev/null)"
 
+    report 'every test has a time limit' "$(awk '
+        function note(text, suite) {
+            suite = text
+            sub(/^Test(Suite)?\(/, "", suite)
+            sub(/[^a-z0-9_].*/, "", suite)
+            if (text ~ /\.timeout/)
+                limited[suite] = limited[suite] || text ~ /^TestSuite/
+            else if (text ~ /^Test\(/)
+                bare[suite] = bare[suite] where "\n"
+        }
+        /^Test(Suite)?\(/ { head = ""; where = FILENAME ":" FNR ": " $0 }
+        /^Test(Suite)?\(/, /\)(;|$)/ { head = head $0; if (/\)(;|$)/) note(head) }
+        END { for (suite in bare) if (!limited[suite]) printf "%s", bare[suite] }
+        ' tests/*.c)"
+
     report 'no warning is silenced' "$(grep -nE -e '-Wno-[a-z]|(GCC|clang) diagnostic ignored' $(
         echo "$all" | grep -vx 'tests/check_style.sh'))"
 }

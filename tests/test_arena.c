@@ -23,6 +23,8 @@ static struct bxi_arena_view *view;
 
 /* ---- The object ------------------------------------------------------------------------------ */
 
+TestSuite(arena, .timeout = 120);
+
 Test(arena, takes_no_page_before_its_first_block, .init = create_large, .fini = release)
 {
     struct stat status;

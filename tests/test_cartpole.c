@@ -9,6 +9,8 @@
 #include <math.h>
 #include <string.h>
 
+TestSuite(cartpole, .timeout = 120);
+
 Test(cartpole, start_depends_on_seed_rank_and_reset_alone)
 {
     struct cartpole one, same, other;

@@ -30,6 +30,8 @@ static void *open_nvrtc(void)
 
 #define EXPECT_FOUND(type, name, arguments) cr_expect_not_null(dlsym(library, #name), "%s", #name);
 
+TestSuite(cuda_libraries, .timeout = 120);
+
 Test(cuda_libraries, nvrtc_has_every_function)
 {
     void *library = open_nvrtc();

@@ -133,6 +133,8 @@ static struct bx_tensor *wrapped(float *numbers, int *freed)
     return tensor;
 }
 
+TestSuite(dlpack, .timeout = 120);
+
 Test(dlpack, goes_out_without_a_copy_and_holds_the_memory)
 {
     float numbers[6] = { 0 };

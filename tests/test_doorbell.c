@@ -52,6 +52,8 @@ static struct bxi_bell_peer peer_of_word(void)
     return (struct bxi_bell_peer){ .word = &word, .fd = { BACKGROUND_FD, LEADER_FD } };
 }
 
+TestSuite(doorbell, .timeout = 120);
+
 Test(doorbell, puts_the_count_above_who, .init = replace_write)
 {
     struct bxi_bell bell = { .word = &word };

@@ -8,6 +8,8 @@
 #include <errno.h>
 #include <stdio.h>
 
+TestSuite(error, .timeout = 120);
+
 Test(error, has_a_name_and_a_text_for_every_code)
 {
 #define BX_EXPECT_ERROR(name, value, text)                                                          \

@@ -43,6 +43,8 @@ static int add_one(struct bx_future *in, struct bx_msg *out, void *context)
 
 /* ---- Set once, failed once ------------------------------------------------------------------- */
 
+TestSuite(future, .timeout = 120);
+
 Test(future, is_set_once)
 {
     struct bx_future *future = bx_future_create(NULL);

@@ -16,6 +16,8 @@
 
 /* ---- The heap, without any device -------------------------------------------------------------- */
 
+TestSuite(gpu_heap, .timeout = 120);
+
 Test(gpu_heap, hands_out_blocks_that_do_not_overlap_and_joins_them_again)
 {
     struct bxi_gpu_heap heap = { 0 };

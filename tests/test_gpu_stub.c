@@ -48,6 +48,8 @@
 
 #include <criterion/criterion.h>
 
+TestSuite(gpu_stub, .timeout = 120);
+
 Test(gpu_stub, says_that_nothing_was_built)
 {
     struct bxi_gpu *gpu = NULL;

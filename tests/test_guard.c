@@ -62,6 +62,8 @@ static unsigned is_truncated(struct file *file)
 
 /* ---- Survival -------------------------------------------------------------------------------- */
 
+TestSuite(guard, .timeout = 120);
+
 Test(guard, does_nothing_while_the_file_is_whole)
 {
     struct file file;

@@ -36,6 +36,8 @@ static void expect_span(uint64_t ns)
     cr_assert_leq(ns - said, ns / 512, "%llu: %llu", (unsigned long long)ns, (unsigned long long)said);
 }
 
+TestSuite(hist, .timeout = 120);
+
 Test(hist, says_a_time_in_16_bits_to_a_thousandth)
 {
     uint64_t random = 1;

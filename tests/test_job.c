@@ -65,6 +65,8 @@ static void clear_environment(void)
     unsetenv("BX_WAIT");
 }
 
+TestSuite(job, .timeout = 120);
+
 Test(job, refuses_options_that_make_no_sense, .init = clear_environment)
 {
     expect_refused(&(struct bx_options){ .job = "j", .world_size = 1 }, BX_E_WORLD_SIZE, "1");

@@ -197,6 +197,8 @@ static void check_struct(const char *name, size_t bytes, const struct field *fie
     cr_assert_not(next_row(&at, cells, &count), "the table of %s has a row too many", name);
 }
 
+TestSuite(layout, .timeout = 120);
+
 Test(layout, of_the_control_pages_is_as_documented)
 {
     check_struct("bxi_control", sizeof(struct bxi_control), control_fields);

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+TestSuite(msg, .timeout = 120);
+
 Test(msg, reads_back_every_type_in_the_order_written)
 {
     struct bx_msg *msg = bx_msg_create(0);

@@ -45,6 +45,8 @@ static void look_up_workers(struct bx_job *job)
     HARNESS_EQ(bx_worker_rank(job, ""), BX_E_NO_WORKER);
 }
 
+TestSuite(names, .timeout = 120);
+
 Test(names, of_workers_are_found_by_name_and_rank, .timeout = 20)
 {
     harness_run(&(struct harness_world){

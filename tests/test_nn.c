@@ -21,6 +21,8 @@ NN_CASES(ON_CPU)
 
 /* ---- Parameters and statistics -------------------------------------------------------------------- */
 
+TestSuite(nn, .timeout = 120);
+
 Test(nn, parameters_are_listed_as_they_were_named)
 {
     struct bx_net *net = NULL;

@@ -137,6 +137,8 @@ static void check_size(size_t count, size_t shift, float momentum)
 
 static const size_t SIZE[] = { 0, 1, 7, 15, 16, 64, 511, 512, 513, 1024, 1535, 1536, 4099 };
 
+TestSuite(optim, .timeout = 120);
+
 Test(optim, sgd_step_gives_every_bit_of_the_formula)
 {
     for (size_t i = 0; i < sizeof(SIZE) / sizeof(SIZE[0]); i++)

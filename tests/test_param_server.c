@@ -190,6 +190,8 @@ static void expect_same_as_alone(const struct ps_flags *flags)
     ps_result_destroy(result, flags);
 }
 
+TestSuite(param_server, .timeout = 120);
+
 Test(param_server, trains_the_model_that_one_process_alone_would, .timeout = LIMIT_S)
 {
     expect_same_as_alone(&SMALL);

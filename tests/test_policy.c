@@ -28,6 +28,8 @@ static double drop_fraction(const struct policy *policy, uint64_t seed, size_t r
     return 1.0 - (double)kept / (double)(rows * POLICY_UNITS);
 }
 
+TestSuite(policy, .timeout = 600);
+
 Test(policy, first_parameters_are_uniform_within_one_over_root_fan_in)
 {
     struct policy policy;

@@ -74,6 +74,8 @@ static void expect_near(const struct policy_params *a, const struct policy_param
                   (double)b->v[i]);
 }
 
+TestSuite(policy_cuda, .timeout = 600);
+
 Test(policy_cuda, decides_and_learns_as_on_the_cpu)
 {
     struct policy_learner cpu, gpu;

@@ -119,6 +119,8 @@ static void check_tensor(const struct policy_params *params, size_t k, const str
         check_near(dot, json_number(json_get(want, "dot")), 1e-5, tensor->name);
 }
 
+TestSuite(reference, .timeout = 600);
+
 Test(reference, policy_forward_gives_the_probabilities_and_the_loss)
 {
     struct json *file = load_reference("policy.json");

@@ -430,6 +430,8 @@ Test(reference, resnet50_after_two_steps_of_sgd)
 
 /* ---- Both networks ------------------------------------------------------------------------------- */
 
+TestSuite(resnet, .timeout = 600);
+
 Test(resnet, resnet18_has_62_parameters_with_the_shortcut_after_its_block)
 {
     static const char *const NAME[] = {
@@ -564,6 +566,8 @@ static void leave_gpu(void)
     bx_cuda_close(cuda);
 }
 
+TestSuite(reference_cuda, .timeout = 600);
+
 Test(reference_cuda, resnet50_forward_gives_logits_loss_and_running_statistics, .init = use_gpu, .fini = leave_gpu)
 {
     check_forward();
@@ -578,6 +582,8 @@ Test(reference_cuda, resnet50_after_two_steps_of_sgd, .init = use_gpu, .fini = l
 {
     check_two_steps();
 }
+
+TestSuite(resnet_cuda, .timeout = 600);
 
 Test(resnet_cuda, resnet18_learns_a_batch_by_heart, .init = use_gpu, .fini = leave_gpu)
 {

@@ -98,6 +98,8 @@ static int peek(void)
 
 /* ---- Frames ---------------------------------------------------------------------------------- */
 
+TestSuite(ring, .timeout = 120);
+
 Test(ring, carries_frames_of_all_lengths_over_many_laps_and_position_ends)
 {
     for (size_t c = 0; c < COUNT(capacities); c++) {

@@ -84,6 +84,8 @@ static int in_child(int (*body)(void))
 
 /* ---- create, open_ring, destroy -------------------------------------------------------------- */
 
+TestSuite(segment, .timeout = 120);
+
 Test(segment, is_named_by_uid_job_instance_and_rank)
 {
     char name[BXI_SEGMENT_NAME_BYTES];

@@ -54,6 +54,8 @@ static void count(int rank, enum bxi_counter which, uint64_t n)
 
 #define EXPECT(row, which, value) cr_expect_float_eq(model.rows[row].number[which], (value), 1e-9)
 
+TestSuite(shmstat_top, .timeout = 120);
+
 Test(shmstat_top, rates_are_what_was_counted_between_two_samples_over_the_time, .init = begin, .fini = end)
 {
     sample(TOP_WORKERS, START);

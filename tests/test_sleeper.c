@@ -403,6 +403,8 @@ TEST_BOTH(refuses_what_it_cannot_watch)
     close(fd);
 }
 
+TestSuite(sleeper, .timeout = 120);
+
 Test(sleeper, destroys_nothing_when_there_is_nothing)
 {
     bxi_sleeper_destroy(NULL);

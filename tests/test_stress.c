@@ -6,6 +6,8 @@
 
 #include <criterion/criterion.h>
 
+TestSuite(stress, .timeout = 120);
+
 Test(stress, frames_arrive_whole_and_in_order_between_threads)
 {
     cr_assert_eq(bxi_stress_ring(300000), 0);

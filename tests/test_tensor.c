@@ -69,6 +69,8 @@ static void has_strides(const struct bx_tensor *tensor, const int64_t *strides)
 
 /* ---- dtypes ---------------------------------------------------------------------------------- */
 
+TestSuite(tensor, .timeout = 120);
+
 Test(tensor, knows_its_dtypes)
 {
     static const size_t bytes[] = { 4, 8, 2, 2, 4, 8, 1, 1 };

@@ -40,6 +40,8 @@ static void check_heap(void)
     }
 }
 
+TestSuite(timer, .timeout = 120);
+
 Test(timer, is_never_due_when_there_is_none)
 {
     cr_expect_eq(bxi_timers_next_ns(&timers), BX_FOREVER);

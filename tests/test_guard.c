@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -215,6 +216,23 @@ Test(guard, has_1024_ranges_and_takes_back_those_dropped)
     cr_assert_eq(bxi_guard_add(address + 500, 1, false, &flag), -ENOSPC);
 }
 
+/* A segment that is attached and let go of takes no range for good; nor does one that is refused. */
+Test(guard, is_there_for_1025_segments_one_after_the_other)
+{
+    struct bxi_segment segment;
+    struct bxi_segment_view view;
+    char job[BXI_NAME_BYTES];
+
+    snprintf(job, sizeof(job), "guard-%d", (int)getpid());
+    for (int i = 0; i < 1025; i++) {
+        cr_assert_eq(bxi_segment_create(&segment, job, "owner", 1, 0, 2), 0, "create %d", i);
+        cr_assert_eq(bxi_segment_attach(&view, segment.fd, 2, 0, 2), -EPROTO, "refuse %d", i);
+        cr_assert_eq(bxi_segment_attach(&view, segment.fd, 1, 0, 2), 0, "attach %d", i);
+        bxi_segment_detach(&view);
+        bxi_segment_destroy(&segment);
+    }
+}
+
 /* ---- What is not ours is somebody else's ----------------------------------------------------- */
 
 static sigjmp_buf escape;
@@ -341,4 +359,112 @@ Test(guard, treats_a_signal_that_was_sent_as_before)
 {
     cr_assert_eq(ends_by(SIG_DFL, send_signal), SIGBUS);
     cr_assert_eq(ends_by(SIG_IGN, send_signal), 0);
+}
+
+/* The guarded range ends where the bytes behind it begin. */
+Test(guard, does_not_act_on_the_first_byte_behind_its_range, .timeout = 20)
+{
+    struct file file;
+
+    cr_assert_neq(signal(SIGBUS, old_plain_handler), SIG_ERR);
+    map_file(&file, PROT_READ);
+    cr_assert_eq(bxi_guard_add(file.base, BYTES / 2, false, &file.truncated), 0);
+    cr_assert_eq(ftruncate(file.fd, 0), 0);
+    if (sigsetjmp(escape, 1) == 0)
+        read_byte(file.base + BYTES / 2);
+    cr_assert_eq(chained, 1);
+    cr_assert_eq(is_truncated(&file), 0);
+    cr_assert_eq(read_byte(file.base + BYTES / 2 - 1), 0);
+    cr_assert_eq(chained, 1);
+    cr_assert_eq(is_truncated(&file), 1);
+    bxi_guard_drop(file.base);
+    unmap_file(&file);
+}
+
+/* Puts a page where the fault was, so that the access succeeds when it returns. */
+static void repairing_handler(int signal_number, siginfo_t *info, void *context)
+{
+    uintptr_t page = (uintptr_t)info->si_addr & ~(uintptr_t)(BXI_PAGE - 1);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+
+    (void)signal_number;
+    (void)context;
+    chained++;
+    if (mmap((void *)page, BXI_PAGE, PROT_READ, flags, -1, 0) == MAP_FAILED)
+        _exit(1);
+    errno = EXDEV;
+}
+
+Test(guard, leaves_errno_as_it_was_whatever_the_handler_before_it_does)
+{
+    struct sigaction action = { .sa_flags = SA_SIGINFO };
+    struct file file;
+
+    action.sa_sigaction = repairing_handler;
+    cr_assert_eq(sigaction(SIGBUS, &action, NULL), 0);
+    map_file(&file, PROT_READ);
+    cr_assert_eq(bxi_guard_add(file.base, BXI_PAGE, false, &file.truncated), 0);
+    cr_assert_eq(ftruncate(file.fd, 0), 0);
+    errno = ENOTTY;
+    cr_assert_eq(read_byte(file.base + BXI_PAGE), 0);
+    cr_assert_eq(errno, ENOTTY);
+    cr_assert_eq(chained, 1);
+    bxi_guard_drop(file.base);
+    unmap_file(&file);
+}
+
+/* Memory that the hardware lost is reported at an address of the range too, and is not a truncated file. */
+Test(guard, does_not_hide_memory_that_the_hardware_lost)
+{
+    struct sigaction action = { .sa_flags = SA_SIGINFO };
+    struct file file;
+    siginfo_t lost;
+
+    action.sa_sigaction = old_info_handler;
+    cr_assert_eq(sigaction(SIGBUS, &action, NULL), 0);
+    map_file(&file, PROT_READ);
+    cr_assert_eq(bxi_guard_add(file.base, BYTES, false, &file.truncated), 0);
+    memset(&lost, 0, sizeof(lost));
+    lost.si_signo = SIGBUS;
+    lost.si_code = BUS_MCEERR_AR;
+    lost.si_addr = file.base + 5;
+    /* A process may send itself what otherwise only the kernel sends. */
+    if (sigsetjmp(escape, 1) == 0)
+        syscall(SYS_rt_tgsigqueueinfo, getpid(), gettid(), SIGBUS, &lost);
+    cr_assert_eq(chained, 1);
+    cr_assert_eq(chained_address, (void *)(file.base + 5));
+    cr_assert_eq(is_truncated(&file), 0);
+    cr_assert_eq(read_byte(file.base + 5), 0x5a);
+    bxi_guard_drop(file.base);
+    unmap_file(&file);
+}
+
+static unsigned char *volatile handler_stack;
+
+static void handler_that_notes_its_stack(int signal_number)
+{
+    unsigned char here = 0;
+
+    (void)signal_number;
+    handler_stack = &here;
+    siglongjmp(escape, 1);
+}
+
+/* A program may have put its handlers on a stack of their own because the other one is at its end. */
+Test(guard, runs_on_the_stack_that_the_program_has_for_signals)
+{
+    static unsigned char stack[256 * 1024];
+    stack_t alternative = { .ss_sp = stack, .ss_size = sizeof(stack) };
+    struct file file;
+
+    cr_assert_eq(sigaltstack(&alternative, NULL), 0);
+    cr_assert_neq(signal(SIGBUS, handler_that_notes_its_stack), SIG_ERR);
+    map_file(&file, PROT_READ);
+    cr_assert_eq(bxi_guard_add(file.base, BXI_PAGE, false, &file.truncated), 0);
+    cr_assert_eq(ftruncate(file.fd, 0), 0);
+    if (sigsetjmp(escape, 1) == 0)
+        read_byte(file.base + BXI_PAGE);
+    cr_assert(handler_stack >= stack && handler_stack < stack + sizeof(stack));
+    bxi_guard_drop(file.base);
+    unmap_file(&file);
 }

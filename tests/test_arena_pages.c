@@ -394,3 +394,73 @@ Test(arena, answers_enospc_when_dev_shm_is_full_and_goes_on, .init = make_name)
         cr_skip_test("no mount namespace to be had here");
     cr_assert_eq(status, 0, "step %d failed", status);
 }
+
+/* ---- Signals, and objects that were truncated --------------------------------------------------- */
+
+static off_t interrupts_above;      /* bytes: such calls do not get to their end before the next signal */
+
+static int interrupted_fallocate(int fd, int mode, off_t offset, off_t bytes)
+{
+    if (interruptions > 0) {
+        interruptions--;
+        errno = EINTR;
+        return -1;
+    }
+    if (interrupts_above > 0 && bytes > interrupts_above) {
+        allocations++;
+        errno = EINTR;
+        return -1;
+    }
+    return fallocate(fd, mode, offset, bytes);
+}
+
+static void create_interrupted(void)
+{
+    bxi_arena_fallocate = interrupted_fallocate;
+    create_small();
+    alloc(64);
+}
+
+Test(arena, allocates_however_many_signals_come, .init = create_interrupted, .fini = release, .timeout = 60)
+{
+    interruptions = 1000;
+    memset(alloc(5 * MIB), 1, 5 * MIB);
+    cr_assert_eq(interruptions, 0);
+    cr_assert_eq(stats().committed_bytes, pages_bytes());
+}
+
+/* A profiler's timer lets no call come to its end that takes longer than its period. */
+Test(arena, allocates_in_pieces_where_signals_undo_larger_ones, .init = create_interrupted, .fini = release,
+     .timeout = 60)
+{
+    uint64_t before = pages_bytes();
+
+    interrupts_above = 5 * BXI_PAGE;
+    memset(alloc(5 * MIB), 1, 5 * MIB);
+    cr_assert_gt(allocations, 0);
+    cr_assert_geq(pages_bytes(), before + 5 * MIB);
+    cr_assert_eq(stats().committed_bytes, pages_bytes(), "%zu and %zu", (size_t)stats().committed_bytes,
+                 (size_t)pages_bytes());
+}
+
+Test(arena, gives_pages_back_however_many_signals_come, .init = create_interrupted, .fini = release, .timeout = 60)
+{
+    bxi_arena_free(arena, alloc(10 * MIB));
+    interruptions = 1000;
+    bxi_arena_trim(arena);
+    cr_assert_eq(interruptions, 0);
+    cr_assert_leq(pages_bytes(), 64 * KIB);
+    cr_assert_eq(stats().committed_bytes, pages_bytes());
+}
+
+/* It must not come to life again, all zeroes, by what is allocated behind its new end. */
+Test(arena, does_not_make_a_truncated_object_longer, .init = create_small, .fini = release)
+{
+    struct stat status;
+
+    alloc(64);
+    cr_assert_eq(ftruncate(bxi_arena_fd(arena), 2 * MIB), 0);
+    bxi_arena_alloc(arena, 10 * MIB, &blocks[0]);
+    cr_assert_eq(fstat(bxi_arena_fd(arena), &status), 0);
+    cr_assert_eq((size_t)status.st_size, 2 * MIB);
+}

@@ -60,14 +60,17 @@ static inline int socket_files(void)
     return files_in(path, "");
 }
 
+/* Criterion counts no assertion that fails here. It warns of an end like this, which run_unit.sh counts. */
 static inline void tear_down(void)
 {
     char command[128];
+    int segments = segments_left(), sockets = socket_files();
 
     snprintf(command, sizeof(command), "rm -rf '%s'", directory);
-    cr_expect_eq(segments_left(), 0);
-    cr_expect_eq(socket_files(), 0);
-    cr_expect_eq(system(command), 0);
+    if (system(command) == 0 && segments == 0 && sockets == 0)
+        return;
+    dprintf(STDERR_FILENO, "left behind: %d in /dev/shm, %d in the socket directory\n", segments, sockets);
+    abort();
 }
 
 /* ---- Jobs made by hand, workers that are threads ------------------------------------------------ */

@@ -69,15 +69,19 @@ static inline int starts_segments(const char *rank)
     return starts_files("/dev/shm", prefix, rank);
 }
 
+/* Criterion counts no assertion that fails here. It warns of an end like this, which run_unit.sh counts. */
 static inline void starts_tear_down(void)
 {
     char command[128], path[96];
+    int segments = starts_segments(""), files;
 
     snprintf(path, sizeof(path), "%s/boxcar", starts_directory);
-    cr_expect_eq(starts_segments(""), 0, "segments are left in /dev/shm");
-    cr_expect_eq(starts_files(path, "", ""), 0, "files are left in %s", path);
+    files = starts_files(path, "", "");
     snprintf(command, sizeof(command), "rm -rf '%s'", starts_directory);
-    cr_expect_eq(system(command), 0);
+    if (system(command) == 0 && segments == 0 && files == 0)
+        return;
+    dprintf(STDERR_FILENO, "left behind: %d in /dev/shm, %d in %s\n", segments, files, path);
+    abort();
 }
 
 /* In a child: a worker's whole life, and what came of it. */

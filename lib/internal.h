@@ -550,6 +550,7 @@ int bxi_pool_submit(struct bx_job *job, struct bxi_task *task);
 bool bxi_pool_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code);
 void bxi_pool_block(struct bx_job *job);        /* this thread begins to wait; if it is the pool's */
 void bxi_pool_unblock(struct bx_job *job);
+bool bxi_pool_owns_thread(const struct bx_job *job);       /* this thread is one of the pool's */
 void bxi_pool_stop(struct bx_job *job);
 
 /* ---- progress.c ---------------------------------------------------------------------------------- */

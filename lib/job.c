@@ -473,6 +473,11 @@ void bx_job_destroy(struct bx_job *job)
 {
     if (job == NULL || forked(job))
         return;
+    if (!bxi_may_wait() || bxi_pool_owns_thread(job)) {
+        bxi_log(0, "bx_job_destroy was called from a handler or a callback of worker '%s': it did nothing, for the "
+                   "job is in use", job->name);
+        return;
+    }
 
     uint32_t phase = bxi_load_relaxed(&job->phase);
 

@@ -203,6 +203,11 @@ bool bxi_pool_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int
 
 /* ---- threads that wait ------------------------------------------------------------------------- */
 
+bool bxi_pool_owns_thread(const struct bx_job *job)
+{
+    return pool_job == job;
+}
+
 void bxi_pool_block(struct bx_job *job)
 {
     if (pool_job != job)

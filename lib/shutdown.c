@@ -184,16 +184,19 @@ void bxi_job_leave(struct bx_job *job)
 
 int bx_job_shutdown(struct bx_job *job, uint64_t timeout_ns)
 {
+    uint32_t started = BXI_STARTED;
     int rc = bxi_job_check(job);
 
     if (rc < 0)
         return rc;
-    if (!bxi_may_wait())
-        return bx_fail(BX_E_WOULD_DEADLOCK, "bx_job_shutdown waits and cannot be called from a handler or a "
-                                            "callback");
+    /* A blocking handler may wait, but not for its own answer and its own thread. */
+    if (!bxi_may_wait() || bxi_pool_owns_thread(job))
+        return bx_fail(BX_E_WOULD_DEADLOCK, "bx_job_shutdown waits for all handlers and cannot be called from a "
+                                            "handler or a callback");
     if (timeout_ns == 0)
         timeout_ns = SHUTDOWN_NS;
-    bxi_store_relaxed(&job->phase, BXI_STOPPING);   /* relaxed: any recent value will do for bxi_job_check */
+    if (!bxi_cas(&job->phase, &started, BXI_STOPPING))
+        return bx_fail(BX_E_STATE, "another thread shuts worker '%s' down already", job->name);
     rc = leave_together(job, bxi_deadline_ns(timeout_ns), timeout_ns);
     bxi_job_leave(job);
     return rc;

@@ -342,3 +342,106 @@ Test(shutdown, left_out_is_seen_by_the_others_as_leaving, .timeout = 20)
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { see_it_leave, go_without_a_word } });
 }
+
+/* ---- From where it would wait for itself ------------------------------------------------------ */
+
+static void count_errors(int level, const char *text, void *context)
+{
+    (void)context;
+    if (level == 0 && strstr(text, "bx_job_destroy") != NULL)
+        harness_add(ANSWERED, 1);
+}
+
+static int end_the_job(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_shutdown(job, 0), BX_E_WOULD_DEADLOCK);
+    HARNESS_HAS(bx_error_text(), "handler");
+    bx_job_destroy(job);            /* nothing but a line in the log */
+    harness_post(DONE);
+    return 0;
+}
+
+static int end_in_handler(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args;
+    (void)reply;
+    (void)context;
+    return end_the_job(bx_request_job(request));
+}
+
+static int end_in_body(struct bx_batch *batch, void *context)
+{
+    (void)batch;
+    return end_the_job(context);
+}
+
+static void end_in_callback(struct bx_future *future, void *context)
+{
+    (void)future;
+    end_the_job(context);
+}
+
+static int setup_ends(struct bx_job *job)
+{
+    static const struct bx_batch_options blocking = { .blocking = true };
+
+    bx_set_log(count_errors, NULL);
+    HARNESS_EQ(bx_register(job, "inline", BX_INLINE, end_in_handler, NULL), 0);
+    HARNESS_EQ(bx_register(job, "blocking", BX_BLOCKING, end_in_handler, NULL), 0);
+    HARNESS_EQ(bx_register_batch(job, "batch", end_in_body, job, NULL), 0);
+    HARNESS_EQ(bx_register_batch(job, "blocking_batch", end_in_body, job, &blocking), 0);
+    return bx_register(job, "twice", BX_INLINE, twice, NULL);
+}
+
+static void ask_for_ends(struct bx_job *job)
+{
+    static const char *const functions[] = { "inline", "blocking", "batch", "blocking_batch" };
+    struct bx_future *future = bx_future_create(job);
+
+    for (int i = 0; i < 4; i++)
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", functions[i], NULL, NULL, NULL), 0);
+    HARNESS_EQ(bx_future_on_done(future, end_in_callback, job), 0);
+    HARNESS_EQ(bx_future_set(future, NULL), 0);
+    bx_future_release(future);
+    HARNESS_EQ(harness_gate(DONE), 5);
+    HARNESS_EQ(harness_load(ANSWERED), 5);
+    /* Nothing has happened to either job. */
+    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 2), 4);
+}
+
+Test(shutdown, in_a_handler_of_any_kind_is_refused_at_once, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_ends, .body = { ask_for_ends } });
+}
+
+static void shut_down_twice(struct bx_job *job, int index)
+{
+    if (index == 0) {
+        HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+        return;
+    }
+    while (bxi_load_seq_cst(&job->phase) == BXI_STARTED)
+        sched_yield();
+    HARNESS_EQ(bx_job_shutdown(job, 0), BX_E_STATE);
+    HARNESS_HAS(bx_error_text(), "another thread");
+    harness_post(READY);
+}
+
+static void shut_down_in_two_threads(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_threads(job, 2, shut_down_twice);
+    bx_job_destroy(job);
+}
+
+static void wait_for_the_second(struct bx_job *job)
+{
+    (void)job;
+    harness_await(READY, 1);
+}
+
+Test(shutdown, belongs_to_the_first_thread_that_asks, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { shut_down_in_two_threads, wait_for_the_second } });
+}

@@ -398,7 +398,8 @@ int bx_job_serve(struct bx_job *job);
  * answered, serves the others until they have come as far, then stops. timeout_ns 0 means 30 s. Dead
  * workers are not waited for. BX_E_TIMEOUT names the worker that did not come; the job has stopped all
  * the same and its names are gone. Afterwards only bx_job_destroy. BX_E_WOULD_DEADLOCK, at once, from a
- * handler of any kind, a batch body or a callback; BX_E_STATE if another thread is at it already. */
+ * handler of any kind, a batch body or a callback; BX_E_STATE if another thread is at it already. When it
+ * returns no handler or callback of this job runs, nor will run: it waits for those that another thread is in. */
 int bx_job_shutdown(struct bx_job *job, uint64_t timeout_ns);
 
 /* Frees it. A job that was not shut down leaves at once: its peers see BX_E_SHUTDOWN. NULL is fine. From a

@@ -558,6 +558,9 @@ void bxi_signals_of_threads(sigset_t *set);     /* what the library's own thread
 int bxi_progress_start(struct bx_job *job);     /* the background thread, or own_loop's descriptors */
 void bxi_progress_stop(struct bx_job *job);
 void bxi_waits_stop(struct bx_job *job);        /* every wait of this job ends with BX_E_SHUTDOWN */
+/* The end of the job: takes the role for good, so that no pass is made any more. Waits for a thread that holds it,
+ * which may be in a handler. After bxi_waits_stop; the background thread and the pool have ended. */
+void bxi_role_end(struct bx_job *job);
 /* 0 when ready; BX_E_TIMEOUT, BX_E_WOULD_DEADLOCK, BX_E_SHUTDOWN (without a sentence). */
 int bxi_wait(struct bx_job *job, struct bxi_waiter *waiter);
 void bxi_wake(struct bx_job *job, const void *object);     /* those who wait for object (NULL: all) look again */

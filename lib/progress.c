@@ -14,6 +14,7 @@
  *           exchange held -> free; if followers are counted: wake one
  *   follow  count oneself, try CAS; then sleep. (Dekker with leave: either the CAS succeeds, or the
  *           leaver sees the count.)
+ *   end     bxi_job_leave follows until it has the role, and keeps it: no pass is made any more
  *
  * Opened rings, states and refusals are rare and are always announced on the background's eventfd, so
  * the look before sleep is at rings, events and wishes only. tests/model/role.pml checks this protocol.
@@ -202,6 +203,11 @@ bool bxi_take_role(struct bx_job *job)
     driving = job;
     bxi_bell_disarm(&job->bell);
     return true;
+}
+
+void bxi_forget_role(void)
+{
+    driving = NULL;
 }
 
 void bxi_signal_waiter(struct bxi_waiter *waiter)

@@ -20,6 +20,7 @@ static inline uint64_t bxi_least(uint64_t a, uint64_t b)
 
 /* ---- progress.c -------------------------------------------------------------------------------- */
 bool bxi_take_role(struct bx_job *job);
+void bxi_forget_role(void);                 /* this thread ended a job and holds its role for ever */
 /* Takes it; if somebody else holds it, makes sure that the holder sees the events. */
 bool bxi_take_role_or_tell(struct bx_job *job);
 bool bxi_leave_role(struct bx_job *job, bool anyway);

@@ -9,6 +9,7 @@
  * peer's background eventfd. A worker killed on the way is counted as gone; one that does not come is
  * named when the time is over.
  */
+#include "progress.h"
 #include "trace.h"
 
 #include "step.h"
@@ -172,9 +173,11 @@ void bxi_job_leave(struct bx_job *job)
     bxi_waits_stop(job);
     bxi_pool_stop(job);
     bxi_progress_stop(job);
+    bxi_role_end(job);
     bxi_devices_close(job);
     bxi_loans_unread(job);
     bxi_trace_close(job);
+    bxi_forget_role();
     BXI_STEP("state.stopped");
     shm_unlink(job->segment.shm_name);
     BXI_STEP("segment.unlinked");

@@ -243,10 +243,32 @@ static int follow(struct bx_job *job, struct bxi_waiter *waiter)
             sleep_in_futex(job, waiter);
     }
     unlink_waiter(job, waiter);
-    /* The role may have been offered to this thread, which does not need it any more. */
-    if (rc != 1 && bxi_load_seq_cst(&job->role) == 0 && bxi_load_seq_cst(&job->followers) != 0)
+    /* The role may have been offered to this thread, which does not need it any more. After the stop it may not take
+     * it: the thread that ends the job is the one that waits for it. */
+    if ((rc != 1 || bxi_load_seq_cst(&job->stop) != 0) && bxi_load_seq_cst(&job->role) == 0 &&
+        bxi_load_seq_cst(&job->followers) != 0)
         bxi_offer_role(job);
     return rc;
+}
+
+static bool never_ready(struct bxi_waiter *waiter)
+{
+    (void)waiter;
+    return false;
+}
+
+void bxi_role_end(struct bx_job *job)
+{
+    struct bxi_waiter waiter = { .ready = never_ready, .deadline_ns = BX_FOREVER };
+
+    while (!bxi_take_role(job)) {
+        link_waiter(job, &waiter);
+        /* [role] sequentially consistent, pairs with the exchange in bxi_leave_role: either this sees that the role is
+         * free, or the leaver sees the count of followers and signals. */
+        if (bxi_load_seq_cst(&job->role) != 0)
+            sleep_in_futex(job, &waiter);
+        unlink_waiter(job, &waiter);
+    }
 }
 
 int bxi_wait(struct bx_job *job, struct bxi_waiter *waiter)

@@ -445,3 +445,88 @@ Test(shutdown, belongs_to_the_first_thread_that_asks, .timeout = 20)
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { shut_down_in_two_threads, wait_for_the_second } });
 }
+
+/* ---- While another thread drives -------------------------------------------------------------- */
+
+enum { LEFT_HANDLER = 2, HANDLED };             /* values */
+
+/* Holds the progress role until it is let go. */
+static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    harness_post(ENTERED);
+    harness_await(RELEASED, 1);
+    harness_add(LEFT_HANDLER, 1);
+    return 0;
+}
+
+static int count_handled(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    harness_add(HANDLED, 1);
+    return 0;
+}
+
+static int setup_stay(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "stay", BX_INLINE, stay, NULL), 0);
+    return bx_register(job, "count", BX_INLINE, count_handled, NULL);
+}
+
+static void end_while_another_drives(struct bx_job *job, int index)
+{
+    if (index == 0) {                           /* the one that drives, and is in a handler */
+        while (harness_gate(ENTERED) == 0)
+            HARNESS_CHECK(bx_progress(job) >= 0);
+    } else if (index == 1) {
+        harness_await(ENTERED, 1);
+        HARNESS_EQ(bx_job_shutdown(job, HARNESS_MS), BX_E_TIMEOUT);
+        HARNESS_EQ(harness_load(LEFT_HANDLER), 1);
+        harness_store(ANSWERED, harness_load(HANDLED));
+        harness_post(DONE);
+    } else {                                    /* lets the handler go once the shutdown waits for it, or is over */
+        while (harness_gate(DONE) == 0 &&
+               (bxi_load_seq_cst(&job->stop) == 0 || bxi_load_seq_cst(&job->followers) == 0))
+            sched_yield();
+        harness_post(RELEASED);
+    }
+}
+
+static void shut_down_while_another_drives(struct bx_job *job)
+{
+    struct bx_future *future = bx_future_create(job);
+
+    harness_leaves_by_itself();
+    harness_threads(job, 3, end_while_another_drives);
+    /* Nothing is read any more, whatever lies in the rings and whoever asks. */
+    HARNESS_EQ(bx_progress(job), BX_E_SHUTDOWN);
+    HARNESS_CHECK(!bx_future_done(future));
+    HARNESS_EQ(bxi_load_seq_cst(&job->role), 1);
+    HARNESS_EQ(harness_load(HANDLED), harness_load(ANSWERED));
+    bx_future_release(future);
+    bx_job_destroy(job);
+    harness_post(READY);
+}
+
+static void keep_it_in_a_handler(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rpc_oneway(job, "worker0", "stay", NULL, NULL), 0);
+    for (int i = 0; i < 100; i++)
+        HARNESS_EQ(bx_rpc_oneway(job, "worker0", "count", NULL, NULL), 0);
+    harness_await(READY, 1);
+    bx_job_destroy(job);
+}
+
+Test(shutdown, waits_for_the_handler_that_another_thread_is_in, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_stay, .body = { shut_down_while_another_drives, keep_it_in_a_handler },
+        .options = { .own_loop = true } });
+}

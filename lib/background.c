@@ -49,6 +49,7 @@ void bxi_look_loop(struct bx_job *job)
             note_event(job, BXI_EVENT_SCAN);
         } else if (token == BXI_TOKEN_TIMER) {
             bxi_bell_drain(job->timer_fd);
+            note_event(job, BXI_EVENT_TIMER);
         } else {
             epoll_ctl(job->loop_fd, EPOLL_CTL_DEL, job->peers[token].pidfd, NULL);
             see_death(job, token);
@@ -87,8 +88,8 @@ static uint64_t sleep_in_background(struct bx_job *job, struct bxi_sleeper *slee
     int count;
 
     bxi_trace_sleeps(job);
-    until_ns = bxi_until_when(job);
     now_ns = bxi_now_ns();
+    until_ns = bxi_until_when(job, now_ns);
     if (bxi_load_relaxed(&job->in_count) > 0)
         until_ns = bxi_least(until_ns, now_ns + BXI_WATCHDOG_NS);
     if (until_ns != BX_FOREVER)
@@ -135,6 +136,9 @@ static void *run_background(void *argument)
     say_ready(job, 1);
     /* [stop] acquire, pairs with the store in bxi_waits_stop. */
     while (bxi_load_acquire(&job->stop) == 0) {
+        /* A leader that sleeps knows only of the timers that were there before. */
+        if (slept_ns == 0 && bxi_next_timer_ns(job) <= bxi_now_ns())
+            note_event(job, BXI_EVENT_TIMER);
         if (bxi_take_role_or_tell(job)) {
             if (slept_ns > 0)
                 bxi_adapt_spin(job, slept_ns);
@@ -187,7 +191,7 @@ int bxi_progress_start(struct bx_job *job)
     int rc;
 
     self->bell = (struct bxi_bell_peer){ &job->control->header.armed, { job->bell_fd[0], job->bell_fd[1] }, 0 };
-    bxi_store_relaxed(&job->background_until_ns, BX_FOREVER);
+    job->background_until_ns = BX_FOREVER;
     if (job->options.own_loop)
         return start_loop(job);
     atomic_fetch_or(&job->events, BXI_EVENT_SCAN);
@@ -256,7 +260,7 @@ int bx_progress(struct bx_job *job)
     bxi_publish_credits(job);
     bxi_trace_sleeps(job);
     if (job->loop_fd >= 0)
-        bxi_set_loop_timer(job, bxi_until_when(job));
+        bxi_until_when(job, 0);
     bxi_leave_role(job, true);
     return total;
 }

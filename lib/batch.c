@@ -56,7 +56,7 @@ static void set_flush_timer(struct bx_job *job, struct bxi_batcher *batcher)
     if (bxi_timer_set(&job->timers, &batcher->timer, at_ns) < 0)
         batcher->due = true;        /* no memory for the timer: early is better than never */
     else
-        bxi_timer_added(job, at_ns);
+        bxi_timer_added(job);
 }
 
 void bxi_batch_flush_due(struct bx_job *job, struct bxi_timer *timer)

@@ -256,7 +256,10 @@ static int set_deadline(struct bx_job *job, struct bxi_peer *peer, uint16_t slot
     if (deadline_ns == BX_FOREVER || (peer->timer.heap_index != 0 && peer->timer.at_ns <= deadline_ns))
         return 0;
     peer->timer.fire = calls_due;
-    return bxi_timer_set(&job->timers, &peer->timer, deadline_ns);
+    if (bxi_timer_set(&job->timers, &peer->timer, deadline_ns) < 0)
+        return -ENOMEM;
+    bxi_timer_added(job);
+    return 0;
 }
 
 /* Lock. call is NULL for one-way calls. 0, -EAGAIN: no slot or no room, or an error with a sentence. */
@@ -539,8 +542,6 @@ int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const
         return rc;
     }
     bxi_trace_async_sent(call);
-    if (request.deadline_ns != BX_FOREVER)
-        bxi_timer_added(job, request.deadline_ns);
     *future = &call->future;
     return 0;
 }

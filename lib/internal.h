@@ -292,6 +292,7 @@ enum bxi_event {                /* bits of job->events: what a pass must look at
     BXI_EVENT_SCAN = 1,         /* open words, states, refusals of all peers */
     BXI_EVENT_DEATH = 2,        /* death_seen of all peers */
     BXI_EVENT_BATCH = 4,        /* members changed, or a batch is due */
+    BXI_EVENT_TIMER = 8,        /* a timer is due, seen by a thread that could not get the role */
 };
 
 enum bxi_phase { BXI_CREATED = 1, BXI_STARTED, BXI_STOPPING, BXI_STOPPED };
@@ -330,6 +331,7 @@ struct bx_job {
     /* lock */
     struct bxi_lock lock;
     struct bxi_timers timers;
+    uint64_t background_until_ns;               /* until when the background thread sleeps, or timer_fd is set */
     struct bxi_pool pool;
     struct bxi_batcher *batchers;
     struct bxi_parked *parked;
@@ -373,7 +375,6 @@ struct bx_job {
     bxi_a32 lost;                               /* of them, those that died or were cut off before */
     bxi_a32 quiet;                              /* the same for QUIET */
     bxi_a32 quiet_waited;                       /* somebody waits for calls_open and serving to become 0 */
-    bxi_a64 background_until_ns;                /* until when the background thread means to sleep */
     struct bxi_lock wait_lock;                  /* the list of waiters */
     struct bxi_waiter *waiters;
     bxi_a32 waiting;                            /* in that list */
@@ -570,7 +571,7 @@ void bxi_poke(struct bx_job *job);                         /* one pass, if nobod
 void bxi_more_eager(struct bx_job *job);
 void bxi_less_eager(struct bx_job *job);
 void bxi_quiet_changed(struct bx_job *job);                /* a call ended or a request was answered */
-void bxi_timer_added(struct bx_job *job, uint64_t at_ns);  /* the background thread may have to rise earlier */
+void bxi_timer_added(struct bx_job *job);                  /* lock; the background thread may have to rise earlier */
 bool bxi_may_wait(void);                                    /* false in handlers and callbacks */
 void bxi_no_wait_enter(void);
 void bxi_no_wait_leave(void);

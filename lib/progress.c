@@ -92,10 +92,14 @@ bool bxi_fire_timers(struct bx_job *job, uint64_t now_ns)
     return fired;
 }
 
-void bxi_set_loop_timer(struct bx_job *job, uint64_t at_ns)
+/* Lock, so that timer_fd and background_until_ns change together, and never to a later time than the heap's top. */
+static void set_until(struct bx_job *job, uint64_t at_ns)
 {
     struct itimerspec when = { { 0, 0 }, { 0, 0 } };
 
+    job->background_until_ns = at_ns;
+    if (job->timer_fd < 0)
+        return;
     if (at_ns != BX_FOREVER) {
         when.it_value.tv_sec = (time_t)(at_ns / 1000000000);
         when.it_value.tv_nsec = (long)(at_ns % 1000000000);
@@ -103,31 +107,42 @@ void bxi_set_loop_timer(struct bx_job *job, uint64_t at_ns)
     timerfd_settime(job->timer_fd, TFD_TIMER_ABSTIME, &when, NULL);
 }
 
-void bxi_timer_added(struct bx_job *job, uint64_t at_ns)
+void bxi_timer_added(struct bx_job *job)
 {
-    /* [background.until] acquire, pairs with the release in bxi_until_when: the timer was set under the lock,
-     * so the background thread has seen it, or this sees until when it sleeps. */
-    if (at_ns >= bxi_load_acquire(&job->background_until_ns))
+    uint64_t next = bxi_timers_next_ns(&job->timers);
+
+    if (next >= job->background_until_ns)
         return;
-    if (job->loop_fd < 0) {
+    set_until(job, next);
+    if (job->loop_fd < 0)
         bxi_bell_ring(job->bell_fd[0]);
-        return;
-    }
-    /* [background.until] release, as in bxi_until_when. */
-    bxi_store_release(&job->background_until_ns, at_ns);
-    bxi_set_loop_timer(job, at_ns);
 }
 
-uint64_t bxi_until_when(struct bx_job *job)
+uint64_t bxi_until_when(struct bx_job *job, uint64_t now_ns)
 {
     uint64_t next;
 
     bxi_lock(&job->lock);
     next = bxi_timers_next_ns(&job->timers);
-    /* [background.until] release, pairs with the acquire in bxi_timer_added. */
-    bxi_store_release(&job->background_until_ns, next);
+    /* [events] sequentially consistent, pairs with the exchange in bxi_look_events: the holder that takes the event
+     * looks at the timers after this, and rings for the next one. */
+    if (job->loop_fd < 0 && next <= now_ns && (bxi_load_seq_cst(&job->events) & BXI_EVENT_TIMER) != 0)
+        next = BX_FOREVER;
+    if (next != job->background_until_ns)
+        set_until(job, next);
     bxi_unlock(&job->lock);
     return next;
+}
+
+void bxi_timers_look(struct bx_job *job)
+{
+    bxi_fire_timers(job, bxi_now_ns());
+    bxi_lock(&job->lock);
+    if (job->loop_fd < 0)
+        bxi_timer_added(job);
+    else
+        set_until(job, bxi_timers_next_ns(&job->timers));   /* timer_fd was read, and is not set any more */
+    bxi_unlock(&job->lock);
 }
 
 /* ---- one pass (role) --------------------------------------------------------------------------- */

@@ -33,8 +33,10 @@ void bxi_publish_credits(struct bx_job *job);                      /* role, befo
 
 bool bxi_fire_timers(struct bx_job *job, uint64_t now_ns);         /* role; true if any was due */
 uint64_t bxi_next_timer_ns(struct bx_job *job);
-uint64_t bxi_until_when(struct bx_job *job);                       /* the same, noted for bxi_timer_added */
-void bxi_set_loop_timer(struct bx_job *job, uint64_t at_ns);
+void bxi_timers_look(struct bx_job *job);                          /* BXI_EVENT_TIMER: fires, and notes the next */
+/* The same as bxi_next_timer_ns, noted for bxi_timer_added; own_loop: timer_fd is set to it. BX_FOREVER if it is due
+ * at now_ns and the holder of the role has been told. */
+uint64_t bxi_until_when(struct bx_job *job, uint64_t now_ns);
 
 struct bxi_spin {
     uint32_t rounds;                    /* of looks at the rings */

@@ -8,7 +8,7 @@
  * replies count, requests are dropped and counted. Then every call to it fails, batches stop waiting for
  * it, and, if it died, its name in /dev/shm is removed.
  */
-#include "internal.h"
+#include "progress.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -303,6 +303,8 @@ void bxi_look_events(struct bx_job *job)
         look_deaths(job);
     if (events & BXI_EVENT_BATCH)
         bxi_batches_look(job);
+    if (events & BXI_EVENT_TIMER)
+        bxi_timers_look(job);
 }
 
 /* ---- the watchdog ------------------------------------------------------------------------------ */

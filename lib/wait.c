@@ -24,23 +24,29 @@
 static _Thread_local struct {
     struct bxi_sleeper *sleeper;
     uint64_t serial;
+    bool gone;                      /* this thread ends: its key's destructor has run and may not run again */
 } bed;
 static pthread_key_t bed_key;
+static int bed_key_error;
 static pthread_once_t bed_once = PTHREAD_ONCE_INIT;
 
 /* ---- sleeping ---------------------------------------------------------------------------------- */
 
+/* The thread ends. Destructors of the program may run after this one and wait: they sleep without a sleeper, for
+ * one that was made now might never be destroyed (the C library goes round the destructors four times). */
 static void leave_bed(void *sleeper)
 {
     bxi_sleeper_destroy(sleeper);
+    bed.sleeper = NULL;
+    bed.gone = true;
 }
 
 static void make_bed_key(void)
 {
-    pthread_key_create(&bed_key, leave_bed);
+    bed_key_error = pthread_key_create(&bed_key, leave_bed);
 }
 
-/* This thread's sleeper for the job; NULL if none can be made. */
+/* This thread's sleeper for the job; NULL if none can be made, or none would be destroyed when the thread ends. */
 static struct bxi_sleeper *make_bed(struct bx_job *job)
 {
     if (bed.sleeper != NULL && bed.serial == job->serial)
@@ -48,10 +54,15 @@ static struct bxi_sleeper *make_bed(struct bx_job *job)
     pthread_once(&bed_once, make_bed_key);
     bxi_sleeper_destroy(bed.sleeper);
     bed.sleeper = NULL;
+    if (bed.gone || bed_key_error != 0)
+        return NULL;
     if (bxi_sleeper_create(job->sleeper_kind, &bed.sleeper) < 0 &&
         bxi_sleeper_create(BXI_SLEEPER_EPOLL, &bed.sleeper) < 0)
         bed.sleeper = NULL;
-    pthread_setspecific(bed_key, bed.sleeper);
+    if (pthread_setspecific(bed_key, bed.sleeper) != 0) {
+        bxi_sleeper_destroy(bed.sleeper);
+        bed.sleeper = NULL;
+    }
     if (bed.sleeper == NULL)
         return NULL;
     bed.serial = job->serial;
@@ -59,6 +70,18 @@ static struct bxi_sleeper *make_bed(struct bx_job *job)
     if (job->loop_fd >= 0)
         bxi_sleeper_watch(bed.sleeper, job->loop_fd, BXI_TOKEN_LOOP);
     return bed.sleeper;
+}
+
+/* No descriptor is left for a sleeper, or the thread ends. poll passes over a loop_fd of -1. */
+static int poll_without_bed(struct bx_job *job, uint64_t timeout_ns)
+{
+    struct pollfd fds[] = { { .fd = job->bell_fd[1], .events = POLLIN }, { .fd = job->loop_fd, .events = POLLIN } };
+    int count = poll(fds, 2, timeout_ns / 1000000 < 1000 ? (int)(timeout_ns / 1000000) + 1 : 1000);
+
+    bxi_bell_drain(job->bell_fd[1]);
+    if (job->loop_fd >= 0)
+        bxi_look_loop(job);
+    return count;
 }
 
 /* Sleeps on the leader's eventfd; true if a bell or an event ended it. */
@@ -69,12 +92,9 @@ static bool sleep_in_bed(struct bx_job *job, uint64_t timeout_ns)
     uint64_t tokens[4];
     int count;
 
-    if (sleeper == NULL) {          /* no descriptor left: sleep without one */
-        struct pollfd bell = { .fd = job->bell_fd[1], .events = POLLIN };
-
-        count = poll(&bell, 1, timeout_ns / 1000000 < 1000 ? (int)(timeout_ns / 1000000) + 1 : 1000);
+    if (sleeper == NULL) {
+        count = poll_without_bed(job, timeout_ns);
         bxi_trace_woke(job, BXI_SLEEPS_LEADER, BXI_SLEEPS_BY_EPOLL, count > 0, traced_ns);
-        bxi_bell_drain(job->bell_fd[1]);
         bxi_count_wait(job, BXI_SLEEPER_EPOLL);
         return count > 0;
     }

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/wait.c: threads that wait where their own sleeper is gone.
+ */
+#include "harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <unistd.h>
+
+enum { RELEASED };                      /* gates */
+enum { TID, LOOPS };                    /* values */
+
+static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    harness_await(RELEASED, 1);
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    return bx_register(job, "stay", BX_BLOCKING, stay, NULL);
+}
+
+static int open_descriptors(void)
+{
+    DIR *directory = opendir("/proc/self/fd");
+    int count = 0;
+
+    HARNESS_CHECK(directory != NULL);
+    while (readdir(directory) != NULL)
+        count++;
+    closedir(directory);
+    return count;
+}
+
+/* The kernel's letter for what the thread TID does. */
+static char state_of_thread(void)
+{
+    char path[64], state = '?';
+    FILE *file;
+
+    snprintf(path, sizeof path, "/proc/self/task/%llu/stat", (unsigned long long)harness_load(TID));
+    file = fopen(path, "re");
+    if (file == NULL)
+        return '?';
+    if (fscanf(file, "%*d (%*[^)]) %c", &state) != 1)
+        state = '?';
+    fclose(file);
+    return state;
+}
+
+/* ---- In a destructor of the program ------------------------------------------------------------ */
+
+static pthread_key_t key;
+static struct bx_job *waits_in;
+static struct bx_future *promise;               /* that nobody completes */
+
+/* The first time round it only asks for another round: the sleeper's destructor has then run. */
+static void wait_at_the_end(void *value)
+{
+    static _Thread_local int rounds;
+
+    if (rounds++ == 0) {
+        pthread_setspecific(key, value);
+        return;
+    }
+    harness_store(TID, (uint64_t)gettid());
+    HARNESS_EQ(bx_rpc_sync(waits_in, "worker1", "stay", NULL, NULL, NULL), 0);
+}
+
+/* Lets "stay" go when the thread that waits for it sleeps; or when it has looked for a bell a thousand times. */
+static void let_go_of_a_sleeper(struct bx_job *job)
+{
+    uint64_t before;
+
+    while (harness_load(TID) == 0)
+        sched_yield();
+    before = job->bell.count;
+    while (job->bell.count - before < 1000 &&
+           ((bxi_load_seq_cst(job->bell.word) & 3) != BXI_WHO_LEADER || state_of_thread() != 'S'))
+        sched_yield();
+    harness_store(LOOPS, job->bell.count - before);
+    harness_post(RELEASED);
+}
+
+static void end_with_a_wait(struct bx_job *job, int index)
+{
+    if (index == 0) {
+        let_go_of_a_sleeper(job);
+        return;
+    }
+    HARNESS_EQ(pthread_setspecific(key, job), 0);
+    HARNESS_EQ(bx_future_wait(promise, HARNESS_MS), BX_E_TIMEOUT);      /* makes a sleeper */
+}
+
+static void wait_in_a_destructor(struct bx_job *job)
+{
+    int before;
+
+    waits_in = job;
+    promise = bx_future_create(job);
+    HARNESS_EQ(bx_future_wait(promise, HARNESS_MS), BX_E_TIMEOUT);      /* the library's key is made */
+    HARNESS_EQ(pthread_key_create(&key, wait_at_the_end), 0);
+    before = open_descriptors();
+    harness_threads(job, 2, end_with_a_wait);
+    HARNESS_CHECK(harness_load(LOOPS) < 1000);
+    HARNESS_EQ(open_descriptors(), before);
+    bx_future_release(promise);
+}
+
+Test(wait, sleeps_in_a_destructor_that_runs_after_the_library_s, .timeout = 20)
+{
+    for (int wait = BX_WAIT_AUTO; wait <= BX_WAIT_EPOLL; wait += BX_WAIT_EPOLL - BX_WAIT_AUTO) {
+        harness_run(&(struct harness_world){
+            .size = 2, .setup = setup, .body = { wait_in_a_destructor },
+            .options = { .no_spin = true, .wait = (enum bx_wait)wait } });
+        harness_reset();
+    }
+}

@@ -57,6 +57,58 @@ void bxi_look_loop(struct bx_job *job)
     }
 }
 
+/* ---- sleepers ---------------------------------------------------------------------------------- */
+
+static int make_kind(enum bxi_sleeper_kind kind, const struct bxi_watched *watched, int count,
+                     struct bxi_sleeper **sleeper)
+{
+    int rc = bxi_sleeper_create(kind, sleeper);
+
+    for (int i = 0; rc == 0 && i < count; i++) {
+        rc = bxi_sleeper_watch(*sleeper, watched[i].fd, watched[i].token);
+        if (rc < 0) {
+            bxi_sleeper_destroy(*sleeper);
+            *sleeper = NULL;
+        }
+    }
+    return rc;
+}
+
+int bxi_make_sleeper(const struct bx_job *job, const struct bxi_watched *watched, int count,
+                     struct bxi_sleeper **sleeper)
+{
+    int rc = make_kind(job->sleeper_kind, watched, count, sleeper);
+
+    if (rc < 0)
+        rc = make_kind(BXI_SLEEPER_EPOLL, watched, count, sleeper);
+    if (rc < 0)
+        rc = make_kind(BXI_SLEEPER_POLL, watched, count, sleeper);
+    return rc;
+}
+
+static const char *name_of(enum bxi_sleeper_kind kind)
+{
+    return kind == BXI_SLEEPER_URING ? "io_uring" : kind == BXI_SLEEPER_EPOLL ? "epoll" : "poll(2)";
+}
+
+int bxi_sleep(struct bx_job *job, struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t *tokens, int most,
+              bool *failed)
+{
+    enum bxi_sleeper_kind before = bxi_sleeper_kind(sleeper);
+    int count = bxi_sleeper_wait(sleeper, timeout_ns, tokens, most);
+    enum bxi_sleeper_kind after = bxi_sleeper_kind(sleeper);
+
+    bxi_count_wait(job, after);
+    if (after != before)
+        bxi_log(1, "a thread of worker '%s' sleeps with %s from now on: %s has failed", job->name, name_of(after),
+                name_of(before));
+    if (count < 0 && !*failed)
+        bxi_log(0, "a thread of worker '%s' cannot sleep until a doorbell rings (%s), and looks every 10 ms "
+                   "instead", job->name, bx_strerror(count));
+    *failed |= count < 0;
+    return count;
+}
+
 /* ---- the background thread --------------------------------------------------------------------- */
 
 static void drive_background(struct bx_job *job)
@@ -81,7 +133,7 @@ static void drive_background(struct bx_job *job)
 }
 
 /* Sleeps until the bell, a death or the next timer. How long, if something happened; else 0. */
-static uint64_t sleep_in_background(struct bx_job *job, struct bxi_sleeper *sleeper)
+static uint64_t sleep_in_background(struct bx_job *job, struct bxi_sleeper *sleeper, bool *failed)
 {
     uint64_t tokens[BXI_SLEEPER_FDS];
     uint64_t until_ns, now_ns, traced_ns;
@@ -95,9 +147,10 @@ static uint64_t sleep_in_background(struct bx_job *job, struct bxi_sleeper *slee
     if (until_ns != BX_FOREVER)
         until_ns = until_ns > now_ns ? until_ns - now_ns : 0;
     traced_ns = bxi_trace_sleep(job, BXI_SLEEPS_BACKGROUND);
-    count = bxi_sleeper_wait(sleeper, until_ns, tokens, BXI_SLEEPER_FDS);
+    count = bxi_sleep(job, sleeper, until_ns, tokens, BXI_SLEEPER_FDS, failed);
     bxi_trace_woke(job, BXI_SLEEPS_BACKGROUND, bxi_trace_by_kind(bxi_sleeper_kind(sleeper)), count > 0, traced_ns);
-    bxi_count_wait(job, bxi_sleeper_kind(sleeper));
+    if (count < 0)
+        note_event(job, BXI_EVENT_SCAN);
     for (int i = 0; i < count; i++) {
         if (tokens[i] == BXI_TOKEN_BELL) {
             bxi_bell_drain(job->bell_fd[0]);
@@ -117,22 +170,32 @@ static void say_ready(struct bx_job *job, uint32_t ready)
     syscall(SYS_futex, &job->background_ready, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
+/* On its bell and every peer's pidfd. 0, -errno. */
+static int make_background_sleeper(struct bx_job *job, struct bxi_sleeper **sleeper)
+{
+    struct bxi_watched watched[BXI_SLEEPER_FDS] = { { job->bell_fd[0], BXI_TOKEN_BELL } };
+    int count = 1;
+
+    for (int rank = 0; rank < job->world_size; rank++)
+        if (rank != job->rank)
+            watched[count++] = (struct bxi_watched){ job->peers[rank].pidfd, (uint64_t)rank };
+    return bxi_make_sleeper(job, watched, count, sleeper);
+}
+
 static void *run_background(void *argument)
 {
     struct bx_job *job = argument;
     struct bxi_sleeper *sleeper = NULL;
+    bool failed = false;
     uint64_t slept_ns = 1;
+    int rc;
 
     bxi_trace_thread("background");
-    if (bxi_sleeper_create(job->sleeper_kind, &sleeper) < 0 &&
-        bxi_sleeper_create(BXI_SLEEPER_EPOLL, &sleeper) < 0) {
-        say_ready(job, 2);
+    rc = make_background_sleeper(job, &sleeper);
+    if (rc < 0) {
+        say_ready(job, 1 + (uint32_t)-rc);
         return NULL;
     }
-    bxi_sleeper_watch(sleeper, job->bell_fd[0], BXI_TOKEN_BELL);
-    for (int rank = 0; rank < job->world_size; rank++)
-        if (rank != job->rank)
-            bxi_sleeper_watch(sleeper, job->peers[rank].pidfd, (uint64_t)rank);
     say_ready(job, 1);
     /* [stop] acquire, pairs with the store in bxi_waits_stop. */
     while (bxi_load_acquire(&job->stop) == 0) {
@@ -146,7 +209,7 @@ static void *run_background(void *argument)
                 bxi_watchdog(job);
             drive_background(job);
         }
-        slept_ns = sleep_in_background(job, sleeper);
+        slept_ns = sleep_in_background(job, sleeper, &failed);
     }
     bxi_sleeper_destroy(sleeper);
     return NULL;
@@ -207,10 +270,9 @@ int bxi_progress_start(struct bx_job *job)
     /* [background.ready] acquire, pairs with the release in say_ready. */
     while (bxi_load_acquire(&job->background_ready) == 0)
         syscall(SYS_futex, &job->background_ready, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
-    if (bxi_load_acquire(&job->background_ready) != 1)
-        return bx_fail(BX_E_DESCRIPTORS, "no descriptor is left for the background thread of worker '%s'",
-                       job->name);
-    return 0;
+    rc = 1 - (int)bxi_load_acquire(&job->background_ready);
+    return rc < 0 ? bx_fail(rc, "the background thread of worker '%s' cannot watch its doorbell and the other "
+                                "workers: %s", job->name, bx_strerror(rc)) : 0;
 }
 
 void bxi_waits_stop(struct bx_job *job)

@@ -382,7 +382,7 @@ struct bx_job {
     bxi_a32 stop;
     pthread_t background;
     bool background_runs;
-    bxi_a32 background_ready;                   /* 1: it can sleep; 2: it found no descriptor to sleep with */
+    bxi_a32 background_ready;                   /* 1: it can sleep; 1 + errno: it found nothing to sleep with */
 };
 
 #define BXI_NO_INDEX 255

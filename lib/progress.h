@@ -50,6 +50,17 @@ void bxi_adapt_spin(struct bx_job *job, uint64_t slept_ns);        /* a bell end
 void bxi_count_wait(struct bx_job *job, enum bxi_sleeper_kind kind);
 
 /* ---- background.c ------------------------------------------------------------------------------ */
+/* Makes a sleeper of the job's kind, or of the next that is available, that watches all of them. 0, -errno. */
+struct bxi_watched {
+    int fd;
+    uint64_t token;
+};
+int bxi_make_sleeper(const struct bx_job *job, const struct bxi_watched *watched, int count,
+                     struct bxi_sleeper **sleeper);
+/* bxi_sleeper_wait, counted. A change of the sleeper's kind and a failure are logged, the latter once for each
+ * sleeper (*failed). How many tokens; -errno. */
+int bxi_sleep(struct bx_job *job, struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t *tokens, int most,
+              bool *failed);
 void bxi_look_loop(struct bx_job *job);                            /* own_loop: what its descriptor says */
 
 #endif

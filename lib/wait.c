@@ -25,6 +25,7 @@ static _Thread_local struct {
     struct bxi_sleeper *sleeper;
     uint64_t serial;
     bool gone;                      /* this thread ends: its key's destructor has run and may not run again */
+    bool failed;                    /* a failure of it is in the log */
 } bed;
 static pthread_key_t bed_key;
 static int bed_key_error;
@@ -46,7 +47,8 @@ static void make_bed_key(void)
     bed_key_error = pthread_key_create(&bed_key, leave_bed);
 }
 
-/* This thread's sleeper for the job; NULL if none can be made, or none would be destroyed when the thread ends. */
+/* This thread's sleeper for the job; NULL if there is no memory for it, or it would not be destroyed when the thread
+ * ends. */
 static struct bxi_sleeper *make_bed(struct bx_job *job)
 {
     if (bed.sleeper != NULL && bed.serial == job->serial)
@@ -54,25 +56,23 @@ static struct bxi_sleeper *make_bed(struct bx_job *job)
     pthread_once(&bed_once, make_bed_key);
     bxi_sleeper_destroy(bed.sleeper);
     bed.sleeper = NULL;
+    bed.failed = false;
     if (bed.gone || bed_key_error != 0)
         return NULL;
-    if (bxi_sleeper_create(job->sleeper_kind, &bed.sleeper) < 0 &&
-        bxi_sleeper_create(BXI_SLEEPER_EPOLL, &bed.sleeper) < 0)
-        bed.sleeper = NULL;
+
+    const struct bxi_watched watched[] = { { job->bell_fd[1], BXI_TOKEN_BELL }, { job->loop_fd, BXI_TOKEN_LOOP } };
+    int rc = bxi_make_sleeper(job, watched, job->loop_fd >= 0 ? 2 : 1, &bed.sleeper);
+
     if (pthread_setspecific(bed_key, bed.sleeper) != 0) {
         bxi_sleeper_destroy(bed.sleeper);
         bed.sleeper = NULL;
     }
-    if (bed.sleeper == NULL)
-        return NULL;
-    bed.serial = job->serial;
-    bxi_sleeper_watch(bed.sleeper, job->bell_fd[1], BXI_TOKEN_BELL);
-    if (job->loop_fd >= 0)
-        bxi_sleeper_watch(bed.sleeper, job->loop_fd, BXI_TOKEN_LOOP);
+    if (rc == 0)
+        bed.serial = job->serial;
     return bed.sleeper;
 }
 
-/* No descriptor is left for a sleeper, or the thread ends. poll passes over a loop_fd of -1. */
+/* There is no memory for a sleeper, or the thread ends. poll passes over a loop_fd of -1. */
 static int poll_without_bed(struct bx_job *job, uint64_t timeout_ns)
 {
     struct pollfd fds[] = { { .fd = job->bell_fd[1], .events = POLLIN }, { .fd = job->loop_fd, .events = POLLIN } };
@@ -95,12 +95,11 @@ static bool sleep_in_bed(struct bx_job *job, uint64_t timeout_ns)
     if (sleeper == NULL) {
         count = poll_without_bed(job, timeout_ns);
         bxi_trace_woke(job, BXI_SLEEPS_LEADER, BXI_SLEEPS_BY_EPOLL, count > 0, traced_ns);
-        bxi_count_wait(job, BXI_SLEEPER_EPOLL);
+        bxi_count_wait(job, BXI_SLEEPER_POLL);
         return count > 0;
     }
-    count = bxi_sleeper_wait(sleeper, timeout_ns, tokens, 4);
+    count = bxi_sleep(job, sleeper, timeout_ns, tokens, 4, &bed.failed);
     bxi_trace_woke(job, BXI_SLEEPS_LEADER, bxi_trace_by_kind(bxi_sleeper_kind(sleeper)), count > 0, traced_ns);
-    bxi_count_wait(job, bxi_sleeper_kind(sleeper));
     for (int i = 0; i < count; i++) {
         if (tokens[i] == BXI_TOKEN_BELL)
             bxi_bell_drain(job->bell_fd[1]);

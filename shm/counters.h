@@ -33,7 +33,7 @@
     X(bells_unneeded,       "lock", "looks saved because the peer had read the frame already")     \
     X(wakeups,              "any",  "times a thread came back from sleep, for whatever reason")    \
     X(waits_uring,          "any",  "sleeps in io_uring")                                          \
-    X(waits_epoll,          "any",  "sleeps in epoll")                                             \
+    X(waits_epoll,          "any",  "sleeps in epoll, or in poll(2)")                              \
     X(spins_hit,            "role", "spins that found work before their budget was spent")         \
     X(spins_missed,         "role", "spins that ended in sleep")                                   \
     X(rescued,              "role", "wake-ups that only the watchdog gave: always 0")              \

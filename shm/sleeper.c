@@ -16,6 +16,11 @@
  * alone: it costs two more system calls for whoever changes the set often, and wakes through one
  * more wait queue.
  *
+ * A filter (seccomp) may allow io_uring_setup and refuse io_uring_enter, and it may be installed while a
+ * sleeper lives. So creation enters the kernel once, and an error of the ring later moves all watches to
+ * epoll. Where epoll fails too, the sleeper polls with poll(2), which needs neither descriptors nor
+ * memory of the kernel. A change is for the life of the sleeper.
+ *
  * Nothing here lies in shared memory; the kernel takes it all away with the process.
  */
 #include "sleeper.h"
@@ -29,6 +34,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SQ_ENTRIES 64
@@ -36,6 +42,7 @@
 #define FREE_TOKEN UINT64_MAX
 #define REMOVE_DATA UINT64_MAX      /* user_data of POLL_REMOVE, no watch has it */
 #define NS_PER_S UINT64_C(1000000000)
+#define NAP_NS UINT64_C(10000000)   /* when poll(2) fails too: a caller that waits in a loop burns no core */
 #define LONGEST_NS (UINT64_C(365) * 86400 * NS_PER_S)   /* beyond it the kernel's sums overflow */
 
 struct watch {
@@ -74,6 +81,14 @@ static struct io_uring_sqe *next_sqe(struct bxi_sleeper *sleeper)
     return io_uring_get_sqe(&sleeper->ring);
 }
 
+/* Submits what is queued and runs the completions that are due; enters the kernel in any case. */
+static int uring_enter(struct bxi_sleeper *sleeper)
+{
+    int rc = io_uring_submit_and_get_events(&sleeper->ring);
+
+    return rc < 0 && rc != -EINTR ? rc : 0;
+}
+
 static int uring_create(struct bxi_sleeper *sleeper)
 {
     static const unsigned flags[] = {
@@ -92,11 +107,10 @@ static int uring_create(struct bxi_sleeper *sleeper)
     if (rc < 0)
         return rc;
     /* Without it liburing puts a timeout request of its own into the queue for every wait. */
-    if (!(sleeper->ring.features & IORING_FEAT_EXT_ARG)) {
+    rc = sleeper->ring.features & IORING_FEAT_EXT_ARG ? uring_enter(sleeper) : -ENOSYS;
+    if (rc < 0)
         io_uring_queue_exit(&sleeper->ring);
-        return -ENOSYS;
-    }
-    return 0;
+    return rc;
 }
 
 static int uring_arm_idle(struct bxi_sleeper *sleeper)
@@ -113,7 +127,7 @@ static int uring_arm_idle(struct bxi_sleeper *sleeper)
     return 0;
 }
 
-static void uring_forget(struct bxi_sleeper *sleeper, int slot)
+static int uring_forget(struct bxi_sleeper *sleeper, int slot)
 {
     if (!sleeper->watch[slot].is_polling) {
         for (int i = 0; i < sleeper->idle_count; i++) {
@@ -122,18 +136,18 @@ static void uring_forget(struct bxi_sleeper *sleeper, int slot)
             sleeper->idle[i] = sleeper->idle[--sleeper->idle_count];
             break;
         }
-        return;
+        return 0;
     }
     struct io_uring_sqe *sqe = next_sqe(sleeper);
-    if (sqe != NULL) {
-        io_uring_prep_poll_remove(sqe, user_data_of(sleeper, slot));
-        io_uring_sqe_set_data64(sqe, REMOVE_DATA);
-    }
+    if (sqe == NULL)
+        return -EBUSY;
+    io_uring_prep_poll_remove(sqe, user_data_of(sleeper, slot));
+    io_uring_sqe_set_data64(sqe, REMOVE_DATA);
+    sleeper->watch[slot].is_polling = false;
     /* At once, and with a look at the completions, which drop the file: until then the poll
      * holds it, and its other end sees no hang-up. What they leave in the queue is dropped by
      * the next wait. */
-    io_uring_submit_and_get_events(&sleeper->ring);
-    sleeper->watch[slot].is_polling = false;
+    return uring_enter(sleeper);
 }
 
 /* Takes at most `most` completions of living watches; what is left waits in the queue. */
@@ -185,6 +199,16 @@ static int uring_wait(struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t
 
 /* ---- epoll ----------------------------------------------------------------------------------- */
 
+/* Rounded up: who wakes early has to come back for the rest. */
+static int timeout_ms_of(uint64_t timeout_ns)
+{
+    uint64_t timeout_ms = timeout_ns / 1000000 + (timeout_ns % 1000000 != 0);
+
+    if (timeout_ns > LONGEST_NS)
+        return -1;
+    return timeout_ms > INT32_MAX ? INT32_MAX : (int)timeout_ms;
+}
+
 static int epoll_wait_ns(struct bxi_sleeper *sleeper, uint64_t timeout_ns,
                          struct epoll_event *events, int most)
 {
@@ -200,11 +224,7 @@ static int epoll_wait_ns(struct bxi_sleeper *sleeper, uint64_t timeout_ns,
             return count;
         sleeper->has_pwait2 = false;
     }
-    /* Rounded up: who wakes early has to come back for the rest. */
-    uint64_t timeout_ms = timeout_ns / 1000000 + (timeout_ns % 1000000 != 0);
-    if (timeout_ms > INT32_MAX)
-        timeout_ms = INT32_MAX;
-    return epoll_wait(sleeper->epoll_fd, events, most, is_finite ? (int)timeout_ms : -1);
+    return epoll_wait(sleeper->epoll_fd, events, most, timeout_ms_of(timeout_ns));
 }
 
 static int epoll_sleep(struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t *tokens, int most)
@@ -228,7 +248,39 @@ static int epoll_watch(struct bxi_sleeper *sleeper, int fd, uint64_t token)
     return epoll_ctl(sleeper->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0 ? -errno : 0;
 }
 
-/* ---- Both ------------------------------------------------------------------------------------ */
+/* ---- poll(2) --------------------------------------------------------------------------------- */
+
+static int poll_sleep(struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t *tokens, int most)
+{
+    struct pollfd polled[BXI_SLEEPER_FDS];
+    uint64_t token[BXI_SLEEPER_FDS];
+    nfds_t watched = 0;
+    int count = 0;
+
+    for (int slot = 0; slot < BXI_SLEEPER_FDS; slot++) {
+        if (sleeper->watch[slot].token == FREE_TOKEN)
+            continue;
+        polled[watched] = (struct pollfd){ .fd = sleeper->watch[slot].fd, .events = POLLIN };
+        token[watched++] = sleeper->watch[slot].token;
+    }
+    int rc = poll(polled, watched, timeout_ms_of(timeout_ns));
+    int error = rc < 0 ? -errno : 0;
+    if (error == -EINTR)
+        return 0;
+    for (nfds_t i = 0; i < watched && rc > 0 && count < most; i++) {
+        if (polled[i].revents & POLLNVAL)
+            error = -EBADF;
+        else if (polled[i].revents != 0)
+            tokens[count++] = token[i];
+    }
+    if (count > 0 || error == 0)
+        return count;
+    const struct timespec nap = { .tv_nsec = (long)(timeout_ns < NAP_NS ? timeout_ns : NAP_NS) };
+    nanosleep(&nap, NULL);
+    return error;
+}
+
+/* ---- All --------------------------------------------------------------------------------------- */
 
 static int find_slot(const struct bxi_sleeper *sleeper, uint64_t token)
 {
@@ -238,10 +290,40 @@ static int find_slot(const struct bxi_sleeper *sleeper, uint64_t token)
     return -1;
 }
 
+/* From epoll to poll(2). */
+static void leave_epoll(struct bxi_sleeper *sleeper)
+{
+    if (sleeper->epoll_fd >= 0)
+        close(sleeper->epoll_fd);
+    sleeper->epoll_fd = -1;
+    sleeper->kind = BXI_SLEEPER_POLL;
+}
+
+/* From io_uring to epoll. The ring goes first: with it go its polls, and epoll may need its descriptor. */
+static void leave_uring(struct bxi_sleeper *sleeper)
+{
+    io_uring_queue_exit(&sleeper->ring);
+    sleeper->idle_count = 0;
+    sleeper->kind = BXI_SLEEPER_EPOLL;
+    sleeper->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    bool is_complete = sleeper->epoll_fd >= 0;
+    for (int slot = 0; slot < BXI_SLEEPER_FDS && is_complete; slot++) {
+        const struct watch *watch = &sleeper->watch[slot];
+        if (watch->token != FREE_TOKEN)
+            is_complete = epoll_watch(sleeper, watch->fd, watch->token) == 0;
+    }
+    if (!is_complete)
+        leave_epoll(sleeper);
+}
+
 static int create_kind(struct bxi_sleeper *sleeper, enum bxi_sleeper_kind kind)
 {
     int rc = -EINVAL;
 
+    if (kind == BXI_SLEEPER_POLL) {
+        sleeper->kind = kind;
+        return 0;
+    }
     if (kind != BXI_SLEEPER_EPOLL) {
         rc = uring_create(sleeper);
         if (rc == 0)
@@ -280,7 +362,7 @@ void bxi_sleeper_destroy(struct bxi_sleeper *sleeper)
         return;
     if (sleeper->kind == BXI_SLEEPER_URING)
         io_uring_queue_exit(&sleeper->ring);
-    else
+    else if (sleeper->epoll_fd >= 0)
         close(sleeper->epoll_fd);
     free(sleeper);
 }
@@ -299,16 +381,13 @@ int bxi_sleeper_watch(struct bxi_sleeper *sleeper, int fd, uint64_t token)
     int slot = find_slot(sleeper, FREE_TOKEN);
     if (slot < 0)
         return -ENOSPC;
-    if (sleeper->kind == BXI_SLEEPER_EPOLL) {
-        int rc = epoll_watch(sleeper, fd, token);
-        if (rc < 0)
-            return rc;
-    } else {
-        /* io_uring would say so only at the next wait. */
-        if (fcntl(fd, F_GETFD) < 0)
-            return -errno;
+    /* io_uring and poll would say so only at the next wait. */
+    if (fcntl(fd, F_GETFD) < 0)
+        return -errno;
+    if (sleeper->kind == BXI_SLEEPER_URING)
         sleeper->idle[sleeper->idle_count++] = (uint8_t)slot;
-    }
+    if (sleeper->kind == BXI_SLEEPER_EPOLL && epoll_watch(sleeper, fd, token) < 0)
+        leave_epoll(sleeper);
     sleeper->watch[slot].token = token;
     sleeper->watch[slot].fd = fd;
     return 0;
@@ -321,12 +400,17 @@ void bxi_sleeper_forget(struct bxi_sleeper *sleeper, uint64_t token)
     if (slot < 0)
         return;
     struct watch *watch = &sleeper->watch[slot];
+    int rc = 0;
     if (sleeper->kind == BXI_SLEEPER_URING)
-        uring_forget(sleeper, slot);
-    else
-        epoll_ctl(sleeper->epoll_fd, EPOLL_CTL_DEL, watch->fd, NULL);
+        rc = uring_forget(sleeper, slot);
+    /* A descriptor that epoll does not know was never added to it. */
+    if (sleeper->kind == BXI_SLEEPER_EPOLL && epoll_ctl(sleeper->epoll_fd, EPOLL_CTL_DEL, watch->fd, NULL) < 0 &&
+        errno != ENOENT && errno != EBADF)
+        leave_epoll(sleeper);
     watch->token = FREE_TOKEN;
     watch->generation++;
+    if (rc < 0)
+        leave_uring(sleeper);
 }
 
 int bxi_sleeper_wait(struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t *tokens, int most)
@@ -334,7 +418,17 @@ int bxi_sleeper_wait(struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t 
     if (most <= 0)
         return -EINVAL;
     BXI_STEP("bell.sleep");
-    if (sleeper->kind == BXI_SLEEPER_URING)
-        return uring_wait(sleeper, timeout_ns, tokens, most);
-    return epoll_sleep(sleeper, timeout_ns, tokens, most);
+    if (sleeper->kind == BXI_SLEEPER_URING) {
+        int rc = uring_wait(sleeper, timeout_ns, tokens, most);
+        if (rc >= 0)
+            return rc;
+        leave_uring(sleeper);
+    }
+    if (sleeper->kind == BXI_SLEEPER_EPOLL) {
+        int rc = epoll_sleep(sleeper, timeout_ns, tokens, most);
+        if (rc >= 0)
+            return rc;
+        leave_epoll(sleeper);
+    }
+    return poll_sleep(sleeper, timeout_ns, tokens, most);
 }

@@ -5,6 +5,7 @@
 #include "harness.h"
 
 #include "internal.h"
+#include "refuse.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -478,4 +479,54 @@ Test(progress, sleeps_in_io_uring_when_it_may, .timeout = 20)
     harness_run(&uring_world);
     setenv("BX_WAIT", "uring", 1);
     harness_run(&uring_world);
+}
+
+/* This thread and the background thread have slept in io_uring when it is refused. */
+static void call_while_uring_is_refused(struct bx_job *job)
+{
+    uint64_t uring, epoll;
+
+    call_and_sleep(job, 0);
+    HARNESS_EQ(harness_counter(job, "waits_epoll"), 0);
+    HARNESS_CHECK(refuse(SYS_io_uring_enter, EPERM));
+    uring = harness_counter(job, "waits_uring");
+    call_and_sleep(job, 0);
+    harness_threads(job, 3, call_and_sleep);
+    epoll = harness_counter(job, "waits_epoll");
+    HARNESS_CHECK(epoll > 0);
+    HARNESS_CHECK(epoll < 4 * 400 * 20);        /* no thread comes back again and again without having slept */
+    HARNESS_CHECK(harness_counter(job, "waits_uring") - uring <= 2);    /* those that slept just then */
+}
+
+Test(progress, sleeps_in_epoll_when_a_ring_can_be_made_but_not_entered, .timeout = 20)
+{
+    unsetenv("BX_WAIT");
+    cr_assert(refuse(SYS_io_uring_enter, EPERM));
+    harness_run(&epoll_world);
+}
+
+Test(progress, says_that_io_uring_is_refused_where_it_is_asked_for, .timeout = 20)
+{
+    struct bx_job *job = NULL;
+
+    cr_assert(refuse(SYS_io_uring_enter, EPERM));
+    cr_assert_eq(bx_job_create(&(struct bx_options){ .job = "refused", .world_size = 2, .wait = BX_WAIT_URING }, &job),
+                 BX_E_URING);
+    cr_assert(strstr(bx_error_text(), "Operation not permitted") != NULL, "%s", bx_error_text());
+}
+
+Test(progress, goes_on_in_epoll_when_its_rings_can_be_entered_no_more, .timeout = 20)
+{
+    if (!has_uring())
+        cr_skip_test("the kernel refuses io_uring");
+    unsetenv("BX_WAIT");
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_loop, .body = { call_while_uring_is_refused }, .options = { .no_spin = true } });
+}
+
+Test(progress, sleeps_in_poll_when_epoll_is_refused_too, .timeout = 20)
+{
+    unsetenv("BX_WAIT");
+    cr_assert(refuse(SYS_io_uring_setup, EPERM) && refuse(SYS_epoll_create1, EPERM));
+    harness_run(&epoll_world);
 }

@@ -1,19 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shm/sleeper.c: every case with io_uring and with epoll, and what happens where one is refused.
+ * shm/sleeper.c: every case with io_uring, epoll and poll(2), and what happens where one is refused.
  */
 #include "../shm/sleeper.h"
 
+#include "refuse.h"
+
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stddef.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -24,8 +22,8 @@
 #define MS UINT64_C(1000000)
 #define FOREVER UINT64_MAX
 
-/* Defines two tests that run body(sleeper), each with a sleeper of its kind. */
-#define TEST_BOTH(name)                                                                            \
+/* Defines three tests that run body(sleeper), each with a sleeper of its kind. */
+#define TEST_EACH(name)                                                                            \
     static void name(struct bxi_sleeper *sleeper);                                                 \
     Test(sleeper_uring, name)                                                                      \
     {                                                                                              \
@@ -34,6 +32,10 @@
     Test(sleeper_epoll, name)                                                                      \
     {                                                                                              \
         with_sleeper(BXI_SLEEPER_EPOLL, name);                                                     \
+    }                                                                                              \
+    Test(sleeper_poll, name)                                                                       \
+    {                                                                                              \
+        with_sleeper(BXI_SLEEPER_POLL, name);                                                      \
     }                                                                                              \
     static void name(struct bxi_sleeper *sleeper)
 
@@ -92,7 +94,7 @@ static uint64_t look(struct bxi_sleeper *sleeper)
 
 /* ---- Waking ---------------------------------------------------------------------------------- */
 
-TEST_BOTH(gives_the_token_of_a_descriptor_that_is_readable)
+TEST_EACH(gives_the_token_of_a_descriptor_that_is_readable)
 {
     uint64_t tokens[4] = { 0 };
     int fd = new_bell();
@@ -104,7 +106,7 @@ TEST_BOTH(gives_the_token_of_a_descriptor_that_is_readable)
     close(fd);
 }
 
-TEST_BOTH(gives_it_again_as_long_as_it_is_readable_and_after)
+TEST_EACH(gives_it_again_as_long_as_it_is_readable_and_after)
 {
     int fd = new_bell();
 
@@ -122,7 +124,7 @@ TEST_BOTH(gives_it_again_as_long_as_it_is_readable_and_after)
     close(fd);
 }
 
-TEST_BOTH(sleeps_for_at_least_the_timeout)
+TEST_EACH(sleeps_for_at_least_the_timeout)
 {
     static const uint64_t timeouts[] = { 1, 300000, 3 * MS };
     uint64_t token;
@@ -137,7 +139,7 @@ TEST_BOTH(sleeps_for_at_least_the_timeout)
     close(fd);
 }
 
-TEST_BOTH(sleeps_without_any_descriptor_too)
+TEST_EACH(sleeps_without_any_descriptor_too)
 {
     uint64_t token;
     uint64_t start = now_ns();
@@ -147,7 +149,7 @@ TEST_BOTH(sleeps_without_any_descriptor_too)
     cr_assert_eq(look(sleeper), UINT64_MAX);
 }
 
-TEST_BOTH(takes_a_timeout_of_centuries)
+TEST_EACH(takes_a_timeout_of_centuries)
 {
     static const uint64_t timeouts[] = { UINT64_MAX, UINT64_MAX - 1, UINT64_MAX / 2,
                                          UINT64_C(365) * 86400 * 1000000000 };
@@ -170,7 +172,7 @@ static void *ring_later(void *fd)
     return NULL;
 }
 
-TEST_BOTH(is_woken_by_another_thread)
+TEST_EACH(is_woken_by_another_thread)
 {
     pthread_t thread;
     uint64_t token = 0;
@@ -193,7 +195,7 @@ static void on_alarm(int signal_number)
     (void)signal_number;
 }
 
-TEST_BOTH(returns_0_when_a_signal_comes)
+TEST_EACH(returns_0_when_a_signal_comes)
 {
     struct sigaction action = { .sa_handler = on_alarm };
     struct itimerval timer = { { 0, 5000 }, { 0, 5000 } };
@@ -222,7 +224,7 @@ static int pidfd_of_dead_child(void)
     return (int)syscall(SYS_pidfd_open, child, 0);
 }
 
-TEST_BOTH(is_woken_by_a_death)
+TEST_EACH(is_woken_by_a_death)
 {
     uint64_t token = 0;
     int fd = pidfd_of_dead_child();
@@ -238,7 +240,7 @@ TEST_BOTH(is_woken_by_a_death)
 
 /* ---- Many ------------------------------------------------------------------------------------ */
 
-TEST_BOTH(gives_no_more_tokens_than_asked_for_and_the_rest_later)
+TEST_EACH(gives_no_more_tokens_than_asked_for_and_the_rest_later)
 {
     unsigned seen = 0;
     int fd[3];
@@ -260,7 +262,7 @@ TEST_BOTH(gives_no_more_tokens_than_asked_for_and_the_rest_later)
         close(fd[i]);
 }
 
-TEST_BOTH(watches_as_many_as_it_says_and_no_more)
+TEST_EACH(watches_as_many_as_it_says_and_no_more)
 {
     static bool seen[BXI_SLEEPER_FDS];
     uint64_t tokens[BXI_SLEEPER_FDS];
@@ -298,7 +300,7 @@ TEST_BOTH(watches_as_many_as_it_says_and_no_more)
 
 /* ---- Forgetting ------------------------------------------------------------------------------ */
 
-TEST_BOTH(forgets_a_descriptor_that_it_never_slept_on)
+TEST_EACH(forgets_a_descriptor_that_it_never_slept_on)
 {
     int first = new_bell();
     int second = new_bell();
@@ -314,7 +316,7 @@ TEST_BOTH(forgets_a_descriptor_that_it_never_slept_on)
     close(second);
 }
 
-TEST_BOTH(forgets_a_descriptor_that_it_sleeps_on)
+TEST_EACH(forgets_a_descriptor_that_it_sleeps_on)
 {
     int fd = new_bell();
 
@@ -327,7 +329,7 @@ TEST_BOTH(forgets_a_descriptor_that_it_sleeps_on)
     close(fd);
 }
 
-TEST_BOTH(forgets_what_fired_but_was_not_told_yet)
+TEST_EACH(forgets_what_fired_but_was_not_told_yet)
 {
     uint64_t token = 0;
     int fd[2] = { new_bell(), new_bell() };
@@ -347,7 +349,7 @@ TEST_BOTH(forgets_what_fired_but_was_not_told_yet)
     close(fd[1]);
 }
 
-TEST_BOTH(does_not_mistake_a_new_descriptor_for_one_forgotten)
+TEST_EACH(does_not_mistake_a_new_descriptor_for_one_forgotten)
 {
     int old = new_bell();
     int new = new_bell();
@@ -366,7 +368,7 @@ TEST_BOTH(does_not_mistake_a_new_descriptor_for_one_forgotten)
     close(new);
 }
 
-TEST_BOTH(lets_go_of_the_file_when_it_forgets)
+TEST_EACH(lets_go_of_the_file_when_it_forgets)
 {
     int ends[2];
 
@@ -386,7 +388,7 @@ TEST_BOTH(lets_go_of_the_file_when_it_forgets)
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
-TEST_BOTH(refuses_what_it_cannot_watch)
+TEST_EACH(refuses_what_it_cannot_watch)
 {
     uint64_t token;
     int fd = new_bell();
@@ -423,21 +425,6 @@ Test(sleeper, prefers_uring_where_it_is_to_be_had)
 }
 
 /* ---- Refusals -------------------------------------------------------------------------------- */
-
-/* From here on this process gets `error` from one system call, as under a container's filter. */
-static bool refuse(long syscall_number, int error)
-{
-    struct sock_filter filter[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)syscall_number, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (uint32_t)error),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    struct sock_fprog program = { .len = sizeof(filter) / sizeof(filter[0]), .filter = filter };
-
-    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-           prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
-}
 
 /* A bell and a timeout on a sleeper that must be epoll; 0 or the step that failed. */
 static int epoll_works(enum bxi_sleeper_kind kind)
@@ -492,6 +479,132 @@ static int without_pwait2(void)
     return refuse(SYS_epoll_pwait2, ENOSYS) ? epoll_works(BXI_SLEEPER_EPOLL) : 1;
 }
 
+/* The ring can be made, but not entered: the container's filter of a runtime that knows only half of io_uring. */
+static int without_enter(void)
+{
+    struct bxi_sleeper *sleeper = NULL;
+
+    if (!refuse(SYS_io_uring_enter, EPERM))
+        return 1;
+    if (bxi_sleeper_create(BXI_SLEEPER_URING, &sleeper) != -EPERM || sleeper != NULL)
+        return 2;
+    return epoll_works(BXI_SLEEPER_AUTO);
+}
+
+#define NO_URING 100                    /* exit status: io_uring is refused to begin with */
+
+/* A sleeper with io_uring whose poll of `polling` is in the kernel, while `idle` was never slept on. */
+static struct bxi_sleeper *slept_sleeper(int polling, int idle)
+{
+    struct bxi_sleeper *sleeper = NULL;
+    uint64_t token = 0;
+
+    if (bxi_sleeper_create(BXI_SLEEPER_URING, &sleeper) != 0)
+        _exit(NO_URING);
+    if (bxi_sleeper_watch(sleeper, polling, 1) != 0 || bxi_sleeper_wait(sleeper, 0, &token, 1) != 0 ||
+        bxi_sleeper_watch(sleeper, idle, 2) != 0)
+        _exit(NO_URING + 1);
+    return sleeper;
+}
+
+/* Both descriptors wake the sleeper, which is of the kind by then. 0 or the step that failed. */
+static int goes_on_as(struct bxi_sleeper *sleeper, const int fd[2], enum bxi_sleeper_kind kind)
+{
+    uint64_t token = 0;
+    uint64_t start = now_ns();
+    const uint64_t one = 1;
+
+    if (bxi_sleeper_wait(sleeper, MS + 1, &token, 1) != 0 || now_ns() - start < MS + 1)
+        return 21;
+    if (bxi_sleeper_kind(sleeper) != kind)
+        return 22;
+    for (int i = 0; i < 2; i++) {
+        uint64_t value;
+        if (write(fd[i], &one, sizeof(one)) != (ssize_t)sizeof(one))
+            return 23;
+        if (bxi_sleeper_wait(sleeper, FOREVER, &token, 1) != 1 || token != (uint64_t)i + 1)
+            return 24;
+        if (read(fd[i], &value, sizeof(value)) != (ssize_t)sizeof(value))
+            return 25;
+        if (bxi_sleeper_wait(sleeper, 0, &token, 1) != 0)
+            return 26;
+    }
+    bxi_sleeper_forget(sleeper, 1);
+    if (write(fd[0], &one, sizeof(one)) != (ssize_t)sizeof(one) || bxi_sleeper_wait(sleeper, 0, &token, 1) != 0)
+        return 27;
+    bxi_sleeper_destroy(sleeper);
+    return 0;
+}
+
+static int enter_is_refused_later(void)
+{
+    const int fd[2] = { eventfd(0, EFD_NONBLOCK), eventfd(0, EFD_NONBLOCK) };
+    struct bxi_sleeper *sleeper = slept_sleeper(fd[0], fd[1]);
+
+    return refuse(SYS_io_uring_enter, EPERM) ? goes_on_as(sleeper, fd, BXI_SLEEPER_EPOLL) : 1;
+}
+
+static int all_is_refused_later(void)
+{
+    const int fd[2] = { eventfd(0, EFD_NONBLOCK), eventfd(0, EFD_NONBLOCK) };
+    struct bxi_sleeper *sleeper = slept_sleeper(fd[0], fd[1]);
+
+    if (!refuse(SYS_io_uring_enter, EACCES) || !refuse(SYS_epoll_create1, EPERM))
+        return 1;
+    return goes_on_as(sleeper, fd, BXI_SLEEPER_POLL);
+}
+
+static int epoll_is_refused_later(void)
+{
+    const int fd[2] = { eventfd(0, EFD_NONBLOCK), eventfd(0, EFD_NONBLOCK) };
+    struct bxi_sleeper *sleeper = NULL;
+
+    if (bxi_sleeper_create(BXI_SLEEPER_EPOLL, &sleeper) != 0 || bxi_sleeper_watch(sleeper, fd[0], 1) != 0)
+        return 2;
+    if (!refuse(SYS_epoll_ctl, ENOSPC) || bxi_sleeper_watch(sleeper, fd[1], 2) != 0)
+        return 3;
+    return goes_on_as(sleeper, fd, BXI_SLEEPER_POLL);
+}
+
+static int forgets_without_enter(void)
+{
+    const int other = eventfd(0, EFD_NONBLOCK);
+    int ends[2];
+
+    signal(SIGPIPE, SIG_IGN);
+    if (pipe(ends) != 0)
+        return 2;
+    struct bxi_sleeper *sleeper = slept_sleeper(ends[0], other);
+    if (!refuse(SYS_io_uring_enter, EPERM))
+        return 3;
+    bxi_sleeper_forget(sleeper, 1);
+    if (bxi_sleeper_kind(sleeper) != BXI_SLEEPER_EPOLL)
+        return 4;
+    close(ends[0]);
+    /* The kernel ends a ring's polls after the ring was closed, in its own time. */
+    for (int i = 0; i < 5000; i++) {
+        if (write(ends[1], "x", 1) == -1 && errno == EPIPE)
+            return 0;
+        usleep(1000);
+    }
+    return 5;
+}
+
+static int nothing_is_left(void)
+{
+    struct bxi_sleeper *sleeper = NULL;
+    int fd = eventfd(0, EFD_NONBLOCK);
+    uint64_t token = 0;
+    uint64_t start = now_ns();
+
+    if (bxi_sleeper_create(BXI_SLEEPER_POLL, &sleeper) != 0 || bxi_sleeper_watch(sleeper, fd, 1) != 0)
+        return 2;
+    close(fd);
+    if (bxi_sleeper_wait(sleeper, FOREVER, &token, 1) != -EBADF || now_ns() - start < 5 * MS)
+        return 3;
+    return bxi_sleeper_wait(sleeper, MS, &token, 1) == -EBADF ? 0 : 4;
+}
+
 static int without_descriptors(void)
 {
     struct rlimit limit = { 0, 0 };
@@ -521,6 +634,43 @@ static int in_child(int (*body)(void))
 Test(sleeper, takes_epoll_where_uring_is_refused)
 {
     cr_assert_eq(in_child(without_uring), 0);
+}
+
+Test(sleeper, takes_epoll_where_a_ring_can_be_made_but_not_entered)
+{
+    cr_assert_eq(in_child(without_enter), 0);
+}
+
+static void expect_unless_refused(int status)
+{
+    if (status == NO_URING)
+        cr_skip_test("io_uring is refused here");
+    cr_assert_eq(status, 0);
+}
+
+Test(sleeper, goes_on_with_epoll_when_its_ring_can_be_entered_no_more, .timeout = 20)
+{
+    expect_unless_refused(in_child(enter_is_refused_later));
+}
+
+Test(sleeper, goes_on_with_poll_when_epoll_is_refused_then, .timeout = 20)
+{
+    expect_unless_refused(in_child(all_is_refused_later));
+}
+
+Test(sleeper, goes_on_with_poll_when_epoll_has_no_room_for_a_watch, .timeout = 20)
+{
+    cr_assert_eq(in_child(epoll_is_refused_later), 0);
+}
+
+Test(sleeper, lets_go_of_the_file_when_its_ring_can_be_entered_no_more, .timeout = 20)
+{
+    expect_unless_refused(in_child(forgets_without_enter));
+}
+
+Test(sleeper, fails_slowly_where_nothing_works)
+{
+    cr_assert_eq(in_child(nothing_is_left), 0);
 }
 
 Test(sleeper, takes_epoll_where_the_kernel_has_no_uring)

@@ -302,6 +302,13 @@ void bxi_peer_drop_queue(struct bxi_peer *peer)
     peer->queue_tail = NULL;
 }
 
+/* Nothing waits for room in its ring any more. */
+static void end_starvation(struct bx_job *job, struct bxi_peer *peer)
+{
+    clear_bit(job->starved, peer);
+    bxi_ring_unwant(&peer->out);
+}
+
 /* One starved peer; true if a frame moved or a one-way caller may try again. */
 static bool look_starved(struct bx_job *job, struct bxi_peer *peer, bool before_sleep)
 {
@@ -310,7 +317,7 @@ static bool look_starved(struct bx_job *job, struct bxi_peer *peer, bool before_
     void *payload = NULL;
 
     if (wanted == 0 || bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE) {
-        clear_bit(job->starved, peer);
+        end_starvation(job, peer);
         peer->wanted_bytes = 0;
         return true;
     }
@@ -322,7 +329,7 @@ static bool look_starved(struct bx_job *job, struct bxi_peer *peer, bool before_
         moved = true;
     }
     if (peer->queue_head == NULL && peer->wanted_bytes == 0) {
-        clear_bit(job->starved, peer);
+        end_starvation(job, peer);
         return true;
     }
     return moved;

@@ -184,9 +184,14 @@ bool bxi_ring_want(struct bxi_ring_writer *ring, uint64_t payload_bytes)
     bxi_fence_seq_cst();
     if (refresh_credit(ring) < 0 || !has_room(ring, bytes_needed(ring, bxi_record_bytes(payload_bytes))))
         return false;
-    /* [ring.want] relaxed: a wish left standing costs the consumer a needless bell, nothing more. */
-    bxi_store_relaxed(ring->want_credit, 0);
+    bxi_ring_unwant(ring);
     return true;
+}
+
+void bxi_ring_unwant(struct bxi_ring_writer *ring)
+{
+    /* [ring.want] relaxed: a consumer that still sees the wish rings once without need. */
+    bxi_store_relaxed(ring->want_credit, 0);
 }
 
 /* ---- consumer ---------------------------------------------------------------------------------- */

@@ -87,8 +87,10 @@ int bxi_ring_put(struct bxi_ring_writer *ring, const void *head, const void *bod
 int bxi_ring_credit_hint(struct bxi_ring_writer *ring, uint64_t credit);
 
 /* Starvation, producer's side: asks the consumer to ring when it has published credit. True if room for
- * payload_bytes came meanwhile (the wish is taken back), false if the producer may sleep now. */
+ * payload_bytes came meanwhile (the wish is taken back), false if the producer may sleep now. unwant takes
+ * the wish back when nothing waits for room any more: each credit would cost the consumer a fence and a bell. */
 bool bxi_ring_want(struct bxi_ring_writer *ring, uint64_t payload_bytes);
+void bxi_ring_unwant(struct bxi_ring_writer *ring);
 
 /* 1 and the payload in place, in the producer's memory: copy it before parsing. 0: nothing there.
  * -EPROTO: what is there is no record. */

@@ -410,7 +410,8 @@ int bx_job_rank(const struct bx_job *job);
 int bx_job_world_size(const struct bx_job *job);
 const char *bx_job_name(const struct bx_job *job);                   /* this worker's name */
 const char *bx_worker_name(const struct bx_job *job, int rank);      /* NULL if there is none; after start */
-int bx_worker_rank(const struct bx_job *job, const char *name);      /* or BX_E_NO_WORKER */
+/* Its rank, or BX_E_NO_WORKER; BX_E_STATE before bx_job_start. */
+int bx_worker_rank(const struct bx_job *job, const char *name);
 bool bx_worker_alive(const struct bx_job *job, int rank);
 
 /* Called once for each peer that dies, on the thread that makes progress: as in an inline handler,

@@ -405,6 +405,7 @@ bool bxi_name_is_valid(const char *name);
 extern bxi_a32 bxi_forks;                       /* counted in every forked child */
 
 /* ---- names.c ------------------------------------------------------------------------------------- */
+void bxi_names_clear(struct bx_job *job);       /* nobody is found */
 void bxi_names_build(struct bx_job *job);
 struct bxi_peer *bxi_peer_find(struct bx_job *job, const char *name);      /* NULL */
 /* Index of a function of peer, or BX_E_NO_FUNCTION / BX_E_CORRUPT with a sentence. Lock. */

@@ -383,6 +383,7 @@ int bx_job_create(const struct bx_options *options, struct bx_job **out)
     memset(job, 0, sizeof *job);
     job->bell_fd[0] = job->bell_fd[1] = job->pidfd = job->loop_fd = job->timer_fd = job->lock_fd = -1;
     job->counters = job->private_counters;
+    bxi_names_clear(job);
     init_locks(job);
     if ((rc = read_options(job, options)) < 0)
         goto fail;

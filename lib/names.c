@@ -29,9 +29,14 @@ static void put_in_bucket(uint8_t bucket[256], const char *name, uint8_t index)
     bucket[at & 255] = index;
 }
 
-void bxi_names_build(struct bx_job *job)
+void bxi_names_clear(struct bx_job *job)
 {
     memset(job->name_bucket, BXI_NO_INDEX, sizeof job->name_bucket);
+}
+
+void bxi_names_build(struct bx_job *job)
+{
+    bxi_names_clear(job);
     for (int rank = 0; rank < job->world_size; rank++)
         put_in_bucket(job->name_bucket, job->peers[rank].name, (uint8_t)rank);
 }
@@ -57,7 +62,11 @@ struct bxi_peer *bxi_peer_find(struct bx_job *job, const char *name)
 
 int bx_worker_rank(const struct bx_job *job, const char *name)
 {
-    struct bxi_peer *peer = bxi_peer_find((struct bx_job *)job, name);
+    /* Before the start the bootstrap may be writing the names. A peer without one is not found by "". */
+    if (bxi_load_relaxed(&job->phase) == BXI_CREATED)
+        return bx_fail(BX_E_STATE, "worker '%s' has not started; call bx_job_start first", job->name);
+
+    struct bxi_peer *peer = name[0] != '\0' ? bxi_peer_find((struct bx_job *)job, name) : NULL;
 
     return peer != NULL ? peer->rank : bx_fail(BX_E_NO_WORKER, "the job '%s' has no worker '%s'",
                                                job->job_name, name);
@@ -92,7 +101,7 @@ static int refresh(struct bx_job *job, struct bxi_peer *peer)
 
 static int search(struct bxi_function_cache *cache, const char *name)
 {
-    if (strcmp(cache->name[cache->last], name) == 0)
+    if (cache->count > 0 && strcmp(cache->name[cache->last], name) == 0)
         return cache->last;
     for (uint32_t at = hash_of(name);; at++) {
         uint8_t index = cache->bucket[at & 255];

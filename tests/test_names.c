@@ -86,6 +86,23 @@ Test(names, are_checked_before_they_become_part_of_a_path)
     cr_expect(!bxi_name_is_valid(".."));
 }
 
+Test(names, of_workers_are_an_error_before_the_start_and_after_one_that_failed, .timeout = 20)
+{
+    struct bx_options options = { .job = "names-early", .world_size = 2, .start_timeout_ns = HARNESS_MS };
+    struct bx_job *job = NULL;
+
+    cr_assert_eq(bx_job_create(&options, &job), 0);
+    cr_expect_eq(bx_worker_rank(job, "worker1"), BX_E_STATE);
+    cr_expect_eq(bx_worker_rank(job, ""), BX_E_STATE);
+    cr_expect_null(bxi_peer_find(job, "worker1"));
+    cr_assert_eq(bx_job_start(job), BX_E_RANK_MISSING);
+    cr_expect_eq(bx_worker_rank(job, "worker1"), BX_E_NO_WORKER);
+    cr_expect_not_null(strstr(bx_error_text(), "'worker1'"));
+    cr_expect_eq(bx_worker_rank(job, ""), BX_E_NO_WORKER);
+    cr_expect_eq(bx_rpc_sync(job, "worker1", "add", NULL, NULL, NULL), BX_E_SHUTDOWN);
+    bx_job_destroy(job);
+}
+
 /* ---- Functions ------------------------------------------------------------------------------- */
 
 static int register_two(struct bx_job *job)
@@ -122,6 +139,19 @@ static void call_unknown(struct bx_job *job)
 Test(names, unknown_are_answered_with_what_there_is, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = register_two, .body = { call_unknown } });
+}
+
+static void call_unnamed(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "", NULL, NULL, NULL), BX_E_NO_FUNCTION);
+    HARNESS_HAS(bx_error_text(), "it has: none");
+    HARNESS_CHECK(bx_worker_alive(job, 1));
+}
+
+/* The empty name is not that of the first entry of an empty table. */
+Test(names, of_functions_that_are_empty_are_not_found_in_an_empty_table, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .body = { call_unnamed } });
 }
 
 enum { REGISTERED, CALLED };

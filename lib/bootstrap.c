@@ -41,62 +41,6 @@
 #define RETRY_LAST_NS UINT64_C(50000000)
 #define VERDICT_NS UINT64_C(1000000000)     /* past the deadline: rank 0 says who is missing, if it lives */
 
-/* ---- The directory ----------------------------------------------------------------------------- */
-
-int bxi_socket_dir(char *out, size_t bytes)
-{
-    const char *runtime = getenv("XDG_RUNTIME_DIR");
-    struct stat status;
-    int length;
-
-    if (runtime != NULL && runtime[0] == '/')
-        length = snprintf(out, bytes, "%s/boxcar", runtime);
-    else
-        length = snprintf(out, bytes, "/tmp/boxcar-%u", (unsigned)geteuid());
-    if (length < 0 || (size_t)length >= bytes)
-        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s/boxcar has too long a name; set "
-                                        "XDG_RUNTIME_DIR to a shorter one", runtime);
-    if (mkdir(out, 0700) == 0)
-        chmod(out, 0700);       /* an umask may have taken away too much */
-    else if (errno != EEXIST)
-        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s cannot be made: %s; set XDG_RUNTIME_DIR to "
-                                        "a directory of your own", out, bx_strerror(-errno));
-    if (lstat(out, &status) < 0)
-        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s cannot be looked at: %s", out,
-                       bx_strerror(-errno));
-    if (!S_ISDIR(status.st_mode))
-        return bx_fail(BX_E_SOCKET_DIR, "%s, where the socket directory should be, is not a directory; "
-                                        "remove it", out);
-    if (status.st_uid != geteuid())
-        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s belongs to user %u and not to you (%u); set "
-                                        "XDG_RUNTIME_DIR to a directory of your own", out,
-                       (unsigned)status.st_uid, (unsigned)geteuid());
-    if ((status.st_mode & 077) != 0)
-        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s is open to other users (mode %04o); "
-                                        "chmod 700 it", out, (unsigned)status.st_mode & 07777);
-    if (access(out, W_OK | X_OK) < 0)
-        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s cannot be written to: %s; chmod 700 it", out,
-                       bx_strerror(-errno));
-    return 0;
-}
-
-int bxi_boot_paths(const char *job_name, struct bxi_boot_paths *paths)
-{
-    char directory[BXI_BOOT_PATH_BYTES];
-    int length;
-
-    int rc = bxi_socket_dir(directory, sizeof(directory));
-    if (rc < 0)
-        return rc;
-    length = snprintf(paths->socket, sizeof(paths->socket), "%s/%s.sock", directory, job_name);
-    if (length < 0 || (size_t)length >= sizeof(paths->socket))
-        return bx_fail(BX_E_SOCKET_DIR, "%s/%s.sock is too long for a socket's name (%d bytes at most); set "
-                                        "XDG_RUNTIME_DIR to a shorter one", directory, job_name,
-                       BXI_BOOT_PATH_BYTES - 1);
-    snprintf(paths->lock, sizeof(paths->lock), "%.*s.lock", length - 5, paths->socket);
-    return 0;
-}
-
 /* ---- Packets ----------------------------------------------------------------------------------- */
 
 struct bxi_boot_head bxi_boot_head(enum bxi_boot_kind kind)
@@ -438,17 +382,6 @@ int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry, co
     return 0;
 }
 
-void bxi_boot_unlink_dead(const struct bx_job *job, int rank)
-{
-    char name[BXI_SEGMENT_NAME_BYTES];
-
-    /* Not by its lock: the kernel may close the socket, which told of the death, before the segment. */
-    bxi_segment_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
-    shm_unlink(name);
-    bxi_segment_arena_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
-    shm_unlink(name);
-}
-
 void bxi_boot_undo(struct bx_job *job)
 {
     for (int rank = 0; rank < job->world_size; rank++) {
@@ -487,6 +420,7 @@ struct joiner {
     uint64_t deadline_ns;
     uint64_t verdict_ns;        /* until when rank 0, once met, is listened to */
     int fd;                     /* to rank 0 */
+    struct bxi_boot_watch watch;
     uint32_t root_pid;
     char root_name[BXI_NAME_BYTES];
     struct bxi_boot_packet packet;
@@ -604,6 +538,9 @@ static int meet(struct joiner *joiner)
             return rc;
         close(joiner->fd);
         joiner->fd = -1;
+        rc = bxi_boot_watch_look(&joiner->watch, joiner->job, joiner->paths);
+        if (rc < 0)
+            return rc;
 
         uint64_t now_ns = bxi_now_ns();
         if (now_ns >= joiner->deadline_ns)
@@ -697,9 +634,11 @@ static int join(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t
         .deadline_ns = deadline_ns,
         .verdict_ns = deadline_ns > BX_FOREVER - VERDICT_NS ? BX_FOREVER : deadline_ns + VERDICT_NS,
         .fd = -1,
+        .watch = { .fd = -1 },
     };
 
     int rc = meet(&joiner);
+    bxi_boot_watch_close(&joiner.watch);
     if (rc == 0)
         rc = send_join(&joiner);
     if (rc == 0)
@@ -708,6 +647,8 @@ static int join(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t
         bxi_boot_send_fail(joiner.fd, rc);
     if (joiner.fd >= 0)
         close(joiner.fd);
+    if (rc < 0)
+        bxi_boot_sweep(paths);
     return rc;
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What bootstrap.c (a worker's side, and what both sides use) and bootstrap_root.c (rank 0's side) share:
- * the messages on the socket and the files beside it. spawn.c uses the last part.
+ * What bootstrap.c (a worker's side, and what both sides use), bootstrap_root.c (rank 0's side) and
+ * bootstrap_files.c (the socket directory and its files) share: the messages on the socket and the files beside
+ * it. spawn.c uses the last part.
  *
  *     worker                                  rank 0
  *     HELLO    who it is               ->
@@ -97,9 +98,6 @@ struct bxi_boot_paths {
 
 /* ---- bootstrap.c --------------------------------------------------------------------------------- */
 
-/* 0, BX_E_SOCKET_DIR. */
-int bxi_boot_paths(const char *job_name, struct bxi_boot_paths *paths);
-
 struct bxi_boot_head bxi_boot_head(enum bxi_boot_kind kind);
 
 /* Sends one packet; waits while the queue or the user's allowance of descriptors in flight is full, until
@@ -138,8 +136,6 @@ int bxi_boot_segment(struct bx_job *job, int *segment_fd, int *arena_fd);
  * 0; -EPROTO and the like where it is not right; no sentence. */
 int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry,
                       const int fds[BXI_BOOT_FDS]);
-/* Removes the name that a worker of this instance left in /dev/shm when it died. */
-void bxi_boot_unlink_dead(const struct bx_job *job, int rank);
 void bxi_boot_undo(struct bx_job *job);     /* all that the bootstrap made of the job */
 
 int bxi_boot_no_descriptors(const struct bx_job *job);      /* BX_E_DESCRIPTORS and its sentence */
@@ -151,6 +147,18 @@ double bxi_boot_seconds(uint64_t start_ns);
 
 int bxi_boot_root(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t deadline_ns);
 
+/* ---- bootstrap_files.c --------------------------------------------------------------------------- */
+
+/* 0, BX_E_SOCKET_DIR. */
+int bxi_boot_paths(const char *job_name, struct bxi_boot_paths *paths);
+
+/* Rank 0: takes the lock of the job's name (job->lock_fd). 0, BX_E_JOB_RUNNING, BX_E_DESCRIPTORS, BX_E_SOCKET_DIR. */
+int bxi_boot_lock(struct bx_job *job, const struct bxi_boot_paths *paths);
+/* Says in the lock file that the gate is about to open. */
+void bxi_boot_lock_running(const struct bx_job *job);
+/* Says there that the start failed, with this thread's sentence, removes it and gives up the lock. */
+void bxi_boot_unlock_failed(struct bx_job *job, const struct bxi_boot_paths *paths, int code);
+
 /* The pid of who holds the lock of the job's name; 0 if nobody does (or no pid can be told: -1). */
 long bxi_boot_lock_holder(const char *lock_path);
 
@@ -158,9 +166,21 @@ long bxi_boot_lock_holder(const char *lock_path);
  * sentence. */
 void bxi_bootstrap_release(struct bx_job *job);
 
-/* Removes socket and lock file of a job of which nobody is left; one that runs is not touched. May set
- * the thread's sentence. */
+/* Removes socket and lock file of a job whose rank 0 has gone; those of one that runs are not touched. The second may
+ * set the thread's sentence. */
+void bxi_boot_sweep(const struct bxi_boot_paths *paths);
 void bxi_bootstrap_sweep(const char *job_name);
+
+/* The lock file as a worker sees it that waits for rank 0. fd is -1 at first. */
+struct bxi_boot_watch {
+    int fd;
+};
+/* 0: rank 0 may still come. Else its failure, or BX_E_RANK_TAKEN: this rank's worker of the job that runs lives. */
+int bxi_boot_watch_look(struct bxi_boot_watch *watch, const struct bx_job *job, const struct bxi_boot_paths *paths);
+void bxi_boot_watch_close(struct bxi_boot_watch *watch);
+
+/* Removes the names that a worker of this instance left in /dev/shm when it died. */
+void bxi_boot_unlink_dead(const struct bx_job *job, int rank);
 
 /* ---- spawn.c ------------------------------------------------------------------------------------- */
 

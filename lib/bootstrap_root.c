@@ -12,10 +12,7 @@
  * that the job as it was asked for can never start (another world size, a name twice, another version, a
  * worker that died) ends the start of all at once, each with the sentence that says why.
  *
- * A lock file beside the socket is held from here until the job ends: whoever holds it may replace the
- * socket that a dead rank 0 left, and a second rank 0 of the same job learns at once that one is running.
- * The lock is on the open file (OFD) and goes with the process, however it ends. Its name is removed only
- * under the lock, and taking it includes looking whether the name still leads to it.
+ * It holds the lock of the job's name (bootstrap_files.c) from here until the job ends.
  */
 #include "bootstrap.h"
 
@@ -34,7 +31,6 @@
 #include <unistd.h>
 
 #define CONNECTIONS_MAX (BXI_WORLD_MAX + 32)    /* the workers, and some who have not said who they are */
-#define LOCK_ATTEMPTS 16
 #define BACKLOG 256
 
 enum connection_state { UNUSED = 0, NEW, WELCOMED, JOINED, TABLED, ATTACHED };
@@ -64,112 +60,7 @@ struct root {
     struct bxi_boot_packet packet;
 };
 
-/* ---- The lock and the socket ------------------------------------------------------------------- */
-
-static long read_pid(int fd)
-{
-    char text[24] = "";
-
-    return pread(fd, text, sizeof(text) - 1, 0) > 0 ? strtol(text, NULL, 10) : -1;
-}
-
-long bxi_boot_lock_holder(const char *lock_path)
-{
-    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
-    long pid = 0;
-
-    int fd = open(lock_path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (fd < 0)
-        return 0;
-    if (fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK)
-        pid = read_pid(fd);
-    close(fd);
-    return pid;
-}
-
-static bool leads_to(const char *path, int fd)
-{
-    struct stat named, held;
-
-    return stat(path, &named) == 0 && fstat(fd, &held) == 0 && named.st_ino == held.st_ino &&
-           named.st_dev == held.st_dev;
-}
-
-/* The descriptor of the lock file, locked; -EBUSY if somebody else has it; -errno. */
-static int take_lock(const char *path)
-{
-    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
-
-    for (int attempt = 0; attempt < LOCK_ATTEMPTS; attempt++) {
-        int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
-        if (fd < 0)
-            return -errno;
-        if (fcntl(fd, F_OFD_SETLK, &lock) < 0) {
-            int rc = errno == EAGAIN || errno == EACCES ? -EBUSY : -errno;
-            close(fd);
-            return rc;
-        }
-        if (leads_to(path, fd))
-            return fd;
-        close(fd);          /* its last holder removed the name meanwhile */
-    }
-    return -EBUSY;
-}
-
-static int lock_job(struct root *root)
-{
-    struct bx_job *job = root->job;
-    char pid[24];
-
-    int fd = take_lock(root->paths->lock);
-    if (fd == -EBUSY)
-        return bx_fail(BX_E_JOB_RUNNING, "a job named '%s' is running: its rank 0 is process %ld; wait for its "
-                                         "end or choose another name", job->job_name,
-                       bxi_boot_lock_holder(root->paths->lock));
-    if (fd == -EMFILE || fd == -ENFILE)
-        return bxi_boot_no_descriptors(job);
-    if (fd < 0)
-        return bx_fail(BX_E_SOCKET_DIR, "the lock file %s cannot be used: %s", root->paths->lock,
-                       bx_strerror(fd));
-    int length = snprintf(pid, sizeof(pid), "%ld\n", (long)getpid());
-    /* Only for sentences: without it they name process -1. */
-    if (ftruncate(fd, 0) < 0 || pwrite(fd, pid, (size_t)length, 0) != length)
-        bxi_log(1, "%s cannot be written: %s", root->paths->lock, bx_strerror(-errno));
-    job->lock_fd = fd;
-    bxi_spawn_note_files(root->paths);
-    return 0;
-}
-
-static void unlock_job(struct bx_job *job, const char *path)
-{
-    bxi_spawn_note_files(NULL);
-    if (leads_to(path, job->lock_fd))
-        unlink(path);
-    close(job->lock_fd);
-    job->lock_fd = -1;
-}
-
-void bxi_bootstrap_release(struct bx_job *job)
-{
-    struct bxi_boot_paths paths;
-
-    if (job->lock_fd >= 0 && bxi_boot_paths(job->job_name, &paths) == 0)
-        unlock_job(job, paths.lock);
-}
-
-void bxi_bootstrap_sweep(const char *job_name)
-{
-    struct bxi_boot_paths paths;
-
-    if (bxi_boot_paths(job_name, &paths) < 0)
-        return;
-    int fd = take_lock(paths.lock);
-    if (fd < 0)
-        return;
-    unlink(paths.socket);
-    unlink(paths.lock);
-    close(fd);
-}
+/* ---- The socket -------------------------------------------------------------------------------- */
 
 static int open_listener(struct root *root)
 {
@@ -576,6 +467,7 @@ static int run(struct root *root)
     bxi_trace_start(job);       /* the others look for its file behind the gate */
     /* Whoever comes now is late: it must find no socket, rather than one that hangs up. */
     unlink(root->paths->socket);
+    bxi_boot_lock_running(job);
     for (int rank = 1; rank < job->world_size; rank++)
         bxi_boot_send(root->by_rank[rank]->fd, &(struct bxi_boot_out){ .data = &go, .bytes = sizeof(go) },
                       root->deadline_ns);
@@ -626,14 +518,14 @@ int bxi_boot_root(struct bx_job *job, const struct bxi_boot_paths *paths, uint64
         job->instance = bxi_now_ns() ^ ((uint64_t)getpid() << 40);
     job->instance |= 1;         /* 0 means any */
 
-    rc = lock_job(root);
+    rc = bxi_boot_lock(job, paths);
     if (rc < 0)
         goto free_root;
     rc = run(root);
     if (rc < 0) {
         unlink(paths->socket);
         tell_all(root, rc);
-        unlock_job(job, paths->lock);
+        bxi_boot_unlock_failed(job, paths, rc);
     }
     close_all(root);
 free_root:

@@ -384,8 +384,9 @@ struct bx_options {
 int bx_job_create(const struct bx_options *options, struct bx_job **job);
 
 /* Meets the others: returns when all world_size workers are there, at most start_timeout_ns later.
- * BX_E_RANK_MISSING says who did not come; BX_E_NAME_TAKEN, BX_E_RANK_TAKEN, BX_E_WORLD_SIZE,
- * BX_E_VERSION, BX_E_SOCKET_DIR, BX_E_JOB_RUNNING, BX_E_NO_SPACE, BX_E_PEER_DEAD (died while starting).
+ * BX_E_RANK_MISSING says who did not come; BX_E_NAME_TAKEN, BX_E_RANK_TAKEN (also of a job that runs),
+ * BX_E_WORLD_SIZE, BX_E_VERSION, BX_E_SOCKET_DIR, BX_E_JOB_RUNNING, BX_E_NO_SPACE, BX_E_PEER_DEAD (died while
+ * starting). One that fails to start fails the start of all who wait, at once, with its code and its sentence.
  * A job whose start failed can only be destroyed. */
 int bx_job_start(struct bx_job *job);
 

@@ -392,6 +392,35 @@ void bxi_segment_detach(struct bxi_segment_view *view)
     view->bytes = 0;
 }
 
+static bool is_locked(int fd)
+{
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+
+    return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+int bxi_segment_find_owner(const char *job, uint64_t instance, int rank, struct bxi_segment_owner *owner)
+{
+    char shm_name[BXI_SEGMENT_NAME_BYTES];
+    struct bxi_header header;
+
+    bxi_segment_name(shm_name, (uint32_t)geteuid(), job, instance, rank);
+    int fd = shm_open(shm_name, O_RDONLY | O_NONBLOCK, 0);
+    if (fd < 0)
+        return -errno;
+    /* Read, not mapped: the file may be cut short meanwhile. */
+    bool is_whole = is_locked(fd) && pread(fd, &header, sizeof(header), 0) == (ssize_t)sizeof(header) &&
+                    header.magic == BXI_MAGIC && header.layout_version == BXI_LAYOUT_VERSION;
+    close(fd);
+    if (!is_whole)
+        return -ENOENT;
+    owner->pid = header.pid;
+    owner->state = bxi_load_relaxed(&header.state);     /* relaxed: of a private copy */
+    memcpy(owner->name, header.name, sizeof(owner->name));
+    owner->name[sizeof(owner->name) - 1] = '\0';
+    return 0;
+}
+
 /* True if file_name is one that bxi_segment_name or bxi_segment_arena_name makes for this job (and
  * instance, unless that is 0): what was parsed is written out again and must be the same. */
 static bool is_name_of(const char *file_name, const char *job, uint64_t instance)

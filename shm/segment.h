@@ -74,6 +74,15 @@ const unsigned char *bxi_segment_view_ring(const struct bxi_segment_view *view, 
 const bxi_a64 *bxi_segment_view_leases(const struct bxi_segment_view *view, int to);
 void bxi_segment_detach(struct bxi_segment_view *view);
 
+/* Who owns the segment of a rank: 0; -ENOENT if its name is gone, its owner lock is free or it is not written yet;
+ * -errno. */
+struct bxi_segment_owner {
+    uint32_t pid;
+    uint32_t state;             /* enum bxi_state */
+    char name[BXI_NAME_BYTES];
+};
+int bxi_segment_find_owner(const char *job, uint64_t instance, int rank, struct bxi_segment_owner *owner);
+
 /* Unlinks the names of one job of this uid (any instance, or one: instance != 0), segments and arenas,
  * whose owner lock is free. Returns how many were removed, -errno. */
 int bxi_segment_reap(const char *job, uint64_t instance);

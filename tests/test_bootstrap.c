@@ -12,6 +12,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 
@@ -378,7 +379,7 @@ Test(bootstrap, turns_away_ranks_that_there_are_not_and_rank_0)
 
 Test(bootstrap, says_that_a_job_of_that_name_runs)
 {
-    struct worker worker[2] = { 0 }, late = { .timeout_ns = SHORT_NS }, again = { 0 };
+    struct worker worker[2] = { 0 }, late = { 0 }, again = { 0 };
     char part[64];
 
     begin(&worker[0], NULL, 0, 2);
@@ -389,16 +390,64 @@ Test(bootstrap, says_that_a_job_of_that_name_runs)
     begin(&again, NULL, 0, 2);
     expect_failure(&again, BX_E_JOB_RUNNING, part);
     begin(&late, "late", 1, 2);
-    expect_failure(&late, BX_E_JOB_RUNNING, part);
+    expect_failure(&late, BX_E_RANK_TAKEN, "by worker 'worker1' (pid ");
     /* The sweep of somebody else's launcher leaves it alone, too. */
     bxi_bootstrap_sweep(job_name);
     cr_expect_eq(socket_files(), 1);
-    free_job(worker[0].job);
+    /* A rank that nobody has: the job may end in time, and another begin. */
     free_job(worker[1].job);
+    late = (struct worker){ .timeout_ns = SHORT_NS };
+    begin(&late, "late", 1, 2);
+    expect_failure(&late, BX_E_JOB_RUNNING, part);
+    cr_expect_eq(socket_files(), 1);
+    free_job(worker[0].job);
     cr_expect_eq(socket_files(), 0);
     worker[0] = worker[1] = (struct worker){ 0 };
     begin(&worker[0], NULL, 0, 2);
     begin(&worker[1], NULL, 1, 2);
+    expect_success(&worker[0]);
+    expect_success(&worker[1]);
+    free_job(worker[0].job);
+    free_job(worker[1].job);
+}
+
+/* Waits until a worker that waits for rank 0 has the lock file open. */
+static void wait_for_lock_file(int files)
+{
+    while (socket_files() < files)
+        sched_yield();
+}
+
+Test(bootstrap, tells_those_who_wait_that_rank_0_could_not_open)
+{
+    struct worker worker[3] = { 0 };
+    struct sockaddr_un address;
+    char path[128];
+
+    cr_assert_eq(bxi_socket_dir(path, sizeof(path)), 0);
+    socket_address(&address);
+    cr_assert_eq(mkdir(address.sun_path, 0700), 0);     /* where the socket should be */
+    begin(&worker[1], NULL, 1, 3);
+    wait_for_lock_file(2);
+    begin(&worker[0], NULL, 0, 3);
+    expect_failure(&worker[0], BX_E_SOCKET_DIR, "cannot be opened");
+    expect_failure(&worker[1], BX_E_SOCKET_DIR, "rank 0 of job 'boot-");
+    cr_expect_eq(rmdir(address.sun_path), 0);
+}
+
+Test(bootstrap, takes_nobody_for_rank_0_who_removes_what_a_dead_one_left)
+{
+    struct worker worker[2] = { 0 };
+    struct flock door = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1, .l_len = 1 };
+    char path[128];
+
+    cr_assert_eq(bxi_socket_dir(path, sizeof(path)), 0);
+    snprintf(path, sizeof(path), "%s/boxcar/%s.lock", directory, job_name);
+    int fd = open(path, O_CREAT | O_RDWR, 0600);
+    cr_assert_eq(fcntl(fd, F_OFD_SETLK, &door), 0);
+    begin(&worker[0], NULL, 0, 2);
+    begin(&worker[1], NULL, 1, 2);
+    close(fd);
     expect_success(&worker[0]);
     expect_success(&worker[1]);
     free_job(worker[0].job);

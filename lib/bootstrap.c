@@ -197,6 +197,8 @@ bool bxi_boot_packet_is(const struct bxi_boot_packet *packet, enum bxi_boot_kind
         bytes = sizeof(packet->as.hello);
     if (kind == BXI_BOOT_WELCOME)
         bytes = sizeof(packet->as.welcome);
+    if (kind == BXI_BOOT_NOTE)
+        bytes = sizeof(packet->as.note);
     if (kind == BXI_BOOT_TABLE) {
         bytes = offsetof(struct bxi_boot_table, entry);
         if (packet->bytes < bytes || table->count < 1 || table->count > BXI_BOOT_TABLE_MAX)
@@ -418,6 +420,7 @@ struct joiner {
     const struct bxi_boot_paths *paths;
     uint64_t start_ns;
     uint64_t deadline_ns;
+    uint64_t tell_ns;           /* when to log who is waited for */
     uint64_t verdict_ns;        /* until when rank 0, once met, is listened to */
     int fd;                     /* to rank 0 */
     struct bxi_boot_watch watch;
@@ -449,6 +452,16 @@ static int try_connect(struct joiner *joiner)
                    bx_strerror(-errno));
 }
 
+/* A NOTE: what rank 0 waits for. True if it was one. */
+static bool take_note(struct bxi_boot_packet *packet)
+{
+    if (!bxi_boot_packet_is(packet, BXI_BOOT_NOTE, 0))
+        return false;
+    packet->as.note.text[BXI_TEXT_BYTES - 1] = '\0';
+    bxi_log(1, "%s", packet->as.note.text);
+    return true;
+}
+
 /* The next packet. 1; 0 when rank 0 has hung up; a failure with its sentence, rank 0's own too. */
 static int next_packet(struct joiner *joiner, int fds_max)
 {
@@ -471,7 +484,10 @@ static int next_packet(struct joiner *joiner, int fds_max)
         if (rc == 0)
             return 0;
         rc = bxi_boot_packet_failure(&joiner->packet);
-        return rc < 0 ? rc : 1;
+        if (rc < 0)
+            return rc;
+        if (!take_note(&joiner->packet))
+            return 1;
     }
 }
 
@@ -528,6 +544,25 @@ static int root_never_came(const struct joiner *joiner)
                    bxi_boot_seconds(joiner->start_ns), joiner->paths->socket);
 }
 
+/* Rank 0 is not there. Says so in the log, now and then. */
+static void tell_waiting(struct joiner *joiner)
+{
+    const struct bx_job *job = joiner->job;
+    uint64_t now_ns = bxi_now_ns();
+
+    if (now_ns < joiner->tell_ns)
+        return;
+    joiner->tell_ns = now_ns + BXI_BOOT_AGAIN_NS;
+
+    long holder = bxi_boot_lock_holder(joiner->paths->lock);
+    if (holder != 0)
+        bxi_log(1, "worker '%s' (rank %d) waits for the end of job '%s', which runs without it: its rank 0 is process "
+                   "%ld", job->name, job->rank, job->job_name, holder);
+    else
+        bxi_log(1, "worker '%s' (rank %d) waits for rank 0 of job '%s', which has not come within %.1f s (socket %s)",
+                job->name, job->rank, job->job_name, bxi_boot_seconds(joiner->start_ns), joiner->paths->socket);
+}
+
 static int meet(struct joiner *joiner)
 {
     uint64_t retry_ns = RETRY_FIRST_NS;
@@ -539,8 +574,9 @@ static int meet(struct joiner *joiner)
         close(joiner->fd);
         joiner->fd = -1;
         rc = bxi_boot_watch_look(&joiner->watch, joiner->job, joiner->paths);
-        if (rc < 0)
+        if (rc < 0 || (rc = bxi_spawn_look(joiner->job, -1)) < 0)
             return rc;
+        tell_waiting(joiner);
 
         uint64_t now_ns = bxi_now_ns();
         if (now_ns >= joiner->deadline_ns)
@@ -608,7 +644,8 @@ static int gather(struct joiner *joiner)
             return rc;
         if (rc == 0) {
             bxi_boot_unlink_dead(job, 0);
-            return bx_fail(BX_E_PEER_DEAD, "worker '%s' (rank 0, pid %u) died while the job was starting",
+            rc = bxi_spawn_how_ended(job, 0);
+            return rc < 0 ? rc : bx_fail(BX_E_PEER_DEAD, "worker '%s' (rank 0, pid %u) died while the job was starting",
                            joiner->root_name, joiner->root_pid);
         }
         if (missing == 0 && bxi_boot_packet_is(&joiner->packet, BXI_BOOT_GO, 0))
@@ -627,17 +664,21 @@ static int gather(struct joiner *joiner)
 
 static int join(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t deadline_ns)
 {
+    uint64_t now_ns = bxi_now_ns();
     struct joiner joiner = {
         .job = job,
         .paths = paths,
-        .start_ns = bxi_now_ns(),
+        .start_ns = now_ns,
+        .tell_ns = now_ns + BXI_BOOT_TELL_NS,
         .deadline_ns = deadline_ns,
         .verdict_ns = deadline_ns > BX_FOREVER - VERDICT_NS ? BX_FOREVER : deadline_ns + VERDICT_NS,
         .fd = -1,
         .watch = { .fd = -1 },
     };
 
+    bxi_spawn_note_wait(paths);
     int rc = meet(&joiner);
+    bxi_spawn_note_wait(NULL);
     bxi_boot_watch_close(&joiner.watch);
     if (rc == 0)
         rc = send_join(&joiner);

@@ -12,6 +12,7 @@
  *     ATTACHED                         ->
  *                                      <-     GO       when all have attached
  *
+ * and NOTE, a sentence for the log, from rank 0 to those who wait for others for long;
  * and FAIL, with a code and a sentence, from either side at any time: from rank 0 it ends that worker's
  * start, from a worker everybody's. A message is one packet of SOCK_SEQPACKET.
  */
@@ -21,7 +22,7 @@
 #include "internal.h"
 
 #define BXI_BOOT_MAGIC UINT64_C(0x544f4f4252435842)     /* "BXCRBOOT" in memory, little endian */
-#define BXI_BOOT_PROTOCOL 2u
+#define BXI_BOOT_PROTOCOL 3u
 #define BXI_BOOT_PATH_BYTES 108         /* of sockaddr_un.sun_path */
 #define BXI_BOOT_FDS 5                  /* of a worker: segment and arena (read-only), two bells, pidfd */
 #define BXI_BOOT_TABLE_MAX 32           /* workers in one TABLE: 160 descriptors; the kernel takes 253 */
@@ -35,6 +36,7 @@ enum bxi_boot_kind {
     BXI_BOOT_ATTACHED,
     BXI_BOOT_GO,
     BXI_BOOT_FAIL,
+    BXI_BOOT_NOTE,
 };
 
 /* The same in every version, so that two versions can tell each other so; and FAIL is. */
@@ -69,6 +71,10 @@ struct bxi_boot_table {
         char name[BXI_NAME_BYTES];
     } entry[BXI_BOOT_TABLE_MAX];        /* count of them travel, with BXI_BOOT_FDS descriptors each */
 };
+struct bxi_boot_note {
+    struct bxi_boot_head head;
+    char text[BXI_TEXT_BYTES];
+};
 struct bxi_boot_fail {
     struct bxi_boot_head head;
     int32_t code;
@@ -84,6 +90,7 @@ struct bxi_boot_packet {
         struct bxi_boot_welcome welcome;
         struct bxi_boot_table table;
         struct bxi_boot_fail fail;
+        struct bxi_boot_note note;
     } as;
     size_t bytes;
     int fds[BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS];
@@ -140,6 +147,10 @@ void bxi_boot_undo(struct bx_job *job);     /* all that the bootstrap made of th
 
 int bxi_boot_no_descriptors(const struct bx_job *job);      /* BX_E_DESCRIPTORS and its sentence */
 
+#define BXI_BOOT_LOOK_NS UINT64_C(100000000)        /* between two looks at what no descriptor tells */
+#define BXI_BOOT_TELL_NS UINT64_C(2000000000)       /* who waits for so long says for whom, */
+#define BXI_BOOT_AGAIN_NS UINT64_C(10000000000)     /* and once more after each of these */
+
 /* Since the bootstrap began, for sentences. */
 double bxi_boot_seconds(uint64_t start_ns);
 
@@ -188,5 +199,13 @@ void bxi_boot_unlink_dead(const struct bx_job *job, int rank);
  * they are no longer its own). Elsewhere nothing. */
 void bxi_spawn_note_segment(const char *shm_name, const char *arena_name);
 void bxi_spawn_note_files(const struct bxi_boot_paths *paths);
+/* Likewise that it waits for rank 0, with the lock file open, which it may have made (NULL: no longer). */
+void bxi_spawn_note_wait(const struct bxi_boot_paths *paths);
+
+/* In a worker of the job that bx_spawn was asked for, while it starts: BX_E_WORKER_FAILED and its sentence if the
+ * worker of that rank has ended (-1: any has; the first); else 0. The second waits for that up to a second: for a
+ * worker that has hung up. Elsewhere both are 0. */
+int bxi_spawn_look(const struct bx_job *job, int rank);
+int bxi_spawn_how_ended(const struct bx_job *job, int rank);
 
 #endif

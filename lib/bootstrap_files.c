@@ -301,8 +301,7 @@ static int take_line(const struct bx_job *job, int fd)
 
     read_line(fd, line);
     if (has_no_name(fd) && sscanf(line, "%ld failed %d %n", &pid, &code, &text_at) == 2 && text_at > 0 && code < 0)
-        return bx_fail(code, "rank 0 of job '%s' (pid %ld) could not start: %.*s", job->job_name, pid,
-                       (int)strcspn(line + text_at, "\n"), line + text_at);
+        return bx_fail(code, "%.*s", (int)strcspn(line + text_at, "\n"), line + text_at);
     if (sscanf(line, "%ld running %llx", &pid, &instance) == 2 && is_held(fd))
         return look_for_taken(job, instance);
     return 0;

@@ -50,6 +50,7 @@ struct root {
     const struct bxi_boot_paths *paths;
     uint64_t start_ns;
     uint64_t deadline_ns;               /* the earliest of all that came */
+    uint64_t tell_ns;                   /* when to say who is waited for */
     int listener;
     int segment_fd, arena_fd;           /* one's own, read-only */
     int joined;
@@ -287,7 +288,8 @@ static int hung_up(struct root *root, struct connection *connection)
 {
     if (connection->state != NEW) {
         bxi_boot_unlink_dead(root->job, connection->rank);
-        return bx_fail(BX_E_PEER_DEAD, "worker '%s' (rank %d, pid %u) died while the job was starting",
+        int rc = bxi_spawn_how_ended(root->job, connection->rank);
+        return rc < 0 ? rc : bx_fail(BX_E_PEER_DEAD, "worker '%s' (rank %d, pid %u) died while the job was starting",
                        connection->name, connection->rank, connection->pid);
     }
     drop(root, connection);
@@ -339,18 +341,51 @@ static int list_missing(const struct root *root, char *text, size_t bytes)
     return count;
 }
 
-static int too_late(const struct root *root)
+static void say_who_is_awaited(const struct root *root, char text[BXI_TEXT_BYTES])
 {
     char missing[BXI_TEXT_BYTES / 2];
     double seconds = bxi_boot_seconds(root->start_ns);
     int count = list_missing(root, missing, sizeof(missing));
 
     if (count == 0 && root->awaited != NULL)
-        return bx_fail(BX_E_RANK_MISSING, "worker '%s' (rank %d, pid %u) came, but does not answer; %.1f s "
-                                          "have passed", root->awaited->name, root->awaited->rank,
-                       root->awaited->pid, seconds);
-    return bx_fail(BX_E_RANK_MISSING, "rank%s %s of 0..%d did not come within %.1f s (job '%s')",
-                   count == 1 ? "" : "s", missing, root->job->world_size - 1, seconds, root->job->job_name);
+        snprintf(text, BXI_TEXT_BYTES, "worker '%s' (rank %d, pid %u) came, but does not answer; %.1f s have passed",
+                 root->awaited->name, root->awaited->rank, root->awaited->pid, seconds);
+    else
+        snprintf(text, BXI_TEXT_BYTES, "rank%s %s of 0..%d did not come within %.1f s (job '%s')",
+                 count == 1 ? "" : "s", missing, root->job->world_size - 1, seconds, root->job->job_name);
+}
+
+static int too_late(const struct root *root)
+{
+    char text[BXI_TEXT_BYTES];
+
+    say_who_is_awaited(root, text);
+    return bx_fail(BX_E_RANK_MISSING, "%s", text);
+}
+
+/* Now and then: for whom the job waits, into the log of every worker that has come. */
+static void tell_waiting(struct root *root)
+{
+    struct bxi_boot_note note = { .head = bxi_boot_head(BXI_BOOT_NOTE) };
+    uint64_t now_ns = bxi_now_ns();
+
+    if (now_ns < root->tell_ns)
+        return;
+    root->tell_ns = now_ns + BXI_BOOT_AGAIN_NS;
+    say_who_is_awaited(root, note.text);
+    bxi_log(1, "%s", note.text);
+    for (int rank = 1; rank < root->job->world_size; rank++)
+        if (root->by_rank[rank] != NULL)
+            bxi_boot_send(root->by_rank[rank]->fd, &(struct bxi_boot_out){ .data = &note, .bytes = sizeof(note) }, 0);
+}
+
+/* 0, or what ends the start though nothing came. */
+static int look_around(struct root *root)
+{
+    if (bxi_now_ns() >= root->deadline_ns)
+        return too_late(root);
+    tell_waiting(root);
+    return 0;
 }
 
 /* Waits for something to come and handles it. 0, or what ends the start. */
@@ -367,19 +402,21 @@ static int look(struct root *root)
         of[count] = &root->connection[i];
         entries[count++] = (struct pollfd){ .fd = root->connection[i].fd, .events = POLLIN };
     }
+    int rc = bxi_spawn_look(root->job, -1);
+    if (rc < 0)
+        return rc;
     uint64_t now_ns = bxi_now_ns();
     uint64_t left_ns = root->deadline_ns > now_ns ? root->deadline_ns - now_ns : 0;
-    struct timespec left = { .tv_sec = (time_t)(left_ns / 1000000000u),
-                             .tv_nsec = (long)(left_ns % 1000000000u) };
-    int ready = ppoll(entries, count, root->deadline_ns == BX_FOREVER ? NULL : &left, NULL);
+    struct timespec left = { .tv_nsec = (long)(left_ns < BXI_BOOT_LOOK_NS ? left_ns : BXI_BOOT_LOOK_NS) };
+    int ready = ppoll(entries, count, &left, NULL);
     if (ready < 0 && errno != EINTR)
         return bx_fail(-errno, "poll fails: %s", bx_strerror(-errno));
     if (ready == 0)
-        return too_late(root);
+        return look_around(root);
     if (ready < 0)
         return 0;
     for (nfds_t i = 1; i < count; i++) {
-        int rc = entries[i].revents == 0 ? 0 : listen_to(root, of[i]);
+        rc = entries[i].revents == 0 ? 0 : listen_to(root, of[i]);
         if (rc < 0)
             return rc;
     }
@@ -512,6 +549,7 @@ int bxi_boot_root(struct bx_job *job, const struct bxi_boot_paths *paths, uint64
     root->job = job;
     root->paths = paths;
     root->start_ns = bxi_now_ns();
+    root->tell_ns = root->start_ns + BXI_BOOT_TELL_NS;
     root->deadline_ns = deadline_ns;
     root->listener = root->segment_fd = root->arena_fd = -1;
     if (getrandom(&job->instance, sizeof(job->instance), 0) != sizeof(job->instance))

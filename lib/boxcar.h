@@ -387,6 +387,9 @@ int bx_job_create(const struct bx_options *options, struct bx_job **job);
  * BX_E_RANK_MISSING says who did not come; BX_E_NAME_TAKEN, BX_E_RANK_TAKEN (also of a job that runs),
  * BX_E_WORLD_SIZE, BX_E_VERSION, BX_E_SOCKET_DIR, BX_E_JOB_RUNNING, BX_E_NO_SPACE, BX_E_PEER_DEAD (died while
  * starting). One that fails to start fails the start of all who wait, at once, with its code and its sentence.
+ * Under bx_spawn so does one that ends before the job has started, whether it has come or not: BX_E_WORKER_FAILED
+ * with its name and how it ended. Of separate programs nobody knows of one that never came: who waits for two
+ * seconds, and for each ten more, tells the log hook for whom.
  * A job whose start failed can only be destroyed. */
 int bx_job_start(struct bx_job *job);
 

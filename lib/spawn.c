@@ -18,6 +18,10 @@
  * death does (PR_SET_PDEATHSIG). They leave by _exit after flushing stdio: exit would run the atexit
  * handlers that the launcher had set up before the fork once more in every worker.
  *
+ * While a job starts, nobody but the launcher can see how a worker ended that has met nobody yet. It writes that on
+ * a board, a page shared with all workers, and who waits in bx_job_start looks there a few times a second. A text
+ * has one writer, the launcher, and is never changed once it is there.
+ *
  * A launcher killed by SIGKILL: each worker gets SIGTERM from the kernel, and its handler removes the
  * name of its segment, rank 0's the socket and the lock file as well. A worker killed: the launcher
  * removes what it left when all have ended. Both killed at once: shmstat reap. Between taking the lock and
@@ -30,12 +34,23 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #define GRACE_NS UINT64_C(1000000000)
+#define HOW_NS UINT64_C(1000000000)         /* a dead worker is reaped long before */
+#define END_BYTES 160                       /* "worker 'NAME' (rank R, pid P) was killed by signal S (TEXT)" */
+
+struct board {
+    bxi_a32 first;                          /* 1 + the rank of the first that ended; 0: none has */
+    struct {
+        bxi_a32 is_set;
+        char text[END_BYTES];
+    } end[BXI_WORLD_MAX];
+};
 
 struct launch {
     struct bx_spawn_options options;    /* with defaults */
@@ -43,8 +58,9 @@ struct launch {
     bx_worker_fn fn;
     void *context;
     pid_t launcher;
+    struct board *board;
     pid_t pid[BXI_WORLD_MAX];           /* 0: not started, or waited for */
-    pid_t failed_pid;
+    char failed_text[END_BYTES];
     unsigned failed_look;
     unsigned looks;                     /* for workers that have ended */
     int running;
@@ -59,6 +75,41 @@ struct launch {
 /* ---- In a worker ------------------------------------------------------------------------------- */
 
 static bool is_spawned;
+static const struct launch *launched_by;    /* of a worker: the launcher's, as it was at the fork */
+
+/* Whether the job is the one that the launcher waits for. */
+static bool is_launched(const struct bx_job *job)
+{
+    return is_spawned && strcmp(job->job_name, launched_by->job_name) == 0 &&
+           job->world_size == launched_by->options.world_size;
+}
+
+int bxi_spawn_look(const struct bx_job *job, int rank)
+{
+    if (!is_launched(job))
+        return 0;
+    struct board *board = launched_by->board;
+    if (rank < 0)
+        /* [board.first] acquire, pairs with the release in tell_end: is_set is there. */
+        rank = (int)bxi_load_acquire(&board->first) - 1;
+    /* [board.end] acquire, pairs with the release in tell_end: the text is read after it. */
+    if (rank < 0 || bxi_load_acquire(&board->end[rank].is_set) == 0)
+        return 0;
+    return bx_fail(BX_E_WORKER_FAILED, "%s before job '%s' had started", board->end[rank].text, job->job_name);
+}
+
+int bxi_spawn_how_ended(const struct bx_job *job, int rank)
+{
+    const struct timespec moment = { .tv_nsec = 1000000 };
+    uint64_t deadline_ns = bxi_now_ns() + HOW_NS;
+    int rc = 0;
+
+    if (!is_launched(job))
+        return 0;
+    while ((rc = bxi_spawn_look(job, rank)) == 0 && bxi_now_ns() < deadline_ns)
+        nanosleep(&moment, NULL);
+    return rc;
+}
 
 enum { SEGMENT, ARENA, SOCKET, LOCK, NOTES };
 static struct {
@@ -90,6 +141,18 @@ void bxi_spawn_note_files(const struct bxi_boot_paths *paths)
     note(LOCK, "", paths->lock);
 }
 
+static volatile sig_atomic_t waits_for_root;
+static struct bxi_boot_paths waiting_paths;
+
+void bxi_spawn_note_wait(const struct bxi_boot_paths *paths)
+{
+    waits_for_root = 0;
+    if (!is_spawned || paths == NULL)
+        return;
+    waiting_paths = *paths;
+    waits_for_root = 1;
+}
+
 /* unlink, since shm_unlink is not promised to be safe here. All of it is this worker's own: the instance
  * in the segment's name is random, and the lock is held until this process ends. */
 static void on_term(int signal_number)
@@ -99,6 +162,8 @@ static void on_term(int signal_number)
     for (int what = 0; what < NOTES; what++)
         if (noted[what].is_set)
             unlink(noted[what].path);
+    if (waits_for_root)
+        bxi_boot_sweep(&waiting_paths);     /* system calls alone: safe here */
     /* SA_RESETHAND has restored the default: it ends the process when this returns. */
     raise(signal_number);
     errno = error;
@@ -111,6 +176,8 @@ static void become_worker(const struct launch *launch)
     sigset_t mask = launch->old_mask;
 
     is_spawned = true;
+    launched_by = launch;
+    waits_for_root = 0;
     memset(noted, 0, sizeof(noted));
     sigaction(SIGINT, &ignore, NULL);
     sigaction(SIGHUP, &ignore, NULL);
@@ -291,10 +358,31 @@ static void take_signals(struct launch *launch, bool wait)
     } while (signal_number > 0);
 }
 
+/* Tells the workers that are starting how this one ended. */
+static void tell_end(struct launch *launch, int rank, pid_t pid, int status)
+{
+    char room[BXI_NAME_BYTES];
+    char *text = launch->board->end[rank].text;
+    int used = snprintf(text, END_BYTES, "worker '%s' (rank %d, pid %ld) ", name_of(launch, rank, room), rank,
+                        (long)pid);
+    size_t left = END_BYTES - (size_t)used;
+
+    if (WIFSIGNALED(status))
+        snprintf(text + used, left, "was killed by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
+    else
+        snprintf(text + used, left, "exited with status %d", WEXITSTATUS(status));
+    /* [board.end] release, pairs with the acquire in bxi_spawn_look. */
+    bxi_store_release(&launch->board->end[rank].is_set, 1);
+    /* Relaxed: nobody else writes it. */
+    if (bxi_load_relaxed(&launch->board->first) == 0)
+        /* [board.first] release, pairs with the acquire in bxi_spawn_look. */
+        bxi_store_release(&launch->board->first, (uint32_t)rank + 1);
+}
+
 /* The first that ended badly by itself is the one to report: not one that fell to our own signals, or to
  * the same SIGTERM to the whole process group that asked the launcher to end. Of several found at one look
  * one that was killed goes before one that exited, for that is mostly the cause and the other the effect. */
-static void note_end(struct launch *launch, int rank, pid_t pid, int status)
+static void note_end(struct launch *launch, int rank, int status)
 {
     bool is_bad = !WIFEXITED(status) || WEXITSTATUS(status) != 0;
     bool was_asked = launch->next_signal != SIGTERM || launch->report.interrupt_signal != 0;
@@ -304,11 +392,11 @@ static void note_end(struct launch *launch, int rank, pid_t pid, int status)
     if (launch->report.failed_rank >= 0 && !(launch->failed_look == launch->looks &&
                                              launch->report.term_signal == 0 && WIFSIGNALED(status)))
         return;
-    launch->failed_pid = pid;
     launch->failed_look = launch->looks;
     launch->report.failed_rank = rank;
     launch->report.exit_status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     launch->report.term_signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    snprintf(launch->failed_text, sizeof(launch->failed_text), "%s", launch->board->end[rank].text);
     begin_end(launch, launch->options.grace_ns);
 }
 
@@ -326,8 +414,10 @@ static void reap(struct launch *launch)
             continue;
         launch->pid[rank] = 0;
         launch->running--;
-        if (got == pid)
-            note_end(launch, rank, pid, status);
+        if (got != pid)
+            continue;
+        tell_end(launch, rank, pid, status);
+        note_end(launch, rank, status);
     }
 }
 
@@ -344,16 +434,9 @@ static void wait_for_all(struct launch *launch)
 static int verdict(const struct launch *launch)
 {
     const struct bx_spawn_report *report = &launch->report;
-    int rank = report->failed_rank;
-    char room[BXI_NAME_BYTES];
 
-    if (rank >= 0 && report->term_signal != 0)
-        return bx_fail(BX_E_WORKER_FAILED, "worker '%s' (rank %d, pid %ld) was killed by signal %d (%s)",
-                       name_of(launch, rank, room), rank, (long)launch->failed_pid, report->term_signal,
-                       strsignal(report->term_signal));
-    if (rank >= 0)
-        return bx_fail(BX_E_WORKER_FAILED, "worker '%s' (rank %d, pid %ld) exited with status %d",
-                       name_of(launch, rank, room), rank, (long)launch->failed_pid, report->exit_status);
+    if (report->failed_rank >= 0)
+        return bx_fail(BX_E_WORKER_FAILED, "%s", launch->failed_text);
     if (report->interrupt_signal != 0)
         return bx_fail(BX_E_INTERRUPTED, "signal %d (%s) ended job '%s'", report->interrupt_signal,
                        strsignal(report->interrupt_signal), launch->job_name);
@@ -375,6 +458,12 @@ int bx_spawn(const struct bx_spawn_options *options, bx_worker_fn fn, void *cont
     int rc = read_options(&launch, options);
     if (rc < 0)
         goto done;
+    /* cppcheck-suppress invalidFunctionArg ; -1 is what MAP_ANONYMOUS asks for */
+    launch.board = mmap(NULL, sizeof(*launch.board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (launch.board == MAP_FAILED) {
+        rc = bx_fail(-errno, "no memory to share with the workers: %s", bx_strerror(-errno));
+        goto done;
+    }
     block_signals(&launch);
     int fork_rc = fork_workers(&launch);
     char *fork_text = fork_rc < 0 ? bxi_text("%s", bx_error_text()) : NULL;
@@ -387,6 +476,7 @@ int bx_spawn(const struct bx_spawn_options *options, bx_worker_fn fn, void *cont
     restore_signals(&launch);
     rc = fork_rc < 0 ? bx_fail(fork_rc, "%s", fork_text == NULL ? "" : fork_text) : verdict(&launch);
     free(fork_text);
+    munmap(launch.board, sizeof(*launch.board));
 
 done:
     if (report != NULL)

@@ -286,6 +286,31 @@ finish
 check 'the server killed: status 3 and nothing left' test "$status $left" = '3 nothing'
 check 'the server killed: the trainers say so' lines 3 "^param_server: trainer[1-3]: .*'?ps'?.*" "$dir/err"
 
+# Killed before it has joined the job: large networks are planned meanwhile. The time for the start is two minutes.
+start_early()
+{
+    : >"$dir/out"
+    "$program" --model resnet50 --image 64 --batch-size 4 --trainers 3 --num-batches 1 >"$dir/out" 2>"$dir/err" \
+        </dev/null &
+    launcher=$!
+    : >"$dir/segments"
+    soon eval 'test "$(ps --ppid "$launcher" -o pid= | wc -l)" -eq 4'
+    workers=$(ps --ppid "$launcher" -o pid= | sort -n | tr -s ' \n' ' ')
+}
+
+for rank in 2 0; do
+    start_early
+    pid=$(worker "$rank")
+    kill -9 "$pid"
+    finish
+    victim=$(test "$rank" -eq 0 && echo ps || echo "trainer$rank")
+    how="worker '$victim' \(rank $rank, pid $pid\) was killed by signal 9 \(Killed\)"
+    check "$victim killed before the start: status 3 and nothing left" test "$status $left" = '3 nothing'
+    check "$victim killed before the start: its launcher names it" lines 1 "^param_server: $how\$" "$dir/err"
+    check "$victim killed before the start: the three others do" lines 3 \
+        "^param_server: (ps|trainer[1-3]): $how before job '.*' had started\$" "$dir/err"
+done
+
 for signal in INT TERM; do
     start --num-batches 100000
     kill -"$signal" "$launcher"

@@ -431,8 +431,63 @@ Test(bootstrap, tells_those_who_wait_that_rank_0_could_not_open)
     wait_for_lock_file(2);
     begin(&worker[0], NULL, 0, 3);
     expect_failure(&worker[0], BX_E_SOCKET_DIR, "cannot be opened");
-    expect_failure(&worker[1], BX_E_SOCKET_DIR, "rank 0 of job 'boot-");
+    expect_failure(&worker[1], BX_E_SOCKET_DIR, "cannot be opened");
     cr_expect_eq(rmdir(address.sun_path), 0);
+}
+
+/* ---- Somebody is waited for long ---------------------------------------------------------------- */
+
+static sem_t logged;
+static const char *logged_part;
+
+static void count_log(int level, const char *text, void *context)
+{
+    (void)context;
+    if (level == 1 && strstr(text, logged_part) != NULL)
+        sem_post(&logged);
+}
+
+static void await_logs(int count)
+{
+    for (int i = 0; i < count; i++)
+        while (sem_wait(&logged) < 0)
+            ;
+}
+
+Test(bootstrap, says_in_every_log_for_whom_it_waits)
+{
+    struct worker worker[4] = { 0 };
+
+    sem_init(&logged, 0, 0);
+    logged_part = "ranks 1, 3 of 0..3 did not come within ";
+    bx_set_log(count_log, NULL);
+    begin(&worker[0], NULL, 0, 4);
+    begin(&worker[2], NULL, 2, 4);
+    await_logs(2);
+    begin(&worker[1], NULL, 1, 4);
+    begin(&worker[3], NULL, 3, 4);
+    for (int rank = 0; rank < 4; rank++)
+        expect_success(&worker[rank]);
+    for (int rank = 0; rank < 4; rank++)
+        free_job(worker[rank].job);
+    bx_set_log(NULL, NULL);
+}
+
+Test(bootstrap, says_in_the_log_that_it_waits_for_rank_0)
+{
+    struct worker worker[2] = { 0 };
+
+    sem_init(&logged, 0, 0);
+    logged_part = "worker 'worker1' (rank 1) waits for rank 0 of job ";
+    bx_set_log(count_log, NULL);
+    begin(&worker[1], NULL, 1, 2);
+    await_logs(1);
+    begin(&worker[0], NULL, 0, 2);
+    expect_success(&worker[0]);
+    expect_success(&worker[1]);
+    free_job(worker[0].job);
+    free_job(worker[1].job);
+    bx_set_log(NULL, NULL);
 }
 
 Test(bootstrap, takes_nobody_for_rank_0_who_removes_what_a_dead_one_left)
@@ -464,7 +519,7 @@ Test(bootstrap, tells_all_that_versions_differ)
     int fd = connect_raw();
     send_raw(fd, &hello, sizeof(hello.head) + 8, NULL, 0);     /* another version's HELLO has another size */
     expect_fail_packet(fd, BX_E_VERSION);
-    expect_failure(&worker, BX_E_VERSION, "speaks protocol 3");
+    expect_failure(&worker, BX_E_VERSION, "speaks protocol 4");
 }
 
 /* ---- Somebody dies ------------------------------------------------------------------------------ */

@@ -13,6 +13,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -558,4 +559,147 @@ Test(spawn, ends_those_it_has_when_it_can_fork_no_more)
     }
     cr_expect_eq(waitpid(pid, &status, 0), pid);
     cr_expect_eq(status, 0);
+}
+
+/* ---- An end while the job starts ---------------------------------------------------------------- */
+
+struct started {
+    int rc[WORLD];
+    char text[WORLD][BXI_TEXT_BYTES];
+};
+struct dying {
+    int rank;
+    int signal_number;                  /* 0: it returns 0 */
+    struct started *started;
+};
+
+static void start_and_note(const struct bx_options *options, struct started *started)
+{
+    struct bx_job *job = NULL;
+    int rank = options->rank;
+
+    started->rc[rank] = bx_job_create(options, &job);
+    if (started->rc[rank] == 0)
+        started->rc[rank] = bx_job_start(job);
+    if (started->rc[rank] < 0)
+        snprintf(started->text[rank], BXI_TEXT_BYTES, "%s", bx_error_text());
+    bx_job_destroy(job);
+}
+
+static int dies_or_starts(const struct bx_options *options, void *context)
+{
+    const struct dying *dying = context;
+
+    note(options);
+    if (options->rank == dying->rank && dying->signal_number != 0)
+        raise(dying->signal_number);
+    else if (options->rank != dying->rank)
+        start_and_note(options, dying->started);
+    return options->rank == dying->rank ? 0 : 7;
+}
+
+/* The start timeout is longer than the test's: who waits for it is not told. */
+static void spawn_dying(bx_worker_fn fn, struct dying *dying)
+{
+    struct bx_options worker = { .start_timeout_ns = 10 * UINT64_C(60000000000) };
+    struct bx_spawn_options options = { .job = job_name, .world_size = WORLD, .grace_ns = BX_FOREVER,
+                                        .options = &worker };
+
+    memset(seen, 0, sizeof(*seen));
+    memset(dying->started, 0, sizeof(*dying->started));
+    seen->rc = bx_spawn(&options, fn, dying, &seen->report);
+}
+
+static void expect_told(const struct dying *dying, const char *how)
+{
+    char part[160];
+
+    snprintf(part, sizeof(part), "worker 'worker%d' (rank %d, pid %ld) %s before job '%s' had started", dying->rank,
+             dying->rank, (long)seen->pid[dying->rank], how, job_name);
+    for (int rank = 0; rank < WORLD; rank++) {
+        if (rank == dying->rank)
+            continue;
+        cr_expect_eq(dying->started->rc[rank], BX_E_WORKER_FAILED, "rank %d: %s: %s", rank,
+                     bx_error_name(dying->started->rc[rank]), dying->started->text[rank]);
+        cr_expect_str_eq(dying->started->text[rank], part);
+    }
+    cr_expect_eq(segments_left(), 0);
+}
+
+static void map_started(struct dying *dying)
+{
+    dying->started = mmap(NULL, sizeof(*dying->started), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    cr_assert_neq(dying->started, MAP_FAILED);
+}
+
+Test(spawn, tells_those_who_start_of_a_worker_that_was_killed_before)
+{
+    struct dying dying = { .signal_number = SIGKILL };
+
+    map_started(&dying);
+    for (dying.rank = 0; dying.rank < WORLD; dying.rank++) {
+        spawn_dying(dies_or_starts, &dying);
+        expect_told(&dying, "was killed by signal 9 (Killed)");
+        cr_expect_eq(seen->rc, BX_E_WORKER_FAILED);
+        expect_report(dying.rank, -1, SIGKILL, 0);
+    }
+}
+
+Test(spawn, tells_those_who_start_of_a_worker_that_ended_before)
+{
+    struct dying dying = { .signal_number = 0 };
+
+    map_started(&dying);
+    for (dying.rank = 0; dying.rank < WORLD; dying.rank++) {
+        spawn_dying(dies_or_starts, &dying);
+        expect_told(&dying, "exited with status 0");
+        cr_expect_eq(seen->rc, BX_E_WORKER_FAILED);
+    }
+}
+
+/* Segment and arena of the rank are there: it has met rank 0, or is rank 0. */
+static bool has_segment(int rank)
+{
+    DIR *stream = opendir("/dev/shm");
+    struct dirent *entry;
+    char prefix[64], suffix[16];
+    bool found = false;
+
+    snprintf(prefix, sizeof(prefix), "boxcar.%u.%s.", (unsigned)geteuid(), job_name);
+    snprintf(suffix, sizeof(suffix), ".%d.arena", rank);
+    while (stream != NULL && (entry = readdir(stream)) != NULL) {
+        size_t length = strlen(entry->d_name), tail = strlen(suffix);
+        found |= strncmp(entry->d_name, prefix, strlen(prefix)) == 0 && length > tail &&
+                 strcmp(entry->d_name + length - tail, suffix) == 0;
+    }
+    if (stream != NULL)
+        closedir(stream);
+    return found;
+}
+
+/* Rank 2 kills another one that waits for it, and comes then. */
+static int is_killed_when_it_waits(const struct bx_options *options, void *context)
+{
+    const struct dying *dying = context;
+
+    note(options);
+    if (options->rank == 2) {
+        while (!has_segment(dying->rank))
+            sched_yield();
+        kill(seen->pid[dying->rank], SIGKILL);
+    }
+    start_and_note(options, dying->started);
+    return 7;
+}
+
+Test(spawn, tells_those_who_start_of_a_worker_that_was_killed_while_it_waited)
+{
+    struct dying dying = { .signal_number = SIGKILL };
+
+    map_started(&dying);
+    for (dying.rank = 0; dying.rank < 2; dying.rank++) {
+        spawn_dying(is_killed_when_it_waits, &dying);
+        expect_told(&dying, "was killed by signal 9 (Killed)");
+        expect_report(dying.rank, -1, SIGKILL, 0);
+    }
 }

@@ -207,5 +207,7 @@ void bxi_spawn_note_wait(const struct bxi_boot_paths *paths);
  * worker that has hung up. Elsewhere both are 0. */
 int bxi_spawn_look(const struct bx_job *job, int rank);
 int bxi_spawn_how_ended(const struct bx_job *job, int rank);
+/* It is in the job from here on, or has left it. */
+void bxi_spawn_in_job(const struct bx_job *job, bool is_in);
 
 #endif

@@ -638,7 +638,8 @@ struct bx_spawn_report {
 /* Forks world_size workers, direct children, in the order of their ranks, and waits for all. They die
  * with the launcher. When one ends badly the others get grace_ns to end by themselves, then SIGTERM,
  * then SIGKILL; a SIGINT or SIGTERM to the launcher ends them too. What they left in /dev/shm is
- * removed. 0 if every worker returned 0; BX_E_WORKER_FAILED (who and how: bx_error_text, report);
+ * removed. 0 if every worker returned 0; BX_E_WORKER_FAILED (who and how: bx_error_text, report), also where one
+ * exits with status 0 from the midst of the job, for the others see a death;
  * BX_E_INTERRUPTED; -EINVAL, BX_E_WORLD_SIZE; -errno of fork. report may be NULL. Call it from the only
  * thread of a process that has no job. Blocks. */
 int bx_spawn(const struct bx_spawn_options *options, bx_worker_fn fn, void *context,

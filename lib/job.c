@@ -454,6 +454,7 @@ int bx_job_start(struct bx_job *job)
         bxi_store_relaxed(&job->phase, BXI_STOPPED);
         return rc;
     }
+    bxi_spawn_in_job(job, true);
     bxi_names_build(job);
     job->cpus = count_cpus(job);
     if (job->rank != 0)

@@ -9,6 +9,7 @@
  * peer's background eventfd. A worker killed on the way is counted as gone; one that does not come is
  * named when the time is over.
  */
+#include "bootstrap.h"
 #include "progress.h"
 #include "trace.h"
 
@@ -166,6 +167,7 @@ void bxi_job_leave(struct bx_job *job)
     /* [state] release, pairs with the acquire in look_state. */
     bxi_store_release(&job->control->header.state, BXI_LEFT);
     BXI_STEP("state.left");
+    bxi_spawn_in_job(job, false);
     if (!together)
         bxi_ring_all(job);
     for (int rank = 0; rank < job->world_size; rank++)

@@ -19,8 +19,10 @@
  * handlers that the launcher had set up before the fork once more in every worker.
  *
  * While a job starts, nobody but the launcher can see how a worker ended that has met nobody yet. It writes that on
- * a board, a page shared with all workers, and who waits in bx_job_start looks there a few times a second. A text
- * has one writer, the launcher, and is never changed once it is there.
+ * a board, a page shared with all workers, and who waits in bx_job_start looks there a few times a second. Each
+ * worker notes on the board whether it is in the job, so that an end in the midst of it is a bad one whatever its
+ * exit status: the others saw a death. A text has one writer, the launcher, and is never changed once it is there;
+ * the word in_job of a rank is its worker's alone.
  *
  * A launcher killed by SIGKILL: each worker gets SIGTERM from the kernel, and its handler removes the
  * name of its segment, rank 0's the socket and the lock file as well. A worker killed: the launcher
@@ -48,6 +50,7 @@ struct board {
     bxi_a32 first;                          /* 1 + the rank of the first that ended; 0: none has */
     struct {
         bxi_a32 is_set;
+        bxi_a32 in_job;                     /* jobs of that name that it has started and not left */
         char text[END_BYTES];
     } end[BXI_WORLD_MAX];
 };
@@ -109,6 +112,12 @@ int bxi_spawn_how_ended(const struct bx_job *job, int rank)
     while ((rc = bxi_spawn_look(job, rank)) == 0 && bxi_now_ns() < deadline_ns)
         nanosleep(&moment, NULL);
     return rc;
+}
+
+void bxi_spawn_in_job(const struct bx_job *job, bool is_in)
+{
+    if (is_launched(job))
+        bxi_add(&launched_by->board->end[job->rank].in_job, is_in ? 1 : (uint32_t)-1);
 }
 
 enum { SEGMENT, ARENA, SOCKET, LOCK, NOTES };
@@ -358,6 +367,12 @@ static void take_signals(struct launch *launch, bool wait)
     } while (signal_number > 0);
 }
 
+/* Relaxed: the worker, which wrote it, has been waited for. */
+static bool is_in_job(const struct launch *launch, int rank)
+{
+    return bxi_load_relaxed(&launch->board->end[rank].in_job) != 0;
+}
+
 /* Tells the workers that are starting how this one ended. */
 static void tell_end(struct launch *launch, int rank, pid_t pid, int status)
 {
@@ -370,7 +385,8 @@ static void tell_end(struct launch *launch, int rank, pid_t pid, int status)
     if (WIFSIGNALED(status))
         snprintf(text + used, left, "was killed by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
     else
-        snprintf(text + used, left, "exited with status %d", WEXITSTATUS(status));
+        snprintf(text + used, left, "exited with status %d%s", WEXITSTATUS(status),
+                 WEXITSTATUS(status) == 0 && is_in_job(launch, rank) ? ", but had not left the job" : "");
     /* [board.end] release, pairs with the acquire in bxi_spawn_look. */
     bxi_store_release(&launch->board->end[rank].is_set, 1);
     /* Relaxed: nobody else writes it. */
@@ -384,7 +400,7 @@ static void tell_end(struct launch *launch, int rank, pid_t pid, int status)
  * one that was killed goes before one that exited, for that is mostly the cause and the other the effect. */
 static void note_end(struct launch *launch, int rank, int status)
 {
-    bool is_bad = !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+    bool is_bad = !WIFEXITED(status) || WEXITSTATUS(status) != 0 || is_in_job(launch, rank);
     bool was_asked = launch->next_signal != SIGTERM || launch->report.interrupt_signal != 0;
 
     if (!is_bad || was_asked)

@@ -703,3 +703,41 @@ Test(spawn, tells_those_who_start_of_a_worker_that_was_killed_while_it_waited)
         expect_report(dying.rank, -1, SIGKILL, 0);
     }
 }
+
+/* ---- An end in the midst of the job -------------------------------------------------------------- */
+
+static int exits(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    _exit(0);
+}
+
+static int exits_in_a_handler(const struct bx_options *options, void *context)
+{
+    struct bx_job *job = NULL;
+    int rc;
+
+    (void)context;
+    note(options);
+    if (bx_job_create(options, &job) < 0 || bx_register(job, "exits", BX_INLINE, exits, NULL) < 0 ||
+        bx_job_start(job) < 0)
+        return 9;
+    rc = options->rank == 0 ? bx_rpc_sync(job, "worker1", "exits", NULL, NULL, NULL) : bx_job_serve(job);
+    seen->runs[options->rank] += rc == BX_E_PEER_DEAD;
+    rc = bx_job_shutdown(job, 0);
+    bx_job_destroy(job);
+    return rc < 0 ? 9 : 0;
+}
+
+Test(spawn, takes_no_exit_in_the_midst_of_the_job_for_a_good_end)
+{
+    struct bx_spawn_options options = { .job = job_name, .world_size = WORLD, .grace_ns = BX_FOREVER };
+
+    cr_expect_eq(bx_spawn(&options, exits_in_a_handler, NULL, &seen->report), BX_E_WORKER_FAILED);
+    expect_text("worker 'worker1' (rank 1, pid %ld) exited with status 0, but had not left the job", 1);
+    expect_report(1, 0, 0, 0);
+    cr_expect_eq(seen->runs[0], 2);     /* it saw a death */
+}

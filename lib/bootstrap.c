@@ -17,8 +17,10 @@
  * Why not names in /dev/shm alone, opened by whoever comes: a pidfd and an eventfd have no names, and a
  * name may be a dead namesake's.
  *
- * Killed at any step before GO: its socket hangs up, who sees that removes its segment's name, rank 0
- * tells all, and everybody undoes what it made. After GO the pidfds tell.
+ * Killed at any step before the gate opens: its socket hangs up, who sees that removes its segment's name, rank 0
+ * tells all, and everybody undoes what it made. After that the pidfds tell. The gate is a word in rank 0's segment
+ * (bootstrap_root.c): who hears nothing more of rank 0, dead or too late, goes by that word, and so do all others.
+ * Who then gives up though rank 0 may still open it, for it waited too long, shows the others that it has LEFT.
  */
 #include "bootstrap.h"
 
@@ -631,6 +633,15 @@ static int take_table(struct joiner *joiner)
     return count;
 }
 
+/* Whether rank 0 has let all go. Its segment is mapped, and stays as it was when its owner dies. */
+static bool gate_is_open(const struct bx_job *job)
+{
+    const struct bxi_segment_view *view = &job->peers[0].view;
+
+    /* [state] acquire, pairs with the release in let_all_go. */
+    return view->control != NULL && bxi_load_acquire((bxi_a32 *)&view->control->header.state) >= BXI_RUNNING;
+}
+
 /* From JOIN to GO. */
 static int gather(struct joiner *joiner)
 {
@@ -640,6 +651,8 @@ static int gather(struct joiner *joiner)
 
     for (;;) {
         int rc = next_packet(joiner, BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS);
+        if (rc <= 0 && missing == 0 && gate_is_open(job))
+            return 0;
         if (rc < 0)
             return rc;
         if (rc == 0) {
@@ -684,6 +697,9 @@ static int join(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t
         rc = send_join(&joiner);
     if (rc == 0)
         rc = gather(&joiner);
+    if (rc < 0 && job->control != NULL)
+        /* [state] release, pairs with the acquire in look_state: of those who are let go after all. */
+        bxi_store_release(&job->control->header.state, BXI_LEFT);
     if (rc < 0 && joiner.fd >= 0)
         bxi_boot_send_fail(joiner.fd, rc);
     if (joiner.fd >= 0)

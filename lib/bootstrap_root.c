@@ -12,10 +12,15 @@
  * that the job as it was asked for can never start (another world size, a name twice, another version, a
  * worker that died) ends the start of all at once, each with the sentence that says why.
  *
+ * The gate is one word, rank 0's state in its own segment, which all who have attached can read. It opens when rank 0
+ * stores RUNNING there; the GO that follows only says so. A rank 0 killed before that store has let nobody go, and
+ * one killed after it everybody, whomever it has told.
+ *
  * It holds the lock of the job's name (bootstrap_files.c) from here until the job ends.
  */
 #include "bootstrap.h"
 
+#include "step.h"
 #include "trace.h"
 
 #include <errno.h>
@@ -487,10 +492,37 @@ static int serve(struct root *root, struct connection *to)
     return 0;
 }
 
-static int run(struct root *root)
+/* Opens the gate, and then tells those who wait at it. */
+static void let_all_go(struct root *root)
 {
     struct bx_job *job = root->job;
     struct bxi_boot_head go = bxi_boot_head(BXI_BOOT_GO);
+
+    BXI_STEP("boot.gate_closed");
+    /* [state] release, pairs with the acquire in gate_is_open: who has attached has all its peers. */
+    bxi_store_release(&job->control->header.state, BXI_RUNNING);
+    BXI_STEP("boot.gate_open");
+    for (int rank = 1; rank < job->world_size; rank++) {
+        bxi_boot_send(root->by_rank[rank]->fd, &(struct bxi_boot_out){ .data = &go, .bytes = sizeof(go) },
+                      root->deadline_ns);
+        BXI_STEP("boot.go_sent");
+    }
+}
+
+/* What those have said meanwhile who have attached: one may have failed, or died. */
+static int look_once_more(struct root *root)
+{
+    for (int rank = 1; rank < root->job->world_size; rank++) {
+        int rc = listen_to(root, root->by_rank[rank]);
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+static int run(struct root *root)
+{
+    struct bx_job *job = root->job;
 
     int rc = open_listener(root);
     if (rc < 0 || (rc = bxi_boot_segment(job, &root->segment_fd, &root->arena_fd)) < 0)
@@ -501,13 +533,13 @@ static int run(struct root *root)
     for (int rank = 1; rank < job->world_size; rank++)
         if ((rc = serve(root, root->by_rank[rank])) < 0)
             return rc;
+    if ((rc = look_once_more(root)) < 0)
+        return rc;
     bxi_trace_start(job);       /* the others look for its file behind the gate */
     /* Whoever comes now is late: it must find no socket, rather than one that hangs up. */
     unlink(root->paths->socket);
     bxi_boot_lock_running(job);
-    for (int rank = 1; rank < job->world_size; rank++)
-        bxi_boot_send(root->by_rank[rank]->fd, &(struct bxi_boot_out){ .data = &go, .bytes = sizeof(go) },
-                      root->deadline_ns);
+    let_all_go(root);
     return 0;
 }
 

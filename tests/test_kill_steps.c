@@ -32,6 +32,8 @@
  *   segment.named           name made, no lock               an empty file; who waits for its worker removes it
  *   segment.locked .sized   name made and locked             the lock goes with the process; the same
  *   segment.allocated .written   pages there                 the same
+ *   boot.gate_closed        rank 0, before the gate opens   nobody was let go: all fail with its name
+ *   boot.gate_open .go_sent  and after it                   everybody was, told or not: all run and see its death
  *   state.running           it may serve, nobody told        as while running
  *   state.leaving .quiet    state stored, peers not rung     a state; its death counts as having come so far
  *   state.leaving_rung ...  peers rung                       the same
@@ -527,6 +529,33 @@ Test(kill_start, rank_0)
         cr_expect_eq(bxi_segment_reap(starts_job, 0), start_steps[i].names);
     }
     bxi_bootstrap_sweep(starts_job);
+}
+
+/* Rank 0 dies as it lets the others go. All of them run, or none does. */
+static void rank_0_dies_at(const char *step, uint32_t passages, bool all_run)
+{
+    const struct start_step at = { step, passages, 0 };
+
+    start_one(1, 0);
+    start_one(2, 0);
+    start_killed(0, &at);
+    for (int rank = 1; rank < 3; rank++) {
+        if (all_run)
+            start_succeeds(rank);
+        else
+            start_fails(rank, BX_E_PEER_DEAD, "'worker0' (rank 0");
+    }
+    bxi_bootstrap_sweep(starts_job);
+}
+
+Test(kill_start, rank_0_at_the_gate)
+{
+    for (int i = 0; i < 10; i++) {
+        rank_0_dies_at("boot.gate_closed", 1, false);
+        rank_0_dies_at("boot.gate_open", 1, true);
+        rank_0_dies_at("boot.go_sent", 1, true);
+        rank_0_dies_at("boot.go_sent", 2, true);
+    }
 }
 
 /* ---- Stopped at a step --------------------------------------------------------------------------------- */

@@ -299,6 +299,10 @@ void bxi_progress_stop(struct bx_job *job)
 
 int bx_job_fd(const struct bx_job *job)
 {
+    int rc = bxi_job_check_any(job);
+
+    if (rc < 0)
+        return rc;
     return job->loop_fd >= 0 ? job->loop_fd
                              : bx_fail(BX_E_STATE, "bx_job_fd is for a started job with own_loop set");
 }

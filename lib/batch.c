@@ -375,10 +375,14 @@ void bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank,
 static int set_member(struct bx_job *job, const char *function, int rank, bool joins)
 {
     struct bxi_batcher *batcher;
-    int rc = bxi_load_relaxed(&job->phase) == BXI_CREATED ? 0 : bxi_job_check(job);
+    int rc = bxi_job_check_any(job);
 
+    if (rc == 0 && bxi_load_relaxed(&job->phase) != BXI_CREATED)
+        rc = bxi_job_check(job);
     if (rc < 0)
         return rc;
+    if (function == NULL)
+        return bxi_null("bx_batch_add_member or bx_batch_remove_member", "the function's name");
     if (rank < 0 || rank >= job->world_size)
         return bx_fail(-EINVAL, "rank %d is not one of 0..%d", rank, job->world_size - 1);
     bxi_lock(&job->lock);
@@ -408,22 +412,25 @@ int bx_batch_remove_member(struct bx_job *job, const char *function, int rank)
 
 size_t bx_batch_rows(const struct bx_batch *batch)
 {
-    return batch->count;
+    return batch != NULL ? batch->count : 0;
 }
 
 int bx_batch_caller(const struct bx_batch *batch, size_t row)
 {
-    return row < batch->count ? batch->rows[row]->request.peer->rank : -EINVAL;
+    if (batch == NULL)
+        return bxi_null(__func__, "the batch");
+    return row < batch->count ? batch->rows[row]->request.peer->rank
+                              : bx_fail(-EINVAL, "the batch has %zu rows, not %zu", batch->count, row + 1);
 }
 
 struct bx_reader bx_batch_args(const struct bx_batch *batch, size_t row)
 {
-    return bx_msg_reader(row < batch->count ? batch->rows[row]->args : NULL);
+    return bx_msg_reader(batch != NULL && row < batch->count ? batch->rows[row]->args : NULL);
 }
 
 struct bx_msg *bx_batch_reply(struct bx_batch *batch, size_t row)
 {
-    if (row >= batch->count)
+    if (batch == NULL || row >= batch->count)
         return NULL;
     if (batch->rows[row]->reply == NULL)
         batch->rows[row]->reply = bx_msg_create(0);
@@ -434,6 +441,8 @@ int bx_batch_reply_i64(struct bx_batch *batch, size_t row, int64_t value)
 {
     struct bx_msg *reply = bx_batch_reply(batch, row);
 
+    if (batch == NULL)
+        return bxi_null(__func__, "the batch");
     if (reply == NULL)
         return row >= batch->count ? bx_fail(-EINVAL, "the batch has %zu rows, not %zu", batch->count, row + 1)
                                    : bx_fail(-ENOMEM, "no memory for a reply");
@@ -442,6 +451,8 @@ int bx_batch_reply_i64(struct bx_batch *batch, size_t row, int64_t value)
 
 int bx_batch_fail_row(struct bx_batch *batch, size_t row, int code, const char *text)
 {
+    if (batch == NULL)
+        return bxi_null(__func__, "the batch");
     if (row >= batch->count || code >= 0)
         return bx_fail(-EINVAL, "row %zu of %zu cannot fail with %d", row, batch->count, code);
     free(batch->rows[row]->text);

@@ -20,6 +20,9 @@
  *           of BX_ERRORS. Outputs are set on success only. bx_error_text() is a sentence about the last
  *           failure in the calling thread; a failed future keeps its own. The library never exits,
  *           aborts or prints; what it has to say without being asked goes to the log hook.
+ * NULL.     Where a function does not say that it may be NULL, a job, an object, an output, a name or a function is
+ *           refused: -EINVAL with a sentence, NULL where a pointer is returned, false, 0 or "" where that is; what
+ *           returns nothing does nothing.
  * Threads.  A job, a future and a counter may be used from any thread. A message and a reader belong to
  *           one thread at a time. A thread that waits (bx_rpc_sync, bx_future_wait) or asks
  *           (bx_future_done) makes progress: inline and async handlers, batch bodies and callbacks may
@@ -537,16 +540,17 @@ int bx_rpc_oneway(struct bx_job *job, const char *to, const char *function, cons
 
 /* A value that is set once or failed once. Counted: create, then, all, any and bx_rpc_async return one
  * reference, acquire adds one, release drops one. A future that nobody can complete any more (its
- * maker released it) fails with BX_E_ABANDONED. A future belongs to its job: complete or release it before
- * bx_job_destroy; one that is done may be read and released afterwards. */
+ * maker released it) fails with BX_E_ABANDONED. A future belongs to its job: bx_job_destroy fails what is pending
+ * with BX_E_SHUTDOWN, and afterwards a future may only be read and released. */
 struct bx_future;
 
-struct bx_future *bx_future_create(struct bx_job *job);         /* NULL when memory is out */
+/* NULL when memory is out, or the job ends. job NULL: a future of no job, for which nobody can wait. */
+struct bx_future *bx_future_create(struct bx_job *job);
 struct bx_future *bx_future_acquire(struct bx_future *future);
 void bx_future_release(struct bx_future *future);               /* NULL is fine */
 
-/* Completes it; value (may be NULL) becomes the future's. -EALREADY if it was done: value is then
- * destroyed. fail's text may be NULL. */
+/* Completes it; value (may be NULL) becomes the future's, and is destroyed on failure. -EALREADY if it was done.
+ * fail's text may be NULL. */
 int bx_future_set(struct bx_future *future, struct bx_msg *value);
 int bx_future_fail(struct bx_future *future, int code, const char *text);
 
@@ -576,7 +580,7 @@ struct bx_future *bx_future_then_any(struct bx_future *future, bx_then_fn fn, vo
 
 /* Done when all are (an empty message; fails with the first failure, once all are done), or when one is
  * (the value is its index, an i64; fails if that one failed). count 0: all is done at once, any is
- * NULL. */
+ * NULL. job may be NULL, as in bx_future_create. */
 struct bx_future *bx_future_all(struct bx_job *job, struct bx_future *const *futures, size_t count);
 struct bx_future *bx_future_any(struct bx_job *job, struct bx_future *const *futures, size_t count);
 

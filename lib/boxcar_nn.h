@@ -117,7 +117,8 @@ const float *bx_net_input_grad(const struct bx_net *net);              /* row-ma
 
 /* ---- Losses and optimizers (plain C, no oneDNN) ---------------------------------------------------- */
 
-/* Mean over all elements of (output - target)^2; its gradient 2 (output - target) / count into grad. */
+/* Mean over all elements of (output - target)^2; its gradient 2 (output - target) / count into grad, which may be
+ * NULL. Not a number where output or target is NULL. */
 double bx_mse_loss(const float *output, const float *target, size_t count, float *grad);
 
 /* SGD with momentum over any number of gradient sets, in one pass over memory, as torch.optim.SGD:
@@ -135,7 +136,7 @@ struct bx_sgd {
     size_t grad_count;          /* at least 1 */
     size_t elements;
 };
-void bx_sgd_step(const struct bx_sgd *step);
+void bx_sgd_step(const struct bx_sgd *step);            /* does nothing where a pointer is NULL */
 
 #if defined(__GNUC__)
 #pragma GCC visibility pop

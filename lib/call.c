@@ -193,6 +193,8 @@ static int plan(struct bx_job *job, struct request_plan *out, const char *to,
 
     if (rc < 0)
         return rc;
+    if (to == NULL || out->function == NULL)
+        return bxi_null("the call", to == NULL ? "the worker's name" : "the function's name");
     if (options != NULL) {
         size_t bytes = options->struct_bytes != 0 ? options->struct_bytes : sizeof given;
 
@@ -520,7 +522,7 @@ int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const
                  const struct bx_call_options *options, struct bx_future **future)
 {
     struct request_plan request = { .function = function, .args = args, .kind = BXI_REQUEST };
-    int rc = plan(job, &request, to, options);
+    int rc = future != NULL ? plan(job, &request, to, options) : bxi_null(__func__, "the place for the future");
 
     if (rc < 0)
         return rc;

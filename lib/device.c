@@ -382,7 +382,7 @@ int bxi_devices_joining(struct bxi_devices *devices)
 
 void *bx_gpu_stream(struct bx_job *job, struct bx_device device)
 {
-    struct bxi_devices *devices = bxi_devices_of(job);
+    struct bxi_devices *devices = bxi_job_check_any(job) < 0 ? NULL : bxi_devices_of(job);
     void *stream = NULL;
     int index;
 

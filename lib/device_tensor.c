@@ -295,7 +295,9 @@ int bx_tensor_written_on(struct bx_tensor *tensor, void *stream)
     struct bxi_device_block *block;
     int rc;
 
-    if (tensor == NULL || !bxi_is_device(tensor))
+    if (tensor == NULL)
+        return bxi_null(__func__, "the tensor");
+    if (!bxi_is_device(tensor))
         return bx_fail(-EINVAL, "the tensor does not lie in device memory: no stream writes it");
     if (tensor->storage->kind != BXI_STORE_DEVICE)
         return bx_fail(-EROFS, "the tensor is on loan from another worker and must not be written to");
@@ -392,7 +394,9 @@ int bx_tensor_read_on(struct bx_tensor *tensor, void *stream)
     struct behind behind;
     int index, rc;
 
-    if (tensor == NULL || !bxi_is_device(tensor))
+    if (tensor == NULL)
+        return bxi_null(__func__, "the tensor");
+    if (!bxi_is_device(tensor))
         return bx_fail(-EINVAL, "the tensor does not lie in device memory: no stream has to wait for it");
     devices = devices_of(tensor);
     if (!bxi_devices_enter(devices))

@@ -704,8 +704,10 @@ static int add_handler(struct bx_job *job, const char *name, const struct bxi_ha
 
 static int registered(struct bx_job *job, const char *name, const struct bxi_handler *handler)
 {
-    int rc = check_name(name);
+    int rc = bxi_job_check_any(job);
 
+    if (rc == 0)
+        rc = check_name(name);
     if (rc == 0 && bxi_load_relaxed(&job->phase) != BXI_CREATED)
         rc = bxi_job_check(job);
     if (rc < 0)
@@ -768,20 +770,20 @@ int bx_register_batch(struct bx_job *job, const char *name, bx_batch_fn fn, void
 
 struct bx_job *bx_request_job(const struct bx_request *request)
 {
-    return request->job;
+    return request != NULL ? request->job : NULL;
 }
 
 int bx_request_caller(const struct bx_request *request)
 {
-    return request->peer->rank;
+    return request != NULL ? request->peer->rank : bxi_null(__func__, "the request");
 }
 
 const char *bx_request_function(const struct bx_request *request)
 {
-    return request->handler->name;
+    return request != NULL ? request->handler->name : NULL;
 }
 
 uint64_t bx_request_deadline_ns(const struct bx_request *request)
 {
-    return request->deadline_ns;
+    return request != NULL ? request->deadline_ns : 0;
 }

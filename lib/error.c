@@ -5,6 +5,7 @@
  */
 #include "internal.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,10 +79,17 @@ int bx_fail(int code, const char *format, ...)
 {
     va_list args;
 
+    if (format == NULL)
+        return bx_fail(code, "%s", bx_strerror(code));
     va_start(args, format);
     bxi_fail_v(code, format, args);
     va_end(args);
     return code;
+}
+
+int bxi_null(const char *function, const char *what)
+{
+    return bx_fail(-EINVAL, "%s was given NULL for %s", function, what);
 }
 
 char *bxi_text(const char *format, ...)

@@ -7,10 +7,14 @@
  * runs it itself. Whoever completes puts the future in a queue of its own thread and runs the queue only
  * if it is not already doing so: a completion inside a callback does not nest, and a chain of a million
  * `then` needs no stack. No lock is held while callbacks run.
+ *
+ * A call's future lies in its slot (call.c). Every other one is in a list of its job until it is done, so that
+ * bx_job_destroy fails it: nobody else would, and it would name a job that is gone.
  */
 #include "internal.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 
 typedef void (*callback_fn)(struct bx_future *future, struct bxi_callback *callback);
@@ -27,6 +31,12 @@ struct bxi_callback {
     size_t index;
 };
 
+struct bxi_made {               /* a future that is no call: of bx_future_create, then, all and any */
+    struct bx_future future;    /* first */
+    bool listed;                /* future_lock, these three */
+    struct bxi_made *next, *prev;
+};
+
 static _Thread_local struct bxi_callback *queue_head, *queue_tail;
 static _Thread_local bool queue_runs;
 
@@ -35,18 +45,83 @@ void bxi_future_init(struct bx_future *future, struct bx_job *job)
     *future = (struct bx_future){ .refs = 1, .job = job };
 }
 
+/* False if the job ends: nobody would fail it. */
+static bool enlist(struct bx_job *job, struct bxi_made *made)
+{
+    bool may;
+
+    bxi_lock(&job->future_lock);
+    may = !job->futures_end;
+    if (may) {
+        made->listed = true;
+        made->next = job->futures;
+        if (made->next != NULL)
+            made->next->prev = made;
+        job->futures = made;
+    }
+    bxi_unlock(&job->future_lock);
+    return may;
+}
+
+/* By the one who completes it, before anybody can see that it is done. */
+static void delist(struct bx_job *job, struct bxi_made *made)
+{
+    bxi_lock(&job->future_lock);
+    if (made->listed) {
+        made->listed = false;
+        if (made->prev != NULL)
+            made->prev->next = made->next;
+        else
+            job->futures = made->next;
+        if (made->next != NULL)
+            made->next->prev = made->prev;
+    }
+    bxi_unlock(&job->future_lock);
+}
+
 struct bx_future *bx_future_create(struct bx_job *job)
 {
-    struct bx_future *future = malloc(sizeof *future);
+    struct bxi_made *made = calloc(1, sizeof *made);
 
-    if (future != NULL)
-        bxi_future_init(future, job);
-    return future;
+    if (made == NULL) {
+        bx_fail(-ENOMEM, "no memory for a future");
+        return NULL;
+    }
+    bxi_future_init(&made->future, job);
+    if (job != NULL && !enlist(job, made)) {
+        bx_fail(BX_E_SHUTDOWN, "worker '%s' has shut down: it makes no more futures", job->name);
+        free(made);
+        return NULL;
+    }
+    return &made->future;
+}
+
+void bxi_futures_end(struct bx_job *job)
+{
+    for (;;) {
+        struct bx_future *future = NULL;
+        bool any;
+
+        bxi_lock(&job->future_lock);
+        job->futures_end = true;
+        any = job->futures != NULL;
+        /* Without a reference left, its last holder is about to take it from the list. */
+        if (any && bxi_future_try_acquire(&job->futures->future))
+            future = &job->futures->future;
+        bxi_unlock(&job->future_lock);
+        if (!any)
+            return;
+        if (future == NULL || !bxi_future_complete(future, BX_E_SHUTDOWN,
+                                                   bxi_text("worker '%s' has left the job", job->name), NULL))
+            sched_yield();          /* another thread completes it */
+        bx_future_release(future);
+    }
 }
 
 struct bx_future *bx_future_acquire(struct bx_future *future)
 {
-    bxi_add(&future->refs, 1);
+    if (future != NULL)
+        bxi_add(&future->refs, 1);
     return future;
 }
 
@@ -143,6 +218,8 @@ bool bxi_future_complete(struct bx_future *future, int code, char *text, struct 
 
     struct bx_job *job = future->job;
 
+    if (!future->is_call && job != NULL)
+        delist(job, (struct bxi_made *)(void *)future);
     future->code = code;
     future->text = text;
     future->value = value;
@@ -166,6 +243,10 @@ int bx_future_set(struct bx_future *future, struct bx_msg *value)
 {
     int error = bx_msg_error(value);
 
+    if (future == NULL) {
+        bx_msg_destroy(value);
+        return bxi_null(__func__, "the future");
+    }
     if (error < 0) {
         bx_msg_destroy(value);
         value = NULL;
@@ -177,6 +258,8 @@ int bx_future_set(struct bx_future *future, struct bx_msg *value)
 
 int bx_future_fail(struct bx_future *future, int code, const char *text)
 {
+    if (future == NULL)
+        return bxi_null(__func__, "the future");
     if (code >= 0)
         return bx_fail(-EINVAL, "a future fails with a negative code, not %d", code);
     if (!bxi_future_complete(future, code, text != NULL ? strdup(text) : NULL, NULL))
@@ -186,6 +269,8 @@ int bx_future_fail(struct bx_future *future, int code, const char *text)
 
 int bx_future_cancel(struct bx_future *future)
 {
+    if (future == NULL)
+        return bxi_null(__func__, "the future");
     if (bxi_future_is_done(future))
         return bx_fail(-EALREADY, "the future is done already");
     if (future->is_call)
@@ -197,6 +282,8 @@ int bx_future_cancel(struct bx_future *future)
 
 bool bx_future_done(const struct bx_future *future)
 {
+    if (future == NULL)
+        return false;
     if (bxi_future_is_done(future))
         return true;
     /* Who asks again and again must see it happen, though nobody waits. */
@@ -207,19 +294,21 @@ bool bx_future_done(const struct bx_future *future)
 
 int bx_future_error(const struct bx_future *future)
 {
+    if (future == NULL)
+        return bxi_null(__func__, "the future");
     return bxi_future_is_done(future) ? future->code : 0;
 }
 
 const char *bx_future_error_text(const struct bx_future *future)
 {
-    if (bx_future_error(future) == 0)
+    if (future == NULL || bx_future_error(future) == 0)
         return "";
     return future->text != NULL ? future->text : bx_strerror(future->code);
 }
 
 const struct bx_msg *bx_future_value(const struct bx_future *future)
 {
-    return bxi_future_is_done(future) ? future->value : NULL;
+    return future != NULL && bxi_future_is_done(future) ? future->value : NULL;
 }
 
 static bool future_ready(struct bxi_waiter *waiter)
@@ -229,6 +318,8 @@ static bool future_ready(struct bxi_waiter *waiter)
 
 int bx_future_wait(struct bx_future *future, uint64_t timeout_ns)
 {
+    if (future == NULL)
+        return bxi_null(__func__, "the future");
     if (!bxi_future_is_done(future)) {
         struct bxi_waiter waiter = {
             .ready = future_ready,
@@ -284,8 +375,11 @@ static void run_done(struct bx_future *future, struct bxi_callback *callback)
 
 int bx_future_on_done(struct bx_future *future, bx_done_fn fn, void *context)
 {
-    struct bxi_callback *callback = calloc(1, sizeof *callback);
+    struct bxi_callback *callback;
 
+    if (future == NULL || fn == NULL)
+        return bxi_null(__func__, future == NULL ? "the future" : "the function");
+    callback = calloc(1, sizeof *callback);
     if (callback == NULL)
         return bx_fail(-ENOMEM, "no memory for a callback");
     callback->run = run_done;
@@ -323,12 +417,18 @@ static void run_then(struct bx_future *future, struct bxi_callback *callback)
 
 static struct bx_future *add_then(struct bx_future *future, bx_then_fn fn, void *context, bool sees_errors)
 {
-    struct bxi_callback *callback = calloc(1, sizeof *callback);
-    struct bx_future *child = bx_future_create(future->job);
+    struct bxi_callback *callback;
+    struct bx_future *child;
 
+    if (future == NULL || fn == NULL) {
+        bxi_null("bx_future_then", future == NULL ? "the future" : "the function");
+        return NULL;
+    }
+    callback = calloc(1, sizeof *callback);
+    child = bx_future_create(future->job);
     if (callback == NULL || child == NULL) {
         free(callback);
-        free(child);
+        bx_future_release(child);
         return NULL;
     }
     callback->run = run_then;
@@ -426,12 +526,24 @@ no_memory:
     return -ENOMEM;
 }
 
+/* Are they all there? */
+static bool has_all(struct bx_future *const *futures, size_t count, const char *function)
+{
+    bool has = futures != NULL || count == 0;
+
+    for (size_t i = 0; has && i < count; i++)
+        has = futures[i] != NULL;
+    if (!has)
+        bxi_null(function, "one of the futures");
+    return has;
+}
+
 struct bx_future *bx_future_all(struct bx_job *job, struct bx_future *const *futures, size_t count)
 {
-    struct bx_future *child = bx_future_create(job);
-    struct gather *gather = calloc(1, sizeof *gather);
+    struct bx_future *child = has_all(futures, count, __func__) ? bx_future_create(job) : NULL;
+    struct gather *gather = child != NULL ? calloc(1, sizeof *gather) : NULL;
 
-    if (child == NULL || gather == NULL)
+    if (gather == NULL)
         goto no_memory;
     if (count == 0) {
         free(gather);
@@ -445,16 +557,16 @@ struct bx_future *bx_future_all(struct bx_job *job, struct bx_future *const *fut
 
 no_memory:
     free(gather);
-    free(child);
+    bx_future_release(child);
     return NULL;
 }
 
 struct bx_future *bx_future_any(struct bx_job *job, struct bx_future *const *futures, size_t count)
 {
-    struct bx_future *child = count > 0 ? bx_future_create(job) : NULL;
+    struct bx_future *child = count > 0 && has_all(futures, count, __func__) ? bx_future_create(job) : NULL;
 
     if (child != NULL && join(futures, count, child, run_any, NULL) < 0) {
-        free(child);
+        bx_future_release(child);
         return NULL;
     }
     return child;

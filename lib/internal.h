@@ -85,6 +85,8 @@ void bxi_future_init(struct bx_future *future, struct bx_job *job);
 bool bxi_future_try_acquire(struct bx_future *future);     /* false if its last reference is gone */
 /* Completes it; value and text (malloc'ed) become its own. False (and both freed) if it was done. */
 bool bxi_future_complete(struct bx_future *future, int code, char *text, struct bx_msg *value);
+/* The job ends: fails every future of it that is no call and not done. None can be made from then on. */
+void bxi_futures_end(struct bx_job *job);
 void bxi_future_fini(struct bx_future *future);     /* frees value and text of one that is done */
 static inline bool bxi_future_is_done(const struct bx_future *future);
 
@@ -383,11 +385,16 @@ struct bx_job {
     pthread_t background;
     bool background_runs;
     bxi_a32 background_ready;                   /* 1: it can sleep; 1 + errno: it found nothing to sleep with */
+    struct bxi_lock future_lock;                /* futures and futures_end; no other lock is taken inside */
+    struct bxi_made *futures;                   /* those of the program that are not done (future.c) */
+    bool futures_end;
 };
 
 #define BXI_NO_INDEX 255
 
 /* ---- error.c ------------------------------------------------------------------------------------- */
+/* A public function was given NULL for what it cannot do without: -EINVAL with a sentence. */
+int bxi_null(const char *function, const char *what) __attribute__((cold));
 void bxi_clear_error(void);
 int bxi_fail_v(int code, const char *format, va_list args);
 void bxi_log(int level, const char *format, ...) BX_PRINTF(2, 3);
@@ -396,8 +403,10 @@ char *bxi_text(const char *format, ...) BX_PRINTF(1, 2);   /* malloc'ed; NULL wh
 /* ---- job.c --------------------------------------------------------------------------------------- */
 /* The bootstrap calls it once the segment is there, before any peer can see it. */
 void bxi_job_adopt_segment(struct bx_job *job);
-/* 0, or BX_E_FORKED / BX_E_STATE with a sentence: every public function begins with it. */
-int bxi_job_check(struct bx_job *job);
+/* 0, or -EINVAL (NULL), BX_E_FORKED, BX_E_STATE, BX_E_SHUTDOWN with a sentence: a public function begins with it. */
+int bxi_job_check(const struct bx_job *job);
+/* The same for what may be asked in every phase: -EINVAL only. */
+int bxi_job_check_any(const struct bx_job *job);
 uint64_t bxi_now_ns(void);                      /* CLOCK_MONOTONIC */
 uint64_t bxi_coarse_ns(void);                   /* CLOCK_MONOTONIC_COARSE: cheap, up to 10 ms behind */
 uint64_t bxi_deadline_ns(uint64_t timeout_ns);  /* absolute; BX_FOREVER stays */

@@ -73,10 +73,15 @@ static bool forked(const struct bx_job *job)
     return bxi_load_relaxed(&bxi_forks) != job->fork_generation;
 }
 
-int bxi_job_check(struct bx_job *job)
+int bxi_job_check_any(const struct bx_job *job)
+{
+    return job != NULL ? 0 : bx_fail(-EINVAL, "there is no job");
+}
+
+int bxi_job_check(const struct bx_job *job)
 {
     if (job == NULL)
-        return bx_fail(-EINVAL, "there is no job");
+        return bxi_job_check_any(job);
     if (forked(job))
         return bx_fail(BX_E_FORKED, "this process was forked after worker '%s' was created; fork first, "
                                     "then call bx_job_create", job->name);
@@ -375,9 +380,12 @@ static void free_job(struct bx_job *job)
 
 int bx_job_create(const struct bx_options *options, struct bx_job **out)
 {
-    struct bx_job *job = aligned_alloc(64, (sizeof *job + 63) & ~(size_t)63);
+    struct bx_job *job;
     int rc;
 
+    if (out == NULL)
+        return bxi_null(__func__, "the place for the job");
+    job = aligned_alloc(64, (sizeof *job + 63) & ~(size_t)63);
     if (job == NULL)
         return bx_fail(-ENOMEM, "no memory for a job");
     memset(job, 0, sizeof *job);
@@ -485,6 +493,10 @@ void bx_job_destroy(struct bx_job *job)
 
     if (phase == BXI_STARTED || phase == BXI_STOPPING)
         bxi_job_leave(job);
+    /* What is pending would name a job that is gone. Answers that hang on futures of other jobs end too. */
+    bxi_futures_end(job);
+    for (int rank = 0; rank < job->world_size; rank++)
+        bxi_parked_fail(job, &job->peers[rank], 0, true, BX_E_SHUTDOWN);
     free_job(job);
 }
 
@@ -492,27 +504,35 @@ void bx_job_destroy(struct bx_job *job)
 
 int bx_job_rank(const struct bx_job *job)
 {
-    return job->rank;
+    int rc = bxi_job_check_any(job);
+
+    return rc < 0 ? rc : job->rank;
 }
 
 int bx_job_world_size(const struct bx_job *job)
 {
-    return job->world_size;
+    int rc = bxi_job_check_any(job);
+
+    return rc < 0 ? rc : job->world_size;
 }
 
 const char *bx_job_name(const struct bx_job *job)
 {
-    return job->name;
+    return bxi_job_check_any(job) < 0 ? NULL : job->name;
 }
 
 bool bx_worker_alive(const struct bx_job *job, int rank)
 {
-    return rank >= 0 && rank < job->world_size &&
+    return bxi_job_check_any(job) == 0 && rank >= 0 && rank < job->world_size &&
            bxi_load_relaxed(&job->peers[rank].state) == BXI_PEER_ALIVE;
 }
 
 int bx_on_death(struct bx_job *job, bx_death_fn fn, void *context)
 {
+    int rc = bxi_job_check_any(job);
+
+    if (rc < 0)
+        return rc;
     if (bxi_load_relaxed(&job->phase) != BXI_CREATED)
         return bx_fail(BX_E_STATE, "the hook for deaths is set before bx_job_start");
     job->on_death = fn;
@@ -528,6 +548,8 @@ int bx_job_arena(struct bx_job *job, struct bx_arena_info *info)
 
     if (rc < 0)
         return rc;
+    if (info == NULL)
+        return bxi_null(__func__, "the place for the figures");
     bxi_leases_reclaim(job);
     bxi_arena_read(job->arena, &stats);
     filled = (struct bx_arena_info){ sizeof filled, stats.size_bytes, stats.used_bytes, stats.committed_bytes,
@@ -556,6 +578,12 @@ int bx_counter(const struct bx_job *job, const char *name, uint64_t *value)
         BXI_COUNTERS(BXI_COUNTER_NAME)
 #undef BXI_COUNTER_NAME
     };
+    int rc = bxi_job_check_any(job);
+
+    if (rc < 0)
+        return rc;
+    if (name == NULL || value == NULL)
+        return bxi_null(__func__, name == NULL ? "the counter's name" : "the place for its value");
 
     for (int i = 0; i < BXI_COUNTER_COUNT; i++) {
         if (strcmp(names[i], name) == 0) {

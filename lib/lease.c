@@ -623,6 +623,8 @@ int bx_job_loans(struct bx_job *job, int rank, struct bx_loans *loans)
 
     if (rc < 0 || (rc = check_rank(job, rank)) < 0)
         return rc;
+    if (loans == NULL)
+        return bxi_null(__func__, "the place for the figures");
     look_at_all_words(job);
     bxi_leases_reclaim(job);
     bxi_lock(&job->lock);

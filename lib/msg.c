@@ -76,6 +76,8 @@ void bx_msg_destroy(struct bx_msg *msg)
 
 void bx_msg_clear(struct bx_msg *msg)
 {
+    if (msg == NULL)
+        return;
     if (reads_the_loan(msg)) {
         msg->data = msg->room;
         msg->capacity = 0;
@@ -107,8 +109,12 @@ static int grow(struct bx_msg *msg, size_t needed)
 
 int bx_msg_put_bytes(struct bx_msg *msg, const void *data, size_t bytes)
 {
+    if (msg == NULL)
+        return bxi_null(__func__, "the message");
     if (msg->error < 0)
         return msg->error;
+    if (data == NULL && bytes > 0)
+        return msg->error = bxi_null(__func__, "the bytes");
     if (bytes > SIZE_MAX - msg->bytes)
         return msg->error = -ENOMEM;
     if (msg->bytes + bytes > msg->capacity && grow(msg, msg->bytes + bytes) < 0)
@@ -146,13 +152,20 @@ int bx_msg_put_f32(struct bx_msg *msg, float value)
 
 int bx_msg_put_f32s(struct bx_msg *msg, const float *values, size_t count)
 {
-    if (count > SIZE_MAX / sizeof *values)
+    if (count > SIZE_MAX / sizeof *values && msg != NULL)
         return msg->error = -ENOMEM;
     return bx_msg_put_bytes(msg, values, count * sizeof *values);
 }
 
 int bx_msg_put_str(struct bx_msg *msg, const char *text)
 {
+    if (msg == NULL)
+        return bxi_null(__func__, "the message");
+    if (msg->error < 0)
+        return msg->error;
+    if (text == NULL)
+        return msg->error = bxi_null(__func__, "the text");
+
     size_t bytes = strlen(text) + 1;
     uint32_t length = (uint32_t)bytes;
 
@@ -165,6 +178,8 @@ int bx_msg_put_str(struct bx_msg *msg, const char *text)
 
 int bx_msg_put_tensor(struct bx_msg *msg, struct bx_tensor *tensor)
 {
+    if (msg == NULL)
+        return bxi_null(__func__, "the message");
     if (msg->error < 0)
         return msg->error;
     if (tensor == NULL)
@@ -217,17 +232,17 @@ struct bx_reader bx_msg_reader(const struct bx_msg *msg)
 
 size_t bx_reader_left(const struct bx_reader *reader)
 {
-    return reader->error < 0 ? 0 : reader->bytes - reader->pos;
+    return reader == NULL || reader->error < 0 ? 0 : reader->bytes - reader->pos;
 }
 
 size_t bx_reader_tensors_left(const struct bx_reader *reader)
 {
-    return reader->error < 0 ? 0 : reader->tensor_count;
+    return reader == NULL || reader->error < 0 ? 0 : reader->tensor_count;
 }
 
 struct bx_tensor *bx_read_tensor(struct bx_reader *reader)
 {
-    if (reader->error < 0)
+    if (reader == NULL || reader->error < 0)
         return NULL;
     if (reader->tensor_count == 0) {
         reader->error = bx_fail(BX_E_SHORT_MESSAGE, "a tensor was read past the last one of a message");
@@ -239,7 +254,7 @@ struct bx_tensor *bx_read_tensor(struct bx_reader *reader)
 
 const void *bx_read_bytes(struct bx_reader *reader, size_t bytes)
 {
-    if (reader->error < 0)
+    if (reader == NULL || reader->error < 0)
         return NULL;
     if (bytes > reader->bytes - reader->pos) {
         reader->error = bx_fail(BX_E_SHORT_MESSAGE,
@@ -304,11 +319,16 @@ float bx_read_f32(struct bx_reader *reader)
 
 int bx_read_f32s(struct bx_reader *reader, float *values, size_t count)
 {
+    if (reader == NULL)
+        return bxi_null(__func__, "the reader");
+    if (values == NULL && count > 0 && reader->error == 0)
+        reader->error = bxi_null(__func__, "the place for the values");
     if (count > bx_reader_left(reader) / sizeof *values) {
         bx_read_bytes(reader, count > SIZE_MAX / sizeof *values ? SIZE_MAX : count * sizeof *values);
         return reader->error;
     }
-    memcpy(values, bx_read_bytes(reader, count * sizeof *values), count * sizeof *values);
+    if (count > 0)
+        memcpy(values, bx_read_bytes(reader, count * sizeof *values), count * sizeof *values);
     return reader->error;
 }
 

@@ -349,6 +349,8 @@ int bx_tensor_wrap(void *data, enum bx_dtype dtype, int ndim, const int64_t *sha
 
 struct bx_tensor *bx_tensor_acquire(struct bx_tensor *tensor)
 {
+    if (tensor == NULL)
+        return NULL;
     bxi_add(tensor->embedded ? &tensor->storage->refs : &tensor->refs, 1);
     return tensor;
 }
@@ -372,74 +374,73 @@ void bx_tensor_release(struct bx_tensor *tensor)
 
 enum bx_dtype bx_tensor_dtype(const struct bx_tensor *tensor)
 {
-    return (enum bx_dtype)tensor->dtype;
+    return tensor != NULL ? (enum bx_dtype)tensor->dtype : (enum bx_dtype)0;
 }
 
 struct bx_device bx_tensor_device(const struct bx_tensor *tensor)
 {
-    return tensor->device;
+    return tensor != NULL ? tensor->device : (struct bx_device){ BX_CPU, 0 };
 }
 
 int bx_tensor_ndim(const struct bx_tensor *tensor)
 {
-    return tensor->ndim;
+    return tensor != NULL ? tensor->ndim : bxi_null(__func__, "the tensor");
 }
 
 int64_t bx_tensor_dim(const struct bx_tensor *tensor, int dim)
 {
-    return dim >= 0 && dim < tensor->ndim ? tensor->shape[dim] : 0;
+    return tensor != NULL && dim >= 0 && dim < tensor->ndim ? tensor->shape[dim] : 0;
 }
 
 const int64_t *bx_tensor_shape(const struct bx_tensor *tensor)
 {
-    return tensor->shape;
+    return tensor != NULL ? tensor->shape : NULL;
 }
 
 const int64_t *bx_tensor_strides(const struct bx_tensor *tensor)
 {
-    return tensor->strides;
+    return tensor != NULL ? tensor->strides : NULL;
 }
 
 int64_t bx_tensor_elements(const struct bx_tensor *tensor)
 {
-    return tensor->elements;
+    return tensor != NULL ? tensor->elements : 0;
 }
 
 size_t bx_tensor_bytes(const struct bx_tensor *tensor)
 {
-    return (size_t)tensor->elements * dtypes[tensor->dtype].bytes;
+    return tensor == NULL ? 0 : (size_t)tensor->elements * dtypes[tensor->dtype].bytes;
 }
 
 bool bx_tensor_is_contiguous(const struct bx_tensor *tensor)
 {
-    return tensor->contiguous != 0;
+    return tensor != NULL && tensor->contiguous != 0;
 }
 
 bool bx_tensor_is_borrowed(const struct bx_tensor *tensor)
 {
-    return tensor->storage->kind == BXI_STORE_LOAN;
+    return tensor != NULL && tensor->storage->kind == BXI_STORE_LOAN;
 }
 
 bool bx_tensor_is_shared(const struct bx_tensor *tensor)
 {
-    return tensor->storage->kind == BXI_STORE_ARENA || tensor->storage->kind == BXI_STORE_DEVICE;
+    return tensor != NULL &&
+           (tensor->storage->kind == BXI_STORE_ARENA || tensor->storage->kind == BXI_STORE_DEVICE);
 }
 
 uint32_t bx_tensor_on_loan(const struct bx_tensor *tensor)
 {
-    struct bxi_storage *storage = tensor->storage;
-
     /* Acquire, pairs with the subtraction in drop_holds: who sees 0 may write to the memory, and the borrowers'
      * last reads come before that. */
-    return bx_tensor_is_shared(tensor) ? bxi_load_acquire(&storage->leases) : 0;
+    return bx_tensor_is_shared(tensor) ? bxi_load_acquire(&tensor->storage->leases) : 0;
 }
 
 const void *bx_tensor_data(const struct bx_tensor *tensor)
 {
-    return tensor->data;
+    return tensor != NULL ? tensor->data : NULL;
 }
 
 void *bx_tensor_data_mut(struct bx_tensor *tensor)
 {
-    return tensor->read_only ? NULL : tensor->data;
+    return tensor == NULL || tensor->read_only ? NULL : tensor->data;
 }

@@ -21,6 +21,7 @@
 #include <emmintrin.h>
 #endif
 
+#include <math.h>
 #include <stdint.h>
 
 #define LANES 4
@@ -69,11 +70,14 @@ double bx_mse_loss(const float *output, const float *target, size_t count, float
 
     if (count == 0)
         return 0.0;
+    if (output == NULL || target == NULL)
+        return NAN;
     for (size_t i = 0; i < count; i++) {
         double difference = (double)output[i] - (double)target[i];
 
         sum += difference * difference;
-        grad[i] = (float)(2.0 * difference / (double)count);
+        if (grad != NULL)
+            grad[i] = (float)(2.0 * difference / (double)count);
     }
     return sum / (double)count;
 }
@@ -200,9 +204,13 @@ static size_t before_line(const struct bx_sgd *step)
 
 void bx_sgd_step(const struct bx_sgd *step)
 {
-    bool past_caches = step->to != step->from;
-    size_t at = before_line(step);
+    bool past_caches;
+    size_t at;
 
+    if (step == NULL || step->from == NULL || step->to == NULL || step->velocity == NULL || step->grads == NULL)
+        return;
+    past_caches = step->to != step->from;
+    at = before_line(step);
     if (at > step->elements)
         at = step->elements;
     step_plain(step, 0, at);

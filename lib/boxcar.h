@@ -579,7 +579,8 @@ struct bx_future *bx_future_then(struct bx_future *future, bx_then_fn fn, void *
 struct bx_future *bx_future_then_any(struct bx_future *future, bx_then_fn fn, void *context);
 
 /* Done when all are (an empty message; fails with the first failure, once all are done), or when one is
- * (the value is its index, an i64; fails if that one failed). count 0: all is done at once, any is
+ * (the value is its index, an i64; fails if that one failed). Once it is done, or released with nothing that hangs on
+ * it, nothing of it is left at the futures that are still pending. count 0: all is done at once, any is
  * NULL. job may be NULL, as in bx_future_create. */
 struct bx_future *bx_future_all(struct bx_job *job, struct bx_future *const *futures, size_t count);
 struct bx_future *bx_future_any(struct bx_job *job, struct bx_future *const *futures, size_t count);

@@ -11,31 +11,11 @@
  * A call's future lies in its slot (call.c). Every other one is in a list of its job until it is done, so that
  * bx_job_destroy fails it: nobody else would, and it would name a job that is gone.
  */
-#include "internal.h"
+#include "future.h"
 
 #include <errno.h>
 #include <sched.h>
 #include <stdlib.h>
-
-typedef void (*callback_fn)(struct bx_future *future, struct bxi_callback *callback);
-
-struct bxi_callback {
-    struct bxi_callback *next;
-    callback_fn run;            /* frees the callback */
-    bx_done_fn done;
-    bx_then_fn then;
-    void *context;
-    struct bx_future *owner;    /* while it waits in a thread's queue; one reference */
-    struct bx_future *child;    /* one reference */
-    bool sees_errors;
-    size_t index;
-};
-
-struct bxi_made {               /* a future that is no call: of bx_future_create, then, all and any */
-    struct bx_future future;    /* first */
-    bool listed;                /* future_lock, these three */
-    struct bxi_made *next, *prev;
-};
 
 static _Thread_local struct bxi_callback *queue_head, *queue_tail;
 static _Thread_local bool queue_runs;
@@ -143,16 +123,25 @@ void bxi_future_fini(struct bx_future *future)
 
 void bx_future_release(struct bx_future *future)
 {
-    if (future == NULL || bxi_add(&future->refs, (uint32_t)-1) != 1)
+    struct bxi_gather *gather;
+
+    if (future == NULL)
+        return;
+    gather = future->is_call ? NULL : bxi_made_of(future)->gather;
+    if (gather != NULL && bxi_gather_released(gather, future))
+        return;
+    if (bxi_add(&future->refs, (uint32_t)-1) != 1)
         return;
     if (!bxi_future_is_done(future)) {
-        /* Nobody can complete it any more: whoever hangs on it learns so. It lives until they did. */
+        /* The last reference is gone: complete with BX_E_ABANDONED, keep one until the callbacks have run. */
         bxi_store_relaxed(&future->refs, 1);
         bxi_future_complete(future, BX_E_ABANDONED, NULL, NULL);
         bx_future_release(future);
         return;
     }
     bxi_future_fini(future);
+    if (gather != NULL)
+        bxi_gather_release(gather);
     free(future);
 }
 
@@ -217,9 +206,13 @@ bool bxi_future_complete(struct bx_future *future, int code, char *text, struct 
     }
 
     struct bx_job *job = future->job;
+    struct bxi_gather *gather = NULL;
 
-    if (!future->is_call && job != NULL)
-        delist(job, (struct bxi_made *)(void *)future);
+    if (!future->is_call) {
+        if (job != NULL)
+            delist(job, bxi_made_of(future));
+        gather = bxi_made_of(future)->gather;
+    }
     future->code = code;
     future->text = text;
     future->value = value;
@@ -234,6 +227,8 @@ bool bxi_future_complete(struct bx_future *future, int code, char *text, struct 
             bxi_less_eager(job);
         run_callbacks(future, in_order(stack));
     }
+    if (gather != NULL)
+        bxi_gather_end(gather);     /* the completer has a reference to a future that is no call */
     if (job != NULL)
         bxi_wake(job, future);
     return true;
@@ -343,9 +338,8 @@ int bx_future_wait(struct bx_future *future, uint64_t timeout_ns)
 
 /* ---- callbacks --------------------------------------------------------------------------------- */
 
-/* Adds a callback, or runs it at once. The first one on a call means that its reply is to be read as soon
- * as it comes, though no thread waits for it. */
-static void add_callback(struct bx_future *future, struct bxi_callback *callback)
+/* The first one on a call means that its reply is to be read as soon as it comes, though no thread waits for it. */
+void bxi_callback_add(struct bx_future *future, struct bxi_callback *callback)
 {
     struct bxi_callback *head = bxi_load_acquire(&future->callbacks);
     struct bx_job *job = future->job;
@@ -367,6 +361,64 @@ static void add_callback(struct bx_future *future, struct bxi_callback *callback
         bxi_less_eager(job);        /* somebody else's was the first, or it is done */
 }
 
+/* Takes the callback out of a stack, and puts the others before those of `older`. */
+static struct bxi_callback *sift(struct bxi_callback *stack, const struct bxi_callback *callback,
+                                 struct bxi_callback *older, bool *found)
+{
+    struct bxi_callback *kept = NULL, **end = &kept;
+
+    for (; stack != NULL; stack = stack->next) {
+        if (stack == callback) {
+            *found = true;
+            continue;
+        }
+        *end = stack;
+        end = &stack->next;
+    }
+    *end = older;
+    return kept;
+}
+
+/*
+ * The stack is taken, sifted and put back, one thread at a time. Whoever adds meanwhile adds to an empty stack;
+ * whoever completes meanwhile finds some of the callbacks or none, and the rest run here.
+ * Of a call, a stack that is not empty counts once in job->eager, from its first callback on: a stack that was
+ * taken and not put back is one less.
+ */
+bool bxi_callback_remove(struct bx_future *future, struct bxi_callback *callback)
+{
+    static struct bxi_lock sifting;
+    struct bxi_callback *kept = NULL;
+    uint32_t taken = 0;
+    bool found = false;
+
+    bxi_lock(&sifting);
+    for (;;) {
+        /* [future.done] acquire, pairs with the CAS in bxi_callback_add: what is taken is read. */
+        struct bxi_callback *head = bxi_load_acquire(&future->callbacks);
+
+        if (head == BXI_DONE || (head == NULL && kept == NULL))
+            break;
+        /* [future.done] acquire and release: what is taken was added by the CAS in bxi_callback_add, and what is
+         * put back pairs with the exchange in bxi_future_complete. */
+        if (!bxi_cas(&future->callbacks, &head, head == NULL ? kept : NULL))
+            continue;
+        if (head == NULL) {
+            kept = NULL;
+            taken--;
+            break;
+        }
+        kept = sift(head, callback, kept, &found);
+        taken++;
+    }
+    bxi_unlock(&sifting);
+    for (; future->is_call && taken > 0; taken--)
+        bxi_less_eager(future->job);
+    if (kept != NULL)
+        run_callbacks(future, in_order(kept));
+    return found;
+}
+
 static void run_done(struct bx_future *future, struct bxi_callback *callback)
 {
     callback->done(future, callback->context);
@@ -385,7 +437,7 @@ int bx_future_on_done(struct bx_future *future, bx_done_fn fn, void *context)
     callback->run = run_done;
     callback->done = fn;
     callback->context = context;
-    add_callback(future, callback);
+    bxi_callback_add(future, callback);
     return 0;
 }
 
@@ -436,7 +488,7 @@ static struct bx_future *add_then(struct bx_future *future, bx_then_fn fn, void 
     callback->context = context;
     callback->sees_errors = sees_errors;
     callback->child = bx_future_acquire(child);
-    add_callback(future, callback);
+    bxi_callback_add(future, callback);
     return child;
 }
 
@@ -448,126 +500,4 @@ struct bx_future *bx_future_then(struct bx_future *future, bx_then_fn fn, void *
 struct bx_future *bx_future_then_any(struct bx_future *future, bx_then_fn fn, void *context)
 {
     return add_then(future, fn, context, true);
-}
-
-/* ---- all and any ------------------------------------------------------------------------------- */
-
-struct gather {                     /* of one bx_future_all */
-    bxi_a32 left;
-    bxi_a32 failed;
-    int code;
-    char *text;
-};
-
-static void run_all(struct bx_future *future, struct bxi_callback *callback)
-{
-    struct gather *gather = callback->context;
-
-    /* [gather.failed] the first failure writes code and text; the count below publishes them. */
-    if (future->code < 0 && bxi_exchange(&gather->failed, 1) == 0) {
-        gather->code = future->code;
-        gather->text = strdup(bx_future_error_text(future));
-    }
-    /* [gather.left] acquire and release: the last one reads what the first failure wrote. */
-    if (bxi_add(&gather->left, (uint32_t)-1) == 1) {
-        int code = gather->code;
-        struct bx_msg *value = code == 0 ? bx_msg_create(0) : NULL;
-
-        bxi_future_complete(callback->child, code, gather->text, value);
-        free(gather);
-    }
-    bx_future_release(callback->child);
-    free(callback);
-}
-
-static void run_any(struct bx_future *future, struct bxi_callback *callback)
-{
-    struct bx_msg *value = NULL;
-
-    if (future->code == 0 && (value = bx_msg_create(0)) != NULL)
-        bx_msg_put_i64(value, (int64_t)callback->index);
-    bxi_future_complete(callback->child, future->code,
-                        future->code < 0 ? strdup(bx_future_error_text(future)) : NULL, value);
-    bx_future_release(callback->child);
-    free(callback);
-}
-
-/* One callback with one reference to child for each future; none is added before all are there. */
-static int join(struct bx_future *const *futures, size_t count, struct bx_future *child, callback_fn run,
-                struct gather *gather)
-{
-    struct bxi_callback *list = NULL;
-
-    for (size_t i = count; i-- > 0;) {
-        struct bxi_callback *callback = calloc(1, sizeof *callback);
-
-        if (callback == NULL)
-            goto no_memory;
-        *callback = (struct bxi_callback){ .next = list, .run = run, .context = gather, .child = child,
-                                           .index = i };
-        list = callback;
-    }
-    bxi_add(&child->refs, (uint32_t)count);
-    for (size_t i = 0; i < count; i++) {
-        struct bxi_callback *next = list->next;
-
-        add_callback(futures[i], list);
-        list = next;
-    }
-    return 0;
-
-no_memory:
-    while (list != NULL) {
-        struct bxi_callback *next = list->next;
-
-        free(list);
-        list = next;
-    }
-    return -ENOMEM;
-}
-
-/* Are they all there? */
-static bool has_all(struct bx_future *const *futures, size_t count, const char *function)
-{
-    bool has = futures != NULL || count == 0;
-
-    for (size_t i = 0; has && i < count; i++)
-        has = futures[i] != NULL;
-    if (!has)
-        bxi_null(function, "one of the futures");
-    return has;
-}
-
-struct bx_future *bx_future_all(struct bx_job *job, struct bx_future *const *futures, size_t count)
-{
-    struct bx_future *child = has_all(futures, count, __func__) ? bx_future_create(job) : NULL;
-    struct gather *gather = child != NULL ? calloc(1, sizeof *gather) : NULL;
-
-    if (gather == NULL)
-        goto no_memory;
-    if (count == 0) {
-        free(gather);
-        bxi_future_complete(child, 0, NULL, bx_msg_create(0));
-        return child;
-    }
-    bxi_store_relaxed(&gather->left, (uint32_t)count);
-    if (join(futures, count, child, run_all, gather) < 0)
-        goto no_memory;
-    return child;
-
-no_memory:
-    free(gather);
-    bx_future_release(child);
-    return NULL;
-}
-
-struct bx_future *bx_future_any(struct bx_job *job, struct bx_future *const *futures, size_t count)
-{
-    struct bx_future *child = count > 0 && has_all(futures, count, __func__) ? bx_future_create(job) : NULL;
-
-    if (child != NULL && join(futures, count, child, run_any, NULL) < 0) {
-        bx_future_release(child);
-        return NULL;
-    }
-    return child;
 }

@@ -30,8 +30,8 @@
  * Lifetime. What a function returns through an output is owned by the caller unless it says otherwise.
  * Death.    A worker that dies fails every future that waits for it with BX_E_PEER_DEAD and its name,
  *           within milliseconds; the others go on.
- * Fork.     Workers are forked before bx_job_create. After a fork the child gets BX_E_FORKED from
- *           every call on the job and must not touch it in any other way.
+ * Fork.     Workers are forked before bx_job_create. After a fork the child gets BX_E_FORKED (NULL, false) from
+ *           every call on the job and on its pending futures, and must not touch them in any other way.
  * Versions. Option structs carry their size in struct_bytes, 0 meaning "as this header has it"; every
  *           other field left at 0 means the default.
  */

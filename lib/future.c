@@ -25,6 +25,12 @@ void bxi_future_init(struct bx_future *future, struct bx_job *job)
     *future = (struct bx_future){ .refs = 1, .job = job };
 }
 
+/* A pending future touches its job, which a forked child must not. One that is done may have outlived it. */
+static int may_touch(const struct bx_future *future)
+{
+    return future->job == NULL || bxi_future_is_done(future) ? 0 : bxi_job_check_any(future->job);
+}
+
 /* False if the job ends: nobody would fail it. */
 static bool enlist(struct bx_job *job, struct bxi_made *made)
 {
@@ -61,8 +67,11 @@ static void delist(struct bx_job *job, struct bxi_made *made)
 
 struct bx_future *bx_future_create(struct bx_job *job)
 {
-    struct bxi_made *made = calloc(1, sizeof *made);
+    struct bxi_made *made;
 
+    if (job != NULL && bxi_job_check_any(job) < 0)
+        return NULL;
+    made = calloc(1, sizeof *made);
     if (made == NULL) {
         bx_fail(-ENOMEM, "no memory for a future");
         return NULL;
@@ -128,10 +137,12 @@ void bx_future_release(struct bx_future *future)
     if (future == NULL)
         return;
     gather = future->is_call ? NULL : bxi_made_of(future)->gather;
-    if (gather != NULL && bxi_gather_released(gather, future))
+    if (gather != NULL && (may_touch(future) < 0 || bxi_gather_released(gather, future)))
         return;
     if (bxi_add(&future->refs, (uint32_t)-1) != 1)
         return;
+    if (may_touch(future) < 0)
+        return;                     /* callbacks and memory are the parent's */
     if (!bxi_future_is_done(future)) {
         /* The last reference is gone: complete with BX_E_ABANDONED, keep one until the callbacks have run. */
         bxi_store_relaxed(&future->refs, 1);
@@ -236,11 +247,11 @@ bool bxi_future_complete(struct bx_future *future, int code, char *text, struct 
 
 int bx_future_set(struct bx_future *future, struct bx_msg *value)
 {
-    int error = bx_msg_error(value);
+    int error = bx_msg_error(value), rc = future != NULL ? may_touch(future) : bxi_null(__func__, "the future");
 
-    if (future == NULL) {
+    if (rc < 0) {
         bx_msg_destroy(value);
-        return bxi_null(__func__, "the future");
+        return rc;
     }
     if (error < 0) {
         bx_msg_destroy(value);
@@ -253,8 +264,10 @@ int bx_future_set(struct bx_future *future, struct bx_msg *value)
 
 int bx_future_fail(struct bx_future *future, int code, const char *text)
 {
-    if (future == NULL)
-        return bxi_null(__func__, "the future");
+    int rc = future != NULL ? may_touch(future) : bxi_null(__func__, "the future");
+
+    if (rc < 0)
+        return rc;
     if (code >= 0)
         return bx_fail(-EINVAL, "a future fails with a negative code, not %d", code);
     if (!bxi_future_complete(future, code, text != NULL ? strdup(text) : NULL, NULL))
@@ -264,8 +277,10 @@ int bx_future_fail(struct bx_future *future, int code, const char *text)
 
 int bx_future_cancel(struct bx_future *future)
 {
-    if (future == NULL)
-        return bxi_null(__func__, "the future");
+    int rc = future != NULL ? may_touch(future) : bxi_null(__func__, "the future");
+
+    if (rc < 0)
+        return rc;
     if (bxi_future_is_done(future))
         return bx_fail(-EALREADY, "the future is done already");
     if (future->is_call)
@@ -428,9 +443,12 @@ static void run_done(struct bx_future *future, struct bxi_callback *callback)
 int bx_future_on_done(struct bx_future *future, bx_done_fn fn, void *context)
 {
     struct bxi_callback *callback;
+    int rc;
 
     if (future == NULL || fn == NULL)
         return bxi_null(__func__, future == NULL ? "the future" : "the function");
+    if ((rc = may_touch(future)) < 0)
+        return rc;
     callback = calloc(1, sizeof *callback);
     if (callback == NULL)
         return bx_fail(-ENOMEM, "no memory for a callback");
@@ -476,6 +494,8 @@ static struct bx_future *add_then(struct bx_future *future, bx_then_fn fn, void 
         bxi_null("bx_future_then", future == NULL ? "the future" : "the function");
         return NULL;
     }
+    if (may_touch(future) < 0)
+        return NULL;
     callback = calloc(1, sizeof *callback);
     child = bx_future_create(future->job);
     if (callback == NULL || child == NULL) {

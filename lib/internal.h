@@ -405,7 +405,7 @@ char *bxi_text(const char *format, ...) BX_PRINTF(1, 2);   /* malloc'ed; NULL wh
 void bxi_job_adopt_segment(struct bx_job *job);
 /* 0, or -EINVAL (NULL), BX_E_FORKED, BX_E_STATE, BX_E_SHUTDOWN with a sentence: a public function begins with it. */
 int bxi_job_check(const struct bx_job *job);
-/* The same for what may be asked in every phase: -EINVAL only. */
+/* The same for what may be asked in every phase: -EINVAL, BX_E_FORKED. */
 int bxi_job_check_any(const struct bx_job *job);
 uint64_t bxi_now_ns(void);                      /* CLOCK_MONOTONIC */
 uint64_t bxi_coarse_ns(void);                   /* CLOCK_MONOTONIC_COARSE: cheap, up to 10 ms behind */

@@ -75,16 +75,20 @@ static bool forked(const struct bx_job *job)
 
 int bxi_job_check_any(const struct bx_job *job)
 {
-    return job != NULL ? 0 : bx_fail(-EINVAL, "there is no job");
+    if (job == NULL)
+        return bx_fail(-EINVAL, "there is no job");
+    if (forked(job))
+        return bx_fail(BX_E_FORKED, "this process was forked after worker '%s' was created; fork first, "
+                                    "then call bx_job_create", job->name);
+    return 0;
 }
 
 int bxi_job_check(const struct bx_job *job)
 {
-    if (job == NULL)
-        return bxi_job_check_any(job);
-    if (forked(job))
-        return bx_fail(BX_E_FORKED, "this process was forked after worker '%s' was created; fork first, "
-                                    "then call bx_job_create", job->name);
+    int rc = bxi_job_check_any(job);
+
+    if (rc < 0)
+        return rc;
 
     uint32_t phase = bxi_load_relaxed(&job->phase);
 

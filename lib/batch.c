@@ -81,7 +81,9 @@ void bxi_batch_show(struct bx_job *job, const struct bxi_batcher *batcher)
         bxi_store_relaxed(&words->present[i], batcher->present[i]);
     }
     bxi_store_relaxed(&words->rows, batcher->waiting);
-    bxi_store_relaxed(&words->running, batcher->running);
+    bxi_store_relaxed(&words->running, !batcher->running   ? BXI_BATCH_RESTS
+                                       : batcher->blocking ? BXI_BATCH_ON_THREAD
+                                                           : BXI_BATCH_BY_ROLE);
     bxi_store_relaxed(&words->max_rows, batcher->max_rows);
     bxi_store_relaxed(&words->flush_after_ns, batcher->flush_after_ns);
 }

@@ -361,7 +361,8 @@ static const char *lacked(struct bx_job *job, const struct request_plan *plan, b
 static int wait_for_room(struct bx_job *job, const struct request_plan *plan, bool oneway)
 {
     struct room_waiter room = {
-        .waiter = { .ready = has_room, .object = plan->peer, .deadline_ns = plan->deadline_ns },
+        .waiter = { .ready = has_room, .object = plan->peer, .deadline_ns = plan->deadline_ns,
+                    .reason = BXI_FOR_ROOM, .to = (int16_t)plan->peer->rank },
         .job = job,
         .peer = plan->peer,
         .cargo = plan->cargo,
@@ -480,7 +481,7 @@ static int call_and_wait(struct bx_job *job, struct request_plan *plan, struct b
     }
 
     struct bxi_waiter waiter = { .ready = call_ready, .object = &call.future,
-                                 .deadline_ns = plan->deadline_ns };
+                                 .deadline_ns = plan->deadline_ns, .reason = BXI_FOR_CALL };
 
     rc = bxi_wait(job, &waiter);
     if (rc < 0) {

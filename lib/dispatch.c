@@ -13,7 +13,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 /* ---- answering --------------------------------------------------------------------------------- */
 
@@ -57,14 +56,10 @@ static void hide_request(const struct bx_request *request)
 
 void bxi_serving_at(const struct bx_request *request, enum bxi_where where)
 {
-    static _Thread_local uint64_t thread;
-
     if (request->row == BXI_NO_ROW)
         return;
-    if (thread == 0)
-        thread = (uint64_t)gettid();
     /* Relaxed: for inspectors. */
-    bxi_store_relaxed(&request->job->control->serving[request->row].where, (uint64_t)where | thread << 8);
+    bxi_store_relaxed(&request->job->control->serving[request->row].where, (uint64_t)where | bxi_thread_id() << 8);
 }
 
 /* A handler runs here and now. Role. */

@@ -279,6 +279,7 @@ struct bxi_pool {
 
 /* ---- Waiting ------------------------------------------------------------------------------------- */
 
+#define BXI_WAIT_WORDS ((BXI_WAITS_MAX + 63) / 64)
 /* One thread that waits for something. ready() is true for good once it is; object is what the one who
  * makes it true names in bxi_wake. */
 struct bxi_waiter {
@@ -286,6 +287,9 @@ struct bxi_waiter {
     const void *object;
     uint64_t deadline_ns;
     bool passive;               /* never drives: the background thread does */
+    uint8_t reason;             /* enum bxi_for, for inspectors; 0: what the job does */
+    uint8_t row;                /* in the segment's table of waits, plus 1; 0: it has none */
+    int16_t to;                 /* of ROOM and LOANS: the rank that is waited for; < 0: anybody */
     bxi_a32 signal;             /* 0 awake, 1 asleep in the futex, 2 signalled */
     struct bxi_waiter *next, *prev;
 };
@@ -382,6 +386,7 @@ struct bx_job {
     bxi_a32 waiting;                            /* in that list */
     bxi_a32 followers;                          /* of them, not passive */
     bxi_a32 stop;
+    bxi_a64 wait_rows[BXI_WAIT_WORDS];          /* rows of the segment's table of waits that are taken */
     pthread_t background;
     bool background_runs;
     bxi_a32 background_ready;                   /* 1: it can sleep; 1 + errno: it found nothing to sleep with */
@@ -559,10 +564,16 @@ void bxi_batchers_destroy(struct bx_job *job);
 int bxi_pool_submit(struct bx_job *job, struct bxi_task *task);
 /* Takes a request out of the queue and answers it with code; false if it is not there. */
 bool bxi_pool_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code);
-void bxi_pool_block(struct bx_job *job);        /* this thread begins to wait; if it is the pool's */
+bool bxi_pool_block(struct bx_job *job);        /* this thread begins to wait; true if it is the pool's */
 void bxi_pool_unblock(struct bx_job *job);
 bool bxi_pool_owns_thread(const struct bx_job *job);       /* this thread is one of the pool's */
 void bxi_pool_stop(struct bx_job *job);
+
+/* ---- wait_show.c --------------------------------------------------------------------------------- */
+/* Shows inspectors what this thread waits for, if there is a row free and it has none. Hide before the wait ends. */
+void bxi_wait_show(struct bx_job *job, struct bxi_waiter *waiter);
+void bxi_wait_hide(struct bx_job *job, struct bxi_waiter *waiter);
+uint64_t bxi_thread_id(void);                   /* as the kernel knows it: gettid, once a thread */
 
 /* ---- progress.c ---------------------------------------------------------------------------------- */
 void bxi_signals_of_threads(sigset_t *set);     /* what the library's own threads block */

@@ -683,7 +683,8 @@ static bool few_enough(struct bxi_waiter *waiter)
 int bx_loans_wait(struct bx_job *job, int rank, uint64_t leases, uint64_t timeout_ns)
 {
     struct loans_waiter loans = {
-        .waiter = { .ready = few_enough, .object = job == NULL ? NULL : &job->lease_waiters },
+        .waiter = { .ready = few_enough, .object = job == NULL ? NULL : &job->lease_waiters,
+                    .reason = BXI_FOR_LOANS, .to = (int16_t)rank },
         .job = job,
         .rank = rank,
         .leases = leases,

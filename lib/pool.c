@@ -208,14 +208,15 @@ bool bxi_pool_owns_thread(const struct bx_job *job)
     return pool_job == job;
 }
 
-void bxi_pool_block(struct bx_job *job)
+bool bxi_pool_block(struct bx_job *job)
 {
     if (pool_job != job)
-        return;
+        return false;
     bxi_add(&job->pool.blocked, 1);
     pthread_mutex_lock(&job->pool.lock);
     grow(job);
     pthread_mutex_unlock(&job->pool.lock);
+    return true;
 }
 
 void bxi_pool_unblock(struct bx_job *job)

@@ -184,6 +184,8 @@ int bxi_pass(struct bx_job *job, struct bxi_waiter *waiter)
 
         handled += bxi_fire_timers(job, now_ns);
         bxi_devices_look(job, now_ns);
+        if (waiter != NULL)
+            bxi_wait_show(job, waiter);     /* busy, it never sleeps */
     }
     bxi_trace_passed(job);
     return handled;

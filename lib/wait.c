@@ -115,6 +115,7 @@ __attribute__((noinline)) static void sleep_as_leader(struct bx_job *job, struct
     uint64_t now_ns, until_ns;
     bool rung;
 
+    bxi_wait_show(job, waiter);
     bxi_bells_flush(job);
     bxi_publish_credits(job);
     bxi_trace_sleeps(job);
@@ -217,6 +218,7 @@ static void sleep_in_futex(struct bx_job *job, struct bxi_waiter *waiter)
                               .tv_nsec = (long)(waiter->deadline_ns % 1000000000) };
     uint32_t awake = 0;
 
+    bxi_wait_show(job, waiter);
     bxi_trace_sleeps(job);
     /* [waiter.signal] pairs with the exchange in bxi_signal_waiter: a signal before this is not slept over. */
     if (!bxi_cas(&waiter->signal, &awake, 1) && awake != 1)     /* 1: a futex wait that ended without cause */
@@ -300,7 +302,8 @@ int bxi_wait(struct bx_job *job, struct bxi_waiter *waiter)
         return BX_E_WOULD_DEADLOCK;
     if (!job->background_runs)
         waiter->passive = false;
-    bxi_pool_block(job);
+    if (bxi_pool_block(job))
+        bxi_wait_show(job, waiter);     /* the thread of a handler: whoever waits for that waits for this */
     while (rc > 0) {
         /* [stop] acquire, pairs with the store in bxi_waits_stop. */
         if (bxi_load_acquire(&job->stop) != 0)
@@ -313,6 +316,8 @@ int bxi_wait(struct bx_job *job, struct bxi_waiter *waiter)
         }
     }
     bxi_pool_unblock(job);
+    if (waiter->row != 0)
+        bxi_wait_hide(job, waiter);
     return rc;
 }
 

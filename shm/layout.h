@@ -27,9 +27,9 @@
  *  I10 lease[p][s], behind ring p, is 0 or a generation of slot s of peer p's ledger; it takes that value
  *      once, when the owner reads none of the memory any more that peer p lent under it. No word of it is
  *      read by anybody before pair[p].open.
- *  I11 now, counters, pair_counters, loans, batch, serving and the arena's words are for inspectors; nobody
- *      acts on them. What now, batch and serving name there is: ranks below world_size, functions below
- *      function_count, places of enum bxi_where.
+ *  I11 now, wait, counters, pair_counters, loans, batch, serving and the arena's words are for inspectors;
+ *      nobody acts on them. What now, wait, batch and serving name there is: ranks below world_size, functions
+ *      below function_count, places of enum bxi_where, reasons of enum bxi_for.
  *  I12 call[p][s], behind the lease words, is about slot s of the owner's calls to p: id is 0, or that of the
  *      call, with BXI_CALL_GIVEN_UP when its caller does not wait any more; the other words are written
  *      before it. Rows up to BXI_CALLS_FIRST are allocated with the ring, more when there are so many.
@@ -49,7 +49,7 @@
 #include <stdint.h>
 
 #define BXI_MAGIC UINT64_C(0x0000524143584f42)          /* "BOXCAR\0\0" in memory, little endian */
-#define BXI_LAYOUT_VERSION 4u
+#define BXI_LAYOUT_VERSION 5u
 
 #define BXI_WORLD_MAX 128
 #define BXI_NAME_BYTES 32
@@ -66,6 +66,8 @@
 #define BXI_RING_STRIDE (BXI_RING_BYTES + BXI_PAGE + BXI_LEASE_BYTES + BXI_CALLS_BYTES + BXI_DEVICE_PAIR_BYTES)
 #define BXI_OPEN_BYTES (BXI_RING_BYTES + BXI_PAGE + BXI_LEASE_BYTES + BXI_CALLS_FIRST * 32u)
 #define BXI_SERVING_MAX 512                             /* requests of all peers whose whereabouts are shown */
+#define BXI_WAITS_MAX 112                               /* threads that wait, and are shown */
+#define BXI_WAIT_NOBODY 0xffffu                         /* bxi_wait_row.to: no worker in particular */
 #define BXI_HIST_MAX 256                                /* functions of peers whose calls are measured */
 #define BXI_HIST_BUCKETS 120
 #define BXI_DEVICE_BYTES 61440u                         /* what a worker shows of its device memory */
@@ -98,6 +100,22 @@ enum bxi_where {
     BXI_AT_BATCH = 3,           /* waits in the batch of its function */
     BXI_AT_BODY = 4,            /* the batch's body runs */
     BXI_AT_FUTURE = 5,          /* an async handler's future is not done */
+};
+
+/* Whether a batch's body runs, and where. */
+enum bxi_batch_runs {
+    BXI_BATCH_RESTS = 0,
+    BXI_BATCH_ON_THREAD = 1,    /* of the pool */
+    BXI_BATCH_BY_ROLE = 2,      /* where progress is made: nothing is read meanwhile */
+};
+
+/* What a thread waits for: bits 32 and up of bxi_wait_row.thread. */
+enum bxi_for {
+    BXI_FOR_CALL = 1,           /* the end of a call: its id and its callee stand in the row */
+    BXI_FOR_FUTURE = 2,         /* a future that is no call's: made by the program, or of several calls */
+    BXI_FOR_ROOM = 3,           /* room for a call, or for a one-way call, to the worker `to` */
+    BXI_FOR_LOANS = 4,          /* leases that the worker `to`, or anybody, has */
+    BXI_FOR_JOB = 5,            /* what the job does: serving, or leaving together */
 };
 
 /* The legs of a call. */
@@ -192,11 +210,17 @@ struct bxi_serving {
     bxi_a64 who;                /* caller's rank | function << 16 */
     bxi_a64 since_ns;           /* CLOCK_MONOTONIC_COARSE, when it came */
 };
+struct bxi_wait_row {           /* a thread of the owner that waits in the library */
+    bxi_a64 thread;             /* its id | enum bxi_for << 32; 0: free. Last written, first cleared */
+    bxi_a64 id;                 /* of the call, without BXI_CALL_GIVEN_UP; else 0 */
+    bxi_a64 to;                 /* rank of the callee, or of who is waited for; BXI_WAIT_NOBODY */
+    bxi_a64 since_ns;           /* CLOCK_MONOTONIC_COARSE, when the row was taken */
+};
 struct bxi_batch_words {        /* row i is about function i, if that is a batch */
     bxi_a64 members[2];         /* bits by rank: who is waited for */
     bxi_a64 present[2];         /* who has a row */
     bxi_a64 rows;
-    bxi_a64 running;            /* 1 while the body runs */
+    bxi_a64 running;            /* enum bxi_batch_runs */
     bxi_a64 max_rows;
     bxi_a64 flush_after_ns;
 };
@@ -228,7 +252,9 @@ struct bxi_function {
 struct bxi_control {
     struct bxi_header header;                               /* offset 0 */
     struct bxi_now now;                                     /* offset 256 */
-    uint8_t pad0[BXI_PAGE - sizeof(struct bxi_header) - sizeof(struct bxi_now)];
+    struct bxi_wait_row wait[BXI_WAITS_MAX];                /* offset 320 */
+    uint8_t pad0[BXI_PAGE - sizeof(struct bxi_header) - sizeof(struct bxi_now) -
+                 BXI_WAITS_MAX * sizeof(struct bxi_wait_row)];
     bxi_a64 counters[512];                                  /* enum bxi_counter; one page */
     struct bxi_pair pair[BXI_WORLD_MAX];
     struct bxi_credit credit[BXI_WORLD_MAX];
@@ -260,6 +286,8 @@ static_assert(sizeof(struct bxi_loans) == BXI_LINE, "loans are a line");
 static_assert(offsetof(struct bxi_control, loans) == 40960, "loans");
 static_assert(sizeof(struct bxi_now) == BXI_LINE, "now is a line");
 static_assert(sizeof(struct bxi_batch_words) == BXI_LINE, "a batch is a line");
+static_assert(sizeof(struct bxi_wait_row) == 32, "two waits a line");
+static_assert(offsetof(struct bxi_control, wait) == 320, "wait");
 static_assert(sizeof(struct bxi_serving) == 32 && sizeof(struct bxi_call_row) == 32, "two a line");
 static_assert(offsetof(struct bxi_control, batch) == 49152, "batch");
 static_assert(offsetof(struct bxi_control, serving) == 57344, "serving");

@@ -542,7 +542,7 @@ static void sees_its_row(struct bx_job *job)
     HARNESS_EQ(bxi_load_relaxed(&row->where), BXI_AT_BODY | harness_load(BODY_THREAD) << 8);
     HARNESS_EQ(bxi_load_relaxed(&row->id), id);
     HARNESS_EQ(count_at(job, 1, BXI_AT_BODY), 2);
-    expect_batch(job, 0, 0, 1);
+    expect_batch(job, 0, 0, strcmp(batch_name, "gather") == 0 ? BXI_BATCH_ON_THREAD : BXI_BATCH_BY_ROLE);
 
     harness_post(BODY_GO);
     finish(future, 0);
@@ -602,4 +602,103 @@ static void sees_what_runs_now(struct bx_job *job)
 Test(inflight_now, shows_the_handler_while_it_runs, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_what_runs_now } });
+}
+
+/* ---- Threads that wait -------------------------------------------------------------------------------- */
+
+/* The only row of a worker whose thread waits for that; NULL if there is none. */
+static struct bxi_wait_row *waits_for(struct bx_job *job, int rank, enum bxi_for reason)
+{
+    for (int i = 0; i < BXI_WAITS_MAX; i++) {
+        struct bxi_wait_row *row = &control_of(job, rank)->wait[i];
+
+        if (bxi_load_acquire(&row->thread) >> 32 == (uint64_t)reason)      /* the words of it are read after it */
+            return row;
+    }
+    return NULL;
+}
+
+static struct bxi_wait_row *await_wait(struct bx_job *job, int rank, enum bxi_for reason)
+{
+    struct bxi_wait_row *row;
+
+    while ((row = waits_for(job, rank, reason)) == NULL)
+        sched_yield();
+    return row;
+}
+
+/* Two threads of worker 0: one waits, by each way there is, and the other looks. */
+static struct bx_future *waited;
+
+static void waits_and_is_seen(struct bx_job *job, int index)
+{
+    struct bxi_wait_row *row;
+
+    if (index == 0) {
+        harness_store(THREADS, (uint64_t)gettid());
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "park", NULL, NULL, NULL), 0);
+        HARNESS_EQ(bx_future_wait(waited, BX_FOREVER), 0);
+        return;
+    }
+    row = await_wait(job, 0, BXI_FOR_CALL);
+    HARNESS_EQ((uint32_t)bxi_load_relaxed(&row->thread), harness_load(THREADS));
+    HARNESS_EQ(bxi_load_relaxed(&row->id), bxi_load_relaxed(&only_row(job, 1)->id));
+    HARNESS_EQ(bxi_load_relaxed(&row->to), 1);
+    HARNESS_CHECK(bxi_load_relaxed(&row->since_ns) >= harness_load(SEEN_SINCE));
+    HARNESS_CHECK(bxi_load_relaxed(&row->since_ns) <= bxi_now_ns());
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "answer", NULL, NULL, NULL), 0);
+    row = await_wait(job, 0, BXI_FOR_FUTURE);
+    HARNESS_EQ((uint32_t)bxi_load_relaxed(&row->thread), harness_load(THREADS));
+    HARNESS_EQ(bxi_load_relaxed(&row->id), 0);
+    HARNESS_EQ(bxi_load_relaxed(&row->to), BXI_WAIT_NOBODY);
+    HARNESS_EQ(bx_future_set(waited, NULL), 0);
+}
+
+static void sees_waits(struct bx_job *job)
+{
+    waited = bx_future_create(job);
+    harness_store(SEEN_SINCE, bxi_coarse_ns());
+    harness_threads(job, 2, waits_and_is_seen);
+    bx_future_release(waited);
+    for (int i = 0; i < BXI_WAITS_MAX; i++)
+        HARNESS_EQ(bxi_load_relaxed(&job->control->wait[i].thread), 0);
+    for (int i = 0; i < BXI_WAIT_WORDS; i++)
+        HARNESS_EQ(bxi_load_relaxed(&job->wait_rows[i]), 0);
+    HARNESS_EQ(bxi_load_relaxed(&await_wait(job, 1, BXI_FOR_JOB)->to), BXI_WAIT_NOBODY);
+}
+
+Test(inflight_waits, have_a_row_each_until_they_end, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_waits } });
+}
+
+/* More threads than there are rows. */
+#define MANY_WAIT (BXI_WAITS_MAX + 20)
+
+static void waits_among_many(struct bx_job *job, int index)
+{
+    if (index > 0) {
+        HARNESS_EQ(bx_future_wait(waited, BX_FOREVER), 0);
+        return;
+    }
+    for (int i = 0; i < BXI_WAITS_MAX; i++)
+        while (bxi_load_relaxed(&job->control->wait[i].thread) == 0)
+            sched_yield();
+    HARNESS_EQ(bx_future_set(waited, NULL), 0);
+}
+
+static void sees_many_waits(struct bx_job *job)
+{
+    for (int round = 0; round < 2; round++) {
+        waited = bx_future_create(job);
+        harness_threads(job, MANY_WAIT, waits_among_many);
+        bx_future_release(waited);
+    }
+    for (int i = 0; i < BXI_WAIT_WORDS; i++)
+        HARNESS_EQ(bxi_load_relaxed(&job->wait_rows[i]), 0);
+}
+
+Test(inflight_waits, of_more_threads_than_rows_go_on_unseen, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_many_waits } });
 }

@@ -26,7 +26,8 @@ struct field {
 
 static const struct field control_fields[] = {
     FIELD(bxi_control, header),        FIELD(bxi_control, now),
-    FIELD(bxi_control, pad0),          FIELD(bxi_control, counters),
+    FIELD(bxi_control, wait),          FIELD(bxi_control, pad0),
+    FIELD(bxi_control, counters),
     FIELD(bxi_control, pair),          FIELD(bxi_control, credit),
     FIELD(bxi_control, pair_counters), FIELD(bxi_control, function),
     FIELD(bxi_control, loans),         FIELD(bxi_control, batch),
@@ -87,6 +88,11 @@ static const struct field function_fields[] = {
 static const struct field now_fields[] = {
     FIELD(bxi_now, since_ns), FIELD(bxi_now, id),       FIELD(bxi_now, who),
     FIELD(bxi_now, spins),    FIELD(bxi_now, reserved), { NULL, 0, 0 },
+};
+
+static const struct field wait_fields[] = {
+    FIELD(bxi_wait_row, thread),   FIELD(bxi_wait_row, id), FIELD(bxi_wait_row, to),
+    FIELD(bxi_wait_row, since_ns), { NULL, 0, 0 },
 };
 
 static const struct field batch_fields[] = {
@@ -237,6 +243,7 @@ Test(layout, of_the_loans_is_as_documented)
 Test(layout, of_what_inspectors_see_of_calls_is_as_documented)
 {
     check_struct("bxi_now", sizeof(struct bxi_now), now_fields);
+    check_struct("bxi_wait_row", sizeof(struct bxi_wait_row), wait_fields);
     check_struct("bxi_batch_words", sizeof(struct bxi_batch_words), batch_fields);
     check_struct("bxi_serving", sizeof(struct bxi_serving), serving_fields);
     check_struct("bxi_call_row", sizeof(struct bxi_call_row), call_fields);
@@ -254,7 +261,8 @@ Test(layout, has_the_documented_constants)
         CONSTANT(BXI_NAME_BYTES),   CONSTANT(BXI_LINE),           CONSTANT(BXI_PAGE),
         CONSTANT(BXI_FUNCTION_MAX), CONSTANT(BXI_RING_BYTES),     CONSTANT(BXI_LEASE_MAX),
         CONSTANT(BXI_LEASE_BYTES),  CONSTANT(BXI_CALLS_MAX),      CONSTANT(BXI_CALLS_FIRST),
-        CONSTANT(BXI_CALLS_BYTES),  CONSTANT(BXI_SERVING_MAX),    CONSTANT(BXI_HIST_MAX),
+        CONSTANT(BXI_CALLS_BYTES),  CONSTANT(BXI_SERVING_MAX),    CONSTANT(BXI_WAITS_MAX),
+        CONSTANT(BXI_WAIT_NOBODY),  CONSTANT(BXI_HIST_MAX),
         CONSTANT(BXI_HIST_BUCKETS), CONSTANT(BXI_DEVICE_BYTES),   CONSTANT(BXI_DEVICE_PAIR_BYTES),
         CONSTANT(BXI_DEVICE_POINTS), CONSTANT(BXI_DEVICE_OFFSET), CONSTANT(BXI_RINGS_OFFSET),
         CONSTANT(BXI_RING_STRIDE),  CONSTANT(BXI_OPEN_BYTES),
@@ -264,7 +272,10 @@ Test(layout, has_the_documented_constants)
         CONSTANT(BXI_WHO_LEADER),
         CONSTANT(BXI_WHO_LAZY),     CONSTANT(BXI_AT_NONE),        CONSTANT(BXI_AT_POOL),
         CONSTANT(BXI_AT_THREAD),    CONSTANT(BXI_AT_BATCH),       CONSTANT(BXI_AT_BODY),
-        CONSTANT(BXI_AT_FUTURE),    CONSTANT(BXI_LEG_QUEUE),      CONSTANT(BXI_LEG_HANDLER),
+        CONSTANT(BXI_AT_FUTURE),    CONSTANT(BXI_BATCH_RESTS),    CONSTANT(BXI_BATCH_ON_THREAD),
+        CONSTANT(BXI_BATCH_BY_ROLE), CONSTANT(BXI_FOR_CALL),      CONSTANT(BXI_FOR_FUTURE),
+        CONSTANT(BXI_FOR_ROOM),     CONSTANT(BXI_FOR_LOANS),      CONSTANT(BXI_FOR_JOB),
+        CONSTANT(BXI_LEG_QUEUE),      CONSTANT(BXI_LEG_HANDLER),
         CONSTANT(BXI_LEG_REPLY),    CONSTANT(BXI_LEG_WHOLE),      CONSTANT(BXI_LEGS),
 #undef CONSTANT
     };

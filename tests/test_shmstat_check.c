@@ -180,10 +180,23 @@ static void call_of_another_slot(void)
 
 /* ---- What is served, and how long calls took ------------------------------------------------------- */
 
+static void waits_for_nothing(void)
+{
+    set(&control(0)->wait[BXI_WAITS_MAX - 1].thread, 77 | (BXI_FOR_JOB + UINT64_C(1)) << 32);
+}
+
+static void waits_for_nobody(void)
+{
+    set(&control(0)->wait[5].to, 2);
+    set(&control(0)->wait[5].thread, 77 | (uint64_t)BXI_FOR_CALL << 32);
+}
+
+static void waits_by_nobody(void) { set(&control(0)->wait[0].thread, (uint64_t)BXI_FOR_CALL << 32); }
+
 static void serving_nowhere(void) { set(&control(0)->serving[40].where, BXI_AT_FUTURE + 1); }
 static void batch_of_nobody(void) { set(&control(0)->batch[1].members[1], 1); }
 static void present_of_nobody(void) { set(&control(0)->batch[1].present[0], 4); }
-static void body_runs_twice(void) { set(&control(0)->batch[1].running, 2); }
+static void body_runs_twice(void) { set(&control(0)->batch[1].running, 3); }
 
 static void serving_for_nobody(void)
 {
@@ -303,6 +316,9 @@ static const struct {
     { "more leases than there are slots", too_many_leases, 11 },
     { "more returned than granted", returned_more, 11 },
     { "more borrowed than ever", borrowed_more, 11 },
+    { "a thread that waits for nothing", waits_for_nothing, 11 },
+    { "a thread that waits for no rank", waits_for_nobody, 11 },
+    { "no thread that waits", waits_by_nobody, 11 },
     { "a request served nowhere", serving_nowhere, 11 },
     { "a request of no rank", serving_for_nobody, 11 },
     { "a request for no function", serving_no_function, 11 },

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat check: what a worker tells inspectors of the requests that it serves (I11), and of how long its own calls
- * took (I13).
+ * shmstat check: what a worker tells inspectors of the requests that it serves and of its threads that wait (I11),
+ * and of how long its own calls took (I13).
  *
- * Rows of now, serving and batch change while they are looked at, but each word of them is at any time one that was
- * meant: so each is held against what there is, and not against its neighbours. What may grow meanwhile, as the
- * number of functions, is read behind it.
+ * Rows of now, wait, serving and batch change while they are looked at, but each word of them is at any time one
+ * that was meant: so each is held against what there is, and not against its neighbours. What may grow meanwhile,
+ * as the number of functions, is read behind it.
  *
  * A histogram only grows, so two copies bound what is compared between them: what is more in the first copy of one
  * leg than in the second copy of another was so at one time. One more is what a kill, or a look, between the two
@@ -29,7 +29,7 @@ static uint32_t function_count(const struct stat_worker *worker)
     return count;
 }
 
-/* ---- now, serving, batch ------------------------------------------------------------------------ */
+/* ---- now, serving, wait, batch ------------------------------------------------------------------------ */
 
 static void check_who(const struct stat_worker *worker, const char *table, uint64_t who,
                       struct stat_findings *findings)
@@ -82,9 +82,30 @@ static void check_batches(const struct stat_worker *worker, struct stat_findings
                          i);
             return;
         }
-        if (stat_word(&words->running) > 1) {
-            stat_violate(findings, AT(11, worker, -1), "running of batch %d is %llu, which is neither 0 nor 1", i,
+        if (stat_word(&words->running) > BXI_BATCH_BY_ROLE) {
+            stat_violate(findings, AT(11, worker, -1), "running of batch %d is %llu, which is no place", i,
                          (ull)stat_word(&words->running));
+            return;
+        }
+    }
+}
+
+static void check_waits(const struct stat_worker *worker, struct stat_findings *findings)
+{
+    for (int i = 0; i < BXI_WAITS_MAX; i++) {
+        const struct bxi_wait_row *row = &worker->control->wait[i];
+        uint64_t thread = stat_word(&row->thread), reason = thread >> 32, to = stat_word(&row->to);
+
+        if (thread == 0)
+            continue;
+        if (reason < BXI_FOR_CALL || reason > BXI_FOR_JOB || (uint32_t)thread == 0) {
+            stat_violate(findings, AT(11, worker, -1), "row %d of wait has thread %u, which waits for %llu: nothing", i,
+                         (uint32_t)thread, (ull)reason);
+            return;
+        }
+        if (to != BXI_WAIT_NOBODY && to >= worker->control->header.world_size) {
+            stat_violate(findings, AT(11, worker, -1), "row %d of wait waits for rank %llu, which the job lacks", i,
+                         (ull)to);
             return;
         }
     }
@@ -93,6 +114,7 @@ static void check_batches(const struct stat_worker *worker, struct stat_findings
 void stat_check_served(const struct stat_worker *worker, struct stat_findings *findings)
 {
     check_served(worker, findings);
+    check_waits(worker, findings);
     check_batches(worker, findings);
 }
 

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Which threads wait, and what for: the segment's table `wait`, by which shmstat finds the call that the thread of
+ * a handler waits for. Nobody in the engine reads it.
+ *
+ * A wait takes a row when it lasts: before it first sleeps, or after 256 passes; a thread of the pool at once. So a
+ * call that is answered while its caller spins costs nothing here. Which rows are taken is private to the process;
+ * a thread writes only the row that it has taken. A process that is killed leaves its rows as they were: inspectors
+ * know by the owner lock that nobody waits there.
+ */
+#include "internal.h"
+
+#include <unistd.h>
+
+uint64_t bxi_thread_id(void)
+{
+    static _Thread_local uint64_t thread;
+    static _Thread_local uint32_t forks;
+    uint32_t now = bxi_load_relaxed(&bxi_forks);        /* relaxed: written in a child that has one thread */
+
+    if (thread == 0 || forks != now) {
+        thread = (uint64_t)gettid();
+        forks = now;
+    }
+    return thread;
+}
+
+/* A row that is free, now taken; -1 if there is none. */
+static int take_row(struct bx_job *job)
+{
+    for (int word = 0; word < BXI_WAIT_WORDS; word++) {
+        /* [wait.rows] relaxed: a guess, which the exchange checks. */
+        uint64_t taken = bxi_load_relaxed(&job->wait_rows[word]);
+
+        while (~taken != 0 && word * 64 + __builtin_ctzll(~taken) < BXI_WAITS_MAX) {
+            int bit = __builtin_ctzll(~taken);
+
+            /* [wait.rows] acquire, pairs with the release in bxi_wait_hide: the thread that had the row has written
+             * to it for the last time. */
+            if (bxi_cas(&job->wait_rows[word], &taken, taken | UINT64_C(1) << bit))
+                return word * 64 + bit;
+        }
+    }
+    return -1;
+}
+
+void bxi_wait_show(struct bx_job *job, struct bxi_waiter *waiter)
+{
+    uint64_t id = 0, to = BXI_WAIT_NOBODY, reason = waiter->reason != 0 ? waiter->reason : BXI_FOR_JOB;
+    struct bxi_wait_row *row;
+    int index;
+
+    if (!(BXI_STATS & BXI_STATS_TABLES) || waiter->row != 0 || job->control == NULL || (index = take_row(job)) < 0)
+        return;
+    if (reason == BXI_FOR_CALL) {
+        const struct bxi_call *call = waiter->object;       /* its future is the first member */
+
+        id = call->id;
+        to = (uint64_t)call->peer->rank;
+    } else if ((reason == BXI_FOR_ROOM || reason == BXI_FOR_LOANS) && waiter->to >= 0) {
+        to = (uint64_t)waiter->to;
+    }
+    waiter->row = (uint8_t)(index + 1);
+    row = &job->control->wait[index];
+    /* Relaxed: published by the store of the thread. */
+    bxi_store_relaxed(&row->id, id);
+    bxi_store_relaxed(&row->to, to);
+    bxi_store_relaxed(&row->since_ns, bxi_coarse_ns());
+    /* Release, for inspectors in other processes: the words above are of this wait. */
+    bxi_store_release(&row->thread, bxi_thread_id() | reason << 32);
+}
+
+void bxi_wait_hide(struct bx_job *job, struct bxi_waiter *waiter)
+{
+    int index = waiter->row - 1;
+
+    bxi_store_relaxed(&job->control->wait[index].thread, 0);       /* relaxed: for inspectors */
+    waiter->row = 0;
+    /* [wait.rows] release, pairs with the acquire in take_row: the row is written no more. */
+    bxi_add(&job->wait_rows[index / 64], -(UINT64_C(1) << index % 64));
+}

@@ -13,7 +13,7 @@ struct command {
     const char *name;
     int (*run)(const struct stat_options *options);
     const char *flag;           /* that it has besides --json; "" for none */
-    bool has_subject;           /* its first argument is one */
+    bool has_subject;           /* its first argument is one, if there is any */
 };
 
 static const struct command commands[] = {
@@ -38,8 +38,9 @@ static const char usage[] =
     "          --batch [-n COUNT], --interval S, --stuck S, --width N, --height N,\n"
     "          --view workers|rings|calls, --sort COLUMN, --filter TEXT\n"
     "  calls   the calls in flight: how old, and where each is now\n"
-    "  why     why WORKER|CALL [JOB]: what it waits for, in sentences, and what that\n"
-    "          waits for; names a cycle if there is one\n"
+    "  why     why [WORKER|CALL] [JOB]: what it waits for, in sentences, and what that\n"
+    "          waits for; names a cycle if there is one; without a worker or call, what\n"
+    "          has waited longest in each job\n"
     "  gpu     the GPUs of each worker: how their streams are ordered, their memory\n"
     "          and who has it open, what is borrowed\n"
     "  check   holds the segments against the invariants of shm/LAYOUT.md and, for\n"
@@ -116,8 +117,6 @@ int main(int argc, char **argv)
             options.select = argv[i];
         }
     }
-    if (command->has_subject && options.subject == NULL)
-        return misused("say which worker or call, after", command->name);
     if (options.json && options.prometheus)
         return misused("choose one of --json and", "--prometheus");
     if (options.json && options.top.batch)

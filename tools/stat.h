@@ -127,6 +127,8 @@ const char *stat_state_name(uint32_t state);
 const char *stat_who_name(uint64_t armed);
 /* What its process does: "awake", "spinning", "asleep", "stopped", "dead". */
 const char *stat_activity(const struct stat_worker *worker);
+/* A letter of /proc/PID/task/THREAD/stat; 0 if it is not known. */
+char stat_thread_state(uint32_t pid, uint64_t thread);
 /* Threads of its pool that run a handler now. */
 int stat_pool_busy(const struct stat_worker *worker);
 const char *stat_kind_name(uint32_t kind);

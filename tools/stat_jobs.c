@@ -286,11 +286,11 @@ static void blank(struct stat_worker *worker)
                                                           : "its owner was killed while it made the segment");
 }
 
-static char process_state(uint32_t pid)
+/* The letter in a stat file of /proc. */
+static char state_letter(const char *path)
 {
-    char path[64], text[512];
+    char text[512];
 
-    snprintf(path, sizeof(path), "/proc/%u/stat", pid);
     FILE *file = fopen(path, "re");
     if (file == NULL)
         return 0;
@@ -302,6 +302,22 @@ static char process_state(uint32_t pid)
     if (bracket == NULL || bracket[1] != ' ')
         return 0;
     return bracket[2];
+}
+
+static char process_state(uint32_t pid)
+{
+    char path[64];
+
+    snprintf(path, sizeof(path), "/proc/%u/stat", pid);
+    return state_letter(path);
+}
+
+char stat_thread_state(uint32_t pid, uint64_t thread)
+{
+    char path[96];
+
+    snprintf(path, sizeof(path), "/proc/%u/task/%llu/stat", pid, (unsigned long long)thread);
+    return state_letter(path);
 }
 
 /* Of a layout that is not this one only the first fields are known to lie where they do. */

@@ -429,6 +429,34 @@ Test(shmstat_top, sorts_by_any_column_both_ways, .init = imagine_64, .fini = for
     cr_expect_str_eq(model.shown[54]->name, "worker9");     /* as people count */
 }
 
+Test(shmstat_top, puts_what_lives_before_what_is_dead_however_it_sorts, .init = imagine_64, .fini = forget)
+{
+    model.rows[0].health = TOP_DEAD;
+    model.rows[63].health = TOP_GONE;
+    for (int turn = 0; turn < 2; turn++) {
+        for (int column = 0; column < 6; column++) {
+            render(80, 24);
+            cr_expect(model.shown[0]->health == TOP_IDLE && model.shown[61]->health == TOP_IDLE, "column %d", column);
+            cr_expect(model.shown[62]->health <= TOP_DEAD && model.shown[63]->health <= TOP_DEAD, "column %d", column);
+            press(turn == 0 ? ">" : "<");
+        }
+        press("R");
+    }
+}
+
+Test(shmstat_top, a_call_of_a_caller_that_is_dead_is_none_that_is_stuck, .init = begin, .fini = end)
+{
+    cr_assert_eq(bxi_segment_open_calls(&plant.segment[0], 1, BXI_CALLS_MAX), 0);
+    plant_call(0, 3, 60 * SECOND, 0);
+    sample(TOP_CALLS, START);
+    cr_assert_eq(model.count, 1);
+    cr_expect_eq(model.rows[0].health, TOP_STUCK);
+    plant_kill(&plant, 0);
+    sample(TOP_CALLS, START + SECOND);
+    cr_assert_eq(model.count, 1);
+    cr_expect_eq(model.rows[0].health, TOP_DEAD);
+}
+
 Test(shmstat_top, shows_the_column_that_sorts_even_where_it_is_narrow, .init = imagine_64, .fini = forget)
 {
     render(80, 24);

@@ -454,7 +454,10 @@ static void fill_call(const struct top_model *model, const struct stat_call *cal
     snprintf(row->name, sizeof(row->name), "%s", stat_peer_name(row->job, call->from));
     snprintf(row->peer, sizeof(row->peer), "%s", stat_peer_name(row->job, call->to));
     snprintf(row->function, sizeof(row->function), "%s", stat_function_name(row->job, call->to, call->function));
-    row->health = call->given_up ? TOP_WARN : call->age_s >= model->stuck_s ? TOP_STUCK : TOP_BUSY;
+    if (!stat_worker_alive(row->job->workers[call->from]))
+        row->health = TOP_DEAD;
+    else
+        row->health = call->given_up ? TOP_WARN : call->age_s >= model->stuck_s ? TOP_STUCK : TOP_BUSY;
 }
 
 static int add_rings(struct top_model *model, const struct stat_job *job, const struct stat_worker *worker)

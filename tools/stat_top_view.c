@@ -267,6 +267,13 @@ static int by_place(const struct top_row *one, const struct top_row *other)
     return (one > other) - (one < other);
 }
 
+/* Nobody is there any more. */
+static bool is_past(const struct top_row *row)
+{
+    return row->health == TOP_GONE || row->health == TOP_DEAD;
+}
+
+/* What lives comes before what is dead, by whatever rows are sorted. */
 static int compare_rows(const void *a, const void *b, void *context)
 {
     const struct top_row *one = *(struct top_row *const *)a, *other = *(struct top_row *const *)b;
@@ -274,6 +281,8 @@ static int compare_rows(const void *a, const void *b, void *context)
     const struct top_column *column = order->column;
     int sign;
 
+    if (is_past(one) != is_past(other))
+        return is_past(one) - is_past(other);
     if (column->format == TOP_TEXT) {
         sign = strverscmp(top_text(one, column->source), top_text(other, column->source));
     } else if (column->source == TOP_RANK) {

@@ -73,6 +73,8 @@ static int setup(struct bx_job *job)
     if (rc == 0)
         rc = bx_register(job, "stay_here", BX_INLINE, stay, NULL);
     if (rc == 0)
+        rc = bx_register(job, "stay_at_the_gate_1", BX_BLOCKING, stay, NULL);
+    if (rc == 0)
         rc = bx_register(job, "close", BX_BLOCKING, call_on, "wait_first");
     if (rc == 0)
         rc = bx_register(job, "wait_first", BX_BLOCKING, wait_first, NULL);
@@ -515,6 +517,31 @@ Test(shmstat_calls, goes_on_with_the_first_that_a_batch_waits_for, .timeout = 60
 Test(shmstat_calls, says_whom_a_batch_waits_for, .timeout = 60)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { NULL, comes_first, comes_late } });
+}
+
+/* ---- Names -------------------------------------------------------------------------------------------------- */
+
+static const char *const long_names[] = { "a-caller-of-a-very-long-name-1", "short" };
+
+static void sees_names_cut(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+    struct stat_run run;
+
+    HARNESS_EQ(bx_rpc_async(job, "short", "stay_at_the_gate_1", NULL, NULL, &future), 0);
+    harness_await(HELD, 1);
+    run = stat_run("calls %s", harness_job_name());
+    HARNESS_EQ(run.status, 0);
+    HARNESS_HAS(run.text, " a-caller-of-a-.. > short stay_at_the_ga.. ");
+    stat_run_free(&run);
+    harness_post(LOOSE);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+    bx_future_release(future);
+}
+
+Test(shmstat_calls, marks_names_that_it_cuts, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .names = long_names, .body = { sees_names_cut } });
 }
 
 /* ---- Wrong words ------------------------------------------------------------------------------------------ */

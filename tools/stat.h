@@ -174,6 +174,8 @@ int stat_hists_json(const struct stat_job *job);
 const char *stat_bytes_text(uint64_t bytes);
 const char *stat_span_text(double seconds);
 const char *stat_time_text(double seconds);
+/* A name in at most so many characters, of which the last two are ".." if it had to be cut; as above. */
+const char *stat_cut_text(const char *name, size_t most);
 /* Copies at most bytes - 1 characters, anything unprintable as '?'. */
 void stat_printable(char *to, size_t bytes, const char *from, size_t from_bytes);
 uint64_t stat_now_ns(int clock);

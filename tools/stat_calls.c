@@ -14,6 +14,10 @@
 #include <string.h>
 #include <time.h>
 
+/* Columns of names: what is longer is cut, and marked. */
+#define WAY_NAMES 21            /* both of them */
+#define FUNCTION_NAME 16
+
 /* ---- Names ---------------------------------------------------------------------------------------- */
 
 const char *stat_where_name(enum stat_where where)
@@ -248,15 +252,20 @@ static void print_missing(const struct stat_job *job, const struct stat_call *ca
 
 static void print_call(const struct stat_job *job, const struct stat_call *call)
 {
-    char way[48], where[40];
+    const char *from = stat_peer_name(job, call->from), *to = stat_peer_name(job, call->to);
+    /* A short name leaves its room to the other. */
+    size_t half = WAY_NAMES / 2, from_most = WAY_NAMES - (strlen(to) < half ? strlen(to) : half);
+    size_t to_most = WAY_NAMES - (strlen(from) < from_most ? strlen(from) : from_most);
+    char way[WAY_NAMES + 4], where[40];
 
-    snprintf(way, sizeof(way), "%.16s > %.16s", stat_peer_name(job, call->from), stat_peer_name(job, call->to));
+    snprintf(way, sizeof(way), "%s > %s", stat_cut_text(from, from_most), stat_cut_text(to, to_most));
     if (call->thread != 0)
         snprintf(where, sizeof(where), "%s %llu", stat_where_name(call->where), (unsigned long long)call->thread);
     else
         snprintf(where, sizeof(where), "%s%s", stat_where_name(call->where), call->given_up ? ", given up" : "");
-    printf("%-14s %-24.24s %-16.16s %8s  %s\n", stat_call_name(call), way,
-           stat_function_name(job, call->to, call->function), stat_span_text(call->age_s), where);
+    printf("%-14s %-*s %-*s %8s  %s\n", stat_call_name(call), WAY_NAMES + 3, way, FUNCTION_NAME,
+           stat_cut_text(stat_function_name(job, call->to, call->function), FUNCTION_NAME),
+           stat_span_text(call->age_s), where);
     print_missing(job, call);
 }
 
@@ -281,7 +290,8 @@ static int show_job(struct stat_job *job, bool json)
         printf("job %s.%016llx: %s, %zu call%s in flight\n", job->name, (unsigned long long)job->instance,
                stat_job_state(job), calls.count, calls.count == 1 ? "" : "s");
         if (calls.count > 0)
-            printf("%-14s %-24s %-16s %8s  %s\n", "CALL", "FROM > TO", "FUNCTION", "AGE", "WHERE");
+            printf("%-14s %-*s %-*s %8s  %s\n", "CALL", WAY_NAMES + 3, "FROM > TO", FUNCTION_NAME, "FUNCTION", "AGE",
+                   "WHERE");
     }
     for (size_t i = 0; i < calls.count; i++) {
         if (json)

@@ -154,7 +154,7 @@ static void text_rings(const struct stat_job *job, const struct stat_worker *wor
             printf("  %-18s %9s %9s %10s %10s %7s %8s\n", "rings", "FILL", "HIGH", "FRAMES", "BYTES", "FULL",
                    "UNREAD");
         snprintf(label, sizeof(label), "to %d %s", to, to == worker->rank ? "(itself)" : stat_peer_name(job, to));
-        printf("    %-16.16s %9s %9s %10llu %10s %7llu %8s\n", label,
+        printf("    %-16s %9s %9s %10llu %10s %7llu %8s\n", stat_cut_text(label, 16),
                stat_ring_fill(job, worker, to, &fill) ? stat_bytes_text(fill) : "?",
                stat_bytes_text(stat_word(&counters->high_water_bytes)),
                (unsigned long long)stat_word(&counters->frames_sent),

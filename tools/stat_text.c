@@ -85,6 +85,17 @@ void stat_printable(char *to, size_t bytes, const char *from, size_t from_bytes)
     to[i] = '\0';
 }
 
+const char *stat_cut_text(const char *name, size_t most)
+{
+    char *text = next_text();
+
+    if (strlen(name) <= most)
+        snprintf(text, BXI_NAME_BYTES, "%s", name);
+    else
+        snprintf(text, BXI_NAME_BYTES, "%.*s..", (int)most - 2, name);
+    return text;
+}
+
 uint64_t stat_now_ns(int clock)
 {
     struct timespec now;

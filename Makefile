@@ -113,7 +113,7 @@ PROGRAMS          := hello reinforce param_server tensor_ipc bxbench shmstat
 hello_SRCS        := demos/hello.c
 reinforce_SRCS    := $(patsubst %,demos/%.c,reinforce worker agent observer cartpole policy policy_cuda ending flags plot)
 param_server_SRCS := demos/param_server.c $(wildcard demos/ps_*.c) $(patsubst %,demos/%.c,resnet ending flags plot)
-tensor_ipc_SRCS   := demos/tensor_ipc.c demos/flags.c
+tensor_ipc_SRCS   := demos/tensor_ipc.c demos/ending.c demos/flags.c
 bxbench_SRCS      := tools/bxbench.c $(filter-out tools/bxbench.c,$(wildcard tools/bxbench*.c \
 	tools/bench_*.c))
 shmstat_SRCS      := tools/shmstat.c $(wildcard tools/stat_*.c)

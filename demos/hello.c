@@ -37,6 +37,15 @@ static int ask_everybody(struct bx_job *job)
     return 0;
 }
 
+/* The status of the program, or 1 after a sentence if what it printed is lost. */
+static int end(int status)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return status;
+    fprintf(stderr, "hello: the output cannot be written\n");
+    return 1;
+}
+
 int main(int argc, char **argv)
 {
     struct bx_job *job = NULL;
@@ -52,7 +61,7 @@ int main(int argc, char **argv)
             fprintf(help ? stdout : stderr,
                     "usage: BX_JOB=name BX_WORLD_SIZE=n BX_RANK=r [BX_NAME=name] hello [--help] [--version]\n"
                     "Start it n times, with ranks 0 to n-1; rank 0 asks the others for a greeting.\n");
-        return version || help ? 0 : 2;
+        return end(version || help ? 0 : 2);
     }
     rc = bx_job_create(NULL, &job);
     if (rc == 0 && (rc = bx_register(job, "greet", BX_INLINE, greet, NULL)) == 0 &&
@@ -65,5 +74,5 @@ int main(int argc, char **argv)
     if (rc < 0)
         fprintf(stderr, "hello: %s\n", bx_error_text());
     bx_job_destroy(job);
-    return rc < 0;
+    return end(rc < 0);
 }

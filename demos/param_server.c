@@ -5,6 +5,7 @@
  * This file is the launcher: it reads the flags, opens what the results go to before any time is spent on
  * having them, runs one job (ps_run.c) and tells what came of it.
  */
+#include "ending.h"
 #include "flags.h"
 #include "plot.h"
 #include "ps.h"
@@ -94,11 +95,7 @@ static int report(const struct ps_run *run, FILE *json)
     }
     if (run->flags->plot != NULL && ps_plot(run) < 0)
         return PS_FAILED;
-    if (fflush(stdout) != 0) {
-        fprintf(stderr, "param_server: the output cannot be written: %s\n", strerror(errno));
-        return PS_FAILED;
-    }
-    return PS_OK;
+    return ending_output("param_server") < 0 ? PS_FAILED : PS_OK;
 }
 
 /* Between the opening of the outputs and their end. */
@@ -124,7 +121,7 @@ int main(int argc, char **argv)
     setvbuf(stdout, NULL, _IOLBF, 0);
     int rc = parse_flags(argc, argv, &flags);
     if (rc != 0)
-        return rc > 0 ? PS_OK : PS_USAGE;
+        return rc < 0 ? PS_USAGE : ending_output("param_server") < 0 ? PS_FAILED : PS_OK;
     if (flags.plot != NULL && plot_check("param_server", flags.plot) < 0)
         return PS_FAILED;
     if (flags.json != NULL && (json = fopen(flags.json, "we")) == NULL)

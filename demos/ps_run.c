@@ -93,7 +93,9 @@ void ps_result_destroy(struct ps_result *result, const struct ps_flags *flags)
 
 static int live(const struct bx_options *options, void *context)
 {
-    return options->rank == 0 ? ps_server(options, context) : ps_trainer(options, context);
+    int status = options->rank == 0 ? ps_server(options, context) : ps_trainer(options, context);
+
+    return ending_output("param_server") < 0 && status == PS_OK ? PS_FAILED : status;
 }
 
 /* Of a job in which somebody ended badly. That is no failure where the server says that the others have

@@ -297,11 +297,7 @@ static int run_all(struct launcher *launcher)
         return csv_failed(launcher);
     if (flags->plot != NULL && draw(launcher) < 0)
         return REINFORCE_FAILED;
-    if (fflush(stdout) != 0) {
-        fprintf(stderr, "reinforce: the output cannot be written: %s\n", strerror(errno));
-        return REINFORCE_FAILED;
-    }
-    return REINFORCE_OK;
+    return ending_output("reinforce") < 0 ? REINFORCE_FAILED : REINFORCE_OK;
 }
 
 int main(int argc, char **argv)
@@ -312,6 +308,6 @@ int main(int argc, char **argv)
     setvbuf(stdout, NULL, _IOLBF, 0);
     int rc = parse_flags(argc, argv, &launcher.flags);
     if (rc != 0)
-        return rc > 0 ? REINFORCE_OK : REINFORCE_USAGE;
+        return rc < 0 ? REINFORCE_USAGE : ending_output("reinforce") < 0 ? REINFORCE_FAILED : REINFORCE_OK;
     return run_all(&launcher);
 }

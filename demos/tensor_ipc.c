@@ -13,6 +13,7 @@
  *
  * Exit status: 0; 1 a failure; 2 wrong flags; 3 there is no GPU (a sentence says why).
  */
+#include "ending.h"
 #include "flags.h"
 
 #include <boxcar.h>
@@ -301,6 +302,8 @@ static int worker(const struct bx_options *options, void *context)
         }
     }
     bx_job_destroy(job);
+    if (ending_output("tensor_ipc") < 0 && rc == 0)
+        rc = -1;
     return rc == 0 ? 0 : no_gpu ? NO_GPU : 1;
 }
 
@@ -326,7 +329,7 @@ int main(int argc, char **argv)
     int rc = flags_parse(&flags, argc, argv);
 
     if (rc != 0)
-        return rc < 0 ? 2 : 0;
+        return rc < 0 ? 2 : ending_output("tensor_ipc") < 0;
     if (bx_spawn(&spawn, worker, &settings, &report) == 0)
         return 0;
     return report.exit_status == NO_GPU ? NO_GPU : 1;

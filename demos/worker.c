@@ -9,6 +9,8 @@
  */
 #include "reinforce.h"
 
+#include "ending.h"
+
 #include <signal.h>
 #include <stdio.h>
 #include <time.h>
@@ -69,6 +71,5 @@ int reinforce_worker_close(struct reinforce_worker *worker, int code)
     }
     bx_job_destroy(worker->job);
     worker->job = NULL;
-    fflush(stdout);
-    return code == 0 ? REINFORCE_OK : REINFORCE_FAILED;
+    return code == 0 && ending_output("reinforce") == 0 ? REINFORCE_OK : REINFORCE_FAILED;
 }

@@ -279,17 +279,26 @@ static int parse(int argc, char **argv, const struct command *command, struct be
     return 0;
 }
 
+/* The status of the program, or 1 after a sentence if what it printed is lost. */
+static int end(int status)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return status;
+    bench_say("the output could not be written");
+    return status == 0 ? 1 : status;
+}
+
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "";
 
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
         help();
-        return 0;
+        return end(0);
     }
     if (strcmp(name, "--version") == 0) {
         printf("bxbench %s\n", bx_version());
-        return 0;
+        return end(0);
     }
     for (size_t i = 0; i < COMMANDS; i++) {
         if (strcmp(name, commands[i].name) != 0)
@@ -299,11 +308,11 @@ int main(int argc, char **argv)
         int rc = parse(argc - 1, argv + 1, &commands[i], &options);
 
         if (rc != 0)
-            return rc < 0 ? 0 : rc;
+            return end(rc < 0 ? 0 : rc);
         if (options.stats_off && BXI_STATS != 0)
             return bench_stats_off(argv);
         bench_clock_init();
-        return commands[i].run(&options);
+        return end(commands[i].run(&options));
     }
     return usage(name[0] == '\0' ? "a subcommand is needed" : "no such subcommand", name);
 }

@@ -7,6 +7,8 @@
  */
 #include "stat.h"
 
+#include "boxcar.h"
+
 #include <string.h>
 
 struct command {
@@ -49,9 +51,11 @@ static const char usage[] =
     "\n"
     "JOB is a job's name, or NAME.INSTANCE where several have one name; without it\n"
     "all jobs are meant. --json prints one JSON object; the manual page has its keys.\n"
+    "--version prints the version, and that of the segments that it reads.\n"
     "\n"
     "Exit status: 0 fine; 1 check found violations, or reap could not remove\n"
-    "something; 2 wrong usage; 3 there is no such job, or nothing of it can be read.\n";
+    "something; 2 wrong usage; 3 there is no such job, or nothing of it can be read,\n"
+    "or the output cannot be written.\n";
 
 static int misused(const char *what, const char *which)
 {
@@ -82,15 +86,29 @@ static bool parse_flag(const struct command *command, const char *flag, struct s
     return true;
 }
 
+/* The status of the program, or another one after a sentence if what it printed is lost. */
+static int end(int status)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return status;
+    fprintf(stderr, "shmstat: the output could not be written\n");
+    return STAT_NOTHING;
+}
+
 int main(int argc, char **argv)
 {
     struct stat_options options = { 0 };
 
     for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+        bool version = strcmp(argv[i], "--version") == 0;
+
+        if (!version && strcmp(argv[i], "--help") != 0 && strcmp(argv[i], "-h") != 0)
+            continue;
+        if (version)
+            printf("shmstat (Boxcar) %s, layout %u\n", bx_version(), BXI_LAYOUT_VERSION);
+        else
             fputs(usage, stdout);
-            return STAT_FINE;
-        }
+        return end(STAT_FINE);
     }
     if (argc < 2) {
         fputs(usage, stderr);
@@ -121,12 +139,5 @@ int main(int argc, char **argv)
         return misused("choose one of --json and", "--prometheus");
     if (options.json && options.top.batch)
         return misused("choose one of --json and", "--batch");
-
-    int status = command->run(&options);
-
-    if (fflush(stdout) != 0 || ferror(stdout)) {
-        fprintf(stderr, "shmstat: the output could not be written\n");
-        return STAT_NOTHING;
-    }
-    return status;
+    return end(command->run(&options));
 }

@@ -195,7 +195,7 @@ static int write_csv(const struct launcher *launcher, const struct reinforce_out
 static int run_world_size(struct launcher *launcher, int world_size)
 {
     struct reinforce_outcome *outcome = &launcher->outcomes[launcher->outcome_count];
-    char seconds[REINFORCE_MODES][32] = { "", "" };
+    char seconds[REINFORCE_MODES][32] = { "-", "-" };
 
     outcome->world_size = world_size;
     for (int mode = 0; mode < REINFORCE_MODES; mode++) {

@@ -107,9 +107,9 @@ check 'a figure' grep -q '<svg' "$dir/f.svg"
 run --max-world-size 2 --num-episode 1 --mode no-batch --plot "$dir/f.png" --quiet
 check 'a figure in png' test "$(head -c 4 "$dir/f.png" | tail -c 3)" = PNG
 check 'quiet drops the episodes only' test "$(grep -c Episode "$dir/out") $status $(
-    grep -cE '^2, , [0-9.]+$' "$dir/out") $(grep -cE '^ +2 +1 +- +[0-9.]+ +-$' "$dir/out")" = '0 0 1 1'
+    grep -cE '^2, -, [0-9.]+$' "$dir/out") $(grep -cE '^ +2 +1 +- +[0-9.]+ +-$' "$dir/out")" = '0 0 1 1'
 run --max-world-size 2 --num-episode 1 --mode batch
-check 'a mode that was not run is empty' lines 1 '^2, [0-9.]+, $' "$dir/out"
+check 'a mode that was not run is a dash' lines 1 '^2, [0-9.]+, -$' "$dir/out"
 
 script -qec "$program --max-world-size 2 --num-episode 2 --quiet" /dev/null >"$dir/out" 2>"$dir/err" \
     </dev/null

@@ -33,7 +33,6 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <time.h>
@@ -252,19 +251,6 @@ int bxi_boot_no_descriptors(const struct bx_job *job)
                    (unsigned long long)limit.rlim_cur);
 }
 
-static int no_space(const struct bx_job *job)
-{
-    struct statvfs status = { 0 };
-
-    statvfs("/dev/shm", &status);
-    return bx_fail(BX_E_NO_SPACE, "/dev/shm has %llu of %llu KiB free; each of %d workers needs %u KiB to "
-                                  "start, and then %u KiB for each worker that it calls or answers; enlarge "
-                                  "it (mount -o remount,size=1G /dev/shm; in docker --shm-size=1g)",
-                   (unsigned long long)(status.f_bavail * status.f_frsize / 1024),
-                   (unsigned long long)(status.f_blocks * status.f_frsize / 1024), job->world_size,
-                   (unsigned)(sizeof(struct bxi_control) / 1024), BXI_OPEN_BYTES / 1024);
-}
-
 /* A descriptor of the object `name`, which is behind own_fd, that can only be read. */
 static int open_readable(const struct bx_job *job, const char *name, int own_fd, int *readable_fd)
 {
@@ -284,15 +270,6 @@ static int open_readable(const struct bx_job *job, const char *name, int own_fd,
     return 0;
 }
 
-static int cannot_make(const struct bx_job *job, const char *name, int rc)
-{
-    if (rc == -ENOSPC)
-        return no_space(job);
-    if (rc == -EMFILE || rc == -ENFILE)
-        return bxi_boot_no_descriptors(job);
-    return bx_fail(rc, "/dev/shm%s cannot be made: %s", name, bx_strerror(rc));
-}
-
 static int make_arena(struct bx_job *job, const char *name)
 {
     struct bxi_header *header = &job->segment.control->header;
@@ -303,7 +280,7 @@ static int make_arena(struct bx_job *job, const char *name)
 
 int bxi_boot_segment(struct bx_job *job, int *segment_fd, int *arena_fd)
 {
-    char name[BXI_SEGMENT_NAME_BYTES], arena_name[BXI_SEGMENT_NAME_BYTES];
+    char name[BXI_SEGMENT_NAME_BYTES], arena_name[BXI_SEGMENT_NAME_BYTES], hint[BXI_MAP_HINT_BYTES];
     uint32_t uid = (uint32_t)geteuid();
 
     /* Before there is anything to remove, so that no kill falls between. */
@@ -313,16 +290,17 @@ int bxi_boot_segment(struct bx_job *job, int *segment_fd, int *arena_fd)
     int rc = bxi_segment_create(&job->segment, job->job_name, job->name, job->instance, job->rank,
                                 job->world_size);
     if (rc < 0)
-        return cannot_make(job, name, rc);
+        return bxi_limits_no_segment(job, name, rc);
     if ((rc = make_arena(job, arena_name)) < 0)
-        return cannot_make(job, arena_name, rc);
+        return bxi_limits_no_arena(job, arena_name, rc);
     if ((rc = open_readable(job, name, job->segment.fd, segment_fd)) < 0)
         return rc;
     if ((rc = open_readable(job, arena_name, bxi_arena_fd(job->arena), arena_fd)) < 0)
         goto close_segment;
     rc = bxi_arena_attach(&job->peers[job->rank].arena, *arena_fd, bxi_arena_bytes(job->arena));
     if (rc < 0) {
-        bx_fail(rc, "/dev/shm%s cannot be mapped: %s", arena_name, bx_strerror(rc));
+        bx_fail(rc, "/dev/shm%s cannot be mapped: %s%s", arena_name, bx_strerror(rc),
+                bxi_limits_map_hint(job, rc, hint));
         goto close_arena;
     }
     bxi_job_adopt_segment(job);
@@ -615,6 +593,7 @@ static int take_table(struct joiner *joiner)
 {
     struct bxi_boot_packet *packet = &joiner->packet;
     int count = (int)packet->as.table.count;
+    char hint[BXI_MAP_HINT_BYTES];
 
     for (int i = 0; i < count; i++) {
         struct bxi_boot_entry *entry = &packet->as.table.entry[i];
@@ -623,9 +602,9 @@ static int take_table(struct joiner *joiner)
         int rc = bxi_boot_add_peer(joiner->job, entry, fds);
         if (rc < 0) {
             bxi_boot_packet_close(packet);
-            return bx_fail(rc, "worker '%s' (rank %d) cannot attach to '%.*s' (rank %d): %s", joiner->job->name,
+            return bx_fail(rc, "worker '%s' (rank %d) cannot attach to '%.*s' (rank %d): %s%s", joiner->job->name,
                            joiner->job->rank, BXI_NAME_BYTES - 1, entry->name, (int)entry->rank,
-                           bx_strerror(rc));
+                           bx_strerror(rc), bxi_limits_map_hint(joiner->job, rc, hint));
         }
         fds[BXI_BOOT_BELL] = fds[BXI_BOOT_BELL_LEADER] = fds[BXI_BOOT_PIDFD] = -1;
     }

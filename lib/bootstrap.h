@@ -154,6 +154,16 @@ int bxi_boot_no_descriptors(const struct bx_job *job);      /* BX_E_DESCRIPTORS 
 /* Since the bootstrap began, for sentences. */
 double bxi_boot_seconds(uint64_t start_ns);
 
+/* ---- limits.c ------------------------------------------------------------------------------------ */
+
+/* Why a worker's objects in /dev/shm could not be made: the code, with a sentence that says what to do. */
+int bxi_limits_no_space(const struct bx_job *job);          /* BX_E_NO_SPACE: room, or inodes */
+int bxi_limits_no_segment(const struct bx_job *job, const char *name, int rc);
+int bxi_limits_no_arena(const struct bx_job *job, const char *name, int rc);
+/* Behind the sentence that something could not be mapped: "" unless addresses are short (-ENOMEM). */
+#define BXI_MAP_HINT_BYTES 320
+const char *bxi_limits_map_hint(const struct bx_job *job, int rc, char hint[BXI_MAP_HINT_BYTES]);
+
 /* ---- bootstrap_root.c ---------------------------------------------------------------------------- */
 
 int bxi_boot_root(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t deadline_ns);

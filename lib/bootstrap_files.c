@@ -125,9 +125,12 @@ static void read_line(int fd, char line[LINE_BYTES])
 static void write_line(const struct bx_job *job, const char *line)
 {
     size_t bytes = strlen(line);
+    int rc = bxi_file_limit(bytes);
 
-    if (pwrite(job->lock_fd, line, bytes, 0) != (ssize_t)bytes)
-        bxi_log(1, "the lock file of job '%s' cannot be written: %s", job->job_name, bx_strerror(-errno));
+    if (rc == 0 && pwrite(job->lock_fd, line, bytes, 0) != (ssize_t)bytes)
+        rc = -errno;
+    if (rc < 0)
+        bxi_log(1, "the lock file of job '%s' cannot be written: %s", job->job_name, bx_strerror(rc));
 }
 
 long bxi_boot_lock_holder(const char *lock_path)

@@ -243,6 +243,7 @@ static int take_join(struct root *root, struct connection *connection)
 {
     struct bxi_boot_packet *packet = &root->packet;
     struct bxi_boot_entry entry = { .rank = connection->rank, .pid = connection->pid };
+    char hint[BXI_MAP_HINT_BYTES];
 
     if (!bxi_boot_packet_is(packet, BXI_BOOT_JOIN, BXI_BOOT_FDS))
         return nonsense(root, connection);
@@ -251,8 +252,9 @@ static int take_join(struct root *root, struct connection *connection)
     if (rc == -EPROTO || rc == -EPROTONOSUPPORT || rc == -EACCES)
         return nonsense(root, connection);
     if (rc < 0)
-        return bx_fail(rc, "the segment of worker '%s' (rank %d, pid %u) cannot be attached: %s",
-                       connection->name, connection->rank, connection->pid, bx_strerror(rc));
+        return bx_fail(rc, "the segment of worker '%s' (rank %d, pid %u) cannot be attached: %s%s",
+                       connection->name, connection->rank, connection->pid, bx_strerror(rc),
+                       bxi_limits_map_hint(root->job, rc, hint));
     connection->segment_fd = packet->fds[BXI_BOOT_SEGMENT];
     connection->arena_fd = packet->fds[BXI_BOOT_ARENA];
     packet->fd_count = 0;       /* taken, all five */

@@ -393,6 +393,7 @@ int bx_job_create(const struct bx_options *options, struct bx_job **job);
  * Under bx_spawn so does one that ends before the job has started, whether it has come or not: BX_E_WORKER_FAILED
  * with its name and how it ended. Of separate programs nobody knows of one that never came: who waits for two
  * seconds, and for each ten more, tells the log hook for whom.
+ * -EFBIG and -ENOMEM where RLIMIT_FSIZE or RLIMIT_AS forbid the segment or an arena (the sentence says which).
  * A job whose start failed can only be destroyed. */
 int bx_job_start(struct bx_job *job);
 

@@ -28,7 +28,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -79,15 +78,6 @@ static off_t find_end(int fd, off_t size)
     return -EIO;
 }
 
-static bool may_grow_to(off_t size)
-{
-    struct rlimit limit;
-
-    /* Beyond it there would be a signal, whose default is to end the process. */
-    return getrlimit(RLIMIT_FSIZE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY ||
-           (rlim_t)size <= limit.rlim_cur;
-}
-
 /* Closes the array at `end` again; whether that works cannot be helped. */
 static void close_at(int fd, off_t end)
 {
@@ -104,7 +94,7 @@ static int write_at(int fd, off_t end, off_t size, char *text, size_t bytes)
 
     strcpy(text + bytes, closing);
     bytes += CLOSING_BYTES;
-    if (!may_grow_to(end + (off_t)bytes))
+    if (bxi_file_limit((uint64_t)end + bytes) < 0)
         return -EFBIG;
     do
         written = pwrite(fd, text, bytes, end);

@@ -43,7 +43,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #define BYTES_ROUND ((uint64_t)2 << 20)
@@ -325,14 +324,10 @@ static int map_own(struct bxi_arena *arena)
 {
     const int quiet = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     struct bxi_pages *pages = &arena->pages;
-    struct rlimit limit;
-    int rc;
 
-    /* ftruncate would answer with SIGXFSZ. */
-    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < pages->bytes)
-        return -EFBIG;
-    if (ftruncate(pages->fd, (off_t)pages->bytes) < 0)
-        return -errno;
+    int rc = bxi_file_resize(pages->fd, pages->bytes);
+    if (rc < 0)
+        return rc;
     BXI_STEP("arena.sized");
     void *base = mmap(NULL, pages->extent_bytes, PROT_NONE, quiet, -1, 0);
     if (base == MAP_FAILED)

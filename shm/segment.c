@@ -41,6 +41,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -122,6 +123,24 @@ int bxi_segment_create_locked(const char *shm_name, int *fd)
     return rc;
 }
 
+int bxi_file_limit(uint64_t bytes)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_FSIZE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur)
+        return 0;
+    return -EFBIG;
+}
+
+int bxi_file_resize(int fd, uint64_t bytes)
+{
+    int rc = bxi_file_limit(bytes);
+
+    if (rc == 0 && ftruncate(fd, (off_t)bytes) < 0)
+        rc = -errno;
+    return rc;
+}
+
 /* Keeps the size: a file that somebody has truncated must not come to life again, all zeroes. */
 static int allocate(int fd, uint64_t offset, uint64_t bytes)
 {
@@ -163,10 +182,11 @@ static void write_header(struct bxi_header *header, const char *job, const char 
 static int map_own(struct bxi_segment *segment)
 {
     BXI_STEP("segment.locked");
-    if (ftruncate(segment->fd, (off_t)segment->bytes) < 0)
-        return -errno;
+    int rc = bxi_file_resize(segment->fd, segment->bytes);
+    if (rc < 0)
+        return rc;
     BXI_STEP("segment.sized");
-    int rc = allocate(segment->fd, 0, BXI_CONTROL_BYTES);
+    rc = allocate(segment->fd, 0, BXI_CONTROL_BYTES);
     if (rc < 0)
         return rc;
     BXI_STEP("segment.allocated");

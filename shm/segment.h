@@ -37,10 +37,16 @@ void bxi_segment_arena_name(char out[BXI_SEGMENT_NAME_BYTES], uint32_t uid, cons
  * -errno. */
 int bxi_segment_create_locked(const char *shm_name, int *fd);
 
+/* 0, or -EFBIG: a file may not have so many bytes (RLIMIT_FSIZE). A thread that makes it grow beyond them gets
+ * SIGXFSZ, whose default action ends the process. */
+int bxi_file_limit(uint64_t bytes);
+/* ftruncate after that check. 0, -EFBIG, -errno. */
+int bxi_file_resize(int fd, uint64_t bytes);
+
 /* Creates (O_EXCL, 0600), takes the owner lock, sizes it sparse, allocates the control pages, writes the
  * header (state STARTING; arena_bytes is the caller's to set before it passes the descriptor) and guards
- * the mapping. -ENOSPC when /dev/shm has no room for the control
- * pages, -EEXIST, -errno; nothing is left behind on failure. Memory is MADV_DONTFORK. */
+ * the mapping. -ENOSPC when /dev/shm has no room for the control pages, or no inode; -EFBIG (RLIMIT_FSIZE), -EEXIST,
+ * -errno; nothing is left behind on failure. Memory is MADV_DONTFORK. */
 int bxi_segment_create(struct bxi_segment *segment, const char *job, const char *name, uint64_t instance,
                        int rank, int world_size);
 

@@ -121,7 +121,35 @@ check 'a directory that is a file' alone 1 '^failed: BX_E_SOCKET_DIR: .*/proc/ve
 check 'a name that is none' alone 1 "^failed: -EINVAL: .*'a b'" env BX_NAME='a b'
 check 'a world of 500' alone 1 '^failed: BX_E_WORLD_SIZE: .*500' env BX_WORLD_SIZE=500
 check 'no rank' alone 1 '^failed: -EINVAL: BX_RANK' env -u BX_RANK
+# A status of 1 and a sentence, not SIGXFSZ. ulimit counts in units of 512 bytes in some shells, of 1024 in others.
+# What the program itself prints goes through a pipe.
+# shellcheck disable=SC2016
+check 'files may have no byte' alone 1 '^failed: -EFBIG: .*RLIMIT_FSIZE.*ulimit -f' \
+    sh -c 'text=$(ulimit -f 0; "$@" 2>&1); status=$?; echo "$text"; exit "$status"' sh
+check 'files may not have what a segment has' alone 1 "^failed: -EFBIG: worker 'worker0' needs a file of" \
+    sh -c 'ulimit -f 256; exec "$@"' sh
+check 'files may not have what an arena has' alone 1 '^failed: -EFBIG: the arena .*ulimit -f.*BX_ARENA_BYTES' \
+    sh -c 'ulimit -f 200000; exec "$@"' sh
+check 'too few addresses for an arena' alone 1 '^failed: -ENOMEM: the arena .*BX_ARENA_BYTES.*raise the limit' \
+    sh -c 'ulimit -v 4000000; exec "$@"' sh
 check 'nothing is left of starts that failed' nothing_left
+
+# Enough for one's own arena, mapped twice, and not for the other's.
+begin_limited()     # begin_limited RANK
+{
+    # shellcheck disable=SC2016
+    BX_JOB=$job BX_RANK=$1 BX_WORLD_SIZE=2 BX_NAME=w$1 sh -c 'ulimit -v 180000000; exec "$@"' sh "$program" serve \
+        >"$dir/out.$1" 2>&1 </dev/null &
+    eval "pid_$1=\$!"
+    pids="$pids $!"
+}
+
+fresh 6
+begin_limited 0
+begin_limited 1
+check 'too few addresses for the arenas of others' ended 0 1 '^failed: -ENOMEM: .*ulimit -v.*BX_ARENA_BYTES'
+check 'the other hears of it' ended 1 1 '^failed: -ENOMEM: .*BX_ARENA_BYTES'
+check 'nothing is left of that' nothing_left
 
 if [ "$(id -u)" -ne 0 ]; then
     echo 'skip a full /dev/shm: needs root to mount one'
@@ -133,6 +161,10 @@ fi
 if unshare -m mount -t tmpfs tmpfs /dev/shm 2>/dev/null; then
     check 'a full /dev/shm' alone 1 '^failed: BX_E_NO_SPACE: /dev/shm has' \
         unshare -m sh -c 'mount -t tmpfs -o size=16k tmpfs /dev/shm; exec "$@"' sh
+    check 'a /dev/shm without an inode' alone 1 '^failed: BX_E_NO_SPACE: /dev/shm has no inode left .*nr_inodes' \
+        unshare -m sh -c 'mount -t tmpfs -o nr_inodes=1 tmpfs /dev/shm; exec "$@"' sh
+    check 'one with an inode for the segment alone' alone 1 '^failed: BX_E_NO_SPACE: .* no inode left' \
+        unshare -m sh -c 'mount -t tmpfs -o nr_inodes=2 tmpfs /dev/shm; exec "$@"' sh
 else
     echo 'skip a full /dev/shm: no mount namespace to be had here'
 fi

@@ -16,6 +16,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -529,6 +530,33 @@ static int count_names(void)
     if (directory != NULL)
         closedir(directory);
     return count - 2;
+}
+
+/* A process that gets SIGXFSZ ends by it. */
+static int create_beyond_the_file_limit(void)
+{
+    struct rlimit limit;
+
+    signal(SIGXFSZ, SIG_DFL);
+    if (getrlimit(RLIMIT_FSIZE, &limit) < 0)
+        return 1;
+    limit.rlim_cur = bxi_segment_bytes(2) - 1;
+    if (setrlimit(RLIMIT_FSIZE, &limit) < 0)
+        return 1;
+    if (bxi_segment_create(&segment, job, "agent", INSTANCE, 0, 2) != -EFBIG)
+        return 2;
+    if (segment.fd != -1 || segment.control != NULL || name_exists(segment.shm_name))
+        return 3;
+    limit.rlim_cur = bxi_segment_bytes(2);
+    if (setrlimit(RLIMIT_FSIZE, &limit) < 0)
+        return 1;
+    return bxi_segment_create(&segment, job, "agent", INSTANCE, 0, 2) == 0 &&
+           bxi_segment_open_ring(&segment, 1) == 0 ? 0 : 4;
+}
+
+Test(segment, larger_than_a_file_may_be_is_not_created, .init = make_job_name, .fini = remove_names)
+{
+    cr_assert_eq(in_child(create_beyond_the_file_limit), 0);
 }
 
 static int create_without_room(void)

@@ -221,9 +221,9 @@ void bxi_batch_run(struct bx_job *job, struct bxi_batcher *batcher)
         ;
 }
 
-/* No thread for the body: its rows fail. */
-static void fail_rows(struct bx_job *job, struct bxi_batcher *batcher, int code)
+void bxi_batch_refuse(struct bx_job *job, struct bxi_batcher *batcher, int code)
 {
+    char why[BXI_POOL_WHY_BYTES];
     struct bx_batch batch;
     struct bxi_row *expired;
 
@@ -233,7 +233,7 @@ static void fail_rows(struct bx_job *job, struct bxi_batcher *batcher, int code)
     bxi_unlock(&job->lock);
     finish_expired(job, expired);
     for (size_t i = 0; i < batch.count; i++)
-        finish_row(batch.rows[i], code, NULL);
+        finish_row(batch.rows[i], code, bxi_pool_why(code, why));
 }
 
 /* The batch was found ready and marked as running, under the lock. Role. */
@@ -257,7 +257,7 @@ static void start(struct bx_job *job, struct bxi_batcher *batcher)
     }
     if (rc < 0) {
         free(task);
-        fail_rows(job, batcher, rc);
+        bxi_batch_refuse(job, batcher, rc);
     }
 }
 

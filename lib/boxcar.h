@@ -520,6 +520,7 @@ struct bx_call_options {
  * never retried; per pair of workers requests arrive in the order sent. Errors: what the handler
  * returned; BX_E_TIMEOUT, BX_E_PEER_DEAD, BX_E_NO_WORKER, BX_E_NO_FUNCTION, BX_E_TOO_LARGE,
  * BX_E_REFUSED, BX_E_NO_SPACE, BX_E_ARENA_FULL, BX_E_ON_LOAN, BX_E_BUSY, BX_E_CORRUPT, BX_E_SHUTDOWN, -EAGAIN;
+ * -EAGAIN or -ENOMEM from a callee that can make no thread for a blocking handler (the sentence says so);
  * BX_E_WOULD_DEADLOCK inside an inline or async handler, a batch body or a callback. */
 int bx_rpc_sync(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
                 const struct bx_call_options *options, struct bx_msg **reply);

@@ -89,7 +89,7 @@ int bxi_serving_begin(struct bx_request *request)
         return BX_E_CORRUPT;
     if (request->oneway && request->peer->serving_oneways >= BXI_CALLS_MAX) {
         bxi_counter_add(request->job, BXI_C_requests_dropped, 1);
-        return -EAGAIN;
+        return -ENOBUFS;
     }
     request->counted = true;
     show_request(request);
@@ -438,6 +438,7 @@ static int add_row(struct bx_request *request, size_t body_bytes)
 static int submit_blocking(struct bx_request *request, size_t body_bytes)
 {
     struct bxi_task *task = calloc(1, sizeof *task);
+    char why[BXI_POOL_WHY_BYTES];
     int rc = -ENOMEM;
 
     if (task != NULL && (task->args = keep_args(request, body_bytes)) != NULL) {
@@ -452,9 +453,7 @@ static int submit_blocking(struct bx_request *request, size_t body_bytes)
         bxi_loan_release(request->loan);
         return rc;
     }
-    bxi_answer(request, rc, rc == BX_E_BUSY ? NULL
-                            : rc == -EAGAIN ? "1024 of its one-way calls wait already"
-                                            : "no memory or no thread for the request", NULL);
+    bxi_answer(request, rc, bxi_pool_why(rc, why), NULL);
     return 0;
 }
 

@@ -539,7 +539,7 @@ void bxi_answer(const struct bx_request *request, int code, const char *text, co
 void bxi_run_handler(struct bx_request *request, struct bx_reader reader, struct bx_msg *args,
                      struct bx_msg *reply);
 /* Counts a request as being served until it is answered. Lock. 0; BX_E_CORRUPT: its caller has more in
- * flight than it may; -EAGAIN: 1024 one-way calls of its wait already, this one is to be dropped. */
+ * flight than it may; -ENOBUFS: 1024 one-way calls of its wait already, this one is to be dropped. */
 int bxi_serving_begin(struct bx_request *request);
 void bxi_serving_cancel(struct bx_request *request);    /* it was not served after all; lock */
 void bxi_serving_at(const struct bx_request *request, enum bxi_where where);   /* by whoever has it now */
@@ -555,13 +555,18 @@ void bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank,
 void bxi_batches_look(struct bx_job *job);      /* role: runs what is ready */
 void bxi_batch_flush_due(struct bx_job *job, struct bxi_timer *timer);     /* lock */
 void bxi_batch_run(struct bx_job *job, struct bxi_batcher *batcher);    /* by the pool, or the role */
+/* There is no thread for the body (bxi_pool_submit): its rows fail with code. */
+void bxi_batch_refuse(struct bx_job *job, struct bxi_batcher *batcher, int code);
 bool bxi_batch_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code);
 void bxi_batch_show(struct bx_job *job, const struct bxi_batcher *batcher);    /* to inspectors; lock, or start */
 void bxi_batchers_destroy(struct bx_job *job);
 
 /* ---- pool.c -------------------------------------------------------------------------------------- */
-/* 0, BX_E_BUSY, BX_E_CORRUPT, BX_E_SHUTDOWN, -errno. */
+/* 0, BX_E_BUSY, BX_E_CORRUPT, BX_E_SHUTDOWN, -ENOBUFS as bxi_serving_begin, -errno of pthread_create. */
 int bxi_pool_submit(struct bx_job *job, struct bxi_task *task);
+/* The sentence for what submit returned; NULL: the code's own says all. */
+#define BXI_POOL_WHY_BYTES 160
+const char *bxi_pool_why(int rc, char text[BXI_POOL_WHY_BYTES]);
 /* Takes a request out of the queue and answers it with code; false if it is not there. */
 bool bxi_pool_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code);
 bool bxi_pool_block(struct bx_job *job);        /* this thread begins to wait; true if it is the pool's */

@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 static _Thread_local struct bx_job *pool_job;       /* whose pool this thread belongs to */
@@ -176,6 +177,18 @@ int bxi_pool_submit(struct bx_job *job, struct bxi_task *task)
     return rc;
 }
 
+const char *bxi_pool_why(int rc, char text[BXI_POOL_WHY_BYTES])
+{
+    if (rc == BX_E_BUSY || rc == BX_E_SHUTDOWN)
+        return NULL;
+    if (rc == -ENOBUFS)
+        snprintf(text, BXI_POOL_WHY_BYTES, "%d of its one-way calls wait already", BXI_CALLS_MAX);
+    else
+        snprintf(text, BXI_POOL_WHY_BYTES, "no thread can be made for it: %s; see ulimit -u, the cgroup's pids.max "
+                                           "and memory", bx_strerror(rc));
+    return text;
+}
+
 bool bxi_pool_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code)
 {
     struct bxi_pool *pool = &job->pool;
@@ -208,14 +221,44 @@ bool bxi_pool_owns_thread(const struct bx_job *job)
     return pool_job == job;
 }
 
+static struct bxi_task *take_all(struct bxi_pool *pool)
+{
+    struct bxi_task *tasks = pool->head;
+
+    pool->head = pool->tail = NULL;
+    pool->queued = 0;
+    return tasks;
+}
+
+static void refuse_all(struct bx_job *job, struct bxi_task *tasks, int code)
+{
+    char why[BXI_POOL_WHY_BYTES];
+
+    while (tasks != NULL) {
+        struct bxi_task *task = tasks;
+
+        tasks = task->next;
+        drop_args(task);
+        if (task->batcher != NULL)
+            bxi_batch_refuse(job, task->batcher, code);
+        else
+            bxi_answer(&task->request, code, bxi_pool_why(code, why), NULL);
+        free_task(task);
+    }
+}
+
+/* This was the last thread that did not wait: what is queued is refused where no other can be made, for what it
+ * waits for may be the end of that. */
 bool bxi_pool_block(struct bx_job *job)
 {
     if (pool_job != job)
         return false;
     bxi_add(&job->pool.blocked, 1);
     pthread_mutex_lock(&job->pool.lock);
-    grow(job);
+    int rc = grow(job);
+    struct bxi_task *stuck = rc < 0 ? take_all(&job->pool) : NULL;
     pthread_mutex_unlock(&job->pool.lock);
+    refuse_all(job, stuck, rc);
     return true;
 }
 

@@ -3,10 +3,12 @@
  * lib/pool.c: as many threads as are needed, no more than are allowed, and nested calls never starve.
  */
 #include "harness.h"
+#include "refuse.h"
 
 #include "internal.h"
 
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <signal.h>
 
 enum { ENTERED, RELEASED };             /* gates */
@@ -231,4 +233,125 @@ static void ask_for_signals(struct bx_job *job)
 Test(pool, takes_no_signals_that_are_meant_for_the_program, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_signals, .body = { ask_for_signals } });
+}
+
+/* ---- Where no thread can be made ------------------------------------------------------------- */
+
+static int forbid_threads(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                          void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    HARNESS_CHECK(refuse(SYS_clone3, EAGAIN) && refuse(SYS_clone, EAGAIN));
+    return 0;
+}
+
+static int do_nothing(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    return 0;
+}
+
+static int run_nothing(struct bx_batch *batch, void *context)
+{
+    (void)batch;
+    (void)context;
+    return 0;
+}
+
+/* Async: answered by worker 0's own thread. */
+static struct bx_future *promise;
+
+static int answer_later(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
+                        void *context)
+{
+    (void)args;
+    (void)context;
+    promise = bx_future_create(bx_request_job(request));
+    *reply = bx_future_acquire(promise);
+    harness_post(ENTERED);
+    return 0;
+}
+
+/* Blocking: waits for worker 0, but not before it is told to. */
+static int wait_for_worker0(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                            void *context)
+{
+    (void)args;
+    (void)reply;
+    (void)context;
+    harness_post(ENTERED);
+    harness_await(RELEASED, 1);
+    return bx_rpc_sync(bx_request_job(request), "worker0", "answer_later", NULL, NULL, NULL);
+}
+
+static int setup_threadless(struct bx_job *job)
+{
+    const struct bx_batch_options blocking = { .blocking = true };
+    int rc = bx_register(job, "forbid_threads", BX_INLINE, forbid_threads, NULL);
+
+    if (rc == 0)
+        rc = bx_register(job, "look", BX_INLINE, do_nothing, NULL);
+    if (rc == 0)
+        rc = bx_register(job, "nothing", BX_BLOCKING, do_nothing, NULL);
+    if (rc == 0)
+        rc = bx_register(job, "wait_for_worker0", BX_BLOCKING, wait_for_worker0, NULL);
+    if (rc == 0)
+        rc = bx_register_async(job, "answer_later", answer_later, NULL);
+    return rc == 0 ? bx_register_batch(job, "batch", run_nothing, NULL, &blocking) : rc;
+}
+
+static void expect_no_thread(struct bx_job *job, const char *function)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", function, NULL, NULL, NULL), -EAGAIN);
+    HARNESS_HAS(bx_error_text(), "'worker1'");
+    HARNESS_HAS(bx_error_text(), "no thread can be made for it: Resource temporarily unavailable");
+}
+
+static void call_without_threads(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "forbid_threads", NULL, NULL, NULL), 0);
+    expect_no_thread(job, "nothing");
+    expect_no_thread(job, "batch");
+}
+
+Test(pool, says_that_no_thread_can_be_made, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_threadless, .body = { call_without_threads } });
+}
+
+/* Two requests lie behind one that waits for worker 0, which waits for them. */
+static void call_behind_the_only_thread(struct bx_job *job)
+{
+    struct bx_future *first = NULL, *second = NULL, *row = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "wait_for_worker0", NULL, NULL, &first), 0);
+    harness_await(ENTERED, 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "forbid_threads", NULL, NULL, NULL), 0);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "nothing", NULL, NULL, &second), 0);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "batch", NULL, NULL, &row), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "look", NULL, NULL, NULL), 0);
+    harness_post(RELEASED);
+    HARNESS_EQ(bx_future_wait(second, BX_FOREVER), -EAGAIN);
+    HARNESS_HAS(bx_future_error_text(second), "no thread can be made for it");
+    HARNESS_EQ(bx_future_wait(row, BX_FOREVER), -EAGAIN);
+    HARNESS_CHECK(!bx_future_done(first));
+    harness_await(ENTERED, 2);
+    bx_future_set(promise, NULL);
+    bx_future_release(promise);
+    HARNESS_EQ(bx_future_wait(first, BX_FOREVER), 0);
+    bx_future_release(first);
+    bx_future_release(second);
+    bx_future_release(row);
+}
+
+Test(pool, refuses_what_lies_behind_its_only_thread_when_that_waits, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_threadless, .body = { call_behind_the_only_thread } });
 }

@@ -39,7 +39,7 @@ int __lsan_do_recoverable_leak_check(void) __attribute__((weak));
 static struct shared *shared;
 /* Of the world that runs; shared by its workers. */
 static struct ends {
-    bxi_a32 count;                  /* that have come to their end; the last of them looks for names */
+    bxi_a32 count;                  /* that have come to their end; the last of all looks for names */
     bxi_a32 well;
     bxi_a32 left_early;             /* by themselves: such a worker may leave names for bx_spawn to remove */
 } *ends;
@@ -197,9 +197,30 @@ void harness_check_loans(struct bx_job *job)
     HARNESS_EQ(loans.bytes, 0);
 }
 
-static uint32_t survivors_of(const struct harness_world *world)
+static bool has_name(const char *shm_name)
 {
-    return (uint32_t)(world->size - __builtin_popcount(world->dies));
+    int fd = shm_open(shm_name, O_RDONLY | O_CLOEXEC, 0);
+
+    if (fd >= 0)
+        close(fd);
+    return fd >= 0 || errno != ENOENT;
+}
+
+/* Between shutdown and destroy no name of this worker is left, and none of a worker that it has seen dead. What
+ * the others leave, the last one looks for, if nobody died: what a worker leaves that was cut off, or killed while
+ * it left, is removed by bx_spawn. */
+static void check_names(const struct bx_job *job)
+{
+    for (int rank = 0; rank < job->world_size; rank++) {
+        char segment[BXI_SEGMENT_NAME_BYTES], arena[BXI_SEGMENT_NAME_BYTES];
+
+        if (rank != job->rank && bxi_load_relaxed(&job->peers[rank].state) != BXI_PEER_DEAD)
+            continue;
+        bxi_segment_name(segment, (uint32_t)geteuid(), job->job_name, job->instance, rank);
+        bxi_segment_arena_name(arena, (uint32_t)geteuid(), job->job_name, job->instance, rank);
+        if (has_name(segment) || has_name(arena))
+            harness_failed(__FILE__, __LINE__, "worker %d leaves the names of rank %d behind", job->rank, rank);
+    }
 }
 
 static int run_worker(const struct bx_options *options, void *context)
@@ -224,12 +245,12 @@ static int run_worker(const struct bx_options *options, void *context)
         harness_check_loans(job);
         harness_check_rescued(job);
         HARNESS_EQ(bx_job_shutdown(job, 0), 0);
-        HARNESS_CHECK(shm_open(job->segment.shm_name, O_RDONLY | O_CLOEXEC, 0) < 0 && errno == ENOENT);
+        check_names(job);
         bx_job_destroy(job);
     }
     if (__lsan_do_recoverable_leak_check != NULL && __lsan_do_recoverable_leak_check() != 0)
         harness_failed(__FILE__, __LINE__, "worker %d leaks", rank);
-    if (bxi_add_seq_cst(&ends->count, 1) + 1 == survivors_of(world) && bxi_load_seq_cst(&ends->left_early) == 0 &&
+    if (bxi_add_seq_cst(&ends->count, 1) + 1 == (uint32_t)world->size && bxi_load_seq_cst(&ends->left_early) == 0 &&
         harness_left_behind() != 0)
         harness_failed(__FILE__, __LINE__, "names are left when the last worker has ended");
     bxi_add_seq_cst(&ends->well, 1);
@@ -246,7 +267,7 @@ int harness_try(const struct harness_world *world)
         .options = &copy.options,
         .grace_ns = GRACE_NS,
     };
-    uint32_t survivors = survivors_of(world), well;
+    uint32_t survivors = (uint32_t)(world->size - __builtin_popcount(world->dies)), well;
     int rc, left;
 
     worlds_run++;

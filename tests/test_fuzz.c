@@ -127,6 +127,29 @@ static void shorter_than_a_head(struct bx_job *job)
     put_record(job, 0, &frame, word_here(job, sizeof(frame) - 1));
 }
 
+/* Whole in the ring, and no room in it for what every frame begins with. */
+static void cut_short(struct bx_job *job, uint8_t kind)
+{
+    struct bxi_frame frame = frame_of(kind, HELD_ID);
+
+    put_record(job, 0, &frame, word_here(job, sizeof(frame) - 1));
+}
+
+static void one_way_call_cut_short(struct bx_job *job)
+{
+    cut_short(job, BXI_ONEWAY);
+}
+
+static void request_cut_short(struct bx_job *job)
+{
+    cut_short(job, BXI_REQUEST);
+}
+
+static void cancel_cut_short(struct bx_job *job)
+{
+    cut_short(job, BXI_CANCEL);
+}
+
 static void padding_to_nowhere(struct bx_job *job)
 {
     struct bxi_frame frame = frame_of(BXI_REPLY, 1 << 16);
@@ -256,6 +279,9 @@ CUTS_OFF(wrong_sequence)
 CUTS_OFF(length_of_a_whole_ring)
 CUTS_OFF(length_just_over_the_most)
 CUTS_OFF(shorter_than_a_head)
+CUTS_OFF(one_way_call_cut_short)
+CUTS_OFF(request_cut_short)
+CUTS_OFF(cancel_cut_short)
 CUTS_OFF(padding_to_nowhere)
 CUTS_OFF(kind_zero)
 CUTS_OFF(kind_255)
@@ -318,8 +344,10 @@ static void answers_what_cannot_be(struct bx_job *job)
 
     harness_post(STRIKE);
     harness_await(STRUCK, 1);
-    while (harness_counter(job, "requests_refused") == 0)
+    while (harness_counter(job, "requests_refused") == 0) {
+        HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
         HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
+    }
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
     harness_post(FINISHED);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
@@ -329,6 +357,22 @@ static void answers_what_cannot_be(struct bx_job *job)
 Test(fuzz, a_function_out_of_range_is_refused, .timeout = 30)
 {
     strike = function_out_of_range;
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
+                                         .body = { answers_what_cannot_be, is_hostile, stays_served } });
+}
+
+/* setup registers four functions. */
+static void function_behind_the_last(struct bx_job *job)
+{
+    struct bxi_frame request = frame_of(BXI_REQUEST, 5);
+
+    request.function = 4;
+    put_frame(job, request);
+}
+
+Test(fuzz, a_function_behind_the_last_is_refused, .timeout = 30)
+{
+    strike = function_behind_the_last;
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
                                          .body = { answers_what_cannot_be, is_hostile, stays_served } });
 }

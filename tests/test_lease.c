@@ -13,6 +13,7 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdlib.h>
 
 enum gate { READY = 0, ASKED, DONE };
@@ -538,4 +539,48 @@ Test(loan_bytes_max, lets_a_call_wait_until_enough_is_back, .timeout = 60)
             .size = 3, .setup = loans_setup, .body = { lends_in_turn, NULL, lets_go_in_turn },
             .options = { .loan_bytes_max = 1 << 20, .no_spin = no_spin != 0 } });
     }
+}
+
+/* ---- A full ring ------------------------------------------------------------------------------------------- */
+
+/* The callee stands still, so that its ring stays full. */
+static void lends_into_a_full_ring(struct bx_job *job)
+{
+    static const char payload[8000];
+    const struct bx_call_options at_once = { .no_wait = true };
+    struct bx_msg *full = bx_msg_create(sizeof(payload)), *args = loans_msg(job, 1, 2, 5000);
+    uint64_t generations[2];
+    int rc;
+
+    HARNESS_EQ(bx_msg_put_bytes(full, payload, sizeof(payload)), 0);
+    HARNESS_EQ(loans_try(job, "worker1", "verify", loans_msg(job, 1, 1, 500), NULL), 0);
+    loans_come_back(job, -1);
+    loans_stop(1);
+    do
+        rc = bx_rpc_oneway(job, "worker1", "echo", full, &at_once);
+    while (rc == 0);
+    HARNESS_EQ(rc, -EAGAIN);
+    for (int i = 0; i < 2; i++) {
+        while ((rc = bx_rpc_oneway(job, "worker1", "verify", args, &at_once)) == 0)
+            ;                       /* a frame without its 8,000 bytes may still have had room */
+        HARNESS_EQ(rc, -EAGAIN);
+        HARNESS_HAS(bx_error_text(), "ring is full");
+        generations[i] = job->peers[1].ledger.slots[job->peers[1].ledger.free].generation;
+    }
+    HARNESS_EQ(generations[0], generations[1]);
+    /* What is on loan is what was sent. */
+    HARNESS_EQ(loans_of(job, 1).leases, harness_counter(job, "leases_granted") - 1);
+    HARNESS_EQ(loans_of(job, 1).granted, harness_counter(job, "leases_granted"));
+    loans_signal(1, SIGCONT);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "verify", args, NULL), 0);
+    loans_come_back(job, 1);
+    HARNESS_EQ(loans_try(job, "worker1", "verify", args, NULL), 0);
+    loans_come_back(job, 1);
+    HARNESS_EQ(harness_counter(job, "leases_returned"), harness_counter(job, "leases_granted"));
+    bx_msg_destroy(full);
+}
+
+Test(lease, of_a_one_way_call_that_finds_the_ring_full_is_none, .timeout = 30)
+{
+    runs(2, lends_into_a_full_ring);
 }

@@ -565,6 +565,24 @@ Test(lease_input, that_is_more_than_a_message_cuts_off, .timeout = 60)
                                          .options = { .arena_bytes = BX_MSG_MAX + (8 << 20) } });
 }
 
+/* The offset and the descriptors lie inside, the message's bytes behind the end. */
+static void ends_outside(struct bx_job *job)
+{
+    struct forgery forgery = right_forgery(BXI_ONEWAY, true);
+    unsigned char *arena = (unsigned char *)(uintptr_t)bxi_arena_base(job->arena), body[64];
+    size_t inside = forgery.lease.packed_bytes - 8;
+
+    write_body(&forgery, body);
+    forgery.lease.packed_offset = ARENA_BYTES - inside;
+    memcpy(arena + ARENA_BYTES - inside, block + 1024, inside);
+    HARNESS_CHECK(put_forgery(job, &forgery));
+}
+
+Test(lease_input, whose_bytes_end_outside_of_the_arena_cuts_off, .timeout = 30)
+{
+    run(ends_outside, is_cut_off);
+}
+
 /* ---- Seeds ----------------------------------------------------------------------------------------------------*/
 
 static uint64_t next_random(uint64_t *state)

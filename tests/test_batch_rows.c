@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/batch.c: which rows a batch takes when more wait than it may have, when some are past their deadline, and
+ * when there is no thread for its body. As in test_batch.c worker 0 owns the batch and the others call.
+ */
+#include "harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+
+enum { READY, BODY_ENTERED, BODY_GO, TOUCHED, DONE };       /* gates */
+enum { RUNS, BODY_WAITS, RECORD = 16 };                     /* values */
+
+static int add_up(struct bx_batch *batch, void *context)
+{
+    uint64_t callers = 0;
+    int64_t sum = 0;
+
+    (void)context;
+    for (size_t row = 0; row < bx_batch_rows(batch); row++) {
+        struct bx_reader args = bx_batch_args(batch, row);
+
+        callers = callers * 10 + (uint64_t)bx_batch_caller(batch, row);
+        sum += bx_read_i64(&args);
+    }
+    harness_store(RECORD + (int)harness_add(RUNS, 1), callers);
+    if (harness_load(BODY_WAITS) != 0) {
+        harness_post(BODY_ENTERED);
+        harness_await(BODY_GO, 1);
+    }
+    for (size_t row = 0; row < bx_batch_rows(batch); row++)
+        HARNESS_EQ(bx_batch_reply_i64(batch, row, sum), 0);
+    return 0;
+}
+
+static int arrived(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args;
+    (void)context;
+    return bx_msg_put_u64(reply, harness_counter(bx_request_job(request), "requests_batched"));
+}
+
+static void await_arrived(struct bx_job *job, int64_t rows)
+{
+    while (harness_call_i64(job, "worker0", "arrived", 0) < rows)
+        sched_yield();
+}
+
+static int setup_with(struct bx_job *job, const struct bx_batch_options *options, int members)
+{
+    if (bx_job_rank(job) != 0)
+        return 0;
+    HARNESS_EQ(bx_register(job, "arrived", BX_INLINE, arrived, NULL), 0);
+    HARNESS_EQ(bx_register_batch(job, "sum", add_up, NULL, options), 0);
+    for (int rank = 1; rank <= members; rank++)
+        HARNESS_EQ(bx_batch_add_member(job, "sum", rank), 0);
+    return 0;
+}
+
+static struct bx_future *begin(struct bx_job *job, int64_t value)
+{
+    struct bx_msg *args = harness_msg_i64(value);
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker0", "sum", args, NULL, &future), 0);
+    bx_msg_destroy(args);
+    return future;
+}
+
+/* ---- More than may be in a batch ---------------------------------------------------------------- */
+
+static int setup_two_rows(struct bx_job *job)
+{
+    return setup_with(job, &(struct bx_batch_options){ .blocking = true, .max_rows = 2 }, 0);
+}
+
+static void call_first(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1), 2);
+}
+
+/* While the body of the first two runs, four more come. */
+static void call_meanwhile(struct bx_job *job)
+{
+    harness_await(BODY_ENTERED, 1);
+
+    struct bx_future *future = begin(job, 1);
+
+    await_arrived(job, 6);
+    harness_post(BODY_GO);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+
+    struct bx_reader reader = bx_msg_reader(bx_future_value(future));
+
+    HARNESS_EQ(bx_read_i64(&reader), 2);
+    bx_future_release(future);
+}
+
+Test(batch_rows, are_never_more_than_max_rows, .timeout = 20)
+{
+    harness_store(BODY_WAITS, 1);
+    harness_run(&(struct harness_world){
+        .size = 7, .setup = setup_two_rows,
+        .body = { NULL, call_first, call_first, call_meanwhile, call_meanwhile, call_meanwhile, call_meanwhile } });
+    cr_expect_eq(harness_load(RUNS), 3);
+    for (int run = 0; run < 3; run++)
+        cr_expect(harness_load(RECORD + run) > 9 && harness_load(RECORD + run) < 99, "run %d had the callers %d", run,
+                  (int)harness_load(RECORD + run));
+}
+
+/* ---- Deadlines ---------------------------------------------------------------------------------- */
+
+static int setup_two_members(struct bx_job *job)
+{
+    return setup_with(job, NULL, 2);
+}
+
+/* The deadline of the row that waits has passed, and its caller has not given up: it may be stopped. */
+static void let_the_row_expire(struct bx_job *job)
+{
+    harness_await(READY, 1);
+    bxi_lock(&job->lock);
+    HARNESS_CHECK(job->batchers->head != NULL);
+    job->batchers->head->request.deadline_ns = 1;
+    bxi_unlock(&job->lock);
+    harness_post(TOUCHED);
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_counter(job, "requests_expired"), 1);
+    HARNESS_EQ(harness_counter(job, "batch_rows"), 1);
+}
+
+static void call_and_expire(struct bx_job *job)
+{
+    struct bx_future *future = begin(job, 100);
+
+    await_arrived(job, 1);
+    harness_post(READY);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
+    HARNESS_HAS(bx_future_error_text(future), "before the batch ran");
+    bx_future_release(future);
+    harness_await(DONE, 1);
+}
+
+static void call_beside_the_expired(struct bx_job *job)
+{
+    harness_await(TOUCHED, 1);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 5), 5);
+    harness_post(DONE);
+}
+
+Test(batch_rows, that_are_past_their_deadline_are_not_run_though_nobody_has_cancelled, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_two_members,
+        .body = { let_the_row_expire, call_and_expire, call_beside_the_expired } });
+    cr_expect_eq(harness_load(RUNS), 1);
+    cr_expect_eq(harness_load(RECORD), 2);
+}
+
+/* ---- No thread for the body --------------------------------------------------------------------- */
+
+static int setup_blocking(struct bx_job *job)
+{
+    return setup_with(job, &(struct bx_batch_options){ .blocking = true, .max_rows = 2 }, 0);
+}
+
+static void set_stack_bytes(size_t bytes)
+{
+    pthread_attr_t attributes;
+
+    HARNESS_EQ(pthread_attr_init(&attributes), 0);
+    HARNESS_EQ(pthread_attr_setstacksize(&attributes, bytes), 0);
+    HARNESS_EQ(pthread_setattr_default_np(&attributes), 0);
+    pthread_attr_destroy(&attributes);
+}
+
+/* No thread can be made while its stack would be larger than the address space. */
+static void be_without_threads(struct bx_job *job)
+{
+    set_stack_bytes((size_t)1 << 50);
+    harness_post(READY);
+    harness_await(DONE, 2);
+    set_stack_bytes((size_t)1 << 20);
+    harness_post(TOUCHED);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+static void fail_and_call_again(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(1);
+
+    harness_await(READY, 1);
+    HARNESS_CHECK(bx_rpc_sync(job, "worker0", "sum", args, NULL, NULL) < 0);
+    harness_post(DONE);
+    harness_await(TOUCHED, 1);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1), 2);
+    bx_msg_destroy(args);
+}
+
+Test(batch_rows, fail_where_there_is_no_thread_and_the_next_ones_run, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_blocking, .body = { be_without_threads, fail_and_call_again, fail_and_call_again } });
+    cr_expect_eq(harness_load(RUNS), 1);
+    cr_expect_eq(harness_load(RECORD), 12);
+}

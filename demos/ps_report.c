@@ -102,7 +102,7 @@ static void print_trainers(const struct ps_run *run)
     for (int i = 0; i < run->flags->trainers; i++) {
         const struct ps_trainer_result *trainer = &run->result->trainers[i];
         const struct ps_seconds *seconds = &trainer->seconds;
-        char name[16];
+        char name[24];
 
         snprintf(name, sizeof(name), "trainer%d", i + 1);
         printf("%-10s  %7llu  %9.3f  %8.3f  %8.3f  %8.3f  %8.3f  %8.1f  %s\n", name,

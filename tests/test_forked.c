@@ -257,7 +257,7 @@ static char *text_of(const char *name)
     return text;
 }
 
-Test(forked, has_a_case_for_every_function_that_takes_a_job)
+Test(forked, has_a_case_for_every_function_that_takes_a_job, .timeout = 60)
 {
     char *cases = text_of("tests/test_forked.c"), *header = text_of("lib/boxcar.h");
     int functions = 0;

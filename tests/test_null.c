@@ -485,7 +485,7 @@ static bool is_called_with_null(const char *text, const char *name)
     return false;
 }
 
-Test(null, has_a_case_for_every_public_function)
+Test(null, has_a_case_for_every_public_function, .timeout = 60)
 {
     static const char *const headers[] = { "lib/boxcar.h", "lib/boxcar_nn.h", "lib/boxcar_cuda.h" };
     char *cases = text_of("tests/test_null.c");

@@ -153,7 +153,7 @@ int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **out)
     if (rc < 0)
         goto close_gate;
 
-    const char *path = options->driver != NULL ? options->driver : getenv("BX_CUDA_DRIVER");
+    const char *path = options->driver != NULL ? options->driver : secure_getenv("BX_CUDA_DRIVER");
 
     rc = bxi_gpu_load(&gpu->cu, path != NULL && path[0] != '\0' ? path : "libcuda.so.1");
     if (rc < 0)

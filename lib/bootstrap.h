@@ -219,5 +219,6 @@ int bxi_spawn_look(const struct bx_job *job, int rank);
 int bxi_spawn_how_ended(const struct bx_job *job, int rank);
 /* It is in the job from here on, or has left it. */
 void bxi_spawn_in_job(const struct bx_job *job, bool is_in);
+bool bxi_spawn_is_worker(void);         /* whether this process is such a child */
 
 #endif

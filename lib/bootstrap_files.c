@@ -46,7 +46,7 @@ enum lock_byte { JOB_BYTE = 0, DOOR_BYTE = 1 };
 
 int bxi_socket_dir(char *out, size_t bytes)
 {
-    const char *runtime = getenv("XDG_RUNTIME_DIR");
+    const char *runtime = secure_getenv("XDG_RUNTIME_DIR");
     struct stat status;
     int length;
 

@@ -19,7 +19,8 @@
  * Errors.   Every function that returns int returns 0 or a count, else a negative code: -errno or one
  *           of BX_ERRORS. Outputs are set on success only. bx_error_text() is a sentence about the last
  *           failure in the calling thread; a failed future keeps its own. The library never exits,
- *           aborts or prints; what it has to say without being asked goes to the log hook.
+ *           aborts or prints; what it has to say without being asked goes to the log hook. One exception:
+ *           a line on stderr where BX_TRACE is set and no trace can be written (bx_job_create).
  * NULL.     Where a function does not say that it may be NULL, a job, an object, an output, a name or a function is
  *           refused: -EINVAL with a sentence, NULL where a pointer is returned, false, 0 or "" where that is; what
  *           returns nothing does nothing.
@@ -379,7 +380,10 @@ struct bx_options {
 
 /* The environment's BX_HIST=all|off: of how many calls shmstat's histograms are made; else of one in 64.
  * BX_TRACE=FILE writes a timeline of all workers there, for Perfetto, %j in it being the job's name; BX_TRACE_EVENTS
- * bounds it (1000000 for each worker). Both are read by bx_job_start; what goes wrong with them is only logged.
+ * bounds it (1000000 for each worker). Both are read by bx_job_start; what goes wrong with them does not fail it: it
+ * is logged, and rank 0 (without bx_spawn: each worker that is not traced) says it in one line on stderr. FILE must
+ * not be a symbolic link. A program that runs with more rights than its caller (set-user-ID, set-group-ID, file
+ * capabilities) ignores the variables that name files: BX_TRACE, XDG_RUNTIME_DIR, BX_CUDA_DRIVER.
  *
  * Checks the options, makes the worker's segment-to-be and its table of functions. The job is
  * registered with, then started. -EINVAL names the option; BX_E_WORLD_SIZE; BX_E_URING;

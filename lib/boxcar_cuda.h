@@ -20,7 +20,8 @@
  * bx_net_running gives. They have torch's shapes, as on the CPU; float32, and computed as float32 (no TF32).
  *
  * Libraries: libcuda.so.1 or BX_CUDA_DRIVER; libnvrtc, libcublas (12, 13 or 11) and libcudnn (9 or 8) as the dynamic
- * linker finds them, or BX_NVRTC, BX_CUBLAS, BX_CUDNN, each a path. cuBLAS and cuDNN are loaded with the first net.
+ * linker finds them, or BX_NVRTC, BX_CUBLAS, BX_CUDNN, each a path (ignored where the program has more rights than its
+ * caller). cuBLAS and cuDNN are loaded with the first net.
  *
  * Errors: 0, else a code with a sentence (bx_error_text): -ENODEV no driver, no such device or not for this process;
  * -ENOTSUP built with CUDA=0, or a library is not there or too old; -ENOMEM; -EINVAL; -EPERM in a process that was

@@ -135,6 +135,11 @@ static void note(int what, const char *directory, const char *name)
     noted[what].is_set = 1;
 }
 
+bool bxi_spawn_is_worker(void)
+{
+    return is_spawned;
+}
+
 void bxi_spawn_note_segment(const char *shm_name, const char *arena_name)
 {
     note(SEGMENT, "/dev/shm", shm_name);

@@ -18,6 +18,8 @@
  */
 #include "trace.h"
 
+#include "bootstrap.h"
+
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>
@@ -671,6 +673,8 @@ static int open_trace_file(struct bx_job *job, struct bxi_trace *trace)
         return bx_fail(fd, "%s is held by a worker of an older job, which is stopped", trace->path);
     if (fd == -EINVAL)
         return bx_fail(fd, "%s is not a regular file", trace->path);
+    if (fd == -ELOOP)
+        return bx_fail(fd, "%s is a symbolic link, which is not followed; name the file that it leads to", trace->path);
     return bx_fail(fd, "%s cannot be written: %s", trace->path, bx_strerror(fd));
 }
 
@@ -687,6 +691,16 @@ static void name_worker(struct bx_job *job, struct bxi_trace *trace)
     trace->text_bytes = (size_t)(put_text(at, "}}") - trace->text);
 }
 
+/* To the log; and on stderr, for whoever has set the variable need not be who has set a log hook. A job of bx_spawn
+ * has one environment, so its rank 0 speaks for all. */
+static void say_untraced(const struct bx_job *job)
+{
+    bxi_log(1, "BX_TRACE: worker '%s' is not traced: %s", job->name, bx_error_text());
+    if (job->rank == 0 || !bxi_spawn_is_worker())
+        dprintf(STDERR_FILENO, "boxcar: BX_TRACE: worker '%s' is not traced: %s\n", job->name, bx_error_text());
+    bxi_clear_error();
+}
+
 void bxi_trace_start(struct bx_job *job)
 {
     const char *pattern = getenv("BX_TRACE");
@@ -696,13 +710,15 @@ void bxi_trace_start(struct bx_job *job)
     if (pattern == NULL || pattern[0] == '\0')
         return;
     trace = calloc(1, sizeof *trace);
-    if (trace == NULL || (trace->path = make_path(job, pattern)) == NULL)
+    if (secure_getenv("BX_TRACE") == NULL)
+        rc = bx_fail(-EPERM, "this program runs with more rights than its caller (set-user-ID, set-group-ID, "
+                             "capabilities), and opens no file for it");
+    else if (trace == NULL || (trace->path = make_path(job, pattern)) == NULL)
         rc = bx_fail(-ENOMEM, "no memory");
     else if ((rc = read_bound(&trace->marks_max)) == 0)
         rc = open_trace_file(job, trace);
     if (rc < 0) {
-        bxi_log(1, "BX_TRACE: worker '%s' is not traced: %s", job->name, bx_error_text());
-        bxi_clear_error();
+        say_untraced(job);
         if (trace != NULL)
             free(trace->path);
         free(trace);

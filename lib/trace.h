@@ -73,7 +73,7 @@ struct bxi_mark {
 /* ---- trace.c: while it is on ---------------------------------------------------------------------- */
 
 /* Reads BX_TRACE and, if it is set, turns the trace on: rank 0 begins the file, before the gate of the start opens;
- * the others open it behind the gate. Whatever goes wrong is logged and leaves the trace off. */
+ * the others open it behind the gate. Whatever goes wrong is logged, said on stderr, and leaves the trace off. */
 void bxi_trace_start(struct bx_job *job);
 void bxi_trace_close(struct bx_job *job);       /* the job's threads have ended: writes the rest */
 void bxi_trace_destroy(struct bx_job *job);

@@ -19,7 +19,7 @@
  *
  * The first line has the instance of the job. Each write looks at it: a file that was truncated, or begun anew by
  * another job, is left alone. It is truncated in place rather than replaced by a new file under its name, so that
- * links and permissions stay as they are.
+ * hard links and permissions stay as they are. A symbolic link is refused.
  */
 #include "trace.h"
 
@@ -127,7 +127,8 @@ static int lock_file(int fd, int tries)
 static int open_file(const char *path, int flags)
 {
     struct stat status;
-    int fd = open(path, flags | O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0666), rc = 0;
+    /* O_NOFOLLOW: in a directory that others may write to, a link would choose what is truncated. */
+    int fd = open(path, flags | O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW, 0666), rc = 0;
 
     if (fd < 0)
         return -errno;

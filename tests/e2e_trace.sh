@@ -140,6 +140,7 @@ check 'the other did not' lines 1 '"name":"echo","cat":"handler","pid":2,.*"byte
 BX_TRACE=$dir/no/such/directory/trace.json "$build/bin/reinforce" --min-world-size 2 --max-world-size 2 --mode batch \
     --num-episode 1 --num-steps 10 --quiet >"$dir/out.0" 2>&1
 check 'a file that cannot be written does not stop a job' test $? -eq 0
+check 'one line says why' test "$(grep -c '^boxcar: BX_TRACE: .*no/such/directory' "$dir/out.0")" -eq 1
 rm -f "$trace"
 "$build/bin/reinforce" --min-world-size 2 --max-world-size 2 --mode batch --num-episode 1 --num-steps 10 --quiet \
     >"$dir/out.0" 2>&1

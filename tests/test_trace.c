@@ -517,6 +517,56 @@ Test(trace, does_without_a_file_that_cannot_be_written_and_says_so_once_a_worker
     cr_expect_eq(harness_load(LINES), 2);
 }
 
+/* Runs it with stderr in a file: how many of its lines have BX_TRACE in them, and in *line the last one. */
+static int untraced_lines(const char *file, char line[512])
+{
+    FILE *errors = tmpfile();
+    int old_stderr = dup(STDERR_FILENO), count = 0;
+    char read[512];
+
+    cr_assert(errors != NULL && old_stderr >= 0);
+    cr_assert(dup2(fileno(errors), STDERR_FILENO) >= 0);
+    runs_untraced(file);
+    dup2(old_stderr, STDERR_FILENO);
+    close(old_stderr);
+    rewind(errors);
+    while (fgets(read, sizeof read, errors) != NULL)
+        if (strstr(read, "BX_TRACE") != NULL && ++count > 0)
+            memcpy(line, read, sizeof read);
+    fclose(errors);
+    return count;
+}
+
+Test(trace, says_on_stderr_too_once_a_job_that_there_is_no_file)
+{
+    char line[512] = "";
+
+    cr_expect_eq(untraced_lines("/nonexistent/trace.json", line), 1);
+    cr_expect_str_eq(line, "boxcar: BX_TRACE: worker 'worker0' is not traced: /nonexistent/trace.json cannot be "
+                           "written: No such file or directory\n");
+    cr_expect_eq(untraced_lines(path, line), 0);
+    json_free(trace_read(path, 2));
+}
+
+Test(trace, does_not_follow_a_symbolic_link)
+{
+    char link[80], line[512] = "", text[32] = "";
+    FILE *file = fopen(path, "w+");
+
+    cr_assert(file != NULL && fputs("precious", file) >= 0 && fflush(file) == 0);
+    snprintf(link, sizeof link, "%s.link", path);
+    cr_assert_eq(symlink(path, link), 0);
+    int lines = untraced_lines(link, line);
+    unlink(link);
+    cr_expect_eq(lines, 1);
+    cr_expect_not_null(strstr(line, "is a symbolic link"), "%s", line);
+    cr_expect_eq(harness_load(LINES), 2);
+    rewind(file);
+    cr_expect_not_null(fgets(text, sizeof text, file));
+    cr_expect_str_eq(text, "precious");
+    fclose(file);
+}
+
 Test(trace, does_without_when_the_bound_is_no_number)
 {
     setenv("BX_TRACE_EVENTS", "12x", 1);

@@ -100,7 +100,7 @@ static void reap_job(struct reaping *reaping, const struct stat_job *job)
 /* As the library finds it; not made here. */
 static void socket_directory(char *out, size_t bytes)
 {
-    const char *runtime = getenv("XDG_RUNTIME_DIR");
+    const char *runtime = secure_getenv("XDG_RUNTIME_DIR");
 
     if (runtime != NULL && runtime[0] == '/')
         snprintf(out, bytes, "%s/boxcar", runtime);

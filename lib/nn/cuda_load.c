@@ -100,11 +100,11 @@ int bxi_cuda_check_fork(void)
 
 /* ---- Libraries ----------------------------------------------------------------------------------- */
 
-/* The file that the environment names, or the first that the dynamic linker finds; what it says of the first name
- * is the reason that is told. */
+/* The file that the environment names (not where the program has more rights than its caller), or the first that the
+ * dynamic linker finds; what it says of the first name is the reason that is told. */
 static int open_file(const struct library *library, void **handle, const char **name)
 {
-    const char *path = getenv(library->variable);
+    const char *path = secure_getenv(library->variable);
     char reason[256] = "";
 
     if (path != NULL && path[0] != '\0') {

@@ -9,6 +9,7 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -529,4 +530,26 @@ Test(progress, sleeps_in_poll_when_epoll_is_refused_too, .timeout = 20)
     unsetenv("BX_WAIT");
     cr_assert(refuse(SYS_io_uring_setup, EPERM) && refuse(SYS_epoll_create1, EPERM));
     harness_run(&epoll_world);
+}
+
+/* The last keys of the process are the program's: the library has none, and must not take another's. */
+static void call_without_a_key(struct bx_job *job)
+{
+    static int mine;
+    pthread_key_t keys[PTHREAD_KEYS_MAX];
+    int count = 0;
+
+    while (count < PTHREAD_KEYS_MAX && pthread_key_create(&keys[count], NULL) == 0)
+        HARNESS_EQ(pthread_setspecific(keys[count++], &mine), 0);
+    call_and_sleep(job, 0);
+    harness_threads(job, 3, call_and_sleep);
+    for (int i = 0; i < count; i++)
+        HARNESS_CHECK(pthread_getspecific(keys[i]) == &mine);
+    HARNESS_CHECK(count > 0);
+}
+
+Test(progress, sleeps_where_no_thread_specific_key_is_left, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_loop, .body = { call_without_a_key }, .options = { .no_spin = true } });
 }

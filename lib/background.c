@@ -317,6 +317,7 @@ int bx_progress(struct bx_job *job)
         bxi_look_loop(job);
     if (!bxi_take_role_or_tell(job))
         return 0;
+    bxi_error_enter();
     do {
         handled = bxi_pass(job, NULL);
         if (handled == 0 && (bxi_fire_timers(job, bxi_now_ns()) || bxi_starved_look(job, true)))
@@ -328,5 +329,6 @@ int bx_progress(struct bx_job *job)
     if (job->loop_fd >= 0)
         bxi_until_when(job, 0);
     bxi_leave_role(job, true);
+    bxi_error_leave();
     return total;
 }

@@ -34,7 +34,8 @@
  * Fork.     Workers are forked before bx_job_create. After a fork the child gets BX_E_FORKED (NULL, false) from
  *           every call on the job and on its pending futures, and must not touch them in any other way.
  * Versions. Option structs carry their size in struct_bytes, 0 meaning "as this header has it"; every
- *           other field left at 0 means the default.
+ *           other field left at 0 means the default. Fields that the library does not know, because the header is
+ *           newer, are refused with BX_E_VERSION unless they are 0.
  */
 #ifndef BOXCAR_H
 #define BOXCAR_H
@@ -123,7 +124,8 @@ const char *bx_strerror(int code);
 const char *bx_error_name(int code);
 
 /* A sentence on the last failure in this thread, with names and numbers; "" if there was none. It stays
- * until the next bx_ call of this thread that fails. */
+ * until the next bx_ call of this thread that fails, whatever handlers and callbacks that thread runs meanwhile:
+ * those have a sentence of their own. */
 const char *bx_error_text(void);
 
 /* Sets this thread's sentence and returns code: the way a handler fails with a text of its own,

@@ -10,6 +10,7 @@
  * A synchronous call lives on its caller's stack and takes no memory but its reply's. Whoever takes the
  * call out of its slot, under the lock, completes it; nobody else may touch it from then on.
  */
+#include "options.h"
 #include "trace.h"
 
 #include <errno.h>
@@ -195,14 +196,8 @@ static int plan(struct bx_job *job, struct request_plan *out, const char *to,
         return rc;
     if (to == NULL || out->function == NULL)
         return bxi_null("the call", to == NULL ? "the worker's name" : "the function's name");
-    if (options != NULL) {
-        size_t bytes = options->struct_bytes != 0 ? options->struct_bytes : sizeof given;
-
-        if (bytes > sizeof given)
-            return bx_fail(BX_E_VERSION, "struct bx_call_options has %zu bytes, this library knows %zu",
-                           bytes, sizeof given);
-        memcpy(&given, options, bytes);
-    }
+    if (options != NULL && (rc = bxi_options_copy(&given, sizeof given, options, "bx_call_options")) < 0)
+        return rc;
     if (out->args != NULL && out->args->error < 0)
         return bx_fail(out->args->error, "the arguments for '%s' could not be written: %s", out->function,
                        bx_strerror(out->args->error));

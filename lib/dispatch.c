@@ -6,6 +6,7 @@
  * threads use too. Everything in a frame is input: its head is copied, then checked, then used; a body
  * is copied before anybody parses it.
  */
+#include "options.h"
 #include "trace.h"
 
 #include "step.h"
@@ -736,16 +737,16 @@ int bx_register_batch(struct bx_job *job, const char *name, bx_batch_fn fn, void
                       const struct bx_batch_options *options)
 {
     struct bx_batch_options given = { 0 };
-    struct bxi_batcher *batcher = calloc(1, sizeof *batcher);
+    struct bxi_batcher *batcher;
+    int rc;
 
-    if (fn == NULL || batcher == NULL) {
-        free(batcher);
-        return fn == NULL ? bx_fail(-EINVAL, "there is no body to register as '%s'", name == NULL ? "" : name)
-                          : bx_fail(-ENOMEM, "no memory for a batch");
-    }
-    if (options != NULL)
-        memcpy(&given, options, options->struct_bytes != 0 && options->struct_bytes < sizeof given
-                                    ? options->struct_bytes : sizeof given);
+    if (fn == NULL)
+        return bx_fail(-EINVAL, "there is no body to register as '%s'", name == NULL ? "" : name);
+    if (options != NULL && (rc = bxi_options_copy(&given, sizeof given, options, "bx_batch_options")) < 0)
+        return rc;
+    batcher = calloc(1, sizeof *batcher);
+    if (batcher == NULL)
+        return bx_fail(-ENOMEM, "no memory for a batch");
     batcher->fn = fn;
     batcher->max_rows = given.max_rows;
     batcher->flush_after_ns = given.flush_after_ns;
@@ -753,8 +754,8 @@ int bx_register_batch(struct bx_job *job, const char *name, bx_batch_fn fn, void
     batcher->timer.fire = bxi_batch_flush_due;
 
     struct bxi_handler handler = { .kind = BXI_F_BATCH, .context = context, .batcher = batcher };
-    int rc = registered(job, name, &handler);
 
+    rc = registered(job, name, &handler);
     if (rc < 0)
         free(batcher);
     return rc;

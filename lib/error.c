@@ -10,7 +10,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#define LEVELS 4                    /* a call, what its wait runs, what that completes; and one to spare */
+
 static _Thread_local char sentence[BXI_TEXT_BYTES];
+static _Thread_local char *kept[LEVELS];    /* of levels outside of the one whose sentence is there; malloc'ed */
+BXI_HOT_TLS uint32_t bxi_error_level, bxi_error_owner;
 static bx_log_fn log_fn;
 static void *log_context;
 
@@ -58,12 +62,32 @@ const char *bx_error_name(int code)
 
 const char *bx_error_text(void)
 {
-    return sentence;
+    return bxi_error_owner == bxi_error_level ? sentence : "";
 }
 
 void bxi_clear_error(void)
 {
-    sentence[0] = '\0';
+    if (bxi_error_owner == bxi_error_level)
+        sentence[0] = '\0';
+}
+
+/* The sentence there is of a level outside of this one: it is put aside. */
+static void keep_sentence(void)
+{
+    if (bxi_error_owner < LEVELS && sentence[0] != '\0')
+        kept[bxi_error_owner] = strdup(sentence);
+    bxi_error_owner = bxi_error_level;
+}
+
+void bxi_error_restore(void)
+{
+    char *text = bxi_error_level < LEVELS ? kept[bxi_error_level] : NULL;
+
+    snprintf(sentence, sizeof sentence, "%s", text != NULL ? text : "");
+    free(text);
+    if (text != NULL)
+        kept[bxi_error_level] = NULL;
+    bxi_error_owner = bxi_error_level;
 }
 
 int bxi_fail_v(int code, const char *format, va_list args)
@@ -71,6 +95,8 @@ int bxi_fail_v(int code, const char *format, va_list args)
     char text[BXI_TEXT_BYTES];      /* args may point into the sentence */
 
     vsnprintf(text, sizeof text, format, args);
+    if (bxi_error_owner != bxi_error_level)
+        keep_sentence();
     memcpy(sentence, text, sizeof sentence);
     return code;
 }

@@ -176,6 +176,7 @@ static void run_queue(void)
 {
     queue_runs = true;
     bxi_no_wait_enter();
+    bxi_error_enter();
     while (queue_head != NULL) {
         struct bxi_callback *callback = queue_head;
         struct bx_future *future = callback->owner;
@@ -184,6 +185,7 @@ static void run_queue(void)
         callback->run(future, callback);
         bx_future_release(future);
     }
+    bxi_error_leave();
     bxi_no_wait_leave();
     queue_runs = false;
 }

@@ -21,8 +21,7 @@
 #define ONE_IN 64
 #define MANTISSA_BITS 10
 
-#define HOT_TLS __attribute__((tls_model("initial-exec"))) _Thread_local
-static HOT_TLS uint32_t countdown = 1;      /* the first call of a thread is measured */
+static BXI_HOT_TLS uint32_t countdown = 1;      /* the first call of a thread is measured */
 
 int bxi_hist_every(const char *text, uint32_t *every)
 {

@@ -32,6 +32,9 @@
 #include <stdint.h>
 #include <string.h>
 
+/* For what is looked at in every call: in a shared library, too, without a call of its own. */
+#define BXI_HOT_TLS __attribute__((tls_model("initial-exec"))) _Thread_local
+
 #define BXI_TEXT_BYTES 512          /* of an error's sentence */
 #define BXI_POOL_READY 16           /* threads of the pool that are not blocked in a wait */
 #define BXI_POOL_MAX 256
@@ -401,6 +404,19 @@ struct bx_job {
 /* A public function was given NULL for what it cannot do without: -EINVAL with a sentence. */
 int bxi_null(const char *function, const char *what) __attribute__((cold));
 void bxi_clear_error(void);
+/* The sentence of a thread is kept while the engine runs what the program did not call: handlers, callbacks, the
+ * look at peers. Between enter and leave the thread has a sentence of its own, "" at first; enter and leave nest. */
+extern BXI_HOT_TLS uint32_t bxi_error_level, bxi_error_owner;     /* how deep; the level whose sentence is there */
+void bxi_error_restore(void);
+static inline void bxi_error_enter(void)
+{
+    bxi_error_level++;
+}
+static inline void bxi_error_leave(void)
+{
+    if (bxi_error_owner > --bxi_error_level)
+        bxi_error_restore();
+}
 int bxi_fail_v(int code, const char *format, va_list args);
 void bxi_log(int level, const char *format, ...) BX_PRINTF(2, 3);
 char *bxi_text(const char *format, ...) BX_PRINTF(1, 2);   /* malloc'ed; NULL when memory is out */

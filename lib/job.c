@@ -5,6 +5,7 @@
  */
 #include "bootstrap.h"
 
+#include "options.h"
 #include "step.h"
 #include "trace.h"
 
@@ -208,14 +209,10 @@ static int check_options(struct bx_job *job, struct bx_options *options)
 
 static int read_options(struct bx_job *job, const struct bx_options *given)
 {
-    size_t bytes = given == NULL ? 0 : given->struct_bytes != 0 ? given->struct_bytes : sizeof *given;
     int rc;
 
-    if (bytes > sizeof *given)
-        return bx_fail(BX_E_VERSION, "struct bx_options has %zu bytes, this library knows %zu: it is older "
-                                     "than the header", bytes, sizeof *given);
-    if (bytes > 0)
-        memcpy(&job->options, given, bytes);
+    if (given != NULL && (rc = bxi_options_copy(&job->options, sizeof job->options, given, "bx_options")) < 0)
+        return rc;
     if (job->options.world_size == 0 && (rc = options_from_environment(&job->options)) < 0)
         return rc;
     if ((rc = wait_from_environment(&job->options)) < 0 || (rc = arena_from_environment(&job->options)) < 0 ||
@@ -495,6 +492,7 @@ void bx_job_destroy(struct bx_job *job)
 
     uint32_t phase = bxi_load_relaxed(&job->phase);
 
+    bxi_error_enter();
     if (phase == BXI_STARTED || phase == BXI_STOPPING)
         bxi_job_leave(job);
     /* What is pending would name a job that is gone. Answers that hang on futures of other jobs end too. */
@@ -502,6 +500,7 @@ void bx_job_destroy(struct bx_job *job)
     for (int rank = 0; rank < job->world_size; rank++)
         bxi_parked_fail(job, &job->peers[rank], 0, true, BX_E_SHUTDOWN);
     free_job(job);
+    bxi_error_leave();
 }
 
 /* ---- questions --------------------------------------------------------------------------------- */

@@ -201,7 +201,9 @@ static bool look_words(struct bx_job *job, struct bxi_peer *peer, struct ended *
         if (word == lent->word)
             continue;
         if (word != lent->generation) {
+            bxi_error_enter();          /* the caller does not fail by it */
             bxi_peer_suspect(job, peer, "it gives back a lease that it was never given");
+            bxi_error_leave();
             break;
         }
         if (ended->count == RELEASE_AT_ONCE)

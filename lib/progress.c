@@ -37,10 +37,8 @@
 #define LOOKS 32                    /* at the rings between two passes of a spin */
 #define HOT_ROUNDS 8                /* of them before the core is told that this is a spin loop */
 
-/* Looked at in every call: in a shared library, too, without a call of their own. */
-#define HOT_TLS __attribute__((tls_model("initial-exec"))) _Thread_local
-static HOT_TLS struct bx_job *driving;
-static HOT_TLS int no_wait_depth;
+static BXI_HOT_TLS struct bx_job *driving;
+static BXI_HOT_TLS int no_wait_depth;
 
 bool bxi_may_wait(void)
 {
@@ -319,8 +317,10 @@ void bxi_poke(struct bx_job *job)
     if (no_wait_depth > 0 || bxi_load_relaxed(&job->phase) == BXI_STOPPED || job->bell.word == NULL ||
         bxi_load_relaxed(&bxi_forks) != job->fork_generation || !bxi_take_role(job))
         return;
+    bxi_error_enter();
     bxi_pass(job, NULL);
     bxi_leave_role(job, true);
+    bxi_error_leave();
 }
 
 /* Takes the role. If somebody else holds it, makes sure that the holder sees the events. */

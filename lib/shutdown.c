@@ -203,6 +203,8 @@ int bx_job_shutdown(struct bx_job *job, uint64_t timeout_ns)
     if (!bxi_cas(&job->phase, &started, BXI_STOPPING))
         return bx_fail(BX_E_STATE, "another thread shuts worker '%s' down already", job->name);
     rc = leave_together(job, bxi_deadline_ns(timeout_ns), timeout_ns);
+    bxi_error_enter();
     bxi_job_leave(job);
+    bxi_error_leave();
     return rc;
 }

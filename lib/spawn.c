@@ -31,6 +31,8 @@
  */
 #include "bootstrap.h"
 
+#include "options.h"
+
 #include <errno.h>
 #include <limits.h>
 #include <signal.h>
@@ -57,6 +59,7 @@ struct board {
 
 struct launch {
     struct bx_spawn_options options;    /* with defaults */
+    struct bx_options base;             /* of every worker */
     char job_name[BXI_NAME_BYTES];
     bx_worker_fn fn;
     void *context;
@@ -204,21 +207,12 @@ static void become_worker(const struct launch *launch)
     sigprocmask(SIG_SETMASK, &mask, NULL);
 }
 
-static void copy_options(void *to, size_t to_bytes, const void *from, size_t struct_bytes)
-{
-    memset(to, 0, to_bytes);
-    memcpy(to, from, struct_bytes == 0 || struct_bytes > to_bytes ? to_bytes : struct_bytes);
-}
-
 static _Noreturn void run_worker(const struct launch *launch, int rank)
 {
-    const struct bx_options *base = launch->options.options;
-    struct bx_options options = { 0 };
+    struct bx_options options = launch->base;
     char name[BXI_NAME_BYTES];
 
     become_worker(launch);
-    if (base != NULL)
-        copy_options(&options, sizeof(options), base, base->struct_bytes);
     snprintf(name, sizeof(name), "worker%d", rank);
     options.struct_bytes = sizeof(options);
     options.job = launch->job_name;
@@ -265,7 +259,11 @@ static int read_options(struct launch *launch, const struct bx_spawn_options *gi
 
     if (given == NULL || launch->fn == NULL)
         return bx_fail(-EINVAL, "bx_spawn needs options and a function");
-    copy_options(options, sizeof(*options), given, given->struct_bytes);
+    int rc = bxi_options_copy(options, sizeof(*options), given, "bx_spawn_options");
+    if (rc == 0 && options->options != NULL)
+        rc = bxi_options_copy(&launch->base, sizeof(launch->base), options->options, "bx_options");
+    if (rc < 0)
+        return rc;
     if (options->world_size < BX_WORLD_MIN || options->world_size > BX_WORLD_MAX)
         return bx_fail(BX_E_WORLD_SIZE, "a job has %d to %d workers, not %d", BX_WORLD_MIN, BX_WORLD_MAX,
                        options->world_size);

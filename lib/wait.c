@@ -304,6 +304,7 @@ int bxi_wait(struct bx_job *job, struct bxi_waiter *waiter)
         waiter->passive = false;
     if (bxi_pool_block(job))
         bxi_wait_show(job, waiter);     /* the thread of a handler: whoever waits for that waits for this */
+    bxi_error_enter();
     while (rc > 0) {
         /* [stop] acquire, pairs with the store in bxi_waits_stop. */
         if (bxi_load_acquire(&job->stop) != 0)
@@ -315,6 +316,7 @@ int bxi_wait(struct bx_job *job, struct bxi_waiter *waiter)
             rc = follow(job, waiter);
         }
     }
+    bxi_error_leave();
     bxi_pool_unblock(job);
     if (waiter->row != 0)
         bxi_wait_hide(job, waiter);

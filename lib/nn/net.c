@@ -8,6 +8,8 @@
  */
 #include "nn.h"
 
+#include "options.h"
+
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -20,20 +22,18 @@
 int bx_net_create(const struct bx_net_options *options, struct bx_net **net)
 {
     struct bx_net_options given = { .threads = 1 };
+    int error;
 
     if (net == NULL)
         return bx_fail(-EINVAL, "bx_net_create needs a place for the net");
-    if (options != NULL) {
-        size_t bytes = options->struct_bytes != 0 ? options->struct_bytes : sizeof given;
-
-        memcpy(&given, options, bytes < sizeof given ? bytes : sizeof given);
-    }
+    if (options != NULL && (error = bxi_options_copy(&given, sizeof given, options, "bx_net_options")) < 0)
+        return error;
     if (given.threads < 0)
         return bx_fail(-EINVAL, "a net cannot compute with %d threads; 0 means one", given.threads);
 
     const struct bxi_nn_backend *backend = given.cuda != NULL ? &bxi_nn_cuda : &bxi_nn_cpu;
-    int error = backend->check(given.cuda);
 
+    error = backend->check(given.cuda);
     if (error != 0)
         return error;
 

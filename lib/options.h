@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Structs of options: a program may have been compiled with an older header than the library, or a newer one.
+ */
+#ifndef BXI_OPTIONS_H
+#define BXI_OPTIONS_H
+
+#include "boxcar.h"
+
+#include <string.h>
+
+#define BXI_OPTIONS_MAX 1024u       /* bytes that no version of a struct of options has */
+
+/* Copies what the program gave over `to`, which holds the defaults; both begin with struct_bytes, 0: as the library
+ * has it. What a newer header has behind that must be zero. 0, or BX_E_VERSION with a sentence that names the
+ * struct. */
+static inline int bxi_options_copy(void *to, size_t to_bytes, const void *given, const char *name)
+{
+    size_t bytes;
+
+    memcpy(&bytes, given, sizeof bytes);
+    if (bytes == 0)
+        bytes = to_bytes;
+    for (size_t i = to_bytes; i < bytes; i++)
+        if (bytes > BXI_OPTIONS_MAX || ((const unsigned char *)given)[i] != 0)
+            return bx_fail(BX_E_VERSION, "struct %s has %zu bytes, this library knows %zu: it is older than the header",
+                           name, bytes, to_bytes);
+    memcpy(to, given, bytes < to_bytes ? bytes : to_bytes);
+    return 0;
+}
+
+#endif

@@ -111,7 +111,7 @@ static void write_script(FILE *script, const struct plot *plot, const char *path
         fputs(label[i][0], script);
         write_quoted(script, label[i][1]);
     }
-    fputs("\nset key top left\nset grid y\nset yrange [0:*]\n", script);
+    fputs("\nset key outside bottom center horizontal\nset grid y\nset yrange [0:*]\n", script);
     write_range(script, plot);
     for (size_t line = 0; line < plot->line_count; line++) {
         fprintf(script, "$line%zu << EOD\n", line);

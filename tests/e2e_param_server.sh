@@ -116,6 +116,21 @@ check 'says that nothing was copied' lines 1 '^tensors handed over: [1-9][0-9]* 
     "$dir/out"
 check 'says that nothing stays on loan' lines 1 '; on loan at the end: 0$' "$dir/out"
 check 'a figure' grep -q '<svg' "$dir/f.svg"
+# The points of the curve, without the sample beside the legend, are all above the legend.
+check 'the legend is below the curve' awk '
+    /translate\(/ && /font-family/ { split($0, part, /[(,)]/); y = part[3] + 0 }
+    /mean squared error<\/tspan>/ { legend = y }
+    match($0, /translate\([0-9.,]*\) scale/) {
+        split(substr($0, RSTART, RLENGTH), part, /[(,)]/)
+        at[++points] = part[3] + 0
+    }
+    END {
+        for (i = 1; i <= points; i++) {
+            curve += at[i] < legend - 15
+            beside += at[i] >= legend - 15 && at[i] <= legend + 15
+        }
+        exit !(legend > 0 && curve == 4 && beside == 1 && points == 5)
+    }' "$dir/f.svg"
 
 keys='model trainers batch_update_size num_batches batch_size image num_classes threads device lr momentum seed
 patience_ms total_s updates images_per_s beyond_compute_median losses update_s step_s beyond_compute

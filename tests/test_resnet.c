@@ -376,6 +376,12 @@ static void add_way(struct way *way, const float *from, const float *to, const s
     }
 }
 
+/* The step between the two losses is ill-conditioned, so the second one only shows that a step was made, and in the
+ * right direction. torch's own float differs from its double by 1 to 10 % there, depending on the salt (1.5 % at 0,
+ * 9.8 % at 77, 1.3 to 7.1 % at 101 to 106), and so does double from double at a relative noise of 1e-6. What decides
+ * are the logits, the first loss and the gradients, and test_optim.c for the step. */
+#define SECOND_LOSS 0.15
+
 /* The first step is so long that the second one's gradient is another in floats than in double, in torch as
  * here: the listed elements then went 0.8 to 0.9 of their way, in the mean, and without momentum half
  * of it. Every bit of a step is test_optim.c's. */
@@ -393,7 +399,7 @@ static void check_two_steps(void)
     check_near(forward(&t), first, 1e-4 * first, "first loss");
     backward(&t);
     step(&t, 0);
-    check_near(forward(&t), second, 0.03 * second, "second loss");
+    check_near(forward(&t), second, SECOND_LOSS * second, "second loss");
     backward(&t);
     step(&t, 1);
     look_at(&t, t.model[0]);

@@ -3,8 +3,8 @@
 # Builds Boxcar. `make help` lists what can be asked for.
 #
 # One file, not recursive: every object is made by one rule and lies under $(B)/obj at its source's
-# path. `demo`, `test` and `lint` call make once more, because what they install must be there
-# before the compiler is asked for it.
+# path. `demo`, `test`, its parts and `lint` call make once more, because what they install must be
+# there before the compiler is asked for it.
 
 # ---- What the caller may set ---------------------------------------------------------------------
 
@@ -153,7 +153,8 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(foreach p,$(PROGRAMS) unit stress,$(
 
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all tests demo test unit e2e check stress stats test-gpu test-reference mutants lint deps deps-test deps-lint \
+.PHONY: all tests demo test unit e2e check stress stats test-gpu test-reference mutants lint \
+	deps deps-unit deps-test deps-lint \
 	install uninstall clean help FORCE
 
 all: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(PROGRAMS:%=$(B)/bin/%)
@@ -287,29 +288,37 @@ test: deps-test
 TEST_ENV = BX_SOURCE_DIR='$(CURDIR)' BX_BUILD_DIR='$(abspath $(B))' BX_CONFIG='$(CONFIG)' \
 	CC='$(CC)' MAKE='$(MAKE)'
 
-unit: $(B)/tests/unit $(B)/bin/shmstat $(FAKE_CUDA)
+# Each installs what it needs first, as `test` does; what is there already costs two looks.
+unit: deps-unit
+	@$(MAKE) --no-print-directory $(B)/tests/unit $(B)/bin/shmstat $(FAKE_CUDA)
 	@$(TEST_ENV) tests/run_unit.sh
 
-stats: $(B)/bin/bxbench $(BENCHES)
+stats: deps
+	@$(MAKE) --no-print-directory $(B)/bin/bxbench $(BENCHES)
 	$(B)/bin/bxbench stats
 
-test-reference: $(B)/tests/unit
+test-reference: deps-unit
+	@$(MAKE) --no-print-directory $(B)/tests/unit
 	@$(TEST_ENV) tests/run_unit.sh --filter 'reference/*'
 
-stress: $(B)/tests/stress
+stress: deps
+	@$(MAKE) --no-print-directory $(B)/tests/stress
 	@$(TEST_ENV) tests/run_scripts.sh $(B)/tests/stress
 
-test-gpu: all tests
+test-gpu: deps-unit
+	@$(MAKE) --no-print-directory all tests
 	@$(TEST_ENV) tests/gpu/run.sh
 
-e2e: all tests
+e2e: deps-test
+	@$(MAKE) --no-print-directory all tests
 	@$(TEST_ENV) tests/run_e2e.sh
 
-mutants:
+mutants: deps-unit
 	@BX_SOURCE_DIR='$(CURDIR)' BX_BUILD_DIR='$(abspath $(BUILD))' CC='$(CC)' MAKE='$(MAKE)' \
 		tests/mutants/run.sh $(MUTANTS)
 
-check: all
+check: deps
+	@$(MAKE) --no-print-directory all
 	@$(TEST_ENV) tests/run_scripts.sh tests/check_*.sh
 
 lint: deps-lint
@@ -317,6 +326,9 @@ lint: deps-lint
 
 deps:
 	@CC='$(CC)' tools/install_deps.sh build
+
+deps-unit:
+	@CC='$(CC)' tools/install_deps.sh build unit
 
 deps-test:
 	@CC='$(CC)' tools/install_deps.sh build test

@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Installs what Boxcar needs and this machine lacks: `install_deps.sh GROUP...`, GROUP being build,
-# test or lint. Run by `make deps` and its kin.
+# Installs what Boxcar needs and this machine lacks: `install_deps.sh GROUP...`, GROUP being build, unit
+# (what the unit tests are compiled with), test (that, and what the other tests run) or lint. Run by `make deps` and
+# its kin.
 #
 # Each need is found by what will use it (pkg-config, the compiler, PATH), not by asking the package
 # manager, so libraries built by hand count. Where nothing is missing, nothing is run and nothing
@@ -10,6 +11,7 @@
 set -eu
 
 cc=${CC:-cc}
+case " $* " in *' test '*) set -- "$@" unit ;; esac
 
 have_cc()
 {
@@ -56,9 +58,9 @@ build liburing-dev have_library liburing
 build libjemalloc-dev have_library jemalloc
 build libdnnl-dev have_dnnl
 build libncurses-dev have_library ncursesw
+unit libcriterion-dev have_library criterion
+unit libdlpack-dev have_header dlpack/dlpack.h
 test g++ have_cxx
-test libcriterion-dev have_library criterion
-test libdlpack-dev have_header dlpack/dlpack.h
 test spin have_program spin
 test gnuplot-nox have_program gnuplot
 test procps have_program ps

@@ -136,7 +136,7 @@ static void drive_background(struct bx_job *job)
 static uint64_t sleep_in_background(struct bx_job *job, struct bxi_sleeper *sleeper, bool *failed)
 {
     uint64_t tokens[BXI_SLEEPER_FDS];
-    uint64_t until_ns, now_ns, traced_ns;
+    uint64_t until_ns, now_ns, traced_ns, timeout_ns = BX_FOREVER;
     int count;
 
     bxi_trace_sleeps(job);
@@ -145,12 +145,14 @@ static uint64_t sleep_in_background(struct bx_job *job, struct bxi_sleeper *slee
     if (bxi_load_relaxed(&job->in_count) > 0)
         until_ns = bxi_least(until_ns, now_ns + BXI_WATCHDOG_NS);
     if (until_ns != BX_FOREVER)
-        until_ns = until_ns > now_ns ? until_ns - now_ns : 0;
+        timeout_ns = until_ns > now_ns ? until_ns - now_ns : 0;
     traced_ns = bxi_trace_sleep(job, BXI_SLEEPS_BACKGROUND);
-    count = bxi_sleep(job, sleeper, until_ns, tokens, BXI_SLEEPER_FDS, failed);
+    count = bxi_sleep(job, sleeper, timeout_ns, tokens, BXI_SLEEPER_FDS, failed);
     bxi_trace_woke(job, BXI_SLEEPS_BACKGROUND, bxi_trace_by_kind(bxi_sleeper_kind(sleeper)), count > 0, traced_ns);
     if (count < 0)
         note_event(job, BXI_EVENT_SCAN);
+    if (count == 0)
+        bxi_count_late_timer(job, until_ns);
     for (int i = 0; i < count; i++) {
         if (tokens[i] == BXI_TOKEN_BELL) {
             bxi_bell_drain(job->bell_fd[0]);

@@ -34,6 +34,7 @@
 #include <unistd.h>
 
 #define SPIN_LEAST_NS 1500u
+#define LATE_NS UINT64_C(250000000)
 #define LOOKS 32                    /* at the rings between two passes of a spin */
 #define HOT_ROUNDS 8                /* of them before the core is told that this is a spin loop */
 
@@ -70,6 +71,18 @@ uint64_t bxi_next_timer_ns(struct bx_job *job)
     next = bxi_timers_next_ns(&job->timers);
     bxi_unlock(&job->lock);
     return next;
+}
+
+/* Whoever sets a deadline rings those who sleep past it. A thread that was held up between the two is given some
+ * time, so that a busy machine is not taken for a lost wake-up. */
+void bxi_count_late_timer(struct bx_job *job, uint64_t until_ns)
+{
+    uint64_t next_ns = bxi_next_timer_ns(job), now_ns = bxi_now_ns();
+
+    /* BXI_EVENT_TIMER: the holder of the role has been told, and comes to it when its handler returns. */
+    if (next_ns < until_ns && next_ns < now_ns && now_ns - next_ns > LATE_NS &&
+        (bxi_load_relaxed(&job->events) & BXI_EVENT_TIMER) == 0)
+        bxi_add(&job->counters[BXI_C_timers_late], 1);
 }
 
 bool bxi_fire_timers(struct bx_job *job, uint64_t now_ns)

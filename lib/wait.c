@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #define FOLLOW_POLLS 256            /* looks of a follower before it sleeps */
+#define LATE_MS 250
 #define LAST_FRAMES 64              /* a leader whose wish is true still handles so many before it leaves */
 
 /* Where this thread sleeps as a leader, for the job it last did so in. */
@@ -109,6 +110,17 @@ static bool sleep_in_bed(struct bx_job *job, uint64_t timeout_ns)
     return count > 0;
 }
 
+/* After a sleep that nobody ended, with the bell still armed. A wish that is true by now has been made so by a thread
+ * that rings: if the bell does not come within LATE_MS, this sleep has been ended by the watchdog alone. */
+static void count_late(struct bx_job *job, struct bxi_waiter *waiter, uint64_t until_ns)
+{
+    struct pollfd bell = { .fd = job->bell_fd[1], .events = POLLIN };
+
+    bxi_count_late_timer(job, until_ns);
+    if (until_ns != waiter->deadline_ns && waiter->ready(waiter) && poll(&bell, 1, LATE_MS) == 0)
+        bxi_counter_add(job, BXI_C_rescued, 1);
+}
+
 /* One sleep of the leader, unless something turns up first. Not inlined: most waits need none. */
 __attribute__((noinline)) static void sleep_as_leader(struct bx_job *job, struct bxi_waiter *waiter)
 {
@@ -134,6 +146,8 @@ __attribute__((noinline)) static void sleep_as_leader(struct bx_job *job, struct
         return;
     }
     rung = sleep_in_bed(job, until_ns == BX_FOREVER ? UINT64_MAX : until_ns - now_ns);
+    if (!rung)
+        count_late(job, waiter, until_ns);
     bxi_bell_disarm(&job->bell);
     if (rung)
         bxi_adapt_spin(job, bxi_now_ns() - now_ns);

@@ -60,7 +60,8 @@
     X(gpu_bytes,            "any",  "device memory held; may go down")                             \
     X(gpu_bytes_used,       "any",  "of it, in tensors; may go down")                              \
     X(gpu_open_ns,          "any",  "time in the driver's calls that map slabs")                   \
-    X(gpu_close_ns,         "any",  "and in those that unmap them")
+    X(gpu_close_ns,         "any",  "and in those that unmap them")                                \
+    X(timers_late,          "any",  "deadlines found late, by a sleeper that was not told of them: always 0")
 
 enum bxi_counter {
 #define BXI_COUNTER_ENUM(name, domain, text) BXI_C_##name,

@@ -183,6 +183,7 @@ void harness_leaves_by_itself(void)
 void harness_check_rescued(const struct bx_job *job)
 {
     HARNESS_EQ(harness_counter(job, "rescued"), 0);
+    HARNESS_EQ(harness_counter(job, "timers_late"), 0);
 }
 
 void harness_check_loans(struct bx_job *job)

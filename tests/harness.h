@@ -13,7 +13,8 @@
  *
  * Every worker creates the job, runs setup, starts, runs body[rank], shuts down and destroys. What
  * harness_run holds at the end of every test: each worker ended well (but those that the test lets die),
- * no wake-up was rescued, all that was on loan is back, and neither a segment nor a socket of the job is left.
+ * no wake-up was rescued and no deadline found late, all that was on loan is back, and neither a segment nor a
+ * socket of the job is left.
  */
 #ifndef TESTS_HARNESS_H
 #define TESTS_HARNESS_H

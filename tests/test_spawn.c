@@ -71,15 +71,19 @@ static int segments_left(void)
     return files_in("/dev/shm", prefix);
 }
 
+/* Criterion counts no assertion that fails here. It warns of an end like this, which run_unit.sh counts. */
 static void tear_down(void)
 {
     char path[128];
+    int files, segments = segments_left();
 
     snprintf(path, sizeof(path), "%s/boxcar", directory);
-    cr_expect_eq(files_in(path, ""), 0);
-    cr_expect_eq(segments_left(), 0);
+    files = files_in(path, "");
     rmdir(path);
-    cr_expect_eq(rmdir(directory), 0);
+    if (files == 0 && segments == 0 && rmdir(directory) == 0)
+        return;
+    dprintf(STDERR_FILENO, "left behind: %d in /dev/shm, %d in %s\n", segments, files, path);
+    abort();
 }
 
 TestSuite(spawn, .init = set_up, .fini = tear_down, .timeout = 60);

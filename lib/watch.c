@@ -152,8 +152,8 @@ static void count_gone(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_
         bxi_add(&job->quiet, 1);
     if (state == BXI_PEER_LEFT)
         return;
-    /* [deaths] release by the addition, pairs with the load in serve_ready: the rank is read after it. */
     job->dead_rank[bxi_load_relaxed(&job->deaths)] = (uint8_t)peer->rank;
+    /* [deaths] release by the addition, pairs with the load in serve_ready: the rank is read after it. */
     bxi_add(&job->deaths, 1);
 }
 

@@ -6,8 +6,10 @@
 #   - each acquire and release has a comment on its line or within the four above it;
 #   - of each tag, "[ring.commit] release, ...", both sides exist: an acquire where there is a
 #     release and the other way round, a second place where a comment says "pairs with";
+#   - the operation below a label is what the label says: a release below "[ring.commit] release, ...";
 #   - a function named as the partner ("pairs with the acquire in bxi_ring_peek") is one.
-# It cannot see whether the comment is true; it sees when a partner has been renamed or removed.
+# It cannot see whether an order is enough; it sees when an operation is weaker than its label, and when a partner
+# has been renamed or removed.
 set -u
 
 cd "${BX_SOURCE_DIR:-.}" || exit 1
@@ -37,6 +39,61 @@ report 'each acquire and release has a comment' "$(awk '
     /\/\*|\*\/|^[[:space:]]*\*/ { comment = FNR }
     /bxi_(load_acquire|store_release)\(/ && FNR - comment > 4 { print FILENAME ":" FNR ": " $0 }
     ' $sources)"
+
+# The first operation below the label "[ring.commit] release, ..." must be a release; of "acquire three times",
+# three must be acquires. An exchange, an addition or a compare-and-swap is both. What a label calls neither
+# (a count, a claim) may be any of them. layout.h labels fields.
+# shellcheck disable=SC2046
+report 'each label is what the operation below it does' "$(awk '
+    function satisfies(op) {
+        if (op ~ /seq_cst|^atomic_[a-z_]+$/) return kind != "relaxed"
+        if (op ~ /^bxi_(exchange|add|cas)$/) return kind !~ /^(relaxed|fence|sequentially)/
+        if (kind ~ /acquire and release|^fence|^sequentially/) return 0
+        if (kind ~ /^release/) return op ~ /release$/
+        if (kind ~ /^acquire/) return op ~ /acquire$/
+        if (kind ~ /^relaxed/) return op ~ /relaxed$|count$/
+        return 1
+    }
+    function judge() {
+        if (wanted > 0) print where ": " label
+        wanted = 0
+    }
+    function begin() {
+        wanted = label ~ /three times/ ? 3 : 1
+        kind = label
+        sub(/^\[[a-z_.]+\] /, "", kind)
+        sub(/[,:;.].*/, "", kind)
+        if (kind ~ /fence/) kind = "fence"
+        left = 8
+        has_begun = is_comment = 0
+    }
+    FNR == 1 { judge(); is_comment = 0 }
+    match($0, /^[ ]*\/\* \[[a-z_.]+\] /) {
+        judge()
+        where = FILENAME ":" FNR
+        label = substr($0, index($0, "["))
+        is_comment = 1
+        if (/\*\//) begin()
+        next
+    }
+    is_comment {
+        more = $0
+        sub(/^[ ]*\*[ ]*/, "", more)
+        label = label " " more
+        if (/\*\//) begin()
+        next
+    }
+    wanted > 0 {
+        rest = $0
+        while (match(rest, /(bxi_(load|store|exchange|add|cas|fence|count)[a-z_]*|atomic_[a-z_]+)\(/)) {
+            if (satisfies(substr(rest, RSTART, RLENGTH - 1))) wanted--
+            rest = substr(rest, RSTART + RLENGTH)
+            has_begun = 1
+        }
+        if (--left < 0 || (has_begun && /[;{]$/ && label !~ /three times/)) judge()
+    }
+    END { judge() }
+    ' $(echo "$sources" | grep -vx 'shm/layout.h'))"
 
 # One line for each tagged comment, joined where it wraps: "file:line tag kind text". layout.h is
 # left out: its table says which word has which tag and would count as the partner of a lone access.

@@ -54,7 +54,8 @@ OPTIMISE_release := -O2 -g $(LTO)
 OPTIMISE_debug   := -O0 -g3
 OPTIMISE_asan    := -O1 -g -fno-omit-frame-pointer -fsanitize=address
 OPTIMISE_ubsan   := -O1 -g -fno-omit-frame-pointer -fsanitize=undefined -fno-sanitize-recover=all
-OPTIMISE_tsan    := -O1 -g -fno-omit-frame-pointer -fsanitize=thread
+# ThreadSanitizer sees a copy only where it is a call.
+OPTIMISE_tsan    := -O1 -g -fno-omit-frame-pointer -fsanitize=thread -fno-builtin-memcpy
 OPTIMISE_cov     := -O0 -g --coverage
 
 WARNINGS := -Wall -Wextra -Wshadow -Wpedantic -Wstrict-prototypes -Wmissing-prototypes

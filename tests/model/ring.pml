@@ -16,6 +16,23 @@
  * of its position; the producer never stores into a line that is not read yet (assertions). Nobody waits
  * for ever (no deadlock): both end.
  * README.md says what each control takes away.
+ *
+ * It stands for these functions. The numbers are sums of their text (tests/check_model.sh):
+ *     shm/ring.c bytes_needed 724073977
+ *     shm/ring.c has_room 2577105212
+ *     shm/ring.c bxi_ring_credit_hint 1915597305
+ *     shm/ring.c refresh_credit 2227461877
+ *     shm/ring.c publish_padding 378301146
+ *     shm/ring.c bxi_ring_reserve 2566588735
+ *     shm/ring.c bxi_ring_commit 3392664267
+ *     shm/ring.c bxi_ring_put 1537431681
+ *     shm/ring.c bxi_ring_want 505114788
+ *     shm/ring.c checked_length 1264521318
+ *     shm/ring.c bxi_ring_peek 752158957
+ *     shm/ring.c bxi_ring_publish 2936451198
+ *     shm/ring.c bxi_ring_advance 2143990827
+ *     shm/ring.c bxi_ring_wanted 3848625304
+ *     lib/watch.c bxi_wanted_look 683455403
  */
 #ifndef RECORDS
 #define RECORDS 5

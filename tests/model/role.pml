@@ -20,6 +20,29 @@
  * anybody needs, and the role is free (Last). With -DAT_REST also, whenever all is at rest while the peer
  * is slow: a user that waits means that somebody leads (at_rest).
  * README.md says what each control takes away.
+ *
+ * It stands for these functions. The numbers are sums of their text (tests/check_model.sh):
+ *     lib/progress.c bxi_work_waits 2062610474
+ *     lib/progress.c bxi_take_role 3022052434
+ *     lib/progress.c arm_background 2199020172
+ *     lib/progress.c bxi_leave_role 547599422
+ *     lib/progress.c bxi_offer_role 3360220434
+ *     lib/progress.c bxi_more_eager 3120320816
+ *     lib/progress.c bxi_take_role_or_tell 2486128448
+ *     lib/progress.c bxi_event 3594546719
+ *     lib/progress.c bxi_pass 508341584
+ *     lib/wait.c sleep_as_leader 3902026375
+ *     lib/wait.c lead 512516286
+ *     lib/wait.c stop_leading 2934181431
+ *     lib/wait.c sleep_in_futex 1157148582
+ *     lib/wait.c link_waiter 577685963
+ *     lib/wait.c unlink_waiter 2450939367
+ *     lib/wait.c follow 4161346107
+ *     lib/wait.c bxi_wait 1099522029
+ *     lib/wait.c bxi_wake 4071771295
+ *     lib/background.c sleep_in_background 158706295
+ *     lib/background.c drive_background 1096306019
+ *     lib/future.c bxi_future_complete 2496327638
  */
 #ifndef USERS
 #define USERS 2

@@ -365,11 +365,31 @@ void bxi_batchers_destroy(struct bx_job *job)
 
 /* ---- members ----------------------------------------------------------------------------------- */
 
-void bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, bool joins)
+/* A worker that is gone joins nothing: its state is set under the lock, and bxi_batches_leave comes after that. */
+int bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, bool joins)
+{
+    const struct bxi_peer *peer = &job->peers[rank];
+    int rc = 0;
+
+    bxi_lock(&job->lock);
+    /* Relaxed: written under the lock. Before the start it is not set. */
+    if (joins && bxi_load_relaxed(&peer->state) > BXI_PEER_ALIVE)
+        rc = BX_E_PEER_DEAD;
+    else
+        put_bit(batcher->members, rank, joins);
+    bxi_batch_show(job, batcher);
+    bxi_unlock(&job->lock);
+    bxi_event(job, BXI_EVENT_BATCH);
+    return rc;
+}
+
+void bxi_batches_leave(struct bx_job *job, int rank)
 {
     bxi_lock(&job->lock);
-    put_bit(batcher->members, rank, joins);
-    bxi_batch_show(job, batcher);
+    for (struct bxi_batcher *batcher = job->batchers; batcher != NULL; batcher = batcher->next) {
+        put_bit(batcher->members, rank, false);
+        bxi_batch_show(job, batcher);
+    }
     bxi_unlock(&job->lock);
     bxi_event(job, BXI_EVENT_BATCH);
 }
@@ -394,9 +414,8 @@ static int set_member(struct bx_job *job, const char *function, int rank, bool j
     bxi_unlock(&job->lock);
     if (batcher == NULL)
         return bx_fail(-ENOENT, "worker '%s' has no batch '%s'", job->name, function);
-    if (joins && bxi_load_relaxed(&job->phase) != BXI_CREATED && !bx_worker_alive(job, rank))
+    if (bxi_batch_member(job, batcher, rank, joins) < 0)
         return bx_fail(BX_E_PEER_DEAD, "rank %d is dead and cannot be a member of '%s'", rank, function);
-    bxi_batch_member(job, batcher, rank, joins);
     return 0;
 }
 

@@ -466,8 +466,10 @@ static int member_request(struct bx_request *request, uint8_t flags)
         bxi_answer(request, -EINVAL, "it is no batch, nobody can join or leave it", NULL);
         return 0;
     }
-    bxi_batch_member(request->job, request->handler->batcher, request->peer->rank, (flags & BXI_FLAG_JOIN) != 0);
-    bxi_answer(request, 0, NULL, NULL);
+    int rc = bxi_batch_member(request->job, request->handler->batcher, request->peer->rank,
+                              (flags & BXI_FLAG_JOIN) != 0);
+
+    bxi_answer(request, rc, NULL, NULL);
     return 0;
 }
 

@@ -567,7 +567,8 @@ bool bxi_parked_fail(struct bx_job *job, struct bxi_peer *peer, uint64_t id, boo
 /* ---- batch.c ------------------------------------------------------------------------------------- */
 /* 0, -ENOMEM, BX_E_CORRUPT. */
 int bxi_batch_add_row(struct bx_request *request, struct bx_msg *args);     /* takes args on success */
-void bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, bool joins);
+int bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, bool joins);   /* 0, BX_E_PEER_DEAD */
+void bxi_batches_leave(struct bx_job *job, int rank);      /* it is gone, and a member of nothing */
 void bxi_batches_look(struct bx_job *job);      /* role: runs what is ready */
 void bxi_batch_flush_due(struct bx_job *job, struct bxi_timer *timer);     /* lock */
 void bxi_batch_run(struct bx_job *job, struct bxi_batcher *batcher);    /* by the pool, or the role */

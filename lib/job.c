@@ -436,6 +436,8 @@ static void publish_functions(struct bx_job *job)
 
 void bxi_job_adopt_segment(struct bx_job *job)
 {
+    /* Another thread may register functions meanwhile: each is seen here, or sees the segment. */
+    bxi_lock(&job->lock);
     job->control = job->segment.control;
     for (int i = 0; i < BXI_COUNTER_COUNT; i++)
         bxi_store_relaxed(&job->control->counters[i], bxi_load_relaxed(&job->private_counters[i]));
@@ -446,6 +448,7 @@ void bxi_job_adopt_segment(struct bx_job *job)
         bxi_batch_show(job, batcher);
     read_affinity(job->control->header.cpu_mask);
     publish_functions(job);
+    bxi_unlock(&job->lock);
 }
 
 int bx_job_start(struct bx_job *job)

@@ -190,8 +190,7 @@ void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_sta
                 peer->pid, state == BXI_PEER_DEAD ? "died" : "was cut off: its memory holds nonsense");
     bxi_calls_fail(job, peer, codes[state], BX_FOREVER);
     bxi_parked_fail(job, peer, 0, true, codes[state]);
-    for (struct bxi_batcher *batcher = job->batchers; batcher != NULL; batcher = batcher->next)
-        bxi_batch_member(job, batcher, peer->rank, false);
+    bxi_batches_leave(job, peer->rank);
     if (state != BXI_PEER_LEFT && job->on_death != NULL) {
         bxi_no_wait_enter();
         job->on_death(job, peer->rank, job->on_death_context);

@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <unistd.h>
 
 enum { READY, ARRIVED, BODY_ENTERED, BODY_GO, DONE };       /* gates */
@@ -427,6 +428,62 @@ Test(batch, does_not_wait_for_a_dead_member, .timeout = 20)
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup_two, .body = { NULL, outlive, die_without_a_row }, .dies = 1u << 2 });
     cr_expect_eq(harness_load(RUNS), 2);
+}
+
+/* Batches are registered, and the one that is about to die is made a member of each, until that is refused: none may
+ * wait for it once its death has been seen. */
+#define BATCHES 60
+
+static int count_the_dead(struct bx_job *job)
+{
+    int count = 0;
+
+    bxi_lock(&job->lock);
+    for (const struct bxi_batcher *batcher = job->batchers; batcher != NULL; batcher = batcher->next)
+        count += (batcher->members[0] & 4) != 0;
+    bxi_unlock(&job->lock);
+    return count;
+}
+
+static void register_while_one_dies(struct bx_job *job)
+{
+    char name[16];
+    int added = 0, rc = 0;
+
+    harness_await(READY, 1);
+    for (int i = 0; i < BATCHES; i++) {
+        snprintf(name, sizeof name, "batch%d", i);
+        HARNESS_EQ(bx_register_batch(job, name, add_up, NULL, NULL), 0);
+        rc = bx_batch_add_member(job, name, 2);
+        if (i == BATCHES / 2)
+            HARNESS_EQ(kill((pid_t)harness_load(PID), SIGKILL), 0);
+        added += rc == 0;
+        HARNESS_CHECK(rc == 0 || rc == BX_E_PEER_DEAD);
+    }
+    HARNESS_CHECK(added > BATCHES / 2);
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    while ((rc = bx_batch_add_member(job, "batch0", 2)) == 0)
+        sched_yield();
+    HARNESS_EQ(rc, BX_E_PEER_DEAD);
+    HARNESS_EQ(count_the_dead(job), 0);
+    /* What another thread found alive a moment ago, and enters only now. */
+    HARNESS_EQ(bxi_batch_member(job, job->batchers, 2, true), BX_E_PEER_DEAD);
+    HARNESS_EQ(count_the_dead(job), 0);
+}
+
+static void die_when_told(struct bx_job *job)
+{
+    (void)job;
+    harness_leaves_by_itself();
+    harness_store(PID, (uint64_t)getpid());
+    harness_post(READY);
+    pause();
+}
+
+Test(batch, has_no_member_that_died_while_it_was_entered, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .body = { register_while_one_dies, NULL, die_when_told }, .dies = 1u << 2 });
 }
 
 static void die_with_a_row(struct bx_job *job)

@@ -150,7 +150,8 @@ static void ends_late(struct bx_job *job)
 
     HARNESS_CHECK(loans_of(job, 1).leases >= 1);        /* it is being read still */
     harness_post(LOANS_GO);
-    while (harness_counter(job, "late_replies") < calls)
+    /* What came too late to be run may have been ended by the callee's answer, which is not late. */
+    while (harness_counter(job, "late_replies") < harness_counter(job, "calls_timed_out"))
         HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
     HARNESS_EQ(loans_of(job, 1).borrowed, 0);
     loans_come_back(job, -1);

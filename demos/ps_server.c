@@ -390,8 +390,13 @@ static int make_step(struct server *server, const struct rows *rows)
         .grads = rows->grads,
         .rows = rows->count,
     };
-    int rc = create_version(server, now->number + 1, &next);
+    size_t most = server->trainer_count * server->flags->num_batches;
+    int rc = 0;
 
+    if (server->result->updates >= most)
+        rc = bx_fail(-EINVAL, "there have been %zu updates, as many as the trainers can want", most);
+    if (rc == 0)
+        rc = create_version(server, now->number + 1, &next);
     if (rc < 0)
         return rc;
     if (live > server->result->versions_live_max)

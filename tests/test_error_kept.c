@@ -143,7 +143,7 @@ Test(error_kept, sentence_outlives_the_end_of_a_job, .timeout = 20)
     bx_future_release(future);
 }
 
-Test(error_kept, levels_may_be_deeper_than_any_sentence_is_kept)
+Test(error_kept, levels_may_be_deeper_than_any_sentence_is_kept, .timeout = 20)
 {
     bx_fail(-EIO, "of the program");
     for (int i = 0; i < 20; i++) {

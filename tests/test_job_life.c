@@ -210,6 +210,7 @@ Test(job_life, refuses_options_of_a_later_header)
 {
     struct { struct bx_options options; uint64_t more; } later = {
         .options = { .struct_bytes = sizeof(later), .job = "j", .rank = 0, .world_size = 2 },
+        .more = 1,
     };
 
     expect_refused(&later.options, BX_E_VERSION, "older");

@@ -315,11 +315,11 @@ start_early()
 
 for rank in 2 0; do
     start_early
-    pid=$(worker "$rank")
-    kill -9 "$pid"
+    target=$(worker "$rank")
+    kill -9 "$target"
     finish
     victim=$(test "$rank" -eq 0 && echo ps || echo "trainer$rank")
-    how="worker '$victim' \(rank $rank, pid $pid\) was killed by signal 9 \(Killed\)"
+    how="worker '$victim' \(rank $rank, pid $target\) was killed by signal 9 \(Killed\)"
     check "$victim killed before the start: status 3 and nothing left" test "$status $left" = '3 nothing'
     check "$victim killed before the start: its launcher names it" lines 1 "^param_server: $how\$" "$dir/err"
     check "$victim killed before the start: the three others do" lines 3 \

@@ -18,11 +18,14 @@
  * name may be a dead namesake's.
  *
  * Killed at any step before the gate opens: its socket hangs up, who sees that removes its segment's name, rank 0
- * tells all, and everybody undoes what it made. After that the pidfds tell. The gate is a word in rank 0's segment
- * (bootstrap_root.c): who hears nothing more of rank 0, dead or too late, goes by that word, and so do all others.
- * Who then gives up though rank 0 may still open it, for it waited too long, shows the others that it has LEFT.
+ * tells all, and everybody undoes what it made and removes what others left of whom nobody else may know. After
+ * that the pidfds tell. The gate is a word in rank 0's segment (bootstrap_root.c): who hears nothing more of rank 0,
+ * dead or too late, goes by that word, and so do all others. Who then gives up though rank 0 may still open it, for
+ * it waited too long, shows the others that it has LEFT.
  */
 #include "bootstrap.h"
+
+#include "step.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -478,6 +481,28 @@ static int nonsense(struct joiner *joiner)
                    joiner->root_pid);
 }
 
+/* Rank 0 has hung up on one that it has not welcomed: it has died, or its job is complete. */
+static int root_hung_up(struct joiner *joiner)
+{
+    const struct bx_job *job = joiner->job;
+    uint64_t end_ns = bxi_now_ns() + VERDICT_NS;
+    int pidfd = (int)syscall(SYS_pidfd_open, (pid_t)joiner->root_pid, 0);
+    bool is_dead = pidfd < 0 && errno == ESRCH;
+    int rc = 0;
+
+    while (!is_dead && pidfd >= 0 && rc == 0 && bxi_now_ns() < end_ns) {
+        rc = bxi_boot_watch_look(&joiner->watch, job, joiner->paths);
+        is_dead = rc == 0 && bxi_boot_wait(pidfd, POLLIN, bxi_now_ns() + RETRY_FIRST_NS) == 1;
+    }
+    if (pidfd >= 0)
+        close(pidfd);
+    if (rc < 0 || !is_dead)
+        return rc < 0 ? rc : -EAGAIN;
+    rc = bxi_spawn_how_ended(job, 0);
+    return rc < 0 ? rc : bx_fail(BX_E_PEER_DEAD, "rank 0 of job '%s' (pid %u) died while the job was starting",
+                                 job->job_name, joiner->root_pid);
+}
+
 /* One attempt: connect, HELLO, WELCOME. 0; -EAGAIN: nobody there; else a failure with its sentence. */
 static int try_meet(struct joiner *joiner)
 {
@@ -497,11 +522,12 @@ static int try_meet(struct joiner *joiner)
     /* If rank 0 has hung up meanwhile, what it said before that is still to be read. */
     bxi_boot_send(joiner->fd, &(struct bxi_boot_out){ .data = &hello, .bytes = sizeof(hello) },
                   joiner->deadline_ns);
+    BXI_STEP("boot.hello_sent");
     rc = next_packet(joiner, 0);
     if (rc < 0)
         return rc;
     if (rc == 0)
-        return -EAGAIN;     /* it belonged to a job that was complete, or had died */
+        return root_hung_up(joiner);
 
     struct bxi_boot_welcome *welcome = &joiner->packet.as.welcome;
     if (!bxi_boot_packet_is(&joiner->packet, BXI_BOOT_WELCOME, 0) || welcome->instance == 0)
@@ -509,6 +535,7 @@ static int try_meet(struct joiner *joiner)
     job->instance = welcome->instance;
     memcpy(joiner->root_name, welcome->name, sizeof(joiner->root_name));
     joiner->root_name[BXI_NAME_BYTES - 1] = '\0';
+    BXI_STEP("boot.welcomed");
     return 0;
 }
 
@@ -580,6 +607,7 @@ static int send_join(struct joiner *joiner)
         return rc;
     rc = bxi_boot_send(joiner->fd, &(struct bxi_boot_out){ &head, sizeof(head), fds, BXI_BOOT_FDS },
                        joiner->deadline_ns);
+    BXI_STEP("boot.join_sent");
     close(fds[BXI_BOOT_SEGMENT]);
     close(fds[BXI_BOOT_ARENA]);
     if (rc == 0 || rc == -EPIPE || rc == -ECONNRESET)
@@ -621,6 +649,15 @@ static bool gate_is_open(const struct bx_job *job)
     return view->control != NULL && bxi_load_acquire((bxi_a32 *)&view->control->header.state) >= BXI_RUNNING;
 }
 
+/* Rank 0 has hung up, and is dead: but the kernel may close its sockets before it gives up its locks. */
+static void wait_for_lock(const struct joiner *joiner)
+{
+    uint64_t end_ns = bxi_now_ns() + VERDICT_NS;
+
+    while (bxi_boot_lock_holder(joiner->paths->lock) == (long)joiner->root_pid && bxi_now_ns() < end_ns)
+        nap(RETRY_FIRST_NS);
+}
+
 /* From JOIN to GO. */
 static int gather(struct joiner *joiner)
 {
@@ -635,6 +672,7 @@ static int gather(struct joiner *joiner)
         if (rc < 0)
             return rc;
         if (rc == 0) {
+            wait_for_lock(joiner);
             bxi_boot_unlink_dead(job, 0);
             rc = bxi_spawn_how_ended(job, 0);
             return rc < 0 ? rc : bx_fail(BX_E_PEER_DEAD, "worker '%s' (rank 0, pid %u) died while the job was starting",
@@ -648,9 +686,12 @@ static int gather(struct joiner *joiner)
         if (rc < 0)
             return rc;
         missing -= rc;
-        if (missing == 0)
-            bxi_boot_send(joiner->fd, &(struct bxi_boot_out){ .data = &attached, .bytes = sizeof(attached) },
-                          joiner->deadline_ns);
+        if (missing > 0)
+            continue;
+        BXI_STEP("boot.tabled");
+        bxi_boot_send(joiner->fd, &(struct bxi_boot_out){ .data = &attached, .bytes = sizeof(attached) },
+                      joiner->deadline_ns);
+        BXI_STEP("boot.attached_sent");
     }
 }
 
@@ -683,9 +724,19 @@ static int join(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t
         bxi_boot_send_fail(joiner.fd, rc);
     if (joiner.fd >= 0)
         close(joiner.fd);
-    if (rc < 0)
-        bxi_boot_sweep(paths);
     return rc;
+}
+
+/* What others left who died in this start, or of whom the start was waiting; nobody else may be there to do it. */
+static void clear_up(struct bx_job *job, const struct bxi_boot_paths *paths, int code)
+{
+    uint64_t instance = job->instance;      /* 0 if rank 0 never came: any */
+
+    /* First, and with the code: who has not met rank 0 does not know that it died. */
+    bxi_boot_sweep(paths, code == BX_E_PEER_DEAD || code == BX_E_WORKER_FAILED ? code : 0);
+    bxi_boot_clear_dead(job);
+    bxi_boot_undo(job);
+    bxi_segment_reap(job->job_name, instance);
 }
 
 int bxi_bootstrap(struct bx_job *job, uint64_t deadline_ns)
@@ -698,6 +749,6 @@ int bxi_bootstrap(struct bx_job *job, uint64_t deadline_ns)
     fill_self(job);
     rc = job->rank == 0 ? bxi_boot_root(job, &paths, deadline_ns) : join(job, &paths, deadline_ns);
     if (rc < 0)
-        bxi_boot_undo(job);
+        clear_up(job, &paths, rc);
     return rc;
 }

@@ -188,8 +188,9 @@ long bxi_boot_lock_holder(const char *lock_path);
 void bxi_bootstrap_release(struct bx_job *job);
 
 /* Removes socket and lock file of a job whose rank 0 has gone; those of one that runs are not touched. The second may
- * set the thread's sentence. */
-void bxi_boot_sweep(const struct bxi_boot_paths *paths);
+ * set the thread's sentence. code < 0: those who still wait for rank 0 fail with that and with this thread's
+ * sentence. */
+void bxi_boot_sweep(const struct bxi_boot_paths *paths, int code);
 void bxi_bootstrap_sweep(const char *job_name);
 
 /* The lock file as a worker sees it that waits for rank 0. fd is -1 at first. */
@@ -202,6 +203,9 @@ void bxi_boot_watch_close(struct bxi_boot_watch *watch);
 
 /* Removes the names that a worker of this instance left in /dev/shm when it died. */
 void bxi_boot_unlink_dead(const struct bx_job *job, int rank);
+/* The same for all peers whose processes have ended; of rank 0 socket and lock file too. Who ends its job calls it
+ * last, so that the last one out leaves nothing. May set the thread's sentence. */
+void bxi_boot_clear_dead(const struct bx_job *job);
 
 /* ---- spawn.c ------------------------------------------------------------------------------------- */
 

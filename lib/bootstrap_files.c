@@ -20,7 +20,8 @@
  *
  *     PID starting
  *     PID running INSTANCE        the gate is open: nobody can join any more
- *     PID failed CODE SENTENCE    there will be no job. Counts once the name is gone.
+ *     PID failed CODE SENTENCE    there will be no job. Counts once the name is gone. (PID 0: rank 0 has died, and
+ *                                 one that saw it removes the name.)
  *
  * Killed at any step: the locks are free, the text is what it was. "running" counts only while byte 0 is held and
  * the segment of that instance has a living owner. "failed" with its name still there is what a rank 0 left that was
@@ -28,8 +29,11 @@
  */
 #include "bootstrap.h"
 
+#include "step.h"
+
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -39,6 +43,7 @@
 
 #define LOCK_ATTEMPTS 16
 #define DOOR_ATTEMPTS 5000              /* a millisecond each */
+#define SWEEP_ATTEMPTS 50               /* the same; if it is held for longer, somebody begins a job */
 #define LINE_BYTES (BXI_TEXT_BYTES + 64)
 enum lock_byte { JOB_BYTE = 0, DOOR_BYTE = 1 };
 
@@ -166,11 +171,11 @@ static bool has_no_name(int fd)
 }
 
 /* The door is held for moments only: who finds it held for long gives up. */
-static bool open_door(int fd)
+static bool open_door(int fd, int attempts)
 {
     const struct timespec moment = { .tv_nsec = 1000000 };
 
-    for (int attempt = 0; attempt < DOOR_ATTEMPTS; attempt++) {
+    for (int attempt = 0; attempt < attempts; attempt++) {
         if (set_lock(fd, DOOR_BYTE, F_WRLCK))
             return true;
         nanosleep(&moment, NULL);
@@ -192,13 +197,15 @@ static int take_lock(const char *path)
         int fd = open_lock_file(path);
         if (fd < 0)
             return fd;
-        if (!open_door(fd) || !set_lock(fd, JOB_BYTE, F_WRLCK)) {
+        if (!open_door(fd, DOOR_ATTEMPTS) || !set_lock(fd, JOB_BYTE, F_WRLCK)) {
             close(fd);
             return -EBUSY;
         }
         set_lock(fd, DOOR_BYTE, F_UNLCK);
-        if (leads_to(path, fd))
+        if (leads_to(path, fd)) {
+            BXI_STEP("boot.locked");
             return fd;
+        }
         close(fd);          /* its last holder removed the name meanwhile */
     }
     return -EBUSY;
@@ -222,6 +229,7 @@ int bxi_boot_lock(struct bx_job *job, const struct bxi_boot_paths *paths)
     snprintf(line, sizeof(line), "%ld starting\n", (long)getpid());
     if (ftruncate(fd, 0) == 0)
         write_line(job, line);
+    BXI_STEP("boot.lock_noted");
     return 0;
 }
 
@@ -231,6 +239,7 @@ void bxi_boot_lock_running(const struct bx_job *job)
 
     snprintf(line, sizeof(line), "%ld running %016llx\n", (long)getpid(), (unsigned long long)job->instance);
     write_line(job, line);
+    BXI_STEP("boot.running_noted");
 }
 
 static void unlock_job(struct bx_job *job, const char *path)
@@ -238,6 +247,7 @@ static void unlock_job(struct bx_job *job, const char *path)
     bxi_spawn_note_files(NULL);
     if (leads_to(path, job->lock_fd))
         unlink(path);
+    BXI_STEP("boot.lock_gone");
     close(job->lock_fd);
     job->lock_fd = -1;
 }
@@ -259,13 +269,24 @@ void bxi_bootstrap_release(struct bx_job *job)
         unlock_job(job, paths.lock);
 }
 
-void bxi_boot_sweep(const struct bxi_boot_paths *paths)
+void bxi_boot_sweep(const struct bxi_boot_paths *paths, int code)
 {
-    int fd = open_lock_file(paths->lock);
+    char line[LINE_BYTES];
+    int fd;
 
+    /* The lock file is made before the socket, and removed after it. */
+    if (access(paths->lock, F_OK) < 0 && access(paths->socket, F_OK) < 0)
+        return;
+    fd = open_lock_file(paths->lock);
     if (fd < 0)
         return;
-    if (open_door(fd) && !is_held(fd) && leads_to(paths->lock, fd)) {
+    if (open_door(fd, SWEEP_ATTEMPTS) && !is_held(fd) && leads_to(paths->lock, fd)) {
+        if (code < 0) {
+            snprintf(line, sizeof(line), "0 failed %d %s\n", code, bx_error_text());
+            /* Best effort: who is not told waits until its time is over. */
+            if (bxi_file_limit(strlen(line)) == 0 && pwrite(fd, line, strlen(line), 0) < 0)
+                bxi_log(1, "%s cannot be written: %s", paths->lock, bx_strerror(-errno));
+        }
         unlink(paths->socket);
         unlink(paths->lock);
     }
@@ -277,7 +298,7 @@ void bxi_bootstrap_sweep(const char *job_name)
     struct bxi_boot_paths paths;
 
     if (bxi_boot_paths(job_name, &paths) == 0)
-        bxi_boot_sweep(&paths);
+        bxi_boot_sweep(&paths, 0);
 }
 
 /* ---- Who waits for rank 0 ---------------------------------------------------------------------- */
@@ -320,6 +341,7 @@ int bxi_boot_watch_look(struct bxi_boot_watch *watch, const struct bx_job *job, 
     }
     /* Made if need be, so that it is this one that rank 0 writes to. */
     watch->fd = open_lock_file(paths->lock);
+    BXI_STEP("boot.waits");
     return watch->fd < 0 ? 0 : take_line(job, watch->fd);
 }
 
@@ -341,4 +363,25 @@ void bxi_boot_unlink_dead(const struct bx_job *job, int rank)
     shm_unlink(name);
     bxi_segment_arena_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
     shm_unlink(name);
+}
+
+void bxi_boot_clear_dead(const struct bx_job *job)
+{
+    struct pollfd entries[BXI_WORLD_MAX];
+    bool is_root_dead = false;
+
+    for (int rank = 0; rank < job->world_size; rank++) {
+        int pidfd = rank == job->rank ? -1 : job->peers[rank].pidfd;
+        entries[rank] = (struct pollfd){ .fd = pidfd > 0 ? pidfd : -1, .events = POLLIN };
+    }
+    if (poll(entries, (nfds_t)job->world_size, 0) <= 0)
+        return;
+    for (int rank = 0; rank < job->world_size; rank++) {
+        if (entries[rank].revents == 0)
+            continue;
+        bxi_boot_unlink_dead(job, rank);
+        is_root_dead |= rank == 0;
+    }
+    if (is_root_dead)
+        bxi_bootstrap_sweep(job->job_name);
 }

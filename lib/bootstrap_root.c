@@ -84,6 +84,7 @@ static int open_listener(struct root *root)
         listen(root->listener, BACKLOG) < 0)
         return bx_fail(BX_E_SOCKET_DIR, "the socket %s cannot be opened: %s", root->paths->socket,
                        bx_strerror(-errno));
+    BXI_STEP("boot.listening");
     return 0;
 }
 
@@ -198,6 +199,7 @@ static int welcome(struct root *root, struct connection *connection, const struc
     /* If it does not get there, the hang-up will be seen. */
     bxi_boot_send(connection->fd, &(struct bxi_boot_out){ .data = &reply, .bytes = sizeof(reply) },
                   root->deadline_ns);
+    BXI_STEP("boot.welcome_sent");
     return 0;
 }
 
@@ -260,6 +262,7 @@ static int take_join(struct root *root, struct connection *connection)
     packet->fd_count = 0;       /* taken, all five */
     connection->state = JOINED;
     root->joined++;
+    BXI_STEP("boot.joined");
     return 0;
 }
 
@@ -457,6 +460,7 @@ static int send_chunk(struct root *root, const struct connection *to, const stru
     };
 
     int rc = bxi_boot_send(to->fd, &out, root->deadline_ns);
+    BXI_STEP("boot.table_sent");
     if (rc == 0 || rc == -EPIPE || rc == -ECONNRESET)
         return 0;           /* a hang-up is seen by the next look, which knows what to say */
     if (rc == -ETIMEDOUT)
@@ -540,6 +544,7 @@ static int run(struct root *root)
     bxi_trace_start(job);       /* the others look for its file behind the gate */
     /* Whoever comes now is late: it must find no socket, rather than one that hangs up. */
     unlink(root->paths->socket);
+    BXI_STEP("boot.socket_gone");
     bxi_boot_lock_running(job);
     let_all_go(root);
     return 0;

@@ -185,6 +185,8 @@ void bxi_job_leave(struct bx_job *job)
     BXI_STEP("segment.unlinked");
     bxi_arena_close(job->arena);
     BXI_STEP("arena.unlinked");
+    bxi_bootstrap_release(job);
+    bxi_boot_clear_dead(job);
 }
 
 int bx_job_shutdown(struct bx_job *job, uint64_t timeout_ns)

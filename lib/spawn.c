@@ -180,7 +180,7 @@ static void on_term(int signal_number)
         if (noted[what].is_set)
             unlink(noted[what].path);
     if (waits_for_root)
-        bxi_boot_sweep(&waiting_paths);     /* system calls alone: safe here */
+        bxi_boot_sweep(&waiting_paths, 0);     /* system calls alone: safe here */
     /* SA_RESETHAND has restored the default: it ends the process when this returns. */
     raise(signal_number);
     errno = error;

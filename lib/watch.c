@@ -6,13 +6,13 @@
  * A peer ends in one of three ways: it leaves (its state says so), it dies (its pidfd says so), or it is
  * cut off because its memory fails a check. In the first two cases what it had published is read first:
  * replies count, requests are dropped and counted. Then every call to it fails, batches stop waiting for
- * it, and, if it died, its name in /dev/shm is removed.
+ * it, and, if it died, its names in /dev/shm are removed; of rank 0 its lock file too.
  */
+#include "bootstrap.h"
 #include "progress.h"
 
 #include <errno.h>
 #include <stdio.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 /* ---- reading ----------------------------------------------------------------------------------- */
@@ -119,16 +119,6 @@ static void drain(struct bx_job *job, struct bxi_peer *peer)
     for (int frames = 0; frames < 4096 && peer->in_open; frames++)
         if (bxi_read_ring(job, peer, NULL, 1) == 0)
             break;
-}
-
-static void unlink_name(struct bx_job *job, const struct bxi_peer *peer)
-{
-    char name[BXI_SEGMENT_NAME_BYTES];
-
-    bxi_segment_name(name, (uint32_t)geteuid(), job->job_name, job->instance, peer->rank);
-    shm_unlink(name);
-    bxi_segment_arena_name(name, (uint32_t)geteuid(), job->job_name, job->instance, peer->rank);
-    shm_unlink(name);
 }
 
 /* No more of its memory is borrowed; what is, stays mapped until it is released. */
@@ -275,7 +265,9 @@ static void look_deaths(struct bx_job *job)
         seen = bxi_exchange(&peer->death_seen, 0);
         /* Also of one that was cut off before, or died between its last state and its own unlink. */
         if (seen == BXI_PEER_DEAD)
-            unlink_name(job, peer);
+            bxi_boot_unlink_dead(job, rank);
+        if (seen == BXI_PEER_DEAD && rank == 0)
+            bxi_bootstrap_sweep(job->job_name);
         if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE) {
             if (seen == BXI_PEER_DEAD) {
                 bxi_devices_peer_died(job, peer);

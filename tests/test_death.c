@@ -669,8 +669,6 @@ Test(death_in_start, of_rank_0_is_told_to_the_others)
     start_fails(1, BX_E_PEER_DEAD, "'worker0' (rank 0");
     start_fails(2, BX_E_PEER_DEAD, "'worker0' (rank 0");
     cr_expect_eq(starts_segments(""), 0);
-    /* Its lock and socket stay for the next rank 0 of that name, or for the launcher. */
-    bxi_bootstrap_sweep(starts_job);
 }
 
 static int serves_for_ever(const struct bx_options *options, void *context)

@@ -50,8 +50,9 @@
  *   lease.returned          word written, owner not rung     the lease is back; an owner that waits for it wakes
  *                                                            by the death
  *
- * Of rank 0, killed while it makes its segment, nobody else knows the instance: the launcher removes the
- * name (or the next reaper).
+ * Of rank 0, killed while it makes its segment, nobody else knows the instance: who waited for it removes all that
+ * the dead of that job's name left. The last tests have no launcher: nothing is left at any step, locks and sockets
+ * included.
  */
 #include "harness.h"
 
@@ -72,7 +73,7 @@
 #define ROUNDS 400
 #define PAYLOAD 8000
 
-enum gate { HIT = 0, FULL, SENT_ALL, ASLEEP };
+enum gate { HIT = 0, FULL, SENT_ALL, ASLEEP, HELLO };
 enum value { PID = 0, STEP_COUNT = 8, ONEWAYS, SENT };
 
 /* ---- Taking aim ------------------------------------------------------------------------------------- */
@@ -88,6 +89,8 @@ void bxi_step(const char *name)
 {
     if (aim.tells_of_sleep && strcmp(name, "bell.sleep") == 0)
         harness_post(ASLEEP);
+    if (strcmp(name, "boot.hello_sent") == 0)
+        harness_post(HELLO);
     if (aim.step == NULL || strcmp(aim.step, name) != 0 || bxi_add(&aim.left, (uint32_t)-1) != 1)
         return;
     harness_post(HIT);
@@ -480,10 +483,9 @@ Test(kill_step, open_refused, .timeout = 60)
 static const struct start_step {
     const char *step;
     uint32_t passages;
-    int names;                      /* that it leaves */
 } start_steps[] = {
-    { "segment.named", 1, 1 }, { "segment.locked", 1, 1 }, { "segment.sized", 1, 1 }, { "segment.allocated", 1, 1 },
-    { "segment.written", 1, 1 }, { "segment.named", 2, 2 }, { "arena.locked", 1, 2 }, { "arena.sized", 1, 2 },
+    { "segment.named", 1 }, { "segment.locked", 1 }, { "segment.sized", 1 }, { "segment.allocated", 1 },
+    { "segment.written", 1 }, { "segment.named", 2 }, { "arena.locked", 1 }, { "arena.sized", 1 },
 };
 #define START_STEPS (int)(sizeof(start_steps) / sizeof(start_steps[0]))
 
@@ -522,19 +524,29 @@ Test(kill_start, a_worker)
 Test(kill_start, rank_0)
 {
     for (int i = 0; i < START_STEPS; i++) {
-        start_one(1, 100 * HARNESS_MS);
         start_killed(0, &start_steps[i]);
+        start_one(1, 100 * HARNESS_MS);
         start_fails(1, BX_E_RANK_MISSING, "rank 0");
-        cr_expect_eq(starts_segments(""), start_steps[i].names, "step %s", start_steps[i].step);
-        cr_expect_eq(bxi_segment_reap(starts_job, 0), start_steps[i].names);
+        cr_expect_eq(starts_segments(""), 0, "step %s", start_steps[i].step);
     }
-    bxi_bootstrap_sweep(starts_job);
+}
+
+/* It listens already, and dies before it has read what another one says. */
+Test(kill_start, rank_0_before_it_welcomes)
+{
+    take_aim("segment.named", 1, SIGSTOP);
+    start_one(0, 0);
+    aim.step = NULL;
+    start_one(1, 0);
+    harness_await(HELLO, 1);
+    start_is_killed(0);
+    start_fails(1, BX_E_PEER_DEAD, "rank 0 of job 'start-");
 }
 
 /* Rank 0 dies as it lets the others go. All of them run, or none does. */
 static void rank_0_dies_at(const char *step, uint32_t passages, bool all_run)
 {
-    const struct start_step at = { step, passages, 0 };
+    const struct start_step at = { step, passages };
 
     start_one(1, 0);
     start_one(2, 0);
@@ -545,7 +557,6 @@ static void rank_0_dies_at(const char *step, uint32_t passages, bool all_run)
         else
             start_fails(rank, BX_E_PEER_DEAD, "'worker0' (rank 0");
     }
-    bxi_bootstrap_sweep(starts_job);
 }
 
 Test(kill_start, rank_0_at_the_gate)
@@ -556,6 +567,125 @@ Test(kill_start, rank_0_at_the_gate)
         rank_0_dies_at("boot.go_sent", 1, true);
         rank_0_dies_at("boot.go_sent", 2, true);
     }
+}
+
+/* ---- What is left without a launcher -------------------------------------------------------------------- */
+
+#define LEFT_WORLD 3
+enum { DEAD = HARNESS_GATES - 1 };      /* the victim has ended */
+
+/* A worker's whole life. It frees its job when the victim has ended, so that somebody is left to clear up. */
+static void live_without_launcher(int rank, uint64_t timeout_ns, uint32_t deaths)
+{
+    struct bx_options options = { .job = starts_job, .rank = rank, .world_size = LEFT_WORLD,
+                                  .start_timeout_ns = timeout_ns };
+    struct bx_job *job = NULL;
+
+    HARNESS_EQ(bx_job_create(&options, &job), 0);
+    starts[rank].rc = bx_job_start(job);
+    if (starts[rank].rc == 0)
+        bx_job_shutdown(job, 0);
+    harness_await(DEAD, deaths);
+    bx_job_destroy(job);
+}
+
+static void fork_without_launcher(int rank, uint64_t timeout_ns, uint32_t deaths)
+{
+    pid_t pid = fork();
+
+    cr_assert_geq(pid, 0);
+    if (pid == 0) {
+        live_without_launcher(rank, timeout_ns, deaths);
+        _exit(0);
+    }
+    starts[rank].pid = pid;
+}
+
+enum when { ALONE, TOGETHER };          /* whether the others come when the victim has died, or before it comes */
+
+/* How many names are left in /dev/shm and among the sockets when all have ended. */
+static int left_by(int victim, const char *step, uint32_t passages, enum when when)
+{
+    uint64_t timeout_ns = (when == ALONE ? 100 : 10000) * HARNESS_MS;
+    uint32_t deaths = harness_gate(DEAD) + 1;
+    char path[96];
+    int status = 0;
+
+    for (int rank = 0; when == TOGETHER && rank < LEFT_WORLD; rank++)
+        if (rank != victim)
+            fork_without_launcher(rank, timeout_ns, deaths);
+    take_aim(step, passages, SIGKILL);
+    fork_without_launcher(victim, timeout_ns, deaths);
+    aim.step = NULL;
+    cr_assert_eq(waitpid(starts[victim].pid, &status, 0), starts[victim].pid);
+    cr_expect(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "rank %d at %s: status %#x", victim, step,
+              (unsigned)status);
+    harness_post(DEAD);
+    for (int rank = 0; when == ALONE && rank < LEFT_WORLD; rank++)
+        if (rank != victim)
+            fork_without_launcher(rank, timeout_ns, deaths);
+    for (int rank = 0; rank < LEFT_WORLD; rank++)
+        if (rank != victim)
+            start_ends(rank);
+    snprintf(path, sizeof(path), "%s/boxcar", starts_directory);
+    return starts_segments("") + starts_files(path, "", "");
+}
+
+static const struct left_step {
+    const char *step;
+    uint32_t passages;
+    int ranks;                          /* bits: 1 rank 0, 2 rank 1 */
+} left_steps[] = {
+    { "boot.locked", 1, 1 }, { "boot.lock_noted", 1, 1 }, { "boot.listening", 1, 1 }, { "segment.named", 1, 3 },
+    { "segment.locked", 1, 3 }, { "segment.sized", 1, 3 }, { "segment.allocated", 1, 3 },
+    { "segment.written", 1, 3 }, { "segment.named", 2, 3 }, { "arena.locked", 1, 3 }, { "arena.sized", 1, 3 },
+    { "boot.welcome_sent", 1, 1 }, { "boot.welcome_sent", 2, 1 }, { "boot.joined", 1, 1 }, { "boot.joined", 2, 1 },
+    { "boot.table_sent", 1, 1 }, { "boot.table_sent", 2, 1 }, { "boot.socket_gone", 1, 1 },
+    { "boot.running_noted", 1, 1 }, { "boot.gate_closed", 1, 1 }, { "boot.gate_open", 1, 1 },
+    { "boot.go_sent", 1, 1 }, { "boot.go_sent", 2, 1 }, { "boot.hello_sent", 1, 2 }, { "boot.welcomed", 1, 2 },
+    { "boot.join_sent", 1, 2 }, { "boot.tabled", 1, 2 }, { "boot.attached_sent", 1, 2 }, { "state.running", 1, 3 },
+    { "state.leaving", 1, 3 }, { "state.leaving_rung", 1, 3 }, { "state.quiet", 1, 3 }, { "state.quiet_rung", 1, 3 },
+    { "state.left", 1, 3 }, { "state.stopped", 1, 3 }, { "segment.unlinked", 1, 3 }, { "arena.unlinked", 1, 3 },
+    { "boot.lock_gone", 1, 1 },
+};
+
+static void expect_nothing_left(int victim, const char *step, uint32_t passages, enum when when)
+{
+    int left = left_by(victim, step, passages, when);
+
+    cr_expect_eq(left, 0, "rank %d killed at %s (%u) left %d names", victim, step, passages, left);
+    bxi_segment_reap(starts_job, 0);
+    bxi_bootstrap_sweep(starts_job);
+}
+
+/* Of a rank 0 that dies before anybody has met it nobody knows: they wait for another one, for a while. */
+static enum when when_of(int victim, const char *step)
+{
+    static const char *const unknown[] = { "boot.locked", "boot.lock_noted", "boot.listening", "segment.named",
+                                           "segment.locked", "segment.sized", "segment.allocated", "segment.written",
+                                           "arena.locked", "arena.sized" };
+
+    for (size_t i = 0; victim == 0 && i < sizeof(unknown) / sizeof(*unknown); i++)
+        if (strcmp(unknown[i], step) == 0)
+            return ALONE;
+    return TOGETHER;
+}
+
+TestSuite(kill_without_launcher, .init = starts_set_up, .fini = starts_tear_down, .timeout = 300);
+
+Test(kill_without_launcher, leaves_nothing_at_any_step)
+{
+    for (size_t i = 0; i < sizeof(left_steps) / sizeof(*left_steps); i++)
+        for (int victim = 0; victim < 2; victim++)
+            if ((left_steps[i].ranks >> victim & 1) != 0)
+                expect_nothing_left(victim, left_steps[i].step, left_steps[i].passages,
+                                    when_of(victim, left_steps[i].step));
+}
+
+/* Who waits for rank 0 may have made the lock file. */
+Test(kill_without_launcher, of_one_that_waits_for_rank_0_leaves_nothing)
+{
+    expect_nothing_left(1, "boot.waits", 1, ALONE);
 }
 
 /* ---- Stopped at a step --------------------------------------------------------------------------------- */

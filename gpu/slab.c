@@ -15,6 +15,8 @@
  */
 #include "inside.h"
 
+#include "cancel.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -252,6 +254,7 @@ bool bxi_gpu_room_comes(struct bxi_gpu *gpu, const struct bxi_gpu_device *device
 
 void bxi_gpu_room_wait(struct bxi_gpu *gpu)
 {
+    BXI_UNCANCELLED;
     struct timespec pause = { .tv_nsec = PAUSE_NS };
 
     (void)bxi_gpu_poll(gpu);
@@ -320,6 +323,7 @@ static int held_count(struct bxi_gpu *gpu)
 
 void bxi_gpu_slabs_wait(struct bxi_gpu *gpu)
 {
+    BXI_UNCANCELLED;
     struct timespec pause = { .tv_nsec = PAUSE_NS };
 
     for (int i = 0; i < PATIENCE_PAUSES && held_count(gpu) > 0; i++)

@@ -10,6 +10,7 @@
  */
 #include "progress.h"
 
+#include "cancel.h"
 #include "trace.h"
 
 #include <errno.h>
@@ -39,7 +40,8 @@ static void see_death(struct bx_job *job, uint64_t rank)
 void bxi_look_loop(struct bx_job *job)
 {
     struct epoll_event events[BXI_SLEEPER_FDS];
-    int count = epoll_wait(job->loop_fd, events, BXI_SLEEPER_FDS, 0);
+    /* By syscall, which is no cancellation point. */
+    int count = (int)syscall(SYS_epoll_pwait, job->loop_fd, events, BXI_SLEEPER_FDS, 0, NULL, 0);
 
     for (int i = 0; i < count; i++) {
         uint64_t token = events[i].data.u64;
@@ -118,7 +120,10 @@ static void drive_background(struct bx_job *job)
     for (;;) {
         if (bxi_pass(job, NULL) > 0) {
             bxi_spin_paid(job, &spin);
-            continue;
+            if (bxi_leaving == NULL)
+                continue;
+            bxi_leave_role(job, true);
+            return;
         }
         /* Somebody waits for this role: its thread is the one that should see the reply. */
         if (bxi_load_relaxed(&job->followers) == 0 && bxi_load_relaxed(&job->stop) == 0 &&
@@ -184,6 +189,38 @@ static int make_background_sleeper(struct bx_job *job, struct bxi_sleeper **slee
     return bxi_make_sleeper(job, watched, count, sleeper);
 }
 
+static void *run_background(void *argument);
+
+static int start_background(struct bx_job *job, pthread_t *thread)
+{
+    sigset_t all, before;
+    int rc;
+
+    bxi_signals_of_threads(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);    /* signals are the program's */
+    rc = pthread_create(thread, NULL, run_background, job);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return rc;
+}
+
+/* This thread ended in a handler of the program: another one takes its place. Under the lock that bxi_waits_stop
+ * takes: either that one's stop is seen here and this thread is joined, or bxi_progress_stop joins the new one. */
+static void replace_background(struct bx_job *job)
+{
+    pthread_t thread;
+    int rc = 0;
+
+    bxi_lock(&job->wait_lock);
+    if (bxi_load_seq_cst(&job->stop) == 0 && (rc = start_background(job, &thread)) == 0) {
+        job->background = thread;
+        pthread_detach(pthread_self());
+    }
+    bxi_unlock(&job->wait_lock);
+    if (rc != 0)
+        bxi_log(0, "the background thread of worker '%s' ended in a handler and cannot be started again: %s",
+                job->name, strerror(rc));
+}
+
 static void *run_background(void *argument)
 {
     struct bx_job *job = argument;
@@ -192,6 +229,7 @@ static void *run_background(void *argument)
     uint64_t slept_ns = 1;
     int rc;
 
+    bxi_cancel_off();               /* a handler may switch it on, and is stopped if it is cancelled */
     bxi_trace_thread("background");
     rc = make_background_sleeper(job, &sleeper);
     if (rc < 0) {
@@ -210,10 +248,14 @@ static void *run_background(void *argument)
             else
                 bxi_watchdog(job);
             drive_background(job);
+            if (bxi_leaving != NULL)
+                break;
         }
         slept_ns = sleep_in_background(job, sleeper, &failed);
     }
     bxi_sleeper_destroy(sleeper);
+    if (bxi_leaving != NULL)
+        replace_background(job);
     return NULL;
 }
 
@@ -252,7 +294,6 @@ void bxi_signals_of_threads(sigset_t *set)
 int bxi_progress_start(struct bx_job *job)
 {
     struct bxi_peer *self = &job->peers[job->rank];
-    sigset_t all, before;
     int rc;
 
     self->bell = (struct bxi_bell_peer){ &job->control->header.armed, { job->bell_fd[0], job->bell_fd[1] }, 0 };
@@ -261,10 +302,7 @@ int bxi_progress_start(struct bx_job *job)
         return start_loop(job);
     atomic_fetch_or(&job->events, BXI_EVENT_SCAN);
     job->background_runs = true;
-    bxi_signals_of_threads(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);    /* signals are the program's */
-    rc = pthread_create(&job->background, NULL, run_background, job);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    rc = start_background(job, &job->background);
     if (rc != 0) {
         job->background_runs = false;
         return bx_fail(-rc, "the background thread cannot be started: %s", strerror(rc));
@@ -325,12 +363,12 @@ int bx_progress(struct bx_job *job)
         if (handled == 0 && (bxi_fire_timers(job, bxi_now_ns()) || bxi_starved_look(job, true)))
             handled = 1;
         total += handled;
-    } while (handled > 0 && total < 1024);
+    } while (handled > 0 && total < 1024 && bxi_leaving == NULL);
     bxi_publish_credits(job);
     bxi_trace_sleeps(job);
     if (job->loop_fd >= 0)
         bxi_until_when(job, 0);
     bxi_leave_role(job, true);
     bxi_error_leave();
-    return total;
+    return bxi_out(total);
 }

@@ -161,6 +161,13 @@ static void finish_expired(struct bx_job *job, struct bxi_row *expired)
     }
 }
 
+static int call_body(void *context)
+{
+    struct bx_batch *batch = context;
+
+    return batch->batcher->fn(batch, batch->batcher->handler->context);
+}
+
 static void run_body(struct bx_job *job, struct bx_batch *batch)
 {
     for (size_t i = 0; i < batch->count; i++) {
@@ -170,7 +177,7 @@ static void run_body(struct bx_job *job, struct bx_batch *batch)
     bxi_clear_error();
 
     uint64_t traced_ns = bxi_trace_batch_begins(job, batch->batcher, batch->count);
-    int code = batch->batcher->fn(batch, batch->batcher->handler->context);
+    int code = bxi_call_user(call_body, batch);
     char *text = code < 0 ? strdup(bx_error_text()) : NULL;
 
     bxi_trace_batch_ends(job, batch->batcher, traced_ns, batch->count, code);

@@ -28,6 +28,13 @@
  *           one thread at a time. A thread that waits (bx_rpc_sync, bx_future_wait) or asks
  *           (bx_future_done) makes progress: inline and async handlers, batch bodies and callbacks may
  *           run on it meanwhile, so hold no lock that they take.
+ *           A thread may leave (pthread_exit) in a handler, a batch body or a callback: what it was answering
+ *           fails with BX_E_HANDLER, the worker goes on, and the thread ends when it is out of the library;
+ *           one of the library's own is replaced. Not in a bx_free_fn or in the log hook. Cancellation is
+ *           held off inside the library: a thread that is cancelled in bx_rpc_sync ends after it has
+ *           returned; in a handler or a callback it may be cancelled where the program's code has a
+ *           cancellation point, as if it left there. The library's threads, which run blocking handlers too,
+ *           have it disabled. Asynchronous cancelability is not supported.
  * Lifetime. What a function returns through an output is owned by the caller unless it says otherwise.
  * Death.    A worker that dies fails every future that waits for it with BX_E_PEER_DEAD and its name,
  *           within milliseconds; the others go on.

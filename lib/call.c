@@ -143,7 +143,7 @@ static void complete(struct bxi_call *call, int code, char *text, struct bx_msg 
     bxi_trace_done(call, code);
     bxi_future_complete(&call->future, code, text, value);
     if (owned)
-        bx_future_release(&call->future);
+        bxi_future_release(&call->future);
     bxi_quiet_changed(job);
 }
 
@@ -511,7 +511,7 @@ int bx_rpc_sync(struct bx_job *job, const char *to, const char *function, const 
                                             "called '%s' and would wait; register it as BX_BLOCKING, or "
                                             "use bx_rpc_async", function);
     request.sent_ns = bxi_hist_begin(job);
-    return call_and_wait(job, &request, reply);
+    return bxi_out(call_and_wait(job, &request, reply));
 }
 
 int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
@@ -537,7 +537,7 @@ int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const
     rc = submit(job, &request, call);
     if (rc < 0) {
         free(call);
-        return rc;
+        return bxi_out(rc);
     }
     bxi_trace_async_sent(call);
     *future = &call->future;
@@ -553,7 +553,7 @@ int bx_rpc_oneway(struct bx_job *job, const char *to, const char *function, cons
     if (rc < 0)
         return rc;
     request.traced_ns = bxi_trace_now(job);
-    return submit(job, &request, NULL);
+    return bxi_out(submit(job, &request, NULL));
 }
 
 static int member_call(struct bx_job *job, const char *to, const char *function, uint8_t flags)
@@ -566,7 +566,7 @@ static int member_call(struct bx_job *job, const char *to, const char *function,
     if (!bxi_may_wait())
         return bx_fail(BX_E_WOULD_DEADLOCK, "joining or leaving the batch '%s' waits; not from a handler "
                                             "that is not blocking", function);
-    return call_and_wait(job, &request, NULL);
+    return bxi_out(call_and_wait(job, &request, NULL));
 }
 
 int bx_batch_join(struct bx_job *job, const char *to, const char *function)

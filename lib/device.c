@@ -17,6 +17,8 @@
  */
 #include "device.h"
 
+#include "cancel.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -305,6 +307,7 @@ static int open_and_leave(struct bxi_devices *devices, int ordinal)
 
 int bx_gpu_open(struct bx_job *job, int ordinal, struct bx_device *device)
 {
+    BXI_UNCANCELLED;
     struct bxi_devices *devices;
     int rc = load_and_enter(job, &devices);
 

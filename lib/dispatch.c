@@ -254,7 +254,7 @@ void bxi_run_handler(struct bx_request *request, struct bx_reader reader, struct
     bxi_clear_error();
     bxi_trace_handler_begins(request);
 
-    int code = request->handler->fn(request, &reader, reply, request->handler->context);
+    int code = bxi_call_handler(request, &reader, reply, NULL);
     const char *text = bx_error_text();
 
     if (code >= 0)
@@ -355,7 +355,7 @@ bool bxi_parked_fail(struct bx_job *job, struct bxi_peer *peer, uint64_t id, boo
         bxi_future_complete(future, code, bxi_text("its caller, worker '%s': %s", peer->name,
                                                    bx_strerror(code)), NULL);
         bxi_no_wait_enter();
-        bx_future_release(future);
+        bxi_future_release(future);
         bxi_no_wait_leave();
     }
 }
@@ -376,7 +376,7 @@ static int hang_answer_on(struct bx_future *future, struct bx_request *request, 
         park(job, parked);
     }
     bxi_unlock(&job->lock);
-    if (rc == 0 && (rc = bx_future_on_done(future, async_done, parked)) < 0) {
+    if (rc == 0 && (rc = bxi_future_on_done(future, async_done, parked)) < 0) {
         bxi_lock(&job->lock);
         unpark(job, parked);
         bxi_unlock(&job->lock);
@@ -399,7 +399,7 @@ static int run_async(struct bx_request *request, size_t body_bytes)
         bxi_request_begins(request);
         bxi_trace_handler_begins(request);
         bxi_no_wait_enter();
-        code = request->handler->async(request, &args, &future, request->handler->context);
+        code = bxi_call_handler(request, &args, NULL, &future);
         bxi_no_wait_leave();
         bxi_trace_handler_ends(request, args.bytes, code);
         hide_now(request);
@@ -417,7 +417,7 @@ static int run_async(struct bx_request *request, size_t body_bytes)
     if (code < 0 || rc < 0)
         free(parked);
     bxi_no_wait_enter();            /* its value may hold tensors with a bx_free_fn */
-    bx_future_release(future);
+    bxi_future_release(future);
     bxi_no_wait_leave();
     return rc == BX_E_CORRUPT ? rc : 0;
 }

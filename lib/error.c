@@ -5,6 +5,8 @@
  */
 #include "internal.h"
 
+#include "cancel.h"
+
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -145,6 +147,9 @@ void bxi_log(int level, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
+
+    BXI_UNCANCELLED;
+
     log_fn(level, text, log_context);
 }
 

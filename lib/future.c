@@ -103,7 +103,7 @@ void bxi_futures_end(struct bx_job *job)
         if (future == NULL || !bxi_future_complete(future, BX_E_SHUTDOWN,
                                                    bxi_text("worker '%s' has left the job", job->name), NULL))
             sched_yield();          /* another thread completes it */
-        bx_future_release(future);
+        bxi_future_release(future);
     }
 }
 
@@ -130,7 +130,7 @@ void bxi_future_fini(struct bx_future *future)
     free(future->text);
 }
 
-void bx_future_release(struct bx_future *future)
+void bxi_future_release(struct bx_future *future)
 {
     struct bxi_gather *gather;
 
@@ -147,13 +147,19 @@ void bx_future_release(struct bx_future *future)
         /* The last reference is gone: complete with BX_E_ABANDONED, keep one until the callbacks have run. */
         bxi_store_relaxed(&future->refs, 1);
         bxi_future_complete(future, BX_E_ABANDONED, NULL, NULL);
-        bx_future_release(future);
+        bxi_future_release(future);
         return;
     }
     bxi_future_fini(future);
     if (gather != NULL)
         bxi_gather_release(gather);
     free(future);
+}
+
+void bx_future_release(struct bx_future *future)
+{
+    bxi_future_release(future);
+    bxi_out(0);
 }
 
 /* ---- completion -------------------------------------------------------------------------------- */
@@ -183,7 +189,7 @@ static void run_queue(void)
 
         queue_head = callback->next;
         callback->run(future, callback);
-        bx_future_release(future);
+        bxi_future_release(future);
     }
     bxi_error_leave();
     bxi_no_wait_leave();
@@ -261,7 +267,7 @@ int bx_future_set(struct bx_future *future, struct bx_msg *value)
     }
     if (!bxi_future_complete(future, error, NULL, value))
         return bx_fail(-EALREADY, "the future is done already");
-    return 0;
+    return bxi_out(0);
 }
 
 int bx_future_fail(struct bx_future *future, int code, const char *text)
@@ -274,7 +280,7 @@ int bx_future_fail(struct bx_future *future, int code, const char *text)
         return bx_fail(-EINVAL, "a future fails with a negative code, not %d", code);
     if (!bxi_future_complete(future, code, text != NULL ? strdup(text) : NULL, NULL))
         return bx_fail(-EALREADY, "the future is done already");
-    return 0;
+    return bxi_out(0);
 }
 
 int bx_future_cancel(struct bx_future *future)
@@ -286,7 +292,7 @@ int bx_future_cancel(struct bx_future *future)
     if (bxi_future_is_done(future))
         return bx_fail(-EALREADY, "the future is done already");
     if (future->is_call)
-        return bxi_call_cancel((struct bxi_call *)(void *)future);
+        return bxi_out(bxi_call_cancel((struct bxi_call *)(void *)future));
     return bx_future_fail(future, BX_E_CANCELLED, NULL);
 }
 
@@ -301,6 +307,7 @@ bool bx_future_done(const struct bx_future *future)
     /* Who asks again and again must see it happen, though nobody waits. */
     if (future->job != NULL)
         bxi_poke(future->job);
+    bxi_out(0);
     return bxi_future_is_done(future);
 }
 
@@ -342,7 +349,7 @@ int bx_future_wait(struct bx_future *future, uint64_t timeout_ns)
         int rc = bxi_job_check(future->job);
 
         if (rc == 0)
-            rc = bxi_wait(future->job, &waiter);
+            rc = bxi_out(bxi_wait(future->job, &waiter));
         if (rc == BX_E_TIMEOUT)
             return bx_fail(rc, "the future was not done within %.3f s", (double)timeout_ns / 1e9);
         if (rc == BX_E_WOULD_DEADLOCK)
@@ -437,19 +444,40 @@ bool bxi_callback_remove(struct bx_future *future, struct bxi_callback *callback
     return found;
 }
 
+struct callback_call {
+    const struct bxi_callback *callback;
+    struct bx_future *future;
+    struct bx_msg *out;             /* of a `then` */
+};
+
+static int call_done(void *context)
+{
+    const struct callback_call *call = context;
+
+    call->callback->done(call->future, call->callback->context);
+    return 0;
+}
+
+static int call_then(void *context)
+{
+    const struct callback_call *call = context;
+
+    return call->callback->then(call->future, call->out, call->callback->context);
+}
+
 static void run_done(struct bx_future *future, struct bxi_callback *callback)
 {
-    callback->done(future, callback->context);
+    bxi_call_user(call_done, &(struct callback_call){ callback, future, NULL });
     free(callback);
 }
 
-int bx_future_on_done(struct bx_future *future, bx_done_fn fn, void *context)
+int bxi_future_on_done(struct bx_future *future, bx_done_fn fn, void *context)
 {
     struct bxi_callback *callback;
     int rc;
 
     if (future == NULL || fn == NULL)
-        return bxi_null(__func__, future == NULL ? "the future" : "the function");
+        return bxi_null("bx_future_on_done", future == NULL ? "the future" : "the function");
     if ((rc = may_touch(future)) < 0)
         return rc;
     callback = calloc(1, sizeof *callback);
@@ -460,6 +488,11 @@ int bx_future_on_done(struct bx_future *future, bx_done_fn fn, void *context)
     callback->context = context;
     bxi_callback_add(future, callback);
     return 0;
+}
+
+int bx_future_on_done(struct bx_future *future, bx_done_fn fn, void *context)
+{
+    return bxi_out(bxi_future_on_done(future, fn, context));
 }
 
 static void run_then(struct bx_future *future, struct bxi_callback *callback)
@@ -473,7 +506,7 @@ static void run_then(struct bx_future *future, struct bxi_callback *callback)
 
         bxi_clear_error();          /* else a code without a sentence would get an older one's */
 
-        int rc = out == NULL ? -ENOMEM : callback->then(future, out, callback->context);
+        int rc = out == NULL ? -ENOMEM : bxi_call_user(call_then, &(struct callback_call){ callback, future, out });
         const char *text = bx_error_text();
 
         if (rc >= 0)
@@ -484,7 +517,7 @@ static void run_then(struct bx_future *future, struct bxi_callback *callback)
         }
         bxi_future_complete(child, rc < 0 ? rc : 0, rc < 0 && text[0] != '\0' ? strdup(text) : NULL, out);
     }
-    bx_future_release(child);
+    bxi_future_release(child);
     free(callback);
 }
 
@@ -503,7 +536,7 @@ static struct bx_future *add_then(struct bx_future *future, bx_then_fn fn, void 
     child = bx_future_create(future->job);
     if (callback == NULL || child == NULL) {
         free(callback);
-        bx_future_release(child);
+        bxi_future_release(child);
         return NULL;
     }
     callback->run = run_then;
@@ -512,6 +545,7 @@ static struct bx_future *add_then(struct bx_future *future, bx_then_fn fn, void 
     callback->sees_errors = sees_errors;
     callback->child = bx_future_acquire(child);
     bxi_callback_add(future, callback);
+    bxi_out(0);
     return child;
 }
 

@@ -88,7 +88,7 @@ static void end_all(struct bxi_gather *gather)
 
             if (future != NULL)
                 unhook(gather, &gather->hook[i], future);
-            bx_future_release(future);
+            bxi_future_release(future);
         }
         bxi_gather_release(gather);
     }
@@ -104,7 +104,7 @@ void bxi_gather_end(struct bxi_gather *gather)
     gather->child = NULL;
     bxi_unlock(&gather->lock);
     end_all(gather);
-    bx_future_release(child);
+    bxi_future_release(child);
 }
 
 bool bxi_gather_released(struct bxi_gather *gather, struct bx_future *future)
@@ -158,7 +158,7 @@ static void run_all(struct bx_future *future, struct bxi_callback *callback)
     bxi_unlock(&gather->lock);
     if (child != NULL)
         bxi_future_complete(child, code, text, code == 0 ? bx_msg_create(0) : NULL);
-    bx_future_release(child);
+    bxi_future_release(child);
     bxi_gather_release(gather);
 }
 
@@ -176,7 +176,7 @@ static void run_any(struct bx_future *future, struct bxi_callback *callback)
     if (child != NULL)
         bxi_future_complete(child, future->code,
                             future->code < 0 ? strdup(bx_future_error_text(future)) : NULL, value);
-    bx_future_release(child);
+    bxi_future_release(child);
     bxi_gather_release(gather);
 }
 
@@ -262,11 +262,12 @@ static struct bx_future *gather_of(struct bx_job *job, struct bx_future *const *
     if (gather == NULL) {
         if (child != NULL)
             bx_fail(-ENOMEM, "no memory for the callbacks of %zu futures", count);
-        bx_future_release(child);
+        bxi_future_release(child);
         return NULL;
     }
     add_callbacks(gather, futures);
     bxi_gather_release(gather);
+    bxi_out(0);
     return child;
 }
 

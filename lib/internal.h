@@ -90,6 +90,9 @@ bool bxi_future_try_acquire(struct bx_future *future);     /* false if its last 
 bool bxi_future_complete(struct bx_future *future, int code, char *text, struct bx_msg *value);
 /* The job ends: fails every future of it that is no call and not done. None can be made from then on. */
 void bxi_futures_end(struct bx_job *job);
+/* bx_future_release and bx_future_on_done for the engine: a thread that leaves in a callback comes back. */
+void bxi_future_release(struct bx_future *future);
+int bxi_future_on_done(struct bx_future *future, bx_done_fn fn, void *context);
 void bxi_future_fini(struct bx_future *future);     /* frees value and text of one that is done */
 static inline bool bxi_future_is_done(const struct bx_future *future);
 
@@ -400,6 +403,22 @@ struct bx_job {
 
 #define BXI_NO_INDEX 255
 
+/* ---- usercall.c: the program's functions, in which a thread may leave ---------------------------------- */
+extern BXI_HOT_TLS void *bxi_leaving;           /* this thread left in one, and ends when it is out of the engine */
+/* fn(context); BX_E_HANDLER with a sentence if this thread left in it: then bxi_leaving is set. */
+int bxi_call_user(int (*fn)(void *), void *context);
+/* The same for a handler: an async one where there is a future. */
+int bxi_call_handler(struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                     struct bx_future **future);
+_Noreturn void bxi_leave_now(void);
+/* Ends every public function in which a thread may make a pass or complete a future. No lock is held. */
+static inline int bxi_out(int rc)
+{
+    if (__builtin_expect(bxi_leaving != NULL, 0))
+        bxi_leave_now();
+    return rc;
+}
+
 /* ---- error.c ------------------------------------------------------------------------------------- */
 /* A public function was given NULL for what it cannot do without: -EINVAL with a sentence. */
 int bxi_null(const char *function, const char *what) __attribute__((cold));
@@ -605,7 +624,8 @@ void bxi_waits_stop(struct bx_job *job);        /* every wait of this job ends w
 /* The end of the job: takes the role for good, so that no pass is made any more. Waits for a thread that holds it,
  * which may be in a handler. After bxi_waits_stop; the background thread and the pool have ended. */
 void bxi_role_end(struct bx_job *job);
-/* 0 when ready; BX_E_TIMEOUT, BX_E_WOULD_DEADLOCK, BX_E_SHUTDOWN (without a sentence). */
+/* 0 when ready; BX_E_TIMEOUT, BX_E_WOULD_DEADLOCK, BX_E_SHUTDOWN, BX_E_HANDLER: this thread leaves (without a
+ * sentence). */
 int bxi_wait(struct bx_job *job, struct bxi_waiter *waiter);
 void bxi_wake(struct bx_job *job, const void *object);     /* those who wait for object (NULL: all) look again */
 void bxi_event(struct bx_job *job, uint32_t bits);         /* somebody makes a pass soon */

@@ -5,6 +5,7 @@
  */
 #include "bootstrap.h"
 
+#include "cancel.h"
 #include "options.h"
 #include "step.h"
 #include "trace.h"
@@ -383,6 +384,7 @@ static void free_job(struct bx_job *job)
 
 int bx_job_create(const struct bx_options *options, struct bx_job **out)
 {
+    BXI_UNCANCELLED;
     struct bx_job *job;
     int rc;
 
@@ -455,6 +457,7 @@ void bxi_job_adopt_segment(struct bx_job *job)
 
 int bx_job_start(struct bx_job *job)
 {
+    BXI_UNCANCELLED;
     int rc;
 
     if (job == NULL || forked(job))
@@ -496,6 +499,7 @@ void bx_job_destroy(struct bx_job *job)
     }
 
     uint32_t phase = bxi_load_relaxed(&job->phase);
+    int cancel_before = bxi_cancel_off();
 
     bxi_error_enter();
     if (phase == BXI_STARTED || phase == BXI_STOPPING)
@@ -506,6 +510,8 @@ void bx_job_destroy(struct bx_job *job)
         bxi_parked_fail(job, &job->peers[rank], 0, true, BX_E_SHUTDOWN);
     free_job(job);
     bxi_error_leave();
+    bxi_cancel_restore(&cancel_before);
+    bxi_out(0);
 }
 
 /* ---- questions --------------------------------------------------------------------------------- */

@@ -701,6 +701,7 @@ int bx_loans_wait(struct bx_job *job, int rank, uint64_t leases, uint64_t timeou
     bxi_leases_want(job);
     rc = bxi_wait(job, &loans.waiter);
     bxi_leases_unwant(job);
+    bxi_out(rc);
     if (rc == BX_E_TIMEOUT)
         return bx_fail(rc, "more than %llu leases stayed on loan to %s%s%s for %.3f s", (unsigned long long)leases,
                        rank < 0 ? "the other workers" : "worker '", rank < 0 ? "" : job->peers[rank].name,

@@ -6,6 +6,7 @@
  * waits does not count, so nested calls never starve. 256 threads at most: when all of them are blocked
  * in waits, a request is answered with BX_E_BUSY instead of being queued behind them for ever.
  */
+#include "cancel.h"
 #include "trace.h"
 
 #include <errno.h>
@@ -65,12 +66,15 @@ static void run_request(struct bx_job *job, struct bxi_task *task)
     bx_msg_destroy(reply);
 }
 
+static void leave_pool(struct bx_job *job);
+
 static void *run_thread(void *argument)
 {
     struct bx_job *job = argument;
     struct bxi_pool *pool = &job->pool;
 
     pool_job = job;
+    bxi_cancel_off();               /* a handler may switch it on, and is stopped if it is cancelled */
     bxi_trace_thread("pool");
     pthread_mutex_lock(&pool->lock);
     for (;;) {
@@ -90,7 +94,12 @@ static void *run_thread(void *argument)
         else
             run_request(job, task);
         free_task(task);
+        bxi_cancel_off();           /* if the handler has switched it on */
         pthread_mutex_lock(&pool->lock);
+        if (bxi_leaving != NULL) {
+            leave_pool(job);
+            break;
+        }
     }
     pthread_mutex_unlock(&pool->lock);
     return NULL;
@@ -129,6 +138,25 @@ static int grow(struct bx_job *job)
     if (pool->threads == blocked)
         return rc < 0 ? rc : BX_E_BUSY;
     return 0;
+}
+
+/* This thread ended in a handler of the program. If the pool is being stopped, it is joined; else nobody joins it,
+ * and what is queued needs another one. */
+static void leave_pool(struct bx_job *job)
+{
+    struct bxi_pool *pool = &job->pool;
+
+    if (pool->stop)
+        return;
+    for (uint32_t i = 0; i < pool->threads; i++) {
+        if (!pthread_equal(pool->thread[i], pthread_self()))
+            continue;
+        pool->thread[i] = pool->thread[--pool->threads];
+        pthread_detach(pthread_self());
+        break;
+    }
+    if (grow(job) < 0)
+        bxi_log(0, "worker '%s' has no thread left for its blocking handlers", job->name);
 }
 
 static int enqueue(struct bx_job *job, struct bxi_task *task)

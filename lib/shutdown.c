@@ -13,6 +13,7 @@
 #include "progress.h"
 #include "trace.h"
 
+#include "cancel.h"
 #include "step.h"
 
 #include <errno.h>
@@ -66,7 +67,7 @@ int bx_job_serve(struct bx_job *job)
 
     if (rc < 0)
         return rc;
-    rc = wait_passive(job, serve_ready, &job->leavers, BX_FOREVER);
+    rc = bxi_out(wait_passive(job, serve_ready, &job->leavers, BX_FOREVER));
     if (rc == BX_E_SHUTDOWN)
         return bx_fail(rc, "worker '%s' has shut down", job->name);
     if (rc < 0)
@@ -192,7 +193,7 @@ void bxi_job_leave(struct bx_job *job)
 int bx_job_shutdown(struct bx_job *job, uint64_t timeout_ns)
 {
     uint32_t started = BXI_STARTED;
-    int rc = bxi_job_check(job);
+    int rc = bxi_job_check(job), cancel_before;
 
     if (rc < 0)
         return rc;
@@ -204,9 +205,11 @@ int bx_job_shutdown(struct bx_job *job, uint64_t timeout_ns)
         timeout_ns = SHUTDOWN_NS;
     if (!bxi_cas(&job->phase, &started, BXI_STOPPING))
         return bx_fail(BX_E_STATE, "another thread shuts worker '%s' down already", job->name);
+    cancel_before = bxi_cancel_off();
     rc = leave_together(job, bxi_deadline_ns(timeout_ns), timeout_ns);
     bxi_error_enter();
     bxi_job_leave(job);
     bxi_error_leave();
-    return rc;
+    bxi_cancel_restore(&cancel_before);
+    return bxi_out(rc);
 }

@@ -12,6 +12,8 @@
  */
 #include "internal.h"
 
+#include "cancel.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/statvfs.h>
@@ -133,6 +135,13 @@ void bxi_storage_acquire(struct bxi_storage *storage)
     bxi_add(&storage->refs, 1);
 }
 
+static void free_foreign(struct bxi_storage *storage)
+{
+    BXI_UNCANCELLED;
+
+    storage->free_fn(storage->context);
+}
+
 static void storage_free(struct bxi_storage *storage)
 {
     switch (storage->kind) {
@@ -148,7 +157,7 @@ static void storage_free(struct bxi_storage *storage)
         break;
     case BXI_STORE_FOREIGN:
         if (storage->free_fn != NULL)
-            storage->free_fn(storage->context);
+            free_foreign(storage);
         break;
     case BXI_STORE_DEVICE:
         if (bxi_load_relaxed(&bxi_forks) == storage->fork_generation)

@@ -19,6 +19,7 @@
 #include "trace.h"
 
 #include "bootstrap.h"
+#include "cancel.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -612,6 +613,9 @@ void bxi_trace_write(struct bx_job *job, bool sleeps)
         return;
     if (forked(job) || bxi_load_relaxed(&trace->off) != 0 || !begin_writing(trace))
         return;
+
+    BXI_UNCANCELLED;
+
     rc = write_marks(job, sleeps);
     if (rc < 0 && rc != -EAGAIN)
         give_up(job, rc);

@@ -7,6 +7,7 @@
  */
 #include "progress.h"
 
+#include "cancel.h"
 #include "trace.h"
 
 #include <errno.h>
@@ -124,6 +125,7 @@ static void count_late(struct bx_job *job, struct bxi_waiter *waiter, uint64_t u
 /* One sleep of the leader, unless something turns up first. Not inlined: most waits need none. */
 __attribute__((noinline)) static void sleep_as_leader(struct bx_job *job, struct bxi_waiter *waiter)
 {
+    BXI_UNCANCELLED;
     uint64_t now_ns, until_ns;
     bool rung;
 
@@ -164,6 +166,8 @@ static int lead(struct bx_job *job, struct bxi_waiter *waiter)
     while (!waiter->ready(waiter)) {
         if (bxi_pass(job, waiter) > 0) {
             bxi_spin_paid(job, &spin);
+            if (bxi_leaving != NULL)
+                return BX_E_HANDLER;
             continue;
         }
         if (waiter->ready(waiter) || bxi_spin_on(job, &spin, waiter))
@@ -323,6 +327,8 @@ int bxi_wait(struct bx_job *job, struct bxi_waiter *waiter)
         /* [stop] acquire, pairs with the store in bxi_waits_stop. */
         if (bxi_load_acquire(&job->stop) != 0)
             rc = BX_E_SHUTDOWN;
+        else if (bxi_leaving != NULL)
+            rc = BX_E_HANDLER;
         else if (!waiter->passive && bxi_take_role(job)) {
             rc = lead(job, waiter);
             stop_leading(job);

@@ -147,6 +147,19 @@ static void count_gone(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_
     bxi_add(&job->deaths, 1);
 }
 
+struct death {
+    struct bx_job *job;
+    int rank;
+};
+
+static int call_on_death(void *context)
+{
+    const struct death *death = context;
+
+    death->job->on_death(death->job, death->rank, death->job->on_death_context);
+    return 0;
+}
+
 void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_state state)
 {
     static const int codes[] = { [BXI_PEER_DEAD] = BX_E_PEER_DEAD, [BXI_PEER_LEFT] = BX_E_SHUTDOWN,
@@ -183,7 +196,7 @@ void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_sta
     bxi_batches_leave(job, peer->rank);
     if (state != BXI_PEER_LEFT && job->on_death != NULL) {
         bxi_no_wait_enter();
-        job->on_death(job, peer->rank, job->on_death_context);
+        bxi_call_user(call_on_death, &(struct death){ job, peer->rank });
         bxi_no_wait_leave();
     }
     bxi_wake(job, &job->leavers);

@@ -30,6 +30,7 @@
 #include "arena_pages.h"
 
 #include "arena.h"
+#include "cancel.h"
 #include "layout.h"
 
 #include <errno.h>
@@ -41,7 +42,15 @@
 #define CREATE_MIB "experimental.arenas_create_ext"
 #define CHUNK_PAGES 4096u               /* a signal makes fallocate begin again: 16 MiB at a time */
 
-int (*bxi_arena_fallocate)(int fd, int mode, off_t offset, off_t bytes) = fallocate;
+/* A thread that is cancelled here would leave the arena's lock behind. */
+static int uncancelled_fallocate(int fd, int mode, off_t offset, off_t bytes)
+{
+    BXI_UNCANCELLED;
+
+    return fallocate(fd, mode, offset, bytes);
+}
+
+int (*bxi_arena_fallocate)(int fd, int mode, off_t offset, off_t bytes) = uncancelled_fallocate;
 
 static unsigned fork_count;             /* grows in the child, which has one thread then */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;

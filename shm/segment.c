@@ -29,6 +29,7 @@
  */
 #include "segment.h"
 
+#include "cancel.h"
 #include "guard.h"
 #include "step.h"
 
@@ -144,6 +145,7 @@ int bxi_file_resize(int fd, uint64_t bytes)
 /* Keeps the size: a file that somebody has truncated must not come to life again, all zeroes. */
 static int allocate(int fd, uint64_t offset, uint64_t bytes)
 {
+    BXI_UNCANCELLED;
     int error;
 
     do

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Holds the cancellation of this thread off: a thread of the program that is cancelled must not vanish with the
+ * progress role, a lock or half a frame. The hot path has no cancellation point (syscall(2) is none), so only what
+ * sleeps, opens or closes something, or runs a hook of the program pays for it.
+ */
+#ifndef BXI_CANCEL_H
+#define BXI_CANCEL_H
+
+#include <pthread.h>
+#include <stddef.h>
+
+static inline int bxi_cancel_off(void)
+{
+    int before = PTHREAD_CANCEL_ENABLE;
+
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+    return before;
+}
+
+static inline void bxi_cancel_restore(const int *before)
+{
+    pthread_setcancelstate(*before, NULL);
+}
+
+/* A declaration: from here to the end of the block. */
+#define BXI_UNCANCELLED \
+    __attribute__((cleanup(bxi_cancel_restore), unused)) int bxi_cancel_before = bxi_cancel_off()
+
+#endif

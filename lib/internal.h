@@ -40,6 +40,7 @@
 #define BXI_POOL_MAX 256
 #define BXI_FRAMES_A_PASS 32        /* of one ring */
 #define BXI_DEFER_PASSES 3          /* before a bell that is probably not needed is rung */
+#define BXI_DEFER_FRAMES 32         /* likewise: handlers run for them, which takes longer than a pass that is empty */
 
 /* ---- What is kept for inspectors ------------------------------------------------------------------- */
 
@@ -352,6 +353,7 @@ struct bx_job {
     bxi_a64 bells_due[BXI_WORLD_MAX / 64];      /* peers; set under the lock, looked at without */
     bxi_a32 bells_urgent;                       /* one of them was asleep when last looked at */
     bxi_a64 bells_pass;                         /* job->pass when the first of them became due */
+    bxi_a64 bells_frame;                        /* job->frames then */
     bxi_a64 starved[BXI_WORLD_MAX / 64];        /* peers with frames queued or a one-way caller waiting */
     struct bxi_call *expired;                   /* taken out by timers, to be completed without the lock */
     uint32_t calls_open;                        /* LIVE slots of all peers */
@@ -375,6 +377,7 @@ struct bx_job {
     uint64_t pass_ns;                           /* the coarse clock in this pass; 0: not read yet */
     bxi_a32 last_called;                        /* rank: most calls go where the last one went */
     bxi_a64 pass;                               /* counts looks over the rings */
+    bxi_a64 frames;                             /* counts frames handled */
     unsigned char *frame;                       /* BXI_FRAME_MAX: the frame being handled */
     struct bx_msg *reply;                       /* of inline handlers, used again and again */
 

@@ -9,9 +9,10 @@
  *
  * A bell is not looked at after every frame. A peer that was awake last time very likely still is, and
  * its next frame says how far it has read; if that covers what was sent, neither the fence nor the look
- * at its word (a cache miss) was needed. Otherwise the bell is rung BXI_DEFER_PASSES passes later, and in
- * any case before this thread sleeps, leaves the role, or returns to the program. A peer that was asleep
- * last time is looked at when the pass ends.
+ * at its word (a cache miss) was needed. Otherwise the bell is rung BXI_DEFER_PASSES passes or BXI_DEFER_FRAMES
+ * frames later, whichever comes first (a pass over many busy rings takes long), and in any case before this
+ * thread sleeps, leaves the role, or returns to the program. A peer that was asleep last time is looked at when
+ * the pass ends.
  */
 #include "internal.h"
 
@@ -164,8 +165,10 @@ static void note_sent(struct bx_job *job, struct bxi_peer *peer, const struct bx
         note_end(peer, (uint32_t)out->slot);
     if (out->lease >= 0)
         peer->ledger.slots[out->lease].end_pos = peer->out.write_pos;
-    if (!any_bit(job->bells_due))
-        bxi_store_relaxed(&job->bells_pass, bxi_load_relaxed(&job->pass));
+    if (!any_bit(job->bells_due)) {
+        bxi_store_relaxed(&job->bells_pass, bxi_load_relaxed(&job->pass));      /* relaxed, both: any recent value */
+        bxi_store_relaxed(&job->bells_frame, bxi_load_relaxed(&job->frames));   /* will do */
+    }
     peer->bell_for_replies = reply && (peer->bell_for_replies || !has_bit(job->bells_due, peer));
     set_bit(job->bells_due, peer);
     peer->bell_pos = peer->out.write_pos;

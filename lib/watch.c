@@ -50,6 +50,18 @@ void bxi_wanted_look(struct bx_job *job)
     }
 }
 
+/* A frame was handled. A peer that sleeps waits for the answer to an earlier one meanwhile. The look is made at every
+ * eighth frame only, for most find no bell due. */
+static void ring_overdue(struct bx_job *job)
+{
+    uint64_t frames = bxi_load_relaxed(&job->frames) + 1;       /* relaxed: written by the role */
+
+    bxi_store_relaxed(&job->frames, frames);
+    /* Relaxed: this thread's own frames are in it; another thread flushes its own. */
+    if (frames % 8 == 0 && frames - bxi_load_relaxed(&job->bells_frame) >= BXI_DEFER_FRAMES)
+        bxi_bells_flush(job);
+}
+
 int bxi_read_ring(struct bx_job *job, struct bxi_peer *peer, struct bxi_waiter *waiter, int most)
 {
     int handled = 0;
@@ -68,6 +80,7 @@ int bxi_read_ring(struct bx_job *job, struct bxi_peer *peer, struct bxi_waiter *
         if (rc == -EAGAIN)
             break;
         handled++;
+        ring_overdue(job);
         if (rc < 0) {
             bxi_peer_close(job, peer, BXI_PEER_CORRUPT);
             break;

@@ -187,7 +187,8 @@ static int send_reply(struct reply *reply, const struct bx_request *request)
     struct bx_job *job = request->job;
     int rc;
 
-    bxi_peer_consumed(job, request->peer, request->consumed);
+    if (bxi_peer_consumed(job, request->peer, request->consumed) < 0)
+        return bxi_peer_suspect(job, request->peer, "it claims to have read what was never sent");
     bxi_counter_add(job, BXI_C_replies_sent, 1);
     rc = bxi_peer_send(job, request->peer, &reply->out);
     if (rc == 0 || reply->out.cargo == NULL)

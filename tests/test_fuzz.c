@@ -203,6 +203,14 @@ static void read_what_was_never_sent(struct bx_job *job)
     put_frame(job, frame);
 }
 
+static void request_that_read_what_was_never_sent(struct bx_job *job)
+{
+    struct bxi_frame frame = frame_of(BXI_REQUEST, 7 << 16);
+
+    frame.consumed = UINT64_C(1) << 40;
+    put_frame(job, frame);
+}
+
 static void state_goes_back(struct bx_job *job)
 {
     bxi_store_release(&job->control->header.state, BXI_STARTING);
@@ -290,6 +298,7 @@ CUTS_OFF(reply_for_a_free_slot)
 CUTS_OFF(reply_of_another_generation)
 CUTS_OFF(reply_with_a_positive_code)
 CUTS_OFF(read_what_was_never_sent)
+CUTS_OFF(request_that_read_what_was_never_sent)
 CUTS_OFF(state_goes_back)
 CUTS_OFF(state_from_nowhere)
 

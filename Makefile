@@ -154,7 +154,7 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(foreach p,$(PROGRAMS) unit stress,$(
 
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all tests demo test unit e2e check stress stats test-gpu test-reference mutants lint \
+.PHONY: all tests demo test unit e2e check stress stats soak test-gpu test-reference mutants lint \
 	deps deps-unit deps-test deps-lint \
 	install uninstall clean help FORCE
 
@@ -306,6 +306,12 @@ stress: deps
 	@$(MAKE) --no-print-directory $(B)/tests/stress
 	@$(TEST_ENV) tests/run_scripts.sh $(B)/tests/stress
 
+# Whether an arena grows for ever: an hour at a low duty, beside other work.
+SOAK_S ?= 3600
+soak: deps
+	@$(MAKE) --no-print-directory $(B)/tests/prog_soak
+	nice -n 19 $(B)/tests/prog_soak $(SOAK_S)
+
 test-gpu: deps-unit
 	@$(MAKE) --no-print-directory all tests
 	@$(TEST_ENV) tests/gpu/run.sh
@@ -394,6 +400,7 @@ help:
 #? make test-gpu        the GPU tests and benches on a real GPU; a dated transcript into tests/gpu/transcripts/
 #? make e2e             the end-to-end tests alone
 #? make stress          ring and doorbell under load, without Criterion
+#? make soak            tensors of all sizes between four workers for SOAK_S=3600 seconds: does an arena leak?
 #? make stats           what shmstat's counters, tables and histograms cost an empty call, 20 runs
 #? make mutants         puts faults into a copy of the sources: do the tests notice? See tests/mutants/README.md;
 #?                      MUTANTS='timer NAME' picks lists or mutants

@@ -18,6 +18,14 @@
  * is shelved never exceed the high-water mark together, so a worker whose sizes change does not keep the
  * old ones: before a new block is made, shelved ones go until it fits.
  *
+ * So what an arena holds settles and does not grow for ever: the shelved blocks are bounded by the mark, and
+ * jemalloc's fragments beside them by a quarter of it and 16 MiB. The mark itself is the largest of many sums of
+ * random sizes, which creeps for a while. Measured for an hour (tests/prog_soak.c: 4 workers, 2.6 million calls, 64
+ * bytes to 512 KiB, some 9 MiB in use in each): at the end of each of 60 rounds everything was let go, and 0 bytes
+ * were in use; after the trim at the end 0 bytes were committed. The mark went from 10 to 12 MiB, with its last step
+ * after 36 minutes, the fragments from 4 to 6 MiB. Both together: 13.2 to 15.0 MiB after a minute, 15.1 to 17.8 after
+ * ten, 17.1 to 18.0 after sixty.
+ *
  * A size class is four steps to the doubling, jemalloc's own; the class of a block is remembered by the
  * page that it begins on, since a page holds blocks of one class.
  *
@@ -54,6 +62,7 @@ struct shelf {                          /* freed blocks of one class, last in, f
     uint32_t count;
     uint32_t capacity;
     size_t block_bytes;                 /* of the class, once a block of it was made */
+    uint64_t made;                      /* blocks that jemalloc has handed out: shelved ones, and used ones */
 };
 
 struct bxi_arena {
@@ -137,6 +146,7 @@ static int unshelve(struct bxi_arena *arena, uint64_t keep, void *batch[BATCH])
         if (shelf->count == 0)
             continue;
         batch[count++] = shelf->blocks[--shelf->count];
+        shelf->made--;
         arena->shelved -= shelf->block_bytes;
     }
     return count;
@@ -227,6 +237,7 @@ static void book(struct bxi_arena *arena, unsigned class, void *block)
     /* Not written where it is so already: bxi_arena_block_bytes reads it without the lock. */
     if (arena->class_of_page[page] != class)
         arena->class_of_page[page] = (uint8_t)class;
+    shelf->made++;
     count_used(arena, shelf->block_bytes);
     bool is_due = is_purge_due(arena);
     pthread_mutex_unlock(&arena->lock);
@@ -306,6 +317,8 @@ void bxi_arena_free(struct bxi_arena *arena, void *block)
     arena->used -= shelf->block_bytes;
     if (is_shelved)
         arena->shelved += shelf->block_bytes;
+    else
+        shelf->made--;
     publish(arena);
     pthread_mutex_unlock(&arena->lock);
     if (!is_shelved)
@@ -486,4 +499,20 @@ void bxi_arena_read(struct bxi_arena *arena, struct bxi_arena_stats *stats)
     stats->committed_bytes = committed(arena);
     stats->high_water_bytes = high_water(arena);
     pthread_mutex_unlock(&arena->lock);
+}
+
+bool bxi_arena_read_class(struct bxi_arena *arena, unsigned class, struct bxi_arena_class *out)
+{
+    if (class >= BXI_CLASSES)
+        return false;
+    memset(out, 0, sizeof(*out));
+    if (bxi_pages_is_forked(&arena->pages))
+        return true;
+    const struct shelf *shelf = &arena->shelves[class];
+    pthread_mutex_lock(&arena->lock);
+    out->block_bytes = shelf->block_bytes;
+    out->used = shelf->made - shelf->count;
+    out->shelved = shelf->count;
+    pthread_mutex_unlock(&arena->lock);
+    return true;
 }

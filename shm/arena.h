@@ -36,6 +36,13 @@ struct bxi_arena_stats {
     uint64_t high_water_bytes;      /* most of used_bytes since the start or the last trim; a full /dev/shm trims */
 };
 
+/* The blocks of one size class: those handed out, and those freed that wait on its shelf. */
+struct bxi_arena_class {
+    size_t block_bytes;             /* 0: no block of the class was ever made */
+    uint64_t used;
+    uint64_t shelved;
+};
+
 /* Where the arena writes its figures for inspectors (relaxed), until bxi_arena_close. */
 struct bxi_arena_words {
     bxi_a64 *used, *committed, *high_water;
@@ -62,6 +69,8 @@ size_t bxi_arena_block_bytes(const struct bxi_arena *arena, const void *block); 
 /* Gives unused pages back to /dev/shm and starts the high-water mark anew. */
 void bxi_arena_trim(struct bxi_arena *arena);
 void bxi_arena_read(struct bxi_arena *arena, struct bxi_arena_stats *stats);
+/* False: there are no more classes. They are numbered from 0. */
+bool bxi_arena_read_class(struct bxi_arena *arena, unsigned class, struct bxi_arena_class *out);
 bool bxi_arena_truncated(const struct bxi_arena *arena);
 
 struct bxi_arena *bxi_arena_acquire(struct bxi_arena *arena);

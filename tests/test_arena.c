@@ -490,3 +490,50 @@ Test(arena, is_closed_while_another_thread_allocates, .init = make_name)
     }
     arena = NULL;
 }
+
+/* ---- The ledger by size class ---------------------------------------------------------------- */
+
+/* Of the class with blocks of so many bytes. */
+static struct bxi_arena_class ledger_of(size_t block_bytes)
+{
+    struct bxi_arena_class class = { 0 };
+
+    for (unsigned i = 0; bxi_arena_read_class(arena, i, &class); i++)
+        if (class.block_bytes == block_bytes)
+            return class;
+    return (struct bxi_arena_class){ 0 };
+}
+
+static void expect_ledger(size_t block_bytes, uint64_t used, uint64_t shelved)
+{
+    struct bxi_arena_class class = ledger_of(block_bytes);
+
+    cr_expect_eq(class.used, used, "%zu: %zu", block_bytes, (size_t)class.used);
+    cr_expect_eq(class.shelved, shelved, "%zu: %zu", block_bytes, (size_t)class.shelved);
+}
+
+Test(arena, counts_the_blocks_of_each_size_class, .init = create_small, .fini = release)
+{
+    void *small[3], *large = NULL;
+
+    for (int i = 0; i < 3; i++)
+        cr_assert_eq(bxi_arena_alloc(arena, 200, &small[i]), 0);
+    cr_assert_eq(bxi_arena_alloc(arena, 100000, &large), 0);
+    expect_ledger(256, 3, 0);
+    expect_ledger(bxi_arena_block_bytes(arena, large), 1, 0);
+    bxi_arena_free(arena, small[0]);
+    bxi_arena_free(arena, small[1]);
+    expect_ledger(256, 1, 2);
+    cr_assert_eq(bxi_arena_alloc(arena, 250, &small[0]), 0);
+    expect_ledger(256, 2, 1);
+    bxi_arena_trim(arena);
+    expect_ledger(256, 2, 0);
+    bxi_arena_free(arena, small[0]);
+    bxi_arena_free(arena, small[2]);
+    expect_ledger(256, 0, 2);
+    bxi_arena_close(arena);
+    expect_ledger(256, 0, 0);
+    size_t large_bytes = bxi_arena_block_bytes(arena, large);
+    bxi_arena_free(arena, large);
+    expect_ledger(large_bytes, 0, 0);
+}

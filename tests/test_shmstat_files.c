@@ -7,13 +7,17 @@
 #include "stat_plant.h"
 #include "stat_run.h"
 
+#include "../lib/bootstrap.h"
+
 #include <criterion/criterion.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define SEEDS 60
@@ -364,4 +368,59 @@ Test(shmstat_files, two_jobs_of_one_name_are_told_apart_by_their_instance, .time
     stat_run_free(&both);
     stat_run_free(&one);
     stat_run_free(&lines);
+}
+
+/* ---- A job that is starting -------------------------------------------------------------------------- */
+
+static _Noreturn void start_by_hand(const char *job_name, int rank)
+{
+    struct bx_options options = { .job = job_name, .rank = rank, .world_size = 5 };
+    struct bx_job *job = NULL;
+
+    if (bx_job_create(&options, &job) == 0)
+        bx_job_start(job);
+    _exit(0);
+}
+
+static void expect_said(const char *subcommand, const char *job_name, const char *part)
+{
+    struct stat_run run = stat_run("%s", subcommand);
+
+    cr_expect_eq(run.status, 0);
+    cr_expect_not_null(strstr(run.text, part), "%s of job %s: '%s' does not say '%s'", subcommand, job_name, run.text,
+                       part);
+    stat_run_free(&run);
+}
+
+Test(shmstat_files, tell_for_whom_a_job_waits_that_is_starting, .timeout = 60)
+{
+    char job_name[BXI_NAME_BYTES], command[128];
+    const int ranks[] = { 0, 2 };
+    pid_t pids[2];
+
+    snprintf(job_name, sizeof(job_name), "starting-%ld", (long)getpid());
+    for (int i = 0; i < 2; i++) {
+        pids[i] = fork();
+        if (pids[i] == 0)
+            start_by_hand(job_name, ranks[i]);
+    }
+    for (bool both = false; !both;) {
+        struct stat_run run = stat_run("ls %s 2>/dev/null", job_name);
+        both = strstr(run.text, "starting     2/5") != NULL;
+        stat_run_free(&run);
+    }
+    snprintf(command, sizeof(command), "ls %s", job_name);
+    expect_said(command, job_name, "waits     ranks 1, 3, 4 have not come\n");
+    snprintf(command, sizeof(command), "ls %s --json", job_name);
+    expect_said(command, job_name, "\"missing_ranks\": [1, 3, 4]");
+    snprintf(command, sizeof(command), "show %s", job_name);
+    expect_said(command, job_name, "it is starting: ranks 1, 3, 4 have not come\n");
+    snprintf(command, sizeof(command), "why worker2 %s", job_name);
+    expect_said(command, job_name, "waits in bx_job_start: ranks 1, 3, 4 have not come.\n");
+    for (int i = 0; i < 2; i++) {
+        kill(pids[i], SIGKILL);
+        cr_assert_eq(waitpid(pids[i], NULL, 0), pids[i]);
+    }
+    bxi_segment_reap(job_name, 0);
+    bxi_bootstrap_sweep(job_name);
 }

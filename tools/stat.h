@@ -122,6 +122,10 @@ bool stat_jobs_readable(const struct stat_jobs *jobs);
 const char *stat_job_state(const struct stat_job *job);
 /* How many workers the job has, as the first readable of them says; else as many as were found. */
 int stat_job_size(const struct stat_job *job);
+/* The ranks that have not come, of a job that lives and is starting: how many, into missing. Else 0. */
+size_t stat_job_missing(const struct stat_job *job, uint64_t missing[BXI_WORLD_MAX]);
+/* "rank 1 has not come", "ranks 1, 3, 4 have not come"; false if the job waits for nobody. */
+bool stat_job_missing_text(const struct stat_job *job, char *text, size_t bytes);
 uint64_t stat_job_started_ns(const struct stat_job *job);       /* CLOCK_REALTIME; 0 if it is not known */
 const char *stat_state_name(uint32_t state);
 const char *stat_who_name(uint64_t armed);

@@ -515,6 +515,37 @@ int stat_job_size(const struct stat_job *job)
     return found;
 }
 
+size_t stat_job_missing(const struct stat_job *job, uint64_t missing[BXI_WORLD_MAX])
+{
+    bool is_starting = false, has_size = false;
+    size_t count = 0;
+
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        const struct stat_worker *worker = job->workers[rank];
+        bool lives = worker != NULL && stat_worker_alive(worker);
+
+        is_starting |= lives && worker->found == STAT_READABLE && worker->state == BXI_STARTING;
+        has_size |= stat_reader(job, (uint32_t)rank) != NULL;
+    }
+    for (int rank = 0; is_starting && has_size && rank < stat_job_size(job) && rank < BXI_WORLD_MAX; rank++)
+        if (job->workers[rank] == NULL)
+            missing[count++] = (uint64_t)rank;
+    return count;
+}
+
+bool stat_job_missing_text(const struct stat_job *job, char *text, size_t bytes)
+{
+    uint64_t missing[BXI_WORLD_MAX];
+    size_t count = stat_job_missing(job, missing);
+    size_t used = (size_t)snprintf(text, bytes, "rank%s", count == 1 ? "" : "s");
+
+    for (size_t i = 0; i < count && used < bytes; i++)
+        used += (size_t)snprintf(text + used, bytes - used, "%s %d", i > 0 ? "," : "", (int)missing[i]);
+    if (used < bytes)
+        snprintf(text + used, bytes - used, " %s not come", count == 1 ? "has" : "have");
+    return count > 0;
+}
+
 uint64_t stat_job_started_ns(const struct stat_job *job)
 {
     uint64_t first = 0;

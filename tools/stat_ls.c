@@ -96,7 +96,8 @@ static void print_pids(const struct stat_job *job)
 static void print_job(const struct stat_job *job)
 {
     uint64_t started_ns = stat_job_started_ns(job), segments = 0, arenas = 0;
-    char workers[24];
+    char workers[24], missing[1024];
+    struct stat_flow flow;
     int alive = 0;
 
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
@@ -115,6 +116,11 @@ static void print_job(const struct stat_job *job)
     printf("  instance  %016llx, segments %s, arenas %s\n", (unsigned long long)job->instance,
            stat_bytes_text(segments), stat_bytes_text(arenas));
     print_pids(job);
+    if (stat_job_missing_text(job, missing, sizeof(missing))) {
+        stat_flow_begin(&flow, "waits");
+        stat_flow_words(&flow, missing);
+        stat_flow_end(&flow);
+    }
 }
 
 int stat_ls(const struct stat_options *options)

@@ -333,12 +333,15 @@ static void print_worker(const struct stat_job *job, const struct stat_worker *w
 static void print_job(const struct stat_job *job)
 {
     uint64_t started_ns = stat_job_started_ns(job);
+    char missing[1024];
 
     printf("job %s.%016llx: %s, %d workers", job->name, (unsigned long long)job->instance, stat_job_state(job),
            stat_job_size(job));
     if (started_ns != 0)
         printf(", %s", stat_span_text(stat_since(started_ns, CLOCK_REALTIME)));
     printf("\n");
+    if (stat_job_missing_text(job, missing, sizeof(missing)))
+        printf("it is starting: %s\n", missing);
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
         if (job->workers[rank] != NULL)
             print_worker(job, job->workers[rank]);

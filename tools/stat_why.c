@@ -172,6 +172,7 @@ static bool closes_cycle(struct chain *chain, const struct next *next)
 static bool say_state(const struct chain *chain, int rank)
 {
     const struct stat_worker *worker = chain->job->workers[rank];
+    char missing[400];
 
     if (worker == NULL || !stat_worker_alive(worker)) {
         say(chain, "%s is dead.", name_of(chain, rank));
@@ -183,6 +184,10 @@ static bool say_state(const struct chain *chain, int rank)
     }
     if (worker->control == NULL) {
         say(chain, "%s cannot be read: %s", name_of(chain, rank), worker->problem);
+        return true;
+    }
+    if (worker->state == BXI_STARTING && stat_job_missing_text(chain->job, missing, sizeof(missing))) {
+        say(chain, "%s waits in bx_job_start: %s.", name_of(chain, rank), missing);
         return true;
     }
     return false;

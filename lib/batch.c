@@ -420,7 +420,7 @@ static int set_member(struct bx_job *job, const char *function, int rank, bool j
         batcher = batcher->next;
     bxi_unlock(&job->lock);
     if (batcher == NULL)
-        return bx_fail(-ENOENT, "worker '%s' has no batch '%s'", job->name, function);
+        return bx_fail(-ENOENT, "worker '%s' has no batch '%s'", job->name, bxi_brief(function).text);
     if (bxi_batch_member(job, batcher, rank, joins) < 0)
         return bx_fail(BX_E_PEER_DEAD, "rank %d is dead and cannot be a member of '%s'", rank, function);
     return 0;

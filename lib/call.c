@@ -199,11 +199,11 @@ static int plan(struct bx_job *job, struct request_plan *out, const char *to,
     if (options != NULL && (rc = bxi_options_copy(&given, sizeof given, options, "bx_call_options")) < 0)
         return rc;
     if (out->args != NULL && out->args->error < 0)
-        return bx_fail(out->args->error, "the arguments for '%s' could not be written: %s", out->function,
-                       bx_strerror(out->args->error));
+        return bx_fail(out->args->error, "the arguments for '%s' could not be written: %s",
+                       bxi_brief(out->function).text, bx_strerror(out->args->error));
     out->peer = bxi_peer_find(job, to);
     if (out->peer == NULL)
-        return bx_fail(BX_E_NO_WORKER, "the job '%s' has no worker '%s'", job->job_name, to);
+        return bx_fail(BX_E_NO_WORKER, "the job '%s' has no worker '%s'", job->job_name, bxi_brief(to).text);
     out->no_wait = given.no_wait || !bxi_may_wait();
     out->timeout_ns = given.timeout_ns != 0 ? given.timeout_ns : job->options.call_timeout_ns;
     out->deadline_ns = out->timeout_ns == BX_FOREVER ? BX_FOREVER : bxi_deadline_ns(out->timeout_ns);
@@ -509,7 +509,7 @@ int bx_rpc_sync(struct bx_job *job, const char *to, const char *function, const 
     if (!bxi_may_wait())
         return bx_fail(BX_E_WOULD_DEADLOCK, "a handler that is not blocking, a batch body or a callback "
                                             "called '%s' and would wait; register it as BX_BLOCKING, or "
-                                            "use bx_rpc_async", function);
+                                            "use bx_rpc_async", bxi_brief(function).text);
     request.sent_ns = bxi_hist_begin(job);
     return bxi_out(call_and_wait(job, &request, reply));
 }
@@ -565,7 +565,7 @@ static int member_call(struct bx_job *job, const char *to, const char *function,
         return rc;
     if (!bxi_may_wait())
         return bx_fail(BX_E_WOULD_DEADLOCK, "joining or leaving the batch '%s' waits; not from a handler "
-                                            "that is not blocking", function);
+                                            "that is not blocking", bxi_brief(function).text);
     return bxi_out(call_and_wait(job, &request, NULL));
 }
 

@@ -666,7 +666,7 @@ static int check_name(const char *name)
 
     if (length == 0 || length > BX_NAME_MAX)
         return bx_fail(-EINVAL, "a function's name has 1 to %d characters, '%s' has %zu", BX_NAME_MAX,
-                       name == NULL ? "" : name, length);
+                       bxi_brief(name).text, length);
     return 0;
 }
 
@@ -732,7 +732,7 @@ int bx_register_async(struct bx_job *job, const char *name, bx_async_fn fn, void
     struct bxi_handler handler = { .kind = BXI_F_ASYNC, .async = fn, .context = context };
 
     if (fn == NULL)
-        return bx_fail(-EINVAL, "there is no function to register as '%s'", name == NULL ? "" : name);
+        return bx_fail(-EINVAL, "there is no function to register as '%s'", bxi_brief(name).text);
     return registered(job, name, &handler);
 }
 
@@ -744,7 +744,7 @@ int bx_register_batch(struct bx_job *job, const char *name, bx_batch_fn fn, void
     int rc;
 
     if (fn == NULL)
-        return bx_fail(-EINVAL, "there is no body to register as '%s'", name == NULL ? "" : name);
+        return bx_fail(-EINVAL, "there is no body to register as '%s'", bxi_brief(name).text);
     if (options != NULL && (rc = bxi_options_copy(&given, sizeof given, options, "bx_batch_options")) < 0)
         return rc;
     batcher = calloc(1, sizeof *batcher);

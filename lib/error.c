@@ -39,6 +39,10 @@ const char *bx_strerror(int code)
     }
     if (code >= 0)
         return "success";
+    if (errno_of(code) == INT_MAX) {
+        snprintf(buffer, sizeof buffer, "unknown code %d", code);
+        return buffer;
+    }
     return strerror_r(errno_of(code), buffer, sizeof buffer);
 }
 
@@ -129,6 +133,18 @@ char *bxi_text(const char *format, ...)
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     return strdup(text);
+}
+
+struct bxi_brief bxi_brief(const char *name)
+{
+    struct bxi_brief brief;
+    size_t length = name != NULL ? strlen(name) : 0;
+
+    if (length <= BX_NAME_MAX + 8)
+        snprintf(brief.text, sizeof brief.text, "%s", name != NULL ? name : "");
+    else
+        snprintf(brief.text, sizeof brief.text, "%.*s... (%zu bytes)", BX_NAME_MAX, name, length);
+    return brief;
 }
 
 void bx_set_log(bx_log_fn log, void *context)

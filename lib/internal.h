@@ -442,6 +442,11 @@ static inline void bxi_error_leave(void)
 int bxi_fail_v(int code, const char *format, va_list args);
 void bxi_log(int level, const char *format, ...) BX_PRINTF(2, 3);
 char *bxi_text(const char *format, ...) BX_PRINTF(1, 2);   /* malloc'ed; NULL when memory is out */
+/* A name that a program gave, for a sentence, which an overlong one would swallow: cut off, and then its length. */
+struct bxi_brief {
+    char text[80];
+};
+struct bxi_brief bxi_brief(const char *name);
 
 /* ---- job.c --------------------------------------------------------------------------------------- */
 /* The bootstrap calls it once the segment is there, before any peer can see it. */
@@ -509,6 +514,10 @@ void bxi_loan_drop_held(struct bxi_peer *peer);            /* what bxi_device_ho
 struct bx_msg *bxi_msg_of_loan(struct bxi_loan *loan);     /* a message of its own; NULL when memory is out */
 void bxi_loans_unread(struct bx_job *job);      /* gives back what unread frames lend; progress has stopped */
 void bxi_lender_close(struct bxi_peer *peer);   /* the job ends: nothing more is given back */
+
+/* ---- tensor.c -------------------------------------------------------------------------------------- */
+/* A block of the arena for the bytes of a message, as a tensor; errors name the message. */
+int bxi_tensor_for_bytes(struct bx_job *job, size_t bytes, struct bx_tensor **tensor);
 
 /* ---- peer.c: frames out (lock), bells ------------------------------------------------------------- */
 /* Opens the ring to a peer if it is not. 0, BX_E_NO_SPACE. */

@@ -186,10 +186,10 @@ static int check_options(struct bx_job *job, struct bx_options *options)
         return bx_fail(-EINVAL, "rank %d is not one of 0..%d", options->rank, options->world_size - 1);
     if (options->job == NULL || !bxi_name_is_valid(options->job))
         return bx_fail(-EINVAL, "the job's name '%s' is not 1 to %d characters of A-Z a-z 0-9 _ - .",
-                       options->job == NULL ? "" : options->job, BX_NAME_MAX);
+                       bxi_brief(options->job).text, BX_NAME_MAX);
     if (options->name != NULL && options->name[0] != '\0' && !bxi_name_is_valid(options->name))
         return bx_fail(-EINVAL, "the worker's name '%s' is not 1 to %d characters of A-Z a-z 0-9 _ - .",
-                       options->name, BX_NAME_MAX);
+                       bxi_brief(options->name).text, BX_NAME_MAX);
     if (options->wait != BX_WAIT_AUTO && options->wait != BX_WAIT_URING && options->wait != BX_WAIT_EPOLL)
         return bx_fail(-EINVAL, "wait is %d, not one of enum bx_wait", (int)options->wait);
     snprintf(job->job_name, sizeof job->job_name, "%s", options->job);
@@ -606,5 +606,5 @@ int bx_counter(const struct bx_job *job, const char *name, uint64_t *value)
             return 0;
         }
     }
-    return bx_fail(-ENOENT, "there is no counter '%s'", name);
+    return bx_fail(-ENOENT, "there is no counter '%s'", bxi_brief(name).text);
 }

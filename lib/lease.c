@@ -506,7 +506,7 @@ static int make_room(struct bx_job *job, struct bxi_cargo *cargo, size_t packed_
         return 0;
 
     struct bx_tensor *block = NULL;
-    int rc = bx_tensor_create(job, BX_U8, 1, &(int64_t){ (int64_t)packed_bytes }, &block);
+    int rc = bxi_tensor_for_bytes(job, packed_bytes, &block);
 
     if (rc < 0 || block == NULL)
         return rc;

@@ -74,7 +74,7 @@ int bx_worker_rank(const struct bx_job *job, const char *name)
         return bx_fail(BX_E_STATE, "worker '%s' has not started; call bx_job_start first", job->name);
     peer = name[0] != '\0' ? bxi_peer_find((struct bx_job *)job, name) : NULL;
     return peer != NULL ? peer->rank : bx_fail(BX_E_NO_WORKER, "the job '%s' has no worker '%s'",
-                                               job->job_name, name);
+                                               job->job_name, bxi_brief(name).text);
 }
 
 const char *bx_worker_name(const struct bx_job *job, int rank)
@@ -128,8 +128,8 @@ static int no_function(const struct bxi_peer *peer, const char *name)
     for (uint32_t i = 0; i < cache->count && used < sizeof list - BXI_NAME_BYTES - 6; i++)
         used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", i > 0 ? ", " : "",
                                  cache->name[i]);
-    return bx_fail(BX_E_NO_FUNCTION, "worker '%s' has no function '%s'; it has: %s", peer->name, name,
-                   list);
+    return bx_fail(BX_E_NO_FUNCTION, "worker '%s' has no function '%s'; it has: %s", peer->name,
+                   bxi_brief(name).text, list);
 }
 
 int bxi_function_find(struct bx_job *job, struct bxi_peer *peer, const char *name)

@@ -243,7 +243,7 @@ static int check_names(const char *const *names, int world_size)
     for (int rank = 0; names != NULL && rank < world_size; rank++) {
         if (names[rank] == NULL || !bxi_name_is_valid(names[rank]))
             return bx_fail(-EINVAL, "the name '%s' of rank %d is not one: 1 to %d of A-Z a-z 0-9 _ - .",
-                           names[rank] == NULL ? "" : names[rank], rank, BX_NAME_MAX);
+                           bxi_brief(names[rank]).text, rank, BX_NAME_MAX);
         for (int other = 0; other < rank; other++)
             if (strcmp(names[other], names[rank]) == 0)
                 return bx_fail(BX_E_NAME_TAKEN, "the name '%s' is given twice, to ranks %d and %d", names[rank],
@@ -268,8 +268,8 @@ static int read_options(struct launch *launch, const struct bx_spawn_options *gi
         return bx_fail(BX_E_WORLD_SIZE, "a job has %d to %d workers, not %d", BX_WORLD_MIN, BX_WORLD_MAX,
                        options->world_size);
     if (options->job != NULL && !bxi_name_is_valid(options->job))
-        return bx_fail(-EINVAL, "'%s' is no name for a job: 1 to %d of A-Z a-z 0-9 _ - .", options->job,
-                       BX_NAME_MAX);
+        return bx_fail(-EINVAL, "'%s' is no name for a job: 1 to %d of A-Z a-z 0-9 _ - .",
+                       bxi_brief(options->job).text, BX_NAME_MAX);
     if (options->job != NULL)
         snprintf(launch->job_name, sizeof(launch->job_name), "%s", options->job);
     else

@@ -215,7 +215,8 @@ static double mib(uint64_t bytes)
     return (double)bytes / (1 << 20);
 }
 
-static int fail_space(struct bx_job *job, int rc, uint64_t bytes)
+/* what: is to have the memory. */
+static int fail_space(struct bx_job *job, int rc, const char *what, uint64_t bytes)
 {
     struct bxi_arena_stats stats = { 0 };
     struct statvfs shm = { 0 };
@@ -237,14 +238,14 @@ static int fail_space(struct bx_job *job, int rc, uint64_t bytes)
     double shm_all = mib((uint64_t)shm.f_blocks * shm.f_frsize);
 
     if (rc == -ENOSPC)
-        return bx_fail(BX_E_NO_SPACE, "no room in /dev/shm for a tensor of %llu bytes: %.1f of %.1f MiB are free; "
+        return bx_fail(BX_E_NO_SPACE, "no room in /dev/shm for %s of %llu bytes: %.1f of %.1f MiB are free; "
                        "the arena of worker '%s' uses %.1f MiB of the %.1f it holds there, %.1f are on loan. "
                        "Release tensors, bx_arena_trim, or enlarge it: mount -o remount,size=N /dev/shm, "
-                       "docker run --shm-size=N", (unsigned long long)bytes, shm_free, shm_all, job->name,
+                       "docker run --shm-size=N", what, (unsigned long long)bytes, shm_free, shm_all, job->name,
                        mib(stats.used_bytes), mib(stats.committed_bytes), mib(loan_bytes));
-    return bx_fail(BX_E_ARENA_FULL, "no room in the arena of worker '%s' for a tensor of %llu bytes: it uses %.1f "
+    return bx_fail(BX_E_ARENA_FULL, "no room in the arena of worker '%s' for %s of %llu bytes: it uses %.1f "
                    "of %.1f MiB, %.1f are on loan (/dev/shm: %.1f of %.1f MiB free). Release tensors, or "
-                   "give it more: options.arena_bytes, BX_ARENA_BYTES", job->name, (unsigned long long)bytes,
+                   "give it more: options.arena_bytes, BX_ARENA_BYTES", job->name, what, (unsigned long long)bytes,
                    mib(stats.used_bytes), mib(stats.size_bytes), mib(loan_bytes), shm_free, shm_all);
 }
 
@@ -261,7 +262,7 @@ static void reclaim_now_and_then(struct bx_job *job, uint64_t bytes)
         bxi_leases_reclaim(job);
 }
 
-static int arena_memory(struct bx_job *job, struct bxi_storage *storage, uint64_t bytes)
+static int arena_memory(struct bx_job *job, struct bxi_storage *storage, const char *what, uint64_t bytes)
 {
     void *block = NULL;
 
@@ -274,7 +275,7 @@ static int arena_memory(struct bx_job *job, struct bxi_storage *storage, uint64_
         rc = bxi_arena_alloc(job->arena, bytes, &block);
     }
     if (rc < 0)
-        return fail_space(job, rc, bytes);
+        return fail_space(job, rc, what, bytes);
     storage->base = block;
     storage->arena = bxi_arena_acquire(job->arena);
     /* Relaxed: it changes in the child of a fork, before any other thread is there. */
@@ -292,24 +293,18 @@ static int heap_memory(struct bxi_storage *storage, uint64_t bytes)
     return 0;
 }
 
-int bx_tensor_create(struct bx_job *job, enum bx_dtype dtype, int ndim, const int64_t *shape,
-                     struct bx_tensor **tensor)
+static int create(struct bx_job *job, const char *what, const struct bxi_shape *shape, struct bx_tensor **tensor)
 {
     uint64_t bytes = 0;
-    int rc = job != NULL ? bxi_job_check(job) : 0;
-
-    if (rc < 0)
-        return rc;
-    if (tensor == NULL)
-        return bx_fail(-EINVAL, "bx_tensor_create has no place to put the tensor");
+    int rc;
 
     struct owned *owned = owned_create(job != NULL ? BXI_STORE_ARENA : BXI_STORE_HEAP);
 
     if (owned == NULL)
         return -ENOMEM;
-    rc = bxi_tensor_shape(&owned->tensor, &(struct bxi_shape){ dtype, ndim, shape, NULL }, &bytes);
+    rc = bxi_tensor_shape(&owned->tensor, shape, &bytes);
     if (rc == 0)
-        rc = job != NULL ? arena_memory(job, &owned->storage, bytes) : heap_memory(&owned->storage, bytes);
+        rc = job != NULL ? arena_memory(job, &owned->storage, what, bytes) : heap_memory(&owned->storage, bytes);
     if (rc < 0) {
         free(owned);
         return rc;
@@ -318,6 +313,26 @@ int bx_tensor_create(struct bx_job *job, enum bx_dtype dtype, int ndim, const in
     owned->tensor.data = owned->storage.base;
     *tensor = &owned->tensor;
     return 0;
+}
+
+int bx_tensor_create(struct bx_job *job, enum bx_dtype dtype, int ndim, const int64_t *shape,
+                     struct bx_tensor **tensor)
+{
+    int rc = job != NULL ? bxi_job_check(job) : 0;
+
+    if (rc < 0)
+        return rc;
+    if (tensor == NULL)
+        return bx_fail(-EINVAL, "bx_tensor_create has no place to put the tensor");
+    return create(job, "a tensor", &(struct bxi_shape){ dtype, ndim, shape, NULL }, tensor);
+}
+
+int bxi_tensor_for_bytes(struct bx_job *job, size_t bytes, struct bx_tensor **tensor)
+{
+    const int64_t shape = (int64_t)bytes;
+    int rc = bxi_job_check(job);
+
+    return rc < 0 ? rc : create(job, "a message", &(struct bxi_shape){ BX_U8, 1, &shape, NULL }, tensor);
 }
 
 int bx_tensor_wrap(void *data, enum bx_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,

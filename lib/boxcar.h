@@ -385,6 +385,8 @@ struct bx_options {
     uint64_t arena_bytes;       /* most that its tensors may take; default 64 GiB, BX_ARENA_BYTES. Address
                                  * space, not memory: pages are taken from /dev/shm as tensors are made */
     uint64_t loan_bytes_max;    /* most bytes of its tensors on loan at a time; default: no bound */
+    int pool_threads;           /* most blocking handlers and batch bodies that run at a time, 1 to 256, not counting
+                                 * those that wait in a call or for a future; default 16, BX_POOL_THREADS */
 };
 
 /* The environment's BX_HIST=all|off: of how many calls shmstat's histograms are made; else of one in 64.
@@ -494,7 +496,9 @@ uint64_t bx_request_deadline_ns(const struct bx_request *request);       /* CLOC
 
 enum bx_kind {
     BX_INLINE = 1,      /* short; runs where progress runs, must not wait (BX_E_WOULD_DEADLOCK) */
-    BX_BLOCKING = 2,    /* runs on the pool; may call and wait */
+    BX_BLOCKING = 2,    /* runs on the pool; may call and wait. Where handlers wait for each other in another way (a
+                         * condition variable, a pipe), options.pool_threads must be as many as wait at a time: the
+                         * rest is queued. A queue that has not moved for a second is logged; shmstat why shows it */
 };
 
 /* Reads args, writes reply, returns 0; or a negative code, with bx_fail for a text of its own. Both

@@ -36,7 +36,7 @@
 #define BXI_HOT_TLS __attribute__((tls_model("initial-exec"))) _Thread_local
 
 #define BXI_TEXT_BYTES 512          /* of an error's sentence */
-#define BXI_POOL_READY 16           /* threads of the pool that are not blocked in a wait */
+#define BXI_POOL_READY 16           /* threads of the pool that are not blocked in a wait, by default */
 #define BXI_POOL_MAX 256
 #define BXI_FRAMES_A_PASS 32        /* of one ring */
 #define BXI_DEFER_PASSES 3          /* before a bell that is probably not needed is rung */
@@ -281,6 +281,11 @@ struct bxi_pool {
     uint32_t threads;
     bxi_a32 blocked;            /* of the threads, in a wait */
     bool stop;
+    uint64_t taken;             /* tasks ever taken from the queue */
+    uint64_t taken_seen;        /* of them when it was last looked whether the queue moves */
+    bool watched;               /* the timer is set, or about to be, or its look is due */
+    bool stuck;                 /* the queue has not moved from one look to the next: inspectors are shown that */
+    struct bxi_timer timer;     /* job->lock */
     pthread_t thread[BXI_POOL_MAX];
 };
 
@@ -306,6 +311,7 @@ enum bxi_event {                /* bits of job->events: what a pass must look at
     BXI_EVENT_DEATH = 2,        /* death_seen of all peers */
     BXI_EVENT_BATCH = 4,        /* members changed, or a batch is due */
     BXI_EVENT_TIMER = 8,        /* a timer is due, seen by a thread that could not get the role */
+    BXI_EVENT_POOL = 16,         /* does the pool's queue move? */
 };
 
 enum bxi_phase { BXI_CREATED = 1, BXI_STARTED, BXI_STOPPING, BXI_STOPPED };
@@ -621,6 +627,7 @@ bool bxi_pool_block(struct bx_job *job);        /* this thread begins to wait; t
 void bxi_pool_unblock(struct bx_job *job);
 bool bxi_pool_owns_thread(const struct bx_job *job);       /* this thread is one of the pool's */
 void bxi_pool_stop(struct bx_job *job);
+void bxi_pool_look(struct bx_job *job);         /* role: says so if the queue has not moved for a second */
 
 /* ---- wait_show.c --------------------------------------------------------------------------------- */
 /* Shows inspectors what this thread waits for, if there is a row free and it has none. Hide before the wait ends. */

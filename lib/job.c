@@ -162,6 +162,26 @@ static int arena_from_environment(struct bx_options *options)
     return 0;
 }
 
+static int pool_from_environment(struct bx_options *options)
+{
+    const char *text = getenv("BX_POOL_THREADS");
+    char *end = NULL;
+
+    if (options->pool_threads == 0 && text != NULL && text[0] != '\0') {
+        long number = strtol(text, &end, 10);
+
+        if (*end != '\0' || number < 1 || number > BXI_POOL_MAX)
+            return bx_fail(-EINVAL, "BX_POOL_THREADS='%s' is not a number of 1 to %d", bxi_brief(text).text,
+                           BXI_POOL_MAX);
+        options->pool_threads = (int)number;
+    }
+    if (options->pool_threads == 0)
+        options->pool_threads = BXI_POOL_READY;
+    if (options->pool_threads < 1 || options->pool_threads > BXI_POOL_MAX)
+        return bx_fail(-EINVAL, "pool_threads is %d, not one of 1 to %d", options->pool_threads, BXI_POOL_MAX);
+    return 0;
+}
+
 static int wait_from_environment(struct bx_options *options)
 {
     const char *text = getenv("BX_WAIT");
@@ -217,6 +237,7 @@ static int read_options(struct bx_job *job, const struct bx_options *given)
     if (job->options.world_size == 0 && (rc = options_from_environment(&job->options)) < 0)
         return rc;
     if ((rc = wait_from_environment(&job->options)) < 0 || (rc = arena_from_environment(&job->options)) < 0 ||
+        (rc = pool_from_environment(&job->options)) < 0 ||
         (rc = bxi_hist_every(getenv("BX_HIST"), &job->hist_every)) < 0)
         return rc;
     return check_options(job, &job->options);

@@ -2,9 +2,13 @@
 /*
  * The pool that runs blocking handlers and the bodies of blocking batches.
  *
- * Threads are made when there is work and none is idle, up to 16 that are not blocked in a wait; one that
- * waits does not count, so nested calls never starve. 256 threads at most: when all of them are blocked
+ * Threads are made when there is work and none is idle, up to options.pool_threads (16) that are not blocked in a
+ * wait; one that waits does not count, so nested calls never starve. 256 threads at most: when all of them are blocked
  * in waits, a request is answered with BX_E_BUSY instead of being queued behind them for ever.
+ *
+ * Handlers that wait for each other in a way that the engine does not see may fill the pool and keep out the one that
+ * they wait for. So a queue that is not empty is looked at once a second: has nothing been taken from it, that is
+ * logged, once, and shown in the segment until something is.
  */
 #include "cancel.h"
 #include "trace.h"
@@ -16,12 +20,25 @@
 
 static _Thread_local struct bx_job *pool_job;       /* whose pool this thread belongs to */
 
+#define LOOK_NS UINT64_C(1000000000)
+
 /* ---- tasks ------------------------------------------------------------------------------------- */
 
-static struct bxi_task *take_task(struct bxi_pool *pool)
+/* pool.lock. */
+static void show_moving(struct bx_job *job)
 {
+    if (job->pool.stuck)
+        bxi_store_relaxed(&job->control->now.pool_stuck_ns, 0);     /* relaxed: for inspectors */
+    job->pool.stuck = false;
+}
+
+static struct bxi_task *take_task(struct bx_job *job)
+{
+    struct bxi_pool *pool = &job->pool;
     struct bxi_task *task = pool->head;
 
+    pool->taken++;
+    show_moving(job);
     pool->head = task->next;
     if (pool->head == NULL)
         pool->tail = NULL;
@@ -86,7 +103,7 @@ static void *run_thread(void *argument)
         if (pool->head == NULL)
             break;
 
-        struct bxi_task *task = take_task(pool);
+        struct bxi_task *task = take_task(job);
 
         pthread_mutex_unlock(&pool->lock);
         if (task->batcher != NULL)
@@ -133,7 +150,7 @@ static int grow(struct bx_job *job)
 
     if (pool->queued <= pool->idle || pool->stop)
         return 0;
-    if (pool->threads < BXI_POOL_MAX && pool->threads - blocked < BXI_POOL_READY)
+    if (pool->threads < BXI_POOL_MAX && pool->threads - blocked < (uint32_t)job->options.pool_threads)
         rc = add_thread(job);
     if (pool->threads == blocked)
         return rc < 0 ? rc : BX_E_BUSY;
@@ -183,8 +200,80 @@ static int enqueue(struct bx_job *job, struct bxi_task *task)
     return 0;
 }
 
+/* ---- does the queue move? --------------------------------------------------------------------------- */
+
+static void look_due(struct bx_job *job, struct bxi_timer *timer)
+{
+    (void)timer;
+    bxi_event(job, BXI_EVENT_POOL);
+}
+
+static void watch_queue(struct bx_job *job)
+{
+    uint64_t at_ns = bxi_now_ns() + LOOK_NS;
+
+    bxi_lock(&job->lock);
+    job->pool.timer.fire = look_due;
+    if (bxi_timer_set(&job->timers, &job->pool.timer, at_ns) == 0)
+        bxi_timer_added(job);           /* else there is no memory for the timer: nobody is told */
+    bxi_unlock(&job->lock);
+}
+
+/* pool.lock. Inspectors are shown how it is. */
+static void show_stuck(struct bx_job *job, uint32_t busy)
+{
+    struct bxi_now *now = &job->control->now;
+
+    /* Relaxed, both: published by the store of pool_stuck_ns. */
+    bxi_store_relaxed(&now->pool_busy, busy);
+    bxi_store_relaxed(&now->pool_waiting, job->pool.queued);
+    if (!job->pool.stuck)
+        /* Release, for inspectors in other processes: the words above are there. */
+        bxi_store_release(&now->pool_stuck_ns, bxi_now_ns() - LOOK_NS);
+    job->pool.stuck = true;
+}
+
+void bxi_pool_look(struct bx_job *job)
+{
+    struct bxi_pool *pool = &job->pool;
+    uint32_t busy, waiting;
+    bool tell, watch;
+
+    pthread_mutex_lock(&pool->lock);
+    waiting = pool->queued;
+    /* Relaxed: a thread that begins or ends to wait right now may be counted or not. */
+    busy = pool->threads - pool->idle - bxi_load_relaxed(&pool->blocked);
+    tell = pool->taken == pool->taken_seen && waiting > 0 && !pool->stuck;
+    if (pool->taken == pool->taken_seen && waiting > 0)
+        show_stuck(job, busy);
+    if (waiting == 0)
+        show_moving(job);               /* what stood there was cancelled */
+    pool->taken_seen = pool->taken;
+    pool->watched = watch = waiting > 0 && !pool->stop;
+    pthread_mutex_unlock(&pool->lock);
+    if (tell)
+        bxi_log(1, "all %u threads of the pool of worker '%s' have been busy for a second, %u %s; if its "
+                   "handlers wait for each other, give it more: options.pool_threads, BX_POOL_THREADS", busy,
+                job->name, waiting, waiting == 1 ? "request waits" : "requests wait");
+    if (watch)
+        watch_queue(job);
+}
+
+/* pool.lock. Is somebody to look from now on? */
+static bool begin_watch(struct bxi_pool *pool)
+{
+    if (pool->watched || pool->queued <= pool->idle)
+        return false;
+    pool->watched = true;
+    pool->taken_seen = pool->taken;
+    return true;
+}
+
+/* ---- submitting ------------------------------------------------------------------------------------- */
+
 int bxi_pool_submit(struct bx_job *job, struct bxi_task *task)
 {
+    bool watch;
     int rc = 0;
 
     if (task->batcher == NULL) {
@@ -196,7 +285,10 @@ int bxi_pool_submit(struct bx_job *job, struct bxi_task *task)
     }
     pthread_mutex_lock(&job->pool.lock);
     rc = enqueue(job, task);
+    watch = begin_watch(&job->pool);
     pthread_mutex_unlock(&job->pool.lock);
+    if (watch)
+        watch_queue(job);
     if (rc < 0 && task->batcher == NULL) {
         bxi_lock(&job->lock);
         bxi_serving_cancel(&task->request);

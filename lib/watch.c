@@ -322,6 +322,8 @@ void bxi_look_events(struct bx_job *job)
         bxi_batches_look(job);
     if (events & BXI_EVENT_TIMER)
         bxi_timers_look(job);
+    if (events & BXI_EVENT_POOL)
+        bxi_pool_look(job);
 }
 
 /* ---- the watchdog ------------------------------------------------------------------------------ */

@@ -196,13 +196,16 @@ struct bxi_loans {
     bxi_a64 borrowed_total;
 };
 
-/* The inline or async handler that runs in this moment where progress runs. For inspectors, all three. */
+/* The inline or async handler that runs in this moment where progress runs, and the pool. For inspectors, all. */
 struct bxi_now {
     bxi_a64 since_ns;           /* owner: CLOCK_MONOTONIC_COARSE; 0: none. Last written, first cleared */
     bxi_a64 id;
     bxi_a64 who;                /* caller's rank | function << 16 */
     bxi_a64 spins;              /* 1 while a thread spins for work */
-    uint8_t reserved[32];
+    bxi_a64 pool_stuck_ns;      /* CLOCK_MONOTONIC: the pool's queue has not moved since; 0: it moves. Last written */
+    bxi_a64 pool_busy;          /* then: threads that are busy */
+    bxi_a64 pool_waiting;       /* then: what waits in the queue */
+    uint8_t reserved[8];
 };
 struct bxi_serving {
     bxi_a64 where;              /* enum bxi_where | thread id << 8; last written, first cleared */

@@ -87,7 +87,8 @@ static const struct field function_fields[] = {
 
 static const struct field now_fields[] = {
     FIELD(bxi_now, since_ns), FIELD(bxi_now, id),       FIELD(bxi_now, who),
-    FIELD(bxi_now, spins),    FIELD(bxi_now, reserved), { NULL, 0, 0 },
+    FIELD(bxi_now, spins),    FIELD(bxi_now, pool_stuck_ns), FIELD(bxi_now, pool_busy),
+    FIELD(bxi_now, pool_waiting), FIELD(bxi_now, reserved), { NULL, 0, 0 },
 };
 
 static const struct field wait_fields[] = {

@@ -349,6 +349,23 @@ static struct next follow_body(const struct chain *chain, const struct stat_call
     return follow_thread(chain, call->to, call->thread);
 }
 
+/* Whether the pool that a call waits for has not taken anything for a second or more. */
+static void say_pool(const struct chain *chain, int rank)
+{
+    const struct stat_worker *worker = stat_reader(chain->job, (uint32_t)rank);
+    const struct bxi_now *now = worker != NULL ? &worker->control->now : NULL;
+    uint64_t since_ns = now != NULL ? stat_word(&now->pool_stuck_ns) : 0;
+    unsigned long long busy, waiting;
+
+    if (since_ns == 0)
+        return;
+    busy = stat_word(&now->pool_busy);
+    waiting = stat_word(&now->pool_waiting);
+    say(chain, "For %s all %llu threads of its pool are busy, %llu %s. If its handlers wait for each other, it needs "
+               "more: options.pool_threads, BX_POOL_THREADS.", stat_span_text(stat_since(since_ns, CLOCK_MONOTONIC)),
+        busy, waiting, waiting == 1 ? "request waits" : "requests wait");
+}
+
 static void say_where(const struct chain *chain, const struct stat_call *call)
 {
     const char *callee = name_of(chain, call->to);
@@ -364,6 +381,7 @@ static void say_where(const struct chain *chain, const struct stat_call *call)
         break;
     case STAT_POOL:
         say(chain, "The request waits at %s for a thread of the pool.", callee);
+        say_pool(chain, call->to);
         break;
     case STAT_INLINE:
         say(chain, "Its handler runs in %s, where progress is made.", callee);

@@ -4,8 +4,8 @@
  * it: "lock" under job->lock, "role" by the thread that holds the progress role, "start" written before
  * bx_job_start returns and never again.
  *
- * Locks: job->lock, job->wait_lock, pool.lock, and each lender's. None is taken inside another, but for
- * job->lock inside a lender's; and none is ever held while user code runs.
+ * Locks: job->lock, job->wait_lock, job->future_lock, pool.lock, each lender's, and those of gather.c. None is taken
+ * inside another, but for job->lock inside a lender's; and none is ever held while user code runs.
  */
 #ifndef BXI_INTERNAL_H
 #define BXI_INTERNAL_H

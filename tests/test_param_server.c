@@ -231,6 +231,8 @@ Test(param_server, makes_an_update_of_each_gradient_where_one_is_enough, .timeou
     /* Its own update is older than the other's at times, and never by more than those of the other. */
     cr_expect_leq(result->late_gradients, result->updates);
     cr_expect_leq(result->late_versions_max, flags.num_batches);
+    /* The newest, the next, and of each trainer the one that it computes with and the one on its way. */
+    cr_expect_leq(result->versions_live_max, 2 + 2 * (uint64_t)flags.trainers);
     ps_result_destroy(result, &flags);
 }
 
@@ -255,8 +257,13 @@ Test(param_server, accounts_for_every_tensor_and_second, .timeout = LIMIT_S)
         cr_expect_leq(trainer->total_s, result->total_s);
         cr_expect_geq(sum, 0.5 * trainer->total_s);
     }
-    for (size_t i = 0; i < result->updates; i++)
+    double seconds = 0.0;
+    for (size_t i = 0; i < result->updates; i++) {
         cr_expect_geq(result->update[i].beyond_compute_s, result->update[i].step_s);
+        cr_expect_geq(result->update[i].seconds, result->update[i].step_s);
+        seconds += result->update[i].seconds;
+    }
+    cr_expect_leq(seconds, result->total_s);
     cr_expect_leq(result->versions_live_max, 2 + (uint64_t)SMALL.trainers);
     ps_params_fini(&params);
     bx_net_destroy(net);

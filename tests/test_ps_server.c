@@ -19,6 +19,9 @@
 #define TENSORS 62              /* of a resnet18 */
 
 enum gate { SECOND = 0 };
+enum value { SENT_NS = 0 };     /* by trainer 2, its second row */
+
+#define EARLIER_NS UINT64_C(5000000000)
 
 static const struct ps_flags FLAGS = {
     .trainers = 2, .batch_update_size = 3, .num_batches = 1, .batch_size = 3, .image = 32, .num_classes = 4,
@@ -41,7 +44,7 @@ static void fetch_first_model(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, server_of(job), "get_model", NULL, NULL, &first_model), 0);
 }
 
-static struct bx_msg *make_row(uint64_t version, double loss)
+static struct bx_msg *make_row(uint64_t version, double loss, uint64_t sent_ns)
 {
     struct bx_reader model = bx_msg_reader(first_model);
     struct ps_report report = { .pid = getpid() };
@@ -49,7 +52,7 @@ static struct bx_msg *make_row(uint64_t version, double loss)
 
     HARNESS_EQ(bx_read_u64(&model), 0);
     bx_msg_put_u64(row, version);
-    bx_msg_put_u64(row, ps_now_ns());
+    bx_msg_put_u64(row, sent_ns);
     bx_msg_put_f64(row, loss);
     HARNESS_EQ(ps_put_report(row, &report), 0);
     for (int i = 0; i < TENSORS; i++)
@@ -58,15 +61,30 @@ static struct bx_msg *make_row(uint64_t version, double loss)
 }
 
 /* Sends a row and expects that code; the sentence of a failure has the part. */
-static struct bx_msg *send_row(struct bx_job *job, uint64_t version, double loss, int code, const char *part)
+static struct bx_msg *send_row_of(struct bx_job *job, struct bx_msg *row, int code, const char *part)
 {
-    struct bx_msg *row = make_row(version, loss), *reply = NULL;
+    struct bx_msg *reply = NULL;
 
     HARNESS_EQ(bx_rpc_sync(job, server_of(job), "update_and_fetch_model", row, NULL, &reply), code);
     if (code < 0)
         HARNESS_HAS(bx_error_text(), part);
     bx_msg_destroy(row);
     return reply;
+}
+
+static struct bx_msg *send_row(struct bx_job *job, uint64_t version, double loss, int code, const char *part)
+{
+    return send_row_of(job, make_row(version, loss, ps_now_ns()), code, part);
+}
+
+/* That version, and so long a wait for the others. */
+static void expect_waited(struct bx_msg *reply, uint64_t version, uint64_t waited_ns)
+{
+    struct bx_reader reader = bx_msg_reader(reply);
+
+    HARNESS_EQ(bx_read_u64(&reader), version);
+    HARNESS_EQ(bx_read_u64(&reader), waited_ns);
+    bx_msg_destroy(reply);
 }
 
 static void expect_version(struct bx_msg *reply, uint64_t version)
@@ -105,7 +123,7 @@ static int sends_a_stray_row(const struct bx_request *request, struct bx_reader 
 
     (void)args, (void)reply, (void)context;
     fetch_first_model(job);
-    row = make_row(0, 1000);
+    row = make_row(0, 1000, ps_now_ns());
     HARNESS_EQ(bx_rpc_async(job, server_of(job), "update_and_fetch_model", row, NULL, &stray), 0);
     bx_msg_destroy(row);
     return bx_rpc_sync(job, server_of(job), "get_model", NULL, NULL, NULL);
@@ -124,6 +142,7 @@ static int is_refused(const struct bx_request *request, struct bx_reader *args, 
 static void first_trainer(struct bx_job *job)
 {
     struct bx_msg *reply;
+    uint64_t sent_ns;
 
     HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, 3), "send_stray", NULL, NULL, NULL), 0);
     /* With the stray row and trainer 2's, which is of no version: this is the only one that counts. */
@@ -131,8 +150,12 @@ static void first_trainer(struct bx_job *job)
     expect_one_step(reply);
     expect_version(reply, 1);
     HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, 3), "is_refused", NULL, NULL, NULL), 0);
+    /* It says that it was sent long before the other. */
+    sent_ns = ps_now_ns() - EARLIER_NS;
     harness_post(SECOND);
-    expect_version(send_row(job, 1, 1, 0, NULL), 2);
+    reply = send_row_of(job, make_row(1, 1, sent_ns), 0, NULL);
+    HARNESS_CHECK(harness_load(SENT_NS) >= sent_ns + EARLIER_NS);
+    expect_waited(reply, 2, harness_load(SENT_NS) - sent_ns);
     send_row(job, 2, 1, -EINVAL, "2 updates");
 }
 
@@ -140,7 +163,8 @@ static void second_trainer(struct bx_job *job)
 {
     send_row(job, 1, 1000, -EINVAL, "there is no version 1 yet");
     harness_await(SECOND, 1);
-    expect_version(send_row(job, 0, 2, 0, NULL), 2);
+    harness_store(SENT_NS, ps_now_ns());
+    expect_waited(send_row_of(job, make_row(0, 2, harness_load(SENT_NS)), 0, NULL), 2, 0);
     send_row(job, 2, 1, -EINVAL, "2 updates");
 }
 

@@ -127,21 +127,21 @@ refresh_base()
         # shellcheck disable=SC2086
         build "$base" "$config" $targets || { tail -n 30 "$work/build.log"; return 1; }
     done
-    cp -a "$base" "$work/tree"
+    cp -a "$base" "$work/tree" && cp -a "$base" "$work/base"
 }
 
-# Takes from the base every file that changed after the mutant was put in, and the mutated file itself: its time
+# Takes from the second copy every file that changed after the mutant was put in, and the mutated file itself: its time
 # may equal the stamp's.
 restore()
 {
     (cd "$work/tree" && find . -newer "$work/stamp" -type f) | while read -r changed; do
-        if [ -e "$base/$changed" ]; then
-            cp -p --remove-destination "$base/$changed" "$work/tree/$changed"
+        if [ -e "$work/base/$changed" ]; then
+            cp -p --remove-destination "$work/base/$changed" "$work/tree/$changed"
         else
             rm -f "$work/tree/$changed"
         fi
     done
-    cp -p --remove-destination "$base/$file" "$work/tree/$file"
+    cp -p --remove-destination "$work/base/$file" "$work/tree/$file"
 }
 
 # ---- Tests -------------------------------------------------------------------------------------------

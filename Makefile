@@ -56,7 +56,8 @@ OPTIMISE_asan    := -O1 -g -fno-omit-frame-pointer -fsanitize=address
 OPTIMISE_ubsan   := -O1 -g -fno-omit-frame-pointer -fsanitize=undefined -fno-sanitize-recover=all
 # ThreadSanitizer sees a copy only where it is a call.
 OPTIMISE_tsan    := -O1 -g -fno-omit-frame-pointer -fsanitize=thread -fno-builtin-memcpy
-OPTIMISE_cov     := -O0 -g --coverage
+# See tests/cov/exit.c.
+OPTIMISE_cov     := -O0 -g --coverage -Wl,--wrap=_exit
 
 WARNINGS := -Wall -Wextra -Wshadow -Wpedantic -Wstrict-prototypes -Wmissing-prototypes
 ifeq ($(WERROR),1)
@@ -65,7 +66,7 @@ endif
 
 ALL_CPPFLAGS := -D_GNU_SOURCE -I. -Ilib -Ishm -I$(O)/text -DBXI_CUDA=$(if $(filter 0,$(CUDA)),0,1) $(CPPFLAGS)
 ALL_CFLAGS   := -std=gnu11 $(OPTIMISE_$(CONFIG)) -fPIC -fvisibility=hidden -pthread $(WARNINGS)
-ALL_LDFLAGS  := -pthread $(filter -fsanitize=% --coverage -flto% -O2,$(OPTIMISE_$(CONFIG))) $(CFLAGS) $(LDFLAGS)
+ALL_LDFLAGS  := -pthread $(filter -fsanitize=% --coverage -Wl% -flto% -O2,$(OPTIMISE_$(CONFIG))) $(CFLAGS) $(LDFLAGS)
 
 # Flags of single objects. EXACT ones come last and so win over the caller's: they are about
 # results, not speed. Contraction of a*b+c would change the last bits from one processor to the
@@ -99,7 +100,7 @@ VERSION := $(shell awk '/define BX_VERSION_(MAJOR|MINOR|PATCH)/ { v = v dot $$3;
 SONAME  := libboxcar.so.$(firstword $(subst ., ,$(VERSION)))
 
 GPU_SRCS := $(if $(filter 0,$(CUDA)),gpu/stub.c,$(filter-out gpu/stub.c,$(wildcard gpu/*.c)))
-LIB_SRCS := $(wildcard shm/*.c lib/*.c) $(GPU_SRCS)
+LIB_SRCS := $(wildcard shm/*.c lib/*.c) $(GPU_SRCS) $(if $(filter cov,$(CONFIG)),tests/cov/exit.c)
 NN_SRCS  := $(if $(filter 0,$(CUDA)),$(filter-out lib/nn/cuda_%.c,$(wildcard lib/nn/*.c)) lib/nn/cuda_stub.c,\
 	$(filter-out lib/nn/cuda_stub.c,$(wildcard lib/nn/*.c)))
 
@@ -155,8 +156,7 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(foreach p,$(PROGRAMS) unit stress,$(
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: all tests demo test unit e2e check stress stats soak test-gpu test-reference mutants lint \
-	deps deps-unit deps-test deps-lint \
-	install uninstall clean help FORCE
+	coverage coverage-run deps deps-unit deps-test deps-lint install uninstall clean help FORCE
 
 all: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(PROGRAMS:%=$(B)/bin/%)
 
@@ -324,6 +324,14 @@ mutants: deps-unit
 	@BX_SOURCE_DIR='$(CURDIR)' BX_BUILD_DIR='$(abspath $(BUILD))' CC='$(CC)' MAKE='$(MAKE)' \
 		tests/mutants/run.sh $(MUTANTS)
 
+coverage: deps-unit
+	@$(MAKE) --no-print-directory CONFIG=cov coverage-run
+
+coverage-run: $(B)/tests/unit $(B)/bin/shmstat $(FAKE_CUDA)
+	@find $(O) -name '*.gcda' -exec rm -f {} +
+	-@$(TEST_ENV) tests/run_unit.sh
+	@$(TEST_ENV) tests/coverage.sh
+
 check: deps
 	@$(MAKE) --no-print-directory all
 	@$(TEST_ENV) tests/run_scripts.sh tests/check_*.sh
@@ -404,6 +412,7 @@ help:
 #? make stats           what shmstat's counters, tables and histograms cost an empty call, 20 runs
 #? make mutants         puts faults into a copy of the sources: do the tests notice? See tests/mutants/README.md;
 #?                      MUTANTS='timer NAME' picks lists or mutants
+#? make coverage        the lines and branches of lib/ and shm/ that the unit tests run, a line a file (gcov)
 #? make check           static checks: layers, atomics, style, top level, exported symbols
 #? make lint            gcc and clang with warnings as errors, clang-tidy, cppcheck, clang-format
 #? make install         into $(DESTDIR)$(PREFIX), by default /usr/local; run ldconfig afterwards

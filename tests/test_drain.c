@@ -111,6 +111,42 @@ Test(drain, drops_the_requests_of_the_dead, .timeout = 20)
         .size = 2, .setup = setup, .dies = 1u << 1, .body = { drop_what_the_dead_asked_for, ask_and_be_killed } });
 }
 
+/* ---- Replies of the dead ------------------------------------------------------------------------ */
+
+static struct bx_future *last_words;
+
+static void hear_and_kill(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "count", NULL, NULL, &last_words), 0);
+    bxi_bells_flush(job);
+    while (!bxi_ring_ready(&job->peers[1].in))
+        sched_yield();
+    kill_worker1(job);
+}
+
+static void take_what_the_dead_has_answered(struct bx_job *job)
+{
+    while_stalled = hear_and_kill;
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
+    stall_oneself(job);
+    HARNESS_EQ(bx_future_wait(last_words, BX_FOREVER), 0);
+    bx_future_release(last_words);
+}
+
+static void answer_until_killed(struct bx_job *job)
+{
+    (void)job;
+    harness_leaves_by_itself();
+    for (;;)
+        pause();
+}
+
+Test(drain, takes_the_replies_of_the_dead, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .dies = 1u << 1, .body = { take_what_the_dead_has_answered, answer_until_killed } });
+}
+
 /* ---- Left, then dead ---------------------------------------------------------------------------- */
 
 /* Between the state and its bells: the pidfd alone tells of it. */

@@ -550,6 +550,7 @@ static void lends_into_a_full_ring(struct bx_job *job)
     static const char payload[8000];
     const struct bx_call_options at_once = { .no_wait = true };
     struct bx_msg *full = bx_msg_create(sizeof(payload)), *args = loans_msg(job, 1, 2, 5000);
+    struct bx_arena_info arena = { 0 };
     uint64_t generations[2];
     int rc;
 
@@ -579,6 +580,9 @@ static void lends_into_a_full_ring(struct bx_job *job)
     loans_come_back(job, 1);
     HARNESS_EQ(harness_counter(job, "leases_returned"), harness_counter(job, "leases_granted"));
     bx_msg_destroy(full);
+    /* Nobody holds a block any more, of calls that failed neither. */
+    HARNESS_EQ(bx_job_arena(job, &arena), 0);
+    HARNESS_EQ(arena.used_bytes, 0);
 }
 
 Test(lease, of_a_one_way_call_that_finds_the_ring_full_is_none, .timeout = 30)

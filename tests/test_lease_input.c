@@ -565,6 +565,35 @@ Test(lease_input, that_is_more_than_a_message_cuts_off, .timeout = 60)
                                          .options = { .arena_bytes = BX_MSG_MAX + (8 << 20) } });
 }
 
+/* There is nobody to take what it lends: it goes back with the error. */
+static void lends_to_no_function(struct bx_job *job)
+{
+    struct forgery forgery = right_forgery(BXI_ONEWAY, false);
+
+    forgery.frame.function = BXI_FUNCTION_MAX;
+    HARNESS_CHECK(put_forgery(job, &forgery));
+}
+
+static void takes_nothing(struct bx_job *job)
+{
+    struct bx_future *future = held_call(job);
+
+    strikes_now();
+    /* This answer is read when that frame has been dealt with. */
+    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(3)), 3);
+    HARNESS_EQ(harness_counter(job, "requests_refused"), 1);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+    HARNESS_EQ(loans_of(job, 1).borrowed, 0);
+    harness_post(FINISHED);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
+    bx_future_release(future);
+}
+
+Test(lease_input, to_a_function_that_is_not_there_goes_back, .timeout = 30)
+{
+    run(lends_to_no_function, takes_nothing);
+}
+
 /* The offset and the descriptors lie inside, the message's bytes behind the end. */
 static void ends_outside(struct bx_job *job)
 {

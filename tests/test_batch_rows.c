@@ -208,3 +208,100 @@ Test(batch_rows, fail_where_there_is_no_thread_and_the_next_ones_run, .timeout =
     cr_expect_eq(harness_load(RUNS), 1);
     cr_expect_eq(harness_load(RECORD), 12);
 }
+
+/* ---- The timer of the oldest row, and rows that are cancelled ------------------------------------ */
+
+static int setup_patient(struct bx_job *job)
+{
+    return setup_with(job, &(struct bx_batch_options){ .flush_after_ns = UINT64_C(3600000000000) }, 2);
+}
+
+/* How many rows wait at the owner, of whom the last one is, and whether their flush is still to come. */
+static void await_rows(struct bx_job *job, uint32_t rows, int rank)
+{
+    struct bxi_batcher *batcher = job->batchers;
+    bool are_there = false;
+
+    while (!are_there) {
+        sched_yield();
+        bxi_lock(&job->lock);
+        are_there = batcher->waiting == rows;
+        if (are_there && rows > 0 && rank >= 0)
+            HARNESS_EQ(batcher->tail->request.peer->rank, rank);
+        if (are_there)
+            HARNESS_EQ(batcher->timer.heap_index != 0, rows > 0);
+        bxi_unlock(&job->lock);
+    }
+}
+
+static void watch_the_rows(struct bx_job *job)
+{
+    await_rows(job, 2, -1);
+    harness_post(READY);                /* worker 1 cancels, whose call has the same id as that of worker 3 */
+    await_rows(job, 1, 3);
+    harness_post(TOUCHED);              /* so does worker 3 */
+    await_rows(job, 0, -1);
+    harness_post(DONE);                 /* and then both members call */
+    while (harness_load(RUNS) == 0)
+        sched_yield();
+    await_rows(job, 0, -1);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+static void cancel_at(struct bx_job *job, int gate)
+{
+    struct bx_future *future = begin(job, 1);
+
+    harness_await(gate, 1);
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    bx_future_release(future);
+    harness_await(DONE, 1);
+}
+
+static void cancel_first(struct bx_job *job)
+{
+    cancel_at(job, READY);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1), 3);
+}
+
+static void call_at_last(struct bx_job *job)
+{
+    harness_await(DONE, 1);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 2), 3);
+}
+
+static void cancel_second(struct bx_job *job)
+{
+    cancel_at(job, TOUCHED);
+}
+
+Test(batch_rows, that_are_cancelled_or_run_take_their_timer_along, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 4, .setup = setup_patient, .body = { watch_the_rows, cancel_first, call_at_last, cancel_second } });
+}
+
+/* ---- Replies that cannot be written ------------------------------------------------------------- */
+
+static int overflow(struct bx_batch *batch, void *context)
+{
+    (void)context;
+    for (size_t row = 0; row < bx_batch_rows(batch); row++)
+        bx_msg_put_bytes(bx_batch_reply(batch, row), "", SIZE_MAX - 64);
+    return 0;
+}
+
+static int setup_overflow(struct bx_job *job)
+{
+    return bx_register_batch(job, "overflow", overflow, NULL, NULL);
+}
+
+static void call_overflow(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "overflow", NULL, NULL, NULL), -ENOMEM);
+}
+
+Test(batch_rows, whose_reply_could_not_be_made_fail, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_overflow, .body = { NULL, call_overflow } });
+}

@@ -39,9 +39,10 @@ static int gate(const struct bx_request *request, struct bx_reader *args, struct
 /* Answers with that many bytes. */
 static int large(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
-    static const char bytes[1000];
+    char bytes[1000];
 
     (void)request, (void)context;
+    memset(bytes, 'x', sizeof(bytes));
     for (int64_t left = bx_read_i64(args); left > 0; left -= 1000)
         HARNESS_EQ(bx_msg_put_bytes(reply, bytes, sizeof(bytes)), 0);
     return 0;
@@ -136,6 +137,32 @@ static void call_for_much(struct bx_job *job)
 Test(engine, does_not_keep_the_memory_of_one_large_reply)
 {
     two(call_for_much, NULL, 0);
+}
+
+/* The bytes of a large reply lie in what was lent for it; those that are added need room of their own. */
+static void add_to_a_large_reply(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(100000), *reply = NULL;
+    const unsigned char *bytes;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "large", args, NULL, &reply), 0);
+    HARNESS_EQ(bx_msg_bytes(reply), 100000);
+    for (int i = 0; i < 100000; i++)
+        HARNESS_EQ(((const unsigned char *)bx_msg_data(reply))[i], 'x');
+    HARNESS_EQ(bx_msg_put_bytes(reply, "yz", 2), 0);
+    HARNESS_EQ(bx_msg_bytes(reply), 100002);
+    bytes = bx_msg_data(reply);
+    for (int i = 0; i < 100000; i++)
+        HARNESS_EQ(bytes[i], 'x');
+    HARNESS_EQ(bytes[100000], 'y');
+    HARNESS_EQ(bytes[100001], 'z');
+    bx_msg_destroy(reply);
+    bx_msg_destroy(args);
+}
+
+Test(engine, keeps_the_bytes_of_a_large_reply_that_is_added_to)
+{
+    two(add_to_a_large_reply, NULL, 0);
 }
 
 /* ---- Slots and timers --------------------------------------------------------------------------- */

@@ -225,3 +225,22 @@ Test(msg, is_null_when_there_is_no_memory_for_it)
     cr_expect_null(bx_msg_create(SIZE_MAX));
     cr_expect_null(bx_msg_create(SIZE_MAX / 2));
 }
+
+/* Each size of the first room, and each number of bytes in it when it has to grow, twice. */
+Test(msg, loses_no_byte_when_it_grows)
+{
+    unsigned char bytes[256];
+
+    for (size_t i = 0; i < sizeof(bytes); i++)
+        bytes[i] = (unsigned char)(i * 7 + 1);
+    for (size_t room = 1; room < 100; room++) {
+        struct bx_msg *msg = bx_msg_create(room);
+
+        cr_assert_eq(bx_msg_put_bytes(msg, bytes, room), 0);
+        cr_assert_eq(bx_msg_put_bytes(msg, bytes + room, 1), 0);
+        cr_assert_eq(memcmp(bx_msg_data(msg), bytes, room + 1), 0, "room for %zu", room);
+        cr_assert_eq(bx_msg_put_bytes(msg, bytes + room + 1, sizeof(bytes) - room - 1), 0);
+        cr_assert_eq(memcmp(bx_msg_data(msg), bytes, sizeof(bytes)), 0, "room for %zu", room);
+        bx_msg_destroy(msg);
+    }
+}

@@ -502,11 +502,21 @@ Test(engine, leaves_one_s_own_loop_still)
 
 /* ---- A large world ------------------------------------------------------------------------------ */
 
-/* Ranks have bits in words of 64. */
+/* Ranks have bits in words of 64. The callee sleeps, so each call needs a bell: without it the callee's watchdog
+ * would find the request a second later. */
 static void call_beyond_63(struct bx_job *job)
 {
-    for (int i = 0; i < 20; i++)
+    bxi_a64 *armed = (bxi_a64 *)(uintptr_t)&job->peers[65].view.control->header.armed;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker65", "count", NULL, NULL, NULL), 0);
+    for (int i = 1; i < 20; i++) {
+        uint64_t rung = harness_counter(job, "doorbells_rung");
+
+        while ((bxi_load_seq_cst(armed) & 3) == BXI_AWAKE)
+            sched_yield();
         HARNESS_EQ(bx_rpc_sync(job, "worker65", "count", NULL, NULL, NULL), 0);
+        HARNESS_CHECK(harness_counter(job, "doorbells_rung") > rung);
+    }
 }
 
 Test(engine, rings_workers_beyond_rank_63, .timeout = 100)

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 
 enum { READY, BODY_ENTERED, BODY_GO, TOUCHED, DONE };       /* gates */
 enum { RUNS, BODY_WAITS, RECORD = 16 };                     /* values */
@@ -304,4 +305,33 @@ static void call_overflow(struct bx_job *job)
 Test(batch_rows, whose_reply_could_not_be_made_fail, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_overflow, .body = { NULL, call_overflow } });
+}
+
+/* ---- Members that are dead ---------------------------------------------------------------------- */
+
+static void add_the_dead(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    HARNESS_EQ(bx_batch_add_member(job, "sum", 1), BX_E_PEER_DEAD);
+    HARNESS_HAS(bx_error_text(), "rank 1");
+    HARNESS_EQ(job->batchers->members[0], 0);
+    HARNESS_EQ(bx_batch_remove_member(job, "sum", 1), 0);
+}
+
+static void be_killed(struct bx_job *job)
+{
+    (void)job;
+    harness_leaves_by_itself();
+    raise(SIGKILL);
+}
+
+static int setup_one_member(struct bx_job *job)
+{
+    return setup_with(job, NULL, 1);
+}
+
+Test(batch_rows, of_the_dead_are_not_waited_for_again, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_one_member, .dies = 1u << 1, .body = { add_the_dead, be_killed } });
 }

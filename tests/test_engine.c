@@ -36,13 +36,17 @@ static int gate(const struct bx_request *request, struct bx_reader *args, struct
     return count(request, args, reply, context);
 }
 
-/* Answers with that many bytes. */
+/* Answers with that many bytes, and a tensor, so that the bytes do not lie at the beginning of what is lent. */
 static int large(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
+    struct bx_tensor *tensor = NULL;
     char bytes[1000];
 
-    (void)request, (void)context;
+    (void)context;
     memset(bytes, 'x', sizeof(bytes));
+    HARNESS_EQ(bx_tensor_create(bx_request_job(request), BX_U8, 1, &(int64_t){ 16 }, &tensor), 0);
+    HARNESS_EQ(bx_msg_put_tensor(reply, tensor), 0);
+    bx_tensor_release(tensor);
     for (int64_t left = bx_read_i64(args); left > 0; left -= 1000)
         HARNESS_EQ(bx_msg_put_bytes(reply, bytes, sizeof(bytes)), 0);
     return 0;

@@ -87,10 +87,8 @@ int bxi_job_check_any(const struct bx_job *job)
 
 int bxi_job_check(const struct bx_job *job)
 {
-    int rc = bxi_job_check_any(job);
-
-    if (rc < 0)
-        return rc;
+    if (job == NULL || forked(job))
+        return bxi_job_check_any(job);
 
     uint32_t phase = bxi_load_relaxed(&job->phase);
 

@@ -39,6 +39,7 @@ Test(error, knows_errno_too)
 {
     cr_expect_str_eq(bx_error_name(-EAGAIN), "-EAGAIN");
     cr_expect_str_eq(bx_error_name(-ENOENT), "-ENOENT");
+    cr_expect_str_eq(bx_error_name(0), "0");
     cr_expect_str_eq(bx_strerror(-ENOENT), strerror(ENOENT));
 }
 

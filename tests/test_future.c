@@ -112,6 +112,26 @@ Test(future, set_with_a_message_in_error_fails_with_that_error)
     bx_future_release(future);
 }
 
+static int put_too_much(struct bx_future *in, struct bx_msg *out, void *context)
+{
+    (void)in;
+    (void)context;
+    bx_msg_put_bytes(out, "x", SIZE_MAX - 64);
+    return 0;
+}
+
+Test(future, then_that_leaves_its_message_in_error_fails_with_that_error)
+{
+    struct bx_future *future = bx_future_create(NULL);
+    struct bx_future *child = bx_future_then(future, put_too_much, NULL);
+
+    cr_assert_eq(bx_future_set(future, number(1)), 0);
+    cr_expect_eq(bx_future_error(child), -ENOMEM);
+    cr_expect_null(bx_future_value(child));
+    bx_future_release(child);
+    bx_future_release(future);
+}
+
 Test(future, of_one_s_own_can_be_cancelled)
 {
     struct bx_future *future = bx_future_create(NULL);

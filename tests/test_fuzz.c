@@ -386,9 +386,9 @@ Test(fuzz, a_function_behind_the_last_is_refused, .timeout = 30)
                                          .body = { answers_what_cannot_be, is_hostile, stays_served } });
 }
 
-static void function_count_of_all(struct bx_job *job)
+static void function_count_too_high(struct bx_job *job)
 {
-    bxi_store_release(&job->control->header.function_count, UINT32_MAX);
+    bxi_store_release(&job->control->header.function_count, BXI_FUNCTION_MAX + 1);
 }
 
 static void credit_beyond_what_was_written(struct bx_job *job)
@@ -423,7 +423,7 @@ static void looks_up(struct bx_job *job)
 
 Test(fuzz, more_functions_than_there_can_be_cut_off, .timeout = 30)
 {
-    strike = function_count_of_all;
+    strike = function_count_too_high;
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
                                          .body = { looks_up, is_hostile, stays_served } });
 }
@@ -435,6 +435,7 @@ static void finds_no_name(struct bx_job *job)
     harness_post(STRIKE);
     harness_await(STRUCK, 1);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "new", NULL, NULL, NULL), BX_E_NO_FUNCTION);
+    HARNESS_HAS(bx_error_text(), "x, x");       /* each ends within its field */
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 3), 3);
     HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
     harness_post(FINISHED);

@@ -504,6 +504,38 @@ Test(hist, has_its_share_of_functions_that_are_called_in_turn, .timeout = 60)
     run("", calls_in_turn, 2);
 }
 
+/* ---- A peer that lies about its times ---------------------------------------------------------------------------- */
+
+/* What the reply says is input: whatever it is, no leg is longer than the call. */
+static void is_told_lies(struct bx_job *job)
+{
+    static const uint64_t sent_ns[] = { 0, 1, BX_FOREVER };
+    const struct bxi_hist *hist;
+
+    call(job, "worker1", "echo", 1);
+    hist = hist_of(job, 1, "echo");
+    for (size_t i = 0; i < 3; i++) {
+        for (uint16_t span = 0; span < 2; span++) {
+            struct bxi_call lied = { .peer = &job->peers[1], .function = (uint16_t)(hist->who >> 16),
+                                     .sent_ns = bxi_now_ns() };
+            struct bxi_frame reply = { .sent_ns = sent_ns[i], .function = span == 0 ? 0 : UINT16_MAX };
+
+            bxi_lock(&job->lock);
+            bxi_hist_end(job, &lied, &reply);
+            bxi_unlock(&job->lock);
+        }
+    }
+    expect(job, 1, "echo", 7);
+    for (int leg = 0; leg < BXI_LEG_WHOLE; leg++)
+        HARNESS_CHECK(bxi_load_relaxed((bxi_a64 *)&hist->max_ns[leg]) <=
+                      bxi_load_relaxed((bxi_a64 *)&hist->max_ns[BXI_LEG_WHOLE]));
+}
+
+Test(hist, believes_no_time_of_a_peer_that_is_longer_than_the_call, .timeout = 60)
+{
+    run("all", is_told_lies, 2);
+}
+
 /* ---- No room ----------------------------------------------------------------------------------------------------- */
 
 #define FUNCTIONS 100

@@ -244,3 +244,70 @@ Test(msg, loses_no_byte_when_it_grows)
         bx_msg_destroy(msg);
     }
 }
+
+Test(msg, keeps_what_was_written_each_time_it_grows)
+{
+    struct bx_msg *msg = bx_msg_create(1);
+
+    for (int i = 0; i < 1000; i++)
+        cr_assert_eq(bx_msg_put_i32(msg, i), 0);
+
+    struct bx_reader reader = bx_msg_reader(msg);
+
+    for (int i = 0; i < 1000; i++)
+        cr_assert_eq(bx_read_i32(&reader), i);
+    bx_msg_destroy(msg);
+}
+
+Test(msg, keeps_what_lay_beside_its_head_when_it_first_grows)
+{
+    struct bx_msg *msg = bx_msg_create(24);
+
+    for (int i = 0; i < 4; i++)
+        cr_assert_eq(bx_msg_put_u64(msg, UINT64_C(0x0102030405060708) * (uint64_t)(i + 1)), 0);
+
+    struct bx_reader reader = bx_msg_reader(msg);
+
+    for (int i = 0; i < 4; i++)
+        cr_assert_eq(bx_read_u64(&reader), UINT64_C(0x0102030405060708) * (uint64_t)(i + 1));
+    bx_msg_destroy(msg);
+}
+
+Test(msg, refuses_bytes_that_would_pass_the_end_of_size_t_with_those_it_has)
+{
+    struct bx_msg *msg = bx_msg_create(0);
+
+    cr_assert_eq(bx_msg_put_u64(msg, 1), 0);
+    cr_expect_eq(bx_msg_put_bytes(msg, "x", SIZE_MAX - 3), -ENOMEM);
+    cr_expect_eq(bx_msg_error(msg), -ENOMEM);
+    cr_expect_eq(bx_msg_bytes(msg), 8);
+    bx_msg_destroy(msg);
+}
+
+Test(msg, refuses_a_string_of_no_bytes_that_lacks_its_end)
+{
+    struct bx_msg *msg = bx_msg_create(0);
+
+    bx_msg_put_u64(msg, 0);
+
+    struct bx_reader reader = bx_msg_reader(msg);
+
+    cr_expect_str_eq(bx_read_str(&reader), "");
+    cr_expect_eq(reader.error, BX_E_SHORT_MESSAGE);
+    bx_msg_destroy(msg);
+}
+
+Test(msg, refuses_more_floats_than_are_left_though_fewer_than_the_bytes)
+{
+    struct bx_msg *msg = bx_msg_create(0);
+    const float written[4] = { 1, 2, 3, 4 };
+    float read[5] = { 0 };
+
+    bx_msg_put_f32s(msg, written, 4);
+
+    struct bx_reader reader = bx_msg_reader(msg);
+
+    cr_expect_eq(bx_read_f32s(&reader, read, 5), BX_E_SHORT_MESSAGE);
+    cr_expect_eq(read[0], 0.0f);
+    bx_msg_destroy(msg);
+}

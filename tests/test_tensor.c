@@ -173,6 +173,8 @@ Test(tensor, of_more_bytes_than_can_be_counted_is_not_created)
     cr_expect_eq(bx_tensor_create(NULL, BX_F32, 1, DIMS(INT64_MAX / 2), &tensor), -EOVERFLOW);
     cr_expect_eq(bx_tensor_create(NULL, BX_F64, 3, DIMS(1 << 30, 1 << 30, 1 << 30), &tensor), -EOVERFLOW);
     cr_expect_eq(bx_tensor_create(NULL, BX_F32, 2, DIMS(INT64_C(1) << 62, 4), &tensor), -EOVERFLOW);
+    /* Its memory is one element, and yet its bytes cannot be counted. */
+    cr_expect_eq(bx_tensor_wrap(&tensor, BX_F64, 1, DIMS(INT64_C(1) << 61), DIMS(0), NULL, NULL, &tensor), -EOVERFLOW);
     /* Elements fit 64 bits, their strides do not: also where there are none. */
     cr_expect_eq(bx_tensor_create(NULL, BX_U8, 3, DIMS(0, INT64_MAX, 2), &tensor), -EOVERFLOW);
     cr_expect_null(tensor);

@@ -702,3 +702,47 @@ Test(tensor, does_not_copy_into_another_dtype_or_shape)
     bx_tensor_release(to);
     bx_tensor_release(from);
 }
+
+Test(tensor, copy_writes_nothing_between_the_elements_of_its_target)
+{
+    static const enum bx_dtype types[] = { BX_U8, BX_F16, BX_F32, BX_F64 };
+
+    for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
+        size_t size = bx_dtype_bytes(types[t]);
+        unsigned char to[64], from[64];
+        struct bx_tensor *whole[2], *every_other[2];
+
+        memset(to, 0xaa, sizeof(to));
+        memset(from, 0x11, sizeof(from));
+        cr_assert_eq(bx_tensor_wrap(to, types[t], 1, DIMS(8), NULL, NULL, NULL, &whole[0]), 0);
+        cr_assert_eq(bx_tensor_wrap(from, types[t], 1, DIMS(8), NULL, NULL, NULL, &whole[1]), 0);
+        for (int i = 0; i < 2; i++)
+            cr_assert_eq(bx_tensor_slice(whole[i], 0, 0, 8, 2, &every_other[i]), 0);
+        cr_assert_eq(bx_tensor_copy_into(every_other[0], every_other[1]), 0);
+        for (size_t at = 0; at < 8 * size; at++)
+            cr_expect_eq(to[at], at / size % 2 == 0 ? 0x11 : 0xaa, "byte %zu of %zu-byte elements", at, size);
+        for (int i = 0; i < 2; i++) {
+            bx_tensor_release(every_other[i]);
+            bx_tensor_release(whole[i]);
+        }
+    }
+}
+
+static void count_the_end(void *context)
+{
+    ++*(int *)context;
+}
+
+Test(tensor, of_which_a_view_was_refused_is_not_held_by_it)
+{
+    float data[4] = { 0 };
+    struct bx_tensor *tensor, *view = NULL;
+    int ends = 0;
+
+    cr_assert_eq(bx_tensor_wrap(data, BX_F32, 1, DIMS(4), NULL, count_the_end, &ends, &tensor), 0);
+    cr_expect_eq(bx_tensor_as_strided(tensor, 1, 1, DIMS(4), DIMS(1), &view), -EINVAL);
+    cr_expect_eq(bx_tensor_reshape(tensor, 1, DIMS(5), &view), -EINVAL);
+    cr_expect_null(view);
+    bx_tensor_release(tensor);
+    cr_expect_eq(ends, 1);
+}

@@ -77,8 +77,10 @@ static bool forked(const struct bx_job *job)
 
 int bxi_job_check_any(const struct bx_job *job)
 {
-    if (job == NULL)
-        return bx_fail(-EINVAL, "there is no job");
+    if (job == NULL) {
+        bx_fail(-EINVAL, "there is no job");
+        return -EINVAL;             /* in sight, so that gcc knows that a caller with NULL returns */
+    }
     if (forked(job))
         return bx_fail(BX_E_FORKED, "this process was forked after worker '%s' was created; fork first, "
                                     "then call bx_job_create", job->name);

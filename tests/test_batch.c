@@ -784,28 +784,3 @@ Test(batch, may_call_and_wait_in_a_blocking_body, .timeout = 20)
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup_call_back, .body = { NULL, be_called_back, be_called_back } });
 }
-
-/* ---- A reply that could not be written ------------------------------------------------------------ */
-
-static int fill_too_much(struct bx_batch *batch, void *context)
-{
-    (void)context;
-    bx_msg_put_bytes(bx_batch_reply(batch, 0), "x", SIZE_MAX - 64);
-    return 0;
-}
-
-static int setup_too_much(struct bx_job *job)
-{
-    return bx_register_batch(job, "too_much", fill_too_much, NULL, &(struct bx_batch_options){ .max_rows = 1 });
-}
-
-static void see_the_error_of_the_reply(struct bx_job *job)
-{
-    HARNESS_EQ(bx_rpc_sync(job, "worker0", "too_much", NULL, NULL, NULL), -ENOMEM);
-}
-
-Test(batch, whose_reply_is_in_error_fails_that_row, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_too_much, .body = { NULL, see_the_error_of_the_reply } });
-}

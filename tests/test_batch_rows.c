@@ -335,3 +335,28 @@ Test(batch_rows, of_the_dead_are_not_waited_for_again, .timeout = 20)
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup_one_member, .dies = 1u << 1, .body = { add_the_dead, be_killed } });
 }
+
+/* ---- A reply that could not be written ------------------------------------------------------------ */
+
+static int fill_too_much(struct bx_batch *batch, void *context)
+{
+    (void)context;
+    bx_msg_put_bytes(bx_batch_reply(batch, 0), "x", SIZE_MAX - 64);
+    return 0;
+}
+
+static int setup_too_much(struct bx_job *job)
+{
+    return bx_register_batch(job, "too_much", fill_too_much, NULL, &(struct bx_batch_options){ .max_rows = 1 });
+}
+
+static void see_the_error_of_the_reply(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "too_much", NULL, NULL, NULL), -ENOMEM);
+}
+
+Test(batch_rows, whose_reply_is_in_error_fails_that_row, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_too_much, .body = { NULL, see_the_error_of_the_reply } });
+}

@@ -93,7 +93,7 @@ static void refuse(int threads, const char *environment, const char *part)
     cr_expect_not_null(strstr(bx_error_text(), part), "%s", bx_error_text());
 }
 
-Test(pool_stuck, is_refused_as_a_number_of_threads_that_cannot_be)
+Test(pool_stuck, is_refused_as_a_number_of_threads_that_cannot_be, .timeout = 20)
 {
     refuse(-1, NULL, "pool_threads is -1");
     refuse(257, NULL, "pool_threads is 257");

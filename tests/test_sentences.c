@@ -15,7 +15,7 @@
 
 #define LARGE ((size_t)128 << 20)
 
-Test(sentences, unknown_codes_are_named_as_they_are)
+Test(sentences, unknown_codes_are_named_as_they_are, .timeout = 20)
 {
     cr_expect_str_eq(bx_strerror(-77777), "unknown code -77777");
     cr_expect_str_eq(bx_strerror(INT_MIN), "unknown code -2147483648");
@@ -121,7 +121,7 @@ Test(sentences, are_not_swallowed_by_an_overlong_name, .timeout = 20)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { name_overlong } });
 }
 
-Test(sentences, show_a_job_s_overlong_name_in_brief)
+Test(sentences, show_a_job_s_overlong_name_in_brief, .timeout = 20)
 {
     struct bx_job *job = NULL;
 

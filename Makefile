@@ -64,7 +64,7 @@ ifeq ($(WERROR),1)
 WARNINGS += -Werror
 endif
 
-ALL_CPPFLAGS := -D_GNU_SOURCE -I. -Ilib -Ishm -I$(O)/text -DBXI_CUDA=$(if $(filter 0,$(CUDA)),0,1) $(CPPFLAGS)
+ALL_CPPFLAGS := -D_GNU_SOURCE $(if $(filter tsan,$(CONFIG)),-isystem tests/tsan) -I. -Ilib -Ishm -I$(O)/text -DBXI_CUDA=$(if $(filter 0,$(CUDA)),0,1) $(CPPFLAGS)
 ALL_CFLAGS   := -std=gnu11 $(OPTIMISE_$(CONFIG)) -fPIC -fvisibility=hidden -pthread $(WARNINGS)
 ALL_LDFLAGS  := -pthread $(filter -fsanitize=% --coverage -Wl% -flto% -O2,$(OPTIMISE_$(CONFIG))) $(CFLAGS) $(LDFLAGS)
 
@@ -124,12 +124,15 @@ NN_PROGRAMS       := reinforce param_server bxbench
 # Tests: unit holds every Criterion test, with the parts of the programs that they test; stress is
 # the same bodies without Criterion, which does not start under ThreadSanitizer; prog_* are programs
 # that the shell tests run.
+# Criterion does not start under ThreadSanitizer: there tests/tsan/ runs the tests.
+RUNNER_SRCS := $(if $(filter tsan,$(CONFIG)),tests/tsan/criterion.c)
+RUNNER_LIBS  = $(if $(filter tsan,$(CONFIG)),,$(shell $(PKG_CONFIG) --libs criterion))
 # Without GPU code the tests of it have nothing to link with; test_gpu_stub.c says what there is instead.
 GPU_TESTS   := $(filter-out tests/test_gpu_stub.c,$(wildcard $(patsubst %,tests/%.c,gpu_* device_* test_gpu_* test_device* \
 	test_*_cuda test_shmstat_gpu_check)))
 unit_SRCS   := $(filter-out tests/stress_main.c tests/prog_% $(if $(filter 0,$(CUDA)),$(GPU_TESTS)),$(wildcard tests/*.c)) \
 	$(filter-out $(foreach p,$(PROGRAMS),$(firstword $($(p)_SRCS))),$(wildcard demos/*.c)) \
-	$(filter-out tools/stat_top.c tools/stat_screen.c,$(wildcard tools/stat_*.c))
+	$(filter-out tools/stat_top.c tools/stat_screen.c,$(wildcard tools/stat_*.c)) $(RUNNER_SRCS)
 stress_SRCS := tests/stress_main.c tests/stress_ring.c
 PROG_SRCS   := $(wildcard tests/prog_*.c)
 # A CUDA driver that is none, for the tests of gpu/, and NVRTC, cuBLAS and cuDNN likewise for those of lib/nn.
@@ -254,11 +257,11 @@ $(PROGRAMS:%=$(B)/bin/%):
 
 $(B)/tests/kill_steps: $(steps_OBJS)
 	$(call say,LINK,$@)
-	$(Q)mkdir -p $(@D) && $(CC) -o $@ $^ $(ALL_LDFLAGS) $(shell $(PKG_CONFIG) --libs criterion) $(LIBS)
+	$(Q)mkdir -p $(@D) && $(CC) -o $@ $^ $(ALL_LDFLAGS) $(RUNNER_LIBS) $(LIBS)
 
 $(B)/tests/unit: $(call objects,$(unit_SRCS)) $(STATIC_LIB) $(STATIC_NN)
 	$(call say,LINK,$@)
-	$(link) $(shell $(PKG_CONFIG) --libs criterion) $(LIBS)
+	$(link) $(RUNNER_LIBS) $(LIBS)
 
 $(FAKE_CUDA): $(call objects,$(FAKE_SRCS))
 	$(call say,LINK,$@)

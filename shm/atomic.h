@@ -54,4 +54,18 @@ static inline void bxi_pause(void)
 #endif
 }
 
+/* What was done before a frame was sent is done before what the frame comes back as is read, though the way leads
+ * through another process. ThreadSanitizer sees this process alone and would take that for a race: there all that is
+ * sent counts as seen by whoever receives anything later. */
+#if defined(__SANITIZE_THREAD__)
+void __tsan_acquire(void *address);
+void __tsan_release(void *address);
+extern char bxi_elsewhere;
+#define bxi_order_sent() __tsan_release(&bxi_elsewhere)
+#define bxi_order_received() __tsan_acquire(&bxi_elsewhere)
+#else
+#define bxi_order_sent() ((void)0)
+#define bxi_order_received() ((void)0)
+#endif
+
 #endif

@@ -10,6 +10,10 @@
 #include <errno.h>
 #include <string.h>
 
+#if defined(__SANITIZE_THREAD__)
+char bxi_elsewhere;
+#endif
+
 #define PADDING_BIT 0x80000000u
 
 static uint64_t commit_word(uint64_t pos, uint32_t length)
@@ -132,6 +136,7 @@ void bxi_ring_commit(struct bxi_ring_writer *ring, uint64_t payload_bytes)
     /* [ring.next] relaxed: ordered before this record by the release below. */
     bxi_store_relaxed(word_at(ring, next), 0);
     BXI_STEP("ring.next");
+    bxi_order_sent();
     /* [ring.commit] release, pairs with the acquire in bxi_ring_peek: without it the consumer reads old
      * payload bytes, or an old word behind this record. */
     bxi_store_release(word_at(ring, ring->write_pos),
@@ -166,6 +171,7 @@ int bxi_ring_put(struct bxi_ring_writer *ring, const void *head, const void *bod
     else if (body_bytes > 0)
         memcpy(to, body, body_bytes);
     BXI_STEP("ring.payload");
+    bxi_order_sent();
     /* [ring.commit] release, pairs with the acquire in bxi_ring_peek: without it the consumer reads old
      * payload bytes, or an old word behind this record. */
     bxi_store_release(word_at(ring, ring->write_pos),
@@ -225,6 +231,7 @@ int bxi_ring_peek(struct bxi_ring_reader *ring, const void **payload, uint32_t *
 
         if (word == 0)
             return 0;
+        bxi_order_received();
 
         int64_t length = checked_length(ring, word);
 

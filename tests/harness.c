@@ -96,6 +96,7 @@ void harness_has(const char *file, int line, const char *text, const char *part)
 
 void harness_post(int gate)
 {
+    bxi_order_sent();
     bxi_add_seq_cst(&shared->gate[gate], 1);
     syscall(SYS_futex, &shared->gate[gate], FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
@@ -106,11 +107,15 @@ void harness_await(int gate, uint32_t least)
 
     while ((seen = bxi_load_seq_cst(&shared->gate[gate])) < least)
         syscall(SYS_futex, &shared->gate[gate], FUTEX_WAIT, seen, NULL, NULL, 0);
+    bxi_order_received();
 }
 
 uint32_t harness_gate(int gate)
 {
-    return bxi_load_seq_cst(&shared->gate[gate]);
+    uint32_t seen = bxi_load_seq_cst(&shared->gate[gate]);
+
+    bxi_order_received();
+    return seen;
 }
 
 void harness_store(int index, uint64_t value)

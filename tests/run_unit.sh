@@ -14,6 +14,9 @@ limit_s=${BX_TEST_LIMIT_S:-900}
 # that asks for too much memory wants NULL, as malloc answers.
 export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=0:allocator_may_return_null=1}"
 export UBSAN_OPTIONS="${UBSAN_OPTIONS:-print_stacktrace=1}"
+# jemalloc's trylocks at a fork look like unlocks of what nobody holds.
+export TSAN_OPTIONS="${TSAN_OPTIONS:-report_mutex_bugs=0:allocator_may_return_null=1:die_after_fork=0:\
+suppressions=$BX_SOURCE_DIR/tests/tsan/suppressions}"
 export LC_ALL=C
 
 program=${UNIT_PROGRAM:-unit}

@@ -299,6 +299,7 @@ void stat_json_job(const struct stat_job *job)
 {
     uint64_t started_ns = stat_job_started_ns(job);
     uint64_t missing[BXI_WORLD_MAX];
+    size_t missing_count = stat_job_missing(job, missing);
     char instance[24];
     int found = 0, alive = 0;
 
@@ -314,7 +315,7 @@ void stat_json_job(const struct stat_job *job)
     stat_json_u64("world_size", (uint64_t)stat_job_size(job));
     stat_json_u64("workers_found", (uint64_t)found);
     stat_json_u64("workers_alive", (uint64_t)alive);
-    stat_json_u64s("missing_ranks", missing, stat_job_missing(job, missing));
+    stat_json_u64s("missing_ranks", missing, missing_count);
     if (started_ns != 0) {
         stat_json_u64("started_ns", started_ns);
         stat_json_seconds("age_seconds", stat_since(started_ns, CLOCK_REALTIME));

@@ -697,18 +697,22 @@ void bxi_calls_fail(struct bx_job *job, struct bxi_peer *peer, int code, uint64_
 {
     struct bxi_call *list = NULL;
     struct bxi_call **end = &list;
+    bool replies_come;
 
     bxi_lock(&job->lock);
+    /* This worker leaves, and the peer may still answer: a reply to a free slot would be nonsense. */
+    replies_come = through_pos == BX_FOREVER && bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE;
     for (uint32_t i = 0; i < peer->slot_count; i++) {
         struct bxi_slot *slot = &peer->slots[i];
 
         if (slot->state == BXI_SLOT_FREE || (through_pos != BX_FOREVER && slot->end_pos > through_pos))
             continue;
         if (slot->state == BXI_SLOT_ZOMBIE) {
-            free_slot(peer, (uint16_t)i);
+            if (!replies_come)
+                free_slot(peer, (uint16_t)i);
             continue;
         }
-        *end = take_call(job, peer, (uint16_t)i, false);
+        *end = take_call(job, peer, (uint16_t)i, replies_come);
         (*end)->next = NULL;
         end = &(*end)->next;
         if (code == BX_E_PEER_DEAD)

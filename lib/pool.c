@@ -83,7 +83,7 @@ static void run_request(struct bx_job *job, struct bxi_task *task)
     bx_msg_destroy(reply);
 }
 
-static void leave_pool(struct bx_job *job);
+static bool may_leave_pool(struct bx_job *job);
 
 static void *run_thread(void *argument)
 {
@@ -113,10 +113,8 @@ static void *run_thread(void *argument)
         free_task(task);
         bxi_cancel_off();           /* if the handler has switched it on */
         pthread_mutex_lock(&pool->lock);
-        if (bxi_leaving != NULL) {
-            leave_pool(job);
+        if (bxi_leaving != NULL && may_leave_pool(job))
             break;
-        }
     }
     pthread_mutex_unlock(&pool->lock);
     return NULL;
@@ -157,23 +155,26 @@ static int grow(struct bx_job *job)
     return 0;
 }
 
-/* This thread ended in a handler of the program. If the pool is being stopped, it is joined; else nobody joins it,
- * and what is queued needs another one. */
-static void leave_pool(struct bx_job *job)
+/* This thread ended in a handler of the program. True if it may end: another one runs what is queued, and nobody joins
+ * this one. False if it goes on as before: the pool is being stopped and its queue is to be run, or no other thread
+ * can be made. */
+static bool may_leave_pool(struct bx_job *job)
 {
     struct bxi_pool *pool = &job->pool;
+    uint32_t i = 0;
 
-    if (pool->stop)
-        return;
-    for (uint32_t i = 0; i < pool->threads; i++) {
-        if (!pthread_equal(pool->thread[i], pthread_self()))
-            continue;
+    if (!pool->stop) {
+        while (!pthread_equal(pool->thread[i], pthread_self()))
+            i++;
         pool->thread[i] = pool->thread[--pool->threads];
-        pthread_detach(pthread_self());
-        break;
+        if (grow(job) == 0) {
+            pthread_detach(pthread_self());
+            return true;
+        }
+        pool->thread[pool->threads++] = pthread_self();
     }
-    if (grow(job) < 0)
-        bxi_log(0, "worker '%s' has no thread left for its blocking handlers", job->name);
+    bxi_leaving = NULL;
+    return false;
 }
 
 static int enqueue(struct bx_job *job, struct bxi_task *task)

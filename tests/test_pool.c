@@ -290,6 +290,18 @@ static int wait_for_worker0(const struct bx_request *request, struct bx_reader *
     return bx_rpc_sync(bx_request_job(request), "worker0", "answer_later", NULL, NULL, NULL);
 }
 
+/* Blocking: ends its thread, but not before it is told to. */
+static int end_thread(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    harness_post(ENTERED);
+    harness_await(RELEASED, 1);
+    pthread_exit(NULL);
+}
+
 static int setup_threadless(struct bx_job *job)
 {
     const struct bx_batch_options blocking = { .blocking = true };
@@ -301,6 +313,8 @@ static int setup_threadless(struct bx_job *job)
         rc = bx_register(job, "nothing", BX_BLOCKING, do_nothing, NULL);
     if (rc == 0)
         rc = bx_register(job, "wait_for_worker0", BX_BLOCKING, wait_for_worker0, NULL);
+    if (rc == 0)
+        rc = bx_register(job, "end_thread", BX_BLOCKING, end_thread, NULL);
     if (rc == 0)
         rc = bx_register_async(job, "answer_later", answer_later, NULL);
     return rc == 0 ? bx_register_batch(job, "batch", run_nothing, NULL, &blocking) : rc;
@@ -354,4 +368,28 @@ Test(pool, refuses_what_lies_behind_its_only_thread_when_that_waits, .timeout = 
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup_threadless, .body = { call_behind_the_only_thread } });
+}
+
+/* The only thread ends in a handler, and no other can be made: it goes on. */
+static void call_behind_a_thread_that_ends(struct bx_job *job)
+{
+    struct bx_future *first = NULL, *second = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "end_thread", NULL, NULL, &first), 0);
+    harness_await(ENTERED, 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "forbid_threads", NULL, NULL, NULL), 0);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "nothing", NULL, NULL, &second), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "look", NULL, NULL, NULL), 0);
+    harness_post(RELEASED);
+    HARNESS_EQ(bx_future_wait(first, BX_FOREVER), BX_E_HANDLER);
+    HARNESS_EQ(bx_future_wait(second, BX_FOREVER), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "end_thread", NULL, NULL, NULL), BX_E_HANDLER);
+    bx_future_release(first);
+    bx_future_release(second);
+}
+
+Test(pool, keeps_its_only_thread_that_ends_in_a_handler_where_no_other_can_be_made, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_threadless, .body = { call_behind_a_thread_that_ends } });
 }

@@ -203,9 +203,10 @@ static int start_background(struct bx_job *job, pthread_t *thread)
     return rc;
 }
 
-/* This thread ended in a handler of the program: another one takes its place. Under the lock that bxi_waits_stop
- * takes: either that one's stop is seen here and this thread is joined, or bxi_progress_stop joins the new one. */
-static void replace_background(struct bx_job *job)
+/* This thread ended in a handler of the program: another one takes its place. False if none can be made: this one goes
+ * on. Under the lock that bxi_waits_stop takes: either that one's stop is seen here and this thread is joined, or
+ * bxi_progress_stop joins the new one. */
+static bool replace_background(struct bx_job *job)
 {
     pthread_t thread;
     int rc = 0;
@@ -217,8 +218,8 @@ static void replace_background(struct bx_job *job)
     }
     bxi_unlock(&job->wait_lock);
     if (rc != 0)
-        bxi_log(0, "the background thread of worker '%s' ended in a handler and cannot be started again: %s",
-                job->name, strerror(rc));
+        bxi_leaving = NULL;
+    return rc == 0;
 }
 
 static void *run_background(void *argument)
@@ -248,14 +249,12 @@ static void *run_background(void *argument)
             else
                 bxi_watchdog(job);
             drive_background(job);
-            if (bxi_leaving != NULL)
+            if (bxi_leaving != NULL && replace_background(job))
                 break;
         }
         slept_ns = sleep_in_background(job, sleeper, &failed);
     }
     bxi_sleeper_destroy(sleeper);
-    if (bxi_leaving != NULL)
-        replace_background(job);
     return NULL;
 }
 

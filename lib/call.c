@@ -541,7 +541,7 @@ int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const
     }
     bxi_trace_async_sent(call);
     *future = &call->future;
-    return 0;
+    return bxi_out(0);
 }
 
 int bx_rpc_oneway(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,

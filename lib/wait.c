@@ -178,6 +178,8 @@ static int lead(struct bx_job *job, struct bxi_waiter *waiter)
         if (bxi_load_acquire(&job->stop) != 0)
             return BX_E_SHUTDOWN;
         sleep_as_leader(job, waiter);
+        if (bxi_leaving != NULL)        /* in a callback of a call whose deadline came */
+            return BX_E_HANDLER;
         spin = (struct bxi_spin){ 0 };
     }
     bxi_spin_paid(job, &spin);

@@ -3,6 +3,7 @@
  * lib/usercall.c: threads that leave in the program's functions, and threads that are cancelled while they wait.
  */
 #include "harness.h"
+#include "refuse.h"
 
 #include "internal.h"
 
@@ -11,7 +12,7 @@
 #include <pthread.h>
 #include <sched.h>
 
-enum { RELEASED, AFTER };               /* gates */
+enum { RELEASED, AFTER, READY, ANSWERED };      /* gates */
 enum { CALLBACKS };                     /* values */
 
 #define TIMES 40                        /* more than the pool has threads */
@@ -285,4 +286,128 @@ Test(usercall, is_not_where_a_thread_that_waits_is_cancelled, .timeout = 30)
     harness_reset();
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { cancel_a_caller },
                                          .options = { .no_spin = true, .wait = BX_WAIT_EPOLL } });
+}
+
+/* ---- Where it is noticed that a thread has left ------------------------------------------------------ */
+
+static int forbid_threads(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    HARNESS_CHECK(refuse(SYS_clone3, EAGAIN) && refuse(SYS_clone, EAGAIN));
+    return 0;
+}
+
+static int setup_forbid(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "forbid_threads", BX_INLINE, forbid_threads, NULL), 0);
+    return setup(job);
+}
+
+/* The background thread of worker 1 ends in a handler, and no other can be made. */
+static void call_where_no_thread_can_be_made(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "forbid_threads", NULL, NULL, NULL), 0);
+    for (int i = 0; i < 3; i++) {
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "inline", NULL, NULL, NULL), BX_E_HANDLER);
+        HARNESS_EQ(harness_call_i64(job, "worker1", "twice", i), 2 * i);
+    }
+}
+
+Test(usercall, does_not_end_the_background_thread_where_no_other_can_be_made, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_forbid, .body = { call_where_no_thread_can_be_made } });
+}
+
+static struct bx_future *promise;
+static _Thread_local bool waits;
+
+/* On the thread that waits for the promise: it leaves. On the background thread: the promise is kept. */
+static void leave_the_wait(struct bx_future *future, void *context)
+{
+    (void)future;
+    (void)context;
+    if (waits)
+        pthread_exit(NULL);
+    bx_future_set(promise, NULL);
+}
+
+static void *wait_behind_a_deadline(void *argument)
+{
+    const struct bx_call_options soon = { .timeout_ns = 5 * HARNESS_MS };
+    struct bx_job *job = argument;
+    struct bx_future *call = NULL;
+
+    waits = true;
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "stay", NULL, &soon, &call), 0);
+    HARNESS_EQ(bx_future_on_done(call, leave_the_wait, NULL), 0);
+    bx_future_release(call);
+    HARNESS_EQ(bx_future_wait(promise, BX_FOREVER), 0);
+    return NULL;
+}
+
+/* As many as worker 1 has threads, so that none is answered before the end: a frame would end the wait too. */
+static void wait_behind_deadlines(struct bx_job *job)
+{
+    for (int i = 0; i < BXI_POOL_READY; i++) {
+        pthread_t thread;
+
+        promise = bx_future_create(job);
+        HARNESS_EQ(pthread_create(&thread, NULL, wait_behind_a_deadline, job), 0);
+        HARNESS_EQ(pthread_join(thread, NULL), 0);
+        bx_future_release(promise);
+    }
+    harness_post(RELEASED);
+}
+
+Test(usercall, ends_a_wait_in_which_the_deadline_of_another_call_came, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { wait_behind_deadlines },
+                                         .options = { .no_spin = true } });
+}
+
+/* The call finds no slot, makes a pass, in which its thread leaves and slots come free, and is sent. */
+static struct bx_future *sent;
+
+static void *call_and_leave(void *argument)
+{
+    const struct bx_call_options no_wait = { .no_wait = true };
+    struct bx_job *job = argument;
+
+    for (int i = 0; i < BXI_CALLS_MAX; i++) {
+        struct bx_future *future = NULL;
+
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", NULL, NULL, &future), 0);
+        bx_future_release(future);
+    }
+    harness_post(READY);
+    harness_await(ANSWERED, 1);
+    bx_rpc_async(job, "worker1", "twice", NULL, &no_wait, &sent);
+    harness_failed(__FILE__, __LINE__, "bx_rpc_async came back though its thread had left");
+}
+
+static void call_in_a_thread(struct bx_job *job)
+{
+    pthread_t thread;
+
+    HARNESS_EQ(pthread_create(&thread, NULL, call_and_leave, job), 0);
+    HARNESS_EQ(pthread_join(thread, NULL), 0);
+    HARNESS_CHECK(sent != NULL);
+    bx_future_release(sent);
+}
+
+/* Worker 1: its request comes before its replies. */
+static void call_first_and_answer(struct bx_job *job)
+{
+    harness_await(READY, 1);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker0", "inline", NULL, NULL), 0);
+    while (harness_counter(job, "requests_inline") < BXI_CALLS_MAX)
+        HARNESS_CHECK(bx_progress(job) >= 0);
+    harness_post(ANSWERED);
+}
+
+Test(usercall, ends_a_call_that_was_sent_all_the_same, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_in_a_thread, call_first_and_answer },
+                                         .options = { .own_loop = true } });
 }

@@ -233,14 +233,19 @@ void bxi_batch_refuse(struct bx_job *job, struct bxi_batcher *batcher, int code)
     char why[BXI_POOL_WHY_BYTES];
     struct bx_batch batch;
     struct bxi_row *expired;
+    bool again;
 
     bxi_lock(&job->lock);
     take_rows(job, batcher, &batch, &expired);
     batcher->running = false;
+    again = is_ready(batcher);
+    bxi_batch_show(job, batcher);
     bxi_unlock(&job->lock);
     finish_expired(job, expired);
     for (size_t i = 0; i < batch.count; i++)
         finish_row(batch.rows[i], code, bxi_pool_why(code, why));
+    if (again)                      /* what came meanwhile: no other row need come to start it */
+        bxi_event(job, BXI_EVENT_BATCH);
 }
 
 /* The batch was found ready and marked as running, under the lock. Role. */

@@ -393,3 +393,33 @@ Test(pool, keeps_its_only_thread_that_ends_in_a_handler_where_no_other_can_be_ma
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup_threadless, .body = { call_behind_a_thread_that_ends } });
 }
+
+/* Three rows of a batch that takes one of each worker lie behind the only thread, when that waits: each batch is
+ * refused, not only the first. */
+static void call_a_batch_behind_the_only_thread(struct bx_job *job)
+{
+    struct bx_future *first = NULL, *rows[3] = { NULL };
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "wait_for_worker0", NULL, NULL, &first), 0);
+    harness_await(ENTERED, 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "forbid_threads", NULL, NULL, NULL), 0);
+    for (int i = 0; i < 3; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "batch", NULL, NULL, &rows[i]), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "look", NULL, NULL, NULL), 0);
+    harness_post(RELEASED);
+    for (int i = 0; i < 3; i++) {
+        HARNESS_EQ(bx_future_wait(rows[i], BX_FOREVER), -EAGAIN);
+        bx_future_release(rows[i]);
+    }
+    harness_await(ENTERED, 2);
+    bx_future_set(promise, NULL);
+    bx_future_release(promise);
+    HARNESS_EQ(bx_future_wait(first, BX_FOREVER), 0);
+    bx_future_release(first);
+}
+
+Test(pool, refuses_every_batch_that_lies_behind_its_only_thread, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_threadless, .body = { call_a_batch_behind_the_only_thread } });
+}

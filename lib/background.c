@@ -157,7 +157,7 @@ static uint64_t sleep_in_background(struct bx_job *job, struct bxi_sleeper *slee
     if (count < 0)
         note_event(job, BXI_EVENT_SCAN);
     if (count == 0)
-        bxi_count_late_timer(job, until_ns);
+        bxi_count_late_timer(job, until_ns, job->bell_fd[0]);
     for (int i = 0; i < count; i++) {
         if (tokens[i] == BXI_TOKEN_BELL) {
             bxi_bell_drain(job->bell_fd[0]);

@@ -27,6 +27,7 @@
 
 #include <limits.h>
 #include <linux/futex.h>
+#include <poll.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
@@ -35,6 +36,7 @@
 
 #define SPIN_LEAST_NS 1500u
 #define LATE_NS UINT64_C(250000000)
+#define HELD_UP_MS 1000
 #define LOOKS 32                    /* at the rings between two passes of a spin */
 #define HOT_ROUNDS 8                /* of them before the core is told that this is a spin loop */
 
@@ -74,14 +76,16 @@ uint64_t bxi_next_timer_ns(struct bx_job *job)
 }
 
 /* Whoever sets a deadline rings those who sleep past it. A thread that was held up between the two is given some
- * time, so that a busy machine is not taken for a lost wake-up. */
-void bxi_count_late_timer(struct bx_job *job, uint64_t until_ns)
+ * time, so that a busy machine is not taken for a lost wake-up. So is the background thread, which rings a leader when
+ * the deadline comes: of a process that was stopped and goes on, both wake at the same time. */
+void bxi_count_late_timer(struct bx_job *job, uint64_t until_ns, int bell_fd)
 {
+    struct pollfd bell = { .fd = bell_fd, .events = POLLIN };
     uint64_t next_ns = bxi_next_timer_ns(job), now_ns = bxi_now_ns();
 
     /* BXI_EVENT_TIMER: the holder of the role has been told, and comes to it when its handler returns. */
     if (next_ns < until_ns && next_ns < now_ns && now_ns - next_ns > LATE_NS &&
-        (bxi_load_relaxed(&job->events) & BXI_EVENT_TIMER) == 0)
+        (bxi_load_relaxed(&job->events) & BXI_EVENT_TIMER) == 0 && poll(&bell, 1, HELD_UP_MS) == 0)
         bxi_add(&job->counters[BXI_C_timers_late], 1);
 }
 

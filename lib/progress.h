@@ -37,8 +37,9 @@ void bxi_timers_look(struct bx_job *job);                          /* BXI_EVENT_
 /* The same as bxi_next_timer_ns, noted for bxi_timer_added; own_loop: timer_fd is set to it. BX_FOREVER if it is due
  * at now_ns and the holder of the role has been told. */
 uint64_t bxi_until_when(struct bx_job *job, uint64_t now_ns);
-/* After a sleep that nobody ended and that was to last until then: counts a deadline before that which is long past. */
-void bxi_count_late_timer(struct bx_job *job, uint64_t until_ns);
+/* After a sleep that nobody ended and that was to last until then: counts a deadline before that which is long past,
+ * unless the bell that should have ended the sleep is rung late. */
+void bxi_count_late_timer(struct bx_job *job, uint64_t until_ns, int bell_fd);
 
 struct bxi_spin {
     uint32_t rounds;                    /* of looks at the rings */

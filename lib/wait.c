@@ -117,7 +117,7 @@ static void count_late(struct bx_job *job, struct bxi_waiter *waiter, uint64_t u
 {
     struct pollfd bell = { .fd = job->bell_fd[1], .events = POLLIN };
 
-    bxi_count_late_timer(job, until_ns);
+    bxi_count_late_timer(job, until_ns, job->bell_fd[1]);
     if (until_ns != waiter->deadline_ns && waiter->ready(waiter) && poll(&bell, 1, LATE_MS) == 0)
         bxi_counter_add(job, BXI_C_rescued, 1);
 }
@@ -310,6 +310,8 @@ void bxi_role_end(struct bx_job *job)
             sleep_in_futex(job, &waiter);
         unlink_waiter(job, &waiter);
     }
+    if (waiter.row != 0)
+        bxi_wait_hide(job, &waiter);
 }
 
 int bxi_wait(struct bx_job *job, struct bxi_waiter *waiter)

@@ -9,7 +9,7 @@
  */
 #include "harness.h"
 
-#include "internal.h"
+#include "progress.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -175,4 +175,35 @@ Test(late, no_wish_is_that_another_thread_makes_true, .timeout = 30)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { complete_beside_a_leader }, .options = { .no_spin = true } });
+}
+
+/* A leader whose process was stopped, or got no CPU, looks before the background thread can have told it of a deadline:
+ * this thread plays the leader, and holds the lock meanwhile. */
+static void look_before_the_background_thread(struct bx_job *job)
+{
+    struct bx_future *future;
+    uint64_t due_ns;
+
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
+    while (!bxi_take_role(job))
+        sched_yield();
+    bxi_bell_arm(&job->bell, BXI_WHO_LEADER);
+    future = begin(job, "hold", DEADLINE_NS);
+    due_ns = bxi_next_timer_ns(job);
+    bxi_lock(&job->lock);
+    while (bxi_now_ns() < due_ns + DEADLINE_NS)
+        sched_yield();
+    bxi_unlock(&job->lock);
+    bxi_count_late_timer(job, BX_FOREVER, job->bell_fd[1]);
+    HARNESS_EQ(harness_counter(job, "timers_late"), 0);
+    bxi_bell_disarm(&job->bell);
+    bxi_leave_role(job, true);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
+    bx_future_release(future);
+}
+
+Test(late, no_deadline_is_that_the_background_thread_had_no_time_to_tell, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { look_before_the_background_thread },
+                                         .options = { .no_spin = true } });
 }

@@ -492,7 +492,7 @@ static void end_while_another_drives(struct bx_job *job, int index)
         harness_post(DONE);
     } else {                                    /* lets the handler go once the shutdown waits for it, or is over */
         while (harness_gate(DONE) == 0 &&
-               (bxi_load_seq_cst(&job->stop) == 0 || bxi_load_seq_cst(&job->followers) == 0))
+               (bxi_load_seq_cst(&job->stop) == 0 || bxi_load_seq_cst(&job->wait_rows[0]) == 0))
             sched_yield();
         harness_post(RELEASED);
     }
@@ -508,6 +508,7 @@ static void shut_down_while_another_drives(struct bx_job *job)
     HARNESS_EQ(bx_progress(job), BX_E_SHUTDOWN);
     HARNESS_CHECK(!bx_future_done(future));
     HARNESS_EQ(bxi_load_seq_cst(&job->role), 1);
+    HARNESS_EQ(bxi_load_seq_cst(&job->wait_rows[0]), 0);
     HARNESS_EQ(harness_load(HANDLED), harness_load(ANSWERED));
     bx_future_release(future);
     bx_job_destroy(job);

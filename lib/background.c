@@ -6,7 +6,8 @@
  *
  * The background thread sleeps on its eventfd and all peers' pidfds. It is rung for frames while the bell
  * is armed for it, and always for rings that open, states and refusals. If somebody else drives when it
- * wakes, it passes on what it learnt and sleeps again.
+ * wakes, it passes on what it learnt and sleeps again. Where it ends in a handler of the program, another one takes
+ * its place.
  */
 #include "progress.h"
 

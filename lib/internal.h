@@ -4,8 +4,10 @@
  * it: "lock" under job->lock, "role" by the thread that holds the progress role, "start" written before
  * bx_job_start returns and never again.
  *
- * Locks: job->lock, job->wait_lock, job->future_lock, pool.lock, each lender's, and those of gather.c. None is taken
- * inside another, but for job->lock inside a lender's; and none is ever held while user code runs.
+ * Locks: job->lock, job->wait_lock, job->future_lock, pool.lock, each lender's, trace->lock, those of gather.c and
+ * future.c (sifting), and of device.c. None of the first five is taken inside another, but for job->lock inside a
+ * lender's; trace->lock and devices->lock may be taken inside job->lock. None is ever held while user code runs.
+ * lib/README.md has the table.
  */
 #ifndef BXI_INTERNAL_H
 #define BXI_INTERNAL_H
@@ -273,7 +275,7 @@ struct bxi_task {
     struct bx_msg *args;
 };
 struct bxi_pool {
-    pthread_mutex_t lock;       /* all but blocked; inside or outside of no other lock */
+    pthread_mutex_t lock;       /* all but blocked and timer; inside or outside of no other lock */
     pthread_cond_t cond;
     struct bxi_task *head, *tail;
     uint32_t queued;
@@ -311,7 +313,7 @@ enum bxi_event {                /* bits of job->events: what a pass must look at
     BXI_EVENT_DEATH = 2,        /* death_seen of all peers */
     BXI_EVENT_BATCH = 4,        /* members changed, or a batch is due */
     BXI_EVENT_TIMER = 8,        /* a timer is due, seen by a thread that could not get the role */
-    BXI_EVENT_POOL = 16,         /* does the pool's queue move? */
+    BXI_EVENT_POOL = 16,        /* does the pool's queue move? */
 };
 
 enum bxi_phase { BXI_CREATED = 1, BXI_STARTED, BXI_STOPPING, BXI_STOPPED };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Deadlines: a binary heap of timers that lie inside peers (the earliest of their calls, call.c) and
- * batches. Under the job's lock; fired by whoever drives (progress.c).
+ * Deadlines: a binary heap of timers that lie inside peers (the earliest of their calls, call.c), batches and
+ * the pool (its look at a queue that may stand still). Under the job's lock; fired by whoever drives (progress.c).
  */
 #include "internal.h"
 

@@ -6,7 +6,8 @@
  * pthread_exit unwinds the stack by force. If it unwound the engine, the progress role, locks and half-handled frames
  * would stay behind. So call_stopped stops the unwinding: the engine goes on as if the function had failed, gives
  * back what it holds, and the public function that the program called, or the thread's own loop, ends the thread then
- * (bxi_out, bxi_leaving). Nothing of this costs time unless a thread leaves.
+ * (bxi_out, bxi_leaving). A thread of the library's own that nobody can replace goes on instead: it clears bxi_leaving
+ * (pool.c, background.c). Nothing of this costs time unless a thread leaves.
  *
  * On x86-64 call_stopped is a call with a personality routine, which the unwinder asks for each frame: the way a C++
  * catch does it. _Unwind_Resume goes on with the same unwinding later, from further out. Elsewhere setjmp and a

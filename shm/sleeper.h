@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Where one thread sleeps until one of a few descriptors is readable: io_uring, or epoll.
+ * Where one thread sleeps until one of a few descriptors is readable: io_uring, epoll, or poll(2).
  *
  * io_uring: one-shot POLL_ADD per descriptor, armed again by the next wait once it has fired, and one
  * io_uring_enter that submits and waits with a timeout. Never a read of the eventfd: a read left behind

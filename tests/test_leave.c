@@ -23,7 +23,8 @@ static int stay(const struct bx_request *request, struct bx_reader *args, struct
 }
 
 /* Its thread ends while the pool is being stopped. */
-static int end_in_the_stop(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+static int end_in_the_stop(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                           void *context)
 {
     struct bxi_pool *pool = &bx_request_job(request)->pool;
     bool stop = false;

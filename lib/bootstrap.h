@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What bootstrap.c (a worker's side, and what both sides use), bootstrap_root.c (rank 0's side) and
- * bootstrap_files.c (the socket directory and its files) share: the messages on the socket and the files beside
- * it. spawn.c uses the last part.
+ * What bootstrap.c (a worker's side, and what both sides make of the job), bootstrap_packet.c (one message),
+ * bootstrap_root.c (rank 0's side) and bootstrap_files.c (the socket directory and its files) share: the messages on
+ * the socket and the files beside it. spawn.c uses the last part.
  *
  *     worker                                  rank 0
  *     HELLO    who it is               ->
@@ -103,7 +103,7 @@ struct bxi_boot_paths {
     char lock[BXI_BOOT_PATH_BYTES];
 };
 
-/* ---- bootstrap.c --------------------------------------------------------------------------------- */
+/* ---- bootstrap_packet.c -------------------------------------------------------------------------- */
 
 struct bxi_boot_head bxi_boot_head(enum bxi_boot_kind kind);
 
@@ -134,6 +134,8 @@ int bxi_boot_wait(int fd, short events, uint64_t deadline_ns);
 
 /* Whether the other end belongs to this user; its pid. */
 bool bxi_boot_is_own(int fd, uint32_t *pid);
+
+/* ---- bootstrap.c --------------------------------------------------------------------------------- */
 
 /* job->instance is set: makes job->segment and job->arena, and a descriptor of each that can only be read.
  * 0, or a failure with its sentence (BX_E_NO_SPACE, BX_E_DESCRIPTORS, -errno). */

@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The packets of the bootstrap: sending, receiving and checking one message with its descriptors. What they say,
+ * and in which order, is in bootstrap.h.
+ *
+ * Who runs it: the thread in bx_job_start, on both sides. bxi_boot_wait waits also for what is no packet: for the end
+ * of a process.
+ *
+ * The socket is SOCK_SEQPACKET, so a packet comes whole or not at all: a sender that is killed leaves none half sent.
+ * Descriptors that came are the packet's, and are closed with it unless they were taken. A packet is input: it is
+ * looked at only after bxi_boot_packet_is or bxi_boot_packet_failure has found its size, kind and version right.
+ */
+#include "bootstrap.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CROWDED_NS 1000000      /* between two attempts while other jobs have descriptors in flight */
+
+struct bxi_boot_head bxi_boot_head(enum bxi_boot_kind kind)
+{
+    return (struct bxi_boot_head){
+        .magic = BXI_BOOT_MAGIC,
+        .protocol = BXI_BOOT_PROTOCOL,
+        .layout = BXI_LAYOUT_VERSION,
+        .kind = (uint32_t)kind,
+    };
+}
+
+int bxi_boot_wait(int fd, short events, uint64_t deadline_ns)
+{
+    struct pollfd entry = { .fd = fd, .events = events };
+
+    for (;;) {
+        uint64_t now_ns = bxi_now_ns();
+        uint64_t left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
+        struct timespec left = { .tv_sec = (time_t)(left_ns / 1000000000u),
+                                 .tv_nsec = (long)(left_ns % 1000000000u) };
+        int rc = ppoll(&entry, 1, deadline_ns == BX_FOREVER ? NULL : &left, NULL);
+        if (rc >= 0)
+            return rc;
+        if (errno != EINTR)
+            return -errno;
+    }
+}
+
+int bxi_boot_send(int fd, const struct bxi_boot_out *out, uint64_t deadline_ns)
+{
+    _Alignas(struct cmsghdr) unsigned char control[CMSG_SPACE(BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS * sizeof(int))];
+    struct iovec part = { .iov_base = (void *)(uintptr_t)out->data, .iov_len = out->bytes };
+    struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
+
+    if (out->fd_count > 0) {
+        size_t fd_bytes = (size_t)out->fd_count * sizeof(int);
+        memset(control, 0, sizeof(control));
+        message.msg_control = control;
+        message.msg_controllen = CMSG_SPACE(fd_bytes);
+        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(fd_bytes);
+        memcpy(CMSG_DATA(header), out->fds, fd_bytes);
+    }
+    for (;;) {
+        if (sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0)
+            return 0;
+        if (errno == EINTR)
+            continue;
+        if (errno != EAGAIN && errno != ETOOMANYREFS)
+            return -errno;
+        if (bxi_now_ns() >= deadline_ns)
+            return -ETIMEDOUT;
+        if (errno == ETOOMANYREFS)
+            nanosleep(&(struct timespec){ .tv_nsec = CROWDED_NS }, NULL);
+        else
+            bxi_boot_wait(fd, POLLOUT, deadline_ns);
+    }
+}
+
+void bxi_boot_send_fail(int fd, int code)
+{
+    struct bxi_boot_fail fail = { .head = bxi_boot_head(BXI_BOOT_FAIL), .code = code };
+
+    snprintf(fail.text, sizeof(fail.text), "%s", bx_error_text());
+    bxi_boot_send(fd, &(struct bxi_boot_out){ .data = &fail, .bytes = sizeof(fail) }, 0);
+}
+
+/* Takes the descriptors out of the control messages. The kernel has checked their sizes. */
+static void take_fds(struct msghdr *message, struct bxi_boot_packet *packet)
+{
+    for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part != NULL; part = CMSG_NXTHDR(message, part)) {
+        if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS)
+            continue;
+        size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < count; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(part) + i * sizeof(fd), sizeof(fd));
+            if (packet->fd_count < BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS)
+                packet->fds[packet->fd_count++] = fd;
+            else
+                close(fd);
+        }
+    }
+}
+
+int bxi_boot_receive(int fd, struct bxi_boot_packet *packet, int fds_max)
+{
+    _Alignas(struct cmsghdr) unsigned char control[CMSG_SPACE(BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS * sizeof(int))];
+    struct iovec part = { .iov_base = &packet->as, .iov_len = sizeof(packet->as) };
+    struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
+    bool was_reset = false;
+    ssize_t got;
+
+    memset(packet, 0, sizeof(*packet));
+    if (fds_max > 0) {
+        /* Not a byte more, or the kernel would hand over more descriptors than are wanted. */
+        message.msg_control = control;
+        message.msg_controllen = CMSG_LEN((size_t)fds_max * sizeof(int));
+    }
+    do {
+        got = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        /* Told once, and before what the other side said last, if it left something unread. */
+        was_reset = got < 0 && errno == ECONNRESET && !was_reset;
+    } while (got < 0 && (errno == EINTR || was_reset));
+    if (got < 0)
+        return errno == ECONNRESET ? 0 : -errno;
+    if (message.msg_controllen > 0 && fds_max > 0)
+        take_fds(&message, packet);
+    packet->bytes = (size_t)got;
+    if (message.msg_flags & MSG_CTRUNC) {
+        /* Either more came than may, or this process may not have so many. */
+        int rc = packet->fd_count == fds_max ? -EPROTO : -EMFILE;
+        bxi_boot_packet_close(packet);
+        return rc;
+    }
+    if (message.msg_flags & MSG_TRUNC) {
+        bxi_boot_packet_close(packet);
+        return -EPROTO;
+    }
+    return got > 0;
+}
+
+void bxi_boot_packet_close(struct bxi_boot_packet *packet)
+{
+    for (int i = 0; i < packet->fd_count; i++)
+        if (packet->fds[i] >= 0)
+            close(packet->fds[i]);
+    packet->fd_count = 0;
+}
+
+bool bxi_boot_packet_is(const struct bxi_boot_packet *packet, enum bxi_boot_kind kind, int fd_count)
+{
+    const struct bxi_boot_head *head = &packet->as.head;
+    const struct bxi_boot_table *table = &packet->as.table;
+    size_t bytes = sizeof(*head);
+
+    if (packet->bytes < sizeof(*head) || head->magic != BXI_BOOT_MAGIC || head->kind != (uint32_t)kind)
+        return false;
+    if (kind == BXI_BOOT_FAIL)      /* the same in every version */
+        return packet->bytes == sizeof(packet->as.fail) && packet->fd_count == fd_count;
+    if (head->protocol != BXI_BOOT_PROTOCOL || head->layout != BXI_LAYOUT_VERSION)
+        return false;
+    if (kind == BXI_BOOT_HELLO)
+        bytes = sizeof(packet->as.hello);
+    if (kind == BXI_BOOT_WELCOME)
+        bytes = sizeof(packet->as.welcome);
+    if (kind == BXI_BOOT_NOTE)
+        bytes = sizeof(packet->as.note);
+    if (kind == BXI_BOOT_TABLE) {
+        bytes = offsetof(struct bxi_boot_table, entry);
+        if (packet->bytes < bytes || table->count < 1 || table->count > BXI_BOOT_TABLE_MAX)
+            return false;
+        bytes += table->count * sizeof(table->entry[0]);
+        fd_count = (int)table->count * BXI_BOOT_FDS;
+    }
+    return packet->bytes == bytes && packet->fd_count == fd_count;
+}
+
+int bxi_boot_packet_failure(struct bxi_boot_packet *packet)
+{
+    struct bxi_boot_fail *fail = &packet->as.fail;
+
+    if (!bxi_boot_packet_is(packet, BXI_BOOT_FAIL, 0))
+        return 0;
+    fail->text[sizeof(fail->text) - 1] = '\0';
+    return bx_fail(fail->code < 0 ? fail->code : -EPROTO, "%s", fail->text);
+}
+
+bool bxi_boot_is_own(int fd, uint32_t *pid)
+{
+    struct ucred credentials;
+    socklen_t bytes = sizeof(credentials);
+
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &bytes) < 0 || bytes != sizeof(credentials))
+        return false;
+    *pid = (uint32_t)credentials.pid;
+    return credentials.uid == geteuid();
+}

@@ -107,7 +107,7 @@ int bxi_boot_segment(struct bx_job *job, int *segment_fd, int *arena_fd)
     /* Before there is anything to remove, so that no kill falls between. */
     bxi_segment_name(name, uid, job->job_name, job->instance, job->rank);
     bxi_segment_arena_name(arena_name, uid, job->job_name, job->instance, job->rank);
-    bxi_spawn_note_segment(name, arena_name);
+    bxi_spawn_note_segment(job, name, arena_name);
     int rc = bxi_segment_create(&job->segment, job->job_name, job->name, job->instance, job->rank,
                                 job->world_size);
     if (rc < 0)

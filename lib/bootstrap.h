@@ -211,9 +211,9 @@ void bxi_boot_clear_dead(const struct bx_job *job);
 
 /* ---- spawn.c ------------------------------------------------------------------------------------- */
 
-/* In a child of bx_spawn: what to remove when SIGTERM ends it; its segment and arena, and rank 0's files (NULL:
- * they are no longer its own). Elsewhere nothing. */
-void bxi_spawn_note_segment(const char *shm_name, const char *arena_name);
+/* In a child of bx_spawn: what to remove when SIGTERM ends it, before it is made: its segment and arena, which the
+ * launcher is told too; and rank 0's files (NULL: they are no longer its own). Elsewhere nothing. */
+void bxi_spawn_note_segment(const struct bx_job *job, const char *shm_name, const char *arena_name);
 void bxi_spawn_note_files(const struct bxi_boot_paths *paths);
 /* Likewise that it waits for rank 0, with the lock file open, which it may have made (NULL: no longer). */
 void bxi_spawn_note_wait(const struct bxi_boot_paths *paths);

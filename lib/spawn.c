@@ -18,11 +18,27 @@
  * death does (PR_SET_PDEATHSIG). They leave by _exit after flushing stdio: exit would run the atexit
  * handlers that the launcher had set up before the fork once more in every worker.
  *
- * While a job starts, nobody but the launcher can see how a worker ended that has met nobody yet. It writes that on
- * a board, a page shared with all workers, and who waits in bx_job_start looks there a few times a second. Each
- * worker notes on the board whether it is in the job, so that an end in the midst of it is a bad one whatever its
- * exit status: the others saw a death. A text has one writer, the launcher, and is never changed once it is there;
- * the word in_job of a rank is its worker's alone.
+ * What launcher and workers share is memory without a name, each page of which has one writer. The mappings of all
+ * others are read-only, so that a wild store there ends who makes it:
+ *
+ *     who writes      field                 readers       order
+ *     the launcher    board.end[].text      workers       before is_set; never changed afterwards
+ *     the launcher    board.end[].is_set    workers       release, acquire: how the worker of that rank ended
+ *     the launcher    board.first           workers       release, acquire, after is_set: who ended first
+ *     a worker        page.rank             the launcher  before instance
+ *     a worker        page.instance         the launcher  release, acquire: the names that it is about to make
+ *     a worker        page.in_job           the launcher  release, acquire: starts of the job that it has not left
+ *
+ * The board is for workers that start: nobody but the launcher can see how a worker ended that has met nobody yet,
+ * so who waits in bx_job_start looks at the board a few times a second. A worker's page is for the launcher, which
+ * reads it when the worker has ended: an end in the midst of the job is a bad one whatever the exit status, for
+ * the others saw a death; and the names in /dev/shm are removed by instance, without a look at their locks. A lock
+ * may be held for longer than its owner lives: by a child that it had forked, or while somebody reads its
+ * /proc/PID/smaps. No namesake has that instance, for it is random.
+ *
+ * Killed at each step: a launcher before is_set: nobody sees the text. Before first: it is seen by who asks for that
+ * rank. A worker before instance: it has made no name yet. After instance, before the names are made: there is
+ * nothing to remove. Before in_job: its end by a signal is a bad one anyway.
  *
  * A launcher killed by SIGKILL: each worker gets SIGTERM from the kernel, and its handler removes the
  * name of its segment, rank 0's the socket and the lock file as well. A worker killed: the launcher
@@ -32,6 +48,7 @@
 #include "bootstrap.h"
 
 #include "options.h"
+#include "step.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -48,13 +65,20 @@
 #define HOW_NS UINT64_C(1000000000)         /* a dead worker is reaped long before */
 #define END_BYTES 160                       /* "worker 'NAME' (rank R, pid P) was killed by signal S (TEXT)" */
 
+/* The launcher's, read-only in the workers. */
 struct board {
     bxi_a32 first;                          /* 1 + the rank of the first that ended; 0: none has */
     struct {
         bxi_a32 is_set;
-        bxi_a32 in_job;                     /* jobs of that name that it has started and not left */
         char text[END_BYTES];
     } end[BXI_WORLD_MAX];
+};
+
+/* A worker's, read-only in all other processes. */
+struct worker_page {
+    bxi_a64 instance;                       /* of the job, once its names may be there; 0: none was made */
+    bxi_a32 rank;                           /* in that job */
+    bxi_a32 in_job;                         /* jobs of that name that it has started and not left */
 };
 
 struct launch {
@@ -65,6 +89,8 @@ struct launch {
     void *context;
     pid_t launcher;
     struct board *board;
+    unsigned char *pages;               /* one of page_bytes for each worker; read-only here */
+    size_t page_bytes;
     pid_t pid[BXI_WORLD_MAX];           /* 0: not started, or waited for */
     char failed_text[END_BYTES];
     unsigned failed_look;
@@ -78,10 +104,18 @@ struct launch {
     struct sigaction old_child;
 };
 
+static struct worker_page *page_of(const struct launch *launch, int rank)
+{
+    return (struct worker_page *)(void *)(launch->pages + (size_t)rank * launch->page_bytes);
+}
+
 /* ---- In a worker ------------------------------------------------------------------------------- */
 
 static bool is_spawned;
 static const struct launch *launched_by;    /* of a worker: the launcher's, as it was at the fork */
+static struct worker_page *own_page;        /* of a worker */
+static struct bxi_lock own_lock;            /* held by who writes to the page */
+static uint32_t jobs_in;                    /* what the page says in in_job */
 
 /* Whether the job is the one that the launcher waits for. */
 static bool is_launched(const struct bx_job *job)
@@ -119,8 +153,28 @@ int bxi_spawn_how_ended(const struct bx_job *job, int rank)
 
 void bxi_spawn_in_job(const struct bx_job *job, bool is_in)
 {
-    if (is_launched(job))
-        bxi_add(&launched_by->board->end[job->rank].in_job, is_in ? 1 : (uint32_t)-1);
+    if (!is_launched(job))
+        return;
+    bxi_lock(&own_lock);
+    jobs_in += is_in ? 1 : (uint32_t)-1;
+    /* [page.in_job] release, pairs with the acquire in is_in_job. */
+    bxi_store_release(&own_page->in_job, jobs_in);
+    bxi_unlock(&own_lock);
+    BXI_STEP(is_in ? "spawn.in_job" : "spawn.not_in_job");
+}
+
+/* Before the names are made, so that no kill falls between. */
+static void announce_names(const struct bx_job *job)
+{
+    if (strcmp(job->job_name, launched_by->job_name) != 0)
+        return;
+    bxi_lock(&own_lock);
+    /* Relaxed: the store of instance releases it. */
+    bxi_store_relaxed(&own_page->rank, (uint32_t)job->rank);
+    /* [page.instance] release, pairs with the acquire in remove_names: rank is there. */
+    bxi_store_release(&own_page->instance, job->instance);
+    bxi_unlock(&own_lock);
+    BXI_STEP("spawn.announced");
 }
 
 enum { SEGMENT, ARENA, SOCKET, LOCK, NOTES };
@@ -143,8 +197,11 @@ bool bxi_spawn_is_worker(void)
     return is_spawned;
 }
 
-void bxi_spawn_note_segment(const char *shm_name, const char *arena_name)
+void bxi_spawn_note_segment(const struct bx_job *job, const char *shm_name, const char *arena_name)
 {
+    if (!is_spawned)
+        return;
+    announce_names(job);
     note(SEGMENT, "/dev/shm", shm_name);
     note(ARENA, "/dev/shm", arena_name);
 }
@@ -186,7 +243,7 @@ static void on_term(int signal_number)
     errno = error;
 }
 
-static void become_worker(const struct launch *launch)
+static void become_worker(const struct launch *launch, int rank)
 {
     struct sigaction ignore = { .sa_handler = SIG_IGN };
     struct sigaction term = { .sa_handler = on_term, .sa_flags = (int)SA_RESETHAND };
@@ -194,6 +251,9 @@ static void become_worker(const struct launch *launch)
 
     is_spawned = true;
     launched_by = launch;
+    own_page = page_of(launch, rank);
+    memset(&own_lock, 0, sizeof(own_lock));     /* of a launcher that is itself a worker */
+    jobs_in = 0;
     waits_for_root = 0;
     memset(noted, 0, sizeof(noted));
     sigaction(SIGINT, &ignore, NULL);
@@ -205,6 +265,9 @@ static void become_worker(const struct launch *launch)
         _exit(128 + SIGTERM);       /* it died before it could be watched */
     sigdelset(&mask, SIGTERM);
     sigprocmask(SIG_SETMASK, &mask, NULL);
+    /* The whole mapping, which needs no memory; but if it is refused, the board is not safe from this process. */
+    if (mprotect(launch->board, sizeof(*launch->board), PROT_READ) < 0)
+        _exit(EXIT_FAILURE);
 }
 
 static _Noreturn void run_worker(const struct launch *launch, int rank)
@@ -212,7 +275,7 @@ static _Noreturn void run_worker(const struct launch *launch, int rank)
     struct bx_options options = launch->base;
     char name[BXI_NAME_BYTES];
 
-    become_worker(launch);
+    become_worker(launch, rank);
     snprintf(name, sizeof(name), "worker%d", rank);
     options.struct_bytes = sizeof(options);
     options.job = launch->job_name;
@@ -301,20 +364,62 @@ static void restore_signals(struct launch *launch)
     sigprocmask(SIG_SETMASK, &launch->old_mask, NULL);
 }
 
-static int fork_workers(struct launch *launch)
+static int no_memory_to_share(int rc)
 {
-    fflush(NULL);       /* or every worker would print what is still in the buffers */
-    for (int rank = 0; rank < launch->options.world_size; rank++) {
-        pid_t pid = fork();
-        if (pid == 0)
-            run_worker(launch, rank);
-        if (pid < 0)
-            return bx_fail(-errno, "worker %d of %d cannot be forked: %s", rank, launch->options.world_size,
-                           bx_strerror(-errno));
-        launch->pid[rank] = pid;
-        launch->running++;
+    return bx_fail(rc, "no memory to share with the workers: %s", bx_strerror(rc));
+}
+
+static void unmap_shared(struct launch *launch)
+{
+    munmap(launch->board, sizeof(*launch->board));
+    munmap(launch->pages, (size_t)launch->options.world_size * launch->page_bytes);
+}
+
+static int map_shared(struct launch *launch)
+{
+    launch->page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+
+    /* cppcheck-suppress invalidFunctionArg ; -1 is what MAP_ANONYMOUS asks for */
+    launch->board = mmap(NULL, sizeof(*launch->board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (launch->board == MAP_FAILED)
+        return no_memory_to_share(-errno);
+    /* cppcheck-suppress invalidFunctionArg ; the same */
+    launch->pages = mmap(NULL, (size_t)launch->options.world_size * launch->page_bytes, PROT_READ,
+                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (launch->pages == MAP_FAILED) {
+        int rc = -errno;
+        munmap(launch->board, sizeof(*launch->board));
+        return no_memory_to_share(rc);
     }
     return 0;
+}
+
+/* The page of a rank is writable while its worker is forked, and so in that worker alone. */
+static int fork_worker(struct launch *launch, int rank)
+{
+    void *page = page_of(launch, rank);
+
+    if (mprotect(page, launch->page_bytes, PROT_READ | PROT_WRITE) < 0)
+        return no_memory_to_share(-errno);
+    pid_t pid = fork();
+    if (pid == 0)
+        run_worker(launch, rank);
+    if (pid < 0)
+        return bx_fail(-errno, "worker %d of %d cannot be forked: %s", rank, launch->options.world_size,
+                       bx_strerror(-errno));
+    launch->pid[rank] = pid;
+    launch->running++;
+    return mprotect(page, launch->page_bytes, PROT_READ) < 0 ? no_memory_to_share(-errno) : 0;
+}
+
+static int fork_workers(struct launch *launch)
+{
+    int rc = 0;
+
+    fflush(NULL);       /* or every worker would print what is still in the buffers */
+    for (int rank = 0; rc == 0 && rank < launch->options.world_size; rank++)
+        rc = fork_worker(launch, rank);
+    return rc;
 }
 
 static uint64_t later(uint64_t now_ns, uint64_t ns)
@@ -370,10 +475,10 @@ static void take_signals(struct launch *launch, bool wait)
     } while (signal_number > 0);
 }
 
-/* Relaxed: the worker, which wrote it, has been waited for. */
 static bool is_in_job(const struct launch *launch, int rank)
 {
-    return bxi_load_relaxed(&launch->board->end[rank].in_job) != 0;
+    /* [page.in_job] acquire, pairs with the release in bxi_spawn_in_job: its last word, for it has ended. */
+    return bxi_load_acquire(&page_of(launch, rank)->in_job) != 0;
 }
 
 /* Tells the workers that are starting how this one ended. */
@@ -450,6 +555,30 @@ static void wait_for_all(struct launch *launch)
     take_signals(launch, false);
 }
 
+/* Nobody is left, so what still lies there of this job is dead. Of what the workers have announced the locks are not
+ * looked at; of the rest they are, for it may be a namesake's. */
+static void remove_names(const struct launch *launch)
+{
+    char name[BXI_SEGMENT_NAME_BYTES];
+
+    for (int i = 0; i < launch->options.world_size; i++) {
+        struct worker_page *page = page_of(launch, i);
+        /* [page.instance] acquire, pairs with the release in announce_names: rank is read after it. */
+        uint64_t instance = bxi_load_acquire(&page->instance);
+        /* Relaxed: written before instance. */
+        uint32_t rank = bxi_load_relaxed(&page->rank);
+
+        if (instance == 0 || rank >= BXI_WORLD_MAX)
+            continue;
+        bxi_segment_name(name, (uint32_t)geteuid(), launch->job_name, instance, (int)rank);
+        shm_unlink(name);
+        bxi_segment_arena_name(name, (uint32_t)geteuid(), launch->job_name, instance, (int)rank);
+        shm_unlink(name);
+    }
+    bxi_segment_reap(launch->job_name, 0);
+    bxi_bootstrap_sweep(launch->job_name);
+}
+
 static int verdict(const struct launch *launch)
 {
     const struct bx_spawn_report *report = &launch->report;
@@ -475,27 +604,19 @@ int bx_spawn(const struct bx_spawn_options *options, bx_worker_fn fn, void *cont
     };
 
     int rc = read_options(&launch, options);
-    if (rc < 0)
+    if (rc < 0 || (rc = map_shared(&launch)) < 0)
         goto done;
-    /* cppcheck-suppress invalidFunctionArg ; -1 is what MAP_ANONYMOUS asks for */
-    launch.board = mmap(NULL, sizeof(*launch.board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (launch.board == MAP_FAILED) {
-        rc = bx_fail(-errno, "no memory to share with the workers: %s", bx_strerror(-errno));
-        goto done;
-    }
     block_signals(&launch);
     int fork_rc = fork_workers(&launch);
     char *fork_text = fork_rc < 0 ? bxi_text("%s", bx_error_text()) : NULL;
     if (fork_rc < 0)
         launch.next_signal_ns = 0;      /* those that there are cannot start: the end begins at once */
     wait_for_all(&launch);
-    /* Nobody is left, so what still lies there of this job is dead; what a namesake holds is locked. */
-    bxi_segment_reap(launch.job_name, 0);
-    bxi_bootstrap_sweep(launch.job_name);
+    remove_names(&launch);
     restore_signals(&launch);
     rc = fork_rc < 0 ? bx_fail(fork_rc, "%s", fork_text == NULL ? "" : fork_text) : verdict(&launch);
     free(fork_text);
-    munmap(launch.board, sizeof(*launch.board));
+    unmap_shared(&launch);
 
 done:
     if (report != NULL)

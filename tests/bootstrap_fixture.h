@@ -48,7 +48,7 @@ static inline int segments_left(void)
 {
     char prefix[64];
 
-    snprintf(prefix, sizeof(prefix), "boxcar.%u.%s", (unsigned)geteuid(), job_name);
+    snprintf(prefix, sizeof(prefix), "boxcar.%u.%s.", (unsigned)geteuid(), job_name);
     return files_in("/dev/shm", prefix);
 }
 

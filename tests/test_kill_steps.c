@@ -34,11 +34,13 @@
  *   segment.allocated .written   pages there                 the same
  *   boot.gate_closed        rank 0, before the gate opens   nobody was let go: all fail with its name
  *   boot.gate_open .go_sent  and after it                   everybody was, told or not: all run and see its death
+ *   spawn.in_job            started, its page says so        as while running: an end in the job is a bad one
  *   state.running           it may serve, nobody told        as while running
  *   state.leaving .quiet    state stored, peers not rung     a state; its death counts as having come so far
  *   state.leaving_rung ...  peers rung                       the same
  *   state.left .stopped     LEFT, its name not yet removed   it has left; a survivor or the launcher removes
  *                                                            the name
+ *   spawn.not_in_job        LEFT, and its page says so       the same
  *   segment.unlinked        its name removed, its arena's not   a survivor or the launcher removes that
  *   arena.unlinked          all done                         nothing
  *   arena.locked .sized     the arena's name made and locked   removed as the segment's
@@ -281,6 +283,7 @@ KILLED_ASLEEP(bell_rung, "bell.rung", 4)
 KILLED_EARLY(open_allocated, "open.allocated", 2)
 KILLED_EARLY(open_word, "open.word", 2)
 KILLED_EARLY(open_rung, "open.rung", 3)
+KILLED_EARLY(spawn_in_job, "spawn.in_job", 1)
 KILLED_EARLY(state_running, "state.running", 1)
 
 /* ---- Lending ------------------------------------------------------------------------------------------ */
@@ -452,6 +455,7 @@ KILLED_LEAVING(state_leaving_rung, "state.leaving_rung")
 KILLED_LEAVING(state_quiet, "state.quiet")
 KILLED_LEAVING(state_quiet_rung, "state.quiet_rung")
 KILLED_LEAVING(state_left, "state.left")
+KILLED_LEAVING(spawn_not_in_job, "spawn.not_in_job")
 KILLED_LEAVING(state_stopped, "state.stopped")
 KILLED_LEAVING(segment_unlinked, "segment.unlinked")
 KILLED_LEAVING(arena_unlinked, "arena.unlinked")

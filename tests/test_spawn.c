@@ -3,148 +3,9 @@
  * lib/spawn.c: workers that end well, badly, not at all; a launcher that is asked to end, or killed; and
  * what is left afterwards. What the workers saw they write into memory that they share with the test.
  */
-#include "../lib/bootstrap.h"
-
-#include <criterion/criterion.h>
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#define WORLD 3
-#define SHORT_NS UINT64_C(20000000)
-
-struct seen {
-    bxi_a32 running;                    /* workers that have come to where they wait */
-    int runs[WORLD];
-    pid_t pid[WORLD];
-    pid_t parent[WORLD];
-    int world_size[WORLD];
-    uint64_t call_timeout_ns[WORLD];
-    char name[WORLD][BXI_NAME_BYTES];
-    char job[WORLD][BXI_NAME_BYTES];
-    struct bx_spawn_report report;
-    int rc;
-};
-
-static struct seen *seen;
-static char directory[64];
-static char job_name[BXI_NAME_BYTES];
-
-static void set_up(void)
-{
-    seen = mmap(NULL, sizeof(*seen), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    cr_assert_neq(seen, MAP_FAILED);
-    snprintf(directory, sizeof(directory), "/tmp/bxtest-XXXXXX");
-    cr_assert_not_null(mkdtemp(directory));
-    setenv("XDG_RUNTIME_DIR", directory, 1);
-    snprintf(job_name, sizeof(job_name), "spawned-%ld", (long)getpid());
-}
-
-static int files_in(const char *path, const char *prefix)
-{
-    DIR *stream = opendir(path);
-    struct dirent *entry;
-    int count = 0;
-
-    while (stream != NULL && (entry = readdir(stream)) != NULL)
-        count += entry->d_name[0] != '.' && strncmp(entry->d_name, prefix, strlen(prefix)) == 0;
-    if (stream != NULL)
-        closedir(stream);
-    return count;
-}
-
-static int segments_left(void)
-{
-    char prefix[64];
-
-    snprintf(prefix, sizeof(prefix), "boxcar.%u.%s", (unsigned)geteuid(), job_name);
-    return files_in("/dev/shm", prefix);
-}
-
-/* Criterion counts no assertion that fails here. It warns of an end like this, which run_unit.sh counts. */
-static void tear_down(void)
-{
-    char path[128];
-    int files, segments = segments_left();
-
-    snprintf(path, sizeof(path), "%s/boxcar", directory);
-    files = files_in(path, "");
-    rmdir(path);
-    if (files == 0 && segments == 0 && rmdir(directory) == 0)
-        return;
-    dprintf(STDERR_FILENO, "left behind: %d in /dev/shm, %d in %s\n", segments, files, path);
-    abort();
-}
+#include "spawn_fixture.h"
 
 TestSuite(spawn, .init = set_up, .fini = tear_down, .timeout = 60);
-
-static int spawn(bx_worker_fn fn, void *context)
-{
-    struct bx_spawn_options options = { .job = job_name, .world_size = WORLD, .grace_ns = SHORT_NS };
-
-    seen->rc = bx_spawn(&options, fn, context, &seen->report);
-    return seen->rc;
-}
-
-static void expect_no_child(void)
-{
-    cr_expect_eq(waitpid(-1, NULL, WNOHANG), -1);
-    cr_expect_eq(errno, ECHILD);
-}
-
-static void expect_report(int failed_rank, int exit_status, int term_signal, int interrupt_signal)
-{
-    cr_expect_eq(seen->report.failed_rank, failed_rank);
-    cr_expect_eq(seen->report.exit_status, exit_status);
-    cr_expect_eq(seen->report.term_signal, term_signal);
-    cr_expect_eq(seen->report.interrupt_signal, interrupt_signal);
-}
-
-static void expect_text(const char *format, int rank)
-{
-    char text[128];
-
-    snprintf(text, sizeof(text), format, (long)seen->pid[rank]);
-    cr_expect_str_eq(bx_error_text(), text);
-}
-
-/* Not before all workers are there, so that the test knows who they are. */
-static void meet(void)
-{
-    bxi_add(&seen->running, 1);
-    while (bxi_load_seq_cst(&seen->running) < WORLD)
-        sched_yield();
-}
-
-static void note(const struct bx_options *options)
-{
-    int rank = options->rank;
-
-    seen->runs[rank]++;
-    seen->pid[rank] = getpid();
-    seen->parent[rank] = getppid();
-    seen->world_size[rank] = options->world_size;
-    seen->call_timeout_ns[rank] = options->call_timeout_ns;
-    snprintf(seen->name[rank], BXI_NAME_BYTES, "%s", options->name);
-    snprintf(seen->job[rank], BXI_NAME_BYTES, "%s", options->job);
-    meet();
-}
-
-static _Noreturn void wait_for_ever(void)
-{
-    for (;;)
-        pause();
-}
 
 /* ---- They end well ------------------------------------------------------------------------------ */
 
@@ -361,19 +222,9 @@ Test(spawn, lets_the_others_end_by_themselves_and_names_the_first)
 
 /* ---- Real segments ------------------------------------------------------------------------------ */
 
-/* Like a worker that has started: its segment is there, and its descriptors are everybody's. */
 static int holds_a_segment(const struct bx_options *options, void *context)
 {
-    static struct bxi_segment segment;
-    static struct bxi_arena *arena;
-    char name[BXI_SEGMENT_NAME_BYTES], arena_name[BXI_SEGMENT_NAME_BYTES];
-
-    bxi_segment_name(name, (uint32_t)geteuid(), options->job, 1, options->rank);
-    bxi_segment_arena_name(arena_name, (uint32_t)geteuid(), options->job, 1, options->rank);
-    bxi_spawn_note_segment(name, arena_name);
-    if (bxi_arena_create(arena_name, 4 << 20, NULL, &arena) < 0)
-        return 9;
-    if (bxi_segment_create(&segment, options->job, options->name, 1, options->rank, WORLD) < 0)
+    if (make_names(options) < 0)
         return 9;
     note(options);
     if (options->rank == 1 && context != NULL)

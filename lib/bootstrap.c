@@ -527,9 +527,9 @@ static int join(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t
         .watch = { .fd = -1 },
     };
 
-    bxi_spawn_note_wait(paths);
+    bxi_spawn_note_wait(job, paths);
     int rc = meet(&joiner);
-    bxi_spawn_note_wait(NULL);
+    bxi_spawn_note_wait(job, NULL);
     bxi_boot_watch_close(&joiner.watch);
     if (rc == 0)
         rc = send_join(&joiner);

@@ -214,9 +214,11 @@ void bxi_boot_clear_dead(const struct bx_job *job);
 /* In a child of bx_spawn: what to remove when SIGTERM ends it, before it is made: its segment and arena, which the
  * launcher is told too; and rank 0's files (NULL: they are no longer its own). Elsewhere nothing. */
 void bxi_spawn_note_segment(const struct bx_job *job, const char *shm_name, const char *arena_name);
-void bxi_spawn_note_files(const struct bxi_boot_paths *paths);
+void bxi_spawn_note_files(const struct bx_job *job, const struct bxi_boot_paths *paths);
 /* Likewise that it waits for rank 0, with the lock file open, which it may have made (NULL: no longer). */
-void bxi_spawn_note_wait(const struct bxi_boot_paths *paths);
+void bxi_spawn_note_wait(const struct bx_job *job, const struct bxi_boot_paths *paths);
+/* The job is about to be freed: nothing of it is left to be removed. */
+void bxi_spawn_forget(const struct bx_job *job);
 
 /* In a worker of the job that bx_spawn was asked for, while it starts: BX_E_WORKER_FAILED and its sentence if the
  * worker of that rank has ended (-1: any has; the first); else 0. The second waits for that up to a second: for a

@@ -225,7 +225,7 @@ int bxi_boot_lock(struct bx_job *job, const struct bxi_boot_paths *paths)
     if (fd < 0)
         return bx_fail(BX_E_SOCKET_DIR, "the lock file %s cannot be used: %s", paths->lock, bx_strerror(fd));
     job->lock_fd = fd;
-    bxi_spawn_note_files(paths);
+    bxi_spawn_note_files(job, paths);
     snprintf(line, sizeof(line), "%ld starting\n", (long)getpid());
     if (ftruncate(fd, 0) == 0)
         write_line(job, line);
@@ -244,7 +244,7 @@ void bxi_boot_lock_running(const struct bx_job *job)
 
 static void unlock_job(struct bx_job *job, const char *path)
 {
-    bxi_spawn_note_files(NULL);
+    bxi_spawn_note_files(job, NULL);
     if (leads_to(path, job->lock_fd))
         unlink(path);
     BXI_STEP("boot.lock_gone");

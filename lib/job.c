@@ -358,6 +358,7 @@ static void free_job(struct bx_job *job)
     bxi_bootstrap_release(job);
     if (job->instance != 0)
         bxi_boot_clear_dead(job);       /* who died after this one had left */
+    bxi_spawn_forget(job);
     bxi_trace_destroy(job);
 
     int fds[] = { job->bell_fd[0], job->bell_fd[1], job->pidfd, job->loop_fd, job->timer_fd, job->lock_fd };

@@ -63,6 +63,7 @@
 
 #define GRACE_NS UINT64_C(1000000000)
 #define HOW_NS UINT64_C(1000000000)         /* a dead worker is reaped long before */
+#define JOBS_NOTED 16                       /* jobs of one worker whose names it removes at SIGTERM */
 #define END_BYTES 160                       /* "worker 'NAME' (rank R, pid P) was killed by signal S (TEXT)" */
 
 /* The launcher's, read-only in the workers. */
@@ -114,7 +115,8 @@ static struct worker_page *page_of(const struct launch *launch, int rank)
 static bool is_spawned;
 static const struct launch *launched_by;    /* of a worker: the launcher's, as it was at the fork */
 static struct worker_page *own_page;        /* of a worker */
-static struct bxi_lock own_lock;            /* held by who writes to the page */
+static struct bxi_lock own_lock;            /* held by who writes to the page, or notes what SIGTERM removes */
+static pid_t own_pid;
 static uint32_t jobs_in;                    /* what the page says in in_job */
 
 /* Whether the job is the one that the launcher waits for. */
@@ -177,24 +179,34 @@ static void announce_names(const struct bx_job *job)
     BXI_STEP("spawn.announced");
 }
 
-enum { SEGMENT, ARENA, SOCKET, LOCK, NOTES };
-static struct {
-    volatile sig_atomic_t is_set;
-    char path[BXI_BOOT_PATH_BYTES];
-} noted[NOTES];
-
-static void note(int what, const char *directory, const char *name)
-{
-    if (!is_spawned)
-        return;
-    noted[what].is_set = 0;
-    snprintf(noted[what].path, sizeof(noted[what].path), "%s%s", directory, name);
-    noted[what].is_set = 1;
-}
+/* What to remove at SIGTERM, job by job, for a worker may have several. Written under own_lock by the threads that
+ * start and end jobs; the handler, which may run in any thread, takes no lock. */
+static struct noted {
+    const struct bx_job *job;               /* NULL: free */
+    bxi_a32 has_names, has_files, waits;    /* what of the following is there */
+    char segment[BXI_BOOT_PATH_BYTES], arena[BXI_BOOT_PATH_BYTES];
+    struct bxi_boot_paths paths;
+} noted[JOBS_NOTED];
 
 bool bxi_spawn_is_worker(void)
 {
     return is_spawned;
+}
+
+/* NULL where too many are noted: what is left of that job at a SIGTERM the launcher or shmstat reap removes. */
+static struct noted *noted_of(const struct bx_job *job)
+{
+    struct noted *found = NULL;
+
+    for (int i = 0; i < JOBS_NOTED; i++) {
+        if (noted[i].job == job)
+            return &noted[i];
+        if (noted[i].job == NULL && found == NULL)
+            found = &noted[i];
+    }
+    if (found != NULL)
+        found->job = job;
+    return found;
 }
 
 void bxi_spawn_note_segment(const struct bx_job *job, const char *shm_name, const char *arena_name)
@@ -202,29 +214,63 @@ void bxi_spawn_note_segment(const struct bx_job *job, const char *shm_name, cons
     if (!is_spawned)
         return;
     announce_names(job);
-    note(SEGMENT, "/dev/shm", shm_name);
-    note(ARENA, "/dev/shm", arena_name);
+    bxi_lock(&own_lock);
+    struct noted *note = noted_of(job);
+    if (note != NULL) {
+        snprintf(note->segment, sizeof(note->segment), "/dev/shm%s", shm_name);
+        snprintf(note->arena, sizeof(note->arena), "/dev/shm%s", arena_name);
+        /* [noted] release, pairs with the acquire in on_term: the paths are there. */
+        bxi_store_release(&note->has_names, 1);
+    }
+    bxi_unlock(&own_lock);
 }
 
-void bxi_spawn_note_files(const struct bxi_boot_paths *paths)
+static void note_paths(const struct bx_job *job, const struct bxi_boot_paths *paths, bool as_files)
 {
-    noted[SOCKET].is_set = noted[LOCK].is_set = 0;
-    if (paths == NULL)
+    if (!is_spawned)
         return;
-    note(SOCKET, "", paths->socket);
-    note(LOCK, "", paths->lock);
+    bxi_lock(&own_lock);
+    struct noted *note = noted_of(job);
+    bxi_a32 *flag = note == NULL ? NULL : as_files ? &note->has_files : &note->waits;
+    if (note != NULL && paths != NULL)
+        note->paths = *paths;
+    if (flag != NULL)
+        /* [noted] release, pairs with the acquire in on_term: the paths are there. */
+        bxi_store_release(flag, paths != NULL);
+    bxi_unlock(&own_lock);
 }
 
-static volatile sig_atomic_t waits_for_root;
-static struct bxi_boot_paths waiting_paths;
-
-void bxi_spawn_note_wait(const struct bxi_boot_paths *paths)
+void bxi_spawn_note_files(const struct bx_job *job, const struct bxi_boot_paths *paths)
 {
-    waits_for_root = 0;
-    if (!is_spawned || paths == NULL)
+    note_paths(job, paths, true);
+}
+
+void bxi_spawn_note_wait(const struct bx_job *job, const struct bxi_boot_paths *paths)
+{
+    note_paths(job, paths, false);
+}
+
+void bxi_spawn_forget(const struct bx_job *job)
+{
+    if (!is_spawned)
         return;
-    waiting_paths = *paths;
-    waits_for_root = 1;
+    bxi_lock(&own_lock);
+    struct noted *note = noted_of(job);
+    if (note != NULL) {
+        /* Relaxed: the names are gone, so it does not matter whether the handler still sees them. */
+        bxi_store_relaxed(&note->has_names, 0);
+        bxi_store_relaxed(&note->has_files, 0);
+        bxi_store_relaxed(&note->waits, 0);
+        note->job = NULL;
+    }
+    bxi_unlock(&own_lock);
+}
+
+/* A flag of a job, as the handler sees it. */
+static bool is_noted(bxi_a32 *flag)
+{
+    /* [noted] acquire, pairs with the release in bxi_spawn_note_segment and note_paths. */
+    return bxi_load_acquire(flag) != 0;
 }
 
 /* unlink, since shm_unlink is not promised to be safe here. All of it is this worker's own: the instance
@@ -233,11 +279,19 @@ static void on_term(int signal_number)
 {
     int error = errno;
 
-    for (int what = 0; what < NOTES; what++)
-        if (noted[what].is_set)
-            unlink(noted[what].path);
-    if (waits_for_root)
-        bxi_boot_sweep(&waiting_paths, 0);     /* system calls alone: safe here */
+    /* A child that the worker has forked inherits the handler, but nothing that is the worker's. */
+    for (int i = 0; getpid() == own_pid && i < JOBS_NOTED; i++) {
+        if (is_noted(&noted[i].has_names)) {
+            unlink(noted[i].segment);
+            unlink(noted[i].arena);
+        }
+        if (is_noted(&noted[i].has_files)) {
+            unlink(noted[i].paths.socket);
+            unlink(noted[i].paths.lock);
+        }
+        if (is_noted(&noted[i].waits))
+            bxi_boot_sweep(&noted[i].paths, 0);     /* system calls alone: safe here */
+    }
     /* SA_RESETHAND has restored the default: it ends the process when this returns. */
     raise(signal_number);
     errno = error;
@@ -254,7 +308,7 @@ static void become_worker(const struct launch *launch, int rank)
     own_page = page_of(launch, rank);
     memset(&own_lock, 0, sizeof(own_lock));     /* of a launcher that is itself a worker */
     jobs_in = 0;
-    waits_for_root = 0;
+    own_pid = getpid();
     memset(noted, 0, sizeof(noted));
     sigaction(SIGINT, &ignore, NULL);
     sigaction(SIGHUP, &ignore, NULL);

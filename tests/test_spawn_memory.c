@@ -73,3 +73,67 @@ Test(spawn_memory, a_worker_may_write_to_one_page)
         cr_expect_eq((unsigned long)seen->runs[rank], before + (unsigned long)sysconf(_SC_PAGESIZE));
     cr_expect_eq(writable_shared_bytes(), before);
 }
+
+/* ---- What SIGTERM removes ------------------------------------------------------------------------ */
+
+static int ends_its_child(const struct bx_options *options, void *context)
+{
+    int status = 0;
+
+    (void)context;
+    if (options->rank != 0)
+        return 0;
+    if (make_names(options) < 0)
+        return 9;
+    pid_t pid = fork();
+    if (pid == 0)
+        wait_for_ever();
+    kill(pid, SIGTERM);
+    if (waitpid(pid, &status, 0) != pid || !WIFSIGNALED(status) || WTERMSIG(status) != SIGTERM)
+        return 8;
+    seen->runs[0] = segments_left();
+    return 0;
+}
+
+Test(spawn_memory, a_forked_child_that_sigterm_ends_removes_nothing_of_its_workers)
+{
+    cr_expect_eq(spawn(ends_its_child, NULL), 0);
+    cr_expect_eq(seen->runs[0], 2);
+}
+
+/* The launcher knows the names of its own job only. */
+static int has_two_jobs(const struct bx_options *options, void *context)
+{
+    static struct bx_job jobs[2];
+    char name[BXI_SEGMENT_NAME_BYTES], arena_name[BXI_SEGMENT_NAME_BYTES];
+    int fd;
+
+    (void)context;
+    for (int i = 0; options->rank == 0 && i < 2; i++) {
+        jobs[i].instance = 1;
+        snprintf(jobs[i].job_name, sizeof(jobs[i].job_name), "%s%s", options->job, i == 0 ? "-b" : "-c");
+        bxi_segment_name(name, (uint32_t)geteuid(), jobs[i].job_name, 1, 0);
+        bxi_segment_arena_name(arena_name, (uint32_t)geteuid(), jobs[i].job_name, 1, 0);
+        bxi_spawn_note_segment(&jobs[i], name, arena_name);
+        if (bxi_segment_create_locked(name, &fd) < 0 || bxi_segment_create_locked(arena_name, &fd) < 0)
+            return 9;
+    }
+    if (options->rank == 0)
+        raise(SIGTERM);
+    return 0;
+}
+
+Test(spawn_memory, sigterm_removes_the_names_of_all_jobs_of_a_worker)
+{
+    char launched[BXI_NAME_BYTES];
+
+    cr_expect_eq(spawn(has_two_jobs, NULL), BX_E_WORKER_FAILED);
+    expect_report(0, -1, SIGTERM, 0);
+    memcpy(launched, job_name, sizeof(launched));
+    for (char last = 'b'; last <= 'c'; last++) {
+        snprintf(job_name, sizeof(job_name), "%.20s-%c", launched, last);
+        cr_expect_eq(segments_left(), 0, "job %s", job_name);
+        bxi_segment_reap(job_name, 0);
+    }
+    memcpy(job_name, launched, sizeof(launched));
+}

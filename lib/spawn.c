@@ -19,7 +19,8 @@
  * handlers that the launcher had set up before the fork once more in every worker.
  *
  * What launcher and workers share is memory without a name, each page of which has one writer. The mappings of all
- * others are read-only, so that a wild store there ends who makes it:
+ * others are read-only, so that a wild store there ends who makes it (a child that a worker has forked has not the
+ * worker's page at all):
  *
  *     who writes      field                 readers       order
  *     the launcher    board.end[].text      workers       before is_set; never changed afterwards
@@ -119,10 +120,16 @@ static struct bxi_lock own_lock;            /* held by who writes to the page, o
 static pid_t own_pid;
 static uint32_t jobs_in;                    /* what the page says in in_job */
 
+/* A child that a worker has forked is none, and has not the page. */
+static bool is_worker(void)
+{
+    return is_spawned && getpid() == own_pid;
+}
+
 /* Whether the job is the one that the launcher waits for. */
 static bool is_launched(const struct bx_job *job)
 {
-    return is_spawned && strcmp(job->job_name, launched_by->job_name) == 0 &&
+    return is_worker() && strcmp(job->job_name, launched_by->job_name) == 0 &&
            job->world_size == launched_by->options.world_size;
 }
 
@@ -190,7 +197,7 @@ static struct noted {
 
 bool bxi_spawn_is_worker(void)
 {
-    return is_spawned;
+    return is_worker();
 }
 
 /* NULL where too many are noted: what is left of that job at a SIGTERM the launcher or shmstat reap removes. */
@@ -211,7 +218,7 @@ static struct noted *noted_of(const struct bx_job *job)
 
 void bxi_spawn_note_segment(const struct bx_job *job, const char *shm_name, const char *arena_name)
 {
-    if (!is_spawned)
+    if (!is_worker())
         return;
     announce_names(job);
     bxi_lock(&own_lock);
@@ -227,7 +234,7 @@ void bxi_spawn_note_segment(const struct bx_job *job, const char *shm_name, cons
 
 static void note_paths(const struct bx_job *job, const struct bxi_boot_paths *paths, bool as_files)
 {
-    if (!is_spawned)
+    if (!is_worker())
         return;
     bxi_lock(&own_lock);
     struct noted *note = noted_of(job);
@@ -252,7 +259,7 @@ void bxi_spawn_note_wait(const struct bx_job *job, const struct bxi_boot_paths *
 
 void bxi_spawn_forget(const struct bx_job *job)
 {
-    if (!is_spawned)
+    if (!is_worker())
         return;
     bxi_lock(&own_lock);
     struct noted *note = noted_of(job);
@@ -280,7 +287,7 @@ static void on_term(int signal_number)
     int error = errno;
 
     /* A child that the worker has forked inherits the handler, but nothing that is the worker's. */
-    for (int i = 0; getpid() == own_pid && i < JOBS_NOTED; i++) {
+    for (int i = 0; is_worker() && i < JOBS_NOTED; i++) {
         if (is_noted(&noted[i].has_names)) {
             unlink(noted[i].segment);
             unlink(noted[i].arena);
@@ -319,8 +326,9 @@ static void become_worker(const struct launch *launch, int rank)
         _exit(128 + SIGTERM);       /* it died before it could be watched */
     sigdelset(&mask, SIGTERM);
     sigprocmask(SIG_SETMASK, &mask, NULL);
-    /* The whole mapping, which needs no memory; but if it is refused, the board is not safe from this process. */
-    if (mprotect(launch->board, sizeof(*launch->board), PROT_READ) < 0)
+    /* A whole mapping and a whole page, which needs no memory; but if it is refused, a page has two writers. */
+    if (mprotect(launch->board, sizeof(*launch->board), PROT_READ) < 0 ||
+        madvise(own_page, launch->page_bytes, MADV_DONTFORK) < 0)
         _exit(EXIT_FAILURE);
 }
 

@@ -74,6 +74,37 @@ Test(spawn_memory, a_worker_may_write_to_one_page)
     cr_expect_eq(writable_shared_bytes(), before);
 }
 
+/* A child of a worker, which starts a job of the same name. */
+static int forks_another(const struct bx_options *options, void *context)
+{
+    unsigned long *writable = context;
+    static struct bx_job job;
+    int status = 0;
+
+    if (options->rank != 0)
+        return 0;
+    job.world_size = options->world_size;
+    snprintf(job.job_name, sizeof(job.job_name), "%s", options->job);
+    bxi_spawn_in_job(&job, true);
+    pid_t pid = fork();
+    if (pid == 0) {
+        bxi_spawn_in_job(&job, true);
+        _exit(writable_shared_bytes() == *writable && !bxi_spawn_is_worker() ? 0 : 1);
+    }
+    bxi_spawn_in_job(&job, false);      /* a second writer's count would make the end a bad one */
+    if (waitpid(pid, &status, 0) != pid || status != 0)
+        return 8;
+    return 0;
+}
+
+Test(spawn_memory, a_child_of_a_worker_writes_to_nothing_of_its_workers)
+{
+    unsigned long before = writable_shared_bytes();
+
+    cr_expect_eq(spawn(forks_another, &before), 0);
+    expect_report(-1, 0, 0, 0);
+}
+
 /* ---- What SIGTERM removes ------------------------------------------------------------------------ */
 
 static int ends_its_child(const struct bx_options *options, void *context)

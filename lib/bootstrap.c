@@ -361,10 +361,11 @@ static int root_never_came(const struct joiner *joiner)
 {
     const char *job_name = joiner->job->job_name;
     long holder = bxi_boot_lock_holder(joiner->paths->lock);
+    char text[BXI_HOLDER_BYTES];
 
     if (holder != 0)
-        return bx_fail(BX_E_JOB_RUNNING, "job '%s' has started without this worker (rank %d): its rank 0 is "
-                                         "process %ld", job_name, joiner->job->rank, holder);
+        return bx_fail(BX_E_JOB_RUNNING, "job '%s' has started without this worker (rank %d): its rank 0 is %s",
+                       job_name, joiner->job->rank, bxi_boot_holder_text(holder, text));
     return bx_fail(BX_E_RANK_MISSING, "rank 0 has not opened job '%s' within %.1f s (socket %s)", job_name,
                    bxi_boot_seconds(joiner->start_ns), joiner->paths->socket);
 }
@@ -380,9 +381,10 @@ static void tell_waiting(struct joiner *joiner)
     joiner->tell_ns = now_ns + BXI_BOOT_AGAIN_NS;
 
     long holder = bxi_boot_lock_holder(joiner->paths->lock);
+    char text[BXI_HOLDER_BYTES];
     if (holder != 0)
-        bxi_log(1, "worker '%s' (rank %d) waits for the end of job '%s', which runs without it: its rank 0 is process "
-                   "%ld", job->name, job->rank, job->job_name, holder);
+        bxi_log(1, "worker '%s' (rank %d) waits for the end of job '%s', which runs without it: its rank 0 is %s",
+                job->name, job->rank, job->job_name, bxi_boot_holder_text(holder, text));
     else
         bxi_log(1, "worker '%s' (rank %d) waits for rank 0 of job '%s', which has not come within %.1f s (socket %s)",
                 job->name, job->rank, job->job_name, bxi_boot_seconds(joiner->start_ns), joiner->paths->socket);

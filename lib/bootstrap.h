@@ -184,6 +184,9 @@ void bxi_boot_unlock_failed(struct bx_job *job, const struct bxi_boot_paths *pat
 
 /* The pid of who holds the lock of the job's name; 0 if nobody does (or no pid can be told: -1). */
 long bxi_boot_lock_holder(const char *lock_path);
+/* "process PID", or that it is not known: who takes the lock writes its pid a moment later. */
+#define BXI_HOLDER_BYTES 64
+const char *bxi_boot_holder_text(long pid, char text[BXI_HOLDER_BYTES]);
 
 /* Removes the job's lock file and gives up the lock (job->lock_fd), if it has it. May set the thread's
  * sentence. */

@@ -155,6 +155,15 @@ long bxi_boot_lock_holder(const char *lock_path)
     return pid;
 }
 
+const char *bxi_boot_holder_text(long pid, char text[BXI_HOLDER_BYTES])
+{
+    if (pid > 0)
+        snprintf(text, BXI_HOLDER_BYTES, "process %ld", pid);
+    else
+        snprintf(text, BXI_HOLDER_BYTES, "a process that has not written its pid yet");
+    return text;
+}
+
 static bool leads_to(const char *path, int fd)
 {
     struct stat named, held;
@@ -213,13 +222,13 @@ static int take_lock(const char *path)
 
 int bxi_boot_lock(struct bx_job *job, const struct bxi_boot_paths *paths)
 {
-    char line[LINE_BYTES];
+    char line[LINE_BYTES], holder[BXI_HOLDER_BYTES];
 
     int fd = take_lock(paths->lock);
     if (fd == -EBUSY)
-        return bx_fail(BX_E_JOB_RUNNING, "a job named '%s' is running: its rank 0 is process %ld; wait for its "
-                                         "end or choose another name", job->job_name,
-                       bxi_boot_lock_holder(paths->lock));
+        return bx_fail(BX_E_JOB_RUNNING, "a job named '%s' is running: its rank 0 is %s; wait for its end or choose "
+                                         "another name", job->job_name,
+                       bxi_boot_holder_text(bxi_boot_lock_holder(paths->lock), holder));
     if (fd == -EMFILE || fd == -ENFILE)
         return bxi_boot_no_descriptors(job);
     if (fd < 0)

@@ -658,3 +658,22 @@ Test(bootstrap, believes_no_table_that_makes_no_sense)
         cr_expect_eq(open_fds(), open_before);
     }
 }
+
+/* It has the lock, and was stopped before it could write its pid. */
+Test(bootstrap, names_no_pid_that_there_is_not)
+{
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1 };
+    struct worker again = { 0 }, late = { .timeout_ns = SHORT_NS };
+    char path[BXI_BOOT_PATH_BYTES];
+
+    cr_assert_eq(bxi_socket_dir(path, sizeof(path)), 0);
+    snprintf(path + strlen(path), sizeof(path) - strlen(path), "/%s.lock", job_name);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    cr_assert_eq(fcntl(fd, F_OFD_SETLK, &lock), 0);
+    begin(&again, NULL, 0, 2);
+    expect_failure(&again, BX_E_JOB_RUNNING, "its rank 0 is a process that has not written its pid yet");
+    begin(&late, NULL, 1, 2);
+    expect_failure(&late, BX_E_JOB_RUNNING, "its rank 0 is a process that has not written its pid yet");
+    unlink(path);
+    close(fd);
+}

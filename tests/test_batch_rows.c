@@ -360,3 +360,52 @@ Test(batch_rows, whose_reply_is_in_error_fails_that_row, .timeout = 20)
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup_too_much, .body = { NULL, see_the_error_of_the_reply } });
 }
+
+/* ---- A cancel ------------------------------------------------------------------------------------ */
+
+static int setup_three_members(struct bx_job *job)
+{
+    return setup_with(job, NULL, 3);
+}
+
+static void wait_with_a_row(struct bx_job *job)
+{
+    struct bx_future *future = begin(job, 1);
+
+    harness_store(RECORD + 8, ((const struct bxi_call *)(const void *)future)->id);
+    await_arrived(job, 1);
+    harness_post(READY);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+    bx_future_release(future);
+}
+
+/* The row has the same number as the other worker's. */
+static void cancel_a_row_and_send_another(struct bx_job *job)
+{
+    struct bx_future *future;
+
+    harness_await(READY, 1);
+    future = begin(job, 10);
+    HARNESS_EQ(((const struct bxi_call *)(const void *)future)->id, harness_load(RECORD + 8));
+    await_arrived(job, 2);
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    bx_future_release(future);
+    await_arrived(job, 2);              /* behind the cancel */
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 100), 1101);
+}
+
+static void complete_the_batch(struct bx_job *job)
+{
+    harness_await(READY, 1);
+    await_arrived(job, 3);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1000), 1101);
+}
+
+Test(batch_rows, of_another_caller_stay_when_one_is_cancelled, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 4, .setup = setup_three_members,
+        .body = { NULL, wait_with_a_row, cancel_a_row_and_send_another, complete_the_batch } });
+    cr_expect_eq(harness_load(RUNS), 1);
+    cr_expect_eq(harness_load(RECORD), 123);
+}

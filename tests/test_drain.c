@@ -111,6 +111,36 @@ Test(drain, drops_the_requests_of_the_dead, .timeout = 20)
         .size = 2, .setup = setup, .dies = 1u << 1, .body = { drop_what_the_dead_asked_for, ask_and_be_killed } });
 }
 
+/* It has never called before: its ring is opened while worker 0 reads nothing, and has no background thread that
+ * would be told of it. The look at the death alone finds the ring. */
+static void drop_what_a_new_ring_has(struct bx_job *job)
+{
+    while_stalled = wait_and_kill;
+    stall_oneself(job);
+    while (bx_worker_alive(job, 1))
+        HARNESS_CHECK(bx_progress(job) >= 0);
+    HARNESS_EQ(harness_counter(job, "requests_dropped"), 3);
+    HARNESS_EQ(harness_load(COUNTED), 0);
+}
+
+static void open_a_ring_and_be_killed(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_await(STALLED, 1);
+    for (int i = 0; i < 3; i++)
+        HARNESS_EQ(bx_rpc_oneway(job, "worker0", "count", NULL, NULL), 0);
+    harness_post(SENT);
+    for (;;)
+        pause();
+}
+
+Test(drain, reads_a_ring_that_the_dead_opened_last, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .dies = 1u << 1, .body = { drop_what_a_new_ring_has, open_a_ring_and_be_killed },
+        .options = { .own_loop = true } });
+}
+
 /* ---- Replies of the dead ------------------------------------------------------------------------ */
 
 static struct bx_future *last_words;

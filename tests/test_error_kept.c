@@ -120,6 +120,30 @@ Test(error_kept, sentence_outlives_calls_that_succeed, .timeout = 20)
         .size = 2, .setup = setup, .body = { keep }, .options = { .own_loop = true } });
 }
 
+static int fail_without_a_sentence(struct bx_future *in, struct bx_msg *out, void *context)
+{
+    (void)in;
+    (void)out;
+    (void)context;
+    return -EPERM;
+}
+
+/* Both run in one go, the one with a sentence first. */
+Test(error_kept, sentence_of_one_callback_is_not_that_of_the_next, .timeout = 20)
+{
+    struct bx_future *future = bx_future_create(NULL);
+    struct bx_future *first = bx_future_then(future, fail_then, NULL);
+    struct bx_future *second = bx_future_then(future, fail_without_a_sentence, NULL);
+
+    cr_assert_eq(bx_future_set(future, NULL), 0);
+    cr_expect_str_eq(bx_future_error_text(first), "of the callback");
+    cr_expect_eq(bx_future_error(second), -EPERM);
+    cr_expect_str_eq(bx_future_error_text(second), bx_strerror(-EPERM));
+    bx_future_release(second);
+    bx_future_release(first);
+    bx_future_release(future);
+}
+
 static void end_with_a_sentence(struct bx_future *future, void *context)
 {
     (void)future;

@@ -139,7 +139,8 @@ static void cancel_the_last(struct bx_job *job)
 Test(pool_cancel, of_the_last_request_leaves_a_queue_that_takes_more, .timeout = 20)
 {
     harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { keep_the_thread_busy, cancel_the_last }, .options = { .pool_threads = 1 } });
+        .size = 2, .setup = setup, .body = { keep_the_thread_busy, cancel_the_last },
+        .options = { .pool_threads = 1 } });
     cr_expect_eq(harness_load(RAN + 1), 1);
     cr_expect_eq(harness_load(RAN + 2), 0);
     cr_expect_eq(harness_load(RAN + 3), 1);
@@ -195,7 +196,8 @@ static void ask_before_and_after(struct bx_job *job)
 Test(pool_stop, runs_what_is_queued_and_refuses_what_comes_later, .timeout = 20)
 {
     harness_run(&(struct harness_world){
-        .size = 2, .setup = setup, .body = { stop_with_a_queue, ask_before_and_after }, .options = { .pool_threads = 1 } });
+        .size = 2, .setup = setup, .body = { stop_with_a_queue, ask_before_and_after },
+        .options = { .pool_threads = 1 } });
     cr_expect_eq(harness_load(RAN + 1), 1);
     cr_expect_eq(harness_load(RAN + 2), 0);
 }

@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { RELEASED };                      /* gates */
@@ -132,4 +133,45 @@ Test(wait, sleeps_in_a_destructor_that_runs_after_the_library_s, .timeout = 20)
             .options = { .no_spin = true, .wait = (enum bx_wait)wait } });
         harness_reset();
     }
+}
+
+/* ---- What is shown of waits --------------------------------------------------------------------- */
+
+static void leave_no_row(struct bx_job *job)
+{
+    struct bx_future *future = bx_future_create(job);
+
+    for (int i = 0; i < 3; i++)
+        HARNESS_EQ(bx_future_wait(future, HARNESS_MS), BX_E_TIMEOUT);
+    HARNESS_CHECK(bxi_load_seq_cst(&job->control->wait[0].since_ns) != 0);
+    for (int i = 0; i < BXI_WAITS_MAX; i++)
+        HARNESS_EQ(bxi_load_seq_cst(&job->control->wait[i].thread), 0);
+    for (int word = 0; word < BXI_WAIT_WORDS; word++)
+        HARNESS_EQ(bxi_load_seq_cst(&job->wait_rows[word]), 0);
+    bx_future_release(future);
+}
+
+Test(wait, that_is_over_leaves_no_row_behind, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .body = { leave_no_row }, .options = { .no_spin = true } });
+}
+
+static void fork_and_compare(struct bx_job *job)
+{
+    int status = -1;
+
+    (void)job;
+    HARNESS_EQ(bxi_thread_id(), (uint64_t)gettid());
+
+    pid_t child = fork();
+
+    if (child == 0)
+        _exit(bxi_thread_id() == (uint64_t)gettid() ? 0 : 1);
+    HARNESS_EQ(waitpid(child, &status, 0), child);
+    HARNESS_EQ(status, 0);
+}
+
+Test(wait, of_a_child_is_not_its_parents_thread, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .body = { fork_and_compare } });
 }

@@ -145,6 +145,16 @@ control wrong ring -DCREDIT_BEFORE_COPY
 control hang ring -DNO_FENCE_WANT
 control hang ring -DNO_FENCE_CREDIT
 control hang ring -DNO_CREDIT_BEFORE_SLEEP
+control hang ring -DNO_WISH_AGAIN
+
+clean timer
+clean timer -DOWN_LOOP
+control wrong timer -DNO_NOTE
+control wrong timer -DNO_RING_ADDED
+control wrong timer -DNO_TIMERS_LOOK
+control wrong timer -DUNTIL_WITHOUT_LOCK
+control wrong timer -DUNTIL_WITHOUT_LOCK -DOWN_LOOP
+control wrong timer -DNO_TELL_LOOP -DOWN_LOOP
 
 clean role -DAT_REST -DREQUESTS=1
 clean role -DAT_REST -DROUNDS=2
@@ -154,6 +164,8 @@ clean role -DAT_REST -DGIVE_UP
 clean role -DPASSIVE
 clean role -DAT_REST -DEAGER
 clean role -DAT_REST -DOWN_LOOP
+clean role -DEND -DUSERS=1
+clean role -DEND -DSILENT -DOWN_LOOP
 control hang role -DNO_FENCE_LEADER
 control wrong role -DNO_FENCE_LEAVE -DREQUESTS=1
 control hang role -DNO_FENCE_PRODUCER
@@ -173,6 +185,9 @@ control hang role -DNO_WAKE -DPASSIVE
 control hang role -DSIGNAL_STORE -DPASSIVE
 control hang role -DNO_LOOK_EAGER -DEAGER
 control hang role -DNO_SECOND_EAGER -DEAGER
+control hang role -DNO_PASS_STOP -DEND -DSILENT
+control hang role -DNO_STOP_IN_FOLLOW -DEND -DSILENT
+control hang role -DNO_LOOK_END -DEND -DSILENT
 
 if [ "${BX_MODEL:-}" = long ]; then
     optimise=-O2
@@ -186,5 +201,8 @@ if [ "${BX_MODEL:-}" = long ]; then
     clean role -DAT_REST -DUSERS=3
     clean role -DOWN_LOOP -DUSERS=3
     clean role -DOWN_LOOP -DUSERS=3 -DGIVE_UP
+    clean role -DEND
+    clean role -DEND -DOWN_LOOP
+    clean timer -DDEADLINES=3
 fi
 exit "$failed"

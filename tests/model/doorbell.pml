@@ -14,7 +14,7 @@
  *     shm/doorbell.c bxi_bell_arm 791588042
  *     shm/doorbell.c bxi_bell_disarm 2133496132
  *     shm/doorbell.c bxi_bell_look 1246493309
- *     shm/doorbell.c bxi_bell_drain 1658812410
+ *     shm/doorbell.c bxi_bell_drain 1416603929
  *     lib/peer.c bxi_bells_flush 4099234386
  *     lib/progress.c bxi_work_waits 2062610474
  */

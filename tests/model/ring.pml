@@ -2,7 +2,7 @@
 /*
  * The ring of shm/ring.h: one producer, one consumer, four lines, records of one or two lines, padding
  * at the wrap, positions that pass the end of their type, lazy credit, and the wish of a producer that
- * has no room.
+ * has no room: made before each sleep, and taken back when nothing waits for room any more.
  *
  * A line is its first word (commit word, or payload in a record's second line) and the rest of it. The
  * payload's word is the worst there is: the very commit word that would be right there a lap later. The
@@ -26,7 +26,9 @@
  *     shm/ring.c bxi_ring_reserve 2566588735
  *     shm/ring.c bxi_ring_commit 3392664267
  *     shm/ring.c bxi_ring_put 1537431681
- *     shm/ring.c bxi_ring_want 505114788
+ *     shm/ring.c bxi_ring_want 2539634253
+ *     shm/ring.c bxi_ring_unwant 1281251113
+ *     lib/peer.c look_starved 1675580874
  *     shm/ring.c checked_length 1264521318
  *     shm/ring.c bxi_ring_peek 752158957
  *     shm/ring.c bxi_ring_publish 2936451198
@@ -115,6 +117,7 @@ proctype Producer()
 {
     byte write_pos = FIRST_POS;
     byte lines, padding;
+    bool wished;
 
     do
     :: sent == RECORDS -> break
@@ -129,14 +132,23 @@ proctype Producer()
         }
         do
         :: room(mem[CREDIT]) -> break
-        :: atomic { !room(mem[CREDIT]) -> plain(PRODUCER, WANT, 1) }
+#ifdef NO_WISH_AGAIN
+        :: atomic { !room(mem[CREDIT]) && wished -> plain(PRODUCER, WANT, 0) }
+           atomic { bell -> bell = false }
+        :: atomic { !room(mem[CREDIT]) && !wished -> plain(PRODUCER, WANT, 1); wished = true }
+#else
+        :: atomic { !room(mem[CREDIT]) -> plain(PRODUCER, WANT, 1); wished = true }
+#endif
            if
            :: atomic { FENCE_WANT && room(mem[CREDIT]) -> skip }
            :: atomic { FENCE_WANT && !room(mem[CREDIT]) -> skip }
               atomic { bell -> bell = false }
-           fi;
-           plain(PRODUCER, WANT, 0)
+           fi
         od;
+        if                              /* bxi_ring_unwant: nothing waits for room any more */
+        :: atomic { wished -> plain(PRODUCER, WANT, 0); wished = false }
+        :: atomic { !wished -> skip }
+        fi;
         if
         :: padding > 0 ->
             atomic {

@@ -9,7 +9,9 @@
  * completes the last user's future by itself. More variants: the last user gives up when it likes
  * (-DGIVE_UP), waits passively for two frames and is woken by each (-DPASSIVE), or does not wait but
  * wants its callback run (-DEAGER). -DOWN_LOOP: there is no B, and the thread of the program's own loop is
- * busy elsewhere; then P sends only what is waited for.
+ * busy elsewhere; then P sends only what is waited for. -DEND: at any time E, a thread in bxi_job_leave,
+ * stops the waits and the background thread and takes the role for good; the users' waits end then.
+ * With -DSILENT the last user is never answered.
  *
  * Memory is x86-TSO. The words that are stored plainly (armed, the tail of the ring, a waiter's signal)
  * go through a FIFO of the thread that stores; Memory empties it when it likes. A fence and every
@@ -18,7 +20,8 @@
  *
  * Properties. No deadlock but the good one: every user has ended, B sleeps. Then no frame is unread that
  * anybody needs, and the role is free (Last). With -DAT_REST also, whenever all is at rest while the peer
- * is slow: a user that waits means that somebody leads (at_rest).
+ * is slow: a user that waits means that somebody leads (at_rest). With -DEND instead: every user has ended
+ * and E has the role, which nobody else takes any more.
  * README.md says what each control takes away.
  *
  * It stands for these functions. The numbers are sums of their text (tests/check_model.sh):
@@ -30,19 +33,23 @@
  *     lib/progress.c bxi_more_eager 3120320816
  *     lib/progress.c bxi_take_role_or_tell 2486128448
  *     lib/progress.c bxi_event 3594546719
- *     lib/progress.c bxi_pass 508341584
- *     lib/wait.c sleep_as_leader 3902026375
- *     lib/wait.c lead 512516286
+ *     lib/progress.c bxi_pass 2810429341
+ *     lib/wait.c sleep_as_leader 3364609050
+ *     lib/wait.c lead 4073721513
  *     lib/wait.c stop_leading 2934181431
- *     lib/wait.c sleep_in_futex 1157148582
+ *     lib/wait.c sleep_in_futex 3184917483
  *     lib/wait.c link_waiter 577685963
  *     lib/wait.c unlink_waiter 2450939367
- *     lib/wait.c follow 4161346107
- *     lib/wait.c bxi_wait 1099522029
+ *     lib/wait.c follow 1749633115
+ *     lib/wait.c bxi_role_end 2855103063
+ *     lib/wait.c bxi_wait 2633859935
  *     lib/wait.c bxi_wake 4071771295
- *     lib/background.c sleep_in_background 158706295
- *     lib/background.c drive_background 1096306019
- *     lib/future.c bxi_future_complete 2496327638
+ *     lib/background.c sleep_in_background 1282383004
+ *     lib/background.c drive_background 2543572878
+ *     lib/background.c run_background 2810102148
+ *     lib/background.c bxi_waits_stop 2884180609
+ *     lib/background.c bxi_progress_stop 908686337
+ *     lib/future.c bxi_future_complete 3677267001
  */
 #ifndef USERS
 #define USERS 2
@@ -63,7 +70,7 @@
 #define FRAMES_TO_LAST 1
 #define PASSIVE_USER NOBODY
 #endif
-#ifdef LOCAL
+#if defined(LOCAL) || defined(SILENT)
 #define FRAMES (REQUESTS + ROUNDS + USERS - 2)
 #else
 #define FRAMES (REQUESTS + ROUNDS + USERS - 2 + FRAMES_TO_LAST)
@@ -72,12 +79,23 @@
 /* threads with store buffers; users are 0 .. USERS - 1 */
 #define B USERS
 #define P (USERS + 1)
+#ifdef END
+#define E (USERS + 2)
+#define E_WAITS USERS                   /* E as a waiter, behind the users */
+#define THREADS (USERS + 3)
+#define WAITERS (USERS + 1)
+#define stopped stop
+#else
+#define THREADS (USERS + 2)
+#define WAITERS USERS
+#define stopped false
+#endif
 
 #define ARMED 0
 #define TAIL 1
 #define SIGNAL(i) (2 + (i))
-byte mem[2 + USERS];
-chan buffer[USERS + 2] = [4] of { byte, byte };
+byte mem[2 + WAITERS];
+chan buffer[THREADS] = [4] of { byte, byte };
 
 #define store(t, word, value) buffer[t]!word,value
 #define fence(t) (len(buffer[t]) == 0)
@@ -101,13 +119,20 @@ bool role;
 bool events;
 byte eager;
 byte done[USERS];                       /* futures; of the passive user, how often */
-bool listed[USERS];                     /* under wait_lock: `waiting`, and `followers` if not passive */
+bool listed[WAITERS];                   /* under wait_lock: `waiting`, and `followers` if not passive */
 byte asked[USERS];                      /* calls made */
-byte ended;                             /* users */
+byte ended;                             /* users, and E */
+#ifdef END
+bool stop, joined;                      /* bxi_waits_stop; the background thread has ended */
+#endif
 
 #define wish(i) (done[i] >= ((i) == LAST -> FRAMES_TO_LAST : 1))
 #define follows(i) (listed[i] && (i) != PASSIVE_USER)
-#if USERS > 2
+#if defined(END) && USERS > 1
+#define followers (follows(0) || follows(1) || listed[E_WAITS])
+#elif defined(END)
+#define followers (follows(0) || listed[E_WAITS])
+#elif USERS > 2
 #define followers (follows(0) || follows(1) || follows(2))
 #elif USERS > 1
 #define followers (follows(0) || follows(1))
@@ -138,7 +163,17 @@ byte ended;                             /* users */
 #ifdef LOOK_AT_RINGS_ONLY
 #define nothing_for(i) (!ready(head))
 #else
-#define nothing_for(i) (!ready(head) && !wish(i))
+#define nothing_for(i) (!ready(head) && !wish(i) && !stopped)
+#endif
+#ifdef NO_STOP_IN_FOLLOW
+#define stopped_in_follow false
+#else
+#define stopped_in_follow stopped
+#endif
+#ifdef NO_PASS_STOP
+#define ends_wait(i) (wish(i) || found)
+#else
+#define ends_wait(i) (wish(i) || found || stopped)
 #endif
 
 /* bxi_take_role; used inside atomic. */
@@ -165,6 +200,9 @@ inline offer_role(t)
 #endif
 #if USERS > 2
         :: follows(2) && mem[SIGNAL(2)] != 2 -> mem[SIGNAL(2)] = 2
+#endif
+#ifdef END
+        :: listed[E_WAITS] && mem[SIGNAL(E_WAITS)] != 2 -> mem[SIGNAL(E_WAITS)] = 2
 #endif
         :: else
         fi
@@ -302,6 +340,10 @@ call:
     :: me != PASSIVE_USER
     fi;
 again:
+    if
+    :: atomic { stopped -> goto call }
+    :: atomic { !stopped -> skip }
+    fi;
     atomic {
         take_role(me);
         if
@@ -313,7 +355,8 @@ follow:
     atomic { fence(me) -> mem[SIGNAL(me)] = 0; listed[me] = true }
     do
     :: wish(me) -> goto unlink
-    :: atomic { !wish(me) -> skip }
+    :: atomic { !wish(me) && stopped_in_follow -> goto unlink }
+    :: atomic { !wish(me) && !stopped_in_follow -> skip }
 #ifndef NO_SECOND_TRY
        if
        :: atomic { !role && me != PASSIVE_USER -> goto unlink }
@@ -342,15 +385,15 @@ follow:
     od;
 unlink:
     atomic { fence(me) -> listed[me] = false }
-    /* Ready, or too late: the role may have been offered to this thread, which does not need it. */
+    /* Ready, too late or stopped: the role may have been offered to this thread, which does not need it. */
     if
-    :: atomic { !wish(me) && !found -> goto again }
+    :: atomic { !ends_wait(me) -> goto again }
 #ifndef KEEP_OFFER
-    :: atomic { (wish(me) || found) && !role && followers -> found = false }
+    :: atomic { ends_wait(me) && !role && followers -> found = false }
        offer_role(me)
-    :: atomic { (wish(me) || found) && !(!role && followers) -> found = false }
+    :: atomic { ends_wait(me) && !(!role && followers) -> found = false }
 #else
-    :: atomic { wish(me) || found -> found = false }
+    :: atomic { ends_wait(me) -> found = false }
 #endif
     fi;
     goto call;
@@ -362,7 +405,8 @@ lead:
        pass(me);
        if
        :: atomic { found || wish(me) -> found = false }
-       :: atomic { !found && !wish(me) -> store(me, ARMED, LEADER) }
+       :: atomic { !found && !wish(me) && stopped -> break }
+       :: atomic { !found && !wish(me) && !stopped -> store(me, ARMED, LEADER) }
           if
           :: atomic { FENCE_LEADER(me) && events -> store(me, ARMED, AWAKE) }
           :: atomic { FENCE_LEADER(me) && !events -> skip }
@@ -436,6 +480,12 @@ proctype Background()
 
 end_asleep:
     atomic { eventfd[BACKGROUND] -> eventfd[BACKGROUND] = false; fence(B); events = true }
+#ifdef END
+    if
+    :: atomic { stop -> joined = true; goto gone }
+    :: atomic { !stop -> skip }
+    fi;
+#endif
 #ifdef NO_TAKE
     goto end_asleep;
 #endif
@@ -479,8 +529,58 @@ end_asleep:
           :: atomic { !got -> goto end_asleep }
           fi
        fi
-    od
+    od;
+#ifdef END
+gone:
+    skip
+#endif
 }
+
+#ifdef END
+/* bxi_waits_stop, bxi_progress_stop, bxi_role_end. */
+proctype End()
+{
+    bool got;
+
+    stop = true;
+    eventfd[LEADER] = true;
+    atomic {                            /* wait_lock */
+        mem[SIGNAL(0)] = (listed[0] -> 2 : mem[SIGNAL(0)]);
+#if USERS > 1
+        mem[SIGNAL(1)] = (listed[1] -> 2 : mem[SIGNAL(1)])
+#endif
+    }
+#ifndef OWN_LOOP
+    eventfd[BACKGROUND] = true;
+    joined;
+#endif
+    do
+    :: atomic {
+        take_role(E);
+        if
+        :: got -> break
+        :: else
+        fi
+       }
+       atomic { fence(E) -> mem[SIGNAL(E_WAITS)] = 0; listed[E_WAITS] = true }
+       if
+#ifndef NO_LOOK_END
+       :: atomic { !role -> skip }
+       :: atomic { role -> skip }
+#else
+       :: skip
+#endif
+          if                            /* sleep_in_futex */
+          :: atomic { mem[SIGNAL(E_WAITS)] == 0 -> mem[SIGNAL(E_WAITS)] = 1 }
+             mem[SIGNAL(E_WAITS)] != 1
+          :: atomic { mem[SIGNAL(E_WAITS)] == 2 -> skip }
+          fi
+       fi;
+       listed[E_WAITS] = false
+    od;
+    ended++
+}
+#endif
 
 proctype Peer()
 {
@@ -508,7 +608,7 @@ proctype Peer()
 #if USERS > 2
             :: asked[1] > sent[1] -> sent[1]++; frame[tail] = 1
 #endif
-#ifndef LOCAL
+#if !defined(LOCAL) && !defined(SILENT)
             :: asked[LAST] * FRAMES_TO_LAST > sent[LAST] ->
                 sent[LAST]++; frame[tail] = LAST; reply = (PASSIVE_USER != LAST)
 #endif
@@ -592,15 +692,21 @@ end_idle:
 #if USERS > 2
     :: atomic { flush(4) }
 #endif
+#ifdef END
+    :: atomic { flush(E) }
+#endif
     od
 }
 
 proctype Last()
 {
 end_wait:
-    ended == USERS;
+    ended == WAITERS;
 end_last:
     timeout;
+#ifdef END
+    assert(role && mem[ARMED] == AWAKE)
+#else
     assert(!role);
     assert(mem[ARMED] == BACKGROUND || mem[ARMED] == LAZY);
 #ifdef GIVE_UP
@@ -615,6 +721,7 @@ end_last:
     od
 #else
     assert(!ready(head))
+#endif
 #endif
 }
 
@@ -642,6 +749,9 @@ init
         run Peer();
 #ifdef LOCAL
         run Local();
+#endif
+#ifdef END
+        run End();
 #endif
         run Last()
     }

@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The deadlines of one worker (lib/progress.c, lib/wait.c, lib/background.c): who sleeps until when, and who
+ * is woken when another thread sets an earlier one.
+ *
+ * U: a thread that leads, sleeps as the leader until the earliest deadline that it saw, and leaves the role
+ * once, at any time. It may be in a handler for as long as that likes. B: the background thread. S: a thread
+ * that sets DEADLINES deadlines, each at any time that is still to come. -DOWN_LOOP: no B; the program's
+ * loop polls the eventfd and the timerfd and calls bx_progress.
+ *
+ * Time is a counter. It moves on whenever it likes, so each step may take long, and a deadline may pass
+ * between any two steps. The fences of the role are role.pml's business: memory is sequentially consistent
+ * here, and what the job's lock covers is one step.
+ *
+ * Property. When nobody can move but time, no deadline has passed that nobody has fired, unless the holder of
+ * the role is in a handler (Clock). In the end no deadline is left.
+ * README.md says what each control takes away.
+ *
+ * It stands for these functions. The numbers are sums of their text (tests/check_model.sh):
+ *     lib/progress.c bxi_next_timer_ns 1653433831
+ *     lib/progress.c bxi_fire_timers 1440130490
+ *     lib/progress.c set_until 4255733307
+ *     lib/progress.c bxi_timer_added 2172854936
+ *     lib/progress.c bxi_until_when 2961332403
+ *     lib/progress.c bxi_timers_look 1704861316
+ *     lib/background.c bxi_look_loop 3631496535
+ *     lib/background.c sleep_in_background 1282383004
+ *     lib/background.c drive_background 2543572878
+ *     lib/background.c run_background 2810102148
+ *     lib/background.c bx_progress 726004538
+ *     lib/wait.c sleep_as_leader 3364609050
+ */
+#ifndef DEADLINES
+#define DEADLINES 2
+#endif
+#ifndef LAST_TIME
+#define LAST_TIME 3
+#endif
+#define FOREVER 9
+
+byte now = 1;
+bool set[LAST_TIME + 1];                /* the heap: is a deadline set at this time? */
+#define top (set[1] -> 1 : (set[2] -> 2 : (set[3] -> 3 : FOREVER)))
+byte until = FOREVER;                   /* background_until_ns */
+byte timerfd = FOREVER;                 /* own_loop: when it becomes readable */
+
+bool role;
+bool in_handler;                        /* the holder of the role is */
+bool told;                              /* BXI_EVENT_TIMER */
+bool scan;                              /* any other event */
+#define events (told || scan)
+#ifdef NO_NOTE
+#define knows true
+#else
+#define knows told
+#endif
+
+#define AWAKE 0
+#define BACKGROUND 1
+#define LEADER 2
+byte armed = BACKGROUND;
+bool eventfd[3];
+
+byte deadlines;                         /* set so far */
+
+/* bxi_fire_timers; used inside atomic. */
+inline fire(at)
+{
+    fired = false;
+    i = 1;
+    do
+    :: i <= LAST_TIME ->
+        if
+        :: set[i] && i <= at -> set[i] = false; fired = true
+        :: else
+        fi;
+        i++
+    :: else -> break
+    od;
+    i = 0
+}
+
+inline set_until(at)
+{
+    until = at;
+#ifdef OWN_LOOP
+    timerfd = at
+#endif
+}
+
+/* bxi_timer_added: under the lock, after a change of the heap. */
+inline timer_added()
+{
+    if
+    :: top < until ->
+        set_until(top);
+#if !defined(OWN_LOOP) && !defined(NO_RING_ADDED)
+        eventfd[BACKGROUND] = true
+#endif
+    :: else
+    fi
+}
+
+/* bxi_until_when. One step: with the lock, and time is a step earlier. */
+inline until_when(at)
+{
+#ifdef UNTIL_WITHOUT_LOCK
+    next = top;
+#endif
+    atomic {
+#ifndef UNTIL_WITHOUT_LOCK
+    next = top;
+#endif
+#ifndef OWN_LOOP
+    if
+    :: next <= at && knows -> next = FOREVER
+    :: else
+    fi;
+#endif
+    if
+    :: next != until -> set_until(next)
+    :: else
+    fi;
+    time = 0
+    }
+}
+
+/* bxi_pass: the events. Then it may be in a handler. */
+inline pass()
+{
+    if
+    :: atomic { events -> look = told; told = false; scan = false; found = true }
+#ifndef NO_TIMERS_LOOK
+       if
+       :: look ->
+            atomic { fire(now); look = false }
+            atomic {
+#ifdef OWN_LOOP
+                set_until(top)
+#else
+                timer_added()
+#endif
+            }
+       :: else
+       fi
+#else
+       look = false
+#endif
+    :: atomic { !events -> skip }
+    fi;
+    if
+    :: true
+    :: handlers > 0 ->
+        atomic { handlers--; in_handler = true }
+        !in_handler;
+        found = true
+    fi
+}
+
+/* bxi_leave_role: got says whether the role was kept. */
+inline leave_role(anyway)
+{
+    armed = BACKGROUND;
+    work = events;
+    next = 0;
+    if
+    :: work && !anyway -> got = true; armed = AWAKE
+    :: else ->
+        got = false;
+        role = false;
+        if
+        :: work -> eventfd[BACKGROUND] = true
+        :: else
+        fi
+    fi;
+    work = false
+}
+
+/* bxi_take_role_or_tell: got. */
+inline take_role_or_tell()
+{
+    do
+    :: atomic {
+        !role -> role = true; armed = AWAKE; got = true; break
+       }
+    :: atomic { role -> skip }
+       if
+       :: atomic { !events -> got = false; break }
+       :: atomic { events -> skip }
+       fi;
+       if
+       :: atomic { armed == AWAKE -> got = false; break }
+       :: atomic { armed == LEADER -> eventfd[LEADER] = true; got = false; break }
+       :: atomic { armed == BACKGROUND -> skip }
+          !role || !events || armed != BACKGROUND
+       fi
+    od
+}
+
+#ifdef OWN_LOOP
+#define loop_readable (eventfd[BACKGROUND] || timerfd <= now)
+/* bxi_look_loop */
+inline look_loop()
+{
+    atomic {
+        if
+        :: eventfd[BACKGROUND] -> eventfd[BACKGROUND] = false; scan = true
+        :: else
+        fi
+    }
+    atomic {
+        if
+        :: timerfd <= now ->
+            timerfd = FOREVER;
+#ifndef NO_TELL_LOOP
+            told = true
+#endif
+        :: else
+        fi
+    }
+}
+#else
+#define loop_readable false
+inline look_loop() { skip }
+#endif
+
+/* A thread whose wait begins, and ends when it likes: lead, sleep_as_leader, stop_leading. */
+proctype User()
+{
+    byte i, time, next;
+    byte handlers = 1;
+    bool got, found, fired, look, work;
+
+    atomic {
+        !role -> role = true; armed = AWAKE
+    }
+    do
+    :: break
+    :: true ->
+        pass();
+        if
+        :: atomic { found -> found = false }
+        :: !found ->
+            atomic { time = now; fire(time) }
+            if
+            :: atomic { fired -> fired = false; time = 0 }
+            :: else ->
+                next = top;
+                if
+                :: atomic { next <= time -> next = 0; time = 0 }
+                :: else ->
+                    armed = LEADER;
+                    if
+                    :: events
+                    :: else ->
+end_sleeps:             if                  /* sleep_in_bed */
+                        :: atomic { eventfd[LEADER] -> eventfd[LEADER] = false }
+                        :: loop_readable -> look_loop()
+                        :: now >= next
+                        fi
+                    fi;
+                    atomic { armed = AWAKE; next = 0; time = 0 }
+                fi
+            fi
+        fi
+    od;
+    do
+    :: leave_role(false);
+       if
+       :: !got -> break
+       :: got -> pass()
+       fi
+    od
+}
+
+#ifdef OWN_LOOP
+/* The program's loop: bx_progress whenever the descriptor is readable. */
+proctype Loop()
+{
+    byte i, time, next;
+    byte handlers = 1;
+    bool got, found, fired, look, work;
+
+end_polls:
+    do
+    :: loop_readable ->
+        look_loop();
+        take_role_or_tell();
+        if
+        :: got ->
+            do
+            :: pass();
+               if
+               :: atomic { found -> found = false }
+               :: else ->
+                    atomic { time = now; fire(time) }
+                    if
+                    :: atomic { fired -> fired = false; time = 0 }
+                    :: else -> break
+                    fi
+               fi
+            od;
+            until_when(0);
+            leave_role(true)
+        :: else
+        fi
+    od
+}
+#else
+proctype Background()
+{
+    byte i, time, next;
+    byte handlers = 0;
+    bool got, found, fired, look, work;
+    bool timed_out;
+
+    do
+    :: if
+#ifndef NO_NOTE
+       :: atomic { timed_out && top <= now -> told = true }
+       :: atomic { !(timed_out && top <= now) -> skip }
+#else
+       :: skip
+#endif
+       fi;
+       timed_out = false;
+       take_role_or_tell();
+       if
+       :: got ->
+            do
+            :: pass();
+               if
+               :: atomic { found -> found = false }
+               :: else ->
+                    atomic { time = now; fire(time) }
+                    if
+                    :: atomic { fired -> fired = false; time = 0 }
+                    :: else ->
+                        leave_role(false);
+                        if
+                        :: got
+                        :: !got -> break
+                        fi
+                    fi
+               fi
+            od
+       :: else
+       fi;
+       /* sleep_in_background */
+       time = now;
+       until_when(time);
+end_asleep:
+       if
+       :: atomic { eventfd[BACKGROUND] -> eventfd[BACKGROUND] = false; scan = true }
+       :: atomic { now >= next -> timed_out = true }
+       fi;
+       next = 0
+    od
+}
+#endif
+
+/* Any thread, with the job's lock: a call with a deadline. */
+proctype Setter()
+{
+    byte at;
+
+    do
+    :: deadlines == DEADLINES -> break
+    :: else ->
+        atomic {
+            if
+            :: at = 2
+            :: at = 3
+            fi;
+            set[at] = true;
+            deadlines++;
+            timer_added();
+            at = 0
+        }
+    od
+}
+
+/* Time moves on when it likes. When nothing else moves, a handler ends, or it is time to look. */
+proctype Clock()
+{
+    do
+    :: now < LAST_TIME -> now++
+    :: true ->
+        atomic {
+            timeout ->
+            assert(in_handler || top > now);
+            if
+            :: in_handler -> in_handler = false
+            :: !in_handler && now < LAST_TIME -> now++
+            :: !in_handler && now == LAST_TIME -> break
+            fi
+        }
+    od;
+    assert(top == FOREVER)
+}
+
+init
+{
+    atomic {
+        run User();
+#ifdef OWN_LOOP
+        run Loop();
+#else
+        run Background();
+#endif
+        run Setter();
+        run Clock()
+    }
+}

@@ -220,16 +220,29 @@ static int enqueue(struct bx_job *job, struct bxi_peer *peer, const struct bxi_o
     return 0;
 }
 
+/* Its bell is this worker's: whoever sleeps armed is rung when there is room, and moves the queue on. The holder of the
+ * role asks before it sleeps or leaves; another thread asks now, for the holder may sleep, or there may be none. */
+static void ask_for_room(struct bx_job *job, struct bxi_peer *peer, uint64_t payload_bytes)
+{
+    if (!bxi_is_driving(job) && bxi_ring_want(&peer->out, payload_bytes))
+        bxi_event(job, BXI_EVENT_SCAN);         /* room came meanwhile, so no bell will */
+}
+
 static int send_or_queue(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
 {
     int rc = peer->queue_head == NULL ? put(job, peer, out) : -EAGAIN;
     if (rc != -EAGAIN)
         return rc;
     bxi_count(&job->control->pair_counters[peer->rank].times_full, 1);
-    if (out->may_queue)
-        return enqueue(job, peer, out);
+    if (out->may_queue) {
+        rc = enqueue(job, peer, out);
+        if (rc == 0)
+            ask_for_room(job, peer, peer->queue_head->payload_bytes);
+        return rc;
+    }
     peer->wanted_bytes = (uint32_t)(sizeof *out->head + out->body_bytes);
     set_bit(job->starved, peer);
+    ask_for_room(job, peer, peer->queue_head != NULL ? peer->queue_head->payload_bytes : peer->wanted_bytes);
     return -EAGAIN;
 }
 

@@ -219,8 +219,9 @@ bool bxi_work_waits(struct bx_job *job)
         if (bxi_ring_ready(&peer->in) && (peer->held == NULL || !bxi_device_is_pending(peer->held)))
             return true;
     }
-    /* A consumer that published credit before this thread armed saw the wish, but nobody to ring. */
-    return bxi_starved_look(job, false);
+    /* A consumer that published credit before this thread armed saw the wish, but nobody to ring. A thread that leaves
+     * the role without a sleep has not made the wish yet. */
+    return bxi_starved_look(job, true);
 }
 
 /* ---- the role ---------------------------------------------------------------------------------- */

@@ -17,6 +17,9 @@ enum value { BELLS = 0, BELLS_DUE };
 
 #define QUEUED_CALLS 200
 #define NOTES 100
+#define WARM_UP 10
+
+static struct bx_future *flood_futures[QUEUED_CALLS];
 
 static int stop(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
@@ -44,12 +47,29 @@ static int note(const struct bx_request *request, struct bx_reader *args, struct
     return 0;
 }
 
+static struct bx_msg *large_msg(void);
+
+/* An inline handler, so in a thread that holds the role: more calls than the ring has room for. */
+static int flood(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    struct bx_msg *large = large_msg();
+
+    (void)args, (void)reply, (void)context;
+    for (int i = 0; i < QUEUED_CALLS; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "take", large, NULL, &flood_futures[i]), 0);
+    bx_msg_destroy(large);
+    return 0;
+}
+
 static int setup(struct bx_job *job)
 {
     int rc = bx_register(job, "stop", BX_INLINE, stop, NULL);
 
     if (rc == 0)
         rc = bx_register(job, "take", BX_INLINE, take, NULL);
+    if (rc == 0)
+        rc = bx_register(job, "flood", BX_INLINE, flood, NULL);
     return rc == 0 ? bx_register(job, "note", BX_INLINE, note, NULL) : rc;
 }
 
@@ -114,8 +134,7 @@ static void queue_moves_on(struct bx_job *job)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "take", args, NULL, &futures[i]), 0);
     bx_msg_destroy(args);
     HARNESS_CHECK(harness_counter(job, "queued_frames") > 0);
-    while (wish(job) == 0)          /* the background thread stores it before it sleeps */
-        sched_yield();
+    HARNESS_EQ(wish(job), 1);       /* by the calling thread: the background thread sleeps */
     harness_post(HANDLER_GO);
     finish(first);
     for (int i = 0; i < QUEUED_CALLS; i++)
@@ -164,5 +183,29 @@ static void oneway_gets_room(struct bx_job *job)
 Test(peer, takes_its_wish_for_credit_back_when_a_one_way_call_got_room, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { oneway_gets_room },
+                                         .options = { .no_spin = true } });
+}
+
+/* The calls of the handler are queued by a thread that leads, has its reply at once, and leaves without a sleep. */
+static void leader_leaves(struct bx_job *job)
+{
+    struct bx_future *first = stop_worker1(job);
+
+    /* The background thread opens the ring to oneself, and sleeps again: from the second call on, this thread leads. */
+    for (int i = 0; i < WARM_UP; i++)
+        HARNESS_EQ(bx_rpc_sync(job, "worker0", "take", NULL, NULL, NULL), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "flood", NULL, NULL, NULL), 0);
+    HARNESS_CHECK(harness_counter(job, "queued_frames") > 0);
+    HARNESS_EQ(wish(job), 1);
+    harness_post(HANDLER_GO);
+    finish(first);
+    for (int i = 0; i < QUEUED_CALLS; i++)
+        finish(flood_futures[i]);
+    HARNESS_EQ(wish(job), 0);
+}
+
+Test(peer, wishes_for_credit_before_a_leader_leaves_its_queue_behind, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { leader_leaves },
                                          .options = { .no_spin = true } });
 }

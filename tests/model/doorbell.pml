@@ -16,7 +16,7 @@
  *     shm/doorbell.c bxi_bell_look 1246493309
  *     shm/doorbell.c bxi_bell_drain 1416603929
  *     lib/peer.c bxi_bells_flush 4099234386
- *     lib/progress.c bxi_work_waits 2062610474
+ *     lib/progress.c bxi_work_waits 2127101770
  */
 #ifndef FRAMES
 #define FRAMES 2                        /* of each producer */

@@ -28,6 +28,8 @@
  *     shm/ring.c bxi_ring_put 1537431681
  *     shm/ring.c bxi_ring_want 2539634253
  *     shm/ring.c bxi_ring_unwant 1281251113
+ *     lib/peer.c send_or_queue 2126849016
+ *     lib/peer.c ask_for_room 3192202221
  *     lib/peer.c look_starved 1675580874
  *     shm/ring.c checked_length 1264521318
  *     shm/ring.c bxi_ring_peek 752158957

@@ -148,16 +148,18 @@ static void count_gone(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_
 
     /* Lost first: serve_ready must not take this one for a worker that leaves. */
     if (state_word < BXI_LEAVING && state != BXI_PEER_LEFT)
-        bxi_add(&job->lost, 1);
+        bxi_add_seq_cst(&job->lost, 1);
+    /* Sequentially consistent, all: the load of `waiting` in bxi_wake is not made before them, so either a waiter that
+     * counts itself sees them, or it is woken. */
     if (state_word < BXI_LEAVING)
-        bxi_add(&job->leavers, 1);
+        bxi_add_seq_cst(&job->leavers, 1);
     if (state_word < BXI_QUIET)
-        bxi_add(&job->quiet, 1);
+        bxi_add_seq_cst(&job->quiet, 1);
     if (state == BXI_PEER_LEFT)
         return;
     job->dead_rank[bxi_load_relaxed(&job->deaths)] = (uint8_t)peer->rank;
-    /* [deaths] release by the addition, pairs with the load in serve_ready: the rank is read after it. */
-    bxi_add(&job->deaths, 1);
+    /* [deaths] sequentially consistent, pairs with the load in serve_ready: the rank is read after it. */
+    bxi_add_seq_cst(&job->deaths, 1);
 }
 
 struct death {
@@ -241,10 +243,11 @@ static void look_state(struct bx_job *job, struct bxi_peer *peer)
         bxi_peer_close(job, peer, BXI_PEER_CORRUPT);
         return;
     }
+    /* Sequentially consistent, as in count_gone. */
     if (state >= BXI_LEAVING && before < BXI_LEAVING)
-        bxi_add(&job->leavers, 1);
+        bxi_add_seq_cst(&job->leavers, 1);
     if (state >= BXI_QUIET && before < BXI_QUIET)
-        bxi_add(&job->quiet, 1);
+        bxi_add_seq_cst(&job->quiet, 1);
     peer->state_word = state;
     if (state == BXI_LEFT)
         bxi_peer_close(job, peer, BXI_PEER_LEFT);

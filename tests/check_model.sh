@@ -156,6 +156,7 @@ control wrong timer -DUNTIL_WITHOUT_LOCK
 control wrong timer -DUNTIL_WITHOUT_LOCK -DOWN_LOOP
 control wrong timer -DNO_TELL_LOOP -DOWN_LOOP
 
+optimise=-O1        # these search long enough for it to pay
 clean role -DAT_REST -DREQUESTS=1
 clean role -DAT_REST -DROUNDS=2
 clean role -DUSERS=1 -DREQUESTS=2
@@ -165,7 +166,7 @@ clean role -DPASSIVE
 clean role -DAT_REST -DEAGER
 clean role -DAT_REST -DOWN_LOOP
 clean role -DEND -DUSERS=1
-clean role -DEND -DSILENT -DOWN_LOOP
+optimise=-O0
 control hang role -DNO_FENCE_LEADER
 control wrong role -DNO_FENCE_LEAVE -DREQUESTS=1
 control hang role -DNO_FENCE_PRODUCER
@@ -203,6 +204,7 @@ if [ "${BX_MODEL:-}" = long ]; then
     clean role -DOWN_LOOP -DUSERS=3 -DGIVE_UP
     clean role -DEND
     clean role -DEND -DOWN_LOOP
+    clean role -DEND -DSILENT
     clean timer -DDEADLINES=3
 fi
 exit "$failed"

@@ -425,7 +425,8 @@ int bx_job_serve(struct bx_job *job);
  * returns no handler or callback of this job runs, nor will run: it waits for those that another thread is in. */
 int bx_job_shutdown(struct bx_job *job, uint64_t timeout_ns);
 
-/* Frees it. A job that was not shut down leaves at once: its peers see BX_E_SHUTDOWN. NULL is fine. From a
+/* Frees it. A job that was not shut down leaves at once: its peers see BX_E_SHUTDOWN. NULL is fine. No other
+ * thread may be in a function of the job, or complete one of its futures, meanwhile: join such threads first. From a
  * handler, a batch body or a callback it does nothing: the log hook gets an error. */
 void bx_job_destroy(struct bx_job *job);
 

@@ -321,10 +321,11 @@ void bxi_look_events(struct bx_job *job)
         scan(job);
     if (events & BXI_EVENT_DEATH)
         look_deaths(job);
-    if (events & BXI_EVENT_BATCH)
-        bxi_batches_look(job);
     if (events & BXI_EVENT_TIMER)
         bxi_timers_look(job);
+    /* After the timers: a body may take long. */
+    if (events & BXI_EVENT_BATCH)
+        bxi_batches_look(job);
     if (events & BXI_EVENT_POOL)
         bxi_pool_look(job);
 }

@@ -330,7 +330,8 @@ static void send_table(int fd, const struct bxi_boot_entry *entries, int (*fds)[
 {
     struct bxi_boot_table table = { .head = bxi_boot_head(BXI_BOOT_TABLE), .count = count };
 
-    memcpy(table.entry, entries, count * sizeof(*entries));
+    if (count > 0)                  /* else entries is NULL, which memcpy may not be given */
+        memcpy(table.entry, entries, count * sizeof(*entries));
     send_raw(fd, &table, offsetof(struct bxi_boot_table, entry) + count * sizeof(*entries), (const int *)fds,
              (int)count * BXI_BOOT_FDS);
 }

@@ -13,6 +13,8 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 static int quiet(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
@@ -89,6 +91,9 @@ static void keep(struct bx_job *job)
 {
     struct bx_future *call = NULL, *future = bx_future_create(job), *then = bx_future_then(future, fail_then, NULL);
 
+    bxi_clear_error();
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "loud", NULL, NULL, NULL), 0);
+    HARNESS_CHECK(bx_error_text()[0] == '\0');
     bx_fail(-ENOENT, "of the program");
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "quiet", NULL, NULL, NULL), 0);
     is_kept("a call");
@@ -245,6 +250,26 @@ static void call_with_newer_options(struct bx_job *job)
     HARNESS_HAS(bx_error_text(), "bx_call_options");
     options.known.struct_bytes = SIZE_MAX;      /* nonsense is not read to its end */
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "quiet", NULL, &options.known, NULL), BX_E_VERSION);
+}
+
+/* Behind them is memory that cannot be read. */
+static void call_with_options_of_nonsense(struct bx_job *job)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct bx_call_options *options;
+
+    HARNESS_CHECK(pages != MAP_FAILED);
+    HARNESS_EQ(mprotect(pages + page, page, PROT_NONE), 0);
+    options = (struct bx_call_options *)(void *)(pages + page - sizeof *options);
+    options->struct_bytes = SIZE_MAX;
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "quiet", NULL, options, NULL), BX_E_VERSION);
+    munmap(pages, 2 * page);
+}
+
+Test(options, of_a_length_that_cannot_be_are_not_read, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_with_options_of_nonsense } });
 }
 
 Test(options, of_a_call_with_a_newer_header_are_looked_at_too, .timeout = 20)

@@ -3,7 +3,7 @@
 #
 # Compares the functions that the models of tests/model stand for with the sums in the heads of the models;
 # `check_model.sh --sums` prints new sums. Then runs the models in spin: each as it is, where the checker must find
-# nothing, and with each control, where it must find what model/README.md says. One core, about a minute and a half;
+# nothing, and with each control, where it must find what model/README.md says. One core, about two minutes;
 # with BX_MODEL=long also the large ones (some minutes, 2 GB). Builds in a directory of its own under $BX_BUILD_DIR.
 set -u
 

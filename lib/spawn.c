@@ -113,9 +113,8 @@ static struct worker_page *page_of(const struct launch *launch, int rank)
 
 /* ---- In a worker ------------------------------------------------------------------------------- */
 
-static bool is_spawned;
 static const struct launch *launched_by;    /* of a worker: the launcher's, as it was at the fork */
-static struct worker_page *own_page;        /* of a worker */
+static struct worker_page *own_page;        /* of a worker; elsewhere both are NULL */
 static struct bxi_lock own_lock;            /* held by who writes to the page, or notes what SIGTERM removes */
 static pid_t own_pid;
 static uint32_t jobs_in;                    /* what the page says in in_job */
@@ -123,7 +122,7 @@ static uint32_t jobs_in;                    /* what the page says in in_job */
 /* A child that a worker has forked is none, and has not the page. */
 static bool is_worker(void)
 {
-    return is_spawned && getpid() == own_pid;
+    return launched_by != NULL && own_page != NULL && getpid() == own_pid;
 }
 
 /* Whether the job is the one that the launcher waits for. */
@@ -310,7 +309,6 @@ static void become_worker(const struct launch *launch, int rank)
     struct sigaction term = { .sa_handler = on_term, .sa_flags = (int)SA_RESETHAND };
     sigset_t mask = launch->old_mask;
 
-    is_spawned = true;
     launched_by = launch;
     own_page = page_of(launch, rank);
     memset(&own_lock, 0, sizeof(own_lock));     /* of a launcher that is itself a worker */

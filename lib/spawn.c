@@ -159,14 +159,22 @@ int bxi_spawn_how_ended(const struct bx_job *job, int rank)
     return rc;
 }
 
+/* NULL if the job is none that the launcher waits for. */
+static struct worker_page *page_for(const struct bx_job *job)
+{
+    return is_launched(job) ? own_page : NULL;
+}
+
 void bxi_spawn_in_job(const struct bx_job *job, bool is_in)
 {
-    if (!is_launched(job))
+    struct worker_page *page = page_for(job);
+
+    if (page == NULL)
         return;
     bxi_lock(&own_lock);
     jobs_in += is_in ? 1 : (uint32_t)-1;
     /* [page.in_job] release, pairs with the acquire in is_in_job. */
-    bxi_store_release(&own_page->in_job, jobs_in);
+    bxi_store_release(&page->in_job, jobs_in);
     bxi_unlock(&own_lock);
     BXI_STEP(is_in ? "spawn.in_job" : "spawn.not_in_job");
 }
@@ -174,13 +182,15 @@ void bxi_spawn_in_job(const struct bx_job *job, bool is_in)
 /* Before the names are made, so that no kill falls between. */
 static void announce_names(const struct bx_job *job)
 {
-    if (strcmp(job->job_name, launched_by->job_name) != 0)
+    struct worker_page *page = page_for(job);
+
+    if (page == NULL)
         return;
     bxi_lock(&own_lock);
     /* Relaxed: the store of instance releases it. */
-    bxi_store_relaxed(&own_page->rank, (uint32_t)job->rank);
+    bxi_store_relaxed(&page->rank, (uint32_t)job->rank);
     /* [page.instance] release, pairs with the acquire in remove_names: rank is there. */
-    bxi_store_release(&own_page->instance, job->instance);
+    bxi_store_release(&page->instance, job->instance);
     bxi_unlock(&own_lock);
     BXI_STEP("spawn.announced");
 }

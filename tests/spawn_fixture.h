@@ -158,6 +158,7 @@ static inline int make_names(const struct bx_options *options)
 
     job.instance = 1;
     job.rank = options->rank;
+    job.world_size = options->world_size;
     snprintf(job.job_name, sizeof(job.job_name), "%s", options->job);
     bxi_segment_name(name, (uint32_t)geteuid(), options->job, 1, options->rank);
     bxi_segment_arena_name(arena_name, (uint32_t)geteuid(), options->job, 1, options->rank);

@@ -24,15 +24,15 @@
  *     shm/ring.c refresh_credit 2227461877
  *     shm/ring.c publish_padding 378301146
  *     shm/ring.c bxi_ring_reserve 2566588735
- *     shm/ring.c bxi_ring_commit 3392664267
- *     shm/ring.c bxi_ring_put 1537431681
+ *     shm/ring.c bxi_ring_commit 3455848163
+ *     shm/ring.c bxi_ring_put 2899966231
  *     shm/ring.c bxi_ring_want 2539634253
  *     shm/ring.c bxi_ring_unwant 1281251113
  *     lib/peer.c send_or_queue 2126849016
  *     lib/peer.c ask_for_room 3192202221
  *     lib/peer.c look_starved 1675580874
  *     shm/ring.c checked_length 1264521318
- *     shm/ring.c bxi_ring_peek 752158957
+ *     shm/ring.c bxi_ring_peek 3178563656
  *     shm/ring.c bxi_ring_publish 2936451198
  *     shm/ring.c bxi_ring_advance 2143990827
  *     shm/ring.c bxi_ring_wanted 3848625304

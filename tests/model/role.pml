@@ -35,18 +35,18 @@
  *     lib/progress.c bxi_event 3594546719
  *     lib/progress.c bxi_pass 2810429341
  *     lib/wait.c sleep_as_leader 3364609050
- *     lib/wait.c lead 4073721513
+ *     lib/wait.c lead 972821351
  *     lib/wait.c stop_leading 2934181431
  *     lib/wait.c sleep_in_futex 3184917483
  *     lib/wait.c link_waiter 577685963
  *     lib/wait.c unlink_waiter 2450939367
  *     lib/wait.c follow 1749633115
- *     lib/wait.c bxi_role_end 2855103063
+ *     lib/wait.c bxi_role_end 3765008403
  *     lib/wait.c bxi_wait 2633859935
  *     lib/wait.c bxi_wake 4071771295
- *     lib/background.c sleep_in_background 1282383004
+ *     lib/background.c sleep_in_background 2409827377
  *     lib/background.c drive_background 2543572878
- *     lib/background.c run_background 2810102148
+ *     lib/background.c run_background 162382349
  *     lib/background.c bxi_waits_stop 2884180609
  *     lib/background.c bxi_progress_stop 908686337
  *     lib/future.c bxi_future_complete 3677267001

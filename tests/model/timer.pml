@@ -24,9 +24,9 @@
  *     lib/progress.c bxi_until_when 2961332403
  *     lib/progress.c bxi_timers_look 1704861316
  *     lib/background.c bxi_look_loop 3631496535
- *     lib/background.c sleep_in_background 1282383004
+ *     lib/background.c sleep_in_background 2409827377
  *     lib/background.c drive_background 2543572878
- *     lib/background.c run_background 2810102148
+ *     lib/background.c run_background 162382349
  *     lib/background.c bx_progress 726004538
  *     lib/wait.c sleep_as_leader 3364609050
  */

@@ -64,7 +64,7 @@ ifeq ($(WERROR),1)
 WARNINGS += -Werror
 endif
 
-ALL_CPPFLAGS := -D_GNU_SOURCE $(if $(filter tsan,$(CONFIG)),-isystem tests/tsan) -I. -Ilib -Ishm -I$(O)/text -DBXI_CUDA=$(if $(filter 0,$(CUDA)),0,1) $(CPPFLAGS)
+ALL_CPPFLAGS := -D_GNU_SOURCE $(if $(filter tsan,$(CONFIG)),-isystem tests/tsan) -I. -Ilib -I$(O)/text -DBXI_CUDA=$(if $(filter 0,$(CUDA)),0,1) $(CPPFLAGS)
 ALL_CFLAGS   := -std=gnu11 $(OPTIMISE_$(CONFIG)) -fPIC -fvisibility=hidden -pthread $(WARNINGS)
 ALL_LDFLAGS  := -pthread $(filter -fsanitize=% --coverage -Wl% -flto% -O2,$(OPTIMISE_$(CONFIG))) $(CFLAGS) $(LDFLAGS)
 
@@ -72,10 +72,10 @@ ALL_LDFLAGS  := -pthread $(filter -fsanitize=% --coverage -Wl% -flto% -O2,$(OPTI
 # results, not speed. Contraction of a*b+c would change the last bits from one processor to the
 # next.
 EXACT := -ffp-contract=off -fno-fast-math
-$(O)/demos/cartpole.o: FLAGS_EXACT := $(EXACT)
-$(O)/demos/policy.o:   FLAGS_EXACT := $(EXACT)
+$(O)/demos/reinforce/cartpole.o: FLAGS_EXACT := $(EXACT)
+$(O)/demos/reinforce/policy.o:   FLAGS_EXACT := $(EXACT)
 $(O)/lib/nn/optim.o:   FLAGS_EXACT := $(EXACT)
-$(O)/demos/policy.o:   FLAGS_OWN := -O3
+$(O)/demos/reinforce/policy.o:   FLAGS_OWN := -O3
 $(O)/gpu/cuda_check.o $(O)/lib/nn/cuda_check.o: FLAGS_OWN := $(CUDA_H:%/cuda.h=-isystem %) $(if $(filter 1,$(CUDA)),-DBXI_CUDA_CHECKED)
 $(O)/lib/nn/optim.o:   FLAGS_OWN := -O3
 $(O)/tests/fake_cuda/%.o:     FLAGS_OWN := -O3
@@ -100,25 +100,28 @@ VERSION := $(shell awk '/define BX_VERSION_(MAJOR|MINOR|PATCH)/ { v = v dot $$3;
 SONAME  := libboxcar.so.$(firstword $(subst ., ,$(VERSION)))
 
 GPU_SRCS := $(if $(filter 0,$(CUDA)),gpu/stub.c,$(filter-out gpu/stub.c,$(wildcard gpu/*.c)))
-LIB_SRCS := $(wildcard shm/*.c lib/*.c) $(GPU_SRCS) $(if $(filter cov,$(CONFIG)),tests/cov/exit.c)
+# The engine's rooms; lib/README.md says what each is.
+ROOMS    := base run rpc lend device job observe
+LIB_SRCS := $(wildcard shm/*.c $(ROOMS:%=lib/%/*.c)) $(GPU_SRCS) $(if $(filter cov,$(CONFIG)),tests/cov/exit.c)
 NN_SRCS  := $(if $(filter 0,$(CUDA)),$(filter-out lib/nn/cuda_%.c,$(wildcard lib/nn/*.c)) lib/nn/cuda_stub.c,\
 	$(filter-out lib/nn/cuda_stub.c,$(wildcard lib/nn/*.c)))
 
 # Kernels are compiled when they are wanted, by NVRTC: their text is part of the program. What a text is made of;
 # NVRTC finds no headers, so they stand before it.
 kernels_TEXT := lib/nn/kernels.h lib/nn/kernels.cu
-policy_TEXT  := demos/policy_kernels.h demos/policy.cu
-bench_gpu_TEXT := tools/bench_gpu_kernels.h tools/bench_gpu.cu
+policy_TEXT  := demos/reinforce/policy_kernels.h demos/reinforce/policy.cu
+bench_gpu_TEXT := tools/bxbench/gpu_kernels.h tools/bxbench/gpu.cu
 
 # Programs: each has a list of sources, of which the first holds main().
+sources = $(1)/$(2) $(filter-out $(1)/$(2),$(wildcard $(1)/*.c))
 PROGRAMS          := hello reinforce param_server tensor_ipc bxbench shmstat
-hello_SRCS        := demos/hello.c
-reinforce_SRCS    := $(patsubst %,demos/%.c,reinforce worker agent observer cartpole policy policy_cuda ending flags plot)
-param_server_SRCS := demos/param_server.c $(wildcard demos/ps_*.c) $(patsubst %,demos/%.c,resnet ending flags plot)
-tensor_ipc_SRCS   := demos/tensor_ipc.c demos/ending.c demos/flags.c
-bxbench_SRCS      := tools/bxbench.c $(filter-out tools/bxbench.c,$(wildcard tools/bxbench*.c \
-	tools/bench_*.c))
-shmstat_SRCS      := tools/shmstat.c $(wildcard tools/stat_*.c)
+COMMON            := $(wildcard demos/common/*.c)
+hello_SRCS        := demos/hello/hello.c
+reinforce_SRCS    := $(call sources,demos/reinforce,reinforce.c) $(COMMON)
+param_server_SRCS := $(call sources,demos/param_server,param_server.c) $(COMMON)
+tensor_ipc_SRCS   := demos/tensor_ipc/tensor_ipc.c $(COMMON)
+bxbench_SRCS      := $(call sources,tools/bxbench,bxbench.c)
+shmstat_SRCS      := $(call sources,tools/shmstat,shmstat.c)
 NN_PROGRAMS       := reinforce param_server bxbench
 
 # Tests: unit holds every Criterion test, with the parts of the programs that they test; stress is
@@ -128,13 +131,14 @@ NN_PROGRAMS       := reinforce param_server bxbench
 RUNNER_SRCS := $(if $(filter tsan,$(CONFIG)),tests/tsan/criterion.c)
 RUNNER_LIBS  = $(if $(filter tsan,$(CONFIG)),,$(shell $(PKG_CONFIG) --libs criterion))
 # Without GPU code the tests of it have nothing to link with; test_gpu_stub.c says what there is instead.
-GPU_TESTS   := $(filter-out tests/test_gpu_stub.c,$(wildcard $(patsubst %,tests/%.c,gpu_* device_* test_gpu_* test_device* \
-	test_*_cuda test_shmstat_gpu_check)))
-unit_SRCS   := $(filter-out tests/stress_main.c tests/prog_% $(if $(filter 0,$(CUDA)),$(GPU_TESTS)),$(wildcard tests/*.c)) \
-	$(filter-out $(foreach p,$(PROGRAMS),$(firstword $($(p)_SRCS))),$(wildcard demos/*.c)) \
-	$(filter-out tools/stat_top.c tools/stat_screen.c,$(wildcard tools/stat_*.c)) $(RUNNER_SRCS)
-stress_SRCS := tests/stress_main.c tests/stress_ring.c
-PROG_SRCS   := $(wildcard tests/prog_*.c)
+GPU_TESTS   := $(filter-out tests/gpu/test_gpu_stub.c,$(wildcard tests/gpu/*.c tests/device/*.c tests/*/test_*_cuda.c \
+	tests/tools/test_shmstat_gpu_check.c))
+unit_SRCS   := $(filter-out tests/shm/stress_main.c $(if $(filter 0,$(CUDA)),$(GPU_TESTS)),\
+	$(wildcard $(patsubst %,tests/%/*.c,shm gpu $(ROOMS) nn demos tools harness))) \
+	$(filter-out $(foreach p,$(PROGRAMS),$(firstword $($(p)_SRCS))),$(wildcard demos/*/*.c)) \
+	$(filter-out $(patsubst %,tools/shmstat/%.c,shmstat top screen),$(shmstat_SRCS)) $(RUNNER_SRCS)
+stress_SRCS := tests/shm/stress_main.c tests/shm/stress_ring.c
+PROG_SRCS   := $(wildcard tests/prog/*.c)
 # A CUDA driver that is none, for the tests of gpu/, and NVRTC, cuBLAS and cuDNN likewise for those of lib/nn.
 FAKE_SRCS   := $(wildcard tests/fake_cuda/*.c)
 FAKE_CUDA    = $(B)/tests/libfakecuda.so
@@ -147,11 +151,11 @@ STATIC_NN  := $(B)/lib/libboxcar_nn.a
 SHARED_NN  := $(B)/lib/libboxcar_nn.so.$(VERSION)
 SONAME_NN  := libboxcar_nn.so.$(firstword $(subst ., ,$(VERSION)))
 # kill_steps is the library once more, with a hook at every step of what it does to shared memory.
-steps_OBJS := $(patsubst %.c,$(O)/steps/%.o,$(LIB_SRCS) tests/harness.c tests/test_kill_steps.c)
+steps_OBJS := $(patsubst %.c,$(O)/steps/%.o,$(LIB_SRCS) tests/harness/harness.c tests/shm/test_kill_steps.c)
 # bxbench with an engine that keeps less for shmstat: the mask of lib/internal.h.
 STATS      := 0 1 3
 BENCHES    := $(STATS:%=$(B)/bench/stats-%/bxbench)
-TESTS      := $(B)/bench/stats-0/bxbench $(B)/tests/unit $(B)/tests/stress $(B)/tests/kill_steps $(PROG_SRCS:tests/%.c=$(B)/tests/%) \
+TESTS      := $(B)/bench/stats-0/bxbench $(B)/tests/unit $(B)/tests/stress $(B)/tests/kill_steps $(PROG_SRCS:tests/prog/%.c=$(B)/tests/%) \
 	$(FAKE_CUDA)
 
 ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(foreach p,$(PROGRAMS) unit stress,$($(p)_SRCS)) $(PROG_SRCS) $(FAKE_SRCS))
@@ -196,8 +200,8 @@ $(TEXTS:%=$(O)/text/%.inc):
 	$(call say,TEXT,$@)
 	$(Q){ echo '{'; cat $^ | od -An -v -td1 | sed 's/[0-9-][0-9]*/&,/g'; echo '0 }'; } > $@
 $(O)/lib/nn/cuda_kernels.o: $(O)/text/kernels.inc
-$(O)/demos/policy_cuda.o: $(O)/text/policy.inc
-$(O)/tools/bench_gpu_clock.o $(STATS:%=$(O)/stats-%/tools/bench_gpu_clock.o): $(O)/text/bench_gpu.inc
+$(O)/demos/reinforce/policy_cuda.o: $(O)/text/policy.inc
+$(O)/tools/bxbench/gpu_clock.o $(STATS:%=$(O)/stats-%/tools/bxbench/gpu_clock.o): $(O)/text/bench_gpu.inc
 
 stats_SRCS := $(LIB_SRCS) $(bxbench_SRCS)
 define STATS_RULE
@@ -271,7 +275,7 @@ $(B)/tests/stress: $(call objects,$(stress_SRCS)) $(STATIC_LIB)
 	$(call say,LINK,$@)
 	$(link) $(LIBS)
 
-$(B)/tests/prog_%: $(O)/tests/prog_%.o $(STATIC_LIB)
+$(B)/tests/prog_%: $(O)/tests/prog/prog_%.o $(STATIC_LIB)
 	$(call say,LINK,$@)
 	$(link) $(LIBS)
 
@@ -337,7 +341,7 @@ coverage-run: $(B)/tests/unit $(B)/bin/shmstat $(FAKE_CUDA)
 
 check: deps
 	@$(MAKE) --no-print-directory all
-	@$(TEST_ENV) tests/run_scripts.sh tests/check_*.sh
+	@$(TEST_ENV) tests/run_scripts.sh tests/check/*.sh
 
 lint: deps-lint
 	@$(TEST_ENV) tests/lint.sh
@@ -367,7 +371,7 @@ INSTALLED := $(STATIC_LIB)=$(LIBDIR)/libboxcar.a \
 	$(B)/boxcar_nn.pc=$(LIBDIR)/pkgconfig/boxcar_nn.pc \
 	$(foreach h,$(HEADERS),$(h)=$(PREFIX)/include/$(notdir $(h))) \
 	$(B)/bin/shmstat=$(PREFIX)/bin/shmstat \
-	tools/shmstat.1=$(PREFIX)/share/man/man1/shmstat.1 \
+	tools/shmstat/shmstat.1=$(PREFIX)/share/man/man1/shmstat.1 \
 	lib/LICENSE=$(DOCDIR)/LICENSE
 LINKS     := $(SONAME) libboxcar.so $(SONAME_NN) libboxcar_nn.so
 

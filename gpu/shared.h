@@ -7,7 +7,7 @@
 #ifndef BXI_GPU_SHARED_H
 #define BXI_GPU_SHARED_H
 
-#include "../shm/atomic.h"
+#include "shm/atomic.h"
 
 #include <assert.h>
 #include <stddef.h>

@@ -15,7 +15,7 @@
  */
 #include "inside.h"
 
-#include "cancel.h"
+#include "shm/cancel.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -14,17 +14,17 @@
 
 #include "boxcar.h"
 
-#include "arena.h"
-#include "atomic.h"
-#include "doorbell.h"
+#include "shm/arena.h"
+#include "shm/atomic.h"
+#include "shm/doorbell.h"
 #include "gpu/gpu.h"
-#include "frame.h"
-#include "layout.h"
-#include "lend.h"
-#include "lock.h"
-#include "ring.h"
-#include "segment.h"
-#include "sleeper.h"
+#include "rpc/frame.h"
+#include "shm/layout.h"
+#include "lend/lend.h"
+#include "base/lock.h"
+#include "shm/ring.h"
+#include "shm/segment.h"
+#include "shm/sleeper.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -696,6 +696,6 @@ static inline bool bxi_future_is_done(const struct bx_future *future)
     return bxi_load_seq_cst((_Atomic(struct bxi_callback *) *)&future->callbacks) == BXI_DONE;
 }
 
-#include "device_calls.h"
+#include "device/device_calls.h"
 
 #endif

@@ -20,8 +20,8 @@
  *
  * So what an arena holds settles and does not grow for ever: the shelved blocks are bounded by the mark, and
  * jemalloc's fragments beside them by a quarter of it and 16 MiB. The mark itself is the largest of many sums of
- * random sizes, which creeps for a while. Measured for an hour (tests/prog_soak.c: 4 workers, 2.6 million calls, 64
- * bytes to 512 KiB, some 9 MiB in use in each): at the end of each of 60 rounds everything was let go, and 0 bytes
+ * random sizes, which creeps for a while. Measured for an hour (tests/prog/prog_soak.c: 4 workers, 2.6 million calls,
+ * 64 bytes to 512 KiB, some 9 MiB in use in each): at the end of each of 60 rounds everything was let go, and 0 bytes
  * were in use; after the trim at the end 0 bytes were committed. The mark went from 10 to 12 MiB, with its last step
  * after 36 minutes, the fragments from 4 to 6 MiB. Both together: 13.2 to 15.0 MiB after a minute, 15.1 to 17.8 after
  * ten, 17.1 to 18.0 after sixty.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The control segment of a worker, byte by byte. LAYOUT.md draws it; tests/test_layout.c holds the two
+ * The control segment of a worker, byte by byte. LAYOUT.md draws it; tests/shm/test_layout.c holds the two
  * against each other.
  *
  * One rule: every page is written by one process, the owner; everybody else maps it read-only. So a

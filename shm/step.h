@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Numbered steps of what is done to shared memory, for the test that kills a worker at each of them
- * (tests/test_kill_steps.c). They compile to nothing unless BXI_STEPS is defined; then bxi_step is the
+ * (tests/shm/test_kill_steps.c). They compile to nothing unless BXI_STEPS is defined; then bxi_step is the
  * test's, and it may kill or stop the process that comes by.
  */
 #ifndef BXI_STEP_H

@@ -9,7 +9,7 @@ set -u
 : "${BX_SOURCE_DIR:?}" "${BX_BUILD_DIR:?}"
 cd "$BX_SOURCE_DIR" || exit 1
 
-for source in shm/*.c lib/*.c; do
+for source in shm/*.c lib/*/*.c; do
     [ -e "$BX_BUILD_DIR/obj/${source%.c}.gcda" ] || { echo "$source 0 0 0 0"; continue; }
     LC_ALL=C ${GCOV:-gcov} -n -b -o "$BX_BUILD_DIR/obj/${source%.c}.o" "$source" 2>/dev/null |
         awk -v source="$source" '

@@ -21,7 +21,7 @@ else
     tests/run_unit.sh
     UNIT_PROGRAM=kill_steps tests/run_unit.sh
 fi
-tests/run_scripts.sh "$BX_BUILD_DIR/tests/stress" tests/check_*.sh tests/consumer/check.sh
+tests/run_scripts.sh "$BX_BUILD_DIR/tests/stress" tests/check/*.sh tests/consumer/check.sh
 tests/run_e2e.sh
 
 cat "$BX_TALLY" >>"$callers_tally"

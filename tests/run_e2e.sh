@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Runs every end-to-end test, tests/e2e_*.sh, from the project's root. They find the programs by
+# Runs every end-to-end test, tests/e2e/*.sh, from the project's root. They find the programs by
 # $BX_BUILD_DIR, the build directory, and the sources by $BX_SOURCE_DIR; how they are counted is
 # told in run_scripts.sh.
 set -u
@@ -10,4 +10,4 @@ BX_SOURCE_DIR=${BX_SOURCE_DIR:-$(cd "$(dirname "$0")/.." && pwd)}
 BX_BUILD_DIR=${BX_BUILD_DIR:-$BX_SOURCE_DIR/build}
 export BX_SOURCE_DIR BX_BUILD_DIR
 cd "$BX_SOURCE_DIR" || exit 1
-exec tests/run_scripts.sh tests/e2e_*.sh
+exec tests/run_scripts.sh tests/e2e/*.sh

@@ -7,7 +7,7 @@
 #ifndef BXI_NN_CUDA_API_H
 #define BXI_NN_CUDA_API_H
 
-#include "../../gpu/cuda_api.h"
+#include "gpu/cuda_api.h"
 
 /* An enumeration, passed as an int is; compilers tell it apart from one, so the check takes `unsigned`. */
 #ifndef bxi_enum

@@ -8,7 +8,7 @@
  */
 #include "nn.h"
 
-#include "options.h"
+#include "base/options.h"
 
 #include <errno.h>
 #include <limits.h>

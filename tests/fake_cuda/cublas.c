@@ -2,7 +2,7 @@
 /*
  * cuBLAS as the fake has it: one product, on the stream. Its statuses are cublasStatus_t's.
  */
-#include "../../lib/nn/cuda_api.h"
+#include "nn/cuda_api.h"
 #include "fake.h"
 
 #include <stdlib.h>

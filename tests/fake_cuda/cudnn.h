@@ -6,7 +6,7 @@
 #ifndef TESTS_FAKE_CUDNN_H
 #define TESTS_FAKE_CUDNN_H
 
-#include "../../lib/nn/cuda_api.h"
+#include "nn/cuda_api.h"
 #include "fake.h"
 
 #define FAKE_DNN_STATUSES(X)                                                                    \

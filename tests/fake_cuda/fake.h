@@ -15,7 +15,8 @@
  *    is late. Nothing orders two streams but events and words.
  *  - One's own handle is refused with 201, one that is open here already with 208, one across two devices
  *    without peer access with 217.
- *  - Kernels are lib/nn/kernels.cu and demos/policy.cu compiled for the host (kernel.h), run thread after thread, the
+ *  - Kernels are lib/nn/kernels.cu and demos/reinforce/policy.cu compiled for the host (kernel.h), run thread after
+ * thread, the
  *    last block first. A cubin is the text that NVRTC was given, and tells which of them it has.
  *  - cuBLAS and cuDNN compute on the stream, in double. They refuse what the real ones refuse, and what these would
  *    do silently is visible here: an algorithm that is not deterministic, or TF32, gives numbers that are a little
@@ -38,8 +39,8 @@
 #ifndef TESTS_FAKE_H
 #define TESTS_FAKE_H
 
-#include "../../gpu/cuda_api.h"
-#include "../../shm/atomic.h"
+#include "gpu/cuda_api.h"
+#include "shm/atomic.h"
 
 #include <pthread.h>
 #include <stdbool.h>

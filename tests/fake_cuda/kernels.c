@@ -4,6 +4,6 @@
  */
 #include "kernel.h"
 
-#include "../../lib/nn/kernels.h"
+#include "nn/kernels.h"
 
-#include "../../lib/nn/kernels.cu"
+#include "nn/kernels.cu"

@@ -5,8 +5,8 @@
  */
 #include "kernel.h"
 
-#include "../../demos/policy_kernels.h"
-#include "../../tools/bench_gpu_kernels.h"
+#include "demos/reinforce/policy_kernels.h"
+#include "tools/bxbench/gpu_kernels.h"
 
-#include "../../demos/policy.cu"
-#include "../../tools/bench_gpu.cu"
+#include "demos/reinforce/policy.cu"
+#include "tools/bxbench/gpu.cu"

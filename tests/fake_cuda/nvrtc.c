@@ -4,7 +4,7 @@
  * do not match, with a log.
  */
 #include "nvrtc.h"
-#include "../../lib/nn/cuda_api.h"
+#include "nn/cuda_api.h"
 #include "fake.h"
 
 #include <stdio.h>

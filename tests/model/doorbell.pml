@@ -10,13 +10,13 @@
  * Property. When nobody can move, the sleeper sleeps and no frame is unread (Last).
  * README.md says what each control (NO_..., READ_LEFT) takes away.
  *
- * It stands for these functions. The numbers are sums of their text (tests/check_model.sh):
+ * It stands for these functions. The numbers are sums of their text (tests/check/model.sh):
  *     shm/doorbell.c bxi_bell_arm 791588042
  *     shm/doorbell.c bxi_bell_disarm 2133496132
  *     shm/doorbell.c bxi_bell_look 1246493309
  *     shm/doorbell.c bxi_bell_drain 1416603929
- *     lib/peer.c bxi_bells_flush 4099234386
- *     lib/progress.c bxi_work_waits 2127101770
+ *     lib/rpc/peer.c bxi_bells_flush 4099234386
+ *     lib/run/progress.c bxi_work_waits 2127101770
  */
 #ifndef FRAMES
 #define FRAMES 2                        /* of each producer */

@@ -17,7 +17,7 @@
  * for ever (no deadlock): both end.
  * README.md says what each control takes away.
  *
- * It stands for these functions. The numbers are sums of their text (tests/check_model.sh):
+ * It stands for these functions. The numbers are sums of their text (tests/check/model.sh):
  *     shm/ring.c bytes_needed 724073977
  *     shm/ring.c has_room 2577105212
  *     shm/ring.c bxi_ring_credit_hint 1915597305
@@ -28,15 +28,15 @@
  *     shm/ring.c bxi_ring_put 2899966231
  *     shm/ring.c bxi_ring_want 2539634253
  *     shm/ring.c bxi_ring_unwant 1281251113
- *     lib/peer.c send_or_queue 2126849016
- *     lib/peer.c ask_for_room 3192202221
- *     lib/peer.c look_starved 1675580874
+ *     lib/rpc/peer.c send_or_queue 2126849016
+ *     lib/rpc/peer.c ask_for_room 3192202221
+ *     lib/rpc/peer.c look_starved 1675580874
  *     shm/ring.c checked_length 1264521318
  *     shm/ring.c bxi_ring_peek 3178563656
  *     shm/ring.c bxi_ring_publish 2936451198
  *     shm/ring.c bxi_ring_advance 2143990827
  *     shm/ring.c bxi_ring_wanted 3848625304
- *     lib/watch.c bxi_wanted_look 683455403
+ *     lib/rpc/watch.c bxi_wanted_look 683455403
  */
 #ifndef RECORDS
 #define RECORDS 5

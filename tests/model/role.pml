@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The progress role of one worker (lib/progress.c, lib/wait.c, lib/background.c): who drives it, who
+ * The progress role of one worker (lib/run/progress.c, lib/run/wait.c, lib/run/background.c): who drives it, who
  * sleeps where, and how the role changes hands.
  *
  * U: user threads, each waits for the reply to a call of its own. B: the background thread. P: a thread
@@ -24,32 +24,32 @@
  * and E has the role, which nobody else takes any more.
  * README.md says what each control takes away.
  *
- * It stands for these functions. The numbers are sums of their text (tests/check_model.sh):
- *     lib/progress.c bxi_work_waits 2127101770
- *     lib/progress.c bxi_take_role 3022052434
- *     lib/progress.c arm_background 2199020172
- *     lib/progress.c bxi_leave_role 547599422
- *     lib/progress.c bxi_offer_role 3360220434
- *     lib/progress.c bxi_more_eager 3120320816
- *     lib/progress.c bxi_take_role_or_tell 2486128448
- *     lib/progress.c bxi_event 3594546719
- *     lib/progress.c bxi_pass 2810429341
- *     lib/wait.c sleep_as_leader 3364609050
- *     lib/wait.c lead 972821351
- *     lib/wait.c stop_leading 2934181431
- *     lib/wait.c sleep_in_futex 3184917483
- *     lib/wait.c link_waiter 577685963
- *     lib/wait.c unlink_waiter 2450939367
- *     lib/wait.c follow 1749633115
- *     lib/wait.c bxi_role_end 3765008403
- *     lib/wait.c bxi_wait 2633859935
- *     lib/wait.c bxi_wake 4071771295
- *     lib/background.c sleep_in_background 2409827377
- *     lib/background.c drive_background 2543572878
- *     lib/background.c run_background 162382349
- *     lib/background.c bxi_waits_stop 2884180609
- *     lib/background.c bxi_progress_stop 908686337
- *     lib/future.c bxi_future_complete 3677267001
+ * It stands for these functions. The numbers are sums of their text (tests/check/model.sh):
+ *     lib/run/progress.c bxi_work_waits 2127101770
+ *     lib/run/progress.c bxi_take_role 3022052434
+ *     lib/run/progress.c arm_background 2199020172
+ *     lib/run/progress.c bxi_leave_role 547599422
+ *     lib/run/progress.c bxi_offer_role 3360220434
+ *     lib/run/progress.c bxi_more_eager 3120320816
+ *     lib/run/progress.c bxi_take_role_or_tell 2486128448
+ *     lib/run/progress.c bxi_event 3594546719
+ *     lib/run/progress.c bxi_pass 2810429341
+ *     lib/run/wait.c sleep_as_leader 3364609050
+ *     lib/run/wait.c lead 972821351
+ *     lib/run/wait.c stop_leading 2934181431
+ *     lib/run/wait.c sleep_in_futex 3184917483
+ *     lib/run/wait.c link_waiter 577685963
+ *     lib/run/wait.c unlink_waiter 2450939367
+ *     lib/run/wait.c follow 1749633115
+ *     lib/run/wait.c bxi_role_end 3765008403
+ *     lib/run/wait.c bxi_wait 2633859935
+ *     lib/run/wait.c bxi_wake 4071771295
+ *     lib/run/background.c sleep_in_background 2409827377
+ *     lib/run/background.c drive_background 2543572878
+ *     lib/run/background.c run_background 162382349
+ *     lib/run/background.c bxi_waits_stop 2884180609
+ *     lib/run/background.c bxi_progress_stop 908686337
+ *     lib/rpc/future.c bxi_future_complete 3677267001
  */
 #ifndef USERS
 #define USERS 2

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The deadlines of one worker (lib/progress.c, lib/wait.c, lib/background.c): who sleeps until when, and who
- * is woken when another thread sets an earlier one.
+ * The deadlines of one worker (lib/run/progress.c, lib/run/wait.c, lib/run/background.c): who sleeps until when, and
+ * who is woken when another thread sets an earlier one.
  *
  * U: a thread that leads, sleeps as the leader until the earliest deadline that it saw, and leaves the role
  * once, at any time. It may be in a handler for as long as that likes. B: the background thread. S: a thread
@@ -16,19 +16,19 @@
  * the role is in a handler (Clock). In the end no deadline is left.
  * README.md says what each control takes away.
  *
- * It stands for these functions. The numbers are sums of their text (tests/check_model.sh):
- *     lib/progress.c bxi_next_timer_ns 1653433831
- *     lib/progress.c bxi_fire_timers 1440130490
- *     lib/progress.c set_until 4255733307
- *     lib/progress.c bxi_timer_added 2172854936
- *     lib/progress.c bxi_until_when 2961332403
- *     lib/progress.c bxi_timers_look 1704861316
- *     lib/background.c bxi_look_loop 3631496535
- *     lib/background.c sleep_in_background 2409827377
- *     lib/background.c drive_background 2543572878
- *     lib/background.c run_background 162382349
- *     lib/background.c bx_progress 726004538
- *     lib/wait.c sleep_as_leader 3364609050
+ * It stands for these functions. The numbers are sums of their text (tests/check/model.sh):
+ *     lib/run/progress.c bxi_next_timer_ns 1653433831
+ *     lib/run/progress.c bxi_fire_timers 1440130490
+ *     lib/run/progress.c set_until 4255733307
+ *     lib/run/progress.c bxi_timer_added 2172854936
+ *     lib/run/progress.c bxi_until_when 2961332403
+ *     lib/run/progress.c bxi_timers_look 1704861316
+ *     lib/run/background.c bxi_look_loop 3631496535
+ *     lib/run/background.c sleep_in_background 2409827377
+ *     lib/run/background.c drive_background 2543572878
+ *     lib/run/background.c run_background 162382349
+ *     lib/run/background.c bx_progress 726004538
+ *     lib/run/wait.c sleep_as_leader 3364609050
  */
 #ifndef DEADLINES
 #define DEADLINES 2

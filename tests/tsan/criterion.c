@@ -7,7 +7,7 @@
  * something to report of ends with a status that is not 0, and so its test fails. Takes --filter PATTERN (shell
  * patterns, as @(ring|future)/\*) and --fail-fast, and ends with Criterion's closing line.
  */
-#include "criterion/criterion.h"
+#include "tests/tsan/criterion/criterion.h"
 
 #include <fnmatch.h>
 #include <signal.h>

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Building and first parameters of the ResNets. Run by whoever holds the net: a trainer, which computes
+ * with it, and the server, which only asks it for names and shapes.
+ *
+ * The shortcut of a block is built after its convolutions although it could be computed before them: the
+ * order of the building calls is the order of the parameters, and torchvision lists it last.
+ */
+#include "resnet.h"
+
+#include "demos/common/rng.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#define STAGES 4
+#define NAME_MAX_BYTES 64
+
+struct design {
+    bool bottleneck;
+    int blocks[STAGES];
+};
+
+static const struct design DESIGN[] = {
+    [RESNET_18] = { .bottleneck = false, .blocks = { 2, 2, 2, 2 } },
+    [RESNET_50] = { .bottleneck = true, .blocks = { 3, 4, 6, 3 } },
+};
+
+/* What is being built, and the end of what is built so far. */
+struct builder {
+    struct bx_net *net;
+    int node;
+    int channels;               /* of node */
+    char prefix[NAME_MAX_BYTES / 2];
+};
+
+/* A convolution without bias that keeps the size but for its stride, and its norm. */
+struct layer {
+    const char *conv;           /* names, after the prefix */
+    const char *norm;
+    int channels;
+    int kernel;
+    int stride;
+    bool relu;
+};
+
+static void add_layer(struct builder *b, const struct layer *layer)
+{
+    char conv[NAME_MAX_BYTES], norm[NAME_MAX_BYTES];
+
+    snprintf(conv, sizeof(conv), "%s%s", b->prefix, layer->conv);
+    snprintf(norm, sizeof(norm), "%s%s", b->prefix, layer->norm);
+    b->node = bx_net_conv(b->net, b->node, &(struct bx_conv){
+        .name = conv, .out_channels = layer->channels, .kernel = layer->kernel, .stride = layer->stride,
+        .padding = layer->kernel / 2,
+    });
+    b->node = bx_net_batch_norm(b->net, b->node, norm, layer->relu);
+    b->channels = layer->channels;
+}
+
+/* `width` channels inside, four times as many at the end of a bottleneck. */
+static void add_block(struct builder *b, bool bottleneck, int width, int stride)
+{
+    struct builder shortcut = *b;
+    int channels = bottleneck ? 4 * width : width;
+
+    if (bottleneck) {
+        add_layer(b, &(struct layer){ "conv1", "bn1", width, 1, 1, true });
+        add_layer(b, &(struct layer){ "conv2", "bn2", width, 3, stride, true });
+        add_layer(b, &(struct layer){ "conv3", "bn3", channels, 1, 1, false });
+    } else {
+        add_layer(b, &(struct layer){ "conv1", "bn1", width, 3, stride, true });
+        add_layer(b, &(struct layer){ "conv2", "bn2", width, 3, 1, false });
+    }
+    if (stride != 1 || shortcut.channels != channels)
+        add_layer(&shortcut, &(struct layer){ "downsample.0", "downsample.1", channels, 1, stride, false });
+    b->node = bx_net_add(b->net, b->node, shortcut.node, true);
+}
+
+int resnet_build(struct bx_net *net, enum resnet_kind kind, const struct resnet_input *input)
+{
+    const struct design *design = &DESIGN[kind];
+    struct builder b = { .net = net };
+
+    b.node = bx_net_input(net, input->images, 3, input->height, input->width);
+    add_layer(&b, &(struct layer){ "conv1", "bn1", 64, 7, 2, true });
+    b.node = bx_net_max_pool(net, b.node, 3, 2, 1);
+    for (int stage = 0; stage < STAGES; stage++) {
+        for (int block = 0; block < design->blocks[stage]; block++) {
+            int stride = stage > 0 && block == 0 ? 2 : 1;
+
+            snprintf(b.prefix, sizeof(b.prefix), "layer%d.%d.", stage + 1, block);
+            add_block(&b, design->bottleneck, 64 << stage, stride);
+        }
+    }
+    b.node = bx_net_global_avg_pool(net, b.node);
+    b.node = bx_net_linear(net, b.node, "fc", input->classes, true);
+    return bx_net_finish(net, b.node);
+}
+
+/* ---- The first parameters ------------------------------------------------------------------------ */
+
+/* Two normal numbers from two uniform ones (Box and Muller 1958), so that each depends on its place alone. */
+static void fill_normal(float *to, size_t count, uint64_t key, double deviation)
+{
+    for (size_t i = 0; i < count; i += 2) {
+        double radius = deviation * sqrt(-2.0 * log(1.0 - rng_unit(rng_at(key, i))));
+        double angle = 2.0 * M_PI * rng_unit(rng_at(key, i + 1));
+
+        to[i] = (float)(radius * cos(angle));
+        if (i + 1 < count)
+            to[i + 1] = (float)(radius * sin(angle));
+    }
+}
+
+static void fill_uniform(float *to, size_t count, uint64_t key, double bound)
+{
+    for (size_t i = 0; i < count; i++)
+        to[i] = (float)(bound * (2.0 * rng_unit(rng_at(key, i)) - 1.0));
+}
+
+static void fill_all(float *to, size_t count, float value)
+{
+    for (size_t i = 0; i < count; i++)
+        to[i] = value;
+}
+
+static bool is_bias(const struct bx_net_param *param)
+{
+    size_t length = strlen(param->name);
+
+    return length > 5 && strcmp(param->name + length - 5, ".bias") == 0;
+}
+
+void resnet_init(const struct bx_net *net, uint64_t seed, float *const *params)
+{
+    uint64_t weights = rng_at(seed, RNG_WEIGHTS);
+    double bound = 0.0;         /* of the last layer, once its weight has told the fan in */
+
+    for (size_t i = 0; i < bx_net_params(net); i++) {
+        const struct bx_net_param *param = bx_net_param(net, i);
+        uint64_t key = rng_at(weights, i);
+
+        if (param->ndim == 2)
+            bound = 1.0 / sqrt((double)param->shape[1]);
+        if (param->ndim == 4)
+            fill_normal(params[i], param->elements, key,
+                        sqrt(2.0 / (double)(param->shape[0] * param->shape[2] * param->shape[3])));
+        else if (bound > 0.0)
+            fill_uniform(params[i], param->elements, key, bound);
+        else
+            fill_all(params[i], param->elements, is_bias(param) ? 0.0f : 1.0f);
+    }
+}

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * One job from its fork to its end, run by the program's first process, which has no job of its own; and
+ * the small things that server and trainers have in common.
+ *
+ * What the server has to tell when it has ended comes through memory mapped before the fork, because
+ * stdout is for people and a pipe would have to be read while waiting.
+ *
+ * A worker that dies does not end the others: bx_spawn is given all the time there is. Trainers go on
+ * without a trainer, and end by themselves without the server.
+ */
+#include "demos/common/ending.h"
+#include "ps.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#define START_NS UINT64_C(120000000000)     /* many networks being planned on few cores */
+
+/* ---- Messages and time ----------------------------------------------------------------------------- */
+
+int ps_put_report(struct bx_msg *msg, const struct ps_report *report)
+{
+    const struct ps_seconds *seconds = &report->seconds;
+    const double doubles[] = { report->total_s, seconds->data, seconds->repack, seconds->forward,
+                               seconds->backward, seconds->call, seconds->wait, report->last_call_s };
+
+    bx_msg_put_i64(msg, report->pid);
+    bx_msg_put_u64(msg, report->handed_bytes);
+    bx_msg_put_u64(msg, report->copied_bytes);
+    bx_msg_put_u64(msg, report->last_version);
+    return bx_msg_put_bytes(msg, doubles, sizeof(doubles));
+}
+
+int ps_read_report(struct bx_reader *reader, struct ps_report *report)
+{
+    report->pid = bx_read_i64(reader);
+    report->handed_bytes = bx_read_u64(reader);
+    report->copied_bytes = bx_read_u64(reader);
+    report->last_version = bx_read_u64(reader);
+    report->total_s = bx_read_f64(reader);
+    report->seconds.data = bx_read_f64(reader);
+    report->seconds.repack = bx_read_f64(reader);
+    report->seconds.forward = bx_read_f64(reader);
+    report->seconds.backward = bx_read_f64(reader);
+    report->seconds.call = bx_read_f64(reader);
+    report->seconds.wait = bx_read_f64(reader);
+    report->last_call_s = bx_read_f64(reader);
+    return reader->error;
+}
+
+uint64_t ps_now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+double ps_seconds_since(uint64_t start_ns)
+{
+    return 1e-9 * (double)(ps_now_ns() - start_ns);
+}
+
+/* ---- The result -------------------------------------------------------------------------------------- */
+
+static size_t result_bytes(const struct ps_flags *flags)
+{
+    return sizeof(struct ps_result) + (size_t)flags->trainers * flags->num_batches * sizeof(struct ps_update);
+}
+
+struct ps_result *ps_result_create(const struct ps_flags *flags)
+{
+    int kind = MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE;
+    /* cppcheck-suppress invalidFunctionArg ; -1 is what MAP_ANONYMOUS asks for */
+    void *result = mmap(NULL, result_bytes(flags), PROT_READ | PROT_WRITE, kind, -1, 0);
+
+    if (result != MAP_FAILED)
+        return result;
+    fprintf(stderr, "param_server: no memory to share with the server: %s\n", strerror(errno));
+    return NULL;
+}
+
+void ps_result_destroy(struct ps_result *result, const struct ps_flags *flags)
+{
+    if (result != NULL)
+        munmap(result, result_bytes(flags));
+}
+
+/* ---- The job ----------------------------------------------------------------------------------------- */
+
+static int live(const struct bx_options *options, void *context)
+{
+    int status = options->rank == 0 ? ps_server(options, context) : ps_trainer(options, context);
+
+    return ending_output("param_server") < 0 && status == PS_OK ? PS_FAILED : status;
+}
+
+/* Of a job in which somebody ended badly. That is no failure where the server says that the others have
+ * come to the end of their training without the dead. */
+static int judge(const struct ps_run *run, int code, const struct bx_spawn_report *report)
+{
+    bool is_death = report->term_signal != 0 && report->failed_rank > 0;
+
+    if (code == BX_E_INTERRUPTED)
+        return ending_by(report->interrupt_signal, PS_WORKER);
+    if (code == BX_E_WORKER_FAILED && is_death && run->result->ended && ps_count(run, PS_COMPLETED) > 0 &&
+        ps_count(run, PS_BROKEN) == 0)
+        return PS_OK;
+    fprintf(stderr, "param_server: %s\n", bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(code));
+    return PS_WORKER;
+}
+
+int ps_run(const struct ps_run *run)
+{
+    char text[BX_WORLD_MAX][BX_NAME_MAX + 1];
+    const char *names[BX_WORLD_MAX];
+    struct bx_options worker = { .start_timeout_ns = START_NS };
+    struct bx_spawn_options options = { .world_size = run->flags->trainers + 1, .names = names,
+                                        .grace_ns = BX_FOREVER, .options = &worker };
+    struct bx_spawn_report report = { .failed_rank = -1 };
+
+    for (int rank = 0; rank < options.world_size; rank++) {
+        snprintf(text[rank], sizeof(text[rank]), rank == 0 ? PS_SERVER : "trainer%d", rank);
+        names[rank] = text[rank];
+    }
+    fflush(NULL);       /* what is buffered now would be printed by every child as well */
+    int rc = bx_spawn(&options, live, (void *)(uintptr_t)run, &report);
+    return rc < 0 ? judge(run, rc, &report) : PS_OK;
+}

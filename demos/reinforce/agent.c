@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The agent, rank 0: answers each observer's state with an action, and learns between episodes.
+ *
+ * "select_action" answers one call at a time; "select_action_batch" has a row of every observer
+ * before it runs, and decides for all at once. Both run where progress runs. The main thread starts
+ * an episode by calling run_episode of all observers, waits for all, and updates the policy; no
+ * observer calls meanwhile, so the learner is used by one thread at a time and needs no lock. A
+ * decision is keyed by episode, step and observer: both modes, and every order of arrival, give the
+ * same training.
+ */
+#include "demos/common/flags.h"
+#include "policy.h"
+#include "reinforce.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+struct agent {
+    struct reinforce_worker worker;
+    const struct reinforce_run *run;
+    struct policy_learner learner;
+    struct bx_future *futures[BX_WORLD_MAX];    /* of run_episode, by observer */
+    struct bx_future *episode;      /* done when all of them are, or one has failed for good */
+    double running_reward;
+};
+
+/* The caller's ask, but for the answer. */
+static int read_ask(int caller, struct bx_reader *args, struct policy_ask *ask)
+{
+    ask->observer = (size_t)(caller - 1);
+    return bx_read_f32s(args, ask->state, POLICY_INPUTS);
+}
+
+static int select_action(const struct bx_request *request, struct bx_reader *args,
+                         struct bx_msg *reply, void *context)
+{
+    struct agent *agent = context;
+    struct policy_ask ask;
+    int rc = read_ask(bx_request_caller(request), args, &ask);
+
+    if (rc < 0)
+        return rc;
+    policy_learner_decide(&agent->learner, &ask, 1);
+    return ask.action < 0 ? ask.action : bx_msg_put_i64(reply, ask.action);
+}
+
+static int select_action_batch(struct bx_batch *batch, void *context)
+{
+    struct agent *agent = context;
+    struct policy_ask asks[BX_WORLD_MAX];
+    size_t row_of[BX_WORLD_MAX], count = 0;
+    int rc = 0;
+
+    for (size_t row = 0; rc == 0 && row < bx_batch_rows(batch); row++) {
+        struct bx_reader args = bx_batch_args(batch, row);
+        int code = count == BX_WORLD_MAX ? -ERANGE : read_ask(bx_batch_caller(batch, row), &args, &asks[count]);
+
+        if (code < 0)
+            rc = bx_batch_fail_row(batch, row, code, "no state to act on");
+        else
+            row_of[count++] = row;
+    }
+    policy_learner_decide(&agent->learner, asks, count);
+    for (size_t i = 0; rc == 0 && i < count; i++)
+        rc = asks[i].action < 0
+                 ? bx_batch_fail_row(batch, row_of[i], asks[i].action, "no action for this state")
+                 : bx_batch_reply_i64(batch, row_of[i], asks[i].action);
+    return rc;
+}
+
+static int start_agent(struct agent *agent)
+{
+    struct bx_job *job = agent->worker.job;
+    int rc = bx_register(job, "select_action", BX_INLINE, select_action, agent);
+
+    if (rc == 0)
+        rc = bx_register_batch(job, "select_action_batch", select_action_batch, agent,
+                               &(struct bx_batch_options){ 0 });
+    for (int rank = 1; rc == 0 && rank < agent->run->world_size; rank++)
+        rc = bx_batch_add_member(job, "select_action_batch", rank);
+    if (rc == 0)
+        rc = bx_job_start(job);
+    if (rc < 0)
+        reinforce_worker_fail(&agent->worker, rc, "the job does not start", bx_error_text());
+    return rc;
+}
+
+/* An observer's run_episode has ended. One that failed ends the training at once: the others may be
+ * waiting for a batch that will never be full. But BX_E_SHUTDOWN only says that an observer gave up
+ * because of somebody else, whose own failure is the one to tell and is on its way. */
+static void note_observer(struct bx_future *future, void *context)
+{
+    struct agent *agent = context;
+    int code = bx_future_error(future);
+
+    if (code < 0 && code != BX_E_SHUTDOWN)
+        bx_future_fail(agent->episode, code, bx_future_error_text(future));
+}
+
+static void note_all(struct bx_future *all, void *context)
+{
+    struct agent *agent = context;
+
+    if (bx_future_error(all) < 0)
+        bx_future_fail(agent->episode, bx_future_error(all), bx_future_error_text(all));
+    else
+        bx_future_set(agent->episode, NULL);
+}
+
+/* Waits until every observer has ended its episode. */
+static int wait_for_observers(struct agent *agent)
+{
+    struct bx_job *job = agent->worker.job;
+    struct bx_future *all = bx_future_all(job, agent->futures, agent->learner.observers);
+    int rc = 0;
+
+    agent->episode = bx_future_create(job);
+    if (all == NULL || agent->episode == NULL)
+        rc = bx_fail(-ENOMEM, "not enough memory to wait for the observers");
+    for (size_t i = 0; rc == 0 && i < agent->learner.observers; i++)
+        rc = bx_future_on_done(agent->futures[i], note_observer, agent);
+    if (rc == 0)
+        rc = bx_future_on_done(all, note_all, agent);
+    if (rc == 0)
+        rc = bx_future_wait(agent->episode, BX_FOREVER);
+    if (rc < 0)
+        reinforce_worker_fail(&agent->worker, rc, "run_episode",
+                              agent->episode != NULL ? bx_future_error_text(agent->episode) : NULL);
+    bx_future_release(all);
+    return rc;
+}
+
+/* Starts the episode on all observers and waits for its end. */
+static int run_observers(struct agent *agent)
+{
+    struct bx_job *job = agent->worker.job;
+    size_t observers = agent->learner.observers;
+    struct bx_call_options options = { .timeout_ns = BX_FOREVER };
+    struct bx_msg *args = bx_msg_create(16);
+    int rc = args == NULL ? -ENOMEM : 0;
+
+    if (rc == 0)
+        rc = bx_msg_put_u64(args, agent->run->flags->steps);
+    if (rc == 0)
+        rc = bx_msg_put_i32(args, (int32_t)agent->run->mode);
+    for (size_t i = 0; rc == 0 && i < observers; i++)
+        rc = bx_rpc_async(job, bx_worker_name(job, (int)i + 1), "run_episode", args, &options,
+                          &agent->futures[i]);
+    if (rc < 0)
+        reinforce_worker_fail(&agent->worker, rc, "run_episode", bx_error_text());
+    bx_msg_destroy(args);
+    return rc < 0 ? rc : wait_for_observers(agent);
+}
+
+/* Reads the next rewards from a message into the learner; the number of steps read, or a code. */
+static int take_rewards(struct agent *agent, size_t observer, size_t first_step,
+                        struct bx_reader *reader)
+{
+    float rewards[REINFORCE_REWARDS_PER_FRAME];
+    size_t left = agent->learner.steps - first_step;
+    size_t count = left < REINFORCE_REWARDS_PER_FRAME ? left : REINFORCE_REWARDS_PER_FRAME;
+    int rc = bx_read_f32s(reader, rewards, count);
+
+    if (rc == 0)
+        rc = policy_learner_returns(&agent->learner, observer, first_step, rewards, count);
+    return rc < 0 ? rc : (int)count;
+}
+
+/* The rewards that the reply of run_episode had no room for. */
+static int fetch_rewards(struct agent *agent, size_t observer, size_t first_step)
+{
+    struct bx_job *job = agent->worker.job;
+    struct bx_msg *args = bx_msg_create(8);
+    int rc = args == NULL ? -ENOMEM : 0;
+
+    while (rc >= 0 && first_step < agent->learner.steps) {
+        struct bx_msg *reply = NULL;
+
+        bx_msg_clear(args);
+        rc = bx_msg_put_u64(args, first_step);
+        if (rc == 0)
+            rc = bx_rpc_sync(job, bx_worker_name(job, (int)observer + 1), "fetch_rewards", args,
+                             NULL, &reply);
+        if (rc == 0) {
+            struct bx_reader reader = bx_msg_reader(reply);
+
+            rc = take_rewards(agent, observer, first_step, &reader);
+        }
+        if (rc > 0)
+            first_step += (size_t)rc;
+        bx_msg_destroy(reply);
+    }
+    bx_msg_destroy(args);
+    return rc < 0 ? rc : 0;
+}
+
+/* Collects what the observers answered; the mean length of their first poles. */
+static int take_replies(struct agent *agent, double *last_reward)
+{
+    size_t observers = agent->learner.observers;
+    double sum = 0.0;
+
+    for (size_t i = 0; i < observers; i++) {
+        struct bx_reader reader = bx_msg_reader(bx_future_value(agent->futures[i]));
+        int64_t first_pole_steps = bx_read_i64(&reader);
+        int rc = take_rewards(agent, i, 0, &reader);
+
+        if (rc > 0)
+            rc = fetch_rewards(agent, i, (size_t)rc);
+        if (rc < 0)
+            return reinforce_worker_fail(&agent->worker, rc, "the rewards of an episode",
+                                         bx_error_text());
+        sum += (double)first_pole_steps;
+    }
+    *last_reward = sum / (double)observers;
+    return 0;
+}
+
+static void release_futures(struct agent *agent)
+{
+    for (size_t i = 0; i < agent->learner.observers; i++) {
+        bx_future_release(agent->futures[i]);
+        agent->futures[i] = NULL;
+    }
+}
+
+/* A line that overwrites itself, for somebody who watches; empty at the end. */
+static void show_progress(const struct agent *agent, uint64_t episode)
+{
+    const struct reinforce_flags *flags = agent->run->flags;
+
+    if (!isatty(STDERR_FILENO))
+        return;
+    if (episode < flags->episodes)
+        fprintf(stderr, "\r\033[Kworld size %d of %d, %s: episode %llu of %llu",
+                agent->run->world_size, flags->max_world_size,
+                reinforce_mode_name(agent->run->mode), (unsigned long long)episode + 1,
+                (unsigned long long)flags->episodes);
+    else
+        fprintf(stderr, "\r\033[K");
+}
+
+static void print_episode(const struct agent *agent, uint64_t episode, double last_reward)
+{
+    if (agent->run->flags->quiet)
+        return;
+    if (isatty(STDERR_FILENO))
+        fprintf(stderr, "\r\033[K");
+    printf("Episode %llu\tLast reward: %.2f\tAverage reward: %.2f\n", (unsigned long long)episode,
+           last_reward, agent->running_reward);
+}
+
+static int run_episode(struct agent *agent, uint64_t episode)
+{
+    double last_reward = 0.0;
+    int rc = run_observers(agent);
+
+    if (rc == 0)
+        rc = take_replies(agent, &last_reward);
+    release_futures(agent);
+    if (rc < 0)
+        return rc;      /* calls still under way will look at agent->episode */
+    bx_future_release(agent->episode);
+    agent->episode = NULL;
+    rc = policy_learner_update(&agent->learner);
+    if (rc < 0)
+        return reinforce_worker_fail(&agent->worker, rc, "update", rc != -ERANGE ? bx_error_text()
+                                     : "an observer did not ask for an action in every step");
+    agent->running_reward = 0.5 * last_reward + 0.5 * agent->running_reward;
+    print_episode(agent, episode, last_reward);
+    return 0;
+}
+
+static double seconds_now(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static int train(struct agent *agent)
+{
+    struct reinforce_result *result = agent->run->result;
+    double start = seconds_now();
+    int rc = 0;
+
+    for (uint64_t episode = 0; rc == 0 && episode < agent->run->flags->episodes; episode++) {
+        show_progress(agent, episode);
+        rc = run_episode(agent, episode);
+    }
+    show_progress(agent, agent->run->flags->episodes);
+    result->train_seconds = seconds_now() - start;
+    if (rc == 0)
+        rc = bx_counter(agent->worker.job, "requests_batched", &result->requests_batched);
+    if (rc == 0)
+        rc = bx_counter(agent->worker.job, "requests_inline", &result->requests_inline);
+    if (rc == 0)
+        rc = bx_counter(agent->worker.job, "replies_sent", &result->replies_sent);
+    return rc;
+}
+
+/* Says which, once for a job, as `make demo` does not know what machine it is on. */
+static int use_gpu(struct agent *agent)
+{
+    int rc = policy_learner_use_gpu(&agent->learner, agent->run->flags->device);
+
+    if (rc < 0)
+        return reinforce_worker_fail(&agent->worker, rc, "the policy cannot be put on a GPU", bx_error_text());
+    if (!agent->run->flags->quiet)
+        printf("the policy is on cuda:%d, %s\n", agent->run->flags->device, policy_gpu_name(agent->learner.gpu));
+    return 0;
+}
+
+int reinforce_agent(const struct bx_options *options, const struct reinforce_run *run)
+{
+    static struct agent agent;
+    size_t observers = (size_t)run->world_size - 1;
+    int rc = reinforce_worker_open(&agent.worker, options);
+
+    if (rc < 0)
+        goto close;
+    agent.run = run;
+    rc = policy_learner_init(&agent.learner, run->flags->seed, observers, run->flags->steps);
+    if (rc < 0) {
+        reinforce_worker_fail(&agent.worker, rc, "an episode", "not enough memory for its steps");
+        goto close;
+    }
+    if (run->flags->device != DEVICE_CPU)
+        rc = use_gpu(&agent);
+    if (rc < 0)
+        goto close;
+    rc = start_agent(&agent);
+    if (rc == 0)
+        rc = train(&agent);
+close:
+    rc = reinforce_worker_close(&agent.worker, rc);
+    bx_future_release(agent.episode);
+    policy_learner_fini(&agent.learner);
+    return rc;
+}

@@ -1,0 +1,313 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * reinforce - the batched CartPole solver, trained over shared-memory rings.
+ *
+ * This file is the launcher: for each world size and mode it forks one agent and the observers
+ * (agent.c, observer.c), waits for them, and prints and writes what the run took. It has no job of
+ * its own and does nothing but wait while they train. Seconds are counted around the whole run,
+ * start-up and shutdown included; the agent's own count of the training comes through memory mapped
+ * before the fork, because stdout is for people and a pipe would have to be read while waiting.
+ */
+#include "demos/common/ending.h"
+#include "demos/common/flags.h"
+#include "demos/common/plot.h"
+#include "reinforce.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+static const char CSV_HEAD[] = "world_size,mode,seconds,train_seconds,us_per_step_observer\n";
+
+struct launcher {
+    struct reinforce_flags flags;
+    struct reinforce_result *result;
+    FILE *csv;
+    struct reinforce_outcome outcomes[BX_WORLD_MAX];
+    size_t outcome_count;
+};
+
+/* ---- Flags ------------------------------------------------------------------------------------- */
+
+static const char HELP[] =
+    "Usage: reinforce [flags]\n"
+    "\n"
+    "Trains a CartPole policy by the policy gradient, with one agent and N observers, each a\n"
+    "process; every step of every observer is a call to the agent, batched and not batched.\n"
+    "\n"
+    "  --min-world-size N   fewest workers, the agent counted (2; 2 to 128)\n"
+    "  --max-world-size N   most workers (11)\n"
+    "  --num-episode N      episodes of a run (10)\n"
+    "  --num-steps N        steps of an episode, for each observer (500; at most 1000000)\n"
+    "  --gamma G            discount of later rewards (1.0; 0 to 1)\n"
+    "  --seed N             the same seed gives the same episodes (543)\n"
+    "  --mode MODE          both, batch or no-batch (both)\n"
+    "  --device DEVICE      where the policy decides and learns: cpu, cuda or cuda:N (cpu)\n"
+    "  --quiet              no line for each episode\n"
+    "  --csv FILE           world_size,mode,seconds,train_seconds,us_per_step_observer\n"
+    "  --plot FILE          draws seconds over world size, FILE.svg or FILE.png (needs gnuplot)\n"
+    "  --count-frames       a line with the agent's counts of requests and replies after each run\n"
+    "  --help, --version\n"
+    "\n"
+    "Prints for each world size: world_size, batch_seconds, no_batch_seconds; then a table.\n"
+    "BX_WAIT=uring|epoll in the environment chooses how workers sleep.\n"
+    "\n"
+    "Exit status: 0 done; 1 a file or the plot could not be written; 2 a wrong flag; 3 a worker\n"
+    "died or failed. SIGINT and SIGTERM end the workers, then the program by that signal.\n";
+
+/* 0, or 1 if the program has done what was asked, or -1 after a sentence on stderr. */
+static int parse_flags(int argc, char **argv, struct reinforce_flags *to)
+{
+    static const char *const MODES[] = { "both", "batch", "no-batch", NULL };
+    int mode = 0;
+    const struct flag table[] = {
+        { "min-world-size", FLAG_INT, &to->min_world_size, .least = BX_WORLD_MIN, .most = BX_WORLD_MAX },
+        { "max-world-size", FLAG_INT, &to->max_world_size, .least = BX_WORLD_MIN, .most = BX_WORLD_MAX },
+        { "num-episode", FLAG_U64, &to->episodes, .least = 1, .most = REINFORCE_EPISODES_MAX },
+        { "num-steps", FLAG_U64, &to->steps, .least = 1, .most = REINFORCE_STEPS_MAX },
+        { "gamma", FLAG_REAL, &to->gamma, .real_least = 0.0, .real_most = 1.0 },
+        { "seed", FLAG_U64, &to->seed, .most = UINT64_MAX },
+        { "mode", FLAG_CHOICE, &mode, .choices = MODES },
+        { "device", FLAG_DEVICE, .value = &to->device },
+        { "quiet", FLAG_SWITCH, .value = &to->quiet },
+        { "csv", FLAG_TEXT, .value = &to->csv },
+        { "plot", FLAG_FIGURE, .value = &to->plot },
+        { "count-frames", FLAG_SWITCH, .value = &to->count_frames },
+    };
+    const struct flags flags = { "reinforce", HELP, table, sizeof(table) / sizeof(table[0]) };
+
+    *to = (struct reinforce_flags){ .min_world_size = 2, .max_world_size = 11, .episodes = 10,
+                                    .steps = 500, .gamma = 1.0, .seed = 543,
+                                    .device = DEVICE_CPU };
+    int rc = flags_parse(&flags, argc, argv);
+    if (to->device == DEVICE_CUDA)
+        to->device = 0;
+    to->mode[REINFORCE_BATCH] = mode != 2;
+    to->mode[REINFORCE_NO_BATCH] = mode != 1;
+    if (rc == 0 && to->min_world_size > to->max_world_size)
+        return flags_wrong(&flags, "--min-world-size %d is more than --max-world-size %d", to->min_world_size,
+                           to->max_world_size);
+    return rc;
+}
+
+/* ---- One run ------------------------------------------------------------------------------------- */
+
+static double seconds_now(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static int live(const struct bx_options *options, void *context)
+{
+    const struct reinforce_run *run = context;
+
+    return options->rank == 0 ? reinforce_agent(options, run) : reinforce_observer(options, run);
+}
+
+static int report_failure(const struct reinforce_run *run, int code, const char *const *names,
+                          const struct bx_spawn_report *report)
+{
+    if (code == BX_E_INTERRUPTED)
+        return ending_by(report->interrupt_signal, REINFORCE_WORKER);
+    fprintf(stderr, "reinforce: world size %d, %s: ", run->world_size,
+            reinforce_mode_name(run->mode));
+    if (code != BX_E_WORKER_FAILED || report->failed_rank < 0)
+        fprintf(stderr, "%s\n", bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(code));
+    else if (report->term_signal != 0)
+        fprintf(stderr, "worker %s was ended by signal %d (%s)\n", names[report->failed_rank],
+                report->term_signal, strsignal(report->term_signal));
+    else
+        fprintf(stderr, "worker %s ended with status %d\n", names[report->failed_rank],
+                report->exit_status);
+    return REINFORCE_WORKER;
+}
+
+/* One world size in one mode. */
+static int run_once(struct launcher *launcher, enum reinforce_mode mode,
+                    struct reinforce_outcome *outcome)
+{
+    char text[BX_WORLD_MAX][BX_NAME_MAX + 1];
+    const char *names[BX_WORLD_MAX];
+    struct reinforce_run run = { .flags = &launcher->flags, .mode = mode,
+                                 .world_size = outcome->world_size, .result = launcher->result };
+    struct bx_spawn_report report = { .failed_rank = -1 };
+
+    for (int rank = 0; rank < run.world_size; rank++) {
+        snprintf(text[rank], sizeof(text[rank]), rank == 0 ? REINFORCE_AGENT : "obs%d", rank);
+        names[rank] = text[rank];
+    }
+    memset(launcher->result, 0, sizeof(*launcher->result));
+    fflush(NULL);       /* what is buffered now would be printed by every child as well */
+
+    double start = seconds_now();
+    struct bx_spawn_options options = { .world_size = run.world_size, .names = names };
+    int rc = bx_spawn(&options, live, &run, &report);
+    if (rc < 0)
+        return report_failure(&run, rc, names, &report);
+    outcome->timing[mode] = (struct reinforce_timing){
+        .ran = true,
+        .seconds = seconds_now() - start,
+        .train_seconds = launcher->result->train_seconds,
+    };
+    if (launcher->flags.count_frames)
+        printf("frames: world_size %d, %s: requests_batched %llu, requests_inline %llu, "
+               "replies_sent %llu\n", run.world_size, reinforce_mode_name(mode),
+               (unsigned long long)launcher->result->requests_batched,
+               (unsigned long long)launcher->result->requests_inline,
+               (unsigned long long)launcher->result->replies_sent);
+    return REINFORCE_OK;
+}
+
+/* Microseconds a step and observer. */
+static double step_us(const struct reinforce_flags *flags, const struct reinforce_outcome *outcome,
+                      enum reinforce_mode mode)
+{
+    double steps = (double)flags->episodes * (double)flags->steps * (outcome->world_size - 1);
+
+    return 1e6 * outcome->timing[mode].train_seconds / steps;
+}
+
+static int csv_failed(const struct launcher *launcher)
+{
+    fprintf(stderr, "reinforce: %s cannot be written: %s\n", launcher->flags.csv, strerror(errno));
+    return REINFORCE_FAILED;
+}
+
+static int write_csv(const struct launcher *launcher, const struct reinforce_outcome *outcome,
+                     enum reinforce_mode mode)
+{
+    const struct reinforce_timing *timing = &outcome->timing[mode];
+
+    if (launcher->csv == NULL)
+        return REINFORCE_OK;
+    fprintf(launcher->csv, "%d,%s,%.6f,%.6f,%.4f\n", outcome->world_size, reinforce_mode_name(mode),
+            timing->seconds, timing->train_seconds, step_us(&launcher->flags, outcome, mode));
+    return fflush(launcher->csv) == 0 ? REINFORCE_OK : csv_failed(launcher);
+}
+
+/* Both modes of one world size, and its line. */
+static int run_world_size(struct launcher *launcher, int world_size)
+{
+    struct reinforce_outcome *outcome = &launcher->outcomes[launcher->outcome_count];
+    char seconds[REINFORCE_MODES][32] = { "-", "-" };
+
+    outcome->world_size = world_size;
+    for (int mode = 0; mode < REINFORCE_MODES; mode++) {
+        if (!launcher->flags.mode[mode])
+            continue;
+        int status = run_once(launcher, mode, outcome);
+        if (status == REINFORCE_OK)
+            status = write_csv(launcher, outcome, mode);
+        if (status != REINFORCE_OK)
+            return status;
+        snprintf(seconds[mode], sizeof(seconds[mode]), "%.4f", outcome->timing[mode].seconds);
+    }
+    launcher->outcome_count++;
+    printf("%d, %s, %s\n", world_size, seconds[REINFORCE_BATCH], seconds[REINFORCE_NO_BATCH]);
+    return REINFORCE_OK;
+}
+
+static void print_table(const struct launcher *launcher)
+{
+    printf("\n%10s  %9s  %22s  %25s  %8s\n", "world size", "observers", "batch us/step/observer",
+           "no batch us/step/observer", "speed-up");
+    for (size_t i = 0; i < launcher->outcome_count; i++) {
+        const struct reinforce_outcome *outcome = &launcher->outcomes[i];
+        char cell[REINFORCE_MODES][32] = { "-", "-" }, speed_up[32] = "-";
+
+        for (int mode = 0; mode < REINFORCE_MODES; mode++) {
+            if (outcome->timing[mode].ran)
+                snprintf(cell[mode], sizeof(cell[mode]), "%.3f",
+                         step_us(&launcher->flags, outcome, mode));
+        }
+        if (outcome->timing[REINFORCE_BATCH].ran && outcome->timing[REINFORCE_NO_BATCH].ran)
+            snprintf(speed_up, sizeof(speed_up), "%.2f",
+                     outcome->timing[REINFORCE_NO_BATCH].train_seconds /
+                         outcome->timing[REINFORCE_BATCH].train_seconds);
+        printf("%10d  %9d  %22s  %25s  %8s\n", outcome->world_size, outcome->world_size - 1,
+               cell[REINFORCE_BATCH], cell[REINFORCE_NO_BATCH], speed_up);
+    }
+}
+
+/* Seconds over world size, a line for each mode. */
+static int draw(const struct launcher *launcher)
+{
+    static const char *const TITLE[REINFORCE_MODES] = { "batch", "no batch" };
+    int x[BX_WORLD_MAX];
+    double y[REINFORCE_MODES][BX_WORLD_MAX];
+    struct plot_line lines[REINFORCE_MODES];
+    struct plot plot = { "reinforce", "Batched CartPole: one agent, the others observers", "world size",
+                         "seconds", lines, 0 };
+
+    for (int mode = 0; mode < REINFORCE_MODES; mode++) {
+        if (!launcher->flags.mode[mode])
+            continue;
+        for (size_t i = 0; i < launcher->outcome_count; i++) {
+            x[i] = launcher->outcomes[i].world_size;
+            y[mode][i] = launcher->outcomes[i].timing[mode].seconds;
+        }
+        lines[plot.line_count++] = (struct plot_line){ TITLE[mode], x, y[mode], launcher->outcome_count };
+    }
+    return plot_draw(&plot, launcher->flags.plot);
+}
+
+/* What the results go to, before any time is spent on having them. */
+static int open_outputs(struct launcher *launcher)
+{
+    const struct reinforce_flags *flags = &launcher->flags;
+
+    if (flags->plot != NULL && plot_check("reinforce", flags->plot) < 0)
+        return REINFORCE_FAILED;
+    if (flags->csv != NULL) {
+        launcher->csv = fopen(flags->csv, "we");
+        if (launcher->csv == NULL || fputs(CSV_HEAD, launcher->csv) < 0 ||
+            fflush(launcher->csv) != 0)
+            return csv_failed(launcher);
+    }
+    size_t bytes = sizeof(*launcher->result);
+    int kind = MAP_SHARED | MAP_ANONYMOUS;
+    /* cppcheck-suppress invalidFunctionArg ; -1 is what MAP_ANONYMOUS asks for */
+    void *result = mmap(NULL, bytes, PROT_READ | PROT_WRITE, kind, -1, 0);
+    if (result == MAP_FAILED) {
+        fprintf(stderr, "reinforce: no memory to share with the agent: %s\n", strerror(errno));
+        return REINFORCE_FAILED;
+    }
+    launcher->result = result;
+    return REINFORCE_OK;
+}
+
+static int run_all(struct launcher *launcher)
+{
+    const struct reinforce_flags *flags = &launcher->flags;
+    int status = open_outputs(launcher);
+    int world_size = flags->min_world_size;
+
+    while (status == REINFORCE_OK && world_size <= flags->max_world_size)
+        status = run_world_size(launcher, world_size++);
+    if (status != REINFORCE_OK)
+        return status;
+    print_table(launcher);
+    if (launcher->csv != NULL && fclose(launcher->csv) != 0)
+        return csv_failed(launcher);
+    if (flags->plot != NULL && draw(launcher) < 0)
+        return REINFORCE_FAILED;
+    return ending_output("reinforce") < 0 ? REINFORCE_FAILED : REINFORCE_OK;
+}
+
+int main(int argc, char **argv)
+{
+    static struct launcher launcher;
+
+    /* Inherited by the workers, so that their lines and ours stay whole and in order. */
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    int rc = parse_flags(argc, argv, &launcher.flags);
+    if (rc != 0)
+        return rc < 0 ? REINFORCE_USAGE : ending_output("reinforce") < 0 ? REINFORCE_FAILED : REINFORCE_OK;
+    return run_all(&launcher);
+}

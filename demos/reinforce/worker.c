@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Beginning and end of a worker's life, and the sentence about a death. Run on each worker's main
+ * thread; the death hook on the thread that makes progress.
+ *
+ * A worker that gives up because another died leaves the job on its own account, which its peers
+ * see as BX_E_SHUTDOWN, and not by exit, which they would see as one more death: so every survivor
+ * names the worker that died first, however the news overtake each other.
+ */
+#include "reinforce.h"
+
+#include "demos/common/ending.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+static void note_death(struct bx_job *job, int rank, void *context)
+{
+    struct reinforce_worker *worker = context;
+
+    (void)job;
+    if (worker->dead == 0)
+        worker->dead = rank + 1;
+}
+
+int reinforce_worker_open(struct reinforce_worker *worker, const struct bx_options *options)
+{
+    worker->job = NULL;
+    worker->dead = 0;
+    snprintf(worker->name, sizeof(worker->name), "%s", options->name);
+    /* ^C at a terminal reaches every process of the job; the launcher ends the workers. */
+    signal(SIGINT, SIG_IGN);
+
+    int rc = bx_job_create(options, &worker->job);
+    if (rc == 0)
+        rc = bx_on_death(worker->job, note_death, worker);
+    if (rc < 0)
+        reinforce_worker_fail(worker, rc, "the job cannot be made", bx_error_text());
+    return rc;
+}
+
+int reinforce_worker_fail(struct reinforce_worker *worker, int code, const char *what,
+                          const char *text)
+{
+    int dead = worker->dead;
+
+    /* Where the launcher is ending everybody, its SIGTERM comes meanwhile: nothing to tell. */
+    if (dead != 0)
+        nanosleep(&(struct timespec){ .tv_nsec = 30000000 }, NULL);
+    if (isatty(STDERR_FILENO))
+        fputs("\r\033[K", stderr);     /* over the agent's progress line */
+    if (dead != 0)
+        fprintf(stderr, "reinforce: %s: worker %s has died, so the training ends\n", worker->name,
+                bx_worker_name(worker->job, dead - 1));
+    else
+        fprintf(stderr, "reinforce: %s: %s: %s\n", worker->name, what,
+                text != NULL && text[0] != '\0' ? text : bx_strerror(code));
+    return code;
+}
+
+int reinforce_worker_close(struct reinforce_worker *worker, int code)
+{
+    if (code == 0) {
+        code = bx_job_shutdown(worker->job, 0);
+        if (code == 0 && worker->dead != 0)
+            code = BX_E_PEER_DEAD;
+        if (code < 0)
+            reinforce_worker_fail(worker, code, "shutdown", bx_error_text());
+    }
+    bx_job_destroy(worker->job);
+    worker->job = NULL;
+    return code == 0 && ending_output("reinforce") == 0 ? REINFORCE_OK : REINFORCE_FAILED;
+}

@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * tensor_ipc: the smallest program that hands a GPU tensor over. Three workers:
+ *
+ *   owner     opens a GPU, fills a tensor there, and lends it to whoever asks ("get")
+ *   reader    asks for it, reads it in place, and sends the third a note of where it is to be had
+ *   third     gets that note, asks the owner in its turn, and reads it in place too
+ *
+ * So the tensor crosses twice and its bytes never do: what is forwarded is the owner's name, because a lease is
+ * the owner's to give. Each prints the address that the memory has in its process, what the first hand-over took
+ * (the slab is mapped then), what the next ones take, and how many bytes were copied for it. That the bytes are
+ * right is checked by copying them to host memory afterwards.
+ *
+ * Exit status: 0; 1 a failure; 2 wrong flags; 3 there is no GPU (a sentence says why).
+ */
+#include "demos/common/ending.h"
+#include "demos/common/flags.h"
+
+#include <boxcar.h>
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define OWNER "owner"
+#define READER "reader"
+#define THIRD "third"
+#define NO_GPU 3
+#define TIMES 100           /* hand-overs of which the median is taken */
+
+struct settings {
+    uint64_t bytes;
+    int device;
+};
+
+struct owner {
+    pthread_mutex_t lock;
+    pthread_cond_t filled;
+    struct bx_tensor *tensor;
+    int code;               /* < 0: there will be none */
+};
+
+/* What one worker found; crosses as bytes. */
+struct found {
+    uint64_t address;
+    double first_us;
+    double next_us;
+    uint64_t copied;        /* bytes */
+    uint64_t wrong;         /* elements */
+};
+
+static double now_us(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
+}
+
+static int32_t element(int64_t i)
+{
+    return (int32_t)((uint32_t)i * 2654435761u);
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static uint64_t copied_bytes(struct bx_job *job)
+{
+    uint64_t sum = 0, value = 0;
+
+    if (bx_counter(job, "tensor_bytes_copied", &value) == 0)
+        sum += value;
+    if (bx_counter(job, "gpu_staged_bytes", &value) == 0)
+        sum += value;
+    if (bx_counter(job, "gpu_copied_bytes", &value) == 0)
+        sum += value;
+    return sum;
+}
+
+/* ---- The owner ---------------------------------------------------------------------------------- */
+
+/* Blocking: who asks early waits until the tensor is filled. */
+static int get(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct owner *owner = context;
+    int code;
+
+    (void)request, (void)args;
+    pthread_mutex_lock(&owner->lock);
+    while (owner->tensor == NULL && owner->code == 0)
+        pthread_cond_wait(&owner->filled, &owner->lock);
+    code = owner->code;
+    pthread_mutex_unlock(&owner->lock);
+    return code < 0 ? bx_fail(code, "the owner has no tensor to lend") : bx_msg_put_tensor(reply, owner->tensor);
+}
+
+static void say(struct owner *owner, struct bx_tensor *tensor, int code)
+{
+    pthread_mutex_lock(&owner->lock);
+    owner->tensor = code < 0 ? NULL : tensor;
+    owner->code = code < 0 ? code : 0;
+    pthread_cond_broadcast(&owner->filled);
+    pthread_mutex_unlock(&owner->lock);
+}
+
+static int fill(struct bx_job *job, const struct settings *settings, struct bx_device device,
+                struct bx_tensor **tensor)
+{
+    int64_t count = (int64_t)(settings->bytes / sizeof(int32_t));
+    struct bx_tensor *host = NULL;
+    int rc = bx_tensor_create(NULL, BX_I32, 1, &count, &host);
+
+    if (rc < 0)
+        return rc;
+
+    int32_t *values = bx_tensor_data_mut(host);
+
+    for (int64_t i = 0; i < count; i++)
+        values[i] = element(i);
+    rc = bx_tensor_create_on(job, device, BX_I32, 1, &count, tensor);
+    if (rc == 0)
+        rc = bx_tensor_copy_into(*tensor, host);
+    bx_tensor_release(host);
+    return rc;
+}
+
+/* ---- Reading in place --------------------------------------------------------------------------- */
+
+/* One hand-over: asks, puts the stream behind the owner's work, and lets go again. */
+static int take(struct bx_job *job, struct bx_msg **reply, struct bx_tensor **tensor)
+{
+    int rc = bx_rpc_sync(job, OWNER, "get", NULL, NULL, reply);
+
+    if (rc < 0)
+        return rc;
+
+    struct bx_reader reader = bx_msg_reader(*reply);
+
+    *tensor = bx_read_tensor(&reader);
+    return *tensor == NULL ? bx_fail(BX_E_SHORT_MESSAGE, "the owner sent no tensor")
+                           : bx_tensor_read_on(*tensor, NULL);
+}
+
+static int check(struct bx_tensor *tensor, uint64_t *wrong)
+{
+    struct bx_tensor *host = NULL;
+    int rc = bx_tensor_create(NULL, BX_I32, 1, bx_tensor_shape(tensor), &host);
+
+    if (rc == 0)
+        rc = bx_tensor_copy_into(host, tensor);
+    for (int64_t i = 0; rc == 0 && i < bx_tensor_elements(host); i++)
+        *wrong += ((const int32_t *)bx_tensor_data(host))[i] != element(i);
+    bx_tensor_release(host);
+    return rc;
+}
+
+static int look(struct bx_job *job, struct found *found)
+{
+    double us[TIMES];
+    struct bx_msg *reply = NULL;
+    struct bx_tensor *tensor = NULL;
+    uint64_t before = copied_bytes(job);
+    int rc = 0;
+
+    for (int i = 0; i <= TIMES && rc == 0; i++) {
+        double begin = now_us();
+
+        bx_msg_destroy(reply);
+        reply = NULL;
+        rc = take(job, &reply, &tensor);
+        if (i == 0)
+            found->first_us = now_us() - begin;
+        else
+            us[i - 1] = now_us() - begin;
+    }
+    if (rc == 0) {
+        qsort(us, TIMES, sizeof *us, compare);
+        found->next_us = us[TIMES / 2];
+        found->address = (uint64_t)(uintptr_t)bx_tensor_data(tensor);
+        found->copied = copied_bytes(job) - before;
+        rc = check(tensor, &found->wrong);
+    }
+    bx_msg_destroy(reply);
+    return rc;
+}
+
+/* What the third does when it is told where the tensor is. Blocking: it calls the owner. */
+static int see(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    const struct settings *settings = context;
+    struct found found = { 0 };
+    int rc = bx_gpu_open(bx_request_job(request), settings->device, NULL);
+
+    (void)args;
+    if (rc == 0)
+        rc = look(bx_request_job(request), &found);
+    return rc < 0 ? rc : bx_msg_put_bytes(reply, &found, sizeof found);
+}
+
+/* ---- The three ---------------------------------------------------------------------------------- */
+
+static void print(const char *name, const struct found *found)
+{
+    printf("%-8s address 0x%012" PRIx64 "  first %9.1f us  then %7.1f us  copied %" PRIu64 " B  %s\n", name,
+           found->address, found->first_us, found->next_us, found->copied, found->wrong == 0 ? "right" : "WRONG");
+}
+
+static int read_and_forward(struct bx_job *job)
+{
+    struct found mine = { 0 }, theirs = { 0 };
+    struct bx_msg *reply = NULL;
+    int rc = look(job, &mine);
+
+    if (rc == 0)
+        rc = bx_rpc_sync(job, THIRD, "see", NULL, NULL, &reply);
+    if (rc < 0)
+        return rc;
+
+    struct bx_reader reader = bx_msg_reader(reply);
+    const void *bytes = bx_read_bytes(&reader, sizeof theirs);
+
+    if (bytes != NULL) {
+        memcpy(&theirs, bytes, sizeof theirs);
+        print(READER, &mine);
+        print(THIRD, &theirs);
+    }
+    bx_msg_destroy(reply);
+    return bytes != NULL && mine.wrong + theirs.wrong == 0
+               ? 0 : bx_fail(BX_E_CORRUPT, "what was read is not what the owner wrote");
+}
+
+static int own(struct bx_job *job, const struct settings *settings, struct owner *owner, bool *no_gpu)
+{
+    struct bx_tensor *tensor = NULL;
+    struct bx_device device;
+    int rc = bx_gpu_open(job, settings->device, &device);
+
+    *no_gpu = rc < 0;
+    if (rc == 0)
+        rc = fill(job, settings, device, &tensor);
+    if (rc == 0) {
+        printf("%-8s address %p  %" PRIu64 " bytes on cuda:%d%s\n", OWNER, bx_tensor_data(tensor), settings->bytes,
+               device.index, bx_gpu_is_fake(job) ? " of the FAKE driver" : "");
+        fflush(stdout);
+    }
+    say(owner, tensor, rc);
+    if (rc == 0)
+        return bx_job_serve(job);
+    fprintf(stderr, "tensor_ipc: %s\n", bx_error_text());
+    bx_tensor_release(tensor);
+    return rc;
+}
+
+static int run(struct bx_job *job, const struct settings *settings, struct owner *owner, bool *no_gpu)
+{
+    int rc;
+
+    switch (bx_job_rank(job)) {
+    case 0:
+        return own(job, settings, owner, no_gpu);
+    case 1:
+        rc = bx_gpu_open(job, settings->device, NULL);
+        *no_gpu = rc < 0;           /* the owner says why */
+        rc = rc < 0 ? rc : read_and_forward(job);
+        if (rc < 0 && !*no_gpu)
+            fprintf(stderr, "tensor_ipc: %s\n", bx_error_text());
+        return rc;
+    default:
+        return bx_job_serve(job);
+    }
+}
+
+static int worker(const struct bx_options *options, void *context)
+{
+    struct owner owner = { .lock = PTHREAD_MUTEX_INITIALIZER, .filled = PTHREAD_COND_INITIALIZER };
+    struct bx_job *job = NULL;
+    bool no_gpu = false;
+    int rc = bx_job_create(options, &job);
+
+    if (rc == 0)
+        rc = bx_register(job, "get", BX_BLOCKING, get, &owner);
+    if (rc == 0)
+        rc = bx_register(job, "see", BX_BLOCKING, see, context);
+    if (rc == 0)
+        rc = bx_job_start(job);
+    if (rc < 0) {
+        fprintf(stderr, "tensor_ipc: %s\n", bx_error_text());
+    } else {
+        rc = run(job, context, &owner, &no_gpu);
+        bx_tensor_release(owner.tensor);
+        if (bx_job_shutdown(job, 0) < 0 && rc == 0) {
+            fprintf(stderr, "tensor_ipc: %s\n", bx_error_text());
+            rc = -1;
+        }
+    }
+    bx_job_destroy(job);
+    if (ending_output("tensor_ipc") < 0 && rc == 0)
+        rc = -1;
+    return rc == 0 ? 0 : no_gpu ? NO_GPU : 1;
+}
+
+int main(int argc, char **argv)
+{
+    struct settings settings = { .bytes = 64u << 20 };
+    const struct flag list[] = {
+        { .name = "bytes", .kind = FLAG_U64, .value = &settings.bytes, .least = 4, .most = UINT64_C(1) << 36 },
+        { .name = "device", .kind = FLAG_INT, .value = &settings.device, .least = 0, .most = 63 },
+    };
+    const struct flags flags = {
+        .program = "tensor_ipc",
+        .help = "Usage: tensor_ipc [--bytes N] [--device D]\n\n"
+                "One worker fills a tensor of N bytes (67108864) on GPU D (0), another reads it in place, and a\n"
+                "third after it. Prints addresses, microseconds, and bytes copied for it.\n"
+                "Exit status: 0; 1 a failure; 2 wrong flags; 3 there is no GPU.\n",
+        .flags = list,
+        .count = sizeof list / sizeof *list,
+    };
+    static const char *const names[] = { OWNER, READER, THIRD };
+    struct bx_spawn_options spawn = { .world_size = 3, .names = names };
+    struct bx_spawn_report report = { .failed_rank = -1 };
+    int rc = flags_parse(&flags, argc, argv);
+
+    if (rc != 0)
+        return rc < 0 ? 2 : ending_output("tensor_ipc") < 0;
+    if (bx_spawn(&spawn, worker, &settings, &report) == 0)
+        return 0;
+    return report.exit_status == NO_GPU ? NO_GPU : 1;
+}

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Codes, their texts, each thread's last sentence, and the log hook. Any thread; no locks: the sentence
+ * is the thread's own, the hook is set before the first job.
+ */
+#include "internal.h"
+
+#include "shm/cancel.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define LEVELS 4                    /* a call, what its wait runs, what that completes; and one to spare */
+
+static _Thread_local char sentence[BXI_TEXT_BYTES];
+static _Thread_local char *kept[LEVELS];    /* of levels outside of the one whose sentence is there; malloc'ed */
+BXI_HOT_TLS uint32_t bxi_error_level, bxi_error_owner;
+static bx_log_fn log_fn;
+static void *log_context;
+
+/* A peer may send any code, INT_MIN too, which has no opposite. */
+static int errno_of(int code)
+{
+    return code < 0 && code > -4096 ? -code : INT_MAX;
+}
+
+const char *bx_strerror(int code)
+{
+    static _Thread_local char buffer[128];
+
+    switch (code) {
+#define BX_ERROR_CASE(name, value, text) case name: return text;
+        BX_ERRORS(BX_ERROR_CASE)
+#undef BX_ERROR_CASE
+    default:
+        break;
+    }
+    if (code >= 0)
+        return "success";
+    if (errno_of(code) == INT_MAX) {
+        snprintf(buffer, sizeof buffer, "unknown code %d", code);
+        return buffer;
+    }
+    return strerror_r(errno_of(code), buffer, sizeof buffer);
+}
+
+const char *bx_error_name(int code)
+{
+    static _Thread_local char buffer[32];
+
+    switch (code) {
+#define BX_ERROR_CASE(name, value, text) case name: return #name;
+        BX_ERRORS(BX_ERROR_CASE)
+#undef BX_ERROR_CASE
+    default:
+        break;
+    }
+
+    const char *name = strerrorname_np(errno_of(code));
+
+    if (code >= 0 || name == NULL)
+        return code >= 0 ? "0" : "unknown";
+    snprintf(buffer, sizeof buffer, "-%s", name);
+    return buffer;
+}
+
+const char *bx_error_text(void)
+{
+    return bxi_error_owner == bxi_error_level ? sentence : "";
+}
+
+void bxi_clear_error(void)
+{
+    if (bxi_error_owner == bxi_error_level)
+        sentence[0] = '\0';
+}
+
+/* The sentence there is of a level outside of this one: it is put aside. */
+static void keep_sentence(void)
+{
+    if (bxi_error_owner < LEVELS && sentence[0] != '\0')
+        kept[bxi_error_owner] = strdup(sentence);
+    bxi_error_owner = bxi_error_level;
+}
+
+void bxi_error_restore(void)
+{
+    char *text = bxi_error_level < LEVELS ? kept[bxi_error_level] : NULL;
+
+    snprintf(sentence, sizeof sentence, "%s", text != NULL ? text : "");
+    free(text);
+    if (text != NULL)
+        kept[bxi_error_level] = NULL;
+    bxi_error_owner = bxi_error_level;
+}
+
+int bxi_fail_v(int code, const char *format, va_list args)
+{
+    char text[BXI_TEXT_BYTES];      /* args may point into the sentence */
+
+    vsnprintf(text, sizeof text, format, args);
+    if (bxi_error_owner != bxi_error_level)
+        keep_sentence();
+    memcpy(sentence, text, sizeof sentence);
+    return code;
+}
+
+int bx_fail(int code, const char *format, ...)
+{
+    va_list args;
+
+    if (format == NULL)
+        return bx_fail(code, "%s", bx_strerror(code));
+    va_start(args, format);
+    bxi_fail_v(code, format, args);
+    va_end(args);
+    return code;
+}
+
+int bxi_null(const char *function, const char *what)
+{
+    return bx_fail(-EINVAL, "%s was given NULL for %s", function, what);
+}
+
+char *bxi_text(const char *format, ...)
+{
+    char text[BXI_TEXT_BYTES];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return strdup(text);
+}
+
+struct bxi_brief bxi_brief(const char *name)
+{
+    struct bxi_brief brief;
+    size_t length = name != NULL ? strlen(name) : 0;
+
+    if (length <= BX_NAME_MAX + 8)
+        snprintf(brief.text, sizeof brief.text, "%s", name != NULL ? name : "");
+    else
+        snprintf(brief.text, sizeof brief.text, "%.*s... (%zu bytes)", BX_NAME_MAX, name, length);
+    return brief;
+}
+
+void bx_set_log(bx_log_fn log, void *context)
+{
+    log_fn = log;
+    log_context = context;
+}
+
+void bxi_log(int level, const char *format, ...)
+{
+    char text[BXI_TEXT_BYTES];
+    va_list args;
+
+    if (log_fn == NULL)
+        return;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+
+    BXI_UNCANCELLED;
+
+    log_fn(level, text, log_context);
+}
+
+#define TEXT_OF(x) #x
+#define VERSION_TEXT(major, minor, patch) TEXT_OF(major) "." TEXT_OF(minor) "." TEXT_OF(patch)
+
+const char *bx_version(void)
+{
+    return VERSION_TEXT(BX_VERSION_MAJOR, BX_VERSION_MINOR, BX_VERSION_PATCH);
+}

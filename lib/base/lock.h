@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The lock between threads of one process. lock.c has the slow half. Never in shared memory.
+ */
+#ifndef BXI_LOCK_H
+#define BXI_LOCK_H
+
+#include "shm/atomic.h"
+
+#include <stdint.h>
+
+/* A futex lock: 0 free, 1 held, 2 held and waited for. Two locked instructions a pair and no call, where
+ * pthread's take twice that; it is taken up to three times in every call. lock.c has the slow half. */
+struct bxi_lock {
+    bxi_a32 word;
+};
+void bxi_lock_slow(struct bxi_lock *lock);
+void bxi_unlock_slow(struct bxi_lock *lock);
+
+static inline void bxi_lock(struct bxi_lock *lock)
+{
+    uint32_t free = 0;
+
+    /* [lock] acquire, pairs with the exchange in bxi_unlock. */
+    if (!bxi_cas(&lock->word, &free, 1))
+        bxi_lock_slow(lock);
+}
+
+static inline void bxi_unlock(struct bxi_lock *lock)
+{
+    /* [lock] release, pairs with the compare-and-swap in bxi_lock. */
+    if (bxi_exchange(&lock->word, 0) == 2)
+        bxi_unlock_slow(lock);
+}
+
+#endif

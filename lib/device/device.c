@@ -1,0 +1,599 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The job's GPUs: opening them, streams, what other workers show of theirs, and the end.
+ *
+ * gpu/ does the work and has the invariants; here its region is put into the worker's segment (layout.h, I14),
+ * its peers are made of the job's, and what must not happen after the job's end is kept from happening: one lock
+ * stands between every call of gpu/ that a late release may make and the end, from which on they make none.
+ *
+ * Who runs it: any thread; bxi_devices_peer_died and bxi_devices_poll under the progress role. The lock is taken
+ * inside of job->lock, and is not held while anything waits for what another worker's GPU does, nor while the driver
+ * opens a device (bxi_devices_pin).
+ *
+ * The end. A block that another worker has mapped must not be freed: bxi_gpu_close closes first what is mapped of
+ * others, and then waits a moment for the others to do the same. Everybody leaves together, so that moment is short.
+ * What is still mapped after it, by a worker that is stopped, is not freed here but by the driver when both processes
+ * have ended.
+ */
+#include "device.h"
+
+#include "shm/cancel.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PAUSE_NS 1000000
+#define POLL_NS 10000000
+
+static_assert(sizeof(struct bxi_gpu_region) == BXI_DEVICE_BYTES, "the region's place in the segment");
+static_assert(sizeof(struct bxi_gpu_held) <= BXI_DEVICE_POINTS, "what is held, before the points");
+static_assert(BXI_DEVICE_POINTS + BXI_LEASE_MAX * 16 == BXI_DEVICE_PAIR_BYTES, "a point for each lease word");
+static_assert(BXI_DEVICE_OFFSET % BXI_PAGE == 0, "the GPU registers whole pages");
+
+static pthread_mutex_t current_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct bxi_devices *current;             /* current_lock */
+
+struct bxi_devices *bxi_devices_current(void)
+{
+    struct bxi_devices *devices;
+
+    pthread_mutex_lock(&current_lock);
+    devices = current;
+    if (devices != NULL)
+        bxi_add(&devices->refs, 1);
+    pthread_mutex_unlock(&current_lock);
+    return devices;
+}
+
+static void set_current(struct bxi_devices *devices)
+{
+    pthread_mutex_lock(&current_lock);
+    current = devices;
+    pthread_mutex_unlock(&current_lock);
+}
+
+int bxi_devices_fail(int code, const char *what)
+{
+    return bx_fail(code, "%s: %s", what, bxi_gpu_text()[0] != '\0' ? bxi_gpu_text() : bx_strerror(code));
+}
+
+void bxi_devices_release(struct bxi_devices *devices)
+{
+    if (bxi_add(&devices->refs, (uint32_t)-1) != 1)
+        return;
+    pthread_mutex_destroy(&devices->lock);
+    free(devices);
+}
+
+/* Relaxed: a child of a fork has but this thread. */
+static bool is_forked(const struct bxi_devices *devices)
+{
+    return bxi_load_relaxed(&bxi_forks) != devices->fork_generation;
+}
+
+bool bxi_devices_enter(struct bxi_devices *devices)
+{
+    if (is_forked(devices))             /* and the lock may have been held as it was */
+        return false;
+    pthread_mutex_lock(&devices->lock);
+    if (devices->gpu != NULL)
+        return true;
+    pthread_mutex_unlock(&devices->lock);
+    return false;
+}
+
+int bxi_devices_gone(const struct bxi_devices *devices)
+{
+    if (is_forked(devices))
+        return bx_fail(BX_E_FORKED, "the GPU was opened by the process that this one was forked from, and CUDA does "
+                                    "not survive a fork: fork first, and open it here");
+    return bx_fail(BX_E_SHUTDOWN, "the job whose GPU this is has shut down");
+}
+
+static void show(struct bxi_devices *devices);
+
+void bxi_devices_leave(struct bxi_devices *devices)
+{
+    show(devices);
+    pthread_mutex_unlock(&devices->lock);
+}
+
+void bxi_devices_pin(struct bxi_devices *devices)
+{
+    devices->pins++;
+    pthread_mutex_unlock(&devices->lock);
+}
+
+void bxi_devices_unpin(struct bxi_devices *devices)
+{
+    pthread_mutex_lock(&devices->lock);
+    devices->pins--;
+    bxi_devices_leave(devices);
+}
+
+void bxi_devices_reenter(struct bxi_devices *devices)
+{
+    pthread_mutex_lock(&devices->lock);
+    devices->pins--;
+}
+
+/* Who waited may find that another has marked the stream, or put work on it, before it had the lock again. */
+int bxi_devices_mark(struct bxi_devices *devices, uint32_t stream, struct bxi_gpu_point *point)
+{
+    struct bxi_gpu_lane *lane = devices->streams[stream].lane;
+
+    while (bxi_gpu_mark_waits(lane)) {
+        bxi_devices_pin(devices);
+        bxi_gpu_mark_wait(lane);
+        bxi_devices_reenter(devices);
+    }
+    return bxi_gpu_mark(lane, point);
+}
+
+void bxi_devices_wait(struct bxi_devices *devices, uint32_t stream)
+{
+    bxi_devices_pin(devices);
+    bxi_gpu_lane_wait(devices->streams[stream].lane);
+    bxi_devices_reenter(devices);
+}
+
+int bxi_devices_alloc(struct bxi_devices *devices, uint32_t device, uint64_t bytes, struct bxi_gpu_block **block)
+{
+    struct bxi_gpu_block *made = NULL;
+    int rc;
+
+    bxi_devices_pin(devices);
+    rc = bxi_gpu_alloc(devices->open[device].device, bytes > 0 ? bytes : 1, &made);
+    bxi_devices_reenter(devices);
+    if (rc < 0)
+        return rc;
+    if (devices->gpu == NULL) {
+        bxi_gpu_free(made);
+        return BX_E_SHUTDOWN;
+    }
+    *block = made;
+    return 0;
+}
+
+/* ---- opening ----------------------------------------------------------------------------------- */
+
+/* Lock of the job. The pages are there before anybody is told. */
+static int show_region(struct bx_job *job)
+{
+    int rc = bxi_segment_open_device(&job->segment, job->world_size);
+
+    if (rc < 0)
+        return bx_fail(BX_E_NO_SPACE, "no room in /dev/shm for the %u KiB by which worker '%s' shares device memory "
+                                      "(%s); make it larger (mount -o remount,size=, docker --shm-size)",
+                       (BXI_DEVICE_BYTES + BXI_DEVICE_PAIR_BYTES * (unsigned)job->world_size) / 1024, job->name,
+                       bx_strerror(rc));
+    return 0;
+}
+
+static int make_devices(struct bx_job *job, struct bxi_devices **out)
+{
+    struct bxi_devices *devices = calloc(1, sizeof *devices);
+    struct bxi_gpu_options options = { .region = bxi_segment_device(&job->segment) };
+    int rc;
+
+    if (devices == NULL)
+        return bx_fail(-ENOMEM, "no memory for the list of devices");
+    bxi_store_relaxed(&devices->refs, 1);       /* relaxed: nobody else knows it yet */
+    devices->job = job;
+    devices->fork_generation = job->fork_generation;
+    devices->joining = BXI_NO_STREAM;
+    pthread_mutex_init(&devices->lock, NULL);
+    bxi_lock(&job->lock);
+    rc = show_region(job);
+    bxi_unlock(&job->lock);
+    if (rc == 0 && (rc = bxi_gpu_open(&options, &devices->gpu)) < 0)
+        rc = bx_fail(rc, "%s", bxi_gpu_text());
+    if (rc < 0) {
+        bxi_devices_release(devices);
+        return rc;
+    }
+    bxi_lock(&job->lock);
+    /* [devices] release, pairs with the acquire in bxi_devices_of. */
+    bxi_store_release(&job->devices, devices);
+    bxi_unlock(&job->lock);
+    set_current(devices);
+    *out = devices;
+    return 0;
+}
+
+/* The driver, once. Serialised by a lock of its own: loading it takes long. */
+static int load(struct bx_job *job, struct bxi_devices **out)
+{
+    static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
+    int rc = bxi_job_check(job);
+
+    if (rc < 0)
+        return rc;
+    if (bxi_load_relaxed(&job->phase) != BXI_STARTED)
+        return bx_fail(BX_E_STATE, "device memory is there between bx_job_start and bx_job_shutdown");
+    pthread_mutex_lock(&loading);
+    *out = bxi_devices_of(job);
+    if (*out == NULL)
+        rc = make_devices(job, out);
+    pthread_mutex_unlock(&loading);
+    return rc;
+}
+
+/* The driver, loaded, and the devices entered. 0, or an error with a sentence. */
+static int load_and_enter(struct bx_job *job, struct bxi_devices **out)
+{
+    int rc = load(job, out);
+
+    if (rc == 0 && !bxi_devices_enter(*out))
+        rc = bx_fail(BX_E_SHUTDOWN, "worker '%s' has shut down", job->name);
+    return rc;
+}
+
+int bxi_devices_find(const struct bxi_devices *devices, int ordinal)
+{
+    for (uint32_t i = 0; i < devices->count; i++)
+        if (devices->open[i].ordinal == ordinal)
+            return (int)i;
+    return bx_fail(-ENODEV, "device cuda:%d is not open in worker '%s'; call bx_gpu_open", ordinal,
+                   devices->job->name);
+}
+
+/* Devices' lock. Index of a stream more; NULL: one of the job's own. */
+static int add_stream(struct bxi_devices *devices, uint32_t device, void *stream)
+{
+    struct bxi_stream *added = &devices->streams[devices->stream_count];
+    int rc;
+
+    if (devices->stream_count == BXI_GPU_LANES)
+        return bx_fail(-ENOSPC, "tensors are ordered with %d streams already, the most there can be; use fewer",
+                       BXI_GPU_LANES);
+    rc = bxi_gpu_lane_open(devices->open[device].device, stream, &added->lane);
+    if (rc < 0)
+        return bxi_devices_fail(rc, "a stream cannot be ordered with");
+    added->stream = bxi_gpu_lane_stream(added->lane);
+    added->device = device;
+    return (int)devices->stream_count++;
+}
+
+static bool is_open(const struct bxi_devices *devices, int ordinal)
+{
+    for (uint32_t i = 0; i < devices->count; i++)
+        if (devices->open[i].ordinal == ordinal)
+            return true;
+    return false;
+}
+
+/* Devices' lock. */
+static int add_device(struct bxi_devices *devices, struct bxi_gpu_device *device)
+{
+    uint32_t index = devices->count;
+    int rc;
+
+    devices->open[index].device = device;
+    rc = add_stream(devices, index, NULL);
+    if (rc < 0)
+        return rc;
+    devices->open[index].ordinal = bxi_gpu_device_ordinal(device);
+    devices->open[index].stream = (uint32_t)rc;
+    devices->open[index].staging = BXI_NO_STREAM;
+    devices->count++;
+    return 0;
+}
+
+/* Devices entered, and left here. The driver takes long, and others go on meanwhile; one of them may open the same. */
+static int open_and_leave(struct bxi_devices *devices, int ordinal)
+{
+    struct bxi_gpu *gpu = devices->gpu;
+    struct bxi_gpu_device *device;
+    bool known = is_open(devices, ordinal);
+    int rc = 0;
+
+    bxi_devices_pin(devices);
+    if (!known && (rc = bxi_gpu_device_open(gpu, ordinal, &device)) < 0)
+        rc = bxi_devices_fail(rc == -EINVAL ? -ENODEV : rc, "the GPU cannot be used");
+    pthread_mutex_lock(&devices->lock);
+    if (rc == 0 && devices->gpu == NULL)
+        rc = bx_fail(BX_E_SHUTDOWN, "worker '%s' has shut down", devices->job->name);
+    if (rc == 0 && !is_open(devices, ordinal))
+        rc = add_device(devices, device);
+    pthread_mutex_unlock(&devices->lock);
+    bxi_devices_unpin(devices);
+    return rc;
+}
+
+int bx_gpu_open(struct bx_job *job, int ordinal, struct bx_device *device)
+{
+    BXI_UNCANCELLED;
+    struct bxi_devices *devices;
+    int rc = load_and_enter(job, &devices);
+
+    if (rc < 0)
+        return rc;
+    rc = open_and_leave(devices, ordinal);
+    if (rc < 0)
+        return rc;
+    /* [device.open] release, pairs with the acquire in bxi_devices_peer: the pages are there, and gpu/'s head. */
+    bxi_store_release(&job->control->header.device_open, 1);
+    if (device != NULL)
+        *device = (struct bx_device){ BX_CUDA, ordinal };
+    return 0;
+}
+
+int bx_gpu_count(struct bx_job *job)
+{
+    struct bxi_devices *devices;
+    int rc = load_and_enter(job, &devices);
+
+    if (rc < 0)
+        return rc;
+    rc = bxi_gpu_device_count(devices->gpu);
+    bxi_devices_leave(devices);
+    return rc;
+}
+
+bool bx_gpu_is_fake(struct bx_job *job)
+{
+    struct bxi_devices *devices;
+    bool fake;
+
+    if (load_and_enter(job, &devices) < 0)
+        return false;
+    fake = bxi_gpu_is_fake(devices->gpu);
+    bxi_devices_leave(devices);
+    return fake;
+}
+
+/* ---- streams ----------------------------------------------------------------------------------- */
+
+int bxi_devices_stream(struct bxi_devices *devices, uint32_t device, void *stream)
+{
+    if (stream == NULL)
+        return (int)devices->open[device].stream;
+    for (uint32_t i = 0; i < devices->stream_count; i++)
+        if (devices->streams[i].device == device && devices->streams[i].stream == stream)
+            return (int)i;
+    return add_stream(devices, device, stream);
+}
+
+/* Index of a stream of the job's own that is made when it is first wanted. */
+static int own_stream(struct bxi_devices *devices, uint32_t device, uint32_t *index)
+{
+    int rc;
+
+    if (*index == BXI_NO_STREAM) {
+        rc = add_stream(devices, device, NULL);
+        if (rc < 0)
+            return rc;
+        *index = (uint32_t)rc;
+    }
+    return (int)*index;
+}
+
+int bxi_devices_staging(struct bxi_devices *devices, uint32_t device)
+{
+    return own_stream(devices, device, &devices->open[device].staging);
+}
+
+int bxi_devices_joining(struct bxi_devices *devices)
+{
+    return own_stream(devices, 0, &devices->joining);
+}
+
+void *bx_gpu_stream(struct bx_job *job, struct bx_device device)
+{
+    struct bxi_devices *devices = bxi_job_check_any(job) < 0 ? NULL : bxi_devices_of(job);
+    void *stream = NULL;
+    int index;
+
+    if (devices == NULL || !bxi_devices_enter(devices))
+        return NULL;
+    index = bxi_devices_find(devices, device.index);
+    if (device.kind == BX_CUDA && index >= 0)
+        stream = devices->streams[devices->open[index].stream].stream;
+    bxi_devices_leave(devices);
+    return stream;
+}
+
+/* ---- peers ------------------------------------------------------------------------------------- */
+
+/* On which device the peer's memory is mapped that no device here is: one that it uses as well, else the first. */
+static struct bxi_gpu_device *device_for(const struct bxi_devices *devices, const struct bxi_gpu_region *region)
+{
+    /* [gpu.devices] acquire, pairs with the release in publish. */
+    uint32_t theirs = bxi_load_acquire((bxi_a32 *)&region->head.device_count);
+    struct bxi_gpu_info mine;
+
+    for (uint32_t i = 0; i < devices->count; i++) {
+        if (bxi_gpu_device_info(devices->gpu, devices->open[i].ordinal, &mine) < 0)
+            continue;
+        for (uint32_t j = 0; j < theirs && j < BXI_GPU_DEVICES; j++)
+            if (memcmp(mine.uuid, region->head.device[j], sizeof mine.uuid) == 0)
+                return devices->open[i].device;
+    }
+    return devices->open[0].device;
+}
+
+/* By its name, while that is there: whoever sees its death first takes the name away. Nothing is mapped until then. */
+static void open_words(struct bxi_devices *devices, const struct bxi_peer *peer)
+{
+    const struct bx_job *job = devices->job;
+    char name[BXI_SEGMENT_NAME_BYTES];
+
+    bxi_segment_name(name, (uint32_t)geteuid(), job->job_name, job->instance, peer->rank);
+    devices->words_fd[peer->rank] = shm_open(name, O_RDWR | O_CLOEXEC, 0);
+}
+
+static int open_peer(struct bxi_devices *devices, const struct bxi_peer *peer)
+{
+    struct bx_job *job = devices->job;
+    const unsigned char *theirs = (const unsigned char *)peer->view.control;
+    struct bxi_gpu_peer_options options = {
+        .name = peer->name,
+        .rank = peer->rank,
+        .instance = job->instance,
+        .region = bxi_device_region(peer->view.control),
+        .held = (struct bxi_gpu_held *)(void *)bxi_segment_device_pair(&job->segment, peer->rank),
+        .held_by_peer = (const struct bxi_gpu_held *)(const void *)(theirs + bxi_device_pair_offset(job->rank)),
+    };
+    int rc;
+
+    if (devices->died[peer->rank])
+        return bx_fail(BX_E_PEER_DEAD, "worker '%s' has died", peer->name);
+    if (devices->count == 0)
+        return bx_fail(-ENODEV, "worker '%s' has no GPU open; call bx_gpu_open", job->name);
+    /* [device.open] acquire, pairs with the release in bx_gpu_open. */
+    if (bxi_load_acquire((bxi_a32 *)&peer->view.control->header.device_open) != 1)
+        return bx_fail(-ENODEV, "worker '%s' has no GPU open, and cannot have a tensor on one; call bx_gpu_open there",
+                       peer->name);
+    options.device = device_for(devices, options.region);
+    rc = bxi_gpu_peer_open(devices->gpu, &options, &devices->peers[peer->rank]);
+    if (rc < 0)
+        return bxi_devices_fail(rc, "the device memory of a worker cannot be used");
+    open_words(devices, peer);
+    bxi_gpu_poll(devices->gpu);         /* looks at its devices: which of them cannot be reached */
+    return 0;
+}
+
+int bxi_devices_peer(struct bxi_devices *devices, struct bxi_peer *peer, struct bxi_gpu_peer **out)
+{
+    int rc = 0;
+
+    *out = NULL;
+    if (peer->rank == devices->job->rank)
+        return 0;
+    if (devices->peers[peer->rank] == NULL)
+        rc = open_peer(devices, peer);
+    *out = devices->peers[peer->rank];
+    return rc;
+}
+
+/* The page of words in a dead worker's region, to be poisoned: nobody else writes it any more. NULL if it is gone. */
+static struct bxi_gpu_word *map_words(int fd)
+{
+    off_t offset = (off_t)(BXI_DEVICE_OFFSET + offsetof(struct bxi_gpu_region, word));
+    void *words = MAP_FAILED;
+
+    if (fd >= 0)
+        words = mmap(NULL, sizeof(struct bxi_gpu_word) * BXI_GPU_LANES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, offset);
+    return words == MAP_FAILED ? NULL : words;
+}
+
+void bxi_devices_peer_died(struct bx_job *job, struct bxi_peer *peer)
+{
+    struct bxi_devices *devices = bxi_devices_of(job);
+    struct bxi_gpu_word *words;
+    int rc = 0;
+
+    if (devices == NULL || !bxi_devices_enter(devices))
+        return;
+    devices->died[peer->rank] = true;
+    if (devices->peers[peer->rank] != NULL) {
+        words = map_words(devices->words_fd[peer->rank]);
+        rc = bxi_gpu_peer_died(devices->peers[peer->rank], words);
+        if (words != NULL)
+            munmap(words, sizeof *words * BXI_GPU_LANES);
+    }
+    bxi_devices_leave(devices);
+    if (rc < 0)
+        bxi_log(1, "worker '%s' died, and GPU work here that waits for it cannot be released: %s", peer->name,
+                bxi_gpu_text());
+}
+
+/* ---- now and then, and the end ----------------------------------------------------------------- */
+
+static const struct {
+    enum bxi_counter counter;
+    size_t offset;
+} shown[] = {
+    { BXI_C_gpu_slabs_opened, offsetof(struct bxi_gpu_counters, opens) },
+    { BXI_C_gpu_slabs_closed, offsetof(struct bxi_gpu_counters, closes) },
+    { BXI_C_gpu_marks, offsetof(struct bxi_gpu_counters, marks) },
+    { BXI_C_gpu_waits, offsetof(struct bxi_gpu_counters, waits) },
+    { BXI_C_gpu_waits_saved, offsetof(struct bxi_gpu_counters, waits_saved) },
+    { BXI_C_gpu_host_synchronises, offsetof(struct bxi_gpu_counters, host_synchronises) },
+    { BXI_C_gpu_fallbacks, offsetof(struct bxi_gpu_counters, fallbacks) },
+    { BXI_C_gpu_staged_bytes, offsetof(struct bxi_gpu_counters, staged_bytes) },
+    { BXI_C_gpu_copied_bytes, offsetof(struct bxi_gpu_counters, d2d_bytes) },
+    { BXI_C_gpu_bytes, offsetof(struct bxi_gpu_counters, slab_bytes) },
+    { BXI_C_gpu_bytes_used, offsetof(struct bxi_gpu_counters, block_bytes) },
+    { BXI_C_gpu_open_ns, offsetof(struct bxi_gpu_counters, open_ns) },
+    { BXI_C_gpu_close_ns, offsetof(struct bxi_gpu_counters, close_ns) },
+};
+static_assert(sizeof shown / sizeof *shown == BXI_GPU_SHOWN, "as many as are remembered");
+
+/* Devices' lock. What bx_counter says is so as of the last call that had to do with device memory. Only what has
+ * changed is written: a message of many tensors comes here for each, and the counters' lines are shared. */
+static void show(struct bxi_devices *devices)
+{
+    struct bxi_gpu_counters counters;
+
+    if (devices->gpu == NULL)
+        return;
+    bxi_gpu_read(devices->gpu, &counters);
+    for (size_t i = 0; i < BXI_GPU_SHOWN; i++) {
+        uint64_t value;
+
+        memcpy(&value, (const char *)&counters + shown[i].offset, sizeof value);
+        if (value == devices->shown[i])
+            continue;
+        devices->shown[i] = value;
+        /* Relaxed: for inspectors. */
+        bxi_store_relaxed(&devices->job->counters[shown[i].counter], value);
+    }
+}
+
+void bxi_devices_poll(struct bx_job *job)
+{
+    struct bxi_devices *devices = bxi_devices_of(job);
+
+    /* Another time, where somebody has the lock, who may wait for the driver: this is the role. */
+    if (devices == NULL || is_forked(devices) || pthread_mutex_trylock(&devices->lock) != 0)
+        return;
+    if (devices->gpu != NULL)
+        bxi_gpu_poll(devices->gpu);
+    bxi_devices_leave(devices);
+}
+
+void bxi_devices_look(struct bx_job *job, uint64_t now_ns)
+{
+    struct bxi_devices *devices = bxi_devices_of(job);
+
+    if (devices == NULL || now_ns - devices->polled_ns < POLL_NS)
+        return;
+    devices->polled_ns = now_ns;
+    bxi_devices_poll(job);
+}
+
+void bxi_devices_close(struct bx_job *job)
+{
+    struct bxi_devices *devices = bxi_devices_of(job);
+    struct bxi_gpu *gpu;
+
+    if (devices == NULL || !bxi_devices_enter(devices))
+        return;
+    set_current(NULL);
+    gpu = devices->gpu;
+    devices->gpu = NULL;            /* from here on a tensor that is released has nothing to give back */
+    while (devices->pins > 0) {
+        pthread_mutex_unlock(&devices->lock);
+        nanosleep(&(struct timespec){ .tv_nsec = PAUSE_NS }, NULL);
+        pthread_mutex_lock(&devices->lock);
+    }
+    pthread_mutex_unlock(&devices->lock);
+    bxi_gpu_close(gpu);
+    for (int rank = 0; rank < job->world_size; rank++)
+        if (devices->peers[rank] != NULL && devices->words_fd[rank] >= 0)
+            close(devices->words_fd[rank]);
+}
+
+void bxi_devices_destroy(struct bx_job *job)
+{
+    struct bxi_devices *devices = bxi_devices_of(job);
+
+    if (devices != NULL)
+        bxi_devices_release(devices);
+}

@@ -1,0 +1,396 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The names of a job outside of /dev/shm: the socket directory, the socket, the lock file beside it; and the
+ * removal of what a dead worker left, in /dev/shm too.
+ *
+ * Who runs it: the thread in bx_job_start; at the end of the job whoever ends it; a survivor; the launcher.
+ *
+ * The lock file. Two bytes of it are locked, on the open file (OFD), so that a lock goes with its process:
+ *
+ *     byte 0  the job     rank 0 holds it from its start until the end of its job. Its holder may replace the socket
+ *                         that a dead rank 0 left; a second rank 0 learns at once that one is running.
+ *     byte 1  the door    held for the moments in which somebody takes byte 0, or removes the names that nobody
+ *                         holds. So who removes them is never taken for a rank 0.
+ *
+ * Rank 0 removes the name under byte 0. Whoever takes byte 0 looks afterwards whether the name still leads to the
+ * file, and begins again if not.
+ *
+ * Its text is one line of rank 0's. Who waits for rank 0 keeps the file open, so that it can read the last line
+ * of a rank 0 that has removed the name already:
+ *
+ *     PID starting
+ *     PID running INSTANCE        the gate is open: nobody can join any more
+ *     PID failed CODE SENTENCE    there will be no job. Counts once the name is gone. (PID 0: rank 0 has died, and
+ *                                 one that saw it removes the name.)
+ *
+ * Killed at any step: the locks are free, the text is what it was. "running" counts only while byte 0 is held and
+ * the segment of that instance has a living owner. "failed" with its name still there is what a rank 0 left that was
+ * killed before it could remove the name; the next one writes over it.
+ */
+#include "bootstrap.h"
+
+#include "shm/step.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LOCK_ATTEMPTS 16
+#define DOOR_ATTEMPTS 5000              /* a millisecond each */
+#define SWEEP_ATTEMPTS 50               /* the same; if it is held for longer, somebody begins a job */
+#define LINE_BYTES (BXI_TEXT_BYTES + 64)
+enum lock_byte { JOB_BYTE = 0, DOOR_BYTE = 1 };
+
+/* ---- The directory ----------------------------------------------------------------------------- */
+
+int bxi_socket_dir(char *out, size_t bytes)
+{
+    const char *runtime = secure_getenv("XDG_RUNTIME_DIR");
+    struct stat status;
+    int length;
+
+    if (runtime != NULL && runtime[0] == '/')
+        length = snprintf(out, bytes, "%s/boxcar", runtime);
+    else
+        length = snprintf(out, bytes, "/tmp/boxcar-%u", (unsigned)geteuid());
+    if (length < 0 || (size_t)length >= bytes)
+        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s/boxcar has too long a name; set "
+                                        "XDG_RUNTIME_DIR to a shorter one", runtime);
+    if (mkdir(out, 0700) == 0)
+        chmod(out, 0700);       /* an umask may have taken away too much */
+    else if (errno != EEXIST)
+        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s cannot be made: %s; set XDG_RUNTIME_DIR to "
+                                        "a directory of your own", out, bx_strerror(-errno));
+    if (lstat(out, &status) < 0)
+        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s cannot be looked at: %s", out,
+                       bx_strerror(-errno));
+    if (!S_ISDIR(status.st_mode))
+        return bx_fail(BX_E_SOCKET_DIR, "%s, where the socket directory should be, is not a directory; "
+                                        "remove it", out);
+    if (status.st_uid != geteuid())
+        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s belongs to user %u and not to you (%u); set "
+                                        "XDG_RUNTIME_DIR to a directory of your own", out,
+                       (unsigned)status.st_uid, (unsigned)geteuid());
+    if ((status.st_mode & 077) != 0)
+        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s is open to other users (mode %04o); "
+                                        "chmod 700 it", out, (unsigned)status.st_mode & 07777);
+    if (access(out, W_OK | X_OK) < 0)
+        return bx_fail(BX_E_SOCKET_DIR, "the socket directory %s cannot be written to: %s; chmod 700 it", out,
+                       bx_strerror(-errno));
+    return 0;
+}
+
+int bxi_boot_paths(const char *job_name, struct bxi_boot_paths *paths)
+{
+    char directory[BXI_BOOT_PATH_BYTES];
+    int length;
+
+    int rc = bxi_socket_dir(directory, sizeof(directory));
+    if (rc < 0)
+        return rc;
+    length = snprintf(paths->socket, sizeof(paths->socket), "%s/%s.sock", directory, job_name);
+    if (length < 0 || (size_t)length >= sizeof(paths->socket))
+        return bx_fail(BX_E_SOCKET_DIR, "%s/%s.sock is too long for a socket's name (%d bytes at most); set "
+                                        "XDG_RUNTIME_DIR to a shorter one", directory, job_name,
+                       BXI_BOOT_PATH_BYTES - 1);
+    snprintf(paths->lock, sizeof(paths->lock), "%.*s.lock", length - 5, paths->socket);
+    return 0;
+}
+
+/* ---- The lock file ----------------------------------------------------------------------------- */
+
+static bool set_lock(int fd, enum lock_byte byte, short type)
+{
+    struct flock lock = { .l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = 1 };
+
+    return fcntl(fd, F_OFD_SETLK, &lock) == 0;
+}
+
+static bool is_held(int fd)
+{
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = JOB_BYTE, .l_len = 1 };
+
+    return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+static void read_line(int fd, char line[LINE_BYTES])
+{
+    ssize_t got = pread(fd, line, LINE_BYTES - 1, 0);
+
+    line[got > 0 ? got : 0] = '\0';
+}
+
+/* Each line is longer than the one that it replaces. */
+static void write_line(const struct bx_job *job, const char *line)
+{
+    size_t bytes = strlen(line);
+    int rc = bxi_file_limit(bytes);
+
+    if (rc == 0 && pwrite(job->lock_fd, line, bytes, 0) != (ssize_t)bytes)
+        rc = -errno;
+    if (rc < 0)
+        bxi_log(1, "the lock file of job '%s' cannot be written: %s", job->job_name, bx_strerror(rc));
+}
+
+long bxi_boot_lock_holder(const char *lock_path)
+{
+    char line[LINE_BYTES];
+    long pid = 0;
+
+    int fd = open(lock_path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0)
+        return 0;
+    if (is_held(fd)) {
+        read_line(fd, line);
+        pid = strtol(line, NULL, 10);
+        pid = pid > 0 ? pid : -1;
+    }
+    close(fd);
+    return pid;
+}
+
+const char *bxi_boot_holder_text(long pid, char text[BXI_HOLDER_BYTES])
+{
+    if (pid > 0)
+        snprintf(text, BXI_HOLDER_BYTES, "process %ld", pid);
+    else
+        snprintf(text, BXI_HOLDER_BYTES, "a process that has not written its pid yet");
+    return text;
+}
+
+static bool leads_to(const char *path, int fd)
+{
+    struct stat named, held;
+
+    return stat(path, &named) == 0 && fstat(fd, &held) == 0 && named.st_ino == held.st_ino &&
+           named.st_dev == held.st_dev;
+}
+
+static bool has_no_name(int fd)
+{
+    struct stat status;
+
+    return fstat(fd, &status) == 0 && status.st_nlink == 0;
+}
+
+/* The door is held for moments only: who finds it held for long gives up. */
+static bool open_door(int fd, int attempts)
+{
+    const struct timespec moment = { .tv_nsec = 1000000 };
+
+    for (int attempt = 0; attempt < attempts; attempt++) {
+        if (set_lock(fd, DOOR_BYTE, F_WRLCK))
+            return true;
+        nanosleep(&moment, NULL);
+    }
+    return false;
+}
+
+static int open_lock_file(const char *path)
+{
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+
+    return fd < 0 ? -errno : fd;
+}
+
+/* The descriptor of the lock file, with byte 0 locked; -EBUSY if somebody else has it; -errno. */
+static int take_lock(const char *path)
+{
+    for (int attempt = 0; attempt < LOCK_ATTEMPTS; attempt++) {
+        int fd = open_lock_file(path);
+        if (fd < 0)
+            return fd;
+        if (!open_door(fd, DOOR_ATTEMPTS) || !set_lock(fd, JOB_BYTE, F_WRLCK)) {
+            close(fd);
+            return -EBUSY;
+        }
+        set_lock(fd, DOOR_BYTE, F_UNLCK);
+        if (leads_to(path, fd)) {
+            BXI_STEP("boot.locked");
+            return fd;
+        }
+        close(fd);          /* its last holder removed the name meanwhile */
+    }
+    return -EBUSY;
+}
+
+int bxi_boot_lock(struct bx_job *job, const struct bxi_boot_paths *paths)
+{
+    char line[LINE_BYTES], holder[BXI_HOLDER_BYTES];
+
+    int fd = take_lock(paths->lock);
+    if (fd == -EBUSY)
+        return bx_fail(BX_E_JOB_RUNNING, "a job named '%s' is running: its rank 0 is %s; wait for its end or choose "
+                                         "another name", job->job_name,
+                       bxi_boot_holder_text(bxi_boot_lock_holder(paths->lock), holder));
+    if (fd == -EMFILE || fd == -ENFILE)
+        return bxi_boot_no_descriptors(job);
+    if (fd < 0)
+        return bx_fail(BX_E_SOCKET_DIR, "the lock file %s cannot be used: %s", paths->lock, bx_strerror(fd));
+    job->lock_fd = fd;
+    bxi_spawn_note_files(job, paths);
+    snprintf(line, sizeof(line), "%ld starting\n", (long)getpid());
+    if (ftruncate(fd, 0) == 0)
+        write_line(job, line);
+    BXI_STEP("boot.lock_noted");
+    return 0;
+}
+
+void bxi_boot_lock_running(const struct bx_job *job)
+{
+    char line[LINE_BYTES];
+
+    snprintf(line, sizeof(line), "%ld running %016llx\n", (long)getpid(), (unsigned long long)job->instance);
+    write_line(job, line);
+    BXI_STEP("boot.running_noted");
+}
+
+static void unlock_job(struct bx_job *job, const char *path)
+{
+    bxi_spawn_note_files(job, NULL);
+    if (leads_to(path, job->lock_fd))
+        unlink(path);
+    BXI_STEP("boot.lock_gone");
+    close(job->lock_fd);
+    job->lock_fd = -1;
+}
+
+void bxi_boot_unlock_failed(struct bx_job *job, const struct bxi_boot_paths *paths, int code)
+{
+    char line[LINE_BYTES];
+
+    snprintf(line, sizeof(line), "%ld failed %d %s\n", (long)getpid(), code, bx_error_text());
+    write_line(job, line);
+    unlock_job(job, paths->lock);
+}
+
+void bxi_bootstrap_release(struct bx_job *job)
+{
+    struct bxi_boot_paths paths;
+
+    if (job->lock_fd >= 0 && bxi_boot_paths(job->job_name, &paths) == 0)
+        unlock_job(job, paths.lock);
+}
+
+void bxi_boot_sweep(const struct bxi_boot_paths *paths, int code)
+{
+    char line[LINE_BYTES];
+    int fd;
+
+    /* The lock file is made before the socket, and removed after it. */
+    if (access(paths->lock, F_OK) < 0 && access(paths->socket, F_OK) < 0)
+        return;
+    fd = open_lock_file(paths->lock);
+    if (fd < 0)
+        return;
+    if (open_door(fd, SWEEP_ATTEMPTS) && !is_held(fd) && leads_to(paths->lock, fd)) {
+        if (code < 0) {
+            snprintf(line, sizeof(line), "0 failed %d %s\n", code, bx_error_text());
+            /* Best effort: who is not told waits until its time is over. */
+            if (bxi_file_limit(strlen(line)) == 0 && pwrite(fd, line, strlen(line), 0) < 0)
+                bxi_log(1, "%s cannot be written: %s", paths->lock, bx_strerror(-errno));
+        }
+        unlink(paths->socket);
+        unlink(paths->lock);
+    }
+    close(fd);
+}
+
+void bxi_bootstrap_sweep(const char *job_name)
+{
+    struct bxi_boot_paths paths;
+
+    if (bxi_boot_paths(job_name, &paths) == 0)
+        bxi_boot_sweep(&paths, 0);
+}
+
+/* ---- Who waits for rank 0 ---------------------------------------------------------------------- */
+
+/* Whether the rank belongs to a living worker of the job that runs. */
+static int look_for_taken(const struct bx_job *job, uint64_t instance)
+{
+    struct bxi_segment_owner owner;
+
+    if (bxi_segment_find_owner(job->job_name, instance, 0, &owner) < 0 || owner.state >= BXI_LEAVING)
+        return 0;           /* that one is ending, or dead */
+    if (bxi_segment_find_owner(job->job_name, instance, job->rank, &owner) < 0 || owner.state >= BXI_LEAVING)
+        return 0;
+    return bx_fail(BX_E_RANK_TAKEN, "rank %d of job '%s' is taken by worker '%s' (pid %u), and the job runs", job->rank,
+                   job->job_name, owner.name, owner.pid);
+}
+
+static int take_line(const struct bx_job *job, int fd)
+{
+    unsigned long long instance;
+    char line[LINE_BYTES];
+    long pid;
+    int code, text_at = 0;
+
+    read_line(fd, line);
+    if (has_no_name(fd) && sscanf(line, "%ld failed %d %n", &pid, &code, &text_at) == 2 && text_at > 0 && code < 0)
+        return bx_fail(code, "%.*s", (int)strcspn(line + text_at, "\n"), line + text_at);
+    if (sscanf(line, "%ld running %llx", &pid, &instance) == 2 && is_held(fd))
+        return look_for_taken(job, instance);
+    return 0;
+}
+
+int bxi_boot_watch_look(struct bxi_boot_watch *watch, const struct bx_job *job, const struct bxi_boot_paths *paths)
+{
+    if (watch->fd >= 0) {
+        int rc = take_line(job, watch->fd);
+        if (rc < 0 || leads_to(paths->lock, watch->fd))
+            return rc;
+        close(watch->fd);
+    }
+    /* Made if need be, so that it is this one that rank 0 writes to. */
+    watch->fd = open_lock_file(paths->lock);
+    BXI_STEP("boot.waits");
+    return watch->fd < 0 ? 0 : take_line(job, watch->fd);
+}
+
+void bxi_boot_watch_close(struct bxi_boot_watch *watch)
+{
+    if (watch->fd >= 0)
+        close(watch->fd);
+    watch->fd = -1;
+}
+
+/* ---- What the dead left ------------------------------------------------------------------------ */
+
+void bxi_boot_unlink_dead(const struct bx_job *job, int rank)
+{
+    char name[BXI_SEGMENT_NAME_BYTES];
+
+    /* Not by its lock: the kernel may close the socket, which told of the death, before the segment. */
+    bxi_segment_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
+    shm_unlink(name);
+    bxi_segment_arena_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
+    shm_unlink(name);
+}
+
+void bxi_boot_clear_dead(const struct bx_job *job)
+{
+    struct pollfd entries[BXI_WORLD_MAX];
+    bool is_root_dead = false;
+
+    for (int rank = 0; rank < job->world_size; rank++) {
+        int pidfd = rank == job->rank ? -1 : job->peers[rank].pidfd;
+        entries[rank] = (struct pollfd){ .fd = pidfd > 0 ? pidfd : -1, .events = POLLIN };
+    }
+    if (poll(entries, (nfds_t)job->world_size, 0) <= 0)
+        return;
+    for (int rank = 0; rank < job->world_size; rank++) {
+        if (entries[rank].revents == 0)
+            continue;
+        bxi_boot_unlink_dead(job, rank);
+        is_root_dead |= rank == 0;
+    }
+    if (is_root_dead)
+        bxi_bootstrap_sweep(job->job_name);
+}

@@ -1,0 +1,611 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Rank 0's side of the bootstrap: it listens, gathers the descriptors of all, hands them round, opens the
+ * gate. bootstrap.h draws the exchange, bootstrap.c says why it is so.
+ *
+ * Who runs it: the thread in bx_job_start of rank 0. One poll loop; a connection is
+ *
+ *     NEW  --HELLO-->  WELCOMED  --JOIN-->  JOINED  --table sent-->  TABLED  --ATTACHED-->  ATTACHED
+ *
+ * What comes from a connection is checked before it is believed. Until it has joined, one that makes no
+ * sense is dropped, with a line in the log, and the job goes on; so is one whose rank is taken. What shows
+ * that the job as it was asked for can never start (another world size, a name twice, another version, a
+ * worker that died) ends the start of all at once, each with the sentence that says why.
+ *
+ * The gate is one word, rank 0's state in its own segment, which all who have attached can read. It opens when rank 0
+ * stores RUNNING there; the GO that follows only says so. A rank 0 killed before that store has let nobody go, and
+ * one killed after it everybody, whomever it has told.
+ *
+ * It holds the lock of the job's name (bootstrap_files.c) from here until the job ends.
+ */
+#include "bootstrap.h"
+
+#include "shm/step.h"
+#include "observe/trace.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CONNECTIONS_MAX (BXI_WORLD_MAX + 32)    /* the workers, and some who have not said who they are */
+#define BACKLOG 256
+
+enum connection_state { UNUSED = 0, NEW, WELCOMED, JOINED, TABLED, ATTACHED };
+
+struct connection {
+    enum connection_state state;
+    int fd;
+    int rank;                           /* from WELCOMED on */
+    uint32_t pid;
+    int segment_fd, arena_fd;           /* from JOINED on */
+    uint64_t arrival;
+    char name[BXI_NAME_BYTES];
+};
+
+struct root {
+    struct bx_job *job;
+    const struct bxi_boot_paths *paths;
+    uint64_t start_ns;
+    uint64_t deadline_ns;               /* the earliest of all that came */
+    uint64_t tell_ns;                   /* when to say who is waited for */
+    int listener;
+    int segment_fd, arena_fd;           /* one's own, read-only */
+    int joined;
+    uint64_t arrivals;
+    const struct connection *awaited;   /* whose ATTACHED is awaited */
+    struct connection *by_rank[BXI_WORLD_MAX];
+    struct connection connection[CONNECTIONS_MAX];
+    struct bxi_boot_packet packet;
+};
+
+/* ---- The socket -------------------------------------------------------------------------------- */
+
+static int open_listener(struct root *root)
+{
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+
+    memcpy(address.sun_path, root->paths->socket, sizeof(address.sun_path));
+    root->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (root->listener < 0 && (errno == EMFILE || errno == ENFILE))
+        return bxi_boot_no_descriptors(root->job);
+    if (root->listener < 0)
+        return bx_fail(-errno, "no socket can be made: %s", bx_strerror(-errno));
+    /* The lock is ours, so whoever made it is dead. */
+    if ((unlink(root->paths->socket) < 0 && errno != ENOENT) ||
+        bind(root->listener, (struct sockaddr *)&address, sizeof(address)) < 0 ||
+        listen(root->listener, BACKLOG) < 0)
+        return bx_fail(BX_E_SOCKET_DIR, "the socket %s cannot be opened: %s", root->paths->socket,
+                       bx_strerror(-errno));
+    BXI_STEP("boot.listening");
+    return 0;
+}
+
+/* ---- Connections ------------------------------------------------------------------------------- */
+
+static void drop(struct root *root, struct connection *connection)
+{
+    close(connection->fd);
+    if (connection->state >= WELCOMED)
+        root->by_rank[connection->rank] = NULL;
+    if (connection->state >= JOINED) {
+        close(connection->segment_fd);
+        close(connection->arena_fd);
+    }
+    memset(connection, 0, sizeof(*connection));
+}
+
+static struct connection *free_connection(struct root *root)
+{
+    struct connection *oldest = NULL;
+
+    for (int i = 0; i < CONNECTIONS_MAX; i++) {
+        struct connection *connection = &root->connection[i];
+
+        if (connection->state == UNUSED)
+            return connection;
+        if (connection->state == NEW && (oldest == NULL || connection->arrival < oldest->arrival))
+            oldest = connection;
+    }
+    /* More connections than workers: some are NEW. The one silent for the longest makes room. */
+    bxi_log(1, "bootstrap of job '%s': process %u never said who it is, dropped", root->job->job_name,
+            oldest->pid);
+    drop(root, oldest);
+    return oldest;
+}
+
+static int accept_all(struct root *root)
+{
+    for (int i = 0; i < BACKLOG; i++) {
+        uint32_t pid = 0;
+
+        int fd = accept4(root->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0 && errno == EAGAIN)
+            return 0;
+        if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
+            continue;
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE))
+            return bxi_boot_no_descriptors(root->job);
+        if (fd < 0)
+            return bx_fail(-errno, "the socket %s fails: %s", root->paths->socket, bx_strerror(-errno));
+        if (!bxi_boot_is_own(fd, &pid)) {
+            bxi_log(1, "bootstrap of job '%s': process %u belongs to another user, dropped",
+                    root->job->job_name, pid);
+            close(fd);
+            continue;
+        }
+        struct connection *connection = free_connection(root);
+        *connection = (struct connection){ .state = NEW, .fd = fd, .pid = pid, .arrival = root->arrivals++ };
+    }
+    return 0;
+}
+
+/* This one is turned away, with this thread's sentence; the job goes on. */
+static void reject(struct root *root, struct connection *connection, int code)
+{
+    bxi_log(1, "bootstrap of job '%s': process %u rejected: %s", root->job->job_name, connection->pid,
+            bx_error_text());
+    bxi_boot_send_fail(connection->fd, code);
+    drop(root, connection);
+}
+
+/* What came makes no sense. 0 if the job can go on. */
+static int nonsense(struct root *root, struct connection *connection)
+{
+    if (connection->state >= JOINED)
+        return bx_fail(BX_E_CORRUPT, "worker '%s' (rank %d, pid %u) sent nonsense while the job was starting",
+                       connection->name, connection->rank, connection->pid);
+    bxi_log(1, "bootstrap of job '%s': process %u sent what no worker sends, dropped", root->job->job_name,
+            connection->pid);
+    drop(root, connection);
+    return 0;
+}
+
+/* ---- What the workers say ---------------------------------------------------------------------- */
+
+static int look_for_name(const struct root *root, const struct bxi_boot_hello *hello, uint32_t pid)
+{
+    for (int rank = 0; rank < root->job->world_size; rank++) {
+        const struct connection *other = root->by_rank[rank];
+        const char *name = rank == 0 ? root->job->name : other == NULL ? "" : other->name;
+
+        if (strcmp(name, hello->name) == 0)
+            return bx_fail(BX_E_NAME_TAKEN, "the name '%s' is taken twice in job '%s': by rank %d (pid %u) and "
+                                            "by rank %d (pid %u)", hello->name, root->job->job_name, rank,
+                           rank == 0 ? (unsigned)getpid() : other->pid, (int)hello->rank, pid);
+    }
+    return 0;
+}
+
+static int welcome(struct root *root, struct connection *connection, const struct bxi_boot_hello *hello)
+{
+    struct bx_job *job = root->job;
+    struct bxi_boot_welcome reply = { .head = bxi_boot_head(BXI_BOOT_WELCOME), .instance = job->instance };
+
+    memcpy(connection->name, hello->name, sizeof(connection->name));
+    connection->rank = hello->rank;
+    connection->state = WELCOMED;
+    root->by_rank[hello->rank] = connection;
+    if (hello->deadline_ns < root->deadline_ns)
+        root->deadline_ns = hello->deadline_ns;
+    memcpy(reply.name, job->name, sizeof(reply.name));
+    /* If it does not get there, the hang-up will be seen. */
+    bxi_boot_send(connection->fd, &(struct bxi_boot_out){ .data = &reply, .bytes = sizeof(reply) },
+                  root->deadline_ns);
+    BXI_STEP("boot.welcome_sent");
+    return 0;
+}
+
+static int take_hello(struct root *root, struct connection *connection)
+{
+    const struct bx_job *job = root->job;
+    struct bxi_boot_hello *hello = &root->packet.as.hello;
+    const struct bxi_boot_head *head = &hello->head;
+
+    if (root->packet.bytes >= sizeof(*head) && head->magic == BXI_BOOT_MAGIC &&
+        (head->protocol != BXI_BOOT_PROTOCOL || head->layout != BXI_LAYOUT_VERSION))
+        return bx_fail(BX_E_VERSION, "a worker of job '%s' (pid %u) speaks protocol %u with layout %u, rank 0 "
+                                     "(pid %u) protocol %u with layout %u; all must use the same version",
+                       job->job_name, connection->pid, head->protocol, head->layout, (unsigned)getpid(),
+                       BXI_BOOT_PROTOCOL, BXI_LAYOUT_VERSION);
+    if (!bxi_boot_packet_is(&root->packet, BXI_BOOT_HELLO, 0) ||
+        memchr(hello->name, 0, sizeof(hello->name)) == NULL || !bxi_name_is_valid(hello->name))
+        return nonsense(root, connection);
+    if (connection->pid == 0)       /* of another pid namespace: what it calls itself */
+        connection->pid = hello->pid;
+    if (hello->world_size != job->world_size)
+        return bx_fail(BX_E_WORLD_SIZE, "worker '%s' (rank %d, pid %u) of job '%s' was started for %d workers, "
+                                        "rank 0 for %d", hello->name, (int)hello->rank, connection->pid,
+                       job->job_name, (int)hello->world_size, job->world_size);
+    if (hello->rank < 0 || hello->rank >= job->world_size) {
+        reject(root, connection, bx_fail(-EINVAL, "rank %d is not one of 0..%d", (int)hello->rank,
+                                         job->world_size - 1));
+        return 0;
+    }
+    const struct connection *holder = root->by_rank[hello->rank];
+    if (hello->rank == 0 || holder != NULL) {
+        reject(root, connection,
+               bx_fail(BX_E_RANK_TAKEN, "rank %d of job '%s' is taken by worker '%s' (pid %u)",
+                       (int)hello->rank, job->job_name, holder == NULL ? job->name : holder->name,
+                       holder == NULL ? (unsigned)getpid() : holder->pid));
+        return 0;
+    }
+    int rc = look_for_name(root, hello, connection->pid);
+    return rc < 0 ? rc : welcome(root, connection, hello);
+}
+
+static int take_join(struct root *root, struct connection *connection)
+{
+    struct bxi_boot_packet *packet = &root->packet;
+    struct bxi_boot_entry entry = { .rank = connection->rank, .pid = connection->pid };
+    char hint[BXI_MAP_HINT_BYTES];
+
+    if (!bxi_boot_packet_is(packet, BXI_BOOT_JOIN, BXI_BOOT_FDS))
+        return nonsense(root, connection);
+    memcpy(entry.name, connection->name, sizeof(entry.name));
+    int rc = bxi_boot_add_peer(root->job, &entry, packet->fds);
+    if (rc == -EPROTO || rc == -EPROTONOSUPPORT || rc == -EACCES)
+        return nonsense(root, connection);
+    if (rc < 0)
+        return bx_fail(rc, "the segment of worker '%s' (rank %d, pid %u) cannot be attached: %s%s",
+                       connection->name, connection->rank, connection->pid, bx_strerror(rc),
+                       bxi_limits_map_hint(root->job, rc, hint));
+    connection->segment_fd = packet->fds[BXI_BOOT_SEGMENT];
+    connection->arena_fd = packet->fds[BXI_BOOT_ARENA];
+    packet->fd_count = 0;       /* taken, all five */
+    connection->state = JOINED;
+    root->joined++;
+    BXI_STEP("boot.joined");
+    return 0;
+}
+
+/* A worker's own failure is everybody's. */
+static int take_failure(struct root *root, struct connection *connection, int code)
+{
+    char text[BXI_TEXT_BYTES];
+
+    if (connection->state == NEW)
+        return nonsense(root, connection);
+    snprintf(text, sizeof(text), "%s", bx_error_text());
+    return bx_fail(code, "worker '%s' (rank %d, pid %u) could not start: %s", connection->name,
+                   connection->rank, connection->pid, text);
+}
+
+static int take_packet(struct root *root, struct connection *connection)
+{
+    int code = bxi_boot_packet_failure(&root->packet);
+
+    if (code < 0)
+        return take_failure(root, connection, code);
+    if (connection->state == NEW)
+        return take_hello(root, connection);
+    if (connection->state == WELCOMED)
+        return take_join(root, connection);
+    if (connection->state != TABLED || !bxi_boot_packet_is(&root->packet, BXI_BOOT_ATTACHED, 0))
+        return nonsense(root, connection);
+    connection->state = ATTACHED;
+    return 0;
+}
+
+static int hung_up(struct root *root, struct connection *connection)
+{
+    if (connection->state != NEW) {
+        bxi_boot_unlink_dead(root->job, connection->rank);
+        int rc = bxi_spawn_how_ended(root->job, connection->rank);
+        return rc < 0 ? rc : bx_fail(BX_E_PEER_DEAD, "worker '%s' (rank %d, pid %u) died while the job was starting",
+                       connection->name, connection->rank, connection->pid);
+    }
+    drop(root, connection);
+    return 0;
+}
+
+static int listen_to(struct root *root, struct connection *connection)
+{
+    int rc = bxi_boot_receive(connection->fd, &root->packet, BXI_BOOT_FDS);
+
+    if (rc == -EAGAIN)
+        return 0;
+    if (rc == 0)
+        return hung_up(root, connection);
+    if (rc == -EMFILE)
+        return bxi_boot_no_descriptors(root->job);
+    if (rc < 0)
+        return nonsense(root, connection);
+    rc = take_packet(root, connection);
+    bxi_boot_packet_close(&root->packet);
+    return rc;
+}
+
+/* ---- The loop ---------------------------------------------------------------------------------- */
+
+/* "3", "3, 5", "3, 5..9": the ranks that have not joined; how many. */
+static int list_missing(const struct root *root, char *text, size_t bytes)
+{
+    int count = 0;
+    size_t used = 0;
+
+    text[0] = '\0';
+    for (int rank = 1; rank < root->job->world_size; rank++) {
+        int last = rank;
+
+        while (last < root->job->world_size &&
+               (root->by_rank[last] == NULL || root->by_rank[last]->state < JOINED))
+            last++;
+        if (last == rank)
+            continue;
+        count += last - rank;
+        last--;
+        int length = snprintf(text + used, bytes - used, "%s%d", used == 0 ? "" : ", ", rank);
+        used += (size_t)length < bytes - used ? (size_t)length : 0;
+        length = last == rank ? 0 : snprintf(text + used, bytes - used, "..%d", last);
+        used += (size_t)length < bytes - used ? (size_t)length : 0;
+        rank = last;
+    }
+    return count;
+}
+
+static void say_who_is_awaited(const struct root *root, char text[BXI_TEXT_BYTES])
+{
+    char missing[BXI_TEXT_BYTES / 2];
+    double seconds = bxi_boot_seconds(root->start_ns);
+    int count = list_missing(root, missing, sizeof(missing));
+
+    if (count == 0 && root->awaited != NULL)
+        snprintf(text, BXI_TEXT_BYTES, "worker '%s' (rank %d, pid %u) came, but does not answer; %.1f s have passed",
+                 root->awaited->name, root->awaited->rank, root->awaited->pid, seconds);
+    else
+        snprintf(text, BXI_TEXT_BYTES, "rank%s %s of 0..%d did not come within %.1f s (job '%s')",
+                 count == 1 ? "" : "s", missing, root->job->world_size - 1, seconds, root->job->job_name);
+}
+
+static int too_late(const struct root *root)
+{
+    char text[BXI_TEXT_BYTES];
+
+    say_who_is_awaited(root, text);
+    return bx_fail(BX_E_RANK_MISSING, "%s", text);
+}
+
+/* Now and then: for whom the job waits, into the log of every worker that has come. */
+static void tell_waiting(struct root *root)
+{
+    struct bxi_boot_note note = { .head = bxi_boot_head(BXI_BOOT_NOTE) };
+    uint64_t now_ns = bxi_now_ns();
+
+    if (now_ns < root->tell_ns)
+        return;
+    root->tell_ns = now_ns + BXI_BOOT_AGAIN_NS;
+    say_who_is_awaited(root, note.text);
+    bxi_log(1, "%s", note.text);
+    for (int rank = 1; rank < root->job->world_size; rank++)
+        if (root->by_rank[rank] != NULL)
+            bxi_boot_send(root->by_rank[rank]->fd, &(struct bxi_boot_out){ .data = &note, .bytes = sizeof(note) }, 0);
+}
+
+/* 0, or what ends the start though nothing came. */
+static int look_around(struct root *root)
+{
+    if (bxi_now_ns() >= root->deadline_ns)
+        return too_late(root);
+    tell_waiting(root);
+    return 0;
+}
+
+/* Waits for something to come and handles it. 0, or what ends the start. */
+static int look(struct root *root)
+{
+    struct pollfd entries[CONNECTIONS_MAX + 1];
+    struct connection *of[CONNECTIONS_MAX + 1] = { NULL };
+    nfds_t count = 1;
+
+    entries[0] = (struct pollfd){ .fd = root->listener, .events = POLLIN };
+    for (int i = 0; i < CONNECTIONS_MAX; i++) {
+        if (root->connection[i].state == UNUSED)
+            continue;
+        of[count] = &root->connection[i];
+        entries[count++] = (struct pollfd){ .fd = root->connection[i].fd, .events = POLLIN };
+    }
+    int rc = bxi_spawn_look(root->job, -1);
+    if (rc < 0)
+        return rc;
+    uint64_t now_ns = bxi_now_ns();
+    uint64_t left_ns = root->deadline_ns > now_ns ? root->deadline_ns - now_ns : 0;
+    struct timespec left = { .tv_nsec = (long)(left_ns < BXI_BOOT_LOOK_NS ? left_ns : BXI_BOOT_LOOK_NS) };
+    int ready = ppoll(entries, count, &left, NULL);
+    if (ready < 0 && errno != EINTR)
+        return bx_fail(-errno, "poll fails: %s", bx_strerror(-errno));
+    if (ready == 0)
+        return look_around(root);
+    if (ready < 0)
+        return 0;
+    for (nfds_t i = 1; i < count; i++) {
+        rc = entries[i].revents == 0 ? 0 : listen_to(root, of[i]);
+        if (rc < 0)
+            return rc;
+    }
+    return entries[0].revents == 0 ? 0 : accept_all(root);
+}
+
+/* The descriptors and the entry of a rank. */
+static void describe(const struct root *root, int rank, struct bxi_boot_entry *entry, int fds[BXI_BOOT_FDS])
+{
+    const struct bx_job *job = root->job;
+    const struct bxi_peer *peer = &job->peers[rank];
+
+    entry->rank = rank;
+    entry->pid = peer->pid;
+    memcpy(entry->name, peer->name, sizeof(entry->name));
+    fds[BXI_BOOT_SEGMENT] = rank == 0 ? root->segment_fd : root->by_rank[rank]->segment_fd;
+    fds[BXI_BOOT_ARENA] = rank == 0 ? root->arena_fd : root->by_rank[rank]->arena_fd;
+    fds[BXI_BOOT_BELL] = rank == 0 ? job->bell_fd[0] : peer->bell.fd[0];
+    fds[BXI_BOOT_BELL_LEADER] = rank == 0 ? job->bell_fd[1] : peer->bell.fd[1];
+    fds[BXI_BOOT_PIDFD] = rank == 0 ? job->pidfd : peer->pidfd;
+}
+
+static int send_chunk(struct root *root, const struct connection *to, const struct bxi_boot_table *table,
+                      const int *fds)
+{
+    struct bxi_boot_out out = {
+        .data = table,
+        .bytes = offsetof(struct bxi_boot_table, entry) + table->count * sizeof(table->entry[0]),
+        .fds = fds,
+        .fd_count = (int)table->count * BXI_BOOT_FDS,
+    };
+
+    int rc = bxi_boot_send(to->fd, &out, root->deadline_ns);
+    BXI_STEP("boot.table_sent");
+    if (rc == 0 || rc == -EPIPE || rc == -ECONNRESET)
+        return 0;           /* a hang-up is seen by the next look, which knows what to say */
+    if (rc == -ETIMEDOUT)
+        return too_late(root);
+    return bx_fail(rc, "the descriptors cannot be passed to worker '%s' (rank %d, pid %u): %s", to->name,
+                   to->rank, to->pid, bx_strerror(rc));
+}
+
+/* Hands everybody else's descriptors to one worker and waits until it has attached them. */
+static int serve(struct root *root, struct connection *to)
+{
+    struct bxi_boot_table table = { .head = bxi_boot_head(BXI_BOOT_TABLE) };
+    int fds[BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS];
+    int left = root->job->world_size - 1;
+    int rc;
+
+    root->awaited = to;
+    to->state = TABLED;
+    for (int rank = 0; rank < root->job->world_size; rank++) {
+        if (rank == to->rank)
+            continue;
+        describe(root, rank, &table.entry[table.count], &fds[table.count * BXI_BOOT_FDS]);
+        table.count++;
+        left--;
+        if (left > 0 && table.count < BXI_BOOT_TABLE_MAX)
+            continue;
+        rc = send_chunk(root, to, &table, fds);
+        if (rc < 0)
+            return rc;
+        table.count = 0;
+    }
+    while (to->state != ATTACHED)
+        if ((rc = look(root)) < 0)
+            return rc;
+    return 0;
+}
+
+/* Opens the gate, and then tells those who wait at it. */
+static void let_all_go(struct root *root)
+{
+    struct bx_job *job = root->job;
+    struct bxi_boot_head go = bxi_boot_head(BXI_BOOT_GO);
+
+    BXI_STEP("boot.gate_closed");
+    /* [state] release, pairs with the acquire in gate_is_open: who has attached has all its peers. */
+    bxi_store_release(&job->control->header.state, BXI_RUNNING);
+    BXI_STEP("boot.gate_open");
+    for (int rank = 1; rank < job->world_size; rank++) {
+        bxi_boot_send(root->by_rank[rank]->fd, &(struct bxi_boot_out){ .data = &go, .bytes = sizeof(go) },
+                      root->deadline_ns);
+        BXI_STEP("boot.go_sent");
+    }
+}
+
+/* What those have said meanwhile who have attached: one may have failed, or died. */
+static int look_once_more(struct root *root)
+{
+    for (int rank = 1; rank < root->job->world_size; rank++) {
+        int rc = listen_to(root, root->by_rank[rank]);
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+static int run(struct root *root)
+{
+    struct bx_job *job = root->job;
+
+    int rc = open_listener(root);
+    if (rc < 0 || (rc = bxi_boot_segment(job, &root->segment_fd, &root->arena_fd)) < 0)
+        return rc;
+    while (root->joined < job->world_size - 1)
+        if ((rc = look(root)) < 0)
+            return rc;
+    for (int rank = 1; rank < job->world_size; rank++)
+        if ((rc = serve(root, root->by_rank[rank])) < 0)
+            return rc;
+    if ((rc = look_once_more(root)) < 0)
+        return rc;
+    bxi_trace_start(job);       /* the others look for its file behind the gate */
+    /* Whoever comes now is late: it must find no socket, rather than one that hangs up. */
+    unlink(root->paths->socket);
+    BXI_STEP("boot.socket_gone");
+    bxi_boot_lock_running(job);
+    let_all_go(root);
+    return 0;
+}
+
+/* Tells everybody who is connected, and who waits to be, why there will be no job. */
+static void tell_all(struct root *root, int code)
+{
+    for (int i = 0; i < CONNECTIONS_MAX; i++)
+        if (root->connection[i].state != UNUSED)
+            bxi_boot_send_fail(root->connection[i].fd, code);
+    for (int i = 0; root->listener >= 0 && i < BACKLOG; i++) {
+        int fd = accept4(root->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0)
+            break;
+        bxi_boot_send_fail(fd, code);
+        close(fd);
+    }
+}
+
+static void close_all(struct root *root)
+{
+    for (int i = 0; i < CONNECTIONS_MAX; i++)
+        if (root->connection[i].state != UNUSED)
+            drop(root, &root->connection[i]);
+    if (root->listener >= 0)
+        close(root->listener);
+    if (root->segment_fd >= 0)
+        close(root->segment_fd);
+    if (root->arena_fd >= 0)
+        close(root->arena_fd);
+}
+
+int bxi_boot_root(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t deadline_ns)
+{
+    struct root *root = calloc(1, sizeof(*root));
+    int rc;
+
+    if (root == NULL)
+        return bx_fail(-ENOMEM, "no memory to start a job with");
+    root->job = job;
+    root->paths = paths;
+    root->start_ns = bxi_now_ns();
+    root->tell_ns = root->start_ns + BXI_BOOT_TELL_NS;
+    root->deadline_ns = deadline_ns;
+    root->listener = root->segment_fd = root->arena_fd = -1;
+    if (getrandom(&job->instance, sizeof(job->instance), 0) != sizeof(job->instance))
+        job->instance = bxi_now_ns() ^ ((uint64_t)getpid() << 40);
+    job->instance |= 1;         /* 0 means any */
+
+    rc = bxi_boot_lock(job, paths);
+    if (rc < 0)
+        goto free_root;
+    rc = run(root);
+    if (rc < 0) {
+        unlink(paths->socket);
+        tell_all(root, rc);
+        bxi_boot_unlock_failed(job, paths, rc);
+    }
+    close_all(root);
+free_root:
+    free(root);
+    return rc;
+}

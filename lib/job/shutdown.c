@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Serving until the others are done, and leaving together.
+ *
+ * Shutdown goes through the states of the segment's header. A worker whose own calls are done and whose
+ * handlers have answered says LEAVING and serves on. When everybody living is LEAVING, a handler that
+ * still runs somewhere may have sent more; so each waits once more until it has nothing open and says
+ * QUIET. When everybody is QUIET nobody sends any more, and all leave. A state is announced on every
+ * peer's background eventfd. A worker killed on the way is counted as gone; one that does not come is
+ * named when the time is over.
+ */
+#include "bootstrap.h"
+#include "run/progress.h"
+#include "observe/trace.h"
+
+#include "shm/cancel.h"
+#include "shm/step.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+
+#define SHUTDOWN_NS (UINT64_C(30) * 1000000000)
+
+struct job_waiter {
+    struct bxi_waiter waiter;   /* first */
+    struct bx_job *job;
+    uint32_t count;
+};
+
+static struct bx_job *job_of(struct bxi_waiter *waiter)
+{
+    return ((struct job_waiter *)(void *)waiter)->job;
+}
+
+static int wait_passive(struct bx_job *job, bool (*ready)(struct bxi_waiter *), const void *object,
+                        uint64_t deadline_ns)
+{
+    struct job_waiter waiter = {
+        .waiter = { .ready = ready, .object = object, .deadline_ns = deadline_ns, .passive = true },
+        .job = job,
+        .count = (uint32_t)job->world_size - 1,
+    };
+
+    return bxi_wait(job, &waiter.waiter);
+}
+
+/* ---- serving ----------------------------------------------------------------------------------- */
+
+static bool serve_ready(struct bxi_waiter *waiter)
+{
+    struct bx_job *job = job_of(waiter);
+
+    /* [deaths] sequentially consistent, pairs with the additions in watch.c: looked at after the waiter
+     * has been counted. */
+    if (bxi_load_seq_cst(&job->deaths) > job->deaths_reported)
+        return true;
+
+    /* Leavers before lost, which is counted first: a loss between the two looks is no leaving. */
+    uint32_t leavers = bxi_load_seq_cst(&job->leavers), lost = bxi_load_seq_cst(&job->lost);
+
+    return leavers > lost || lost == (uint32_t)job->world_size - 1;
+}
+
+int bx_job_serve(struct bx_job *job)
+{
+    int rc = bxi_job_check(job);
+
+    if (rc < 0)
+        return rc;
+    rc = bxi_out(wait_passive(job, serve_ready, &job->leavers, BX_FOREVER));
+    if (rc == BX_E_SHUTDOWN)
+        return bx_fail(rc, "worker '%s' has shut down", job->name);
+    if (rc < 0)
+        return bx_fail(rc, "bx_job_serve waits and cannot be called from a handler or a callback");
+    if (bxi_load_seq_cst(&job->deaths) <= job->deaths_reported)
+        return 0;
+
+    struct bxi_peer *peer = &job->peers[job->dead_rank[job->deaths_reported++]];
+    int code = bxi_load_relaxed(&peer->state) == BXI_PEER_DEAD ? BX_E_PEER_DEAD : BX_E_CORRUPT;
+
+    return bx_fail(code, "worker '%s' (rank %d, pid %u) %s", peer->name, peer->rank, peer->pid,
+                   code == BX_E_PEER_DEAD ? "died" : "was cut off: its shared memory holds nonsense or was "
+                                                     "truncated");
+}
+
+/* ---- leaving ----------------------------------------------------------------------------------- */
+
+static bool is_quiet(struct bxi_waiter *waiter)
+{
+    struct bx_job *job = job_of(waiter);
+    bool quiet;
+
+    bxi_lock(&job->lock);
+    quiet = job->calls_open == 0 && job->serving == 0;
+    bxi_unlock(&job->lock);
+    return quiet;
+}
+
+static bool all_leaving(struct bxi_waiter *waiter)
+{
+    return bxi_load_seq_cst(&job_of(waiter)->leavers) >= ((struct job_waiter *)(void *)waiter)->count;
+}
+
+static bool all_quiet(struct bxi_waiter *waiter)
+{
+    return bxi_load_seq_cst(&job_of(waiter)->quiet) >= ((struct job_waiter *)(void *)waiter)->count;
+}
+
+static int wait_quiet(struct bx_job *job, uint64_t deadline_ns)
+{
+    int rc;
+
+    /* [quiet] sequentially consistent, pairs with the load in bxi_quiet_changed. */
+    bxi_add_seq_cst(&job->quiet_waited, 1);
+    bxi_more_eager(job);
+    rc = wait_passive(job, is_quiet, &job->quiet_waited, deadline_ns);
+    bxi_less_eager(job);
+    bxi_add_seq_cst(&job->quiet_waited, (uint32_t)-1);
+    return rc;
+}
+
+static void say(struct bx_job *job, enum bxi_state state)
+{
+    /* [state] release, pairs with the acquire in look_state. */
+    bxi_store_release(&job->control->header.state, state);
+    BXI_STEP(state == BXI_LEAVING ? "state.leaving" : "state.quiet");
+    bxi_ring_all(job);
+    BXI_STEP(state == BXI_LEAVING ? "state.leaving_rung" : "state.quiet_rung");
+}
+
+static int name_the_late(struct bx_job *job, enum bxi_state wanted, uint64_t timeout_ns)
+{
+    for (int rank = 0; rank < job->world_size; rank++) {
+        const struct bxi_peer *peer = &job->peers[rank];
+
+        /* [state] acquire, pairs with the release in say. */
+        if (rank != job->rank && bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE &&
+            bxi_load_acquire((bxi_a32 *)&peer->view.control->header.state) < wanted)
+            return bx_fail(BX_E_TIMEOUT, "worker '%s' (rank %d, pid %u) did not come to the shutdown within "
+                                         "%.3f s", peer->name, rank, peer->pid, (double)timeout_ns / 1e9);
+    }
+    return bx_fail(BX_E_TIMEOUT, "the shutdown was not done within %.3f s", (double)timeout_ns / 1e9);
+}
+
+static int leave_together(struct bx_job *job, uint64_t deadline_ns, uint64_t timeout_ns)
+{
+    int rc = wait_quiet(job, deadline_ns);
+
+    if (rc == BX_E_TIMEOUT)
+        return bx_fail(rc, "worker '%s' still had calls in flight or handlers at work after %.3f s", job->name,
+                       (double)timeout_ns / 1e9);
+    say(job, BXI_LEAVING);
+    if (wait_passive(job, all_leaving, &job->leavers, deadline_ns) < 0)
+        return name_the_late(job, BXI_LEAVING, timeout_ns);
+    if (wait_quiet(job, deadline_ns) < 0)
+        return name_the_late(job, BXI_QUIET, timeout_ns);
+    say(job, BXI_QUIET);
+    if (wait_passive(job, all_quiet, &job->leavers, deadline_ns) < 0)
+        return name_the_late(job, BXI_QUIET, timeout_ns);
+    return wait_quiet(job, deadline_ns);
+}
+
+void bxi_job_leave(struct bx_job *job)
+{
+    bool together = bxi_load_seq_cst(&job->quiet) == (uint32_t)job->world_size - 1;
+
+    bxi_store_relaxed(&job->phase, BXI_STOPPED);    /* relaxed: any recent value will do for bxi_job_check */
+    /* [state] release, pairs with the acquire in look_state. */
+    bxi_store_release(&job->control->header.state, BXI_LEFT);
+    BXI_STEP("state.left");
+    bxi_spawn_in_job(job, false);
+    if (!together)
+        bxi_ring_all(job);
+    for (int rank = 0; rank < job->world_size; rank++)
+        bxi_calls_fail(job, &job->peers[rank], BX_E_SHUTDOWN, BX_FOREVER);
+    bxi_waits_stop(job);
+    bxi_pool_stop(job);
+    bxi_progress_stop(job);
+    bxi_role_end(job);
+    bxi_devices_close(job);
+    bxi_loans_unread(job);
+    bxi_trace_close(job);
+    bxi_forget_role();
+    BXI_STEP("state.stopped");
+    shm_unlink(job->segment.shm_name);
+    BXI_STEP("segment.unlinked");
+    bxi_arena_close(job->arena);
+    BXI_STEP("arena.unlinked");
+    bxi_bootstrap_release(job);
+    bxi_boot_clear_dead(job);
+}
+
+int bx_job_shutdown(struct bx_job *job, uint64_t timeout_ns)
+{
+    uint32_t started = BXI_STARTED;
+    int rc = bxi_job_check(job), cancel_before;
+
+    if (rc < 0)
+        return rc;
+    /* A blocking handler may wait, but not for its own answer and its own thread. */
+    if (!bxi_may_wait() || bxi_pool_owns_thread(job))
+        return bx_fail(BX_E_WOULD_DEADLOCK, "bx_job_shutdown waits for all handlers and cannot be called from a "
+                                            "handler or a callback");
+    if (timeout_ns == 0)
+        timeout_ns = SHUTDOWN_NS;
+    if (!bxi_cas(&job->phase, &started, BXI_STOPPING))
+        return bx_fail(BX_E_STATE, "another thread shuts worker '%s' down already", job->name);
+    cancel_before = bxi_cancel_off();
+    rc = leave_together(job, bxi_deadline_ns(timeout_ns), timeout_ns);
+    bxi_error_enter();
+    bxi_job_leave(job);
+    bxi_error_leave();
+    bxi_cancel_restore(&cancel_before);
+    return bxi_out(rc);
+}

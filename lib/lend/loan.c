@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The borrower's side of a lease: from a frame with a lease head to tensors, and back.
+ *
+ * Who runs it: loans are opened under the progress role, from a private copy of the frame; they end on the
+ * thread that drops the last reference, under the lender's lock. lease.c has the owner's side and says
+ * what is left after a kill.
+ *
+ * Everything that is parsed here is private memory: a frame is copied before, and what came by the arena is
+ * copied at once. Of the peer's arena nothing but the tensors' elements is read, by whoever uses them, and
+ * offsets and extents are checked against the mapping. A loan is one block of memory with all its tensors
+ * in it, so that a message of ten thousand tensors costs one allocation.
+ */
+#include "internal.h"
+
+#include "shm/step.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* ---- lenders ------------------------------------------------------------------------------------------- */
+
+static void lender_release(struct bxi_lender *lender)
+{
+    if (bxi_add(&lender->refs, (uint32_t)-1) == 1)
+        free(lender);
+}
+
+static struct bxi_lender *lender_of(struct bx_job *job, struct bxi_peer *peer)
+{
+    bool self = peer->rank == job->rank;
+    struct bxi_lender *lender = peer->lender;
+
+    if (lender == NULL) {
+        lender = calloc(1, sizeof *lender);
+        if (lender == NULL)
+            return NULL;
+        bxi_store_relaxed(&lender->refs, 1);
+        lender->job = job;
+        lender->peer = peer;
+        lender->given_back = self ? &peer->loop_leases[BXI_LEASE_MAX] : &job->control->pair[peer->rank].given_back;
+        lender->words = self ? peer->loop_leases : bxi_segment_leases(&job->segment, peer->rank);
+        lender->want = &(self ? job->control : peer->view.control)->pair[job->rank].want_lease;
+        peer->lender = lender;
+    }
+    bxi_add(&lender->refs, 1);
+    return lender;
+}
+
+void bxi_lender_close(struct bxi_peer *peer)
+{
+    struct bxi_lender *lender = peer->lender;
+
+    if (lender == NULL)
+        return;
+    bxi_lock(&lender->lock);
+    lender->job = NULL;
+    bxi_unlock(&lender->lock);
+    peer->lender = NULL;
+    lender_release(lender);
+}
+
+/* The owner waits for leases, and this may be the one. */
+static void ring_owner(struct bx_job *job, struct bxi_peer *peer)
+{
+    if (peer->rank == job->rank) {
+        bxi_event(job, BXI_EVENT_SCAN);
+        return;
+    }
+    bxi_lock(&job->lock);
+    bxi_fence_seq_cst();            /* [bell.armed] as in bxi_bells_flush */
+    if (bxi_bell_look(&peer->bell, false))
+        bxi_counter_add(job, BXI_C_doorbells_rung, 1);
+    bxi_unlock(&job->lock);
+}
+
+/* One more word is written. Lender's lock, or no other thread. */
+static void count_return(bxi_a64 *given_back)
+{
+    /* [lease.count] release, pairs with the acquire in look_words: without it the owner sees the count before
+     * the word, and the word never. */
+    bxi_store_release(given_back, bxi_load_relaxed(given_back) + 1);
+}
+
+/* When the work is done that reads what was lent, before the word that says it is back. Lender's lock. */
+static void put_point(struct bxi_lender *lender, uint32_t slot, const struct bxi_gpu_point *point)
+{
+    struct bx_job *job = lender->job;
+    int rank = lender->peer->rank;
+    bxi_a64 *words = lender->words + BXI_LEASE_MAX + 1;         /* of oneself */
+
+    if (rank != job->rank)
+        words = (bxi_a64 *)(void *)(bxi_segment_device_pair(&job->segment, rank) + BXI_DEVICE_POINTS);
+    /* Relaxed, both: published by the store of the lease word. */
+    bxi_store_relaxed(&words[2 * slot], (uint64_t)point->order | (uint64_t)point->lane << 16);
+    bxi_store_relaxed(&words[2 * slot + 1], point->value);
+}
+
+/* point: NULL where nothing of it was device memory. */
+static void give_back(struct bxi_lender *lender, uint32_t slot, uint64_t generation, const struct bxi_gpu_point *point)
+{
+    bxi_lock(&lender->lock);
+    if (lender->job != NULL) {
+        BXI_STEP("lease.read");
+        if (point != NULL)
+            put_point(lender, slot, point);
+        /* [lease.word] release, pairs with the acquire in look_words: reads of the memory come before. */
+        bxi_store_release(&lender->words[slot], generation);
+        BXI_STEP("lease.returned");
+        count_return(lender->given_back);
+        bxi_count(&lender->job->control->loans[lender->peer->rank].borrowed, (uint64_t)-1);
+        bxi_fence_seq_cst();        /* [lease.want] the borrower's fence, pairs with the one in bxi_leases_want */
+        /* [lease.want] relaxed, behind the fence; pairs with the store in bxi_leases_want. */
+        if (bxi_load_relaxed((bxi_a64 *)lender->want) != 0)
+            ring_owner(lender->job, lender->peer);
+    }
+    bxi_unlock(&lender->lock);
+}
+
+/* ---- loans --------------------------------------------------------------------------------------------- */
+
+void bxi_loan_end(struct bxi_loan *loan)
+{
+    /* In a child of a fork the loan is its parent's, and so is the mapping. */
+    if (loan->lender != NULL && bxi_load_relaxed(&bxi_forks) == loan->storage.fork_generation) {
+        struct bxi_gpu_point point;
+        bool device = loan->device != NULL;
+
+        bxi_arena_view_release(loan->view);
+        if (device)
+            bxi_device_loan_end(loan, &point);
+        give_back(loan->lender, loan->slot, loan->generation, device ? &point : NULL);
+        lender_release(loan->lender);
+    }
+    free(loan->packed);
+    free(loan);
+}
+
+void bxi_loan_release(struct bxi_loan *loan)
+{
+    if (loan != NULL)
+        bxi_storage_release(&loan->storage);
+}
+
+/* What a record's head says, checked; in device memory or in the arena. How far the elements may reach, from its
+ * first one, goes to *room. Bytes of the record so far, or BX_E_CORRUPT, -ENODEV, -ENOMEM. */
+static int64_t parse_head(struct bxi_loan *loan, uint32_t index, const unsigned char *at, uint64_t left,
+                          uint64_t *room)
+{
+    struct bxi_tensor_head head;
+    struct bxi_gpu_ref ref;
+    bool staged, named;
+    size_t element;
+    int rc;
+
+    memcpy(&head, at, sizeof head);
+    staged = (head.flags & BXI_STAGED) != 0;
+    named = head.device == BX_CUDA && !staged;
+    element = bx_dtype_bytes((enum bx_dtype)head.dtype);
+    if (head.ndim > BX_DIMS_MAX || head.flags > (BXI_STRIDED | BXI_STAGED) || head.reserved != 0 ||
+        (head.device != BX_CPU && head.device != BX_CUDA) || (staged && head.device != BX_CUDA) || element == 0 ||
+        (named && left < sizeof head + sizeof ref))
+        return BX_E_CORRUPT;
+    if (!named && head.offset > loan->view->bytes)
+        return BX_E_CORRUPT;
+    if (named)
+        memcpy(&ref, at + sizeof head, sizeof ref);
+    if (named && ref.offset % element != 0)
+        return BX_E_CORRUPT;
+    *room = named ? ref.bytes : loan->view->bytes - head.offset;
+    if (head.device == BX_CPU) {
+        loan->tensors[index].data = loan->storage.base + head.offset;
+        return sizeof head;
+    }
+    if (loan->device == NULL && (rc = bxi_device_loan_make(loan)) < 0)
+        return rc;
+    rc = bxi_device_loan_part(loan, index, &head, named ? &ref : NULL);
+    return rc < 0 ? rc : (int64_t)(sizeof head + (named ? sizeof ref : 0));
+}
+
+/* One record at *at, of at most `left` bytes. Its length, or as parse_head. */
+static int64_t parse_tensor(struct bxi_loan *loan, uint32_t index, const unsigned char *at, uint64_t left)
+{
+    struct bx_tensor *tensor = &loan->tensors[index];
+    struct bxi_tensor_head head;
+    int64_t shape[BX_DIMS_MAX], strides[BX_DIMS_MAX], used;
+    uint64_t row, extent, room = 0;
+    bool strided;
+
+    if (left < sizeof head)
+        return BX_E_CORRUPT;
+    memcpy(&head, at, sizeof head);
+    used = parse_head(loan, index, at, left, &room);
+    if (used < 0)
+        return used;
+    strided = (head.flags & BXI_STRIDED) != 0;
+    row = 8u * (uint64_t)head.ndim;
+    if (left - (uint64_t)used < row * (1 + strided))
+        return BX_E_CORRUPT;
+    memcpy(shape, at + used, row);
+    if (strided)
+        memcpy(strides, at + used + row, row);
+
+    struct bxi_shape given = { (enum bx_dtype)head.dtype, head.ndim, shape, strided ? strides : NULL };
+
+    if (bxi_tensor_shape(tensor, &given, &extent) < 0)
+        return BX_E_CORRUPT;
+    if (extent > room || head.offset % bx_dtype_bytes(given.dtype) != 0)
+        return BX_E_CORRUPT;
+    tensor->embedded = true;
+    tensor->read_only = true;
+    tensor->device = (struct bx_device){ (enum bx_device_kind)head.device, 0 };
+    tensor->storage = &loan->storage;
+    return used + (int64_t)(row * (1 + strided));
+}
+
+static int parse_tensors(struct bxi_loan *loan, const unsigned char *packed, uint64_t packed_bytes)
+{
+    uint64_t at = 0;
+
+    for (uint32_t i = 0; i < loan->tensor_count; i++) {
+        int64_t bytes = parse_tensor(loan, i, packed + at, packed_bytes - at);
+
+        if (bytes < 0)
+            return (int)bytes;
+        at += (uint64_t)bytes;
+        loan->pointers[i] = &loan->tensors[i];
+    }
+    loan->data = packed + at;
+    loan->bytes = packed_bytes - at;
+    return 0;
+}
+
+/* What lies behind the head, or a private copy of what it points to. 0, BX_E_CORRUPT, -ENOMEM. */
+static int fetch_packed(const struct bxi_peer *peer, const struct bxi_lease_head *head, size_t body_bytes,
+                        unsigned char **copy)
+{
+    const struct bxi_arena_view *view = peer->arena;
+
+    *copy = NULL;
+    if (head->slot >= BXI_LEASE_MAX || head->generation == 0 ||
+        head->tensor_count > head->packed_bytes / sizeof(struct bxi_tensor_head) ||
+        head->tensor_count > BX_TENSORS_MAX ||
+        head->packed_bytes > BX_MSG_MAX + head->tensor_count * BXI_TENSOR_HEAD_MAX)
+        return BX_E_CORRUPT;
+    if (head->packed_offset == BXI_PACKED_HERE)
+        return head->packed_bytes == body_bytes - sizeof *head ? 0 : BX_E_CORRUPT;
+    if (head->packed_offset > view->bytes || head->packed_bytes > view->bytes - head->packed_offset)
+        return BX_E_CORRUPT;
+    *copy = malloc(head->packed_bytes);
+    if (*copy == NULL)
+        return -ENOMEM;
+    memcpy(*copy, view->base + head->packed_offset, head->packed_bytes);
+    /* Relaxed: set by the handler of SIGBUS in this very thread, if by anything. */
+    if (bxi_load_relaxed((bxi_a32 *)&view->truncated) == 0)
+        return 0;
+    free(*copy);
+    return BX_E_CORRUPT;
+}
+
+static struct bxi_loan *make_loan(struct bxi_peer *peer, const struct bxi_lease_head *head,
+                                  struct bxi_lender *lender)
+{
+    size_t count = head->tensor_count;
+    struct bxi_loan *loan = calloc(1, sizeof *loan + count * (sizeof *loan->tensors + sizeof *loan->pointers));
+
+    if (loan == NULL)
+        return NULL;
+    bxi_store_relaxed(&loan->storage.refs, 1);
+    loan->storage.kind = BXI_STORE_LOAN;
+    loan->storage.base = (unsigned char *)(uintptr_t)peer->arena->base;     /* only ever read */
+    loan->storage.bytes = peer->arena->bytes;
+    loan->storage.fork_generation = bxi_load_relaxed(&bxi_forks);   /* relaxed: as in arena_memory */
+    loan->lender = lender;
+    loan->view = bxi_arena_view_acquire(peer->arena);
+    loan->slot = head->slot;
+    loan->generation = head->generation;
+    loan->tensor_count = head->tensor_count;
+    loan->pointers = (struct bx_tensor **)(void *)(loan->tensors + count);
+    return loan;
+}
+
+/* A large message without tensors has been copied whole: nothing of the peer's is needed any more. */
+static void settle(struct bxi_loan *loan)
+{
+    bxi_arena_view_release(loan->view);
+    give_back(loan->lender, loan->slot, loan->generation, NULL);
+    lender_release(loan->lender);
+    loan->lender = NULL;
+}
+
+int bxi_loan_open(struct bx_job *job, struct bxi_peer *peer, const unsigned char *body, size_t body_bytes,
+                  struct bxi_loan **out)
+{
+    struct bxi_lease_head head;
+    unsigned char *copy = NULL;
+    struct bxi_loan *loan;
+    int rc;
+
+    if (peer->held != NULL || peer->held_code < 0) {
+        rc = peer->held_code;
+        *out = peer->held;          /* it waited for device memory */
+        peer->held = NULL;
+        peer->held_code = 0;
+        return rc;
+    }
+    if (body_bytes < sizeof head || peer->arena == NULL)
+        return BX_E_CORRUPT;
+    memcpy(&head, body, sizeof head);
+    if ((rc = fetch_packed(peer, &head, body_bytes, &copy)) == BX_E_CORRUPT)
+        return rc;
+
+    struct bxi_lender *lender = lender_of(job, peer);
+
+    if (lender == NULL) {
+        free(copy);
+        return -ENOMEM;         /* not even the word can be written: the lease ends with this process */
+    }
+    bxi_lock(&lender->lock);
+    bxi_count(&job->control->loans[peer->rank].borrowed, 1);
+    bxi_count(&job->control->loans[peer->rank].borrowed_total, 1);
+    bxi_unlock(&lender->lock);
+    loan = rc == 0 ? make_loan(peer, &head, lender) : NULL;
+    if (loan == NULL) {
+        give_back(lender, head.slot, head.generation, NULL);
+        lender_release(lender);
+        free(copy);
+        return -ENOMEM;
+    }
+    loan->packed = copy;
+    rc = parse_tensors(loan, copy != NULL ? copy : body + sizeof head, head.packed_bytes);
+    if (rc < 0) {
+        bxi_loan_release(loan);
+        return rc;
+    }
+    BXI_STEP("lease.borrowed");
+    if (loan->tensor_count == 0)
+        settle(loan);
+    *out = loan;
+    return 0;
+}
+
+void bxi_loan_drop_held(struct bxi_peer *peer)
+{
+    bxi_loan_release(peer->held);
+    peer->held = NULL;
+    peer->held_code = 0;
+}
+
+void bxi_loans_unread(struct bx_job *job)
+{
+    for (int i = 0; i < (int)bxi_load_relaxed(&job->in_count); i++) {
+        struct bxi_peer *peer = job->in_peers[i];
+        struct { struct bxi_frame frame; struct bxi_lease_head lease; } head;
+        const void *payload;
+        uint32_t bytes;
+
+        if (peer->held != NULL && bxi_ring_peek(&peer->in, &payload, &bytes) == 1) {
+            bxi_ring_advance(&peer->in, bytes);         /* its lease goes back with it, once */
+            bxi_loan_drop_held(peer);
+        }
+        /* A full ring holds 2048 frames at most; the bound is for a peer whose memory still changes. */
+        for (int frames = 0; frames < 4096 && bxi_ring_peek(&peer->in, &payload, &bytes) == 1; frames++) {
+            memcpy(&head, payload, bytes < sizeof head ? bytes : sizeof head);
+            bxi_ring_advance(&peer->in, bytes);
+            if (bytes < sizeof head || !(head.frame.flags & BXI_FLAG_LEASE) || head.lease.slot >= BXI_LEASE_MAX ||
+                peer->rank == job->rank || !bxi_load_relaxed(&peer->out_open))
+                continue;
+            /* [lease.word] release, as in give_back. */
+            bxi_store_release(&bxi_segment_leases(&job->segment, peer->rank)[head.lease.slot], head.lease.generation);
+            count_return(&job->control->pair[peer->rank].given_back);
+        }
+    }
+}
+
+/* ---- as messages --------------------------------------------------------------------------------------- */
+
+struct bx_msg *bxi_msg_of_loan(struct bxi_loan *loan)
+{
+    /* What came by the arena has a private copy already, which lives as long as the loan. */
+    struct bx_msg *msg = bxi_msg_copy(loan->data, loan->packed == NULL ? loan->bytes : 0);
+
+    if (msg == NULL)
+        return NULL;
+    if (loan->packed != NULL) {
+        msg->data = loan->packed + (loan->data - loan->packed);
+        msg->bytes = msg->capacity = loan->bytes;
+    }
+    bxi_storage_acquire(&loan->storage);
+    msg->loan = loan;
+    msg->tensors = loan->pointers;
+    msg->tensor_count = loan->tensor_count;
+    return msg;
+}

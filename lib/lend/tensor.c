@@ -1,0 +1,470 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Tensors and the memory behind them: making, wrapping, counting, asking. Views and copies are in
+ * tensor_view.c. Any thread; no lock but the job's, briefly, for the figures of an error.
+ *
+ * A tensor that is created and its storage are one malloc, and have one count, the storage's: most tensors
+ * have no view, and sending 161 gradients makes 161 of them. A view has a count of its own and one reference
+ * to the storage. So the storage lives as long as any tensor in it, and whoever lends it (lease.c) takes
+ * references to the storage and never to a tensor.
+ *
+ * Killed at any point: counts and heads are private memory, nothing here is seen by peers.
+ */
+#include "internal.h"
+
+#include "shm/cancel.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/statvfs.h>
+
+#define RECLAIM_BYTES 4096u     /* a tensor as large as this looks for leases that came back; */
+#define RECLAIM_EVERY 16u       /* of smaller ones every so many do */
+#define HEAP_ALIGN 64u
+
+struct owned {
+    struct bxi_storage storage; /* first: freed as one */
+    struct bx_tensor tensor;
+};
+
+/* ---- dtypes ------------------------------------------------------------------------------------ */
+
+static const struct {
+    uint8_t bytes;
+    char name[5];
+} dtypes[] = {
+    [BX_F32] = { 4, "f32" }, [BX_F64] = { 8, "f64" }, [BX_F16] = { 2, "f16" }, [BX_BF16] = { 2, "bf16" },
+    [BX_I32] = { 4, "i32" }, [BX_I64] = { 8, "i64" }, [BX_U8] = { 1, "u8" },   [BX_BOOL] = { 1, "bool" },
+};
+
+size_t bx_dtype_bytes(enum bx_dtype dtype)
+{
+    return (size_t)dtype < sizeof dtypes / sizeof dtypes[0] ? dtypes[dtype].bytes : 0;
+}
+
+const char *bx_dtype_name(enum bx_dtype dtype)
+{
+    return bx_dtype_bytes(dtype) > 0 ? dtypes[dtype].name : "?";
+}
+
+/* ---- Shapes ------------------------------------------------------------------------------------ */
+
+static int too_large(const struct bxi_shape *shape)
+{
+    return bx_fail(-EOVERFLOW, "a tensor of %d dimensions and dtype %s has more bytes than can be counted",
+                   shape->ndim, bx_dtype_name(shape->dtype));
+}
+
+static int check_arguments(const struct bxi_shape *shape)
+{
+    if (bx_dtype_bytes(shape->dtype) == 0)
+        return bx_fail(-EINVAL, "%d is no dtype; see enum bx_dtype", (int)shape->dtype);
+    if (shape->ndim < 0 || shape->ndim > BX_DIMS_MAX)
+        return bx_fail(-EINVAL, "a tensor has 0 to %d dimensions, not %d", BX_DIMS_MAX, shape->ndim);
+    if (shape->ndim > 0 && shape->shape == NULL)
+        return bx_fail(-EINVAL, "a tensor of %d dimensions needs a shape", shape->ndim);
+    for (int i = 0; i < shape->ndim; i++) {
+        if (shape->shape[i] < 0)
+            return bx_fail(-EINVAL, "dimension %d is %lld; it must be at least 0", i,
+                           (long long)shape->shape[i]);
+        if (shape->strides != NULL && shape->strides[i] < 0)
+            return bx_fail(-EINVAL, "the stride of dimension %d is %lld; it must be at least 0", i,
+                           (long long)shape->strides[i]);
+    }
+    return 0;
+}
+
+static bool is_row_major(const struct bx_tensor *tensor)
+{
+    int64_t expected = 1;
+
+    if (tensor->elements == 0)
+        return true;
+    for (int i = tensor->ndim - 1; i >= 0; i--) {
+        if (tensor->shape[i] != 1 && tensor->strides[i] != expected)
+            return false;
+        expected *= tensor->shape[i];
+    }
+    return true;
+}
+
+/* Dimensions of extent 0 count as 1 in the products, so that strides exist for empty tensors too; the tensor
+ * is written only once everything holds. */
+int bxi_tensor_shape(struct bx_tensor *tensor, const struct bxi_shape *shape, uint64_t *extent_bytes)
+{
+    int64_t strides[BX_DIMS_MAX], product = 1, last = 0, bytes;
+    int64_t size = (int64_t)bx_dtype_bytes(shape->dtype);
+    bool empty = false;
+    int rc = check_arguments(shape);
+
+    if (rc < 0)
+        return rc;
+    for (int i = shape->ndim - 1; i >= 0; i--) {
+        int64_t extent = shape->shape[i], reach;
+
+        strides[i] = shape->strides != NULL ? shape->strides[i] : product;
+        if (extent == 0) {
+            empty = true;
+            continue;
+        }
+        if (__builtin_mul_overflow(product, extent, &product) ||
+            __builtin_mul_overflow(extent - 1, strides[i], &reach) ||
+            __builtin_add_overflow(last, reach, &last))
+            return too_large(shape);
+    }
+    if (__builtin_mul_overflow(product, size, &bytes) || __builtin_add_overflow(last, 1, &last) ||
+        __builtin_mul_overflow(last, size, &bytes))
+        return too_large(shape);
+
+    tensor->dtype = (uint8_t)shape->dtype;
+    tensor->ndim = (uint8_t)shape->ndim;
+    tensor->elements = empty ? 0 : product;
+    for (int i = 0; i < shape->ndim; i++) {
+        tensor->shape[i] = shape->shape[i];
+        tensor->strides[i] = strides[i];
+    }
+    tensor->contiguous = shape->strides == NULL || is_row_major(tensor);
+    *extent_bytes = empty ? 0 : (uint64_t)bytes;
+    return 0;
+}
+
+/* ---- Storage ----------------------------------------------------------------------------------- */
+
+void bxi_storage_acquire(struct bxi_storage *storage)
+{
+    bxi_add(&storage->refs, 1);
+}
+
+static void free_foreign(struct bxi_storage *storage)
+{
+    BXI_UNCANCELLED;
+
+    storage->free_fn(storage->context);
+}
+
+static void storage_free(struct bxi_storage *storage)
+{
+    switch (storage->kind) {
+    case BXI_STORE_ARENA:
+        /* A child has neither the memory nor a say in it: both are its parent's. */
+        if (bxi_load_relaxed(&bxi_forks) == storage->fork_generation) {
+            bxi_arena_free(storage->arena, storage->base);
+            bxi_arena_release(storage->arena);
+        }
+        break;
+    case BXI_STORE_HEAP:
+        free(storage->base);
+        break;
+    case BXI_STORE_FOREIGN:
+        if (storage->free_fn != NULL)
+            free_foreign(storage);
+        break;
+    case BXI_STORE_DEVICE:
+        if (bxi_load_relaxed(&bxi_forks) == storage->fork_generation)
+            bxi_device_block_free(storage->device);
+        break;
+    case BXI_STORE_LOAN:
+        bxi_loan_end((struct bxi_loan *)storage);
+        return;
+    }
+    free(storage);
+}
+
+/* Drops one of a count; true if it was the last. Who finds a single reference holds it, so that nobody else
+ * can take or drop one meanwhile: no locked instruction. */
+static bool drop(bxi_a32 *refs)
+{
+    /* [tensor.refs] acquire, pairs with the add below: what other holders did to the memory comes before it
+     * is given back. */
+    if (bxi_load_acquire(refs) == 1)
+        return true;
+    /* [tensor.refs] acquire and release, pairs with itself and with the load above, in drop: as there. */
+    return bxi_add(refs, (uint32_t)-1) == 1;
+}
+
+void bxi_storage_release(struct bxi_storage *storage)
+{
+    if (drop(&storage->refs))
+        storage_free(storage);
+}
+
+/* ---- Making ------------------------------------------------------------------------------------ */
+
+/* Not calloc: most of it are the ends of shape and strides, which nobody reads. */
+static struct owned *owned_create(enum bxi_storage_kind kind)
+{
+    struct owned *owned = malloc(sizeof *owned);
+
+    if (owned == NULL) {
+        bx_fail(-ENOMEM, "no memory for a tensor's %zu bytes of description", sizeof *owned);
+        return NULL;
+    }
+    bxi_store_relaxed(&owned->storage.refs, 1);     /* relaxed: nobody else knows it yet */
+    bxi_store_relaxed(&owned->storage.leases, 0);
+    owned->storage.kind = kind;
+    bxi_store_relaxed(&owned->tensor.refs, 0);
+    owned->tensor.embedded = true;
+    owned->tensor.read_only = false;
+    owned->tensor.device = (struct bx_device){ BX_CPU, 0 };
+    owned->tensor.storage = &owned->storage;
+    return owned;
+}
+
+static double mib(uint64_t bytes)
+{
+    return (double)bytes / (1 << 20);
+}
+
+/* what: is to have the memory. */
+static int fail_space(struct bx_job *job, int rc, const char *what, uint64_t bytes)
+{
+    struct bxi_arena_stats stats = { 0 };
+    struct statvfs shm = { 0 };
+    uint64_t loan_bytes;
+
+    if (rc == -ESHUTDOWN)
+        return bx_fail(BX_E_SHUTDOWN, "worker '%s' has shut down", job->name);
+    if (rc != -ENOSPC && rc != -ENOMEM)
+        return bx_fail(rc, "the arena of worker '%s' gave no block of %llu bytes: %s", job->name,
+                       (unsigned long long)bytes, bx_strerror(rc));
+    bxi_lock(&job->lock);
+    loan_bytes = job->loan_bytes;
+    bxi_unlock(&job->lock);
+    bxi_arena_read(job->arena, &stats);
+    if (statvfs("/dev/shm", &shm) < 0)
+        memset(&shm, 0, sizeof shm);
+
+    double shm_free = mib((uint64_t)shm.f_bavail * shm.f_frsize);
+    double shm_all = mib((uint64_t)shm.f_blocks * shm.f_frsize);
+
+    if (rc == -ENOSPC)
+        return bx_fail(BX_E_NO_SPACE, "no room in /dev/shm for %s of %llu bytes: %.1f of %.1f MiB are free; "
+                       "the arena of worker '%s' uses %.1f MiB of the %.1f it holds there, %.1f are on loan. "
+                       "Release tensors, bx_arena_trim, or enlarge it: mount -o remount,size=N /dev/shm, "
+                       "docker run --shm-size=N", what, (unsigned long long)bytes, shm_free, shm_all, job->name,
+                       mib(stats.used_bytes), mib(stats.committed_bytes), mib(loan_bytes));
+    return bx_fail(BX_E_ARENA_FULL, "no room in the arena of worker '%s' for %s of %llu bytes: it uses %.1f "
+                   "of %.1f MiB, %.1f are on loan (/dev/shm: %.1f of %.1f MiB free). Release tensors, or "
+                   "give it more: options.arena_bytes, BX_ARENA_BYTES", job->name, what, (unsigned long long)bytes,
+                   mib(stats.used_bytes), mib(stats.size_bytes), mib(loan_bytes), shm_free, shm_all);
+}
+
+/* Looks for leases that came back, before new memory is taken where used memory lies ready. Not for each of
+ * many small tensors: looking takes the lock. */
+static void reclaim_now_and_then(struct bx_job *job, uint64_t bytes)
+{
+    static _Thread_local uint32_t small;
+
+    /* Relaxed: a lease that goes out at this moment has not come back. */
+    if (bxi_load_relaxed(&job->loans_out) == 0)
+        return;
+    if (bytes >= RECLAIM_BYTES || ++small % RECLAIM_EVERY == 0)
+        bxi_leases_reclaim(job);
+}
+
+static int arena_memory(struct bx_job *job, struct bxi_storage *storage, const char *what, uint64_t bytes)
+{
+    void *block = NULL;
+
+    reclaim_now_and_then(job, bytes);
+
+    int rc = bxi_arena_alloc(job->arena, bytes, &block);
+
+    if (rc == -ENOSPC || rc == -ENOMEM) {
+        bxi_leases_reclaim(job);
+        rc = bxi_arena_alloc(job->arena, bytes, &block);
+    }
+    if (rc < 0)
+        return fail_space(job, rc, what, bytes);
+    storage->base = block;
+    storage->arena = bxi_arena_acquire(job->arena);
+    /* Relaxed: it changes in the child of a fork, before any other thread is there. */
+    storage->fork_generation = bxi_load_relaxed(&bxi_forks);
+    return 0;
+}
+
+static int heap_memory(struct bxi_storage *storage, uint64_t bytes)
+{
+    uint64_t rounded = bytes > 0 ? (bytes + HEAP_ALIGN - 1) / HEAP_ALIGN * HEAP_ALIGN : HEAP_ALIGN;
+
+    storage->base = aligned_alloc(HEAP_ALIGN, rounded);
+    if (storage->base == NULL)
+        return bx_fail(-ENOMEM, "no memory for a tensor of %llu bytes", (unsigned long long)bytes);
+    return 0;
+}
+
+static int create(struct bx_job *job, const char *what, const struct bxi_shape *shape, struct bx_tensor **tensor)
+{
+    uint64_t bytes = 0;
+    int rc;
+
+    struct owned *owned = owned_create(job != NULL ? BXI_STORE_ARENA : BXI_STORE_HEAP);
+
+    if (owned == NULL)
+        return -ENOMEM;
+    rc = bxi_tensor_shape(&owned->tensor, shape, &bytes);
+    if (rc == 0)
+        rc = job != NULL ? arena_memory(job, &owned->storage, what, bytes) : heap_memory(&owned->storage, bytes);
+    if (rc < 0) {
+        free(owned);
+        return rc;
+    }
+    owned->storage.bytes = bytes;
+    owned->tensor.data = owned->storage.base;
+    *tensor = &owned->tensor;
+    return 0;
+}
+
+int bx_tensor_create(struct bx_job *job, enum bx_dtype dtype, int ndim, const int64_t *shape,
+                     struct bx_tensor **tensor)
+{
+    int rc = job != NULL ? bxi_job_check(job) : 0;
+
+    if (rc < 0)
+        return rc;
+    if (tensor == NULL)
+        return bx_fail(-EINVAL, "bx_tensor_create has no place to put the tensor");
+    return create(job, "a tensor", &(struct bxi_shape){ dtype, ndim, shape, NULL }, tensor);
+}
+
+int bxi_tensor_for_bytes(struct bx_job *job, size_t bytes, struct bx_tensor **tensor)
+{
+    const int64_t shape = (int64_t)bytes;
+    int rc = bxi_job_check(job);
+
+    return rc < 0 ? rc : create(job, "a message", &(struct bxi_shape){ BX_U8, 1, &shape, NULL }, tensor);
+}
+
+int bx_tensor_wrap(void *data, enum bx_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
+                   bx_free_fn free_fn, void *context, struct bx_tensor **tensor)
+{
+    uint64_t bytes = 0;
+
+    if (tensor == NULL)
+        return bx_fail(-EINVAL, "bx_tensor_wrap has no place to put the tensor");
+
+    struct owned *owned = owned_create(BXI_STORE_FOREIGN);
+
+    if (owned == NULL)
+        return -ENOMEM;
+
+    int rc = bxi_tensor_shape(&owned->tensor, &(struct bxi_shape){ dtype, ndim, shape, strides }, &bytes);
+
+    if (rc == 0 && data == NULL && bytes > 0)
+        rc = bx_fail(-EINVAL, "there is no memory to wrap, and the tensor has %llu bytes",
+                     (unsigned long long)bytes);
+    if (rc == 0 && bytes > UINTPTR_MAX - (uintptr_t)data)
+        rc = bx_fail(-EOVERFLOW, "a tensor of %llu bytes at %p would pass the end of memory",
+                     (unsigned long long)bytes, data);
+    if (rc < 0) {
+        free(owned);
+        return rc;
+    }
+    owned->storage.base = data;
+    owned->storage.bytes = bytes;
+    owned->storage.free_fn = free_fn;
+    owned->storage.context = context;
+    owned->tensor.data = data;
+    *tensor = &owned->tensor;
+    return 0;
+}
+
+/* ---- Counting ---------------------------------------------------------------------------------- */
+
+struct bx_tensor *bx_tensor_acquire(struct bx_tensor *tensor)
+{
+    if (tensor == NULL)
+        return NULL;
+    bxi_add(tensor->embedded ? &tensor->storage->refs : &tensor->refs, 1);
+    return tensor;
+}
+
+void bx_tensor_release(struct bx_tensor *tensor)
+{
+    if (tensor == NULL)
+        return;
+
+    struct bxi_storage *storage = tensor->storage;
+
+    if (!tensor->embedded) {
+        if (!drop(&tensor->refs))
+            return;
+        free(tensor);
+    }
+    bxi_storage_release(storage);
+}
+
+/* ---- Asking ------------------------------------------------------------------------------------ */
+
+enum bx_dtype bx_tensor_dtype(const struct bx_tensor *tensor)
+{
+    return tensor != NULL ? (enum bx_dtype)tensor->dtype : (enum bx_dtype)0;
+}
+
+struct bx_device bx_tensor_device(const struct bx_tensor *tensor)
+{
+    return tensor != NULL ? tensor->device : (struct bx_device){ BX_CPU, 0 };
+}
+
+int bx_tensor_ndim(const struct bx_tensor *tensor)
+{
+    return tensor != NULL ? tensor->ndim : bxi_null(__func__, "the tensor");
+}
+
+int64_t bx_tensor_dim(const struct bx_tensor *tensor, int dim)
+{
+    return tensor != NULL && dim >= 0 && dim < tensor->ndim ? tensor->shape[dim] : 0;
+}
+
+const int64_t *bx_tensor_shape(const struct bx_tensor *tensor)
+{
+    return tensor != NULL ? tensor->shape : NULL;
+}
+
+const int64_t *bx_tensor_strides(const struct bx_tensor *tensor)
+{
+    return tensor != NULL ? tensor->strides : NULL;
+}
+
+int64_t bx_tensor_elements(const struct bx_tensor *tensor)
+{
+    return tensor != NULL ? tensor->elements : 0;
+}
+
+size_t bx_tensor_bytes(const struct bx_tensor *tensor)
+{
+    return tensor == NULL ? 0 : (size_t)tensor->elements * dtypes[tensor->dtype].bytes;
+}
+
+bool bx_tensor_is_contiguous(const struct bx_tensor *tensor)
+{
+    return tensor != NULL && tensor->contiguous != 0;
+}
+
+bool bx_tensor_is_borrowed(const struct bx_tensor *tensor)
+{
+    return tensor != NULL && tensor->storage->kind == BXI_STORE_LOAN;
+}
+
+bool bx_tensor_is_shared(const struct bx_tensor *tensor)
+{
+    return tensor != NULL &&
+           (tensor->storage->kind == BXI_STORE_ARENA || tensor->storage->kind == BXI_STORE_DEVICE);
+}
+
+uint32_t bx_tensor_on_loan(const struct bx_tensor *tensor)
+{
+    /* Acquire, pairs with the subtraction in drop_holds: who sees 0 may write to the memory, and the borrowers'
+     * last reads come before that. */
+    return bx_tensor_is_shared(tensor) ? bxi_load_acquire(&tensor->storage->leases) : 0;
+}
+
+const void *bx_tensor_data(const struct bx_tensor *tensor)
+{
+    return tensor != NULL ? tensor->data : NULL;
+}
+
+void *bx_tensor_data_mut(struct bx_tensor *tensor)
+{
+    return tensor == NULL || tensor->read_only ? NULL : tensor->data;
+}

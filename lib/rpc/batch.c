@@ -1,0 +1,495 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Batches: calls of one function, gathered in a list, answered by one run of a body.
+ *
+ * Rows arrive under the progress role. A batch is ready when it has max_rows, when every living member
+ * has a row in the list, or when the oldest row has waited flush_after_ns. It takes the first row of each
+ * worker, in the order of their ranks; what is left starts the next batch. The body runs without a lock,
+ * where progress runs or on the pool; `running` keeps a second one of the same function out. Replies are
+ * held until the body has returned, so that a body that fails fails every row.
+ *
+ * Members are changed by any thread, but only a pass looks whether a batch became ready by it.
+ */
+#include "observe/trace.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+struct bx_batch {
+    struct bxi_batcher *batcher;
+    struct bxi_row *rows[BXI_WORLD_MAX];
+    size_t count;
+};
+
+static void put_bit(uint64_t *bits, int rank, bool value)
+{
+    uint64_t bit = UINT64_C(1) << (rank % 64);
+
+    bits[rank / 64] = value ? bits[rank / 64] | bit : bits[rank / 64] & ~bit;
+}
+
+/* ---- the list (lock) --------------------------------------------------------------------------- */
+
+static bool is_ready(const struct bxi_batcher *batcher)
+{
+    const uint64_t *members = batcher->members, *present = batcher->present;
+    size_t rows = (size_t)(__builtin_popcountll(present[0]) + __builtin_popcountll(present[1]));
+
+    if (batcher->running || batcher->head == NULL)
+        return false;
+    if (batcher->due || (batcher->max_rows > 0 && rows >= batcher->max_rows))
+        return true;
+    if ((members[0] | members[1]) != 0)
+        return (members[0] & ~present[0]) == 0 && (members[1] & ~present[1]) == 0;
+    return batcher->max_rows == 0 && batcher->flush_after_ns == 0;
+}
+
+static void set_flush_timer(struct bx_job *job, struct bxi_batcher *batcher)
+{
+    bxi_timer_clear(&job->timers, &batcher->timer);
+    batcher->due = false;
+    if (batcher->head == NULL || batcher->flush_after_ns == 0)
+        return;
+
+    uint64_t at_ns = batcher->head->came_ns + batcher->flush_after_ns;
+
+    if (bxi_timer_set(&job->timers, &batcher->timer, at_ns) < 0)
+        batcher->due = true;        /* no memory for the timer: early is better than never */
+    else
+        bxi_timer_added(job);
+}
+
+void bxi_batch_flush_due(struct bx_job *job, struct bxi_timer *timer)
+{
+    struct bxi_batcher *batcher =
+        (struct bxi_batcher *)(void *)((char *)timer - offsetof(struct bxi_batcher, timer));
+
+    batcher->due = true;
+    bxi_event(job, BXI_EVENT_BATCH);
+}
+
+void bxi_batch_show(struct bx_job *job, const struct bxi_batcher *batcher)
+{
+    struct bxi_batch_words *words;
+
+    if (!(BXI_STATS & BXI_STATS_TABLES) || job->control == NULL)
+        return;                     /* members may be added before the start */
+    words = &job->control->batch[batcher->handler - job->handlers];
+    /* Relaxed, all: recent values are all that is asked for. */
+    for (int i = 0; i < 2; i++) {
+        bxi_store_relaxed(&words->members[i], batcher->members[i]);
+        bxi_store_relaxed(&words->present[i], batcher->present[i]);
+    }
+    bxi_store_relaxed(&words->rows, batcher->waiting);
+    bxi_store_relaxed(&words->running, !batcher->running   ? BXI_BATCH_RESTS
+                                       : batcher->blocking ? BXI_BATCH_ON_THREAD
+                                                           : BXI_BATCH_BY_ROLE);
+    bxi_store_relaxed(&words->max_rows, batcher->max_rows);
+    bxi_store_relaxed(&words->flush_after_ns, batcher->flush_after_ns);
+}
+
+static void append(struct bxi_batcher *batcher, struct bxi_row *row)
+{
+    row->next = NULL;
+    if (batcher->tail != NULL)
+        batcher->tail->next = row;
+    else
+        batcher->head = row;
+    batcher->tail = row;
+    batcher->waiting++;
+    put_bit(batcher->present, row->request.peer->rank, true);
+}
+
+/* Takes the rows of one batch out of the list; those whose deadline passed go to *expired. */
+static void take_rows(struct bx_job *job, struct bxi_batcher *batcher, struct bx_batch *batch,
+                      struct bxi_row **expired)
+{
+    struct bxi_row *by_rank[BXI_WORLD_MAX] = { NULL };
+    struct bxi_row *row = batcher->head;
+    uint64_t now_ns = bxi_now_ns();
+
+    batch->batcher = batcher;
+    batch->count = 0;
+    *expired = NULL;
+    batcher->head = batcher->tail = NULL;
+    batcher->waiting = 0;
+    batcher->present[0] = batcher->present[1] = 0;
+    while (row != NULL) {
+        struct bxi_row *next = row->next;
+        int rank = row->request.peer->rank;
+
+        if (row->request.deadline_ns <= now_ns) {
+            row->next = *expired;
+            *expired = row;
+        } else if (by_rank[rank] == NULL && (batcher->max_rows == 0 || batch->count < batcher->max_rows)) {
+            by_rank[rank] = row;
+            batch->count++;
+        } else {
+            append(batcher, row);
+        }
+        row = next;
+    }
+    batch->count = 0;
+    for (int rank = 0; rank < job->world_size; rank++)
+        if (by_rank[rank] != NULL)
+            batch->rows[batch->count++] = by_rank[rank];
+    set_flush_timer(job, batcher);
+    bxi_batch_show(job, batcher);
+}
+
+/* ---- rows -------------------------------------------------------------------------------------- */
+
+static void finish_row(struct bxi_row *row, int code, const char *text)
+{
+    bx_msg_destroy(row->args);      /* what it lent is back when the caller reads the answer */
+    bxi_answer(&row->request, code, text, row->reply);
+    bx_msg_destroy(row->reply);
+    free(row->text);
+    free(row);
+}
+
+static void finish_expired(struct bx_job *job, struct bxi_row *expired)
+{
+    while (expired != NULL) {
+        struct bxi_row *row = expired;
+
+        expired = row->next;
+        bxi_lock(&job->lock);
+        bxi_counter_add(job, BXI_C_requests_expired, 1);
+        bxi_unlock(&job->lock);
+        finish_row(row, BX_E_TIMEOUT, "the deadline passed before the batch ran");
+    }
+}
+
+static int call_body(void *context)
+{
+    struct bx_batch *batch = context;
+
+    return batch->batcher->fn(batch, batch->batcher->handler->context);
+}
+
+static void run_body(struct bx_job *job, struct bx_batch *batch)
+{
+    for (size_t i = 0; i < batch->count; i++) {
+        bxi_serving_at(&batch->rows[i]->request, BXI_AT_BODY);
+        bxi_request_begins(&batch->rows[i]->request);
+    }
+    bxi_clear_error();
+
+    uint64_t traced_ns = bxi_trace_batch_begins(job, batch->batcher, batch->count);
+    int code = bxi_call_user(call_body, batch);
+    char *text = code < 0 ? strdup(bx_error_text()) : NULL;
+
+    bxi_trace_batch_ends(job, batch->batcher, traced_ns, batch->count, code);
+    for (size_t i = 0; i < batch->count; i++)
+        bxi_trace_row(&batch->rows[i]->request, traced_ns);
+    for (size_t i = 0; i < batch->count; i++) {
+        struct bxi_row *row = batch->rows[i];
+        int row_code = row->code < 0 ? row->code : bx_msg_error(row->reply);
+
+        if (code < 0)
+            finish_row(row, code, text);
+        else
+            finish_row(row, row_code, row->text);
+    }
+    free(text);
+}
+
+/* Runs one batch that is marked as running, and says whether the next is ready (and marked). */
+static bool run_one(struct bx_job *job, struct bxi_batcher *batcher)
+{
+    struct bx_batch batch;
+    struct bxi_row *expired;
+    bool again;
+
+    bxi_lock(&job->lock);
+    take_rows(job, batcher, &batch, &expired);
+    if (batch.count > 0) {
+        bxi_counter_add(job, BXI_C_batches_run, 1);
+        bxi_counter_add(job, BXI_C_batch_rows, batch.count);
+    }
+    bxi_unlock(&job->lock);
+
+    finish_expired(job, expired);
+    if (batch.count > 0)
+        run_body(job, &batch);
+
+    bxi_lock(&job->lock);
+    batcher->running = false;
+    again = batcher->running = is_ready(batcher);
+    bxi_batch_show(job, batcher);
+    bxi_unlock(&job->lock);
+    return again;
+}
+
+void bxi_batch_run(struct bx_job *job, struct bxi_batcher *batcher)
+{
+    while (run_one(job, batcher))
+        ;
+}
+
+void bxi_batch_refuse(struct bx_job *job, struct bxi_batcher *batcher, int code)
+{
+    char why[BXI_POOL_WHY_BYTES];
+    struct bx_batch batch;
+    struct bxi_row *expired;
+    bool again;
+
+    bxi_lock(&job->lock);
+    take_rows(job, batcher, &batch, &expired);
+    batcher->running = false;
+    again = is_ready(batcher);
+    bxi_batch_show(job, batcher);
+    bxi_unlock(&job->lock);
+    finish_expired(job, expired);
+    for (size_t i = 0; i < batch.count; i++)
+        finish_row(batch.rows[i], code, bxi_pool_why(code, why));
+    if (again)                      /* what came meanwhile: no other row need come to start it */
+        bxi_event(job, BXI_EVENT_BATCH);
+}
+
+/* The batch was found ready and marked as running, under the lock. Role. */
+static void start(struct bx_job *job, struct bxi_batcher *batcher)
+{
+    if (!batcher->blocking) {
+        bxi_bells_flush(job);       /* the body may take long */
+        bxi_no_wait_enter();
+        bxi_batch_run(job, batcher);
+        bxi_no_wait_leave();
+        job->pass_ns = 0;           /* it did */
+        return;
+    }
+
+    struct bxi_task *task = calloc(1, sizeof *task);
+    int rc = -ENOMEM;
+
+    if (task != NULL) {
+        task->batcher = batcher;
+        rc = bxi_pool_submit(job, task);
+    }
+    if (rc < 0) {
+        free(task);
+        bxi_batch_refuse(job, batcher, rc);
+    }
+}
+
+int bxi_batch_add_row(struct bx_request *request, struct bx_msg *args)
+{
+    struct bx_job *job = request->job;
+    struct bxi_batcher *batcher = request->handler->batcher;
+    struct bxi_row *row = calloc(1, sizeof *row);
+    bool ready = false;
+    int rc;
+
+    if (row == NULL)
+        return -ENOMEM;
+    row->args = args;
+    row->came_ns = batcher->flush_after_ns > 0 ? bxi_now_ns() : 0;
+
+    bxi_lock(&job->lock);
+    rc = bxi_serving_begin(request);
+    if (rc == 0) {
+        row->request = *request;
+        append(batcher, row);
+        if (batcher->head == row)
+            set_flush_timer(job, batcher);
+        ready = is_ready(batcher);
+        batcher->running |= ready;
+        bxi_batch_show(job, batcher);
+    }
+    bxi_unlock(&job->lock);
+    if (rc < 0) {
+        free(row);
+        return rc;
+    }
+    if (ready)
+        start(job, batcher);
+    return 0;
+}
+
+void bxi_batches_look(struct bx_job *job)
+{
+    struct bxi_batcher *batcher;
+    bool ready;
+
+    bxi_lock(&job->lock);
+    batcher = job->batchers;
+    bxi_unlock(&job->lock);
+    for (; batcher != NULL; batcher = batcher->next) {
+        bxi_lock(&job->lock);
+        ready = is_ready(batcher);
+        batcher->running |= ready;
+        bxi_unlock(&job->lock);
+        if (ready)
+            start(job, batcher);
+    }
+}
+
+bool bxi_batch_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code)
+{
+    struct bxi_row *found = NULL;
+
+    bxi_lock(&job->lock);
+    for (struct bxi_batcher *batcher = job->batchers; batcher != NULL && found == NULL;
+         batcher = batcher->next) {
+        struct bxi_row *row = batcher->head;
+
+        batcher->head = batcher->tail = NULL;
+        batcher->waiting = 0;
+        batcher->present[0] = batcher->present[1] = 0;
+        while (row != NULL) {
+            struct bxi_row *next = row->next;
+
+            if (row->request.peer == peer && row->request.id == id)
+                found = row;
+            else
+                append(batcher, row);
+            row = next;
+        }
+        if (found != NULL) {
+            set_flush_timer(job, batcher);
+            bxi_batch_show(job, batcher);
+        }
+    }
+    bxi_unlock(&job->lock);
+    if (found != NULL)
+        finish_row(found, code, NULL);
+    return found != NULL;
+}
+
+void bxi_batchers_destroy(struct bx_job *job)
+{
+    while (job->batchers != NULL) {
+        struct bxi_batcher *batcher = job->batchers;
+
+        job->batchers = batcher->next;
+        while (batcher->head != NULL) {
+            struct bxi_row *row = batcher->head;
+
+            batcher->head = row->next;
+            bx_msg_destroy(row->args);
+            bxi_loan_release(row->request.loan);
+            free(row);
+        }
+        free(batcher);
+    }
+}
+
+/* ---- members ----------------------------------------------------------------------------------- */
+
+/* A worker that is gone joins nothing: its state is set under the lock, and bxi_batches_leave comes after that. */
+int bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, bool joins)
+{
+    const struct bxi_peer *peer = &job->peers[rank];
+    int rc = 0;
+
+    bxi_lock(&job->lock);
+    /* Relaxed: written under the lock. Before the start it is not set. */
+    if (joins && bxi_load_relaxed(&peer->state) > BXI_PEER_ALIVE)
+        rc = BX_E_PEER_DEAD;
+    else
+        put_bit(batcher->members, rank, joins);
+    bxi_batch_show(job, batcher);
+    bxi_unlock(&job->lock);
+    bxi_event(job, BXI_EVENT_BATCH);
+    return rc;
+}
+
+void bxi_batches_leave(struct bx_job *job, int rank)
+{
+    bxi_lock(&job->lock);
+    for (struct bxi_batcher *batcher = job->batchers; batcher != NULL; batcher = batcher->next) {
+        put_bit(batcher->members, rank, false);
+        bxi_batch_show(job, batcher);
+    }
+    bxi_unlock(&job->lock);
+    bxi_event(job, BXI_EVENT_BATCH);
+}
+
+static int set_member(struct bx_job *job, const char *function, int rank, bool joins)
+{
+    struct bxi_batcher *batcher;
+    int rc = bxi_job_check_any(job);
+
+    if (rc == 0 && bxi_load_relaxed(&job->phase) != BXI_CREATED)
+        rc = bxi_job_check(job);
+    if (rc < 0)
+        return rc;
+    if (function == NULL)
+        return bxi_null("bx_batch_add_member or bx_batch_remove_member", "the function's name");
+    if (rank < 0 || rank >= job->world_size)
+        return bx_fail(-EINVAL, "rank %d is not one of 0..%d", rank, job->world_size - 1);
+    bxi_lock(&job->lock);
+    batcher = job->batchers;
+    while (batcher != NULL && strcmp(batcher->handler->name, function) != 0)
+        batcher = batcher->next;
+    bxi_unlock(&job->lock);
+    if (batcher == NULL)
+        return bx_fail(-ENOENT, "worker '%s' has no batch '%s'", job->name, bxi_brief(function).text);
+    if (bxi_batch_member(job, batcher, rank, joins) < 0)
+        return bx_fail(BX_E_PEER_DEAD, "rank %d is dead and cannot be a member of '%s'", rank, function);
+    return 0;
+}
+
+int bx_batch_add_member(struct bx_job *job, const char *function, int rank)
+{
+    return set_member(job, function, rank, true);
+}
+
+int bx_batch_remove_member(struct bx_job *job, const char *function, int rank)
+{
+    return set_member(job, function, rank, false);
+}
+
+/* ---- what a body may ask ----------------------------------------------------------------------- */
+
+size_t bx_batch_rows(const struct bx_batch *batch)
+{
+    return batch != NULL ? batch->count : 0;
+}
+
+int bx_batch_caller(const struct bx_batch *batch, size_t row)
+{
+    if (batch == NULL)
+        return bxi_null(__func__, "the batch");
+    return row < batch->count ? batch->rows[row]->request.peer->rank
+                              : bx_fail(-EINVAL, "the batch has %zu rows, not %zu", batch->count, row + 1);
+}
+
+struct bx_reader bx_batch_args(const struct bx_batch *batch, size_t row)
+{
+    return bx_msg_reader(batch != NULL && row < batch->count ? batch->rows[row]->args : NULL);
+}
+
+struct bx_msg *bx_batch_reply(struct bx_batch *batch, size_t row)
+{
+    if (batch == NULL || row >= batch->count)
+        return NULL;
+    if (batch->rows[row]->reply == NULL)
+        batch->rows[row]->reply = bx_msg_create(0);
+    return batch->rows[row]->reply;
+}
+
+int bx_batch_reply_i64(struct bx_batch *batch, size_t row, int64_t value)
+{
+    struct bx_msg *reply = bx_batch_reply(batch, row);
+
+    if (batch == NULL)
+        return bxi_null(__func__, "the batch");
+    if (reply == NULL)
+        return row >= batch->count ? bx_fail(-EINVAL, "the batch has %zu rows, not %zu", batch->count, row + 1)
+                                   : bx_fail(-ENOMEM, "no memory for a reply");
+    return bx_msg_put_i64(reply, value);
+}
+
+int bx_batch_fail_row(struct bx_batch *batch, size_t row, int code, const char *text)
+{
+    if (batch == NULL)
+        return bxi_null(__func__, "the batch");
+    if (row >= batch->count || code >= 0)
+        return bx_fail(-EINVAL, "row %zu of %zu cannot fail with %d", row, batch->count, code);
+    free(batch->rows[row]->text);
+    batch->rows[row]->code = code;
+    batch->rows[row]->text = text != NULL ? strdup(text) : NULL;
+    return 0;
+}

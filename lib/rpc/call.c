@@ -1,0 +1,746 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Calls: from bx_rpc_* to a frame in the callee's ring, and from a reply to a future.
+ *
+ * A call in flight holds one of 1024 slots of its callee; its id is the slot and the slot's generation.
+ * A call that ends before its reply came (deadline, cancel) leaves a zombie: the slot stays taken until
+ * the late reply arrives, so a callee never has more than 1024 requests of one caller, whatever the
+ * caller's deadlines, and its queue of replies is bounded without refusing any.
+ *
+ * A synchronous call lives on its caller's stack and takes no memory but its reply's. Whoever takes the
+ * call out of its slot, under the lock, completes it; nobody else may touch it from then on.
+ */
+#include "base/options.h"
+#include "observe/trace.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+struct request_plan {           /* a call's arguments, checked */
+    struct bxi_peer *peer;
+    const char *function;
+    const struct bx_msg *args;
+    struct bxi_cargo *cargo;        /* what args lend; NULL if they lend nothing */
+    uint64_t timeout_ns;
+    uint64_t deadline_ns;
+    uint64_t sent_ns;               /* if the call is measured */
+    uint64_t traced_ns;             /* if it is a one-way call, and traced: when the program called */
+    bool no_wait;
+    uint8_t kind;
+    uint8_t flags;
+};
+
+/* ---- slots (lock) ------------------------------------------------------------------------------ */
+
+/* Rows of the segment for the slots, as many as there is room for: they are for inspectors, and calls go on
+ * without them. */
+static void grow_rows(struct bx_job *job, struct bxi_peer *peer)
+{
+    if (!(BXI_STATS & BXI_STATS_TABLES) || bxi_segment_open_calls(&job->segment, peer->rank, peer->slot_count) < 0)
+        return;
+    peer->rows = bxi_segment_calls(&job->segment, peer->rank);
+    peer->row_count = peer->slot_count;
+}
+
+/* About when it began: saves a look at the clock where there is a deadline. */
+static uint64_t began_ns(uint64_t deadline_ns, uint64_t timeout_ns)
+{
+    return deadline_ns != BX_FOREVER ? deadline_ns - timeout_ns : bxi_coarse_ns();
+}
+
+static void show_call(struct bxi_peer *peer, const struct bxi_call *call, uint64_t id, uint64_t deadline_ns)
+{
+    struct bxi_call_row *row = peer->rows + call->slot;
+    uint64_t since_ns = began_ns(deadline_ns, call->timeout_ns);
+
+    /* Relaxed: published by the store of the id. */
+    bxi_store_relaxed(&row->since, since_ns << 8 | call->function);
+    bxi_store_relaxed(&row->deadline_ns, deadline_ns);
+    bxi_store_relaxed(&row->end_pos, peer->slots[call->slot].end_pos);
+    /* Release, for inspectors in other processes: the words above are of this call. */
+    bxi_store_release(&row->id, id);
+}
+
+static int grow_slots(struct bxi_peer *peer)
+{
+    uint32_t count = peer->slot_count == 0 ? 16 : peer->slot_count * 2;
+
+    if (peer->slot_count >= BXI_CALLS_MAX)
+        return -EAGAIN;
+
+    struct bxi_slot *slots = realloc(peer->slots, count * sizeof *slots);
+
+    if (slots == NULL)
+        return -ENOMEM;
+    for (uint32_t i = peer->slot_count; i < count; i++)
+        slots[i] = (struct bxi_slot){ .next_free = (uint16_t)(i + 1), .generation = 1 };
+    peer->slots = slots;
+    peer->free_slot = (uint16_t)peer->slot_count;
+    peer->slot_count = count;
+    return 0;
+}
+
+static int take_slot(struct bx_job *job, struct bxi_peer *peer, struct bxi_call *call)
+{
+    if (peer->free_slot == peer->slot_count) {
+        int rc = grow_slots(peer);
+
+        if (rc < 0)
+            return rc;
+        grow_rows(job, peer);
+    }
+
+    struct bxi_slot *slot = &peer->slots[peer->free_slot];
+
+    call->slot = peer->free_slot;
+    peer->free_slot = slot->next_free;
+    slot->state = BXI_SLOT_LIVE;
+    slot->call = call;
+    slot->end_pos = BX_FOREVER;
+    peer->in_flight++;
+    return 0;
+}
+
+static void free_slot(struct bxi_peer *peer, uint16_t index)
+{
+    struct bxi_slot *slot = &peer->slots[index];
+
+    if (index < peer->row_count)
+        bxi_store_relaxed(&peer->rows[index].id, 0);    /* relaxed: for inspectors */
+    slot->state = BXI_SLOT_FREE;
+    slot->call = NULL;
+    slot->generation = (slot->generation + 1) & (UINT64_MAX >> 16);
+    slot->next_free = peer->free_slot;
+    peer->free_slot = index;
+    peer->in_flight--;
+}
+
+/* Takes a live call out of its slot. keep: the slot becomes a zombie, its reply is still to come. */
+static struct bxi_call *take_call(struct bx_job *job, struct bxi_peer *peer, uint16_t index, bool keep)
+{
+    struct bxi_call *call = peer->slots[index].call;
+
+    job->calls_open--;
+    if (keep) {
+        peer->slots[index].state = BXI_SLOT_ZOMBIE;
+        peer->slots[index].call = NULL;
+        if (index < peer->row_count)    /* relaxed: for inspectors */
+            bxi_store_relaxed(&peer->rows[index].id, bxi_load_relaxed(&peer->rows[index].id) | BXI_CALL_GIVEN_UP);
+    } else {
+        free_slot(peer, index);
+    }
+    return call;
+}
+
+/* The one who took the call out completes it, without the lock. */
+static void complete(struct bxi_call *call, int code, char *text, struct bx_msg *value)
+{
+    struct bx_job *job = call->future.job;
+    bool owned = call->owned;       /* a caller's stack may be gone after the completion */
+
+    bxi_trace_done(call, code);
+    bxi_future_complete(&call->future, code, text, value);
+    if (owned)
+        bxi_future_release(&call->future);
+    bxi_quiet_changed(job);
+}
+
+/* ---- texts ------------------------------------------------------------------------------------- */
+
+static int refused_errno(const struct bx_job *job, const struct bxi_peer *peer)
+{
+    const bxi_a64 *word = &peer->view.control->pair[job->rank].refused_errno;
+
+    /* Relaxed: refused_through was acquired before (look_refused). */
+    return (int)(uint32_t)bxi_load_relaxed((bxi_a64 *)word);
+}
+
+char *bxi_peer_text(const struct bx_job *job, const struct bxi_peer *peer, int code)
+{
+    switch (code) {
+    case BX_E_PEER_DEAD:
+        return bxi_text("worker '%s' (rank %d, pid %u) died", peer->name, peer->rank, peer->pid);
+    case BX_E_SHUTDOWN:
+        return bxi_text("worker '%s' (rank %d) has left the job", peer->name, peer->rank);
+    case BX_E_CORRUPT:
+        return bxi_text("worker '%s' (rank %d) was cut off: its shared memory holds nonsense or was "
+                        "truncated", peer->name, peer->rank);
+    case BX_E_REFUSED:
+        return bxi_text("worker '%s' (rank %d) could not open its ring for the reply: %s", peer->name,
+                        peer->rank, bx_strerror(refused_errno(job, peer)));
+    default:
+        return bxi_text("worker '%s' (rank %d): %s", peer->name, peer->rank, bx_strerror(code));
+    }
+}
+
+static int fail_with_peer(const struct bx_job *job, const struct bxi_peer *peer, int code)
+{
+    char *text = bxi_peer_text(job, peer, code);
+
+    bx_fail(code, "%s", text != NULL ? text : bx_strerror(code));
+    free(text);
+    return code;
+}
+
+/* ---- sending ----------------------------------------------------------------------------------- */
+
+static int plan(struct bx_job *job, struct request_plan *out, const char *to,
+                const struct bx_call_options *options)
+{
+    struct bx_call_options given = { 0 };
+    int rc = bxi_job_check(job);
+
+    if (rc < 0)
+        return rc;
+    if (to == NULL || out->function == NULL)
+        return bxi_null("the call", to == NULL ? "the worker's name" : "the function's name");
+    if (options != NULL && (rc = bxi_options_copy(&given, sizeof given, options, "bx_call_options")) < 0)
+        return rc;
+    if (out->args != NULL && out->args->error < 0)
+        return bx_fail(out->args->error, "the arguments for '%s' could not be written: %s",
+                       bxi_brief(out->function).text, bx_strerror(out->args->error));
+    out->peer = bxi_peer_find(job, to);
+    if (out->peer == NULL)
+        return bx_fail(BX_E_NO_WORKER, "the job '%s' has no worker '%s'", job->job_name, bxi_brief(to).text);
+    out->no_wait = given.no_wait || !bxi_may_wait();
+    out->timeout_ns = given.timeout_ns != 0 ? given.timeout_ns : job->options.call_timeout_ns;
+    out->deadline_ns = out->timeout_ns == BX_FOREVER ? BX_FOREVER : bxi_deadline_ns(out->timeout_ns);
+    return 0;
+}
+
+/* Tells the callee that nobody waits for this call any more. Best effort: its reply is dropped anyway. */
+static void send_cancel(struct bx_job *job, struct bxi_peer *peer, uint16_t slot, int code)
+{
+    struct bxi_frame head = { .kind = BXI_CANCEL, .code = code, .id = peer->slots[slot].generation << 16 | slot,
+                              .sent_ns = bxi_coarse_ns() };
+    struct bxi_out out = { .head = &head, .slot = -1, .may_queue = true };
+
+    bxi_peer_send(job, peer, &out);
+}
+
+/* The earliest deadline of a peer's calls may have come. Calls that ended meanwhile left the timer as it
+ * was: looking at all slots once per such time is cheaper than moving a timer with every call. */
+static void calls_due(struct bx_job *job, struct bxi_timer *timer)
+{
+    struct bxi_peer *peer = (struct bxi_peer *)(void *)((char *)timer - offsetof(struct bxi_peer, timer));
+    uint64_t now_ns = bxi_now_ns(), next_ns = BX_FOREVER;
+
+    for (uint32_t i = 0; i < peer->slot_count; i++) {
+        struct bxi_slot *slot = &peer->slots[i];
+
+        if (slot->state != BXI_SLOT_LIVE)
+            continue;
+        if (slot->deadline_ns <= now_ns) {
+            struct bxi_call *call = take_call(job, peer, (uint16_t)i, true);
+
+            send_cancel(job, peer, (uint16_t)i, BX_E_TIMEOUT);
+            bxi_counter_add(job, BXI_C_calls_timed_out, 1);
+            call->next = job->expired;
+            job->expired = call;
+        } else if (slot->deadline_ns < next_ns) {
+            next_ns = slot->deadline_ns;
+        }
+    }
+    if (next_ns != BX_FOREVER)
+        bxi_timer_set(&job->timers, timer, next_ns);    /* there was room for it a moment ago */
+}
+
+static int set_deadline(struct bx_job *job, struct bxi_peer *peer, uint16_t slot, uint64_t deadline_ns)
+{
+    peer->slots[slot].deadline_ns = deadline_ns;
+    if (deadline_ns == BX_FOREVER || (peer->timer.heap_index != 0 && peer->timer.at_ns <= deadline_ns))
+        return 0;
+    peer->timer.fire = calls_due;
+    if (bxi_timer_set(&job->timers, &peer->timer, deadline_ns) < 0)
+        return -ENOMEM;
+    bxi_timer_added(job);
+    return 0;
+}
+
+/* Lock. call is NULL for one-way calls. 0, -EAGAIN: no slot or no room, or an error with a sentence. */
+static int submit_locked(struct bx_job *job, const struct request_plan *plan, struct bxi_call *call)
+{
+    struct bxi_peer *peer = plan->peer;
+    struct bxi_frame head = { .kind = plan->kind, .flags = plan->flags, .deadline_ns = plan->deadline_ns };
+    struct bxi_out out = { .head = &head, .body = bx_msg_data(plan->args), .body_bytes = bx_msg_bytes(plan->args),
+                           .slot = -1, .may_queue = call != NULL, .cargo = plan->cargo };
+    int index, rc;
+
+    /* Relaxed: set by the handler of SIGBUS. */
+    if (bxi_load_relaxed(&job->segment.truncated) != 0)
+        return bx_fail(BX_E_CORRUPT, "the segment of worker '%s' itself was truncated", job->name);
+    if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
+        return fail_with_peer(job, peer, peer->close_code);
+    index = bxi_function_find(job, peer, plan->function);
+    /* Relaxed: set by the handler of SIGBUS, mostly in this thread and just now. */
+    if (bxi_load_relaxed(&peer->view.truncated) != 0)
+        return bxi_peer_suspect(job, peer, "its segment was truncated");
+    if (index < 0)
+        return index == BX_E_CORRUPT ? bxi_peer_suspect(job, peer, "its function table is nonsense") : index;
+    head.function = (uint16_t)index;
+    if (call == NULL) {
+        head.id = began_ns(plan->deadline_ns, plan->timeout_ns);
+        rc = bxi_peer_send(job, peer, &out);
+        if (rc < 0)
+            return rc;
+        bxi_counter_add(job, BXI_C_oneways_sent, 1);
+        bxi_trace_sent(job, peer, &head, plan->traced_ns);
+        return 0;
+    }
+    if ((rc = take_slot(job, peer, call)) < 0)
+        return rc;
+    call->peer = peer;
+    call->function = head.function;
+    call->timeout_ns = plan->timeout_ns;
+    call->sent_ns = plan->sent_ns;
+    if (call->sent_ns != 0)
+        head.flags |= BXI_FLAG_TIMED;
+    head.id = peer->slots[call->slot].generation << 16 | call->slot;
+    out.slot = call->slot;
+    rc = set_deadline(job, peer, call->slot, call->owned ? plan->deadline_ns : BX_FOREVER);
+    if (rc < 0 || (rc = bxi_peer_send(job, peer, &out)) < 0)
+        goto undo;
+    call->id = head.id;
+    job->calls_open++;
+    bxi_counter_add(job, BXI_C_calls_sent, 1);
+    bxi_trace_sent(job, peer, &head, 0);
+    if (call->slot < peer->row_count)
+        show_call(peer, call, head.id, plan->deadline_ns);
+    return 0;
+
+undo:
+    free_slot(peer, call->slot);
+    return rc;
+}
+
+struct room_waiter {
+    struct bxi_waiter waiter;   /* first */
+    struct bx_job *job;
+    struct bxi_peer *peer;
+    const struct bxi_cargo *cargo;
+    bool oneway;
+};
+
+static bool has_room(struct bxi_waiter *waiter)
+{
+    struct room_waiter *room = (struct room_waiter *)(void *)waiter;
+    bool ready;
+
+    if (room->cargo != NULL)
+        bxi_leases_reclaim(room->job);
+    bxi_lock(&room->job->lock);
+    ready = room->oneway ? room->peer->queue_head == NULL && room->peer->wanted_bytes == 0
+                         : room->peer->in_flight < BXI_CALLS_MAX;
+    if (room->cargo != NULL)
+        ready = ready && bxi_lease_may_grant(room->job, room->peer, room->cargo);
+    ready = ready || bxi_load_relaxed(&room->peer->state) != BXI_PEER_ALIVE;
+    bxi_unlock(&room->job->lock);
+    return ready;
+}
+
+static_assert(BXI_CALLS_MAX == 1024, "the sentences below name it");
+
+/* What a submission that got -EAGAIN lacked. */
+static const char *lacked(struct bx_job *job, const struct request_plan *plan, bool oneway)
+{
+    bool loans;
+
+    bxi_lock(&job->lock);
+    loans = plan->cargo != NULL && !bxi_lease_may_grant(job, plan->peer, plan->cargo);
+    bxi_unlock(&job->lock);
+    return loans ? "as much as may be is on loan" : oneway ? "the ring is full" : "1024 calls are in flight";
+}
+
+static int wait_for_room(struct bx_job *job, const struct request_plan *plan, bool oneway)
+{
+    struct room_waiter room = {
+        .waiter = { .ready = has_room, .object = plan->peer, .deadline_ns = plan->deadline_ns,
+                    .reason = BXI_FOR_ROOM, .to = (int16_t)plan->peer->rank },
+        .job = job,
+        .peer = plan->peer,
+        .cargo = plan->cargo,
+        .oneway = oneway,
+    };
+    int rc;
+
+    if (plan->cargo != NULL)
+        bxi_leases_want(job);
+    rc = bxi_wait(job, &room.waiter);
+    if (plan->cargo != NULL)
+        bxi_leases_unwant(job);
+    if (rc == BX_E_TIMEOUT)
+        return bx_fail(rc, "%s to worker '%s', and it stayed so for %.3f s; the worker is stopped or too slow",
+                       lacked(job, plan, oneway), plan->peer->name, (double)plan->timeout_ns / 1e9);
+    return rc;
+}
+
+/* A synchronous caller is about to drive and rings when it has looked for the reply; others ring now. */
+static int submit_once(struct bx_job *job, const struct request_plan *plan, struct bxi_call *call)
+{
+    int rc;
+
+    bxi_lock(&job->lock);
+    rc = submit_locked(job, plan, call);
+    if (rc == 0 && (call == NULL || call->owned) && !bxi_is_driving(job))
+        bxi_bell_now(job, plan->peer);
+    bxi_unlock(&job->lock);
+    return rc;
+}
+
+static int submit_or_wait(struct bx_job *job, const struct request_plan *plan, struct bxi_call *call)
+{
+    for (;;) {
+        int rc = submit_once(job, plan, call);
+
+        if (rc != -EAGAIN)
+            return rc;
+        if (!plan->no_wait) {
+            rc = wait_for_room(job, plan, call == NULL);
+            if (rc < 0)
+                return rc;
+            continue;
+        }
+        bxi_poke(job);              /* replies may lie there that nobody had to read */
+        rc = submit_once(job, plan, call);
+        if (rc != -EAGAIN)
+            return rc;
+        return bx_fail(-EAGAIN, "%s to worker '%s'", lacked(job, plan, call == NULL), plan->peer->name);
+    }
+}
+
+static int submit(struct bx_job *job, struct request_plan *plan, struct bxi_call *call)
+{
+    struct bxi_cargo cargo;
+    int rc;
+
+    if (!bxi_needs_lease(plan->args))
+        return submit_or_wait(job, plan, call);
+    rc = bxi_cargo_pack(job, plan->peer, plan->args, &cargo);
+    if (rc < 0)
+        return rc;
+    bxi_leases_reclaim(job);
+    /* cppcheck-suppress autoVariables; taken out again below */
+    plan->cargo = &cargo;
+    rc = submit_or_wait(job, plan, call);
+    plan->cargo = NULL;
+    bxi_cargo_drop(&cargo);
+    return rc;
+}
+
+/* ---- the three ways to call -------------------------------------------------------------------- */
+
+static bool call_ready(struct bxi_waiter *waiter)
+{
+    return bxi_future_is_done(waiter->object);
+}
+
+/* A synchronous caller gives up. True if the call was still its own; else somebody is completing it. */
+static bool give_up(struct bx_job *job, struct bxi_call *call)
+{
+    bool mine;
+
+    bxi_lock(&job->lock);
+    mine = call->slot < call->peer->slot_count && call->peer->slots[call->slot].call == call;
+    if (mine) {
+        take_call(job, call->peer, call->slot, true);
+        send_cancel(job, call->peer, call->slot, BX_E_TIMEOUT);
+        bxi_counter_add(job, BXI_C_calls_timed_out, 1);
+    }
+    bxi_unlock(&job->lock);
+    if (mine)
+        bxi_trace_done(call, BX_E_TIMEOUT);
+    bxi_bells_flush(job);
+    return mine;
+}
+
+static int no_answer(const struct bxi_call *call, const char *function)
+{
+    return bx_fail(BX_E_TIMEOUT, "worker '%s' did not answer '%s' within %.3f s", call->peer->name, function,
+                   (double)call->timeout_ns / 1e9);
+}
+
+static int call_and_wait(struct bx_job *job, struct request_plan *plan, struct bx_msg **reply)
+{
+    struct bxi_call call = { .wants_value = reply != NULL };
+    int rc;
+
+    bxi_future_init(&call.future, job);
+    call.future.is_call = true;
+    bxi_trace_calls(&call);
+    if ((rc = submit(job, plan, &call)) < 0) {
+        bxi_bells_flush(job);
+        bxi_trace_waited(&call, plan->peer, rc);
+        return rc;
+    }
+
+    struct bxi_waiter waiter = { .ready = call_ready, .object = &call.future,
+                                 .deadline_ns = plan->deadline_ns, .reason = BXI_FOR_CALL };
+
+    rc = bxi_wait(job, &waiter);
+    if (rc < 0) {
+        if (give_up(job, &call)) {
+            bxi_trace_waited(&call, plan->peer, rc);
+            return rc == BX_E_TIMEOUT ? no_answer(&call, plan->function)
+                                      : bx_fail(rc, "worker '%s' is shutting down", job->name);
+        }
+        while (!bxi_future_is_done(&call.future))
+            sched_yield();
+    }
+    rc = call.future.code;
+    bxi_trace_waited(&call, plan->peer, rc);
+    if (rc < 0)
+        bx_fail(rc, "%s", bx_future_error_text(&call.future));
+    else if (reply != NULL)
+        *reply = call.future.value;
+    free(call.future.text);
+    return rc;
+}
+
+int bx_rpc_sync(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
+                const struct bx_call_options *options, struct bx_msg **reply)
+{
+    struct request_plan request = { .function = function, .args = args, .kind = BXI_REQUEST };
+    int rc = plan(job, &request, to, options);
+
+    if (rc < 0)
+        return rc;
+    if (!bxi_may_wait())
+        return bx_fail(BX_E_WOULD_DEADLOCK, "a handler that is not blocking, a batch body or a callback "
+                                            "called '%s' and would wait; register it as BX_BLOCKING, or "
+                                            "use bx_rpc_async", bxi_brief(function).text);
+    request.sent_ns = bxi_hist_begin(job);
+    return bxi_out(call_and_wait(job, &request, reply));
+}
+
+int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
+                 const struct bx_call_options *options, struct bx_future **future)
+{
+    struct request_plan request = { .function = function, .args = args, .kind = BXI_REQUEST };
+    int rc = future != NULL ? plan(job, &request, to, options) : bxi_null(__func__, "the place for the future");
+
+    if (rc < 0)
+        return rc;
+
+    struct bxi_call *call = calloc(1, sizeof *call);
+
+    if (call == NULL)
+        return bx_fail(-ENOMEM, "no memory for a call");
+    bxi_future_init(&call->future, job);
+    call->future.is_call = true;
+    call->owned = true;
+    call->wants_value = true;
+    bxi_store_relaxed(&call->future.refs, 2);   /* the program's, and the engine's until it is done */
+    request.sent_ns = bxi_hist_begin(job);
+    bxi_trace_calls(call);
+    rc = submit(job, &request, call);
+    if (rc < 0) {
+        free(call);
+        return bxi_out(rc);
+    }
+    bxi_trace_async_sent(call);
+    *future = &call->future;
+    return bxi_out(0);
+}
+
+int bx_rpc_oneway(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
+                  const struct bx_call_options *options)
+{
+    struct request_plan request = { .function = function, .args = args, .kind = BXI_ONEWAY };
+    int rc = plan(job, &request, to, options);
+
+    if (rc < 0)
+        return rc;
+    request.traced_ns = bxi_trace_now(job);
+    return bxi_out(submit(job, &request, NULL));
+}
+
+static int member_call(struct bx_job *job, const char *to, const char *function, uint8_t flags)
+{
+    struct request_plan request = { .function = function, .kind = BXI_REQUEST, .flags = flags };
+    int rc = plan(job, &request, to, NULL);
+
+    if (rc < 0)
+        return rc;
+    if (!bxi_may_wait())
+        return bx_fail(BX_E_WOULD_DEADLOCK, "joining or leaving the batch '%s' waits; not from a handler "
+                                            "that is not blocking", bxi_brief(function).text);
+    return bxi_out(call_and_wait(job, &request, NULL));
+}
+
+int bx_batch_join(struct bx_job *job, const char *to, const char *function)
+{
+    return member_call(job, to, function, BXI_FLAG_JOIN);
+}
+
+int bx_batch_leave(struct bx_job *job, const char *to, const char *function)
+{
+    return member_call(job, to, function, BXI_FLAG_LEAVE);
+}
+
+/* ---- how calls end ----------------------------------------------------------------------------- */
+
+/* Is there a call with this id? Before anything else of its reply is believed. */
+static bool is_awaited(struct bx_job *job, struct bxi_peer *peer, uint64_t id)
+{
+    uint16_t index = (uint16_t)(id & 0xffff);
+    bool is;
+
+    bxi_lock(&job->lock);
+    is = index < peer->slot_count && peer->slots[index].state != BXI_SLOT_FREE &&
+         peer->slots[index].generation == id >> 16;
+    bxi_unlock(&job->lock);
+    return is;
+}
+
+int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
+                      const void *body, size_t body_bytes)
+{
+    uint16_t index = (uint16_t)(head->id & 0xffff);
+    struct bxi_call *call = NULL;
+    struct bxi_loan *loan = NULL;
+    struct bx_msg *value = NULL;
+    char *text = NULL;
+    int code = head->code;
+    bool was_full;
+
+    bxi_trace_reply_begins(job);
+    if (head->flags & BXI_FLAG_LEASE) {
+        if (code != 0 || !is_awaited(job, peer, head->id))
+            return BX_E_CORRUPT;
+        memcpy(job->frame, body, body_bytes);       /* parsed in private memory only */
+        code = bxi_loan_open(job, peer, job->frame, body_bytes, &loan);
+        if (code == 0)
+            code = bxi_device_loan_error(loan);
+        if (code == BX_E_CORRUPT) {
+            bxi_loan_release(loan);
+            return code;
+        }
+    }
+    bxi_lock(&job->lock);
+    if (index >= peer->slot_count || peer->slots[index].state == BXI_SLOT_FREE ||
+        peer->slots[index].generation != head->id >> 16 || code > 0 ||
+        bxi_peer_consumed(job, peer, head->consumed) < 0) {
+        bxi_unlock(&job->lock);
+        bxi_loan_release(loan);
+        return BX_E_CORRUPT;
+    }
+    was_full = peer->in_flight == BXI_CALLS_MAX;
+    if (peer->slots[index].state == BXI_SLOT_LIVE) {
+        call = take_call(job, peer, index, false);
+        bxi_counter_add(job, BXI_C_calls_completed, 1);
+        if (call->sent_ns != 0 && (head->flags & BXI_FLAG_TIMED))
+            bxi_hist_end(job, call, head);
+    } else {
+        free_slot(peer, index);
+        bxi_counter_add(job, BXI_C_late_replies, 1);
+    }
+    bxi_unlock(&job->lock);
+
+    if (was_full)
+        bxi_wake(job, peer);
+    bxi_trace_reply_of(job, call);
+    if (call == NULL) {
+        bxi_loan_release(loan);
+        bxi_trace_reply_ends(job, peer, head);
+        return 0;
+    }
+    if (head->code < 0)
+        text = strndup(body_bytes > 0 ? body : "", body_bytes < BXI_TEXT_BYTES ? body_bytes : BXI_TEXT_BYTES);
+    else if (code < 0)
+        text = strdup(loan != NULL ? bx_error_text() : bx_strerror(code));
+    else if (call->wants_value &&
+             (value = loan != NULL ? bxi_msg_of_loan(loan) : bxi_msg_copy(body, body_bytes)) == NULL)
+        code = -ENOMEM;
+    bxi_loan_release(loan);
+    if (bxi_truncated(peer)) {
+        bx_msg_destroy(value);
+        free(text);
+        value = NULL;
+        code = BX_E_CORRUPT;
+        text = bxi_peer_text(job, peer, code);
+    }
+    complete(call, code, text, value);
+    bxi_trace_reply_ends(job, peer, head);
+    return 0;
+}
+
+static void complete_list(struct bx_job *job, struct bxi_call *list, int code)
+{
+    while (list != NULL) {
+        struct bxi_call *call = list;
+        char *text;
+
+        list = call->next;
+        if (code == BX_E_TIMEOUT)
+            text = bxi_text("worker '%s' did not answer '%s' within %.3f s", call->peer->name,
+                            call->peer->functions->name[call->function], (double)call->timeout_ns / 1e9);
+        else
+            text = bxi_peer_text(job, call->peer, code);
+        complete(call, code, text, NULL);
+    }
+}
+
+void bxi_calls_expire(struct bx_job *job)
+{
+    struct bxi_call *list;
+
+    bxi_lock(&job->lock);
+    list = job->expired;
+    job->expired = NULL;
+    bxi_unlock(&job->lock);
+    complete_list(job, list, BX_E_TIMEOUT);
+}
+
+void bxi_calls_fail(struct bx_job *job, struct bxi_peer *peer, int code, uint64_t through_pos)
+{
+    struct bxi_call *list = NULL;
+    struct bxi_call **end = &list;
+    bool replies_come;
+
+    bxi_lock(&job->lock);
+    /* This worker leaves, and the peer may still answer: a reply to a free slot would be nonsense. */
+    replies_come = through_pos == BX_FOREVER && bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE;
+    for (uint32_t i = 0; i < peer->slot_count; i++) {
+        struct bxi_slot *slot = &peer->slots[i];
+
+        if (slot->state == BXI_SLOT_FREE || (through_pos != BX_FOREVER && slot->end_pos > through_pos))
+            continue;
+        if (slot->state == BXI_SLOT_ZOMBIE) {
+            if (!replies_come)
+                free_slot(peer, (uint16_t)i);
+            continue;
+        }
+        *end = take_call(job, peer, (uint16_t)i, replies_come);
+        (*end)->next = NULL;
+        end = &(*end)->next;
+        if (code == BX_E_PEER_DEAD)
+            bxi_counter_add(job, BXI_C_calls_peer_dead, 1);
+    }
+    bxi_unlock(&job->lock);
+    complete_list(job, list, code);
+    bxi_wake(job, peer);
+}
+
+int bxi_call_cancel(struct bxi_call *call)
+{
+    struct bx_job *job = call->future.job;
+    struct bxi_peer *peer = call->peer;
+    bool mine;
+
+    bxi_lock(&job->lock);
+    mine = call->slot < peer->slot_count && peer->slots[call->slot].call == call;
+    if (mine) {
+        take_call(job, peer, call->slot, true);
+        send_cancel(job, peer, call->slot, BX_E_CANCELLED);
+        bxi_counter_add(job, BXI_C_calls_cancelled, 1);
+    }
+    bxi_unlock(&job->lock);
+    if (!mine)
+        return bx_fail(-EALREADY, "the call is done already");
+    if (!bxi_is_driving(job))
+        bxi_bells_flush(job);
+    complete(call, BX_E_CANCELLED, bxi_text("the call to worker '%s' was cancelled", peer->name), NULL);
+    return 0;
+}

@@ -1,0 +1,787 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a frame means: requests to handlers, replies to calls.
+ *
+ * Runs under the progress role, but for bxi_answer and bxi_run_handler, which the pool and completing
+ * threads use too. Everything in a frame is input: its head is copied, then checked, then used; a body
+ * is copied before anybody parses it.
+ */
+#include "base/options.h"
+#include "observe/trace.h"
+
+#include "shm/step.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- answering --------------------------------------------------------------------------------- */
+
+static uint64_t who(const struct bx_request *request)
+{
+    return (uint64_t)request->peer->rank | (uint64_t)(request->handler - request->job->handlers) << 16;
+}
+
+/* ---- what inspectors see ------------------------------------------------------------------------- */
+
+/* Lock. */
+static void show_request(struct bx_request *request)
+{
+    static const enum bxi_where first[] = { [BXI_F_INLINE] = BXI_AT_NONE, [BXI_F_BLOCKING] = BXI_AT_POOL,
+                                            [BXI_F_ASYNC] = BXI_AT_FUTURE, [BXI_F_BATCH] = BXI_AT_BATCH };
+    struct bx_job *job = request->job;
+    struct bxi_serving *row;
+
+    request->row = BXI_NO_ROW;
+    if (!(BXI_STATS & BXI_STATS_TABLES) || job->free_row_count == 0)
+        return;
+    request->row = job->free_rows[--job->free_row_count];
+    row = &job->control->serving[request->row];
+    /* Relaxed: published by the store of `where`. */
+    bxi_store_relaxed(&row->id, request->id);
+    bxi_store_relaxed(&row->who, who(request));
+    bxi_store_relaxed(&row->since_ns, job->pass_ns != 0 ? job->pass_ns : bxi_coarse_ns());
+    /* Release, for inspectors in other processes: the words above are of this request. */
+    bxi_store_release(&row->where, first[request->handler->kind]);
+}
+
+static void hide_request(const struct bx_request *request)
+{
+    struct bx_job *job = request->job;
+
+    if (request->row == BXI_NO_ROW)
+        return;
+    bxi_store_relaxed(&job->control->serving[request->row].where, BXI_AT_NONE);    /* relaxed: for inspectors */
+    job->free_rows[job->free_row_count++] = request->row;
+}
+
+void bxi_serving_at(const struct bx_request *request, enum bxi_where where)
+{
+    if (request->row == BXI_NO_ROW)
+        return;
+    /* Relaxed: for inspectors. */
+    bxi_store_relaxed(&request->job->control->serving[request->row].where, (uint64_t)where | bxi_thread_id() << 8);
+}
+
+/* A handler runs here and now. Role. */
+static void show_now(const struct bx_request *request)
+{
+    struct bxi_now *now = &request->job->control->now;
+
+    if (!(BXI_STATS & BXI_STATS_TABLES))
+        return;
+    /* Relaxed, all: for inspectors, who read since_ns before and after. */
+    bxi_store_relaxed(&now->id, request->id);
+    bxi_store_relaxed(&now->who, who(request));
+    bxi_store_release(&now->since_ns, request->job->pass_ns);
+}
+
+static void hide_now(const struct bx_request *request)
+{
+    if (BXI_STATS & BXI_STATS_TABLES)
+        bxi_store_relaxed(&request->job->control->now.since_ns, 0);     /* relaxed: as in show_now */
+}
+
+/* ---- being served ----------------------------------------------------------------------------------- */
+
+int bxi_serving_begin(struct bx_request *request)
+{
+    if (!request->oneway && request->peer->serving >= BXI_CALLS_MAX)
+        return BX_E_CORRUPT;
+    if (request->oneway && request->peer->serving_oneways >= BXI_CALLS_MAX) {
+        bxi_counter_add(request->job, BXI_C_requests_dropped, 1);
+        return -ENOBUFS;
+    }
+    request->counted = true;
+    show_request(request);
+    request->peer->serving += !request->oneway;     /* what the 1024 are about */
+    request->peer->serving_oneways += request->oneway;
+    request->job->serving++;
+    return 0;
+}
+
+void bxi_serving_cancel(struct bx_request *request)
+{
+    hide_request(request);
+    request->peer->serving -= !request->oneway;
+    request->peer->serving_oneways -= request->oneway;
+    request->job->serving--;
+    request->counted = false;
+}
+
+static void serving_end(const struct bx_request *request)
+{
+    if (!request->counted)
+        return;
+    hide_request(request);
+    request->peer->serving -= !request->oneway;
+    request->peer->serving_oneways -= request->oneway;
+    request->job->serving--;
+}
+
+/* "worker 'agent', function 'pick': no such row", within a frame and a sentence. */
+static size_t error_body(char body[BXI_TEXT_BYTES], const struct bx_request *request, int code, const char *text)
+{
+    int bytes = snprintf(body, BXI_TEXT_BYTES, "worker '%s', function '%s': %s", request->job->name,
+                         request->handler != NULL ? request->handler->name : "?",
+                         text != NULL && text[0] != '\0' ? text : bx_strerror(code));
+
+    return bytes < BXI_TEXT_BYTES ? (size_t)bytes : BXI_TEXT_BYTES - 1;
+}
+
+/* A reply on its way out: its head, and either a value or a sentence. */
+struct reply {
+    struct bxi_frame head;
+    struct bxi_out out;
+    struct bxi_cargo cargo;
+    uint64_t traced_ns;             /* if it is traced: when it began to be made */
+    char text[BXI_TEXT_BYTES];
+};
+
+static void make_error(struct reply *reply, const struct bx_request *request, int code, const char *text)
+{
+    reply->head.code = code;
+    reply->head.flags = 0;
+    reply->out.body_bytes = error_body(reply->text, request, code, text);
+    reply->out.body = reply->text;
+    reply->out.cargo = NULL;
+}
+
+/* About when the answer to a request is made. The clock that the pass has read will do for an inline handler,
+ * which is short. */
+static uint64_t answered_ns(const struct bx_request *request)
+{
+    struct bx_job *job = request->job;
+
+    if (request->begin_ns != 0)
+        return bxi_now_ns();
+    if (request->handler != NULL && request->handler->kind == BXI_F_INLINE && bxi_is_driving(job) && job->pass_ns != 0)
+        return job->pass_ns;
+    return bxi_coarse_ns();
+}
+
+static void make_reply(struct reply *reply, const struct bx_request *request, int code, const char *text,
+                       const struct bx_msg *value)
+{
+    reply->head = (struct bxi_frame){ .kind = BXI_REPLY, .code = code, .id = request->id,
+                                      .sent_ns = answered_ns(request) };
+    reply->out = (struct bxi_out){ .head = &reply->head, .body = bx_msg_data(value),
+                                   .body_bytes = bx_msg_bytes(value), .slot = -1, .may_queue = true };
+    if (code == 0 && !request->oneway && bxi_needs_lease(value)) {
+        code = bxi_cargo_pack(request->job, request->peer, value, &reply->cargo);
+        reply->out.cargo = &reply->cargo;
+        text = bx_error_text();
+        bxi_leases_reclaim(request->job);
+    }
+    if (code < 0)
+        make_error(reply, request, code, text);
+    if (request->begin_ns != 0) {
+        reply->head.flags |= BXI_FLAG_TIMED;
+        reply->head.function = bxi_span_pack(reply->head.sent_ns - request->begin_ns);
+    }
+}
+
+/* Lock. 0, or why the reply was lost. */
+static int send_reply(struct reply *reply, const struct bx_request *request)
+{
+    struct bx_job *job = request->job;
+    int rc;
+
+    if (bxi_peer_consumed(job, request->peer, request->consumed) < 0)
+        return bxi_peer_suspect(job, request->peer, "it claims to have read what was never sent");
+    bxi_counter_add(job, BXI_C_replies_sent, 1);
+    rc = bxi_peer_send(job, request->peer, &reply->out);
+    if (rc == 0 || reply->out.cargo == NULL)
+        return rc;
+    /* Nothing here may wait for leases. */
+    make_error(reply, request, rc == -EAGAIN ? BX_E_ON_LOAN : rc, NULL);
+    return bxi_peer_send(job, request->peer, &reply->out);
+}
+
+void bxi_answer(const struct bx_request *request, int code, const char *text, const struct bx_msg *value)
+{
+    struct bx_job *job = request->job;
+    struct reply reply;
+    bool sent = false;
+    int rc = 0;
+
+    bxi_trace_answers(request, &reply.traced_ns);
+    reply.cargo.body = NULL;
+    make_reply(&reply, request, code, text, value);
+    bxi_loan_release(request->loan);
+    if (request->oneway && code < 0)
+        bxi_log(1, "a one-way call of worker '%s' failed: %s", request->peer->name, reply.text);
+
+    bxi_lock(&job->lock);
+    serving_end(request);
+    if (!request->oneway && bxi_load_relaxed(&request->peer->state) == BXI_PEER_ALIVE) {
+        rc = send_reply(&reply, request);
+        sent = rc == 0;
+    }
+    bxi_unlock(&job->lock);
+    bxi_trace_answered(request, &reply.traced_ns, reply.head.code, bx_msg_bytes(value), sent);
+    if (reply.cargo.body != NULL)
+        bxi_cargo_drop(&reply.cargo);
+    if (request->counted)
+        bxi_quiet_changed(job);
+    if (rc < 0)
+        bxi_log(0, "a reply to worker '%s' was lost: %s", request->peer->name, bx_error_text());
+    if (request->counted && !bxi_is_driving(job))
+        bxi_bells_flush(job);
+}
+
+/* ---- handlers ---------------------------------------------------------------------------------- */
+
+/* The arguments as they lie in the frame, or in what it lends. */
+static struct bx_reader reader_of(const struct bx_request *request, size_t body_bytes)
+{
+    const struct bxi_loan *loan = request->loan;
+
+    if (loan == NULL)
+        return (struct bx_reader){ .data = request->job->frame, .bytes = body_bytes };
+    return (struct bx_reader){ .data = loan->data, .bytes = loan->bytes, .tensors = loan->pointers,
+                               .tensor_count = loan->tensor_count };
+}
+
+/* The arguments to keep; NULL when memory is out. */
+static struct bx_msg *keep_args(const struct bx_request *request, size_t body_bytes)
+{
+    return request->loan != NULL ? bxi_msg_of_loan(request->loan) : bxi_msg_copy(request->job->frame, body_bytes);
+}
+
+void bxi_run_handler(struct bx_request *request, struct bx_reader reader, struct bx_msg *args,
+                     struct bx_msg *reply)
+{
+    bxi_clear_error();
+    bxi_trace_handler_begins(request);
+
+    int code = bxi_call_handler(request, &reader, reply, NULL);
+    const char *text = bx_error_text();
+
+    if (code >= 0)
+        code = reader.error < 0 ? reader.error : reply->error;
+    bxi_trace_handler_ends(request, reader.bytes, code);
+    bx_msg_destroy(args);
+    bxi_answer(request, code, text, reply);
+}
+
+/* One large reply does not keep its memory for ever. */
+static void shrink_reply(struct bx_job *job)
+{
+    struct bx_msg *reply = bx_msg_create(BXI_FRAME_MAX);
+
+    if (reply == NULL)
+        return;
+    bx_msg_destroy(job->reply);
+    job->reply = reply;
+}
+
+static void run_inline(struct bx_request *request, size_t body_bytes)
+{
+    struct bx_job *job = request->job;
+
+    bx_msg_clear(job->reply);
+    show_now(request);
+    bxi_request_begins(request);
+    bxi_no_wait_enter();
+    bxi_run_handler(request, reader_of(request, body_bytes), NULL, job->reply);
+    if (job->reply->tensor_count > 0)
+        bx_msg_clear(job->reply);       /* here, where a bx_free_fn must not wait either */
+    bxi_no_wait_leave();
+    hide_now(request);
+    if (job->reply->capacity > BXI_FRAME_MAX)
+        shrink_reply(job);
+}
+
+/* ---- async handlers ---------------------------------------------------------------------------- */
+
+static void park(struct bx_job *job, struct bxi_parked *parked)
+{
+    parked->linked = true;
+    parked->next = job->parked;
+    if (parked->next != NULL)
+        parked->next->prev = parked;
+    job->parked = parked;
+}
+
+static void unpark(struct bx_job *job, struct bxi_parked *parked)
+{
+    if (!parked->linked)
+        return;
+    parked->linked = false;
+    if (parked->prev != NULL)
+        parked->prev->next = parked->next;
+    else
+        job->parked = parked->next;
+    if (parked->next != NULL)
+        parked->next->prev = parked->prev;
+}
+
+static void async_done(struct bx_future *future, void *context)
+{
+    struct bxi_parked *parked = context;
+    struct bx_job *job = parked->request.job;
+
+    bxi_lock(&job->lock);
+    unpark(job, parked);
+    bxi_unlock(&job->lock);
+    bxi_trace_future(&parked->request, future->code);
+    bxi_answer(&parked->request, future->code, bx_future_error_text(future), future->value);
+    free(parked);
+}
+
+bool bxi_parked_fail(struct bx_job *job, struct bxi_peer *peer, uint64_t id, bool any_id, int code)
+{
+    bool found = false;
+
+    for (;;) {
+        struct bxi_parked *parked;
+        struct bx_future *future = NULL;
+
+        bxi_lock(&job->lock);
+        parked = job->parked;
+        while (parked != NULL && (parked->request.peer != peer || (!any_id && parked->request.id != id)))
+            parked = parked->next;
+        if (parked != NULL) {
+            unpark(job, parked);
+            /* Listed, so async_done has not freed anything; without a reference left, it is on its way. */
+            future = bxi_future_try_acquire(parked->future) ? parked->future : NULL;
+        }
+        bxi_unlock(&job->lock);
+        if (parked == NULL)
+            return found;
+        found = true;
+        if (future == NULL)
+            continue;
+        bxi_future_complete(future, code, bxi_text("its caller, worker '%s': %s", peer->name,
+                                                   bx_strerror(code)), NULL);
+        bxi_no_wait_enter();
+        bxi_future_release(future);
+        bxi_no_wait_leave();
+    }
+}
+
+/* The future's end becomes the answer. 0, and parked is the list's; BX_E_CORRUPT as bxi_serving_begin; other
+ * errors have been answered. */
+static int hang_answer_on(struct bx_future *future, struct bx_request *request, struct bxi_parked *parked)
+{
+    struct bx_job *job = request->job;
+    int rc;
+
+    request->traced_ns = bxi_trace_now(job);
+    bxi_lock(&job->lock);
+    rc = bxi_serving_begin(request);
+    if (rc == 0) {
+        parked->request = *request;
+        parked->future = future;
+        park(job, parked);
+    }
+    bxi_unlock(&job->lock);
+    if (rc == 0 && (rc = bxi_future_on_done(future, async_done, parked)) < 0) {
+        bxi_lock(&job->lock);
+        unpark(job, parked);
+        bxi_unlock(&job->lock);
+    }
+    if (rc < 0 && rc != BX_E_CORRUPT)
+        bxi_answer(request, rc, NULL, NULL);
+    return rc;
+}
+
+static int run_async(struct bx_request *request, size_t body_bytes)
+{
+    struct bx_reader args = reader_of(request, body_bytes);
+    struct bxi_parked *parked = calloc(1, sizeof *parked);
+    struct bx_future *future = NULL;
+    int code = -ENOMEM, rc = 0;
+
+    if (parked != NULL) {
+        bxi_clear_error();
+        show_now(request);
+        bxi_request_begins(request);
+        bxi_trace_handler_begins(request);
+        bxi_no_wait_enter();
+        code = bxi_call_handler(request, &args, NULL, &future);
+        bxi_no_wait_leave();
+        bxi_trace_handler_ends(request, args.bytes, code);
+        hide_now(request);
+    }
+    if (code >= 0 && args.error < 0)
+        code = args.error;
+    bxi_loan_release(request->loan);        /* what the handler keeps it has acquired */
+    request->loan = NULL;
+    if (code >= 0 && future == NULL)
+        code = bx_fail(BX_E_HANDLER, "the async handler returned no future");
+    if (code < 0)
+        bxi_answer(request, code, bx_error_text(), NULL);
+    else
+        rc = hang_answer_on(future, request, parked);
+    if (code < 0 || rc < 0)
+        free(parked);
+    bxi_no_wait_enter();            /* its value may hold tensors with a bx_free_fn */
+    bxi_future_release(future);
+    bxi_no_wait_leave();
+    return rc == BX_E_CORRUPT ? rc : 0;
+}
+
+static int add_row(struct bx_request *request, size_t body_bytes)
+{
+    struct bx_msg *args = keep_args(request, body_bytes);
+    int rc = args != NULL ? bxi_batch_add_row(request, args) : -ENOMEM;
+
+    if (rc < 0)
+        bx_msg_destroy(args);
+    if (rc == -ENOMEM)
+        bxi_answer(request, rc, "no memory for a row", NULL);
+    else if (rc < 0)
+        bxi_loan_release(request->loan);
+    return rc == BX_E_CORRUPT ? rc : 0;
+}
+
+static int submit_blocking(struct bx_request *request, size_t body_bytes)
+{
+    struct bxi_task *task = calloc(1, sizeof *task);
+    char why[BXI_POOL_WHY_BYTES];
+    int rc = -ENOMEM;
+
+    if (task != NULL && (task->args = keep_args(request, body_bytes)) != NULL) {
+        task->request = *request;
+        rc = bxi_pool_submit(request->job, task);
+        if (rc == 0)
+            return 0;
+        bx_msg_destroy(task->args);
+    }
+    free(task);
+    if (rc == BX_E_CORRUPT) {
+        bxi_loan_release(request->loan);
+        return rc;
+    }
+    bxi_answer(request, rc, bxi_pool_why(rc, why), NULL);
+    return 0;
+}
+
+/* ---- requests ---------------------------------------------------------------------------------- */
+
+static int member_request(struct bx_request *request, uint8_t flags)
+{
+    if (request->handler->kind != BXI_F_BATCH) {
+        bxi_answer(request, -EINVAL, "it is no batch, nobody can join or leave it", NULL);
+        return 0;
+    }
+    int rc = bxi_batch_member(request->job, request->handler->batcher, request->peer->rank,
+                              (flags & BXI_FLAG_JOIN) != 0);
+
+    bxi_answer(request, rc, NULL, NULL);
+    return 0;
+}
+
+static int run_request(struct bx_request *request, size_t body_bytes)
+{
+    struct bx_job *job = request->job;
+
+    switch (request->handler->kind) {
+    case BXI_F_INLINE:
+        bxi_counter_add(job, BXI_C_requests_inline, 1);
+        run_inline(request, body_bytes);
+        return 0;
+    case BXI_F_ASYNC:
+        bxi_counter_add(job, BXI_C_requests_async, 1);
+        return run_async(request, body_bytes);
+    case BXI_F_BLOCKING:
+        bxi_counter_add(job, BXI_C_requests_blocking, 1);
+        return submit_blocking(request, body_bytes);
+    case BXI_F_BATCH:
+        bxi_counter_add(job, BXI_C_requests_batched, 1);
+        return add_row(request, body_bytes);
+    }
+    return BX_E_CORRUPT;
+}
+
+/* The way back could not be opened: this request is dropped, and its caller told up to where. */
+static void refuse(struct bx_job *job, struct bxi_peer *peer, int code)
+{
+    struct bxi_pair *pair = &job->control->pair[peer->rank];
+
+    bxi_counter_add(job, BXI_C_requests_dropped, 1);
+    /* Relaxed: published by the store below. */
+    bxi_store_relaxed(&pair->refused_errno, (uint64_t)(uint32_t)code);
+    /* [pair.refused] release, pairs with the acquire in look_refused: the errno is read after it. */
+    bxi_store_release(&pair->refused_through, peer->in.read_pos);
+    BXI_STEP("open.refused");
+    bxi_bell_ring(peer->bell.fd[0]);
+}
+
+/* Is there a way back to peer? A callee opens its ring before it accepts the first call. */
+static bool way_back(struct bx_job *job, struct bxi_peer *peer)
+{
+    int rc;
+
+    /* [peer.out_open] acquire, pairs with the release in bxi_peer_open_out. */
+    if (bxi_load_acquire(&peer->out_open))
+        return true;
+    bxi_lock(&job->lock);
+    rc = bxi_peer_open_out(job, peer);
+    bxi_unlock(&job->lock);
+    if (rc == 0)
+        return true;
+    bxi_log(0, "%s", bx_error_text());
+    refuse(job, peer, rc);
+    return false;
+}
+
+static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
+                          size_t body_bytes)
+{
+    struct bx_request request = {
+        .job = job,
+        .peer = peer,
+        .id = head->kind == BXI_ONEWAY ? 0 : head->id,
+        .deadline_ns = head->deadline_ns,
+        .consumed = head->consumed,
+        .oneway = head->kind == BXI_ONEWAY,
+        .timed = (head->flags & BXI_FLAG_TIMED) != 0,
+    };
+
+    bxi_trace_request(&request);
+    if (peer->draining) {
+        bxi_counter_add(job, BXI_C_requests_dropped, 1);
+        return 0;
+    }
+    /* What is lent is given back by words that lie behind the ring. */
+    if ((!request.oneway || (head->flags & BXI_FLAG_LEASE)) && !way_back(job, peer))
+        return 0;
+    if (head->flags & BXI_FLAG_LEASE) {
+        int rc = bxi_loan_open(job, peer, job->frame, body_bytes, &request.loan);
+
+        if (rc == BX_E_CORRUPT)
+            return rc;
+        if (rc == 0)
+            rc = bxi_device_loan_error(request.loan);
+        if (rc == BX_E_CORRUPT) {
+            bxi_loan_release(request.loan);
+            return rc;
+        }
+        if (rc < 0) {
+            bxi_answer(&request, rc, request.loan != NULL ? bx_error_text()
+                                     : rc == -ENODEV ? "it has no GPU open; call bx_gpu_open"
+                                                     : "no memory for its tensors", NULL);
+            return 0;
+        }
+    }
+    /* [handlers] acquire, pairs with the release in add_handler. */
+    if (head->function >= bxi_load_acquire(&job->handler_count)) {
+        bxi_counter_add(job, BXI_C_requests_refused, 1);
+        bxi_answer(&request, BX_E_NO_FUNCTION, NULL, NULL);
+        return 0;
+    }
+    request.handler = &job->handlers[head->function];
+    if (job->pass_ns == 0)
+        job->pass_ns = bxi_coarse_ns();
+    if (head->deadline_ns < job->pass_ns) {
+        bxi_lock(&job->lock);
+        bxi_counter_add(job, BXI_C_requests_expired, 1);
+        bxi_unlock(&job->lock);
+        bxi_answer(&request, BX_E_TIMEOUT, "the deadline passed before the request was read", NULL);
+        return 0;
+    }
+    if (head->flags & (BXI_FLAG_JOIN | BXI_FLAG_LEAVE))
+        return member_request(&request, head->flags);
+    return run_request(&request, body_bytes);
+}
+
+/* A request whose caller gave up is taken out of where it waits; one that runs goes on. */
+static void handle_cancel(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head)
+{
+    int code = head->code == BX_E_TIMEOUT ? BX_E_TIMEOUT : BX_E_CANCELLED;
+
+    if ((bxi_pool_cancel(job, peer, head->id, code) || bxi_batch_cancel(job, peer, head->id, code)) &&
+        code == BX_E_TIMEOUT) {
+        bxi_lock(&job->lock);
+        bxi_counter_add(job, BXI_C_requests_expired, 1);
+        bxi_unlock(&job->lock);
+    }
+    bxi_parked_fail(job, peer, head->id, false, BX_E_CANCELLED);
+}
+
+/* A frame with device tensors waits where it lies until their memory is mapped. 0: go on; else as bxi_device_hold. */
+static int wait_for_device(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
+                           const void *payload, uint32_t payload_bytes)
+{
+    const unsigned char *body = (const unsigned char *)payload + sizeof *head;
+
+    if (!(head->flags & BXI_FLAG_DEVICE) || !(head->flags & BXI_FLAG_LEASE) ||
+        (peer->draining && head->kind != BXI_REPLY))
+        return 0;
+    /* What is lent is given back by words that lie behind the ring; without them the request is refused below. */
+    if (peer->held == NULL && (head->kind == BXI_REPLY ? bxi_load_relaxed(&peer->out_open) == 0 : !way_back(job, peer)))
+        return head->kind == BXI_REPLY ? BX_E_CORRUPT : 0;
+
+    int rc = bxi_device_hold(job, peer, body, payload_bytes - sizeof *head);
+
+    return rc == -EAGAIN && peer->draining ? 0 : rc;        /* what is not mapped yet of the dead is not waited for */
+}
+
+int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload, uint32_t payload_bytes)
+{
+    const unsigned char *body = (const unsigned char *)payload + sizeof(struct bxi_frame);
+    size_t body_bytes = payload_bytes - sizeof(struct bxi_frame);
+    struct bxi_frame head;
+    int rc = 0;
+
+    if (payload_bytes < sizeof head)
+        return BX_E_CORRUPT;
+    memcpy(&head, payload, sizeof head);
+    if ((rc = wait_for_device(job, peer, &head, payload, payload_bytes)) < 0)
+        return rc;
+    switch (head.kind) {
+    case BXI_REQUEST:
+    case BXI_ONEWAY:
+        if (body_bytes > 0)
+            memcpy(job->frame, body, body_bytes);
+        if (bxi_truncated(peer))
+            return BX_E_CORRUPT;
+        /* Before the handler runs: its reply then says that this request has been read. */
+        bxi_frame_taken(job, peer, payload_bytes);
+        rc = handle_request(job, peer, &head, body_bytes);
+        bxi_loan_drop_held(peer);       /* if it was not asked for: refused, or changed meanwhile */
+        return rc;
+    case BXI_REPLY:
+        rc = bxi_reply_arrived(job, peer, &head, body, body_bytes);
+        break;
+    case BXI_CANCEL:
+        handle_cancel(job, peer, &head);
+        break;
+    default:
+        return BX_E_CORRUPT;
+    }
+    bxi_frame_taken(job, peer, payload_bytes);
+    bxi_loan_drop_held(peer);
+    return rc;
+}
+
+/* ---- registration ------------------------------------------------------------------------------ */
+
+static int check_name(const char *name)
+{
+    size_t length = name == NULL ? 0 : strlen(name);
+
+    if (length == 0 || length > BX_NAME_MAX)
+        return bx_fail(-EINVAL, "a function's name has 1 to %d characters, '%s' has %zu", BX_NAME_MAX,
+                       bxi_brief(name).text, length);
+    return 0;
+}
+
+/* Lock. The entry is complete before the count says so, here and in the segment. */
+static int add_handler(struct bx_job *job, const char *name, const struct bxi_handler *handler)
+{
+    /* Relaxed: written under the lock only. */
+    uint32_t count = bxi_load_relaxed(&job->handler_count);
+
+    for (uint32_t i = 0; i < count; i++)
+        if (strcmp(job->handlers[i].name, name) == 0)
+            return bx_fail(-EEXIST, "worker '%s' has registered '%s' before", job->name, name);
+    if (count == BXI_FUNCTION_MAX)
+        return bx_fail(-ENOSPC, "worker '%s' has %d functions already, '%s' is one too many", job->name,
+                       BXI_FUNCTION_MAX, name);
+    job->handlers[count] = *handler;
+    strcpy(job->handlers[count].name, name);
+    if (handler->batcher != NULL) {
+        handler->batcher->handler = &job->handlers[count];
+        handler->batcher->next = job->batchers;
+        job->batchers = handler->batcher;
+    }
+    /* [handlers] release, pairs with the acquire in handle_request. */
+    bxi_store_release(&job->handler_count, count + 1);
+    if (job->control != NULL) {
+        strcpy(job->control->function[count].name, name);
+        job->control->function[count].kind = (uint32_t)handler->kind;
+        /* [functions] release, pairs with the acquire in refresh (names.c). */
+        bxi_store_release(&job->control->header.function_count, count + 1);
+    }
+    return 0;
+}
+
+static int registered(struct bx_job *job, const char *name, const struct bxi_handler *handler)
+{
+    int rc = bxi_job_check_any(job);
+
+    if (rc == 0)
+        rc = check_name(name);
+    if (rc == 0 && bxi_load_relaxed(&job->phase) != BXI_CREATED)
+        rc = bxi_job_check(job);
+    if (rc < 0)
+        return rc;
+    bxi_lock(&job->lock);
+    rc = add_handler(job, name, handler);
+    bxi_unlock(&job->lock);
+    return rc;
+}
+
+int bx_register(struct bx_job *job, const char *name, enum bx_kind kind, bx_handler_fn fn, void *context)
+{
+    if (fn == NULL || (kind != BX_INLINE && kind != BX_BLOCKING))
+        return bx_fail(-EINVAL, "a handler is a function and BX_INLINE or BX_BLOCKING");
+
+    struct bxi_handler handler = { .kind = kind == BX_INLINE ? BXI_F_INLINE : BXI_F_BLOCKING, .fn = fn,
+                                   .context = context };
+
+    return registered(job, name, &handler);
+}
+
+int bx_register_async(struct bx_job *job, const char *name, bx_async_fn fn, void *context)
+{
+    struct bxi_handler handler = { .kind = BXI_F_ASYNC, .async = fn, .context = context };
+
+    if (fn == NULL)
+        return bx_fail(-EINVAL, "there is no function to register as '%s'", bxi_brief(name).text);
+    return registered(job, name, &handler);
+}
+
+int bx_register_batch(struct bx_job *job, const char *name, bx_batch_fn fn, void *context,
+                      const struct bx_batch_options *options)
+{
+    struct bx_batch_options given = { 0 };
+    struct bxi_batcher *batcher;
+    int rc;
+
+    if (fn == NULL)
+        return bx_fail(-EINVAL, "there is no body to register as '%s'", bxi_brief(name).text);
+    if (options != NULL && (rc = bxi_options_copy(&given, sizeof given, options, "bx_batch_options")) < 0)
+        return rc;
+    batcher = calloc(1, sizeof *batcher);
+    if (batcher == NULL)
+        return bx_fail(-ENOMEM, "no memory for a batch");
+    batcher->fn = fn;
+    batcher->max_rows = given.max_rows;
+    batcher->flush_after_ns = given.flush_after_ns;
+    batcher->blocking = given.blocking;
+    batcher->timer.fire = bxi_batch_flush_due;
+
+    struct bxi_handler handler = { .kind = BXI_F_BATCH, .context = context, .batcher = batcher };
+
+    rc = registered(job, name, &handler);
+    if (rc < 0)
+        free(batcher);
+    return rc;
+}
+
+/* ---- what a handler may ask -------------------------------------------------------------------- */
+
+struct bx_job *bx_request_job(const struct bx_request *request)
+{
+    return request != NULL ? request->job : NULL;
+}
+
+int bx_request_caller(const struct bx_request *request)
+{
+    return request != NULL ? request->peer->rank : bxi_null(__func__, "the request");
+}
+
+const char *bx_request_function(const struct bx_request *request)
+{
+    return request != NULL ? request->handler->name : NULL;
+}
+
+uint64_t bx_request_deadline_ns(const struct bx_request *request)
+{
+    return request != NULL ? request->deadline_ns : 0;
+}

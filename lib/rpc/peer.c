@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The way out: frames into a peer's ring or, while that is full, into a private queue; and the bells
+ * that wake the peer.
+ *
+ * Who runs it: anybody who sends, under the job's lock. The queue is bounded: a request needs one of
+ * 1024 slots, a reply answers one of the caller's 1024; one-way calls are never queued. So nothing that
+ * consumes a ring ever waits for room, and two full rings cannot lock each other.
+ *
+ * A bell is not looked at after every frame. A peer that was awake last time very likely still is, and
+ * its next frame says how far it has read; if that covers what was sent, neither the fence nor the look
+ * at its word (a cache miss) was needed. Otherwise the bell is rung BXI_DEFER_PASSES passes or BXI_DEFER_FRAMES
+ * frames later, whichever comes first (a pass over many busy rings takes long), and in any case before this
+ * thread sleeps, leaves the role, or returns to the program. A peer that was asleep last time is looked at when
+ * the pass ends.
+ */
+#include "internal.h"
+
+#include "shm/step.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/statvfs.h>
+
+static uint64_t bit_of(const struct bxi_peer *peer)
+{
+    return UINT64_C(1) << (peer->rank % 64);
+}
+
+static void set_bit(bxi_a64 *bits, const struct bxi_peer *peer)
+{
+    bxi_a64 *word = &bits[peer->rank / 64];
+
+    /* Relaxed: written under the lock; looked at without it only to skip taking it. */
+    bxi_store_relaxed(word, bxi_load_relaxed(word) | bit_of(peer));
+}
+
+static void clear_bit(bxi_a64 *bits, const struct bxi_peer *peer)
+{
+    bxi_a64 *word = &bits[peer->rank / 64];
+
+    /* Relaxed: as in set_bit. */
+    bxi_store_relaxed(word, bxi_load_relaxed(word) & ~bit_of(peer));
+}
+
+static bool has_bit(bxi_a64 *bits, const struct bxi_peer *peer)
+{
+    /* Relaxed: as in set_bit. */
+    return (bxi_load_relaxed(&bits[peer->rank / 64]) & bit_of(peer)) != 0;
+}
+
+static bool any_bit(bxi_a64 *bits)
+{
+    /* Relaxed: as in set_bit. */
+    return (bxi_load_relaxed(&bits[0]) | bxi_load_relaxed(&bits[1])) != 0;
+}
+
+int bxi_peer_suspect(struct bx_job *job, struct bxi_peer *peer, const char *what)
+{
+    uint32_t none = 0;
+
+    bxi_cas(&peer->death_seen, &none, BXI_PEER_CORRUPT);
+    bxi_event(job, BXI_EVENT_DEATH);
+    return bx_fail(BX_E_CORRUPT, "worker '%s' (rank %d) was cut off: %s", peer->name, peer->rank, what);
+}
+
+/* ---- opening ----------------------------------------------------------------------------------- */
+
+static int no_room(const struct bxi_peer *peer, int rc)
+{
+    struct statvfs shm;
+    double mib_free = 0, mib = 0;
+
+    if (statvfs("/dev/shm", &shm) == 0) {
+        mib = (double)shm.f_blocks * (double)shm.f_frsize / 1048576;
+        mib_free = (double)shm.f_bavail * (double)shm.f_frsize / 1048576;
+    }
+    return bx_fail(BX_E_NO_SPACE, "the ring to worker '%s' needs %u KiB of /dev/shm, which has %.1f of %.1f "
+                                  "MiB free (%s); make it larger (mount -o remount,size=, docker "
+                                  "--shm-size)", peer->name, BXI_OPEN_BYTES / 1024, mib_free, mib,
+                   bx_strerror(rc));
+}
+
+/* A call to oneself takes the same way as any other, through a ring in private memory. */
+static unsigned char *open_loop(struct bxi_peer *peer)
+{
+    peer->loop_leases = calloc(BXI_LEASE_MAX * 3 + 1, sizeof *peer->loop_leases);
+    peer->loop = aligned_alloc(64, BXI_RING_BYTES);
+    if (peer->loop_leases == NULL || peer->loop == NULL) {
+        free(peer->loop_leases);
+        free(peer->loop);
+        peer->loop_leases = NULL;
+        return peer->loop = NULL;
+    }
+    return memset(peer->loop, 0, BXI_RING_BYTES);
+}
+
+int bxi_peer_open_out(struct bx_job *job, struct bxi_peer *peer)
+{
+    bool self = peer->rank == job->rank;
+    struct bxi_pair *pair = &job->control->pair[peer->rank];
+    const struct bxi_control *theirs = self ? job->control : peer->view.control;
+    unsigned char *base;
+
+    if (bxi_load_relaxed(&peer->out_open))      /* relaxed: written under the lock */
+        return 0;
+    if (self) {
+        base = open_loop(peer);
+        if (base == NULL)
+            return bx_fail(-ENOMEM, "no memory for a call to oneself");
+    } else {
+        int rc = bxi_segment_open_ring(&job->segment, peer->rank);
+
+        if (rc < 0)
+            return no_room(peer, rc);
+        BXI_STEP("open.allocated");
+        base = bxi_segment_ring(&job->segment, peer->rank);
+    }
+    bxi_ring_writer_init(&peer->out, base, BXI_RING_BYTES, 0, &theirs->credit[job->rank].position,
+                         &pair->want_credit);
+    peer->defer_bell = true;
+    /* [peer.out_open] release, pairs with the acquire in way_back. */
+    bxi_store_release(&peer->out_open, 1);
+    /* [pair.open] release, pairs with the acquire in look_open: the first commit word is zero before. */
+    bxi_store_release(&pair->open, 1);
+    BXI_STEP("open.word");
+    if (self)
+        bxi_event(job, BXI_EVENT_SCAN);
+    else
+        bxi_bell_ring(peer->bell.fd[0]);
+    BXI_STEP("open.rung");
+    return 0;
+}
+
+/* ---- sending ----------------------------------------------------------------------------------- */
+
+/* Where a request ends in the ring, in its slot and for inspectors. */
+static void note_end(struct bxi_peer *peer, uint32_t slot)
+{
+    peer->slots[slot].end_pos = peer->out.write_pos;
+    if (slot < peer->row_count)         /* relaxed: of one that was queued; any other is shown later */
+        bxi_store_relaxed(&peer->rows[slot].end_pos, peer->out.write_pos);
+}
+
+static void count_sent(struct bxi_pair_counters *counters, const struct bxi_peer *peer, uint64_t payload_bytes)
+{
+    uint64_t fill = peer->out.write_pos - peer->out.credit;
+
+    bxi_count(&counters->frames_sent, 1);
+    bxi_count(&counters->bytes_sent, payload_bytes);
+    /* Relaxed: counters for inspectors. */
+    bxi_store_relaxed(&counters->write_pos, peer->out.write_pos);
+    if (fill > bxi_load_relaxed(&counters->high_water_bytes))
+        bxi_store_relaxed(&counters->high_water_bytes, fill);
+}
+
+static void note_sent(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
+{
+    uint64_t payload_bytes = sizeof *out->head + out->body_bytes;
+    bool reply = out->head->kind == BXI_REPLY;
+
+    if (BXI_STATS & BXI_STATS_COUNTERS)
+        count_sent(&job->control->pair_counters[peer->rank], peer, payload_bytes);
+    if (out->slot >= 0)
+        note_end(peer, (uint32_t)out->slot);
+    if (out->lease >= 0)
+        peer->ledger.slots[out->lease].end_pos = peer->out.write_pos;
+    if (!any_bit(job->bells_due)) {
+        bxi_store_relaxed(&job->bells_pass, bxi_load_relaxed(&job->pass));      /* relaxed, both: any recent value */
+        bxi_store_relaxed(&job->bells_frame, bxi_load_relaxed(&job->frames));   /* will do */
+    }
+    peer->bell_for_replies = reply && (peer->bell_for_replies || !has_bit(job->bells_due, peer));
+    set_bit(job->bells_due, peer);
+    peer->bell_pos = peer->out.write_pos;
+    if (!peer->defer_bell)
+        bxi_store_relaxed(&job->bells_urgent, 1);
+}
+
+/* Puts a frame into the ring. 0, -EAGAIN, BX_E_CORRUPT. */
+static int put(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
+{
+    int rc;
+
+    /* [peer.consumed] acquire, pairs with the release in bxi_read_ring: this credit says that the bytes
+     * before it have been copied out. */
+    out->head->consumed = bxi_load_acquire(&peer->consumed);
+    rc = bxi_ring_put(&peer->out, out->head, out->body, out->body_bytes);
+    if (rc == -EPROTO)
+        return bxi_peer_suspect(job, peer, "it claims to have read what was never sent");
+    if (rc < 0)
+        return rc;
+    note_sent(job, peer, out);
+    return 0;
+}
+
+static int enqueue(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
+{
+    size_t payload_bytes = sizeof *out->head + out->body_bytes;
+    struct bxi_queued *queued = malloc(sizeof *queued + payload_bytes);
+
+    if (queued == NULL)
+        return bx_fail(-ENOMEM, "no memory for a frame of %zu bytes to worker '%s'", payload_bytes,
+                       peer->name);
+    queued->next = NULL;
+    queued->payload_bytes = (uint32_t)payload_bytes;
+    queued->slot = out->slot;
+    queued->lease = out->lease;
+    memcpy(queued->payload, out->head, sizeof *out->head);
+    if (out->body_bytes > 0)
+        memcpy(queued->payload + sizeof *out->head, out->body, out->body_bytes);
+    if (peer->queue_tail != NULL)
+        peer->queue_tail->next = queued;
+    else
+        peer->queue_head = queued;
+    peer->queue_tail = queued;
+    if (out->slot >= 0)
+        peer->slots[out->slot].end_pos = BX_FOREVER;
+    set_bit(job->starved, peer);
+    bxi_counter_add(job, BXI_C_queued_frames, 1);
+    return 0;
+}
+
+/* Its bell is this worker's: whoever sleeps armed is rung when there is room, and moves the queue on. The holder of the
+ * role asks before it sleeps or leaves; another thread asks now, for the holder may sleep, or there may be none. */
+static void ask_for_room(struct bx_job *job, struct bxi_peer *peer, uint64_t payload_bytes)
+{
+    if (!bxi_is_driving(job) && bxi_ring_want(&peer->out, payload_bytes))
+        bxi_event(job, BXI_EVENT_SCAN);         /* room came meanwhile, so no bell will */
+}
+
+static int send_or_queue(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
+{
+    int rc = peer->queue_head == NULL ? put(job, peer, out) : -EAGAIN;
+    if (rc != -EAGAIN)
+        return rc;
+    bxi_count(&job->control->pair_counters[peer->rank].times_full, 1);
+    if (out->may_queue) {
+        rc = enqueue(job, peer, out);
+        if (rc == 0)
+            ask_for_room(job, peer, peer->queue_head->payload_bytes);
+        return rc;
+    }
+    peer->wanted_bytes = (uint32_t)(sizeof *out->head + out->body_bytes);
+    set_bit(job->starved, peer);
+    ask_for_room(job, peer, peer->queue_head != NULL ? peer->queue_head->payload_bytes : peer->wanted_bytes);
+    return -EAGAIN;
+}
+
+/* It reads nothing any more, though the role has not closed it yet: what is lent to it now would stay out until
+ * its process ends. */
+static bool has_left(const struct bx_job *job, const struct bxi_peer *peer)
+{
+    /* [state] acquire, as in look_state. */
+    return peer->rank != job->rank && bxi_load_acquire((bxi_a32 *)&peer->view.control->header.state) == BXI_LEFT;
+}
+
+int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out)
+{
+    int rc = bxi_peer_open_out(job, peer);
+
+    if (rc < 0)
+        return rc;
+    out->lease = -1;
+    if (out->cargo != NULL) {
+        if (has_left(job, peer))
+            return bx_fail(BX_E_SHUTDOWN, "worker '%s' (rank %d) has left the job", peer->name, peer->rank);
+        if ((rc = bxi_lease_grant(job, peer, out->cargo)) < 0)
+            return rc;
+        out->lease = rc;
+        out->head->flags |= BXI_FLAG_LEASE | (out->cargo->device || out->cargo->staged ? BXI_FLAG_DEVICE : 0);
+        out->body = out->cargo->body;
+        out->body_bytes = out->cargo->body_bytes;
+        BXI_STEP("lease.granted");
+    }
+    rc = send_or_queue(job, peer, out);
+    if (out->cargo == NULL)
+        return rc;
+    if (rc == 0)
+        bxi_lease_sent(job, peer, out->cargo);
+    else
+        bxi_lease_ungrant(job, peer, out->cargo);
+    return rc;
+}
+
+/* ---- full rings -------------------------------------------------------------------------------- */
+
+bool bxi_peer_flush_queue(struct bx_job *job, struct bxi_peer *peer)
+{
+    bool moved = false;
+
+    while (peer->queue_head != NULL && !has_left(job, peer)) {
+        struct bxi_queued *queued = peer->queue_head;
+        struct bxi_frame head;
+        struct bxi_out out = { .head = &head, .slot = queued->slot, .lease = queued->lease };
+
+        memcpy(&head, queued->payload, sizeof head);
+        out.body = queued->payload + sizeof head;
+        out.body_bytes = queued->payload_bytes - sizeof head;
+        if (put(job, peer, &out) < 0)
+            return moved;
+        peer->queue_head = queued->next;
+        if (peer->queue_head == NULL)
+            peer->queue_tail = NULL;
+        free(queued);
+        moved = true;
+    }
+    return moved;
+}
+
+void bxi_peer_drop_queue(struct bxi_peer *peer)
+{
+    while (peer->queue_head != NULL) {
+        struct bxi_queued *queued = peer->queue_head;
+
+        peer->queue_head = queued->next;
+        free(queued);
+    }
+    peer->queue_tail = NULL;
+}
+
+/* Nothing waits for room in its ring any more. */
+static void end_starvation(struct bx_job *job, struct bxi_peer *peer)
+{
+    clear_bit(job->starved, peer);
+    bxi_ring_unwant(&peer->out);
+}
+
+/* One starved peer; true if a frame moved or a one-way caller may try again. */
+static bool look_starved(struct bx_job *job, struct bxi_peer *peer, bool before_sleep)
+{
+    bool moved = bxi_peer_flush_queue(job, peer);
+    uint64_t wanted = peer->queue_head != NULL ? peer->queue_head->payload_bytes : peer->wanted_bytes;
+    void *payload = NULL;
+
+    if (wanted == 0 || bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE) {
+        end_starvation(job, peer);
+        peer->wanted_bytes = 0;
+        return true;
+    }
+    if (before_sleep && bxi_ring_want(&peer->out, wanted))
+        moved |= bxi_peer_flush_queue(job, peer);
+    if (peer->queue_head == NULL && peer->wanted_bytes > 0 &&
+        bxi_ring_reserve(&peer->out, peer->wanted_bytes, &payload) == 0) {
+        peer->wanted_bytes = 0;
+        moved = true;
+    }
+    if (peer->queue_head == NULL && peer->wanted_bytes == 0) {
+        end_starvation(job, peer);
+        return true;
+    }
+    return moved;
+}
+
+static bool look_all_starved(struct bx_job *job, bool before_sleep)
+{
+    bool moved = false;
+    bool woken[BXI_WORLD_MAX] = { false };
+
+    bxi_lock(&job->lock);
+    for (int rank = 0; rank < job->world_size; rank++) {
+        struct bxi_peer *peer = &job->peers[rank];
+
+        if (has_bit(job->starved, peer))
+            moved |= woken[rank] = look_starved(job, peer, before_sleep);
+    }
+    bxi_unlock(&job->lock);
+    for (int rank = 0; moved && rank < job->world_size; rank++)
+        if (woken[rank])
+            bxi_wake(job, &job->peers[rank]);
+    return moved;
+}
+
+bool bxi_starved_look(struct bx_job *job, bool before_sleep)
+{
+    bool moved = any_bit(job->starved) && look_all_starved(job, before_sleep);
+
+    /* [lease.waiters] sequentially consistent, pairs with the addition in bxi_leases_want. */
+    return (bxi_load_seq_cst(&job->lease_waiters) != 0 && bxi_leases_reclaim(job) > 0) || moved;
+}
+
+int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consumed)
+{
+    if (!bxi_load_relaxed(&peer->out_open))     /* relaxed: written under the lock */
+        return consumed == 0 ? 0 : BX_E_CORRUPT;
+    /* A reply may lie unread while one-way calls go round the ring many times: what it says is then any
+     * number of laps behind the credit word, and old news. */
+    if (consumed != peer->out.credit && peer->out.credit - consumed <= INT64_MAX)
+        return 0;
+    if (bxi_ring_credit_hint(&peer->out, consumed) < 0)
+        return BX_E_CORRUPT;
+    if (has_bit(job->bells_due, peer) && consumed == peer->bell_pos) {
+        clear_bit(job->bells_due, peer);
+        bxi_counter_add(job, BXI_C_bells_unneeded, 1);
+    }
+    return 0;
+}
+
+/* ---- bells ------------------------------------------------------------------------------------- */
+
+static void look(struct bx_job *job, struct bxi_peer *peer)
+{
+    bool rang = bxi_bell_look(&peer->bell, peer->bell_for_replies) != 0;
+
+    peer->defer_bell = !rang;
+    bxi_counter_add(job, rang ? BXI_C_doorbells_rung : BXI_C_doorbells_saved, 1);
+}
+
+void bxi_bell_now(struct bx_job *job, struct bxi_peer *peer)
+{
+    if (!has_bit(job->bells_due, peer))
+        return;
+    bxi_fence_seq_cst();            /* [bell.armed] as in bxi_bells_flush */
+    look(job, peer);
+    clear_bit(job->bells_due, peer);
+}
+
+void bxi_bells_flush(struct bx_job *job)
+{
+    if (!any_bit(job->bells_due))
+        return;
+    bxi_lock(&job->lock);
+    /* [bell.armed] the producers' fence, pairs with the sleepers' in sleep_as_leader and arm_background: the
+     * frames before it are seen by the sleeper's second look, or the words below say that it sleeps. */
+    bxi_fence_seq_cst();
+    for (int i = 0; i < BXI_WORLD_MAX / 64; i++) {
+        uint64_t bits = bxi_load_relaxed(&job->bells_due[i]);   /* relaxed: as in set_bit */
+
+        for (; bits != 0; bits &= bits - 1)
+            look(job, &job->peers[i * 64 + __builtin_ctzll(bits)]);
+        bxi_store_relaxed(&job->bells_due[i], 0);
+    }
+    bxi_store_relaxed(&job->bells_urgent, 0);
+    bxi_unlock(&job->lock);
+}
+
+void bxi_ring_all(struct bx_job *job)
+{
+    for (int rank = 0; rank < job->world_size; rank++)
+        if (rank != job->rank && bxi_load_relaxed(&job->peers[rank].state) == BXI_PEER_ALIVE)
+            bxi_bell_ring(job->peers[rank].bell.fd[0]);
+}

@@ -1,0 +1,403 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The pool that runs blocking handlers and the bodies of blocking batches.
+ *
+ * Threads are made when there is work and none is idle, up to options.pool_threads (16) that are not blocked in a
+ * wait; one that waits does not count, so nested calls never starve. 256 threads at most: when all of them are blocked
+ * in waits, a request is answered with BX_E_BUSY instead of being queued behind them for ever.
+ *
+ * Handlers that wait for each other in a way that the engine does not see may fill the pool and keep out the one that
+ * they wait for. So a queue that is not empty is looked at once a second: has nothing been taken from it, that is
+ * logged, once, and shown in the segment until something is.
+ */
+#include "shm/cancel.h"
+#include "observe/trace.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static _Thread_local struct bx_job *pool_job;       /* whose pool this thread belongs to */
+
+#define LOOK_NS UINT64_C(1000000000)
+
+/* ---- tasks ------------------------------------------------------------------------------------- */
+
+/* pool.lock. */
+static void show_moving(struct bx_job *job)
+{
+    if (job->pool.stuck)
+        bxi_store_relaxed(&job->control->now.pool_stuck_ns, 0);     /* relaxed: for inspectors */
+    job->pool.stuck = false;
+}
+
+static struct bxi_task *take_task(struct bx_job *job)
+{
+    struct bxi_pool *pool = &job->pool;
+    struct bxi_task *task = pool->head;
+
+    pool->taken++;
+    show_moving(job);
+    pool->head = task->next;
+    if (pool->head == NULL)
+        pool->tail = NULL;
+    pool->queued--;
+    return task;
+}
+
+/* Before the answer goes out, so that what the arguments lent is back when their caller reads it. */
+static void drop_args(struct bxi_task *task)
+{
+    bx_msg_destroy(task->args);
+    task->args = NULL;
+}
+
+static void free_task(struct bxi_task *task)
+{
+    drop_args(task);
+    free(task);
+}
+
+static void run_request(struct bx_job *job, struct bxi_task *task)
+{
+    struct bx_msg *reply;
+
+    if (task->request.deadline_ns <= bxi_now_ns()) {
+        bxi_lock(&job->lock);
+        bxi_counter_add(job, BXI_C_requests_expired, 1);
+        bxi_unlock(&job->lock);
+        drop_args(task);
+        bxi_answer(&task->request, BX_E_TIMEOUT, "the deadline passed before a thread was free", NULL);
+        return;
+    }
+    bxi_serving_at(&task->request, BXI_AT_THREAD);
+    bxi_request_begins(&task->request);
+    reply = bx_msg_create(0);
+    if (reply == NULL) {
+        bxi_answer(&task->request, -ENOMEM, "no memory for the reply", NULL);
+        return;
+    }
+    bxi_run_handler(&task->request, bx_msg_reader(task->args), task->args, reply);
+    task->args = NULL;
+    bx_msg_destroy(reply);
+}
+
+static bool may_leave_pool(struct bx_job *job);
+
+static void *run_thread(void *argument)
+{
+    struct bx_job *job = argument;
+    struct bxi_pool *pool = &job->pool;
+
+    pool_job = job;
+    bxi_cancel_off();               /* a handler may switch it on, and is stopped if it is cancelled */
+    bxi_trace_thread("pool");
+    pthread_mutex_lock(&pool->lock);
+    for (;;) {
+        while (pool->head == NULL && !pool->stop) {
+            pool->idle++;
+            pthread_cond_wait(&pool->cond, &pool->lock);
+            pool->idle--;
+        }
+        if (pool->head == NULL)
+            break;
+
+        struct bxi_task *task = take_task(job);
+
+        pthread_mutex_unlock(&pool->lock);
+        if (task->batcher != NULL)
+            bxi_batch_run(job, task->batcher);
+        else
+            run_request(job, task);
+        free_task(task);
+        bxi_cancel_off();           /* if the handler has switched it on */
+        pthread_mutex_lock(&pool->lock);
+        if (bxi_leaving != NULL && may_leave_pool(job))
+            break;
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return NULL;
+}
+
+/* ---- growth (pool.lock) ----------------------------------------------------------------------------- */
+
+static int add_thread(struct bx_job *job)
+{
+    struct bxi_pool *pool = &job->pool;
+    sigset_t all, before;
+    int rc;
+
+    bxi_signals_of_threads(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);    /* signals are the program's */
+    rc = pthread_create(&pool->thread[pool->threads], NULL, run_thread, job);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc != 0)
+        return -rc;
+    pool->threads++;
+    bxi_add(&job->counters[BXI_C_pool_threads], 1);
+    return 0;
+}
+
+/* A thread for what is queued, if one is needed and allowed. 0, or why there is none at all. */
+static int grow(struct bx_job *job)
+{
+    struct bxi_pool *pool = &job->pool;
+    uint32_t blocked = bxi_load_relaxed(&pool->blocked);
+    int rc = 0;
+
+    if (pool->queued <= pool->idle || pool->stop)
+        return 0;
+    if (pool->threads < BXI_POOL_MAX && pool->threads - blocked < (uint32_t)job->options.pool_threads)
+        rc = add_thread(job);
+    if (pool->threads == blocked)
+        return rc < 0 ? rc : BX_E_BUSY;
+    return 0;
+}
+
+/* This thread ended in a handler of the program. True if it may end: another one runs what is queued, and nobody joins
+ * this one. False if it goes on as before: the pool is being stopped and its queue is to be run, or no other thread
+ * can be made. */
+static bool may_leave_pool(struct bx_job *job)
+{
+    struct bxi_pool *pool = &job->pool;
+    uint32_t i = 0;
+
+    if (!pool->stop) {
+        while (!pthread_equal(pool->thread[i], pthread_self()))
+            i++;
+        pool->thread[i] = pool->thread[--pool->threads];
+        if (grow(job) == 0) {
+            pthread_detach(pthread_self());
+            return true;
+        }
+        pool->thread[pool->threads++] = pthread_self();
+    }
+    bxi_leaving = NULL;
+    return false;
+}
+
+static int enqueue(struct bx_job *job, struct bxi_task *task)
+{
+    struct bxi_pool *pool = &job->pool;
+    int rc = pool->stop ? BX_E_SHUTDOWN : 0;
+
+    if (rc < 0)
+        return rc;
+    pool->queued++;
+    rc = grow(job);
+    if (rc < 0) {
+        pool->queued--;
+        return rc;
+    }
+    task->next = NULL;
+    if (pool->tail != NULL)
+        pool->tail->next = task;
+    else
+        pool->head = task;
+    pool->tail = task;
+    if (pool->idle > 0)
+        pthread_cond_signal(&pool->cond);
+    return 0;
+}
+
+/* ---- does the queue move? --------------------------------------------------------------------------- */
+
+static void look_due(struct bx_job *job, struct bxi_timer *timer)
+{
+    (void)timer;
+    bxi_event(job, BXI_EVENT_POOL);
+}
+
+static void watch_queue(struct bx_job *job)
+{
+    uint64_t at_ns = bxi_now_ns() + LOOK_NS;
+
+    bxi_lock(&job->lock);
+    job->pool.timer.fire = look_due;
+    if (bxi_timer_set(&job->timers, &job->pool.timer, at_ns) == 0)
+        bxi_timer_added(job);           /* else there is no memory for the timer: nobody is told */
+    bxi_unlock(&job->lock);
+}
+
+/* pool.lock. Inspectors are shown how it is. */
+static void show_stuck(struct bx_job *job, uint32_t busy)
+{
+    struct bxi_now *now = &job->control->now;
+
+    /* Relaxed, both: published by the store of pool_stuck_ns. */
+    bxi_store_relaxed(&now->pool_busy, busy);
+    bxi_store_relaxed(&now->pool_waiting, job->pool.queued);
+    if (!job->pool.stuck)
+        /* Release, for inspectors in other processes: the words above are there. */
+        bxi_store_release(&now->pool_stuck_ns, bxi_now_ns() - LOOK_NS);
+    job->pool.stuck = true;
+}
+
+void bxi_pool_look(struct bx_job *job)
+{
+    struct bxi_pool *pool = &job->pool;
+    uint32_t busy, waiting;
+    bool tell, watch;
+
+    pthread_mutex_lock(&pool->lock);
+    waiting = pool->queued;
+    /* Relaxed: a thread that begins or ends to wait right now may be counted or not. */
+    busy = pool->threads - pool->idle - bxi_load_relaxed(&pool->blocked);
+    tell = pool->taken == pool->taken_seen && waiting > 0 && !pool->stuck;
+    if (pool->taken == pool->taken_seen && waiting > 0)
+        show_stuck(job, busy);
+    if (waiting == 0)
+        show_moving(job);               /* what stood there was cancelled */
+    pool->taken_seen = pool->taken;
+    pool->watched = watch = waiting > 0 && !pool->stop;
+    pthread_mutex_unlock(&pool->lock);
+    if (tell)
+        bxi_log(1, "all %u threads of the pool of worker '%s' have been busy for a second, %u %s; if its "
+                   "handlers wait for each other, give it more: options.pool_threads, BX_POOL_THREADS", busy,
+                job->name, waiting, waiting == 1 ? "request waits" : "requests wait");
+    if (watch)
+        watch_queue(job);
+}
+
+/* pool.lock. Is somebody to look from now on? */
+static bool begin_watch(struct bxi_pool *pool)
+{
+    if (pool->watched || pool->queued <= pool->idle)
+        return false;
+    pool->watched = true;
+    pool->taken_seen = pool->taken;
+    return true;
+}
+
+/* ---- submitting ------------------------------------------------------------------------------------- */
+
+int bxi_pool_submit(struct bx_job *job, struct bxi_task *task)
+{
+    bool watch;
+    int rc = 0;
+
+    if (task->batcher == NULL) {
+        bxi_lock(&job->lock);
+        rc = bxi_serving_begin(&task->request);
+        bxi_unlock(&job->lock);
+        if (rc < 0)
+            return rc;
+    }
+    pthread_mutex_lock(&job->pool.lock);
+    rc = enqueue(job, task);
+    watch = begin_watch(&job->pool);
+    pthread_mutex_unlock(&job->pool.lock);
+    if (watch)
+        watch_queue(job);
+    if (rc < 0 && task->batcher == NULL) {
+        bxi_lock(&job->lock);
+        bxi_serving_cancel(&task->request);
+        bxi_unlock(&job->lock);
+    }
+    return rc;
+}
+
+const char *bxi_pool_why(int rc, char text[BXI_POOL_WHY_BYTES])
+{
+    if (rc == BX_E_BUSY || rc == BX_E_SHUTDOWN)
+        return NULL;
+    if (rc == -ENOBUFS)
+        snprintf(text, BXI_POOL_WHY_BYTES, "%d of its one-way calls wait already", BXI_CALLS_MAX);
+    else
+        snprintf(text, BXI_POOL_WHY_BYTES, "no thread can be made for it: %s; see ulimit -u, the cgroup's pids.max "
+                                           "and memory", bx_strerror(rc));
+    return text;
+}
+
+bool bxi_pool_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code)
+{
+    struct bxi_pool *pool = &job->pool;
+    struct bxi_task *found = NULL;
+
+    pthread_mutex_lock(&pool->lock);
+    for (struct bxi_task **at = &pool->head, *last = NULL; *at != NULL; last = *at, at = &(*at)->next) {
+        if ((*at)->batcher != NULL || (*at)->request.peer != peer || (*at)->request.id != id)
+            continue;
+        found = *at;
+        *at = found->next;
+        if (pool->tail == found)
+            pool->tail = last;
+        pool->queued--;
+        break;
+    }
+    pthread_mutex_unlock(&pool->lock);
+    if (found == NULL)
+        return false;
+    drop_args(found);
+    bxi_answer(&found->request, code, NULL, NULL);
+    free_task(found);
+    return true;
+}
+
+/* ---- threads that wait ------------------------------------------------------------------------- */
+
+bool bxi_pool_owns_thread(const struct bx_job *job)
+{
+    return pool_job == job;
+}
+
+static struct bxi_task *take_all(struct bxi_pool *pool)
+{
+    struct bxi_task *tasks = pool->head;
+
+    pool->head = pool->tail = NULL;
+    pool->queued = 0;
+    return tasks;
+}
+
+static void refuse_all(struct bx_job *job, struct bxi_task *tasks, int code)
+{
+    char why[BXI_POOL_WHY_BYTES];
+
+    while (tasks != NULL) {
+        struct bxi_task *task = tasks;
+
+        tasks = task->next;
+        drop_args(task);
+        if (task->batcher != NULL)
+            bxi_batch_refuse(job, task->batcher, code);
+        else
+            bxi_answer(&task->request, code, bxi_pool_why(code, why), NULL);
+        free_task(task);
+    }
+}
+
+/* This was the last thread that did not wait: what is queued is refused where no other can be made, for what it
+ * waits for may be the end of that. */
+bool bxi_pool_block(struct bx_job *job)
+{
+    if (pool_job != job)
+        return false;
+    bxi_add(&job->pool.blocked, 1);
+    pthread_mutex_lock(&job->pool.lock);
+    int rc = grow(job);
+    struct bxi_task *stuck = rc < 0 ? take_all(&job->pool) : NULL;
+    pthread_mutex_unlock(&job->pool.lock);
+    refuse_all(job, stuck, rc);
+    return true;
+}
+
+void bxi_pool_unblock(struct bx_job *job)
+{
+    if (pool_job == job)
+        bxi_add(&job->pool.blocked, (uint32_t)-1);
+}
+
+void bxi_pool_stop(struct bx_job *job)
+{
+    struct bxi_pool *pool = &job->pool;
+
+    pthread_mutex_lock(&pool->lock);
+    pool->stop = true;
+    pthread_cond_broadcast(&pool->cond);
+    pthread_mutex_unlock(&pool->lock);
+    for (uint32_t i = 0; i < pool->threads; i++)
+        pthread_join(pool->thread[i], NULL);
+    pool->threads = 0;
+}

@@ -1,0 +1,383 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Watching the peers: rings that open, states, refusals, deaths, memory that turned to nonsense; and
+ * reading their rings. All of it under the progress role.
+ *
+ * A peer ends in one of three ways: it leaves (its state says so), it dies (its pidfd says so), or it is
+ * cut off because its memory fails a check. In the first two cases what it had published is read first:
+ * replies count, requests are dropped and counted. Then every call to it fails, batches stop waiting for
+ * it, and, if it died, its names in /dev/shm are removed; of rank 0 its lock file too.
+ */
+#include "job/bootstrap.h"
+#include "run/progress.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <unistd.h>
+
+/* ---- reading ----------------------------------------------------------------------------------- */
+
+void bxi_frame_taken(struct bx_job *job, struct bxi_peer *peer, uint32_t payload_bytes)
+{
+    struct bxi_pair_counters *counters = &job->control->pair_counters[peer->rank];
+    bool published = bxi_ring_advance(&peer->in, payload_bytes);
+
+    /* [peer.consumed] release, pairs with the acquire in put (peer.c): the bytes have been copied. */
+    bxi_store_release(&peer->consumed, peer->in.read_pos);
+    if (BXI_STATS & BXI_STATS_COUNTERS) {
+        bxi_count(&counters->frames_received, 1);
+        bxi_count(&counters->bytes_received, payload_bytes);
+        /* Relaxed: a counter for inspectors. */
+        bxi_store_relaxed(&counters->read_pos, peer->in.read_pos);
+    }
+    if (published)
+        bxi_wanted_look(job);
+}
+
+void bxi_wanted_look(struct bx_job *job)
+{
+    /* [ring.want] the consumer's fence, pairs with the one in bxi_ring_want. */
+    bxi_fence_seq_cst();
+    for (int i = 0; i < (int)bxi_load_relaxed(&job->in_count); i++) {
+        struct bxi_peer *peer = job->in_peers[i];
+
+        if (!bxi_ring_wanted(&peer->in))
+            continue;
+        bxi_lock(&job->lock);
+        if (bxi_bell_look(&peer->bell, false))
+            bxi_counter_add(job, BXI_C_doorbells_rung, 1);
+        bxi_unlock(&job->lock);
+    }
+}
+
+/* A frame was handled. A peer that sleeps waits for the answer to an earlier one meanwhile. The look is made at every
+ * eighth frame only, for most find no bell due. */
+static void ring_overdue(struct bx_job *job)
+{
+    uint64_t frames = bxi_load_relaxed(&job->frames) + 1;       /* relaxed: written by the role */
+
+    bxi_store_relaxed(&job->frames, frames);
+    /* Relaxed: this thread's own frames are in it; another thread flushes its own. */
+    if (frames % 8 == 0 && frames - bxi_load_relaxed(&job->bells_frame) >= BXI_DEFER_FRAMES)
+        bxi_bells_flush(job);
+}
+
+int bxi_read_ring(struct bx_job *job, struct bxi_peer *peer, struct bxi_waiter *waiter, int most)
+{
+    int handled = 0;
+
+    if (peer->held != NULL && !peer->draining && bxi_device_is_pending(peer->held))
+        return 0;
+    while (handled < most) {
+        const void *payload;
+        uint32_t payload_bytes;
+        int rc = bxi_ring_peek(&peer->in, &payload, &payload_bytes);
+
+        if (rc == 0)
+            break;
+        if (rc > 0)
+            rc = bxi_dispatch(job, peer, payload, payload_bytes);
+        if (rc == -EAGAIN)
+            break;
+        handled++;
+        ring_overdue(job);
+        if (rc < 0) {
+            bxi_peer_close(job, peer, BXI_PEER_CORRUPT);
+            break;
+        }
+        if (waiter != NULL && waiter->ready(waiter))
+            break;
+    }
+    /* Relaxed: set by the handler of SIGBUS, mostly in this very thread. */
+    if (handled == 0 && peer->in_open &&
+        (bxi_load_relaxed(&peer->view.truncated) != 0 ||
+         (peer->arena != NULL && bxi_load_relaxed(&peer->arena->truncated) != 0)))
+        bxi_peer_close(job, peer, BXI_PEER_CORRUPT);
+    return handled;
+}
+
+static void open_in(struct bx_job *job, struct bxi_peer *peer, const void *base, const bxi_a64 *want_credit)
+{
+    uint32_t count = bxi_load_relaxed(&job->in_count);
+
+    bxi_ring_reader_init(&peer->in, base, BXI_RING_BYTES, 0, &job->control->credit[peer->rank].position,
+                         want_credit);
+    peer->in_open = true;
+    job->in_peers[count] = peer;
+    bxi_store_relaxed(&job->in_count, count + 1);   /* relaxed: others only ask whether there are any */
+}
+
+static void close_in(struct bx_job *job, struct bxi_peer *peer)
+{
+    uint32_t count = bxi_load_relaxed(&job->in_count);
+
+    if (!peer->in_open)
+        return;
+    peer->in_open = false;
+    for (uint32_t i = 0; i < count; i++) {
+        if (job->in_peers[i] == peer) {
+            job->in_peers[i] = job->in_peers[count - 1];
+            bxi_store_relaxed(&job->in_count, count - 1);
+            return;
+        }
+    }
+}
+
+/* ---- the end of a peer ------------------------------------------------------------------------- */
+
+static void drain(struct bx_job *job, struct bxi_peer *peer)
+{
+    /* A full ring holds 2048 frames at most; the bound is for a peer whose memory still changes. */
+    peer->draining = true;
+    for (int frames = 0; frames < 4096 && peer->in_open; frames++)
+        if (bxi_read_ring(job, peer, NULL, 1) == 0)
+            break;
+}
+
+/* No more of its memory is borrowed; what is, stays mapped until it is released. */
+static void drop_arena(struct bxi_peer *peer)
+{
+    if (peer->arena != NULL)
+        bxi_arena_view_release(peer->arena);
+    peer->arena = NULL;
+}
+
+static void count_gone(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_state state)
+{
+    uint32_t state_word = peer->state_word;
+
+    /* Lost first: serve_ready must not take this one for a worker that leaves. */
+    if (state_word < BXI_LEAVING && state != BXI_PEER_LEFT)
+        bxi_add_seq_cst(&job->lost, 1);
+    /* Sequentially consistent, all: the load of `waiting` in bxi_wake is not made before them, so either a waiter that
+     * counts itself sees them, or it is woken. */
+    if (state_word < BXI_LEAVING)
+        bxi_add_seq_cst(&job->leavers, 1);
+    if (state_word < BXI_QUIET)
+        bxi_add_seq_cst(&job->quiet, 1);
+    if (state == BXI_PEER_LEFT)
+        return;
+    job->dead_rank[bxi_load_relaxed(&job->deaths)] = (uint8_t)peer->rank;
+    /* [deaths] sequentially consistent, pairs with the load in serve_ready: the rank is read after it. */
+    bxi_add_seq_cst(&job->deaths, 1);
+}
+
+struct death {
+    struct bx_job *job;
+    int rank;
+};
+
+static int call_on_death(void *context)
+{
+    const struct death *death = context;
+
+    death->job->on_death(death->job, death->rank, death->job->on_death_context);
+    return 0;
+}
+
+void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_state state)
+{
+    static const int codes[] = { [BXI_PEER_DEAD] = BX_E_PEER_DEAD, [BXI_PEER_LEFT] = BX_E_SHUTDOWN,
+                                 [BXI_PEER_CORRUPT] = BX_E_CORRUPT };
+
+    if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
+        return;
+    if (state != BXI_PEER_CORRUPT && !peer->draining) {
+        drain(job, peer);
+        if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
+            return;                 /* its last frames were nonsense */
+    }
+    if (state != BXI_PEER_LEFT)     /* before anybody can see that it is gone */
+        bxi_counter_add(job, state == BXI_PEER_DEAD ? BXI_C_peers_dead : BXI_C_peers_corrupt, 1);
+    bxi_lock(&job->lock);
+    peer->close_code = codes[state];
+    bxi_store_relaxed(&peer->state, state);     /* relaxed: read under the lock where it matters */
+    bxi_peer_drop_queue(peer);
+    bxi_unlock(&job->lock);
+    bxi_leases_unsent(job, peer);
+    close_in(job, peer);
+    drop_arena(peer);
+    bxi_loan_drop_held(peer);
+    if (state == BXI_PEER_DEAD) {
+        bxi_devices_peer_died(job, peer);
+        bxi_leases_take_back(job, peer);
+    }
+    count_gone(job, peer, state);
+    if (state != BXI_PEER_LEFT)
+        bxi_log(state == BXI_PEER_DEAD ? 1 : 0, "worker '%s' (rank %d, pid %u) %s", peer->name, peer->rank,
+                peer->pid, state == BXI_PEER_DEAD ? "died" : "was cut off: its memory holds nonsense");
+    bxi_calls_fail(job, peer, codes[state], BX_FOREVER);
+    bxi_parked_fail(job, peer, 0, true, codes[state]);
+    bxi_batches_leave(job, peer->rank);
+    if (state != BXI_PEER_LEFT && job->on_death != NULL) {
+        bxi_no_wait_enter();
+        bxi_call_user(call_on_death, &(struct death){ job, peer->rank });
+        bxi_no_wait_leave();
+    }
+    bxi_wake(job, &job->leavers);
+}
+
+/* ---- what a scan looks at ---------------------------------------------------------------------- */
+
+static void look_open(struct bx_job *job, struct bxi_peer *peer)
+{
+    bool self = peer->rank == job->rank;
+    const struct bxi_control *theirs = self ? job->control : peer->view.control;
+    const struct bxi_pair *pair = &theirs->pair[job->rank];
+
+    /* [pair.open] acquire, pairs with the release in bxi_peer_open_out: the ring's pages are there. */
+    if (peer->in_open || bxi_load_acquire((bxi_a64 *)&pair->open) != 1)
+        return;
+    open_in(job, peer, self ? peer->loop : bxi_segment_view_ring(&peer->view, job->rank), &pair->want_credit);
+}
+
+static void look_state(struct bx_job *job, struct bxi_peer *peer)
+{
+    /* [state] acquire, pairs with the releases in bx_job_start and shutdown.c. */
+    uint32_t state = bxi_load_acquire((bxi_a32 *)&peer->view.control->header.state);
+    uint32_t before = peer->state_word;
+
+    if (state == before)
+        return;
+    if (state < before || state < BXI_STARTING || state > BXI_LEFT) {
+        bxi_peer_close(job, peer, BXI_PEER_CORRUPT);
+        return;
+    }
+    /* Sequentially consistent, as in count_gone. */
+    if (state >= BXI_LEAVING && before < BXI_LEAVING)
+        bxi_add_seq_cst(&job->leavers, 1);
+    if (state >= BXI_QUIET && before < BXI_QUIET)
+        bxi_add_seq_cst(&job->quiet, 1);
+    peer->state_word = state;
+    if (state == BXI_LEFT)
+        bxi_peer_close(job, peer, BXI_PEER_LEFT);
+    else
+        bxi_wake(job, &job->leavers);
+}
+
+static void look_refused(struct bx_job *job, struct bxi_peer *peer)
+{
+    const struct bxi_pair *pair = &peer->view.control->pair[job->rank];
+    /* [pair.refused] acquire, pairs with the release in refuse (dispatch.c). */
+    uint64_t through = bxi_load_acquire((bxi_a64 *)&pair->refused_through);
+
+    if (through == peer->refused_seen)
+        return;
+    peer->refused_seen = through;
+    bxi_calls_fail(job, peer, BX_E_REFUSED, through);
+    bxi_leases_refused(job, peer, through);
+}
+
+static void scan(struct bx_job *job)
+{
+    for (int rank = 0; rank < job->world_size; rank++) {
+        struct bxi_peer *peer = &job->peers[rank];
+
+        if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
+            continue;
+        look_open(job, peer);
+        if (rank == job->rank)
+            continue;
+        look_refused(job, peer);
+        look_state(job, peer);
+    }
+}
+
+static void look_deaths(struct bx_job *job)
+{
+    for (int rank = 0; rank < job->world_size; rank++) {
+        struct bxi_peer *peer = &job->peers[rank];
+        uint32_t seen = bxi_load_relaxed(&peer->death_seen);
+
+        if (seen == 0)
+            continue;
+        seen = bxi_exchange(&peer->death_seen, 0);
+        /* Also of one that was cut off before, or died between its last state and its own unlink. */
+        if (seen == BXI_PEER_DEAD)
+            bxi_boot_unlink_dead(job, rank);
+        if (seen == BXI_PEER_DEAD && rank == 0)
+            bxi_bootstrap_sweep(job->job_name);
+        if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE) {
+            if (seen == BXI_PEER_DEAD) {
+                bxi_devices_peer_died(job, peer);
+                bxi_leases_take_back(job, peer);    /* it had left, or was cut off, with loans */
+            }
+            continue;
+        }
+        if (seen == BXI_PEER_DEAD && rank != job->rank) {
+            look_open(job, peer);   /* what it published before it died counts */
+            look_state(job, peer);  /* it may have left before it exited */
+        }
+        bxi_peer_close(job, peer, (enum bxi_peer_state)seen);
+    }
+}
+
+void bxi_look_events(struct bx_job *job)
+{
+    /* [events] takes them all; one that is set after this is looked at in the next pass. */
+    uint32_t events = atomic_exchange(&job->events, 0);
+
+    if (events & BXI_EVENT_SCAN)
+        scan(job);
+    if (events & BXI_EVENT_DEATH)
+        look_deaths(job);
+    if (events & BXI_EVENT_TIMER)
+        bxi_timers_look(job);
+    /* After the timers: a body may take long. */
+    if (events & BXI_EVENT_BATCH)
+        bxi_batches_look(job);
+    if (events & BXI_EVENT_POOL)
+        bxi_pool_look(job);
+}
+
+/* ---- the watchdog ------------------------------------------------------------------------------ */
+
+/* A producer stopped between its frame and its bell is no lost wake-up: the bell comes when it goes on. */
+static bool is_stopped(uint32_t pid)
+{
+    char path[64], state = 0;
+    FILE *file;
+
+    snprintf(path, sizeof path, "/proc/%u/stat", pid);
+    file = fopen(path, "re");
+    if (file == NULL)
+        return true;
+    if (fscanf(file, "%*d (%*[^)]) %c", &state) != 1)
+        state = 'T';
+    fclose(file);
+    return state == 'T' || state == 't' || state == 'Z';
+}
+
+/* Does a frame lie there that a bell is rung for? Not for a reply, while nobody is eager. */
+static bool bell_was_owed(struct bx_job *job, struct bxi_peer *peer)
+{
+    const void *payload;
+    uint32_t payload_bytes;
+
+    return bxi_ring_peek(&peer->in, &payload, &payload_bytes) == 1 &&
+           (bxi_load_seq_cst(&job->eager) != 0 || *(const uint8_t *)payload != BXI_REPLY);
+}
+
+bool bxi_watchdog(struct bx_job *job)
+{
+    bool found = bxi_load_seq_cst(&job->lease_waiters) != 0 && bxi_leases_reclaim(job) > 0;
+
+    bxi_devices_poll(job);
+
+    for (int i = 0; i < (int)bxi_load_relaxed(&job->in_count); i++) {
+        struct bxi_peer *peer = job->in_peers[i];
+        uint64_t mark = peer->in.read_pos + 1;
+
+        if (peer->held != NULL || !bell_was_owed(job, peer)) {
+            peer->rescue_pos = 0;
+        } else if (peer->rescue_pos != mark) {
+            peer->rescue_pos = mark;
+        } else if (!is_stopped(peer->pid)) {
+            bxi_counter_add(job, BXI_C_rescued, 1);
+            bxi_log(0, "a frame of worker '%s' lay unread and no bell was rung", peer->name);
+            peer->rescue_pos = 0;
+            found = true;
+        }
+    }
+    return found;
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/base/error.c: codes, their names and texts, each thread's own sentence, and the log hook's silence.
+ */
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdio.h>
+
+TestSuite(error, .timeout = 120);
+
+Test(error, has_a_name_and_a_text_for_every_code)
+{
+#define BX_EXPECT_ERROR(name, value, text)                                                          \
+    cr_expect_eq((int)name, value);                                                                 \
+    cr_expect_str_eq(bx_error_name(value), #name);                                                  \
+    cr_expect_str_eq(bx_strerror(value), text);
+    BX_ERRORS(BX_EXPECT_ERROR)
+#undef BX_EXPECT_ERROR
+}
+
+Test(error, gives_every_code_a_number_of_its_own)
+{
+    static const int codes[] = {
+#define BX_ERROR_VALUE(name, value, text) value,
+        BX_ERRORS(BX_ERROR_VALUE)
+#undef BX_ERROR_VALUE
+    };
+
+    for (size_t i = 0; i < sizeof(codes) / sizeof(*codes); i++) {
+        cr_expect_lt(codes[i], -4095, "%d could be an errno", codes[i]);
+        for (size_t j = 0; j < i; j++)
+            cr_expect_neq(codes[i], codes[j]);
+    }
+}
+
+Test(error, knows_errno_too)
+{
+    cr_expect_str_eq(bx_error_name(-EAGAIN), "-EAGAIN");
+    cr_expect_str_eq(bx_error_name(-ENOENT), "-ENOENT");
+    cr_expect_str_eq(bx_error_name(0), "0");
+    cr_expect_str_eq(bx_strerror(-ENOENT), strerror(ENOENT));
+}
+
+Test(error, names_codes_that_nobody_knows)
+{
+    static const int codes[] = { 0, 1, -4000, -20000, INT32_MIN, INT32_MAX };
+
+    for (size_t i = 0; i < sizeof(codes) / sizeof(*codes); i++) {
+        cr_expect_not_null(bx_error_name(codes[i]));
+        cr_expect_not_null(bx_strerror(codes[i]));
+    }
+}
+
+Test(error, text_is_what_the_thread_failed_with_last)
+{
+    cr_expect_str_eq(bx_error_text(), "");
+    cr_expect_eq(bx_fail(-EINVAL, "row %d of %s", 3, "pick"), -EINVAL);
+    cr_expect_str_eq(bx_error_text(), "row 3 of pick");
+    bx_fail(-EINVAL, "again: %s", bx_error_text());
+    cr_expect_str_eq(bx_error_text(), "again: row 3 of pick");
+}
+
+Test(error, text_is_cut_and_terminated_when_it_is_too_long)
+{
+    char longer[2 * BXI_TEXT_BYTES];
+
+    memset(longer, 'x', sizeof(longer) - 1);
+    longer[sizeof(longer) - 1] = '\0';
+    bx_fail(-EINVAL, "%s", longer);
+    cr_expect_eq(strlen(bx_error_text()), BXI_TEXT_BYTES - 1);
+}
+
+static void *fail_elsewhere(void *context)
+{
+    cr_expect_str_eq(bx_error_text(), "", "a thread begins without a sentence");
+    bx_fail(-EIO, "elsewhere");
+    return context;
+}
+
+Test(error, text_belongs_to_its_thread)
+{
+    pthread_t thread;
+
+    bx_fail(-EINVAL, "here");
+    cr_assert_eq(pthread_create(&thread, NULL, fail_elsewhere, NULL), 0);
+    pthread_join(thread, NULL);
+    cr_expect_str_eq(bx_error_text(), "here");
+}
+
+static void take_log(int level, const char *text, void *context)
+{
+    snprintf(context, 64, "%d %s", level, text);
+}
+
+Test(error, log_goes_to_the_hook_and_nowhere_else)
+{
+    char seen[64] = "";
+
+    bxi_log(0, "nobody hears %s", "this");
+    bx_set_log(take_log, seen);
+    bxi_log(1, "worker '%s' died", "agent");
+    cr_expect_str_eq(seen, "1 worker 'agent' died");
+    bx_set_log(NULL, NULL);
+    bxi_log(2, "silence");
+    cr_expect_str_eq(seen, "1 worker 'agent' died");
+}
+
+Test(error, version_is_that_of_the_header)
+{
+    char expected[32];
+
+    snprintf(expected, sizeof(expected), "%d.%d.%d", BX_VERSION_MAJOR, BX_VERSION_MINOR, BX_VERSION_PATCH);
+    cr_expect_str_eq(bx_version(), expected);
+}

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/base/error.c and lib/base/options.h: a thread's sentence outlives calls that succeed, whatever handlers and
+ * callbacks run in them; and structs of options from a header that is newer than the library.
+ *
+ * The job has its own loop, so that everything runs on the one thread of its program.
+ */
+#include "tests/harness/harness.h"
+
+#include "boxcar_nn.h"
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static int quiet(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    HARNESS_CHECK(bx_error_text()[0] == '\0');
+    return 0;
+}
+
+/* Something fails in it, and it goes on. */
+static int loud(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    bx_fail(-EPERM, "of the handler");
+    return 0;
+}
+
+static int bad(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    return bx_fail(-EPERM, "of the handler");
+}
+
+static int fail_then(struct bx_future *in, struct bx_msg *out, void *context)
+{
+    (void)in;
+    (void)out;
+    (void)context;
+    return bx_fail(-EIO, "of the callback");
+}
+
+/* Completes a future, whose callback fails, between its own failure and its end. */
+static int bad_with_callback(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                             void *context)
+{
+    struct bx_future *future = bx_future_create(bx_request_job(request));
+    struct bx_future *then = bx_future_then(future, fail_then, NULL);
+    int rc = bx_fail(-EPERM, "of the handler");
+
+    (void)args;
+    (void)reply;
+    (void)context;
+    HARNESS_EQ(bx_future_set(future, NULL), 0);
+    HARNESS_EQ(bx_future_error(then), -EIO);
+    HARNESS_HAS(bx_future_error_text(then), "of the callback");
+    bx_future_release(then);
+    bx_future_release(future);
+    return rc;
+}
+
+static int setup(struct bx_job *job)
+{
+    bx_register(job, "quiet", BX_INLINE, quiet, NULL);
+    bx_register(job, "loud", BX_INLINE, loud, NULL);
+    bx_register(job, "bad", BX_INLINE, bad, NULL);
+    return bx_register(job, "bad_with_callback", BX_INLINE, bad_with_callback, NULL);
+}
+
+static void is_kept(const char *after)
+{
+    if (strcmp(bx_error_text(), "of the program") != 0)
+        harness_failed(__FILE__, __LINE__, "after %s it is '%s'", after, bx_error_text());
+}
+
+static void keep(struct bx_job *job)
+{
+    struct bx_future *call = NULL, *future = bx_future_create(job), *then = bx_future_then(future, fail_then, NULL);
+
+    bxi_clear_error();
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "loud", NULL, NULL, NULL), 0);
+    HARNESS_CHECK(bx_error_text()[0] == '\0');
+    bx_fail(-ENOENT, "of the program");
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "quiet", NULL, NULL, NULL), 0);
+    is_kept("a call");
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "loud", NULL, NULL, NULL), 0);
+    is_kept("a call in which something failed");
+    HARNESS_EQ(bx_future_set(future, NULL), 0);
+    is_kept("a callback that failed");
+    HARNESS_EQ(bx_future_error(then), -EIO);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker0", "loud", NULL, NULL), 0);
+    HARNESS_CHECK(bx_progress(job) > 0);
+    is_kept("bx_progress");
+    HARNESS_EQ(bx_rpc_async(job, "worker0", "loud", NULL, NULL, &call), 0);
+    while (!bx_future_done(call))
+        ;
+    is_kept("bx_future_done");
+    bx_future_release(call);
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "bad", NULL, NULL, NULL), -EPERM);
+    HARNESS_HAS(bx_error_text(), "'bad': of the handler");
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "bad_with_callback", NULL, NULL, NULL), -EPERM);
+    HARNESS_HAS(bx_error_text(), "'bad_with_callback': of the handler");
+    bx_future_release(then);
+    bx_future_release(future);
+}
+
+Test(error_kept, sentence_outlives_calls_that_succeed, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { keep }, .options = { .own_loop = true } });
+}
+
+static int fail_without_a_sentence(struct bx_future *in, struct bx_msg *out, void *context)
+{
+    (void)in;
+    (void)out;
+    (void)context;
+    return -EPERM;
+}
+
+/* Both run in one go, the one with a sentence first. */
+Test(error_kept, sentence_of_one_callback_is_not_that_of_the_next, .timeout = 20)
+{
+    struct bx_future *future = bx_future_create(NULL);
+    struct bx_future *first = bx_future_then(future, fail_then, NULL);
+    struct bx_future *second = bx_future_then(future, fail_without_a_sentence, NULL);
+
+    cr_assert_eq(bx_future_set(future, NULL), 0);
+    cr_expect_str_eq(bx_future_error_text(first), "of the callback");
+    cr_expect_eq(bx_future_error(second), -EPERM);
+    cr_expect_str_eq(bx_future_error_text(second), bx_strerror(-EPERM));
+    bx_future_release(second);
+    bx_future_release(first);
+    bx_future_release(future);
+}
+
+static void end_with_a_sentence(struct bx_future *future, void *context)
+{
+    (void)future;
+    (void)context;
+    bx_fail(-EIO, "of the callback");
+}
+
+Test(error_kept, sentence_outlives_the_end_of_a_job, .timeout = 20)
+{
+    struct bx_options options = { .job = harness_job_name(), .world_size = 2 };
+    struct bx_job *job = NULL;
+    struct bx_future *future;
+
+    cr_assert_eq(bx_job_create(&options, &job), 0);
+    future = bx_future_create(job);
+    bx_future_on_done(future, end_with_a_sentence, NULL);
+    bx_fail(-ENOENT, "of the program");
+    bx_job_destroy(job);
+    cr_expect_eq(bx_future_error(future), BX_E_SHUTDOWN);
+    cr_expect_str_eq(bx_error_text(), "of the program");
+    bx_future_release(future);
+}
+
+Test(error_kept, levels_may_be_deeper_than_any_sentence_is_kept, .timeout = 20)
+{
+    bx_fail(-EIO, "of the program");
+    for (int i = 0; i < 20; i++) {
+        bxi_error_enter();
+        cr_expect_str_eq(bx_error_text(), "");
+        bx_fail(-EIO, "of level %d", i);
+    }
+    for (int i = 0; i < 20; i++)
+        bxi_error_leave();
+    cr_expect_str_eq(bx_error_text(), "of the program");
+}
+
+/* ---- Options of a newer header ----------------------------------------------------------------- */
+
+/* A struct with 16 bytes more than the library knows. */
+#define NEWER(type) struct { type known; unsigned char more[16]; }
+
+static int answer_rows(struct bx_batch *batch, void *context)
+{
+    (void)batch;
+    (void)context;
+    return 0;
+}
+
+static int end_well(const struct bx_options *options, void *context)
+{
+    (void)options;
+    (void)context;
+    return 0;
+}
+
+static void expect_version(int rc, const char *name)
+{
+    cr_expect_eq(rc, BX_E_VERSION, "%s: %d, %s", name, rc, bx_error_text());
+    cr_expect_not_null(strstr(bx_error_text(), name), "%s", bx_error_text());
+}
+
+Test(options, of_a_newer_header_are_taken_where_they_say_nothing_new, .timeout = 20)
+{
+    NEWER(struct bx_options) options = { { .struct_bytes = sizeof options, .job = harness_job_name(),
+                                           .world_size = 2 }, { 0 } };
+    NEWER(struct bx_batch_options) batch = { { .struct_bytes = sizeof batch, .max_rows = 2 }, { 0 } };
+    NEWER(struct bx_spawn_options) spawn = { { .struct_bytes = sizeof spawn, .world_size = 2,
+                                               .options = &options.known }, { 0 } };
+    NEWER(struct bx_net_options) net = { { .struct_bytes = sizeof net }, { 0 } };
+    struct bx_job *job = NULL;
+    struct bx_net *made = NULL;
+
+    cr_expect_eq(bx_job_create(&options.known, &job), 0, "%s", bx_error_text());
+    cr_expect_eq(bx_register_batch(job, "rows", answer_rows, NULL, &batch.known), 0, "%s", bx_error_text());
+    cr_expect_eq(bx_spawn(&spawn.known, end_well, NULL, NULL), 0, "%s", bx_error_text());
+    batch.more[15] = 1;
+    expect_version(bx_register_batch(job, "more rows", answer_rows, NULL, &batch.known), "bx_batch_options");
+    bx_job_destroy(job);
+    options.more[0] = 1;
+    expect_version(bx_job_create(&options.known, &job), "bx_options");
+    expect_version(bx_spawn(&spawn.known, end_well, NULL, NULL), "bx_options");
+    options.more[0] = 0;
+    spawn.more[8] = 1;
+    expect_version(bx_spawn(&spawn.known, end_well, NULL, NULL), "bx_spawn_options");
+    if (bx_net_create(&net.known, &made) == 0) {
+        bx_net_destroy(made);
+        net.more[3] = 1;
+        expect_version(bx_net_create(&net.known, &made), "bx_net_options");
+    }
+}
+
+static void call_with_newer_options(struct bx_job *job)
+{
+    NEWER(struct bx_call_options) options = { { .struct_bytes = sizeof options }, { 0 } };
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "quiet", NULL, &options.known, NULL), 0);
+    options.more[0] = 1;
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "quiet", NULL, &options.known, NULL), BX_E_VERSION);
+    HARNESS_HAS(bx_error_text(), "bx_call_options");
+    options.known.struct_bytes = SIZE_MAX;      /* nonsense is not read to its end */
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "quiet", NULL, &options.known, NULL), BX_E_VERSION);
+}
+
+/* Behind them is memory that cannot be read. */
+static void call_with_options_of_nonsense(struct bx_job *job)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct bx_call_options *options;
+
+    HARNESS_CHECK(pages != MAP_FAILED);
+    HARNESS_EQ(mprotect(pages + page, page, PROT_NONE), 0);
+    options = (struct bx_call_options *)(void *)(pages + page - sizeof *options);
+    options->struct_bytes = SIZE_MAX;
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "quiet", NULL, options, NULL), BX_E_VERSION);
+    munmap(pages, 2 * page);
+}
+
+Test(options, of_a_length_that_cannot_be_are_not_read, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_with_options_of_nonsense } });
+}
+
+Test(options, of_a_call_with_a_newer_header_are_looked_at_too, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_with_newer_options } });
+}

@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A child that is forked after bx_job_create: BX_E_FORKED with a sentence, NULL or false, of every function that
+ * takes a job, before the start and after it, and of those that touch a pending future. The last test reads the
+ * header and finds what has no case.
+ */
+#include "tests/harness/harness.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void is_refused(const char *call, int rc)
+{
+    if (rc != BX_E_FORKED || strstr(bx_error_text(), "forked after worker") == NULL)
+        harness_failed(__FILE__, __LINE__, "%s is %s", call, bx_error_name(rc));
+}
+
+#define REFUSED(call) (bx_fail(-EIO, "an older sentence"), is_refused(#call, call))
+#define IS_NULL(call) REFUSED((call) == NULL ? BX_E_FORKED : 0)
+
+static int answer(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    return 0;
+}
+
+static int answer_later(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
+                        void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    return -EIO;
+}
+
+static int answer_rows(struct bx_batch *batch, void *context)
+{
+    (void)batch;
+    (void)context;
+    return 0;
+}
+
+static int then(struct bx_future *in, struct bx_msg *out, void *context)
+{
+    (void)in;
+    (void)out;
+    (void)context;
+    harness_failed(__FILE__, __LINE__, "a callback of the parent's runs in the child");
+}
+
+static void call_back(struct bx_future *future, void *context)
+{
+    (void)future;
+    (void)context;
+    harness_failed(__FILE__, __LINE__, "a callback of the parent's runs in the child");
+}
+
+static void try_job(struct bx_job *job)
+{
+    struct bx_arena_info info = { 0 };
+    struct bx_loans loans = { 0 };
+    uint64_t value = 0;
+
+    REFUSED(bx_job_start(job));
+    REFUSED(bx_job_serve(job));
+    REFUSED(bx_job_shutdown(job, 0));
+    REFUSED(bx_job_rank(job));
+    REFUSED(bx_job_world_size(job));
+    IS_NULL(bx_job_name(job));
+    IS_NULL(bx_worker_name(job, 0));
+    REFUSED(bx_worker_rank(job, "worker0"));
+    REFUSED(bx_worker_alive(job, 0) ? 0 : BX_E_FORKED);
+    REFUSED(bx_on_death(job, NULL, NULL));
+    REFUSED(bx_job_fd(job));
+    REFUSED(bx_progress(job));
+    REFUSED(bx_counter(job, "calls_sent", &value));
+    REFUSED(bx_job_arena(job, &info));
+    REFUSED(bx_arena_trim(job));
+    REFUSED(bx_job_loans(job, -1, &loans));
+    REFUSED(bx_loans_wait(job, -1, 0, 0));
+}
+
+static void try_functions(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+
+    REFUSED(bx_register(job, "f", BX_INLINE, answer, NULL));
+    REFUSED(bx_register_async(job, "f", answer_later, NULL));
+    REFUSED(bx_register_batch(job, "f", answer_rows, NULL, NULL));
+    REFUSED(bx_batch_add_member(job, "batch", 0));
+    REFUSED(bx_batch_remove_member(job, "batch", 0));
+    REFUSED(bx_batch_join(job, "worker1", "batch"));
+    REFUSED(bx_batch_leave(job, "worker1", "batch"));
+    REFUSED(bx_rpc_sync(job, "worker1", "answer", NULL, NULL, NULL));
+    REFUSED(bx_rpc_async(job, "worker1", "answer", NULL, NULL, &future));
+    REFUSED(bx_rpc_oneway(job, "worker1", "answer", NULL, NULL));
+    HARNESS_CHECK(future == NULL);
+}
+
+static void try_tensors(struct bx_job *job)
+{
+    int64_t shape = 2;
+    struct bx_tensor *tensor = NULL, *made = NULL;
+    struct bx_device device = { BX_CUDA, 0 };
+
+    HARNESS_EQ(bx_tensor_create(NULL, BX_F32, 1, &shape, &tensor), 0);      /* on the heap: of no job */
+    REFUSED(bx_tensor_create(job, BX_F32, 1, &shape, &made));
+    REFUSED(bx_tensor_create_on(job, device, BX_F32, 1, &shape, &made));
+    REFUSED(bx_tensor_copy(job, tensor, &made));
+    REFUSED(bx_gpu_open(job, 0, &device));
+    REFUSED(bx_gpu_count(job));
+    REFUSED(bx_gpu_is_fake(job) ? 0 : BX_E_FORKED);
+    IS_NULL(bx_gpu_stream(job, device));
+    HARNESS_CHECK(made == NULL);
+    bx_tensor_release(tensor);
+}
+
+/* pending[]: made by bx_future_create, then, any, and in a job that has started a call. */
+static void try_futures(struct bx_job *job, struct bx_future **pending, int count)
+{
+    struct bx_future *of_none = bx_future_create(NULL);
+
+    IS_NULL(bx_future_create(job));
+    IS_NULL(bx_future_all(job, &of_none, 1));
+    IS_NULL(bx_future_any(job, &of_none, 1));
+    for (int i = 0; i < count; i++) {
+        REFUSED(bx_future_set(pending[i], harness_msg_i64(1)));
+        REFUSED(bx_future_fail(pending[i], -EIO, NULL));
+        REFUSED(bx_future_cancel(pending[i]));
+        REFUSED(bx_future_wait(pending[i], BX_FOREVER));
+        REFUSED(bx_future_on_done(pending[i], call_back, NULL));
+        IS_NULL(bx_future_then(pending[i], then, NULL));
+        IS_NULL(bx_future_then_any(pending[i], then, NULL));
+        HARNESS_CHECK(!bx_future_done(pending[i]));
+    }
+    for (int i = 0; i < count; i++)
+        bx_future_release(pending[i]);
+    bx_future_release(of_none);
+}
+
+/* Ends the process: 0 if all of it was refused in a child. */
+static void try_in_child(struct bx_job *job, struct bx_future **pending, int count)
+{
+    pid_t child = fork();
+    int status = -1;
+
+    if (child == 0) {
+        try_job(job);
+        try_functions(job);
+        try_tensors(job);
+        try_futures(job, pending, count);
+        bx_job_destroy(job);
+        _exit(0);
+    }
+    HARNESS_CHECK(child > 0);
+    HARNESS_EQ(waitpid(child, &status, 0), child);
+    HARNESS_EQ(status, 0);
+}
+
+static struct bx_future *held;
+
+static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)args;
+    (void)context;
+    held = bx_future_create(bx_request_job(request));
+    *reply = bx_future_acquire(held);
+    harness_post(0);
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    int rc = bx_register_async(job, "hold", hold, NULL);
+
+    return rc < 0 ? rc : bx_register_batch(job, "batch", answer_rows, NULL, NULL);
+}
+
+static void fork_after_start(struct bx_job *job)
+{
+    struct bx_future *pending[4] = { bx_future_create(job) };
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "hold", NULL, NULL, &pending[1]), 0);
+    pending[2] = bx_future_then(pending[0], then, NULL);
+    pending[3] = bx_future_any(job, pending, 2);
+    HARNESS_CHECK(pending[0] != NULL && pending[2] != NULL && pending[3] != NULL);
+    try_in_child(job, pending, 4);
+
+    /* The parent goes on as if nothing had been. */
+    harness_post(1);
+    HARNESS_EQ(bx_future_wait(pending[1], BX_FOREVER), 0);
+    HARNESS_EQ(bx_future_wait(pending[3], BX_FOREVER), 0);
+    HARNESS_EQ(bx_future_fail(pending[0], -EIO, NULL), 0);
+    HARNESS_EQ(bx_future_wait(pending[2], BX_FOREVER), -EIO);
+    for (int i = 0; i < 4; i++)
+        bx_future_release(pending[i]);
+}
+
+static void answer_when_told(struct bx_job *job)
+{
+    (void)job;
+    harness_await(0, 1);
+    harness_await(1, 1);
+    HARNESS_EQ(bx_future_set(held, NULL), 0);
+    bx_future_release(held);
+}
+
+Test(forked, child_of_a_worker_is_refused_by_every_function_that_takes_a_job, .timeout = 60)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { fork_after_start, answer_when_told } });
+}
+
+static int fork_before_start(struct bx_job *job)
+{
+    struct bx_future *pending = bx_future_create(job);
+
+    setup(job);
+    try_in_child(job, &pending, 1);
+    bx_future_release(pending);
+    return 0;
+}
+
+static void leave(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_world_size(job), 2);
+}
+
+Test(forked, child_from_before_the_start_is_refused_too, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = fork_before_start, .body = { leave } });
+}
+
+/* ---- What has no case ------------------------------------------------------------------------ */
+
+static char *text_of(const char *name)
+{
+    const char *source = getenv("BX_SOURCE_DIR");
+    char path[512], *text = calloc(1, 1 << 20);
+    FILE *file;
+
+    snprintf(path, sizeof path, "%s/%s", source != NULL ? source : ".", name);
+    file = fopen(path, "re");
+    if (file == NULL)
+        cr_skip("%s is not here; BX_SOURCE_DIR says where the sources are", path);
+    cr_assert_gt(fread(text, 1, (1 << 20) - 1, file), 0);
+    fclose(file);
+    return text;
+}
+
+Test(forked, has_a_case_for_every_function_that_takes_a_job, .timeout = 60)
+{
+    char *cases = text_of("tests/base/test_forked.c"), *header = text_of("lib/boxcar.h");
+    int functions = 0;
+
+    for (char *at = strstr(header, "struct bx_job *job"); at != NULL; at = strstr(at + 1, "struct bx_job *job")) {
+        char *open = at, *name, call[80];
+
+        while (open > header && *open != '(' && *open != ')' && *open != ';')
+            open--;
+        for (name = open; name > header && strchr(" *\n", name[-1]) == NULL;)
+            name--;
+        if (*open != '(' || strncmp(name, "bx_", 3) != 0 || open[-1] == ')')
+            continue;                   /* of a typedef, or a structure's */
+        functions++;
+        snprintf(call, sizeof call, "%.*s(job", (int)(open - name), name);
+        cr_expect(strstr(cases, call) != NULL, "%s...) has no case here", call);
+    }
+    free(header);
+    free(cases);
+    cr_expect_gt(functions, 35, "%d functions were found in the header", functions);
+}

@@ -1,0 +1,98 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# Which folder may include from which. Each line of the table names a folder and the folders below it; an include
+# that leads anywhere else fails. The table itself must have no circle: a folder names only folders whose lines come
+# before its own. An include is resolved as the compiler resolves it: beside the file, then from the project's root,
+# then from lib/.
+set -u
+
+cd "${BX_SOURCE_DIR:-.}" || exit 1
+
+# FOLDER: the folders and single headers that it may include from. public: lib/boxcar*.h.
+table='
+shm:
+gpu: shm
+lib/base: shm gpu public lib/internal.h lib/job/bootstrap.h
+lib/observe: lib/base shm gpu public lib/internal.h lib/job/bootstrap.h
+lib/run: lib/observe lib/base shm gpu public lib/internal.h lib/job/bootstrap.h
+lib/lend: lib/run lib/observe lib/base shm gpu public lib/internal.h lib/job/bootstrap.h
+lib/device: lib/lend lib/run lib/observe lib/base shm gpu public lib/internal.h lib/job/bootstrap.h
+lib/rpc: lib/device lib/lend lib/run lib/observe lib/base shm gpu public lib/internal.h lib/job/bootstrap.h
+lib/job: lib/rpc lib/device lib/lend lib/run lib/observe lib/base shm gpu public lib/internal.h lib/job/bootstrap.h
+lib/nn: public gpu/cuda_api.h lib/base/options.h
+demos/common: public
+demos/hello: public
+demos/tensor_ipc: demos/common public
+demos/reinforce: demos/common public
+demos/param_server: demos/common public
+tools/shmstat: shm lib/rpc/frame.h gpu/shared.h public
+tools/bxbench: shm public
+'
+failed=0
+
+# The file that an include of $2, written in a file of folder $1, leads to; nothing for the system's headers.
+target()
+{
+    for try in "$1/$2" "$2" "lib/$2"; do
+        if [ -e "$try" ]; then
+            realpath --relative-to=. "$try"
+            return
+        fi
+    done
+}
+
+# Prints each include of a file of folder $1 that leads to none of the places in $2.
+strangers()
+{
+    for file in "$1"/*.[ch]; do
+        [ -e "$file" ] || continue
+        sed -n 's/^[[:space:]]*#[[:space:]]*include[[:space:]]*[<"]\([^>"]*\)[>"].*/\1/p' "$file" |
+            while read -r header; do
+                to=$(target "$1" "$header")
+                folder=${to%/*}
+                case $to in
+                '') continue ;;
+                lib/boxcar*.h) folder=public ;;
+                esac
+                case " $1 $2 " in
+                *" $folder "* | *" $to "*) ;;
+                *) echo "$file includes $to" ;;
+                esac
+            done
+    done
+}
+
+# report NAME FINDINGS
+report()
+{
+    if [ -n "$2" ]; then
+        failed=1
+        echo "$2"
+        echo "not ok $1"
+    else
+        echo "ok $1"
+    fi
+}
+
+report 'the table of folders has no circle' "$(echo "$table" | awk -F: '
+    NF < 2 { next }
+    {
+        count = split($2, below, " ")
+        for (i = 1; i <= count; i++)
+            if (below[i] != "public" && below[i] !~ /\.h$/ && !(below[i] in seen))
+                print $1 " may include from " below[i] ", whose line does not come before"
+        seen[$1] = 1
+    }')"
+report 'the table has each folder' "$(find shm lib gpu demos tools -name '*.[ch]' | sed 's|/[^/]*$||' | sort -u |
+    while read -r folder; do
+        [ "$folder" = lib ] || echo "$table" | grep -q "^$folder:" || echo "$folder has no line in the table"
+    done)"
+while IFS=: read -r folder below; do
+    [ -z "$folder" ] || report "$folder" "$(strangers "$folder" "$below")"
+done <<END
+$table
+END
+users=$(grep -rlE --include='*.[ch]' '#[[:space:]]*include.*dnnl' shm lib gpu tools demos)
+report 'oneDNN is for lib/nn/onednn.c alone' "$(echo "$users" | grep -vx lib/nn/onednn.c)"
+exit "$failed"

@@ -1,0 +1,210 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# Compares the functions that the models of tests/model stand for with the sums in the heads of the models;
+# `check_model.sh --sums` prints new sums. Then runs the models in spin: each as it is, where the checker must find
+# nothing, and with each control, where it must find what model/README.md says. One core, about two minutes;
+# with BX_MODEL=long also the large ones (some minutes, 2 GB). Builds in a directory of its own under $BX_BUILD_DIR.
+set -u
+
+cd "${BX_SOURCE_DIR:-$(dirname "$0")/../..}" || exit 1
+models=$PWD/tests/model
+build=${BX_BUILD_DIR:-build}
+failed=0
+
+# ---- What the models stand for -----------------------------------------------------------------------
+
+# "FILE FUNCTION SUM" of each line of a model's head that stands for a function.
+stands_for()
+{
+    sed -n 's/^ \*     \([a-z_/]*\.[ch] [a-z_]* [0-9]*\)$/\1/p' "$1"
+}
+
+# A checksum of a function's text without comments and blanks; nothing if there is none in the file.
+sum_of()    # sum_of FILE FUNCTION
+{
+    awk -v name="$2" '
+        !inside && /^[a-zA-Z_]/ && !/;[ ]*$/ && $0 ~ ("(^|[^a-zA-Z0-9_])" name "\\(") { inside = 1 }
+        inside { text = text " " $0 }
+        inside && /^}/ { exit }
+        END {
+            while ((at = index(text, "/*")) > 0)
+                text = substr(text, 1, at - 1) substr(text, at + 2 + index(substr(text, at + 2), "*/") + 1)
+            gsub(/[ \t]/, "", text)
+            if (text != "") print text
+        }' "$1" | cksum | awk '$2 > 0 { print $1 }'
+}
+
+# The models are text beside the code. Whoever changes a function that one stands for reads the model,
+# changes it where needed, and writes the new sum, which `check_model.sh --sums` prints.
+changed_functions()
+{
+    for model in "$models"/*.pml; do
+        stands_for "$model" | while read -r file function sum; do
+            [ "$(sum_of "$file" "$function")" = "$sum" ] ||
+                echo "$file: $function, for which $(basename "$model") stands"
+        done
+    done
+}
+
+print_sums()
+{
+    for model in "$models"/*.pml; do
+        echo "$(basename "$model"):"
+        stands_for "$model" | while read -r file function sum; do
+            echo " *     $file $function $(sum_of "$file" "$function")"
+        done
+    done
+}
+
+if [ "${1:-}" = --sums ]; then
+    print_sums
+    exit 0
+fi
+changed=$(changed_functions)
+if [ -n "$changed" ]; then
+    failed=1
+    echo "$changed" | sed 's/$/, has changed: does the model still fit? "tests\/check_model.sh --sums" prints new sums/'
+    echo 'not ok the models stand for the code as it is'
+else
+    echo 'ok the models stand for the code as it is'
+fi
+
+if ! command -v spin >/dev/null 2>&1; then
+    echo 'skip models: spin is not installed (package spin)'
+    [ "$failed" -ne 0 ] || exit 77
+    exit 1
+fi
+mkdir -p "$build" && work=$(mktemp -d "$build/model.XXXXXX") && cd "$work" || exit 1
+work=$PWD
+trap 'cd / && rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+
+# verify MODEL MACRO...: leaves what the checker said in pan.out. Not zero if it did not finish.
+verify()
+{
+    model=$1
+    shift
+    rm -f pan* ./*.trail
+    spin -a "$@" "$models/$model.pml" >spin.out 2>&1 &&
+        ${CC:-cc} "$optimise" -w -DSAFETY -DCOLLAPSE -DVECTORSZ=1024 -DMEMLIM="$memory_mb" -o pan pan.c \
+            >>spin.out 2>&1 || { cat spin.out; return 1; }
+    timeout -k 5 900 ./pan -m100000 >pan.out 2>&1
+    grep -q 'errors: ' pan.out && ! grep -qE 'MEMLIM|max search depth|out of memory' pan.out
+}
+
+report()
+{
+    if [ "$1" = 0 ]; then
+        echo "ok $2"
+    else
+        failed=1
+        echo "not ok $2: $3"
+        tail -n 30 pan.out 2>/dev/null | sed 's/^/    /'
+    fi
+}
+
+# clean MODEL MACRO...: nothing may be found, all of it must have been searched.
+clean()
+{
+    verify "$@" && grep -q 'errors: 0$' pan.out
+    report $? "model $*" "the checker did not finish, or found an error"
+}
+
+# control KIND MODEL MACRO...: KIND must be found, hang (somebody waits for ever) or wrong (an assertion).
+control()
+{
+    kind=$1
+    shift
+    case $kind in
+    hang) pattern='invalid end state' ;;
+    *) pattern='assertion violated' ;;
+    esac
+    verify "$@" && grep -q "$pattern" pan.out
+    report $? "control $*" "the checker did not find what was broken on purpose"
+}
+
+optimise=-O0
+memory_mb=1000
+
+clean doorbell
+control wrong doorbell -DNO_FENCE_SLEEPER
+control wrong doorbell -DNO_FENCE_PRODUCER
+control wrong doorbell -DNO_RECHECK
+control wrong doorbell -DNO_COUNT
+control wrong doorbell -DREAD_LEFT
+
+clean ring
+control wrong ring -DNO_RELEASE
+control wrong ring -DNO_ACQUIRE
+control wrong ring -DNO_ZERO_NEXT
+control wrong ring -DNO_ZERO_AT_WRAP
+control wrong ring -DZERO_AFTER_COMMIT
+control wrong ring -DNO_NEXT_IN_CREDIT
+control wrong ring -DCREDIT_BEFORE_COPY
+control hang ring -DNO_FENCE_WANT
+control hang ring -DNO_FENCE_CREDIT
+control hang ring -DNO_CREDIT_BEFORE_SLEEP
+control hang ring -DNO_WISH_AGAIN
+
+clean timer
+clean timer -DOWN_LOOP
+control wrong timer -DNO_NOTE
+control wrong timer -DNO_RING_ADDED
+control wrong timer -DNO_TIMERS_LOOK
+control wrong timer -DUNTIL_WITHOUT_LOCK
+control wrong timer -DUNTIL_WITHOUT_LOCK -DOWN_LOOP
+control wrong timer -DNO_TELL_LOOP -DOWN_LOOP
+
+optimise=-O1        # these search long enough for it to pay
+clean role -DAT_REST -DREQUESTS=1
+clean role -DAT_REST -DROUNDS=2
+clean role -DUSERS=1 -DREQUESTS=2
+clean role -DAT_REST -DLOCAL
+clean role -DAT_REST -DGIVE_UP
+clean role -DPASSIVE
+clean role -DAT_REST -DEAGER
+clean role -DAT_REST -DOWN_LOOP
+clean role -DEND -DUSERS=1
+optimise=-O0
+control hang role -DNO_FENCE_LEADER
+control wrong role -DNO_FENCE_LEAVE -DREQUESTS=1
+control hang role -DNO_FENCE_PRODUCER
+control wrong role -DNO_SECOND_LOOK -DREQUESTS=1
+control hang role -DRELEASE_BEFORE_ARM -DREQUESTS=1
+control wrong role -DNO_RING_ANYWAY -DREQUESTS=1
+control hang role -DNO_SECOND_TRY
+control hang role -DNO_OFFER
+control hang role -DKEEP_OFFER -DUSERS=3
+control wrong role -DNO_TAKE -DREQUESTS=1
+control wrong role -DNO_TELL -DREQUESTS=2
+control wrong role -DNO_YIELD -DREQUESTS=2
+control hang role -DLOOK_AT_RINGS_ONLY -DLOCAL
+control hang role -DNO_FENCE_LOCAL -DLOCAL
+control hang role -DNO_RING_LOCAL -DLOCAL
+control hang role -DNO_WAKE -DPASSIVE
+control hang role -DSIGNAL_STORE -DPASSIVE
+control hang role -DNO_LOOK_EAGER -DEAGER
+control hang role -DNO_SECOND_EAGER -DEAGER
+control hang role -DNO_PASS_STOP -DEND -DSILENT
+control hang role -DNO_STOP_IN_FOLLOW -DEND -DSILENT
+control hang role -DNO_LOOK_END -DEND -DSILENT
+
+if [ "${BX_MODEL:-}" = long ]; then
+    optimise=-O2
+    memory_mb=3000
+    clean doorbell -DFRAMES=3
+    clean ring -DRECORDS=8
+    clean role -DAT_REST -DREQUESTS=1 -DLOCAL
+    clean role -DAT_REST -DREQUESTS=1 -DGIVE_UP
+    clean role -DREQUESTS=1 -DPASSIVE
+    clean role -DAT_REST -DREQUESTS=1 -DEAGER
+    clean role -DAT_REST -DUSERS=3
+    clean role -DOWN_LOOP -DUSERS=3
+    clean role -DOWN_LOOP -DUSERS=3 -DGIVE_UP
+    clean role -DEND
+    clean role -DEND -DOWN_LOOP
+    clean role -DEND -DSILENT
+    clean timer -DDEADLINES=3
+fi
+exit "$failed"

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * demos/reinforce/policy_cuda.c and policy.cu against policy.c: the same decisions and the same parameters, after
+ * whole episodes with dropout; and against the reference numbers, as test_reference.c holds policy.c to them. With
+ * the tests' driver the kernels run on the CPU with its expf, and the bits are the same; a GPU's differ in the last
+ * one.
+ */
+#include "demos/reinforce/policy.h"
+#include "demos/common/rng.h"
+#include "tests/device/device_fixture.h"
+#include "tests/harness/json.h"
+
+#include <boxcar.h>
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define OBSERVERS 3
+#define STEPS 150           /* 450 rows: two blocks of a gradient, the second not full */
+
+static void make(struct policy_learner *learner, bool on_gpu)
+{
+    cr_assert_eq(policy_learner_init(learner, 11, OBSERVERS, STEPS), 0);
+    if (on_gpu)
+        cr_assert_eq(policy_learner_use_gpu(learner, 0), 0, "%s", bx_error_text());
+}
+
+static void fill_state(uint64_t key, float state[POLICY_INPUTS])
+{
+    for (uint64_t k = 0; k < POLICY_INPUTS; k++)
+        state[k] = 2.0f * rng_unit_f32(rng_at(key, k)) - 1.0f;
+}
+
+/* Asks both of the same states, all observers at once; how often they differ. */
+static int differences(struct policy_learner *cpu, struct policy_learner *gpu, uint64_t episode)
+{
+    int count = 0;
+
+    for (uint64_t step = 0; step < STEPS; step++) {
+        struct policy_ask a[OBSERVERS], b[OBSERVERS];
+
+        for (size_t i = 0; i < OBSERVERS; i++) {
+            a[i].observer = (i + step) % OBSERVERS;
+            fill_state(rng_at(rng_at(episode, step), i), a[i].state);
+            b[i] = a[i];
+        }
+        policy_learner_decide(cpu, a, OBSERVERS);
+        policy_learner_decide(gpu, b, OBSERVERS);
+        for (size_t i = 0; i < OBSERVERS; i++) {
+            cr_assert(a[i].action == 0 || a[i].action == 1);
+            cr_assert(b[i].action == 0 || b[i].action == 1);
+            count += a[i].action != b[i].action;
+        }
+    }
+    return count;
+}
+
+static void give_returns(struct policy_learner *learner)
+{
+    float returns[STEPS];
+
+    for (size_t observer = 0; observer < OBSERVERS; observer++) {
+        for (size_t i = 0; i < STEPS; i++)
+            returns[i] = rng_unit_f32(rng_at(observer + 77, i)) - 0.5f;
+        cr_assert_eq(policy_learner_returns(learner, observer, 0, returns, STEPS), 0);
+    }
+}
+
+static void expect_near(const struct policy_params *a, const struct policy_params *b, float tolerance)
+{
+    for (size_t i = 0; i < POLICY_PARAMS; i++)
+        cr_assert(fabsf(a->v[i] - b->v[i]) <= tolerance, "parameter %zu: %.9g and %.9g", i, (double)a->v[i],
+                  (double)b->v[i]);
+}
+
+TestSuite(policy_cuda, .timeout = 600);
+
+Test(policy_cuda, decides_and_learns_as_on_the_cpu)
+{
+    struct policy_learner cpu, gpu;
+    struct policy policy;
+    float tolerance;
+
+    device_world(DEVICE_ANY);
+    tolerance = device_is_real() ? 1e-5f : 0.0f;
+    make(&cpu, false);
+    make(&gpu, true);
+    for (uint64_t episode = 0; episode < 3; episode++) {
+        int differ = differences(&cpu, &gpu, episode);
+
+        cr_expect(device_is_real() ? differ <= 2 : differ == 0, "%d of %d", differ, OBSERVERS * STEPS);
+        give_returns(&cpu);
+        give_returns(&gpu);
+        cr_assert_eq(policy_learner_update(&cpu), 0);
+        cr_assert_eq(policy_learner_update(&gpu), 0, "%s", bx_error_text());
+        cr_assert_eq(policy_gpu_read(gpu.gpu, &policy, NULL), 0);
+        expect_near(&policy.params, &cpu.policy.params, tolerance);
+        expect_near(&policy.mean, &cpu.policy.mean, tolerance);
+        expect_near(&policy.square, &cpu.policy.square, tolerance);
+        /* From the same numbers again, or one action that differs is an episode that does. */
+        cr_assert_eq(policy_gpu_write(gpu.gpu, &cpu.policy), 0);
+    }
+    policy_learner_fini(&cpu);
+    policy_learner_fini(&gpu);
+}
+
+Test(policy_cuda, remembers_what_the_gradient_needs)
+{
+    struct policy_learner cpu, gpu;
+    struct policy_row rows[OBSERVERS * STEPS];
+
+    device_world(DEVICE_ANY);
+    make(&cpu, false);
+    make(&gpu, true);
+    differences(&cpu, &gpu, 5);
+    cr_assert_eq(policy_gpu_read_rows(gpu.gpu, 0, OBSERVERS * STEPS, rows), 0);
+    for (size_t i = 0; i < OBSERVERS * STEPS; i++) {
+        const struct policy_row *want = &cpu.rows[i];
+
+        cr_assert_arr_eq(rows[i].state, want->state, sizeof(want->state));
+        cr_assert_arr_eq(rows[i].keep, want->keep, sizeof(want->keep));
+        cr_assert_float_eq(rows[i].prob[0], want->prob[0], 1e-6f);
+        cr_assert_float_eq(rows[i].prob[1], want->prob[1], 1e-6f);
+        if (rows[i].action == want->action)
+            cr_assert_float_eq(rows[i].log_prob, want->log_prob, 1e-5f);
+    }
+    policy_learner_fini(&cpu);
+    policy_learner_fini(&gpu);
+}
+
+Test(policy_cuda, refuses_the_same_asks_as_the_cpu)
+{
+    struct policy_learner gpu;
+    struct policy_ask asks[OBSERVERS + 1] = { { .observer = 0 }, { .observer = OBSERVERS }, { .observer = 1 },
+                                              { .observer = 2 } };
+
+    device_world(DEVICE_ANY);
+    make(&gpu, true);
+    policy_learner_decide(&gpu, asks, OBSERVERS + 1);
+    cr_assert_geq(asks[0].action, 0);
+    cr_assert_eq(asks[1].action, -ERANGE);
+    cr_assert_geq(asks[2].action, 0);
+    cr_assert_geq(asks[3].action, 0);
+    cr_assert_eq(policy_learner_update(&gpu), -ERANGE);
+    for (size_t i = 1; i < STEPS; i++)
+        cr_assert_geq(policy_learner_act(&gpu, 0, asks[0].state), 0);
+    cr_assert_eq(policy_learner_act(&gpu, 0, asks[0].state), -ERANGE);
+    policy_learner_fini(&gpu);
+}
+
+Test(policy_cuda, says_why_there_is_no_gpu)
+{
+    struct policy_learner learner;
+
+    device_world(DEVICE_FAKE);
+    cr_assert_eq(policy_learner_init(&learner, 11, OBSERVERS, STEPS), 0);
+    cr_assert_eq(policy_learner_use_gpu(&learner, 7), -ENODEV);
+    cr_assert_neq(bx_error_text()[0], '\0');
+    cr_assert_null(learner.gpu);
+    setenv("BX_CUDA_DRIVER", "/nonexistent/libcuda.so.1", 1);
+    cr_assert_eq(policy_learner_act(&learner, 0, (float[POLICY_INPUTS]){ 0 }) >> 1, 0, "it still decides on the CPU");
+    policy_learner_fini(&learner);
+}
+
+/* ---- The reference numbers --------------------------------------------------------------------- */
+
+#define TENSORS 4
+#define REFERENCE_ROWS 3
+
+static const struct {
+    size_t count, offset, columns;          /* columns not 0: stored transposed, and the reference's row length */
+} TENSOR[TENSORS] = {
+    { POLICY_INPUTS * POLICY_UNITS, POLICY_W1, POLICY_INPUTS },
+    { POLICY_UNITS, POLICY_B1, 0 },
+    { POLICY_ACTIONS * POLICY_UNITS, POLICY_W2, 0 },
+    { POLICY_ACTIONS, POLICY_B2, 0 },
+};
+
+static size_t place_of(size_t tensor, size_t i)
+{
+    if (TENSOR[tensor].columns == 0)
+        return TENSOR[tensor].offset + i;
+    return TENSOR[tensor].offset + i % TENSOR[tensor].columns * POLICY_UNITS + i / TENSOR[tensor].columns;
+}
+
+static double fill_at(uint64_t k, uint64_t i, double scale)
+{
+    return scale * (2.0 * rng_unit(rng_at((k << 40) + i, 0)) - 1.0);
+}
+
+static void check_tensor(const struct policy_params *params, size_t k, const struct json *want)
+{
+    double square = 0.0;
+
+    for (size_t i = 0; i < TENSOR[k].count; i++)
+        square += pow((double)params->v[place_of(k, i)], 2.0);
+    cr_assert_float_eq(sqrt(square), json_number(json_get(want, "norm")), 1e-5, "tensor %zu", k);
+    for (size_t i = 0; i < 4 && i < TENSOR[k].count; i++)
+        cr_assert_float_eq((double)params->v[place_of(k, i)], json_number(json_at(json_get(want, "first"), i)), 1e-5,
+                           "tensor %zu, element %zu", k, i);
+}
+
+/* What the reference gives are actions and weights; the actions are put where the GPU's own were. */
+Test(policy_cuda, agrees_with_the_reference)
+{
+    struct json *file = json_load_reference("policy.json");
+    struct policy policy;
+    struct policy_params grad;
+    struct policy_row rows[REFERENCE_ROWS];
+    struct policy_gpu *gpu = NULL;
+    float weight[REFERENCE_ROWS];
+
+    cr_assert_not_null(file);
+    cr_assert(json_get(file, "salt") == NULL || json_number(json_get(file, "salt")) == 0.0);
+    device_world(DEVICE_ANY);
+    policy_init(&policy, 1);
+    policy_set_dropout(&policy, 0.0);
+    for (size_t k = 0; k < TENSORS; k++)
+        for (size_t i = 0; i < TENSOR[k].count; i++)
+            policy.params.v[place_of(k, i)] = (float)fill_at(k, i, 0.3);
+    cr_assert_eq(policy_gpu_create(0, &policy, &(struct policy_gpu_room){ REFERENCE_ROWS, REFERENCE_ROWS }, &gpu), 0,
+                 "%s", bx_error_text());
+    for (size_t r = 0; r < REFERENCE_ROWS; r++) {
+        struct policy_gpu_ask *ask = &policy_gpu_asks(gpu)[r];
+
+        for (size_t i = 0; i < POLICY_INPUTS; i++)
+            ask->state[i] = (float)fill_at(9, r * POLICY_INPUTS + i, 0.8);
+        ask->row_key = ask->row = r;
+        weight[r] = (float)json_number(json_at(json_get(file, "weight"), r));
+    }
+    cr_assert_eq(policy_gpu_act(gpu, REFERENCE_ROWS), 0, "%s", bx_error_text());
+    cr_assert_eq(policy_gpu_read_rows(gpu, 0, REFERENCE_ROWS, rows), 0);
+    for (size_t r = 0; r < REFERENCE_ROWS; r++) {
+        const struct json *want = json_at(json_get(file, "probs"), r);
+        double of_action_1 = json_number(json_at(want, 1));
+
+        cr_assert_float_eq((double)rows[r].prob[0], json_number(json_at(want, 0)), 1e-5);
+        cr_assert_float_eq((double)rows[r].prob[1], of_action_1, 1e-5);
+        rows[r].action = (int32_t)json_number(json_at(json_get(file, "actions"), r));
+    }
+    cr_assert_eq(policy_gpu_write_rows(gpu, 0, REFERENCE_ROWS, rows), 0);
+    cr_assert_eq(policy_gpu_learn(gpu, &policy, weight, REFERENCE_ROWS), 0, "%s", bx_error_text());
+    cr_assert_eq(policy_gpu_read(gpu, &policy, &grad), 0);
+    for (size_t k = 0; k < TENSORS; k++) {
+        check_tensor(&grad, k, json_at(json_get(file, "grads"), k));
+        check_tensor(&policy.params, k, json_at(json_get(file, "after_adam"), k));
+    }
+    policy_gpu_destroy(gpu);
+    json_free(file);
+}

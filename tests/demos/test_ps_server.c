@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * demos/param_server/server.c: what it makes of rows that no trainer of ours would send. Rank 0 is the server, ranks
+ * 1 and 2 are trainers that say what this test wants, rank 3 is a worker that is none. The gradients are the tensors
+ * of the first model, so a step with one row alone takes each parameter p to p - lr p.
+ */
+#include "demos/common/flags.h"
+#include "demos/param_server/ps.h"
+#include "tests/harness/harness.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+
+#define LR 0.5
+#define TENSORS 62              /* of a resnet18 */
+
+enum gate { SECOND = 0 };
+enum value { SENT_NS = 0 };     /* by trainer 2, its second row */
+
+#define EARLIER_NS UINT64_C(5000000000)
+
+static const struct ps_flags FLAGS = {
+    .trainers = 2, .batch_update_size = 3, .num_batches = 1, .batch_size = 3, .image = 32, .num_classes = 4,
+    .model = RESNET_18, .lr = LR, .momentum = 0.9, .seed = 7, .threads = 1, .device = DEVICE_CPU,
+    .patience_ms = 600000,
+};
+
+static struct bx_msg *first_model;      /* of this worker, once it has been fetched */
+static struct bx_future *stray;         /* rank 3's row */
+
+/* ---- Rows -------------------------------------------------------------------------------------------- */
+
+static const char *server_of(struct bx_job *job)
+{
+    return bx_worker_name(job, 0);
+}
+
+static void fetch_first_model(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_sync(job, server_of(job), "get_model", NULL, NULL, &first_model), 0);
+}
+
+static struct bx_msg *make_row(uint64_t version, double loss, uint64_t sent_ns)
+{
+    struct bx_reader model = bx_msg_reader(first_model);
+    struct ps_report report = { .pid = getpid() };
+    struct bx_msg *row = bx_msg_create(0);
+
+    HARNESS_EQ(bx_read_u64(&model), 0);
+    bx_msg_put_u64(row, version);
+    bx_msg_put_u64(row, sent_ns);
+    bx_msg_put_f64(row, loss);
+    HARNESS_EQ(ps_put_report(row, &report), 0);
+    for (int i = 0; i < TENSORS; i++)
+        HARNESS_EQ(bx_msg_put_tensor(row, bx_read_tensor(&model)), 0);
+    return row;
+}
+
+/* Sends a row and expects that code; the sentence of a failure has the part. */
+static struct bx_msg *send_row_of(struct bx_job *job, struct bx_msg *row, int code, const char *part)
+{
+    struct bx_msg *reply = NULL;
+
+    HARNESS_EQ(bx_rpc_sync(job, server_of(job), "update_and_fetch_model", row, NULL, &reply), code);
+    if (code < 0)
+        HARNESS_HAS(bx_error_text(), part);
+    bx_msg_destroy(row);
+    return reply;
+}
+
+static struct bx_msg *send_row(struct bx_job *job, uint64_t version, double loss, int code, const char *part)
+{
+    return send_row_of(job, make_row(version, loss, ps_now_ns()), code, part);
+}
+
+/* That version, and so long a wait for the others. */
+static void expect_waited(struct bx_msg *reply, uint64_t version, uint64_t waited_ns)
+{
+    struct bx_reader reader = bx_msg_reader(reply);
+
+    HARNESS_EQ(bx_read_u64(&reader), version);
+    HARNESS_EQ(bx_read_u64(&reader), waited_ns);
+    bx_msg_destroy(reply);
+}
+
+static void expect_version(struct bx_msg *reply, uint64_t version)
+{
+    struct bx_reader reader = bx_msg_reader(reply);
+
+    HARNESS_EQ(bx_read_u64(&reader), version);
+    bx_msg_destroy(reply);
+}
+
+/* After a step with the first model as the only gradient. */
+static void expect_one_step(const struct bx_msg *reply)
+{
+    struct bx_reader now = bx_msg_reader(reply), then = bx_msg_reader(first_model);
+
+    bx_read_u64(&now);
+    bx_read_u64(&now);      /* the time that it waited */
+    bx_read_u64(&then);
+    for (int i = 0; i < TENSORS; i++) {
+        struct bx_tensor *is = bx_read_tensor(&now), *was = bx_read_tensor(&then);
+        const float *p = bx_tensor_data(is), *q = bx_tensor_data(was);
+
+        for (int64_t e = 0; e < bx_tensor_elements(was); e++)
+            HARNESS_CHECK(fabsf(p[e] - (1 - (float)LR) * q[e]) <= 1e-6f * fabsf(q[e]));
+    }
+}
+
+/* ---- The workers --------------------------------------------------------------------------------------- */
+
+/* Rank 3. In order behind its row, so that this is in the batch when the handler returns. */
+static int sends_a_stray_row(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                             void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    struct bx_msg *row;
+
+    (void)args, (void)reply, (void)context;
+    fetch_first_model(job);
+    row = make_row(0, 1000, ps_now_ns());
+    HARNESS_EQ(bx_rpc_async(job, server_of(job), "update_and_fetch_model", row, NULL, &stray), 0);
+    bx_msg_destroy(row);
+    return bx_rpc_sync(job, server_of(job), "get_model", NULL, NULL, NULL);
+}
+
+static int is_refused(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    HARNESS_EQ(bx_future_wait(stray, BX_FOREVER), -EINVAL);
+    HARNESS_HAS(bx_error_text(), "only trainers have gradients");
+    bx_future_release(stray);
+    bx_msg_destroy(first_model);
+    return 0;
+}
+
+static void first_trainer(struct bx_job *job)
+{
+    struct bx_msg *reply;
+    uint64_t sent_ns;
+
+    HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, 3), "send_stray", NULL, NULL, NULL), 0);
+    /* With the stray row and trainer 2's, which is of no version: this is the only one that counts. */
+    reply = send_row(job, 0, 6, 0, NULL);
+    expect_one_step(reply);
+    expect_version(reply, 1);
+    HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, 3), "is_refused", NULL, NULL, NULL), 0);
+    /* It says that it was sent long before the other. */
+    sent_ns = ps_now_ns() - EARLIER_NS;
+    harness_post(SECOND);
+    reply = send_row_of(job, make_row(1, 1, sent_ns), 0, NULL);
+    HARNESS_CHECK(harness_load(SENT_NS) >= sent_ns + EARLIER_NS);
+    expect_waited(reply, 2, harness_load(SENT_NS) - sent_ns);
+    send_row(job, 2, 1, -EINVAL, "2 updates");
+}
+
+static void second_trainer(struct bx_job *job)
+{
+    send_row(job, 1, 1000, -EINVAL, "there is no version 1 yet");
+    harness_await(SECOND, 1);
+    harness_store(SENT_NS, ps_now_ns());
+    expect_waited(send_row_of(job, make_row(0, 2, harness_load(SENT_NS)), 0, NULL), 2, 0);
+    send_row(job, 2, 1, -EINVAL, "2 updates");
+}
+
+static int train(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    struct ps_report report = { .pid = getpid() };
+
+    (void)args, (void)context;
+    fetch_first_model(job);
+    if (bx_job_rank(job) == 1)
+        first_trainer(job);
+    else
+        second_trainer(job);
+    bx_msg_destroy(first_model);
+    return ps_put_report(reply, &report);
+}
+
+static int live(const struct bx_options *options, void *context)
+{
+    struct bx_job *job = NULL;
+    int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
+
+    if (options->rank == 0) {
+        dup2(null, STDOUT_FILENO);      /* its lines are not the test's output */
+        return ps_server(options, context);
+    }
+    HARNESS_EQ(bx_job_create(options, &job), 0);
+    HARNESS_EQ(bx_register(job, "train", BX_BLOCKING, train, NULL), 0);
+    HARNESS_EQ(bx_register(job, "send_stray", BX_BLOCKING, sends_a_stray_row, NULL), 0);
+    HARNESS_EQ(bx_register(job, "is_refused", BX_BLOCKING, is_refused, NULL), 0);
+    HARNESS_EQ(bx_job_start(job), 0);
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    bx_job_destroy(job);
+    close(null);
+    return 0;
+}
+
+Test(ps_server, takes_only_rows_of_trainers_and_of_versions_that_there_are, .timeout = 60)
+{
+    struct ps_run run = { .flags = &FLAGS, .result = ps_result_create(&FLAGS) };
+    const struct ps_result *result = run.result;
+
+    cr_assert_not_null(result);
+    harness_reset();
+    cr_assert_eq(bx_spawn(&(struct bx_spawn_options){ .world_size = 4 }, live, &run, NULL), 0, "%s", bx_error_text());
+    cr_assert(result->ended);
+    cr_assert_eq(result->updates, 2);
+    /* The mean over the rows that count, not over those that came or could have. */
+    cr_expect_eq(result->update[0].rows, 1);
+    cr_expect_eq(result->update[0].loss, 6.0);
+    cr_expect_eq(result->update[0].late, 0);
+    cr_expect_eq(result->update[1].rows, 2);
+    cr_expect_eq(result->update[1].loss, 1.5);
+    cr_expect_eq(result->update[1].late, 1);
+    cr_expect_eq(result->late_gradients, 1);
+    cr_expect_eq(result->late_versions_max, 1);
+    cr_expect_eq(result->trainers[0].batches, 2);
+    cr_expect_eq(result->trainers[0].late, 0);
+    cr_expect_eq(result->trainers[1].batches, 1);
+    cr_expect_eq(result->trainers[1].late, 1);
+    cr_expect_eq(result->leases_at_end, 0);
+    ps_result_destroy(run.result, &FLAGS);
+}

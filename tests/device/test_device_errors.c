@@ -1,0 +1,717 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What device tensors refuse, by its exact code and with a sentence that says what to do; machines on which something
+ * is missing; memory of other libraries, in and out by DLPack; a process that forks with the GPU open.
+ */
+#include "device_fixture.h"
+
+#include "lend/dlpack_abi.h"
+
+#include <criterion/criterion.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum gate { OPEN = 0, FREED, DONE };
+enum value { INDEX = 0, STAGED, BYTES_LEFT, READER };
+
+/* ---- Handlers -------------------------------------------------------------------------------- */
+
+/* i64 first, an i32 tensor, i64 first again. */
+static int look(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int64_t first = bx_read_i64(args);
+    struct bx_tensor *tensor = bx_read_tensor(args);
+
+    (void)reply, (void)context;
+    HARNESS_EQ(bx_tensor_device(tensor).kind, BX_CUDA);
+    HARNESS_EQ(device_wrong(tensor, (int32_t)first), 0);
+    HARNESS_EQ(bx_tensor_read_on(tensor, NULL), 0);
+    HARNESS_EQ(bx_tensor_written_on(tensor, NULL), -EROFS);
+    HARNESS_HAS(bx_error_text(), "on loan from another worker");
+    HARNESS_EQ(bx_tensor_copy_into(tensor, tensor), -EROFS);
+    harness_store(INDEX, (uint64_t)bx_tensor_device(tensor).index);
+    harness_store(READER, ((struct bxi_loan *)tensor->storage)->device->parts[0].device);
+    harness_store(STAGED, harness_counter(bx_request_job(request), "gpu_staged_bytes"));
+    harness_store(BYTES_LEFT, args->bytes - args->pos);
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    struct bx_device device;
+
+    HARNESS_EQ(bx_gpu_open(job, 0, &device), BX_E_STATE);
+    HARNESS_HAS(bx_error_text(), "call bx_job_start first");
+    return bx_register(job, "look", BX_INLINE, look, NULL);
+}
+
+static int send(struct bx_job *job, const char *to, struct bx_tensor *tensor, int64_t first)
+{
+    struct bx_msg *args = device_msg(tensor, first);
+    int rc;
+
+    HARNESS_EQ(bx_msg_put_i64(args, first), 0);
+    rc = bx_rpc_sync(job, to, "look", args, NULL, NULL);
+    bx_msg_destroy(args);
+    return rc;
+}
+
+/* ---- Refused --------------------------------------------------------------------------------- */
+
+static void without_a_driver(struct bx_job *job)
+{
+    struct bx_device device = { BX_CUDA, 0 };
+    struct bx_tensor *tensor = NULL;
+
+    HARNESS_EQ(bx_gpu_open(job, 0, &device), -ENODEV);
+    HARNESS_HAS(bx_error_text(), "/nowhere/libcuda.so.1");
+    HARNESS_HAS(bx_error_text(), "install NVIDIA's driver");
+    HARNESS_EQ(bx_gpu_count(job), -ENODEV);
+    HARNESS_CHECK(!bx_gpu_is_fake(job));
+    HARNESS_CHECK(bx_gpu_stream(job, device) == NULL);
+    HARNESS_EQ(bx_tensor_create_on(job, device, BX_F32, 0, NULL, &tensor), -ENODEV);
+    HARNESS_HAS(bx_error_text(), "has no GPU open; call bx_gpu_open");
+    HARNESS_EQ(bx_tensor_create_on(job, (struct bx_device){ BX_CPU, 0 }, BX_F32, 0, NULL, &tensor), 0);
+    HARNESS_EQ(bx_tensor_device(tensor).kind, BX_CPU);
+    bx_tensor_release(tensor);
+}
+
+Test(device_errors, says_that_there_is_no_driver_and_goes_on_without, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    setenv("BX_CUDA_DRIVER", "/nowhere/libcuda.so.1", 1);
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { without_a_driver, NULL } });
+}
+
+static void on_one_device(struct bx_job *job)
+{
+    struct bx_device device, other = { BX_CUDA, 1 }, none = { BX_CUDA, 7 };
+    struct bx_tensor *tensor = NULL, *view = NULL, *host = NULL;
+
+    HARNESS_EQ(bx_gpu_open(job, 7, &device), -ENODEV);
+    HARNESS_HAS(bx_error_text(), "there is no device 7: this process sees 2");
+    HARNESS_EQ(bx_gpu_count(job), 2);
+    HARNESS_EQ(bx_tensor_create_on(job, none, BX_F32, 0, NULL, &tensor), -ENODEV);
+    HARNESS_HAS(bx_error_text(), "cuda:7 is not open");
+    device = device_open(job, 0);
+    HARNESS_EQ(bx_gpu_open(job, 0, NULL), 0);                  /* once more is the same */
+    HARNESS_CHECK(bx_gpu_stream(job, device) != NULL && bx_gpu_stream(job, other) == NULL);
+    HARNESS_EQ(bx_tensor_create_on(job, other, BX_F32, 0, NULL, &tensor), -ENODEV);
+    HARNESS_HAS(bx_error_text(), "cuda:1 is not open in worker 'worker0'; call bx_gpu_open");
+    HARNESS_EQ(bx_tensor_create_on(NULL, device, BX_F32, 0, NULL, &tensor), -EINVAL);
+    HARNESS_EQ(bx_tensor_create_on(job, device, BX_F32, 1, (int64_t[]){ -1 }, &tensor), -EINVAL);
+    HARNESS_EQ(bx_tensor_create_on(job, device, BX_F32, 1, (int64_t[]){ INT64_MAX }, &tensor), -EOVERFLOW);
+    HARNESS_EQ(bx_tensor_create_on(job, device, BX_U8, 1, (int64_t[]){ INT64_C(1) << 40 }, &tensor), -ENOMEM);
+    HARNESS_HAS(bx_error_text(), "no room for 1099511627776 bytes");
+    HARNESS_HAS(bx_error_text(), "free some, or wait");
+
+    tensor = device_numbers(job, device, 12, 1);
+    HARNESS_EQ(bx_tensor_create(job, BX_I32, 1, (int64_t[]){ 6 }, &host), 0);
+    HARNESS_EQ(bx_tensor_slice(tensor, 0, 0, 12, 2, &view), 0);
+    HARNESS_EQ(bx_tensor_copy_into(view, host), -ENOTSUP);
+    HARNESS_HAS(bx_error_text(), "row-major without gaps");
+    HARNESS_EQ(bx_tensor_copy(NULL, tensor, &host), -EINVAL);
+    HARNESS_EQ(bx_tensor_written_on(host, NULL), -EINVAL);
+    HARNESS_EQ(bx_tensor_read_on(host, NULL), -EINVAL);
+    HARNESS_EQ(send(job, "worker1", tensor, 1), -ENODEV);
+    HARNESS_HAS(bx_error_text(), "worker 'worker1' has no GPU open");
+    HARNESS_HAS(bx_error_text(), "call bx_gpu_open there");
+    HARNESS_EQ(send(job, "worker0", tensor, 1), 0);
+    bx_tensor_release(view);
+    bx_tensor_release(host);
+
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    HARNESS_EQ(bx_gpu_open(job, 0, &device), BX_E_SHUTDOWN);
+    HARNESS_EQ(bx_tensor_create_on(job, device, BX_F32, 0, NULL, &view), BX_E_SHUTDOWN);
+    HARNESS_EQ(bx_tensor_written_on(tensor, NULL), BX_E_SHUTDOWN);
+    HARNESS_EQ(bx_tensor_read_on(tensor, NULL), BX_E_SHUTDOWN);
+    HARNESS_EQ(bx_tensor_copy(job, tensor, &view), BX_E_SHUTDOWN);
+    bx_job_destroy(job);
+    HARNESS_EQ(bx_tensor_read_on(tensor, NULL), BX_E_SHUTDOWN);
+    bx_tensor_release(tensor);          /* after its job, and after the driver */
+}
+
+Test(device_errors, says_what_is_wrong_and_what_to_do, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { on_one_device, NULL } });
+}
+
+/* A tensor of a job that is over, sent by the next one of the same process. */
+static void sends_what_is_over(struct bx_job *job)
+{
+    char name[BX_NAME_MAX + 1];
+    int rank = bx_job_rank(job);
+    struct bx_options options = { .job = name, .rank = rank, .world_size = 2, .name = rank == 0 ? "a" : "b" };
+    struct bx_tensor *old = device_numbers(job, device_open(job, 0), 10, 1), *mine;
+
+    snprintf(name, sizeof name, "%s-next", harness_job_name());
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    bx_job_destroy(job);
+    HARNESS_EQ(bx_job_create(&options, &job), 0);
+    HARNESS_EQ(setup(job), 0);
+    HARNESS_EQ(bx_job_start(job), 0);
+    mine = device_numbers(job, device_open(job, 0), 10, 1);
+    HARNESS_EQ(send(job, "a", old, 1), BX_E_SHUTDOWN);
+    HARNESS_HAS(bx_error_text(), "has shut down");
+    bx_tensor_release(old);
+    bx_tensor_release(mine);
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    bx_job_destroy(job);
+}
+
+Test(device_errors, does_not_lend_what_a_former_job_had, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+               .body = { sends_what_is_over, sends_what_is_over } });
+}
+
+static void forks(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0), again;
+    struct bx_tensor *tensor = device_numbers(job, device, 10, 1), *view = NULL;
+    int status = 0;
+    pid_t child;
+
+    /* As if another thread had been in the middle of something. */
+    pthread_mutex_lock(&bxi_devices_of(job)->lock);
+    child = fork();
+    if (child == 0) {
+        HARNESS_EQ(bx_gpu_open(job, 0, &again), BX_E_FORKED);
+        HARNESS_EQ(bx_gpu_count(job), BX_E_FORKED);
+        HARNESS_EQ(bx_tensor_create_on(job, device, BX_F32, 0, NULL, &view), BX_E_FORKED);
+        HARNESS_EQ(bx_tensor_written_on(tensor, NULL), BX_E_FORKED);
+        HARNESS_HAS(bx_error_text(), "fork first");
+        HARNESS_EQ(bx_tensor_read_on(tensor, NULL), BX_E_FORKED);
+        HARNESS_EQ(bx_tensor_copy(job, tensor, &view), BX_E_FORKED);
+        HARNESS_CHECK(bx_gpu_stream(job, device) == NULL && !bx_gpu_is_fake(job));
+        bx_tensor_release(tensor);
+        bx_job_destroy(job);
+        _exit(0);
+    }
+    pthread_mutex_unlock(&bxi_devices_of(job)->lock);
+    HARNESS_EQ(waitpid(child, &status, 0), child);
+    HARNESS_EQ(status, 0);
+    HARNESS_EQ(send(job, "worker0", tensor, 1), 0);
+    bx_tensor_release(tensor);
+}
+
+Test(device_errors, gives_errors_to_a_child_of_a_fork, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { forks, NULL } });
+}
+
+/* ---- Several devices -------------------------------------------------------------------------- */
+
+static void uses_two(struct bx_job *job)
+{
+    struct bx_device first = device_open(job, 0), second = device_open(job, 1);
+    struct bx_tensor *tensor = device_numbers(job, second, 100, 4);
+
+    HARNESS_EQ(bx_tensor_device(tensor).index, 1);
+    HARNESS_CHECK(bx_gpu_stream(job, first) != bx_gpu_stream(job, second));
+    harness_await(OPEN, 1);
+    HARNESS_EQ(send(job, "worker0", tensor, 4), 0);
+    HARNESS_EQ(harness_load(INDEX), 1);
+    HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
+    HARNESS_EQ(harness_load(INDEX), 0);         /* its ordinal there */
+    bx_tensor_release(tensor);
+}
+
+static void sees_them_the_other_way_round(struct bx_job *job)
+{
+    setenv("CUDA_VISIBLE_DEVICES", "1,0", 1);
+    device_open(job, 0);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+Test(device_errors, tells_devices_by_what_they_are_and_not_by_number, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+               .body = { uses_two, sees_them_the_other_way_round } });
+}
+
+static void lends_to_another_device(struct bx_job *job)
+{
+    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), 1000, 4);
+    uint64_t before = harness_counter(job, "gpu_staged_bytes");
+
+    harness_await(OPEN, 1);
+    for (int i = 0; i < 3; i++) {
+        HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
+        HARNESS_EQ(harness_load(BYTES_LEFT), 8);
+    }
+    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 3 * 4000);
+    HARNESS_EQ(harness_load(STAGED), 6 * 4000);         /* in, and out again by the handler */
+    HARNESS_EQ(harness_load(INDEX), 1);
+    bx_tensor_release(tensor);
+}
+
+static void has_another_device(struct bx_job *job)
+{
+    device_open(job, 1);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+Test(device_errors, stages_between_devices_that_do_not_reach_one_another, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    setenv("FAKE_CUDA_NO_PEER", "all", 1);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+               .body = { lends_to_another_device, has_another_device } });
+}
+
+/* A numbered tensor on the first of the devices that are to be seen here, and what was staged before it is sent. */
+static struct bx_tensor *numbers_on_first_of(struct bx_job *job, const char *visible, uint64_t *staged)
+{
+    struct bx_tensor *tensor;
+
+    setenv("CUDA_VISIBLE_DEVICES", visible, 1);
+    tensor = device_numbers(job, device_open(job, 0), 1000, 4);
+    *staged = harness_counter(job, "gpu_staged_bytes");
+    harness_await(OPEN, 1);
+    return tensor;
+}
+
+/* Neither sees the other's device. */
+static void lends_to_a_hidden_one(struct bx_job *job)
+{
+    uint64_t before, staged;
+    struct bx_tensor *tensor = numbers_on_first_of(job, "0", &before);
+
+    HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
+    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 4000);    /* nobody has tried yet */
+    do {
+        staged = harness_counter(job, "gpu_staged_bytes");
+        HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
+        HARNESS_EQ(harness_load(BYTES_LEFT), 8);
+        if (getenv("FAKE_CUDA_NO_PEER") != NULL && staged == before + 10 * 4000)
+            break;                              /* it is never lent */
+    } while (harness_counter(job, "gpu_staged_bytes") != staged);
+    bx_tensor_release(tensor);
+}
+
+static void is_a_hidden_one(struct bx_job *job)
+{
+    setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+    device_open(job, 0);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), getenv("FAKE_CUDA_NO_PEER") == NULL);
+}
+
+Test(device_errors, stages_to_a_hidden_device_until_that_has_tried, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+               .body = { lends_to_a_hidden_one, is_a_hidden_one } });
+}
+
+Test(device_errors, stages_to_a_hidden_device_that_has_no_way_and_loses_nothing, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    setenv("FAKE_CUDA_NO_PEER", "all", 1);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+               .body = { lends_to_a_hidden_one, is_a_hidden_one } });
+}
+
+/* The first that is open there has no way, and is hidden here; the second has, and is seen by both. */
+static void lends_to_one_of_two(struct bx_job *job)
+{
+    uint64_t before;
+    struct bx_tensor *tensor = numbers_on_first_of(job, "0,1", &before);
+
+    for (int i = 0; i < 5; i++) {
+        HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
+        HARNESS_EQ(harness_load(READER), 1);
+    }
+    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before);
+    bx_tensor_release(tensor);
+}
+
+static void has_one_of_two(struct bx_job *job)
+{
+    setenv("CUDA_VISIBLE_DEVICES", "2,1", 1);
+    device_open(job, 0);
+    device_open(job, 1);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), 1);
+}
+
+Test(device_errors, maps_a_hidden_device_on_whichever_of_several_reaches, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    setenv("FAKE_CUDA_DEVICES", "3", 1);
+    setenv("FAKE_CUDA_NO_PEER", "0-2", 1);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+               .body = { lends_to_one_of_two, has_one_of_two } });
+}
+
+/* Of the two only the receiver sees the other's device. */
+static void lends_unseen(struct bx_job *job)
+{
+    uint64_t before;
+    struct bx_tensor *tensor = numbers_on_first_of(job, "0", &before);
+
+    for (int i = 0; i < 20; i++)
+        HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
+    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 4000);   /* that one lets it look */
+    bx_tensor_release(tensor);
+}
+
+static void sees_both(struct bx_job *job)
+{
+    setenv("CUDA_VISIBLE_DEVICES", "0,1", 1);
+    device_open(job, 1);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), 1);
+}
+
+Test(device_errors, stages_one_to_a_hidden_device_that_sees_the_senders, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { lends_unseen, sees_both } });
+}
+
+/* Sends a view whose elements are numbered from `first`; it arrives packed. */
+static void send_view(struct bx_job *job, struct bx_tensor *view, int32_t first)
+{
+    uint64_t staged = harness_counter(job, "gpu_staged_bytes"), copied = harness_counter(job, "tensor_bytes_copied");
+    uint64_t bytes = (uint64_t)bx_tensor_bytes(view);
+
+    HARNESS_EQ(send(job, "worker1", view, first), 0);
+    HARNESS_EQ(harness_load(BYTES_LEFT), 8);
+    HARNESS_EQ(harness_counter(job, "tensor_bytes_copied"), copied + bytes);
+    HARNESS_CHECK(harness_counter(job, "gpu_staged_bytes") >= staged + bytes);
+}
+
+/* The tensor's elements are numbered so that those of its `step`-th column, transposed, come in order. */
+static struct bx_tensor *columns(struct bx_job *job, struct bx_device device, int64_t rows, int64_t step)
+{
+    int64_t count = rows * step;
+    struct bx_tensor *host = NULL, *tensor = device_tensor(job, device, count);
+
+    HARNESS_EQ(bx_tensor_create(NULL, BX_I32, 1, &count, &host), 0);
+    for (int64_t i = 0; i < count; i++)
+        ((int32_t *)bx_tensor_data_mut(host))[i] = (int32_t)(i % step * rows + i / step);
+    HARNESS_EQ(bx_tensor_copy_into(tensor, host), 0);
+    bx_tensor_release(host);
+    return tensor;
+}
+
+static void lends_views_to_another_device(struct bx_job *job)
+{
+    static const struct {
+        int64_t rows, step;
+    } sizes[] = { { 100, 3 }, { 7, 300000 }, { 300001, 5 } };      /* the last two span more than a piece */
+    struct bx_device device = device_open(job, 0);
+
+    harness_await(OPEN, 1);
+    for (int i = 0; i < 3; i++) {
+        int64_t rows = sizes[i].rows, step = sizes[i].step;
+        struct bx_tensor *tensor = columns(job, device, rows, step), *view = NULL;
+
+        HARNESS_EQ(bx_tensor_slice(tensor, 0, 2, rows * step, step, &view), 0);
+        send_view(job, view, (int32_t)(2 * rows));
+        bx_tensor_release(view);
+        HARNESS_EQ(bx_tensor_as_strided(tensor, 0, 2, (int64_t[]){ step, rows }, (int64_t[]){ 1, step }, &view), 0);
+        send_view(job, view, 0);
+        bx_tensor_release(view);
+        HARNESS_EQ(bx_tensor_as_strided(tensor, 0, 2, (int64_t[]){ 0, rows }, (int64_t[]){ 1, step }, &view), 0);
+        send_view(job, view, 0);
+        bx_tensor_release(view);
+        bx_tensor_release(tensor);
+    }
+}
+
+Test(device_errors, packs_views_that_are_staged, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    setenv("FAKE_CUDA_NO_PEER", "all", 1);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+               .body = { lends_views_to_another_device, has_another_device } });
+}
+
+static void lends_on_the_second(struct bx_job *job)
+{
+    struct bx_tensor *tensor = device_numbers(job, device_open(job, 1), 1000, 4);
+    uint64_t before = harness_counter(job, "gpu_staged_bytes");
+
+    harness_await(OPEN, 1);
+    HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
+    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before);
+    HARNESS_EQ(harness_load(INDEX), 1);
+    bx_tensor_release(tensor);
+}
+
+static void has_both(struct bx_job *job)
+{
+    device_open(job, 0);
+    device_open(job, 1);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+Test(device_errors, maps_on_the_device_that_both_use, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    setenv("FAKE_CUDA_NO_PEER", "all", 1);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { lends_on_the_second, has_both } });
+}
+
+/* Of two devices there the first has no way to the tensor's, and the second has. */
+static void lends_to_the_second(struct bx_job *job)
+{
+    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), 1000, 4);
+    uint64_t before = harness_counter(job, "gpu_staged_bytes");
+
+    harness_await(OPEN, 1);
+    HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
+    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before);
+    HARNESS_EQ(harness_load(INDEX), 0);
+    HARNESS_EQ(harness_load(READER), 1);        /* the second that was opened there */
+    bx_tensor_release(tensor);
+}
+
+static void has_one_that_reaches(struct bx_job *job)
+{
+    device_open(job, 1);
+    device_open(job, 2);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+Test(device_errors, maps_on_that_of_several_devices_which_reaches, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    setenv("FAKE_CUDA_DEVICES", "3", 1);
+    setenv("FAKE_CUDA_NO_PEER", "0-1", 1);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup,
+               .body = { lends_to_the_second, has_one_that_reaches } });
+}
+
+/* ---- Memory of other libraries ---------------------------------------------------------------- */
+
+struct foreign {
+    struct bxi_dl_managed managed;
+    int64_t shape[1];
+    unsigned long long base;
+    int ends;
+};
+
+static void end_foreign(struct bxi_dl_managed *self)
+{
+    ((struct foreign *)(void *)self)->ends++;
+    harness_post(FREED);
+}
+
+/* Part of an allocation that this library had no part in: `offset` elements in, 100 of them. */
+static struct foreign *make_foreign(struct bx_job *job, const char *allocator, int64_t offset)
+{
+    struct bxi_gpu_device *device = bxi_devices_of(job)->open[0].device;
+    unsigned (*allocate)(unsigned long long *address, size_t bytes, void *stream) = NULL;
+    struct foreign *foreign = calloc(1, sizeof *foreign);
+    void *symbol = dlsym(device->gpu->cu.library, allocator);
+
+    HARNESS_CHECK(foreign != NULL && symbol != NULL);
+    memcpy(&allocate, &symbol, sizeof symbol);
+    HARNESS_EQ(bxi_gpu_enter(device), 0);
+    HARNESS_EQ(allocate(&foreign->base, 1 << 20, (void *)1), CUDA_SUCCESS);
+    bxi_gpu_leave(device);
+    foreign->shape[0] = 100;
+    foreign->managed.tensor = (struct bxi_dl_tensor){
+        .data = (void *)(uintptr_t)foreign->base, .device_type = BXI_DL_CUDA, .ndim = 1,
+        .dtype = { .code = 0, .bits = 32, .lanes = 1 }, .shape = foreign->shape,
+        .byte_offset = (uint64_t)offset,
+    };
+    foreign->managed.deleter = end_foreign;
+    return foreign;
+}
+
+static int take(struct foreign *foreign, struct bx_tensor **tensor)
+{
+    return bx_tensor_from_dlpack((struct DLManagedTensor *)(void *)&foreign->managed, tensor);
+}
+
+static void wraps(struct bx_job *job)
+{
+    struct foreign *foreign, *odd;
+    struct bx_tensor *tensor = NULL, *none = NULL;
+
+    device_open(job, 0);
+    harness_await(OPEN, 1);
+    foreign = make_foreign(job, "cuMemAlloc_v2", 4096);
+    HARNESS_EQ(take(foreign, &tensor), 0);
+    HARNESS_CHECK((uintptr_t)bx_tensor_data(tensor) == foreign->base + 4096);
+    HARNESS_EQ(bx_tensor_device(tensor).kind, BX_CUDA);
+    device_put_numbers(tensor, 8);
+    HARNESS_EQ(send(job, "worker1", tensor, 8), 0);
+    HARNESS_EQ(harness_counter(job, "tensor_bytes_copied"), 0);
+    HARNESS_EQ(foreign->ends, 0);
+    bx_tensor_release(tensor);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    while (harness_gate(FREED) == 0) {          /* when worker 1 has closed it */
+        bxi_devices_poll(job);
+        sched_yield();
+    }
+    HARNESS_EQ(foreign->ends, 1);
+
+    odd = make_foreign(job, "cuMemAlloc_v2", 4098);
+    HARNESS_EQ(take(odd, &none), -EINVAL);
+    HARNESS_HAS(bx_error_text(), "not a multiple of the 4 bytes");
+    odd->managed.tensor.byte_offset = 4096;
+    odd->managed.tensor.device_id = 1;
+    HARNESS_EQ(take(odd, &none), -ENODEV);
+    odd->managed.tensor.device_id = 0;
+    odd->shape[0] = 1 << 20;
+    HARNESS_EQ(take(odd, &none), -EINVAL);
+    HARNESS_EQ(odd->ends, 0);
+    harness_post(DONE);
+}
+
+static void polls(struct bx_job *job)
+{
+    device_open(job, 0);
+    harness_post(OPEN);
+    while (harness_gate(DONE) == 0) {
+        bxi_devices_poll(job);
+        sched_yield();
+    }
+}
+
+Test(device_errors, takes_memory_of_others_and_tells_them_when_it_is_read_no_more, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { wraps, polls } });
+}
+
+/* What has no elements has no address, as DLPack allows. */
+static void takes_nothing(struct bx_job *job)
+{
+    struct foreign foreign = { .shape = { 0 } };
+    struct bx_tensor *tensor = NULL;
+
+    foreign.managed.deleter = end_foreign;
+    foreign.managed.tensor = (struct bxi_dl_tensor){
+        .device_type = BXI_DL_CUDA, .ndim = 1, .dtype = { .code = 0, .bits = 32, .lanes = 1 },
+        .shape = foreign.shape,
+    };
+    device_open(job, 0);
+    harness_await(OPEN, 1);
+    HARNESS_EQ(take(&foreign, &tensor), 0);
+    HARNESS_EQ(bx_tensor_device(tensor).kind, BX_CUDA);
+    HARNESS_EQ(bx_tensor_elements(tensor), 0);
+    HARNESS_EQ(send(job, "worker1", tensor, 1), 0);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    HARNESS_EQ(foreign.ends, 0);
+    bx_tensor_release(tensor);
+    HARNESS_EQ(foreign.ends, 1);
+    foreign.managed.tensor.device_id = 1;
+    HARNESS_EQ(take(&foreign, &tensor), -ENODEV);
+    foreign.managed.tensor.device_id = 0;
+    foreign.shape[0] = 1;
+    HARNESS_EQ(take(&foreign, &tensor), -EINVAL);
+    HARNESS_EQ(foreign.ends, 1);
+}
+
+static void has_the_same(struct bx_job *job)
+{
+    device_open(job, 0);
+    harness_post(OPEN);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+Test(device_errors, takes_a_tensor_without_elements_or_address, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { takes_nothing, has_the_same } });
+}
+
+static void refuses_pools(struct bx_job *job)
+{
+    static const struct {
+        const char *allocator, *says;
+    } kinds[] = {
+        { "cuMemAllocAsync", "cudaMallocAsync" },
+        { "cuMemAllocManaged", "cudaMallocManaged" },
+        { "bx_fake_vmm_alloc", "cuMemCreate" },
+    };
+    struct bx_tensor *tensor = NULL;
+
+    device_open(job, 0);
+    for (int i = 0; i < 3; i++) {
+        struct foreign *foreign = make_foreign(job, kinds[i].allocator, 0);
+
+        HARNESS_EQ(take(foreign, &tensor), -EOPNOTSUPP);
+        HARNESS_HAS(bx_error_text(), kinds[i].says);
+        HARNESS_HAS(bx_error_text(), "copy it to a tensor of the job's");
+        HARNESS_EQ(foreign->ends, 0);
+    }
+}
+
+Test(device_errors, refuses_memory_that_cannot_be_exported, .timeout = 60)
+{
+    device_world(DEVICE_FAKE);
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { refuses_pools, NULL } });
+}
+
+static void goes_out(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+    struct bx_tensor *tensor = device_numbers(job, device, 12, 1), *view = NULL, *again = NULL;
+    struct DLManagedTensor *out = NULL;
+    struct bxi_dl_managed *managed;
+
+    HARNESS_EQ(bx_tensor_slice(tensor, 0, 2, 12, 3, &view), 0);
+    HARNESS_EQ(bx_tensor_to_dlpack(view, &out), 0);
+    bx_tensor_release(view);
+    managed = (struct bxi_dl_managed *)(void *)out;
+    HARNESS_EQ(managed->tensor.device_type, BXI_DL_CUDA);
+    HARNESS_EQ(managed->tensor.device_id, 0);
+    HARNESS_EQ(managed->tensor.ndim, 1);
+    HARNESS_EQ(managed->tensor.shape[0], 4);
+    HARNESS_EQ(managed->tensor.strides[0], 3);
+    HARNESS_CHECK((uintptr_t)managed->tensor.data + managed->tensor.byte_offset ==
+                  (uintptr_t)bx_tensor_data(tensor) + 8);
+    /* Back in: it is the pool's, which needs no wrapping. */
+    HARNESS_EQ(bx_tensor_from_dlpack(out, &again), -EINVAL);
+    HARNESS_HAS(bx_error_text(), "part of this worker's own pool");
+    bx_tensor_release(tensor);
+    HARNESS_CHECK(harness_counter(job, "gpu_bytes_used") > 0);
+    managed->deleter(managed);
+}
+
+Test(device_errors, goes_out_by_dlpack_as_it_lies, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { goes_out, NULL } });
+}
+
+/* Nobody may open a tensor's memory without a job: the device must be open. */
+Test(device_errors, takes_nothing_without_an_open_device, .timeout = 60)
+{
+    struct foreign foreign = { .shape = { 100 } };
+    struct bx_tensor *tensor = NULL;
+
+    foreign.managed.tensor = (struct bxi_dl_tensor){
+        .data = (void *)4096, .device_type = BXI_DL_CUDA, .ndim = 1,
+        .dtype = { .code = 0, .bits = 32, .lanes = 1 }, .shape = foreign.shape,
+    };
+    cr_assert_eq(take(&foreign, &tensor), -ENODEV);
+    cr_assert_not_null(strstr(bx_error_text(), "call bx_gpu_open"));
+}

@@ -1,0 +1,252 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# GPU memory as a user meets it: tensor_ipc with the tests' driver and without one, what shmstat shows of a job that
+# has it, bxbench gpu, and the library built with CUDA=0. BX_BUILD_DIR names the build, BX_SOURCE_DIR the sources.
+#
+# What the tests' driver shows is that the bytes arrive and that none was copied; its times mean nothing.
+#
+# Lists of process ids are words on purpose; pid_0 to pid_3 are set by device_begin.
+# shellcheck disable=SC2086,SC2154,SC2317
+set -u
+
+build=${BX_BUILD_DIR:-build}
+source=${BX_SOURCE_DIR:-.}
+demo=$build/bin/tensor_ipc
+bench=$build/bin/bxbench
+fake=$build/tests/libfakecuda.so
+dir=$(mktemp -d)
+FAKE_CUDA_MACHINE=$dir/machine
+XDG_RUNTIME_DIR=$dir
+export FAKE_CUDA_MACHINE XDG_RUNTIME_DIR
+unset BX_CUDA_DRIVER
+job=gpu-shmstat-$$
+pids=
+trap 'test -z "$pids" || kill -9 $pids 2>/dev/null; rm -rf "$dir"' EXIT
+trap 'exit 130' INT TERM
+
+# shellcheck source=tests/checks.sh
+. "$(dirname "$0")/../checks.sh"
+
+evidence()  # of a check that failed
+{
+    tail -n 20 "$dir/out" "$dir/err" | sed 's/^/  /'
+}
+
+ends()      # ends STATUS COMMAND...: it ends with it
+{
+    status=$1
+    shift
+    "$@" >"$dir/out" 2>"$dir/err"
+    test "$?" -eq "$status"
+}
+
+with_fake() # with_fake COMMAND...: with the tests' driver
+{
+    BX_CUDA_DRIVER=$fake "$@"
+}
+
+without()   # without COMMAND...: with no driver
+{
+    BX_CUDA_DRIVER=$dir/libcuda.so.1 "$@"
+}
+
+says()      # says PATTERN: what was printed last has a line of it
+{
+    grep -qE "$1" "$dir/out"
+}
+
+complains() # complains PATTERN: so has standard error
+{
+    grep -qE "$1" "$dir/err"
+}
+
+count()     # count N PATTERN: so many lines of what was printed have it
+{
+    test "$(grep -cE "$2" "$dir/out")" -eq "$1"
+}
+
+nothing_left()  # of a job that names itself after its launcher
+{
+    BX_CUDA_DRIVER=$fake "$demo" --bytes 4000 >"$dir/out" 2>"$dir/err" &
+    pid=$!
+    wait "$pid" && test -z "$(find /dev/shm -maxdepth 1 -name "boxcar.*spawn-$pid-*")"
+}
+
+nulls()         # nulls N KEYS: N of those keys, which are words with | between them, have no figure
+{
+    test "$(grep -oE "\"($2)\": null" "$dir/out" | wc -l)" -eq "$1"
+}
+
+keys()          # of the JSON that was printed
+{
+    grep -oE '"[a-z0-9_]+": ' "$dir/out" | tr -d '": ' | sort -u
+}
+
+hello()         # two of them meet
+{
+    for rank in 0 1; do
+        BX_JOB=gpu-$$ BX_WORLD_SIZE=2 BX_RANK=$rank "$dir/build/bin/hello" >"$dir/out" 2>"$dir/err" &
+    done
+    wait
+    test ! -s "$dir/err" && says 'hello'
+}
+
+# ---- tensor_ipc -------------------------------------------------------------------------------------
+
+check 'tensor_ipc with the tests driver' ends 0 with_fake "$demo" --bytes 4000000
+check 'three lines' test "$(wc -l <"$dir/out")" -eq 3
+check 'the owner says that the driver is none' \
+    says '^owner +address 0x[0-9a-f]+ +4000000 bytes on cuda:0 of the FAKE driver$'
+for name in reader third; do
+    check "the $name found what was written" \
+        says "^$name +address 0x[0-9a-f]+ +first +[0-9.]+ us +then +[0-9.]+ us +copied 0 B +right\$"
+done
+check 'nothing on standard error' test ! -s "$dir/err"
+for order in device events sync; do
+    check "the same with BX_GPU_ORDER=$order" ends 0 with_fake env BX_GPU_ORDER=$order "$demo" --bytes 4000000
+    check 'nothing copied either' count 2 'copied 0 B +right$'
+done
+check 'two devices out of reach' ends 0 with_fake env FAKE_CUDA_NO_PEER=all "$demo" --bytes 4000000 --device 1
+check 'all on the second need no other' count 2 'copied 0 B +right$'
+check 'without a driver' ends 3 without "$demo"
+check 'a sentence says what to do' complains "^tensor_ipc: no GPU: no driver: .*install NVIDIA's driver, or start the"
+check 'once' test "$(wc -l <"$dir/err")" -eq 1
+check 'and nothing else is printed' test ! -s "$dir/out"
+check 'a device that is not there' ends 3 with_fake "$demo" --device 5
+check 'it says how many there are' complains 'there is no device 5: this process sees 2'
+check 'an unknown flag' ends 2 "$demo" --yes
+check '--help' ends 0 "$demo" --help
+check 'knows status 3' says '3 there is no GPU'
+check 'nothing is left in /dev/shm' nothing_left
+
+# ---- shmstat ----------------------------------------------------------------------------------------
+
+device_begin()  # device_begin RANK MODE VARIABLE=VALUE...: a prog_device of the job, as begin does it
+{
+    rank=$1
+    mode=$2
+    shift 2
+    env BX_CUDA_DRIVER="$fake" BX_JOB="$job" BX_RANK="$rank" BX_WORLD_SIZE=4 BX_NAME="w$rank" "$@" \
+        "$build/tests/prog_device" "$mode" >"$dir/out.$rank" 2>&1 </dev/null &
+    eval "pid_$rank=\$!"
+    pids="$pids $!"
+}
+
+stat()          # stat STATUS ARGUMENTS...: shmstat ends with it
+{
+    status=$1
+    shift
+    ends "$status" "$build/bin/shmstat" "$@"
+}
+
+shown()         # shown COMMAND PATTERN: until shmstat says it of the job
+{
+    until stat 0 $1 "$job" && says "$2"; do
+        kill -0 "$pid_0" 2>/dev/null || return 1
+    done
+}
+
+narrow()        # no line of the last output goes beyond 80 columns
+{
+    awk 'length($0) > 80 { wide = 1; print } END { exit wide }' "$dir/out"
+}
+
+ordered()       # ordered ORDER WHY: a device of the last output is, and the next line says why
+{
+    test "$(grep -A1 " ordered by $1\$" "$dir/out" | tail -n 1)" = "            ($2)"
+}
+
+documented()    # every key of the JSON that was printed, less those of counters, is in the manual page
+{
+    sed -n 's/^ *"\([a-z_0-9]*\)":.*/\1/p' "$dir/out" | sort -u >"$dir/keys"
+    sed -n 's/^    X(\([a-z_]*\),.*/\1/p' "$source/shm/counters.h" | sort >"$dir/counters"
+    for key in $(comm -23 "$dir/keys" "$dir/counters"); do
+        grep -qE "^\.(B|BR) ([a-z_0-9]+, )*$key( |\$|,)" "$source/tools/shmstat.1" || {
+            echo "$key" >>"$dir/err"
+            return 1
+        }
+    done
+}
+
+# The last one takes an hour to open what it is sent.
+device_begin 0 own
+device_begin 1 hold FAKE_CUDA_NO_READ_ONLY=1
+device_begin 2 hold BX_GPU_ORDER=events
+device_begin 3 hold FAKE_CUDA_OPEN_MS=3600000
+await 1 holds && await 2 holds
+check 'who has a slab open is shown' shown gpu 'on device 0, open in 3: 1 w1, 2 w2,$'
+check 'its generation, state and size' says '^  slab 0 +generation 1, live, 64\.0 MiB on device 0, '
+check 'the owner by words in host memory' says '^  device 0  GPU-[0-9a-f-]{36}, ordered by host_words$'
+check 'a fallback as such' ordered device_words 'a fallback'
+check 'what was asked for as well' ordered events 'asked for'
+check 'what is borrowed, by each of three' count 3 '^  borrowed  0 w0: slab 0 \(generation 1, live, 64\.0 MiB\)$'
+check 'how far a stream has come' says '^  lane 0 +of device 0, host_words, has come to [1-9]'
+check 'the bytes in tensors' says '^  gpu       64\.0 MiB held, 3\.8 MiB in tensors; staged 0 B, copied 0 B;$'
+check 'within 80 columns' narrow
+check 'show has it too' stat 0 show "$job"
+check 'the slab' says '^  slab 0 +generation 1, live, 64\.0 MiB on device 0, '
+check 'within 80 columns as well' narrow
+check 'the exporter' stat 0 show "$job" --prometheus
+check 'has slabs by device' says '^boxcar_gpu_slabs\{.*,rank="0",uuid="GPU-[0-9a-f-]{36}"\} 1$'
+check 'and what is borrowed by peer' says '^boxcar_gpu_slabs_borrowed\{.*,rank="2",peer="0"\} 1$'
+check 'and a fallback' says '^boxcar_gpu_order_is_fallback\{.*,rank="1",.*,order="device_words"\} 1$'
+check 'the JSON of gpu' stat 0 gpu "$job" --json
+check 'every key of it is in the page' documented
+check 'and of show' stat 0 show "$job" --json
+check 'in the page too' documented
+check 'check' stat 0 check "$job"
+check 'finds nothing' says '^  4 workers, .*nothing wrong$'
+check 'why knows who opens a slab' shown 'why w3' '^w3 is opening device memory of w0: the message that names it, '
+kill -9 "$pid_1"
+check 'one that is killed has nothing open any more' shown gpu 'on device 0, open in 2: 2 w2, 3 w3$'
+check 'check does not mind' stat 0 check "$job"
+
+# None may see another's death: it would remove its names.
+kill -STOP "$pid_0" "$pid_2" "$pid_3"
+until test "$("$build/bin/shmstat" show "$job" | grep -c '^worker [023] .*: running, stopped$')" -eq 3; do :; done
+kill -9 "$pid_0" "$pid_2" "$pid_3"
+wait 2>/dev/null
+pids=
+check 'a job that was killed can be read' stat 0 gpu "$job"
+check 'each worker as it was' count 3 '^worker [023] w[023], pid [0-9]*: running, dead$'
+check 'its slab, and who had it open' says ', live, 64\.0 MiB on device 0, was open in 2: 2 w2, 3 w3$'
+check 'check reads it' stat 0 check "$job"
+check 'nothing is wrong with it' says '^  3 workers, .*nothing wrong$'
+check 'reap removes it' stat 0 reap "$job" --yes
+check 'it is not there any more' stat 3 gpu "$job"
+
+# ---- bxbench gpu ------------------------------------------------------------------------------------
+
+check 'bxbench refuses the tests driver' ends 1 with_fake "$bench" gpu
+check 'and says why' complains 'a driver without a GPU, whose times mean nothing'
+check 'without a driver it fails too' ends 1 without "$bench" gpu
+check 'and says what to do' complains "install NVIDIA's driver"
+check 'a dry run' ends 0 with_fake "$bench" gpu --dry-run --json --calls 20 --bytes 65536
+check 'its times are null' nulls 5 'empty_us|open_us|close_us|ready_p50_us|ready_p99_us'
+check 'in each row as well' nulls 8 'p50_us|p99_us|copy_us|pinned_us'
+check 'what was copied is counted: nothing' test "$(grep -o '"copied_bytes": 0[,}]' "$dir/out" | wc -l)" -eq 2
+for key in $(keys); do
+    check "the README has its key $key" grep -qE "\`$key\`" "$source/tools/README.md"
+done
+
+# ---- CUDA=0 -----------------------------------------------------------------------------------------
+
+# Two programs and the library that they need, in a build of their own.
+build_without()
+{
+    MAKEFLAGS='' ${MAKE:-make} -C "$source" -s -j2 BUILD="$dir/build" CONFIG=release CUDA=0 \
+        "$dir/build/bin/tensor_ipc" "$dir/build/bin/hello" >"$dir/out" 2>"$dir/err"
+}
+
+no_cuda()
+{
+    ! nm "$dir/build/bin/tensor_ipc" 2>"$dir/err" | grep -qE 'bxi_gpu_(load|probe|slab_make)$'
+}
+
+check 'CUDA=0 builds' build_without
+check 'what loads a driver is not in it' no_cuda
+check 'tensor_ipc of that build' ends 3 with_fake "$dir/build/bin/tensor_ipc"
+check 'says how it was built' complains '^tensor_ipc: no GPU: no GPU support was built; build with CUDA=auto'
+check 'everything else works' hello
+exit "$failed"

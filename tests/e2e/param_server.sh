@@ -1,0 +1,343 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# build/bin/param_server from the outside: what it prints, its JSON and its flags, that the order of
+# arrival does not matter and that it learns, and what is left when trainers or the server are killed,
+# stopped or interrupted. A small network throughout. BX_BUILD_DIR names the build.
+#
+# Lists of process ids and of flags are words on purpose.
+# shellcheck disable=SC2086,SC2046
+set -u
+
+program=${BX_BUILD_DIR:-build}/bin/param_server
+dir=$(mktemp -d)
+launcher=
+workers=
+trap 'rm -rf "$dir"; kill -9 $launcher $workers 2>/dev/null' EXIT
+trap 'exit 130' INT TERM
+run_path=$PATH
+timeout=$(command -v timeout)
+limit_s=180         # of a run that should take seconds
+small='--model resnet18 --image 32 --batch-size 4 --num-classes 5'
+
+# shellcheck source=tests/checks.sh
+. "$(dirname "$0")/../checks.sh"
+
+evidence()  # of a check that failed
+{
+    sed 's/^/  out: /' "$dir/out" | tail -n 20
+    sed 's/^/  err: /' "$dir/err" | tail -n 12
+}
+
+run()       # run FLAGS...: status, $dir/out, $dir/err
+{
+    PATH=$run_path "$timeout" -k 5 "$limit_s" "$program" "$@" >"$dir/out" 2>"$dir/err" </dev/null
+    status=$?
+}
+
+lines()     # lines COUNT PATTERN FILE
+{
+    test "$(grep -cE "$2" "$3")" -eq "$1"
+}
+
+is()        # is COUNT of lines, by FILE
+{
+    test "$(wc -l <"$2")" -eq "$1"
+}
+
+value()     # value KEY: of the JSON's top level, or of the first trainer
+{
+    sed -n 's/.*"'"$1"'": \(\[[^]]*\]\|"[^"]*"\|[^,}]*\).*/\1/p' "$dir/j" | head -n 1
+}
+
+is_value()  # is_value KEY VALUE
+{
+    test "$(value "$1")" = "$2"
+}
+
+# ---- Flags -----------------------------------------------------------------------------------------
+
+refuses()   # refuses FLAGS...: one sentence, status 2, nothing printed
+{
+    run "$@"
+    test "$status" -eq 2 && is 0 "$dir/out" && is 1 "$dir/err"
+}
+
+run --help
+flags='trainers|batch-update-size|num-batches|batch-size|image|num-classes|model|lr|momentum|seed|threads'
+flags="$flags|device|patience-ms|json|plot"
+check 'help says all flags' test "$status $(grep -cE -e "^  --($flags) " "$dir/out")" = '0 15'
+run --version
+check 'version is one line' lines 1 '^param_server [0-9]+\.[0-9]+\.[0-9]+$' "$dir/out"
+check 'refuses 0 trainers' refuses --trainers 0
+check 'refuses 128 trainers' refuses --trainers 128
+check 'refuses updates of 0 gradients' refuses --batch-update-size 0
+check 'refuses 0 batches' refuses --num-batches 0
+check 'refuses a number with a tail' refuses --batch-size 4x
+check 'refuses a negative number' refuses --seed -1
+check 'refuses images that are too small' refuses --image 31
+check 'refuses a batch that cannot be normalised' refuses --image 32 --batch-size 1
+check 'refuses an unknown device' refuses --device gpu
+check 'refuses an unknown model' refuses --model resnet34
+check 'refuses a learning rate that is no number' refuses --lr nan
+check 'refuses momentum over 1' refuses --momentum 1.01
+check 'refuses no patience' refuses --patience-ms 0
+check 'refuses an unknown flag' refuses --batches 3
+check 'refuses a flag without its value' refuses --json
+check 'refuses an empty file name' refuses --json ''
+check 'refuses a word' refuses train
+check 'refuses a figure of unknown type' refuses --plot figure.gif
+
+cannot()    # cannot PATTERN FLAGS...: status 1 before any training
+{
+    pattern=$1
+    shift
+    run $small --num-batches 1 "$@"
+    test "$status" -eq 1 && is 0 "$dir/out" && is 1 "$dir/err" && lines 1 "$pattern" "$dir/err"
+}
+
+check 'refuses a result in no directory' cannot 'No such file' --json "$dir/none/j"
+check 'refuses a directory as result' cannot 'Is a directory' --json "$dir"
+check 'refuses a figure in no directory' cannot 'No such file' --plot "$dir/none/f.svg"
+run_path=$dir
+check 'names the package of gnuplot' cannot 'gnuplot-nox' --plot "$dir/f.svg"
+run_path=$PATH
+
+# ---- What it prints --------------------------------------------------------------------------------
+
+real='[0-9]+\.[0-9]+'
+row=" +4( +$real){6}  completed$"
+run $small --trainers 3 --batch-update-size 3 --num-batches 4 --json "$dir/j" --plot "$dir/f.svg"
+check 'ends well' test "$status" -eq 0
+check 'a line for each update' lines 4 "^update [1-4]: loss $real, $real s, 3 gradients$" "$dir/out"
+check 'a line for each trainer' lines 3 "^trainer[1-3]$row" "$dir/out"
+check 'nothing on stderr' is 0 "$dir/err"
+check 'says that nothing was copied' lines 1 '^tensors handed over: [1-9][0-9]* bytes; copied: 0 bytes$' \
+    "$dir/out"
+check 'says that nothing stays on loan' lines 1 '; on loan at the end: 0$' "$dir/out"
+check 'a figure' grep -q '<svg' "$dir/f.svg"
+# The points of the curve, without the sample beside the legend, are all above the legend.
+check 'the legend is below the curve' awk '
+    /translate\(/ && /font-family/ { split($0, part, /[(,)]/); y = part[3] + 0 }
+    /mean squared error<\/tspan>/ { legend = y }
+    match($0, /translate\([0-9.,]*\) scale/) {
+        split(substr($0, RSTART, RLENGTH), part, /[(,)]/)
+        at[++points] = part[3] + 0
+    }
+    END {
+        for (i = 1; i <= points; i++) {
+            curve += at[i] < legend - 15
+            beside += at[i] >= legend - 15 && at[i] <= legend + 15
+        }
+        exit !(legend > 0 && curve == 4 && beside == 1 && points == 5)
+    }' "$dir/f.svg"
+
+keys='model trainers batch_update_size num_batches batch_size image num_classes threads device lr momentum seed
+patience_ms total_s updates images_per_s beyond_compute_median losses update_s step_s beyond_compute
+gradients late per_trainer name end batches compute_s repack_s forward_s backward_s call_s wait_s data_s
+late_gradients handed_bytes copied_bytes arena_bytes versions_live_max leases_at_end late_versions_max
+absences dead_trainers checksum'
+has_keys()
+{
+    for key in $keys; do
+        grep -q "\"$key\": " "$dir/j" || { echo "  no $key"; return 1; }
+    done
+}
+
+check 'all keys are in the JSON' has_keys
+check 'JSON: updates' is_value updates 4
+check 'JSON: gradients' is_value gradients '[3, 3, 3, 3]'
+check 'JSON: nothing copied' test "$(grep -o '"copied_bytes": [0-9]*' "$dir/j" | sort | uniq -c | tr -s ' ')" = \
+    ' 4 "copied_bytes": 0'
+# 62 parameters of 11179077 floats, the model of 4 batches once more than the gradients.
+check 'JSON: bytes handed over' test "$(grep -o '"handed_bytes": [0-9]*' "$dir/j" | tail -n 1)" = \
+    "\"handed_bytes\": $((3 * 9 * 11179077 * 4))"
+check 'JSON: leases at the end' is_value leases_at_end 0
+check 'JSON: nobody late, absent or dead' test "$(value late)$(value absences)$(value dead_trainers)" = \
+    '[0, 0, 0, 0]00'
+check 'JSON: versions are few' test "$(value versions_live_max)" -le 5
+
+parts()     # compute, call and wait are disjoint, and a trainer's time is little more
+{
+    grep '"name"' "$dir/j" | tr -d '",{}:' | awk '{
+        for (i = 1; i < NF; i++) v[$i] = $(i + 1)
+        sum = v["compute_s"] + v["call_s"] + v["wait_s"] + v["data_s"]
+        inner = v["repack_s"] + v["forward_s"] + v["backward_s"]
+        if (sum > v["total_s"] * 1.001 || sum < v["total_s"] * 0.5) bad = 1
+        if (inner > v["compute_s"] * 1.001 || inner < v["compute_s"] * 0.999) bad = 1
+        n++
+    } END { exit bad || n != 3 }'
+}
+check 'the parts of the time add up' parts
+
+# ---- The same seed ---------------------------------------------------------------------------------
+
+before=$(value checksum)
+losses=$(value losses)
+run $small --trainers 3 --batch-update-size 3 --num-batches 4 --json "$dir/j"
+check 'a seed repeats, bit for bit' test "$(value checksum) $(value losses)" = "$before $losses"
+BX_WAIT=epoll
+export BX_WAIT
+run $small --trainers 3 --batch-update-size 5 --num-batches 4 --json "$dir/j"
+unset BX_WAIT
+check 'epoll, and fewer trainers than an update wants, give the same' test \
+    "$status $(value checksum) $(value losses)" = "0 $before $losses"
+run $small --trainers 3 --batch-update-size 3 --num-batches 4 --seed 1 --json "$dir/j"
+check 'another seed gives another model' test "$status $(test "$(value checksum)" != "$before" && echo other)" = \
+    '0 other'
+
+run $small --trainers 3 --batch-update-size 2 --num-batches 4 --json "$dir/j"
+check 'more trainers than an update wants' test "$status $(value gradients | tr -d '[],' | tr ' ' '\n' |
+    awk '{ s += $1; if ($1 > 2) bad = 1 } END { print bad + 0, s }')" = '0 0 12'
+check 'one that is late says so' awk '/^late: / { n++ } /^late gradients: / { said = $3 + 0 }
+    END { exit n != said + 0 }' "$dir/out"
+
+# ---- Learning --------------------------------------------------------------------------------------
+
+run $small --trainers 1 --batch-size 8 --image 64 --num-classes 30 --num-batches 30
+check 'the loss halves in thirty updates' awk -F '[ ,]' '/^update/ {
+    n++; if (n == 1) first = $4; if (n > 25) sum += $4
+    } END { exit !(n == 30 && sum / 5 <= first / 2) }' "$dir/out"
+
+# ---- Kills, stops and signals ------------------------------------------------------------------------
+
+soon()      # soon COMMAND...: within about a minute, for the machine may be busy
+{
+    tries=0
+    until "$@"; do
+        tries=$((tries + 1))
+        test "$tries" -lt 1200 || return 1
+        sleep 0.05
+    done
+}
+
+gone()
+{
+    for pid in "$@"; do
+        # A zombie has ended; its parent may be slow to look.
+        case $(sed -n 's/^State:[[:space:]]*//p' "/proc/$pid/status" 2>/dev/null) in
+        '' | Z*) ;;
+        *) return 1 ;;
+        esac
+    done
+}
+
+no_segments()
+{
+    while read -r path; do
+        test ! -e "$path" || return 1
+    done <"$dir/segments"
+}
+
+start()     # start FLAGS...: three trainers, by now past their first update; $launcher, $workers
+{
+    : >"$dir/out"
+    env --default-signal=INT "$program" $small --trainers 3 --batch-update-size 3 --json "$dir/j" "$@" \
+        >"$dir/out" 2>"$dir/err" </dev/null &
+    launcher=$!
+    soon grep -q '^update 1:' "$dir/out"
+    workers=$(ps --ppid "$launcher" -o pid= | sort -n | tr -s ' \n' ' ')
+    cat $(printf '/proc/%s/maps ' $workers) 2>/dev/null | grep -o '/dev/shm/boxcar[^ ]*' |
+        sort -u >"$dir/segments"
+}
+
+worker()    # worker RANK: its pid
+{
+    echo $workers | cut -d' ' -f$(($1 + 1))
+}
+
+finish()    # its status; nobody is left
+{
+    if soon gone "$launcher"; then
+        wait "$launcher" 2>/dev/null
+        status=$?
+    else
+        kill -9 "$launcher"
+        status=late
+    fi
+    launcher=
+    soon gone $workers && soon no_segments && left=nothing || left=something
+    workers=
+}
+
+start --num-batches 30
+check 'four workers with segments and arenas' test "$(echo $workers | wc -w) $(wc -l <"$dir/segments")" = '4 8'
+kill -9 "$(worker 2)"
+finish
+check 'a trainer killed: the others end well, nothing is left' test "$status $left" = '0 nothing'
+check 'a trainer killed: it is said' lines 1 '^trainer2 has died: the others go on without it$' "$dir/out"
+check 'a trainer killed: the table tells' lines 1 '^trainer2 .*  died$' "$dir/out"
+check 'a trainer killed: the others have done all their batches' lines 2 '^trainer[13] +30 .*completed$' "$dir/out"
+check 'a trainer killed: the JSON tells' test "$(value dead_trainers) $(value leases_at_end)" = '1 0'
+check 'a trainer killed: nothing was copied' lines 1 '; copied: 0 bytes$' "$dir/out"
+
+start --num-batches 60 --patience-ms 300
+stopped=$(worker 3)
+kill -STOP "$stopped"
+soon grep -q '^trainer3 did not come within 300 ms: the others go on without it$' "$dir/out"
+check 'a trainer stopped: the others go on' test $? -eq 0
+soon eval 'test "$(grep -c "^update .* 2 gradients$" "$dir/out")" -ge 2'
+check 'a trainer stopped: updates are made of what is there' test $? -eq 0
+kill -CONT "$stopped"
+finish
+check 'a trainer stopped: all end well, nothing is left' test "$status $left" = '0 nothing'
+check 'a trainer stopped: it comes back' grep -q '^trainer3 is back$' "$dir/out"
+check 'a trainer stopped: its gradient is late' \
+    grep -qE '^late: the gradient of trainer3 is [0-9]+ versions? old$' "$dir/out"
+check 'a trainer stopped: all have done their batches' lines 3 '^trainer[1-3] +60 .*completed$' "$dir/out"
+check 'a trainer stopped: few versions of the model are alive' test "$(value versions_live_max)" -le 5
+check 'a trainer stopped: the JSON tells' test "$(value leases_at_end) $(test "$(value absences)" -ge 1 &&
+    echo absent)" = '0 absent'
+
+start --num-batches 100000
+kill -9 "$(worker 1)" "$(worker 2)" "$(worker 3)"
+finish
+check 'all trainers killed: status 3 and nothing left' test "$status $left" = '3 nothing'
+check 'all trainers killed: it is said' lines 3 '^trainer[1-3] has died' "$dir/out"
+
+start --num-batches 100000
+kill -9 "$(worker 0)"
+finish
+check 'the server killed: status 3 and nothing left' test "$status $left" = '3 nothing'
+check 'the server killed: the trainers say so' lines 3 "^param_server: trainer[1-3]: .*'?ps'?.*" "$dir/err"
+
+# Killed before it has joined the job: large networks are planned meanwhile. The time for the start is two minutes.
+start_early()
+{
+    : >"$dir/out"
+    "$program" --model resnet50 --image 64 --batch-size 4 --trainers 3 --num-batches 1 >"$dir/out" 2>"$dir/err" \
+        </dev/null &
+    launcher=$!
+    : >"$dir/segments"
+    soon eval 'test "$(ps --ppid "$launcher" -o pid= | wc -l)" -eq 4'
+    workers=$(ps --ppid "$launcher" -o pid= | sort -n | tr -s ' \n' ' ')
+}
+
+for rank in 2 0; do
+    start_early
+    target=$(worker "$rank")
+    kill -9 "$target"
+    finish
+    victim=$(test "$rank" -eq 0 && echo ps || echo "trainer$rank")
+    how="worker '$victim' \(rank $rank, pid $target\) was killed by signal 9 \(Killed\)"
+    check "$victim killed before the start: status 3 and nothing left" test "$status $left" = '3 nothing'
+    check "$victim killed before the start: its launcher names it" lines 1 "^param_server: $how\$" "$dir/err"
+    check "$victim killed before the start: the three others do" lines 3 \
+        "^param_server: (ps|trainer[1-3]): $how before job '.*' had started\$" "$dir/err"
+done
+
+for signal in INT TERM; do
+    start --num-batches 100000
+    kill -"$signal" "$launcher"
+    finish
+    check "SIG$signal ends workers and program" test "$status $left" = \
+        "$(test $signal = INT && echo 130 || echo 143) nothing"
+    check "SIG$signal makes no noise" is 0 "$dir/err"
+done
+
+start --num-batches 100000
+kill -9 "$launcher"
+finish
+check 'workers end with their launcher, and nothing is left' test "$status $left" = '137 nothing'
+
+exit "$failed"

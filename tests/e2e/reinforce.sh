@@ -1,0 +1,267 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# build/bin/reinforce from the outside: what it prints, the files it writes, its flags, that a seed
+# repeats and that it learns, and what is left after a kill or a signal. BX_BUILD_DIR names the build.
+#
+# Lists of process ids are words on purpose.
+# shellcheck disable=SC2086,SC2046
+set -u
+
+program=${BX_BUILD_DIR:-build}/bin/reinforce
+dir=$(mktemp -d)
+launcher=
+trap 'rm -rf "$dir"; test -z "$launcher" || kill -9 "$launcher"' EXIT
+trap 'exit 130' INT TERM
+run_path=$PATH
+tab=$(printf '\t')
+
+# shellcheck source=tests/checks.sh
+. "$(dirname "$0")/../checks.sh"
+
+evidence()  # of a check that failed
+{
+    sed 's/^/  out: /' "$dir/out" | tail -n 12
+    sed 's/^/  err: /' "$dir/err" | tail -n 12
+}
+
+run()       # run FLAGS...: status, $dir/out, $dir/err
+{
+    PATH=$run_path "$program" "$@" >"$dir/out" 2>"$dir/err" </dev/null
+    status=$?
+}
+
+lines()     # lines COUNT PATTERN FILE
+{
+    test "$(grep -cE "$2" "$3")" -eq "$1"
+}
+
+is()        # is COUNT of lines, by FILE
+{
+    test "$(wc -l <"$2")" -eq "$1"
+}
+
+# ---- Flags -----------------------------------------------------------------------------------------
+
+refuses()   # refuses FLAGS...: one sentence, status 2, nothing printed
+{
+    run "$@"
+    test "$status" -eq 2 && is 0 "$dir/out" && is 1 "$dir/err"
+}
+
+run --help
+flags='min-world-size|max-world-size|num-episode|num-steps|gamma|seed|mode|device|quiet|csv|plot'
+check 'help says all flags' test "$status $(grep -cE -e "--($flags) " "$dir/out")" = '0 11'
+run --version
+check 'version is one line' lines 1 '^reinforce [0-9]+\.[0-9]+\.[0-9]+$' "$dir/out"
+check 'refuses an unknown device' refuses --device cuda:
+check 'refuses a world size of 1' refuses --min-world-size 1
+check 'refuses a world size of 500' refuses --max-world-size 500
+check 'refuses more than at most' refuses --min-world-size 5 --max-world-size 4
+check 'refuses an empty number' refuses --num-episode ''
+check 'refuses a negative number' refuses --seed -1
+check 'refuses a number with a tail' refuses --num-steps 10x
+check 'refuses 0 steps' refuses --num-steps 0
+check 'refuses a number too large' refuses --seed 18446744073709551616
+check 'refuses gamma over 1' refuses --gamma 1.01
+check 'refuses gamma that is no number' refuses --gamma nan
+check 'refuses an unknown mode' refuses --mode some
+check 'refuses an unknown flag' refuses --num-episodes 3
+check 'refuses a flag without its value' refuses --seed
+check 'refuses a word' refuses episode
+check 'refuses a figure of unknown type' refuses --plot figure.gif
+
+cannot()    # cannot PATTERN FLAGS...: status 1 before any training
+{
+    pattern=$1
+    shift
+    run --max-world-size 2 --num-episode 1 "$@"
+    test "$status" -eq 1 && is 0 "$dir/out" && is 1 "$dir/err" && lines 1 "$pattern" "$dir/err"
+}
+
+check 'refuses a table in no directory' cannot 'No such file' --csv "$dir/none/t.csv"
+check 'refuses a directory as table' cannot 'Is a directory' --csv "$dir"
+check 'refuses a figure in no directory' cannot 'No such file' --plot "$dir/none/f.svg"
+run_path=$dir
+check 'names the package of gnuplot' cannot 'gnuplot-nox' --plot "$dir/f.svg"
+run_path=$PATH
+
+# ---- What it prints --------------------------------------------------------------------------------
+
+reward='[0-9]+\.[0-9]{2}'
+episode="^Episode [0-9]+${tab}Last reward: $reward${tab}Average reward: $reward\$"
+run --min-world-size 2 --max-world-size 3 --num-episode 3 --csv "$dir/t.csv" --plot "$dir/f.svg"
+check 'ends well' test "$status" -eq 0
+check 'a line for each episode' lines 12 "$episode" "$dir/out"
+check 'episodes count from 0' lines 4 "^Episode 2$tab" "$dir/out"
+check 'a line for each world size' lines 2 '^[23], [0-9.]+, [0-9.]+$' "$dir/out"
+check 'a table' lines 2 '^ +[23] +[12] +[0-9.]+ +[0-9.]+ +[0-9.]+$' "$dir/out"
+check 'nothing on stderr' is 0 "$dir/err"
+check 'head of the csv' \
+    lines 1 '^world_size,mode,seconds,train_seconds,us_per_step_observer$' "$dir/t.csv"
+check 'rows of the csv' lines 4 '^[23],(batch|no-batch),[0-9.]+,[0-9.]+,[0-9.]+$' "$dir/t.csv"
+check 'microseconds are those of the training' awk -F, 'NR > 1 {
+    want = $4 * 1e6 / (3 * 500 * ($1 - 1)); if ($5 < want * 0.99 || $5 > want * 1.01 || $4 > $3) bad = 1
+    } END { exit bad }' "$dir/t.csv"
+check 'a figure' grep -q '<svg' "$dir/f.svg"
+run --max-world-size 2 --num-episode 1 --mode no-batch --plot "$dir/f.png" --quiet
+check 'a figure in png' test "$(head -c 4 "$dir/f.png" | tail -c 3)" = PNG
+check 'quiet drops the episodes only' test "$(grep -c Episode "$dir/out") $status $(
+    grep -cE '^2, -, [0-9.]+$' "$dir/out") $(grep -cE '^ +2 +1 +- +[0-9.]+ +-$' "$dir/out")" = '0 0 1 1'
+run --max-world-size 2 --num-episode 1 --mode batch
+check 'a mode that was not run is a dash' lines 1 '^2, [0-9.]+, -$' "$dir/out"
+
+script -qec "$program --max-world-size 2 --num-episode 2 --quiet" /dev/null >"$dir/out" 2>"$dir/err" \
+    </dev/null
+check 'a progress line on a terminal' grep -q 'world size 2 of 2, batch: episode 2 of 2' "$dir/out"
+
+# ---- Frames ----------------------------------------------------------------------------------------
+
+run --min-world-size 4 --max-world-size 4 --num-episode 2 --num-steps 300 --count-frames
+check 'batch: one request and one reply a step and observer' lines 1 \
+    'batch: requests_batched 1800, requests_inline 0, replies_sent 1800$' "$dir/out"
+check 'no batch: one request and one reply a step and observer' lines 1 \
+    'no-batch: requests_batched 0, requests_inline 1800, replies_sent 1800$' "$dir/out"
+
+# ---- The same seed ---------------------------------------------------------------------------------
+
+episodes()  # episodes NAME FLAGS...: keeps the lines of the episodes
+{
+    keep=$1
+    shift
+    run --min-world-size 5 --max-world-size 5 --num-episode 12 "$@"
+    grep '^Episode' "$dir/out" >"$dir/$keep"
+}
+
+episodes batch --mode batch
+check 'twelve episodes' is 12 "$dir/batch"
+episodes again --mode batch
+check 'a seed repeats with batching' cmp "$dir/batch" "$dir/again"
+episodes single --mode no-batch
+check 'both modes give the same episodes' cmp "$dir/batch" "$dir/single"
+episodes again --mode no-batch
+check 'a seed repeats without batching' cmp "$dir/single" "$dir/again"
+BX_WAIT=epoll
+export BX_WAIT
+episodes epoll --mode batch
+unset BX_WAIT
+check 'epoll gives the same episodes' cmp "$dir/batch" "$dir/epoll"
+episodes other --mode batch --seed 544
+check 'another seed gives others' sh -c "! cmp -s '$dir/batch' '$dir/other' && test -s '$dir/other'"
+
+run --max-world-size 3 --num-episode 2 --num-steps 7000 --mode batch
+check 'an episode longer than a frame' lines 4 "$episode" "$dir/out"
+run --max-world-size 3 --num-episode 2 --num-steps 1
+check 'an episode of one step' \
+    lines 4 "^Episode 0${tab}Last reward: 1.00${tab}Average reward: 0.50\$" "$dir/out"
+
+# ---- Learning --------------------------------------------------------------------------------------
+
+# $0: seed, average of episode 5, average at the end, mean last reward of the last ten.
+for seed in 1 2 3 4 5 6 7 8 9 10; do
+    run --min-world-size 6 --max-world-size 6 --num-episode 60 --mode batch --seed "$seed"
+    awk -F '[\t:]' -v seed="$seed" '/^Episode/ {
+        n++; if (n == 6) early = $5; late = $5; if (n > 50) sum += $3
+    } END { print seed, early, late, n == 60 ? sum / 10 : 0 }' "$dir/out"
+done >"$dir/learning"
+cp "$dir/learning" "$dir/out"
+check 'the average doubles for nine seeds of ten' \
+    awk '$3 >= 2 * $2 && $2 > 0 { n++ } END { exit !(n >= 9) }' "$dir/learning"
+check 'the last ten episodes reach 250' awk '{ s += $4 } END { exit !(s / NR >= 250) }' "$dir/learning"
+
+# ---- Kills and signals -----------------------------------------------------------------------------
+
+soon()      # soon COMMAND...: within about 5 seconds
+{
+    tries=0
+    until "$@"; do
+        tries=$((tries + 1))
+        test "$tries" -lt 100 || return 1
+        sleep 0.05
+    done
+}
+
+gone()
+{
+    for pid in "$@"; do
+        # A zombie has ended; its parent may be slow to look.
+        case $(sed -n 's/^State:[[:space:]]*//p' "/proc/$pid/status" 2>/dev/null) in
+        '' | Z*) ;;
+        *) return 1 ;;
+        esac
+    done
+}
+
+no_segments()
+{
+    while read -r path; do
+        test ! -e "$path" || return 1
+    done <"$dir/segments"
+}
+
+start()     # start FLAGS...: a long training, by now in its midst; $launcher, $workers
+{
+    : >"$dir/out"
+    env --default-signal=INT "$program" --min-world-size 4 --max-world-size 4 \
+        --num-episode 1000000 "$@" >"$dir/out" 2>"$dir/err" </dev/null &
+    launcher=$!
+    soon grep -q "^Episode 1$tab" "$dir/out"
+    workers=$(ps --ppid "$launcher" -o pid= | sort -n | tr -s ' \n' ' ')
+    cat $(printf '/proc/%s/maps ' $workers) 2>/dev/null | grep -o '/dev/shm/boxcar[^ ]*' |
+        sort -u >"$dir/segments"
+}
+
+finish()    # its status; nobody is left
+{
+    if soon gone "$launcher"; then
+        wait "$launcher" 2>/dev/null
+        status=$?
+    else
+        kill -9 "$launcher"
+        status=late
+    fi
+    launcher=
+    soon gone $workers && soon no_segments && left=nothing || left=something
+}
+
+names_dead() # names_dead WORKER SURVIVOR...
+{
+    dead=$1
+    shift
+    for survivor in "$@"; do
+        grep -q "^reinforce: $survivor: .*$dead" "$dir/err" || return 1
+    done
+    grep -q "^reinforce: world size 4.*worker $dead was ended by signal 9" "$dir/err"
+}
+
+for mode in batch no-batch; do
+    start --mode "$mode"
+    check "$mode: four workers with segments and arenas" test "$(echo $workers | wc -w) $(
+        wc -l <"$dir/segments")" = '4 8'
+    kill -9 "$(echo $workers | cut -d' ' -f1)"
+    finish
+    check "$mode: agent killed, status 3 and nothing left" test "$status $left" = '3 nothing'
+    check "$mode: agent killed, the others name it" names_dead agent obs1 obs2 obs3
+
+    start --mode "$mode"
+    kill -9 "$(echo $workers | cut -d' ' -f3)"
+    finish
+    check "$mode: observer killed, status 3 and nothing left" test "$status $left" = '3 nothing'
+    check "$mode: observer killed, the others name it" names_dead obs2 agent obs1 obs3
+done
+
+for signal in INT TERM; do
+    start --mode batch
+    kill -"$signal" "$launcher"
+    finish
+    check "SIG$signal ends workers and program" test "$status $left" = \
+        "$(test $signal = INT && echo 130 || echo 143) nothing"
+    check "SIG$signal makes no noise" is 0 "$dir/err"
+done
+
+start --mode batch
+kill -9 "$launcher"
+finish
+check 'workers end with their launcher, and nothing is left' test "$status $left" = '137 nothing'
+
+exit "$failed"

@@ -1,0 +1,173 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# Workers as programs of their own, started by the environment and broken from outside: killed,
+# stopped, without room, without descriptors, without a directory. BX_BUILD_DIR names the build.
+#
+# Lists of process ids are words on purpose.
+# shellcheck disable=SC2086,SC2317
+set -u
+
+program=${BX_BUILD_DIR:-build}/tests/prog_worker
+dir=$(mktemp -d)
+job=sabotage-$$
+pids=
+trap 'test -z "$pids" || kill -9 $pids 2>/dev/null; rm -rf "$dir"' EXIT
+trap 'exit 130' INT TERM
+XDG_RUNTIME_DIR=$dir
+export XDG_RUNTIME_DIR
+
+# shellcheck source=tests/checks.sh
+. "$(dirname "$0")/../checks.sh"
+
+evidence()  # of a check that failed
+{
+    for file in "$dir"/out.*; do
+        sed "s/^/  ${file##*/}: /" "$file" | tail -n 5
+    done
+}
+
+end()       # end RANK: its exit status
+{
+    eval "wait \$pid_$1" 2>/dev/null
+}
+
+ended()     # ended RANK STATUS PATTERN
+{
+    end "$1"
+    test "$?" -eq "$2" && grep -qE "$3" "$dir/out.$1"
+}
+
+fresh()     # another job: nothing of the last one is in the way
+{
+    pids=
+    rm -f "$dir"/out.*
+    job=sabotage-$$-$1
+}
+
+nothing_left()
+{
+    test -z "$(find /dev/shm -maxdepth 1 -name "boxcar.*.$job.*")"
+}
+
+no_sockets()
+{
+    test -z "$(find "$dir/boxcar" -name "$job*")"
+}
+
+# ---- In two shells ----------------------------------------------------------------------------------
+
+fresh 1
+begin 0 2 serve
+begin 1 2 call
+check 'two programs meet and leave' ended 1 0 '^done'
+check 'the one that serves leaves too' ended 0 0 '^done'
+check 'nothing is left in /dev/shm' nothing_left
+check 'neither a socket nor a lock is left' no_sockets
+
+# ---- Deaths -----------------------------------------------------------------------------------------
+
+fresh 2
+for rank in 0 1 2; do begin $rank 3 serve; done
+await 0 started && await 1 started && await 2 started
+kill -9 "$pid_1"
+await 0 lost && await 2 lost
+check 'a survivor removes the name of the dead' test -z "$(find /dev/shm -name "boxcar.*.$job.*.1")"
+kill -9 "$pid_2"
+check 'a survivor names the dead' ended 0 3 "^lost: worker 'w1' \\(rank 1, pid $pid_1\\) died"
+check 'and both of them' grep -q "^lost: worker 'w2'" "$dir/out.0"
+check 'nothing is left after two deaths' nothing_left
+
+fresh 3
+begin 0 3 serve
+begin 1 3 call
+begin 2 3 die
+check 'a caller outlives its callee' ended 1 3 "^lost: worker 'w2' \\(rank 2"
+check 'so does who was not concerned' ended 0 3 "^lost: worker 'w2' \\(rank 2"
+check 'nothing is left after a death in a handler' nothing_left
+
+fresh 4
+for rank in 0 1 2; do begin $rank 3 serve; done
+await 0 started && await 1 started && await 2 started
+kill -9 "$pid_0"
+await 1 lost && await 2 lost
+kill -STOP "$pid_2"
+kill -9 "$pid_2"
+check 'rank 0 dies like any other' ended 1 3 "^lost: worker 'w0' \\(rank 0"
+check 'a stopped one too' grep -q "^lost: worker 'w2'" "$dir/out.1"
+check 'nothing is left after the death of rank 0' nothing_left
+begin 0 2 serve
+begin 1 2 call
+check 'the name of a dead job can be used again' ended 1 0 '^done'
+end 0
+check 'nor is a lock left then' no_sockets
+
+# ---- Starts that fail -------------------------------------------------------------------------------
+
+alone()     # alone STATUS PATTERN [COMMAND...]: rank 0 of 2 by itself
+{
+    status=$1
+    pattern=$2
+    shift 2
+    BX_JOB=$job BX_RANK=0 BX_WORLD_SIZE=2 "$@" "$program" serve >"$dir/out.0" 2>&1 </dev/null
+    test "$?" -eq "$status" && grep -qE "$pattern" "$dir/out.0"
+}
+
+fresh 5
+check 'few descriptors' alone 1 '^failed: BX_E_DESCRIPTORS: .*ulimit' \
+    sh -c 'ulimit -n 40; exec "$@"' sh
+check 'a directory that is a file' alone 1 '^failed: BX_E_SOCKET_DIR: .*/proc/version' \
+    env XDG_RUNTIME_DIR=/proc/version
+check 'a name that is none' alone 1 "^failed: -EINVAL: .*'a b'" env BX_NAME='a b'
+check 'a world of 500' alone 1 '^failed: BX_E_WORLD_SIZE: .*500' env BX_WORLD_SIZE=500
+check 'no rank' alone 1 '^failed: -EINVAL: BX_RANK' env -u BX_RANK
+# A status of 1 and a sentence, not SIGXFSZ. ulimit counts in units of 512 bytes in some shells, of 1024 in others.
+# What the program itself prints goes through a pipe.
+# shellcheck disable=SC2016
+check 'files may have no byte' alone 1 '^failed: -EFBIG: .*RLIMIT_FSIZE.*ulimit -f' \
+    sh -c 'text=$(ulimit -f 0; "$@" 2>&1); status=$?; echo "$text"; exit "$status"' sh
+check 'files may not have what a segment has' alone 1 "^failed: -EFBIG: worker 'worker0' needs a file of" \
+    sh -c 'ulimit -f 256; exec "$@"' sh
+check 'files may not have what an arena has' alone 1 '^failed: -EFBIG: the arena .*ulimit -f.*BX_ARENA_BYTES' \
+    sh -c 'ulimit -f 200000; exec "$@"' sh
+check 'too few addresses for an arena' alone 1 '^failed: -ENOMEM: the arena .*BX_ARENA_BYTES.*raise the limit' \
+    sh -c 'ulimit -v 4000000; exec "$@"' sh
+check 'nothing is left of starts that failed' nothing_left
+
+# Enough for one's own arena, mapped twice, and not for the other's.
+begin_limited()     # begin_limited RANK
+{
+    # shellcheck disable=SC2016
+    BX_JOB=$job BX_RANK=$1 BX_WORLD_SIZE=2 BX_NAME=w$1 sh -c 'ulimit -v 180000000; exec "$@"' sh "$program" serve \
+        >"$dir/out.$1" 2>&1 </dev/null &
+    eval "pid_$1=\$!"
+    pids="$pids $!"
+}
+
+fresh 6
+begin_limited 0
+begin_limited 1
+check 'too few addresses for the arenas of others' ended 0 1 '^failed: -ENOMEM: .*ulimit -v.*BX_ARENA_BYTES'
+check 'the other hears of it' ended 1 1 '^failed: -ENOMEM: .*BX_ARENA_BYTES'
+check 'nothing is left of that' nothing_left
+
+if [ "$(id -u)" -ne 0 ]; then
+    echo 'skip a full /dev/shm: needs root to mount one'
+    echo 'skip an ordinary user: needs root to become one'
+    exit "$failed"
+fi
+
+# shellcheck disable=SC2016
+if unshare -m mount -t tmpfs tmpfs /dev/shm 2>/dev/null; then
+    check 'a full /dev/shm' alone 1 '^failed: BX_E_NO_SPACE: /dev/shm has' \
+        unshare -m sh -c 'mount -t tmpfs -o size=16k tmpfs /dev/shm; exec "$@"' sh
+    check 'a /dev/shm without an inode' alone 1 '^failed: BX_E_NO_SPACE: /dev/shm has no inode left .*nr_inodes' \
+        unshare -m sh -c 'mount -t tmpfs -o nr_inodes=1 tmpfs /dev/shm; exec "$@"' sh
+    check 'one with an inode for the segment alone' alone 1 '^failed: BX_E_NO_SPACE: .* no inode left' \
+        unshare -m sh -c 'mount -t tmpfs -o nr_inodes=2 tmpfs /dev/shm; exec "$@"' sh
+else
+    echo 'skip a full /dev/shm: no mount namespace to be had here'
+fi
+check 'a directory of somebody else' alone 1 '^failed: BX_E_SOCKET_DIR: ' \
+    setpriv --reuid 65534 --regid 65534 --clear-groups
+exit "$failed"

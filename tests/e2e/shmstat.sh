@@ -1,0 +1,159 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# shmstat as a user meets it: its usage, a job that runs, the same job killed, and what it left removed.
+# BX_BUILD_DIR names the build, BX_SOURCE_DIR the sources.
+#
+# Lists of process ids are words on purpose; pid_0 to pid_2 are set by begin.
+# shellcheck disable=SC2086,SC2154,SC2317
+set -u
+
+build=${BX_BUILD_DIR:-build}
+source=${BX_SOURCE_DIR:-.}
+program=$build/bin/shmstat
+page=$source/tools/shmstat.1
+dir=$(mktemp -d)
+job=shmstat-$$
+pids=
+trap 'test -z "$pids" || kill -9 $pids 2>/dev/null; rm -rf "$dir"' EXIT
+trap 'exit 130' INT TERM
+XDG_RUNTIME_DIR=$dir
+BX_HIST=all
+export XDG_RUNTIME_DIR BX_HIST
+
+# shellcheck source=tests/checks.sh
+. "$(dirname "$0")/../checks.sh"
+
+evidence()  # of a check that failed
+{
+    tail -n 20 "$dir/out" "$dir/err" | sed 's/^/  /'
+}
+
+ends()      # ends STATUS ARGUMENTS...: shmstat ends with it
+{
+    status=$1
+    shift
+    "$program" "$@" >"$dir/out" 2>"$dir/err"
+    test "$?" -eq "$status"
+}
+
+says()      # says PATTERN: what was printed last has a line of it
+{
+    grep -qE "$1" "$dir/out"
+}
+
+names()     # names: what there is of the job in /dev/shm
+{
+    find /dev/shm -maxdepth 1 -name "boxcar.*.$job.*"
+}
+
+narrow()    # no line of the last output goes beyond 80 columns
+{
+    awk 'length($0) > 80 { wide = 1; print } END { exit wide }' "$dir/out"
+}
+
+# ---- Usage ------------------------------------------------------------------------------------------
+
+check 'no command is wrong usage' ends 2
+check 'an unknown command too' ends 2 top-of-the-pops
+check 'an unknown flag' ends 2 ls --yes
+check 'two jobs' ends 2 show one two
+check '--json and --prometheus together' ends 2 show --json --prometheus
+check 'a job that is not there' ends 3 show "$job"
+check 'that is said' grep -q "there is no job '$job'" "$dir/err"
+check '--help is none of these' ends 0 show --help
+check '--help fits 80 columns' narrow
+for status in 0 1 2 3; do
+    check "--help knows status $status" says "(^|[ ;:])$status "
+    check "so does the page" grep -qx "\.B $status" "$page"
+done
+check 'JSON of no jobs' ends 3 ls "$job" --json
+if command -v groff >/dev/null; then
+    check 'the page is well formed' test -z "$(groff -man -ww -z "$page" 2>&1)"
+else
+    echo 'skip the page is well formed: no groff'
+fi
+
+# ---- A job that runs --------------------------------------------------------------------------------
+
+begin 0 3 serve
+begin 1 3 serve
+begin 2 3 stay
+await 0 started && await 1 started && await 2 called
+check 'ls' ends 0 ls "$job"
+check 'the job runs with three of three' says "^$job +running +3/3 "
+check 'its processes are named' says "pids +$pid_0 $pid_1 $pid_2\$"
+check 'within 80 columns' narrow
+check 'ls of all jobs has it too' ends 0 ls
+check 'by its name' says "^$job +running"
+check 'show' ends 0 show "$job"
+check 'each worker' test "$(grep -c '^worker [0-2] w[0-2], pid [0-9]*: running, ' "$dir/out")" -eq 3
+check 'its functions' says '^  functions echo \(inline\)$'
+check 'show fits 80 columns' narrow
+check 'calls' ends 0 calls "$job"
+check 'none is in flight' says '^job .*: running, 0 calls in flight$'
+check 'each function that was called' test "$(grep -cE '^echo of w[01]$' "$dir/out")" -eq 2
+check 'by whom and how often' test "$(grep -cx '  called by w2 1' "$dir/out")" -eq 2
+check 'each leg' test "$(grep -cE '^  (queue|handler|reply|whole) +1( +[0-9.]+ [a-z]+){6}$' "$dir/out")" -eq 8
+check 'calls fits 80 columns' narrow
+check 'check' ends 0 check "$job"
+check 'it looked at three' says "^  3 workers, .*nothing wrong\$"
+check 'reap finds nothing of a job that lives' ends 0 reap "$job" --yes
+check 'and says so' says '^dead jobs of this user left nothing$'
+check 'all six objects are there' test "$(names | wc -l)" -eq 6
+instance=$("$program" ls "$job" --json | sed -n 's/.*"instance": "\(.*\)",/\1/p')
+check 'a job by its instance' ends 0 show "$job.$instance"
+check 'another instance is not there' ends 3 show "$job.0000000000000000"
+
+kill -STOP "$pid_1"
+until "$program" show "$job" | grep -q "^worker 1 w1, pid $pid_1: running, stopped\$"; do :; done
+check 'one that is stopped is shown so' ends 0 show "$job"
+check 'the others are not' test "$(grep -c stopped "$dir/out")" -eq 1
+
+# ---- Every key is in the page -----------------------------------------------------------------------
+
+keys()      # the keys of what was printed, less those of counters
+{
+    sed -n 's/^ *"\([a-z_0-9]*\)":.*/\1/p' "$dir/out" | sort -u >"$dir/keys"
+    sed -n 's/^    X(\([a-z_]*\),.*/\1/p' "$source/shm/counters.h" | sort >"$dir/counters"
+    comm -23 "$dir/keys" "$dir/counters"
+}
+
+documented()
+{
+    for key in $(keys); do
+        grep -qE "^\.(B|BR) ([a-z_0-9]+, )*$key( |\$|,)" "$page" || { echo "$key" >>"$dir/err"; return 1; }
+    done
+}
+
+for command in ls show calls check reap; do
+    ends 0 $command "$job" --json
+    check "the page has every key of $command" documented
+done
+
+# ---- The same job, killed -------------------------------------------------------------------------
+
+# None may see another's death: it would remove its names.
+kill -STOP $pid_0 $pid_1 $pid_2
+until test "$("$program" show "$job" | grep -c '^worker [0-2] .*: running, stopped$')" -eq 3; do :; done
+kill -9 $pid_0 $pid_1 $pid_2
+wait 2>/dev/null
+pids=
+check 'ls of a job that was killed' ends 0 ls "$job"
+check 'it is dead' says "^$job +dead +0/3 "
+check 'its processes are marked' says "pids +$pid_0\(dead\) $pid_1\(dead\) $pid_2\(dead\)\$"
+check 'show reads it' ends 0 show "$job"
+check 'each worker as it was' test "$(grep -c '^worker [0-2] w[0-2], pid [0-9]*: running, dead' "$dir/out")" -eq 3
+check 'calls reads it' ends 0 calls "$job"
+check 'and what was measured' test "$(grep -cE '^  whole +1 ' "$dir/out")" -eq 2
+check 'check reads it' ends 0 check "$job"
+check 'nothing is wrong with it' says "^  3 workers, .*nothing wrong\$"
+check 'reap lists it' ends 0 reap "$job"
+check 'six objects and a lock' says '^7 left by dead jobs; nothing was removed, --yes does that$'
+check 'and removes none' test "$(names | wc -l)" -eq 6
+check 'its lock file stays too' test -e "$dir/boxcar/$job.lock"
+check 'reap --yes' ends 0 reap "$job" --yes
+check 'all is gone' test -z "$(names)"
+check 'the lock file is' test -z "$(ls "$dir/boxcar")"
+check 'the job is not there any more' ends 3 ls "$job"
+exit "$failed"

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the tests of gpu/ share: processes that are forked before any of them opens a GPU, memory between them, and
+ * the driver: a real one where there is one, else the fake of tests/fake_cuda. What only the fake can be told (MIG,
+ * an old driver, no peer access) is run with the fake in either case.
+ *
+ *     static void owner(void) { gpu_start(0); ... gpu_post(0); gpu_await(1, 1); gpu_end(); }
+ *     static void borrower(void) { gpu_start(1); gpu_await(0, 1); ... gpu_post(1); gpu_end(); }
+ *
+ *     Test(gpu_share, does, .timeout = 60)
+ *     {
+ *         gpu_world(GPU_ANY);
+ *         gpu_run(2, (gpu_fn[]){ owner, borrower });
+ *     }
+ */
+#ifndef TESTS_GPU_FIXTURE_H
+#define TESTS_GPU_FIXTURE_H
+
+#include "gpu/inside.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define GPU_PROCESSES 4
+#define GPU_GATES 32
+#define GPU_VALUES 64
+#define GPU_MIB ((uint64_t)1 << 20)
+
+enum gpu_driver { GPU_ANY, GPU_FAKE };
+
+struct gpu_shared {
+    struct bxi_gpu_region region[GPU_PROCESSES];
+    struct bxi_gpu_held held[GPU_PROCESSES][GPU_PROCESSES];     /* [borrower][owner] */
+    bxi_a32 gate[GPU_GATES];
+    bxi_a64 value[GPU_VALUES];
+    struct bxi_gpu_ref ref[GPU_VALUES];
+    struct bxi_gpu_point point[GPU_VALUES];
+    unsigned char staged[4 * GPU_MIB];
+};
+
+typedef void (*gpu_fn)(void);
+
+extern struct gpu_shared *gpu_shared;               /* writable; only its owner's part is */
+extern const struct gpu_shared *gpu_read_only;      /* the same, as peers map it */
+extern struct bxi_gpu *gpu;
+extern struct bxi_gpu_device *gpu_device;
+extern struct bxi_gpu_lane *gpu_lane;
+extern struct bxi_gpu_peer *gpu_peer[GPU_PROCESSES];
+extern int gpu_rank;
+extern char gpu_map_text[512];                      /* what the last gpu_try_map that failed said */
+
+/* Chooses the driver and makes the memory between processes; first in every test. */
+void gpu_world(enum gpu_driver driver);
+const char *gpu_driver_path(void);                  /* NULL: the system's */
+bool gpu_fake(void);
+
+/* Forks one process for each body, waits for all, and asserts that they ended well, that no memory was freed while
+ * somebody had it open, and that the devices have as much memory as before. */
+void gpu_run(int count, const gpu_fn *body);
+/* The same, in steps: processes that are to be killed are reaped by gpu_reap. */
+void gpu_fork(int rank, gpu_fn body);
+void gpu_kill(int rank);
+void gpu_join(int rank);
+void gpu_check_machine(void);
+
+/* In a process: opens the GPU, a device and a lane; then a peer. */
+void gpu_start(int rank);
+void gpu_start_with(int rank, const struct bxi_gpu_options *options, int ordinal);
+struct bxi_gpu_peer *gpu_meet(int rank);
+struct bxi_gpu_peer *gpu_try_meet(int rank, int *rc);
+void gpu_end(void);                                 /* closes peers, lane, GPU */
+void gpu_forget(void);                              /* what was open, after a bxi_gpu_close of the test's own */
+
+/* Work, through the driver that gpu/ has loaded. */
+void gpu_fill(struct bxi_gpu_lane *lane, uint64_t address, unsigned char value, uint64_t bytes);
+bool gpu_holds(struct bxi_gpu_lane *lane, uint64_t address, unsigned char value, uint64_t bytes);
+struct bxi_gpu_block *gpu_block(uint64_t bytes);
+/* Maps and gets, waiting for it. */
+int gpu_try_map(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref);
+uint64_t gpu_borrow(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref, struct bxi_gpu_map **map);
+struct bxi_gpu_counters gpu_counters(void);
+void gpu_poll_until_nothing_is_left(void);
+void gpu_wait_passed(struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point);
+uint64_t gpu_used(int ordinal);                     /* bytes of the device that are taken, by anybody */
+uint64_t gpu_figure(const char *name, int device);  /* of the fake machine; 0 on a real one */
+
+void gpu_post(int gate);
+void gpu_await(int gate, uint32_t least);
+void gpu_store(int index, uint64_t value);
+uint64_t gpu_load(int index);
+
+/* For processes that are not Criterion's. */
+_Noreturn void gpu_failed(const char *file, int line, const char *text);
+void gpu_eq(const char *file, int line, const char *text, long long actual, long long expected);
+void gpu_says(const char *file, int line, const char *part);
+
+#define GPU_CHECK(condition) ((condition) ? (void)0 : gpu_failed(__FILE__, __LINE__, #condition " is not so"))
+#define GPU_EQ(actual, expected) gpu_eq(__FILE__, __LINE__, #actual, (long long)(actual), (long long)(expected))
+#define GPU_SAYS(part) gpu_says(__FILE__, __LINE__, part)
+
+#endif

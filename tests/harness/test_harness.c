@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the harness promises the other tests: nothing outlives a test that is killed.
+ */
+#include "harness.h"
+#include "keeper.h"
+
+#include "job/bootstrap.h"
+
+#include <criterion/criterion.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define PATIENCE_MS 20000
+
+enum gate { STUCK = 0 };
+enum value { PID = 0 };
+
+/* One never returns, one is stopped, one does not take SIGTERM. */
+static void get_stuck(int how)
+{
+    sigset_t term;
+
+    harness_store(PID + how, (uint64_t)getpid());
+    if (how == 1) {
+        sigemptyset(&term);
+        sigaddset(&term, SIGTERM);
+        sigprocmask(SIG_BLOCK, &term, NULL);
+    }
+    harness_post(STUCK);
+    if (how == 2)
+        raise(SIGSTOP);
+    for (;;)
+        pause();
+}
+
+static void worker_gets_stuck(struct bx_job *job)
+{
+    get_stuck(bx_job_rank(job));
+}
+
+static void children_get_stuck(void)
+{
+    for (int how = 0; how < 3; how++)
+        if (fork() == 0)
+            get_stuck(how);
+    for (;;)
+        pause();
+}
+
+static void workers_get_stuck(void)
+{
+    harness_try(&(struct harness_world){
+        .size = 3, .body = { worker_gets_stuck, worker_gets_stuck, worker_gets_stuck } });
+}
+
+/* Kills a test that has run this far. All that have inherited the pipe are gone when it reads as ended. */
+static void kill_a_test(void (*body)(void))
+{
+    struct pollfd ended = { .events = POLLIN };
+    int pipe_fds[2];
+    char job[32];
+
+    cr_assert_eq(pipe(pipe_fds), 0);
+    pid_t test = fork();
+    cr_assert_geq(test, 0);
+    if (test == 0) {
+        close(pipe_fds[0]);
+        if (keeper_start() == 0)
+            body();
+        _exit(1);
+    }
+    close(pipe_fds[1]);
+    ended.fd = pipe_fds[0];
+    harness_await(STUCK, 3);
+    cr_assert_eq(kill(test, SIGKILL), 0);
+    cr_assert_eq(waitpid(test, NULL, 0), test);
+    cr_expect_eq(poll(&ended, 1, PATIENCE_MS), 1, "something still runs %d s later", PATIENCE_MS / 1000);
+    for (int how = 0; how < 3; how++)
+        kill((pid_t)harness_load(PID + how), SIGKILL);
+    close(pipe_fds[0]);
+    snprintf(job, sizeof(job), "t%ld-1", (long)test);
+    bxi_segment_reap(job, 0);       /* what was killed had no time to */
+    bxi_bootstrap_sweep(job);
+}
+
+Test(harness, ends_the_workers_of_a_test_that_is_killed, .timeout = 60)
+{
+    kill_a_test(workers_get_stuck);
+}
+
+Test(harness, ends_the_children_of_a_test_that_is_killed, .timeout = 60)
+{
+    kill_a_test(children_get_stuck);
+}

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What test_spawn.c and test_spawn_memory.c share: a socket directory and a job's name for each test, memory in which
+ * the workers note what they saw, and what is left behind at the end.
+ */
+#ifndef TESTS_SPAWN_FIXTURE_H
+#define TESTS_SPAWN_FIXTURE_H
+
+#include "job/bootstrap.h"
+
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define WORLD 3
+#define SHORT_NS UINT64_C(20000000)
+
+struct seen {
+    bxi_a32 running;                    /* workers that have come to where they wait */
+    int runs[WORLD];
+    pid_t pid[WORLD];
+    pid_t parent[WORLD];
+    int world_size[WORLD];
+    uint64_t call_timeout_ns[WORLD];
+    char name[WORLD][BXI_NAME_BYTES];
+    char job[WORLD][BXI_NAME_BYTES];
+    struct bx_spawn_report report;
+    int rc;
+};
+
+static struct seen *seen;
+static char directory[64];
+static char job_name[BXI_NAME_BYTES];
+
+static inline void set_up(void)
+{
+    seen = mmap(NULL, sizeof(*seen), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    cr_assert_neq(seen, MAP_FAILED);
+    snprintf(directory, sizeof(directory), "/tmp/bxtest-XXXXXX");
+    cr_assert_not_null(mkdtemp(directory));
+    setenv("XDG_RUNTIME_DIR", directory, 1);
+    snprintf(job_name, sizeof(job_name), "spawned-%ld", (long)getpid());
+}
+
+static inline int files_in(const char *path, const char *prefix)
+{
+    DIR *stream = opendir(path);
+    struct dirent *entry;
+    int count = 0;
+
+    while (stream != NULL && (entry = readdir(stream)) != NULL)
+        count += entry->d_name[0] != '.' && strncmp(entry->d_name, prefix, strlen(prefix)) == 0;
+    if (stream != NULL)
+        closedir(stream);
+    return count;
+}
+
+static inline int segments_left(void)
+{
+    char prefix[64];
+
+    /* With the dot, or the names of a job count whose pid begins with this one. */
+    snprintf(prefix, sizeof(prefix), "boxcar.%u.%s.", (unsigned)geteuid(), job_name);
+    return files_in("/dev/shm", prefix);
+}
+
+/* Criterion counts no assertion that fails here. It warns of an end like this, which run_unit.sh counts. */
+static inline void tear_down(void)
+{
+    char path[128];
+    int files, segments = segments_left();
+
+    snprintf(path, sizeof(path), "%s/boxcar", directory);
+    files = files_in(path, "");
+    rmdir(path);
+    if (files == 0 && segments == 0 && rmdir(directory) == 0)
+        return;
+    dprintf(STDERR_FILENO, "left behind: %d in /dev/shm, %d in %s\n", segments, files, path);
+    abort();
+}
+
+static inline int spawn(bx_worker_fn fn, void *context)
+{
+    struct bx_spawn_options options = { .job = job_name, .world_size = WORLD, .grace_ns = SHORT_NS };
+
+    seen->rc = bx_spawn(&options, fn, context, &seen->report);
+    return seen->rc;
+}
+
+static inline void expect_no_child(void)
+{
+    cr_expect_eq(waitpid(-1, NULL, WNOHANG), -1);
+    cr_expect_eq(errno, ECHILD);
+}
+
+static inline void expect_report(int failed_rank, int exit_status, int term_signal, int interrupt_signal)
+{
+    cr_expect_eq(seen->report.failed_rank, failed_rank);
+    cr_expect_eq(seen->report.exit_status, exit_status);
+    cr_expect_eq(seen->report.term_signal, term_signal);
+    cr_expect_eq(seen->report.interrupt_signal, interrupt_signal);
+}
+
+static inline void expect_text(const char *format, int rank)
+{
+    char text[128];
+
+    snprintf(text, sizeof(text), format, (long)seen->pid[rank]);
+    cr_expect_str_eq(bx_error_text(), text);
+}
+
+/* Not before all workers are there, so that the test knows who they are. */
+static inline void meet(void)
+{
+    bxi_add(&seen->running, 1);
+    while (bxi_load_seq_cst(&seen->running) < WORLD)
+        sched_yield();
+}
+
+static inline void note(const struct bx_options *options)
+{
+    int rank = options->rank;
+
+    seen->runs[rank]++;
+    seen->pid[rank] = getpid();
+    seen->parent[rank] = getppid();
+    seen->world_size[rank] = options->world_size;
+    seen->call_timeout_ns[rank] = options->call_timeout_ns;
+    snprintf(seen->name[rank], BXI_NAME_BYTES, "%s", options->name);
+    snprintf(seen->job[rank], BXI_NAME_BYTES, "%s", options->job);
+    meet();
+}
+
+static inline _Noreturn void wait_for_ever(void)
+{
+    for (;;)
+        pause();
+}
+
+/* Like a worker that has started: its segment is there, and its descriptors are everybody's. */
+static inline int make_names(const struct bx_options *options)
+{
+    static struct bxi_segment segment;
+    static struct bxi_arena *arena;
+    static struct bx_job job;
+    char name[BXI_SEGMENT_NAME_BYTES], arena_name[BXI_SEGMENT_NAME_BYTES];
+
+    job.instance = 1;
+    job.rank = options->rank;
+    job.world_size = options->world_size;
+    snprintf(job.job_name, sizeof(job.job_name), "%s", options->job);
+    bxi_segment_name(name, (uint32_t)geteuid(), options->job, 1, options->rank);
+    bxi_segment_arena_name(arena_name, (uint32_t)geteuid(), options->job, 1, options->rank);
+    bxi_spawn_note_segment(&job, name, arena_name);
+    if (bxi_arena_create(arena_name, 4 << 20, NULL, &arena) < 0)
+        return -1;
+    return bxi_segment_create(&segment, options->job, options->name, 1, options->rank, WORLD);
+}
+
+#endif

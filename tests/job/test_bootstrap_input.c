@@ -1,0 +1,782 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/job/bootstrap.c and lib/job/bootstrap_root.c against the other side: messages and descriptors that are right in
+ * all but one thing, too many connections, and a place that is not only this user's.
+ *
+ * A raw worker has a segment, an arena, bells and a pidfd of its own, made by the functions that are tested, so
+ * that what is wrong is the one thing that a test changes. The other side must not believe it, keep no
+ * descriptor of it, and go on.
+ */
+#include "bootstrap_fixture.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+#define NOBODY 65534
+#define INSTANCE 77
+
+TestSuite(bootstrap_input, .init = set_up, .fini = tear_down, .timeout = 60);
+
+/* ---- Sockets by hand ---------------------------------------------------------------------------- */
+
+static void socket_address(struct sockaddr_un *address)
+{
+    *address = (struct sockaddr_un){ .sun_family = AF_UNIX };
+    snprintf(address->sun_path, sizeof(address->sun_path), "%s/boxcar/%s.sock", directory, job_name);
+}
+
+static int connect_raw(void)
+{
+    struct sockaddr_un address;
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+    socket_address(&address);
+    while (connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0)
+        sched_yield();
+    return fd;
+}
+
+static void send_raw(int fd, const void *data, size_t bytes, const int *fds, int fd_count)
+{
+    cr_assert_eq(bxi_boot_send(fd, &(struct bxi_boot_out){ data, bytes, fds, fd_count }, BX_FOREVER), 0);
+}
+
+static int receive_raw(int fd, struct bxi_boot_packet *packet)
+{
+    cr_assert_eq(bxi_boot_wait(fd, POLLIN, BX_FOREVER), 1);
+    return bxi_boot_receive(fd, packet, BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS);
+}
+
+static void expect_hang_up(int fd, const char *what)
+{
+    struct bxi_boot_packet packet;
+
+    cr_expect_eq(receive_raw(fd, &packet), 0, "%s", what);
+    close(fd);
+}
+
+static void send_head(int fd, enum bxi_boot_kind kind)
+{
+    struct bxi_boot_head head = bxi_boot_head(kind);
+
+    send_raw(fd, &head, sizeof(head), NULL, 0);
+}
+
+/* ---- A worker by hand, towards a real rank 0 ---------------------------------------------------- */
+
+struct raw {
+    struct bx_job *job;
+    int socket;
+    int fds[BXI_BOOT_FDS];
+};
+
+/* Its job has the instance, a segment and an arena; the descriptors to hand over are in fds. */
+static void make_raw(struct raw *raw, const char *name, int rank, int world_size, uint64_t instance)
+{
+    raw->job = make_job(name, rank, world_size);
+    raw->job->instance = instance;
+    cr_assert_eq(bxi_boot_segment(raw->job, &raw->fds[BXI_BOOT_SEGMENT], &raw->fds[BXI_BOOT_ARENA]), 0, "%s",
+                 bx_error_text());
+    raw->fds[BXI_BOOT_BELL] = raw->job->bell_fd[0];
+    raw->fds[BXI_BOOT_BELL_LEADER] = raw->job->bell_fd[1];
+    raw->fds[BXI_BOOT_PIDFD] = raw->job->pidfd;
+}
+
+static void free_raw(struct raw *raw)
+{
+    close(raw->fds[BXI_BOOT_SEGMENT]);
+    close(raw->fds[BXI_BOOT_ARENA]);
+    free_job(raw->job);
+}
+
+/* Says HELLO; the instance that rank 0 welcomes it with. */
+static uint64_t say_hello(int fd, int rank, int world_size)
+{
+    struct bxi_boot_hello hello = {
+        .head = bxi_boot_head(BXI_BOOT_HELLO),
+        .deadline_ns = BX_FOREVER,
+        .rank = rank,
+        .world_size = world_size,
+        .pid = (uint32_t)getpid(),
+    };
+    struct bxi_boot_packet packet;
+
+    snprintf(hello.name, sizeof(hello.name), "raw%d", rank);
+    send_raw(fd, &hello, sizeof(hello), NULL, 0);
+    cr_assert_eq(receive_raw(fd, &packet), 1);
+    cr_assert(bxi_boot_packet_is(&packet, BXI_BOOT_WELCOME, 0));
+    return packet.as.welcome.instance;
+}
+
+static void begin_raw(struct raw *raw, int rank, int world_size)
+{
+    raw->socket = connect_raw();
+    make_raw(raw, "raw", rank, world_size, say_hello(raw->socket, rank, world_size));
+}
+
+static void send_join(struct raw *raw)
+{
+    struct bxi_boot_head head = bxi_boot_head(BXI_BOOT_JOIN);
+
+    send_raw(raw->socket, &head, sizeof(head), raw->fds, BXI_BOOT_FDS);
+}
+
+static int pipe_end(int which)
+{
+    int ends[2];
+
+    cr_assert_eq(pipe2(ends, O_NONBLOCK | O_CLOEXEC), 0);
+    close(ends[1 - which]);
+    return ends[which];
+}
+
+static int arena_of(size_t bytes)
+{
+    int fd = memfd_create("boxcar-test-arena", MFD_CLOEXEC);
+
+    cr_assert_eq(ftruncate(fd, (off_t)bytes), 0);
+    return fd;
+}
+
+Test(bootstrap_input, each_descriptor_of_a_worker_is_looked_at)
+{
+    const struct { const char *what; int index; int fd; } wrong[] = {
+        { "a bell that blocks", BXI_BOOT_BELL, eventfd(0, EFD_CLOEXEC) },
+        { "a leader's bell that blocks", BXI_BOOT_BELL_LEADER, eventfd(0, EFD_CLOEXEC) },
+        { "a bell that can only be read", BXI_BOOT_BELL, pipe_end(0) },
+        { "a leader's bell that can only be written", BXI_BOOT_BELL_LEADER, pipe_end(1) },
+        { "a pidfd that is none", BXI_BOOT_PIDFD, eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) },
+        { "an arena that is longer", BXI_BOOT_ARENA, arena_of(6 << 20) },
+        { "an arena that is shorter", BXI_BOOT_ARENA, arena_of(2 << 20) },
+        { "an arena that is a device", BXI_BOOT_ARENA, open("/dev/null", O_RDONLY | O_CLOEXEC) },
+        { "a segment that is an arena", BXI_BOOT_SEGMENT, arena_of(4 << 20) },
+    };
+    struct worker worker[2] = { 0 };
+    int before = open_fds();
+
+    begin(&worker[0], NULL, 0, 2);
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
+        struct raw raw;
+
+        begin_raw(&raw, 1, 2);
+        int right = raw.fds[wrong[i].index];
+        raw.fds[wrong[i].index] = wrong[i].fd;
+        send_join(&raw);
+        expect_hang_up(raw.socket, wrong[i].what);
+        raw.fds[wrong[i].index] = right;
+        free_raw(&raw);
+    }
+    begin(&worker[1], NULL, 1, 2);
+    expect_success(&worker[0]);
+    expect_success(&worker[1]);
+    free_job(worker[0].job);
+    free_job(worker[1].job);
+    cr_expect_eq(open_fds(), before);
+}
+
+/* Made for another rank, or another run of the job. */
+Test(bootstrap_input, a_segment_of_somebody_else_is_not_attached)
+{
+    struct worker worker[2] = { 0 };
+
+    begin(&worker[0], NULL, 0, 3);
+    for (int i = 0; i < 2; i++) {
+        struct raw raw;
+
+        raw.socket = connect_raw();
+        uint64_t instance = say_hello(raw.socket, 1, 3);
+        make_raw(&raw, "raw", i == 0 ? 2 : 1, 3, instance + (uint64_t)i * 2);
+        send_join(&raw);
+        expect_hang_up(raw.socket, i == 0 ? "another rank" : "another instance");
+        free_raw(&raw);
+    }
+    struct worker others[2] = { 0 };
+    begin(&others[0], NULL, 1, 3);
+    begin(&others[1], NULL, 2, 3);
+    expect_success(&worker[0]);
+    expect_success(&others[0]);
+    expect_success(&others[1]);
+    free_job(worker[0].job);
+    free_job(others[0].job);
+    free_job(others[1].job);
+}
+
+/* It cannot have attached what it was not given yet. */
+Test(bootstrap_input, a_worker_that_has_attached_too_early_ends_the_start)
+{
+    struct worker worker = { 0 };
+    struct raw raw;
+
+    begin(&worker, NULL, 0, 3);
+    begin_raw(&raw, 1, 3);
+    send_join(&raw);
+    send_head(raw.socket, BXI_BOOT_ATTACHED);
+    expect_failure(&worker, BX_E_CORRUPT, "worker 'raw1' (rank 1, pid ");
+    close(raw.socket);
+    free_raw(&raw);
+}
+
+Test(bootstrap_input, the_failure_of_a_stranger_is_not_everybodys)
+{
+    struct bxi_boot_fail fail = { .head = bxi_boot_head(BXI_BOOT_FAIL), .code = BX_E_NO_SPACE };
+    struct worker worker[2] = { 0 };
+
+    begin(&worker[0], NULL, 0, 2);
+    int fd = connect_raw();
+    send_raw(fd, &fail, sizeof(fail), NULL, 0);
+    expect_hang_up(fd, "a failure of nobody");
+    begin(&worker[1], NULL, 1, 2);
+    expect_success(&worker[0]);
+    expect_success(&worker[1]);
+    free_job(worker[0].job);
+    free_job(worker[1].job);
+}
+
+Test(bootstrap_input, a_worker_that_never_joins_is_one_that_is_missing)
+{
+    struct worker worker[3] = { { .timeout_ns = 4 * SHORT_NS } };
+
+    begin(&worker[0], NULL, 0, 3);
+    int fd = connect_raw();
+    say_hello(fd, 1, 3);
+    begin(&worker[2], NULL, 2, 3);
+    expect_failure(&worker[0], BX_E_RANK_MISSING, "rank 1 of 0..2 did not come");
+    expect_failure(&worker[2], BX_E_RANK_MISSING, "rank 1 of 0..2 did not come");
+    close(fd);
+}
+
+/* More connections than workers, which say nothing: the oldest go, those who have said who they are stay. */
+Test(bootstrap_input, a_flood_of_connections_keeps_no_worker_out)
+{
+    enum { FLOOD = 400 };
+    struct worker worker[3] = { 0 };
+    int silent[FLOOD];
+    int before = open_fds();
+
+    begin(&worker[0], NULL, 0, 3);
+    begin(&worker[1], NULL, 1, 3);
+    while (segments_left() < 2 * 2)
+        sched_yield();
+    for (int i = 0; i < FLOOD; i++)
+        silent[i] = connect_raw();
+    expect_hang_up(silent[0], "the oldest");
+    expect_hang_up(silent[100], "one of the older");
+    cr_expect_eq(bxi_boot_wait(silent[FLOOD - 1], POLLIN, 0), 0, "the latest was dropped");
+    begin(&worker[2], NULL, 2, 3);
+    for (int rank = 0; rank < 3; rank++)
+        expect_success(&worker[rank]);
+    for (int i = 1; i < FLOOD; i++)
+        if (i != 100)
+            expect_hang_up(silent[i], "after the start");
+    for (int rank = 0; rank < 3; rank++)
+        free_job(worker[rank].job);
+    cr_expect_eq(open_fds(), before);
+}
+
+/* ---- A rank 0 by hand, towards a real worker ---------------------------------------------------- */
+
+/* A listener in rank 0's place; returns the first connection, its HELLO read. */
+static int pose_as_root(void)
+{
+    struct sockaddr_un address;
+    struct bxi_boot_packet packet;
+    char path[96];
+    int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+    cr_assert_eq(bxi_socket_dir(path, sizeof(path)), 0);
+    socket_address(&address);
+    cr_assert_eq(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
+    cr_assert_eq(listen(listener, 8), 0);
+    int fd = accept(listener, NULL, NULL);
+    unlink(address.sun_path);
+    close(listener);
+    cr_assert_eq(receive_raw(fd, &packet), 1);
+    cr_assert(bxi_boot_packet_is(&packet, BXI_BOOT_HELLO, 0));
+    return fd;
+}
+
+static struct bxi_boot_welcome welcome_of(const char *name)
+{
+    struct bxi_boot_welcome welcome = { .head = bxi_boot_head(BXI_BOOT_WELCOME), .instance = INSTANCE };
+
+    snprintf(welcome.name, sizeof(welcome.name), "%s", name);
+    return welcome;
+}
+
+/* Up to the worker's JOIN, which is left in *join. */
+static int pose_until_join(struct bxi_boot_packet *join)
+{
+    struct bxi_boot_welcome welcome = welcome_of("boss");
+    int fd = pose_as_root();
+
+    send_raw(fd, &welcome, sizeof(welcome), NULL, 0);
+    cr_assert_eq(receive_raw(fd, join), 1);
+    cr_assert(bxi_boot_packet_is(join, BXI_BOOT_JOIN, BXI_BOOT_FDS));
+    return fd;
+}
+
+/* One entry after the other, each with its descriptors. */
+static void send_table(int fd, const struct bxi_boot_entry *entries, int (*fds)[BXI_BOOT_FDS], uint32_t count)
+{
+    struct bxi_boot_table table = { .head = bxi_boot_head(BXI_BOOT_TABLE), .count = count };
+
+    if (count > 0)                  /* else entries is NULL, which memcpy may not be given */
+        memcpy(table.entry, entries, count * sizeof(*entries));
+    send_raw(fd, &table, offsetof(struct bxi_boot_table, entry) + count * sizeof(*entries), (const int *)fds,
+             (int)count * BXI_BOOT_FDS);
+}
+
+static struct bxi_boot_entry entry_of(int rank, const char *name)
+{
+    struct bxi_boot_entry entry = { .rank = rank, .pid = (uint32_t)getpid() };
+
+    snprintf(entry.name, sizeof(entry.name), "%s", name);
+    return entry;
+}
+
+/* What a worker of rank 1 in a world of 3 makes of a rank 0 that does this after its JOIN. */
+static void expect_nonsense(void (*act)(int fd, struct raw *boss, struct bxi_boot_packet *join), const char *part)
+{
+    static struct bxi_boot_packet join;
+    struct worker worker = { 0 };
+    struct raw boss;
+    int before = open_fds();
+
+    make_raw(&boss, "boss", 0, 3, INSTANCE);
+    begin(&worker, NULL, 1, 3);
+    int fd = pose_until_join(&join);
+    act(fd, &boss, &join);
+    bxi_boot_packet_close(&join);
+    expect_failure(&worker, -EPROTO, part);
+    close(fd);
+    free_raw(&boss);
+    cr_expect_eq(open_fds(), before);
+}
+
+static void same_rank_in_two_tables(int fd, struct raw *boss, struct bxi_boot_packet *join)
+{
+    struct bxi_boot_entry entry = entry_of(0, "boss");
+
+    (void)join;
+    send_table(fd, &entry, &boss->fds, 1);
+    send_table(fd, &entry, &boss->fds, 1);
+}
+
+static void same_rank_twice_in_a_table(int fd, struct raw *boss, struct bxi_boot_packet *join)
+{
+    struct bxi_boot_entry entries[2] = { entry_of(0, "boss"), entry_of(0, "boss") };
+    int fds[2][BXI_BOOT_FDS];
+
+    (void)join;
+    memcpy(fds[0], boss->fds, sizeof(fds[0]));
+    memcpy(fds[1], boss->fds, sizeof(fds[1]));
+    send_table(fd, entries, fds, 2);
+}
+
+Test(bootstrap_input, the_same_rank_twice_is_nonsense)
+{
+    expect_nonsense(same_rank_in_two_tables, "cannot attach to 'boss' (rank 0)");
+    expect_nonsense(same_rank_twice_in_a_table, "cannot attach to 'boss' (rank 0)");
+}
+
+/* The worker's own segment, in its own hands again. */
+static void its_own_rank(int fd, struct raw *boss, struct bxi_boot_packet *join)
+{
+    struct bxi_boot_entry entry = entry_of(1, "worker1");
+    int fds[1][BXI_BOOT_FDS];
+
+    (void)boss;
+    memcpy(fds[0], join->fds, sizeof(fds[0]));
+    send_table(fd, &entry, fds, 1);
+}
+
+Test(bootstrap_input, its_own_rank_is_nonsense)
+{
+    expect_nonsense(its_own_rank, "cannot attach to 'worker1' (rank 1)");
+}
+
+static void name_of_no_worker(int fd, struct raw *boss, struct bxi_boot_packet *join)
+{
+    struct bxi_boot_entry entry = entry_of(0, "../boss");
+
+    (void)join;
+    send_table(fd, &entry, &boss->fds, 1);
+}
+
+static void name_without_end(int fd, struct raw *boss, struct bxi_boot_packet *join)
+{
+    struct bxi_boot_entry entry = entry_of(0, "boss");
+
+    (void)join;
+    memset(entry.name, 'x', sizeof(entry.name));
+    send_table(fd, &entry, &boss->fds, 1);
+}
+
+Test(bootstrap_input, a_name_that_is_none_is_nonsense)
+{
+    expect_nonsense(name_of_no_worker, "cannot attach to '../boss' (rank 0)");
+    expect_nonsense(name_without_end, "cannot attach to 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' (rank 0)");
+}
+
+static void go_at_once(int fd, struct raw *boss, struct bxi_boot_packet *join)
+{
+    (void)boss, (void)join;
+    send_head(fd, BXI_BOOT_GO);
+}
+
+static void empty_table(int fd, struct raw *boss, struct bxi_boot_packet *join)
+{
+    (void)boss, (void)join;
+    send_table(fd, NULL, NULL, 0);
+}
+
+static void welcome_again(int fd, struct raw *boss, struct bxi_boot_packet *join)
+{
+    struct bxi_boot_welcome welcome = welcome_of("boss");
+
+    (void)boss, (void)join;
+    send_raw(fd, &welcome, sizeof(welcome), NULL, 0);
+}
+
+Test(bootstrap_input, a_message_out_of_turn_is_nonsense)
+{
+    expect_nonsense(go_at_once, "sent what no rank 0 sends");
+    expect_nonsense(empty_table, "sent what no rank 0 sends");
+    expect_nonsense(welcome_again, "sent what no rank 0 sends");
+}
+
+/* In a world of 2 the first table is the last. */
+Test(bootstrap_input, a_table_behind_the_last_is_nonsense)
+{
+    struct bxi_boot_entry entry = entry_of(0, "boss");
+    static struct bxi_boot_packet packet;
+    struct worker worker = { 0 };
+    struct raw boss;
+
+    make_raw(&boss, "boss", 0, 2, INSTANCE);
+    begin(&worker, NULL, 1, 2);
+    int fd = pose_until_join(&packet);
+    bxi_boot_packet_close(&packet);
+    send_table(fd, &entry, &boss.fds, 1);
+    cr_assert_eq(receive_raw(fd, &packet), 1);
+    cr_assert(bxi_boot_packet_is(&packet, BXI_BOOT_ATTACHED, 0));
+    send_table(fd, &entry, &boss.fds, 1);
+    expect_failure(&worker, -EPROTO, "sent what no rank 0 sends");
+    close(fd);
+    free_raw(&boss);
+}
+
+Test(bootstrap_input, a_welcome_that_is_wrong_is_nonsense)
+{
+    for (int i = 0; i < 3; i++) {
+        struct bxi_boot_welcome welcome = welcome_of("boss");
+        struct worker worker = { 0 };
+
+        if (i == 0)
+            welcome.instance = 0;
+        if (i == 1)
+            welcome.head.layout++;
+        if (i == 2)
+            welcome.head.protocol++;
+        begin(&worker, NULL, 1, 2);
+        int fd = pose_as_root();
+        send_raw(fd, &welcome, sizeof(welcome), NULL, 0);
+        expect_failure(&worker, -EPROTO, "sent what no rank 0 sends");
+        close(fd);
+    }
+}
+
+Test(bootstrap_input, the_name_of_a_rank_0_ends_where_it_has_to)
+{
+    struct bxi_boot_welcome welcome = welcome_of("boss");
+    static struct bxi_boot_packet join;
+    struct worker worker = { 0 };
+
+    memset(welcome.name, 'x', sizeof(welcome.name));
+    begin(&worker, NULL, 1, 2);
+    int fd = pose_as_root();
+    send_raw(fd, &welcome, sizeof(welcome), NULL, 0);
+    cr_assert_eq(receive_raw(fd, &join), 1);
+    bxi_boot_packet_close(&join);
+    close(fd);
+    expect_failure(&worker, BX_E_PEER_DEAD, "worker 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' (rank 0");
+}
+
+Test(bootstrap_input, a_rank_0_that_falls_silent_is_not_waited_for)
+{
+    struct worker worker = { .timeout_ns = SHORT_NS };
+
+    begin(&worker, NULL, 1, 2);
+    int fd = pose_as_root();
+    expect_failure(&worker, BX_E_RANK_MISSING, "did not answer within");
+    close(fd);
+}
+
+/* ---- Packets ------------------------------------------------------------------------------------ */
+
+static struct bxi_boot_packet packet;
+
+static void make_pair(int pair[2])
+{
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+}
+
+/* Its beginning is a table of 32 workers. What is behind it must not be cut off unseen. */
+Test(bootstrap_input, a_packet_longer_than_any_is_refused_with_its_descriptors)
+{
+    static struct { struct bxi_boot_table table; char more; } data;
+    int pair[2], fds[BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS];
+
+    make_pair(pair);
+    for (int i = 0; i < BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS; i++)
+        fds[i] = pair[0];
+    data.table.head = bxi_boot_head(BXI_BOOT_TABLE);
+    data.table.count = BXI_BOOT_TABLE_MAX;
+    int before = open_fds();
+    send_raw(pair[0], &data, sizeof(data.table), fds, BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS);
+    cr_expect_eq(receive_raw(pair[1], &packet), 1);
+    cr_expect(bxi_boot_packet_is(&packet, BXI_BOOT_TABLE, 0));
+    bxi_boot_packet_close(&packet);
+    send_raw(pair[0], &data, sizeof(data.table) + 1, fds, BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS);
+    cr_expect_eq(receive_raw(pair[1], &packet), -EPROTO);
+    cr_expect_eq(packet.fd_count, 0);
+    cr_expect_eq(open_fds(), before);
+    close(pair[0]);
+    close(pair[1]);
+}
+
+/* More than are wanted is nonsense; fewer than came, because no more may be open, is not the sender's fault. */
+Test(bootstrap_input, descriptors_that_are_lost_are_told_from_those_that_are_too_many)
+{
+    struct bxi_boot_head head = bxi_boot_head(BXI_BOOT_JOIN);
+    struct rlimit old, limit;
+    int pair[2], fds[BXI_BOOT_FDS + 1];
+
+    make_pair(pair);
+    for (int i = 0; i <= BXI_BOOT_FDS; i++)
+        fds[i] = pair[0];
+    int before = open_fds();
+    send_raw(pair[0], &head, sizeof(head), fds, BXI_BOOT_FDS + 1);
+    cr_expect_eq(bxi_boot_receive(pair[1], &packet, BXI_BOOT_FDS), -EPROTO);
+    cr_expect_eq(open_fds(), before);
+    send_raw(pair[0], &head, sizeof(head), fds, BXI_BOOT_FDS);
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &old), 0);
+    limit = old;
+    int next = dup(pair[0]);
+    close(next);
+    limit.rlim_cur = (rlim_t)next + 2;
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    int rc = bxi_boot_receive(pair[1], &packet, BXI_BOOT_FDS);
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &old), 0);
+    cr_expect_eq(rc, -EMFILE);
+    cr_expect_eq(open_fds(), before);
+    close(pair[0]);
+    close(pair[1]);
+}
+
+Test(bootstrap_input, a_failure_is_one_whatever_its_code)
+{
+    static const int codes[] = { 0, 1, INT32_MAX };
+
+    for (size_t i = 0; i < sizeof(codes) / sizeof(*codes); i++) {
+        packet.as.fail = (struct bxi_boot_fail){ .head = bxi_boot_head(BXI_BOOT_FAIL), .code = codes[i],
+                                                 .text = "the sentence" };
+        packet.bytes = sizeof(packet.as.fail);
+        cr_expect_eq(bxi_boot_packet_failure(&packet), -EPROTO);
+        cr_expect_str_eq(bx_error_text(), "the sentence");
+    }
+}
+
+static void on_alarm(int signal_number)
+{
+    (void)signal_number;
+}
+
+Test(bootstrap_input, a_signal_ends_no_wait)
+{
+    struct sigaction action = { .sa_handler = on_alarm };
+    struct itimerval timer = { { 0, 2000 }, { 0, 2000 } }, off = { { 0, 0 }, { 0, 0 } };
+    uint64_t deadline_ns = bxi_now_ns() + SHORT_NS;
+    int pair[2];
+
+    make_pair(pair);
+    cr_assert_eq(sigaction(SIGALRM, &action, NULL), 0);
+    cr_assert_eq(setitimer(ITIMER_REAL, &timer, NULL), 0);
+    cr_expect_eq(bxi_boot_wait(pair[0], POLLIN, deadline_ns), 0);
+    cr_assert_eq(setitimer(ITIMER_REAL, &off, NULL), 0);
+    cr_expect_geq(bxi_now_ns(), deadline_ns);
+    close(pair[0]);
+    close(pair[1]);
+}
+
+static void *read_all(void *fd)
+{
+    char byte;
+
+    while (recv(*(int *)fd, &byte, 1, 0) > 0)
+        ;
+    return NULL;
+}
+
+Test(bootstrap_input, a_full_queue_is_waited_for_until_the_deadline)
+{
+    struct bxi_boot_head head = bxi_boot_head(BXI_BOOT_GO);
+    struct bxi_boot_out out = { .data = &head, .bytes = sizeof(head) };
+    pthread_t reader;
+    int pair[2];
+
+    make_pair(pair);
+    while (send(pair[0], &head, sizeof(head), MSG_DONTWAIT) > 0)
+        ;
+    cr_expect_eq(bxi_boot_send(pair[0], &out, bxi_now_ns() + SHORT_NS / 4), -ETIMEDOUT);
+    cr_assert_eq(pthread_create(&reader, NULL, read_all, &pair[1]), 0);
+    cr_expect_eq(bxi_boot_send(pair[0], &out, BX_FOREVER), 0);
+    close(pair[0]);
+    pthread_join(reader, NULL);
+    close(pair[1]);
+}
+
+/* As an ordinary user who has more descriptors in flight than he may have open. */
+static int send_too_many_in_flight(void)
+{
+    struct rlimit limit = { 24, 24 };
+    struct bxi_boot_head head = bxi_boot_head(BXI_BOOT_JOIN);
+    int pair[2], fds[BXI_BOOT_FDS];
+    struct bxi_boot_out out = { .data = &head, .bytes = sizeof(head), .fds = fds, .fd_count = BXI_BOOT_FDS };
+
+    syscall(SYS_close_range, 3u, ~0u, 0u);
+    if ((geteuid() == 0 && (setgid(NOBODY) < 0 || setuid(NOBODY) < 0)) ||
+        socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) < 0 || setrlimit(RLIMIT_NOFILE, &limit) < 0)
+        return 1;
+    for (int i = 0; i < BXI_BOOT_FDS; i++)
+        fds[i] = pair[0];
+    for (int sent = 0; sent < 64; sent++) {
+        int rc = bxi_boot_send(pair[0], &out, bxi_now_ns() + SHORT_NS / 4);
+
+        if (rc < 0)
+            return rc == -ETIMEDOUT ? 0 : 2;
+    }
+    return 3;
+}
+
+Test(bootstrap_input, too_many_descriptors_in_flight_are_waited_for_until_the_deadline)
+{
+    int status = 0;
+
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(send_too_many_in_flight());
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_expect_eq(status, 0);
+}
+
+/* ---- The place ---------------------------------------------------------------------------------- */
+
+Test(bootstrap_input, a_directory_that_others_may_do_anything_with_is_refused)
+{
+    char path[BXI_BOOT_PATH_BYTES], expected[96];
+
+    snprintf(expected, sizeof(expected), "%s/boxcar", directory);
+    cr_assert_eq(mkdir(expected, 0700), 0);
+    for (mode_t bit = 1; bit <= 040; bit *= 2) {
+        cr_assert_eq(chmod(expected, 0700 | bit), 0);
+        cr_expect_eq(bxi_socket_dir(path, sizeof(path)), BX_E_SOCKET_DIR, "mode %o", (unsigned)(0700 | bit));
+        cr_expect_not_null(strstr(bx_error_text(), "open to other users"));
+    }
+    cr_assert_eq(chmod(expected, 0700), 0);
+    cr_expect_eq(bxi_socket_dir(path, sizeof(path)), 0);
+}
+
+Test(bootstrap_input, a_directory_is_made_whatever_the_umask)
+{
+    char path[BXI_BOOT_PATH_BYTES];
+    struct stat status;
+    mode_t before = umask(0277);
+
+    int rc = bxi_socket_dir(path, sizeof(path));
+    umask(before);
+    cr_assert_eq(rc, 0, "%s", bx_error_text());
+    cr_assert_eq(stat(path, &status), 0);
+    cr_expect_eq(status.st_mode & 07777, 0700);
+}
+
+/* Whatever it leads to would be written to. */
+Test(bootstrap_input, a_lock_file_that_is_a_link_is_not_followed)
+{
+    struct worker worker = { .timeout_ns = SHORT_NS };
+    char path[128], target[96];
+
+    cr_assert_eq(bxi_socket_dir(path, sizeof(path)), 0);
+    snprintf(path, sizeof(path), "%s/boxcar/%s.lock", directory, job_name);
+    snprintf(target, sizeof(target), "%s/precious", directory);
+    cr_assert_eq(symlink(target, path), 0);
+    begin(&worker, NULL, 0, 2);
+    expect_failure(&worker, BX_E_SOCKET_DIR, "lock file");
+    cr_expect_lt(access(target, F_OK), 0);
+    unlink(path);
+}
+
+/* Somebody has removed the lock file, and another job of that name has made one. */
+Test(bootstrap_input, a_lock_file_of_somebody_else_is_not_removed)
+{
+    struct worker worker[2] = { 0 };
+    char path[128];
+
+    begin(&worker[0], NULL, 0, 2);
+    begin(&worker[1], NULL, 1, 2);
+    expect_success(&worker[0]);
+    expect_success(&worker[1]);
+    snprintf(path, sizeof(path), "%s/boxcar/%s.lock", directory, job_name);
+    cr_assert_eq(unlink(path), 0);
+    close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+    free_job(worker[0].job);
+    free_job(worker[1].job);
+    cr_expect_eq(socket_files(), 1);
+    unlink(path);
+}
+
+/* Hands one end of a pair that another user made to its parent. */
+static int make_pair_as_nobody(int to)
+{
+    struct bxi_boot_head head = bxi_boot_head(BXI_BOOT_GO);
+    int pair[2];
+
+    if (setgid(NOBODY) < 0 || setuid(NOBODY) < 0 || socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) < 0)
+        return 1;
+    return bxi_boot_send(to, &(struct bxi_boot_out){ &head, sizeof(head), pair, 1 }, BX_FOREVER) == 0 ? 0 : 2;
+}
+
+Test(bootstrap_input, another_users_process_is_not_ones_own)
+{
+    uint32_t pid = 0;
+    int pair[2], status = 0;
+
+    if (geteuid() != 0)
+        cr_skip_test("needs root, to be another user");
+    make_pair(pair);
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(make_pair_as_nobody(pair[0]));
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert_eq(status, 0);
+    cr_assert_eq(bxi_boot_receive(pair[1], &packet, 1), 1);
+    cr_expect_not(bxi_boot_is_own(packet.fds[0], &pid));
+    cr_expect_eq(pid, (uint32_t)child);
+    cr_expect(bxi_boot_is_own(pair[0], &pid));
+    cr_expect_eq(pid, (uint32_t)getpid());
+    bxi_boot_packet_close(&packet);
+    close(pair[0]);
+    close(pair[1]);
+}

@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/job/bootstrap.c where the place is not as it should be: the socket directory, rights, limits, a full
+ * /dev/shm; and as many workers as there can be, as an ordinary user. Processes, where threads would
+ * share what is limited.
+ */
+#include "bootstrap_fixture.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#define NOBODY 65534
+
+TestSuite(bootstrap_place, .init = set_up, .fini = tear_down, .timeout = 120);
+
+static void expect_no_directory(const char *part)
+{
+    char path[108];
+    int rc = bxi_socket_dir(path, sizeof(path));
+
+    cr_expect_eq(rc, BX_E_SOCKET_DIR, "%d", rc);
+    cr_expect_not_null(strstr(bx_error_text(), part), "'%s' does not say '%s'", bx_error_text(), part);
+}
+
+Test(bootstrap_place, uses_only_a_directory_of_its_own)
+{
+    char path[96], longer[256];
+
+    snprintf(path, sizeof(path), "%s/boxcar", directory);
+    close(open(path, O_CREAT | O_WRONLY, 0600));
+    expect_no_directory("is not a directory");
+    unlink(path);
+    cr_assert_eq(symlink("/tmp", path), 0);
+    expect_no_directory("is not a directory");
+    unlink(path);
+    mkdir(path, 0700);
+    chmod(path, 0755);
+    expect_no_directory("open to other users (mode 0755)");
+    chmod(path, 0700);
+    if (geteuid() == 0) {
+        cr_assert_eq(chown(path, NOBODY, NOBODY), 0);
+        expect_no_directory("belongs to user 65534");
+        cr_assert_eq(chown(path, 0, 0), 0);
+    }
+    rmdir(path);
+    setenv("XDG_RUNTIME_DIR", "/nowhere/at/all", 1);
+    expect_no_directory("/nowhere/at/all/boxcar cannot be made: No such file");
+    memset(longer, 'x', sizeof(longer) - 1);
+    longer[0] = '/';
+    longer[sizeof(longer) - 1] = '\0';
+    setenv("XDG_RUNTIME_DIR", longer, 1);
+    expect_no_directory("too long");
+    unsetenv("XDG_RUNTIME_DIR");
+    cr_expect_eq(bxi_socket_dir(path, sizeof(path)), 0);
+    cr_expect_eq(strncmp(path, "/tmp/boxcar-", 12), 0);
+    setenv("XDG_RUNTIME_DIR", directory, 1);
+}
+
+Test(bootstrap_place, says_that_the_sockets_name_is_too_long)
+{
+    struct worker worker = { 0 };
+    char path[160];
+
+    snprintf(path, sizeof(path), "%s/%055d", directory, 0);
+    cr_assert_eq(mkdir(path, 0700), 0);
+    setenv("XDG_RUNTIME_DIR", path, 1);
+    snprintf(job_name, sizeof(job_name), "boot-%025ld", (long)getpid());
+    begin(&worker, NULL, 0, 2);
+    expect_failure(&worker, BX_E_SOCKET_DIR, "too long for a socket's name");
+}
+
+/* In a child, as an ordinary user where this is root. Returns fn's answer. */
+static int as_ordinary_user(int (*fn)(void))
+{
+    int status = 0;
+
+    if (geteuid() == 0)
+        cr_assert_eq(chown(directory, NOBODY, NOBODY), 0);
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        if (geteuid() == 0 && (setgid(NOBODY) < 0 || setuid(NOBODY) < 0))
+            _exit(99);
+        _exit(fn());
+    }
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static int start_without_permission(void)
+{
+    struct worker worker = { .job = make_job(NULL, 0, 2), .timeout_ns = SHORT_NS };
+
+    chmod(directory, 0500);
+    worker_main(&worker);
+    chmod(directory, 0700);
+    return worker.rc == BX_E_SOCKET_DIR && strstr(worker.text, "Permission denied") != NULL ? 0 : 1;
+}
+
+Test(bootstrap_place, says_that_there_is_no_permission)
+{
+    cr_expect_eq(as_ordinary_user(start_without_permission), 0);
+}
+
+/* All ranks as processes, 1024 open files each as most systems give. 0, or how many failed. */
+static int start_128_processes(void)
+{
+    struct rlimit limit = { 1024, 1024 };
+    pid_t pid[128];
+    int failed = 0, status, gate[2];
+    char byte;
+
+    setrlimit(RLIMIT_NOFILE, &limit);
+    if (pipe(gate) < 0)
+        return 98;
+    for (int rank = 0; rank < 128; rank++) {
+        pid[rank] = fork();
+        if (pid[rank] != 0)
+            continue;
+        struct worker worker = { .job = make_job(NULL, rank, 128), .timeout_ns = LONG_NS };
+        close(gate[1]);
+        worker_main(&worker);
+        if (worker.rc < 0)
+            fprintf(stderr, "rank %d: %s\n", rank, worker.text);
+        /* Nobody leaves before all are there. */
+        if (rank == 0 || worker.rc < 0 || read(gate[0], &byte, 1) == 0)
+            free_job(worker.job);
+        _exit(worker.rc == 0 ? 0 : 1);
+    }
+    for (int rank = 0; rank < 128; rank++) {
+        if (rank == 1)
+            close(gate[1]);         /* rank 0 has left in good order, so all had started */
+        if (waitpid(pid[rank], &status, 0) != pid[rank] || status != 0)
+            failed++;
+    }
+    return failed;
+}
+
+Test(bootstrap_place, starts_128_workers_of_an_ordinary_user)
+{
+    cr_expect_eq(as_ordinary_user(start_128_processes), 0);
+}
+
+static int start_with_few_descriptors(void)
+{
+    syscall(SYS_close_range, 3u, ~0u, 0u);
+    struct worker worker = { .job = make_job(NULL, 0, 2), .timeout_ns = LONG_NS };
+    struct rlimit limit = { 3 + 3 + 8, 3 + 3 + 8 };
+
+    /* The lock, the socket, two for the segment, the connection; but not four more. */
+    setrlimit(RLIMIT_NOFILE, &limit);
+    worker_main(&worker);
+    return worker.rc == BX_E_DESCRIPTORS && strstr(worker.text, "open files") != NULL ? 0 : 1;
+}
+
+Test(bootstrap_place, says_that_descriptors_are_too_few_and_to_the_others_too)
+{
+    struct worker worker = { 0 };
+    int status = 0;
+
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(start_with_few_descriptors());
+    begin(&worker, NULL, 1, 2);
+    cr_expect_eq(waitpid(pid, &status, 0), pid);
+    cr_expect_eq(status, 0);
+    expect_failure(&worker, BX_E_DESCRIPTORS, "rank 0 of a job of 2");
+}
+
+/* The first to come takes all the room there is. */
+static int start_in_little_memory(void)
+{
+    struct worker worker[2] = { 0 };
+
+    if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+        mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=96k") < 0)
+        return 77;
+    for (int rank = 0; rank < 2; rank++) {
+        worker[rank].timeout_ns = LONG_NS;
+        worker[rank].job = make_job(NULL, rank, 2);
+        pthread_create(&worker[rank].thread, NULL, worker_main, &worker[rank]);
+    }
+    for (int rank = 0; rank < 2; rank++)
+        if (end(&worker[rank]) != BX_E_NO_SPACE || strstr(worker[rank].text, "of 96 KiB free") == NULL)
+            return 1;
+    return files_in("/dev/shm", "") == 0 ? 0 : 2;
+}
+
+Test(bootstrap_place, says_that_dev_shm_is_full_to_all)
+{
+    int status = 0;
+
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(start_in_little_memory());
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        cr_skip_test("needs the right to mount");
+    cr_expect_eq(status, 0);
+}

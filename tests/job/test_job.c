@@ -1,0 +1,469 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/job/job.c, lib/rpc/watch.c: options and environment, a job's phases, several jobs beside each other, forks,
+ * and what the others see when a worker is killed.
+ */
+#include "tests/harness/harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { READY, DONE, ENTERED };          /* gates */
+enum { PID };                           /* values */
+
+static int twice(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)context;
+    return bx_msg_put_i64(reply, 2 * bx_read_i64(args));
+}
+
+static int never(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    harness_post(ENTERED);
+    for (;;)
+        pause();
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, twice, NULL), 0);
+    return bx_register(job, "never", BX_BLOCKING, never, NULL);
+}
+
+/* ---- Options --------------------------------------------------------------------------------- */
+
+static void expect_refused(const struct bx_options *options, int code, const char *part)
+{
+    struct bx_job *job = NULL;
+
+    cr_expect_eq(bx_job_create(options, &job), code, "%s: %s", part, bx_error_text());
+    cr_expect_null(job);
+    cr_expect_not_null(strstr(bx_error_text(), part), "'%s' does not say '%s'", bx_error_text(), part);
+    bx_job_destroy(job);
+}
+
+static void clear_environment(void)
+{
+    unsetenv("BX_JOB");
+    unsetenv("BX_NAME");
+    unsetenv("BX_RANK");
+    unsetenv("BX_WORLD_SIZE");
+    unsetenv("BX_WAIT");
+}
+
+TestSuite(job, .timeout = 120);
+
+Test(job, refuses_options_that_make_no_sense, .init = clear_environment)
+{
+    expect_refused(&(struct bx_options){ .job = "j", .world_size = 1 }, BX_E_WORLD_SIZE, "1");
+    expect_refused(&(struct bx_options){ .job = "j", .world_size = 129 }, BX_E_WORLD_SIZE, "129");
+    expect_refused(&(struct bx_options){ .job = "j", .world_size = 500 }, BX_E_WORLD_SIZE, "500");
+    expect_refused(&(struct bx_options){ .job = "j", .world_size = -2 }, BX_E_WORLD_SIZE, "-2");
+    expect_refused(&(struct bx_options){ .job = "j", .world_size = 2, .rank = 2 }, -EINVAL, "rank 2");
+    expect_refused(&(struct bx_options){ .job = "j", .world_size = 2, .rank = -1 }, -EINVAL, "rank -1");
+    expect_refused(&(struct bx_options){ .world_size = 2 }, -EINVAL, "job");
+    expect_refused(&(struct bx_options){ .job = "a/b", .world_size = 2 }, -EINVAL, "a/b");
+    expect_refused(&(struct bx_options){ .job = "j", .name = "a b", .world_size = 2 }, -EINVAL, "a b");
+    expect_refused(&(struct bx_options){ .job = "j", .world_size = 2, .struct_bytes = 4096 }, BX_E_VERSION,
+                   "4096");
+    expect_refused(&(struct bx_options){ .job = "j", .world_size = 2, .wait = (enum bx_wait)7 }, -EINVAL,
+                   "wait");
+}
+
+Test(job, refuses_an_environment_that_is_not_complete, .init = clear_environment)
+{
+    expect_refused(&(struct bx_options){ 0 }, -EINVAL, "BX_WORLD_SIZE");
+    setenv("BX_WORLD_SIZE", "2", 1);
+    expect_refused(&(struct bx_options){ 0 }, -EINVAL, "BX_RANK");
+    setenv("BX_RANK", "1", 1);
+    expect_refused(&(struct bx_options){ 0 }, -EINVAL, "BX_JOB");
+    setenv("BX_JOB", "j", 1);
+    setenv("BX_RANK", "one", 1);
+    expect_refused(&(struct bx_options){ 0 }, -EINVAL, "one");
+    setenv("BX_RANK", "2", 1);
+    expect_refused(&(struct bx_options){ 0 }, -EINVAL, "rank 2");
+    setenv("BX_RANK", "99999999999999999999", 1);
+    expect_refused(&(struct bx_options){ 0 }, -EINVAL, "BX_RANK");
+    setenv("BX_RANK", "0", 1);
+    setenv("BX_WORLD_SIZE", "1", 1);
+    expect_refused(&(struct bx_options){ 0 }, BX_E_WORLD_SIZE, "1");
+    setenv("BX_WORLD_SIZE", "2", 1);
+    setenv("BX_WAIT", "select", 1);
+    expect_refused(&(struct bx_options){ 0 }, -EINVAL, "select");
+    expect_refused(NULL, -EINVAL, "select");
+}
+
+Test(job, knows_options_that_end_earlier, .init = clear_environment)
+{
+    struct bx_options options = { .struct_bytes = offsetof(struct bx_options, start_timeout_ns), .job = "j",
+                                  .world_size = 2, .rank = 1, .wait = (enum bx_wait)99 };
+    struct bx_job *job = NULL;
+
+    cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
+    cr_expect_eq(bx_job_rank(job), 1);
+    cr_expect_str_eq(bx_job_name(job), "worker1");
+    bx_job_destroy(job);
+}
+
+/* ---- Phases ---------------------------------------------------------------------------------- */
+
+Test(job, does_nothing_before_its_start, .init = clear_environment)
+{
+    struct bx_options options = { .job = "j", .world_size = 2 };
+    struct bx_job *job = NULL;
+    struct bx_future *future = NULL;
+    uint64_t value = 7;
+
+    cr_assert_eq(bx_job_create(&options, &job), 0);
+    cr_expect_eq(bx_rpc_sync(job, "worker1", "twice", NULL, NULL, NULL), BX_E_STATE);
+    cr_expect_eq(bx_rpc_async(job, "worker1", "twice", NULL, NULL, &future), BX_E_STATE);
+    cr_expect_eq(bx_rpc_oneway(job, "worker1", "twice", NULL, NULL), BX_E_STATE);
+    cr_expect_eq(bx_job_serve(job), BX_E_STATE);
+    cr_expect_eq(bx_job_shutdown(job, 0), BX_E_STATE);
+    cr_expect_eq(bx_progress(job), BX_E_STATE);
+    cr_expect_eq(bx_batch_join(job, "worker1", "twice"), BX_E_STATE);
+    cr_expect_eq(bx_job_fd(job), BX_E_STATE);
+    cr_expect_null(bx_worker_name(job, 0));
+    cr_expect_eq(bx_counter(job, "calls_sent", &value), 0);
+    cr_expect_eq(value, 0);
+    bx_job_destroy(job);
+    bx_job_destroy(NULL);
+}
+
+static void start_again(struct bx_job *job)
+{
+    uint64_t value = 7;
+
+    HARNESS_EQ(bx_job_start(job), BX_E_STATE);
+    HARNESS_EQ(bx_on_death(job, NULL, NULL), BX_E_STATE);
+    HARNESS_EQ(bx_counter(job, "calls_made", &value), -ENOENT);
+    HARNESS_HAS(bx_error_text(), "calls_made");
+    HARNESS_EQ(value, 7);
+    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 4), 8);
+    HARNESS_EQ(harness_counter(job, "calls_sent"), 1);
+}
+
+Test(job, starts_once, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { start_again } });
+}
+
+/* ---- Separate programs ----------------------------------------------------------------------- */
+
+static _Noreturn void run_from_environment(const char *rank, const char *name)
+{
+    struct bx_job *job = NULL;
+
+    setenv("BX_JOB", harness_job_name(), 1);
+    setenv("BX_RANK", rank, 1);
+    setenv("BX_WORLD_SIZE", "2", 1);
+    if (name != NULL)
+        setenv("BX_NAME", name, 1);
+    HARNESS_EQ(bx_job_create(&(struct bx_options){ 0 }, &job), 0);
+    HARNESS_EQ(setup(job), 0);
+    HARNESS_EQ(bx_job_start(job), 0);
+    HARNESS_CHECK(strcmp(bx_worker_name(job, 0), "worker0") == 0);
+    HARNESS_CHECK(strcmp(bx_worker_name(job, 1), "agent") == 0);
+    for (int64_t i = 0; i < 100; i++)
+        HARNESS_EQ(harness_call_i64(job, rank[0] == '0' ? "agent" : "worker0", "twice", i), 2 * i);
+    harness_check_rescued(job);
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    bx_job_destroy(job);
+    _exit(0);
+}
+
+static void expect_ended_well(pid_t pid)
+{
+    int status = -1;
+
+    cr_expect_eq(waitpid(pid, &status, 0), pid);
+    cr_expect_eq(status, 0);
+}
+
+Test(job, starts_from_the_environment_in_separate_processes, .init = clear_environment, .timeout = 20)
+{
+    const char *name = harness_job_name();      /* made from the pid of the first who asks */
+    pid_t first, second;
+
+    cr_assert_not_null(name);
+    if ((first = fork()) == 0)
+        run_from_environment("1", "agent");
+    if ((second = fork()) == 0)
+        run_from_environment("0", NULL);
+    expect_ended_well(first);
+    expect_ended_well(second);
+    cr_expect_eq(harness_left_behind(), 0);
+}
+
+/* ---- Two jobs at once ------------------------------------------------------------------------ */
+
+static void call_while_the_other_job_does(struct bx_job *job)
+{
+    harness_post(READY);
+    harness_await(READY, 2);            /* both jobs are there */
+    for (int64_t i = 0; i < 500; i++)
+        HARNESS_EQ(harness_call_i64(job, "worker1", "twice", i), 2 * i);
+    HARNESS_EQ(harness_counter(job, "calls_sent"), 500);
+    harness_post(DONE);
+    harness_await(DONE, 2);
+}
+
+static _Noreturn void run_one_of_two_jobs(void)
+{
+    _exit(harness_try(&(struct harness_world){
+              .size = 2, .setup = setup, .body = { call_while_the_other_job_does } }) == 0 ? 0 : 1);
+}
+
+Test(job, runs_beside_another_with_workers_of_the_same_names, .timeout = 20)
+{
+    pid_t launcher[2];
+
+    for (int i = 0; i < 2; i++)
+        if ((launcher[i] = fork()) == 0)
+            run_one_of_two_jobs();
+    expect_ended_well(launcher[0]);
+    expect_ended_well(launcher[1]);
+}
+
+/* ---- Forks ----------------------------------------------------------------------------------- */
+
+static int use_forked_job(struct bx_job *job, struct bx_future *pending)
+{
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "twice", NULL, NULL, NULL), BX_E_FORKED);
+    HARNESS_HAS(bx_error_text(), "fork");
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", NULL, NULL, &future), BX_E_FORKED);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "twice", NULL, NULL), BX_E_FORKED);
+    HARNESS_EQ(bx_future_wait(pending, BX_FOREVER), BX_E_FORKED);
+    HARNESS_EQ(bx_register(job, "more", BX_INLINE, twice, NULL), BX_E_FORKED);
+    HARNESS_EQ(bx_job_serve(job), BX_E_FORKED);
+    HARNESS_EQ(bx_progress(job), BX_E_FORKED);
+    HARNESS_EQ(bx_batch_join(job, "worker1", "twice"), BX_E_FORKED);
+    HARNESS_EQ(bx_job_start(job), BX_E_FORKED);
+    HARNESS_EQ(bx_job_shutdown(job, 0), BX_E_FORKED);
+    bx_job_destroy(job);
+    return 0;
+}
+
+static void fork_and_go_on(struct bx_job *job)
+{
+    struct bx_future *pending = bx_future_create(job);
+    int status = -1;
+    pid_t child;
+
+    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 1), 2);
+    child = fork();
+    if (child == 0)
+        _exit(use_forked_job(job, pending));
+    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 2), 4);
+    HARNESS_EQ(waitpid(child, &status, 0), child);
+    HARNESS_EQ(status, 0);
+    for (int64_t i = 0; i < 100; i++)
+        HARNESS_EQ(harness_call_i64(job, "worker1", "twice", i), 2 * i);
+    bx_future_release(pending);
+}
+
+Test(job, is_an_error_in_a_forked_child_and_goes_on_in_the_parent, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { fork_and_go_on } });
+}
+
+/* ---- Deaths ---------------------------------------------------------------------------------- */
+
+static void tell_pid_and_serve(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_store(PID, (uint64_t)getpid());
+    harness_post(READY);
+    bx_job_serve(job);
+    pause();
+}
+
+static void expect_dead(int rc)
+{
+    HARNESS_EQ(rc, BX_E_PEER_DEAD);
+    HARNESS_HAS(bx_error_text(), "'worker1'");
+}
+
+static void kill_worker1(struct bx_job *job)
+{
+    struct bx_future *futures[20], *then, *future = NULL;
+
+    for (int i = 0; i < 20; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "never", NULL, NULL, &futures[i]), 0);
+    then = bx_future_all(job, futures, 20);
+    harness_await(READY, 1);
+    harness_await(ENTERED, 16);
+    HARNESS_EQ(kill((pid_t)harness_load(PID), SIGKILL), 0);
+    expect_dead(bx_future_wait(then, BX_FOREVER));
+    for (int i = 0; i < 20; i++) {
+        HARNESS_EQ(bx_future_error(futures[i]), BX_E_PEER_DEAD);
+        HARNESS_HAS(bx_future_error_text(futures[i]), "'worker1'");
+        bx_future_release(futures[i]);
+    }
+    bx_future_release(then);
+    HARNESS_CHECK(!bx_worker_alive(job, 1));
+    expect_dead(bx_rpc_sync(job, "worker1", "twice", NULL, NULL, NULL));
+    expect_dead(bx_rpc_async(job, "worker1", "twice", NULL, NULL, &future));
+    expect_dead(bx_rpc_oneway(job, "worker1", "twice", NULL, NULL));
+    HARNESS_EQ(harness_counter(job, "calls_peer_dead"), 20);
+    HARNESS_EQ(harness_counter(job, "peers_dead"), 1);
+    /* The others go on, and each death is told once. */
+    HARNESS_EQ(harness_call_i64(job, "worker2", "twice", 4), 8);
+    expect_dead(bx_job_serve(job));
+    harness_await(DONE, 1);
+}
+
+static void outlive_worker1(struct bx_job *job)
+{
+    expect_dead(bx_job_serve(job));
+    harness_post(DONE);
+    HARNESS_EQ(bx_job_serve(job), 0);           /* the next thing is the other's shutdown */
+}
+
+Test(job, fails_calls_to_a_worker_that_dies_with_its_name, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup, .body = { kill_worker1, tell_pid_and_serve, outlive_worker1 },
+        .dies = 1u << 1 });
+}
+
+static void answer_and_die(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    (void)job;
+    harness_await(READY, 1);
+    raise(SIGKILL);
+}
+
+static void call_the_dying(struct bx_job *job)
+{
+    enum { MANY = 500 };
+    struct bx_future *futures[MANY];
+    struct bx_msg *args = harness_msg_i64(4);
+
+    for (int i = 0; i < MANY; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", args, NULL, &futures[i]), 0);
+    harness_post(READY);
+    /* Whatever it had answered counts, in order; the rest fails. Nothing hangs. */
+    for (int i = 0, dead = 0; i < MANY; i++) {
+        int rc = bx_future_wait(futures[i], BX_FOREVER);
+
+        HARNESS_CHECK(rc == 0 || rc == BX_E_PEER_DEAD);
+        HARNESS_CHECK(!dead || rc != 0);
+        dead = rc != 0;
+        bx_future_release(futures[i]);
+    }
+    bx_msg_destroy(args);
+}
+
+Test(job, counts_what_a_worker_had_answered_before_it_died, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { call_the_dying, answer_and_die }, .dies = 1u << 1 });
+}
+
+static void call_from_threads_until_dead(struct bx_job *job, int index)
+{
+    int rc;
+
+    (void)index;
+    do {
+        struct bx_msg *args = harness_msg_i64(1);
+
+        rc = bx_rpc_sync(job, "worker1", "twice", args, NULL, NULL);
+        bx_msg_destroy(args);
+        harness_post(READY);
+    } while (rc == 0);
+    expect_dead(rc);
+}
+
+static void call_until_dead(struct bx_job *job)
+{
+    harness_threads(job, 4, call_from_threads_until_dead);
+}
+
+static void die_under_calls(struct bx_job *job)
+{
+    (void)job;
+    harness_leaves_by_itself();
+    harness_await(READY, 200);
+    raise(SIGKILL);
+}
+
+Test(job, fails_the_calls_of_every_thread_when_the_callee_dies, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { call_until_dead, die_under_calls }, .dies = 1u << 1 });
+}
+
+/* ---- Dead callers ---------------------------------------------------------------------------- */
+
+enum { LET_GO = 10 };                  /* gate */
+
+static int stuck(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)context;
+    harness_post(ENTERED);
+    harness_await(LET_GO, 1);
+    return bx_msg_put_i64(reply, 1);
+}
+
+static int gather(struct bx_batch *batch, void *context)
+{
+    (void)context;
+    return bx_batch_reply_i64(batch, 0, (int64_t)bx_batch_rows(batch));
+}
+
+static int setup_stuck(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "stuck", BX_BLOCKING, stuck, NULL), 0);
+    HARNESS_EQ(bx_register_batch(job, "gather", gather, NULL,
+                                 &(struct bx_batch_options){ .max_rows = 2 }), 0);
+    return setup(job);
+}
+
+static void call_and_die(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+
+    harness_leaves_by_itself();
+    /* Some run, some wait in the queue, one waits in a batch. */
+    for (int i = 0; i < 40; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker0", "stuck", NULL, NULL, &future), 0);
+    HARNESS_EQ(bx_rpc_async(job, "worker0", "gather", NULL, NULL, &future), 0);
+    harness_call_i64(job, "worker0", "twice", 1);
+    harness_await(ENTERED, 16);
+    raise(SIGKILL);
+}
+
+static void serve_the_dying(struct bx_job *job)
+{
+    expect_dead(bx_job_serve(job));
+    harness_post(LET_GO);
+    /* The row that the dead one had sent counts. */
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "gather", NULL, NULL, NULL), 0);
+}
+
+Test(job, is_not_held_up_by_the_requests_of_a_dead_caller, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_stuck, .body = { serve_the_dying, call_and_die }, .dies = 1u << 1 });
+}

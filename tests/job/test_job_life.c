@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/job/job.c: what a job leaves in its process when it is destroyed, and what it takes from its options and its
+ * environment. Rank 0 is this process, rank 1 a child.
+ */
+#include "starts.h"
+
+#include <errno.h>
+#include <stddef.h>
+
+TestSuite(job_life, .init = starts_set_up, .fini = starts_tear_down, .timeout = 60);
+
+/* ---- Nothing is left ---------------------------------------------------------------------------- */
+
+static int descriptors(void)
+{
+    return starts_files("/proc/self/fd", "", "");
+}
+
+/* Of segments and arenas of the job. */
+static int mappings(void)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[512];
+    int count = 0;
+
+    cr_assert_not_null(maps);
+    while (fgets(line, sizeof(line), maps) != NULL)
+        count += strstr(line, starts_job) != NULL;
+    fclose(maps);
+    return count;
+}
+
+static int add(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)context;
+    return bx_msg_put_i64(reply, bx_read_i64(args) + 1);
+}
+
+/* A child that serves until the other shuts down. */
+static pid_t fork_server(bool leaves_early)
+{
+    struct bx_options options = { .job = starts_job, .rank = 1, .world_size = 2 };
+    struct bx_job *job = NULL;
+    pid_t pid = fork();
+
+    cr_assert_geq(pid, 0);
+    if (pid != 0)
+        return pid;
+    int rc = bx_job_create(&options, &job);
+    if (rc == 0)
+        rc = bx_register(job, "add", BX_INLINE, add, NULL);
+    if (rc == 0)
+        rc = bx_job_start(job);
+    if (rc == 0 && !leaves_early)
+        rc = bx_job_serve(job);
+    if (rc == 0 && !leaves_early)
+        rc = bx_job_shutdown(job, 0);
+    bx_job_destroy(job);
+    _exit(rc == 0 ? 0 : 1);
+}
+
+static void expect_ended_well(pid_t pid)
+{
+    int status = 0;
+
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_expect_eq(status, 0);
+}
+
+/* One whole life: started, called with bytes and with a tensor, ended. A thread of its own, because a thread that
+ * has waited keeps the descriptor that it sleeps with until it ends. */
+static void *live(void *own_loop)
+{
+    struct bx_options options = { .job = starts_job, .rank = 0, .world_size = 2, .own_loop = own_loop != NULL };
+    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+    struct bx_tensor *tensor = NULL;
+    struct bx_job *job = NULL;
+    pid_t server = fork_server(false);
+
+    cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_job_start(job), 0, "%s", bx_error_text());
+    cr_expect_gt(mappings(), 0);
+    cr_expect_leq(job->cpus, (int)sysconf(_SC_NPROCESSORS_CONF));
+    cr_expect_geq(job->cpus, 1);
+    bx_msg_put_i64(args, 41);
+    cr_assert_eq(bx_tensor_create(job, BX_U8, 1, &(int64_t){ 5000 }, &tensor), 0);
+    bx_msg_put_tensor(args, tensor);
+    bx_tensor_release(tensor);
+    cr_assert_eq(bx_rpc_sync(job, "worker1", "add", args, NULL, &reply), 0, "%s", bx_error_text());
+    bx_msg_destroy(args);
+    bx_msg_destroy(reply);
+    cr_assert_eq(bx_job_shutdown(job, 0), 0, "%s", bx_error_text());
+    bx_job_destroy(job);
+    expect_ended_well(server);
+    return NULL;
+}
+
+static void in_a_thread(void *(*body)(void *), void *argument)
+{
+    pthread_t thread;
+
+    cr_assert_eq(pthread_create(&thread, NULL, body, argument), 0);
+    pthread_join(thread, NULL);
+}
+
+Test(job_life, leaves_no_descriptor_and_no_mapping)
+{
+    int before = descriptors();
+
+    for (int i = 0; i < 4; i++) {
+        in_a_thread(live, i % 2 != 0 ? &before : NULL);
+        cr_expect_eq(descriptors(), before, "after life %d", i);
+        cr_expect_eq(mappings(), 0, "after life %d", i);
+    }
+}
+
+static void *outlive(void *argument)
+{
+    struct bx_options options = { .job = starts_job, .rank = 0, .world_size = 2 };
+    struct bx_job *job = NULL;
+    pid_t server = fork_server(true);
+
+    (void)argument;
+
+    cr_assert_eq(bx_job_create(&options, &job), 0);
+    cr_assert_eq(bx_job_start(job), 0, "%s", bx_error_text());
+    expect_ended_well(server);
+    cr_assert_eq(bx_job_serve(job), 0);
+    bx_job_destroy(job);
+    return NULL;
+}
+
+/* Whoever is left alone gets rid of what it has of the others all the same. */
+Test(job_life, leaves_nothing_of_a_peer_that_went_before)
+{
+    int before = descriptors();
+
+    in_a_thread(outlive, NULL);
+    cr_expect_eq(descriptors(), before);
+    cr_expect_eq(mappings(), 0);
+}
+
+Test(job_life, leaves_nothing_of_a_start_that_failed)
+{
+    struct bx_options options = { .job = starts_job, .rank = 0, .world_size = 2, .start_timeout_ns = 100000000 };
+    struct bx_job *job = NULL;
+    int before = descriptors();
+
+    cr_assert_eq(bx_job_create(&options, &job), 0);
+    cr_assert_eq(bx_job_start(job), BX_E_RANK_MISSING);
+    bx_job_destroy(job);
+    cr_expect_eq(descriptors(), before);
+    cr_expect_eq(mappings(), 0);
+}
+
+/* ---- Options ------------------------------------------------------------------------------------ */
+
+static void expect_refused(const struct bx_options *options, int code, const char *part)
+{
+    struct bx_job *job = NULL;
+
+    cr_expect_eq(bx_job_create(options, &job), code, "%s: %s", part, bx_error_text());
+    cr_expect_not_null(strstr(bx_error_text(), part), "'%s' does not say '%s'", bx_error_text(), part);
+    cr_expect_null(job);
+}
+
+Test(job_life, takes_names_of_31_characters_that_do_not_begin_with_a_dot)
+{
+    struct bx_options options = { .job = "j", .name = "a234567890123456789012345678901", .rank = 0, .world_size = 2 };
+    struct bx_job *job = NULL;
+
+    cr_assert_eq(strlen(options.name), BX_NAME_MAX);
+    cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
+    cr_expect_str_eq(bx_job_name(job), options.name);
+    bx_job_destroy(job);
+    options.name = "a2345678901234567890123456789012";
+    expect_refused(&options, -EINVAL, options.name);
+    options.name = ".hidden";
+    expect_refused(&options, -EINVAL, "'.hidden'");
+    options.name = NULL;
+    options.job = "..";
+    expect_refused(&options, -EINVAL, "'..'");
+}
+
+Test(job_life, takes_a_size_of_the_arena_that_is_a_number_of_bytes)
+{
+    static const char *const wrong[] = { "-5", "+5", " 5", "5k", "0", "0x10", "99999999999999999999999", "many" };
+    struct bx_options options = { .job = "j", .rank = 0, .world_size = 2 };
+    struct bx_job *job = NULL;
+
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
+        setenv("BX_ARENA_BYTES", wrong[i], 1);
+        expect_refused(&options, -EINVAL, wrong[i]);
+    }
+    setenv("BX_ARENA_BYTES", "4194304", 1);
+    cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
+    cr_expect_eq(job->options.arena_bytes, 4194304);
+    bx_job_destroy(job);
+    unsetenv("BX_ARENA_BYTES");
+    options.arena_bytes = UINT64_C(1) << 40;
+    cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
+    bx_job_destroy(job);
+    job = NULL;
+    options.arena_bytes++;
+    expect_refused(&options, -EINVAL, "1099511627777");
+}
+
+Test(job_life, refuses_options_of_a_later_header)
+{
+    struct { struct bx_options options; uint64_t more; } later = {
+        .options = { .struct_bytes = sizeof(later), .job = "j", .rank = 0, .world_size = 2 },
+        .more = 1,
+    };
+
+    expect_refused(&later.options, BX_E_VERSION, "older");
+    later.options.struct_bytes = sizeof(struct bx_options) + 1;
+    expect_refused(&later.options, BX_E_VERSION, "older");
+}

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/job/shutdown.c, lib/rpc/call.c, lib/rpc/pool.c: what a worker that leaves without the others does with calls
+ * and requests that are not done.
+ */
+#include "tests/harness/harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <sched.h>
+
+enum { ENTERED, RELEASED };             /* gates */
+enum { RUN };                           /* values */
+
+static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    harness_post(ENTERED);
+    harness_await(RELEASED, 1);
+    return 0;
+}
+
+/* Its thread ends while the pool is being stopped. */
+static int end_in_the_stop(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                           void *context)
+{
+    struct bxi_pool *pool = &bx_request_job(request)->pool;
+    bool stop = false;
+
+    (void)args, (void)reply, (void)context;
+    harness_post(ENTERED);
+    while (!stop) {
+        sched_yield();
+        pthread_mutex_lock(&pool->lock);
+        stop = pool->stop;
+        pthread_mutex_unlock(&pool->lock);
+    }
+    pthread_exit(NULL);
+}
+
+static int run(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    harness_add(RUN, 1);
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "end_in_the_stop", BX_BLOCKING, end_in_the_stop, NULL), 0);
+    HARNESS_EQ(bx_register(job, "run", BX_BLOCKING, run, NULL), 0);
+    return bx_register(job, "stay", BX_BLOCKING, stay, NULL);
+}
+
+/* ---- Replies that come while it leaves ----------------------------------------------------------- */
+
+static void *lead(void *argument)
+{
+    HARNESS_EQ(bx_future_wait(argument, BX_FOREVER), BX_E_SHUTDOWN);
+    return NULL;
+}
+
+/* Runs in the midst of the leaving, when the calls have just failed: the other thread reads the reply now. */
+static void let_the_reply_come(struct bx_future *future, void *context)
+{
+    struct bx_job *job = context;
+
+    HARNESS_EQ(bx_future_error(future), BX_E_SHUTDOWN);
+    harness_post(RELEASED);
+    while (harness_counter(job, "late_replies") + harness_counter(job, "peers_corrupt") == 0)
+        sched_yield();
+}
+
+static void leave_before_the_reply(struct bx_job *job)
+{
+    struct bx_future *promise = bx_future_create(job), *call = NULL;
+    pthread_t thread;
+
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rpc_async(job, bx_job_name(job), "stay", NULL, NULL, &call), 0);
+    HARNESS_EQ(bx_future_on_done(call, let_the_reply_come, job), 0);
+    bx_future_release(call);
+    harness_await(ENTERED, 1);
+    HARNESS_EQ(pthread_create(&thread, NULL, lead, promise), 0);
+    HARNESS_EQ(bx_job_shutdown(job, HARNESS_MS), BX_E_TIMEOUT);
+    HARNESS_EQ(pthread_join(thread, NULL), 0);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+    HARNESS_EQ(harness_counter(job, "late_replies"), 1);
+    bx_future_release(promise);
+    bx_job_destroy(job);
+}
+
+Test(leave, does_not_take_a_reply_that_comes_meanwhile_for_nonsense, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { leave_before_the_reply } });
+}
+
+/* ---- The queue of the pool ----------------------------------------------------------------------- */
+
+static void leave_with_a_queue(struct bx_job *job)
+{
+    struct bx_future *first = NULL, *second = NULL;
+
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rpc_async(job, bx_job_name(job), "end_in_the_stop", NULL, NULL, &first), 0);
+    HARNESS_EQ(bx_rpc_async(job, bx_job_name(job), "run", NULL, NULL, &second), 0);
+    harness_await(ENTERED, 1);
+    while (harness_counter(job, "requests_blocking") < 2)
+        HARNESS_CHECK(bx_progress(job) >= 0);
+    bx_job_destroy(job);
+    HARNESS_EQ(bx_future_error(second), BX_E_SHUTDOWN);
+    HARNESS_EQ(harness_load(RUN), 1);
+    bx_future_release(first);
+    bx_future_release(second);
+}
+
+Test(leave, runs_what_is_queued_though_the_only_thread_of_the_pool_ends, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { leave_with_a_queue },
+                                         .options = { .pool_threads = 1 } });
+}

@@ -1,0 +1,533 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/job/shutdown.c: leaving together, leaving alone, and naming the one that does not come. Every worker of
+ * the harness shuts down at its end anyhow, so that nothing else happens is tested all over.
+ */
+#include "tests/harness/harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { ENTERED, RELEASED, READY, DONE };        /* gates */
+enum { ANSWERED, PID };                         /* values */
+
+static int stuck(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)context;
+    harness_post(ENTERED);
+    harness_await(RELEASED, 1);
+    return bx_msg_put_i64(reply, 1);
+}
+
+static int twice(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)context;
+    return bx_msg_put_i64(reply, 2 * bx_read_i64(args));
+}
+
+/* Calls "twice" at worker 2 once it is let go. */
+static int stuck_then_call(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                           void *context)
+{
+    (void)args;
+    (void)context;
+    harness_post(ENTERED);
+    harness_await(RELEASED, 1);
+    return bx_msg_put_i64(reply, harness_call_i64(bx_request_job(request), "worker2", "twice", 21));
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "stuck", BX_BLOCKING, stuck, NULL), 0);
+    HARNESS_EQ(bx_register(job, "stuck_then_call", BX_BLOCKING, stuck_then_call, NULL), 0);
+    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, twice, NULL), 0);
+    return 0;
+}
+
+static struct bx_future *start_call(struct bx_job *job, const char *to, const char *function)
+{
+    struct bx_call_options forever = { .timeout_ns = BX_FOREVER };
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, to, function, NULL, &forever, &future), 0);
+    return future;
+}
+
+static void shut_down(struct bx_job *job)
+{
+    harness_check_rescued(job);
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    bx_job_destroy(job);
+}
+
+/* ---- Together -------------------------------------------------------------------------------- */
+
+static void count_answer(struct bx_future *future, void *context)
+{
+    (void)context;
+    HARNESS_EQ(bx_future_error(future), 0);
+    harness_add(ANSWERED, 1);
+}
+
+static void leave_with_calls_in_flight(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    for (int i = 0; i < 10; i++) {
+        struct bx_future *future = start_call(job, "worker1", "stuck");
+
+        HARNESS_EQ(bx_future_on_done(future, count_answer, NULL), 0);
+        bx_future_release(future);
+    }
+    harness_await(ENTERED, 10);
+    harness_post(READY);
+    shut_down(job);
+    HARNESS_EQ(harness_load(ANSWERED), 10);
+}
+
+static void let_them_go(struct bx_job *job)
+{
+    (void)job;
+    harness_await(READY, 1);
+    harness_post(RELEASED);
+}
+
+Test(shutdown, finishes_what_is_in_flight_first, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup, .body = { leave_with_calls_in_flight, NULL, let_them_go } });
+}
+
+static void leave_at_once(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_post(READY);
+    shut_down(job);
+}
+
+static void call_the_leaver(struct bx_job *job)
+{
+    harness_await(READY, 1);
+    for (int64_t i = 0; i < 3000; i++)
+        HARNESS_EQ(harness_call_i64(job, "worker0", "twice", i), 2 * i);
+}
+
+Test(shutdown, serves_the_others_until_they_have_come_as_far, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup, .body = { leave_at_once, call_the_leaver, call_the_leaver } });
+}
+
+static void leave_with_a_nested_call_to_come(struct bx_job *job)
+{
+    struct bx_future *future = start_call(job, "worker1", "stuck_then_call");
+
+    harness_await(ENTERED, 1);
+    harness_await(READY, 1);
+    harness_post(RELEASED);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+    bx_future_release(future);
+}
+
+Test(shutdown, waits_for_handlers_that_still_call, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup,
+        .body = { leave_with_a_nested_call_to_come, NULL, leave_at_once } });
+}
+
+static void be_killed(struct bx_job *job)
+{
+    (void)job;
+    harness_leaves_by_itself();
+    raise(SIGKILL);
+}
+
+static void leave_without_the_dead(struct bx_job *job)
+{
+    (void)job;
+}
+
+Test(shutdown, does_not_wait_for_the_dead, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 4, .setup = setup, .dies = 1u << 1 | 1u << 3,
+        .body = { leave_without_the_dead, be_killed, leave_without_the_dead, be_killed } });
+}
+
+static void leave_in_own_loop(struct bx_job *job)
+{
+    harness_call_i64(job, bx_worker_name(job, 1 - bx_job_rank(job)), "twice", 1);
+}
+
+Test(shutdown, needs_no_background_thread, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { leave_in_own_loop, leave_in_own_loop },
+        .options = { .own_loop = true } });
+}
+
+static void leave_and_look(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(1);
+    struct bx_future *future = NULL;
+
+    harness_leaves_by_itself();
+    harness_check_rescued(job);
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "twice", args, NULL, NULL), BX_E_SHUTDOWN);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", args, NULL, &future), BX_E_SHUTDOWN);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker0", "twice", args, NULL), BX_E_SHUTDOWN);
+    HARNESS_EQ(bx_job_serve(job), BX_E_SHUTDOWN);
+    HARNESS_EQ(bx_job_shutdown(job, 0), BX_E_SHUTDOWN);
+    HARNESS_EQ(bx_register(job, "late", BX_INLINE, twice, NULL), BX_E_SHUTDOWN);
+    bx_msg_destroy(args);
+    bx_job_destroy(job);
+}
+
+Test(shutdown, lets_nothing_more_be_asked_of_the_job, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { leave_and_look, leave_and_look } });
+}
+
+/* ---- Not together ---------------------------------------------------------------------------- */
+
+static void leave_without_worker1(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_await(READY, 1);
+    HARNESS_EQ(bx_job_shutdown(job, 50 * HARNESS_MS), BX_E_TIMEOUT);
+    HARNESS_HAS(bx_error_text(), "'worker1'");
+    HARNESS_HAS(bx_error_text(), "0.050");
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "twice", NULL, NULL, NULL), BX_E_SHUTDOWN);
+    harness_post(DONE);
+    bx_job_destroy(job);
+}
+
+static void come_late(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_post(READY);
+    harness_await(DONE, 1);
+    /* The other one has left, nobody is waited for. */
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    bx_job_destroy(job);
+}
+
+Test(shutdown, names_the_worker_that_does_not_come, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { leave_without_worker1, come_late } });
+}
+
+static void stop_and_leave(struct bx_job *job)
+{
+    harness_await(READY, 1);
+    HARNESS_EQ(kill((pid_t)harness_load(PID), SIGSTOP), 0);
+    leave_without_worker1(job);
+    HARNESS_EQ(kill((pid_t)harness_load(PID), SIGCONT), 0);
+}
+
+static void be_stopped(struct bx_job *job)
+{
+    harness_store(PID, (uint64_t)getpid());
+    come_late(job);
+}
+
+Test(shutdown, names_the_worker_that_is_stopped, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { stop_and_leave, be_stopped } });
+}
+
+static void leave_with_a_call_that_never_ends(struct bx_job *job)
+{
+    struct bx_future *future;
+
+    harness_leaves_by_itself();
+    future = start_call(job, "worker1", "stuck");
+    harness_await(ENTERED, 1);
+    HARNESS_EQ(bx_job_shutdown(job, 50 * HARNESS_MS), BX_E_TIMEOUT);
+    HARNESS_HAS(bx_error_text(), "in flight");
+    HARNESS_EQ(bx_future_wait(future, 0), BX_E_SHUTDOWN);
+    bx_future_release(future);
+    bx_job_destroy(job);
+    harness_post(RELEASED);
+}
+
+static void serve_to_the_end(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    bx_job_destroy(job);
+}
+
+Test(shutdown, gives_up_calls_that_do_not_end_in_time, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { leave_with_a_call_that_never_ends, serve_to_the_end } });
+}
+
+static void wait_for_ever(struct bx_job *job, int index)
+{
+    struct bx_future *future = bx_future_create(job);
+
+    if (index == 0) {
+        harness_await(READY, 3);
+        HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    } else if (index == 3) {
+        harness_post(READY);
+        /* serve ends with 0 when another begins; here it is this very worker. */
+        HARNESS_EQ(bx_job_serve(job), harness_load(ANSWERED) == 0 ? BX_E_SHUTDOWN : 0);
+    } else {
+        harness_post(READY);
+        HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_SHUTDOWN);
+    }
+    bx_future_release(future);
+}
+
+static void shut_down_under_waiting_threads(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_post(READY);
+    harness_threads(job, 3, wait_for_ever);
+    bx_job_destroy(job);
+}
+
+Test(shutdown, ends_the_waits_of_other_threads, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { shut_down_under_waiting_threads } });
+}
+
+/* ---- Without a word -------------------------------------------------------------------------- */
+
+static void go_without_a_word(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_await(ENTERED, 1);
+    /* Returns when the handler that still runs has: the others do not wait for that. */
+    bx_job_destroy(job);
+}
+
+static void see_it_leave(struct bx_job *job)
+{
+    struct bx_future *future = start_call(job, "worker1", "stuck"), *none = NULL;
+
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_SHUTDOWN);
+    HARNESS_HAS(bx_future_error_text(future), "'worker1'");
+    bx_future_release(future);
+    harness_post(RELEASED);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "twice", NULL, NULL, NULL), BX_E_SHUTDOWN);
+    HARNESS_HAS(bx_error_text(), "'worker1'");
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", NULL, NULL, &none), BX_E_SHUTDOWN);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "twice", NULL, NULL), BX_E_SHUTDOWN);
+    HARNESS_CHECK(!bx_worker_alive(job, 1));
+    HARNESS_EQ(bx_job_serve(job), 0);           /* leaving is no death */
+    HARNESS_EQ(harness_counter(job, "peers_dead"), 0);
+    HARNESS_EQ(harness_counter(job, "calls_peer_dead"), 0);
+}
+
+Test(shutdown, left_out_is_seen_by_the_others_as_leaving, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { see_it_leave, go_without_a_word } });
+}
+
+/* ---- From where it would wait for itself ------------------------------------------------------ */
+
+static void count_errors(int level, const char *text, void *context)
+{
+    (void)context;
+    if (level == 0 && strstr(text, "bx_job_destroy") != NULL)
+        harness_add(ANSWERED, 1);
+}
+
+static int end_the_job(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_shutdown(job, 0), BX_E_WOULD_DEADLOCK);
+    HARNESS_HAS(bx_error_text(), "handler");
+    bx_job_destroy(job);            /* nothing but a line in the log */
+    harness_post(DONE);
+    return 0;
+}
+
+static int end_in_handler(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args;
+    (void)reply;
+    (void)context;
+    return end_the_job(bx_request_job(request));
+}
+
+static int end_in_body(struct bx_batch *batch, void *context)
+{
+    (void)batch;
+    return end_the_job(context);
+}
+
+static void end_in_callback(struct bx_future *future, void *context)
+{
+    (void)future;
+    end_the_job(context);
+}
+
+static int setup_ends(struct bx_job *job)
+{
+    static const struct bx_batch_options blocking = { .blocking = true };
+
+    bx_set_log(count_errors, NULL);
+    HARNESS_EQ(bx_register(job, "inline", BX_INLINE, end_in_handler, NULL), 0);
+    HARNESS_EQ(bx_register(job, "blocking", BX_BLOCKING, end_in_handler, NULL), 0);
+    HARNESS_EQ(bx_register_batch(job, "batch", end_in_body, job, NULL), 0);
+    HARNESS_EQ(bx_register_batch(job, "blocking_batch", end_in_body, job, &blocking), 0);
+    return bx_register(job, "twice", BX_INLINE, twice, NULL);
+}
+
+static void ask_for_ends(struct bx_job *job)
+{
+    static const char *const functions[] = { "inline", "blocking", "batch", "blocking_batch" };
+    struct bx_future *future = bx_future_create(job);
+
+    for (int i = 0; i < 4; i++)
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", functions[i], NULL, NULL, NULL), 0);
+    HARNESS_EQ(bx_future_on_done(future, end_in_callback, job), 0);
+    HARNESS_EQ(bx_future_set(future, NULL), 0);
+    bx_future_release(future);
+    HARNESS_EQ(harness_gate(DONE), 5);
+    HARNESS_EQ(harness_load(ANSWERED), 5);
+    /* Nothing has happened to either job. */
+    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 2), 4);
+}
+
+Test(shutdown, in_a_handler_of_any_kind_is_refused_at_once, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_ends, .body = { ask_for_ends } });
+}
+
+static void shut_down_twice(struct bx_job *job, int index)
+{
+    if (index == 0) {
+        HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+        return;
+    }
+    while (bxi_load_seq_cst(&job->phase) == BXI_STARTED)
+        sched_yield();
+    HARNESS_EQ(bx_job_shutdown(job, 0), BX_E_STATE);
+    HARNESS_HAS(bx_error_text(), "another thread");
+    harness_post(READY);
+}
+
+static void shut_down_in_two_threads(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_threads(job, 2, shut_down_twice);
+    bx_job_destroy(job);
+}
+
+static void wait_for_the_second(struct bx_job *job)
+{
+    (void)job;
+    harness_await(READY, 1);
+}
+
+Test(shutdown, belongs_to_the_first_thread_that_asks, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { shut_down_in_two_threads, wait_for_the_second } });
+}
+
+/* ---- While another thread drives -------------------------------------------------------------- */
+
+enum { LEFT_HANDLER = 2, HANDLED };             /* values */
+
+/* Holds the progress role until it is let go. */
+static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    harness_post(ENTERED);
+    harness_await(RELEASED, 1);
+    harness_add(LEFT_HANDLER, 1);
+    return 0;
+}
+
+static int count_handled(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    harness_add(HANDLED, 1);
+    return 0;
+}
+
+static int setup_stay(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "stay", BX_INLINE, stay, NULL), 0);
+    return bx_register(job, "count", BX_INLINE, count_handled, NULL);
+}
+
+static void end_while_another_drives(struct bx_job *job, int index)
+{
+    if (index == 0) {                           /* the one that drives, and is in a handler */
+        while (harness_gate(ENTERED) == 0)
+            HARNESS_CHECK(bx_progress(job) >= 0);
+    } else if (index == 1) {
+        harness_await(ENTERED, 1);
+        HARNESS_EQ(bx_job_shutdown(job, HARNESS_MS), BX_E_TIMEOUT);
+        HARNESS_EQ(harness_load(LEFT_HANDLER), 1);
+        harness_store(ANSWERED, harness_load(HANDLED));
+        harness_post(DONE);
+    } else {                                    /* lets the handler go once the shutdown waits for it, or is over */
+        while (harness_gate(DONE) == 0 &&
+               (bxi_load_seq_cst(&job->stop) == 0 || bxi_load_seq_cst(&job->wait_rows[0]) == 0))
+            sched_yield();
+        harness_post(RELEASED);
+    }
+}
+
+static void shut_down_while_another_drives(struct bx_job *job)
+{
+    struct bx_future *future = bx_future_create(job);
+
+    harness_leaves_by_itself();
+    harness_threads(job, 3, end_while_another_drives);
+    /* Nothing is read any more, whatever lies in the rings and whoever asks. */
+    HARNESS_EQ(bx_progress(job), BX_E_SHUTDOWN);
+    HARNESS_CHECK(!bx_future_done(future));
+    HARNESS_EQ(bxi_load_seq_cst(&job->role), 1);
+    HARNESS_EQ(bxi_load_seq_cst(&job->wait_rows[0]), 0);
+    HARNESS_EQ(harness_load(HANDLED), harness_load(ANSWERED));
+    bx_future_release(future);
+    bx_job_destroy(job);
+    harness_post(READY);
+}
+
+static void keep_it_in_a_handler(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rpc_oneway(job, "worker0", "stay", NULL, NULL), 0);
+    for (int i = 0; i < 100; i++)
+        HARNESS_EQ(bx_rpc_oneway(job, "worker0", "count", NULL, NULL), 0);
+    harness_await(READY, 1);
+    bx_job_destroy(job);
+}
+
+Test(shutdown, waits_for_the_handler_that_another_thread_is_in, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_stay, .body = { shut_down_while_another_drives, keep_it_in_a_handler },
+        .options = { .own_loop = true } });
+}

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/job/spawn.c: how a worker of bx_spawn ends, and what is lost or left with it.
+ */
+#include "starts.h"
+
+#include <errno.h>
+
+TestSuite(spawn_end, .init = starts_set_up, .fini = starts_tear_down, .timeout = 60);
+
+static int spawn(bx_worker_fn fn, struct bx_spawn_report *report)
+{
+    struct bx_spawn_options options = { .job = starts_job, .world_size = 2, .grace_ns = 100000000 };
+
+    return bx_spawn(&options, fn, NULL, report);
+}
+
+/* Its last words are still in a buffer when it returns. */
+static int print_to_a_full_device(const struct bx_options *options, void *context)
+{
+    (void)context;
+    if (options->rank == 0)
+        return 0;
+    if (freopen("/dev/full", "w", stdout) == NULL)
+        return 3;
+    printf("what nobody will read");
+    return 0;
+}
+
+Test(spawn_end, with_output_that_is_lost_is_a_bad_one)
+{
+    struct bx_spawn_report report;
+
+    cr_expect_eq(spawn(print_to_a_full_device, &report), BX_E_WORKER_FAILED);
+    cr_expect_eq(report.failed_rank, 1);
+    cr_expect_eq(report.exit_status, EXIT_FAILURE);
+    cr_expect_not_null(strstr(bx_error_text(), "exited with status 1"), "%s", bx_error_text());
+}
+
+/* A status of its own is not hidden by that. */
+static int fail_at_a_full_device(const struct bx_options *options, void *context)
+{
+    print_to_a_full_device(options, context);
+    return options->rank == 0 ? 0 : 7;
+}
+
+Test(spawn_end, with_a_status_keeps_it_though_output_is_lost)
+{
+    struct bx_spawn_report report;
+
+    cr_expect_eq(spawn(fail_at_a_full_device, &report), BX_E_WORKER_FAILED);
+    cr_expect_eq(report.exit_status, 7);
+}
+
+static char output[128];
+
+static int print_more_than_a_buffer(const struct bx_options *options, void *context)
+{
+    (void)context;
+    if (freopen(output, "a", stdout) == NULL)
+        return 3;
+    for (int i = 0; i < 20000; i++)
+        printf("%d", options->rank);
+    return 0;
+}
+
+Test(spawn_end, with_output_loses_no_byte_of_it)
+{
+    struct stat status;
+
+    snprintf(output, sizeof(output), "%s/output", starts_directory);
+    cr_expect_eq(spawn(print_more_than_a_buffer, NULL), 0, "%s", bx_error_text());
+    cr_assert_eq(stat(output, &status), 0);
+    cr_expect_eq(status.st_size, 2 * 20000);
+}
+
+/* As a terminal does for everybody in the foreground; it is the launcher's to end them. */
+static int be_interrupted(const struct bx_options *options, void *context)
+{
+    (void)options, (void)context;
+    raise(SIGINT);
+    raise(SIGHUP);
+    return 0;
+}
+
+Test(spawn_end, is_not_brought_about_by_a_terminals_signals)
+{
+    cr_expect_eq(spawn(be_interrupted, NULL), 0, "%s", bx_error_text());
+}
+
+/* Rank 0 has a lock file and a socket while the job starts; rank 1 never comes. */
+static int be_killed_in_the_start(const struct bx_options *options, void *context)
+{
+    struct bx_job *job = NULL;
+
+    (void)context;
+    if (options->rank == 1) {
+        start_wait_for_segment(".0");
+        kill((pid_t)starts[0].pid, SIGKILL);
+        return 0;
+    }
+    starts[0].pid = getpid();
+    if (bx_job_create(options, &job) == 0)
+        bx_job_start(job);
+    return 0;
+}
+
+Test(spawn_end, of_a_killed_rank_0_leaves_neither_its_socket_nor_its_lock)
+{
+    struct bx_spawn_report report;
+
+    cr_expect_eq(spawn(be_killed_in_the_start, &report), BX_E_WORKER_FAILED);
+    cr_expect_eq(report.failed_rank, 0);
+    cr_expect_eq(report.term_signal, SIGKILL);
+}

@@ -1,0 +1,591 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/lend/lease.c: that every lease comes back, however its message ended, and what happens where no more can be
+ * lent. Each test counts what is on loan at its end, besides the harness, which does so in every worker.
+ *
+ * A lease is given back by the borrower without a frame; but what the callee did before it answered is seen
+ * by who has the answer, so that counts are exact where a call stands between.
+ */
+#include "tests/harness/loans.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+
+enum gate { READY = 0, ASKED, DONE };
+enum value { RAN = 0 };
+
+static void runs(int size, harness_fn body)
+{
+    harness_run(&(struct harness_world){ .size = size, .setup = loans_setup, .body = { body } });
+}
+
+static void runs_with(const struct bx_options *options, harness_fn body)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .options = *options, .body = { body } });
+}
+
+/* ---- However the message ends -------------------------------------------------------------------------- */
+
+static void expect_all_back(struct bx_job *job, uint64_t granted)
+{
+    HARNESS_EQ(loans_of(job, -1).leases, 0);
+    HARNESS_EQ(loans_of(job, -1).borrowed, 0);
+    HARNESS_EQ(loans_of(job, -1).granted, granted);
+    HARNESS_EQ(loans_of(job, -1).returned, granted);
+    HARNESS_EQ(harness_counter(job, "leases_granted"), granted);
+    HARNESS_EQ(harness_counter(job, "leases_returned"), granted);
+    HARNESS_EQ(harness_counter(job, "leases_taken_back"), 0);
+}
+
+static void ends_in_a_handler(struct bx_job *job)
+{
+    for (int to = 0; to < 2; to++) {
+        const char *name = bx_worker_name(job, to);
+
+        HARNESS_EQ(loans_try(job, name, "verify", loans_msg(job, 1, 3, 500), NULL), 0);
+        HARNESS_EQ(loans_of(job, -1).leases, 0);
+        HARNESS_EQ(loans_try(job, name, "fail", loans_msg(job, 1, 3, 500), NULL), -EDOM);
+        HARNESS_HAS(bx_error_text(), "not this time");
+        HARNESS_EQ(loans_of(job, -1).leases, 0);
+        HARNESS_EQ(loans_try(job, name, "none", loans_msg(job, 1, 3, 500), NULL), BX_E_NO_FUNCTION);
+        HARNESS_EQ(loans_of(job, -1).leases, 0);
+        HARNESS_EQ(loans_try(job, "nobody", "verify", loans_msg(job, 1, 3, 500), NULL), BX_E_NO_WORKER);
+    }
+    loans_come_back(job, -1);
+    expect_all_back(job, 4);
+}
+
+Test(lease, comes_back_from_a_handler_that_succeeds_or_fails_and_from_none, .timeout = 20)
+{
+    runs(2, ends_in_a_handler);
+}
+
+/* The thread that completed a call may not have dropped its own reference yet. */
+static void none_borrowed(struct bx_job *job, int rank)
+{
+    while (loans_of(job, rank).borrowed != 0)
+        sched_yield();
+}
+
+static void ends_where_nobody_wants_the_value(struct bx_job *job)
+{
+    for (int to = 0; to < 2; to++) {
+        const char *name = bx_worker_name(job, to);
+        struct bx_future *future;
+
+        HARNESS_EQ(loans_try(job, name, "make", harness_msg_i64(2), NULL), 0);
+        HARNESS_EQ(loans_of(job, to).borrowed, 0);
+        future = loans_start(job, name, "make", harness_msg_i64(2));
+        HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+        HARNESS_EQ(loans_of(job, to).borrowed, 1);
+        bx_future_release(future);
+        none_borrowed(job, to);
+        bx_future_release(loans_start(job, name, "make", harness_msg_i64(2)));
+        /* Replies of inline handlers come in order. */
+        HARNESS_EQ(loans_call(job, name, "echo", harness_msg_i64(9)), 9);
+        none_borrowed(job, to);
+        HARNESS_EQ(loans_call(job, name, "out", harness_msg_i64(0)), 0);
+    }
+}
+
+static int out(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)context;
+    return bx_msg_put_u64(reply, loans_of(bx_request_job(request), -1).leases);
+}
+
+static int setup_out(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "out", BX_INLINE, out, NULL), 0);
+    return loans_setup(job);
+}
+
+Test(lease, comes_back_of_a_reply_that_nobody_wants_or_reads, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_out, .body = { ends_where_nobody_wants_the_value } });
+}
+
+static void ends_oneway(struct bx_job *job)
+{
+    for (int to = 0; to < 2; to++) {
+        const char *name = bx_worker_name(job, to);
+        struct bx_msg *args = loans_msg(job, 2, 2, 500);
+
+        HARNESS_EQ(bx_rpc_oneway(job, name, "verify", args, NULL), 0);
+        HARNESS_EQ(bx_rpc_oneway(job, name, "back", args, NULL), 0);    /* whose answer is dropped */
+        HARNESS_EQ(bx_rpc_oneway(job, name, "fail", args, NULL), 0);
+        HARNESS_EQ(bx_rpc_oneway(job, name, "none", args, NULL), BX_E_NO_FUNCTION);
+        bx_msg_destroy(args);
+        HARNESS_EQ(loans_call(job, name, "out", NULL), 0);
+        HARNESS_EQ(loans_of(job, -1).leases, 0);
+    }
+    expect_all_back(job, 6);
+}
+
+Test(lease, comes_back_of_one_way_calls, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_out, .body = { ends_oneway } });
+}
+
+/* Calls that time out, until one of them has come as far as its handler, which posts the gate. How many. */
+static uint64_t times_out_in(struct bx_job *job, const char *function, int gate, uint32_t least)
+{
+    struct bx_call_options hasty = { .timeout_ns = 10 * HARNESS_MS };
+    uint64_t calls = 0;
+
+    for (; harness_gate(gate) < least; calls++, hasty.timeout_ns *= 2)
+        HARNESS_EQ(loans_try(job, "worker1", function, loans_msg(job, 3, 2, 500), &hasty), BX_E_TIMEOUT);
+    return calls;
+}
+
+static void ends_late(struct bx_job *job)
+{
+    uint64_t calls = times_out_in(job, "stuck", LOANS_STUCK, 1);
+
+    HARNESS_CHECK(loans_of(job, 1).leases >= 1);        /* it is being read still */
+    harness_post(LOANS_GO);
+    /* What came too late to be run may have been ended by the callee's answer, which is not late. */
+    while (harness_counter(job, "late_replies") < harness_counter(job, "calls_timed_out"))
+        HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
+    HARNESS_EQ(loans_of(job, 1).borrowed, 0);
+    loans_come_back(job, -1);
+    expect_all_back(job, calls);
+}
+
+Test(lease, comes_back_of_a_call_that_timed_out_and_of_its_late_reply, .timeout = 20)
+{
+    runs(2, ends_late);
+}
+
+/* Every thread of worker 1's pool is stuck. */
+static void fill_the_pool(struct bx_job *job, struct bx_future **futures)
+{
+    for (int i = 0; i < BXI_POOL_READY; i++)
+        futures[i] = loans_start(job, "worker1", "stuck", loans_msg(job, i, 1, 100));
+    harness_await(LOANS_STUCK, BXI_POOL_READY);
+}
+
+static void empty_the_pool(struct bx_future **futures)
+{
+    harness_post(LOANS_GO);
+    for (int i = 0; i < BXI_POOL_READY; i++) {
+        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
+        bx_future_release(futures[i]);
+    }
+}
+
+static void ends_in_the_queue(struct bx_job *job)
+{
+    struct bx_call_options hasty = { .timeout_ns = 10 * HARNESS_MS };
+    struct bx_future *stuck_calls[BXI_POOL_READY], *future;
+
+    fill_the_pool(job, stuck_calls);
+    HARNESS_EQ(loans_of(job, 1).leases, BXI_POOL_READY);
+    HARNESS_EQ(loans_try(job, "worker1", "keep_blocking", loans_msg(job, 4, 2, 500), &hasty), BX_E_TIMEOUT);
+    future = loans_start(job, "worker1", "keep_blocking", loans_msg(job, 4, 2, 500));
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    bx_future_release(future);
+    /* The cancel, and the lease that it ends, are done with before the next request is. */
+    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
+    HARNESS_CHECK(loans_of(job, 1).leases <= BXI_POOL_READY + 1);
+    empty_the_pool(stuck_calls);
+    loans_come_back(job, -1);
+    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(0)), 0);      /* nothing was kept */
+    expect_all_back(job, BXI_POOL_READY + 2);
+}
+
+Test(lease, comes_back_of_calls_that_expire_or_are_cancelled_in_the_pool, .timeout = 20)
+{
+    runs(2, ends_in_the_queue);
+}
+
+static int never_full(struct bx_batch *batch, void *context)
+{
+    (void)context;
+    harness_add(RAN, bx_batch_rows(batch));
+    return 0;
+}
+
+static int setup_batch(struct bx_job *job)
+{
+    static const struct bx_batch_options two = { .max_rows = 2 };
+
+    HARNESS_EQ(bx_register_batch(job, "two", never_full, NULL, &two), 0);
+    return loans_setup(job);
+}
+
+static void ends_in_a_batch(struct bx_job *job)
+{
+    struct bx_call_options hasty = { .timeout_ns = 10 * HARNESS_MS };
+    struct bx_future *future;
+
+    HARNESS_EQ(loans_try(job, "worker1", "two", loans_msg(job, 5, 2, 500), &hasty), BX_E_TIMEOUT);
+    future = loans_start(job, "worker1", "two", loans_msg(job, 6, 2, 500));
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    bx_future_release(future);
+    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
+    loans_come_back(job, -1);
+    HARNESS_EQ(harness_load(RAN), 0);
+    expect_all_back(job, 2);
+}
+
+Test(lease, comes_back_of_rows_that_expire_or_are_cancelled, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_batch, .body = { ends_in_a_batch } });
+}
+
+static void ends_parked(struct bx_job *job)
+{
+    struct bx_future *future = loans_start(job, "worker1", "hold", loans_msg(job, 8, 1, 500));
+    uint64_t calls;
+
+    harness_await(LOANS_HELD, 1);
+    HARNESS_EQ(loans_of(job, 1).leases, 1);
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    bx_future_release(future);
+    calls = times_out_in(job, "hold", LOANS_HELD, 2);
+    loans_come_back(job, -1);
+    expect_all_back(job, 1 + calls);
+}
+
+Test(lease, comes_back_of_parked_requests_that_time_out_or_are_cancelled, .timeout = 20)
+{
+    runs(2, ends_parked);
+}
+
+/* Lease and future of the parked request end with the job of who asked. */
+static void leaves_with_a_parked_request(struct bx_job *job)
+{
+    struct bx_future *future = loans_start(job, "worker1", "hold", loans_msg(job, 8, 1, 500));
+
+    harness_leaves_by_itself();
+    harness_await(LOANS_HELD, 1);
+    HARNESS_EQ(loans_of(job, 1).leases, 1);
+    bx_future_cancel(future);
+    bx_future_release(future);
+    harness_check_rescued(job);
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    bx_job_destroy(job);
+}
+
+Test(lease, does_not_hold_up_a_shutdown, .timeout = 20)
+{
+    runs(2, leaves_with_a_parked_request);
+}
+
+/* Nobody gives anything back before all have left. */
+static void leaves_with_all_it_holds(struct bx_job *job)
+{
+    const char *other = bx_worker_name(job, 1 - bx_job_rank(job));
+    struct bx_msg *args = harness_msg_i64(3), *reply = NULL;
+
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rpc_sync(job, other, "make", args, NULL, &reply), 0);
+    bx_msg_destroy(args);
+    harness_post(READY);
+    harness_await(READY, 2);
+    HARNESS_EQ(loans_of(job, -1).leases, 1);
+    HARNESS_EQ(loans_of(job, -1).borrowed, 1);
+    harness_check_rescued(job);
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    bx_job_destroy(job);
+    bx_msg_destroy(reply);
+}
+
+Test(lease, is_given_up_by_a_shutdown_that_all_come_to, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup,
+                                         .body = { leaves_with_all_it_holds, leaves_with_all_it_holds } });
+}
+
+/* ---- The ledger ------------------------------------------------------------------------------------------ */
+
+static void reads_the_ledger(struct bx_job *job)
+{
+    struct bx_loans loans, later;
+
+    HARNESS_EQ(bx_job_loans(job, 3, &loans), -EINVAL);
+    HARNESS_EQ(bx_job_loans(job, -2, &loans), -EINVAL);
+    loans = loans_of(job, -1);
+    HARNESS_EQ(loans.leases + loans.bytes + loans.oldest_ns + loans.granted, 0);
+    for (int to = 0; to < 3; to++)
+        for (int i = 0; i <= to; i++)
+            HARNESS_EQ(loans_call(job, bx_worker_name(job, to), "keep", loans_msg(job, i, 1, 10000)), 1);
+    for (int to = 0; to < 3; to++) {
+        loans = loans_of(job, to);
+        HARNESS_EQ(loans.leases, (unsigned)to + 1);
+        HARNESS_CHECK(loans.bytes >= 10000 * loans.leases && loans.bytes <= 13000 * loans.leases);
+        HARNESS_EQ(loans.granted, (unsigned)to + 1);
+        HARNESS_EQ(loans.returned + loans.taken_back, 0);
+        HARNESS_CHECK(loans.oldest_ns > 0);
+    }
+    HARNESS_EQ(loans_of(job, -1).leases, 6);
+    HARNESS_EQ(loans_of(job, -1).bytes, loans_of(job, 0).bytes * 6);
+    HARNESS_EQ(loans_of(job, 0).borrowed, 1);       /* its own, of itself */
+    HARNESS_CHECK(loans_of(job, -1).oldest_ns >= loans_of(job, 2).oldest_ns);
+
+    loans = loans_of(job, 2);
+    later = loans_of(job, 2);
+    HARNESS_CHECK(later.oldest_ns > loans.oldest_ns);
+    HARNESS_EQ(loans_call(job, "worker2", "drop", harness_msg_i64(1)), 2);
+    HARNESS_EQ(loans_of(job, 2).leases, 2);
+    HARNESS_EQ(loans_of(job, 2).returned, 1);
+    HARNESS_EQ(loans_of(job, 2).granted, 3);
+    for (int to = 0; to < 3; to++)
+        HARNESS_EQ(loans_call(job, bx_worker_name(job, to), "drop", harness_msg_i64(9)), 0);
+    HARNESS_EQ(loans_of(job, -1).leases, 0);
+    HARNESS_EQ(loans_of(job, -1).returned, 6);
+}
+
+Test(lease, is_in_the_ledger_with_its_bytes_and_its_age, .timeout = 20)
+{
+    runs(3, reads_the_ledger);
+}
+
+/* A block on two leases counts twice; several views of it on one lease once. */
+static void counts_blocks(struct bx_job *job)
+{
+    struct bx_tensor *tensor = loans_tensor(job, BX_U8, 65536, 1), *half = NULL;
+    struct bx_msg *args = harness_msg_i64(1);
+
+    HARNESS_EQ(bx_tensor_slice(tensor, 0, 0, 32768, 1, &half), 0);
+    HARNESS_EQ(bx_msg_put_tensor(args, half), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
+
+    uint64_t once = loans_of(job, 1).bytes;
+
+    HARNESS_CHECK(once >= 65536);
+    HARNESS_EQ(loans_call(job, "worker1", "keep", args), 1);
+    HARNESS_EQ(loans_of(job, 1).bytes, 2 * once);
+    HARNESS_EQ(bx_tensor_on_loan(tensor), 2);
+    HARNESS_EQ(bx_tensor_on_loan(half), 2);
+    bx_tensor_release(half);
+    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(2)), 0);
+    HARNESS_EQ(bx_tensor_on_loan(tensor), 2);       /* nobody has looked */
+    HARNESS_EQ(loans_of(job, 1).leases, 0);
+    HARNESS_EQ(bx_tensor_on_loan(tensor), 0);
+    bx_tensor_release(tensor);
+}
+
+Test(lease, counts_whole_blocks_once_each, .timeout = 20)
+{
+    runs(2, counts_blocks);
+}
+
+/* ---- BX_LEASES_MAX ----------------------------------------------------------------------------------------- */
+
+static void lends_all_it_may(struct bx_job *job, const char *to)
+{
+    struct bx_call_options at_once = { .no_wait = true }, hasty = { .timeout_ns = 10 * HARNESS_MS };
+    struct bx_msg *args = loans_msg(job, 1, 1, 64);
+
+    for (int i = 0; i < BX_LEASES_MAX; i++)
+        HARNESS_EQ(bx_rpc_sync(job, to, "keep", args, &at_once, NULL), 0);
+    HARNESS_EQ(loans_of(job, -1).leases, BX_LEASES_MAX);
+    HARNESS_EQ(bx_rpc_sync(job, to, "keep", args, &at_once, NULL), -EAGAIN);
+    HARNESS_EQ(bx_rpc_oneway(job, to, "keep", args, &at_once), -EAGAIN);
+    HARNESS_EQ(bx_rpc_sync(job, to, "keep", args, &hasty, NULL), BX_E_TIMEOUT);
+    HARNESS_EQ(bx_rpc_oneway(job, to, "keep", args, &hasty), BX_E_TIMEOUT);
+    HARNESS_EQ(loans_of(job, -1).leases, BX_LEASES_MAX);
+    /* What lends nothing goes as ever. */
+    HARNESS_EQ(loans_call(job, to, "drop", harness_msg_i64(1)), BX_LEASES_MAX - 1);
+    HARNESS_EQ(bx_rpc_sync(job, to, "keep", args, &at_once, NULL), 0);
+    HARNESS_EQ(bx_rpc_sync(job, to, "keep", args, &at_once, NULL), -EAGAIN);
+    HARNESS_EQ(loans_call(job, to, "drop", harness_msg_i64(BX_LEASES_MAX)), 0);
+    HARNESS_EQ(loans_of(job, -1).leases, 0);
+    bx_msg_destroy(args);
+}
+
+static void lends_1024(struct bx_job *job)
+{
+    lends_all_it_may(job, "worker1");
+    lends_all_it_may(job, "worker0");
+    lends_all_it_may(job, "worker1");
+}
+
+Test(lease, is_one_of_1024_a_peer, .timeout = 60)
+{
+    runs(2, lends_1024);
+}
+
+static void borrows_1024(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(1), *reply = NULL;
+    struct bx_msg **replies = calloc(BX_LEASES_MAX, sizeof(*replies));
+
+    for (int i = 0; i < BX_LEASES_MAX; i++)
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args, NULL, &replies[i]), 0);
+    HARNESS_EQ(loans_of(job, 1).borrowed, BX_LEASES_MAX);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args, NULL, &reply), BX_E_ON_LOAN);
+    HARNESS_HAS(bx_error_text(), "'worker1'");
+    bx_msg_destroy(replies[500]);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args, NULL, &replies[500]), 0);
+    for (int i = 0; i < BX_LEASES_MAX; i++)
+        bx_msg_destroy(replies[i]);
+    free(replies);
+    bx_msg_destroy(args);
+    HARNESS_EQ(loans_of(job, 1).borrowed, 0);
+}
+
+Test(lease, that_a_reply_cannot_have_is_an_error_at_the_caller, .timeout = 60)
+{
+    runs(2, borrows_1024);
+}
+
+/* ---- loan_bytes_max ---------------------------------------------------------------------------------------- */
+
+#define HALF (512 << 10)
+
+static const struct bx_options one_megabyte = { .loan_bytes_max = 1 << 20 };
+
+static void lends_a_megabyte(struct bx_job *job)
+{
+    struct bx_call_options at_once = { .no_wait = true }, hasty = { .timeout_ns = 10 * HARNESS_MS };
+
+    for (int i = 0; i < 2; i++)
+        HARNESS_EQ(loans_try(job, bx_worker_name(job, i), "keep", loans_msg(job, i, 1, HALF), &at_once), 0);
+    for (int to = 0; to < 2; to++) {
+        const char *name = bx_worker_name(job, to);
+
+        HARNESS_EQ(loans_try(job, name, "keep", loans_msg(job, 2, 1, HALF), &at_once), -EAGAIN);
+        HARNESS_EQ(loans_try(job, name, "keep", loans_msg(job, 2, 1, HALF), &hasty), BX_E_TIMEOUT);
+    }
+    HARNESS_EQ(loans_of(job, -1).bytes, 2 * HALF);
+    HARNESS_EQ(loans_of(job, -1).granted, 2);
+    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
+    HARNESS_EQ(loans_try(job, "worker0", "keep", loans_msg(job, 2, 1, HALF), &at_once), 0);
+    HARNESS_EQ(loans_call(job, "worker0", "drop", harness_msg_i64(2)), 0);
+    HARNESS_EQ(loans_of(job, -1).bytes, 0);
+}
+
+Test(loan_bytes_max, refuses_what_would_pass_it, .timeout = 20)
+{
+    runs_with(&one_megabyte, lends_a_megabyte);
+}
+
+static void lends_too_much_at_once(struct bx_job *job)
+{
+    for (int to = 0; to < 2; to++) {
+        HARNESS_EQ(loans_try(job, bx_worker_name(job, to), "verify", loans_msg(job, 1, 3, HALF), NULL), BX_E_ON_LOAN);
+        HARNESS_HAS(bx_error_text(), "loan_bytes_max");
+        HARNESS_EQ(loans_of(job, -1).granted, (unsigned)to);
+        HARNESS_EQ(loans_try(job, bx_worker_name(job, to), "verify", loans_msg(job, 1, 2, HALF), NULL), 0);
+    }
+}
+
+Test(loan_bytes_max, refuses_a_message_that_never_could, .timeout = 20)
+{
+    runs_with(&one_megabyte, lends_too_much_at_once);
+}
+
+static void borrows_a_megabyte(struct bx_job *job)
+{
+    struct bx_msg *args[3], *reply = NULL;
+    struct bx_msg *two[2];
+
+    for (int i = 0; i < 3; i++)
+        args[i] = harness_msg_i64(HALF / 4000);
+    for (int i = 0; i < 2; i++)
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args[i], NULL, &two[i]), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args[2], NULL, &reply), BX_E_ON_LOAN);
+    HARNESS_HAS(bx_error_text(), "'worker1'");
+    HARNESS_CHECK(reply == NULL);
+    bx_msg_destroy(two[0]);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args[2], NULL, &reply), 0);
+    bx_msg_destroy(reply);
+    bx_msg_destroy(two[1]);
+    for (int i = 0; i < 3; i++)
+        bx_msg_destroy(args[i]);
+}
+
+Test(loan_bytes_max, fails_a_reply_that_would_pass_it, .timeout = 20)
+{
+    runs_with(&(struct bx_options){ .loan_bytes_max = 1300 << 10 }, borrows_a_megabyte);
+}
+
+/* Lends without end; worker 2 has worker 1 let go of what it keeps, one by one, as soon as it is asked. */
+static void lends_in_turn(struct bx_job *job)
+{
+    for (int i = 0; i < 50; i++) {
+        harness_post(ASKED);
+        HARNESS_EQ(loans_try(job, "worker1", "keep", loans_msg(job, i, 1, HALF), NULL), 0);
+        HARNESS_CHECK(loans_of(job, 1).leases <= 2);
+    }
+    harness_post(DONE);
+    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(2)), 0);
+}
+
+static void lets_go_in_turn(struct bx_job *job)
+{
+    for (uint32_t i = 3; i <= 50; i++) {
+        harness_await(ASKED, i);
+        while (loans_call(job, "worker1", "drop", harness_msg_i64(0)) < 2)
+            sched_yield();
+        HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(1)), 1);
+    }
+    harness_await(DONE, 1);
+}
+
+Test(loan_bytes_max, lets_a_call_wait_until_enough_is_back, .timeout = 60)
+{
+    for (int no_spin = 0; no_spin < 2; no_spin++) {
+        harness_reset();
+        harness_run(&(struct harness_world){
+            .size = 3, .setup = loans_setup, .body = { lends_in_turn, NULL, lets_go_in_turn },
+            .options = { .loan_bytes_max = 1 << 20, .no_spin = no_spin != 0 } });
+    }
+}
+
+/* ---- A full ring ------------------------------------------------------------------------------------------- */
+
+/* The callee stands still, so that its ring stays full. */
+static void lends_into_a_full_ring(struct bx_job *job)
+{
+    static const char payload[8000];
+    const struct bx_call_options at_once = { .no_wait = true };
+    struct bx_msg *full = bx_msg_create(sizeof(payload)), *args = loans_msg(job, 1, 2, 5000);
+    struct bx_arena_info arena = { 0 };
+    uint64_t generations[2];
+    int rc;
+
+    HARNESS_EQ(bx_msg_put_bytes(full, payload, sizeof(payload)), 0);
+    HARNESS_EQ(loans_try(job, "worker1", "verify", loans_msg(job, 1, 1, 500), NULL), 0);
+    loans_come_back(job, -1);
+    loans_stop(1);
+    do
+        rc = bx_rpc_oneway(job, "worker1", "echo", full, &at_once);
+    while (rc == 0);
+    HARNESS_EQ(rc, -EAGAIN);
+    for (int i = 0; i < 2; i++) {
+        while ((rc = bx_rpc_oneway(job, "worker1", "verify", args, &at_once)) == 0)
+            ;                       /* a frame without its 8,000 bytes may still have had room */
+        HARNESS_EQ(rc, -EAGAIN);
+        HARNESS_HAS(bx_error_text(), "ring is full");
+        generations[i] = job->peers[1].ledger.slots[job->peers[1].ledger.free].generation;
+    }
+    HARNESS_EQ(generations[0], generations[1]);
+    /* What is on loan is what was sent. */
+    HARNESS_EQ(loans_of(job, 1).leases, harness_counter(job, "leases_granted") - 1);
+    HARNESS_EQ(loans_of(job, 1).granted, harness_counter(job, "leases_granted"));
+    loans_signal(1, SIGCONT);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "verify", args, NULL), 0);
+    loans_come_back(job, 1);
+    HARNESS_EQ(loans_try(job, "worker1", "verify", args, NULL), 0);
+    loans_come_back(job, 1);
+    HARNESS_EQ(harness_counter(job, "leases_returned"), harness_counter(job, "leases_granted"));
+    bx_msg_destroy(full);
+    /* Nobody holds a block any more, of calls that failed neither. */
+    HARNESS_EQ(bx_job_arena(job, &arena), 0);
+    HARNESS_EQ(arena.used_bytes, 0);
+}
+
+Test(lease, of_a_one_way_call_that_finds_the_ring_full_is_none, .timeout = 30)
+{
+    runs(2, lends_into_a_full_ring);
+}

@@ -1,0 +1,742 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Leases once more, each test after a fault that was found and mended.
+ *
+ * A waiter is woken whoever found what came back. Memory that is freed where nothing may wait says so to a
+ * bx_free_fn that tries. A reply is believed only after its call. What a worker that leaves never read comes
+ * back, and so does what never reached it. A block that several tensors of a message lie in is lent once. And a
+ * large message keeps memory on neither side.
+ */
+#include "tests/harness/loans.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum gate { READY = 0, BUSY, BUSY_GO, LET_GO, WOKEN, FREED, STRIKE, ANSWERED, STOPPED, LEFT, FINISHED };
+enum value { CODE = 0, FORGED_ID };
+
+#define MEGABYTE (UINT64_C(1) << 20)
+
+/* ---- Whoever finds what came back wakes the others ---------------------------------------------------- */
+
+static struct bx_tensor *taken;
+
+static int take(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)reply, (void)context;
+    taken = bx_tensor_acquire(bx_read_tensor(args));
+    return 0;
+}
+
+/* Holds the progress role of its worker, so that nobody there looks at anything. */
+static int busy(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    harness_post(BUSY);
+    harness_await(BUSY_GO, 1);
+    return 0;
+}
+
+static int setup_taking(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "take", BX_INLINE, take, NULL), 0);
+    HARNESS_EQ(bx_register(job, "busy", BX_INLINE, busy, NULL), 0);
+    return loans_setup(job);
+}
+
+/* By its own thread, without a frame to anybody. Gate LET_GO counts to its rank. */
+static void lets_go(struct bx_job *job)
+{
+    harness_await(LET_GO, (uint32_t)bx_job_rank(job));
+    bx_tensor_release(taken);
+    loans_serve(job);
+}
+
+static void lends(struct bx_job *job, const char *to)
+{
+    HARNESS_EQ(loans_try(job, to, "take", loans_msg(job, 1, 1, 5000), NULL), 0);
+}
+
+static void await_sleeping_follower(struct bx_job *job)
+{
+    bool sleeps = false;
+
+    while (!sleeps) {
+        sched_yield();
+        bxi_lock(&job->wait_lock);
+        for (struct bxi_waiter *waiter = job->waiters; waiter != NULL; waiter = waiter->next)
+            sleeps |= bxi_load_relaxed(&waiter->signal) == 1;
+        bxi_unlock(&job->wait_lock);
+    }
+}
+
+static void await_sleeping_leader(const struct bx_job *job)
+{
+    while ((bxi_load_seq_cst((bxi_a64 *)&job->control->header.armed) & 3) != BXI_WHO_LEADER)
+        sched_yield();
+}
+
+static struct bx_msg *second_msg;       /* of 5000 bytes, which do not fit beside the first ones */
+
+static void waits_and_others_look(struct bx_job *job, int index)
+{
+    if (index == 0) {
+        HARNESS_EQ(second_msg == NULL ? bx_loans_wait(job, -1, 0, BX_FOREVER)
+                                      : bx_rpc_oneway(job, "worker1", "verify", second_msg, NULL), 0);
+        harness_post(WOKEN);
+        return;
+    }
+    await_sleeping_follower(job);
+    harness_post(LET_GO);
+    while (loans_of(job, 1).returned == 0)      /* this thread takes it, not the one that waits */
+        sched_yield();
+    harness_await(WOKEN, 1);
+    harness_post(BUSY_GO);
+}
+
+static void is_looked_at_by_another(struct bx_job *job)
+{
+    lends(job, "worker1");
+    HARNESS_EQ(bx_rpc_oneway(job, "worker0", "busy", NULL, NULL), 0);
+    harness_await(BUSY, 1);
+    harness_threads(job, 2, waits_and_others_look);
+}
+
+Test(lease_wait_again, is_woken_though_another_threads_look_took_what_came_back, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_taking,
+                                         .body = { is_looked_at_by_another, lets_go } });
+}
+
+static void has_room_again(struct bx_job *job)
+{
+    second_msg = loans_msg(job, 2, 1, 5000);
+    is_looked_at_by_another(job);
+    bx_msg_destroy(second_msg);
+}
+
+Test(lease_wait_again, of_a_call_for_room_is_ended_by_another_threads_look, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_taking, .options = { .loan_bytes_max = 9000 },
+                                         .body = { has_room_again, lets_go } });
+}
+
+/* Thread 0 leads and waits for worker 2's lease, thread 1 follows and waits for worker 1's, which comes first:
+ * the leader's own look finds it. */
+static void waits_for_its_own(struct bx_job *job, int index)
+{
+    if (index == 1)
+        await_sleeping_leader(job);
+    if (index == 2) {
+        await_sleeping_leader(job);
+        await_sleeping_follower(job);
+        harness_post(LET_GO);
+        harness_await(WOKEN, 1);
+        harness_post(LET_GO);
+        return;
+    }
+    HARNESS_EQ(bx_loans_wait(job, 2 - index, 0, BX_FOREVER), 0);
+    harness_post(WOKEN);
+}
+
+static void waits_for_two(struct bx_job *job)
+{
+    lends(job, "worker1");
+    lends(job, "worker2");
+    harness_threads(job, 3, waits_for_its_own);
+}
+
+Test(lease_wait_again, of_a_follower_is_ended_by_the_leaders_look, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_taking, .options = { .no_spin = true },
+                                         .body = { waits_for_two, lets_go, lets_go } });
+}
+
+/* ---- Memory that is freed where nothing may wait ------------------------------------------------------ */
+
+static unsigned char foreign[64];
+
+static void calls_when_freed(void *job)
+{
+    struct bx_call_options soon = { .timeout_ns = 3000 * HARNESS_MS };
+
+    harness_store(CODE, (uint64_t)(int64_t)bx_rpc_sync(job, "worker0", "echo", NULL, &soon, NULL));
+    harness_post(FREED);
+}
+
+static void put_foreign(struct bx_job *job, struct bx_msg *msg)
+{
+    struct bx_tensor *tensor = NULL;
+    int64_t elements = sizeof(foreign);
+
+    HARNESS_EQ(bx_tensor_wrap(foreign, BX_U8, 1, &elements, NULL, calls_when_freed, job, &tensor), 0);
+    HARNESS_EQ(bx_msg_put_tensor(msg, tensor), 0);
+    bx_tensor_release(tensor);
+}
+
+static int answers_foreign(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                           void *context)
+{
+    (void)args, (void)context;
+    put_foreign(bx_request_job(request), reply);
+    return 0;
+}
+
+/* The reply is dropped for an error, or as nobody's. */
+static int drops_foreign(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                         void *context)
+{
+    (void)args, (void)context;
+    put_foreign(bx_request_job(request), reply);
+    return bx_fail(-EDOM, "not this time");
+}
+
+static int answers_foreign_async(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
+                                 void *context)
+{
+    struct bx_msg *value = bx_msg_create(0);
+
+    (void)args, (void)context;
+    put_foreign(bx_request_job(request), value);
+    *reply = bx_future_create(bx_request_job(request));
+    return bx_future_set(*reply, value);
+}
+
+static int setup_foreign(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "answer", BX_INLINE, answers_foreign, NULL), 0);
+    HARNESS_EQ(bx_register(job, "drop_it", BX_INLINE, drops_foreign, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "answer_async", answers_foreign_async, NULL), 0);
+    return loans_setup(job);
+}
+
+static void expect_would_deadlock(struct bx_job *job, uint32_t times)
+{
+    harness_await(FREED, times);
+    HARNESS_EQ((int64_t)harness_load(CODE), BX_E_WOULD_DEADLOCK);
+    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(3)), 3);
+}
+
+static void has_foreign_memory_freed(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "answer", NULL, NULL, NULL), 0);
+    expect_would_deadlock(job, 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "drop_it", NULL, NULL, NULL), -EDOM);
+    expect_would_deadlock(job, 2);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "answer", NULL, NULL), 0);
+    expect_would_deadlock(job, 3);
+}
+
+Test(lease_free_again, after_an_inline_reply_may_not_wait, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_foreign, .body = { has_foreign_memory_freed } });
+}
+
+static void has_foreign_memory_freed_async(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "answer_async", NULL, NULL, NULL), 0);
+    expect_would_deadlock(job, 1);
+}
+
+Test(lease_free_again, after_a_future_that_was_done_at_once_may_not_wait, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_foreign,
+                                         .body = { has_foreign_memory_freed_async } });
+}
+
+
+/* ---- A reply is believed after its call --------------------------------------------------------------- */
+
+static struct bxi_frame forged_frame;
+static struct bxi_lease_head forged_lease;
+static bool forged_after_call;          /* with the id of the call that waits, which it ends */
+
+static void forges_reply(struct bx_job *job)
+{
+    struct { struct bxi_lease_head lease; struct bxi_tensor_head tensor; } body = {
+        .lease = forged_lease,
+        .tensor = { .dtype = BX_U8, .device = BX_CPU },
+    };
+    size_t bytes = sizeof(body.lease) + (forged_lease.tensor_count > 0 ? sizeof(body.tensor) : 0);
+    struct bxi_frame frame = forged_frame;
+    struct bxi_out out = { .head = &frame, .body = &body, .body_bytes = bytes, .slot = -1, .may_queue = true };
+
+    harness_await(STRIKE, 1);
+    if (forged_after_call)
+        frame.id = harness_load(FORGED_ID);
+    body.lease.packed_bytes = bytes - sizeof(body.lease);
+    bxi_lock(&job->lock);
+    HARNESS_EQ(bxi_peer_send(job, &job->peers[0], &out), 0);
+    bxi_bell_now(job, &job->peers[0]);
+    bxi_unlock(&job->lock);
+    harness_await(FINISHED, 1);
+    raise(SIGKILL);
+}
+
+static void strikes_and_is_cut_off(struct bx_job *job)
+{
+    harness_post(STRIKE);
+    while (bx_worker_alive(job, 1)) {       /* a reply that nobody waits for wakes nobody */
+        bx_progress(job);
+        sched_yield();
+    }
+    HARNESS_EQ(loans_try(job, "worker1", "echo", harness_msg_i64(1), NULL), BX_E_CORRUPT);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
+}
+
+/* Nothing was borrowed, and so nothing given back. */
+static void ends_it(struct bx_job *job)
+{
+    HARNESS_EQ(bxi_load_relaxed(&job->control->loans[1].borrowed_total), 0);
+    HARNESS_EQ(bxi_load_relaxed(&job->control->pair[1].given_back), 0);
+    HARNESS_EQ(loans_call(job, "worker2", "verify", loans_msg(job, 3, 5, 4000)), 5);
+    harness_post(FINISHED);
+    HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
+}
+
+static int64_t own_blocks(const struct bx_job *job)
+{
+    struct stat stat = { 0 };
+
+    HARNESS_EQ(fstat(job->segment.fd, &stat), 0);
+    return stat.st_blocks;
+}
+
+/* Its ring to worker 1 has no pages, and neither have the words behind it. */
+static void is_answered_by_a_stranger(struct bx_job *job)
+{
+    int64_t blocks = own_blocks(job);
+
+    strikes_and_is_cut_off(job);
+    HARNESS_EQ(bxi_load_relaxed(&job->peers[1].out_open), 0);
+    HARNESS_EQ(own_blocks(job), blocks);
+    ends_it(job);
+}
+
+static void run_forged(harness_fn body)
+{
+    harness_reset();
+    harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup, .dies = 1u << 1,
+                                         .body = { body, forges_reply, loans_serve } });
+}
+
+static void forge(uint64_t id, int code, uint32_t tensors)
+{
+    forged_frame = (struct bxi_frame){ .kind = BXI_REPLY, .flags = BXI_FLAG_LEASE, .code = code, .id = id };
+    forged_lease = (struct bxi_lease_head){ .slot = 700, .generation = 5, .packed_offset = BXI_PACKED_HERE,
+                                            .tensor_count = tensors };
+}
+
+Test(lease_reply_again, of_one_to_whom_no_ring_is_open_cuts_off_and_allocates_nothing, .timeout = 60)
+{
+    for (uint32_t tensors = 0; tensors < 2; tensors++) {
+        forge(7, 0, tensors);
+        run_forged(is_answered_by_a_stranger);
+    }
+    forge(1 << 16, BX_E_HANDLER, 1);        /* what the first call would have */
+    run_forged(is_answered_by_a_stranger);
+}
+
+static uint64_t id_in_flight(struct bx_job *job)
+{
+    struct bxi_peer *peer = &job->peers[1];
+    uint64_t id = 0;
+
+    bxi_lock(&job->lock);
+    for (uint32_t i = 0; i < peer->slot_count; i++)
+        if (peer->slots[i].state != BXI_SLOT_FREE)
+            id = peer->slots[i].generation << 16 | i;
+    bxi_unlock(&job->lock);
+    return id;
+}
+
+/* One call waits; the reply is for another, or is an error that lends. */
+static void is_answered_wrongly(struct bx_job *job)
+{
+    const bxi_a64 *words;
+    struct bx_future *future;
+
+    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(4)), 4);
+    future = loans_start(job, "worker1", "hold", harness_msg_i64(1));
+    harness_await(LOANS_HELD, 1);
+    harness_store(FORGED_ID, id_in_flight(job));
+    strikes_and_is_cut_off(job);
+    words = bxi_segment_leases(&job->segment, 1);
+    HARNESS_EQ(bxi_load_relaxed((bxi_a64 *)&words[700]), 0);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_CORRUPT);
+    bx_future_release(future);
+    ends_it(job);
+}
+
+Test(lease_reply_again, for_no_call_cuts_off_and_gives_nothing_back, .timeout = 60)
+{
+    static const uint64_t ids[] = { 7, 5, (uint64_t)1 << 16, UINT64_MAX, 0 };
+
+    for (int i = 0; i < 5; i++) {
+        forge(ids[i], 0, (uint32_t)i % 2);
+        run_forged(is_answered_wrongly);
+    }
+}
+
+Test(lease_reply_again, that_is_an_error_cuts_off_and_gives_nothing_back, .timeout = 60)
+{
+    forged_after_call = true;
+    for (uint32_t tensors = 0; tensors < 2; tensors++) {
+        forge(0, tensors == 0 ? -EDOM : 1, tensors);
+        run_forged(is_answered_wrongly);
+    }
+}
+
+/* ---- What a worker that leaves never read ------------------------------------------------------------- */
+
+#define SENT 400
+#define FITS 60             /* frames of so many bytes fit into a ring */
+#define PAD_BYTES 1000
+
+/* Leaves alone, without a word, and lives on. */
+static void leaves_and_lives_on(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_await(READY, 1);
+    bx_job_destroy(job);
+    harness_post(LEFT);
+    harness_await(FINISHED, 1);
+}
+
+static struct bx_future *sent[SENT];
+
+static void sends(struct bx_job *job, struct bx_tensor *tensor, int count)
+{
+    static const char pad[PAD_BYTES];
+    struct bx_msg *args = harness_msg_i64(1);
+
+    HARNESS_EQ(bx_msg_put_bytes(args, pad, sizeof(pad)), 0);
+    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+    for (int i = 0; i < count; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "verify", args, NULL, &sent[i]), 0);
+    bx_msg_destroy(args);
+    HARNESS_EQ(loans_of(job, 1).leases, (uint64_t)count);
+    HARNESS_EQ(bx_tensor_on_loan(tensor), count);
+}
+
+static void fails_with_shutdown(struct bx_future **futures, int count)
+{
+    for (int i = 0; i < count; i++) {
+        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), BX_E_SHUTDOWN);
+        bx_future_release(futures[i]);
+    }
+}
+
+/* The worker that left still lives. */
+static void has_all_back(struct bx_job *job, struct bx_tensor *tensor)
+{
+    struct bx_loans loans = loans_of(job, 1);
+
+    HARNESS_EQ(loans.leases, 0);
+    HARNESS_EQ(loans.bytes, 0);
+    HARNESS_EQ(loans.returned, loans.granted);
+    HARNESS_EQ(loans.taken_back, 0);
+    HARNESS_EQ(bx_tensor_on_loan(tensor), 0);
+    HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
+    harness_post(FINISHED);
+    bx_tensor_release(tensor);
+}
+
+/* Worker 1 is in "busy" until its leaving has been seen: what its ring has no room for stays queued here. */
+static void sends_more_than_fits(struct bx_job *job)
+{
+    struct bx_tensor *tensor = loans_tensor(job, BX_U8, 5000, 1);
+    struct bx_future *first = NULL;
+    uint64_t queued;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "busy", NULL, NULL, &first), 0);
+    harness_await(BUSY, 1);
+    sends(job, tensor, SENT);
+    queued = harness_counter(job, "queued_frames");
+    HARNESS_CHECK(queued > 0 && queued < SENT);
+    harness_post(READY);
+    fails_with_shutdown(&first, 1);
+    fails_with_shutdown(sent, SENT);
+    HARNESS_EQ(loans_of(job, 1).leases, SENT - queued);
+    HARNESS_EQ(bx_tensor_on_loan(tensor), SENT - queued);
+    harness_post(BUSY_GO);
+    harness_await(LEFT, 1);         /* it has handled the others before it stopped */
+    has_all_back(job, tensor);
+}
+
+Test(lease_left_again, gives_back_what_was_queued_for_the_one_that_left, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_taking,
+                                         .body = { sends_more_than_fits, leaves_and_lives_on } });
+}
+
+/* Nobody makes progress in worker 1 after its first answer. */
+static void reads_once_and_leaves(struct bx_job *job)
+{
+    while (harness_gate(ANSWERED) == 0)
+        bx_progress(job);
+    harness_post(STOPPED);
+    leaves_and_lives_on(job);
+}
+
+static void sends_what_fits(struct bx_job *job)
+{
+    struct bx_tensor *tensor = loans_tensor(job, BX_U8, 5000, 1);
+
+    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
+    harness_post(ANSWERED);
+    harness_await(STOPPED, 1);
+    sends(job, tensor, FITS);
+    HARNESS_EQ(harness_counter(job, "queued_frames"), 0);
+    harness_post(READY);
+    fails_with_shutdown(sent, FITS);
+    harness_await(LEFT, 1);
+    has_all_back(job, tensor);
+}
+
+Test(lease_left_again, gives_back_what_the_one_that_left_never_read, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_taking, .options = { .own_loop = true },
+                                         .body = { sends_what_fits, reads_once_and_leaves } });
+}
+
+/* ---- A block is lent once ----------------------------------------------------------------------------- */
+
+#define TWO_MEGABYTES ((int64_t)(2 << 20))
+#define MANY 100           /* four times as many descriptors fit a frame */
+
+static struct bx_msg *msg_of(struct bx_tensor *const *tensors, int count, int times)
+{
+    struct bx_msg *msg = harness_msg_i64(0);
+
+    for (int i = 0; i < count * times; i++)
+        HARNESS_EQ(bx_msg_put_tensor(msg, tensors[i % count]), 0);
+    return msg;
+}
+
+static int swallow(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)context;
+    if (taken != NULL)
+        bx_tensor_release(taken);
+    taken = bx_reader_tensors_left(args) > 0 ? bx_tensor_acquire(bx_read_tensor(args)) : NULL;
+    return bx_msg_put_i64(reply, (int64_t)bx_reader_tensors_left(args));
+}
+
+static int setup_swallowing(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "swallow", BX_INLINE, swallow, NULL), 0);
+    return loans_setup(job);
+}
+
+/* One message with them in turn, `times` times: each block is on one lease, and counts for its bytes once. */
+static void lends_in_turn(struct bx_job *job, struct bx_tensor *const *tensors, int count, uint64_t bytes)
+{
+    for (int times = 1; times <= 4; times++) {
+        HARNESS_EQ(loans_call(job, "worker1", "swallow", msg_of(tensors, count, times)), count * times - 1);
+        HARNESS_EQ(loans_of(job, -1).leases, 1);
+        HARNESS_EQ(loans_of(job, -1).bytes, bytes);
+        for (int i = 0; i < count; i++)
+            HARNESS_EQ(bx_tensor_on_loan(tensors[i]), 1);
+        HARNESS_EQ(loans_call(job, "worker1", "swallow", NULL), 0);
+        HARNESS_EQ(loans_of(job, -1).bytes, 0);
+        for (int i = 0; i < count; i++)
+            HARNESS_EQ(bx_tensor_on_loan(tensors[i]), 0);
+    }
+}
+
+static void lends_two_in_turn(struct bx_job *job)
+{
+    struct bx_tensor *three[3];
+    uint64_t bytes = 0;
+
+    for (uint64_t i = 0; i < 2; i++) {
+        three[i] = loans_tensor(job, BX_U8, TWO_MEGABYTES, i);
+        bytes += three[i]->storage->bytes;
+    }
+    HARNESS_CHECK(bytes >= 2 * (uint64_t)TWO_MEGABYTES);
+    lends_in_turn(job, three, 2, bytes);
+    /* A view of the first is the same block. */
+    HARNESS_EQ(bx_tensor_slice(three[0], 0, 10, 20, 1, &three[2]), 0);
+    lends_in_turn(job, three, 3, bytes);
+    for (int i = 0; i < 3; i++)
+        bx_tensor_release(three[i]);
+}
+
+Test(lease_bytes_again, of_tensors_in_turn_are_counted_once, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_swallowing, .body = { lends_two_in_turn } });
+}
+
+/* 4 MiB, named four times, where 5 MiB may be on loan. */
+Test(lease_bytes_again, of_tensors_in_turn_fit_under_the_bound, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_swallowing, .body = { lends_two_in_turn },
+                                         .options = { .loan_bytes_max = 5 * MEGABYTE } });
+}
+
+static void lends_many_in_turn(struct bx_job *job)
+{
+    struct bx_tensor *tensors[MANY];
+    uint64_t bytes = 0;
+
+    for (uint64_t i = 0; i < MANY; i++) {
+        tensors[i] = loans_tensor(job, BX_U8, 64 + 16 * (int64_t)i, i);
+        bytes += tensors[i]->storage->bytes;
+    }
+    lends_in_turn(job, tensors, MANY, bytes);
+    for (int i = 0; i < MANY; i++)
+        bx_tensor_release(tensors[i]);
+}
+
+Test(lease_bytes_again, of_hundreds_in_turn_are_counted_once, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_swallowing, .body = { lends_many_in_turn } });
+}
+
+/* ---- Large messages keep nothing ---------------------------------------------------------------------- */
+
+#define LARGE (64 << 20)
+#define NOT_SMALL (1 << 20)
+
+static int answers_large(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                         void *context)
+{
+    size_t bytes = (size_t)bx_read_i64(args);
+    char *filled = malloc(bytes);
+
+    (void)request, (void)context;
+    HARNESS_CHECK(filled != NULL);
+    memset(filled, (int)bx_read_i64(args), bytes);
+    bx_msg_put_bytes(reply, filled, bytes);
+    free(filled);
+    return 0;
+}
+
+/* What the message of this worker's inline handlers has room for. */
+static int answers_capacity(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                            void *context)
+{
+    (void)args, (void)context;
+    HARNESS_CHECK(reply == bx_request_job(request)->reply);
+    return bx_msg_put_i64(reply, (int64_t)reply->capacity);
+}
+
+static int answers_leases(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                          void *context)
+{
+    (void)args, (void)context;
+    return bx_msg_put_i64(reply, (int64_t)loans_of(bx_request_job(request), bx_request_caller(request)).leases);
+}
+
+static int setup_large(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "large", BX_INLINE, answers_large, NULL), 0);
+    HARNESS_EQ(bx_register(job, "large_blocking", BX_BLOCKING, answers_large, NULL), 0);
+    HARNESS_EQ(bx_register(job, "capacity", BX_INLINE, answers_capacity, NULL), 0);
+    HARNESS_EQ(bx_register(job, "leases", BX_INLINE, answers_leases, NULL), 0);
+    return loans_setup(job);
+}
+
+static struct bx_msg *large_reply(struct bx_job *job, const char *function, int64_t bytes, int64_t filled)
+{
+    struct bx_msg *args = harness_msg_i64(bytes), *reply = NULL;
+
+    HARNESS_EQ(bx_msg_put_i64(args, filled), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", function, args, NULL, &reply), 0);
+    HARNESS_EQ(bx_msg_bytes(reply), bytes);
+    bx_msg_destroy(args);
+    return reply;
+}
+
+static bool is_filled(const struct bx_msg *msg, int filled)
+{
+    const unsigned char *data = bx_msg_data(msg);
+
+    for (size_t i = 0; i < bx_msg_bytes(msg); i++)
+        if (data[i] != filled)
+            return false;
+    return true;
+}
+
+static void gets_a_large_reply(struct bx_job *job)
+{
+    for (int64_t round = 1; round <= 2; round++) {
+        struct bx_msg *reply = large_reply(job, "large", LARGE, round);
+
+        for (int64_t i = 0; i < 3; i++) {
+            HARNESS_CHECK(loans_call(job, "worker1", "capacity", NULL) <= BXI_FRAME_MAX);
+            HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(i)), i);
+        }
+        HARNESS_CHECK(is_filled(reply, (int)round));
+        bx_msg_destroy(reply);
+    }
+}
+
+Test(lease_large_again, inline_reply_does_not_keep_its_memory, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_large, .body = { gets_a_large_reply } });
+}
+
+/* The reply is held: its lease is back all the same, its memory used again, and its bytes stay. */
+static void holds_large_replies(struct bx_job *job)
+{
+    static const char *const functions[] = { "large", "large_blocking" };
+    struct bx_msg *replies[4];
+
+    for (int i = 0; i < 4; i++) {
+        replies[i] = large_reply(job, functions[i % 2], NOT_SMALL, i + 1);
+        HARNESS_EQ(loans_call(job, "worker1", "leases", NULL), 0);
+        HARNESS_EQ(loans_of(job, 1).borrowed, 0);
+    }
+    for (int i = 0; i < 4; i++) {
+        HARNESS_CHECK(is_filled(replies[i], i + 1));
+        bx_msg_destroy(replies[i]);
+    }
+}
+
+Test(lease_large_again, reply_without_tensors_is_given_back_before_it_is_dropped, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_large, .body = { holds_large_replies } });
+}
+
+static struct bx_msg *large_args(struct bx_job *job, int tensors)
+{
+    struct bx_msg *args = loans_msg(job, 1, tensors, 100);
+    char *zeroes = calloc(1, NOT_SMALL);
+
+    HARNESS_CHECK(zeroes != NULL);
+    HARNESS_EQ(bx_msg_put_bytes(args, zeroes, NOT_SMALL), 0);
+    free(zeroes);
+    return args;
+}
+
+/* Its handler has begun and not ended. */
+static void sends_large_arguments(struct bx_job *job)
+{
+    struct bx_future *futures[2];
+
+    for (int tensors = 0; tensors < 2; tensors++) {
+        futures[tensors] = loans_start(job, "worker1", "stuck", large_args(job, tensors));
+        harness_await(LOANS_STUCK, (uint32_t)tensors + 1);
+        HARNESS_EQ(loans_of(job, 1).leases, (uint64_t)tensors);     /* with one it is as before */
+    }
+    harness_post(LOANS_GO);
+    for (int i = 0; i < 2; i++) {
+        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
+        bx_future_release(futures[i]);
+    }
+}
+
+Test(lease_large_again, request_without_tensors_is_given_back_before_it_is_dropped, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_large, .body = { sends_large_arguments } });
+}

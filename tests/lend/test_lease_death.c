@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Loans and workers that die, stop or leave: a dead borrower's leases are taken back, and what a dead owner
+ * lent stays readable for as long as it is held.
+ */
+#include "tests/harness/loans.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum gate { READY = 0, DEAD, DONE };
+
+#define MEGABYTE (UINT64_C(1) << 20)
+#define HALF ((int64_t)(512 << 10))
+
+/* ---- The borrower -------------------------------------------------------------------------------------------- */
+
+static void await_death(struct bx_job *job, int rank)
+{
+    while (bx_worker_alive(job, rank))
+        HARNESS_EQ(loans_call(job, bx_worker_name(job, bx_job_rank(job)), "echo", harness_msg_i64(1)), 1);
+}
+
+static void kills_its_borrower(struct bx_job *job)
+{
+    struct bx_tensor *tensor = loans_tensor(job, BX_U8, HALF, 9);
+    struct bx_msg *args = harness_msg_i64(9);
+
+    for (int64_t i = 0; i < 4; i++) {
+        HARNESS_EQ(loans_call(job, "worker1", "keep", loans_msg(job, i, 1, HALF)), 1);
+        HARNESS_EQ(loans_call(job, "worker2", "keep", loans_msg(job, i, 1, 100)), 1);
+    }
+    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+    HARNESS_EQ(loans_call(job, "worker1", "keep", args), 1);
+    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(1)), 4);
+    HARNESS_EQ(loans_of(job, 1).leases, 4);
+    HARNESS_EQ(bx_tensor_on_loan(tensor), 1);
+    loans_signal(1, SIGKILL);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    HARNESS_EQ(loans_of(job, 1).granted, 5);
+    HARNESS_EQ(loans_of(job, 1).returned, 1);
+    HARNESS_EQ(loans_of(job, 1).taken_back, 4);
+    HARNESS_EQ(harness_counter(job, "leases_taken_back"), 4);
+    HARNESS_EQ(loans_of(job, 1).bytes, 0);
+    HARNESS_EQ(bx_tensor_on_loan(tensor), 0);
+    HARNESS_EQ(loans_of(job, 2).leases, 4);
+    bx_tensor_release(tensor);
+
+    struct bx_arena_info info = { 0 };
+
+    HARNESS_EQ(bx_job_arena(job, &info), 0);
+    HARNESS_CHECK(info.used_bytes < MEGABYTE / 4);
+    HARNESS_EQ(loans_try(job, "worker1", "keep", loans_msg(job, 1, 1, HALF), NULL), BX_E_PEER_DEAD);
+    HARNESS_EQ(loans_of(job, 1).granted, 5);
+    HARNESS_EQ(loans_call(job, "worker2", "drop", harness_msg_i64(4)), 0);
+}
+
+Test(lease_death, of_a_borrower_gives_its_leases_back, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = loans_setup, .body = { kills_its_borrower }, .dies = 1u << 1 });
+}
+
+Test(lease_death, of_a_borrower_gives_its_leases_back_asleep, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = loans_setup, .body = { kills_its_borrower }, .dies = 1u << 1,
+        .options = { .no_spin = true, .arena_bytes = 4 * MEGABYTE } });
+}
+
+/* Requests that it never read, and replies that it had just asked for. */
+static void kills_it_with_frames_on_the_way(struct bx_job *job)
+{
+    struct bx_msg *args = loans_msg(job, 1, 2, 5000);
+
+    loans_stop(1);
+    for (int i = 0; i < 20; i++) {
+        HARNESS_EQ(bx_rpc_oneway(job, "worker1", "keep", args, NULL), 0);
+        bx_future_release(loans_start(job, "worker1", "keep", loans_msg(job, i, 1, 100)));
+    }
+    HARNESS_EQ(loans_of(job, 1).leases, 40);
+    bx_msg_destroy(args);
+    loans_signal(1, SIGKILL);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    HARNESS_EQ(loans_of(job, 1).taken_back, 40);
+    HARNESS_CHECK(!bx_worker_alive(job, 1));
+}
+
+Test(lease_death, of_a_borrower_takes_what_it_had_not_read_with_it, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup, .dies = 1u << 1,
+                                         .body = { kills_it_with_frames_on_the_way } });
+}
+
+static void waits_for_room_at_one_that_dies(struct bx_job *job)
+{
+    for (int64_t i = 0; i < 2; i++)
+        HARNESS_EQ(loans_call(job, "worker1", "keep", loans_msg(job, i, 1, HALF)), 1);
+    harness_post(READY);
+    /* Bound by what worker 1 holds: its death makes room. */
+    HARNESS_EQ(loans_call(job, "worker2", "keep", loans_msg(job, 5, 1, HALF)), 1);
+    HARNESS_EQ(loans_of(job, 1).taken_back, 2);
+    HARNESS_EQ(loans_call(job, "worker2", "drop", harness_msg_i64(1)), 0);
+}
+
+static void kills_worker_1(struct bx_job *job)
+{
+    (void)job;
+    harness_await(READY, 1);
+    loans_signal(1, SIGKILL);
+    loans_serve(job);
+}
+
+Test(lease_death, of_a_borrower_lets_a_call_to_another_go_on, .timeout = 30)
+{
+    for (int no_spin = 0; no_spin < 2; no_spin++) {
+        harness_reset();
+        harness_run(&(struct harness_world){
+            .size = 3, .setup = loans_setup, .dies = 1u << 1,
+            .body = { waits_for_room_at_one_that_dies, NULL, kills_worker_1 },
+            .options = { .loan_bytes_max = MEGABYTE, .no_spin = no_spin != 0 } });
+    }
+}
+
+static void waits_for_room_at_the_one_that_dies(struct bx_job *job)
+{
+    struct bx_msg *args = loans_msg(job, 1, 1, 64);
+
+    for (int i = 0; i < BX_LEASES_MAX; i++)
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
+    harness_post(READY);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), BX_E_PEER_DEAD);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "keep", args, NULL), BX_E_PEER_DEAD);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    HARNESS_EQ(loans_of(job, 1).taken_back, BX_LEASES_MAX);
+    bx_msg_destroy(args);
+}
+
+Test(lease_death, of_a_borrower_ends_the_wait_for_a_lease_of_it, .timeout = 60)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = loans_setup, .dies = 1u << 1,
+        .body = { waits_for_room_at_the_one_that_dies, NULL, kills_worker_1 } });
+}
+
+/* ---- The owner ------------------------------------------------------------------------------------------------- */
+
+static void kills_its_owner(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(500), *reply = NULL;
+    struct bx_tensor *last;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args, NULL, &reply), 0);
+    bx_msg_destroy(args);
+    loans_signal(1, SIGKILL);
+    await_death(job, 1);
+    HARNESS_EQ(loans_of(job, 1).borrowed, 1);
+
+    struct bx_reader reader = bx_msg_reader(reply);
+
+    for (uint64_t i = 0; i < 499; i++)
+        HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), i));
+    last = bx_tensor_acquire(bx_read_tensor(&reader));
+    /* Passed on it is copied: the dead owner's memory is one to read from. */
+    args = harness_msg_i64(499);
+    HARNESS_EQ(bx_msg_put_tensor(args, last), 0);
+    HARNESS_EQ(loans_call(job, "worker2", "verify", args), 1);
+    bx_msg_destroy(reply);
+    HARNESS_CHECK(loans_hold(last, 499));
+    HARNESS_CHECK(bx_tensor_is_borrowed(last) && bx_tensor_data_mut(last) == NULL);
+    bx_tensor_release(last);
+    HARNESS_EQ(loans_of(job, 1).borrowed, 0);
+    HARNESS_EQ(loans_call(job, "worker2", "verify", loans_msg(job, 1, 1, 100)), 1);
+}
+
+Test(lease_death, of_an_owner_leaves_what_it_lent_readable, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = loans_setup, .body = { kills_its_owner }, .dies = 1u << 1 });
+}
+
+/* Read by the callee long after the caller has died, and beyond the end of its own job. */
+static void holds_until_after_its_job(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(3), *reply = NULL;
+
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args, NULL, &reply), 0);
+    bx_msg_destroy(args);
+    loans_signal(1, SIGKILL);
+    await_death(job, 1);
+    harness_check_rescued(job);
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    bx_job_destroy(job);
+
+    struct bx_reader reader = bx_msg_reader(reply);
+
+    for (uint64_t i = 0; i < 3; i++)
+        HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), i));
+    bx_msg_destroy(reply);
+}
+
+Test(lease_death, of_an_owner_leaves_it_readable_beyond_the_job, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = loans_setup, .body = { holds_until_after_its_job }, .dies = 1u << 1 });
+}
+
+/* The arguments of calls that lie in the callee's queue or run there when their caller dies. */
+static void dies_with_calls_out(struct bx_job *job)
+{
+    for (int i = 0; i < 2 * BXI_POOL_READY; i++)
+        loans_start(job, "worker0", "stuck", loans_msg(job, i, 2, 20000));
+    loans_start(job, "worker0", "hold", loans_msg(job, 1, 2, 20000));
+    harness_await(LOANS_STUCK, BXI_POOL_READY);
+    harness_await(LOANS_HELD, 1);
+    raise(SIGKILL);
+}
+
+static void serves_one_that_dies(struct bx_job *job)
+{
+    await_death(job, 1);
+    /* "stuck" has looked at its tensors already; "keep" does so now, behind the death. */
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    harness_post(LOANS_GO);
+    HARNESS_EQ(loans_call(job, "worker2", "verify", loans_msg(job, 1, 1, 100)), 1);
+    while (loans_of(job, 1).borrowed != 0)
+        HARNESS_EQ(loans_call(job, "worker2", "echo", harness_msg_i64(1)), 1);
+}
+
+Test(lease_death, of_a_caller_ends_the_leases_of_its_requests, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = loans_setup, .dies = 1u << 1,
+        .body = { serves_one_that_dies, dies_with_calls_out } });
+}
+
+/* Both ways at once: each of the two holds of worker 1 and has lent to it. */
+static void is_entangled(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(2), *reply = NULL;
+
+    HARNESS_EQ(loans_call(job, "worker1", "keep", loans_msg(job, 1, 1, 5000)), 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args, NULL, &reply), 0);
+    bx_msg_destroy(args);
+    harness_post(READY);
+    harness_await(READY, 2);
+    if (bx_job_rank(job) == 0)
+        loans_signal(1, SIGKILL);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    HARNESS_EQ(loans_of(job, 1).taken_back, 1);
+
+    struct bx_reader reader = bx_msg_reader(reply);
+
+    for (uint64_t i = 0; i < 2; i++)
+        HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), i));
+    bx_msg_destroy(reply);
+}
+
+Test(lease_death, of_one_that_lent_and_borrowed, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = loans_setup, .dies = 1u << 1, .body = { is_entangled, NULL, is_entangled } });
+}
+
+/* ---- Stopped, and gone ----------------------------------------------------------------------------------------- */
+
+static void stops_its_borrower(struct bx_job *job)
+{
+    uint64_t age;
+
+    HARNESS_EQ(loans_call(job, "worker1", "keep", loans_msg(job, 1, 1, 5000)), 1);
+    loans_stop(1);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "echo", NULL, NULL), 0);
+    age = loans_of(job, 1).oldest_ns;
+    for (int64_t i = 0; i < 200; i++)
+        HARNESS_EQ(loans_call(job, "worker2", "verify", loans_msg(job, i, 2, 50000)), 2);
+    HARNESS_EQ(loans_of(job, 1).leases, 1);
+    HARNESS_EQ(loans_of(job, 2).leases, 0);
+    HARNESS_CHECK(loans_of(job, 1).bytes >= 5000);
+    HARNESS_CHECK(loans_of(job, 1).oldest_ns > age);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, HARNESS_MS), BX_E_TIMEOUT);
+    HARNESS_EQ(bx_loans_wait(job, 2, 0, 0), 0);
+    loans_signal(1, SIGCONT);
+    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
+    HARNESS_EQ(loans_of(job, 1).leases, 0);
+}
+
+Test(lease_stopped, is_seen_by_its_age_and_holds_up_nobody_else, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup, .body = { stops_its_borrower } });
+}
+
+/* Leaves alone, without a word, and without giving anything back. */
+static void leaves_holding(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(2), *reply = NULL;
+
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "make", args, NULL, &reply), 0);
+    bx_msg_destroy(args);
+    bx_job_destroy(job);
+    harness_post(READY);
+    harness_await(DONE, 1);
+
+    struct bx_reader reader = bx_msg_reader(reply);
+
+    HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), 0));
+    HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), 1));
+    bx_msg_destroy(reply);
+}
+
+/* As long as the one that left lives it may read: its memory is not used for anything else. */
+static void lent_to_one_that_leaves(struct bx_job *job)
+{
+    harness_await(READY, 1);
+    for (int64_t i = 0; i < 200; i++)
+        HARNESS_EQ(loans_call(job, "worker2", "verify", loans_msg(job, i, 4, 4000)), 4);
+    harness_post(DONE);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    HARNESS_EQ(loans_of(job, 1).granted, loans_of(job, 1).returned + loans_of(job, 1).taken_back);
+}
+
+Test(lease_left, holds_its_memory_until_the_one_that_left_is_gone, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup,
+                                         .body = { lent_to_one_that_leaves, leaves_holding } });
+}

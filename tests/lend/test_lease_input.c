@@ -1,0 +1,749 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A worker whose lease heads, tensor descriptors and lease words are nonsense.
+ *
+ * As in test_fuzz.c worker 0 is written to, 1 is the hostile one, which is killed at the end of each test, and
+ * 2 is a bystander. A frame made by hand, right in every field, is shown to be taken; each of the forgeries
+ * differs from it in one. Worker 0 must then cut worker 1 off, hold nothing of it, get back what it had lent
+ * once worker 1 is dead, and go on with worker 2. Arenas are of a few megabytes, so that what is outside of
+ * them is not far.
+ */
+#include "tests/harness/loans.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum gate { READY = 0, STRIKE, STRUCK, TAKEN, FINISHED };
+enum value { TAKEN_BYTES = 0, SEED };
+
+#define ARENA_BYTES (UINT64_C(4) << 20)
+/* Of the call that stays unanswered: slot 0, after two others. */
+#define HELD_ID (3 << 16)
+#define TOUCH 0                     /* index of the function "touch": the first that is registered */
+
+/* ---- A frame made by hand ------------------------------------------------------------------------------- */
+
+/* One tensor of {2, 3} f32 and 8 bytes behind it. */
+struct forgery {
+    struct bxi_frame frame;
+    struct bxi_lease_head lease;
+    struct bxi_tensor_head tensor;
+    int64_t dims[2 * BX_DIMS_MAX + 4];      /* shape, then strides */
+    size_t dim_count;                       /* of dims that are written */
+    size_t cut;                             /* bytes that the body lacks at its end */
+    bool packed;                            /* by the arena */
+};
+
+static unsigned char *block;        /* of worker 1's arena */
+static uint64_t block_offset;
+
+static void make_block(struct bx_job *job)
+{
+    struct bx_tensor *tensor = loans_tensor(job, BX_U8, 4096, 1);
+
+    block = bx_tensor_data_mut(tensor);     /* never released: it lies there until the worker is killed */
+    block_offset = (uint64_t)(block - bxi_arena_base(job->arena));
+}
+
+static struct forgery right_forgery(uint8_t kind, bool packed)
+{
+    struct forgery forgery = {
+        .frame = { .kind = kind, .flags = BXI_FLAG_LEASE, .function = TOUCH, .id = HELD_ID,
+                   .deadline_ns = BX_FOREVER },
+        .lease = { .slot = 5, .tensor_count = 1, .generation = 1, .packed_offset = BXI_PACKED_HERE },
+        .tensor = { .offset = block_offset, .dtype = BX_F32, .ndim = 2, .device = BX_CPU },
+        .dims = { 2, 3 },
+        .dim_count = 2,
+        .packed = packed,
+    };
+
+    forgery.lease.packed_bytes = sizeof(forgery.tensor) + 2 * sizeof(int64_t) + 8;
+    if (packed)
+        forgery.lease.packed_offset = block_offset + 1024;
+    return forgery;
+}
+
+static size_t write_body(const struct forgery *forgery, unsigned char *body)
+{
+    unsigned char *packed = forgery->packed ? block + 1024 : body + sizeof(forgery->lease);
+    size_t dims = forgery->dim_count * sizeof(int64_t);
+
+    memcpy(body, &forgery->lease, sizeof(forgery->lease));
+    memcpy(packed, &forgery->tensor, sizeof(forgery->tensor));
+    memcpy(packed + sizeof(forgery->tensor), forgery->dims, dims);
+    memset(packed + sizeof(forgery->tensor) + dims, 0, 8);
+    if (forgery->packed)
+        return sizeof(forgery->lease) - forgery->cut;
+    return sizeof(forgery->lease) + sizeof(forgery->tensor) + dims + 8 - forgery->cut;
+}
+
+/* Past the library. */
+static bool put_forgery(struct bx_job *job, const struct forgery *forgery)
+{
+    unsigned char body[1024];
+    size_t bytes = write_body(forgery, body);
+    void *payload = NULL;
+    bool put = false;
+
+    bxi_lock(&job->lock);
+    HARNESS_EQ(bxi_peer_open_out(job, &job->peers[0]), 0);
+    if (bxi_ring_reserve(&job->peers[0].out, (uint32_t)(sizeof(forgery->frame) + bytes), &payload) == 0) {
+        memcpy(payload, &forgery->frame, sizeof(forgery->frame));
+        memcpy((unsigned char *)payload + sizeof(forgery->frame), body, bytes);
+        bxi_ring_commit(&job->peers[0].out, (uint32_t)(sizeof(forgery->frame) + bytes));
+        put = true;
+    }
+    bxi_unlock(&job->lock);
+    bxi_bell_ring(job->peers[0].bell.fd[0]);
+    return put;
+}
+
+/* ---- Workers ----------------------------------------------------------------------------------------------- */
+
+/* Reads the first and the last element of each: there may be more of them than a lifetime has moments. */
+static int touch(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)reply, (void)context;
+    while (bx_reader_tensors_left(args) > 0) {
+        const struct bx_tensor *tensor = bx_read_tensor(args);
+        const volatile unsigned char *data = bx_tensor_data(tensor);
+        int64_t last = 0;
+
+        harness_add(TAKEN_BYTES, bx_tensor_bytes(tensor));
+        for (int dim = 0; dim < bx_tensor_ndim(tensor); dim++)
+            last += (bx_tensor_dim(tensor, dim) - 1) * bx_tensor_strides(tensor)[dim];
+        if (bx_tensor_elements(tensor) > 0)
+            (void)(data[0] + data[(uint64_t)last * bx_dtype_bytes(bx_tensor_dtype(tensor))]);
+    }
+    bx_read_i64(args);
+    harness_post(TAKEN);
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "touch", BX_INLINE, touch, NULL), 0);
+    return loans_setup(job);
+}
+
+static void (*strike)(struct bx_job *job);
+
+/* Obeys the gates, and stays until it is killed. */
+static void is_hostile(struct bx_job *job)
+{
+    make_block(job);
+    harness_post(READY);
+    harness_await(STRIKE, 1);
+    strike(job);
+    harness_post(STRUCK);
+    harness_await(FINISHED, 1);
+    raise(SIGKILL);
+}
+
+/* One block is on loan to worker 1 since before, and one call waits for its answer. */
+static struct bx_future *held_call(struct bx_job *job)
+{
+    struct bx_future *future;
+
+    harness_await(READY, 1);
+    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
+    HARNESS_EQ(loans_call(job, "worker1", "keep", loans_msg(job, 1, 1, 5000)), 1);
+    future = loans_start(job, "worker1", "hold", harness_msg_i64(1));
+    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(2)), 2);
+    return future;
+}
+
+static void strikes_now(void)
+{
+    harness_post(STRIKE);
+    harness_await(STRUCK, 1);
+}
+
+static void others_go_on(struct bx_job *job)
+{
+    HARNESS_EQ(loans_call(job, "worker2", "verify", loans_msg(job, 3, 5, 4000)), 5);
+    HARNESS_EQ(loans_of(job, 2).leases, 0);
+}
+
+/* Its leases end with its process. */
+static void ends_it(struct bx_job *job)
+{
+    harness_post(FINISHED);
+    HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
+    others_go_on(job);
+}
+
+static void expect_corrupt(struct bx_job *job, struct bx_future *future)
+{
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_CORRUPT);
+    HARNESS_HAS(bx_future_error_text(future), "'worker1' (rank 1");
+    bx_future_release(future);
+    HARNESS_EQ(loans_try(job, "worker1", "verify", loans_msg(job, 1, 1, 10), NULL), BX_E_CORRUPT);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "echo", NULL, NULL), BX_E_CORRUPT);
+    HARNESS_EQ(loans_of(job, 1).borrowed, 0);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
+    HARNESS_EQ(harness_gate(TAKEN), 0);
+    others_go_on(job);
+    ends_it(job);
+}
+
+static void is_cut_off(struct bx_job *job)
+{
+    struct bx_future *future = held_call(job);
+
+    strikes_now();
+    expect_corrupt(job, future);
+}
+
+static void run(void (*how)(struct bx_job *job), harness_fn body)
+{
+    strike = how;
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
+                                         .body = { body, is_hostile, loans_serve },
+                                         .options = { .arena_bytes = ARENA_BYTES } });
+}
+
+/* ---- What is right is taken ---------------------------------------------------------------------------------- */
+
+static void right_frames(struct bx_job *job)
+{
+    for (int packed = 0; packed < 2; packed++) {
+        struct forgery forgery = right_forgery(BXI_ONEWAY, packed != 0);
+
+        HARNESS_CHECK(put_forgery(job, &forgery));
+        harness_await(TAKEN, 3 * (uint32_t)packed + 1);
+        forgery.tensor.flags = BXI_STRIDED;
+        forgery.dims[2] = 100;
+        forgery.dims[3] = 1;
+        forgery.dim_count = 4;
+        forgery.lease.packed_bytes += 16;
+        HARNESS_CHECK(put_forgery(job, &forgery));
+        harness_await(TAKEN, 3 * (uint32_t)packed + 2);
+        forgery.tensor.offset = ARENA_BYTES - 24;           /* the last bytes that there are */
+        forgery.dims[2] = 3;
+        HARNESS_CHECK(put_forgery(job, &forgery));
+        harness_await(TAKEN, 3 * (uint32_t)packed + 3);
+    }
+}
+
+static void takes_them(struct bx_job *job)
+{
+    struct bx_future *future = held_call(job);
+
+    strikes_now();
+    HARNESS_EQ(harness_load(TAKEN_BYTES), 6 * 24);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+    /* This answer is read when the last of them has been dealt with. */
+    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(3)), 3);
+    HARNESS_EQ(loans_of(job, 1).borrowed, 0);
+    others_go_on(job);
+    harness_post(FINISHED);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
+    bx_future_release(future);
+}
+
+Test(lease_input, that_is_right_is_taken, .timeout = 30)
+{
+    run(right_frames, takes_them);
+}
+
+/* ---- Forgeries ------------------------------------------------------------------------------------------------ */
+
+static void slot_beyond_the_ledger(struct forgery *forgery)
+{
+    forgery->lease.slot = BXI_LEASE_MAX;
+}
+
+static void slot_of_all_ones(struct forgery *forgery)
+{
+    forgery->lease.slot = UINT32_MAX;
+}
+
+static void generation_zero(struct forgery *forgery)
+{
+    forgery->lease.generation = 0;
+}
+
+static void one_tensor_too_many(struct forgery *forgery)
+{
+    forgery->lease.tensor_count++;
+}
+
+static void four_billion_tensors(struct forgery *forgery)
+{
+    forgery->lease.tensor_count = UINT32_MAX;
+}
+
+static void more_bytes_than_the_frame_has(struct forgery *forgery)
+{
+    forgery->lease.packed_bytes += 8;
+}
+
+static void bytes_without_end(struct forgery *forgery)
+{
+    forgery->lease.packed_bytes = UINT64_MAX;
+}
+
+static void body_shorter_than_a_lease_head(struct forgery *forgery)
+{
+    forgery->cut = forgery->packed ? 1 : sizeof(struct bxi_tensor_head) + 2 * sizeof(int64_t) + 8 + 1;
+}
+
+static void descriptor_cut_short(struct forgery *forgery)
+{
+    forgery->cut = 8 + 2 * sizeof(int64_t) + 1;
+    forgery->lease.packed_bytes -= forgery->cut;
+}
+
+static void shape_cut_short(struct forgery *forgery)
+{
+    forgery->cut = 8 + 1;
+    forgery->lease.packed_bytes -= forgery->cut;
+}
+
+static void strides_cut_short(struct forgery *forgery)
+{
+    forgery->tensor.flags = BXI_STRIDED;
+}
+
+static void offset_outside(struct forgery *forgery)
+{
+    forgery->tensor.offset = ARENA_BYTES + 64;
+}
+
+static void offset_at_the_end(struct forgery *forgery)
+{
+    forgery->tensor.offset = ARENA_BYTES;
+}
+
+static void last_element_outside(struct forgery *forgery)
+{
+    forgery->tensor.offset = ARENA_BYTES - 20;
+}
+
+static void offset_that_overflows(struct forgery *forgery)
+{
+    forgery->tensor.offset = UINT64_MAX - 15;
+}
+
+static void offset_between_elements(struct forgery *forgery)
+{
+    forgery->tensor.offset += 2;
+}
+
+static void dtype_zero(struct forgery *forgery)
+{
+    forgery->tensor.dtype = 0;
+}
+
+static void dtype_beyond_the_last(struct forgery *forgery)
+{
+    forgery->tensor.dtype = BX_BOOL + 1;
+}
+
+static void device_zero(struct forgery *forgery)
+{
+    forgery->tensor.device = 0;
+}
+
+static void device_that_is_no_host_memory(struct forgery *forgery)
+{
+    forgery->tensor.device = BX_CUDA;
+}
+
+static void nine_dimensions(struct forgery *forgery)
+{
+    forgery->tensor.ndim = BX_DIMS_MAX + 1;
+    forgery->dim_count = BX_DIMS_MAX + 1;
+    for (int i = 0; i <= BX_DIMS_MAX; i++)
+        forgery->dims[i] = 1;
+    forgery->lease.packed_bytes += (BX_DIMS_MAX - 1) * sizeof(int64_t);
+}
+
+static void many_dimensions(struct forgery *forgery)
+{
+    forgery->tensor.ndim = 255;
+}
+
+static void dimension_below_zero(struct forgery *forgery)
+{
+    forgery->dims[0] = -1;
+}
+
+static void dimensions_below_zero(struct forgery *forgery)
+{
+    forgery->dims[0] = -2;
+    forgery->dims[1] = -3;
+}
+
+static void least_dimension(struct forgery *forgery)
+{
+    forgery->dims[1] = INT64_MIN;
+}
+
+static void elements_that_overflow(struct forgery *forgery)
+{
+    forgery->dims[0] = forgery->dims[1] = INT64_C(1) << 32;
+}
+
+static void bytes_that_overflow(struct forgery *forgery)
+{
+    forgery->dims[0] = INT64_C(1) << 61;
+    forgery->dims[1] = 2;
+}
+
+static void strided(struct forgery *forgery, int64_t stride0, int64_t stride1)
+{
+    forgery->tensor.flags = BXI_STRIDED;
+    forgery->dims[2] = stride0;
+    forgery->dims[3] = stride1;
+    forgery->dim_count = 4;
+    forgery->lease.packed_bytes += 2 * sizeof(int64_t);
+}
+
+static void stride_below_zero(struct forgery *forgery)
+{
+    strided(forgery, 3, -1);
+}
+
+static void stride_beyond_the_arena(struct forgery *forgery)
+{
+    strided(forgery, (int64_t)(ARENA_BYTES / 4), 1);
+}
+
+static void stride_that_overflows(struct forgery *forgery)
+{
+    strided(forgery, INT64_MAX, 1);
+}
+
+static void strides_that_overflow_together(struct forgery *forgery)
+{
+    strided(forgery, INT64_MAX / 4 - 1, INT64_MAX / 8);
+}
+
+static void flags_unknown(struct forgery *forgery)
+{
+    forgery->tensor.flags = 2;
+}
+
+static void flags_all(struct forgery *forgery)
+{
+    forgery->tensor.flags = 255;
+}
+
+static void packed_outside(struct forgery *forgery)
+{
+    forgery->lease.packed_offset = ARENA_BYTES + 64;
+}
+
+static void packed_over_the_end(struct forgery *forgery)
+{
+    forgery->lease.packed_offset = ARENA_BYTES - 16;
+}
+
+static void packed_so_that_it_overflows(struct forgery *forgery)
+{
+    forgery->lease.packed_bytes = UINT64_MAX - forgery->lease.packed_offset + 64;
+}
+
+static void packed_nearly_here(struct forgery *forgery)
+{
+    forgery->lease.packed_offset = BXI_PACKED_HERE - 1;
+}
+
+static void (*forge)(struct forgery *forgery);
+static uint8_t forged_kind;
+static bool forged_packed;
+
+static void forges(struct bx_job *job)
+{
+    struct forgery forgery = right_forgery(forged_kind, forged_packed);
+
+    forge(&forgery);
+    HARNESS_CHECK(put_forgery(job, &forgery));
+}
+
+static void cuts_off(void (*how)(struct forgery *forgery), bool packed)
+{
+    static const uint8_t kinds[] = { BXI_ONEWAY, BXI_REQUEST, BXI_REPLY };
+
+    forge = how;
+    forged_packed = packed;
+    for (int i = 0; i < 3; i++) {
+        forged_kind = kinds[i];
+        harness_reset();
+        run(forges, is_cut_off);
+    }
+}
+
+#define CUTS_OFF(how) \
+    Test(lease_input, how##_cuts_off, .timeout = 60) { cuts_off(how, false); }
+#define CUTS_OFF_PACKED(how) \
+    Test(lease_input, how##_cuts_off_in_the_arena, .timeout = 60) { cuts_off(how, true); }
+CUTS_OFF(slot_beyond_the_ledger)
+CUTS_OFF(slot_of_all_ones)
+CUTS_OFF(generation_zero)
+CUTS_OFF(one_tensor_too_many)
+CUTS_OFF(four_billion_tensors)
+CUTS_OFF(more_bytes_than_the_frame_has)
+CUTS_OFF(bytes_without_end)
+CUTS_OFF(body_shorter_than_a_lease_head)
+CUTS_OFF(descriptor_cut_short)
+CUTS_OFF(shape_cut_short)
+CUTS_OFF(strides_cut_short)
+CUTS_OFF(offset_outside)
+CUTS_OFF(offset_at_the_end)
+CUTS_OFF(last_element_outside)
+CUTS_OFF(offset_that_overflows)
+CUTS_OFF(offset_between_elements)
+CUTS_OFF(dtype_zero)
+CUTS_OFF(dtype_beyond_the_last)
+CUTS_OFF(device_zero)
+CUTS_OFF(device_that_is_no_host_memory)
+CUTS_OFF(nine_dimensions)
+CUTS_OFF(many_dimensions)
+CUTS_OFF(dimension_below_zero)
+CUTS_OFF(dimensions_below_zero)
+CUTS_OFF(least_dimension)
+CUTS_OFF(elements_that_overflow)
+CUTS_OFF(bytes_that_overflow)
+CUTS_OFF(stride_below_zero)
+CUTS_OFF(stride_beyond_the_arena)
+CUTS_OFF(stride_that_overflows)
+CUTS_OFF(strides_that_overflow_together)
+CUTS_OFF(flags_unknown)
+CUTS_OFF(flags_all)
+CUTS_OFF_PACKED(slot_beyond_the_ledger)
+CUTS_OFF_PACKED(one_tensor_too_many)
+CUTS_OFF_PACKED(four_billion_tensors)
+CUTS_OFF_PACKED(bytes_without_end)
+CUTS_OFF_PACKED(body_shorter_than_a_lease_head)
+CUTS_OFF_PACKED(offset_outside)
+CUTS_OFF_PACKED(dtype_zero)
+CUTS_OFF_PACKED(nine_dimensions)
+CUTS_OFF_PACKED(stride_beyond_the_arena)
+CUTS_OFF_PACKED(packed_outside)
+CUTS_OFF_PACKED(packed_over_the_end)
+CUTS_OFF_PACKED(packed_so_that_it_overflows)
+CUTS_OFF_PACKED(packed_nearly_here)
+
+/* An error lends nothing. */
+static void error_that_lends(struct bx_job *job)
+{
+    struct forgery forgery = right_forgery(BXI_REPLY, false);
+
+    forgery.frame.code = -EIO;
+    HARNESS_CHECK(put_forgery(job, &forgery));
+}
+
+Test(lease_input, an_error_that_lends_cuts_off, .timeout = 30)
+{
+    run(error_that_lends, is_cut_off);
+}
+
+/* More than a message may have, all of it within the arena: nobody copies a gigabyte of holes to find out. */
+static void more_than_a_message(struct bx_job *job)
+{
+    struct forgery forgery = right_forgery(BXI_ONEWAY, true);
+
+    forgery.lease.packed_bytes = BX_MSG_MAX + (1 << 20);
+    HARNESS_CHECK(put_forgery(job, &forgery));
+}
+
+Test(lease_input, that_is_more_than_a_message_cuts_off, .timeout = 60)
+{
+    strike = more_than_a_message;
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
+                                         .body = { is_cut_off, is_hostile, loans_serve },
+                                         .options = { .arena_bytes = BX_MSG_MAX + (8 << 20) } });
+}
+
+/* There is nobody to take what it lends: it goes back with the error. */
+static void lends_to_no_function(struct bx_job *job)
+{
+    struct forgery forgery = right_forgery(BXI_ONEWAY, false);
+
+    forgery.frame.function = BXI_FUNCTION_MAX;
+    HARNESS_CHECK(put_forgery(job, &forgery));
+}
+
+static void takes_nothing(struct bx_job *job)
+{
+    struct bx_future *future = held_call(job);
+
+    strikes_now();
+    /* This answer is read when that frame has been dealt with. */
+    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(3)), 3);
+    HARNESS_EQ(harness_counter(job, "requests_refused"), 1);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+    HARNESS_EQ(loans_of(job, 1).borrowed, 0);
+    harness_post(FINISHED);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
+    bx_future_release(future);
+}
+
+Test(lease_input, to_a_function_that_is_not_there_goes_back, .timeout = 30)
+{
+    run(lends_to_no_function, takes_nothing);
+}
+
+/* The offset and the descriptors lie inside, the message's bytes behind the end. */
+static void ends_outside(struct bx_job *job)
+{
+    struct forgery forgery = right_forgery(BXI_ONEWAY, true);
+    unsigned char *arena = (unsigned char *)(uintptr_t)bxi_arena_base(job->arena), body[64];
+    size_t inside = forgery.lease.packed_bytes - 8;
+
+    write_body(&forgery, body);
+    forgery.lease.packed_offset = ARENA_BYTES - inside;
+    memcpy(arena + ARENA_BYTES - inside, block + 1024, inside);
+    HARNESS_CHECK(put_forgery(job, &forgery));
+}
+
+Test(lease_input, whose_bytes_end_outside_of_the_arena_cuts_off, .timeout = 30)
+{
+    run(ends_outside, is_cut_off);
+}
+
+/* ---- Seeds ----------------------------------------------------------------------------------------------------*/
+
+static uint64_t next_random(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return *state >> 33;
+}
+
+static uint64_t some_number(uint64_t *state)
+{
+    static const uint64_t edges[] = { 0, 1, 2, 8, 255, 1023, 1024, 4096, INT64_MAX, UINT64_MAX, UINT64_C(1) << 63,
+                                      ARENA_BYTES, ARENA_BYTES - 1, UINT32_MAX, BX_MSG_MAX };
+
+    switch (next_random(state) % 3) {
+    case 0:
+        return edges[next_random(state) % (sizeof(edges) / sizeof(edges[0]))];
+    case 1:
+        return next_random(state) % ARENA_BYTES;
+    default:
+        return next_random(state) << 33 | next_random(state);
+    }
+}
+
+static struct forgery some_forgery(uint64_t *state)
+{
+    static const uint8_t kinds[] = { BXI_ONEWAY, BXI_REQUEST, BXI_REPLY };
+    struct forgery forgery = right_forgery(kinds[next_random(state) % 3], next_random(state) % 2 != 0);
+    uint64_t which = next_random(state) % 16, number = some_number(state);
+
+    forgery.lease.slot = (uint32_t)next_random(state) % BXI_LEASE_MAX;
+    switch (which) {
+    case 0:
+        forgery.lease.slot = (uint32_t)number;
+        break;
+    case 1:
+        forgery.lease.generation = number;
+        break;
+    case 2:
+        forgery.lease.tensor_count = (uint32_t)number;
+        break;
+    case 3:
+        forgery.lease.packed_offset = number;
+        break;
+    case 4:
+        forgery.lease.packed_bytes = number;
+        break;
+    case 5:
+        forgery.tensor.offset = number;
+        break;
+    case 6:
+        forgery.tensor.dtype = (uint8_t)number;
+        break;
+    case 7:
+        forgery.tensor.ndim = (uint8_t)number;
+        break;
+    case 8:
+        forgery.tensor.flags = (uint8_t)number;
+        break;
+    case 9:
+        forgery.dims[number % 2] = (int64_t)some_number(state);
+        break;
+    case 10:
+        forgery.cut = number % sizeof(forgery.lease);
+        break;
+    case 11:
+        strided(&forgery, (int64_t)number, (int64_t)some_number(state));
+        break;
+    case 12:
+        forgery.frame.function = (uint16_t)number;
+        break;
+    default:                    /* right, so that there is something to go wrong for */
+        break;
+    }
+    return forgery;
+}
+
+/* Frames of every kind, and words of leases that are out, that were out and that never were. */
+static void scribbles(struct bx_job *job)
+{
+    uint64_t state = harness_load(SEED);
+    bxi_a64 *words = (bxi_a64 *)(void *)((unsigned char *)job->control + bxi_lease_offset(0));
+
+    make_block(job);
+    harness_post(READY);
+    for (int round = 0; harness_gate(FINISHED) == 0; round++) {
+        struct forgery forgery = some_forgery(&state);
+
+        if (next_random(&state) % 2 == 0)
+            put_forgery(job, &forgery);
+        if (next_random(&state) % 64 == 0)
+            bxi_store_release(&words[next_random(&state) % 8], some_number(&state));
+        bxi_store_relaxed(&job->control->pair[0].want_lease, some_number(&state));
+        sched_yield();
+    }
+    harness_post(STRUCK);
+    raise(SIGKILL);
+}
+
+/* Whatever a call to the hostile worker brings, it brings it by its deadline, and tensors of others are right. */
+static void survives(struct bx_job *job)
+{
+    static const char *const functions[] = { "keep", "make", "back", "hold", "verify_blocking" };
+    const struct bx_call_options options = { .timeout_ns = 5 * HARNESS_MS, .no_wait = true };
+
+    harness_await(READY, 1);
+    for (int i = 0; i < 40; i++) {
+        struct bx_msg *args = loans_msg(job, 1, 2, 500);
+        struct bx_future *future = NULL;
+
+        if (bx_rpc_async(job, "worker1", functions[i % 5], args, &options, &future) == 0) {
+            bx_future_wait(future, BX_FOREVER);
+            HARNESS_CHECK(bx_future_done(future));
+            bx_future_release(future);
+        }
+        bx_msg_destroy(args);
+        HARNESS_EQ(loans_call(job, "worker2", "verify", loans_msg(job, i, 3, 4000)), 3);
+    }
+    ends_it(job);
+}
+
+/* BX_FUZZ_SEEDS asks for more than the few that every run tries. */
+Test(lease_input, no_nonsense_hurts_anybody_else, .timeout = 600)
+{
+    const char *more = getenv("BX_FUZZ_SEEDS");
+    uint64_t count = more != NULL ? strtoull(more, NULL, 10) : 10;
+
+    for (uint64_t seed = 1; seed <= count; seed++) {
+        harness_reset();
+        harness_store(SEED, seed);
+        harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
+                                             .body = { survives, scribbles, loans_serve },
+                                             .options = { .arena_bytes = ARENA_BYTES } });
+        cr_expect_eq(harness_gate(STRUCK), 1, "worker 1 did not live to the end");
+    }
+}

@@ -1,0 +1,513 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Waiting for leases (bx_loans_wait), and what a worker does whose arena is full: memory on loan is used
+ * again as soon as it is back. Arenas here are of a few megabytes, so that they fill up at once.
+ */
+#include "tests/harness/loans.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum gate { WAITING = 0 };
+
+#define MEGABYTE (UINT64_C(1) << 20)
+#define HALF ((int64_t)(512 << 10))
+
+/* ---- bx_loans_wait ----------------------------------------------------------------------------------------- */
+
+static void waits_in_vain(struct bx_job *job)
+{
+    HARNESS_EQ(bx_loans_wait(job, 2, 0, 0), -EINVAL);
+    HARNESS_EQ(bx_loans_wait(job, -2, 0, 0), -EINVAL);
+    HARNESS_EQ(bx_loans_wait(job, -1, 0, 0), 0);
+    for (int to = 0; to < 2; to++) {
+        const char *name = bx_worker_name(job, to);
+
+        for (int i = 0; i < 3; i++)
+            HARNESS_EQ(loans_call(job, name, "keep", loans_msg(job, i, 1, 100)), 1);
+        HARNESS_EQ(bx_loans_wait(job, to, 3, 0), 0);
+        HARNESS_EQ(bx_loans_wait(job, 1 - to, 0, 0), 0);
+        HARNESS_EQ(bx_loans_wait(job, to, 2, HARNESS_MS), BX_E_TIMEOUT);
+        HARNESS_EQ(bx_loans_wait(job, to, 2, 0), BX_E_TIMEOUT);
+        HARNESS_EQ(bx_loans_wait(job, -1, 0, HARNESS_MS), BX_E_TIMEOUT);
+        HARNESS_EQ(loans_call(job, name, "drop", harness_msg_i64(1)), 2);
+        HARNESS_EQ(bx_loans_wait(job, to, 2, 0), 0);
+        HARNESS_EQ(loans_call(job, name, "drop", harness_msg_i64(2)), 0);
+        HARNESS_EQ(bx_loans_wait(job, to, 0, 0), 0);
+    }
+}
+
+Test(loans_wait, ends_at_its_deadline, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { waits_in_vain } });
+}
+
+/* Worker 0's own loans, from inside an inline handler of its. */
+static int waits_where_it_may_not(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                                  void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+
+    (void)args, (void)reply, (void)context;
+    HARNESS_EQ(loans_of(job, -1).leases, 1);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), BX_E_WOULD_DEADLOCK);
+    return bx_loans_wait(job, 1, 1, BX_FOREVER);
+}
+
+/* At the bound, a call from where nothing may wait does not. */
+static int lends_where_it_may_not_wait(const struct bx_request *request, struct bx_reader *args,
+                                       struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    struct bx_msg *msg = loans_msg(job, 1, 1, HALF);
+    struct bx_future *future = NULL;
+
+    (void)args, (void)reply, (void)context;
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "keep", msg, NULL), -EAGAIN);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "keep", msg, NULL, &future), -EAGAIN);
+    HARNESS_CHECK(future == NULL);
+    bx_msg_destroy(msg);
+    return 0;
+}
+
+static int setup_inline(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "wait", BX_INLINE, waits_where_it_may_not, NULL), 0);
+    HARNESS_EQ(bx_register(job, "lend", BX_INLINE, lends_where_it_may_not_wait, NULL), 0);
+    return loans_setup(job);
+}
+
+static void is_asked_to_wait(struct bx_job *job)
+{
+    HARNESS_EQ(loans_call(job, "worker1", "keep", loans_msg(job, 1, 1, HALF)), 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "wait", NULL, NULL, NULL), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "lend", NULL, NULL, NULL), 0);
+    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
+}
+
+Test(loans_wait, is_refused_where_nothing_may_wait, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_inline, .body = { is_asked_to_wait },
+                                         .options = { .loan_bytes_max = 600 << 10 } });
+}
+
+/* Worker 1 lets go by its own thread, and sends nothing: the lease's own bell must wake worker 0, which by then
+ * sleeps. Each of its ways to sleep is tried. */
+static void waits_asleep(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(1);
+
+    for (uint32_t round = 1; round <= 20; round++) {
+        struct bx_tensor *tensor = loans_tensor(job, BX_U8, 5000, round);
+
+        bx_msg_clear(args);
+        HARNESS_EQ(bx_msg_put_i64(args, round), 0);
+        HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+        bx_tensor_release(tensor);
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "take", args, NULL, NULL), 0);
+        bx_msg_clear(args);
+        harness_post(WAITING);
+        HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+        HARNESS_EQ(loans_of(job, 1).leases, 0);
+        HARNESS_EQ(loans_of(job, 1).returned, round);
+    }
+    bx_msg_destroy(args);
+}
+
+static struct bx_tensor *taken;
+
+static int take(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)reply, (void)context;
+    taken = bx_tensor_acquire(bx_read_tensor(args));
+    return 0;
+}
+
+static int setup_taking(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "take", BX_INLINE, take, NULL), 0);
+    return loans_setup(job);
+}
+
+static bool is_asleep(const struct bx_job *job, int rank)
+{
+    return (bxi_load_seq_cst((bxi_a64 *)&job->peers[rank].view.control->header.armed) & 3) != BXI_AWAKE;
+}
+
+/* The calling thread's wait arms as the leader; the background thread may be the one that is seen. */
+static void lets_go_when_it_sleeps(struct bx_job *job)
+{
+    for (uint32_t round = 1; round <= 20; round++) {
+        while (harness_gate(WAITING) < round) {
+            bx_progress(job);
+            sched_yield();
+        }
+        while (!is_asleep(job, 0))
+            sched_yield();
+        bx_tensor_release(taken);
+    }
+}
+
+static void run_asleep(const struct bx_options *options)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_taking, .options = *options,
+                                         .body = { waits_asleep, lets_go_when_it_sleeps } });
+}
+
+Test(loans_wait, is_woken_from_its_sleep, .timeout = 30)
+{
+    run_asleep(&(struct bx_options){ .no_spin = true });
+}
+
+Test(loans_wait, is_woken_from_its_sleep_in_epoll, .timeout = 30)
+{
+    run_asleep(&(struct bx_options){ .no_spin = true, .wait = BX_WAIT_EPOLL });
+}
+
+Test(loans_wait, is_woken_after_it_has_spun, .timeout = 30)
+{
+    run_asleep(&(struct bx_options){ 0 });
+}
+
+Test(loans_wait, is_woken_without_a_background_thread, .timeout = 30)
+{
+    run_asleep(&(struct bx_options){ .no_spin = true, .own_loop = true });
+}
+
+/* ---- The arena ----------------------------------------------------------------------------------------------- */
+
+static struct bx_arena_info arena_of(struct bx_job *job)
+{
+    struct bx_arena_info info = { 0 };
+
+    HARNESS_EQ(bx_job_arena(job, &info), 0);
+    return info;
+}
+
+/* Tensors until there is room for no more: how many. */
+static int fill_arena(struct bx_job *job, int64_t elements, struct bx_tensor **tensors, int most)
+{
+    int count = 0, rc = 0;
+
+    while (count < most && (rc = bx_tensor_create(job, BX_U8, 1, &elements, &tensors[count])) == 0)
+        count++;
+    HARNESS_EQ(rc, BX_E_ARENA_FULL);
+    return count;
+}
+
+static void empty_arena(struct bx_tensor **tensors, int count)
+{
+    for (int i = 0; i < count; i++)
+        bx_tensor_release(tensors[i]);
+}
+
+static void fills_its_arena(struct bx_job *job)
+{
+    struct bx_tensor *tensors[64];
+    int64_t elements = HALF;
+    int count, again;
+
+    HARNESS_EQ(arena_of(job).size_bytes, 4 * MEGABYTE);
+    for (int64_t i = 0; i < 4; i++)
+        HARNESS_EQ(loans_call(job, "worker1", "keep", loans_msg(job, i, 1, HALF)), 1);
+    count = fill_arena(job, elements, tensors, 64);
+    HARNESS_HAS(bx_error_text(), "on loan");
+    HARNESS_HAS(bx_error_text(), "arena_bytes");
+    HARNESS_CHECK(count >= 1 && count <= 4);
+    HARNESS_CHECK(arena_of(job).used_bytes >= (uint64_t)(4 + count) * (uint64_t)HALF);
+    HARNESS_CHECK(arena_of(job).used_bytes <= arena_of(job).committed_bytes);
+    HARNESS_CHECK(arena_of(job).committed_bytes <= 4 * MEGABYTE);
+
+    /* A call that has to copy into the full arena fails, and lends nothing. */
+    struct bx_tensor *heap = loans_tensor(NULL, BX_U8, HALF, 1);
+    struct bx_msg *args = harness_msg_i64(1);
+
+    HARNESS_EQ(bx_msg_put_tensor(args, heap), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), BX_E_ARENA_FULL);
+    HARNESS_EQ(loans_of(job, -1).leases, 4);
+
+    /* What comes back is looked for when memory is wanted. */
+    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(3)), 1);
+    again = fill_arena(job, elements, tensors + count, 64 - count);
+    HARNESS_EQ(again, 3);
+    empty_arena(tensors, count + again);
+    HARNESS_EQ(loans_call(job, "worker1", "keep", args), 1);
+    bx_tensor_release(heap);
+    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(9)), 0);
+    HARNESS_EQ(loans_of(job, -1).leases, 0);
+    HARNESS_EQ(arena_of(job).used_bytes, 0);
+}
+
+Test(arena_full, says_so_and_goes_on_with_what_comes_back, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { fills_its_arena },
+                                         .options = { .arena_bytes = 4 * MEGABYTE } });
+}
+
+/* The reply's tensors do not fit, and neither does a message of bytes alone. */
+static int make_a_lot(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_tensor *tensor = loans_tensor(NULL, BX_U8, bx_read_i64(args), 1);
+    int rc = bx_msg_put_tensor(reply, tensor);
+
+    (void)request, (void)context;
+    bx_tensor_release(tensor);
+    return rc;
+}
+
+static int many_bytes(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    size_t bytes = (size_t)bx_read_i64(args);
+    char *zeroes = calloc(1, bytes);
+    int rc = bx_msg_put_bytes(reply, zeroes, bytes);
+
+    (void)request, (void)context;
+    free(zeroes);
+    return rc;
+}
+
+static int setup_a_lot(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "make_a_lot", BX_INLINE, make_a_lot, NULL), 0);
+    HARNESS_EQ(bx_register(job, "many_bytes", BX_INLINE, many_bytes, NULL), 0);
+    return loans_setup(job);
+}
+
+static void asks_for_a_lot(struct bx_job *job)
+{
+    static const char *const functions[] = { "make_a_lot", "many_bytes" };
+
+    for (int to = 0; to < 2; to++)
+        for (int i = 0; i < 2; i++) {
+            const char *name = bx_worker_name(job, to);
+            struct bx_msg *large = harness_msg_i64(5 << 20), *small = harness_msg_i64(1 << 20);
+
+            HARNESS_EQ(loans_try(job, name, functions[i], large, NULL), BX_E_ARENA_FULL);
+            HARNESS_HAS(bx_error_text(), name);
+            HARNESS_EQ(loans_try(job, name, functions[i], small, NULL), 0);
+        }
+}
+
+Test(arena_full, fails_a_reply_with_the_same_code, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_a_lot, .body = { asks_for_a_lot },
+                                         .options = { .arena_bytes = 4 * MEGABYTE } });
+}
+
+static void lends_more_than_there_is(struct bx_job *job)
+{
+    for (int64_t i = 0; i < 200; i++)
+        HARNESS_EQ(loans_call(job, "worker1", "verify", loans_msg(job, i, 2, HALF)), 2);
+    HARNESS_EQ(loans_of(job, -1).granted, 200);
+    HARNESS_CHECK(arena_of(job).high_water_bytes <= 4 * MEGABYTE);
+    HARNESS_CHECK(arena_of(job).high_water_bytes >= 2 * (uint64_t)HALF);
+}
+
+Test(arena_full, is_never_so_where_everything_comes_back, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { lends_more_than_there_is },
+                                         .options = { .arena_bytes = 4 * MEGABYTE } });
+}
+
+static void sees_eight_megabytes(struct bx_job *job)
+{
+    HARNESS_EQ(arena_of(job).size_bytes, 8 * MEGABYTE);
+    HARNESS_EQ(arena_of(job).used_bytes, 0);
+}
+
+static void sees_64_gigabytes(struct bx_job *job)
+{
+    HARNESS_EQ(arena_of(job).size_bytes, UINT64_C(64) << 30);
+    HARNESS_EQ(arena_of(job).committed_bytes, 0);
+}
+
+Test(arena_size, comes_from_the_options_else_the_environment_else_is_64_gigabytes, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .body = { sees_64_gigabytes } });
+    setenv("BX_ARENA_BYTES", "8000000", 1);         /* rounded up */
+    harness_run(&(struct harness_world){ .size = 2, .body = { sees_eight_megabytes } });
+    setenv("BX_ARENA_BYTES", "2000000", 1);
+    harness_run(&(struct harness_world){ .size = 2, .body = { sees_eight_megabytes },
+                                         .options = { .arena_bytes = 8 * MEGABYTE } });
+}
+
+Test(arena_size, that_is_no_number_is_told_by_the_name_of_the_variable, .timeout = 10)
+{
+    static const char *const wrong[] = { "many", "-1", "0x10", "12 ", "99999999999999999999" };
+
+    for (int i = 0; i < 5; i++) {
+        struct bx_job *job = NULL;
+
+        setenv("BX_ARENA_BYTES", wrong[i], 1);
+        cr_expect_eq(bx_job_create(&(struct bx_options){ .job = "j", .world_size = 2 }, &job), -EINVAL, "'%s'",
+                     wrong[i]);
+        cr_expect_not_null(strstr(bx_error_text(), "BX_ARENA_BYTES"), "%s", bx_error_text());
+        cr_expect_null(job);
+    }
+}
+
+static void trims(struct bx_job *job)
+{
+    struct bx_tensor *large = loans_tensor(job, BX_U8, 8 << 20, 1), *small = loans_tensor(job, BX_U8, 100, 2);
+    struct bx_msg *args = harness_msg_i64(2);
+
+    HARNESS_EQ(bx_msg_put_tensor(args, small), 0);
+    bx_tensor_release(small);
+    HARNESS_EQ(loans_call(job, "worker1", "keep", args), 1);
+    HARNESS_CHECK(arena_of(job).used_bytes >= 8 * MEGABYTE);
+    bx_tensor_release(large);
+    HARNESS_CHECK(arena_of(job).used_bytes < MEGABYTE);
+    HARNESS_CHECK(arena_of(job).high_water_bytes >= 8 * MEGABYTE);
+    HARNESS_EQ(bx_arena_trim(job), 0);
+    HARNESS_CHECK(arena_of(job).committed_bytes < 8 * MEGABYTE);
+    HARNESS_EQ(arena_of(job).high_water_bytes, arena_of(job).used_bytes);
+    /* The one on loan is as it was, and there is room again. */
+    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
+    large = loans_tensor(job, BX_U8, 8 << 20, 3);
+    HARNESS_CHECK(loans_hold(large, 3));
+    bx_tensor_release(large);
+    /* What came back since is given away too. */
+    HARNESS_EQ(bx_arena_trim(job), 0);
+    HARNESS_EQ(arena_of(job).used_bytes, 0);
+    HARNESS_CHECK(arena_of(job).committed_bytes < MEGABYTE);
+}
+
+Test(arena_trim, gives_back_what_is_not_used, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { trims } });
+}
+
+/* ---- A full /dev/shm ------------------------------------------------------------------------------------------- */
+
+#define CONTROL_KIB ((unsigned)(BXI_CONTROL_BYTES / 1024))
+#define RING_KIB ((unsigned)(BXI_RING_BYTES + BXI_LEASE_BYTES) / 1024 + 8)     /* with its lease words */
+
+static void mount_shm(unsigned kib)
+{
+    char size[32];
+
+    if (geteuid() != 0)
+        cr_skip_test("needs root, to mount a small /dev/shm");
+    snprintf(size, sizeof(size), "size=%uk", kib);
+    if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+        mount("tmpfs", "/dev/shm", "tmpfs", 0, size) < 0)
+        cr_skip_test("needs a mount namespace, which is not to be had here");
+}
+
+static void has_its_tensors_refused(struct bx_job *job)
+{
+    struct bx_msg *args = loans_msg(job, 1, 1, 100);
+    struct bx_future *future[3];
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "verify", args, NULL, NULL), BX_E_REFUSED);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    for (int i = 0; i < 3; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "verify", args, NULL, &future[i]), 0);
+    for (int i = 0; i < 3; i++) {
+        HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), BX_E_REFUSED);
+        bx_future_release(future[i]);
+    }
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "verify", args, NULL), 0);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    HARNESS_EQ(loans_of(job, 1).granted, 5);
+    HARNESS_EQ(loans_of(job, 1).returned, 5);
+    HARNESS_EQ(mount("tmpfs", "/dev/shm", "tmpfs", MS_REMOUNT, "size=8192k"), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "verify", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+}
+
+/* Worker 0 has its ring and a tensor; worker 1 finds no room for its own ring, and so none for lease words. */
+Test(lease, of_a_request_that_is_refused_ends_with_the_refusal, .timeout = 30)
+{
+    mount_shm(2 * CONTROL_KIB + RING_KIB + RING_KIB / 2);
+    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { has_its_tensors_refused } });
+}
+
+static void finds_no_room(struct bx_job *job)
+{
+    struct bx_tensor *tensor = NULL, *heap = loans_tensor(NULL, BX_U8, 6 << 20, 1);
+    struct bx_msg *args = harness_msg_i64(1);
+
+    HARNESS_EQ(bx_msg_put_tensor(args, heap), 0);
+    bx_tensor_release(heap);
+    HARNESS_EQ(bx_tensor_create(job, BX_U8, 1, &(int64_t){ 6 << 20 }, &tensor), BX_E_NO_SPACE);
+    HARNESS_HAS(bx_error_text(), "/dev/shm");
+    HARNESS_CHECK(tensor == NULL);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "verify", args, NULL, NULL), BX_E_NO_SPACE);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "verify", args, NULL), BX_E_NO_SPACE);
+    HARNESS_EQ(loans_call(job, "worker1", "verify", loans_msg(job, 1, 1, 10000)), 1);
+    HARNESS_EQ(mount("tmpfs", "/dev/shm", "tmpfs", MS_REMOUNT, "size=16384k"), 0);
+    HARNESS_EQ(loans_call(job, "worker1", "verify", args), 1);
+}
+
+Test(arena_full, of_dev_shm_is_another_error, .timeout = 30)
+{
+    mount_shm(4096);
+    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { finds_no_room } });
+}
+
+/* ---- Before the start ---------------------------------------------------------------------------------------- */
+
+static int setup_too_early(struct bx_job *job)
+{
+    struct bx_tensor *tensor = NULL;
+    struct bx_arena_info info = { 0 };
+    struct bx_loans loans = { 0 };
+
+    HARNESS_EQ(bx_tensor_create(job, BX_F32, 0, NULL, &tensor), BX_E_STATE);
+    HARNESS_CHECK(tensor == NULL);
+    HARNESS_EQ(bx_job_arena(job, &info), BX_E_STATE);
+    HARNESS_EQ(bx_arena_trim(job), BX_E_STATE);
+    HARNESS_EQ(bx_job_loans(job, -1, &loans), BX_E_STATE);
+    HARNESS_EQ(bx_loans_wait(job, -1, 0, 0), BX_E_STATE);
+    return 0;
+}
+
+static void does_nothing(struct bx_job *job)
+{
+    HARNESS_EQ(arena_of(job).used_bytes, 0);
+}
+
+Test(arena, is_not_there_before_the_start, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_too_early, .body = { does_nothing } });
+}
+
+/* ---- Forked ---------------------------------------------------------------------------------------------------- */
+
+static void forks(struct bx_job *job)
+{
+    struct bx_tensor *tensor = loans_tensor(job, BX_U8, 1000, 1), *other = NULL;
+    struct bx_arena_info info = { 0 };
+    struct bx_loans loans = { 0 };
+    int status = 0;
+    pid_t child = fork();
+
+    if (child == 0) {
+        HARNESS_EQ(bx_tensor_create(job, BX_U8, 0, NULL, &other), BX_E_FORKED);
+        HARNESS_EQ(bx_job_arena(job, &info), BX_E_FORKED);
+        HARNESS_EQ(bx_arena_trim(job), BX_E_FORKED);
+        HARNESS_EQ(bx_job_loans(job, -1, &loans), BX_E_FORKED);
+        HARNESS_EQ(bx_loans_wait(job, -1, 0, 0), BX_E_FORKED);
+        _exit(0);
+    }
+    HARNESS_CHECK(child > 0);
+    HARNESS_EQ(waitpid(child, &status, 0), child);
+    HARNESS_EQ(status, 0);
+    HARNESS_CHECK(loans_hold(tensor, 1));
+    bx_tensor_release(tensor);
+    HARNESS_EQ(loans_call(job, "worker1", "verify", loans_msg(job, 2, 2, 1000)), 2);
+}
+
+Test(arena, is_not_a_forked_child_s, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { forks } });
+}

@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Lease words that say what cannot be, and an arena that shrinks under those who read it.
+ *
+ * Worker 0 lends to worker 1, which writes wrong words into its own segment, or truncates its own arena; 2 is a
+ * bystander. A word is looked at when somebody wants to know, so worker 0 asks. A wrong word takes nothing back:
+ * what was lent stays lent until worker 1 is dead. A right one that comes too early is worker 1's own loss.
+ */
+#include "tests/harness/loans.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum gate { READY = 0, STRIKE, STRUCK, FINISHED };
+enum value { WORD = 0, SLOT };
+
+static bxi_a64 *words_of(struct bx_job *job, int lender)
+{
+    return (bxi_a64 *)(void *)((unsigned char *)job->control + bxi_lease_offset(lender));
+}
+
+/* ---- Workers -------------------------------------------------------------------------------------------------- */
+
+static void (*strike)(struct bx_job *job);
+
+static void is_hostile(struct bx_job *job)
+{
+    harness_post(READY);
+    harness_await(STRIKE, 1);
+    strike(job);
+    harness_post(STRUCK);
+    harness_await(FINISHED, 1);
+    raise(SIGKILL);
+}
+
+static void strikes_now(void)
+{
+    harness_post(STRIKE);
+    harness_await(STRUCK, 1);
+}
+
+static void others_go_on(struct bx_job *job)
+{
+    HARNESS_EQ(loans_call(job, "worker2", "verify", loans_msg(job, 3, 5, 4000)), 5);
+    HARNESS_EQ(loans_of(job, 2).leases, 0);
+}
+
+static void run(void (*how)(struct bx_job *job), harness_fn body)
+{
+    strike = how;
+    harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup, .dies = 1u << 1,
+                                         .body = { body, is_hostile, loans_serve } });
+}
+
+/* ---- Words ------------------------------------------------------------------------------------------------------ */
+
+/* Slot 0 has been used twice when slot 0 is out with its third lease, and 1 with its first. */
+static void lends_to_it(struct bx_job *job)
+{
+    harness_await(READY, 1);
+    for (int64_t i = 0; i < 2; i++)
+        HARNESS_EQ(loans_call(job, "worker1", "verify", loans_msg(job, i, 1, 100)), 1);
+    for (int64_t i = 0; i < 2; i++) {
+        HARNESS_EQ(loans_of(job, 1).leases, (unsigned)i);
+        HARNESS_EQ(loans_call(job, "worker1", "keep", loans_msg(job, i, 1, 5000)), 1);
+    }
+}
+
+static void expect_cut_off(struct bx_job *job)
+{
+    int rc;
+
+    /* Whoever asks sees it; then the peer is closed by who makes progress. */
+    do {
+        loans_of(job, 1);
+        rc = loans_try(job, "worker1", "echo", harness_msg_i64(1), NULL);
+    } while (rc == 0);
+    HARNESS_EQ(rc, BX_E_CORRUPT);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
+    HARNESS_CHECK(loans_of(job, 1).leases >= 1);
+    others_go_on(job);
+    harness_post(FINISHED);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    HARNESS_CHECK(loans_of(job, 1).taken_back >= 1);
+    HARNESS_EQ(loans_of(job, 1).granted, loans_of(job, 1).returned + loans_of(job, 1).taken_back);
+    others_go_on(job);
+}
+
+static void lends_and_cuts_off(struct bx_job *job)
+{
+    lends_to_it(job);
+    strikes_now();
+    expect_cut_off(job);
+}
+
+/* On top of what the word is: 2, of the lease that came back before the one that is out. */
+static void writes_word(struct bx_job *job)
+{
+    bxi_a64 *word = &words_of(job, 0)[harness_load(SLOT)];
+
+    bxi_store_release(word, bxi_load_relaxed(word) + harness_load(WORD));
+}
+
+static void runs_word(uint64_t slot, uint64_t more)
+{
+    harness_reset();
+    harness_store(SLOT, slot);
+    harness_store(WORD, more);
+    run(writes_word, lends_and_cuts_off);
+}
+
+Test(lease_words, that_go_back_cut_off, .timeout = 30)
+{
+    runs_word(0, (uint64_t)-1);
+    runs_word(0, (uint64_t)-2);
+}
+
+Test(lease_words, that_run_ahead_cut_off, .timeout = 30)
+{
+    runs_word(0, 2);
+    runs_word(1, 2);
+}
+
+Test(lease_words, of_nonsense_cut_off, .timeout = 30)
+{
+    runs_word(0, UINT64_MAX / 3);
+    runs_word(1, UINT64_MAX);
+}
+
+static void writes_the_words_of_what_is_not_out(struct bx_job *job)
+{
+    for (int slot = 2; slot < BXI_LEASE_MAX; slot++)
+        bxi_store_release(&words_of(job, 0)[slot], UINT64_C(0xdeadbeef));
+}
+
+/* They mean nothing until a lease has that slot. */
+static void lends_once_more(struct bx_job *job)
+{
+    int rc;
+
+    lends_to_it(job);
+    strikes_now();
+    HARNESS_EQ(loans_of(job, 1).leases, 2);
+    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(4)), 4);
+    others_go_on(job);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+    HARNESS_EQ(loans_of(job, 1).leases, 2);
+    /* Depending on who looks first the call is answered, or cut off with its callee. */
+    rc = loans_try(job, "worker1", "keep", loans_msg(job, 5, 1, 100), NULL);
+    HARNESS_CHECK(rc == 0 || rc == BX_E_CORRUPT);
+    expect_cut_off(job);
+}
+
+Test(lease_words, of_slots_that_are_not_out_cut_off_when_they_are, .timeout = 30)
+{
+    run(writes_the_words_of_what_is_not_out, lends_once_more);
+}
+
+/* Words and wishes of worker 1 that have no meaning, or none to act on. */
+static void writes_what_means_nothing(struct bx_job *job)
+{
+    bxi_store_relaxed(&job->control->pair[0].want_lease, UINT64_MAX);
+    memset(&job->control->loans, 0xff, sizeof(job->control->loans));
+    bxi_store_relaxed(&job->control->header.arena_used, UINT64_MAX);
+    bxi_store_relaxed(&job->control->header.arena_committed, UINT64_MAX);
+    for (int slot = 0; slot < BXI_LEASE_MAX; slot++)
+        bxi_store_release(&words_of(job, 2)[slot], 77);     /* it has borrowed nothing of worker 2 */
+}
+
+static void is_not_disturbed(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(2), *reply = NULL;
+
+    lends_to_it(job);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args, NULL, &reply), 0);
+    bx_msg_destroy(args);
+    strikes_now();
+    bx_msg_destroy(reply);
+    HARNESS_EQ(loans_of(job, 1).borrowed, 0);
+    HARNESS_EQ(loans_of(job, 1).leases, 2);
+    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(1)), 1);
+    HARNESS_EQ(loans_of(job, 1).leases, 1);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+    others_go_on(job);
+    harness_post(FINISHED);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    HARNESS_EQ(loans_of(job, 1).taken_back, 1);
+}
+
+/* Its ring towards worker 2, and the words behind it, have pages once the two have talked. */
+static void opens_towards_worker_2(struct bx_job *job)
+{
+    HARNESS_EQ(loans_call(job, "worker2", "echo", harness_msg_i64(1)), 1);
+    writes_what_means_nothing(job);
+}
+
+Test(lease_words, that_mean_nothing_mean_nothing, .timeout = 30)
+{
+    run(opens_towards_worker_2, is_not_disturbed);
+}
+
+/* Gives back what it still reads. Worker 0 uses the memory again, and nobody else can tell. */
+static void gives_back_too_early(struct bx_job *job)
+{
+    bxi_store_release(&words_of(job, 0)[0], 3);
+    bxi_store_release(&words_of(job, 0)[1], 1);
+}
+
+static void has_it_back_too_early(struct bx_job *job)
+{
+    lends_to_it(job);
+    strikes_now();
+    HARNESS_EQ(loans_of(job, 1).leases, 0);
+    HARNESS_EQ(loans_of(job, 1).returned, 4);
+    HARNESS_EQ(loans_of(job, 1).taken_back, 0);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+    for (int i = 0; i < 50; i++)
+        others_go_on(job);
+    harness_post(FINISHED);
+    while (bx_worker_alive(job, 1))
+        others_go_on(job);
+    HARNESS_EQ(loans_of(job, 1).taken_back, 0);
+}
+
+Test(lease_words, that_come_too_early_are_who_wrote_them_s_loss, .timeout = 30)
+{
+    run(gives_back_too_early, has_it_back_too_early);
+}
+
+/* ---- An arena that shrinks -------------------------------------------------------------------------------------*/
+
+static void truncates_its_arena(struct bx_job *job)
+{
+    HARNESS_EQ(ftruncate(bxi_arena_fd(job->arena), 0), 0);
+}
+
+static void expect_cut_off_by_truncation(struct bx_job *job)
+{
+    int rc;
+
+    do
+        rc = loans_try(job, "worker1", "echo", harness_msg_i64(1), NULL);
+    while (rc == 0);
+    HARNESS_EQ(rc, BX_E_CORRUPT);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
+}
+
+static void reads_what_is_gone(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(200), *reply = NULL;
+    uint64_t sum = 0;
+
+    harness_await(READY, 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args, NULL, &reply), 0);
+    bx_msg_destroy(args);
+    strikes_now();
+
+    struct bx_reader reader = bx_msg_reader(reply);
+
+    while (bx_reader_tensors_left(&reader) > 0) {
+        struct bx_tensor *tensor = bx_read_tensor(&reader);
+        const unsigned char *bytes = bx_tensor_data(tensor);
+
+        for (size_t i = 0; i < bx_tensor_bytes(tensor); i++)
+            sum += bytes[i];
+    }
+    HARNESS_EQ(sum, 0);
+    expect_cut_off_by_truncation(job);
+    bx_msg_destroy(reply);
+    others_go_on(job);
+    harness_post(FINISHED);
+}
+
+Test(arena_truncated, while_it_is_borrowed_reads_as_zeroes_and_cuts_off, .timeout = 30)
+{
+    run(truncates_its_arena, reads_what_is_gone);
+}
+
+/* Its message lies in pages that are no more when it is read. Worker 0 is stopped until then. */
+static void sends_what_it_truncates(struct bx_job *job)
+{
+    struct bx_tensor *tensor = loans_tensor(job, BX_U8, 100, 1);
+    char *bytes = calloc(1, 1 << 20);
+    struct bx_msg *args = harness_msg_i64(1);
+
+    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+    HARNESS_EQ(bx_msg_put_bytes(args, bytes, 1 << 20), 0);
+    free(bytes);
+    loans_stop(0);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker0", "keep", args, NULL), 0);
+    truncates_its_arena(job);
+    loans_signal(0, SIGCONT);
+    harness_await(FINISHED, 1);
+    raise(SIGKILL);
+}
+
+static void is_sent_what_is_gone(struct bx_job *job)
+{
+    expect_cut_off_by_truncation(job);
+    HARNESS_EQ(loans_call(job, "worker0", "drop", harness_msg_i64(0)), 0);     /* it was not handled */
+    others_go_on(job);
+    harness_post(FINISHED);
+}
+
+Test(arena_truncated, before_a_message_in_it_is_read_cuts_off, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup, .dies = 1u << 1,
+                                         .body = { is_sent_what_is_gone, sends_what_it_truncates, loans_serve } });
+}

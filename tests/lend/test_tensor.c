@@ -1,0 +1,748 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/lend/tensor.c and lib/lend/tensor_view.c without a job: tensors of the heap and of somebody else's memory, views,
+ * copies, counts, and what is refused. Tensors of an arena are tested where there are workers.
+ */
+#include "shm/atomic.h"
+#include "boxcar.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+
+#define DIMS(...) (const int64_t[]){ __VA_ARGS__ }
+
+static const enum bx_dtype all_dtypes[] = { BX_F32, BX_F64, BX_F16, BX_BF16, BX_I32, BX_I64, BX_U8, BX_BOOL };
+#define DTYPES (sizeof all_dtypes / sizeof all_dtypes[0])
+
+static struct bx_tensor *create(enum bx_dtype dtype, int ndim, const int64_t *shape)
+{
+    struct bx_tensor *tensor = NULL;
+
+    cr_assert_eq(bx_tensor_create(NULL, dtype, ndim, shape, &tensor), 0, "%s", bx_error_text());
+    cr_assert_not_null(tensor);
+    return tensor;
+}
+
+/* 0, 1, 2, ... in row-major order. */
+static struct bx_tensor *counting(int ndim, const int64_t *shape)
+{
+    struct bx_tensor *tensor = create(BX_I32, ndim, shape);
+    int32_t *data = bx_tensor_data_mut(tensor);
+
+    for (int64_t i = 0; i < bx_tensor_elements(tensor); i++)
+        data[i] = (int32_t)i;
+    return tensor;
+}
+
+static int32_t at(const struct bx_tensor *tensor, const int64_t *index)
+{
+    const int32_t *data = bx_tensor_data(tensor);
+    int64_t offset = 0;
+
+    for (int i = 0; i < bx_tensor_ndim(tensor); i++)
+        offset += index[i] * bx_tensor_strides(tensor)[i];
+    return data[offset];
+}
+
+static void count(void *context)
+{
+    bxi_add((bxi_a32 *)context, 1);
+}
+
+static void has_shape(const struct bx_tensor *tensor, int ndim, const int64_t *shape)
+{
+    cr_assert_eq(bx_tensor_ndim(tensor), ndim);
+    for (int i = 0; i < ndim; i++) {
+        cr_expect_eq(bx_tensor_shape(tensor)[i], shape[i], "dimension %d", i);
+        cr_expect_eq(bx_tensor_dim(tensor, i), shape[i], "dimension %d", i);
+    }
+}
+
+static void has_strides(const struct bx_tensor *tensor, const int64_t *strides)
+{
+    for (int i = 0; i < bx_tensor_ndim(tensor); i++)
+        cr_expect_eq(bx_tensor_strides(tensor)[i], strides[i], "stride %d is %lld", i,
+                     (long long)bx_tensor_strides(tensor)[i]);
+}
+
+/* ---- dtypes ---------------------------------------------------------------------------------- */
+
+TestSuite(tensor, .timeout = 120);
+
+Test(tensor, knows_its_dtypes)
+{
+    static const size_t bytes[] = { 4, 8, 2, 2, 4, 8, 1, 1 };
+    static const char *const names[] = { "f32", "f64", "f16", "bf16", "i32", "i64", "u8", "bool" };
+
+    for (size_t i = 0; i < DTYPES; i++) {
+        cr_expect_eq(bx_dtype_bytes(all_dtypes[i]), bytes[i]);
+        cr_expect_str_eq(bx_dtype_name(all_dtypes[i]), names[i]);
+    }
+    cr_expect_eq(bx_dtype_bytes((enum bx_dtype)0), 0);
+    cr_expect_eq(bx_dtype_bytes((enum bx_dtype)9), 0);
+    cr_expect_eq(bx_dtype_bytes((enum bx_dtype)-1), 0);
+    cr_expect_str_eq(bx_dtype_name((enum bx_dtype)0), "?");
+    cr_expect_str_eq(bx_dtype_name((enum bx_dtype)9), "?");
+}
+
+/* ---- create ---------------------------------------------------------------------------------- */
+
+Test(tensor, is_row_major_and_aligned_when_it_is_created)
+{
+    for (size_t i = 0; i < DTYPES; i++) {
+        struct bx_tensor *tensor = create(all_dtypes[i], 3, DIMS(2, 3, 5));
+
+        has_shape(tensor, 3, DIMS(2, 3, 5));
+        has_strides(tensor, DIMS(15, 5, 1));
+        cr_expect_eq(bx_tensor_dtype(tensor), all_dtypes[i]);
+        cr_expect_eq(bx_tensor_elements(tensor), 30);
+        cr_expect_eq(bx_tensor_bytes(tensor), 30 * bx_dtype_bytes(all_dtypes[i]));
+        cr_expect(bx_tensor_is_contiguous(tensor));
+        cr_expect(!bx_tensor_is_borrowed(tensor));
+        cr_expect(!bx_tensor_is_shared(tensor));
+        cr_expect_eq(bx_tensor_on_loan(tensor), 0);
+        cr_expect_eq(bx_tensor_device(tensor).kind, BX_CPU);
+        cr_expect_eq(bx_tensor_device(tensor).index, 0);
+        cr_expect_eq((uintptr_t)bx_tensor_data(tensor) % 64, 0);
+        cr_expect_eq(bx_tensor_data_mut(tensor), bx_tensor_data(tensor));
+        memset(bx_tensor_data_mut(tensor), 0xa5, bx_tensor_bytes(tensor));
+        bx_tensor_release(tensor);
+    }
+}
+
+Test(tensor, of_no_dimensions_is_a_scalar)
+{
+    struct bx_tensor *tensor = create(BX_F64, 0, NULL);
+
+    cr_expect_eq(bx_tensor_ndim(tensor), 0);
+    cr_expect_eq(bx_tensor_elements(tensor), 1);
+    cr_expect_eq(bx_tensor_bytes(tensor), 8);
+    cr_expect(bx_tensor_is_contiguous(tensor));
+    *(double *)bx_tensor_data_mut(tensor) = 2.5;
+    cr_expect(*(const double *)bx_tensor_data(tensor) == 2.5);
+    bx_tensor_release(tensor);
+}
+
+Test(tensor, may_be_empty)
+{
+    struct bx_tensor *tensor = create(BX_F32, 3, DIMS(4, 0, 3));
+
+    cr_expect_eq(bx_tensor_elements(tensor), 0);
+    cr_expect_eq(bx_tensor_bytes(tensor), 0);
+    cr_expect(bx_tensor_is_contiguous(tensor));
+    cr_expect_not_null(bx_tensor_data(tensor));
+    has_shape(tensor, 3, DIMS(4, 0, 3));
+    bx_tensor_release(tensor);
+}
+
+Test(tensor, has_no_dimension_beyond_its_last)
+{
+    struct bx_tensor *tensor = create(BX_U8, 2, DIMS(2, 3));
+
+    cr_expect_eq(bx_tensor_dim(tensor, -1), 0);
+    cr_expect_eq(bx_tensor_dim(tensor, 2), 0);
+    cr_expect_eq(bx_tensor_dim(tensor, 1), 3);
+    bx_tensor_release(tensor);
+}
+
+Test(tensor, of_a_wrong_shape_is_not_created)
+{
+    struct bx_tensor *tensor = NULL;
+    int64_t nine[9] = { 1, 1, 1, 1, 1, 1, 1, 1, 1 };
+
+    cr_expect_eq(bx_tensor_create(NULL, (enum bx_dtype)0, 1, DIMS(1), &tensor), -EINVAL);
+    cr_expect_eq(bx_tensor_create(NULL, (enum bx_dtype)9, 1, DIMS(1), &tensor), -EINVAL);
+    cr_expect_eq(bx_tensor_create(NULL, BX_F32, -1, DIMS(1), &tensor), -EINVAL);
+    cr_expect_eq(bx_tensor_create(NULL, BX_F32, 9, nine, &tensor), -EINVAL);
+    cr_expect_eq(bx_tensor_create(NULL, BX_F32, 1, NULL, &tensor), -EINVAL);
+    cr_expect_eq(bx_tensor_create(NULL, BX_F32, 2, DIMS(2, -1), &tensor), -EINVAL);
+    cr_expect_not_null(strstr(bx_error_text(), "dimension 1 is -1"), "%s", bx_error_text());
+    cr_expect_eq(bx_tensor_create(NULL, BX_F32, 1, DIMS(1), NULL), -EINVAL);
+    cr_expect_null(tensor);
+    tensor = create(BX_F32, 8, nine);
+    bx_tensor_release(tensor);
+}
+
+Test(tensor, of_more_bytes_than_can_be_counted_is_not_created)
+{
+    struct bx_tensor *tensor = NULL;
+
+    cr_expect_eq(bx_tensor_create(NULL, BX_U8, 2, DIMS(INT64_MAX, 2), &tensor), -EOVERFLOW);
+    cr_expect_eq(bx_tensor_create(NULL, BX_F32, 1, DIMS(INT64_MAX / 2), &tensor), -EOVERFLOW);
+    cr_expect_eq(bx_tensor_create(NULL, BX_F64, 3, DIMS(1 << 30, 1 << 30, 1 << 30), &tensor), -EOVERFLOW);
+    cr_expect_eq(bx_tensor_create(NULL, BX_F32, 2, DIMS(INT64_C(1) << 62, 4), &tensor), -EOVERFLOW);
+    /* Its memory is one element, and yet its bytes cannot be counted. */
+    cr_expect_eq(bx_tensor_wrap(&tensor, BX_F64, 1, DIMS(INT64_C(1) << 61), DIMS(0), NULL, NULL, &tensor), -EOVERFLOW);
+    /* Elements fit 64 bits, their strides do not: also where there are none. */
+    cr_expect_eq(bx_tensor_create(NULL, BX_U8, 3, DIMS(0, INT64_MAX, 2), &tensor), -EOVERFLOW);
+    cr_expect_null(tensor);
+}
+
+Test(tensor, says_when_memory_is_out)
+{
+    struct bx_tensor *tensor = NULL;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    cr_skip_test("a sanitizer ends the process when an allocation is too large");
+#endif
+    cr_expect_eq(bx_tensor_create(NULL, BX_U8, 1, DIMS(INT64_MAX - 4096), &tensor), -ENOMEM);
+    cr_expect_null(tensor);
+}
+
+/* ---- wrap ------------------------------------------------------------------------------------ */
+
+Test(tensor, wraps_memory_and_gives_it_back_once)
+{
+    float numbers[6] = { 0, 1, 2, 3, 4, 5 };
+    bxi_a32 freed = 0;
+    struct bx_tensor *tensor = NULL, *row = NULL;
+
+    cr_assert_eq(bx_tensor_wrap(numbers, BX_F32, 2, DIMS(2, 3), NULL, count, &freed, &tensor), 0);
+    cr_expect_eq(bx_tensor_data(tensor), numbers);
+    cr_expect_eq(bx_tensor_data_mut(tensor), numbers);
+    has_strides(tensor, DIMS(3, 1));
+    cr_expect(!bx_tensor_is_shared(tensor));
+    cr_expect(!bx_tensor_is_borrowed(tensor));
+    cr_assert_eq(bx_tensor_select(tensor, 0, 1, &row), 0);
+    cr_expect_eq(bx_tensor_acquire(tensor), tensor);
+    bx_tensor_release(tensor);
+    bx_tensor_release(tensor);
+    cr_expect_eq(freed, 0, "a view still holds it");
+    cr_expect(((const float *)bx_tensor_data(row))[0] == 3);
+    cr_expect_eq(bx_tensor_acquire(row), row);
+    bx_tensor_release(row);
+    cr_expect_eq(freed, 0);
+    bx_tensor_release(row);
+    bx_tensor_release(NULL);
+    cr_expect_eq(freed, 1);
+}
+
+Test(tensor, wraps_memory_that_nobody_needs_back)
+{
+    int64_t number = 7;
+    struct bx_tensor *tensor = NULL;
+
+    cr_assert_eq(bx_tensor_wrap(&number, BX_I64, 0, NULL, NULL, NULL, NULL, &tensor), 0);
+    *(int64_t *)bx_tensor_data_mut(tensor) = 8;
+    bx_tensor_release(tensor);
+    cr_expect_eq(number, 8);
+}
+
+Test(tensor, wraps_strides_of_any_kind_that_go_forward)
+{
+    int32_t numbers[12] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 };
+    struct bx_tensor *tensor = NULL;
+
+    cr_assert_eq(bx_tensor_wrap(numbers, BX_I32, 2, DIMS(4, 3), DIMS(1, 4), NULL, NULL, &tensor), 0);
+    cr_expect(!bx_tensor_is_contiguous(tensor));
+    cr_expect_eq(at(tensor, DIMS(3, 2)), 11);
+    cr_expect_eq(at(tensor, DIMS(1, 2)), 9);
+    bx_tensor_release(tensor);
+
+    cr_assert_eq(bx_tensor_wrap(numbers, BX_I32, 2, DIMS(5, 2), DIMS(0, 6), NULL, NULL, &tensor), 0);
+    cr_expect(!bx_tensor_is_contiguous(tensor));
+    cr_expect_eq(bx_tensor_elements(tensor), 10, "a stride of 0 repeats");
+    cr_expect_eq(at(tensor, DIMS(4, 1)), 6);
+    bx_tensor_release(tensor);
+
+    /* The stride of a dimension of 1 leads nowhere, and that of an empty tensor neither. */
+    cr_assert_eq(bx_tensor_wrap(numbers, BX_I32, 3, DIMS(2, 1, 3), DIMS(3, 99, 1), NULL, NULL, &tensor), 0);
+    cr_expect(bx_tensor_is_contiguous(tensor));
+    bx_tensor_release(tensor);
+    cr_assert_eq(bx_tensor_wrap(NULL, BX_I32, 2, DIMS(0, 3), DIMS(1, 7), NULL, NULL, &tensor), 0);
+    cr_expect(bx_tensor_is_contiguous(tensor));
+    bx_tensor_release(tensor);
+}
+
+Test(tensor, does_not_wrap_what_makes_no_tensor)
+{
+    float numbers[4] = { 0 };
+    bxi_a32 freed = 0;
+    struct bx_tensor *tensor = NULL;
+
+    cr_expect_eq(bx_tensor_wrap(numbers, (enum bx_dtype)77, 1, DIMS(4), NULL, count, &freed, &tensor), -EINVAL);
+    cr_expect_eq(bx_tensor_wrap(numbers, BX_F32, 1, DIMS(-4), NULL, count, &freed, &tensor), -EINVAL);
+    cr_expect_eq(bx_tensor_wrap(numbers, BX_F32, 1, DIMS(4), DIMS(-1), count, &freed, &tensor), -EINVAL);
+    cr_expect_not_null(strstr(bx_error_text(), "stride of dimension 0 is -1"), "%s", bx_error_text());
+    cr_expect_eq(bx_tensor_wrap(NULL, BX_F32, 1, DIMS(4), NULL, count, &freed, &tensor), -EINVAL);
+    cr_expect_eq(bx_tensor_wrap(numbers, BX_F32, 1, DIMS(4), NULL, count, &freed, NULL), -EINVAL);
+    cr_expect_eq(bx_tensor_wrap(numbers, BX_F32, 2, DIMS(3, 2), DIMS(INT64_MAX, 1), count, &freed, &tensor),
+                 -EOVERFLOW);
+    cr_expect_eq(bx_tensor_wrap(numbers, BX_F32, 2, DIMS(2, 2), DIMS(INT64_MAX, 1), count, &freed, &tensor),
+                 -EOVERFLOW, "the sum of both");
+    cr_expect_eq(bx_tensor_wrap(numbers, BX_F32, 1, DIMS(2), DIMS(INT64_MAX / 4), count, &freed, &tensor),
+                 -EOVERFLOW, "in bytes");
+    cr_expect_eq(bx_tensor_wrap(numbers, BX_F32, 2, DIMS(INT64_MAX, 2), DIMS(0, 0), count, &freed, &tensor),
+                 -EOVERFLOW, "its elements");
+    cr_expect_eq(bx_tensor_wrap((void *)(UINTPTR_MAX - 7), BX_U8, 1, DIMS(9), NULL, count, &freed, &tensor),
+                 -EOVERFLOW, "the end of memory");
+    cr_expect_null(tensor);
+    cr_expect_eq(freed, 0);
+}
+
+/* ---- Counting from several threads ------------------------------------------------------------- */
+
+#define THREADS 4
+#define ROUNDS 5000
+
+struct counted {
+    struct bx_tensor *tensor;   /* one reference for each thread */
+    int failed;
+};
+
+static void *acquire_and_release(void *context)
+{
+    struct counted *counted = context;
+
+    for (int i = 0; i < ROUNDS; i++) {
+        struct bx_tensor *view = NULL, *inner = NULL;
+
+        bx_tensor_acquire(counted->tensor);
+        if (bx_tensor_slice(counted->tensor, 0, 0, 2, 1, &view) < 0 || bx_tensor_select(view, 0, 1, &inner) < 0)
+            counted->failed++;
+        bx_tensor_release(counted->tensor);
+        bx_tensor_release(view);
+        bx_tensor_release(inner);
+    }
+    bx_tensor_release(counted->tensor);
+    return NULL;
+}
+
+static void release_from_threads(struct bx_tensor *tensor)
+{
+    pthread_t threads[THREADS];
+    struct counted counted[THREADS];
+
+    for (int i = 0; i < THREADS; i++) {
+        counted[i] = (struct counted){ bx_tensor_acquire(tensor), 0 };
+        cr_assert_eq(pthread_create(&threads[i], NULL, acquire_and_release, &counted[i]), 0);
+    }
+    bx_tensor_release(tensor);
+    for (int i = 0; i < THREADS; i++) {
+        cr_assert_eq(pthread_join(threads[i], NULL), 0);
+        cr_expect_eq(counted[i].failed, 0);
+    }
+}
+
+Test(tensor, is_freed_once_whichever_thread_drops_it_last, .timeout = 60)
+{
+    float numbers[4] = { 0 };
+    struct bx_tensor *tensor = NULL, *view = NULL;
+    bxi_a32 freed = 0;
+
+    cr_assert_eq(bx_tensor_wrap(numbers, BX_F32, 1, DIMS(4), NULL, count, &freed, &tensor), 0);
+    release_from_threads(tensor);
+    cr_expect_eq(freed, 1);
+
+    cr_assert_eq(bx_tensor_wrap(numbers, BX_F32, 1, DIMS(4), NULL, count, &freed, &tensor), 0);
+    cr_assert_eq(bx_tensor_slice(tensor, 0, 1, 4, 1, &view), 0);
+    bx_tensor_release(tensor);
+    release_from_threads(view);
+    cr_expect_eq(freed, 2);
+}
+
+/* ---- Views ------------------------------------------------------------------------------------- */
+
+Test(tensor, slices_a_dimension)
+{
+    struct bx_tensor *tensor = counting(2, DIMS(4, 6)), *view = NULL;
+
+    cr_assert_eq(bx_tensor_slice(tensor, 0, 1, 3, 1, &view), 0);
+    has_shape(view, 2, DIMS(2, 6));
+    cr_expect(bx_tensor_is_contiguous(view));
+    cr_expect_eq(at(view, DIMS(0, 0)), 6);
+    cr_expect_eq(at(view, DIMS(1, 5)), 17);
+    bx_tensor_release(view);
+
+    cr_assert_eq(bx_tensor_slice(tensor, 1, 1, 6, 2, &view), 0);
+    has_shape(view, 2, DIMS(4, 3));
+    has_strides(view, DIMS(6, 2));
+    cr_expect(!bx_tensor_is_contiguous(view));
+    cr_expect_eq(bx_tensor_bytes(view), 48);
+    cr_expect_eq(at(view, DIMS(0, 0)), 1);
+    cr_expect_eq(at(view, DIMS(3, 2)), 23);
+    bx_tensor_release(view);
+
+    cr_assert_eq(bx_tensor_slice(tensor, 1, 1, 6, 3, &view), 0);
+    has_shape(view, 2, DIMS(4, 2));             /* 1 and 4 */
+    bx_tensor_release(view);
+
+    cr_assert_eq(bx_tensor_slice(tensor, 1, 2, 4, INT64_MAX, &view), 0);
+    has_shape(view, 2, DIMS(4, 1));
+    cr_expect_eq(at(view, DIMS(1, 0)), 8);
+    bx_tensor_release(view);
+    bx_tensor_release(tensor);
+}
+
+Test(tensor, slices_down_to_nothing)
+{
+    struct bx_tensor *tensor = counting(2, DIMS(4, 6)), *view = NULL, *again = NULL;
+
+    cr_assert_eq(bx_tensor_slice(tensor, 1, 6, 6, 1, &view), 0);
+    has_shape(view, 2, DIMS(4, 0));
+    cr_expect_eq(bx_tensor_elements(view), 0);
+    cr_assert_eq(bx_tensor_slice(view, 0, 4, 4, 2, &again), 0);
+    has_shape(again, 2, DIMS(0, 0));
+    cr_expect_eq(bx_tensor_data(again), bx_tensor_data(tensor));
+    bx_tensor_release(again);
+    bx_tensor_release(view);
+    bx_tensor_release(tensor);
+}
+
+Test(tensor, does_not_slice_out_of_range)
+{
+    struct bx_tensor *tensor = counting(2, DIMS(4, 6)), *view = NULL;
+
+    cr_expect_eq(bx_tensor_slice(tensor, 0, 0, 5, 1, &view), -EINVAL);
+    cr_expect_eq(bx_tensor_slice(tensor, 0, -1, 3, 1, &view), -EINVAL);
+    cr_expect_eq(bx_tensor_slice(tensor, 0, 3, 2, 1, &view), -EINVAL);
+    cr_expect_eq(bx_tensor_slice(tensor, 0, 5, 5, 1, &view), -EINVAL);
+    cr_expect_eq(bx_tensor_slice(tensor, 0, 0, 4, 0, &view), -EINVAL);
+    cr_expect_eq(bx_tensor_slice(tensor, 0, 0, 4, -1, &view), -EINVAL);
+    cr_expect_eq(bx_tensor_slice(tensor, 2, 0, 1, 1, &view), -EINVAL);
+    cr_expect_eq(bx_tensor_slice(tensor, -1, 0, 1, 1, &view), -EINVAL);
+    cr_expect_eq(bx_tensor_slice(NULL, 0, 0, 1, 1, &view), -EINVAL);
+    cr_expect_eq(bx_tensor_slice(tensor, 0, 0, 1, 1, NULL), -EINVAL);
+    cr_expect_null(view);
+    bx_tensor_release(tensor);
+}
+
+Test(tensor, selects_an_index_and_drops_the_dimension)
+{
+    struct bx_tensor *tensor = counting(3, DIMS(2, 3, 4)), *view = NULL, *scalar = NULL;
+
+    cr_assert_eq(bx_tensor_select(tensor, 1, 2, &view), 0);
+    has_shape(view, 2, DIMS(2, 4));
+    has_strides(view, DIMS(12, 1));
+    cr_expect(!bx_tensor_is_contiguous(view));
+    cr_expect_eq(at(view, DIMS(1, 3)), 23);
+    cr_expect_eq(at(view, DIMS(0, 0)), 8);
+    bx_tensor_release(view);
+
+    cr_assert_eq(bx_tensor_select(tensor, 0, 1, &view), 0);
+    cr_expect(bx_tensor_is_contiguous(view));
+    bx_tensor_release(tensor);
+    tensor = view;
+    cr_assert_eq(bx_tensor_select(tensor, 0, 1, &view), 0);
+    cr_assert_eq(bx_tensor_select(view, 0, 3, &scalar), 0);
+    cr_expect_eq(bx_tensor_ndim(scalar), 0);
+    cr_expect_eq(at(scalar, NULL), 19);
+
+    struct bx_tensor *none = NULL;
+
+    cr_expect_eq(bx_tensor_select(tensor, 0, 3, &none), -EINVAL);
+    cr_expect_eq(bx_tensor_select(tensor, 0, -1, &none), -EINVAL);
+    cr_expect_eq(bx_tensor_select(tensor, 2, 0, &none), -EINVAL);
+    cr_expect_eq(bx_tensor_select(scalar, 0, 0, &none), -EINVAL);
+    cr_expect_null(none);
+    bx_tensor_release(scalar);
+    bx_tensor_release(view);
+    bx_tensor_release(tensor);
+}
+
+Test(tensor, transposes)
+{
+    struct bx_tensor *tensor = counting(3, DIMS(2, 3, 4)), *view = NULL, *back = NULL, *none = NULL;
+
+    cr_assert_eq(bx_tensor_transpose(tensor, 0, 2, &view), 0);
+    has_shape(view, 3, DIMS(4, 3, 2));
+    has_strides(view, DIMS(1, 4, 12));
+    cr_expect(!bx_tensor_is_contiguous(view));
+    cr_expect_eq(at(view, DIMS(3, 1, 1)), 19);
+    cr_assert_eq(bx_tensor_transpose(view, 2, 0, &back), 0);
+    has_strides(back, DIMS(12, 4, 1));
+    cr_expect(bx_tensor_is_contiguous(back));
+    bx_tensor_release(back);
+    cr_assert_eq(bx_tensor_transpose(tensor, 1, 1, &back), 0);
+    has_shape(back, 3, DIMS(2, 3, 4));
+    cr_expect_eq(bx_tensor_transpose(tensor, 0, 3, &none), -EINVAL);
+    cr_expect_eq(bx_tensor_transpose(tensor, -1, 0, &none), -EINVAL);
+    cr_expect_null(none);
+    bx_tensor_release(back);
+    bx_tensor_release(view);
+    bx_tensor_release(tensor);
+}
+
+Test(tensor, reshapes_what_has_no_gaps)
+{
+    struct bx_tensor *tensor = counting(2, DIMS(4, 6)), *view = NULL, *none = NULL;
+
+    cr_assert_eq(bx_tensor_reshape(tensor, 3, DIMS(2, 3, 4), &view), 0);
+    has_strides(view, DIMS(12, 4, 1));
+    cr_expect_eq(at(view, DIMS(1, 2, 3)), 23);
+    cr_expect_eq(bx_tensor_data(view), bx_tensor_data(tensor));
+    cr_expect_eq(bx_tensor_reshape(view, 1, DIMS(23), &none), -EINVAL);
+    cr_expect_eq(bx_tensor_reshape(view, 0, NULL, &none), -EINVAL);
+    cr_expect_eq(bx_tensor_reshape(view, 1, DIMS(-1), &none), -EINVAL);
+    cr_expect_eq(bx_tensor_reshape(view, 9, DIMS(1, 1, 1, 1, 1, 1, 1, 1, 24), &none), -EINVAL);
+    cr_expect_eq(bx_tensor_reshape(view, 2, DIMS(INT64_MAX, 8), &none), -EOVERFLOW);
+    bx_tensor_release(view);
+
+    cr_assert_eq(bx_tensor_transpose(tensor, 0, 1, &view), 0);
+    cr_expect_eq(bx_tensor_reshape(view, 1, DIMS(24), &none), -EINVAL);
+    cr_expect_null(none);
+    bx_tensor_release(view);
+    bx_tensor_release(tensor);
+
+    tensor = create(BX_F32, 2, DIMS(0, 6));
+    cr_assert_eq(bx_tensor_reshape(tensor, 1, DIMS(0), &view), 0);
+    has_shape(view, 1, DIMS(0));
+    bx_tensor_release(view);
+    bx_tensor_release(tensor);
+}
+
+Test(tensor, takes_any_strides_within_its_memory)
+{
+    struct bx_tensor *tensor = counting(1, DIMS(10)), *view = NULL, *none = NULL;
+
+    /* Windows of four, each one further: seven fit. */
+    cr_assert_eq(bx_tensor_as_strided(tensor, 0, 2, DIMS(7, 4), DIMS(1, 1), &view), 0);
+    cr_expect_eq(at(view, DIMS(6, 3)), 9);
+    cr_expect_eq(at(view, DIMS(2, 1)), 3);
+    bx_tensor_release(view);
+    cr_expect_eq(bx_tensor_as_strided(tensor, 0, 2, DIMS(8, 4), DIMS(1, 1), &none), -EINVAL);
+    cr_expect_eq(bx_tensor_as_strided(tensor, 1, 2, DIMS(7, 4), DIMS(1, 1), &none), -EINVAL);
+
+    cr_assert_eq(bx_tensor_as_strided(tensor, 9, 1, DIMS(100), DIMS(0), &view), 0);
+    cr_expect_eq(at(view, DIMS(99)), 9);
+    bx_tensor_release(view);
+    cr_assert_eq(bx_tensor_as_strided(tensor, 10, 1, DIMS(0), DIMS(1), &view), 0);
+    cr_expect_eq(bx_tensor_elements(view), 0);
+    bx_tensor_release(view);
+    cr_assert_eq(bx_tensor_as_strided(tensor, 4, 2, DIMS(2, 3), NULL, &view), 0);
+    cr_expect_eq(at(view, DIMS(1, 2)), 9);
+
+    /* Of a view: within the view, not within what is behind it. */
+    cr_expect_eq(bx_tensor_as_strided(view, 0, 1, DIMS(7), DIMS(1), &none), -EINVAL);
+    cr_expect_eq(bx_tensor_as_strided(view, -1, 1, DIMS(1), DIMS(1), &none), -EINVAL);
+    bx_tensor_release(view);
+
+    cr_expect_eq(bx_tensor_as_strided(tensor, 11, 1, DIMS(0), DIMS(1), &none), -EINVAL);
+    cr_expect_eq(bx_tensor_as_strided(tensor, 0, 1, DIMS(2), DIMS(-1), &none), -EINVAL);
+    cr_expect_eq(bx_tensor_as_strided(tensor, 1, 1, DIMS(2), DIMS(INT64_MAX), &none), -EOVERFLOW);
+    cr_expect_eq(bx_tensor_as_strided(tensor, 1, 1, DIMS(2), DIMS(INT64_MAX / 4 - 1), &none), -EINVAL);
+    cr_expect_eq(bx_tensor_as_strided(NULL, 0, 1, DIMS(1), DIMS(1), &none), -EINVAL);
+    cr_expect_eq(bx_tensor_as_strided(tensor, 0, 1, DIMS(1), DIMS(1), NULL), -EINVAL);
+    cr_expect_null(none);
+    bx_tensor_release(tensor);
+}
+
+Test(tensor, view_shares_the_memory)
+{
+    struct bx_tensor *tensor = counting(2, DIMS(3, 3)), *view = NULL;
+
+    cr_assert_eq(bx_tensor_select(tensor, 1, 1, &view), 0);
+    ((int32_t *)bx_tensor_data_mut(view))[3] = -5;
+    cr_expect_eq(at(tensor, DIMS(1, 1)), -5);
+    bx_tensor_release(view);
+    bx_tensor_release(tensor);
+}
+
+/* ---- Copies ------------------------------------------------------------------------------------ */
+
+static void fill(struct bx_tensor *tensor)
+{
+    unsigned char *data = bx_tensor_data_mut(tensor);
+
+    for (size_t i = 0; i < bx_tensor_bytes(tensor); i++)
+        data[i] = (unsigned char)(i * 131 + (i >> 8) * 7 + 1);
+}
+
+static int64_t offset_of(const struct bx_tensor *tensor, int64_t index)
+{
+    int64_t offset = 0;
+
+    for (int i = bx_tensor_ndim(tensor) - 1; i >= 0; i--) {
+        offset += index % bx_tensor_dim(tensor, i) * bx_tensor_strides(tensor)[i];
+        index /= bx_tensor_dim(tensor, i);
+    }
+    return offset;
+}
+
+/* By the definition: each element by its indices. */
+static void are_equal(const struct bx_tensor *one, const struct bx_tensor *other)
+{
+    const unsigned char *a = bx_tensor_data(one), *b = bx_tensor_data(other);
+    size_t size = bx_dtype_bytes(bx_tensor_dtype(one));
+    int64_t differing = 0;
+
+    cr_assert_eq(bx_tensor_elements(one), bx_tensor_elements(other));
+    for (int64_t i = 0; i < bx_tensor_elements(one); i++)
+        differing += memcmp(a + (size_t)offset_of(one, i) * size, b + (size_t)offset_of(other, i) * size, size) != 0;
+    cr_expect_eq(differing, 0, "%lld of %lld elements differ", (long long)differing,
+                 (long long)bx_tensor_elements(one));
+}
+
+static void copy_is_equal(const struct bx_tensor *tensor)
+{
+    struct bx_tensor *copy = NULL;
+
+    cr_assert_eq(bx_tensor_copy(NULL, tensor, &copy), 0, "%s", bx_error_text());
+    cr_expect(bx_tensor_is_contiguous(copy));
+    cr_expect_eq(bx_tensor_dtype(copy), bx_tensor_dtype(tensor));
+    cr_expect_neq(bx_tensor_data(copy), bx_tensor_data(tensor));
+    has_shape(copy, bx_tensor_ndim(tensor), bx_tensor_shape(tensor));
+    are_equal(copy, tensor);
+    bx_tensor_release(copy);
+}
+
+Test(tensor, copies_every_dtype_transposed)
+{
+    static const int pairs[][2] = { { 0, 1 }, { 0, 2 }, { 1, 2 }, { 0, 3 }, { 2, 3 } };
+
+    for (size_t i = 0; i < DTYPES; i++) {
+        struct bx_tensor *tensor = create(all_dtypes[i], 4, DIMS(3, 17, 5, 35)), *view = NULL;
+
+        fill(tensor);
+        copy_is_equal(tensor);
+        for (size_t p = 0; p < sizeof pairs / sizeof pairs[0]; p++) {
+            cr_assert_eq(bx_tensor_transpose(tensor, pairs[p][0], pairs[p][1], &view), 0);
+            copy_is_equal(view);
+            bx_tensor_release(view);
+        }
+        bx_tensor_release(tensor);
+    }
+}
+
+Test(tensor, copies_slices_scalars_and_repetitions)
+{
+    struct bx_tensor *tensor = create(BX_F16, 3, DIMS(6, 20, 9)), *view = NULL, *inner = NULL;
+
+    fill(tensor);
+    cr_assert_eq(bx_tensor_slice(tensor, 1, 3, 19, 3, &view), 0);
+    copy_is_equal(view);
+    cr_assert_eq(bx_tensor_slice(view, 2, 1, 8, 1, &inner), 0);
+    copy_is_equal(inner);
+    bx_tensor_release(inner);
+    cr_assert_eq(bx_tensor_slice(view, 0, 5, 6, 1, &inner), 0);
+    copy_is_equal(inner);
+    bx_tensor_release(inner);
+    bx_tensor_release(view);
+    cr_assert_eq(bx_tensor_as_strided(tensor, 5, 3, DIMS(4, 1, 6), DIMS(0, 3, 2), &view), 0);
+    copy_is_equal(view);
+    bx_tensor_release(view);
+    cr_assert_eq(bx_tensor_as_strided(tensor, 7, 0, NULL, NULL, &view), 0);
+    copy_is_equal(view);
+    bx_tensor_release(view);
+    bx_tensor_release(tensor);
+}
+
+Test(tensor, copies_eight_dimensions_in_any_order)
+{
+    struct bx_tensor *tensor = create(BX_I64, 8, DIMS(2, 3, 2, 1, 3, 2, 2, 3)), *one = NULL, *two = NULL;
+
+    fill(tensor);
+    cr_assert_eq(bx_tensor_transpose(tensor, 0, 7, &one), 0);
+    copy_is_equal(one);
+    cr_assert_eq(bx_tensor_transpose(one, 2, 4, &two), 0);
+    copy_is_equal(two);
+    bx_tensor_release(two);
+    bx_tensor_release(one);
+    bx_tensor_release(tensor);
+}
+
+Test(tensor, copies_into_strides_and_touches_nothing_else)
+{
+    struct bx_tensor *from = counting(2, DIMS(3, 4)), *to = create(BX_I32, 2, DIMS(8, 7)), *rows = NULL;
+    struct bx_tensor *part = NULL, *turned = NULL;
+    int32_t *data = bx_tensor_data_mut(to);
+    int untouched = 0;
+
+    for (int i = 0; i < 56; i++)
+        data[i] = -1;
+    cr_assert_eq(bx_tensor_slice(to, 0, 1, 8, 2, &rows), 0);           /* 4 x 7 */
+    cr_assert_eq(bx_tensor_slice(rows, 1, 2, 5, 1, &part), 0);         /* 4 x 3 */
+    cr_assert_eq(bx_tensor_transpose(part, 0, 1, &turned), 0);         /* 3 x 4 */
+    cr_assert_eq(bx_tensor_copy_into(turned, from), 0);
+    are_equal(turned, from);
+    for (int i = 0; i < 56; i++)
+        untouched += data[i] == -1;
+    cr_expect_eq(untouched, 56 - 12);
+    bx_tensor_release(turned);
+    bx_tensor_release(part);
+    bx_tensor_release(rows);
+    bx_tensor_release(to);
+    bx_tensor_release(from);
+}
+
+Test(tensor, copies_nothing_of_an_empty_one)
+{
+    struct bx_tensor *tensor = create(BX_F32, 2, DIMS(0, 4)), *copy = NULL, *view = NULL;
+
+    cr_assert_eq(bx_tensor_copy(NULL, tensor, &copy), 0);
+    has_shape(copy, 2, DIMS(0, 4));
+    cr_assert_eq(bx_tensor_transpose(tensor, 0, 1, &view), 0);
+    bx_tensor_release(copy);
+    cr_assert_eq(bx_tensor_copy(NULL, view, &copy), 0);
+    has_shape(copy, 2, DIMS(4, 0));
+    bx_tensor_release(view);
+    bx_tensor_release(copy);
+    bx_tensor_release(tensor);
+}
+
+Test(tensor, does_not_copy_into_another_dtype_or_shape)
+{
+    struct bx_tensor *from = counting(2, DIMS(2, 3)), *to = create(BX_F32, 2, DIMS(2, 3)), *copy = NULL;
+
+    cr_expect_eq(bx_tensor_copy_into(to, from), -EINVAL);
+    cr_expect_not_null(strstr(bx_error_text(), "i32 cannot be copied into f32"), "%s", bx_error_text());
+    bx_tensor_release(to);
+    to = create(BX_I32, 2, DIMS(3, 2));
+    cr_expect_eq(bx_tensor_copy_into(to, from), -EINVAL);
+    bx_tensor_release(to);
+    to = create(BX_I32, 1, DIMS(6));
+    cr_expect_eq(bx_tensor_copy_into(to, from), -EINVAL);
+    cr_expect_eq(bx_tensor_copy_into(NULL, from), -EINVAL);
+    cr_expect_eq(bx_tensor_copy_into(to, NULL), -EINVAL);
+    cr_expect_eq(bx_tensor_copy(NULL, NULL, &copy), -EINVAL);
+    cr_expect_eq(bx_tensor_copy(NULL, to, NULL), -EINVAL);
+    cr_expect_null(copy);
+    bx_tensor_release(to);
+    bx_tensor_release(from);
+}
+
+Test(tensor, copy_writes_nothing_between_the_elements_of_its_target)
+{
+    static const enum bx_dtype types[] = { BX_U8, BX_F16, BX_F32, BX_F64 };
+
+    for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
+        size_t size = bx_dtype_bytes(types[t]);
+        unsigned char to[64], from[64];
+        struct bx_tensor *whole[2], *every_other[2];
+
+        memset(to, 0xaa, sizeof(to));
+        memset(from, 0x11, sizeof(from));
+        cr_assert_eq(bx_tensor_wrap(to, types[t], 1, DIMS(8), NULL, NULL, NULL, &whole[0]), 0);
+        cr_assert_eq(bx_tensor_wrap(from, types[t], 1, DIMS(8), NULL, NULL, NULL, &whole[1]), 0);
+        for (int i = 0; i < 2; i++)
+            cr_assert_eq(bx_tensor_slice(whole[i], 0, 0, 8, 2, &every_other[i]), 0);
+        cr_assert_eq(bx_tensor_copy_into(every_other[0], every_other[1]), 0);
+        for (size_t at = 0; at < 8 * size; at++)
+            cr_expect_eq(to[at], at / size % 2 == 0 ? 0x11 : 0xaa, "byte %zu of %zu-byte elements", at, size);
+        for (int i = 0; i < 2; i++) {
+            bx_tensor_release(every_other[i]);
+            bx_tensor_release(whole[i]);
+        }
+    }
+}
+
+static void count_the_end(void *context)
+{
+    ++*(int *)context;
+}
+
+Test(tensor, of_which_a_view_was_refused_is_not_held_by_it)
+{
+    float data[4] = { 0 };
+    struct bx_tensor *tensor, *view = NULL;
+    int ends = 0;
+
+    cr_assert_eq(bx_tensor_wrap(data, BX_F32, 1, DIMS(4), NULL, count_the_end, &ends, &tensor), 0);
+    cr_expect_eq(bx_tensor_as_strided(tensor, 1, 1, DIMS(4), DIMS(1), &view), -EINVAL);
+    cr_expect_eq(bx_tensor_reshape(tensor, 1, DIMS(5), &view), -EINVAL);
+    cr_expect_null(view);
+    bx_tensor_release(tensor);
+    cr_expect_eq(ends, 1);
+}

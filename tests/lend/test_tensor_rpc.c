@@ -1,0 +1,574 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Tensors in messages: what arrives at another worker, what of it was copied, who may write to it, and how
+ * long it stays as it was sent. Who gives leases back and when is in test_lease.c.
+ */
+#include "tests/harness/loans.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum gate { KEPT = 0, CHANGED };
+
+static void runs(int size, harness_fn body)
+{
+    harness_run(&(struct harness_world){ .size = size, .setup = loans_setup, .body = { body } });
+}
+
+static void expect_copied(struct bx_job *job, uint64_t tensors, uint64_t bytes)
+{
+    HARNESS_EQ(harness_counter(job, "tensors_copied"), tensors);
+    HARNESS_EQ(harness_counter(job, "tensor_bytes_copied"), bytes);
+}
+
+/* ---- What arrives ------------------------------------------------------------------------------------ */
+
+/* Sends it back and forth: what was lent comes back on loan from worker 1, copied there. */
+static void there_and_back(struct bx_job *job, enum bx_dtype dtype, uint64_t number)
+{
+    static const int64_t shape[] = { 3, 1, 7 };
+    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+    struct bx_tensor *tensor = NULL;
+
+    HARNESS_EQ(bx_tensor_create(job, dtype, 3, shape, &tensor), 0);
+    HARNESS_CHECK(bx_tensor_is_shared(tensor) && !bx_tensor_is_borrowed(tensor));
+    loans_fill(tensor, number);
+    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+    HARNESS_EQ(bx_msg_tensors(args), 1);
+    HARNESS_EQ(bx_msg_bytes(args), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "back", args, NULL, &reply), 0);
+    HARNESS_EQ(bx_msg_tensors(reply), 1);
+
+    struct bx_reader reader = bx_msg_reader(reply);
+    struct bx_tensor *other = bx_read_tensor(&reader);
+
+    HARNESS_EQ(bx_tensor_dtype(other), dtype);
+    HARNESS_EQ(bx_tensor_ndim(other), 3);
+    HARNESS_EQ(memcmp(bx_tensor_shape(other), shape, sizeof(shape)), 0);
+    HARNESS_EQ(memcmp(bx_tensor_strides(other), bx_tensor_strides(tensor), sizeof(shape)), 0);
+    HARNESS_EQ(bx_tensor_elements(other), 21);
+    HARNESS_EQ(bx_tensor_device(other).kind, BX_CPU);
+    HARNESS_CHECK(bx_tensor_is_contiguous(other) && bx_tensor_is_borrowed(other));
+    HARNESS_CHECK(loans_hold(other, number));
+    bx_msg_destroy(reply);
+    bx_msg_destroy(args);
+    bx_tensor_release(tensor);
+}
+
+static void sends_each_dtype(struct bx_job *job)
+{
+    uint64_t bytes = 0;
+
+    for (enum bx_dtype dtype = BX_F32; dtype <= BX_BOOL; dtype++) {
+        there_and_back(job, dtype, 1000 + (uint64_t)dtype);
+        bytes += 21 * bx_dtype_bytes(dtype);
+    }
+    HARNESS_EQ(harness_counter(job, "tensors_sent"), 8);
+    HARNESS_EQ(harness_counter(job, "tensor_bytes_sent"), bytes);
+    expect_copied(job, 0, 0);
+}
+
+Test(tensor_rpc, of_each_dtype_arrive_equal_and_nothing_is_copied, .timeout = 20)
+{
+    runs(2, sends_each_dtype);
+}
+
+static void sends_many(struct bx_job *job, int count, int64_t elements, const char *to)
+{
+    HARNESS_EQ(loans_call(job, to, "verify", loans_msg(job, 5, count, elements)), count);
+    HARNESS_EQ(loans_call(job, to, "keep", loans_msg(job, 5, count, elements)), count);
+    HARNESS_EQ(loans_of(job, bx_worker_rank(job, to)).leases, 1);
+    /* The message is gone; the last tensor alone holds the lease. */
+    HARNESS_EQ(loans_call(job, to, "drop", harness_msg_i64(count - 1)), 1);
+    HARNESS_EQ(loans_of(job, bx_worker_rank(job, to)).leases, 1);
+    HARNESS_EQ(loans_call(job, to, "drop", harness_msg_i64(1)), 0);
+    HARNESS_EQ(loans_of(job, bx_worker_rank(job, to)).leases, 0);
+    loans_come_back(job, -1);
+}
+
+static void sends_161(struct bx_job *job)
+{
+    for (int to = 0; to < 2; to++)
+        sends_many(job, 161, 1000, bx_worker_name(job, to));
+    HARNESS_EQ(harness_counter(job, "tensors_sent"), 4 * 161);
+    HARNESS_EQ(harness_counter(job, "leases_granted"), 4);
+    HARNESS_EQ(harness_counter(job, "leases_returned"), 4);
+    expect_copied(job, 0, 0);
+}
+
+Test(tensor_rpc, that_number_161_travel_on_one_lease, .timeout = 20)
+{
+    runs(2, sends_161);
+}
+
+/* Their descriptors alone are 240 kB, where a frame has 16: these go by the arena. */
+static void sends_10000(struct bx_job *job)
+{
+    struct bx_tensor *tensor = loans_tensor(job, BX_I64, 3, 5);
+    struct bx_msg *args = harness_msg_i64(7), *reply = NULL;
+
+    for (int i = 0; i < 10000; i++)
+        HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "back", args, NULL, &reply), 0);
+    bx_msg_destroy(args);
+    bx_tensor_release(tensor);
+
+    struct bx_reader reader = bx_msg_reader(reply);
+
+    HARNESS_EQ(bx_reader_tensors_left(&reader), 10000);
+    for (int i = 0; i < 10000; i++)
+        HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), 5));
+    HARNESS_CHECK(bx_read_tensor(&reader) == NULL);
+    bx_msg_destroy(reply);
+    expect_copied(job, 0, 0);
+    sends_many(job, 3000, 5, "worker1");
+    sends_many(job, 3000, 5, "worker0");
+}
+
+Test(tensor_rpc, that_number_10000_travel_in_one_message, .timeout = 60)
+{
+    runs(2, sends_10000);
+}
+
+/* Each with bytes before it, between and behind, so that the order of the one does not lean on the other. */
+static void sends_bytes_beside(struct bx_job *job)
+{
+    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+    struct bx_tensor *tensor = loans_tensor(job, BX_F32, 10, 8);
+
+    HARNESS_EQ(bx_msg_put_i64(args, 8), 0);
+    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+    HARNESS_EQ(bx_msg_put_str(args, "behind it"), 0);
+    HARNESS_EQ(loans_call(job, "worker1", "verify", args), 1);
+
+    args = harness_msg_i64(2);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args, NULL, &reply), 0);
+    bx_msg_destroy(args);
+    HARNESS_EQ(bx_msg_tensors(reply), 2);
+    /* A message that came is a message like any other: it goes on, with more behind. */
+    HARNESS_EQ(bx_msg_put_tensor(reply, tensor), 0);
+    HARNESS_EQ(bx_msg_put_i64(reply, 99), 0);
+    HARNESS_EQ(bx_msg_tensors(reply), 3);
+    args = reply;
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "back", args, NULL, &reply), 0);
+
+    struct bx_reader reader = bx_msg_reader(reply);
+
+    HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), 0));
+    HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), 1));
+    HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), 8));
+    bx_msg_destroy(reply);
+    expect_copied(job, 2, 8000);
+    bx_msg_clear(args);
+    HARNESS_EQ(bx_msg_tensors(args), 0);
+    HARNESS_EQ(bx_msg_bytes(args), 0);
+    HARNESS_EQ(bx_msg_put_i64(args, 3), 0);
+    HARNESS_EQ(loans_call(job, "worker1", "echo", args), 3);
+    bx_tensor_release(tensor);
+}
+
+Test(tensor_rpc, lie_beside_the_bytes_of_their_message, .timeout = 20)
+{
+    runs(2, sends_bytes_beside);
+}
+
+/* ---- Large messages without tensors -------------------------------------------------------------------- */
+
+static int echo_bytes(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    size_t bytes = bx_reader_left(args);
+
+    (void)request, (void)context;
+    return bx_msg_put_bytes(reply, bx_read_bytes(args, bytes), bytes);
+}
+
+/* Says that it holds more than it does: a gigabyte is not needed to be told that it is too much. */
+static void pretend_bytes(struct bx_msg *msg, uint64_t bytes)
+{
+    msg->bytes = bytes;
+}
+
+static int too_much(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)context;
+    pretend_bytes(reply, BX_MSG_MAX + 1);
+    return 0;
+}
+
+static int setup_large(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "bytes", BX_INLINE, echo_bytes, NULL), 0);
+    HARNESS_EQ(bx_register(job, "bytes_blocking", BX_BLOCKING, echo_bytes, NULL), 0);
+    HARNESS_EQ(bx_register(job, "too_much", BX_BLOCKING, too_much, NULL), 0);
+    return loans_setup(job);
+}
+
+static void echoes_bytes(struct bx_job *job, const char *to, const char *function, size_t bytes)
+{
+    struct bx_msg *args = bx_msg_create(bytes), *reply = NULL;
+    uint32_t *data = malloc(bytes);
+
+    HARNESS_CHECK(args != NULL && data != NULL);
+    for (size_t i = 0; i < bytes / 4; i++)
+        data[i] = (uint32_t)(i * 2654435761u);
+    HARNESS_EQ(bx_msg_put_bytes(args, data, bytes), 0);
+    HARNESS_EQ(bx_rpc_sync(job, to, function, args, NULL, &reply), 0);
+    HARNESS_EQ(bx_msg_bytes(reply), bytes);
+    HARNESS_EQ(memcmp(bx_msg_data(reply), data, bytes), 0);
+    bx_msg_destroy(reply);
+    bx_msg_destroy(args);
+    free(data);
+}
+
+static void echoes_large(struct bx_job *job)
+{
+    static const size_t sizes[] = { BXI_BODY_MAX, BXI_BODY_MAX + 4, 1 << 20, 20 << 20 };
+
+    for (int to = 0; to < 2; to++)
+        for (int i = 0; i < 4; i++) {
+            echoes_bytes(job, bx_worker_name(job, to), "bytes", sizes[i]);
+            echoes_bytes(job, bx_worker_name(job, to), "bytes_blocking", sizes[i]);
+        }
+    expect_copied(job, 0, 0);
+    loans_come_back(job, -1);
+}
+
+Test(tensor_rpc, are_not_needed_for_messages_of_1_and_20_megabytes, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_large, .body = { echoes_large } });
+}
+
+static void sends_too_much(struct bx_job *job)
+{
+    for (int to = 0; to < 2; to++) {
+        const char *name = bx_worker_name(job, to);
+        struct bx_msg *args = harness_msg_i64(1);
+        struct bx_future *future = NULL;
+        size_t bytes = bx_msg_bytes(args);
+
+        pretend_bytes(args, BX_MSG_MAX + 1);
+        HARNESS_EQ(bx_rpc_sync(job, name, "bytes", args, NULL, NULL), BX_E_TOO_LARGE);
+        HARNESS_EQ(bx_rpc_oneway(job, name, "bytes", args, NULL), BX_E_TOO_LARGE);
+        HARNESS_EQ(bx_rpc_async(job, name, "bytes", args, NULL, &future), BX_E_TOO_LARGE);
+        HARNESS_CHECK(future == NULL);
+        pretend_bytes(args, bytes);
+        HARNESS_EQ(loans_call(job, name, "echo", args), 1);
+        HARNESS_EQ(bx_rpc_sync(job, name, "too_much", NULL, NULL, NULL), BX_E_TOO_LARGE);
+    }
+    HARNESS_EQ(harness_counter(job, "leases_granted"), 0);
+}
+
+Test(tensor_rpc, are_not_needed_but_a_message_has_its_most, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_large, .body = { sends_too_much } });
+}
+
+/* ---- Views, scalars, nothing ----------------------------------------------------------------------------- */
+
+static int64_t at(const struct bx_tensor *tensor, int64_t row, int64_t column)
+{
+    const int64_t *data = bx_tensor_data(tensor), *strides = bx_tensor_strides(tensor);
+
+    return data[row * strides[0] + column * strides[1]];
+}
+
+/* Answers with the tensor's strides and with what it reads through them. */
+static int read_strided(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_tensor *tensor = bx_read_tensor(args);
+
+    (void)request, (void)context;
+    HARNESS_EQ(bx_tensor_ndim(tensor), 2);
+    for (int dim = 0; dim < 2; dim++)
+        bx_msg_put_i64(reply, bx_tensor_strides(tensor)[dim]);
+    for (int64_t row = 0; row < bx_tensor_dim(tensor, 0); row++)
+        for (int64_t column = 0; column < bx_tensor_dim(tensor, 1); column++)
+            bx_msg_put_i64(reply, at(tensor, row, column));
+    return bx_msg_error(reply);
+}
+
+static int setup_strided(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "strided", BX_INLINE, read_strided, NULL), 0);
+    return loans_setup(job);
+}
+
+static void sends_view(struct bx_job *job, const char *to, struct bx_tensor *view)
+{
+    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+
+    HARNESS_EQ(bx_msg_put_tensor(args, view), 0);
+    HARNESS_EQ(bx_rpc_sync(job, to, "strided", args, NULL, &reply), 0);
+
+    struct bx_reader reader = bx_msg_reader(reply);
+
+    HARNESS_EQ(bx_read_i64(&reader), bx_tensor_strides(view)[0]);
+    HARNESS_EQ(bx_read_i64(&reader), bx_tensor_strides(view)[1]);
+    for (int64_t row = 0; row < bx_tensor_dim(view, 0); row++)
+        for (int64_t column = 0; column < bx_tensor_dim(view, 1); column++)
+            HARNESS_EQ(bx_read_i64(&reader), at(view, row, column));
+    HARNESS_EQ(reader.error, 0);
+    HARNESS_EQ(bx_reader_left(&reader), 0);
+    bx_msg_destroy(reply);
+    bx_msg_destroy(args);
+    bx_tensor_release(view);
+}
+
+static void sends_views(struct bx_job *job)
+{
+    static const int64_t shape[] = { 6, 10 }, again[] = { 4, 5 }, none[] = { 0, 1 };
+    struct bx_tensor *tensor = NULL, *view = NULL;
+
+    HARNESS_EQ(bx_tensor_create(job, BX_I64, 2, shape, &tensor), 0);
+    for (int64_t i = 0; i < 60; i++)
+        ((int64_t *)bx_tensor_data_mut(tensor))[i] = i * i;
+    for (int to = 0; to < 2; to++) {
+        const char *name = bx_worker_name(job, to);
+
+        sends_view(job, name, bx_tensor_acquire(tensor));
+        HARNESS_EQ(bx_tensor_slice(tensor, 1, 3, 9, 2, &view), 0);
+        sends_view(job, name, view);
+        HARNESS_EQ(bx_tensor_slice(tensor, 0, 2, 6, 3, &view), 0);
+        sends_view(job, name, view);
+        HARNESS_EQ(bx_tensor_transpose(tensor, 0, 1, &view), 0);
+        sends_view(job, name, view);
+        HARNESS_EQ(bx_tensor_as_strided(tensor, 7, 2, again, none, &view), 0);
+        sends_view(job, name, view);
+    }
+    expect_copied(job, 0, 0);
+    bx_tensor_release(tensor);
+}
+
+Test(tensor_rpc, that_are_strided_views_go_as_they_are, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_strided, .body = { sends_views } });
+}
+
+static struct bx_tensor *first_back(struct bx_job *job, struct bx_tensor *tensor)
+{
+    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+
+    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "back", args, NULL, &reply), 0);
+    bx_msg_destroy(args);
+
+    struct bx_reader reader = bx_msg_reader(reply);
+    struct bx_tensor *other = bx_tensor_acquire(bx_read_tensor(&reader));
+
+    bx_msg_destroy(reply);
+    return other;
+}
+
+static void sends_scalars_and_nothing(struct bx_job *job)
+{
+    static const int64_t empty[] = { 4, 0, 3 };
+    struct bx_job *const where[] = { job, NULL };
+
+    for (int i = 0; i < 2; i++) {
+        struct bx_tensor *tensor = NULL, *other;
+
+        HARNESS_EQ(bx_tensor_create(where[i], BX_F64, 0, NULL, &tensor), 0);
+        *(double *)bx_tensor_data_mut(tensor) = 2.5;
+        other = first_back(job, tensor);
+        HARNESS_EQ(bx_tensor_ndim(other), 0);
+        HARNESS_EQ(bx_tensor_elements(other), 1);
+        HARNESS_CHECK(*(const double *)bx_tensor_data(other) == 2.5);
+        bx_tensor_release(other);
+        bx_tensor_release(tensor);
+
+        HARNESS_EQ(bx_tensor_create(where[i], BX_I32, 3, empty, &tensor), 0);
+        other = first_back(job, tensor);
+        HARNESS_EQ(bx_tensor_ndim(other), 3);
+        HARNESS_EQ(memcmp(bx_tensor_shape(other), empty, sizeof(empty)), 0);
+        HARNESS_EQ(bx_tensor_elements(other), 0);
+        HARNESS_EQ(bx_tensor_dtype(other), BX_I32);
+        bx_tensor_release(other);
+        bx_tensor_release(tensor);
+    }
+    loans_come_back(job, -1);
+}
+
+Test(tensor_rpc, of_no_dimension_and_of_no_element_arrive, .timeout = 20)
+{
+    runs(2, sends_scalars_and_nothing);
+}
+
+/* ---- What is copied ---------------------------------------------------------------------------------------- */
+
+static void was_freed(void *context)
+{
+    ++*(int *)context;
+}
+
+static void sends_from_elsewhere(struct bx_job *job)
+{
+    static const int64_t elements = 1000;
+    static unsigned char memory[1000];
+    struct bx_tensor *heap = loans_tensor(NULL, BX_F32, elements, 9), *wrapped = NULL, *other;
+    int freed = 0;
+
+    HARNESS_CHECK(!bx_tensor_is_shared(heap));
+    for (uint64_t i = 1; i <= 3; i++) {
+        other = first_back(job, heap);
+        HARNESS_CHECK(loans_hold(other, 9));
+        bx_tensor_release(other);
+        expect_copied(job, i, i * 4000);
+    }
+    HARNESS_EQ(bx_tensor_wrap(memory, BX_U8, 1, &elements, NULL, was_freed, &freed, &wrapped), 0);
+    loans_fill(wrapped, 10);
+    other = first_back(job, wrapped);
+    bx_tensor_release(wrapped);
+    HARNESS_EQ(freed, 1);               /* the copy is on loan, not what it was made from */
+    memset(memory, 0, sizeof(memory));
+    HARNESS_CHECK(loans_hold(other, 10));
+    expect_copied(job, 4, 13000);
+    bx_tensor_release(other);
+    bx_tensor_release(heap);
+    loans_come_back(job, -1);
+}
+
+Test(tensor_rpc, from_elsewhere_are_copied_once_a_send_and_counted, .timeout = 20)
+{
+    runs(2, sends_from_elsewhere);
+}
+
+static int pass_on(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    int64_t number = bx_read_i64(args);
+    struct bx_msg *msg = harness_msg_i64(number);
+
+    (void)context;
+    HARNESS_EQ(bx_msg_put_tensor(msg, bx_read_tensor(args)), 0);
+    HARNESS_EQ(loans_call(job, "worker2", "keep", msg), 1);
+    bx_msg_put_u64(reply, harness_counter(job, "tensors_copied"));
+    return bx_msg_put_u64(reply, harness_counter(job, "tensor_bytes_copied"));
+}
+
+static int setup_passing(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "pass_on", BX_BLOCKING, pass_on, NULL), 0);
+    return loans_setup(job);
+}
+
+static void has_it_passed_on(struct bx_job *job)
+{
+    struct bx_msg *args = loans_msg(job, 11, 1, 5000), *reply = NULL;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "pass_on", args, NULL, &reply), 0);
+    bx_msg_destroy(args);
+
+    struct bx_reader reader = bx_msg_reader(reply);
+
+    HARNESS_EQ(bx_read_u64(&reader), 1);
+    HARNESS_EQ(bx_read_u64(&reader), 5000);
+    bx_msg_destroy(reply);
+    /* Worker 2 holds the copy in worker 1's arena; this one is free to go. */
+    loans_come_back(job, -1);
+    HARNESS_EQ(loans_call(job, "worker2", "drop", harness_msg_i64(1)), 0);
+    expect_copied(job, 0, 0);
+}
+
+Test(tensor_rpc, on_loan_are_copied_when_they_are_passed_on, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_passing, .body = { has_it_passed_on } });
+}
+
+/* ---- One memory, two views of it ------------------------------------------------------------------------------ */
+
+static sigjmp_buf fault_return;
+static volatile uintptr_t fault_address;
+static volatile int fault_code;
+
+static void on_fault(int signal_number, siginfo_t *info, void *context)
+{
+    (void)signal_number, (void)context;
+    fault_address = (uintptr_t)info->si_addr;
+    fault_code = info->si_code;
+    siglongjmp(fault_return, 1);
+}
+
+static bool write_faults(const void *place)
+{
+    struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO }, before;
+    volatile bool faulted = true;
+
+    HARNESS_EQ(sigaction(SIGSEGV, &action, &before), 0);
+    if (sigsetjmp(fault_return, 1) == 0) {
+        *(volatile unsigned char *)(uintptr_t)place = 1;
+        faulted = false;
+    }
+    HARNESS_EQ(sigaction(SIGSEGV, &before, NULL), 0);
+    return faulted;
+}
+
+static void writes_to_what_is_not_its_own(struct bx_job *job)
+{
+    for (int to = 0; to < 2; to++) {
+        struct bx_msg *args = harness_msg_i64(1), *reply = NULL;
+
+        HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, to), "make", args, NULL, &reply), 0);
+        bx_msg_destroy(args);
+
+        struct bx_reader reader = bx_msg_reader(reply);
+        struct bx_tensor *tensor = bx_read_tensor(&reader), *view = NULL;
+
+        HARNESS_CHECK(bx_tensor_data_mut(tensor) == NULL);
+        HARNESS_EQ(bx_tensor_slice(tensor, 0, 1, 2, 1, &view), 0);
+        HARNESS_CHECK(bx_tensor_data_mut(view) == NULL && bx_tensor_is_borrowed(view));
+        HARNESS_EQ(bx_tensor_copy_into(tensor, tensor), -EROFS);
+        HARNESS_CHECK(write_faults(bx_tensor_data(tensor)));
+        HARNESS_EQ(fault_address, (uintptr_t)bx_tensor_data(tensor));
+        HARNESS_EQ(fault_code, SEGV_ACCERR);
+        HARNESS_CHECK(loans_hold(tensor, 0));
+        bx_tensor_release(view);
+        bx_msg_destroy(reply);
+    }
+}
+
+Test(tensor_rpc, on_loan_cannot_be_written_to, .timeout = 20)
+{
+    runs(2, writes_to_what_is_not_its_own);
+}
+
+static uint32_t on_loan(struct bx_job *job, const struct bx_tensor *tensor)
+{
+    loans_of(job, -1);          /* looks at what came back */
+    return bx_tensor_on_loan(tensor);
+}
+
+/* It must not; here it shows that there is one memory and not two. */
+static void changes_what_is_on_loan(struct bx_job *job)
+{
+    for (int to = 0; to < 2; to++) {
+        struct bx_tensor *tensor = loans_tensor(job, BX_U8, 100, 1);
+        struct bx_msg *args = harness_msg_i64(1);
+        const char *name = bx_worker_name(job, to);
+
+        HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+        HARNESS_EQ(on_loan(job, tensor), 0);
+        HARNESS_EQ(bx_rpc_sync(job, name, "keep", args, NULL, NULL), 0);
+        HARNESS_EQ(on_loan(job, tensor), 1);
+        HARNESS_EQ(loans_call(job, name, "keep", args), 1);
+        HARNESS_EQ(on_loan(job, tensor), 2);
+        loans_fill(tensor, 2);
+        HARNESS_EQ(loans_call(job, name, "peek", NULL), ((const unsigned char *)bx_tensor_data(tensor))[77]);
+        loans_fill(tensor, 1);          /* as "drop" expects it */
+        HARNESS_EQ(loans_call(job, name, "drop", harness_msg_i64(1)), 1);
+        HARNESS_EQ(on_loan(job, tensor), 1);
+        HARNESS_EQ(loans_call(job, name, "drop", harness_msg_i64(1)), 0);
+        HARNESS_EQ(on_loan(job, tensor), 0);
+        bx_tensor_release(tensor);
+    }
+}
+
+Test(tensor_rpc, on_loan_are_the_owner_s_own_memory, .timeout = 20)
+{
+    runs(2, changes_what_is_on_loan);
+}

@@ -1,0 +1,692 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/nn on a GPU, or on the tests' driver (device_fixture.h), whose new memory is not a number and whose streams
+ * dawdle: what holds of a net anywhere (nn_cases.h), loss and optimizer with the CPU's bits, kernels of one's own,
+ * memory, order, and what is said where something is missing.
+ */
+#include "boxcar_cuda.h"
+#include "tests/device/device_fixture.h"
+#include "nn_cases.h"
+#include "tests/harness/twin.h"
+
+#include <criterion/criterion.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define LIMIT_S 60
+
+static struct bx_cuda *cuda;
+
+static void choose_driver(void)
+{
+    device_world(DEVICE_ANY);
+    setenv("FAKE_CUDA_DIRTY", "1", 1);
+}
+
+static void begin(void)
+{
+    choose_driver();
+    cr_assert_eq(bx_cuda_open(0, &cuda), 0, "%s", bx_error_text());
+    twin_use(cuda);
+}
+
+static void end(void)
+{
+    bx_cuda_close(cuda);
+    if (!device_is_real())
+        cr_assert_eq(device_figure("used", 0), 0, "something was not given back");
+}
+
+/* With the device open, and with everything given back at the end. */
+#define GPU_TEST(name)                          \
+    static void name(void);                     \
+    Test(nn_cuda, name, .timeout = LIMIT_S)     \
+    {                                           \
+        begin();                                \
+        name();                                 \
+        end();                                  \
+    }                                           \
+    static void name(void)
+
+#define ON_GPU(name)    \
+    GPU_TEST(name)      \
+    {                   \
+        nn_##name();    \
+    }
+NN_CASES(ON_GPU)
+
+/* ---- What the tests share ------------------------------------------------------------------------- */
+
+static void says(const char *part)
+{
+    cr_assert_not_null(strstr(bx_error_text(), part), "it says \"%s\", and nothing of \"%s\"", bx_error_text(), part);
+}
+
+/* In +-1, without order. */
+static float *numbers(size_t count, uint64_t seed)
+{
+    float *at = malloc((count + 1) * sizeof(*at));
+
+    cr_assert_not_null(at);
+    for (size_t i = 0; i < count; i++) {
+        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        at[i] = (float)((double)(seed >> 40) * 0x1p-23 - 1.0);
+    }
+    return at;
+}
+
+static float *there(const float *here, size_t count)
+{
+    float *at = twin_alloc((count + 1) * sizeof(*at));
+
+    twin_put(at, here, count * sizeof(*at));
+    return at;
+}
+
+static void check_bits(const float *there_at, const float *want, size_t count, const char *what)
+{
+    float *got = malloc((count + 1) * sizeof(*got));
+
+    cr_assert_not_null(got);
+    twin_get(got, there_at, count * sizeof(*got));
+    for (size_t i = 0; i < count; i++)
+        cr_assert_eq(memcmp(&got[i], &want[i], sizeof(float)), 0, "%s[%zu] of %zu: %.9g instead of %.9g", what, i,
+                     count, (double)got[i], (double)want[i]);
+    free(got);
+}
+
+/* The driver itself, behind the library's back, with the device's context current. */
+static const struct bxi_cuda *enter_driver(void)
+{
+    static struct bxi_cuda cu;
+    struct CUctx_st *context = NULL;
+    const char *path = getenv("BX_CUDA_DRIVER");
+    int handle = 0;
+
+    cr_assert_eq(bxi_gpu_load(&cu, path != NULL ? path : "libcuda.so.1"), 0, "%s", bxi_gpu_text());
+    cr_assert_eq(cu.cuDeviceGet(&handle, 0), CUDA_SUCCESS);
+    cr_assert_eq(cu.cuDevicePrimaryCtxRetain(&context, handle), CUDA_SUCCESS);
+    cr_assert_eq(cu.cuCtxPushCurrent_v2(context), CUDA_SUCCESS);
+    return &cu;
+}
+
+static void leave_driver(const struct bxi_cuda *cu)
+{
+    struct CUctx_st *popped = NULL;
+    int handle = 0;
+
+    cr_assert_eq(cu->cuCtxPopCurrent_v2(&popped), CUDA_SUCCESS);
+    cr_assert_eq(cu->cuDeviceGet(&handle, 0), CUDA_SUCCESS);
+    cr_assert_eq(cu->cuDevicePrimaryCtxRelease_v2(handle), CUDA_SUCCESS);
+}
+
+static size_t free_bytes(void)
+{
+    const struct bxi_cuda *cu = enter_driver();
+    size_t bytes = 0, total = 0;
+
+    cr_assert_eq(cu->cuMemGetInfo_v2(&bytes, &total), CUDA_SUCCESS);
+    leave_driver(cu);
+    return bytes;
+}
+
+/* ---- Loss and optimizer --------------------------------------------------------------------------- */
+
+GPU_TEST(mse_loss_has_the_cpu_s_bits)
+{
+    static const size_t COUNT[] = { 1, 2, 127, 129, 600, 100003 };
+
+    for (size_t i = 0; i < sizeof(COUNT) / sizeof(COUNT[0]); i++) {
+        size_t count = COUNT[i];
+        float *a = numbers(count, 1), *b = numbers(count, 2), *grad = numbers(count, 3);
+        float *a_there = there(a, count), *b_there = there(b, count), *grad_there = there(grad, count);
+        double want = bx_mse_loss(a, b, count, grad), got[2] = { -1.0, -1.0 };
+
+        cr_assert_eq(bx_cuda_mse_loss(cuda, a_there, b_there, count, grad_there, &got[0]), 0, "%s", bx_error_text());
+        cr_assert_eq(bx_cuda_mse_loss(cuda, a_there, b_there, count, NULL, &got[1]), 0, "%s", bx_error_text());
+        cr_assert(got[0] == want && got[1] == want, "%zu: %.17g and %.17g instead of %.17g", count, got[0], got[1],
+                  want);
+        check_bits(grad_there, grad, count, "gradient");
+        twin_free(a_there);
+        twin_free(b_there);
+        twin_free(grad_there);
+        free(a);
+        free(b);
+        free(grad);
+    }
+}
+
+GPU_TEST(mse_loss_of_nothing_is_0)
+{
+    float *at = twin_alloc(sizeof(*at));
+    double loss = -1.0;
+
+    cr_assert_eq(bx_cuda_mse_loss(cuda, at, at, 0, at, &loss), 0, "%s", bx_error_text());
+    cr_assert_eq(loss, 0.0);
+    cr_assert_eq(bx_cuda_mse_loss(cuda, at, at, 1, at, NULL), -EINVAL);
+    cr_assert_eq(bx_cuda_mse_loss(cuda, NULL, at, 1, at, &loss), -EINVAL);
+    twin_free(at);
+}
+
+/* `sets` gradients, of which there are but five different ones, from one block to another or in place. */
+static void check_sgd(size_t count, size_t sets, bool in_place)
+{
+    float *from = numbers(count, 1), *velocity = numbers(count, 2), *to = in_place ? from : numbers(count, 3);
+    float *from_there = there(from, count), *velocity_there = there(velocity, count);
+    float *to_there = in_place ? from_there : there(to, count), *g[5], *g_there[5];
+    const float *grads[128], *grads_there[128];
+    struct bx_sgd step = { .lr = 0.03f, .momentum = 0.9f, .from = from, .to = to, .velocity = velocity,
+                           .grads = grads, .grad_count = sets, .elements = count };
+
+    for (size_t i = 0; i < 5; i++) {
+        g[i] = numbers(count, 4 + i);
+        g_there[i] = there(g[i], count);
+    }
+    for (size_t i = 0; i < sets; i++) {
+        grads[i] = g[i * i % 5];
+        grads_there[i] = g_there[i * i % 5];
+    }
+    bx_sgd_step(&step);
+    step.from = from_there;
+    step.to = to_there;
+    step.velocity = velocity_there;
+    step.grads = grads_there;
+    cr_assert_eq(bx_cuda_sgd_step(cuda, &step), 0, "%s", bx_error_text());
+    memset(grads_there, 0, sizeof(grads_there));        /* the call has copied the list */
+    check_bits(to_there, to, count, "to");
+    check_bits(velocity_there, velocity, count, "velocity");
+    if (!in_place) {
+        check_bits(from_there, from, count, "from");
+        twin_free(to_there);
+        free(to);
+    }
+    for (size_t i = 0; i < 5; i++) {
+        twin_free(g_there[i]);
+        free(g[i]);
+    }
+    twin_free(from_there);
+    twin_free(velocity_there);
+    free(from);
+    free(velocity);
+}
+
+GPU_TEST(sgd_step_has_the_cpu_s_bits)
+{
+    static const size_t SETS[] = { 1, 2, 3, 5, 128 };
+
+    for (size_t i = 0; i < sizeof(SETS) / sizeof(SETS[0]); i++) {
+        check_sgd(5003, SETS[i], false);
+        check_sgd(129, SETS[i], true);
+    }
+    check_sgd(0, 1, false);
+}
+
+GPU_TEST(sgd_step_takes_1_to_128_gradients)
+{
+    float *at = twin_alloc(4 * sizeof(*at));
+    const float *grads[129];
+    struct bx_sgd step = { .from = at, .to = at, .velocity = at, .grads = grads, .elements = 4 };
+
+    for (size_t i = 0; i < 129; i++)
+        grads[i] = at;
+    cr_assert_eq(bx_cuda_sgd_step(cuda, &step), -EINVAL);
+    step.grad_count = 129;
+    cr_assert_eq(bx_cuda_sgd_step(cuda, &step), -EINVAL);
+    says("129");
+    step.grad_count = 1;
+    step.velocity = NULL;
+    cr_assert_eq(bx_cuda_sgd_step(cuda, &step), -EINVAL);
+    cr_assert_eq(bx_cuda_sgd_step(NULL, &step), -EINVAL);
+    twin_free(at);
+}
+
+/* ---- Memory --------------------------------------------------------------------------------------- */
+
+GPU_TEST(copies_reach_device_pinned_and_ordinary_memory)
+{
+    enum { COUNT = 3001 };
+    float *here = numbers(COUNT, 1), *at[2], got[COUNT];
+    void *pinned = NULL;
+    size_t bytes = COUNT * sizeof(*here);
+
+    at[0] = twin_alloc(bytes);
+    at[1] = twin_alloc(bytes);
+    cr_assert_eq(bx_cuda_alloc_host(cuda, bytes, &pinned), 0, "%s", bx_error_text());
+    memset(pinned, 0, bytes);
+    cr_assert_eq(bx_cuda_copy(cuda, at[0], here, bytes), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_cuda_copy(cuda, pinned, at[0], bytes), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_cuda_copy(cuda, at[1], pinned, bytes), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_cuda_zero(cuda, at[0], bytes), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_cuda_copy(cuda, at[0], at[1], bytes - sizeof(*here)), 0, "%s", bx_error_text());
+    twin_get(got, at[0], bytes);
+    cr_assert_eq(memcmp(got, here, bytes - sizeof(*here)), 0);
+    cr_assert_eq(got[COUNT - 1], 0.0f);
+    memset(got, 0, bytes);
+    cr_assert_eq(bx_cuda_copy(cuda, got, here, bytes), 0, "%s", bx_error_text());
+    cr_assert_eq(memcmp(got, here, bytes), 0);
+    cr_assert_eq(bx_cuda_copy(cuda, NULL, here, bytes), -EINVAL);
+    cr_assert_eq(bx_cuda_copy(cuda, at[0], here, 0), 0);
+    bx_cuda_free_host(cuda, pinned);
+    twin_free(at[0]);
+    twin_free(at[1]);
+    free(here);
+}
+
+GPU_TEST(more_memory_than_there_is_is_an_error)
+{
+    void *memory = &memory;
+
+    cr_assert_eq(bx_cuda_alloc(cuda, (size_t)1 << 45, &memory), -ENOMEM);
+    says("35184372088832 bytes");
+    cr_assert_eq(memory, (void *)&memory);
+    cr_assert_eq(bx_cuda_alloc(cuda, 0, &memory), -EINVAL);
+    cr_assert_eq(bx_cuda_alloc_host(cuda, 0, &memory), -EINVAL);
+    cr_assert_eq(bx_cuda_alloc(NULL, 1, &memory), -EINVAL);
+}
+
+/* Two convolutions with a norm that ends with a ReLU between them, of which one is added to what it reads. */
+static struct bx_net *make_net(int images)
+{
+    struct bx_net *net = NULL;
+
+    twin_create(&net, &(struct bx_net_options){ .input_grad = true });
+    int node = bx_net_input(net, images, 3, 16, 16);
+    node = bx_net_conv(net, node, &(struct bx_conv){ "first", 8, 3, 1, 1, true });
+    node = bx_net_batch_norm(net, node, "norm", true);
+    node = bx_net_add(net, bx_net_conv(net, node, &(struct bx_conv){ "second", 8, 3, 1, 1, false }), node, true);
+    node = bx_net_max_pool(net, node, 2, 2, 0);
+    cr_assert_geq(bx_net_softmax(net, bx_net_linear(net, node, "fc", 5, true)), 0, "%s", bx_error_text());
+    return net;
+}
+
+GPU_TEST(memory_is_as_before_after_50_nets)
+{
+    size_t before = 0;
+
+    for (int i = 0; i <= 50; i++) {
+        struct bx_net *net = make_net(2);
+
+        /* Every other one ends unfinished; with the first the libraries take what is theirs. */
+        if (i % 2 == 0)
+            cr_assert_eq(bx_net_finish(net, 7), 0, "%s", bx_error_text());
+        bx_net_destroy(net);
+        if (i == 0)
+            before = free_bytes();
+    }
+    cr_assert_eq(free_bytes(), before);
+}
+
+Test(nn_cuda, a_net_that_has_no_room_says_so_and_leaves_nothing, .timeout = LIMIT_S)
+{
+    setenv("FAKE_CUDA_MEMORY_MB", "64", 1);
+    begin();
+    if (device_is_real())
+        cr_skip_test("a real GPU has more memory than a net of this test can want");
+    struct bx_net *net = make_net(2);
+    bx_net_destroy(net);
+    size_t before = free_bytes();
+    net = make_net(2000);
+    cr_assert_eq(bx_net_finish(net, 7), -ENOMEM);
+    says("bytes of device 0");
+    cr_assert_eq(bx_net_forward(net, (float *)&before, (float *)&before), BX_E_STATE);
+    bx_net_destroy(net);
+    cr_assert_eq(free_bytes(), before);
+    end();
+}
+
+/* ---- Order ---------------------------------------------------------------------------------------- */
+
+/* Everything that make_net's net takes and gives, on the device. */
+struct arrays {
+    struct bx_net *net;
+    float *params[7], *grads[7];
+    float *input, *output, *output_grad;
+};
+
+static void make_arrays(struct arrays *a, uint64_t seed)
+{
+    float *here = numbers(100000, seed);
+
+    a->net = make_net(2);
+    cr_assert_eq(bx_net_finish(a->net, 7), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_net_params(a->net), 7);
+    for (size_t i = 0; i < 5000; i++)
+        here[i] *= 0.05f;           /* or one class would have it all */
+    for (size_t i = 0; i < 7; i++) {
+        a->params[i] = there(here + 100 * i, bx_net_param(a->net, i)->elements);
+        a->grads[i] = there(here, bx_net_param(a->net, i)->elements);
+    }
+    a->input = there(here + 10000, 2 * 3 * 16 * 16);
+    a->output = there(here, 2 * 5);
+    a->output_grad = there(here + 20000, 2 * 5);
+    free(here);
+}
+
+/* Puts all on the stream, and is back before any of it is done. */
+static void put_work(struct arrays *a)
+{
+    const struct bx_sgd step = { .lr = 0.1f, .from = a->params[0], .to = a->params[0], .velocity = a->grads[0],
+                                 .grads = (const float *const[1]){ a->grads[0] }, .grad_count = 1, .elements = 216 };
+
+    cr_assert_eq(bx_net_set_params(a->net, (const float *const *)a->params), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_net_forward(a->net, a->input, a->output), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_net_backward(a->net, a->output_grad, a->grads), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_cuda_sgd_step(cuda, &step), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_net_set_params(a->net, (const float *const *)a->params), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_cuda_zero(cuda, a->params[0], 216 * sizeof(float)), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_net_predict(a->net, a->input, a->output), 0, "%s", bx_error_text());
+}
+
+static void drop_arrays(struct arrays *a)
+{
+    for (size_t i = 0; i < 7; i++) {
+        twin_free(a->params[i]);
+        twin_free(a->grads[i]);
+    }
+    twin_free(a->input);
+    twin_free(a->output);
+    twin_free(a->output_grad);
+    bx_net_destroy(a->net);
+}
+
+/* A stream that waits for a word of the host's: what waited for the device would never come back. */
+GPU_TEST(no_pass_waits_for_the_device)
+{
+    struct arrays free_run, gated;
+    unsigned long long address = 0;
+    void *gate = NULL;
+    float want[10], want_grad[216];
+
+    make_arrays(&free_run, 1);
+    make_arrays(&gated, 1);
+    put_work(&free_run);
+    twin_get(want, free_run.output, sizeof(want));
+    twin_get(want_grad, free_run.grads[0], sizeof(want_grad));
+    cr_assert(want[0] > 0.0f && want[0] < 1.0f, "%.9g", (double)want[0]);
+
+    const struct bxi_cuda *cu = enter_driver();
+    if (cu->cuStreamWaitValue64_v2 == NULL)
+        cr_skip_test("the driver has no stream memory operations");
+    cr_assert_eq(cu->cuMemHostAlloc(&gate, 4096, CU_MEMHOSTALLOC_PORTABLE), CUDA_SUCCESS);
+    memset(gate, 0, 4096);
+    cr_assert_eq(cu->cuMemHostGetDevicePointer_v2(&address, gate, 0), CUDA_SUCCESS);
+    cr_assert_eq(cu->cuStreamWaitValue64_v2(bx_cuda_stream(cuda), address, 1, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
+    put_work(&gated);
+    cr_assert_eq(cu->cuStreamQuery(bx_cuda_stream(cuda)), CUDA_ERROR_NOT_READY);
+    device_open_gate(gate);
+    check_bits(gated.output, want, 10, "output");
+    check_bits(gated.grads[0], want_grad, 216, "gradient");
+    cr_assert_eq(cu->cuMemFreeHost(gate), CUDA_SUCCESS);
+    leave_driver(cu);
+    drop_arrays(&free_run);
+    drop_arrays(&gated);
+}
+
+GPU_TEST(destroying_a_net_waits_for_its_work)
+{
+    struct arrays a;
+
+    make_arrays(&a, 1);
+    const struct bxi_cuda *cu = enter_driver();
+    put_work(&a);
+    bx_net_destroy(a.net);
+    a.net = NULL;
+    cr_assert_eq(cu->cuStreamQuery(bx_cuda_stream(cuda)), CUDA_SUCCESS);
+    leave_driver(cu);
+    drop_arrays(&a);
+}
+
+GPU_TEST(two_devices_compute_side_by_side)
+{
+    struct bx_cuda *first = cuda, *second = NULL;
+    struct arrays a;
+    float want[10];
+
+    if (bx_cuda_count() < 2)
+        cr_skip_test("there is one device");
+    make_arrays(&a, 1);
+    cr_assert_eq(bx_cuda_open(1, &second), 0, "%s", bx_error_text());
+    cr_assert_str_neq(bx_cuda_name(first), "");
+    put_work(&a);
+    twin_use(second);
+    nn_a_network_agrees_whose_nodes_have_several_consumers();
+    twin_use(first);
+    twin_get(want, a.output, sizeof(want));
+    cr_assert(want[0] > 0.0f && want[0] < 1.0f, "%.9g", (double)want[0]);
+    drop_arrays(&a);
+    bx_cuda_close(second);
+}
+
+/* ---- Kernels of one's own ------------------------------------------------------------------------- */
+
+/* Under the name of one that the tests' driver has compiled. */
+struct bias_args {
+    float *y;
+    const float *bias;
+    unsigned long long count;
+    unsigned columns;
+};
+
+static const char BIAS[] =
+    "struct args { float *y; const float *bias; unsigned long long count; unsigned columns; };\n"
+    "extern \"C\" __global__ void bxk_bias(args a)\n"
+    "{\n"
+    "    unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;\n"
+    "    if (i < a.count)\n"
+    "        a.y[i] += a.bias[i % a.columns];\n"
+    "}\n";
+
+GPU_TEST(kernels_of_one_s_own_run_in_order_with_copied_arguments)
+{
+    enum { COUNT = 1000 };
+    static const float BIASES[2] = { 1.0f, 2.0f };
+    float *y = twin_alloc(COUNT * sizeof(*y)), *bias = there(BIASES, 2), got[COUNT];
+    struct bias_args args = { .y = y, .bias = bias, .count = COUNT, .columns = 2 };
+    struct bx_kernels *kernels = NULL;
+
+    cr_assert_eq(bx_kernels_create(cuda, "bias.cu", BIAS, &kernels), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_cuda_zero(cuda, y, COUNT * sizeof(*y)), 0, "%s", bx_error_text());
+    for (int i = 0; i < 5; i++) {
+        args.count = COUNT;
+        cr_assert_eq(bx_kernel_launch(kernels, "bxk_bias", COUNT, &args), 0, "%s", bx_error_text());
+        memset(&args.count, 0xff, sizeof(args.count));
+    }
+    cr_assert_eq(bx_kernel_launch(kernels, "bxk_bias", 0, &args), 0, "%s", bx_error_text());
+    twin_get(got, y, sizeof(got));
+    for (size_t i = 0; i < COUNT; i++)
+        cr_assert_eq(got[i], i % 2 == 0 ? 5.0f : 10.0f, "%zu", i);
+    bx_kernels_destroy(kernels);
+    bx_kernels_destroy(NULL);
+    twin_free(y);
+    twin_free(bias);
+}
+
+GPU_TEST(a_kernel_that_there_is_not_is_named)
+{
+    char long_name[100];
+    struct bx_kernels *kernels = NULL;
+    struct bias_args args = { .count = 0, .columns = 1 };
+
+    memset(long_name, 'k', sizeof(long_name) - 1);
+    long_name[sizeof(long_name) - 1] = '\0';
+    cr_assert_eq(bx_kernels_create(cuda, "bias.cu", BIAS, &kernels), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_kernel_launch(kernels, "bxk_bia", 1, &args), -EINVAL);
+    says("bias.cu has no kernel bxk_bia");
+    cr_assert_eq(bx_kernel_launch(kernels, "bxk_bia", 0, &args), -EINVAL);
+    cr_assert_eq(bx_kernel_launch(kernels, long_name, 1, &args), -EINVAL);
+    says("63 bytes");
+    cr_assert_eq(bx_kernel_launch(kernels, "bxk_bias", (size_t)1 << 39, &args), -EINVAL);
+    cr_assert_eq(bx_kernel_launch(kernels, "bxk_bias", 1, NULL), -EINVAL);
+    cr_assert_eq(bx_kernel_launch(NULL, "bxk_bias", 1, &args), -EINVAL);
+    bx_kernels_destroy(kernels);
+}
+
+GPU_TEST(a_text_that_does_not_compile_is_told_with_its_line)
+{
+    struct bx_kernels *kernels = NULL;
+
+    cr_assert_eq(bx_kernels_create(cuda, "wrong.cu", "\n\n}\n", &kernels), -EINVAL);
+    says("wrong.cu(3)");
+    cr_assert_null(kernels);
+    cr_assert_eq(bx_kernels_create(cuda, NULL, BIAS, &kernels), -EINVAL);
+    cr_assert_eq(bx_kernels_create(cuda, "bias.cu", NULL, &kernels), -EINVAL);
+    cr_assert_eq(bx_kernels_create(NULL, "bias.cu", BIAS, &kernels), -EINVAL);
+}
+
+/* ---- What is missing ------------------------------------------------------------------------------ */
+
+Test(nn_cuda, a_device_that_there_is_not_is_refused, .timeout = LIMIT_S)
+{
+    int count;
+
+    choose_driver();
+    count = bx_cuda_count();
+    cr_assert_gt(count, 0);
+    cr_assert_eq(bx_cuda_open(count, &cuda), -ENODEV);
+    says("there is no device");
+    cr_assert_eq(bx_cuda_open(-1, &cuda), -ENODEV);
+    cr_assert_eq(bx_cuda_open(0, NULL), -EINVAL);
+    cr_assert_eq(bx_cuda_wait(NULL), -EINVAL);
+    says("bx_cuda_wait was given no device");
+    bx_cuda_close(NULL);
+}
+
+Test(nn_cuda, without_a_driver_or_nvrtc_no_device_is_opened, .timeout = LIMIT_S)
+{
+    choose_driver();
+    setenv("BX_NVRTC", "/nonexistent/libnvrtc.so", 1);
+    cr_assert_eq(bx_cuda_open(0, &cuda), -ENOTSUP);
+    says("no NVRTC, where BX_NVRTC names it: /nonexistent/libnvrtc.so");
+    setenv("BX_NVRTC", "libm.so.6", 1);
+    cr_assert_eq(bx_cuda_open(0, &cuda), -ENOTSUP);
+    says("libm.so.6 has no function nvrtcVersion");
+    setenv("BX_CUDA_DRIVER", "/nonexistent/libcuda.so", 1);
+    cr_assert_eq(bx_cuda_open(0, &cuda), -ENODEV);
+    says("no CUDA driver, where BX_CUDA_DRIVER names it: /nonexistent/libcuda.so");
+    cr_assert_eq(bx_cuda_count(), -ENODEV);
+    setenv("BX_CUDA_DRIVER", "libm.so.6", 1);
+    cr_assert_eq(bx_cuda_open(0, &cuda), -ENODEV);
+    says("libm.so.6 has no function cuInit");
+    cr_assert_null(cuda);
+}
+
+GPU_TEST(without_cublas_or_cudnn_no_net_is_made)
+{
+    const struct bx_net_options options = { .cuda = cuda };
+    const char *cublas = getenv("BX_CUBLAS");
+    struct bx_net *net = NULL;
+
+    cublas = cublas == NULL ? NULL : strdup(cublas);
+    setenv("BX_CUBLAS", "/nonexistent/libcublas.so", 1);
+    cr_assert_eq(bx_net_create(&options, &net), -ENOTSUP);
+    says("no cuBLAS, where BX_CUBLAS names it: /nonexistent/libcublas.so");
+    if (cublas == NULL)
+        unsetenv("BX_CUBLAS");
+    else
+        setenv("BX_CUBLAS", cublas, 1);
+    setenv("BX_CUDNN", "/nonexistent/libcudnn.so", 1);
+    cr_assert_eq(bx_net_create(&options, &net), -ENOTSUP);
+    says("no cuDNN, where BX_CUDNN names it: /nonexistent/libcudnn.so");
+    setenv("BX_CUDNN", "libm.so.6", 1);
+    cr_assert_eq(bx_net_create(&options, &net), -ENOTSUP);
+    says("libm.so.6 has no function cudnnGetVersion: it is too old");
+    cr_assert_null(net);
+    free((char *)cublas);
+}
+
+/* The names that are looked for where nothing else is said. */
+GPU_TEST(a_library_that_is_not_installed_is_told_with_what_to_do)
+{
+    struct bx_net *net = NULL;
+
+    unsetenv("BX_CUDNN");
+    if (dlopen("libcudnn.so.9", RTLD_LAZY) != NULL || dlopen("libcudnn.so.8", RTLD_LAZY) != NULL)
+        cr_skip_test("cuDNN is installed here");
+    cr_assert_eq(bx_net_create(&(struct bx_net_options){ .cuda = cuda }, &net), -ENOTSUP);
+    says("no cuDNN: libcudnn.so.9:");
+    says("LD_LIBRARY_PATH");
+}
+
+Test(nn_cuda, an_nvrtc_that_does_not_know_the_device_is_too_old, .timeout = LIMIT_S)
+{
+    choose_driver();
+    if (device_is_real())
+        cr_skip_test("only the tests' NVRTC can be told to be old");
+    setenv("FAKE_NVRTC_NEWEST", "86", 1);
+    cr_assert_eq(bx_cuda_open(0, &cuda), -ENOTSUP);
+    says("NVRTC 12.4 does not know device 0");
+    says("sm_90");
+    cr_assert_eq(device_figure("used", 0), 0);
+}
+
+/* The first device of a generation runs on all that follow it. */
+Test(nn_cuda, an_nvrtc_that_knows_only_the_first_of_the_generation_will_do, .timeout = LIMIT_S)
+{
+    setenv("FAKE_CUDA_MINOR", "5", 1);
+    begin();
+    nn_softmax_agrees();
+    end();
+}
+
+/* ---- Fork, and before finish ---------------------------------------------------------------------- */
+
+static int use_in_child(struct arrays *a)
+{
+    struct bx_cuda *other = NULL;
+    void *memory = NULL;
+
+    if (bx_cuda_wait(cuda) != -EPERM || strstr(bx_error_text(), "forked") == NULL)
+        return 1;
+    if (bx_cuda_open(0, &other) != -EPERM || bx_cuda_count() != -EPERM)
+        return 2;
+    if (bx_net_forward(a->net, a->input, a->output) != -EPERM)
+        return 3;
+    if (bx_cuda_alloc(cuda, 4, &memory) != -EPERM)
+        return 4;
+    bx_net_destroy(a->net);
+    bx_cuda_close(cuda);
+    return 0;
+}
+
+GPU_TEST(a_process_that_was_forked_afterwards_is_refused)
+{
+    struct arrays a;
+    int status = 0;
+    pid_t child;
+
+    make_arrays(&a, 1);
+    cr_assert_eq(bx_net_set_params(a.net, (const float *const *)a.params), 0, "%s", bx_error_text());
+    child = fork();
+    cr_assert_geq(child, 0);
+    if (child == 0)
+        _exit(use_in_child(&a));
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ended with %x", status);
+    cr_assert_eq(bx_net_forward(a.net, a.input, a.output), 0, "%s", bx_error_text());
+    drop_arrays(&a);
+}
+
+GPU_TEST(running_statistics_are_on_the_device_once_the_net_is_finished)
+{
+    struct bx_net *net = make_net(2);
+    float *mean = NULL, *var = NULL, got[8];
+    size_t channels = 0;
+
+    cr_assert_eq(bx_net_running(net, "norm", &mean, &var, &channels), BX_E_STATE);
+    cr_assert_eq(bx_net_running(net, "other", &mean, &var, &channels), -ENOENT);
+    cr_assert_null(mean);
+    cr_assert_eq(bx_net_finish(net, 7), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_net_running(net, "norm", &mean, &var, &channels), 0, "%s", bx_error_text());
+    cr_assert_eq(channels, 8);
+    twin_get(got, mean, sizeof(got));
+    for (size_t c = 0; c < 8; c++)
+        cr_assert_eq(got[c], 0.0f);
+    twin_get(got, var, sizeof(got));
+    for (size_t c = 0; c < 8; c++)
+        cr_assert_eq(got[c], 1.0f);
+    bx_net_destroy(net);
+}

@@ -1,0 +1,602 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The histograms of calls: how a reply says how long its handler took, which bucket a time belongs to, and that
+ * exactly the calls that are to be measured are, each of them once in every leg.
+ *
+ * Worker 0 calls and looks into its own segment, where the calls are counted before they return. No test says how
+ * long anything takes at most but by a clock that was read outside of it.
+ */
+#include "tests/harness/harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mount.h>
+#include <time.h>
+#include <unistd.h>
+
+enum gate { HELD = 0, GO };
+
+#define SLEEP_NS (20 * HARNESS_MS)
+/* What 10 bits of a time say of it at least. */
+#define AT_LEAST(ns) ((ns) / 512 * 511)
+
+/* ---- Spans and buckets -------------------------------------------------------------------------------- */
+
+static void expect_span(uint64_t ns)
+{
+    uint64_t said = bxi_span_unpack(bxi_span_pack(ns));
+
+    cr_assert_leq(said, ns, "%llu: %llu", (unsigned long long)ns, (unsigned long long)said);
+    cr_assert_leq(ns - said, ns / 512, "%llu: %llu", (unsigned long long)ns, (unsigned long long)said);
+}
+
+TestSuite(hist, .timeout = 120);
+
+Test(hist, says_a_time_in_16_bits_to_a_thousandth)
+{
+    uint64_t random = 1;
+
+    for (uint64_t ns = 0; ns < 1 << 20; ns++)
+        expect_span(ns);
+    for (int bit = 10; bit < 64; bit++) {
+        expect_span(UINT64_C(1) << bit);
+        expect_span((UINT64_C(1) << bit) - 1);
+        for (int i = 0; i < 1000; i++) {
+            random = random * 6364136223846793005u + 1442695040888963407u;
+            expect_span(random >> (63 - bit));
+        }
+    }
+    expect_span(UINT64_MAX);
+}
+
+Test(hist, takes_any_16_bits_for_a_time)
+{
+    uint64_t before = 0;
+
+    for (uint32_t span = 0; span <= UINT16_MAX; span++) {
+        uint64_t ns = bxi_span_unpack((uint16_t)span);
+
+        if (span >> 10 > 54)
+            cr_assert_eq(ns, UINT64_MAX);
+        else if (span < 1024 || (span & 1023) >= 512)       /* as pack makes them */
+            cr_assert_eq(bxi_span_pack(ns), span);
+        cr_assert(ns >= before || (span & 1023) < 512);
+        before = ns;
+    }
+}
+
+Test(hist, puts_each_time_into_one_bucket)
+{
+    cr_expect_eq(bxi_hist_least(0), 0);
+    for (uint32_t i = 1; i < BXI_HIST_BUCKETS; i++) {
+        uint64_t least = bxi_hist_least(i), width = least - bxi_hist_least(i - 1);
+
+        cr_expect_eq(bxi_hist_bucket(least), i);
+        cr_expect_eq(bxi_hist_bucket(least - 1), i - 1);
+        cr_expect(width == 16 || width * 4 <= bxi_hist_least(i - 1), "bucket %u is %llu wide", i - 1,
+                  (unsigned long long)width);
+    }
+    cr_expect_eq(bxi_hist_bucket(0), 0);
+    cr_expect_eq(bxi_hist_least(BXI_HIST_BUCKETS - 1), UINT64_C(7) << 32);
+    cr_expect_eq(bxi_hist_bucket(UINT64_MAX), BXI_HIST_BUCKETS - 1);
+    for (uint64_t ns = 1; ns < 1 << 20; ns++)
+        cr_assert(bxi_hist_bucket(ns) >= bxi_hist_bucket(ns - 1) && bxi_hist_least(bxi_hist_bucket(ns)) <= ns);
+}
+
+/* ---- BX_HIST ------------------------------------------------------------------------------------------- */
+
+static int creates_with(const char *value)
+{
+    struct bx_job *job = NULL;
+    int rc;
+
+    if (value != NULL)
+        setenv("BX_HIST", value, 1);
+    else
+        unsetenv("BX_HIST");
+    rc = bx_job_create(&(struct bx_options){ .job = harness_job_name(), .name = "one", .world_size = 2 }, &job);
+    if (rc == 0) {
+        uint32_t expected = value == NULL || value[0] == '\0' ? 64 : strcmp(value, "all") == 0;
+
+        cr_expect_eq(job->hist_every, expected, "%s: %u", value != NULL ? value : "not set", job->hist_every);
+        bx_job_destroy(job);
+    }
+    return rc;
+}
+
+Test(hist, is_asked_for_by_the_environment)
+{
+    static const char *const wrong[] = { "on", "64", "ALL", "all ", "0" };
+
+    cr_expect_eq(creates_with(NULL), 0);
+    cr_expect_eq(creates_with(""), 0);
+    cr_expect_eq(creates_with("all"), 0);
+    cr_expect_eq(creates_with("off"), 0);
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        cr_expect_eq(creates_with(wrong[i]), -EINVAL, "BX_HIST=%s", wrong[i]);
+        cr_expect_not_null(strstr(bx_error_text(), "BX_HIST"), "%s", bx_error_text());
+    }
+}
+
+/* ---- Handlers ------------------------------------------------------------------------------------------ */
+
+static void sleep_some(void)
+{
+    struct timespec rest = { .tv_nsec = (long)SLEEP_NS };
+
+    while (nanosleep(&rest, &rest) < 0 && errno == EINTR)
+        ;
+}
+
+static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)context;
+    return bx_msg_put_i64(reply, bx_read_i64(args));
+}
+
+static int fails(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    return -EDOM;
+}
+
+static int sleeps(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    sleep_some();
+    return 0;
+}
+
+static int holds(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    harness_post(HELD);
+    harness_await(GO, 1);
+    return 0;
+}
+
+static int at_once(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)args, (void)context;
+    *reply = bx_future_create(bx_request_job(request));
+    return bx_future_set(*reply, NULL);
+}
+
+static void *set_later(void *future)
+{
+    sleep_some();
+    bx_future_set(future, NULL);
+    bx_future_release(future);
+    return NULL;
+}
+
+static int later(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    pthread_t thread;
+
+    (void)args, (void)context;
+    *reply = bx_future_create(bx_request_job(request));
+    HARNESS_EQ(pthread_create(&thread, NULL, set_later, bx_future_acquire(*reply)), 0);
+    return -pthread_detach(thread);
+}
+
+static int rows(struct bx_batch *batch, void *context)
+{
+    (void)batch, (void)context;
+    return 0;
+}
+
+static int slow_rows(struct bx_batch *batch, void *context)
+{
+    (void)batch, (void)context;
+    sleep_some();
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    struct bx_batch_options here = { .max_rows = 1 }, there = { .max_rows = 1, .blocking = true };
+
+    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, echo, NULL), 0);
+    HARNESS_EQ(bx_register(job, "echo_blocking", BX_BLOCKING, echo, NULL), 0);
+    HARNESS_EQ(bx_register(job, "fails", BX_INLINE, fails, NULL), 0);
+    HARNESS_EQ(bx_register(job, "sleeps", BX_INLINE, sleeps, NULL), 0);
+    HARNESS_EQ(bx_register(job, "sleeps_blocking", BX_BLOCKING, sleeps, NULL), 0);
+    HARNESS_EQ(bx_register(job, "holds", BX_BLOCKING, holds, NULL), 0);
+    HARNESS_EQ(bx_register(job, "holds_all", BX_INLINE, holds, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "at_once", at_once, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "later", later, NULL), 0);
+    HARNESS_EQ(bx_register_batch(job, "rows", rows, NULL, &here), 0);
+    HARNESS_EQ(bx_register_batch(job, "rows_blocking", rows, NULL, &there), 0);
+    HARNESS_EQ(bx_register_batch(job, "slow_rows", slow_rows, NULL, &here), 0);
+    return 0;
+}
+
+/* ---- Looking ------------------------------------------------------------------------------------------- */
+
+static uint32_t hist_count(struct bx_job *job)
+{
+    return bxi_load_acquire(&job->control->header.hist_count);
+}
+
+/* NULL where the function of that worker has none. */
+static struct bxi_hist *hist_of(struct bx_job *job, int rank, const char *function)
+{
+    struct bxi_hist *found = NULL;
+
+    for (uint32_t i = 0; i < hist_count(job); i++) {
+        struct bxi_hist *hist = bxi_segment_hist(&job->segment, i);
+
+        if ((hist->who & 0xffff) != (uint64_t)rank || strcmp(hist->name, function) != 0)
+            continue;
+        HARNESS_CHECK(found == NULL);
+        found = hist;
+    }
+    return found;
+}
+
+static uint64_t samples(const struct bxi_hist *hist, int leg)
+{
+    uint64_t count = 0;
+
+    for (int i = 0; i < BXI_HIST_BUCKETS; i++)
+        count += bxi_load_relaxed((bxi_a64 *)&hist->bucket[leg][i]);
+    return count;
+}
+
+static uint64_t sum(const struct bxi_hist *hist, int leg)
+{
+    return bxi_load_relaxed((bxi_a64 *)&hist->sum_ns[leg]);
+}
+
+/* So many samples in each leg, and the legs of all calls together are the whole ones. */
+static void expect(struct bx_job *job, int rank, const char *function, uint64_t count)
+{
+    const struct bxi_hist *hist = hist_of(job, rank, function);
+
+    if (hist == NULL)
+        harness_failed(__FILE__, __LINE__, "no histogram of %s of %d", function, rank);
+    for (int leg = 0; leg < BXI_LEGS; leg++) {
+        uint64_t longest = bxi_load_relaxed((bxi_a64 *)&hist->max_ns[leg]);
+
+        if (samples(hist, leg) != count)
+            harness_failed(__FILE__, __LINE__, "%s of %d: %llu samples in leg %d", function, rank,
+                           (unsigned long long)samples(hist, leg), leg);
+        HARNESS_CHECK(longest <= sum(hist, leg) && sum(hist, leg) <= longest * count);
+        HARNESS_CHECK(bxi_load_relaxed((bxi_a64 *)&hist->bucket[leg][bxi_hist_bucket(longest)]) > 0);
+    }
+    HARNESS_EQ(sum(hist, BXI_LEG_QUEUE) + sum(hist, BXI_LEG_HANDLER) + sum(hist, BXI_LEG_REPLY),
+               sum(hist, BXI_LEG_WHOLE));
+}
+
+static void call(struct bx_job *job, const char *to, const char *function, int times)
+{
+    struct bx_msg *args = harness_msg_i64(1);
+
+    for (int i = 0; i < times; i++)
+        HARNESS_EQ(bx_rpc_sync(job, to, function, args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+}
+
+static void call_async(struct bx_job *job, const char *to, const char *function, int times)
+{
+    struct bx_msg *args = harness_msg_i64(1);
+    struct bx_future *futures[64] = { NULL };
+
+    HARNESS_CHECK(times <= 64);
+    for (int i = 0; i < times; i++)
+        HARNESS_EQ(bx_rpc_async(job, to, function, args, NULL, &futures[i]), 0);
+    for (int i = 0; i < times; i++) {
+        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
+        bx_future_release(futures[i]);
+    }
+    bx_msg_destroy(args);
+}
+
+static void run(const char *hist, harness_fn body, int size)
+{
+    if (hist != NULL)
+        setenv("BX_HIST", hist, 1);
+    else
+        unsetenv("BX_HIST");
+    harness_run(&(struct harness_world){ .size = size, .setup = setup, .body = { body } });
+}
+
+/* ---- All calls ------------------------------------------------------------------------------------------- */
+
+static const char *const quick[] = { "echo", "echo_blocking", "at_once", "rows", "rows_blocking" };
+#define QUICK ((int)(sizeof(quick) / sizeof(quick[0])))
+
+static void calls_each_kind(struct bx_job *job)
+{
+    static const char *const workers[] = { "worker0", "worker1", "worker2" };
+
+    for (int rank = 0; rank < 3; rank++) {
+        for (int i = 0; i < QUICK; i++) {
+            call(job, workers[rank], quick[i], 3 + i);
+            expect(job, rank, quick[i], (uint64_t)(3 + i));
+            call_async(job, workers[rank], quick[i], 10 * rank);
+        }
+    }
+    for (int rank = 0; rank < 3; rank++)
+        for (int i = 0; i < QUICK; i++)
+            expect(job, rank, quick[i], (uint64_t)(3 + i + 10 * rank));
+    HARNESS_EQ(hist_count(job), 3 * QUICK);
+}
+
+Test(hist, has_every_call_of_every_kind_once_where_all_are_asked_for, .timeout = 60)
+{
+    run("all", calls_each_kind, 3);
+}
+
+static void calls_by_threads(struct bx_job *job, int index)
+{
+    call(job, index % 2 == 0 ? "worker0" : "worker1", "echo", 50);
+}
+
+static void calls_from_threads(struct bx_job *job)
+{
+    harness_threads(job, 4, calls_by_threads);
+    expect(job, 0, "echo", 100);
+    expect(job, 1, "echo", 100);
+}
+
+Test(hist, has_every_call_of_every_thread, .timeout = 60)
+{
+    run("all", calls_from_threads, 2);
+}
+
+/* ---- What is not counted ------------------------------------------------------------------------------------ */
+
+static uint32_t in_flight(struct bx_job *job, int rank)
+{
+    uint32_t count;
+
+    bxi_lock(&job->lock);
+    count = job->peers[rank].in_flight;
+    bxi_unlock(&job->lock);
+    return count;
+}
+
+static void fails_in_many_ways(struct bx_job *job)
+{
+    struct bx_call_options soon = { .timeout_ns = HARNESS_MS };
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "nobody", NULL, NULL, NULL), BX_E_NO_FUNCTION);
+    HARNESS_EQ(bx_rpc_sync(job, "worker9", "echo", NULL, NULL, NULL), BX_E_NO_WORKER);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "at_once", NULL, NULL), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "holds", NULL, &soon, NULL), BX_E_TIMEOUT);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "holds", NULL, NULL, &future), 0);
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    bx_future_release(future);
+    HARNESS_EQ(hist_count(job), 0);
+    harness_post(GO);
+    call(job, "worker1", "holds", 2);
+    while (in_flight(job, 1) > 0)           /* late replies; the callee may have answered the first one in time */
+        call(job, "worker1", "echo", 1);
+    expect(job, 1, "holds", 2);
+    HARNESS_CHECK(hist_of(job, 1, "at_once") == NULL);
+    /* A handler that fails took its time as well. */
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "fails", NULL, NULL, NULL), -EDOM);
+    expect(job, 1, "fails", 1);
+}
+
+Test(hist, has_no_call_that_got_no_reply, .timeout = 60)
+{
+    run("all", fails_in_many_ways, 2);
+}
+
+static void looks_for_none(struct bx_job *job)
+{
+    for (int i = 0; i < QUICK; i++)
+        call(job, i % 2 == 0 ? "worker0" : "worker1", quick[i], 200);
+    HARNESS_EQ(hist_count(job), 0);
+}
+
+Test(hist, is_not_there_where_it_is_off, .timeout = 60)
+{
+    run("off", looks_for_none, 2);
+}
+
+/* ---- Where the time went --------------------------------------------------------------------------------------- */
+
+/* What the legs say together is within what a clock outside of the call says. */
+static void expect_slow(struct bx_job *job, const char *to, int rank, const char *function)
+{
+    uint64_t before_ns = bxi_now_ns(), outer_ns;
+    const struct bxi_hist *hist;
+
+    call(job, to, function, 3);
+    outer_ns = bxi_now_ns() - before_ns;
+    expect(job, rank, function, 3);
+    hist = hist_of(job, rank, function);
+    HARNESS_CHECK(sum(hist, BXI_LEG_WHOLE) <= outer_ns);
+    HARNESS_CHECK(sum(hist, BXI_LEG_HANDLER) >= 3 * AT_LEAST(SLEEP_NS));
+    HARNESS_CHECK(sum(hist, BXI_LEG_QUEUE) + sum(hist, BXI_LEG_REPLY) <= outer_ns - 3 * AT_LEAST(SLEEP_NS));
+    for (uint32_t i = 0; i < bxi_hist_bucket(AT_LEAST(SLEEP_NS)); i++)
+        HARNESS_EQ(bxi_load_relaxed((bxi_a64 *)&hist->bucket[BXI_LEG_HANDLER][i]), 0);
+}
+
+static void calls_the_slow(struct bx_job *job)
+{
+    static const char *const slow[] = { "sleeps", "sleeps_blocking", "later", "slow_rows" };
+
+    for (size_t i = 0; i < sizeof(slow) / sizeof(slow[0]); i++) {
+        expect_slow(job, "worker1", 1, slow[i]);
+        expect_slow(job, "worker0", 0, slow[i]);
+    }
+}
+
+Test(hist, has_the_time_of_a_handler_in_the_leg_of_handlers, .timeout = 60)
+{
+    run("all", calls_the_slow, 2);
+}
+
+/* The second one is called before the first one's handler ends, which is when its own may begin. */
+static void waits_behind_another(struct bx_job *job)
+{
+    struct bx_future *futures[2] = { NULL };
+    const struct bxi_hist *hist;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "holds_all", NULL, NULL, &futures[0]), 0);
+    harness_await(HELD, 1);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "holds_all", NULL, NULL, &futures[1]), 0);
+    sleep_some();
+    harness_post(GO);
+    for (int i = 0; i < 2; i++) {
+        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
+        bx_future_release(futures[i]);
+    }
+    expect(job, 1, "holds_all", 2);
+    hist = hist_of(job, 1, "holds_all");
+    HARNESS_CHECK(bxi_load_relaxed((bxi_a64 *)&hist->max_ns[BXI_LEG_QUEUE]) >= SLEEP_NS);
+    HARNESS_CHECK(bxi_load_relaxed((bxi_a64 *)&hist->max_ns[BXI_LEG_HANDLER]) >= AT_LEAST(SLEEP_NS));
+}
+
+Test(hist, has_the_time_before_a_handler_in_the_leg_of_the_queue, .timeout = 60)
+{
+    run("all", waits_behind_another, 2);
+}
+
+/* ---- One in 64 --------------------------------------------------------------------------------------------------- */
+
+#define MANY 64000
+
+static void calls_very_often(struct bx_job *job)
+{
+    const struct bxi_hist *hist;
+
+    call(job, "worker0", "echo", 1);
+    expect(job, 0, "echo", 1);              /* the first call of a thread */
+    call(job, "worker0", "echo", MANY - 1);
+    hist = hist_of(job, 0, "echo");
+    /* A thousand: distances are even between 1 and 127, so that 18 more or less is common, and 200 never seen. */
+    HARNESS_CHECK(samples(hist, BXI_LEG_WHOLE) > 800 && samples(hist, BXI_LEG_WHOLE) < 1200);
+    expect(job, 0, "echo", samples(hist, BXI_LEG_WHOLE));
+}
+
+Test(hist, has_about_one_call_in_64, .timeout = 60)
+{
+    run(NULL, calls_very_often, 2);
+}
+
+static void calls_in_turn(struct bx_job *job)
+{
+    for (int i = 0; i < MANY / 4; i++) {
+        call(job, "worker0", "echo", 1);
+        call(job, "worker0", "at_once", 1);
+    }
+    /* By chance, and not every 64th: 64 is even. */
+    HARNESS_CHECK(hist_of(job, 0, "echo") != NULL && hist_of(job, 0, "at_once") != NULL);
+    HARNESS_CHECK(samples(hist_of(job, 0, "echo"), BXI_LEG_WHOLE) > MANY / 4 / 256);
+    HARNESS_CHECK(samples(hist_of(job, 0, "at_once"), BXI_LEG_WHOLE) > MANY / 4 / 256);
+}
+
+Test(hist, has_its_share_of_functions_that_are_called_in_turn, .timeout = 60)
+{
+    run("", calls_in_turn, 2);
+}
+
+/* ---- A peer that lies about its times ---------------------------------------------------------------------------- */
+
+/* What the reply says is input: whatever it is, no leg is longer than the call. */
+static void is_told_lies(struct bx_job *job)
+{
+    static const uint64_t sent_ns[] = { 0, 1, BX_FOREVER };
+    const struct bxi_hist *hist;
+
+    call(job, "worker1", "echo", 1);
+    hist = hist_of(job, 1, "echo");
+    for (size_t i = 0; i < 3; i++) {
+        for (uint16_t span = 0; span < 2; span++) {
+            struct bxi_call lied = { .peer = &job->peers[1], .function = (uint16_t)(hist->who >> 16),
+                                     .sent_ns = bxi_now_ns() };
+            struct bxi_frame reply = { .sent_ns = sent_ns[i], .function = span == 0 ? 0 : UINT16_MAX };
+
+            bxi_lock(&job->lock);
+            bxi_hist_end(job, &lied, &reply);
+            bxi_unlock(&job->lock);
+        }
+    }
+    expect(job, 1, "echo", 7);
+    for (int leg = 0; leg < BXI_LEG_WHOLE; leg++)
+        HARNESS_CHECK(bxi_load_relaxed((bxi_a64 *)&hist->max_ns[leg]) <=
+                      bxi_load_relaxed((bxi_a64 *)&hist->max_ns[BXI_LEG_WHOLE]));
+}
+
+Test(hist, believes_no_time_of_a_peer_that_is_longer_than_the_call, .timeout = 60)
+{
+    run("all", is_told_lies, 2);
+}
+
+/* ---- No room ----------------------------------------------------------------------------------------------------- */
+
+#define FUNCTIONS 100
+
+static int setup_many(struct bx_job *job)
+{
+    char name[BXI_NAME_BYTES];
+
+    for (int i = 0; i < FUNCTIONS; i++) {
+        snprintf(name, sizeof(name), "echo%d", i);
+        HARNESS_EQ(bx_register(job, name, BX_INLINE, echo, NULL), 0);
+    }
+    return 0;
+}
+
+static void calls_more_than_fit(struct bx_job *job)
+{
+    char name[BXI_NAME_BYTES];
+    int with = 0;
+
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < 3 * FUNCTIONS; i++) {
+            snprintf(name, sizeof(name), "echo%d", i % FUNCTIONS);
+            HARNESS_EQ(harness_call_i64(job, bx_worker_name(job, i / FUNCTIONS), name, i), i);
+        }
+    }
+    HARNESS_EQ(hist_count(job), BXI_HIST_MAX);
+    for (int i = 0; i < 3 * FUNCTIONS; i++) {
+        snprintf(name, sizeof(name), "echo%d", i % FUNCTIONS);
+        with += hist_of(job, i / FUNCTIONS, name) != NULL;
+        if (i < BXI_HIST_MAX)
+            expect(job, i / FUNCTIONS, name, 2);
+    }
+    HARNESS_EQ(with, BXI_HIST_MAX);
+}
+
+Test(hist, leaves_out_functions_beyond_256, .timeout = 60)
+{
+    setenv("BX_HIST", "all", 1);
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_many, .body = { calls_more_than_fit } });
+}
+
+static void finds_room_for_one(struct bx_job *job)
+{
+    call(job, "worker1", "echo", 2);
+    call(job, "worker1", "at_once", 5);
+    call(job, "worker1", "echo", 3);
+    expect(job, 1, "echo", 5);
+    HARNESS_EQ(hist_count(job), 1);
+    HARNESS_CHECK(hist_of(job, 1, "at_once") == NULL);
+}
+
+Test(hist, leaves_out_functions_for_which_dev_shm_has_no_room, .timeout = 30)
+{
+    char size[32];
+
+    if (geteuid() != 0)
+        cr_skip_test("needs root, to mount a small /dev/shm");
+    snprintf(size, sizeof(size), "size=%zuk", (2 * BXI_CONTROL_BYTES + 2 * BXI_OPEN_BYTES + BXI_PAGE) / 1024);
+    if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+        mount("tmpfs", "/dev/shm", "tmpfs", 0, size) < 0)
+        cr_skip_test("needs a mount namespace, which is not to be had here");
+    run("all", finds_room_for_one, 2);
+}

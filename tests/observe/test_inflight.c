@@ -1,0 +1,704 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What an inspector sees of calls in flight and of requests being served: the rows of shm/layout.h.
+ *
+ * Worker 0 calls and looks: at its own segment for the calls, and into the callee's, by the read-only mapping that
+ * every worker has of every other, for the requests. Handlers stop at gates, so that what is looked at stays as it
+ * is meanwhile. Where a word changes only after the answer has gone out, the test looks until it has.
+ */
+#include "tests/harness/loans.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum gate { STAYS = 0, PASS, IN_HANDLER, HANDLER_GO, IN_BODY, BODY_GO, CALLED, FINISHED };
+enum value { SEEN_SINCE = 0, SEEN_ID, SEEN_WHO, BODY_THREAD, THREADS = 32 };
+
+#define PARKED_MOST 700
+
+/* ---- Handlers ----------------------------------------------------------------------------------------- */
+
+static struct bx_future *parked[PARKED_MOST];
+static int parked_count;
+
+/* Blocking: stays until gate PASS has come to the argument, and says which thread it is on. */
+static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int64_t until = bx_read_i64(args);
+
+    (void)request, (void)context;
+    harness_store(THREADS + (int)bx_read_i64(args), (uint64_t)gettid());
+    harness_post(STAYS);
+    harness_await(PASS, (uint32_t)until);
+    return bx_msg_put_i64(reply, until);
+}
+
+/* Async: answered by "answer". */
+static int park(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)args, (void)context;
+    HARNESS_CHECK(parked_count < PARKED_MOST);
+    *reply = bx_future_create(bx_request_job(request));
+    parked[parked_count++] = bx_future_acquire(*reply);
+    return 0;
+}
+
+static int answer(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    while (parked_count > 0) {
+        bx_future_set(parked[--parked_count], NULL);
+        bx_future_release(parked[parked_count]);
+    }
+    return 0;
+}
+
+static int free_rows(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    uint32_t count;
+
+    (void)args, (void)context;
+    bxi_lock(&job->lock);
+    count = job->free_row_count;
+    bxi_unlock(&job->lock);
+    return bx_msg_put_i64(reply, count);
+}
+
+/* Inline and async: keeps what the segment says of itself, and stays at a gate. */
+static void see_now(const struct bx_request *request)
+{
+    struct bxi_now *now = &bx_request_job(request)->control->now;
+
+    HARNESS_EQ(bxi_load_relaxed(&now->id), request->id);
+    harness_store(SEEN_SINCE, bxi_load_relaxed(&now->since_ns));
+    harness_store(SEEN_ID, bxi_load_relaxed(&now->id));
+    harness_store(SEEN_WHO, bxi_load_relaxed(&now->who));
+    harness_post(IN_HANDLER);
+    harness_await(HANDLER_GO, harness_gate(IN_HANDLER));
+}
+
+static int look(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)reply, (void)context;
+    see_now(request);
+    return 0;
+}
+
+static int look_async(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
+                      void *context)
+{
+    (void)args, (void)context;
+    see_now(request);
+    *reply = bx_future_create(bx_request_job(request));
+    return bx_future_set(*reply, NULL);
+}
+
+static int body(struct bx_batch *batch, void *context)
+{
+    (void)batch, (void)context;
+    harness_store(BODY_THREAD, (uint64_t)gettid());
+    harness_post(IN_BODY);
+    harness_await(BODY_GO, harness_gate(IN_BODY));
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    struct bx_batch_options on_pool = { .max_rows = 2, .blocking = true }, here = { .max_rows = 2 };
+
+    HARNESS_EQ(bx_register(job, "stay", BX_BLOCKING, stay, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "park", park, NULL), 0);
+    HARNESS_EQ(bx_register(job, "answer", BX_INLINE, answer, NULL), 0);
+    HARNESS_EQ(bx_register(job, "free_rows", BX_INLINE, free_rows, NULL), 0);
+    HARNESS_EQ(bx_register(job, "look", BX_INLINE, look, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "look_async", look_async, NULL), 0);
+    HARNESS_EQ(bx_register_batch(job, "gather", body, NULL, &on_pool), 0);
+    HARNESS_EQ(bx_register_batch(job, "gather_here", body, NULL, &here), 0);
+    return loans_setup(job);
+}
+
+/* ---- Looking ------------------------------------------------------------------------------------------ */
+
+static struct bxi_control *control_of(struct bx_job *job, int rank)
+{
+    return rank == job->rank ? job->control : (struct bxi_control *)(uintptr_t)job->peers[rank].view.control;
+}
+
+static uint64_t function_of(struct bx_job *job, int rank, const char *name)
+{
+    struct bxi_control *control = control_of(job, rank);
+    uint32_t count = bxi_load_acquire(&control->header.function_count);
+
+    for (uint32_t i = 0; i < count; i++)
+        if (strcmp(control->function[i].name, name) == 0)
+            return i;
+    harness_failed(__FILE__, __LINE__, "worker %d has no function '%s'", rank, name);
+}
+
+static uint64_t who_is(struct bx_job *job, int caller, int callee, const char *function)
+{
+    return (uint64_t)caller | function_of(job, callee, function) << 16;
+}
+
+/* Rows of this worker's calls to `to` that are not free, whether they were given up or not. */
+static int rows_of(struct bx_job *job, int to, struct bxi_call_row **rows)
+{
+    struct bxi_call_row *all = bxi_segment_calls(&job->segment, to);
+    int count = 0;
+
+    for (uint32_t i = 0; i < job->peers[to].row_count; i++)
+        if (bxi_load_acquire(&all[i].id) != 0)
+            rows[count++] = &all[i];
+    return count;
+}
+
+static int calls_shown(struct bx_job *job, int to)
+{
+    struct bxi_call_row *rows[BXI_CALLS_MAX];
+
+    return rows_of(job, to, rows);
+}
+
+static struct bxi_call_row *only_row(struct bx_job *job, int to)
+{
+    struct bxi_call_row *rows[BXI_CALLS_MAX];
+
+    HARNESS_EQ(rows_of(job, to, rows), 1);
+    return rows[0];
+}
+
+/* The row that says where a request of this worker's is, at the callee. */
+static struct bxi_serving *served(struct bx_job *job, int at, uint64_t id)
+{
+    struct bxi_control *control = control_of(job, at);
+
+    for (int i = 0; i < BXI_SERVING_MAX; i++) {
+        struct bxi_serving *row = &control->serving[i];
+
+        if (bxi_load_acquire(&row->where) != BXI_AT_NONE && bxi_load_relaxed(&row->id) == id &&
+            (bxi_load_relaxed(&row->who) & 0xffff) == (uint64_t)job->rank)
+            return row;
+    }
+    return NULL;
+}
+
+static int count_at(struct bx_job *job, int rank, enum bxi_where where)
+{
+    struct bxi_control *control = control_of(job, rank);
+    int count = 0;
+
+    for (int i = 0; i < BXI_SERVING_MAX; i++)
+        count += (bxi_load_acquire(&control->serving[i].where) & 0xff) == (uint64_t)where;
+    return count;
+}
+
+static uint64_t id_of(struct bx_job *job, struct bx_future *future, int to)
+{
+    uint16_t slot = ((struct bxi_call *)(void *)future)->slot;
+    uint64_t generation;
+
+    bxi_lock(&job->lock);
+    generation = job->peers[to].slots[slot].generation;
+    bxi_unlock(&job->lock);
+    return generation << 16 | slot;
+}
+
+/* Until the late replies of all calls that were given up have come: they are read with the answers to
+ * other calls. */
+static void await_late_replies(struct bx_job *job)
+{
+    while (calls_shown(job, 1) > 0)
+        HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
+}
+
+static void expect_all_free(struct bx_job *job, int at)
+{
+    const char *name = bx_worker_name(job, at);
+
+    HARNESS_EQ(loans_call(job, name, "free_rows", NULL), BXI_SERVING_MAX);
+    HARNESS_EQ(count_at(job, at, BXI_AT_NONE), BXI_SERVING_MAX);
+    HARNESS_EQ(calls_shown(job, at), 0);
+}
+
+static struct bx_future *start_call(struct bx_job *job, int to, const char *function, uint64_t timeout_ns)
+{
+    struct bx_call_options options = { .timeout_ns = timeout_ns };
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, bx_worker_name(job, to), function, NULL, &options, &future), 0);
+    return future;
+}
+
+static void finish(struct bx_future *future, int code)
+{
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), code);
+    bx_future_release(future);
+}
+
+/* ---- Calls -------------------------------------------------------------------------------------------- */
+
+#define TIMEOUT_NS (UINT64_C(100) * 1000 * HARNESS_MS)
+
+static void sees_its_call(struct bx_job *job, int to, uint64_t timeout_ns)
+{
+    uint64_t before_ns, after_ns, since_ns, deadline_ns;
+    struct bx_future *future;
+    struct bxi_call_row *row;
+
+    before_ns = bxi_coarse_ns();
+    future = start_call(job, to, "park", timeout_ns);
+    after_ns = bxi_now_ns();
+    row = only_row(job, to);
+    HARNESS_EQ(bxi_load_relaxed(&row->id), id_of(job, future, to));
+    HARNESS_CHECK(row == bxi_segment_calls(&job->segment, to) + (bxi_load_relaxed(&row->id) & 0xffff));
+    HARNESS_EQ(bxi_load_relaxed(&row->since) & 0xff, function_of(job, to, "park"));
+    since_ns = bxi_load_relaxed(&row->since) >> 8;
+    HARNESS_CHECK(since_ns >= before_ns && since_ns <= after_ns);
+    deadline_ns = bxi_load_relaxed(&row->deadline_ns);
+    HARNESS_EQ(deadline_ns, timeout_ns == BX_FOREVER ? BX_FOREVER : since_ns + timeout_ns);
+    HARNESS_EQ(bxi_load_relaxed(&row->end_pos), job->peers[to].out.write_pos);
+    HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, to), "answer", NULL, NULL, NULL), 0);
+    finish(future, 0);
+    HARNESS_EQ(bxi_load_relaxed(&row->id), 0);
+    expect_all_free(job, to);
+}
+
+static void sees_its_calls(struct bx_job *job)
+{
+    for (int to = 0; to < 2; to++)
+        for (int round = 0; round < 3; round++) {
+            sees_its_call(job, to, BX_FOREVER);
+            sees_its_call(job, to, TIMEOUT_NS);
+        }
+}
+
+Test(inflight_calls, have_a_row_each_until_they_end, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_its_calls } });
+}
+
+/* Given up by its deadline, or cancelled: the row stays, marked, until the late reply. */
+static void sees_calls_given_up(struct bx_job *job)
+{
+    for (uint32_t round = 1; round <= 2; round++) {
+        struct bx_msg *args = harness_msg_i64(round);
+        struct bx_call_options options = { .timeout_ns = round == 1 ? 1000 * HARNESS_MS : BX_FOREVER };
+        struct bx_future *future = NULL;
+        struct bxi_call_row *row;
+        uint64_t id;
+
+        HARNESS_EQ(bx_msg_put_i64(args, round), 0);
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "stay", args, &options, &future), 0);
+        bx_msg_destroy(args);
+        id = id_of(job, future, 1);
+        harness_await(STAYS, round);
+        if (round == 2)
+            HARNESS_EQ(bx_future_cancel(future), 0);
+        finish(future, round == 1 ? BX_E_TIMEOUT : BX_E_CANCELLED);
+        row = only_row(job, 1);
+        HARNESS_EQ(bxi_load_relaxed(&row->id), id | BXI_CALL_GIVEN_UP);
+        harness_post(PASS);
+        await_late_replies(job);
+        HARNESS_EQ(bxi_load_relaxed(&row->id), 0);
+        HARNESS_EQ(harness_counter(job, "late_replies"), round);
+        expect_all_free(job, 1);
+    }
+}
+
+Test(inflight_calls, that_were_given_up_are_marked_until_their_late_reply, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_calls_given_up } });
+}
+
+/* Worker 1 is in an inline handler: what its ring has no room for is queued, and says so. */
+#define QUEUED_CALLS 200
+
+static void sees_queued_calls(struct bx_job *job)
+{
+    static char bytes[2000];
+    struct bxi_call_row *rows[BXI_CALLS_MAX];
+    struct bx_future *first = start_call(job, 1, "look", BX_FOREVER), *futures[QUEUED_CALLS];
+    struct bx_msg *args = harness_msg_i64(1);
+    uint64_t queued = 0, last = 0;
+
+    HARNESS_EQ(bx_msg_put_bytes(args, bytes, sizeof(bytes)), 0);
+    harness_await(IN_HANDLER, 1);
+    for (int i = 0; i < QUEUED_CALLS; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "park", args, NULL, &futures[i]), 0);
+    bx_msg_destroy(args);
+    HARNESS_EQ(rows_of(job, 1, rows), QUEUED_CALLS + 1);
+    for (int i = 0; i <= QUEUED_CALLS; i++)
+        queued += bxi_load_relaxed(&rows[i]->end_pos) == UINT64_MAX;
+    HARNESS_CHECK(queued > 0);
+    HARNESS_EQ(queued, harness_counter(job, "queued_frames"));
+    harness_post(HANDLER_GO);
+    finish(first, 0);
+    /* In order behind the last of them, so all have got to their place. */
+    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(2)), 2);
+    HARNESS_EQ(rows_of(job, 1, rows), QUEUED_CALLS);
+    for (int i = 0; i < QUEUED_CALLS; i++) {
+        uint64_t end_pos = bxi_load_relaxed(&rows[i]->end_pos);
+
+        HARNESS_CHECK(end_pos != UINT64_MAX && end_pos <= job->peers[1].out.write_pos);
+        last = end_pos > last ? end_pos : last;
+    }
+    HARNESS_CHECK(last > BXI_RING_BYTES);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "answer", NULL, NULL, NULL), 0);
+    for (int i = 0; i < QUEUED_CALLS; i++)
+        finish(futures[i], 0);
+    expect_all_free(job, 1);
+}
+
+Test(inflight_calls, that_are_queued_have_no_end_in_the_ring_yet, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_queued_calls } });
+}
+
+/* More than the rows that are there with the ring, and more than the callee has rows for. */
+static void has_many_in_flight(struct bx_job *job, int to, int count)
+{
+    static struct bx_future *futures[PARKED_MOST];
+    struct bxi_call_row *rows[BXI_CALLS_MAX], *first = bxi_segment_calls(&job->segment, to);
+    int at_callee = count < BXI_SERVING_MAX ? count : BXI_SERVING_MAX;
+
+    for (int i = 0; i < count; i++)
+        futures[i] = start_call(job, to, "park", BX_FOREVER);
+    HARNESS_EQ(rows_of(job, to, rows), count);
+    for (int i = 0; i < count; i++) {
+        uint64_t id = bxi_load_relaxed(&rows[i]->id);
+
+        HARNESS_EQ(id & 0xffff, rows[i] - first);
+        HARNESS_EQ(id >> 16, job->peers[to].slots[id & 0xffff].generation);
+        HARNESS_EQ(bxi_load_relaxed(&rows[i]->since) & 0xff, function_of(job, to, "park"));
+    }
+    HARNESS_EQ(loans_call(job, bx_worker_name(job, to), "free_rows", NULL), BXI_SERVING_MAX - at_callee);
+    HARNESS_EQ(count_at(job, to, BXI_AT_FUTURE), at_callee);
+    HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, to), "answer", NULL, NULL, NULL), 0);
+    for (int i = 0; i < count; i++)
+        finish(futures[i], 0);
+    expect_all_free(job, to);
+}
+
+static void has_more_in_flight(struct bx_job *job)
+{
+    for (int to = 0; to < 2; to++) {
+        has_many_in_flight(job, to, BXI_CALLS_FIRST - 1);
+        has_many_in_flight(job, to, 2 * BXI_CALLS_FIRST + 1);
+        has_many_in_flight(job, to, BXI_SERVING_MAX + 100);
+    }
+}
+
+Test(inflight_calls, of_any_number_have_rows, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { has_more_in_flight } });
+}
+
+/* ---- Requests ----------------------------------------------------------------------------------------- */
+
+static struct bx_future *start_stay(struct bx_job *job, int64_t until, int64_t index)
+{
+    struct bx_msg *args = harness_msg_i64(until);
+
+    HARNESS_EQ(bx_msg_put_i64(args, index), 0);
+    return loans_start(job, "worker1", "stay", args);
+}
+
+static void expect_on_its_thread(struct bx_job *job, struct bx_future *future, int index)
+{
+    struct bxi_serving *row = served(job, 1, id_of(job, future, 1));
+
+    HARNESS_CHECK(row != NULL);
+    HARNESS_EQ(bxi_load_relaxed(&row->where), BXI_AT_THREAD | harness_load(THREADS + index) << 8);
+    HARNESS_EQ(bxi_load_relaxed(&row->who), who_is(job, 0, 1, "stay"));
+}
+
+/* One more than threads run at a time: the last waits in the pool, then gets one of them. */
+static void sees_its_blocking_requests(struct bx_job *job)
+{
+    struct bx_future *futures[BXI_POOL_READY + 1], *last;
+    uint64_t before_ns = bxi_coarse_ns();
+    struct bxi_serving *row;
+
+    for (int i = 0; i < BXI_POOL_READY; i++)
+        futures[i] = start_stay(job, 1, i);
+    harness_await(STAYS, BXI_POOL_READY);
+    last = futures[BXI_POOL_READY] = start_stay(job, 2, BXI_POOL_READY);
+    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(1)), 1);      /* read behind it */
+    for (int i = 0; i < BXI_POOL_READY; i++)
+        expect_on_its_thread(job, futures[i], i);
+    row = served(job, 1, id_of(job, last, 1));
+    HARNESS_CHECK(row != NULL);
+    HARNESS_EQ(bxi_load_relaxed(&row->where), BXI_AT_POOL);
+    HARNESS_EQ(bxi_load_relaxed(&row->who), who_is(job, 0, 1, "stay"));
+    HARNESS_CHECK(bxi_load_relaxed(&row->since_ns) >= before_ns && bxi_load_relaxed(&row->since_ns) <= bxi_now_ns());
+    harness_post(PASS);
+    for (int i = 0; i < BXI_POOL_READY; i++)
+        finish(futures[i], 0);
+    harness_await(STAYS, BXI_POOL_READY + 1);
+    expect_on_its_thread(job, last, BXI_POOL_READY);
+    HARNESS_EQ(count_at(job, 1, BXI_AT_NONE), BXI_SERVING_MAX - 1);
+    harness_post(PASS);
+    finish(last, 0);
+    expect_all_free(job, 1);
+}
+
+Test(inflight_requests, of_blocking_handlers_wait_in_the_pool_then_are_on_a_thread, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_its_blocking_requests } });
+}
+
+/* Ended by the answer, by the caller's cancel, and by its deadline. */
+static void sees_its_async_requests(struct bx_job *job)
+{
+    static const int codes[] = { 0, BX_E_CANCELLED, BX_E_TIMEOUT };
+
+    for (int how = 0; how < 3; how++) {
+        struct bx_future *future = start_call(job, 1, "park", how == 2 ? 200 * HARNESS_MS : BX_FOREVER);
+        uint64_t id = id_of(job, future, 1);
+        struct bxi_serving *row;
+
+        HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
+        row = served(job, 1, id);
+        HARNESS_CHECK(row != NULL || (how == 2 && bx_future_done(future)));
+        if (row != NULL && how < 2) {
+            HARNESS_EQ(bxi_load_relaxed(&row->where), BXI_AT_FUTURE);
+            HARNESS_EQ(bxi_load_relaxed(&row->who), who_is(job, 0, 1, "park"));
+        }
+        if (how == 1)
+            HARNESS_EQ(bx_future_cancel(future), 0);
+        if (how == 0)
+            HARNESS_EQ(bx_rpc_sync(job, "worker1", "answer", NULL, NULL, NULL), 0);
+        finish(future, codes[how]);
+        await_late_replies(job);
+        HARNESS_CHECK(served(job, 1, id) == NULL);
+        expect_all_free(job, 1);
+    }
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "answer", NULL, NULL, NULL), 0);
+}
+
+Test(inflight_requests, of_async_handlers_are_at_their_future, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_its_async_requests } });
+}
+
+/* ---- Batches ------------------------------------------------------------------------------------------ */
+
+static const char *batch_name;
+
+static struct bxi_batch_words *batch_words(struct bx_job *job)
+{
+    return &control_of(job, 1)->batch[function_of(job, 1, batch_name)];
+}
+
+static void expect_batch(struct bx_job *job, uint64_t rows, uint64_t present, uint64_t running)
+{
+    struct bxi_batch_words *words = batch_words(job);
+
+    HARNESS_EQ(bxi_load_relaxed(&words->rows), rows);
+    HARNESS_EQ(bxi_load_relaxed(&words->present[0]), present);
+    HARNESS_EQ(bxi_load_relaxed(&words->present[1]), 0);
+    HARNESS_EQ(bxi_load_relaxed(&words->running), running);
+    HARNESS_EQ(bxi_load_relaxed(&words->max_rows), 2);
+    HARNESS_EQ(bxi_load_relaxed(&words->flush_after_ns), 0);
+}
+
+/* Worker 2's row makes the batch full. */
+static void fills_the_batch(struct bx_job *job)
+{
+    harness_await(CALLED, 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", batch_name, NULL, NULL, NULL), 0);
+    harness_await(FINISHED, 1);
+}
+
+static void sees_its_row(struct bx_job *job)
+{
+    struct bx_future *future;
+    struct bxi_serving *row;
+    uint64_t id;
+
+    HARNESS_EQ(bx_batch_join(job, "worker1", batch_name), 0);
+    HARNESS_EQ(bxi_load_relaxed(&batch_words(job)->members[0]), 1);
+    HARNESS_EQ(bx_batch_leave(job, "worker1", batch_name), 0);
+    HARNESS_EQ(bxi_load_relaxed(&batch_words(job)->members[0]), 0);
+    expect_batch(job, 0, 0, 0);
+
+    future = start_call(job, 1, batch_name, BX_FOREVER);
+    id = id_of(job, future, 1);
+    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
+    row = served(job, 1, id);
+    HARNESS_CHECK(row != NULL);
+    HARNESS_EQ(bxi_load_relaxed(&row->where), BXI_AT_BATCH);
+    HARNESS_EQ(bxi_load_relaxed(&row->who), who_is(job, 0, 1, batch_name));
+    expect_batch(job, 1, 1, 0);
+
+    harness_post(CALLED);
+    harness_await(IN_BODY, 1);
+    HARNESS_EQ(bxi_load_relaxed(&row->where), BXI_AT_BODY | harness_load(BODY_THREAD) << 8);
+    HARNESS_EQ(bxi_load_relaxed(&row->id), id);
+    HARNESS_EQ(count_at(job, 1, BXI_AT_BODY), 2);
+    expect_batch(job, 0, 0, strcmp(batch_name, "gather") == 0 ? BXI_BATCH_ON_THREAD : BXI_BATCH_BY_ROLE);
+
+    harness_post(BODY_GO);
+    finish(future, 0);
+    while (bxi_load_relaxed(&batch_words(job)->running) != 0 || count_at(job, 1, BXI_AT_NONE) < BXI_SERVING_MAX)
+        sched_yield();
+    expect_batch(job, 0, 0, 0);
+    expect_all_free(job, 1);
+    harness_post(FINISHED);
+}
+
+static void run_batch(const char *name)
+{
+    batch_name = name;
+    harness_reset();
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { sees_its_row, NULL, fills_the_batch } });
+}
+
+Test(inflight_requests, of_batches_wait_in_the_batch_then_are_at_its_body, .timeout = 30)
+{
+    run_batch("gather");
+    run_batch("gather_here");
+}
+
+/* ---- The handler that runs now ------------------------------------------------------------------------ */
+
+static void sees_what_runs_now(struct bx_job *job)
+{
+    static const char *const functions[] = { "look", "look_async" };
+    struct bxi_now *now = &control_of(job, 1)->now;
+    uint64_t before_ns = bxi_coarse_ns();
+
+    for (uint32_t i = 0; i < 2; i++) {
+        uint64_t since_ns, id;
+        struct bx_future *future;
+
+        while (bxi_load_relaxed(&now->since_ns) != 0)       /* cleared behind the answer before */
+            sched_yield();
+        future = start_call(job, 1, functions[i], BX_FOREVER);
+        id = id_of(job, future, 1);
+        harness_await(IN_HANDLER, i + 1);
+        since_ns = bxi_load_acquire(&now->since_ns);
+        HARNESS_CHECK(since_ns >= before_ns && since_ns <= bxi_now_ns());
+        HARNESS_EQ(bxi_load_relaxed(&now->id), id);
+        HARNESS_EQ(bxi_load_relaxed(&now->who), who_is(job, 0, 1, functions[i]));
+        HARNESS_EQ(harness_load(SEEN_SINCE), since_ns);
+        HARNESS_EQ(harness_load(SEEN_ID), id);
+        HARNESS_EQ(harness_load(SEEN_WHO), bxi_load_relaxed(&now->who));
+        HARNESS_EQ(count_at(job, 1, BXI_AT_NONE), BXI_SERVING_MAX);
+        harness_post(HANDLER_GO);
+        finish(future, 0);
+    }
+    while (bxi_load_relaxed(&now->since_ns) != 0)
+        sched_yield();
+    expect_all_free(job, 1);
+}
+
+Test(inflight_now, shows_the_handler_while_it_runs, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_what_runs_now } });
+}
+
+/* ---- Threads that wait -------------------------------------------------------------------------------- */
+
+/* The only row of a worker whose thread waits for that; NULL if there is none. */
+static struct bxi_wait_row *waits_for(struct bx_job *job, int rank, enum bxi_for reason)
+{
+    for (int i = 0; i < BXI_WAITS_MAX; i++) {
+        struct bxi_wait_row *row = &control_of(job, rank)->wait[i];
+
+        if (bxi_load_acquire(&row->thread) >> 32 == (uint64_t)reason)      /* the words of it are read after it */
+            return row;
+    }
+    return NULL;
+}
+
+static struct bxi_wait_row *await_wait(struct bx_job *job, int rank, enum bxi_for reason)
+{
+    struct bxi_wait_row *row;
+
+    while ((row = waits_for(job, rank, reason)) == NULL)
+        sched_yield();
+    return row;
+}
+
+/* Two threads of worker 0: one waits, by each way there is, and the other looks. */
+static struct bx_future *waited;
+
+static void waits_and_is_seen(struct bx_job *job, int index)
+{
+    struct bxi_wait_row *row;
+
+    if (index == 0) {
+        harness_store(THREADS, (uint64_t)gettid());
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "park", NULL, NULL, NULL), 0);
+        HARNESS_EQ(bx_future_wait(waited, BX_FOREVER), 0);
+        return;
+    }
+    row = await_wait(job, 0, BXI_FOR_CALL);
+    HARNESS_EQ((uint32_t)bxi_load_relaxed(&row->thread), harness_load(THREADS));
+    HARNESS_EQ(bxi_load_relaxed(&row->id), bxi_load_relaxed(&only_row(job, 1)->id));
+    HARNESS_EQ(bxi_load_relaxed(&row->to), 1);
+    HARNESS_CHECK(bxi_load_relaxed(&row->since_ns) >= harness_load(SEEN_SINCE));
+    HARNESS_CHECK(bxi_load_relaxed(&row->since_ns) <= bxi_now_ns());
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "answer", NULL, NULL, NULL), 0);
+    row = await_wait(job, 0, BXI_FOR_FUTURE);
+    HARNESS_EQ((uint32_t)bxi_load_relaxed(&row->thread), harness_load(THREADS));
+    HARNESS_EQ(bxi_load_relaxed(&row->id), 0);
+    HARNESS_EQ(bxi_load_relaxed(&row->to), BXI_WAIT_NOBODY);
+    HARNESS_EQ(bx_future_set(waited, NULL), 0);
+}
+
+static void sees_waits(struct bx_job *job)
+{
+    waited = bx_future_create(job);
+    harness_store(SEEN_SINCE, bxi_coarse_ns());
+    harness_threads(job, 2, waits_and_is_seen);
+    bx_future_release(waited);
+    for (int i = 0; i < BXI_WAITS_MAX; i++)
+        HARNESS_EQ(bxi_load_relaxed(&job->control->wait[i].thread), 0);
+    for (int i = 0; i < BXI_WAIT_WORDS; i++)
+        HARNESS_EQ(bxi_load_relaxed(&job->wait_rows[i]), 0);
+    HARNESS_EQ(bxi_load_relaxed(&await_wait(job, 1, BXI_FOR_JOB)->to), BXI_WAIT_NOBODY);
+}
+
+Test(inflight_waits, have_a_row_each_until_they_end, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_waits } });
+}
+
+/* More threads than there are rows. */
+#define MANY_WAIT (BXI_WAITS_MAX + 20)
+
+static void waits_among_many(struct bx_job *job, int index)
+{
+    if (index > 0) {
+        HARNESS_EQ(bx_future_wait(waited, BX_FOREVER), 0);
+        return;
+    }
+    for (int i = 0; i < BXI_WAITS_MAX; i++)
+        while (bxi_load_relaxed(&job->control->wait[i].thread) == 0)
+            sched_yield();
+    HARNESS_EQ(bx_future_set(waited, NULL), 0);
+}
+
+static void sees_many_waits(struct bx_job *job)
+{
+    for (int round = 0; round < 2; round++) {
+        waited = bx_future_create(job);
+        harness_threads(job, MANY_WAIT, waits_among_many);
+        bx_future_release(waited);
+    }
+    for (int i = 0; i < BXI_WAIT_WORDS; i++)
+        HARNESS_EQ(bxi_load_relaxed(&job->wait_rows[i]), 0);
+}
+
+Test(inflight_waits, of_more_threads_than_rows_go_on_unseen, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_many_waits } });
+}

@@ -1,0 +1,626 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/observe/trace.c: what is in the file of BX_TRACE, held against what the workers of a test did. trace_read.h
+ * reads it, and checks what holds for every complete one.
+ *
+ * Worker 0 calls, worker 1 has the functions, unless a test says otherwise. tests/observe/test_trace_file.c has the
+ * file itself.
+ */
+#include "tests/harness/harness.h"
+
+#include "observe/trace.h"
+#include "trace_read.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { ENTERED, GO, DONE };                     /* gates */
+enum { LINES = 0, MARKED = 1, SLEPT = 2 };      /* values */
+
+static char path[64];
+
+static void trace_into_file(void)
+{
+    snprintf(path, sizeof path, "/tmp/boxcar-trace-%ld.json", (long)getpid());
+    unlink(path);
+    setenv("BX_TRACE", path, 1);
+    unsetenv("BX_TRACE_EVENTS");
+}
+
+static void remove_file(void)
+{
+    unlink(path);
+}
+
+TestSuite(trace, .init = trace_into_file, .fini = remove_file, .timeout = 60);
+
+/* ---- What workers do ----------------------------------------------------------------------------- */
+
+static int twice(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)context;
+    return bx_msg_put_i64(reply, 2 * bx_read_i64(args));
+}
+
+static int refuse(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    return bx_fail(-EDOM, "not today");
+}
+
+static int wait_for_go(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    harness_post(ENTERED);
+    harness_await(GO, 1);
+    return 0;
+}
+
+/* Calls worker 0 back, and so waits inside of a handler. */
+static int call_back(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)context;
+    return bx_msg_put_i64(reply, harness_call_i64(bx_request_job(request), "worker0", "twice", bx_read_i64(args)));
+}
+
+static int ask_again(const struct bx_request *request, struct bx_reader *args, struct bx_future **future, void *context)
+{
+    struct bx_msg *value = harness_msg_i64(bx_read_i64(args));
+    int rc = bx_rpc_async(bx_request_job(request), "worker0", "twice", value, NULL, future);
+
+    (void)context;
+    bx_msg_destroy(value);
+    return rc;
+}
+
+static int count_rows(struct bx_batch *batch, void *context)
+{
+    (void)context;
+    for (size_t row = 0; row < bx_batch_rows(batch); row++)
+        bx_batch_reply_i64(batch, row, (int64_t)bx_batch_rows(batch));
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, twice, NULL), 0);
+    HARNESS_EQ(bx_register(job, "refuse", BX_INLINE, refuse, NULL), 0);
+    HARNESS_EQ(bx_register(job, "wait", BX_BLOCKING, wait_for_go, NULL), 0);
+    HARNESS_EQ(bx_register(job, "back", BX_BLOCKING, call_back, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "again", ask_again, NULL), 0);
+    return 0;
+}
+
+/* ---- Calls --------------------------------------------------------------------------------------- */
+
+static void call_five_times(struct bx_job *job)
+{
+    for (int i = 0; i < 5; i++)
+        HARNESS_EQ(harness_call_i64(job, "worker1", "twice", i), 2 * i);
+}
+
+Test(trace, shows_each_call_with_its_handler_and_its_reply)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_five_times } });
+
+    struct json *root = trace_read(path, 2);
+    const struct json *handler = next_of(root, NULL, (struct wanted){ 'X', "handler", "twice", 1 });
+    const struct json *call = next_of(root, NULL, (struct wanted){ 'X', "call", "twice", 0 });
+
+    cr_expect_eq(COUNT(root, 'X', "call", "twice", 0), 5);
+    cr_expect_eq(COUNT(root, 'X', "handler", "twice", 1), 5);
+    cr_expect_eq(COUNT(root, 'X', "handler", "answer twice", 1), 5);
+    cr_expect_eq(COUNT(root, 'X', "call", "reply twice", 0), 5);
+    cr_expect_eq(COUNT(root, 's', "arrow", "request", 0), 5);
+    cr_expect_eq(COUNT(root, 's', "arrow", "reply", 1), 5);
+    cr_expect_eq(COUNT(root, 'X', "call", NULL, ANY), 10);
+    cr_expect_eq(COUNT(root, 'X', "handler", NULL, ANY), 10);
+    cr_expect_eq(COUNT(root, 'b', NULL, NULL, ANY), 0);
+    calls_run_forward(root, "twice");
+    cr_expect_str_eq(json_text(arg(handler, "caller")), "worker0");
+    cr_expect_eq(json_number(arg(handler, "bytes")), 8);
+    cr_expect_null(arg(handler, "code"));
+    cr_expect_str_eq(json_text(arg(call, "to")), "worker1");
+    cr_expect_str_eq(json_text(arg(call, "call")), "0-1-65536", "the name that shmstat gives it");
+    json_free(root);
+}
+
+static void call_oneself(struct bx_job *job)
+{
+    for (int i = 0; i < 3; i++)
+        HARNESS_EQ(harness_call_i64(job, "worker0", "twice", i), 2 * i);
+}
+
+Test(trace, shows_calls_to_oneself_inside_the_wait_for_them)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_oneself } });
+
+    struct json *root = trace_read(path, 2);
+
+    cr_expect_eq(COUNT(root, 'X', "call", "twice", 0), 3);
+    cr_expect_eq(COUNT(root, 'X', "handler", "twice", 0), 3);
+    calls_run_forward(root, "twice");
+    json_free(root);
+}
+
+static void call_back_and_forth(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker1", "back", 21), 42);
+}
+
+Test(trace, shows_a_blocking_handler_and_its_own_call_on_a_thread_of_the_pool)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_back_and_forth } });
+
+    struct json *root = trace_read(path, 2);
+    const struct json *handler = next_of(root, NULL, (struct wanted){ 'X', "handler", "back", 1 });
+    const struct json *call = next_of(root, NULL, (struct wanted){ 'X', "call", "twice", 1 });
+
+    cr_assert(handler != NULL && call != NULL);
+    cr_expect_str_eq(thread_of(root, handler), "pool");
+    cr_expect(same_thread(handler, call));
+    cr_expect(of(handler, "ts") <= of(call, "ts") && end_of(call) <= end_of(handler) + HALF_NS);
+    cr_expect_eq(COUNT(root, 'X', "handler", "twice", 0), 1);
+    calls_run_forward(root, "twice");
+    calls_run_forward(root, "back");
+    json_free(root);
+}
+
+/* ---- Async calls, one-way calls ---------------------------------------------------------------------- */
+
+static void call_async(struct bx_job *job)
+{
+    struct bx_future *futures[4];
+
+    for (int i = 0; i < 4; i++) {
+        struct bx_msg *args = harness_msg_i64(i);
+
+        HARNESS_EQ(bx_rpc_async(job, "worker1", i < 3 ? "twice" : "again", args, NULL, &futures[i]), 0);
+        bx_msg_destroy(args);
+    }
+    for (int i = 0; i < 4; i++) {
+        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
+        bx_future_release(futures[i]);
+    }
+}
+
+Test(trace, shows_async_calls_as_spans_and_async_handlers_until_their_futures_are_done)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_async } });
+
+    struct json *root = trace_read(path, 2);
+
+    spans_end(root);
+    cr_expect_eq(COUNT(root, 'X', "call", "send twice", 0), 3);
+    cr_expect_eq(COUNT(root, 'b', "async call", "twice", 0), 3);
+    cr_expect_eq(COUNT(root, 'X', "call", "send again", 0), 1);
+    cr_expect_eq(COUNT(root, 'b', "async call", "again", 0), 1);
+    cr_expect_eq(COUNT(root, 'X', "handler", "again", 1), 1);
+    cr_expect_eq(COUNT(root, 'b', "async handler", "again", 1), 1);
+    cr_expect_eq(COUNT(root, 'b', "async call", "twice", 1), 1);
+    cr_expect_eq(COUNT(root, 'b', NULL, NULL, ANY), 6);
+    cr_expect_eq(COUNT(root, 'X', "handler", "twice", 1), 3);
+    cr_expect_eq(COUNT(root, 'X', "handler", "twice", 0), 1);
+    cr_expect_eq(COUNT(root, 's', "arrow", "reply", ANY), 5);
+    json_free(root);
+}
+
+static void call_oneway(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(7);
+
+    for (int i = 0; i < 3; i++)
+        HARNESS_EQ(bx_rpc_oneway(job, "worker1", i < 2 ? "twice" : "refuse", args, NULL), 0);
+    bx_msg_destroy(args);
+    harness_call_i64(job, "worker1", "twice", 1);       /* requests of a pair arrive in the order sent */
+}
+
+Test(trace, joins_one_way_calls_to_their_handlers)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_oneway } });
+
+    struct json *root = trace_read(path, 2);
+
+    cr_expect_eq(COUNT(root, 'X', "call", "send twice", 0), 2);
+    cr_expect_eq(COUNT(root, 'X', "call", "send refuse", 0), 1);
+    cr_expect_eq(COUNT(root, 'X', "handler", "twice", 1), 3);
+    cr_expect_eq(COUNT(root, 'X', "handler", "refuse", 1), 1);
+    cr_expect_eq(COUNT(root, 's', "arrow", "request", 0), 4);
+    cr_expect_eq(COUNT(root, 's', "arrow", "reply", 1), 1);
+    cr_expect_eq(COUNT(root, 'X', "handler", "answer ", 1), 1);
+    json_free(root);
+}
+
+/* ---- Batches ----------------------------------------------------------------------------------------- */
+
+static int setup_batch(struct bx_job *job)
+{
+    if (bx_job_rank(job) != 0)
+        return 0;
+    HARNESS_EQ(bx_register_batch(job, "rows", count_rows, NULL, NULL), 0);
+    for (int rank = 1; rank < 4; rank++)
+        HARNESS_EQ(bx_batch_add_member(job, "rows", rank), 0);
+    return 0;
+}
+
+static void send_rows(struct bx_job *job)
+{
+    for (int round = 0; round < 4; round++)
+        HARNESS_EQ(harness_call_i64(job, "worker0", "rows", round), 3);
+}
+
+Test(trace, shows_each_batch_with_its_rows_and_an_arrow_from_every_one)
+{
+    harness_run(&(struct harness_world){ .size = 4, .setup = setup_batch,
+                                         .body = { NULL, send_rows, send_rows, send_rows } });
+
+    struct json *root = trace_read(path, 4);
+    const struct json *body = NULL, *end = NULL;
+
+    cr_expect_eq(COUNT(root, 'X', "batch", "rows", 0), 4);
+    cr_expect_eq(COUNT(root, 'X', "batch", NULL, ANY), 4);
+    while ((body = next_of(root, body, (struct wanted){ 'X', "batch", NULL, 0 })) != NULL) {
+        int arrows = 0;
+
+        cr_expect_eq(json_number(arg(body, "rows")), 3);
+        while ((end = next_of(root, end, (struct wanted){ 'f', "arrow", "request", 0 })) != NULL)
+            arrows += slice_around(root, end) == body;
+        cr_expect_eq(arrows, 3);
+    }
+    cr_expect_eq(COUNT(root, 'X', "handler", "answer rows", 0), 12);
+    for (int rank = 1; rank < 4; rank++)
+        cr_expect_eq(COUNT(root, 'X', "call", "rows", rank), 4);
+    json_free(root);
+}
+
+/* ---- Errors ------------------------------------------------------------------------------------------ */
+
+static void call_in_vain(struct bx_job *job)
+{
+    struct bx_call_options soon = { .timeout_ns = 20 * HARNESS_MS };
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "refuse", NULL, NULL, NULL), -EDOM);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "nothing", NULL, NULL, NULL), BX_E_NO_FUNCTION);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "wait", NULL, &soon, NULL), BX_E_TIMEOUT);
+    harness_post(GO);
+    harness_await(ENTERED, 1);
+    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 4), 8);
+}
+
+Test(trace, shows_how_calls_failed)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_in_vain } });
+
+    struct json *root = trace_read(path, 2);
+    const struct json *refused[] = { next_of(root, NULL, (struct wanted){ 'X', "call", "refuse", 0 }),
+                                     next_of(root, NULL, (struct wanted){ 'X', "call", "reply refuse", 0 }),
+                                     next_of(root, NULL, (struct wanted){ 'X', "handler", "refuse", 1 }),
+                                     next_of(root, NULL, (struct wanted){ 'X', "handler", "answer refuse", 1 }) };
+    const struct json *waited = next_of(root, NULL, (struct wanted){ 'X', "call", "wait", 0 });
+    const struct json *unsent = next_of(root, NULL, (struct wanted){ 'X', "call", "call that was not sent", 0 });
+
+    for (int i = 0; i < 4; i++) {
+        cr_assert_not_null(refused[i]);
+        cr_expect_eq(json_number(arg(refused[i], "code")), -EDOM);
+        cr_expect_str_eq(json_text(arg(refused[i], "error")), "-EDOM");
+    }
+    cr_expect_eq(json_number(arg(waited, "code")), BX_E_TIMEOUT);
+    cr_expect_geq(of(waited, "dur"), 20000);
+    cr_expect_eq(json_number(arg(unsent, "code")), BX_E_NO_FUNCTION);
+    cr_expect_eq(COUNT(root, 'X', "call", "late reply", 0), COUNT(root, 'X', "handler", "answer wait", 1));
+    json_free(root);
+}
+
+/* ---- Sleeps, threads, names -------------------------------------------------------------------------- */
+
+static void sleep_and_tell(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "wait", NULL, NULL, &future), 0);
+    harness_await(ENTERED, 1);
+    HARNESS_EQ(bx_future_wait(future, 5 * HARNESS_MS), BX_E_TIMEOUT);
+    harness_post(GO);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+    bx_future_release(future);
+    harness_store(SLEPT, harness_counter(job, "waits_epoll"));
+}
+
+Test(trace, shows_who_sleeps_and_by_what)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sleep_and_tell },
+                                         .options = { .wait = BX_WAIT_EPOLL, .no_spin = true } });
+
+    struct json *root = trace_read(path, 2);
+    const struct json *sleeper = NULL;
+    int leader = 0, by_epoll = 0;
+
+    while ((sleeper = next_of(root, sleeper, (struct wanted){ 'X', "sleep", "sleep", 0 })) != NULL) {
+        by_epoll += strcmp(json_text(arg(sleeper, "by")), "epoll") == 0;
+        leader += strcmp(json_text(arg(sleeper, "who")), "leader") == 0;
+        if (strcmp(json_text(arg(sleeper, "who")), "background") == 0)
+            cr_expect_str_eq(thread_of(root, sleeper), "background");
+    }
+    cr_expect_geq(leader, 1);
+    cr_expect_geq((uint64_t)by_epoll, harness_load(SLEPT), "a sleep for each that was counted");
+    json_free(root);
+}
+
+static int setup_odd(struct bx_job *job)
+{
+    return bx_register(job, "a \"name\"\\\n\x01 of \xff\xc3\xa4", BX_INLINE, twice, NULL);
+}
+
+static void call_odd(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker1", "a \"name\"\\\n\x01 of \xff\xc3\xa4", 4), 8);
+}
+
+Test(trace, holds_any_name_that_a_function_may_have)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_odd, .body = { call_odd } });
+
+    struct json *root = trace_read(path, 2);
+
+    cr_expect_eq(COUNT(root, 'X', "call", "a \"name\"\\\n\x01 of ???", 0), 1);     /* the reader's way with \u00ff */
+    cr_expect_eq(COUNT(root, 'X', "handler", "a \"name\"\\\n\x01 of ???", 1), 1);
+    json_free(root);
+}
+
+/* ---- Much -------------------------------------------------------------------------------------------- */
+
+static void call_much(struct bx_job *job, int index)
+{
+    for (int i = 0; i < 700; i++)
+        HARNESS_EQ(harness_call_i64(job, "worker1", "twice", index), 2 * index);
+}
+
+static void call_much_on_threads(struct bx_job *job)
+{
+    harness_threads(job, 4, call_much);
+}
+
+Test(trace, loses_nothing_of_much_from_many_threads)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_much_on_threads } });
+
+    struct json *root = json_load(path);    /* what read_trace does takes a square of it */
+
+    cr_assert_not_null(root);
+    cr_expect_eq(COUNT(root, 'X', "call", "twice", 0), 2800);
+    cr_expect_eq(COUNT(root, 'X', "call", "reply twice", 0), 2800);
+    cr_expect_eq(COUNT(root, 'X', "handler", "twice", 1), 2800);
+    cr_expect_eq(COUNT(root, 'X', "handler", "answer twice", 1), 2800);
+    cr_expect_eq(COUNT(root, 's', "arrow", NULL, ANY), 5600);
+    cr_expect_eq(COUNT(root, 'f', "arrow", NULL, ANY), 5600);
+    cr_expect_eq(COUNT(root, 'i', NULL, NULL, ANY), 0);
+    json_free(root);
+}
+
+static void call_hundred(struct bx_job *job)
+{
+    for (int i = 0; i < 100; i++)
+        harness_call_i64(job, "worker1", "twice", i);
+}
+
+Test(trace, keeps_the_bound_on_events_and_says_how_many_were_left_out)
+{
+    setenv("BX_TRACE_EVENTS", "30", 1);
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_hundred } });
+
+    struct json *root = json_load(path);
+
+    cr_assert_not_null(root);
+    for (int rank = 0; rank < 2; rank++) {
+        const struct json *note = next_of(root, NULL, (struct wanted){ 'i', "trace", NULL, rank });
+
+        cr_expect_eq(COUNT(root, 'X', NULL, NULL, rank), 30);
+        cr_expect_eq(COUNT(root, 'i', NULL, NULL, rank), 1);
+        cr_expect_str_eq(json_text(json_get(note, "name")), "from here on events are left out");
+        cr_expect_geq(json_number(arg(note, "left_out")), 200 - 30);
+    }
+    json_free(root);
+}
+
+/* ---- Deaths and forks -------------------------------------------------------------------------------- */
+
+static void call_and_be_killed(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    call_hundred(job);
+    bxi_trace_write(job, true);         /* as before a sleep, were it not too soon after the last */
+    raise(SIGKILL);
+}
+
+static void serve_until_a_death(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+}
+
+Test(trace, is_whole_when_a_worker_was_killed)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1,
+                                         .body = { call_and_be_killed, serve_until_a_death } });
+
+    struct json *root = json_load(path);
+
+    cr_assert_not_null(root, "no JSON");
+    workers_are_named(root, 3);
+    cr_expect_eq(COUNT(root, 'X', "handler", "twice", 1), 100, "the survivor lost nothing");
+    slices_nest(root);
+    json_free(root);
+}
+
+static void fork_a_child(struct bx_job *job)
+{
+    call_five_times(job);
+
+    pid_t child = fork();
+    int status = 0;
+
+    if (child == 0) {
+        bxi_trace_mark(job, &(struct bxi_mark){ .kind = BXI_MARK_LEFT_OUT, .begin_ns = 1 });
+        bxi_trace_write(job, true);
+        bxi_trace_close(job);
+        _exit(bx_rpc_sync(job, "worker1", "twice", NULL, NULL, NULL) == BX_E_FORKED ? 0 : 1);
+    }
+    HARNESS_EQ(waitpid(child, &status, 0), child);
+    HARNESS_EQ(status, 0);
+}
+
+Test(trace, has_nothing_of_a_child_that_was_forked_from_a_worker)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { fork_a_child } });
+
+    struct json *root = trace_read(path, 2);
+
+    cr_expect_eq(COUNT(root, 'X', "call", "twice", 0), 5, "and what the worker noted is there once");
+    cr_expect_eq(COUNT(root, 'i', NULL, NULL, ANY), 0);
+    json_free(root);
+}
+
+/* ---- What cannot be traced --------------------------------------------------------------------------- */
+
+static void count_lines(int level, const char *text, void *context)
+{
+    (void)level, (void)context;
+    if (strstr(text, "BX_TRACE") != NULL)
+        harness_add(LINES, 1);
+}
+
+static int setup_counting(struct bx_job *job)
+{
+    bx_set_log(count_lines, NULL);
+    return setup(job);
+}
+
+static void runs_untraced(const char *file)
+{
+    harness_reset();
+    setenv("BX_TRACE", file, 1);
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_counting, .body = { call_five_times } });
+}
+
+Test(trace, does_without_a_file_that_cannot_be_written_and_says_so_once_a_worker)
+{
+    runs_untraced("/nonexistent/trace.json");
+    cr_expect_eq(harness_load(LINES), 2);
+    runs_untraced("/tmp");
+    cr_expect_eq(harness_load(LINES), 2);
+    runs_untraced("/dev/null");
+    cr_expect_eq(harness_load(LINES), 2);
+}
+
+/* Runs it with stderr in a file: how many of its lines have BX_TRACE in them, and in *line the last one. */
+static int untraced_lines(const char *file, char line[512])
+{
+    FILE *errors = tmpfile();
+    int old_stderr = dup(STDERR_FILENO), count = 0;
+    char read[512];
+
+    cr_assert(errors != NULL && old_stderr >= 0);
+    cr_assert(dup2(fileno(errors), STDERR_FILENO) >= 0);
+    runs_untraced(file);
+    dup2(old_stderr, STDERR_FILENO);
+    close(old_stderr);
+    rewind(errors);
+    while (fgets(read, sizeof read, errors) != NULL)
+        if (strstr(read, "BX_TRACE") != NULL && ++count > 0)
+            memcpy(line, read, sizeof read);
+    fclose(errors);
+    return count;
+}
+
+Test(trace, says_on_stderr_too_once_a_job_that_there_is_no_file)
+{
+    char line[512] = "";
+
+    cr_expect_eq(untraced_lines("/nonexistent/trace.json", line), 1);
+    cr_expect_str_eq(line, "boxcar: BX_TRACE: worker 'worker0' is not traced: /nonexistent/trace.json cannot be "
+                           "written: No such file or directory\n");
+    cr_expect_eq(untraced_lines(path, line), 0);
+    json_free(trace_read(path, 2));
+}
+
+Test(trace, does_not_follow_a_symbolic_link)
+{
+    char link[80], line[512] = "", text[32] = "";
+    FILE *file = fopen(path, "w+");
+
+    cr_assert(file != NULL && fputs("precious", file) >= 0 && fflush(file) == 0);
+    snprintf(link, sizeof link, "%s.link", path);
+    cr_assert_eq(symlink(path, link), 0);
+    int lines = untraced_lines(link, line);
+    unlink(link);
+    cr_expect_eq(lines, 1);
+    cr_expect_not_null(strstr(line, "is a symbolic link"), "%s", line);
+    cr_expect_eq(harness_load(LINES), 2);
+    rewind(file);
+    cr_expect_not_null(fgets(text, sizeof text, file));
+    cr_expect_str_eq(text, "precious");
+    fclose(file);
+}
+
+Test(trace, does_without_when_the_bound_is_no_number)
+{
+    setenv("BX_TRACE_EVENTS", "12x", 1);
+    runs_untraced(path);
+    cr_expect_eq(harness_load(LINES), 2);
+    cr_expect_neq(access(path, F_OK), 0);
+}
+
+Test(trace, makes_no_file_when_it_is_off)
+{
+    runs_untraced("");
+    unsetenv("BX_TRACE");
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_counting, .body = { call_five_times } });
+    cr_expect_eq(harness_load(LINES), 0);
+    cr_expect_neq(access(path, F_OK), 0);
+}
+
+static int setup_without_rank_0(struct bx_job *job)
+{
+    if (bx_job_rank(job) == 0)
+        unsetenv("BX_TRACE");
+    return setup_counting(job);
+}
+
+Test(trace, does_not_add_to_a_file_that_rank_0_of_the_job_has_not_begun)
+{
+    struct stat before, after;
+
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_five_times } });
+    cr_assert_eq(stat(path, &before), 0);
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_without_rank_0, .body = { call_five_times } });
+    cr_assert_eq(stat(path, &after), 0);
+    cr_expect_eq(before.st_size, after.st_size);
+    cr_expect_eq(harness_load(LINES), 1);
+}
+
+Test(trace, begins_the_file_anew_with_each_job)
+{
+    for (int i = 0; i < 2; i++)
+        harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_five_times } });
+
+    struct json *root = trace_read(path, 2);      /* which looks at the job's name */
+
+    cr_expect_eq(COUNT(root, 'X', "call", "twice", ANY), 5);
+    json_free(root);
+}
+
+Test(trace, gives_each_job_a_file_where_the_name_has_its_place)
+{
+    char pattern[sizeof path + 16];
+
+    snprintf(pattern, sizeof pattern, "/tmp/boxcar-%%j-%ld.json", (long)getpid());
+    setenv("BX_TRACE", pattern, 1);
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_five_times } });
+    snprintf(path, sizeof path, "/tmp/boxcar-%s-%ld.json", harness_job_name(), (long)getpid());
+    json_free(trace_read(path, 2));
+}

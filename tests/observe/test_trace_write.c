@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/observe/trace_file.c where the system does less than it is asked for: writes that are cut short or interrupted, a
+ * lock that somebody else has for a while, a file that is long or has no line. pwrite and flock are the test's
+ * own here, for all of this program.
+ */
+#include "observe/trace.h"
+
+#include "tests/harness/json.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define FIRST ",\"job\":\"j\"}}"
+#define EVENT "\n,{\"name\":\"a\",\"ph\":\"i\"}"
+
+static char path[64];
+static int interruptions;           /* of pwrite, still to come */
+static size_t cut_to;               /* bytes that the next pwrite writes; 0: all */
+static int held = -1;               /* a descriptor with the lock */
+static int refusals_left;           /* of the lock, before its holder gives it up */
+
+ssize_t pwrite(int fd, const void *data, size_t bytes, off_t offset)
+{
+    if (interruptions > 0) {
+        interruptions--;
+        errno = EINTR;
+        return -1;
+    }
+    if (cut_to > 0 && cut_to < bytes) {
+        bytes = cut_to;
+        cut_to = 0;
+    }
+    return syscall(SYS_pwrite64, fd, data, bytes, offset);
+}
+
+int flock(int fd, int operation)
+{
+    int rc = (int)syscall(SYS_flock, fd, operation);
+
+    if (rc < 0 && held >= 0 && --refusals_left <= 0) {
+        int error = errno;
+
+        close(held);
+        held = -1;
+        errno = error;
+    }
+    return rc;
+}
+
+static void choose_path(void)
+{
+    snprintf(path, sizeof path, "/tmp/boxcar-trace-write-%ld.json", (long)getpid());
+    unlink(path);
+}
+
+static void remove_file(void)
+{
+    unlink(path);
+}
+
+TestSuite(trace_write, .init = choose_path, .fini = remove_file, .timeout = 60);
+
+static struct bxi_trace_file begin(void)
+{
+    struct bxi_trace_file file = { bxi_trace_file_begin(path, 7, FIRST), 7 };
+
+    cr_assert_geq(file.fd, 0);
+    return file;
+}
+
+static int append(const struct bxi_trace_file *file, const char *events)
+{
+    char text[256];
+
+    strcpy(text, events);
+    return bxi_trace_file_append(file, text, strlen(events));
+}
+
+/* Of the array, the first line with them; -1: no JSON. */
+static int events(void)
+{
+    struct json *root = json_load(path);
+    int count = 0;
+
+    if (root == NULL)
+        return -1;
+    for (const struct json *event = root->first; event != NULL; event = event->next)
+        count++;
+    json_free(root);
+    return count;
+}
+
+Test(trace_write, that_is_cut_short_is_an_error_and_leaves_the_array_whole)
+{
+    struct bxi_trace_file file = begin();
+
+    cr_assert_eq(append(&file, EVENT), 0);
+    for (size_t bytes = 1; bytes < 2 * strlen(EVENT); bytes++) {
+        cut_to = bytes;
+        cr_assert_eq(append(&file, EVENT EVENT), -ENOSPC, "cut to %zu", bytes);
+        cr_assert_eq(events(), 2, "cut to %zu", bytes);
+    }
+    cr_assert_eq(append(&file, EVENT), 0);
+    cr_expect_eq(events(), 3);
+    close(file.fd);
+}
+
+Test(trace_write, is_done_again_after_a_signal)
+{
+    struct bxi_trace_file file = begin();
+
+    interruptions = 5;
+    cr_expect_eq(append(&file, EVENT), 0);
+    cr_expect_eq(interruptions, 0);
+    cr_expect_eq(events(), 2);
+    close(file.fd);
+}
+
+/* A worker of the job before may be writing its last. */
+Test(trace_write, that_begins_waits_for_the_lock)
+{
+    close(begin().fd);
+    held = open(path, O_RDWR | O_CLOEXEC);
+    cr_assert_eq(flock(held, LOCK_EX), 0);
+    refusals_left = 5;
+
+    struct bxi_trace_file file = begin();
+
+    cr_expect_eq(held, -1, "it began without the lock");
+    cr_expect_eq(append(&file, EVENT), 0);
+    cr_expect_eq(events(), 2);
+    close(file.fd);
+}
+
+Test(trace_write, goes_on_behind_whatever_is_there)
+{
+    struct bxi_trace_file file = begin();
+
+    for (int i = 0; i < 1000; i++)
+        cr_assert_eq(append(&file, EVENT), 0);
+    cr_expect_eq(events(), 1001);
+    close(file.fd);
+}
+
+Test(trace_write, is_refused_where_no_line_is_whole)
+{
+    static char junk[10000];
+    struct bxi_trace_file file = begin();
+    struct stat before, after;
+    off_t end = lseek(file.fd, 0, SEEK_END);
+
+    memset(junk, 'x', sizeof junk);
+    cr_assert_eq(pwrite(file.fd, junk, sizeof junk, end - 3), (ssize_t)sizeof junk);
+    cr_assert_eq(fstat(file.fd, &before), 0);
+    cr_expect_eq(append(&file, EVENT), -EIO);
+    cr_assert_eq(fstat(file.fd, &after), 0);
+    cr_expect_eq(after.st_size, before.st_size);
+    close(file.fd);
+}

@@ -1,0 +1,786 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/rpc/batch.c: who shares a batch with whom, and when its body runs. Worker 0 owns the batches, the
+ * others call. A body adds up the values of its rows and answers each row with the sum; what it saw goes
+ * into the shared memory: one record a run, the digits of its callers' ranks in the order of its rows.
+ * That a call has arrived is known from the owner's counter of batched requests, not from time.
+ */
+#include "tests/harness/harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+
+enum { READY, ARRIVED, BODY_ENTERED, BODY_GO, DONE };       /* gates */
+enum { RUNS, FAIL_CODE, BODY_WAITS, PID, RECORD = 16 };     /* values */
+
+static int add_up(struct bx_batch *batch, void *context)
+{
+    uint64_t callers = 0;
+    int64_t sum = 0;
+
+    (void)context;
+    for (size_t row = 0; row < bx_batch_rows(batch); row++) {
+        struct bx_reader args = bx_batch_args(batch, row);
+
+        callers = callers * 10 + (uint64_t)bx_batch_caller(batch, row);
+        sum += bx_read_i64(&args);
+    }
+    harness_store(RECORD + (int)harness_load(RUNS), callers);
+    harness_add(RUNS, 1);
+    if (harness_load(BODY_WAITS) != 0) {
+        harness_post(BODY_ENTERED);
+        harness_await(BODY_GO, harness_gate(BODY_ENTERED));
+    }
+    if (harness_load(FAIL_CODE) != 0)
+        return bx_fail(-(int)harness_load(FAIL_CODE), "the tank is empty");
+    for (size_t row = 0; row < bx_batch_rows(batch); row++)
+        if (bx_batch_reply_i64(batch, row, sum) < 0)
+            return -1;
+    return 0;
+}
+
+static int arrived(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args;
+    (void)context;
+    return bx_msg_put_u64(reply, harness_counter(bx_request_job(request), "requests_batched"));
+}
+
+/* An owner's loop: hands on how many rows have arrived so far. */
+static void await_arrived(struct bx_job *job, int64_t rows)
+{
+    while (harness_call_i64(job, "worker0", "arrived", 0) < rows)
+        sched_yield();
+}
+
+/* Until the late reply of each call that ended here before its answer came is there. A call whose deadline passed may
+ * have been ended by the owner's answer instead: then there is none. */
+static void await_ends(struct bx_job *job)
+{
+    while (harness_counter(job, "late_replies") <
+           harness_counter(job, "calls_timed_out") + harness_counter(job, "calls_cancelled"))
+        harness_call_i64(job, "worker0", "arrived", 0);
+}
+
+static int setup_with(struct bx_job *job, const struct bx_batch_options *options, int members)
+{
+    if (bx_job_rank(job) != 0)
+        return 0;
+    HARNESS_EQ(bx_register(job, "arrived", BX_INLINE, arrived, NULL), 0);
+    HARNESS_EQ(bx_register_batch(job, "sum", add_up, NULL, options), 0);
+    for (int rank = 1; rank <= members; rank++)
+        HARNESS_EQ(bx_batch_add_member(job, "sum", rank), 0);
+    return 0;
+}
+
+static struct bx_future *begin(struct bx_job *job, int64_t value, uint64_t timeout_ns)
+{
+    struct bx_call_options options = { .timeout_ns = timeout_ns };
+    struct bx_msg *args = harness_msg_i64(value);
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker0", "sum", args, &options, &future), 0);
+    bx_msg_destroy(args);
+    return future;
+}
+
+static int64_t sum_of(struct bx_future *future)
+{
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+
+    struct bx_reader reader = bx_msg_reader(bx_future_value(future));
+    int64_t sum = bx_read_i64(&reader);
+
+    bx_future_release(future);
+    return sum;
+}
+
+/* ---- All members ----------------------------------------------------------------------------- */
+
+static int setup_three(struct bx_job *job)
+{
+    return setup_with(job, NULL, 3);
+}
+
+static void call_in_rounds(struct bx_job *job)
+{
+    int rank = bx_job_rank(job);
+
+    for (int64_t round = 0; round < 200; round++)
+        HARNESS_EQ(harness_call_i64(job, "worker0", "sum", round * 10 + rank), round * 30 + 6);
+}
+
+static void expect_200_runs(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_load(RUNS), 200);
+    HARNESS_EQ(harness_counter(job, "batches_run"), 200);
+    HARNESS_EQ(harness_counter(job, "batch_rows"), 600);
+    HARNESS_EQ(harness_counter(job, "requests_batched"), 600);
+    for (int run = 0; run < 200; run++)
+        HARNESS_EQ(harness_load(RECORD + run), 123);
+}
+
+Test(batch, runs_when_every_member_has_a_row_and_shows_them_in_the_order_of_ranks, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 4, .setup = setup_three,
+        .body = { expect_200_runs, call_in_rounds, call_in_rounds, call_in_rounds } });
+}
+
+static void call_last(struct bx_job *job)
+{
+    await_arrived(job, 2);
+    HARNESS_EQ(harness_load(RUNS), 0);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1), 6);
+}
+
+static void call_with_rank(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", bx_job_rank(job)), 6);
+}
+
+Test(batch, waits_for_the_last_member, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 4, .setup = setup_three, .body = { NULL, call_last, call_with_rank, call_with_rank } });
+    cr_expect_eq(harness_load(RUNS), 1);
+}
+
+static void call_twice_first(struct bx_job *job)
+{
+    struct bx_future *first = begin(job, 1, 0), *second = begin(job, 100, 0);
+
+    await_arrived(job, 2);
+    HARNESS_EQ(harness_load(RUNS), 0);
+    harness_post(READY);
+    HARNESS_EQ(sum_of(first), 3);
+    HARNESS_CHECK(!bx_future_done(second));
+    harness_post(ARRIVED);
+    HARNESS_EQ(sum_of(second), 300);
+}
+
+static void call_twice_second(struct bx_job *job)
+{
+    harness_await(READY, 1);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 2), 3);
+    harness_await(ARRIVED, 1);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 200), 300);
+}
+
+static int setup_two(struct bx_job *job)
+{
+    return setup_with(job, NULL, 2);
+}
+
+Test(batch, leaves_a_second_call_of_one_member_to_the_next, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_two, .body = { NULL, call_twice_first, call_twice_second } });
+    cr_expect_eq(harness_load(RUNS), 2);
+    cr_expect_eq(harness_load(RECORD), 12);
+    cr_expect_eq(harness_load(RECORD + 1), 12);
+}
+
+static void call_as_owner(struct bx_job *job)
+{
+    struct bx_future *future;
+
+    HARNESS_EQ(bx_batch_add_member(job, "sum", 0), 0);
+    harness_post(READY);
+    future = begin(job, 10, 0);
+    HARNESS_EQ(sum_of(future), 13);
+}
+
+static void call_after_owner(struct bx_job *job)
+{
+    harness_await(READY, 1);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", bx_job_rank(job)), 13);
+}
+
+Test(batch, takes_rows_of_its_owner_too, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_two, .body = { call_as_owner, call_after_owner, call_after_owner } });
+    cr_expect_eq(harness_load(RECORD), 12);         /* 0, 1, 2 */
+}
+
+static void call_as_a_guest(struct bx_job *job)
+{
+    struct bx_future *future = begin(job, 100, 0);
+
+    await_arrived(job, 1);
+    HARNESS_EQ(harness_load(RUNS), 0);          /* no member has come */
+    harness_post(READY);
+    HARNESS_EQ(sum_of(future), 103);
+}
+
+static void call_after_the_guest(struct bx_job *job)
+{
+    harness_await(READY, 1);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", bx_job_rank(job)), 103);
+}
+
+Test(batch, takes_the_rows_of_others_along_with_those_of_its_members, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 4, .setup = setup_two,
+        .body = { NULL, call_after_the_guest, call_after_the_guest, call_as_a_guest } });
+    cr_expect_eq(harness_load(RUNS), 1);
+    cr_expect_eq(harness_load(RECORD), 123);
+}
+
+/* ---- max_rows, flush_after, no member -------------------------------------------------------- */
+
+static int setup_rows_of_two(struct bx_job *job)
+{
+    return setup_with(job, &(struct bx_batch_options){ .max_rows = 2 }, 0);
+}
+
+static void call_and_wait(struct bx_job *job)
+{
+    HARNESS_CHECK(harness_call_i64(job, "worker0", "sum", 1) == 2);
+}
+
+Test(batch, runs_when_max_rows_are_there, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 5, .setup = setup_rows_of_two,
+        .body = { NULL, call_and_wait, call_and_wait, call_and_wait, call_and_wait } });
+    cr_expect_eq(harness_load(RUNS), 2);
+}
+
+static int setup_members_and_two_rows(struct bx_job *job)
+{
+    return setup_with(job, &(struct bx_batch_options){ .max_rows = 2 }, 4);
+}
+
+Test(batch, runs_with_max_rows_though_members_are_missing, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 5, .setup = setup_members_and_two_rows,
+        .body = { NULL, call_and_wait, call_and_wait, call_and_wait, call_and_wait } });
+    cr_expect_eq(harness_load(RUNS), 2);
+}
+
+static int setup_alone(struct bx_job *job)
+{
+    return setup_with(job, NULL, 0);
+}
+
+static void call_alone(struct bx_job *job)
+{
+    for (int64_t i = 0; i < 50; i++)
+        HARNESS_EQ(harness_call_i64(job, "worker0", "sum", i), i);
+}
+
+Test(batch, with_no_member_and_no_bound_makes_every_call_a_batch, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_alone, .body = { NULL, call_alone, call_alone } });
+    cr_expect_eq(harness_load(RUNS), 100);
+}
+
+static int setup_flush(struct bx_job *job)
+{
+    return setup_with(job, &(struct bx_batch_options){ .flush_after_ns = 20 * HARNESS_MS }, 2);
+}
+
+static void call_and_be_flushed(struct bx_job *job)
+{
+    /* Member 2 never calls. Each of these waits for the flush alone. */
+    for (int64_t i = 0; i < 3; i++) {
+        uint64_t before_ns = bxi_now_ns();
+
+        HARNESS_EQ(harness_call_i64(job, "worker0", "sum", i), i);
+        HARNESS_CHECK(bxi_now_ns() - before_ns >= 20 * HARNESS_MS);
+    }
+}
+
+Test(batch, runs_when_its_oldest_row_has_waited_long_enough, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_flush, .body = { NULL, call_and_be_flushed } });
+    cr_expect_eq(harness_load(RUNS), 3);
+}
+
+Test(batch, is_flushed_by_a_worker_that_sleeps_in_epoll_too, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_flush, .body = { NULL, call_and_be_flushed },
+        .options = { .wait = BX_WAIT_EPOLL, .no_spin = true } });
+    cr_expect_eq(harness_load(RUNS), 3);
+}
+
+static int setup_late_flush(struct bx_job *job)
+{
+    return setup_with(job, &(struct bx_batch_options){ .flush_after_ns = 10000 * HARNESS_MS }, 2);
+}
+
+Test(batch, does_not_wait_for_the_flush_when_all_are_there, .timeout = 9)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_late_flush, .body = { NULL, call_twice_first, call_twice_second } });
+    cr_expect_eq(harness_load(RUNS), 2);
+}
+
+/* ---- Members come and go --------------------------------------------------------------------- */
+
+static void wait_for_a_leaver(struct bx_job *job)
+{
+    struct bx_future *future = begin(job, 5, 0);
+
+    await_arrived(job, 1);
+    HARNESS_EQ(harness_load(RUNS), 0);
+    harness_post(READY);
+    HARNESS_EQ(sum_of(future), 5);
+    /* It is alone now. */
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 6), 6);
+    harness_post(DONE);
+}
+
+static void leave_and_join(struct bx_job *job)
+{
+    harness_await(READY, 1);
+    HARNESS_EQ(bx_batch_leave(job, "worker0", "sum"), 0);
+    harness_await(DONE, 1);
+    HARNESS_EQ(bx_batch_leave(job, "worker0", "sum"), 0);       /* once more is no error */
+    HARNESS_EQ(bx_batch_join(job, "worker0", "sum"), 0);
+    harness_post(DONE);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1), 8);
+}
+
+static void call_when_joined(struct bx_job *job)
+{
+    wait_for_a_leaver(job);
+    harness_await(DONE, 2);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 7), 8);
+}
+
+Test(batch, follows_members_that_leave_and_join, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_two, .body = { NULL, call_when_joined, leave_and_join } });
+    cr_expect_eq(harness_load(RUNS), 3);
+    cr_expect_eq(harness_load(RECORD + 2), 12);
+}
+
+static void remove_and_add(struct bx_job *job)
+{
+    harness_await(READY, 1);
+    HARNESS_EQ(bx_batch_remove_member(job, "sum", 2), 0);
+    harness_await(DONE, 1);
+    HARNESS_EQ(bx_batch_add_member(job, "sum", 2), 0);
+    harness_post(DONE);
+    HARNESS_EQ(bx_batch_add_member(job, "sum", 3), -EINVAL);
+    HARNESS_EQ(bx_batch_add_member(job, "sum", -1), -EINVAL);
+    HARNESS_EQ(bx_batch_remove_member(job, "sum", 3), -EINVAL);
+    HARNESS_EQ(bx_batch_add_member(job, "arrived", 1), -ENOENT);
+    HARNESS_EQ(bx_batch_add_member(job, "product", 1), -ENOENT);
+    HARNESS_HAS(bx_error_text(), "'product'");
+}
+
+static void call_when_added(struct bx_job *job)
+{
+    harness_await(DONE, 2);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1), 8);
+}
+
+Test(batch, follows_members_that_its_owner_removes_and_adds, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_two, .body = { remove_and_add, call_when_joined, call_when_added } });
+    cr_expect_eq(harness_load(RUNS), 3);
+}
+
+static void join_wrongly(struct bx_job *job)
+{
+    HARNESS_EQ(bx_batch_join(job, "worker0", "arrived"), -EINVAL);
+    HARNESS_EQ(bx_batch_leave(job, "worker0", "product"), BX_E_NO_FUNCTION);
+    HARNESS_EQ(bx_batch_join(job, "nobody", "sum"), BX_E_NO_WORKER);
+}
+
+Test(batch, can_be_joined_only_where_there_is_one, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_alone, .body = { NULL, join_wrongly } });
+}
+
+/* ---- Dead members ---------------------------------------------------------------------------- */
+
+static void outlive(struct bx_job *job)
+{
+    struct bx_future *future = begin(job, 4, 0);
+
+    harness_await(READY, 2);            /* both others have said so, one of them with a row */
+    HARNESS_EQ(kill((pid_t)harness_load(PID), SIGKILL), 0);
+    HARNESS_EQ(sum_of(future), harness_load(PID + 1) + 4);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 5), 5);
+}
+
+static void die_without_a_row(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_store(PID, (uint64_t)getpid());
+    await_arrived(job, 1);
+    harness_post(READY);
+    harness_post(READY);
+    pause();
+}
+
+Test(batch, does_not_wait_for_a_dead_member, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_two, .body = { NULL, outlive, die_without_a_row }, .dies = 1u << 2 });
+    cr_expect_eq(harness_load(RUNS), 2);
+}
+
+/* Batches are registered, and the one that is about to die is made a member of each, until that is refused: none may
+ * wait for it once its death has been seen. */
+#define BATCHES 60
+
+static int count_the_dead(struct bx_job *job)
+{
+    int count = 0;
+
+    bxi_lock(&job->lock);
+    for (const struct bxi_batcher *batcher = job->batchers; batcher != NULL; batcher = batcher->next)
+        count += (batcher->members[0] & 4) != 0;
+    bxi_unlock(&job->lock);
+    return count;
+}
+
+static void register_while_one_dies(struct bx_job *job)
+{
+    char name[16];
+    int added = 0, rc = 0;
+
+    harness_await(READY, 1);
+    for (int i = 0; i < BATCHES; i++) {
+        snprintf(name, sizeof name, "batch%d", i);
+        HARNESS_EQ(bx_register_batch(job, name, add_up, NULL, NULL), 0);
+        rc = bx_batch_add_member(job, name, 2);
+        if (i == BATCHES / 2)
+            HARNESS_EQ(kill((pid_t)harness_load(PID), SIGKILL), 0);
+        added += rc == 0;
+        HARNESS_CHECK(rc == 0 || rc == BX_E_PEER_DEAD);
+    }
+    HARNESS_CHECK(added > BATCHES / 2);
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    while ((rc = bx_batch_add_member(job, "batch0", 2)) == 0)
+        sched_yield();
+    HARNESS_EQ(rc, BX_E_PEER_DEAD);
+    HARNESS_EQ(count_the_dead(job), 0);
+    /* What another thread found alive a moment ago, and enters only now. */
+    HARNESS_EQ(bxi_batch_member(job, job->batchers, 2, true), BX_E_PEER_DEAD);
+    HARNESS_EQ(count_the_dead(job), 0);
+}
+
+static void die_when_told(struct bx_job *job)
+{
+    (void)job;
+    harness_leaves_by_itself();
+    harness_store(PID, (uint64_t)getpid());
+    harness_post(READY);
+    pause();
+}
+
+Test(batch, has_no_member_that_died_while_it_was_entered, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .body = { register_while_one_dies, NULL, die_when_told }, .dies = 1u << 2 });
+}
+
+static void die_with_a_row(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_store(PID, (uint64_t)getpid());
+    harness_store(PID + 1, 100);
+    bx_future_release(begin(job, 100, 0));
+    await_arrived(job, 2);
+    harness_post(READY);
+    pause();
+}
+
+static void live_without_a_row(struct bx_job *job)
+{
+    await_arrived(job, 2);
+    harness_post(READY);
+    /* Its row comes only after the death has been seen, so the dead one's row was kept. */
+    while (bx_worker_alive(job, 3))
+        sched_yield();
+    harness_await(DONE, 1);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1000), 1104);
+}
+
+static void see_the_death(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    HARNESS_HAS(bx_error_text(), "'worker3'");
+    HARNESS_EQ(harness_load(RUNS), 0);
+    harness_post(DONE);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+static void outlive_and_sum(struct bx_job *job)
+{
+    struct bx_future *future = begin(job, 4, 0);
+
+    harness_await(READY, 2);
+    HARNESS_EQ(kill((pid_t)harness_load(PID), SIGKILL), 0);
+    HARNESS_EQ(sum_of(future), 1104);
+}
+
+Test(batch, counts_the_rows_that_a_dead_member_had_sent, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 4, .setup = setup_three,
+        .body = { see_the_death, outlive_and_sum, live_without_a_row, die_with_a_row }, .dies = 1u << 3 });
+    cr_expect_eq(harness_load(RUNS), 1);
+    cr_expect_eq(harness_load(RECORD), 123);
+}
+
+/* ---- Failures -------------------------------------------------------------------------------- */
+
+static void be_failed(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(1), *reply = NULL;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "sum", args, NULL, &reply), -EDOM);
+    HARNESS_CHECK(reply == NULL);
+    HARNESS_HAS(bx_error_text(), "the tank is empty");
+    HARNESS_HAS(bx_error_text(), "'sum'");
+    HARNESS_HAS(bx_error_text(), "'worker0'");
+    bx_msg_destroy(args);
+}
+
+Test(batch, whose_body_fails_fails_every_row, .timeout = 20)
+{
+    harness_store(FAIL_CODE, EDOM);
+    harness_run(&(struct harness_world){
+        .size = 4, .setup = setup_three, .body = { NULL, be_failed, be_failed, be_failed } });
+    cr_expect_eq(harness_load(RUNS), 1);
+}
+
+static int fail_some(struct bx_batch *batch, void *context)
+{
+    (void)context;
+    HARNESS_EQ(bx_batch_rows(batch), 3);
+    HARNESS_EQ(bx_batch_reply_i64(batch, 0, 10), 0);
+    HARNESS_EQ(bx_batch_fail_row(batch, 1, -EDOM, "car 2 has no brakes"), 0);
+    HARNESS_EQ(bx_batch_fail_row(batch, 2, BX_E_HANDLER, NULL), 0);
+
+    /* Rows that do not exist. */
+    struct bx_reader none = bx_batch_args(batch, 3);
+
+    HARNESS_EQ(bx_reader_left(&none), 0);
+    HARNESS_EQ(bx_batch_caller(batch, 3), -EINVAL);
+    HARNESS_CHECK(bx_batch_reply(batch, 3) == NULL);
+    HARNESS_EQ(bx_batch_reply_i64(batch, 3, 0), -EINVAL);
+    HARNESS_EQ(bx_batch_fail_row(batch, 3, -EDOM, NULL), -EINVAL);
+    HARNESS_EQ(bx_batch_fail_row(batch, 0, 0, NULL), -EINVAL);
+    return 0;
+}
+
+static int setup_fail_some(struct bx_job *job)
+{
+    int rc = bx_register_batch(job, "some", fail_some, NULL, &(struct bx_batch_options){ .max_rows = 3 });
+
+    return rc;
+}
+
+static void see_one_s_own_row(struct bx_job *job)
+{
+    static const int expected[] = { 0, 0, -EDOM, BX_E_HANDLER };
+    static const char *const texts[] = { "", "", "car 2 has no brakes", "the handler failed" };
+    struct bx_msg *reply = NULL;
+    int rank = bx_job_rank(job);
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "some", NULL, NULL, &reply), expected[rank]);
+    if (rank == 1) {
+        struct bx_reader reader = bx_msg_reader(reply);
+
+        HARNESS_EQ(bx_read_i64(&reader), 10);
+        bx_msg_destroy(reply);
+    } else {
+        HARNESS_HAS(bx_error_text(), texts[rank]);
+    }
+}
+
+Test(batch, may_fail_single_rows, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 4, .setup = setup_fail_some,
+        .body = { NULL, see_one_s_own_row, see_one_s_own_row, see_one_s_own_row } });
+}
+
+/* ---- Deadlines and cancelling ---------------------------------------------------------------- */
+
+static void expire_and_call_again(struct bx_job *job)
+{
+    struct bx_future *future = begin(job, 1, 10 * HARNESS_MS);
+
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
+    bx_future_release(future);
+    future = begin(job, 10, 0);
+    /* In the order sent: its row is there. The expired one need not be, if its request was read too late. */
+    harness_call_i64(job, "worker0", "arrived", 0);
+    HARNESS_EQ(harness_load(RUNS), 0);
+    harness_post(READY);
+    HARNESS_EQ(sum_of(future), 12);
+    await_ends(job);
+}
+
+static void call_when_ready(struct bx_job *job)
+{
+    harness_await(READY, 1);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 2), 12);
+}
+
+static void expect_one_expired(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_counter(job, "requests_expired"), 1);
+    HARNESS_EQ(harness_counter(job, "batch_rows"), 2);
+}
+
+Test(batch, leaves_out_a_row_whose_deadline_has_passed, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_two,
+        .body = { expect_one_expired, expire_and_call_again, call_when_ready } });
+    cr_expect_eq(harness_load(RUNS), 1);
+    cr_expect_eq(harness_load(RECORD), 12);
+}
+
+static void cancel_and_call_again(struct bx_job *job)
+{
+    struct bx_future *future = begin(job, 1, 0);
+
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    HARNESS_EQ(bx_future_wait(future, 0), BX_E_CANCELLED);
+    bx_future_release(future);
+    await_arrived(job, 1);
+    harness_post(READY);
+    future = begin(job, 10, 0);
+    HARNESS_EQ(sum_of(future), 12);
+    await_ends(job);
+}
+
+Test(batch, drops_a_row_that_was_cancelled, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_two, .body = { NULL, cancel_and_call_again, call_when_ready } });
+    cr_expect_eq(harness_load(RUNS), 1);
+    cr_expect_eq(harness_load(RECORD), 12);
+}
+
+static int setup_slow_flush(struct bx_job *job)
+{
+    return setup_with(job, &(struct bx_batch_options){ .flush_after_ns = 30 * HARNESS_MS }, 2);
+}
+
+static void expire_before_the_flush(struct bx_job *job)
+{
+    struct bx_future *future = begin(job, 1, 5 * HARNESS_MS);
+
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
+    bx_future_release(future);
+    await_ends(job);
+    HARNESS_EQ(harness_load(RUNS), 0);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 5), 5);
+}
+
+Test(batch, of_expired_rows_alone_does_not_run, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_slow_flush, .body = { NULL, expire_before_the_flush } });
+    cr_expect_eq(harness_load(RUNS), 1);
+}
+
+/* ---- A body on the pool ---------------------------------------------------------------------- */
+
+static int setup_blocking(struct bx_job *job)
+{
+    return setup_with(job, &(struct bx_batch_options){ .blocking = true }, 2);
+}
+
+static void call_while_it_runs(struct bx_job *job)
+{
+    struct bx_future *first = begin(job, 1, 0), *second;
+
+    harness_await(BODY_ENTERED, 1);
+    second = begin(job, 10, 0);
+    harness_post(READY);
+    await_arrived(job, 4);              /* of both members two, and the body still runs */
+    HARNESS_EQ(harness_load(RUNS), 1);
+    HARNESS_CHECK(!bx_future_done(first));
+    harness_post(BODY_GO);
+    HARNESS_EQ(sum_of(first), 3);
+    harness_await(BODY_ENTERED, 2);
+    harness_post(BODY_GO);
+    HARNESS_EQ(sum_of(second), 30);
+}
+
+static void call_while_it_runs_too(struct bx_job *job)
+{
+    HARNESS_EQ(harness_gate(BODY_GO), 0);
+
+    struct bx_future *first = begin(job, 2, 0), *second;
+
+    harness_await(READY, 1);
+    second = begin(job, 20, 0);
+    HARNESS_EQ(sum_of(first), 3);
+    HARNESS_EQ(sum_of(second), 30);
+}
+
+Test(batch, leaves_calls_that_come_while_its_body_runs_to_the_next, .timeout = 20)
+{
+    harness_store(BODY_WAITS, 1);
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_blocking, .body = { NULL, call_while_it_runs, call_while_it_runs_too } });
+    cr_expect_eq(harness_load(RUNS), 2);
+}
+
+static int call_back(struct bx_batch *batch, void *context)
+{
+    struct bx_job *job = context;
+
+    for (size_t row = 0; row < bx_batch_rows(batch); row++) {
+        const char *caller = bx_worker_name(job, bx_batch_caller(batch, row));
+
+        HARNESS_EQ(bx_batch_reply_i64(batch, row, harness_call_i64(job, caller, "own", 0)), 0);
+    }
+    return 0;
+}
+
+static int own(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args;
+    (void)context;
+    return bx_msg_put_i64(reply, 1000 + bx_job_rank(bx_request_job(request)));
+}
+
+static int setup_call_back(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "own", BX_INLINE, own, NULL), 0);
+    HARNESS_EQ(bx_register_batch(job, "back", call_back, job,
+                                 &(struct bx_batch_options){ .blocking = true, .max_rows = 2 }), 0);
+    return 0;
+}
+
+static void be_called_back(struct bx_job *job)
+{
+    for (int i = 0; i < 50; i++)
+        HARNESS_EQ(harness_call_i64(job, "worker0", "back", 0), 1000 + bx_job_rank(job));
+}
+
+Test(batch, may_call_and_wait_in_a_blocking_body, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_call_back, .body = { NULL, be_called_back, be_called_back } });
+}

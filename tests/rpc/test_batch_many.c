@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/rpc/batch.c: members and rows of ranks beyond 63, whose bits are in a second word. Worker 0 owns the batches, and
+ * asks the others by "send" to call them.
+ */
+#include "tests/harness/harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <sched.h>
+
+#define WORLD 66
+
+enum function { ALL, MOST, FAR, FUNCTIONS };
+enum { RUNS = 0, ROWS = 8 };            /* values, by function */
+
+static const char *const names[FUNCTIONS] = { "all", "most", "far" };
+static int functions[FUNCTIONS] = { ALL, MOST, FAR };
+
+static int note(struct bx_batch *batch, void *context)
+{
+    int function = *(const int *)context;
+
+    harness_add(RUNS + function, 1);
+    harness_add(ROWS + function, bx_batch_rows(batch));
+    return 0;
+}
+
+static int send(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int64_t function = bx_read_i64(args);
+
+    (void)reply;
+    (void)context;
+    return bx_rpc_sync(bx_request_job(request), "worker0", names[function], NULL, NULL, NULL);
+}
+
+static int setup(struct bx_job *job)
+{
+    const struct bx_batch_options two_rows = { .max_rows = 2 };
+
+    HARNESS_EQ(bx_register(job, "send", BX_BLOCKING, send, NULL), 0);
+    if (bx_job_rank(job) != 0)
+        return 0;
+    for (int i = 0; i < FUNCTIONS; i++)
+        HARNESS_EQ(bx_register_batch(job, names[i], note, &functions[i], i == MOST ? &two_rows : NULL), 0);
+    HARNESS_EQ(bx_batch_add_member(job, "all", 1), 0);
+    for (int rank = 64; rank < WORLD; rank++) {
+        HARNESS_EQ(bx_batch_add_member(job, "all", rank), 0);
+        HARNESS_EQ(bx_batch_add_member(job, "far", rank), 0);
+    }
+    return 0;
+}
+
+/* Each of the ranks sends a row when that of the one before has come. */
+static void send_from(struct bx_job *job, enum function function, const int *ranks, int count)
+{
+    uint64_t before = harness_counter(job, "requests_batched");
+    struct bx_msg *args = harness_msg_i64(function);
+    struct bx_future *futures[3];
+
+    for (int i = 0; i < count; i++) {
+        HARNESS_EQ(bx_rpc_async(job, bx_worker_name(job, ranks[i]), "send", args, NULL, &futures[i]), 0);
+        while (harness_counter(job, "requests_batched") < before + (uint64_t)i + 1)
+            sched_yield();
+    }
+    for (int i = 0; i < count; i++) {
+        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
+        bx_future_release(futures[i]);
+    }
+    bx_msg_destroy(args);
+}
+
+static void expect(enum function function, uint64_t runs, uint64_t rows)
+{
+    HARNESS_EQ(harness_load(RUNS + (int)function), runs);
+    HARNESS_EQ(harness_load(ROWS + (int)function), rows);
+}
+
+static void send_all(struct bx_job *job)
+{
+    /* Rank 65 is not taken for rank 1, and is waited for when rank 1 has come. */
+    send_from(job, ALL, (const int[]){ 65, 64, 1 }, 3);
+    expect(ALL, 1, 3);
+    send_from(job, ALL, (const int[]){ 1, 64, 65 }, 3);
+    expect(ALL, 2, 6);
+    send_from(job, MOST, (const int[]){ 64, 65 }, 2);
+    expect(MOST, 1, 2);
+    send_from(job, FAR, (const int[]){ 65, 64 }, 2);
+    expect(FAR, 1, 2);
+}
+
+Test(batch_many, ranks_beyond_63_are_members_with_rows_of_their_own, .timeout = 120)
+{
+    harness_run(&(struct harness_world){ .size = WORLD, .setup = setup, .body = { send_all } });
+}

@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/rpc/batch.c: which rows a batch takes when more wait than it may have, when some are past their deadline, and
+ * when there is no thread for its body. As in test_batch.c worker 0 owns the batch and the others call.
+ */
+#include "tests/harness/harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+enum { READY, BODY_ENTERED, BODY_GO, TOUCHED, DONE };       /* gates */
+enum { RUNS, BODY_WAITS, RECORD = 16 };                     /* values */
+
+static int add_up(struct bx_batch *batch, void *context)
+{
+    uint64_t callers = 0;
+    int64_t sum = 0;
+
+    (void)context;
+    for (size_t row = 0; row < bx_batch_rows(batch); row++) {
+        struct bx_reader args = bx_batch_args(batch, row);
+
+        callers = callers * 10 + (uint64_t)bx_batch_caller(batch, row);
+        sum += bx_read_i64(&args);
+    }
+    harness_store(RECORD + (int)harness_add(RUNS, 1), callers);
+    if (harness_load(BODY_WAITS) != 0) {
+        harness_post(BODY_ENTERED);
+        harness_await(BODY_GO, 1);
+    }
+    for (size_t row = 0; row < bx_batch_rows(batch); row++)
+        HARNESS_EQ(bx_batch_reply_i64(batch, row, sum), 0);
+    return 0;
+}
+
+static int arrived(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args;
+    (void)context;
+    return bx_msg_put_u64(reply, harness_counter(bx_request_job(request), "requests_batched"));
+}
+
+static void await_arrived(struct bx_job *job, int64_t rows)
+{
+    while (harness_call_i64(job, "worker0", "arrived", 0) < rows)
+        sched_yield();
+}
+
+static int setup_with(struct bx_job *job, const struct bx_batch_options *options, int members)
+{
+    if (bx_job_rank(job) != 0)
+        return 0;
+    HARNESS_EQ(bx_register(job, "arrived", BX_INLINE, arrived, NULL), 0);
+    HARNESS_EQ(bx_register_batch(job, "sum", add_up, NULL, options), 0);
+    for (int rank = 1; rank <= members; rank++)
+        HARNESS_EQ(bx_batch_add_member(job, "sum", rank), 0);
+    return 0;
+}
+
+static struct bx_future *begin(struct bx_job *job, int64_t value)
+{
+    struct bx_msg *args = harness_msg_i64(value);
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker0", "sum", args, NULL, &future), 0);
+    bx_msg_destroy(args);
+    return future;
+}
+
+/* ---- More than may be in a batch ---------------------------------------------------------------- */
+
+static int setup_two_rows(struct bx_job *job)
+{
+    return setup_with(job, &(struct bx_batch_options){ .blocking = true, .max_rows = 2 }, 0);
+}
+
+static void call_first(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1), 2);
+}
+
+/* While the body of the first two runs, four more come. */
+static void call_meanwhile(struct bx_job *job)
+{
+    harness_await(BODY_ENTERED, 1);
+
+    struct bx_future *future = begin(job, 1);
+
+    await_arrived(job, 6);
+    harness_post(BODY_GO);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+
+    struct bx_reader reader = bx_msg_reader(bx_future_value(future));
+
+    HARNESS_EQ(bx_read_i64(&reader), 2);
+    bx_future_release(future);
+}
+
+Test(batch_rows, are_never_more_than_max_rows, .timeout = 20)
+{
+    harness_store(BODY_WAITS, 1);
+    harness_run(&(struct harness_world){
+        .size = 7, .setup = setup_two_rows,
+        .body = { NULL, call_first, call_first, call_meanwhile, call_meanwhile, call_meanwhile, call_meanwhile } });
+    cr_expect_eq(harness_load(RUNS), 3);
+    for (int run = 0; run < 3; run++)
+        cr_expect(harness_load(RECORD + run) > 9 && harness_load(RECORD + run) < 99, "run %d had the callers %d", run,
+                  (int)harness_load(RECORD + run));
+}
+
+/* ---- Deadlines ---------------------------------------------------------------------------------- */
+
+static int setup_two_members(struct bx_job *job)
+{
+    return setup_with(job, NULL, 2);
+}
+
+/* The deadline of the row that waits has passed, and its caller has not given up: it may be stopped. */
+static void let_the_row_expire(struct bx_job *job)
+{
+    harness_await(READY, 1);
+    bxi_lock(&job->lock);
+    HARNESS_CHECK(job->batchers->head != NULL);
+    job->batchers->head->request.deadline_ns = 1;
+    bxi_unlock(&job->lock);
+    harness_post(TOUCHED);
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_counter(job, "requests_expired"), 1);
+    HARNESS_EQ(harness_counter(job, "batch_rows"), 1);
+}
+
+static void call_and_expire(struct bx_job *job)
+{
+    struct bx_future *future = begin(job, 100);
+
+    await_arrived(job, 1);
+    harness_post(READY);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
+    HARNESS_HAS(bx_future_error_text(future), "before the batch ran");
+    bx_future_release(future);
+    harness_await(DONE, 1);
+}
+
+static void call_beside_the_expired(struct bx_job *job)
+{
+    harness_await(TOUCHED, 1);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 5), 5);
+    harness_post(DONE);
+}
+
+Test(batch_rows, that_are_past_their_deadline_are_not_run_though_nobody_has_cancelled, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_two_members,
+        .body = { let_the_row_expire, call_and_expire, call_beside_the_expired } });
+    cr_expect_eq(harness_load(RUNS), 1);
+    cr_expect_eq(harness_load(RECORD), 2);
+}
+
+/* ---- No thread for the body --------------------------------------------------------------------- */
+
+static int setup_blocking(struct bx_job *job)
+{
+    return setup_with(job, &(struct bx_batch_options){ .blocking = true, .max_rows = 2 }, 0);
+}
+
+static void set_stack_bytes(size_t bytes)
+{
+    pthread_attr_t attributes;
+
+    HARNESS_EQ(pthread_attr_init(&attributes), 0);
+    HARNESS_EQ(pthread_attr_setstacksize(&attributes, bytes), 0);
+    HARNESS_EQ(pthread_setattr_default_np(&attributes), 0);
+    pthread_attr_destroy(&attributes);
+}
+
+/* No thread can be made while its stack would be larger than the address space. */
+static void be_without_threads(struct bx_job *job)
+{
+    set_stack_bytes((size_t)1 << 50);
+    harness_post(READY);
+    harness_await(DONE, 2);
+    set_stack_bytes((size_t)1 << 20);
+    harness_post(TOUCHED);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+static void fail_and_call_again(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(1);
+
+    harness_await(READY, 1);
+    HARNESS_CHECK(bx_rpc_sync(job, "worker0", "sum", args, NULL, NULL) < 0);
+    harness_post(DONE);
+    harness_await(TOUCHED, 1);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1), 2);
+    bx_msg_destroy(args);
+}
+
+Test(batch_rows, fail_where_there_is_no_thread_and_the_next_ones_run, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_blocking, .body = { be_without_threads, fail_and_call_again, fail_and_call_again } });
+    cr_expect_eq(harness_load(RUNS), 1);
+    cr_expect_eq(harness_load(RECORD), 12);
+}
+
+/* ---- The timer of the oldest row, and rows that are cancelled ------------------------------------ */
+
+static int setup_patient(struct bx_job *job)
+{
+    return setup_with(job, &(struct bx_batch_options){ .flush_after_ns = UINT64_C(3600000000000) }, 2);
+}
+
+/* How many rows wait at the owner, of whom the last one is, and whether their flush is still to come. */
+static void await_rows(struct bx_job *job, uint32_t rows, int rank)
+{
+    struct bxi_batcher *batcher = job->batchers;
+    bool are_there = false;
+
+    while (!are_there) {
+        sched_yield();
+        bxi_lock(&job->lock);
+        are_there = batcher->waiting == rows;
+        if (are_there && rows > 0 && rank >= 0)
+            HARNESS_EQ(batcher->tail->request.peer->rank, rank);
+        if (are_there)
+            HARNESS_EQ(batcher->timer.heap_index != 0, rows > 0);
+        bxi_unlock(&job->lock);
+    }
+}
+
+static void watch_the_rows(struct bx_job *job)
+{
+    await_rows(job, 2, -1);
+    harness_post(READY);                /* worker 1 cancels, whose call has the same id as that of worker 3 */
+    await_rows(job, 1, 3);
+    harness_post(TOUCHED);              /* so does worker 3 */
+    await_rows(job, 0, -1);
+    harness_post(DONE);                 /* and then both members call */
+    while (harness_load(RUNS) == 0)
+        sched_yield();
+    await_rows(job, 0, -1);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+static void cancel_at(struct bx_job *job, int gate)
+{
+    struct bx_future *future = begin(job, 1);
+
+    harness_await(gate, 1);
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    bx_future_release(future);
+    harness_await(DONE, 1);
+}
+
+static void cancel_first(struct bx_job *job)
+{
+    cancel_at(job, READY);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1), 3);
+}
+
+static void call_at_last(struct bx_job *job)
+{
+    harness_await(DONE, 1);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 2), 3);
+}
+
+static void cancel_second(struct bx_job *job)
+{
+    cancel_at(job, TOUCHED);
+}
+
+Test(batch_rows, that_are_cancelled_or_run_take_their_timer_along, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 4, .setup = setup_patient, .body = { watch_the_rows, cancel_first, call_at_last, cancel_second } });
+}
+
+/* ---- Replies that cannot be written ------------------------------------------------------------- */
+
+static int overflow(struct bx_batch *batch, void *context)
+{
+    (void)context;
+    for (size_t row = 0; row < bx_batch_rows(batch); row++)
+        bx_msg_put_bytes(bx_batch_reply(batch, row), "", SIZE_MAX - 64);
+    return 0;
+}
+
+static int setup_overflow(struct bx_job *job)
+{
+    return bx_register_batch(job, "overflow", overflow, NULL, NULL);
+}
+
+static void call_overflow(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "overflow", NULL, NULL, NULL), -ENOMEM);
+}
+
+Test(batch_rows, whose_reply_could_not_be_made_fail, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_overflow, .body = { NULL, call_overflow } });
+}
+
+/* ---- Members that are dead ---------------------------------------------------------------------- */
+
+static void add_the_dead(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    HARNESS_EQ(bx_batch_add_member(job, "sum", 1), BX_E_PEER_DEAD);
+    HARNESS_HAS(bx_error_text(), "rank 1");
+    HARNESS_EQ(job->batchers->members[0], 0);
+    HARNESS_EQ(bx_batch_remove_member(job, "sum", 1), 0);
+}
+
+static void be_killed(struct bx_job *job)
+{
+    (void)job;
+    harness_leaves_by_itself();
+    raise(SIGKILL);
+}
+
+static int setup_one_member(struct bx_job *job)
+{
+    return setup_with(job, NULL, 1);
+}
+
+Test(batch_rows, of_the_dead_are_not_waited_for_again, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_one_member, .dies = 1u << 1, .body = { add_the_dead, be_killed } });
+}
+
+/* ---- A reply that could not be written ------------------------------------------------------------ */
+
+static int fill_too_much(struct bx_batch *batch, void *context)
+{
+    (void)context;
+    bx_msg_put_bytes(bx_batch_reply(batch, 0), "x", SIZE_MAX - 64);
+    return 0;
+}
+
+static int setup_too_much(struct bx_job *job)
+{
+    return bx_register_batch(job, "too_much", fill_too_much, NULL, &(struct bx_batch_options){ .max_rows = 1 });
+}
+
+static void see_the_error_of_the_reply(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "too_much", NULL, NULL, NULL), -ENOMEM);
+}
+
+Test(batch_rows, whose_reply_is_in_error_fails_that_row, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_too_much, .body = { NULL, see_the_error_of_the_reply } });
+}
+
+/* ---- A cancel ------------------------------------------------------------------------------------ */
+
+static int setup_three_members(struct bx_job *job)
+{
+    return setup_with(job, NULL, 3);
+}
+
+static void wait_with_a_row(struct bx_job *job)
+{
+    struct bx_future *future = begin(job, 1);
+
+    harness_store(RECORD + 8, ((const struct bxi_call *)(const void *)future)->id);
+    await_arrived(job, 1);
+    harness_post(READY);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+    bx_future_release(future);
+}
+
+/* The row has the same number as the other worker's. */
+static void cancel_a_row_and_send_another(struct bx_job *job)
+{
+    struct bx_future *future;
+
+    harness_await(READY, 1);
+    future = begin(job, 10);
+    HARNESS_EQ(((const struct bxi_call *)(const void *)future)->id, harness_load(RECORD + 8));
+    await_arrived(job, 2);
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    bx_future_release(future);
+    await_arrived(job, 2);              /* behind the cancel */
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 100), 1101);
+}
+
+static void complete_the_batch(struct bx_job *job)
+{
+    harness_await(READY, 1);
+    await_arrived(job, 3);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1000), 1101);
+}
+
+Test(batch_rows, of_another_caller_stay_when_one_is_cancelled, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 4, .setup = setup_three_members,
+        .body = { NULL, wait_with_a_row, cancel_a_row_and_send_another, complete_the_batch } });
+    cr_expect_eq(harness_load(RUNS), 1);
+    cr_expect_eq(harness_load(RECORD), 123);
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/rpc/peer.c, lib/rpc/watch.c: how long a bell may be deferred. Worker 0 has its own loop and looks at nothing
+ * until all frames lie in its rings, so that one call of bx_progress meets them in the order of the ranks.
+ */
+#include "tests/harness/harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <sched.h>
+
+enum { SENT, DONE };                    /* gates */
+enum { BEFORE, AFTER };                 /* values: frames handled before the look at the sleeper's bell, and after */
+
+#define BUSY 6                          /* workers that send */
+#define FRAMES 100                      /* of each */
+
+static uint64_t looks_before;
+
+static uint64_t looks(const struct bx_job *job)
+{
+    return harness_counter(job, "doorbells_rung") + harness_counter(job, "doorbells_saved");
+}
+
+static int answer(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args;
+    (void)reply;
+    (void)context;
+    looks_before = looks(bx_request_job(request));
+    return 0;
+}
+
+static int count(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args;
+    (void)reply;
+    (void)context;
+    harness_add(looks(bx_request_job(request)) == looks_before ? BEFORE : AFTER, 1);
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "answer", BX_INLINE, answer, NULL), 0);
+    return bx_register(job, "count", BX_INLINE, count, NULL);
+}
+
+static void serve_busy_rings(struct bx_job *job)
+{
+    harness_await(SENT, BUSY);
+    while ((bxi_load_seq_cst((bxi_a64 *)job->peers[1].bell.word) & 3) != BXI_WHO_LEADER)
+        sched_yield();
+    while (harness_load(BEFORE) + harness_load(AFTER) < BUSY * FRAMES)
+        HARNESS_CHECK(bx_progress(job) >= 0);
+    HARNESS_CHECK(harness_load(BEFORE) <= BXI_DEFER_FRAMES + 8);
+    harness_post(DONE);
+}
+
+static void call_and_sleep(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "answer", NULL, NULL, NULL), 0);
+}
+
+static void send_many(struct bx_job *job)
+{
+    for (int i = 0; i < FRAMES; i++)
+        HARNESS_EQ(bx_rpc_oneway(job, "worker0", "count", NULL, NULL), 0);
+    harness_post(SENT);
+    harness_await(DONE, 1);
+}
+
+Test(bell, of_a_peer_that_sleeps_is_looked_at_within_32_frames_of_busy_rings, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2 + BUSY, .setup = setup, .options = { .own_loop = true },
+        .body = { serve_busy_rings, call_and_sleep, send_many, send_many, send_many, send_many, send_many,
+                  send_many } });
+}

@@ -1,0 +1,539 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/rpc/call.c and lib/rpc/dispatch.c: calls of every kind to handlers of every kind, their order, and what
+ * comes back when something is wrong. Deadlines and cancelling are in test_call_end.c.
+ */
+#include "tests/harness/harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- What worker 1 (and 0) can do ------------------------------------------------------------ */
+
+static int twice(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)context;
+    return bx_msg_put_i64(reply, 2 * bx_read_i64(args));
+}
+
+static int who_calls(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args;
+    (void)context;
+    bx_msg_put_i64(reply, bx_request_caller(request));
+    bx_msg_put_str(reply, bx_request_function(request));
+    return bx_msg_put_u64(reply, bx_request_deadline_ns(request));
+}
+
+static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    size_t bytes = bx_reader_left(args);
+
+    (void)request;
+    (void)context;
+    return bx_msg_put_bytes(reply, bx_read_bytes(args, bytes), bytes);
+}
+
+static int fail(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int code = (int)bx_read_i64(args);
+
+    (void)request;
+    (void)context;
+    bx_msg_put_str(reply, "nobody sees this");
+    return bx_reader_left(args) > 0 ? bx_fail(code, "%s", bx_read_str(args)) : code;
+}
+
+static int grow(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    size_t bytes = (size_t)bx_read_i64(args);
+    unsigned char *data = calloc(1, bytes + 1);
+    int rc = bx_msg_put_bytes(reply, data, bytes);
+
+    (void)request;
+    (void)context;
+    free(data);
+    return rc;
+}
+
+static int at_once(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    struct bx_msg *value = bx_msg_create(0);
+
+    (void)context;
+    bx_msg_put_i64(value, 2 * bx_read_i64(args));
+    *reply = bx_future_create(bx_request_job(request));
+    return bx_future_set(*reply, value);
+}
+
+static struct bx_future *parked;
+
+/* Waits in no thread: the next call of "unpark" sets it. */
+static int park(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)args;
+    (void)context;
+    parked = bx_future_create(bx_request_job(request));
+    *reply = bx_future_acquire(parked);
+    return 0;
+}
+
+static int unpark(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int64_t value = bx_read_i64(args);
+
+    (void)request;
+    (void)reply;
+    (void)context;
+    if (value < 0)
+        bx_future_fail(parked, (int)value, "nobody came");
+    else
+        bx_future_set(parked, harness_msg_i64(value));
+    bx_future_release(parked);
+    return 0;
+}
+
+static int refuse(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)context;
+    (void)reply;
+    return bx_fail(-ENOENT, "no future for this");
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, twice, NULL), 0);
+    HARNESS_EQ(bx_register(job, "twice_blocking", BX_BLOCKING, twice, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "twice_async", at_once, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "park", park, NULL), 0);
+    HARNESS_EQ(bx_register(job, "unpark", BX_INLINE, unpark, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "refuse", refuse, NULL), 0);
+    HARNESS_EQ(bx_register(job, "who_calls", BX_INLINE, who_calls, NULL), 0);
+    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, echo, NULL), 0);
+    HARNESS_EQ(bx_register(job, "echo_blocking", BX_BLOCKING, echo, NULL), 0);
+    HARNESS_EQ(bx_register(job, "fail", BX_INLINE, fail, NULL), 0);
+    HARNESS_EQ(bx_register(job, "fail_blocking", BX_BLOCKING, fail, NULL), 0);
+    HARNESS_EQ(bx_register(job, "grow", BX_INLINE, grow, NULL), 0);
+    HARNESS_EQ(bx_register(job, "grow_blocking", BX_BLOCKING, grow, NULL), 0);
+    return 0;
+}
+
+static const char *const doublers[] = { "twice", "twice_blocking", "twice_async" };
+
+/* ---- Sync, async, one-way; to oneself too ---------------------------------------------------- */
+
+static void call_each_kind(struct bx_job *job)
+{
+    for (int to = 0; to < 2; to++)
+        for (int kind = 0; kind < 3; kind++)
+            for (int64_t i = 0; i < 50; i++)
+                HARNESS_EQ(harness_call_i64(job, bx_worker_name(job, to), doublers[kind], i), 2 * i);
+}
+
+Test(call, reaches_every_kind_of_handler_at_another_worker_and_at_oneself, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { call_each_kind, call_each_kind } });
+}
+
+static void ask_who(struct bx_job *job)
+{
+    struct bx_call_options forever = { .timeout_ns = BX_FOREVER };
+    struct bx_msg *reply = NULL;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "who_calls", NULL, &forever, &reply), 0);
+
+    struct bx_reader reader = bx_msg_reader(reply);
+
+    HARNESS_EQ(bx_read_i64(&reader), bx_job_rank(job));
+    HARNESS_CHECK(strcmp(bx_read_str(&reader), "who_calls") == 0);
+    HARNESS_CHECK(bx_read_u64(&reader) == BX_FOREVER);
+    HARNESS_EQ(reader.error, 0);
+    bx_msg_destroy(reply);
+    /* A reply that nobody wants. */
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "who_calls", NULL, NULL, NULL), 0);
+}
+
+Test(call, tells_the_handler_who_calls_and_what_and_until_when, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { ask_who, NULL, ask_who } });
+}
+
+static void call_async(struct bx_job *job)
+{
+    enum { MANY = 500 };
+    struct bx_future *futures[MANY];
+    struct bx_msg *args = bx_msg_create(0);
+
+    for (int to = 0; to < 2; to++) {
+        for (int i = 0; i < MANY; i++) {
+            bx_msg_clear(args);
+            bx_msg_put_i64(args, i);
+            HARNESS_EQ(bx_rpc_async(job, bx_worker_name(job, to), doublers[i % 3], args, NULL, &futures[i]), 0);
+        }
+
+        struct bx_future *all = bx_future_all(job, futures, MANY);
+
+        HARNESS_EQ(bx_future_wait(all, BX_FOREVER), 0);
+        bx_future_release(all);
+        for (int i = 0; i < MANY; i++) {
+            struct bx_reader reader = bx_msg_reader(bx_future_value(futures[i]));
+
+            HARNESS_EQ(bx_read_i64(&reader), 2 * i);
+            bx_future_release(futures[i]);
+        }
+    }
+    bx_msg_destroy(args);
+}
+
+Test(call, asynchronous_gives_a_future_of_the_reply, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_async } });
+}
+
+static void drop_futures(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(3);
+
+    for (int i = 0; i < 2000; i++) {
+        struct bx_future *future = NULL;
+
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", args, NULL, &future), 0);
+        bx_future_release(future);
+    }
+    bx_msg_destroy(args);
+}
+
+Test(call, runs_though_nobody_keeps_its_future, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { drop_futures } });
+}
+
+static int tick(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)reply;
+    (void)context;
+    harness_add(0, (uint64_t)bx_read_i64(args));
+    harness_post(0);
+    return args->error == 0 ? 0 : bx_fail(args->error, "one-way calls have nobody to tell");
+}
+
+static int setup_tick(struct bx_job *job)
+{
+    return bx_register(job, "tick", BX_INLINE, tick, NULL);
+}
+
+static void send_oneway(struct bx_job *job)
+{
+    enum { MANY = 20000 };
+    struct bx_msg *args = harness_msg_i64(1);
+    uint64_t replies;
+
+    for (int i = 0; i < MANY; i++)
+        HARNESS_EQ(bx_rpc_oneway(job, "worker1", "tick", args, NULL), 0);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker0", "tick", args, NULL), 0);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "tick", NULL, NULL), 0);       /* fails there */
+    harness_await(0, MANY + 2);
+    HARNESS_EQ(harness_load(0), MANY + 1);
+    HARNESS_EQ(harness_counter(job, "oneways_sent"), MANY + 2);
+    HARNESS_EQ(harness_counter(job, "calls_sent"), 0);
+    replies = bxi_load_relaxed(&job->control->pair_counters[1].frames_received);
+    HARNESS_EQ(replies, 0);
+    bx_msg_destroy(args);
+}
+
+Test(call, one_way_waits_for_a_full_ring_and_brings_no_reply, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_tick, .body = { send_oneway } });
+}
+
+/* ---- From several threads -------------------------------------------------------------------- */
+
+#define THREADS 8
+#define CALLS 10000
+
+static void call_many(struct bx_job *job, int index)
+{
+    for (int64_t i = 0; i < CALLS; i++) {
+        int64_t value = index * (int64_t)CALLS + i;
+
+        HARNESS_EQ(harness_call_i64(job, "worker1", "twice", value), 2 * value);
+    }
+}
+
+static void call_from_threads(struct bx_job *job)
+{
+    harness_threads(job, THREADS, call_many);
+    HARNESS_EQ(harness_counter(job, "calls_sent"), THREADS * CALLS);
+    HARNESS_EQ(harness_counter(job, "calls_completed"), THREADS * CALLS);
+}
+
+Test(call, from_eight_threads_at_once_gives_each_its_own_reply, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_from_threads } });
+}
+
+static void call_mixed(struct bx_job *job, int index)
+{
+    const char *to = bx_worker_name(job, (bx_job_rank(job) + index) % 3);
+
+    for (int64_t i = 0; i < 300; i++)
+        HARNESS_EQ(harness_call_i64(job, to, doublers[(index + i) % 3], i), 2 * i);
+}
+
+static void call_mixed_from_threads(struct bx_job *job)
+{
+    harness_threads(job, 6, call_mixed);
+}
+
+Test(call, crosses_others_in_all_directions, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup,
+        .body = { call_mixed_from_threads, call_mixed_from_threads, call_mixed_from_threads } });
+}
+
+/* ---- Order ----------------------------------------------------------------------------------- */
+
+static int in_order(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    static int64_t expected[BX_WORLD_MAX];
+    int caller = bx_request_caller(request);
+
+    (void)context;
+    HARNESS_EQ(bx_read_i64(args), expected[caller]);
+    return bx_msg_put_i64(reply, expected[caller]++);
+}
+
+static int setup_order(struct bx_job *job)
+{
+    return bx_register(job, "in_order", BX_INLINE, in_order, NULL);
+}
+
+static void send_in_order(struct bx_job *job)
+{
+    struct bx_msg *args = bx_msg_create(0);
+
+    /* Of changing lengths, so that some wait for room and others would fit before them. */
+    for (int64_t i = 0; i < 6000; i++) {
+        static const unsigned char filler[9000];
+        struct bx_future *future = NULL;
+
+        bx_msg_clear(args);
+        bx_msg_put_i64(args, i);
+        bx_msg_put_bytes(args, filler, i % 7 == 0 ? sizeof(filler) : (size_t)(i % 50));
+        if (i % 3 == 0) {
+            HARNESS_EQ(bx_rpc_oneway(job, "worker2", "in_order", args, NULL), 0);
+        } else {
+            HARNESS_EQ(bx_rpc_async(job, "worker2", "in_order", args, NULL, &future), 0);
+            bx_future_release(future);
+        }
+    }
+    bx_msg_clear(args);
+    bx_msg_put_i64(args, 6000);
+    HARNESS_EQ(bx_rpc_sync(job, "worker2", "in_order", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+}
+
+Test(call, requests_of_a_pair_arrive_in_the_order_sent, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_order, .body = { send_in_order, send_in_order } });
+}
+
+/* ---- Errors ---------------------------------------------------------------------------------- */
+
+static int call_fail(struct bx_job *job, const char *function, int code, const char *text)
+{
+    struct bx_msg *args = harness_msg_i64(code), *reply = NULL;
+
+    if (text != NULL)
+        bx_msg_put_str(args, text);
+
+    int rc = bx_rpc_sync(job, "worker1", function, args, NULL, &reply);
+
+    HARNESS_CHECK(reply == NULL);
+    bx_msg_destroy(args);
+    return rc;
+}
+
+static void call_failing(struct bx_job *job)
+{
+    static const char *const functions[] = { "fail", "fail_blocking" };
+
+    for (int i = 0; i < 2; i++) {
+        HARNESS_EQ(call_fail(job, functions[i], -EDOM, "row 3 has no state"), -EDOM);
+        HARNESS_HAS(bx_error_text(), "row 3 has no state");
+        HARNESS_HAS(bx_error_text(), "'worker1'");
+        HARNESS_HAS(bx_error_text(), functions[i]);
+        HARNESS_EQ(call_fail(job, functions[i], BX_E_HANDLER, NULL), BX_E_HANDLER);
+        HARNESS_HAS(bx_error_text(), bx_strerror(BX_E_HANDLER));
+        HARNESS_CHECK(strstr(bx_error_text(), "row 3") == NULL);
+    }
+}
+
+Test(call, carries_the_handler_s_code_and_text_back, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_failing } });
+}
+
+static void call_short(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "twice", NULL, NULL, NULL), BX_E_SHORT_MESSAGE);
+    HARNESS_HAS(bx_error_text(), "twice");
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "twice_blocking", NULL, NULL, NULL), BX_E_SHORT_MESSAGE);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "twice_async", NULL, NULL, NULL), BX_E_SHORT_MESSAGE);
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "twice", NULL, NULL, NULL), BX_E_SHORT_MESSAGE);
+}
+
+Test(call, whose_arguments_are_read_past_their_end_fails, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_short } });
+}
+
+static void call_async_handlers(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+
+    for (int64_t value = 5; value >= -5; value -= 5) {
+        struct bx_msg *args = harness_msg_i64(value);
+
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "park", NULL, NULL, &future), 0);
+        /* Its handler has returned, and no thread is held: others are answered meanwhile. */
+        HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 4), 8);
+        HARNESS_CHECK(!bx_future_done(future));
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "unpark", args, NULL, NULL), 0);
+        HARNESS_EQ(bx_future_wait(future, BX_FOREVER), value < 0 ? value : 0);
+        if (value < 0)
+            HARNESS_HAS(bx_future_error_text(future), "nobody came");
+        bx_msg_destroy(args);
+        bx_future_release(future);
+    }
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "refuse", NULL, NULL, NULL), -ENOENT);
+    HARNESS_HAS(bx_error_text(), "no future for this");
+    HARNESS_EQ(harness_counter(job, "pool_threads"), 0);
+}
+
+Test(call, to_an_async_handler_is_answered_when_its_future_is_done, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_async_handlers } });
+}
+
+/* ---- Sizes ----------------------------------------------------------------------------------- */
+
+static void call_with_sizes(struct bx_job *job)
+{
+    static const char *const functions[] = { "echo", "echo_blocking" };
+    static unsigned char data[BXI_BODY_MAX + 1];
+    static const size_t sizes[] = { 0, 1, 23, 24, 25, 1000, BXI_BODY_MAX - 1, BXI_BODY_MAX };
+    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+
+    for (size_t i = 0; i < sizeof(data); i++)
+        data[i] = (unsigned char)(i * 7);
+    for (int round = 0; round < 40; round++)
+        for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+            bx_msg_clear(args);
+            bx_msg_put_bytes(args, data, sizes[i]);
+            HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, round / 2 % 2), functions[round % 2], args, NULL,
+                                   &reply), 0);
+            HARNESS_EQ(bx_msg_bytes(reply), sizes[i]);
+            HARNESS_CHECK(sizes[i] == 0 || memcmp(bx_msg_data(reply), data, sizes[i]) == 0);
+            bx_msg_destroy(reply);
+        }
+    bx_msg_destroy(args);
+}
+
+Test(call, carries_everything_from_nothing_to_a_whole_frame, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_with_sizes } });
+}
+
+/* What does not fit a frame goes by the arena, and nobody notices. */
+static void call_with_more_than_a_frame(struct bx_job *job)
+{
+    static const char *const functions[] = { "grow", "grow_blocking" };
+    static unsigned char data[BXI_BODY_MAX + 1];
+    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+
+    data[BXI_BODY_MAX] = 77;
+    bx_msg_put_bytes(args, data, sizeof(data));
+    for (int i = 0; i < 2; i++) {
+        HARNESS_EQ(bx_rpc_sync(job, i == 0 ? "worker1" : "worker0", "echo", args, NULL, &reply), 0);
+        HARNESS_EQ(bx_msg_bytes(reply), sizeof(data));
+        HARNESS_EQ(((const unsigned char *)bx_msg_data(reply))[BXI_BODY_MAX], 77);
+        bx_msg_destroy(reply);
+    }
+    for (int i = 0; i < 2; i++) {
+        bx_msg_clear(args);
+        bx_msg_put_i64(args, 500000);
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", functions[i], args, NULL, &reply), 0);
+        HARNESS_EQ(bx_msg_bytes(reply), 500000);
+        bx_msg_destroy(reply);
+        bx_msg_clear(args);
+        bx_msg_put_i64(args, BXI_BODY_MAX);
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", functions[i], args, NULL, &reply), 0);
+        HARNESS_EQ(bx_msg_bytes(reply), BXI_BODY_MAX);
+        bx_msg_destroy(reply);
+        reply = NULL;
+    }
+    bx_msg_destroy(args);
+}
+
+Test(call, carries_more_than_a_frame, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_with_more_than_a_frame } });
+}
+
+static void call_with_a_broken_message(struct bx_job *job)
+{
+    struct bx_msg *args = bx_msg_create(0);
+
+    bx_msg_put_bytes(args, "x", SIZE_MAX - 64);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", args, NULL, NULL), -ENOMEM);
+    HARNESS_HAS(bx_error_text(), "echo");
+    bx_msg_destroy(args);
+}
+
+Test(call, given_a_message_in_error_returns_that_error, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_with_a_broken_message } });
+}
+
+/* ---- Frames ---------------------------------------------------------------------------------- */
+
+static void count_frames(struct bx_job *job)
+{
+    struct bxi_pair_counters *pair = &job->control->pair_counters[1];
+
+    for (int i = 0; i < 1000; i++)
+        harness_call_i64(job, "worker1", doublers[i % 3], i);
+    HARNESS_EQ(bxi_load_relaxed(&pair->frames_sent), 1000);
+    HARNESS_EQ(bxi_load_relaxed(&pair->frames_received), 1000);
+    HARNESS_EQ(bxi_load_relaxed(&pair->bytes_sent), 1000 * (sizeof(struct bxi_frame) + 8));
+    HARNESS_EQ(bxi_load_relaxed(&pair->bytes_received), 1000 * (sizeof(struct bxi_frame) + 8));
+    HARNESS_EQ(harness_counter(job, "calls_sent"), 1000);
+    HARNESS_EQ(harness_counter(job, "calls_completed"), 1000);
+    HARNESS_EQ(harness_counter(job, "late_replies"), 0);
+}
+
+static void serve_and_count(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_counter(job, "requests_inline"), 334);
+    HARNESS_EQ(harness_counter(job, "requests_blocking"), 333);
+    HARNESS_EQ(harness_counter(job, "requests_async"), 333);
+    HARNESS_EQ(harness_counter(job, "replies_sent"), 1000);
+}
+
+Test(call, is_one_request_frame_and_one_reply_frame, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { count_frames, serve_and_count } });
+}

@@ -1,0 +1,702 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * How calls end other than by a reply in time: deadlines, cancelling, and calls that have to wait until
+ * there is room for them. A handler that does not answer waits at a gate of the shared memory, or holds
+ * its future; nothing here sleeps to let something else happen.
+ */
+#include "tests/harness/harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { ENTERED, RELEASED, READY };                      /* gates */
+enum { TIMES_COUNTED, PID };                            /* values */
+
+static int stuck(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)context;
+    harness_post(ENTERED);
+    harness_await(RELEASED, 1);
+    return bx_msg_put_i64(reply, 1);
+}
+
+static int count(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)context;
+    return bx_msg_put_i64(reply, (int64_t)harness_add(TIMES_COUNTED, 1));
+}
+
+static int twice(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)context;
+    return bx_msg_put_i64(reply, 2 * bx_read_i64(args));
+}
+
+/* The callee's own counter, by name. */
+static int counter(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)context;
+    return bx_msg_put_i64(reply, (int64_t)harness_counter(bx_request_job(request), bx_read_str(args)));
+}
+
+static struct bx_future *held[BXI_CALLS_MAX];
+static int held_count;
+
+static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)args;
+    (void)context;
+    HARNESS_CHECK(held_count < BXI_CALLS_MAX);
+    held[held_count] = bx_future_create(bx_request_job(request));
+    *reply = bx_future_acquire(held[held_count++]);
+    return 0;
+}
+
+static int let_go(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int64_t how_many = bx_read_i64(args);
+
+    (void)request;
+    (void)reply;
+    (void)context;
+    for (; how_many > 0 && held_count > 0; how_many--) {
+        struct bx_future *future = held[--held_count];
+
+        bx_future_set(future, NULL);
+        bx_future_release(future);
+    }
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "stuck", BX_BLOCKING, stuck, NULL), 0);
+    HARNESS_EQ(bx_register(job, "count", BX_BLOCKING, count, NULL), 0);
+    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, twice, NULL), 0);
+    HARNESS_EQ(bx_register(job, "counter", BX_INLINE, counter, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "hold", hold, NULL), 0);
+    HARNESS_EQ(bx_register(job, "let_go", BX_INLINE, let_go, NULL), 0);
+    return 0;
+}
+
+static int64_t counter_of(struct bx_job *job, const char *worker, const char *name)
+{
+    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+    int64_t value;
+
+    bx_msg_put_str(args, name);
+    HARNESS_EQ(bx_rpc_sync(job, worker, "counter", args, NULL, &reply), 0);
+
+    struct bx_reader reader = bx_msg_reader(reply);
+
+    value = bx_read_i64(&reader);
+    bx_msg_destroy(reply);
+    bx_msg_destroy(args);
+    return value;
+}
+
+static struct bx_future *start_call(struct bx_job *job, const char *to, const char *function, uint64_t timeout_ns)
+{
+    struct bx_call_options options = { .timeout_ns = timeout_ns };
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, to, function, NULL, &options, &future), 0);
+    return future;
+}
+
+/* Calls until the late replies have come: one of each call that ended here before its answer. A call whose deadline
+ * passed may have been ended by the callee's answer instead, which is then not late. */
+static void await_late_replies(struct bx_job *job)
+{
+    uint64_t wanted = harness_counter(job, "calls_timed_out") + harness_counter(job, "calls_cancelled");
+
+    while (harness_counter(job, "late_replies") < wanted)
+        HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 1), 2);
+    HARNESS_EQ(harness_counter(job, "late_replies"), wanted);
+}
+
+/* ---- Deadlines ------------------------------------------------------------------------------- */
+
+/* Has the handler been entered by one call more than before? Only then nobody but the caller can end that call:
+ * one that comes too late to be run is answered by the callee, and is tried again with twice the time. */
+static bool has_entered(uint32_t *entered)
+{
+    uint32_t now = harness_gate(ENTERED);
+    bool has = now > *entered;
+
+    *entered = now;
+    return has;
+}
+
+static void says_how_long(const char *text, uint64_t timeout_ns)
+{
+    char seconds[32];
+
+    snprintf(seconds, sizeof seconds, "%.3f s", (double)timeout_ns / 1e9);
+    HARNESS_HAS(text, "'worker1'");
+    HARNESS_HAS(text, "'stuck'");
+    HARNESS_HAS(text, seconds);
+}
+
+static void time_out(struct bx_job *job)
+{
+    struct bx_call_options options = { .timeout_ns = 5 * HARNESS_MS };
+    struct bx_msg *reply = NULL;
+    struct bx_future *future = NULL;
+    uint32_t entered = 0;
+    uint64_t calls = 0;
+
+    do {
+        options.timeout_ns *= 2;
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "stuck", NULL, &options, &reply), BX_E_TIMEOUT);
+        HARNESS_CHECK(reply == NULL);
+        calls++;
+    } while (!has_entered(&entered));
+    says_how_long(bx_error_text(), options.timeout_ns);
+    do {
+        bx_future_release(future);
+        options.timeout_ns *= 2;
+        future = start_call(job, "worker1", "stuck", options.timeout_ns);
+        HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
+        calls++;
+    } while (!has_entered(&entered));
+    says_how_long(bx_future_error_text(future), options.timeout_ns);
+    HARNESS_EQ(bx_future_cancel(future), -EALREADY);
+    bx_future_release(future);
+    HARNESS_CHECK(harness_counter(job, "calls_timed_out") >= 2);
+    HARNESS_CHECK(harness_counter(job, "calls_timed_out") <= calls);
+    /* Those that are in the handler cannot have been answered. */
+    HARNESS_CHECK(harness_counter(job, "late_replies") + 2 <= harness_counter(job, "calls_timed_out"));
+
+    harness_post(RELEASED);
+    await_late_replies(job);
+    HARNESS_CHECK(harness_counter(job, "late_replies") >= 2);
+}
+
+Test(call_end, by_deadline_drops_and_counts_the_late_reply, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { time_out } });
+}
+
+static void time_out_by_default(struct bx_job *job)
+{
+    uint32_t entered = 0;
+
+    do
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "stuck", NULL, NULL, NULL), BX_E_TIMEOUT);
+    while (!has_entered(&entered));
+    says_how_long(bx_error_text(), 15 * HARNESS_MS);
+
+    struct bx_future *future = start_call(job, "worker1", "stuck", 0);
+
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
+    bx_future_release(future);
+    harness_post(RELEASED);
+    /* "twice" has the same default: under load it may be too slow for it. */
+    while (harness_counter(job, "late_replies") < harness_counter(job, "calls_timed_out"))
+        bx_rpc_sync(job, "worker1", "twice", NULL, &(struct bx_call_options){ .timeout_ns = BX_FOREVER }, NULL);
+}
+
+Test(call_end, by_the_job_s_own_deadline_where_the_call_names_none, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { time_out_by_default },
+        .options = { .call_timeout_ns = 15 * HARNESS_MS } });
+}
+
+static void release_after_a_timeout(struct bx_job *job)
+{
+    struct bx_future *patient = start_call(job, "worker1", "stuck", BX_FOREVER);
+    struct bx_future *hasty = start_call(job, "worker1", "stuck", 15 * HARNESS_MS);
+
+    HARNESS_EQ(bx_future_wait(hasty, BX_FOREVER), BX_E_TIMEOUT);
+    HARNESS_CHECK(!bx_future_done(patient));
+    harness_post(RELEASED);
+    HARNESS_EQ(bx_future_wait(patient, BX_FOREVER), 0);
+    bx_future_release(hasty);
+    bx_future_release(patient);
+}
+
+Test(call_end, never_by_itself_where_the_call_may_last_for_ever, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { release_after_a_timeout },
+        .options = { .call_timeout_ns = 5 * HARNESS_MS } });
+}
+
+static void note_turn(struct bx_future *future, void *context)
+{
+    HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
+    harness_store(10 + (int)(intptr_t)context, harness_add(9, 1));
+}
+
+static void time_out_in_turn(struct bx_job *job)
+{
+    enum { MANY = 20 };
+    struct bx_future *futures[MANY];
+
+    /* The later the call the earlier its deadline: the second one wakes whoever sleeps until the first's. */
+    for (int i = 0; i < MANY; i++) {
+        futures[i] = start_call(job, "worker1", "hold", (uint64_t)(MANY - i) * 30 * HARNESS_MS);
+        HARNESS_EQ(bx_future_on_done(futures[i], note_turn, (void *)(intptr_t)i), 0);
+    }
+
+    struct bx_future *all = bx_future_all(job, futures, MANY);
+
+    HARNESS_EQ(bx_future_wait(all, BX_FOREVER), BX_E_TIMEOUT);
+    for (int i = 0; i < MANY; i++) {
+        HARNESS_EQ(harness_load(10 + i), MANY - 1 - i);
+        bx_future_release(futures[i]);
+    }
+    bx_future_release(all);
+
+    struct bx_msg *args = harness_msg_i64(MANY);
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "let_go", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+    await_late_replies(job);
+}
+
+Test(call_end, by_the_earlier_deadline_first, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { time_out_in_turn } });
+}
+
+/* ---- In the callee's queue ------------------------------------------------------------------- */
+
+static void fill_the_pool(struct bx_job *job, struct bx_future **futures)
+{
+    for (int i = 0; i < BXI_POOL_READY; i++)
+        futures[i] = start_call(job, "worker1", "stuck", BX_FOREVER);
+    harness_await(ENTERED, BXI_POOL_READY);
+}
+
+static void empty_the_pool(struct bx_future **futures)
+{
+    harness_post(RELEASED);
+    for (int i = 0; i < BXI_POOL_READY; i++) {
+        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
+        bx_future_release(futures[i]);
+    }
+}
+
+static void expire_in_the_queue(struct bx_job *job)
+{
+    struct bx_future *stuck_calls[BXI_POOL_READY], *future;
+
+    fill_the_pool(job, stuck_calls);
+    future = start_call(job, "worker1", "count", 10 * HARNESS_MS);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
+    bx_future_release(future);
+    empty_the_pool(stuck_calls);
+    await_late_replies(job);
+    HARNESS_EQ(harness_load(TIMES_COUNTED), 0);
+    HARNESS_EQ(counter_of(job, "worker1", "requests_expired"), 1);
+}
+
+Test(call_end, whose_deadline_passes_in_the_queue_is_not_run, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { expire_in_the_queue } });
+}
+
+static void cancel_in_the_queue(struct bx_job *job)
+{
+    struct bx_future *stuck_calls[BXI_POOL_READY], *first, *second, *third;
+
+    fill_the_pool(job, stuck_calls);
+    first = start_call(job, "worker1", "count", 0);
+    second = start_call(job, "worker1", "count", 0);
+    third = start_call(job, "worker1", "count", 0);
+    HARNESS_EQ(bx_future_cancel(third), 0);
+    HARNESS_EQ(bx_future_cancel(first), 0);
+    HARNESS_EQ(bx_future_wait(first, 0), BX_E_CANCELLED);
+    HARNESS_EQ(bx_future_error(third), BX_E_CANCELLED);
+    HARNESS_HAS(bx_future_error_text(first), "'worker1'");
+    HARNESS_EQ(bx_future_cancel(first), -EALREADY);
+    /* Requests and cancels arrive in order, so once this is answered they are out of the queue. */
+    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 3), 6);
+    empty_the_pool(stuck_calls);
+    HARNESS_EQ(bx_future_wait(second, BX_FOREVER), 0);
+    HARNESS_EQ(harness_load(TIMES_COUNTED), 1);
+    HARNESS_EQ(bx_future_cancel(second), -EALREADY);
+    HARNESS_EQ(harness_counter(job, "calls_cancelled"), 2);
+    await_late_replies(job);
+    bx_future_release(first);
+    bx_future_release(second);
+    bx_future_release(third);
+}
+
+Test(call_end, cancelled_in_the_queue_is_not_run, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { cancel_in_the_queue } });
+}
+
+static void cancel_while_it_runs(struct bx_job *job)
+{
+    struct bx_future *future = start_call(job, "worker1", "stuck", BX_FOREVER);
+
+    harness_await(ENTERED, 1);
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_CANCELLED);
+    bx_future_release(future);
+    harness_post(RELEASED);
+    await_late_replies(job);
+
+    future = start_call(job, "worker1", "hold", BX_FOREVER);
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    bx_future_release(future);
+
+    struct bx_msg *args = harness_msg_i64(1);
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "let_go", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+    await_late_replies(job);
+}
+
+Test(call_end, cancelled_in_flight_drops_its_reply, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { cancel_while_it_runs } });
+}
+
+/* ---- As many as may be in flight ------------------------------------------------------------- */
+
+static struct bx_future *in_flight[BXI_CALLS_MAX];
+
+static void fill_the_slots(struct bx_job *job)
+{
+    for (int i = 0; i < BXI_CALLS_MAX; i++)
+        in_flight[i] = start_call(job, "worker1", "hold", BX_FOREVER);
+}
+
+/* One-way: it takes no slot. */
+static void send_let_go(struct bx_job *job, int how_many)
+{
+    struct bx_msg *args = harness_msg_i64(how_many);
+
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "let_go", args, NULL), 0);
+    bx_msg_destroy(args);
+}
+
+static void empty_the_slots(struct bx_job *job)
+{
+    send_let_go(job, BXI_CALLS_MAX);
+    for (int i = 0; i < BXI_CALLS_MAX; i++) {
+        HARNESS_EQ(bx_future_wait(in_flight[i], BX_FOREVER), 0);
+        bx_future_release(in_flight[i]);
+    }
+}
+
+static void overfill_without_waiting(struct bx_job *job)
+{
+    struct bx_call_options no_wait = { .no_wait = true }, hasty = { .timeout_ns = 10 * HARNESS_MS };
+    struct bx_future *future = NULL;
+
+    fill_the_slots(job);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "hold", NULL, &no_wait, &future), -EAGAIN);
+    HARNESS_CHECK(future == NULL);
+    HARNESS_HAS(bx_error_text(), "1024");
+    HARNESS_HAS(bx_error_text(), "'worker1'");
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "twice", NULL, &no_wait, NULL), -EAGAIN);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "hold", NULL, &hasty, &future), BX_E_TIMEOUT);
+    HARNESS_HAS(bx_error_text(), "1024");
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "twice", NULL, &hasty, NULL), BX_E_TIMEOUT);
+    /* It is the pair that is full, not the worker. */
+    HARNESS_EQ(harness_call_i64(job, "worker0", "twice", 4), 8);
+    empty_the_slots(job);
+    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 4), 8);
+}
+
+Test(call_end, with_eagain_where_1024_are_in_flight_and_it_may_not_wait, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { overfill_without_waiting } });
+}
+
+static void call_one_more(struct bx_job *job, int index)
+{
+    if (index > 0) {
+        harness_post(READY);
+        if (index % 2 == 0) {
+            HARNESS_EQ(harness_call_i64(job, "worker1", "twice", index), 2 * index);
+        } else {
+            struct bx_future *future = start_call(job, "worker1", "stuck", BX_FOREVER);
+
+            HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+            bx_future_release(future);
+        }
+        return;
+    }
+    harness_await(READY, 4);
+    for (int i = 0; i < 5; i++)
+        send_let_go(job, 1);
+    harness_await(ENTERED, 2);
+    harness_post(RELEASED);
+}
+
+static void overfill_and_wait(struct bx_job *job)
+{
+    fill_the_slots(job);
+    harness_threads(job, 5, call_one_more);
+    empty_the_slots(job);
+}
+
+Test(call_end, later_where_1024_are_in_flight_and_it_waits_for_one_to_end, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { overfill_and_wait } });
+}
+
+static void call_from_callback(struct bx_future *future, void *context)
+{
+    struct bx_future *another = NULL;
+
+    (void)future;
+    HARNESS_EQ(bx_rpc_async(context, "worker1", "hold", NULL, NULL, &another), -EAGAIN);
+    harness_post(READY);
+}
+
+static void overfill_from_a_callback(struct bx_job *job)
+{
+    struct bx_future *future = bx_future_create(job);
+
+    fill_the_slots(job);
+    HARNESS_EQ(bx_future_on_done(future, call_from_callback, job), 0);
+    HARNESS_EQ(bx_future_set(future, NULL), 0);
+    HARNESS_EQ(harness_gate(READY), 1);
+    bx_future_release(future);
+    empty_the_slots(job);
+}
+
+Test(call_end, with_eagain_in_a_callback_where_nothing_may_wait, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { overfill_from_a_callback } });
+}
+
+/* ---- A consumer that is stopped -------------------------------------------------------------- */
+
+static char state_of(uint64_t pid)
+{
+    char path[64], state = '?';
+    FILE *file;
+
+    snprintf(path, sizeof(path), "/proc/%lu/stat", (unsigned long)pid);
+    file = fopen(path, "re");
+    HARNESS_CHECK(file != NULL && fscanf(file, "%*d (%*[^)]) %c", &state) == 1);
+    fclose(file);
+    return state;
+}
+
+static void fill_the_ring(struct bx_job *job)
+{
+    static const unsigned char filler[4000];
+    struct bx_call_options no_wait = { .no_wait = true }, hasty = { .timeout_ns = 10 * HARNESS_MS };
+    struct bx_msg *args = harness_msg_i64(0);
+    struct bx_future *queued;
+    uint64_t pid;
+    int rc = 0, sent = 0;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "let_go", args, NULL, NULL), 0);
+    harness_await(READY, 1);
+    pid = harness_load(PID);
+    HARNESS_EQ(kill((pid_t)pid, SIGSTOP), 0);
+    while (state_of(pid) != 'T')
+        sched_yield();
+    bx_msg_put_bytes(args, filler, sizeof(filler));
+    while ((rc = bx_rpc_oneway(job, "worker1", "let_go", args, &no_wait)) == 0)
+        HARNESS_CHECK(++sent < 1000);
+    HARNESS_EQ(rc, -EAGAIN);
+    HARNESS_HAS(bx_error_text(), "full");
+    HARNESS_HAS(bx_error_text(), "'worker1'");
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "let_go", args, &hasty), BX_E_TIMEOUT);
+    HARNESS_HAS(bx_error_text(), "'worker1'");
+    /* A call has a slot to wait in, and its own deadline. */
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "let_go", args, &hasty, NULL), BX_E_TIMEOUT);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "let_go", args, NULL, &queued), 0);
+    HARNESS_CHECK(harness_counter(job, "queued_frames") >= 2);
+    HARNESS_CHECK(bx_worker_alive(job, 1));
+    HARNESS_EQ(kill((pid_t)pid, SIGCONT), 0);
+    HARNESS_EQ(bx_future_wait(queued, BX_FOREVER), 0);
+    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 4), 8);
+    bx_future_release(queued);
+    bx_msg_destroy(args);
+}
+
+static void serve_with_pid(struct bx_job *job)
+{
+    harness_store(PID, (uint64_t)getpid());
+    harness_post(READY);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+Test(call_end, in_time_where_the_callee_is_stopped_and_its_ring_full, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { fill_the_ring, serve_with_pid } });
+}
+
+/* ---- Two full rings -------------------------------------------------------------------------- */
+
+static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    size_t bytes = bx_reader_left(args);
+
+    (void)request;
+    (void)context;
+    return bx_msg_put_bytes(reply, bx_read_bytes(args, bytes), bytes);
+}
+
+static int setup_echo(struct bx_job *job)
+{
+    return bx_register(job, "echo", BX_INLINE, echo, NULL);
+}
+
+static void call_with_large_frames(struct bx_job *job)
+{
+    static unsigned char data[16000];
+    const char *other = bx_worker_name(job, 1 - bx_job_rank(job));
+    struct bx_msg *args = bx_msg_create(0);
+
+    bx_msg_put_bytes(args, data, sizeof(data));
+    for (int i = 0; i < BXI_CALLS_MAX; i++)
+        HARNESS_EQ(bx_rpc_async(job, other, "echo", args, NULL, &in_flight[i]), 0);
+    for (int i = 0; i < BXI_CALLS_MAX; i++) {
+        HARNESS_EQ(bx_future_wait(in_flight[i], BX_FOREVER), 0);
+        HARNESS_EQ(bx_msg_bytes(bx_future_value(in_flight[i])), sizeof(data));
+        bx_future_release(in_flight[i]);
+    }
+    HARNESS_CHECK(harness_counter(job, "queued_frames") > 0);
+    bx_msg_destroy(args);
+}
+
+Test(call_end, well_where_the_rings_of_both_sides_are_full, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_echo, .body = { call_with_large_frames, call_with_large_frames } });
+}
+
+/* ---- Races ----------------------------------------------------------------------------------- */
+
+#define RACES 2000
+#define RACERS 4
+
+enum { LATE = 20, ON_TIME };                            /* values */
+
+static void race_a_deadline(struct bx_job *job, int index)
+{
+    struct bx_msg *args = harness_msg_i64(index);
+
+    for (int i = 0; i < RACES; i++) {
+        struct bx_call_options hasty = { .timeout_ns = (uint64_t)(1000 + i * 37 % 60000) };
+        struct bx_msg *reply = NULL;
+        int rc = bx_rpc_sync(job, "worker1", "twice", args, &hasty, &reply);
+
+        HARNESS_CHECK(rc == 0 || rc == BX_E_TIMEOUT);
+        HARNESS_CHECK((reply != NULL) == (rc == 0));
+        bx_msg_destroy(reply);
+        harness_add(rc == 0 ? ON_TIME : LATE, 1);
+    }
+    bx_msg_destroy(args);
+}
+
+static void race_deadlines(struct bx_job *job)
+{
+    harness_threads(job, RACERS, race_a_deadline);
+    /* Those that timed out before they were sent brought no reply. */
+    HARNESS_EQ(harness_load(ON_TIME) + harness_load(LATE), RACES * RACERS);
+    HARNESS_EQ(harness_counter(job, "calls_sent"),
+               harness_counter(job, "calls_completed") + harness_counter(job, "calls_timed_out"));
+    await_late_replies(job);
+}
+
+Test(call_end, once_where_reply_and_deadline_race, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { race_deadlines } });
+}
+
+static void count_end(struct bx_future *future, void *context)
+{
+    (void)context;
+    HARNESS_CHECK(bx_future_error(future) == 0 || bx_future_error(future) == BX_E_CANCELLED ||
+                  bx_future_error(future) == BX_E_TIMEOUT);
+    harness_add(bx_future_error(future) == 0 ? ON_TIME : LATE, 1);
+}
+
+static void race_a_cancel(struct bx_job *job, int index)
+{
+    struct bx_msg *args = harness_msg_i64(index);
+
+    for (int i = 0; i < RACES; i++) {
+        struct bx_call_options hasty = { .timeout_ns = (uint64_t)(20000 + i * 37 % 60000) };
+        struct bx_future *future = NULL;
+        int rc = bx_rpc_async(job, "worker1", "twice", args, &hasty, &future);
+
+        if (rc == BX_E_TIMEOUT) {       /* no slot came free before its deadline */
+            harness_add(LATE, 1);
+            continue;
+        }
+        HARNESS_EQ(rc, 0);
+        HARNESS_EQ(bx_future_on_done(future, count_end, NULL), 0);
+        if (i % 3 != 0)
+            rc = bx_future_wait(future, (uint64_t)(i % 20) * 1000);
+        rc = bx_future_cancel(future);
+        HARNESS_CHECK(rc == 0 || rc == -EALREADY);
+        /* -EALREADY may mean that another thread is about to complete it. */
+        rc = bx_future_wait(future, BX_FOREVER);
+        HARNESS_CHECK(rc == 0 || rc == BX_E_CANCELLED || rc == BX_E_TIMEOUT);
+        bx_future_release(future);
+    }
+    bx_msg_destroy(args);
+}
+
+static void race_cancels(struct bx_job *job)
+{
+    harness_threads(job, RACERS, race_a_cancel);
+    await_late_replies(job);
+    HARNESS_EQ(harness_load(ON_TIME) + harness_load(LATE), RACES * RACERS);
+}
+
+Test(call_end, once_where_reply_and_cancel_and_deadline_race, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { race_cancels } });
+}
+
+/* ---- From callback to callback --------------------------------------------------------------- */
+
+static void call_next(struct bx_future *future, void *context)
+{
+    struct bx_job *job = context;
+    struct bx_future *next = NULL;
+    struct bx_msg *args;
+
+    if (future != NULL)
+        HARNESS_EQ(bx_future_error(future), 0);
+    if (harness_add(TIMES_COUNTED, 1) == 10000) {
+        harness_post(READY);
+        return;
+    }
+    args = harness_msg_i64(1);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", args, NULL, &next), 0);
+    HARNESS_EQ(bx_future_on_done(next, call_next, job), 0);
+    bx_future_release(next);
+    bx_msg_destroy(args);
+}
+
+static void call_from_each_callback(struct bx_job *job)
+{
+    call_next(NULL, job);
+    harness_await(READY, 1);
+}
+
+Test(call_end, and_its_callback_makes_the_next, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_from_each_callback } });
+}

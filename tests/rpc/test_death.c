@@ -1,0 +1,730 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Workers that die: what the others see, and that they go on.
+ *
+ * Each test is a world of processes (harness.h). A worker is killed by SIGKILL from one of the others at
+ * a point that a gate names, so there is nothing to wait for by the clock. harness_run holds besides that
+ * the survivors end well, that no wake-up was rescued and that nothing is left behind.
+ */
+#include "tests/harness/harness.h"
+#include "tests/job/starts.h"
+
+#include "job/bootstrap.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MANY 100
+
+enum gate { HELD = 0, DEATH_SEEN, SERVED, CALLED, RUNNING, GO, CUT, ENDED };
+enum value { PID = 0, DEATHS = 16, DEAD_RANK, ROWS };     /* PID + rank */
+
+static void on_death(struct bx_job *job, int rank, void *context)
+{
+    (void)job;
+    (void)context;
+    harness_add(DEATHS, 1);
+    harness_store(DEAD_RANK, (uint64_t)rank);
+    harness_post(DEATH_SEEN);
+}
+
+static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)context;
+    return bx_msg_put_i64(reply, bx_read_i64(args));
+}
+
+/* Never answers. The reference is kept, so that the future is not abandoned. */
+static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)args;
+    (void)context;
+    *reply = bx_future_create(bx_request_job(request));
+    bx_future_acquire(*reply);
+    harness_post(HELD);
+    return 0;
+}
+
+static int echo_until_ten(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                          void *context)
+{
+    int64_t value = bx_read_i64(args);
+
+    (void)request;
+    (void)context;
+    if (value == 10)
+        raise(SIGKILL);
+    return bx_msg_put_i64(reply, value);
+}
+
+static int setup(struct bx_job *job)
+{
+    harness_store(PID + bx_job_rank(job), (uint64_t)getpid());
+    bx_on_death(job, bx_job_rank(job) == 0 ? on_death : NULL, NULL);
+    if (bx_register(job, "echo", BX_INLINE, echo, NULL) < 0 ||
+        bx_register(job, "echo_until_ten", BX_INLINE, echo_until_ten, NULL) < 0)
+        return -1;
+    return bx_register_async(job, "hold", hold, NULL);
+}
+
+static void signal_worker(int rank, int signal_number)
+{
+    HARNESS_EQ(kill((pid_t)harness_load(PID + rank), signal_number), 0);
+}
+
+/* A SIGSTOP takes effect when its target next runs: returns when it has. */
+static void stop_worker(int rank)
+{
+    char path[64], state = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)harness_load(PID + rank));
+    signal_worker(rank, SIGSTOP);
+    while (state != 'T' && state != 't') {
+        FILE *file = fopen(path, "re");
+
+        HARNESS_CHECK(file != NULL);
+        HARNESS_EQ(fscanf(file, "%*d (%*[^)]) %c", &state), 1);
+        fclose(file);
+        sched_yield();
+    }
+}
+
+static struct bx_future *call(struct bx_job *job, const char *to, const char *function, int64_t value)
+{
+    struct bx_msg *args = harness_msg_i64(value);
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, to, function, args, NULL, &future), 0);
+    bx_msg_destroy(args);
+    return future;
+}
+
+static void expect_dead(struct bx_future *future, const char *name)
+{
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
+    HARNESS_HAS(bx_future_error_text(future), name);
+    bx_future_release(future);
+}
+
+/* ---- The callee ----------------------------------------------------------------------------------- */
+
+static void kills_its_callee(struct bx_job *job)
+{
+    struct bx_future *future[MANY];
+
+    for (int i = 0; i < MANY; i++)
+        future[i] = call(job, "worker1", "hold", i);
+    harness_await(HELD, MANY);
+    signal_worker(1, SIGKILL);
+    for (int i = 0; i < MANY; i++)
+        expect_dead(future[i], "worker 'worker1' (rank 1");
+    HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", NULL, NULL, NULL), BX_E_PEER_DEAD);
+    HARNESS_HAS(bx_error_text(), "'worker1'");
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "echo", NULL, NULL), BX_E_PEER_DEAD);
+    HARNESS_CHECK(!bx_worker_alive(job, 1) && bx_worker_alive(job, 2));
+    HARNESS_EQ(harness_counter(job, "calls_peer_dead"), MANY);
+    HARNESS_EQ(harness_counter(job, "peers_dead"), 1);
+    harness_await(DEATH_SEEN, 1);
+    HARNESS_EQ(harness_load(DEATHS), 1);
+    HARNESS_EQ(harness_load(DEAD_RANK), 1);
+}
+
+Test(death, fails_every_call_in_flight_with_the_name_of_the_worker, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup, .body = { kills_its_callee }, .dies = 1u << 1 });
+}
+
+/* The same where nothing but the callers' threads, or another way of sleeping, sees the death. */
+Test(death, is_seen_by_a_worker_with_its_own_loop, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .options = { .own_loop = true },
+                                         .body = { kills_its_callee }, .dies = 1u << 1 });
+}
+
+Test(death, is_seen_by_epoll, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup,
+                                         .options = { .wait = BX_WAIT_EPOLL, .no_spin = true },
+                                         .body = { kills_its_callee }, .dies = 1u << 1 });
+}
+
+static void waits_for_a_callee_that_dies(struct bx_job *job, int index)
+{
+    struct bx_msg *args = harness_msg_i64(index);
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "hold", args, NULL, NULL), BX_E_PEER_DEAD);
+    HARNESS_HAS(bx_error_text(), "'worker1'");
+    bx_msg_destroy(args);
+}
+
+static void kills_when_three_are_held(struct bx_job *job)
+{
+    (void)job;
+    harness_await(HELD, 3);
+    signal_worker(1, SIGKILL);
+}
+
+static void three_threads_wait(struct bx_job *job)
+{
+    harness_threads(job, 3, waits_for_a_callee_that_dies);
+}
+
+Test(death, ends_the_wait_of_every_thread, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
+                                         .body = { three_threads_wait, NULL, kills_when_three_are_held } });
+}
+
+static void collects_what_was_published(struct bx_job *job)
+{
+    struct bx_future *future[20];
+
+    for (int i = 0; i < 20; i++)
+        future[i] = call(job, "worker1", "echo_until_ten", i);
+    for (int i = 0; i < 10; i++) {
+        HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), 0);
+        struct bx_reader reader = bx_msg_reader(bx_future_value(future[i]));
+        HARNESS_EQ(bx_read_i64(&reader), i);
+        bx_future_release(future[i]);
+    }
+    for (int i = 10; i < 20; i++)
+        expect_dead(future[i], "'worker1'");
+}
+
+Test(death, takes_the_replies_that_were_published_before_it, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { collects_what_was_published }, .dies = 1u << 1 });
+}
+
+Test(death, takes_the_replies_that_were_published_before_it_asleep, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .options = { .no_spin = true },
+                                         .body = { collects_what_was_published }, .dies = 1u << 1 });
+}
+
+/* ---- Stopped first -------------------------------------------------------------------------------- */
+
+static void one_call_too_many(struct bx_job *job, int index)
+{
+    (void)index;
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", NULL, NULL, NULL), BX_E_PEER_DEAD);
+}
+
+static void fills_the_ring_oneway(struct bx_job *job, int index)
+{
+    static const char payload[8000];
+    struct bx_msg *args = bx_msg_create(sizeof(payload));
+    int rc;
+
+    (void)index;
+    bx_msg_put_bytes(args, payload, sizeof(payload));
+    do
+        rc = bx_rpc_oneway(job, "worker1", "echo", args, &(struct bx_call_options){ .no_wait = true });
+    while (rc == 0);
+    HARNESS_EQ(rc, -EAGAIN);
+    harness_post(GO);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "echo", args, NULL), BX_E_PEER_DEAD);
+    bx_msg_destroy(args);
+}
+
+static void starts_waiting(struct bx_job *job, int index)
+{
+    if (index == 0)
+        one_call_too_many(job, index);
+    else if (index == 1)
+        fills_the_ring_oneway(job, index);
+    else {
+        harness_await(GO, 1);
+        /* Behind a full ring and with all slots taken; whether they wait already makes no difference. */
+        signal_worker(1, SIGKILL);
+    }
+}
+
+static void stops_fills_and_kills(struct bx_job *job)
+{
+    struct bx_future **future = calloc(BXI_CALLS_MAX, sizeof(struct bx_future *));
+
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
+    stop_worker(1);
+    for (int i = 0; i < BXI_CALLS_MAX; i++)
+        future[i] = call(job, "worker1", "echo", i);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "echo", NULL, &(struct bx_call_options){ .no_wait = true },
+                            &(struct bx_future *){ NULL }), -EAGAIN);
+    harness_threads(job, 3, starts_waiting);
+    for (int i = 0; i < BXI_CALLS_MAX; i++)
+        expect_dead(future[i], "'worker1'");
+    free(future);
+}
+
+Test(death, of_a_stopped_worker_fails_what_waits_for_room, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { stops_fills_and_kills }, .dies = 1u << 1 });
+}
+
+/* ---- Two, and all others -------------------------------------------------------------------------- */
+
+static void kills_both(struct bx_job *job)
+{
+    struct bx_future *future[2] = { call(job, "worker1", "hold", 1), call(job, "worker2", "hold", 2) };
+    struct bx_future *all = bx_future_all(job, future, 2);
+
+    harness_await(HELD, 2);
+    signal_worker(1, SIGKILL);
+    signal_worker(2, SIGKILL);
+    HARNESS_EQ(bx_future_wait(all, BX_FOREVER), BX_E_PEER_DEAD);
+    bx_future_release(all);
+    expect_dead(future[0], "'worker1'");
+    expect_dead(future[1], "'worker2'");
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    HARNESS_EQ(bx_job_serve(job), 0);       /* nobody is left */
+}
+
+Test(death, of_all_others_leaves_the_last_one_working, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup, .body = { kills_both }, .dies = 1u << 1 | 1u << 2 });
+}
+
+static void serves_on(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    HARNESS_HAS(bx_error_text(), "'worker1'");
+    harness_post(SERVED);
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_gate(CALLED), 1);
+}
+
+static void kills_and_calls(struct bx_job *job)
+{
+    signal_worker(1, SIGKILL);
+    harness_await(SERVED, 1);
+    for (int i = 0; i < 1000; i++)
+        HARNESS_EQ(harness_call_i64(job, "worker0", "echo", i), i);
+    harness_post(CALLED);
+}
+
+Test(death, is_reported_once_and_serving_goes_on, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
+                                         .body = { serves_on, NULL, kills_and_calls } });
+}
+
+static int ask_worker2(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                       void *context)
+{
+    (void)args;
+    (void)reply;
+    (void)context;
+    return bx_rpc_sync(bx_request_job(request), "worker2", "hold", NULL, NULL, NULL);
+}
+
+static int setup_chain(struct bx_job *job)
+{
+    int rc = setup(job);
+
+    return rc < 0 ? rc : bx_register(job, "ask_worker2", BX_BLOCKING, ask_worker2, NULL);
+}
+
+static void hears_of_it_through_another(struct bx_job *job)
+{
+    struct bx_future *future = call(job, "worker1", "ask_worker2", 1);
+
+    harness_await(HELD, 1);
+    signal_worker(2, SIGKILL);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
+    HARNESS_HAS(bx_future_error_text(future), "worker 'worker1', function 'ask_worker2': worker 'worker2'");
+    bx_future_release(future);
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 7), 7);
+}
+
+Test(death, comes_through_a_nested_call, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_chain, .body = { hears_of_it_through_another }, .dies = 1u << 2 });
+}
+
+/* All call all until most of them are gone. */
+static void calls_until_six_are_dead(struct bx_job *job)
+{
+    int dead = 0;
+
+    for (int i = 0; dead < 6; i++) {
+        dead = 0;
+        for (int rank = 0; rank < bx_job_world_size(job); rank++) {
+            struct bx_msg *args = harness_msg_i64(i);
+            int rc = bx_rpc_sync(job, bx_worker_name(job, rank), "echo", args, NULL, NULL);
+
+            bx_msg_destroy(args);
+            HARNESS_CHECK(rc == 0 || rc == BX_E_PEER_DEAD);
+            dead += rc == BX_E_PEER_DEAD;
+            HARNESS_CHECK(rc == 0 || rank >= 2);
+        }
+        if (i == 20 && bx_job_rank(job) == 0)
+            for (int rank = 2; rank < 8; rank++)
+                signal_worker(rank, SIGKILL);
+    }
+}
+
+Test(death, of_most_at_once_leaves_the_rest_working, .timeout = 30)
+{
+    const harness_fn all = calls_until_six_are_dead;
+
+    harness_run(&(struct harness_world){ .size = 8, .setup = setup, .dies = 0xfc,
+                                         .body = { all, all, all, all, all, all, all, all } });
+}
+
+/* ---- In a batch ----------------------------------------------------------------------------------- */
+
+static int count_rows(struct bx_batch *batch, void *context)
+{
+    (void)context;
+    harness_store(ROWS, bx_batch_rows(batch));
+    harness_post(RUNNING);
+    for (size_t row = 0; row < bx_batch_rows(batch); row++)
+        bx_batch_reply_i64(batch, row, bx_batch_caller(batch, row));
+    return 0;
+}
+
+/* Kills rank 3, whose row is among those it answers, and answers when the death is known. */
+static int kill_a_caller(struct bx_batch *batch, void *context)
+{
+    signal_worker(3, SIGKILL);
+    harness_await(DEATH_SEEN, 1);
+    return count_rows(batch, context);
+}
+
+static int setup_batch(struct bx_job *job)
+{
+    int rc = setup(job);
+
+    if (rc == 0)
+        rc = bx_register_batch(job, "gather", count_rows, NULL, NULL);
+    if (rc == 0)
+        rc = bx_register_batch(job, "killer", kill_a_caller, NULL,
+                               &(struct bx_batch_options){ .blocking = true });
+    for (int rank = 1; rank < bx_job_world_size(job) && rc == 0 && bx_job_rank(job) == 0; rank++)
+        if ((rc = bx_batch_add_member(job, "gather", rank)) == 0)
+            rc = bx_batch_add_member(job, "killer", rank);
+    return rc;
+}
+
+static void gathers(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker0", "gather", 0), bx_job_rank(job));
+}
+
+static void sends_a_row_and_dies(struct bx_job *job)
+{
+    call(job, "worker0", "gather", 0);
+    /* In order behind the row. */
+    HARNESS_EQ(harness_call_i64(job, "worker0", "echo", 3), 3);
+    raise(SIGKILL);
+}
+
+static void dies_without_a_row(struct bx_job *job)
+{
+    (void)job;
+    raise(SIGKILL);
+}
+
+static void saw_three_rows(struct bx_job *job)
+{
+    harness_await(RUNNING, 1);
+    HARNESS_EQ(harness_load(ROWS), 3);
+    do {
+    } while (bx_job_serve(job) == BX_E_PEER_DEAD);
+}
+
+Test(death, of_a_batch_member_is_not_waited_for_but_its_row_counts, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 5, .setup = setup_batch, .dies = 1u << 3 | 1u << 4,
+        .body = { saw_three_rows, gathers, gathers, sends_a_row_and_dies, dies_without_a_row } });
+}
+
+static void is_answered(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker0", "killer", 0), bx_job_rank(job));
+}
+
+Test(death, of_a_caller_while_the_body_runs_hurts_nobody_else, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 4, .setup = setup_batch, .dies = 1u << 3,
+                                         .body = { saw_three_rows, is_answered, is_answered, is_answered } });
+}
+
+/* ---- Truncation ----------------------------------------------------------------------------------- */
+
+/* What no worker does: another's segment, by name, writable. */
+static int open_segment(struct bx_job *job, int rank)
+{
+    char name[BXI_SEGMENT_NAME_BYTES];
+
+    bxi_segment_name(name, (uint32_t)geteuid(), harness_job_name(), job->instance, rank);
+    int fd = shm_open(name, O_RDWR, 0);
+    HARNESS_CHECK(fd >= 0);
+    return fd;
+}
+
+static void truncate_segment(struct bx_job *job, int rank, off_t bytes)
+{
+    int fd = open_segment(job, rank);
+
+    HARNESS_EQ(ftruncate(fd, bytes), 0);
+    close(fd);
+}
+
+/* Whether it is the call or its future that fails depends on who touches the segment first. */
+static void expect_corrupt(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+    int rc = bx_rpc_async(job, "worker1", "echo", NULL, NULL, &future);
+
+    HARNESS_EQ(rc == 0 ? bx_future_wait(future, BX_FOREVER) : rc, BX_E_CORRUPT);
+    HARNESS_HAS(rc == 0 ? bx_future_error_text(future) : bx_error_text(), "'worker1'");
+    bx_future_release(future);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", NULL, NULL, NULL), BX_E_CORRUPT);
+    HARNESS_HAS(bx_error_text(), "'worker1'");
+    HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
+    harness_await(DEATH_SEEN, 1);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
+}
+
+static void serves_whoever_is_left(struct bx_job *job)
+{
+    int rc;
+
+    do
+        rc = bx_job_serve(job);
+    while (rc == BX_E_PEER_DEAD || rc == BX_E_CORRUPT);
+    HARNESS_EQ(rc, 0);
+}
+
+static void truncates_what_it_reads(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
+    truncate_segment(job, 1, 0);
+    expect_corrupt(job);
+    signal_worker(1, SIGKILL);
+}
+
+static void truncates_the_rings(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
+    truncate_segment(job, 1, BXI_CONTROL_BYTES);
+    expect_corrupt(job);
+    signal_worker(1, SIGKILL);
+}
+
+static void truncates_before_the_first_call(struct bx_job *job)
+{
+    truncate_segment(job, 1, 0);
+    expect_corrupt(job);
+    signal_worker(1, SIGKILL);
+}
+
+static void truncate_world(harness_fn body)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
+                                         .body = { body, NULL, serves_whoever_is_left } });
+}
+
+Test(death, a_truncated_segment_cuts_its_owner_off, .timeout = 30)
+{
+    truncate_world(truncates_what_it_reads);
+}
+
+/* Its own pages are zeroes in private memory now: nobody hears it. It must neither crash nor hang. */
+static void calls_from_nowhere(struct bx_job *job)
+{
+    const struct bx_call_options quick = { .timeout_ns = 50 * HARNESS_MS };
+    struct bx_future *future = NULL;
+    int rc;
+
+    harness_await(CUT, 1);
+    rc = bx_rpc_sync(job, "worker2", "echo", NULL, &quick, NULL);
+    HARNESS_CHECK(rc == BX_E_TIMEOUT || rc == BX_E_CORRUPT);
+    rc = bx_rpc_async(job, "worker0", "echo", NULL, &quick, &future);
+    if (rc == 0)
+        rc = bx_future_wait(future, BX_FOREVER);
+    HARNESS_CHECK(rc == BX_E_TIMEOUT || rc == BX_E_CORRUPT);
+    bx_future_release(future);
+    harness_post(ENDED);
+    raise(SIGKILL);
+}
+
+static void truncates_and_watches(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
+    truncate_segment(job, 1, 0);
+    harness_post(CUT);
+    expect_corrupt(job);
+    harness_await(ENDED, 1);
+}
+
+Test(death, the_owner_of_a_truncated_segment_gets_errors, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup, .dies = 1u << 1,
+        .body = { truncates_and_watches, calls_from_nowhere, serves_whoever_is_left } });
+}
+
+Test(death, truncated_rings_cut_their_owner_off, .timeout = 30)
+{
+    truncate_world(truncates_the_rings);
+}
+
+Test(death, a_segment_truncated_before_the_first_call_cuts_its_owner_off, .timeout = 30)
+{
+    truncate_world(truncates_before_the_first_call);
+}
+
+/* ---- What is left behind -------------------------------------------------------------------------- */
+
+static int name_is_there(struct bx_job *job, int rank)
+{
+    char name[BXI_SEGMENT_NAME_BYTES];
+
+    bxi_segment_name(name, (uint32_t)geteuid(), harness_job_name(), job->instance, rank);
+    int fd = shm_open(name, O_RDONLY, 0);
+    if (fd >= 0)
+        close(fd);
+    return fd >= 0;
+}
+
+/* By a survivor, long before the launcher looks. */
+static void sees_the_name_go(struct bx_job *job)
+{
+    HARNESS_CHECK(name_is_there(job, 1));
+    signal_worker(1, SIGKILL);
+    harness_await(DEATH_SEEN, 1);
+    HARNESS_CHECK(!name_is_there(job, 1));
+    HARNESS_CHECK(name_is_there(job, 0));
+}
+
+Test(death, is_cleaned_up_by_a_survivor, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { sees_the_name_go }, .dies = 1u << 1 });
+}
+
+/* The hook has run for the cutting off; the death itself is seen by nobody but the name's end. */
+static void cuts_off_and_kills(struct bx_job *job)
+{
+    truncate_segment(job, 1, 0);
+    expect_corrupt(job);
+    HARNESS_CHECK(name_is_there(job, 1));
+    signal_worker(1, SIGKILL);
+    while (name_is_there(job, 1))
+        HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
+    HARNESS_EQ(harness_load(DEATHS), 1);
+    HARNESS_EQ(harness_counter(job, "peers_dead"), 0);
+}
+
+Test(death, of_a_worker_that_was_cut_off_is_cleaned_up_too, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
+                                         .body = { cuts_off_and_kills, NULL, serves_whoever_is_left } });
+}
+
+/* ---- While starting, and of the launcher ------------------------------------------------------------- */
+
+TestSuite(death_in_start, .init = starts_set_up, .fini = starts_tear_down, .timeout = 30);
+
+Test(death_in_start, of_a_worker_is_told_to_the_others)
+{
+    for (int i = 0; i < 3; i++)
+        start_worker(i, (struct bx_options){ .rank = i, .world_size = 4 });
+    start_wait_for_segment(".0");
+    start_wait_for_segment(".1");
+    start_wait_for_segment(".2");
+    start_is_killed(2);
+    start_fails(0, BX_E_PEER_DEAD, "'worker2' (rank 2");
+    start_fails(1, BX_E_PEER_DEAD, "'worker2' (rank 2");
+}
+
+Test(death_in_start, of_rank_0_is_told_to_the_others)
+{
+    for (int i = 0; i < 3; i++)
+        start_worker(i, (struct bx_options){ .rank = i, .world_size = 4 });
+    start_wait_for_segment(".0");
+    start_wait_for_segment(".1");
+    start_wait_for_segment(".2");
+    start_is_killed(0);
+    start_fails(1, BX_E_PEER_DEAD, "'worker0' (rank 0");
+    start_fails(2, BX_E_PEER_DEAD, "'worker0' (rank 0");
+    cr_expect_eq(starts_segments(""), 0);
+}
+
+static int serves_for_ever(const struct bx_options *options, void *context)
+{
+    struct bx_job *job = NULL;
+
+    (void)context;
+    HARNESS_EQ(bx_job_create(options, &job), 0);
+    HARNESS_EQ(setup(job), 0);
+    HARNESS_EQ(bx_job_start(job), 0);
+    harness_post(SERVED);
+    while (bx_job_serve(job) == BX_E_PEER_DEAD)
+        ;
+    return 1;
+}
+
+Test(death_in_start, of_the_launcher_ends_the_workers)
+{
+    int status = 0;
+
+    cr_assert_eq(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);      /* or the workers would go to init */
+
+    pid_t launcher = fork();
+    if (launcher == 0)
+        _exit(bx_spawn(&(struct bx_spawn_options){ .job = starts_job, .world_size = 3 }, serves_for_ever, NULL,
+                       NULL) == 0);
+    harness_await(SERVED, 3);
+    cr_expect_eq(starts_segments(""), 2 * 3);      /* segments and arenas */
+    kill(launcher, SIGKILL);
+    cr_assert_eq(waitpid(launcher, &status, 0), launcher);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_gt(wait(&status), 0);
+        cr_expect(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM, "status %#x", (unsigned)status);
+    }
+    cr_expect_eq(starts_segments(""), 0);
+    bxi_bootstrap_sweep(starts_job);
+}
+
+/* A program's own worker may come back from serving before the signal comes, but not by it. */
+Test(death_in_start, of_the_launcher_ends_a_stopped_worker_when_it_goes_on)
+{
+    int status = 0;
+
+    cr_assert_eq(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+
+    pid_t launcher = fork();
+    if (launcher == 0)
+        _exit(bx_spawn(&(struct bx_spawn_options){ .job = starts_job, .world_size = 2 }, serves_for_ever, NULL,
+                       NULL) == 0);
+    harness_await(SERVED, 2);
+    stop_worker(1);
+    kill(launcher, SIGKILL);
+    cr_assert_eq(waitpid(launcher, &status, 0), launcher);
+    cr_assert_eq(waitpid((pid_t)harness_load(PID), &status, 0), (pid_t)harness_load(PID));
+    signal_worker(1, SIGCONT);
+    cr_assert_eq(waitpid((pid_t)harness_load(PID + 1), &status, 0), (pid_t)harness_load(PID + 1));
+    cr_expect_eq(starts_segments(""), 0);
+    bxi_bootstrap_sweep(starts_job);
+}

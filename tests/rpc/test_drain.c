@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/rpc/watch.c and lib/job/shutdown.c: what of a worker's last words counts. Also frames that lie unread while much
+ * else goes by.
+ *
+ * "stall" is an inline handler of worker 0 that worker 0 calls itself: while it runs, that thread has the
+ * progress role and reads nothing. What the others do meanwhile is found all at once when it returns.
+ */
+#include "tests/harness/harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <unistd.h>
+
+enum { READY, STALLED, SENT, ENTERED, DONE };           /* gates */
+enum { PID, COUNTED, DEATHS };                          /* values */
+
+static int count(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    harness_add(COUNTED, 1);
+    return 0;
+}
+
+static void (*while_stalled)(struct bx_job *job);
+
+static int stall(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)reply, (void)context;
+    while_stalled(bx_request_job(request));
+    return 0;
+}
+
+static void count_death(struct bx_job *job, int rank, void *context)
+{
+    (void)job, (void)rank, (void)context;
+    harness_add(DEATHS, 1);
+}
+
+static int setup(struct bx_job *job)
+{
+    harness_store(PID + 16 + bx_job_rank(job), (uint64_t)getpid());
+    HARNESS_EQ(bx_register(job, "count", BX_INLINE, count, NULL), 0);
+    HARNESS_EQ(bx_on_death(job, count_death, NULL), 0);
+    return bx_register(job, "stall", BX_INLINE, stall, NULL);
+}
+
+/* Kills it and notes its death as the background thread does, which may be the one that stalls: the next pass
+ * looks at that before it reads a ring. */
+static void kill_worker1(struct bx_job *job)
+{
+    struct pollfd death = { .fd = job->peers[1].pidfd, .events = POLLIN };
+
+    HARNESS_EQ(kill((pid_t)harness_load(PID + 16 + 1), SIGKILL), 0);
+    HARNESS_EQ(poll(&death, 1, -1), 1);
+    bxi_exchange(&job->peers[1].death_seen, BXI_PEER_DEAD);
+    bxi_event(job, BXI_EVENT_DEATH);
+}
+
+static void stall_oneself(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "stall", NULL, NULL, NULL), 0);
+}
+
+/* ---- Requests of the dead ----------------------------------------------------------------------- */
+
+static void wait_and_kill(struct bx_job *job)
+{
+    harness_post(STALLED);
+    harness_await(SENT, 1);
+    kill_worker1(job);
+}
+
+static void drop_what_the_dead_asked_for(struct bx_job *job)
+{
+    while_stalled = wait_and_kill;
+    harness_await(READY, 1);                /* its ring is open here, and is read before one's own */
+    stall_oneself(job);
+    while (bx_worker_alive(job, 1))
+        sched_yield();
+    HARNESS_EQ(harness_counter(job, "peers_dead"), 1);
+    HARNESS_EQ(harness_counter(job, "requests_dropped"), 20);
+    HARNESS_EQ(harness_load(COUNTED), 1);
+}
+
+static void ask_and_be_killed(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "count", NULL, NULL, NULL), 0);
+    harness_post(READY);
+    harness_await(STALLED, 1);
+    for (int i = 0; i < 10; i++) {
+        HARNESS_EQ(bx_rpc_async(job, "worker0", "count", NULL, NULL, &future), 0);
+        HARNESS_EQ(bx_rpc_oneway(job, "worker0", "count", NULL, NULL), 0);
+    }
+    harness_post(SENT);
+    for (;;)
+        pause();
+}
+
+Test(drain, drops_the_requests_of_the_dead, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .dies = 1u << 1, .body = { drop_what_the_dead_asked_for, ask_and_be_killed } });
+}
+
+/* It has never called before: its ring is opened while worker 0 reads nothing, and has no background thread that
+ * would be told of it. The look at the death alone finds the ring. */
+static void drop_what_a_new_ring_has(struct bx_job *job)
+{
+    while_stalled = wait_and_kill;
+    stall_oneself(job);
+    while (bx_worker_alive(job, 1))
+        HARNESS_CHECK(bx_progress(job) >= 0);
+    HARNESS_EQ(harness_counter(job, "requests_dropped"), 3);
+    HARNESS_EQ(harness_load(COUNTED), 0);
+}
+
+static void open_a_ring_and_be_killed(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_await(STALLED, 1);
+    for (int i = 0; i < 3; i++)
+        HARNESS_EQ(bx_rpc_oneway(job, "worker0", "count", NULL, NULL), 0);
+    harness_post(SENT);
+    for (;;)
+        pause();
+}
+
+Test(drain, reads_a_ring_that_the_dead_opened_last, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .dies = 1u << 1, .body = { drop_what_a_new_ring_has, open_a_ring_and_be_killed },
+        .options = { .own_loop = true } });
+}
+
+/* ---- Replies of the dead ------------------------------------------------------------------------ */
+
+static struct bx_future *last_words;
+
+static void hear_and_kill(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "count", NULL, NULL, &last_words), 0);
+    bxi_bells_flush(job);
+    while (!bxi_ring_ready(&job->peers[1].in))
+        sched_yield();
+    kill_worker1(job);
+}
+
+static void take_what_the_dead_has_answered(struct bx_job *job)
+{
+    while_stalled = hear_and_kill;
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
+    stall_oneself(job);
+    HARNESS_EQ(bx_future_wait(last_words, BX_FOREVER), 0);
+    bx_future_release(last_words);
+}
+
+static void answer_until_killed(struct bx_job *job)
+{
+    (void)job;
+    harness_leaves_by_itself();
+    for (;;)
+        pause();
+}
+
+Test(drain, takes_the_replies_of_the_dead, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .dies = 1u << 1, .body = { take_what_the_dead_has_answered, answer_until_killed } });
+}
+
+/* ---- Left, then dead ---------------------------------------------------------------------------- */
+
+/* Between the state and its bells: the pidfd alone tells of it. */
+static void leave_and_be_killed(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "count", NULL, NULL, NULL), 0);
+    bxi_store_release(&job->control->header.state, BXI_LEFT);
+    raise(SIGKILL);
+}
+
+static void see_it_leave(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), 0);
+    while (bx_worker_alive(job, 1))
+        sched_yield();
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), BX_E_SHUTDOWN);
+    HARNESS_EQ(harness_counter(job, "peers_dead"), 0);
+    HARNESS_EQ(harness_load(DEATHS), 0);
+    HARNESS_EQ(bxi_load_seq_cst(&job->lost), 0);
+}
+
+Test(drain, takes_a_worker_that_left_and_then_died_for_one_that_left, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .dies = 1u << 1, .body = { see_it_leave, leave_and_be_killed } });
+}
+
+/* ---- Quiet -------------------------------------------------------------------------------------- */
+
+static bool is_leaving(struct bx_job *job, int rank)
+{
+    return bxi_load_acquire((bxi_a32 *)&job->peers[rank].view.control->header.state) >= BXI_LEAVING;
+}
+
+/* Runs at worker 0, which has said that it leaves, and asks worker 1 when that has said so too. */
+static int call_back(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+
+    (void)args, (void)reply, (void)context;
+    harness_post(ENTERED);
+    while (!is_leaving(job, 1))
+        sched_yield();
+    for (int i = 0; i < 3000; i++)
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
+    return 0;
+}
+
+static int setup_call_back(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "call_back", BX_BLOCKING, call_back, NULL), 0);
+    return setup(job);
+}
+
+static void leave(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    bx_job_destroy(job);
+}
+
+/* A one-way call: nothing of it is open here when this worker leaves. */
+static void ask_the_leaver(struct bx_job *job)
+{
+    while (!is_leaving(job, 0))
+        sched_yield();
+    HARNESS_EQ(bx_rpc_oneway(job, "worker0", "call_back", NULL, NULL), 0);
+    harness_await(ENTERED, 1);
+    leave(job);
+}
+
+Test(drain, waits_for_a_handler_that_began_after_its_worker_had_said_that_it_leaves, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_call_back, .body = { leave, ask_the_leaver } });
+    cr_expect_eq(harness_load(COUNTED), 3000);
+}
+
+/* ---- Old news ----------------------------------------------------------------------------------- */
+
+/* A reply lies unread while one-way calls go round the other ring three times. */
+static void send_laps(struct bx_job *job)
+{
+    static const char payload[8000];
+    const uint64_t laps = 3 * BXI_RING_BYTES;
+    const struct bx_call_options at_once = { .no_wait = true };
+    struct bx_msg *args = bx_msg_create(sizeof(payload));
+    struct bx_future *future = NULL;
+    int rc;
+
+    HARNESS_EQ(bx_msg_put_bytes(args, payload, sizeof(payload)), 0);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "count", NULL, NULL, &future), 0);
+    bxi_bells_flush(job);
+    while (!bxi_ring_ready(&job->peers[1].in))
+        sched_yield();
+    for (uint64_t sent = 0; sent < laps;) {
+        rc = bx_rpc_oneway(job, "worker1", "count", args, &at_once);
+        HARNESS_CHECK(rc == 0 || rc == -EAGAIN);
+        sent += rc == 0 ? sizeof(payload) : 0;
+        bxi_bells_flush(job);
+        sched_yield();
+    }
+    bx_msg_destroy(args);
+    bx_future_release(future);
+}
+
+static void read_an_old_reply(struct bx_job *job)
+{
+    while_stalled = send_laps;
+    for (int i = 0; i < 5; i++) {
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
+        stall_oneself(job);
+    }
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+}
+
+Test(drain, takes_a_reply_whose_credit_is_laps_behind, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { read_an_old_reply } });
+}

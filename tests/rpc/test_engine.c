@@ -1,0 +1,531 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Faults of the engine that hurt later than they happen: a slot, a name or a descriptor that is not given back, a
+ * bound that does not hold, an error that is taken for success. Some are seen only inside of the library.
+ */
+#include "tests/harness/harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+
+enum { READY, OPEN_GATE, SENT, TIMED_OUT, DONE };       /* gates */
+enum { COUNTED, PID };                                  /* values */
+
+TestSuite(engine, .timeout = 60);
+
+/* ---- Handlers ----------------------------------------------------------------------------------- */
+
+static int count(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    harness_add(COUNTED, 1);
+    return 0;
+}
+
+static int gate(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    harness_await(OPEN_GATE, 1);
+    return count(request, args, reply, context);
+}
+
+/* Answers with that many bytes, and a tensor, so that the bytes do not lie at the beginning of what is lent. */
+static int large(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_tensor *tensor = NULL;
+    char bytes[1000];
+
+    (void)context;
+    memset(bytes, 'x', sizeof(bytes));
+    HARNESS_EQ(bx_tensor_create(bx_request_job(request), BX_U8, 1, &(int64_t){ 16 }, &tensor), 0);
+    HARNESS_EQ(bx_msg_put_tensor(reply, tensor), 0);
+    bx_tensor_release(tensor);
+    for (int64_t left = bx_read_i64(args); left > 0; left -= 1000)
+        HARNESS_EQ(bx_msg_put_bytes(reply, bytes, sizeof(bytes)), 0);
+    return 0;
+}
+
+static int capacity(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)context;
+    return bx_msg_put_i64(reply, (int64_t)bx_request_job(request)->reply->capacity);
+}
+
+/* Its reply cannot be written, and it does not look. */
+static int overflow(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)context;
+    bx_msg_put_bytes(reply, "", SIZE_MAX - 64);
+    return 0;
+}
+
+static int promise_nothing(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
+                           void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    return 0;
+}
+
+/* Never answers. */
+static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)args, (void)context;
+    *reply = bx_future_create(bx_request_job(request));
+    bx_future_acquire(*reply);
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    harness_store(PID + bx_job_rank(job), (uint64_t)getpid());
+    HARNESS_EQ(bx_register(job, "count", BX_INLINE, count, NULL), 0);
+    HARNESS_EQ(bx_register(job, "gate", BX_BLOCKING, gate, NULL), 0);
+    HARNESS_EQ(bx_register(job, "large", BX_INLINE, large, NULL), 0);
+    HARNESS_EQ(bx_register(job, "capacity", BX_INLINE, capacity, NULL), 0);
+    HARNESS_EQ(bx_register(job, "overflow", BX_INLINE, overflow, NULL), 0);
+    HARNESS_EQ(bx_register(job, "overflow_blocking", BX_BLOCKING, overflow, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "promise_nothing", promise_nothing, NULL), 0);
+    return bx_register_async(job, "hold", hold, NULL);
+}
+
+static void two(harness_fn first, harness_fn second, uint32_t dies)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { first, second }, .dies = dies });
+}
+
+static struct bx_future *begin(struct bx_job *job, const char *function, uint64_t timeout_ns)
+{
+    const struct bx_call_options options = { .timeout_ns = timeout_ns };
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", function, NULL, &options, &future), 0);
+    return future;
+}
+
+/* ---- Answers ------------------------------------------------------------------------------------ */
+
+static void call_wrong_handlers(struct bx_job *job)
+{
+    struct bx_msg *reply = NULL;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "overflow", NULL, NULL, &reply), -ENOMEM);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "overflow_blocking", NULL, NULL, &reply), -ENOMEM);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "promise_nothing", NULL, NULL, &reply), BX_E_HANDLER);
+    HARNESS_HAS(bx_error_text(), "'promise_nothing'");
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
+}
+
+Test(engine, answers_with_an_error_where_an_answer_could_not_be_made)
+{
+    two(call_wrong_handlers, NULL, 0);
+}
+
+static void call_for_much(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(1000000), *reply = NULL;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "large", args, NULL, &reply), 0);
+    HARNESS_EQ(bx_msg_bytes(reply), 1000000);
+    bx_msg_destroy(reply);
+    bx_msg_destroy(args);
+    HARNESS_CHECK(harness_call_i64(job, "worker1", "capacity", 0) <= BXI_FRAME_MAX);
+}
+
+Test(engine, does_not_keep_the_memory_of_one_large_reply)
+{
+    two(call_for_much, NULL, 0);
+}
+
+/* The bytes of a large reply lie in what was lent for it; those that are added need room of their own. */
+static void add_to_a_large_reply(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(100000), *reply = NULL;
+    const unsigned char *bytes;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "large", args, NULL, &reply), 0);
+    HARNESS_EQ(bx_msg_bytes(reply), 100000);
+    for (int i = 0; i < 100000; i++)
+        HARNESS_EQ(((const unsigned char *)bx_msg_data(reply))[i], 'x');
+    HARNESS_EQ(bx_msg_put_bytes(reply, "yz", 2), 0);
+    HARNESS_EQ(bx_msg_bytes(reply), 100002);
+    bytes = bx_msg_data(reply);
+    for (int i = 0; i < 100000; i++)
+        HARNESS_EQ(bytes[i], 'x');
+    HARNESS_EQ(bytes[100000], 'y');
+    HARNESS_EQ(bytes[100001], 'z');
+    bx_msg_destroy(reply);
+    bx_msg_destroy(args);
+}
+
+Test(engine, keeps_the_bytes_of_a_large_reply_that_is_added_to)
+{
+    two(add_to_a_large_reply, NULL, 0);
+}
+
+/* ---- Slots and timers --------------------------------------------------------------------------- */
+
+/* A late reply would else be taken for that of the next call. */
+static void look_at_generations(struct bx_job *job)
+{
+    uint64_t before;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
+    before = job->peers[1].slots[0].generation;
+    for (uint64_t i = 1; i <= 10; i++) {
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
+        HARNESS_EQ(job->peers[1].slots[0].generation, before + i);
+    }
+}
+
+Test(engine, gives_each_use_of_a_slot_a_generation)
+{
+    two(look_at_generations, NULL, 0);
+}
+
+static void note_timeout(struct bx_future *future, void *context)
+{
+    (void)context;
+    HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
+    harness_post(TIMED_OUT);
+}
+
+/* An hour, and then a moment. */
+static void time_out_out_of_order(struct bx_job *job)
+{
+    struct bx_future *slow = begin(job, "hold", UINT64_C(3600000000000)), *quick = begin(job, "hold", 50 * HARNESS_MS);
+
+    HARNESS_EQ(bx_future_on_done(quick, note_timeout, NULL), 0);
+    harness_await(TIMED_OUT, 1);
+    bx_future_release(quick);
+    HARNESS_EQ(bx_future_cancel(slow), 0);
+    bx_future_release(slow);
+}
+
+Test(engine, meets_a_deadline_though_a_later_one_was_set_before, .timeout = 20)
+{
+    two(time_out_out_of_order, NULL, 0);
+}
+
+/* Calls whose replies are still awaited, given up and not, when the callee dies. */
+static void count_slots_of_the_dead(struct bx_job *job)
+{
+    struct bx_future *future[4];
+
+    harness_await(READY, 1);
+    for (int i = 0; i < 4; i++)
+        future[i] = begin(job, "hold", i < 2 ? 20 * HARNESS_MS : BX_FOREVER);
+    for (int i = 0; i < 2; i++)
+        HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), BX_E_TIMEOUT);
+    HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
+    for (int i = 2; i < 4; i++)
+        HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), BX_E_PEER_DEAD);
+    for (int i = 0; i < 4; i++)
+        bx_future_release(future[i]);
+    HARNESS_EQ(job->peers[1].in_flight, 0);
+}
+
+static void wait_to_be_killed(struct bx_job *job)
+{
+    (void)job;
+    harness_leaves_by_itself();
+    harness_post(READY);
+    for (;;)
+        pause();
+}
+
+Test(engine, frees_the_slots_of_calls_to_the_dead)
+{
+    two(count_slots_of_the_dead, wait_to_be_killed, 1u << 1);
+}
+
+/* ---- Bounds ------------------------------------------------------------------------------------- */
+
+static void send_one_ways(struct bx_job *job, int calls)
+{
+    for (int i = 0; i < calls; i++)
+        HARNESS_EQ(bx_rpc_oneway(job, "worker1", "gate", NULL, NULL), 0);
+}
+
+static void ask_for_more_than_1024(struct bx_job *job)
+{
+    send_one_ways(job, 1100);
+    harness_post(SENT);
+    harness_await(OPEN_GATE, 1);
+    while (harness_load(COUNTED) < 1024)
+        sched_yield();
+    /* Those that have run make room. */
+    send_one_ways(job, 100);
+    while (harness_load(COUNTED) < 1124)
+        sched_yield();
+}
+
+static void serve_no_more_than_1024(struct bx_job *job)
+{
+    harness_await(SENT, 1);
+    while (harness_counter(job, "requests_blocking") < 1100)
+        sched_yield();
+    HARNESS_EQ(harness_counter(job, "requests_dropped"), 1100 - 1024);
+    HARNESS_EQ(harness_load(COUNTED), 0);
+    harness_post(OPEN_GATE);
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_counter(job, "requests_dropped"), 1100 - 1024);
+}
+
+Test(engine, serves_1024_one_way_calls_of_a_worker_at_a_time)
+{
+    two(ask_for_more_than_1024, serve_no_more_than_1024, 0);
+    cr_expect_eq(harness_load(COUNTED), 1124);
+}
+
+/* Past the library, which has 1024 slots for its calls. */
+static void put_requests(struct bx_job *job, int requests)
+{
+    struct bxi_frame frame = { .kind = BXI_REQUEST, .deadline_ns = BX_FOREVER, .function = 1 };
+
+    bxi_lock(&job->lock);
+    for (int i = 0; i < requests; i++) {
+        frame.id = (uint64_t)(i + 1) << 16;
+        HARNESS_EQ(bxi_ring_put(&job->peers[0].out, &frame, NULL, 0), 0);
+    }
+    bxi_unlock(&job->lock);
+    bxi_bell_ring(job->peers[0].bell.fd[0]);
+}
+
+static void ask_for_1025_answers(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "count", NULL, NULL, NULL), 0);
+    put_requests(job, 1024);
+    harness_post(SENT);
+    harness_await(READY, 1);
+    put_requests(job, 1);
+    for (;;)
+        pause();
+}
+
+static void serve_1024_answers(struct bx_job *job)
+{
+    harness_await(SENT, 1);
+    while (harness_counter(job, "requests_blocking") < 1024)
+        sched_yield();
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+    harness_post(READY);
+    HARNESS_EQ(bx_job_serve(job), BX_E_CORRUPT);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
+    harness_post(OPEN_GATE);
+    HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
+}
+
+Test(engine, cuts_off_a_worker_with_more_than_1024_calls_in_flight)
+{
+    two(serve_1024_answers, ask_for_1025_answers, 1u << 1);
+}
+
+/* ---- Names -------------------------------------------------------------------------------------- */
+
+static bool names_exist(const struct bx_job *job, int rank)
+{
+    char name[BXI_SEGMENT_NAME_BYTES], path[BXI_SEGMENT_NAME_BYTES + 16];
+    bool exist;
+
+    bxi_segment_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
+    snprintf(path, sizeof(path), "/dev/shm%s", name);
+    exist = access(path, F_OK) == 0;
+    bxi_segment_arena_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
+    snprintf(path, sizeof(path), "/dev/shm%s", name);
+    return exist || access(path, F_OK) == 0;
+}
+
+static void look_for_names(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_await(READY, 1);
+    HARNESS_CHECK(names_exist(job, 0) && names_exist(job, 1));
+    HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    HARNESS_CHECK(!names_exist(job, 1));
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    HARNESS_CHECK(!names_exist(job, 0));
+    bx_job_destroy(job);
+}
+
+Test(engine, leaves_no_name_behind)
+{
+    two(look_for_names, wait_to_be_killed, 1u << 1);
+}
+
+/* ---- Threads and signals ------------------------------------------------------------------------ */
+
+static volatile sig_atomic_t signalled_thread;
+
+static void note_thread(int signal_number)
+{
+    (void)signal_number;
+    signalled_thread = (sig_atomic_t)gettid();
+}
+
+/* A signal to the process is for the threads of the program, of which the only one has blocked it so far. */
+static void be_signalled(struct bx_job *job)
+{
+    struct sigaction action = { .sa_handler = note_thread };
+    sigset_t set;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR1);
+    HARNESS_EQ(sigaction(SIGUSR1, &action, NULL), 0);
+    HARNESS_EQ(pthread_sigmask(SIG_BLOCK, &set, NULL), 0);
+    HARNESS_EQ(kill(getpid(), SIGUSR1), 0);
+    for (int i = 0; i < 1000; i++)
+        sched_yield();
+    HARNESS_EQ(signalled_thread, 0);
+    HARNESS_EQ(pthread_sigmask(SIG_UNBLOCK, &set, NULL), 0);
+    HARNESS_EQ(signalled_thread, gettid());
+}
+
+Test(engine, takes_no_signals_that_are_meant_for_the_program)
+{
+    two(be_signalled, NULL, 0);
+}
+
+static void *serve(void *job)
+{
+    harness_post(READY);
+    HARNESS_EQ(bx_job_serve(job), BX_E_SHUTDOWN);
+    return NULL;
+}
+
+/* The other one does not come, so this worker leaves alone. */
+static void leave_under_a_server(struct bx_job *job)
+{
+    pthread_t thread;
+
+    harness_leaves_by_itself();
+    HARNESS_EQ(pthread_create(&thread, NULL, serve, job), 0);
+    harness_await(READY, 1);
+    while (bxi_load_seq_cst(&job->waiting) == 0)
+        sched_yield();
+    HARNESS_EQ(bx_job_shutdown(job, 50 * HARNESS_MS), BX_E_TIMEOUT);
+    pthread_join(thread, NULL);
+    harness_post(DONE);
+    bx_job_destroy(job);
+}
+
+static void come_late(struct bx_job *job)
+{
+    (void)job;
+    harness_await(DONE, 1);
+}
+
+Test(engine, ends_the_wait_of_a_thread_that_serves)
+{
+    two(leave_under_a_server, come_late, 0);
+}
+
+/* ---- The dead, and who is told of them ---------------------------------------------------------- */
+
+/* Nothing is to be done here while the others call each other: so nobody wakes. */
+static void sleep_beside_the_dead(struct bx_job *job)
+{
+    uint64_t before;
+
+    harness_await(READY, 1);
+    HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    before = harness_counter(job, "wakeups");
+    harness_post(SENT);
+    harness_await(DONE, 1);
+    HARNESS_CHECK(harness_counter(job, "wakeups") - before < 200);
+}
+
+static void call_the_third(struct bx_job *job)
+{
+    harness_await(SENT, 1);
+    for (int i = 0; i < 5000; i++)
+        HARNESS_EQ(bx_rpc_sync(job, "worker3", "count", NULL, NULL, NULL), 0);
+    harness_post(DONE);
+}
+
+static void serve_beside_the_dead(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    HARNESS_EQ(bx_job_serve(job), 0);
+}
+
+Test(engine, is_woken_by_a_death_once)
+{
+    harness_run(&(struct harness_world){
+        .size = 4, .setup = setup, .dies = 1u << 1,
+        .body = { sleep_beside_the_dead, wait_to_be_killed, call_the_third, serve_beside_the_dead } });
+}
+
+static void expect_loop_is_still(struct bx_job *job)
+{
+    struct pollfd loop = { .fd = bx_job_fd(job), .events = POLLIN };
+
+    while (bx_progress(job) > 0)
+        ;
+    HARNESS_EQ(poll(&loop, 1, 0), 0);
+}
+
+static void drive_one_s_own_loop(struct bx_job *job)
+{
+    struct pollfd loop = { .fd = bx_job_fd(job), .events = POLLIN };
+    struct bx_future *future;
+
+    while (harness_gate(READY) == 0)
+        bx_progress(job);
+    future = begin(job, "hold", 20 * HARNESS_MS);
+    while (!bx_future_done(future)) {
+        poll(&loop, 1, -1);
+        HARNESS_CHECK(bx_progress(job) >= 0);
+    }
+    HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
+    bx_future_release(future);
+    HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
+    while (bx_worker_alive(job, 1)) {
+        poll(&loop, 1, -1);
+        HARNESS_CHECK(bx_progress(job) >= 0);
+    }
+    expect_loop_is_still(job);
+}
+
+Test(engine, leaves_one_s_own_loop_still)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .dies = 1u << 1, .body = { drive_one_s_own_loop, wait_to_be_killed },
+        .options = { .own_loop = true } });
+}
+
+/* ---- A large world ------------------------------------------------------------------------------ */
+
+/* Ranks have bits in words of 64. The callee sleeps, so each call needs a bell: without it the callee's watchdog
+ * would find the request a second later. */
+static void call_beyond_63(struct bx_job *job)
+{
+    bxi_a64 *armed = (bxi_a64 *)(uintptr_t)&job->peers[65].view.control->header.armed;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker65", "count", NULL, NULL, NULL), 0);
+    for (int i = 1; i < 20; i++) {
+        uint64_t rung = harness_counter(job, "doorbells_rung");
+
+        while ((bxi_load_seq_cst(armed) & 3) == BXI_AWAKE)
+            sched_yield();
+        HARNESS_EQ(bx_rpc_sync(job, "worker65", "count", NULL, NULL, NULL), 0);
+        HARNESS_CHECK(harness_counter(job, "doorbells_rung") > rung);
+    }
+}
+
+Test(engine, rings_workers_beyond_rank_63, .timeout = 100)
+{
+    harness_run(&(struct harness_world){
+        .size = 66, .setup = setup, .body = { call_beyond_63 }, .options = { .no_spin = true } });
+    cr_expect_eq(harness_load(COUNTED), 20);
+}

@@ -1,0 +1,674 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/rpc/future.c. Most tests need no worker: a future of no job is completed by whoever has it, as long as
+ * nobody waits. Where somebody waits there is a job, in a world of two.
+ */
+#include "tests/harness/harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct bx_msg *number(int64_t value)
+{
+    struct bx_msg *msg = bx_msg_create(8);
+
+    bx_msg_put_i64(msg, value);
+    return msg;
+}
+
+static int64_t number_of(const struct bx_future *future)
+{
+    struct bx_reader reader = bx_msg_reader(bx_future_value(future));
+    int64_t value = bx_read_i64(&reader);
+
+    return reader.error < 0 ? INT64_MIN : value;
+}
+
+static void count(struct bx_future *future, void *context)
+{
+    (void)future;
+    ++*(int *)context;
+}
+
+static int add_one(struct bx_future *in, struct bx_msg *out, void *context)
+{
+    if (context != NULL)
+        ++*(int *)context;
+    return bx_msg_put_i64(out, number_of(in) + 1);
+}
+
+/* ---- Set once, failed once ------------------------------------------------------------------- */
+
+TestSuite(future, .timeout = 120);
+
+Test(future, is_set_once)
+{
+    struct bx_future *future = bx_future_create(NULL);
+
+    cr_expect(!bx_future_done(future));
+    cr_expect_eq(bx_future_error(future), 0);
+    cr_expect_str_eq(bx_future_error_text(future), "");
+    cr_expect_null(bx_future_value(future));
+    cr_expect_eq(bx_future_set(future, number(7)), 0);
+    cr_expect(bx_future_done(future));
+    cr_expect_eq(number_of(future), 7);
+    cr_expect_eq(bx_future_set(future, number(8)), -EALREADY);
+    cr_expect_eq(bx_future_fail(future, -EIO, "late"), -EALREADY);
+    cr_expect_eq(bx_future_cancel(future), -EALREADY);
+    cr_expect_eq(number_of(future), 7);
+    cr_expect_eq(bx_future_error(future), 0);
+    cr_expect_eq(bx_future_wait(future, 0), 0);
+    bx_future_release(future);
+}
+
+Test(future, is_failed_once_with_its_code_and_text)
+{
+    struct bx_future *future = bx_future_create(NULL);
+
+    cr_expect_eq(bx_future_fail(future, 0, "no error"), -EINVAL);
+    cr_expect_eq(bx_future_fail(future, 5, "no error"), -EINVAL);
+    cr_expect(!bx_future_done(future));
+    cr_expect_eq(bx_future_fail(future, -EIO, "the wagon is off the rails"), 0);
+    cr_expect_eq(bx_future_error(future), -EIO);
+    cr_expect_str_eq(bx_future_error_text(future), "the wagon is off the rails");
+    cr_expect_null(bx_future_value(future));
+    cr_expect_eq(bx_future_fail(future, -EPERM, NULL), -EALREADY);
+    cr_expect_eq(bx_future_set(future, number(1)), -EALREADY);
+    cr_expect_eq(bx_future_wait(future, 0), -EIO);
+    cr_expect_str_eq(bx_error_text(), "the wagon is off the rails");
+    bx_future_release(future);
+}
+
+Test(future, without_a_text_says_what_its_code_means)
+{
+    struct bx_future *future = bx_future_create(NULL);
+
+    bx_future_fail(future, BX_E_TIMEOUT, NULL);
+    cr_expect_str_eq(bx_future_error_text(future), bx_strerror(BX_E_TIMEOUT));
+    bx_future_release(future);
+}
+
+Test(future, may_be_set_without_a_value)
+{
+    struct bx_future *future = bx_future_create(NULL);
+
+    cr_expect_eq(bx_future_set(future, NULL), 0);
+    cr_expect_eq(bx_future_error(future), 0);
+    bx_future_release(future);
+}
+
+Test(future, set_with_a_message_in_error_fails_with_that_error)
+{
+    struct bx_future *future = bx_future_create(NULL);
+    struct bx_msg *msg = bx_msg_create(0);
+
+    bx_msg_put_bytes(msg, "x", SIZE_MAX - 64);
+    cr_expect_eq(bx_future_set(future, msg), 0);
+    cr_expect_eq(bx_future_error(future), -ENOMEM);
+    bx_future_release(future);
+}
+
+static int put_too_much(struct bx_future *in, struct bx_msg *out, void *context)
+{
+    (void)in;
+    (void)context;
+    bx_msg_put_bytes(out, "x", SIZE_MAX - 64);
+    return 0;
+}
+
+Test(future, then_that_leaves_its_message_in_error_fails_with_that_error)
+{
+    struct bx_future *future = bx_future_create(NULL);
+    struct bx_future *child = bx_future_then(future, put_too_much, NULL);
+
+    cr_assert_eq(bx_future_set(future, number(1)), 0);
+    cr_expect_eq(bx_future_error(child), -ENOMEM);
+    cr_expect_null(bx_future_value(child));
+    bx_future_release(child);
+    bx_future_release(future);
+}
+
+Test(future, of_one_s_own_can_be_cancelled)
+{
+    struct bx_future *future = bx_future_create(NULL);
+
+    cr_expect_eq(bx_future_cancel(future), 0);
+    cr_expect_eq(bx_future_error(future), BX_E_CANCELLED);
+    bx_future_release(future);
+}
+
+/* ---- Callbacks ------------------------------------------------------------------------------- */
+
+Test(future, runs_each_callback_once_before_or_after_it_is_done)
+{
+    struct bx_future *future = bx_future_create(NULL);
+    int before = 0, after = 0;
+
+    bx_future_on_done(future, count, &before);
+    bx_future_on_done(future, count, &before);
+    cr_expect_eq(before, 0);
+    bx_future_set(future, NULL);
+    cr_expect_eq(before, 2);
+    bx_future_on_done(future, count, &after);
+    cr_expect_eq(after, 1);
+    bx_future_release(future);
+}
+
+static char order[8];
+
+static void note(struct bx_future *future, void *context)
+{
+    (void)future;
+    strcat(order, context);
+}
+
+Test(future, runs_callbacks_in_the_order_given)
+{
+    struct bx_future *future = bx_future_create(NULL);
+
+    bx_future_on_done(future, note, "a");
+    bx_future_on_done(future, note, "b");
+    bx_future_on_done(future, note, "c");
+    bx_future_set(future, NULL);
+    cr_expect_str_eq(order, "abc");
+    bx_future_release(future);
+}
+
+Test(future, then_makes_a_new_value)
+{
+    struct bx_future *future = bx_future_create(NULL);
+    struct bx_future *next = bx_future_then(future, add_one, NULL);
+    struct bx_future *last = bx_future_then(next, add_one, NULL);
+
+    cr_expect(!bx_future_done(last));
+    bx_future_set(future, number(40));
+    cr_expect_eq(number_of(future), 40);
+    cr_expect_eq(number_of(next), 41);
+    cr_expect_eq(number_of(last), 42);
+
+    struct bx_future *late = bx_future_then(last, add_one, NULL);
+
+    cr_expect_eq(number_of(late), 43);
+    bx_future_release(late);
+    bx_future_release(last);
+    bx_future_release(next);
+    bx_future_release(future);
+}
+
+Test(future, error_runs_through_then_untouched)
+{
+    struct bx_future *future = bx_future_create(NULL);
+    int ran = 0;
+    struct bx_future *next = bx_future_then(future, add_one, &ran);
+    struct bx_future *last = bx_future_then(next, add_one, &ran);
+
+    bx_future_fail(future, -EIO, "broken axle");
+    cr_expect_eq(bx_future_error(last), -EIO);
+    cr_expect_str_eq(bx_future_error_text(last), "broken axle");
+    cr_expect_eq(ran, 0);
+    bx_future_release(last);
+    bx_future_release(next);
+    bx_future_release(future);
+}
+
+static int mend(struct bx_future *in, struct bx_msg *out, void *context)
+{
+    (void)context;
+    return bx_msg_put_i64(out, bx_future_error(in) == -EIO ? -1 : number_of(in));
+}
+
+Test(future, then_any_sees_values_and_may_mend_errors)
+{
+    struct bx_future *failed = bx_future_create(NULL), *set = bx_future_create(NULL);
+    struct bx_future *mended = bx_future_then_any(failed, mend, NULL);
+    struct bx_future *kept = bx_future_then_any(set, mend, NULL);
+
+    bx_future_fail(failed, -EIO, NULL);
+    bx_future_set(set, number(5));
+    cr_expect_eq(bx_future_error(mended), 0);
+    cr_expect_eq(number_of(mended), -1);
+    cr_expect_eq(number_of(kept), 5);
+    bx_future_release(kept);
+    bx_future_release(mended);
+    bx_future_release(set);
+    bx_future_release(failed);
+}
+
+static int fail_with_text(struct bx_future *in, struct bx_msg *out, void *context)
+{
+    (void)in;
+    (void)out;
+    (void)context;
+    return bx_fail(-ERANGE, "car %d does not exist", 9);
+}
+
+static int fail_without_text(struct bx_future *in, struct bx_msg *out, void *context)
+{
+    (void)in;
+    (void)out;
+    (void)context;
+    return -ERANGE;
+}
+
+Test(future, then_that_fails_fails_its_future)
+{
+    struct bx_future *future = bx_future_create(NULL);
+    struct bx_future *next = bx_future_then(future, fail_with_text, NULL);
+
+    bx_future_set(future, NULL);
+    cr_expect_eq(bx_future_error(next), -ERANGE);
+    cr_expect_str_eq(bx_future_error_text(next), "car 9 does not exist");
+    bx_future_release(next);
+    bx_future_release(future);
+}
+
+Test(future, then_that_fails_without_a_text_does_not_get_an_older_one)
+{
+    struct bx_future *future = bx_future_create(NULL);
+    struct bx_future *next = bx_future_then(future, fail_without_text, NULL);
+
+    bx_fail(-EIO, "something else went wrong long ago");
+    bx_future_set(future, NULL);
+    cr_expect_eq(bx_future_error(next), -ERANGE);
+    cr_expect_str_eq(bx_future_error_text(next), bx_strerror(-ERANGE));
+    bx_future_release(next);
+    bx_future_release(future);
+}
+
+static void complete_other(struct bx_future *future, void *context)
+{
+    bx_future_set(context, number(number_of(future) * 2));
+}
+
+Test(future, may_be_completed_inside_a_callback)
+{
+    struct bx_future *first = bx_future_create(NULL), *second = bx_future_create(NULL);
+    int counted = 0;
+
+    bx_future_on_done(second, count, &counted);
+    bx_future_on_done(first, complete_other, second);
+    bx_future_set(first, number(21));
+    cr_expect_eq(number_of(second), 42);
+    cr_expect_eq(counted, 1);
+    bx_future_release(second);
+    bx_future_release(first);
+}
+
+/* ---- A long chain ---------------------------------------------------------------------------- */
+
+#define CHAIN 1000000
+
+static void *run_chain(void *context)
+{
+    struct bx_future *first = bx_future_create(NULL), *last = bx_future_acquire(first);
+
+    for (int i = 0; i < CHAIN; i++) {
+        struct bx_future *next = bx_future_then(last, add_one, NULL);
+
+        bx_future_release(last);
+        last = next;
+    }
+    bx_future_set(first, number(0));
+    *(int64_t *)context = number_of(last);
+    bx_future_release(last);
+    bx_future_release(first);
+    return NULL;
+}
+
+static void *abandon_chain(void *context)
+{
+    struct bx_future *first = bx_future_create(NULL), *last = bx_future_acquire(first);
+
+    for (int i = 0; i < CHAIN / 4; i++) {
+        struct bx_future *next = bx_future_then(last, add_one, NULL);
+
+        bx_future_release(last);
+        last = next;
+    }
+    bx_future_release(first);
+    *(int64_t *)context = bx_future_error(last);
+    bx_future_release(last);
+    return NULL;
+}
+
+static int64_t on_a_small_stack(void *(*fn)(void *))
+{
+    pthread_attr_t attributes;
+    pthread_t thread;
+    int64_t result = 0;
+
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, 128 * 1024);
+    cr_assert_eq(pthread_create(&thread, &attributes, fn, &result), 0);
+    pthread_join(thread, NULL);
+    pthread_attr_destroy(&attributes);
+    return result;
+}
+
+Test(future, completes_a_chain_of_a_million_without_growing_the_stack, .timeout = 20)
+{
+    cr_expect_eq(on_a_small_stack(run_chain), CHAIN);
+}
+
+Test(future, abandons_a_long_chain_without_growing_the_stack, .timeout = 20)
+{
+    cr_expect_eq(on_a_small_stack(abandon_chain), BX_E_ABANDONED);
+}
+
+/* ---- Nobody completes it --------------------------------------------------------------------- */
+
+Test(future, that_nobody_can_complete_any_more_fails_what_hangs_on_it)
+{
+    struct bx_future *future = bx_future_create(NULL);
+    struct bx_future *next = bx_future_then(future, add_one, NULL);
+    int counted = 0;
+
+    bx_future_on_done(next, count, &counted);
+    bx_future_release(future);
+    cr_expect_eq(bx_future_error(next), BX_E_ABANDONED);
+    cr_expect_eq(counted, 1);
+    bx_future_release(next);
+}
+
+Test(future, lives_as_long_as_one_reference)
+{
+    struct bx_future *future = bx_future_create(NULL);
+
+    cr_expect_eq(bx_future_acquire(future), future);
+    bx_future_release(future);
+    cr_expect(!bx_future_done(future));
+    bx_future_set(future, number(3));
+    cr_expect_eq(number_of(future), 3);
+    bx_future_release(future);
+    bx_future_release(NULL);
+}
+
+Test(future, then_runs_though_nobody_keeps_its_future)
+{
+    struct bx_future *future = bx_future_create(NULL);
+    int ran = 0;
+
+    bx_future_release(bx_future_then(future, add_one, &ran));
+    bx_future_set(future, number(1));
+    cr_expect_eq(ran, 1);
+    bx_future_release(future);
+}
+
+/* ---- All and any ----------------------------------------------------------------------------- */
+
+#define GATHERED 5
+
+static void make(struct bx_future **futures)
+{
+    for (int i = 0; i < GATHERED; i++)
+        futures[i] = bx_future_create(NULL);
+}
+
+static void release(struct bx_future **futures)
+{
+    for (int i = 0; i < GATHERED; i++)
+        bx_future_release(futures[i]);
+}
+
+Test(future, all_is_done_when_the_last_one_is)
+{
+    struct bx_future *futures[GATHERED];
+
+    make(futures);
+
+    struct bx_future *all = bx_future_all(NULL, futures, GATHERED);
+
+    for (int i = GATHERED - 1; i >= 0; i--) {
+        cr_expect(!bx_future_done(all));
+        bx_future_set(futures[i], number(i));
+    }
+    cr_expect(bx_future_done(all));
+    cr_expect_eq(bx_future_error(all), 0);
+    cr_expect_not_null(bx_future_value(all));
+    cr_expect_eq(bx_msg_bytes(bx_future_value(all)), 0);
+    bx_future_release(all);
+    release(futures);
+}
+
+Test(future, all_fails_with_the_first_failure_once_all_are_done)
+{
+    struct bx_future *futures[GATHERED];
+
+    make(futures);
+
+    struct bx_future *all = bx_future_all(NULL, futures, GATHERED);
+
+    bx_future_set(futures[0], NULL);
+    bx_future_fail(futures[3], -EIO, "the first");
+    bx_future_fail(futures[1], -EPERM, "the second");
+    bx_future_set(futures[2], NULL);
+    cr_expect(!bx_future_done(all));
+    bx_future_set(futures[4], NULL);
+    cr_expect_eq(bx_future_error(all), -EIO);
+    cr_expect_str_eq(bx_future_error_text(all), "the first");
+    bx_future_release(all);
+    release(futures);
+}
+
+Test(future, any_is_done_when_the_first_one_is)
+{
+    struct bx_future *futures[GATHERED];
+
+    make(futures);
+
+    struct bx_future *any = bx_future_any(NULL, futures, GATHERED);
+
+    bx_future_set(futures[3], NULL);
+    cr_expect_eq(number_of(any), 3);
+    for (int i = 0; i < GATHERED; i++)
+        bx_future_fail(futures[i], -EIO, NULL);
+    cr_expect_eq(bx_future_error(any), 0);
+    bx_future_release(any);
+    release(futures);
+}
+
+Test(future, any_fails_if_the_first_one_done_failed)
+{
+    struct bx_future *futures[GATHERED];
+
+    make(futures);
+
+    struct bx_future *any = bx_future_any(NULL, futures, GATHERED);
+
+    bx_future_fail(futures[2], -EIO, "broken axle");
+    bx_future_set(futures[1], NULL);
+    cr_expect_eq(bx_future_error(any), -EIO);
+    cr_expect_str_eq(bx_future_error_text(any), "broken axle");
+    bx_future_release(any);
+    release(futures);
+}
+
+Test(future, all_and_any_take_futures_that_are_done_or_the_same)
+{
+    struct bx_future *done = bx_future_create(NULL);
+    struct bx_future *same[2] = { done, done };
+
+    bx_future_set(done, NULL);
+
+    struct bx_future *all = bx_future_all(NULL, same, 2), *any = bx_future_any(NULL, same, 2);
+
+    cr_expect(bx_future_done(all));
+    cr_expect_eq(bx_future_error(all), 0);
+    cr_expect_eq(number_of(any), 0);
+    bx_future_release(any);
+    bx_future_release(all);
+    bx_future_release(done);
+}
+
+Test(future, all_of_none_is_done_and_any_of_none_is_nothing)
+{
+    struct bx_future *all = bx_future_all(NULL, NULL, 0);
+
+    cr_expect(bx_future_done(all));
+    cr_expect_eq(bx_future_error(all), 0);
+    cr_expect_null(bx_future_any(NULL, NULL, 0));
+    bx_future_release(all);
+}
+
+/* ---- Several threads ------------------------------------------------------------------------- */
+
+#define RACES 2000
+#define RACERS 4
+
+static struct bx_future *raced[RACES];
+static bxi_a32 won, called;
+
+static void *race(void *context)
+{
+    for (int i = 0; i < RACES; i++)
+        if (bx_future_set(raced[i], number(i)) == 0)
+            bxi_add(&won, 1);
+    return context;
+}
+
+static void count_call(struct bx_future *future, void *context)
+{
+    (void)future;
+    (void)context;
+    bxi_add(&called, 1);
+}
+
+static void *hang_on(void *context)
+{
+    for (int i = 0; i < RACES; i++)
+        bx_future_on_done(raced[i], count_call, NULL);
+    return context;
+}
+
+Test(future, that_many_complete_at_once_is_set_once_and_calls_back_once_each, .timeout = 20)
+{
+    pthread_t threads[2 * RACERS];
+
+    for (int i = 0; i < RACES; i++)
+        raced[i] = bx_future_create(NULL);
+    for (int i = 0; i < 2 * RACERS; i++)
+        cr_assert_eq(pthread_create(&threads[i], NULL, i % 2 ? race : hang_on, NULL), 0);
+    for (int i = 0; i < 2 * RACERS; i++)
+        pthread_join(threads[i], NULL);
+    cr_expect_eq(bxi_load_seq_cst(&won), RACES);
+    cr_expect_eq(bxi_load_seq_cst(&called), RACES * RACERS);
+    for (int i = 0; i < RACES; i++) {
+        cr_expect_eq(number_of(raced[i]), i);
+        bx_future_release(raced[i]);
+    }
+}
+
+/* ---- Waiting: needs a job -------------------------------------------------------------------- */
+
+#define WAITERS 4
+#define ROUNDS 300
+
+static struct bx_future *awaited[ROUNDS];
+static bxi_a32 arrived[ROUNDS];
+
+/* Threads 1 .. WAITERS wait, so one of them leads and the others follow; thread 0 completes. */
+static void wait_or_complete(struct bx_job *job, int index)
+{
+    (void)job;
+    for (int i = 0; i < ROUNDS; i++) {
+        if (index == 0) {
+            /* Every second future is completed while nobody may have come yet. */
+            while (i % 2 == 0 && bxi_load_seq_cst(&arrived[i]) < WAITERS)
+                sched_yield();
+            HARNESS_EQ(bx_future_set(awaited[i], number(i)), 0);
+        } else {
+            bxi_add(&arrived[i], 1);
+            HARNESS_EQ(bx_future_wait(awaited[i], BX_FOREVER), 0);
+            HARNESS_EQ(number_of(awaited[i]), i);
+        }
+    }
+}
+
+static void wait_from_many_threads(struct bx_job *job)
+{
+    for (int i = 0; i < ROUNDS; i++)
+        HARNESS_CHECK((awaited[i] = bx_future_create(job)) != NULL);
+    harness_threads(job, WAITERS + 1, wait_or_complete);
+    for (int i = 0; i < ROUNDS; i++)
+        bx_future_release(awaited[i]);
+}
+
+Test(future, completed_by_any_thread_wakes_the_leader_and_the_followers, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .body = { wait_from_many_threads } });
+}
+
+static void complete_when_told(struct bx_job *job, int index)
+{
+    (void)job;
+    if (index == 0) {
+        harness_await(0, WAITERS);
+        bx_future_set(awaited[0], number(1));
+        return;
+    }
+    harness_post(0);
+    HARNESS_EQ(bx_future_wait(awaited[0], BX_FOREVER), 0);
+}
+
+static void sleep_from_many_threads(struct bx_job *job)
+{
+    awaited[0] = bx_future_create(job);
+    harness_threads(job, WAITERS + 1, complete_when_told);
+    bx_future_release(awaited[0]);
+}
+
+Test(future, wakes_threads_that_never_spin, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .body = { sleep_from_many_threads }, .options = { .no_spin = true } });
+}
+
+static void wait_too_long(struct bx_job *job)
+{
+    struct bx_future *future = bx_future_create(job);
+
+    HARNESS_EQ(bx_future_wait(future, 0), BX_E_TIMEOUT);
+    HARNESS_EQ(bx_future_wait(future, 5 * HARNESS_MS), BX_E_TIMEOUT);
+    HARNESS_CHECK(!bx_future_done(future));
+    HARNESS_EQ(bx_future_set(future, number(1)), 0);
+    HARNESS_EQ(bx_future_wait(future, 0), 0);
+    bx_future_release(future);
+}
+
+Test(future, lives_on_when_a_wait_for_it_timed_out, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .body = { wait_too_long } });
+}
+
+static void wait_in_callback(struct bx_future *future, void *context)
+{
+    struct bx_future *pending = context;
+
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+    HARNESS_EQ(bx_future_wait(pending, BX_FOREVER), BX_E_WOULD_DEADLOCK);
+    HARNESS_CHECK(strlen(bx_error_text()) > 0);
+    harness_post(0);
+}
+
+static void wait_in_a_callback(struct bx_job *job)
+{
+    struct bx_future *future = bx_future_create(job), *pending = bx_future_create(job);
+
+    HARNESS_EQ(bx_future_on_done(future, wait_in_callback, pending), 0);
+    HARNESS_EQ(bx_future_set(future, NULL), 0);
+    HARNESS_EQ(harness_gate(0), 1);
+    /* This thread may wait again. */
+    HARNESS_EQ(bx_future_wait(pending, 0), BX_E_TIMEOUT);
+    HARNESS_EQ(bx_future_cancel(pending), 0);
+    bx_future_release(pending);
+    bx_future_release(future);
+}
+
+Test(future, not_done_cannot_be_waited_for_in_a_callback, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .body = { wait_in_a_callback } });
+}

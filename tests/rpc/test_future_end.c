@@ -1,0 +1,415 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/rpc/future.c and lib/rpc/gather.c: futures that nobody completes. bx_job_destroy fails what is pending, so that
+ * it may be released afterwards; all and any leave nothing behind at a future that is slower than they are.
+ */
+#include "tests/harness/harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- The job ends ---------------------------------------------------------------------------- */
+
+static struct bx_job *make_job(void)
+{
+    struct bx_options options = { .job = harness_job_name(), .world_size = 2 };
+    struct bx_job *job = NULL;
+
+    cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
+    return job;
+}
+
+static void count(struct bx_future *future, void *context)
+{
+    (void)future;
+    ++*(int *)context;
+}
+
+static int never(struct bx_future *in, struct bx_msg *out, void *context)
+{
+    (void)in;
+    (void)out;
+    ++*(int *)context;
+    return 0;
+}
+
+static void check_ended(struct bx_future *future)
+{
+    cr_expect(bx_future_done(future));
+    cr_expect_eq(bx_future_error(future), BX_E_SHUTDOWN);
+    cr_expect_eq(bx_future_wait(future, BX_FOREVER), BX_E_SHUTDOWN);
+    cr_expect_not_null(strstr(bx_future_error_text(future), "worker0"), "%s", bx_future_error_text(future));
+    bx_future_release(future);
+}
+
+Test(future_end, fails_what_is_pending_when_its_job_is_destroyed, .timeout = 20)
+{
+    struct bx_job *job = make_job();
+    struct bx_future *made = bx_future_create(job), *set = bx_future_create(job), *released = bx_future_create(job);
+    int called = 0, ran = 0;
+    struct bx_future *then = bx_future_then(made, never, &ran);
+    struct bx_future *all = bx_future_all(job, &made, 1), *any = bx_future_any(job, &made, 1);
+
+    bx_future_on_done(made, count, &called);
+    bx_future_on_done(any, count, &called);
+    bx_future_set(set, NULL);
+    bx_future_release(released);
+    bx_job_destroy(job);
+    cr_expect_eq(called, 2);
+    cr_expect_eq(ran, 0);
+    check_ended(any);
+    check_ended(all);
+    check_ended(then);
+    check_ended(made);
+    cr_expect_eq(bx_future_error(set), 0);
+    bx_future_release(set);
+}
+
+static void make_another(struct bx_future *future, void *context)
+{
+    struct bx_job *job = context;
+
+    cr_expect_null(bx_future_create(job));
+    cr_expect_not_null(strstr(bx_error_text(), "worker0"), "%s", bx_error_text());
+    cr_expect_null(bx_future_then(future, never, NULL));
+}
+
+Test(future_end, lets_no_callback_make_another_one_while_its_job_is_destroyed, .timeout = 20)
+{
+    struct bx_job *job = make_job();
+    struct bx_future *future = bx_future_create(job);
+
+    bx_future_on_done(future, make_another, job);
+    bx_job_destroy(job);
+    check_ended(future);
+}
+
+/* An async handler holds its future when its worker leaves: the request is answered, and the future is the
+ * handler's to release after the end of the job. */
+static struct bx_future *held;
+
+static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)args;
+    (void)context;
+    held = bx_future_create(bx_request_job(request));
+    *reply = bx_future_acquire(held);
+    harness_post(0);
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    return bx_register_async(job, "hold", hold, NULL);
+}
+
+static void call_held(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "hold", NULL, NULL, NULL), BX_E_SHUTDOWN);
+}
+
+static void leave_with_a_held_future(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_await(0, 1);
+    HARNESS_EQ(bx_job_shutdown(job, 50 * HARNESS_MS), BX_E_TIMEOUT);
+    HARNESS_CHECK(!bx_future_done(held));
+    bx_job_destroy(job);
+    HARNESS_EQ(bx_future_error(held), BX_E_SHUTDOWN);
+    bx_future_release(held);
+}
+
+Test(future_end, answers_what_an_async_handler_still_holds, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { call_held, leave_with_a_held_future } });
+}
+
+/* The answer hangs on a future that the job does not know: of no job, or of another one in this process. */
+static int hold_foreign(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
+                        void *context)
+{
+    (void)request;
+    (void)args;
+    (void)context;
+    held = bx_future_create(NULL);
+    *reply = bx_future_acquire(held);
+    harness_post(0);
+    return 0;
+}
+
+static int setup_foreign(struct bx_job *job)
+{
+    return bx_register_async(job, "hold", hold_foreign, NULL);
+}
+
+Test(future_end, fails_a_future_of_no_job_that_was_to_be_an_answer, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_foreign, .body = { call_held, leave_with_a_held_future } });
+}
+
+/* ---- What all and any leave behind ------------------------------------------------------------- */
+
+#define TURNS 300000
+
+/* Of jemalloc, which the tests are linked with where no sanitizer brings an allocator of its own. */
+int mallctl(const char *name, void *old, size_t *old_bytes, void *fresh, size_t fresh_bytes) __attribute__((weak));
+
+/* What this thread has allocated and nobody has freed; exact. 0 where the allocator does not tell. */
+static int64_t bytes_in_use(void)
+{
+    uint64_t allocated = 0, freed = 0;
+    size_t bytes = sizeof allocated;
+
+    if (mallctl == NULL)
+        return 0;
+    cr_assert_eq(mallctl("thread.allocated", &allocated, &bytes, NULL, 0), 0);
+    cr_assert_eq(mallctl("thread.deallocated", &freed, &bytes, NULL, 0), 0);
+    return (int64_t)(allocated - freed);
+}
+
+typedef void (*turn_fn)(struct bx_future *slow);
+
+static void take_turns(turn_fn turn)
+{
+    struct bx_future *slow = bx_future_create(NULL);
+    int64_t before;
+
+    turn(slow);
+    before = bytes_in_use();
+    for (int i = 0; i < TURNS; i++)
+        turn(slow);
+    cr_expect_eq(bytes_in_use(), before, "%lld bytes more than before", (long long)(bytes_in_use() - before));
+    cr_expect(!bx_future_done(slow));
+    cr_expect_null(bxi_load_seq_cst(&slow->callbacks));
+    bx_future_release(slow);
+}
+
+static void any_that_is_done(struct bx_future *slow)
+{
+    struct bx_future *quick = bx_future_create(NULL), *both[2] = { slow, quick };
+    struct bx_future *any = bx_future_any(NULL, both, 2);
+
+    bx_future_set(quick, NULL);
+    cr_assert(bx_future_done(any));
+    bx_future_release(any);
+    bx_future_release(quick);
+}
+
+static void any_of_one_that_was_done(struct bx_future *slow)
+{
+    struct bx_future *quick = bx_future_create(NULL), *three[3] = { slow, quick, slow };
+    struct bx_future *any;
+
+    bx_future_set(quick, NULL);
+    any = bx_future_any(NULL, three, 3);
+    cr_assert(bx_future_done(any));
+    bx_future_release(any);
+    bx_future_release(quick);
+}
+
+static void any_that_is_released(struct bx_future *slow)
+{
+    bx_future_release(bx_future_any(NULL, &slow, 1));
+}
+
+static void any_that_is_cancelled(struct bx_future *slow)
+{
+    struct bx_future *any = bx_future_any(NULL, &slow, 1);
+
+    cr_assert_eq(bx_future_cancel(any), 0);
+    bx_future_release(any);
+}
+
+static void all_that_is_released(struct bx_future *slow)
+{
+    struct bx_future *quick = bx_future_create(NULL), *both[2] = { quick, slow };
+    struct bx_future *all = bx_future_all(NULL, both, 2);
+
+    bx_future_set(quick, NULL);
+    cr_assert(!bx_future_done(all));
+    bx_future_release(all);
+    bx_future_release(quick);
+}
+
+static void any_of_any(struct bx_future *slow)
+{
+    struct bx_future *inner = bx_future_any(NULL, &slow, 1), *outer = bx_future_any(NULL, &inner, 1);
+
+    bx_future_release(inner);           /* the outer one hangs on it */
+    cr_assert_not_null(bxi_load_seq_cst(&slow->callbacks));
+    bx_future_release(outer);
+}
+
+Test(future_end, any_that_is_done_leaves_nothing_at_the_slower_one, .timeout = 60)
+{
+    take_turns(any_that_is_done);
+}
+
+Test(future_end, any_of_one_that_was_done_leaves_nothing_at_the_slower_ones, .timeout = 60)
+{
+    take_turns(any_of_one_that_was_done);
+}
+
+Test(future_end, any_that_is_released_leaves_nothing_behind, .timeout = 60)
+{
+    take_turns(any_that_is_released);
+}
+
+Test(future_end, any_that_is_cancelled_leaves_nothing_behind, .timeout = 60)
+{
+    take_turns(any_that_is_cancelled);
+}
+
+Test(future_end, all_that_is_released_leaves_nothing_behind, .timeout = 60)
+{
+    take_turns(all_that_is_released);
+}
+
+Test(future_end, any_of_any_leaves_nothing_behind, .timeout = 60)
+{
+    take_turns(any_of_any);
+}
+
+Test(future_end, any_of_many_nested_ones_ends_without_recursion, .timeout = 60)
+{
+    struct bx_future *slow = bx_future_create(NULL), *last = bx_future_acquire(slow);
+
+    for (int i = 0; i < TURNS; i++) {
+        struct bx_future *next = bx_future_any(NULL, &last, 1);
+
+        bx_future_release(last);
+        last = next;
+    }
+    bx_future_release(last);
+    cr_expect_null(bxi_load_seq_cst(&slow->callbacks));
+    bx_future_release(slow);
+}
+
+/* Released, but somebody hangs on it: it lives until it is done, and others' callbacks stay in their order. */
+static char order[8];
+
+static void note(struct bx_future *future, void *context)
+{
+    (void)future;
+    strcat(order, context);
+}
+
+Test(future_end, all_that_is_released_with_a_callback_calls_back, .timeout = 20)
+{
+    struct bx_future *slow = bx_future_create(NULL), *other = bx_future_create(NULL);
+    struct bx_future *both[2] = { slow, other };
+    struct bx_future *all, *any;
+
+    bx_future_on_done(slow, note, "1");
+    all = bx_future_all(NULL, both, 2);
+    any = bx_future_any(NULL, both, 2);
+    bx_future_on_done(all, note, "a");
+    bx_future_on_done(slow, note, "2");
+    bx_future_release(all);
+    bx_future_release(any);
+    bx_future_on_done(slow, note, "3");
+    bx_future_set(other, NULL);
+    cr_expect_str_eq(order, "");
+    bx_future_set(slow, NULL);
+    cr_expect_str_eq(order, "123a");
+    bx_future_release(other);
+    bx_future_release(slow);
+}
+
+/* Threads take callbacks from futures while others add to them and complete them. */
+#define ROUNDS 3000
+#define THREADS 4
+
+static struct bx_future *raced[ROUNDS];
+static bxi_a32 hung, called;
+
+static void count_call(struct bx_future *future, void *context)
+{
+    (void)future;
+    (void)context;
+    bxi_add(&called, 1);
+}
+
+static void *gather_and_release(void *context)
+{
+    for (int i = 0; i + 1 < ROUNDS; i++) {
+        struct bx_future *any = bx_future_any(NULL, &raced[i], 2), *all = bx_future_all(NULL, &raced[i], 2);
+
+        if (bx_future_on_done(raced[i], count_call, NULL) == 0)
+            bxi_add(&hung, 1);
+        bx_future_release(any);
+        bx_future_cancel(all);
+        bx_future_release(all);
+    }
+    return context;
+}
+
+static void *complete(void *context)
+{
+    for (int i = 0; i < ROUNDS; i++) {
+        if (i % 16 == 0)
+            sched_yield();
+        bx_future_set(raced[i], NULL);
+    }
+    return context;
+}
+
+Test(future_end, loses_no_callback_when_others_are_removed_meanwhile, .timeout = 60)
+{
+    pthread_t threads[THREADS];
+
+    for (int i = 0; i < ROUNDS; i++)
+        raced[i] = bx_future_create(NULL);
+    for (int i = 0; i < THREADS; i++)
+        cr_assert_eq(pthread_create(&threads[i], NULL, i == 0 ? complete : gather_and_release, NULL), 0);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    cr_expect_eq(bxi_load_seq_cst(&hung), (THREADS - 1) * (ROUNDS - 1));
+    cr_expect_eq(bxi_load_seq_cst(&called), bxi_load_seq_cst(&hung));
+    for (int i = 0; i < ROUNDS; i++)
+        bx_future_release(raced[i]);
+}
+
+/* The first callback on a call means that its reply is wanted as soon as it comes; the last one gone, no more. */
+static void gather_calls(struct bx_job *job)
+{
+    struct bx_future *call = NULL;
+    struct bx_future *any, *both[2];
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "hold", NULL, NULL, &call), 0);
+    HARNESS_EQ(bxi_load_seq_cst(&job->eager), 0);
+    for (int i = 0; i < 1000; i++) {
+        both[0] = both[1] = call;
+        any = bx_future_any(job, both, 2);
+        HARNESS_EQ(bxi_load_seq_cst(&job->eager), 1);
+        bx_future_release(any);
+        HARNESS_EQ(bxi_load_seq_cst(&job->eager), 0);
+    }
+    any = bx_future_any(job, &call, 1);
+    harness_post(1);
+    HARNESS_EQ(bx_future_wait(any, BX_FOREVER), 0);
+    HARNESS_EQ(bxi_load_seq_cst(&job->eager), 0);
+    bx_future_release(any);
+    bx_future_release(call);
+}
+
+static void complete_when_told(struct bx_job *job)
+{
+    (void)job;
+    harness_await(0, 1);
+    harness_await(1, 1);
+    HARNESS_EQ(bx_future_set(held, NULL), 0);
+    bx_future_release(held);
+}
+
+Test(future_end, any_that_is_released_takes_back_what_it_wants_of_a_call, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { gather_calls, complete_when_told } });
+}

@@ -1,0 +1,677 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A worker that writes nonsense into its own segment while the others read it.
+ *
+ * Three workers: 0 calls, 1 is the hostile one, 2 is a bystander. The targeted tests put one wrong word
+ * into the ring or the control pages of worker 1 and hold what becomes of worker 0's call: which code, and
+ * that worker 2 is served as before. The seeded ones scribble over rings, credits, open words, states and
+ * function tables while calls go both ways; there only what may never happen is held: no crash, no hang of
+ * a call beyond its deadline, nobody else harmed.
+ *
+ * The hostile worker writes through its own mapping, as a wild store of it would, and is killed at the
+ * end of each test, so that its own end is of no interest. What is not tried: other workers' pages, which
+ * it could only write by opening them anew.
+ */
+#include "tests/harness/harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum gate { READY = 0, STRIKE, STRUCK, BYSTANDER, FINISHED };
+enum value { PID = 0, SEED = 8, RUN };
+
+/* Of the call that held_call leaves unanswered: the first slot, which a call before it has used. */
+#define HELD_ID (2 << 16)
+
+static struct bxi_frame frame_of(uint8_t kind, uint64_t id)
+{
+    return (struct bxi_frame){ .kind = kind, .id = id, .deadline_ns = BX_FOREVER };
+}
+
+/* ---- Handlers ------------------------------------------------------------------------------------- */
+
+static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)context;
+    return bx_msg_put_i64(reply, bx_read_i64(args));
+}
+
+static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)args;
+    (void)context;
+    *reply = bx_future_create(bx_request_job(request));
+    bx_future_acquire(*reply);
+    return 0;
+}
+
+static int count_rows(struct bx_batch *batch, void *context)
+{
+    (void)context;
+    for (size_t row = 0; row < bx_batch_rows(batch); row++)
+        bx_batch_reply_i64(batch, row, (int64_t)bx_batch_rows(batch));
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    static const struct bx_batch_options quick = { .flush_after_ns = HARNESS_MS };
+
+    harness_store(PID + bx_job_rank(job), (uint64_t)getpid());
+    if (bx_register(job, "echo", BX_INLINE, echo, NULL) < 0 ||
+        bx_register(job, "slow", BX_BLOCKING, echo, NULL) < 0 ||
+        bx_register_batch(job, "batch", count_rows, NULL, &quick) < 0)
+        return -1;
+    /* Only where nobody waits for the answer at the end: the hostile worker calls too. */
+    return bx_job_rank(job) == 1 ? bx_register_async(job, "hold", hold, NULL)
+                                 : bx_register(job, "hold", BX_INLINE, echo, NULL);
+}
+
+/* ---- The hostile worker ------------------------------------------------------------------------------ */
+
+/* Past the library: a record of the ring towards `to`, as bxi_ring_commit would publish it. */
+static void put_record(struct bx_job *job, int to, const struct bxi_frame *frame, uint64_t word)
+{
+    struct bxi_ring_writer *out = &job->peers[to].out;
+    void *payload = NULL;
+
+    bxi_lock(&job->lock);
+    HARNESS_EQ(bxi_peer_open_out(job, &job->peers[to]), 0);
+    HARNESS_EQ(bxi_ring_reserve(out, sizeof(*frame), &payload), 0);
+    memcpy(payload, frame, sizeof(*frame));
+    if (word == 0)
+        bxi_ring_commit(out, sizeof(*frame));
+    else
+        bxi_store_release((bxi_a64 *)(void *)((unsigned char *)payload - 8), word);
+    bxi_unlock(&job->lock);
+    bxi_bell_ring(job->peers[to].bell.fd[0]);
+}
+
+static uint64_t word_here(struct bx_job *job, uint32_t length)
+{
+    return (uint64_t)(uint32_t)(job->peers[0].out.write_pos / BXI_LINE + 1) << 32 | length;
+}
+
+static void wrong_sequence(struct bx_job *job)
+{
+    struct bxi_frame frame = frame_of(BXI_REPLY, 1 << 16);
+
+    put_record(job, 0, &frame, word_here(job, sizeof(frame)) + (UINT64_C(1) << 32));
+}
+
+static void length_of_a_whole_ring(struct bx_job *job)
+{
+    struct bxi_frame frame = frame_of(BXI_REPLY, 1 << 16);
+
+    put_record(job, 0, &frame, word_here(job, BXI_RING_BYTES));
+}
+
+static void length_just_over_the_most(struct bx_job *job)
+{
+    struct bxi_frame frame = frame_of(BXI_REPLY, 1 << 16);
+
+    put_record(job, 0, &frame, word_here(job, BXI_FRAME_MAX + 1));
+}
+
+static void shorter_than_a_head(struct bx_job *job)
+{
+    struct bxi_frame frame = frame_of(BXI_REPLY, 1 << 16);
+
+    put_record(job, 0, &frame, word_here(job, sizeof(frame) - 1));
+}
+
+/* Whole in the ring, and no room in it for what every frame begins with. */
+static void cut_short(struct bx_job *job, uint8_t kind)
+{
+    struct bxi_frame frame = frame_of(kind, HELD_ID);
+
+    put_record(job, 0, &frame, word_here(job, sizeof(frame) - 1));
+}
+
+static void one_way_call_cut_short(struct bx_job *job)
+{
+    cut_short(job, BXI_ONEWAY);
+}
+
+static void request_cut_short(struct bx_job *job)
+{
+    cut_short(job, BXI_REQUEST);
+}
+
+static void cancel_cut_short(struct bx_job *job)
+{
+    cut_short(job, BXI_CANCEL);
+}
+
+static void padding_to_nowhere(struct bx_job *job)
+{
+    struct bxi_frame frame = frame_of(BXI_REPLY, 1 << 16);
+
+    put_record(job, 0, &frame, word_here(job, 0x80000000u | 4096));
+}
+
+static void put_frame(struct bx_job *job, struct bxi_frame frame)
+{
+    put_record(job, 0, &frame, 0);
+}
+
+static void kind_zero(struct bx_job *job)
+{
+    put_frame(job, frame_of(0, 0));
+}
+
+static void kind_255(struct bx_job *job)
+{
+    put_frame(job, frame_of(255, 0));
+}
+
+static void reply_with_an_unknown_slot(struct bx_job *job)
+{
+    put_frame(job, frame_of(BXI_REPLY, 1 << 16 | 0xffff));
+}
+
+static void reply_for_a_free_slot(struct bx_job *job)
+{
+    put_frame(job, frame_of(BXI_REPLY, 1 << 16 | 15));
+}
+
+static void reply_of_another_generation(struct bx_job *job)
+{
+    put_frame(job, frame_of(BXI_REPLY, UINT64_C(77) << 16));
+}
+
+static void reply_with_a_positive_code(struct bx_job *job)
+{
+    struct bxi_frame frame = frame_of(BXI_REPLY, HELD_ID);
+
+    frame.code = 1;
+    put_frame(job, frame);
+}
+
+static void read_what_was_never_sent(struct bx_job *job)
+{
+    struct bxi_frame frame = frame_of(BXI_REPLY, HELD_ID);
+
+    frame.consumed = UINT64_C(1) << 40;
+    put_frame(job, frame);
+}
+
+static void request_that_read_what_was_never_sent(struct bx_job *job)
+{
+    struct bxi_frame frame = frame_of(BXI_REQUEST, 7 << 16);
+
+    frame.consumed = UINT64_C(1) << 40;
+    put_frame(job, frame);
+}
+
+static void state_goes_back(struct bx_job *job)
+{
+    bxi_store_release(&job->control->header.state, BXI_STARTING);
+    bxi_bell_ring(job->peers[0].bell.fd[0]);
+}
+
+static void state_from_nowhere(struct bx_job *job)
+{
+    bxi_store_release(&job->control->header.state, 1000);
+    bxi_bell_ring(job->peers[0].bell.fd[0]);
+}
+
+/* Obeys the gates, and stays until it is killed. */
+static void (*strike)(struct bx_job *job);
+
+static void is_hostile(struct bx_job *job)
+{
+    harness_post(READY);
+    harness_await(STRIKE, 1);
+    strike(job);
+    harness_post(STRUCK);
+    harness_await(FINISHED, 1);
+    raise(SIGKILL);
+}
+
+/* ---- The others ------------------------------------------------------------------------------------ */
+
+static void stays_served(struct bx_job *job)
+{
+    int rc;
+
+    do
+        rc = bx_job_serve(job);
+    while (rc == BX_E_PEER_DEAD || rc == BX_E_CORRUPT);
+    HARNESS_EQ(rc, 0);
+}
+
+static struct bx_future *held_call(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+
+    harness_await(READY, 1);
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "hold", NULL, NULL, &future), 0);
+    /* In order behind it, so that the call is held, and in its slot, when this returns. */
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 2), 2);
+    return future;
+}
+
+static void expect_cut_off(struct bx_job *job)
+{
+    struct bx_future *future = held_call(job);
+
+    harness_post(STRIKE);
+    harness_await(STRUCK, 1);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_CORRUPT);
+    HARNESS_HAS(bx_future_error_text(future), "'worker1' (rank 1");
+    bx_future_release(future);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", NULL, NULL, NULL), BX_E_CORRUPT);
+    HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
+    harness_post(FINISHED);
+}
+
+static void cuts_off(void (*how)(struct bx_job *job))
+{
+    strike = how;
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
+                                         .body = { expect_cut_off, is_hostile, stays_served } });
+}
+
+#define CUTS_OFF(how) Test(fuzz, how##_cuts_off, .timeout = 30) { cuts_off(how); }
+CUTS_OFF(wrong_sequence)
+CUTS_OFF(length_of_a_whole_ring)
+CUTS_OFF(length_just_over_the_most)
+CUTS_OFF(shorter_than_a_head)
+CUTS_OFF(one_way_call_cut_short)
+CUTS_OFF(request_cut_short)
+CUTS_OFF(cancel_cut_short)
+CUTS_OFF(padding_to_nowhere)
+CUTS_OFF(kind_zero)
+CUTS_OFF(kind_255)
+CUTS_OFF(reply_with_an_unknown_slot)
+CUTS_OFF(reply_for_a_free_slot)
+CUTS_OFF(reply_of_another_generation)
+CUTS_OFF(reply_with_a_positive_code)
+CUTS_OFF(read_what_was_never_sent)
+CUTS_OFF(request_that_read_what_was_never_sent)
+CUTS_OFF(state_goes_back)
+CUTS_OFF(state_from_nowhere)
+
+/* ---- What is nonsense and harms nobody ---------------------------------------------------------------- */
+
+static void harmless_words(struct bx_job *job)
+{
+    struct bxi_pair *pair = &job->control->pair[0];
+    struct bxi_frame cancel = frame_of(BXI_CANCEL, 12345);
+
+    bxi_store_release(&pair->open, 2);
+    bxi_store_relaxed(&pair->want_credit, UINT64_MAX);
+    bxi_store_relaxed(&job->control->header.armed, UINT64_MAX);
+    bxi_bell_ring(job->peers[0].bell.fd[0]);
+    bxi_bell_ring(job->peers[0].bell.fd[1]);
+    put_frame(job, cancel);
+}
+
+static void is_not_disturbed(struct bx_job *job)
+{
+    struct bx_future *future = held_call(job);
+
+    harness_post(STRIKE);
+    harness_await(STRUCK, 1);
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 3), 3);
+    HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+    harness_post(FINISHED);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
+    bx_future_release(future);
+}
+
+Test(fuzz, words_that_mean_nothing_mean_nothing, .timeout = 30)
+{
+    strike = harmless_words;
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
+                                         .body = { is_not_disturbed, is_hostile, stays_served } });
+}
+
+static void function_out_of_range(struct bx_job *job)
+{
+    struct bxi_frame request = frame_of(BXI_REQUEST, 5);
+
+    request.function = 0xffff;
+    put_frame(job, request);
+}
+
+/* It is a request like any other, answered with an error. */
+static void answers_what_cannot_be(struct bx_job *job)
+{
+    struct bx_future *future = held_call(job);
+
+    harness_post(STRIKE);
+    harness_await(STRUCK, 1);
+    while (harness_counter(job, "requests_refused") == 0) {
+        HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+        HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
+    }
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+    harness_post(FINISHED);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
+    bx_future_release(future);
+}
+
+Test(fuzz, a_function_out_of_range_is_refused, .timeout = 30)
+{
+    strike = function_out_of_range;
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
+                                         .body = { answers_what_cannot_be, is_hostile, stays_served } });
+}
+
+/* setup registers four functions. */
+static void function_behind_the_last(struct bx_job *job)
+{
+    struct bxi_frame request = frame_of(BXI_REQUEST, 5);
+
+    request.function = 4;
+    put_frame(job, request);
+}
+
+Test(fuzz, a_function_behind_the_last_is_refused, .timeout = 30)
+{
+    strike = function_behind_the_last;
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
+                                         .body = { answers_what_cannot_be, is_hostile, stays_served } });
+}
+
+static void function_count_too_high(struct bx_job *job)
+{
+    bxi_store_release(&job->control->header.function_count, BXI_FUNCTION_MAX + 1);
+}
+
+static void credit_beyond_what_was_written(struct bx_job *job)
+{
+    bxi_store_release(&job->control->credit[0].position, UINT64_C(1) << 40);
+}
+
+static void credit_goes_back(struct bx_job *job)
+{
+    bxi_store_release(&job->control->credit[0].position, 0);
+}
+
+static void names_without_end(struct bx_job *job)
+{
+    memset(job->control->function, 'x', sizeof(job->control->function));
+    bxi_store_release(&job->control->header.function_count, BXI_FUNCTION_MAX);
+}
+
+/* A name that is not known yet is looked up in the table. */
+static void looks_up(struct bx_job *job)
+{
+    struct bx_future *future = held_call(job);
+
+    harness_post(STRIKE);
+    harness_await(STRUCK, 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "new", NULL, NULL, NULL), BX_E_CORRUPT);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_CORRUPT);
+    bx_future_release(future);
+    HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
+    harness_post(FINISHED);
+}
+
+Test(fuzz, more_functions_than_there_can_be_cut_off, .timeout = 30)
+{
+    strike = function_count_too_high;
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
+                                         .body = { looks_up, is_hostile, stays_served } });
+}
+
+static void finds_no_name(struct bx_job *job)
+{
+    struct bx_future *future = held_call(job);
+
+    harness_post(STRIKE);
+    harness_await(STRUCK, 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "new", NULL, NULL, NULL), BX_E_NO_FUNCTION);
+    HARNESS_HAS(bx_error_text(), "x, x");       /* each ends within its field */
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 3), 3);
+    HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
+    harness_post(FINISHED);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
+    bx_future_release(future);
+}
+
+Test(fuzz, names_without_an_end_are_cut, .timeout = 30)
+{
+    strike = names_without_end;
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
+                                         .body = { finds_no_name, is_hostile, stays_served } });
+}
+
+/* The credit word is read only where room is short: fills the ring until then. The hostile worker has
+ * stopped reading, so that it does not publish a credit of its own over the wrong one. */
+static int fill_the_ring(struct bx_job *job)
+{
+    static const char payload[8000];
+    struct bx_msg *args = bx_msg_create(sizeof(payload));
+    int rc;
+
+    bx_msg_put_bytes(args, payload, sizeof(payload));
+    harness_post(STRIKE);
+    harness_await(STRUCK, 1);
+    do
+        rc = bx_rpc_oneway(job, "worker1", "echo", args, &(struct bx_call_options){ .no_wait = true });
+    while (rc == 0);
+    bx_msg_destroy(args);
+    return rc;
+}
+
+static void is_told_too_much_credit(struct bx_job *job)
+{
+    struct bx_future *future = held_call(job);
+
+    HARNESS_EQ(fill_the_ring(job), BX_E_CORRUPT);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_CORRUPT);
+    bx_future_release(future);
+    HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
+    harness_post(FINISHED);
+}
+
+/* As good as no credit: an older one may be overtaken by what a frame carried. */
+static void is_told_an_old_credit(struct bx_job *job)
+{
+    struct bx_future *future = held_call(job);
+
+    HARNESS_EQ(fill_the_ring(job), -EAGAIN);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+    HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
+    harness_post(FINISHED);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
+    bx_future_release(future);
+}
+
+static void (*wrong_credit)(struct bx_job *job);
+
+/* Holds the role, so nothing of its own reads or publishes any more. */
+static void stop_reading_then(struct bx_job *job)
+{
+    uint32_t free = 0;
+
+    while (!bxi_cas(&job->role, &free, 1)) {
+        free = 0;
+        sched_yield();
+    }
+    wrong_credit(job);
+}
+
+static void run_credit(void (*how)(struct bx_job *job), harness_fn body)
+{
+    strike = stop_reading_then;
+    wrong_credit = how;
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
+                                         .body = { body, is_hostile, stays_served } });
+}
+
+Test(fuzz, credit_beyond_what_was_written_cuts_off, .timeout = 30)
+{
+    run_credit(credit_beyond_what_was_written, is_told_too_much_credit);
+}
+
+Test(fuzz, credit_that_goes_back_gives_no_room, .timeout = 30)
+{
+    run_credit(credit_goes_back, is_told_an_old_credit);
+}
+
+/* ---- Seeds ------------------------------------------------------------------------------------------ */
+
+static uint64_t next_random(uint64_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+/* Words that are nearly right harm more than noise. */
+static uint64_t plausible(struct bx_job *job, uint64_t *seed)
+{
+    uint64_t random = next_random(seed);
+
+    switch (random % 6) {
+    case 0:
+        return next_random(seed);
+    case 1:
+        return next_random(seed) % 4;
+    case 2:
+        return next_random(seed) % (4 * BXI_RING_BYTES) & ~(uint64_t)(BXI_LINE - 1);
+    case 3:
+        return word_here(job, (uint32_t)(next_random(seed) % (2 * BXI_FRAME_MAX)));
+    case 4:
+        return UINT64_C(1) << next_random(seed) % 64;
+    default:
+        return job->peers[0].out.write_pos;
+    }
+}
+
+static void scribble_once(struct bx_job *job, uint64_t *seed)
+{
+    struct bxi_control *control = job->control;
+    unsigned char *ring = bxi_segment_ring(&job->segment, 0);
+    uint64_t value = plausible(job, seed), at = next_random(seed);
+
+    switch (at % 10) {
+    case 0:
+        bxi_store_relaxed(&control->credit[0].position, value);
+        break;
+    case 1:
+        bxi_store_relaxed(&control->pair[0].want_credit, value);
+        break;
+    case 2:
+        bxi_store_relaxed(&control->pair[0].refused_through, value);
+        break;
+    case 3:
+        bxi_store_relaxed(&control->header.armed, value);
+        break;
+    case 4:
+        memcpy(control->function[at / 16 % BXI_FUNCTION_MAX].name + at / 4096 % 24, &value, sizeof(value));
+        break;
+    default:
+        /* Near the place where the next frame is awaited, a word at a time. */
+        at = job->peers[0].out.write_pos + at / 16 % 64 * 8;
+        memcpy(ring + (at & (BXI_RING_BYTES - 1)), &value, sizeof(value));
+    }
+}
+
+static struct bxi_frame random_frame(uint64_t *seed)
+{
+    struct bxi_frame frame;
+    uint64_t word[4] = { next_random(seed), next_random(seed), next_random(seed), next_random(seed) };
+
+    memcpy(&frame, word, sizeof(frame));
+    if (word[0] % 8 != 0) {
+        frame.kind = (uint8_t)(1 + word[0] / 8 % 4);
+        frame.function = (uint16_t)(word[1] % 6);
+        frame.flags = word[2] % 4 == 0 ? (uint8_t)(word[2] % 8) : 0;
+        frame.code = word[3] % 2 == 0 ? 0 : -(int32_t)(word[3] % 20000);
+        frame.id = word[1] % 4 << 16 | word[2] % 20;
+        frame.consumed = word[3] % 4 == 0 ? word[3] : 0;
+        frame.deadline_ns = word[0] % 3 == 0 ? word[0] : BX_FOREVER;
+    }
+    return frame;
+}
+
+/* Well-formed records with nonsense in them, and words anywhere. */
+static void scribbles(struct bx_job *job)
+{
+    uint64_t seed = harness_load(SEED) * UINT64_C(0x9e3779b97f4a7c15) + 1;
+    bool frames = harness_load(SEED) % 2 == 0;
+
+    harness_post(READY);
+    for (int round = 0; harness_gate(FINISHED) < harness_load(RUN); round++) {
+        struct bxi_frame frame = random_frame(&seed);
+        void *payload;
+
+        bxi_lock(&job->lock);
+        bxi_peer_open_out(job, &job->peers[0]);
+        if (frames && bxi_ring_reserve(&job->peers[0].out, sizeof(frame), &payload) == 0) {
+            memcpy(payload, &frame, sizeof(frame));
+            bxi_ring_commit(&job->peers[0].out, sizeof(frame));
+        }
+        if (!frames || round % 64 == 63)
+            scribble_once(job, &seed);
+        bxi_unlock(&job->lock);
+        if (round % 4 == 0)
+            bxi_bell_ring(job->peers[0].bell.fd[round / 4 % 2]);
+        sched_yield();
+    }
+    raise(SIGKILL);
+}
+
+/* Whatever a call to the hostile worker brings, it brings it by its deadline. */
+static void survives(struct bx_job *job)
+{
+    static const char *const functions[] = { "echo", "slow", "hold", "batch" };
+    const struct bx_call_options options = { .timeout_ns = 5 * HARNESS_MS, .no_wait = true };
+    struct bx_msg *args = harness_msg_i64(1);
+
+    harness_await(READY, (uint32_t)harness_load(RUN));
+    for (int i = 0; i < 40; i++) {
+        struct bx_future *future = NULL;
+
+        if (bx_rpc_async(job, "worker1", functions[i % 4], args, &options, &future) == 0) {
+            bx_future_wait(future, BX_FOREVER);
+            HARNESS_CHECK(bx_future_done(future));
+            bx_future_release(future);
+        }
+        HARNESS_EQ(harness_call_i64(job, "worker2", "echo", i), i);
+    }
+    bx_msg_destroy(args);
+    harness_post(FINISHED);
+}
+
+/* BX_FUZZ_SEEDS asks for more than the few that every run tries. */
+static void run_seeds(uint64_t first)
+{
+    const char *more = getenv("BX_FUZZ_SEEDS");
+    uint64_t count = more != NULL ? strtoull(more, NULL, 10) : 10;
+
+    for (uint64_t seed = first; seed < first + count; seed++) {
+        harness_store(SEED, seed);
+        harness_add(RUN, 1);
+        harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
+                                             .body = { survives, scribbles, stays_served } });
+    }
+}
+
+/* Even seeds send well-formed records with nonsense in them, odd ones write words anywhere. */
+Test(fuzz, no_nonsense_hurts_anybody_else, .timeout = 600)
+{
+    run_seeds(1);
+}
+
+Test(fuzz, no_nonsense_hurts_anybody_else_either, .timeout = 600)
+{
+    run_seeds(1000001);
+}

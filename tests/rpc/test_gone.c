@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/rpc/watch.c: what is counted of a worker that is gone, by how far it had come. bx_job_serve and the shutdown
+ * wait for these counts: one too few is waited for, one too many is not.
+ */
+#include "tests/harness/harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <sched.h>
+#include <signal.h>
+
+static void die_in(struct bx_job *job, enum bxi_state state)
+{
+    harness_leaves_by_itself();
+    bxi_store_release(&job->control->header.state, state);
+    raise(SIGKILL);
+}
+
+static void die_at_work(struct bx_job *job)
+{
+    (void)job;
+    harness_leaves_by_itself();
+    raise(SIGKILL);
+}
+
+static void die_leaving(struct bx_job *job)
+{
+    die_in(job, BXI_LEAVING);
+}
+
+static void die_quiet(struct bx_job *job)
+{
+    die_in(job, BXI_QUIET);
+}
+
+static void die_when_it_had_left(struct bx_job *job)
+{
+    die_in(job, BXI_LEFT);
+}
+
+static void count_the_gone(struct bx_job *job)
+{
+    while (bxi_load_seq_cst(&job->deaths) < 3 || bx_worker_alive(job, 4))
+        sched_yield();
+    HARNESS_EQ(bxi_load_seq_cst(&job->deaths), 3);
+    HARNESS_EQ(bxi_load_seq_cst(&job->lost), 1);
+    HARNESS_EQ(bxi_load_seq_cst(&job->leavers), 4);
+    HARNESS_EQ(bxi_load_seq_cst(&job->quiet), 4);
+    HARNESS_EQ(harness_counter(job, "peers_dead"), 3);
+}
+
+Test(gone, are_counted_by_how_far_they_had_come, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 5, .dies = 0x1e,
+        .body = { count_the_gone, die_at_work, die_leaving, die_quiet, die_when_it_had_left } });
+}

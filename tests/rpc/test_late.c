@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/run/progress.c, lib/run/wait.c, lib/run/background.c: that threads which sleep are told of what comes
+ * meanwhile. A lost wake-up is found a second later by the watchdog, and no test waits for the clock; but it is
+ * counted, as "timers_late" or "rescued", and the harness holds both at 0.
+ *
+ * Deadlines here are a few hundred milliseconds: more than a sleeper that was not told is allowed to be late, and
+ * less than it would sleep.
+ */
+#include "tests/harness/harness.h"
+
+#include "run/progress.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+
+#define DEADLINE_NS (300 * HARNESS_MS)
+
+enum { READY, TIMED_OUT, DONE };            /* gates */
+
+static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)context;
+    return bx_msg_put_i64(reply, bx_read_i64(args));
+}
+
+/* Never answers. */
+static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)args, (void)context;
+    *reply = bx_future_create(bx_request_job(request));
+    bx_future_acquire(*reply);
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, echo, NULL), 0);
+    return bx_register_async(job, "hold", hold, NULL);
+}
+
+static void note_timeout(struct bx_future *future, void *context)
+{
+    (void)context;
+    HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
+    harness_post(TIMED_OUT);
+}
+
+static struct bx_future *begin(struct bx_job *job, const char *function, uint64_t timeout_ns)
+{
+    const struct bx_call_options options = { .timeout_ns = timeout_ns };
+    struct bx_msg *args = harness_msg_i64(1);
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", function, args, &options, &future), 0);
+    bx_msg_destroy(args);
+    return future;
+}
+
+static bool background_sleeps(struct bx_job *job)
+{
+    uint64_t armed = bxi_load_seq_cst(&job->control->header.armed) & 3;
+
+    return armed == BXI_WHO_BACKGROUND || armed == BXI_WHO_LAZY;
+}
+
+/* No thread waits in the library: the background thread sleeps, and is told of each deadline. */
+static void time_out_unwatched(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
+    for (uint32_t i = 1; i <= 3; i++) {
+        struct bx_future *future;
+
+        while (!background_sleeps(job))
+            sched_yield();
+        future = begin(job, "hold", DEADLINE_NS);
+        HARNESS_EQ(bx_future_on_done(future, note_timeout, NULL), 0);
+        bx_future_release(future);
+        harness_await(TIMED_OUT, i);
+    }
+}
+
+Test(late, no_deadline_is_while_the_background_thread_sleeps, .timeout = 30)
+{
+    for (int kind = 0; kind < 2; kind++) {
+        harness_reset();
+        harness_run(&(struct harness_world){
+            .size = 2, .setup = setup, .body = { time_out_unwatched },
+            .options = { .no_spin = true, .wait = kind == 0 ? BX_WAIT_AUTO : BX_WAIT_EPOLL } });
+    }
+}
+
+/* One thread leads and sleeps for longer; the other's deadline comes meanwhile. */
+static void wait_or_time_out(struct bx_job *job, int index)
+{
+    struct bx_future *future;
+
+    if (index == 0) {
+        future = begin(job, "hold", 4 * DEADLINE_NS);
+        harness_post(READY);
+        HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
+        bx_future_release(future);
+        return;
+    }
+    harness_await(READY, 1);
+    while ((bxi_load_seq_cst(&job->control->header.armed) & 3) != BXI_WHO_LEADER)
+        sched_yield();
+    future = begin(job, "hold", DEADLINE_NS);
+    HARNESS_EQ(bx_future_on_done(future, note_timeout, NULL), 0);
+    bx_future_release(future);
+    harness_await(TIMED_OUT, 1);
+}
+
+static void time_out_beside_a_leader(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
+    harness_threads(job, 2, wait_or_time_out);
+}
+
+Test(late, no_deadline_is_while_another_thread_leads, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { time_out_beside_a_leader }, .options = { .no_spin = true } });
+}
+
+/* Many at once, and none of them has to wait for the next wake-up. */
+static void time_out_many(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
+    for (int i = 0; i < 50; i++) {
+        struct bx_future *future = begin(job, "hold", DEADLINE_NS + (uint64_t)(i % 7) * HARNESS_MS);
+
+        HARNESS_EQ(bx_future_on_done(future, note_timeout, NULL), 0);
+        bx_future_release(future);
+    }
+    harness_await(TIMED_OUT, 50);
+}
+
+Test(late, none_of_many_deadlines_is, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { time_out_many }, .options = { .no_spin = true } });
+}
+
+/* A leader sleeps; another thread of its own process makes its wish true. */
+static void wait_or_complete(struct bx_job *job, int index)
+{
+    static struct bx_future *future;
+
+    if (index == 0) {
+        future = bx_future_create(job);
+        bx_future_acquire(future);
+        harness_post(READY);
+        HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+        bx_future_release(future);
+        return;
+    }
+    harness_await(READY, 1);
+    while ((bxi_load_seq_cst(&job->control->header.armed) & 3) != BXI_WHO_LEADER)
+        sched_yield();
+    HARNESS_EQ(bx_future_set(future, NULL), 0);
+    bx_future_release(future);
+}
+
+static void complete_beside_a_leader(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
+    harness_threads(job, 2, wait_or_complete);
+}
+
+Test(late, no_wish_is_that_another_thread_makes_true, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { complete_beside_a_leader }, .options = { .no_spin = true } });
+}
+
+/* A leader whose process was stopped, or got no CPU, looks before the background thread can have told it of a deadline:
+ * this thread plays the leader, and holds the lock meanwhile. */
+static void look_before_the_background_thread(struct bx_job *job)
+{
+    struct bx_future *future;
+    uint64_t due_ns;
+
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
+    while (!bxi_take_role(job))
+        sched_yield();
+    bxi_bell_arm(&job->bell, BXI_WHO_LEADER);
+    future = begin(job, "hold", DEADLINE_NS);
+    due_ns = bxi_next_timer_ns(job);
+    bxi_lock(&job->lock);
+    while (bxi_now_ns() < due_ns + DEADLINE_NS)
+        sched_yield();
+    bxi_unlock(&job->lock);
+    bxi_count_late_timer(job, BX_FOREVER, job->bell_fd[1]);
+    HARNESS_EQ(harness_counter(job, "timers_late"), 0);
+    bxi_bell_disarm(&job->bell);
+    bxi_leave_role(job, true);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
+    bx_future_release(future);
+}
+
+Test(late, no_deadline_is_that_the_background_thread_had_no_time_to_tell, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { look_before_the_background_thread },
+                                         .options = { .no_spin = true } });
+}

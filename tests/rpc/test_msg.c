@@ -1,0 +1,313 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/rpc/msg.c: what was written comes back, and nothing is read past the end. No job, no threads.
+ */
+#include "boxcar.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <float.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+TestSuite(msg, .timeout = 120);
+
+Test(msg, reads_back_every_type_in_the_order_written)
+{
+    struct bx_msg *msg = bx_msg_create(0);
+    const float written[3] = { 1.5f, -0.0f, FLT_MAX };
+    float read[3] = { 0 };
+
+    cr_assert_eq(bx_msg_put_i64(msg, INT64_MIN), 0);
+    cr_assert_eq(bx_msg_put_u64(msg, UINT64_MAX), 0);
+    cr_assert_eq(bx_msg_put_i32(msg, INT32_MIN), 0);
+    cr_assert_eq(bx_msg_put_f64(msg, -DBL_MIN), 0);
+    cr_assert_eq(bx_msg_put_f32(msg, FLT_MIN), 0);
+    cr_assert_eq(bx_msg_put_f32s(msg, written, 3), 0);
+    cr_assert_eq(bx_msg_put_str(msg, "wagon"), 0);
+    cr_assert_eq(bx_msg_put_str(msg, ""), 0);
+    cr_assert_eq(bx_msg_put_bytes(msg, "\0\1\2", 3), 0);
+
+    struct bx_reader reader = bx_msg_reader(msg);
+
+    cr_expect_eq(bx_read_i64(&reader), INT64_MIN);
+    cr_expect_eq(bx_read_u64(&reader), UINT64_MAX);
+    cr_expect_eq(bx_read_i32(&reader), INT32_MIN);
+    cr_expect(bx_read_f64(&reader) == -DBL_MIN);
+    cr_expect(bx_read_f32(&reader) == FLT_MIN);
+    cr_expect_eq(bx_read_f32s(&reader, read, 3), 0);
+    cr_expect_eq(memcmp(read, written, sizeof(read)), 0);
+    cr_expect_str_eq(bx_read_str(&reader), "wagon");
+    cr_expect_str_eq(bx_read_str(&reader), "");
+
+    const void *bytes = bx_read_bytes(&reader, 3);
+
+    cr_assert_not_null(bytes);
+    cr_expect_eq(memcmp(bytes, "\0\1\2", 3), 0);
+    cr_expect_eq(bx_reader_left(&reader), 0);
+    cr_expect_eq(reader.error, 0);
+    bx_msg_destroy(msg);
+}
+
+Test(msg, packs_values_without_padding_or_tags)
+{
+    struct bx_msg *msg = bx_msg_create(0);
+
+    bx_msg_put_i32(msg, 1);
+    cr_expect_eq(bx_msg_bytes(msg), 4);
+    bx_msg_put_i64(msg, 2);
+    cr_expect_eq(bx_msg_bytes(msg), 12);
+    bx_msg_put_bytes(msg, "x", 1);
+    cr_expect_eq(bx_msg_bytes(msg), 13);
+    bx_msg_put_f64(msg, 3.0);
+    cr_expect_eq(bx_msg_bytes(msg), 21);
+    bx_msg_put_bytes(msg, NULL, 0);
+    bx_msg_put_f32s(msg, NULL, 0);
+    cr_expect_eq(bx_msg_bytes(msg), 21);
+
+    int32_t first;
+
+    memcpy(&first, bx_msg_data(msg), sizeof(first));
+    cr_expect_eq(first, 1);
+    bx_msg_destroy(msg);
+}
+
+Test(msg, gives_zeroes_and_an_error_that_stays_when_read_past_its_end)
+{
+    struct bx_msg *msg = bx_msg_create(0);
+    float values[2] = { 7, 7 };
+
+    bx_msg_put_i32(msg, 5);
+
+    struct bx_reader reader = bx_msg_reader(msg);
+
+    cr_expect_eq(bx_read_i64(&reader), 0);
+    cr_expect_eq(reader.error, BX_E_SHORT_MESSAGE);
+    /* Four bytes are there, and yet: for good. */
+    cr_expect_eq(bx_read_i32(&reader), 0);
+    cr_expect_eq(bx_read_u64(&reader), 0);
+    cr_expect(bx_read_f64(&reader) == 0.0);
+    cr_expect(bx_read_f32(&reader) == 0.0f);
+    cr_expect_eq(bx_read_f32s(&reader, values, 2), BX_E_SHORT_MESSAGE);
+    cr_expect_str_eq(bx_read_str(&reader), "");
+    cr_expect_null(bx_read_bytes(&reader, 1));
+    cr_expect_eq(reader.error, BX_E_SHORT_MESSAGE);
+    bx_msg_destroy(msg);
+}
+
+Test(msg, leaves_a_copied_reader_as_it_was)
+{
+    struct bx_msg *msg = bx_msg_create(0);
+
+    bx_msg_put_i64(msg, 1);
+    bx_msg_put_i64(msg, 2);
+
+    struct bx_reader reader = bx_msg_reader(msg), copy;
+
+    bx_read_i64(&reader);
+    copy = reader;
+    cr_expect_eq(bx_read_i64(&reader), 2);
+    bx_read_i64(&reader);
+    cr_expect_eq(reader.error, BX_E_SHORT_MESSAGE);
+    cr_expect_eq(bx_read_i64(&copy), 2);
+    cr_expect_eq(copy.error, 0);
+    bx_msg_destroy(msg);
+}
+
+Test(msg, refuses_a_string_whose_length_lies)
+{
+    static const uint32_t lengths[] = { 6, 1000, UINT32_MAX };
+
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(*lengths); i++) {
+        struct bx_msg *msg = bx_msg_create(0);
+
+        bx_msg_put_bytes(msg, &lengths[i], sizeof(lengths[i]));
+        bx_msg_put_bytes(msg, "wagon", 5);
+
+        struct bx_reader reader = bx_msg_reader(msg);
+
+        cr_expect_str_eq(bx_read_str(&reader), "");
+        cr_expect_eq(reader.error, BX_E_SHORT_MESSAGE);
+        bx_msg_destroy(msg);
+    }
+}
+
+Test(msg, never_shows_a_string_that_is_not_terminated)
+{
+    struct bx_msg *msg = bx_msg_create(0);
+    uint32_t length = 5;
+
+    /* What a string of five bytes would be without whatever put_str adds. */
+    bx_msg_put_bytes(msg, &length, sizeof(length));
+    bx_msg_put_bytes(msg, "wagon", 5);
+
+    struct bx_reader reader = bx_msg_reader(msg);
+
+    cr_expect_str_eq(bx_read_str(&reader), "");
+    cr_expect_eq(reader.error, BX_E_SHORT_MESSAGE);
+    bx_msg_destroy(msg);
+}
+
+Test(msg, survives_counts_that_overflow)
+{
+    struct bx_msg *msg = bx_msg_create(0);
+    float value;
+
+    bx_msg_put_i64(msg, 1);
+
+    struct bx_reader reader = bx_msg_reader(msg);
+
+    cr_expect_eq(bx_read_f32s(&reader, &value, SIZE_MAX / 2), BX_E_SHORT_MESSAGE);
+    reader = bx_msg_reader(msg);
+    cr_expect_null(bx_read_bytes(&reader, SIZE_MAX));
+    cr_expect_eq(reader.error, BX_E_SHORT_MESSAGE);
+    reader = bx_msg_reader(msg);
+    bx_read_i32(&reader);
+    cr_expect_null(bx_read_bytes(&reader, SIZE_MAX - 3));
+    cr_expect_eq(reader.error, BX_E_SHORT_MESSAGE);
+    bx_msg_destroy(msg);
+}
+
+Test(msg, keeps_a_writer_s_error_until_cleared)
+{
+    struct bx_msg *msg = bx_msg_create(16);
+    float value = 1;
+
+    cr_expect_eq(bx_msg_error(msg), 0);
+    cr_expect_eq(bx_msg_put_bytes(msg, &value, SIZE_MAX - 64), -ENOMEM);
+    cr_expect_eq(bx_msg_error(msg), -ENOMEM);
+    cr_expect_eq(bx_msg_put_i64(msg, 1), -ENOMEM);
+    cr_expect_eq(bx_msg_put_str(msg, "wagon"), -ENOMEM);
+    cr_expect_eq(bx_msg_bytes(msg), 0);
+    bx_msg_clear(msg);
+    cr_expect_eq(bx_msg_error(msg), 0);
+    cr_expect_eq(bx_msg_put_f32s(msg, &value, SIZE_MAX / 4 + 1), -ENOMEM);
+    bx_msg_clear(msg);
+    cr_expect_eq(bx_msg_put_i64(msg, 1), 0);
+    cr_expect_eq(bx_msg_bytes(msg), 8);
+    bx_msg_destroy(msg);
+}
+
+Test(msg, grows_and_keeps_what_it_has)
+{
+    struct bx_msg *msg = bx_msg_create(8);
+
+    for (int64_t i = 0; i < 100000; i++)
+        cr_assert_eq(bx_msg_put_i64(msg, i), 0);
+
+    struct bx_reader reader = bx_msg_reader(msg);
+
+    for (int64_t i = 0; i < 100000; i++)
+        cr_assert_eq(bx_read_i64(&reader), i);
+    cr_expect_eq(bx_reader_left(&reader), 0);
+    bx_msg_clear(msg);
+    cr_expect_eq(bx_msg_bytes(msg), 0);
+    bx_msg_put_i64(msg, 7);
+    cr_expect_eq(bx_msg_bytes(msg), 8);
+    bx_msg_destroy(msg);
+}
+
+Test(msg, that_is_null_reads_as_empty)
+{
+    struct bx_reader reader = bx_msg_reader(NULL);
+
+    cr_expect_eq(bx_msg_bytes(NULL), 0);
+    cr_expect_eq(bx_reader_left(&reader), 0);
+    cr_expect_eq(reader.error, 0);
+    cr_expect_eq(bx_read_i32(&reader), 0);
+    cr_expect_eq(reader.error, BX_E_SHORT_MESSAGE);
+    bx_msg_destroy(NULL);
+}
+
+Test(msg, is_null_when_there_is_no_memory_for_it)
+{
+    cr_expect_null(bx_msg_create(SIZE_MAX));
+    cr_expect_null(bx_msg_create(SIZE_MAX / 2));
+}
+
+/* Each size of the first room, and each number of bytes in it when it has to grow, twice. */
+Test(msg, loses_no_byte_when_it_grows)
+{
+    unsigned char bytes[256];
+
+    for (size_t i = 0; i < sizeof(bytes); i++)
+        bytes[i] = (unsigned char)(i * 7 + 1);
+    for (size_t room = 1; room < 100; room++) {
+        struct bx_msg *msg = bx_msg_create(room);
+
+        cr_assert_eq(bx_msg_put_bytes(msg, bytes, room), 0);
+        cr_assert_eq(bx_msg_put_bytes(msg, bytes + room, 1), 0);
+        cr_assert_eq(memcmp(bx_msg_data(msg), bytes, room + 1), 0, "room for %zu", room);
+        cr_assert_eq(bx_msg_put_bytes(msg, bytes + room + 1, sizeof(bytes) - room - 1), 0);
+        cr_assert_eq(memcmp(bx_msg_data(msg), bytes, sizeof(bytes)), 0, "room for %zu", room);
+        bx_msg_destroy(msg);
+    }
+}
+
+Test(msg, keeps_what_was_written_each_time_it_grows)
+{
+    struct bx_msg *msg = bx_msg_create(1);
+
+    for (int i = 0; i < 1000; i++)
+        cr_assert_eq(bx_msg_put_i32(msg, i), 0);
+
+    struct bx_reader reader = bx_msg_reader(msg);
+
+    for (int i = 0; i < 1000; i++)
+        cr_assert_eq(bx_read_i32(&reader), i);
+    bx_msg_destroy(msg);
+}
+
+Test(msg, keeps_what_lay_beside_its_head_when_it_first_grows)
+{
+    struct bx_msg *msg = bx_msg_create(24);
+
+    for (int i = 0; i < 4; i++)
+        cr_assert_eq(bx_msg_put_u64(msg, UINT64_C(0x0102030405060708) * (uint64_t)(i + 1)), 0);
+
+    struct bx_reader reader = bx_msg_reader(msg);
+
+    for (int i = 0; i < 4; i++)
+        cr_assert_eq(bx_read_u64(&reader), UINT64_C(0x0102030405060708) * (uint64_t)(i + 1));
+    bx_msg_destroy(msg);
+}
+
+Test(msg, refuses_bytes_that_would_pass_the_end_of_size_t_with_those_it_has)
+{
+    struct bx_msg *msg = bx_msg_create(0);
+
+    cr_assert_eq(bx_msg_put_u64(msg, 1), 0);
+    cr_expect_eq(bx_msg_put_bytes(msg, "x", SIZE_MAX - 3), -ENOMEM);
+    cr_expect_eq(bx_msg_error(msg), -ENOMEM);
+    cr_expect_eq(bx_msg_bytes(msg), 8);
+    bx_msg_destroy(msg);
+}
+
+Test(msg, refuses_a_string_of_no_bytes_that_lacks_its_end)
+{
+    struct bx_msg *msg = bx_msg_create(0);
+
+    bx_msg_put_u64(msg, 0);
+
+    struct bx_reader reader = bx_msg_reader(msg);
+
+    cr_expect_str_eq(bx_read_str(&reader), "");
+    cr_expect_eq(reader.error, BX_E_SHORT_MESSAGE);
+    bx_msg_destroy(msg);
+}
+
+Test(msg, refuses_more_floats_than_are_left_though_fewer_than_the_bytes)
+{
+    struct bx_msg *msg = bx_msg_create(0);
+    const float written[4] = { 1, 2, 3, 4 };
+    float read[5] = { 0 };
+
+    bx_msg_put_f32s(msg, written, 4);
+
+    struct bx_reader reader = bx_msg_reader(msg);
+
+    cr_expect_eq(bx_read_f32s(&reader, read, 5), BX_E_SHORT_MESSAGE);
+    cr_expect_eq(read[0], 0.0f);
+    bx_msg_destroy(msg);
+}

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Async handlers whose future is not done when their caller gives up, cancels or dies: the future fails,
+ * so that the handler learns of it, and nobody's shutdown waits for an answer that nobody wants. And the
+ * async handler that fails at once.
+ */
+#include "tests/harness/harness.h"
+
+#include <criterion/criterion.h>
+
+#include <errno.h>
+#include <signal.h>
+#include <unistd.h>
+
+enum gate { PARKED = 0, ENDED };
+enum value { CODE = 0, SET_AFTERWARDS };
+
+static void note_end(struct bx_future *future, void *context)
+{
+    (void)context;
+    harness_store(CODE, (uint64_t)-bx_future_error(future));
+    harness_store(SET_AFTERWARDS, (uint64_t)-bx_future_set(future, NULL));
+    bx_future_release(future);      /* the handler's reference */
+    harness_post(ENDED);
+}
+
+static int park(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)args, (void)context;
+    *reply = bx_future_acquire(bx_future_create(bx_request_job(request)));
+    bx_future_on_done(*reply, note_end, NULL);
+    harness_post(PARKED);
+    return 0;
+}
+
+/* An error that it got from elsewhere, as a handler that passes calls on may. */
+static int fails_with_corrupt(const struct bx_request *request, struct bx_reader *args,
+                              struct bx_future **reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    return bx_fail(BX_E_CORRUPT, "somebody else was cut off");
+}
+
+static int setup(struct bx_job *job)
+{
+    int rc = bx_register_async(job, "fail", fails_with_corrupt, NULL);
+
+    if (rc < 0)
+        return rc;
+    return bx_register_async(job, "park", park, NULL);
+}
+
+static void check_end(int code)
+{
+    harness_await(ENDED, 1);
+    HARNESS_EQ(harness_load(CODE), -code);
+    HARNESS_EQ(harness_load(SET_AFTERWARDS), EALREADY);
+}
+
+static void times_out(struct bx_job *job)
+{
+    struct bx_call_options hasty = { .timeout_ns = 5000000 };
+
+    /* Until one is in time to be run: a request that is read too late has no handler that could learn of it. */
+    do {
+        hasty.timeout_ns *= 2;
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "park", NULL, &hasty, NULL), BX_E_TIMEOUT);
+    } while (harness_gate(PARKED) == 0);
+    check_end(BX_E_CANCELLED);
+}
+
+static void cancels(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "park", NULL, NULL, &future), 0);
+    harness_await(PARKED, 1);
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    bx_future_release(future);
+    check_end(BX_E_CANCELLED);
+}
+
+static void dies(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "park", NULL, NULL, &future), 0);
+    harness_await(PARKED, 1);
+    kill(getpid(), SIGKILL);
+}
+
+static void sees_it_die(struct bx_job *job)
+{
+    (void)job;
+    check_end(BX_E_PEER_DEAD);
+}
+
+static void hears_of_it(struct bx_job *job)
+{
+    for (int i = 0; i < 3; i++) {
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "fail", NULL, NULL, NULL), BX_E_CORRUPT);
+        HARNESS_HAS(bx_error_text(), "somebody else was cut off");
+    }
+    HARNESS_CHECK(bx_worker_alive(job, 1));
+}
+
+/* The handler's own code is an answer; only what the engine finds cuts a caller off. */
+Test(parked, an_async_handler_that_fails_with_corrupt_cuts_nobody_off, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { hears_of_it } });
+}
+
+Test(parked, learns_that_its_caller_timed_out, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { times_out } });
+}
+
+Test(parked, learns_that_its_caller_cancelled, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { cancels } });
+}
+
+Test(parked, learns_that_its_caller_died, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u, .body = { dies, NULL, sees_it_die } });
+}

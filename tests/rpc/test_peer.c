@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/rpc/peer.c: what waits for room in a full ring, and the wish for credit that it leaves at the consumer.
+ *
+ * Worker 1 stops in an inline handler while worker 0 fills the ring to it.
+ */
+#include "tests/harness/harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <sched.h>
+
+enum gate { IN_HANDLER = 0, HANDLER_GO, NOTED };
+enum value { BELLS = 0, BELLS_DUE };
+
+#define QUEUED_CALLS 200
+#define NOTES 100
+#define WARM_UP 10
+
+static struct bx_future *flood_futures[QUEUED_CALLS];
+
+static int stop(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    harness_post(IN_HANDLER);
+    harness_await(HANDLER_GO, 1);
+    return 0;
+}
+
+static int take(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    return 0;
+}
+
+/* Says how many bells this worker has rung so far, and whether some are due. */
+static int note(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+
+    (void)args, (void)reply, (void)context;
+    harness_store(BELLS, harness_counter(job, "doorbells_rung"));
+    harness_store(BELLS_DUE, bxi_load_relaxed(&job->bells_due[0]));
+    harness_post(NOTED);
+    return 0;
+}
+
+static struct bx_msg *large_msg(void);
+
+/* An inline handler, so in a thread that holds the role: more calls than the ring has room for. */
+static int flood(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    struct bx_msg *large = large_msg();
+
+    (void)args, (void)reply, (void)context;
+    for (int i = 0; i < QUEUED_CALLS; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "take", large, NULL, &flood_futures[i]), 0);
+    bx_msg_destroy(large);
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    int rc = bx_register(job, "stop", BX_INLINE, stop, NULL);
+
+    if (rc == 0)
+        rc = bx_register(job, "take", BX_INLINE, take, NULL);
+    if (rc == 0)
+        rc = bx_register(job, "flood", BX_INLINE, flood, NULL);
+    return rc == 0 ? bx_register(job, "note", BX_INLINE, note, NULL) : rc;
+}
+
+static uint64_t wish(struct bx_job *job)
+{
+    return bxi_load_relaxed(&job->control->pair[1].want_credit);
+}
+
+static struct bx_future *stop_worker1(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "stop", NULL, NULL, &future), 0);
+    harness_await(IN_HANDLER, 1);
+    return future;
+}
+
+static void finish(struct bx_future *future)
+{
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+    bx_future_release(future);
+}
+
+static struct bx_msg *large_msg(void)
+{
+    static char bytes[2000];
+    struct bx_msg *msg = bx_msg_create(sizeof(bytes));
+
+    HARNESS_EQ(bx_msg_put_bytes(msg, bytes, sizeof(bytes)), 0);
+    return msg;
+}
+
+static void send_note(struct bx_job *job)
+{
+    uint32_t noted = harness_gate(NOTED);
+
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "note", NULL, NULL), 0);
+    harness_await(NOTED, noted + 1);
+}
+
+/* Worker 1 reads, publishes credit and sleeps many times, and this worker sleeps meanwhile. Nothing waits for
+ * that credit, so nothing rings. */
+static void expect_no_bells(struct bx_job *job)
+{
+    uint64_t before;
+
+    do
+        send_note(job);
+    while (harness_load(BELLS_DUE) != 0);
+    before = harness_load(BELLS);
+    for (int i = 0; i < NOTES; i++)
+        send_note(job);
+    HARNESS_EQ(harness_load(BELLS) - before, 0);
+}
+
+static void queue_moves_on(struct bx_job *job)
+{
+    struct bx_future *first = stop_worker1(job), *futures[QUEUED_CALLS];
+    struct bx_msg *args = large_msg();
+
+    for (int i = 0; i < QUEUED_CALLS; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "take", args, NULL, &futures[i]), 0);
+    bx_msg_destroy(args);
+    HARNESS_CHECK(harness_counter(job, "queued_frames") > 0);
+    HARNESS_EQ(wish(job), 1);       /* by the calling thread: the background thread sleeps */
+    harness_post(HANDLER_GO);
+    finish(first);
+    for (int i = 0; i < QUEUED_CALLS; i++)
+        finish(futures[i]);
+    HARNESS_EQ(wish(job), 0);
+    expect_no_bells(job);
+}
+
+Test(peer, takes_its_wish_for_credit_back_when_its_queue_has_moved_on, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { queue_moves_on },
+                                         .options = { .no_spin = true } });
+}
+
+static void send_one_more(struct bx_job *job, int index)
+{
+    struct bx_msg *args = large_msg();
+
+    if (index == 0) {
+        HARNESS_EQ(bx_rpc_oneway(job, "worker1", "take", args, NULL), 0);
+    } else {
+        while (wish(job) == 0)
+            sched_yield();
+        harness_post(HANDLER_GO);
+    }
+    bx_msg_destroy(args);
+}
+
+static void oneway_gets_room(struct bx_job *job)
+{
+    struct bx_future *first = stop_worker1(job);
+    struct bx_msg *args = large_msg();
+    int rc;
+
+    do
+        rc = bx_rpc_oneway(job, "worker1", "take", args, &(struct bx_call_options){ .no_wait = true });
+    while (rc == 0);
+    HARNESS_EQ(rc, -EAGAIN);
+    bx_msg_destroy(args);
+    harness_threads(job, 2, send_one_more);
+    finish(first);
+    HARNESS_EQ(wish(job), 0);
+    expect_no_bells(job);
+}
+
+Test(peer, takes_its_wish_for_credit_back_when_a_one_way_call_got_room, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { oneway_gets_room },
+                                         .options = { .no_spin = true } });
+}
+
+/* The calls of the handler are queued by a thread that leads, has its reply at once, and leaves without a sleep. */
+static void leader_leaves(struct bx_job *job)
+{
+    struct bx_future *first = stop_worker1(job);
+
+    /* The background thread opens the ring to oneself, and sleeps again: from the second call on, this thread leads. */
+    for (int i = 0; i < WARM_UP; i++)
+        HARNESS_EQ(bx_rpc_sync(job, "worker0", "take", NULL, NULL, NULL), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "flood", NULL, NULL, NULL), 0);
+    HARNESS_CHECK(harness_counter(job, "queued_frames") > 0);
+    HARNESS_EQ(wish(job), 1);
+    harness_post(HANDLER_GO);
+    finish(first);
+    for (int i = 0; i < QUEUED_CALLS; i++)
+        finish(flood_futures[i]);
+    HARNESS_EQ(wish(job), 0);
+}
+
+Test(peer, wishes_for_credit_before_a_leader_leaves_its_queue_behind, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { leader_leaves },
+                                         .options = { .no_spin = true } });
+}

@@ -1,0 +1,425 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/rpc/pool.c: as many threads as are needed, no more than are allowed, and nested calls never starve.
+ */
+#include "tests/harness/harness.h"
+#include "tests/harness/refuse.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <signal.h>
+
+enum { ENTERED, RELEASED };             /* gates */
+enum { AT_ONCE, MOST_AT_ONCE };         /* values */
+
+/* ---- Nested calls ---------------------------------------------------------------------------- */
+
+static const char *other_worker(struct bx_job *job)
+{
+    return bx_worker_name(job, 1 - bx_job_rank(job));
+}
+
+/* Calls the function of its own name at the worker that the context says, until depth is 0. */
+static int descend(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    int64_t depth = bx_read_i64(args);
+    const char *next = context != NULL ? bx_job_name(job) : other_worker(job);
+    struct bx_msg *inner_args, *inner = NULL;
+    int rc;
+
+    if (depth == 0)
+        return bx_msg_put_i64(reply, 0);
+    inner_args = harness_msg_i64(depth - 1);
+    rc = bx_rpc_sync(job, next, bx_request_function(request), inner_args, NULL, &inner);
+    bx_msg_destroy(inner_args);
+    if (rc < 0)
+        return rc;
+
+    struct bx_reader reader = bx_msg_reader(inner);
+
+    bx_msg_put_i64(reply, bx_read_i64(&reader) + 1);
+    bx_msg_destroy(inner);
+    return 0;
+}
+
+static int setup_nested(struct bx_job *job)
+{
+    static int to_oneself;
+
+    HARNESS_EQ(bx_register(job, "across", BX_BLOCKING, descend, NULL), 0);
+    HARNESS_EQ(bx_register(job, "inward", BX_BLOCKING, descend, &to_oneself), 0);
+    return 0;
+}
+
+static void nest_across(struct bx_job *job)
+{
+    /* 400 levels, 200 of them at each worker, all waiting at once. */
+    HARNESS_EQ(harness_call_i64(job, "worker1", "across", 400), 400);
+    HARNESS_CHECK(harness_counter(job, "pool_threads") >= 200);
+    HARNESS_CHECK(harness_counter(job, "pool_threads") <= 256);
+    /* And once more, with the threads that there are. */
+    HARNESS_EQ(harness_call_i64(job, "worker1", "across", 400), 400);
+}
+
+Test(pool, grows_under_calls_nested_200_deep_at_each_of_two_workers, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_nested, .body = { nest_across } });
+}
+
+static void nest_inward(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(1000000);
+
+    HARNESS_EQ(harness_call_i64(job, "worker0", "inward", 255), 255);
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "inward", args, NULL, NULL), BX_E_BUSY);
+    HARNESS_HAS(bx_error_text(), "'worker0'");
+    HARNESS_EQ(harness_counter(job, "pool_threads"), 256);
+    bx_msg_destroy(args);
+    /* Nobody is blocked any more. */
+    HARNESS_EQ(harness_call_i64(job, "worker0", "inward", 200), 200);
+}
+
+Test(pool, says_that_it_is_busy_when_all_256_threads_wait, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_nested, .body = { nest_inward } });
+}
+
+/* ---- How many run at once -------------------------------------------------------------------- */
+
+static int enter_and_stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                          void *context)
+{
+    uint64_t now = harness_add(AT_ONCE, 1) + 1;
+
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    if (now > harness_load(MOST_AT_ONCE))
+        harness_store(MOST_AT_ONCE, now);       /* a race only lowers what is checked to be low */
+    harness_post(ENTERED);
+    harness_await(RELEASED, 1);
+    harness_add(AT_ONCE, (uint64_t)-1);
+    return 0;
+}
+
+static int setup_stay(struct bx_job *job)
+{
+    return bx_register(job, "stay", BX_BLOCKING, enter_and_stay, NULL);
+}
+
+static void start_40(struct bx_job *job)
+{
+    struct bx_future *futures[40];
+
+    for (int i = 0; i < 40; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "stay", NULL, NULL, &futures[i]), 0);
+    harness_await(ENTERED, 16);
+    harness_post(RELEASED);
+    for (int i = 0; i < 40; i++) {
+        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
+        bx_future_release(futures[i]);
+    }
+    HARNESS_EQ(harness_gate(ENTERED), 40);
+    HARNESS_CHECK(harness_load(MOST_AT_ONCE) <= 16);
+}
+
+static void expect_16_threads(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_counter(job, "pool_threads"), 16);
+    HARNESS_EQ(harness_counter(job, "requests_blocking"), 40);
+}
+
+Test(pool, has_sixteen_threads_for_handlers_that_do_not_wait_in_boxcar, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_stay, .body = { start_40, expect_16_threads } });
+}
+
+static struct bx_future *awaited;
+
+static int wait_for_it(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_future *future = bx_future_acquire(awaited);
+    int rc;
+
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    harness_post(ENTERED);
+    rc = bx_future_wait(future, BX_FOREVER);
+    bx_future_release(future);
+    return rc;
+}
+
+static int set_it(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    return bx_future_set(awaited, NULL);
+}
+
+static int setup_wait(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "wait_for_it", BX_BLOCKING, wait_for_it, NULL), 0);
+    HARNESS_EQ(bx_register(job, "set_it", BX_BLOCKING, set_it, NULL), 0);
+    awaited = bx_future_create(job);
+    return 0;
+}
+
+static void wait_in_40_handlers(struct bx_job *job)
+{
+    struct bx_future *futures[40];
+
+    for (int i = 0; i < 40; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "wait_for_it", NULL, NULL, &futures[i]), 0);
+    harness_await(ENTERED, 40);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "set_it", NULL, NULL, NULL), 0);
+    for (int i = 0; i < 40; i++) {
+        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
+        bx_future_release(futures[i]);
+    }
+    bx_future_release(awaited);
+}
+
+static void serve_and_release(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_CHECK(harness_counter(job, "pool_threads") >= 41);
+    bx_future_release(awaited);
+}
+
+Test(pool, does_not_count_threads_that_wait_for_a_future, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_wait, .body = { wait_in_40_handlers, serve_and_release } });
+}
+
+/* ---- Its threads are the program's guests ---------------------------------------------------- */
+
+static int blocked_signals(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                           void *context)
+{
+    sigset_t mask;
+
+    (void)request;
+    (void)args;
+    (void)context;
+    pthread_sigmask(SIG_SETMASK, NULL, &mask);
+    return bx_msg_put_i64(reply, sigismember(&mask, SIGINT) && sigismember(&mask, SIGUSR1));
+}
+
+static int setup_signals(struct bx_job *job)
+{
+    return bx_register(job, "blocked", BX_BLOCKING, blocked_signals, NULL);
+}
+
+static void ask_for_signals(struct bx_job *job)
+{
+    sigset_t mask;
+
+    HARNESS_EQ(harness_call_i64(job, "worker0", "blocked", 0), 1);
+    pthread_sigmask(SIG_SETMASK, NULL, &mask);
+    HARNESS_EQ(sigismember(&mask, SIGUSR1), 0);
+}
+
+Test(pool, takes_no_signals_that_are_meant_for_the_program, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_signals, .body = { ask_for_signals } });
+}
+
+/* ---- Where no thread can be made ------------------------------------------------------------- */
+
+static int forbid_threads(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                          void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    HARNESS_CHECK(refuse(SYS_clone3, EAGAIN) && refuse(SYS_clone, EAGAIN));
+    return 0;
+}
+
+static int do_nothing(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    return 0;
+}
+
+static int run_nothing(struct bx_batch *batch, void *context)
+{
+    (void)batch;
+    (void)context;
+    return 0;
+}
+
+/* Async: answered by worker 0's own thread. */
+static struct bx_future *promise;
+
+static int answer_later(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
+                        void *context)
+{
+    (void)args;
+    (void)context;
+    promise = bx_future_create(bx_request_job(request));
+    *reply = bx_future_acquire(promise);
+    harness_post(ENTERED);
+    return 0;
+}
+
+/* Blocking: waits for worker 0, but not before it is told to. */
+static int wait_for_worker0(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                            void *context)
+{
+    (void)args;
+    (void)reply;
+    (void)context;
+    harness_post(ENTERED);
+    harness_await(RELEASED, 1);
+    return bx_rpc_sync(bx_request_job(request), "worker0", "answer_later", NULL, NULL, NULL);
+}
+
+/* Blocking: ends its thread, but not before it is told to. */
+static int end_thread(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    harness_post(ENTERED);
+    harness_await(RELEASED, 1);
+    pthread_exit(NULL);
+}
+
+static int setup_threadless(struct bx_job *job)
+{
+    const struct bx_batch_options blocking = { .blocking = true };
+    int rc = bx_register(job, "forbid_threads", BX_INLINE, forbid_threads, NULL);
+
+    if (rc == 0)
+        rc = bx_register(job, "look", BX_INLINE, do_nothing, NULL);
+    if (rc == 0)
+        rc = bx_register(job, "nothing", BX_BLOCKING, do_nothing, NULL);
+    if (rc == 0)
+        rc = bx_register(job, "wait_for_worker0", BX_BLOCKING, wait_for_worker0, NULL);
+    if (rc == 0)
+        rc = bx_register(job, "end_thread", BX_BLOCKING, end_thread, NULL);
+    if (rc == 0)
+        rc = bx_register_async(job, "answer_later", answer_later, NULL);
+    return rc == 0 ? bx_register_batch(job, "batch", run_nothing, NULL, &blocking) : rc;
+}
+
+static void expect_no_thread(struct bx_job *job, const char *function)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", function, NULL, NULL, NULL), -EAGAIN);
+    HARNESS_HAS(bx_error_text(), "'worker1'");
+    HARNESS_HAS(bx_error_text(), "no thread can be made for it: Resource temporarily unavailable");
+}
+
+static void call_without_threads(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "forbid_threads", NULL, NULL, NULL), 0);
+    expect_no_thread(job, "nothing");
+    expect_no_thread(job, "batch");
+}
+
+Test(pool, says_that_no_thread_can_be_made, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_threadless, .body = { call_without_threads } });
+}
+
+/* Two requests lie behind one that waits for worker 0, which waits for them. */
+static void call_behind_the_only_thread(struct bx_job *job)
+{
+    struct bx_future *first = NULL, *second = NULL, *row = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "wait_for_worker0", NULL, NULL, &first), 0);
+    harness_await(ENTERED, 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "forbid_threads", NULL, NULL, NULL), 0);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "nothing", NULL, NULL, &second), 0);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "batch", NULL, NULL, &row), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "look", NULL, NULL, NULL), 0);
+    harness_post(RELEASED);
+    HARNESS_EQ(bx_future_wait(second, BX_FOREVER), -EAGAIN);
+    HARNESS_HAS(bx_future_error_text(second), "no thread can be made for it");
+    HARNESS_EQ(bx_future_wait(row, BX_FOREVER), -EAGAIN);
+    HARNESS_CHECK(!bx_future_done(first));
+    harness_await(ENTERED, 2);
+    bx_future_set(promise, NULL);
+    bx_future_release(promise);
+    HARNESS_EQ(bx_future_wait(first, BX_FOREVER), 0);
+    bx_future_release(first);
+    bx_future_release(second);
+    bx_future_release(row);
+}
+
+Test(pool, refuses_what_lies_behind_its_only_thread_when_that_waits, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_threadless, .body = { call_behind_the_only_thread } });
+}
+
+/* The only thread ends in a handler, and no other can be made: it goes on. */
+static void call_behind_a_thread_that_ends(struct bx_job *job)
+{
+    struct bx_future *first = NULL, *second = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "end_thread", NULL, NULL, &first), 0);
+    harness_await(ENTERED, 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "forbid_threads", NULL, NULL, NULL), 0);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "nothing", NULL, NULL, &second), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "look", NULL, NULL, NULL), 0);
+    harness_post(RELEASED);
+    HARNESS_EQ(bx_future_wait(first, BX_FOREVER), BX_E_HANDLER);
+    HARNESS_EQ(bx_future_wait(second, BX_FOREVER), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "end_thread", NULL, NULL, NULL), BX_E_HANDLER);
+    bx_future_release(first);
+    bx_future_release(second);
+}
+
+Test(pool, keeps_its_only_thread_that_ends_in_a_handler_where_no_other_can_be_made, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_threadless, .body = { call_behind_a_thread_that_ends } });
+}
+
+/* Three rows of a batch that takes one of each worker lie behind the only thread, when that waits: each batch is
+ * refused, not only the first. */
+static void call_a_batch_behind_the_only_thread(struct bx_job *job)
+{
+    struct bx_future *first = NULL, *rows[3] = { NULL };
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "wait_for_worker0", NULL, NULL, &first), 0);
+    harness_await(ENTERED, 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "forbid_threads", NULL, NULL, NULL), 0);
+    for (int i = 0; i < 3; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "batch", NULL, NULL, &rows[i]), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "look", NULL, NULL, NULL), 0);
+    harness_post(RELEASED);
+    for (int i = 0; i < 3; i++) {
+        HARNESS_EQ(bx_future_wait(rows[i], BX_FOREVER), -EAGAIN);
+        bx_future_release(rows[i]);
+    }
+    harness_await(ENTERED, 2);
+    bx_future_set(promise, NULL);
+    bx_future_release(promise);
+    HARNESS_EQ(bx_future_wait(first, BX_FOREVER), 0);
+    bx_future_release(first);
+}
+
+Test(pool, refuses_every_batch_that_lies_behind_its_only_thread, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_threadless, .body = { call_a_batch_behind_the_only_thread } });
+}

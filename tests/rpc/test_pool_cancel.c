@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/rpc/pool.c: what is taken out of the queue, and what of it is left when the pool stops. Worker 0 has one thread
+ * for blocking handlers, and "stay" keeps it until the test lets it go.
+ */
+#include "tests/harness/harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <sched.h>
+
+enum { ENTERED, QUEUED, CANCELLED, RELEASED, STOPPED };     /* gates */
+enum { ID, RAN = 8 };                                       /* values */
+
+static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    harness_post(ENTERED);
+    harness_await(RELEASED, 1);
+    return 0;
+}
+
+static int note(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)reply, (void)context;
+    harness_add(RAN + (int)bx_read_i64(args), 1);
+    return 0;
+}
+
+static int look(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "stay", BX_BLOCKING, stay, NULL), 0);
+    HARNESS_EQ(bx_register(job, "note", BX_BLOCKING, note, NULL), 0);
+    return bx_register(job, "look", BX_INLINE, look, NULL);
+}
+
+static struct bx_future *begin(struct bx_job *job, const char *function, int64_t value)
+{
+    const struct bx_call_options for_ever = { .timeout_ns = BX_FOREVER };
+    struct bx_msg *args = harness_msg_i64(value);
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker0", function, args, &for_ever, &future), 0);
+    bx_msg_destroy(args);
+    return future;
+}
+
+static void end(struct bx_future *future, int code)
+{
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), code);
+    bx_future_release(future);
+}
+
+/* What this worker has sent before has been read. */
+static void await_read(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "look", NULL, NULL, NULL), 0);
+}
+
+static void cancel(struct bx_job *job, struct bx_future *future)
+{
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    end(future, BX_E_CANCELLED);
+    await_read(job);
+}
+
+static uint64_t id_of(struct bx_future *future)
+{
+    return ((const struct bxi_call *)(const void *)future)->id;
+}
+
+static void keep_the_thread_busy(struct bx_job *job)
+{
+    struct bx_future *future = begin(job, "stay", 0);
+
+    harness_await(CANCELLED, 1);
+    harness_post(RELEASED);
+    end(future, 0);
+}
+
+/* ---- A cancel ----------------------------------------------------------------------------------- */
+
+static void queue_first(struct bx_job *job)
+{
+    struct bx_future *future;
+
+    harness_await(ENTERED, 1);
+    future = begin(job, "note", 1);
+    harness_store(ID, id_of(future));
+    await_read(job);
+    harness_post(QUEUED);
+    end(future, 0);
+}
+
+static void queue_second_and_cancel(struct bx_job *job)
+{
+    struct bx_future *future;
+
+    harness_await(QUEUED, 1);
+    future = begin(job, "note", 2);
+    HARNESS_EQ(id_of(future), harness_load(ID));        /* else this tests nothing */
+    await_read(job);
+    cancel(job, future);
+    harness_post(CANCELLED);
+}
+
+Test(pool_cancel, takes_the_request_of_the_caller_that_cancels_and_no_other, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup, .body = { keep_the_thread_busy, queue_first, queue_second_and_cancel },
+        .options = { .pool_threads = 1 } });
+    cr_expect_eq(harness_load(RAN + 1), 1);
+    cr_expect_eq(harness_load(RAN + 2), 0);
+}
+
+static void cancel_the_last(struct bx_job *job)
+{
+    struct bx_future *first, *second, *third;
+
+    harness_await(ENTERED, 1);
+    first = begin(job, "note", 1);
+    second = begin(job, "note", 2);
+    await_read(job);
+    cancel(job, second);
+    third = begin(job, "note", 3);
+    await_read(job);
+    harness_post(CANCELLED);
+    end(first, 0);
+    end(third, 0);
+}
+
+Test(pool_cancel, of_the_last_request_leaves_a_queue_that_takes_more, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { keep_the_thread_busy, cancel_the_last },
+        .options = { .pool_threads = 1 } });
+    cr_expect_eq(harness_load(RAN + 1), 1);
+    cr_expect_eq(harness_load(RAN + 2), 0);
+    cr_expect_eq(harness_load(RAN + 3), 1);
+}
+
+/* ---- The stop ----------------------------------------------------------------------------------- */
+
+static bool is_stopping(struct bx_job *job)
+{
+    bool stop;
+
+    pthread_mutex_lock(&job->pool.lock);
+    stop = job->pool.stop;
+    pthread_mutex_unlock(&job->pool.lock);
+    return stop;
+}
+
+/* The first thread stops the pool, whose thread stays until the second one has seen that. */
+static void stop_or_release(struct bx_job *job, int index)
+{
+    if (index == 0) {
+        bxi_pool_stop(job);
+        return;
+    }
+    while (!is_stopping(job))
+        sched_yield();
+    harness_post(RELEASED);
+}
+
+static void stop_with_a_queue(struct bx_job *job)
+{
+    struct bx_future *future = begin(job, "stay", 0);
+
+    harness_await(QUEUED, 1);
+    harness_threads(job, 2, stop_or_release);
+    end(future, 0);
+    harness_post(STOPPED);
+}
+
+static void ask_before_and_after(struct bx_job *job)
+{
+    struct bx_future *future;
+
+    harness_await(ENTERED, 1);
+    future = begin(job, "note", 1);
+    await_read(job);
+    harness_post(QUEUED);
+    end(future, 0);
+    harness_await(STOPPED, 1);
+    end(begin(job, "note", 2), BX_E_SHUTDOWN);
+}
+
+Test(pool_stop, runs_what_is_queued_and_refuses_what_comes_later, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { stop_with_a_queue, ask_before_and_after },
+        .options = { .pool_threads = 1 } });
+    cr_expect_eq(harness_load(RAN + 1), 1);
+    cr_expect_eq(harness_load(RAN + 2), 0);
+}

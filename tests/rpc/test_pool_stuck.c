@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/rpc/pool.c: handlers that wait for each other in a way that the engine does not see. How many may run at a time
+ * is an option, and a queue that stands still is told of: in the log, in the segment, and by shmstat why.
+ */
+#include "tests/harness/harness.h"
+#include "tests/tools/stat_run.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CALLS 20
+
+enum { ENTERED, LOGGED, ALL };          /* gates */
+enum { MEET };                          /* values: how many handlers meet */
+
+/* Goes on when as many are in it as are to meet. */
+static int meet(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    harness_post(ENTERED);
+    harness_await(ENTERED, (uint32_t)harness_load(MEET));
+    return 0;
+}
+
+static void take_log(int level, const char *text, void *context)
+{
+    (void)context;
+    if (strstr(text, "threads of the pool of worker 'worker1' have been busy for a second") == NULL)
+        return;
+    HARNESS_EQ(level, 1);
+    HARNESS_HAS(text, "all 16 threads");
+    HARNESS_HAS(text, "BX_POOL_THREADS");
+    harness_post(LOGGED);
+}
+
+static int setup(struct bx_job *job)
+{
+    bx_set_log(take_log, NULL);
+    return bx_register(job, "meet", BX_BLOCKING, meet, NULL);
+}
+
+static void start_calls(struct bx_job *job, struct bx_future **futures, int first, int end)
+{
+    for (int i = first; i < end; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "meet", NULL,
+                                &(struct bx_call_options){ .timeout_ns = BX_FOREVER }, &futures[i]), 0);
+}
+
+static void end_calls(struct bx_future **futures, int count)
+{
+    for (int i = 0; i < count; i++) {
+        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
+        bx_future_release(futures[i]);
+    }
+}
+
+static void meet_all(struct bx_job *job)
+{
+    struct bx_future *futures[CALLS];
+
+    harness_store(MEET, CALLS);
+    start_calls(job, futures, 0, CALLS);
+    end_calls(futures, CALLS);
+    HARNESS_EQ(harness_gate(ENTERED), CALLS);
+}
+
+Test(pool_stuck, runs_as_many_handlers_at_a_time_as_its_option_says, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { meet_all }, .options = { .pool_threads = CALLS } });
+}
+
+Test(pool_stuck, runs_as_many_as_the_environment_says, .timeout = 20)
+{
+    setenv("BX_POOL_THREADS", "20", 1);
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { meet_all } });
+}
+
+static void refuse(int threads, const char *environment, const char *part)
+{
+    struct bx_options options = { .job = harness_job_name(), .world_size = 2, .pool_threads = threads };
+    struct bx_job *job = NULL;
+
+    if (environment != NULL)
+        setenv("BX_POOL_THREADS", environment, 1);
+    cr_expect_eq(bx_job_create(&options, &job), -EINVAL, "%d, %s", threads, environment);
+    cr_expect_not_null(strstr(bx_error_text(), part), "%s", bx_error_text());
+}
+
+Test(pool_stuck, is_refused_as_a_number_of_threads_that_cannot_be, .timeout = 20)
+{
+    refuse(-1, NULL, "pool_threads is -1");
+    refuse(257, NULL, "pool_threads is 257");
+    refuse(0, "0", "BX_POOL_THREADS='0'");
+    refuse(0, "257", "257");
+    refuse(0, "12x", "12x");
+}
+
+/* The queue as worker 1 shows it. */
+static uint64_t shown(struct bx_job *job, size_t offset)
+{
+    const unsigned char *now = (const unsigned char *)&job->peers[1].view.control->now;
+
+    return bxi_load_acquire((bxi_a64 *)(uintptr_t)(now + offset));
+}
+
+static void explain(struct bx_job *job, struct bx_future *queued)
+{
+    unsigned long long id = ((struct bxi_call *)(void *)queued)->id;
+    struct stat_run run = stat_run("why 0-1-%llu %s", id, bx_job_name(job) != NULL ? harness_job_name() : "");
+
+    HARNESS_EQ(run.status, 0);
+    HARNESS_HAS(run.text, "The request waits at worker1 for a thread of the pool.");
+    HARNESS_HAS(run.text, "all 16 threads of its pool are busy, 4 requests wait.");
+    stat_run_free(&run);
+}
+
+static void stand_still(struct bx_job *job)
+{
+    struct bx_future *futures[CALLS];
+
+    harness_store(MEET, CALLS);
+    start_calls(job, futures, 0, BXI_POOL_READY);
+    harness_await(ENTERED, BXI_POOL_READY);
+    HARNESS_EQ(shown(job, offsetof(struct bxi_now, pool_stuck_ns)), 0);
+    start_calls(job, futures, BXI_POOL_READY, CALLS);
+    harness_await(LOGGED, 1);
+    /* Looked at again each second, until all four have been read. */
+    while (shown(job, offsetof(struct bxi_now, pool_waiting)) < CALLS - BXI_POOL_READY)
+        sched_yield();
+    HARNESS_CHECK(shown(job, offsetof(struct bxi_now, pool_stuck_ns)) != 0);
+    HARNESS_EQ(shown(job, offsetof(struct bxi_now, pool_busy)), BXI_POOL_READY);
+    explain(job, futures[CALLS - 1]);
+    HARNESS_EQ(harness_gate(LOGGED), 1);        /* not every second */
+
+    for (int i = BXI_POOL_READY; i < CALLS; i++)        /* the others go on */
+        harness_post(ENTERED);
+    end_calls(futures, CALLS);
+    HARNESS_EQ(shown(job, offsetof(struct bxi_now, pool_stuck_ns)), 0);
+}
+
+Test(pool_stuck, queue_that_stands_still_is_logged_and_explained, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { stand_still } });
+}
+
+/* What stood in the queue is cancelled: then nothing waits. */
+static void stand_still_and_cancel(struct bx_job *job)
+{
+    struct bx_future *futures[CALLS];
+
+    harness_store(MEET, CALLS);
+    start_calls(job, futures, 0, CALLS);
+    harness_await(LOGGED, 1);
+    for (int i = BXI_POOL_READY; i < CALLS; i++) {
+        HARNESS_EQ(bx_future_cancel(futures[i]), 0);
+        bx_future_release(futures[i]);
+    }
+    while (shown(job, offsetof(struct bxi_now, pool_stuck_ns)) != 0)
+        sched_yield();
+    for (int i = BXI_POOL_READY; i < CALLS; i++)
+        harness_post(ENTERED);
+    end_calls(futures, BXI_POOL_READY);
+}
+
+Test(pool_stuck, queue_that_was_cancelled_stands_no_longer_still, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { stand_still_and_cancel } });
+}

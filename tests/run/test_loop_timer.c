@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/run/progress.c: the time until which the background thread sleeps, or for which own_loop's timerfd is set, is
+ * never later than the first deadline, whichever threads change it at the same time.
+ *
+ * timerfd_settime stands here for the C library's, so that a test can stop a thread in front of it.
+ */
+#include "tests/harness/harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+enum { READY, DONE, CALLED, ENDED, WARM, RESTS };    /* gates */
+
+/* What the thread that holds the trap does in front of its first timerfd_settime. */
+static _Thread_local void (*trap)(void);
+
+int timerfd_settime(int fd, int flags, const struct itimerspec *when, struct itimerspec *before)
+{
+    void (*fn)(void) = trap;
+
+    trap = NULL;
+    if (fn != NULL)
+        fn();
+    return (int)syscall(SYS_timerfd_settime, fd, flags, when, before);
+}
+
+static void let_go(struct bx_future *future, void *context)
+{
+    (void)context;
+    bx_future_release(future);      /* the handler's reference */
+}
+
+/* Answers nothing until its caller gives up. */
+static int never(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)args;
+    (void)context;
+    *reply = bx_future_create(bx_request_job(request));
+    if (*reply == NULL)
+        return -ENOMEM;
+    return bx_future_on_done(bx_future_acquire(*reply), let_go, NULL);
+}
+
+static int ping(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "ping", BX_INLINE, ping, NULL), 0);
+    return bx_register_async(job, "never", never, NULL);
+}
+
+static void note_end(struct bx_future *future, void *context)
+{
+    (void)context;
+    if (bx_future_error(future) == BX_E_SHUTDOWN)
+        return;                     /* the call of an hour, when its job ends */
+    HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
+    harness_post(ENDED);
+}
+
+/* A call that ends by its deadline, as its callback sees. */
+static void call_never(struct bx_job *job, uint64_t timeout_ns)
+{
+    struct bx_call_options options = { .timeout_ns = timeout_ns };
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "never", NULL, &options, &future), 0);
+    HARNESS_EQ(bx_future_on_done(future, note_end, NULL), 0);
+    bx_future_release(future);
+}
+
+/* Serves its loop until so many calls have ended: for ever, if nothing says that a deadline is due. */
+static void loop_until_ended(struct bx_job *job, uint32_t calls)
+{
+    struct pollfd readable = { .fd = bx_job_fd(job), .events = POLLIN };
+
+    while (harness_gate(ENDED) < calls) {
+        HARNESS_EQ(poll(&readable, 1, -1), 1);
+        HARNESS_CHECK(bx_progress(job) >= 0);
+    }
+}
+
+/* Both rings are open and nothing more is to come: from now on only deadlines make the descriptor readable. */
+static void warm_up(struct bx_job *job)
+{
+    struct pollfd readable = { .fd = bx_job_fd(job), .events = POLLIN };
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "ping", NULL, NULL, NULL), 0);
+    harness_post(WARM);
+    harness_await(RESTS, 1);
+    while (readable.fd >= 0 && poll(&readable, 1, 0) > 0)
+        HARNESS_CHECK(bx_progress(job) >= 0);
+}
+
+/* Worker 1: answers "ping", then reads nothing until the other one is done. */
+static void serve_warm_up(struct bx_job *job)
+{
+    while (harness_gate(WARM) == 0)
+        HARNESS_CHECK(bx_progress(job) >= 0);
+    harness_post(RESTS);
+    harness_await(DONE, 1);
+}
+
+/* ---- Two threads set the timer ---------------------------------------------------------------- */
+
+static struct bx_job *trapped_job;
+
+/* Lets the other thread call now: until it has, or waits for the lock that this one holds. */
+static void let_the_other_call(void)
+{
+    harness_post(READY);
+    while (harness_gate(CALLED) == 0 && bxi_load_seq_cst(&trapped_job->lock.word) != 2)
+        sched_yield();
+}
+
+static void call_when_let(struct bx_job *job, int index)
+{
+    if (index == 0) {
+        harness_await(READY, 1);
+        call_never(job, 20 * HARNESS_MS);
+        harness_post(CALLED);
+    } else {
+        trap = let_the_other_call;
+        call_never(job, 3600000 * HARNESS_MS);
+        HARNESS_CHECK(trap == NULL);
+    }
+}
+
+static void two_threads_call(struct bx_job *job)
+{
+    trapped_job = job;
+    warm_up(job);
+    harness_threads(job, 2, call_when_let);
+    loop_until_ended(job, 1);
+    harness_post(DONE);
+    harness_leaves_by_itself();
+    bx_job_destroy(job);            /* the call of an hour is open */
+}
+
+Test(loop_timer, is_not_moved_to_a_later_call, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { two_threads_call, serve_warm_up }, .options = { .own_loop = true } });
+}
+
+static void call_or_loop(struct bx_job *job, int index)
+{
+    if (index == 0) {
+        harness_await(READY, 1);
+        call_never(job, 20 * HARNESS_MS);
+        harness_post(CALLED);
+    } else {
+        call_never(job, HARNESS_MS);
+        trap = let_the_other_call;      /* when the timer is taken away behind this call */
+        loop_until_ended(job, 2);
+        HARNESS_CHECK(trap == NULL);
+    }
+}
+
+static void loop_while_another_calls(struct bx_job *job)
+{
+    trapped_job = job;
+    warm_up(job);
+    harness_threads(job, 2, call_or_loop);
+    harness_post(DONE);
+}
+
+Test(loop_timer, is_not_taken_away_under_a_new_call, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { loop_while_another_calls, serve_warm_up },
+        .options = { .own_loop = true } });
+}
+
+/* ---- A thread that waits has read it ---------------------------------------------------------- */
+
+static void wait_then_loop(struct bx_job *job)
+{
+    struct bx_future *promise = bx_future_create(job);
+
+    warm_up(job);
+    for (uint32_t round = 0; round < 5; round++) {
+        call_never(job, 5 * HARNESS_MS);
+        call_never(job, 40 * HARNESS_MS);
+        /* It leads, fires the first and reads the timerfd. */
+        HARNESS_EQ(bx_future_wait(promise, 15 * HARNESS_MS), BX_E_TIMEOUT);
+        loop_until_ended(job, 2 * round + 2);
+    }
+    bx_future_release(promise);
+    harness_post(DONE);
+}
+
+Test(loop_timer, is_set_again_after_a_waiting_thread_has_read_it, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { wait_then_loop, serve_warm_up },
+        .options = { .own_loop = true, .no_spin = true } });
+}
+
+/* ---- A leader sleeps --------------------------------------------------------------------------- */
+
+static void lead_or_call(struct bx_job *job, int index)
+{
+    struct bx_future *promise = bx_future_create(job);
+
+    if (index == 0) {
+        /* It leads, sleeps, and knows of no deadline but its own. */
+        HARNESS_EQ(bx_future_wait(promise, 500 * HARNESS_MS), BX_E_TIMEOUT);
+    } else {
+        while ((bxi_load_seq_cst(job->bell.word) & 3) != BXI_WHO_LEADER)
+            sched_yield();
+
+        uint64_t before = harness_counter(job, "wakeups");
+
+        call_never(job, 20 * HARNESS_MS);
+        harness_await(ENDED, 1);
+        /* The background thread woke the leader once instead of looking again and again. */
+        HARNESS_CHECK(harness_counter(job, "wakeups") - before < 100);
+    }
+    bx_future_release(promise);
+}
+
+static void call_beside_a_leader(struct bx_job *job)
+{
+    warm_up(job);
+    harness_threads(job, 2, lead_or_call);
+    harness_post(DONE);
+}
+
+Test(loop_timer, of_a_call_beside_a_leader_that_sleeps_wakes_it, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { call_beside_a_leader, serve_warm_up }, .options = { .no_spin = true } });
+}

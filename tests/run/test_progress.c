@@ -1,0 +1,555 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/run/progress.c: who may wait and who may not, one's own event loop, and the two ways to sleep.
+ */
+#include "tests/harness/harness.h"
+
+#include "internal.h"
+#include "tests/harness/refuse.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { READY, DONE, CHECKED };          /* gates */
+enum { PID, DEATHS, DEAD_RANK };        /* values */
+
+static int twice(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)context;
+    return bx_msg_put_i64(reply, 2 * bx_read_i64(args));
+}
+
+/* ---- Where nothing may wait ------------------------------------------------------------------ */
+
+/* Everything that waits, tried on this thread; what does not wait is allowed. */
+static void expect_no_waiting(struct bx_job *job)
+{
+    struct bx_future *future = bx_future_create(job), *call = NULL;
+    struct bx_msg *args = harness_msg_i64(1);
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "twice", args, NULL, NULL), BX_E_WOULD_DEADLOCK);
+    HARNESS_HAS(bx_error_text(), "'twice'");
+    HARNESS_EQ(bx_rpc_sync(job, bx_job_name(job), "twice", args, NULL, NULL), BX_E_WOULD_DEADLOCK);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_WOULD_DEADLOCK);
+    HARNESS_EQ(bx_future_wait(future, 0), BX_E_WOULD_DEADLOCK);
+    HARNESS_EQ(bx_job_serve(job), BX_E_WOULD_DEADLOCK);
+    HARNESS_EQ(bx_job_shutdown(job, 0), BX_E_WOULD_DEADLOCK);
+    HARNESS_EQ(bx_batch_join(job, "worker1", "gather"), BX_E_WOULD_DEADLOCK);
+    HARNESS_EQ(bx_batch_leave(job, "worker1", "gather"), BX_E_WOULD_DEADLOCK);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", args, NULL, &call), 0);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "twice", args, NULL), 0);
+    bx_future_release(call);
+    bx_future_set(future, NULL);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);      /* of one that is done */
+    bx_future_release(future);
+    bx_msg_destroy(args);
+    harness_post(CHECKED);
+}
+
+static int wait_inline(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args;
+    (void)reply;
+    (void)context;
+    expect_no_waiting(bx_request_job(request));
+    return 0;
+}
+
+static int wait_async(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
+                      void *context)
+{
+    (void)args;
+    (void)context;
+    expect_no_waiting(bx_request_job(request));
+    *reply = bx_future_create(bx_request_job(request));
+    return bx_future_set(*reply, NULL);
+}
+
+static int wait_in_body(struct bx_batch *batch, void *context)
+{
+    (void)batch;
+    expect_no_waiting(context);
+    return 0;
+}
+
+static void wait_in_callback(struct bx_future *future, void *context)
+{
+    (void)future;
+    expect_no_waiting(context);
+}
+
+static int wait_in_then(struct bx_future *future, struct bx_msg *out, void *context)
+{
+    (void)future;
+    (void)out;
+    expect_no_waiting(context);
+    return 0;
+}
+
+static int setup_waiting(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, twice, NULL), 0);
+    HARNESS_EQ(bx_register(job, "inline", BX_INLINE, wait_inline, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "async", wait_async, NULL), 0);
+    HARNESS_EQ(bx_register_batch(job, "gather", wait_in_body, job, NULL), 0);
+    return 0;
+}
+
+static void provoke_waiting(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(1);
+    struct bx_future *call = NULL, *then;
+
+    for (int to = 0; to < 2; to++) {
+        HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, to), "inline", NULL, NULL, NULL), 0);
+        HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, to), "async", NULL, NULL, NULL), 0);
+        HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, to), "gather", NULL, NULL, NULL), 0);
+    }
+    HARNESS_EQ(harness_gate(CHECKED), 6);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", args, NULL, &call), 0);
+    then = bx_future_then(call, wait_in_then, job);
+    HARNESS_EQ(bx_future_on_done(call, wait_in_callback, job), 0);
+    HARNESS_EQ(bx_future_wait(then, BX_FOREVER), 0);
+    harness_await(CHECKED, 8);
+    /* Out here waiting is allowed as before. */
+    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 2), 4);
+    bx_future_release(then);
+    bx_future_release(call);
+    bx_msg_destroy(args);
+}
+
+Test(progress, would_deadlock_where_a_handler_a_body_or_a_callback_waits, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_waiting, .body = { provoke_waiting } });
+}
+
+static void count_death(struct bx_job *job, int rank, void *context)
+{
+    (void)context;
+    harness_store(DEAD_RANK, (uint64_t)rank);
+    harness_add(DEATHS, 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "twice", NULL, NULL, NULL), BX_E_WOULD_DEADLOCK);
+    HARNESS_CHECK(!bx_worker_alive(job, rank));
+    harness_post(DONE);
+}
+
+static int setup_death(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, twice, NULL), 0);
+    return bx_on_death(job, count_death, NULL);
+}
+
+static void die(struct bx_job *job)
+{
+    (void)job;
+    harness_leaves_by_itself();
+    raise(SIGKILL);
+}
+
+static void see_a_death(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    HARNESS_HAS(bx_error_text(), "'worker2'");
+    harness_await(DONE, 2);
+    HARNESS_EQ(harness_load(DEAD_RANK), 2);
+    HARNESS_EQ(harness_counter(job, "peers_dead"), 1);
+    harness_post(READY);
+    harness_await(READY, 2);
+    HARNESS_EQ(harness_load(DEATHS), 2);                /* once in each of the two */
+}
+
+Test(progress, tells_of_a_death_once_where_nothing_may_wait, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup_death, .body = { see_a_death, see_a_death, die }, .dies = 1u << 2 });
+}
+
+/* ---- Passing a call on without a thread ------------------------------------------------------ */
+
+/* "forward": calls "twice" at worker 2 and answers with what that answers. */
+static int forward(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    struct bx_msg *inner = harness_msg_i64(bx_read_i64(args));
+    int rc = bx_rpc_async(bx_request_job(request), "worker2", "twice", inner, NULL, reply);
+
+    (void)context;
+    bx_msg_destroy(inner);
+    return rc;
+}
+
+static int setup_forward(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, twice, NULL), 0);
+    return bx_register_async(job, "forward", forward, NULL);
+}
+
+static void call_forward(struct bx_job *job)
+{
+    for (int64_t i = 0; i < 500; i++)
+        HARNESS_EQ(harness_call_i64(job, "worker1", "forward", i), 2 * i);
+}
+
+Test(progress, passes_a_call_on_without_holding_a_thread, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_forward, .body = { call_forward } });
+}
+
+/* ---- One's own loop -------------------------------------------------------------------------- */
+
+static bool asked_to_quit;
+
+static int quit(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    asked_to_quit = true;
+    return 0;
+}
+
+static int alone(struct bx_batch *batch, void *context)
+{
+    (void)context;
+    return bx_batch_reply_i64(batch, 0, (int64_t)bx_batch_rows(batch));
+}
+
+static int setup_loop(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, twice, NULL), 0);
+    HARNESS_EQ(bx_register(job, "twice_blocking", BX_BLOCKING, twice, NULL), 0);
+    HARNESS_EQ(bx_register(job, "quit", BX_INLINE, quit, NULL), 0);
+    HARNESS_EQ(bx_register_batch(job, "alone", alone, NULL,
+                                 &(struct bx_batch_options){ .flush_after_ns = 10 * HARNESS_MS }), 0);
+    HARNESS_EQ(bx_batch_add_member(job, "alone", bx_job_rank(job)), 0);     /* which never calls */
+    return bx_on_death(job, count_death, NULL);
+}
+
+static void loop_until_quit(struct bx_job *job)
+{
+    struct pollfd readable = { .fd = bx_job_fd(job), .events = POLLIN };
+
+    HARNESS_CHECK(readable.fd >= 0);
+    while (!asked_to_quit) {
+        HARNESS_EQ(poll(&readable, 1, -1), 1);
+        HARNESS_CHECK(bx_progress(job) >= 0);
+    }
+}
+
+static void call_a_loop(struct bx_job *job)
+{
+    HARNESS_CHECK(bx_job_fd(job) >= 0);
+    for (int64_t i = 0; i < 300; i++) {
+        HARNESS_EQ(harness_call_i64(job, "worker1", "twice", i), 2 * i);
+        HARNESS_EQ(harness_call_i64(job, "worker1", "twice_blocking", i), 2 * i);
+    }
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "quit", NULL, NULL, NULL), 0);
+}
+
+Test(progress, of_one_s_own_loop_serves_by_poll_without_a_background_thread, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_loop, .body = { call_a_loop, loop_until_quit },
+        .options = { .own_loop = true } });
+}
+
+Test(progress, of_one_s_own_loop_needs_no_io_uring, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_loop, .body = { call_a_loop, loop_until_quit },
+        .options = { .own_loop = true, .wait = BX_WAIT_EPOLL, .no_spin = true } });
+}
+
+static void call_for_a_flush(struct bx_job *job)
+{
+    for (int i = 0; i < 5; i++)
+        HARNESS_EQ(harness_call_i64(job, "worker1", "alone", 0), 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "quit", NULL, NULL, NULL), 0);
+}
+
+Test(progress, of_one_s_own_loop_is_due_when_a_deadline_is, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_loop, .body = { call_for_a_flush, loop_until_quit },
+        .options = { .own_loop = true } });
+}
+
+static void note_time_out(struct bx_future *future, void *context)
+{
+    (void)context;
+    HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
+    asked_to_quit = true;
+}
+
+static void loop_until_a_call_times_out(struct bx_job *job)
+{
+    struct bx_call_options hasty = { .timeout_ns = 20 * HARNESS_MS };
+    struct bx_future *future = NULL;
+
+    harness_await(READY, 1);            /* the other one is not in its loop */
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "twice_blocking", NULL, &hasty, &future), 0);
+    HARNESS_EQ(bx_future_on_done(future, note_time_out, NULL), 0);
+    loop_until_quit(job);
+    bx_future_release(future);
+    harness_post(DONE);
+}
+
+static void do_not_loop(struct bx_job *job)
+{
+    (void)job;
+    harness_post(READY);
+    harness_await(DONE, 1);
+}
+
+Test(progress, of_one_s_own_loop_times_calls_out, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_loop, .body = { loop_until_a_call_times_out, do_not_loop },
+        .options = { .own_loop = true } });
+}
+
+static void loop_until_a_death(struct bx_job *job)
+{
+    struct pollfd readable = { .fd = bx_job_fd(job), .events = POLLIN };
+
+    while (harness_load(DEATHS) == 0) {
+        HARNESS_EQ(poll(&readable, 1, -1), 1);
+        HARNESS_CHECK(bx_progress(job) >= 0);
+    }
+    HARNESS_EQ(harness_load(DEAD_RANK), 1);
+    HARNESS_EQ(harness_load(DEATHS), 1);
+}
+
+Test(progress, of_one_s_own_loop_sees_deaths, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_loop, .body = { loop_until_a_death, die }, .dies = 1u << 1,
+        .options = { .own_loop = true } });
+}
+
+static void call_once_and_rest(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 1), 2);
+    harness_post(READY);
+    harness_await(DONE, 1);
+}
+
+static void loop_until_nothing_is_there(struct bx_job *job)
+{
+    struct pollfd readable = { .fd = bx_job_fd(job), .events = POLLIN };
+
+    while (harness_gate(READY) == 0) {
+        poll(&readable, 1, 1);
+        HARNESS_CHECK(bx_progress(job) >= 0);
+    }
+    while (bx_progress(job) > 0)
+        ;
+    HARNESS_EQ(poll(&readable, 1, 0), 0);
+    HARNESS_EQ(bx_progress(job), 0);
+    harness_post(DONE);
+}
+
+Test(progress, of_one_s_own_loop_is_not_due_when_nothing_is, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_loop, .body = { call_once_and_rest, loop_until_nothing_is_there },
+        .options = { .own_loop = true } });
+}
+
+static void progress_beside_the_background(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_fd(job), BX_E_STATE);
+    for (int i = 0; i < 2000; i++)
+        HARNESS_CHECK(bx_progress(job) >= 0);
+    for (int64_t i = 0; i < 200; i++)
+        HARNESS_EQ(harness_call_i64(job, "worker1", "twice", i), 2 * i);
+}
+
+Test(progress, may_be_called_beside_the_background_thread, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_loop,
+        .body = { progress_beside_the_background, progress_beside_the_background } });
+}
+
+/* ---- io_uring and epoll ---------------------------------------------------------------------- */
+
+static void call_and_sleep(struct bx_job *job, int index)
+{
+    (void)index;
+    for (int64_t i = 0; i < 200; i++) {
+        HARNESS_EQ(harness_call_i64(job, "worker1", "twice", i), 2 * i);
+        HARNESS_EQ(harness_call_i64(job, "worker1", "twice_blocking", i), 2 * i);
+    }
+}
+
+static void call_a_loop_from_threads(struct bx_job *job)
+{
+    /* No thread drives in the background: each leader that leaves must find the next. */
+    for (int round = 0; round < 5; round++)
+        harness_threads(job, 4, call_and_sleep);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "quit", NULL, NULL, NULL), 0);
+}
+
+Test(progress, of_one_s_own_loop_is_made_by_whichever_thread_waits, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_loop, .body = { call_a_loop_from_threads, loop_until_quit },
+        .options = { .own_loop = true, .no_spin = true } });
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_loop, .body = { call_a_loop_from_threads, loop_until_quit },
+        .options = { .own_loop = true } });
+}
+
+static void expect_waits(struct bx_job *job, const char *some, const char *none)
+{
+    HARNESS_CHECK(harness_counter(job, some) > 0);
+    HARNESS_EQ(harness_counter(job, none), 0);
+}
+
+static void sleep_in_epoll(struct bx_job *job)
+{
+    harness_threads(job, 3, call_and_sleep);
+    expect_waits(job, "waits_epoll", "waits_uring");
+}
+
+static void sleep_in_uring(struct bx_job *job)
+{
+    harness_threads(job, 3, call_and_sleep);
+    expect_waits(job, "waits_uring", "waits_epoll");
+}
+
+static void serve_in_epoll(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), 0);
+    expect_waits(job, "waits_epoll", "waits_uring");
+}
+
+static void serve_in_uring(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), 0);
+    expect_waits(job, "waits_uring", "waits_epoll");
+}
+
+static bool has_uring(void)
+{
+    struct bxi_sleeper *sleeper = NULL;
+
+    if (bxi_sleeper_create(BXI_SLEEPER_URING, &sleeper) < 0)
+        return false;
+    bxi_sleeper_destroy(sleeper);
+    return true;
+}
+
+static const struct harness_world epoll_world = {
+    .size = 2, .setup = setup_loop, .body = { sleep_in_epoll, serve_in_epoll },
+    .options = { .no_spin = true },
+};
+
+static const struct harness_world uring_world = {
+    .size = 2, .setup = setup_loop, .body = { sleep_in_uring, serve_in_uring },
+    .options = { .no_spin = true },
+};
+
+Test(progress, sleeps_in_epoll_when_the_environment_says_so, .timeout = 20)
+{
+    setenv("BX_WAIT", "epoll", 1);
+    harness_run(&epoll_world);
+}
+
+Test(progress, sleeps_in_epoll_when_the_options_say_so, .timeout = 20)
+{
+    struct harness_world world = epoll_world;
+
+    setenv("BX_WAIT", "uring", 1);
+    world.options.wait = BX_WAIT_EPOLL;
+    harness_run(&world);
+}
+
+Test(progress, sleeps_in_io_uring_when_it_may, .timeout = 20)
+{
+    if (!has_uring())
+        cr_skip_test("the kernel refuses io_uring");
+    unsetenv("BX_WAIT");
+    harness_run(&uring_world);
+    setenv("BX_WAIT", "uring", 1);
+    harness_run(&uring_world);
+}
+
+/* This thread and the background thread have slept in io_uring when it is refused. */
+static void call_while_uring_is_refused(struct bx_job *job)
+{
+    uint64_t uring, epoll;
+
+    call_and_sleep(job, 0);
+    HARNESS_EQ(harness_counter(job, "waits_epoll"), 0);
+    HARNESS_CHECK(refuse(SYS_io_uring_enter, EPERM));
+    uring = harness_counter(job, "waits_uring");
+    call_and_sleep(job, 0);
+    harness_threads(job, 3, call_and_sleep);
+    epoll = harness_counter(job, "waits_epoll");
+    HARNESS_CHECK(epoll > 0);
+    HARNESS_CHECK(epoll < 4 * 400 * 20);        /* no thread comes back again and again without having slept */
+    HARNESS_CHECK(harness_counter(job, "waits_uring") - uring <= 2);    /* those that slept just then */
+}
+
+Test(progress, sleeps_in_epoll_when_a_ring_can_be_made_but_not_entered, .timeout = 20)
+{
+    unsetenv("BX_WAIT");
+    cr_assert(refuse(SYS_io_uring_enter, EPERM));
+    harness_run(&epoll_world);
+}
+
+Test(progress, says_that_io_uring_is_refused_where_it_is_asked_for, .timeout = 20)
+{
+    struct bx_job *job = NULL;
+
+    cr_assert(refuse(SYS_io_uring_enter, EPERM));
+    cr_assert_eq(bx_job_create(&(struct bx_options){ .job = "refused", .world_size = 2, .wait = BX_WAIT_URING }, &job),
+                 BX_E_URING);
+    cr_assert(strstr(bx_error_text(), "Operation not permitted") != NULL, "%s", bx_error_text());
+}
+
+Test(progress, goes_on_in_epoll_when_its_rings_can_be_entered_no_more, .timeout = 20)
+{
+    if (!has_uring())
+        cr_skip_test("the kernel refuses io_uring");
+    unsetenv("BX_WAIT");
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_loop, .body = { call_while_uring_is_refused }, .options = { .no_spin = true } });
+}
+
+Test(progress, sleeps_in_poll_when_epoll_is_refused_too, .timeout = 20)
+{
+    unsetenv("BX_WAIT");
+    cr_assert(refuse(SYS_io_uring_setup, EPERM) && refuse(SYS_epoll_create1, EPERM));
+    harness_run(&epoll_world);
+}
+
+/* The last keys of the process are the program's: the library has none, and must not take another's. */
+static void call_without_a_key(struct bx_job *job)
+{
+    static int mine;
+    pthread_key_t keys[PTHREAD_KEYS_MAX];
+    int count = 0;
+
+    while (count < PTHREAD_KEYS_MAX && pthread_key_create(&keys[count], NULL) == 0)
+        HARNESS_EQ(pthread_setspecific(keys[count++], &mine), 0);
+    call_and_sleep(job, 0);
+    harness_threads(job, 3, call_and_sleep);
+    for (int i = 0; i < count; i++)
+        HARNESS_CHECK(pthread_getspecific(keys[i]) == &mine);
+    HARNESS_CHECK(count > 0);
+}
+
+Test(progress, sleeps_where_no_thread_specific_key_is_left, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_loop, .body = { call_without_a_key }, .options = { .no_spin = true } });
+}

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/run/wait.c: threads that wait where their own sleeper is gone.
+ */
+#include "tests/harness/harness.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { RELEASED };                      /* gates */
+enum { TID, LOOPS };                    /* values */
+
+static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)args;
+    (void)reply;
+    (void)context;
+    harness_await(RELEASED, 1);
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    return bx_register(job, "stay", BX_BLOCKING, stay, NULL);
+}
+
+static int open_descriptors(void)
+{
+    DIR *directory = opendir("/proc/self/fd");
+    int count = 0;
+
+    HARNESS_CHECK(directory != NULL);
+    while (readdir(directory) != NULL)
+        count++;
+    closedir(directory);
+    return count;
+}
+
+/* The kernel's letter for what the thread TID does. */
+static char state_of_thread(void)
+{
+    char path[64], state = '?';
+    FILE *file;
+
+    snprintf(path, sizeof path, "/proc/self/task/%llu/stat", (unsigned long long)harness_load(TID));
+    file = fopen(path, "re");
+    if (file == NULL)
+        return '?';
+    if (fscanf(file, "%*d (%*[^)]) %c", &state) != 1)
+        state = '?';
+    fclose(file);
+    return state;
+}
+
+/* ---- In a destructor of the program ------------------------------------------------------------ */
+
+static pthread_key_t key;
+static struct bx_job *waits_in;
+static struct bx_future *promise;               /* that nobody completes */
+
+/* The first time round it only asks for another round: the sleeper's destructor has then run. */
+static void wait_at_the_end(void *value)
+{
+    static _Thread_local int rounds;
+
+    if (rounds++ == 0) {
+        pthread_setspecific(key, value);
+        return;
+    }
+    harness_store(TID, (uint64_t)gettid());
+    HARNESS_EQ(bx_rpc_sync(waits_in, "worker1", "stay", NULL, NULL, NULL), 0);
+}
+
+/* How often a thread has armed the bell. */
+static uint64_t armings(const struct bx_job *job)
+{
+    return bxi_load_seq_cst(job->bell.word) >> 2;
+}
+
+/* Lets "stay" go when the thread that waits for it sleeps; or when it has looked for a bell a thousand times. */
+static void let_go_of_a_sleeper(struct bx_job *job)
+{
+    uint64_t before;
+
+    while (harness_load(TID) == 0)
+        sched_yield();
+    before = armings(job);
+    while (armings(job) - before < 1000 &&
+           ((bxi_load_seq_cst(job->bell.word) & 3) != BXI_WHO_LEADER || state_of_thread() != 'S'))
+        sched_yield();
+    harness_store(LOOPS, armings(job) - before);
+    harness_post(RELEASED);
+}
+
+static void end_with_a_wait(struct bx_job *job, int index)
+{
+    if (index == 0) {
+        let_go_of_a_sleeper(job);
+        return;
+    }
+    HARNESS_EQ(pthread_setspecific(key, job), 0);
+    HARNESS_EQ(bx_future_wait(promise, HARNESS_MS), BX_E_TIMEOUT);      /* makes a sleeper */
+}
+
+static void wait_in_a_destructor(struct bx_job *job)
+{
+    int before;
+
+    waits_in = job;
+    promise = bx_future_create(job);
+    HARNESS_EQ(bx_future_wait(promise, HARNESS_MS), BX_E_TIMEOUT);      /* the library's key is made */
+    HARNESS_EQ(pthread_key_create(&key, wait_at_the_end), 0);
+    before = open_descriptors();
+    harness_threads(job, 2, end_with_a_wait);
+    HARNESS_CHECK(harness_load(LOOPS) < 1000);
+    HARNESS_EQ(open_descriptors(), before);
+    bx_future_release(promise);
+}
+
+Test(wait, sleeps_in_a_destructor_that_runs_after_the_library_s, .timeout = 20)
+{
+    for (int wait = BX_WAIT_AUTO; wait <= BX_WAIT_EPOLL; wait += BX_WAIT_EPOLL - BX_WAIT_AUTO) {
+        harness_run(&(struct harness_world){
+            .size = 2, .setup = setup, .body = { wait_in_a_destructor },
+            .options = { .no_spin = true, .wait = (enum bx_wait)wait } });
+        harness_reset();
+    }
+}
+
+/* ---- What is shown of waits --------------------------------------------------------------------- */
+
+static void leave_no_row(struct bx_job *job)
+{
+    struct bx_future *future = bx_future_create(job);
+
+    for (int i = 0; i < 3; i++)
+        HARNESS_EQ(bx_future_wait(future, HARNESS_MS), BX_E_TIMEOUT);
+    HARNESS_CHECK(bxi_load_seq_cst(&job->control->wait[0].since_ns) != 0);
+    for (int i = 0; i < BXI_WAITS_MAX; i++)
+        HARNESS_EQ(bxi_load_seq_cst(&job->control->wait[i].thread), 0);
+    for (int word = 0; word < BXI_WAIT_WORDS; word++)
+        HARNESS_EQ(bxi_load_seq_cst(&job->wait_rows[word]), 0);
+    bx_future_release(future);
+}
+
+Test(wait, that_is_over_leaves_no_row_behind, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .body = { leave_no_row }, .options = { .no_spin = true } });
+}
+
+static void fork_and_compare(struct bx_job *job)
+{
+    int status = -1;
+
+    (void)job;
+    HARNESS_EQ(bxi_thread_id(), (uint64_t)gettid());
+
+    pid_t child = fork();
+
+    if (child == 0)
+        _exit(bxi_thread_id() == (uint64_t)gettid() ? 0 : 1);
+    HARNESS_EQ(waitpid(child, &status, 0), child);
+    HARNESS_EQ(status, 0);
+}
+
+Test(wait, of_a_child_is_not_its_parents_thread, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .body = { fork_and_compare } });
+}

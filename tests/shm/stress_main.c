@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The bare front end of stress.h, for ThreadSanitizer. Prints one line a body in the form of the
+ * other test programs ("ok NAME", "not ok NAME"); ends with 0 if all passed. An argument multiplies
+ * the work.
+ */
+#include "stress.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#if defined(__SANITIZE_THREAD__)
+#define FRAMES 60000
+#define ROUNDS 10000
+#define COLLISIONS 20000
+#else
+#define FRAMES 400000
+#define ROUNDS 40000
+#define COLLISIONS 50000
+#endif
+
+static int report(const char *name, int line)
+{
+    if (line == 0)
+        printf("ok %s\n", name);
+    else
+        printf("not ok %s: tests/shm/stress_ring.c:%d\n", name, line);
+    fflush(stdout);
+    return line != 0;
+}
+
+int main(int argc, char **argv)
+{
+    uint64_t times = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+    int failed = 0;
+
+    failed += report("frames arrive whole and in order, no wake-up is lost",
+                     bxi_stress_ring(FRAMES * times));
+    failed += report("two threads wake each other in turn", bxi_stress_doorbell(ROUNDS * times));
+    failed += report("who publishes sees who arms, or is seen",
+                     bxi_stress_collision(COLLISIONS * times));
+    return failed == 0 ? 0 : 1;
+}

@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * shm/arena_view.c: whose arena may be mapped, how long a view lives, and that none leaves a mapping or a guard
+ * behind.
+ */
+#include "arena_fixture.h"
+
+#include "shm/guard.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#define VIEW_BYTES (2 * MIB)
+#define GUARDS 1024
+
+TestSuite(arena_view, .fini = release, .timeout = 60);
+
+static void create_and_fill(void)
+{
+    create(VIEW_BYTES);
+    memset(alloc(MIB), 0x5a, MIB);
+}
+
+/* Mappings of files whose name has `part` in it. */
+static int mappings_of(const char *part)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[512];
+    int count = 0;
+
+    cr_assert_not_null(maps);
+    while (fgets(line, sizeof(line), maps) != NULL)
+        count += strstr(line, part) != NULL;
+    fclose(maps);
+    return count;
+}
+
+/* Views are read-only: the owner's own mapping is not counted. */
+static int views_mapped(void)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[512];
+    int count = 0;
+
+    cr_assert_not_null(maps);
+    while (fgets(line, sizeof(line), maps) != NULL)
+        count += strstr(line, name) != NULL && strstr(line, " r--s ") != NULL;
+    fclose(maps);
+    return count;
+}
+
+static int attach(struct bxi_arena_view **view, uint64_t bytes)
+{
+    return bxi_arena_attach(view, bxi_arena_fd(arena), bytes);
+}
+
+/* ---- What is refused --------------------------------------------------------------------------- */
+
+Test(arena_view, of_another_size_than_its_file_is_refused, .init = create_and_fill)
+{
+    struct bxi_arena_view *view = NULL;
+
+    cr_expect_eq(attach(&view, 0), -EPROTO);
+    cr_expect_eq(attach(&view, VIEW_BYTES - BXI_PAGE), -EPROTO);
+    cr_expect_eq(attach(&view, VIEW_BYTES + BXI_PAGE), -EPROTO);
+    cr_expect_null(view);
+    cr_expect_eq(views_mapped(), 0);
+}
+
+Test(arena_view, of_no_bytes_is_refused_though_the_file_has_none)
+{
+    struct bxi_arena_view *view = NULL;
+    int fd = memfd_create("boxcar-test-view", MFD_CLOEXEC);
+
+    cr_expect_eq(bxi_arena_attach(&view, fd, 0), -EPROTO);
+    cr_expect_null(view);
+    close(fd);
+}
+
+/* More than an arena may have, and a file of that size. */
+Test(arena_view, larger_than_any_arena_is_refused)
+{
+    struct bxi_arena_view *view = NULL;
+    int fd = memfd_create("boxcar-test-view", MFD_CLOEXEC);
+    uint64_t bytes = (UINT64_C(64) << 40) + BXI_PAGE;
+
+    cr_assert_eq(ftruncate(fd, (off_t)bytes), 0);
+    cr_expect_eq(bxi_arena_attach(&view, fd, bytes), -EPROTO);
+    cr_expect_null(view);
+    close(fd);
+}
+
+Test(arena_view, of_what_is_no_file_is_refused)
+{
+    struct bxi_arena_view *view = NULL;
+    char path[] = "/tmp/bxtest-XXXXXX";
+    struct stat status;
+
+    cr_assert_not_null(mkdtemp(path));
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    cr_assert_eq(fstat(fd, &status), 0);
+    uint64_t bytes = status.st_size > 0 ? (uint64_t)status.st_size : BXI_PAGE;
+    cr_expect_eq(bxi_arena_attach(&view, fd, bytes), -EPROTO);
+    cr_expect_eq(bxi_arena_attach(&view, -1, BXI_PAGE), -EBADF);
+    cr_expect_null(view);
+    close(fd);
+    rmdir(path);
+}
+
+/* A descriptor that cannot be read cannot be mapped either. */
+Test(arena_view, that_may_not_be_read_is_refused, .init = create_and_fill)
+{
+    struct bxi_arena_view *view = NULL;
+    char path[128];
+
+    snprintf(path, sizeof(path), "/dev/shm%s", name);
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    cr_expect_eq(bxi_arena_attach(&view, fd, VIEW_BYTES), -EACCES);
+    cr_expect_null(view);
+    close(fd);
+}
+
+/* ---- Its life ---------------------------------------------------------------------------------- */
+
+Test(arena_view, is_mapped_until_its_last_reference_goes, .init = create_and_fill)
+{
+    struct bxi_arena_view *view = NULL;
+
+    cr_assert_eq(attach(&view, VIEW_BYTES), 0);
+    cr_expect_eq(view->bytes, VIEW_BYTES);
+    cr_expect_eq(views_mapped(), 1);
+    cr_expect_eq(bxi_arena_view_acquire(view), view);
+    cr_expect_eq(bxi_arena_view_acquire(view), view);
+    bxi_arena_view_release(view);
+    bxi_arena_view_release(view);
+    cr_expect_eq(views_mapped(), 1);
+    cr_expect_eq(memchr(view->base, 0x5a, VIEW_BYTES) != NULL, true);
+    bxi_arena_view_release(view);
+    cr_expect_eq(views_mapped(), 0);
+}
+
+Test(arena_view, takes_no_guard_for_good, .init = create_and_fill)
+{
+    struct bxi_arena_view *view = NULL;
+
+    for (int i = 0; i < GUARDS + 1; i++) {
+        cr_assert_eq(attach(&view, VIEW_BYTES), 0, "attachment %d", i);
+        bxi_arena_view_release(view);
+    }
+}
+
+/* Unguarded it would let a peer that truncates its arena end this process. */
+Test(arena_view, that_cannot_be_guarded_is_not_mapped, .init = create_and_fill)
+{
+    static bxi_a32 flag;
+    static unsigned char nowhere[GUARDS];
+    struct bxi_arena_view *view = NULL;
+    int guards = 0;
+
+    while (guards < GUARDS && bxi_guard_add(nowhere + guards, 1, false, &flag) == 0)
+        guards++;
+    cr_assert_lt(guards, GUARDS, "the arena itself has none");
+    cr_expect_eq(attach(&view, VIEW_BYTES), -ENOSPC);
+    cr_expect_null(view);
+    cr_expect_eq(views_mapped(), 0);
+    bxi_guard_drop(nowhere);
+    cr_expect_eq(attach(&view, VIEW_BYTES), 0);
+    bxi_arena_view_release(view);
+}
+
+/* ---- Forked children --------------------------------------------------------------------------- */
+
+static struct bxi_arena_view *inherited;
+
+/* It is not mapped in the child. What the child has mapped at that place is the child's. */
+static int child_of_a_view(void)
+{
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+    void *place = (void *)(uintptr_t)inherited->base;
+
+    if (mappings_of(name) != 0)
+        return 1;
+    unsigned char *own = mmap(place, VIEW_BYTES, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (own == MAP_FAILED)
+        return 2;
+    own[0] = 7;
+    bxi_arena_view_release(inherited);
+    bxi_arena_view_release(inherited);
+    return own[0] == 7 && inherited->base == own ? 0 : 3;
+}
+
+Test(arena_view, is_neither_mapped_nor_unmapped_in_a_forked_child, .init = create_and_fill)
+{
+    cr_assert_eq(attach(&inherited, VIEW_BYTES), 0);
+    cr_expect_eq(in_child(child_of_a_view), 0);
+    cr_expect_eq(memchr(inherited->base, 0x5a, VIEW_BYTES) != NULL, true);
+    bxi_arena_view_release(inherited);
+}

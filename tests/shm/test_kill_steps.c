@@ -1,0 +1,761 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A worker is killed at every numbered step of every operation on shared memory; the others finish.
+ *
+ * Only in the build with -DBXI_STEPS (build/tests/kill_steps) does shm/step.h call bxi_step at each of the
+ * places below; elsewhere this file holds no test. In four workers that all call each other, worker 1
+ * takes aim at a step and kills itself at its first, or some later, passage. What each test then holds:
+ * the step was reached; what the others had asked of worker 1 has succeeded or fails with BX_E_PEER_DEAD
+ * and its name; they go on calling each other and leave together; no wake-up was rescued; nothing is left
+ * in /dev/shm. This is the table of deaths:
+ *
+ *   step                    killed when                      what is left, and what survivors see
+ *   ring.payload            payload copied, not committed    commit word 0: the record does not exist
+ *   ring.next               next commit word zeroed          the same; a zero where no record is
+ *   ring.commit             record published, no bell        the record counts: a reply completes its call, a
+ *                                                            request is dropped
+ *   ring.wrap               zero at offset 0                 no padding yet: the ring ends before it
+ *   ring.padding            padding published                an empty ring that begins again at offset 0
+ *   ring.want               wish for credit stored           a wish nobody needs: one bell too many
+ *   ring.read               frames read, credit not told     the producer's ring fills; it sees the death
+ *   ring.credit             credit told, wish not looked at  a starved producer sleeps; it sees the death
+ *   open.allocated          a ring's pages allocated         unopened: nobody looks at it
+ *   open.word               ring opened, no bell             looked at once more when the death is seen
+ *   open.rung               ring opened and announced        an empty ring
+ *   open.refused            refusal stored, no bell          the call fails by the death
+ *   bell.arm_*              about to arm                     not armed: nobody rings
+ *   bell.armed              armed, not looked again          others ring an eventfd that nobody reads
+ *   bell.sleep              looked again, about to sleep     the same
+ *   bell.disarmed           awake                            nobody rings
+ *   bell.looked             word read, eventfd not written   the sleeper wakes by the death, and reads the ring
+ *   bell.rung               eventfd written                  a wake-up
+ *   segment.named           name made, no lock               an empty file; who waits for its worker removes it
+ *   segment.locked .sized   name made and locked             the lock goes with the process; the same
+ *   segment.allocated .written   pages there                 the same
+ *   boot.gate_closed        rank 0, before the gate opens   nobody was let go: all fail with its name
+ *   boot.gate_open .go_sent  and after it                   everybody was, told or not: all run and see its death
+ *   spawn.in_job            started, its page says so        as while running: an end in the job is a bad one
+ *   state.running           it may serve, nobody told        as while running
+ *   state.leaving .quiet    state stored, peers not rung     a state; its death counts as having come so far
+ *   state.leaving_rung ...  peers rung                       the same
+ *   state.left .stopped     LEFT, its name not yet removed   it has left; a survivor or the launcher removes
+ *                                                            the name
+ *   spawn.not_in_job        LEFT, and its page says so       the same
+ *   segment.unlinked        its name removed, its arena's not   a survivor or the launcher removes that
+ *   arena.unlinked          all done                         nothing
+ *   arena.locked .sized     the arena's name made and locked   removed as the segment's
+ *   lease.granted           in the ledger, no frame yet      nothing was lent
+ *   lease.sent              the frame is in the ring         a request is dropped, a reply counts: what it lends
+ *                                                            stays readable for as long as it is held
+ *   lease.borrowed          opened, no handler has seen it   its owner takes it back
+ *   lease.read              let go of, the word not written  the same
+ *   lease.returned          word written, owner not rung     the lease is back; an owner that waits for it wakes
+ *                                                            by the death
+ *
+ * Of rank 0, killed while it makes its segment, nobody else knows the instance: who waited for it removes all that
+ * the dead of that job's name left. The last tests have no launcher: nothing is left at any step, locks and sockets
+ * included.
+ */
+#include "tests/harness/harness.h"
+
+#include "shm/step.h"
+
+#ifdef BXI_STEPS
+
+#include "tests/job/starts.h"
+
+#include "job/bootstrap.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mount.h>
+
+#define VICTIM 1
+#define ROUNDS 400
+#define PAYLOAD 8000
+
+enum gate { HIT = 0, FULL, SENT_ALL, ASLEEP, HELLO };
+enum value { PID = 0, STEP_COUNT = 8, ONEWAYS, SENT };
+
+/* ---- Taking aim ------------------------------------------------------------------------------------- */
+
+static struct {
+    const char *step;           /* NULL: at nothing */
+    bxi_a32 left;               /* passages until it strikes */
+    int signal;
+    bool tells_of_sleep;
+} aim;
+
+void bxi_step(const char *name)
+{
+    if (aim.tells_of_sleep && strcmp(name, "bell.sleep") == 0)
+        harness_post(ASLEEP);
+    if (strcmp(name, "boot.hello_sent") == 0)
+        harness_post(HELLO);
+    if (aim.step == NULL || strcmp(aim.step, name) != 0 || bxi_add(&aim.left, (uint32_t)-1) != 1)
+        return;
+    harness_post(HIT);
+    raise(aim.signal);          /* to this thread, so that it takes no further step */
+}
+
+static void take_aim(const char *step, uint32_t passages, int signal_number)
+{
+    aim.signal = signal_number;
+    bxi_store_release(&aim.left, passages);
+    aim.step = step;
+}
+
+/* ---- Workers ------------------------------------------------------------------------------------------ */
+
+static const char *target;      /* the step of this world */
+
+static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request;
+    (void)context;
+    return bx_msg_put_i64(reply, bx_read_i64(args));
+}
+
+/* Every byte is looked at: half a frame would show. */
+static int check_bytes(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                       void *context)
+{
+    const unsigned char *bytes = bx_read_bytes(args, PAYLOAD);
+
+    (void)request;
+    (void)reply;
+    (void)context;
+    HARNESS_CHECK(bytes != NULL);
+    for (int i = 1; i < PAYLOAD; i++)
+        HARNESS_EQ(bytes[i], (unsigned char)(bytes[0] + i));
+    harness_add(ONEWAYS, 1);
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    harness_store(PID + bx_job_rank(job), (uint64_t)getpid());
+    if (bx_register(job, "bytes", BX_INLINE, check_bytes, NULL) < 0)
+        return -1;
+    return bx_register(job, "echo", BX_INLINE, echo, NULL);
+}
+
+/* From the start on: what happens once or twice in a worker's life. */
+static int setup_aiming(struct bx_job *job)
+{
+    if (bx_job_rank(job) == VICTIM)
+        take_aim(target, (uint32_t)harness_load(STEP_COUNT), SIGKILL);
+    return setup(job);
+}
+
+static struct bx_msg *bytes_from(unsigned char first)
+{
+    unsigned char bytes[PAYLOAD];
+    struct bx_msg *msg = bx_msg_create(PAYLOAD);
+
+    for (int i = 0; i < PAYLOAD; i++)
+        bytes[i] = (unsigned char)(first + i);
+    HARNESS_EQ(bx_msg_put_bytes(msg, bytes, PAYLOAD), 0);
+    return msg;
+}
+
+/* More than fits a ring, so that it starves and wraps; calls, so that replies come back; and it is called. */
+static void all_that_a_worker_does(struct bx_job *job)
+{
+    for (int round = 0; round < ROUNDS; round++) {
+        struct bx_msg *msg = bytes_from((unsigned char)round);
+
+        for (int i = 0; i < 24; i++)
+            HARNESS_EQ(bx_rpc_oneway(job, "worker0", "bytes", msg, NULL), 0);
+        HARNESS_EQ(harness_call_i64(job, "worker2", "echo", round), round);
+        HARNESS_EQ(harness_call_i64(job, "worker3", "echo", round), round);
+        bx_msg_destroy(msg);
+    }
+    harness_failed(__FILE__, __LINE__, "step %s was not reached %d times", aim.step,
+                   (int)harness_load(STEP_COUNT));
+}
+
+static void victim(struct bx_job *job)
+{
+    take_aim(target, (uint32_t)harness_load(STEP_COUNT), SIGKILL);
+    all_that_a_worker_does(job);
+}
+
+static const char *next_survivor(struct bx_job *job)
+{
+    static const char *const next[] = { "worker2", "", "worker3", "worker0" };
+
+    return next[bx_job_rank(job)];
+}
+
+/* 0 while worker 1 answers, else what ended that; nothing else is allowed than its death. */
+static int call_the_victim(struct bx_job *job, int64_t value)
+{
+    struct bx_msg *args = harness_msg_i64(value);
+    struct bx_future *future = NULL;
+    int rc = bx_rpc_async(job, "worker1", "echo", args, NULL, &future);
+
+    bx_msg_destroy(args);
+    if (rc < 0) {
+        HARNESS_EQ(rc, BX_E_PEER_DEAD);
+        HARNESS_HAS(bx_error_text(), "'worker1' (rank 1");
+    }
+    HARNESS_EQ(harness_call_i64(job, next_survivor(job), "echo", value), value);
+    if (rc < 0)
+        return rc;
+    rc = bx_future_wait(future, BX_FOREVER);
+    if (rc < 0) {
+        HARNESS_EQ(rc, BX_E_PEER_DEAD);
+        HARNESS_HAS(bx_future_error_text(future), "'worker1' (rank 1");
+    } else {
+        struct bx_reader reader = bx_msg_reader(bx_future_value(future));
+
+        HARNESS_EQ(bx_read_i64(&reader), value);
+    }
+    bx_future_release(future);
+    return rc;
+}
+
+static void survivor(struct bx_job *job)
+{
+    for (int64_t value = 0; call_the_victim(job, value) == 0; value++)
+        ;
+    HARNESS_CHECK(!bx_worker_alive(job, VICTIM));
+    for (int i = 0; i < 50; i++)
+        HARNESS_EQ(harness_call_i64(job, next_survivor(job), "echo", i), i);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+}
+
+static void run_killed(const char *step, uint32_t passages, bool no_spin, bool from_the_start)
+{
+    uint32_t hits = harness_gate(HIT);
+
+    target = step;
+    harness_store(STEP_COUNT, passages);
+    harness_run(&(struct harness_world){
+        .size = 4, .setup = from_the_start ? setup_aiming : setup, .dies = 1u << VICTIM,
+        .options = { .no_spin = no_spin },
+        .body = { survivor, from_the_start ? all_that_a_worker_does : victim, survivor, survivor } });
+    cr_expect_eq(harness_gate(HIT), hits + 1, "step %s was not reached", step);
+}
+
+#define KILLED(test, step, later)                                                                   \
+    Test(kill_step, test, .timeout = 60)                                                            \
+    {                                                                                               \
+        run_killed(step, 1, false, false);                                                          \
+        run_killed(step, later, false, false);                                                      \
+        run_killed(step, 1, true, false);                                                           \
+        run_killed(step, later, true, false);                                                       \
+    }
+
+/* Steps that a worker which spins may not come by often enough. */
+#define KILLED_ASLEEP(test, step, later)                                                            \
+    Test(kill_step, test, .timeout = 60)                                                            \
+    {                                                                                               \
+        run_killed(step, 1, true, false);                                                           \
+        run_killed(step, later, true, false);                                                       \
+    }
+
+KILLED(ring_payload, "ring.payload", 23)
+KILLED(ring_next, "ring.next", 23)
+KILLED(ring_commit, "ring.commit", 23)
+KILLED(ring_wrap, "ring.wrap", 3)
+KILLED(ring_padding, "ring.padding", 3)
+KILLED_ASLEEP(ring_want, "ring.want", 3)
+KILLED(ring_read, "ring.read", 5)
+KILLED(ring_credit, "ring.credit", 5)
+KILLED_ASLEEP(bell_arm_leader, "bell.arm_leader", 4)
+KILLED_ASLEEP(bell_arm_background, "bell.arm_background", 4)
+KILLED_ASLEEP(bell_armed, "bell.armed", 6)
+KILLED_ASLEEP(bell_sleep, "bell.sleep", 6)
+KILLED_ASLEEP(bell_disarmed, "bell.disarmed", 6)
+KILLED_ASLEEP(bell_looked, "bell.looked", 4)
+KILLED_ASLEEP(bell_rung, "bell.rung", 4)
+
+#define KILLED_EARLY(test, step, later)                                                             \
+    Test(kill_step, test, .timeout = 60)                                                            \
+    {                                                                                               \
+        run_killed(step, 1, false, true);                                                           \
+        run_killed(step, later, true, true);                                                        \
+    }
+
+KILLED_EARLY(open_allocated, "open.allocated", 2)
+KILLED_EARLY(open_word, "open.word", 2)
+KILLED_EARLY(open_rung, "open.rung", 3)
+KILLED_EARLY(spawn_in_job, "spawn.in_job", 1)
+KILLED_EARLY(state_running, "state.running", 1)
+
+/* ---- Lending ------------------------------------------------------------------------------------------ */
+
+#define FLOATS 3000
+
+static struct bx_msg *tensors_from(struct bx_job *job, float first, int count)
+{
+    struct bx_msg *msg = bx_msg_create(0);
+
+    for (int i = 0; i < count; i++) {
+        struct bx_tensor *tensor = NULL;
+
+        HARNESS_EQ(bx_tensor_create(job, BX_F32, 1, &(int64_t){ FLOATS }, &tensor), 0);
+        for (int k = 0; k < FLOATS; k++)
+            ((float *)bx_tensor_data_mut(tensor))[k] = first + (float)k;
+        HARNESS_EQ(bx_msg_put_tensor(msg, tensor), 0);
+        bx_tensor_release(tensor);
+    }
+    return msg;
+}
+
+/* Every element is looked at: memory that was used again too early would show. */
+static void check_tensors(struct bx_reader reader, int count)
+{
+    HARNESS_EQ(bx_reader_tensors_left(&reader), count);
+    while (bx_reader_tensors_left(&reader) > 0) {
+        const float *data = bx_tensor_data(bx_read_tensor(&reader));
+
+        for (int k = 1; k < FLOATS; k++)
+            HARNESS_CHECK(data[k] == data[0] + (float)k);
+    }
+}
+
+static struct bx_msg *kept[8];      /* replies of other workers: leases that are out for a while */
+
+static int swap_tensors(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    struct bx_msg *made = tensors_from(job, 7, 1);
+    struct bx_reader tensor = bx_msg_reader(made);
+
+    (void)context;
+    check_tensors(*args, 2);
+    HARNESS_EQ(bx_msg_put_tensor(reply, bx_read_tensor(&tensor)), 0);
+    bx_msg_destroy(made);
+    return 0;
+}
+
+static int setup_lending(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "swap", BX_INLINE, swap_tensors, NULL), 0);
+    return setup(job);
+}
+
+/* Both sides of leases, as who asks and as who is asked. The replies of the last eight rounds are held. */
+static int swap_with(struct bx_job *job, const char *to, int round)
+{
+    struct bx_msg *args = tensors_from(job, (float)round, 2), *reply = NULL;
+    int rc = bx_rpc_sync(job, to, "swap", args, NULL, &reply);
+
+    bx_msg_destroy(args);
+    if (rc < 0)
+        return rc;
+    check_tensors(bx_msg_reader(reply), 1);
+    if (kept[round % 8] != NULL)
+        check_tensors(bx_msg_reader(kept[round % 8]), 1);
+    bx_msg_destroy(kept[round % 8]);
+    kept[round % 8] = reply;
+    return 0;
+}
+
+static void lending_victim(struct bx_job *job)
+{
+    static const char *const others[] = { "worker0", "worker2", "worker3" };
+
+    take_aim(target, (uint32_t)harness_load(STEP_COUNT), SIGKILL);
+    for (int round = 0; round < ROUNDS; round++)
+        HARNESS_EQ(swap_with(job, others[round % 3], round), 0);
+    harness_failed(__FILE__, __LINE__, "step %s was not reached %d times", aim.step,
+                   (int)harness_load(STEP_COUNT));
+}
+
+static void lending_survivor(struct bx_job *job)
+{
+    struct bx_loans loans = { 0 };
+    int rc, round = 0;
+
+    do {
+        rc = swap_with(job, "worker1", round++);
+        HARNESS_EQ(swap_with(job, next_survivor(job), round++), 0);
+    } while (rc == 0);
+    HARNESS_EQ(rc, BX_E_PEER_DEAD);
+    /* What is held of the dead one is as it was, while the others use their memory again and again. */
+    for (int i = 0; i < 50; i++)
+        HARNESS_EQ(swap_with(job, next_survivor(job), 1 + 2 * i), 0);
+    for (int i = 0; i < 8; i++) {
+        if (kept[i] != NULL)
+            check_tensors(bx_msg_reader(kept[i]), 1);
+        bx_msg_destroy(kept[i]);
+        kept[i] = NULL;
+    }
+    HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
+    HARNESS_EQ(bx_job_loans(job, VICTIM, &loans), 0);
+    HARNESS_EQ(loans.granted, loans.returned + loans.taken_back);
+    HARNESS_EQ(loans.borrowed, 0);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+}
+
+static void run_killed_lending(const char *step, uint32_t passages, bool no_spin)
+{
+    uint32_t hits = harness_gate(HIT);
+
+    target = step;
+    harness_store(STEP_COUNT, passages);
+    harness_run(&(struct harness_world){
+        .size = 4, .setup = setup_lending, .dies = 1u << VICTIM, .options = { .no_spin = no_spin },
+        .body = { lending_survivor, lending_victim, lending_survivor, lending_survivor } });
+    cr_expect_eq(harness_gate(HIT), hits + 1, "step %s was not reached", step);
+}
+
+#define KILLED_LENDING(test, step, later)                                                           \
+    Test(kill_step, test, .timeout = 60)                                                            \
+    {                                                                                               \
+        run_killed_lending(step, 1, false);                                                         \
+        run_killed_lending(step, later, false);                                                     \
+        run_killed_lending(step, 1, true);                                                          \
+        run_killed_lending(step, later, true);                                                      \
+    }
+
+KILLED_LENDING(lease_granted, "lease.granted", 60)
+KILLED_LENDING(lease_sent, "lease.sent", 60)
+KILLED_LENDING(lease_borrowed, "lease.borrowed", 60)
+KILLED_LENDING(lease_read, "lease.read", 60)
+KILLED_LENDING(lease_returned, "lease.returned", 60)
+
+/* ---- Leaving ----------------------------------------------------------------------------------------- */
+
+static void leaves(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker0", "echo", 1), 1);
+    take_aim(target, 1, SIGKILL);
+}
+
+static void calls_and_leaves(struct bx_job *job)
+{
+    for (int i = 0; i < 20; i++) {
+        HARNESS_EQ(harness_call_i64(job, next_survivor(job), "echo", i), i);
+        call_the_victim(job, i);
+    }
+}
+
+static void run_killed_leaving(const char *step)
+{
+    uint32_t hits = harness_gate(HIT);
+
+    target = step;
+    harness_run(&(struct harness_world){
+        .size = 4, .setup = setup, .dies = 1u << VICTIM,
+        .body = { calls_and_leaves, leaves, calls_and_leaves, calls_and_leaves } });
+    cr_expect_eq(harness_gate(HIT), hits + 1, "step %s was not reached", step);
+}
+
+#define KILLED_LEAVING(test, step) \
+    Test(kill_step, test, .timeout = 60) { run_killed_leaving(step); }
+
+KILLED_LEAVING(state_leaving, "state.leaving")
+KILLED_LEAVING(state_leaving_rung, "state.leaving_rung")
+KILLED_LEAVING(state_quiet, "state.quiet")
+KILLED_LEAVING(state_quiet_rung, "state.quiet_rung")
+KILLED_LEAVING(state_left, "state.left")
+KILLED_LEAVING(spawn_not_in_job, "spawn.not_in_job")
+KILLED_LEAVING(state_stopped, "state.stopped")
+KILLED_LEAVING(segment_unlinked, "segment.unlinked")
+KILLED_LEAVING(arena_unlinked, "arena.unlinked")
+
+/* ---- Refusing ---------------------------------------------------------------------------------------- */
+
+static void is_refused_by_a_dying_worker(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", NULL, NULL, NULL), BX_E_PEER_DEAD);
+}
+
+Test(kill_step, open_refused, .timeout = 60)
+{
+    if (geteuid() != 0)
+        cr_skip_test("needs root, to mount a small /dev/shm");
+    if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+        mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=320k") < 0)
+        cr_skip_test("needs a mount namespace, which is not to be had here");
+    target = "open.refused";
+    harness_store(STEP_COUNT, 1);
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_aiming, .dies = 1u << VICTIM,
+                                         .body = { is_refused_by_a_dying_worker } });
+    cr_expect_eq(harness_gate(HIT), 1);
+}
+
+/* ---- Starting ----------------------------------------------------------------------------------------- */
+
+/* The arena is made like the segment, and after it. */
+static const struct start_step {
+    const char *step;
+    uint32_t passages;
+} start_steps[] = {
+    { "segment.named", 1 }, { "segment.locked", 1 }, { "segment.sized", 1 }, { "segment.allocated", 1 },
+    { "segment.written", 1 }, { "segment.named", 2 }, { "arena.locked", 1 }, { "arena.sized", 1 },
+};
+#define START_STEPS (int)(sizeof(start_steps) / sizeof(start_steps[0]))
+
+static void start_one(int rank, uint64_t timeout_ns)
+{
+    start_worker(rank, (struct bx_options){ .rank = rank, .world_size = 3, .start_timeout_ns = timeout_ns });
+}
+
+static void start_killed(int rank, const struct start_step *step)
+{
+    int status = 0;
+
+    take_aim(step->step, step->passages, SIGKILL);      /* inherited by this one */
+    start_one(rank, 0);
+    aim.step = NULL;
+    cr_assert_eq(waitpid(starts[rank].pid, &status, 0), starts[rank].pid);
+    cr_expect(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "step %s: status %#x", step->step,
+              (unsigned)status);
+}
+
+TestSuite(kill_start, .init = starts_set_up, .fini = starts_tear_down, .timeout = 60);
+
+Test(kill_start, a_worker)
+{
+    for (int i = 0; i < START_STEPS; i++) {
+        start_one(0, 0);
+        start_one(2, 0);
+        start_wait_for_segment(".2");
+        start_killed(1, &start_steps[i]);
+        start_fails(0, BX_E_PEER_DEAD, "'worker1' (rank 1");
+        start_fails(2, BX_E_PEER_DEAD, "'worker1' (rank 1");
+        cr_expect_eq(starts_segments(""), 0, "step %s", start_steps[i].step);
+    }
+}
+
+Test(kill_start, rank_0)
+{
+    for (int i = 0; i < START_STEPS; i++) {
+        start_killed(0, &start_steps[i]);
+        start_one(1, 100 * HARNESS_MS);
+        start_fails(1, BX_E_RANK_MISSING, "rank 0");
+        cr_expect_eq(starts_segments(""), 0, "step %s", start_steps[i].step);
+    }
+}
+
+/* It listens already, and dies before it has read what another one says. */
+Test(kill_start, rank_0_before_it_welcomes)
+{
+    take_aim("segment.named", 1, SIGSTOP);
+    start_one(0, 0);
+    aim.step = NULL;
+    start_one(1, 0);
+    harness_await(HELLO, 1);
+    start_is_killed(0);
+    start_fails(1, BX_E_PEER_DEAD, "rank 0 of job 'start-");
+}
+
+/* Rank 0 dies as it lets the others go. All of them run, or none does. */
+static void rank_0_dies_at(const char *step, uint32_t passages, bool all_run)
+{
+    const struct start_step at = { step, passages };
+
+    start_one(1, 0);
+    start_one(2, 0);
+    start_killed(0, &at);
+    for (int rank = 1; rank < 3; rank++) {
+        if (all_run)
+            start_succeeds(rank);
+        else
+            start_fails(rank, BX_E_PEER_DEAD, "'worker0' (rank 0");
+    }
+}
+
+Test(kill_start, rank_0_at_the_gate)
+{
+    for (int i = 0; i < 10; i++) {
+        rank_0_dies_at("boot.gate_closed", 1, false);
+        rank_0_dies_at("boot.gate_open", 1, true);
+        rank_0_dies_at("boot.go_sent", 1, true);
+        rank_0_dies_at("boot.go_sent", 2, true);
+    }
+}
+
+/* ---- What is left without a launcher -------------------------------------------------------------------- */
+
+#define LEFT_WORLD 3
+enum { DEAD = HARNESS_GATES - 1 };      /* the victim has ended */
+
+/* A worker's whole life. It frees its job when the victim has ended, so that somebody is left to clear up. */
+static void live_without_launcher(int rank, uint64_t timeout_ns, uint32_t deaths)
+{
+    struct bx_options options = { .job = starts_job, .rank = rank, .world_size = LEFT_WORLD,
+                                  .start_timeout_ns = timeout_ns };
+    struct bx_job *job = NULL;
+
+    HARNESS_EQ(bx_job_create(&options, &job), 0);
+    starts[rank].rc = bx_job_start(job);
+    if (starts[rank].rc == 0)
+        bx_job_shutdown(job, 0);
+    harness_await(DEAD, deaths);
+    bx_job_destroy(job);
+}
+
+static void fork_without_launcher(int rank, uint64_t timeout_ns, uint32_t deaths)
+{
+    pid_t pid = fork();
+
+    cr_assert_geq(pid, 0);
+    if (pid == 0) {
+        live_without_launcher(rank, timeout_ns, deaths);
+        _exit(0);
+    }
+    starts[rank].pid = pid;
+}
+
+enum when { ALONE, TOGETHER };          /* whether the others come when the victim has died, or before it comes */
+
+/* How many names are left in /dev/shm and among the sockets when all have ended. */
+static int left_by(int victim, const char *step, uint32_t passages, enum when when)
+{
+    uint64_t timeout_ns = (when == ALONE ? 100 : 10000) * HARNESS_MS;
+    uint32_t deaths = harness_gate(DEAD) + 1;
+    char path[96];
+    int status = 0;
+
+    for (int rank = 0; when == TOGETHER && rank < LEFT_WORLD; rank++)
+        if (rank != victim)
+            fork_without_launcher(rank, timeout_ns, deaths);
+    take_aim(step, passages, SIGKILL);
+    fork_without_launcher(victim, timeout_ns, deaths);
+    aim.step = NULL;
+    cr_assert_eq(waitpid(starts[victim].pid, &status, 0), starts[victim].pid);
+    cr_expect(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "rank %d at %s: status %#x", victim, step,
+              (unsigned)status);
+    harness_post(DEAD);
+    for (int rank = 0; when == ALONE && rank < LEFT_WORLD; rank++)
+        if (rank != victim)
+            fork_without_launcher(rank, timeout_ns, deaths);
+    for (int rank = 0; rank < LEFT_WORLD; rank++)
+        if (rank != victim)
+            start_ends(rank);
+    snprintf(path, sizeof(path), "%s/boxcar", starts_directory);
+    return starts_segments("") + starts_files(path, "", "");
+}
+
+static const struct left_step {
+    const char *step;
+    uint32_t passages;
+    int ranks;                          /* bits: 1 rank 0, 2 rank 1 */
+} left_steps[] = {
+    { "boot.locked", 1, 1 }, { "boot.lock_noted", 1, 1 }, { "boot.listening", 1, 1 }, { "segment.named", 1, 3 },
+    { "segment.locked", 1, 3 }, { "segment.sized", 1, 3 }, { "segment.allocated", 1, 3 },
+    { "segment.written", 1, 3 }, { "segment.named", 2, 3 }, { "arena.locked", 1, 3 }, { "arena.sized", 1, 3 },
+    { "boot.welcome_sent", 1, 1 }, { "boot.welcome_sent", 2, 1 }, { "boot.joined", 1, 1 }, { "boot.joined", 2, 1 },
+    { "boot.table_sent", 1, 1 }, { "boot.table_sent", 2, 1 }, { "boot.socket_gone", 1, 1 },
+    { "boot.running_noted", 1, 1 }, { "boot.gate_closed", 1, 1 }, { "boot.gate_open", 1, 1 },
+    { "boot.go_sent", 1, 1 }, { "boot.go_sent", 2, 1 }, { "boot.hello_sent", 1, 2 }, { "boot.welcomed", 1, 2 },
+    { "boot.join_sent", 1, 2 }, { "boot.tabled", 1, 2 }, { "boot.attached_sent", 1, 2 }, { "state.running", 1, 3 },
+    { "state.leaving", 1, 3 }, { "state.leaving_rung", 1, 3 }, { "state.quiet", 1, 3 }, { "state.quiet_rung", 1, 3 },
+    { "state.left", 1, 3 }, { "state.stopped", 1, 3 }, { "segment.unlinked", 1, 3 }, { "arena.unlinked", 1, 3 },
+    { "boot.lock_gone", 1, 1 },
+};
+
+static void expect_nothing_left(int victim, const char *step, uint32_t passages, enum when when)
+{
+    int left = left_by(victim, step, passages, when);
+
+    cr_expect_eq(left, 0, "rank %d killed at %s (%u) left %d names", victim, step, passages, left);
+    bxi_segment_reap(starts_job, 0);
+    bxi_bootstrap_sweep(starts_job);
+}
+
+/* Of a rank 0 that dies before anybody has met it nobody knows: they wait for another one, for a while. */
+static enum when when_of(int victim, const char *step)
+{
+    static const char *const unknown[] = { "boot.locked", "boot.lock_noted", "boot.listening", "segment.named",
+                                           "segment.locked", "segment.sized", "segment.allocated", "segment.written",
+                                           "arena.locked", "arena.sized" };
+
+    for (size_t i = 0; victim == 0 && i < sizeof(unknown) / sizeof(*unknown); i++)
+        if (strcmp(unknown[i], step) == 0)
+            return ALONE;
+    return TOGETHER;
+}
+
+TestSuite(kill_without_launcher, .init = starts_set_up, .fini = starts_tear_down, .timeout = 300);
+
+Test(kill_without_launcher, leaves_nothing_at_any_step)
+{
+    for (size_t i = 0; i < sizeof(left_steps) / sizeof(*left_steps); i++)
+        for (int victim = 0; victim < 2; victim++)
+            if ((left_steps[i].ranks >> victim & 1) != 0)
+                expect_nothing_left(victim, left_steps[i].step, left_steps[i].passages,
+                                    when_of(victim, left_steps[i].step));
+}
+
+/* Who waits for rank 0 may have made the lock file. */
+Test(kill_without_launcher, of_one_that_waits_for_rank_0_leaves_nothing)
+{
+    expect_nothing_left(1, "boot.waits", 1, ALONE);
+}
+
+/* ---- Stopped at a step --------------------------------------------------------------------------------- */
+
+static void wait_until_stopped(int rank)
+{
+    char path[64], state = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)harness_load(PID + rank));
+    while (state != 'T' && state != 't') {
+        FILE *file = fopen(path, "re");
+
+        HARNESS_CHECK(file != NULL);
+        HARNESS_EQ(fscanf(file, "%*d (%*[^)]) %c", &state), 1);
+        fclose(file);
+        sched_yield();
+    }
+}
+
+static int setup_telling(struct bx_job *job)
+{
+    aim.tells_of_sleep = bx_job_rank(job) == 0;
+    return setup(job);
+}
+
+/* Fills the ring of the stopped worker 1 and waits for room, with the wish for credit stored. Stops itself
+ * before it arms. */
+static void starves(struct bx_job *job)
+{
+    struct bx_msg *msg = bytes_from(0);
+    uint64_t sent = 0;
+
+    harness_await(ASLEEP, 1);       /* the background thread, which would be a second to look */
+    HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGSTOP), 0);
+    wait_until_stopped(1);
+    while (bx_rpc_oneway(job, "worker1", "bytes", msg, &(struct bx_call_options){ .no_wait = true }) == 0)
+        sent++;
+    harness_store(SENT, sent);
+    take_aim("bell.arm_leader", 1, SIGSTOP);
+    harness_post(FULL);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "bytes", msg, &(struct bx_call_options){ .timeout_ns = BX_FOREVER }),
+               0);
+    harness_post(SENT_ALL);
+    bx_msg_destroy(msg);
+}
+
+/* Lets worker 1 read all there is, credit and the look at the wish included, while worker 0 lies stopped
+ * between its own look and its arming; then lets worker 0 go on. */
+static void drains_behind_its_back(struct bx_job *job)
+{
+    harness_await(FULL, 1);
+    wait_until_stopped(0);
+    HARNESS_EQ(harness_gate(HIT), 1);
+    HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGCONT), 0);
+    while (harness_load(ONEWAYS) < harness_load(SENT))
+        HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 2), 2);
+    HARNESS_EQ(kill((pid_t)harness_load(PID + 0), SIGCONT), 0);
+    harness_await(SENT_ALL, 1);     /* leaving would ring worker 0 */
+}
+
+/* A full ring that empties in between has nobody left to ring: the look after the arming must see it. */
+Test(stop_step, a_starved_sender_looks_at_the_credit_once_more, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_telling, .options = { .no_spin = true },
+                                         .body = { starves, NULL, drains_behind_its_back } });
+}
+
+#endif

@@ -1,0 +1,575 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * shm/ring.c, one thread: both sides of a ring in private memory, with positions set directly. What
+ * two sides do to each other at the same time is in stress_ring.c.
+ */
+#include "shm/ring.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <string.h>
+
+#define PADDING UINT64_C(0x80000000)
+
+struct rig {
+    struct bxi_ring_writer writer;
+    struct bxi_ring_reader reader;
+    bxi_a64 credit;
+    bxi_a64 want;
+};
+
+static _Alignas(4096) unsigned char memory[BXI_RING_BYTES];
+static struct rig rig;
+
+static const uint64_t capacities[] = { 1024, 4096, BXI_RING_BYTES };
+
+/* Fresh; where 32 and 64 bits of position end; where the 32 bits of sequence do. */
+static const uint64_t starts[] = {
+    0,
+    (UINT64_C(1) << 32) - 512,
+    (UINT64_C(1) << 38) - 512,
+    UINT64_MAX - 511,
+};
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+static void set_up(uint64_t capacity, uint64_t pos)
+{
+    memset(memory, 0xa5, sizeof(memory));
+    bxi_store_relaxed(&rig.credit, pos);
+    bxi_store_relaxed(&rig.want, 0);
+    bxi_ring_writer_init(&rig.writer, memory, capacity, pos, &rig.credit, &rig.want);
+    bxi_ring_reader_init(&rig.reader, memory, capacity, pos, &rig.credit, &rig.want);
+}
+
+static uint64_t word_of(uint64_t pos, uint64_t length)
+{
+    return (uint64_t)(uint32_t)(pos / BXI_LINE + 1) << 32 | length;
+}
+
+static bxi_a64 *word_at(uint64_t pos)
+{
+    return (bxi_a64 *)(void *)(memory + (pos & (rig.writer.capacity - 1)));
+}
+
+static void put_word(uint64_t pos, uint64_t word)
+{
+    bxi_store_relaxed(word_at(pos), word);
+}
+
+static uint64_t get_word(uint64_t pos)
+{
+    return bxi_load_relaxed(word_at(pos));
+}
+
+static int send(uint64_t bytes, int fill)
+{
+    void *payload = NULL;
+    int rc = bxi_ring_reserve(&rig.writer, bytes, &payload);
+
+    if (rc < 0)
+        return rc;
+    memset(payload, fill, bytes);
+    bxi_ring_commit(&rig.writer, bytes);
+    return 0;
+}
+
+/* Takes one frame and checks that it is `bytes` times `fill`; what bxi_ring_advance said. */
+static bool take(uint64_t bytes, int fill)
+{
+    const void *payload = NULL;
+    uint32_t got = 0;
+
+    cr_assert_eq(bxi_ring_peek(&rig.reader, &payload, &got), 1);
+    cr_assert_eq(got, bytes);
+    cr_assert_eq((uintptr_t)payload % 8, 0);
+    for (uint32_t i = 0; i < got; i++)
+        cr_assert_eq(((const unsigned char *)payload)[i], fill & 0xff);
+    return bxi_ring_advance(&rig.reader, got);
+}
+
+static int peek(void)
+{
+    const void *payload;
+    uint32_t bytes;
+
+    return bxi_ring_peek(&rig.reader, &payload, &bytes);
+}
+
+/* ---- Frames ---------------------------------------------------------------------------------- */
+
+TestSuite(ring, .timeout = 120);
+
+Test(ring, carries_frames_of_all_lengths_over_many_laps_and_position_ends)
+{
+    for (size_t c = 0; c < COUNT(capacities); c++) {
+        for (size_t s = 0; s < COUNT(starts); s++) {
+            uint64_t capacity = capacities[c];
+            uint64_t moved = 0;
+
+            set_up(capacity, starts[s]);
+            for (int i = 0; moved < 8 * capacity; i++) {
+                uint64_t bytes = 1 + (uint64_t)i * 37 % (capacity / 8);
+                cr_assert_eq(send(bytes, i), 0, "capacity %lu start %lx frame %d",
+                             (unsigned long)capacity, (unsigned long)starts[s], i);
+                take(bytes, i);
+                cr_assert_eq(peek(), 0);
+                cr_assert_eq(rig.reader.read_pos, rig.writer.write_pos);
+                moved = rig.writer.write_pos - starts[s];
+            }
+        }
+    }
+}
+
+Test(ring, keeps_frames_in_order_when_it_is_drained_only_once_full)
+{
+    for (size_t s = 0; s < COUNT(starts); s++) {
+        int sent = 0;
+        int taken = 0;
+
+        set_up(4096, starts[s]);
+        for (int lap = 0; lap < 20; lap++) {
+            while (send(1 + (uint64_t)sent % 512, sent) == 0)
+                sent++;
+            while (taken < sent) {
+                take(1 + (uint64_t)taken % 512, taken);
+                taken++;
+            }
+            cr_assert_eq(peek(), 0);
+            bxi_ring_publish(&rig.reader);
+        }
+        cr_assert_gt(sent, 200);
+    }
+}
+
+Test(ring, shows_nothing_before_the_first_commit)
+{
+    set_up(1024, 0);
+    cr_assert_eq(peek(), 0);
+    cr_assert_not(bxi_ring_ready(&rig.reader));
+}
+
+Test(ring, does_not_show_a_frame_before_its_commit)
+{
+    void *payload = NULL;
+
+    set_up(1024, 0);
+    cr_assert_eq(bxi_ring_reserve(&rig.writer, 8, &payload), 0);
+    memset(payload, 0xff, 8);
+    cr_assert_eq(peek(), 0);
+    cr_assert_not(bxi_ring_ready(&rig.reader));
+    bxi_ring_commit(&rig.writer, 8);
+    cr_assert(bxi_ring_ready(&rig.reader));
+    cr_assert_eq(peek(), 1);
+}
+
+Test(ring, shows_the_same_frame_until_it_is_advanced_over)
+{
+    set_up(1024, 0);
+    cr_assert_eq(send(8, 1), 0);
+    cr_assert_eq(peek(), 1);
+    cr_assert_eq(peek(), 1);
+    take(8, 1);
+    cr_assert_eq(peek(), 0);
+}
+
+Test(ring, reserves_the_same_place_again_when_nothing_was_committed)
+{
+    void *first = NULL;
+    void *second = NULL;
+
+    set_up(1024, 960);      /* 64 bytes before the wrap, so the first reserve pads */
+    cr_assert_eq(bxi_ring_reserve(&rig.writer, 100, &first), 0);
+    cr_assert_eq(bxi_ring_reserve(&rig.writer, 20, &second), 0);
+    cr_assert_eq(first, second);
+    bxi_ring_commit(&rig.writer, 20);
+    cr_assert_eq(rig.writer.write_pos, 1024 + 64);
+}
+
+Test(ring, refuses_an_empty_frame_and_one_over_an_eighth)
+{
+    void *payload = NULL;
+
+    for (size_t c = 0; c < COUNT(capacities); c++) {
+        set_up(capacities[c], 0);
+        cr_assert_eq(bxi_ring_reserve(&rig.writer, 0, &payload), -EMSGSIZE);
+        cr_assert_eq(bxi_ring_reserve(&rig.writer, capacities[c] / 8 + 1, &payload), -EMSGSIZE);
+        cr_assert_eq(bxi_ring_reserve(&rig.writer, UINT64_MAX, &payload), -EMSGSIZE);
+        cr_assert_null(payload);
+        cr_assert_eq(send(capacities[c] / 8, 7), 0);
+        take(capacities[c] / 8, 7);
+    }
+}
+
+Test(ring, takes_whole_lines_with_the_commit_word_in_the_first)
+{
+    cr_assert_eq(bxi_record_bytes(1), 64);
+    cr_assert_eq(bxi_record_bytes(56), 64);
+    cr_assert_eq(bxi_record_bytes(57), 128);
+    set_up(1024, 0);
+    cr_assert_eq(send(57, 3), 0);
+    cr_assert_eq(rig.writer.write_pos, 128);
+    cr_assert_eq(get_word(0), word_of(0, 57));
+}
+
+Test(ring, writes_the_sequence_of_the_position_into_the_commit_word)
+{
+    for (size_t s = 0; s < COUNT(starts); s++) {
+        set_up(1024, starts[s]);
+        for (int i = 0; i < 12; i++) {
+            uint64_t pos = rig.writer.write_pos;
+            cr_assert_eq(send(5, i), 0);
+            cr_assert_eq(get_word(pos), word_of(pos, 5));
+        }
+    }
+}
+
+/* ---- The next commit word, the wrap, the room ------------------------------------------------ */
+
+Test(ring, zeroes_the_first_commit_word_when_it_is_made)
+{
+    set_up(1024, 128);
+    cr_assert_eq(get_word(128), 0);
+    cr_assert_neq(get_word(192), 0);
+}
+
+Test(ring, zeroes_the_next_commit_word_with_each_commit)
+{
+    set_up(1024, 0);
+    cr_assert_eq(send(100, 1), 0);
+    cr_assert_eq(get_word(128), 0);
+    take(100, 1);
+    cr_assert_eq(peek(), 0);    /* and not the 0xa5 that lay there */
+}
+
+Test(ring, zeroes_the_word_at_offset_0_when_a_frame_ends_exactly_at_capacity)
+{
+    set_up(1024, 896);
+    cr_assert_eq(send(120, 9), 0);
+    cr_assert_eq(rig.writer.write_pos, 1024);
+    cr_assert_eq(get_word(1024), 0);
+    take(120, 9);
+    cr_assert_eq(peek(), 0);
+}
+
+Test(ring, pads_exactly_to_capacity_and_goes_on_at_offset_0)
+{
+    for (size_t s = 0; s < COUNT(starts); s++) {
+        uint64_t pos = (starts[s] & ~UINT64_C(1023)) + 960;
+
+        set_up(1024, pos);
+        cr_assert_eq(send(57, 4), 0);
+        cr_assert_eq(get_word(pos), word_of(pos, PADDING | 64));
+        cr_assert_eq(get_word(pos + 64), word_of(pos + 64, 57));
+        cr_assert_eq(get_word(pos + 64 + 128), 0);
+        cr_assert_eq(rig.writer.write_pos, pos + 64 + 128);
+        take(57, 4);
+        cr_assert_eq(peek(), 0);
+    }
+}
+
+Test(ring, shows_padding_without_a_frame_behind_it_as_nothing)
+{
+    void *payload = NULL;
+
+    set_up(1024, 960);
+    cr_assert_eq(bxi_ring_reserve(&rig.writer, 100, &payload), 0);
+    cr_assert(bxi_ring_ready(&rig.reader));
+    cr_assert_eq(peek(), 0);
+    cr_assert_eq(rig.reader.read_pos, 1024);
+    cr_assert_not(bxi_ring_ready(&rig.reader));
+    bxi_ring_commit(&rig.writer, 100);
+    cr_assert_eq(peek(), 1);
+}
+
+Test(ring, owes_credit_for_padding_too)
+{
+    void *payload = NULL;
+
+    set_up(1024, 960);
+    cr_assert_eq(bxi_ring_reserve(&rig.writer, 100, &payload), 0);
+    cr_assert_eq(peek(), 0);
+    cr_assert(bxi_ring_publish(&rig.reader));
+    cr_assert_eq(bxi_load_relaxed(&rig.credit), 1024);
+}
+
+Test(ring, is_full_with_one_line_left_for_the_next_commit_word)
+{
+    for (size_t c = 0; c < COUNT(capacities); c++) {
+        for (size_t s = 0; s < COUNT(starts); s++) {
+            uint64_t lines = capacities[c] / BXI_LINE;
+
+            set_up(capacities[c], starts[s]);
+            for (uint64_t i = 0; i < lines - 1; i++)
+                cr_assert_eq(send(56, (int)i), 0);
+            cr_assert_eq(send(1, 0), -EAGAIN);
+            cr_assert_eq(rig.writer.write_pos - starts[s], capacities[c] - BXI_LINE);
+            for (uint64_t i = 0; i < lines - 1; i++)
+                take(56, (int)i);
+            cr_assert_eq(peek(), 0);
+        }
+    }
+}
+
+Test(ring, fits_padding_record_and_next_line_exactly_or_does_nothing)
+{
+    /* At 960 a record of 128 needs 64 of padding, itself, and a line: 256 of 1024. */
+    for (uint64_t used = 704; used <= 832; used += 64) {
+        void *payload = NULL;
+
+        set_up(1024, 960);
+        rig.writer.credit = 960 - used;
+        bxi_store_relaxed(&rig.credit, 960 - used);
+        int rc = bxi_ring_reserve(&rig.writer, 100, &payload);
+        if (1024 - used >= 256) {
+            cr_assert_eq(rc, 0);
+            cr_assert_eq(payload, memory + 8);
+        } else {
+            cr_assert_eq(rc, -EAGAIN);
+            cr_assert_eq(rig.writer.write_pos, 960, "padding without room for the record");
+            cr_assert_eq(get_word(960), 0);
+        }
+    }
+}
+
+Test(ring, never_zeroes_a_word_that_the_consumer_has_yet_to_read)
+{
+    /* The oldest frame lies at offset 128; the producer fills up to it from 192. */
+    set_up(1024, 128);
+    cr_assert_eq(send(56, 1), 0);
+    uint64_t oldest = get_word(128);
+    while (send(56, 2) == 0)
+        cr_assert_eq(get_word(128), oldest);
+    cr_assert_eq(get_word(128), oldest);
+    take(56, 1);
+}
+
+/* ---- Credit ---------------------------------------------------------------------------------- */
+
+Test(ring, reads_the_credit_again_when_it_seems_full)
+{
+    set_up(1024, 0);
+    for (int i = 0; i < 15; i++)
+        cr_assert_eq(send(56, i), 0);
+    cr_assert_eq(send(56, 15), -EAGAIN);
+    bxi_store_relaxed(&rig.credit, 64);
+    cr_assert_eq(send(56, 15), 0);
+    cr_assert_eq(rig.writer.credit, 64);
+    cr_assert_eq(send(56, 16), -EAGAIN);
+}
+
+Test(ring, publishes_credit_when_a_quarter_is_owed)
+{
+    set_up(1024, 0);
+    for (int i = 0; i < 8; i++)
+        cr_assert_eq(send(56, i), 0);
+    for (int i = 0; i < 3; i++)
+        cr_assert_not(take(56, i));
+    cr_assert_eq(bxi_load_relaxed(&rig.credit), 0);
+    cr_assert(take(56, 3));
+    cr_assert_eq(bxi_load_relaxed(&rig.credit), 256);
+    cr_assert_not(take(56, 4));
+    cr_assert_eq(bxi_load_relaxed(&rig.credit), 256);
+}
+
+Test(ring, publishes_what_is_owed_when_asked_and_says_whether_anything_was)
+{
+    set_up(1024, 0);
+    cr_assert_not(bxi_ring_publish(&rig.reader));
+    cr_assert_eq(send(56, 1), 0);
+    take(56, 1);
+    cr_assert(bxi_ring_publish(&rig.reader));
+    cr_assert_eq(bxi_load_relaxed(&rig.credit), 64);
+    cr_assert_not(bxi_ring_publish(&rig.reader));
+}
+
+Test(ring, refuses_a_credit_beyond_what_was_written)
+{
+    for (size_t s = 0; s < COUNT(starts); s++) {
+        set_up(1024, starts[s]);
+        while (send(56, 0) == 0)
+            ;
+        bxi_store_relaxed(&rig.credit, rig.writer.write_pos + 64);
+        cr_assert_eq(send(56, 0), -EPROTO);
+        cr_assert_eq(rig.writer.credit, starts[s]);
+    }
+}
+
+Test(ring, refuses_a_credit_that_is_no_record_boundary)
+{
+    set_up(1024, 0);
+    while (send(56, 0) == 0)
+        ;
+    bxi_store_relaxed(&rig.credit, 65);
+    cr_assert_eq(send(56, 0), -EPROTO);
+}
+
+Test(ring, refuses_a_credit_more_than_a_lap_behind)
+{
+    for (size_t s = 0; s < COUNT(starts); s++) {
+        set_up(1024, starts[s]);
+        while (send(56, 0) == 0)
+            ;
+        bxi_store_relaxed(&rig.credit, starts[s] - 1024 - 64);
+        cr_assert_eq(send(56, 0), -EPROTO);
+    }
+}
+
+Test(ring, takes_credit_from_a_hint)
+{
+    for (size_t s = 0; s < COUNT(starts); s++) {
+        set_up(1024, starts[s]);
+        while (send(56, 0) == 0)
+            ;
+        cr_assert_eq(bxi_ring_credit_hint(&rig.writer, starts[s] + 128), 0);
+        cr_assert_eq(rig.writer.credit, starts[s] + 128);
+        cr_assert_eq(send(56, 0), 0);
+        cr_assert_eq(send(56, 0), 0);
+        cr_assert_eq(send(56, 0), -EAGAIN);
+    }
+}
+
+Test(ring, passes_over_a_hint_that_a_newer_credit_has_overtaken)
+{
+    set_up(1024, 4096);
+    for (int i = 0; i < 4; i++)
+        cr_assert_eq(send(56, i), 0);
+    cr_assert_eq(bxi_ring_credit_hint(&rig.writer, 4096 + 128), 0);
+    cr_assert_eq(bxi_ring_credit_hint(&rig.writer, 4096 + 64), 0);
+    cr_assert_eq(rig.writer.credit, 4096 + 128);
+}
+
+Test(ring, refuses_a_hint_that_is_impossible)
+{
+    set_up(1024, 4096);
+    cr_assert_eq(send(56, 0), 0);
+    cr_assert_eq(bxi_ring_credit_hint(&rig.writer, 4096 + 128), -EPROTO);
+    cr_assert_eq(bxi_ring_credit_hint(&rig.writer, 4096 + 32), -EPROTO);
+    cr_assert_eq(bxi_ring_credit_hint(&rig.writer, 4096 - 2048), -EPROTO);
+    cr_assert_eq(bxi_ring_credit_hint(&rig.writer, UINT64_MAX), -EPROTO);
+    cr_assert_eq(rig.writer.credit, 4096);
+}
+
+/* ---- Starvation ------------------------------------------------------------------------------ */
+
+Test(ring, leaves_a_wish_standing_when_no_room_came)
+{
+    set_up(1024, 0);
+    while (send(56, 0) == 0)
+        ;
+    cr_assert_not(bxi_ring_wanted(&rig.reader));
+    cr_assert_not(bxi_ring_want(&rig.writer, 56));
+    cr_assert(bxi_ring_wanted(&rig.reader));
+}
+
+Test(ring, takes_the_wish_back_when_room_came_meanwhile)
+{
+    set_up(1024, 0);
+    while (send(56, 0) == 0)
+        ;
+    take(56, 0);
+    cr_assert(bxi_ring_publish(&rig.reader));
+    cr_assert(bxi_ring_want(&rig.writer, 56));
+    cr_assert_not(bxi_ring_wanted(&rig.reader));
+    cr_assert_eq(send(56, 1), 0);
+}
+
+Test(ring, keeps_the_wish_when_the_room_that_came_is_too_small)
+{
+    set_up(1024, 0);
+    while (send(56, 0) == 0)
+        ;
+    take(56, 0);
+    cr_assert(bxi_ring_publish(&rig.reader));
+    cr_assert_not(bxi_ring_want(&rig.writer, 128));
+    cr_assert(bxi_ring_wanted(&rig.reader));
+}
+
+Test(ring, counts_the_padding_when_it_wants_room)
+{
+    /* 960: a record of 128 needs 256; 192 are free. */
+    set_up(1024, 960);
+    rig.writer.credit = 960 - 832;
+    bxi_store_relaxed(&rig.credit, 960 - 832);
+    cr_assert_not(bxi_ring_want(&rig.writer, 100));
+    bxi_store_relaxed(&rig.credit, 960 - 768);
+    cr_assert(bxi_ring_want(&rig.writer, 100));
+}
+
+/* ---- Nonsense in the producer's memory ------------------------------------------------------- */
+
+Test(ring, refuses_a_commit_word_of_another_sequence)
+{
+    for (size_t s = 0; s < COUNT(starts); s++) {
+        set_up(1024, starts[s]);
+        put_word(starts[s], word_of(starts[s] + 64, 8));
+        cr_assert_eq(peek(), -EPROTO);
+        put_word(starts[s], word_of(starts[s] - 1024, 8));      /* of the lap before */
+        cr_assert_eq(peek(), -EPROTO);
+        put_word(starts[s], word_of(starts[s], 8));
+        cr_assert_eq(peek(), 1);
+    }
+}
+
+Test(ring, refuses_a_length_of_0_and_one_over_an_eighth)
+{
+    for (size_t c = 0; c < COUNT(capacities); c++) {
+        set_up(capacities[c], 0);
+        put_word(0, word_of(0, 0));
+        cr_assert_eq(peek(), -EPROTO);
+        put_word(0, word_of(0, capacities[c] / 8 + 1));
+        cr_assert_eq(peek(), -EPROTO);
+        put_word(0, word_of(0, PADDING - 1));
+        cr_assert_eq(peek(), -EPROTO);
+        put_word(0, word_of(0, capacities[c] / 8));
+        cr_assert_eq(peek(), 1);
+    }
+}
+
+Test(ring, refuses_a_record_that_ends_beyond_capacity)
+{
+    set_up(1024, 960);
+    put_word(960, word_of(960, 57));
+    cr_assert_eq(peek(), -EPROTO);
+    put_word(960, word_of(960, 56));
+    cr_assert_eq(peek(), 1);
+}
+
+Test(ring, refuses_padding_that_does_not_end_at_capacity)
+{
+    static const uint64_t lengths[] = { 0, 1, 63, 64, 65, 127, 129, 192, PADDING - 1 };
+
+    for (size_t i = 0; i < COUNT(lengths); i++) {
+        set_up(1024, 896);
+        put_word(896, word_of(896, PADDING | lengths[i]));
+        cr_assert_eq(peek(), -EPROTO, "padding of %lu", (unsigned long)lengths[i]);
+        cr_assert_eq(rig.reader.read_pos, 896);
+    }
+    put_word(1024, 0);
+    put_word(896, word_of(896, PADDING | 128));
+    cr_assert_eq(peek(), 0);
+    cr_assert_eq(rig.reader.read_pos, 1024);
+}
+
+Test(ring, refuses_padding_over_the_whole_ring)
+{
+    set_up(1024, 0);
+    put_word(0, word_of(0, PADDING | 1024));
+    cr_assert_eq(peek(), -EPROTO);
+}
+
+Test(ring, refuses_padding_behind_padding)
+{
+    set_up(1024, 896);
+    put_word(896, word_of(896, PADDING | 128));
+    put_word(1024, word_of(1024, PADDING | 1024));
+    cr_assert_eq(peek(), -EPROTO);
+}
+
+Test(ring, reads_a_ring_of_zeroes_as_empty)
+{
+    set_up(1024, 512);
+    memset(memory, 0, sizeof(memory));      /* what the guard maps over a truncated segment */
+    cr_assert_eq(peek(), 0);
+    cr_assert_not(bxi_ring_ready(&rig.reader));
+}

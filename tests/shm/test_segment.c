@@ -1,0 +1,605 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * shm/segment.c: what create leaves in the file, what attach refuses, who may remove a name, and a
+ * full /dev/shm (a small tmpfs in a mount namespace of its own).
+ */
+#include "shm/segment.h"
+
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define INSTANCE UINT64_C(0x0123456789abcdef)
+#define SKIPPED 77
+
+static char job[BXI_NAME_BYTES];
+static struct bxi_segment segment;
+static struct bxi_segment_view view;
+
+static void make_job_name(void)
+{
+    snprintf(job, sizeof(job), "test-%d", (int)getpid());
+}
+
+/* Whatever a test left, for a failed one too. */
+static void remove_names(void)
+{
+    bxi_segment_destroy(&segment);
+    bxi_segment_reap(job, 0);
+}
+
+static void create_one(int rank, int world_size)
+{
+    make_job_name();
+    cr_assert_eq(bxi_segment_create(&segment, job, "agent", INSTANCE, rank, world_size), 0);
+}
+
+static void create_first_of_two(void)
+{
+    create_one(0, 2);
+}
+
+static bool name_exists(const char *shm_name)
+{
+    char path[128];
+
+    snprintf(path, sizeof(path), "/dev/shm%s", shm_name);
+    return access(path, F_OK) == 0;
+}
+
+static uint64_t blocks_bytes(int fd)
+{
+    struct stat status;
+
+    cr_assert_eq(fstat(fd, &status), 0);
+    return (uint64_t)status.st_blocks * 512;
+}
+
+/* Runs body in a child; its exit status, or 256 + the signal that ended it. */
+static int in_child(int (*body)(void))
+{
+    int status = 0;
+    pid_t child = fork();
+
+    cr_assert_geq(child, 0);
+    if (child == 0) {
+        signal(SIGSEGV, SIG_DFL);
+        signal(SIGBUS, SIG_DFL);
+        _exit(body());
+    }
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 256 + WTERMSIG(status);
+}
+
+/* ---- create, open_ring, destroy -------------------------------------------------------------- */
+
+TestSuite(segment, .timeout = 120);
+
+Test(segment, is_named_by_uid_job_instance_and_rank)
+{
+    char name[BXI_SEGMENT_NAME_BYTES];
+
+    bxi_segment_name(name, 1000, "demo", 0xab, 127);
+    cr_assert_str_eq(name, "/boxcar.1000.demo.00000000000000ab.127");
+    bxi_segment_name(name, UINT32_MAX, "a23456789-123456789_12345678901", UINT64_MAX, 0);
+    cr_assert_str_eq(name,
+                     "/boxcar.4294967295.a23456789-123456789_12345678901.ffffffffffffffff.0");
+}
+
+Test(segment, has_an_arena_of_its_own_name)
+{
+    char name[BXI_SEGMENT_NAME_BYTES];
+
+    bxi_segment_arena_name(name, 1000, "demo", 0xab, 127);
+    cr_assert_str_eq(name, "/boxcar.1000.demo.00000000000000ab.127.arena");
+    bxi_segment_arena_name(name, UINT32_MAX, "a23456789-123456789_12345678901", UINT64_MAX, 127);
+    cr_assert_str_eq(name,
+                     "/boxcar.4294967295.a23456789-123456789_12345678901.ffffffffffffffff.127.arena");
+}
+
+Test(segment, writes_its_identity_when_it_is_created, .fini = remove_names)
+{
+    create_one(3, 5);
+    const struct bxi_header *header = &segment.control->header;
+
+    cr_assert_eq(header->magic, BXI_MAGIC);
+    cr_assert_arr_eq(&header->magic, "BOXCAR\0", 8);
+    cr_assert_eq(header->layout_version, BXI_LAYOUT_VERSION);
+    cr_assert_eq(header->uid, geteuid());
+    cr_assert_eq(header->pid, (uint32_t)getpid());
+    cr_assert_eq(header->rank, 3);
+    cr_assert_eq(header->world_size, 5);
+    cr_assert_eq(header->ring_bytes, BXI_RING_BYTES);
+    cr_assert_eq(header->instance, INSTANCE);
+    cr_assert_eq(header->segment_bytes, bxi_segment_bytes(5));
+    cr_assert_gt(header->started_ns, 0);
+    cr_assert_str_eq(header->name, "agent");
+    cr_assert_str_eq(header->job, job);
+    cr_assert_eq(bxi_load_relaxed(&header->state), BXI_STARTING);
+    cr_assert_eq(bxi_load_relaxed(&header->function_count), 0);
+    cr_assert_eq(bxi_load_relaxed(&header->armed), 0);
+    cr_assert_eq(bxi_load_relaxed(&segment.truncated), 0);
+}
+
+Test(segment, allocates_its_control_pages_and_no_more, .init = create_first_of_two,
+     .fini = remove_names)
+{
+    struct stat status;
+
+    cr_assert_eq(fstat(segment.fd, &status), 0);
+    cr_assert_eq((uint64_t)status.st_size, bxi_segment_bytes(2));
+    cr_assert_eq(status.st_mode & 07777, 0600);
+    cr_assert_eq(blocks_bytes(segment.fd), 73728);
+    for (size_t i = 0; i < BXI_WORLD_MAX; i++)
+        cr_assert_eq(bxi_load_relaxed(&segment.control->pair[i].open), 0);
+}
+
+Test(segment, allocates_a_ring_when_it_is_opened, .init = create_first_of_two, .fini = remove_names)
+{
+    cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0);
+    cr_assert_eq(blocks_bytes(segment.fd), 73728 + 144 * 1024);
+    unsigned char *ring = bxi_segment_ring(&segment, 1);
+    cr_assert_eq((uint64_t)(ring - (unsigned char *)segment.control), bxi_ring_offset(1));
+    for (size_t i = 0; i < BXI_RING_BYTES; i++)
+        cr_assert_eq(ring[i], 0);
+    memset(ring, 1, BXI_RING_BYTES);
+    cr_assert_eq(blocks_bytes(segment.fd), 73728 + 144 * 1024);
+    cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0, "opening it again is harmless");
+    cr_assert_eq(ring[100], 1);
+}
+
+/* Together with it, so that a full /dev/shm is told before the first lease and not by a SIGBUS. */
+Test(segment, has_lease_words_behind_each_ring, .init = create_first_of_two, .fini = remove_names)
+{
+    cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0);
+    bxi_a64 *words = bxi_segment_leases(&segment, 1);
+    cr_assert_eq((uint64_t)((unsigned char *)words - (unsigned char *)segment.control), bxi_lease_offset(1));
+    for (int slot = 0; slot < BXI_LEASE_MAX; slot++) {
+        cr_assert_eq(bxi_load_relaxed(&words[slot]), 0);
+        bxi_store_relaxed(&words[slot], (uint64_t)slot + 1);
+    }
+    cr_assert_eq(blocks_bytes(segment.fd), 73728 + 144 * 1024);
+    cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 2), 0);
+    const bxi_a64 *seen = bxi_segment_view_leases(&view, 1);
+    cr_assert_neq((const void *)seen, (const void *)words);
+    cr_assert_eq(bxi_load_relaxed(&seen[0]), 1);
+    cr_assert_eq(bxi_load_relaxed(&seen[BXI_LEASE_MAX - 1]), BXI_LEASE_MAX);
+    bxi_segment_detach(&view);
+}
+
+Test(segment, has_no_ring_for_a_rank_outside_the_world, .init = create_first_of_two,
+     .fini = remove_names)
+{
+    cr_assert_eq(bxi_segment_open_ring(&segment, 2), -EINVAL);
+    cr_assert_eq(bxi_segment_open_ring(&segment, -1), -EINVAL);
+}
+
+Test(segment, is_not_created_over_another_of_its_name, .init = create_first_of_two,
+     .fini = remove_names)
+{
+    struct bxi_segment second;
+
+    cr_assert_eq(bxi_segment_create(&second, job, "other", INSTANCE, 0, 2), -EEXIST);
+    cr_assert(name_exists(segment.shm_name));
+    cr_assert_str_eq(segment.control->header.name, "agent");
+}
+
+Test(segment, refuses_a_rank_a_world_and_names_out_of_range, .init = make_job_name,
+     .fini = remove_names)
+{
+    const char *long_name = "12345678901234567890123456789012";
+
+    cr_assert_eq(bxi_segment_create(&segment, job, "a", INSTANCE, -1, 2), -EINVAL);
+    cr_assert_eq(bxi_segment_create(&segment, job, "a", INSTANCE, 2, 2), -EINVAL);
+    cr_assert_eq(bxi_segment_create(&segment, job, "a", INSTANCE, 0, 0), -EINVAL);
+    cr_assert_eq(bxi_segment_create(&segment, job, "a", INSTANCE, 0, 129), -EINVAL);
+    cr_assert_eq(bxi_segment_create(&segment, job, long_name, INSTANCE, 0, 2), -ENAMETOOLONG);
+    cr_assert_eq(bxi_segment_create(&segment, long_name, "a", INSTANCE, 0, 2), -ENAMETOOLONG);
+}
+
+Test(segment, leaves_nothing_behind_when_it_is_destroyed, .init = create_first_of_two)
+{
+    char shm_name[BXI_SEGMENT_NAME_BYTES];
+    int fd = segment.fd;
+
+    memcpy(shm_name, segment.shm_name, sizeof(shm_name));
+    cr_assert(name_exists(shm_name));
+    bxi_segment_destroy(&segment);
+    cr_assert_not(name_exists(shm_name));
+    cr_assert_eq(fcntl(fd, F_GETFD), -1);
+    cr_assert_null(segment.control);
+    bxi_segment_destroy(&segment);      /* twice is once */
+}
+
+Test(segment, holds_the_owner_lock_while_it_lives, .init = create_first_of_two,
+     .fini = remove_names)
+{
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+    int fd = shm_open(segment.shm_name, O_RDONLY, 0);
+
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(fcntl(fd, F_OFD_GETLK, &lock), 0);
+    cr_assert_eq(lock.l_type, F_WRLCK);
+    cr_assert_eq(lock.l_len, 0, "the whole file");
+    bxi_segment_destroy(&segment);
+    lock = (struct flock){ .l_type = F_WRLCK, .l_whence = SEEK_SET };
+    cr_assert_eq(fcntl(fd, F_OFD_GETLK, &lock), 0);
+    cr_assert_eq(lock.l_type, F_UNLCK);
+    close(fd);
+}
+
+static int read_own(void)
+{
+    return *(volatile char *)segment.control->header.name;
+}
+
+static int write_view(void)
+{
+    ((volatile char *)(uintptr_t)view.control->header.name)[0] = 'x';
+    return 0;
+}
+
+Test(segment, is_not_mapped_in_a_forked_child, .init = create_first_of_two, .fini = remove_names)
+{
+    cr_assert_eq(in_child(read_own), 256 + SIGSEGV);
+}
+
+/* ---- attach ---------------------------------------------------------------------------------- */
+
+Test(segment, shows_a_peer_what_its_owner_writes, .init = create_first_of_two, .fini = remove_names)
+{
+    cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0);
+    cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 2), 0);
+    cr_assert_neq((const void *)view.control, (const void *)segment.control);
+    cr_assert_eq(view.bytes, segment.bytes);
+    cr_assert_str_eq(view.control->header.name, "agent");
+    bxi_segment_ring(&segment, 1)[77] = 42;
+    cr_assert_eq(bxi_segment_view_ring(&view, 1)[77], 42);
+    bxi_segment_detach(&view);
+    cr_assert_null(view.control);
+    bxi_segment_detach(&view);          /* twice is once */
+}
+
+/* In a child that may read it, so that the fault is about writing. */
+static int attach_and_write(void)
+{
+    if (bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 2) != 0)
+        return 1;
+    if (view.control->header.name[0] != 'a')
+        return 2;
+    return write_view();
+}
+
+Test(segment, cannot_be_written_by_a_peer, .init = create_first_of_two, .fini = remove_names)
+{
+    cr_assert_eq(in_child(attach_and_write), 256 + SIGSEGV);
+}
+
+Test(segment, is_not_taken_for_another, .init = create_first_of_two, .fini = remove_names)
+{
+    cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE + 1, 0, 2), -EPROTO);
+    cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 1, 2), -EPROTO);
+    cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 3), -EPROTO);
+    cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 2, 2), -EINVAL);
+    cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 129), -EINVAL);
+    cr_assert_null(view.control);
+}
+
+Test(segment, is_refused_when_a_word_of_its_identity_is_nonsense, .init = create_first_of_two,
+     .fini = remove_names)
+{
+    struct bxi_header *header = &segment.control->header;
+    const struct bxi_header whole = *header;
+
+#define REFUSED_WITH(change, error)                                                                \
+    do {                                                                                           \
+        change;                                                                                    \
+        cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 2), (error), #change);     \
+        memcpy(header, &whole, offsetof(struct bxi_header, state));                                \
+    } while (0)
+    REFUSED_WITH(header->magic ^= 1, -EPROTO);
+    REFUSED_WITH(header->layout_version++, -EPROTONOSUPPORT);
+    REFUSED_WITH(header->uid++, -EPROTO);
+    REFUSED_WITH(header->rank = UINT32_MAX, -EPROTO);
+    REFUSED_WITH(header->world_size = 0, -EPROTO);
+    REFUSED_WITH(header->ring_bytes *= 2, -EPROTO);
+    REFUSED_WITH(header->instance = 0, -EPROTO);
+    REFUSED_WITH(header->segment_bytes = UINT64_MAX, -EPROTO);
+    REFUSED_WITH(memset(header->name, 'x', BXI_NAME_BYTES), -EPROTO);
+    REFUSED_WITH(memset(header->job, 'x', BXI_NAME_BYTES), -EPROTO);
+#undef REFUSED_WITH
+    cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 2), 0);
+    bxi_segment_detach(&view);
+}
+
+Test(segment, is_refused_when_the_file_has_another_size, .init = create_first_of_two,
+     .fini = remove_names)
+{
+    cr_assert_eq(ftruncate(segment.fd, (off_t)segment.bytes - 1), 0);
+    cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 2), -EPROTO);
+    cr_assert_eq(ftruncate(segment.fd, (off_t)segment.bytes + 4096), 0);
+    cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 2), -EPROTO);
+    cr_assert_eq(ftruncate(segment.fd, 0), 0);
+    cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 2), -EPROTO);
+}
+
+Test(segment, is_refused_when_the_descriptor_is_no_file)
+{
+    int fd = eventfd(0, EFD_CLOEXEC);
+
+    cr_assert_eq(bxi_segment_attach(&view, fd, INSTANCE, 0, 2), -EPROTO);
+    close(fd);
+    cr_assert_eq(bxi_segment_attach(&view, fd, INSTANCE, 0, 2), -EBADF);
+}
+
+/* ---- reap ------------------------------------------------------------------------------------ */
+
+static int child_rank;
+static uint64_t child_instance;
+
+/* Dies without a word. */
+static int create_and_die(void)
+{
+    if (bxi_segment_create(&segment, job, "dead", child_instance, child_rank, 4) != 0)
+        return 1;
+    raise(SIGKILL);
+    return 2;
+}
+
+static void leave_dead(uint64_t instance, int rank)
+{
+    child_instance = instance;
+    child_rank = rank;
+    cr_assert_eq(in_child(create_and_die), 256 + SIGKILL);
+}
+
+Test(segment, is_reaped_when_its_owner_was_killed, .init = make_job_name, .fini = remove_names)
+{
+    leave_dead(INSTANCE, 0);
+    leave_dead(INSTANCE, 3);
+    leave_dead(INSTANCE + 1, 0);
+    cr_assert_eq(bxi_segment_reap(job, INSTANCE), 2);
+    cr_assert_eq(bxi_segment_reap(job, INSTANCE), 0);
+    cr_assert_eq(bxi_segment_reap(job, 0), 1);
+    cr_assert_eq(bxi_segment_reap(job, 0), 0);
+}
+
+Test(segment, is_not_reaped_while_its_owner_lives, .init = create_first_of_two,
+     .fini = remove_names)
+{
+    leave_dead(INSTANCE, 1);
+    cr_assert_eq(bxi_segment_reap(job, 0), 1);
+    cr_assert(name_exists(segment.shm_name));
+}
+
+Test(segment, of_another_job_is_not_reaped, .init = make_job_name, .fini = remove_names)
+{
+    char longer[BXI_NAME_BYTES + 1];
+    char shorter[BXI_NAME_BYTES];
+
+    leave_dead(INSTANCE, 0);
+    snprintf(longer, sizeof(longer), "%sx", job);
+    memcpy(shorter, job, sizeof(shorter));
+    shorter[strlen(shorter) - 1] = '\0';
+    cr_assert_eq(bxi_segment_reap(longer, 0), 0);
+    cr_assert_eq(bxi_segment_reap(shorter, 0), 0);
+    cr_assert_eq(bxi_segment_reap("", 0), 0);
+    cr_assert_eq(bxi_segment_reap(job, 0), 1);
+}
+
+Test(segment, reaps_names_that_it_makes_and_no_others, .init = make_job_name, .fini = remove_names)
+{
+    static const char *const tails[] = {
+        "0123456789abcdef.128", "0123456789abcdef.-1", "0123456789abcdef.00", "0123456789abcdef.+1",
+        "0123456789abcdef.", "0123456789abcdef", "0123456789ABCDEF.0", "123456789abcdef.0",
+        "0x23456789abcdef.0", "0123456789abcdef.0x", "0123456789abcdef0.0", " 123456789abcdef.0",
+        "0123456789abcdef.0.", "0123456789abcdef.0.aren", "0123456789abcdef.0.arena2", "0123456789abcdef.arena",
+        "0123456789abcdef.00.arena", "0123456789abcdef.128.arena", "0123456789abcdef.0.arena.arena",
+    };
+    char name[160];
+
+    for (size_t i = 0; i < sizeof(tails) / sizeof(tails[0]); i++) {
+        snprintf(name, sizeof(name), "/boxcar.%u.%s.%s", geteuid(), job, tails[i]);
+        int fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+        cr_assert_geq(fd, 0);
+        close(fd);
+    }
+    cr_assert_eq(bxi_segment_reap(job, 0), 0);
+    for (size_t i = 0; i < sizeof(tails) / sizeof(tails[0]); i++) {
+        snprintf(name, sizeof(name), "/boxcar.%u.%s.%s", geteuid(), job, tails[i]);
+        cr_expect_eq(shm_unlink(name), 0, "%s was removed", name);
+    }
+}
+
+Test(segment, passes_over_what_is_no_file_of_this_user, .init = make_job_name, .fini = remove_names)
+{
+    char name[BXI_SEGMENT_NAME_BYTES];
+    char path[128];
+
+    bxi_segment_name(name, geteuid(), job, INSTANCE, 0);
+    snprintf(path, sizeof(path), "/dev/shm%s", name);
+    cr_assert_eq(mkfifo(path, 0600), 0);
+    cr_assert_eq(bxi_segment_reap(job, 0), 0);
+    cr_assert_eq(unlink(path), 0);
+}
+
+Test(segment, is_reaped_when_its_owner_died_before_it_took_the_lock, .init = make_job_name,
+     .fini = remove_names)
+{
+    char name[BXI_SEGMENT_NAME_BYTES];
+
+    bxi_segment_name(name, geteuid(), job, INSTANCE, 1);
+    close(shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600));
+    cr_assert_eq(bxi_segment_reap(job, INSTANCE), 1);
+    cr_assert_not(name_exists(name));
+}
+
+Test(segment, is_reaped_together_with_the_arena_of_its_worker, .init = make_job_name,
+     .fini = remove_names)
+{
+    char name[BXI_SEGMENT_NAME_BYTES];
+    int fd = -1;
+
+    leave_dead(INSTANCE, 2);
+    bxi_segment_arena_name(name, geteuid(), job, INSTANCE, 2);
+    cr_assert_eq(bxi_segment_create_locked(name, &fd), 0);
+    cr_assert_eq(bxi_segment_create_locked(name, &fd), -EEXIST);
+    cr_assert_eq(bxi_segment_reap(job, INSTANCE), 1, "its owner lives");
+    cr_assert(name_exists(name));
+    close(fd);
+    cr_assert_eq(bxi_segment_reap(job, INSTANCE + 1), 0);
+    cr_assert_eq(bxi_segment_reap(job, INSTANCE), 1);
+    cr_assert_not(name_exists(name));
+}
+
+/* A reaper that comes between the name and the lock must lose or make the owner start again. */
+Test(segment, is_never_reaped_while_it_is_created, .init = make_job_name, .fini = remove_names)
+{
+    int status = 0;
+    pid_t reaper = fork();
+
+    cr_assert_geq(reaper, 0);
+    if (reaper == 0) {
+        for (;;)
+            bxi_segment_reap(job, 0);
+    }
+    int failed = 0;
+    for (int i = 0; i < 1500 && failed == 0; i++) {
+        int rc = bxi_segment_create(&segment, job, "agent", INSTANCE, 0, 2);
+        if (rc != 0 || !name_exists(segment.shm_name))
+            failed = rc != 0 ? rc : 1;
+        bxi_segment_destroy(&segment);
+    }
+    kill(reaper, SIGKILL);
+    waitpid(reaper, &status, 0);
+    cr_assert_eq(failed, 0);
+}
+
+/* ---- A full /dev/shm ------------------------------------------------------------------------- */
+
+static bool write_file(const char *path, const char *text)
+{
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    bool is_written = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+
+    if (fd >= 0)
+        close(fd);
+    return is_written;
+}
+
+/* A /dev/shm of our own; as an ordinary user in a user namespace of our own. */
+static bool mount_small(const char *options)
+{
+    char map[64];
+    unsigned uid = geteuid();
+    unsigned gid = getegid();
+
+    if (unshare(CLONE_NEWNS | (uid == 0 ? 0 : CLONE_NEWUSER)) < 0)
+        return false;
+    if (uid != 0) {
+        snprintf(map, sizeof(map), "%u %u 1", uid, uid);
+        if (!write_file("/proc/self/uid_map", map) || !write_file("/proc/self/setgroups", "deny"))
+            return false;
+        snprintf(map, sizeof(map), "%u %u 1", gid, gid);
+        if (!write_file("/proc/self/gid_map", map))
+            return false;
+    }
+    return mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+           mount("boxcar-test", "/dev/shm", "tmpfs", 0, options) == 0;
+}
+
+static int count_names(void)
+{
+    DIR *directory = opendir("/dev/shm");
+    int count = 0;
+
+    while (directory != NULL && readdir(directory) != NULL)
+        count++;
+    if (directory != NULL)
+        closedir(directory);
+    return count - 2;
+}
+
+/* A process that gets SIGXFSZ ends by it. */
+static int create_beyond_the_file_limit(void)
+{
+    struct rlimit limit;
+
+    signal(SIGXFSZ, SIG_DFL);
+    if (getrlimit(RLIMIT_FSIZE, &limit) < 0)
+        return 1;
+    limit.rlim_cur = bxi_segment_bytes(2) - 1;
+    if (setrlimit(RLIMIT_FSIZE, &limit) < 0)
+        return 1;
+    if (bxi_segment_create(&segment, job, "agent", INSTANCE, 0, 2) != -EFBIG)
+        return 2;
+    if (segment.fd != -1 || segment.control != NULL || name_exists(segment.shm_name))
+        return 3;
+    limit.rlim_cur = bxi_segment_bytes(2);
+    if (setrlimit(RLIMIT_FSIZE, &limit) < 0)
+        return 1;
+    return bxi_segment_create(&segment, job, "agent", INSTANCE, 0, 2) == 0 &&
+           bxi_segment_open_ring(&segment, 1) == 0 ? 0 : 4;
+}
+
+Test(segment, larger_than_a_file_may_be_is_not_created, .init = make_job_name, .fini = remove_names)
+{
+    cr_assert_eq(in_child(create_beyond_the_file_limit), 0);
+}
+
+static int create_without_room(void)
+{
+    if (!mount_small("size=32k,mode=1777"))
+        return SKIPPED;
+    if (bxi_segment_create(&segment, job, "agent", INSTANCE, 0, 128) != -ENOSPC)
+        return 1;
+    if (segment.fd != -1 || segment.control != NULL)
+        return 2;
+    return count_names() == 0 ? 0 : 3;
+}
+
+static int open_ring_without_room(void)
+{
+    if (!mount_small("size=256k,mode=1777"))
+        return SKIPPED;
+    if (bxi_segment_create(&segment, job, "agent", INSTANCE, 0, 128) != 0)
+        return 1;
+    if (bxi_segment_open_ring(&segment, 7) != 0)
+        return 2;
+    if (bxi_segment_open_ring(&segment, 8) != -ENOSPC)
+        return 3;
+    memset(bxi_segment_ring(&segment, 7), 1, BXI_RING_BYTES);
+    bxi_segment_destroy(&segment);
+    return count_names() == 0 ? 0 : 4;
+}
+
+static void expect_in_own_shm(int (*body)(void))
+{
+    make_job_name();
+    int status = in_child(body);
+    if (status == SKIPPED)
+        cr_skip_test("no mount namespace to be had here");
+    cr_assert_eq(status, 0, "step %d failed", status);
+}
+
+Test(segment, without_room_for_its_control_pages_fails_and_leaves_nothing)
+{
+    expect_in_own_shm(create_without_room);
+}
+
+Test(segment, without_room_for_a_ring_goes_on_with_those_it_has)
+{
+    expect_in_own_shm(open_ring_without_room);
+}

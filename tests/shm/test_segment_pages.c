@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * How shm/segment.c gets its pages: from fallocate(2), which a test may make fail, and where there is none by
+ * writing. Also which places have pages at all, and what becomes of mappings.
+ */
+#include "shm/segment.h"
+
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define INSTANCE UINT64_C(0x0123456789abcdef)
+
+static char job[BXI_NAME_BYTES];
+static struct bxi_segment segment;
+static struct bxi_segment_view view;
+
+static int interruptions;           /* of fallocate by a signal, still to come */
+static bool has_none;               /* a file system without fallocate */
+static int calls;
+
+/* In place of the C library's, for all of this program. */
+int fallocate(int fd, int mode, off_t offset, off_t bytes)
+{
+    calls++;
+    if (interruptions > 0) {
+        interruptions--;
+        errno = EINTR;
+        return -1;
+    }
+    if (has_none) {
+        errno = EOPNOTSUPP;
+        return -1;
+    }
+    return (int)syscall(SYS_fallocate, fd, mode, offset, bytes);
+}
+
+static void create_one(void)
+{
+    snprintf(job, sizeof(job), "pages-%d", (int)getpid());
+    cr_assert_eq(bxi_segment_create(&segment, job, "agent", INSTANCE, 0, 2), 0);
+}
+
+static void remove_names(void)
+{
+    bxi_segment_destroy(&segment);
+    bxi_segment_reap(job, 0);
+}
+
+TestSuite(segment_pages, .init = create_one, .fini = remove_names, .timeout = 60);
+
+static struct stat status_of(int fd)
+{
+    struct stat status;
+
+    cr_assert_eq(fstat(fd, &status), 0);
+    return status;
+}
+
+/* ---- Allocation -------------------------------------------------------------------------------- */
+
+Test(segment_pages, are_allocated_however_many_signals_come)
+{
+    blkcnt_t before = status_of(segment.fd).st_blocks;
+
+    interruptions = 1000;
+    cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0);
+    cr_assert_eq(interruptions, 0);
+    cr_assert_geq(status_of(segment.fd).st_blocks - before, (blkcnt_t)(BXI_OPEN_BYTES / 512));
+    interruptions = 1000;
+    cr_assert_eq(bxi_segment_open_hist(&segment, 0), 0);
+    cr_assert_eq(interruptions, 0);
+}
+
+Test(segment_pages, are_allocated_by_writing_where_the_file_system_cannot)
+{
+    blkcnt_t before = status_of(segment.fd).st_blocks;
+
+    has_none = true;
+    cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0);
+    cr_assert_gt(calls, 0);
+    cr_assert_geq(status_of(segment.fd).st_blocks - before, (blkcnt_t)(BXI_OPEN_BYTES / 512));
+    cr_assert_eq((uint64_t)status_of(segment.fd).st_size, segment.bytes);
+}
+
+/* A file that somebody has truncated must not come to life again, all zeroes. */
+Test(segment_pages, do_not_make_a_truncated_file_longer)
+{
+    cr_assert_eq(ftruncate(segment.fd, BXI_PAGE), 0);
+    bxi_segment_open_ring(&segment, 1);
+    bxi_segment_open_calls(&segment, 1, BXI_CALLS_MAX);
+    bxi_segment_open_hist(&segment, BXI_HIST_MAX - 1);
+    bxi_segment_open_device(&segment, 2);
+    cr_assert_eq(status_of(segment.fd).st_size, (off_t)BXI_PAGE);
+}
+
+Test(segment_pages, are_there_for_so_many_calls_and_histograms_and_no_more)
+{
+    cr_expect_eq(bxi_segment_open_calls(&segment, 1, BXI_CALLS_MAX), 0);
+    cr_expect_eq(bxi_segment_open_calls(&segment, 1, BXI_CALLS_MAX + 1), -EINVAL);
+    cr_expect_eq(bxi_segment_open_calls(&segment, 2, 1), -EINVAL);
+    cr_expect_eq(bxi_segment_open_calls(&segment, -1, 1), -EINVAL);
+    cr_expect_eq(bxi_segment_open_hist(&segment, BXI_HIST_MAX - 1), 0);
+    cr_expect_eq(bxi_segment_open_hist(&segment, BXI_HIST_MAX), -EINVAL);
+    cr_expect_eq((uint64_t)status_of(segment.fd).st_size, segment.bytes);
+}
+
+/* ---- Mappings and descriptors ------------------------------------------------------------------ */
+
+static int mappings(void)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[512];
+    int count = 0;
+
+    cr_assert_not_null(maps);
+    while (fgets(line, sizeof(line), maps) != NULL)
+        count += strstr(line, segment.shm_name) != NULL;
+    fclose(maps);
+    return count;
+}
+
+static int descriptors(void)
+{
+    DIR *directory = opendir("/proc/self/fd");
+    int count = 0;
+
+    cr_assert_not_null(directory);
+    while (readdir(directory) != NULL)
+        count++;
+    closedir(directory);
+    return count;
+}
+
+Test(segment_pages, of_a_peer_are_unmapped_when_it_is_detached_or_refused)
+{
+    int own = mappings();
+
+    cr_assert_gt(own, 0);
+    cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 2), 0);
+    cr_assert_gt(mappings(), own);
+    bxi_segment_detach(&view);
+    cr_assert_eq(mappings(), own);
+    cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE + 1, 0, 2), -EPROTO);
+    cr_assert_eq(mappings(), own);
+    bxi_segment_destroy(&segment);
+    cr_assert_eq(mappings(), 0);
+}
+
+Test(segment_pages, of_a_peer_are_not_mapped_in_a_forked_child)
+{
+    int status = 0;
+
+    cr_assert_eq(bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 2), 0);
+    pid_t child = fork();
+    cr_assert_geq(child, 0);
+    if (child == 0)
+        _exit(mappings());
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert_eq(status, 0);
+    bxi_segment_detach(&view);
+}
+
+static void leave_a_dead_one(void)
+{
+    pid_t child = fork();
+    int status = 0;
+
+    cr_assert_geq(child, 0);
+    if (child == 0) {
+        struct bxi_segment dead;
+
+        bxi_segment_create(&dead, job, "dead", INSTANCE, 1, 2);
+        raise(SIGKILL);
+    }
+    cr_assert_eq(waitpid(child, &status, 0), child);
+}
+
+Test(segment_pages, cost_no_descriptor_when_they_are_reaped_or_passed_over)
+{
+    int before = descriptors();
+
+    leave_a_dead_one();
+    cr_assert_eq(bxi_segment_reap(job, 0), 1);
+    cr_assert_eq(descriptors(), before);
+}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A job of two workers that nobody runs, for the tests of shmstat: real segments in /dev/shm, made and
+ * written by this process alone, so that each word can be set. "caller" (rank 0) has sent to "callee" (rank 1)
+ * and the other way round; plant_put and plant_take do to the rings, and to the counters, what workers do.
+ */
+#ifndef TESTS_STAT_PLANT_H
+#define TESTS_STAT_PLANT_H
+
+#include "shm/ring.h"
+#include "shm/segment.h"
+
+#include <sys/types.h>
+
+#define PLANT_INSTANCE UINT64_C(0x00c0ffee00c0ffee)
+#define PLANT_FUNCTIONS 3      /* "add", "pick", "save" */
+#define PLANT_NAME_END 4        /* where the name "pick" ends */
+
+struct plant {
+    char job[BXI_NAME_BYTES];
+    struct bxi_segment segment[2];
+    struct bxi_ring_writer writer[2];       /* rank r's, to the other */
+    struct bxi_ring_reader reader[2];       /* rank r's, of the other's ring */
+};
+
+/* Rings begin at pos. The workers live: this process has their owner locks. */
+void plant_make(struct plant *plant, uint64_t pos);
+/* Gives up a worker's owner lock: as if it had been killed. */
+void plant_kill(struct plant *plant, int rank);
+void plant_remove(struct plant *plant);
+
+struct bxi_control *plant_control(struct plant *plant, int rank);
+struct bxi_pair_counters *plant_counters(struct plant *plant, int rank);    /* of the other */
+
+/* A record of that many payload bytes into rank's ring; false if it is full. Not counted: as if rank had been
+ * killed, or had not gone on yet. */
+bool plant_put(struct plant *plant, int rank, uint64_t payload_bytes);
+void plant_count(struct plant *plant, int rank);
+/* rank takes a record out of the other's ring; false if there is none. */
+bool plant_take(struct plant *plant, int rank);
+/* A new histogram of rank's, of a function of worker `peer`; and a sample of it, cut in three. */
+struct bxi_hist *plant_hist(struct plant *plant, int rank, int peer, int function);
+void plant_sample(struct bxi_hist *hist, uint64_t queue_ns, uint64_t handler_ns, uint64_t reply_ns);
+/* The word at pos of rank's ring. */
+bxi_a64 *plant_word(struct plant *plant, int rank, uint64_t pos);
+/* A child that changes a word to and fro until it is killed. */
+pid_t plant_turn(void (*turn)(int up));
+
+#endif

@@ -1,0 +1,439 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * shmstat beside jobs that run: a known number of frames, bytes and loans, and exactly that is shown; what a
+ * worker does; and `check` while everybody sends, which must find nothing. Segments that are wrong are in
+ * test_shmstat_check.c.
+ */
+#include "tests/harness/loans.h"
+#include "stat_run.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define CALLS 7
+#define CALL_BYTES 300
+#define CHECKS 40
+#define IN_FLIGHT 32
+
+enum gate { DONE = 0, READY };
+
+static struct stat_run show(void)
+{
+    struct stat_run run = stat_run("show %s --json", harness_job_name());
+
+    HARNESS_EQ(run.status, 0);
+    HARNESS_CHECK(run.json != NULL);
+    return run;
+}
+
+#define EXPECT(json, key, value) HARNESS_EQ(json_number(json_get((json), (key))), (value))
+#define EXPECT_TEXT(json, key, value) HARNESS_CHECK(strcmp(json_text(json_get((json), (key))), (value)) == 0)
+
+/* ---- Frames and bytes -------------------------------------------------------------------------------- */
+
+static const struct json *ring(const struct stat_run *run, int from, int to)
+{
+    return stat_run_row(stat_run_worker(run, from), "rings", "to", to);
+}
+
+/* A reply is seen a moment before its sender has counted it. */
+static struct stat_run show_when_counted(int from, int to, double frames)
+{
+    struct stat_run run = show();
+
+    while (ring(&run, from, to) == NULL || json_number(json_get(ring(&run, from, to), "frames")) < frames) {
+        stat_run_free(&run);
+        run = show();
+    }
+    return run;
+}
+
+static uint64_t record(uint64_t payload_bytes)
+{
+    return (payload_bytes + 8 + BXI_LINE - 1) / BXI_LINE * BXI_LINE;
+}
+
+static void expect_ring(const struct stat_run *run, int from, int to, uint64_t payload_bytes)
+{
+    const struct json *row = ring(run, from, to);
+
+    EXPECT(row, "from", from);
+    EXPECT_TEXT(row, "to_name", to == 0 ? "worker0" : "worker1");
+    EXPECT(row, "capacity_bytes", BXI_RING_BYTES);
+    EXPECT(row, "frames", CALLS);
+    EXPECT(row, "bytes", CALLS * payload_bytes);
+    EXPECT(row, "write_pos", CALLS * record(payload_bytes));
+    EXPECT(row, "times_full", 0);
+    EXPECT(row, "frames_received", CALLS);
+    EXPECT(row, "bytes_received", CALLS * payload_bytes);
+    EXPECT(row, "unread_bytes", 0);
+    EXPECT(row, "fill_bytes", json_number(json_get(row, "write_pos")) - json_number(json_get(row, "credit")));
+}
+
+static void calls_seven_times(struct bx_job *job)
+{
+    static const unsigned char bytes[CALL_BYTES];
+    struct bx_msg *args = harness_msg_i64(5);
+
+    HARNESS_EQ(bx_msg_put_bytes(args, bytes, sizeof(bytes)), 0);
+    for (int i = 0; i < CALLS; i++)
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", args, NULL, NULL), 0);
+
+    struct stat_run run = show_when_counted(1, 0, CALLS);
+    const struct json *worker = stat_run_worker(&run, 1);
+
+    expect_ring(&run, 0, 1, sizeof(struct bxi_frame) + 8 + CALL_BYTES);
+    expect_ring(&run, 1, 0, sizeof(struct bxi_frame) + 8);
+    HARNESS_CHECK(ring(&run, 0, 2) == NULL && ring(&run, 2, 0) == NULL);
+    HARNESS_EQ(stat_run_counter(worker, "requests_inline"), CALLS);
+    HARNESS_EQ(stat_run_counter(worker, "replies_sent"), CALLS);
+    HARNESS_EQ(stat_run_counter(worker, "calls_sent"), 0);
+    HARNESS_EQ(stat_run_counter(stat_run_worker(&run, 0), "calls_sent"), CALLS);
+    HARNESS_EQ(stat_run_counter(stat_run_worker(&run, 0), "calls_completed"), CALLS);
+    EXPECT(stat_run_job(&run), "world_size", 3);
+    EXPECT(stat_run_job(&run), "workers_alive", 3);
+    stat_run_free(&run);
+    bx_msg_destroy(args);
+}
+
+Test(shmstat, shows_exactly_the_frames_and_bytes_that_were_sent, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup, .body = { calls_seven_times } });
+}
+
+static void expect_counters(struct bx_job *job, const struct json *worker)
+{
+    /* Those that running shmstat does not move while this thread waits for it. */
+    static const char *const names[] = { "calls_sent", "calls_completed", "calls_timed_out", "oneways_sent",
+                                         "replies_sent", "requests_inline", "requests_blocking", "requests_async",
+                                         "requests_batched", "tensors_sent", "tensor_bytes_sent", "tensors_copied",
+                                         "leases_granted", "leases_returned", "rescued", "pool_threads" };
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (stat_run_counter(worker, names[i]) != (double)harness_counter(job, names[i]))
+            harness_failed(__FILE__, __LINE__, "%s is shown as %.0f", names[i], stat_run_counter(worker, names[i]));
+}
+
+static void uses_every_kind(struct bx_job *job)
+{
+    HARNESS_EQ(loans_call(job, "worker0", "verify", loans_msg(job, 1, 1, 10)), 1);
+    HARNESS_EQ(loans_call(job, "worker0", "verify_blocking", loans_msg(job, 1, 2, 10)), 2);
+    HARNESS_EQ(loans_call(job, "worker0", "verify_async", loans_msg(job, 1, 3, 10)), 3);
+    loans_come_back(job, -1);
+
+    struct stat_run run = show();
+    const struct json *worker = stat_run_worker(&run, 0);
+    const struct json *functions = json_get(worker, "functions");
+
+    expect_counters(job, worker);
+    HARNESS_EQ(stat_run_counter(worker, "requests_inline"), 1);
+    HARNESS_EQ(stat_run_counter(worker, "requests_blocking"), 1);
+    HARNESS_EQ(stat_run_counter(worker, "requests_async"), 1);
+    EXPECT_TEXT(json_at(functions, 0), "name", "verify");
+    EXPECT_TEXT(json_at(functions, 0), "kind", "inline");
+    EXPECT_TEXT(json_at(functions, 1), "name", "verify_blocking");
+    EXPECT_TEXT(json_at(functions, 1), "kind", "blocking");
+    EXPECT_TEXT(worker, "name", "worker0");
+    EXPECT(worker, "pid", getpid());
+    EXPECT_TEXT(worker, "state", "running");
+    /* A call to oneself takes a ring, too; where it lies is nobody's business. */
+    HARNESS_CHECK(ring(&run, 0, 0) != NULL);
+    stat_run_free(&run);
+}
+
+Test(shmstat, shows_handlers_by_kind_and_the_counters_that_the_worker_sees, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { uses_every_kind } });
+}
+
+/* ---- Loans ------------------------------------------------------------------------------------------- */
+
+static void lends_three_times(struct bx_job *job)
+{
+    for (int i = 0; i < 3; i++)
+        HARNESS_EQ(loans_call(job, "worker1", "keep", loans_msg(job, 1, 2, 5000)), 2);
+    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(2)), 4);
+
+    struct bx_loans loans = loans_of(job, 1);
+    struct bx_arena_info arena = { .struct_bytes = sizeof(arena) };
+    struct stat_run run = show();
+    const struct json *lent = stat_run_row(stat_run_worker(&run, 0), "loans", "peer", 1);
+    const struct json *held = stat_run_row(stat_run_worker(&run, 1), "loans", "peer", 0);
+    const struct json *shown = json_get(stat_run_worker(&run, 0), "arena");
+
+    HARNESS_EQ(bx_job_arena(job, &arena), 0);
+    HARNESS_EQ(loans.leases, 2);
+    EXPECT(lent, "leases", 2);
+    EXPECT(lent, "bytes", loans.bytes);
+    EXPECT(lent, "granted", 3);
+    EXPECT(lent, "returned", 1);
+    EXPECT(lent, "taken_back", 0);
+    HARNESS_CHECK(json_number(json_get(lent, "oldest_seconds")) >= 0);
+    EXPECT(held, "borrowed", 2);
+    EXPECT(held, "borrowed_total", 3);
+    EXPECT(held, "leases", 0);
+    HARNESS_EQ(json_get(held, "oldest_seconds")->type, JSON_NULL);
+    EXPECT(shown, "bytes", arena.size_bytes);
+    EXPECT(shown, "used_bytes", arena.used_bytes);
+    EXPECT(shown, "committed_bytes", arena.committed_bytes);
+    EXPECT(shown, "shm_bytes", arena.committed_bytes);
+    stat_run_free(&run);
+    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(4)), 0);
+    loans_come_back(job, -1);
+    run = show();
+    lent = stat_run_row(stat_run_worker(&run, 0), "loans", "peer", 1);
+    EXPECT(lent, "leases", 0);
+    EXPECT(lent, "bytes", 0);
+    EXPECT(lent, "returned", 3);
+    stat_run_free(&run);
+}
+
+Test(shmstat, shows_what_is_on_loan_and_to_whom, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { lends_three_times } });
+}
+
+/* ---- States ------------------------------------------------------------------------------------------ */
+
+static void await_activity(int rank, const char *activity)
+{
+    for (bool is_so = false; !is_so;) {
+        struct stat_run run = show();
+
+        is_so = strcmp(json_text(json_get(stat_run_worker(&run, rank), "activity")), activity) == 0;
+        stat_run_free(&run);
+    }
+}
+
+static void stops_the_other(struct bx_job *job)
+{
+    (void)job;
+    await_activity(1, "asleep");
+    loans_stop(1);
+
+    struct stat_run run = show(), text = stat_run("show %s", harness_job_name());
+    char line[128];
+
+    EXPECT_TEXT(stat_run_worker(&run, 1), "activity", "stopped");
+    HARNESS_EQ(json_number(json_get(stat_run_worker(&run, 1), "alive")), 1);
+    snprintf(line, sizeof(line), "worker 1 worker1, pid %d: running, stopped\n", (int)harness_load(LOANS_PID + 1));
+    HARNESS_HAS(text.text, line);
+    stat_run_free(&run);
+    stat_run_free(&text);
+    loans_signal(1, SIGCONT);
+    await_activity(1, "asleep");
+}
+
+Test(shmstat, tells_a_worker_that_sleeps_from_one_that_is_stopped, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { stops_the_other } });
+}
+
+/* A worker whose start has returned may be a moment ahead of the others. */
+static void await_running(void)
+{
+    for (bool is_so = false; !is_so;) {
+        struct stat_run run = stat_run("ls %s --json", harness_job_name());
+
+        is_so = strcmp(json_text(json_get(stat_run_job(&run), "state")), "running") == 0;
+        stat_run_free(&run);
+    }
+}
+
+static void is_listed(struct bx_job *job)
+{
+    await_running();
+
+    struct stat_run run = stat_run("ls %s --json", harness_job_name());
+    const struct json *found = stat_run_job(&run);
+    char pids[64];
+
+    (void)job;
+    HARNESS_EQ(run.status, 0);
+    EXPECT_TEXT(found, "job", harness_job_name());
+    EXPECT_TEXT(found, "state", "running");
+    EXPECT(found, "alive", 1);
+    EXPECT(found, "world_size", 3);
+    EXPECT(found, "workers_alive", 3);
+    /* No ring is open and no tensor was made: nothing but control pages. */
+    EXPECT(found, "segment_bytes", 3 * BXI_CONTROL_BYTES);
+    EXPECT(found, "arena_bytes", 0);
+    for (int rank = 0; rank < 3; rank++)
+        EXPECT(stat_run_worker(&run, rank), "pid", harness_load(LOANS_PID + rank));
+
+    struct stat_run whole = stat_run("ls %s.%s --json", harness_job_name(), json_text(json_get(found, "instance")));
+    struct stat_run other = stat_run("ls %s.%s --json", harness_job_name(), "0000000000000000");
+    struct stat_run text = stat_run("ls %s", harness_job_name());
+
+    EXPECT_TEXT(stat_run_job(&whole), "job", harness_job_name());
+    HARNESS_EQ(other.status, 3);
+    snprintf(pids, sizeof(pids), "pids      %d %d %d\n", (int)harness_load(LOANS_PID),
+             (int)harness_load(LOANS_PID + 1), (int)harness_load(LOANS_PID + 2));
+    HARNESS_HAS(text.text, pids);
+    HARNESS_HAS(text.text, "3/3");
+    stat_run_free(&run);
+    stat_run_free(&whole);
+    stat_run_free(&other);
+    stat_run_free(&text);
+}
+
+Test(shmstat, lists_a_job_with_its_workers_and_memory, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup, .body = { is_listed } });
+}
+
+static void waits_by_epoll(struct bx_job *job)
+{
+    (void)job;
+    harness_call_i64(job, "worker1", "echo", 1);
+    await_activity(1, "asleep");
+    harness_call_i64(job, "worker1", "echo", 2);
+
+    struct stat_run run = show();
+    const struct json *worker = stat_run_worker(&run, 1);
+
+    EXPECT_TEXT(worker, "waits_by", "epoll");
+    HARNESS_EQ(stat_run_counter(worker, "waits_uring"), 0);
+    HARNESS_CHECK(stat_run_counter(worker, "waits_epoll") >= 1);
+    stat_run_free(&run);
+}
+
+Test(shmstat, tells_io_uring_from_epoll, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { waits_by_epoll },
+                                         .options = { .wait = BX_WAIT_EPOLL } });
+}
+
+/* ---- Prometheus -------------------------------------------------------------------------------------- */
+
+static bool is_of_histogram(const char *name, const char *announced)
+{
+    size_t length = strlen("boxcar_call_seconds");
+
+    return strcmp(announced, "boxcar_call_seconds") == 0 && strncmp(name, announced, length) == 0 &&
+           (strcmp(name + length, "_bucket") == 0 || strcmp(name + length, "_sum") == 0 ||
+            strcmp(name + length, "_count") == 0);
+}
+
+/* Every sample's metric has been announced, and the announcements are not repeated. */
+static void expect_exposition(const char *text)
+{
+    char announced[64] = "", name[64];
+
+    for (const char *line = text; *line != '\0'; line = strchr(line, '\n') + 1) {
+        HARNESS_CHECK(strchr(line, '\n') != NULL);
+        if (sscanf(line, "# TYPE %63s", name) == 1) {
+            strcpy(announced, name);
+        } else if (line[0] != '#') {
+            double value;
+
+            HARNESS_EQ(sscanf(line, "%63[a-z_]{%*[^}]} %lf\n", name, &value), 2);
+            HARNESS_CHECK(strcmp(name, announced) == 0 || is_of_histogram(name, announced));
+        }
+    }
+}
+
+static void is_exposed(struct bx_job *job)
+{
+    char line[160];
+
+    for (int i = 0; i < CALLS; i++)
+        harness_call_i64(job, "worker1", "echo", i);
+
+    struct stat_run settled = show_when_counted(1, 0, CALLS);
+    struct stat_run run = stat_run("show %s --prometheus", harness_job_name());
+
+    HARNESS_EQ(run.status, 0);
+    expect_exposition(run.text);
+    snprintf(line, sizeof(line), "\nboxcar_ring_frames_total{job=\"%s\",worker=\"worker0\",rank=\"0\",peer=\"1\"} %d\n",
+             harness_job_name(), CALLS);
+    HARNESS_HAS(run.text, line);
+    snprintf(line, sizeof(line), "\nboxcar_requests_inline_total{job=\"%s\",worker=\"worker1\",rank=\"1\"} %d\n",
+             harness_job_name(), CALLS);
+    HARNESS_HAS(run.text, line);
+    snprintf(line, sizeof(line), "\nboxcar_worker_up{job=\"%s\",worker=\"worker1\",rank=\"1\"} 1\n",
+             harness_job_name());
+    HARNESS_HAS(run.text, line);
+    HARNESS_HAS(run.text, "# HELP boxcar_rescued_total ");
+    HARNESS_HAS(run.text, "# TYPE boxcar_rescued_total counter\n");
+    stat_run_free(&settled);
+    stat_run_free(&run);
+}
+
+Test(shmstat, prints_the_text_exposition_format, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { is_exposed } });
+}
+
+/* ---- check under load -------------------------------------------------------------------------------- */
+
+static struct bx_future *start_one(struct bx_job *job, int to, uint64_t round)
+{
+    /* Frames of all lengths, so that the wrap is padded differently each time; some with a loan. Handlers of all
+     * kinds, so that rows of what is served come and go. */
+    static const char *const functions[] = { "echo", "verify_blocking", "verify_async" };
+    struct bx_msg *args = round % 4 == 0 ? loans_msg(job, (int64_t)round, 1, 1000) : harness_msg_i64((int64_t)round);
+    static const unsigned char bytes[8192];
+
+    HARNESS_EQ(bx_msg_put_bytes(args, bytes, round % 4 == 0 ? 0 : round * 56 % sizeof(bytes)), 0);
+    return loans_start(job, bx_worker_name(job, to), functions[round % 3], args);
+}
+
+static void sends_until_done(struct bx_job *job)
+{
+    struct bx_future *futures[IN_FLIGHT] = { NULL };
+    uint64_t round = 0;
+
+    harness_post(READY);
+    for (; harness_gate(DONE) == 0; round++) {
+        int to = (bx_job_rank(job) + 1 + (int)(round % 2)) % bx_job_world_size(job);
+        struct bx_future **slot = &futures[round % IN_FLIGHT];
+
+        if (*slot != NULL)
+            HARNESS_EQ(bx_future_wait(*slot, BX_FOREVER), 0);
+        bx_future_release(*slot);
+        *slot = start_one(job, to, round);
+    }
+    for (int i = 0; i < IN_FLIGHT; i++) {
+        if (futures[i] != NULL)
+            HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
+        bx_future_release(futures[i]);
+    }
+    loans_come_back(job, -1);
+}
+
+static void checks_meanwhile(struct bx_job *job)
+{
+    double records = 0;
+
+    (void)job;
+    harness_await(READY, 3);
+    for (int i = 0; i < CHECKS; i++) {
+        struct stat_run run = stat_run("check %s --json", harness_job_name());
+
+        if (run.status != 0)
+            harness_failed(__FILE__, __LINE__, "status %d: %s", run.status, run.text);
+        EXPECT(stat_run_job(&run), "violations_found", 0);
+        EXPECT(stat_run_job(&run), "workers_checked", 4);
+        records += json_number(json_get(stat_run_job(&run), "records_checked"));
+        stat_run_free(&run);
+    }
+    HARNESS_CHECK(records > 0);
+    harness_post(DONE);
+}
+
+Test(shmstat, check_finds_nothing_in_a_job_under_load, .timeout = 60)
+{
+    setenv("BX_HIST", "all", 1);
+    harness_run(&(struct harness_world){
+        .size = 4,
+        .setup = loans_setup,
+        .body = { checks_meanwhile, sends_until_done, sends_until_done, sends_until_done },
+    });
+}

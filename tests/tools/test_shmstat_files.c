@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * shmstat and what may lie in /dev/shm under a worker's name: noise, files too short and too large, another
+ * layout, no files at all; and what `reap` removes and leaves. Each run ends with a known status and never by
+ * a signal.
+ */
+#include "stat_plant.h"
+#include "stat_run.h"
+
+#include "job/bootstrap.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define SEEDS 60
+
+static struct plant plant;
+static char directory[64];          /* of sockets, for this process */
+
+static void remove_plant(void)
+{
+    char command[128];
+
+    plant_remove(&plant);
+    if (directory[0] == '\0')
+        return;
+    snprintf(command, sizeof(command), "rm -rf '%s'", directory);
+    cr_expect_eq(system(command), 0);
+}
+
+static void use_own_sockets(void)
+{
+    strcpy(directory, "/tmp/shmstat-test-XXXXXX");
+    cr_assert_not_null(mkdtemp(directory));
+    setenv("XDG_RUNTIME_DIR", directory, 1);
+}
+
+static void path_of(char path[128], int rank)
+{
+    snprintf(path, 128, "/dev/shm%s", plant.segment[rank].shm_name);
+}
+
+static bool exists(const char *path)
+{
+    struct stat status;
+
+    return lstat(path, &status) == 0;
+}
+
+/* ---- Files that are none ----------------------------------------------------------------------------- */
+
+/* All subcommands that only read; the statuses that they may end with are bits. */
+static void expect_statuses(const char *what, unsigned show, unsigned check)
+{
+    static const char *const commands[] = { "ls %s", "ls %s --json", "show %s", "show %s --json",
+                                            "show %s --prometheus", "calls %s", "calls %s --json", "check %s",
+                                            "check %s --json", "reap %s --json" };
+    char args[128];
+
+    for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
+        int length = snprintf(args, sizeof(args), "%.*s", (int)(strchr(commands[i], '%') - commands[i]), commands[i]);
+        snprintf(args + length, sizeof(args) - (size_t)length, "%s%s", plant.job, strchr(commands[i], '%') + 2);
+        struct stat_run run = stat_run("%s", args);
+        bool shows = strncmp(args, "show", 4) == 0 || strncmp(args, "calls", 5) == 0;
+        unsigned allowed = shows ? show : strncmp(args, "check", 5) == 0 ? check : 1;
+
+        cr_expect(run.status < 8 && (allowed >> run.status & 1) != 0, "%s: shmstat %s: status %d\n%.2000s", what, args,
+                  run.status, run.text);
+        cr_expect(strstr(args, "--json") == NULL || run.json != NULL, "%s: shmstat %s: no JSON\n%.2000s", what, args,
+                  run.text);
+        stat_run_free(&run);
+    }
+}
+
+static uint64_t next_random(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return *state >> 11 ^ *state << 31;
+}
+
+/* Noise behind a header that is right, or everywhere; a few words of it, or all. */
+static void make_noise(uint64_t seed)
+{
+    unsigned char *bytes = (unsigned char *)plant_control(&plant, 0);
+    uint64_t first = seed % 3 == 0 ? 0 : offsetof(struct bxi_header, state);
+    uint64_t state = seed * 77777;
+
+    for (uint64_t at = first; at + 8 <= plant.segment[0].bytes; at += 8) {
+        uint64_t word = next_random(&state);
+
+        if (seed % 2 == 0 || word % 64 == 0)
+            memcpy(bytes + at, &word, sizeof(word));
+    }
+    /* So that the rest is looked at. */
+    if (seed % 3 != 0)
+        bxi_store_relaxed(&plant_control(&plant, 0)->header.state, (uint32_t)(1 + seed % 5));
+    if (seed % 3 == 1)
+        for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
+            bxi_store_relaxed(&plant_control(&plant, 0)->pair[rank].open, 1);
+    /* Nothing but noise in all pages of histograms, or in some that may be. */
+    if (seed % 3 != 0)
+        bxi_store_relaxed(&plant_control(&plant, 0)->header.hist_count, (uint32_t)(seed * 5 % (BXI_HIST_MAX + 2)));
+    for (uint32_t i = 0; i < BXI_HIST_MAX && seed % 4 < 2; i++)
+        bxi_segment_hist(&plant.segment[0], i)->who = (uint64_t)(seed % 2) | (uint64_t)(i % 8) << 16;
+}
+
+Test(shmstat_files, noise_is_no_crash, .timeout = 120, .fini = remove_plant)
+{
+    char what[32];
+
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+        plant_make(&plant, 0);
+        make_noise(seed);
+        snprintf(what, sizeof(what), "seed %d", (int)seed);
+        /* The other worker can be read. */
+        expect_statuses(what, 1u << 0, 1u << 1);
+        plant_remove(&plant);
+    }
+}
+
+Test(shmstat_files, a_control_character_does_not_reach_the_terminal, .timeout = 20, .fini = remove_plant)
+{
+    plant_make(&plant, 0);
+    strcpy(plant_control(&plant, 0)->header.name, "a\033[2Jb\n\"\\");
+    strcpy(plant_control(&plant, 0)->function[0].name, "\033]0;x\007");
+
+    struct stat_run text = stat_run("show %s", plant.job);
+    struct stat_run json = stat_run("show %s --json", plant.job);
+    struct stat_run lines = stat_run("show %s --prometheus", plant.job);
+
+    cr_expect_null(strchr(text.text, '\033'));
+    cr_expect_not_null(strstr(text.text, "worker 0 a?[2Jb?\"\\, pid"));
+    cr_expect_str_eq(json_text(json_get(stat_run_worker(&json, 0), "name")), "a?[2Jb?\"\\");
+    cr_expect_not_null(strstr(lines.text, "worker=\"a?[2Jb?\\\"\\\\\",rank=\"0\""));
+    stat_run_free(&text);
+    stat_run_free(&json);
+    stat_run_free(&lines);
+}
+
+static void expect_problem(const char *problem)
+{
+    struct stat_run run = stat_run("show %s --json", plant.job);
+    const char *said = json_text(json_get(stat_run_worker(&run, 0), "problem"));
+
+    cr_expect_not_null(strstr(said, problem), "'%s' does not say '%s'", said, problem);
+    cr_expect_eq(json_number(json_get(stat_run_worker(&run, 0), "readable")), 0);
+    stat_run_free(&run);
+}
+
+Test(shmstat_files, files_of_any_size_are_told_by_a_sentence, .timeout = 60, .fini = remove_plant)
+{
+    static const struct {
+        off_t bytes;
+        const char *problem;
+        unsigned check;
+    } sizes[] = {
+        { 1, "it begins with 0000000000000042", 1 << 1 },
+        { 100, "truncated to 100 bytes", 1 << 1 },
+        { 4096, "truncated to 4096 bytes", 1 << 1 },
+        { BXI_CONTROL_BYTES, "truncated, or grown", 1 << 1 },
+        { (off_t)1 << 42, "truncated, or grown", 1 << 1 },
+        { 0, "it is just being made", 1 << 0 },
+    };
+    char path[128];
+
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        plant_make(&plant, 0);
+        path_of(path, 0);
+        cr_assert_eq(truncate(path, sizes[i].bytes), 0);
+        expect_statuses("a size", 1u << 0, sizes[i].check);
+        expect_problem(sizes[i].problem);
+        plant_remove(&plant);
+    }
+}
+
+static void expect_other_version(int version)
+{
+    char problem[64];
+
+    snprintf(problem, sizeof(problem), "it has layout version %d, and this shmstat knows %u", version,
+             BXI_LAYOUT_VERSION);
+    expect_problem(problem);
+    expect_statuses("another layout", 1u << 3, 1u << 3);
+
+    struct stat_run run = stat_run("show %s --json", plant.job);
+
+    cr_expect_eq(json_number(json_get(stat_run_worker(&run, 0), "layout_version")), version);
+    cr_expect_eq(json_number(json_get(stat_run_worker(&run, 0), "pid")), getpid());
+    stat_run_free(&run);
+}
+
+Test(shmstat_files, a_worker_of_another_layout_is_told_by_its_version, .timeout = 20, .fini = remove_plant)
+{
+    plant_make(&plant, 0);
+    for (int rank = 0; rank < 2; rank++)
+        plant_control(&plant, rank)->header.layout_version = 77;
+    expect_other_version(77);
+}
+
+/* As version 3 was: rings behind the control pages, and a file of that size. */
+Test(shmstat_files, a_worker_of_the_layout_before_is_told_by_its_version, .timeout = 20, .fini = remove_plant)
+{
+    const uint64_t bytes = 73728 + 2 * 176128;
+    char path[128];
+
+    plant_make(&plant, 0);
+    for (int rank = 0; rank < 2; rank++) {
+        plant_control(&plant, rank)->header.layout_version = 3;
+        plant_control(&plant, rank)->header.segment_bytes = bytes;
+        path_of(path, rank);
+        cr_assert_eq(truncate(path, (off_t)bytes), 0);
+    }
+    expect_other_version(3);
+}
+
+Test(shmstat_files, what_is_no_file_is_passed_over, .timeout = 20, .fini = remove_plant)
+{
+    char path[128];
+
+    plant_make(&plant, 0);
+    path_of(path, 0);
+    cr_assert_eq(unlink(path), 0);
+    cr_assert_eq(mkfifo(path, 0600), 0);
+    expect_statuses("a fifo", 1u << 0, 1u << 1);
+    cr_assert_eq(unlink(path), 0);
+    cr_assert_eq(mkdir(path, 0700), 0);
+    expect_statuses("a directory", 1u << 0, 1u << 1);
+    cr_assert_eq(rmdir(path), 0);
+    cr_assert_eq(symlink("/etc/passwd", path), 0);
+    expect_statuses("a link", 1u << 0, 1u << 1);
+    cr_assert_eq(unlink(path), 0);
+}
+
+/* ---- reap -------------------------------------------------------------------------------------------- */
+
+static struct stat_run reap(const char *flags)
+{
+    struct stat_run run = stat_run("reap %s %s --json", plant.job, flags);
+
+    cr_assert_not_null(run.json);
+    cr_assert_eq(run.status, 0, "%s", run.text);
+    return run;
+}
+
+static void expect_reaped(const char *flags, int listed, int removed)
+{
+    struct stat_run run = reap(flags);
+
+    cr_expect_eq(json_number(json_get(run.json, "listed")), listed, "%s", run.text);
+    cr_expect_eq(json_number(json_get(run.json, "removed")), removed, "%s", run.text);
+    stat_run_free(&run);
+}
+
+static void expect_both(bool there)
+{
+    char path[128];
+
+    for (int rank = 0; rank < 2; rank++) {
+        path_of(path, rank);
+        cr_expect_eq(exists(path), there);
+    }
+}
+
+Test(shmstat_files, reap_removes_nothing_unless_it_is_told_to, .timeout = 20, .fini = remove_plant)
+{
+    use_own_sockets();
+    plant_make(&plant, 0);
+    for (int rank = 0; rank < 2; rank++)
+        plant_kill(&plant, rank);
+    expect_reaped("", 2, 0);
+    expect_both(true);
+    expect_reaped("--yes", 2, 2);
+    expect_both(false);
+    expect_reaped("--yes", 0, 0);
+}
+
+/* Its header names this process, which lives: no pid is asked. */
+Test(shmstat_files, reap_does_not_go_by_a_pid, .timeout = 20, .fini = remove_plant)
+{
+    use_own_sockets();
+    plant_make(&plant, 0);
+    for (int rank = 0; rank < 2; rank++) {
+        cr_assert_eq(plant_control(&plant, rank)->header.pid, (uint32_t)getpid());
+        plant_kill(&plant, rank);
+    }
+
+    struct stat_run run = stat_run("ls %s --json", plant.job);
+
+    cr_expect_str_eq(json_text(json_get(stat_run_job(&run), "state")), "dead");
+    cr_expect_eq(json_number(json_get(stat_run_job(&run), "workers_alive")), 0);
+    stat_run_free(&run);
+    expect_reaped("--yes", 2, 2);
+}
+
+Test(shmstat_files, reap_leaves_a_job_alone_of_which_one_worker_lives, .timeout = 20, .fini = remove_plant)
+{
+    use_own_sockets();
+    plant_make(&plant, 0);
+    expect_reaped("--yes", 0, 0);
+    expect_both(true);
+    plant_kill(&plant, 1);
+    expect_reaped("--yes", 0, 0);
+    expect_both(true);
+    plant_kill(&plant, 0);
+    expect_reaped("--yes", 2, 2);
+}
+
+static void make_file(const char *name, const char *suffix, char path[128])
+{
+    snprintf(path, 128, "%s/boxcar", directory);
+    mkdir(path, 0700);
+    snprintf(path, 128, "%s/boxcar/%s%s", directory, name, suffix);
+    int fd = open(path, O_RDWR | O_CREAT, 0600);
+    cr_assert_geq(fd, 0);
+    close(fd);
+}
+
+Test(shmstat_files, reap_removes_the_socket_of_a_job_whose_lock_is_free, .timeout = 20, .fini = remove_plant)
+{
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+    char socket_path[128], lock_path[128];
+
+    use_own_sockets();
+    snprintf(plant.job, sizeof(plant.job), "plant-%d", (int)getpid());
+    make_file(plant.job, ".sock", socket_path);
+    make_file(plant.job, ".lock", lock_path);
+    int fd = open(lock_path, O_RDWR);
+    cr_assert_eq(fcntl(fd, F_OFD_SETLK, &lock), 0);
+    expect_reaped("--yes", 0, 0);
+    cr_expect(exists(socket_path) && exists(lock_path));
+    close(fd);
+    expect_reaped("", 2, 0);
+    cr_expect(exists(socket_path) && exists(lock_path));
+    expect_reaped("--yes", 2, 2);
+    cr_expect(!exists(socket_path) && !exists(lock_path));
+    make_file(plant.job, ".sock", socket_path);
+    expect_reaped("--yes", 1, 1);
+    cr_expect(!exists(socket_path) && !exists(lock_path));
+}
+
+/* ---- Jobs of one name -------------------------------------------------------------------------------- */
+
+Test(shmstat_files, two_jobs_of_one_name_are_told_apart_by_their_instance, .timeout = 20, .fini = remove_plant)
+{
+    struct bxi_segment other;
+
+    plant_make(&plant, 0);
+    cr_assert_eq(bxi_segment_create(&other, plant.job, "single", 7, 0, 1), 0);
+
+    struct stat_run both = stat_run("ls %s --json", plant.job);
+    struct stat_run one = stat_run("show %s.0000000000000007 --json", plant.job);
+    struct stat_run lines = stat_run("show %s --prometheus", plant.job);
+
+    bxi_segment_destroy(&other);
+    cr_expect_eq(json_get(both.json, "jobs")->count, 2);
+    cr_expect_eq(json_get(one.json, "jobs")->count, 1);
+    cr_expect_str_eq(json_text(json_get(stat_run_worker(&one, 0), "name")), "single");
+    cr_expect_not_null(strstr(lines.text, ",run=\"0000000000000007\"} 1\n"));
+    cr_expect_not_null(strstr(lines.text, ",run=\"00c0ffee00c0ffee\"} 1\n"));
+    stat_run_free(&both);
+    stat_run_free(&one);
+    stat_run_free(&lines);
+}
+
+/* ---- A job that is starting -------------------------------------------------------------------------- */
+
+static _Noreturn void start_by_hand(const char *job_name, int rank)
+{
+    struct bx_options options = { .job = job_name, .rank = rank, .world_size = 5 };
+    struct bx_job *job = NULL;
+
+    if (bx_job_create(&options, &job) == 0)
+        bx_job_start(job);
+    _exit(0);
+}
+
+static void expect_said(const char *subcommand, const char *job_name, const char *part)
+{
+    struct stat_run run = stat_run("%s", subcommand);
+
+    cr_expect_eq(run.status, 0);
+    cr_expect_not_null(strstr(run.text, part), "%s of job %s: '%s' does not say '%s'", subcommand, job_name, run.text,
+                       part);
+    stat_run_free(&run);
+}
+
+Test(shmstat_files, tell_for_whom_a_job_waits_that_is_starting, .timeout = 60)
+{
+    char job_name[BXI_NAME_BYTES], command[128];
+    const int ranks[] = { 0, 2 };
+    pid_t pids[2];
+
+    snprintf(job_name, sizeof(job_name), "starting-%ld", (long)getpid());
+    for (int i = 0; i < 2; i++) {
+        pids[i] = fork();
+        if (pids[i] == 0)
+            start_by_hand(job_name, ranks[i]);
+    }
+    for (bool both = false; !both;) {
+        struct stat_run run = stat_run("ls %s 2>/dev/null", job_name);
+        both = strstr(run.text, "starting     2/5") != NULL;
+        stat_run_free(&run);
+    }
+    snprintf(command, sizeof(command), "ls %s", job_name);
+    expect_said(command, job_name, "waits     ranks 1, 3, 4 have not come\n");
+    snprintf(command, sizeof(command), "ls %s --json", job_name);
+    expect_said(command, job_name, "\"missing_ranks\": [1, 3, 4]");
+    snprintf(command, sizeof(command), "show %s", job_name);
+    expect_said(command, job_name, "it is starting: ranks 1, 3, 4 have not come\n");
+    snprintf(command, sizeof(command), "why worker2 %s", job_name);
+    expect_said(command, job_name, "waits in bx_job_start: ranks 1, 3, 4 have not come.\n");
+    for (int i = 0; i < 2; i++) {
+        kill(pids[i], SIGKILL);
+        cr_assert_eq(waitpid(pids[i], NULL, 0), pids[i]);
+    }
+    bxi_segment_reap(job_name, 0);
+    bxi_bootstrap_sweep(job_name);
+}

@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * shmstat calls: how long calls took. Histograms of which every sample is known, in a job that nobody runs, and
+ * those of a job that runs, held against the caller's own pages.
+ */
+#include "tests/harness/harness.h"
+#include "stat_plant.h"
+#include "stat_run.h"
+
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum gate { CALLED = 0 };
+
+static const char *const legs[BXI_LEGS] = { "queue", "handler", "reply", "whole" };
+
+/* The row of a function of a worker; NULL if it is not shown. */
+static const struct json *row_of(const struct stat_run *run, int callee, const char *function)
+{
+    const struct json *rows = json_get(stat_run_job(run), "latencies");
+
+    for (const struct json *row = rows != NULL ? rows->first : NULL; row != NULL; row = row->next)
+        if (json_number(json_get(row, "callee")) == callee &&
+            strcmp(json_text(json_get(row, "function")), function) == 0)
+            return row;
+    return NULL;
+}
+
+static double number(const struct json *row, const char *leg, const char *key)
+{
+    return json_number(json_get(json_get(row, leg), key));
+}
+
+/* ---- Planted ------------------------------------------------------------------------------------------- */
+
+static struct plant plant;
+
+static void remove_plant(void)
+{
+    plant_remove(&plant);
+}
+
+static struct stat_run calls(void)
+{
+    struct stat_run run = stat_run("calls %s --json", plant.job);
+
+    cr_assert_eq(run.status, 0);
+    cr_assert_not_null(run.json);
+    return run;
+}
+
+/* 90 of 70 ns, nine of 1100 ns, one of 5 ms; handlers take nothing. */
+static struct bxi_hist *make_known(void)
+{
+    struct bxi_hist *hist;
+
+    plant_make(&plant, 0);
+    hist = plant_hist(&plant, 0, 1, 1);
+    for (int i = 0; i < 100; i++)
+        plant_sample(hist, i < 90 ? 70 : i < 99 ? 1100 : 5000000, 0, 0);
+    return hist;
+}
+
+Test(shmstat_hist, places_quantiles_within_their_bucket, .timeout = 20, .fini = remove_plant)
+{
+    /* Buckets from 64 to 80, 1024 to 1280, 4194304 to 5242880, of which 5000000 is the end. */
+    static const struct {
+        const char *key;
+        double value;
+    } known[] = {
+        { "samples", 100 },     { "p50_ns", 73 },      { "p90_ns", 80 }, { "p99_ns", 1280 },
+        { "p999_ns", 5000000 }, { "max_ns", 5000000 }, { "mean_ns", 50162 },
+        { "sum_ns", 90 * 70 + 9 * 1100 + 5000000 },
+    };
+
+    make_known();
+
+    struct stat_run run = calls();
+    const struct json *row = row_of(&run, 1, "pick");
+    const struct json *from = json_get(json_get(row, "queue"), "bucket_from_ns");
+    const struct json *count = json_get(json_get(row, "queue"), "bucket_samples");
+
+    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
+        cr_expect_eq(number(row, "queue", known[i].key), known[i].value, "%s: %s", known[i].key,
+                     run.text);
+        cr_expect_eq(number(row, "whole", known[i].key), known[i].value, "%s", known[i].key);
+    }
+    cr_expect_eq(from->count, 3);
+    cr_expect(json_number(json_at(from, 0)) == 64 && json_number(json_at(count, 0)) == 90);
+    cr_expect(json_number(json_at(from, 1)) == 1024 && json_number(json_at(count, 1)) == 9);
+    cr_expect(json_number(json_at(from, 2)) == 4194304 && json_number(json_at(count, 2)) == 1);
+    cr_expect_eq(number(row, "handler", "samples"), 100);
+    cr_expect_eq(number(row, "handler", "p999_ns"), 0);
+    cr_expect_eq(number(row, "handler", "max_ns"), 0);
+    cr_expect_eq(json_number(json_get(row, "samples")), 100);
+    stat_run_free(&run);
+}
+
+Test(shmstat_hist, merges_the_callers_of_a_function, .timeout = 20, .fini = remove_plant)
+{
+    make_known();
+    plant_sample(plant_hist(&plant, 1, 1, 1), 10, 20, 30);      /* the callee calls itself */
+    plant_hist(&plant, 1, 0, 2);
+
+    struct stat_run run = calls();
+    const struct json *row = row_of(&run, 1, "pick"), *none = row_of(&run, 0, "save");
+    const struct json *callers = json_get(row, "callers");
+
+    cr_expect_eq(json_get(stat_run_job(&run), "latencies")->count, 2);
+    cr_expect_str_eq(json_text(json_get(row, "callee_name")), "callee");
+    cr_expect_eq(json_number(json_get(row, "samples")), 101);
+    cr_expect_eq(number(row, "reply", "samples"), 101);
+    cr_expect_eq(number(row, "reply", "sum_ns"), 30);
+    cr_expect_eq(number(row, "reply", "max_ns"), 30);
+    cr_expect_eq(callers->count, 2);
+    cr_expect_eq(json_number(json_get(json_at(callers, 0), "caller")), 0);
+    cr_expect_str_eq(json_text(json_get(json_at(callers, 1), "caller_name")), "callee");
+    cr_expect_eq(json_number(json_get(json_at(callers, 1), "samples")), 1);
+    cr_expect_eq(number(json_at(callers, 1), "whole", "max_ns"), 60);
+    cr_expect_eq(number(json_at(callers, 0), "queue", "samples"), 100);
+    /* One that was made, and its owner killed before it counted anything. */
+    cr_expect_eq(json_number(json_get(none, "samples")), 0);
+    cr_expect_eq(json_get(json_get(none, "whole"), "p50_ns")->type, JSON_NULL);
+    cr_expect_eq(json_get(json_get(none, "whole"), "max_ns")->type, JSON_NULL);
+    stat_run_free(&run);
+}
+
+Test(shmstat_hist, prints_a_table_within_80_columns, .timeout = 20, .fini = remove_plant)
+{
+    make_known();
+    memset(plant_control(&plant, 1)->function[2].name, 'n', BXI_NAME_BYTES - 1);
+    plant_sample(plant_hist(&plant, 0, 1, 2), 1000, UINT64_C(4000) * 1000000000, 1);
+
+    struct stat_run run = stat_run("calls %s", plant.job);
+
+    cr_assert_eq(run.status, 0);
+    cr_expect_not_null(strstr(run.text, "\npick of callee\n  called by caller 100\n"), "%s", run.text);
+    cr_expect_not_null(strstr(run.text, "\n  queue               100    73 ns    80 ns  1.28 us  5.00 ms  5.00 ms"
+                                        "  50.2 us\n"), "%s", run.text);
+    cr_expect_not_null(strstr(run.text, " 1.11 h\n"), "%s", run.text);
+    for (const char *line = run.text; *line != '\0'; line = strchr(line, '\n') + 1)
+        cr_expect_lt(strcspn(line, "\n"), 80, "%s", run.text);
+    stat_run_free(&run);
+}
+
+Test(shmstat_hist, reads_what_a_dead_job_left, .timeout = 20, .fini = remove_plant)
+{
+    struct bxi_hist *hist = make_known();
+
+    /* Killed behind the bucket of the first leg. */
+    bxi_count(&hist->bucket[BXI_LEG_QUEUE][BXI_HIST_BUCKETS - 1], 1);
+    for (int rank = 0; rank < 2; rank++)
+        plant_kill(&plant, rank);
+
+    struct stat_run run = calls();
+    const struct json *row = row_of(&run, 1, "pick");
+
+    cr_expect_str_eq(json_text(json_get(stat_run_job(&run), "state")), "dead");
+    cr_expect_eq(number(row, "whole", "samples"), 100);
+    cr_expect_eq(number(row, "queue", "samples"), 101);
+    cr_expect_eq(number(row, "queue", "max_ns"), (double)bxi_hist_least(BXI_HIST_BUCKETS - 1));
+    cr_expect_leq(number(row, "queue", "p999_ns"), number(row, "queue", "max_ns"));
+    stat_run_free(&run);
+}
+
+/* Of a peer that there is not, of more than there are: not shown, and nothing else is lost. */
+Test(shmstat_hist, passes_over_pages_of_nobody, .timeout = 20, .fini = remove_plant)
+{
+    make_known();
+    plant_hist(&plant, 0, 1, 2)->who = 7;
+    plant_hist(&plant, 0, 1, 0)->who = 1 | (uint64_t)BXI_FUNCTION_MAX << 16;
+    /* What lies behind the last page is another thing. */
+    bxi_store_relaxed(&plant_control(&plant, 1)->header.hist_count, BXI_HIST_MAX);
+    plant_hist(&plant, 1, 1, 2);
+    cr_assert_eq(bxi_load_relaxed(&plant_control(&plant, 1)->header.hist_count), BXI_HIST_MAX + 1);
+
+    struct stat_run run = calls(), lines = stat_run("show %s --prometheus", plant.job);
+
+    cr_expect_not_null(row_of(&run, 1, "pick"));
+    cr_expect_null(row_of(&run, 1, "save"));
+    cr_expect_null(strstr(lines.text, "peer=\"7\",function"));
+    cr_expect_eq(lines.status, 0);
+    stat_run_free(&run);
+    stat_run_free(&lines);
+}
+
+/* ---- Prometheus --------------------------------------------------------------------------------------------- */
+
+Test(shmstat_hist, are_exposed_as_histograms, .timeout = 20, .fini = remove_plant)
+{
+    static const struct {
+        const char *suffix, *le;
+        const char *value;
+    } known[] = {
+        { "_bucket", ",le=\"6.4e-08\"", "0" },
+        { "_bucket", ",le=\"1.28e-07\"", "90" },
+        { "_bucket", ",le=\"2.048e-06\"", "99" },
+        { "_bucket", ",le=\"0.004194304\"", "99" },
+        { "_bucket", ",le=\"0.008388608\"", "100" },
+        { "_bucket", ",le=\"17.17986918\"", "100" },
+        { "_bucket", ",le=\"+Inf\"", "100" },
+        { "_count", "", "100" },
+        { "_sum", "", "0.0050162" },
+    };
+    char line[256];
+
+    make_known();
+
+    struct stat_run run = stat_run("show %s --prometheus", plant.job);
+
+    cr_expect_not_null(strstr(run.text, "\n# TYPE boxcar_call_seconds histogram\n"));
+    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
+        snprintf(line, sizeof(line), "\nboxcar_call_seconds%s{job=\"%s\",worker=\"caller\",rank=\"0\",peer=\"1\","
+                 "function=\"pick\",leg=\"whole\"%s} %s", known[i].suffix, plant.job, known[i].le, known[i].value);
+        cr_expect_not_null(strstr(run.text, line), "%s", line);
+    }
+    stat_run_free(&run);
+}
+
+/* ---- A job that runs ------------------------------------------------------------------------------------------ */
+
+static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)context;
+    return bx_msg_put_i64(reply, bx_read_i64(args));
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, echo, NULL), 0);
+    return bx_register(job, "echo_blocking", BX_BLOCKING, echo, NULL);
+}
+
+/* What this worker has of its calls is what is shown of them, to the nanosecond. */
+static void expect_mine(struct bx_job *job, const struct json *caller, int callee)
+{
+    const struct bxi_hist *hist = NULL;
+    double sums = 0;
+
+    for (uint32_t i = 0; i < bxi_load_acquire(&job->control->header.hist_count); i++)
+        if ((bxi_segment_hist(&job->segment, i)->who & 0xffff) == (uint64_t)callee)
+            hist = bxi_segment_hist(&job->segment, i);
+    HARNESS_CHECK(hist != NULL);
+    for (int leg = 0; leg < BXI_LEGS; leg++) {
+        const struct json *shown = json_get(caller, legs[leg]);
+
+        HARNESS_EQ(json_number(json_get(shown, "sum_ns")), bxi_load_relaxed((bxi_a64 *)&hist->sum_ns[leg]));
+        HARNESS_EQ(json_number(json_get(shown, "max_ns")), bxi_load_relaxed((bxi_a64 *)&hist->max_ns[leg]));
+        sums += leg < BXI_LEG_WHOLE ? json_number(json_get(shown, "sum_ns")) : 0;
+    }
+    HARNESS_EQ(sums, number(caller, "whole", "sum_ns"));
+}
+
+static void expect_orderly(const struct json *row)
+{
+    static const char *const keys[] = { "p50_ns", "p90_ns", "p99_ns", "p999_ns", "max_ns" };
+
+    for (int leg = 0; leg < BXI_LEGS; leg++) {
+        const struct json *counts = json_get(json_get(row, legs[leg]), "bucket_samples");
+        double count = 0;
+
+        for (int i = 1; i < 5; i++)
+            HARNESS_CHECK(number(row, legs[leg], keys[i - 1]) <= number(row, legs[leg], keys[i]));
+        for (const struct json *one = counts->first; one != NULL; one = one->next)
+            count += json_number(one);
+        HARNESS_EQ(number(row, legs[leg], "samples"), count);
+        HARNESS_EQ(count, json_number(json_get(row, "samples")));
+    }
+}
+
+static void calls_eleven_times(struct bx_job *job)
+{
+    for (int i = 0; i < 11; i++)
+        harness_call_i64(job, "worker2", "echo", i);
+    harness_await(CALLED, 1);
+
+    struct stat_run run = stat_run("calls %s --json", harness_job_name());
+    const struct json *row = row_of(&run, 2, "echo"), *callers = json_get(row, "callers");
+
+    HARNESS_EQ(run.status, 0);
+    HARNESS_EQ(json_get(stat_run_job(&run), "latencies")->count, 2);
+    HARNESS_EQ(json_number(json_get(row, "samples")), 16);
+    HARNESS_EQ(callers->count, 2);
+    HARNESS_EQ(json_number(json_get(json_at(callers, 0), "samples")), 11);
+    HARNESS_EQ(json_number(json_get(json_at(callers, 1), "caller")), 1);
+    HARNESS_EQ(json_number(json_get(json_at(callers, 1), "samples")), 5);
+    expect_mine(job, json_at(callers, 0), 2);
+    expect_orderly(row);
+    expect_orderly(json_at(callers, 1));
+    row = row_of(&run, 0, "echo_blocking");
+    HARNESS_EQ(json_number(json_get(row, "samples")), 3);
+    HARNESS_CHECK(strcmp(json_text(json_get(json_at(json_get(row, "callers"), 0), "caller_name")), "worker1") == 0);
+    stat_run_free(&run);
+    run = stat_run("check %s --json", harness_job_name());
+    HARNESS_EQ(run.status, 0);
+    stat_run_free(&run);
+}
+
+static void calls_five_and_three_times(struct bx_job *job)
+{
+    for (int i = 0; i < 5; i++)
+        harness_call_i64(job, "worker2", "echo", i);
+    for (int i = 0; i < 3; i++)
+        harness_call_i64(job, "worker0", "echo_blocking", i);
+    harness_post(CALLED);
+}
+
+Test(shmstat_hist, shows_each_call_that_was_measured_by_function_and_caller, .timeout = 30)
+{
+    setenv("BX_HIST", "all", 1);
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup,
+                                         .body = { calls_eleven_times, calls_five_and_three_times } });
+}

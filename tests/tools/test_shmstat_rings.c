@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * shmstat show: how old the oldest frame is that lies unread in a ring, what spins, and how many threads of the
+ * pool are busy. Frames and words are set in a job that nobody runs (stat_plant.h); the last tests are beside jobs
+ * that run.
+ */
+#include "tests/harness/loans.h"
+#include "stat_plant.h"
+#include "stat_run.h"
+
+#include "rpc/frame.h"
+#include "internal.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SECOND UINT64_C(1000000000)
+#define SLOT 5
+#define ID (UINT64_C(9) << 16 | SLOT)
+
+enum gate { HELD = 0, LOOSE };
+
+static struct plant plant;
+
+static void remove_plant(void)
+{
+    plant_remove(&plant);
+}
+
+static struct stat_run show(const char *job)
+{
+    struct stat_run run = stat_run("show %s --json", job);
+
+    cr_assert_eq(run.status, 0);
+    cr_assert_not_null(run.json);
+    return run;
+}
+
+/* ---- The oldest unread frame ------------------------------------------------------------------------ */
+
+static void put(struct bxi_frame frame, size_t bytes)
+{
+    void *payload;
+
+    cr_assert_eq(bxi_ring_reserve(&plant.writer[0], bytes, &payload), 0);
+    memset(payload, 0, bytes);
+    memcpy(payload, &frame, bytes < sizeof(frame) ? bytes : sizeof(frame));
+    bxi_ring_commit(&plant.writer[0], bytes);
+    plant_count(&plant, 0);
+}
+
+static uint64_t ago(uint64_t seconds)
+{
+    return bxi_now_ns() - seconds * SECOND;
+}
+
+static void put_request(uint64_t id)
+{
+    put((struct bxi_frame){ .kind = BXI_REQUEST, .id = id, .deadline_ns = BX_FOREVER }, 100);
+}
+
+static void show_row(uint64_t id, uint64_t since_ns)
+{
+    struct bxi_call_row *row = bxi_segment_calls(&plant.segment[0], 1) + SLOT;
+
+    bxi_store_relaxed(&row->since, since_ns << 8 | 1);
+    bxi_store_relaxed(&row->id, id);
+}
+
+/* The age that is shown; NAN if it is null. */
+static double age(void)
+{
+    struct stat_run run = show(plant.job);
+    const struct json *ring = stat_run_row(stat_run_worker(&run, 0), "rings", "to", 1);
+    const struct json *value = json_get(ring, "oldest_unread_seconds");
+    double seconds = json_number(value);
+
+    cr_assert_not_null(value);
+    stat_run_free(&run);
+    return seconds;
+}
+
+static void expect_age(uint64_t began_ns, double least)
+{
+    double seconds = age();
+
+    cr_expect_geq(seconds, least);
+    cr_expect_leq(seconds, 1e-9 * (double)(bxi_now_ns() - began_ns) + 1e-6);
+}
+
+Test(shmstat_rings, that_are_empty_have_no_oldest_frame, .timeout = 20, .fini = remove_plant)
+{
+    plant_make(&plant, 0);
+    cr_expect(isnan(age()));
+    put((struct bxi_frame){ .kind = BXI_REPLY, .sent_ns = ago(7) }, 64);
+    cr_assert(plant_take(&plant, 1));
+    cr_expect(isnan(age()));
+}
+
+Test(shmstat_rings, show_the_age_of_the_oldest_frame_by_its_kind, .timeout = 20, .fini = remove_plant)
+{
+    static const uint8_t kinds[] = { BXI_REQUEST, BXI_ONEWAY, BXI_REPLY, BXI_CANCEL };
+
+    for (size_t i = 0; i < sizeof(kinds); i++) {
+        uint64_t since_ns = ago(5);
+        struct bxi_frame frame = { .kind = kinds[i], .id = ID, .deadline_ns = 1 };
+
+        plant_make(&plant, 0);
+        if (kinds[i] == BXI_ONEWAY)
+            frame.id = since_ns;
+        else if (kinds[i] == BXI_REQUEST)
+            show_row(ID, since_ns);
+        else
+            frame.sent_ns = since_ns;
+        put(frame, sizeof(frame));
+        /* Behind it lies one that is older than it can be. */
+        put((struct bxi_frame){ .kind = BXI_REPLY, .sent_ns = 1 }, 64);
+        expect_age(since_ns, 5);
+        cr_assert(plant_take(&plant, 1));
+        cr_expect_geq(age(), 1e-9 * (double)since_ns);
+        plant_remove(&plant);
+    }
+    plant_make(&plant, 0);
+}
+
+Test(shmstat_rings, know_the_age_of_a_request_by_its_row_alone, .timeout = 20, .fini = remove_plant)
+{
+    uint64_t since_ns = ago(5);
+
+    plant_make(&plant, 0);
+    put_request(ID);
+    cr_expect(isnan(age()));
+    show_row(ID + (1 << 16), since_ns);
+    cr_expect(isnan(age()));
+    show_row(ID | BXI_CALL_GIVEN_UP, since_ns);
+    expect_age(since_ns, 5);
+    cr_assert(plant_take(&plant, 1));
+    put_request(UINT64_MAX);
+    cr_expect(isnan(age()));
+}
+
+Test(shmstat_rings, are_never_older_than_now_and_not_by_nonsense, .timeout = 20, .fini = remove_plant)
+{
+    static const struct bxi_frame nonsense[] = {
+        { .kind = 0, .sent_ns = 5 }, { .kind = 77, .sent_ns = 5 }, { .kind = BXI_REPLY, .sent_ns = 0 },
+    };
+
+    plant_make(&plant, 0);
+    put((struct bxi_frame){ .kind = BXI_REPLY, .sent_ns = UINT64_MAX }, 64);
+    cr_expect_eq(age(), 0);
+    cr_assert(plant_take(&plant, 1));
+    for (size_t i = 0; i < sizeof(nonsense) / sizeof(nonsense[0]); i++) {
+        put(nonsense[i], 64);
+        cr_expect(isnan(age()), "%zu", i);
+        cr_assert(plant_take(&plant, 1));
+    }
+    put((struct bxi_frame){ .kind = BXI_ONEWAY, .id = 5 }, 20);
+    cr_expect(isnan(age()), "shorter than a head");
+    bxi_store_relaxed(plant_word(&plant, 0, plant.reader[1].read_pos), 77);
+    cr_expect(isnan(age()), "not a record");
+}
+
+Test(shmstat_rings, show_the_frame_behind_padding_and_over_the_end_of_positions, .timeout = 20, .fini = remove_plant)
+{
+    static const uint64_t ends[] = { BXI_RING_BYTES, UINT64_C(1) << 38, 0 };
+
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+        uint64_t since_ns = ago(3);
+
+        plant_make(&plant, ends[i] - 128);
+        put((struct bxi_frame){ .kind = BXI_REPLY, .sent_ns = since_ns }, 1000);
+        cr_assert_eq(plant.writer[0].write_pos, ends[i] + bxi_record_bytes(1000));
+        expect_age(since_ns, 3);
+        cr_assert(plant_take(&plant, 1));
+        cr_expect(isnan(age()));
+        plant_remove(&plant);
+    }
+    plant_make(&plant, 0);
+}
+
+Test(shmstat_rings, of_the_dead_keep_what_was_not_read, .timeout = 20, .fini = remove_plant)
+{
+    uint64_t since_ns = ago(5);
+    char line[128];
+
+    plant_make(&plant, 0);
+    put((struct bxi_frame){ .kind = BXI_ONEWAY, .id = since_ns }, 64);
+    for (int rank = 0; rank < 2; rank++)
+        plant_kill(&plant, rank);
+    expect_age(since_ns, 5);
+
+    struct stat_run run = stat_run("show %s --prometheus", plant.job);
+
+    snprintf(line, sizeof(line), "\nboxcar_ring_oldest_unread_seconds{job=\"%s\",worker=\"caller\",rank=\"0\","
+             "peer=\"1\"} ", plant.job);
+    cr_assert_not_null(strstr(run.text, line), "%s", run.text);
+    cr_expect_geq(strtod(strstr(run.text, line) + strlen(line), NULL), 5);
+    snprintf(line, sizeof(line), "\nboxcar_ring_oldest_unread_seconds{job=\"%s\",worker=\"callee\",rank=\"1\","
+             "peer=\"0\"} 0\n", plant.job);
+    cr_expect_not_null(strstr(run.text, line), "%s", run.text);
+    stat_run_free(&run);
+}
+
+/* ---- What spins, and who is busy ----------------------------------------------------------------------- */
+
+static void expect_activity(const char *activity)
+{
+    struct stat_run run = show(plant.job);
+
+    cr_expect_str_eq(json_text(json_get(stat_run_worker(&run, 0), "activity")), activity);
+    stat_run_free(&run);
+}
+
+Test(shmstat_rings, tell_a_worker_that_spins_from_one_that_sleeps_or_is_dead, .timeout = 20, .fini = remove_plant)
+{
+    struct bxi_control *control;
+
+    plant_make(&plant, 0);
+    control = plant_control(&plant, 0);
+    expect_activity("awake");
+    bxi_store_relaxed(&control->now.spins, 1);
+    expect_activity("spinning");
+    bxi_store_relaxed(&control->header.armed, 4 | BXI_WHO_LEADER);
+    expect_activity("asleep");
+    bxi_store_relaxed(&control->header.armed, 4);
+    plant_kill(&plant, 0);
+    expect_activity("dead");
+}
+
+static double pool(const char *key)
+{
+    struct stat_run run = show(plant.job);
+    double value = json_number(json_get(json_get(stat_run_worker(&run, 0), "pool"), key));
+
+    stat_run_free(&run);
+    return value;
+}
+
+Test(shmstat_rings, count_each_busy_thread_of_a_pool_once, .timeout = 20, .fini = remove_plant)
+{
+    static const uint64_t wheres[] = { BXI_AT_THREAD | 11 << 8, BXI_AT_BODY | 12 << 8, BXI_AT_BODY | 12 << 8,
+                                       BXI_AT_POOL, BXI_AT_THREAD | 13 << 8, BXI_AT_FUTURE, BXI_AT_BATCH };
+
+    plant_make(&plant, 0);
+    cr_expect_eq(pool("busy"), 0);
+    for (size_t i = 0; i < sizeof(wheres) / sizeof(wheres[0]); i++)
+        bxi_store_relaxed(&plant_control(&plant, 0)->serving[100 * i % BXI_SERVING_MAX].where, wheres[i]);
+    bxi_store_relaxed(&plant_control(&plant, 0)->counters[BXI_C_pool_threads], 5);
+    cr_expect_eq(pool("busy"), 3);
+    cr_expect_eq(pool("threads"), 5);
+    bxi_store_relaxed(&plant_control(&plant, 0)->counters[BXI_C_pool_threads], 2);
+    cr_expect_eq(pool("busy"), 2);
+
+    struct stat_run run = stat_run("show %s", plant.job);
+
+    cr_expect_not_null(strstr(run.text, "pool threads 2, busy 2"), "%s", run.text);
+    stat_run_free(&run);
+}
+
+/* ---- Jobs that run ----------------------------------------------------------------------------------------- */
+
+/* The rings table of `show` fits 80 columns whatever lies in it. */
+static void is_left_unread(struct bx_job *job)
+{
+    uint64_t before_ns = bxi_now_ns();
+    struct bx_future *future;
+    double seconds = NAN, most;
+
+    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
+    loans_stop(1);
+    future = loans_start(job, "worker1", "echo", harness_msg_i64(2));
+
+    struct stat_run run = show(harness_job_name()), text = stat_run("show %s", harness_job_name());
+    const struct json *ring = stat_run_row(stat_run_worker(&run, 0), "rings", "to", 1);
+
+    seconds = json_number(json_get(ring, "oldest_unread_seconds"));
+    most = 1e-9 * (double)(bxi_now_ns() - before_ns) + 0.02;     /* the coarse clock is behind by a tick */
+    HARNESS_CHECK(seconds >= 0 && seconds <= most);
+    HARNESS_CHECK(json_number(json_get(ring, "unread_bytes")) > 0);
+    ring = stat_run_row(stat_run_worker(&run, 1), "rings", "to", 0);
+    HARNESS_EQ(json_get(ring, "oldest_unread_seconds")->type, JSON_NULL);
+    HARNESS_HAS(text.text, "UNREAD\n");
+    for (const char *line = text.text; *line != '\0'; line = strchr(line, '\n') + 1)
+        HARNESS_CHECK(strcspn(line, "\n") <= 80);
+    stat_run_free(&run);
+    stat_run_free(&text);
+    loans_signal(1, SIGCONT);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+    bx_future_release(future);
+}
+
+Test(shmstat_rings, show_a_request_that_a_stopped_worker_leaves_unread, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { is_left_unread } });
+}
+
+static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    harness_post(HELD);
+    harness_await(LOOSE, 1);
+    return 0;
+}
+
+static int quick(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "quick", BX_INLINE, quick, NULL), 0);
+    return bx_register(job, "hold", BX_BLOCKING, hold, NULL);
+}
+
+static double busy_of(int rank)
+{
+    struct stat_run run = show(harness_job_name());
+    double value = json_number(json_get(json_get(stat_run_worker(&run, rank), "pool"), "busy"));
+
+    stat_run_free(&run);
+    return value;
+}
+
+static void keeps_three_busy(struct bx_job *job)
+{
+    struct bx_future *futures[3] = { NULL };
+
+    for (int i = 0; i < 3; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "hold", NULL, NULL, &futures[i]), 0);
+    harness_await(HELD, 3);
+    HARNESS_EQ(busy_of(1), 3);
+    HARNESS_EQ(busy_of(0), 0);
+    harness_post(LOOSE);
+    for (int i = 0; i < 3; i++) {
+        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
+        bx_future_release(futures[i]);
+    }
+    while (busy_of(1) != 0)
+        ;
+}
+
+Test(shmstat_rings, show_how_many_threads_of_the_pool_are_busy, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { keeps_three_busy } });
+}
+
+/* It spins for a second after each call; it may be found between two. */
+static void sees_the_other_spin(struct bx_job *job)
+{
+    for (bool is_so = false; !is_so;) {
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "quick", NULL, NULL, NULL), 0);
+
+        struct stat_run run = show(harness_job_name());
+
+        is_so = strcmp(json_text(json_get(stat_run_worker(&run, 1), "activity")), "spinning") == 0;
+        stat_run_free(&run);
+    }
+}
+
+Test(shmstat_rings, show_a_worker_that_spins, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_the_other_spin },
+                                         .options = { .spin_ns = SECOND } });
+}

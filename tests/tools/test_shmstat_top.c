@@ -1,0 +1,629 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * shmstat top, part by part: rates of planted segments at planted times, exactly; what a key does; the grid at
+ * every size; and the program itself as text and as JSON. In a terminal it is in test_shmstat_screen.c.
+ */
+#include "tools/shmstat/top.h"
+#include "tests/harness/harness.h"
+#include "stat_plant.h"
+#include "stat_run.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SECOND UINT64_C(1000000000)
+#define START (1000 * SECOND)
+
+static struct plant plant;
+static struct top_model model;
+static struct top_state state;
+static struct top_grid grid;
+
+static void begin(void)
+{
+    plant_make(&plant, 0);
+    model = (struct top_model){ .select = plant.job, .stuck_s = 10 };
+    top_state_init(&state, 1);
+}
+
+static void end(void)
+{
+    plant_remove(&plant);
+    top_free(&model);
+    top_grid_free(&grid);
+}
+
+static void sample(enum top_view view, uint64_t at_ns)
+{
+    cr_assert_eq(top_sample(&model, view, at_ns), 0);
+}
+
+static void count(int rank, enum bxi_counter which, uint64_t n)
+{
+    bxi_count(&plant_control(&plant, rank)->counters[which], n);
+}
+
+/* ---- Rates ------------------------------------------------------------------------------------------- */
+
+#define EXPECT(row, which, value) cr_expect_float_eq(model.rows[row].number[which], (value), 1e-9)
+
+TestSuite(shmstat_top, .timeout = 120);
+
+Test(shmstat_top, rates_are_what_was_counted_between_two_samples_over_the_time, .init = begin, .fini = end)
+{
+    sample(TOP_WORKERS, START);
+    cr_assert_eq(model.count, 2);
+    cr_expect(isnan(model.rows[0].number[TOP_CALLS_S]));
+    count(0, BXI_C_calls_sent, 500);
+    count(0, BXI_C_calls_completed, 500);
+    count(0, BXI_C_oneways_sent, 20);
+    count(0, BXI_C_wakeups, 7);
+    count(0, BXI_C_doorbells_rung, 9);
+    count(0, BXI_C_doorbells_saved, 30);
+    count(0, BXI_C_bells_unneeded, 1);
+    count(0, BXI_C_calls_timed_out, 3);
+    count(1, BXI_C_requests_inline, 100);
+    count(1, BXI_C_requests_async, 10);
+    count(1, BXI_C_requests_blocking, 2);
+    count(1, BXI_C_requests_batched, 4);
+    bxi_count(&plant_counters(&plant, 0)->frames_sent, 520);
+    bxi_count(&plant_counters(&plant, 0)->bytes_sent, 4096);
+    bxi_count(&plant_counters(&plant, 0)->times_full, 5);
+    bxi_count(&plant_counters(&plant, 1)->frames_received, 40);
+    bxi_count(&plant_counters(&plant, 1)->bytes_received, 64);
+    sample(TOP_WORKERS, START + 2 * SECOND);
+    EXPECT(0, TOP_CALLS_S, 260);
+    EXPECT(0, TOP_REQUESTS_S, 0);
+    EXPECT(0, TOP_WAKEUPS_S, 3.5);
+    EXPECT(0, TOP_BELLS_S, 4.5);
+    EXPECT(0, TOP_SAVED_S, 15.5);
+    EXPECT(0, TOP_FAILED_S, 1.5);
+    EXPECT(0, TOP_FRAMES_OUT_S, 260);
+    EXPECT(0, TOP_BYTES_OUT_S, 2048);
+    EXPECT(0, TOP_FULL_S, 2.5);
+    EXPECT(1, TOP_CALLS_S, 0);
+    EXPECT(1, TOP_REQUESTS_S, 58);
+    EXPECT(1, TOP_FRAMES_IN_S, 20);
+    EXPECT(1, TOP_BYTES_IN_S, 32);
+    cr_expect_float_eq(model.totals.number[TOP_CALLS_S], 260, 1e-9);
+    cr_expect_eq(model.rows[0].health, TOP_BUSY);
+    sample(TOP_WORKERS, START + 3 * SECOND);
+    EXPECT(0, TOP_CALLS_S, 0);
+    cr_expect_eq(model.rows[0].health, TOP_IDLE);
+}
+
+Test(shmstat_top, a_sample_for_another_view_keeps_what_rates_are_taken_from, .init = begin, .fini = end)
+{
+    sample(TOP_WORKERS, START);
+    sample(TOP_WORKERS, START + SECOND);
+    bxi_count(&plant_counters(&plant, 0)->frames_sent, 110);
+    sample(TOP_RINGS, START + SECOND + SECOND / 100);
+    cr_assert_eq(model.count, 2);
+    cr_expect_float_eq(top_span(&model), 1.01, 1e-9);
+    cr_expect_float_eq(model.rows[0].number[TOP_FRAMES_OUT_S], 110 / 1.01, 1e-9);
+}
+
+Test(shmstat_top, shows_how_full_a_ring_is, .init = begin, .fini = end)
+{
+    while (plant_put(&plant, 0, 4000))
+        plant_count(&plant, 0);
+    sample(TOP_WORKERS, START);
+    sample(TOP_RINGS, START + SECOND);
+    cr_assert_eq(model.count, 2);
+    cr_expect(model.rows[0].number[TOP_FILL] >= 90 && model.rows[0].number[TOP_FILL] <= 100);
+    cr_expect_eq(model.rows[0].health, TOP_WARN);
+    cr_expect_float_eq(model.rows[0].number[TOP_UNREAD], (double)plant.writer[0].write_pos, 1e-9);
+    cr_expect_eq(model.rows[1].number[TOP_FILL], 0);
+}
+
+/* Row `slot` of caller's calls to the other, since so long before START. */
+static void plant_call(int caller, uint32_t slot, uint64_t age_ns, uint64_t flags)
+{
+    struct bxi_call_row *row = bxi_segment_calls(&plant.segment[caller], 1 - caller) + slot;
+
+    bxi_store_relaxed(&row->since, (START - age_ns) << 8 | 1);
+    bxi_store_relaxed(&row->deadline_ns, UINT64_MAX);
+    bxi_store_relaxed(&row->id, (UINT64_C(7) << 16 | slot) | flags);
+    count(caller, BXI_C_calls_sent, 1);
+    count(caller, BXI_C_calls_timed_out, flags != 0);
+}
+
+Test(shmstat_top, counts_the_calls_in_flight_wherever_their_rows_are, .init = begin, .fini = end)
+{
+    cr_assert_eq(bxi_segment_open_calls(&plant.segment[0], 1, BXI_CALLS_MAX), 0);
+    plant_call(0, 3, SECOND, 0);
+    plant_call(0, 900, 4 * SECOND, 0);
+    plant_call(0, 4, 5 * SECOND, BXI_CALL_GIVEN_UP);
+    sample(TOP_WORKERS, START);
+    EXPECT(0, TOP_FLIGHT, 2);
+    EXPECT(0, TOP_AGE, 4);
+    EXPECT(1, TOP_FLIGHT, 0);
+    cr_expect(isnan(model.rows[1].number[TOP_AGE]));
+    sample(TOP_CALLS, START + 1);
+    cr_expect_eq(model.count, 3);
+}
+
+/* ---- Who is stuck ------------------------------------------------------------------------------------ */
+
+static void expect_stuck(int rank, int cause, const char *doing, const char *part)
+{
+    cr_expect_eq(model.rows[rank].health, TOP_STUCK);
+    cr_expect_eq(model.rows[rank].cause, cause);
+    cr_expect_str_eq(model.rows[rank].doing, doing);
+    cr_expect_not_null(strstr(model.rows[rank].why, part), "%s", model.rows[rank].why);
+}
+
+Test(shmstat_top, a_call_in_flight_for_too_long_is_stuck_and_not_before, .init = begin, .fini = end)
+{
+    plant_call(0, 3, 10 * SECOND, 0);
+    sample(TOP_WORKERS, START - 1);
+    cr_expect_eq(model.rows[0].cause, 0);
+    cr_expect_eq(model.totals.stuck, 0);
+    sample(TOP_WORKERS, START);
+    expect_stuck(0, 1, "stuck", "caller has waited for 'pick' of callee for 10 s (call 0-1-458755)");
+    cr_expect_eq(model.rows[1].cause, 0);
+    cr_expect_eq(model.totals.stuck, 1);
+}
+
+Test(shmstat_top, a_handler_that_does_not_end_is_nearer_to_the_reason_than_who_waits_for_it, .init = begin, .fini = end)
+{
+    struct bxi_control *callee = plant_control(&plant, 1);
+
+    plant_call(0, 3, 40 * SECOND, 0);
+    bxi_store_relaxed(&callee->serving[9].who, 2 << 16 | 0);
+    bxi_store_relaxed(&callee->serving[9].since_ns, START - 20 * SECOND);
+    bxi_store_relaxed(&callee->serving[9].where, BXI_AT_THREAD | 4321 << 8);
+    sample(TOP_WORKERS, START);
+    expect_stuck(1, 2, "stuck", "callee has run 'save' for caller for 20 s, in thread 4321");
+    EXPECT(1, TOP_SERVED, 1);
+    cr_expect_str_eq(model.totals.why, model.rows[1].why);
+    bxi_store_relaxed(&callee->now.who, 0);
+    bxi_store_relaxed(&callee->now.since_ns, START - 30 * SECOND);
+    sample(TOP_WORKERS, START);
+    expect_stuck(1, 2, "stuck", "callee has run 'add' for caller for 30 s, where it makes progress");
+    EXPECT(1, TOP_SERVED, 2);
+}
+
+Test(shmstat_top, a_request_that_only_waits_in_a_batch_does_not_make_its_callee_stuck, .init = begin, .fini = end)
+{
+    struct bxi_control *callee = plant_control(&plant, 1);
+
+    bxi_store_relaxed(&callee->serving[0].since_ns, START - 20 * SECOND);
+    bxi_store_relaxed(&callee->serving[0].where, BXI_AT_BATCH);
+    sample(TOP_WORKERS, START);
+    cr_expect_eq(model.rows[1].cause, 0);
+    EXPECT(1, TOP_SERVED, 1);
+}
+
+Test(shmstat_top, a_stopped_worker_is_the_first_reason, .init = begin, .fini = end, .timeout = 30)
+{
+    pid_t child = fork();
+
+    if (child == 0)
+        for (;;)
+            pause();
+    cr_assert_eq(kill(child, SIGSTOP), 0);
+    cr_assert_eq(waitpid(child, NULL, WUNTRACED), child);
+    plant_control(&plant, 0)->header.pid = (uint32_t)child;
+    plant_call(1, 3, 40 * SECOND, 0);
+    sample(TOP_WORKERS, START);
+    expect_stuck(0, 3, "stopped", "is stopped: it goes on with SIGCONT");
+    cr_expect_str_eq(model.totals.why, model.rows[0].why);
+    cr_expect_eq(model.totals.stopped, 1);
+    cr_expect_eq(model.totals.stuck, 2);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+}
+
+/* ---- Who comes and goes ------------------------------------------------------------------------------ */
+
+Test(shmstat_top, a_killed_worker_is_dead_and_one_without_a_segment_is_gone, .init = begin, .fini = end)
+{
+    sample(TOP_WORKERS, START);
+    plant_kill(&plant, 1);
+    sample(TOP_WORKERS, START + SECOND);
+    cr_expect_eq(model.rows[1].health, TOP_DEAD);
+    cr_expect_str_eq(model.rows[1].doing, "dead");
+    bxi_segment_destroy(&plant.segment[1]);
+    sample(TOP_WORKERS, START + 2 * SECOND);
+    cr_assert_eq(model.count, 2);
+    cr_expect_eq(model.rows[0].health, TOP_IDLE);
+    cr_expect_eq(model.rows[1].health, TOP_GONE);
+    cr_expect_str_eq(model.rows[1].doing, "gone");
+    cr_expect_str_eq(model.rows[1].name, "callee");
+    cr_expect(isnan(model.rows[1].number[TOP_CALLS_S]));
+    sample(TOP_RINGS, START + 3 * SECOND);
+    cr_expect_eq(model.totals.gone, 1);
+}
+
+Test(shmstat_top, a_job_that_ended_stays_until_another_run_of_it_comes, .init = begin, .fini = end)
+{
+    sample(TOP_WORKERS, START);
+    plant_remove(&plant);
+    for (uint64_t i = 1; i < 100; i++)
+        sample((enum top_view)(i % TOP_VIEWS), START + i * SECOND);
+    sample(TOP_WORKERS, START + 100 * SECOND);
+    cr_assert_eq(model.count, 2);
+    cr_expect_eq(model.totals.gone, 2);
+    cr_assert_eq(top_grid_init(&grid, 80, 24), 0);
+    top_render(&model, &state, &grid);
+    cr_expect_not_null(strstr(top_grid_line(&grid, 0), ": has ended, left nothing"));
+    plant_make(&plant, 0);
+    sample(TOP_WORKERS, START + 101 * SECOND);
+    cr_assert_eq(model.count, 2);
+    cr_expect_eq(model.totals.alive, 2);
+    cr_expect_eq(model.totals.jobs, 1);
+}
+
+Test(shmstat_top, a_job_that_begins_is_found, .init = begin, .fini = end)
+{
+    plant_remove(&plant);
+    sample(TOP_WORKERS, START);
+    cr_expect_eq(model.count, 0);
+    plant_make(&plant, 0);
+    sample(TOP_WORKERS, START + SECOND);
+    cr_expect_eq(model.count, 2);
+}
+
+Test(shmstat_top, words_that_are_noise_are_only_figures, .init = begin, .fini = end)
+{
+    unsigned seed = 1;
+
+    for (int round = 0; round < 20; round++) {
+        struct bxi_control *control = plant_control(&plant, round % 2);
+        uint64_t *word = (uint64_t *)(void *)control->counters;
+        size_t words = (BXI_CONTROL_BYTES - offsetof(struct bxi_control, counters)) / 8;
+
+        for (size_t i = 0; i < words; i++)
+            word[i] = (uint64_t)rand_r(&seed) << 40 ^ (uint64_t)rand_r(&seed) << 20 ^ (uint64_t)rand_r(&seed);
+        for (int view = 0; view < TOP_VIEWS; view++) {
+            sample((enum top_view)view, START + (uint64_t)(round * 3 + view) * SECOND);
+            state.view = (enum top_view)view;
+            cr_assert_eq(top_grid_init(&grid, 160, 50), 0);
+            top_render(&model, &state, &grid);
+            cr_expect_eq(strlen(top_grid_line(&grid, 49)), 160);
+            top_grid_free(&grid);
+        }
+    }
+}
+
+/* ---- The grid ---------------------------------------------------------------------------------------- */
+
+/* Rows of workers that nobody made: worker i makes 10 * i calls a second. */
+static void imagine(size_t workers)
+{
+    model = (struct top_model){ .count = workers, .capacity = workers };
+    model.rows = calloc(workers, sizeof(*model.rows));
+    model.shown = calloc(workers, sizeof(struct top_row *));
+    for (size_t i = 0; i < workers; i++) {
+        model.rows[i].doing = "asleep";
+        model.rows[i].state = "running";
+        model.rows[i].health = TOP_IDLE;
+        snprintf(model.rows[i].name, BXI_NAME_BYTES, "worker%zu", i);
+        model.rows[i].number[TOP_RANK] = (double)i;
+        model.rows[i].number[TOP_PID] = 100000 + (double)i;
+        model.rows[i].number[TOP_CALLS_S] = 10 * (double)i;
+    }
+    model.totals.workers = model.totals.alive = (int)workers;
+    model.totals.jobs = 2;
+    top_state_init(&state, 1);
+}
+
+static void imagine_64(void)
+{
+    imagine(64);
+}
+
+static void forget(void)
+{
+    top_free(&model);
+    top_grid_free(&grid);
+}
+
+static void render(int width, int height)
+{
+    top_grid_free(&grid);
+    cr_assert_eq(top_grid_init(&grid, width, height), 0);
+    top_render(&model, &state, &grid);
+}
+
+static void press(const char *keys)
+{
+    for (; *keys != '\0'; keys++)
+        top_key(&state, *keys);
+}
+
+static bool line_has(int line, const char *text)
+{
+    return strstr(top_grid_line(&grid, line), text) != NULL;
+}
+
+Test(shmstat_top, of_64_workers_24_lines_show_19_and_say_which, .init = imagine_64, .fini = forget)
+{
+    render(80, 24);
+    cr_expect(line_has(1, "64 workers: 64 alive"));
+    cr_expect(line_has(3, "RANK NAME"));
+    cr_expect(line_has(4, "worker0 "));
+    cr_expect(line_has(22, "worker18 "));
+    cr_expect(line_has(23, "workers 1-19 of 64 by RANK"));
+    top_key(&state, TOP_KEY_PAGE_DOWN);
+    render(80, 24);
+    cr_expect(line_has(4, "worker19 "));
+    top_key(&state, TOP_KEY_END);
+    render(80, 24);
+    cr_expect(line_has(22, "worker63 "));
+    cr_expect(line_has(23, "workers 46-64 of 64 by RANK"));
+    top_key(&state, TOP_KEY_UP);
+    render(80, 24);
+    cr_expect(line_has(23, "workers 45-63 of 64 by RANK"));
+    top_key(&state, TOP_KEY_HOME);
+    render(80, 24);
+    cr_expect(line_has(23, "workers 1-19 of 64 by RANK"));
+}
+
+Test(shmstat_top, wider_lines_have_more_columns_and_all_of_the_narrower, .init = imagine_64, .fini = forget)
+{
+    static const char *const narrow[] = { "RANK", "NAME", "DOING", "CALLS/s", "REQS/s", "FLIGHT", "OUT/s", "IN/s" };
+    static const char *const wide[] = { "RING%", "AGE", "WAKE/s", "BELL/s", "ARENA", "LOAN", "FULL/s" };
+
+    render(80, 24);
+    for (int i = 0; i < 8; i++)
+        cr_expect(line_has(3, narrow[i]), "%s", narrow[i]);
+    cr_expect_not(line_has(3, "ARENA"));
+    render(160, 50);
+    for (int i = 0; i < 8; i++)
+        cr_expect(line_has(3, narrow[i]), "%s", narrow[i]);
+    for (int i = 0; i < 7; i++)
+        cr_expect(line_has(3, wide[i]), "%s", wide[i]);
+    cr_expect(line_has(49, "workers 1-45 of 64"));
+}
+
+Test(shmstat_top, every_line_is_as_wide_as_it_shall_be_at_any_size, .init = imagine_64, .fini = forget)
+{
+    strcpy(model.totals.why, "worker3 (pid 12) is stopped: it goes on with SIGCONT");
+    for (int view = 0; view < TOP_VIEWS; view++) {
+        state.view = (enum top_view)view;
+        for (int width = 1; width < 200; width += 1 + width / 20) {
+            for (int height = 1; height < 80; height += 1 + height / 8) {
+                render(width, height);
+                for (int line = 0; line < height; line++)
+                    cr_assert_eq(strlen(top_grid_line(&grid, line)), (size_t)width);
+                cr_assert_leq(state.first + state.page, 64 + (size_t)(height > 66 ? height : 0));
+            }
+        }
+    }
+}
+
+Test(shmstat_top, sorts_by_any_column_both_ways, .init = imagine_64, .fini = forget)
+{
+    model.rows[7].number[TOP_CALLS_S] = NAN;
+    render(80, 24);
+    press(">>>>>");                          /* NAME, PID, DOING, STATE, CALLS/s */
+    render(80, 24);
+    cr_expect(line_has(4, "worker63 "));
+    cr_expect(line_has(23, "by CALLS/s"));
+    press("R");
+    render(80, 24);
+    cr_expect(line_has(4, "worker0 "));
+    cr_expect(line_has(23, "by CALLS/s reversed"));
+    top_key(&state, TOP_KEY_END);
+    render(80, 24);
+    cr_expect(line_has(22, "worker7 "));    /* not known: last, either way */
+    press("<<<<<");
+    render(80, 24);
+    cr_expect_str_eq(model.shown[0]->name, "worker0");
+    press("R");
+    render(80, 24);
+    cr_expect_str_eq(model.shown[0]->name, "worker63");     /* of one job: by rank */
+    press(">R");
+    render(80, 24);
+    cr_expect(line_has(23, "by NAME reversed"));
+    cr_expect_str_eq(model.shown[0]->name, "worker63");
+    cr_expect_str_eq(model.shown[54]->name, "worker9");     /* as people count */
+}
+
+Test(shmstat_top, puts_what_lives_before_what_is_dead_however_it_sorts, .init = imagine_64, .fini = forget)
+{
+    model.rows[0].health = TOP_DEAD;
+    model.rows[63].health = TOP_GONE;
+    for (int turn = 0; turn < 2; turn++) {
+        for (int column = 0; column < 6; column++) {
+            render(80, 24);
+            cr_expect(model.shown[0]->health == TOP_IDLE && model.shown[61]->health == TOP_IDLE, "column %d", column);
+            cr_expect(model.shown[62]->health <= TOP_DEAD && model.shown[63]->health <= TOP_DEAD, "column %d", column);
+            press(turn == 0 ? ">" : "<");
+        }
+        press("R");
+    }
+}
+
+Test(shmstat_top, a_call_of_a_caller_that_is_dead_is_none_that_is_stuck, .init = begin, .fini = end)
+{
+    cr_assert_eq(bxi_segment_open_calls(&plant.segment[0], 1, BXI_CALLS_MAX), 0);
+    plant_call(0, 3, 60 * SECOND, 0);
+    sample(TOP_CALLS, START);
+    cr_assert_eq(model.count, 1);
+    cr_expect_eq(model.rows[0].health, TOP_STUCK);
+    plant_kill(&plant, 0);
+    sample(TOP_CALLS, START + SECOND);
+    cr_assert_eq(model.count, 1);
+    cr_expect_eq(model.rows[0].health, TOP_DEAD);
+}
+
+Test(shmstat_top, shows_the_column_that_sorts_even_where_it_is_narrow, .init = imagine_64, .fini = forget)
+{
+    render(80, 24);
+    cr_expect_not(line_has(3, "ARENA"));
+    while (strcmp(top_columns(TOP_WORKERS, &(int){ 0 })[state.sort[TOP_WORKERS]].title, "ARENA") != 0)
+        press(">");
+    render(80, 24);
+    cr_expect(line_has(3, "ARENA"));
+}
+
+Test(shmstat_top, filters_by_text_and_by_who_is_busy_or_stuck, .init = imagine_64, .fini = forget)
+{
+    model.rows[5].health = TOP_STUCK;
+    model.rows[6].health = TOP_BUSY;
+    press("/worker1q");
+    cr_expect(state.typing);
+    render(80, 24);
+    cr_expect(line_has(23, "show rows with: worker1q_"));
+    top_key(&state, TOP_KEY_BACKSPACE);
+    top_key(&state, TOP_KEY_ENTER);
+    cr_expect_not(state.typing);
+    render(80, 24);
+    cr_expect(line_has(23, "workers 1-11 of 11 (64 in all) by RANK with 'worker1'"));
+    top_key(&state, TOP_KEY_ESCAPE);
+    press("b");
+    render(80, 24);
+    cr_expect(line_has(23, "workers 1-2 of 2 (64 in all, busy only)"));
+    press("s");
+    render(80, 24);
+    cr_expect(line_has(23, "workers 1-1 of 1 (64 in all, stuck only)"));
+    cr_expect(line_has(4, "worker5 "));
+    cr_expect_eq(top_grid_attributes(&grid, 4)[5], TOP_ALARM);
+    press("a/no such text");
+    render(80, 24);
+    cr_expect(line_has(23, "show rows with: no such text_"));
+    cr_expect_eq(strspn(top_grid_line(&grid, 4), " "), 80);
+}
+
+Test(shmstat_top, a_name_with_control_characters_is_not_sent_to_the_terminal, .init = imagine_64, .fini = forget)
+{
+    strcpy(model.rows[0].name, "a\033[2Jb\xff");
+    render(80, 24);
+    cr_expect(line_has(4, "a?[2Jb?"));
+}
+
+Test(shmstat_top, keys_change_the_pace_and_end_the_help, .init = imagine_64, .fini = forget)
+{
+    for (int i = 0; i < 20; i++)
+        press("-");
+    cr_expect_float_eq(state.interval_s, TOP_INTERVAL_MIN, 1e-9);
+    press("+");
+    cr_expect_float_eq(state.interval_s, 0.2, 1e-9);
+    for (int i = 0; i < 20; i++)
+        press("+");
+    cr_expect_float_eq(state.interval_s, TOP_INTERVAL_MAX, 1e-9);
+    press(" ");
+    render(80, 24);
+    cr_expect(line_has(0, "paused"));
+    press("h");
+    render(80, 24);
+    cr_expect(line_has(0, "shmstat top: keys"));
+    press("x");
+    render(80, 24);
+    cr_expect(line_has(0, "2 jobs of this user"));
+    cr_expect_eq(top_key(&state, 'r'), TOP_SAMPLE);
+    cr_expect_eq(state.view, TOP_RINGS);
+    cr_expect_eq(top_key(&state, '\t'), TOP_SAMPLE);
+    cr_expect_eq(state.view, TOP_CALLS);
+    cr_expect_eq(top_key(&state, 'q'), TOP_QUIT);
+}
+
+Test(shmstat_top, figures_take_five_characters)
+{
+    static const struct {
+        double value;
+        enum top_format format;
+        const char *text;
+    } figures[] = {
+        { 0, TOP_COUNT, "0" },          { 3, TOP_COUNT, "3" },           { 0.5, TOP_COUNT, "0.5" },
+        { 12.4, TOP_COUNT, "12" },      { 999.4, TOP_COUNT, "999" },     { 999.6, TOP_COUNT, "1.00k" },
+        { 12345, TOP_COUNT, "12.3k" },  { 999499, TOP_COUNT, "999k" },   { 1234567, TOP_COUNT, "1.23M" },
+        { 1023, TOP_BYTES, "1.00K" },   { 1536, TOP_BYTES, "1.50K" },    { 94278008, TOP_BYTES, "89.9M" },
+        { NAN, TOP_BYTES, "-" },        { 9.9, TOP_SECONDS, "9.9s" },    { 59.7, TOP_SECONDS, "60s" },
+        { 3600, TOP_SECONDS, "60m" },   { 86400, TOP_SECONDS, "24h" },   { 1e6, TOP_SECONDS, "12d" },
+        { 99.6, TOP_PERCENT, "100" },   { 4194304, TOP_WHOLE, "4194304" },
+    };
+
+    for (size_t i = 0; i < sizeof(figures) / sizeof(figures[0]); i++)
+        cr_expect_str_eq(top_figure(figures[i].value, figures[i].format), figures[i].text);
+    for (double value = 0.01; value < 1e20; value *= 1.37) {
+        cr_assert_leq(strlen(top_figure(value, TOP_COUNT)), 5);
+        cr_assert_leq(strlen(top_figure(value, TOP_BYTES)), 5);
+        cr_assert_leq(strlen(top_figure(value, TOP_SECONDS)), 5);
+    }
+}
+
+/* ---- The program ------------------------------------------------------------------------------------- */
+
+static void expect_status(int status, const char *args)
+{
+    struct stat_run run = stat_run("%s", args);
+
+    cr_expect_eq(run.status, status, "%s: %s", args, run.text);
+    stat_run_free(&run);
+}
+
+Test(shmstat_top, wrong_flags_and_a_missing_terminal_are_wrong_usage)
+{
+    expect_status(2, "top --interval 0 --once");
+    expect_status(2, "top --interval 1x --once");
+    expect_status(2, "top --width");
+    expect_status(2, "top -n 0");
+    expect_status(2, "top --view nothing --once");
+    expect_status(2, "top --sort nothing --once");
+    expect_status(2, "top --json --once");
+    expect_status(2, "top --json --view calls");
+    expect_status(2, "top --filter 0123456789012345678901234567890123456789 --once");
+    expect_status(2, "top");
+    expect_status(2, "show --once");
+    expect_status(3, "top --once no-such-job");
+}
+
+/* The callee rank 0 answers 60 calls of rank 1 between two samples. */
+enum gate { SAMPLED = 0, CALLED };
+
+static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)context;
+    return bx_msg_put_i64(reply, bx_read_i64(args));
+}
+
+static int setup(struct bx_job *job)
+{
+    return bx_register(job, "echo", BX_INLINE, echo, NULL);
+}
+
+static void shows_itself(struct bx_job *job)
+{
+    struct stat_run run;
+    const struct json *worker;
+    double span_s;
+
+    model = (struct top_model){ .select = harness_job_name(), .stuck_s = 10 };
+    HARNESS_EQ(top_sample(&model, TOP_WORKERS, stat_now_ns(CLOCK_MONOTONIC)), 0);
+    for (int i = 0; i < 60; i++)
+        HARNESS_EQ(harness_call_i64(job, "worker0", "echo", i), i);
+    HARNESS_EQ(top_sample(&model, TOP_WORKERS, model.now.at_ns + 2 * SECOND), 0);
+    HARNESS_EQ(model.rows[1].number[TOP_CALLS_S], 30);
+    HARNESS_EQ(model.rows[0].number[TOP_REQUESTS_S], 30);
+    top_free(&model);
+    run = stat_run("top --json --interval 0.1 %s", harness_job_name());
+    HARNESS_EQ(run.status, 0);
+    worker = stat_run_worker(&run, 1);
+    span_s = json_number(json_get(run.json, "interval_seconds"));
+    HARNESS_CHECK(span_s >= 0.1);
+    HARNESS_EQ(json_number(json_get(worker, "calls_per_second")), 0);
+    HARNESS_EQ(json_number(json_get(worker, "calls_in_flight")), 0);
+    HARNESS_CHECK(strcmp(json_text(json_get(worker, "name")), "worker1") == 0);
+    stat_run_free(&run);
+    run = stat_run("top --once --interval 0.1 --width 80 --height 24 %s", harness_job_name());
+    HARNESS_EQ(run.status, 0);
+    HARNESS_HAS(run.text, "2 workers: 2 alive");
+    HARNESS_HAS(run.text, "workers 1-2 of 2 by RANK\n");
+    stat_run_free(&run);
+}
+
+Test(shmstat_top, shows_a_job_that_runs, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { NULL, shows_itself } });
+}

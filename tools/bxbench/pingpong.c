@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * bxbench pingpong: one call at a time, both sides awake.
+ *
+ * Worker 0 runs, in turn, a slice of bare cache lines, one of bare ring echoes (both with the echo
+ * process on the callee's core) and one of calls of worker 1. The host may move the cores between two
+ * slices and so change the cost of a cache line threefold; therefore the ratios are taken slice by slice
+ * between neighbours, and then the median. Each latency of the echo and of the call is read by the same
+ * clock, one read a round trip. Each slice begins with round trips that do not count: the other side has
+ * to wake up. Where the clock goes forward in steps, medians are interpolated within a step.
+ */
+#include "bxbench.h"
+
+#include <stdlib.h>
+
+#define WARM_CALLS 1000
+
+struct results {
+    double *line_ticks;         /* a mean for each slice */
+    uint32_t *bare_ticks;       /* calls for each slice */
+    uint32_t *call_ticks;
+};
+
+struct pingpong {
+    const struct bench_options *options;
+    int64_t slices;
+    int64_t calls;
+    struct results results;
+    struct bench_bare *bare;
+};
+
+static int slice_bare(const struct pingpong *bench, struct bench_bare_client *client, uint32_t *ticks)
+{
+    static uint64_t number;
+    int64_t warm = WARM_CALLS;
+
+    bench_bare_order(bench->bare, BARE_ECHO, (uint64_t)(warm + bench->calls));
+    for (int64_t i = -warm; i < bench->calls; i++) {
+        uint64_t before = bench_ticks();
+        int rc = bench_bare_send(client, ++number);
+
+        if (rc == 0)
+            rc = bench_bare_receive(client, number);
+        if (rc < 0)
+            return bench_fail("the bare echo", rc);
+        if (i >= 0)
+            ticks[i] = bench_ticks_since(before);
+    }
+    return 0;
+}
+
+static int slice_calls(const struct pingpong *bench, struct bx_job *job, struct bx_msg *args,
+                       uint32_t *ticks)
+{
+    static uint64_t number;
+    const char *to = bx_worker_name(job, 1);
+
+    for (int64_t i = -WARM_CALLS; i < bench->calls; i++) {
+        uint64_t before = bench_ticks();
+
+        if (bench_call(job, to, BENCH_FUNCTION, args, ++number) < 0)
+            return 1;
+        if (i >= 0)
+            ticks[i] = bench_ticks_since(before);
+    }
+    return 0;
+}
+
+static int run_slices(const void *context, struct bx_job *job)
+{
+    const struct pingpong *bench = context;
+    struct bx_msg *args = bx_msg_create(BENCH_MESSAGE_BYTES);
+    struct bench_bare_client client;
+    int status = args != NULL ? 0 : 1;
+
+    bench_bare_client_init(&client, bench->bare, 0);
+    for (int64_t i = 0; status == 0 && i < bench->slices; i++) {
+        const struct results *results = &bench->results;
+
+        results->line_ticks[i] = bench_bare_line(bench->bare, (uint64_t)bench->calls);
+        if (results->line_ticks[i] == 0) {
+            bench_say("the bare cache line did not come back");
+            status = 1;
+        }
+        if (status == 0)
+            status = slice_bare(bench, &client, results->bare_ticks + i * bench->calls);
+        if (status == 0)
+            status = slice_calls(bench, job, args, results->call_ticks + i * bench->calls);
+    }
+    bx_msg_destroy(args);
+    return status;
+}
+
+static int worker(const struct bx_options *options, void *context)
+{
+    const struct pingpong *bench = context;
+
+    return bench_pair_worker(options, bench->bare, bench->options->cpus, run_slices, bench);
+}
+
+static void report(const struct pingpong *bench)
+{
+    size_t slices = (size_t)bench->slices, calls = (size_t)bench->calls, all = slices * calls;
+    double ns = bench_clock_ns_per_tick();
+    double *bare = calloc(slices * 4, sizeof *bare);
+
+    if (bare == NULL)
+        return;
+
+    double *call = bare + slices, *ratio = call + slices, *ratio_line = ratio + slices;
+    const struct results *results = &bench->results;
+
+    for (size_t i = 0; i < slices; i++) {
+        bench_sort(results->bare_ticks + i * calls, calls);
+        bench_sort(results->call_ticks + i * calls, calls);
+        bare[i] = bench_middle(results->bare_ticks + i * calls, calls);
+        call[i] = bench_middle(results->call_ticks + i * calls, calls);
+        ratio[i] = call[i] / bare[i];
+        ratio_line[i] = call[i] / results->line_ticks[i];
+    }
+    bench_sort(results->call_ticks, all);
+
+    const uint32_t *sorted = results->call_ticks;
+
+    bench_report_open(bench->options, "64 bytes there and back, one call at a time, both sides spinning");
+    bench_report_string("clock", bench_clock_name(), "the clock, read once for each echo and each call");
+    bench_report_number("clock_ns", bench_clock_cost_ns(), 1, "what a read of it costs");
+    bench_report_number("clock_step_ns", bench_clock_step_ticks() * ns, 1,
+                        "how finely it tells times apart");
+    bench_report_number("slices", (double)slices, 0, "of each kind, in turn");
+    bench_report_number("calls", (double)calls, 0, "in each");
+    bench_report_number("crt_ns", bench_median(results->line_ticks, slices) * ns, 1,
+                        "a bare cache line, there and back");
+    bench_report_number("bare_p50_ns", bench_median(bare, slices) * ns, 1,
+                        "the same bytes echoed over two bare rings");
+    bench_report_number("call_p50_ns", bench_median(call, slices) * ns, 1,
+                        "bx_rpc_sync of an inline handler");
+    bench_report_number("call_p99_ns", bench_percentile(sorted, all, 99) * ns, 1, "");
+    bench_report_number("call_p999_ns", bench_percentile(sorted, all, 99.9) * ns, 1, "");
+    bench_report_number("call_max_ns", sorted[all - 1] * ns, 1, "");
+    bench_report_number("ratio", bench_median(ratio, slices), 3,
+                        "call over echo, median over neighbouring slices");
+    bench_report_number("ratio_crt", bench_median(ratio_line, slices), 3, "call over cache line");
+    bench_report_close();
+    free(bare);
+}
+
+int bench_pingpong(const struct bench_options *options)
+{
+    struct pingpong bench = {
+        .options = options,
+        .slices = options->slices != 0 ? options->slices : 40,
+        .calls = options->calls != 0 ? options->calls : 10000,
+    };
+    size_t all = (size_t)bench.slices * (size_t)bench.calls;
+
+    bench.results.line_ticks = bench_map((size_t)bench.slices * sizeof(double));
+    bench.results.bare_ticks = bench_map(all * sizeof(uint32_t));
+    bench.results.call_ticks = bench_map(all * sizeof(uint32_t));
+    bench.bare = bench_bare_create(1);
+    if (!bench_spawn(2, NULL, worker, &bench))
+        return 1;
+    report(&bench);
+    return 0;
+}

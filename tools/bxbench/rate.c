@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * bxbench rate: one caller with many calls in flight.
+ *
+ * A slice keeps --inflight calls under way, waits for the oldest and sends the next; futures are waited
+ * for in the order of their calls, and each reply is checked. Beside it a slice of the same frames over
+ * two bare rings with as many in flight. With --ucx five runs of ucx_perftest on the same cores take turns
+ * with a fifth of the slices each: its rate is bimodal from run to run, so its median is reported. UCX's
+ * active messages go one way and are not answered.
+ */
+#include "bxbench.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define UCX_RUNS 5
+
+struct rate {
+    const struct bench_options *options;
+    int64_t slices;             /* of one job */
+    int64_t calls;
+    int64_t inflight;
+    double *bare_ticks;         /* a message's mean ticks in each slice: of this job's slices */
+    double *call_ticks;
+    struct bench_bare *bare;
+};
+
+static int slice_bare(const struct rate *bench, struct bench_bare_client *client, double *ticks)
+{
+    static uint64_t sent, received;
+    uint64_t last = sent + (uint64_t)bench->calls;
+    uint64_t before = bench_ticks();
+    int rc = 0;
+
+    bench_bare_order(bench->bare, BARE_ECHO, (uint64_t)bench->calls);
+    while (rc == 0 && received < last) {
+        while (rc == 0 && sent < last && sent - received < (uint64_t)bench->inflight)
+            rc = bench_bare_send(client, ++sent);
+        if (rc == 0)
+            rc = bench_bare_receive(client, ++received);
+    }
+    if (rc < 0)
+        return bench_fail("the bare echo", rc);
+    *ticks = (double)(bench_ticks() - before) / (double)bench->calls;
+    return 0;
+}
+
+/* Waits for a call and checks its reply; drops the future in any case. */
+static int finish(struct bx_future *future, uint64_t number)
+{
+    int rc = bx_future_wait(future, BENCH_WAIT_NS);
+
+    if (rc < 0) {
+        bench_say("call %llu: %s", (unsigned long long)number, bx_future_error_text(future));
+    } else if (!bench_holds(bx_future_value(future), number)) {
+        bench_say("call %llu was answered with something else", (unsigned long long)number);
+        rc = -EPROTO;
+    }
+    bx_future_release(future);
+    return rc;
+}
+
+static int slice_calls(const struct rate *bench, struct bx_job *job, struct bx_msg *args, double *ticks)
+{
+    struct bx_future *futures[BENCH_INFLIGHT_MAX];
+    const char *to = bx_worker_name(job, 1);
+    uint64_t calls = (uint64_t)bench->calls, inflight = (uint64_t)bench->inflight;
+    uint64_t sent = 0, done = 0;
+    uint64_t before = bench_ticks();
+    int rc = 0;
+
+    while (rc == 0 && done < calls) {
+        while (rc == 0 && sent < calls && sent - done < inflight) {
+            bench_fill(args, sent);
+            rc = bx_rpc_async(job, to, BENCH_FUNCTION, args, NULL, &futures[sent % inflight]);
+            if (rc == 0)
+                sent++;
+            else
+                bench_fail("bx_rpc_async", rc);
+        }
+        if (rc == 0) {
+            rc = finish(futures[done % inflight], done);
+            done++;
+        }
+    }
+    *ticks = (double)(bench_ticks() - before) / (double)calls;
+    for (; done < sent; done++)
+        bx_future_release(futures[done % inflight]);
+    return rc < 0 ? 1 : 0;
+}
+
+static int run_slices(const void *context, struct bx_job *job)
+{
+    const struct rate *bench = context;
+    struct bx_msg *args = bx_msg_create(BENCH_MESSAGE_BYTES);
+    struct bench_bare_client client;
+    double unused;
+    int status = args != NULL ? 0 : 1;
+
+    bench_bare_client_init(&client, bench->bare, 0);
+    if (status == 0)
+        status = slice_calls(bench, job, args, &unused);    /* both sides' memory is warm afterwards */
+    for (int64_t i = 0; status == 0 && i < bench->slices; i++) {
+        status = slice_bare(bench, &client, &bench->bare_ticks[i]);
+        if (status == 0)
+            status = slice_calls(bench, job, args, &bench->call_ticks[i]);
+    }
+    bx_msg_destroy(args);
+    return status;
+}
+
+static int worker(const struct bx_options *options, void *context)
+{
+    const struct rate *bench = context;
+
+    return bench_pair_worker(options, bench->bare, bench->options->cpus, run_slices, bench);
+}
+
+/* A rate a second from a median of ticks. */
+static double per_second(double *ticks, size_t count)
+{
+    return 1e9 / (bench_median(ticks, count) * bench_clock_ns_per_tick());
+}
+
+static void report(const struct rate *bench, size_t slices, double *ucx, size_t ucx_runs)
+{
+    double *ratio = calloc(slices, sizeof *ratio);
+
+    if (ratio == NULL)
+        return;
+    for (size_t i = 0; i < slices; i++)
+        ratio[i] = bench->bare_ticks[i] / bench->call_ticks[i];
+
+    double calls_per_s = per_second(bench->call_ticks, slices);
+
+    bench_report_open(bench->options, "64 bytes there and back, many calls in flight from one caller");
+    bench_report_number("inflight", (double)bench->inflight, 0, "calls under way");
+    bench_report_number("slices", (double)slices, 0, "of each kind, in turn");
+    bench_report_number("calls", (double)bench->calls, 0, "in each");
+    bench_report_number("bare_frames_per_s", per_second(bench->bare_ticks, slices), 0,
+                        "the same frames over two bare rings, echoed");
+    bench_report_number("calls_per_s", calls_per_s, 0, "bx_rpc_async, each future waited for");
+    bench_report_number("ratio_bare", bench_median(ratio, slices), 3, "calls over frames");
+    if (bench->options->ucx) {
+        bench_report_numbers("ucx_runs", ucx, ucx_runs, 0);
+
+        double median = bench_median(ucx, ucx_runs);
+
+        bench_report_number("ucx_msgs_per_s", median, 0, "ucx_perftest -t ucp_am_bw, one way, median");
+        bench_report_number("ratio_ucx", calls_per_s / median, 2, "calls over UCX's messages");
+    }
+    bench_report_close();
+    free(ratio);
+}
+
+int bench_rate(const struct bench_options *options)
+{
+    int64_t runs = options->ucx ? UCX_RUNS : 1;
+    int64_t slices = options->slices != 0 ? options->slices : 20;
+    struct rate bench = {
+        .options = options,
+        .slices = (slices + runs - 1) / runs,
+        .calls = options->calls != 0 ? options->calls : 100000,
+        .inflight = options->inflight != 0 ? options->inflight : 64,
+    };
+    double ucx[UCX_RUNS];
+    size_t all = (size_t)(bench.slices * runs);
+    double *bare_ticks = bench_map(all * sizeof(double)), *call_ticks = bench_map(all * sizeof(double));
+
+    for (int64_t run = 0; run < runs; run++) {
+        if (options->ucx && (ucx[run] = bench_ucx_rate(options)) <= 0)
+            return 1;
+        bench.bare = bench_bare_create(1);
+        bench.bare_ticks = bare_ticks + run * bench.slices;
+        bench.call_ticks = call_ticks + run * bench.slices;
+        if (!bench_spawn(2, NULL, worker, &bench))
+            return 1;
+    }
+    bench.bare_ticks = bare_ticks;
+    bench.call_ticks = call_ticks;
+    report(&bench, all, ucx, (size_t)runs);
+    return 0;
+}

@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Clock, statistics and processes of bxbench.
+ *
+ * Latencies of single calls are read from the processor's counter where it runs at one speed for ever
+ * (27 ns of clock_gettime would be a tenth of what is measured), and the same instrument serves the bare
+ * echo and the call. Its rate is taken against CLOCK_MONOTONIC over the whole run.
+ *
+ * Children die with their parent (PR_SET_PDEATHSIG), and every wait has an end: a bench that fails
+ * leaves no process behind, and nothing of its own in /dev/shm since its area has no name.
+ */
+#include "bxbench.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#define PROGRAM_NS UINT64_C(30000000000)
+#define AREA_BYTES_MAX ((size_t)1 << 30)
+
+/* ---- Clock ------------------------------------------------------------------------------------- */
+
+bool bench_clock_is_counter;
+static uint64_t init_ticks;
+static uint64_t init_ns;
+static double step_ticks;
+
+uint64_t bench_now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+static bool has_steady_counter(void)
+{
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+
+    return __get_cpuid(0x80000007, &a, &b, &c, &d) && (d & (1u << 8)) != 0;
+#elif defined(__aarch64__)
+    return true;
+#else
+    return false;
+#endif
+}
+
+static double measure_step(void)
+{
+    enum { READS = 5000 };
+    uint64_t last = bench_ticks(), least = UINT64_MAX, sum = 0, count = 0;
+
+    for (int i = 0; i < 2 * READS; i++) {
+        uint64_t ticks = bench_ticks(), step = ticks - last;
+
+        last = ticks;
+        if (i < READS && step > 0 && step < least)
+            least = step;
+        else if (i >= READS && step > 0 && step <= least + least / 4) {
+            sum += step;
+            count++;
+        }
+    }
+    return count > 0 ? (double)sum / (double)count : 1;
+}
+
+double bench_clock_step_ticks(void)
+{
+    return step_ticks;
+}
+
+void bench_clock_init(void)
+{
+    bench_clock_is_counter = has_steady_counter();
+    step_ticks = measure_step();
+    init_ns = bench_now_ns();
+    init_ticks = bench_ticks();
+}
+
+const char *bench_clock_name(void)
+{
+    if (!bench_clock_is_counter)
+        return "clock_gettime";
+#if defined(__aarch64__)
+    return "cntvct_el0";
+#else
+    return "rdtsc";
+#endif
+}
+
+double bench_clock_ns_per_tick(void)
+{
+    while (bench_now_ns() - init_ns < 20000000)
+        nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL);
+
+    uint64_t ticks = bench_ticks() - init_ticks;
+
+    return (double)(bench_now_ns() - init_ns) / (double)ticks;
+}
+
+double bench_clock_cost_ns(void)
+{
+    enum { READS = 20000 };
+    uint64_t before = bench_ticks();
+    uint64_t last = before;
+
+    for (int i = 0; i < READS; i++)
+        last = bench_ticks();
+    return (double)(last - before) * bench_clock_ns_per_tick() / READS;
+}
+
+/* ---- Statistics -------------------------------------------------------------------------------- */
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static int compare_ticks(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+double bench_median(double *values, size_t count)
+{
+    if (count == 0)
+        return 0;
+    qsort(values, count, sizeof *values, compare_doubles);
+    return count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
+}
+
+void bench_sort(uint32_t *ticks, size_t count)
+{
+    qsort(ticks, count, sizeof *ticks, compare_ticks);
+}
+
+uint32_t bench_percentile(const uint32_t *sorted, size_t count, double percent)
+{
+    if (count == 0)
+        return 0;
+
+    size_t index = (size_t)((double)count * percent / 100);
+
+    return sorted[index < count ? index : count - 1];
+}
+
+static size_t count_below(const uint32_t *sorted, size_t count, double limit)
+{
+    size_t low = 0, high = count;
+
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+
+        if (sorted[middle] < limit)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+double bench_middle(const uint32_t *sorted, size_t count)
+{
+    if (count == 0)
+        return 0;
+
+    size_t middle = count / 2;
+    double from = sorted[middle] - step_ticks * 0.5;
+    size_t below = count_below(sorted, count, from);
+    size_t within = count_below(sorted, count, from + step_ticks) - below;
+
+    return within == 0 ? sorted[middle]
+                       : from + step_ticks * ((double)count / 2 - (double)below) / (double)within;
+}
+
+/* ---- Memory, cores, messages ------------------------------------------------------------------- */
+
+void *bench_map(size_t bytes)
+{
+    if (bytes > AREA_BYTES_MAX) {
+        bench_say("so many slices and calls take %zu MB for their times, more than %zu MB", bytes >> 20,
+                  AREA_BYTES_MAX >> 20);
+        exit(2);
+    }
+
+    void *area = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE,
+                      -1, 0);
+
+    if (area == MAP_FAILED) {
+        bench_say("no memory for results (%zu bytes): %s", bytes, strerror(errno));
+        exit(1);
+    }
+    return area;
+}
+
+int bench_pin(int cpu)
+{
+    cpu_set_t set;
+
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    return sched_setaffinity(0, sizeof set, &set) == 0 ? 0 : -errno;
+}
+
+int bench_pin_all(const struct bench_options *options)
+{
+    cpu_set_t set;
+
+    CPU_ZERO(&set);
+    for (int i = 0; i < options->cpu_count; i++)
+        CPU_SET(options->cpus[i], &set);
+    return sched_setaffinity(0, sizeof set, &set) == 0 ? 0 : -errno;
+}
+
+/* One write: several workers may have something to say at once. */
+void bench_say(const char *format, ...)
+{
+    char text[1024];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    fprintf(stderr, "bxbench: %s\n", text);
+}
+
+int bench_fail(const char *what, int code)
+{
+    const char *text = bx_error_text();
+
+    bench_say("%s: %s", what, text[0] != '\0' ? text : bx_strerror(code));
+    return 1;
+}
+
+/* ---- Programs ---------------------------------------------------------------------------------- */
+
+pid_t bench_start_program(int cpu, int fd, char *const *argv)
+{
+    pid_t pid = bench_fork();
+
+    if (pid != 0)
+        return pid;
+
+    int nowhere = open("/dev/null", O_RDWR);
+
+    dup2(fd >= 0 ? fd : nowhere, STDOUT_FILENO);
+    if (cpu >= 0)
+        dup2(nowhere, STDERR_FILENO);
+    if (cpu < 0 || bench_pin(cpu) == 0)
+        execvp(argv[0], argv);
+    _exit(errno == ENOENT ? 127 : 126);
+}
+
+/* Reads all that comes until the end or the time is over. */
+static void read_all(int fd, char *text, size_t room)
+{
+    uint64_t end_ns = bench_now_ns() + PROGRAM_NS;
+    size_t bytes = 0;
+
+    for (uint64_t now_ns = bench_now_ns(); now_ns < end_ns; now_ns = bench_now_ns()) {
+        struct pollfd poll_fd = { .fd = fd, .events = POLLIN };
+
+        if (poll(&poll_fd, 1, (int)((end_ns - now_ns) / 1000000) + 1) <= 0)
+            continue;
+
+        ssize_t got = read(fd, text + bytes, room - 1 - bytes);
+
+        if (got <= 0 || (bytes += (size_t)got) == room - 1)
+            break;
+    }
+    text[bytes] = '\0';
+}
+
+int bench_run_program(int cpu, char *const *argv, char *text, size_t room)
+{
+    int pipe_fd[2];
+
+    if (pipe2(pipe_fd, O_CLOEXEC) != 0)
+        return -1;
+
+    pid_t pid = bench_start_program(cpu, pipe_fd[1], argv);
+
+    close(pipe_fd[1]);
+    if (pid > 0)
+        read_all(pipe_fd[0], text, room);
+    close(pipe_fd[0]);
+    return pid > 0 ? bench_reap(pid, 1000000000) : -1;
+}
+
+/* ---- Processes --------------------------------------------------------------------------------- */
+
+pid_t bench_fork(void)
+{
+    pid_t parent = getpid();
+    pid_t pid = fork();
+
+    if (pid < 0)
+        return -errno;
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent)
+            _exit(1);
+    }
+    return pid;
+}
+
+int bench_reap(pid_t pid, uint64_t timeout_ns)
+{
+    uint64_t end_ns = bench_now_ns() + timeout_ns;
+    int status;
+
+    for (;;) {
+        pid_t got = waitpid(pid, &status, WNOHANG);
+
+        if (got == pid)
+            return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+        if (got < 0 && errno != EINTR)
+            return -1;
+        if (bench_now_ns() > end_ns)
+            break;
+        nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+    }
+    kill(pid, SIGKILL);
+    waitpid(pid, &status, 0);
+    return -1;
+}
+
+bool bench_sleep_while(bxi_a32 *word, uint32_t value, uint64_t timeout_ns)
+{
+    uint64_t end_ns = bench_now_ns() + timeout_ns;
+
+    for (;;) {
+        /* [bench.word] acquire, pairs with the releases of those who change the word: what they wrote
+         * before is read after it. */
+        if (bxi_load_acquire(word) != value)
+            return true;
+
+        uint64_t now_ns = bench_now_ns();
+
+        if (now_ns >= end_ns)
+            return false;
+
+        struct timespec left = { .tv_sec = (time_t)((end_ns - now_ns) / 1000000000),
+                                 .tv_nsec = (long)((end_ns - now_ns) % 1000000000) };
+
+        syscall(SYS_futex, word, FUTEX_WAIT, value, &left, NULL, 0);
+    }
+}
+
+void bench_wake(bxi_a32 *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+int bench_barrier_wait(struct bench_barrier *barrier, int count)
+{
+    /* [bench.word] acquire: the phase must be read before this process is counted in. */
+    uint32_t phase = bxi_load_acquire(&barrier->phase);
+
+    if (bxi_add(&barrier->arrived, 1) + 1 == (uint32_t)count) {
+        /* [bench.word] relaxed: before the release of the phase, which lets the others go. */
+        bxi_store_relaxed(&barrier->arrived, 0);
+        /* [bench.word] release, pairs with the acquire in bench_sleep_while. */
+        bxi_store_release(&barrier->phase, phase + 1);
+        bench_wake(&barrier->phase);
+        return 0;
+    }
+    if (bench_sleep_while(&barrier->phase, phase, BENCH_WAIT_NS))
+        return 0;
+    bench_say("a process did not come to the next slice within %d s", (int)(BENCH_WAIT_NS / 1000000000));
+    return -ETIMEDOUT;
+}

@@ -1,0 +1,487 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * shmstat check: holds the segments of a job against the numbered invariants of layout.h, as far as they
+ * can be seen from outside. stat_check_ring.c walks the rings, stat_check_tables.c what is for inspectors alone,
+ * stat_check_gpu.c device memory, whose invariants are in gpu/README.md.
+ *
+ * A job that is under load moves while it is read, and nothing of that may look like a violation. So of two
+ * words that are compared the one is read first whose being old does no harm (a position that only grows
+ * is read before the one that is never behind it), and what looks wrong in the first copy is read again,
+ * in the order in which the owner writes it, before it is said. What only grows is compared between
+ * LOOKS copies.
+ *
+ * What cannot be seen: whether a thread sleeps while armed says so (I3), whether requests were dropped
+ * (I5), whether memory is still read after its lease was given back (I10); and of I4 and I9 only that what
+ * is there now fits.
+ */
+#include "gpu.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define LOOKS 4
+#define LISTED_MAX 1000
+
+void stat_violate(struct stat_findings *findings, const struct stat_violation *where, const char *format, ...)
+{
+    va_list args;
+
+    if (findings->count >= LISTED_MAX) {
+        findings->dropped++;
+        return;
+    }
+    if (findings->list == NULL)
+        findings->list = calloc(LISTED_MAX, sizeof(*findings->list));
+    if (findings->list == NULL) {
+        findings->dropped++;
+        return;
+    }
+    struct stat_violation *violation = &findings->list[findings->count++];
+    *violation = *where;
+    va_start(args, format);
+    vsnprintf(violation->text, sizeof(violation->text), format, args);
+    va_end(args);
+}
+
+#define AT(number, worker, to) (&(struct stat_violation){ .invariant = (number), .rank = (worker)->rank, .peer = (to) })
+
+typedef unsigned long long ull;
+
+/* One word, read anew; 0 where it cannot be. */
+static uint64_t fresh(const struct stat_worker *worker, size_t offset)
+{
+    uint64_t word = 0;
+
+    stat_pread(&worker->segment, &word, sizeof(word), offset);
+    return word;
+}
+
+#define ROW(table, row, field) \
+    (offsetof(struct bxi_control, table) + (size_t)(row) * BXI_LINE + offsetof(struct bxi_##table, field))
+
+static int world_of(const struct stat_worker *worker)
+{
+    return (int)worker->control->header.world_size;     /* checked by stat_job_read */
+}
+
+/* ---- One copy ----------------------------------------------------------------------------------- */
+
+static void check_header(const struct stat_job *job, const struct stat_worker *worker,
+                         struct stat_findings *findings)
+{
+    const struct bxi_header *header = &worker->control->header;
+
+    if (world_of(worker) != stat_job_size(job))
+        stat_violate(findings, AT(1, worker, -1), "its header says %u workers, where another of the job says %d",
+                     header->world_size, stat_job_size(job));
+    if (worker->state < BXI_STARTING || worker->state > BXI_LEFT)
+        stat_violate(findings, AT(2, worker, -1), "state is %u, which is none", worker->state);
+    /* Relaxed: a private copy. */
+    if (bxi_load_relaxed((bxi_a32 *)&header->device_open) > 1)
+        stat_violate(findings, AT(14, worker, -1), "device_open is %u, which is neither 0 nor 1",
+                     bxi_load_relaxed((bxi_a32 *)&header->device_open));
+    if (header->arena_bytes == 0)
+        return;             /* not known yet */
+    if (stat_word(&header->arena_used) > header->arena_bytes)
+        stat_violate(findings, AT(11, worker, -1), "arena_used is %llu in an arena of %llu bytes",
+                     (ull)stat_word(&header->arena_used), (ull)header->arena_bytes);
+    if (stat_word(&header->arena_committed) > header->arena_bytes)
+        stat_violate(findings, AT(11, worker, -1), "arena_committed is %llu in an arena of %llu bytes",
+                     (ull)stat_word(&header->arena_committed), (ull)header->arena_bytes);
+}
+
+static void check_functions(const struct stat_worker *worker, struct stat_findings *findings)
+{
+    /* Relaxed: a private copy. */
+    uint32_t count = bxi_load_relaxed(&worker->control->header.function_count);
+
+    if (count > BXI_FUNCTION_MAX) {
+        stat_violate(findings, AT(9, worker, -1), "function_count is %u, and the table has %d rows", count,
+                     BXI_FUNCTION_MAX);
+        return;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        struct bxi_function row;
+
+        /* Read after the count: the copy's row may be older than its count. */
+        if (stat_pread(&worker->segment, &row, sizeof(row),
+                       offsetof(struct bxi_control, function) + i * sizeof(row)) < 0)
+            return;
+        if (row.name[0] == '\0' || memchr(row.name, 0, BXI_NAME_BYTES) == NULL)
+            stat_violate(findings, AT(9, worker, -1), "function %u of %u has no name", i, count);
+        else if (row.kind < 1 || row.kind > 4)
+            stat_violate(findings, AT(9, worker, -1), "function %u of %u has kind %u, which is none", i, count,
+                         row.kind);
+    }
+}
+
+static void check_open(const struct stat_worker *worker, int to, struct stat_findings *findings)
+{
+    uint64_t open = stat_word(&worker->control->pair[to].open);
+    bool is_peer = to < world_of(worker);
+
+    if (open > 1 || (open == 1 && !is_peer))
+        stat_violate(findings, AT(4, worker, to), is_peer ? "open is %llu, which is neither 0 nor 1"
+                                                          : "open is %llu for a rank that the job does not have",
+                     (ull)open);
+    /* The ring is opened before the first frame is counted. */
+    else if (open == 0 && stat_word(&worker->control->pair_counters[to].frames_sent) != 0 &&
+             fresh(worker, ROW(pair, to, open)) == 0)
+        stat_violate(findings, AT(4, worker, to), "%llu frames were sent through a ring that is not open",
+                     (ull)stat_word(&worker->control->pair_counters[to].frames_sent));
+}
+
+static void check_pages(const struct stat_worker *worker, struct stat_findings *findings)
+{
+    uint64_t needed = BXI_CONTROL_BYTES;
+    struct stat status;
+
+    for (int to = 0; to < world_of(worker); to++)
+        if (to != worker->rank && stat_word(&worker->control->pair[to].open) == 1)
+            needed += BXI_OPEN_BYTES;
+    /* Relaxed: a private copy. */
+    if (bxi_load_relaxed(&worker->control->header.hist_count) <= BXI_HIST_MAX)
+        needed += bxi_load_relaxed(&worker->control->header.hist_count) * sizeof(struct bxi_hist);
+    if (bxi_load_relaxed(&worker->control->header.device_open) == 1)
+        needed += BXI_DEVICE_BYTES + (uint64_t)world_of(worker) * BXI_DEVICE_PAIR_BYTES;
+    if (!worker->segment.on_tmpfs || fstat(worker->segment.fd, &status) < 0)
+        return;
+    if ((uint64_t)status.st_blocks * 512 < needed)
+        stat_violate(findings, AT(4, worker, -1),
+                     "its open rings, histograms and device memory need %llu bytes of pages, and it has %llu",
+                     (ull)needed, (ull)status.st_blocks * 512);
+}
+
+static void check_refused(const struct stat_job *job, const struct stat_worker *worker, int peer,
+                          struct stat_findings *findings)
+{
+    const struct bxi_pair *pair = &worker->control->pair[peer];
+    uint64_t through = stat_word(&pair->refused_through), end;
+
+    if (through == 0)
+        return;
+    if (through % BXI_LINE != 0)
+        stat_violate(findings, AT(5, worker, peer), "refused_through is %llu, where no record ends", (ull)through);
+    /* Behind refused_through: it is written before. */
+    else if (fresh(worker, ROW(pair, peer, refused_errno)) == 0)
+        stat_violate(findings, AT(5, worker, peer), "requests were refused up to %llu for no reason", (ull)through);
+    else if (stat_reader(job, (uint32_t)peer) != NULL && peer != worker->rank &&
+             stat_write_end(job->workers[peer], worker->rank, &end) && (int64_t)(through - end) > 0)
+        stat_violate(findings, AT(5, worker, peer), "refused_through is %llu, and the peer has written up to %llu",
+                     (ull)through, (ull)end);
+}
+
+static void check_credit(const struct stat_job *job, const struct stat_worker *worker, int peer,
+                         struct stat_findings *findings)
+{
+    uint64_t credit = stat_word(&worker->credit[peer].position);
+
+    if (credit == 0)
+        return;
+    if (peer >= world_of(worker))
+        stat_violate(findings, AT(6, worker, peer), "credit is %llu for a rank that the job does not have",
+                     (ull)credit);
+    else if (stat_reader(job, (uint32_t)peer) != NULL &&
+             fresh(job->workers[peer], ROW(pair, worker->rank, open)) == 0)
+        stat_violate(findings, AT(6, worker, peer), "credit is %llu of a ring that the peer has not opened",
+                     (ull)credit);
+}
+
+static void check_loans(const struct stat_worker *worker, int peer, struct stat_findings *findings)
+{
+    const struct bxi_loans *loans = &worker->control->loans[peer];
+    uint64_t ended = stat_word(&loans->returned) + stat_word(&loans->taken_back);
+    uint64_t borrowed = stat_word(&loans->borrowed);
+
+    if (stat_word(&loans->leases) > BXI_LEASE_MAX)
+        stat_violate(findings, AT(11, worker, peer), "%llu leases are out, of %d at most",
+                     (ull)stat_word(&loans->leases), BXI_LEASE_MAX);
+    /* What only grows is read again behind what it is never behind. */
+    if (ended > stat_word(&loans->granted) && ended > fresh(worker, ROW(loans, peer, granted)))
+        stat_violate(findings, AT(11, worker, peer), "%llu leases came back of %llu that were granted", (ull)ended,
+                     (ull)stat_word(&loans->granted));
+    /* One more: killed, or looked at, between the two words. */
+    if (borrowed > stat_word(&loans->borrowed_total) + 1 &&
+        borrowed > fresh(worker, ROW(loans, peer, borrowed_total)) + 1)
+        stat_violate(findings, AT(11, worker, peer), "%llu leases are held of %llu ever borrowed", (ull)borrowed,
+                     (ull)stat_word(&loans->borrowed_total));
+}
+
+/* ---- Two copies --------------------------------------------------------------------------------- */
+
+static void compare_headers(const struct stat_worker *worker, const struct bxi_control *before,
+                            const struct bxi_control *after, struct stat_findings *findings)
+{
+    const struct bxi_header *was = &before->header, *is = &after->header;
+    /* Relaxed: private copies. */
+    uint32_t old_state = bxi_load_relaxed((bxi_a32 *)&was->state), new_state = bxi_load_relaxed((bxi_a32 *)&is->state);
+    uint32_t was_open = bxi_load_relaxed((bxi_a32 *)&was->device_open);
+    uint64_t old_armed = stat_word(&was->armed), new_armed = stat_word(&is->armed);
+
+    if (was_open == 1 && bxi_load_relaxed((bxi_a32 *)&is->device_open) == 0)
+        stat_violate(findings, AT(14, worker, -1), "device_open went from 1 back to 0");
+    if (memcmp(was, is, offsetof(struct bxi_header, state)) != 0 ||
+        (old_state >= BXI_RUNNING && (was->arena_bytes != is->arena_bytes ||
+                                      memcmp(was->cpu_mask, is->cpu_mask, sizeof(was->cpu_mask)) != 0)))
+        stat_violate(findings, AT(1, worker, -1), "its header changes");
+    if (new_state < old_state)
+        stat_violate(findings, AT(2, worker, -1), "state went from %u (%s) back to %u (%s)", old_state,
+                     stat_state_name(old_state), new_state, stat_state_name(new_state));
+    if (new_armed >> 2 < old_armed >> 2)
+        stat_violate(findings, AT(3, worker, -1), "the count of armed went from %llu back to %llu",
+                     (ull)(old_armed >> 2), (ull)(new_armed >> 2));
+    else if (new_armed >> 2 == old_armed >> 2 && new_armed != old_armed && (new_armed & 3) != BXI_AWAKE)
+        stat_violate(findings, AT(3, worker, -1), "armed went from %s to %s, and its count stayed %llu",
+                     stat_who_name(old_armed), stat_who_name(new_armed), (ull)(new_armed >> 2));
+}
+
+static void compare_functions(const struct stat_worker *worker, const struct bxi_control *before,
+                              const struct bxi_control *after, struct stat_findings *findings)
+{
+    /* Relaxed: private copies. */
+    uint32_t was = bxi_load_relaxed((bxi_a32 *)&before->header.function_count);
+    uint32_t is = bxi_load_relaxed((bxi_a32 *)&after->header.function_count);
+
+    if (is < was) {
+        stat_violate(findings, AT(9, worker, -1), "function_count went from %u back to %u", was, is);
+        return;
+    }
+    /* The first count: the rows of every later copy were read after it, and so are whole. */
+    was = bxi_load_relaxed(&worker->control->header.function_count);
+    for (uint32_t i = 0; i < was && i < BXI_FUNCTION_MAX; i++)
+        if (memcmp(&before->function[i], &after->function[i], sizeof(before->function[i])) != 0) {
+            stat_violate(findings, AT(9, worker, -1), "function %u changes", i);
+            return;
+        }
+}
+
+static void compare_pairs(const struct stat_worker *worker, const struct bxi_control *before,
+                          const struct bxi_control *after, struct stat_findings *findings)
+{
+    for (int peer = 0; peer < BXI_WORLD_MAX; peer++) {
+        uint64_t was = stat_word(&before->credit[peer].position), is = stat_word(&after->credit[peer].position);
+
+        if (stat_word(&before->pair[peer].open) == 1 && stat_word(&after->pair[peer].open) != 1)
+            stat_violate(findings, AT(4, worker, peer), "open went from 1 back to %llu",
+                         (ull)stat_word(&after->pair[peer].open));
+        if ((int64_t)(stat_word(&after->pair[peer].refused_through) - stat_word(&before->pair[peer].refused_through)) <
+            0)
+            stat_violate(findings, AT(5, worker, peer), "refused_through went from %llu back to %llu",
+                         (ull)stat_word(&before->pair[peer].refused_through),
+                         (ull)stat_word(&after->pair[peer].refused_through));
+        if ((int64_t)(is - was) < 0)
+            stat_violate(findings, AT(6, worker, peer), "credit went from %llu back to %llu", (ull)was, (ull)is);
+        was = stat_word(&before->pair_counters[peer].write_pos);
+        is = stat_word(&after->pair_counters[peer].write_pos);
+        if ((int64_t)(is - was) < 0)
+            stat_violate(findings, AT(7, worker, peer), "the write position went from %llu back to %llu", (ull)was,
+                         (ull)is);
+    }
+}
+
+static void compare(const struct stat_worker *worker, struct stat_findings *findings)
+{
+    struct bxi_control *copies = calloc(2, sizeof(*copies));
+    size_t count = findings->count;
+
+    if (copies == NULL)
+        return;
+    memcpy(&copies[0], worker->control, sizeof(copies[0]));
+    for (int look = 1; look < LOOKS && findings->count == count; look++) {
+        const struct bxi_control *before = &copies[(look - 1) % 2];
+        struct bxi_control *after = &copies[look % 2];
+
+        if (stat_pread(&worker->segment, after, sizeof(*after), 0) < 0)
+            break;
+        compare_headers(worker, before, after, findings);
+        if (look > 1)
+            compare_functions(worker, before, after, findings);
+        compare_pairs(worker, before, after, findings);
+    }
+    free(copies);
+}
+
+/* ---- Jobs --------------------------------------------------------------------------------------- */
+
+static void check_worker(const struct stat_job *job, const struct stat_worker *worker,
+                         struct stat_findings *findings)
+{
+    if (worker->found == STAT_NOISE)
+        stat_violate(findings, AT(1, worker, -1), "%s", worker->problem);
+    if (worker->control == NULL)
+        return;
+    findings->workers++;
+    check_header(job, worker, findings);
+    check_functions(worker, findings);
+    check_pages(worker, findings);
+    stat_check_served(worker, findings);
+    stat_check_hists(job, worker, findings);
+    stat_check_gpu(job, worker, findings);
+    for (int peer = 0; peer < BXI_WORLD_MAX; peer++) {
+        check_open(worker, peer, findings);
+        check_refused(job, worker, peer, findings);
+        check_credit(job, worker, peer, findings);
+        check_loans(worker, peer, findings);
+    }
+    for (int to = 0; to < world_of(worker); to++) {
+        if (stat_word(&worker->control->pair[to].open) != 1)
+            continue;
+        findings->rings++;
+        stat_check_ring(job, worker, to, findings);
+        stat_check_leases(job, worker, to, findings);
+        stat_check_calls(worker, to, findings);
+    }
+    compare(worker, findings);
+}
+
+static void add_worker(struct stat_flow *flow, const char *what, const struct stat_job *job, int rank)
+{
+    const char *name = stat_peer_name(job, rank);
+
+    stat_flow_add(flow, "%s %d%s%s", what, rank, name[0] != '\0' ? " " : "", name);
+}
+
+static char series_of(const struct stat_violation *violation)
+{
+    if (violation->series == '\0')
+        return 'I';
+    return violation->series;
+}
+
+static void print_violation(const struct stat_job *job, const struct stat_violation *violation)
+{
+    struct stat_flow flow;
+    char label[16];
+
+    snprintf(label, sizeof(label), "%c%d", series_of(violation), violation->invariant);
+    stat_flow_begin(&flow, label);
+    add_worker(&flow, "worker", job, violation->rank);
+    if (violation->peer >= 0)
+        add_worker(&flow, "and peer", job, violation->peer);
+    stat_flow_words(&flow, "-");
+    stat_flow_words(&flow, violation->text);
+    stat_flow_end(&flow);
+}
+
+static void print_unchecked(const struct stat_job *job)
+{
+    struct stat_flow flow;
+
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        const struct stat_worker *worker = job->workers[rank];
+
+        if (worker == NULL || worker->control != NULL || worker->found == STAT_NOISE)
+            continue;
+        stat_flow_begin(&flow, "unchecked");
+        stat_flow_add(&flow, "worker %d -", rank);
+        stat_flow_words(&flow, worker->problem);
+        stat_flow_end(&flow);
+    }
+}
+
+static void print_findings(const struct stat_job *job, const struct stat_findings *findings)
+{
+    printf("job %s.%016llx: %s\n", job->name, (ull)job->instance, stat_job_state(job));
+    printf("  %llu workers, %llu rings, %llu records: ", (ull)findings->workers, (ull)findings->rings,
+           (ull)findings->records);
+    if (findings->workers == 0 && findings->count == 0)
+        printf("nothing could be checked\n");
+    else if (findings->count == 0)
+        printf("nothing wrong\n");
+    else
+        printf("%llu violations\n", (ull)(findings->count + findings->dropped));
+    for (size_t i = 0; i < findings->count; i++)
+        print_violation(job, &findings->list[i]);
+    print_unchecked(job);
+    if (findings->unsettled != 0)
+        printf("  unsettled  %llu rings moved each time they were looked at\n", (ull)findings->unsettled);
+}
+
+static void json_violations(const struct stat_job *job, const struct stat_findings *findings)
+{
+    stat_json_open("violations", '[');
+    for (size_t i = 0; i < findings->count; i++) {
+        const struct stat_violation *violation = &findings->list[i];
+
+        stat_json_open(NULL, '{');
+        stat_json_text("series", (char[]){ series_of(violation), '\0' });
+        stat_json_u64("invariant", (uint64_t)violation->invariant);
+        stat_json_u64("rank", (uint64_t)violation->rank);
+        stat_json_text("name", stat_peer_name(job, violation->rank));
+        if (violation->peer >= 0)
+            stat_json_u64("peer", (uint64_t)violation->peer);
+        else
+            stat_json_null("peer");
+        stat_json_text("text", violation->text);
+        stat_json_close('}');
+    }
+    stat_json_close(']');
+}
+
+static void json_findings(const struct stat_job *job, const struct stat_findings *findings)
+{
+    stat_json_open(NULL, '{');
+    stat_json_job(job);
+    stat_json_u64("workers_checked", findings->workers);
+    stat_json_u64("rings_checked", findings->rings);
+    stat_json_u64("records_checked", findings->records);
+    stat_json_u64("rings_unsettled", findings->unsettled);
+    stat_json_u64("violations_found", findings->count + findings->dropped);
+    json_violations(job, findings);
+    stat_json_open("unchecked", '[');
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        const struct stat_worker *worker = job->workers[rank];
+
+        if (worker == NULL || worker->control != NULL || worker->found == STAT_NOISE)
+            continue;
+        stat_json_open(NULL, '{');
+        stat_json_u64("rank", (uint64_t)rank);
+        stat_json_text("problem", worker->problem);
+        stat_json_close('}');
+    }
+    stat_json_close(']');
+    stat_json_close('}');
+}
+
+/* STAT_FINE, STAT_FOUND, or STAT_NOTHING if no worker of the job can be checked. */
+static int check_job(struct stat_job *job, bool json)
+{
+    struct stat_findings findings = { 0 };
+    int status;
+
+    if (stat_job_read(job, true) < 0 || stat_gpus_read(job) < 0) {
+        fprintf(stderr, "shmstat: no memory for job '%s'\n", job->name);
+        return STAT_NOTHING;
+    }
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
+        if (job->workers[rank] != NULL)
+            check_worker(job, job->workers[rank], &findings);
+    if (json)
+        json_findings(job, &findings);
+    else
+        print_findings(job, &findings);
+    status = findings.count + findings.dropped > 0 ? STAT_FOUND : findings.workers > 0 ? STAT_FINE : STAT_NOTHING;
+    free(findings.list);
+    stat_job_close(job);
+    return status;
+}
+
+int stat_check(const struct stat_options *options)
+{
+    struct stat_jobs jobs;
+    bool found = false, fine = false;
+    int status = stat_list_begin(&jobs, options, "check");
+
+    if (status != STAT_FINE)
+        return status;
+    for (size_t i = 0; i < jobs.count; i++) {
+        status = check_job(&jobs.list[i], options->json);
+        found |= status == STAT_FOUND;
+        fine |= status == STAT_FINE;
+    }
+    status = found ? STAT_FOUND : fine || jobs.count == 0 ? STAT_FINE : STAT_NOTHING;
+    stat_list_end(&jobs, options);
+    return status;
+}

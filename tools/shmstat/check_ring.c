@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * shmstat check: one ring, and the lease words and rows of calls behind it.
+ *
+ * The write position that an inspector is told (pair_counters.write_pos) is stored after the record's
+ * commit word: the ring may be one record, and padding before it, further. A producer that was killed
+ * between the two leaves it so. Where the producer really stands is where the first commit word is 0.
+ *
+ * The producer learns what was consumed by two ways: the credit word, which the consumer publishes for a
+ * quarter of the ring at a time, and each frame that comes back. So it may be ahead of the credit word by
+ * a quarter of the ring, and overwrite so much behind it.
+ *
+ * A look at a ring:  1. write position s   2. copy the ring   3. write position, credit, read position again
+ * What lies less than a ring before the position of step 3 (and what may be under way beyond it) cannot have
+ * been overwritten in the copy, and what lies before s was there before step 2: between the two everything is
+ * whole, record by record, whatever the two do meanwhile. The walk begins where a record is known to begin,
+ * at the credit or the read position. Where the ring is so full that even that may have been overwritten,
+ * since the consumer's words are behind by one record, a first record that is not whole says nothing.
+ * Behind s the words are read one by one, each after its predecessor's, as the consumer does it. What looks
+ * wrong is read once more; if a position has moved past it, the look does not count and another one is taken.
+ *
+ * The ring of a worker to itself is private memory: only its positions can be seen.
+ */
+#include "ring.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define ATTEMPTS 100
+/* A record and the padding before it: by so much a position told may be behind, and as much is being written. */
+#define BEHIND_MAX (2 * (BXI_FRAME_MAX + 2 * (uint64_t)BXI_LINE))
+#define UNPUBLISHED_MAX (BXI_RING_BYTES / 4)
+
+#define AT(number, worker, to) (&(struct stat_violation){ .invariant = (number), .rank = (worker)->rank, .peer = (to) })
+
+typedef unsigned long long ull;
+
+enum look { SETTLED, MOVED };
+
+struct walk {
+    const struct stat_worker *worker;
+    const struct stat_worker *peer;     /* NULL if its segment cannot be read: then there is no credit */
+    int to;
+    struct stat_findings *findings;
+    unsigned char *copy;                /* of the ring; NULL for the one to itself */
+    uint64_t begin;                     /* where the walk begins */
+    uint64_t end;                       /* the write position told */
+    bool is_sure;                       /* that begin has not been overwritten */
+    uint64_t records;
+};
+
+bool stat_write_end(const struct stat_worker *worker, int to, uint64_t *end)
+{
+    uint64_t pos, word, bytes;
+
+    if (!stat_read_write_pos(worker, to, &pos))
+        return false;
+    *end = pos;
+    if (to == worker->rank) {
+        *end = pos + BEHIND_MAX;
+        return true;
+    }
+    /* Padding, a record. */
+    for (int step = 0; step < 2; step++) {
+        if (!stat_read_ring_word(worker, to, *end, &word))
+            return false;
+        enum stat_record kind = stat_judge(word, *end, &bytes);
+        if (kind != STAT_RECORD && kind != STAT_PADDING)
+            return true;
+        *end += bytes;
+        if (kind == STAT_RECORD)
+            return true;
+    }
+    return true;
+}
+
+/* ---- Records ------------------------------------------------------------------------------------ */
+
+static const char *kind_text(enum stat_record kind)
+{
+    switch (kind) {
+    case STAT_NO_RECORD: return "it is 0";
+    case STAT_BAD_PLACE: return "what it says does not end within the ring, or padding not at its end";
+    default: return "it has not the sequence of its position, or no possible length";
+    }
+}
+
+/* Could the producer have come round and overwritten pos by now? */
+static bool may_be_overwritten(const struct walk *walk, uint64_t pos)
+{
+    uint64_t end;
+
+    return !stat_read_write_pos(walk->worker, walk->to, &end) ||
+           (int64_t)(end + 2 * BEHIND_MAX - pos) > (int64_t)BXI_RING_BYTES;
+}
+
+/* A word of the copy before the write position that is no record: again, unless it has been freed since. */
+static enum look confirm(struct walk *walk, uint64_t pos, enum stat_record kind)
+{
+    uint64_t word, credit = pos, bytes;
+
+    /* Padding and a record may have been consumed and overwritten: not told yet. */
+    if (walk->records == 0 && !walk->is_sure)
+        return MOVED;
+    if (!stat_read_ring_word(walk->worker, walk->to, pos, &word) ||
+        (walk->peer != NULL && !stat_read_read_pos(walk->peer, walk->worker->rank, &credit)))
+        return SETTLED;             /* truncated meanwhile: said elsewhere */
+    /* Read behind the word: where the record is still to be consumed, the word was its own. */
+    if (stat_judge(word, pos, &bytes) != kind || ((int64_t)(credit - pos) >= 0 && may_be_overwritten(walk, pos)))
+        return MOVED;
+    stat_violate(walk->findings, AT(kind == STAT_BAD_PLACE ? 8 : 7, walk->worker, walk->to),
+                 "the record at %llu, before the write position %llu, is not whole: commit word %016llx: %s",
+                 (ull)pos, (ull)walk->end, (ull)word, kind_text(kind));
+    return SETTLED;
+}
+
+/* From there to the write position, in the copy. *pos ends there, or where it went wrong. */
+static enum look walk_copy(struct walk *walk, uint64_t *pos)
+{
+    while ((int64_t)(walk->end - *pos) > 0) {
+        uint64_t word, bytes;
+
+        memcpy(&word, walk->copy + (*pos & (BXI_RING_BYTES - 1)), sizeof(word));
+        enum stat_record kind = stat_judge(word, *pos, &bytes);
+        if (kind != STAT_RECORD && kind != STAT_PADDING)
+            return confirm(walk, *pos, kind);
+        *pos += bytes;
+        walk->records += kind == STAT_RECORD;
+    }
+    if (*pos != walk->end)
+        stat_violate(walk->findings, AT(7, walk->worker, walk->to),
+                     "the last record ends at %llu, and the write position is %llu", (ull)*pos, (ull)walk->end);
+    return SETTLED;
+}
+
+/* Has the producer gone on since the look began? */
+static bool has_moved(const struct walk *walk)
+{
+    uint64_t now;
+
+    return !stat_read_write_pos(walk->worker, walk->to, &now) || now != walk->end;
+}
+
+/* At the write position and behind it: at most padding and one record that are not told yet, then 0. */
+static void walk_tail(struct walk *walk)
+{
+    uint64_t pos = walk->end, word, bytes;
+    bool has_record = false;
+
+    for (int step = 0; step < 3; step++) {
+        if (!stat_read_ring_word(walk->worker, walk->to, pos, &word))
+            return;
+        enum stat_record kind = stat_judge(word, pos, &bytes);
+        if (kind == STAT_NO_RECORD)
+            return;
+        if (has_moved(walk))
+            return;         /* what was to be seen here is history */
+        if (has_record) {
+            stat_violate(walk->findings, AT(7, walk->worker, walk->to),
+                         "the write position is %llu, and more than one record lies behind it", (ull)walk->end);
+            return;
+        }
+        if (kind != STAT_RECORD && kind != STAT_PADDING) {
+            stat_violate(walk->findings, AT(kind == STAT_BAD_PLACE ? 8 : 7, walk->worker, walk->to),
+                         "the commit word at %llu, where the next record will be, is %016llx and neither 0 nor a "
+                         "record", (ull)pos, (ull)word);
+            return;
+        }
+        has_record = kind == STAT_RECORD;
+        pos += bytes;
+    }
+}
+
+/* ---- Positions ---------------------------------------------------------------------------------- */
+
+/* 1 if the two fit, 0 if not, which is said; -1 if they moved. */
+static int check_positions(struct walk *walk)
+{
+    uint64_t credit, end;
+
+    if (!stat_read_write_pos(walk->worker, walk->to, &walk->end))
+        return 0;
+    if (walk->end % BXI_LINE != 0) {
+        stat_violate(walk->findings, AT(8, walk->worker, walk->to), "the write position is %llu, no multiple of %u",
+                     (ull)walk->end, BXI_LINE);
+        return 0;
+    }
+    if (walk->peer == NULL || !stat_read_credit(walk->peer, walk->worker->rank, &credit))
+        return 1;
+    if (credit % BXI_LINE != 0) {
+        stat_violate(walk->findings, AT(6, walk->peer, walk->worker->rank), "credit is %llu, no multiple of %u",
+                     (ull)credit, BXI_LINE);
+        return 0;
+    }
+    if ((int64_t)(walk->end - credit) > (int64_t)(BXI_RING_BYTES + UNPUBLISHED_MAX)) {
+        stat_violate(walk->findings, AT(6, walk->peer, walk->worker->rank),
+                     "credit is %llu, %llu bytes behind the write position %llu of a ring of %u", (ull)credit,
+                     (ull)(walk->end - credit), (ull)walk->end, BXI_RING_BYTES);
+        return 0;
+    }
+    if ((int64_t)(credit - walk->end) <= 0)
+        return 1;
+    if (!stat_write_end(walk->worker, walk->to, &end) || (int64_t)(credit - end) <= 0)
+        return 1;
+    if (has_moved(walk))
+        return -1;
+    stat_violate(walk->findings, AT(6, walk->peer, walk->worker->rank),
+                 "credit is %llu, and the write position %llu", (ull)credit, (ull)end);
+    return 0;
+}
+
+/* Where the walk begins: the later one of what the consumer published and what it says it has read. */
+static bool find_begin(struct walk *walk)
+{
+    uint64_t begin = walk->end, read_pos, now;
+
+    if (walk->peer != NULL) {
+        if (!stat_read_credit(walk->peer, walk->worker->rank, &begin) ||
+            !stat_read_read_pos(walk->peer, walk->worker->rank, &read_pos))
+            return false;
+        if (read_pos % BXI_LINE == 0 && (int64_t)(read_pos - begin) > 0)
+            begin = read_pos;
+    }
+    if ((int64_t)(walk->end - begin) < 0)
+        begin = walk->end;
+    walk->begin = begin;
+    if (!stat_read_write_pos(walk->worker, walk->to, &now))
+        return false;
+    walk->is_sure = (int64_t)(now + 2 * BEHIND_MAX - begin) <= (int64_t)BXI_RING_BYTES;
+    return true;
+}
+
+static enum look look_at_ring(struct walk *walk)
+{
+    int fit = check_positions(walk);
+    size_t count = walk->findings->count;
+    uint64_t pos;
+
+    if (fit <= 0)
+        return fit < 0 ? MOVED : SETTLED;
+    if (walk->copy == NULL ||
+        stat_pread(&walk->worker->segment, walk->copy, BXI_RING_BYTES, bxi_ring_offset(walk->to)) < 0 ||
+        !find_begin(walk))
+        return SETTLED;
+    walk->records = 0;
+    if (walk->end - walk->begin > BXI_RING_BYTES + BEHIND_MAX) {
+        stat_violate(walk->findings, AT(6, walk->peer, walk->worker->rank),
+                     "neither its credit nor its read position is less than a ring behind the write position %llu",
+                     (ull)walk->end);
+        return SETTLED;
+    }
+    if (walk->end - walk->begin > BXI_RING_BYTES)
+        return MOVED;
+    pos = walk->begin;
+    if (walk_copy(walk, &pos) == MOVED)
+        return MOVED;
+    if (walk->findings->count == count)
+        walk_tail(walk);
+    return SETTLED;
+}
+
+void stat_check_ring(const struct stat_job *job, const struct stat_worker *worker, int to,
+                     struct stat_findings *findings)
+{
+    struct walk walk = { .worker = worker, .peer = stat_reader(job, (uint32_t)to), .to = to, .findings = findings };
+    int attempt = 0;
+
+    if (to != worker->rank) {
+        walk.copy = malloc(BXI_RING_BYTES);
+        if (walk.copy == NULL)
+            return;
+    }
+    while (attempt < ATTEMPTS && look_at_ring(&walk) == MOVED)
+        attempt++;
+    findings->unsettled += attempt == ATTEMPTS;
+    findings->records += walk.records;
+    free(walk.copy);
+}
+
+/* ---- Behind the ring ---------------------------------------------------------------------------- */
+
+static uint64_t sum_of(const uint64_t *words)
+{
+    uint64_t sum = 0;
+
+    for (int slot = 0; slot < BXI_LEASE_MAX; slot++)
+        sum = sum > UINT64_MAX - words[slot] ? UINT64_MAX : sum + words[slot];
+    return sum;
+}
+
+/* A slot's generation counts its grants: so the words together are never more than all grants, and never less
+ * than all returns. The lender counts a lease after it has sent it: one more may be out, and back. */
+static void check_generations(const struct stat_worker *worker, const struct stat_worker *lender,
+                              const uint64_t *words, struct stat_findings *findings)
+{
+    uint64_t granted;
+
+    /* Read behind the words: it only grows. */
+    if (!stat_read_word(lender, offsetof(struct bxi_control, loans) +
+                                    (uint64_t)worker->rank * sizeof(struct bxi_loans) +
+                                    offsetof(struct bxi_loans, granted), &granted))
+        return;
+    for (int slot = 0; slot < BXI_LEASE_MAX; slot++) {
+        if (words[slot] > granted + 1) {
+            stat_violate(findings, AT(10, worker, lender->rank),
+                         "the word of lease %d is %llu, and %llu leases were ever granted", slot, (ull)words[slot],
+                         (ull)granted);
+            return;
+        }
+    }
+    if (sum_of(words) > granted + 1)
+        stat_violate(findings, AT(10, worker, lender->rank),
+                     "the words give back %llu leases, and %llu were ever granted", (ull)sum_of(words), (ull)granted);
+}
+
+void stat_check_leases(const struct stat_job *job, const struct stat_worker *worker, int to,
+                       struct stat_findings *findings)
+{
+    uint64_t before[BXI_LEASE_MAX], after[BXI_LEASE_MAX], given_back;
+    const struct stat_worker *lender = stat_reader(job, (uint32_t)to);
+
+    /* Those of leases of one's own lie in private memory. The count is read before the words: it is behind. */
+    if (to == worker->rank ||
+        !stat_read_word(worker, offsetof(struct bxi_control, pair) + (uint64_t)to * sizeof(struct bxi_pair) +
+                                    offsetof(struct bxi_pair, given_back), &given_back) ||
+        stat_pread(&worker->segment, before, sizeof(before), bxi_lease_offset(to)) < 0)
+        return;
+    if (given_back > sum_of(before))
+        stat_violate(findings, AT(10, worker, to), "%llu leases were given back, and the words say %llu",
+                     (ull)given_back, (ull)sum_of(before));
+    if (lender != NULL)
+        check_generations(worker, lender, before, findings);
+    if (stat_pread(&worker->segment, after, sizeof(after), bxi_lease_offset(to)) < 0)
+        return;
+    for (int slot = 0; slot < BXI_LEASE_MAX; slot++)
+        if (after[slot] < before[slot]) {
+            stat_violate(findings, AT(10, worker, to), "the word of lease %d went from %llu back to %llu", slot,
+                         (ull)before[slot], (ull)after[slot]);
+            return;
+        }
+}
+
+void stat_check_calls(const struct stat_worker *worker, int to, struct stat_findings *findings)
+{
+    struct bxi_call_row rows[BXI_CALLS_MAX];
+
+    /* Rows that are not allocated read as zero, and stay so: pread allocates nothing. */
+    if (to == worker->rank || stat_pread(&worker->segment, rows, sizeof(rows), bxi_calls_offset(to)) < 0)
+        return;
+    for (int slot = 0; slot < BXI_CALLS_MAX; slot++) {
+        uint64_t id = stat_word(&rows[slot].id);
+
+        if (id == 0 || (id & 0xffff) == (uint64_t)slot)
+            continue;
+        stat_violate(findings, AT(12, worker, to), "the row of call %d has id %llx, which is one of slot %llu", slot,
+                     (ull)id, (ull)(id & 0xffff));
+        return;
+    }
+}

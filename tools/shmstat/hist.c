@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * shmstat: how long calls take. A caller keeps a page for each function of each peer that it calls and measures
+ * (shm/LAYOUT.md, "Histograms"); here the pages of all workers are copied and shown by the function called, over
+ * all of its callers and one by one.
+ *
+ * Pages are read with pread, and only those that hist_count announces: there is nothing behind them, and looking
+ * there would not make it. A page that is written meanwhile may be copied between two words of one sample; the
+ * legs then differ by that one, as they do when a caller is killed there.
+ *
+ * A quantile is a sample, and that is somewhere in its bucket, which is a quarter of its least wide: it is put where
+ * it would lie if the bucket's samples were spread evenly up to its end, or to the longest that was measured.
+ */
+#include "shmstat.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One caller's histogram, and whose it is. */
+struct row {
+    int caller, callee;
+    const struct bxi_hist *hist;
+};
+
+struct rows {
+    struct row *list;           /* by callee, function, caller */
+    size_t count;
+};
+
+/* ---- Reading ------------------------------------------------------------------------------------ */
+
+static int read_worker(struct stat_worker *worker)
+{
+    /* Relaxed: a private copy. */
+    uint32_t count = bxi_load_relaxed(&worker->control->header.hist_count);
+
+    if (count > BXI_HIST_MAX)
+        count = BXI_HIST_MAX;
+    worker->hists = count > 0 ? malloc(count * sizeof(*worker->hists)) : NULL;
+    if (count > 0 && worker->hists == NULL)
+        return -ENOMEM;
+    /* Not known if the file is shorter than it says. */
+    if (count > 0 && stat_pread(&worker->segment, worker->hists, count * sizeof(*worker->hists),
+                                bxi_hist_offset(0)) == 0)
+        worker->hist_count = count;
+    return 0;
+}
+
+int stat_hists_read(struct stat_job *job)
+{
+    int rc = 0;
+
+    for (uint32_t rank = 0; rank < BXI_WORLD_MAX && rc == 0; rank++)
+        if (stat_reader(job, rank) != NULL && job->workers[rank]->hists == NULL)
+            rc = read_worker(job->workers[rank]);
+    return rc;
+}
+
+bool stat_hist_callee(const struct stat_worker *caller, const struct bxi_hist *hist, int *callee)
+{
+    if ((hist->who & 0xffff) >= caller->control->header.world_size || hist->who >> 16 >= BXI_FUNCTION_MAX ||
+        hist->name[0] == '\0')
+        return false;
+    *callee = (int)(hist->who & 0xffff);
+    return true;
+}
+
+void stat_hist_name(const struct bxi_hist *hist, char name[BXI_NAME_BYTES])
+{
+    stat_printable(name, BXI_NAME_BYTES, hist->name, BXI_NAME_BYTES);
+}
+
+const char *stat_leg_name(int leg)
+{
+    static const char *const names[BXI_LEGS] = { "queue", "handler", "reply", "whole" };
+
+    return names[leg];
+}
+
+/* ---- Figures ------------------------------------------------------------------------------------ */
+
+uint64_t stat_hist_samples(const struct bxi_hist *hist, int leg)
+{
+    uint64_t samples = 0;
+
+    for (int i = 0; i < BXI_HIST_BUCKETS; i++)
+        samples += stat_word(&hist->bucket[leg][i]);
+    return samples;
+}
+
+/* The longest is stored after its bucket was counted: what that says counts as well. */
+static uint64_t longest(const struct bxi_hist *hist, int leg)
+{
+    uint64_t max_ns = stat_word(&hist->max_ns[leg]);
+    uint32_t last = BXI_HIST_BUCKETS;
+
+    while (last > 0 && stat_word(&hist->bucket[leg][last - 1]) == 0)
+        last--;
+    return last > 0 && bxi_hist_least(last - 1) > max_ns ? bxi_hist_least(last - 1) : max_ns;
+}
+
+double stat_hist_quantile(const struct bxi_hist *hist, int leg, double q)
+{
+    /* Of 100 samples the 50th, the 99th, and for the 99.9 % the last one: less what a product may be wrong by. */
+    double left = ceil(q * (double)stat_hist_samples(hist, leg) - 1e-6), most = (double)longest(hist, leg);
+
+    for (uint32_t i = 0; i < BXI_HIST_BUCKETS; i++) {
+        double count = (double)stat_word(&hist->bucket[leg][i]), least = (double)bxi_hist_least(i), end = most;
+
+        if (count == 0 || left > count) {
+            left -= count;
+            continue;
+        }
+        if (i + 1 < BXI_HIST_BUCKETS && (double)bxi_hist_least(i + 1) < most)
+            end = (double)bxi_hist_least(i + 1);
+        return least + (end - least) * left / count;
+    }
+    return most;
+}
+
+/* For JSON. Noise may be more than fits. */
+static uint64_t whole_ns(double ns)
+{
+    return ns < 1e19 ? (uint64_t)(ns + 0.5) : UINT64_C(10000000000000000000);
+}
+
+static double mean(const struct bxi_hist *hist, int leg)
+{
+    return (double)stat_word(&hist->sum_ns[leg]) / (double)stat_hist_samples(hist, leg);
+}
+
+static void add(struct bxi_hist *to, const struct bxi_hist *hist)
+{
+    for (int leg = 0; leg < BXI_LEGS; leg++) {
+        for (int i = 0; i < BXI_HIST_BUCKETS; i++)
+            bxi_count(&to->bucket[leg][i], stat_word(&hist->bucket[leg][i]));
+        bxi_count(&to->sum_ns[leg], stat_word(&hist->sum_ns[leg]));
+        if (stat_word(&hist->max_ns[leg]) > stat_word(&to->max_ns[leg]))
+            /* Relaxed: a private copy. */
+            bxi_store_relaxed(&to->max_ns[leg], stat_word(&hist->max_ns[leg]));
+    }
+}
+
+/* ---- By function ---------------------------------------------------------------------------------- */
+
+static int by_function(const void *one, const void *other)
+{
+    const struct row *a = one, *b = other;
+
+    if (a->hist->who != b->hist->who)
+        return a->callee != b->callee ? a->callee - b->callee : a->hist->who < b->hist->who ? -1 : 1;
+    return a->caller - b->caller;
+}
+
+static int collect(const struct stat_job *job, struct rows *rows)
+{
+    size_t most = 0;
+
+    *rows = (struct rows){ 0 };
+    for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++)
+        most += stat_reader(job, rank) != NULL ? job->workers[rank]->hist_count : 0;
+    rows->list = malloc((most + 1) * sizeof(*rows->list));
+    if (rows->list == NULL)
+        return -ENOMEM;
+    for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        const struct stat_worker *worker = stat_reader(job, rank);
+
+        for (uint32_t i = 0; worker != NULL && i < worker->hist_count; i++) {
+            struct row row = { .caller = (int)rank, .hist = &worker->hists[i] };
+
+            if (stat_hist_callee(worker, row.hist, &row.callee))
+                rows->list[rows->count++] = row;
+        }
+    }
+    qsort(rows->list, rows->count, sizeof(*rows->list), by_function);
+    return 0;
+}
+
+/* Merges the rows of one function, which begin at `first`; gives where the next one's begin. */
+static size_t merge(const struct rows *rows, size_t first, struct bxi_hist *merged)
+{
+    size_t at = first;
+
+    memset(merged, 0, sizeof(*merged));
+    for (; at < rows->count && rows->list[at].hist->who == rows->list[first].hist->who; at++)
+        add(merged, rows->list[at].hist);
+    return at;
+}
+
+/* ---- Text ----------------------------------------------------------------------------------------- */
+
+static void text_leg(const struct bxi_hist *hist, int leg)
+{
+    static const double shares[] = { 0.5, 0.9, 0.99, 0.999 };
+    uint64_t samples = stat_hist_samples(hist, leg);
+
+    printf("  %-12s %10llu", stat_leg_name(leg), (unsigned long long)samples);
+    for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]) && samples > 0; i++)
+        printf(" %8s", stat_time_text(1e-9 * stat_hist_quantile(hist, leg, shares[i])));
+    if (samples > 0)
+        printf(" %8s %8s", stat_time_text(1e-9 * (double)longest(hist, leg)), stat_time_text(1e-9 * mean(hist, leg)));
+    printf("\n");
+}
+
+static void text_function(const struct stat_job *job, const struct rows *rows, size_t first, size_t end)
+{
+    const struct row *row = &rows->list[first];
+    char name[BXI_NAME_BYTES];
+    struct stat_flow flow;
+
+    stat_hist_name(row->hist, name);
+    printf("%s of %s\n", name, stat_peer_name(job, row->callee));
+    stat_flow_begin(&flow, "called by");
+    for (; row < &rows->list[end]; row++)
+        stat_flow_add(&flow, "%s %llu%s", stat_peer_name(job, row->caller),
+                      (unsigned long long)stat_hist_samples(row->hist, BXI_LEG_WHOLE),
+                      row + 1 < &rows->list[end] ? "," : "");
+    stat_flow_end(&flow);
+}
+
+int stat_hists_text(const struct stat_job *job)
+{
+    struct rows rows;
+    int rc = collect(job, &rows);
+
+    if (rc < 0)
+        return rc;
+    if (rows.count > 0)
+        printf("\n%-14s %10s %8s %8s %8s %8s %8s %8s\n", "CALLS MEASURED", "SAMPLES", "P50", "P90", "P99", "P99.9",
+               "MAX", "MEAN");
+    for (size_t first = 0, end; first < rows.count; first = end) {
+        struct bxi_hist merged;
+
+        end = merge(&rows, first, &merged);
+        text_function(job, &rows, first, end);
+        for (int leg = 0; leg < BXI_LEGS; leg++)
+            text_leg(&merged, leg);
+    }
+    free(rows.list);
+    return 0;
+}
+
+/* ---- JSON ----------------------------------------------------------------------------------------- */
+
+static void json_buckets(const struct bxi_hist *hist, int leg)
+{
+    uint64_t from[BXI_HIST_BUCKETS], samples[BXI_HIST_BUCKETS];
+    size_t count = 0;
+
+    for (uint32_t i = 0; i < BXI_HIST_BUCKETS; i++) {
+        if (stat_word(&hist->bucket[leg][i]) == 0)
+            continue;
+        from[count] = bxi_hist_least(i);
+        samples[count++] = stat_word(&hist->bucket[leg][i]);
+    }
+    stat_json_u64s("bucket_from_ns", from, count);
+    stat_json_u64s("bucket_samples", samples, count);
+}
+
+static void json_leg(const struct bxi_hist *hist, int leg)
+{
+    static const struct {
+        const char *key;
+        double share;
+    } quantiles[] = { { "p50_ns", 0.5 }, { "p90_ns", 0.9 }, { "p99_ns", 0.99 }, { "p999_ns", 0.999 } };
+    uint64_t samples = stat_hist_samples(hist, leg);
+
+    stat_json_open(stat_leg_name(leg), '{');
+    stat_json_u64("samples", samples);
+    for (size_t i = 0; i < sizeof(quantiles) / sizeof(quantiles[0]); i++) {
+        if (samples > 0)
+            stat_json_u64(quantiles[i].key, whole_ns(stat_hist_quantile(hist, leg, quantiles[i].share)));
+        else
+            stat_json_null(quantiles[i].key);
+    }
+    if (samples > 0) {
+        stat_json_u64("max_ns", longest(hist, leg));
+        stat_json_u64("mean_ns", whole_ns(mean(hist, leg)));
+    } else {
+        stat_json_null("max_ns");
+        stat_json_null("mean_ns");
+    }
+    stat_json_u64("sum_ns", stat_word(&hist->sum_ns[leg]));
+    json_buckets(hist, leg);
+    stat_json_close('}');
+}
+
+static void json_legs(const struct bxi_hist *hist)
+{
+    stat_json_u64("samples", stat_hist_samples(hist, BXI_LEG_WHOLE));
+    for (int leg = 0; leg < BXI_LEGS; leg++)
+        json_leg(hist, leg);
+}
+
+static void json_function(const struct stat_job *job, const struct rows *rows, size_t first, size_t end)
+{
+    const struct row *row = &rows->list[first];
+    char name[BXI_NAME_BYTES];
+
+    stat_hist_name(row->hist, name);
+    stat_json_u64("callee", (uint64_t)row->callee);
+    stat_json_text("callee_name", stat_peer_name(job, row->callee));
+    stat_json_text("function", name);
+    stat_json_open("callers", '[');
+    for (; row < &rows->list[end]; row++) {
+        stat_json_open(NULL, '{');
+        stat_json_u64("caller", (uint64_t)row->caller);
+        stat_json_text("caller_name", stat_peer_name(job, row->caller));
+        json_legs(row->hist);
+        stat_json_close('}');
+    }
+    stat_json_close(']');
+}
+
+int stat_hists_json(const struct stat_job *job)
+{
+    struct rows rows;
+    int rc = collect(job, &rows);
+
+    if (rc < 0)
+        return rc;
+    stat_json_open("latencies", '[');
+    for (size_t first = 0, end; first < rows.count; first = end) {
+        struct bxi_hist merged;
+
+        end = merge(&rows, first, &merged);
+        stat_json_open(NULL, '{');
+        json_legs(&merged);
+        json_function(job, &rows, first, end);
+        stat_json_close('}');
+    }
+    stat_json_close(']');
+    free(rows.list);
+    return 0;
+}

@@ -1,0 +1,633 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Finds jobs by the names in /dev/shm and copies what their workers show.
+ *
+ * A name is taken only if it is, letter for letter, one that a worker of this user makes. Who lives is
+ * told by the owner lock, asked for and not taken (F_OFD_GETLK); a pid is only shown. The state of a
+ * segment is read before the rest of it, as a peer does: who reads STARTING reads the header.
+ *
+ * The control pages of all workers are copied first, then once more what they have consumed: so what a
+ * peer has read of a ring is never older than what the copy says was written to it, and the difference is
+ * at most the ring. Why not map the pages: a file that is truncated meanwhile would end this process.
+ */
+#include "gpu.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SHM_DIRECTORY "/dev/shm"
+#define ARENA_SUFFIX ".arena"
+#define INSTANCE_DIGITS 16
+
+struct name {
+    char job[BXI_NAME_BYTES];
+    uint64_t instance;
+    int rank;
+    bool is_arena;
+};
+
+/* ---- Names -------------------------------------------------------------------------------------- */
+
+/* Takes ".TEXT" off the end; NULL if there is no dot. */
+static char *take_last(char *text)
+{
+    char *dot = strrchr(text, '.');
+
+    if (dot == NULL)
+        return NULL;
+    *dot = '\0';
+    return dot + 1;
+}
+
+/* From the end, for a job's name may hold dots; what was parsed is written out again and must be the same. */
+static bool parse_name(const char *file_name, struct name *name)
+{
+    char copy[BXI_SEGMENT_NAME_BYTES], canonical[BXI_SEGMENT_NAME_BYTES], prefix[32];
+    size_t length = strlen(file_name), suffix = sizeof(ARENA_SUFFIX) - 1;
+    size_t prefix_bytes = (size_t)snprintf(prefix, sizeof(prefix), "boxcar.%u.", (unsigned)geteuid());
+
+    if (length >= sizeof(copy) || strncmp(file_name, prefix, prefix_bytes) != 0)
+        return false;
+    memcpy(copy, file_name, length + 1);
+    name->is_arena = length > suffix && strcmp(copy + length - suffix, ARENA_SUFFIX) == 0;
+    if (name->is_arena)
+        copy[length - suffix] = '\0';
+
+    const char *rank = take_last(copy);
+    const char *instance = rank != NULL ? take_last(copy) : NULL;
+
+    if (instance == NULL || strlen(instance) != INSTANCE_DIGITS || strlen(copy) <= prefix_bytes ||
+        strlen(copy) - prefix_bytes >= BXI_NAME_BYTES || strlen(rank) > 3)
+        return false;
+    name->instance = strtoull(instance, NULL, 16);
+    name->rank = (int)strtol(rank, NULL, 10);
+    if (name->rank < 0 || name->rank >= BXI_WORLD_MAX)
+        return false;
+    memset(name->job, 0, sizeof(name->job));
+    strcpy(name->job, copy + prefix_bytes);
+    if (name->is_arena)
+        bxi_segment_arena_name(canonical, (uint32_t)geteuid(), name->job, name->instance, name->rank);
+    else
+        bxi_segment_name(canonical, (uint32_t)geteuid(), name->job, name->instance, name->rank);
+    return strcmp(file_name, canonical + 1) == 0;
+}
+
+/* By the job's name, or by NAME.INSTANCE. */
+static bool is_selected(const struct name *name, const char *select)
+{
+    char full[BXI_NAME_BYTES + INSTANCE_DIGITS + 2];
+
+    if (select == NULL || strcmp(select, name->job) == 0)
+        return true;
+    snprintf(full, sizeof(full), "%s.%016llx", name->job, (unsigned long long)name->instance);
+    return strcmp(select, full) == 0;
+}
+
+/* ---- Finding ------------------------------------------------------------------------------------ */
+
+static struct stat_job *job_of(struct stat_jobs *jobs, const struct name *name)
+{
+    for (size_t i = 0; i < jobs->count; i++)
+        if (jobs->list[i].instance == name->instance && strcmp(jobs->list[i].name, name->job) == 0)
+            return &jobs->list[i];
+
+    struct stat_job *list = realloc(jobs->list, (jobs->count + 1) * sizeof(*list));
+    if (list == NULL)
+        return NULL;
+    jobs->list = list;
+    list[jobs->count] = (struct stat_job){ .instance = name->instance };
+    memcpy(list[jobs->count].name, name->job, BXI_NAME_BYTES);
+    return &list[jobs->count++];
+}
+
+static int add_name(struct stat_jobs *jobs, const struct name *name)
+{
+    struct stat_job *job = job_of(jobs, name);
+
+    if (job == NULL)
+        return -ENOMEM;
+    if (job->workers[name->rank] == NULL) {
+        struct stat_worker *worker = calloc(1, sizeof(*worker));
+        if (worker == NULL)
+            return -ENOMEM;
+        worker->rank = name->rank;
+        worker->segment.fd = worker->arena.fd = -1;
+        job->workers[name->rank] = worker;
+    }
+    if (name->is_arena)
+        job->workers[name->rank]->arena.exists = true;
+    else
+        job->workers[name->rank]->segment.exists = true;
+    return 0;
+}
+
+static int by_name(const void *one, const void *other)
+{
+    const struct stat_job *a = one, *b = other;
+    int order = strcmp(a->name, b->name);
+
+    return order != 0 ? order : (a->instance > b->instance) - (a->instance < b->instance);
+}
+
+int stat_jobs_find(struct stat_jobs *jobs, const char *select)
+{
+    struct dirent *entry;
+    struct name name;
+    int rc = 0;
+
+    *jobs = (struct stat_jobs){ 0 };
+    DIR *directory = opendir(SHM_DIRECTORY);
+    if (directory == NULL)
+        return -errno;
+    while (rc == 0 && (entry = readdir(directory)) != NULL)
+        if (parse_name(entry->d_name, &name) && is_selected(&name, select))
+            rc = add_name(jobs, &name);
+    closedir(directory);
+    if (rc < 0) {
+        stat_jobs_free(jobs);
+        return rc;
+    }
+    if (jobs->count > 1)
+        qsort(jobs->list, jobs->count, sizeof(*jobs->list), by_name);
+    for (size_t i = 1; i < jobs->count; i++)
+        if (strcmp(jobs->list[i].name, jobs->list[i - 1].name) == 0)
+            jobs->list[i].twin = jobs->list[i - 1].twin = true;
+    return 0;
+}
+
+void stat_jobs_free(struct stat_jobs *jobs)
+{
+    for (size_t i = 0; i < jobs->count; i++) {
+        stat_job_close(&jobs->list[i]);
+        for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+            if (jobs->list[i].workers[rank] != NULL) {
+                free(jobs->list[i].workers[rank]->control);
+                free(jobs->list[i].workers[rank]->hists);
+                stat_gpu_free(jobs->list[i].workers[rank]->gpu);
+            }
+            free(jobs->list[i].workers[rank]);
+        }
+    }
+    free(jobs->list);
+    *jobs = (struct stat_jobs){ 0 };
+}
+
+/* ---- Objects ------------------------------------------------------------------------------------ */
+
+bool stat_is_locked(const struct stat_object *object)
+{
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+
+    return fcntl(object->fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+/* 0; -ENOENT if it has gone meanwhile; -errno. */
+static int open_object(struct stat_object *object, const char *shm_name)
+{
+    struct stat status;
+    struct statfs system;
+
+    /* O_NONBLOCK: what somebody put there under this name need not be a file. */
+    int fd = shm_open(shm_name, O_RDONLY | O_NONBLOCK, 0);
+    if (fd < 0)
+        return -errno;
+    if (fstat(fd, &status) < 0 || !S_ISREG(status.st_mode) || status.st_uid != geteuid()) {
+        close(fd);
+        return -EPERM;
+    }
+    object->fd = fd;
+    object->alive = stat_is_locked(object);
+    object->bytes = (uint64_t)status.st_size;
+    object->held = (uint64_t)status.st_blocks * 512;
+    object->on_tmpfs = fstatfs(fd, &system) == 0 && system.f_type == TMPFS_MAGIC;
+    return 0;
+}
+
+static void close_object(struct stat_object *object)
+{
+    if (object->fd >= 0)
+        close(object->fd);
+    object->fd = -1;
+}
+
+int stat_pread(const struct stat_object *object, void *to, uint64_t bytes, uint64_t offset)
+{
+    uint64_t done = 0;
+
+    while (done < bytes) {
+        ssize_t got = pread(object->fd, (char *)to + done, bytes - done, (off_t)(offset + done));
+
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return got < 0 ? -errno : -ENODATA;
+        done += (uint64_t)got;
+    }
+    /* Of two reads in a row the second is the later one, whatever the processor. */
+    bxi_fence_seq_cst();
+    return 0;
+}
+
+/* ---- Workers ------------------------------------------------------------------------------------ */
+
+#define HEADER(worker) ((worker)->control->header)
+
+static void set_problem(struct stat_worker *worker, enum stat_found found, const char *text)
+{
+    worker->found = found;
+    snprintf(worker->problem, sizeof(worker->problem), "%s", text);
+}
+
+/* The header against the file's name and size: what a worker of this version never writes. */
+static void judge(const struct stat_job *job, struct stat_worker *worker)
+{
+    const struct bxi_header *header = &HEADER(worker);
+    char *text = worker->problem;
+    size_t bytes = sizeof(worker->problem);
+
+    worker->found = STAT_NOISE;
+    if (header->uid != (uint32_t)geteuid())
+        snprintf(text, bytes, "its header says uid %u", header->uid);
+    else if (header->rank != (uint32_t)worker->rank)
+        snprintf(text, bytes, "its header says rank %u", header->rank);
+    else if (header->instance != job->instance)
+        snprintf(text, bytes, "its header says instance %016llx", (unsigned long long)header->instance);
+    else if (memchr(header->name, 0, BXI_NAME_BYTES) == NULL || memchr(header->job, 0, BXI_NAME_BYTES) == NULL)
+        snprintf(text, bytes, "a name in its header has no end");
+    else if (strcmp(header->job, job->name) != 0)
+        snprintf(text, bytes, "its header names another job");
+    else if (header->world_size < 1 || header->world_size > BXI_WORLD_MAX || header->rank >= header->world_size)
+        snprintf(text, bytes, "its header says %u workers", header->world_size);
+    else if (header->ring_bytes != BXI_RING_BYTES)
+        snprintf(text, bytes, "its header says rings of %u bytes", header->ring_bytes);
+    else if (header->segment_bytes != bxi_segment_bytes((int)header->world_size))
+        snprintf(text, bytes, "its header says %llu bytes, where %u workers need %llu",
+                 (unsigned long long)header->segment_bytes, header->world_size,
+                 (unsigned long long)bxi_segment_bytes((int)header->world_size));
+    else if (header->segment_bytes != worker->segment.bytes)
+        snprintf(text, bytes, "its header says %llu bytes, and the file has %llu: truncated, or grown",
+                 (unsigned long long)header->segment_bytes, (unsigned long long)worker->segment.bytes);
+    else
+        worker->found = STAT_READABLE;
+}
+
+static void blank(struct stat_worker *worker)
+{
+    set_problem(worker, STAT_BLANK, worker->segment.alive ? "it is just being made"
+                                                          : "its owner was killed while it made the segment");
+}
+
+/* The letter in a stat file of /proc. */
+static char state_letter(const char *path)
+{
+    char text[512];
+
+    FILE *file = fopen(path, "re");
+    if (file == NULL)
+        return 0;
+    size_t bytes = fread(text, 1, sizeof(text) - 1, file);
+    fclose(file);
+    text[bytes] = '\0';
+    /* Behind the last bracket: a program may have one in its name. */
+    const char *bracket = strrchr(text, ')');
+    if (bracket == NULL || bracket[1] != ' ')
+        return 0;
+    return bracket[2];
+}
+
+static char process_state(uint32_t pid)
+{
+    char path[64];
+
+    snprintf(path, sizeof(path), "/proc/%u/stat", pid);
+    return state_letter(path);
+}
+
+char stat_thread_state(uint32_t pid, uint64_t thread)
+{
+    char path[96];
+
+    snprintf(path, sizeof(path), "/proc/%u/task/%llu/stat", pid, (unsigned long long)thread);
+    return state_letter(path);
+}
+
+/* Of a layout that is not this one only the first fields are known to lie where they do. */
+static void read_first_fields(struct stat_worker *worker)
+{
+    worker->layout_version = HEADER(worker).layout_version;
+    worker->pid = HEADER(worker).pid;
+    if (worker->segment.alive)
+        worker->process = process_state(worker->pid);
+}
+
+/* The state is written last, the magic before it. */
+static bool is_being_made(const struct stat_worker *worker, uint32_t state)
+{
+    const struct bxi_header *header = &HEADER(worker);
+
+    return state == 0 && (header->magic == 0 ||
+                          (header->magic == BXI_MAGIC && header->layout_version == BXI_LAYOUT_VERSION &&
+                           worker->segment.bytes >= BXI_CONTROL_BYTES));
+}
+
+/* Fills worker->control from its open segment. */
+static void read_control(const struct stat_job *job, struct stat_worker *worker)
+{
+    uint32_t state = 0;
+    uint64_t bytes = worker->segment.bytes < BXI_CONTROL_BYTES ? worker->segment.bytes : BXI_CONTROL_BYTES;
+
+    if (bytes == 0) {
+        blank(worker);
+        return;
+    }
+    memset(worker->control, 0, sizeof(*worker->control));
+    if (bytes >= sizeof(struct bxi_header))
+        stat_pread(&worker->segment, &state, sizeof(state), offsetof(struct bxi_header, state));
+    int rc = stat_pread(&worker->segment, worker->control, bytes, 0);
+    if (rc < 0) {
+        snprintf(worker->problem, sizeof(worker->problem), "it cannot be read: %s", strerror(-rc));
+        worker->found = STAT_NOISE;
+    } else if (is_being_made(worker, state)) {
+        blank(worker);
+    } else if (HEADER(worker).magic != BXI_MAGIC) {
+        snprintf(worker->problem, sizeof(worker->problem), "it begins with %016llx and is no segment",
+                 (unsigned long long)HEADER(worker).magic);
+        worker->found = STAT_NOISE;
+    } else if (HEADER(worker).layout_version != BXI_LAYOUT_VERSION) {
+        read_first_fields(worker);
+        snprintf(worker->problem, sizeof(worker->problem), "it has layout version %u, and this shmstat knows %u",
+                 worker->layout_version, BXI_LAYOUT_VERSION);
+        worker->found = STAT_OTHER_VERSION;
+    } else if (bytes < BXI_CONTROL_BYTES) {
+        snprintf(worker->problem, sizeof(worker->problem), "it is truncated to %llu bytes",
+                 (unsigned long long)worker->segment.bytes);
+        worker->found = STAT_NOISE;
+    } else {
+        read_first_fields(worker);
+        worker->state = state;
+        judge(job, worker);
+    }
+}
+
+static int read_worker(const struct stat_job *job, struct stat_worker *worker)
+{
+    char shm_name[BXI_SEGMENT_NAME_BYTES];
+    int rc = -ENOENT;
+
+    bxi_segment_arena_name(shm_name, (uint32_t)geteuid(), job->name, job->instance, worker->rank);
+    if (worker->arena.exists)
+        worker->arena.exists = open_object(&worker->arena, shm_name) == 0;
+    bxi_segment_name(shm_name, (uint32_t)geteuid(), job->name, job->instance, worker->rank);
+    if (worker->segment.exists)
+        rc = open_object(&worker->segment, shm_name);
+    worker->segment.exists = rc == 0;
+    if (rc < 0) {
+        set_problem(worker, rc == -ENOENT ? STAT_ABSENT : STAT_NOISE,
+                    rc == -ENOENT ? "its segment is gone"
+                    : rc == -EPERM ? "it is no file of this user" : strerror(-rc));
+        return 0;
+    }
+    worker->control = malloc(sizeof(*worker->control));
+    if (worker->control == NULL)
+        return -ENOMEM;
+    read_control(job, worker);
+    if (worker->found == STAT_READABLE) {
+        stat_printable(worker->name, sizeof(worker->name), HEADER(worker).name, BXI_NAME_BYTES);
+    } else {
+        free(worker->control);
+        worker->control = NULL;
+    }
+    return 0;
+}
+
+/* What peers have consumed, later than everything that the controls say was written. */
+static void read_late(struct stat_worker *worker)
+{
+    if (worker->control == NULL)
+        return;
+    memcpy(worker->credit, worker->control->credit, sizeof(worker->credit));
+    memcpy(worker->received, worker->control->pair_counters, sizeof(worker->received));
+    stat_pread(&worker->segment, worker->credit, sizeof(worker->credit), offsetof(struct bxi_control, credit));
+    stat_pread(&worker->segment, worker->received, sizeof(worker->received),
+               offsetof(struct bxi_control, pair_counters));
+}
+
+int stat_job_read(struct stat_job *job, bool keep_open)
+{
+    int rc = 0;
+
+    for (int rank = 0; rank < BXI_WORLD_MAX && rc == 0; rank++)
+        if (job->workers[rank] != NULL)
+            rc = read_worker(job, job->workers[rank]);
+    for (int rank = 0; rank < BXI_WORLD_MAX && rc == 0; rank++)
+        if (job->workers[rank] != NULL)
+            read_late(job->workers[rank]);
+    if (rc < 0 || !keep_open)
+        stat_job_close(job);
+    return rc;
+}
+
+void stat_job_close(struct stat_job *job)
+{
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        if (job->workers[rank] == NULL)
+            continue;
+        close_object(&job->workers[rank]->segment);
+        close_object(&job->workers[rank]->arena);
+    }
+}
+
+/* ---- What is said of them ----------------------------------------------------------------------- */
+
+const struct stat_worker *stat_reader(const struct stat_job *job, uint32_t rank)
+{
+    const struct stat_worker *worker = rank < BXI_WORLD_MAX ? job->workers[rank] : NULL;
+
+    return worker != NULL && worker->control != NULL ? worker : NULL;
+}
+
+bool stat_worker_alive(const struct stat_worker *worker)
+{
+    return worker->segment.exists ? worker->segment.alive : worker->arena.alive;
+}
+
+bool stat_job_alive(const struct stat_job *job)
+{
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
+        if (job->workers[rank] != NULL &&
+            (job->workers[rank]->segment.alive || job->workers[rank]->arena.alive))
+            return true;
+    return false;
+}
+
+bool stat_jobs_readable(const struct stat_jobs *jobs)
+{
+    for (size_t i = 0; i < jobs->count; i++)
+        for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++)
+            if (stat_reader(&jobs->list[i], rank) != NULL)
+                return true;
+    return jobs->count == 0;
+}
+
+const char *stat_state_name(uint32_t state)
+{
+    static const char *const names[] = { "unknown", "starting", "running", "leaving", "quiet", "left" };
+
+    return names[state <= BXI_LEFT ? state : 0];
+}
+
+const char *stat_job_state(const struct stat_job *job)
+{
+    uint32_t least = 0;
+
+    if (!stat_job_alive(job))
+        return "dead";
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        const struct stat_worker *worker = job->workers[rank];
+
+        if (worker == NULL || !stat_worker_alive(worker))
+            continue;
+        uint32_t state = worker->found == STAT_BLANK ? BXI_STARTING : worker->state;
+        if (state >= BXI_STARTING && state <= BXI_LEFT && (least == 0 || state < least))
+            least = state;
+    }
+    return stat_state_name(least);
+}
+
+int stat_job_size(const struct stat_job *job)
+{
+    int found = 0;
+
+    for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        if (stat_reader(job, rank) != NULL)
+            return (int)HEADER(job->workers[rank]).world_size;
+        found += job->workers[rank] != NULL;
+    }
+    return found;
+}
+
+size_t stat_job_missing(const struct stat_job *job, uint64_t missing[BXI_WORLD_MAX])
+{
+    bool is_starting = false, has_size = false;
+    size_t count = 0;
+
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        const struct stat_worker *worker = job->workers[rank];
+        bool lives = worker != NULL && stat_worker_alive(worker);
+
+        is_starting |= lives && worker->found == STAT_READABLE && worker->state == BXI_STARTING;
+        has_size |= stat_reader(job, (uint32_t)rank) != NULL;
+    }
+    for (int rank = 0; is_starting && has_size && rank < stat_job_size(job) && rank < BXI_WORLD_MAX; rank++)
+        if (job->workers[rank] == NULL)
+            missing[count++] = (uint64_t)rank;
+    return count;
+}
+
+bool stat_job_missing_text(const struct stat_job *job, char *text, size_t bytes)
+{
+    uint64_t missing[BXI_WORLD_MAX];
+    size_t count = stat_job_missing(job, missing);
+    size_t used = (size_t)snprintf(text, bytes, "rank%s", count == 1 ? "" : "s");
+
+    for (size_t i = 0; i < count && used < bytes; i++)
+        used += (size_t)snprintf(text + used, bytes - used, "%s %d", i > 0 ? "," : "", (int)missing[i]);
+    if (used < bytes)
+        snprintf(text + used, bytes - used, " %s not come", count == 1 ? "has" : "have");
+    return count > 0;
+}
+
+uint64_t stat_job_started_ns(const struct stat_job *job)
+{
+    uint64_t first = 0;
+
+    for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        const struct stat_worker *worker = stat_reader(job, rank);
+
+        if (worker != NULL && (first == 0 || HEADER(worker).started_ns < first))
+            first = HEADER(worker).started_ns;
+    }
+    return first;
+}
+
+const char *stat_who_name(uint64_t armed)
+{
+    static const char *const names[] = { "nobody", "background", "leader", "lazy" };
+
+    return names[armed & 3];
+}
+
+const char *stat_activity(const struct stat_worker *worker)
+{
+    if (!stat_worker_alive(worker))
+        return "dead";
+    if (worker->process == 'T' || worker->process == 't')
+        return "stopped";
+    if (worker->control == NULL)
+        return "unknown";
+    if ((stat_word(&HEADER(worker).armed) & 3) != BXI_AWAKE)
+        return "asleep";
+    return stat_word(&worker->control->now.spins) != 0 ? "spinning" : "awake";
+}
+
+/* By the threads that the requests being served name. The body of a batch that is not blocking runs where progress
+ * is made, and is counted only where it has company: the pool has no more threads than were ever started. */
+int stat_pool_busy(const struct stat_worker *worker)
+{
+    uint64_t threads = stat_word(&worker->control->counters[BXI_C_pool_threads]), seen[BXI_SERVING_MAX] = { 0 };
+    int busy = 0;
+
+    for (int i = 0; i < BXI_SERVING_MAX; i++) {
+        uint64_t where = stat_word(&worker->control->serving[i].where);
+        int at = 0;
+
+        if ((where & 0xff) != BXI_AT_THREAD && (where & 0xff) != BXI_AT_BODY)
+            continue;
+        while (at < busy && seen[at] != where >> 8)
+            at++;
+        if (at == busy)
+            seen[busy++] = where >> 8;
+    }
+    return (uint64_t)busy < threads ? busy : (int)threads;
+}
+
+const char *stat_kind_name(uint32_t kind)
+{
+    static const char *const names[] = { "unknown", "inline", "blocking", "async", "batch" };
+
+    return names[kind < 5 ? kind : 0];
+}
+
+const char *stat_peer_name(const struct stat_job *job, int rank)
+{
+    const struct stat_worker *worker = stat_reader(job, (uint32_t)rank);
+
+    return worker != NULL ? worker->name : "";
+}
+
+bool stat_ring_fill(const struct stat_job *job, const struct stat_worker *worker, int to, uint64_t *fill)
+{
+    const struct stat_worker *peer = stat_reader(job, (uint32_t)to);
+
+    if (peer == NULL || worker->control == NULL)
+        return false;
+
+    uint64_t bytes = stat_word(&worker->control->pair_counters[to].write_pos) -
+                     stat_word(&peer->credit[worker->rank].position);
+
+    /* Behind by what was read between the two looks: empty then. Ahead of the ring by a quarter at most: what
+     * frames on their way back say of the credit is newer than the word. */
+    if (bytes > INT64_MAX)
+        bytes = 0;
+    *fill = bytes < BXI_RING_BYTES ? bytes : BXI_RING_BYTES;
+    return true;
+}

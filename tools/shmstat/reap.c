@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * shmstat reap: what jobs of which nobody is left have left behind in /dev/shm, and among the sockets.
+ *
+ * A list at first; with --yes it is removed. Nothing here goes by a pid: an object of shared memory is
+ * unlinked by bxi_segment_reap, under its owner lock, and a job's socket under the lock of its lock file,
+ * which rank 0 holds as long as it lives. What somebody takes between the list and the removal stays. A
+ * job of which one worker lives is not touched: its survivors clear up behind their dead themselves.
+ */
+#include "shmstat.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define LOCK_SUFFIX ".lock"
+#define SOCKET_SUFFIX ".sock"
+#define PATH_BYTES 512
+
+struct reaping {
+    const struct stat_options *options;
+    unsigned listed;
+    unsigned removed;
+    unsigned failed;
+};
+
+static void report(struct reaping *reaping, const char *path, uint64_t bytes, const char *job, int error, bool removed)
+{
+    const char *what = removed ? "removed" : error != 0 ? "FAILED" : reaping->options->yes ? "kept" : "dead";
+
+    reaping->listed++;
+    reaping->removed += removed;
+    reaping->failed += error != 0;
+    if (!reaping->options->json) {
+        printf("%-8s %10s  %s%s%s\n", what, stat_bytes_text(bytes), path, error != 0 ? ": " : "",
+               error != 0 ? strerror(error) : "");
+        return;
+    }
+    stat_json_open(NULL, '{');
+    stat_json_text("path", path);
+    stat_json_text("job", job);
+    stat_json_u64("shm_bytes", bytes);
+    stat_json_bool("removed", removed);
+    stat_json_text("error", error != 0 ? strerror(error) : NULL);
+    stat_json_close('}');
+}
+
+/* ---- /dev/shm ----------------------------------------------------------------------------------- */
+
+/* After the reaping: is the object that was listed gone? */
+static void report_object(struct reaping *reaping, const struct stat_job *job, const struct stat_object *object,
+                          const char *shm_name)
+{
+    char path[PATH_BYTES];
+    int error = 0;
+    bool removed = false;
+
+    if (!object->exists)
+        return;
+    snprintf(path, sizeof(path), "/dev/shm%s", shm_name);
+    if (reaping->options->yes) {
+        struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+        int fd = shm_open(shm_name, O_RDONLY | O_NONBLOCK, 0);
+
+        removed = fd < 0 && errno == ENOENT;
+        /* There and nobody's: it could not be removed. Somebody's: it came to life, and stays. */
+        if (fd >= 0 && (fcntl(fd, F_OFD_GETLK, &lock) < 0 || lock.l_type == F_UNLCK))
+            error = EPERM;
+        if (fd >= 0)
+            close(fd);
+    }
+    report(reaping, path, object->held, job->name, error, removed);
+}
+
+static void reap_job(struct reaping *reaping, const struct stat_job *job)
+{
+    char name[BXI_SEGMENT_NAME_BYTES];
+
+    if (stat_job_alive(job))
+        return;
+    if (reaping->options->yes)
+        bxi_segment_reap(job->name, job->instance);
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        if (job->workers[rank] == NULL)
+            continue;
+        bxi_segment_name(name, (uint32_t)geteuid(), job->name, job->instance, rank);
+        report_object(reaping, job, &job->workers[rank]->segment, name);
+        bxi_segment_arena_name(name, (uint32_t)geteuid(), job->name, job->instance, rank);
+        report_object(reaping, job, &job->workers[rank]->arena, name);
+    }
+}
+
+/* ---- Sockets ------------------------------------------------------------------------------------ */
+
+/* As the library finds it; not made here. */
+static void socket_directory(char *out, size_t bytes)
+{
+    const char *runtime = secure_getenv("XDG_RUNTIME_DIR");
+
+    if (runtime != NULL && runtime[0] == '/')
+        snprintf(out, bytes, "%s/boxcar", runtime);
+    else
+        snprintf(out, bytes, "/tmp/boxcar-%u", (unsigned)geteuid());
+}
+
+static bool leads_to(const char *path, int fd)
+{
+    struct stat named, held;
+
+    return lstat(path, &named) == 0 && fstat(fd, &held) == 0 && named.st_ino == held.st_ino &&
+           named.st_dev == held.st_dev;
+}
+
+static bool exists(const char *path)
+{
+    struct stat status;
+
+    return lstat(path, &status) == 0;
+}
+
+/* Removes a job's socket and lock file with the lock held, as its next rank 0 would. False if somebody has
+ * the lock. */
+static bool sweep(const char *socket_path, const char *lock_path)
+{
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+    int fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    bool taken = fd >= 0 && fcntl(fd, F_OFD_SETLK, &lock) == 0 && leads_to(lock_path, fd);
+
+    if (taken) {
+        unlink(socket_path);
+        unlink(lock_path);
+    }
+    if (fd >= 0)
+        close(fd);
+    return taken;
+}
+
+/* Does a rank 0 hold the lock? */
+static bool is_held(const char *lock_path)
+{
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+    int fd = open(lock_path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    bool held = fd >= 0 && fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+
+    if (fd >= 0)
+        close(fd);
+    return held;
+}
+
+static bool has_living(const struct stat_jobs *jobs, const char *name)
+{
+    for (size_t i = 0; i < jobs->count; i++)
+        if (strcmp(jobs->list[i].name, name) == 0 && stat_job_alive(&jobs->list[i]))
+            return true;
+    return false;
+}
+
+static void reap_socket(struct reaping *reaping, const char *directory, const char *job)
+{
+    char socket_path[PATH_BYTES], lock_path[PATH_BYTES];
+
+    snprintf(socket_path, sizeof(socket_path), "%s/%s" SOCKET_SUFFIX, directory, job);
+    snprintf(lock_path, sizeof(lock_path), "%s/%s" LOCK_SUFFIX, directory, job);
+    if (is_held(lock_path))
+        return;
+
+    bool had_socket = exists(socket_path), had_lock = exists(lock_path);
+    bool taken = reaping->options->yes && sweep(socket_path, lock_path);
+    bool yes = reaping->options->yes;
+
+    if (had_socket)
+        report(reaping, socket_path, 0, job, taken && exists(socket_path) ? EPERM : 0, yes && !exists(socket_path));
+    if (had_lock)
+        report(reaping, lock_path, 0, job, taken && exists(lock_path) ? EPERM : 0, yes && !exists(lock_path));
+}
+
+/* The job that a file of the directory belongs to: its lock file; its socket where there is no lock file. */
+static bool job_of_file(const char *directory, const char *file, char *job, size_t bytes)
+{
+    size_t length = strlen(file), suffix = sizeof(LOCK_SUFFIX) - 1;
+    char lock_path[PATH_BYTES];
+
+    if (length <= suffix || length - suffix >= bytes)
+        return false;
+    memcpy(job, file, length - suffix);
+    job[length - suffix] = '\0';
+    if (strcmp(file + length - suffix, LOCK_SUFFIX) == 0)
+        return true;
+    snprintf(lock_path, sizeof(lock_path), "%s/%s" LOCK_SUFFIX, directory, job);
+    return strcmp(file + length - suffix, SOCKET_SUFFIX) == 0 && !exists(lock_path);
+}
+
+static void reap_sockets(struct reaping *reaping, const struct stat_jobs *jobs)
+{
+    char directory[256], job[BXI_NAME_BYTES];
+    struct stat status;
+    struct dirent *entry;
+
+    socket_directory(directory, sizeof(directory));
+    if (lstat(directory, &status) < 0 || !S_ISDIR(status.st_mode) || status.st_uid != geteuid())
+        return;
+    DIR *stream = opendir(directory);
+    if (stream == NULL)
+        return;
+    while ((entry = readdir(stream)) != NULL)
+        if (job_of_file(directory, entry->d_name, job, sizeof(job)) && !has_living(jobs, job) &&
+            (reaping->options->select == NULL || strcmp(reaping->options->select, job) == 0))
+            reap_socket(reaping, directory, job);
+    closedir(stream);
+}
+
+/* ---- All of it ---------------------------------------------------------------------------------- */
+
+static void print_sum(const struct reaping *reaping)
+{
+    if (reaping->listed == 0)
+        printf("dead jobs of this user left nothing\n");
+    else if (!reaping->options->yes)
+        printf("%u left by dead jobs; nothing was removed, --yes does that\n", reaping->listed);
+    else
+        printf("%u removed of %u left by dead jobs\n", reaping->removed, reaping->listed);
+}
+
+int stat_reap(const struct stat_options *options)
+{
+    struct reaping reaping = { .options = options };
+    struct stat_jobs jobs;
+    int rc = stat_jobs_find(&jobs, options->select);
+
+    if (rc < 0) {
+        fprintf(stderr, "shmstat: /dev/shm cannot be read: %s\n", strerror(-rc));
+        return STAT_NOTHING;
+    }
+    if (options->json) {
+        stat_json_begin("reap");
+        stat_json_bool("yes", options->yes);
+        stat_json_open("left", '[');
+    }
+    for (size_t i = 0; i < jobs.count && rc == 0; i++) {
+        rc = stat_job_read(&jobs.list[i], false);
+        if (rc == 0)
+            reap_job(&reaping, &jobs.list[i]);
+    }
+    if (rc == 0)
+        reap_sockets(&reaping, &jobs);
+    if (options->json) {
+        stat_json_close(']');
+        stat_json_u64("listed", reaping.listed);
+        stat_json_u64("removed", reaping.removed);
+        stat_json_end();
+    } else {
+        print_sum(&reaping);
+    }
+    stat_jobs_free(&jobs);
+    return rc < 0 ? STAT_NOTHING : reaping.failed > 0 ? STAT_FOUND : STAT_FINE;
+}

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * shmstat: what the rings of a job are doing, seen from outside. It reads what the workers' segments show
+ * (shm/LAYOUT.md) and disturbs nobody: no message, no lock, no page of theirs written or allocated.
+ *
+ * A subcommand is a row of `commands`; stat_jobs.c finds and copies what all of them show.
+ */
+#include "shmstat.h"
+
+#include "boxcar.h"
+
+#include <string.h>
+
+struct command {
+    const char *name;
+    int (*run)(const struct stat_options *options);
+    const char *flag;           /* that it has besides --json; "" for none */
+    bool has_subject;           /* its first argument is one, if there is any */
+};
+
+static const struct command commands[] = {
+    { "ls", stat_ls, "", false },
+    { "show", stat_show, "--prometheus", false },
+    { "top", stat_top, "", false },
+    { "calls", stat_calls, "", false },
+    { "why", stat_why, "", true },
+    { "gpu", stat_gpu, "", false },
+    { "check", stat_check, "", false },
+    { "reap", stat_reap, "--yes", false },
+};
+
+static const char usage[] =
+    "usage: shmstat COMMAND [JOB] [--json]\n"
+    "\n"
+    "  ls      the jobs of this user on this host\n"
+    "  show    what each worker of a job, or of all jobs, does: sleep, wake-ups,\n"
+    "          doorbells, handlers, rings, arena, loans; --prometheus prints the text\n"
+    "          exposition format\n"
+    "  top     the same, live, as rates; h lists its keys, --once prints one picture;\n"
+    "          --batch [-n COUNT], --interval S, --stuck S, --width N, --height N,\n"
+    "          --view workers|rings|calls, --sort COLUMN, --filter TEXT\n"
+    "  calls   the calls in flight: how old, and where each is now\n"
+    "  why     why [WORKER|CALL] [JOB]: what it waits for, in sentences, and what\n"
+    "          that waits for; names a cycle if there is one; without a worker or\n"
+    "          call, what has waited longest in each job\n"
+    "  gpu     the GPUs of each worker: how their streams are ordered, their memory\n"
+    "          and who has it open, what is borrowed\n"
+    "  check   holds the segments against the invariants of shm/LAYOUT.md and, for\n"
+    "          device memory, gpu/README.md\n"
+    "  reap    lists what dead jobs left; --yes removes it\n"
+    "\n"
+    "JOB is a job's name, or NAME.INSTANCE where several have one name; without it\n"
+    "all jobs are meant. --json prints one JSON object; the manual page has its keys.\n"
+    "--version prints the version, and that of the segments that it reads.\n"
+    "\n"
+    "Exit status: 0 fine; 1 check found violations, or reap could not remove\n"
+    "something; 2 wrong usage; 3 there is no such job, or nothing of it can be read,\n"
+    "or the output cannot be written.\n";
+
+static int misused(const char *what, const char *which)
+{
+    char shown[64];
+
+    stat_printable(shown, sizeof(shown), which, strlen(which));
+    fprintf(stderr, "shmstat: %s '%s'; shmstat --help lists what there is\n", what, shown);
+    return STAT_USAGE;
+}
+
+static const struct command *find_command(const char *name)
+{
+    for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
+        if (strcmp(commands[i].name, name) == 0)
+            return &commands[i];
+    return NULL;
+}
+
+static bool parse_flag(const struct command *command, const char *flag, struct stat_options *options)
+{
+    bool is_json = strcmp(flag, "--json") == 0;
+
+    if (!is_json && strcmp(flag, command->flag) != 0)
+        return false;
+    options->json |= is_json;
+    options->prometheus |= strcmp(flag, "--prometheus") == 0;
+    options->yes |= strcmp(flag, "--yes") == 0;
+    return true;
+}
+
+/* The status of the program, or another one after a sentence if what it printed is lost. */
+static int end(int status)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return status;
+    fprintf(stderr, "shmstat: the output could not be written\n");
+    return STAT_NOTHING;
+}
+
+int main(int argc, char **argv)
+{
+    struct stat_options options = { 0 };
+
+    for (int i = 1; i < argc; i++) {
+        bool version = strcmp(argv[i], "--version") == 0;
+
+        if (!version && strcmp(argv[i], "--help") != 0 && strcmp(argv[i], "-h") != 0)
+            continue;
+        if (version)
+            printf("shmstat (Boxcar) %s, layout %u\n", bx_version(), BXI_LAYOUT_VERSION);
+        else
+            fputs(usage, stdout);
+        return end(STAT_FINE);
+    }
+    if (argc < 2) {
+        fputs(usage, stderr);
+        return STAT_USAGE;
+    }
+    const struct command *command = find_command(argv[1]);
+    if (command == NULL)
+        return misused("there is no command", argv[1]);
+    for (int i = 2; i < argc; i++) {
+        int words = command->run == stat_top ? stat_top_flag(&options.top, argv + i, argc - i) : 0;
+
+        if (words < 0)
+            return STAT_USAGE;
+        if (words > 0) {
+            i += words - 1;
+        } else if (argv[i][0] == '-') {
+            if (!parse_flag(command, argv[i], &options))
+                return misused("this command has no flag", argv[i]);
+        } else if (command->has_subject && options.subject == NULL) {
+            options.subject = argv[i];
+        } else if (options.select != NULL) {
+            return misused("one job is enough, and there is another:", argv[i]);
+        } else {
+            options.select = argv[i];
+        }
+    }
+    if (options.json && options.prometheus)
+        return misused("choose one of --json and", "--prometheus");
+    if (options.json && options.top.batch)
+        return misused("choose one of --json and", "--batch");
+    return end(command->run(&options));
+}

@@ -1,0 +1,617 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * shmstat why: what a worker or a call waits for, in sentences, from one call to the next.
+ *
+ * Each step says where a call is now. If the thread of its handler waits in the library, the next step is what that
+ * thread waits for, which the segment says (struct bxi_wait_row): that link is certain. Where a call waits for
+ * something that is not one thread's (the rows of a batch, a future, a thread of the pool, room in a ring), the next
+ * step is the oldest call that can be meant, and the link is a guess. An inline handler and a batch's body that holds
+ * the progress role must not wait for calls, so the chain ends there, as it does at a worker that is dead or stopped
+ * and at a thread that waits for nothing of the library's.
+ *
+ * A call that comes up twice closes a cycle. It is called one only if every link of it is certain: two workers whose
+ * handlers sleep while other threads of both call each other are none.
+ */
+#include "calls.h"
+#include "gpu.h"
+
+#include <ctype.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define STEPS_MAX 64            /* handlers that call each other without end have as many threads as there are */
+
+struct chain {
+    const struct stat_job *job;
+    const struct stat_calls *calls;
+    bool json;
+    const struct stat_call *visited[STEPS_MAX];     /* in the order of the chain */
+    bool guessed[STEPS_MAX];                        /* the link to visited[i] is a guess */
+    int length;
+    const char *cycle;                              /* "certain", "possible", or NULL */
+};
+
+/* What comes next. */
+struct next {
+    const struct stat_call *call;                   /* NULL: the chain ends */
+    bool guessed;
+};
+
+/* ---- Sentences -------------------------------------------------------------------------------------- */
+
+static void say(const struct chain *chain, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void say(const struct chain *chain, const char *format, ...)
+{
+    char sentence[512];
+    va_list arguments;
+
+    va_start(arguments, format);
+    vsnprintf(sentence, sizeof(sentence), format, arguments);
+    va_end(arguments);
+    if (chain->json)
+        stat_json_text(NULL, sentence);
+    else
+        printf("%s\n", sentence);
+}
+
+static const char *name_of(const struct chain *chain, int rank)
+{
+    static char ranks[4][16];
+    static unsigned at;
+    const char *name = stat_peer_name(chain->job, rank);
+
+    if (name[0] != '\0')
+        return name;
+    snprintf(ranks[at % 4], sizeof(ranks[0]), "rank %d", rank);
+    return ranks[at++ % 4];
+}
+
+/* ---- Which call --------------------------------------------------------------------------------------- */
+
+static const struct bxi_wait_row *wait_row(const struct stat_worker *worker, int index)
+{
+    return &worker->control->wait[index];
+}
+
+/* The wait of a thread of that worker; NULL if none is shown. */
+static const struct bxi_wait_row *wait_of(const struct stat_worker *worker, uint64_t thread)
+{
+    for (int i = 0; worker != NULL && i < BXI_WAITS_MAX; i++)
+        if ((uint32_t)stat_word(&wait_row(worker, i)->thread) == thread)
+            return wait_row(worker, i);
+    return NULL;
+}
+
+static bool waits_are_full(const struct stat_worker *worker)
+{
+    for (int i = 0; i < BXI_WAITS_MAX; i++)
+        if (stat_word(&wait_row(worker, i)->thread) == 0)
+            return false;
+    return true;
+}
+
+/* The thread that waits for the call; 0 if none is shown. */
+static uint64_t waiter_of(const struct chain *chain, const struct stat_call *call)
+{
+    const struct stat_worker *worker = stat_reader(chain->job, (uint32_t)call->from);
+
+    for (int i = 0; worker != NULL && i < BXI_WAITS_MAX; i++) {
+        const struct bxi_wait_row *row = wait_row(worker, i);
+        uint64_t thread = stat_word(&row->thread);
+
+        if (thread >> 32 == BXI_FOR_CALL && stat_word(&row->id) == call->id &&
+            stat_word(&row->to) == (uint64_t)call->to)
+            return (uint32_t)thread;
+    }
+    return 0;
+}
+
+static const struct stat_call *call_of_row(const struct chain *chain, int from, const struct bxi_wait_row *row)
+{
+    for (size_t i = 0; i < chain->calls->count; i++) {
+        const struct stat_call *call = &chain->calls->list[i];
+
+        if (call->from == from && (uint64_t)call->to == stat_word(&row->to) && call->id == stat_word(&row->id))
+            return call;
+    }
+    return NULL;
+}
+
+/* Which of a worker's calls. */
+enum which { ANY_CALL, NOT_WAITED_FOR };
+
+/* Its oldest call that was not given up, to the worker `to` unless that is below 0. */
+static const struct stat_call *oldest_call(const struct chain *chain, int rank, int to, enum which which)
+{
+    for (size_t i = 0; i < chain->calls->count; i++) {
+        const struct stat_call *call = &chain->calls->list[i];
+
+        if (call->from != rank || call->given_up || (to >= 0 && call->to != to))
+            continue;
+        if (which == ANY_CALL || waiter_of(chain, call) == 0)
+            return call;
+    }
+    return NULL;
+}
+
+/* ---- Cycles --------------------------------------------------------------------------------------------- */
+
+/* True if the call was there already: then the cycle is named. */
+static bool closes_cycle(struct chain *chain, const struct next *next)
+{
+    char names[400] = "";
+    bool guessed = next->guessed;
+    int first = 0;
+
+    while (first < chain->length && chain->visited[first] != next->call)
+        first++;
+    if (first == chain->length)
+        return false;
+    for (int i = first; i < chain->length; i++) {
+        size_t used = strlen(names);
+
+        guessed |= i > first && chain->guessed[i];
+        snprintf(names + used, sizeof(names) - used, "%s > ", name_of(chain, chain->visited[i]->from));
+    }
+    chain->cycle = guessed ? "possible" : "certain";
+    if (guessed)
+        say(chain, "This may be a cycle: %s%s. It is one if none of its links that are no thread's wait can end "
+                   "otherwise.", names, name_of(chain, next->call->from));
+    else
+        say(chain, "This is a cycle: %s%s. Nobody in it can go on until a deadline passes.", names,
+            name_of(chain, next->call->from));
+    return true;
+}
+
+/* ---- What a worker does ---------------------------------------------------------------------------------- */
+
+/* True if the chain ends with what the worker itself is. */
+static bool say_state(const struct chain *chain, int rank)
+{
+    const struct stat_worker *worker = chain->job->workers[rank];
+    char missing[400];
+
+    if (worker == NULL || !stat_worker_alive(worker)) {
+        say(chain, "%s is dead.", name_of(chain, rank));
+        return true;
+    }
+    if (worker->process == 'T' || worker->process == 't') {
+        say(chain, "%s (pid %u) is stopped: it goes on with SIGCONT.", name_of(chain, rank), worker->pid);
+        return true;
+    }
+    if (worker->control == NULL) {
+        say(chain, "%s cannot be read: %s", name_of(chain, rank), worker->problem);
+        return true;
+    }
+    if (worker->state == BXI_STARTING && stat_job_missing_text(chain->job, missing, sizeof(missing))) {
+        say(chain, "%s waits in bx_job_start: %s.", name_of(chain, rank), missing);
+        return true;
+    }
+    return false;
+}
+
+/* The handler that runs where the worker makes progress. True if there is one. */
+static bool say_busy(const struct chain *chain, int rank)
+{
+    const struct stat_worker *worker = stat_reader(chain->job, (uint32_t)rank);
+    const struct bxi_now *now = worker != NULL ? &worker->control->now : NULL;
+    uint64_t since_ns = now != NULL ? stat_word(&now->since_ns) : 0;
+
+    if (since_ns == 0)
+        return false;
+    say(chain, "%s has been running its handler '%s' for %s where it makes progress, for a request of %s: until that "
+               "returns it reads neither requests nor replies.",
+        name_of(chain, rank), stat_function_name(chain->job, rank, (uint32_t)(stat_word(&now->who) >> 16)),
+        stat_span_text(stat_since(since_ns, CLOCK_MONOTONIC)),
+        name_of(chain, (int)(stat_word(&now->who) & (BXI_WORLD_MAX - 1))));
+    return true;
+}
+
+/* Whether `rank` waits for a slab of the owner's: it holds more than it has counted as opened. What it counts may be
+ * behind for a moment, so this is said only where something lies unread, or on its way. */
+static void say_opening(const struct chain *chain, int rank, int owner)
+{
+    const struct stat_gpu *gpu = stat_gpu_of(chain->job, rank);
+    const bxi_a64 *counters;
+    size_t held = 0;
+
+    for (size_t i = 0; gpu != NULL && i < gpu->borrow_count; i++)
+        held += gpu->borrows[i].peer == owner;
+    if (held == 0)
+        return;
+    counters = chain->job->workers[rank]->control->counters;
+    if (gpu->borrow_count > stat_word(&counters[BXI_C_gpu_slabs_opened]) -
+                                stat_word(&counters[BXI_C_gpu_slabs_closed]))
+        say(chain, "%s is opening device memory of %s: the message that names it, and what is behind it, waits for "
+                   "that.", name_of(chain, rank), name_of(chain, owner));
+}
+
+/* ---- From a call to the next ------------------------------------------------------------------------------ */
+
+static const struct next chain_ends;
+
+/* The thread waits for something, and the row says for what. */
+static struct next follow_wait(const struct chain *chain, int rank, const struct bxi_wait_row *row)
+{
+    uint64_t to = stat_word(&row->to);
+    const char *peer = to < BXI_WORLD_MAX ? name_of(chain, (int)to) : "others";
+    const struct stat_call *call;
+
+    switch (stat_word(&row->thread) >> 32) {
+    case BXI_FOR_CALL:
+        call = call_of_row(chain, rank, row);
+        if (call == NULL)
+            say(chain, "That thread waited for a call that has just ended.");
+        return (struct next){ .call = call };
+    case BXI_FOR_FUTURE:
+        say(chain, "That thread waits for a future that is not a call's own.");
+        return (struct next){ .call = oldest_call(chain, rank, -1, NOT_WAITED_FOR), .guessed = true };
+    case BXI_FOR_ROOM:
+        say(chain, "That thread waits for room to send to %s.", peer);
+        return (struct next){ .call = to < BXI_WORLD_MAX ? oldest_call(chain, rank, (int)to, ANY_CALL) : NULL,
+                              .guessed = true };
+    case BXI_FOR_LOANS:
+        say(chain, "That thread waits for leases that %s hold%s.", peer, to < BXI_WORLD_MAX ? "s" : "");
+        return chain_ends;
+    default:
+        say(chain, "That thread serves the job, or waits for all to leave it.");
+        return chain_ends;
+    }
+}
+
+/* What the thread of a handler waits for. */
+static struct next follow_thread(const struct chain *chain, int rank, uint64_t thread)
+{
+    const struct stat_worker *worker = stat_reader(chain->job, (uint32_t)rank);
+    const struct bxi_wait_row *row = thread != 0 ? wait_of(worker, thread) : NULL;
+    char state;
+
+    if (row != NULL)
+        return follow_wait(chain, rank, row);
+    if (worker == NULL || thread == 0 || waits_are_full(worker)) {
+        say(chain, "Whether it waits for a call cannot be told.");
+        return chain_ends;
+    }
+    state = stat_thread_state(worker->pid, thread);
+    say(chain, "That thread waits for nothing of the library's: it %s.",
+        state == 'R'   ? "runs"
+        : state == 'S' || state == 'D' ? "sleeps elsewhere, in a lock, a sleep or another system call"
+                       : "computes, or sleeps elsewhere");
+    return chain_ends;
+}
+
+static struct next ends_inline(const struct chain *chain)
+{
+    say(chain, "It must not wait for calls: it computes, or waits for something that is not the library's.");
+    return chain_ends;
+}
+
+/* Of the threads that run handlers of the worker's, the one that waits and has the oldest request. */
+static struct next follow_pool(const struct chain *chain, int rank)
+{
+    const struct stat_worker *worker = stat_reader(chain->job, (uint32_t)rank);
+    const struct bxi_wait_row *oldest = NULL;
+    uint64_t since_ns = UINT64_MAX;
+
+    for (int i = 0; worker != NULL && i < BXI_SERVING_MAX; i++) {
+        const struct bxi_serving *served = &worker->control->serving[i];
+        uint64_t where = stat_word(&served->where);
+        const struct bxi_wait_row *row = (where & 0xff) == BXI_AT_THREAD ? wait_of(worker, where >> 8) : NULL;
+
+        if (row != NULL && stat_word(&row->thread) >> 32 == BXI_FOR_CALL && stat_word(&served->since_ns) < since_ns) {
+            since_ns = stat_word(&served->since_ns);
+            oldest = row;
+        }
+    }
+    return (struct next){ .call = oldest != NULL ? call_of_row(chain, rank, oldest) : NULL, .guessed = true };
+}
+
+/* The batch that a call waits in. */
+static struct next follow_batch(const struct chain *chain, const struct stat_call *call)
+{
+    char names[300] = "";
+    uint64_t missing[2];
+    struct next next = { .guessed = true };
+    int first = -1;
+
+    if (!stat_batch_missing(chain->job, call->to, call->function, missing) || (missing[0] | missing[1]) == 0) {
+        say(chain, "It waits in a batch of %s that no member is missing from: for more rows, or its flush time.",
+            name_of(chain, call->to));
+        return chain_ends;
+    }
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        size_t used = strlen(names);
+
+        if ((missing[rank / 64] >> rank % 64 & 1) == 0)
+            continue;
+        first = first < 0 ? rank : first;
+        snprintf(names + used, sizeof(names) - used, "%s%s", used > 0 ? ", " : "", name_of(chain, rank));
+    }
+    say(chain, "It waits in a batch of %s for the rows of: %s.", name_of(chain, call->to), names);
+    if (say_state(chain, first))
+        return chain_ends;
+    next.call = oldest_call(chain, first, -1, ANY_CALL);
+    if (next.call == NULL)
+        say(chain, "%s waits for no call of its own.", name_of(chain, first));
+    return next;
+}
+
+static struct next follow_body(const struct chain *chain, const struct stat_call *call)
+{
+    const struct stat_worker *worker = stat_reader(chain->job, (uint32_t)call->to);
+
+    if (worker != NULL && call->function < BXI_FUNCTION_MAX &&
+        stat_word(&worker->control->batch[call->function].running) == BXI_BATCH_BY_ROLE)
+        return ends_inline(chain);
+    return follow_thread(chain, call->to, call->thread);
+}
+
+/* Whether the pool that a call waits for has not taken anything for a second or more. */
+static void say_pool(const struct chain *chain, int rank)
+{
+    const struct stat_worker *worker = stat_reader(chain->job, (uint32_t)rank);
+    const struct bxi_now *now = worker != NULL ? &worker->control->now : NULL;
+    uint64_t since_ns = now != NULL ? stat_word(&now->pool_stuck_ns) : 0;
+    unsigned long long busy, waiting;
+
+    if (since_ns == 0)
+        return;
+    busy = stat_word(&now->pool_busy);
+    waiting = stat_word(&now->pool_waiting);
+    say(chain, "For %s all %llu threads of its pool are busy, %llu %s. If its handlers wait for each other, it needs "
+               "more: options.pool_threads, BX_POOL_THREADS.", stat_span_text(stat_since(since_ns, CLOCK_MONOTONIC)),
+        busy, waiting, waiting == 1 ? "request waits" : "requests wait");
+}
+
+static void say_where(const struct chain *chain, const struct stat_call *call)
+{
+    const char *callee = name_of(chain, call->to);
+
+    switch (call->where) {
+    case STAT_QUEUED:
+        say(chain, "The request is still at the caller: the ring to %s is full.", callee);
+        say_opening(chain, call->to, call->from);
+        break;
+    case STAT_IN_RING:
+        say(chain, "The request lies unread in the ring to %s.", callee);
+        say_opening(chain, call->to, call->from);
+        break;
+    case STAT_POOL:
+        say(chain, "The request waits at %s for a thread of the pool.", callee);
+        say_pool(chain, call->to);
+        break;
+    case STAT_INLINE:
+        say(chain, "Its handler runs in %s, where progress is made.", callee);
+        break;
+    case STAT_THREAD:
+        say(chain, "Its handler runs in %s, in thread %llu.", callee, (unsigned long long)call->thread);
+        break;
+    case STAT_BODY:
+        say(chain, "The body of its batch runs in %s, in thread %llu.", callee, (unsigned long long)call->thread);
+        break;
+    case STAT_FUTURE:
+        say(chain, "Its async handler in %s has returned, and the future of it is not done.", callee);
+        break;
+    case STAT_ANSWERED:
+        say(chain, "%s has answered; %s has not read the reply.", callee, name_of(chain, call->from));
+        say_opening(chain, call->from, call->to);
+        break;
+    case STAT_BATCH:
+        break;          /* follow_batch names who is missing */
+    default:
+        say(chain, "Where it is cannot be told: %s cannot be read.", callee);
+        break;
+    }
+}
+
+/* Where the call is, and what comes next. */
+static struct next follow_call(const struct chain *chain, const struct stat_call *call)
+{
+    say_where(chain, call);
+    if (call->where == STAT_ANSWERED) {
+        if (!say_state(chain, call->from))
+            say_busy(chain, call->from);
+        return chain_ends;
+    }
+    if (say_state(chain, call->to))
+        return chain_ends;
+    switch (call->where) {
+    case STAT_QUEUED:
+    case STAT_IN_RING:
+        if (!say_busy(chain, call->to))
+            say(chain, "%s runs no handler where it makes progress.", name_of(chain, call->to));
+        return chain_ends;
+    case STAT_POOL:
+        return follow_pool(chain, call->to);
+    case STAT_INLINE:
+        return ends_inline(chain);
+    case STAT_THREAD:
+        return follow_thread(chain, call->to, call->thread);
+    case STAT_BODY:
+        return follow_body(chain, call);
+    case STAT_BATCH:
+        return follow_batch(chain, call);
+    case STAT_FUTURE:
+        return (struct next){ .call = oldest_call(chain, call->to, -1, NOT_WAITED_FOR), .guessed = true };
+    default:
+        return chain_ends;
+    }
+}
+
+/* Who waits for it, and since when. */
+static void say_call(const struct chain *chain, const struct stat_call *call)
+{
+    char deadline[64] = "", thread[48] = "";
+    uint64_t waiter = waiter_of(chain, call);
+
+    if (call->given_up) {
+        say(chain, "%s has given up the call %s for '%s' of %s, made %s ago: nobody waits for it, and its slot is "
+                   "taken until the late reply comes.",
+            name_of(chain, call->from), stat_call_name(call),
+            stat_function_name(chain->job, call->to, call->function), name_of(chain, call->to),
+            stat_span_text(call->age_s));
+        return;
+    }
+    if (waiter != 0)
+        snprintf(thread, sizeof(thread), ", in thread %llu", (unsigned long long)waiter);
+    if (call->has_deadline)
+        snprintf(deadline, sizeof(deadline), ", and for at most %s more",
+                 stat_span_text(call->left_s > 0 ? call->left_s : 0));
+    say(chain, "%s has waited for %s for '%s' of %s (call %s)%s%s.", name_of(chain, call->from),
+        stat_span_text(call->age_s), stat_function_name(chain->job, call->to, call->function),
+        name_of(chain, call->to), stat_call_name(call), thread, deadline);
+}
+
+static void follow(struct chain *chain, const struct stat_call *call)
+{
+    struct next next = { .call = call };
+
+    while (next.call != NULL && !closes_cycle(chain, &next)) {
+        if (chain->length == STEPS_MAX) {
+            say(chain, "And so on, for more than %d calls.", STEPS_MAX);
+            return;
+        }
+        chain->visited[chain->length] = next.call;
+        chain->guessed[chain->length++] = next.guessed;
+        say_call(chain, next.call);
+        next = follow_call(chain, next.call);
+    }
+}
+
+static void follow_worker(struct chain *chain, int rank)
+{
+    const struct stat_call *call = oldest_call(chain, rank, -1, ANY_CALL);
+
+    if (say_state(chain, rank))
+        return;
+    if (call != NULL)
+        follow(chain, call);
+    else
+        say(chain, "%s waits for no call of its own.", name_of(chain, rank));
+}
+
+/* ---- The subject --------------------------------------------------------------------------------------- */
+
+/* By name, or by rank. -1 if there is none. */
+static int find_worker(const struct stat_job *job, const char *subject)
+{
+    char *end = NULL;
+    long rank = strtol(subject, &end, 10);
+
+    for (int i = 0; i < BXI_WORLD_MAX; i++)
+        if (job->workers[i] != NULL && job->workers[i]->name[0] != '\0' &&
+            strcmp(job->workers[i]->name, subject) == 0)
+            return i;
+    if (isdigit((unsigned char)subject[0]) && *end == '\0' && rank < BXI_WORLD_MAX && job->workers[rank] != NULL)
+        return (int)rank;
+    return -1;
+}
+
+static const struct stat_call *find_call(const struct stat_calls *calls, const char *subject)
+{
+    for (size_t i = 0; i < calls->count; i++)
+        if (strcmp(stat_call_name(&calls->list[i]), subject) == 0)
+            return &calls->list[i];
+    return NULL;
+}
+
+/* The oldest call of the job that a worker which lives has not given up. */
+static const struct stat_call *longest(const struct chain *chain)
+{
+    for (size_t i = 0; i < chain->calls->count; i++) {
+        const struct stat_call *call = &chain->calls->list[i];
+
+        if (!call->given_up && stat_worker_alive(chain->job->workers[call->from]))
+            return call;
+    }
+    return NULL;
+}
+
+static void begin_job(const struct chain *chain, const char *subject)
+{
+    if (chain->json) {
+        stat_json_open(NULL, '{');
+        stat_json_job(chain->job);
+        stat_json_text("subject", subject);
+        stat_json_open("because", '[');
+    } else {
+        printf("job %s.%016llx: %s\n", chain->job->name, (unsigned long long)chain->job->instance,
+               stat_job_state(chain->job));
+    }
+}
+
+static void end_job(const struct chain *chain)
+{
+    if (!chain->json)
+        return;
+    stat_json_close(']');
+    stat_json_text("cycle", chain->cycle);
+    stat_json_close('}');
+}
+
+/* Of a worker, a call or, without a subject, of what has waited longest. False if the job has neither a worker nor a
+ * call of that name. */
+static bool explain(struct chain *chain, const char *subject)
+{
+    const struct stat_call *call = subject != NULL ? find_call(chain->calls, subject) : longest(chain);
+    int rank = subject != NULL ? find_worker(chain->job, subject) : -1;
+
+    if (subject != NULL && call == NULL && rank < 0)
+        return false;
+    begin_job(chain, subject);
+    if (call != NULL)
+        follow(chain, call);
+    else if (rank >= 0)
+        follow_worker(chain, rank);
+    else
+        say(chain, "Nobody waits for a call.");
+    end_job(chain);
+    return true;
+}
+
+static int explain_jobs(struct stat_jobs *jobs, const struct stat_options *options)
+{
+    int found = 0;
+
+    for (size_t i = 0; i < jobs->count; i++) {
+        struct stat_calls calls = { 0 };
+        struct chain chain = { .job = &jobs->list[i], .calls = &calls, .json = options->json };
+
+        if (stat_job_read(&jobs->list[i], true) < 0 || stat_gpus_read(&jobs->list[i]) < 0 ||
+            stat_calls_collect(&jobs->list[i], &calls) < 0)
+            fprintf(stderr, "shmstat: no memory for job '%s'\n", jobs->list[i].name);
+        else
+            found += explain(&chain, options->subject);
+        stat_calls_free(&calls);
+        stat_job_close(&jobs->list[i]);
+    }
+    return found;
+}
+
+int stat_why(const struct stat_options *options)
+{
+    struct stat_jobs jobs;
+    int status = stat_list_begin(&jobs, options, "why"), found;
+
+    if (status != STAT_FINE)
+        return status;
+    found = explain_jobs(&jobs, options);
+    if (found == 0 && options->subject != NULL && options->select == NULL) {
+        /* `why JOB`: a name that no worker has may be a job's. */
+        stat_jobs_free(&jobs);
+        if (stat_jobs_find(&jobs, options->subject) == 0)
+            found = explain_jobs(&jobs, &(struct stat_options){ .json = options->json });
+    }
+    if (found == 0 && options->subject != NULL) {
+        char asked[64];
+
+        stat_printable(asked, sizeof(asked), options->subject, strlen(options->subject));
+        fprintf(stderr, "shmstat: there is no worker, no call and no job '%s'; shmstat calls lists them\n", asked);
+    }
+    status = found > 0 || (options->subject == NULL && jobs.count == 0) ? STAT_FINE : STAT_NOTHING;
+    stat_list_end(&jobs, options);
+    return status;
+}

@@ -3,7 +3,7 @@
  * Codes, their texts, each thread's last sentence, and the log hook. Any thread; no locks: the sentence
  * is the thread's own, the hook is set before the first job.
  */
-#include "internal.h"
+#include "base.h"
 
 #include "shm/cancel.h"
 

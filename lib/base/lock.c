@@ -4,7 +4,7 @@
  * held for tens of nanoseconds, so a short spin usually gets it; a thread that sleeps leaves 2 in the word
  * for the holder to see. Between threads of one process only: nothing of it lies in shared memory.
  */
-#include "internal.h"
+#include "base.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

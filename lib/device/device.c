@@ -7,7 +7,7 @@
  * stands between every call of gpu/ that a late release may make and the end, from which on they make none.
  *
  * Who runs it: any thread; bxi_devices_peer_died and bxi_devices_poll under the progress role. The lock is taken
- * inside of job->lock, and is not held while anything waits for what another worker's GPU does, nor while the driver
+ * inside of run->lock, and is not held while anything waits for what another worker's GPU does, nor while the driver
  * opens a device (bxi_devices_pin).
  *
  * The end. A block that another worker has mapped must not be freed: bxi_gpu_close closes first what is mapped of
@@ -187,19 +187,19 @@ static int make_devices(struct bx_job *job, struct bxi_devices **out)
     devices->fork_generation = job->fork_generation;
     devices->joining = BXI_NO_STREAM;
     pthread_mutex_init(&devices->lock, NULL);
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     rc = show_region(job);
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     if (rc == 0 && (rc = bxi_gpu_open(&options, &devices->gpu)) < 0)
         rc = bx_fail(rc, "%s", bxi_gpu_text());
     if (rc < 0) {
         bxi_devices_release(devices);
         return rc;
     }
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     /* [devices] release, pairs with the acquire in bxi_devices_of. */
-    bxi_store_release(&job->devices, devices);
-    bxi_unlock(&job->lock);
+    bxi_store_release(&job->device->devices, devices);
+    bxi_unlock(&job->run->lock);
     set_current(devices);
     *out = devices;
     return 0;

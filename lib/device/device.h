@@ -3,14 +3,14 @@
  * What lib/ puts on gpu/: tensors in device memory. device.c has the job's devices, streams and peers;
  * device_tensor.c tensors of one's own; device_loan.c what is lent and borrowed.
  *
- * A job opens its devices one by one (bx_gpu_open). Until the first of them job->devices is NULL, and none of
+ * A job opens its devices one by one (bx_gpu_open). Until the first of them job->device->devices is NULL, and none of
  * this is called. Whatever may outlive the job, a tensor or a loan, holds a reference to struct bxi_devices, and
  * asks under its lock whether the driver is still open.
  */
 #ifndef BXI_DEVICE_H
 #define BXI_DEVICE_H
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 struct bxi_stream {                     /* a stream that tensors are ordered with */
     struct bxi_gpu_lane *lane;
@@ -23,7 +23,7 @@ struct bxi_stream {                     /* a stream that tensors are ordered wit
 struct bxi_devices {
     bxi_a32 refs;
     uint32_t fork_generation;           /* of the process that made it */
-    pthread_mutex_t lock;               /* all below; outside of the locks of gpu/, inside of job->lock */
+    pthread_mutex_t lock;               /* all below; outside of the locks of gpu/, inside of job->run->lock */
     struct bx_job *job;
     struct bxi_gpu *gpu;                /* NULL once it is closed */
     uint32_t pins;                      /* calls that wait for a GPU, outside of the lock */

@@ -1,19 +1,25 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the rest of lib/ calls of device.c, device_tensor.c and device_loan.c. internal.h includes it.
+ * What the rest of lib/ calls of device.c, device_tensor.c and device_loan.c.
  */
 #ifndef BXI_DEVICE_CALLS_H
 #define BXI_DEVICE_CALLS_H
 
-#include "internal.h"
+#include "lend/lend.h"
 
 struct bxi_devices;
+
+/* The part of the job. */
+struct bxi_device {
+    _Atomic(struct bxi_devices *) devices;      /* one reference; NULL before bx_gpu_open */
+};
+
 struct bxi_device_block;
 struct bxi_device_loan;
 static inline struct bxi_devices *bxi_devices_of(struct bx_job *job)
 {
     /* [devices] acquire, pairs with the release in make_devices. */
-    return bxi_load_acquire(&job->devices);
+    return bxi_load_acquire(&job->device->devices);
 }
 void bxi_devices_close(struct bx_job *job);     /* progress has stopped */
 void bxi_devices_destroy(struct bx_job *job);   /* and nobody else knows the job */

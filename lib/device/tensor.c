@@ -109,7 +109,7 @@ int bx_tensor_create_on(struct bx_job *job, struct bx_device device, enum bx_dty
         return bx_tensor_create(job, dtype, ndim, shape, tensor);
     if (job == NULL || tensor == NULL || device.kind != BX_CUDA)
         return bx_fail(-EINVAL, "a device tensor needs a job, a device that bx_gpu_open gave, and a place to put it");
-    if (bxi_load_relaxed(&job->loans_out) != 0)     /* relaxed: a lease that goes out now has not come back */
+    if (bxi_load_relaxed(&job->lend->loans_out) != 0)     /* relaxed: a lease that goes out now has not come back */
         bxi_leases_reclaim(job);
     index = enter_device(job, device.index, &devices);
     if (index < 0)
@@ -669,7 +669,7 @@ static int stage(struct bx_job *job, const struct bx_tensor *tensor, struct bxi_
         bxi_add(&job->counters[BXI_C_tensor_bytes_copied], (uint64_t)bx_tensor_bytes(host));
     }
     head->flags |= BXI_STAGED;
-    head->offset = (uint64_t)(host->data - bxi_arena_base(job->arena));
+    head->offset = (uint64_t)(host->data - bxi_arena_base(job->lend->arena));
     *hold = host->storage;                  /* its only reference is the storage's own, now the caller's */
     return 0;
 }

@@ -23,7 +23,7 @@
  * dead or too late, goes by that word, and so do all others. Who then gives up though rank 0 may still open it, for
  * it waited too long, shows the others that it has LEFT.
  */
-#include "bootstrap.h"
+#include "job.h"
 
 #include "shm/step.h"
 
@@ -96,7 +96,7 @@ static int make_arena(struct bx_job *job, const char *name)
     struct bxi_header *header = &job->segment.control->header;
     struct bxi_arena_words words = { &header->arena_used, &header->arena_committed, &header->arena_high_water };
 
-    return bxi_arena_create(name, job->options.arena_bytes, &words, &job->arena);
+    return bxi_arena_create(name, job->options.arena_bytes, &words, &job->lend->arena);
 }
 
 int bxi_boot_segment(struct bx_job *job, int *segment_fd, int *arena_fd)
@@ -116,9 +116,9 @@ int bxi_boot_segment(struct bx_job *job, int *segment_fd, int *arena_fd)
         return bxi_limits_no_arena(job, arena_name, rc);
     if ((rc = open_readable(job, name, job->segment.fd, segment_fd)) < 0)
         return rc;
-    if ((rc = open_readable(job, arena_name, bxi_arena_fd(job->arena), arena_fd)) < 0)
+    if ((rc = open_readable(job, arena_name, bxi_arena_fd(job->lend->arena), arena_fd)) < 0)
         goto close_segment;
-    rc = bxi_arena_attach(&job->peers[job->rank].arena, *arena_fd, bxi_arena_bytes(job->arena));
+    rc = bxi_arena_attach(&job->rpc->peers[job->rank].arena, *arena_fd, bxi_arena_bytes(job->lend->arena));
     if (rc < 0) {
         bx_fail(rc, "/dev/shm%s cannot be mapped: %s%s", arena_name, bx_strerror(rc),
                 bxi_limits_map_hint(job, rc, hint));
@@ -138,7 +138,7 @@ close_segment:
 
 static void fill_self(struct bx_job *job)
 {
-    struct bxi_peer *self = &job->peers[job->rank];
+    struct bxi_peer *self = &job->rpc->peers[job->rank];
 
     self->rank = job->rank;
     self->pid = (uint32_t)getpid();
@@ -153,7 +153,7 @@ int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry, co
 {
     if (entry->rank < 0 || entry->rank >= job->world_size || entry->rank == job->rank)
         return -EPROTO;
-    struct bxi_peer *peer = &job->peers[entry->rank];
+    struct bxi_peer *peer = &job->rpc->peers[entry->rank];
     if (peer->view.control != NULL)
         return -EPROTO;
     if (memchr(entry->name, 0, sizeof(entry->name)) == NULL || !bxi_name_is_valid(entry->name))
@@ -188,7 +188,7 @@ int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry, co
 void bxi_boot_undo(struct bx_job *job)
 {
     for (int rank = 0; rank < job->world_size; rank++) {
-        struct bxi_peer *peer = &job->peers[rank];
+        struct bxi_peer *peer = &job->rpc->peers[rank];
 
         if (peer->view.control != NULL) {
             bxi_segment_detach(&peer->view);
@@ -202,12 +202,12 @@ void bxi_boot_undo(struct bx_job *job)
     }
     /* What bxi_job_adopt_segment pointed into the segment. */
     job->control = NULL;
-    job->counters = job->private_counters;
-    job->bell.word = NULL;
-    if (job->arena != NULL) {
-        bxi_arena_close(job->arena);
-        bxi_arena_release(job->arena);
-        job->arena = NULL;
+    job->counters = job->observe->private_counters;
+    job->run->bell.word = NULL;
+    if (job->lend->arena != NULL) {
+        bxi_arena_close(job->lend->arena);
+        bxi_arena_release(job->lend->arena);
+        job->lend->arena = NULL;
     }
     if (job->segment.control != NULL)
         bxi_segment_destroy(&job->segment);
@@ -419,8 +419,8 @@ static int send_join(struct joiner *joiner)
 {
     struct bx_job *job = joiner->job;
     struct bxi_boot_head head = bxi_boot_head(BXI_BOOT_JOIN);
-    int fds[BXI_BOOT_FDS] = { [BXI_BOOT_BELL] = job->bell_fd[0], [BXI_BOOT_BELL_LEADER] = job->bell_fd[1],
-                              [BXI_BOOT_PIDFD] = job->pidfd };
+    int fds[BXI_BOOT_FDS] = { [BXI_BOOT_BELL] = job->run->bell_fd[0], [BXI_BOOT_BELL_LEADER] = job->run->bell_fd[1],
+                              [BXI_BOOT_PIDFD] = job->boot->pidfd };
 
     int rc = bxi_boot_segment(job, &fds[BXI_BOOT_SEGMENT], &fds[BXI_BOOT_ARENA]);
     if (rc < 0)
@@ -463,7 +463,7 @@ static int take_table(struct joiner *joiner)
 /* Whether rank 0 has let all go. Its segment is mapped, and stays as it was when its owner dies. */
 static bool gate_is_open(const struct bx_job *job)
 {
-    const struct bxi_segment_view *view = &job->peers[0].view;
+    const struct bxi_segment_view *view = &job->rpc->peers[0].view;
 
     /* [state] acquire, pairs with the release in let_all_go. */
     return view->control != NULL && bxi_load_acquire((bxi_a32 *)&view->control->header.state) >= BXI_RUNNING;

@@ -27,7 +27,7 @@
  * the segment of that instance has a living owner. "failed" with its name still there is what a rank 0 left that was
  * killed before it could remove the name; the next one writes over it.
  */
-#include "bootstrap.h"
+#include "job.h"
 
 #include "shm/step.h"
 
@@ -132,7 +132,7 @@ static void write_line(const struct bx_job *job, const char *line)
     size_t bytes = strlen(line);
     int rc = bxi_file_limit(bytes);
 
-    if (rc == 0 && pwrite(job->lock_fd, line, bytes, 0) != (ssize_t)bytes)
+    if (rc == 0 && pwrite(job->boot->lock_fd, line, bytes, 0) != (ssize_t)bytes)
         rc = -errno;
     if (rc < 0)
         bxi_log(1, "the lock file of job '%s' cannot be written: %s", job->job_name, bx_strerror(rc));
@@ -233,7 +233,7 @@ int bxi_boot_lock(struct bx_job *job, const struct bxi_boot_paths *paths)
         return bxi_boot_no_descriptors(job);
     if (fd < 0)
         return bx_fail(BX_E_SOCKET_DIR, "the lock file %s cannot be used: %s", paths->lock, bx_strerror(fd));
-    job->lock_fd = fd;
+    job->boot->lock_fd = fd;
     bxi_spawn_note_files(job, paths);
     snprintf(line, sizeof(line), "%ld starting\n", (long)getpid());
     if (ftruncate(fd, 0) == 0)
@@ -254,11 +254,11 @@ void bxi_boot_lock_running(const struct bx_job *job)
 static void unlock_job(struct bx_job *job, const char *path)
 {
     bxi_spawn_note_files(job, NULL);
-    if (leads_to(path, job->lock_fd))
+    if (leads_to(path, job->boot->lock_fd))
         unlink(path);
     BXI_STEP("boot.lock_gone");
-    close(job->lock_fd);
-    job->lock_fd = -1;
+    close(job->boot->lock_fd);
+    job->boot->lock_fd = -1;
 }
 
 void bxi_boot_unlock_failed(struct bx_job *job, const struct bxi_boot_paths *paths, int code)
@@ -274,7 +274,7 @@ void bxi_bootstrap_release(struct bx_job *job)
 {
     struct bxi_boot_paths paths;
 
-    if (job->lock_fd >= 0 && bxi_boot_paths(job->job_name, &paths) == 0)
+    if (job->boot->lock_fd >= 0 && bxi_boot_paths(job->job_name, &paths) == 0)
         unlock_job(job, paths.lock);
 }
 
@@ -380,7 +380,7 @@ void bxi_boot_clear_dead(const struct bx_job *job)
     bool is_root_dead = false;
 
     for (int rank = 0; rank < job->world_size; rank++) {
-        int pidfd = rank == job->rank ? -1 : job->peers[rank].pidfd;
+        int pidfd = rank == job->rank ? -1 : job->rpc->peers[rank].pidfd;
         entries[rank] = (struct pollfd){ .fd = pidfd > 0 ? pidfd : -1, .events = POLLIN };
     }
     if (poll(entries, (nfds_t)job->world_size, 0) <= 0)

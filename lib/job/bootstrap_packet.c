@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The packets of the bootstrap: sending, receiving and checking one message with its descriptors. What they say,
- * and in which order, is in bootstrap.h.
+ * and in which order, is in job.h.
  *
  * Who runs it: the thread in bx_job_start, on both sides. bxi_boot_wait waits also for what is no packet: for the end
  * of a process.
@@ -10,7 +10,7 @@
  * Descriptors that came are the packet's, and are closed with it unless they were taken. A packet is input: it is
  * looked at only after bxi_boot_packet_is or bxi_boot_packet_failure has found its size, kind and version right.
  */
-#include "bootstrap.h"
+#include "job.h"
 
 #include <errno.h>
 #include <poll.h>

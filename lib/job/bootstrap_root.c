@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Rank 0's side of the bootstrap: it listens, gathers the descriptors of all, hands them round, opens the
- * gate. bootstrap.h draws the exchange, bootstrap.c says why it is so.
+ * gate. job.h draws the exchange, bootstrap.c says why it is so.
  *
  * Who runs it: the thread in bx_job_start of rank 0. One poll loop; a connection is
  *
@@ -18,7 +18,7 @@
  *
  * It holds the lock of the job's name (bootstrap_files.c) from here until the job ends.
  */
-#include "bootstrap.h"
+#include "job.h"
 
 #include "shm/step.h"
 #include "observe/trace.h"
@@ -437,16 +437,16 @@ static int look(struct root *root)
 static void describe(const struct root *root, int rank, struct bxi_boot_entry *entry, int fds[BXI_BOOT_FDS])
 {
     const struct bx_job *job = root->job;
-    const struct bxi_peer *peer = &job->peers[rank];
+    const struct bxi_peer *peer = &job->rpc->peers[rank];
 
     entry->rank = rank;
     entry->pid = peer->pid;
     memcpy(entry->name, peer->name, sizeof(entry->name));
     fds[BXI_BOOT_SEGMENT] = rank == 0 ? root->segment_fd : root->by_rank[rank]->segment_fd;
     fds[BXI_BOOT_ARENA] = rank == 0 ? root->arena_fd : root->by_rank[rank]->arena_fd;
-    fds[BXI_BOOT_BELL] = rank == 0 ? job->bell_fd[0] : peer->bell.fd[0];
-    fds[BXI_BOOT_BELL_LEADER] = rank == 0 ? job->bell_fd[1] : peer->bell.fd[1];
-    fds[BXI_BOOT_PIDFD] = rank == 0 ? job->pidfd : peer->pidfd;
+    fds[BXI_BOOT_BELL] = rank == 0 ? job->run->bell_fd[0] : peer->bell.fd[0];
+    fds[BXI_BOOT_BELL_LEADER] = rank == 0 ? job->run->bell_fd[1] : peer->bell.fd[1];
+    fds[BXI_BOOT_PIDFD] = rank == 0 ? job->boot->pidfd : peer->pidfd;
 }
 
 static int send_chunk(struct root *root, const struct connection *to, const struct bxi_boot_table *table,

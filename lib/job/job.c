@@ -3,7 +3,7 @@
  * A job's life in this process: options and environment, creation, start, destruction, and the questions
  * that a program may ask of it. The phases only go forward: CREATED, STARTED, STOPPING, STOPPED.
  */
-#include "bootstrap.h"
+#include "job.h"
 
 #include "shm/cancel.h"
 #include "base/options.h"
@@ -238,7 +238,7 @@ static int read_options(struct bx_job *job, const struct bx_options *given)
         return rc;
     if ((rc = wait_from_environment(&job->options)) < 0 || (rc = arena_from_environment(&job->options)) < 0 ||
         (rc = pool_from_environment(&job->options)) < 0 ||
-        (rc = bxi_hist_every(getenv("BX_HIST"), &job->hist_every)) < 0)
+        (rc = bxi_hist_every(getenv("BX_HIST"), &job->observe->hist_every)) < 0)
         return rc;
     return check_options(job, &job->options);
 }
@@ -297,7 +297,7 @@ static int count_cpus(const struct bx_job *job)
     int quota = cpu_quota(), cpus;
 
     for (int rank = 0; rank < job->world_size; rank++) {
-        const struct bxi_control *theirs = job->peers[rank].view.control;
+        const struct bxi_control *theirs = job->rpc->peers[rank].view.control;
 
         for (int i = 0; theirs != NULL && i < 2; i++)
             mask[i] |= theirs->header.cpu_mask[i];
@@ -311,7 +311,7 @@ static int choose_sleeper(struct bx_job *job)
     struct bxi_sleeper *probe = NULL;
 
     if (job->options.wait == BX_WAIT_EPOLL) {
-        job->sleeper_kind = BXI_SLEEPER_EPOLL;
+        job->run->sleeper_kind = BXI_SLEEPER_EPOLL;
         return 0;
     }
 
@@ -324,7 +324,7 @@ static int choose_sleeper(struct bx_job *job)
                        bx_strerror(rc));
     if (rc < 0)
         bxi_log(2, "io_uring is refused (%s), epoll takes over", bx_strerror(rc));
-    job->sleeper_kind = rc < 0 ? BXI_SLEEPER_EPOLL : BXI_SLEEPER_URING;
+    job->run->sleeper_kind = rc < 0 ? BXI_SLEEPER_EPOLL : BXI_SLEEPER_URING;
     return 0;
 }
 
@@ -332,24 +332,34 @@ static int choose_sleeper(struct bx_job *job)
 
 static int open_descriptors(struct bx_job *job)
 {
-    job->bell_fd[0] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    job->bell_fd[1] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    job->pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
-    if (job->bell_fd[0] >= 0 && job->bell_fd[1] >= 0 && job->pidfd >= 0)
+    job->run->bell_fd[0] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    job->run->bell_fd[1] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    job->boot->pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    if (job->run->bell_fd[0] >= 0 && job->run->bell_fd[1] >= 0 && job->boot->pidfd >= 0)
         return 0;
     if (errno == EMFILE || errno == ENFILE)
         return bx_fail(BX_E_DESCRIPTORS, "no descriptor is left for the doorbells (%s)", strerror(errno));
     return bx_fail(-errno, "the doorbells or the pidfd cannot be made: %s", strerror(errno));
 }
 
+void bxi_job_link(struct bxi_whole_job *whole)
+{
+    whole->job.run = &whole->run;
+    whole->job.rpc = &whole->rpc;
+    whole->job.lend = &whole->lend;
+    whole->job.device = &whole->device;
+    whole->job.observe = &whole->observe;
+    whole->job.boot = &whole->boot;
+}
+
 static void init_locks(struct bx_job *job)
 {
     pthread_condattr_t monotonic;
 
-    pthread_mutex_init(&job->pool.lock, NULL);
+    pthread_mutex_init(&job->rpc->pool.lock, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&job->pool.cond, &monotonic);
+    pthread_cond_init(&job->rpc->pool.cond, &monotonic);
     pthread_condattr_destroy(&monotonic);
 }
 
@@ -361,15 +371,16 @@ static void free_job(struct bx_job *job)
     bxi_spawn_forget(job);
     bxi_trace_destroy(job);
 
-    int fds[] = { job->bell_fd[0], job->bell_fd[1], job->pidfd, job->loop_fd, job->timer_fd, job->lock_fd };
+    int fds[] = { job->run->bell_fd[0], job->run->bell_fd[1], job->run->loop_fd, job->run->timer_fd,
+                  job->boot->pidfd, job->boot->lock_fd };
 
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
         if (fds[i] >= 0)
             close(fds[i]);
     bxi_batchers_destroy(job);
     bxi_devices_destroy(job);
-    for (int rank = 0; job->peers != NULL && rank < job->world_size; rank++) {
-        struct bxi_peer *peer = &job->peers[rank];
+    for (int rank = 0; job->rpc->peers != NULL && rank < job->world_size; rank++) {
+        struct bxi_peer *peer = &job->rpc->peers[rank];
 
         bxi_peer_drop_queue(peer);
         bxi_lender_close(peer);
@@ -389,35 +400,39 @@ static void free_job(struct bx_job *job)
         free(peer->functions);
         free(peer->hists);
     }
-    if (job->arena != NULL) {
-        bxi_arena_close(job->arena);
-        bxi_arena_release(job->arena);
+    if (job->lend->arena != NULL) {
+        bxi_arena_close(job->lend->arena);
+        bxi_arena_release(job->lend->arena);
     }
     if (job->segment.control != NULL)
         bxi_segment_destroy(&job->segment);
-    pthread_cond_destroy(&job->pool.cond);
-    pthread_mutex_destroy(&job->pool.lock);
-    bx_msg_destroy(job->reply);
-    free(job->frame);
-    free(job->timers.heap);
-    free(job->peers);
+    pthread_cond_destroy(&job->rpc->pool.cond);
+    pthread_mutex_destroy(&job->rpc->pool.lock);
+    bx_msg_destroy(job->rpc->reply);
+    free(job->rpc->frame);
+    free(job->run->timers.heap);
+    free(job->rpc->peers);
     free(job);
 }
 
 int bx_job_create(const struct bx_options *options, struct bx_job **out)
 {
     BXI_UNCANCELLED;
+    struct bxi_whole_job *whole;
     struct bx_job *job;
     int rc;
 
     if (out == NULL)
         return bxi_null(__func__, "the place for the job");
-    job = aligned_alloc(64, (sizeof *job + 63) & ~(size_t)63);
-    if (job == NULL)
+    whole = aligned_alloc(BXI_LINE, sizeof *whole);
+    if (whole == NULL)
         return bx_fail(-ENOMEM, "no memory for a job");
-    memset(job, 0, sizeof *job);
-    job->bell_fd[0] = job->bell_fd[1] = job->pidfd = job->loop_fd = job->timer_fd = job->lock_fd = -1;
-    job->counters = job->private_counters;
+    memset(whole, 0, sizeof *whole);
+    bxi_job_link(whole);
+    job = &whole->job;
+    job->run->bell_fd[0] = job->run->bell_fd[1] = job->run->loop_fd = job->run->timer_fd = -1;
+    job->boot->pidfd = job->boot->lock_fd = -1;
+    job->counters = job->observe->private_counters;
     bxi_names_clear(job);
     init_locks(job);
     if ((rc = read_options(job, options)) < 0)
@@ -426,15 +441,13 @@ int bx_job_create(const struct bx_options *options, struct bx_job **out)
     job->world_size = job->options.world_size;
     job->serial = bxi_add(&jobs_made, 1) + 1;
     job->fork_generation = bxi_load_relaxed(&bxi_forks);
-    while (job->free_row_count < BXI_SERVING_MAX) {
-        job->free_rows[job->free_row_count] = (uint16_t)(BXI_SERVING_MAX - 1 - job->free_row_count);
-        job->free_row_count++;
-    }
-    job->spin_ns = job->options.no_spin ? 0 : job->options.spin_ns;
-    job->peers = calloc((size_t)job->world_size, sizeof *job->peers);
-    job->frame = aligned_alloc(64, BXI_FRAME_MAX);
-    job->reply = bx_msg_create(BXI_FRAME_MAX);
-    rc = job->peers == NULL || job->frame == NULL || job->reply == NULL ? bx_fail(-ENOMEM, "no memory")
+    for (int row = BXI_SERVING_MAX - 1; row >= 0; row--)
+        job->observe->free_rows[job->observe->free_row_count++] = (uint16_t)row;
+    job->run->spin_ns = job->options.no_spin ? 0 : job->options.spin_ns;
+    job->rpc->peers = calloc((size_t)job->world_size, sizeof *job->rpc->peers);
+    job->rpc->frame = aligned_alloc(64, BXI_FRAME_MAX);
+    job->rpc->reply = bx_msg_create(BXI_FRAME_MAX);
+    rc = job->rpc->peers == NULL || job->rpc->frame == NULL || job->rpc->reply == NULL ? bx_fail(-ENOMEM, "no memory")
                                                                         : raise_descriptors(job);
     if (rc < 0 || (rc = open_descriptors(job)) < 0 || (rc = choose_sleeper(job)) < 0)
         goto fail;
@@ -450,11 +463,11 @@ fail:
 /* The functions registered so far become visible to the peers. */
 static void publish_functions(struct bx_job *job)
 {
-    uint32_t count = bxi_load_relaxed(&job->handler_count);
+    uint32_t count = bxi_load_relaxed(&job->rpc->handler_count);
 
     for (uint32_t i = 0; i < count; i++) {
-        memcpy(job->control->function[i].name, job->handlers[i].name, BXI_NAME_BYTES);
-        job->control->function[i].kind = (uint32_t)job->handlers[i].kind;
+        memcpy(job->control->function[i].name, job->rpc->handlers[i].name, BXI_NAME_BYTES);
+        job->control->function[i].kind = (uint32_t)job->rpc->handlers[i].kind;
     }
     /* [functions] release, pairs with the acquire in refresh (names.c). */
     bxi_store_release(&job->control->header.function_count, count);
@@ -463,18 +476,18 @@ static void publish_functions(struct bx_job *job)
 void bxi_job_adopt_segment(struct bx_job *job)
 {
     /* Another thread may register functions meanwhile: each is seen here, or sees the segment. */
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     job->control = job->segment.control;
     for (int i = 0; i < BXI_COUNTER_COUNT; i++)
-        bxi_store_relaxed(&job->control->counters[i], bxi_load_relaxed(&job->private_counters[i]));
+        bxi_store_relaxed(&job->control->counters[i], bxi_load_relaxed(&job->observe->private_counters[i]));
     job->counters = job->control->counters;
-    job->bell.word = &job->control->header.armed;
-    job->control->header.arena_bytes = bxi_arena_bytes(job->arena);
-    for (const struct bxi_batcher *batcher = job->batchers; batcher != NULL; batcher = batcher->next)
+    job->run->bell.word = &job->control->header.armed;
+    job->control->header.arena_bytes = bxi_arena_bytes(job->lend->arena);
+    for (const struct bxi_batcher *batcher = job->rpc->batchers; batcher != NULL; batcher = batcher->next)
         bxi_batch_show(job, batcher);
     read_affinity(job->control->header.cpu_mask);
     publish_functions(job);
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
 }
 
 int bx_job_start(struct bx_job *job)
@@ -488,14 +501,14 @@ int bx_job_start(struct bx_job *job)
         return bx_fail(BX_E_STATE, "worker '%s' was started before", job->name);
     if ((rc = bxi_bootstrap(job, bxi_deadline_ns(job->options.start_timeout_ns))) < 0) {
         job->control = NULL;            /* the segment is gone again, and the arena */
-        job->bell.word = NULL;
-        job->counters = job->private_counters;
+        job->run->bell.word = NULL;
+        job->counters = job->observe->private_counters;
         bxi_store_relaxed(&job->phase, BXI_STOPPED);
         return rc;
     }
     bxi_spawn_in_job(job, true);
     bxi_names_build(job);
-    job->cpus = count_cpus(job);
+    job->run->cpus = count_cpus(job);
     if (job->rank != 0)
         bxi_trace_start(job);
     /* Before progress starts: a handler that it runs may call at once. */
@@ -529,7 +542,7 @@ void bx_job_destroy(struct bx_job *job)
     /* What is pending would name a job that is gone. Answers that hang on futures of other jobs end too. */
     bxi_futures_end(job);
     for (int rank = 0; rank < job->world_size; rank++)
-        bxi_parked_fail(job, &job->peers[rank], 0, true, BX_E_SHUTDOWN);
+        bxi_parked_fail(job, &job->rpc->peers[rank], 0, true, BX_E_SHUTDOWN);
     free_job(job);
     bxi_error_leave();
     bxi_cancel_restore(&cancel_before);
@@ -560,7 +573,7 @@ const char *bx_job_name(const struct bx_job *job)
 bool bx_worker_alive(const struct bx_job *job, int rank)
 {
     return bxi_job_check_any(job) == 0 && rank >= 0 && rank < job->world_size &&
-           bxi_load_relaxed(&job->peers[rank].state) == BXI_PEER_ALIVE;
+           bxi_load_relaxed(&job->rpc->peers[rank].state) == BXI_PEER_ALIVE;
 }
 
 int bx_on_death(struct bx_job *job, bx_death_fn fn, void *context)
@@ -571,8 +584,8 @@ int bx_on_death(struct bx_job *job, bx_death_fn fn, void *context)
         return rc;
     if (bxi_load_relaxed(&job->phase) != BXI_CREATED)
         return bx_fail(BX_E_STATE, "the hook for deaths is set before bx_job_start");
-    job->on_death = fn;
-    job->on_death_context = context;
+    job->rpc->on_death = fn;
+    job->rpc->on_death_context = context;
     return 0;
 }
 
@@ -587,7 +600,7 @@ int bx_job_arena(struct bx_job *job, struct bx_arena_info *info)
     if (info == NULL)
         return bxi_null(__func__, "the place for the figures");
     bxi_leases_reclaim(job);
-    bxi_arena_read(job->arena, &stats);
+    bxi_arena_read(job->lend->arena, &stats);
     filled = (struct bx_arena_info){ sizeof filled, stats.size_bytes, stats.used_bytes, stats.committed_bytes,
                                      stats.high_water_bytes };
     if (info->struct_bytes != 0 && info->struct_bytes < sizeof filled)
@@ -603,7 +616,7 @@ int bx_arena_trim(struct bx_job *job)
     if (rc < 0)
         return rc;
     bxi_leases_reclaim(job);
-    bxi_arena_trim(job->arena);
+    bxi_arena_trim(job->lend->arena);
     return 0;
 }
 

@@ -3,7 +3,7 @@
  * What the system refuses when a worker makes its objects in /dev/shm, as sentences: room, inodes, the size
  * of a file, addresses. Called by the bootstrap, in bx_job_start.
  */
-#include "bootstrap.h"
+#include "job.h"
 
 #include <errno.h>
 #include <stdio.h>

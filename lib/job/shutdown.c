@@ -9,8 +9,8 @@
  * peer's background eventfd. A worker killed on the way is counted as gone; one that does not come is
  * named when the time is over.
  */
-#include "bootstrap.h"
-#include "run/progress.h"
+#include "job.h"
+#include "run/run.h"
 #include "observe/trace.h"
 
 #include "shm/cancel.h"
@@ -52,11 +52,11 @@ static bool serve_ready(struct bxi_waiter *waiter)
 
     /* [deaths] sequentially consistent, pairs with the additions in watch.c: looked at after the waiter
      * has been counted. */
-    if (bxi_load_seq_cst(&job->deaths) > job->deaths_reported)
+    if (bxi_load_seq_cst(&job->rpc->deaths) > job->boot->deaths_reported)
         return true;
 
     /* Leavers before lost, which is counted first: a loss between the two looks is no leaving. */
-    uint32_t leavers = bxi_load_seq_cst(&job->leavers), lost = bxi_load_seq_cst(&job->lost);
+    uint32_t leavers = bxi_load_seq_cst(&job->rpc->leavers), lost = bxi_load_seq_cst(&job->rpc->lost);
 
     return leavers > lost || lost == (uint32_t)job->world_size - 1;
 }
@@ -67,15 +67,15 @@ int bx_job_serve(struct bx_job *job)
 
     if (rc < 0)
         return rc;
-    rc = bxi_out(wait_passive(job, serve_ready, &job->leavers, BX_FOREVER));
+    rc = bxi_out(wait_passive(job, serve_ready, &job->rpc->leavers, BX_FOREVER));
     if (rc == BX_E_SHUTDOWN)
         return bx_fail(rc, "worker '%s' has shut down", job->name);
     if (rc < 0)
         return bx_fail(rc, "bx_job_serve waits and cannot be called from a handler or a callback");
-    if (bxi_load_seq_cst(&job->deaths) <= job->deaths_reported)
+    if (bxi_load_seq_cst(&job->rpc->deaths) <= job->boot->deaths_reported)
         return 0;
 
-    struct bxi_peer *peer = &job->peers[job->dead_rank[job->deaths_reported++]];
+    struct bxi_peer *peer = &job->rpc->peers[job->rpc->dead_rank[job->boot->deaths_reported++]];
     int code = bxi_load_relaxed(&peer->state) == BXI_PEER_DEAD ? BX_E_PEER_DEAD : BX_E_CORRUPT;
 
     return bx_fail(code, "worker '%s' (rank %d, pid %u) %s", peer->name, peer->rank, peer->pid,
@@ -90,20 +90,20 @@ static bool is_quiet(struct bxi_waiter *waiter)
     struct bx_job *job = job_of(waiter);
     bool quiet;
 
-    bxi_lock(&job->lock);
-    quiet = job->calls_open == 0 && job->serving == 0;
-    bxi_unlock(&job->lock);
+    bxi_lock(&job->run->lock);
+    quiet = job->rpc->calls_open == 0 && job->rpc->serving == 0;
+    bxi_unlock(&job->run->lock);
     return quiet;
 }
 
 static bool all_leaving(struct bxi_waiter *waiter)
 {
-    return bxi_load_seq_cst(&job_of(waiter)->leavers) >= ((struct job_waiter *)(void *)waiter)->count;
+    return bxi_load_seq_cst(&job_of(waiter)->rpc->leavers) >= ((struct job_waiter *)(void *)waiter)->count;
 }
 
 static bool all_quiet(struct bxi_waiter *waiter)
 {
-    return bxi_load_seq_cst(&job_of(waiter)->quiet) >= ((struct job_waiter *)(void *)waiter)->count;
+    return bxi_load_seq_cst(&job_of(waiter)->rpc->quiet) >= ((struct job_waiter *)(void *)waiter)->count;
 }
 
 static int wait_quiet(struct bx_job *job, uint64_t deadline_ns)
@@ -111,11 +111,11 @@ static int wait_quiet(struct bx_job *job, uint64_t deadline_ns)
     int rc;
 
     /* [quiet] sequentially consistent, pairs with the load in bxi_quiet_changed. */
-    bxi_add_seq_cst(&job->quiet_waited, 1);
+    bxi_add_seq_cst(&job->rpc->quiet_waited, 1);
     bxi_more_eager(job);
-    rc = wait_passive(job, is_quiet, &job->quiet_waited, deadline_ns);
+    rc = wait_passive(job, is_quiet, &job->rpc->quiet_waited, deadline_ns);
     bxi_less_eager(job);
-    bxi_add_seq_cst(&job->quiet_waited, (uint32_t)-1);
+    bxi_add_seq_cst(&job->rpc->quiet_waited, (uint32_t)-1);
     return rc;
 }
 
@@ -131,7 +131,7 @@ static void say(struct bx_job *job, enum bxi_state state)
 static int name_the_late(struct bx_job *job, enum bxi_state wanted, uint64_t timeout_ns)
 {
     for (int rank = 0; rank < job->world_size; rank++) {
-        const struct bxi_peer *peer = &job->peers[rank];
+        const struct bxi_peer *peer = &job->rpc->peers[rank];
 
         /* [state] acquire, pairs with the release in say. */
         if (rank != job->rank && bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE &&
@@ -150,19 +150,19 @@ static int leave_together(struct bx_job *job, uint64_t deadline_ns, uint64_t tim
         return bx_fail(rc, "worker '%s' still had calls in flight or handlers at work after %.3f s", job->name,
                        (double)timeout_ns / 1e9);
     say(job, BXI_LEAVING);
-    if (wait_passive(job, all_leaving, &job->leavers, deadline_ns) < 0)
+    if (wait_passive(job, all_leaving, &job->rpc->leavers, deadline_ns) < 0)
         return name_the_late(job, BXI_LEAVING, timeout_ns);
     if (wait_quiet(job, deadline_ns) < 0)
         return name_the_late(job, BXI_QUIET, timeout_ns);
     say(job, BXI_QUIET);
-    if (wait_passive(job, all_quiet, &job->leavers, deadline_ns) < 0)
+    if (wait_passive(job, all_quiet, &job->rpc->leavers, deadline_ns) < 0)
         return name_the_late(job, BXI_QUIET, timeout_ns);
     return wait_quiet(job, deadline_ns);
 }
 
 void bxi_job_leave(struct bx_job *job)
 {
-    bool together = bxi_load_seq_cst(&job->quiet) == (uint32_t)job->world_size - 1;
+    bool together = bxi_load_seq_cst(&job->rpc->quiet) == (uint32_t)job->world_size - 1;
 
     bxi_store_relaxed(&job->phase, BXI_STOPPED);    /* relaxed: any recent value will do for bxi_job_check */
     /* [state] release, pairs with the acquire in look_state. */
@@ -172,7 +172,7 @@ void bxi_job_leave(struct bx_job *job)
     if (!together)
         bxi_ring_all(job);
     for (int rank = 0; rank < job->world_size; rank++)
-        bxi_calls_fail(job, &job->peers[rank], BX_E_SHUTDOWN, BX_FOREVER);
+        bxi_calls_fail(job, &job->rpc->peers[rank], BX_E_SHUTDOWN, BX_FOREVER);
     bxi_waits_stop(job);
     bxi_pool_stop(job);
     bxi_progress_stop(job);
@@ -184,7 +184,7 @@ void bxi_job_leave(struct bx_job *job)
     BXI_STEP("state.stopped");
     shm_unlink(job->segment.shm_name);
     BXI_STEP("segment.unlinked");
-    bxi_arena_close(job->arena);
+    bxi_arena_close(job->lend->arena);
     BXI_STEP("arena.unlinked");
     bxi_bootstrap_release(job);
     bxi_boot_clear_dead(job);

@@ -46,7 +46,7 @@
  * removes what it left when all have ended. Both killed at once: shmstat reap. Between taking the lock and
  * noting it rank 0 may leave the empty lock file; the next job of that name uses it.
  */
-#include "bootstrap.h"
+#include "job.h"
 
 #include "base/options.h"
 #include "shm/step.h"

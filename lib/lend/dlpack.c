@@ -10,7 +10,7 @@
  * The public names of the structs stay incomplete here and are cast to the private ones at the edge:
  * whoever includes DLPack's own header defines them.
  */
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include "dlpack_abi.h"
 

@@ -27,7 +27,7 @@
  * Waiting for a lease: want_lease is set for all peers, and looked at by the borrower behind a full fence after
  * its word, exactly as want_credit is for rings (ring.h).
  */
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include "shm/step.h"
 
@@ -133,8 +133,8 @@ static void end_lease(struct bx_job *job, struct bxi_peer *peer, uint16_t index,
     ended->hold_count[ended->count++] = lent->hold_count;
     ledger->count--;
     ledger->bytes -= lent->bytes;
-    job->loan_bytes -= lent->bytes;
-    bxi_add(&job->loans_out, (uint32_t)-1);
+    job->lend->loan_bytes -= lent->bytes;
+    bxi_add(&job->lend->loans_out, (uint32_t)-1);
     lent->holds = NULL;
     unlink_out(ledger, index);
 }
@@ -229,7 +229,7 @@ static bool look_words(struct bx_job *job, struct bxi_peer *peer, struct ended *
 static void wake_waiters(struct bx_job *job)
 {
     /* [lease.waiters] sequentially consistent, pairs with the addition in bxi_leases_want. */
-    if (bxi_load_seq_cst(&job->lease_waiters) != 0)
+    if (bxi_load_seq_cst(&job->lend->lease_waiters) != 0)
         bxi_wake(job, NULL);
 }
 
@@ -242,14 +242,14 @@ static uint32_t reclaim(struct bx_job *job, int first, int last)
     bool more = true;
 
     /* Relaxed: a grant of this thread's own is seen, and the others' may be looked at later. */
-    while (more && bxi_load_relaxed(&job->loans_out) != 0) {
+    while (more && bxi_load_relaxed(&job->lend->loans_out) != 0) {
         ended.count = 0;
         more = false;
-        bxi_lock(&job->lock);
+        bxi_lock(&job->run->lock);
         for (int rank = first; rank <= last && !more; rank++)
-            if (job->peers[rank].ledger.count > 0)
-                more = look_words(job, &job->peers[rank], &ended);
-        bxi_unlock(&job->lock);
+            if (job->rpc->peers[rank].ledger.count > 0)
+                more = look_words(job, &job->rpc->peers[rank], &ended);
+        bxi_unlock(&job->run->lock);
         total += ended.count;
         drop_ended(&ended);
     }
@@ -277,7 +277,7 @@ static void end_all(struct bx_job *job, struct bxi_peer *peer, struct range rang
 
     do {
         ended.count = 0;
-        bxi_lock(&job->lock);
+        bxi_lock(&job->run->lock);
         for (uint16_t index = peer->ledger.slots == NULL ? BXI_NO_LEASE : peer->ledger.oldest, next;
              index != BXI_NO_LEASE && ended.count < RELEASE_AT_ONCE; index = next) {
             uint64_t end_pos = peer->ledger.slots[index].end_pos;
@@ -291,7 +291,7 @@ static void end_all(struct bx_job *job, struct bxi_peer *peer, struct range rang
             bxi_count(counter == BXI_C_leases_returned ? &loans->returned : &loans->taken_back, ended.count);
             show_loans(job, peer);
         }
-        bxi_unlock(&job->lock);
+        bxi_unlock(&job->run->lock);
         any |= ended.count > 0;
         more = ended.count == RELEASE_AT_ONCE;
         drop_ended(&ended);
@@ -312,9 +312,9 @@ void bxi_leases_unsent(struct bx_job *job, struct bxi_peer *peer)
 
 void bxi_leases_take_back(struct bx_job *job, struct bxi_peer *peer)
 {
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     peer->ledger.given_back_seen = BX_FOREVER;      /* it may have died between a word and its count */
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     reclaim(job, peer->rank, peer->rank);           /* what it had given back counts as that */
     end_all(job, peer, (struct range){ 0, BX_FOREVER }, BXI_C_leases_taken_back);
 }
@@ -326,7 +326,7 @@ bool bxi_lease_may_grant(const struct bx_job *job, const struct bxi_peer *peer, 
     uint64_t most = job->options.loan_bytes_max;
 
     return peer->ledger.count < BXI_LEASE_MAX &&
-           (most == 0 || (cargo->bytes <= most && job->loan_bytes <= most - cargo->bytes));
+           (most == 0 || (cargo->bytes <= most && job->lend->loan_bytes <= most - cargo->bytes));
 }
 
 int bxi_lease_grant(struct bx_job *job, struct bxi_peer *peer, struct bxi_cargo *cargo)
@@ -354,8 +354,8 @@ int bxi_lease_grant(struct bx_job *job, struct bxi_peer *peer, struct bxi_cargo 
     link_out(ledger, index);
     ledger->count++;
     ledger->bytes += cargo->bytes;
-    job->loan_bytes += cargo->bytes;
-    bxi_add(&job->loans_out, 1);
+    job->lend->loan_bytes += cargo->bytes;
+    bxi_add(&job->lend->loans_out, 1);
     head->slot = index;
     head->generation = lent->generation;
     cargo->holds = NULL;
@@ -394,7 +394,8 @@ static bool is_ours(const struct bx_job *job, const struct bx_tensor *tensor)
 {
     const struct bxi_storage *storage = tensor->storage;
 
-    return storage->kind == BXI_STORE_DEVICE || (storage->kind == BXI_STORE_ARENA && storage->arena == job->arena);
+    return storage->kind == BXI_STORE_DEVICE ||
+           (storage->kind == BXI_STORE_ARENA && storage->arena == job->lend->arena);
 }
 
 static size_t head_bytes(const struct bx_tensor *tensor)
@@ -451,7 +452,7 @@ static int describe(struct bx_job *job, struct bxi_cargo *cargo, struct bx_tenso
         if (rc < 0)
             return rc;
     } else {
-        head.offset = (uint64_t)(tensor->data - bxi_arena_base(job->arena));
+        head.offset = (uint64_t)(tensor->data - bxi_arena_base(job->lend->arena));
         *storage = tensor->storage;
         bxi_storage_acquire(*storage);
     }
@@ -511,7 +512,7 @@ static int make_room(struct bx_job *job, struct bxi_cargo *cargo, size_t packed_
     if (rc < 0 || block == NULL)
         return rc;
     hold(cargo, block->storage);
-    head->packed_offset = (uint64_t)(block->data - bxi_arena_base(job->arena));
+    head->packed_offset = (uint64_t)(block->data - bxi_arena_base(job->lend->arena));
     *to = block->data;
     bx_tensor_release(block);           /* the cargo holds its memory */
     return 0;
@@ -595,7 +596,7 @@ static int check_rank(const struct bx_job *job, int rank)
 static void add_loans(struct bx_job *job, int rank, struct bx_loans *sum, uint64_t *oldest_ns)
 {
     struct bxi_loans *loans = &job->control->loans[rank];
-    const struct bxi_ledger *ledger = &job->peers[rank].ledger;
+    const struct bxi_ledger *ledger = &job->rpc->peers[rank].ledger;
     uint64_t since_ns = ledger->count == 0 ? 0 : ledger->slots[ledger->oldest].since_ns;
 
     sum->leases += ledger->count;
@@ -611,10 +612,10 @@ static void add_loans(struct bx_job *job, int rank, struct bx_loans *sum, uint64
 /* The next look reads every word, whatever the counts say: nonsense is found by who asks. */
 static void look_at_all_words(struct bx_job *job)
 {
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     for (int rank = 0; rank < job->world_size; rank++)
-        job->peers[rank].ledger.given_back_seen = BX_FOREVER;
-    bxi_unlock(&job->lock);
+        job->rpc->peers[rank].ledger.given_back_seen = BX_FOREVER;
+    bxi_unlock(&job->run->lock);
 }
 
 int bx_job_loans(struct bx_job *job, int rank, struct bx_loans *loans)
@@ -629,10 +630,10 @@ int bx_job_loans(struct bx_job *job, int rank, struct bx_loans *loans)
         return bxi_null(__func__, "the place for the figures");
     look_at_all_words(job);
     bxi_leases_reclaim(job);
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     for (int r = rank < 0 ? 0 : rank; r <= (rank < 0 ? job->world_size - 1 : rank); r++)
         add_loans(job, r, &sum, &oldest_ns);
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     if (oldest_ns != 0)
         sum.oldest_ns = bxi_now_ns() - oldest_ns;
     sum.struct_bytes = loans->struct_bytes != 0 && loans->struct_bytes < sizeof sum ? loans->struct_bytes
@@ -643,23 +644,23 @@ int bx_job_loans(struct bx_job *job, int rank, struct bx_loans *loans)
 
 void bxi_leases_want(struct bx_job *job)
 {
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     /* [lease.waiters] sequentially consistent, pairs with the loads in bxi_starved_look. */
-    bxi_add_seq_cst(&job->lease_waiters, 1);
+    bxi_add_seq_cst(&job->lend->lease_waiters, 1);
     for (int rank = 0; rank < job->world_size; rank++)
         /* [lease.want] relaxed, before the fence below; pairs with the load in give_back. */
         bxi_store_relaxed(&job->control->pair[rank].want_lease, 1);
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     bxi_fence_seq_cst();        /* [lease.want] the owner's fence, pairs with the one in give_back */
 }
 
 void bxi_leases_unwant(struct bx_job *job)
 {
-    bxi_lock(&job->lock);
-    if (bxi_add_seq_cst(&job->lease_waiters, (uint32_t)-1) == 1)
+    bxi_lock(&job->run->lock);
+    if (bxi_add_seq_cst(&job->lend->lease_waiters, (uint32_t)-1) == 1)
         for (int rank = 0; rank < job->world_size; rank++)
             bxi_store_relaxed(&job->control->pair[rank].want_lease, 0);    /* relaxed: a bell too many is legal */
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
 }
 
 struct loans_waiter {
@@ -676,16 +677,16 @@ static bool few_enough(struct bxi_waiter *waiter)
     uint64_t out;
 
     bxi_leases_reclaim(job);
-    bxi_lock(&job->lock);
-    out = loans->rank < 0 ? bxi_load_relaxed(&job->loans_out) : job->peers[loans->rank].ledger.count;
-    bxi_unlock(&job->lock);
+    bxi_lock(&job->run->lock);
+    out = loans->rank < 0 ? bxi_load_relaxed(&job->lend->loans_out) : job->rpc->peers[loans->rank].ledger.count;
+    bxi_unlock(&job->run->lock);
     return out <= loans->leases;
 }
 
 int bx_loans_wait(struct bx_job *job, int rank, uint64_t leases, uint64_t timeout_ns)
 {
     struct loans_waiter loans = {
-        .waiter = { .ready = few_enough, .object = job == NULL ? NULL : &job->lease_waiters,
+        .waiter = { .ready = few_enough, .object = job == NULL ? NULL : &job->lend->lease_waiters,
                     .reason = BXI_FOR_LOANS, .to = (int16_t)rank },
         .job = job,
         .rank = rank,
@@ -704,7 +705,7 @@ int bx_loans_wait(struct bx_job *job, int rank, uint64_t leases, uint64_t timeou
     bxi_out(rc);
     if (rc == BX_E_TIMEOUT)
         return bx_fail(rc, "more than %llu leases stayed on loan to %s%s%s for %.3f s", (unsigned long long)leases,
-                       rank < 0 ? "the other workers" : "worker '", rank < 0 ? "" : job->peers[rank].name,
+                       rank < 0 ? "the other workers" : "worker '", rank < 0 ? "" : job->rpc->peers[rank].name,
                        rank < 0 ? "" : "'", (double)timeout_ns / 1e9);
     return rc < 0 ? bx_fail(rc, "waiting for leases: %s", bx_strerror(rc)) : 0;
 }

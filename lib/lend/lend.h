@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What is lent: how a lease and its tensors lie in a frame, messages, tensors and their memory, the owner's
- * ledger, the borrower's loans. The functions are declared in internal.h.
+ * ledger, the borrower's loans.
  */
 #ifndef BXI_LEND_H
 #define BXI_LEND_H
 
-#include "boxcar.h"
+#include "run/run.h"
 
-#include "shm/arena.h"
-#include "shm/atomic.h"
 #include "gpu/gpu.h"
-#include "base/lock.h"
+#include "shm/arena.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -185,5 +183,51 @@ struct bxi_loan {
     struct bx_tensor **pointers;    /* to the tensors, behind them */
     struct bx_tensor tensors[];
 };
+
+/* ---- The part of the job --------------------------------------------------------------------------- */
+
+struct bxi_lend {
+    struct bxi_arena *arena;                    /* start; one reference */
+
+    _Alignas(BXI_LINE) uint64_t loan_bytes;     /* lock: on loan to all peers */
+    bxi_a32 loans_out;                          /* written under the lock: leases on loan to all peers */
+    bxi_a32 lease_waiters;                      /* any thread: threads that wait for leases to come back */
+};
+
+/* ---- lease.c -------------------------------------------------------------------------------------- */
+/* Packs what a message lends, copying tensors that are not in the job's arena. Without the lock. 0; errors
+ * of bx_tensor_create, BX_E_TOO_LARGE, BX_E_ON_LOAN: more than may ever be on loan. With a sentence. */
+int bxi_cargo_pack(struct bx_job *job, struct bxi_peer *peer, const struct bx_msg *msg, struct bxi_cargo *cargo);
+void bxi_cargo_drop(struct bxi_cargo *cargo);   /* without the lock; what was granted stays so */
+/* Enters a cargo in the peer's ledger, which takes over its holds. Lock. The slot, or -EAGAIN: as much is on
+ * loan as may be; -ENOMEM. Then either sent, when its frame is in the ring or the queue, or ungrant. */
+int bxi_lease_grant(struct bx_job *job, struct bxi_peer *peer, struct bxi_cargo *cargo);
+void bxi_lease_sent(struct bx_job *job, struct bxi_peer *peer, const struct bxi_cargo *cargo);
+void bxi_lease_ungrant(struct bx_job *job, struct bxi_peer *peer, struct bxi_cargo *cargo);
+bool bxi_lease_may_grant(const struct bx_job *job, const struct bxi_peer *peer, const struct bxi_cargo *cargo);
+/* Takes what has come back, of all peers, and wakes those who wait for it. Without the lock. How many leases. */
+uint32_t bxi_leases_reclaim(struct bx_job *job);
+void bxi_leases_want(struct bx_job *job);       /* this thread is about to wait for leases; then unwant */
+void bxi_leases_unwant(struct bx_job *job);
+void bxi_leases_refused(struct bx_job *job, struct bxi_peer *peer, uint64_t through_pos);
+void bxi_leases_unsent(struct bx_job *job, struct bxi_peer *peer);     /* its queue of frames was dropped */
+void bxi_leases_take_back(struct bx_job *job, struct bxi_peer *peer);  /* its process is dead */
+void bxi_ledger_destroy(struct bxi_peer *peer);
+
+/* ---- loan.c --------------------------------------------------------------------------------------- */
+/* What a private copy of a frame's body lends. 0; BX_E_CORRUPT; -ENOMEM, with the lease given back. Role.
+ * out->data may point into body. */
+int bxi_loan_open(struct bx_job *job, struct bxi_peer *peer, const unsigned char *body, size_t body_bytes,
+                  struct bxi_loan **out);
+void bxi_loan_release(struct bxi_loan *loan);   /* NULL is fine; any thread, not under the job's lock */
+void bxi_loan_end(struct bxi_loan *loan);       /* its last reference is gone (bxi_storage_release) */
+void bxi_loan_drop_held(struct bxi_peer *peer);            /* what bxi_device_hold opened and nobody took */
+struct bx_msg *bxi_msg_of_loan(struct bxi_loan *loan);     /* a message of its own; NULL when memory is out */
+void bxi_loans_unread(struct bx_job *job);      /* gives back what unread frames lend; progress has stopped */
+void bxi_lender_close(struct bxi_peer *peer);   /* the job ends: nothing more is given back */
+
+/* ---- tensor.c -------------------------------------------------------------------------------------- */
+/* A block of the arena for the bytes of a message, as a tensor; errors name the message. */
+int bxi_tensor_for_bytes(struct bx_job *job, size_t bytes, struct bx_tensor **tensor);
 
 #endif

@@ -11,7 +11,7 @@
  * offsets and extents are checked against the mapping. A loan is one block of memory with all its tensors
  * in it, so that a message of ten thousand tensors costs one allocation.
  */
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include "shm/step.h"
 
@@ -67,11 +67,11 @@ static void ring_owner(struct bx_job *job, struct bxi_peer *peer)
         bxi_event(job, BXI_EVENT_SCAN);
         return;
     }
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     bxi_fence_seq_cst();            /* [bell.armed] as in bxi_bells_flush */
     if (bxi_bell_look(&peer->bell, false))
         bxi_counter_add(job, BXI_C_doorbells_rung, 1);
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
 }
 
 /* One more word is written. Lender's lock, or no other thread. */
@@ -349,8 +349,8 @@ void bxi_loan_drop_held(struct bxi_peer *peer)
 
 void bxi_loans_unread(struct bx_job *job)
 {
-    for (int i = 0; i < (int)bxi_load_relaxed(&job->in_count); i++) {
-        struct bxi_peer *peer = job->in_peers[i];
+    for (int i = 0; i < (int)bxi_load_relaxed(&job->rpc->in_count); i++) {
+        struct bxi_peer *peer = job->rpc->in_peers[i];
         struct { struct bxi_frame frame; struct bxi_lease_head lease; } head;
         const void *payload;
         uint32_t bytes;

@@ -10,7 +10,7 @@
  *
  * Killed at any point: counts and heads are private memory, nothing here is seen by peers.
  */
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include "shm/cancel.h"
 
@@ -227,10 +227,10 @@ static int fail_space(struct bx_job *job, int rc, const char *what, uint64_t byt
     if (rc != -ENOSPC && rc != -ENOMEM)
         return bx_fail(rc, "the arena of worker '%s' gave no block of %llu bytes: %s", job->name,
                        (unsigned long long)bytes, bx_strerror(rc));
-    bxi_lock(&job->lock);
-    loan_bytes = job->loan_bytes;
-    bxi_unlock(&job->lock);
-    bxi_arena_read(job->arena, &stats);
+    bxi_lock(&job->run->lock);
+    loan_bytes = job->lend->loan_bytes;
+    bxi_unlock(&job->run->lock);
+    bxi_arena_read(job->lend->arena, &stats);
     if (statvfs("/dev/shm", &shm) < 0)
         memset(&shm, 0, sizeof shm);
 
@@ -256,7 +256,7 @@ static void reclaim_now_and_then(struct bx_job *job, uint64_t bytes)
     static _Thread_local uint32_t small;
 
     /* Relaxed: a lease that goes out at this moment has not come back. */
-    if (bxi_load_relaxed(&job->loans_out) == 0)
+    if (bxi_load_relaxed(&job->lend->loans_out) == 0)
         return;
     if (bytes >= RECLAIM_BYTES || ++small % RECLAIM_EVERY == 0)
         bxi_leases_reclaim(job);
@@ -268,16 +268,16 @@ static int arena_memory(struct bx_job *job, struct bxi_storage *storage, const c
 
     reclaim_now_and_then(job, bytes);
 
-    int rc = bxi_arena_alloc(job->arena, bytes, &block);
+    int rc = bxi_arena_alloc(job->lend->arena, bytes, &block);
 
     if (rc == -ENOSPC || rc == -ENOMEM) {
         bxi_leases_reclaim(job);
-        rc = bxi_arena_alloc(job->arena, bytes, &block);
+        rc = bxi_arena_alloc(job->lend->arena, bytes, &block);
     }
     if (rc < 0)
         return fail_space(job, rc, what, bytes);
     storage->base = block;
-    storage->arena = bxi_arena_acquire(job->arena);
+    storage->arena = bxi_arena_acquire(job->lend->arena);
     /* Relaxed: it changes in the child of a fork, before any other thread is there. */
     storage->fork_generation = bxi_load_relaxed(&bxi_forks);
     return 0;

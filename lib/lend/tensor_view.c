@@ -6,7 +6,7 @@
  * the same check as a tensor that comes from a peer. A copy first joins what lies together in both tensors
  * into as few dimensions as may be: rows of an image, a batch of a batch, become one memcpy each.
  */
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <errno.h>
 #include <stdlib.h>

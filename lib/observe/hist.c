@@ -13,7 +13,7 @@
  * A reply has 16 bits for how long the handler took: 10 of its leading bits and where they stand, which is
  * wrong by a thousandth at most, where a bucket is a fifth wide.
  */
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -53,9 +53,9 @@ static uint32_t draw(uint32_t every)
 
 uint64_t bxi_hist_begin(const struct bx_job *job)
 {
-    if (!(BXI_STATS & BXI_STATS_HIST) || job->hist_every == 0 || --countdown > 0)
+    if (!(BXI_STATS & BXI_STATS_HIST) || job->observe->hist_every == 0 || --countdown > 0)
         return 0;
-    countdown = draw(job->hist_every);
+    countdown = draw(job->observe->hist_every);
     return bxi_now_ns();
 }
 
@@ -84,12 +84,12 @@ static struct bxi_hist *page_of(struct bx_job *job, struct bxi_peer *peer, uint1
 
     if (peer->hists == NULL)
         peer->hists = calloc(BXI_FUNCTION_MAX, sizeof(struct bxi_hist *));
-    if (peer->hists == NULL || peer->hists[function] != NULL || job->hist_full)
+    if (peer->hists == NULL || peer->hists[function] != NULL || job->observe->hist_full)
         return peer->hists != NULL ? peer->hists[function] : NULL;
     /* Relaxed: written under the lock only. */
     count = bxi_load_relaxed(&job->control->header.hist_count);
     if (bxi_segment_open_hist(&job->segment, count) < 0) {
-        job->hist_full = true;
+        job->observe->hist_full = true;
         return NULL;
     }
     hist = bxi_segment_hist(&job->segment, count);

@@ -18,7 +18,7 @@
  */
 #include "trace.h"
 
-#include "job/bootstrap.h"
+#include "job/job.h"
 #include "shm/cancel.h"
 
 #include <errno.h>
@@ -134,7 +134,7 @@ static bool put_mark(struct bxi_trace *trace, const struct bxi_mark *mark)
 
 void bxi_trace_mark(struct bx_job *job, const struct bxi_mark *mark)
 {
-    struct bxi_trace *trace = job->trace;
+    struct bxi_trace *trace = job->observe->trace;
     struct bxi_mark noted = *mark, name;
     bool is_new;
 
@@ -203,7 +203,7 @@ static struct bxi_mark mark_of(const struct bx_request *request, enum bxi_mark_k
         .begin_ns = began_ns,
         .flags = request->oneway ? BXI_MARK_IS_ONEWAY : 0,
         .id = request->traced_id,
-        .function = handler != NULL ? (uint16_t)(handler - request->job->handlers) : BXI_MARK_NO_FUNCTION,
+        .function = handler != NULL ? (uint16_t)(handler - request->job->rpc->handlers) : BXI_MARK_NO_FUNCTION,
         .caller = (uint8_t)request->peer->rank,
         .callee = (uint8_t)request->job->rank,
     };
@@ -243,7 +243,7 @@ void bxi_note_answer(const struct bx_request *request, uint64_t began_ns, int co
 void bxi_note_batch(struct bx_job *job, const struct bxi_batcher *batcher, uint64_t began_ns, size_t rows, int code)
 {
     bxi_trace_mark(job, &(struct bxi_mark){ .kind = BXI_MARK_BATCH, .begin_ns = began_ns, .amount = rows, .code = code,
-                                            .function = (uint16_t)(batcher->handler - job->handlers),
+                                            .function = (uint16_t)(batcher->handler - job->rpc->handlers),
                                             .callee = (uint8_t)job->rank });
 }
 
@@ -377,7 +377,7 @@ static char *put_args(char *at, const struct line *line, const char *who, int ra
 {
     const struct bxi_mark *mark = line->mark;
 
-    at = put_name(put_text(put_text(put_text(at, ",\"args\":{\""), who), "\":\""), line->job->peers[rank].name);
+    at = put_name(put_text(put_text(put_text(at, ",\"args\":{\""), who), "\":\""), line->job->rpc->peers[rank].name);
     at = put_text(at, "\"");
     if (mark->id != 0 && !(mark->flags & BXI_MARK_IS_ONEWAY)) {
         at = put_number(put_text(at, ",\"call\":\""), mark->caller);
@@ -412,7 +412,7 @@ static char *put_span(char *at, struct line line, const char *who, int rank)
 static char *put_call(char *at, struct line line)
 {
     const struct bxi_mark *mark = line.mark;
-    const struct bxi_function_cache *functions = line.job->peers[mark->callee].functions;
+    const struct bxi_function_cache *functions = line.job->rpc->peers[mark->callee].functions;
 
     line.category = "call";
     line.name = functions != NULL && mark->function != BXI_MARK_NO_FUNCTION ? functions->name[mark->function] : "";
@@ -441,7 +441,7 @@ static char *put_handler(char *at, struct line line)
     const struct bxi_mark *mark = line.mark;
 
     line.category = "handler";
-    line.name = mark->function != BXI_MARK_NO_FUNCTION ? line.job->handlers[mark->function].name : "";
+    line.name = mark->function != BXI_MARK_NO_FUNCTION ? line.job->rpc->handlers[mark->function].name : "";
     if (mark->kind == BXI_MARK_FUTURE) {
         line.category = "async handler";
         return put_span(at, line, "caller", mark->caller);
@@ -552,7 +552,7 @@ static int append_text(struct bxi_trace *trace)
 
 static int write_marks(struct bx_job *job, bool whole)
 {
-    struct bxi_trace *trace = job->trace;
+    struct bxi_trace *trace = job->observe->trace;
     int rc;
 
     while (trace->draining != NULL || (trace->draining = next_chunk(trace, whole)) != NULL) {
@@ -583,8 +583,8 @@ static void turn_off(struct bxi_trace *trace)
 
 static void give_up(struct bx_job *job, int rc)
 {
-    turn_off(job->trace);
-    bxi_log(1, "worker '%s' is traced no further: %s %s", job->name, job->trace->path,
+    turn_off(job->observe->trace);
+    bxi_log(1, "worker '%s' is traced no further: %s %s", job->name, job->observe->trace->path,
             rc == -ESTALE ? "was begun anew by another job, or truncated" : bx_strerror(rc));
 }
 
@@ -604,7 +604,7 @@ static void end_writing(struct bxi_trace *trace)
 
 void bxi_trace_write(struct bx_job *job, bool sleeps)
 {
-    struct bxi_trace *trace = job->trace;
+    struct bxi_trace *trace = job->observe->trace;
     uint64_t now_ns = sleeps ? bxi_now_ns() : 0;
     int rc;
 
@@ -729,12 +729,12 @@ void bxi_trace_start(struct bx_job *job)
         return;
     }
     name_worker(job, trace);
-    job->trace = trace;
+    job->observe->trace = trace;
 }
 
 void bxi_trace_close(struct bx_job *job)
 {
-    struct bxi_trace *trace = job->trace;
+    struct bxi_trace *trace = job->observe->trace;
     struct timespec nap = { .tv_nsec = 1000000 };
     int rc;
 
@@ -762,11 +762,11 @@ void bxi_trace_close(struct bx_job *job)
 
 void bxi_trace_destroy(struct bx_job *job)
 {
-    struct bxi_trace *trace = job->trace;
+    struct bxi_trace *trace = job->observe->trace;
 
     if (trace == NULL)
         return;
-    job->trace = NULL;
+    job->observe->trace = NULL;
     close(trace->file.fd);
     if (trace->filling != NULL)
         filling_is_full(trace);

@@ -24,7 +24,7 @@
 #ifndef BXI_TRACE_H
 #define BXI_TRACE_H
 
-#include "internal.h"
+#include "rpc/rpc.h"
 #include "probe.h"
 
 enum bxi_mark_kind {
@@ -105,7 +105,7 @@ int bxi_trace_file_append(const struct bxi_trace_file *file, char *events, size_
 
 static inline bool bxi_trace_is_on(const struct bx_job *job)
 {
-    return __builtin_expect(job->trace != NULL, 0);
+    return __builtin_expect(job->observe->trace != NULL, 0);
 }
 
 /* When something begins; 0 while the trace is off. */

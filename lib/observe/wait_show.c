@@ -8,7 +8,7 @@
  * a thread writes only the row that it has taken. A process that is killed leaves its rows as they were: inspectors
  * know by the owner lock that nobody waits there.
  */
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <unistd.h>
 
@@ -30,14 +30,14 @@ static int take_row(struct bx_job *job)
 {
     for (int word = 0; word < BXI_WAIT_WORDS; word++) {
         /* [wait.rows] relaxed: a guess, which the exchange checks. */
-        uint64_t taken = bxi_load_relaxed(&job->wait_rows[word]);
+        uint64_t taken = bxi_load_relaxed(&job->observe->wait_rows[word]);
 
         while (~taken != 0 && word * 64 + __builtin_ctzll(~taken) < BXI_WAITS_MAX) {
             int bit = __builtin_ctzll(~taken);
 
             /* [wait.rows] acquire, pairs with the release in bxi_wait_hide: the thread that had the row has written
              * to it for the last time. */
-            if (bxi_cas(&job->wait_rows[word], &taken, taken | UINT64_C(1) << bit))
+            if (bxi_cas(&job->observe->wait_rows[word], &taken, taken | UINT64_C(1) << bit))
                 return word * 64 + bit;
         }
     }
@@ -77,5 +77,5 @@ void bxi_wait_hide(struct bx_job *job, struct bxi_waiter *waiter)
     bxi_store_relaxed(&job->control->wait[index].thread, 0);       /* relaxed: for inspectors */
     waiter->row = 0;
     /* [wait.rows] release, pairs with the acquire in take_row: the row is written no more. */
-    bxi_add(&job->wait_rows[index / 64], -(UINT64_C(1) << index % 64));
+    bxi_add(&job->observe->wait_rows[index / 64], -(UINT64_C(1) << index % 64));
 }

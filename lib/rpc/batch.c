@@ -46,14 +46,14 @@ static bool is_ready(const struct bxi_batcher *batcher)
 
 static void set_flush_timer(struct bx_job *job, struct bxi_batcher *batcher)
 {
-    bxi_timer_clear(&job->timers, &batcher->timer);
+    bxi_timer_clear(&job->run->timers, &batcher->timer);
     batcher->due = false;
     if (batcher->head == NULL || batcher->flush_after_ns == 0)
         return;
 
     uint64_t at_ns = batcher->head->came_ns + batcher->flush_after_ns;
 
-    if (bxi_timer_set(&job->timers, &batcher->timer, at_ns) < 0)
+    if (bxi_timer_set(&job->run->timers, &batcher->timer, at_ns) < 0)
         batcher->due = true;        /* no memory for the timer: early is better than never */
     else
         bxi_timer_added(job);
@@ -74,7 +74,7 @@ void bxi_batch_show(struct bx_job *job, const struct bxi_batcher *batcher)
 
     if (!(BXI_STATS & BXI_STATS_TABLES) || job->control == NULL)
         return;                     /* members may be added before the start */
-    words = &job->control->batch[batcher->handler - job->handlers];
+    words = &job->control->batch[batcher->handler - job->rpc->handlers];
     /* Relaxed, all: recent values are all that is asked for. */
     for (int i = 0; i < 2; i++) {
         bxi_store_relaxed(&words->members[i], batcher->members[i]);
@@ -154,9 +154,9 @@ static void finish_expired(struct bx_job *job, struct bxi_row *expired)
         struct bxi_row *row = expired;
 
         expired = row->next;
-        bxi_lock(&job->lock);
+        bxi_lock(&job->run->lock);
         bxi_counter_add(job, BXI_C_requests_expired, 1);
-        bxi_unlock(&job->lock);
+        bxi_unlock(&job->run->lock);
         finish_row(row, BX_E_TIMEOUT, "the deadline passed before the batch ran");
     }
 }
@@ -202,23 +202,23 @@ static bool run_one(struct bx_job *job, struct bxi_batcher *batcher)
     struct bxi_row *expired;
     bool again;
 
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     take_rows(job, batcher, &batch, &expired);
     if (batch.count > 0) {
         bxi_counter_add(job, BXI_C_batches_run, 1);
         bxi_counter_add(job, BXI_C_batch_rows, batch.count);
     }
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
 
     finish_expired(job, expired);
     if (batch.count > 0)
         run_body(job, &batch);
 
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     batcher->running = false;
     again = batcher->running = is_ready(batcher);
     bxi_batch_show(job, batcher);
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     return again;
 }
 
@@ -235,12 +235,12 @@ void bxi_batch_refuse(struct bx_job *job, struct bxi_batcher *batcher, int code)
     struct bxi_row *expired;
     bool again;
 
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     take_rows(job, batcher, &batch, &expired);
     batcher->running = false;
     again = is_ready(batcher);
     bxi_batch_show(job, batcher);
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     finish_expired(job, expired);
     for (size_t i = 0; i < batch.count; i++)
         finish_row(batch.rows[i], code, bxi_pool_why(code, why));
@@ -256,7 +256,7 @@ static void start(struct bx_job *job, struct bxi_batcher *batcher)
         bxi_no_wait_enter();
         bxi_batch_run(job, batcher);
         bxi_no_wait_leave();
-        job->pass_ns = 0;           /* it did */
+        job->run->pass_ns = 0;           /* it did */
         return;
     }
 
@@ -286,7 +286,7 @@ int bxi_batch_add_row(struct bx_request *request, struct bx_msg *args)
     row->args = args;
     row->came_ns = batcher->flush_after_ns > 0 ? bxi_now_ns() : 0;
 
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     rc = bxi_serving_begin(request);
     if (rc == 0) {
         row->request = *request;
@@ -297,7 +297,7 @@ int bxi_batch_add_row(struct bx_request *request, struct bx_msg *args)
         batcher->running |= ready;
         bxi_batch_show(job, batcher);
     }
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     if (rc < 0) {
         free(row);
         return rc;
@@ -312,14 +312,14 @@ void bxi_batches_look(struct bx_job *job)
     struct bxi_batcher *batcher;
     bool ready;
 
-    bxi_lock(&job->lock);
-    batcher = job->batchers;
-    bxi_unlock(&job->lock);
+    bxi_lock(&job->run->lock);
+    batcher = job->rpc->batchers;
+    bxi_unlock(&job->run->lock);
     for (; batcher != NULL; batcher = batcher->next) {
-        bxi_lock(&job->lock);
+        bxi_lock(&job->run->lock);
         ready = is_ready(batcher);
         batcher->running |= ready;
-        bxi_unlock(&job->lock);
+        bxi_unlock(&job->run->lock);
         if (ready)
             start(job, batcher);
     }
@@ -329,8 +329,8 @@ bool bxi_batch_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, in
 {
     struct bxi_row *found = NULL;
 
-    bxi_lock(&job->lock);
-    for (struct bxi_batcher *batcher = job->batchers; batcher != NULL && found == NULL;
+    bxi_lock(&job->run->lock);
+    for (struct bxi_batcher *batcher = job->rpc->batchers; batcher != NULL && found == NULL;
          batcher = batcher->next) {
         struct bxi_row *row = batcher->head;
 
@@ -351,7 +351,7 @@ bool bxi_batch_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, in
             bxi_batch_show(job, batcher);
         }
     }
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     if (found != NULL)
         finish_row(found, code, NULL);
     return found != NULL;
@@ -359,10 +359,10 @@ bool bxi_batch_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, in
 
 void bxi_batchers_destroy(struct bx_job *job)
 {
-    while (job->batchers != NULL) {
-        struct bxi_batcher *batcher = job->batchers;
+    while (job->rpc->batchers != NULL) {
+        struct bxi_batcher *batcher = job->rpc->batchers;
 
-        job->batchers = batcher->next;
+        job->rpc->batchers = batcher->next;
         while (batcher->head != NULL) {
             struct bxi_row *row = batcher->head;
 
@@ -380,29 +380,29 @@ void bxi_batchers_destroy(struct bx_job *job)
 /* A worker that is gone joins nothing: its state is set under the lock, and bxi_batches_leave comes after that. */
 int bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, bool joins)
 {
-    const struct bxi_peer *peer = &job->peers[rank];
+    const struct bxi_peer *peer = &job->rpc->peers[rank];
     int rc = 0;
 
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     /* Relaxed: written under the lock. Before the start it is not set. */
     if (joins && bxi_load_relaxed(&peer->state) > BXI_PEER_ALIVE)
         rc = BX_E_PEER_DEAD;
     else
         put_bit(batcher->members, rank, joins);
     bxi_batch_show(job, batcher);
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     bxi_event(job, BXI_EVENT_BATCH);
     return rc;
 }
 
 void bxi_batches_leave(struct bx_job *job, int rank)
 {
-    bxi_lock(&job->lock);
-    for (struct bxi_batcher *batcher = job->batchers; batcher != NULL; batcher = batcher->next) {
+    bxi_lock(&job->run->lock);
+    for (struct bxi_batcher *batcher = job->rpc->batchers; batcher != NULL; batcher = batcher->next) {
         put_bit(batcher->members, rank, false);
         bxi_batch_show(job, batcher);
     }
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     bxi_event(job, BXI_EVENT_BATCH);
 }
 
@@ -419,11 +419,11 @@ static int set_member(struct bx_job *job, const char *function, int rank, bool j
         return bxi_null("bx_batch_add_member or bx_batch_remove_member", "the function's name");
     if (rank < 0 || rank >= job->world_size)
         return bx_fail(-EINVAL, "rank %d is not one of 0..%d", rank, job->world_size - 1);
-    bxi_lock(&job->lock);
-    batcher = job->batchers;
+    bxi_lock(&job->run->lock);
+    batcher = job->rpc->batchers;
     while (batcher != NULL && strcmp(batcher->handler->name, function) != 0)
         batcher = batcher->next;
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     if (batcher == NULL)
         return bx_fail(-ENOENT, "worker '%s' has no batch '%s'", job->name, bxi_brief(function).text);
     if (bxi_batch_member(job, batcher, rank, joins) < 0)

@@ -122,7 +122,7 @@ static struct bxi_call *take_call(struct bx_job *job, struct bxi_peer *peer, uin
 {
     struct bxi_call *call = peer->slots[index].call;
 
-    job->calls_open--;
+    job->rpc->calls_open--;
     if (keep) {
         peer->slots[index].state = BXI_SLOT_ZOMBIE;
         peer->slots[index].call = NULL;
@@ -237,14 +237,14 @@ static void calls_due(struct bx_job *job, struct bxi_timer *timer)
 
             send_cancel(job, peer, (uint16_t)i, BX_E_TIMEOUT);
             bxi_counter_add(job, BXI_C_calls_timed_out, 1);
-            call->next = job->expired;
-            job->expired = call;
+            call->next = job->rpc->expired;
+            job->rpc->expired = call;
         } else if (slot->deadline_ns < next_ns) {
             next_ns = slot->deadline_ns;
         }
     }
     if (next_ns != BX_FOREVER)
-        bxi_timer_set(&job->timers, timer, next_ns);    /* there was room for it a moment ago */
+        bxi_timer_set(&job->run->timers, timer, next_ns);    /* there was room for it a moment ago */
 }
 
 static int set_deadline(struct bx_job *job, struct bxi_peer *peer, uint16_t slot, uint64_t deadline_ns)
@@ -253,7 +253,7 @@ static int set_deadline(struct bx_job *job, struct bxi_peer *peer, uint16_t slot
     if (deadline_ns == BX_FOREVER || (peer->timer.heap_index != 0 && peer->timer.at_ns <= deadline_ns))
         return 0;
     peer->timer.fire = calls_due;
-    if (bxi_timer_set(&job->timers, &peer->timer, deadline_ns) < 0)
+    if (bxi_timer_set(&job->run->timers, &peer->timer, deadline_ns) < 0)
         return -ENOMEM;
     bxi_timer_added(job);
     return 0;
@@ -303,7 +303,7 @@ static int submit_locked(struct bx_job *job, const struct request_plan *plan, st
     if (rc < 0 || (rc = bxi_peer_send(job, peer, &out)) < 0)
         goto undo;
     call->id = head.id;
-    job->calls_open++;
+    job->rpc->calls_open++;
     bxi_counter_add(job, BXI_C_calls_sent, 1);
     bxi_trace_sent(job, peer, &head, 0);
     if (call->slot < peer->row_count)
@@ -330,13 +330,13 @@ static bool has_room(struct bxi_waiter *waiter)
 
     if (room->cargo != NULL)
         bxi_leases_reclaim(room->job);
-    bxi_lock(&room->job->lock);
+    bxi_lock(&room->job->run->lock);
     ready = room->oneway ? room->peer->queue_head == NULL && room->peer->wanted_bytes == 0
                          : room->peer->in_flight < BXI_CALLS_MAX;
     if (room->cargo != NULL)
         ready = ready && bxi_lease_may_grant(room->job, room->peer, room->cargo);
     ready = ready || bxi_load_relaxed(&room->peer->state) != BXI_PEER_ALIVE;
-    bxi_unlock(&room->job->lock);
+    bxi_unlock(&room->job->run->lock);
     return ready;
 }
 
@@ -347,9 +347,9 @@ static const char *lacked(struct bx_job *job, const struct request_plan *plan, b
 {
     bool loans;
 
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     loans = plan->cargo != NULL && !bxi_lease_may_grant(job, plan->peer, plan->cargo);
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     return loans ? "as much as may be is on loan" : oneway ? "the ring is full" : "1024 calls are in flight";
 }
 
@@ -381,11 +381,11 @@ static int submit_once(struct bx_job *job, const struct request_plan *plan, stru
 {
     int rc;
 
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     rc = submit_locked(job, plan, call);
     if (rc == 0 && (call == NULL || call->owned) && !bxi_is_driving(job))
         bxi_bell_now(job, plan->peer);
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     return rc;
 }
 
@@ -441,14 +441,14 @@ static bool give_up(struct bx_job *job, struct bxi_call *call)
 {
     bool mine;
 
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     mine = call->slot < call->peer->slot_count && call->peer->slots[call->slot].call == call;
     if (mine) {
         take_call(job, call->peer, call->slot, true);
         send_cancel(job, call->peer, call->slot, BX_E_TIMEOUT);
         bxi_counter_add(job, BXI_C_calls_timed_out, 1);
     }
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     if (mine)
         bxi_trace_done(call, BX_E_TIMEOUT);
     bxi_bells_flush(job);
@@ -587,10 +587,10 @@ static bool is_awaited(struct bx_job *job, struct bxi_peer *peer, uint64_t id)
     uint16_t index = (uint16_t)(id & 0xffff);
     bool is;
 
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     is = index < peer->slot_count && peer->slots[index].state != BXI_SLOT_FREE &&
          peer->slots[index].generation == id >> 16;
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     return is;
 }
 
@@ -609,8 +609,8 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
     if (head->flags & BXI_FLAG_LEASE) {
         if (code != 0 || !is_awaited(job, peer, head->id))
             return BX_E_CORRUPT;
-        memcpy(job->frame, body, body_bytes);       /* parsed in private memory only */
-        code = bxi_loan_open(job, peer, job->frame, body_bytes, &loan);
+        memcpy(job->rpc->frame, body, body_bytes);       /* parsed in private memory only */
+        code = bxi_loan_open(job, peer, job->rpc->frame, body_bytes, &loan);
         if (code == 0)
             code = bxi_device_loan_error(loan);
         if (code == BX_E_CORRUPT) {
@@ -618,11 +618,11 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
             return code;
         }
     }
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     if (index >= peer->slot_count || peer->slots[index].state == BXI_SLOT_FREE ||
         peer->slots[index].generation != head->id >> 16 || code > 0 ||
         bxi_peer_consumed(job, peer, head->consumed) < 0) {
-        bxi_unlock(&job->lock);
+        bxi_unlock(&job->run->lock);
         bxi_loan_release(loan);
         return BX_E_CORRUPT;
     }
@@ -636,7 +636,7 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
         free_slot(peer, index);
         bxi_counter_add(job, BXI_C_late_replies, 1);
     }
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
 
     if (was_full)
         bxi_wake(job, peer);
@@ -686,10 +686,10 @@ void bxi_calls_expire(struct bx_job *job)
 {
     struct bxi_call *list;
 
-    bxi_lock(&job->lock);
-    list = job->expired;
-    job->expired = NULL;
-    bxi_unlock(&job->lock);
+    bxi_lock(&job->run->lock);
+    list = job->rpc->expired;
+    job->rpc->expired = NULL;
+    bxi_unlock(&job->run->lock);
     complete_list(job, list, BX_E_TIMEOUT);
 }
 
@@ -699,7 +699,7 @@ void bxi_calls_fail(struct bx_job *job, struct bxi_peer *peer, int code, uint64_
     struct bxi_call **end = &list;
     bool replies_come;
 
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     /* This worker leaves, and the peer may still answer: a reply to a free slot would be nonsense. */
     replies_come = through_pos == BX_FOREVER && bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE;
     for (uint32_t i = 0; i < peer->slot_count; i++) {
@@ -718,7 +718,7 @@ void bxi_calls_fail(struct bx_job *job, struct bxi_peer *peer, int code, uint64_
         if (code == BX_E_PEER_DEAD)
             bxi_counter_add(job, BXI_C_calls_peer_dead, 1);
     }
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     complete_list(job, list, code);
     bxi_wake(job, peer);
 }
@@ -729,14 +729,14 @@ int bxi_call_cancel(struct bxi_call *call)
     struct bxi_peer *peer = call->peer;
     bool mine;
 
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     mine = call->slot < peer->slot_count && peer->slots[call->slot].call == call;
     if (mine) {
         take_call(job, peer, call->slot, true);
         send_cancel(job, peer, call->slot, BX_E_CANCELLED);
         bxi_counter_add(job, BXI_C_calls_cancelled, 1);
     }
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     if (!mine)
         return bx_fail(-EALREADY, "the call is done already");
     if (!bxi_is_driving(job))

@@ -19,7 +19,7 @@
 
 static uint64_t who(const struct bx_request *request)
 {
-    return (uint64_t)request->peer->rank | (uint64_t)(request->handler - request->job->handlers) << 16;
+    return (uint64_t)request->peer->rank | (uint64_t)(request->handler - request->job->rpc->handlers) << 16;
 }
 
 /* ---- what inspectors see ------------------------------------------------------------------------- */
@@ -33,14 +33,14 @@ static void show_request(struct bx_request *request)
     struct bxi_serving *row;
 
     request->row = BXI_NO_ROW;
-    if (!(BXI_STATS & BXI_STATS_TABLES) || job->free_row_count == 0)
+    if (!(BXI_STATS & BXI_STATS_TABLES) || job->observe->free_row_count == 0)
         return;
-    request->row = job->free_rows[--job->free_row_count];
+    request->row = job->observe->free_rows[--job->observe->free_row_count];
     row = &job->control->serving[request->row];
     /* Relaxed: published by the store of `where`. */
     bxi_store_relaxed(&row->id, request->id);
     bxi_store_relaxed(&row->who, who(request));
-    bxi_store_relaxed(&row->since_ns, job->pass_ns != 0 ? job->pass_ns : bxi_coarse_ns());
+    bxi_store_relaxed(&row->since_ns, job->run->pass_ns != 0 ? job->run->pass_ns : bxi_coarse_ns());
     /* Release, for inspectors in other processes: the words above are of this request. */
     bxi_store_release(&row->where, first[request->handler->kind]);
 }
@@ -52,7 +52,7 @@ static void hide_request(const struct bx_request *request)
     if (request->row == BXI_NO_ROW)
         return;
     bxi_store_relaxed(&job->control->serving[request->row].where, BXI_AT_NONE);    /* relaxed: for inspectors */
-    job->free_rows[job->free_row_count++] = request->row;
+    job->observe->free_rows[job->observe->free_row_count++] = request->row;
 }
 
 void bxi_serving_at(const struct bx_request *request, enum bxi_where where)
@@ -73,7 +73,7 @@ static void show_now(const struct bx_request *request)
     /* Relaxed, all: for inspectors, who read since_ns before and after. */
     bxi_store_relaxed(&now->id, request->id);
     bxi_store_relaxed(&now->who, who(request));
-    bxi_store_release(&now->since_ns, request->job->pass_ns);
+    bxi_store_release(&now->since_ns, request->job->run->pass_ns);
 }
 
 static void hide_now(const struct bx_request *request)
@@ -96,7 +96,7 @@ int bxi_serving_begin(struct bx_request *request)
     show_request(request);
     request->peer->serving += !request->oneway;     /* what the 1024 are about */
     request->peer->serving_oneways += request->oneway;
-    request->job->serving++;
+    request->job->rpc->serving++;
     return 0;
 }
 
@@ -105,7 +105,7 @@ void bxi_serving_cancel(struct bx_request *request)
     hide_request(request);
     request->peer->serving -= !request->oneway;
     request->peer->serving_oneways -= request->oneway;
-    request->job->serving--;
+    request->job->rpc->serving--;
     request->counted = false;
 }
 
@@ -116,7 +116,7 @@ static void serving_end(const struct bx_request *request)
     hide_request(request);
     request->peer->serving -= !request->oneway;
     request->peer->serving_oneways -= request->oneway;
-    request->job->serving--;
+    request->job->rpc->serving--;
 }
 
 /* "worker 'agent', function 'pick': no such row", within a frame and a sentence. */
@@ -155,8 +155,9 @@ static uint64_t answered_ns(const struct bx_request *request)
 
     if (request->begin_ns != 0)
         return bxi_now_ns();
-    if (request->handler != NULL && request->handler->kind == BXI_F_INLINE && bxi_is_driving(job) && job->pass_ns != 0)
-        return job->pass_ns;
+    if (request->handler != NULL && request->handler->kind == BXI_F_INLINE && bxi_is_driving(job) &&
+        job->run->pass_ns != 0)
+        return job->run->pass_ns;
     return bxi_coarse_ns();
 }
 
@@ -212,13 +213,13 @@ void bxi_answer(const struct bx_request *request, int code, const char *text, co
     if (request->oneway && code < 0)
         bxi_log(1, "a one-way call of worker '%s' failed: %s", request->peer->name, reply.text);
 
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     serving_end(request);
     if (!request->oneway && bxi_load_relaxed(&request->peer->state) == BXI_PEER_ALIVE) {
         rc = send_reply(&reply, request);
         sent = rc == 0;
     }
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     bxi_trace_answered(request, &reply.traced_ns, reply.head.code, bx_msg_bytes(value), sent);
     if (reply.cargo.body != NULL)
         bxi_cargo_drop(&reply.cargo);
@@ -238,7 +239,7 @@ static struct bx_reader reader_of(const struct bx_request *request, size_t body_
     const struct bxi_loan *loan = request->loan;
 
     if (loan == NULL)
-        return (struct bx_reader){ .data = request->job->frame, .bytes = body_bytes };
+        return (struct bx_reader){ .data = request->job->rpc->frame, .bytes = body_bytes };
     return (struct bx_reader){ .data = loan->data, .bytes = loan->bytes, .tensors = loan->pointers,
                                .tensor_count = loan->tensor_count };
 }
@@ -246,7 +247,7 @@ static struct bx_reader reader_of(const struct bx_request *request, size_t body_
 /* The arguments to keep; NULL when memory is out. */
 static struct bx_msg *keep_args(const struct bx_request *request, size_t body_bytes)
 {
-    return request->loan != NULL ? bxi_msg_of_loan(request->loan) : bxi_msg_copy(request->job->frame, body_bytes);
+    return request->loan != NULL ? bxi_msg_of_loan(request->loan) : bxi_msg_copy(request->job->rpc->frame, body_bytes);
 }
 
 void bxi_run_handler(struct bx_request *request, struct bx_reader reader, struct bx_msg *args,
@@ -272,24 +273,24 @@ static void shrink_reply(struct bx_job *job)
 
     if (reply == NULL)
         return;
-    bx_msg_destroy(job->reply);
-    job->reply = reply;
+    bx_msg_destroy(job->rpc->reply);
+    job->rpc->reply = reply;
 }
 
 static void run_inline(struct bx_request *request, size_t body_bytes)
 {
     struct bx_job *job = request->job;
 
-    bx_msg_clear(job->reply);
+    bx_msg_clear(job->rpc->reply);
     show_now(request);
     bxi_request_begins(request);
     bxi_no_wait_enter();
-    bxi_run_handler(request, reader_of(request, body_bytes), NULL, job->reply);
-    if (job->reply->tensor_count > 0)
-        bx_msg_clear(job->reply);       /* here, where a bx_free_fn must not wait either */
+    bxi_run_handler(request, reader_of(request, body_bytes), NULL, job->rpc->reply);
+    if (job->rpc->reply->tensor_count > 0)
+        bx_msg_clear(job->rpc->reply);       /* here, where a bx_free_fn must not wait either */
     bxi_no_wait_leave();
     hide_now(request);
-    if (job->reply->capacity > BXI_FRAME_MAX)
+    if (job->rpc->reply->capacity > BXI_FRAME_MAX)
         shrink_reply(job);
 }
 
@@ -298,10 +299,10 @@ static void run_inline(struct bx_request *request, size_t body_bytes)
 static void park(struct bx_job *job, struct bxi_parked *parked)
 {
     parked->linked = true;
-    parked->next = job->parked;
+    parked->next = job->rpc->parked;
     if (parked->next != NULL)
         parked->next->prev = parked;
-    job->parked = parked;
+    job->rpc->parked = parked;
 }
 
 static void unpark(struct bx_job *job, struct bxi_parked *parked)
@@ -312,7 +313,7 @@ static void unpark(struct bx_job *job, struct bxi_parked *parked)
     if (parked->prev != NULL)
         parked->prev->next = parked->next;
     else
-        job->parked = parked->next;
+        job->rpc->parked = parked->next;
     if (parked->next != NULL)
         parked->next->prev = parked->prev;
 }
@@ -322,9 +323,9 @@ static void async_done(struct bx_future *future, void *context)
     struct bxi_parked *parked = context;
     struct bx_job *job = parked->request.job;
 
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     unpark(job, parked);
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     bxi_trace_future(&parked->request, future->code);
     bxi_answer(&parked->request, future->code, bx_future_error_text(future), future->value);
     free(parked);
@@ -338,8 +339,8 @@ bool bxi_parked_fail(struct bx_job *job, struct bxi_peer *peer, uint64_t id, boo
         struct bxi_parked *parked;
         struct bx_future *future = NULL;
 
-        bxi_lock(&job->lock);
-        parked = job->parked;
+        bxi_lock(&job->run->lock);
+        parked = job->rpc->parked;
         while (parked != NULL && (parked->request.peer != peer || (!any_id && parked->request.id != id)))
             parked = parked->next;
         if (parked != NULL) {
@@ -347,7 +348,7 @@ bool bxi_parked_fail(struct bx_job *job, struct bxi_peer *peer, uint64_t id, boo
             /* Listed, so async_done has not freed anything; without a reference left, it is on its way. */
             future = bxi_future_try_acquire(parked->future) ? parked->future : NULL;
         }
-        bxi_unlock(&job->lock);
+        bxi_unlock(&job->run->lock);
         if (parked == NULL)
             return found;
         found = true;
@@ -369,18 +370,18 @@ static int hang_answer_on(struct bx_future *future, struct bx_request *request, 
     int rc;
 
     request->traced_ns = bxi_trace_now(job);
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     rc = bxi_serving_begin(request);
     if (rc == 0) {
         parked->request = *request;
         parked->future = future;
         park(job, parked);
     }
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     if (rc == 0 && (rc = bxi_future_on_done(future, async_done, parked)) < 0) {
-        bxi_lock(&job->lock);
+        bxi_lock(&job->run->lock);
         unpark(job, parked);
-        bxi_unlock(&job->lock);
+        bxi_unlock(&job->run->lock);
     }
     if (rc < 0 && rc != BX_E_CORRUPT)
         bxi_answer(request, rc, NULL, NULL);
@@ -518,9 +519,9 @@ static bool way_back(struct bx_job *job, struct bxi_peer *peer)
     /* [peer.out_open] acquire, pairs with the release in bxi_peer_open_out. */
     if (bxi_load_acquire(&peer->out_open))
         return true;
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     rc = bxi_peer_open_out(job, peer);
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     if (rc == 0)
         return true;
     bxi_log(0, "%s", bx_error_text());
@@ -550,7 +551,7 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
     if ((!request.oneway || (head->flags & BXI_FLAG_LEASE)) && !way_back(job, peer))
         return 0;
     if (head->flags & BXI_FLAG_LEASE) {
-        int rc = bxi_loan_open(job, peer, job->frame, body_bytes, &request.loan);
+        int rc = bxi_loan_open(job, peer, job->rpc->frame, body_bytes, &request.loan);
 
         if (rc == BX_E_CORRUPT)
             return rc;
@@ -568,18 +569,18 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
         }
     }
     /* [handlers] acquire, pairs with the release in add_handler. */
-    if (head->function >= bxi_load_acquire(&job->handler_count)) {
+    if (head->function >= bxi_load_acquire(&job->rpc->handler_count)) {
         bxi_counter_add(job, BXI_C_requests_refused, 1);
         bxi_answer(&request, BX_E_NO_FUNCTION, NULL, NULL);
         return 0;
     }
-    request.handler = &job->handlers[head->function];
-    if (job->pass_ns == 0)
-        job->pass_ns = bxi_coarse_ns();
-    if (head->deadline_ns < job->pass_ns) {
-        bxi_lock(&job->lock);
+    request.handler = &job->rpc->handlers[head->function];
+    if (job->run->pass_ns == 0)
+        job->run->pass_ns = bxi_coarse_ns();
+    if (head->deadline_ns < job->run->pass_ns) {
+        bxi_lock(&job->run->lock);
         bxi_counter_add(job, BXI_C_requests_expired, 1);
-        bxi_unlock(&job->lock);
+        bxi_unlock(&job->run->lock);
         bxi_answer(&request, BX_E_TIMEOUT, "the deadline passed before the request was read", NULL);
         return 0;
     }
@@ -595,9 +596,9 @@ static void handle_cancel(struct bx_job *job, struct bxi_peer *peer, const struc
 
     if ((bxi_pool_cancel(job, peer, head->id, code) || bxi_batch_cancel(job, peer, head->id, code)) &&
         code == BX_E_TIMEOUT) {
-        bxi_lock(&job->lock);
+        bxi_lock(&job->run->lock);
         bxi_counter_add(job, BXI_C_requests_expired, 1);
-        bxi_unlock(&job->lock);
+        bxi_unlock(&job->run->lock);
     }
     bxi_parked_fail(job, peer, head->id, false, BX_E_CANCELLED);
 }
@@ -636,7 +637,7 @@ int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload,
     case BXI_REQUEST:
     case BXI_ONEWAY:
         if (body_bytes > 0)
-            memcpy(job->frame, body, body_bytes);
+            memcpy(job->rpc->frame, body, body_bytes);
         if (bxi_truncated(peer))
             return BX_E_CORRUPT;
         /* Before the handler runs: its reply then says that this request has been read. */
@@ -674,23 +675,23 @@ static int check_name(const char *name)
 static int add_handler(struct bx_job *job, const char *name, const struct bxi_handler *handler)
 {
     /* Relaxed: written under the lock only. */
-    uint32_t count = bxi_load_relaxed(&job->handler_count);
+    uint32_t count = bxi_load_relaxed(&job->rpc->handler_count);
 
     for (uint32_t i = 0; i < count; i++)
-        if (strcmp(job->handlers[i].name, name) == 0)
+        if (strcmp(job->rpc->handlers[i].name, name) == 0)
             return bx_fail(-EEXIST, "worker '%s' has registered '%s' before", job->name, name);
     if (count == BXI_FUNCTION_MAX)
         return bx_fail(-ENOSPC, "worker '%s' has %d functions already, '%s' is one too many", job->name,
                        BXI_FUNCTION_MAX, name);
-    job->handlers[count] = *handler;
-    strcpy(job->handlers[count].name, name);
+    job->rpc->handlers[count] = *handler;
+    strcpy(job->rpc->handlers[count].name, name);
     if (handler->batcher != NULL) {
-        handler->batcher->handler = &job->handlers[count];
-        handler->batcher->next = job->batchers;
-        job->batchers = handler->batcher;
+        handler->batcher->handler = &job->rpc->handlers[count];
+        handler->batcher->next = job->rpc->batchers;
+        job->rpc->batchers = handler->batcher;
     }
     /* [handlers] release, pairs with the acquire in handle_request. */
-    bxi_store_release(&job->handler_count, count + 1);
+    bxi_store_release(&job->rpc->handler_count, count + 1);
     if (job->control != NULL) {
         strcpy(job->control->function[count].name, name);
         job->control->function[count].kind = (uint32_t)handler->kind;
@@ -710,9 +711,9 @@ static int registered(struct bx_job *job, const char *name, const struct bxi_han
         rc = bxi_job_check(job);
     if (rc < 0)
         return rc;
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     rc = add_handler(job, name, handler);
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     return rc;
 }
 

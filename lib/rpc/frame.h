@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A frame: what a record of a ring begins with. What follows the head is the body: a message's bytes, a lease's
- * head, or an error's sentence. internal.h includes it for the engine; shmstat includes it to tell how long a
+ * head, or an error's sentence. rpc.h includes it for the engine; shmstat includes it to tell how long a
  * frame has lain unread. It is no part of shm/, whose rings carry bytes of any meaning.
  */
 #ifndef BXI_FRAME_H

@@ -36,33 +36,33 @@ static bool enlist(struct bx_job *job, struct bxi_made *made)
 {
     bool may;
 
-    bxi_lock(&job->future_lock);
-    may = !job->futures_end;
+    bxi_lock(&job->rpc->future_lock);
+    may = !job->rpc->futures_end;
     if (may) {
         made->listed = true;
-        made->next = job->futures;
+        made->next = job->rpc->futures;
         if (made->next != NULL)
             made->next->prev = made;
-        job->futures = made;
+        job->rpc->futures = made;
     }
-    bxi_unlock(&job->future_lock);
+    bxi_unlock(&job->rpc->future_lock);
     return may;
 }
 
 /* By the one who completes it, before anybody can see that it is done. */
 static void delist(struct bx_job *job, struct bxi_made *made)
 {
-    bxi_lock(&job->future_lock);
+    bxi_lock(&job->rpc->future_lock);
     if (made->listed) {
         made->listed = false;
         if (made->prev != NULL)
             made->prev->next = made->next;
         else
-            job->futures = made->next;
+            job->rpc->futures = made->next;
         if (made->next != NULL)
             made->next->prev = made->prev;
     }
-    bxi_unlock(&job->future_lock);
+    bxi_unlock(&job->rpc->future_lock);
 }
 
 struct bx_future *bx_future_create(struct bx_job *job)
@@ -91,13 +91,13 @@ void bxi_futures_end(struct bx_job *job)
         struct bx_future *future = NULL;
         bool any;
 
-        bxi_lock(&job->future_lock);
-        job->futures_end = true;
-        any = job->futures != NULL;
+        bxi_lock(&job->rpc->future_lock);
+        job->rpc->futures_end = true;
+        any = job->rpc->futures != NULL;
         /* Without a reference left, its last holder is about to take it from the list. */
-        if (any && bxi_future_try_acquire(&job->futures->future))
-            future = &job->futures->future;
-        bxi_unlock(&job->future_lock);
+        if (any && bxi_future_try_acquire(&job->rpc->futures->future))
+            future = &job->rpc->futures->future;
+        bxi_unlock(&job->rpc->future_lock);
         if (!any)
             return;
         if (future == NULL || !bxi_future_complete(future, BX_E_SHUTDOWN,
@@ -407,7 +407,7 @@ static struct bxi_callback *sift(struct bxi_callback *stack, const struct bxi_ca
 /*
  * The stack is taken, sifted and put back, one thread at a time. Whoever adds meanwhile adds to an empty stack;
  * whoever completes meanwhile finds some of the callbacks or none, and the rest run here.
- * Of a call, a stack that is not empty counts once in job->eager, from its first callback on: a stack that was
+ * Of a call, a stack that is not empty counts once in job->run->eager, from its first callback on: a stack that was
  * taken and not put back is one less.
  */
 bool bxi_callback_remove(struct bx_future *future, struct bxi_callback *callback)

@@ -5,7 +5,7 @@
 #ifndef BXI_FUTURE_H
 #define BXI_FUTURE_H
 
-#include "internal.h"
+#include "rpc.h"
 
 struct bxi_gather;
 

@@ -3,7 +3,7 @@
  * Messages and readers. A message is one block of memory, its bytes behind its head; only one that grows
  * past the room it was made with gets a second block. One thread at a time.
  */
-#include "internal.h"
+#include "rpc.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
  * takes no lock. A peer's functions are read from the table in its segment when a name is first asked
  * for, copied, checked and kept: a call carries an index.
  */
-#include "internal.h"
+#include "rpc.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -31,31 +31,31 @@ static void put_in_bucket(uint8_t bucket[256], const char *name, uint8_t index)
 
 void bxi_names_clear(struct bx_job *job)
 {
-    memset(job->name_bucket, BXI_NO_INDEX, sizeof job->name_bucket);
+    memset(job->rpc->name_bucket, BXI_NO_INDEX, sizeof job->rpc->name_bucket);
 }
 
 void bxi_names_build(struct bx_job *job)
 {
     bxi_names_clear(job);
     for (int rank = 0; rank < job->world_size; rank++)
-        put_in_bucket(job->name_bucket, job->peers[rank].name, (uint8_t)rank);
+        put_in_bucket(job->rpc->name_bucket, job->rpc->peers[rank].name, (uint8_t)rank);
 }
 
 struct bxi_peer *bxi_peer_find(struct bx_job *job, const char *name)
 {
     /* Relaxed: a guess, which the comparison checks. */
-    struct bxi_peer *last = &job->peers[bxi_load_relaxed(&job->last_called)];
+    struct bxi_peer *last = &job->rpc->peers[bxi_load_relaxed(&job->rpc->last_called)];
 
     if (strcmp(last->name, name) == 0)
         return last;
     for (uint32_t at = hash_of(name);; at++) {
-        uint8_t rank = job->name_bucket[at & 255];
+        uint8_t rank = job->rpc->name_bucket[at & 255];
 
         if (rank == BXI_NO_INDEX)
             return NULL;
-        if (strcmp(job->peers[rank].name, name) == 0) {
-            bxi_store_relaxed(&job->last_called, rank);
-            return &job->peers[rank];
+        if (strcmp(job->rpc->peers[rank].name, name) == 0) {
+            bxi_store_relaxed(&job->rpc->last_called, rank);
+            return &job->rpc->peers[rank];
         }
     }
 }
@@ -79,9 +79,9 @@ int bx_worker_rank(const struct bx_job *job, const char *name)
 
 const char *bx_worker_name(const struct bx_job *job, int rank)
 {
-    if (bxi_job_check_any(job) < 0 || rank < 0 || rank >= job->world_size || job->peers[rank].name[0] == '\0')
+    if (bxi_job_check_any(job) < 0 || rank < 0 || rank >= job->world_size || job->rpc->peers[rank].name[0] == '\0')
         return NULL;
-    return job->peers[rank].name;
+    return job->rpc->peers[rank].name;
 }
 
 /* ---- functions --------------------------------------------------------------------------------- */

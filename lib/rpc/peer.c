@@ -14,7 +14,7 @@
  * thread sleeps, leaves the role, or returns to the program. A peer that was asleep last time is looked at when
  * the pass ends.
  */
-#include "internal.h"
+#include "rpc.h"
 
 #include "shm/step.h"
 
@@ -165,15 +165,16 @@ static void note_sent(struct bx_job *job, struct bxi_peer *peer, const struct bx
         note_end(peer, (uint32_t)out->slot);
     if (out->lease >= 0)
         peer->ledger.slots[out->lease].end_pos = peer->out.write_pos;
-    if (!any_bit(job->bells_due)) {
-        bxi_store_relaxed(&job->bells_pass, bxi_load_relaxed(&job->pass));      /* relaxed, both: any recent value */
-        bxi_store_relaxed(&job->bells_frame, bxi_load_relaxed(&job->frames));   /* will do */
+    if (!any_bit(job->rpc->bells_due)) {
+        /* Relaxed, both: any recent value will do. */
+        bxi_store_relaxed(&job->rpc->bells_pass, bxi_load_relaxed(&job->run->pass));
+        bxi_store_relaxed(&job->rpc->bells_frame, bxi_load_relaxed(&job->rpc->frames));
     }
-    peer->bell_for_replies = reply && (peer->bell_for_replies || !has_bit(job->bells_due, peer));
-    set_bit(job->bells_due, peer);
+    peer->bell_for_replies = reply && (peer->bell_for_replies || !has_bit(job->rpc->bells_due, peer));
+    set_bit(job->rpc->bells_due, peer);
     peer->bell_pos = peer->out.write_pos;
     if (!peer->defer_bell)
-        bxi_store_relaxed(&job->bells_urgent, 1);
+        bxi_store_relaxed(&job->rpc->bells_urgent, 1);
 }
 
 /* Puts a frame into the ring. 0, -EAGAIN, BX_E_CORRUPT. */
@@ -215,7 +216,7 @@ static int enqueue(struct bx_job *job, struct bxi_peer *peer, const struct bxi_o
     peer->queue_tail = queued;
     if (out->slot >= 0)
         peer->slots[out->slot].end_pos = BX_FOREVER;
-    set_bit(job->starved, peer);
+    set_bit(job->rpc->starved, peer);
     bxi_counter_add(job, BXI_C_queued_frames, 1);
     return 0;
 }
@@ -241,7 +242,7 @@ static int send_or_queue(struct bx_job *job, struct bxi_peer *peer, const struct
         return rc;
     }
     peer->wanted_bytes = (uint32_t)(sizeof *out->head + out->body_bytes);
-    set_bit(job->starved, peer);
+    set_bit(job->rpc->starved, peer);
     ask_for_room(job, peer, peer->queue_head != NULL ? peer->queue_head->payload_bytes : peer->wanted_bytes);
     return -EAGAIN;
 }
@@ -321,7 +322,7 @@ void bxi_peer_drop_queue(struct bxi_peer *peer)
 /* Nothing waits for room in its ring any more. */
 static void end_starvation(struct bx_job *job, struct bxi_peer *peer)
 {
-    clear_bit(job->starved, peer);
+    clear_bit(job->rpc->starved, peer);
     bxi_ring_unwant(&peer->out);
 }
 
@@ -356,26 +357,26 @@ static bool look_all_starved(struct bx_job *job, bool before_sleep)
     bool moved = false;
     bool woken[BXI_WORLD_MAX] = { false };
 
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     for (int rank = 0; rank < job->world_size; rank++) {
-        struct bxi_peer *peer = &job->peers[rank];
+        struct bxi_peer *peer = &job->rpc->peers[rank];
 
-        if (has_bit(job->starved, peer))
+        if (has_bit(job->rpc->starved, peer))
             moved |= woken[rank] = look_starved(job, peer, before_sleep);
     }
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     for (int rank = 0; moved && rank < job->world_size; rank++)
         if (woken[rank])
-            bxi_wake(job, &job->peers[rank]);
+            bxi_wake(job, &job->rpc->peers[rank]);
     return moved;
 }
 
 bool bxi_starved_look(struct bx_job *job, bool before_sleep)
 {
-    bool moved = any_bit(job->starved) && look_all_starved(job, before_sleep);
+    bool moved = any_bit(job->rpc->starved) && look_all_starved(job, before_sleep);
 
     /* [lease.waiters] sequentially consistent, pairs with the addition in bxi_leases_want. */
-    return (bxi_load_seq_cst(&job->lease_waiters) != 0 && bxi_leases_reclaim(job) > 0) || moved;
+    return (bxi_load_seq_cst(&job->lend->lease_waiters) != 0 && bxi_leases_reclaim(job) > 0) || moved;
 }
 
 int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consumed)
@@ -388,8 +389,8 @@ int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consum
         return 0;
     if (bxi_ring_credit_hint(&peer->out, consumed) < 0)
         return BX_E_CORRUPT;
-    if (has_bit(job->bells_due, peer) && consumed == peer->bell_pos) {
-        clear_bit(job->bells_due, peer);
+    if (has_bit(job->rpc->bells_due, peer) && consumed == peer->bell_pos) {
+        clear_bit(job->rpc->bells_due, peer);
         bxi_counter_add(job, BXI_C_bells_unneeded, 1);
     }
     return 0;
@@ -407,35 +408,35 @@ static void look(struct bx_job *job, struct bxi_peer *peer)
 
 void bxi_bell_now(struct bx_job *job, struct bxi_peer *peer)
 {
-    if (!has_bit(job->bells_due, peer))
+    if (!has_bit(job->rpc->bells_due, peer))
         return;
     bxi_fence_seq_cst();            /* [bell.armed] as in bxi_bells_flush */
     look(job, peer);
-    clear_bit(job->bells_due, peer);
+    clear_bit(job->rpc->bells_due, peer);
 }
 
 void bxi_bells_flush(struct bx_job *job)
 {
-    if (!any_bit(job->bells_due))
+    if (!any_bit(job->rpc->bells_due))
         return;
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     /* [bell.armed] the producers' fence, pairs with the sleepers' in sleep_as_leader and arm_background: the
      * frames before it are seen by the sleeper's second look, or the words below say that it sleeps. */
     bxi_fence_seq_cst();
     for (int i = 0; i < BXI_WORLD_MAX / 64; i++) {
-        uint64_t bits = bxi_load_relaxed(&job->bells_due[i]);   /* relaxed: as in set_bit */
+        uint64_t bits = bxi_load_relaxed(&job->rpc->bells_due[i]);   /* relaxed: as in set_bit */
 
         for (; bits != 0; bits &= bits - 1)
-            look(job, &job->peers[i * 64 + __builtin_ctzll(bits)]);
-        bxi_store_relaxed(&job->bells_due[i], 0);
+            look(job, &job->rpc->peers[i * 64 + __builtin_ctzll(bits)]);
+        bxi_store_relaxed(&job->rpc->bells_due[i], 0);
     }
-    bxi_store_relaxed(&job->bells_urgent, 0);
-    bxi_unlock(&job->lock);
+    bxi_store_relaxed(&job->rpc->bells_urgent, 0);
+    bxi_unlock(&job->run->lock);
 }
 
 void bxi_ring_all(struct bx_job *job)
 {
     for (int rank = 0; rank < job->world_size; rank++)
-        if (rank != job->rank && bxi_load_relaxed(&job->peers[rank].state) == BXI_PEER_ALIVE)
-            bxi_bell_ring(job->peers[rank].bell.fd[0]);
+        if (rank != job->rank && bxi_load_relaxed(&job->rpc->peers[rank].state) == BXI_PEER_ALIVE)
+            bxi_bell_ring(job->rpc->peers[rank].bell.fd[0]);
 }

@@ -27,14 +27,14 @@ static _Thread_local struct bx_job *pool_job;       /* whose pool this thread be
 /* pool.lock. */
 static void show_moving(struct bx_job *job)
 {
-    if (job->pool.stuck)
+    if (job->rpc->pool.stuck)
         bxi_store_relaxed(&job->control->now.pool_stuck_ns, 0);     /* relaxed: for inspectors */
-    job->pool.stuck = false;
+    job->rpc->pool.stuck = false;
 }
 
 static struct bxi_task *take_task(struct bx_job *job)
 {
-    struct bxi_pool *pool = &job->pool;
+    struct bxi_pool *pool = &job->rpc->pool;
     struct bxi_task *task = pool->head;
 
     pool->taken++;
@@ -64,9 +64,9 @@ static void run_request(struct bx_job *job, struct bxi_task *task)
     struct bx_msg *reply;
 
     if (task->request.deadline_ns <= bxi_now_ns()) {
-        bxi_lock(&job->lock);
+        bxi_lock(&job->run->lock);
         bxi_counter_add(job, BXI_C_requests_expired, 1);
-        bxi_unlock(&job->lock);
+        bxi_unlock(&job->run->lock);
         drop_args(task);
         bxi_answer(&task->request, BX_E_TIMEOUT, "the deadline passed before a thread was free", NULL);
         return;
@@ -88,7 +88,7 @@ static bool may_leave_pool(struct bx_job *job);
 static void *run_thread(void *argument)
 {
     struct bx_job *job = argument;
-    struct bxi_pool *pool = &job->pool;
+    struct bxi_pool *pool = &job->rpc->pool;
 
     pool_job = job;
     bxi_cancel_off();               /* a handler may switch it on, and is stopped if it is cancelled */
@@ -124,7 +124,7 @@ static void *run_thread(void *argument)
 
 static int add_thread(struct bx_job *job)
 {
-    struct bxi_pool *pool = &job->pool;
+    struct bxi_pool *pool = &job->rpc->pool;
     sigset_t all, before;
     int rc;
 
@@ -142,7 +142,7 @@ static int add_thread(struct bx_job *job)
 /* A thread for what is queued, if one is needed and allowed. 0, or why there is none at all. */
 static int grow(struct bx_job *job)
 {
-    struct bxi_pool *pool = &job->pool;
+    struct bxi_pool *pool = &job->rpc->pool;
     uint32_t blocked = bxi_load_relaxed(&pool->blocked);
     int rc = 0;
 
@@ -160,7 +160,7 @@ static int grow(struct bx_job *job)
  * can be made. */
 static bool may_leave_pool(struct bx_job *job)
 {
-    struct bxi_pool *pool = &job->pool;
+    struct bxi_pool *pool = &job->rpc->pool;
     uint32_t i = 0;
 
     if (!pool->stop) {
@@ -179,7 +179,7 @@ static bool may_leave_pool(struct bx_job *job)
 
 static int enqueue(struct bx_job *job, struct bxi_task *task)
 {
-    struct bxi_pool *pool = &job->pool;
+    struct bxi_pool *pool = &job->rpc->pool;
     int rc = pool->stop ? BX_E_SHUTDOWN : 0;
 
     if (rc < 0)
@@ -213,11 +213,11 @@ static void watch_queue(struct bx_job *job)
 {
     uint64_t at_ns = bxi_now_ns() + LOOK_NS;
 
-    bxi_lock(&job->lock);
-    job->pool.timer.fire = look_due;
-    if (bxi_timer_set(&job->timers, &job->pool.timer, at_ns) == 0)
+    bxi_lock(&job->run->lock);
+    job->rpc->pool.timer.fire = look_due;
+    if (bxi_timer_set(&job->run->timers, &job->rpc->pool.timer, at_ns) == 0)
         bxi_timer_added(job);           /* else there is no memory for the timer: nobody is told */
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
 }
 
 /* pool.lock. Inspectors are shown how it is. */
@@ -227,16 +227,16 @@ static void show_stuck(struct bx_job *job, uint32_t busy)
 
     /* Relaxed, both: published by the store of pool_stuck_ns. */
     bxi_store_relaxed(&now->pool_busy, busy);
-    bxi_store_relaxed(&now->pool_waiting, job->pool.queued);
-    if (!job->pool.stuck)
+    bxi_store_relaxed(&now->pool_waiting, job->rpc->pool.queued);
+    if (!job->rpc->pool.stuck)
         /* Release, for inspectors in other processes: the words above are there. */
         bxi_store_release(&now->pool_stuck_ns, bxi_now_ns() - LOOK_NS);
-    job->pool.stuck = true;
+    job->rpc->pool.stuck = true;
 }
 
 void bxi_pool_look(struct bx_job *job)
 {
-    struct bxi_pool *pool = &job->pool;
+    struct bxi_pool *pool = &job->rpc->pool;
     uint32_t busy, waiting;
     bool tell, watch;
 
@@ -278,22 +278,22 @@ int bxi_pool_submit(struct bx_job *job, struct bxi_task *task)
     int rc = 0;
 
     if (task->batcher == NULL) {
-        bxi_lock(&job->lock);
+        bxi_lock(&job->run->lock);
         rc = bxi_serving_begin(&task->request);
-        bxi_unlock(&job->lock);
+        bxi_unlock(&job->run->lock);
         if (rc < 0)
             return rc;
     }
-    pthread_mutex_lock(&job->pool.lock);
+    pthread_mutex_lock(&job->rpc->pool.lock);
     rc = enqueue(job, task);
-    watch = begin_watch(&job->pool);
-    pthread_mutex_unlock(&job->pool.lock);
+    watch = begin_watch(&job->rpc->pool);
+    pthread_mutex_unlock(&job->rpc->pool.lock);
     if (watch)
         watch_queue(job);
     if (rc < 0 && task->batcher == NULL) {
-        bxi_lock(&job->lock);
+        bxi_lock(&job->run->lock);
         bxi_serving_cancel(&task->request);
-        bxi_unlock(&job->lock);
+        bxi_unlock(&job->run->lock);
     }
     return rc;
 }
@@ -312,7 +312,7 @@ const char *bxi_pool_why(int rc, char text[BXI_POOL_WHY_BYTES])
 
 bool bxi_pool_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code)
 {
-    struct bxi_pool *pool = &job->pool;
+    struct bxi_pool *pool = &job->rpc->pool;
     struct bxi_task *found = NULL;
 
     pthread_mutex_lock(&pool->lock);
@@ -374,11 +374,11 @@ bool bxi_pool_block(struct bx_job *job)
 {
     if (pool_job != job)
         return false;
-    bxi_add(&job->pool.blocked, 1);
-    pthread_mutex_lock(&job->pool.lock);
+    bxi_add(&job->rpc->pool.blocked, 1);
+    pthread_mutex_lock(&job->rpc->pool.lock);
     int rc = grow(job);
-    struct bxi_task *stuck = rc < 0 ? take_all(&job->pool) : NULL;
-    pthread_mutex_unlock(&job->pool.lock);
+    struct bxi_task *stuck = rc < 0 ? take_all(&job->rpc->pool) : NULL;
+    pthread_mutex_unlock(&job->rpc->pool.lock);
     refuse_all(job, stuck, rc);
     return true;
 }
@@ -386,12 +386,12 @@ bool bxi_pool_block(struct bx_job *job)
 void bxi_pool_unblock(struct bx_job *job)
 {
     if (pool_job == job)
-        bxi_add(&job->pool.blocked, (uint32_t)-1);
+        bxi_add(&job->rpc->pool.blocked, (uint32_t)-1);
 }
 
 void bxi_pool_stop(struct bx_job *job)
 {
-    struct bxi_pool *pool = &job->pool;
+    struct bxi_pool *pool = &job->rpc->pool;
 
     pthread_mutex_lock(&pool->lock);
     pool->stop = true;

@@ -13,7 +13,7 @@
  * catch does it. _Unwind_Resume goes on with the same unwinding later, from further out. Elsewhere setjmp and a
  * cleanup do it, for a few nanoseconds a call, and the thread's exit value is lost.
  */
-#include "internal.h"
+#include "rpc.h"
 
 BXI_HOT_TLS void *bxi_leaving;
 

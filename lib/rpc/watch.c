@@ -8,8 +8,8 @@
  * replies count, requests are dropped and counted. Then every call to it fails, batches stop waiting for
  * it, and, if it died, its names in /dev/shm are removed; of rank 0 its lock file too.
  */
-#include "job/bootstrap.h"
-#include "run/progress.h"
+#include "job/job.h"
+#include "run/run.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -38,15 +38,15 @@ void bxi_wanted_look(struct bx_job *job)
 {
     /* [ring.want] the consumer's fence, pairs with the one in bxi_ring_want. */
     bxi_fence_seq_cst();
-    for (int i = 0; i < (int)bxi_load_relaxed(&job->in_count); i++) {
-        struct bxi_peer *peer = job->in_peers[i];
+    for (int i = 0; i < (int)bxi_load_relaxed(&job->rpc->in_count); i++) {
+        struct bxi_peer *peer = job->rpc->in_peers[i];
 
         if (!bxi_ring_wanted(&peer->in))
             continue;
-        bxi_lock(&job->lock);
+        bxi_lock(&job->run->lock);
         if (bxi_bell_look(&peer->bell, false))
             bxi_counter_add(job, BXI_C_doorbells_rung, 1);
-        bxi_unlock(&job->lock);
+        bxi_unlock(&job->run->lock);
     }
 }
 
@@ -54,11 +54,11 @@ void bxi_wanted_look(struct bx_job *job)
  * eighth frame only, for most find no bell due. */
 static void ring_overdue(struct bx_job *job)
 {
-    uint64_t frames = bxi_load_relaxed(&job->frames) + 1;       /* relaxed: written by the role */
+    uint64_t frames = bxi_load_relaxed(&job->rpc->frames) + 1;       /* relaxed: written by the role */
 
-    bxi_store_relaxed(&job->frames, frames);
+    bxi_store_relaxed(&job->rpc->frames, frames);
     /* Relaxed: this thread's own frames are in it; another thread flushes its own. */
-    if (frames % 8 == 0 && frames - bxi_load_relaxed(&job->bells_frame) >= BXI_DEFER_FRAMES)
+    if (frames % 8 == 0 && frames - bxi_load_relaxed(&job->rpc->bells_frame) >= BXI_DEFER_FRAMES)
         bxi_bells_flush(job);
 }
 
@@ -98,26 +98,26 @@ int bxi_read_ring(struct bx_job *job, struct bxi_peer *peer, struct bxi_waiter *
 
 static void open_in(struct bx_job *job, struct bxi_peer *peer, const void *base, const bxi_a64 *want_credit)
 {
-    uint32_t count = bxi_load_relaxed(&job->in_count);
+    uint32_t count = bxi_load_relaxed(&job->rpc->in_count);
 
     bxi_ring_reader_init(&peer->in, base, BXI_RING_BYTES, 0, &job->control->credit[peer->rank].position,
                          want_credit);
     peer->in_open = true;
-    job->in_peers[count] = peer;
-    bxi_store_relaxed(&job->in_count, count + 1);   /* relaxed: others only ask whether there are any */
+    job->rpc->in_peers[count] = peer;
+    bxi_store_relaxed(&job->rpc->in_count, count + 1);   /* relaxed: others only ask whether there are any */
 }
 
 static void close_in(struct bx_job *job, struct bxi_peer *peer)
 {
-    uint32_t count = bxi_load_relaxed(&job->in_count);
+    uint32_t count = bxi_load_relaxed(&job->rpc->in_count);
 
     if (!peer->in_open)
         return;
     peer->in_open = false;
     for (uint32_t i = 0; i < count; i++) {
-        if (job->in_peers[i] == peer) {
-            job->in_peers[i] = job->in_peers[count - 1];
-            bxi_store_relaxed(&job->in_count, count - 1);
+        if (job->rpc->in_peers[i] == peer) {
+            job->rpc->in_peers[i] = job->rpc->in_peers[count - 1];
+            bxi_store_relaxed(&job->rpc->in_count, count - 1);
             return;
         }
     }
@@ -148,18 +148,18 @@ static void count_gone(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_
 
     /* Lost first: serve_ready must not take this one for a worker that leaves. */
     if (state_word < BXI_LEAVING && state != BXI_PEER_LEFT)
-        bxi_add_seq_cst(&job->lost, 1);
+        bxi_add_seq_cst(&job->rpc->lost, 1);
     /* Sequentially consistent, all: the load of `waiting` in bxi_wake is not made before them, so either a waiter that
      * counts itself sees them, or it is woken. */
     if (state_word < BXI_LEAVING)
-        bxi_add_seq_cst(&job->leavers, 1);
+        bxi_add_seq_cst(&job->rpc->leavers, 1);
     if (state_word < BXI_QUIET)
-        bxi_add_seq_cst(&job->quiet, 1);
+        bxi_add_seq_cst(&job->rpc->quiet, 1);
     if (state == BXI_PEER_LEFT)
         return;
-    job->dead_rank[bxi_load_relaxed(&job->deaths)] = (uint8_t)peer->rank;
+    job->rpc->dead_rank[bxi_load_relaxed(&job->rpc->deaths)] = (uint8_t)peer->rank;
     /* [deaths] sequentially consistent, pairs with the load in serve_ready: the rank is read after it. */
-    bxi_add_seq_cst(&job->deaths, 1);
+    bxi_add_seq_cst(&job->rpc->deaths, 1);
 }
 
 struct death {
@@ -171,7 +171,7 @@ static int call_on_death(void *context)
 {
     const struct death *death = context;
 
-    death->job->on_death(death->job, death->rank, death->job->on_death_context);
+    death->job->rpc->on_death(death->job, death->rank, death->job->rpc->on_death_context);
     return 0;
 }
 
@@ -189,11 +189,11 @@ void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_sta
     }
     if (state != BXI_PEER_LEFT)     /* before anybody can see that it is gone */
         bxi_counter_add(job, state == BXI_PEER_DEAD ? BXI_C_peers_dead : BXI_C_peers_corrupt, 1);
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     peer->close_code = codes[state];
     bxi_store_relaxed(&peer->state, state);     /* relaxed: read under the lock where it matters */
     bxi_peer_drop_queue(peer);
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     bxi_leases_unsent(job, peer);
     close_in(job, peer);
     drop_arena(peer);
@@ -209,12 +209,12 @@ void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_sta
     bxi_calls_fail(job, peer, codes[state], BX_FOREVER);
     bxi_parked_fail(job, peer, 0, true, codes[state]);
     bxi_batches_leave(job, peer->rank);
-    if (state != BXI_PEER_LEFT && job->on_death != NULL) {
+    if (state != BXI_PEER_LEFT && job->rpc->on_death != NULL) {
         bxi_no_wait_enter();
         bxi_call_user(call_on_death, &(struct death){ job, peer->rank });
         bxi_no_wait_leave();
     }
-    bxi_wake(job, &job->leavers);
+    bxi_wake(job, &job->rpc->leavers);
 }
 
 /* ---- what a scan looks at ---------------------------------------------------------------------- */
@@ -245,14 +245,14 @@ static void look_state(struct bx_job *job, struct bxi_peer *peer)
     }
     /* Sequentially consistent, as in count_gone. */
     if (state >= BXI_LEAVING && before < BXI_LEAVING)
-        bxi_add_seq_cst(&job->leavers, 1);
+        bxi_add_seq_cst(&job->rpc->leavers, 1);
     if (state >= BXI_QUIET && before < BXI_QUIET)
-        bxi_add_seq_cst(&job->quiet, 1);
+        bxi_add_seq_cst(&job->rpc->quiet, 1);
     peer->state_word = state;
     if (state == BXI_LEFT)
         bxi_peer_close(job, peer, BXI_PEER_LEFT);
     else
-        bxi_wake(job, &job->leavers);
+        bxi_wake(job, &job->rpc->leavers);
 }
 
 static void look_refused(struct bx_job *job, struct bxi_peer *peer)
@@ -271,7 +271,7 @@ static void look_refused(struct bx_job *job, struct bxi_peer *peer)
 static void scan(struct bx_job *job)
 {
     for (int rank = 0; rank < job->world_size; rank++) {
-        struct bxi_peer *peer = &job->peers[rank];
+        struct bxi_peer *peer = &job->rpc->peers[rank];
 
         if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
             continue;
@@ -286,7 +286,7 @@ static void scan(struct bx_job *job)
 static void look_deaths(struct bx_job *job)
 {
     for (int rank = 0; rank < job->world_size; rank++) {
-        struct bxi_peer *peer = &job->peers[rank];
+        struct bxi_peer *peer = &job->rpc->peers[rank];
         uint32_t seen = bxi_load_relaxed(&peer->death_seen);
 
         if (seen == 0)
@@ -315,7 +315,7 @@ static void look_deaths(struct bx_job *job)
 void bxi_look_events(struct bx_job *job)
 {
     /* [events] takes them all; one that is set after this is looked at in the next pass. */
-    uint32_t events = atomic_exchange(&job->events, 0);
+    uint32_t events = atomic_exchange(&job->run->events, 0);
 
     if (events & BXI_EVENT_SCAN)
         scan(job);
@@ -355,17 +355,17 @@ static bool bell_was_owed(struct bx_job *job, struct bxi_peer *peer)
     uint32_t payload_bytes;
 
     return bxi_ring_peek(&peer->in, &payload, &payload_bytes) == 1 &&
-           (bxi_load_seq_cst(&job->eager) != 0 || *(const uint8_t *)payload != BXI_REPLY);
+           (bxi_load_seq_cst(&job->run->eager) != 0 || *(const uint8_t *)payload != BXI_REPLY);
 }
 
 bool bxi_watchdog(struct bx_job *job)
 {
-    bool found = bxi_load_seq_cst(&job->lease_waiters) != 0 && bxi_leases_reclaim(job) > 0;
+    bool found = bxi_load_seq_cst(&job->lend->lease_waiters) != 0 && bxi_leases_reclaim(job) > 0;
 
     bxi_devices_poll(job);
 
-    for (int i = 0; i < (int)bxi_load_relaxed(&job->in_count); i++) {
-        struct bxi_peer *peer = job->in_peers[i];
+    for (int i = 0; i < (int)bxi_load_relaxed(&job->rpc->in_count); i++) {
+        struct bxi_peer *peer = job->rpc->in_peers[i];
         uint64_t mark = peer->in.read_pos + 1;
 
         if (peer->held != NULL || !bell_was_owed(job, peer)) {

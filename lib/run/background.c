@@ -9,7 +9,7 @@
  * wakes, it passes on what it learnt and sleeps again. Where it ends in a handler of the program, another one takes
  * its place.
  */
-#include "progress.h"
+#include "run.h"
 
 #include "shm/cancel.h"
 #include "observe/trace.h"
@@ -27,13 +27,13 @@
 /* For a thread that tries the role next: no bell. [events] as in bxi_event. */
 static void note_event(struct bx_job *job, uint32_t bits)
 {
-    atomic_fetch_or(&job->events, bits);
+    atomic_fetch_or(&job->run->events, bits);
 }
 
 static void see_death(struct bx_job *job, uint64_t rank)
 {
     /* Over a suspicion too: a worker that was cut off leaves its name behind when it dies. */
-    bxi_exchange(&job->peers[rank].death_seen, BXI_PEER_DEAD);
+    bxi_exchange(&job->rpc->peers[rank].death_seen, BXI_PEER_DEAD);
     note_event(job, BXI_EVENT_DEATH);
 }
 
@@ -42,19 +42,19 @@ void bxi_look_loop(struct bx_job *job)
 {
     struct epoll_event events[BXI_SLEEPER_FDS];
     /* By syscall, which is no cancellation point. */
-    int count = (int)syscall(SYS_epoll_pwait, job->loop_fd, events, BXI_SLEEPER_FDS, 0, NULL, 0);
+    int count = (int)syscall(SYS_epoll_pwait, job->run->loop_fd, events, BXI_SLEEPER_FDS, 0, NULL, 0);
 
     for (int i = 0; i < count; i++) {
         uint64_t token = events[i].data.u64;
 
         if (token == BXI_TOKEN_BELL) {
-            bxi_bell_drain(job->bell_fd[0]);
+            bxi_bell_drain(job->run->bell_fd[0]);
             note_event(job, BXI_EVENT_SCAN);
         } else if (token == BXI_TOKEN_TIMER) {
-            bxi_bell_drain(job->timer_fd);
+            bxi_bell_drain(job->run->timer_fd);
             note_event(job, BXI_EVENT_TIMER);
         } else {
-            epoll_ctl(job->loop_fd, EPOLL_CTL_DEL, job->peers[token].pidfd, NULL);
+            epoll_ctl(job->run->loop_fd, EPOLL_CTL_DEL, job->rpc->peers[token].pidfd, NULL);
             see_death(job, token);
         }
     }
@@ -80,7 +80,7 @@ static int make_kind(enum bxi_sleeper_kind kind, const struct bxi_watched *watch
 int bxi_make_sleeper(const struct bx_job *job, const struct bxi_watched *watched, int count,
                      struct bxi_sleeper **sleeper)
 {
-    int rc = make_kind(job->sleeper_kind, watched, count, sleeper);
+    int rc = make_kind(job->run->sleeper_kind, watched, count, sleeper);
 
     if (rc < 0)
         rc = make_kind(BXI_SLEEPER_EPOLL, watched, count, sleeper);
@@ -127,7 +127,7 @@ static void drive_background(struct bx_job *job)
             return;
         }
         /* Somebody waits for this role: its thread is the one that should see the reply. */
-        if (bxi_load_relaxed(&job->followers) == 0 && bxi_load_relaxed(&job->stop) == 0 &&
+        if (bxi_load_relaxed(&job->run->followers) == 0 && bxi_load_relaxed(&job->run->stop) == 0 &&
             bxi_spin_on(job, &spin, NULL))
             continue;
         bxi_publish_credits(job);
@@ -148,7 +148,7 @@ static uint64_t sleep_in_background(struct bx_job *job, struct bxi_sleeper *slee
     bxi_trace_sleeps(job);
     now_ns = bxi_now_ns();
     until_ns = bxi_until_when(job, now_ns);
-    if (bxi_load_relaxed(&job->in_count) > 0)
+    if (bxi_load_relaxed(&job->rpc->in_count) > 0)
         until_ns = bxi_least(until_ns, now_ns + BXI_WATCHDOG_NS);
     if (until_ns != BX_FOREVER)
         timeout_ns = until_ns > now_ns ? until_ns - now_ns : 0;
@@ -158,10 +158,10 @@ static uint64_t sleep_in_background(struct bx_job *job, struct bxi_sleeper *slee
     if (count < 0)
         note_event(job, BXI_EVENT_SCAN);
     if (count == 0)
-        bxi_count_late_timer(job, until_ns, job->bell_fd[0]);
+        bxi_count_late_timer(job, until_ns, job->run->bell_fd[0]);
     for (int i = 0; i < count; i++) {
         if (tokens[i] == BXI_TOKEN_BELL) {
-            bxi_bell_drain(job->bell_fd[0]);
+            bxi_bell_drain(job->run->bell_fd[0]);
             note_event(job, BXI_EVENT_SCAN);
         } else {
             bxi_sleeper_forget(sleeper, tokens[i]);
@@ -174,19 +174,19 @@ static uint64_t sleep_in_background(struct bx_job *job, struct bxi_sleeper *slee
 static void say_ready(struct bx_job *job, uint32_t ready)
 {
     /* [background.ready] release, pairs with the acquire in bxi_progress_start. */
-    bxi_store_release(&job->background_ready, ready);
-    syscall(SYS_futex, &job->background_ready, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+    bxi_store_release(&job->run->background_ready, ready);
+    syscall(SYS_futex, &job->run->background_ready, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
 /* On its bell and every peer's pidfd. 0, -errno. */
 static int make_background_sleeper(struct bx_job *job, struct bxi_sleeper **sleeper)
 {
-    struct bxi_watched watched[BXI_SLEEPER_FDS] = { { job->bell_fd[0], BXI_TOKEN_BELL } };
+    struct bxi_watched watched[BXI_SLEEPER_FDS] = { { job->run->bell_fd[0], BXI_TOKEN_BELL } };
     int count = 1;
 
     for (int rank = 0; rank < job->world_size; rank++)
         if (rank != job->rank)
-            watched[count++] = (struct bxi_watched){ job->peers[rank].pidfd, (uint64_t)rank };
+            watched[count++] = (struct bxi_watched){ job->rpc->peers[rank].pidfd, (uint64_t)rank };
     return bxi_make_sleeper(job, watched, count, sleeper);
 }
 
@@ -212,12 +212,12 @@ static bool replace_background(struct bx_job *job)
     pthread_t thread;
     int rc = 0;
 
-    bxi_lock(&job->wait_lock);
-    if (bxi_load_seq_cst(&job->stop) == 0 && (rc = start_background(job, &thread)) == 0) {
-        job->background = thread;
+    bxi_lock(&job->run->wait_lock);
+    if (bxi_load_seq_cst(&job->run->stop) == 0 && (rc = start_background(job, &thread)) == 0) {
+        job->run->background = thread;
         pthread_detach(pthread_self());
     }
-    bxi_unlock(&job->wait_lock);
+    bxi_unlock(&job->run->wait_lock);
     if (rc != 0)
         bxi_leaving = NULL;
     return rc == 0;
@@ -240,7 +240,7 @@ static void *run_background(void *argument)
     }
     say_ready(job, 1);
     /* [stop] acquire, pairs with the store in bxi_waits_stop. */
-    while (bxi_load_acquire(&job->stop) == 0) {
+    while (bxi_load_acquire(&job->run->stop) == 0) {
         /* A leader that sleeps knows only of the timers that were there before. */
         if (slept_ns == 0 && bxi_next_timer_ns(job) <= bxi_now_ns())
             note_event(job, BXI_EVENT_TIMER);
@@ -264,19 +264,19 @@ static int start_loop(struct bx_job *job)
     struct epoll_event bell = { .events = EPOLLIN, .data.u64 = BXI_TOKEN_BELL };
     struct epoll_event timer = { .events = EPOLLIN, .data.u64 = BXI_TOKEN_TIMER };
 
-    job->loop_fd = epoll_create1(EPOLL_CLOEXEC);
-    job->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
-    if (job->loop_fd < 0 || job->timer_fd < 0 ||
-        epoll_ctl(job->loop_fd, EPOLL_CTL_ADD, job->bell_fd[0], &bell) < 0 ||
-        epoll_ctl(job->loop_fd, EPOLL_CTL_ADD, job->timer_fd, &timer) < 0)
+    job->run->loop_fd = epoll_create1(EPOLL_CLOEXEC);
+    job->run->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    if (job->run->loop_fd < 0 || job->run->timer_fd < 0 ||
+        epoll_ctl(job->run->loop_fd, EPOLL_CTL_ADD, job->run->bell_fd[0], &bell) < 0 ||
+        epoll_ctl(job->run->loop_fd, EPOLL_CTL_ADD, job->run->timer_fd, &timer) < 0)
         return bx_fail(-errno, "the descriptor of one's own loop cannot be made: %s", strerror(errno));
     for (int rank = 0; rank < job->world_size; rank++) {
         struct epoll_event death = { .events = EPOLLIN, .data.u64 = (uint64_t)rank };
 
-        if (rank != job->rank && epoll_ctl(job->loop_fd, EPOLL_CTL_ADD, job->peers[rank].pidfd, &death) < 0)
+        if (rank != job->rank && epoll_ctl(job->run->loop_fd, EPOLL_CTL_ADD, job->rpc->peers[rank].pidfd, &death) < 0)
             return bx_fail(-errno, "the pidfd of rank %d cannot be watched: %s", rank, strerror(errno));
     }
-    bxi_bell_arm(&job->bell, BXI_WHO_BACKGROUND);
+    bxi_bell_arm(&job->run->bell, BXI_WHO_BACKGROUND);
     bxi_event(job, BXI_EVENT_SCAN);
     return 0;
 }
@@ -293,24 +293,25 @@ void bxi_signals_of_threads(sigset_t *set)
 
 int bxi_progress_start(struct bx_job *job)
 {
-    struct bxi_peer *self = &job->peers[job->rank];
+    struct bxi_peer *self = &job->rpc->peers[job->rank];
     int rc;
 
-    self->bell = (struct bxi_bell_peer){ &job->control->header.armed, { job->bell_fd[0], job->bell_fd[1] }, 0 };
-    job->background_until_ns = BX_FOREVER;
+    self->bell = (struct bxi_bell_peer){ &job->control->header.armed,
+                                         { job->run->bell_fd[0], job->run->bell_fd[1] }, 0 };
+    job->run->background_until_ns = BX_FOREVER;
     if (job->options.own_loop)
         return start_loop(job);
-    atomic_fetch_or(&job->events, BXI_EVENT_SCAN);
-    job->background_runs = true;
-    rc = start_background(job, &job->background);
+    atomic_fetch_or(&job->run->events, BXI_EVENT_SCAN);
+    job->run->background_runs = true;
+    rc = start_background(job, &job->run->background);
     if (rc != 0) {
-        job->background_runs = false;
+        job->run->background_runs = false;
         return bx_fail(-rc, "the background thread cannot be started: %s", strerror(rc));
     }
     /* [background.ready] acquire, pairs with the release in say_ready. */
-    while (bxi_load_acquire(&job->background_ready) == 0)
-        syscall(SYS_futex, &job->background_ready, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
-    rc = 1 - (int)bxi_load_acquire(&job->background_ready);
+    while (bxi_load_acquire(&job->run->background_ready) == 0)
+        syscall(SYS_futex, &job->run->background_ready, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
+    rc = 1 - (int)bxi_load_acquire(&job->run->background_ready);
     return rc < 0 ? bx_fail(rc, "the background thread of worker '%s' cannot watch its doorbell and the other "
                                 "workers: %s", job->name, bx_strerror(rc)) : 0;
 }
@@ -318,21 +319,21 @@ int bxi_progress_start(struct bx_job *job)
 void bxi_waits_stop(struct bx_job *job)
 {
     /* [stop] sequentially consistent, pairs with the loads behind the leader's and the followers' fences. */
-    atomic_store(&job->stop, 1);
-    bxi_bell_ring(job->bell_fd[1]);
-    bxi_lock(&job->wait_lock);
-    for (struct bxi_waiter *waiter = job->waiters; waiter != NULL; waiter = waiter->next)
+    atomic_store(&job->run->stop, 1);
+    bxi_bell_ring(job->run->bell_fd[1]);
+    bxi_lock(&job->run->wait_lock);
+    for (struct bxi_waiter *waiter = job->run->waiters; waiter != NULL; waiter = waiter->next)
         bxi_signal_waiter(waiter);
-    bxi_unlock(&job->wait_lock);
+    bxi_unlock(&job->run->wait_lock);
 }
 
 void bxi_progress_stop(struct bx_job *job)
 {
-    if (!job->background_runs)
+    if (!job->run->background_runs)
         return;
-    bxi_bell_ring(job->bell_fd[0]);
-    pthread_join(job->background, NULL);
-    job->background_runs = false;
+    bxi_bell_ring(job->run->bell_fd[0]);
+    pthread_join(job->run->background, NULL);
+    job->run->background_runs = false;
 }
 
 /* ---- one's own loop ---------------------------------------------------------------------------- */
@@ -343,7 +344,7 @@ int bx_job_fd(const struct bx_job *job)
 
     if (rc < 0)
         return rc;
-    return job->loop_fd >= 0 ? job->loop_fd
+    return job->run->loop_fd >= 0 ? job->run->loop_fd
                              : bx_fail(BX_E_STATE, "bx_job_fd is for a started job with own_loop set");
 }
 
@@ -353,7 +354,7 @@ int bx_progress(struct bx_job *job)
 
     if (rc < 0)
         return rc;
-    if (job->loop_fd >= 0)
+    if (job->run->loop_fd >= 0)
         bxi_look_loop(job);
     if (!bxi_take_role_or_tell(job))
         return 0;
@@ -366,7 +367,7 @@ int bx_progress(struct bx_job *job)
     } while (handled > 0 && total < 1024 && bxi_leaving == NULL);
     bxi_publish_credits(job);
     bxi_trace_sleeps(job);
-    if (job->loop_fd >= 0)
+    if (job->run->loop_fd >= 0)
         bxi_until_when(job, 0);
     bxi_leave_role(job, true);
     bxi_error_leave();

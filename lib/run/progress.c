@@ -21,7 +21,7 @@
  * A process killed at any of these points leaves its armed word as it was: peers ring an eventfd that
  * nobody reads, and learn of the death by its pidfd.
  */
-#include "progress.h"
+#include "run.h"
 
 #include "observe/trace.h"
 
@@ -69,9 +69,9 @@ uint64_t bxi_next_timer_ns(struct bx_job *job)
 {
     uint64_t next;
 
-    bxi_lock(&job->lock);
-    next = bxi_timers_next_ns(&job->timers);
-    bxi_unlock(&job->lock);
+    bxi_lock(&job->run->lock);
+    next = bxi_timers_next_ns(&job->run->timers);
+    bxi_unlock(&job->run->lock);
     return next;
 }
 
@@ -85,7 +85,7 @@ void bxi_count_late_timer(struct bx_job *job, uint64_t until_ns, int bell_fd)
 
     /* BXI_EVENT_TIMER: the holder of the role has been told, and comes to it when its handler returns. */
     if (next_ns < until_ns && next_ns < now_ns && now_ns - next_ns > LATE_NS &&
-        (bxi_load_relaxed(&job->events) & BXI_EVENT_TIMER) == 0 && poll(&bell, 1, HELD_UP_MS) == 0)
+        (bxi_load_relaxed(&job->run->events) & BXI_EVENT_TIMER) == 0 && poll(&bell, 1, HELD_UP_MS) == 0)
         bxi_add(&job->counters[BXI_C_timers_late], 1);
 }
 
@@ -93,15 +93,15 @@ bool bxi_fire_timers(struct bx_job *job, uint64_t now_ns)
 {
     bool fired = false;
 
-    bxi_lock(&job->lock);
-    while (bxi_timers_next_ns(&job->timers) <= now_ns) {
-        struct bxi_timer *timer = job->timers.heap[1];
+    bxi_lock(&job->run->lock);
+    while (bxi_timers_next_ns(&job->run->timers) <= now_ns) {
+        struct bxi_timer *timer = job->run->timers.heap[1];
 
-        bxi_timer_clear(&job->timers, timer);
+        bxi_timer_clear(&job->run->timers, timer);
         timer->fire(job, timer);
         fired = true;
     }
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     if (fired)
         bxi_calls_expire(job);
     return fired;
@@ -112,52 +112,52 @@ static void set_until(struct bx_job *job, uint64_t at_ns)
 {
     struct itimerspec when = { { 0, 0 }, { 0, 0 } };
 
-    job->background_until_ns = at_ns;
-    if (job->timer_fd < 0)
+    job->run->background_until_ns = at_ns;
+    if (job->run->timer_fd < 0)
         return;
     if (at_ns != BX_FOREVER) {
         when.it_value.tv_sec = (time_t)(at_ns / 1000000000);
         when.it_value.tv_nsec = (long)(at_ns % 1000000000);
     }
-    timerfd_settime(job->timer_fd, TFD_TIMER_ABSTIME, &when, NULL);
+    timerfd_settime(job->run->timer_fd, TFD_TIMER_ABSTIME, &when, NULL);
 }
 
 void bxi_timer_added(struct bx_job *job)
 {
-    uint64_t next = bxi_timers_next_ns(&job->timers);
+    uint64_t next = bxi_timers_next_ns(&job->run->timers);
 
-    if (next >= job->background_until_ns)
+    if (next >= job->run->background_until_ns)
         return;
     set_until(job, next);
-    if (job->loop_fd < 0)
-        bxi_bell_ring(job->bell_fd[0]);
+    if (job->run->loop_fd < 0)
+        bxi_bell_ring(job->run->bell_fd[0]);
 }
 
 uint64_t bxi_until_when(struct bx_job *job, uint64_t now_ns)
 {
     uint64_t next;
 
-    bxi_lock(&job->lock);
-    next = bxi_timers_next_ns(&job->timers);
+    bxi_lock(&job->run->lock);
+    next = bxi_timers_next_ns(&job->run->timers);
     /* [events] sequentially consistent, pairs with the exchange in bxi_look_events: the holder that takes the event
      * looks at the timers after this, and rings for the next one. */
-    if (job->loop_fd < 0 && next <= now_ns && (bxi_load_seq_cst(&job->events) & BXI_EVENT_TIMER) != 0)
+    if (job->run->loop_fd < 0 && next <= now_ns && (bxi_load_seq_cst(&job->run->events) & BXI_EVENT_TIMER) != 0)
         next = BX_FOREVER;
-    if (next != job->background_until_ns)
+    if (next != job->run->background_until_ns)
         set_until(job, next);
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     return next;
 }
 
 void bxi_timers_look(struct bx_job *job)
 {
     bxi_fire_timers(job, bxi_now_ns());
-    bxi_lock(&job->lock);
-    if (job->loop_fd < 0)
+    bxi_lock(&job->run->lock);
+    if (job->run->loop_fd < 0)
         bxi_timer_added(job);
     else
-        set_until(job, bxi_timers_next_ns(&job->timers));   /* timer_fd was read, and is not set any more */
-    bxi_unlock(&job->lock);
+        set_until(job, bxi_timers_next_ns(&job->run->timers));   /* timer_fd was read, and is not set any more */
+    bxi_unlock(&job->run->lock);
 }
 
 /* ---- one pass (role) --------------------------------------------------------------------------- */
@@ -165,13 +165,13 @@ void bxi_timers_look(struct bx_job *job)
 static bool any_bell_due(struct bx_job *job)
 {
     /* Relaxed: this thread's own frames are in it; another thread flushes its own. */
-    return (bxi_load_relaxed(&job->bells_due[0]) | bxi_load_relaxed(&job->bells_due[1])) != 0;
+    return (bxi_load_relaxed(&job->rpc->bells_due[0]) | bxi_load_relaxed(&job->rpc->bells_due[1])) != 0;
 }
 
 static void ring_what_is_due(struct bx_job *job)
 {
-    if (any_bell_due(job) && (bxi_load_relaxed(&job->bells_urgent) != 0 || job->spin_ns == 0 ||
-                              bxi_load_relaxed(&job->pass) - bxi_load_relaxed(&job->bells_pass) >=
+    if (any_bell_due(job) && (bxi_load_relaxed(&job->rpc->bells_urgent) != 0 || job->run->spin_ns == 0 ||
+                              bxi_load_relaxed(&job->run->pass) - bxi_load_relaxed(&job->rpc->bells_pass) >=
                                   BXI_DEFER_PASSES))
         bxi_bells_flush(job);
 }
@@ -180,21 +180,21 @@ int bxi_pass(struct bx_job *job, struct bxi_waiter *waiter)
 {
     int handled = 0;
 
-    bxi_count(&job->pass, 1);
-    job->pass_ns = 0;
-    if (bxi_load_relaxed(&job->events) != 0) {
+    bxi_count(&job->run->pass, 1);
+    job->run->pass_ns = 0;
+    if (bxi_load_relaxed(&job->run->events) != 0) {
         bxi_look_events(job);
         handled++;
     }
-    for (int i = 0; i < (int)bxi_load_relaxed(&job->in_count); i++) {
-        handled += bxi_read_ring(job, job->in_peers[i], waiter, BXI_FRAMES_A_PASS);
+    for (int i = 0; i < (int)bxi_load_relaxed(&job->rpc->in_count); i++) {
+        handled += bxi_read_ring(job, job->rpc->in_peers[i], waiter, BXI_FRAMES_A_PASS);
         if (handled > 0 && waiter != NULL && waiter->ready(waiter))
             break;
     }
     if (bxi_starved_look(job, false))
         handled++;
     ring_what_is_due(job);
-    if ((bxi_load_relaxed(&job->pass) & 255) == 0) {
+    if ((bxi_load_relaxed(&job->run->pass) & 255) == 0) {
         uint64_t now_ns = bxi_coarse_ns();
 
         handled += bxi_fire_timers(job, now_ns);
@@ -210,10 +210,10 @@ int bxi_pass(struct bx_job *job, struct bxi_waiter *waiter)
 bool bxi_work_waits(struct bx_job *job)
 {
     /* [events] sequentially consistent, pairs with the addition in bxi_event. */
-    if (bxi_load_seq_cst(&job->events) != 0)
+    if (bxi_load_seq_cst(&job->run->events) != 0)
         return true;
-    for (int i = 0; i < (int)bxi_load_relaxed(&job->in_count); i++) {
-        const struct bxi_peer *peer = job->in_peers[i];
+    for (int i = 0; i < (int)bxi_load_relaxed(&job->rpc->in_count); i++) {
+        const struct bxi_peer *peer = job->rpc->in_peers[i];
 
         /* A frame that waits for device memory is told of by an event. */
         if (bxi_ring_ready(&peer->in) && (peer->held == NULL || !bxi_device_is_pending(peer->held)))
@@ -231,10 +231,10 @@ bool bxi_take_role(struct bx_job *job)
     uint32_t free = 0;
 
     /* [role] acquire, pairs with the exchange in bxi_leave_role: what the last holder did is seen. */
-    if (bxi_load_relaxed(&job->role) != 0 || !bxi_cas(&job->role, &free, 1))
+    if (bxi_load_relaxed(&job->run->role) != 0 || !bxi_cas(&job->run->role, &free, 1))
         return false;
     driving = job;
-    bxi_bell_disarm(&job->bell);
+    bxi_bell_disarm(&job->run->bell);
     return true;
 }
 
@@ -252,14 +252,14 @@ void bxi_signal_waiter(struct bxi_waiter *waiter)
 
 void bxi_offer_role(struct bx_job *job)
 {
-    bxi_lock(&job->wait_lock);
-    for (struct bxi_waiter *waiter = job->waiters; waiter != NULL; waiter = waiter->next) {
+    bxi_lock(&job->run->wait_lock);
+    for (struct bxi_waiter *waiter = job->run->waiters; waiter != NULL; waiter = waiter->next) {
         if (!waiter->passive && bxi_load_relaxed(&waiter->signal) != 2) {
             bxi_signal_waiter(waiter);
             break;
         }
     }
-    bxi_unlock(&job->wait_lock);
+    bxi_unlock(&job->run->wait_lock);
 }
 
 /* Arms for the background thread, and fences. Replies that nobody needs yet do not wake it. */
@@ -268,11 +268,11 @@ static void arm_background(struct bx_job *job)
     for (;;) {
         /* [eager] sequentially consistent, pairs with the addition in bxi_more_eager: either the second
          * load here sees it, or that thread sees the word LAZY. */
-        bool lazy = bxi_load_seq_cst(&job->eager) == 0 && job->loop_fd < 0;
+        bool lazy = bxi_load_seq_cst(&job->run->eager) == 0 && job->run->loop_fd < 0;
 
-        bxi_bell_arm(&job->bell, lazy ? BXI_WHO_LAZY : BXI_WHO_BACKGROUND);
+        bxi_bell_arm(&job->run->bell, lazy ? BXI_WHO_LAZY : BXI_WHO_BACKGROUND);
         bxi_fence_seq_cst();        /* [bell.armed] the sleeper's fence, pairs with bxi_bells_flush */
-        if (!lazy || bxi_load_seq_cst(&job->eager) == 0)
+        if (!lazy || bxi_load_seq_cst(&job->run->eager) == 0)
             return;
     }
 }
@@ -287,16 +287,16 @@ bool bxi_leave_role(struct bx_job *job, bool anyway)
     arm_background(job);
     work = bxi_work_waits(job);
     if (work && !anyway) {
-        bxi_bell_disarm(&job->bell);
+        bxi_bell_disarm(&job->run->bell);
         return false;
     }
     driving = NULL;
     /* [role] sequentially consistent, pairs with the CAS in bxi_take_role; and with the count in follow:
      * either that thread's CAS succeeds, or its count is seen here. */
-    atomic_exchange(&job->role, 0);
+    atomic_exchange(&job->run->role, 0);
     if (work)
-        bxi_bell_ring(job->bell_fd[0]);
-    if (bxi_load_seq_cst(&job->followers) != 0)
+        bxi_bell_ring(job->run->bell_fd[0]);
+    if (bxi_load_seq_cst(&job->run->followers) != 0)
         bxi_offer_role(job);
     return true;
 }
@@ -305,24 +305,24 @@ bool bxi_leave_role(struct bx_job *job, bool anyway)
 static int armed_fd(struct bx_job *job)
 {
     /* [bell.armed] relaxed, behind the caller's fence. */
-    uint64_t who = bxi_load_relaxed(job->bell.word) & 3;
+    uint64_t who = bxi_load_relaxed(job->run->bell.word) & 3;
 
-    return who == BXI_AWAKE ? -1 : job->bell_fd[who == BXI_WHO_LEADER];
+    return who == BXI_AWAKE ? -1 : job->run->bell_fd[who == BXI_WHO_LEADER];
 }
 
 void bxi_less_eager(struct bx_job *job)
 {
-    bxi_add_seq_cst(&job->eager, (uint32_t)-1);
+    bxi_add_seq_cst(&job->run->eager, (uint32_t)-1);
 }
 
 void bxi_more_eager(struct bx_job *job)
 {
     /* [eager] sequentially consistent, pairs with the loads in arm_background. */
-    bxi_add_seq_cst(&job->eager, 1);
-    if (driving == job || job->bell.word == NULL)
+    bxi_add_seq_cst(&job->run->eager, 1);
+    if (driving == job || job->run->bell.word == NULL)
         return;
     bxi_fence_seq_cst();
-    while ((bxi_load_relaxed(job->bell.word) & 3) == BXI_WHO_LAZY) {
+    while ((bxi_load_relaxed(job->run->bell.word) & 3) == BXI_WHO_LAZY) {
         if (bxi_take_role(job))
             bxi_leave_role(job, true);      /* arms anew, and looks */
         else
@@ -332,7 +332,7 @@ void bxi_more_eager(struct bx_job *job)
 
 void bxi_poke(struct bx_job *job)
 {
-    if (no_wait_depth > 0 || bxi_load_relaxed(&job->phase) == BXI_STOPPED || job->bell.word == NULL ||
+    if (no_wait_depth > 0 || bxi_load_relaxed(&job->phase) == BXI_STOPPED || job->run->bell.word == NULL ||
         bxi_load_relaxed(&bxi_forks) != job->fork_generation || !bxi_take_role(job))
         return;
     bxi_error_enter();
@@ -347,15 +347,15 @@ bool bxi_take_role_or_tell(struct bx_job *job)
     while (!bxi_take_role(job)) {
         /* [events] sequentially consistent, pairs with work_waits: the holder sees the event before it
          * sleeps or leaves, or this sees that it has armed. */
-        if (bxi_load_seq_cst(&job->events) == 0)
+        if (bxi_load_seq_cst(&job->run->events) == 0)
             return false;
         bxi_fence_seq_cst();
 
         int fd = armed_fd(job);
 
-        if (fd == job->bell_fd[1])
+        if (fd == job->run->bell_fd[1])
             bxi_bell_ring(fd);
-        if (fd != job->bell_fd[0])
+        if (fd != job->run->bell_fd[0])
             return false;
         sched_yield();      /* it is leaving */
     }
@@ -365,8 +365,8 @@ bool bxi_take_role_or_tell(struct bx_job *job)
 void bxi_event(struct bx_job *job, uint32_t bits)
 {
     /* [events] sequentially consistent, pairs with the load in work_waits across the arming fence. */
-    atomic_fetch_or(&job->events, bits);
-    if (driving == job || job->bell.word == NULL)
+    atomic_fetch_or(&job->run->events, bits);
+    if (driving == job || job->run->bell.word == NULL)
         return;
     bxi_fence_seq_cst();
 
@@ -384,27 +384,27 @@ static bool is_crowded(struct bx_job *job)
 {
     int awake = 1;
 
-    for (int rank = 0; rank < job->world_size && job->world_size > job->cpus; rank++) {
-        const struct bxi_peer *peer = &job->peers[rank];
+    for (int rank = 0; rank < job->world_size && job->world_size > job->run->cpus; rank++) {
+        const struct bxi_peer *peer = &job->rpc->peers[rank];
         /* Relaxed: a guess is enough. */
         uint64_t word = rank != job->rank ? bxi_load_relaxed(peer->bell.word) : 0;
 
         awake += rank != job->rank && bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE &&
                  ((word & 3) == BXI_AWAKE || word == bxi_load_relaxed((bxi_a64 *)&peer->bell.rang_for));
     }
-    return awake > job->cpus;
+    return awake > job->run->cpus;
 }
 
 /* Looks at nothing but commit words, events and the wish, which costs a few nanoseconds a time. */
 static void look_closely(struct bx_job *job, struct bxi_waiter *waiter, bool pause)
 {
-    int count = (int)bxi_load_relaxed(&job->in_count);
+    int count = (int)bxi_load_relaxed(&job->rpc->in_count);
 
     for (int looks = 0; looks < LOOKS; looks++) {
         for (int i = 0; i < count; i++)
-            if (bxi_ring_ready(&job->in_peers[i]->in))
+            if (bxi_ring_ready(&job->rpc->in_peers[i]->in))
                 return;
-        if (bxi_load_relaxed(&job->events) != 0 || (waiter != NULL && waiter->ready(waiter)))
+        if (bxi_load_relaxed(&job->run->events) != 0 || (waiter != NULL && waiter->ready(waiter)))
             return;
         if (pause)
             bxi_pause();
@@ -415,8 +415,8 @@ static void look_closely(struct bx_job *job, struct bxi_waiter *waiter, bool pau
 bool bxi_spin_on(struct bx_job *job, struct bxi_spin *spin, struct bxi_waiter *waiter)
 {
     if (spin->rounds == 0) {
-        if (job->spin_ns == 0 || job->spin_skips > 0) {
-            job->spin_skips -= job->spin_skips > 0;
+        if (job->run->spin_ns == 0 || job->run->spin_skips > 0) {
+            job->run->spin_skips -= job->run->spin_skips > 0;
             return false;
         }
         spin->crowded = is_crowded(job);
@@ -432,14 +432,14 @@ bool bxi_spin_on(struct bx_job *job, struct bxi_spin *spin, struct bxi_waiter *w
 
     if (spin->began_ns == 0)
         spin->began_ns = now_ns;
-    if (now_ns - spin->began_ns < job->spin_ns)
+    if (now_ns - spin->began_ns < job->run->spin_ns)
         return true;
     /* Spins that end in sleep may be what keeps the one who is waited for from running: sleep at once the
      * next 2, 4, 8, 16 times, until one pays. */
     bxi_counter_add(job, BXI_C_spins_missed, 1);
     bxi_store_relaxed(&job->control->now.spins, 0);         /* relaxed: as above */
-    job->spin_misses += job->spin_misses < 4;
-    job->spin_skips = 1u << job->spin_misses;
+    job->run->spin_misses += job->run->spin_misses < 4;
+    job->run->spin_skips = 1u << job->run->spin_misses;
     return false;
 }
 
@@ -449,10 +449,10 @@ void bxi_spin_paid(struct bx_job *job, struct bxi_spin *spin)
     if (spin->rounds > 0) {
         bxi_counter_add(job, BXI_C_spins_hit, 1);
         bxi_store_relaxed(&job->control->now.spins, 0);     /* relaxed: as above */
-        job->spin_misses = 0;
+        job->run->spin_misses = 0;
     }
-    if (spin->began_ns != 0 && job->spin_ns < job->options.spin_ns)
-        job->spin_ns += job->spin_ns / 8;
+    if (spin->began_ns != 0 && job->run->spin_ns < job->options.spin_ns)
+        job->run->spin_ns += job->run->spin_ns / 8;
     *spin = (struct bxi_spin){ 0 };
 }
 
@@ -460,12 +460,12 @@ void bxi_adapt_spin(struct bx_job *job, uint64_t slept_ns)
 {
     uint64_t most = job->options.spin_ns;
 
-    if (job->spin_ns == 0)
+    if (job->run->spin_ns == 0)
         return;
     if (slept_ns < most)
-        job->spin_ns = job->spin_ns * 2 < most ? job->spin_ns * 2 : most;
-    else if (job->spin_ns / 2 >= SPIN_LEAST_NS)
-        job->spin_ns /= 2;
+        job->run->spin_ns = job->run->spin_ns * 2 < most ? job->run->spin_ns * 2 : most;
+    else if (job->run->spin_ns / 2 >= SPIN_LEAST_NS)
+        job->run->spin_ns /= 2;
 }
 
 /* ---- shared with the threads that sleep ----------------------------------------------------------- */
@@ -483,8 +483,8 @@ void bxi_publish_credits(struct bx_job *job)
 {
     bool published = false;
 
-    for (int i = 0; i < (int)bxi_load_relaxed(&job->in_count); i++)
-        published |= bxi_ring_publish(&job->in_peers[i]->in);
+    for (int i = 0; i < (int)bxi_load_relaxed(&job->rpc->in_count); i++)
+        published |= bxi_ring_publish(&job->rpc->in_peers[i]->in);
     if (published)
         bxi_wanted_look(job);
 }

@@ -3,7 +3,7 @@
  * Deadlines: a binary heap of timers that lie inside peers (the earliest of their calls, call.c), batches and
  * the pool (its look at a queue that may stand still). Under the job's lock; fired by whoever drives (progress.c).
  */
-#include "internal.h"
+#include "run.h"
 
 #include <errno.h>
 #include <stdlib.h>

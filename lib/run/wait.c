@@ -5,7 +5,7 @@
  * program and of the pool; a leader sleeps in a sleeper of its own thread, for io_uring's rings belong to
  * the thread that made them.
  */
-#include "progress.h"
+#include "run.h"
 
 #include "shm/cancel.h"
 #include "observe/trace.h"
@@ -62,8 +62,9 @@ static struct bxi_sleeper *make_bed(struct bx_job *job)
     if (bed.gone || bed_key_error != 0)
         return NULL;
 
-    const struct bxi_watched watched[] = { { job->bell_fd[1], BXI_TOKEN_BELL }, { job->loop_fd, BXI_TOKEN_LOOP } };
-    int rc = bxi_make_sleeper(job, watched, job->loop_fd >= 0 ? 2 : 1, &bed.sleeper);
+    const struct bxi_watched watched[] = { { job->run->bell_fd[1], BXI_TOKEN_BELL },
+                                           { job->run->loop_fd, BXI_TOKEN_LOOP } };
+    int rc = bxi_make_sleeper(job, watched, job->run->loop_fd >= 0 ? 2 : 1, &bed.sleeper);
 
     if (pthread_setspecific(bed_key, bed.sleeper) != 0) {
         bxi_sleeper_destroy(bed.sleeper);
@@ -77,11 +78,12 @@ static struct bxi_sleeper *make_bed(struct bx_job *job)
 /* There is no memory for a sleeper, or the thread ends. poll passes over a loop_fd of -1. */
 static int poll_without_bed(struct bx_job *job, uint64_t timeout_ns)
 {
-    struct pollfd fds[] = { { .fd = job->bell_fd[1], .events = POLLIN }, { .fd = job->loop_fd, .events = POLLIN } };
+    struct pollfd fds[] = { { .fd = job->run->bell_fd[1], .events = POLLIN },
+                            { .fd = job->run->loop_fd, .events = POLLIN } };
     int count = poll(fds, 2, timeout_ns / 1000000 < 1000 ? (int)(timeout_ns / 1000000) + 1 : 1000);
 
-    bxi_bell_drain(job->bell_fd[1]);
-    if (job->loop_fd >= 0)
+    bxi_bell_drain(job->run->bell_fd[1]);
+    if (job->run->loop_fd >= 0)
         bxi_look_loop(job);
     return count;
 }
@@ -104,7 +106,7 @@ static bool sleep_in_bed(struct bx_job *job, uint64_t timeout_ns)
     bxi_trace_woke(job, BXI_SLEEPS_LEADER, bxi_trace_by_kind(bxi_sleeper_kind(sleeper)), count > 0, traced_ns);
     for (int i = 0; i < count; i++) {
         if (tokens[i] == BXI_TOKEN_BELL)
-            bxi_bell_drain(job->bell_fd[1]);
+            bxi_bell_drain(job->run->bell_fd[1]);
         else
             bxi_look_loop(job);
     }
@@ -115,9 +117,9 @@ static bool sleep_in_bed(struct bx_job *job, uint64_t timeout_ns)
  * that rings: if the bell does not come within LATE_MS, this sleep has been ended by the watchdog alone. */
 static void count_late(struct bx_job *job, struct bxi_waiter *waiter, uint64_t until_ns)
 {
-    struct pollfd bell = { .fd = job->bell_fd[1], .events = POLLIN };
+    struct pollfd bell = { .fd = job->run->bell_fd[1], .events = POLLIN };
 
-    bxi_count_late_timer(job, until_ns, job->bell_fd[1]);
+    bxi_count_late_timer(job, until_ns, job->run->bell_fd[1]);
     if (until_ns != waiter->deadline_ns && waiter->ready(waiter) && poll(&bell, 1, LATE_MS) == 0)
         bxi_counter_add(job, BXI_C_rescued, 1);
 }
@@ -137,20 +139,20 @@ __attribute__((noinline)) static void sleep_as_leader(struct bx_job *job, struct
     if (bxi_fire_timers(job, now_ns) || bxi_starved_look(job, true))
         return;
     until_ns = bxi_least(waiter->deadline_ns, bxi_next_timer_ns(job));
-    if (bxi_load_relaxed(&job->in_count) > 0)
+    if (bxi_load_relaxed(&job->rpc->in_count) > 0)
         until_ns = bxi_least(until_ns, now_ns + BXI_WATCHDOG_NS);
     if (until_ns <= now_ns)
         return;
-    bxi_bell_arm(&job->bell, BXI_WHO_LEADER);
+    bxi_bell_arm(&job->run->bell, BXI_WHO_LEADER);
     bxi_fence_seq_cst();            /* [bell.armed] the sleeper's fence, pairs with bxi_bells_flush */
-    if (bxi_work_waits(job) || waiter->ready(waiter) || bxi_load_seq_cst(&job->stop) != 0) {
-        bxi_bell_disarm(&job->bell);
+    if (bxi_work_waits(job) || waiter->ready(waiter) || bxi_load_seq_cst(&job->run->stop) != 0) {
+        bxi_bell_disarm(&job->run->bell);
         return;
     }
     rung = sleep_in_bed(job, until_ns == BX_FOREVER ? UINT64_MAX : until_ns - now_ns);
     if (!rung)
         count_late(job, waiter, until_ns);
-    bxi_bell_disarm(&job->bell);
+    bxi_bell_disarm(&job->run->bell);
     if (rung)
         bxi_adapt_spin(job, bxi_now_ns() - now_ns);
     else
@@ -175,7 +177,7 @@ static int lead(struct bx_job *job, struct bxi_waiter *waiter)
         if (waiter->deadline_ns <= bxi_now_ns())
             return BX_E_TIMEOUT;
         /* [stop] acquire, pairs with the store in bxi_waits_stop. */
-        if (bxi_load_acquire(&job->stop) != 0)
+        if (bxi_load_acquire(&job->run->stop) != 0)
             return BX_E_SHUTDOWN;
         sleep_as_leader(job, waiter);
         if (bxi_leaving != NULL)        /* in a callback of a call whose deadline came */
@@ -202,34 +204,34 @@ static void stop_leading(struct bx_job *job)
 
 static void link_waiter(struct bx_job *job, struct bxi_waiter *waiter)
 {
-    bxi_lock(&job->wait_lock);
+    bxi_lock(&job->run->wait_lock);
     bxi_store_relaxed(&waiter->signal, 0);
     waiter->prev = NULL;
-    waiter->next = job->waiters;
-    if (job->waiters != NULL)
-        job->waiters->prev = waiter;
-    job->waiters = waiter;
+    waiter->next = job->run->waiters;
+    if (job->run->waiters != NULL)
+        job->run->waiters->prev = waiter;
+    job->run->waiters = waiter;
     /* [waiting] sequentially consistent, pairs with the loads in bxi_wake and leave_role: this thread
      * looks at its wish and at the role after it. */
-    bxi_add_seq_cst(&job->waiting, 1);
+    bxi_add_seq_cst(&job->run->waiting, 1);
     if (!waiter->passive)
-        bxi_add_seq_cst(&job->followers, 1);
-    bxi_unlock(&job->wait_lock);
+        bxi_add_seq_cst(&job->run->followers, 1);
+    bxi_unlock(&job->run->wait_lock);
 }
 
 static void unlink_waiter(struct bx_job *job, struct bxi_waiter *waiter)
 {
-    bxi_lock(&job->wait_lock);
+    bxi_lock(&job->run->wait_lock);
     if (waiter->prev != NULL)
         waiter->prev->next = waiter->next;
     else
-        job->waiters = waiter->next;
+        job->run->waiters = waiter->next;
     if (waiter->next != NULL)
         waiter->next->prev = waiter->prev;
-    bxi_add_seq_cst(&job->waiting, (uint32_t)-1);
+    bxi_add_seq_cst(&job->run->waiting, (uint32_t)-1);
     if (!waiter->passive)
-        bxi_add_seq_cst(&job->followers, (uint32_t)-1);
-    bxi_unlock(&job->wait_lock);
+        bxi_add_seq_cst(&job->run->followers, (uint32_t)-1);
+    bxi_unlock(&job->run->wait_lock);
 }
 
 static void sleep_in_futex(struct bx_job *job, struct bxi_waiter *waiter)
@@ -264,7 +266,7 @@ static int follow(struct bx_job *job, struct bxi_waiter *waiter)
             break;
         }
         /* [role] sequentially consistent, pairs with the exchange in bxi_leave_role. */
-        if (bxi_load_seq_cst(&job->stop) != 0 || (!waiter->passive && bxi_load_seq_cst(&job->role) == 0))
+        if (bxi_load_seq_cst(&job->run->stop) != 0 || (!waiter->passive && bxi_load_seq_cst(&job->run->role) == 0))
             break;
         if (bxi_load_relaxed(&waiter->signal) == 2) {
             /* [waiter.signal] exchange, not a store: it must not be late and overwrite the next signal
@@ -278,7 +280,7 @@ static int follow(struct bx_job *job, struct bxi_waiter *waiter)
             rc = BX_E_TIMEOUT;
             break;
         }
-        if (polls < FOLLOW_POLLS && !waiter->passive && job->cpus > 1)
+        if (polls < FOLLOW_POLLS && !waiter->passive && job->run->cpus > 1)
             bxi_pause();
         else
             sleep_in_futex(job, waiter);
@@ -286,8 +288,8 @@ static int follow(struct bx_job *job, struct bxi_waiter *waiter)
     unlink_waiter(job, waiter);
     /* The role may have been offered to this thread, which does not need it any more. After the stop it may not take
      * it: the thread that ends the job is the one that waits for it. */
-    if ((rc != 1 || bxi_load_seq_cst(&job->stop) != 0) && bxi_load_seq_cst(&job->role) == 0 &&
-        bxi_load_seq_cst(&job->followers) != 0)
+    if ((rc != 1 || bxi_load_seq_cst(&job->run->stop) != 0) && bxi_load_seq_cst(&job->run->role) == 0 &&
+        bxi_load_seq_cst(&job->run->followers) != 0)
         bxi_offer_role(job);
     return rc;
 }
@@ -306,7 +308,7 @@ void bxi_role_end(struct bx_job *job)
         link_waiter(job, &waiter);
         /* [role] sequentially consistent, pairs with the exchange in bxi_leave_role: either this sees that the role is
          * free, or the leaver sees the count of followers and signals. */
-        if (bxi_load_seq_cst(&job->role) != 0)
+        if (bxi_load_seq_cst(&job->run->role) != 0)
             sleep_in_futex(job, &waiter);
         unlink_waiter(job, &waiter);
     }
@@ -322,14 +324,14 @@ int bxi_wait(struct bx_job *job, struct bxi_waiter *waiter)
         return 0;
     if (!bxi_may_wait())
         return BX_E_WOULD_DEADLOCK;
-    if (!job->background_runs)
+    if (!job->run->background_runs)
         waiter->passive = false;
     if (bxi_pool_block(job))
         bxi_wait_show(job, waiter);     /* the thread of a handler: whoever waits for that waits for this */
     bxi_error_enter();
     while (rc > 0) {
         /* [stop] acquire, pairs with the store in bxi_waits_stop. */
-        if (bxi_load_acquire(&job->stop) != 0)
+        if (bxi_load_acquire(&job->run->stop) != 0)
             rc = BX_E_SHUTDOWN;
         else if (bxi_leaving != NULL)
             rc = BX_E_HANDLER;
@@ -349,25 +351,25 @@ int bxi_wait(struct bx_job *job, struct bxi_waiter *waiter)
 
 void bxi_wake(struct bx_job *job, const void *object)
 {
-    if (!bxi_is_driving(job) && job->bell.word != NULL) {
+    if (!bxi_is_driving(job) && job->run->bell.word != NULL) {
         /* A thread that leads may sleep: it looked at its wish after it had armed. */
         bxi_fence_seq_cst();
-        if ((bxi_load_relaxed(job->bell.word) & 3) == BXI_WHO_LEADER)
-            bxi_bell_ring(job->bell_fd[1]);
+        if ((bxi_load_relaxed(job->run->bell.word) & 3) == BXI_WHO_LEADER)
+            bxi_bell_ring(job->run->bell_fd[1]);
     }
     /* [waiting] sequentially consistent, pairs with the count in link_waiter. */
-    if (bxi_load_seq_cst(&job->waiting) == 0)
+    if (bxi_load_seq_cst(&job->run->waiting) == 0)
         return;
-    bxi_lock(&job->wait_lock);
-    for (struct bxi_waiter *waiter = job->waiters; waiter != NULL; waiter = waiter->next)
+    bxi_lock(&job->run->wait_lock);
+    for (struct bxi_waiter *waiter = job->run->waiters; waiter != NULL; waiter = waiter->next)
         if (object == NULL || waiter->object == object)
             bxi_signal_waiter(waiter);
-    bxi_unlock(&job->wait_lock);
+    bxi_unlock(&job->run->wait_lock);
 }
 
 void bxi_quiet_changed(struct bx_job *job)
 {
     /* [quiet] sequentially consistent, pairs with the count in wait_quiet. */
-    if (bxi_load_seq_cst(&job->quiet_waited) != 0)
-        bxi_wake(job, &job->quiet_waited);
+    if (bxi_load_seq_cst(&job->rpc->quiet_waited) != 0)
+        bxi_wake(job, &job->rpc->quiet_waited);
 }

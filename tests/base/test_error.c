@@ -2,7 +2,7 @@
 /*
  * lib/base/error.c: codes, their names and texts, each thread's own sentence, and the log hook's silence.
  */
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -8,7 +8,7 @@
 #include "tests/harness/harness.h"
 
 #include "boxcar_nn.h"
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

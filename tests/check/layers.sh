@@ -13,13 +13,13 @@ cd "${BX_SOURCE_DIR:-.}" || exit 1
 table='
 shm:
 gpu: shm
-lib/base: shm gpu public lib/internal.h lib/job/bootstrap.h
-lib/observe: lib/base shm gpu public lib/internal.h lib/job/bootstrap.h
-lib/run: lib/observe lib/base shm gpu public lib/internal.h lib/job/bootstrap.h
-lib/lend: lib/run lib/observe lib/base shm gpu public lib/internal.h lib/job/bootstrap.h
-lib/device: lib/lend lib/run lib/observe lib/base shm gpu public lib/internal.h lib/job/bootstrap.h
-lib/rpc: lib/device lib/lend lib/run lib/observe lib/base shm gpu public lib/internal.h lib/job/bootstrap.h
-lib/job: lib/rpc lib/device lib/lend lib/run lib/observe lib/base shm gpu public lib/internal.h lib/job/bootstrap.h
+lib/base: shm public
+lib/observe: lib/base shm public lib/rpc/rpc.h lib/job/job.h
+lib/run: lib/observe lib/base shm public lib/rpc/rpc.h
+lib/lend: lib/run lib/observe lib/base shm gpu public lib/rpc/rpc.h
+lib/device: lib/lend lib/run lib/observe lib/base shm gpu public lib/rpc/rpc.h
+lib/rpc: lib/device lib/lend lib/run lib/observe lib/base shm gpu public lib/job/job.h
+lib/job: lib/rpc lib/device lib/lend lib/run lib/observe lib/base shm gpu public
 lib/nn: public gpu/cuda_api.h lib/base/options.h
 demos/common: public
 demos/hello: public

@@ -108,13 +108,13 @@ static void put(struct bx_job *job, const struct forgery *forgery)
 {
     void *payload = NULL;
 
-    bxi_lock(&job->lock);
-    HARNESS_EQ(bxi_peer_open_out(job, &job->peers[0]), 0);
-    HARNESS_EQ(bxi_ring_reserve(&job->peers[0].out, sizeof *forgery, &payload), 0);
+    bxi_lock(&job->run->lock);
+    HARNESS_EQ(bxi_peer_open_out(job, &job->rpc->peers[0]), 0);
+    HARNESS_EQ(bxi_ring_reserve(&job->rpc->peers[0].out, sizeof *forgery, &payload), 0);
     memcpy(payload, forgery, sizeof *forgery);
-    bxi_ring_commit(&job->peers[0].out, sizeof *forgery);
-    bxi_unlock(&job->lock);
-    bxi_bell_ring(job->peers[0].bell.fd[0]);
+    bxi_ring_commit(&job->rpc->peers[0].out, sizeof *forgery);
+    bxi_unlock(&job->run->lock);
+    bxi_bell_ring(job->rpc->peers[0].bell.fd[0]);
 }
 
 /* The id of a call that is in flight and that nobody else answers, so that the forgery's answer arrives. */
@@ -395,7 +395,7 @@ static void lies(struct bx_job *job)
     bxi_store_relaxed(&words[2 * loan->slot + 1], 1);
     bxi_store_release(&bxi_segment_leases(&job->segment, 0)[loan->slot], loan->generation);
     bxi_add(&job->control->pair[0].given_back, 1);
-    bxi_bell_ring(job->peers[0].bell.fd[0]);
+    bxi_bell_ring(job->rpc->peers[0].bell.fd[0]);
     harness_await(FINISHED, 1);
     kill(getpid(), SIGKILL);
 }

@@ -9,7 +9,7 @@
  */
 #include "harness.h"
 
-#include "internal.h"
+#include "job/job.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -220,7 +220,7 @@ static void check_names(const struct bx_job *job)
     for (int rank = 0; rank < job->world_size; rank++) {
         char segment[BXI_SEGMENT_NAME_BYTES], arena[BXI_SEGMENT_NAME_BYTES];
 
-        if (rank != job->rank && bxi_load_relaxed(&job->peers[rank].state) != BXI_PEER_DEAD)
+        if (rank != job->rank && bxi_load_relaxed(&job->rpc->peers[rank].state) != BXI_PEER_DEAD)
             continue;
         bxi_segment_name(segment, (uint32_t)geteuid(), job->job_name, job->instance, rank);
         bxi_segment_arena_name(arena, (uint32_t)geteuid(), job->job_name, job->instance, rank);

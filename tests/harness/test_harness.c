@@ -5,7 +5,7 @@
 #include "harness.h"
 #include "keeper.h"
 
-#include "job/bootstrap.h"
+#include "job/job.h"
 
 #include <criterion/criterion.h>
 #include <poll.h>

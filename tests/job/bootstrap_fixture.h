@@ -6,7 +6,7 @@
 #ifndef TESTS_BOOTSTRAP_FIXTURE_H
 #define TESTS_BOOTSTRAP_FIXTURE_H
 
-#include "job/bootstrap.h"
+#include "job/job.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -77,8 +77,11 @@ static inline void tear_down(void)
 
 static inline struct bx_job *make_job(const char *name, int rank, int world_size)
 {
-    struct bx_job *job = calloc(1, sizeof(*job));
+    struct bxi_whole_job *whole = aligned_alloc(BXI_LINE, sizeof(*whole));
+    struct bx_job *job = &whole->job;
 
+    memset(whole, 0, sizeof(*whole));
+    bxi_job_link(whole);
     job->rank = rank;
     job->world_size = world_size;
     snprintf(job->job_name, sizeof(job->job_name), "%s", job_name);
@@ -86,11 +89,11 @@ static inline struct bx_job *make_job(const char *name, int rank, int world_size
         snprintf(job->name, sizeof(job->name), "%s", name);
     else
         snprintf(job->name, sizeof(job->name), "worker%d", rank);
-    job->bell_fd[0] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    job->bell_fd[1] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    job->pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
-    job->loop_fd = job->timer_fd = job->lock_fd = -1;
-    job->peers = calloc((size_t)world_size, sizeof(*job->peers));
+    job->run->bell_fd[0] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    job->run->bell_fd[1] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    job->boot->pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    job->run->loop_fd = job->run->timer_fd = job->boot->lock_fd = -1;
+    job->rpc->peers = calloc((size_t)world_size, sizeof(*job->rpc->peers));
     job->options.arena_bytes = 4 << 20;
     return job;
 }
@@ -99,10 +102,10 @@ static inline void free_job(struct bx_job *job)
 {
     bxi_bootstrap_release(job);
     bxi_boot_undo(job);
-    close(job->bell_fd[0]);
-    close(job->bell_fd[1]);
-    close(job->pidfd);
-    free(job->peers);
+    close(job->run->bell_fd[0]);
+    close(job->run->bell_fd[1]);
+    close(job->boot->pidfd);
+    free(job->rpc->peers);
     free(job);
 }
 
@@ -146,10 +149,10 @@ static inline void expect_failure(struct worker *worker, int code, const char *p
     cr_expect_eq(end(worker), code, "%s: %s", bx_error_name(worker->rc), worker->text);
     cr_expect_not_null(strstr(worker->text, part), "'%s' does not say '%s'", worker->text, part);
     cr_expect_null(worker->job->segment.control);
-    cr_expect_eq(worker->job->lock_fd, -1);
+    cr_expect_eq(worker->job->boot->lock_fd, -1);
     cr_expect_eq(worker->job->instance, 0);
     for (int i = 0; i < worker->job->world_size; i++)
-        cr_expect_null(worker->job->peers[i].view.control);
+        cr_expect_null(worker->job->rpc->peers[i].view.control);
     free_job(worker->job);
 }
 

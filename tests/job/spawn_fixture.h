@@ -6,7 +6,7 @@
 #ifndef TESTS_SPAWN_FIXTURE_H
 #define TESTS_SPAWN_FIXTURE_H
 
-#include "job/bootstrap.h"
+#include "job/job.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>

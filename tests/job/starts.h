@@ -7,7 +7,7 @@
 #define TESTS_STARTS_H
 
 #include "boxcar.h"
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>

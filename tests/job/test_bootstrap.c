@@ -118,7 +118,7 @@ static void welcome_and_take_join(int fd)
 
 static void expect_peer(struct bx_job *job, const struct bx_job *other)
 {
-    struct bxi_peer *peer = &job->peers[other->rank];
+    struct bxi_peer *peer = &job->rpc->peers[other->rank];
     uint64_t rings = 0;
 
     cr_expect_eq(peer->rank, other->rank);
@@ -136,7 +136,7 @@ static void expect_peer(struct bx_job *job, const struct bx_job *other)
     cr_expect_eq(peer->bell.word, &peer->view.control->header.armed);
     for (int i = 0; i < 2; i++) {
         bxi_bell_ring(peer->bell.fd[i]);
-        cr_expect_eq(read(other->bell_fd[i], &rings, sizeof(rings)), (ssize_t)sizeof(rings));
+        cr_expect_eq(read(other->run->bell_fd[i], &rings, sizeof(rings)), (ssize_t)sizeof(rings));
         cr_expect_eq(fcntl(peer->bell.fd[i], F_GETFD), FD_CLOEXEC);
     }
     cr_expect_eq(syscall(SYS_pidfd_send_signal, peer->pidfd, 0, NULL, 0), 0);

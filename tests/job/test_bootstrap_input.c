@@ -87,9 +87,9 @@ static void make_raw(struct raw *raw, const char *name, int rank, int world_size
     raw->job->instance = instance;
     cr_assert_eq(bxi_boot_segment(raw->job, &raw->fds[BXI_BOOT_SEGMENT], &raw->fds[BXI_BOOT_ARENA]), 0, "%s",
                  bx_error_text());
-    raw->fds[BXI_BOOT_BELL] = raw->job->bell_fd[0];
-    raw->fds[BXI_BOOT_BELL_LEADER] = raw->job->bell_fd[1];
-    raw->fds[BXI_BOOT_PIDFD] = raw->job->pidfd;
+    raw->fds[BXI_BOOT_BELL] = raw->job->run->bell_fd[0];
+    raw->fds[BXI_BOOT_BELL_LEADER] = raw->job->run->bell_fd[1];
+    raw->fds[BXI_BOOT_PIDFD] = raw->job->boot->pidfd;
 }
 
 static void free_raw(struct raw *raw)

@@ -81,8 +81,8 @@ static void *live(void *own_loop)
     cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
     cr_assert_eq(bx_job_start(job), 0, "%s", bx_error_text());
     cr_expect_gt(mappings(), 0);
-    cr_expect_leq(job->cpus, (int)sysconf(_SC_NPROCESSORS_CONF));
-    cr_expect_geq(job->cpus, 1);
+    cr_expect_leq(job->run->cpus, (int)sysconf(_SC_NPROCESSORS_CONF));
+    cr_expect_geq(job->run->cpus, 1);
     bx_msg_put_i64(args, 41);
     cr_assert_eq(bx_tensor_create(job, BX_U8, 1, &(int64_t){ 5000 }, &tensor), 0);
     bx_msg_put_tensor(args, tensor);

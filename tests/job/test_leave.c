@@ -5,7 +5,7 @@
  */
 #include "tests/harness/harness.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <pthread.h>
@@ -26,7 +26,7 @@ static int stay(const struct bx_request *request, struct bx_reader *args, struct
 static int end_in_the_stop(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                            void *context)
 {
-    struct bxi_pool *pool = &bx_request_job(request)->pool;
+    struct bxi_pool *pool = &bx_request_job(request)->rpc->pool;
     bool stop = false;
 
     (void)args, (void)reply, (void)context;

@@ -5,7 +5,7 @@
  */
 #include "tests/harness/harness.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <sched.h>
@@ -492,7 +492,7 @@ static void end_while_another_drives(struct bx_job *job, int index)
         harness_post(DONE);
     } else {                                    /* lets the handler go once the shutdown waits for it, or is over */
         while (harness_gate(DONE) == 0 &&
-               (bxi_load_seq_cst(&job->stop) == 0 || bxi_load_seq_cst(&job->wait_rows[0]) == 0))
+               (bxi_load_seq_cst(&job->run->stop) == 0 || bxi_load_seq_cst(&job->observe->wait_rows[0]) == 0))
             sched_yield();
         harness_post(RELEASED);
     }
@@ -507,8 +507,8 @@ static void shut_down_while_another_drives(struct bx_job *job)
     /* Nothing is read any more, whatever lies in the rings and whoever asks. */
     HARNESS_EQ(bx_progress(job), BX_E_SHUTDOWN);
     HARNESS_CHECK(!bx_future_done(future));
-    HARNESS_EQ(bxi_load_seq_cst(&job->role), 1);
-    HARNESS_EQ(bxi_load_seq_cst(&job->wait_rows[0]), 0);
+    HARNESS_EQ(bxi_load_seq_cst(&job->run->role), 1);
+    HARNESS_EQ(bxi_load_seq_cst(&job->observe->wait_rows[0]), 0);
     HARNESS_EQ(harness_load(HANDLED), harness_load(ANSWERED));
     bx_future_release(future);
     bx_job_destroy(job);

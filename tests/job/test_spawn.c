@@ -319,17 +319,19 @@ Test(spawn, leaves_nothing_when_the_launcher_is_killed)
 /* A worker's first steps, in each of which the launcher may die. */
 static int starts(const struct bx_options *options, void *context)
 {
-    static struct bx_job job;
+    static struct bxi_whole_job whole;
+    struct bx_job *job = &whole.job;
 
     (void)context;
     bxi_add(&seen->running, 1);
-    job.rank = options->rank;
-    job.world_size = options->world_size;
-    snprintf(job.job_name, sizeof(job.job_name), "%s", options->job);
-    snprintf(job.name, sizeof(job.name), "%s", options->name);
-    job.lock_fd = job.pidfd = -1;
-    job.peers = calloc(WORLD, sizeof(*job.peers));
-    bxi_bootstrap(&job, bxi_now_ns() + 5000000000);
+    bxi_job_link(&whole);
+    job->rank = options->rank;
+    job->world_size = options->world_size;
+    snprintf(job->job_name, sizeof(job->job_name), "%s", options->job);
+    snprintf(job->name, sizeof(job->name), "%s", options->name);
+    whole.boot.lock_fd = whole.boot.pidfd = -1;
+    whole.rpc.peers = calloc(WORLD, sizeof(*whole.rpc.peers));
+    bxi_bootstrap(job, bxi_now_ns() + 5000000000);
     wait_for_ever();
 }
 

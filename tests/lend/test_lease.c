@@ -8,7 +8,7 @@
  */
 #include "tests/harness/loans.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -567,7 +567,7 @@ static void lends_into_a_full_ring(struct bx_job *job)
             ;                       /* a frame without its 8,000 bytes may still have had room */
         HARNESS_EQ(rc, -EAGAIN);
         HARNESS_HAS(bx_error_text(), "ring is full");
-        generations[i] = job->peers[1].ledger.slots[job->peers[1].ledger.free].generation;
+        generations[i] = job->rpc->peers[1].ledger.slots[job->rpc->peers[1].ledger.free].generation;
     }
     HARNESS_EQ(generations[0], generations[1]);
     /* What is on loan is what was sent. */

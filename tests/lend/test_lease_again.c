@@ -9,7 +9,7 @@
  */
 #include "tests/harness/loans.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -71,10 +71,10 @@ static void await_sleeping_follower(struct bx_job *job)
 
     while (!sleeps) {
         sched_yield();
-        bxi_lock(&job->wait_lock);
-        for (struct bxi_waiter *waiter = job->waiters; waiter != NULL; waiter = waiter->next)
+        bxi_lock(&job->run->wait_lock);
+        for (struct bxi_waiter *waiter = job->run->waiters; waiter != NULL; waiter = waiter->next)
             sleeps |= bxi_load_relaxed(&waiter->signal) == 1;
-        bxi_unlock(&job->wait_lock);
+        bxi_unlock(&job->run->wait_lock);
     }
 }
 
@@ -273,10 +273,10 @@ static void forges_reply(struct bx_job *job)
     if (forged_after_call)
         frame.id = harness_load(FORGED_ID);
     body.lease.packed_bytes = bytes - sizeof(body.lease);
-    bxi_lock(&job->lock);
-    HARNESS_EQ(bxi_peer_send(job, &job->peers[0], &out), 0);
-    bxi_bell_now(job, &job->peers[0]);
-    bxi_unlock(&job->lock);
+    bxi_lock(&job->run->lock);
+    HARNESS_EQ(bxi_peer_send(job, &job->rpc->peers[0], &out), 0);
+    bxi_bell_now(job, &job->rpc->peers[0]);
+    bxi_unlock(&job->run->lock);
     harness_await(FINISHED, 1);
     raise(SIGKILL);
 }
@@ -316,7 +316,7 @@ static void is_answered_by_a_stranger(struct bx_job *job)
     int64_t blocks = own_blocks(job);
 
     strikes_and_is_cut_off(job);
-    HARNESS_EQ(bxi_load_relaxed(&job->peers[1].out_open), 0);
+    HARNESS_EQ(bxi_load_relaxed(&job->rpc->peers[1].out_open), 0);
     HARNESS_EQ(own_blocks(job), blocks);
     ends_it(job);
 }
@@ -347,14 +347,14 @@ Test(lease_reply_again, of_one_to_whom_no_ring_is_open_cuts_off_and_allocates_no
 
 static uint64_t id_in_flight(struct bx_job *job)
 {
-    struct bxi_peer *peer = &job->peers[1];
+    struct bxi_peer *peer = &job->rpc->peers[1];
     uint64_t id = 0;
 
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     for (uint32_t i = 0; i < peer->slot_count; i++)
         if (peer->slots[i].state != BXI_SLOT_FREE)
             id = peer->slots[i].generation << 16 | i;
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     return id;
 }
 
@@ -626,7 +626,7 @@ static int answers_capacity(const struct bx_request *request, struct bx_reader *
                             void *context)
 {
     (void)args, (void)context;
-    HARNESS_CHECK(reply == bx_request_job(request)->reply);
+    HARNESS_CHECK(reply == bx_request_job(request)->rpc->reply);
     return bx_msg_put_i64(reply, (int64_t)reply->capacity);
 }
 

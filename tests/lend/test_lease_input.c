@@ -10,7 +10,7 @@
  */
 #include "tests/harness/loans.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -49,7 +49,7 @@ static void make_block(struct bx_job *job)
     struct bx_tensor *tensor = loans_tensor(job, BX_U8, 4096, 1);
 
     block = bx_tensor_data_mut(tensor);     /* never released: it lies there until the worker is killed */
-    block_offset = (uint64_t)(block - bxi_arena_base(job->arena));
+    block_offset = (uint64_t)(block - bxi_arena_base(job->lend->arena));
 }
 
 static struct forgery right_forgery(uint8_t kind, bool packed)
@@ -92,16 +92,16 @@ static bool put_forgery(struct bx_job *job, const struct forgery *forgery)
     void *payload = NULL;
     bool put = false;
 
-    bxi_lock(&job->lock);
-    HARNESS_EQ(bxi_peer_open_out(job, &job->peers[0]), 0);
-    if (bxi_ring_reserve(&job->peers[0].out, (uint32_t)(sizeof(forgery->frame) + bytes), &payload) == 0) {
+    bxi_lock(&job->run->lock);
+    HARNESS_EQ(bxi_peer_open_out(job, &job->rpc->peers[0]), 0);
+    if (bxi_ring_reserve(&job->rpc->peers[0].out, (uint32_t)(sizeof(forgery->frame) + bytes), &payload) == 0) {
         memcpy(payload, &forgery->frame, sizeof(forgery->frame));
         memcpy((unsigned char *)payload + sizeof(forgery->frame), body, bytes);
-        bxi_ring_commit(&job->peers[0].out, (uint32_t)(sizeof(forgery->frame) + bytes));
+        bxi_ring_commit(&job->rpc->peers[0].out, (uint32_t)(sizeof(forgery->frame) + bytes));
         put = true;
     }
-    bxi_unlock(&job->lock);
-    bxi_bell_ring(job->peers[0].bell.fd[0]);
+    bxi_unlock(&job->run->lock);
+    bxi_bell_ring(job->rpc->peers[0].bell.fd[0]);
     return put;
 }
 
@@ -598,7 +598,7 @@ Test(lease_input, to_a_function_that_is_not_there_goes_back, .timeout = 30)
 static void ends_outside(struct bx_job *job)
 {
     struct forgery forgery = right_forgery(BXI_ONEWAY, true);
-    unsigned char *arena = (unsigned char *)(uintptr_t)bxi_arena_base(job->arena), body[64];
+    unsigned char *arena = (unsigned char *)(uintptr_t)bxi_arena_base(job->lend->arena), body[64];
     size_t inside = forgery.lease.packed_bytes - 8;
 
     write_body(&forgery, body);

@@ -5,7 +5,7 @@
  */
 #include "tests/harness/loans.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -139,7 +139,7 @@ static int setup_taking(struct bx_job *job)
 
 static bool is_asleep(const struct bx_job *job, int rank)
 {
-    return (bxi_load_seq_cst((bxi_a64 *)&job->peers[rank].view.control->header.armed) & 3) != BXI_AWAKE;
+    return (bxi_load_seq_cst((bxi_a64 *)&job->rpc->peers[rank].view.control->header.armed) & 3) != BXI_AWAKE;
 }
 
 /* The calling thread's wait arms as the leader; the background thread may be the one that is seen. */

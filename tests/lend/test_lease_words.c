@@ -8,7 +8,7 @@
  */
 #include "tests/harness/loans.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -236,7 +236,7 @@ Test(lease_words, that_come_too_early_are_who_wrote_them_s_loss, .timeout = 30)
 
 static void truncates_its_arena(struct bx_job *job)
 {
-    HARNESS_EQ(ftruncate(bxi_arena_fd(job->arena), 0), 0);
+    HARNESS_EQ(ftruncate(bxi_arena_fd(job->lend->arena), 0), 0);
 }
 
 static void expect_cut_off_by_truncation(struct bx_job *job)

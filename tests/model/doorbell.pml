@@ -15,8 +15,8 @@
  *     shm/doorbell.c bxi_bell_disarm 2133496132
  *     shm/doorbell.c bxi_bell_look 1246493309
  *     shm/doorbell.c bxi_bell_drain 1416603929
- *     lib/rpc/peer.c bxi_bells_flush 4099234386
- *     lib/run/progress.c bxi_work_waits 2127101770
+ *     lib/rpc/peer.c bxi_bells_flush 1920867924
+ *     lib/run/progress.c bxi_work_waits 723358833
  */
 #ifndef FRAMES
 #define FRAMES 2                        /* of each producer */

@@ -25,30 +25,30 @@
  * README.md says what each control takes away.
  *
  * It stands for these functions. The numbers are sums of their text (tests/check/model.sh):
- *     lib/run/progress.c bxi_work_waits 2127101770
- *     lib/run/progress.c bxi_take_role 3022052434
- *     lib/run/progress.c arm_background 2199020172
- *     lib/run/progress.c bxi_leave_role 547599422
- *     lib/run/progress.c bxi_offer_role 3360220434
- *     lib/run/progress.c bxi_more_eager 3120320816
- *     lib/run/progress.c bxi_take_role_or_tell 2486128448
- *     lib/run/progress.c bxi_event 3594546719
- *     lib/run/progress.c bxi_pass 2810429341
- *     lib/run/wait.c sleep_as_leader 3364609050
- *     lib/run/wait.c lead 972821351
+ *     lib/run/progress.c bxi_work_waits 723358833
+ *     lib/run/progress.c bxi_take_role 381658888
+ *     lib/run/progress.c arm_background 389243895
+ *     lib/run/progress.c bxi_leave_role 2842278879
+ *     lib/run/progress.c bxi_offer_role 2866734035
+ *     lib/run/progress.c bxi_more_eager 3673885386
+ *     lib/run/progress.c bxi_take_role_or_tell 2396275361
+ *     lib/run/progress.c bxi_event 3800157028
+ *     lib/run/progress.c bxi_pass 2748983105
+ *     lib/run/wait.c sleep_as_leader 3465870159
+ *     lib/run/wait.c lead 3038518409
  *     lib/run/wait.c stop_leading 2934181431
  *     lib/run/wait.c sleep_in_futex 3184917483
- *     lib/run/wait.c link_waiter 577685963
- *     lib/run/wait.c unlink_waiter 2450939367
- *     lib/run/wait.c follow 1749633115
- *     lib/run/wait.c bxi_role_end 3765008403
- *     lib/run/wait.c bxi_wait 2633859935
- *     lib/run/wait.c bxi_wake 4071771295
- *     lib/run/background.c sleep_in_background 2409827377
- *     lib/run/background.c drive_background 2543572878
- *     lib/run/background.c run_background 162382349
- *     lib/run/background.c bxi_waits_stop 2884180609
- *     lib/run/background.c bxi_progress_stop 908686337
+ *     lib/run/wait.c link_waiter 3963557427
+ *     lib/run/wait.c unlink_waiter 393402249
+ *     lib/run/wait.c follow 678386953
+ *     lib/run/wait.c bxi_role_end 968863124
+ *     lib/run/wait.c bxi_wait 1996174869
+ *     lib/run/wait.c bxi_wake 1098772149
+ *     lib/run/background.c sleep_in_background 1152606732
+ *     lib/run/background.c drive_background 3562276676
+ *     lib/run/background.c run_background 769936000
+ *     lib/run/background.c bxi_waits_stop 3695132313
+ *     lib/run/background.c bxi_progress_stop 2944268723
  *     lib/rpc/future.c bxi_future_complete 3677267001
  */
 #ifndef USERS

@@ -17,18 +17,18 @@
  * README.md says what each control takes away.
  *
  * It stands for these functions. The numbers are sums of their text (tests/check/model.sh):
- *     lib/run/progress.c bxi_next_timer_ns 1653433831
- *     lib/run/progress.c bxi_fire_timers 1440130490
- *     lib/run/progress.c set_until 4255733307
- *     lib/run/progress.c bxi_timer_added 2172854936
- *     lib/run/progress.c bxi_until_when 2961332403
- *     lib/run/progress.c bxi_timers_look 1704861316
- *     lib/run/background.c bxi_look_loop 3631496535
- *     lib/run/background.c sleep_in_background 2409827377
- *     lib/run/background.c drive_background 2543572878
- *     lib/run/background.c run_background 162382349
- *     lib/run/background.c bx_progress 726004538
- *     lib/run/wait.c sleep_as_leader 3364609050
+ *     lib/run/progress.c bxi_next_timer_ns 7603775
+ *     lib/run/progress.c bxi_fire_timers 784714664
+ *     lib/run/progress.c set_until 2964768497
+ *     lib/run/progress.c bxi_timer_added 3647709473
+ *     lib/run/progress.c bxi_until_when 1584999616
+ *     lib/run/progress.c bxi_timers_look 1789041692
+ *     lib/run/background.c bxi_look_loop 611548336
+ *     lib/run/background.c sleep_in_background 1152606732
+ *     lib/run/background.c drive_background 3562276676
+ *     lib/run/background.c run_background 769936000
+ *     lib/run/background.c bx_progress 1205533221
+ *     lib/run/wait.c sleep_as_leader 3465870159
  */
 #ifndef DEADLINES
 #define DEADLINES 2

@@ -8,7 +8,7 @@
  */
 #include "tests/harness/harness.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -104,7 +104,8 @@ static int creates_with(const char *value)
     if (rc == 0) {
         uint32_t expected = value == NULL || value[0] == '\0' ? 64 : strcmp(value, "all") == 0;
 
-        cr_expect_eq(job->hist_every, expected, "%s: %u", value != NULL ? value : "not set", job->hist_every);
+        cr_expect_eq(job->observe->hist_every, expected, "%s: %u", value != NULL ? value : "not set",
+                     job->observe->hist_every);
         bx_job_destroy(job);
     }
     return rc;
@@ -358,9 +359,9 @@ static uint32_t in_flight(struct bx_job *job, int rank)
 {
     uint32_t count;
 
-    bxi_lock(&job->lock);
-    count = job->peers[rank].in_flight;
-    bxi_unlock(&job->lock);
+    bxi_lock(&job->run->lock);
+    count = job->rpc->peers[rank].in_flight;
+    bxi_unlock(&job->run->lock);
     return count;
 }
 
@@ -516,13 +517,13 @@ static void is_told_lies(struct bx_job *job)
     hist = hist_of(job, 1, "echo");
     for (size_t i = 0; i < 3; i++) {
         for (uint16_t span = 0; span < 2; span++) {
-            struct bxi_call lied = { .peer = &job->peers[1], .function = (uint16_t)(hist->who >> 16),
+            struct bxi_call lied = { .peer = &job->rpc->peers[1], .function = (uint16_t)(hist->who >> 16),
                                      .sent_ns = bxi_now_ns() };
             struct bxi_frame reply = { .sent_ns = sent_ns[i], .function = span == 0 ? 0 : UINT16_MAX };
 
-            bxi_lock(&job->lock);
+            bxi_lock(&job->run->lock);
             bxi_hist_end(job, &lied, &reply);
-            bxi_unlock(&job->lock);
+            bxi_unlock(&job->run->lock);
         }
     }
     expect(job, 1, "echo", 7);

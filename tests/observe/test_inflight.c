@@ -8,7 +8,7 @@
  */
 #include "tests/harness/loans.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -64,9 +64,9 @@ static int free_rows(const struct bx_request *request, struct bx_reader *args, s
     uint32_t count;
 
     (void)args, (void)context;
-    bxi_lock(&job->lock);
-    count = job->free_row_count;
-    bxi_unlock(&job->lock);
+    bxi_lock(&job->run->lock);
+    count = job->observe->free_row_count;
+    bxi_unlock(&job->run->lock);
     return bx_msg_put_i64(reply, count);
 }
 
@@ -127,7 +127,7 @@ static int setup(struct bx_job *job)
 
 static struct bxi_control *control_of(struct bx_job *job, int rank)
 {
-    return rank == job->rank ? job->control : (struct bxi_control *)(uintptr_t)job->peers[rank].view.control;
+    return rank == job->rank ? job->control : (struct bxi_control *)(uintptr_t)job->rpc->peers[rank].view.control;
 }
 
 static uint64_t function_of(struct bx_job *job, int rank, const char *name)
@@ -152,7 +152,7 @@ static int rows_of(struct bx_job *job, int to, struct bxi_call_row **rows)
     struct bxi_call_row *all = bxi_segment_calls(&job->segment, to);
     int count = 0;
 
-    for (uint32_t i = 0; i < job->peers[to].row_count; i++)
+    for (uint32_t i = 0; i < job->rpc->peers[to].row_count; i++)
         if (bxi_load_acquire(&all[i].id) != 0)
             rows[count++] = &all[i];
     return count;
@@ -203,9 +203,9 @@ static uint64_t id_of(struct bx_job *job, struct bx_future *future, int to)
     uint16_t slot = ((struct bxi_call *)(void *)future)->slot;
     uint64_t generation;
 
-    bxi_lock(&job->lock);
-    generation = job->peers[to].slots[slot].generation;
-    bxi_unlock(&job->lock);
+    bxi_lock(&job->run->lock);
+    generation = job->rpc->peers[to].slots[slot].generation;
+    bxi_unlock(&job->run->lock);
     return generation << 16 | slot;
 }
 
@@ -262,7 +262,7 @@ static void sees_its_call(struct bx_job *job, int to, uint64_t timeout_ns)
     HARNESS_CHECK(since_ns >= before_ns && since_ns <= after_ns);
     deadline_ns = bxi_load_relaxed(&row->deadline_ns);
     HARNESS_EQ(deadline_ns, timeout_ns == BX_FOREVER ? BX_FOREVER : since_ns + timeout_ns);
-    HARNESS_EQ(bxi_load_relaxed(&row->end_pos), job->peers[to].out.write_pos);
+    HARNESS_EQ(bxi_load_relaxed(&row->end_pos), job->rpc->peers[to].out.write_pos);
     HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, to), "answer", NULL, NULL, NULL), 0);
     finish(future, 0);
     HARNESS_EQ(bxi_load_relaxed(&row->id), 0);
@@ -345,7 +345,7 @@ static void sees_queued_calls(struct bx_job *job)
     for (int i = 0; i < QUEUED_CALLS; i++) {
         uint64_t end_pos = bxi_load_relaxed(&rows[i]->end_pos);
 
-        HARNESS_CHECK(end_pos != UINT64_MAX && end_pos <= job->peers[1].out.write_pos);
+        HARNESS_CHECK(end_pos != UINT64_MAX && end_pos <= job->rpc->peers[1].out.write_pos);
         last = end_pos > last ? end_pos : last;
     }
     HARNESS_CHECK(last > BXI_RING_BYTES);
@@ -374,7 +374,7 @@ static void has_many_in_flight(struct bx_job *job, int to, int count)
         uint64_t id = bxi_load_relaxed(&rows[i]->id);
 
         HARNESS_EQ(id & 0xffff, rows[i] - first);
-        HARNESS_EQ(id >> 16, job->peers[to].slots[id & 0xffff].generation);
+        HARNESS_EQ(id >> 16, job->rpc->peers[to].slots[id & 0xffff].generation);
         HARNESS_EQ(bxi_load_relaxed(&rows[i]->since) & 0xff, function_of(job, to, "park"));
     }
     HARNESS_EQ(loans_call(job, bx_worker_name(job, to), "free_rows", NULL), BXI_SERVING_MAX - at_callee);
@@ -663,7 +663,7 @@ static void sees_waits(struct bx_job *job)
     for (int i = 0; i < BXI_WAITS_MAX; i++)
         HARNESS_EQ(bxi_load_relaxed(&job->control->wait[i].thread), 0);
     for (int i = 0; i < BXI_WAIT_WORDS; i++)
-        HARNESS_EQ(bxi_load_relaxed(&job->wait_rows[i]), 0);
+        HARNESS_EQ(bxi_load_relaxed(&job->observe->wait_rows[i]), 0);
     HARNESS_EQ(bxi_load_relaxed(&await_wait(job, 1, BXI_FOR_JOB)->to), BXI_WAIT_NOBODY);
 }
 
@@ -695,7 +695,7 @@ static void sees_many_waits(struct bx_job *job)
         bx_future_release(waited);
     }
     for (int i = 0; i < BXI_WAIT_WORDS; i++)
-        HARNESS_EQ(bxi_load_relaxed(&job->wait_rows[i]), 0);
+        HARNESS_EQ(bxi_load_relaxed(&job->observe->wait_rows[i]), 0);
 }
 
 Test(inflight_waits, of_more_threads_than_rows_go_on_unseen, .timeout = 30)

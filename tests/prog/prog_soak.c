@@ -18,7 +18,7 @@
  *
  * Run by `make soak`, not by the tests. Status 0, 1 if something leaked.
  */
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -182,7 +182,7 @@ static void print_ledger(const struct worker *worker)
 {
     struct bxi_arena_class ledger;
 
-    for (unsigned class = 0; bxi_arena_read_class(worker->job->arena, class, &ledger); class++)
+    for (unsigned class = 0; bxi_arena_read_class(worker->job->lend->arena, class, &ledger); class++)
         if (ledger.block_bytes != 0)
             printf("ledger,%d,%zu,%" PRIu64 ",%" PRIu64 "\n", bx_job_rank(worker->job), ledger.block_bytes,
                    ledger.used, ledger.shelved);
@@ -193,7 +193,7 @@ static uint64_t shelved_bytes(const struct worker *worker)
     struct bxi_arena_class ledger;
     uint64_t sum = 0;
 
-    for (unsigned class = 0; bxi_arena_read_class(worker->job->arena, class, &ledger); class++)
+    for (unsigned class = 0; bxi_arena_read_class(worker->job->lend->arena, class, &ledger); class++)
         sum += ledger.block_bytes * ledger.shelved;
     return sum;
 }

@@ -10,7 +10,7 @@
 #include "tests/harness/harness.h"
 #include "tests/job/starts.h"
 
-#include "job/bootstrap.h"
+#include "job/job.h"
 
 #include <errno.h>
 #include <grp.h>

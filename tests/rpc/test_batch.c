@@ -7,7 +7,7 @@
  */
 #include "tests/harness/harness.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -447,10 +447,10 @@ static int count_the_dead(struct bx_job *job)
 {
     int count = 0;
 
-    bxi_lock(&job->lock);
-    for (const struct bxi_batcher *batcher = job->batchers; batcher != NULL; batcher = batcher->next)
+    bxi_lock(&job->run->lock);
+    for (const struct bxi_batcher *batcher = job->rpc->batchers; batcher != NULL; batcher = batcher->next)
         count += (batcher->members[0] & 4) != 0;
-    bxi_unlock(&job->lock);
+    bxi_unlock(&job->run->lock);
     return count;
 }
 
@@ -476,7 +476,7 @@ static void register_while_one_dies(struct bx_job *job)
     HARNESS_EQ(rc, BX_E_PEER_DEAD);
     HARNESS_EQ(count_the_dead(job), 0);
     /* What another thread found alive a moment ago, and enters only now. */
-    HARNESS_EQ(bxi_batch_member(job, job->batchers, 2, true), BX_E_PEER_DEAD);
+    HARNESS_EQ(bxi_batch_member(job, job->rpc->batchers, 2, true), BX_E_PEER_DEAD);
     HARNESS_EQ(count_the_dead(job), 0);
 }
 

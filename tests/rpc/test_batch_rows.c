@@ -5,7 +5,7 @@
  */
 #include "tests/harness/harness.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -124,10 +124,10 @@ static int setup_two_members(struct bx_job *job)
 static void let_the_row_expire(struct bx_job *job)
 {
     harness_await(READY, 1);
-    bxi_lock(&job->lock);
-    HARNESS_CHECK(job->batchers->head != NULL);
-    job->batchers->head->request.deadline_ns = 1;
-    bxi_unlock(&job->lock);
+    bxi_lock(&job->run->lock);
+    HARNESS_CHECK(job->rpc->batchers->head != NULL);
+    job->rpc->batchers->head->request.deadline_ns = 1;
+    bxi_unlock(&job->run->lock);
     harness_post(TOUCHED);
     HARNESS_EQ(bx_job_serve(job), 0);
     HARNESS_EQ(harness_counter(job, "requests_expired"), 1);
@@ -220,18 +220,18 @@ static int setup_patient(struct bx_job *job)
 /* How many rows wait at the owner, of whom the last one is, and whether their flush is still to come. */
 static void await_rows(struct bx_job *job, uint32_t rows, int rank)
 {
-    struct bxi_batcher *batcher = job->batchers;
+    struct bxi_batcher *batcher = job->rpc->batchers;
     bool are_there = false;
 
     while (!are_there) {
         sched_yield();
-        bxi_lock(&job->lock);
+        bxi_lock(&job->run->lock);
         are_there = batcher->waiting == rows;
         if (are_there && rows > 0 && rank >= 0)
             HARNESS_EQ(batcher->tail->request.peer->rank, rank);
         if (are_there)
             HARNESS_EQ(batcher->timer.heap_index != 0, rows > 0);
-        bxi_unlock(&job->lock);
+        bxi_unlock(&job->run->lock);
     }
 }
 
@@ -314,7 +314,7 @@ static void add_the_dead(struct bx_job *job)
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
     HARNESS_EQ(bx_batch_add_member(job, "sum", 1), BX_E_PEER_DEAD);
     HARNESS_HAS(bx_error_text(), "rank 1");
-    HARNESS_EQ(job->batchers->members[0], 0);
+    HARNESS_EQ(job->rpc->batchers->members[0], 0);
     HARNESS_EQ(bx_batch_remove_member(job, "sum", 1), 0);
 }
 

@@ -9,7 +9,7 @@
 #include "tests/harness/harness.h"
 #include "tests/job/starts.h"
 
-#include "job/bootstrap.h"
+#include "job/job.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -8,7 +8,7 @@
  */
 #include "tests/harness/harness.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -54,11 +54,11 @@ static int setup(struct bx_job *job)
  * looks at that before it reads a ring. */
 static void kill_worker1(struct bx_job *job)
 {
-    struct pollfd death = { .fd = job->peers[1].pidfd, .events = POLLIN };
+    struct pollfd death = { .fd = job->rpc->peers[1].pidfd, .events = POLLIN };
 
     HARNESS_EQ(kill((pid_t)harness_load(PID + 16 + 1), SIGKILL), 0);
     HARNESS_EQ(poll(&death, 1, -1), 1);
-    bxi_exchange(&job->peers[1].death_seen, BXI_PEER_DEAD);
+    bxi_exchange(&job->rpc->peers[1].death_seen, BXI_PEER_DEAD);
     bxi_event(job, BXI_EVENT_DEATH);
 }
 
@@ -149,7 +149,7 @@ static void hear_and_kill(struct bx_job *job)
 {
     HARNESS_EQ(bx_rpc_async(job, "worker1", "count", NULL, NULL, &last_words), 0);
     bxi_bells_flush(job);
-    while (!bxi_ring_ready(&job->peers[1].in))
+    while (!bxi_ring_ready(&job->rpc->peers[1].in))
         sched_yield();
     kill_worker1(job);
 }
@@ -196,7 +196,7 @@ static void see_it_leave(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), BX_E_SHUTDOWN);
     HARNESS_EQ(harness_counter(job, "peers_dead"), 0);
     HARNESS_EQ(harness_load(DEATHS), 0);
-    HARNESS_EQ(bxi_load_seq_cst(&job->lost), 0);
+    HARNESS_EQ(bxi_load_seq_cst(&job->rpc->lost), 0);
 }
 
 Test(drain, takes_a_worker_that_left_and_then_died_for_one_that_left, .timeout = 20)
@@ -209,7 +209,7 @@ Test(drain, takes_a_worker_that_left_and_then_died_for_one_that_left, .timeout =
 
 static bool is_leaving(struct bx_job *job, int rank)
 {
-    return bxi_load_acquire((bxi_a32 *)&job->peers[rank].view.control->header.state) >= BXI_LEAVING;
+    return bxi_load_acquire((bxi_a32 *)&job->rpc->peers[rank].view.control->header.state) >= BXI_LEAVING;
 }
 
 /* Runs at worker 0, which has said that it leaves, and asks worker 1 when that has said so too. */
@@ -271,7 +271,7 @@ static void send_laps(struct bx_job *job)
     HARNESS_EQ(bx_msg_put_bytes(args, payload, sizeof(payload)), 0);
     HARNESS_EQ(bx_rpc_async(job, "worker1", "count", NULL, NULL, &future), 0);
     bxi_bells_flush(job);
-    while (!bxi_ring_ready(&job->peers[1].in))
+    while (!bxi_ring_ready(&job->rpc->peers[1].in))
         sched_yield();
     for (uint64_t sent = 0; sent < laps;) {
         rc = bx_rpc_oneway(job, "worker1", "count", args, &at_once);

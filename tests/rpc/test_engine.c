@@ -5,7 +5,7 @@
  */
 #include "tests/harness/harness.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -55,7 +55,7 @@ static int large(const struct bx_request *request, struct bx_reader *args, struc
 static int capacity(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)args, (void)context;
-    return bx_msg_put_i64(reply, (int64_t)bx_request_job(request)->reply->capacity);
+    return bx_msg_put_i64(reply, (int64_t)bx_request_job(request)->rpc->reply->capacity);
 }
 
 /* Its reply cannot be written, and it does not look. */
@@ -177,10 +177,10 @@ static void look_at_generations(struct bx_job *job)
     uint64_t before;
 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
-    before = job->peers[1].slots[0].generation;
+    before = job->rpc->peers[1].slots[0].generation;
     for (uint64_t i = 1; i <= 10; i++) {
         HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
-        HARNESS_EQ(job->peers[1].slots[0].generation, before + i);
+        HARNESS_EQ(job->rpc->peers[1].slots[0].generation, before + i);
     }
 }
 
@@ -228,7 +228,7 @@ static void count_slots_of_the_dead(struct bx_job *job)
         HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), BX_E_PEER_DEAD);
     for (int i = 0; i < 4; i++)
         bx_future_release(future[i]);
-    HARNESS_EQ(job->peers[1].in_flight, 0);
+    HARNESS_EQ(job->rpc->peers[1].in_flight, 0);
 }
 
 static void wait_to_be_killed(struct bx_job *job)
@@ -289,13 +289,13 @@ static void put_requests(struct bx_job *job, int requests)
 {
     struct bxi_frame frame = { .kind = BXI_REQUEST, .deadline_ns = BX_FOREVER, .function = 1 };
 
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     for (int i = 0; i < requests; i++) {
         frame.id = (uint64_t)(i + 1) << 16;
-        HARNESS_EQ(bxi_ring_put(&job->peers[0].out, &frame, NULL, 0), 0);
+        HARNESS_EQ(bxi_ring_put(&job->rpc->peers[0].out, &frame, NULL, 0), 0);
     }
-    bxi_unlock(&job->lock);
-    bxi_bell_ring(job->peers[0].bell.fd[0]);
+    bxi_unlock(&job->run->lock);
+    bxi_bell_ring(job->rpc->peers[0].bell.fd[0]);
 }
 
 static void ask_for_1025_answers(struct bx_job *job)
@@ -410,7 +410,7 @@ static void leave_under_a_server(struct bx_job *job)
     harness_leaves_by_itself();
     HARNESS_EQ(pthread_create(&thread, NULL, serve, job), 0);
     harness_await(READY, 1);
-    while (bxi_load_seq_cst(&job->waiting) == 0)
+    while (bxi_load_seq_cst(&job->run->waiting) == 0)
         sched_yield();
     HARNESS_EQ(bx_job_shutdown(job, 50 * HARNESS_MS), BX_E_TIMEOUT);
     pthread_join(thread, NULL);
@@ -510,7 +510,7 @@ Test(engine, leaves_one_s_own_loop_still)
  * would find the request a second later. */
 static void call_beyond_63(struct bx_job *job)
 {
-    bxi_a64 *armed = (bxi_a64 *)(uintptr_t)&job->peers[65].view.control->header.armed;
+    bxi_a64 *armed = (bxi_a64 *)(uintptr_t)&job->rpc->peers[65].view.control->header.armed;
 
     HARNESS_EQ(bx_rpc_sync(job, "worker65", "count", NULL, NULL, NULL), 0);
     for (int i = 1; i < 20; i++) {

@@ -5,7 +5,7 @@
  */
 #include "tests/harness/harness.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -384,18 +384,18 @@ static void gather_calls(struct bx_job *job)
     struct bx_future *any, *both[2];
 
     HARNESS_EQ(bx_rpc_async(job, "worker1", "hold", NULL, NULL, &call), 0);
-    HARNESS_EQ(bxi_load_seq_cst(&job->eager), 0);
+    HARNESS_EQ(bxi_load_seq_cst(&job->run->eager), 0);
     for (int i = 0; i < 1000; i++) {
         both[0] = both[1] = call;
         any = bx_future_any(job, both, 2);
-        HARNESS_EQ(bxi_load_seq_cst(&job->eager), 1);
+        HARNESS_EQ(bxi_load_seq_cst(&job->run->eager), 1);
         bx_future_release(any);
-        HARNESS_EQ(bxi_load_seq_cst(&job->eager), 0);
+        HARNESS_EQ(bxi_load_seq_cst(&job->run->eager), 0);
     }
     any = bx_future_any(job, &call, 1);
     harness_post(1);
     HARNESS_EQ(bx_future_wait(any, BX_FOREVER), 0);
-    HARNESS_EQ(bxi_load_seq_cst(&job->eager), 0);
+    HARNESS_EQ(bxi_load_seq_cst(&job->run->eager), 0);
     bx_future_release(any);
     bx_future_release(call);
 }

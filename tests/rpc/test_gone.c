@@ -5,7 +5,7 @@
  */
 #include "tests/harness/harness.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <sched.h>
@@ -42,12 +42,12 @@ static void die_when_it_had_left(struct bx_job *job)
 
 static void count_the_gone(struct bx_job *job)
 {
-    while (bxi_load_seq_cst(&job->deaths) < 3 || bx_worker_alive(job, 4))
+    while (bxi_load_seq_cst(&job->rpc->deaths) < 3 || bx_worker_alive(job, 4))
         sched_yield();
-    HARNESS_EQ(bxi_load_seq_cst(&job->deaths), 3);
-    HARNESS_EQ(bxi_load_seq_cst(&job->lost), 1);
-    HARNESS_EQ(bxi_load_seq_cst(&job->leavers), 4);
-    HARNESS_EQ(bxi_load_seq_cst(&job->quiet), 4);
+    HARNESS_EQ(bxi_load_seq_cst(&job->rpc->deaths), 3);
+    HARNESS_EQ(bxi_load_seq_cst(&job->rpc->lost), 1);
+    HARNESS_EQ(bxi_load_seq_cst(&job->rpc->leavers), 4);
+    HARNESS_EQ(bxi_load_seq_cst(&job->rpc->quiet), 4);
     HARNESS_EQ(harness_counter(job, "peers_dead"), 3);
 }
 

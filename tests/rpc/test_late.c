@@ -9,7 +9,7 @@
  */
 #include "tests/harness/harness.h"
 
-#include "run/progress.h"
+#include "run/run.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -187,16 +187,16 @@ static void look_before_the_background_thread(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
     while (!bxi_take_role(job))
         sched_yield();
-    bxi_bell_arm(&job->bell, BXI_WHO_LEADER);
+    bxi_bell_arm(&job->run->bell, BXI_WHO_LEADER);
     future = begin(job, "hold", DEADLINE_NS);
     due_ns = bxi_next_timer_ns(job);
-    bxi_lock(&job->lock);
+    bxi_lock(&job->run->lock);
     while (bxi_now_ns() < due_ns + DEADLINE_NS)
         sched_yield();
-    bxi_unlock(&job->lock);
-    bxi_count_late_timer(job, BX_FOREVER, job->bell_fd[1]);
+    bxi_unlock(&job->run->lock);
+    bxi_count_late_timer(job, BX_FOREVER, job->run->bell_fd[1]);
     HARNESS_EQ(harness_counter(job, "timers_late"), 0);
-    bxi_bell_disarm(&job->bell);
+    bxi_bell_disarm(&job->run->bell);
     bxi_leave_role(job, true);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
     bx_future_release(future);

@@ -4,7 +4,7 @@
  */
 #include "tests/harness/harness.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -58,10 +58,11 @@ Test(names, of_workers_are_found_by_name_and_rank, .timeout = 20)
 
 Test(names, of_128_workers_are_all_found)
 {
-    struct bx_job job = { .world_size = 128 };
+    static struct bxi_rpc rpc;
+    struct bx_job job = { .rpc = &rpc, .world_size = 128 };
     static struct bxi_peer peers[128];
 
-    job.peers = peers;
+    rpc.peers = peers;
     for (int rank = 0; rank < 128; rank++) {
         peers[rank].rank = rank;
         snprintf(peers[rank].name, sizeof(peers[rank].name), "worker%d", rank);

@@ -6,7 +6,7 @@
  */
 #include "tests/harness/harness.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -42,7 +42,7 @@ static int note(const struct bx_request *request, struct bx_reader *args, struct
 
     (void)args, (void)reply, (void)context;
     harness_store(BELLS, harness_counter(job, "doorbells_rung"));
-    harness_store(BELLS_DUE, bxi_load_relaxed(&job->bells_due[0]));
+    harness_store(BELLS_DUE, bxi_load_relaxed(&job->rpc->bells_due[0]));
     harness_post(NOTED);
     return 0;
 }

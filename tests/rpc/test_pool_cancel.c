@@ -5,7 +5,7 @@
  */
 #include "tests/harness/harness.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <sched.h>
@@ -152,9 +152,9 @@ static bool is_stopping(struct bx_job *job)
 {
     bool stop;
 
-    pthread_mutex_lock(&job->pool.lock);
-    stop = job->pool.stop;
-    pthread_mutex_unlock(&job->pool.lock);
+    pthread_mutex_lock(&job->rpc->pool.lock);
+    stop = job->rpc->pool.stop;
+    pthread_mutex_unlock(&job->rpc->pool.lock);
     return stop;
 }
 

@@ -5,7 +5,7 @@
 #include "tests/harness/harness.h"
 #include "tests/harness/refuse.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -268,7 +268,7 @@ static void cancel_a_caller(struct bx_job *job)
     void *result = NULL;
 
     HARNESS_EQ(pthread_create(&thread, NULL, wait_and_be_cancelled, job), 0);
-    while ((bxi_load_seq_cst(job->bell.word) & 3) != BXI_WHO_LEADER)
+    while ((bxi_load_seq_cst(job->run->bell.word) & 3) != BXI_WHO_LEADER)
         sched_yield();
     HARNESS_EQ(pthread_cancel(thread), 0);
     harness_post(RELEASED);

@@ -7,7 +7,7 @@
  */
 #include "tests/harness/harness.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -124,7 +124,7 @@ static struct bx_job *trapped_job;
 static void let_the_other_call(void)
 {
     harness_post(READY);
-    while (harness_gate(CALLED) == 0 && bxi_load_seq_cst(&trapped_job->lock.word) != 2)
+    while (harness_gate(CALLED) == 0 && bxi_load_seq_cst(&trapped_job->run->lock.word) != 2)
         sched_yield();
 }
 
@@ -222,7 +222,7 @@ static void lead_or_call(struct bx_job *job, int index)
         /* It leads, sleeps, and knows of no deadline but its own. */
         HARNESS_EQ(bx_future_wait(promise, 500 * HARNESS_MS), BX_E_TIMEOUT);
     } else {
-        while ((bxi_load_seq_cst(job->bell.word) & 3) != BXI_WHO_LEADER)
+        while ((bxi_load_seq_cst(job->run->bell.word) & 3) != BXI_WHO_LEADER)
             sched_yield();
 
         uint64_t before = harness_counter(job, "wakeups");

@@ -4,7 +4,7 @@
  */
 #include "tests/harness/harness.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 #include "tests/harness/refuse.h"
 
 #include <criterion/criterion.h>

@@ -3,7 +3,7 @@
  * lib/run/timer.c: the heap gives the earliest first, whatever is set, moved and cleared in between. One
  * thread; the lock is the caller's affair.
  */
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>

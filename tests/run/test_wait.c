@@ -4,7 +4,7 @@
  */
 #include "tests/harness/harness.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -82,7 +82,7 @@ static void wait_at_the_end(void *value)
 /* How often a thread has armed the bell. */
 static uint64_t armings(const struct bx_job *job)
 {
-    return bxi_load_seq_cst(job->bell.word) >> 2;
+    return bxi_load_seq_cst(job->run->bell.word) >> 2;
 }
 
 /* Lets "stay" go when the thread that waits for it sleeps; or when it has looked for a bell a thousand times. */
@@ -94,7 +94,7 @@ static void let_go_of_a_sleeper(struct bx_job *job)
         sched_yield();
     before = armings(job);
     while (armings(job) - before < 1000 &&
-           ((bxi_load_seq_cst(job->bell.word) & 3) != BXI_WHO_LEADER || state_of_thread() != 'S'))
+           ((bxi_load_seq_cst(job->run->bell.word) & 3) != BXI_WHO_LEADER || state_of_thread() != 'S'))
         sched_yield();
     harness_store(LOOPS, armings(job) - before);
     harness_post(RELEASED);
@@ -147,7 +147,7 @@ static void leave_no_row(struct bx_job *job)
     for (int i = 0; i < BXI_WAITS_MAX; i++)
         HARNESS_EQ(bxi_load_seq_cst(&job->control->wait[i].thread), 0);
     for (int word = 0; word < BXI_WAIT_WORDS; word++)
-        HARNESS_EQ(bxi_load_seq_cst(&job->wait_rows[word]), 0);
+        HARNESS_EQ(bxi_load_seq_cst(&job->observe->wait_rows[word]), 0);
     bx_future_release(future);
 }
 

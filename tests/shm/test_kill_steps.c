@@ -64,7 +64,7 @@
 
 #include "tests/job/starts.h"
 
-#include "job/bootstrap.h"
+#include "job/job.h"
 
 #include <errno.h>
 #include <signal.h>

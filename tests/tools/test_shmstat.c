@@ -7,7 +7,7 @@
 #include "tests/harness/loans.h"
 #include "stat_run.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <signal.h>

@@ -7,7 +7,7 @@
 #include "stat_plant.h"
 #include "stat_run.h"
 
-#include "job/bootstrap.h"
+#include "job/job.h"
 
 #include <criterion/criterion.h>
 #include <fcntl.h>

@@ -7,7 +7,7 @@
 #include "stat_plant.h"
 #include "stat_run.h"
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

@@ -9,7 +9,7 @@
 #include "stat_run.h"
 
 #include "rpc/frame.h"
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

@@ -67,7 +67,7 @@ int bench_stats(const struct bench_options *options);
  * there is none, with 1. */
 int bench_stats_off(char **argv);
 
-/* What the engine of this very program keeps: a mask, see lib/internal.h. */
+/* What the engine of this very program keeps: a mask, see lib/base/base.h. */
 #ifndef BXI_STATS
 #define BXI_STATS 7
 #endif

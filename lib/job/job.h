@@ -16,10 +16,10 @@
  * and FAIL, with a code and a sentence, from either side at any time: from rank 0 it ends that worker's
  * start, from a worker everybody's. A message is one packet of SOCK_SEQPACKET.
  */
-#ifndef BXI_BOOTSTRAP_H
-#define BXI_BOOTSTRAP_H
+#ifndef BXI_JOB_H
+#define BXI_JOB_H
 
-#include "internal.h"
+#include "rpc/rpc.h"
 
 #define BXI_BOOT_MAGIC UINT64_C(0x544f4f4252435842)     /* "BXCRBOOT" in memory, little endian */
 #define BXI_BOOT_PROTOCOL 3u
@@ -137,11 +137,11 @@ bool bxi_boot_is_own(int fd, uint32_t *pid);
 
 /* ---- bootstrap.c --------------------------------------------------------------------------------- */
 
-/* job->instance is set: makes job->segment and job->arena, and a descriptor of each that can only be read.
+/* job->instance is set: makes job->segment and job->lend->arena, and a descriptor of each that can only be read.
  * 0, or a failure with its sentence (BX_E_NO_SPACE, BX_E_DESCRIPTORS, -errno). */
 int bxi_boot_segment(struct bx_job *job, int *segment_fd, int *arena_fd);
 
-/* Makes job->peers[entry->rank] of what came; bells and pidfd become the peer's, the others stay the caller's.
+/* Makes job->rpc->peers[entry->rank] of what came; bells and pidfd become the peer's, the others stay the caller's.
  * 0; -EPROTO and the like where it is not right; no sentence. */
 int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry,
                       const int fds[BXI_BOOT_FDS]);
@@ -175,7 +175,7 @@ int bxi_boot_root(struct bx_job *job, const struct bxi_boot_paths *paths, uint64
 /* 0, BX_E_SOCKET_DIR. */
 int bxi_boot_paths(const char *job_name, struct bxi_boot_paths *paths);
 
-/* Rank 0: takes the lock of the job's name (job->lock_fd). 0, BX_E_JOB_RUNNING, BX_E_DESCRIPTORS, BX_E_SOCKET_DIR. */
+/* Rank 0: takes the lock of the job's name (boot->lock_fd). 0, BX_E_JOB_RUNNING, BX_E_DESCRIPTORS, BX_E_SOCKET_DIR. */
 int bxi_boot_lock(struct bx_job *job, const struct bxi_boot_paths *paths);
 /* Says in the lock file that the gate is about to open. */
 void bxi_boot_lock_running(const struct bx_job *job);
@@ -188,7 +188,7 @@ long bxi_boot_lock_holder(const char *lock_path);
 #define BXI_HOLDER_BYTES 64
 const char *bxi_boot_holder_text(long pid, char text[BXI_HOLDER_BYTES]);
 
-/* Removes the job's lock file and gives up the lock (job->lock_fd), if it has it. May set the thread's
+/* Removes the job's lock file and gives up the lock (job->boot->lock_fd), if it has it. May set the thread's
  * sentence. */
 void bxi_bootstrap_release(struct bx_job *job);
 
@@ -231,5 +231,42 @@ int bxi_spawn_how_ended(const struct bx_job *job, int rank);
 /* It is in the job from here on, or has left it. */
 void bxi_spawn_in_job(const struct bx_job *job, bool is_in);
 bool bxi_spawn_is_worker(void);         /* whether this process is such a child */
+
+/* ---- The part of the job --------------------------------------------------------------------------- */
+
+struct bxi_boot {
+    int pidfd;                                  /* start: on oneself */
+    int lock_fd;                                /* start; rank 0: says that this job's name is in use; -1 */
+    uint32_t deaths_reported;                   /* by bx_job_serve */
+};
+
+/* A job with its parts, in one block of memory. */
+struct bxi_whole_job {
+    struct bx_job job;                          /* first */
+    struct bxi_boot boot;
+    _Alignas(BXI_LINE) struct bxi_run run;
+    _Alignas(BXI_LINE) struct bxi_observe observe;
+    _Alignas(BXI_LINE) struct bxi_lend lend;
+    _Alignas(BXI_LINE) struct bxi_device device;
+    _Alignas(BXI_LINE) struct bxi_rpc rpc;
+};
+void bxi_job_link(struct bxi_whole_job *whole);     /* sets the job's pointers to its parts */
+
+/* ---- job.c --------------------------------------------------------------------------------------- */
+/* The bootstrap calls it once the segment is there, before any peer can see it. */
+void bxi_job_adopt_segment(struct bx_job *job);
+
+/* ---- bootstrap.c --------------------------------------------------------------------------------- */
+/* Meets the others by a Unix socket. On entry rank, world_size, job_name, name, bell_fd, pidfd and
+ * zeroed peers are there. On success: instance, segment (state STARTING), and of every peer but oneself
+ * rank, name, pid, pidfd, bell (word and descriptors), view; of oneself rank, name, pid. On failure
+ * whatever it made is undone. Both with a sentence. */
+int bxi_bootstrap(struct bx_job *job, uint64_t deadline_ns);
+/* The directory of the sockets ("$XDG_RUNTIME_DIR/boxcar" or "/tmp/boxcar-<uid>"), made 0700 and checked
+ * to be one's own. 0, BX_E_SOCKET_DIR. */
+int bxi_socket_dir(char *out, size_t bytes);
+
+/* ---- shutdown.c ------------------------------------------------------------------------------------ */
+void bxi_job_leave(struct bx_job *job);         /* at once: state LEFT, threads stopped, names gone */
 
 #endif

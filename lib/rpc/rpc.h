@@ -1,78 +1,24 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the files of lib/ share. lib/README.md is the map; each part of struct bx_job says who may touch
- * it: "lock" under job->lock, "role" by the thread that holds the progress role, "start" written before
- * bx_job_start returns and never again.
- *
- * Locks: job->lock, job->wait_lock, job->future_lock, pool.lock, each lender's, trace->lock, those of gather.c and
- * future.c (sifting), and of device.c. None of the first five is taken inside another, but for job->lock inside a
- * lender's; trace->lock and devices->lock may be taken inside job->lock. None is ever held while user code runs.
- * lib/README.md has the table.
+ * What the room rpc owns: peers, calls, functions, requests being answered, batches, the pool, futures.
  */
-#ifndef BXI_INTERNAL_H
-#define BXI_INTERNAL_H
+#ifndef BXI_RPC_H
+#define BXI_RPC_H
 
-#include "boxcar.h"
-
-#include "shm/arena.h"
-#include "shm/atomic.h"
-#include "shm/doorbell.h"
-#include "gpu/gpu.h"
-#include "rpc/frame.h"
-#include "shm/layout.h"
+#include "device/device_calls.h"
+#include "frame.h"
 #include "lend/lend.h"
-#include "base/lock.h"
+#include "observe/observe.h"
+#include "run/run.h"
+
 #include "shm/ring.h"
-#include "shm/segment.h"
-#include "shm/sleeper.h"
 
-#include <pthread.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-/* For what is looked at in every call: in a shared library, too, without a call of its own. */
-#define BXI_HOT_TLS __attribute__((tls_model("initial-exec"))) _Thread_local
-
-#define BXI_TEXT_BYTES 512          /* of an error's sentence */
 #define BXI_POOL_READY 16           /* threads of the pool that are not blocked in a wait, by default */
 #define BXI_POOL_MAX 256
 #define BXI_FRAMES_A_PASS 32        /* of one ring */
 #define BXI_DEFER_PASSES 3          /* before a bell that is probably not needed is rung */
 #define BXI_DEFER_FRAMES 32         /* likewise: handlers run for them, which takes longer than a pass that is empty */
-
-/* ---- What is kept for inspectors ------------------------------------------------------------------- */
-
-/* All of it, but in the library that `bxbench stats` is measured against. */
-#define BXI_STATS_COUNTERS 1
-#define BXI_STATS_TABLES 2          /* calls in flight, requests being served, batches, what runs now */
-#define BXI_STATS_HIST 4
-#ifndef BXI_STATS
-#define BXI_STATS 7
-#endif
-
-/* ---- Frames: what a record of a ring holds (frame.h) ------------------------------------------------ */
-
 #define BXI_BODY_MAX (BXI_FRAME_MAX - sizeof(struct bxi_frame))
-
-/* ---- Timers (lock) ------------------------------------------------------------------------------- */
-
-struct bxi_timer {
-    uint64_t at_ns;
-    uint32_t heap_index;        /* 1-based; 0: not set */
-    void (*fire)(struct bx_job *job, struct bxi_timer *timer);     /* with the lock held */
-};
-struct bxi_timers {
-    struct bxi_timer **heap;
-    uint32_t count;
-    uint32_t capacity;
-};
-int bxi_timer_set(struct bxi_timers *timers, struct bxi_timer *timer, uint64_t at_ns);  /* 0, -ENOMEM */
-void bxi_timer_clear(struct bxi_timers *timers, struct bxi_timer *timer);
-uint64_t bxi_timers_next_ns(const struct bxi_timers *timers);      /* BX_FOREVER if none */
 
 /* ---- Futures ------------------------------------------------------------------------------------- */
 
@@ -287,132 +233,52 @@ struct bxi_pool {
     uint64_t taken_seen;        /* of them when it was last looked whether the queue moves */
     bool watched;               /* the timer is set, or about to be, or its look is due */
     bool stuck;                 /* the queue has not moved from one look to the next: inspectors are shown that */
-    struct bxi_timer timer;     /* job->lock */
+    struct bxi_timer timer;     /* job->run->lock */
     pthread_t thread[BXI_POOL_MAX];
 };
 
-/* ---- Waiting ------------------------------------------------------------------------------------- */
+/* ---- The part of the job --------------------------------------------------------------------------- */
 
-#define BXI_WAIT_WORDS ((BXI_WAITS_MAX + 63) / 64)
-/* One thread that waits for something. ready() is true for good once it is; object is what the one who
- * makes it true names in bxi_wake. */
-struct bxi_waiter {
-    bool (*ready)(struct bxi_waiter *waiter);
-    const void *object;
-    uint64_t deadline_ns;
-    bool passive;               /* never drives: the background thread does */
-    uint8_t reason;             /* enum bxi_for, for inspectors; 0: what the job does */
-    uint8_t row;                /* in the segment's table of waits, plus 1; 0: it has none */
-    int16_t to;                 /* of ROOM and LOANS: the rank that is waited for; < 0: anybody */
-    bxi_a32 signal;             /* 0 awake, 1 asleep in the futex, 2 signalled */
-    struct bxi_waiter *next, *prev;
-};
-
-enum bxi_event {                /* bits of job->events: what a pass must look at besides the rings */
-    BXI_EVENT_SCAN = 1,         /* open words, states, refusals of all peers */
-    BXI_EVENT_DEATH = 2,        /* death_seen of all peers */
-    BXI_EVENT_BATCH = 4,        /* members changed, or a batch is due */
-    BXI_EVENT_TIMER = 8,        /* a timer is due, seen by a thread that could not get the role */
-    BXI_EVENT_POOL = 16,        /* does the pool's queue move? */
-};
-
-enum bxi_phase { BXI_CREATED = 1, BXI_STARTED, BXI_STOPPING, BXI_STOPPED };
-
-struct bx_job {
-    /* start */
-    struct bx_options options;                  /* defaults filled in; strings are the job's own */
-    char job_name[BXI_NAME_BYTES];
-    char name[BXI_NAME_BYTES];
-    int rank;
-    int world_size;
-    uint64_t instance;
-    uint64_t serial;                            /* of the job within the process */
-    uint32_t fork_generation;
-    enum bxi_sleeper_kind sleeper_kind;
-    int cpus;                                   /* that the workers may use together */
-    uint32_t hist_every;                        /* of so many calls one is measured; 0: none */
-    struct bxi_segment segment;
-    struct bxi_arena *arena;                    /* one reference */
-    struct bxi_control *control;                /* the segment's, once there is one */
-    bxi_a64 *counters;                          /* the segment's; private_counters before */
-    struct bxi_trace *trace;                    /* trace.h; NULL: off */
-    bxi_a64 private_counters[BXI_COUNTER_COUNT];
-    int bell_fd[2];                             /* background, leader */
-    int pidfd;                                  /* on oneself */
-    int lock_fd;                                /* rank 0: says that this job's name is in use; -1 */
-    int loop_fd;                                /* own_loop: epoll; else -1 */
-    int timer_fd;                               /* own_loop: the next deadline; else -1 */
-    struct bxi_peer *peers;                     /* world_size */
-    uint8_t name_bucket[256];                   /* open addressing by name; BXI_NO_INDEX if empty */
-    _Atomic(struct bxi_devices *) devices;      /* one reference; NULL before bx_gpu_open */
+struct bxi_rpc {
+    struct bxi_peer *peers;                     /* start, to on_death_context: world_size of them */
+    unsigned char *frame;                       /* role: BXI_FRAME_MAX bytes, the frame being handled */
+    struct bx_msg *reply;                       /* role: of inline handlers, used again and again */
     bx_death_fn on_death;
     void *on_death_context;
-    bxi_a32 phase;
+    uint8_t name_bucket[256];                   /* open addressing by name; BXI_NO_INDEX if empty */
 
-    /* lock */
-    struct bxi_lock lock;
-    struct bxi_timers timers;
-    uint64_t background_until_ns;               /* until when the background thread sleeps, or timer_fd is set */
-    struct bxi_pool pool;
-    struct bxi_batcher *batchers;
+    _Alignas(BXI_LINE) struct bxi_batcher *batchers;    /* lock, all below */
     struct bxi_parked *parked;
-    struct bxi_handler handlers[BXI_FUNCTION_MAX];
-    bxi_a32 handler_count;
-    bxi_a64 bells_due[BXI_WORLD_MAX / 64];      /* peers; set under the lock, looked at without */
-    bxi_a32 bells_urgent;                       /* one of them was asleep when last looked at */
-    bxi_a64 bells_pass;                         /* job->pass when the first of them became due */
-    bxi_a64 bells_frame;                        /* job->frames then */
-    bxi_a64 starved[BXI_WORLD_MAX / 64];        /* peers with frames queued or a one-way caller waiting */
     struct bxi_call *expired;                   /* taken out by timers, to be completed without the lock */
     uint32_t calls_open;                        /* LIVE slots of all peers */
     uint32_t serving;                           /* requests of all peers not yet answered */
-    uint16_t free_rows[BXI_SERVING_MAX];        /* a stack of the segment's rows for them */
-    uint32_t free_row_count;
-    bool hist_full;                             /* there is no page for another histogram */
-    uint32_t deaths_reported;                   /* by bx_job_serve */
-    bxi_a32 loans_out;                          /* leases on loan to all peers */
-    uint64_t loan_bytes;                        /* of them */
-    bxi_a32 lease_waiters;                      /* threads that wait for leases to come back */
+    bxi_a32 handler_count;                      /* of handlers; written under the lock */
+    bxi_a32 bells_urgent;                       /* one of the bells due is of a peer that was asleep */
+    bxi_a64 bells_due[BXI_WORLD_MAX / 64];      /* peers; set under the lock, read without */
+    bxi_a64 bells_pass;                         /* run->pass when the first of them became due */
+    bxi_a64 bells_frame;                        /* frames then */
+    bxi_a64 starved[BXI_WORLD_MAX / 64];        /* peers with frames queued or a one-way caller waiting */
 
-    /* role */
-    bxi_a32 role;                               /* 1 while some thread drives */
-    struct bxi_bell bell;
-    struct bxi_peer *in_peers[BXI_WORLD_MAX];   /* those with in_open, in order of opening */
+    _Alignas(BXI_LINE) bxi_a64 frames;          /* role, to in_peers: counts frames handled */
+    bxi_a32 last_called;                        /* any thread: rank; most calls go where the last one went */
     bxi_a32 in_count;                           /* written by the role */
-    uint64_t spin_ns;                           /* the budget as adapted */
-    uint32_t spin_misses;                       /* in a row */
-    uint32_t spin_skips;                        /* sleeps to go before the next try */
-    uint64_t pass_ns;                           /* the coarse clock in this pass; 0: not read yet */
-    bxi_a32 last_called;                        /* rank: most calls go where the last one went */
-    bxi_a64 pass;                               /* counts looks over the rings */
-    bxi_a64 frames;                             /* counts frames handled */
-    unsigned char *frame;                       /* BXI_FRAME_MAX: the frame being handled */
-    struct bx_msg *reply;                       /* of inline handlers, used again and again */
+    struct bxi_peer *in_peers[BXI_WORLD_MAX];   /* those with in_open, in order of opening */
 
-    /* anybody */
-    bxi_a32 events;
-    bxi_a32 eager;                              /* calls with callbacks, and others who need every reply read */
-    bxi_a32 deaths;                             /* peers that died so far */
-    uint8_t dead_rank[BXI_WORLD_MAX];           /* in the order of their deaths; written before deaths */
+    _Alignas(BXI_LINE) bxi_a32 deaths;          /* any thread, to quiet_waited: peers that died so far */
     bxi_a32 leavers;                            /* peers whose state is LEAVING or later, or that are gone */
     bxi_a32 lost;                               /* of them, those that died or were cut off before */
     bxi_a32 quiet;                              /* the same for QUIET */
     bxi_a32 quiet_waited;                       /* somebody waits for calls_open and serving to become 0 */
-    struct bxi_lock wait_lock;                  /* the list of waiters */
-    struct bxi_waiter *waiters;
-    bxi_a32 waiting;                            /* in that list */
-    bxi_a32 followers;                          /* of them, not passive */
-    bxi_a32 stop;
-    bxi_a64 wait_rows[BXI_WAIT_WORDS];          /* rows of the segment's table of waits that are taken */
-    pthread_t background;
-    bool background_runs;
-    bxi_a32 background_ready;                   /* 1: it can sleep; 1 + errno: it found nothing to sleep with */
-    struct bxi_lock future_lock;                /* futures and futures_end; no other lock is taken inside */
+    uint8_t dead_rank[BXI_WORLD_MAX];           /* in the order of their deaths; written before deaths */
+
+    _Alignas(BXI_LINE) struct bxi_lock future_lock;     /* futures and futures_end; no other lock is taken inside */
     struct bxi_made *futures;                   /* those of the program that are not done (future.c) */
     bool futures_end;
-};
 
-#define BXI_NO_INDEX 255
+    _Alignas(BXI_LINE) struct bxi_pool pool;    /* pool.lock */
+
+    _Alignas(BXI_LINE) struct bxi_handler handlers[BXI_FUNCTION_MAX];   /* [i]: written before handler_count > i */
+};
 
 /* ---- usercall.c: the program's functions, in which a thread may leave ---------------------------------- */
 extern BXI_HOT_TLS void *bxi_leaving;           /* this thread left in one, and ends when it is out of the engine */
@@ -430,45 +296,6 @@ static inline int bxi_out(int rc)
     return rc;
 }
 
-/* ---- error.c ------------------------------------------------------------------------------------- */
-/* A public function was given NULL for what it cannot do without: -EINVAL with a sentence. */
-int bxi_null(const char *function, const char *what) __attribute__((cold));
-void bxi_clear_error(void);
-/* The sentence of a thread is kept while the engine runs what the program did not call: handlers, callbacks, the
- * look at peers. Between enter and leave the thread has a sentence of its own, "" at first; enter and leave nest. */
-extern BXI_HOT_TLS uint32_t bxi_error_level, bxi_error_owner;     /* how deep; the level whose sentence is there */
-void bxi_error_restore(void);
-static inline void bxi_error_enter(void)
-{
-    bxi_error_level++;
-}
-static inline void bxi_error_leave(void)
-{
-    if (bxi_error_owner > --bxi_error_level)
-        bxi_error_restore();
-}
-int bxi_fail_v(int code, const char *format, va_list args);
-void bxi_log(int level, const char *format, ...) BX_PRINTF(2, 3);
-char *bxi_text(const char *format, ...) BX_PRINTF(1, 2);   /* malloc'ed; NULL when memory is out */
-/* A name that a program gave, for a sentence, which an overlong one would swallow: cut off, and then its length. */
-struct bxi_brief {
-    char text[80];
-};
-struct bxi_brief bxi_brief(const char *name);
-
-/* ---- job.c --------------------------------------------------------------------------------------- */
-/* The bootstrap calls it once the segment is there, before any peer can see it. */
-void bxi_job_adopt_segment(struct bx_job *job);
-/* 0, or -EINVAL (NULL), BX_E_FORKED, BX_E_STATE, BX_E_SHUTDOWN with a sentence: a public function begins with it. */
-int bxi_job_check(const struct bx_job *job);
-/* The same for what may be asked in every phase: -EINVAL, BX_E_FORKED. */
-int bxi_job_check_any(const struct bx_job *job);
-uint64_t bxi_now_ns(void);                      /* CLOCK_MONOTONIC */
-uint64_t bxi_coarse_ns(void);                   /* CLOCK_MONOTONIC_COARSE: cheap, up to 10 ms behind */
-uint64_t bxi_deadline_ns(uint64_t timeout_ns);  /* absolute; BX_FOREVER stays */
-bool bxi_name_is_valid(const char *name);
-extern bxi_a32 bxi_forks;                       /* counted in every forked child */
-
 /* ---- names.c ------------------------------------------------------------------------------------- */
 void bxi_names_clear(struct bx_job *job);       /* nobody is found */
 void bxi_names_build(struct bx_job *job);
@@ -476,56 +303,11 @@ struct bxi_peer *bxi_peer_find(struct bx_job *job, const char *name);      /* NU
 /* Index of a function of peer, or BX_E_NO_FUNCTION / BX_E_CORRUPT with a sentence. Lock. */
 int bxi_function_find(struct bx_job *job, struct bxi_peer *peer, const char *name);
 
-/* ---- bootstrap.c --------------------------------------------------------------------------------- */
-/* Meets the others by a Unix socket. On entry rank, world_size, job_name, name, bell_fd, pidfd and
- * zeroed peers are there. On success: instance, segment (state STARTING), and of every peer but oneself
- * rank, name, pid, pidfd, bell (word and descriptors), view; of oneself rank, name, pid. On failure
- * whatever it made is undone. Both with a sentence. */
-int bxi_bootstrap(struct bx_job *job, uint64_t deadline_ns);
-/* The directory of the sockets ("$XDG_RUNTIME_DIR/boxcar" or "/tmp/boxcar-<uid>"), made 0700 and checked
- * to be one's own. 0, BX_E_SOCKET_DIR. */
-int bxi_socket_dir(char *out, size_t bytes);
-
-/* ---- lease.c -------------------------------------------------------------------------------------- */
 /* Does the message need a lease: has it tensors, or more bytes than a frame? */
 static inline bool bxi_needs_lease(const struct bx_msg *msg)
 {
     return msg != NULL && (msg->tensor_count > 0 || msg->bytes > BXI_BODY_MAX);
 }
-/* Packs what a message lends, copying tensors that are not in the job's arena. Without the lock. 0; errors
- * of bx_tensor_create, BX_E_TOO_LARGE, BX_E_ON_LOAN: more than may ever be on loan. With a sentence. */
-int bxi_cargo_pack(struct bx_job *job, struct bxi_peer *peer, const struct bx_msg *msg, struct bxi_cargo *cargo);
-void bxi_cargo_drop(struct bxi_cargo *cargo);   /* without the lock; what was granted stays so */
-/* Enters a cargo in the peer's ledger, which takes over its holds. Lock. The slot, or -EAGAIN: as much is on
- * loan as may be; -ENOMEM. Then either sent, when its frame is in the ring or the queue, or ungrant. */
-int bxi_lease_grant(struct bx_job *job, struct bxi_peer *peer, struct bxi_cargo *cargo);
-void bxi_lease_sent(struct bx_job *job, struct bxi_peer *peer, const struct bxi_cargo *cargo);
-void bxi_lease_ungrant(struct bx_job *job, struct bxi_peer *peer, struct bxi_cargo *cargo);
-bool bxi_lease_may_grant(const struct bx_job *job, const struct bxi_peer *peer, const struct bxi_cargo *cargo);
-/* Takes what has come back, of all peers, and wakes those who wait for it. Without the lock. How many leases. */
-uint32_t bxi_leases_reclaim(struct bx_job *job);
-void bxi_leases_want(struct bx_job *job);       /* this thread is about to wait for leases; then unwant */
-void bxi_leases_unwant(struct bx_job *job);
-void bxi_leases_refused(struct bx_job *job, struct bxi_peer *peer, uint64_t through_pos);
-void bxi_leases_unsent(struct bx_job *job, struct bxi_peer *peer);     /* its queue of frames was dropped */
-void bxi_leases_take_back(struct bx_job *job, struct bxi_peer *peer);  /* its process is dead */
-void bxi_ledger_destroy(struct bxi_peer *peer);
-
-/* ---- loan.c --------------------------------------------------------------------------------------- */
-/* What a private copy of a frame's body lends. 0; BX_E_CORRUPT; -ENOMEM, with the lease given back. Role.
- * out->data may point into body. */
-int bxi_loan_open(struct bx_job *job, struct bxi_peer *peer, const unsigned char *body, size_t body_bytes,
-                  struct bxi_loan **out);
-void bxi_loan_release(struct bxi_loan *loan);   /* NULL is fine; any thread, not under the job's lock */
-void bxi_loan_end(struct bxi_loan *loan);       /* its last reference is gone (bxi_storage_release) */
-void bxi_loan_drop_held(struct bxi_peer *peer);            /* what bxi_device_hold opened and nobody took */
-struct bx_msg *bxi_msg_of_loan(struct bxi_loan *loan);     /* a message of its own; NULL when memory is out */
-void bxi_loans_unread(struct bx_job *job);      /* gives back what unread frames lend; progress has stopped */
-void bxi_lender_close(struct bxi_peer *peer);   /* the job ends: nothing more is given back */
-
-/* ---- tensor.c -------------------------------------------------------------------------------------- */
-/* A block of the arena for the bytes of a message, as a tensor; errors name the message. */
-int bxi_tensor_for_bytes(struct bx_job *job, size_t bytes, struct bx_tensor **tensor);
 
 /* ---- peer.c: frames out (lock), bells ------------------------------------------------------------- */
 /* Opens the ring to a peer if it is not. 0, BX_E_NO_SPACE. */
@@ -569,13 +351,6 @@ char *bxi_peer_text(const struct bx_job *job, const struct bxi_peer *peer, int c
 int bxi_call_cancel(struct bxi_call *call);     /* 0, -EALREADY */
 void bxi_calls_expire(struct bx_job *job);      /* completes what timers took out; without the lock */
 
-/* ---- hist.c -------------------------------------------------------------------------------------- */
-int bxi_hist_every(const char *text, uint32_t *every);      /* what BX_HIST says, or NULL. 0, -EINVAL */
-/* A call begins: the time, if it is to be measured; else 0. */
-uint64_t bxi_hist_begin(const struct bx_job *job);
-void bxi_hist_end(struct bx_job *job, const struct bxi_call *call, const struct bxi_frame *reply);    /* lock */
-uint16_t bxi_span_pack(uint64_t ns);
-uint64_t bxi_span_unpack(uint16_t span);
 /* The handler of a request begins. */
 static inline void bxi_request_begins(struct bx_request *request)
 {
@@ -631,35 +406,6 @@ bool bxi_pool_owns_thread(const struct bx_job *job);       /* this thread is one
 void bxi_pool_stop(struct bx_job *job);
 void bxi_pool_look(struct bx_job *job);         /* role: says so if the queue has not moved for a second */
 
-/* ---- wait_show.c --------------------------------------------------------------------------------- */
-/* Shows inspectors what this thread waits for, if there is a row free and it has none. Hide before the wait ends. */
-void bxi_wait_show(struct bx_job *job, struct bxi_waiter *waiter);
-void bxi_wait_hide(struct bx_job *job, struct bxi_waiter *waiter);
-uint64_t bxi_thread_id(void);                   /* as the kernel knows it: gettid, once a thread */
-
-/* ---- progress.c ---------------------------------------------------------------------------------- */
-void bxi_signals_of_threads(sigset_t *set);     /* what the library's own threads block */
-int bxi_progress_start(struct bx_job *job);     /* the background thread, or own_loop's descriptors */
-void bxi_progress_stop(struct bx_job *job);
-void bxi_waits_stop(struct bx_job *job);        /* every wait of this job ends with BX_E_SHUTDOWN */
-/* The end of the job: takes the role for good, so that no pass is made any more. Waits for a thread that holds it,
- * which may be in a handler. After bxi_waits_stop; the background thread and the pool have ended. */
-void bxi_role_end(struct bx_job *job);
-/* 0 when ready; BX_E_TIMEOUT, BX_E_WOULD_DEADLOCK, BX_E_SHUTDOWN, BX_E_HANDLER: this thread leaves (without a
- * sentence). */
-int bxi_wait(struct bx_job *job, struct bxi_waiter *waiter);
-void bxi_wake(struct bx_job *job, const void *object);     /* those who wait for object (NULL: all) look again */
-void bxi_event(struct bx_job *job, uint32_t bits);         /* somebody makes a pass soon */
-void bxi_poke(struct bx_job *job);                         /* one pass, if nobody else drives */
-/* From now on somebody needs replies to be read though no thread waits for them; until less_eager. */
-void bxi_more_eager(struct bx_job *job);
-void bxi_less_eager(struct bx_job *job);
-void bxi_quiet_changed(struct bx_job *job);                /* a call ended or a request was answered */
-void bxi_timer_added(struct bx_job *job);                  /* lock; the background thread may have to rise earlier */
-bool bxi_may_wait(void);                                    /* false in handlers and callbacks */
-void bxi_no_wait_enter(void);
-void bxi_no_wait_leave(void);
-bool bxi_is_driving(const struct bx_job *job);              /* this thread holds the role */
 /* ---- watch.c: what happens to peers ---------------------------------------------------------------- */
 void bxi_look_events(struct bx_job *job);       /* role */
 void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_state state);     /* role */
@@ -671,21 +417,13 @@ void bxi_frame_taken(struct bx_job *job, struct bxi_peer *peer, uint32_t payload
 void bxi_wanted_look(struct bx_job *job);
 /* Once a second, after a sleep that nobody ended: true if frames lay there that no bell announced. Role. */
 bool bxi_watchdog(struct bx_job *job);
-
-/* ---- shutdown.c ------------------------------------------------------------------------------------ */
-void bxi_job_leave(struct bx_job *job);         /* at once: state LEFT, threads stopped, names gone */
+void bxi_quiet_changed(struct bx_job *job);     /* a call ended or a request was answered */
 
 /* Did the peer's segment shrink under our feet, so that what was just copied may be zeroes? */
 static inline bool bxi_truncated(const struct bxi_peer *peer)
 {
     /* Relaxed: set by the handler of SIGBUS, in the thread that read. */
     return bxi_load_relaxed((bxi_a32 *)&peer->view.truncated) != 0;
-}
-
-static inline void bxi_counter_add(struct bx_job *job, enum bxi_counter counter, uint64_t n)
-{
-    if (BXI_STATS & BXI_STATS_COUNTERS)
-        bxi_count(&job->counters[counter], n);
 }
 
 #define BXI_DONE ((struct bxi_callback *)1)
@@ -695,7 +433,5 @@ static inline bool bxi_future_is_done(const struct bx_future *future)
      * read after it. Sequentially consistent, so that a waiter that has counted itself sees it. */
     return bxi_load_seq_cst((_Atomic(struct bxi_callback *) *)&future->callbacks) == BXI_DONE;
 }
-
-#include "device/device_calls.h"
 
 #endif

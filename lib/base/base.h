@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What every room of lib/ uses: struct bx_job with what never changes and a pointer to each room's part, errors,
+ * clocks, the lock, counters. lib/README.md is the map.
+ *
+ * Fields are marked by who may access them:
+ *     start   written before bx_job_start returns, and never again
+ *     lock    under job->run->lock
+ *     role    by the thread that holds the progress role
+ */
+#ifndef BXI_BASE_H
+#define BXI_BASE_H
+
+#include "boxcar.h"
+
+#include "lock.h"
+#include "shm/atomic.h"
+#include "shm/layout.h"
+#include "shm/segment.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* For what is read in every call: without a function call in a shared library too. */
+#define BXI_HOT_TLS __attribute__((tls_model("initial-exec"))) _Thread_local
+
+#define BXI_TEXT_BYTES 512          /* of an error's sentence */
+#define BXI_NO_INDEX 255            /* an empty bucket of a table by name */
+
+/* ---- What is kept for inspectors ------------------------------------------------------------------- */
+/* All of it, but in the library that `bxbench stats` is measured against. */
+#define BXI_STATS_COUNTERS 1
+#define BXI_STATS_TABLES 2          /* calls in flight, requests being served, batches, what runs now */
+#define BXI_STATS_HIST 4
+#ifndef BXI_STATS
+#define BXI_STATS 7
+#endif
+
+/* ---- The job ------------------------------------------------------------------------------------- */
+
+struct bxi_boot;
+struct bxi_device;
+struct bxi_lend;
+struct bxi_observe;
+struct bxi_rpc;
+struct bxi_run;
+
+enum bxi_phase { BXI_CREATED = 1, BXI_STARTED, BXI_STOPPING, BXI_STOPPED };
+
+/* A worker in this process. Each part is defined in the header of its room, so a room reaches its own part and those
+ * of the rooms below it. */
+struct bx_job {
+    struct bxi_run *run;                        /* start, all pointers: run/run.h */
+    struct bxi_rpc *rpc;                        /* rpc/rpc.h */
+    struct bxi_lend *lend;                      /* lend/lend.h */
+    struct bxi_device *device;                  /* device/device.h */
+    struct bxi_observe *observe;                /* observe/observe.h */
+    struct bxi_boot *boot;                      /* job/job.h */
+    struct bxi_control *control;                /* the segment's; NULL before bx_job_start */
+    bxi_a64 *counters;                          /* the segment's; observe->private_counters before */
+    int rank;                                   /* start, all below */
+    int world_size;
+    uint32_t fork_generation;
+    uint64_t serial;                            /* of the job within the process */
+    uint64_t instance;
+    struct bxi_segment segment;
+    struct bx_options options;                  /* defaults filled in; strings are the job's own */
+    char job_name[BXI_NAME_BYTES];
+    char name[BXI_NAME_BYTES];
+
+    _Alignas(BXI_LINE) bxi_a32 phase;           /* enum bxi_phase; any thread, by compare-and-swap from STARTED */
+};
+
+/* 0, or -EINVAL (NULL), BX_E_FORKED, BX_E_STATE, BX_E_SHUTDOWN with a sentence: a public function begins with it. */
+int bxi_job_check(const struct bx_job *job);
+/* The same for what may be asked in every phase: -EINVAL, BX_E_FORKED. */
+int bxi_job_check_any(const struct bx_job *job);
+uint64_t bxi_now_ns(void);                      /* CLOCK_MONOTONIC */
+uint64_t bxi_coarse_ns(void);                   /* CLOCK_MONOTONIC_COARSE: cheap, up to 10 ms behind */
+uint64_t bxi_deadline_ns(uint64_t timeout_ns);  /* absolute; BX_FOREVER stays */
+bool bxi_name_is_valid(const char *name);
+extern bxi_a32 bxi_forks;                       /* counted in every forked child */
+
+static inline void bxi_counter_add(struct bx_job *job, enum bxi_counter counter, uint64_t n)
+{
+    if (BXI_STATS & BXI_STATS_COUNTERS)
+        bxi_count(&job->counters[counter], n);
+}
+
+/* ---- Errors (error.c) ---------------------------------------------------------------------------- */
+/* A public function was given NULL for what it cannot do without: -EINVAL with a sentence. */
+int bxi_null(const char *function, const char *what) __attribute__((cold));
+void bxi_clear_error(void);
+/* The sentence of a thread is kept while the engine runs what the program did not call: handlers, callbacks, the
+ * look at peers. Between enter and leave the thread has a sentence of its own, "" at first; enter and leave nest. */
+extern BXI_HOT_TLS uint32_t bxi_error_level, bxi_error_owner;     /* how deep; the level whose sentence is there */
+void bxi_error_restore(void);
+static inline void bxi_error_enter(void)
+{
+    bxi_error_level++;
+}
+static inline void bxi_error_leave(void)
+{
+    if (bxi_error_owner > --bxi_error_level)
+        bxi_error_restore();
+}
+int bxi_fail_v(int code, const char *format, va_list args);
+void bxi_log(int level, const char *format, ...) BX_PRINTF(2, 3);
+char *bxi_text(const char *format, ...) BX_PRINTF(1, 2);   /* malloc'ed; NULL when memory is out */
+/* A name that a program gave, for a sentence, which an overlong one would swallow: cut off, and then its length. */
+struct bxi_brief {
+    char text[80];
+};
+struct bxi_brief bxi_brief(const char *name);
+
+#endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What every room of lib/ uses: struct bx_job with what never changes and a pointer to each room's part, errors,
- * clocks, the lock, counters. lib/README.md is the map.
+ * clocks, the lock. lib/README.md is the map.
  *
  * Fields are marked by who may access them:
  *     start   written before bx_job_start returns, and never again
@@ -30,15 +30,6 @@
 
 #define BXI_TEXT_BYTES 512          /* of an error's sentence */
 #define BXI_NO_INDEX 255            /* an empty bucket of a table by name */
-
-/* ---- What is kept for inspectors ------------------------------------------------------------------- */
-/* All of it, but in the library that `bxbench stats` is measured against. */
-#define BXI_STATS_COUNTERS 1
-#define BXI_STATS_TABLES 2          /* calls in flight, requests being served, batches, what runs now */
-#define BXI_STATS_HIST 4
-#ifndef BXI_STATS
-#define BXI_STATS 7
-#endif
 
 /* ---- The job ------------------------------------------------------------------------------------- */
 
@@ -84,12 +75,6 @@ uint64_t bxi_coarse_ns(void);                   /* CLOCK_MONOTONIC_COARSE: cheap
 uint64_t bxi_deadline_ns(uint64_t timeout_ns);  /* absolute; BX_FOREVER stays */
 bool bxi_name_is_valid(const char *name);
 extern bxi_a32 bxi_forks;                       /* counted in every forked child */
-
-static inline void bxi_counter_add(struct bx_job *job, enum bxi_counter counter, uint64_t n)
-{
-    if (BXI_STATS & BXI_STATS_COUNTERS)
-        bxi_count(&job->counters[counter], n);
-}
 
 /* ---- Errors (error.c) ---------------------------------------------------------------------------- */
 /* A public function was given NULL for what it cannot do without: -EINVAL with a sentence. */

@@ -21,7 +21,7 @@
 #include "job.h"
 
 #include "shm/step.h"
-#include "observe/trace.h"
+#include "rpc/mark.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -541,7 +541,7 @@ static int run(struct root *root)
             return rc;
     if ((rc = look_once_more(root)) < 0)
         return rc;
-    bxi_trace_start(job);       /* the others look for its file behind the gate */
+    bxi_trace_start(job, &bxi_names_for_trace, true);       /* the others look for its file behind the gate */
     /* Whoever comes now is late: it must find no socket, rather than one that hangs up. */
     unlink(root->paths->socket);
     BXI_STEP("boot.socket_gone");

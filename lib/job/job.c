@@ -8,7 +8,7 @@
 #include "shm/cancel.h"
 #include "base/options.h"
 #include "shm/step.h"
-#include "observe/trace.h"
+#include "rpc/mark.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -510,7 +510,7 @@ int bx_job_start(struct bx_job *job)
     bxi_names_build(job);
     job->run->cpus = count_cpus(job);
     if (job->rank != 0)
-        bxi_trace_start(job);
+        bxi_trace_start(job, &bxi_names_for_trace, !bxi_spawn_is_worker());
     /* Before progress starts: a handler that it runs may call at once. */
     bxi_store_relaxed(&job->phase, BXI_STARTED);
     if ((rc = bxi_progress_start(job)) < 0) {

@@ -687,7 +687,7 @@ int bx_loans_wait(struct bx_job *job, int rank, uint64_t leases, uint64_t timeou
 {
     struct loans_waiter loans = {
         .waiter = { .ready = few_enough, .object = job == NULL ? NULL : &job->lend->lease_waiters,
-                    .reason = BXI_FOR_LOANS, .to = (int16_t)rank },
+                    .shown = { .reason = BXI_FOR_LOANS, .to = (int16_t)rank } },
         .job = job,
         .rank = rank,
         .leases = leases,

@@ -13,7 +13,7 @@
  * A reply has 16 bits for how long the handler took: 10 of its leading bits and where they stand, which is
  * wrong by a thousandth at most, where a bucket is a fifth wide.
  */
-#include "rpc/rpc.h"
+#include "observe.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -77,15 +77,15 @@ uint64_t bxi_span_unpack(uint16_t span)
 }
 
 /* Lock. The page of a function of a peer; NULL where there is none to be had. */
-static struct bxi_hist *page_of(struct bx_job *job, struct bxi_peer *peer, uint16_t function)
+static struct bxi_hist *page_of(struct bx_job *job, struct bxi_hist ***pages, const struct bxi_measured *measured)
 {
     struct bxi_hist *hist;
     uint32_t count;
 
-    if (peer->hists == NULL)
-        peer->hists = calloc(BXI_FUNCTION_MAX, sizeof(struct bxi_hist *));
-    if (peer->hists == NULL || peer->hists[function] != NULL || job->observe->hist_full)
-        return peer->hists != NULL ? peer->hists[function] : NULL;
+    if (*pages == NULL)
+        *pages = calloc(BXI_FUNCTION_MAX, sizeof(struct bxi_hist *));
+    if (*pages == NULL || (*pages)[measured->function] != NULL || job->observe->hist_full)
+        return *pages != NULL ? (*pages)[measured->function] : NULL;
     /* Relaxed: written under the lock only. */
     count = bxi_load_relaxed(&job->control->header.hist_count);
     if (bxi_segment_open_hist(&job->segment, count) < 0) {
@@ -93,11 +93,11 @@ static struct bxi_hist *page_of(struct bx_job *job, struct bxi_peer *peer, uint1
         return NULL;
     }
     hist = bxi_segment_hist(&job->segment, count);
-    memcpy(hist->name, peer->functions->name[function], BXI_NAME_BYTES);
-    hist->who = (uint64_t)peer->rank | (uint64_t)function << 16;
+    memcpy(hist->name, measured->name, BXI_NAME_BYTES);
+    hist->who = (uint64_t)measured->rank | (uint64_t)measured->function << 16;
     /* [hist] release, for inspectors in other processes: name and who are written. */
     bxi_store_release(&job->control->header.hist_count, count + 1);
-    return peer->hists[function] = hist;
+    return (*pages)[measured->function] = hist;
 }
 
 static void add(struct bxi_hist *hist, enum bxi_leg leg, uint64_t ns)
@@ -114,19 +114,19 @@ static uint64_t within(uint64_t least, uint64_t value, uint64_t most)
     return value < least ? least : value > most ? most : value;
 }
 
-void bxi_hist_end(struct bx_job *job, const struct bxi_call *call, const struct bxi_frame *reply)
+void bxi_hist_end(struct bx_job *job, struct bxi_hist ***pages, const struct bxi_measured *measured)
 {
-    uint64_t read_ns = bxi_now_ns(), done_ns, begin_ns, handler_ns;
-    struct bxi_hist *hist = page_of(job, call->peer, call->function);
+    uint64_t sent_ns = measured->sent_ns, read_ns = bxi_now_ns(), done_ns, begin_ns, handler_ns;
+    struct bxi_hist *hist = page_of(job, pages, measured);
 
     if (hist == NULL)
         return;
     /* What the peer says is input: whatever it is, the legs add up to what was measured here. */
-    done_ns = within(call->sent_ns, reply->sent_ns, read_ns);
-    handler_ns = within(0, bxi_span_unpack(reply->function), done_ns - call->sent_ns);
+    done_ns = within(sent_ns, measured->done_ns, read_ns);
+    handler_ns = within(0, bxi_span_unpack(measured->span), done_ns - sent_ns);
     begin_ns = done_ns - handler_ns;
-    add(hist, BXI_LEG_QUEUE, begin_ns - call->sent_ns);
+    add(hist, BXI_LEG_QUEUE, begin_ns - sent_ns);
     add(hist, BXI_LEG_HANDLER, handler_ns);
     add(hist, BXI_LEG_REPLY, read_ns - done_ns);
-    add(hist, BXI_LEG_WHOLE, read_ns - call->sent_ns);
+    add(hist, BXI_LEG_WHOLE, read_ns - sent_ns);
 }

@@ -7,10 +7,16 @@
 
 #include "base/base.h"
 
-struct bxi_call;
-struct bxi_frame;
 struct bxi_trace;
-struct bxi_waiter;
+
+/* ---- What is kept for inspectors ------------------------------------------------------------------- */
+/* All of it, but in the library that `bxbench stats` is measured against. */
+#define BXI_STATS_COUNTERS 1
+#define BXI_STATS_TABLES 2          /* calls in flight, requests being served, batches, what runs now */
+#define BXI_STATS_HIST 4
+#ifndef BXI_STATS
+#define BXI_STATS 7
+#endif
 
 #define BXI_WAIT_WORDS ((BXI_WAITS_MAX + 63) / 64)
 
@@ -26,18 +32,46 @@ struct bxi_observe {
     _Alignas(BXI_LINE) bxi_a64 wait_rows[BXI_WAIT_WORDS];   /* any thread: rows of the table of waits that are taken */
 };
 
-/* ---- hist.c -------------------------------------------------------------------------------------- */
+/* ---- Counters ------------------------------------------------------------------------------------- */
+
+/* run->lock, or the role, or before there is another thread: one thread at a time adds to a counter. */
+static inline void bxi_counter_add(struct bx_job *job, enum bxi_counter counter, uint64_t n)
+{
+    if (BXI_STATS & BXI_STATS_COUNTERS)
+        bxi_count(&job->counters[counter], n);
+}
+
+/* ---- hist.c: how long calls take ------------------------------------------------------------------ */
+
 int bxi_hist_every(const char *text, uint32_t *every);      /* what BX_HIST says, or NULL. 0, -EINVAL */
 /* A call begins: the time, if it is to be measured; else 0. */
 uint64_t bxi_hist_begin(const struct bx_job *job);
-void bxi_hist_end(struct bx_job *job, const struct bxi_call *call, const struct bxi_frame *reply);    /* lock */
+/* A measured call, when its reply has been read. */
+struct bxi_measured {
+    int rank;                   /* of the callee */
+    uint16_t function;          /* index in the callee's table */
+    const char *name;           /* of the function, BXI_NAME_BYTES */
+    uint64_t sent_ns;           /* when the program called */
+    uint64_t done_ns;           /* when the handler ended, as the reply says */
+    uint16_t span;              /* how long the handler took, as the reply says: bxi_span_pack */
+};
+/* Counts it in the callee's page of that function; *pages are the callee's, by function, NULL at first. Lock. */
+void bxi_hist_end(struct bx_job *job, struct bxi_hist ***pages, const struct bxi_measured *measured);
 uint16_t bxi_span_pack(uint64_t ns);
 uint64_t bxi_span_unpack(uint16_t span);
 
-/* ---- wait_show.c --------------------------------------------------------------------------------- */
-/* Shows inspectors what this thread waits for, if there is a row free and it has none. Hide before the wait ends. */
-void bxi_wait_show(struct bx_job *job, struct bxi_waiter *waiter);
-void bxi_wait_hide(struct bx_job *job, struct bxi_waiter *waiter);
-uint64_t bxi_thread_id(void);                   /* as the kernel knows it: gettid, once a thread */
+/* ---- wait_show.c: threads that wait --------------------------------------------------------------- */
+
+/* A thread's wait, as the table of waits shows it. */
+struct bxi_wait_shown {
+    uint8_t reason;             /* enum bxi_for; 0: what the job does */
+    uint8_t row;                /* in the table, plus 1; 0: it has none */
+    int16_t to;                 /* of CALL, ROOM and LOANS: the rank that is waited for; < 0: any */
+    uint64_t id;                /* of CALL */
+};
+/* Shows what this thread waits for, if a row is free and the wait has none. Hide before the wait ends. */
+void bxi_wait_show(struct bx_job *job, struct bxi_wait_shown *shown);
+void bxi_wait_hide(struct bx_job *job, struct bxi_wait_shown *shown);
+uint64_t bxi_thread_id(void);   /* as the kernel knows it: gettid, once a thread */
 
 #endif

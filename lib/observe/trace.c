@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The trace of one worker (trace.h says what it shows): from what happened to lines of JSON.
+ * The trace of one worker (trace.h says what it shows): marks in memory, and when they are written. trace_text.c
+ * makes lines of JSON of them, trace_file.c has the file.
  *
  * Any thread notes a mark of 48 bytes in the worker's chunk, under a lock of its own that is held for that long and
  * taken inside of any other. Full chunks are made into lines and written by whoever holds the role, after its pass;
@@ -18,7 +19,6 @@
  */
 #include "trace.h"
 
-#include "job/job.h"
 #include "shm/cancel.h"
 
 #include <errno.h>
@@ -32,7 +32,6 @@
 #define MARKS_MAX 1000000u          /* unless BX_TRACE_EVENTS says otherwise */
 #define CHUNK_MARKS 1024
 #define TEXT_BYTES 65536u
-#define MARK_TEXT_MAX 4096u         /* lines of one mark: three, each with a name of 31 bytes escaped as 186 */
 #define BATCH_NS UINT64_C(10000000)
 #define LAST_TRIES 2000             /* to get at the file when the job ends, a millisecond apart */
 #define PATH_BYTES 4096
@@ -47,6 +46,7 @@ struct bxi_trace {
     struct bxi_trace_file file;     /* start */
     uint64_t marks_max;             /* start */
     char *path;                     /* start */
+    const struct bxi_trace_names *names;    /* start */
 
     struct bxi_lock lock;           /* of what follows; inside of it nothing else is taken */
     bxi_a32 off;
@@ -72,8 +72,6 @@ static _Thread_local struct {
     uint64_t serial;                /* of the job that knows this thread */
     uint32_t tid;
     const char *name;               /* of the library's own */
-    uint64_t reply_ns;              /* when the reply began that it reads */
-    uint16_t reply_function;
 } self;
 
 void bxi_trace_thread(const char *name)
@@ -161,353 +159,10 @@ void bxi_trace_mark(struct bx_job *job, const struct bxi_mark *mark)
 
 /* ---- what happened, as marks --------------------------------------------------------------------- */
 
-void bxi_note_oneway(struct bx_job *job, const struct bxi_peer *peer, uint16_t function, uint64_t began_ns)
-{
-    bxi_trace_mark(job, &(struct bxi_mark){ .kind = BXI_MARK_ONEWAY, .flags = BXI_MARK_IS_ONEWAY,
-                                            .begin_ns = began_ns, .id = peer->out.write_pos, .function = function,
-                                            .caller = (uint8_t)job->rank, .callee = (uint8_t)peer->rank });
-}
-
-void bxi_note_call(const struct bxi_call *call, enum bxi_mark_kind kind, int code)
-{
-    struct bx_job *job = call->future.job;
-
-    bxi_trace_mark(job, &(struct bxi_mark){ .kind = (uint8_t)kind, .begin_ns = call->traced_ns, .id = call->id,
-                                            .code = code, .function = call->function,
-                                            .caller = (uint8_t)job->rank, .callee = (uint8_t)call->peer->rank });
-}
-
-void bxi_note_reply_begins(void)
-{
-    self.reply_ns = bxi_now_ns();
-}
-
-void bxi_note_reply_of(const struct bxi_call *call)
-{
-    self.reply_function = call != NULL ? call->function : BXI_MARK_NO_FUNCTION;
-}
-
-void bxi_note_reply_ends(struct bx_job *job, const struct bxi_peer *peer, const struct bxi_frame *head)
-{
-    bxi_trace_mark(job, &(struct bxi_mark){ .kind = BXI_MARK_REPLY, .begin_ns = self.reply_ns, .id = head->id,
-                                            .code = head->code, .function = self.reply_function,
-                                            .caller = (uint8_t)job->rank, .callee = (uint8_t)peer->rank });
-}
-
-static struct bxi_mark mark_of(const struct bx_request *request, enum bxi_mark_kind kind, uint64_t began_ns)
-{
-    const struct bxi_handler *handler = request->handler;
-
-    return (struct bxi_mark){
-        .kind = (uint8_t)kind,
-        .begin_ns = began_ns,
-        .flags = request->oneway ? BXI_MARK_IS_ONEWAY : 0,
-        .id = request->traced_id,
-        .function = handler != NULL ? (uint16_t)(handler - request->job->rpc->handlers) : BXI_MARK_NO_FUNCTION,
-        .caller = (uint8_t)request->peer->rank,
-        .callee = (uint8_t)request->job->rank,
-    };
-}
-
-void bxi_note_handler(struct bx_request *request, size_t bytes, int code)
-{
-    struct bxi_mark mark = mark_of(request, BXI_MARK_HANDLER, request->traced_ns);
-
-    mark.flags |= BXI_MARK_TAKES;
-    mark.amount = bytes;
-    mark.code = code;
-    bxi_trace_mark(request->job, &mark);
-    request->has_arrow = false;
-}
-
-void bxi_note_future(const struct bx_request *request, int code)
-{
-    struct bxi_mark mark = mark_of(request, BXI_MARK_FUTURE, request->traced_ns);
-
-    mark.code = code;
-    bxi_trace_mark(request->job, &mark);
-}
-
-void bxi_note_answer(const struct bx_request *request, uint64_t began_ns, int code, size_t bytes, bool sent)
-{
-    struct bxi_mark mark = mark_of(request, BXI_MARK_ANSWER, began_ns);
-
-    if (request->oneway && !request->has_arrow)
-        return;
-    mark.flags |= (request->has_arrow ? BXI_MARK_TAKES : 0) | (sent ? BXI_MARK_GIVES : 0);
-    mark.amount = bytes;
-    mark.code = code;
-    bxi_trace_mark(request->job, &mark);
-}
-
-void bxi_note_batch(struct bx_job *job, const struct bxi_batcher *batcher, uint64_t began_ns, size_t rows, int code)
-{
-    bxi_trace_mark(job, &(struct bxi_mark){ .kind = BXI_MARK_BATCH, .begin_ns = began_ns, .amount = rows, .code = code,
-                                            .function = (uint16_t)(batcher->handler - job->rpc->handlers),
-                                            .callee = (uint8_t)job->rank });
-}
-
-void bxi_note_row(struct bx_request *request, uint64_t began_ns)
-{
-    struct bxi_mark mark = mark_of(request, BXI_MARK_ROW, began_ns);
-
-    mark.flags |= BXI_MARK_TAKES;
-    bxi_trace_mark(request->job, &mark);
-    request->has_arrow = false;
-}
-
 void bxi_note_sleep(struct bx_job *job, enum bxi_trace_who who, enum bxi_trace_by by, bool rung, uint64_t began_ns)
 {
     bxi_trace_mark(job, &(struct bxi_mark){ .kind = BXI_MARK_SLEEP, .begin_ns = began_ns, .amount = who,
                                             .function = by, .code = rung, .callee = (uint8_t)job->rank });
-}
-
-/* ---- JSON: each function returns where it stopped writing ------------------------------------------ */
-
-static char *put_text(char *at, const char *text)
-{
-    while (*text != '\0')
-        *at++ = *text++;
-    return at;
-}
-
-static char *put_number(char *at, uint64_t number)
-{
-    char digits[24];
-    int count = 0;
-
-    do
-        digits[count++] = (char)('0' + number % 10);
-    while ((number /= 10) != 0);
-    while (count > 0)
-        *at++ = digits[--count];
-    return at;
-}
-
-static char *put_hex(char *at, uint64_t number)
-{
-    for (int shift = 60; shift >= 0; shift -= 4)
-        *at++ = "0123456789abcdef"[number >> shift & 15];
-    return at;
-}
-
-/* Nanoseconds as microseconds with three decimals: 52 bits hold them exactly for 52 days of uptime, and within two
- * nanoseconds for years. */
-static char *put_us(char *at, uint64_t ns)
-{
-    at = put_number(at, ns / 1000);
-    *at++ = '.';
-    for (uint64_t digit = 100, left = ns % 1000; digit > 0; digit /= 10)
-        *at++ = (char)('0' + left / digit % 10);
-    return at;
-}
-
-/* A name may hold any byte; what is not ASCII is shown as if it were Latin-1. */
-static char *put_name(char *at, const char *name)
-{
-    for (; *name != '\0'; name++) {
-        unsigned char byte = (unsigned char)*name;
-
-        if (byte >= ' ' && byte < 0x7f && byte != '"' && byte != '\\') {
-            *at++ = *name;
-        } else {
-            at = put_text(at, "\\u00");
-            *at++ = "0123456789abcdef"[byte >> 4];
-            *at++ = "0123456789abcdef"[byte & 15];
-        }
-    }
-    return at;
-}
-
-/* ---- marks to lines ---------------------------------------------------------------------------- */
-
-/* A line, to begin with: the phase, and what the event is called. */
-struct line {
-    const struct bx_job *job;
-    const struct bxi_mark *mark;
-    char phase;
-    const char *category;
-    const char *what;               /* before the name */
-    const char *name;
-    uint64_t ns;
-};
-
-static char *begin_line(char *at, const struct line *line)
-{
-    at = put_text(at, "\n,{\"ph\":\"");
-    *at++ = line->phase;
-    at = put_text(put_text(at, "\",\"name\":\""), line->what);
-    at = put_name(at, line->name);
-    at = put_text(put_text(at, "\",\"cat\":\""), line->category);
-    at = put_number(put_text(at, "\",\"pid\":"), (uint64_t)line->job->rank);
-    at = put_number(put_text(at, ",\"tid\":"), line->mark->tid);
-    return put_us(put_text(at, ",\"ts\":"), line->ns);
-}
-
-/* The name of an arrow or of an async call, the same in both workers: ranks, which way, and the id. A slot's
- * generation of 38 bits, or a ring's position in lines, does not come round in the life of a job. */
-static uint64_t arrow_id(const struct bxi_mark *mark, bool reply)
-{
-    uint64_t id = mark->flags & BXI_MARK_IS_ONEWAY ? mark->id / BXI_LINE
-                                                   : (mark->id & (BXI_CALLS_MAX - 1)) << 38 |
-                                                         (mark->id >> 16 & ((UINT64_C(1) << 38) - 1));
-
-    return (uint64_t)mark->caller << 57 | (uint64_t)mark->callee << 50 |
-           (mark->flags & BXI_MARK_IS_ONEWAY ? UINT64_C(1) << 49 : 0) | (uint64_t)reply << 48 | id;
-}
-
-static char *put_arrow(char *at, const struct line *of, char phase, bool reply)
-{
-    struct line line = { of->job, of->mark, phase, "arrow", reply ? "reply" : "request", "", of->mark->begin_ns };
-
-    at = put_hex(put_text(begin_line(at, &line), ",\"id\":\"0x"), arrow_id(of->mark, reply));
-    return put_text(at, phase == 'f' ? "\",\"bp\":\"e\"}" : "\"}");
-}
-
-static char *put_code(char *at, int code)
-{
-    if (code >= 0)
-        return at;
-    at = put_number(put_text(at, ",\"code\":-"), (uint64_t)-(int64_t)code);
-    return put_text(put_name(put_text(at, ",\"error\":\""), bx_error_name(code)), "\"");
-}
-
-/* Who it is about, the call as shmstat names it, how much of what, and the error. */
-static char *put_args(char *at, const struct line *line, const char *who, int rank, const char *amount)
-{
-    const struct bxi_mark *mark = line->mark;
-
-    at = put_name(put_text(put_text(put_text(at, ",\"args\":{\""), who), "\":\""), line->job->rpc->peers[rank].name);
-    at = put_text(at, "\"");
-    if (mark->id != 0 && !(mark->flags & BXI_MARK_IS_ONEWAY)) {
-        at = put_number(put_text(at, ",\"call\":\""), mark->caller);
-        at = put_number(put_text(at, "-"), mark->callee);
-        at = put_text(put_number(put_text(at, "-"), mark->id), "\"");
-    }
-    if (amount != NULL)
-        at = put_number(put_text(put_text(put_text(at, ",\""), amount), "\":"), mark->amount);
-    return put_text(put_code(at, mark->code), "}}");
-}
-
-static char *put_slice(char *at, const struct line *line)
-{
-    const struct bxi_mark *mark = line->mark;
-
-    return put_us(put_text(begin_line(at, line), ",\"dur\":"), mark->end_ns - mark->begin_ns);
-}
-
-/* An async span: two events with one id. */
-static char *put_span(char *at, struct line line, const char *who, int rank)
-{
-    line.phase = 'b';
-    at = put_hex(put_text(begin_line(at, &line), ",\"id\":\"0x"), arrow_id(line.mark, false));
-    at = put_args(put_text(at, "\""), &line, who, rank, NULL);
-    line.phase = 'e';
-    line.ns = line.mark->end_ns;
-    at = put_hex(put_text(begin_line(at, &line), ",\"id\":\"0x"), arrow_id(line.mark, false));
-    return put_text(at, "\"}");
-}
-
-/* A caller's marks. */
-static char *put_call(char *at, struct line line)
-{
-    const struct bxi_mark *mark = line.mark;
-    const struct bxi_function_cache *functions = line.job->rpc->peers[mark->callee].functions;
-
-    line.category = "call";
-    line.name = functions != NULL && mark->function != BXI_MARK_NO_FUNCTION ? functions->name[mark->function] : "";
-    if (mark->kind == BXI_MARK_SPAN) {
-        line.category = "async call";
-        return put_span(at, line, "to", mark->callee);
-    }
-    if (mark->kind == BXI_MARK_REPLY) {
-        line.what = mark->function != BXI_MARK_NO_FUNCTION ? "reply " : "late reply";
-        at = put_args(put_slice(at, &line), &line, "from", mark->callee, NULL);
-        return put_arrow(at, &line, 'f', true);
-    }
-    if (mark->kind != BXI_MARK_CALL)
-        line.what = "send ";
-    if (mark->id == 0) {
-        line.what = "call that was not sent";
-        line.name = "";
-    }
-    at = put_args(put_slice(at, &line), &line, "to", mark->callee, NULL);
-    return mark->id != 0 ? put_arrow(at, &line, 's', false) : at;
-}
-
-/* A callee's. */
-static char *put_handler(char *at, struct line line)
-{
-    const struct bxi_mark *mark = line.mark;
-
-    line.category = "handler";
-    line.name = mark->function != BXI_MARK_NO_FUNCTION ? line.job->rpc->handlers[mark->function].name : "";
-    if (mark->kind == BXI_MARK_FUTURE) {
-        line.category = "async handler";
-        return put_span(at, line, "caller", mark->caller);
-    }
-    if (mark->kind == BXI_MARK_BATCH) {
-        line.category = "batch";
-        at = put_number(put_text(put_slice(at, &line), ",\"args\":{\"rows\":"), mark->amount);
-        return put_text(put_code(at, mark->code), "}}");
-    }
-    if (mark->kind == BXI_MARK_ANSWER)
-        line.what = "answer ";
-    if (mark->kind != BXI_MARK_ROW)
-        at = put_args(put_slice(at, &line), &line, "caller", mark->caller, "bytes");
-    if (mark->flags & BXI_MARK_TAKES)
-        at = put_arrow(at, &line, 'f', false);
-    return mark->flags & BXI_MARK_GIVES ? put_arrow(at, &line, 's', true) : at;
-}
-
-static char *put_sleep(char *at, struct line line)
-{
-    static const char *const who[] = { "background", "leader", "follower" };
-    static const char *const by[] = { "io_uring", "epoll", "futex" };
-    const struct bxi_mark *mark = line.mark;
-
-    line.category = line.what = "sleep";
-    at = put_text(put_text(put_slice(at, &line), ",\"args\":{\"who\":\""), who[mark->amount]);
-    at = put_text(put_text(at, "\",\"by\":\""), by[mark->function]);
-    return put_text(put_text(at, "\",\"woken by\":\""), mark->code != 0 ? "bell\"}}" : "time\"}}");
-}
-
-static char *put_metadata(char *at, const struct line *line, const char *what)
-{
-    at = put_text(put_text(put_text(at, "\n,{\"ph\":\"M\",\"name\":\""), what), "\",\"pid\":");
-    at = put_number(put_text(put_number(at, (uint64_t)line->job->rank), ",\"tid\":"), line->mark->tid);
-    return put_text(at, ",\"args\":{");
-}
-
-static char *put_mark_text(char *at, const struct bx_job *job, const struct bxi_mark *mark)
-{
-    struct line line = { job, mark, 'X', "", "", "", mark->begin_ns };
-
-    switch ((enum bxi_mark_kind)mark->kind) {
-    case BXI_MARK_CALL:
-    case BXI_MARK_SEND:
-    case BXI_MARK_ONEWAY:
-    case BXI_MARK_SPAN:
-    case BXI_MARK_REPLY:
-        return put_call(at, line);
-    case BXI_MARK_HANDLER:
-    case BXI_MARK_FUTURE:
-    case BXI_MARK_ANSWER:
-    case BXI_MARK_BATCH:
-    case BXI_MARK_ROW:
-        return put_handler(at, line);
-    case BXI_MARK_SLEEP:
-        return put_sleep(at, line);
-    case BXI_MARK_THREAD:
-        return put_text(put_name(put_text(put_metadata(at, &line, "thread_name"), "\"name\":\""), mark->name), "\"}}");
-    case BXI_MARK_LEFT_OUT:
-        line.phase = 'i';
-        line.category = "trace";
-        line.what = "from here on events are left out";
-        at = put_text(begin_line(at, &line), ",\"s\":\"p\",\"args\":{\"left_out\":");
-        return put_text(put_number(at, mark->amount), "}}");
-    }
-    return at;
 }
 
 /* ---- writing (by who has trace->writing) -------------------------------------------------------- */
@@ -559,12 +214,12 @@ static int write_marks(struct bx_job *job, bool whole)
         for (; trace->drained < trace->draining->count; trace->drained++) {
             char *at = trace->text + trace->text_bytes;
 
-            if (TEXT_BYTES - trace->text_bytes < MARK_TEXT_MAX) {
+            if (TEXT_BYTES - trace->text_bytes < BXI_MARK_TEXT_MAX) {
                 if ((rc = append_text(trace)) < 0)
                     return rc;
                 at = trace->text;
             }
-            at = put_mark_text(at, job, &trace->draining->marks[trace->drained]);
+            at = bxi_trace_put_mark(at, job, trace->names, &trace->draining->marks[trace->drained]);
             trace->text_bytes = (size_t)(at - trace->text);
         }
         give_spare(trace, trace->draining);
@@ -682,30 +337,15 @@ static int open_trace_file(struct bx_job *job, struct bxi_trace *trace)
     return bx_fail(fd, "%s cannot be written: %s", trace->path, bx_strerror(fd));
 }
 
-/* The worker's name and its place among the others are the first that it writes. */
-static void name_worker(struct bx_job *job, struct bxi_trace *trace)
-{
-    struct bxi_mark mark = { .tid = (uint32_t)gettid() };
-    struct line line = { .job = job, .mark = &mark };
-    char *at = put_metadata(trace->text, &line, "process_name");
-
-    at = put_number(put_text(put_name(put_text(at, "\"name\":\""), job->name), " (rank "), (uint64_t)job->rank);
-    at = put_text(put_number(put_text(at, ", pid "), (uint64_t)getpid()), ")\"}}");
-    at = put_number(put_text(put_metadata(at, &line, "process_sort_index"), "\"sort_index\":"), (uint64_t)job->rank);
-    trace->text_bytes = (size_t)(put_text(at, "}}") - trace->text);
-}
-
-/* To the log; and on stderr, for whoever has set the variable need not be who has set a log hook. A job of bx_spawn
- * has one environment, so its rank 0 speaks for all. */
-static void say_untraced(const struct bx_job *job)
+static void say_untraced(const struct bx_job *job, bool to_stderr)
 {
     bxi_log(1, "BX_TRACE: worker '%s' is not traced: %s", job->name, bx_error_text());
-    if (job->rank == 0 || !bxi_spawn_is_worker())
+    if (to_stderr)
         dprintf(STDERR_FILENO, "boxcar: BX_TRACE: worker '%s' is not traced: %s\n", job->name, bx_error_text());
     bxi_clear_error();
 }
 
-void bxi_trace_start(struct bx_job *job)
+void bxi_trace_start(struct bx_job *job, const struct bxi_trace_names *names, bool to_stderr)
 {
     const char *pattern = getenv("BX_TRACE");
     struct bxi_trace *trace;
@@ -722,13 +362,14 @@ void bxi_trace_start(struct bx_job *job)
     else if ((rc = read_bound(&trace->marks_max)) == 0)
         rc = open_trace_file(job, trace);
     if (rc < 0) {
-        say_untraced(job);
+        say_untraced(job, to_stderr);
         if (trace != NULL)
             free(trace->path);
         free(trace);
         return;
     }
-    name_worker(job, trace);
+    trace->text_bytes = (size_t)(bxi_trace_put_worker(trace->text, job) - trace->text);
+    trace->names = names;
     job->observe->trace = trace;
 }
 

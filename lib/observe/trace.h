@@ -24,8 +24,10 @@
 #ifndef BXI_TRACE_H
 #define BXI_TRACE_H
 
-#include "rpc/rpc.h"
+#include "observe.h"
 #include "probe.h"
+
+#include "shm/sleeper.h"
 
 enum bxi_mark_kind {
     BXI_MARK_CALL = 1,      /* amount: nothing. id 0: it could not be sent */
@@ -72,15 +74,30 @@ struct bxi_mark {
 
 /* ---- trace.c: while it is on ---------------------------------------------------------------------- */
 
+/* The names that events carry. */
+struct bxi_trace_names {
+    const char *(*worker)(const struct bx_job *job, int rank);
+    const char *(*function)(const struct bx_job *job, int callee, uint16_t function);   /* "" if it is not known */
+};
 /* Reads BX_TRACE and, if it is set, turns the trace on: rank 0 begins the file, before the gate of the start opens;
- * the others open it behind the gate. Whatever goes wrong is logged, said on stderr, and leaves the trace off. */
-void bxi_trace_start(struct bx_job *job);
+ * the others open it after the gate. An error is logged, and leaves the trace off; with to_stderr it is also printed
+ * on stderr, because who set the variable may not have set a log hook. names must live as long as the job. */
+void bxi_trace_start(struct bx_job *job, const struct bxi_trace_names *names, bool to_stderr);
 void bxi_trace_close(struct bx_job *job);       /* the job's threads have ended: writes the rest */
 void bxi_trace_destroy(struct bx_job *job);
 void bxi_trace_mark(struct bx_job *job, const struct bxi_mark *mark);
 __attribute__((cold, noinline)) void bxi_trace_write(struct bx_job *job, bool sleeps);
 /* This thread is one of the library's own. */
 void bxi_trace_thread(const char *name);
+
+/* ---- trace_text.c: a mark as lines of JSON --------------------------------------------------------- */
+
+/* Writes the lines of one mark, at most BXI_MARK_TEXT_MAX bytes. Where it stopped. */
+char *bxi_trace_put_mark(char *at, const struct bx_job *job, const struct bxi_trace_names *names,
+                         const struct bxi_mark *mark);
+/* Likewise the worker's name and its place among the others, which are the first that it writes. */
+char *bxi_trace_put_worker(char *at, const struct bx_job *job);
+#define BXI_MARK_TEXT_MAX 4096u     /* three lines, each with a name of 31 bytes escaped as 186 */
 
 /* ---- trace_file.c: the file, a complete JSON array at every moment -------------------------------- */
 
@@ -126,145 +143,6 @@ static inline void bxi_trace_sleeps(struct bx_job *job)
 {
     if (bxi_trace_is_on(job))
         bxi_trace_write(job, true);
-}
-
-/* A request is on its way. Lock. */
-BXI_COLD void bxi_note_oneway(struct bx_job *job, const struct bxi_peer *peer, uint16_t function, uint64_t began_ns);
-static inline void bxi_trace_sent(struct bx_job *job, const struct bxi_peer *peer, const struct bxi_frame *head,
-                                  uint64_t began_ns)
-{
-    BXI_PROBE4(call_send, job->rank, peer->rank, head->function, head->kind == BXI_ONEWAY ? 0 : head->id);
-    if (head->kind == BXI_ONEWAY && bxi_trace_is_on(job))
-        bxi_note_oneway(job, peer, head->function, began_ns);
-}
-
-/* The program calls; sync or async. */
-static inline void bxi_trace_calls(struct bxi_call *call)
-{
-    if (bxi_trace_is_on(call->future.job))
-        call->traced_ns = bxi_now_ns();
-}
-
-/* An async call is on its way; the future of a call is about to be completed. */
-BXI_COLD void bxi_note_call(const struct bxi_call *call, enum bxi_mark_kind kind, int code);
-static inline void bxi_trace_async_sent(const struct bxi_call *call)
-{
-    if (bxi_trace_is_on(call->future.job))
-        bxi_note_call(call, BXI_MARK_SEND, 0);
-}
-
-static inline void bxi_trace_done(const struct bxi_call *call, int code)
-{
-    BXI_PROBE5(call_done, call->future.job->rank, call->peer->rank, call->function, call->id, code);
-    if (call->owned && bxi_trace_is_on(call->future.job))
-        bxi_note_call(call, BXI_MARK_SPAN, code);
-}
-
-/* A sync caller goes on; or could not send, and then call->id is 0. */
-static inline void bxi_trace_waited(struct bxi_call *call, struct bxi_peer *peer, int code)
-{
-    if (!bxi_trace_is_on(call->future.job))
-        return;
-    call->peer = peer;
-    bxi_note_call(call, BXI_MARK_CALL, code);
-}
-
-/* A reply is being read; which call it is for, NULL if nobody waits any more; and its future has been completed.
- * One at a time in a thread: no callback may wait. Role. */
-BXI_COLD void bxi_note_reply_begins(void);
-BXI_COLD void bxi_note_reply_of(const struct bxi_call *call);
-BXI_COLD void bxi_note_reply_ends(struct bx_job *job, const struct bxi_peer *peer, const struct bxi_frame *head);
-static inline void bxi_trace_reply_begins(const struct bx_job *job)
-{
-    if (bxi_trace_is_on(job))
-        bxi_note_reply_begins();
-}
-
-static inline void bxi_trace_reply_of(const struct bx_job *job, const struct bxi_call *call)
-{
-    if (bxi_trace_is_on(job))
-        bxi_note_reply_of(call);
-}
-
-static inline void bxi_trace_reply_ends(struct bx_job *job, const struct bxi_peer *peer, const struct bxi_frame *head)
-{
-    if (bxi_trace_is_on(job))
-        bxi_note_reply_ends(job, peer, head);
-}
-
-/* A request has been read: where its arrow ends is still open. Role. */
-static inline void bxi_trace_request(struct bx_request *request)
-{
-    if (!bxi_trace_is_on(request->job))
-        return;
-    request->traced_id = request->oneway ? request->peer->in.read_pos : request->id;
-    request->has_arrow = true;
-}
-
-/* A handler begins, and returns: bytes are those of its arguments. */
-static inline void bxi_trace_handler_begins(struct bx_request *request)
-{
-    BXI_PROBE4(handler_begin, request->job->rank, request->peer->rank, request->handler->name, request->id);
-    if (bxi_trace_is_on(request->job))
-        request->traced_ns = bxi_now_ns();
-}
-
-BXI_COLD void bxi_note_handler(struct bx_request *request, size_t bytes, int code);
-static inline void bxi_trace_handler_ends(struct bx_request *request, size_t bytes, int code)
-{
-    BXI_PROBE5(handler_end, request->job->rank, request->peer->rank, request->handler->name, request->id, code);
-    if (bxi_trace_is_on(request->job))
-        bxi_note_handler(request, bytes, code);
-}
-
-/* The future of an async handler is done. */
-BXI_COLD void bxi_note_future(const struct bx_request *request, int code);
-static inline void bxi_trace_future(const struct bx_request *request, int code)
-{
-    if (bxi_trace_is_on(request->job))
-        bxi_note_future(request, code);
-}
-
-/* An answer is about to be made, at *began_ns; and has been. sent: there is a reply on its way. A one-way call shows
- * only what no handler saw. */
-static inline void bxi_trace_answers(const struct bx_request *request, uint64_t *began_ns)
-{
-    if (bxi_trace_is_on(request->job))
-        *began_ns = bxi_now_ns();
-}
-
-BXI_COLD void bxi_note_answer(const struct bx_request *request, uint64_t began_ns, int code, size_t bytes, bool sent);
-static inline void bxi_trace_answered(const struct bx_request *request, const uint64_t *began_ns, int code,
-                                      size_t bytes, bool sent)
-{
-    if (bxi_trace_is_on(request->job))
-        bxi_note_answer(request, *began_ns, code, bytes, sent);
-}
-
-/* The body of a batch begins, and has returned. The arrows of its rows end there. */
-static inline uint64_t bxi_trace_batch_begins(struct bx_job *job, const struct bxi_batcher *batcher, size_t rows)
-{
-    BXI_PROBE3(batch_begin, job->rank, batcher->handler->name, rows);
-    (void)batcher, (void)rows;
-    return bxi_trace_now(job);
-}
-
-BXI_COLD void bxi_note_batch(struct bx_job *job, const struct bxi_batcher *batcher, uint64_t began_ns, size_t rows,
-                             int code);
-static inline void bxi_trace_batch_ends(struct bx_job *job, const struct bxi_batcher *batcher, uint64_t began_ns,
-                                        size_t rows, int code)
-{
-    BXI_PROBE4(batch_end, job->rank, batcher->handler->name, rows, code);
-    if (bxi_trace_is_on(job))
-        bxi_note_batch(job, batcher, began_ns, rows, code);
-}
-
-/* After that, for each of them. */
-BXI_COLD void bxi_note_row(struct bx_request *request, uint64_t began_ns);
-static inline void bxi_trace_row(struct bx_request *request, uint64_t began_ns)
-{
-    if (bxi_trace_is_on(request->job))
-        bxi_note_row(request, began_ns);
 }
 
 /* A thread is about to sleep, and has risen. */

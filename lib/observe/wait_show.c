@@ -8,7 +8,7 @@
  * a thread writes only the row that it has taken. A process that is killed leaves its rows as they were: inspectors
  * know by the owner lock that nobody waits there.
  */
-#include "rpc/rpc.h"
+#include "observe.h"
 
 #include <unistd.h>
 
@@ -44,38 +44,31 @@ static int take_row(struct bx_job *job)
     return -1;
 }
 
-void bxi_wait_show(struct bx_job *job, struct bxi_waiter *waiter)
+void bxi_wait_show(struct bx_job *job, struct bxi_wait_shown *shown)
 {
-    uint64_t id = 0, to = BXI_WAIT_NOBODY, reason = waiter->reason != 0 ? waiter->reason : BXI_FOR_JOB;
+    uint64_t reason = shown->reason != 0 ? shown->reason : BXI_FOR_JOB;
+    bool names_worker = (reason == BXI_FOR_CALL || reason == BXI_FOR_ROOM || reason == BXI_FOR_LOANS) && shown->to >= 0;
     struct bxi_wait_row *row;
     int index;
 
-    if (!(BXI_STATS & BXI_STATS_TABLES) || waiter->row != 0 || job->control == NULL || (index = take_row(job)) < 0)
+    if (!(BXI_STATS & BXI_STATS_TABLES) || shown->row != 0 || job->control == NULL || (index = take_row(job)) < 0)
         return;
-    if (reason == BXI_FOR_CALL) {
-        const struct bxi_call *call = waiter->object;       /* its future is the first member */
-
-        id = call->id;
-        to = (uint64_t)call->peer->rank;
-    } else if ((reason == BXI_FOR_ROOM || reason == BXI_FOR_LOANS) && waiter->to >= 0) {
-        to = (uint64_t)waiter->to;
-    }
-    waiter->row = (uint8_t)(index + 1);
+    shown->row = (uint8_t)(index + 1);
     row = &job->control->wait[index];
     /* Relaxed: published by the store of the thread. */
-    bxi_store_relaxed(&row->id, id);
-    bxi_store_relaxed(&row->to, to);
+    bxi_store_relaxed(&row->id, reason == BXI_FOR_CALL ? shown->id : 0);
+    bxi_store_relaxed(&row->to, names_worker ? (uint64_t)shown->to : BXI_WAIT_NOBODY);
     bxi_store_relaxed(&row->since_ns, bxi_coarse_ns());
     /* Release, for inspectors in other processes: the words above are of this wait. */
     bxi_store_release(&row->thread, bxi_thread_id() | reason << 32);
 }
 
-void bxi_wait_hide(struct bx_job *job, struct bxi_waiter *waiter)
+void bxi_wait_hide(struct bx_job *job, struct bxi_wait_shown *shown)
 {
-    int index = waiter->row - 1;
+    int index = shown->row - 1;
 
     bxi_store_relaxed(&job->control->wait[index].thread, 0);       /* relaxed: for inspectors */
-    waiter->row = 0;
+    shown->row = 0;
     /* [wait.rows] release, pairs with the acquire in take_row: the row is written no more. */
     bxi_add(&job->observe->wait_rows[index / 64], -(UINT64_C(1) << index % 64));
 }

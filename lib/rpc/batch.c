@@ -10,7 +10,7 @@
  *
  * Members are changed by any thread, but only a pass looks whether a batch became ready by it.
  */
-#include "observe/trace.h"
+#include "mark.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -11,7 +11,7 @@
  * call out of its slot, under the lock, completes it; nobody else may touch it from then on.
  */
 #include "base/options.h"
-#include "observe/trace.h"
+#include "mark.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -357,7 +357,7 @@ static int wait_for_room(struct bx_job *job, const struct request_plan *plan, bo
 {
     struct room_waiter room = {
         .waiter = { .ready = has_room, .object = plan->peer, .deadline_ns = plan->deadline_ns,
-                    .reason = BXI_FOR_ROOM, .to = (int16_t)plan->peer->rank },
+                    .shown = { .reason = BXI_FOR_ROOM, .to = (int16_t)plan->peer->rank } },
         .job = job,
         .peer = plan->peer,
         .cargo = plan->cargo,
@@ -476,7 +476,7 @@ static int call_and_wait(struct bx_job *job, struct request_plan *plan, struct b
     }
 
     struct bxi_waiter waiter = { .ready = call_ready, .object = &call.future,
-                                 .deadline_ns = plan->deadline_ns, .reason = BXI_FOR_CALL };
+                                 .deadline_ns = plan->deadline_ns, .shown = bxi_future_shown(&call.future) };
 
     rc = bxi_wait(job, &waiter);
     if (rc < 0) {
@@ -631,7 +631,7 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
         call = take_call(job, peer, index, false);
         bxi_counter_add(job, BXI_C_calls_completed, 1);
         if (call->sent_ns != 0 && (head->flags & BXI_FLAG_TIMED))
-            bxi_hist_end(job, call, head);
+            bxi_mark_measured(call, head);
     } else {
         free_slot(peer, index);
         bxi_counter_add(job, BXI_C_late_replies, 1);

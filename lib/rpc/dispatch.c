@@ -7,7 +7,7 @@
  * is copied before anybody parses it.
  */
 #include "base/options.h"
-#include "observe/trace.h"
+#include "mark.h"
 
 #include "shm/step.h"
 

@@ -344,7 +344,7 @@ int bx_future_wait(struct bx_future *future, uint64_t timeout_ns)
             .ready = future_ready,
             .object = future,
             .deadline_ns = bxi_deadline_ns(timeout_ns),
-            .reason = future->is_call ? BXI_FOR_CALL : BXI_FOR_FUTURE,
+            .shown = bxi_future_shown(future),
         };
         int rc = bxi_job_check(future->job);
 

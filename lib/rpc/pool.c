@@ -10,8 +10,10 @@
  * they wait for. So a queue that is not empty is looked at once a second: has nothing been taken from it, that is
  * logged, once, and shown in the segment until something is.
  */
-#include "shm/cancel.h"
+#include "rpc.h"
+
 #include "observe/trace.h"
+#include "shm/cancel.h"
 
 #include <errno.h>
 #include <signal.h>

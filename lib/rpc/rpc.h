@@ -237,6 +237,16 @@ struct bxi_pool {
     pthread_t thread[BXI_POOL_MAX];
 };
 
+/* What a wait for a future shows. */
+static inline struct bxi_wait_shown bxi_future_shown(const struct bx_future *future)
+{
+    const struct bxi_call *call = (const struct bxi_call *)(const void *)future;
+
+    if (!future->is_call)
+        return (struct bxi_wait_shown){ .reason = BXI_FOR_FUTURE };
+    return (struct bxi_wait_shown){ .reason = BXI_FOR_CALL, .to = (int16_t)call->peer->rank, .id = call->id };
+}
+
 /* ---- The part of the job --------------------------------------------------------------------------- */
 
 struct bxi_rpc {

@@ -11,6 +11,8 @@
  */
 #include "run.h"
 
+#include "rpc/rpc.h"
+
 #include "shm/cancel.h"
 #include "observe/trace.h"
 

@@ -23,6 +23,8 @@
  */
 #include "run.h"
 
+#include "rpc/rpc.h"
+
 #include "observe/trace.h"
 
 #include <limits.h>
@@ -200,7 +202,7 @@ int bxi_pass(struct bx_job *job, struct bxi_waiter *waiter)
         handled += bxi_fire_timers(job, now_ns);
         bxi_devices_look(job, now_ns);
         if (waiter != NULL)
-            bxi_wait_show(job, waiter);     /* busy, it never sleeps */
+            bxi_wait_show(job, &waiter->shown);     /* busy, it never sleeps */
     }
     bxi_trace_passed(job);
     return handled;

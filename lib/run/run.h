@@ -6,7 +6,7 @@
 #ifndef BXI_RUN_H
 #define BXI_RUN_H
 
-#include "base/base.h"
+#include "observe/observe.h"
 
 #include "shm/doorbell.h"
 #include "shm/sleeper.h"
@@ -38,9 +38,7 @@ struct bxi_waiter {
     const void *object;
     uint64_t deadline_ns;
     bool passive;               /* never drives: the background thread does */
-    uint8_t reason;             /* enum bxi_for, for inspectors; 0: what the job does */
-    uint8_t row;                /* in the segment's table of waits, plus 1; 0: it has none */
-    int16_t to;                 /* of ROOM and LOANS: the rank that is waited for; < 0: anybody */
+    struct bxi_wait_shown shown;
     bxi_a32 signal;             /* 0 awake, 1 asleep in the futex, 2 signalled */
     struct bxi_waiter *next, *prev;
 };

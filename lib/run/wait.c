@@ -7,6 +7,8 @@
  */
 #include "run.h"
 
+#include "rpc/rpc.h"
+
 #include "shm/cancel.h"
 #include "observe/trace.h"
 
@@ -131,7 +133,7 @@ __attribute__((noinline)) static void sleep_as_leader(struct bx_job *job, struct
     uint64_t now_ns, until_ns;
     bool rung;
 
-    bxi_wait_show(job, waiter);
+    bxi_wait_show(job, &waiter->shown);
     bxi_bells_flush(job);
     bxi_publish_credits(job);
     bxi_trace_sleeps(job);
@@ -240,7 +242,7 @@ static void sleep_in_futex(struct bx_job *job, struct bxi_waiter *waiter)
                               .tv_nsec = (long)(waiter->deadline_ns % 1000000000) };
     uint32_t awake = 0;
 
-    bxi_wait_show(job, waiter);
+    bxi_wait_show(job, &waiter->shown);
     bxi_trace_sleeps(job);
     /* [waiter.signal] pairs with the exchange in bxi_signal_waiter: a signal before this is not slept over. */
     if (!bxi_cas(&waiter->signal, &awake, 1) && awake != 1)     /* 1: a futex wait that ended without cause */
@@ -312,8 +314,8 @@ void bxi_role_end(struct bx_job *job)
             sleep_in_futex(job, &waiter);
         unlink_waiter(job, &waiter);
     }
-    if (waiter.row != 0)
-        bxi_wait_hide(job, &waiter);
+    if (waiter.shown.row != 0)
+        bxi_wait_hide(job, &waiter.shown);
 }
 
 int bxi_wait(struct bx_job *job, struct bxi_waiter *waiter)
@@ -327,7 +329,7 @@ int bxi_wait(struct bx_job *job, struct bxi_waiter *waiter)
     if (!job->run->background_runs)
         waiter->passive = false;
     if (bxi_pool_block(job))
-        bxi_wait_show(job, waiter);     /* the thread of a handler: whoever waits for that waits for this */
+        bxi_wait_show(job, &waiter->shown);     /* the thread of a handler: whoever waits for that waits for this */
     bxi_error_enter();
     while (rc > 0) {
         /* [stop] acquire, pairs with the store in bxi_waits_stop. */
@@ -344,8 +346,8 @@ int bxi_wait(struct bx_job *job, struct bxi_waiter *waiter)
     }
     bxi_error_leave();
     bxi_pool_unblock(job);
-    if (waiter->row != 0)
-        bxi_wait_hide(job, waiter);
+    if (waiter->shown.row != 0)
+        bxi_wait_hide(job, &waiter->shown);
     return rc;
 }
 

@@ -14,7 +14,7 @@ table='
 shm:
 gpu: shm
 lib/base: shm public
-lib/observe: lib/base shm public lib/rpc/rpc.h lib/job/job.h
+lib/observe: lib/base shm public
 lib/run: lib/observe lib/base shm public lib/rpc/rpc.h
 lib/lend: lib/run lib/observe lib/base shm gpu public lib/rpc/rpc.h
 lib/device: lib/lend lib/run lib/observe lib/base shm gpu public lib/rpc/rpc.h

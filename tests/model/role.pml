@@ -33,16 +33,16 @@
  *     lib/run/progress.c bxi_more_eager 3673885386
  *     lib/run/progress.c bxi_take_role_or_tell 2396275361
  *     lib/run/progress.c bxi_event 3800157028
- *     lib/run/progress.c bxi_pass 2748983105
- *     lib/run/wait.c sleep_as_leader 3465870159
+ *     lib/run/progress.c bxi_pass 2271744959
+ *     lib/run/wait.c sleep_as_leader 230256848
  *     lib/run/wait.c lead 3038518409
  *     lib/run/wait.c stop_leading 2934181431
- *     lib/run/wait.c sleep_in_futex 3184917483
+ *     lib/run/wait.c sleep_in_futex 2739279441
  *     lib/run/wait.c link_waiter 3963557427
  *     lib/run/wait.c unlink_waiter 393402249
  *     lib/run/wait.c follow 678386953
- *     lib/run/wait.c bxi_role_end 968863124
- *     lib/run/wait.c bxi_wait 1996174869
+ *     lib/run/wait.c bxi_role_end 610040672
+ *     lib/run/wait.c bxi_wait 1402057566
  *     lib/run/wait.c bxi_wake 1098772149
  *     lib/run/background.c sleep_in_background 1152606732
  *     lib/run/background.c drive_background 3562276676

@@ -28,7 +28,7 @@
  *     lib/run/background.c drive_background 3562276676
  *     lib/run/background.c run_background 769936000
  *     lib/run/background.c bx_progress 1205533221
- *     lib/run/wait.c sleep_as_leader 3465870159
+ *     lib/run/wait.c sleep_as_leader 230256848
  */
 #ifndef DEADLINES
 #define DEADLINES 2

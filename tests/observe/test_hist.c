@@ -517,12 +517,12 @@ static void is_told_lies(struct bx_job *job)
     hist = hist_of(job, 1, "echo");
     for (size_t i = 0; i < 3; i++) {
         for (uint16_t span = 0; span < 2; span++) {
-            struct bxi_call lied = { .peer = &job->rpc->peers[1], .function = (uint16_t)(hist->who >> 16),
-                                     .sent_ns = bxi_now_ns() };
-            struct bxi_frame reply = { .sent_ns = sent_ns[i], .function = span == 0 ? 0 : UINT16_MAX };
+            struct bxi_measured lied = { .rank = 1, .function = (uint16_t)(hist->who >> 16), .name = hist->name,
+                                         .sent_ns = bxi_now_ns(), .done_ns = sent_ns[i],
+                                         .span = span == 0 ? 0 : UINT16_MAX };
 
             bxi_lock(&job->run->lock);
-            bxi_hist_end(job, &lied, &reply);
+            bxi_hist_end(job, &job->rpc->peers[1].hists, &lied);
             bxi_unlock(&job->run->lock);
         }
     }

@@ -162,7 +162,7 @@ documented()    # every key of the JSON that was printed, less those of counters
     sed -n 's/^ *"\([a-z_0-9]*\)":.*/\1/p' "$dir/out" | sort -u >"$dir/keys"
     sed -n 's/^    X(\([a-z_]*\),.*/\1/p' "$source/shm/counters.h" | sort >"$dir/counters"
     for key in $(comm -23 "$dir/keys" "$dir/counters"); do
-        grep -qE "^\.(B|BR) ([a-z_0-9]+, )*$key( |\$|,)" "$source/tools/shmstat.1" || {
+        grep -qE "^\.(B|BR) ([a-z_0-9]+, )*$key( |\$|,)" "$source/tools/shmstat/shmstat.1" || {
             echo "$key" >>"$dir/err"
             return 1
         }

@@ -11,7 +11,7 @@ set -u
 build=${BX_BUILD_DIR:-build}
 source=${BX_SOURCE_DIR:-.}
 program=$build/bin/shmstat
-page=$source/tools/shmstat.1
+page=$source/tools/shmstat/shmstat.1
 dir=$(mktemp -d)
 job=shmstat-$$
 pids=

@@ -12,7 +12,7 @@ set -u
 build=${BX_BUILD_DIR:-build}
 source=${BX_SOURCE_DIR:-.}
 program=$build/bin/shmstat
-page=$source/tools/shmstat.1
+page=$source/tools/shmstat/shmstat.1
 dir=$(mktemp -d)
 job=top-$$
 pids=
@@ -57,7 +57,7 @@ fits()      # fits COLUMNS LINES: no line of the last output is longer, and ther
 keys()      # the keys of the JSON that was printed, and those of all columns
 {
     sed -n 's/^ *"\([a-z_0-9]*\)":.*/\1/p' "$dir/out"
-    sed -n 's/^    { "[^"]*", "\([a-z_]*\)", [0-9].*/\1/p' "$source/tools/stat_top_view.c"
+    sed -n 's/^    { "[^"]*", "\([a-z_]*\)", [0-9].*/\1/p' "$source/tools/shmstat/top_view.c"
 }
 
 documented()

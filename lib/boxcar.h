@@ -449,7 +449,7 @@ int bx_on_death(struct bx_job *job, bx_death_fn fn, void *context);
 int bx_job_fd(const struct bx_job *job);
 int bx_progress(struct bx_job *job);
 
-/* A counter by its name, as shm/counters.h lists them ("calls_sent", "doorbells_rung", "waits_epoll",
+/* A counter by its name, as lib/observe/counters.h lists them ("calls_sent", "doorbells_rung", "waits_epoll",
  * "rescued", ...). -ENOENT names the unknown one. */
 int bx_counter(const struct bx_job *job, const char *name, uint64_t *value);
 

@@ -255,23 +255,11 @@ int bxi_segment_open_ring(struct bxi_segment *segment, int to)
     return allocate(segment->fd, BXI_RINGS_OFFSET + (uint64_t)to * BXI_RING_STRIDE, BXI_OPEN_BYTES);
 }
 
-int bxi_segment_open_calls(struct bxi_segment *segment, int to, uint32_t count)
+int bxi_segment_allocate(struct bxi_segment *segment, uint64_t offset, uint64_t bytes)
 {
-    if (to < 0 || bxi_segment_bytes(to + 1) > segment->bytes || count > BXI_CALLS_MAX)
+    if (offset > segment->bytes || bytes > segment->bytes - offset)
         return -EINVAL;
-    return allocate(segment->fd, bxi_calls_offset(to), count * sizeof(struct bxi_call_row));
-}
-
-int bxi_segment_open_hist(struct bxi_segment *segment, uint32_t i)
-{
-    if (i >= BXI_HIST_MAX)
-        return -EINVAL;
-    return allocate(segment->fd, bxi_hist_offset(i), sizeof(struct bxi_hist));
-}
-
-struct bxi_hist *bxi_segment_hist(const struct bxi_segment *segment, uint32_t i)
-{
-    return (struct bxi_hist *)(void *)((unsigned char *)segment->control + bxi_hist_offset(i));
+    return allocate(segment->fd, offset, bytes);
 }
 
 int bxi_segment_open_device(struct bxi_segment *segment, int world_size)
@@ -291,11 +279,6 @@ void *bxi_segment_device(const struct bxi_segment *segment)
 unsigned char *bxi_segment_device_pair(const struct bxi_segment *segment, int to)
 {
     return (unsigned char *)segment->control + bxi_device_pair_offset(to);
-}
-
-struct bxi_call_row *bxi_segment_calls(const struct bxi_segment *segment, int to)
-{
-    return (struct bxi_call_row *)(void *)((unsigned char *)segment->control + bxi_calls_offset(to));
 }
 
 unsigned char *bxi_segment_ring(const struct bxi_segment *segment, int to)

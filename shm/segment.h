@@ -53,17 +53,14 @@ int bxi_segment_create(struct bxi_segment *segment, const char *job, const char 
 /* Allocates the pages of ring `to`, of the lease words and of the first rows of calls behind it (fallocate, which
  * does not bring a truncated segment back). 0, -ENOSPC, -errno. */
 int bxi_segment_open_ring(struct bxi_segment *segment, int to);
-/* Allocates the first `count` rows of the calls to `to`. 0, -ENOSPC, -errno. */
-int bxi_segment_open_calls(struct bxi_segment *segment, int to, uint32_t count);
-/* Allocates the page of histogram i, all zero. 0, -ENOSPC, -errno. */
-int bxi_segment_open_hist(struct bxi_segment *segment, uint32_t i);
-struct bxi_hist *bxi_segment_hist(const struct bxi_segment *segment, uint32_t i);
+/* Allocates pages of a region that somebody else lays out, all zero; what is there already is kept. 0, -EINVAL outside
+ * of the segment, -ENOSPC, -errno. */
+int bxi_segment_allocate(struct bxi_segment *segment, uint64_t offset, uint64_t bytes);
 /* Allocates the region of device memory, and the words for device memory of each of world_size peers. 0, -ENOSPC,
  * -errno; what is there already is kept. */
 int bxi_segment_open_device(struct bxi_segment *segment, int world_size);
 void *bxi_segment_device(const struct bxi_segment *segment);
 unsigned char *bxi_segment_device_pair(const struct bxi_segment *segment, int to);
-struct bxi_call_row *bxi_segment_calls(const struct bxi_segment *segment, int to);
 unsigned char *bxi_segment_ring(const struct bxi_segment *segment, int to);
 /* BXI_LEASE_MAX words by which the owner gives leases of peer `to` back; not before open_ring. */
 bxi_a64 *bxi_segment_leases(const struct bxi_segment *segment, int to);

@@ -479,8 +479,8 @@ void bxi_job_adopt_segment(struct bx_job *job)
     bxi_lock(&job->run->lock);
     job->control = job->segment.control;
     for (int i = 0; i < BXI_COUNTER_COUNT; i++)
-        bxi_store_relaxed(&job->control->counters[i], bxi_load_relaxed(&job->observe->private_counters[i]));
-    job->counters = job->control->counters;
+        bxi_store_relaxed(&bxi_tables(job->control)->counters[i], bxi_load_relaxed(&job->observe->private_counters[i]));
+    job->counters = bxi_tables(job->control)->counters;
     job->run->bell.word = &job->control->header.armed;
     job->control->header.arena_bytes = bxi_arena_bytes(job->lend->arena);
     for (const struct bxi_batcher *batcher = job->rpc->batchers; batcher != NULL; batcher = batcher->next)

@@ -74,7 +74,7 @@ static const bxi_a64 *find_words(struct bx_job *job, struct bxi_peer *peer)
 
 static void show_loans(struct bx_job *job, struct bxi_peer *peer)
 {
-    struct bxi_loans *loans = &job->control->loans[peer->rank];
+    struct bxi_loans *loans = &bxi_tables(job->control)->loans[peer->rank];
     const struct bxi_ledger *ledger = &peer->ledger;
 
     /* Relaxed: for inspectors. */
@@ -219,7 +219,7 @@ static bool look_words(struct bx_job *job, struct bxi_peer *peer, struct ended *
         ledger->given_back_seen = given_back;
     if (ended->count == before)
         return false;
-    bxi_count(&job->control->loans[peer->rank].returned, ended->count - before);
+    bxi_count(&bxi_tables(job->control)->loans[peer->rank].returned, ended->count - before);
     bxi_counter_add(job, BXI_C_leases_returned, ended->count - before);
     show_loans(job, peer);
     return ended->count == RELEASE_AT_ONCE;
@@ -271,7 +271,7 @@ struct range {                      /* of positions in a ring, both included */
  * word for it. */
 static void end_all(struct bx_job *job, struct bxi_peer *peer, struct range range, enum bxi_counter counter)
 {
-    struct bxi_loans *loans = &job->control->loans[peer->rank];
+    struct bxi_loans *loans = &bxi_tables(job->control)->loans[peer->rank];
     struct ended ended;
     bool more, any = false;
 
@@ -367,7 +367,7 @@ void bxi_lease_sent(struct bx_job *job, struct bxi_peer *peer, const struct bxi_
 {
     const struct bxi_lease_head *head = (const struct bxi_lease_head *)(const void *)cargo->body;
 
-    bxi_count(&job->control->loans[peer->rank].granted, 1);
+    bxi_count(&bxi_tables(job->control)->loans[peer->rank].granted, 1);
     bxi_counter_add(job, BXI_C_leases_granted, 1);
     bxi_counter_add(job, BXI_C_tensors_sent, head->tensor_count);
     bxi_counter_add(job, BXI_C_tensor_bytes_sent, cargo->tensor_bytes);
@@ -595,7 +595,7 @@ static int check_rank(const struct bx_job *job, int rank)
 
 static void add_loans(struct bx_job *job, int rank, struct bx_loans *sum, uint64_t *oldest_ns)
 {
-    struct bxi_loans *loans = &job->control->loans[rank];
+    struct bxi_loans *loans = &bxi_tables(job->control)->loans[rank];
     const struct bxi_ledger *ledger = &job->rpc->peers[rank].ledger;
     uint64_t since_ns = ledger->count == 0 ? 0 : ledger->slots[ledger->oldest].since_ns;
 

@@ -108,7 +108,7 @@ static void give_back(struct bxi_lender *lender, uint32_t slot, uint64_t generat
         bxi_store_release(&lender->words[slot], generation);
         BXI_STEP("lease.returned");
         count_return(lender->given_back);
-        bxi_count(&lender->job->control->loans[lender->peer->rank].borrowed, (uint64_t)-1);
+        bxi_count(&bxi_tables(lender->job->control)->loans[lender->peer->rank].borrowed, (uint64_t)-1);
         bxi_fence_seq_cst();        /* [lease.want] the borrower's fence, pairs with the one in bxi_leases_want */
         /* [lease.want] relaxed, behind the fence; pairs with the store in bxi_leases_want. */
         if (bxi_load_relaxed((bxi_a64 *)lender->want) != 0)
@@ -317,8 +317,8 @@ int bxi_loan_open(struct bx_job *job, struct bxi_peer *peer, const unsigned char
         return -ENOMEM;         /* not even the word can be written: the lease ends with this process */
     }
     bxi_lock(&lender->lock);
-    bxi_count(&job->control->loans[peer->rank].borrowed, 1);
-    bxi_count(&job->control->loans[peer->rank].borrowed_total, 1);
+    bxi_count(&bxi_tables(job->control)->loans[peer->rank].borrowed, 1);
+    bxi_count(&bxi_tables(job->control)->loans[peer->rank].borrowed_total, 1);
     bxi_unlock(&lender->lock);
     loan = rc == 0 ? make_loan(peer, &head, lender) : NULL;
     if (loan == NULL) {

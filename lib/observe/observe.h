@@ -6,6 +6,7 @@
 #define BXI_OBSERVE_H
 
 #include "base/base.h"
+#include "tables.h"
 
 struct bxi_trace;
 

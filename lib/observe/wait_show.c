@@ -54,7 +54,7 @@ void bxi_wait_show(struct bx_job *job, struct bxi_wait_shown *shown)
     if (!(BXI_STATS & BXI_STATS_TABLES) || shown->row != 0 || job->control == NULL || (index = take_row(job)) < 0)
         return;
     shown->row = (uint8_t)(index + 1);
-    row = &job->control->wait[index];
+    row = &bxi_tables(job->control)->wait[index];
     /* Relaxed: published by the store of the thread. */
     bxi_store_relaxed(&row->id, reason == BXI_FOR_CALL ? shown->id : 0);
     bxi_store_relaxed(&row->to, names_worker ? (uint64_t)shown->to : BXI_WAIT_NOBODY);
@@ -67,7 +67,7 @@ void bxi_wait_hide(struct bx_job *job, struct bxi_wait_shown *shown)
 {
     int index = shown->row - 1;
 
-    bxi_store_relaxed(&job->control->wait[index].thread, 0);       /* relaxed: for inspectors */
+    bxi_store_relaxed(&bxi_tables(job->control)->wait[index].thread, 0);       /* relaxed: for inspectors */
     shown->row = 0;
     /* [wait.rows] release, pairs with the acquire in take_row: the row is written no more. */
     bxi_add(&job->observe->wait_rows[index / 64], -(UINT64_C(1) << index % 64));

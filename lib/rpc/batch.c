@@ -74,7 +74,7 @@ void bxi_batch_show(struct bx_job *job, const struct bxi_batcher *batcher)
 
     if (!(BXI_STATS & BXI_STATS_TABLES) || job->control == NULL)
         return;                     /* members may be added before the start */
-    words = &job->control->batch[batcher->handler - job->rpc->handlers];
+    words = &bxi_tables(job->control)->batch[batcher->handler - job->rpc->handlers];
     /* Relaxed, all: recent values are all that is asked for. */
     for (int i = 0; i < 2; i++) {
         bxi_store_relaxed(&words->members[i], batcher->members[i]);

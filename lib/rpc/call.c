@@ -38,9 +38,9 @@ struct request_plan {           /* a call's arguments, checked */
  * without them. */
 static void grow_rows(struct bx_job *job, struct bxi_peer *peer)
 {
-    if (!(BXI_STATS & BXI_STATS_TABLES) || bxi_segment_open_calls(&job->segment, peer->rank, peer->slot_count) < 0)
+    if (!(BXI_STATS & BXI_STATS_TABLES) || bxi_tables_open_calls(&job->segment, peer->rank, peer->slot_count) < 0)
         return;
-    peer->rows = bxi_segment_calls(&job->segment, peer->rank);
+    peer->rows = bxi_tables_calls(&job->segment, peer->rank);
     peer->row_count = peer->slot_count;
 }
 

@@ -36,7 +36,7 @@ static void show_request(struct bx_request *request)
     if (!(BXI_STATS & BXI_STATS_TABLES) || job->observe->free_row_count == 0)
         return;
     request->row = job->observe->free_rows[--job->observe->free_row_count];
-    row = &job->control->serving[request->row];
+    row = &bxi_tables(job->control)->serving[request->row];
     /* Relaxed: published by the store of `where`. */
     bxi_store_relaxed(&row->id, request->id);
     bxi_store_relaxed(&row->who, who(request));
@@ -51,7 +51,8 @@ static void hide_request(const struct bx_request *request)
 
     if (request->row == BXI_NO_ROW)
         return;
-    bxi_store_relaxed(&job->control->serving[request->row].where, BXI_AT_NONE);    /* relaxed: for inspectors */
+    /* Relaxed: for inspectors. */
+    bxi_store_relaxed(&bxi_tables(job->control)->serving[request->row].where, BXI_AT_NONE);
     job->observe->free_rows[job->observe->free_row_count++] = request->row;
 }
 
@@ -60,13 +61,14 @@ void bxi_serving_at(const struct bx_request *request, enum bxi_where where)
     if (request->row == BXI_NO_ROW)
         return;
     /* Relaxed: for inspectors. */
-    bxi_store_relaxed(&request->job->control->serving[request->row].where, (uint64_t)where | bxi_thread_id() << 8);
+    bxi_store_relaxed(&bxi_tables(request->job->control)->serving[request->row].where,
+                      (uint64_t)where | bxi_thread_id() << 8);
 }
 
 /* A handler runs here and now. Role. */
 static void show_now(const struct bx_request *request)
 {
-    struct bxi_now *now = &request->job->control->now;
+    struct bxi_now *now = &bxi_tables(request->job->control)->now;
 
     if (!(BXI_STATS & BXI_STATS_TABLES))
         return;
@@ -79,7 +81,7 @@ static void show_now(const struct bx_request *request)
 static void hide_now(const struct bx_request *request)
 {
     if (BXI_STATS & BXI_STATS_TABLES)
-        bxi_store_relaxed(&request->job->control->now.since_ns, 0);     /* relaxed: as in show_now */
+        bxi_store_relaxed(&bxi_tables(request->job->control)->now.since_ns, 0);     /* relaxed: as in show_now */
 }
 
 /* ---- being served ----------------------------------------------------------------------------------- */

@@ -160,7 +160,7 @@ static void note_sent(struct bx_job *job, struct bxi_peer *peer, const struct bx
     bool reply = out->head->kind == BXI_REPLY;
 
     if (BXI_STATS & BXI_STATS_COUNTERS)
-        count_sent(&job->control->pair_counters[peer->rank], peer, payload_bytes);
+        count_sent(&bxi_tables(job->control)->pair_counters[peer->rank], peer, payload_bytes);
     if (out->slot >= 0)
         note_end(peer, (uint32_t)out->slot);
     if (out->lease >= 0)
@@ -234,7 +234,7 @@ static int send_or_queue(struct bx_job *job, struct bxi_peer *peer, const struct
     int rc = peer->queue_head == NULL ? put(job, peer, out) : -EAGAIN;
     if (rc != -EAGAIN)
         return rc;
-    bxi_count(&job->control->pair_counters[peer->rank].times_full, 1);
+    bxi_count(&bxi_tables(job->control)->pair_counters[peer->rank].times_full, 1);
     if (out->may_queue) {
         rc = enqueue(job, peer, out);
         if (rc == 0)

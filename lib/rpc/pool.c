@@ -30,7 +30,7 @@ static _Thread_local struct bx_job *pool_job;       /* whose pool this thread be
 static void show_moving(struct bx_job *job)
 {
     if (job->rpc->pool.stuck)
-        bxi_store_relaxed(&job->control->now.pool_stuck_ns, 0);     /* relaxed: for inspectors */
+        bxi_store_relaxed(&bxi_tables(job->control)->now.pool_stuck_ns, 0);     /* relaxed: for inspectors */
     job->rpc->pool.stuck = false;
 }
 
@@ -225,7 +225,7 @@ static void watch_queue(struct bx_job *job)
 /* pool.lock. Inspectors are shown how it is. */
 static void show_stuck(struct bx_job *job, uint32_t busy)
 {
-    struct bxi_now *now = &job->control->now;
+    struct bxi_now *now = &bxi_tables(job->control)->now;
 
     /* Relaxed, both: published by the store of pool_stuck_ns. */
     bxi_store_relaxed(&now->pool_busy, busy);

@@ -19,7 +19,7 @@
 
 void bxi_frame_taken(struct bx_job *job, struct bxi_peer *peer, uint32_t payload_bytes)
 {
-    struct bxi_pair_counters *counters = &job->control->pair_counters[peer->rank];
+    struct bxi_pair_counters *counters = &bxi_tables(job->control)->pair_counters[peer->rank];
     bool published = bxi_ring_advance(&peer->in, payload_bytes);
 
     /* [peer.consumed] release, pairs with the acquire in put (peer.c): the bytes have been copied. */

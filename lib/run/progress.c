@@ -422,7 +422,7 @@ bool bxi_spin_on(struct bx_job *job, struct bxi_spin *spin, struct bxi_waiter *w
             return false;
         }
         spin->crowded = is_crowded(job);
-        bxi_store_relaxed(&job->control->now.spins, 1);     /* relaxed: for inspectors */
+        bxi_store_relaxed(&bxi_tables(job->control)->now.spins, 1);     /* relaxed: for inspectors */
     }
     look_closely(job, waiter, spin->rounds >= HOT_ROUNDS);
     if (spin->crowded)
@@ -439,7 +439,7 @@ bool bxi_spin_on(struct bx_job *job, struct bxi_spin *spin, struct bxi_waiter *w
     /* Spins that end in sleep may be what keeps the one who is waited for from running: sleep at once the
      * next 2, 4, 8, 16 times, until one pays. */
     bxi_counter_add(job, BXI_C_spins_missed, 1);
-    bxi_store_relaxed(&job->control->now.spins, 0);         /* relaxed: as above */
+    bxi_store_relaxed(&bxi_tables(job->control)->now.spins, 0);         /* relaxed: as above */
     job->run->spin_misses += job->run->spin_misses < 4;
     job->run->spin_skips = 1u << job->run->spin_misses;
     return false;
@@ -450,7 +450,7 @@ void bxi_spin_paid(struct bx_job *job, struct bxi_spin *spin)
 {
     if (spin->rounds > 0) {
         bxi_counter_add(job, BXI_C_spins_hit, 1);
-        bxi_store_relaxed(&job->control->now.spins, 0);     /* relaxed: as above */
+        bxi_store_relaxed(&bxi_tables(job->control)->now.spins, 0);     /* relaxed: as above */
         job->run->spin_misses = 0;
     }
     if (spin->began_ns != 0 && job->run->spin_ns < job->options.spin_ns)

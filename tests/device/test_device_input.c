@@ -414,8 +414,8 @@ static void has_none(struct bx_job *job)
 {
     harness_post(OPEN);
     harness_await(FINISHED, 1);
-    HARNESS_EQ(bxi_load_relaxed(&job->control->loans[1].borrowed), 0);
-    HARNESS_EQ(bxi_load_relaxed(&job->control->loans[1].borrowed_total), 1);
+    HARNESS_EQ(bxi_load_relaxed(&bxi_tables(job->control)->loans[1].borrowed), 0);
+    HARNESS_EQ(bxi_load_relaxed(&bxi_tables(job->control)->loans[1].borrowed_total), 1);
     HARNESS_EQ(bxi_load_relaxed(&job->control->pair[1].given_back), 1);
     harness_post(OVER);
 }

@@ -295,7 +295,7 @@ static void strikes_and_is_cut_off(struct bx_job *job)
 /* Nothing was borrowed, and so nothing given back. */
 static void ends_it(struct bx_job *job)
 {
-    HARNESS_EQ(bxi_load_relaxed(&job->control->loans[1].borrowed_total), 0);
+    HARNESS_EQ(bxi_load_relaxed(&bxi_tables(job->control)->loans[1].borrowed_total), 0);
     HARNESS_EQ(bxi_load_relaxed(&job->control->pair[1].given_back), 0);
     HARNESS_EQ(loans_call(job, "worker2", "verify", loans_msg(job, 3, 5, 4000)), 5);
     harness_post(FINISHED);

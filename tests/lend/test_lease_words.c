@@ -165,7 +165,7 @@ Test(lease_words, of_slots_that_are_not_out_cut_off_when_they_are, .timeout = 30
 static void writes_what_means_nothing(struct bx_job *job)
 {
     bxi_store_relaxed(&job->control->pair[0].want_lease, UINT64_MAX);
-    memset(&job->control->loans, 0xff, sizeof(job->control->loans));
+    memset(&bxi_tables(job->control)->loans, 0xff, sizeof(bxi_tables(job->control)->loans));
     bxi_store_relaxed(&job->control->header.arena_used, UINT64_MAX);
     bxi_store_relaxed(&job->control->header.arena_committed, UINT64_MAX);
     for (int slot = 0; slot < BXI_LEASE_MAX; slot++)

@@ -28,7 +28,7 @@
  *     shm/ring.c bxi_ring_put 2899966231
  *     shm/ring.c bxi_ring_want 2539634253
  *     shm/ring.c bxi_ring_unwant 1281251113
- *     lib/rpc/peer.c send_or_queue 3386911454
+ *     lib/rpc/peer.c send_or_queue 2188205891
  *     lib/rpc/peer.c ask_for_room 3192202221
  *     lib/rpc/peer.c look_starved 1675580874
  *     shm/ring.c checked_length 1264521318

@@ -73,7 +73,7 @@ static int free_rows(const struct bx_request *request, struct bx_reader *args, s
 /* Inline and async: keeps what the segment says of itself, and stays at a gate. */
 static void see_now(const struct bx_request *request)
 {
-    struct bxi_now *now = &bx_request_job(request)->control->now;
+    struct bxi_now *now = &bxi_tables(bx_request_job(request)->control)->now;
 
     HARNESS_EQ(bxi_load_relaxed(&now->id), request->id);
     harness_store(SEEN_SINCE, bxi_load_relaxed(&now->since_ns));
@@ -149,7 +149,7 @@ static uint64_t who_is(struct bx_job *job, int caller, int callee, const char *f
 /* Rows of this worker's calls to `to` that are not free, whether they were given up or not. */
 static int rows_of(struct bx_job *job, int to, struct bxi_call_row **rows)
 {
-    struct bxi_call_row *all = bxi_segment_calls(&job->segment, to);
+    struct bxi_call_row *all = bxi_tables_calls(&job->segment, to);
     int count = 0;
 
     for (uint32_t i = 0; i < job->rpc->peers[to].row_count; i++)
@@ -179,7 +179,7 @@ static struct bxi_serving *served(struct bx_job *job, int at, uint64_t id)
     struct bxi_control *control = control_of(job, at);
 
     for (int i = 0; i < BXI_SERVING_MAX; i++) {
-        struct bxi_serving *row = &control->serving[i];
+        struct bxi_serving *row = &bxi_tables(control)->serving[i];
 
         if (bxi_load_acquire(&row->where) != BXI_AT_NONE && bxi_load_relaxed(&row->id) == id &&
             (bxi_load_relaxed(&row->who) & 0xffff) == (uint64_t)job->rank)
@@ -194,7 +194,7 @@ static int count_at(struct bx_job *job, int rank, enum bxi_where where)
     int count = 0;
 
     for (int i = 0; i < BXI_SERVING_MAX; i++)
-        count += (bxi_load_acquire(&control->serving[i].where) & 0xff) == (uint64_t)where;
+        count += (bxi_load_acquire(&bxi_tables(control)->serving[i].where) & 0xff) == (uint64_t)where;
     return count;
 }
 
@@ -256,7 +256,7 @@ static void sees_its_call(struct bx_job *job, int to, uint64_t timeout_ns)
     after_ns = bxi_now_ns();
     row = only_row(job, to);
     HARNESS_EQ(bxi_load_relaxed(&row->id), id_of(job, future, to));
-    HARNESS_CHECK(row == bxi_segment_calls(&job->segment, to) + (bxi_load_relaxed(&row->id) & 0xffff));
+    HARNESS_CHECK(row == bxi_tables_calls(&job->segment, to) + (bxi_load_relaxed(&row->id) & 0xffff));
     HARNESS_EQ(bxi_load_relaxed(&row->since) & 0xff, function_of(job, to, "park"));
     since_ns = bxi_load_relaxed(&row->since) >> 8;
     HARNESS_CHECK(since_ns >= before_ns && since_ns <= after_ns);
@@ -364,7 +364,7 @@ Test(inflight_calls, that_are_queued_have_no_end_in_the_ring_yet, .timeout = 20)
 static void has_many_in_flight(struct bx_job *job, int to, int count)
 {
     static struct bx_future *futures[PARKED_MOST];
-    struct bxi_call_row *rows[BXI_CALLS_MAX], *first = bxi_segment_calls(&job->segment, to);
+    struct bxi_call_row *rows[BXI_CALLS_MAX], *first = bxi_tables_calls(&job->segment, to);
     int at_callee = count < BXI_SERVING_MAX ? count : BXI_SERVING_MAX;
 
     for (int i = 0; i < count; i++)
@@ -493,7 +493,7 @@ static const char *batch_name;
 
 static struct bxi_batch_words *batch_words(struct bx_job *job)
 {
-    return &control_of(job, 1)->batch[function_of(job, 1, batch_name)];
+    return &bxi_tables(control_of(job, 1))->batch[function_of(job, 1, batch_name)];
 }
 
 static void expect_batch(struct bx_job *job, uint64_t rows, uint64_t present, uint64_t running)
@@ -571,7 +571,7 @@ Test(inflight_requests, of_batches_wait_in_the_batch_then_are_at_its_body, .time
 static void sees_what_runs_now(struct bx_job *job)
 {
     static const char *const functions[] = { "look", "look_async" };
-    struct bxi_now *now = &control_of(job, 1)->now;
+    struct bxi_now *now = &bxi_tables(control_of(job, 1))->now;
     uint64_t before_ns = bxi_coarse_ns();
 
     for (uint32_t i = 0; i < 2; i++) {
@@ -610,7 +610,7 @@ Test(inflight_now, shows_the_handler_while_it_runs, .timeout = 20)
 static struct bxi_wait_row *waits_for(struct bx_job *job, int rank, enum bxi_for reason)
 {
     for (int i = 0; i < BXI_WAITS_MAX; i++) {
-        struct bxi_wait_row *row = &control_of(job, rank)->wait[i];
+        struct bxi_wait_row *row = &bxi_tables(control_of(job, rank))->wait[i];
 
         if (bxi_load_acquire(&row->thread) >> 32 == (uint64_t)reason)      /* the words of it are read after it */
             return row;
@@ -661,7 +661,7 @@ static void sees_waits(struct bx_job *job)
     harness_threads(job, 2, waits_and_is_seen);
     bx_future_release(waited);
     for (int i = 0; i < BXI_WAITS_MAX; i++)
-        HARNESS_EQ(bxi_load_relaxed(&job->control->wait[i].thread), 0);
+        HARNESS_EQ(bxi_load_relaxed(&bxi_tables(job->control)->wait[i].thread), 0);
     for (int i = 0; i < BXI_WAIT_WORDS; i++)
         HARNESS_EQ(bxi_load_relaxed(&job->observe->wait_rows[i]), 0);
     HARNESS_EQ(bxi_load_relaxed(&await_wait(job, 1, BXI_FOR_JOB)->to), BXI_WAIT_NOBODY);
@@ -682,7 +682,7 @@ static void waits_among_many(struct bx_job *job, int index)
         return;
     }
     for (int i = 0; i < BXI_WAITS_MAX; i++)
-        while (bxi_load_relaxed(&job->control->wait[i].thread) == 0)
+        while (bxi_load_relaxed(&bxi_tables(job->control)->wait[i].thread) == 0)
             sched_yield();
     HARNESS_EQ(bx_future_set(waited, NULL), 0);
 }

@@ -245,7 +245,7 @@ static void send_oneway(struct bx_job *job)
     HARNESS_EQ(harness_load(0), MANY + 1);
     HARNESS_EQ(harness_counter(job, "oneways_sent"), MANY + 2);
     HARNESS_EQ(harness_counter(job, "calls_sent"), 0);
-    replies = bxi_load_relaxed(&job->control->pair_counters[1].frames_received);
+    replies = bxi_load_relaxed(&bxi_tables(job->control)->pair_counters[1].frames_received);
     HARNESS_EQ(replies, 0);
     bx_msg_destroy(args);
 }
@@ -511,7 +511,7 @@ Test(call, given_a_message_in_error_returns_that_error, .timeout = 20)
 
 static void count_frames(struct bx_job *job)
 {
-    struct bxi_pair_counters *pair = &job->control->pair_counters[1];
+    struct bxi_pair_counters *pair = &bxi_tables(job->control)->pair_counters[1];
 
     for (int i = 0; i < 1000; i++)
         harness_call_i64(job, "worker1", doublers[i % 3], i);

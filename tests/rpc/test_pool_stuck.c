@@ -105,7 +105,7 @@ Test(pool_stuck, is_refused_as_a_number_of_threads_that_cannot_be, .timeout = 20
 /* The queue as worker 1 shows it. */
 static uint64_t shown(struct bx_job *job, size_t offset)
 {
-    const unsigned char *now = (const unsigned char *)&job->rpc->peers[1].view.control->now;
+    const unsigned char *now = (const unsigned char *)&bxi_tables_view(job->rpc->peers[1].view.control)->now;
 
     return bxi_load_acquire((bxi_a64 *)(uintptr_t)(now + offset));
 }

@@ -143,9 +143,9 @@ static void leave_no_row(struct bx_job *job)
 
     for (int i = 0; i < 3; i++)
         HARNESS_EQ(bx_future_wait(future, HARNESS_MS), BX_E_TIMEOUT);
-    HARNESS_CHECK(bxi_load_seq_cst(&job->control->wait[0].since_ns) != 0);
+    HARNESS_CHECK(bxi_load_seq_cst(&bxi_tables(job->control)->wait[0].since_ns) != 0);
     for (int i = 0; i < BXI_WAITS_MAX; i++)
-        HARNESS_EQ(bxi_load_seq_cst(&job->control->wait[i].thread), 0);
+        HARNESS_EQ(bxi_load_seq_cst(&bxi_tables(job->control)->wait[i].thread), 0);
     for (int word = 0; word < BXI_WAIT_WORDS; word++)
         HARNESS_EQ(bxi_load_seq_cst(&job->observe->wait_rows[word]), 0);
     bx_future_release(future);

@@ -77,7 +77,7 @@ Test(segment_pages, are_allocated_however_many_signals_come)
     cr_assert_eq(interruptions, 0);
     cr_assert_geq(status_of(segment.fd).st_blocks - before, (blkcnt_t)(BXI_OPEN_BYTES / 512));
     interruptions = 1000;
-    cr_assert_eq(bxi_segment_open_hist(&segment, 0), 0);
+    cr_assert_eq(bxi_segment_allocate(&segment, BXI_CONTROL_BYTES, BXI_PAGE), 0);
     cr_assert_eq(interruptions, 0);
 }
 
@@ -97,20 +97,19 @@ Test(segment_pages, do_not_make_a_truncated_file_longer)
 {
     cr_assert_eq(ftruncate(segment.fd, BXI_PAGE), 0);
     bxi_segment_open_ring(&segment, 1);
-    bxi_segment_open_calls(&segment, 1, BXI_CALLS_MAX);
-    bxi_segment_open_hist(&segment, BXI_HIST_MAX - 1);
+    bxi_segment_allocate(&segment, bxi_calls_offset(1), BXI_CALLS_BYTES);
+    bxi_segment_allocate(&segment, BXI_DEVICE_OFFSET - BXI_PAGE, BXI_PAGE);
     bxi_segment_open_device(&segment, 2);
     cr_assert_eq(status_of(segment.fd).st_size, (off_t)BXI_PAGE);
 }
 
-Test(segment_pages, are_there_for_so_many_calls_and_histograms_and_no_more)
+Test(segment_pages, are_allocated_up_to_the_end_of_the_segment_and_not_beyond)
 {
-    cr_expect_eq(bxi_segment_open_calls(&segment, 1, BXI_CALLS_MAX), 0);
-    cr_expect_eq(bxi_segment_open_calls(&segment, 1, BXI_CALLS_MAX + 1), -EINVAL);
-    cr_expect_eq(bxi_segment_open_calls(&segment, 2, 1), -EINVAL);
-    cr_expect_eq(bxi_segment_open_calls(&segment, -1, 1), -EINVAL);
-    cr_expect_eq(bxi_segment_open_hist(&segment, BXI_HIST_MAX - 1), 0);
-    cr_expect_eq(bxi_segment_open_hist(&segment, BXI_HIST_MAX), -EINVAL);
+    cr_expect_eq(bxi_segment_allocate(&segment, segment.bytes - BXI_PAGE, BXI_PAGE), 0);
+    cr_expect_eq(bxi_segment_allocate(&segment, segment.bytes - BXI_PAGE, BXI_PAGE + 1), -EINVAL);
+    cr_expect_eq(bxi_segment_allocate(&segment, segment.bytes + BXI_PAGE, 0), -EINVAL);
+    cr_expect_eq(bxi_segment_allocate(&segment, UINT64_MAX, BXI_PAGE), -EINVAL);
+    cr_expect_eq(bxi_segment_allocate(&segment, 0, UINT64_MAX), -EINVAL);
     cr_expect_eq((uint64_t)status_of(segment.fd).st_size, segment.bytes);
 }
 

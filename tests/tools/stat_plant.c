@@ -78,7 +78,7 @@ struct bxi_control *plant_control(struct plant *plant, int rank)
 
 struct bxi_pair_counters *plant_counters(struct plant *plant, int rank)
 {
-    return &plant_control(plant, rank)->pair_counters[1 - rank];
+    return &bxi_tables(plant_control(plant, rank))->pair_counters[1 - rank];
 }
 
 bool plant_put(struct plant *plant, int rank, uint64_t payload_bytes)
@@ -114,7 +114,7 @@ bool plant_take(struct plant *plant, int rank)
 struct bxi_hist *plant_hist(struct plant *plant, int rank, int peer, int function)
 {
     bxi_a32 *count = &plant_control(plant, rank)->header.hist_count;
-    struct bxi_hist *hist = bxi_segment_hist(&plant->segment[rank], bxi_load_relaxed(count));
+    struct bxi_hist *hist = bxi_tables_hist(&plant->segment[rank], bxi_load_relaxed(count));
 
     /* Writing allocates the page, where a worker would have it done before. */
     memcpy(hist->name, plant_control(plant, peer)->function[function].name, BXI_NAME_BYTES);

@@ -7,6 +7,7 @@
 #ifndef TESTS_STAT_PLANT_H
 #define TESTS_STAT_PLANT_H
 
+#include "observe/tables.h"
 #include "shm/ring.h"
 #include "shm/segment.h"
 

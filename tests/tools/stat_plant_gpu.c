@@ -27,7 +27,7 @@ struct bxi_gpu_held *gpu_held(int rank, int owner)
 
 bxi_a64 *gpu_counter(int rank, enum bxi_counter which)
 {
-    return &plant_control(&gpu_plant, rank)->counters[which];
+    return &bxi_tables(plant_control(&gpu_plant, rank))->counters[which];
 }
 
 void gpu_set_slab(int rank, uint32_t slab, uint64_t generation, unsigned state)

@@ -105,9 +105,9 @@ static void nameless_function(void) { control(0)->function[1].name[0] = '\0'; }
 static void function_of_no_kind(void) { control(0)->function[1].kind = 9; }
 static void arena_overused(void) { set(&control(0)->header.arena_used, (1 << 20) + 1); }
 static void arena_overcommitted(void) { set(&control(0)->header.arena_committed, (1 << 20) + 1); }
-static void too_many_leases(void) { set(&control(0)->loans[1].leases, BXI_LEASE_MAX + 1); }
-static void returned_more(void) { set(&control(0)->loans[1].returned, 1); }
-static void borrowed_more(void) { set(&control(1)->loans[0].borrowed, 2); }
+static void too_many_leases(void) { set(&bxi_tables(control(0))->loans[1].leases, BXI_LEASE_MAX + 1); }
+static void returned_more(void) { set(&bxi_tables(control(0))->loans[1].returned, 1); }
+static void borrowed_more(void) { set(&bxi_tables(control(1))->loans[0].borrowed, 2); }
 
 static void refused_ahead(void)
 {
@@ -159,14 +159,14 @@ static void lease_never_granted(void)
 
 static void leases_granted_less_often(void)
 {
-    set(&control(0)->loans[1].granted, 2);
+    set(&bxi_tables(control(0))->loans[1].granted, 2);
     for (int slot = 0; slot < 4; slot++)
         set(bxi_segment_leases(&plant.segment[1], 0) + slot, 1);
 }
 
 static void leases_not_written(void)
 {
-    set(&control(0)->loans[1].granted, 4);
+    set(&bxi_tables(control(0))->loans[1].granted, 4);
     set(&control(1)->pair[0].given_back, 2);
     set(bxi_segment_leases(&plant.segment[1], 0) + 3, 1);
 }
@@ -182,44 +182,44 @@ static void call_of_another_slot(void)
 
 static void waits_for_nothing(void)
 {
-    set(&control(0)->wait[BXI_WAITS_MAX - 1].thread, 77 | (BXI_FOR_JOB + UINT64_C(1)) << 32);
+    set(&bxi_tables(control(0))->wait[BXI_WAITS_MAX - 1].thread, 77 | (BXI_FOR_JOB + UINT64_C(1)) << 32);
 }
 
 static void waits_for_nobody(void)
 {
-    set(&control(0)->wait[5].to, 2);
-    set(&control(0)->wait[5].thread, 77 | (uint64_t)BXI_FOR_CALL << 32);
+    set(&bxi_tables(control(0))->wait[5].to, 2);
+    set(&bxi_tables(control(0))->wait[5].thread, 77 | (uint64_t)BXI_FOR_CALL << 32);
 }
 
-static void waits_by_nobody(void) { set(&control(0)->wait[0].thread, (uint64_t)BXI_FOR_CALL << 32); }
+static void waits_by_nobody(void) { set(&bxi_tables(control(0))->wait[0].thread, (uint64_t)BXI_FOR_CALL << 32); }
 
-static void serving_nowhere(void) { set(&control(0)->serving[40].where, BXI_AT_FUTURE + 1); }
-static void batch_of_nobody(void) { set(&control(0)->batch[1].members[1], 1); }
-static void present_of_nobody(void) { set(&control(0)->batch[1].present[0], 4); }
-static void body_runs_twice(void) { set(&control(0)->batch[1].running, 3); }
+static void serving_nowhere(void) { set(&bxi_tables(control(0))->serving[40].where, BXI_AT_FUTURE + 1); }
+static void batch_of_nobody(void) { set(&bxi_tables(control(0))->batch[1].members[1], 1); }
+static void present_of_nobody(void) { set(&bxi_tables(control(0))->batch[1].present[0], 4); }
+static void body_runs_twice(void) { set(&bxi_tables(control(0))->batch[1].running, 3); }
 
 static void serving_for_nobody(void)
 {
-    set(&control(0)->serving[40].who, 2);
-    set(&control(0)->serving[40].where, BXI_AT_POOL);
+    set(&bxi_tables(control(0))->serving[40].who, 2);
+    set(&bxi_tables(control(0))->serving[40].where, BXI_AT_POOL);
 }
 
 static void serving_no_function(void)
 {
-    set(&control(0)->serving[40].who, 1 | PLANT_FUNCTIONS << 16);
-    set(&control(0)->serving[40].where, BXI_AT_THREAD | 77 << 8);
+    set(&bxi_tables(control(0))->serving[40].who, 1 | PLANT_FUNCTIONS << 16);
+    set(&bxi_tables(control(0))->serving[40].where, BXI_AT_THREAD | 77 << 8);
 }
 
 static void now_for_nobody(void)
 {
-    set(&control(0)->now.who, 5);
-    set(&control(0)->now.since_ns, 1);
+    set(&bxi_tables(control(0))->now.who, 5);
+    set(&bxi_tables(control(0))->now.since_ns, 1);
 }
 
 static void now_no_function(void)
 {
-    set(&control(0)->now.who, 1 | (uint64_t)PLANT_FUNCTIONS << 16);
-    set(&control(0)->now.since_ns, 1);
+    set(&bxi_tables(control(0))->now.who, 1 | (uint64_t)PLANT_FUNCTIONS << 16);
+    set(&bxi_tables(control(0))->now.since_ns, 1);
 }
 
 /* Of function 1 of the callee; two samples. */
@@ -431,12 +431,12 @@ static void shrink_functions(int up)
 
 static void shrink_hist(int up)
 {
-    set(&bxi_segment_hist(&plant.segment[0], 0)->sum_ns[BXI_LEG_QUEUE], up ? 9 : 8);
+    set(&bxi_tables_hist(&plant.segment[0], 0)->sum_ns[BXI_LEG_QUEUE], up ? 9 : 8);
 }
 
 static void change_hist(int up)
 {
-    bxi_segment_hist(&plant.segment[0], 0)->name[PLANT_NAME_END] = up ? 'a' : '\0';
+    bxi_tables_hist(&plant.segment[0], 0)->name[PLANT_NAME_END] = up ? 'a' : '\0';
 }
 
 static const struct {

@@ -242,7 +242,7 @@ Test(shmstat_gpu, exports_devices_slabs_and_what_is_borrowed, .timeout = 20, .fi
 /* A call of the caller's that lies in the ring, or has been read. */
 static void make_call(bool is_read)
 {
-    struct bxi_call_row *row = bxi_segment_calls(&gpu_plant.segment[0], 1) + 5;
+    struct bxi_call_row *row = bxi_tables_calls(&gpu_plant.segment[0], 1) + 5;
 
     cr_assert(plant_put(&gpu_plant, 0, 100));
     plant_count(&gpu_plant, 0);

@@ -242,8 +242,8 @@ static void expect_mine(struct bx_job *job, const struct json *caller, int calle
     double sums = 0;
 
     for (uint32_t i = 0; i < bxi_load_acquire(&job->control->header.hist_count); i++)
-        if ((bxi_segment_hist(&job->segment, i)->who & 0xffff) == (uint64_t)callee)
-            hist = bxi_segment_hist(&job->segment, i);
+        if ((bxi_tables_hist(&job->segment, i)->who & 0xffff) == (uint64_t)callee)
+            hist = bxi_tables_hist(&job->segment, i);
     HARNESS_CHECK(hist != NULL);
     for (int leg = 0; leg < BXI_LEGS; leg++) {
         const struct json *shown = json_get(caller, legs[leg]);

@@ -65,7 +65,7 @@ static void put_request(uint64_t id)
 
 static void show_row(uint64_t id, uint64_t since_ns)
 {
-    struct bxi_call_row *row = bxi_segment_calls(&plant.segment[0], 1) + SLOT;
+    struct bxi_call_row *row = bxi_tables_calls(&plant.segment[0], 1) + SLOT;
 
     bxi_store_relaxed(&row->since, since_ns << 8 | 1);
     bxi_store_relaxed(&row->id, id);
@@ -222,7 +222,7 @@ Test(shmstat_rings, tell_a_worker_that_spins_from_one_that_sleeps_or_is_dead, .t
     plant_make(&plant, 0);
     control = plant_control(&plant, 0);
     expect_activity("awake");
-    bxi_store_relaxed(&control->now.spins, 1);
+    bxi_store_relaxed(&bxi_tables(control)->now.spins, 1);
     expect_activity("spinning");
     bxi_store_relaxed(&control->header.armed, 4 | BXI_WHO_LEADER);
     expect_activity("asleep");
@@ -248,11 +248,11 @@ Test(shmstat_rings, count_each_busy_thread_of_a_pool_once, .timeout = 20, .fini 
     plant_make(&plant, 0);
     cr_expect_eq(pool("busy"), 0);
     for (size_t i = 0; i < sizeof(wheres) / sizeof(wheres[0]); i++)
-        bxi_store_relaxed(&plant_control(&plant, 0)->serving[100 * i % BXI_SERVING_MAX].where, wheres[i]);
-    bxi_store_relaxed(&plant_control(&plant, 0)->counters[BXI_C_pool_threads], 5);
+        bxi_store_relaxed(&bxi_tables(plant_control(&plant, 0))->serving[100 * i % BXI_SERVING_MAX].where, wheres[i]);
+    bxi_store_relaxed(&bxi_tables(plant_control(&plant, 0))->counters[BXI_C_pool_threads], 5);
     cr_expect_eq(pool("busy"), 3);
     cr_expect_eq(pool("threads"), 5);
-    bxi_store_relaxed(&plant_control(&plant, 0)->counters[BXI_C_pool_threads], 2);
+    bxi_store_relaxed(&bxi_tables(plant_control(&plant, 0))->counters[BXI_C_pool_threads], 2);
     cr_expect_eq(pool("busy"), 2);
 
     struct stat_run run = stat_run("show %s", plant.job);

@@ -47,7 +47,7 @@ static void sample(enum top_view view, uint64_t at_ns)
 
 static void count(int rank, enum bxi_counter which, uint64_t n)
 {
-    bxi_count(&plant_control(&plant, rank)->counters[which], n);
+    bxi_count(&bxi_tables(plant_control(&plant, rank))->counters[which], n);
 }
 
 /* ---- Rates ------------------------------------------------------------------------------------------- */
@@ -126,7 +126,7 @@ Test(shmstat_top, shows_how_full_a_ring_is, .init = begin, .fini = end)
 /* Row `slot` of caller's calls to the other, since so long before START. */
 static void plant_call(int caller, uint32_t slot, uint64_t age_ns, uint64_t flags)
 {
-    struct bxi_call_row *row = bxi_segment_calls(&plant.segment[caller], 1 - caller) + slot;
+    struct bxi_call_row *row = bxi_tables_calls(&plant.segment[caller], 1 - caller) + slot;
 
     bxi_store_relaxed(&row->since, (START - age_ns) << 8 | 1);
     bxi_store_relaxed(&row->deadline_ns, UINT64_MAX);
@@ -137,7 +137,7 @@ static void plant_call(int caller, uint32_t slot, uint64_t age_ns, uint64_t flag
 
 Test(shmstat_top, counts_the_calls_in_flight_wherever_their_rows_are, .init = begin, .fini = end)
 {
-    cr_assert_eq(bxi_segment_open_calls(&plant.segment[0], 1, BXI_CALLS_MAX), 0);
+    cr_assert_eq(bxi_tables_open_calls(&plant.segment[0], 1, BXI_CALLS_MAX), 0);
     plant_call(0, 3, SECOND, 0);
     plant_call(0, 900, 4 * SECOND, 0);
     plant_call(0, 4, 5 * SECOND, BXI_CALL_GIVEN_UP);
@@ -174,7 +174,7 @@ Test(shmstat_top, a_call_in_flight_for_too_long_is_stuck_and_not_before, .init =
 
 Test(shmstat_top, a_handler_that_does_not_end_is_nearer_to_the_reason_than_who_waits_for_it, .init = begin, .fini = end)
 {
-    struct bxi_control *callee = plant_control(&plant, 1);
+    struct bxi_tables *callee = bxi_tables(plant_control(&plant, 1));
 
     plant_call(0, 3, 40 * SECOND, 0);
     bxi_store_relaxed(&callee->serving[9].who, 2 << 16 | 0);
@@ -193,7 +193,7 @@ Test(shmstat_top, a_handler_that_does_not_end_is_nearer_to_the_reason_than_who_w
 
 Test(shmstat_top, a_request_that_only_waits_in_a_batch_does_not_make_its_callee_stuck, .init = begin, .fini = end)
 {
-    struct bxi_control *callee = plant_control(&plant, 1);
+    struct bxi_tables *callee = bxi_tables(plant_control(&plant, 1));
 
     bxi_store_relaxed(&callee->serving[0].since_ns, START - 20 * SECOND);
     bxi_store_relaxed(&callee->serving[0].where, BXI_AT_BATCH);
@@ -278,8 +278,8 @@ Test(shmstat_top, words_that_are_noise_are_only_figures, .init = begin, .fini = 
 
     for (int round = 0; round < 20; round++) {
         struct bxi_control *control = plant_control(&plant, round % 2);
-        uint64_t *word = (uint64_t *)(void *)control->counters;
-        size_t words = (BXI_CONTROL_BYTES - offsetof(struct bxi_control, counters)) / 8;
+        uint64_t *word = (uint64_t *)(void *)bxi_tables(control)->counters;
+        size_t words = (BXI_CONTROL_BYTES - offsetof(struct bxi_tables, counters)) / 8;
 
         for (size_t i = 0; i < words; i++)
             word[i] = (uint64_t)rand_r(&seed) << 40 ^ (uint64_t)rand_r(&seed) << 20 ^ (uint64_t)rand_r(&seed);
@@ -446,7 +446,7 @@ Test(shmstat_top, puts_what_lives_before_what_is_dead_however_it_sorts, .init = 
 
 Test(shmstat_top, a_call_of_a_caller_that_is_dead_is_none_that_is_stuck, .init = begin, .fini = end)
 {
-    cr_assert_eq(bxi_segment_open_calls(&plant.segment[0], 1, BXI_CALLS_MAX), 0);
+    cr_assert_eq(bxi_tables_open_calls(&plant.segment[0], 1, BXI_CALLS_MAX), 0);
     plant_call(0, 3, 60 * SECOND, 0);
     sample(TOP_CALLS, START);
     cr_assert_eq(model.count, 1);

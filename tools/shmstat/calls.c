@@ -58,7 +58,7 @@ bool stat_batch_missing(const struct stat_job *job, int rank, uint32_t function,
 
     if (worker == NULL || function >= BXI_FUNCTION_MAX || worker->control->function[function].kind != 4)
         return false;
-    words = &worker->control->batch[function];
+    words = &bxi_tables(worker->control)->batch[function];
     for (int i = 0; i < 2; i++)
         missing[i] = stat_word(&words->members[i]) & ~stat_word(&words->present[i]);
     return true;
@@ -75,7 +75,7 @@ static bool find_served(const struct stat_worker *callee, struct stat_call *call
     };
 
     for (int i = 0; i < BXI_SERVING_MAX; i++) {
-        const struct bxi_serving *row = &callee->control->serving[i];
+        const struct bxi_serving *row = &bxi_tables(callee->control)->serving[i];
         uint64_t where = stat_word(&row->where);
 
         if ((where & 0xff) < BXI_AT_POOL || (where & 0xff) > BXI_AT_FUTURE || stat_word(&row->id) != call->id ||
@@ -91,6 +91,7 @@ static bool find_served(const struct stat_worker *callee, struct stat_call *call
 static void find_call(const struct stat_job *job, struct stat_call *call, uint64_t end_pos)
 {
     const struct stat_worker *callee = stat_reader(job, (uint32_t)call->to);
+    const struct bxi_now *now;
 
     if (end_pos == UINT64_MAX) {
         call->where = STAT_QUEUED;
@@ -101,8 +102,9 @@ static void find_call(const struct stat_job *job, struct stat_call *call, uint64
         return;
     if (find_served(callee, call))
         return;
-    if (stat_word(&callee->control->now.since_ns) != 0 && stat_word(&callee->control->now.id) == call->id &&
-        (stat_word(&callee->control->now.who) & 0xffff) == (uint64_t)call->from) {
+    now = &bxi_tables(callee->control)->now;
+    if (stat_word(&now->since_ns) != 0 && stat_word(&now->id) == call->id &&
+        (stat_word(&now->who) & 0xffff) == (uint64_t)call->from) {
         call->where = STAT_INLINE;
         return;
     }

@@ -58,8 +58,8 @@ static uint64_t fresh(const struct stat_worker *worker, size_t offset)
     return word;
 }
 
-#define ROW(table, row, field) \
-    (offsetof(struct bxi_control, table) + (size_t)(row) * BXI_LINE + offsetof(struct bxi_##table, field))
+#define ROW(of, table, row, field) \
+    (offsetof(struct bxi_##of, table) + (size_t)(row) * BXI_LINE + offsetof(struct bxi_##table, field))
 
 static int world_of(const struct stat_worker *worker)
 {
@@ -127,10 +127,10 @@ static void check_open(const struct stat_worker *worker, int to, struct stat_fin
                                                           : "open is %llu for a rank that the job does not have",
                      (ull)open);
     /* The ring is opened before the first frame is counted. */
-    else if (open == 0 && stat_word(&worker->control->pair_counters[to].frames_sent) != 0 &&
-             fresh(worker, ROW(pair, to, open)) == 0)
+    else if (open == 0 && stat_word(&bxi_tables(worker->control)->pair_counters[to].frames_sent) != 0 &&
+             fresh(worker, ROW(control, pair, to, open)) == 0)
         stat_violate(findings, AT(4, worker, to), "%llu frames were sent through a ring that is not open",
-                     (ull)stat_word(&worker->control->pair_counters[to].frames_sent));
+                     (ull)stat_word(&bxi_tables(worker->control)->pair_counters[to].frames_sent));
 }
 
 static void check_pages(const struct stat_worker *worker, struct stat_findings *findings)
@@ -165,7 +165,7 @@ static void check_refused(const struct stat_job *job, const struct stat_worker *
     if (through % BXI_LINE != 0)
         stat_violate(findings, AT(5, worker, peer), "refused_through is %llu, where no record ends", (ull)through);
     /* Behind refused_through: it is written before. */
-    else if (fresh(worker, ROW(pair, peer, refused_errno)) == 0)
+    else if (fresh(worker, ROW(control, pair, peer, refused_errno)) == 0)
         stat_violate(findings, AT(5, worker, peer), "requests were refused up to %llu for no reason", (ull)through);
     else if (stat_reader(job, (uint32_t)peer) != NULL && peer != worker->rank &&
              stat_write_end(job->workers[peer], worker->rank, &end) && (int64_t)(through - end) > 0)
@@ -184,14 +184,14 @@ static void check_credit(const struct stat_job *job, const struct stat_worker *w
         stat_violate(findings, AT(6, worker, peer), "credit is %llu for a rank that the job does not have",
                      (ull)credit);
     else if (stat_reader(job, (uint32_t)peer) != NULL &&
-             fresh(job->workers[peer], ROW(pair, worker->rank, open)) == 0)
+             fresh(job->workers[peer], ROW(control, pair, worker->rank, open)) == 0)
         stat_violate(findings, AT(6, worker, peer), "credit is %llu of a ring that the peer has not opened",
                      (ull)credit);
 }
 
 static void check_loans(const struct stat_worker *worker, int peer, struct stat_findings *findings)
 {
-    const struct bxi_loans *loans = &worker->control->loans[peer];
+    const struct bxi_loans *loans = &bxi_tables(worker->control)->loans[peer];
     uint64_t ended = stat_word(&loans->returned) + stat_word(&loans->taken_back);
     uint64_t borrowed = stat_word(&loans->borrowed);
 
@@ -199,12 +199,12 @@ static void check_loans(const struct stat_worker *worker, int peer, struct stat_
         stat_violate(findings, AT(11, worker, peer), "%llu leases are out, of %d at most",
                      (ull)stat_word(&loans->leases), BXI_LEASE_MAX);
     /* What only grows is read again behind what it is never behind. */
-    if (ended > stat_word(&loans->granted) && ended > fresh(worker, ROW(loans, peer, granted)))
+    if (ended > stat_word(&loans->granted) && ended > fresh(worker, ROW(tables, loans, peer, granted)))
         stat_violate(findings, AT(11, worker, peer), "%llu leases came back of %llu that were granted", (ull)ended,
                      (ull)stat_word(&loans->granted));
     /* One more: killed, or looked at, between the two words. */
     if (borrowed > stat_word(&loans->borrowed_total) + 1 &&
-        borrowed > fresh(worker, ROW(loans, peer, borrowed_total)) + 1)
+        borrowed > fresh(worker, ROW(tables, loans, peer, borrowed_total)) + 1)
         stat_violate(findings, AT(11, worker, peer), "%llu leases are held of %llu ever borrowed", (ull)borrowed,
                      (ull)stat_word(&loans->borrowed_total));
 }
@@ -273,8 +273,8 @@ static void compare_pairs(const struct stat_worker *worker, const struct bxi_con
                          (ull)stat_word(&after->pair[peer].refused_through));
         if ((int64_t)(is - was) < 0)
             stat_violate(findings, AT(6, worker, peer), "credit went from %llu back to %llu", (ull)was, (ull)is);
-        was = stat_word(&before->pair_counters[peer].write_pos);
-        is = stat_word(&after->pair_counters[peer].write_pos);
+        was = stat_word(&bxi_tables_view(before)->pair_counters[peer].write_pos);
+        is = stat_word(&bxi_tables_view(after)->pair_counters[peer].write_pos);
         if ((int64_t)(is - was) < 0)
             stat_violate(findings, AT(7, worker, peer), "the write position went from %llu back to %llu", (ull)was,
                          (ull)is);

@@ -296,7 +296,7 @@ static void check_generations(const struct stat_worker *worker, const struct sta
     uint64_t granted;
 
     /* Read behind the words: it only grows. */
-    if (!stat_read_word(lender, offsetof(struct bxi_control, loans) +
+    if (!stat_read_word(lender, offsetof(struct bxi_tables, loans) +
                                     (uint64_t)worker->rank * sizeof(struct bxi_loans) +
                                     offsetof(struct bxi_loans, granted), &granted))
         return;

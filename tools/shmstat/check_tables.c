@@ -46,13 +46,13 @@ static void check_who(const struct stat_worker *worker, const char *table, uint6
 
 static void check_served(const struct stat_worker *worker, struct stat_findings *findings)
 {
-    const struct bxi_now *now = &worker->control->now;
+    const struct bxi_now *now = &bxi_tables(worker->control)->now;
     size_t count = findings->count;
 
     if (stat_word(&now->since_ns) != 0)
         check_who(worker, "now", stat_word(&now->who), findings);
     for (int i = 0; i < BXI_SERVING_MAX && findings->count == count; i++) {
-        const struct bxi_serving *row = &worker->control->serving[i];
+        const struct bxi_serving *row = &bxi_tables(worker->control)->serving[i];
         uint64_t where = stat_word(&row->where) & 0xff;
 
         if (where > BXI_AT_FUTURE)
@@ -74,7 +74,7 @@ static bool is_beyond(const bxi_a64 *bits, uint32_t world_size)
 static void check_batches(const struct stat_worker *worker, struct stat_findings *findings)
 {
     for (int i = 0; i < BXI_FUNCTION_MAX; i++) {
-        const struct bxi_batch_words *words = &worker->control->batch[i];
+        const struct bxi_batch_words *words = &bxi_tables(worker->control)->batch[i];
 
         if (is_beyond(words->members, worker->control->header.world_size) ||
             is_beyond(words->present, worker->control->header.world_size)) {
@@ -93,7 +93,7 @@ static void check_batches(const struct stat_worker *worker, struct stat_findings
 static void check_waits(const struct stat_worker *worker, struct stat_findings *findings)
 {
     for (int i = 0; i < BXI_WAITS_MAX; i++) {
-        const struct bxi_wait_row *row = &worker->control->wait[i];
+        const struct bxi_wait_row *row = &bxi_tables(worker->control)->wait[i];
         uint64_t thread = stat_word(&row->thread), reason = thread >> 32, to = stat_word(&row->to);
 
         if (thread == 0)

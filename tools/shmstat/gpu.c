@@ -148,7 +148,7 @@ uint32_t stat_gpu_order(const struct stat_gpu *gpu, uint32_t device)
 
 bool stat_gpu_is_fallback(const struct stat_worker *worker, uint32_t order)
 {
-    return order > BXI_GPU_HOST_WORDS && stat_word(&worker->control->counters[BXI_C_gpu_fallbacks]) != 0;
+    return order > BXI_GPU_HOST_WORDS && stat_word(&bxi_tables(worker->control)->counters[BXI_C_gpu_fallbacks]) != 0;
 }
 
 bool stat_lane_is_poisoned(const struct stat_gpu *gpu, int lane)
@@ -223,7 +223,7 @@ static size_t openers(const struct stat_job *job, const struct stat_worker *owne
 
 /* ---- Text --------------------------------------------------------------------------------------- */
 
-#define COUNT(name) ((ull)stat_word(&worker->control->counters[BXI_C_##name]))
+#define COUNT(name) ((ull)stat_word(&bxi_tables(worker->control)->counters[BXI_C_##name]))
 
 static void begin_numbered(struct stat_flow *flow, const char *what, uint32_t number)
 {

@@ -415,10 +415,10 @@ static void read_late(struct stat_worker *worker)
     if (worker->control == NULL)
         return;
     memcpy(worker->credit, worker->control->credit, sizeof(worker->credit));
-    memcpy(worker->received, worker->control->pair_counters, sizeof(worker->received));
+    memcpy(worker->received, bxi_tables(worker->control)->pair_counters, sizeof(worker->received));
     stat_pread(&worker->segment, worker->credit, sizeof(worker->credit), offsetof(struct bxi_control, credit));
     stat_pread(&worker->segment, worker->received, sizeof(worker->received),
-               offsetof(struct bxi_control, pair_counters));
+               offsetof(struct bxi_tables, pair_counters));
 }
 
 int stat_job_read(struct stat_job *job, bool keep_open)
@@ -576,18 +576,19 @@ const char *stat_activity(const struct stat_worker *worker)
         return "unknown";
     if ((stat_word(&HEADER(worker).armed) & 3) != BXI_AWAKE)
         return "asleep";
-    return stat_word(&worker->control->now.spins) != 0 ? "spinning" : "awake";
+    return stat_word(&bxi_tables(worker->control)->now.spins) != 0 ? "spinning" : "awake";
 }
 
 /* By the threads that the requests being served name. The body of a batch that is not blocking runs where progress
  * is made, and is counted only where it has company: the pool has no more threads than were ever started. */
 int stat_pool_busy(const struct stat_worker *worker)
 {
-    uint64_t threads = stat_word(&worker->control->counters[BXI_C_pool_threads]), seen[BXI_SERVING_MAX] = { 0 };
+    uint64_t threads = stat_word(&bxi_tables(worker->control)->counters[BXI_C_pool_threads]);
+    uint64_t seen[BXI_SERVING_MAX] = { 0 };
     int busy = 0;
 
     for (int i = 0; i < BXI_SERVING_MAX; i++) {
-        uint64_t where = stat_word(&worker->control->serving[i].where);
+        uint64_t where = stat_word(&bxi_tables(worker->control)->serving[i].where);
         int at = 0;
 
         if ((where & 0xff) != BXI_AT_THREAD && (where & 0xff) != BXI_AT_BODY)
@@ -621,7 +622,7 @@ bool stat_ring_fill(const struct stat_job *job, const struct stat_worker *worker
     if (peer == NULL || worker->control == NULL)
         return false;
 
-    uint64_t bytes = stat_word(&worker->control->pair_counters[to].write_pos) -
+    uint64_t bytes = stat_word(&bxi_tables(worker->control)->pair_counters[to].write_pos) -
                      stat_word(&peer->credit[worker->rank].position);
 
     /* Behind by what was read between the two looks: empty then. Ahead of the ring by a quarter at most: what

@@ -198,11 +198,11 @@ static bool unread(const struct stat_job *job, const struct stat_worker *worker,
 
 static bool oldest(const struct stat_job *job, const struct stat_worker *worker, int peer, double *value)
 {
-    uint64_t since_ns = stat_word(&worker->control->loans[peer].oldest_ns);
+    uint64_t since_ns = stat_word(&bxi_tables(worker->control)->loans[peer].oldest_ns);
 
     (void)job;
     *value = since_ns != 0 ? stat_since(since_ns, CLOCK_MONOTONIC) : 0;
-    return stat_word(&worker->control->loans[peer].granted) != 0;
+    return stat_word(&bxi_tables(worker->control)->loans[peer].granted) != 0;
 }
 
 static bool slabs_open(const struct stat_job *job, const struct stat_worker *worker, int peer, double *value)
@@ -219,25 +219,25 @@ static bool slabs_open(const struct stat_job *job, const struct stat_worker *wor
 #define OF_PAIR(function, shown, word)                                                                     \
     static bool function(const struct stat_job *job, const struct stat_worker *worker, int peer, double *value) \
     {                                                                                                      \
-        const struct bxi_control *control = worker->control;                                               \
+        const struct bxi_tables *tables = bxi_tables(worker->control);                                     \
                                                                                                            \
         (void)job;                                                                                         \
-        *value = (double)stat_word(&control->word);                                                        \
-        return stat_word(&control->shown) != 0;                                                            \
+        *value = (double)stat_word(&tables->word);                                                         \
+        return stat_word(&(shown)) != 0;                                                                   \
     }
 
-OF_PAIR(frames, pair[peer].open, pair_counters[peer].frames_sent)
-OF_PAIR(bytes, pair[peer].open, pair_counters[peer].bytes_sent)
-OF_PAIR(full, pair[peer].open, pair_counters[peer].times_full)
-OF_PAIR(ring_high_water, pair[peer].open, pair_counters[peer].high_water_bytes)
-OF_PAIR(received, pair_counters[peer].frames_received, pair_counters[peer].frames_received)
-OF_PAIR(leases, loans[peer].granted, loans[peer].leases)
-OF_PAIR(lent, loans[peer].granted, loans[peer].bytes)
-OF_PAIR(granted, loans[peer].granted, loans[peer].granted)
-OF_PAIR(returned, loans[peer].granted, loans[peer].returned)
-OF_PAIR(taken_back, loans[peer].granted, loans[peer].taken_back)
-OF_PAIR(borrowed, loans[peer].borrowed_total, loans[peer].borrowed)
-OF_PAIR(borrowed_total, loans[peer].borrowed_total, loans[peer].borrowed_total)
+OF_PAIR(frames, worker->control->pair[peer].open, pair_counters[peer].frames_sent)
+OF_PAIR(bytes, worker->control->pair[peer].open, pair_counters[peer].bytes_sent)
+OF_PAIR(full, worker->control->pair[peer].open, pair_counters[peer].times_full)
+OF_PAIR(ring_high_water, worker->control->pair[peer].open, pair_counters[peer].high_water_bytes)
+OF_PAIR(received, tables->pair_counters[peer].frames_received, pair_counters[peer].frames_received)
+OF_PAIR(leases, tables->loans[peer].granted, loans[peer].leases)
+OF_PAIR(lent, tables->loans[peer].granted, loans[peer].bytes)
+OF_PAIR(granted, tables->loans[peer].granted, loans[peer].granted)
+OF_PAIR(returned, tables->loans[peer].granted, loans[peer].returned)
+OF_PAIR(taken_back, tables->loans[peer].granted, loans[peer].taken_back)
+OF_PAIR(borrowed, tables->loans[peer].borrowed_total, loans[peer].borrowed)
+OF_PAIR(borrowed_total, tables->loans[peer].borrowed_total, loans[peer].borrowed_total)
 
 static const struct metric of_pairs[] = {
     { "ring_fill_bytes", "gauge", "bytes of the ring to peer that it has not given free", fill },
@@ -307,7 +307,7 @@ static void put_counter(const struct stat_job *job, const struct stat_worker *wo
     if (worker->control == NULL)
         return;
     put_sample(counter->name, job, worker, -1);
-    printf("%llu\n", (unsigned long long)stat_word(&worker->control->counters[counter->index]));
+    printf("%llu\n", (unsigned long long)stat_word(&bxi_tables(worker->control)->counters[counter->index]));
 }
 
 /* Two of them say how much there is now. */

@@ -52,7 +52,7 @@ bool stat_read_ring_word(const struct stat_worker *worker, int to, uint64_t pos,
 
 static uint64_t counter_offset(int peer, size_t field)
 {
-    return offsetof(struct bxi_control, pair_counters) + (uint64_t)peer * sizeof(struct bxi_pair_counters) + field;
+    return offsetof(struct bxi_tables, pair_counters) + (uint64_t)peer * sizeof(struct bxi_pair_counters) + field;
 }
 
 bool stat_read_write_pos(const struct stat_worker *worker, int to, uint64_t *pos)

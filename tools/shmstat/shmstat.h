@@ -11,6 +11,7 @@
 #ifndef TOOLS_STAT_H
 #define TOOLS_STAT_H
 
+#include "observe/tables.h"
 #include "shm/layout.h"
 #include "shm/segment.h"
 

@@ -23,7 +23,7 @@ static const struct bxi_header *header_of(const struct stat_worker *worker)
 
 static unsigned long long counter(const struct stat_worker *worker, enum bxi_counter which)
 {
-    return stat_word(&worker->control->counters[which]);
+    return stat_word(&bxi_tables(worker->control)->counters[which]);
 }
 
 /* ---- Counters ----------------------------------------------------------------------------------- */
@@ -144,7 +144,7 @@ static void text_rings(const struct stat_job *job, const struct stat_worker *wor
     int rings = 0;
 
     for (int to = 0; to < (int)header_of(worker)->world_size; to++) {
-        const struct bxi_pair_counters *counters = &worker->control->pair_counters[to];
+        const struct bxi_pair_counters *counters = &bxi_tables(worker->control)->pair_counters[to];
         uint64_t fill;
         char label[64];
 
@@ -169,7 +169,7 @@ static void text_rings(const struct stat_job *job, const struct stat_worker *wor
 
 static void json_ring(const struct stat_job *job, const struct stat_worker *worker, int to)
 {
-    const struct bxi_pair_counters *counters = &worker->control->pair_counters[to];
+    const struct bxi_pair_counters *counters = &bxi_tables(worker->control)->pair_counters[to];
     const struct stat_worker *peer = stat_reader(job, (uint32_t)to);
     uint64_t fill, write_pos = stat_word(&counters->write_pos);
 
@@ -251,7 +251,7 @@ static void json_arena(const struct stat_job *job, const struct stat_worker *wor
 /* The row of a peer with whom nothing was ever lent or borrowed is left out. */
 static bool has_loans(const struct stat_worker *worker, int peer)
 {
-    const struct bxi_loans *loans = &worker->control->loans[peer];
+    const struct bxi_loans *loans = &bxi_tables(worker->control)->loans[peer];
 
     return stat_word(&loans->granted) != 0 || stat_word(&loans->leases) != 0 ||
            stat_word(&loans->borrowed_total) != 0 || stat_word(&loans->borrowed) != 0;
@@ -260,7 +260,7 @@ static bool has_loans(const struct stat_worker *worker, int peer)
 static void text_loans(const struct stat_job *job, const struct stat_worker *worker)
 {
     for (int peer = 0; peer < (int)header_of(worker)->world_size; peer++) {
-        const struct bxi_loans *loans = &worker->control->loans[peer];
+        const struct bxi_loans *loans = &bxi_tables(worker->control)->loans[peer];
         uint64_t oldest_ns = stat_word(&loans->oldest_ns);
         struct stat_flow flow;
 
@@ -285,7 +285,7 @@ static void json_loans(const struct stat_job *job, const struct stat_worker *wor
 {
     stat_json_open("loans", '[');
     for (int peer = 0; peer < (int)header_of(worker)->world_size; peer++) {
-        const struct bxi_loans *loans = &worker->control->loans[peer];
+        const struct bxi_loans *loans = &bxi_tables(worker->control)->loans[peer];
         uint64_t oldest_ns = stat_word(&loans->oldest_ns);
 
         if (!has_loans(worker, peer))

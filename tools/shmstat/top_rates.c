@@ -38,7 +38,7 @@ struct top_flight {
 
 static uint64_t counter(const struct stat_worker *worker, enum bxi_counter which)
 {
-    return stat_word(&worker->control->counters[which]);
+    return stat_word(&bxi_tables(worker->control)->counters[which]);
 }
 
 /* ---- Samples ------------------------------------------------------------------------------------- */
@@ -207,8 +207,9 @@ static double rate(uint64_t before, uint64_t now, double span_s)
 }
 
 /* The same of two copies, of the words that lie there. */
-#define RATE(member) rate(stat_word(&then->member), stat_word(&worker->member), span_s)
-#define COUNTED(name) RATE(control->counters[BXI_C_##name])
+#define RATE(member)                                                                                       \
+    rate(stat_word(&bxi_tables(then->control)->member), stat_word(&bxi_tables(worker->control)->member), span_s)
+#define COUNTED(name) RATE(counters[BXI_C_##name])
 
 static void set_rates(const struct stat_worker *then, const struct stat_worker *worker, double span_s, double *number)
 {
@@ -216,11 +217,11 @@ static void set_rates(const struct stat_worker *then, const struct stat_worker *
         number[i] = 0;
     number[TOP_FULL_S] = 0;
     for (int peer = 0; peer < (int)worker->control->header.world_size; peer++) {
-        number[TOP_FRAMES_OUT_S] += RATE(control->pair_counters[peer].frames_sent);
-        number[TOP_BYTES_OUT_S] += RATE(control->pair_counters[peer].bytes_sent);
-        number[TOP_FRAMES_IN_S] += RATE(control->pair_counters[peer].frames_received);
-        number[TOP_BYTES_IN_S] += RATE(control->pair_counters[peer].bytes_received);
-        number[TOP_FULL_S] += RATE(control->pair_counters[peer].times_full);
+        number[TOP_FRAMES_OUT_S] += RATE(pair_counters[peer].frames_sent);
+        number[TOP_BYTES_OUT_S] += RATE(pair_counters[peer].bytes_sent);
+        number[TOP_FRAMES_IN_S] += RATE(pair_counters[peer].frames_received);
+        number[TOP_BYTES_IN_S] += RATE(pair_counters[peer].bytes_received);
+        number[TOP_FULL_S] += RATE(pair_counters[peer].times_full);
     }
     number[TOP_CALLS_S] = COUNTED(calls_sent) + COUNTED(oneways_sent);
     number[TOP_REQUESTS_S] = COUNTED(requests_inline) + COUNTED(requests_async) + COUNTED(requests_blocking) +
@@ -243,11 +244,11 @@ static void set_levels(const struct stat_job *job, const struct stat_worker *wor
     uint64_t most = 0, fill;
 
     number[TOP_LOAN] = 0;
-    number[TOP_SERVED] = stat_word(&worker->control->now.since_ns) != 0;
+    number[TOP_SERVED] = stat_word(&bxi_tables(worker->control)->now.since_ns) != 0;
     for (int i = 0; i < BXI_SERVING_MAX; i++)
-        number[TOP_SERVED] += (stat_word(&worker->control->serving[i].where) & 0xff) != BXI_AT_NONE;
+        number[TOP_SERVED] += (stat_word(&bxi_tables(worker->control)->serving[i].where) & 0xff) != BXI_AT_NONE;
     for (int peer = 0; peer < (int)worker->control->header.world_size; peer++) {
-        number[TOP_LOAN] += (double)stat_word(&worker->control->loans[peer].bytes);
+        number[TOP_LOAN] += (double)stat_word(&bxi_tables(worker->control)->loans[peer].bytes);
         if (peer != worker->rank && stat_word(&worker->control->pair[peer].open) != 0 &&
             stat_ring_fill(job, worker, peer, &fill) && fill > most)
             most = fill;
@@ -262,12 +263,12 @@ static void set_levels(const struct stat_job *job, const struct stat_worker *wor
 /* The request whose handler has run longest, where progress runs or in a thread; since 0: there is none. */
 static uint64_t oldest_handler(const struct stat_worker *worker, uint64_t *who, uint64_t *thread)
 {
-    uint64_t oldest_ns = stat_word(&worker->control->now.since_ns);
+    uint64_t oldest_ns = stat_word(&bxi_tables(worker->control)->now.since_ns);
 
-    *who = stat_word(&worker->control->now.who);
+    *who = stat_word(&bxi_tables(worker->control)->now.who);
     *thread = 0;
     for (int i = 0; i < BXI_SERVING_MAX; i++) {
-        const struct bxi_serving *row = &worker->control->serving[i];
+        const struct bxi_serving *row = &bxi_tables(worker->control)->serving[i];
         uint64_t where = stat_word(&row->where), since_ns = stat_word(&row->since_ns);
 
         if (((where & 0xff) != BXI_AT_THREAD && (where & 0xff) != BXI_AT_BODY) ||
@@ -414,14 +415,14 @@ static void fill_ring(const struct top_model *model, const struct stat_worker *w
     row->number[TOP_RANK] = worker->rank;
     row->number[TOP_PEER] = to;
     memcpy(row->name, worker->name, BXI_NAME_BYTES);
-    row->number[TOP_HIGH] = percent(stat_word(&worker->control->pair_counters[to].high_water_bytes));
+    row->number[TOP_HIGH] = percent(stat_word(&bxi_tables(worker->control)->pair_counters[to].high_water_bytes));
     if (then != NULL) {
-        row->number[TOP_FRAMES_OUT_S] = RATE(control->pair_counters[to].frames_sent);
-        row->number[TOP_BYTES_OUT_S] = RATE(control->pair_counters[to].bytes_sent);
-        row->number[TOP_FULL_S] = RATE(control->pair_counters[to].times_full);
+        row->number[TOP_FRAMES_OUT_S] = RATE(pair_counters[to].frames_sent);
+        row->number[TOP_BYTES_OUT_S] = RATE(pair_counters[to].bytes_sent);
+        row->number[TOP_FULL_S] = RATE(pair_counters[to].times_full);
     }
     if (peer != NULL) {
-        uint64_t unread = stat_word(&worker->control->pair_counters[to].write_pos) -
+        uint64_t unread = stat_word(&bxi_tables(worker->control)->pair_counters[to].write_pos) -
                           stat_word(&peer->received[worker->rank].read_pos);
 
         memcpy(row->peer, peer->name, BXI_NAME_BYTES);

@@ -73,7 +73,7 @@ static const char *name_of(const struct chain *chain, int rank)
 
 static const struct bxi_wait_row *wait_row(const struct stat_worker *worker, int index)
 {
-    return &worker->control->wait[index];
+    return &bxi_tables(worker->control)->wait[index];
 }
 
 /* The wait of a thread of that worker; NULL if none is shown. */
@@ -197,7 +197,7 @@ static bool say_state(const struct chain *chain, int rank)
 static bool say_busy(const struct chain *chain, int rank)
 {
     const struct stat_worker *worker = stat_reader(chain->job, (uint32_t)rank);
-    const struct bxi_now *now = worker != NULL ? &worker->control->now : NULL;
+    const struct bxi_now *now = worker != NULL ? &bxi_tables(worker->control)->now : NULL;
     uint64_t since_ns = now != NULL ? stat_word(&now->since_ns) : 0;
 
     if (since_ns == 0)
@@ -222,7 +222,7 @@ static void say_opening(const struct chain *chain, int rank, int owner)
         held += gpu->borrows[i].peer == owner;
     if (held == 0)
         return;
-    counters = chain->job->workers[rank]->control->counters;
+    counters = bxi_tables(chain->job->workers[rank]->control)->counters;
     if (gpu->borrow_count > stat_word(&counters[BXI_C_gpu_slabs_opened]) -
                                 stat_word(&counters[BXI_C_gpu_slabs_closed]))
         say(chain, "%s is opening device memory of %s: the message that names it, and what is behind it, waits for "
@@ -297,7 +297,7 @@ static struct next follow_pool(const struct chain *chain, int rank)
     uint64_t since_ns = UINT64_MAX;
 
     for (int i = 0; worker != NULL && i < BXI_SERVING_MAX; i++) {
-        const struct bxi_serving *served = &worker->control->serving[i];
+        const struct bxi_serving *served = &bxi_tables(worker->control)->serving[i];
         uint64_t where = stat_word(&served->where);
         const struct bxi_wait_row *row = (where & 0xff) == BXI_AT_THREAD ? wait_of(worker, where >> 8) : NULL;
 
@@ -344,7 +344,7 @@ static struct next follow_body(const struct chain *chain, const struct stat_call
     const struct stat_worker *worker = stat_reader(chain->job, (uint32_t)call->to);
 
     if (worker != NULL && call->function < BXI_FUNCTION_MAX &&
-        stat_word(&worker->control->batch[call->function].running) == BXI_BATCH_BY_ROLE)
+        stat_word(&bxi_tables(worker->control)->batch[call->function].running) == BXI_BATCH_BY_ROLE)
         return ends_inline(chain);
     return follow_thread(chain, call->to, call->thread);
 }
@@ -353,7 +353,7 @@ static struct next follow_body(const struct chain *chain, const struct stat_call
 static void say_pool(const struct chain *chain, int rank)
 {
     const struct stat_worker *worker = stat_reader(chain->job, (uint32_t)rank);
-    const struct bxi_now *now = worker != NULL ? &worker->control->now : NULL;
+    const struct bxi_now *now = worker != NULL ? &bxi_tables(worker->control)->now : NULL;
     uint64_t since_ns = now != NULL ? stat_word(&now->pool_stuck_ns) : 0;
     unsigned long long busy, waiting;
 

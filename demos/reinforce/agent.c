@@ -9,13 +9,13 @@
  * decision is keyed by episode, step and observer: both modes, and every order of arrival, give the
  * same training.
  */
+#include "demos/common/clock.h"
 #include "demos/common/flags.h"
 #include "policy.h"
 #include "reinforce.h"
 
 #include <errno.h>
 #include <stdio.h>
-#include <time.h>
 #include <unistd.h>
 
 struct agent {
@@ -274,18 +274,10 @@ static int run_episode(struct agent *agent, uint64_t episode)
     return 0;
 }
 
-static double seconds_now(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 static int train(struct agent *agent)
 {
     struct reinforce_result *result = agent->run->result;
-    double start = seconds_now();
+    uint64_t start_ns = clock_now_ns();
     int rc = 0;
 
     for (uint64_t episode = 0; rc == 0 && episode < agent->run->flags->episodes; episode++) {
@@ -293,7 +285,7 @@ static int train(struct agent *agent)
         rc = run_episode(agent, episode);
     }
     show_progress(agent, agent->run->flags->episodes);
-    result->train_seconds = seconds_now() - start;
+    result->train_seconds = clock_seconds_since(start_ns);
     if (rc == 0)
         rc = bx_counter(agent->worker.job, "requests_batched", &result->requests_batched);
     if (rc == 0)

@@ -8,6 +8,7 @@
  * start-up and shutdown included; the agent's own count of the training comes through memory mapped
  * before the fork, because stdout is for people and a pipe would have to be read while waiting.
  */
+#include "demos/common/clock.h"
 #include "demos/common/ending.h"
 #include "demos/common/flags.h"
 #include "demos/common/plot.h"
@@ -18,7 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
 static const char CSV_HEAD[] = "world_size,mode,seconds,train_seconds,us_per_step_observer\n";
 
@@ -95,14 +95,6 @@ static int parse_flags(int argc, char **argv, struct reinforce_flags *to)
 
 /* ---- One run ------------------------------------------------------------------------------------- */
 
-static double seconds_now(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 static int live(const struct bx_options *options, void *context)
 {
     const struct reinforce_run *run = context;
@@ -145,14 +137,14 @@ static int run_once(struct launcher *launcher, enum reinforce_mode mode,
     memset(launcher->result, 0, sizeof(*launcher->result));
     fflush(NULL);       /* what is buffered now would be printed by every child as well */
 
-    double start = seconds_now();
+    uint64_t start_ns = clock_now_ns();
     struct bx_spawn_options options = { .world_size = run.world_size, .names = names };
     int rc = bx_spawn(&options, live, &run, &report);
     if (rc < 0)
         return report_failure(&run, rc, names, &report);
     outcome->timing[mode] = (struct reinforce_timing){
         .ran = true,
-        .seconds = seconds_now() - start,
+        .seconds = clock_seconds_since(start_ns),
         .train_seconds = launcher->result->train_seconds,
     };
     if (launcher->flags.count_frames)

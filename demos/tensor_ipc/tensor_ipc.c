@@ -13,6 +13,7 @@
  *
  * Exit status: 0; 1 a failure; 2 wrong flags; 3 there is no GPU (a sentence says why).
  */
+#include "demos/common/clock.h"
 #include "demos/common/ending.h"
 #include "demos/common/flags.h"
 
@@ -23,7 +24,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define OWNER "owner"
 #define READER "reader"
@@ -51,14 +51,6 @@ struct found {
     uint64_t copied;        /* bytes */
     uint64_t wrong;         /* elements */
 };
-
-static double now_us(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
-}
 
 static int32_t element(int64_t i)
 {
@@ -171,15 +163,18 @@ static int look(struct bx_job *job, struct found *found)
     int rc = 0;
 
     for (int i = 0; i <= TIMES && rc == 0; i++) {
-        double begin = now_us();
+        uint64_t begin_ns = clock_now_ns();
 
         bx_msg_destroy(reply);
         reply = NULL;
         rc = take(job, &reply, &tensor);
+
+        double took_us = 1e6 * clock_seconds_since(begin_ns);
+
         if (i == 0)
-            found->first_us = now_us() - begin;
+            found->first_us = took_us;
         else
-            us[i - 1] = now_us() - begin;
+            us[i - 1] = took_us;
     }
     if (rc == 0) {
         qsort(us, TIMES, sizeof *us, compare);

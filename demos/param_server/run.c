@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One job from its fork to its end, run by the program's first process, which has no job of its own; and
- * the small things that server and trainers have in common.
+ * One job from its fork to its end. Run by the program's first process, which is no worker itself.
  *
- * What the server has to tell when it has ended comes through memory mapped before the fork, because
- * stdout is for people and a pipe would have to be read while waiting.
+ * The server writes its result to memory that is mapped before the fork. stdout is for people, and a pipe would have
+ * to be read while waiting.
  *
- * A worker that dies does not end the others: bx_spawn is given all the time there is. Trainers go on
- * without a trainer, and end by themselves without the server.
+ * The death of a worker does not end the others: bx_spawn gets an unlimited grace period. Trainers continue without a
+ * trainer that died, and end by themselves when the server dies.
  */
 #include "demos/common/ending.h"
 #include "ps.h"
@@ -15,54 +14,8 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
 #define START_NS UINT64_C(120000000000)     /* many networks being planned on few cores */
-
-/* ---- Messages and time ----------------------------------------------------------------------------- */
-
-int ps_put_report(struct bx_msg *msg, const struct ps_report *report)
-{
-    const struct ps_seconds *seconds = &report->seconds;
-    const double doubles[] = { report->total_s, seconds->data, seconds->repack, seconds->forward,
-                               seconds->backward, seconds->call, seconds->wait, report->last_call_s };
-
-    bx_msg_put_i64(msg, report->pid);
-    bx_msg_put_u64(msg, report->handed_bytes);
-    bx_msg_put_u64(msg, report->copied_bytes);
-    bx_msg_put_u64(msg, report->last_version);
-    return bx_msg_put_bytes(msg, doubles, sizeof(doubles));
-}
-
-int ps_read_report(struct bx_reader *reader, struct ps_report *report)
-{
-    report->pid = bx_read_i64(reader);
-    report->handed_bytes = bx_read_u64(reader);
-    report->copied_bytes = bx_read_u64(reader);
-    report->last_version = bx_read_u64(reader);
-    report->total_s = bx_read_f64(reader);
-    report->seconds.data = bx_read_f64(reader);
-    report->seconds.repack = bx_read_f64(reader);
-    report->seconds.forward = bx_read_f64(reader);
-    report->seconds.backward = bx_read_f64(reader);
-    report->seconds.call = bx_read_f64(reader);
-    report->seconds.wait = bx_read_f64(reader);
-    report->last_call_s = bx_read_f64(reader);
-    return reader->error;
-}
-
-uint64_t ps_now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
-double ps_seconds_since(uint64_t start_ns)
-{
-    return 1e-9 * (double)(ps_now_ns() - start_ns);
-}
 
 /* ---- The result -------------------------------------------------------------------------------------- */
 

@@ -24,6 +24,7 @@
  * and by the callback of a trainer's end, and nothing waits under it. What an update does to the result
  * is the body's alone until the training has ended.
  */
+#include "demos/common/clock.h"
 #include "ps.h"
 
 #include <errno.h>
@@ -188,7 +189,7 @@ static void set_member(struct trainer *trainer, bool is_member)
         return;     /* dead meanwhile */
     if (!is_member) {
         bx_batch_remove_member(server->job, "update_and_fetch_model", trainer->rank);
-        server->left_ns = ps_now_ns();
+        server->left_ns = clock_now_ns();
     }
     trainer->is_member = is_member;
 }
@@ -358,7 +359,7 @@ static void note_update(struct server *server, const struct rows *rows, uint64_t
 {
     struct ps_result *result = server->result;
     struct ps_update *update = &result->update[result->updates];
-    uint64_t now_ns = ps_now_ns();
+    uint64_t now_ns = clock_now_ns();
 
     *update = (struct ps_update){ .beyond_compute_s = -1.0, .rows = (uint32_t)rows->count,
                                   .step_s = 1e-9 * (double)step_ns,
@@ -379,7 +380,7 @@ static void note_update(struct server *server, const struct rows *rows, uint64_t
 static int make_step(struct server *server, const struct rows *rows)
 {
     struct version *now = server->versions, *next = NULL;
-    uint64_t start_ns = ps_now_ns(), live = forget_versions(server) + 1;
+    uint64_t start_ns = clock_now_ns(), live = forget_versions(server) + 1;
     struct ps_step step = {
         .place = &server->place,
         .params = &server->params,
@@ -411,7 +412,7 @@ static int make_step(struct server *server, const struct rows *rows)
         destroy_version(next);
         return rc;
     }
-    note_update(server, rows, ps_now_ns() - start_ns);
+    note_update(server, rows, clock_now_ns() - start_ns);
     install_version(server, next);
     return 0;
 }
@@ -419,7 +420,7 @@ static int make_step(struct server *server, const struct rows *rows)
 static int update_and_fetch_model(struct bx_batch *batch, void *context)
 {
     struct server *server = context;
-    struct rows rows = { .began_ns = ps_now_ns() };
+    struct rows rows = { .began_ns = clock_now_ns() };
     int rc = read_rows(server, batch, &rows);
 
     server->heard_ns = rows.began_ns;
@@ -446,7 +447,7 @@ static void end_trainer(struct trainer *trainer, enum ps_state state)
     pthread_mutex_unlock(&server->lock);
     if (state == PS_DIED)
         printf("%s has died: the others go on without it\n", name_of(trainer));
-    server->heard_ns = ps_now_ns();
+    server->heard_ns = clock_now_ns();
     if (--server->running == 0)
         bx_future_set(server->ended, NULL);
 }
@@ -481,7 +482,7 @@ static int start_trainers(struct server *server)
     if (server->ended == NULL)
         return bx_fail(-ENOMEM, "not enough memory to wait for the trainers");
     server->running = (int)server->trainer_count;
-    server->start_ns = server->update_end_ns = ps_now_ns();
+    server->start_ns = server->update_end_ns = clock_now_ns();
     server->heard_ns = server->start_ns;
     for (size_t i = 0; rc == 0 && i < server->trainer_count; i++) {
         struct trainer *trainer = &server->trainers[i];
@@ -502,7 +503,7 @@ static int start_trainers(struct server *server)
 static void give_up(struct server *server)
 {
     uint64_t patience_ns = server->flags->patience_ms * UINT64_C(1000000) * 10;
-    uint64_t silence_ns = ps_now_ns() - server->heard_ns;
+    uint64_t silence_ns = clock_now_ns() - server->heard_ns;
 
     if (silence_ns < (patience_ns > GIVE_UP_NS ? patience_ns : GIVE_UP_NS) ||
         server->running == (int)server->trainer_count)
@@ -524,7 +525,7 @@ static int wait_for_trainers(struct server *server)
 
     while ((rc = bx_future_wait(server->ended, LOOK_NS)) == BX_E_TIMEOUT)
         give_up(server);
-    server->result->total_s = ps_seconds_since(server->start_ns);
+    server->result->total_s = clock_seconds_since(server->start_ns);
     return rc;
 }
 

@@ -10,6 +10,7 @@
  * that is put on a stream: the call goes out while the gradients are still being computed, and its time is
  * also theirs.
  */
+#include "demos/common/clock.h"
 #include "ps.h"
 
 #include <errno.h>
@@ -87,7 +88,7 @@ static int get_model(struct trainer *trainer)
 
 static void note_report(struct trainer *trainer)
 {
-    trainer->report.total_s = ps_seconds_since(trainer->start_ns);
+    trainer->report.total_s = clock_seconds_since(trainer->start_ns);
     trainer->report.copied_bytes = ps_place_copied(&trainer->learner.place);
 }
 
@@ -96,7 +97,7 @@ static int update_and_fetch_model(struct trainer *trainer, double loss, double r
 {
     struct ps_seconds *seconds = &trainer->report.seconds;
     struct bx_msg *args = bx_msg_create(256), *reply = NULL;
-    uint64_t start_ns = ps_now_ns(), waited_ns = 0;
+    uint64_t start_ns = clock_now_ns(), waited_ns = 0;
 
     if (args == NULL)
         return -ENOMEM;
@@ -117,7 +118,7 @@ static int update_and_fetch_model(struct trainer *trainer, double loss, double r
     double waited_s = 1e-9 * (double)waited_ns;
     trainer->report.handed_bytes += ps_params_bytes(&trainer->params);
     trainer->report.last_version = trainer->version;
-    trainer->report.last_call_s = ready_s + ps_seconds_since(start_ns) - waited_s;
+    trainer->report.last_call_s = ready_s + clock_seconds_since(start_ns) - waited_s;
     seconds->call += trainer->report.last_call_s;
     seconds->wait += waited_s;
     return 0;
@@ -128,7 +129,7 @@ static int update_and_fetch_model(struct trainer *trainer, double loss, double r
 /* The time since *start_ns goes to *seconds, and the next piece begins. */
 static void charge(double *seconds, uint64_t *start_ns)
 {
-    uint64_t now_ns = ps_now_ns();
+    uint64_t now_ns = clock_now_ns();
 
     *seconds += 1e-9 * (double)(now_ns - *start_ns);
     *start_ns = now_ns;
@@ -137,7 +138,7 @@ static void charge(double *seconds, uint64_t *start_ns)
 static int train_batch(struct trainer *trainer, uint64_t batch)
 {
     struct ps_seconds *seconds = &trainer->report.seconds;
-    uint64_t at_ns = ps_now_ns();
+    uint64_t at_ns = clock_now_ns();
     double loss = 0.0, ready_s = 0.0;
 
     int rc = bx_net_set_params(trainer->learner.net, trainer->model_params);
@@ -168,11 +169,11 @@ static int train(const struct bx_request *request, struct bx_reader *args, struc
     (void)args;
     if (trainer->made < 0)
         return bx_fail(trainer->made, "%s", trainer->why);
-    trainer->start_ns = ps_now_ns();
+    trainer->start_ns = clock_now_ns();
     int rc = ps_place_join(&trainer->learner.place, trainer->job);
     if (rc == 0)
         rc = get_model(trainer);
-    trainer->report.seconds.call += ps_seconds_since(trainer->start_ns);
+    trainer->report.seconds.call += clock_seconds_since(trainer->start_ns);
     for (uint64_t batch = 0; rc == 0 && batch < trainer->run->flags->num_batches; batch++)
         rc = train_batch(trainer, batch);
     drop_model(trainer);

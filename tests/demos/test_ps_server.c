@@ -4,6 +4,7 @@
  * 1 and 2 are trainers that say what this test wants, rank 3 is a worker that is none. The gradients are the tensors
  * of the first model, so a step with one row alone takes each parameter p to p - lr p.
  */
+#include "demos/common/clock.h"
 #include "demos/common/flags.h"
 #include "demos/param_server/ps.h"
 #include "tests/harness/harness.h"
@@ -74,7 +75,7 @@ static struct bx_msg *send_row_of(struct bx_job *job, struct bx_msg *row, int co
 
 static struct bx_msg *send_row(struct bx_job *job, uint64_t version, double loss, int code, const char *part)
 {
-    return send_row_of(job, make_row(version, loss, ps_now_ns()), code, part);
+    return send_row_of(job, make_row(version, loss, clock_now_ns()), code, part);
 }
 
 /* That version, and so long a wait for the others. */
@@ -123,7 +124,7 @@ static int sends_a_stray_row(const struct bx_request *request, struct bx_reader 
 
     (void)args, (void)reply, (void)context;
     fetch_first_model(job);
-    row = make_row(0, 1000, ps_now_ns());
+    row = make_row(0, 1000, clock_now_ns());
     HARNESS_EQ(bx_rpc_async(job, server_of(job), "update_and_fetch_model", row, NULL, &stray), 0);
     bx_msg_destroy(row);
     return bx_rpc_sync(job, server_of(job), "get_model", NULL, NULL, NULL);
@@ -151,7 +152,7 @@ static void first_trainer(struct bx_job *job)
     expect_version(reply, 1);
     HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, 3), "is_refused", NULL, NULL, NULL), 0);
     /* It says that it was sent long before the other. */
-    sent_ns = ps_now_ns() - EARLIER_NS;
+    sent_ns = clock_now_ns() - EARLIER_NS;
     harness_post(SECOND);
     reply = send_row_of(job, make_row(1, 1, sent_ns), 0, NULL);
     HARNESS_CHECK(harness_load(SENT_NS) >= sent_ns + EARLIER_NS);
@@ -163,7 +164,7 @@ static void second_trainer(struct bx_job *job)
 {
     send_row(job, 1, 1000, -EINVAL, "there is no version 1 yet");
     harness_await(SECOND, 1);
-    harness_store(SENT_NS, ps_now_ns());
+    harness_store(SENT_NS, clock_now_ns());
     expect_waited(send_row_of(job, make_row(0, 2, harness_load(SENT_NS)), 0, NULL), 2, 0);
     send_row(job, 2, 1, -EINVAL, "2 updates");
 }

@@ -11,7 +11,7 @@
  */
 #include "demos/common/clock.h"
 #include "demos/common/flags.h"
-#include "policy.h"
+#include "learner.h"
 #include "reinforce.h"
 
 #include <errno.h>
@@ -21,14 +21,14 @@
 struct agent {
     struct reinforce_worker worker;
     const struct reinforce_run *run;
-    struct policy_learner learner;
+    struct learner learner;
     struct bx_future *futures[BX_WORLD_MAX];    /* of run_episode, by observer */
     struct bx_future *episode;      /* done when all of them are, or one has failed for good */
     double running_reward;
 };
 
 /* The caller's ask, but for the answer. */
-static int read_ask(int caller, struct bx_reader *args, struct policy_ask *ask)
+static int read_ask(int caller, struct bx_reader *args, struct learner_ask *ask)
 {
     ask->observer = (size_t)(caller - 1);
     return bx_read_f32s(args, ask->state, POLICY_INPUTS);
@@ -38,19 +38,19 @@ static int select_action(const struct bx_request *request, struct bx_reader *arg
                          struct bx_msg *reply, void *context)
 {
     struct agent *agent = context;
-    struct policy_ask ask;
+    struct learner_ask ask;
     int rc = read_ask(bx_request_caller(request), args, &ask);
 
     if (rc < 0)
         return rc;
-    policy_learner_decide(&agent->learner, &ask, 1);
+    learner_decide(&agent->learner, &ask, 1);
     return ask.action < 0 ? ask.action : bx_msg_put_i64(reply, ask.action);
 }
 
 static int select_action_batch(struct bx_batch *batch, void *context)
 {
     struct agent *agent = context;
-    struct policy_ask asks[BX_WORLD_MAX];
+    struct learner_ask asks[BX_WORLD_MAX];
     size_t row_of[BX_WORLD_MAX], count = 0;
     int rc = 0;
 
@@ -63,7 +63,7 @@ static int select_action_batch(struct bx_batch *batch, void *context)
         else
             row_of[count++] = row;
     }
-    policy_learner_decide(&agent->learner, asks, count);
+    learner_decide(&agent->learner, asks, count);
     for (size_t i = 0; rc == 0 && i < count; i++)
         rc = asks[i].action < 0
                  ? bx_batch_fail_row(batch, row_of[i], asks[i].action, "no action for this state")
@@ -165,7 +165,7 @@ static int take_rewards(struct agent *agent, size_t observer, size_t first_step,
     int rc = bx_read_f32s(reader, rewards, count);
 
     if (rc == 0)
-        rc = policy_learner_returns(&agent->learner, observer, first_step, rewards, count);
+        rc = learner_returns(&agent->learner, observer, first_step, rewards, count);
     return rc < 0 ? rc : (int)count;
 }
 
@@ -265,7 +265,7 @@ static int run_episode(struct agent *agent, uint64_t episode)
         return rc;      /* calls still under way will look at agent->episode */
     bx_future_release(agent->episode);
     agent->episode = NULL;
-    rc = policy_learner_update(&agent->learner);
+    rc = learner_update(&agent->learner);
     if (rc < 0)
         return reinforce_worker_fail(&agent->worker, rc, "update", rc != -ERANGE ? bx_error_text()
                                      : "an observer did not ask for an action in every step");
@@ -298,7 +298,7 @@ static int train(struct agent *agent)
 /* Says which, once for a job, as `make demo` does not know what machine it is on. */
 static int use_gpu(struct agent *agent)
 {
-    int rc = policy_learner_use_gpu(&agent->learner, agent->run->flags->device);
+    int rc = learner_use_gpu(&agent->learner, agent->run->flags->device);
 
     if (rc < 0)
         return reinforce_worker_fail(&agent->worker, rc, "the policy cannot be put on a GPU", bx_error_text());
@@ -316,7 +316,7 @@ int reinforce_agent(const struct bx_options *options, const struct reinforce_run
     if (rc < 0)
         goto close;
     agent.run = run;
-    rc = policy_learner_init(&agent.learner, run->flags->seed, observers, run->flags->steps);
+    rc = learner_init(&agent.learner, run->flags->seed, observers, run->flags->steps);
     if (rc < 0) {
         reinforce_worker_fail(&agent.worker, rc, "an episode", "not enough memory for its steps");
         goto close;
@@ -331,6 +331,6 @@ int reinforce_agent(const struct bx_options *options, const struct reinforce_run
 close:
     rc = reinforce_worker_close(&agent.worker, rc);
     bx_future_release(agent.episode);
-    policy_learner_fini(&agent.learner);
+    learner_fini(&agent.learner);
     return rc;
 }

@@ -1,24 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The network, its gradient, Adam, and an episode's memory. Run by the agent: the forward pass
- * where progress runs (inside select_action and select_action_batch), the update on the main thread
- * between two episodes, when no call can come.
+ * The network, its gradient and Adam, on the CPU. Run by whichever thread uses the learner (learner.c).
  *
- * Rows are computed one by one by the same code, vectorised over the hidden units, and every sum
- * has its order written down here: so a row's bits do not depend on how many others share its
- * batch, and a run can be repeated to the last digit. A matrix product over all rows at once would
- * be a little faster for large batches, and would choose its order of summation by their size.
+ * Each row is computed by itself with the same code, vectorised over the hidden units, and every sum has a fixed order.
+ * So the bits of a row do not depend on how many others share its batch, and a run repeats exactly. A matrix product
+ * over all rows would be a little faster for large batches, but its order of summation would depend on their number.
  *
- * The gradient recomputes the hidden units from a row's state and mask (48 bytes) instead of
- * keeping their 512 bytes: one multiplication by four inputs costs less than the memory.
+ * The gradient recomputes the hidden units from a row's state and mask (48 bytes) instead of storing their 512 bytes:
+ * one multiplication by four inputs costs less than that memory.
  */
 #include "policy.h"
 
 #include "demos/common/rng.h"
 
-#include <errno.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define LANES 4
@@ -255,157 +250,4 @@ void policy_adam(struct policy *policy, const struct policy_params *grad)
         policy->square.v[i] = square;
         policy->params.v[i] -= rate * mean / (sqrtf(square) / unbias + 1e-8f);
     }
-}
-
-/* ---- Learning ----------------------------------------------------------------------------------
- * */
-
-static void begin_episode(struct policy_learner *learner, uint64_t episode)
-{
-    learner->episode = episode;
-    learner->episode_key = rng_at(rng_at(learner->seed, RNG_DRAWS), episode);
-    memset(learner->next_step, 0, learner->observers * sizeof(*learner->next_step));
-}
-
-int policy_learner_init(struct policy_learner *learner, uint64_t seed, size_t observers,
-                        size_t steps)
-{
-    memset(learner, 0, sizeof(*learner));
-    if (steps > PTRDIFF_MAX / sizeof(*learner->rows) / observers)
-        return -ENOMEM;
-    learner->seed = seed;
-    learner->observers = observers;
-    learner->steps = steps;
-    learner->next_step = calloc(observers, sizeof(*learner->next_step));
-    learner->rows = calloc(steps * observers, sizeof(*learner->rows));
-    learner->weight = calloc(steps * observers, sizeof(*learner->weight));
-    if (learner->next_step == NULL || learner->rows == NULL || learner->weight == NULL) {
-        policy_learner_fini(learner);
-        return -ENOMEM;
-    }
-    policy_init(&learner->policy, seed);
-    begin_episode(learner, 0);
-    return 0;
-}
-
-void policy_learner_fini(struct policy_learner *learner)
-{
-    policy_gpu_destroy(learner->gpu);
-    free(learner->next_step);
-    free(learner->rows);
-    free(learner->weight);
-    memset(learner, 0, sizeof(*learner));
-}
-
-int policy_learner_use_gpu(struct policy_learner *learner, int ordinal)
-{
-    const struct policy_gpu_room room = { .rows = learner->steps * learner->observers, .asks = learner->observers };
-    int rc = policy_gpu_create(ordinal, &learner->policy, &room, &learner->gpu);
-
-    if (rc < 0)
-        return rc;
-    free(learner->rows);
-    learner->rows = NULL;
-    return 0;
-}
-
-/* Which row of the episode's an observer's next decision is, and its key; -ERANGE. */
-static int next_row(struct policy_learner *learner, size_t observer, size_t *row, uint64_t *key)
-{
-    if (observer >= learner->observers || learner->next_step[observer] >= learner->steps)
-        return -ERANGE;
-
-    size_t step = learner->next_step[observer]++;
-
-    *row = step * learner->observers + observer;
-    *key = rng_at(learner->episode_key, (uint64_t)step << 8 | observer);
-    return 0;
-}
-
-/* Those that get no answer keep their code; the others are asked all at once. */
-static void decide_on_gpu(struct policy_learner *learner, struct policy_ask *asks, size_t count)
-{
-    struct policy_gpu_ask *on_gpu = policy_gpu_asks(learner->gpu);
-    size_t asked = 0;
-    int rc;
-
-    for (size_t i = 0; i < count; i++) {
-        size_t row = 0;
-        uint64_t key = 0;
-
-        asks[i].action = asked < learner->observers ? next_row(learner, asks[i].observer, &row, &key) : -ERANGE;
-        if (asks[i].action < 0)
-            continue;
-        memcpy(on_gpu[asked].state, asks[i].state, sizeof(asks[i].state));
-        on_gpu[asked].row = row;
-        on_gpu[asked++].row_key = key;
-    }
-    rc = policy_gpu_act(learner->gpu, asked);
-    asked = 0;
-    for (size_t i = 0; i < count; i++)
-        if (asks[i].action == 0)
-            asks[i].action = rc < 0 ? rc : on_gpu[asked++].action;
-}
-
-void policy_learner_decide(struct policy_learner *learner, struct policy_ask *asks, size_t count)
-{
-    if (learner->gpu != NULL) {
-        decide_on_gpu(learner, asks, count);
-        return;
-    }
-    for (size_t i = 0; i < count; i++) {
-        size_t at = 0;
-        uint64_t key = 0;
-        struct policy_row *row;
-
-        asks[i].action = next_row(learner, asks[i].observer, &at, &key);
-        if (asks[i].action < 0)
-            continue;
-        row = &learner->rows[at];
-        memcpy(row->state, asks[i].state, sizeof(row->state));
-        policy_act(&learner->policy, key, row);
-        asks[i].action = row->action;
-    }
-}
-
-int policy_learner_act(struct policy_learner *learner, size_t observer,
-                       const float state[POLICY_INPUTS])
-{
-    struct policy_ask ask = { .observer = observer };
-
-    memcpy(ask.state, state, sizeof(ask.state));
-    policy_learner_decide(learner, &ask, 1);
-    return ask.action;
-}
-
-int policy_learner_returns(struct policy_learner *learner, size_t observer, size_t first_step,
-                           const float *returns, size_t count)
-{
-    if (observer >= learner->observers || first_step > learner->steps ||
-        count > learner->steps - first_step)
-        return -ERANGE;
-    for (size_t i = 0; i < count; i++)
-        learner->weight[(first_step + i) * learner->observers + observer] =
-            returns[i] / (float)learner->observers;
-    return 0;
-}
-
-int policy_learner_update(struct policy_learner *learner)
-{
-    size_t rows = learner->steps * learner->observers;
-    struct policy_params grad;
-    int rc = 0;
-
-    for (size_t observer = 0; observer < learner->observers; observer++) {
-        if (learner->next_step[observer] != learner->steps)
-            return -ERANGE;
-    }
-    if (learner->gpu != NULL) {
-        rc = policy_gpu_learn(learner->gpu, &learner->policy, learner->weight, rows);
-    } else {
-        policy_backward(&learner->policy, learner->rows, learner->weight, rows, &grad);
-        policy_adam(&learner->policy, &grad);
-    }
-    begin_episode(learner, learner->episode + 1);
-    return rc;
 }

@@ -5,7 +5,7 @@
  * the tests' driver the kernels run on the CPU with its expf, and the bits are the same; a GPU's differ in the last
  * one.
  */
-#include "demos/reinforce/policy.h"
+#include "demos/reinforce/learner.h"
 #include "demos/common/rng.h"
 #include "tests/device/device_fixture.h"
 #include "tests/harness/json.h"
@@ -20,11 +20,11 @@
 #define OBSERVERS 3
 #define STEPS 150           /* 450 rows: two blocks of a gradient, the second not full */
 
-static void make(struct policy_learner *learner, bool on_gpu)
+static void make(struct learner *learner, bool on_gpu)
 {
-    cr_assert_eq(policy_learner_init(learner, 11, OBSERVERS, STEPS), 0);
+    cr_assert_eq(learner_init(learner, 11, OBSERVERS, STEPS), 0);
     if (on_gpu)
-        cr_assert_eq(policy_learner_use_gpu(learner, 0), 0, "%s", bx_error_text());
+        cr_assert_eq(learner_use_gpu(learner, 0), 0, "%s", bx_error_text());
 }
 
 static void fill_state(uint64_t key, float state[POLICY_INPUTS])
@@ -34,20 +34,20 @@ static void fill_state(uint64_t key, float state[POLICY_INPUTS])
 }
 
 /* Asks both of the same states, all observers at once; how often they differ. */
-static int differences(struct policy_learner *cpu, struct policy_learner *gpu, uint64_t episode)
+static int differences(struct learner *cpu, struct learner *gpu, uint64_t episode)
 {
     int count = 0;
 
     for (uint64_t step = 0; step < STEPS; step++) {
-        struct policy_ask a[OBSERVERS], b[OBSERVERS];
+        struct learner_ask a[OBSERVERS], b[OBSERVERS];
 
         for (size_t i = 0; i < OBSERVERS; i++) {
             a[i].observer = (i + step) % OBSERVERS;
             fill_state(rng_at(rng_at(episode, step), i), a[i].state);
             b[i] = a[i];
         }
-        policy_learner_decide(cpu, a, OBSERVERS);
-        policy_learner_decide(gpu, b, OBSERVERS);
+        learner_decide(cpu, a, OBSERVERS);
+        learner_decide(gpu, b, OBSERVERS);
         for (size_t i = 0; i < OBSERVERS; i++) {
             cr_assert(a[i].action == 0 || a[i].action == 1);
             cr_assert(b[i].action == 0 || b[i].action == 1);
@@ -57,14 +57,14 @@ static int differences(struct policy_learner *cpu, struct policy_learner *gpu, u
     return count;
 }
 
-static void give_returns(struct policy_learner *learner)
+static void give_returns(struct learner *learner)
 {
     float returns[STEPS];
 
     for (size_t observer = 0; observer < OBSERVERS; observer++) {
         for (size_t i = 0; i < STEPS; i++)
             returns[i] = rng_unit_f32(rng_at(observer + 77, i)) - 0.5f;
-        cr_assert_eq(policy_learner_returns(learner, observer, 0, returns, STEPS), 0);
+        cr_assert_eq(learner_returns(learner, observer, 0, returns, STEPS), 0);
     }
 }
 
@@ -79,7 +79,7 @@ TestSuite(policy_cuda, .timeout = 600);
 
 Test(policy_cuda, decides_and_learns_as_on_the_cpu)
 {
-    struct policy_learner cpu, gpu;
+    struct learner cpu, gpu;
     struct policy policy;
     float tolerance;
 
@@ -93,8 +93,8 @@ Test(policy_cuda, decides_and_learns_as_on_the_cpu)
         cr_expect(device_is_real() ? differ <= 2 : differ == 0, "%d of %d", differ, OBSERVERS * STEPS);
         give_returns(&cpu);
         give_returns(&gpu);
-        cr_assert_eq(policy_learner_update(&cpu), 0);
-        cr_assert_eq(policy_learner_update(&gpu), 0, "%s", bx_error_text());
+        cr_assert_eq(learner_update(&cpu), 0);
+        cr_assert_eq(learner_update(&gpu), 0, "%s", bx_error_text());
         cr_assert_eq(policy_gpu_read(gpu.gpu, &policy, NULL), 0);
         expect_near(&policy.params, &cpu.policy.params, tolerance);
         expect_near(&policy.mean, &cpu.policy.mean, tolerance);
@@ -102,13 +102,13 @@ Test(policy_cuda, decides_and_learns_as_on_the_cpu)
         /* From the same numbers again, or one action that differs is an episode that does. */
         cr_assert_eq(policy_gpu_write(gpu.gpu, &cpu.policy), 0);
     }
-    policy_learner_fini(&cpu);
-    policy_learner_fini(&gpu);
+    learner_fini(&cpu);
+    learner_fini(&gpu);
 }
 
 Test(policy_cuda, remembers_what_the_gradient_needs)
 {
-    struct policy_learner cpu, gpu;
+    struct learner cpu, gpu;
     struct policy_row rows[OBSERVERS * STEPS];
 
     device_world(DEVICE_ANY);
@@ -126,42 +126,42 @@ Test(policy_cuda, remembers_what_the_gradient_needs)
         if (rows[i].action == want->action)
             cr_assert_float_eq(rows[i].log_prob, want->log_prob, 1e-5f);
     }
-    policy_learner_fini(&cpu);
-    policy_learner_fini(&gpu);
+    learner_fini(&cpu);
+    learner_fini(&gpu);
 }
 
 Test(policy_cuda, refuses_the_same_asks_as_the_cpu)
 {
-    struct policy_learner gpu;
-    struct policy_ask asks[OBSERVERS + 1] = { { .observer = 0 }, { .observer = OBSERVERS }, { .observer = 1 },
+    struct learner gpu;
+    struct learner_ask asks[OBSERVERS + 1] = { { .observer = 0 }, { .observer = OBSERVERS }, { .observer = 1 },
                                               { .observer = 2 } };
 
     device_world(DEVICE_ANY);
     make(&gpu, true);
-    policy_learner_decide(&gpu, asks, OBSERVERS + 1);
+    learner_decide(&gpu, asks, OBSERVERS + 1);
     cr_assert_geq(asks[0].action, 0);
     cr_assert_eq(asks[1].action, -ERANGE);
     cr_assert_geq(asks[2].action, 0);
     cr_assert_geq(asks[3].action, 0);
-    cr_assert_eq(policy_learner_update(&gpu), -ERANGE);
+    cr_assert_eq(learner_update(&gpu), -ERANGE);
     for (size_t i = 1; i < STEPS; i++)
-        cr_assert_geq(policy_learner_act(&gpu, 0, asks[0].state), 0);
-    cr_assert_eq(policy_learner_act(&gpu, 0, asks[0].state), -ERANGE);
-    policy_learner_fini(&gpu);
+        cr_assert_geq(learner_act(&gpu, 0, asks[0].state), 0);
+    cr_assert_eq(learner_act(&gpu, 0, asks[0].state), -ERANGE);
+    learner_fini(&gpu);
 }
 
 Test(policy_cuda, says_why_there_is_no_gpu)
 {
-    struct policy_learner learner;
+    struct learner learner;
 
     device_world(DEVICE_FAKE);
-    cr_assert_eq(policy_learner_init(&learner, 11, OBSERVERS, STEPS), 0);
-    cr_assert_eq(policy_learner_use_gpu(&learner, 7), -ENODEV);
+    cr_assert_eq(learner_init(&learner, 11, OBSERVERS, STEPS), 0);
+    cr_assert_eq(learner_use_gpu(&learner, 7), -ENODEV);
     cr_assert_neq(bx_error_text()[0], '\0');
     cr_assert_null(learner.gpu);
     setenv("BX_CUDA_DRIVER", "/nonexistent/libcuda.so.1", 1);
-    cr_assert_eq(policy_learner_act(&learner, 0, (float[POLICY_INPUTS]){ 0 }) >> 1, 0, "it still decides on the CPU");
-    policy_learner_fini(&learner);
+    cr_assert_eq(learner_act(&learner, 0, (float[POLICY_INPUTS]){ 0 }) >> 1, 0, "it still decides on the CPU");
+    learner_fini(&learner);
 }
 
 /* ---- The reference numbers --------------------------------------------------------------------- */

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * An episode's memory, and the choice between CPU and GPU. Run by the agent: decisions on the thread that makes
+ * progress (inside select_action and select_action_batch), updates on the main thread between two episodes, when no
+ * call can come.
+ */
+#include "learner.h"
+
+#include "demos/common/rng.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void begin_episode(struct learner *learner, uint64_t episode)
+{
+    learner->episode = episode;
+    learner->episode_key = rng_at(rng_at(learner->seed, RNG_DRAWS), episode);
+    memset(learner->next_step, 0, learner->observers * sizeof(*learner->next_step));
+}
+
+int learner_init(struct learner *learner, uint64_t seed, size_t observers, size_t steps)
+{
+    memset(learner, 0, sizeof(*learner));
+    if (steps > PTRDIFF_MAX / sizeof(*learner->rows) / observers)
+        return -ENOMEM;
+    learner->seed = seed;
+    learner->observers = observers;
+    learner->steps = steps;
+    learner->next_step = calloc(observers, sizeof(*learner->next_step));
+    learner->rows = calloc(steps * observers, sizeof(*learner->rows));
+    learner->weight = calloc(steps * observers, sizeof(*learner->weight));
+    if (learner->next_step == NULL || learner->rows == NULL || learner->weight == NULL) {
+        learner_fini(learner);
+        return -ENOMEM;
+    }
+    policy_init(&learner->policy, seed);
+    begin_episode(learner, 0);
+    return 0;
+}
+
+void learner_fini(struct learner *learner)
+{
+    policy_gpu_destroy(learner->gpu);
+    free(learner->next_step);
+    free(learner->rows);
+    free(learner->weight);
+    memset(learner, 0, sizeof(*learner));
+}
+
+int learner_use_gpu(struct learner *learner, int ordinal)
+{
+    const struct policy_gpu_room room = { .rows = learner->steps * learner->observers, .asks = learner->observers };
+    int rc = policy_gpu_create(ordinal, &learner->policy, &room, &learner->gpu);
+
+    if (rc < 0)
+        return rc;
+    free(learner->rows);
+    learner->rows = NULL;
+    return 0;
+}
+
+/* Advances the observer by a step; that step's row in the episode, and its key. -ERANGE: there is none. */
+static int next_row(struct learner *learner, size_t observer, size_t *row, uint64_t *key)
+{
+    if (observer >= learner->observers || learner->next_step[observer] >= learner->steps)
+        return -ERANGE;
+
+    size_t step = learner->next_step[observer]++;
+
+    *row = step * learner->observers + observer;
+    *key = rng_at(learner->episode_key, (uint64_t)step << 8 | observer);
+    return 0;
+}
+
+/* One launch decides all asks that have a step left; the others keep their -ERANGE. */
+static void decide_on_gpu(struct learner *learner, struct learner_ask *asks, size_t count)
+{
+    struct policy_gpu_ask *on_gpu = policy_gpu_asks(learner->gpu);
+    size_t asked = 0;
+    int rc;
+
+    for (size_t i = 0; i < count; i++) {
+        size_t row = 0;
+        uint64_t key = 0;
+
+        asks[i].action = asked < learner->observers ? next_row(learner, asks[i].observer, &row, &key) : -ERANGE;
+        if (asks[i].action < 0)
+            continue;
+        memcpy(on_gpu[asked].state, asks[i].state, sizeof(asks[i].state));
+        on_gpu[asked].row = row;
+        on_gpu[asked++].row_key = key;
+    }
+    rc = policy_gpu_act(learner->gpu, asked);
+    asked = 0;
+    for (size_t i = 0; i < count; i++)
+        if (asks[i].action == 0)
+            asks[i].action = rc < 0 ? rc : on_gpu[asked++].action;
+}
+
+void learner_decide(struct learner *learner, struct learner_ask *asks, size_t count)
+{
+    if (learner->gpu != NULL) {
+        decide_on_gpu(learner, asks, count);
+        return;
+    }
+    for (size_t i = 0; i < count; i++) {
+        size_t at = 0;
+        uint64_t key = 0;
+        struct policy_row *row;
+
+        asks[i].action = next_row(learner, asks[i].observer, &at, &key);
+        if (asks[i].action < 0)
+            continue;
+        row = &learner->rows[at];
+        memcpy(row->state, asks[i].state, sizeof(row->state));
+        policy_act(&learner->policy, key, row);
+        asks[i].action = row->action;
+    }
+}
+
+int learner_act(struct learner *learner, size_t observer, const float state[POLICY_INPUTS])
+{
+    struct learner_ask ask = { .observer = observer };
+
+    memcpy(ask.state, state, sizeof(ask.state));
+    learner_decide(learner, &ask, 1);
+    return ask.action;
+}
+
+int learner_returns(struct learner *learner, size_t observer, size_t first_step, const float *returns, size_t count)
+{
+    if (observer >= learner->observers || first_step > learner->steps ||
+        count > learner->steps - first_step)
+        return -ERANGE;
+    for (size_t i = 0; i < count; i++)
+        learner->weight[(first_step + i) * learner->observers + observer] =
+            returns[i] / (float)learner->observers;
+    return 0;
+}
+
+int learner_update(struct learner *learner)
+{
+    size_t rows = learner->steps * learner->observers;
+    struct policy_params grad;
+    int rc = 0;
+
+    for (size_t observer = 0; observer < learner->observers; observer++) {
+        if (learner->next_step[observer] != learner->steps)
+            return -ERANGE;
+    }
+    if (learner->gpu != NULL) {
+        rc = policy_gpu_learn(learner->gpu, &learner->policy, learner->weight, rows);
+    } else {
+        policy_backward(&learner->policy, learner->rows, learner->weight, rows, &grad);
+        policy_adam(&learner->policy, &grad);
+    }
+    begin_episode(learner, learner->episode + 1);
+    return rc;
+}

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the agent does in an episode: it decides for each observer, step by step, remembers the decisions, and updates
+ * the policy at the end. On the CPU, or after learner_use_gpu on a GPU. Uses no RPC. One thread at a time uses a
+ * learner.
+ */
+#ifndef DEMOS_LEARNER_H
+#define DEMOS_LEARNER_H
+
+#include "policy.h"
+
+/* The policy, and the decisions and returns of one episode, each steps x observers. */
+struct learner {
+    struct policy policy;           /* with a GPU: as it was before the first episode, but for `updates` */
+    struct policy_gpu *gpu;         /* NULL: the CPU */
+    size_t observers;
+    size_t steps;                   /* of an episode, for each observer */
+    uint64_t seed;
+    uint64_t episode;
+    uint64_t episode_key;
+    size_t *next_step;              /* by observer */
+    struct policy_row *rows;        /* NULL with a GPU */
+    float *weight;                  /* returns / observers */
+};
+
+/* 0 or -ENOMEM. learner_fini accepts an all-zero learner. */
+int learner_init(struct learner *learner, uint64_t seed, size_t observers, size_t steps);
+void learner_fini(struct learner *learner);
+/* Call it before the first decision: the learner then decides and learns on that GPU. 0 or a code of bx_cuda_*. */
+int learner_use_gpu(struct learner *learner, int ordinal);
+
+struct learner_ask {
+    size_t observer;                /* from 0 */
+    float state[POLICY_INPUTS];
+    int action;                     /* set by learner_decide */
+};
+
+/* Sets in each ask the action of its observer's next step. Or sets an error there: -ERANGE, no such observer or it has
+ * had all its steps; or a code of bx_cuda_*. The observers may come in any order. */
+void learner_decide(struct learner *learner, struct learner_ask *asks, size_t count);
+/* learner_decide of one ask; returns its action. */
+int learner_act(struct learner *learner, size_t observer, const float state[POLICY_INPUTS]);
+
+/* Takes the returns of an observer's steps first_step .. first_step + count - 1. 0 or -ERANGE. */
+int learner_returns(struct learner *learner, size_t observer, size_t first_step, const float *returns, size_t count);
+
+/* Ends the episode: one update from all its decisions, then the next episode begins. 0; -ERANGE, an observer has steps
+ * left; or a code of bx_cuda_*. */
+int learner_update(struct learner *learner);
+
+#endif

@@ -163,39 +163,22 @@ void bxi_nn_add_reorder(struct bxi_plan *plan, struct bxi_program *program, cons
 struct bxi_tensor bxi_nn_in_layout(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_tensor *from,
                                    const struct bxi_layout *layout);
 
+/* The caller's layout of a weight: O x I x KH x KW, row-major; of a linear one KH and KW are the input's. */
+struct bxi_layout bxi_nn_plain_weight(const struct bxi_plan *plan, const struct bxi_node *node);
+/* The weight in the layout given, a parameter of one value a channel, and the bias (no tensor where there is none);
+ * set_params fills them. */
+struct bxi_tensor bxi_nn_load_weight(struct bxi_plan *plan, const struct bxi_node *node,
+                                     const struct bxi_layout *layout);
+struct bxi_tensor bxi_nn_load_vector(struct bxi_plan *plan, const struct bxi_node *node, int index);
+struct bxi_tensor bxi_nn_load_bias(struct bxi_plan *plan, const struct bxi_node *node);
+/* The caller's array for the gradient of the weight or of the bias (no tensor where there is none). */
+struct bxi_tensor bxi_nn_callers_weight(struct bxi_plan *plan, const struct bxi_node *node);
+struct bxi_tensor bxi_nn_callers_bias(struct bxi_plan *plan, const struct bxi_node *node);
+
 /* One more part of the gradient of `node`, which takes over the caller's reading of it. */
 void bxi_nn_give_grad(struct bxi_plan *plan, int node, const struct bxi_tensor *grad);
 /* The gradient of a node's output, or (masked) of what went into its ReLU; the caller releases it. */
 struct bxi_tensor bxi_nn_take_grad(struct bxi_plan *plan, int node, bool masked);
-
-/* ---- cpu_ops.c ------------------------------------------------------------------------------------- */
-
-/* Also used by cpu_fold.c: a parameter in the layout given, filled by set_params; the caller's array for its
- * gradient. Without a bias, no tensor. */
-struct bxi_tensor bxi_nn_load_weight(struct bxi_plan *plan, const struct bxi_node *node,
-                                     const struct bxi_layout *layout);
-struct bxi_tensor bxi_nn_load_bias(struct bxi_plan *plan, const struct bxi_node *node);
-struct bxi_tensor bxi_nn_callers_weight(struct bxi_plan *plan, const struct bxi_node *node);
-struct bxi_tensor bxi_nn_callers_bias(struct bxi_plan *plan, const struct bxi_node *node);
-void bxi_nn_plan_forward(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
-void bxi_nn_plan_backward(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
-/* The forward step of a batch normalisation with the statistics in `mean` and `var`, for the backward pass to
- * come (BXI_PASS_FORWARD) or for none. */
-struct bxi_step *bxi_nn_add_norm(struct bxi_plan *plan, struct bxi_program *program, enum bxi_pass pass,
-                                 const struct bxi_tensor *mean, const struct bxi_tensor *var);
-
-/* ---- cpu_fold.c ------------------------------------------------------------------------------------ */
-
-/* Plans a convolution folded, and sets work->block; false if it had better not be, or cannot be. */
-bool bxi_nn_forward_folded(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
-void bxi_nn_backward_folded(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
-/* A tensor of the shape of `node`'s output, for an operation that does not care which image a pixel is of:
- * the same bytes flat, if it is folded. */
-struct bxi_tensor bxi_nn_flat(struct bxi_plan *plan, const struct bxi_node *node, const struct bxi_tensor *tensor);
-/* For one that does: in a layout of separate images; the caller releases it. */
-struct bxi_tensor bxi_nn_unfolded(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_node *node,
-                                  const struct bxi_tensor *tensor);
-void bxi_nn_move(const struct bx_net *net, const struct bxi_step *step);    /* BXI_STEP_GATHER and _SCATTER */
 
 /* ---- cpu_loops.c ----------------------------------------------------------------------------------- */
 
@@ -211,5 +194,27 @@ void bxi_nn_sum(const struct bxi_step *step);       /* BXI_STEP_SUM and the two 
 bool bxi_nn_has_statistics(const struct bxi_layout *layout);
 /* Of work->src, into work->mean and work->var, and into the node's running ones. */
 void bxi_nn_batch_statistics(const struct bxi_node *node, const struct bxi_work *work);
+
+/* ---- cpu_fold.c ------------------------------------------------------------------------------------ */
+
+/* Plans a convolution folded, and sets work->block; false if it had better not be, or cannot be. */
+bool bxi_nn_forward_folded(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
+void bxi_nn_backward_folded(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
+/* A tensor of the shape of `node`'s output, for an operation that does not care which image a pixel is of:
+ * the same bytes flat, if it is folded. */
+struct bxi_tensor bxi_nn_flat(struct bxi_plan *plan, const struct bxi_node *node, const struct bxi_tensor *tensor);
+/* For one that does: in a layout of separate images; the caller releases it. */
+struct bxi_tensor bxi_nn_unfolded(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_node *node,
+                                  const struct bxi_tensor *tensor);
+void bxi_nn_move(const struct bx_net *net, const struct bxi_step *step);    /* BXI_STEP_GATHER and _SCATTER */
+
+/* ---- cpu_ops.c ------------------------------------------------------------------------------------- */
+
+void bxi_nn_plan_forward(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
+void bxi_nn_plan_backward(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
+/* The forward step of a batch normalisation with the statistics in `mean` and `var`, for the backward pass to
+ * come (BXI_PASS_FORWARD) or for none. */
+struct bxi_step *bxi_nn_add_norm(struct bxi_plan *plan, struct bxi_program *program, enum bxi_pass pass,
+                                 const struct bxi_tensor *mean, const struct bxi_tensor *var);
 
 #endif

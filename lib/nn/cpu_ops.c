@@ -7,88 +7,6 @@
  */
 #include "cpu.h"
 
-/* ---- Parameters ---------------------------------------------------------------------------------- */
-
-struct weight_dims {
-    int64_t of[4];
-};
-
-static struct weight_dims weight_dims(const struct bxi_plan *plan, const struct bxi_node *node)
-{
-    const int *in = plan->net->nodes[node->in[0]].dims;
-    bool linear = node->op == BXI_NN_LINEAR;
-
-    return (struct weight_dims){
-        { node->dims[1], in[1], linear ? in[2] : node->kernel, linear ? in[3] : node->kernel }
-    };
-}
-
-static struct bxi_layout plain_weight(const struct bxi_plan *plan, const struct bxi_node *node)
-{
-    return bxi_layout_plain(4, weight_dims(plan, node).of);
-}
-
-/* Parameter `index`, of the caller's shape `plain`, in another layout, filled by set_params. */
-static struct bxi_tensor load_param(struct bxi_plan *plan, int index, const struct bxi_layout *plain,
-                                    const struct bxi_layout *layout)
-{
-    struct bxi_tensor from = { .layout = *plain, .memory = plan->params[index], .buffer = -1 };
-    struct bxi_tensor to = { .memory = NULL };
-
-    if (plan->error != 0)
-        return to;
-    if (from.memory == NULL) {
-        from.memory = bxi_nn_make_memory(plan, plain, NULL);
-        plan->params[index] = from.memory;
-    }
-    /* Not a buffer that had readers: it is filled before they run. */
-    to = bxi_nn_tensor_on(plan, layout, bxi_nn_make_buffer(plan, bxi_layout_bytes(layout)));
-    bxi_nn_add_reorder(plan, &plan->load, &from, &to);
-    return to;
-}
-
-struct bxi_tensor bxi_nn_load_weight(struct bxi_plan *plan, const struct bxi_node *node,
-                                     const struct bxi_layout *layout)
-{
-    const struct bxi_layout plain = plain_weight(plan, node);
-
-    return load_param(plan, node->param, &plain, layout);
-}
-
-/* The bias, or what else has one value a channel. */
-static struct bxi_tensor load_vector(struct bxi_plan *plan, const struct bxi_node *node, int index)
-{
-    const struct bxi_layout vector = bxi_layout_vector(node->dims[1]);
-
-    return load_param(plan, index, &vector, &vector);
-}
-
-struct bxi_tensor bxi_nn_load_bias(struct bxi_plan *plan, const struct bxi_node *node)
-{
-    return node->bias ? load_vector(plan, node, node->param + 1) : (struct bxi_tensor){ .memory = NULL };
-}
-
-struct bxi_tensor bxi_nn_callers_weight(struct bxi_plan *plan, const struct bxi_node *node)
-{
-    const struct bxi_layout plain = plain_weight(plan, node);
-    struct bxi_tensor theirs = bxi_nn_callers_tensor(plan, &plain);
-
-    plan->grads[node->param] = theirs.memory;
-    return theirs;
-}
-
-struct bxi_tensor bxi_nn_callers_bias(struct bxi_plan *plan, const struct bxi_node *node)
-{
-    const struct bxi_layout vector = bxi_layout_vector(node->dims[1]);
-    struct bxi_tensor theirs = { .memory = NULL };
-
-    if (!node->bias)
-        return theirs;
-    theirs = bxi_nn_callers_tensor(plan, &vector);
-    plan->grads[node->param + 1] = theirs.memory;
-    return theirs;
-}
-
 /* ---- Convolution and linear ---------------------------------------------------------------------- */
 
 /* Forward, in whichever layouts are liked. */
@@ -99,7 +17,7 @@ static struct bxi_spec weighted_spec(const struct bxi_plan *plan, const struct b
         .op = linear ? BXI_OP_LINEAR : BXI_OP_CONV,
         .pass = BXI_PASS_FORWARD,
         .src = bxi_nn_any_out(&plan->net->nodes[node->in[0]]),
-        .weight = bxi_layout_any(4, weight_dims(plan, node).of),
+        .weight = bxi_layout_any(4, bxi_nn_plain_weight(plan, node).dims),
         .dst = linear ? bxi_layout_plain(2, (const int64_t[2]){ node->dims[0], node->dims[1] }) : bxi_nn_any_out(node),
         .stride = node->stride,
         .padding = node->padding,
@@ -141,7 +59,7 @@ static void forward_conv(struct bxi_plan *plan, const struct bxi_node *node, str
 static void backward_weights(struct bxi_plan *plan, const struct bxi_node *node, const struct bxi_recipe *recipe,
                              const struct bxi_tensor *grad)
 {
-    const struct bxi_layout plain = plain_weight(plan, node);
+    const struct bxi_layout plain = bxi_nn_plain_weight(plan, node);
     const struct bxi_layout liked = bxi_nn_liked(plan, recipe, BXI_ARG_DIFF_WEIGHTS);
     const struct bxi_layout src_layout = bxi_nn_liked(plan, recipe, BXI_ARG_SRC);
     const struct bxi_layout grad_layout = bxi_nn_liked(plan, recipe, BXI_ARG_DIFF_DST);
@@ -292,7 +210,7 @@ static void forward_batch_norm(struct bxi_plan *plan, const struct bxi_node *nod
         work->src = src;
     }
     work->out = bxi_nn_new_tensor(plan, &work->src.layout);
-    work->weight = load_vector(plan, node, node->param);
+    work->weight = bxi_nn_load_vector(plan, node, node->param);
     work->bias = bxi_nn_load_bias(plan, node);
     work->mean = bxi_nn_new_tensor(plan, &vector);
     work->var = bxi_nn_new_tensor(plan, &vector);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a plan is made of: failures, buffers, tensors, steps, and gradients on their way to a node (cpu.h).
- * Run by the thread that calls bx_net_finish, and once by its first bx_net_predict.
+ * The parts of a plan: failures, layouts, buffers, tensors, steps, parameters, and the gradients that a node collects
+ * (cpu.h). Run by the thread that calls bx_net_finish, and by its first bx_net_predict.
  */
 #include "cpu.h"
 
@@ -368,6 +368,78 @@ struct bxi_tensor bxi_nn_in_layout(struct bxi_plan *plan, struct bxi_program *pr
     to = bxi_nn_new_tensor(plan, layout);
     bxi_nn_add_reorder(plan, program, from, &to);
     return to;
+}
+
+/* ---- Parameters ---------------------------------------------------------------------------------- */
+
+struct bxi_layout bxi_nn_plain_weight(const struct bxi_plan *plan, const struct bxi_node *node)
+{
+    const int *in = plan->net->nodes[node->in[0]].dims;
+    bool linear = node->op == BXI_NN_LINEAR;
+
+    return bxi_layout_plain(4, (const int64_t[4]){
+        node->dims[1], in[1], linear ? in[2] : node->kernel, linear ? in[3] : node->kernel
+    });
+}
+
+/* Parameter `index`, of the caller's shape `plain`, in another layout, filled by set_params. */
+static struct bxi_tensor load_param(struct bxi_plan *plan, int index, const struct bxi_layout *plain,
+                                    const struct bxi_layout *layout)
+{
+    struct bxi_tensor from = { .layout = *plain, .memory = plan->params[index], .buffer = -1 };
+    struct bxi_tensor to = { .memory = NULL };
+
+    if (plan->error != 0)
+        return to;
+    if (from.memory == NULL) {
+        from.memory = bxi_nn_make_memory(plan, plain, NULL);
+        plan->params[index] = from.memory;
+    }
+    /* Not a buffer that had readers: it is filled before they run. */
+    to = bxi_nn_tensor_on(plan, layout, bxi_nn_make_buffer(plan, bxi_layout_bytes(layout)));
+    bxi_nn_add_reorder(plan, &plan->load, &from, &to);
+    return to;
+}
+
+struct bxi_tensor bxi_nn_load_weight(struct bxi_plan *plan, const struct bxi_node *node,
+                                     const struct bxi_layout *layout)
+{
+    const struct bxi_layout plain = bxi_nn_plain_weight(plan, node);
+
+    return load_param(plan, node->param, &plain, layout);
+}
+
+struct bxi_tensor bxi_nn_load_vector(struct bxi_plan *plan, const struct bxi_node *node, int index)
+{
+    const struct bxi_layout vector = bxi_layout_vector(node->dims[1]);
+
+    return load_param(plan, index, &vector, &vector);
+}
+
+struct bxi_tensor bxi_nn_load_bias(struct bxi_plan *plan, const struct bxi_node *node)
+{
+    return node->bias ? bxi_nn_load_vector(plan, node, node->param + 1) : (struct bxi_tensor){ .memory = NULL };
+}
+
+struct bxi_tensor bxi_nn_callers_weight(struct bxi_plan *plan, const struct bxi_node *node)
+{
+    const struct bxi_layout plain = bxi_nn_plain_weight(plan, node);
+    struct bxi_tensor theirs = bxi_nn_callers_tensor(plan, &plain);
+
+    plan->grads[node->param] = theirs.memory;
+    return theirs;
+}
+
+struct bxi_tensor bxi_nn_callers_bias(struct bxi_plan *plan, const struct bxi_node *node)
+{
+    const struct bxi_layout vector = bxi_layout_vector(node->dims[1]);
+    struct bxi_tensor theirs = { .memory = NULL };
+
+    if (!node->bias)
+        return theirs;
+    theirs = bxi_nn_callers_tensor(plan, &vector);
+    plan->grads[node->param + 1] = theirs.memory;
+    return theirs;
 }
 
 /* ---- Gradients of nodes -------------------------------------------------------------------------- */

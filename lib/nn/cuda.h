@@ -49,7 +49,7 @@ int bxi_cuda_load_nvrtc(struct bxi_nvrtc *nvrtc);
 int bxi_cuda_load_networks(struct bx_cuda *cuda);               /* cuBLAS and cuDNN */
 int bxi_cuda_check_fork(void);                                  /* -EPERM in a child of who loaded the driver */
 
-/* ---- cuda_device.c --------------------------------------------------------------------------------- */
+/* ---- cuda_context.c -------------------------------------------------------------------------------- */
 
 /* The code of a CUresult; with a sentence that says what the driver says of it. */
 int bxi_cuda_code(unsigned result);
@@ -69,7 +69,7 @@ int bxi_kernels_own(struct bx_cuda *cuda);                      /* compiles kern
 /* As bx_kernel_launch, with the context entered. */
 int bxi_kernel_put(struct bx_kernels *kernels, const char *kernel, size_t threads, const void *args);
 
-/* ---- cuda_net.c ------------------------------------------------------------------------------------ */
+/* ---- The plan: made by cuda_net.c, read by cuda_ops.c --------------------------------------------------- */
 
 /* Place of an array in the plan's memory; both in floats. */
 struct bxi_place {
@@ -112,10 +112,10 @@ struct bxi_cuda_plan {
     bool predicts;
 };
 
+/* ---- cuda_ops.c ------------------------------------------------------------------------------------ */
+
 float *bxi_cuda_at(const struct bxi_cuda_plan *plan, struct bxi_place place);
 float *bxi_cuda_statistic(const struct bxi_cuda_plan *plan, int index, enum bxi_statistic which);
-
-/* ---- cuda_ops.c ------------------------------------------------------------------------------------ */
 
 int bxi_cuda_check(struct bx_cuda *cuda);       /* with the first net: cuBLAS and cuDNN */
 /* Makes what cuDNN wants to know of a node, and chooses algorithms. */

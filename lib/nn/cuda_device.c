@@ -1,74 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A device to compute on: opening and closing, memory, copies, and the two computations of boxcar_nn.h that are no
- * networks. Run by the thread that uses the device.
- *
- * Its context is the primary one, the same that gpu/ and the libraries on the CUDA runtime use, so that a pointer
- * means the same to all of them. It is made current around each call and the caller's is put back. The stream does
- * not wait for the default one, on which nothing here is done.
+ * A device to compute on (boxcar_cuda.h): opening and closing it, its memory, and the loss and the optimiser of
+ * boxcar_nn.h. Run by the thread that uses the device.
  */
 #include "cuda.h"
 
 #include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { GRADS_MAX = sizeof(((struct bxk_sgd *)NULL)->grads) / sizeof(float *) };
 _Static_assert(GRADS_MAX == BX_WORLD_MAX, "a gradient of each worker");
-
-/* ---- Results ------------------------------------------------------------------------------------- */
-
-int bxi_cuda_code(unsigned result)
-{
-    switch (result) {
-    case CUDA_SUCCESS: return 0;
-    case CUDA_ERROR_INVALID_VALUE:
-    case CUDA_ERROR_INVALID_HANDLE: return -EINVAL;
-    case CUDA_ERROR_OUT_OF_MEMORY: return -ENOMEM;
-    case CUDA_ERROR_NOT_INITIALIZED: return -EPERM;
-    case CUDA_ERROR_NO_DEVICE:
-    case CUDA_ERROR_INVALID_DEVICE:
-    case CUDA_ERROR_DEVICE_UNAVAILABLE: return -ENODEV;
-    case CUDA_ERROR_NOT_SUPPORTED: return -ENOTSUP;
-    default: return -EIO;
-    }
-}
-
-int bxi_cuda_fail(const struct bx_cuda *cuda, unsigned result, const char *format, ...)
-{
-    const struct bxi_cuda *cu = &cuda->driver.cu;
-    char what[256];
-    va_list arguments;
-
-    va_start(arguments, format);
-    vsnprintf(what, sizeof(what), format, arguments);
-    va_end(arguments);
-    return bx_fail(bxi_cuda_code(result), "%s: %s (%u, %s)", what, bxi_cu_name(cu, result), result,
-                   bxi_cu_text(cu, result));
-}
-
-/* ---- Context ------------------------------------------------------------------------------------- */
-
-int bxi_cuda_enter(const struct bx_cuda *cuda, const char *call)
-{
-    int rc = cuda == NULL ? bx_fail(-EINVAL, "%s was given no device", call) : bxi_cuda_check_fork();
-    unsigned result;
-
-    if (rc < 0)
-        return rc;
-    result = cuda->driver.cu.cuCtxPushCurrent_v2(cuda->context);
-    return result == CUDA_SUCCESS ? 0 : bxi_cuda_fail(cuda, result, "%s: the context of device %d", call,
-                                                      cuda->ordinal);
-}
-
-void bxi_cuda_leave(const struct bx_cuda *cuda)
-{
-    struct CUctx_st *popped;
-
-    (void)cuda->driver.cu.cuCtxPopCurrent_v2(&popped);
-}
 
 /* ---- Open and close ------------------------------------------------------------------------------ */
 
@@ -220,14 +161,6 @@ void *bx_cuda_stream(const struct bx_cuda *cuda)
     return cuda == NULL ? NULL : cuda->stream;
 }
 
-int bxi_cuda_sync(const struct bx_cuda *cuda)
-{
-    unsigned result = cuda->driver.cu.cuStreamSynchronize(cuda->stream);
-
-    return result == CUDA_SUCCESS ? 0 : bxi_cuda_fail(cuda, result, "device %d (%s), when its work was waited for",
-                                                      cuda->ordinal, cuda->name);
-}
-
 int bx_cuda_wait(struct bx_cuda *cuda)
 {
     int rc = bxi_cuda_enter(cuda, "bx_cuda_wait");
@@ -247,17 +180,6 @@ static int may_allocate(struct bx_cuda *cuda, const char *call, size_t bytes, vo
     if (bytes == 0 || memory == NULL)
         return bx_fail(-EINVAL, "%s needs a number of bytes and a place for the address", call);
     return bxi_cuda_enter(cuda, call);
-}
-
-int bxi_cuda_take(const struct bx_cuda *cuda, size_t bytes, void **memory)
-{
-    unsigned long long address = 0;
-    unsigned result = cuda->driver.cu.cuMemAlloc_v2(&address, bytes);
-
-    if (result != CUDA_SUCCESS)
-        return bxi_cuda_fail(cuda, result, "%zu bytes of device %d (%s)", bytes, cuda->ordinal, cuda->name);
-    *memory = (void *)(uintptr_t)address;
-    return 0;
 }
 
 int bx_cuda_alloc(struct bx_cuda *cuda, size_t bytes, void **memory)
@@ -304,40 +226,6 @@ void bx_cuda_free_host(struct bx_cuda *cuda, void *memory)
     (void)bxi_cuda_sync(cuda);
     (void)cuda->driver.cu.cuMemFreeHost(memory);
     bxi_cuda_leave(cuda);
-}
-
-/* Whether the driver knows the address: memory of a device, or pinned. */
-static bool is_known(const struct bx_cuda *cuda, const void *address)
-{
-    unsigned type = 0;
-
-    return cuda->driver.cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (uintptr_t)address) ==
-        CUDA_SUCCESS;
-}
-
-int bxi_cuda_put_copy(const struct bx_cuda *cuda, void *to, const void *from, size_t bytes)
-{
-    const struct bxi_cuda *cu = &cuda->driver.cu;
-    bool knows_to = is_known(cuda, to), knows_from = is_known(cuda, from);
-    unsigned result;
-    int rc;
-
-    if (bytes == 0)
-        return 0;
-    if (!knows_to && !knows_from) {
-        rc = bxi_cuda_sync(cuda);
-        if (rc == 0)
-            memmove(to, from, bytes);
-        return rc;
-    }
-    if (knows_to && knows_from)
-        result = cu->cuMemcpyAsync((uintptr_t)to, (uintptr_t)from, bytes, cuda->stream);
-    else if (knows_to)
-        result = cu->cuMemcpyHtoDAsync_v2((uintptr_t)to, from, bytes, cuda->stream);
-    else
-        result = cu->cuMemcpyDtoHAsync_v2(to, (uintptr_t)from, bytes, cuda->stream);
-    return result == CUDA_SUCCESS ? 0 : bxi_cuda_fail(cuda, result, "a copy of %zu bytes by device %d (%s)", bytes,
-                                                      cuda->ordinal, cuda->name);
 }
 
 int bx_cuda_copy(struct bx_cuda *cuda, void *to, const void *from, size_t bytes)

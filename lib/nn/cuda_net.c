@@ -15,11 +15,6 @@ enum { ALIGNMENT = 64 };            /* of arrays, in floats: what cuMemAlloc pro
 
 /* ---- Planning ------------------------------------------------------------------------------------ */
 
-float *bxi_cuda_at(const struct bxi_cuda_plan *plan, struct bxi_place place)
-{
-    return place.count == 0 ? NULL : plan->memory + place.offset;
-}
-
 static struct bxi_place reserve(struct bxi_cuda_plan *plan, size_t floats)
 {
     struct bxi_place place = { .offset = plan->floats, .count = floats };
@@ -106,12 +101,6 @@ static int plan_grads(struct bxi_cuda_plan *plan)
             plan_node_grads(plan, pool, i);
     free(pool);
     return 0;
-}
-
-/* One of a batch normalisation's four rows of statistics. */
-float *bxi_cuda_statistic(const struct bxi_cuda_plan *plan, int index, enum bxi_statistic which)
-{
-    return bxi_cuda_at(plan, plan->work[index].statistics[which]);
 }
 
 static int take_memory(const struct bxi_cuda_plan *plan, size_t floats, float **memory)
@@ -244,7 +233,7 @@ static int rehearse_on(struct bx_net *net, float *memory, float **grads)
 
     for (size_t i = 0; i < net->param_count; i++)
         grads[i] = memory + plan->params[i].offset;
-    if (bxi_nn_without_variance(net) == NULL) {
+    if (net->untrainable == NULL) {
         rc = forward(net, input, output);
         if (rc == 0)
             rc = backward(net, output, grads);

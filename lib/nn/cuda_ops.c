@@ -256,6 +256,17 @@ void bxi_cuda_forget(const struct bxi_cuda_plan *plan, int index)
 
 /* ---- Arrays of a node ---------------------------------------------------------------------------- */
 
+float *bxi_cuda_at(const struct bxi_cuda_plan *plan, struct bxi_place place)
+{
+    return place.count == 0 ? NULL : plan->memory + place.offset;
+}
+
+/* One of a batch normalisation's four rows of statistics. */
+float *bxi_cuda_statistic(const struct bxi_cuda_plan *plan, int index, enum bxi_statistic which)
+{
+    return bxi_cuda_at(plan, plan->work[index].statistics[which]);
+}
+
 /* What it reads, computes, and the gradients of both. */
 struct arrays {
     const struct bxi_node *node, *from;

@@ -373,6 +373,18 @@ int bx_net_softmax(struct bx_net *net, int in)
     return add_node(net, &node);
 }
 
+/* The batch normalisation that has one value a channel; NULL if there is none. */
+static const struct bxi_node *find_untrainable(const struct bx_net *net)
+{
+    for (int i = 0; i < net->node_count; i++) {
+        const struct bxi_node *node = &net->nodes[i];
+
+        if (node->op == BXI_NN_BATCH_NORM && node->dims[0] == 1 && node->dims[2] == 1 && node->dims[3] == 1)
+            return node;
+    }
+    return NULL;
+}
+
 int bx_net_finish(struct bx_net *net, int output)
 {
     int result = may_add(net, output);
@@ -393,6 +405,7 @@ int bx_net_finish(struct bx_net *net, int output)
     if (output != net->node_count - 1)
         return bx_fail(-EINVAL, "the output, node %d, must be the last of the net's %d nodes", output,
                        net->node_count);
+    net->untrainable = find_untrainable(net);
     result = net->backend->plan(net);
     if (result != 0 && net->plan != NULL) {
         net->backend->unplan(net);
@@ -495,29 +508,15 @@ static int may_compute(const struct bx_net *net, const char *call, const float *
     return 0;
 }
 
-const struct bxi_node *bxi_nn_without_variance(const struct bx_net *net)
-{
-    for (int i = 0; i < net->node_count; i++) {
-        const struct bxi_node *node = &net->nodes[i];
-
-        if (node->op == BXI_NN_BATCH_NORM && node->dims[0] == 1 && node->dims[2] == 1 && node->dims[3] == 1)
-            return node;
-    }
-    return NULL;
-}
-
 int bx_net_forward(struct bx_net *net, const float *input, float *output)
 {
     int result = may_compute(net, "bx_net_forward", input, output);
 
     if (result != 0)
         return result;
-
-    const struct bxi_node *node = bxi_nn_without_variance(net);
-
-    if (node != NULL)
+    if (net->untrainable != NULL)
         return bx_fail(-EINVAL, "batch normalisation '%s' has one value a channel, which has no variance; train with a "
-                       "larger batch", node->name);
+                       "larger batch", net->untrainable->name);
     net->has_forward = false;
     result = net->backend->forward(net, input, output);
     net->has_forward = result == 0;

@@ -64,9 +64,6 @@ struct bxi_nn_backend {
 
 extern const struct bxi_nn_backend bxi_nn_cpu, bxi_nn_cuda;
 
-/* The batch normalisation that has one value a channel, and so cannot be trained; NULL if there is none. */
-const struct bxi_node *bxi_nn_without_variance(const struct bx_net *net);
-
 struct bx_net {
     int threads;
     bool input_grad;
@@ -75,6 +72,8 @@ struct bx_net {
     void *plan;                 /* the backend's; NULL before finish */
     struct bxi_node *nodes;
     int node_count, node_capacity;
+    const struct bxi_node *untrainable; /* a batch normalisation of one value a channel, which has no variance; or NULL.
+                                         * Set by finish */
     struct bx_net_param *params;
     size_t param_count, param_capacity;
     bool has_params;            /* set_params was called */

@@ -1,32 +1,34 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * boxcar_cuda.h - computing on a GPU: the networks of boxcar_nn.h, and kernels of one's own. Part of libboxcar_nn,
- * which is built without a CUDA toolkit: the driver, NVRTC, cuBLAS and cuDNN are loaded when a device is opened.
+ * boxcar_cuda.h - computing on a GPU: the networks of boxcar_nn.h, and kernels of the caller's own. Part of
+ * libboxcar_nn, which is built without a CUDA toolkit and loads the driver, NVRTC, cuBLAS and cuDNN when needed.
  *
  *     struct bx_cuda *cuda = NULL;
  *     bx_cuda_open(0, &cuda);                                  // after the last fork
  *     bx_net_create(&(struct bx_net_options){ .cuda = cuda }, &net);
  *     ...                                                      // built as on the CPU
- *     bx_net_forward(net, images, logits);                     // put on the stream; returns at once
+ *     bx_net_forward(net, images, logits);                     // puts the work on the stream and returns
  *     bx_net_backward(net, logits_grad, grads);
- *     bx_tensor_written_on(grad, bx_cuda_stream(cuda));        // whoever borrows it waits for that, not the host
+ *     bx_tensor_written_on(grad, bx_cuda_stream(cuda));        // borrowers wait for the stream, the host does not
  *
- * Order: everything that is given to a bx_cuda runs on its one stream, in the order of the calls, and the calls do
- * not wait but where they say so; of those of a net, bx_net_finish does, which runs every pass once so that the
- * libraries load their code then, and bx_net_destroy. What another stream has to do first is the caller's to order
- * (bx_tensor_read_on(tensor, bx_cuda_stream(cuda))).
+ * Order: a bx_cuda has one stream. Each call puts its work on it and does not wait for it, unless the call's comment
+ * says so. Two calls of a net wait: bx_net_destroy, and bx_net_finish, which also runs every pass once, so that the
+ * libraries load their code then and not later. The caller orders the stream with other streams, for example by
+ * bx_tensor_read_on(tensor, bx_cuda_stream(cuda)).
  *
- * Arrays of a net on a device lie in memory of that device: parameters, inputs, outputs, gradients, and what
- * bx_net_running gives. They have torch's shapes, as on the CPU; float32, and computed as float32 (no TF32).
+ * Memory: the arrays of a net on a device lie in that device's memory: parameters, inputs, outputs, gradients, and the
+ * statistics of bx_net_running. They have torch's shapes, as on the CPU. They are float32 and computed as float32 (no
+ * TF32).
  *
- * Libraries: libcuda.so.1 or BX_CUDA_DRIVER; libnvrtc, libcublas (12, 13 or 11) and libcudnn (9 or 8) as the dynamic
- * linker finds them, or BX_NVRTC, BX_CUBLAS, BX_CUDNN, each a path (ignored where the program has more rights than its
- * caller). cuBLAS and cuDNN are loaded with the first net.
+ * Libraries: libcuda.so.1; libnvrtc and libcublas (13, 12 or 11); libcudnn (9 or 8), as the dynamic linker finds them.
+ * BX_CUDA_DRIVER, BX_NVRTC, BX_CUBLAS and BX_CUDNN name other files; they are ignored in a program that runs with more
+ * rights than its caller. bx_cuda_open loads the driver and NVRTC, the first net loads cuBLAS and cuDNN.
  *
- * Errors: 0, else a code with a sentence (bx_error_text): -ENODEV no driver, no such device or not for this process;
- * -ENOTSUP built with CUDA=0, or a library is not there or too old; -ENOMEM; -EINVAL; -EPERM in a process that was
- * forked after CUDA was started; -EIO what the GPU reports, which ends its use in this process.
- * Threads: one at a time uses a bx_cuda and what was made with it.
+ * Errors: 0, else a negative code after a sentence (bx_error_text): -ENODEV, no driver, no such device, or the device
+ * is not available to this process; -ENOTSUP, built with CUDA=0, or a library is missing or too old; -ENOMEM; -EINVAL;
+ * -EPERM, this process was forked after CUDA was started; -EIO, any other error of the GPU, after which this process
+ * cannot use it any more. Work that fails on the stream is reported by the next call that waits for it.
+ * Threads: one thread at a time uses a bx_cuda and what was made with it.
  */
 #ifndef BOXCAR_CUDA_H
 #define BOXCAR_CUDA_H
@@ -42,43 +44,50 @@ extern "C" {
 
 struct bx_cuda;
 
-/* How many devices there are for this process, or why none can be had. */
+/* The number of devices that this process can use, or an error. */
 int bx_cuda_count(void);
 
-/* The device of this ordinal among those that CUDA_VISIBLE_DEVICES leaves, as bx_gpu_open tells it: its primary
- * context and a stream of its own. */
+/* Opens the device with this ordinal, counted as by bx_gpu_open among the devices that CUDA_VISIBLE_DEVICES leaves. It
+ * uses the device's primary context and a new stream. */
 int bx_cuda_open(int ordinal, struct bx_cuda **cuda);
-/* After all that was made with it. Waits for the stream. NULL is fine. */
+/* Close it after destroying everything that was made with it. Waits for the stream. NULL is fine. */
 void bx_cuda_close(struct bx_cuda *cuda);
 
-const char *bx_cuda_name(const struct bx_cuda *cuda);       /* the device's, "NVIDIA H200" */
+const char *bx_cuda_name(const struct bx_cuda *cuda);       /* the device's name, "NVIDIA H200" */
 void *bx_cuda_stream(const struct bx_cuda *cuda);           /* a CUstream of the primary context */
-int bx_cuda_wait(struct bx_cuda *cuda);                     /* until all that was put on the stream is done */
+int bx_cuda_wait(struct bx_cuda *cuda);                     /* waits until the stream has done all its work */
 
-/* Memory of the device that is not to be lent to other workers (that is bx_tensor_create_on's). Freeing waits. */
+/* Device memory of this process alone; bx_tensor_create_on gives memory that can be lent to other workers.
+ * bx_cuda_free waits for the stream. NULL is fine. */
 int bx_cuda_alloc(struct bx_cuda *cuda, size_t bytes, void **memory);
 void bx_cuda_free(struct bx_cuda *cuda, void *memory);
-/* Pinned host memory: copies reach it at full speed and without a wait, kernels by the same address. */
+/* Pinned host memory: copies to and from it run at full speed and asynchronously; kernels use it at the same address.
+ * bx_cuda_free_host waits for the stream. NULL is fine. */
 int bx_cuda_alloc_host(struct bx_cuda *cuda, size_t bytes, void **memory);
 void bx_cuda_free_host(struct bx_cuda *cuda, void *memory);
 
-/* Between any two of device and host, on the stream. Pageable host memory may make it wait. */
+/* Copies `bytes` on the stream, between device and host memory in any combination. It may wait if host memory is
+ * pageable. */
 int bx_cuda_copy(struct bx_cuda *cuda, void *to, const void *from, size_t bytes);
 int bx_cuda_zero(struct bx_cuda *cuda, void *memory, size_t bytes);
 
-/* As bx_mse_loss, of arrays on the device, with the same bits; waits for the loss. grad may be NULL. */
+/* bx_mse_loss of arrays on the device, bit for bit; waits for the loss. grad may be NULL. */
 int bx_cuda_mse_loss(struct bx_cuda *cuda, const float *output, const float *target, size_t count, float *grad,
                      double *loss);
-/* As bx_sgd_step, of arrays on the device, with the same bits. -EINVAL: no gradient, or more than BX_WORLD_MAX. */
+/* bx_sgd_step of arrays on the device, bit for bit. step->grads itself is a host array. -EINVAL: a NULL pointer, no
+ * gradient, or more than BX_WORLD_MAX. */
 int bx_cuda_sgd_step(struct bx_cuda *cuda, const struct bx_sgd *step);
 
 /*
- * Kernels: CUDA C++ text, compiled by NVRTC for the device (without contraction of a * b + c, so that arithmetic can be
- * the CPU's to the bit). Each kernel is extern "C", __global__, and takes one struct by value.
- * `name` is how messages call the text, "policy.cu".
- * bx_kernel_launch starts `threads` threads of the kernel, in blocks of 128; the kernel must look whether its number
- * is below the count that its arguments tell. args: the struct, copied by the call. The first launch of each kernel may
- * wait for the device, which loads its code then: start one that does nothing (0 threads) where that would hurt later.
+ * Kernels: CUDA C++ text, which NVRTC compiles for the device. It does not contract a * b + c, so that arithmetic can
+ * match the CPU's bit for bit. Each kernel is extern "C" and __global__, and takes one struct by value.
+ *
+ * bx_kernels_create: `name` stands for the text in messages ("policy.cu"). -EINVAL, with the compiler's log: the text
+ * does not compile. -ENOTSUP: NVRTC does not know the device.
+ *
+ * bx_kernel_launch starts at least `threads` threads of the kernel, in blocks of 128; the kernel must compare its index
+ * with the count in its arguments. It copies args, the struct. -EINVAL: there is no such kernel. The first launch of a
+ * kernel loads its code and may wait for the device: where that would hurt later, launch it once with 0 threads.
  */
 struct bx_kernels;
 int bx_kernels_create(struct bx_cuda *cuda, const char *name, const char *source, struct bx_kernels **kernels);

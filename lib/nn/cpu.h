@@ -1,26 +1,27 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Shared by cpu.c, which is the backend and runs programs, cpu_ops.c, which plans each kind of operation,
- * cpu_fold.c, which plans convolutions over few pixels, cpu_plan.c, of whose buffers, tensors, steps and
- * gradients a plan is made, and cpu_loops.c, what is computed by loops of our own. The rest is computed
- * by oneDNN, through the table of dnn.h.
+ * The private header of the CPU backend: cpu.c is the backend and runs programs; cpu_ops.c plans each kind of
+ * operation; cpu_fold.c plans convolutions over few pixels; cpu_loops.c has the computations that are our own loops;
+ * cpu_plan.c has the parts of a plan. oneDNN does the other computations, through the table of dnn.h.
  *
- * bx_net_finish plans: it walks the list of operations forward, then backward, and writes two programs, lists
- * of steps whose operations, memories and buffers are made once. Computing is then to walk a program;
- * nothing is allocated and nothing is decided. Layouts are what the time goes into: each convolution is
- * asked what it likes best (format any), its neighbours take what it gives, and a reorder is planned
- * only where two do not agree. A framework that keeps plain N C H W between layers reorders at each.
+ * bx_net_finish plans: it goes through the list of operations forward, then backward, and writes two programs, which
+ * are lists of steps. Operations, memories and buffers are made once, then. A pass runs a program; it allocates nothing
+ * and decides nothing.
  *
- * Tensors. A value in a plan is a layout and a memory on a buffer. Buffers are counted while the
- * programs are planned: one that nobody still to be planned will read is given to the next who needs one
- * of its size, so gradients live in a few buffers that stay in the caches. This is safe because the steps
- * run in the order in which they were planned. What backward reads of forward is simply not released.
+ * Layouts determine the speed. Each convolution is asked for the layouts it prefers (format any), its neighbours accept
+ * them, and a reorder is planned only where two neighbours differ. A framework that keeps plain N C H W between layers
+ * reorders at each.
  *
- * Gradients. Each node collects the gradients that its consumers give it, at most two at a time. They
- * are added, and masked where the node ended with a ReLU, in one pass, in place where the buffer has no
- * other reader. An addition hands one buffer to both its inputs.
+ * Tensors. A tensor of a plan is a layout and a memory on a buffer. While the programs are planned, each buffer counts
+ * the readers that are still to be planned; a buffer without readers is reused for the next tensor of its size. So
+ * gradients share a few buffers, which stay in the caches. This is safe because the steps run in the order in which
+ * they were planned. Tensors that the backward pass reads of the forward pass are not released.
  *
- * Errors while planning are kept in the plan, the first one; what follows a failure does nothing.
+ * Gradients. Each node collects the gradients from its consumers, at most two at a time. One pass adds them, and masks
+ * them if the node ended with a ReLU, in place if the buffer has no other reader. An addition gives one buffer to both
+ * its inputs.
+ *
+ * Errors. The plan keeps the first error of planning; functions called after it do nothing.
  */
 #ifndef BXI_NN_CPU_H
 #define BXI_NN_CPU_H
@@ -32,10 +33,10 @@ enum bxi_step_kind {
     BXI_STEP_OP,
     BXI_STEP_SUM,                   /* to = a + b */
     BXI_STEP_RELU_SUM,              /* to = max(0, a + b) */
-    BXI_STEP_MASKED_SUM,            /* to = a + b where the mask is above 0, else 0 */
+    BXI_STEP_MASKED_SUM,            /* to = mask <= 0 ? 0 : a + b */
     BXI_STEP_GATHER,                /* cpu_fold.c; count is the block of channels */
     BXI_STEP_SCATTER,
-    BXI_STEP_STATISTICS,            /* mean and variance of the batch, and the running ones */
+    BXI_STEP_STATISTICS,            /* mean and variance of the batch; updates the running ones */
 };
 
 struct bxi_step {
@@ -43,7 +44,7 @@ struct bxi_step {
     int node;
     struct bxi_op *op;
     float *to;
-    const float *a, *b, *mask;  /* b: NULL for none, but in BXI_STEP_SUM */
+    const float *a, *b, *mask;  /* b may be NULL, except in BXI_STEP_SUM */
     size_t count;
 };
 
@@ -52,7 +53,7 @@ struct bxi_program {
     size_t count, capacity;
 };
 
-/* Memory that buffers are cut from; this lies at its start. */
+/* The header of a block of memory that buffers are cut from. */
 struct bxi_chunk {
     struct bxi_chunk *next;
     size_t bytes, used;
@@ -61,28 +62,28 @@ struct bxi_chunk {
 struct bxi_buffer {
     void *data;
     size_t bytes;
-    int readers;                /* that are still to be planned; 0: free to be taken */
+    int readers;                /* still to be planned; 0: the buffer can be reused */
 };
 
 struct bxi_tensor {
     struct bxi_layout layout;
     struct bxi_memory *memory;  /* NULL: no tensor */
-    float *data;                /* NULL: the caller's, bound at each call */
-    int buffer;                 /* -1: none of ours */
+    float *data;                /* NULL: the caller's array, bound at each call */
+    int buffer;                 /* -1: not on a buffer of the plan */
 };
 
-/* What the plan keeps for a node. */
+/* The plan of one node. */
 struct bxi_work {
     struct bxi_tensor out;
-    struct bxi_tensor src;          /* what forward read, reordered if it had to be */
+    struct bxi_tensor src;          /* the input of the forward pass, after a reorder if one was needed */
     struct bxi_tensor parts[2];     /* gradients of `out` so far */
     int part_count;
     struct bxi_recipe *forward;
     struct bxi_recipe *backward_weights, *backward_data;    /* of a folded convolution */
-    int block;                  /* its block of channels; 0: not folded */
+    int block;                  /* channels in a block of a folded convolution; 0: not folded */
     struct bxi_tensor weight, bias;
     struct bxi_tensor workspace, mean, var;
-    size_t forward_step;        /* where it computes, for predict */
+    size_t forward_step;        /* index of its step in `forward`, for predict */
 };
 
 struct bxi_plan {
@@ -93,73 +94,74 @@ struct bxi_plan {
     struct bxi_chunk *chunks;
     struct bxi_buffer *buffers;
     size_t buffer_count, buffer_capacity;
-    struct bxi_memory **params, **grads;    /* the caller's arrays, one each a parameter */
+    struct bxi_memory **params, **grads;    /* the caller's arrays, one a parameter */
     struct bxi_memory *input, *output, *output_grad;
-    struct bxi_memory *scratch;      /* one for all; its size is in scratch_bytes */
+    struct bxi_memory *scratch;      /* shared by all operations; scratch_bytes long */
     size_t scratch_bytes;
     struct bxi_tensor input_grad;
-    int node;                   /* that is being planned, for the sentence of a failure */
+    int node;                   /* being planned; named in the sentence of a failure */
     int error;
 };
 
-/* Vectors of the compiler's, so that a result may overwrite an operand: of a plain loop it could not know that
- * they are the same array or none, and would take one element at a time. Not wider than every processor of
- * a kind has, or the compiler would compare element by element. Buffers begin and end on whole ones. */
+/* The compiler's vectors, so that a result may overwrite an operand: in a plain loop the compiler could not know that
+ * the arrays are equal or disjoint, and would compute one element at a time. Their width is one that every processor of
+ * the architecture has; of wider ones the compiler would compare element by element. Buffers begin and end on whole
+ * vectors. */
 enum { BXI_VEC_FLOATS = 4 };
 typedef float bxi_vec __attribute__((vector_size(BXI_VEC_FLOATS * sizeof(float))));
 typedef int32_t bxi_vec_bits __attribute__((vector_size(BXI_VEC_FLOATS * sizeof(float))));
 
 /* ---- cpu_plan.c ------------------------------------------------------------------------------------ */
 
-/* Keeps the first failure with a sentence; true if all is well so far. */
+/* Keeps the first failure, with a sentence that names `what`. True if the plan has no failure. */
 bool bxi_nn_ok(struct bxi_plan *plan, int code, const char *what);
 
-/* Layouts: row-major; channels (dimension 1) in blocks, row-major otherwise, if block is not 1; whichever is liked. */
+/* Layouts: row-major; with channels (dimension 1) in blocks, else row-major (block 1: row-major); any. */
 struct bxi_layout bxi_layout_plain(int ndims, const int64_t *dims);
 struct bxi_layout bxi_layout_blocked(const int64_t dims[4], int block);
 struct bxi_layout bxi_layout_any(int ndims, const int64_t *dims);
 struct bxi_layout bxi_layout_vector(int64_t count);
-/* The same three of the shape of a node's output. */
+/* The same three, with the shape of a node's output. */
 struct bxi_layout bxi_nn_plain_out(const struct bxi_node *node);
 struct bxi_layout bxi_nn_blocked_out(const struct bxi_node *node, int block);
 struct bxi_layout bxi_nn_any_out(const struct bxi_node *node);
 size_t bxi_layout_bytes(const struct bxi_layout *layout);
 bool bxi_layout_is_same(const struct bxi_layout *a, const struct bxi_layout *b);
-/* The floats of a channel block that lie together; 0 if channels are not blocked, or not just they. */
+/* The channels in a block; 0 if channels are not blocked, or other dimensions are too. */
 int bxi_layout_block(const struct bxi_layout *layout);
 
-/* Zeros that live as long as the plan; NULL when there is no memory. */
+/* Zeros that live as long as the plan; NULL: no memory. */
 void *bxi_nn_aligned_zeros(struct bxi_plan *plan, size_t bytes);
 /* The number of a new buffer with one reader; -1 after a failure. */
 int bxi_nn_make_buffer(struct bxi_plan *plan, size_t bytes);
-/* One more, or one less, that is still to read it. */
+/* One reader more or less. */
 void bxi_nn_retain(struct bxi_plan *plan, const struct bxi_tensor *tensor);
 void bxi_nn_release(struct bxi_plan *plan, const struct bxi_tensor *tensor);
 bool bxi_nn_is_only_reader(const struct bxi_plan *plan, const struct bxi_tensor *tensor);
 
-/* data NULL: bound later. NULL after a failure. */
+/* data NULL: it is bound later. Returns NULL after a failure. */
 struct bxi_memory *bxi_nn_make_memory(struct bxi_plan *plan, const struct bxi_layout *layout, void *data);
-/* On the caller's array, which is bound at each call. */
+/* A tensor on the caller's array, which is bound at each call. */
 struct bxi_tensor bxi_nn_callers_tensor(struct bxi_plan *plan, const struct bxi_layout *layout);
-/* On a buffer that there is; its count of readers stays. */
+/* A tensor on an existing buffer; the count of readers stays. */
 struct bxi_tensor bxi_nn_tensor_on(struct bxi_plan *plan, const struct bxi_layout *layout, int buffer);
-/* On a buffer of its own, with one reader: the caller, who releases it when its last reader is planned. */
+/* A tensor on a buffer of its own with one reader, the caller, which releases it once its last reader is planned. */
 struct bxi_tensor bxi_nn_new_tensor(struct bxi_plan *plan, const struct bxi_layout *layout);
-/* What a forward pass keeps for its backward pass, in whatever form; no tensor if it keeps nothing. */
+/* The workspace of a forward pass, which its backward pass reads; no tensor if there is none. */
 struct bxi_tensor bxi_nn_new_workspace(struct bxi_plan *plan, const struct bxi_recipe *recipe);
 
 struct bxi_step *bxi_nn_add_step(struct bxi_plan *plan, struct bxi_program *program, enum bxi_step_kind kind);
-/* The recipe of what `spec` asks for; NULL after a failure. */
+/* The recipe for `spec`; NULL after a failure. */
 struct bxi_recipe *bxi_nn_describe(struct bxi_plan *plan, const struct bxi_spec *spec, const char *what);
-/* A step that computes what `recipe` describes; its arguments are still to be added. NULL after a failure. */
+/* A step that runs `recipe`; the caller adds its arguments. NULL after a failure. */
 struct bxi_step *bxi_nn_add_op(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_recipe *recipe);
-/* Neither a step nor a tensor need be there. */
+/* Does nothing if step is NULL or there is no tensor. */
 void bxi_nn_add_arg(struct bxi_plan *plan, struct bxi_step *step, enum bxi_arg arg, const struct bxi_tensor *tensor);
-/* As `recipe` likes it. */
+/* The layout that `recipe` prefers for an argument. */
 struct bxi_layout bxi_nn_liked(struct bxi_plan *plan, const struct bxi_recipe *recipe, enum bxi_arg arg);
 void bxi_nn_add_reorder(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_tensor *from,
                         const struct bxi_tensor *to);
-/* `from` in another layout, reordered if need be; the caller releases it. */
+/* `from` in another layout, reordered if they differ; the caller releases it. */
 struct bxi_tensor bxi_nn_in_layout(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_tensor *from,
                                    const struct bxi_layout *layout);
 
@@ -175,35 +177,35 @@ struct bxi_tensor bxi_nn_load_bias(struct bxi_plan *plan, const struct bxi_node 
 struct bxi_tensor bxi_nn_callers_weight(struct bxi_plan *plan, const struct bxi_node *node);
 struct bxi_tensor bxi_nn_callers_bias(struct bxi_plan *plan, const struct bxi_node *node);
 
-/* One more part of the gradient of `node`, which takes over the caller's reading of it. */
+/* Adds a part to the gradient of `node`; takes over the caller's reader of it. */
 void bxi_nn_give_grad(struct bxi_plan *plan, int node, const struct bxi_tensor *grad);
-/* The gradient of a node's output, or (masked) of what went into its ReLU; the caller releases it. */
+/* The gradient of a node's output, or (masked) of the input of its final ReLU; the caller releases it. */
 struct bxi_tensor bxi_nn_take_grad(struct bxi_plan *plan, int node, bool masked);
 
 /* ---- cpu_loops.c ----------------------------------------------------------------------------------- */
 
-/* From first to before end. */
+/* first .. end - 1. */
 struct bxi_range {
     size_t first, end;
 };
 
-/* What the thread `index` of `parts` is to do of `count`. */
+/* The share of thread `index` of `parts` in `count`. */
 struct bxi_range bxi_nn_share(size_t count, int index, int parts);
 void bxi_nn_sum(const struct bxi_step *step);       /* BXI_STEP_SUM and the two after it */
-/* Whether it can take the statistics of such a tensor as it lies. */
+/* True if bxi_nn_batch_statistics can read this layout. */
 bool bxi_nn_has_statistics(const struct bxi_layout *layout);
-/* Of work->src, into work->mean and work->var, and into the node's running ones. */
+/* Computes the statistics of work->src into work->mean and work->var, and updates the node's running statistics. */
 void bxi_nn_batch_statistics(const struct bxi_node *node, const struct bxi_work *work);
 
 /* ---- cpu_fold.c ------------------------------------------------------------------------------------ */
 
-/* Plans a convolution folded, and sets work->block; false if it had better not be, or cannot be. */
+/* Plans a convolution folded and sets work->block. False: it cannot be folded, or would not gain by it. */
 bool bxi_nn_forward_folded(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
 void bxi_nn_backward_folded(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
-/* A tensor of the shape of `node`'s output, for an operation that does not care which image a pixel is of:
- * the same bytes flat, if it is folded. */
+/* A tensor of the shape of `node`'s output, for an operation in which the images do not matter, only pixels: if it is
+ * folded, the same bytes as one flat image. */
 struct bxi_tensor bxi_nn_flat(struct bxi_plan *plan, const struct bxi_node *node, const struct bxi_tensor *tensor);
-/* For one that does: in a layout of separate images; the caller releases it. */
+/* For an operation in which they matter: the tensor in a layout of separate images; the caller releases it. */
 struct bxi_tensor bxi_nn_unfolded(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_node *node,
                                   const struct bxi_tensor *tensor);
 void bxi_nn_move(const struct bx_net *net, const struct bxi_step *step);    /* BXI_STEP_GATHER and _SCATTER */
@@ -212,8 +214,8 @@ void bxi_nn_move(const struct bx_net *net, const struct bxi_step *step);    /* B
 
 void bxi_nn_plan_forward(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
 void bxi_nn_plan_backward(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work);
-/* The forward step of a batch normalisation with the statistics in `mean` and `var`, for the backward pass to
- * come (BXI_PASS_FORWARD) or for none. */
+/* The forward step of a batch normalisation with the statistics in `mean` and `var`: for training (BXI_PASS_FORWARD) or
+ * without a backward pass (BXI_PASS_PREDICT). */
 struct bxi_step *bxi_nn_add_norm(struct bxi_plan *plan, struct bxi_program *program, enum bxi_pass pass,
                                  const struct bxi_tensor *mean, const struct bxi_tensor *var);
 

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What is used of NVRTC, cuBLAS and cuDNN: names, numbers and prototypes, written from their documentation, as
- * gpu/cuda_api.h does for the driver, so that no toolkit is needed to build; cuda_check.c holds them to the headers
- * where these are. One list a library. cuDNN's are the calls of its version 8, which 9 still has.
+ * The part of NVRTC, cuBLAS and cuDNN that is used: names, numbers and prototypes, written from their documentation, so
+ * that no toolkit is needed to build; gpu/cuda_api.h does the same for the driver. Where the vendor's headers are
+ * installed, cuda_check.c compares the two. One list a library. cuDNN's are calls of version 8, which 9 still has.
  */
 #ifndef BXI_NN_CUDA_API_H
 #define BXI_NN_CUDA_API_H
 
 #include "gpu/cuda_api.h"
 
-/* An enumeration, passed as an int is; compilers tell it apart from one, so the check takes `unsigned`. */
+/* An enumeration; it is passed like an int. For the compiler its type is another, so cuda_check.c takes `unsigned`. */
 #ifndef bxi_enum
 #define bxi_enum int
 #endif
 #ifndef BXI_CUDNN_PERF
-#define BXI_CUDNN_PERF(pass) bxi_cudnn_perf     /* one struct of ours for three that have the same members */
+#define BXI_CUDNN_PERF(pass) bxi_cudnn_perf     /* one struct for three of cuDNN with equal members */
 #endif
 
 struct _nvrtcProgram;
@@ -40,15 +40,15 @@ enum bxi_cudnn_number {
     BXI_CUDNN_FLOAT = 0,
     BXI_CUDNN_NCHW = 0,
     BXI_CUDNN_CROSS_CORRELATION = 1,
-    BXI_CUDNN_DEFAULT_MATH = 0,                 /* what the descriptor allows, and where it allows all, TF32 */
+    BXI_CUDNN_DEFAULT_MATH = 0,                 /* as the descriptor allows; if it allows all, TF32 */
     BXI_CUDNN_FMA_MATH = 3,                     /* float32, no TF32 */
     BXI_CUDNN_BATCHNORM_SPATIAL = 1,
     BXI_CUDNN_POOLING_MAX_DETERMINISTIC = 3,
     BXI_CUDNN_NOT_PROPAGATE_NAN = 0,
     BXI_CUDNN_DETERMINISTIC = 1,
     BXI_CUDNN_ALLOC_FAILED = 2,                 /* a status of version 8 */
-    BXI_CUDNN_NOT_SUPPORTED = 9,                /* another; from 9 on they have four digits: */
-    BXI_CUDNN_9_NOT_SUPPORTED = 3000,           /* and those up to 3999 */
+    BXI_CUDNN_NOT_SUPPORTED = 9,                /* another; from 9 on statuses have four digits: */
+    BXI_CUDNN_9_NOT_SUPPORTED = 3000,           /* to 3999 */
     BXI_CUDNN_9_HOST_ALLOC_FAILED = 4003,
     BXI_CUDNN_9_DEVICE_ALLOC_FAILED = 4004,
 };
@@ -77,7 +77,7 @@ struct bxi_cudnn_perf {
     X(bxi_enum, nvrtcGetProgramLogSize, (struct _nvrtcProgram *program, size_t *bytes))         \
     X(bxi_enum, nvrtcGetProgramLog, (struct _nvrtcProgram *program, char *log))
 
-/* Matrices lie by column. */
+/* Matrices are column-major. */
 #define BXI_CUBLAS_FUNCTIONS(X)                                                                 \
     X(bxi_enum, cublasCreate_v2, (struct cublasContext **handle))                               \
     X(bxi_enum, cublasDestroy_v2, (struct cublasContext *handle))                               \
@@ -184,7 +184,8 @@ struct bxi_cudnn {
 };
 #undef BXI_LIBRARY_FIELD
 
-/* The driver's functions that lib/nn uses: gpu/'s list, of which most are wanted here too, and those for kernels. */
+/* The driver's functions that lib/nn uses: the list of gpu/, most of which is needed here too, and those for kernels.
+ */
 struct bxi_cuda_driver {
     struct bxi_cuda cu;
 #define BXI_CU_FIELD(name, arguments) unsigned (*name) arguments;

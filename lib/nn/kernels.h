@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Arguments of the kernels in kernels.cu, one struct each, by value. This file is compiled three times: by the C
- * compiler for who launches them, by NVRTC on the GPU's side (its text is put before that of kernels.cu), and by the C
- * compiler for the tests' driver. So it includes nothing and uses nothing but plain C types. Arrays lie on the device.
+ * The arguments of the kernels in kernels.cu: one struct each, passed by value. This file is compiled three times: by
+ * the C compiler for the code that launches the kernels; by NVRTC, which gets its text before that of kernels.cu; and
+ * by the C compiler for the tests' driver. So it includes nothing and uses plain C types only. Arrays lie on the
+ * device.
  *
  * kernels.cu includes nothing either, and writes each kernel in plain C as
  *
@@ -12,7 +13,7 @@
  *             a.to[i] = a.a[i];
  *     }
  *
- * with the two macros defined there under #ifndef BXK_KERNEL: the tests' driver brings its own.
+ * It defines the two macros under #ifndef BXK_KERNEL: the tests' driver defines its own.
  */
 #ifndef BXI_NN_KERNELS_H
 #define BXI_NN_KERNELS_H
@@ -31,14 +32,14 @@ struct bxk_column_sum {                 /* sum[column] = the sum of x[row][colum
     unsigned rows;
 };
 
-struct bxk_sum {                        /* to = a + b; b may be NULL; relu: max(0, .) of it */
+struct bxk_sum {                        /* to = a + b; b may be NULL; relu: max(0, a + b) */
     float *to;
     const float *a, *b;
     unsigned long long count;
     int relu;
 };
 
-struct bxk_mask {                       /* to = grad where y > 0, else 0; add: to += that */
+struct bxk_mask {                       /* to = grad if y > 0, else 0; add: to += it */
     float *to;
     const float *grad, *y;              /* y NULL: no mask */
     unsigned long long count;
@@ -60,7 +61,7 @@ struct bxk_average_back {               /* dx[i] = dy[i / pixels] / pixels; add:
     int add;
 };
 
-struct bxk_softmax {                    /* over each row */
+struct bxk_softmax {                    /* of each row */
     float *y;
     const float *x;
     unsigned long long rows;            /* a thread each */
@@ -75,7 +76,7 @@ struct bxk_softmax_back {               /* dx = y * (dy - sum(dy * y)); add: dx 
     int add;
 };
 
-struct bxk_mse {                        /* bx_mse_loss: a thread an element; the first adds up, in their order */
+struct bxk_mse {                        /* bx_mse_loss: a thread an element; thread 0 adds the squares in their order */
     const float *output, *target;
     float *grad;                        /* NULL: not wanted */
     double *loss;

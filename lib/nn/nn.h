@@ -1,10 +1,26 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Inside libboxcar_nn: the list of operations that net.c builds and checks, and the table through which
- * something computes it (cpu.c, cuda_net.c). net.c knows shapes, names and the order
- * of calls, a backend knows layouts, memory and time. A backend sees a whole net at once, not one
- * operation after the other, because what makes it fast (layouts that two neighbours agree on, passes
- * that are done together, gradients added in place) lies between operations.
+ * The private header of libboxcar_nn: the list of operations of a net, and the table through which a backend computes
+ * it. net.c builds and checks the list; it knows shapes, names and the order of calls. A backend knows layouts, memory
+ * and time. It gets the whole net at once and not one operation after the other, because the speed lies between the
+ * operations: layouts that two neighbours share, passes that are done together, gradients added in place.
+ *
+ * The files build on each other in this order; none calls one further down in its column:
+ *
+ *     optim.c                      losses and optimizers, no net
+ *     cpu backend (cpu.h)          gpu backend (cuda.h)
+ *       onednn.c      (dnn.h)        cuda_load.c      finds and loads the libraries (cuda_api.h)
+ *       cpu_plan.c                   cuda_context.c   the device's context
+ *       cpu_loops.c                  cuda_kernels.c   compiles and launches kernels (kernels.h, kernels.cu)
+ *       cpu_fold.c                   cuda_device.c    boxcar_cuda.h
+ *       cpu_ops.c                    cuda_ops.c
+ *       cpu.c                        cuda_net.c
+ *     net.c                        boxcar_nn.h; chooses the backend
+ *
+ * Why six headers: cpu.h and cuda.h have the structs of one backend each, and a build without CUDA has no cuda.h. dnn.h
+ * is all that onednn.c and the plan know of each other, so that only onednn.c depends on the version of oneDNN.
+ * kernels.h is also compiled by NVRTC and may include nothing. cuda_check.c compares cuda_api.h with the vendor's
+ * headers, and so it may not contain anything else.
  */
 #ifndef BXI_NN_H
 #define BXI_NN_H
@@ -28,37 +44,37 @@ enum bxi_nn_op {
 
 /*
  * One operation.
- *  1. in[] are lower numbers than its own, so the list is in the order of computing.
- *  2. After finish every node but the last one is the input of some other (uses > 0).
- *  3. grad: a parameter lies in it or before it, or the gradient of the input is wanted; only then
- *     does the gradient of its output have to be computed.
+ *  1. The numbers in in[] are lower than its own: the list is in the order of computing.
+ *  2. After bx_net_finish every node but the last one is the input of another (uses > 0).
+ *  3. grad: the gradient of its output must be computed, because this node or one before it has a parameter, or
+ *     because the gradient of the input is wanted.
  */
 struct bxi_node {
     enum bxi_nn_op op;
     int in[2];                  /* -1: none */
     int dims[4];                /* of its output: N C H W */
     int kernel, stride, padding;
-    bool relu;                  /* max(0, y) at its end */
+    bool relu;                  /* it ends with max(0, y) */
     bool bias;
     bool grad;
     int uses;
-    int param;                  /* the weight's index, its bias is the next one; -1: none */
-    char *name;                 /* NULL where it has no parameters */
-    float *mean, *var;          /* running statistics of a batch normalisation; what a GPU's begin as */
+    int param;                  /* index of its weight, the bias has the next one; -1: none */
+    char *name;                 /* NULL: it has no parameters */
+    float *mean, *var;          /* running statistics of a batch normalisation; on a GPU, their first values */
 };
 
-/* What computes a net. Each returns 0, or a negative code after bx_fail. */
+/* What a backend does. The functions that return int return 0, or a negative code after bx_fail. */
 struct bxi_nn_backend {
     const char *(*version)(void);
-    int (*check)(struct bx_cuda *cuda);         /* can it be used here at all; -ENOTSUP */
+    int (*check)(struct bx_cuda *cuda);         /* 0: it can be used; -ENOTSUP and others: it cannot */
     int (*plan)(struct bx_net *net);                    /* sets net->plan */
-    void (*unplan)(struct bx_net *net);                 /* also of what plan left half done */
+    void (*unplan)(struct bx_net *net);                 /* also after a failure of plan */
     int (*set_params)(struct bx_net *net, const float *const *params);
     int (*forward)(struct bx_net *net, const float *input, float *output);
     int (*predict)(struct bx_net *net, const float *input, float *output);
     int (*backward)(struct bx_net *net, const float *output_grad, float *const *grads);
     const float *(*input_grad)(const struct bx_net *net);
-    /* Where the running statistics of a planned node lie; NULL: in the node. */
+    /* Gives the addresses of a planned node's running statistics. NULL: they are those in the node. */
     void (*running)(const struct bx_net *net, int index, float **mean, float **var);
 };
 
@@ -69,15 +85,15 @@ struct bx_net {
     bool input_grad;
     struct bx_cuda *cuda;       /* NULL on the CPU */
     const struct bxi_nn_backend *backend;
-    void *plan;                 /* the backend's; NULL before finish */
+    void *plan;                 /* of the backend; NULL before bx_net_finish */
     struct bxi_node *nodes;
     int node_count, node_capacity;
-    const struct bxi_node *untrainable; /* a batch normalisation of one value a channel, which has no variance; or NULL.
-                                         * Set by finish */
+    const struct bxi_node *untrainable; /* a batch normalisation of one value a channel, which has no variance; NULL if
+                                         * there is none. Set by bx_net_finish */
     struct bx_net_param *params;
     size_t param_count, param_capacity;
     bool has_params;            /* set_params was called */
-    bool has_forward;           /* what backward needs lies ready */
+    bool has_forward;           /* backward may follow */
 };
 
 #endif

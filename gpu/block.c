@@ -61,7 +61,6 @@ static int no_room(struct bxi_gpu_device *device, uint64_t bytes, int rc)
 static int take_chunk(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_chunk **out)
 {
     struct bxi_gpu_chunk *chunk = bxi_gpu_heap_take(&device->heap, bytes);
-    struct bxi_gpu_chunk *whole;
     int rc;
 
     if (chunk == NULL && bxi_gpu_figure(&device->gpu->figures.blocks_waiting) != 0) {
@@ -71,7 +70,7 @@ static int take_chunk(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_
     if (chunk == NULL) {
         rc = bxi_gpu_enter(device);
         if (rc == 0) {
-            rc = bxi_gpu_slab_make(device, bytes, &whole);
+            rc = bxi_gpu_slab_make(device, bytes);
             bxi_gpu_leave(device);
         }
         if (rc < 0)
@@ -179,7 +178,7 @@ int bxi_gpu_block_until(struct bxi_gpu_block *block, struct bxi_gpu_peer *peer, 
     }
     if (rc == 0)
         of->until[of->until_count++] = (struct bxi_gpu_until){
-            .peer = peer != NULL ? peer->id : 0,
+            .peer = peer,
             .point = *point,
         };
 
@@ -194,11 +193,10 @@ static bool has_passed(struct bxi_gpu *gpu, struct bxi_gpu_block_inside *block)
 {
     while (block->until_count > 0) {
         const struct bxi_gpu_until *until = &block->until[block->until_count - 1];
-        struct bxi_gpu_peer *peer = until->peer != 0 ? bxi_gpu_peer_by_id(gpu, until->peer) : NULL;
 
-        if (until->peer != 0 && (peer == NULL || bxi_gpu_peer_is_dead(peer)))
+        if (until->peer != NULL && bxi_gpu_peer_is_dead(until->peer))
             bxi_gpu_count(&gpu->figures.points_dropped, 1);
-        else if (bxi_gpu_point_passed(gpu, peer, &until->point) != 1)
+        else if (bxi_gpu_point_passed(gpu, until->peer, &until->point) != 1)
             return false;
         block->until_count--;
     }
@@ -220,7 +218,7 @@ static void reuse(struct bxi_gpu *gpu, struct bxi_gpu_block_inside *block)
     } else {
         bxi_gpu_count(&gpu->figures.block_bytes, -(int64_t)block->block.bytes);
     }
-    bxi_gpu_slab_drop(gpu, slab);
+    bxi_gpu_slab_drop(slab);
     free(block->until);
     free(block);
 }
@@ -378,7 +376,7 @@ static int foreign_slab(struct bxi_gpu *gpu, const struct foreign *foreign, stru
     rc = bxi_gpu_enter(slab->device);       /* its own, not that of any device: it is exported */
     if (rc < 0)
         return rc;
-    rc = bxi_gpu_slab_publish(gpu, slab);
+    rc = bxi_gpu_slab_publish(slab);
     bxi_gpu_leave(slab->device);
     if (rc == 0)
         *out = slab;

@@ -218,7 +218,7 @@ static void let_go(struct bxi_gpu_map *map)
 
     map->state = BXI_GPU_MAP_NONE;
     peer->open_maps--;
-    /* [gpu.held] release, pairs with the acquire in bxi_gpu_slab_is_held: the mapping is gone. */
+    /* [gpu.held] release, pairs with the acquire in is_held: the mapping is gone. */
     bxi_store_release(&peer->is.held->generation[map - peer->map], 0);
 }
 
@@ -331,7 +331,7 @@ int bxi_gpu_map_some(struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_
         if (stamp % 4 != BXI_GPU_SLAB_LIVE || stamp >> 2 == 0 || memcmp(row->uuid, uuid, BXI_GPU_UUID_BYTES) != 0)
             continue;
         if (peer->map[i].state == BXI_GPU_MAP_NONE && !hold_slab(peer, i, stamp >> 2)) {
-            /* [gpu.held] release, pairs with the acquire in bxi_gpu_slab_is_held. */
+            /* [gpu.held] release, pairs with the acquire in is_held. */
             bxi_store_release(&peer->is.held->generation[i], 0);
             continue;
         }

@@ -35,7 +35,8 @@ int bxi_gpu_fail(int code, const char *format, ...)
     return code;
 }
 
-int bxi_gpu_code(unsigned result)
+/* 0 or -errno. */
+static int code_of(unsigned result)
 {
     switch (result) {
     case CUDA_SUCCESS: return 0;
@@ -64,7 +65,7 @@ int bxi_gpu_cuda_fail(const struct bxi_cuda *cu, unsigned result, const char *fo
     va_start(arguments, format);
     vsnprintf(what, sizeof(what), format, arguments);
     va_end(arguments);
-    return bxi_gpu_fail(bxi_gpu_code(result), "%s: %s (%u, %s)", what, bxi_cu_name(cu, result), result,
+    return bxi_gpu_fail(code_of(result), "%s: %s (%u, %s)", what, bxi_cu_name(cu, result), result,
                         bxi_cu_text(cu, result));
 }
 

@@ -158,7 +158,6 @@ int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **out)
     rc = bxi_gpu_load(&gpu->cu, path != NULL && path[0] != '\0' ? path : "libcuda.so.1");
     if (rc < 0)
         goto free_gpu;
-    (void)gpu->cu.cuDriverGetVersion(&gpu->version);
     gpu->is_fake = bxi_gpu_library_is_fake(&gpu->cu);
     gpu->region = options->region;
     gpu->wanted = order;
@@ -238,11 +237,6 @@ void bxi_gpu_close(struct bxi_gpu *gpu)
 }
 
 /* ---- What there is --------------------------------------------------------------------------- */
-
-int bxi_gpu_driver_version(const struct bxi_gpu *gpu)
-{
-    return gpu->version;
-}
 
 bool bxi_gpu_is_fake(const struct bxi_gpu *gpu)
 {
@@ -378,14 +372,13 @@ static void publish(struct bxi_gpu_device *device)
 static int prepare(struct bxi_gpu_device *device)
 {
     struct bxi_gpu *gpu = device->gpu;
-    struct bxi_gpu_chunk *whole;
     unsigned result = gpu->cu.cuStreamCreate(&device->side, CU_STREAM_NON_BLOCKING);
     int rc;
 
     if (result != CUDA_SUCCESS)
         return bxi_gpu_cuda_fail(&gpu->cu, result, "a stream of device %d", device->ordinal);
     pthread_mutex_lock(&gpu->lock);
-    rc = bxi_gpu_slab_make(device, gpu->slab_bytes, &whole);
+    rc = bxi_gpu_slab_make(device, gpu->slab_bytes);
     pthread_mutex_unlock(&gpu->lock);
     if (rc == 0)
         rc = bxi_gpu_probe(device);
@@ -459,9 +452,4 @@ unlock:
 int bxi_gpu_device_ordinal(const struct bxi_gpu_device *device)
 {
     return device->ordinal;
-}
-
-enum bxi_gpu_order bxi_gpu_device_order(const struct bxi_gpu_device *device)
-{
-    return device->order;
 }

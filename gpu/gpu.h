@@ -136,7 +136,6 @@ struct bxi_gpu_info {
     int capability;                     /* 90 for 9.0 */
     bool is_mig;
 };
-int bxi_gpu_driver_version(const struct bxi_gpu *gpu);                  /* 13000 for 13.0 */
 bool bxi_gpu_is_fake(const struct bxi_gpu *gpu);                        /* the tests' driver: measure nothing */
 int bxi_gpu_device_count(const struct bxi_gpu *gpu);
 int bxi_gpu_device_info(const struct bxi_gpu *gpu, int ordinal, struct bxi_gpu_info *info);     /* -EINVAL */
@@ -158,7 +157,6 @@ int bxi_gpu_poll(struct bxi_gpu *gpu);
  * the sentence calls MIG if it is; -ENOTSUP: the order asked for; -ENOMEM; -EINVAL; -ENOSPC: the 9th. */
 int bxi_gpu_device_open(struct bxi_gpu *gpu, int ordinal, struct bxi_gpu_device **device);
 int bxi_gpu_device_ordinal(const struct bxi_gpu_device *device);
-enum bxi_gpu_order bxi_gpu_device_order(const struct bxi_gpu_device *device);
 
 struct bxi_gpu_block {
     struct bxi_gpu_device *device;
@@ -212,7 +210,6 @@ int bxi_gpu_trim(struct bxi_gpu_device *device);
  * work must not stop: a wait that is never met holds up all behind it. */
 int bxi_gpu_lane_open(struct bxi_gpu_device *device, void *stream, struct bxi_gpu_lane **lane);
 void *bxi_gpu_lane_stream(const struct bxi_gpu_lane *lane);
-struct bxi_gpu_device *bxi_gpu_lane_device(const struct bxi_gpu_lane *lane);
 /* Waits for its work (counted) and closes it: the word must stand still before another lane gets it. */
 void bxi_gpu_lane_close(struct bxi_gpu_lane *lane);
 
@@ -251,7 +248,7 @@ struct bxi_gpu_peer_options {
     const char *name;                           /* for sentences */
     int rank;
     uint64_t instance;                          /* rank and instance: who it is, for ever */
-    const struct bxi_gpu_region *region;        /* its region, mapped read-only; until peer_close has returned */
+    const struct bxi_gpu_region *region;        /* its region, mapped read-only; until bxi_gpu_close has returned */
     struct bxi_gpu_held *held;                  /* mine: what I have open of its slabs */
     const struct bxi_gpu_held *held_by_peer;    /* its: what it has open of mine */
     struct bxi_gpu_device *device;              /* where I map its memory, if that is on none in use here and this one
@@ -267,10 +264,6 @@ int bxi_gpu_peer_open(struct bxi_gpu *gpu, const struct bxi_gpu_peer_options *op
  * they are put. words: its region's words page mapped writable, or NULL; without it HOST_WORDS waiters cannot be
  * released (-EROFS, and the rest is done). Call it before closing anything: closing waits for the device. */
 int bxi_gpu_peer_died(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words);
-
-/* It has died, or left: closes what is mapped of it, on the helper, and waits for that. Maps still held are closed
- * too: the caller has none in use. What it has open of this process's memory is not asked any more. NULL is fine. */
-void bxi_gpu_peer_close(struct bxi_gpu_peer *peer);
 
 /* Whether the peer can map memory of the device: 1; 0: stage it. 0 if the peer has found out that it cannot, or if the
  * driver says so of each device that the peer uses. Of those that CUDA_VISIBLE_DEVICES hides here it says nothing, and

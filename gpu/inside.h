@@ -28,7 +28,6 @@ int bxi_gpu_fail(int code, const char *format, ...) __attribute__((format(printf
 /* The same with what the driver says of result; the code is that of result. */
 int bxi_gpu_cuda_fail(const struct bxi_cuda *cu, unsigned result, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-int bxi_gpu_code(unsigned result);                                  /* of a CUresult: 0 or -errno */
 int bxi_gpu_load(struct bxi_cuda *cu, const char *path);            /* dlopen, symbols, cuInit; -ENODEV, -EPERM */
 void bxi_gpu_unload(struct bxi_cuda *cu);
 bool bxi_gpu_library_is_fake(const struct bxi_cuda *cu);
@@ -78,7 +77,6 @@ void bxi_gpu_heap_fini(struct bxi_gpu_heap *heap);      /* frees what is free; t
 
 struct bxi_gpu_slab {
     struct bxi_gpu_job job;             /* first */
-    struct bxi_gpu *gpu;
     struct bxi_gpu_device *device;
     uint64_t generation;                /* of this use of the row, or the last */
     enum bxi_gpu_slab_state state;
@@ -97,7 +95,7 @@ struct bxi_gpu_last {
 };
 
 struct bxi_gpu_until {
-    uint64_t peer;                      /* its id; 0: oneself */
+    struct bxi_gpu_peer *peer;          /* NULL: oneself */
     struct bxi_gpu_point point;
 };
 struct bxi_gpu_block_inside {
@@ -109,18 +107,16 @@ struct bxi_gpu_block_inside {
 };
 
 /* All under the lock. */
-int bxi_gpu_slab_make(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_chunk **whole);
-int bxi_gpu_slab_publish(struct bxi_gpu *gpu, struct bxi_gpu_slab *slab);     /* exports it and makes the row LIVE */
+int bxi_gpu_slab_make(struct bxi_gpu_device *device, uint64_t bytes);
+int bxi_gpu_slab_publish(struct bxi_gpu_slab *slab);          /* exports it and makes the row LIVE */
 struct bxi_gpu_slab *bxi_gpu_slab_vacant(struct bxi_gpu *gpu);                /* NULL: all rows are taken */
-void bxi_gpu_slab_retire(struct bxi_gpu *gpu, struct bxi_gpu_slab *slab);
 int bxi_gpu_slabs_poll(struct bxi_gpu *gpu);
 /* After a call that found no memory on the device, or no row (device NULL: of none): whether it is worth asking again,
  * because slabs are being freed. Those of the device that are empty, and too small, are from then on. */
 bool bxi_gpu_room_comes(struct bxi_gpu *gpu, const struct bxi_gpu_device *device, int rc);
 #define BXI_GPU_ROOM_PAUSES 5000                /* how often it is asked again: a second and a little */
 void bxi_gpu_room_wait(struct bxi_gpu *gpu);                                  /* without the lock: polls, and pauses */
-void bxi_gpu_slab_drop(struct bxi_gpu *gpu, struct bxi_gpu_slab *slab);       /* a block less */
-bool bxi_gpu_slab_is_held(struct bxi_gpu *gpu, const struct bxi_gpu_slab *slab);
+void bxi_gpu_slab_drop(struct bxi_gpu_slab *slab);       /* a block less */
 /* At the end, without the lock: waits until nobody has one open, for some seconds; frees those of a device, and says
  * how many are still open somewhere and therefore not freed. */
 void bxi_gpu_slabs_wait(struct bxi_gpu *gpu);
@@ -174,7 +170,7 @@ int bxi_gpu_lanes_poll(struct bxi_gpu *gpu);            /* under the lock; point
 /* As bxi_gpu_passed, under the lock. */
 int bxi_gpu_point_passed(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point);
 /* Copies a word of the device to the host, on the side stream. */
-int bxi_gpu_read_word(struct bxi_gpu *gpu, const struct bxi_gpu_device *device, uint64_t address, uint64_t *value);
+int bxi_gpu_read_word(const struct bxi_gpu_device *device, uint64_t address, uint64_t *value);
 void bxi_gpu_stage_fini(struct bxi_gpu_device *device);
 
 /* ---- Peers and maps (peer.c, cache.c) -------------------------------------------------------- */
@@ -198,7 +194,6 @@ struct bxi_gpu_event_cache {
 };
 struct bxi_gpu_peer {
     struct bxi_gpu_peer *next;
-    uint64_t id;                        /* never used again, so that points may outlive their peer */
     struct bxi_gpu *gpu;
     struct bxi_gpu_peer_options is;
     char name[64];
@@ -212,7 +207,6 @@ struct bxi_gpu_peer {
     struct bxi_gpu_event_cache event[BXI_GPU_LANES][BXI_GPU_RING];
 };
 bool bxi_gpu_peer_is_dead(const struct bxi_gpu_peer *peer);
-struct bxi_gpu_peer *bxi_gpu_peer_by_id(const struct bxi_gpu *gpu, uint64_t id);   /* under the lock; or NULL */
 int bxi_gpu_peers_poll(struct bxi_gpu *gpu);            /* under the lock */
 int bxi_gpu_maps_look(struct bxi_gpu_peer *peer);       /* under the lock: closes what is to be closed */
 /* Under the lock: the device here on which the peer's slabs of that device are mapped; NULL: all are out of reach. */
@@ -250,7 +244,6 @@ struct bxi_gpu {
     struct bxi_gpu_region *region;
     uint64_t slab_bytes;
     enum bxi_gpu_order wanted;
-    int version;
     bool is_fake;
     int ordinals;
     int handle[BXI_GPU_ORDINALS];
@@ -272,7 +265,6 @@ struct bxi_gpu {
     uint64_t lane_value[BXI_GPU_LANES]; /* of closed ones: the next goes on from there */
     uint64_t lanes_made;
     struct bxi_gpu_peer *peers;
-    uint64_t peers_made;
 };
 
 /* CLOCK_MONOTONIC. */

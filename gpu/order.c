@@ -138,11 +138,6 @@ void *bxi_gpu_lane_stream(const struct bxi_gpu_lane *lane)
     return lane->stream;
 }
 
-struct bxi_gpu_device *bxi_gpu_lane_device(const struct bxi_gpu_lane *lane)
-{
-    return lane->device;
-}
-
 int bxi_gpu_lane_wait(struct bxi_gpu_lane *lane)
 {
     struct bxi_gpu *gpu = lane->gpu;
@@ -420,8 +415,9 @@ static struct bxi_gpu_place device_word(const struct bxi_gpu *gpu, const struct 
 }
 
 /* Copies a word of a device to the host: on the side stream, where nothing waits. Under the lock. */
-int bxi_gpu_read_word(struct bxi_gpu *gpu, const struct bxi_gpu_device *device, uint64_t address, uint64_t *value)
+int bxi_gpu_read_word(const struct bxi_gpu_device *device, uint64_t address, uint64_t *value)
 {
+    struct bxi_gpu *gpu = device->gpu;
     unsigned result;
     int rc = bxi_gpu_enter(device);
 
@@ -457,7 +453,7 @@ int bxi_gpu_point_passed(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const s
     if (word.address == 0)
         return peer == NULL ? 0 : bxi_gpu_fail(-EAGAIN, "the word of %s's lane %u is not mapped yet", peer->name,
                                                point->lane);
-    rc = bxi_gpu_read_word(gpu, word.device, word.address, &value);
+    rc = bxi_gpu_read_word(word.device, word.address, &value);
     return rc < 0 ? rc : has_come(value, point->value);
 }
 

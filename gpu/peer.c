@@ -75,20 +75,11 @@ int bxi_gpu_peer_open(struct bxi_gpu *gpu, const struct bxi_gpu_peer_options *op
     peer->is.name = peer->name;
     register_words(peer);
     pthread_mutex_lock(&gpu->lock);
-    peer->id = ++gpu->peers_made;
     peer->next = gpu->peers;
     gpu->peers = peer;
     pthread_mutex_unlock(&gpu->lock);
     *out = peer;
     return 0;
-}
-
-struct bxi_gpu_peer *bxi_gpu_peer_by_id(const struct bxi_gpu *gpu, uint64_t id)
-{
-    for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next)
-        if (peer->id == id)
-            return peer;
-    return NULL;
 }
 
 static bool is_listed(const bxi_a32 *listed, const uint8_t *list, const uint8_t uuid[BXI_GPU_UUID_BYTES])
@@ -273,7 +264,7 @@ static void poison_device(struct bxi_gpu_peer *peer)
         if (bxi_load_acquire(&row->order) != BXI_GPU_DEVICE_WORDS)
             continue;
         at = bxi_gpu_mapped(peer, row);
-        if (at.address == 0 || bxi_gpu_read_word(gpu, at.device, at.address, &word) < 0)
+        if (at.address == 0 || bxi_gpu_read_word(at.device, at.address, &word) < 0)
             continue;
         peer->come[i] = word;
         if ((word & BXI_GPU_POISON) != 0 || gpu->cu.cuStreamWriteValue64_v2 == NULL || bxi_gpu_enter(at.device) < 0)
@@ -333,22 +324,4 @@ void bxi_gpu_peer_close_maps(struct bxi_gpu_peer *peer)
             bxi_gpu_map_close(&peer->map[i]);
     pthread_mutex_unlock(&gpu->lock);
     bxi_gpu_helper_drain(&gpu->helper);
-}
-
-void bxi_gpu_peer_close(struct bxi_gpu_peer *peer)
-{
-    struct bxi_gpu *gpu;
-    struct bxi_gpu_peer **link;
-
-    if (peer == NULL || bxi_gpu_forked())
-        return;
-    gpu = peer->gpu;
-    bxi_gpu_peer_close_maps(peer);
-    pthread_mutex_lock(&gpu->lock);
-    for (link = &gpu->peers; *link != peer; link = &(*link)->next)
-        ;
-    *link = peer->next;
-    pthread_mutex_unlock(&gpu->lock);
-    bxi_gpu_peer_forget_driver(peer);
-    free(peer);
 }

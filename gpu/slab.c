@@ -31,8 +31,10 @@ static uint64_t stamp_of(const struct bxi_gpu_slab *slab)
     return slab->generation << 2 | (uint64_t)slab->state;
 }
 
-static struct bxi_gpu_slab_row *row_of(struct bxi_gpu *gpu, const struct bxi_gpu_slab *slab)
+static struct bxi_gpu_slab_row *row_of(const struct bxi_gpu_slab *slab)
 {
+    const struct bxi_gpu *gpu = slab->device->gpu;
+
     return &gpu->region->slab[slab - gpu->slab];
 }
 
@@ -60,9 +62,10 @@ static int export_failed(const struct bxi_gpu_device *device, unsigned result)
     return -EOPNOTSUPP;
 }
 
-int bxi_gpu_slab_publish(struct bxi_gpu *gpu, struct bxi_gpu_slab *slab)
+int bxi_gpu_slab_publish(struct bxi_gpu_slab *slab)
 {
-    struct bxi_gpu_slab_row *row = row_of(gpu, slab);
+    struct bxi_gpu *gpu = slab->device->gpu;
+    struct bxi_gpu_slab_row *row = row_of(slab);
     struct CUipcMemHandle_st handle;
     unsigned result = gpu->cu.cuIpcGetMemHandle(&handle, slab->address);
 
@@ -71,7 +74,6 @@ int bxi_gpu_slab_publish(struct bxi_gpu *gpu, struct bxi_gpu_slab *slab)
     row->bytes = slab->bytes;
     memcpy(row->handle, handle.reserved, sizeof(row->handle));
     memcpy(row->uuid, gpu->info[slab->device->ordinal].uuid, sizeof(row->uuid));
-    slab->gpu = gpu;
     slab->generation++;
     slab->state = BXI_GPU_SLAB_LIVE;
     /* [gpu.stamp] release, pairs with the acquire in open_map: the row is whole. */
@@ -116,7 +118,7 @@ static int allocate(struct bxi_gpu_device *device, struct bxi_gpu_slab *slab, ui
     return 0;
 }
 
-int bxi_gpu_slab_make(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_chunk **whole)
+int bxi_gpu_slab_make(struct bxi_gpu_device *device, uint64_t bytes)
 {
     struct bxi_gpu *gpu = device->gpu;
     struct bxi_gpu_slab *slab = bxi_gpu_slab_vacant(gpu);
@@ -134,10 +136,9 @@ int bxi_gpu_slab_make(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_
     rc = slab->whole == NULL ? bxi_gpu_fail(-ENOMEM, "no memory for a slab's books") : 0;
     if (rc < 0)
         goto free_memory;
-    rc = bxi_gpu_slab_publish(gpu, slab);
+    rc = bxi_gpu_slab_publish(slab);
     if (rc < 0)
         goto remove_chunk;
-    *whole = slab->whole;
     return 0;
 
 remove_chunk:
@@ -150,19 +151,21 @@ free_memory:
 
 /* ---- Retiring -------------------------------------------------------------------------------- */
 
-void bxi_gpu_slab_retire(struct bxi_gpu *gpu, struct bxi_gpu_slab *slab)
+static void retire(struct bxi_gpu_slab *slab)
 {
     if (slab->whole != NULL)
         bxi_gpu_heap_remove(&slab->device->heap, slab->whole);
     slab->whole = NULL;
     slab->state = BXI_GPU_SLAB_RETIRING;
-    /* [gpu.stamp] relaxed: the fence in bxi_gpu_slab_is_held orders it. */
-    bxi_store_relaxed(&row_of(gpu, slab)->stamp, stamp_of(slab));
+    /* [gpu.stamp] relaxed: the fence in is_held orders it. */
+    bxi_store_relaxed(&row_of(slab)->stamp, stamp_of(slab));
 }
 
 /* The owner's half of the pair. */
-bool bxi_gpu_slab_is_held(struct bxi_gpu *gpu, const struct bxi_gpu_slab *slab)
+static bool is_held(const struct bxi_gpu_slab *slab)
 {
+    const struct bxi_gpu *gpu = slab->device->gpu;
+
     bxi_fence_seq_cst();
     for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next) {
         const struct bxi_gpu_held *held = peer->is.held_by_peer;
@@ -176,12 +179,14 @@ bool bxi_gpu_slab_is_held(struct bxi_gpu *gpu, const struct bxi_gpu_slab *slab)
 }
 
 /* The row may be used again: the lock's. */
-static void vacate(struct bxi_gpu *gpu, struct bxi_gpu_slab *slab)
+static void vacate(struct bxi_gpu_slab *slab)
 {
+    struct bxi_gpu *gpu = slab->device->gpu;
+
     slab->state = BXI_GPU_SLAB_EMPTY;
     slab->is_freeing = false;
     /* [gpu.stamp] relaxed: what is written to the row next is for those who see LIVE again. */
-    bxi_store_relaxed(&row_of(gpu, slab)->stamp, stamp_of(slab));
+    bxi_store_relaxed(&row_of(slab)->stamp, stamp_of(slab));
     bxi_gpu_count(&gpu->figures.slabs, -1);
     bxi_gpu_count(&gpu->figures.slab_bytes, -(int64_t)slab->bytes);
     bxi_gpu_count(&gpu->figures.slabs_retired, 1);
@@ -202,7 +207,7 @@ static void tell(struct bxi_gpu_last *last)
 static void free_slab(struct bxi_gpu_job *job)
 {
     struct bxi_gpu_slab *slab = (struct bxi_gpu_slab *)(void *)job;
-    struct bxi_gpu *gpu = slab->gpu;
+    struct bxi_gpu *gpu = slab->device->gpu;
     struct bxi_gpu_last *last = slab->last;
 
     if (!slab->is_foreign && bxi_gpu_enter(slab->device) == 0) {
@@ -211,7 +216,7 @@ static void free_slab(struct bxi_gpu_job *job)
     }
     pthread_mutex_lock(&gpu->lock);
     slab->last = NULL;
-    vacate(gpu, slab);
+    vacate(slab);
     pthread_mutex_unlock(&gpu->lock);
     tell(last);
 }
@@ -226,7 +231,7 @@ int bxi_gpu_slabs_poll(struct bxi_gpu *gpu)
         if (slab->state != BXI_GPU_SLAB_RETIRING)
             continue;
         left++;
-        if (slab->is_freeing || bxi_gpu_slab_is_held(gpu, slab))
+        if (slab->is_freeing || is_held(slab))
             continue;
         slab->is_freeing = true;
         slab->job.run = free_slab;
@@ -245,7 +250,7 @@ bool bxi_gpu_room_comes(struct bxi_gpu *gpu, const struct bxi_gpu_device *device
         struct bxi_gpu_slab *slab = &gpu->slab[i];
 
         if (slab->device == device && slab->state == BXI_GPU_SLAB_LIVE && slab->whole != NULL)
-            bxi_gpu_slab_retire(gpu, slab);
+            retire(slab);
         comes = comes || (slab->state == BXI_GPU_SLAB_RETIRING &&
                           (rc == -ENOSPC || (slab->device == device && !slab->is_foreign)));
     }
@@ -262,8 +267,10 @@ void bxi_gpu_room_wait(struct bxi_gpu *gpu)
 }
 
 /* One empty slab of a device is kept; another goes. */
-static bool has_spare(struct bxi_gpu *gpu, const struct bxi_gpu_slab *but)
+static bool has_spare(const struct bxi_gpu_slab *but)
 {
+    const struct bxi_gpu *gpu = but->device->gpu;
+
     for (int i = 0; i < BXI_GPU_SLABS; i++) {
         const struct bxi_gpu_slab *slab = &gpu->slab[i];
 
@@ -273,11 +280,11 @@ static bool has_spare(struct bxi_gpu *gpu, const struct bxi_gpu_slab *but)
     return false;
 }
 
-void bxi_gpu_slab_drop(struct bxi_gpu *gpu, struct bxi_gpu_slab *slab)
+void bxi_gpu_slab_drop(struct bxi_gpu_slab *slab)
 {
     slab->used--;
-    if (slab->used == 0 && (slab->is_foreign || has_spare(gpu, slab)))
-        bxi_gpu_slab_retire(gpu, slab);
+    if (slab->used == 0 && (slab->is_foreign || has_spare(slab)))
+        retire(slab);
 }
 
 int bxi_gpu_trim(struct bxi_gpu_device *device)
@@ -294,7 +301,7 @@ int bxi_gpu_trim(struct bxi_gpu_device *device)
 
         if (slab->device != device || slab->state != BXI_GPU_SLAB_LIVE || slab->whole == NULL)
             continue;
-        bxi_gpu_slab_retire(gpu, slab);
+        retire(slab);
         retired++;
     }
     (void)bxi_gpu_slabs_poll(gpu);
@@ -314,8 +321,8 @@ static int held_count(struct bxi_gpu *gpu)
         struct bxi_gpu_slab *slab = &gpu->slab[i];
 
         if (slab->state == BXI_GPU_SLAB_LIVE)
-            bxi_gpu_slab_retire(gpu, slab);
-        held += slab->state != BXI_GPU_SLAB_EMPTY && bxi_gpu_slab_is_held(gpu, slab);
+            retire(slab);
+        held += slab->state != BXI_GPU_SLAB_EMPTY && is_held(slab);
     }
     pthread_mutex_unlock(&gpu->lock);
     return held;
@@ -347,7 +354,7 @@ int bxi_gpu_device_slabs_free(struct bxi_gpu_device *device)
 
     for (int i = 0; i < BXI_GPU_SLABS; i++) {
         struct bxi_gpu_slab *slab = &gpu->slab[i];
-        bool is_held;
+        bool stays;
 
         pthread_mutex_lock(&gpu->lock);
         if (slab->device != device || slab->state == BXI_GPU_SLAB_EMPTY) {
@@ -355,12 +362,12 @@ int bxi_gpu_device_slabs_free(struct bxi_gpu_device *device)
             continue;
         }
         if (slab->state == BXI_GPU_SLAB_LIVE)
-            bxi_gpu_slab_retire(gpu, slab);
-        is_held = bxi_gpu_slab_is_held(gpu, slab);
-        slab->is_freeing = !is_held;
+            retire(slab);
+        stays = is_held(slab);
+        slab->is_freeing = !stays;
         pthread_mutex_unlock(&gpu->lock);
-        held += is_held;
-        if (is_held)
+        held += stays;
+        if (stays)
             forget(slab);               /* it is never free: nobody is told */
         else
             free_slab(&slab->job);

@@ -30,12 +30,6 @@ void bxi_gpu_close(struct bxi_gpu *gpu)
     (void)none(gpu);
 }
 
-int bxi_gpu_driver_version(const struct bxi_gpu *gpu)
-{
-    (void)none(gpu);
-    return 0;
-}
-
 bool bxi_gpu_is_fake(const struct bxi_gpu *gpu)
 {
     (void)none(gpu);
@@ -79,12 +73,6 @@ int bxi_gpu_device_ordinal(const struct bxi_gpu_device *device)
     return none(device);
 }
 
-enum bxi_gpu_order bxi_gpu_device_order(const struct bxi_gpu_device *device)
-{
-    (void)none(device);
-    return BXI_GPU_ORDER_AUTO;
-}
-
 int bxi_gpu_alloc(struct bxi_gpu_device *device, uint64_t bytes, struct bxi_gpu_block **block)
 {
     return none(device, bytes, block);
@@ -121,12 +109,6 @@ int bxi_gpu_lane_open(struct bxi_gpu_device *device, void *stream, struct bxi_gp
 }
 
 void *bxi_gpu_lane_stream(const struct bxi_gpu_lane *lane)
-{
-    (void)none(lane);
-    return NULL;
-}
-
-struct bxi_gpu_device *bxi_gpu_lane_device(const struct bxi_gpu_lane *lane)
 {
     (void)none(lane);
     return NULL;
@@ -191,11 +173,6 @@ int bxi_gpu_peer_open(struct bxi_gpu *gpu, const struct bxi_gpu_peer_options *op
 int bxi_gpu_peer_died(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words)
 {
     return none(peer, words);
-}
-
-void bxi_gpu_peer_close(struct bxi_gpu_peer *peer)
-{
-    (void)none(peer);
 }
 
 int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const struct bxi_gpu_device *device)

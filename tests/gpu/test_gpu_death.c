@@ -96,7 +96,6 @@ static void survivor(void)
     GPU_EQ(gpu_counters().maps, 0);
     GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -EOWNERDEAD);
     GPU_CHECK(gpu_used(0) < used);              /* the dead one's memory went with the last map */
-    bxi_gpu_peer_close(gpu_peer[0]);
     gpu_end();
 }
 
@@ -268,38 +267,6 @@ Test(gpu_death, of_a_borrower_gives_back_its_blocks_and_its_slabs, .timeout = 60
 Test(gpu_death, of_a_borrower_that_was_about_to_open_holds_up_nobody, .timeout = 60)
 {
     borrower_dies(false);
-}
-
-/* A peer may be closed while blocks still wait for its points: it counts as dead from then on. */
-static void points_outlive(void)
-{
-    struct bxi_gpu_block *block;
-
-    start(0);
-    block = gpu_block(BYTES);
-    gpu_await(HELD, 1);
-    GPU_EQ(bxi_gpu_block_until(block, gpu_peer[1], &gpu_shared->point[0]), 0);
-    bxi_gpu_peer_close(gpu_peer[1]);
-    bxi_gpu_free(block);
-    GPU_EQ(gpu_counters().blocks_waiting, 0);
-    gpu_post(LAST);
-    gpu_end();
-}
-
-static void leaves_a_point(void)
-{
-    start(1);
-    gpu_shared->point[0] = (struct bxi_gpu_point){ .order = BXI_GPU_HOST_WORDS, .value = 1000 };
-    gpu_post(HELD);
-    gpu_await(LAST, 1);
-    gpu_end();
-}
-
-Test(gpu_death, lets_points_outlive_their_peer, .timeout = 60)
-{
-    gpu_world(GPU_ANY);
-    order = BXI_GPU_HOST_WORDS;
-    gpu_run(2, (gpu_fn[]){ points_outlive, leaves_a_point });
 }
 
 /* ---- The owner leaves ------------------------------------------------------------------------ */

@@ -304,7 +304,6 @@ static void borrower_that_tries_late(void)
     GPU_EQ(bxi_load_acquire(&gpu_shared->held[1][0].generation[0]), 0);
     bxi_gpu_peer_try(gpu_peer[0]);
     GPU_EQ(bxi_load_acquire(&gpu_shared->held[1][0].generation[0]), 0);
-    bxi_gpu_peer_close(gpu_peer[0]);
     gpu_end();
 }
 

@@ -500,10 +500,11 @@ static void nonsense_borrower(void)
     GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &(struct bxi_gpu_point){ .order = BXI_GPU_HOST_SYNC, .value = 9 }),
            -EPROTO);
     bxi_gpu_map_put(map);
-    bxi_gpu_peer_close(gpu_peer[0]);
+    bxi_gpu_close(gpu);
+    gpu_forget();
     gpu_post(READ_BACK);
     gpu_await(HELD, 1);
-    gpu_meet(0);
+    open_pair(1);
     GPU_EQ(gpu_try_map(gpu_peer[0], &ref), -EPROTO);
     gpu_post(LAST);
     gpu_await(LAST, 2);

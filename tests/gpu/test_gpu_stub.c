@@ -6,7 +6,6 @@
 #define bxi_gpu_text stub_gpu_text
 #define bxi_gpu_open stub_gpu_open
 #define bxi_gpu_close stub_gpu_close
-#define bxi_gpu_driver_version stub_gpu_driver_version
 #define bxi_gpu_is_fake stub_gpu_is_fake
 #define bxi_gpu_device_count stub_gpu_device_count
 #define bxi_gpu_device_info stub_gpu_device_info
@@ -15,7 +14,6 @@
 #define bxi_gpu_poll stub_gpu_poll
 #define bxi_gpu_device_open stub_gpu_device_open
 #define bxi_gpu_device_ordinal stub_gpu_device_ordinal
-#define bxi_gpu_device_order stub_gpu_device_order
 #define bxi_gpu_alloc stub_gpu_alloc
 #define bxi_gpu_wrap stub_gpu_wrap
 #define bxi_gpu_ref(block, offset, bytes, out) stub_gpu_ref(block, offset, bytes, out)
@@ -24,7 +22,6 @@
 #define bxi_gpu_trim stub_gpu_trim
 #define bxi_gpu_lane_open stub_gpu_lane_open
 #define bxi_gpu_lane_stream stub_gpu_lane_stream
-#define bxi_gpu_lane_device stub_gpu_lane_device
 #define bxi_gpu_lane_close stub_gpu_lane_close
 #define bxi_gpu_mark stub_gpu_mark
 #define bxi_gpu_mark_waits stub_gpu_mark_waits
@@ -37,7 +34,6 @@
 #define bxi_gpu_stage_in stub_gpu_stage_in
 #define bxi_gpu_peer_open stub_gpu_peer_open
 #define bxi_gpu_peer_died stub_gpu_peer_died
-#define bxi_gpu_peer_close stub_gpu_peer_close
 #define bxi_gpu_peer_reaches stub_gpu_peer_reaches
 #define bxi_gpu_peer_try stub_gpu_peer_try
 #define bxi_gpu_map_begin stub_gpu_map_begin

@@ -21,26 +21,6 @@
 
 static bxi_a32 is_open;
 
-/* ---- Contexts -------------------------------------------------------------------------------- */
-
-int bxi_gpu_enter(const struct bxi_gpu_device *device)
-{
-    const struct bxi_cuda *cu = &device->gpu->cu;
-    unsigned result;
-
-    if (bxi_gpu_forked())
-        return -EPERM;
-    result = cu->cuCtxPushCurrent_v2(device->context);
-    return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(cu, result, "the context of device %d", device->ordinal);
-}
-
-void bxi_gpu_leave(const struct bxi_gpu_device *device)
-{
-    struct CUctx_st *popped;
-
-    (void)device->gpu->cu.cuCtxPopCurrent_v2(&popped);
-}
-
 /* ---- Open and close -------------------------------------------------------------------------- */
 
 static const char *const order_names[] = { "auto", "host", "device", "events", "sync" };
@@ -210,7 +190,7 @@ void bxi_gpu_close(struct bxi_gpu *gpu)
         if (gpu->lane[i] != NULL)
             bxi_gpu_lane_close(gpu->lane[i]);
     for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next)
-        bxi_gpu_peer_close_maps(peer);
+        bxi_gpu_maps_close(peer);
     bxi_gpu_slabs_wait(gpu);
     bxi_gpu_helper_stop(&gpu->helper);
     bxi_gpu_blocks_forget(gpu);
@@ -256,37 +236,6 @@ int bxi_gpu_device_info(const struct bxi_gpu *gpu, int ordinal, struct bxi_gpu_i
     return 0;
 }
 
-int bxi_gpu_find(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
-{
-    for (int i = 0; i < gpu->ordinals; i++)
-        if (memcmp(gpu->info[i].uuid, uuid, BXI_GPU_UUID_BYTES) == 0)
-            return i;
-    return -1;
-}
-
-int bxi_gpu_ordinal(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
-{
-    int ordinal = bxi_gpu_find(gpu, uuid);
-
-    return ordinal >= 0 ? ordinal : bxi_gpu_fail(-ENODEV, "this process does not see that device: "
-                                                 "CUDA_VISIBLE_DEVICES hides it");
-}
-
-/* What the driver does not know is left to the first open. */
-bool bxi_gpu_can_read(struct bxi_gpu *gpu, int reader, int owner)
-{
-    uint8_t *known = &gpu->can_read[reader][owner];
-    int can = 1;
-
-    if (reader == owner)
-        return true;
-    if (gpu->info[reader].is_mig || gpu->info[owner].is_mig)
-        return false;
-    if (*known == 0 && gpu->cu.cuDeviceCanAccessPeer(&can, gpu->handle[reader], gpu->handle[owner]) == CUDA_SUCCESS)
-        *known = can != 0 ? 2 : 1;
-    return *known != 1;
-}
-
 void bxi_gpu_read(const struct bxi_gpu *gpu, struct bxi_gpu_counters *counters)
 {
 #define READ(name) counters->name = bxi_gpu_figure(&gpu->figures.name);
@@ -294,47 +243,7 @@ void bxi_gpu_read(const struct bxi_gpu *gpu, struct bxi_gpu_counters *counters)
 #undef READ
 }
 
-int bxi_gpu_poll(struct bxi_gpu *gpu)
-{
-    int left;
-
-    if (bxi_gpu_forked())
-        return -EPERM;
-    pthread_mutex_lock(&gpu->lock);
-    left = bxi_gpu_lanes_poll(gpu);
-    left += bxi_gpu_blocks_poll(gpu);
-    left += bxi_gpu_peers_poll(gpu);
-    left += bxi_gpu_slabs_poll(gpu);
-    pthread_mutex_unlock(&gpu->lock);
-    return left;
-}
-
 /* ---- A device in use ------------------------------------------------------------------------- */
-
-/* Whether it is in the list now. */
-static bool list_uuid(bxi_a32 *listed, uint8_t (*list)[BXI_GPU_UUID_BYTES], const uint8_t uuid[BXI_GPU_UUID_BYTES])
-{
-    /* [gpu.refused] relaxed: only this process writes it, under the lock. */
-    uint32_t count = bxi_load_relaxed(listed);
-
-    for (uint32_t i = 0; i < count; i++)
-        if (memcmp(list[i], uuid, BXI_GPU_UUID_BYTES) == 0)
-            return true;
-    if (count == BXI_GPU_REFUSED)
-        return false;
-    memcpy(list[count], uuid, BXI_GPU_UUID_BYTES);
-    /* [gpu.refused] release, pairs with the acquire in is_listed. */
-    bxi_store_release(listed, count + 1);
-    return true;
-}
-
-void bxi_gpu_judge(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES], bool can)
-{
-    struct bxi_gpu_head *head = &gpu->region->head;
-
-    if (can || list_uuid(&head->refused_count, head->refused, uuid))    /* in this order: see can_map */
-        list_uuid(&head->known_count, head->known, uuid);
-}
 
 static int retain(struct bxi_gpu_device *device)
 {
@@ -359,13 +268,9 @@ static void publish(struct bxi_gpu_device *device)
 
     memcpy(head->device[device->index], gpu->info[device->ordinal].uuid, BXI_GPU_UUID_BYTES);
     gpu->device[gpu->device_count++] = device;
-    /* [gpu.devices] release, pairs with the acquire in look_at_devices: the uuid is there. */
+    /* [gpu.devices] release, pairs with the acquire in bxi_gpu_reach_poll: the uuid is there. */
     bxi_store_release(&head->device_count, gpu->device_count);
-    /* [gpu.refused] release, pairs with the acquire in is_listed; in this order: see can_map. */
-    bxi_store_release(&head->known_count, 0);
-    bxi_store_release(&head->refused_count, 0);
-    for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next)
-        peer->devices_seen = 0;
+    bxi_gpu_reach_withdraw(gpu);
 }
 
 /* With the context current: what the device must show before it is used. */

@@ -1,9 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the files of gpu/ share. One lock, gpu->lock, covers everything that is not said to be otherwise; it is
- * never held while a callback runs, nor while the helper opens, closes or frees, nor while a stream is waited for (but
- * the side stream, on which nothing waits). A lane's own fields belong to the thread that uses the lane, but with
- * EVENTS, where the lock covers them too, since bxi_gpu_poll moves the word.
+ * The private header of gpu/: one section per file, from the lowest to the highest. A file calls functions of sections
+ * above its own only (tests/check/layers.sh holds that there is no circle). A struct stands in the section of the file
+ * that owns it.
+ *
+ * Locks, outermost first. README.md ("Locks") has the rules; G8 is the one that matters most.
+ *
+ *     gpu->opening            devices are opened one at a time
+ *       gpu->lock             everything that is not declared otherwise
+ *         helper->lock        the helper's queue
+ *     device->bounce_lock     the staging buffers; no other lock is taken under it, and it under none
  */
 #ifndef BXI_GPU_INSIDE_H
 #define BXI_GPU_INSIDE_H
@@ -21,26 +27,26 @@
 #define BXI_GPU_CLASSES 160             /* of free chunks: four steps to the doubling */
 #define BXI_GPU_BOUNCE_BYTES ((size_t)1 << 20)
 
-/* ---- Sentences and results (cuda_load.c) ----------------------------------------------------- */
+/* ---- cuda_load.c: the driver, sentences, results --------------------------------------------- */
 
 /* Sets this thread's sentence and returns code. */
 int bxi_gpu_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* The same with what the driver says of result; the code is that of result. */
+/* The same for a failed call of the driver: appends the driver's text for result and returns the code of result. */
 int bxi_gpu_cuda_fail(const struct bxi_cuda *cu, unsigned result, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 int bxi_gpu_load(struct bxi_cuda *cu, const char *path);            /* dlopen, symbols, cuInit; -ENODEV, -EPERM */
 void bxi_gpu_unload(struct bxi_cuda *cu);
 bool bxi_gpu_library_is_fake(const struct bxi_cuda *cu);
-bool bxi_gpu_forked(void);                                          /* with the sentence, if so */
+bool bxi_gpu_forked(void);                                          /* sets the sentence if true */
 
-/* ---- Helper (helper.c) ----------------------------------------------------------------------- */
+/* ---- helper.c: one thread for calls that take milliseconds ----------------------------------- */
 
-struct bxi_gpu_job {                    /* inside what it is about, so that queueing cannot fail */
+struct bxi_gpu_job {                    /* embedded in the object that it works on, so that queueing cannot fail */
     struct bxi_gpu_job *next;
     void (*run)(struct bxi_gpu_job *job);
 };
 struct bxi_gpu_helper {
-    pthread_mutex_t lock;               /* innermost; guards the rest */
+    pthread_mutex_t lock;               /* guards the rest */
     pthread_cond_t change;
     pthread_t thread;
     bool is_started, stops, is_busy;
@@ -48,10 +54,10 @@ struct bxi_gpu_helper {
 };
 int bxi_gpu_helper_start(struct bxi_gpu_helper *helper);
 void bxi_gpu_helper_post(struct bxi_gpu_helper *helper, struct bxi_gpu_job *job);
-void bxi_gpu_helper_drain(struct bxi_gpu_helper *helper);           /* waits until it has nothing to do */
+void bxi_gpu_helper_drain(struct bxi_gpu_helper *helper);           /* waits until the queue is empty and no job runs */
 void bxi_gpu_helper_stop(struct bxi_gpu_helper *helper);
 
-/* ---- Heap (heap.c): where in its slab a block lies ------------------------------------------- */
+/* ---- heap.c: offsets of blocks in their slabs ------------------------------------------------ */
 
 struct bxi_gpu_chunk {
     uint64_t offset, bytes;
@@ -67,14 +73,120 @@ struct bxi_gpu_heap {
 struct bxi_gpu_chunk *bxi_gpu_heap_add(struct bxi_gpu_heap *heap, uint32_t slab, uint64_t bytes);
 /* bytes is a multiple of BXI_GPU_ALIGN; NULL: no free chunk is large enough. */
 struct bxi_gpu_chunk *bxi_gpu_heap_take(struct bxi_gpu_heap *heap, uint64_t bytes);
-/* Returns what it has become, joined with its neighbours. */
+/* Returns the free chunk that results from joining it with free neighbours. */
 struct bxi_gpu_chunk *bxi_gpu_heap_give(struct bxi_gpu_heap *heap, struct bxi_gpu_chunk *chunk);
-/* A free chunk that is all of its slab leaves, and is freed. */
+/* Removes and frees a free chunk that is all of its slab. */
 void bxi_gpu_heap_remove(struct bxi_gpu_heap *heap, struct bxi_gpu_chunk *chunk);
-void bxi_gpu_heap_fini(struct bxi_gpu_heap *heap);      /* frees what is free; the slabs are gone */
+void bxi_gpu_heap_fini(struct bxi_gpu_heap *heap);      /* frees the free chunks; the slabs are gone */
 
-/* ---- Slabs and blocks (slab.c, block.c) ------------------------------------------------------ */
+/* ---- context.c: a device's context on this thread -------------------------------------------- */
 
+/* Makes the device's context current on this thread; leave restores the one before. */
+int bxi_gpu_enter(const struct bxi_gpu_device *device);
+void bxi_gpu_leave(const struct bxi_gpu_device *device);
+/* Under the lock: copies a word of the device to the host, on the side stream. */
+int bxi_gpu_read_word(const struct bxi_gpu_device *device, uint64_t address, uint64_t *value);
+
+/* ---- stage.c: copies, and the staging buffers of a device ------------------------------------ */
+
+void bxi_gpu_stage_fini(struct bxi_gpu_device *device);
+
+/* ---- lane.c: lanes and marks ----------------------------------------------------------------- */
+
+struct bxi_gpu_lane {                   /* the using thread's; with EVENTS under the lock, since polls move the word */
+    struct bxi_gpu *gpu;
+    struct bxi_gpu_device *device;
+    struct CUstream_st *stream;
+    bool owns_stream;
+    enum bxi_gpu_order order;
+    uint32_t index;
+    uint64_t value;                     /* of the last mark */
+    uint64_t done;                      /* EVENTS: the value of the word */
+    uint64_t word_address;              /* as the device sees it */
+    struct CUevent_st *event[BXI_GPU_RING];
+};
+int bxi_gpu_lanes_poll(struct bxi_gpu *gpu);    /* under the lock; EVENTS: how many lanes have points under way */
+
+/* ---- peer.c: the other processes ------------------------------------------------------------- */
+
+enum bxi_gpu_map_state { BXI_GPU_MAP_NONE = 0, BXI_GPU_MAP_OPENING, BXI_GPU_MAP_OPEN, BXI_GPU_MAP_CLOSING };
+
+struct bxi_gpu_wait;                    /* map.c: a request that waits for the map */
+struct bxi_gpu_map {                    /* map.c's; one slab of the peer */
+    struct bxi_gpu_job job;             /* first */
+    struct bxi_gpu_peer *peer;
+    struct bxi_gpu_device *device;      /* here, on which it is mapped */
+    enum bxi_gpu_map_state state;
+    uint64_t generation;
+    uint64_t address, bytes;            /* the helper's while OPENING and CLOSING */
+    uint32_t users;
+    struct bxi_gpu_wait *waiting;
+};
+struct bxi_gpu_event_cache {            /* point.c's: an event of the peer, opened here */
+    uint64_t generation;                /* of the lane */
+    struct CUevent_st *event;
+};
+struct bxi_gpu_peer {
+    struct bxi_gpu_peer *next;
+    struct bxi_gpu *gpu;
+    struct bxi_gpu_peer_options is;
+    char name[64];
+    bxi_a32 is_dead;
+    bool words_registered;
+    uint64_t host_words;                /* its words' page as is.device sees it; 0: not visible to it */
+    uint32_t devices_seen;              /* reach.c: how many of its head's devices have been compared */
+    uint64_t last_word[BXI_GPU_LANES];  /* death.c: values that its device words had when it was found dead */
+    uint32_t open_maps;                 /* map.c: how many are not NONE */
+    struct bxi_gpu_map map[BXI_GPU_SLABS];
+    struct bxi_gpu_event_cache event[BXI_GPU_LANES][BXI_GPU_RING];
+};
+bool bxi_gpu_peer_is_dead(const struct bxi_gpu_peer *peer);
+/* At the end: unregisters its words' page and destroys its events. */
+void bxi_gpu_peer_forget_driver(struct bxi_gpu_peer *peer);
+
+/* ---- reach.c: which device can map memory of which; all under the lock ----------------------- */
+
+int bxi_gpu_find(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES]);  /* its ordinal here, or -1 */
+/* Publishes in the head whether memory of that device can be mapped here. */
+void bxi_gpu_reach_publish(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES], bool is_mappable);
+bool bxi_gpu_reach_is_known(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES]);
+/* Withdraws all that was published, because another device was opened; polls compare peers' devices again. */
+void bxi_gpu_reach_withdraw(struct bxi_gpu *gpu);
+/* Compares devices that the peer has opened since the last poll. */
+void bxi_gpu_reach_poll(struct bxi_gpu_peer *peer);
+/* The device here on which the peer's slabs of that device are mapped; NULL: all are out of reach. */
+struct bxi_gpu_device *bxi_gpu_device_for(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES]);
+/* The same, followed by the others to try where only an open can tell. How many. */
+uint32_t bxi_gpu_devices_for(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES],
+                             struct bxi_gpu_device *device[BXI_GPU_DEVICES]);
+/* An open succeeded on the device: if that UUID is hidden here, its other slabs will be mapped there too. */
+void bxi_gpu_reach_found(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES], struct bxi_gpu_device *device);
+
+/* ---- map.c: slabs of peers that are mapped here ---------------------------------------------- */
+
+int bxi_gpu_maps_poll(struct bxi_gpu_peer *peer);       /* under the lock: closes maps; how many remain to be closed */
+void bxi_gpu_maps_close(struct bxi_gpu_peer *peer);     /* all; waits for the helper */
+/* Under the lock: */
+bool bxi_gpu_is_mapped(const struct bxi_gpu *gpu, uint64_t address);
+/* Where a lane's word is, and by which device here it is read; address 0: its slab is not mapped. */
+struct bxi_gpu_place {
+    uint64_t address;
+    const struct bxi_gpu_device *device;
+};
+struct bxi_gpu_place bxi_gpu_mapped(const struct bxi_gpu_peer *peer, const struct bxi_gpu_lane_row *row);
+
+/* ---- point.c: points of this process and of peers -------------------------------------------- */
+
+/* As bxi_gpu_passed, under the lock. */
+int bxi_gpu_point_passed(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point);
+
+/* ---- slab.c: slabs; all under the lock but the last two -------------------------------------- */
+
+struct bxi_gpu_last {                   /* foreign: a callback for when it is free */
+    struct bxi_gpu_last *next;
+    bxi_gpu_freed_fn freed;
+    void *context;
+};
 struct bxi_gpu_slab {
     struct bxi_gpu_job job;             /* first */
     struct bxi_gpu_device *device;
@@ -86,13 +198,22 @@ struct bxi_gpu_slab {
     uint32_t used;                      /* blocks handed out or waiting */
     struct bxi_gpu_chunk *whole;        /* while it is all free */
     uint64_t buffer_id;                 /* foreign */
-    struct bxi_gpu_last *last;          /* foreign: who wants to know when it is free */
+    struct bxi_gpu_last *last;          /* foreign */
 };
-struct bxi_gpu_last {
-    struct bxi_gpu_last *next;
-    bxi_gpu_freed_fn freed;
-    void *context;
-};
+struct bxi_gpu_slab *bxi_gpu_slab_vacant(struct bxi_gpu *gpu);          /* NULL: all rows are taken */
+int bxi_gpu_slab_make(struct bxi_gpu_device *device, uint64_t bytes);
+int bxi_gpu_slab_publish(struct bxi_gpu_slab *slab);                    /* exports it and makes the row LIVE */
+void bxi_gpu_slab_drop(struct bxi_gpu_slab *slab);                      /* one block less */
+int bxi_gpu_slabs_retire_empty(struct bxi_gpu_device *device);          /* how many */
+/* Whether a slab is retiring: of the device's own memory, or with NULL any. */
+bool bxi_gpu_slabs_are_retiring(const struct bxi_gpu *gpu, const struct bxi_gpu_device *device);
+int bxi_gpu_slabs_poll(struct bxi_gpu *gpu);                            /* how many are retiring */
+/* At the end, without the lock. The first waits until no peer has a slab open, for two seconds at most. The second
+ * frees the device's slabs; it returns how many peers still have open, which it leaves. */
+void bxi_gpu_slabs_wait(struct bxi_gpu *gpu);
+int bxi_gpu_device_slabs_free(struct bxi_gpu_device *device);
+
+/* ---- block.c: blocks and the points that they wait for; all under the lock ------------------- */
 
 struct bxi_gpu_until {
     struct bxi_gpu_peer *peer;          /* NULL: oneself */
@@ -105,26 +226,24 @@ struct bxi_gpu_block_inside {
     uint32_t until_count, until_capacity;
     struct bxi_gpu_block_inside *prev, *next;   /* of those that are handed out, or of those that wait */
 };
+/* A new block; bytes is what it counts for. */
+void bxi_gpu_block_add(struct bxi_gpu *gpu, struct bxi_gpu_block_inside *block, uint64_t bytes);
+int bxi_gpu_blocks_poll(struct bxi_gpu *gpu);           /* reuses blocks whose points have passed; how many wait */
+void bxi_gpu_blocks_forget(struct bxi_gpu *gpu);        /* at the end */
 
-/* All under the lock. */
-int bxi_gpu_slab_make(struct bxi_gpu_device *device, uint64_t bytes);
-int bxi_gpu_slab_publish(struct bxi_gpu_slab *slab);          /* exports it and makes the row LIVE */
-struct bxi_gpu_slab *bxi_gpu_slab_vacant(struct bxi_gpu *gpu);                /* NULL: all rows are taken */
-int bxi_gpu_slabs_poll(struct bxi_gpu *gpu);
-/* After a call that found no memory on the device, or no row (device NULL: of none): whether it is worth asking again,
- * because slabs are being freed. Those of the device that are empty, and too small, are from then on. */
-bool bxi_gpu_room_comes(struct bxi_gpu *gpu, const struct bxi_gpu_device *device, int rc);
-#define BXI_GPU_ROOM_PAUSES 5000                /* how often it is asked again: a second and a little */
-void bxi_gpu_room_wait(struct bxi_gpu *gpu);                                  /* without the lock: polls, and pauses */
-void bxi_gpu_slab_drop(struct bxi_gpu_slab *slab);       /* a block less */
-/* At the end, without the lock: waits until nobody has one open, for some seconds; frees those of a device, and says
- * how many are still open somewhere and therefore not freed. */
-void bxi_gpu_slabs_wait(struct bxi_gpu *gpu);
-int bxi_gpu_device_slabs_free(struct bxi_gpu_device *device);
-int bxi_gpu_blocks_poll(struct bxi_gpu *gpu);
-void bxi_gpu_blocks_forget(struct bxi_gpu *gpu);                              /* at the end */
+/* ---- pool.c: allocation, and the wait for room; foreign.c allocates rows likewise ------------ */
 
-/* ---- Devices (device.c) ---------------------------------------------------------------------- */
+/* Under the lock, after an allocation that returned rc: whether another attempt may succeed, because slabs are being
+ * freed. Retires the device's empty slabs, which were too small. device NULL: only a row was missing. */
+bool bxi_gpu_room_comes(struct bxi_gpu *gpu, struct bxi_gpu_device *device, int rc);
+#define BXI_GPU_ROOM_PAUSES 5000                /* attempts: a second and a little */
+void bxi_gpu_room_wait(struct bxi_gpu *gpu);    /* without the lock: polls, and pauses */
+
+/* ---- probe.c: which order works on a device -------------------------------------------------- */
+
+int bxi_gpu_probe(struct bxi_gpu_device *device);       /* sets device->order; without the lock, it takes long */
+
+/* ---- device.c: the process's GPU and its devices; nothing below calls it --------------------- */
 
 struct bxi_gpu_device {
     struct bxi_gpu *gpu;
@@ -134,99 +253,13 @@ struct bxi_gpu_device {
     struct CUctx_st *context;
     enum bxi_gpu_order order;
     struct CUstream_st *side;           /* free: nothing on it ever waits */
-    struct bxi_gpu_heap heap;
     uint64_t host_words;                /* HOST_WORDS: the region's words as this device sees them */
     struct bxi_gpu_block *word_block;   /* DEVICE_WORDS */
-    pthread_mutex_t bounce_lock;        /* outermost; guards the rest */
+    struct bxi_gpu_heap heap;           /* gpu->lock */
+    pthread_mutex_t bounce_lock;        /* guards the rest: stage.c's */
     void *bounce[2];
     struct CUevent_st *bounce_event[2];
 };
-/* Makes the device's context current on this thread, and the one before again. */
-int bxi_gpu_enter(const struct bxi_gpu_device *device);
-void bxi_gpu_leave(const struct bxi_gpu_device *device);
-/* Under the lock: */
-/* Tells everybody whether memory of that device can be mapped here. */
-void bxi_gpu_judge(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES], bool can);
-int bxi_gpu_find(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES]);  /* its ordinal here, or -1 */
-bool bxi_gpu_can_read(struct bxi_gpu *gpu, int reader, int owner);    /* ordinals; as the driver says, asked once */
-
-/* ---- Orders (order.c, probe.c) --------------------------------------------------------------- */
-
-struct bxi_gpu_lane {
-    struct bxi_gpu *gpu;
-    struct bxi_gpu_device *device;
-    struct CUstream_st *stream;
-    bool owns_stream;
-    enum bxi_gpu_order order;
-    uint32_t index;
-    uint64_t value;                     /* of the last mark */
-    uint64_t done;                      /* EVENTS: as the word says */
-    uint64_t word_address;              /* as the device sees it */
-    struct CUevent_st *event[BXI_GPU_RING];
-};
-int bxi_gpu_probe(struct bxi_gpu_device *device);       /* sets device->order; without the lock, it takes long */
-int bxi_gpu_lanes_poll(struct bxi_gpu *gpu);            /* under the lock; points under way, with EVENTS */
-
-/* As bxi_gpu_passed, under the lock. */
-int bxi_gpu_point_passed(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point);
-/* Copies a word of the device to the host, on the side stream. */
-int bxi_gpu_read_word(const struct bxi_gpu_device *device, uint64_t address, uint64_t *value);
-void bxi_gpu_stage_fini(struct bxi_gpu_device *device);
-
-/* ---- Peers and maps (peer.c, cache.c) -------------------------------------------------------- */
-
-enum bxi_gpu_map_state { BXI_GPU_MAP_NONE = 0, BXI_GPU_MAP_OPENING, BXI_GPU_MAP_OPEN, BXI_GPU_MAP_CLOSING };
-
-struct bxi_gpu_wait;                    /* somebody who waits for it */
-struct bxi_gpu_map {
-    struct bxi_gpu_job job;             /* first */
-    struct bxi_gpu_peer *peer;
-    struct bxi_gpu_device *device;      /* here, on which it is mapped */
-    enum bxi_gpu_map_state state;
-    uint64_t generation;
-    uint64_t address, bytes;
-    uint32_t users;
-    struct bxi_gpu_wait *waiting;
-};
-struct bxi_gpu_event_cache {
-    uint64_t generation;                /* of the lane */
-    struct CUevent_st *event;
-};
-struct bxi_gpu_peer {
-    struct bxi_gpu_peer *next;
-    struct bxi_gpu *gpu;
-    struct bxi_gpu_peer_options is;
-    char name[64];
-    bxi_a32 is_dead;
-    uint32_t devices_seen;              /* of its head, compared for peer access */
-    uint32_t open_maps;                 /* not NONE */
-    uint64_t come[BXI_GPU_LANES];       /* dead: how far words in its slabs had come */
-    bool words_registered;
-    uint64_t host_words;                /* its words' page as is.device sees it; 0: it cannot */
-    struct bxi_gpu_map map[BXI_GPU_SLABS];
-    struct bxi_gpu_event_cache event[BXI_GPU_LANES][BXI_GPU_RING];
-};
-bool bxi_gpu_peer_is_dead(const struct bxi_gpu_peer *peer);
-int bxi_gpu_peers_poll(struct bxi_gpu *gpu);            /* under the lock */
-int bxi_gpu_maps_look(struct bxi_gpu_peer *peer);       /* under the lock: closes what is to be closed */
-/* Under the lock: the device here on which the peer's slabs of that device are mapped; NULL: all are out of reach. */
-struct bxi_gpu_device *bxi_gpu_device_for(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES]);
-/* Under the lock: begins to map some slab of that device, which is hidden here. 1: one is mapped. 0: to come, or there
- * is none. */
-int bxi_gpu_map_some(struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES]);
-void bxi_gpu_map_close(struct bxi_gpu_map *map);        /* under the lock: begins it; it is OPEN */
-void bxi_gpu_peer_close_maps(struct bxi_gpu_peer *peer);        /* all; waits for the helper */
-void bxi_gpu_peer_forget_driver(struct bxi_gpu_peer *peer);     /* its page and events; the last but free */
-/* Under the lock: */
-bool bxi_gpu_is_mapped(const struct bxi_gpu *gpu, uint64_t address);
-/* Where a lane's word is, and by which device here it is read; address 0: its slab is not mapped. */
-struct bxi_gpu_place {
-    uint64_t address;
-    const struct bxi_gpu_device *device;
-};
-struct bxi_gpu_place bxi_gpu_mapped(const struct bxi_gpu_peer *peer, const struct bxi_gpu_lane_row *row);
-
-/* ---- The process's part ---------------------------------------------------------------------- */
 
 struct bxi_gpu_figures {                /* struct bxi_gpu_counters, counted by any thread */
 #define BXI_GPU_COUNTER_ATOMIC(name) bxi_a64 name;
@@ -234,13 +267,13 @@ struct bxi_gpu_figures {                /* struct bxi_gpu_counters, counted by a
 #undef BXI_GPU_COUNTER_ATOMIC
 };
 
-struct bxi_gpu_found {
+struct bxi_gpu_found {                  /* reach.c's */
     uint8_t uuid[BXI_GPU_UUID_BYTES];
     struct bxi_gpu_device *device;      /* here, on which its memory is mapped */
 };
 
 struct bxi_gpu {
-    struct bxi_cuda cu;                 /* from here on as opened */
+    struct bxi_cuda cu;                 /* constant after bxi_gpu_open, as the fields down to helper */
     struct bxi_gpu_region *region;
     uint64_t slab_bytes;
     enum bxi_gpu_order wanted;
@@ -250,14 +283,14 @@ struct bxi_gpu {
     struct bxi_gpu_info info[BXI_GPU_ORDINALS];
     struct bxi_gpu_figures figures;
     struct bxi_gpu_helper helper;
-    pthread_mutex_t opening;            /* outside of the lock: devices are opened one after the other */
+    pthread_mutex_t opening;
     bool words_registered;              /* opening; the region's words' page, with the driver */
 
     pthread_mutex_t lock;               /* guards the rest */
-    struct bxi_gpu_device *device[BXI_GPU_DEVICES];
+    struct bxi_gpu_device *device[BXI_GPU_DEVICES];     /* written under opening too */
     uint32_t device_count;
-    uint8_t can_read[BXI_GPU_ORDINALS][BXI_GPU_ORDINALS];       /* 0: not asked yet; else 1 + the answer */
-    struct bxi_gpu_found found[BXI_GPU_REFUSED];                /* devices that are hidden here */
+    uint8_t can_read[BXI_GPU_ORDINALS][BXI_GPU_ORDINALS];       /* reach.c: 0: not asked yet; else 1 + the answer */
+    struct bxi_gpu_found found[BXI_GPU_REFUSED];                /* reach.c: devices that are hidden here */
     uint32_t found_count;
     struct bxi_gpu_slab slab[BXI_GPU_SLABS];
     struct bxi_gpu_block_inside *blocks, *waiting;
@@ -266,6 +299,8 @@ struct bxi_gpu {
     uint64_t lanes_made;
     struct bxi_gpu_peer *peers;
 };
+
+/* ---- For all --------------------------------------------------------------------------------- */
 
 /* CLOCK_MONOTONIC. */
 static inline uint64_t bxi_gpu_now_ns(void)
@@ -276,7 +311,7 @@ static inline uint64_t bxi_gpu_now_ns(void)
     return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
-/* A figure; n may be -1 for one that says how many there are. */
+/* A figure; n may be -1 for one that counts what exists now. */
 static inline void bxi_gpu_count(bxi_a64 *figure, int64_t n)
 {
     /* [gpu.figure] several threads count: one read-modify-write, and nobody derives an order from it. */

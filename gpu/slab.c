@@ -240,30 +240,32 @@ int bxi_gpu_slabs_poll(struct bxi_gpu *gpu)
     return left;
 }
 
-bool bxi_gpu_room_comes(struct bxi_gpu *gpu, const struct bxi_gpu_device *device, int rc)
+int bxi_gpu_slabs_retire_empty(struct bxi_gpu_device *device)
 {
-    bool comes = false;
+    struct bxi_gpu *gpu = device->gpu;
+    int retired = 0;
 
-    if (rc != -ENOMEM && rc != -ENOSPC)
-        return false;
     for (int i = 0; i < BXI_GPU_SLABS; i++) {
         struct bxi_gpu_slab *slab = &gpu->slab[i];
 
-        if (slab->device == device && slab->state == BXI_GPU_SLAB_LIVE && slab->whole != NULL)
-            retire(slab);
-        comes = comes || (slab->state == BXI_GPU_SLAB_RETIRING &&
-                          (rc == -ENOSPC || (slab->device == device && !slab->is_foreign)));
+        if (slab->device != device || slab->state != BXI_GPU_SLAB_LIVE || slab->whole == NULL)
+            continue;
+        retire(slab);
+        retired++;
     }
-    return comes;
+    return retired;
 }
 
-void bxi_gpu_room_wait(struct bxi_gpu *gpu)
+bool bxi_gpu_slabs_are_retiring(const struct bxi_gpu *gpu, const struct bxi_gpu_device *device)
 {
-    BXI_UNCANCELLED;
-    struct timespec pause = { .tv_nsec = PAUSE_NS };
+    for (int i = 0; i < BXI_GPU_SLABS; i++) {
+        const struct bxi_gpu_slab *slab = &gpu->slab[i];
 
-    (void)bxi_gpu_poll(gpu);
-    nanosleep(&pause, NULL);
+        if (slab->state == BXI_GPU_SLAB_RETIRING &&
+            (device == NULL || (slab->device == device && !slab->is_foreign)))
+            return true;
+    }
+    return false;
 }
 
 /* One empty slab of a device is kept; another goes. */
@@ -285,28 +287,6 @@ void bxi_gpu_slab_drop(struct bxi_gpu_slab *slab)
     slab->used--;
     if (slab->used == 0 && (slab->is_foreign || has_spare(slab)))
         retire(slab);
-}
-
-int bxi_gpu_trim(struct bxi_gpu_device *device)
-{
-    struct bxi_gpu *gpu = device->gpu;
-    int retired = 0;
-
-    if (bxi_gpu_forked())
-        return -EPERM;
-    pthread_mutex_lock(&gpu->lock);
-    (void)bxi_gpu_blocks_poll(gpu);
-    for (int i = 0; i < BXI_GPU_SLABS; i++) {
-        struct bxi_gpu_slab *slab = &gpu->slab[i];
-
-        if (slab->device != device || slab->state != BXI_GPU_SLAB_LIVE || slab->whole == NULL)
-            continue;
-        retire(slab);
-        retired++;
-    }
-    (void)bxi_gpu_slabs_poll(gpu);
-    pthread_mutex_unlock(&gpu->lock);
-    return retired;
 }
 
 /* ---- The end --------------------------------------------------------------------------------- */

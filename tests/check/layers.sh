@@ -5,6 +5,9 @@
 # that leads anywhere else fails. The table itself must have no circle: a folder names only folders whose lines come
 # before its own. An include is resolved as the compiler resolves it: beside the file, then from the project's root,
 # then from lib/.
+#
+# Inside of a folder that $files lists, no object files may reference one another in a circle: if a.o uses a symbol of
+# b.o, b.o uses none of a.o, and so on through any number of files. That needs the objects of a build (BX_BUILD_DIR).
 set -u
 
 cd "${BX_SOURCE_DIR:-.}" || exit 1
@@ -29,6 +32,9 @@ demos/param_server: demos/common public
 tools/shmstat: shm lib/observe/tables.h lib/rpc/frame.h gpu/shared.h public
 tools/bxbench: shm public
 '
+# The folders whose files have an order too.
+files='gpu'
+objects=${BX_BUILD_DIR:-build/debug}/obj
 failed=0
 
 # The file that an include of $2, written in a file of folder $1, leads to; nothing for the system's headers.
@@ -63,6 +69,28 @@ strangers()
     done
 }
 
+# Prints the references between object files of folder $1, a pair of names a line: the one that uses a symbol and the
+# one that defines it.
+references()
+{
+    for source in "$1"/*.c; do
+        [ ! -e "$objects/${source%.c}.o" ] || nm -A -g "$objects/${source%.c}.o"
+    done | awk '
+        {
+            sub(/:[^:]*$/, "", $1)
+            sub(/.*\//, "", $1)
+        }
+        $2 == "U" { uses[$1 " " $3] }
+        $2 ~ /^[BDRTVW]$/ { definer[$3] = $1 }
+        END {
+            for (use in uses) {
+                split(use, part, " ")
+                if (part[2] in definer && definer[part[2]] != part[1])
+                    print part[1], definer[part[2]]
+            }
+        }'
+}
+
 # report NAME FINDINGS
 report()
 {
@@ -93,6 +121,16 @@ while IFS=: read -r folder below; do
 done <<END
 $table
 END
+for folder in $files; do
+    name="the files of $folder have no circle"
+    if ! command -v nm >/dev/null; then
+        echo "skip $name: nm is not installed"
+    elif ! ls "$objects/$folder"/*.o >/dev/null 2>&1; then
+        echo "skip $name: no object files in $objects/$folder: build first, or set BX_BUILD_DIR"
+    else
+        report "$name" "$(references "$folder" | tsort 2>&1 >/dev/null)"
+    fi
+done
 users=$(grep -rlE --include='*.[ch]' '#[[:space:]]*include.*dnnl' shm lib gpu tools demos)
 report 'oneDNN is for lib/nn/onednn.c alone' "$(echo "$users" | grep -vx lib/nn/onednn.c)"
 exit "$failed"

@@ -35,12 +35,6 @@ struct bxi_gpu_request {
     struct bxi_gpu_wait wait[2];
 };
 
-bool bxi_gpu_peer_is_dead(const struct bxi_gpu_peer *peer)
-{
-    /* [gpu.dead] acquire, pairs with the release in bxi_gpu_peer_died. */
-    return bxi_load_acquire(&peer->is_dead) != 0;
-}
-
 /* ---- Opening, on the helper ------------------------------------------------------------------ */
 
 static int open_failed(const struct bxi_gpu_peer *peer, unsigned result)
@@ -57,55 +51,6 @@ static int open_failed(const struct bxi_gpu_peer *peer, unsigned result)
                             "--pid=host, or with --ipc=container:NAME --pid=container:NAME", peer->name, result,
                             mine->pid_namespace != theirs->pid_namespace ? "PID" : "IPC");
     return rc == -ENOMEM ? rc : -EIO;
-}
-
-/* On which device here memory of one that is hidden was mapped; NULL: on none yet. */
-static struct bxi_gpu_device *found_for(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
-{
-    for (uint32_t i = 0; i < gpu->found_count; i++)
-        if (memcmp(gpu->found[i].uuid, uuid, BXI_GPU_UUID_BYTES) == 0)
-            return gpu->found[i].device;
-    return NULL;
-}
-
-/* The same device, if it is in use here, else the peer's own choice, else any that reaches it. Of a device that is
- * hidden here the driver says nothing, and the open decides; but no MIG instance reaches another. */
-struct bxi_gpu_device *bxi_gpu_device_for(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES])
-{
-    struct bxi_gpu *gpu = peer->gpu;
-    struct bxi_gpu_device *found = found_for(gpu, uuid);
-    int owner = bxi_gpu_find(gpu, uuid);
-
-    if (found != NULL)
-        return found;
-    if (owner < 0)
-        return gpu->info[peer->is.device->ordinal].is_mig ? NULL : peer->is.device;
-    for (uint32_t i = 0; i < gpu->device_count; i++)
-        if (gpu->device[i]->ordinal == owner)
-            return gpu->device[i];
-    if (bxi_gpu_can_read(gpu, peer->is.device->ordinal, owner))
-        return peer->is.device;
-    for (uint32_t i = 0; i < gpu->device_count; i++)
-        if (bxi_gpu_can_read(gpu, gpu->device[i]->ordinal, owner))
-            return gpu->device[i];
-    return NULL;
-}
-
-/* Under the lock. That one, and where only opening tells which of them can, the others behind it. How many. */
-static uint32_t devices_for(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES],
-                            struct bxi_gpu_device *device[BXI_GPU_DEVICES])
-{
-    struct bxi_gpu *gpu = peer->gpu;
-    bool is_open = bxi_gpu_find(gpu, uuid) < 0 && found_for(gpu, uuid) == NULL;
-    uint32_t count = 0;
-
-    device[0] = bxi_gpu_device_for(peer, uuid);
-    if (device[0] == NULL)
-        return 0;
-    for (uint32_t i = 0; is_open && i < gpu->device_count; i++)
-        if (gpu->device[i] != device[0] && !gpu->info[gpu->device[i]->ordinal].is_mig)
-            device[++count] = gpu->device[i];
-    return count + 1;
 }
 
 /* The context is current. What the driver says of the mapping must hold what the row promised. */
@@ -144,11 +89,9 @@ static void learn(const struct bxi_gpu_map *map, const uint8_t uuid[BXI_GPU_UUID
 
     pthread_mutex_lock(&gpu->lock);
     if (rc == 0 || rc == -EXDEV || (rc == -EIO && is_there))
-        bxi_gpu_judge(gpu, uuid, rc != -EXDEV);
-    if (rc == 0 && bxi_gpu_find(gpu, uuid) < 0 && found_for(gpu, uuid) == NULL && gpu->found_count < BXI_GPU_REFUSED) {
-        memcpy(gpu->found[gpu->found_count].uuid, uuid, BXI_GPU_UUID_BYTES);
-        gpu->found[gpu->found_count++].device = map->device;
-    }
+        bxi_gpu_reach_publish(gpu, uuid, rc != -EXDEV);
+    if (rc == 0)
+        bxi_gpu_reach_found(gpu, uuid, map->device);
     pthread_mutex_unlock(&gpu->lock);
 }
 
@@ -199,7 +142,7 @@ static int open_slab(struct bxi_gpu_map *map)
     if (bytes == 0)
         return bxi_gpu_fail(-EPROTO, "slab %zu of %s says that it has no bytes", index, peer->name);
     pthread_mutex_lock(&peer->gpu->lock);
-    count = devices_for(peer, uuid, device);
+    count = bxi_gpu_devices_for(peer, uuid, device);
     pthread_mutex_unlock(&peer->gpu->lock);
     for (uint32_t i = 0; rc == -EXDEV && i < count; i++)
         rc = open_on(map, device[i], &handle, bytes);
@@ -278,11 +221,52 @@ static void close_map(struct bxi_gpu_job *job)
     pthread_mutex_unlock(&gpu->lock);
 }
 
-void bxi_gpu_map_close(struct bxi_gpu_map *map)
+/* ---- Closing --------------------------------------------------------------------------------- */
+
+/* Under the lock; the map is OPEN. */
+static void begin_close(struct bxi_gpu_map *map)
 {
     map->state = BXI_GPU_MAP_CLOSING;
     map->job.run = close_map;
     bxi_gpu_helper_post(&map->peer->gpu->helper, &map->job);
+}
+
+/* Maps whose owner wants them closed, or is dead. */
+int bxi_gpu_maps_poll(struct bxi_gpu_peer *peer)
+{
+    bool is_dead = bxi_gpu_peer_is_dead(peer);
+    int left = 0;
+
+    for (int i = 0; peer->open_maps > 0 && i < BXI_GPU_SLABS; i++) {
+        struct bxi_gpu_map *map = &peer->map[i];
+
+        if (map->state == BXI_GPU_MAP_NONE)
+            continue;
+        if (map->state == BXI_GPU_MAP_OPEN) {
+            /* [gpu.stamp] relaxed: RETIRING is a wish, and this end closes when it sees it. */
+            uint64_t stamp = bxi_load_relaxed(&peer->is.region->slab[i].stamp);
+
+            if (!is_dead && stamp == (map->generation << 2 | BXI_GPU_SLAB_LIVE))
+                continue;
+            if (map->users == 0)
+                begin_close(map);
+        }
+        left++;
+    }
+    return left;
+}
+
+void bxi_gpu_maps_close(struct bxi_gpu_peer *peer)
+{
+    struct bxi_gpu *gpu = peer->gpu;
+
+    bxi_gpu_helper_drain(&gpu->helper);         /* what is being opened */
+    pthread_mutex_lock(&gpu->lock);
+    for (int i = 0; i < BXI_GPU_SLABS; i++)
+        if (peer->map[i].state == BXI_GPU_MAP_OPEN)
+            begin_close(&peer->map[i]);
+    pthread_mutex_unlock(&gpu->lock);
+    bxi_gpu_helper_drain(&gpu->helper);
 }
 
 /* ---- Asking for maps ------------------------------------------------------------------------- */
@@ -303,7 +287,7 @@ static int demand(struct bxi_gpu_peer *peer, uint32_t slab, uint64_t generation)
                             (unsigned long long)generation);
     map = &peer->map[slab];
     if (map->state == BXI_GPU_MAP_NONE) {
-        bxi_gpu_maps_look(peer);        /* the same allocation may be open still, from when it was wrapped before */
+        bxi_gpu_maps_poll(peer);        /* the same allocation may be open still, from when it was wrapped before */
         map->peer = peer;
         map->generation = generation;
         map->state = BXI_GPU_MAP_OPENING;
@@ -321,7 +305,7 @@ static int demand(struct bxi_gpu_peer *peer, uint32_t slab, uint64_t generation)
 
 /* No lease keeps this slab where it is, so it is held before it is asked for: else another could have its place by the
  * time that the helper comes to it, and be lent, and be taken for this one. */
-int bxi_gpu_map_some(struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+static int map_some(struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
     for (uint32_t i = 0; i < BXI_GPU_SLABS; i++) {
         const struct bxi_gpu_slab_row *row = &peer->is.region->slab[i];
@@ -338,6 +322,26 @@ int bxi_gpu_map_some(struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_
         return demand(peer, i, stamp >> 2) == 1;
     }
     return 0;
+}
+
+void bxi_gpu_peer_try(struct bxi_gpu_peer *peer)
+{
+    const struct bxi_gpu_head *head = &peer->is.region->head;
+    struct bxi_gpu *gpu = peer->gpu;
+    /* [gpu.devices] acquire, pairs with the release in publish. */
+    uint32_t count = bxi_load_acquire(&head->device_count);
+    uint8_t uuid[BXI_GPU_UUID_BYTES];
+
+    if (bxi_gpu_forked() || bxi_gpu_peer_is_dead(peer))
+        return;
+    pthread_mutex_lock(&gpu->lock);
+    for (uint32_t i = 0; i < count && i < BXI_GPU_DEVICES; i++) {
+        memcpy(uuid, head->device[i], sizeof(uuid));
+        if (!bxi_gpu_reach_is_known(gpu, uuid) && bxi_gpu_device_for(peer, uuid) != NULL &&
+            map_some(peer, uuid) == 1)
+            bxi_gpu_reach_publish(gpu, uuid, true);
+    }
+    pthread_mutex_unlock(&gpu->lock);
 }
 
 /* Under the lock: where ready's word is, if that is in a slab as well. */
@@ -455,7 +459,7 @@ void bxi_gpu_map_put(struct bxi_gpu_map *map)
     pthread_mutex_lock(&gpu->lock);
     map->users--;
     if (map->users == 0 && map->state == BXI_GPU_MAP_OPEN && bxi_gpu_peer_is_dead(map->peer))
-        bxi_gpu_map_close(map);
+        begin_close(map);
     pthread_mutex_unlock(&gpu->lock);
 }
 

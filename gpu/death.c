@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A peer's death, as its survivors handle it: streams that wait for its words are released, its points count as
+ * passed, its slabs are closed when nothing here uses them any more. The caller's thread, under the lock.
+ *
+ * Each survivor does the same and writes the same values, so it does not matter which is first, or whether one of them
+ * dies in the midst of it.
+ */
+#include "inside.h"
+
+#include <errno.h>
+
+/* Below the poison stays how far the word had come, so that what was ready can still be read. Its owner is dead, so
+ * nobody else writes but other survivors, and they write the same. */
+static int poison_host(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words)
+{
+    const struct bxi_gpu_region *region = peer->is.region;
+    int rc = 0;
+
+    for (int i = 0; i < BXI_GPU_LANES; i++) {
+        /* [gpu.word] relaxed: a value to add to. */
+        uint64_t word = bxi_load_relaxed(&region->word[i].value);
+        /* [gpu.lane] acquire, pairs with the release in publish_lane. */
+        bool is_used = bxi_load_acquire(&region->lane[i].order) == BXI_GPU_HOST_WORDS;
+
+        if ((word & BXI_GPU_POISON) != 0)
+            continue;
+        if (words != NULL) {
+            /* [gpu.word] release, pairs with the acquire in host_word. */
+            bxi_store_release(&words[i].value, word | BXI_GPU_POISON);
+            bxi_gpu_count(&peer->gpu->figures.poisonings, is_used);
+        } else if (is_used) {
+            rc = bxi_gpu_fail(-EROFS, "streams that wait for %s cannot be released: its words are not writable here",
+                              peer->name);
+        }
+    }
+    return rc;
+}
+
+/* Words in a slab of the dead owner's that is mapped: by the side stream, on which nothing waits. How far they had
+ * come is remembered, for the slab is closed when it is used no more. */
+static void poison_device(struct bxi_gpu_peer *peer)
+{
+    struct bxi_gpu *gpu = peer->gpu;
+
+    for (int i = 0; i < BXI_GPU_LANES; i++) {
+        const struct bxi_gpu_lane_row *row = &peer->is.region->lane[i];
+        struct bxi_gpu_place at;
+        uint64_t word = 0;
+
+        /* [gpu.lane] acquire, pairs with the release in publish_lane. */
+        if (bxi_load_acquire(&row->order) != BXI_GPU_DEVICE_WORDS)
+            continue;
+        at = bxi_gpu_mapped(peer, row);
+        if (at.address == 0 || bxi_gpu_read_word(at.device, at.address, &word) < 0)
+            continue;
+        peer->last_word[i] = word;
+        if ((word & BXI_GPU_POISON) != 0 || gpu->cu.cuStreamWriteValue64_v2 == NULL || bxi_gpu_enter(at.device) < 0)
+            continue;
+        if (gpu->cu.cuStreamWriteValue64_v2(at.device->side, at.address, word | BXI_GPU_POISON,
+                                            CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS)
+            bxi_gpu_count(&gpu->figures.poisonings, 1);
+        (void)gpu->cu.cuStreamSynchronize(at.device->side);     /* the slab may be closed next */
+        bxi_gpu_leave(at.device);
+    }
+}
+
+int bxi_gpu_peer_died(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words)
+{
+    struct bxi_gpu *gpu = peer->gpu;
+    int rc;
+
+    if (bxi_gpu_forked())
+        return -EPERM;
+    pthread_mutex_lock(&gpu->lock);
+    /* [gpu.dead] release, pairs with the acquire in bxi_gpu_peer_is_dead. A wait that is put on a stream after
+     * this, by a thread that had looked before, finds the word poisoned. */
+    bxi_store_release(&peer->is_dead, 1);
+    rc = poison_host(peer, words);
+    poison_device(peer);
+    (void)bxi_gpu_blocks_poll(gpu);
+    (void)bxi_gpu_maps_poll(peer);
+    pthread_mutex_unlock(&gpu->lock);
+    return rc;
+}

@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Lanes and marks: a mark lets a stream write a number to its lane's word behind the work so far. README.md has the
+ * four orders side by side; probe.c chooses one; point.c is the side that waits.
+ *
+ * bxi_gpu_mark runs on the hot path, in the thread that uses the lane, without the lock. Only EVENTS, a fallback, takes
+ * it, because bxi_gpu_poll moves the word as well; it is released while a stream is waited for.
+ *
+ * The default write fences all earlier work of its stream for the whole system: whoever reads the number reads the
+ * data too.
+ *
+ * Killed before the word is written: it never comes, and peers poison it (bxi_gpu_peer_died).
+ */
+#include "inside.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Lanes ----------------------------------------------------------------------------------- */
+
+/* Under the lock, the context current. */
+static int make_events(struct bxi_gpu_lane *lane)
+{
+    const struct bxi_cuda *cu = &lane->gpu->cu;
+
+    for (int i = 0; i < BXI_GPU_RING; i++) {
+        struct CUipcEventHandle_st handle;
+        unsigned result = cu->cuEventCreate(&lane->event[i], CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS);
+
+        if (result == CUDA_SUCCESS)
+            result = cu->cuIpcGetEventHandle(&handle, lane->event[i]);
+        if (result != CUDA_SUCCESS)
+            return bxi_gpu_cuda_fail(cu, result, "an interprocess event");
+        memcpy(lane->gpu->region->event[lane->index][i], handle.reserved, sizeof(handle.reserved));
+    }
+    return 0;
+}
+
+static void publish_lane(struct bxi_gpu_lane *lane)
+{
+    struct bxi_gpu_lane_row *row = &lane->gpu->region->lane[lane->index];
+    const struct bxi_gpu_block *words = lane->device->word_block;
+
+    row->device = lane->device->index;
+    row->slab = words != NULL ? words->slab : 0;
+    row->generation = words != NULL ? words->generation : ++lane->gpu->lanes_made;
+    row->offset = words != NULL ? words->offset + lane->index * sizeof(struct bxi_gpu_word) : 0;
+    /* [gpu.lane] release, pairs with the acquire in lane_of. */
+    bxi_store_release(&row->order, (uint32_t)lane->order);
+}
+
+static uint64_t word_address(const struct bxi_gpu_device *device, uint32_t index)
+{
+    if (device->order == BXI_GPU_HOST_WORDS)
+        return device->host_words + index * sizeof(struct bxi_gpu_word);
+    if (device->order == BXI_GPU_DEVICE_WORDS)
+        return device->word_block->address + index * sizeof(struct bxi_gpu_word);
+    return 0;
+}
+
+static void free_lane(struct bxi_gpu_lane *lane)
+{
+    const struct bxi_cuda *cu = &lane->gpu->cu;
+
+    for (int i = 0; i < BXI_GPU_RING; i++)
+        if (lane->event[i] != NULL)
+            (void)cu->cuEventDestroy_v2(lane->event[i]);
+    if (lane->owns_stream && lane->stream != NULL)
+        (void)cu->cuStreamDestroy_v2(lane->stream);
+    free(lane);
+}
+
+/* Under the lock, the context current. */
+static int fill_lane(struct bxi_gpu_lane *lane, void *stream)
+{
+    struct bxi_gpu *gpu = lane->gpu;
+    unsigned result = CUDA_SUCCESS;
+
+    while (lane->index < BXI_GPU_LANES && gpu->lane[lane->index] != NULL)
+        lane->index++;
+    if (lane->index == BXI_GPU_LANES)
+        return bxi_gpu_fail(-ENOSPC, "%d lanes are open, the most that a worker can have: close some, or share one",
+                            BXI_GPU_LANES);
+    lane->stream = stream;
+    lane->owns_stream = stream == NULL;
+    if (lane->owns_stream)
+        result = gpu->cu.cuStreamCreate(&lane->stream, CU_STREAM_NON_BLOCKING);
+    if (result != CUDA_SUCCESS)
+        return bxi_gpu_cuda_fail(&gpu->cu, result, "a stream of device %d", lane->device->ordinal);
+    lane->order = lane->device->order;
+    lane->value = lane->done = gpu->lane_value[lane->index];
+    lane->word_address = word_address(lane->device, lane->index);
+    return lane->order == BXI_GPU_EVENTS ? make_events(lane) : 0;
+}
+
+int bxi_gpu_lane_open(struct bxi_gpu_device *device, void *stream, struct bxi_gpu_lane **out)
+{
+    struct bxi_gpu *gpu = device->gpu;
+    struct bxi_gpu_lane *lane;
+    int rc;
+
+    if (bxi_gpu_forked())
+        return -EPERM;
+    lane = calloc(1, sizeof(*lane));
+    if (lane == NULL)
+        return bxi_gpu_fail(-ENOMEM, "no memory for a lane");
+    lane->gpu = gpu;
+    lane->device = device;
+    pthread_mutex_lock(&gpu->lock);
+    rc = bxi_gpu_enter(device);
+    if (rc == 0) {
+        rc = fill_lane(lane, stream);
+        if (rc < 0)
+            free_lane(lane);
+        bxi_gpu_leave(device);
+    } else {
+        free(lane);
+    }
+    if (rc == 0) {
+        gpu->lane[lane->index] = lane;
+        publish_lane(lane);
+        *out = lane;
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    return rc;
+}
+
+void *bxi_gpu_lane_stream(const struct bxi_gpu_lane *lane)
+{
+    return lane->stream;
+}
+
+int bxi_gpu_lane_wait(struct bxi_gpu_lane *lane)
+{
+    struct bxi_gpu *gpu = lane->gpu;
+    unsigned result = CUDA_SUCCESS;
+    int rc;
+
+    rc = bxi_gpu_enter(lane->device);
+    if (rc < 0)
+        return rc;
+    bxi_gpu_count(&gpu->figures.host_synchronises, 1);
+    result = gpu->cu.cuStreamSynchronize(lane->stream);
+    bxi_gpu_leave(lane->device);
+    return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(&gpu->cu, result, "waiting for lane %u", lane->index);
+}
+
+/* The lane's word in host memory, written by this host: with EVENTS and HOST_SYNC, and as a lane closes. */
+static void set_word(struct bxi_gpu_lane *lane, uint64_t value)
+{
+    lane->done = value;
+    /* [gpu.word] release, pairs with the acquire in host_word: the work before it is done. */
+    bxi_store_release(&lane->gpu->region->word[lane->index].value, value);
+}
+
+/* Work that has failed is never done: its points do not pass, but nobody waits for them any longer. */
+static void poison_word(struct bxi_gpu_lane *lane)
+{
+    bxi_a64 *value = &lane->gpu->region->word[lane->index].value;
+
+    /* [gpu.word] release, pairs with the acquire in host_word; the stream that also wrote it has ended. */
+    bxi_store_release(value, bxi_load_relaxed(value) | BXI_GPU_POISON);
+}
+
+void bxi_gpu_lane_close(struct bxi_gpu_lane *lane)
+{
+    if (lane == NULL || bxi_gpu_forked())
+        return;
+
+    struct bxi_gpu *gpu = lane->gpu;
+    struct bxi_gpu_device *device = lane->device;
+    int rc = bxi_gpu_lane_wait(lane);
+
+    pthread_mutex_lock(&gpu->lock);
+    if (rc == 0)
+        set_word(lane, lane->value);
+    else
+        poison_word(lane);
+    /* [gpu.lane] release, pairs with the acquire in lane_of: its points have passed, or never will. */
+    bxi_store_release(&gpu->region->lane[lane->index].order, 0);
+    gpu->lane[lane->index] = NULL;
+    gpu->lane_value[lane->index] = lane->value;
+    pthread_mutex_unlock(&gpu->lock);
+    if (bxi_gpu_enter(lane->device) == 0) {
+        free_lane(lane);
+        bxi_gpu_leave(device);
+    }
+}
+
+/* ---- Marks ----------------------------------------------------------------------------------- */
+
+/* Under the lock. Moves the word as far as events have completed. */
+static void advance(struct bxi_gpu_lane *lane)
+{
+    uint64_t done = lane->done;
+
+    while (done < lane->value &&
+           lane->gpu->cu.cuEventQuery(lane->event[(done + 1) % BXI_GPU_RING]) == CUDA_SUCCESS)
+        done++;
+    if (done != lane->done)
+        set_word(lane, done);
+}
+
+int bxi_gpu_lanes_poll(struct bxi_gpu *gpu)
+{
+    int left = 0;
+
+    for (int i = 0; i < BXI_GPU_LANES; i++) {
+        struct bxi_gpu_lane *lane = gpu->lane[i];
+
+        if (lane == NULL || lane->order != BXI_GPU_EVENTS || lane->done == lane->value)
+            continue;
+        if (bxi_gpu_enter(lane->device) == 0) {
+            advance(lane);
+            bxi_gpu_leave(lane->device);
+        }
+        left += lane->done != lane->value;
+    }
+    return left;
+}
+
+/* Under the lock, which is let go of for the wait: until the next mark has an event. One is recorded again only when
+ * its last record has passed, so that the word misses none. */
+static unsigned wait_for_event(struct bxi_gpu_lane *lane)
+{
+    struct bxi_gpu *gpu = lane->gpu;
+    unsigned result = CUDA_SUCCESS;
+
+    advance(lane);
+    while (result == CUDA_SUCCESS && lane->value - lane->done >= BXI_GPU_RING) {
+        struct CUevent_st *oldest = lane->event[(lane->value + 1) % BXI_GPU_RING];
+
+        bxi_gpu_count(&gpu->figures.host_synchronises, 1);
+        pthread_mutex_unlock(&gpu->lock);
+        result = gpu->cu.cuEventSynchronize(oldest);
+        pthread_mutex_lock(&gpu->lock);
+        advance(lane);
+    }
+    return result;
+}
+
+static unsigned wait_for_stream(struct bxi_gpu_lane *lane)
+{
+    const struct bxi_cuda *cu = &lane->gpu->cu;
+    unsigned result = cu->cuStreamQuery(lane->stream);
+
+    if (result != CUDA_ERROR_NOT_READY)
+        return result;
+    bxi_gpu_count(&lane->gpu->figures.host_synchronises, 1);
+    return cu->cuStreamSynchronize(lane->stream);
+}
+
+static unsigned mark_event(struct bxi_gpu_lane *lane)
+{
+    struct bxi_gpu *gpu = lane->gpu;
+    unsigned result;
+
+    pthread_mutex_lock(&gpu->lock);
+    result = wait_for_event(lane);
+    if (result == CUDA_SUCCESS)
+        result = gpu->cu.cuEventRecord(lane->event[(lane->value + 1) % BXI_GPU_RING], lane->stream);
+    if (result == CUDA_SUCCESS)
+        lane->value++;
+    pthread_mutex_unlock(&gpu->lock);
+    return result;
+}
+
+static unsigned mark(struct bxi_gpu_lane *lane)
+{
+    const struct bxi_cuda *cu = &lane->gpu->cu;
+    unsigned result;
+
+    switch (lane->order) {
+    case BXI_GPU_HOST_WORDS:
+    case BXI_GPU_DEVICE_WORDS:
+        result = cu->cuStreamWriteValue64_v2(lane->stream, lane->word_address, lane->value + 1,
+                                             CU_STREAM_WRITE_VALUE_DEFAULT);
+        if (result == CUDA_SUCCESS)
+            lane->value++;
+        return result;
+    case BXI_GPU_EVENTS:
+        return mark_event(lane);
+    default:
+        result = wait_for_stream(lane);
+        if (result == CUDA_SUCCESS)
+            set_word(lane, ++lane->value);
+        return result;
+    }
+}
+
+int bxi_gpu_mark(struct bxi_gpu_lane *lane, struct bxi_gpu_point *point)
+{
+    unsigned result;
+    int rc;
+
+    rc = bxi_gpu_enter(lane->device);
+    if (rc < 0)
+        return rc;
+    result = mark(lane);
+    bxi_gpu_leave(lane->device);
+    if (result != CUDA_SUCCESS)
+        return bxi_gpu_cuda_fail(&lane->gpu->cu, result, "a mark on lane %u of device %d", lane->index,
+                                 lane->device->ordinal);
+    bxi_gpu_count(&lane->gpu->figures.marks, 1);
+    *point = (struct bxi_gpu_point){
+        .order = (uint16_t)lane->order,
+        .lane = (uint16_t)lane->index,
+        .value = lane->value,
+    };
+    return 0;
+}
+
+bool bxi_gpu_mark_waits(struct bxi_gpu_lane *lane)
+{
+    struct bxi_gpu *gpu = lane->gpu;
+    bool waits = false;
+
+    if (lane->order <= BXI_GPU_DEVICE_WORDS || bxi_gpu_enter(lane->device) < 0)
+        return false;
+    pthread_mutex_lock(&gpu->lock);
+    if (lane->order == BXI_GPU_EVENTS) {
+        advance(lane);
+        waits = lane->value - lane->done >= BXI_GPU_RING;
+    } else {
+        waits = gpu->cu.cuStreamQuery(lane->stream) == CUDA_ERROR_NOT_READY;
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    bxi_gpu_leave(lane->device);
+    return waits;
+}
+
+/* Whatever goes wrong here goes wrong in the mark again, which says so. */
+void bxi_gpu_mark_wait(struct bxi_gpu_lane *lane)
+{
+    struct bxi_gpu *gpu = lane->gpu;
+
+    if (lane->order <= BXI_GPU_DEVICE_WORDS || bxi_gpu_enter(lane->device) < 0)
+        return;
+    if (lane->order == BXI_GPU_EVENTS) {
+        pthread_mutex_lock(&gpu->lock);
+        (void)wait_for_event(lane);
+        pthread_mutex_unlock(&gpu->lock);
+    } else {
+        (void)wait_for_stream(lane);
+    }
+    bxi_gpu_leave(lane->device);
+}

@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Points: whether work of this or another process has been done, and how a stream is put behind it without a host that
+ * waits. bxi_gpu_after runs on the hot path, in the thread that uses the lane, without the lock (with EVENTS, a
+ * fallback, under it); the rest under it.
+ *
+ * Why words, and not events alone: an event must be recorded before the consumer may even ask about it, each costs a
+ * call of the driver to open, and the host needs another call to see whether it has passed. A word has one writer, as
+ * everything shared here, and every host can read it.
+ *
+ * The wait compares cyclically, (int64_t)(word - value) >= 0, so a word with the poison added satisfies every wait.
+ * Below the poison stands how far the work really came.
+ */
+#include "inside.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <string.h>
+
+static const struct bxi_gpu_region *region_of(const struct bxi_gpu *gpu, const struct bxi_gpu_peer *peer)
+{
+    return peer != NULL ? peer->is.region : gpu->region;
+}
+
+static uint64_t host_word(const struct bxi_gpu_region *region, uint32_t lane)
+{
+    /* [gpu.word] acquire, pairs with the release in set_word and with the fenced write of a stream: what was
+     * done before the point can be seen. */
+    return bxi_load_acquire(&region->word[lane].value);
+}
+
+/* Whether the work that ends with value is done; a poisoned word still says so. */
+static bool has_come(uint64_t word, uint64_t value)
+{
+    return (word & (BXI_GPU_POISON - 1)) >= value;
+}
+
+/* A copy of the lane's row as it is now; false: it is closed, or of another order. */
+static bool lane_of(const struct bxi_gpu_region *region, const struct bxi_gpu_point *point,
+                    struct bxi_gpu_lane_row *row)
+{
+    /* [gpu.lane] acquire, pairs with the release in publish_lane. */
+    if (bxi_load_acquire(&region->lane[point->lane].order) != point->order)
+        return false;
+    row->slab = region->lane[point->lane].slab;
+    row->generation = region->lane[point->lane].generation;
+    row->offset = region->lane[point->lane].offset;
+    return true;
+}
+
+static int bad_point(const struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
+{
+    return bxi_gpu_fail(-EPROTO, "%s names a point that cannot be one: order %u, lane %u, value %llu",
+                        peer != NULL ? peer->name : "this worker", point->order, point->lane,
+                        (unsigned long long)point->value);
+}
+
+/* 0, or bad_point. */
+static int check_point(const struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
+{
+    if (point->order > BXI_GPU_HOST_SYNC || point->lane >= BXI_GPU_LANES || point->value == 0 ||
+        point->value >= BXI_GPU_POISON)
+        return bad_point(peer, point);
+    return 0;
+}
+
+/* Where a DEVICE_WORDS word is found; address 0: its slab is not mapped. Under the lock. */
+static struct bxi_gpu_place device_word(const struct bxi_gpu *gpu, const struct bxi_gpu_peer *peer,
+                                        const struct bxi_gpu_point *point, const struct bxi_gpu_lane_row *row)
+{
+    const struct bxi_gpu_lane *lane = gpu->lane[point->lane];
+
+    if (peer != NULL)
+        return bxi_gpu_mapped(peer, row);
+    return lane != NULL ? (struct bxi_gpu_place){ lane->word_address, lane->device } : (struct bxi_gpu_place){ 0 };
+}
+
+int bxi_gpu_point_passed(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
+{
+    const struct bxi_gpu_region *region = region_of(gpu, peer);
+    struct bxi_gpu_lane_row row;
+    uint64_t value = 0;
+    int rc;
+
+    if (point->order == 0)
+        return 1;
+    rc = check_point(peer, point);
+    if (rc < 0)
+        return rc;
+    if (has_come(host_word(region, point->lane), point->value) || (peer != NULL && bxi_gpu_peer_is_dead(peer)))
+        return 1;
+    if (point->order != BXI_GPU_DEVICE_WORDS || !lane_of(region, point, &row))
+        return 0;
+
+    struct bxi_gpu_place word = device_word(gpu, peer, point, &row);
+
+    if (word.address == 0)
+        return peer == NULL ? 0 : bxi_gpu_fail(-EAGAIN, "the word of %s's lane %u is not mapped yet", peer->name,
+                                               point->lane);
+    rc = bxi_gpu_read_word(word.device, word.address, &value);
+    return rc < 0 ? rc : has_come(value, point->value);
+}
+
+int bxi_gpu_passed(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
+{
+    int rc;
+
+    if (bxi_gpu_forked())
+        return -EPERM;
+    pthread_mutex_lock(&gpu->lock);
+    rc = bxi_gpu_point_passed(gpu, peer, point);
+    pthread_mutex_unlock(&gpu->lock);
+    return rc;
+}
+
+/* ---- Waiting for points ---------------------------------------------------------------------- */
+
+/* What a dead peer had marked has come, or never will. Words in its slabs were looked at when it died. */
+static int after_death(struct bxi_gpu *gpu, const struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
+{
+    uint64_t word = host_word(peer->is.region, point->lane);
+
+    if (point->order == BXI_GPU_DEVICE_WORDS && !has_come(word, point->value)) {
+        pthread_mutex_lock(&gpu->lock);
+        word = peer->last_word[point->lane];
+        pthread_mutex_unlock(&gpu->lock);
+    }
+    if (!has_come(word, point->value))
+        return bxi_gpu_fail(-EOWNERDEAD, "%s has died with work that was waited for", peer->name);
+    bxi_gpu_count(&gpu->figures.waits_saved, 1);
+    return 0;
+}
+
+/* The lane's device cannot see that word: the host looks at it. Ends with the word, or with its writer. */
+static int wait_on_host(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
+{
+    const struct bxi_gpu_region *region = region_of(gpu, peer);
+    int rc = 0;
+
+    bxi_gpu_count(&gpu->figures.fallbacks, 1);
+    bxi_gpu_count(&gpu->figures.host_synchronises, 1);
+    for (uint64_t word; !has_come(word = host_word(region, point->lane), point->value);) {
+        if (peer != NULL && (bxi_gpu_peer_is_dead(peer) || (word & BXI_GPU_POISON) != 0))
+            return after_death(gpu, peer, point);
+        if (point->order == BXI_GPU_DEVICE_WORDS && (rc = bxi_gpu_passed(gpu, peer, point)) < 0)
+            return rc;
+        if (rc == 1 && (peer == NULL || !bxi_gpu_peer_is_dead(peer)))
+            return 0;
+        sched_yield();
+    }
+    return 0;
+}
+
+/* The peer's event of this point, opened at its first use; NULL: the lane was closed, when all its points had passed.
+ * Told by the lane's generation and not by the handle's bytes, which may come again. Under the lock, the context
+ * current. */
+static int peer_event(struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point, struct CUevent_st **event)
+{
+    const struct bxi_cuda *cu = &peer->gpu->cu;
+    unsigned index = (unsigned)(point->value % BXI_GPU_RING);
+    struct bxi_gpu_event_cache *cache = &peer->event[point->lane][index];
+    struct CUipcEventHandle_st handle;
+    struct bxi_gpu_lane_row row;
+    unsigned result = CUDA_SUCCESS;
+
+    if (!lane_of(peer->is.region, point, &row))
+        return has_come(host_word(peer->is.region, point->lane), point->value) ? 0 : bad_point(peer, point);
+    if (cache->event != NULL && cache->generation != row.generation) {
+        (void)cu->cuEventDestroy_v2(cache->event);
+        cache->event = NULL;
+    }
+    if (cache->event == NULL) {
+        memcpy(handle.reserved, peer->is.region->event[point->lane][index], sizeof(handle.reserved));
+        result = cu->cuIpcOpenEventHandle(&cache->event, handle);
+        if (result != CUDA_SUCCESS)
+            cache->event = NULL;
+        cache->generation = row.generation;
+    }
+    *event = cache->event;
+    return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(cu, result, "opening an event of %s", peer->name);
+}
+
+static int after_event(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
+{
+    struct bxi_gpu *gpu = lane->gpu;
+    struct CUevent_st *event = NULL;
+    unsigned result;
+    int rc = 0;
+
+    pthread_mutex_lock(&gpu->lock);
+    if (peer != NULL)
+        rc = peer_event(peer, point, &event);
+    else if (gpu->lane[point->lane] != NULL)
+        event = gpu->lane[point->lane]->event[point->value % BXI_GPU_RING];
+    if (rc == 0 && event != NULL) {
+        result = gpu->cu.cuStreamWaitEvent(lane->stream, event, 0);
+        rc = result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(&gpu->cu, result, "waiting for an event");
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    return rc;
+}
+
+/* The page of words as the lane's device sees it; 0: it does not. A page that was registered may be seen at another
+ * address by each device. */
+static uint64_t words_page(const struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer)
+{
+    unsigned long long address = 0;
+    void *page;
+
+    if (peer == NULL)
+        return lane->device->host_words;
+    if (peer->host_words == 0 || lane->device == peer->is.device)
+        return peer->host_words;
+    page = (void *)(uintptr_t)peer->is.region->word;
+    return lane->gpu->cu.cuMemHostGetDevicePointer_v2(&address, page, 0) == CUDA_SUCCESS ? address : 0;
+}
+
+/* Where the lane's stream may wait for the point; 0: nowhere, the host has to. */
+static int word_for(struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point,
+                    uint64_t *address)
+{
+    struct bxi_gpu *gpu = lane->gpu;
+    struct bxi_gpu_lane_row row;
+    struct bxi_gpu_place word;
+
+    if (point->order == BXI_GPU_HOST_WORDS) {
+        uint64_t page = words_page(lane, peer);
+
+        *address = page != 0 ? page + point->lane * sizeof(struct bxi_gpu_word) : 0;
+        return 0;
+    }
+    *address = 0;
+    if (!lane_of(region_of(gpu, peer), point, &row))    /* closed; all its points had passed */
+        return has_come(host_word(region_of(gpu, peer), point->lane), point->value) ? 0 : bad_point(peer, point);
+    pthread_mutex_lock(&gpu->lock);
+    word = device_word(gpu, peer, point, &row);
+    pthread_mutex_unlock(&gpu->lock);
+    if (word.address == 0)
+        return bxi_gpu_fail(-EAGAIN, "the word of lane %u is not mapped yet", point->lane);
+    *address = word.device == lane->device ? word.address : 0;
+    return 0;
+}
+
+static int after_word(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
+{
+    struct bxi_gpu *gpu = lane->gpu;
+    uint64_t address = 0;
+    unsigned result;
+    int rc = word_for(lane, peer, point, &address);
+
+    if (rc < 0)
+        return rc;
+    if (address == 0 || gpu->cu.cuStreamWaitValue64_v2 == NULL)
+        return wait_on_host(gpu, peer, point);
+    result = gpu->cu.cuStreamWaitValue64_v2(lane->stream, address, point->value, CU_STREAM_WAIT_VALUE_GEQ);
+    return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(&gpu->cu, result, "waiting for lane %u", point->lane);
+}
+
+int bxi_gpu_after(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
+{
+    struct bxi_gpu *gpu = lane->gpu;
+    int rc;
+
+    if (bxi_gpu_forked())
+        return -EPERM;
+    if (point->order == 0)
+        return 0;
+    rc = check_point(peer, point);
+    if (rc < 0)
+        return rc;
+
+    uint64_t word = host_word(region_of(gpu, peer), point->lane);
+
+    if (has_come(word, point->value)) {
+        bxi_gpu_count(&gpu->figures.waits_saved, 1);
+        return 0;
+    }
+    if (peer != NULL && (bxi_gpu_peer_is_dead(peer) || (word & BXI_GPU_POISON) != 0))
+        return after_death(gpu, peer, point);
+    if (point->order == BXI_GPU_HOST_SYNC)
+        return bad_point(peer, point);
+    rc = bxi_gpu_enter(lane->device);
+    if (rc < 0)
+        return rc;
+    rc = point->order == BXI_GPU_EVENTS ? after_event(lane, peer, point) : after_word(lane, peer, point);
+    bxi_gpu_leave(lane->device);
+    if (rc == 0)
+        bxi_gpu_count(&gpu->figures.waits, 1);
+    return rc;
+}

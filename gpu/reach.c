@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Reach: which device here can map memory of which device of a peer, and what each process publishes about that in
+ * its region's head. Any thread, under the lock.
+ *
+ * Devices are compared by UUID: CUDA_VISIBLE_DEVICES renumbers ordinals in each process. For two devices that this
+ * process sees, the driver knows the answer (cuDeviceCanAccessPeer). A device that CUDA_VISIBLE_DEVICES hides can be
+ * mapped from but not asked about: the first open decides, and its result is published.
+ *
+ * A process publishes per device of its peers: refused (no device here can map it), then known (the answer is final).
+ * When it opens another device it withdraws both, known first. A reader therefore reads known, refused, known: if
+ * both reads of known say yes, the value of refused in between belongs to that answer.
+ *
+ * Killed at any step: the lists stay as they are; a UUID is listed only once it is whole.
+ */
+#include "inside.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* ---- By UUID, as the driver answers ---------------------------------------------------------- */
+
+int bxi_gpu_find(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    for (int i = 0; i < gpu->ordinals; i++)
+        if (memcmp(gpu->info[i].uuid, uuid, BXI_GPU_UUID_BYTES) == 0)
+            return i;
+    return -1;
+}
+
+int bxi_gpu_ordinal(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    int ordinal = bxi_gpu_find(gpu, uuid);
+
+    return ordinal >= 0 ? ordinal : bxi_gpu_fail(-ENODEV, "this process does not see that device: "
+                                                 "CUDA_VISIBLE_DEVICES hides it");
+}
+
+/* What the driver does not know is left to the first open. */
+static bool can_read(struct bxi_gpu *gpu, int reader, int owner)
+{
+    uint8_t *known = &gpu->can_read[reader][owner];
+    int can = 1;
+
+    if (reader == owner)
+        return true;
+    if (gpu->info[reader].is_mig || gpu->info[owner].is_mig)
+        return false;
+    if (*known == 0 && gpu->cu.cuDeviceCanAccessPeer(&can, gpu->handle[reader], gpu->handle[owner]) == CUDA_SUCCESS)
+        *known = can != 0 ? 2 : 1;
+    return *known != 1;
+}
+
+/* ---- What a process publishes ---------------------------------------------------------------- */
+
+/* Whether it is in the list now. */
+static bool list_uuid(bxi_a32 *listed, uint8_t (*list)[BXI_GPU_UUID_BYTES], const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    /* [gpu.refused] relaxed: only this process writes it, under the lock. */
+    uint32_t count = bxi_load_relaxed(listed);
+
+    for (uint32_t i = 0; i < count; i++)
+        if (memcmp(list[i], uuid, BXI_GPU_UUID_BYTES) == 0)
+            return true;
+    if (count == BXI_GPU_REFUSED)
+        return false;
+    memcpy(list[count], uuid, BXI_GPU_UUID_BYTES);
+    /* [gpu.refused] release, pairs with the acquire in is_listed. */
+    bxi_store_release(listed, count + 1);
+    return true;
+}
+
+void bxi_gpu_reach_publish(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES], bool is_mappable)
+{
+    struct bxi_gpu_head *head = &gpu->region->head;
+
+    if (is_mappable || list_uuid(&head->refused_count, head->refused, uuid))    /* in this order: see can_map */
+        list_uuid(&head->known_count, head->known, uuid);
+}
+
+void bxi_gpu_reach_withdraw(struct bxi_gpu *gpu)
+{
+    struct bxi_gpu_head *head = &gpu->region->head;
+
+    /* [gpu.refused] release, pairs with the acquire in is_listed; known first: see can_map. */
+    bxi_store_release(&head->known_count, 0);
+    bxi_store_release(&head->refused_count, 0);
+    for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next)
+        peer->devices_seen = 0;
+}
+
+static bool is_listed(const bxi_a32 *listed, const uint8_t *list, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    /* [gpu.refused] acquire, pairs with the release in list_uuid. */
+    uint32_t count = bxi_load_acquire(listed);
+
+    for (uint32_t i = 0; i < count && i < BXI_GPU_REFUSED; i++)
+        if (memcmp(list + (size_t)i * BXI_GPU_UUID_BYTES, uuid, BXI_GPU_UUID_BYTES) == 0)
+            return true;
+    return false;
+}
+
+static bool has_refused(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    return is_listed(&head->refused_count, head->refused[0], uuid);
+}
+
+static bool knows(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    return is_listed(&head->known_count, head->known[0], uuid);
+}
+
+/* It refuses before it says that it knows, and when it forgets both, it begins with what it knows: who sees that it
+ * knows before and after has seen whether it refuses. */
+static bool can_map(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    return knows(head, uuid) && !has_refused(head, uuid) && knows(head, uuid);
+}
+
+bool bxi_gpu_reach_is_known(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    return knows(&gpu->region->head, uuid);
+}
+
+/* ---- Which device here maps a peer's --------------------------------------------------------- */
+
+/* On which device here memory of one that is hidden was mapped; NULL: on none yet. */
+static struct bxi_gpu_device *found_for(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    for (uint32_t i = 0; i < gpu->found_count; i++)
+        if (memcmp(gpu->found[i].uuid, uuid, BXI_GPU_UUID_BYTES) == 0)
+            return gpu->found[i].device;
+    return NULL;
+}
+
+/* The same device, if it is in use here, else the peer's own choice, else any that reaches it. Of a device that is
+ * hidden here the driver says nothing, and the open decides; but no MIG instance reaches another. */
+struct bxi_gpu_device *bxi_gpu_device_for(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    struct bxi_gpu *gpu = peer->gpu;
+    struct bxi_gpu_device *found = found_for(gpu, uuid);
+    int owner = bxi_gpu_find(gpu, uuid);
+
+    if (found != NULL)
+        return found;
+    if (owner < 0)
+        return gpu->info[peer->is.device->ordinal].is_mig ? NULL : peer->is.device;
+    for (uint32_t i = 0; i < gpu->device_count; i++)
+        if (gpu->device[i]->ordinal == owner)
+            return gpu->device[i];
+    if (can_read(gpu, peer->is.device->ordinal, owner))
+        return peer->is.device;
+    for (uint32_t i = 0; i < gpu->device_count; i++)
+        if (can_read(gpu, gpu->device[i]->ordinal, owner))
+            return gpu->device[i];
+    return NULL;
+}
+
+/* Under the lock. That one, and where only opening tells which of them can, the others behind it. How many. */
+uint32_t bxi_gpu_devices_for(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES],
+                            struct bxi_gpu_device *device[BXI_GPU_DEVICES])
+{
+    struct bxi_gpu *gpu = peer->gpu;
+    bool is_open = bxi_gpu_find(gpu, uuid) < 0 && found_for(gpu, uuid) == NULL;
+    uint32_t count = 0;
+
+    device[0] = bxi_gpu_device_for(peer, uuid);
+    if (device[0] == NULL)
+        return 0;
+    for (uint32_t i = 0; is_open && i < gpu->device_count; i++)
+        if (gpu->device[i] != device[0] && !gpu->info[gpu->device[i]->ordinal].is_mig)
+            device[++count] = gpu->device[i];
+    return count + 1;
+}
+
+void bxi_gpu_reach_found(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES], struct bxi_gpu_device *device)
+{
+    if (bxi_gpu_find(gpu, uuid) >= 0 || found_for(gpu, uuid) != NULL || gpu->found_count == BXI_GPU_REFUSED)
+        return;
+    memcpy(gpu->found[gpu->found_count].uuid, uuid, BXI_GPU_UUID_BYTES);
+    gpu->found[gpu->found_count++].device = device;
+}
+
+/* Devices that the peer has taken into use since, and of which the driver says whether they are within reach: the peer
+ * is told before anything is lent. */
+void bxi_gpu_reach_poll(struct bxi_gpu_peer *peer)
+{
+    const struct bxi_gpu_head *head = &peer->is.region->head;
+    /* [gpu.devices] acquire, pairs with the release in publish. */
+    uint32_t count = bxi_load_acquire(&head->device_count);
+    uint8_t uuid[BXI_GPU_UUID_BYTES];
+
+    for (; peer->devices_seen < count && peer->devices_seen < BXI_GPU_DEVICES; peer->devices_seen++) {
+        memcpy(uuid, head->device[peer->devices_seen], sizeof(uuid));
+        if (bxi_gpu_device_for(peer, uuid) == NULL)
+            bxi_gpu_reach_publish(peer->gpu, uuid, false);
+        else if (bxi_gpu_find(peer->gpu, uuid) >= 0)
+            bxi_gpu_reach_publish(peer->gpu, uuid, true);
+    }
+}
+
+/* ---- Whether a peer can map a device of this process ----------------------------------------- */
+
+/* Under the lock. Whether one of the peer's devices may read memory of the device: so says the driver of those that
+ * this process sees; of one that is hidden, the peer, once it knows. */
+static bool may_reach(const struct bxi_gpu_peer *peer, const struct bxi_gpu_device *device)
+{
+    const struct bxi_gpu_head *head = &peer->is.region->head;
+    /* [gpu.devices] acquire, pairs with the release in publish. */
+    uint32_t count = bxi_load_acquire(&head->device_count);
+    const struct bxi_gpu_info *lent = &peer->gpu->info[device->ordinal];
+    uint8_t uuid[BXI_GPU_UUID_BYTES];
+
+    for (uint32_t i = 0; i < count && i < BXI_GPU_DEVICES; i++) {
+        int ordinal;
+
+        memcpy(uuid, head->device[i], sizeof(uuid));
+        ordinal = bxi_gpu_find(peer->gpu, uuid);
+        if (ordinal < 0 ? !lent->is_mig && can_map(head, lent->uuid)
+                        : can_read(peer->gpu, ordinal, device->ordinal))
+            return true;
+    }
+    return count == 0;
+}
+
+int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const struct bxi_gpu_device *device)
+{
+    bool reaches = !has_refused(&peer->is.region->head, peer->gpu->info[device->ordinal].uuid);
+
+    if (reaches) {
+        pthread_mutex_lock(&peer->gpu->lock);
+        reaches = may_reach(peer, device);
+        pthread_mutex_unlock(&peer->gpu->lock);
+    }
+    return reaches;
+}

@@ -34,7 +34,6 @@ struct CUipcEventHandle_st {
     X(CUDA_ERROR_INVALID_VALUE, 1)                                                              \
     X(CUDA_ERROR_OUT_OF_MEMORY, 2)                                                              \
     X(CUDA_ERROR_NOT_INITIALIZED, 3)                                                            \
-    X(CUDA_ERROR_DEINITIALIZED, 4)                                                              \
     X(CUDA_ERROR_DEVICE_UNAVAILABLE, 46)                                                        \
     X(CUDA_ERROR_NO_DEVICE, 100)                                                                \
     X(CUDA_ERROR_INVALID_DEVICE, 101)                                                           \
@@ -45,7 +44,6 @@ struct CUipcEventHandle_st {
     X(CUDA_ERROR_INVALID_HANDLE, 400)                                                           \
     X(CUDA_ERROR_NOT_FOUND, 500)                                                                \
     X(CUDA_ERROR_NOT_READY, 600)                                                                \
-    X(CUDA_ERROR_ILLEGAL_ADDRESS, 700)                                                          \
     X(CUDA_ERROR_TOO_MANY_PEERS, 711)                                                           \
     X(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712)                                           \
     X(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, 713)                                               \

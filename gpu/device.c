@@ -50,7 +50,6 @@ static int list_device(struct bxi_gpu *gpu, int ordinal)
     const struct bxi_cuda *cu = &gpu->cu;
     struct bxi_gpu_info *info = &gpu->info[ordinal];
     int *handle = &gpu->handle[ordinal];
-    int major = 0, minor = 0;
     size_t bytes = 0;
     struct CUuuid_st uuid;
     unsigned result = cu->cuDeviceGet(handle, ordinal);
@@ -61,15 +60,10 @@ static int list_device(struct bxi_gpu *gpu, int ordinal)
         result = cu->cuDeviceGetUuid_v2(&uuid, *handle);
     if (result == CUDA_SUCCESS)
         result = cu->cuDeviceTotalMem_v2(&bytes, *handle);
-    if (result == CUDA_SUCCESS)
-        result = cu->cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, *handle);
-    if (result == CUDA_SUCCESS)
-        result = cu->cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, *handle);
     if (result != CUDA_SUCCESS)
         return bxi_gpu_cuda_fail(cu, result, "asking device %d what it is", ordinal);
     memcpy(info->uuid, uuid.bytes, sizeof(info->uuid));
     info->bytes = bytes;
-    info->capability = 10 * major + minor;
     info->is_mig = strstr(info->name, " MIG ") != NULL;
     return 0;
 }

@@ -133,7 +133,6 @@ struct bxi_gpu_info {
     char name[96];
     uint8_t uuid[BXI_GPU_UUID_BYTES];
     uint64_t bytes;
-    int capability;                     /* 90 for 9.0 */
     bool is_mig;
 };
 bool bxi_gpu_is_fake(const struct bxi_gpu *gpu);                        /* the tests' driver: measure nothing */
@@ -246,8 +245,6 @@ int bxi_gpu_stage_in(struct bxi_gpu_lane *lane, uint64_t to, const void *from, u
 
 struct bxi_gpu_peer_options {
     const char *name;                           /* for sentences */
-    int rank;
-    uint64_t instance;                          /* rank and instance: who it is, for ever */
     const struct bxi_gpu_region *region;        /* its region, mapped read-only; until bxi_gpu_close has returned */
     struct bxi_gpu_held *held;                  /* mine: what I have open of its slabs */
     const struct bxi_gpu_held *held_by_peer;    /* its: what it has open of mine */

@@ -48,9 +48,11 @@ int bxi_gpu_helper_start(struct bxi_gpu_helper *helper)
     pthread_sigmask(SIG_BLOCK, &all, &before);
     error = pthread_create(&helper->thread, NULL, help, helper);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    helper->is_started = error == 0;
-    return error == 0 ? 0 : bxi_gpu_fail(-error, "no thread for opening and closing GPU memory: %s",
-                                         strerrorname_np(error));
+    if (error == 0)
+        return 0;
+    pthread_cond_destroy(&helper->change);
+    pthread_mutex_destroy(&helper->lock);
+    return bxi_gpu_fail(-error, "no thread for opening and closing GPU memory: %s", strerrorname_np(error));
 }
 
 void bxi_gpu_helper_post(struct bxi_gpu_helper *helper, struct bxi_gpu_job *job)
@@ -76,13 +78,11 @@ void bxi_gpu_helper_drain(struct bxi_gpu_helper *helper)
 
 void bxi_gpu_helper_stop(struct bxi_gpu_helper *helper)
 {
-    if (helper->is_started) {
-        pthread_mutex_lock(&helper->lock);
-        helper->stops = true;
-        pthread_cond_broadcast(&helper->change);
-        pthread_mutex_unlock(&helper->lock);
-        pthread_join(helper->thread, NULL);
-    }
+    pthread_mutex_lock(&helper->lock);
+    helper->stops = true;
+    pthread_cond_broadcast(&helper->change);
+    pthread_mutex_unlock(&helper->lock);
+    pthread_join(helper->thread, NULL);
     pthread_cond_destroy(&helper->change);
     pthread_mutex_destroy(&helper->lock);
 }

@@ -49,7 +49,7 @@ struct bxi_gpu_helper {
     pthread_mutex_t lock;               /* guards the rest */
     pthread_cond_t change;
     pthread_t thread;
-    bool is_started, stops, is_busy;
+    bool stops, is_busy;
     struct bxi_gpu_job *first, *last;
 };
 int bxi_gpu_helper_start(struct bxi_gpu_helper *helper);

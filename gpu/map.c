@@ -3,7 +3,7 @@
  * Which slabs of peers are mapped here. A slab is opened once, by the helper, when somebody wants to read
  * in it, kept for all that is lent from it later, and closed when its owner retires it or has died.
  *
- * The key is {peer, row, generation}, and peers are never the same twice (rank and instance): a handle's bytes
+ * The key is {peer, row, generation}, and a peer is opened once: a handle's bytes
  * name nothing, since after a free and an allocation of the same size they may come again. A map of an older
  * generation cannot be there when a newer one is asked for: as long as it is held the owner does not free it, and
  * until then a lease keeps it (or, where it is only tried whether it can be mapped, a hold that is there before).

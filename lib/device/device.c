@@ -433,8 +433,6 @@ static int open_peer(struct bxi_devices *devices, const struct bxi_peer *peer)
     const unsigned char *theirs = (const unsigned char *)peer->view.control;
     struct bxi_gpu_peer_options options = {
         .name = peer->name,
-        .rank = peer->rank,
-        .instance = job->instance,
         .region = bxi_device_region(peer->view.control),
         .held = (struct bxi_gpu_held *)(void *)bxi_segment_device_pair(&job->segment, peer->rank),
         .held_by_peer = (const struct bxi_gpu_held *)(const void *)(theirs + bxi_device_pair_offset(job->rank)),

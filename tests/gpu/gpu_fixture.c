@@ -184,8 +184,6 @@ struct bxi_gpu_peer *gpu_try_meet(int rank, int *rc)
     char name[16];
     struct bxi_gpu_peer_options options = {
         .name = name,
-        .rank = rank,
-        .instance = 1,
         .region = &gpu_read_only->region[rank],
         .held = &gpu_shared->held[gpu_rank][rank],
         .held_by_peer = &gpu_read_only->held[rank][gpu_rank],

@@ -180,7 +180,7 @@ static void lists(void)
     for (int i = 0; i < bxi_gpu_device_count(gpu); i++) {
         GPU_EQ(bxi_gpu_device_info(gpu, i, &info), 0);
         GPU_EQ(bxi_gpu_ordinal(gpu, info.uuid), i);
-        GPU_CHECK(info.bytes > 0 && info.name[0] != '\0' && info.capability >= 30);
+        GPU_CHECK(info.bytes > 0 && info.name[0] != '\0');
         GPU_EQ(strncmp(info.name, "FAKE", 4) == 0, bxi_gpu_is_fake(gpu));
     }
     GPU_EQ(bxi_gpu_ordinal(gpu, unknown), -ENODEV);

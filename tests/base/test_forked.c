@@ -4,13 +4,10 @@
  * takes a job, before the start and after it, and of those that touch a pending future. The last test reads the
  * header and finds what has no case.
  */
+#include "functions.h"
+
 #include "tests/harness/harness.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,32 +19,6 @@ static void is_refused(const char *call, int rc)
 
 #define REFUSED(call) (bx_fail(-EIO, "an older sentence"), is_refused(#call, call))
 #define IS_NULL(call) REFUSED((call) == NULL ? BX_E_FORKED : 0)
-
-static int answer(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request;
-    (void)args;
-    (void)reply;
-    (void)context;
-    return 0;
-}
-
-static int answer_later(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
-                        void *context)
-{
-    (void)request;
-    (void)args;
-    (void)reply;
-    (void)context;
-    return -EIO;
-}
-
-static int answer_rows(struct bx_batch *batch, void *context)
-{
-    (void)batch;
-    (void)context;
-    return 0;
-}
 
 static int then(struct bx_future *in, struct bx_msg *out, void *context)
 {
@@ -242,37 +213,19 @@ Test(forked, child_from_before_the_start_is_refused_too, .timeout = 60)
 
 /* ---- What has no case ------------------------------------------------------------------------ */
 
-static char *text_of(const char *name)
-{
-    const char *source = getenv("BX_SOURCE_DIR");
-    char path[512], *text = calloc(1, 1 << 20);
-    FILE *file;
-
-    snprintf(path, sizeof path, "%s/%s", source != NULL ? source : ".", name);
-    file = fopen(path, "re");
-    if (file == NULL)
-        cr_skip("%s is not here; BX_SOURCE_DIR says where the sources are", path);
-    cr_assert_gt(fread(text, 1, (1 << 20) - 1, file), 0);
-    fclose(file);
-    return text;
-}
-
 Test(forked, has_a_case_for_every_function_that_takes_a_job, .timeout = 60)
 {
     char *cases = text_of("tests/base/test_forked.c"), *header = text_of("lib/boxcar.h");
+    struct function function;
     int functions = 0;
 
-    for (char *at = strstr(header, "struct bx_job *job"); at != NULL; at = strstr(at + 1, "struct bx_job *job")) {
-        char *open = at, *name, call[80];
+    for (const char *at = header; (at = next_function(at, &function)) != NULL;) {
+        char call[80];
 
-        while (open > header && *open != '(' && *open != ')' && *open != ';')
-            open--;
-        for (name = open; name > header && strchr(" *\n", name[-1]) == NULL;)
-            name--;
-        if (*open != '(' || strncmp(name, "bx_", 3) != 0 || open[-1] == ')')
-            continue;                   /* of a typedef, or a structure's */
+        if (strstr(function.parameters, "struct bx_job *job") == NULL)
+            continue;
         functions++;
-        snprintf(call, sizeof call, "%.*s(job", (int)(open - name), name);
+        snprintf(call, sizeof call, "%s(job", function.name);
         cr_expect(strstr(cases, call) != NULL, "%s...) has no case here", call);
     }
     free(header);

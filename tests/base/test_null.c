@@ -4,16 +4,12 @@
  * function of the three headers that takes a pointer is called once for each pointer that it needs, in a job that
  * has started, so that no other check comes first. The last test reads the headers and finds what has no case.
  */
-#include "tests/harness/harness.h"
+#include "functions.h"
 
 #include "boxcar_cuda.h"
+#include "tests/harness/harness.h"
 
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- The cases ------------------------------------------------------------------------------- */
 
@@ -45,30 +41,6 @@ static void is_zero(const char *call, double value)
 #define IS_NULL(call) is_null(#call, call)
 #define IS_ZERO(call) is_zero(#call, (double)(call))
 #define IS_EMPTY(call) is_zero(#call, (double)strlen(call))
-
-static int answer(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request;
-    (void)args;
-    (void)reply;
-    (void)context;
-    return 0;
-}
-
-static int answer_later(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
-                        void *context)
-{
-    (void)args;
-    (void)context;
-    *reply = bx_future_create(bx_request_job(request));
-    return 0;
-}
-
-static int answer_rows(struct bx_batch *batch, void *context)
-{
-    (void)context;
-    return (int)(bx_batch_rows(batch) * 0);
-}
 
 static int then(struct bx_future *in, struct bx_msg *out, void *context)
 {
@@ -453,23 +425,6 @@ Test(null, is_refused_by_every_function_of_boxcar_cuda_h, .timeout = 60)
 
 /* ---- What has no case ------------------------------------------------------------------------ */
 
-static char *text_of(const char *name)
-{
-    const char *source = getenv("BX_SOURCE_DIR");
-    char path[512], *text = calloc(1, 1 << 20);
-    FILE *file;
-    size_t bytes;
-
-    snprintf(path, sizeof path, "%s/%s", source != NULL ? source : ".", name);
-    file = fopen(path, "re");
-    if (file == NULL)
-        cr_skip("%s is not here; BX_SOURCE_DIR says where the sources are", path);
-    bytes = fread(text, 1, (1 << 20) - 1, file);
-    fclose(file);
-    cr_assert_gt(bytes, 0);
-    return text;
-}
-
 /* Has the text a call of this function with a NULL among its arguments? */
 static bool is_called_with_null(const char *text, const char *name)
 {
@@ -489,28 +444,18 @@ Test(null, has_a_case_for_every_public_function, .timeout = 60)
 {
     static const char *const headers[] = { "lib/boxcar.h", "lib/boxcar_nn.h", "lib/boxcar_cuda.h" };
     char *cases = text_of("tests/base/test_null.c");
+    struct function function;
     int functions = 0;
 
     for (size_t i = 0; i < sizeof headers / sizeof *headers; i++) {
-        char *text = text_of(headers[i]), *rest = NULL;
+        char *text = text_of(headers[i]);
 
-        for (char *line = strtok_r(text, "\n", &rest); line != NULL; line = strtok_r(NULL, "\n", &rest)) {
-            char name[64] = "", *at = strstr(line, "bx_"), *open = strchr(line, '(');
-            char *end = open != NULL ? strstr(open, ");") : NULL;
-
-            while (at != NULL && open != NULL && at < open && sscanf(at, "%63[a-z0-9_]", name) == 1 &&
-                   at + strlen(name) != open)
-                at = strstr(at + 3, "bx_");
-            /* A declaration begins in the first column with its type; what takes no pointer has no case. */
-            if (at == NULL || open == NULL || at > open || strchr(" /*#", line[0]) != NULL ||
-                strncmp(line, "typedef", 7) == 0)
-                continue;
-            if (end != NULL)
-                *end = '\0';
-            if (strchr(open, '*') == NULL)
-                continue;
+        for (const char *at = text; (at = next_function(at, &function)) != NULL;) {
+            if (strchr(function.parameters, '*') == NULL)
+                continue;               /* a function that takes no pointer needs no case */
             functions++;
-            cr_expect(is_called_with_null(cases, name), "%s of %s has no case here", name, headers[i]);
+            cr_expect(is_called_with_null(cases, function.name), "%s of %s has no case here", function.name,
+                      headers[i]);
         }
         free(text);
     }

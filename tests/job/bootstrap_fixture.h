@@ -1,77 +1,26 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What test_bootstrap.c and test_bootstrap_place.c share: a socket directory for each test, jobs made by
- * hand, and workers that are threads.
+ * What test_bootstrap.c, test_bootstrap_input.c and test_bootstrap_place.c share: jobs made by hand, workers that are
+ * threads, and the sockets and messages of a worker or a rank 0 that the test plays itself.
  */
 #ifndef TESTS_BOOTSTRAP_FIXTURE_H
 #define TESTS_BOOTSTRAP_FIXTURE_H
 
+#include "place.h"
+
 #include "job/job.h"
 
-#include <criterion/criterion.h>
-#include <dirent.h>
+#include <poll.h>
+#include <sched.h>
 #include <semaphore.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
-#include <unistd.h>
+#include <sys/un.h>
 
 #define LONG_NS UINT64_C(60000000000)       /* never reached unless something is broken */
+#define INSTANCE 77                          /* of the job of a rank 0 that the test plays */
 #define SHORT_NS UINT64_C(100000000)        /* where it is to be reached */
-
-static char directory[64];
-static char job_name[BXI_NAME_BYTES];
-
-static inline void set_up(void)
-{
-    snprintf(directory, sizeof(directory), "/tmp/bxtest-XXXXXX");
-    cr_assert_not_null(mkdtemp(directory));
-    setenv("XDG_RUNTIME_DIR", directory, 1);
-    snprintf(job_name, sizeof(job_name), "boot-%ld", (long)getpid());
-}
-
-static inline int files_in(const char *path, const char *prefix)
-{
-    DIR *stream = opendir(path);
-    struct dirent *entry;
-    int count = 0;
-
-    while (stream != NULL && (entry = readdir(stream)) != NULL)
-        count += entry->d_name[0] != '.' && strncmp(entry->d_name, prefix, strlen(prefix)) == 0;
-    if (stream != NULL)
-        closedir(stream);
-    return count;
-}
-
-static inline int segments_left(void)
-{
-    char prefix[64];
-
-    snprintf(prefix, sizeof(prefix), "boxcar.%u.%s.", (unsigned)geteuid(), job_name);
-    return files_in("/dev/shm", prefix);
-}
-
-static inline int socket_files(void)
-{
-    char path[96];
-
-    snprintf(path, sizeof(path), "%s/boxcar", directory);
-    return files_in(path, "");
-}
-
-/* Criterion counts no assertion that fails here. It warns of an end like this, which run_unit.sh counts. */
-static inline void tear_down(void)
-{
-    char command[128];
-    int segments = segments_left(), sockets = socket_files();
-
-    snprintf(command, sizeof(command), "rm -rf '%s'", directory);
-    if (system(command) == 0 && segments == 0 && sockets == 0)
-        return;
-    dprintf(STDERR_FILENO, "left behind: %d in /dev/shm, %d in the socket directory\n", segments, sockets);
-    abort();
-}
 
 /* ---- Jobs made by hand, workers that are threads ------------------------------------------------ */
 
@@ -161,9 +110,117 @@ static inline void expect_success(struct worker *worker)
     cr_expect_eq(end(worker), 0, "%s: %s", bx_error_name(worker->rc), worker->text);
 }
 
-static inline int open_fds(void)
+/* ---- Sockets and messages by hand --------------------------------------------------------------- */
+
+static inline void socket_address(struct sockaddr_un *address)
 {
-    return files_in("/proc/self/fd", "");
+    *address = (struct sockaddr_un){ .sun_family = AF_UNIX };
+    snprintf(address->sun_path, sizeof(address->sun_path), "%s/boxcar/%s.sock", directory, job_name);
+}
+
+/* Connects to rank 0, and waits until it listens. */
+static inline int connect_raw(void)
+{
+    struct sockaddr_un address;
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+    socket_address(&address);
+    while (connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0)
+        sched_yield();
+    return fd;
+}
+
+static inline void send_raw(int fd, const void *data, size_t bytes, const int *fds, int fd_count)
+{
+    cr_assert_eq(bxi_boot_send(fd, &(struct bxi_boot_out){ data, bytes, fds, fd_count }, BX_FOREVER), 0);
+}
+
+static inline int receive_raw(int fd, struct bxi_boot_packet *packet)
+{
+    cr_assert_eq(bxi_boot_wait(fd, POLLIN, BX_FOREVER), 1);
+    return bxi_boot_receive(fd, packet, BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS);
+}
+
+static inline void expect_hang_up(int fd, const char *what)
+{
+    struct bxi_boot_packet packet;
+
+    cr_expect_eq(receive_raw(fd, &packet), 0, "%s", what);
+    close(fd);
+}
+
+static inline struct bxi_boot_hello hello_of(int rank, int world_size)
+{
+    struct bxi_boot_hello hello = {
+        .head = bxi_boot_head(BXI_BOOT_HELLO),
+        .deadline_ns = BX_FOREVER,
+        .rank = rank,
+        .world_size = world_size,
+        .pid = (uint32_t)getpid(),
+    };
+
+    snprintf(hello.name, sizeof(hello.name), "raw%d", rank);
+    return hello;
+}
+
+/* Sends HELLO and receives WELCOME. Returns the job's instance. */
+static inline uint64_t say_hello(int fd, int rank, int world_size)
+{
+    struct bxi_boot_hello hello = hello_of(rank, world_size);
+    struct bxi_boot_packet packet;
+
+    send_raw(fd, &hello, sizeof(hello), NULL, 0);
+    cr_assert_eq(receive_raw(fd, &packet), 1);
+    cr_assert(bxi_boot_packet_is(&packet, BXI_BOOT_WELCOME, 0));
+    return packet.as.welcome.instance;
+}
+
+/* Sends a message that consists of its head alone. */
+static inline void send_head(int fd, enum bxi_boot_kind kind)
+{
+    struct bxi_boot_head head = bxi_boot_head(kind);
+
+    send_raw(fd, &head, sizeof(head), NULL, 0);
+}
+
+/* Listens in rank 0's place. Returns the first connection, whose HELLO it has read. */
+static inline int pose_as_root(void)
+{
+    struct sockaddr_un address;
+    struct bxi_boot_packet packet;
+    char path[96];
+    int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+    cr_assert_eq(bxi_socket_dir(path, sizeof(path)), 0);
+    socket_address(&address);
+    cr_assert_eq(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
+    cr_assert_eq(listen(listener, 8), 0);
+    int fd = accept(listener, NULL, NULL);
+    unlink(address.sun_path);
+    close(listener);
+    cr_assert_eq(receive_raw(fd, &packet), 1);
+    cr_assert(bxi_boot_packet_is(&packet, BXI_BOOT_HELLO, 0));
+    return fd;
+}
+
+static inline struct bxi_boot_welcome welcome_of(const char *name)
+{
+    struct bxi_boot_welcome welcome = { .head = bxi_boot_head(BXI_BOOT_WELCOME), .instance = INSTANCE };
+
+    snprintf(welcome.name, sizeof(welcome.name), "%s", name);
+    return welcome;
+}
+
+/* Plays rank 0 up to the worker's JOIN, which is left in *join. */
+static inline int pose_until_join(struct bxi_boot_packet *join)
+{
+    struct bxi_boot_welcome welcome = welcome_of("boss");
+    int fd = pose_as_root();
+
+    send_raw(fd, &welcome, sizeof(welcome), NULL, 0);
+    cr_assert_eq(receive_raw(fd, join), 1);
+    cr_assert(bxi_boot_packet_is(join, BXI_BOOT_JOIN, BXI_BOOT_FDS));
+    return fd;
 }
 
 #endif

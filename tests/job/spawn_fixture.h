@@ -1,27 +1,23 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What test_spawn.c and test_spawn_memory.c share: a socket directory and a job's name for each test, memory in which
- * the workers note what they saw, and what is left behind at the end.
+ * What test_spawn.c and test_spawn_memory.c share: memory in which the workers note what they saw, worker functions,
+ * and checks of the launcher's report.
  */
 #ifndef TESTS_SPAWN_FIXTURE_H
 #define TESTS_SPAWN_FIXTURE_H
 
+#include "place.h"
+
 #include "job/job.h"
 
-#include <criterion/criterion.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #define WORLD 3
 #define SHORT_NS UINT64_C(20000000)
@@ -40,54 +36,12 @@ struct seen {
 };
 
 static struct seen *seen;
-static char directory[64];
-static char job_name[BXI_NAME_BYTES];
 
 static inline void set_up(void)
 {
     seen = mmap(NULL, sizeof(*seen), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     cr_assert_neq(seen, MAP_FAILED);
-    snprintf(directory, sizeof(directory), "/tmp/bxtest-XXXXXX");
-    cr_assert_not_null(mkdtemp(directory));
-    setenv("XDG_RUNTIME_DIR", directory, 1);
-    snprintf(job_name, sizeof(job_name), "spawned-%ld", (long)getpid());
-}
-
-static inline int files_in(const char *path, const char *prefix)
-{
-    DIR *stream = opendir(path);
-    struct dirent *entry;
-    int count = 0;
-
-    while (stream != NULL && (entry = readdir(stream)) != NULL)
-        count += entry->d_name[0] != '.' && strncmp(entry->d_name, prefix, strlen(prefix)) == 0;
-    if (stream != NULL)
-        closedir(stream);
-    return count;
-}
-
-static inline int segments_left(void)
-{
-    char prefix[64];
-
-    /* With the dot, or the names of a job count whose pid begins with this one. */
-    snprintf(prefix, sizeof(prefix), "boxcar.%u.%s.", (unsigned)geteuid(), job_name);
-    return files_in("/dev/shm", prefix);
-}
-
-/* Criterion counts no assertion that fails here. It warns of an end like this, which run_unit.sh counts. */
-static inline void tear_down(void)
-{
-    char path[128];
-    int files, segments = segments_left();
-
-    snprintf(path, sizeof(path), "%s/boxcar", directory);
-    files = files_in(path, "");
-    rmdir(path);
-    if (files == 0 && segments == 0 && rmdir(directory) == 0)
-        return;
-    dprintf(STDERR_FILENO, "left behind: %d in /dev/shm, %d in %s\n", segments, files, path);
-    abort();
+    place_set_up();
 }
 
 static inline int spawn(bx_worker_fn fn, void *context)

@@ -6,19 +6,15 @@
 #ifndef TESTS_STARTS_H
 #define TESTS_STARTS_H
 
-#include "boxcar.h"
-#include "rpc/rpc.h"
+#include "place.h"
 
-#include <criterion/criterion.h>
-#include <dirent.h>
+#include "job/job.h"
+
 #include <sched.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #define STARTS_MAX 40
 
@@ -29,59 +25,12 @@ struct start {
 };
 
 static struct start *starts;
-static char starts_directory[64];
-static char starts_job[BXI_NAME_BYTES];
 
 static inline void starts_set_up(void)
 {
     starts = mmap(NULL, STARTS_MAX * sizeof(*starts), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     cr_assert_neq(starts, MAP_FAILED);
-    snprintf(starts_directory, sizeof(starts_directory), "/tmp/bxtest-XXXXXX");
-    cr_assert_not_null(mkdtemp(starts_directory));
-    setenv("XDG_RUNTIME_DIR", starts_directory, 1);
-    snprintf(starts_job, sizeof(starts_job), "start-%ld", (long)getpid());
-}
-
-static inline int starts_files(const char *path, const char *prefix, const char *suffix)
-{
-    DIR *stream = opendir(path);
-    struct dirent *entry;
-    int count = 0;
-
-    while (stream != NULL && (entry = readdir(stream)) != NULL) {
-        const char *name = entry->d_name;
-        size_t bytes = strlen(name), tail = strlen(suffix);
-
-        count += name[0] != '.' && strncmp(name, prefix, strlen(prefix)) == 0 && bytes >= tail &&
-                 strcmp(name + bytes - tail, suffix) == 0;
-    }
-    if (stream != NULL)
-        closedir(stream);
-    return count;
-}
-
-/* Segments of the job whose name ends in this rank, ".2"; "" for all. */
-static inline int starts_segments(const char *rank)
-{
-    char prefix[64];
-
-    snprintf(prefix, sizeof(prefix), "boxcar.%u.%s.", (unsigned)geteuid(), starts_job);
-    return starts_files("/dev/shm", prefix, rank);
-}
-
-/* Criterion counts no assertion that fails here. It warns of an end like this, which run_unit.sh counts. */
-static inline void starts_tear_down(void)
-{
-    char command[128], path[96];
-    int segments = starts_segments(""), files;
-
-    snprintf(path, sizeof(path), "%s/boxcar", starts_directory);
-    files = starts_files(path, "", "");
-    snprintf(command, sizeof(command), "rm -rf '%s'", starts_directory);
-    if (system(command) == 0 && segments == 0 && files == 0)
-        return;
-    dprintf(STDERR_FILENO, "left behind: %d in /dev/shm, %d in %s\n", segments, files, path);
-    abort();
+    place_set_up();
 }
 
 /* In a child: a worker's whole life, and what came of it. */
@@ -105,7 +54,7 @@ static inline void start_worker(int index, struct bx_options options)
     struct start *start = &starts[index];
 
     if (options.job == NULL)
-        options.job = starts_job;
+        options.job = job_name;
     if (options.start_timeout_ns == 0)
         options.start_timeout_ns = UINT64_C(20000000000);
 
@@ -154,7 +103,7 @@ static inline void start_is_killed(int index)
 /* Waits until the segment of a rank is there: its worker has met rank 0 and waits for the others. */
 static inline void start_wait_for_segment(const char *rank)
 {
-    while (starts_segments(rank) == 0)
+    while (segments_of(rank) == 0)
         sched_yield();
 }
 

@@ -8,67 +8,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
-#include <sched.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 
-TestSuite(bootstrap, .init = set_up, .fini = tear_down, .timeout = 120);
+TestSuite(bootstrap, .init = place_set_up, .fini = place_tear_down, .timeout = 120);
 
 /* ---- Clients and a rank 0 made by hand ---------------------------------------------------------- */
-
-static void socket_address(struct sockaddr_un *address)
-{
-    *address = (struct sockaddr_un){ .sun_family = AF_UNIX };
-    snprintf(address->sun_path, sizeof(address->sun_path), "%s/boxcar/%s.sock", directory, job_name);
-}
-
-static int connect_raw(void)
-{
-    struct sockaddr_un address;
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-    socket_address(&address);
-    while (connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0)
-        sched_yield();
-    return fd;
-}
-
-static struct bxi_boot_hello hello_of(int rank, int world_size)
-{
-    struct bxi_boot_hello hello = {
-        .head = bxi_boot_head(BXI_BOOT_HELLO),
-        .deadline_ns = BX_FOREVER,
-        .rank = rank,
-        .world_size = world_size,
-        .pid = (uint32_t)getpid(),
-    };
-
-    snprintf(hello.name, sizeof(hello.name), "raw%d", rank);
-    return hello;
-}
-
-static void send_raw(int fd, const void *data, size_t bytes, const int *fds, int fd_count)
-{
-    cr_assert_eq(bxi_boot_send(fd, &(struct bxi_boot_out){ data, bytes, fds, fd_count }, BX_FOREVER), 0);
-}
-
-static int receive_raw(int fd, struct bxi_boot_packet *packet)
-{
-    cr_assert_eq(bxi_boot_wait(fd, POLLIN, BX_FOREVER), 1);
-    return bxi_boot_receive(fd, packet, BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS);
-}
-
-static void expect_hang_up(int fd)
-{
-    struct bxi_boot_packet packet;
-
-    cr_expect_eq(receive_raw(fd, &packet), 0);
-    close(fd);
-}
 
 static void expect_fail_packet(int fd, int code)
 {
@@ -77,41 +23,6 @@ static void expect_fail_packet(int fd, int code)
     cr_expect_eq(receive_raw(fd, &packet), 1);
     cr_expect_eq(bxi_boot_packet_failure(&packet), code);
     close(fd);
-}
-
-/* A listener in rank 0's place; returns the first connection, its HELLO read. */
-static int pose_as_root(void)
-{
-    struct sockaddr_un address;
-    struct bxi_boot_packet packet;
-    char path[96];
-    int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-    cr_assert_eq(bxi_socket_dir(path, sizeof(path)), 0);
-    socket_address(&address);
-    cr_assert_eq(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
-    cr_assert_eq(listen(listener, 8), 0);
-    int fd = accept(listener, NULL, NULL);
-    unlink(address.sun_path);
-    close(listener);
-    cr_assert_eq(receive_raw(fd, &packet), 1);
-    cr_assert(bxi_boot_packet_is(&packet, BXI_BOOT_HELLO, 0));
-    return fd;
-}
-
-static void welcome_and_take_join(int fd)
-{
-    struct bxi_boot_welcome welcome = {
-        .head = bxi_boot_head(BXI_BOOT_WELCOME),
-        .instance = 77,
-        .name = "boss",
-    };
-    struct bxi_boot_packet packet;
-
-    send_raw(fd, &welcome, sizeof(welcome), NULL, 0);
-    cr_assert_eq(receive_raw(fd, &packet), 1);
-    cr_assert(bxi_boot_packet_is(&packet, BXI_BOOT_JOIN, BXI_BOOT_FDS));
-    bxi_boot_packet_close(&packet);
 }
 
 /* ---- They meet ---------------------------------------------------------------------------------- */
@@ -155,7 +66,7 @@ Test(bootstrap, eight_workers_meet_and_leave_nothing)
     for (int i = 0; i < 8; i++)
         for (int j = 0; j < 8; j++)
             expect_peer(worker[i].job, worker[j].job);
-    cr_expect_eq(segments_left(), 2 * 8);       /* each a segment and an arena */
+    cr_expect_eq(segments_of(""), 2 * 8);       /* each a segment and an arena */
     cr_expect_eq(socket_files(), 1);            /* the lock, the job's */
     /* A segment and an arena of one's own, their reading descriptors closed; two bells, a pidfd; of each peer
      * three. */
@@ -249,7 +160,7 @@ Test(bootstrap, names_the_ranks_that_did_not_come_to_all_who_did)
     for (int rank = 0; rank < 7; rank++)
         if (rank != 3 && rank != 5)
             begin(&worker[rank], NULL, rank, 8);
-    while (segments_left() < 2 * 5)
+    while (segments_of("") < 2 * 5)
         sched_yield();
     /* The one who has the least patience counts for all. */
     worker[7].timeout_ns = 4 * SHORT_NS;
@@ -280,16 +191,12 @@ Test(bootstrap, says_that_rank_0_never_came_and_where_it_looked)
     expect_failure(&worker, BX_E_RANK_MISSING, part);
 }
 
-/* A client that has said it is that rank of a job of world_size, and was welcomed. */
+/* A client that was welcomed as that rank of a job of world_size. */
 static int join_raw(int rank, int world_size)
 {
-    struct bxi_boot_hello hello = hello_of(rank, world_size);
-    struct bxi_boot_packet packet;
     int fd = connect_raw();
 
-    send_raw(fd, &hello, sizeof(hello), NULL, 0);
-    cr_assert_eq(receive_raw(fd, &packet), 1);
-    cr_assert(bxi_boot_packet_is(&packet, BXI_BOOT_WELCOME, 0));
+    say_hello(fd, rank, world_size);
     return fd;
 }
 
@@ -570,33 +477,33 @@ Test(bootstrap, drops_clients_that_make_no_sense)
     for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
         int fd = connect_raw();
         send_raw(fd, junk, sizes[i], NULL, 0);
-        expect_hang_up(fd);
+        expect_hang_up(fd, "");
     }
     for (int kind = 0; kind < 9; kind++) {              /* any message but HELLO, and HELLO too short */
         struct bxi_boot_head head = bxi_boot_head((enum bxi_boot_kind)kind);
         int fd = connect_raw();
         send_raw(fd, &head, sizeof(head), fds, kind == BXI_BOOT_JOIN ? 4 : 0);
-        expect_hang_up(fd);
+        expect_hang_up(fd, "");
     }
     struct bxi_boot_hello hello = hello_of(1, 2);
     memset(hello.name, 'x', sizeof(hello.name));
     int fd = connect_raw();
     send_raw(fd, &hello, sizeof(hello), NULL, 0);
-    expect_hang_up(fd);
+    expect_hang_up(fd, "");
     hello = hello_of(1, 2);
     snprintf(hello.name, sizeof(hello.name), "../x");
     fd = connect_raw();
     send_raw(fd, &hello, sizeof(hello), NULL, 0);
-    expect_hang_up(fd);
+    expect_hang_up(fd, "");
     hello = hello_of(1, 2);
     fd = connect_raw();
     send_raw(fd, &hello, sizeof(hello), fds, 8);        /* descriptors that nobody asked for */
-    expect_hang_up(fd);
+    expect_hang_up(fd, "");
 
     begin(&worker[1], NULL, 1, 2);
     expect_success(&worker[0]);
     expect_success(&worker[1]);
-    expect_hang_up(silent);
+    expect_hang_up(silent, "");
     free_job(worker[0].job);
     free_job(worker[1].job);
     cr_expect_eq(open_fds(), open_before + 8);
@@ -622,7 +529,7 @@ Test(bootstrap, gives_a_rank_free_whose_descriptors_are_not_what_they_should_be)
         int fd = join_raw(1, 2);
         send_raw(fd, &head, sizeof(head), wrong[is_count ? 0 : i],
                  is_count ? (i % 2 == 0 ? 3 : 0) : BXI_BOOT_FDS);
-        expect_hang_up(fd);
+        expect_hang_up(fd, "");
     }
     begin(&worker[1], NULL, 1, 2);
     expect_success(&worker[0]);
@@ -637,6 +544,7 @@ Test(bootstrap, believes_no_table_that_makes_no_sense)
     size_t one = offsetof(struct bxi_boot_table, entry) + sizeof(table.entry[0]);
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     int fds[BXI_BOOT_FDS] = { null, null, null, null, null };
+    static struct bxi_boot_packet join;
     static const struct { uint32_t count; int32_t rank; size_t less; int fd_count; } wrong[] = {
         { 0, 0, 0, 5 }, { 33, 0, 0, 5 }, { UINT32_MAX, 0, 0, 5 }, { 2, 0, 0, 5 }, { 1, 0, 1, 5 },
         { 1, 0, 0, 4 }, { 1, 0, 0, 0 }, { 1, -1, 0, 5 }, { 1, 1, 0, 5 }, { 1, 2, 0, 5 },
@@ -648,8 +556,8 @@ Test(bootstrap, believes_no_table_that_makes_no_sense)
         struct worker worker = { 0 };
         int open_before = open_fds();
         begin(&worker, NULL, 1, 2);
-        int fd = pose_as_root();
-        welcome_and_take_join(fd);
+        int fd = pose_until_join(&join);
+        bxi_boot_packet_close(&join);
         table.count = wrong[i].count;
         table.entry[0].rank = wrong[i].rank;
         send_raw(fd, &table, one - wrong[i].less, fds, wrong[i].fd_count);

@@ -11,66 +11,16 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 
 #define NOBODY 65534
-#define INSTANCE 77
 
-TestSuite(bootstrap_input, .init = set_up, .fini = tear_down, .timeout = 60);
-
-/* ---- Sockets by hand ---------------------------------------------------------------------------- */
-
-static void socket_address(struct sockaddr_un *address)
-{
-    *address = (struct sockaddr_un){ .sun_family = AF_UNIX };
-    snprintf(address->sun_path, sizeof(address->sun_path), "%s/boxcar/%s.sock", directory, job_name);
-}
-
-static int connect_raw(void)
-{
-    struct sockaddr_un address;
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-    socket_address(&address);
-    while (connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0)
-        sched_yield();
-    return fd;
-}
-
-static void send_raw(int fd, const void *data, size_t bytes, const int *fds, int fd_count)
-{
-    cr_assert_eq(bxi_boot_send(fd, &(struct bxi_boot_out){ data, bytes, fds, fd_count }, BX_FOREVER), 0);
-}
-
-static int receive_raw(int fd, struct bxi_boot_packet *packet)
-{
-    cr_assert_eq(bxi_boot_wait(fd, POLLIN, BX_FOREVER), 1);
-    return bxi_boot_receive(fd, packet, BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS);
-}
-
-static void expect_hang_up(int fd, const char *what)
-{
-    struct bxi_boot_packet packet;
-
-    cr_expect_eq(receive_raw(fd, &packet), 0, "%s", what);
-    close(fd);
-}
-
-static void send_head(int fd, enum bxi_boot_kind kind)
-{
-    struct bxi_boot_head head = bxi_boot_head(kind);
-
-    send_raw(fd, &head, sizeof(head), NULL, 0);
-}
+TestSuite(bootstrap_input, .init = place_set_up, .fini = place_tear_down, .timeout = 60);
 
 /* ---- A worker by hand, towards a real rank 0 ---------------------------------------------------- */
 
@@ -97,25 +47,6 @@ static void free_raw(struct raw *raw)
     close(raw->fds[BXI_BOOT_SEGMENT]);
     close(raw->fds[BXI_BOOT_ARENA]);
     free_job(raw->job);
-}
-
-/* Says HELLO; the instance that rank 0 welcomes it with. */
-static uint64_t say_hello(int fd, int rank, int world_size)
-{
-    struct bxi_boot_hello hello = {
-        .head = bxi_boot_head(BXI_BOOT_HELLO),
-        .deadline_ns = BX_FOREVER,
-        .rank = rank,
-        .world_size = world_size,
-        .pid = (uint32_t)getpid(),
-    };
-    struct bxi_boot_packet packet;
-
-    snprintf(hello.name, sizeof(hello.name), "raw%d", rank);
-    send_raw(fd, &hello, sizeof(hello), NULL, 0);
-    cr_assert_eq(receive_raw(fd, &packet), 1);
-    cr_assert(bxi_boot_packet_is(&packet, BXI_BOOT_WELCOME, 0));
-    return packet.as.welcome.instance;
 }
 
 static void begin_raw(struct raw *raw, int rank, int world_size)
@@ -265,7 +196,7 @@ Test(bootstrap_input, a_flood_of_connections_keeps_no_worker_out)
 
     begin(&worker[0], NULL, 0, 3);
     begin(&worker[1], NULL, 1, 3);
-    while (segments_left() < 2 * 2)
+    while (segments_of("") < 2 * 2)
         sched_yield();
     for (int i = 0; i < FLOOD; i++)
         silent[i] = connect_raw();
@@ -284,46 +215,6 @@ Test(bootstrap_input, a_flood_of_connections_keeps_no_worker_out)
 }
 
 /* ---- A rank 0 by hand, towards a real worker ---------------------------------------------------- */
-
-/* A listener in rank 0's place; returns the first connection, its HELLO read. */
-static int pose_as_root(void)
-{
-    struct sockaddr_un address;
-    struct bxi_boot_packet packet;
-    char path[96];
-    int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-    cr_assert_eq(bxi_socket_dir(path, sizeof(path)), 0);
-    socket_address(&address);
-    cr_assert_eq(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
-    cr_assert_eq(listen(listener, 8), 0);
-    int fd = accept(listener, NULL, NULL);
-    unlink(address.sun_path);
-    close(listener);
-    cr_assert_eq(receive_raw(fd, &packet), 1);
-    cr_assert(bxi_boot_packet_is(&packet, BXI_BOOT_HELLO, 0));
-    return fd;
-}
-
-static struct bxi_boot_welcome welcome_of(const char *name)
-{
-    struct bxi_boot_welcome welcome = { .head = bxi_boot_head(BXI_BOOT_WELCOME), .instance = INSTANCE };
-
-    snprintf(welcome.name, sizeof(welcome.name), "%s", name);
-    return welcome;
-}
-
-/* Up to the worker's JOIN, which is left in *join. */
-static int pose_until_join(struct bxi_boot_packet *join)
-{
-    struct bxi_boot_welcome welcome = welcome_of("boss");
-    int fd = pose_as_root();
-
-    send_raw(fd, &welcome, sizeof(welcome), NULL, 0);
-    cr_assert_eq(receive_raw(fd, join), 1);
-    cr_assert(bxi_boot_packet_is(join, BXI_BOOT_JOIN, BXI_BOOT_FDS));
-    return fd;
-}
 
 /* One entry after the other, each with its descriptors. */
 static void send_table(int fd, const struct bxi_boot_entry *entries, int (*fds)[BXI_BOOT_FDS], uint32_t count)

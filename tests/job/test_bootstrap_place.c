@@ -16,7 +16,7 @@
 
 #define NOBODY 65534
 
-TestSuite(bootstrap_place, .init = set_up, .fini = tear_down, .timeout = 120);
+TestSuite(bootstrap_place, .init = place_set_up, .fini = place_tear_down, .timeout = 120);
 
 static void expect_no_directory(const char *part)
 {
@@ -69,9 +69,12 @@ Test(bootstrap_place, says_that_the_sockets_name_is_too_long)
     snprintf(path, sizeof(path), "%s/%055d", directory, 0);
     cr_assert_eq(mkdir(path, 0700), 0);
     setenv("XDG_RUNTIME_DIR", path, 1);
-    snprintf(job_name, sizeof(job_name), "boot-%025ld", (long)getpid());
+    snprintf(job_name, sizeof(job_name), "test-%025ld", (long)getpid());
     begin(&worker, NULL, 0, 2);
     expect_failure(&worker, BX_E_SOCKET_DIR, "too long for a socket's name");
+    cr_expect_eq(rmdir(strcat(path, "/boxcar")), 0);
+    *strrchr(path, '/') = '\0';
+    cr_expect_eq(rmdir(path), 0);
 }
 
 /* In a child, as an ordinary user where this is root. Returns fn's answer. */
@@ -189,7 +192,7 @@ static int start_in_little_memory(void)
     for (int rank = 0; rank < 2; rank++)
         if (end(&worker[rank]) != BX_E_NO_SPACE || strstr(worker[rank].text, "of 96 KiB free") == NULL)
             return 1;
-    return files_in("/dev/shm", "") == 0 ? 0 : 2;
+    return files_in("/dev/shm", "", "") == 0 ? 0 : 2;
 }
 
 Test(bootstrap_place, says_that_dev_shm_is_full_to_all)

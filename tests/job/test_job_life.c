@@ -8,14 +8,9 @@
 #include <errno.h>
 #include <stddef.h>
 
-TestSuite(job_life, .init = starts_set_up, .fini = starts_tear_down, .timeout = 60);
+TestSuite(job_life, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
 /* ---- Nothing is left ---------------------------------------------------------------------------- */
-
-static int descriptors(void)
-{
-    return starts_files("/proc/self/fd", "", "");
-}
 
 /* Of segments and arenas of the job. */
 static int mappings(void)
@@ -26,7 +21,7 @@ static int mappings(void)
 
     cr_assert_not_null(maps);
     while (fgets(line, sizeof(line), maps) != NULL)
-        count += strstr(line, starts_job) != NULL;
+        count += strstr(line, job_name) != NULL;
     fclose(maps);
     return count;
 }
@@ -40,7 +35,7 @@ static int add(const struct bx_request *request, struct bx_reader *args, struct 
 /* A child that serves until the other shuts down. */
 static pid_t fork_server(bool leaves_early)
 {
-    struct bx_options options = { .job = starts_job, .rank = 1, .world_size = 2 };
+    struct bx_options options = { .job = job_name, .rank = 1, .world_size = 2 };
     struct bx_job *job = NULL;
     pid_t pid = fork();
 
@@ -72,7 +67,7 @@ static void expect_ended_well(pid_t pid)
  * has waited keeps the descriptor that it sleeps with until it ends. */
 static void *live(void *own_loop)
 {
-    struct bx_options options = { .job = starts_job, .rank = 0, .world_size = 2, .own_loop = own_loop != NULL };
+    struct bx_options options = { .job = job_name, .rank = 0, .world_size = 2, .own_loop = own_loop != NULL };
     struct bx_msg *args = bx_msg_create(0), *reply = NULL;
     struct bx_tensor *tensor = NULL;
     struct bx_job *job = NULL;
@@ -106,18 +101,18 @@ static void in_a_thread(void *(*body)(void *), void *argument)
 
 Test(job_life, leaves_no_descriptor_and_no_mapping)
 {
-    int before = descriptors();
+    int before = open_fds();
 
     for (int i = 0; i < 4; i++) {
         in_a_thread(live, i % 2 != 0 ? &before : NULL);
-        cr_expect_eq(descriptors(), before, "after life %d", i);
+        cr_expect_eq(open_fds(), before, "after life %d", i);
         cr_expect_eq(mappings(), 0, "after life %d", i);
     }
 }
 
 static void *outlive(void *argument)
 {
-    struct bx_options options = { .job = starts_job, .rank = 0, .world_size = 2 };
+    struct bx_options options = { .job = job_name, .rank = 0, .world_size = 2 };
     struct bx_job *job = NULL;
     pid_t server = fork_server(true);
 
@@ -134,23 +129,23 @@ static void *outlive(void *argument)
 /* Whoever is left alone gets rid of what it has of the others all the same. */
 Test(job_life, leaves_nothing_of_a_peer_that_went_before)
 {
-    int before = descriptors();
+    int before = open_fds();
 
     in_a_thread(outlive, NULL);
-    cr_expect_eq(descriptors(), before);
+    cr_expect_eq(open_fds(), before);
     cr_expect_eq(mappings(), 0);
 }
 
 Test(job_life, leaves_nothing_of_a_start_that_failed)
 {
-    struct bx_options options = { .job = starts_job, .rank = 0, .world_size = 2, .start_timeout_ns = 100000000 };
+    struct bx_options options = { .job = job_name, .rank = 0, .world_size = 2, .start_timeout_ns = 100000000 };
     struct bx_job *job = NULL;
-    int before = descriptors();
+    int before = open_fds();
 
     cr_assert_eq(bx_job_create(&options, &job), 0);
     cr_assert_eq(bx_job_start(job), BX_E_RANK_MISSING);
     bx_job_destroy(job);
-    cr_expect_eq(descriptors(), before);
+    cr_expect_eq(open_fds(), before);
     cr_expect_eq(mappings(), 0);
 }
 

@@ -5,7 +5,7 @@
  */
 #include "spawn_fixture.h"
 
-TestSuite(spawn, .init = set_up, .fini = tear_down, .timeout = 60);
+TestSuite(spawn, .init = set_up, .fini = place_tear_down, .timeout = 60);
 
 /* ---- They end well ------------------------------------------------------------------------------ */
 
@@ -236,7 +236,7 @@ Test(spawn, removes_what_killed_workers_left)
 {
     cr_expect_eq(spawn(holds_a_segment, seen), BX_E_WORKER_FAILED);
     expect_report(1, -1, SIGKILL, 0);
-    cr_expect_eq(segments_left(), 0);
+    cr_expect_eq(segments_of(""), 0);
 }
 
 static pid_t fork_launcher(void)
@@ -246,7 +246,7 @@ static pid_t fork_launcher(void)
 
     if (pid == 0) {
         spawn(holds_a_segment, NULL);
-        _exit(segments_left() == 0 ? 0 : 1);
+        _exit(segments_of("") == 0 ? 0 : 1);
     }
     while (bxi_load_seq_cst(&seen->running) < WORLD)
         sched_yield();
@@ -265,7 +265,7 @@ static void interrupt_launcher(int signal_number)
     expect_report(-1, 0, 0, signal_number);
     for (int rank = 0; rank < WORLD; rank++)
         cr_expect_eq(kill(seen->pid[rank], 0), -1);
-    cr_expect_eq(segments_left(), 0);
+    cr_expect_eq(segments_of(""), 0);
 }
 
 Test(spawn, ends_the_job_on_sigterm)
@@ -306,14 +306,14 @@ Test(spawn, leaves_nothing_when_the_launcher_is_killed)
     pid_t pid = fork_launcher();
     int status = 0, signalled = 0;
 
-    cr_expect_eq(segments_left(), 2 * WORLD);      /* segments and arenas */
+    cr_expect_eq(segments_of(""), 2 * WORLD);      /* segments and arenas */
     kill(pid, SIGKILL);
     for (int i = 0; i < WORLD + 1; i++) {
         pid_t ended = wait(&status);
         signalled += ended != pid && WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM;
     }
     cr_expect_eq(signalled, WORLD);
-    cr_expect_eq(segments_left(), 0);
+    cr_expect_eq(segments_of(""), 0);
 }
 
 /* A worker's first steps, in each of which the launcher may die. */
@@ -351,7 +351,7 @@ Test(spawn, leaves_no_segment_when_the_launcher_is_killed_early)
         kill(pid, SIGKILL);
         while (wait(&status) > 0)
             ;
-        cr_expect_eq(segments_left(), 0);
+        cr_expect_eq(segments_of(""), 0);
     }
     bxi_bootstrap_sweep(job_name);      /* a lock file that was taken and not yet noted may lie there */
 }
@@ -412,7 +412,7 @@ Test(spawn, ends_those_it_has_when_it_can_fork_no_more)
             _exit(99);
         int rc = spawn(holds_a_segment, NULL);
         bool is_said = strncmp(bx_error_text(), "worker 1 of 3 cannot be forked: ", 32) == 0;
-        _exit(rc == -EAGAIN && is_said && waitpid(-1, NULL, WNOHANG) < 0 && segments_left() == 0 ? 0 : 1);
+        _exit(rc == -EAGAIN && is_said && waitpid(-1, NULL, WNOHANG) < 0 && segments_of("") == 0 ? 0 : 1);
     }
     cr_expect_eq(waitpid(pid, &status, 0), pid);
     cr_expect_eq(status, 0);
@@ -480,7 +480,7 @@ static void expect_told(const struct dying *dying, const char *how)
                      bx_error_name(dying->started->rc[rank]), dying->started->text[rank]);
         cr_expect_str_eq(dying->started->text[rank], part);
     }
-    cr_expect_eq(segments_left(), 0);
+    cr_expect_eq(segments_of(""), 0);
 }
 
 static void map_started(struct dying *dying)

@@ -6,11 +6,11 @@
 
 #include <errno.h>
 
-TestSuite(spawn_end, .init = starts_set_up, .fini = starts_tear_down, .timeout = 60);
+TestSuite(spawn_end, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
 static int spawn(bx_worker_fn fn, struct bx_spawn_report *report)
 {
-    struct bx_spawn_options options = { .job = starts_job, .world_size = 2, .grace_ns = 100000000 };
+    struct bx_spawn_options options = { .job = job_name, .world_size = 2, .grace_ns = 100000000 };
 
     return bx_spawn(&options, fn, NULL, report);
 }
@@ -68,10 +68,11 @@ Test(spawn_end, with_output_loses_no_byte_of_it)
 {
     struct stat status;
 
-    snprintf(output, sizeof(output), "%s/output", starts_directory);
+    snprintf(output, sizeof(output), "%s/output", directory);
     cr_expect_eq(spawn(print_more_than_a_buffer, NULL), 0, "%s", bx_error_text());
     cr_assert_eq(stat(output, &status), 0);
     cr_expect_eq(status.st_size, 2 * 20000);
+    unlink(output);
 }
 
 /* As a terminal does for everybody in the foreground; it is the launcher's to end them. */

@@ -4,7 +4,7 @@
  */
 #include "spawn_fixture.h"
 
-TestSuite(spawn_memory, .init = set_up, .fini = tear_down, .timeout = 60);
+TestSuite(spawn_memory, .init = set_up, .fini = place_tear_down, .timeout = 60);
 
 /* Its forked child keeps the open files, and with them the locks, until the test has looked. */
 static int leaves_its_locks(const struct bx_options *options, void *context)
@@ -33,7 +33,7 @@ Test(spawn_memory, removes_what_a_killed_worker_left_though_its_lock_is_held)
     cr_assert_eq(pipe(gate), 0);
     cr_expect_eq(spawn(leaves_its_locks, gate), BX_E_WORKER_FAILED);
     expect_report(1, -1, SIGKILL, 0);
-    cr_expect_eq(segments_left(), 0);
+    cr_expect_eq(segments_of(""), 0);
     close(gate[1]);
     cr_expect_gt(wait(NULL), 0);
 }
@@ -122,7 +122,7 @@ static int ends_its_child(const struct bx_options *options, void *context)
     kill(pid, SIGTERM);
     if (waitpid(pid, &status, 0) != pid || !WIFSIGNALED(status) || WTERMSIG(status) != SIGTERM)
         return 8;
-    seen->runs[0] = segments_left();
+    seen->runs[0] = segments_of("");
     return 0;
 }
 
@@ -163,7 +163,7 @@ Test(spawn_memory, sigterm_removes_the_names_of_all_jobs_of_a_worker)
     memcpy(launched, job_name, sizeof(launched));
     for (char last = 'b'; last <= 'c'; last++) {
         snprintf(job_name, sizeof(job_name), "%.20s-%c", launched, last);
-        cr_expect_eq(segments_left(), 0, "job %s", job_name);
+        cr_expect_eq(segments_of(""), 0, "job %s", job_name);
         bxi_segment_reap(job_name, 0);
     }
     memcpy(job_name, launched, sizeof(launched));

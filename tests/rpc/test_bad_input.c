@@ -28,7 +28,7 @@
 
 /* ---- Starts that cannot succeed -------------------------------------------------------------------- */
 
-TestSuite(bad_start, .init = starts_set_up, .fini = starts_tear_down, .timeout = 30);
+TestSuite(bad_start, .init = starts_set_up, .fini = place_tear_down, .timeout = 30);
 
 Test(bad_start, with_a_name_used_twice_fails_for_all)
 {
@@ -95,7 +95,7 @@ Test(bad_start, of_a_job_that_runs_is_refused)
     start_worker(0, (struct bx_options){ .rank = 0, .world_size = 2 });
     start_wait_for_segment(".0");
     start_worker(1, (struct bx_options){ .rank = 0, .world_size = 2 });
-    start_fails(1, BX_E_JOB_RUNNING, starts_job);
+    start_fails(1, BX_E_JOB_RUNNING, job_name);
     start_worker(2, (struct bx_options){ .rank = 1, .world_size = 2 });
     start_succeeds(0);
     start_succeeds(2);
@@ -219,14 +219,12 @@ static void become_nobody(void)
     cr_assert_eq(setuid(NOBODY), 0);
 }
 
-Test(bad_directory, that_nobody_may_write_to_is_an_error_with_its_name, .timeout = 10)
+Test(bad_directory, that_nobody_may_write_to_is_an_error_with_its_name, .init = place_set_up, .fini = place_tear_down,
+     .timeout = 10)
 {
-    char directory[] = "/tmp/bxtest-XXXXXX";
     struct bx_job *job = NULL;
 
-    cr_assert_not_null(mkdtemp(directory));
     cr_assert_eq(chmod(directory, 0555), 0);
-    setenv("XDG_RUNTIME_DIR", directory, 1);
 
     pid_t child = fork();
     if (child == 0) {
@@ -241,7 +239,6 @@ Test(bad_directory, that_nobody_may_write_to_is_an_error_with_its_name, .timeout
     int status = 0;
     cr_assert_eq(waitpid(child, &status, 0), child);
     cr_expect_eq(status, 0);
-    rmdir(directory);
 }
 
 /* ---- A stopped consumer -------------------------------------------------------------------------------- */
@@ -575,21 +572,16 @@ static int neighbour_worker(const struct bx_options *options, void *context)
     return 0;
 }
 
-Test(many, sixty_four_workers_run_as_an_ordinary_user, .timeout = 60)
+Test(many, sixty_four_workers_run_as_an_ordinary_user, .init = place_set_up, .fini = place_tear_down, .timeout = 60)
 {
-    char directory[] = "/tmp/bxtest-XXXXXX", command[64];
     const struct bx_spawn_options options = { .job = harness_job_name(), .world_size = 64 };
     struct bx_spawn_report report;
 
-    cr_assert_not_null(mkdtemp(directory));
     if (geteuid() == 0)
         cr_assert_eq(chown(directory, NOBODY, NOBODY), 0);
-    setenv("XDG_RUNTIME_DIR", directory, 1);
     become_nobody();
     cr_expect_eq(bx_spawn(&options, neighbour_worker, NULL, &report), 0, "%s", bx_error_text());
     cr_expect_eq(harness_left_behind(), 0);
-    snprintf(command, sizeof(command), "rm -rf '%s'/boxcar", directory);
-    cr_expect_eq(system(command), 0);
 }
 
 /* The same names of workers in both; only the job's differs. */
@@ -654,7 +646,7 @@ Test(many, one_process_takes_part_in_two_jobs, .timeout = 30)
         cr_assert_eq(waitpid(child[i], &status, 0), child[i]);
         cr_expect_eq(status, 0);
     }
-    starts_tear_down();
+    place_tear_down();
 }
 
 /* ---- Fork after init ----------------------------------------------------------------------------------------- */

@@ -644,7 +644,7 @@ Test(death, of_a_worker_that_was_cut_off_is_cleaned_up_too, .timeout = 30)
 
 /* ---- While starting, and of the launcher ------------------------------------------------------------- */
 
-TestSuite(death_in_start, .init = starts_set_up, .fini = starts_tear_down, .timeout = 30);
+TestSuite(death_in_start, .init = starts_set_up, .fini = place_tear_down, .timeout = 30);
 
 Test(death_in_start, of_a_worker_is_told_to_the_others)
 {
@@ -668,7 +668,7 @@ Test(death_in_start, of_rank_0_is_told_to_the_others)
     start_is_killed(0);
     start_fails(1, BX_E_PEER_DEAD, "'worker0' (rank 0");
     start_fails(2, BX_E_PEER_DEAD, "'worker0' (rank 0");
-    cr_expect_eq(starts_segments(""), 0);
+    cr_expect_eq(segments_of(""), 0);
 }
 
 static int serves_for_ever(const struct bx_options *options, void *context)
@@ -693,18 +693,18 @@ Test(death_in_start, of_the_launcher_ends_the_workers)
 
     pid_t launcher = fork();
     if (launcher == 0)
-        _exit(bx_spawn(&(struct bx_spawn_options){ .job = starts_job, .world_size = 3 }, serves_for_ever, NULL,
+        _exit(bx_spawn(&(struct bx_spawn_options){ .job = job_name, .world_size = 3 }, serves_for_ever, NULL,
                        NULL) == 0);
     harness_await(SERVED, 3);
-    cr_expect_eq(starts_segments(""), 2 * 3);      /* segments and arenas */
+    cr_expect_eq(segments_of(""), 2 * 3);      /* segments and arenas */
     kill(launcher, SIGKILL);
     cr_assert_eq(waitpid(launcher, &status, 0), launcher);
     for (int i = 0; i < 3; i++) {
         cr_assert_gt(wait(&status), 0);
         cr_expect(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM, "status %#x", (unsigned)status);
     }
-    cr_expect_eq(starts_segments(""), 0);
-    bxi_bootstrap_sweep(starts_job);
+    cr_expect_eq(segments_of(""), 0);
+    bxi_bootstrap_sweep(job_name);
 }
 
 /* A program's own worker may come back from serving before the signal comes, but not by it. */
@@ -716,7 +716,7 @@ Test(death_in_start, of_the_launcher_ends_a_stopped_worker_when_it_goes_on)
 
     pid_t launcher = fork();
     if (launcher == 0)
-        _exit(bx_spawn(&(struct bx_spawn_options){ .job = starts_job, .world_size = 2 }, serves_for_ever, NULL,
+        _exit(bx_spawn(&(struct bx_spawn_options){ .job = job_name, .world_size = 2 }, serves_for_ever, NULL,
                        NULL) == 0);
     harness_await(SERVED, 2);
     stop_worker(1);
@@ -725,6 +725,6 @@ Test(death_in_start, of_the_launcher_ends_a_stopped_worker_when_it_goes_on)
     cr_assert_eq(waitpid((pid_t)harness_load(PID), &status, 0), (pid_t)harness_load(PID));
     signal_worker(1, SIGCONT);
     cr_assert_eq(waitpid((pid_t)harness_load(PID + 1), &status, 0), (pid_t)harness_load(PID + 1));
-    cr_expect_eq(starts_segments(""), 0);
-    bxi_bootstrap_sweep(starts_job);
+    cr_expect_eq(segments_of(""), 0);
+    bxi_bootstrap_sweep(job_name);
 }

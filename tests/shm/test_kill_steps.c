@@ -510,7 +510,7 @@ static void start_killed(int rank, const struct start_step *step)
               (unsigned)status);
 }
 
-TestSuite(kill_start, .init = starts_set_up, .fini = starts_tear_down, .timeout = 60);
+TestSuite(kill_start, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
 Test(kill_start, a_worker)
 {
@@ -521,7 +521,7 @@ Test(kill_start, a_worker)
         start_killed(1, &start_steps[i]);
         start_fails(0, BX_E_PEER_DEAD, "'worker1' (rank 1");
         start_fails(2, BX_E_PEER_DEAD, "'worker1' (rank 1");
-        cr_expect_eq(starts_segments(""), 0, "step %s", start_steps[i].step);
+        cr_expect_eq(segments_of(""), 0, "step %s", start_steps[i].step);
     }
 }
 
@@ -531,7 +531,7 @@ Test(kill_start, rank_0)
         start_killed(0, &start_steps[i]);
         start_one(1, 100 * HARNESS_MS);
         start_fails(1, BX_E_RANK_MISSING, "rank 0");
-        cr_expect_eq(starts_segments(""), 0, "step %s", start_steps[i].step);
+        cr_expect_eq(segments_of(""), 0, "step %s", start_steps[i].step);
     }
 }
 
@@ -544,7 +544,7 @@ Test(kill_start, rank_0_before_it_welcomes)
     start_one(1, 0);
     harness_await(HELLO, 1);
     start_is_killed(0);
-    start_fails(1, BX_E_PEER_DEAD, "rank 0 of job 'start-");
+    start_fails(1, BX_E_PEER_DEAD, "rank 0 of job 'test-");
 }
 
 /* Rank 0 dies as it lets the others go. All of them run, or none does. */
@@ -581,7 +581,7 @@ enum { DEAD = HARNESS_GATES - 1 };      /* the victim has ended */
 /* A worker's whole life. It frees its job when the victim has ended, so that somebody is left to clear up. */
 static void live_without_launcher(int rank, uint64_t timeout_ns, uint32_t deaths)
 {
-    struct bx_options options = { .job = starts_job, .rank = rank, .world_size = LEFT_WORLD,
+    struct bx_options options = { .job = job_name, .rank = rank, .world_size = LEFT_WORLD,
                                   .start_timeout_ns = timeout_ns };
     struct bx_job *job = NULL;
 
@@ -612,7 +612,6 @@ static int left_by(int victim, const char *step, uint32_t passages, enum when wh
 {
     uint64_t timeout_ns = (when == ALONE ? 100 : 10000) * HARNESS_MS;
     uint32_t deaths = harness_gate(DEAD) + 1;
-    char path[96];
     int status = 0;
 
     for (int rank = 0; when == TOGETHER && rank < LEFT_WORLD; rank++)
@@ -631,8 +630,7 @@ static int left_by(int victim, const char *step, uint32_t passages, enum when wh
     for (int rank = 0; rank < LEFT_WORLD; rank++)
         if (rank != victim)
             start_ends(rank);
-    snprintf(path, sizeof(path), "%s/boxcar", starts_directory);
-    return starts_segments("") + starts_files(path, "", "");
+    return segments_of("") + socket_files();
 }
 
 static const struct left_step {
@@ -658,8 +656,8 @@ static void expect_nothing_left(int victim, const char *step, uint32_t passages,
     int left = left_by(victim, step, passages, when);
 
     cr_expect_eq(left, 0, "rank %d killed at %s (%u) left %d names", victim, step, passages, left);
-    bxi_segment_reap(starts_job, 0);
-    bxi_bootstrap_sweep(starts_job);
+    bxi_segment_reap(job_name, 0);
+    bxi_bootstrap_sweep(job_name);
 }
 
 /* Of a rank 0 that dies before anybody has met it nobody knows: they wait for another one, for a while. */
@@ -675,7 +673,7 @@ static enum when when_of(int victim, const char *step)
     return TOGETHER;
 }
 
-TestSuite(kill_without_launcher, .init = starts_set_up, .fini = starts_tear_down, .timeout = 300);
+TestSuite(kill_without_launcher, .init = starts_set_up, .fini = place_tear_down, .timeout = 300);
 
 Test(kill_without_launcher, leaves_nothing_at_any_step)
 {

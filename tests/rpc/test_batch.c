@@ -1,63 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/batch.c: who shares a batch with whom, and when its body runs. Worker 0 owns the batches, the
- * others call. A body adds up the values of its rows and answers each row with the sum; what it saw goes
- * into the shared memory: one record a run, the digits of its callers' ranks in the order of its rows.
- * That a call has arrived is known from the owner's counter of batched requests, not from time.
+ * lib/rpc/batch.c: which calls share a batch, and when its body runs.
  */
-#include "tests/harness/harness.h"
+#include "batch_fixture.h"
 
-#include "rpc/rpc.h"
-
-#include <criterion/criterion.h>
 #include <errno.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
-
-enum { READY, ARRIVED, BODY_ENTERED, BODY_GO, DONE };       /* gates */
-enum { RUNS, FAIL_CODE, BODY_WAITS, PID, RECORD = 16 };     /* values */
-
-static int add_up(struct bx_batch *batch, void *context)
-{
-    uint64_t callers = 0;
-    int64_t sum = 0;
-
-    (void)context;
-    for (size_t row = 0; row < bx_batch_rows(batch); row++) {
-        struct bx_reader args = bx_batch_args(batch, row);
-
-        callers = callers * 10 + (uint64_t)bx_batch_caller(batch, row);
-        sum += bx_read_i64(&args);
-    }
-    harness_store(RECORD + (int)harness_load(RUNS), callers);
-    harness_add(RUNS, 1);
-    if (harness_load(BODY_WAITS) != 0) {
-        harness_post(BODY_ENTERED);
-        harness_await(BODY_GO, harness_gate(BODY_ENTERED));
-    }
-    if (harness_load(FAIL_CODE) != 0)
-        return bx_fail(-(int)harness_load(FAIL_CODE), "the tank is empty");
-    for (size_t row = 0; row < bx_batch_rows(batch); row++)
-        if (bx_batch_reply_i64(batch, row, sum) < 0)
-            return -1;
-    return 0;
-}
-
-static int arrived(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)args;
-    (void)context;
-    return bx_msg_put_u64(reply, harness_counter(bx_request_job(request), "requests_batched"));
-}
-
-/* An owner's loop: hands on how many rows have arrived so far. */
-static void await_arrived(struct bx_job *job, int64_t rows)
-{
-    while (harness_call_i64(job, "worker0", "arrived", 0) < rows)
-        sched_yield();
-}
 
 /* Until the late reply of each call that ended here before its answer came is there. A call whose deadline passed may
  * have been ended by the owner's answer instead: then there is none. */
@@ -66,39 +16,6 @@ static void await_ends(struct bx_job *job)
     while (harness_counter(job, "late_replies") <
            harness_counter(job, "calls_timed_out") + harness_counter(job, "calls_cancelled"))
         harness_call_i64(job, "worker0", "arrived", 0);
-}
-
-static int setup_with(struct bx_job *job, const struct bx_batch_options *options, int members)
-{
-    if (bx_job_rank(job) != 0)
-        return 0;
-    HARNESS_EQ(bx_register(job, "arrived", BX_INLINE, arrived, NULL), 0);
-    HARNESS_EQ(bx_register_batch(job, "sum", add_up, NULL, options), 0);
-    for (int rank = 1; rank <= members; rank++)
-        HARNESS_EQ(bx_batch_add_member(job, "sum", rank), 0);
-    return 0;
-}
-
-static struct bx_future *begin(struct bx_job *job, int64_t value, uint64_t timeout_ns)
-{
-    struct bx_call_options options = { .timeout_ns = timeout_ns };
-    struct bx_msg *args = harness_msg_i64(value);
-    struct bx_future *future = NULL;
-
-    HARNESS_EQ(bx_rpc_async(job, "worker0", "sum", args, &options, &future), 0);
-    bx_msg_destroy(args);
-    return future;
-}
-
-static int64_t sum_of(struct bx_future *future)
-{
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-
-    struct bx_reader reader = bx_msg_reader(bx_future_value(future));
-    int64_t sum = bx_read_i64(&reader);
-
-    bx_future_release(future);
-    return sum;
 }
 
 /* ---- All members ----------------------------------------------------------------------------- */

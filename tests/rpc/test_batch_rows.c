@@ -1,76 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * lib/rpc/batch.c: which rows a batch takes when more wait than it may have, when some are past their deadline, and
- * when there is no thread for its body. As in test_batch.c worker 0 owns the batch and the others call.
+ * when there is no thread for its body.
  */
-#include "tests/harness/harness.h"
+#include "batch_fixture.h"
 
-#include "rpc/rpc.h"
-
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
-
-enum { READY, BODY_ENTERED, BODY_GO, TOUCHED, DONE };       /* gates */
-enum { RUNS, BODY_WAITS, RECORD = 16 };                     /* values */
-
-static int add_up(struct bx_batch *batch, void *context)
-{
-    uint64_t callers = 0;
-    int64_t sum = 0;
-
-    (void)context;
-    for (size_t row = 0; row < bx_batch_rows(batch); row++) {
-        struct bx_reader args = bx_batch_args(batch, row);
-
-        callers = callers * 10 + (uint64_t)bx_batch_caller(batch, row);
-        sum += bx_read_i64(&args);
-    }
-    harness_store(RECORD + (int)harness_add(RUNS, 1), callers);
-    if (harness_load(BODY_WAITS) != 0) {
-        harness_post(BODY_ENTERED);
-        harness_await(BODY_GO, 1);
-    }
-    for (size_t row = 0; row < bx_batch_rows(batch); row++)
-        HARNESS_EQ(bx_batch_reply_i64(batch, row, sum), 0);
-    return 0;
-}
-
-static int arrived(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)args;
-    (void)context;
-    return bx_msg_put_u64(reply, harness_counter(bx_request_job(request), "requests_batched"));
-}
-
-static void await_arrived(struct bx_job *job, int64_t rows)
-{
-    while (harness_call_i64(job, "worker0", "arrived", 0) < rows)
-        sched_yield();
-}
-
-static int setup_with(struct bx_job *job, const struct bx_batch_options *options, int members)
-{
-    if (bx_job_rank(job) != 0)
-        return 0;
-    HARNESS_EQ(bx_register(job, "arrived", BX_INLINE, arrived, NULL), 0);
-    HARNESS_EQ(bx_register_batch(job, "sum", add_up, NULL, options), 0);
-    for (int rank = 1; rank <= members; rank++)
-        HARNESS_EQ(bx_batch_add_member(job, "sum", rank), 0);
-    return 0;
-}
-
-static struct bx_future *begin(struct bx_job *job, int64_t value)
-{
-    struct bx_msg *args = harness_msg_i64(value);
-    struct bx_future *future = NULL;
-
-    HARNESS_EQ(bx_rpc_async(job, "worker0", "sum", args, NULL, &future), 0);
-    bx_msg_destroy(args);
-    return future;
-}
 
 /* ---- More than may be in a batch ---------------------------------------------------------------- */
 
@@ -89,16 +26,11 @@ static void call_meanwhile(struct bx_job *job)
 {
     harness_await(BODY_ENTERED, 1);
 
-    struct bx_future *future = begin(job, 1);
+    struct bx_future *future = begin(job, 1, 0);
 
     await_arrived(job, 6);
     harness_post(BODY_GO);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
-
-    struct bx_reader reader = bx_msg_reader(bx_future_value(future));
-
-    HARNESS_EQ(bx_read_i64(&reader), 2);
-    bx_future_release(future);
+    HARNESS_EQ(sum_of(future), 2);
 }
 
 Test(batch_rows, are_never_more_than_max_rows, .timeout = 20)
@@ -136,7 +68,7 @@ static void let_the_row_expire(struct bx_job *job)
 
 static void call_and_expire(struct bx_job *job)
 {
-    struct bx_future *future = begin(job, 100);
+    struct bx_future *future = begin(job, 100, 0);
 
     await_arrived(job, 1);
     harness_post(READY);
@@ -251,7 +183,7 @@ static void watch_the_rows(struct bx_job *job)
 
 static void cancel_at(struct bx_job *job, int gate)
 {
-    struct bx_future *future = begin(job, 1);
+    struct bx_future *future = begin(job, 1, 0);
 
     harness_await(gate, 1);
     HARNESS_EQ(bx_future_cancel(future), 0);
@@ -336,31 +268,6 @@ Test(batch_rows, of_the_dead_are_not_waited_for_again, .timeout = 20)
         .size = 2, .setup = setup_one_member, .dies = 1u << 1, .body = { add_the_dead, be_killed } });
 }
 
-/* ---- A reply that could not be written ------------------------------------------------------------ */
-
-static int fill_too_much(struct bx_batch *batch, void *context)
-{
-    (void)context;
-    bx_msg_put_bytes(bx_batch_reply(batch, 0), "x", SIZE_MAX - 64);
-    return 0;
-}
-
-static int setup_too_much(struct bx_job *job)
-{
-    return bx_register_batch(job, "too_much", fill_too_much, NULL, &(struct bx_batch_options){ .max_rows = 1 });
-}
-
-static void see_the_error_of_the_reply(struct bx_job *job)
-{
-    HARNESS_EQ(bx_rpc_sync(job, "worker0", "too_much", NULL, NULL, NULL), -ENOMEM);
-}
-
-Test(batch_rows, whose_reply_is_in_error_fails_that_row, .timeout = 20)
-{
-    harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_too_much, .body = { NULL, see_the_error_of_the_reply } });
-}
-
 /* ---- A cancel ------------------------------------------------------------------------------------ */
 
 static int setup_three_members(struct bx_job *job)
@@ -370,7 +277,7 @@ static int setup_three_members(struct bx_job *job)
 
 static void wait_with_a_row(struct bx_job *job)
 {
-    struct bx_future *future = begin(job, 1);
+    struct bx_future *future = begin(job, 1, 0);
 
     harness_store(RECORD + 8, ((const struct bxi_call *)(const void *)future)->id);
     await_arrived(job, 1);
@@ -385,7 +292,7 @@ static void cancel_a_row_and_send_another(struct bx_job *job)
     struct bx_future *future;
 
     harness_await(READY, 1);
-    future = begin(job, 10);
+    future = begin(job, 10, 0);
     HARNESS_EQ(((const struct bxi_call *)(const void *)future)->id, harness_load(RECORD + 8));
     await_arrived(job, 2);
     HARNESS_EQ(bx_future_cancel(future), 0);

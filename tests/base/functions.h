@@ -15,23 +15,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static inline int answer(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request, (void)args, (void)reply, (void)context;
-    return 0;
-}
-
 static inline int answer_later(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
                                void *context)
 {
     (void)request, (void)args, (void)reply, (void)context;
     return -EIO;
-}
-
-static inline int answer_rows(struct bx_batch *batch, void *context)
-{
-    (void)batch, (void)context;
-    return 0;
 }
 
 /* The text of a source file. Ends the test as skipped if the sources are not on this machine. */

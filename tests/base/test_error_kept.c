@@ -190,13 +190,6 @@ Test(error_kept, levels_may_be_deeper_than_any_sentence_is_kept, .timeout = 20)
 /* A struct with 16 bytes more than the library knows. */
 #define NEWER(type) struct { type known; unsigned char more[16]; }
 
-static int answer_rows(struct bx_batch *batch, void *context)
-{
-    (void)batch;
-    (void)context;
-    return 0;
-}
-
 static int end_well(const struct bx_options *options, void *context)
 {
     (void)options;
@@ -222,10 +215,10 @@ Test(options, of_a_newer_header_are_taken_where_they_say_nothing_new, .timeout =
     struct bx_net *made = NULL;
 
     cr_expect_eq(bx_job_create(&options.known, &job), 0, "%s", bx_error_text());
-    cr_expect_eq(bx_register_batch(job, "rows", answer_rows, NULL, &batch.known), 0, "%s", bx_error_text());
+    cr_expect_eq(bx_register_batch(job, "rows", harness_no_rows, NULL, &batch.known), 0, "%s", bx_error_text());
     cr_expect_eq(bx_spawn(&spawn.known, end_well, NULL, NULL), 0, "%s", bx_error_text());
     batch.more[15] = 1;
-    expect_version(bx_register_batch(job, "more rows", answer_rows, NULL, &batch.known), "bx_batch_options");
+    expect_version(bx_register_batch(job, "more rows", harness_no_rows, NULL, &batch.known), "bx_batch_options");
     bx_job_destroy(job);
     options.more[0] = 1;
     expect_version(bx_job_create(&options.known, &job), "bx_options");

@@ -64,9 +64,9 @@ static void try_functions(struct bx_job *job)
 {
     struct bx_future *future = NULL;
 
-    REFUSED(bx_register(job, "f", BX_INLINE, answer, NULL));
+    REFUSED(bx_register(job, "f", BX_INLINE, harness_nothing, NULL));
     REFUSED(bx_register_async(job, "f", answer_later, NULL));
-    REFUSED(bx_register_batch(job, "f", answer_rows, NULL, NULL));
+    REFUSED(bx_register_batch(job, "f", harness_no_rows, NULL, NULL));
     REFUSED(bx_batch_add_member(job, "batch", 0));
     REFUSED(bx_batch_remove_member(job, "batch", 0));
     REFUSED(bx_batch_join(job, "worker1", "batch"));
@@ -153,7 +153,7 @@ static int setup(struct bx_job *job)
 {
     int rc = bx_register_async(job, "hold", hold, NULL);
 
-    return rc < 0 ? rc : bx_register_batch(job, "batch", answer_rows, NULL, NULL);
+    return rc < 0 ? rc : bx_register_batch(job, "batch", harness_no_rows, NULL, NULL);
 }
 
 static void fork_after_start(struct bx_job *job)

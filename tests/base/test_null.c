@@ -52,7 +52,7 @@ static int then(struct bx_future *in, struct bx_msg *out, void *context)
 
 static int setup(struct bx_job *job)
 {
-    return bx_register(job, "answer", BX_INLINE, answer, NULL);
+    return bx_register(job, "answer", BX_INLINE, harness_nothing, NULL);
 }
 
 static void try_jobs(struct bx_job *job)
@@ -95,14 +95,14 @@ static void try_functions(struct bx_job *job)
 {
     const struct bx_batch_options options = { 0 };
 
-    REFUSED(bx_register(NULL, "f", BX_INLINE, answer, NULL));
-    REFUSED(bx_register(job, NULL, BX_INLINE, answer, NULL));
+    REFUSED(bx_register(NULL, "f", BX_INLINE, harness_nothing, NULL));
+    REFUSED(bx_register(job, NULL, BX_INLINE, harness_nothing, NULL));
     REFUSED(bx_register(job, "f", BX_INLINE, NULL, NULL));
     REFUSED(bx_register_async(NULL, "f", answer_later, NULL));
     REFUSED(bx_register_async(job, NULL, answer_later, NULL));
     REFUSED(bx_register_async(job, "f", NULL, NULL));
-    REFUSED(bx_register_batch(NULL, "f", answer_rows, NULL, &options));
-    REFUSED(bx_register_batch(job, NULL, answer_rows, NULL, &options));
+    REFUSED(bx_register_batch(NULL, "f", harness_no_rows, NULL, &options));
+    REFUSED(bx_register_batch(job, NULL, harness_no_rows, NULL, &options));
     REFUSED(bx_register_batch(job, "f", NULL, NULL, &options));
     IS_NULL(bx_request_job(NULL));
     REFUSED(bx_request_caller(NULL));

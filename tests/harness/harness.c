@@ -17,10 +17,13 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -360,4 +363,107 @@ int64_t harness_call_i64(struct bx_job *job, const char *to, const char *functio
     bx_msg_destroy(reply);
     bx_msg_destroy(args);
     return result;
+}
+
+struct bx_future *harness_start(struct bx_job *job, const char *to, const char *function, struct bx_msg *args,
+                                uint64_t timeout_ns)
+{
+    const struct bx_call_options options = { .timeout_ns = timeout_ns };
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, to, function, args, &options, &future), 0);
+    bx_msg_destroy(args);
+    return future;
+}
+
+void harness_await_stopped(pid_t pid)
+{
+    char path[64], state = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    while (state != 'T' && state != 't') {
+        FILE *file = fopen(path, "re");
+
+        HARNESS_CHECK(file != NULL);
+        HARNESS_EQ(fscanf(file, "%*d (%*[^)]) %c", &state), 1);
+        fclose(file);
+        sched_yield();
+    }
+}
+
+void harness_stop(pid_t pid)
+{
+    HARNESS_EQ(kill(pid, SIGSTOP), 0);
+    harness_await_stopped(pid);
+}
+
+void harness_mount_shm(unsigned kib)
+{
+    char size[32];
+
+    if (geteuid() != 0)
+        cr_skip_test("needs root, to mount a small /dev/shm");
+    snprintf(size, sizeof(size), "size=%uk", kib);
+    if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+        mount("tmpfs", "/dev/shm", "tmpfs", 0, size) < 0)
+        cr_skip_test("needs a mount namespace, which is unavailable here");
+}
+
+/* ---- Bodies and handlers --------------------------------------------------------------------- */
+
+void harness_serve(struct bx_job *job)
+{
+    int rc;
+
+    do
+        rc = bx_job_serve(job);
+    while (rc == BX_E_PEER_DEAD || rc == BX_E_CORRUPT);
+    HARNESS_EQ(rc, 0);
+}
+
+void harness_die(struct bx_job *job)
+{
+    (void)job;
+    harness_leaves_by_itself();
+    raise(SIGKILL);
+}
+
+int harness_echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)context;
+    return bx_msg_put_i64(reply, bx_read_i64(args));
+}
+
+int harness_twice(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)context;
+    return bx_msg_put_i64(reply, 2 * bx_read_i64(args));
+}
+
+int harness_echo_bytes(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    size_t bytes = bx_reader_left(args);
+
+    (void)request, (void)context;
+    return bx_msg_put_bytes(reply, bx_read_bytes(args, bytes), bytes);
+}
+
+int harness_nothing(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    return 0;
+}
+
+int harness_never(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)args, (void)context;
+    *reply = bx_future_create(bx_request_job(request));
+    bx_future_acquire(*reply);
+    return 0;
+}
+
+int harness_no_rows(struct bx_batch *batch, void *context)
+{
+    (void)batch, (void)context;
+    return 0;
 }

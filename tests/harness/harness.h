@@ -23,6 +23,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #define HARNESS_BODIES 8
 #define HARNESS_GATES 64
@@ -79,6 +80,30 @@ uint64_t harness_counter(const struct bx_job *job, const char *name);
 /* Calls with one i64 and returns the i64 of the reply; fails if the call does. */
 int64_t harness_call_i64(struct bx_job *job, const char *to, const char *function, int64_t value);
 struct bx_msg *harness_msg_i64(int64_t value);
+/* The same call without the wait. args are destroyed; timeout_ns as in struct bx_call_options. */
+struct bx_future *harness_start(struct bx_job *job, const char *to, const char *function, struct bx_msg *args,
+                                uint64_t timeout_ns);
+
+/* Sends SIGSTOP, and waits until the process has stopped: it does so when it next runs. */
+void harness_stop(pid_t pid);
+void harness_await_stopped(pid_t pid);
+
+/* Gives this process a /dev/shm of its own of that size. Skips the test if it lacks the rights. */
+void harness_mount_shm(unsigned kib);
+
+/* Bodies: serves until the others have shut down, died or been cut off; dies of SIGKILL. */
+void harness_serve(struct bx_job *job);
+void harness_die(struct bx_job *job);
+
+/* Handlers: answers the i64 that came; twice that; the bytes that came; nothing. */
+int harness_echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
+int harness_twice(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
+int harness_echo_bytes(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
+int harness_nothing(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
+/* Async: never answers. It keeps a reference, so that the future is not abandoned. */
+int harness_never(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context);
+/* A batch's body that answers no row with a value. */
+int harness_no_rows(struct bx_batch *batch, void *context);
 
 /* ---- Checks for workers: a line on stderr and the end of the process ------------------------- */
 

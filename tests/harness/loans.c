@@ -186,12 +186,6 @@ static int fails(const struct bx_request *request, struct bx_reader *args, struc
     return bx_fail(-EDOM, "not this time");
 }
 
-static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request, (void)context;
-    return bx_msg_put_i64(reply, bx_read_i64(args));
-}
-
 /* What byte 77 of the oldest tensor kept is now. */
 static int peek(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
@@ -246,7 +240,7 @@ int loans_setup(struct bx_job *job)
     HARNESS_EQ(bx_register(job, "make", BX_INLINE, make, NULL), 0);
     HARNESS_EQ(bx_register(job, "back", BX_INLINE, back, NULL), 0);
     HARNESS_EQ(bx_register(job, "fail", BX_INLINE, fails, NULL), 0);
-    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, echo, NULL), 0);
+    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_echo, NULL), 0);
     HARNESS_EQ(bx_register_async(job, "hold", hold, NULL), 0);
     return bx_register(job, "stuck", BX_BLOCKING, stuck, NULL);
 }
@@ -279,12 +273,7 @@ int64_t loans_call(struct bx_job *job, const char *to, const char *function, str
 
 struct bx_future *loans_start(struct bx_job *job, const char *to, const char *function, struct bx_msg *args)
 {
-    struct bx_call_options forever = { .timeout_ns = BX_FOREVER };
-    struct bx_future *future = NULL;
-
-    HARNESS_EQ(bx_rpc_async(job, to, function, args, &forever, &future), 0);
-    bx_msg_destroy(args);
-    return future;
+    return harness_start(job, to, function, args, BX_FOREVER);
 }
 
 struct bx_loans loans_of(struct bx_job *job, int rank)
@@ -314,26 +303,5 @@ void loans_signal(int rank, int signal_number)
 
 void loans_stop(int rank)
 {
-    char path[64], state = 0;
-
-    snprintf(path, sizeof(path), "/proc/%d/stat", (int)harness_load(LOANS_PID + rank));
-    loans_signal(rank, SIGSTOP);
-    while (state != 'T' && state != 't') {
-        FILE *file = fopen(path, "re");
-
-        HARNESS_CHECK(file != NULL);
-        HARNESS_EQ(fscanf(file, "%*d (%*[^)]) %c", &state), 1);
-        fclose(file);
-        sched_yield();
-    }
-}
-
-void loans_serve(struct bx_job *job)
-{
-    int rc;
-
-    do
-        rc = bx_job_serve(job);
-    while (rc == BX_E_PEER_DEAD || rc == BX_E_CORRUPT);
-    HARNESS_EQ(rc, 0);
+    harness_stop((pid_t)harness_load(LOANS_PID + rank));
 }

@@ -52,6 +52,5 @@ void loans_come_back(struct bx_job *job, int rank);
 
 void loans_signal(int rank, int signal_number);
 void loans_stop(int rank);                  /* SIGSTOP, and returns when it lies still */
-void loans_serve(struct bx_job *job);       /* whoever dies or is cut off meanwhile */
 
 #endif

@@ -19,13 +19,6 @@
 enum { READY, DONE, ENTERED };          /* gates */
 enum { PID };                           /* values */
 
-static int twice(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request;
-    (void)context;
-    return bx_msg_put_i64(reply, 2 * bx_read_i64(args));
-}
-
 static int never(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request;
@@ -40,7 +33,7 @@ static int never(const struct bx_request *request, struct bx_reader *args, struc
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, twice, NULL), 0);
+    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
     return bx_register(job, "never", BX_BLOCKING, never, NULL);
 }
 
@@ -250,7 +243,7 @@ static int use_forked_job(struct bx_job *job, struct bx_future *pending)
     HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", NULL, NULL, &future), BX_E_FORKED);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "twice", NULL, NULL), BX_E_FORKED);
     HARNESS_EQ(bx_future_wait(pending, BX_FOREVER), BX_E_FORKED);
-    HARNESS_EQ(bx_register(job, "more", BX_INLINE, twice, NULL), BX_E_FORKED);
+    HARNESS_EQ(bx_register(job, "more", BX_INLINE, harness_twice, NULL), BX_E_FORKED);
     HARNESS_EQ(bx_job_serve(job), BX_E_FORKED);
     HARNESS_EQ(bx_progress(job), BX_E_FORKED);
     HARNESS_EQ(bx_batch_join(job, "worker1", "twice"), BX_E_FORKED);

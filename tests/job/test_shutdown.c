@@ -26,13 +26,6 @@ static int stuck(const struct bx_request *request, struct bx_reader *args, struc
     return bx_msg_put_i64(reply, 1);
 }
 
-static int twice(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request;
-    (void)context;
-    return bx_msg_put_i64(reply, 2 * bx_read_i64(args));
-}
-
 /* Calls "twice" at worker 2 once it is let go. */
 static int stuck_then_call(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                            void *context)
@@ -48,17 +41,8 @@ static int setup(struct bx_job *job)
 {
     HARNESS_EQ(bx_register(job, "stuck", BX_BLOCKING, stuck, NULL), 0);
     HARNESS_EQ(bx_register(job, "stuck_then_call", BX_BLOCKING, stuck_then_call, NULL), 0);
-    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, twice, NULL), 0);
+    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
     return 0;
-}
-
-static struct bx_future *start_call(struct bx_job *job, const char *to, const char *function)
-{
-    struct bx_call_options forever = { .timeout_ns = BX_FOREVER };
-    struct bx_future *future = NULL;
-
-    HARNESS_EQ(bx_rpc_async(job, to, function, NULL, &forever, &future), 0);
-    return future;
 }
 
 static void shut_down(struct bx_job *job)
@@ -81,7 +65,7 @@ static void leave_with_calls_in_flight(struct bx_job *job)
 {
     harness_leaves_by_itself();
     for (int i = 0; i < 10; i++) {
-        struct bx_future *future = start_call(job, "worker1", "stuck");
+        struct bx_future *future = harness_start(job, "worker1", "stuck", NULL, BX_FOREVER);
 
         HARNESS_EQ(bx_future_on_done(future, count_answer, NULL), 0);
         bx_future_release(future);
@@ -127,7 +111,7 @@ Test(shutdown, serves_the_others_until_they_have_come_as_far, .timeout = 20)
 
 static void leave_with_a_nested_call_to_come(struct bx_job *job)
 {
-    struct bx_future *future = start_call(job, "worker1", "stuck_then_call");
+    struct bx_future *future = harness_start(job, "worker1", "stuck_then_call", NULL, BX_FOREVER);
 
     harness_await(ENTERED, 1);
     harness_await(READY, 1);
@@ -143,13 +127,6 @@ Test(shutdown, waits_for_handlers_that_still_call, .timeout = 20)
         .body = { leave_with_a_nested_call_to_come, NULL, leave_at_once } });
 }
 
-static void be_killed(struct bx_job *job)
-{
-    (void)job;
-    harness_leaves_by_itself();
-    raise(SIGKILL);
-}
-
 static void leave_without_the_dead(struct bx_job *job)
 {
     (void)job;
@@ -159,7 +136,7 @@ Test(shutdown, does_not_wait_for_the_dead, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 4, .setup = setup, .dies = 1u << 1 | 1u << 3,
-        .body = { leave_without_the_dead, be_killed, leave_without_the_dead, be_killed } });
+        .body = { leave_without_the_dead, harness_die, leave_without_the_dead, harness_die } });
 }
 
 static void leave_in_own_loop(struct bx_job *job)
@@ -187,7 +164,7 @@ static void leave_and_look(struct bx_job *job)
     HARNESS_EQ(bx_rpc_oneway(job, "worker0", "twice", args, NULL), BX_E_SHUTDOWN);
     HARNESS_EQ(bx_job_serve(job), BX_E_SHUTDOWN);
     HARNESS_EQ(bx_job_shutdown(job, 0), BX_E_SHUTDOWN);
-    HARNESS_EQ(bx_register(job, "late", BX_INLINE, twice, NULL), BX_E_SHUTDOWN);
+    HARNESS_EQ(bx_register(job, "late", BX_INLINE, harness_twice, NULL), BX_E_SHUTDOWN);
     bx_msg_destroy(args);
     bx_job_destroy(job);
 }
@@ -253,7 +230,7 @@ static void leave_with_a_call_that_never_ends(struct bx_job *job)
     struct bx_future *future;
 
     harness_leaves_by_itself();
-    future = start_call(job, "worker1", "stuck");
+    future = harness_start(job, "worker1", "stuck", NULL, BX_FOREVER);
     harness_await(ENTERED, 1);
     HARNESS_EQ(bx_job_shutdown(job, 50 * HARNESS_MS), BX_E_TIMEOUT);
     HARNESS_HAS(bx_error_text(), "in flight");
@@ -321,7 +298,7 @@ static void go_without_a_word(struct bx_job *job)
 
 static void see_it_leave(struct bx_job *job)
 {
-    struct bx_future *future = start_call(job, "worker1", "stuck"), *none = NULL;
+    struct bx_future *future = harness_start(job, "worker1", "stuck", NULL, BX_FOREVER), *none = NULL;
 
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_SHUTDOWN);
     HARNESS_HAS(bx_future_error_text(future), "'worker1'");
@@ -390,7 +367,7 @@ static int setup_ends(struct bx_job *job)
     HARNESS_EQ(bx_register(job, "blocking", BX_BLOCKING, end_in_handler, NULL), 0);
     HARNESS_EQ(bx_register_batch(job, "batch", end_in_body, job, NULL), 0);
     HARNESS_EQ(bx_register_batch(job, "blocking_batch", end_in_body, job, &blocking), 0);
-    return bx_register(job, "twice", BX_INLINE, twice, NULL);
+    return bx_register(job, "twice", BX_INLINE, harness_twice, NULL);
 }
 
 static void ask_for_ends(struct bx_job *job)

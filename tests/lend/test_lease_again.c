@@ -57,7 +57,7 @@ static void lets_go(struct bx_job *job)
 {
     harness_await(LET_GO, (uint32_t)bx_job_rank(job));
     bx_tensor_release(taken);
-    loans_serve(job);
+    harness_serve(job);
 }
 
 static void lends(struct bx_job *job, const char *to)
@@ -325,7 +325,7 @@ static void run_forged(harness_fn body)
 {
     harness_reset();
     harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup, .dies = 1u << 1,
-                                         .body = { body, forges_reply, loans_serve } });
+                                         .body = { body, forges_reply, harness_serve } });
 }
 
 static void forge(uint64_t id, int code, uint32_t tensors)

@@ -115,7 +115,7 @@ static void kills_worker_1(struct bx_job *job)
     (void)job;
     harness_await(READY, 1);
     loans_signal(1, SIGKILL);
-    loans_serve(job);
+    harness_serve(job);
 }
 
 Test(lease_death, of_a_borrower_lets_a_call_to_another_go_on, .timeout = 30)

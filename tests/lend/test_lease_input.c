@@ -206,7 +206,7 @@ static void run(void (*how)(struct bx_job *job), harness_fn body)
 {
     strike = how;
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { body, is_hostile, loans_serve },
+                                         .body = { body, is_hostile, harness_serve },
                                          .options = { .arena_bytes = ARENA_BYTES } });
 }
 
@@ -561,7 +561,7 @@ Test(lease_input, that_is_more_than_a_message_cuts_off, .timeout = 60)
 {
     strike = more_than_a_message;
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { is_cut_off, is_hostile, loans_serve },
+                                         .body = { is_cut_off, is_hostile, harness_serve },
                                          .options = { .arena_bytes = BX_MSG_MAX + (8 << 20) } });
 }
 
@@ -742,7 +742,7 @@ Test(lease_input, no_nonsense_hurts_anybody_else, .timeout = 600)
         harness_reset();
         harness_store(SEED, seed);
         harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                             .body = { survives, scribbles, loans_serve },
+                                             .body = { survives, scribbles, harness_serve },
                                              .options = { .arena_bytes = ARENA_BYTES } });
         cr_expect_eq(harness_gate(STRUCK), 1, "worker 1 did not live to the end");
     }

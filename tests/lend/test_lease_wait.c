@@ -390,18 +390,6 @@ Test(arena_trim, gives_back_what_is_not_used, .timeout = 20)
 #define CONTROL_KIB ((unsigned)(BXI_CONTROL_BYTES / 1024))
 #define RING_KIB ((unsigned)(BXI_RING_BYTES + BXI_LEASE_BYTES) / 1024 + 8)     /* with its lease words */
 
-static void mount_shm(unsigned kib)
-{
-    char size[32];
-
-    if (geteuid() != 0)
-        cr_skip_test("needs root, to mount a small /dev/shm");
-    snprintf(size, sizeof(size), "size=%uk", kib);
-    if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
-        mount("tmpfs", "/dev/shm", "tmpfs", 0, size) < 0)
-        cr_skip_test("needs a mount namespace, which is not to be had here");
-}
-
 static void has_its_tensors_refused(struct bx_job *job)
 {
     struct bx_msg *args = loans_msg(job, 1, 1, 100);
@@ -427,7 +415,7 @@ static void has_its_tensors_refused(struct bx_job *job)
 /* Worker 0 has its ring and a tensor; worker 1 finds no room for its own ring, and so none for lease words. */
 Test(lease, of_a_request_that_is_refused_ends_with_the_refusal, .timeout = 30)
 {
-    mount_shm(2 * CONTROL_KIB + RING_KIB + RING_KIB / 2);
+    harness_mount_shm(2 * CONTROL_KIB + RING_KIB + RING_KIB / 2);
     harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { has_its_tensors_refused } });
 }
 
@@ -450,7 +438,7 @@ static void finds_no_room(struct bx_job *job)
 
 Test(arena_full, of_dev_shm_is_another_error, .timeout = 30)
 {
-    mount_shm(4096);
+    harness_mount_shm(4096);
     harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { finds_no_room } });
 }
 

@@ -54,7 +54,7 @@ static void run(void (*how)(struct bx_job *job), harness_fn body)
 {
     strike = how;
     harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup, .dies = 1u << 1,
-                                         .body = { body, is_hostile, loans_serve } });
+                                         .body = { body, is_hostile, harness_serve } });
 }
 
 /* ---- Words ------------------------------------------------------------------------------------------------------ */
@@ -310,5 +310,5 @@ static void is_sent_what_is_gone(struct bx_job *job)
 Test(arena_truncated, before_a_message_in_it_is_read_cuts_off, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup, .dies = 1u << 1,
-                                         .body = { is_sent_what_is_gone, sends_what_it_truncates, loans_serve } });
+                                         .body = { is_sent_what_is_gone, sends_what_it_truncates, harness_serve } });
 }

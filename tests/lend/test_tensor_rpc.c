@@ -180,14 +180,6 @@ Test(tensor_rpc, lie_beside_the_bytes_of_their_message, .timeout = 20)
 
 /* ---- Large messages without tensors -------------------------------------------------------------------- */
 
-static int echo_bytes(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    size_t bytes = bx_reader_left(args);
-
-    (void)request, (void)context;
-    return bx_msg_put_bytes(reply, bx_read_bytes(args, bytes), bytes);
-}
-
 /* Says that it holds more than it does: a gigabyte is not needed to be told that it is too much. */
 static void pretend_bytes(struct bx_msg *msg, uint64_t bytes)
 {
@@ -203,8 +195,8 @@ static int too_much(const struct bx_request *request, struct bx_reader *args, st
 
 static int setup_large(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "bytes", BX_INLINE, echo_bytes, NULL), 0);
-    HARNESS_EQ(bx_register(job, "bytes_blocking", BX_BLOCKING, echo_bytes, NULL), 0);
+    HARNESS_EQ(bx_register(job, "bytes", BX_INLINE, harness_echo_bytes, NULL), 0);
+    HARNESS_EQ(bx_register(job, "bytes_blocking", BX_BLOCKING, harness_echo_bytes, NULL), 0);
     HARNESS_EQ(bx_register(job, "too_much", BX_BLOCKING, too_much, NULL), 0);
     return loans_setup(job);
 }

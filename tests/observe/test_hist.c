@@ -135,12 +135,6 @@ static void sleep_some(void)
         ;
 }
 
-static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request, (void)context;
-    return bx_msg_put_i64(reply, bx_read_i64(args));
-}
-
 static int fails(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request, (void)args, (void)reply, (void)context;
@@ -187,12 +181,6 @@ static int later(const struct bx_request *request, struct bx_reader *args, struc
     return -pthread_detach(thread);
 }
 
-static int rows(struct bx_batch *batch, void *context)
-{
-    (void)batch, (void)context;
-    return 0;
-}
-
 static int slow_rows(struct bx_batch *batch, void *context)
 {
     (void)batch, (void)context;
@@ -204,8 +192,8 @@ static int setup(struct bx_job *job)
 {
     struct bx_batch_options here = { .max_rows = 1 }, there = { .max_rows = 1, .blocking = true };
 
-    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, echo, NULL), 0);
-    HARNESS_EQ(bx_register(job, "echo_blocking", BX_BLOCKING, echo, NULL), 0);
+    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_echo, NULL), 0);
+    HARNESS_EQ(bx_register(job, "echo_blocking", BX_BLOCKING, harness_echo, NULL), 0);
     HARNESS_EQ(bx_register(job, "fails", BX_INLINE, fails, NULL), 0);
     HARNESS_EQ(bx_register(job, "sleeps", BX_INLINE, sleeps, NULL), 0);
     HARNESS_EQ(bx_register(job, "sleeps_blocking", BX_BLOCKING, sleeps, NULL), 0);
@@ -213,8 +201,8 @@ static int setup(struct bx_job *job)
     HARNESS_EQ(bx_register(job, "holds_all", BX_INLINE, holds, NULL), 0);
     HARNESS_EQ(bx_register_async(job, "at_once", at_once, NULL), 0);
     HARNESS_EQ(bx_register_async(job, "later", later, NULL), 0);
-    HARNESS_EQ(bx_register_batch(job, "rows", rows, NULL, &here), 0);
-    HARNESS_EQ(bx_register_batch(job, "rows_blocking", rows, NULL, &there), 0);
+    HARNESS_EQ(bx_register_batch(job, "rows", harness_no_rows, NULL, &here), 0);
+    HARNESS_EQ(bx_register_batch(job, "rows_blocking", harness_no_rows, NULL, &there), 0);
     HARNESS_EQ(bx_register_batch(job, "slow_rows", slow_rows, NULL, &here), 0);
     return 0;
 }
@@ -547,7 +535,7 @@ static int setup_many(struct bx_job *job)
 
     for (int i = 0; i < FUNCTIONS; i++) {
         snprintf(name, sizeof(name), "echo%d", i);
-        HARNESS_EQ(bx_register(job, name, BX_INLINE, echo, NULL), 0);
+        HARNESS_EQ(bx_register(job, name, BX_INLINE, harness_echo, NULL), 0);
     }
     return 0;
 }

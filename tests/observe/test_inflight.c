@@ -228,11 +228,7 @@ static void expect_all_free(struct bx_job *job, int at)
 
 static struct bx_future *start_call(struct bx_job *job, int to, const char *function, uint64_t timeout_ns)
 {
-    struct bx_call_options options = { .timeout_ns = timeout_ns };
-    struct bx_future *future = NULL;
-
-    HARNESS_EQ(bx_rpc_async(job, bx_worker_name(job, to), function, NULL, &options, &future), 0);
-    return future;
+    return harness_start(job, bx_worker_name(job, to), function, NULL, timeout_ns);
 }
 
 static void finish(struct bx_future *future, int code)

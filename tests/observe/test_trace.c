@@ -42,12 +42,6 @@ TestSuite(trace, .init = trace_into_file, .fini = remove_file, .timeout = 60);
 
 /* ---- What workers do ----------------------------------------------------------------------------- */
 
-static int twice(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request, (void)context;
-    return bx_msg_put_i64(reply, 2 * bx_read_i64(args));
-}
-
 static int refuse(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request, (void)args, (void)reply, (void)context;
@@ -89,7 +83,7 @@ static int count_rows(struct bx_batch *batch, void *context)
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, twice, NULL), 0);
+    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
     HARNESS_EQ(bx_register(job, "refuse", BX_INLINE, refuse, NULL), 0);
     HARNESS_EQ(bx_register(job, "wait", BX_BLOCKING, wait_for_go, NULL), 0);
     HARNESS_EQ(bx_register(job, "back", BX_BLOCKING, call_back, NULL), 0);
@@ -354,7 +348,7 @@ Test(trace, shows_who_sleeps_and_by_what)
 
 static int setup_odd(struct bx_job *job)
 {
-    return bx_register(job, "a \"name\"\\\n\x01 of \xff\xc3\xa4", BX_INLINE, twice, NULL);
+    return bx_register(job, "a \"name\"\\\n\x01 of \xff\xc3\xa4", BX_INLINE, harness_twice, NULL);
 }
 
 static void call_odd(struct bx_job *job)

@@ -246,13 +246,6 @@ Test(bad_directory, that_nobody_may_write_to_is_an_error_with_its_name, .init = 
 enum gate { OPEN_GATE = 0 };
 enum value { PID = 0, ONEWAYS = 8 };
 
-static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request;
-    (void)context;
-    return bx_msg_put_i64(reply, bx_read_i64(args));
-}
-
 static int count(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request;
@@ -273,26 +266,10 @@ static int wait_at_the_gate(const struct bx_request *request, struct bx_reader *
 static int setup(struct bx_job *job)
 {
     harness_store(PID + bx_job_rank(job), (uint64_t)getpid());
-    if (bx_register(job, "echo", BX_INLINE, echo, NULL) < 0 ||
+    if (bx_register(job, "echo", BX_INLINE, harness_echo, NULL) < 0 ||
         bx_register(job, "count", BX_INLINE, count, NULL) < 0)
         return -1;
     return bx_register(job, "gate", BX_BLOCKING, wait_at_the_gate, NULL);
-}
-
-static void stop_worker(int rank)
-{
-    char path[64], state = 0;
-
-    snprintf(path, sizeof(path), "/proc/%d/stat", (int)harness_load(PID + rank));
-    HARNESS_EQ(kill((pid_t)harness_load(PID + rank), SIGSTOP), 0);
-    while (state != 'T' && state != 't') {
-        FILE *file = fopen(path, "re");
-
-        HARNESS_CHECK(file != NULL);
-        HARNESS_EQ(fscanf(file, "%*d (%*[^)]) %c", &state), 1);
-        fclose(file);
-        sched_yield();
-    }
 }
 
 static struct bx_msg *large(void)
@@ -313,7 +290,7 @@ static void calls_a_stopped_worker(struct bx_job *job)
     struct bx_msg *args = large();
 
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
-    stop_worker(1);
+    harness_stop((pid_t)harness_load(PID + 1));
     for (int i = 0; i < 64; i++)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "count", args, i % 2 ? &quick : &patient, &future[i]), 0);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", args, &quick, NULL), BX_E_TIMEOUT);
@@ -351,7 +328,7 @@ static void leaves_without_the_stopped(struct bx_job *job)
 {
     harness_leaves_by_itself();
     harness_check_rescued(job);
-    stop_worker(1);
+    harness_stop((pid_t)harness_load(PID + 1));
     HARNESS_EQ(bx_job_shutdown(job, 50 * HARNESS_MS), BX_E_TIMEOUT);
     HARNESS_HAS(bx_error_text(), "'worker1' (rank 1");
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", NULL, NULL, NULL), BX_E_SHUTDOWN);
@@ -371,7 +348,7 @@ static void fills_by_oneway(struct bx_job *job)
     int rc;
 
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
-    stop_worker(1);
+    harness_stop((pid_t)harness_load(PID + 1));
     while ((rc = bx_rpc_oneway(job, "worker1", "count", args, &(struct bx_call_options){ .no_wait = true })) == 0)
         sent++;
     HARNESS_EQ(rc, -EAGAIN);
@@ -410,18 +387,6 @@ Test(bad_peer, that_sent_many_one_way_calls_is_not_cut_off, .timeout = 30)
 
 /* ---- A full /dev/shm ------------------------------------------------------------------------------------ */
 
-static void mount_shm(unsigned kib)
-{
-    char size[32];
-
-    if (geteuid() != 0)
-        cr_skip_test("needs root, to mount a small /dev/shm");
-    snprintf(size, sizeof(size), "size=%uk", kib);
-    if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
-        mount("tmpfs", "/dev/shm", "tmpfs", 0, size) < 0)
-        cr_skip_test("needs a mount namespace, which is not to be had here");
-}
-
 #define CONTROL_KIB ((unsigned)(BXI_CONTROL_BYTES / 1024))
 #define RING_KIB (BXI_RING_BYTES / 1024 + 4)        /* staggered, it may touch a page more */
 
@@ -435,7 +400,7 @@ static void remount_shm(unsigned kib)
 
 Test(bad_start, in_a_full_dev_shm_says_so)
 {
-    mount_shm(CONTROL_KIB + 4);
+    harness_mount_shm(CONTROL_KIB + 4);
     start_worker(0, (struct bx_options){ .rank = 0, .world_size = 2 });
     start_worker(1, (struct bx_options){ .rank = 1, .world_size = 2 });
     start_fails(0, BX_E_NO_SPACE, "/dev/shm has");
@@ -457,7 +422,7 @@ static void finds_no_room(struct bx_job *job)
 
 Test(bad_shm, without_room_for_a_ring_fails_the_call, .timeout = 30)
 {
-    mount_shm(2 * CONTROL_KIB + RING_KIB / 2);
+    harness_mount_shm(2 * CONTROL_KIB + RING_KIB / 2);
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { finds_no_room } });
 }
 
@@ -484,7 +449,7 @@ static void is_refused(struct bx_job *job)
 
 Test(bad_shm, without_room_for_the_reply_is_refused_by_the_callee, .timeout = 30)
 {
-    mount_shm(2 * CONTROL_KIB + RING_KIB + RING_KIB / 2);
+    harness_mount_shm(2 * CONTROL_KIB + RING_KIB + RING_KIB / 2);
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { is_refused } });
 }
 
@@ -563,7 +528,7 @@ static int neighbour_worker(const struct bx_options *options, void *context)
 
     (void)context;
     HARNESS_EQ(bx_job_create(options, &job), 0);
-    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, echo, NULL), 0);
+    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_echo, NULL), 0);
     HARNESS_EQ(bx_job_start(job), 0);
     calls_its_neighbour(job);
     harness_check_rescued(job);
@@ -610,7 +575,7 @@ static int serve_two(const struct bx_options *options)
     struct bx_job *job = NULL;
 
     HARNESS_EQ(bx_job_create(options, &job), 0);
-    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, echo, NULL), 0);
+    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_echo, NULL), 0);
     HARNESS_EQ(bx_job_start(job), 0);
     HARNESS_EQ(bx_job_serve(job), 0);
     HARNESS_EQ(bx_job_shutdown(job, 0), 0);

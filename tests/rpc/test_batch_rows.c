@@ -250,13 +250,6 @@ static void add_the_dead(struct bx_job *job)
     HARNESS_EQ(bx_batch_remove_member(job, "sum", 1), 0);
 }
 
-static void be_killed(struct bx_job *job)
-{
-    (void)job;
-    harness_leaves_by_itself();
-    raise(SIGKILL);
-}
-
 static int setup_one_member(struct bx_job *job)
 {
     return setup_with(job, NULL, 1);
@@ -265,7 +258,7 @@ static int setup_one_member(struct bx_job *job)
 Test(batch_rows, of_the_dead_are_not_waited_for_again, .timeout = 20)
 {
     harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_one_member, .dies = 1u << 1, .body = { add_the_dead, be_killed } });
+        .size = 2, .setup = setup_one_member, .dies = 1u << 1, .body = { add_the_dead, harness_die } });
 }
 
 /* ---- A cancel ------------------------------------------------------------------------------------ */

@@ -14,13 +14,6 @@
 
 /* ---- What worker 1 (and 0) can do ------------------------------------------------------------ */
 
-static int twice(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request;
-    (void)context;
-    return bx_msg_put_i64(reply, 2 * bx_read_i64(args));
-}
-
 static int who_calls(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)args;
@@ -28,15 +21,6 @@ static int who_calls(const struct bx_request *request, struct bx_reader *args, s
     bx_msg_put_i64(reply, bx_request_caller(request));
     bx_msg_put_str(reply, bx_request_function(request));
     return bx_msg_put_u64(reply, bx_request_deadline_ns(request));
-}
-
-static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    size_t bytes = bx_reader_left(args);
-
-    (void)request;
-    (void)context;
-    return bx_msg_put_bytes(reply, bx_read_bytes(args, bytes), bytes);
 }
 
 static int fail(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
@@ -109,15 +93,15 @@ static int refuse(const struct bx_request *request, struct bx_reader *args, stru
 
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, twice, NULL), 0);
-    HARNESS_EQ(bx_register(job, "twice_blocking", BX_BLOCKING, twice, NULL), 0);
+    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
+    HARNESS_EQ(bx_register(job, "twice_blocking", BX_BLOCKING, harness_twice, NULL), 0);
     HARNESS_EQ(bx_register_async(job, "twice_async", at_once, NULL), 0);
     HARNESS_EQ(bx_register_async(job, "park", park, NULL), 0);
     HARNESS_EQ(bx_register(job, "unpark", BX_INLINE, unpark, NULL), 0);
     HARNESS_EQ(bx_register_async(job, "refuse", refuse, NULL), 0);
     HARNESS_EQ(bx_register(job, "who_calls", BX_INLINE, who_calls, NULL), 0);
-    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, echo, NULL), 0);
-    HARNESS_EQ(bx_register(job, "echo_blocking", BX_BLOCKING, echo, NULL), 0);
+    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_echo_bytes, NULL), 0);
+    HARNESS_EQ(bx_register(job, "echo_blocking", BX_BLOCKING, harness_echo_bytes, NULL), 0);
     HARNESS_EQ(bx_register(job, "fail", BX_INLINE, fail, NULL), 0);
     HARNESS_EQ(bx_register(job, "fail_blocking", BX_BLOCKING, fail, NULL), 0);
     HARNESS_EQ(bx_register(job, "grow", BX_INLINE, grow, NULL), 0);

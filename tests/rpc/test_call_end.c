@@ -37,13 +37,6 @@ static int count(const struct bx_request *request, struct bx_reader *args, struc
     return bx_msg_put_i64(reply, (int64_t)harness_add(TIMES_COUNTED, 1));
 }
 
-static int twice(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request;
-    (void)context;
-    return bx_msg_put_i64(reply, 2 * bx_read_i64(args));
-}
-
 /* The callee's own counter, by name. */
 static int counter(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
@@ -84,7 +77,7 @@ static int setup(struct bx_job *job)
 {
     HARNESS_EQ(bx_register(job, "stuck", BX_BLOCKING, stuck, NULL), 0);
     HARNESS_EQ(bx_register(job, "count", BX_BLOCKING, count, NULL), 0);
-    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, twice, NULL), 0);
+    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
     HARNESS_EQ(bx_register(job, "counter", BX_INLINE, counter, NULL), 0);
     HARNESS_EQ(bx_register_async(job, "hold", hold, NULL), 0);
     HARNESS_EQ(bx_register(job, "let_go", BX_INLINE, let_go, NULL), 0);
@@ -105,15 +98,6 @@ static int64_t counter_of(struct bx_job *job, const char *worker, const char *na
     bx_msg_destroy(reply);
     bx_msg_destroy(args);
     return value;
-}
-
-static struct bx_future *start_call(struct bx_job *job, const char *to, const char *function, uint64_t timeout_ns)
-{
-    struct bx_call_options options = { .timeout_ns = timeout_ns };
-    struct bx_future *future = NULL;
-
-    HARNESS_EQ(bx_rpc_async(job, to, function, NULL, &options, &future), 0);
-    return future;
 }
 
 /* Calls until the late replies have come: one of each call that ended here before its answer. A call whose deadline
@@ -168,7 +152,7 @@ static void time_out(struct bx_job *job)
     do {
         bx_future_release(future);
         options.timeout_ns *= 2;
-        future = start_call(job, "worker1", "stuck", options.timeout_ns);
+        future = harness_start(job, "worker1", "stuck", NULL, options.timeout_ns);
         HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
         calls++;
     } while (!has_entered(&entered));
@@ -199,7 +183,7 @@ static void time_out_by_default(struct bx_job *job)
     while (!has_entered(&entered));
     says_how_long(bx_error_text(), 15 * HARNESS_MS);
 
-    struct bx_future *future = start_call(job, "worker1", "stuck", 0);
+    struct bx_future *future = harness_start(job, "worker1", "stuck", NULL, 0);
 
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
     bx_future_release(future);
@@ -218,8 +202,8 @@ Test(call_end, by_the_job_s_own_deadline_where_the_call_names_none, .timeout = 2
 
 static void release_after_a_timeout(struct bx_job *job)
 {
-    struct bx_future *patient = start_call(job, "worker1", "stuck", BX_FOREVER);
-    struct bx_future *hasty = start_call(job, "worker1", "stuck", 15 * HARNESS_MS);
+    struct bx_future *patient = harness_start(job, "worker1", "stuck", NULL, BX_FOREVER);
+    struct bx_future *hasty = harness_start(job, "worker1", "stuck", NULL, 15 * HARNESS_MS);
 
     HARNESS_EQ(bx_future_wait(hasty, BX_FOREVER), BX_E_TIMEOUT);
     HARNESS_CHECK(!bx_future_done(patient));
@@ -249,7 +233,7 @@ static void time_out_in_turn(struct bx_job *job)
 
     /* The later the call the earlier its deadline: the second one wakes whoever sleeps until the first's. */
     for (int i = 0; i < MANY; i++) {
-        futures[i] = start_call(job, "worker1", "hold", (uint64_t)(MANY - i) * 30 * HARNESS_MS);
+        futures[i] = harness_start(job, "worker1", "hold", NULL, (uint64_t)(MANY - i) * 30 * HARNESS_MS);
         HARNESS_EQ(bx_future_on_done(futures[i], note_turn, (void *)(intptr_t)i), 0);
     }
 
@@ -279,7 +263,7 @@ Test(call_end, by_the_earlier_deadline_first, .timeout = 20)
 static void fill_the_pool(struct bx_job *job, struct bx_future **futures)
 {
     for (int i = 0; i < BXI_POOL_READY; i++)
-        futures[i] = start_call(job, "worker1", "stuck", BX_FOREVER);
+        futures[i] = harness_start(job, "worker1", "stuck", NULL, BX_FOREVER);
     harness_await(ENTERED, BXI_POOL_READY);
 }
 
@@ -297,7 +281,7 @@ static void expire_in_the_queue(struct bx_job *job)
     struct bx_future *stuck_calls[BXI_POOL_READY], *future;
 
     fill_the_pool(job, stuck_calls);
-    future = start_call(job, "worker1", "count", 10 * HARNESS_MS);
+    future = harness_start(job, "worker1", "count", NULL, 10 * HARNESS_MS);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
     bx_future_release(future);
     empty_the_pool(stuck_calls);
@@ -316,9 +300,9 @@ static void cancel_in_the_queue(struct bx_job *job)
     struct bx_future *stuck_calls[BXI_POOL_READY], *first, *second, *third;
 
     fill_the_pool(job, stuck_calls);
-    first = start_call(job, "worker1", "count", 0);
-    second = start_call(job, "worker1", "count", 0);
-    third = start_call(job, "worker1", "count", 0);
+    first = harness_start(job, "worker1", "count", NULL, 0);
+    second = harness_start(job, "worker1", "count", NULL, 0);
+    third = harness_start(job, "worker1", "count", NULL, 0);
     HARNESS_EQ(bx_future_cancel(third), 0);
     HARNESS_EQ(bx_future_cancel(first), 0);
     HARNESS_EQ(bx_future_wait(first, 0), BX_E_CANCELLED);
@@ -345,7 +329,7 @@ Test(call_end, cancelled_in_the_queue_is_not_run, .timeout = 20)
 
 static void cancel_while_it_runs(struct bx_job *job)
 {
-    struct bx_future *future = start_call(job, "worker1", "stuck", BX_FOREVER);
+    struct bx_future *future = harness_start(job, "worker1", "stuck", NULL, BX_FOREVER);
 
     harness_await(ENTERED, 1);
     HARNESS_EQ(bx_future_cancel(future), 0);
@@ -354,7 +338,7 @@ static void cancel_while_it_runs(struct bx_job *job)
     harness_post(RELEASED);
     await_late_replies(job);
 
-    future = start_call(job, "worker1", "hold", BX_FOREVER);
+    future = harness_start(job, "worker1", "hold", NULL, BX_FOREVER);
     HARNESS_EQ(bx_future_cancel(future), 0);
     bx_future_release(future);
 
@@ -377,7 +361,7 @@ static struct bx_future *in_flight[BXI_CALLS_MAX];
 static void fill_the_slots(struct bx_job *job)
 {
     for (int i = 0; i < BXI_CALLS_MAX; i++)
-        in_flight[i] = start_call(job, "worker1", "hold", BX_FOREVER);
+        in_flight[i] = harness_start(job, "worker1", "hold", NULL, BX_FOREVER);
 }
 
 /* One-way: it takes no slot. */
@@ -430,7 +414,7 @@ static void call_one_more(struct bx_job *job, int index)
         if (index % 2 == 0) {
             HARNESS_EQ(harness_call_i64(job, "worker1", "twice", index), 2 * index);
         } else {
-            struct bx_future *future = start_call(job, "worker1", "stuck", BX_FOREVER);
+            struct bx_future *future = harness_start(job, "worker1", "stuck", NULL, BX_FOREVER);
 
             HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
             bx_future_release(future);
@@ -545,18 +529,9 @@ Test(call_end, in_time_where_the_callee_is_stopped_and_its_ring_full, .timeout =
 
 /* ---- Two full rings -------------------------------------------------------------------------- */
 
-static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    size_t bytes = bx_reader_left(args);
-
-    (void)request;
-    (void)context;
-    return bx_msg_put_bytes(reply, bx_read_bytes(args, bytes), bytes);
-}
-
 static int setup_echo(struct bx_job *job)
 {
-    return bx_register(job, "echo", BX_INLINE, echo, NULL);
+    return bx_register(job, "echo", BX_INLINE, harness_echo_bytes, NULL);
 }
 
 static void call_with_large_frames(struct bx_job *job)

@@ -37,13 +37,6 @@ static void on_death(struct bx_job *job, int rank, void *context)
     harness_post(DEATH_SEEN);
 }
 
-static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request;
-    (void)context;
-    return bx_msg_put_i64(reply, bx_read_i64(args));
-}
-
 /* Never answers. The reference is kept, so that the future is not abandoned. */
 static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
 {
@@ -71,7 +64,7 @@ static int setup(struct bx_job *job)
 {
     harness_store(PID + bx_job_rank(job), (uint64_t)getpid());
     bx_on_death(job, bx_job_rank(job) == 0 ? on_death : NULL, NULL);
-    if (bx_register(job, "echo", BX_INLINE, echo, NULL) < 0 ||
+    if (bx_register(job, "echo", BX_INLINE, harness_echo, NULL) < 0 ||
         bx_register(job, "echo_until_ten", BX_INLINE, echo_until_ten, NULL) < 0)
         return -1;
     return bx_register_async(job, "hold", hold, NULL);
@@ -80,33 +73,6 @@ static int setup(struct bx_job *job)
 static void signal_worker(int rank, int signal_number)
 {
     HARNESS_EQ(kill((pid_t)harness_load(PID + rank), signal_number), 0);
-}
-
-/* A SIGSTOP takes effect when its target next runs: returns when it has. */
-static void stop_worker(int rank)
-{
-    char path[64], state = 0;
-
-    snprintf(path, sizeof(path), "/proc/%d/stat", (int)harness_load(PID + rank));
-    signal_worker(rank, SIGSTOP);
-    while (state != 'T' && state != 't') {
-        FILE *file = fopen(path, "re");
-
-        HARNESS_CHECK(file != NULL);
-        HARNESS_EQ(fscanf(file, "%*d (%*[^)]) %c", &state), 1);
-        fclose(file);
-        sched_yield();
-    }
-}
-
-static struct bx_future *call(struct bx_job *job, const char *to, const char *function, int64_t value)
-{
-    struct bx_msg *args = harness_msg_i64(value);
-    struct bx_future *future = NULL;
-
-    HARNESS_EQ(bx_rpc_async(job, to, function, args, NULL, &future), 0);
-    bx_msg_destroy(args);
-    return future;
 }
 
 static void expect_dead(struct bx_future *future, const char *name)
@@ -123,7 +89,7 @@ static void kills_its_callee(struct bx_job *job)
     struct bx_future *future[MANY];
 
     for (int i = 0; i < MANY; i++)
-        future[i] = call(job, "worker1", "hold", i);
+        future[i] = harness_start(job, "worker1", "hold", harness_msg_i64(i), 0);
     harness_await(HELD, MANY);
     signal_worker(1, SIGKILL);
     for (int i = 0; i < MANY; i++)
@@ -192,7 +158,7 @@ static void collects_what_was_published(struct bx_job *job)
     struct bx_future *future[20];
 
     for (int i = 0; i < 20; i++)
-        future[i] = call(job, "worker1", "echo_until_ten", i);
+        future[i] = harness_start(job, "worker1", "echo_until_ten", harness_msg_i64(i), 0);
     for (int i = 0; i < 10; i++) {
         HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), 0);
         struct bx_reader reader = bx_msg_reader(bx_future_value(future[i]));
@@ -258,9 +224,9 @@ static void stops_fills_and_kills(struct bx_job *job)
     struct bx_future **future = calloc(BXI_CALLS_MAX, sizeof(struct bx_future *));
 
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
-    stop_worker(1);
+    harness_stop((pid_t)harness_load(PID + 1));
     for (int i = 0; i < BXI_CALLS_MAX; i++)
-        future[i] = call(job, "worker1", "echo", i);
+        future[i] = harness_start(job, "worker1", "echo", harness_msg_i64(i), 0);
     HARNESS_EQ(bx_rpc_async(job, "worker1", "echo", NULL, &(struct bx_call_options){ .no_wait = true },
                             &(struct bx_future *){ NULL }), -EAGAIN);
     harness_threads(job, 3, starts_waiting);
@@ -279,7 +245,8 @@ Test(death, of_a_stopped_worker_fails_what_waits_for_room, .timeout = 30)
 
 static void kills_both(struct bx_job *job)
 {
-    struct bx_future *future[2] = { call(job, "worker1", "hold", 1), call(job, "worker2", "hold", 2) };
+    struct bx_future *future[2] = { harness_start(job, "worker1", "hold", harness_msg_i64(1), 0),
+                                    harness_start(job, "worker2", "hold", harness_msg_i64(2), 0) };
     struct bx_future *all = bx_future_all(job, future, 2);
 
     harness_await(HELD, 2);
@@ -342,7 +309,7 @@ static int setup_chain(struct bx_job *job)
 
 static void hears_of_it_through_another(struct bx_job *job)
 {
-    struct bx_future *future = call(job, "worker1", "ask_worker2", 1);
+    struct bx_future *future = harness_start(job, "worker1", "ask_worker2", harness_msg_i64(1), 0);
 
     harness_await(HELD, 1);
     signal_worker(2, SIGKILL);
@@ -430,7 +397,7 @@ static void gathers(struct bx_job *job)
 
 static void sends_a_row_and_dies(struct bx_job *job)
 {
-    call(job, "worker0", "gather", 0);
+    harness_start(job, "worker0", "gather", harness_msg_i64(0), 0);
     /* In order behind the row. */
     HARNESS_EQ(harness_call_i64(job, "worker0", "echo", 3), 3);
     raise(SIGKILL);
@@ -505,16 +472,6 @@ static void expect_corrupt(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
 }
 
-static void serves_whoever_is_left(struct bx_job *job)
-{
-    int rc;
-
-    do
-        rc = bx_job_serve(job);
-    while (rc == BX_E_PEER_DEAD || rc == BX_E_CORRUPT);
-    HARNESS_EQ(rc, 0);
-}
-
 static void truncates_what_it_reads(struct bx_job *job)
 {
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
@@ -541,7 +498,7 @@ static void truncates_before_the_first_call(struct bx_job *job)
 static void truncate_world(harness_fn body)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { body, NULL, serves_whoever_is_left } });
+                                         .body = { body, NULL, harness_serve } });
 }
 
 Test(death, a_truncated_segment_cuts_its_owner_off, .timeout = 30)
@@ -581,7 +538,7 @@ Test(death, the_owner_of_a_truncated_segment_gets_errors, .timeout = 30)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup, .dies = 1u << 1,
-        .body = { truncates_and_watches, calls_from_nowhere, serves_whoever_is_left } });
+        .body = { truncates_and_watches, calls_from_nowhere, harness_serve } });
 }
 
 Test(death, truncated_rings_cut_their_owner_off, .timeout = 30)
@@ -639,7 +596,7 @@ static void cuts_off_and_kills(struct bx_job *job)
 Test(death, of_a_worker_that_was_cut_off_is_cleaned_up_too, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { cuts_off_and_kills, NULL, serves_whoever_is_left } });
+                                         .body = { cuts_off_and_kills, NULL, harness_serve } });
 }
 
 /* ---- While starting, and of the launcher ------------------------------------------------------------- */
@@ -719,7 +676,7 @@ Test(death_in_start, of_the_launcher_ends_a_stopped_worker_when_it_goes_on)
         _exit(bx_spawn(&(struct bx_spawn_options){ .job = job_name, .world_size = 2 }, serves_for_ever, NULL,
                        NULL) == 0);
     harness_await(SERVED, 2);
-    stop_worker(1);
+    harness_stop((pid_t)harness_load(PID + 1));
     kill(launcher, SIGKILL);
     cr_assert_eq(waitpid(launcher, &status, 0), launcher);
     cr_assert_eq(waitpid((pid_t)harness_load(PID), &status, 0), (pid_t)harness_load(PID));

@@ -73,15 +73,6 @@ static int promise_nothing(const struct bx_request *request, struct bx_reader *a
     return 0;
 }
 
-/* Never answers. */
-static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
-{
-    (void)args, (void)context;
-    *reply = bx_future_create(bx_request_job(request));
-    bx_future_acquire(*reply);
-    return 0;
-}
-
 static int setup(struct bx_job *job)
 {
     harness_store(PID + bx_job_rank(job), (uint64_t)getpid());
@@ -92,21 +83,12 @@ static int setup(struct bx_job *job)
     HARNESS_EQ(bx_register(job, "overflow", BX_INLINE, overflow, NULL), 0);
     HARNESS_EQ(bx_register(job, "overflow_blocking", BX_BLOCKING, overflow, NULL), 0);
     HARNESS_EQ(bx_register_async(job, "promise_nothing", promise_nothing, NULL), 0);
-    return bx_register_async(job, "hold", hold, NULL);
+    return bx_register_async(job, "hold", harness_never, NULL);
 }
 
 static void two(harness_fn first, harness_fn second, uint32_t dies)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { first, second }, .dies = dies });
-}
-
-static struct bx_future *begin(struct bx_job *job, const char *function, uint64_t timeout_ns)
-{
-    const struct bx_call_options options = { .timeout_ns = timeout_ns };
-    struct bx_future *future = NULL;
-
-    HARNESS_EQ(bx_rpc_async(job, "worker1", function, NULL, &options, &future), 0);
-    return future;
 }
 
 /* ---- Answers ------------------------------------------------------------------------------------ */
@@ -199,7 +181,8 @@ static void note_timeout(struct bx_future *future, void *context)
 /* An hour, and then a moment. */
 static void time_out_out_of_order(struct bx_job *job)
 {
-    struct bx_future *slow = begin(job, "hold", UINT64_C(3600000000000)), *quick = begin(job, "hold", 50 * HARNESS_MS);
+    struct bx_future *slow = harness_start(job, "worker1", "hold", NULL, UINT64_C(3600000000000));
+    struct bx_future *quick = harness_start(job, "worker1", "hold", NULL, 50 * HARNESS_MS);
 
     HARNESS_EQ(bx_future_on_done(quick, note_timeout, NULL), 0);
     harness_await(TIMED_OUT, 1);
@@ -220,7 +203,7 @@ static void count_slots_of_the_dead(struct bx_job *job)
 
     harness_await(READY, 1);
     for (int i = 0; i < 4; i++)
-        future[i] = begin(job, "hold", i < 2 ? 20 * HARNESS_MS : BX_FOREVER);
+        future[i] = harness_start(job, "worker1", "hold", NULL, i < 2 ? 20 * HARNESS_MS : BX_FOREVER);
     for (int i = 0; i < 2; i++)
         HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), BX_E_TIMEOUT);
     HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGKILL), 0);
@@ -482,7 +465,7 @@ static void drive_one_s_own_loop(struct bx_job *job)
 
     while (harness_gate(READY) == 0)
         bx_progress(job);
-    future = begin(job, "hold", 20 * HARNESS_MS);
+    future = harness_start(job, "worker1", "hold", NULL, 20 * HARNESS_MS);
     while (!bx_future_done(future)) {
         poll(&loop, 1, -1);
         HARNESS_CHECK(bx_progress(job) >= 0);

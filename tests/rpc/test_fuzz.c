@@ -36,22 +36,6 @@ static struct bxi_frame frame_of(uint8_t kind, uint64_t id)
 
 /* ---- Handlers ------------------------------------------------------------------------------------- */
 
-static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request;
-    (void)context;
-    return bx_msg_put_i64(reply, bx_read_i64(args));
-}
-
-static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
-{
-    (void)args;
-    (void)context;
-    *reply = bx_future_create(bx_request_job(request));
-    bx_future_acquire(*reply);
-    return 0;
-}
-
 static int count_rows(struct bx_batch *batch, void *context)
 {
     (void)context;
@@ -65,13 +49,13 @@ static int setup(struct bx_job *job)
     static const struct bx_batch_options quick = { .flush_after_ns = HARNESS_MS };
 
     harness_store(PID + bx_job_rank(job), (uint64_t)getpid());
-    if (bx_register(job, "echo", BX_INLINE, echo, NULL) < 0 ||
-        bx_register(job, "slow", BX_BLOCKING, echo, NULL) < 0 ||
+    if (bx_register(job, "echo", BX_INLINE, harness_echo, NULL) < 0 ||
+        bx_register(job, "slow", BX_BLOCKING, harness_echo, NULL) < 0 ||
         bx_register_batch(job, "batch", count_rows, NULL, &quick) < 0)
         return -1;
     /* Only where nobody waits for the answer at the end: the hostile worker calls too. */
-    return bx_job_rank(job) == 1 ? bx_register_async(job, "hold", hold, NULL)
-                                 : bx_register(job, "hold", BX_INLINE, echo, NULL);
+    return bx_job_rank(job) == 1 ? bx_register_async(job, "hold", harness_never, NULL)
+                                 : bx_register(job, "hold", BX_INLINE, harness_echo, NULL);
 }
 
 /* ---- The hostile worker ------------------------------------------------------------------------------ */
@@ -238,16 +222,6 @@ static void is_hostile(struct bx_job *job)
 
 /* ---- The others ------------------------------------------------------------------------------------ */
 
-static void stays_served(struct bx_job *job)
-{
-    int rc;
-
-    do
-        rc = bx_job_serve(job);
-    while (rc == BX_E_PEER_DEAD || rc == BX_E_CORRUPT);
-    HARNESS_EQ(rc, 0);
-}
-
 static struct bx_future *held_call(struct bx_job *job)
 {
     struct bx_future *future = NULL;
@@ -279,7 +253,7 @@ static void cuts_off(void (*how)(struct bx_job *job))
 {
     strike = how;
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { expect_cut_off, is_hostile, stays_served } });
+                                         .body = { expect_cut_off, is_hostile, harness_serve } });
 }
 
 #define CUTS_OFF(how) Test(fuzz, how##_cuts_off, .timeout = 30) { cuts_off(how); }
@@ -335,7 +309,7 @@ Test(fuzz, words_that_mean_nothing_mean_nothing, .timeout = 30)
 {
     strike = harmless_words;
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { is_not_disturbed, is_hostile, stays_served } });
+                                         .body = { is_not_disturbed, is_hostile, harness_serve } });
 }
 
 static void function_out_of_range(struct bx_job *job)
@@ -367,7 +341,7 @@ Test(fuzz, a_function_out_of_range_is_refused, .timeout = 30)
 {
     strike = function_out_of_range;
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { answers_what_cannot_be, is_hostile, stays_served } });
+                                         .body = { answers_what_cannot_be, is_hostile, harness_serve } });
 }
 
 /* setup registers four functions. */
@@ -383,7 +357,7 @@ Test(fuzz, a_function_behind_the_last_is_refused, .timeout = 30)
 {
     strike = function_behind_the_last;
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { answers_what_cannot_be, is_hostile, stays_served } });
+                                         .body = { answers_what_cannot_be, is_hostile, harness_serve } });
 }
 
 static void function_count_too_high(struct bx_job *job)
@@ -425,7 +399,7 @@ Test(fuzz, more_functions_than_there_can_be_cut_off, .timeout = 30)
 {
     strike = function_count_too_high;
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { looks_up, is_hostile, stays_served } });
+                                         .body = { looks_up, is_hostile, harness_serve } });
 }
 
 static void finds_no_name(struct bx_job *job)
@@ -447,7 +421,7 @@ Test(fuzz, names_without_an_end_are_cut, .timeout = 30)
 {
     strike = names_without_end;
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { finds_no_name, is_hostile, stays_served } });
+                                         .body = { finds_no_name, is_hostile, harness_serve } });
 }
 
 /* The credit word is read only where room is short: fills the ring until then. The hostile worker has
@@ -511,7 +485,7 @@ static void run_credit(void (*how)(struct bx_job *job), harness_fn body)
     strike = stop_reading_then;
     wrong_credit = how;
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { body, is_hostile, stays_served } });
+                                         .body = { body, is_hostile, harness_serve } });
 }
 
 Test(fuzz, credit_beyond_what_was_written_cuts_off, .timeout = 30)
@@ -661,7 +635,7 @@ static void run_seeds(uint64_t first)
         harness_store(SEED, seed);
         harness_add(RUN, 1);
         harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                             .body = { survives, scribbles, stays_served } });
+                                             .body = { survives, scribbles, harness_serve } });
     }
 }
 

@@ -18,13 +18,6 @@ static void die_in(struct bx_job *job, enum bxi_state state)
     raise(SIGKILL);
 }
 
-static void die_at_work(struct bx_job *job)
-{
-    (void)job;
-    harness_leaves_by_itself();
-    raise(SIGKILL);
-}
-
 static void die_leaving(struct bx_job *job)
 {
     die_in(job, BXI_LEAVING);
@@ -55,5 +48,5 @@ Test(gone, are_counted_by_how_far_they_had_come, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 5, .dies = 0x1e,
-        .body = { count_the_gone, die_at_work, die_leaving, die_quiet, die_when_it_had_left } });
+        .body = { count_the_gone, harness_die, die_leaving, die_quiet, die_when_it_had_left } });
 }

@@ -21,25 +21,10 @@
 
 enum { READY, TIMED_OUT, DONE };            /* gates */
 
-static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request, (void)context;
-    return bx_msg_put_i64(reply, bx_read_i64(args));
-}
-
-/* Never answers. */
-static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
-{
-    (void)args, (void)context;
-    *reply = bx_future_create(bx_request_job(request));
-    bx_future_acquire(*reply);
-    return 0;
-}
-
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, echo, NULL), 0);
-    return bx_register_async(job, "hold", hold, NULL);
+    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_echo, NULL), 0);
+    return bx_register_async(job, "hold", harness_never, NULL);
 }
 
 static void note_timeout(struct bx_future *future, void *context)
@@ -51,13 +36,7 @@ static void note_timeout(struct bx_future *future, void *context)
 
 static struct bx_future *begin(struct bx_job *job, const char *function, uint64_t timeout_ns)
 {
-    const struct bx_call_options options = { .timeout_ns = timeout_ns };
-    struct bx_msg *args = harness_msg_i64(1);
-    struct bx_future *future = NULL;
-
-    HARNESS_EQ(bx_rpc_async(job, "worker1", function, args, &options, &future), 0);
-    bx_msg_destroy(args);
-    return future;
+    return harness_start(job, "worker1", function, harness_msg_i64(1), timeout_ns);
 }
 
 static bool background_sleeps(struct bx_job *job)

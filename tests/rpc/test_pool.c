@@ -248,22 +248,6 @@ static int forbid_threads(const struct bx_request *request, struct bx_reader *ar
     return 0;
 }
 
-static int do_nothing(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request;
-    (void)args;
-    (void)reply;
-    (void)context;
-    return 0;
-}
-
-static int run_nothing(struct bx_batch *batch, void *context)
-{
-    (void)batch;
-    (void)context;
-    return 0;
-}
-
 /* Async: answered by worker 0's own thread. */
 static struct bx_future *promise;
 
@@ -308,16 +292,16 @@ static int setup_threadless(struct bx_job *job)
     int rc = bx_register(job, "forbid_threads", BX_INLINE, forbid_threads, NULL);
 
     if (rc == 0)
-        rc = bx_register(job, "look", BX_INLINE, do_nothing, NULL);
+        rc = bx_register(job, "look", BX_INLINE, harness_nothing, NULL);
     if (rc == 0)
-        rc = bx_register(job, "nothing", BX_BLOCKING, do_nothing, NULL);
+        rc = bx_register(job, "nothing", BX_BLOCKING, harness_nothing, NULL);
     if (rc == 0)
         rc = bx_register(job, "wait_for_worker0", BX_BLOCKING, wait_for_worker0, NULL);
     if (rc == 0)
         rc = bx_register(job, "end_thread", BX_BLOCKING, end_thread, NULL);
     if (rc == 0)
         rc = bx_register_async(job, "answer_later", answer_later, NULL);
-    return rc == 0 ? bx_register_batch(job, "batch", run_nothing, NULL, &blocking) : rc;
+    return rc == 0 ? bx_register_batch(job, "batch", harness_no_rows, NULL, &blocking) : rc;
 }
 
 static void expect_no_thread(struct bx_job *job, const char *function)

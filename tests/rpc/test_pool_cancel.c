@@ -28,28 +28,16 @@ static int note(const struct bx_request *request, struct bx_reader *args, struct
     return 0;
 }
 
-static int look(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request, (void)args, (void)reply, (void)context;
-    return 0;
-}
-
 static int setup(struct bx_job *job)
 {
     HARNESS_EQ(bx_register(job, "stay", BX_BLOCKING, stay, NULL), 0);
     HARNESS_EQ(bx_register(job, "note", BX_BLOCKING, note, NULL), 0);
-    return bx_register(job, "look", BX_INLINE, look, NULL);
+    return bx_register(job, "look", BX_INLINE, harness_nothing, NULL);
 }
 
 static struct bx_future *begin(struct bx_job *job, const char *function, int64_t value)
 {
-    const struct bx_call_options for_ever = { .timeout_ns = BX_FOREVER };
-    struct bx_msg *args = harness_msg_i64(value);
-    struct bx_future *future = NULL;
-
-    HARNESS_EQ(bx_rpc_async(job, "worker0", function, args, &for_ever, &future), 0);
-    bx_msg_destroy(args);
-    return future;
+    return harness_start(job, "worker0", function, harness_msg_i64(value), BX_FOREVER);
 }
 
 static void end(struct bx_future *future, int code)

@@ -122,13 +122,6 @@ static int call_inline_here(const struct bx_request *request, struct bx_reader *
     return 0;
 }
 
-static int twice(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request;
-    (void)context;
-    return bx_msg_put_i64(reply, 2 * bx_read_i64(args));
-}
-
 static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request;
@@ -151,7 +144,7 @@ static int setup(struct bx_job *job)
     HARNESS_EQ(bx_register_batch(job, "batch", exit_in_body, NULL, NULL), 0);
     HARNESS_EQ(bx_register_batch(job, "blocking_batch", exit_in_body, NULL, &blocking), 0);
     HARNESS_EQ(bx_register(job, "stay", BX_BLOCKING, stay, NULL), 0);
-    return bx_register(job, "twice", BX_INLINE, twice, NULL);
+    return bx_register(job, "twice", BX_INLINE, harness_twice, NULL);
 }
 
 static void call_those_that_leave(struct bx_job *job)

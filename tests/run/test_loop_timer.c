@@ -49,18 +49,9 @@ static int never(const struct bx_request *request, struct bx_reader *args, struc
     return bx_future_on_done(bx_future_acquire(*reply), let_go, NULL);
 }
 
-static int ping(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request;
-    (void)args;
-    (void)reply;
-    (void)context;
-    return 0;
-}
-
 static int setup(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "ping", BX_INLINE, ping, NULL), 0);
+    HARNESS_EQ(bx_register(job, "ping", BX_INLINE, harness_nothing, NULL), 0);
     return bx_register_async(job, "never", never, NULL);
 }
 

@@ -18,13 +18,6 @@
 enum { READY, DONE, CHECKED };          /* gates */
 enum { PID, DEATHS, DEAD_RANK };        /* values */
 
-static int twice(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    (void)request;
-    (void)context;
-    return bx_msg_put_i64(reply, 2 * bx_read_i64(args));
-}
-
 /* ---- Where nothing may wait ------------------------------------------------------------------ */
 
 /* Everything that waits, tried on this thread; what does not wait is allowed. */
@@ -94,7 +87,7 @@ static int wait_in_then(struct bx_future *future, struct bx_msg *out, void *cont
 
 static int setup_waiting(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, twice, NULL), 0);
+    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
     HARNESS_EQ(bx_register(job, "inline", BX_INLINE, wait_inline, NULL), 0);
     HARNESS_EQ(bx_register_async(job, "async", wait_async, NULL), 0);
     HARNESS_EQ(bx_register_batch(job, "gather", wait_in_body, job, NULL), 0);
@@ -141,15 +134,8 @@ static void count_death(struct bx_job *job, int rank, void *context)
 
 static int setup_death(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, twice, NULL), 0);
+    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
     return bx_on_death(job, count_death, NULL);
-}
-
-static void die(struct bx_job *job)
-{
-    (void)job;
-    harness_leaves_by_itself();
-    raise(SIGKILL);
 }
 
 static void see_a_death(struct bx_job *job)
@@ -167,7 +153,7 @@ static void see_a_death(struct bx_job *job)
 Test(progress, tells_of_a_death_once_where_nothing_may_wait, .timeout = 20)
 {
     harness_run(&(struct harness_world){
-        .size = 3, .setup = setup_death, .body = { see_a_death, see_a_death, die }, .dies = 1u << 2 });
+        .size = 3, .setup = setup_death, .body = { see_a_death, see_a_death, harness_die }, .dies = 1u << 2 });
 }
 
 /* ---- Passing a call on without a thread ------------------------------------------------------ */
@@ -185,7 +171,7 @@ static int forward(const struct bx_request *request, struct bx_reader *args, str
 
 static int setup_forward(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, twice, NULL), 0);
+    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
     return bx_register_async(job, "forward", forward, NULL);
 }
 
@@ -222,8 +208,8 @@ static int alone(struct bx_batch *batch, void *context)
 
 static int setup_loop(struct bx_job *job)
 {
-    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, twice, NULL), 0);
-    HARNESS_EQ(bx_register(job, "twice_blocking", BX_BLOCKING, twice, NULL), 0);
+    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
+    HARNESS_EQ(bx_register(job, "twice_blocking", BX_BLOCKING, harness_twice, NULL), 0);
     HARNESS_EQ(bx_register(job, "quit", BX_INLINE, quit, NULL), 0);
     HARNESS_EQ(bx_register_batch(job, "alone", alone, NULL,
                                  &(struct bx_batch_options){ .flush_after_ns = 10 * HARNESS_MS }), 0);
@@ -329,7 +315,7 @@ static void loop_until_a_death(struct bx_job *job)
 Test(progress, of_one_s_own_loop_sees_deaths, .timeout = 20)
 {
     harness_run(&(struct harness_world){
-        .size = 2, .setup = setup_loop, .body = { loop_until_a_death, die }, .dies = 1u << 1,
+        .size = 2, .setup = setup_loop, .body = { loop_until_a_death, harness_die }, .dies = 1u << 1,
         .options = { .own_loop = true } });
 }
 

@@ -69,7 +69,6 @@
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/mount.h>
 
 #define VICTIM 1
 #define ROUNDS 400
@@ -469,11 +468,7 @@ static void is_refused_by_a_dying_worker(struct bx_job *job)
 
 Test(kill_step, open_refused, .timeout = 60)
 {
-    if (geteuid() != 0)
-        cr_skip_test("needs root, to mount a small /dev/shm");
-    if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
-        mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=320k") < 0)
-        cr_skip_test("needs a mount namespace, which is not to be had here");
+    harness_mount_shm(320);
     target = "open.refused";
     harness_store(STEP_COUNT, 1);
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_aiming, .dies = 1u << VICTIM,
@@ -692,21 +687,6 @@ Test(kill_without_launcher, of_one_that_waits_for_rank_0_leaves_nothing)
 
 /* ---- Stopped at a step --------------------------------------------------------------------------------- */
 
-static void wait_until_stopped(int rank)
-{
-    char path[64], state = 0;
-
-    snprintf(path, sizeof(path), "/proc/%d/stat", (int)harness_load(PID + rank));
-    while (state != 'T' && state != 't') {
-        FILE *file = fopen(path, "re");
-
-        HARNESS_CHECK(file != NULL);
-        HARNESS_EQ(fscanf(file, "%*d (%*[^)]) %c", &state), 1);
-        fclose(file);
-        sched_yield();
-    }
-}
-
 static int setup_telling(struct bx_job *job)
 {
     aim.tells_of_sleep = bx_job_rank(job) == 0;
@@ -722,7 +702,7 @@ static void starves(struct bx_job *job)
 
     harness_await(ASLEEP, 1);       /* the background thread, which would be a second to look */
     HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGSTOP), 0);
-    wait_until_stopped(1);
+    harness_await_stopped((pid_t)harness_load(PID + 1));
     while (bx_rpc_oneway(job, "worker1", "bytes", msg, &(struct bx_call_options){ .no_wait = true }) == 0)
         sent++;
     harness_store(SENT, sent);
@@ -739,7 +719,7 @@ static void starves(struct bx_job *job)
 static void drains_behind_its_back(struct bx_job *job)
 {
     harness_await(FULL, 1);
-    wait_until_stopped(0);
+    harness_await_stopped((pid_t)harness_load(PID + 0));
     HARNESS_EQ(harness_gate(HIT), 1);
     HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGCONT), 0);
     while (harness_load(ONEWAYS) < harness_load(SENT))

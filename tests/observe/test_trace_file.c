@@ -2,51 +2,11 @@
 /*
  * lib/observe/trace_file.c: the file of BX_TRACE is a complete array whatever happened to the worker that wrote last.
  */
-#include "observe/trace.h"
+#include "trace_file_fixture.h"
 
-#include "tests/harness/json.h"
-
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/file.h>
 #include <sys/resource.h>
-#include <unistd.h>
-
-#define FIRST ",\"job\":\"j\"}}"
-
-static char path[64];
-
-static void choose_path(void)
-{
-    snprintf(path, sizeof path, "/tmp/boxcar-trace-file-%ld.json", (long)getpid());
-    unlink(path);
-}
-
-static void remove_file(void)
-{
-    unlink(path);
-}
 
 TestSuite(trace_file, .init = choose_path, .fini = remove_file, .timeout = 60);
-
-static struct bxi_trace_file begin(uint64_t instance)
-{
-    struct bxi_trace_file file = { bxi_trace_file_begin(path, instance, FIRST), instance };
-
-    cr_assert_geq(file.fd, 0);
-    return file;
-}
-
-static int append(const struct bxi_trace_file *file, const char *events)
-{
-    char text[256];
-
-    strcpy(text, events);
-    return bxi_trace_file_append(file, text, strlen(events));
-}
 
 /* The names of the events, one after the other; "no JSON". */
 static const char *names(void)
@@ -62,8 +22,6 @@ static const char *names(void)
     json_free(root);
     return text;
 }
-
-#define EVENT(name) "\n,{\"name\":\"" name "\",\"ph\":\"i\"}"
 
 Test(trace_file, is_whole_after_each_step)
 {

@@ -4,24 +4,11 @@
  * lock that somebody else has for a while, a file that is long or has no line. pwrite and flock are the test's
  * own here, for all of this program.
  */
-#include "observe/trace.h"
+#include "trace_file_fixture.h"
 
-#include "tests/harness/json.h"
-
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
-#define FIRST ",\"job\":\"j\"}}"
-#define EVENT "\n,{\"name\":\"a\",\"ph\":\"i\"}"
-
-static char path[64];
 static int interruptions;           /* of pwrite, still to come */
 static size_t cut_to;               /* bytes that the next pwrite writes; 0: all */
 static int held = -1;               /* a descriptor with the lock */
@@ -55,34 +42,7 @@ int flock(int fd, int operation)
     return rc;
 }
 
-static void choose_path(void)
-{
-    snprintf(path, sizeof path, "/tmp/boxcar-trace-write-%ld.json", (long)getpid());
-    unlink(path);
-}
-
-static void remove_file(void)
-{
-    unlink(path);
-}
-
 TestSuite(trace_write, .init = choose_path, .fini = remove_file, .timeout = 60);
-
-static struct bxi_trace_file begin(void)
-{
-    struct bxi_trace_file file = { bxi_trace_file_begin(path, 7, FIRST), 7 };
-
-    cr_assert_geq(file.fd, 0);
-    return file;
-}
-
-static int append(const struct bxi_trace_file *file, const char *events)
-{
-    char text[256];
-
-    strcpy(text, events);
-    return bxi_trace_file_append(file, text, strlen(events));
-}
 
 /* Of the array, the first line with them; -1: no JSON. */
 static int events(void)
@@ -100,25 +60,25 @@ static int events(void)
 
 Test(trace_write, that_is_cut_short_is_an_error_and_leaves_the_array_whole)
 {
-    struct bxi_trace_file file = begin();
+    struct bxi_trace_file file = begin(7);
 
-    cr_assert_eq(append(&file, EVENT), 0);
-    for (size_t bytes = 1; bytes < 2 * strlen(EVENT); bytes++) {
+    cr_assert_eq(append(&file, EVENT("a")), 0);
+    for (size_t bytes = 1; bytes < 2 * strlen(EVENT("a")); bytes++) {
         cut_to = bytes;
-        cr_assert_eq(append(&file, EVENT EVENT), -ENOSPC, "cut to %zu", bytes);
+        cr_assert_eq(append(&file, EVENT("a") EVENT("a")), -ENOSPC, "cut to %zu", bytes);
         cr_assert_eq(events(), 2, "cut to %zu", bytes);
     }
-    cr_assert_eq(append(&file, EVENT), 0);
+    cr_assert_eq(append(&file, EVENT("a")), 0);
     cr_expect_eq(events(), 3);
     close(file.fd);
 }
 
 Test(trace_write, is_done_again_after_a_signal)
 {
-    struct bxi_trace_file file = begin();
+    struct bxi_trace_file file = begin(7);
 
     interruptions = 5;
-    cr_expect_eq(append(&file, EVENT), 0);
+    cr_expect_eq(append(&file, EVENT("a")), 0);
     cr_expect_eq(interruptions, 0);
     cr_expect_eq(events(), 2);
     close(file.fd);
@@ -127,25 +87,25 @@ Test(trace_write, is_done_again_after_a_signal)
 /* A worker of the job before may be writing its last. */
 Test(trace_write, that_begins_waits_for_the_lock)
 {
-    close(begin().fd);
+    close(begin(7).fd);
     held = open(path, O_RDWR | O_CLOEXEC);
     cr_assert_eq(flock(held, LOCK_EX), 0);
     refusals_left = 5;
 
-    struct bxi_trace_file file = begin();
+    struct bxi_trace_file file = begin(7);
 
     cr_expect_eq(held, -1, "it began without the lock");
-    cr_expect_eq(append(&file, EVENT), 0);
+    cr_expect_eq(append(&file, EVENT("a")), 0);
     cr_expect_eq(events(), 2);
     close(file.fd);
 }
 
 Test(trace_write, goes_on_behind_whatever_is_there)
 {
-    struct bxi_trace_file file = begin();
+    struct bxi_trace_file file = begin(7);
 
     for (int i = 0; i < 1000; i++)
-        cr_assert_eq(append(&file, EVENT), 0);
+        cr_assert_eq(append(&file, EVENT("a")), 0);
     cr_expect_eq(events(), 1001);
     close(file.fd);
 }
@@ -153,14 +113,14 @@ Test(trace_write, goes_on_behind_whatever_is_there)
 Test(trace_write, is_refused_where_no_line_is_whole)
 {
     static char junk[10000];
-    struct bxi_trace_file file = begin();
+    struct bxi_trace_file file = begin(7);
     struct stat before, after;
     off_t end = lseek(file.fd, 0, SEEK_END);
 
     memset(junk, 'x', sizeof junk);
     cr_assert_eq(pwrite(file.fd, junk, sizeof junk, end - 3), (ssize_t)sizeof junk);
     cr_assert_eq(fstat(file.fd, &before), 0);
-    cr_expect_eq(append(&file, EVENT), -EIO);
+    cr_expect_eq(append(&file, EVENT("a")), -EIO);
     cr_assert_eq(fstat(file.fd, &after), 0);
     cr_expect_eq(after.st_size, before.st_size);
     close(file.fd);

@@ -8,6 +8,7 @@
  * once worker 1 is dead, and go on with worker 2. Arenas are of a few megabytes, so that what is outside of
  * them is not far.
  */
+#include "tests/harness/hostile.h"
 #include "tests/harness/loans.h"
 
 #include "rpc/rpc.h"
@@ -20,7 +21,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum gate { READY = 0, STRIKE, STRUCK, TAKEN, FINISHED };
+enum gate { TAKEN };
 enum value { TAKEN_BYTES = 0, SEED };
 
 #define ARENA_BYTES (UINT64_C(4) << 20)
@@ -133,18 +134,10 @@ static int setup(struct bx_job *job)
     return loans_setup(job);
 }
 
-static void (*strike)(struct bx_job *job);
-
-/* Obeys the gates, and stays until it is killed. */
-static void is_hostile(struct bx_job *job)
+static void has_a_block_and_is_hostile(struct bx_job *job)
 {
     make_block(job);
-    harness_post(READY);
-    harness_await(STRIKE, 1);
-    strike(job);
-    harness_post(STRUCK);
-    harness_await(FINISHED, 1);
-    raise(SIGKILL);
+    is_hostile(job);
 }
 
 /* One block is on loan to worker 1 since before, and one call waits for its answer. */
@@ -158,12 +151,6 @@ static struct bx_future *held_call(struct bx_job *job)
     future = loans_start(job, "worker1", "hold", harness_msg_i64(1));
     HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(2)), 2);
     return future;
-}
-
-static void strikes_now(void)
-{
-    harness_post(STRIKE);
-    harness_await(STRUCK, 1);
 }
 
 static void others_go_on(struct bx_job *job)
@@ -206,7 +193,7 @@ static void run(void (*how)(struct bx_job *job), harness_fn body)
 {
     strike = how;
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { body, is_hostile, harness_serve },
+                                         .body = { body, has_a_block_and_is_hostile, harness_serve },
                                          .options = { .arena_bytes = ARENA_BYTES } });
 }
 
@@ -561,7 +548,7 @@ Test(lease_input, that_is_more_than_a_message_cuts_off, .timeout = 60)
 {
     strike = more_than_a_message;
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
-                                         .body = { is_cut_off, is_hostile, harness_serve },
+                                         .body = { is_cut_off, has_a_block_and_is_hostile, harness_serve },
                                          .options = { .arena_bytes = BX_MSG_MAX + (8 << 20) } });
 }
 

@@ -6,6 +6,7 @@
  * bystander. A word is looked at when somebody wants to know, so worker 0 asks. A wrong word takes nothing back:
  * what was lent stays lent until worker 1 is dead. A right one that comes too early is worker 1's own loss.
  */
+#include "tests/harness/hostile.h"
 #include "tests/harness/loans.h"
 
 #include "rpc/rpc.h"
@@ -16,7 +17,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum gate { READY = 0, STRIKE, STRUCK, FINISHED };
 enum value { WORD = 0, SLOT };
 
 static bxi_a64 *words_of(struct bx_job *job, int lender)
@@ -25,24 +25,6 @@ static bxi_a64 *words_of(struct bx_job *job, int lender)
 }
 
 /* ---- Workers -------------------------------------------------------------------------------------------------- */
-
-static void (*strike)(struct bx_job *job);
-
-static void is_hostile(struct bx_job *job)
-{
-    harness_post(READY);
-    harness_await(STRIKE, 1);
-    strike(job);
-    harness_post(STRUCK);
-    harness_await(FINISHED, 1);
-    raise(SIGKILL);
-}
-
-static void strikes_now(void)
-{
-    harness_post(STRIKE);
-    harness_await(STRUCK, 1);
-}
 
 static void others_go_on(struct bx_job *job)
 {

@@ -12,7 +12,7 @@
  * end of each test, so that its own end is of no interest. What is not tried: other workers' pages, which
  * it could only write by opening them anew.
  */
-#include "tests/harness/harness.h"
+#include "tests/harness/hostile.h"
 
 #include "rpc/rpc.h"
 
@@ -23,7 +23,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum gate { READY = 0, STRIKE, STRUCK, BYSTANDER, FINISHED };
 enum value { PID = 0, SEED = 8, RUN };
 
 /* Of the call that held_call leaves unanswered: the first slot, which a call before it has used. */
@@ -207,19 +206,6 @@ static void state_from_nowhere(struct bx_job *job)
     bxi_bell_ring(job->rpc->peers[0].bell.fd[0]);
 }
 
-/* Obeys the gates, and stays until it is killed. */
-static void (*strike)(struct bx_job *job);
-
-static void is_hostile(struct bx_job *job)
-{
-    harness_post(READY);
-    harness_await(STRIKE, 1);
-    strike(job);
-    harness_post(STRUCK);
-    harness_await(FINISHED, 1);
-    raise(SIGKILL);
-}
-
 /* ---- The others ------------------------------------------------------------------------------------ */
 
 static struct bx_future *held_call(struct bx_job *job)
@@ -238,8 +224,7 @@ static void expect_cut_off(struct bx_job *job)
 {
     struct bx_future *future = held_call(job);
 
-    harness_post(STRIKE);
-    harness_await(STRUCK, 1);
+    strikes_now();
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_CORRUPT);
     HARNESS_HAS(bx_future_error_text(future), "'worker1' (rank 1");
     bx_future_release(future);
@@ -295,8 +280,7 @@ static void is_not_disturbed(struct bx_job *job)
 {
     struct bx_future *future = held_call(job);
 
-    harness_post(STRIKE);
-    harness_await(STRUCK, 1);
+    strikes_now();
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 3), 3);
     HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
@@ -325,8 +309,7 @@ static void answers_what_cannot_be(struct bx_job *job)
 {
     struct bx_future *future = held_call(job);
 
-    harness_post(STRIKE);
-    harness_await(STRUCK, 1);
+    strikes_now();
     while (harness_counter(job, "requests_refused") == 0) {
         HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
         HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
@@ -386,8 +369,7 @@ static void looks_up(struct bx_job *job)
 {
     struct bx_future *future = held_call(job);
 
-    harness_post(STRIKE);
-    harness_await(STRUCK, 1);
+    strikes_now();
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "new", NULL, NULL, NULL), BX_E_CORRUPT);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_CORRUPT);
     bx_future_release(future);
@@ -406,8 +388,7 @@ static void finds_no_name(struct bx_job *job)
 {
     struct bx_future *future = held_call(job);
 
-    harness_post(STRIKE);
-    harness_await(STRUCK, 1);
+    strikes_now();
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "new", NULL, NULL, NULL), BX_E_NO_FUNCTION);
     HARNESS_HAS(bx_error_text(), "x, x");       /* each ends within its field */
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 3), 3);
@@ -433,8 +414,7 @@ static int fill_the_ring(struct bx_job *job)
     int rc;
 
     bx_msg_put_bytes(args, payload, sizeof(payload));
-    harness_post(STRIKE);
-    harness_await(STRUCK, 1);
+    strikes_now();
     do
         rc = bx_rpc_oneway(job, "worker1", "echo", args, &(struct bx_call_options){ .no_wait = true });
     while (rc == 0);

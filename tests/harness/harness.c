@@ -350,9 +350,9 @@ struct bx_msg *harness_msg_i64(int64_t value)
     return msg;
 }
 
-int64_t harness_call_i64(struct bx_job *job, const char *to, const char *function, int64_t value)
+int64_t harness_call(struct bx_job *job, const char *to, const char *function, struct bx_msg *args)
 {
-    struct bx_msg *args = harness_msg_i64(value), *reply = NULL;
+    struct bx_msg *reply = NULL;
 
     HARNESS_EQ(bx_rpc_sync(job, to, function, args, NULL, &reply), 0);
 
@@ -363,6 +363,11 @@ int64_t harness_call_i64(struct bx_job *job, const char *to, const char *functio
     bx_msg_destroy(reply);
     bx_msg_destroy(args);
     return result;
+}
+
+int64_t harness_call_i64(struct bx_job *job, const char *to, const char *function, int64_t value)
+{
+    return harness_call(job, to, function, harness_msg_i64(value));
 }
 
 struct bx_future *harness_start(struct bx_job *job, const char *to, const char *function, struct bx_msg *args,

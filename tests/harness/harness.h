@@ -77,7 +77,9 @@ void harness_reset(void);                           /* all to zero again, betwee
 /* Runs fn(job, 0) .. fn(job, count - 1), each on a thread, and joins them. */
 void harness_threads(struct bx_job *job, int count, void (*fn)(struct bx_job *job, int index));
 uint64_t harness_counter(const struct bx_job *job, const char *name);
-/* Calls with one i64 and returns the i64 of the reply; fails if the call does. */
+/* Calls, destroys args and returns the i64 of the reply; fails if the call does. */
+int64_t harness_call(struct bx_job *job, const char *to, const char *function, struct bx_msg *args);
+/* The same with one i64 as args. */
 int64_t harness_call_i64(struct bx_job *job, const char *to, const char *function, int64_t value);
 struct bx_msg *harness_msg_i64(int64_t value);
 /* The same call without the wait. args are destroyed; timeout_ns as in struct bx_call_options. */

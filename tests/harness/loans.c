@@ -256,21 +256,6 @@ int loans_try(struct bx_job *job, const char *to, const char *function, struct b
     return rc;
 }
 
-int64_t loans_call(struct bx_job *job, const char *to, const char *function, struct bx_msg *args)
-{
-    struct bx_msg *reply = NULL;
-
-    HARNESS_EQ(bx_rpc_sync(job, to, function, args, NULL, &reply), 0);
-
-    struct bx_reader reader = bx_msg_reader(reply);
-    int64_t value = bx_read_i64(&reader);
-
-    HARNESS_EQ(reader.error, 0);
-    bx_msg_destroy(reply);
-    bx_msg_destroy(args);
-    return value;
-}
-
 struct bx_future *loans_start(struct bx_job *job, const char *to, const char *function, struct bx_msg *args)
 {
     return harness_start(job, to, function, args, BX_FOREVER);

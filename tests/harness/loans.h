@@ -39,10 +39,9 @@ struct bx_tensor *loans_tensor(struct bx_job *job, enum bx_dtype dtype, int64_t 
 /* value, then count numbered tensors of u8, which the message alone holds afterwards. */
 struct bx_msg *loans_msg(struct bx_job *job, int64_t value, int count, int64_t elements);
 
-/* Calls and gives the i64 of the reply; args are destroyed. */
-int64_t loans_call(struct bx_job *job, const char *to, const char *function, struct bx_msg *args);
+/* Begins a call without a deadline; args are destroyed. */
 struct bx_future *loans_start(struct bx_job *job, const char *to, const char *function, struct bx_msg *args);
-/* The same without looking at the reply: the code. */
+/* A sync call whose reply is dropped. Returns its code; args are destroyed. */
 int loans_try(struct bx_job *job, const char *to, const char *function, struct bx_msg *args,
               const struct bx_call_options *options);
 

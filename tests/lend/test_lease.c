@@ -87,9 +87,9 @@ static void ends_where_nobody_wants_the_value(struct bx_job *job)
         none_borrowed(job, to);
         bx_future_release(loans_start(job, name, "make", harness_msg_i64(2)));
         /* Replies of inline handlers come in order. */
-        HARNESS_EQ(loans_call(job, name, "echo", harness_msg_i64(9)), 9);
+        HARNESS_EQ(harness_call(job, name, "echo", harness_msg_i64(9)), 9);
         none_borrowed(job, to);
-        HARNESS_EQ(loans_call(job, name, "out", harness_msg_i64(0)), 0);
+        HARNESS_EQ(harness_call(job, name, "out", harness_msg_i64(0)), 0);
     }
 }
 
@@ -122,7 +122,7 @@ static void ends_oneway(struct bx_job *job)
         HARNESS_EQ(bx_rpc_oneway(job, name, "fail", args, NULL), 0);
         HARNESS_EQ(bx_rpc_oneway(job, name, "none", args, NULL), BX_E_NO_FUNCTION);
         bx_msg_destroy(args);
-        HARNESS_EQ(loans_call(job, name, "out", NULL), 0);
+        HARNESS_EQ(harness_call(job, name, "out", NULL), 0);
         HARNESS_EQ(loans_of(job, -1).leases, 0);
     }
     expect_all_back(job, 6);
@@ -152,7 +152,7 @@ static void ends_late(struct bx_job *job)
     harness_post(LOANS_GO);
     /* What came too late to be run may have been ended by the callee's answer, which is not late. */
     while (harness_counter(job, "late_replies") < harness_counter(job, "calls_timed_out"))
-        HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
+        HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
     HARNESS_EQ(loans_of(job, 1).borrowed, 0);
     loans_come_back(job, -1);
     expect_all_back(job, calls);
@@ -192,11 +192,11 @@ static void ends_in_the_queue(struct bx_job *job)
     HARNESS_EQ(bx_future_cancel(future), 0);
     bx_future_release(future);
     /* The cancel, and the lease that it ends, are done with before the next request is. */
-    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
     HARNESS_CHECK(loans_of(job, 1).leases <= BXI_POOL_READY + 1);
     empty_the_pool(stuck_calls);
     loans_come_back(job, -1);
-    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(0)), 0);      /* nothing was kept */
+    HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(0)), 0);      /* nothing was kept */
     expect_all_back(job, BXI_POOL_READY + 2);
 }
 
@@ -229,7 +229,7 @@ static void ends_in_a_batch(struct bx_job *job)
     future = loans_start(job, "worker1", "two", loans_msg(job, 6, 2, 500));
     HARNESS_EQ(bx_future_cancel(future), 0);
     bx_future_release(future);
-    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
     loans_come_back(job, -1);
     HARNESS_EQ(harness_load(RAN), 0);
     expect_all_back(job, 2);
@@ -316,7 +316,7 @@ static void reads_the_ledger(struct bx_job *job)
     HARNESS_EQ(loans.leases + loans.bytes + loans.oldest_ns + loans.granted, 0);
     for (int to = 0; to < 3; to++)
         for (int i = 0; i <= to; i++)
-            HARNESS_EQ(loans_call(job, bx_worker_name(job, to), "keep", loans_msg(job, i, 1, 10000)), 1);
+            HARNESS_EQ(harness_call(job, bx_worker_name(job, to), "keep", loans_msg(job, i, 1, 10000)), 1);
     for (int to = 0; to < 3; to++) {
         loans = loans_of(job, to);
         HARNESS_EQ(loans.leases, (unsigned)to + 1);
@@ -333,12 +333,12 @@ static void reads_the_ledger(struct bx_job *job)
     loans = loans_of(job, 2);
     later = loans_of(job, 2);
     HARNESS_CHECK(later.oldest_ns > loans.oldest_ns);
-    HARNESS_EQ(loans_call(job, "worker2", "drop", harness_msg_i64(1)), 2);
+    HARNESS_EQ(harness_call(job, "worker2", "drop", harness_msg_i64(1)), 2);
     HARNESS_EQ(loans_of(job, 2).leases, 2);
     HARNESS_EQ(loans_of(job, 2).returned, 1);
     HARNESS_EQ(loans_of(job, 2).granted, 3);
     for (int to = 0; to < 3; to++)
-        HARNESS_EQ(loans_call(job, bx_worker_name(job, to), "drop", harness_msg_i64(9)), 0);
+        HARNESS_EQ(harness_call(job, bx_worker_name(job, to), "drop", harness_msg_i64(9)), 0);
     HARNESS_EQ(loans_of(job, -1).leases, 0);
     HARNESS_EQ(loans_of(job, -1).returned, 6);
 }
@@ -361,12 +361,12 @@ static void counts_blocks(struct bx_job *job)
     uint64_t once = loans_of(job, 1).bytes;
 
     HARNESS_CHECK(once >= 65536);
-    HARNESS_EQ(loans_call(job, "worker1", "keep", args), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "keep", args), 1);
     HARNESS_EQ(loans_of(job, 1).bytes, 2 * once);
     HARNESS_EQ(bx_tensor_on_loan(tensor), 2);
     HARNESS_EQ(bx_tensor_on_loan(half), 2);
     bx_tensor_release(half);
-    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(2)), 0);
+    HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(2)), 0);
     HARNESS_EQ(bx_tensor_on_loan(tensor), 2);       /* nobody has looked */
     HARNESS_EQ(loans_of(job, 1).leases, 0);
     HARNESS_EQ(bx_tensor_on_loan(tensor), 0);
@@ -394,10 +394,10 @@ static void lends_all_it_may(struct bx_job *job, const char *to)
     HARNESS_EQ(bx_rpc_oneway(job, to, "keep", args, &hasty), BX_E_TIMEOUT);
     HARNESS_EQ(loans_of(job, -1).leases, BX_LEASES_MAX);
     /* What lends nothing goes as ever. */
-    HARNESS_EQ(loans_call(job, to, "drop", harness_msg_i64(1)), BX_LEASES_MAX - 1);
+    HARNESS_EQ(harness_call(job, to, "drop", harness_msg_i64(1)), BX_LEASES_MAX - 1);
     HARNESS_EQ(bx_rpc_sync(job, to, "keep", args, &at_once, NULL), 0);
     HARNESS_EQ(bx_rpc_sync(job, to, "keep", args, &at_once, NULL), -EAGAIN);
-    HARNESS_EQ(loans_call(job, to, "drop", harness_msg_i64(BX_LEASES_MAX)), 0);
+    HARNESS_EQ(harness_call(job, to, "drop", harness_msg_i64(BX_LEASES_MAX)), 0);
     HARNESS_EQ(loans_of(job, -1).leases, 0);
     bx_msg_destroy(args);
 }
@@ -458,9 +458,9 @@ static void lends_a_megabyte(struct bx_job *job)
     }
     HARNESS_EQ(loans_of(job, -1).bytes, 2 * HALF);
     HARNESS_EQ(loans_of(job, -1).granted, 2);
-    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
+    HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
     HARNESS_EQ(loans_try(job, "worker0", "keep", loans_msg(job, 2, 1, HALF), &at_once), 0);
-    HARNESS_EQ(loans_call(job, "worker0", "drop", harness_msg_i64(2)), 0);
+    HARNESS_EQ(harness_call(job, "worker0", "drop", harness_msg_i64(2)), 0);
     HARNESS_EQ(loans_of(job, -1).bytes, 0);
 }
 
@@ -518,16 +518,16 @@ static void lends_in_turn(struct bx_job *job)
         HARNESS_CHECK(loans_of(job, 1).leases <= 2);
     }
     harness_post(DONE);
-    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(2)), 0);
+    HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(2)), 0);
 }
 
 static void lets_go_in_turn(struct bx_job *job)
 {
     for (uint32_t i = 3; i <= 50; i++) {
         harness_await(ASKED, i);
-        while (loans_call(job, "worker1", "drop", harness_msg_i64(0)) < 2)
+        while (harness_call(job, "worker1", "drop", harness_msg_i64(0)) < 2)
             sched_yield();
-        HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(1)), 1);
+        HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(1)), 1);
     }
     harness_await(DONE, 1);
 }

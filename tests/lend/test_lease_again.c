@@ -222,7 +222,7 @@ static void expect_would_deadlock(struct bx_job *job, uint32_t times)
 {
     harness_await(FREED, times);
     HARNESS_EQ((int64_t)harness_load(CODE), BX_E_WOULD_DEADLOCK);
-    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(3)), 3);
+    HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(3)), 3);
 }
 
 static void has_foreign_memory_freed(struct bx_job *job)
@@ -297,7 +297,7 @@ static void ends_it(struct bx_job *job)
 {
     HARNESS_EQ(bxi_load_relaxed(&bxi_tables(job->control)->loans[1].borrowed_total), 0);
     HARNESS_EQ(bxi_load_relaxed(&job->control->pair[1].given_back), 0);
-    HARNESS_EQ(loans_call(job, "worker2", "verify", loans_msg(job, 3, 5, 4000)), 5);
+    HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, 3, 5, 4000)), 5);
     harness_post(FINISHED);
     HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
 }
@@ -364,7 +364,7 @@ static void is_answered_wrongly(struct bx_job *job)
     const bxi_a64 *words;
     struct bx_future *future;
 
-    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(4)), 4);
+    HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(4)), 4);
     future = loans_start(job, "worker1", "hold", harness_msg_i64(1));
     harness_await(LOANS_HELD, 1);
     harness_store(FORGED_ID, id_in_flight(job));
@@ -491,7 +491,7 @@ static void sends_what_fits(struct bx_job *job)
 {
     struct bx_tensor *tensor = loans_tensor(job, BX_U8, 5000, 1);
 
-    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
     harness_post(ANSWERED);
     harness_await(STOPPED, 1);
     sends(job, tensor, FITS);
@@ -541,12 +541,12 @@ static int setup_swallowing(struct bx_job *job)
 static void lends_in_turn(struct bx_job *job, struct bx_tensor *const *tensors, int count, uint64_t bytes)
 {
     for (int times = 1; times <= 4; times++) {
-        HARNESS_EQ(loans_call(job, "worker1", "swallow", msg_of(tensors, count, times)), count * times - 1);
+        HARNESS_EQ(harness_call(job, "worker1", "swallow", msg_of(tensors, count, times)), count * times - 1);
         HARNESS_EQ(loans_of(job, -1).leases, 1);
         HARNESS_EQ(loans_of(job, -1).bytes, bytes);
         for (int i = 0; i < count; i++)
             HARNESS_EQ(bx_tensor_on_loan(tensors[i]), 1);
-        HARNESS_EQ(loans_call(job, "worker1", "swallow", NULL), 0);
+        HARNESS_EQ(harness_call(job, "worker1", "swallow", NULL), 0);
         HARNESS_EQ(loans_of(job, -1).bytes, 0);
         for (int i = 0; i < count; i++)
             HARNESS_EQ(bx_tensor_on_loan(tensors[i]), 0);
@@ -673,8 +673,8 @@ static void gets_a_large_reply(struct bx_job *job)
         struct bx_msg *reply = large_reply(job, "large", LARGE, round);
 
         for (int64_t i = 0; i < 3; i++) {
-            HARNESS_CHECK(loans_call(job, "worker1", "capacity", NULL) <= BXI_FRAME_MAX);
-            HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(i)), i);
+            HARNESS_CHECK(harness_call(job, "worker1", "capacity", NULL) <= BXI_FRAME_MAX);
+            HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(i)), i);
         }
         HARNESS_CHECK(is_filled(reply, (int)round));
         bx_msg_destroy(reply);
@@ -694,7 +694,7 @@ static void holds_large_replies(struct bx_job *job)
 
     for (int i = 0; i < 4; i++) {
         replies[i] = large_reply(job, functions[i % 2], NOT_SMALL, i + 1);
-        HARNESS_EQ(loans_call(job, "worker1", "leases", NULL), 0);
+        HARNESS_EQ(harness_call(job, "worker1", "leases", NULL), 0);
         HARNESS_EQ(loans_of(job, 1).borrowed, 0);
     }
     for (int i = 0; i < 4; i++) {

@@ -25,7 +25,7 @@ enum gate { READY = 0, DEAD, DONE };
 static void await_death(struct bx_job *job, int rank)
 {
     while (bx_worker_alive(job, rank))
-        HARNESS_EQ(loans_call(job, bx_worker_name(job, bx_job_rank(job)), "echo", harness_msg_i64(1)), 1);
+        HARNESS_EQ(harness_call(job, bx_worker_name(job, bx_job_rank(job)), "echo", harness_msg_i64(1)), 1);
 }
 
 static void kills_its_borrower(struct bx_job *job)
@@ -34,12 +34,12 @@ static void kills_its_borrower(struct bx_job *job)
     struct bx_msg *args = harness_msg_i64(9);
 
     for (int64_t i = 0; i < 4; i++) {
-        HARNESS_EQ(loans_call(job, "worker1", "keep", loans_msg(job, i, 1, HALF)), 1);
-        HARNESS_EQ(loans_call(job, "worker2", "keep", loans_msg(job, i, 1, 100)), 1);
+        HARNESS_EQ(harness_call(job, "worker1", "keep", loans_msg(job, i, 1, HALF)), 1);
+        HARNESS_EQ(harness_call(job, "worker2", "keep", loans_msg(job, i, 1, 100)), 1);
     }
     HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
-    HARNESS_EQ(loans_call(job, "worker1", "keep", args), 1);
-    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(1)), 4);
+    HARNESS_EQ(harness_call(job, "worker1", "keep", args), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(1)), 4);
     HARNESS_EQ(loans_of(job, 1).leases, 4);
     HARNESS_EQ(bx_tensor_on_loan(tensor), 1);
     loans_signal(1, SIGKILL);
@@ -59,7 +59,7 @@ static void kills_its_borrower(struct bx_job *job)
     HARNESS_CHECK(info.used_bytes < MEGABYTE / 4);
     HARNESS_EQ(loans_try(job, "worker1", "keep", loans_msg(job, 1, 1, HALF), NULL), BX_E_PEER_DEAD);
     HARNESS_EQ(loans_of(job, 1).granted, 5);
-    HARNESS_EQ(loans_call(job, "worker2", "drop", harness_msg_i64(4)), 0);
+    HARNESS_EQ(harness_call(job, "worker2", "drop", harness_msg_i64(4)), 0);
 }
 
 Test(lease_death, of_a_borrower_gives_its_leases_back, .timeout = 30)
@@ -102,12 +102,12 @@ Test(lease_death, of_a_borrower_takes_what_it_had_not_read_with_it, .timeout = 3
 static void waits_for_room_at_one_that_dies(struct bx_job *job)
 {
     for (int64_t i = 0; i < 2; i++)
-        HARNESS_EQ(loans_call(job, "worker1", "keep", loans_msg(job, i, 1, HALF)), 1);
+        HARNESS_EQ(harness_call(job, "worker1", "keep", loans_msg(job, i, 1, HALF)), 1);
     harness_post(READY);
     /* Bound by what worker 1 holds: its death makes room. */
-    HARNESS_EQ(loans_call(job, "worker2", "keep", loans_msg(job, 5, 1, HALF)), 1);
+    HARNESS_EQ(harness_call(job, "worker2", "keep", loans_msg(job, 5, 1, HALF)), 1);
     HARNESS_EQ(loans_of(job, 1).taken_back, 2);
-    HARNESS_EQ(loans_call(job, "worker2", "drop", harness_msg_i64(1)), 0);
+    HARNESS_EQ(harness_call(job, "worker2", "drop", harness_msg_i64(1)), 0);
 }
 
 static void kills_worker_1(struct bx_job *job)
@@ -171,13 +171,13 @@ static void kills_its_owner(struct bx_job *job)
     /* Passed on it is copied: the dead owner's memory is one to read from. */
     args = harness_msg_i64(499);
     HARNESS_EQ(bx_msg_put_tensor(args, last), 0);
-    HARNESS_EQ(loans_call(job, "worker2", "verify", args), 1);
+    HARNESS_EQ(harness_call(job, "worker2", "verify", args), 1);
     bx_msg_destroy(reply);
     HARNESS_CHECK(loans_hold(last, 499));
     HARNESS_CHECK(bx_tensor_is_borrowed(last) && bx_tensor_data_mut(last) == NULL);
     bx_tensor_release(last);
     HARNESS_EQ(loans_of(job, 1).borrowed, 0);
-    HARNESS_EQ(loans_call(job, "worker2", "verify", loans_msg(job, 1, 1, 100)), 1);
+    HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, 1, 1, 100)), 1);
 }
 
 Test(lease_death, of_an_owner_leaves_what_it_lent_readable, .timeout = 30)
@@ -230,9 +230,9 @@ static void serves_one_that_dies(struct bx_job *job)
     /* "stuck" has looked at its tensors already; "keep" does so now, behind the death. */
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
     harness_post(LOANS_GO);
-    HARNESS_EQ(loans_call(job, "worker2", "verify", loans_msg(job, 1, 1, 100)), 1);
+    HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, 1, 1, 100)), 1);
     while (loans_of(job, 1).borrowed != 0)
-        HARNESS_EQ(loans_call(job, "worker2", "echo", harness_msg_i64(1)), 1);
+        HARNESS_EQ(harness_call(job, "worker2", "echo", harness_msg_i64(1)), 1);
 }
 
 Test(lease_death, of_a_caller_ends_the_leases_of_its_requests, .timeout = 30)
@@ -247,7 +247,7 @@ static void is_entangled(struct bx_job *job)
 {
     struct bx_msg *args = harness_msg_i64(2), *reply = NULL;
 
-    HARNESS_EQ(loans_call(job, "worker1", "keep", loans_msg(job, 1, 1, 5000)), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "keep", loans_msg(job, 1, 1, 5000)), 1);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args, NULL, &reply), 0);
     bx_msg_destroy(args);
     harness_post(READY);
@@ -276,12 +276,12 @@ static void stops_its_borrower(struct bx_job *job)
 {
     uint64_t age;
 
-    HARNESS_EQ(loans_call(job, "worker1", "keep", loans_msg(job, 1, 1, 5000)), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "keep", loans_msg(job, 1, 1, 5000)), 1);
     loans_stop(1);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "echo", NULL, NULL), 0);
     age = loans_of(job, 1).oldest_ns;
     for (int64_t i = 0; i < 200; i++)
-        HARNESS_EQ(loans_call(job, "worker2", "verify", loans_msg(job, i, 2, 50000)), 2);
+        HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, i, 2, 50000)), 2);
     HARNESS_EQ(loans_of(job, 1).leases, 1);
     HARNESS_EQ(loans_of(job, 2).leases, 0);
     HARNESS_CHECK(loans_of(job, 1).bytes >= 5000);
@@ -289,7 +289,7 @@ static void stops_its_borrower(struct bx_job *job)
     HARNESS_EQ(bx_loans_wait(job, 1, 0, HARNESS_MS), BX_E_TIMEOUT);
     HARNESS_EQ(bx_loans_wait(job, 2, 0, 0), 0);
     loans_signal(1, SIGCONT);
-    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
+    HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
     HARNESS_EQ(loans_of(job, 1).leases, 0);
 }
 
@@ -322,7 +322,7 @@ static void lent_to_one_that_leaves(struct bx_job *job)
 {
     harness_await(READY, 1);
     for (int64_t i = 0; i < 200; i++)
-        HARNESS_EQ(loans_call(job, "worker2", "verify", loans_msg(job, i, 4, 4000)), 4);
+        HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, i, 4, 4000)), 4);
     harness_post(DONE);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
     HARNESS_EQ(loans_of(job, 1).granted, loans_of(job, 1).returned + loans_of(job, 1).taken_back);

@@ -146,16 +146,16 @@ static struct bx_future *held_call(struct bx_job *job)
     struct bx_future *future;
 
     harness_await(READY, 1);
-    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
-    HARNESS_EQ(loans_call(job, "worker1", "keep", loans_msg(job, 1, 1, 5000)), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "keep", loans_msg(job, 1, 1, 5000)), 1);
     future = loans_start(job, "worker1", "hold", harness_msg_i64(1));
-    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(2)), 2);
+    HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(2)), 2);
     return future;
 }
 
 static void others_go_on(struct bx_job *job)
 {
-    HARNESS_EQ(loans_call(job, "worker2", "verify", loans_msg(job, 3, 5, 4000)), 5);
+    HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, 3, 5, 4000)), 5);
     HARNESS_EQ(loans_of(job, 2).leases, 0);
 }
 
@@ -228,7 +228,7 @@ static void takes_them(struct bx_job *job)
     HARNESS_EQ(harness_load(TAKEN_BYTES), 6 * 24);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
     /* This answer is read when the last of them has been dealt with. */
-    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(3)), 3);
+    HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(3)), 3);
     HARNESS_EQ(loans_of(job, 1).borrowed, 0);
     others_go_on(job);
     harness_post(FINISHED);
@@ -567,7 +567,7 @@ static void takes_nothing(struct bx_job *job)
 
     strikes_now();
     /* This answer is read when that frame has been dealt with. */
-    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(3)), 3);
+    HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(3)), 3);
     HARNESS_EQ(harness_counter(job, "requests_refused"), 1);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
     HARNESS_EQ(loans_of(job, 1).borrowed, 0);
@@ -714,7 +714,7 @@ static void survives(struct bx_job *job)
             bx_future_release(future);
         }
         bx_msg_destroy(args);
-        HARNESS_EQ(loans_call(job, "worker2", "verify", loans_msg(job, i, 3, 4000)), 3);
+        HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, i, 3, 4000)), 3);
     }
     ends_it(job);
 }

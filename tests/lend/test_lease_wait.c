@@ -32,15 +32,15 @@ static void waits_in_vain(struct bx_job *job)
         const char *name = bx_worker_name(job, to);
 
         for (int i = 0; i < 3; i++)
-            HARNESS_EQ(loans_call(job, name, "keep", loans_msg(job, i, 1, 100)), 1);
+            HARNESS_EQ(harness_call(job, name, "keep", loans_msg(job, i, 1, 100)), 1);
         HARNESS_EQ(bx_loans_wait(job, to, 3, 0), 0);
         HARNESS_EQ(bx_loans_wait(job, 1 - to, 0, 0), 0);
         HARNESS_EQ(bx_loans_wait(job, to, 2, HARNESS_MS), BX_E_TIMEOUT);
         HARNESS_EQ(bx_loans_wait(job, to, 2, 0), BX_E_TIMEOUT);
         HARNESS_EQ(bx_loans_wait(job, -1, 0, HARNESS_MS), BX_E_TIMEOUT);
-        HARNESS_EQ(loans_call(job, name, "drop", harness_msg_i64(1)), 2);
+        HARNESS_EQ(harness_call(job, name, "drop", harness_msg_i64(1)), 2);
         HARNESS_EQ(bx_loans_wait(job, to, 2, 0), 0);
-        HARNESS_EQ(loans_call(job, name, "drop", harness_msg_i64(2)), 0);
+        HARNESS_EQ(harness_call(job, name, "drop", harness_msg_i64(2)), 0);
         HARNESS_EQ(bx_loans_wait(job, to, 0, 0), 0);
     }
 }
@@ -87,10 +87,10 @@ static int setup_inline(struct bx_job *job)
 
 static void is_asked_to_wait(struct bx_job *job)
 {
-    HARNESS_EQ(loans_call(job, "worker1", "keep", loans_msg(job, 1, 1, HALF)), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "keep", loans_msg(job, 1, 1, HALF)), 1);
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "wait", NULL, NULL, NULL), 0);
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "lend", NULL, NULL, NULL), 0);
-    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
+    HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
 }
 
 Test(loans_wait, is_refused_where_nothing_may_wait, .timeout = 20)
@@ -217,7 +217,7 @@ static void fills_its_arena(struct bx_job *job)
 
     HARNESS_EQ(arena_of(job).size_bytes, 4 * MEGABYTE);
     for (int64_t i = 0; i < 4; i++)
-        HARNESS_EQ(loans_call(job, "worker1", "keep", loans_msg(job, i, 1, HALF)), 1);
+        HARNESS_EQ(harness_call(job, "worker1", "keep", loans_msg(job, i, 1, HALF)), 1);
     count = fill_arena(job, elements, tensors, 64);
     HARNESS_HAS(bx_error_text(), "on loan");
     HARNESS_HAS(bx_error_text(), "arena_bytes");
@@ -235,13 +235,13 @@ static void fills_its_arena(struct bx_job *job)
     HARNESS_EQ(loans_of(job, -1).leases, 4);
 
     /* What comes back is looked for when memory is wanted. */
-    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(3)), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(3)), 1);
     again = fill_arena(job, elements, tensors + count, 64 - count);
     HARNESS_EQ(again, 3);
     empty_arena(tensors, count + again);
-    HARNESS_EQ(loans_call(job, "worker1", "keep", args), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "keep", args), 1);
     bx_tensor_release(heap);
-    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(9)), 0);
+    HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(9)), 0);
     HARNESS_EQ(loans_of(job, -1).leases, 0);
     HARNESS_EQ(arena_of(job).used_bytes, 0);
 }
@@ -305,7 +305,7 @@ Test(arena_full, fails_a_reply_with_the_same_code, .timeout = 20)
 static void lends_more_than_there_is(struct bx_job *job)
 {
     for (int64_t i = 0; i < 200; i++)
-        HARNESS_EQ(loans_call(job, "worker1", "verify", loans_msg(job, i, 2, HALF)), 2);
+        HARNESS_EQ(harness_call(job, "worker1", "verify", loans_msg(job, i, 2, HALF)), 2);
     HARNESS_EQ(loans_of(job, -1).granted, 200);
     HARNESS_CHECK(arena_of(job).high_water_bytes <= 4 * MEGABYTE);
     HARNESS_CHECK(arena_of(job).high_water_bytes >= 2 * (uint64_t)HALF);
@@ -361,7 +361,7 @@ static void trims(struct bx_job *job)
 
     HARNESS_EQ(bx_msg_put_tensor(args, small), 0);
     bx_tensor_release(small);
-    HARNESS_EQ(loans_call(job, "worker1", "keep", args), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "keep", args), 1);
     HARNESS_CHECK(arena_of(job).used_bytes >= 8 * MEGABYTE);
     bx_tensor_release(large);
     HARNESS_CHECK(arena_of(job).used_bytes < MEGABYTE);
@@ -370,7 +370,7 @@ static void trims(struct bx_job *job)
     HARNESS_CHECK(arena_of(job).committed_bytes < 8 * MEGABYTE);
     HARNESS_EQ(arena_of(job).high_water_bytes, arena_of(job).used_bytes);
     /* The one on loan is as it was, and there is room again. */
-    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
+    HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
     large = loans_tensor(job, BX_U8, 8 << 20, 3);
     HARNESS_CHECK(loans_hold(large, 3));
     bx_tensor_release(large);
@@ -431,9 +431,9 @@ static void finds_no_room(struct bx_job *job)
     HARNESS_CHECK(tensor == NULL);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "verify", args, NULL, NULL), BX_E_NO_SPACE);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "verify", args, NULL), BX_E_NO_SPACE);
-    HARNESS_EQ(loans_call(job, "worker1", "verify", loans_msg(job, 1, 1, 10000)), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "verify", loans_msg(job, 1, 1, 10000)), 1);
     HARNESS_EQ(mount("tmpfs", "/dev/shm", "tmpfs", MS_REMOUNT, "size=16384k"), 0);
-    HARNESS_EQ(loans_call(job, "worker1", "verify", args), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "verify", args), 1);
 }
 
 Test(arena_full, of_dev_shm_is_another_error, .timeout = 30)
@@ -492,7 +492,7 @@ static void forks(struct bx_job *job)
     HARNESS_EQ(status, 0);
     HARNESS_CHECK(loans_hold(tensor, 1));
     bx_tensor_release(tensor);
-    HARNESS_EQ(loans_call(job, "worker1", "verify", loans_msg(job, 2, 2, 1000)), 2);
+    HARNESS_EQ(harness_call(job, "worker1", "verify", loans_msg(job, 2, 2, 1000)), 2);
 }
 
 Test(arena, is_not_a_forked_child_s, .timeout = 20)

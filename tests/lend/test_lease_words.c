@@ -28,7 +28,7 @@ static bxi_a64 *words_of(struct bx_job *job, int lender)
 
 static void others_go_on(struct bx_job *job)
 {
-    HARNESS_EQ(loans_call(job, "worker2", "verify", loans_msg(job, 3, 5, 4000)), 5);
+    HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, 3, 5, 4000)), 5);
     HARNESS_EQ(loans_of(job, 2).leases, 0);
 }
 
@@ -46,10 +46,10 @@ static void lends_to_it(struct bx_job *job)
 {
     harness_await(READY, 1);
     for (int64_t i = 0; i < 2; i++)
-        HARNESS_EQ(loans_call(job, "worker1", "verify", loans_msg(job, i, 1, 100)), 1);
+        HARNESS_EQ(harness_call(job, "worker1", "verify", loans_msg(job, i, 1, 100)), 1);
     for (int64_t i = 0; i < 2; i++) {
         HARNESS_EQ(loans_of(job, 1).leases, (unsigned)i);
-        HARNESS_EQ(loans_call(job, "worker1", "keep", loans_msg(job, i, 1, 5000)), 1);
+        HARNESS_EQ(harness_call(job, "worker1", "keep", loans_msg(job, i, 1, 5000)), 1);
     }
 }
 
@@ -128,7 +128,7 @@ static void lends_once_more(struct bx_job *job)
     lends_to_it(job);
     strikes_now();
     HARNESS_EQ(loans_of(job, 1).leases, 2);
-    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(4)), 4);
+    HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(4)), 4);
     others_go_on(job);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
     HARNESS_EQ(loans_of(job, 1).leases, 2);
@@ -165,7 +165,7 @@ static void is_not_disturbed(struct bx_job *job)
     bx_msg_destroy(reply);
     HARNESS_EQ(loans_of(job, 1).borrowed, 0);
     HARNESS_EQ(loans_of(job, 1).leases, 2);
-    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(1)), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(1)), 1);
     HARNESS_EQ(loans_of(job, 1).leases, 1);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
     others_go_on(job);
@@ -177,7 +177,7 @@ static void is_not_disturbed(struct bx_job *job)
 /* Its ring towards worker 2, and the words behind it, have pages once the two have talked. */
 static void opens_towards_worker_2(struct bx_job *job)
 {
-    HARNESS_EQ(loans_call(job, "worker2", "echo", harness_msg_i64(1)), 1);
+    HARNESS_EQ(harness_call(job, "worker2", "echo", harness_msg_i64(1)), 1);
     writes_what_means_nothing(job);
 }
 
@@ -284,7 +284,7 @@ static void sends_what_it_truncates(struct bx_job *job)
 static void is_sent_what_is_gone(struct bx_job *job)
 {
     expect_cut_off_by_truncation(job);
-    HARNESS_EQ(loans_call(job, "worker0", "drop", harness_msg_i64(0)), 0);     /* it was not handled */
+    HARNESS_EQ(harness_call(job, "worker0", "drop", harness_msg_i64(0)), 0);     /* it was not handled */
     others_go_on(job);
     harness_post(FINISHED);
 }

@@ -31,17 +31,17 @@ static void is_kept_by_each_kind(struct bx_job *job)
         const char *name = bx_worker_name(job, to);
 
         for (int kind = 0; kind < 3; kind++) {
-            HARNESS_EQ(loans_call(job, name, verifiers[kind], loans_msg(job, 30, 2, 4000)), 2);
+            HARNESS_EQ(harness_call(job, name, verifiers[kind], loans_msg(job, 30, 2, 4000)), 2);
             loans_come_back(job, -1);
         }
         for (int kind = 0; kind < 4; kind++) {
-            HARNESS_EQ(loans_call(job, name, keepers[kind], loans_msg(job, 40 + 3 * kind, 3, 4000)), 3);
+            HARNESS_EQ(harness_call(job, name, keepers[kind], loans_msg(job, 40 + 3 * kind, 3, 4000)), 3);
             HARNESS_EQ(loans_of(job, to).leases, (unsigned)kind + 1);
         }
         HARNESS_CHECK(loans_of(job, to).bytes >= 4 * 3 * 4000);
         HARNESS_EQ(loans_of(job, 1 - to).leases, 0);
         HARNESS_EQ(loans_of(job, -1).leases, 4);
-        HARNESS_EQ(loans_call(job, name, "drop", harness_msg_i64(12)), 0);
+        HARNESS_EQ(harness_call(job, name, "drop", harness_msg_i64(12)), 0);
         HARNESS_EQ(loans_of(job, -1).leases, 0);
     }
 }
@@ -61,10 +61,10 @@ static void is_sent_oneway(struct bx_job *job)
             HARNESS_EQ(bx_rpc_oneway(job, name, keepers[kind], args, NULL), 0);
         bx_msg_destroy(args);
         /* The pool and the batch keep theirs in a while. */
-        while (loans_call(job, name, "drop", harness_msg_i64(0)) < 8)
+        while (harness_call(job, name, "drop", harness_msg_i64(0)) < 8)
             ;
         HARNESS_EQ(loans_of(job, to).leases, 4);
-        HARNESS_EQ(loans_call(job, name, "drop", harness_msg_i64(8)), 0);
+        HARNESS_EQ(harness_call(job, name, "drop", harness_msg_i64(8)), 0);
         loans_come_back(job, -1);
     }
 }
@@ -188,7 +188,7 @@ static void outlives_a_job_that_was_not_shut_down(struct bx_job *job)
 
     harness_leaves_by_itself();
     HARNESS_EQ(bx_msg_put_tensor(args, own), 0);
-    HARNESS_EQ(loans_call(job, "worker1", "keep", args), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "keep", args), 1);
     args = harness_msg_i64(1);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args, NULL, &reply), 0);
     bx_msg_destroy(args);
@@ -208,8 +208,8 @@ static void is_left_with_it(struct bx_job *job)
 {
     harness_await(RELEASED, 1);
     HARNESS_EQ(bx_loans_wait(job, 0, 0, BX_FOREVER), 0);
-    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
-    HARNESS_EQ(loans_call(job, "worker2", "verify", loans_msg(job, 1, 1, 10)), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
+    HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, 1, 1, 10)), 1);
 }
 
 Test(tensor_life, goes_on_beyond_a_job_that_was_not_shut_down, .timeout = 20)
@@ -302,7 +302,7 @@ static void lends_and_forgets(struct bx_job *job)
         }
         bx_msg_destroy(msg);
         if (round % 64 == 0)
-            HARNESS_EQ(loans_call(job, "worker2", "echo", harness_msg_i64(round)), round);
+            HARNESS_EQ(harness_call(job, "worker2", "echo", harness_msg_i64(round)), round);
     }
     harness_post(KEPT);
     harness_await(KEPT, 3);

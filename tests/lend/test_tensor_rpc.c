@@ -81,13 +81,13 @@ Test(tensor_rpc, of_each_dtype_arrive_equal_and_nothing_is_copied, .timeout = 20
 
 static void sends_many(struct bx_job *job, int count, int64_t elements, const char *to)
 {
-    HARNESS_EQ(loans_call(job, to, "verify", loans_msg(job, 5, count, elements)), count);
-    HARNESS_EQ(loans_call(job, to, "keep", loans_msg(job, 5, count, elements)), count);
+    HARNESS_EQ(harness_call(job, to, "verify", loans_msg(job, 5, count, elements)), count);
+    HARNESS_EQ(harness_call(job, to, "keep", loans_msg(job, 5, count, elements)), count);
     HARNESS_EQ(loans_of(job, bx_worker_rank(job, to)).leases, 1);
     /* The message is gone; the last tensor alone holds the lease. */
-    HARNESS_EQ(loans_call(job, to, "drop", harness_msg_i64(count - 1)), 1);
+    HARNESS_EQ(harness_call(job, to, "drop", harness_msg_i64(count - 1)), 1);
     HARNESS_EQ(loans_of(job, bx_worker_rank(job, to)).leases, 1);
-    HARNESS_EQ(loans_call(job, to, "drop", harness_msg_i64(1)), 0);
+    HARNESS_EQ(harness_call(job, to, "drop", harness_msg_i64(1)), 0);
     HARNESS_EQ(loans_of(job, bx_worker_rank(job, to)).leases, 0);
     loans_come_back(job, -1);
 }
@@ -145,7 +145,7 @@ static void sends_bytes_beside(struct bx_job *job)
     HARNESS_EQ(bx_msg_put_i64(args, 8), 0);
     HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
     HARNESS_EQ(bx_msg_put_str(args, "behind it"), 0);
-    HARNESS_EQ(loans_call(job, "worker1", "verify", args), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "verify", args), 1);
 
     args = harness_msg_i64(2);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args, NULL, &reply), 0);
@@ -169,7 +169,7 @@ static void sends_bytes_beside(struct bx_job *job)
     HARNESS_EQ(bx_msg_tensors(args), 0);
     HARNESS_EQ(bx_msg_bytes(args), 0);
     HARNESS_EQ(bx_msg_put_i64(args, 3), 0);
-    HARNESS_EQ(loans_call(job, "worker1", "echo", args), 3);
+    HARNESS_EQ(harness_call(job, "worker1", "echo", args), 3);
     bx_tensor_release(tensor);
 }
 
@@ -250,7 +250,7 @@ static void sends_too_much(struct bx_job *job)
         HARNESS_EQ(bx_rpc_async(job, name, "bytes", args, NULL, &future), BX_E_TOO_LARGE);
         HARNESS_CHECK(future == NULL);
         pretend_bytes(args, bytes);
-        HARNESS_EQ(loans_call(job, name, "echo", args), 1);
+        HARNESS_EQ(harness_call(job, name, "echo", args), 1);
         HARNESS_EQ(bx_rpc_sync(job, name, "too_much", NULL, NULL, NULL), BX_E_TOO_LARGE);
     }
     HARNESS_EQ(harness_counter(job, "leases_granted"), 0);
@@ -438,7 +438,7 @@ static int pass_on(const struct bx_request *request, struct bx_reader *args, str
 
     (void)context;
     HARNESS_EQ(bx_msg_put_tensor(msg, bx_read_tensor(args)), 0);
-    HARNESS_EQ(loans_call(job, "worker2", "keep", msg), 1);
+    HARNESS_EQ(harness_call(job, "worker2", "keep", msg), 1);
     bx_msg_put_u64(reply, harness_counter(job, "tensors_copied"));
     return bx_msg_put_u64(reply, harness_counter(job, "tensor_bytes_copied"));
 }
@@ -463,7 +463,7 @@ static void has_it_passed_on(struct bx_job *job)
     bx_msg_destroy(reply);
     /* Worker 2 holds the copy in worker 1's arena; this one is free to go. */
     loans_come_back(job, -1);
-    HARNESS_EQ(loans_call(job, "worker2", "drop", harness_msg_i64(1)), 0);
+    HARNESS_EQ(harness_call(job, "worker2", "drop", harness_msg_i64(1)), 0);
     expect_copied(job, 0, 0);
 }
 
@@ -547,14 +547,14 @@ static void changes_what_is_on_loan(struct bx_job *job)
         HARNESS_EQ(on_loan(job, tensor), 0);
         HARNESS_EQ(bx_rpc_sync(job, name, "keep", args, NULL, NULL), 0);
         HARNESS_EQ(on_loan(job, tensor), 1);
-        HARNESS_EQ(loans_call(job, name, "keep", args), 1);
+        HARNESS_EQ(harness_call(job, name, "keep", args), 1);
         HARNESS_EQ(on_loan(job, tensor), 2);
         loans_fill(tensor, 2);
-        HARNESS_EQ(loans_call(job, name, "peek", NULL), ((const unsigned char *)bx_tensor_data(tensor))[77]);
+        HARNESS_EQ(harness_call(job, name, "peek", NULL), ((const unsigned char *)bx_tensor_data(tensor))[77]);
         loans_fill(tensor, 1);          /* as "drop" expects it */
-        HARNESS_EQ(loans_call(job, name, "drop", harness_msg_i64(1)), 1);
+        HARNESS_EQ(harness_call(job, name, "drop", harness_msg_i64(1)), 1);
         HARNESS_EQ(on_loan(job, tensor), 1);
-        HARNESS_EQ(loans_call(job, name, "drop", harness_msg_i64(1)), 0);
+        HARNESS_EQ(harness_call(job, name, "drop", harness_msg_i64(1)), 0);
         HARNESS_EQ(on_loan(job, tensor), 0);
         bx_tensor_release(tensor);
     }

@@ -214,14 +214,14 @@ static uint64_t id_of(struct bx_job *job, struct bx_future *future, int to)
 static void await_late_replies(struct bx_job *job)
 {
     while (calls_shown(job, 1) > 0)
-        HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
+        HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
 }
 
 static void expect_all_free(struct bx_job *job, int at)
 {
     const char *name = bx_worker_name(job, at);
 
-    HARNESS_EQ(loans_call(job, name, "free_rows", NULL), BXI_SERVING_MAX);
+    HARNESS_EQ(harness_call(job, name, "free_rows", NULL), BXI_SERVING_MAX);
     HARNESS_EQ(count_at(job, at, BXI_AT_NONE), BXI_SERVING_MAX);
     HARNESS_EQ(calls_shown(job, at), 0);
 }
@@ -336,7 +336,7 @@ static void sees_queued_calls(struct bx_job *job)
     harness_post(HANDLER_GO);
     finish(first, 0);
     /* In order behind the last of them, so all have got to their place. */
-    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(2)), 2);
+    HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(2)), 2);
     HARNESS_EQ(rows_of(job, 1, rows), QUEUED_CALLS);
     for (int i = 0; i < QUEUED_CALLS; i++) {
         uint64_t end_pos = bxi_load_relaxed(&rows[i]->end_pos);
@@ -373,7 +373,7 @@ static void has_many_in_flight(struct bx_job *job, int to, int count)
         HARNESS_EQ(id >> 16, job->rpc->peers[to].slots[id & 0xffff].generation);
         HARNESS_EQ(bxi_load_relaxed(&rows[i]->since) & 0xff, function_of(job, to, "park"));
     }
-    HARNESS_EQ(loans_call(job, bx_worker_name(job, to), "free_rows", NULL), BXI_SERVING_MAX - at_callee);
+    HARNESS_EQ(harness_call(job, bx_worker_name(job, to), "free_rows", NULL), BXI_SERVING_MAX - at_callee);
     HARNESS_EQ(count_at(job, to, BXI_AT_FUTURE), at_callee);
     HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, to), "answer", NULL, NULL, NULL), 0);
     for (int i = 0; i < count; i++)
@@ -425,7 +425,7 @@ static void sees_its_blocking_requests(struct bx_job *job)
         futures[i] = start_stay(job, 1, i);
     harness_await(STAYS, BXI_POOL_READY);
     last = futures[BXI_POOL_READY] = start_stay(job, 2, BXI_POOL_READY);
-    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(1)), 1);      /* read behind it */
+    HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);      /* read behind it */
     for (int i = 0; i < BXI_POOL_READY; i++)
         expect_on_its_thread(job, futures[i], i);
     row = served(job, 1, id_of(job, last, 1));
@@ -459,7 +459,7 @@ static void sees_its_async_requests(struct bx_job *job)
         uint64_t id = id_of(job, future, 1);
         struct bxi_serving *row;
 
-        HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
+        HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
         row = served(job, 1, id);
         HARNESS_CHECK(row != NULL || (how == 2 && bx_future_done(future)));
         if (row != NULL && how < 2) {
@@ -526,7 +526,7 @@ static void sees_its_row(struct bx_job *job)
 
     future = start_call(job, 1, batch_name, BX_FOREVER);
     id = id_of(job, future, 1);
-    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
     row = served(job, 1, id);
     HARNESS_CHECK(row != NULL);
     HARNESS_EQ(bxi_load_relaxed(&row->where), BXI_AT_BATCH);

@@ -122,9 +122,9 @@ static void expect_counters(struct bx_job *job, const struct json *worker)
 
 static void uses_every_kind(struct bx_job *job)
 {
-    HARNESS_EQ(loans_call(job, "worker0", "verify", loans_msg(job, 1, 1, 10)), 1);
-    HARNESS_EQ(loans_call(job, "worker0", "verify_blocking", loans_msg(job, 1, 2, 10)), 2);
-    HARNESS_EQ(loans_call(job, "worker0", "verify_async", loans_msg(job, 1, 3, 10)), 3);
+    HARNESS_EQ(harness_call(job, "worker0", "verify", loans_msg(job, 1, 1, 10)), 1);
+    HARNESS_EQ(harness_call(job, "worker0", "verify_blocking", loans_msg(job, 1, 2, 10)), 2);
+    HARNESS_EQ(harness_call(job, "worker0", "verify_async", loans_msg(job, 1, 3, 10)), 3);
     loans_come_back(job, -1);
 
     struct stat_run run = show();
@@ -157,8 +157,8 @@ Test(shmstat, shows_handlers_by_kind_and_the_counters_that_the_worker_sees, .tim
 static void lends_three_times(struct bx_job *job)
 {
     for (int i = 0; i < 3; i++)
-        HARNESS_EQ(loans_call(job, "worker1", "keep", loans_msg(job, 1, 2, 5000)), 2);
-    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(2)), 4);
+        HARNESS_EQ(harness_call(job, "worker1", "keep", loans_msg(job, 1, 2, 5000)), 2);
+    HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(2)), 4);
 
     struct bx_loans loans = loans_of(job, 1);
     struct bx_arena_info arena = { .struct_bytes = sizeof(arena) };
@@ -184,7 +184,7 @@ static void lends_three_times(struct bx_job *job)
     EXPECT(shown, "committed_bytes", arena.committed_bytes);
     EXPECT(shown, "shm_bytes", arena.committed_bytes);
     stat_run_free(&run);
-    HARNESS_EQ(loans_call(job, "worker1", "drop", harness_msg_i64(4)), 0);
+    HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(4)), 0);
     loans_come_back(job, -1);
     run = show();
     lent = stat_run_row(stat_run_worker(&run, 0), "loans", "peer", 1);

@@ -270,7 +270,7 @@ static void is_left_unread(struct bx_job *job)
     struct bx_future *future;
     double seconds = NAN, most;
 
-    HARNESS_EQ(loans_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
+    HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
     loans_stop(1);
     future = loans_start(job, "worker1", "echo", harness_msg_i64(2));
 

@@ -2,10 +2,9 @@
 /*
  * harness.h: runs in the test's process (harness_run) and in every worker that bx_spawn forks from it.
  *
- * The shared memory is an anonymous mapping made before the fork, so nothing of it has a name. A check
- * that fails ends the worker with _exit from whatever thread it is on: bx_spawn then ends the others.
- * What a killed test leaves: its workers get SIGTERM from the kernel and remove their own names; keeper.c ends those
- * that do not.
+ * The shared memory is an anonymous mapping that is made before the fork, so it has no name. A check that fails calls
+ * _exit in the worker, from any thread, and bx_spawn then ends the other workers. If a test is killed, its workers get
+ * SIGTERM from the kernel and remove their own names; keeper.c ends those that do not.
  */
 #include "harness.h"
 
@@ -27,24 +26,24 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define CHECK_STATUS 99                             /* of a worker whose check failed */
-#define GRACE_NS (UINT64_C(15) * 1000000000)        /* for the others to end well after one died */
-#define LOANS_NS (UINT64_C(20) * 1000000000)        /* for what is on loan to come back; then it never will */
+#define CHECK_STATUS 99                             /* exit status of a worker whose check failed */
+#define GRACE_NS (UINT64_C(15) * 1000000000)        /* after one worker died, for the others to end well */
+#define LOANS_NS (UINT64_C(20) * 1000000000)        /* a lease that is still out after that never returns */
 
 struct shared {
     bxi_a32 gate[HARNESS_GATES];
     bxi_a64 value[HARNESS_VALUES];
 };
 
-/* Where LeakSanitizer is there, workers are looked at too: they end by _exit. */
+/* Not NULL if LeakSanitizer is linked. Workers call it themselves, because they end by _exit. */
 int __lsan_do_recoverable_leak_check(void) __attribute__((weak));
 
 static struct shared *shared;
-/* Of the world that runs; shared by its workers. */
+/* Counts of the workers of the world that runs; shared by them. */
 static struct ends {
-    bxi_a32 count;                  /* that have come to their end; the last of all looks for names */
-    bxi_a32 well;
-    bxi_a32 left_early;             /* by themselves: such a worker may leave names for bx_spawn to remove */
+    bxi_a32 count;                  /* reached their end; the last one looks for names that are left */
+    bxi_a32 well;                   /* ended well */
+    bxi_a32 left_early;             /* harness_leaves_by_itself: may leave names, which bx_spawn removes */
 } *ends;
 static bool leaves_by_itself;
 static int worlds_run;
@@ -215,9 +214,9 @@ static bool has_name(const char *shm_name)
     return fd >= 0 || errno != ENOENT;
 }
 
-/* Between shutdown and destroy no name of this worker is left, and none of a worker that it has seen dead. What
- * the others leave, the last one looks for, if nobody died: what a worker leaves that was cut off, or killed while
- * it left, is removed by bx_spawn. */
+/* Between shutdown and destroy: no name is left of this worker, nor of a worker that it has seen dead. The last worker
+ * to end checks the names of all, unless a worker died or left early: bx_spawn removes what is left by workers that
+ * were cut off, or killed while they left. */
 static void check_names(const struct bx_job *job)
 {
     for (int rank = 0; rank < job->world_size; rank++) {
@@ -302,7 +301,7 @@ void harness_run(const struct harness_world *world)
     cr_assert_eq(harness_try(world), 0, "see above for what went wrong");
 }
 
-/* ---- Small things ---------------------------------------------------------------------------- */
+/* ---- Helpers --------------------------------------------------------------------------------- */
 
 struct thread {
     struct bx_job *job;

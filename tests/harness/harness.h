@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the tests of the engine share: a world of workers, each a process with a function of its own, and
- * a piece of memory in which they wait for one another.
+ * What the tests of the engine share: a world of workers, each a process that runs a function of the test, and shared
+ * memory with gates at which they wait for each other.
  *
  *     static int setup(struct bx_job *job) { return bx_register(job, "add", BX_INLINE, add, NULL); }
  *     static void caller(struct bx_job *job) { HARNESS_EQ(bx_rpc_sync(job, "worker1", ...), 0); }
@@ -11,10 +11,12 @@
  *         harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { caller } });
  *     }
  *
- * Every worker creates the job, runs setup, starts, runs body[rank], shuts down and destroys. What
- * harness_run holds at the end of every test: each worker ended well (but those that the test lets die),
- * no wake-up was rescued and no deadline found late, all that was on loan is back, and neither a segment nor a
- * socket of the job is left.
+ * Every worker creates the job, runs setup, starts the job, runs body[rank], shuts down and destroys the job. At the
+ * end harness_run asserts:
+ * - each worker ended well, except those that the test lets die;
+ * - the counters rescued (wake-ups) and timers_late are zero;
+ * - everything that was on loan has been returned;
+ * - no segment, arena or socket of the job is left.
  */
 #ifndef TESTS_HARNESS_H
 #define TESTS_HARNESS_H
@@ -34,45 +36,46 @@ typedef void (*harness_fn)(struct bx_job *job);
 
 struct harness_world {
     int size;
-    int (*setup)(struct bx_job *job);   /* between create and start, in every worker; < 0 fails it */
+    int (*setup)(struct bx_job *job);   /* between create and start, in every worker; < 0 fails the worker */
     harness_fn body[HARNESS_BODIES];    /* by rank; NULL: serves until another worker shuts down */
     struct bx_options options;          /* of every worker: wait, spin, timeouts */
     const char *const *names;
-    uint32_t dies;                      /* bits of the ranks that end badly on purpose */
+    uint32_t dies;                      /* bit r: rank r ends badly on purpose */
 };
 
-/* Runs the world and asserts what is said above. One test may run several, one after the other. */
+/* Runs the world and asserts the list above. One test may run several worlds, one after the other. */
 void harness_run(const struct harness_world *world);
 
-/* The same without assertions, for processes that are not Criterion's: 0, or -1 with a line on stderr. */
+/* The same without assertions, for processes outside of Criterion. Returns 0, or -1 after a line on stderr. */
 int harness_try(const struct harness_world *world);
 
-/* In a body that shuts down and destroys its job itself, or leaves it to the end of the process: called
- * first. It then checks harness_check_rescued and harness_check_loans by itself. */
+/* A body calls this first if it shuts down and destroys its job itself, or if its process ends without that. Such a
+ * body calls harness_check_rescued and harness_check_loans itself. */
 void harness_leaves_by_itself(void);
+/* Checks that the counters rescued and timers_late are zero. */
 void harness_check_rescued(const struct bx_job *job);
-/* Waits until this worker has nothing on loan: as each of the others ends it gives back what it held. */
+/* Waits until this worker has nothing on loan. A borrower returns what it holds when it ends. */
 void harness_check_loans(struct bx_job *job);
 
-/* The name that the job of this process has, or the next harness_run will give. */
+/* The name of this process's job, or the name that the next harness_run will give. */
 const char *harness_job_name(void);
 
-/* Fails if anything of harness_job_name() is left in /dev/shm or among the sockets: how many. */
+/* How many files of harness_job_name() are left in /dev/shm and in the socket directory. Prints each. */
 int harness_left_behind(void);
 
 /* ---- Memory shared by the test and its workers; zero at first -------------------------------- */
 
-/* A gate counts; await sleeps until it has come to `least`. */
+/* A gate is a counter. post adds 1; await sleeps until it is at least `least`. */
 void harness_post(int gate);
 void harness_await(int gate, uint32_t least);
 uint32_t harness_gate(int gate);
 
 void harness_store(int index, uint64_t value);
 uint64_t harness_load(int index);
-uint64_t harness_add(int index, uint64_t n);        /* the value before */
-void harness_reset(void);                           /* all to zero again, between two worlds of a test */
+uint64_t harness_add(int index, uint64_t n);        /* returns the value before */
+void harness_reset(void);                           /* sets all gates and values to zero, between two worlds */
 
-/* ---- Small things that many tests need ------------------------------------------------------- */
+/* ---- Helpers, bodies and handlers that many tests need --------------------------------------- */
 
 /* Runs fn(job, 0) .. fn(job, count - 1), each on a thread, and joins them. */
 void harness_threads(struct bx_job *job, int count, void (*fn)(struct bx_job *job, int index));
@@ -82,32 +85,32 @@ int64_t harness_call(struct bx_job *job, const char *to, const char *function, s
 /* The same with one i64 as args. */
 int64_t harness_call_i64(struct bx_job *job, const char *to, const char *function, int64_t value);
 struct bx_msg *harness_msg_i64(int64_t value);
-/* The same call without the wait. args are destroyed; timeout_ns as in struct bx_call_options. */
+/* Begins a call, destroys args and returns its future. timeout_ns is that of struct bx_call_options. */
 struct bx_future *harness_start(struct bx_job *job, const char *to, const char *function, struct bx_msg *args,
                                 uint64_t timeout_ns);
 
-/* Sends SIGSTOP, and waits until the process has stopped: it does so when it next runs. */
+/* Sends SIGSTOP and waits until the process has stopped. A process stops when it is scheduled next. */
 void harness_stop(pid_t pid);
 void harness_await_stopped(pid_t pid);
 
 /* Gives this process a /dev/shm of its own of that size. Skips the test if it lacks the rights. */
 void harness_mount_shm(unsigned kib);
 
-/* Bodies: serves until the others have shut down, died or been cut off; dies of SIGKILL. */
+/* Bodies. serve: serves until another worker shuts down, whatever dies or is cut off before. die: kills itself. */
 void harness_serve(struct bx_job *job);
 void harness_die(struct bx_job *job);
 
-/* Handlers: answers the i64 that came; twice that; the bytes that came; nothing. */
+/* Handlers. They answer the i64 of the request; twice that; the bytes of the request; nothing. */
 int harness_echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 int harness_twice(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 int harness_echo_bytes(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
 int harness_nothing(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context);
-/* Async: never answers. It keeps a reference, so that the future is not abandoned. */
+/* An async handler that never answers. It keeps a reference, so that the future is not abandoned. */
 int harness_never(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context);
-/* A batch's body that answers no row with a value. */
+/* The body of a batch. It answers each row with an empty reply. */
 int harness_no_rows(struct bx_batch *batch, void *context);
 
-/* ---- Checks for workers: a line on stderr and the end of the process ------------------------- */
+/* ---- Checks for workers: one that fails prints a line on stderr and ends the process ---------- */
 
 _Noreturn void harness_failed(const char *file, int line, const char *format, ...) BX_PRINTF(3, 4);
 void harness_eq(const char *file, int line, const char *text, long long actual, long long expected);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Recursive descent over a terminated string, at most DEPTH_MAX deep. Written here because the
- * tests read a handful of small files of known shape, and a library would be one more thing to
- * install. Escapes other than \uXXXX are decoded; a \u above 127 becomes '?'.
+ * Recursive descent over a terminated string, at most DEPTH_MAX deep. The tests read a few small files of known shape,
+ * so a library, which would have to be installed, is not worth it. Escapes are decoded; \uXXXX above 127 becomes '?'.
  */
 #include "json.h"
 

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * keeper.h: a process beside each test, which ends what the test leaves running.
+ * keeper.h: a process beside each test. It ends the processes that the test leaves running.
  *
- * Criterion kills a test that runs past its limit, and nothing else. The workers of bx_spawn get SIGTERM from the
- * kernel then, but a worker that is stopped does not take it, and a child that the test forked itself gets none.
- * Each test is the leader of a process group, by BoxFort, and the keeper waits for its death. It then continues what
- * is stopped, asks the group to end by SIGTERM, which lets workers remove their names, and kills it a second later.
+ * Criterion kills a test that runs past its limit, but not its children. The workers of bx_spawn then get SIGTERM from
+ * the kernel, but a stopped worker does not act on it, and a child that the test forked itself gets no signal.
+ * BoxFort makes each test the leader of a process group. The keeper waits for the leader's death. It then sends the
+ * group SIGTERM, which lets workers remove their names, and SIGCONT for those that are stopped. It sends SIGKILL a
+ * second later.
  *
- * The keeper is no child of the test, because some tests wait for all their children; it therefore watches the test by
- * a pidfd. It has a process group of its own, holds no other descriptor, and ends when the group is empty.
+ * The keeper is not a child of the test, because some tests wait for all their children. Therefore it watches the test
+ * by a pidfd. It has a process group of its own, has no other open descriptor, and ends when the test's group is empty.
  */
 #include "keeper.h"
 
@@ -21,8 +22,8 @@
 #include <unistd.h>
 
 #define DESCRIPTORS 256         /* more than are open before main */
-#define LOOKS 100               /* at the group, before it is killed */
-#define LOOK_NS 10000000L
+#define LOOKS 100               /* checks whether the group is empty, before SIGKILL */
+#define LOOK_NS 10000000L       /* between two checks */
 
 static _Noreturn void keep(pid_t leader, int leader_fd)
 {
@@ -65,7 +66,7 @@ int keeper_start(void)
     return between > 0 && waitpid(between, &status, 0) == between && status == 0 ? 0 : -1;
 }
 
-/* BoxFort, by which Criterion starts its tests, runs this program once more with this variable. */
+/* Criterion starts each test by BoxFort, which runs this program again with this variable set. */
 __attribute__((constructor)) static void begin(void)
 {
     if (getenv("BXFI_MAP") == NULL)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * loans.h: runs in workers. What a worker keeps is in one list under a mutex, since blocking handlers and
- * bodies reach it too; what was kept first is let go first.
+ * loans.h: runs in workers. Kept tensors are in one queue under a mutex, because blocking handlers and bodies use it
+ * too. "drop" releases the oldest first.
  *
- * Bytes are made of a number and their place, so that a block that was given away too early, or a wrong
- * offset, shows in any of them.
+ * A byte depends on the tensor's number and on its index, so every byte reveals a block that was reused too early and a
+ * wrong offset.
  */
 #include "loans.h"
 
@@ -25,7 +25,7 @@ struct kept {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct kept kept[4096];
 static size_t kept_first, kept_count;
-static struct bx_future *held[64];      /* so that they are not abandoned */
+static struct bx_future *held[64];      /* references of "hold": without them the futures are abandoned */
 static size_t held_count;
 
 /* ---- Bytes ------------------------------------------------------------------------------------------ */
@@ -108,7 +108,7 @@ static int64_t read_all(struct bx_reader *args, bool keep)
     return count;
 }
 
-/* context is not NULL: keeps. */
+/* Keeps the tensors if context is not NULL. */
 static int take(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request;
@@ -186,7 +186,6 @@ static int fails(const struct bx_request *request, struct bx_reader *args, struc
     return bx_fail(-EDOM, "not this time");
 }
 
-/* What byte 77 of the oldest tensor kept is now. */
 static int peek(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request, (void)args, (void)context;

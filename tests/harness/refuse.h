@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* A system call that is refused, as under a container's filter. */
+/* Makes a system call fail, as the filter of a container does. */
 #ifndef TESTS_REFUSE_H
 #define TESTS_REFUSE_H
 
@@ -12,7 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* From here on all threads of this process, and its children, get `error` from one system call. */
+/* From now on one system call returns `error` in all threads of this process and in its children. */
 static inline bool refuse(long syscall_number, int error)
 {
     struct sock_filter filter[] = {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the harness promises the other tests: nothing outlives a test that is killed.
+ * keeper.c: no process outlives a test that is killed.
  */
 #include "harness.h"
 #include "keeper.h"
@@ -19,7 +19,7 @@
 enum gate { STUCK = 0 };
 enum value { PID = 0 };
 
-/* One never returns, one is stopped, one does not take SIGTERM. */
+/* 0 never returns, 1 blocks SIGTERM, 2 is stopped. */
 static void get_stuck(int how)
 {
     sigset_t term;
@@ -57,7 +57,7 @@ static void workers_get_stuck(void)
         .size = 3, .body = { worker_gets_stuck, worker_gets_stuck, worker_gets_stuck } });
 }
 
-/* Kills a test that has run this far. All that have inherited the pipe are gone when it reads as ended. */
+/* Runs body as a test and kills it. The read end of the pipe hangs up when all processes that inherited it are gone. */
 static void kill_a_test(void (*body)(void))
 {
     struct pollfd ended = { .events = POLLIN };
@@ -83,7 +83,7 @@ static void kill_a_test(void (*body)(void))
         kill((pid_t)harness_load(PID + how), SIGKILL);
     close(pipe_fds[0]);
     snprintf(job, sizeof(job), "t%ld-1", (long)test);
-    bxi_segment_reap(job, 0);       /* what was killed had no time to */
+    bxi_segment_reap(job, 0);       /* killed workers could not remove their names */
     bxi_bootstrap_sweep(job);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The operations of boxcar_nn.h as plain loops in double precision, forward and backward. They are as
- * slow and as short as they can be: an error here must be seen by reading.
+ * The operations of boxcar_nn.h as plain loops in double precision, forward and backward. They are short rather than
+ * fast, so that a reader can see an error.
  */
 #include "twin.h"
 
@@ -17,9 +17,9 @@
 
 #define TOLERANCE 2e-5          /* of the largest magnitude in the tensor compared */
 
-/* ---- Small things --------------------------------------------------------------------------------- */
+/* ---- Helpers -------------------------------------------------------------------------------------- */
 
-/* Uniform in +-1, a function of what it is for and of its place. */
+/* Uniform in +-1. Depends only on the use and the index. */
 static float noise(uint64_t use, uint64_t i)
 {
     uint64_t z = (use << 32) + i + UINT64_C(0x9E3779B97F4A7C15);
@@ -128,7 +128,7 @@ static float *alloc_like(const float *from, size_t count)
     return memory;
 }
 
-/* What is to be written over. */
+/* Memory that the net must overwrite. */
 static float *alloc_noise(size_t count)
 {
     float *from = noise_array(count, 2, 1.0f), *memory = alloc_like(from, count);
@@ -287,7 +287,7 @@ int twin_linear(struct twin *t, int in, int features, bool bias)
 
 /* ---- The same in double: forward ------------------------------------------------------------------ */
 
-/* Calls fn for each product of a convolution: places in its output, its input and its weight. */
+/* Calls fn for each product of a convolution, with the indices of its output, its input and its weight. */
 static void each_product(const struct twin_node *out, const struct twin_node *in, void *context,
                          void (*fn)(void *context, size_t to, size_t from, size_t weight))
 {
@@ -328,7 +328,8 @@ static void product_backward(void *context, size_t to, size_t from, size_t weigh
     p->weight_grad[weight] += p->out->g[to] * p->in->v[from];
 }
 
-/* A linear layer is a convolution whose kernel covers the whole input, were it square. */
+/* A linear layer is a convolution whose kernel covers the whole input. The loops are its own: the input need not be
+ * square. */
 static void linear_products(struct product *p, void (*fn)(void *context, size_t to, size_t from, size_t weight))
 {
     size_t features = size_of(p->in) / (size_t)p->in->n, outputs = (size_t)p->out->c;
@@ -386,7 +387,7 @@ static void norm_forward(const struct twin *t, struct twin_node *node, const str
     }
 }
 
-/* Of one output of a pool: the place of the largest input. */
+/* The index of the largest input of output i of a pool. */
 static size_t pool_place(const struct twin_node *node, const struct twin_node *in, size_t i)
 {
     int x = (int)(i % (size_t)node->w) * node->stride - node->padding;
@@ -566,7 +567,7 @@ void twin_finish(struct twin *t)
     set_params(t, 1);
 }
 
-/* The same for what the net has. */
+/* check_near for an array of the net. */
 static void check_near_there(const float *there, const double *want, size_t count, const char *what)
 {
     float *got = malloc((count + 1) * sizeof(*got));
@@ -652,7 +653,7 @@ void twin_end(struct twin *t)
     bx_net_destroy(t->net);
 }
 
-/* The second time shows that gradients are written, not added, and that the new parameters are used. */
+/* The second round checks that gradients are overwritten, not added to, and that the new parameters are used. */
 void twin_check(struct twin *t)
 {
     twin_finish(t);

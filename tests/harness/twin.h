@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Networks of boxcar_nn.h and the same networks in double precision, for tests.
+ * A network of boxcar_nn.h and the same network in double precision, for tests.
  *
- * A twin is built by one call for both: each of these calls bx_net_* and notes the operation, and the checks
- * run both over the same noise and compare the output, the gradient of the input and of each parameter,
- * and the running statistics.
+ * A twin_* call that builds a layer calls bx_net_* and notes the operation. The checks run both networks over the same
+ * noise and compare the output, the gradients of the input and of each parameter, and the running statistics.
  *
  *     struct twin t;
  *
@@ -13,10 +12,8 @@
  *     twin_norm(&t, conv, true);
  *     twin_check(&t);
  *
- * Nets are made on the CPU, or after twin_use on a GPU, whose arrays lie in its memory: everything that a net is
- * given is made by twin_alloc, and here copies are kept.
- *
- * What fails, fails as a Criterion assertion.
+ * Nets compute on the CPU, or after twin_use on a GPU. A GPU's arrays are in its memory: twin_alloc makes everything
+ * that a net is given, and the twin keeps copies on the CPU. Failures are Criterion assertions.
  */
 #ifndef TESTS_TWIN_H
 #define TESTS_TWIN_H
@@ -42,7 +39,7 @@ struct twin_node {
     bool bias, relu;
     size_t param;               /* the first of its parameters */
     double *v, *g;              /* output and its gradient */
-    double *mean, *var;         /* of the batch; then the running ones, mean + c and var + c */
+    double *mean, *var;         /* c values of the batch, then c running ones */
     char name[16];
 };
 
@@ -63,23 +60,23 @@ struct twin {
 
 /* ---- Where nets compute --------------------------------------------------------------------------- */
 
-/* From now on, in this test. NULL: the CPU. */
+/* Sets where nets of this test compute from now on. NULL: the CPU. */
 void twin_use(struct bx_cuda *cuda);
 struct bx_cuda *twin_cuda(void);
 void *twin_alloc(size_t bytes);
 void twin_free(void *memory);
 void twin_put(void *memory, const void *from, size_t bytes);
-/* After all that was computed. */
+/* Waits for all computations first. */
 void twin_get(void *to, const void *memory, size_t bytes);
 
-/* bx_net_create, or the end of the test as skipped where the oneDNN that is here cannot be used. */
+/* bx_net_create. Ends the test as skipped if this machine's oneDNN cannot be used. */
 void twin_create(struct bx_net **net, const struct bx_net_options *options);
 
-/* ---- Building: node 0 is the input, each call gives the number of its node ----------------------- */
+/* ---- Building: node 0 is the input, each call returns the number of its node ---------------------- */
 
 void twin_begin(struct twin *t, int n, int c, int h, int w);
-void twin_begin_bare(struct twin *t, int n, int c, int h, int w);       /* the input's gradient is not wanted */
-int twin_conv(struct twin *t, int in, const struct bx_conv *like);      /* its name is made up */
+void twin_begin_bare(struct twin *t, int n, int c, int h, int w);       /* without a gradient of the input */
+int twin_conv(struct twin *t, int in, const struct bx_conv *like);      /* like->name is ignored */
 int twin_norm(struct twin *t, int in, bool relu);                       /* named "op1" if it is node 1 */
 int twin_relu(struct twin *t, int in);
 int twin_add(struct twin *t, int a, int b, bool relu);
@@ -90,10 +87,10 @@ int twin_softmax(struct twin *t, int in);
 
 /* ---- Checking ------------------------------------------------------------------------------------- */
 
-/* Finishes, checks everything twice with two versions of the parameters, and ends. */
+/* Finishes the net, checks everything with two versions of the parameters, and destroys the twin. */
 void twin_check(struct twin *t);
 
-/* The same in steps. finish makes input, parameters and gradient of the output, all of them noise. */
+/* The same in steps. twin_finish fills the input, the parameters and the gradient of the output with noise. */
 void twin_finish(struct twin *t);
 void twin_check_forward(struct twin *t);
 void twin_check_backward(struct twin *t);

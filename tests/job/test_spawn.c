@@ -514,24 +514,13 @@ Test(spawn, tells_those_who_start_of_a_worker_that_ended_before)
     }
 }
 
-/* Segment and arena of the rank are there: it has met rank 0, or is rank 0. */
+/* True once the rank has made its segment and arena: it has met rank 0, or is rank 0. */
 static bool has_segment(int rank)
 {
-    DIR *stream = opendir("/dev/shm");
-    struct dirent *entry;
-    char prefix[64], suffix[16];
-    bool found = false;
+    char suffix[16];
 
-    snprintf(prefix, sizeof(prefix), "boxcar.%u.%s.", (unsigned)geteuid(), job_name);
     snprintf(suffix, sizeof(suffix), ".%d.arena", rank);
-    while (stream != NULL && (entry = readdir(stream)) != NULL) {
-        size_t length = strlen(entry->d_name), tail = strlen(suffix);
-        found |= strncmp(entry->d_name, prefix, strlen(prefix)) == 0 && length > tail &&
-                 strcmp(entry->d_name + length - tail, suffix) == 0;
-    }
-    if (stream != NULL)
-        closedir(stream);
-    return found;
+    return segments_of(suffix) > 0;
 }
 
 /* Rank 2 kills another one that waits for it, and comes then. */

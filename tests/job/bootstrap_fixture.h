@@ -18,9 +18,9 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 
-#define LONG_NS UINT64_C(60000000000)       /* never reached unless something is broken */
-#define INSTANCE 77                          /* of the job of a rank 0 that the test plays */
-#define SHORT_NS UINT64_C(100000000)        /* where it is to be reached */
+#define LONG_NS UINT64_C(60000000000)       /* a timeout that passes only if something is broken */
+#define SHORT_NS UINT64_C(100000000)        /* a timeout that is to pass */
+#define INSTANCE 77                         /* of the job, where the test plays rank 0 */
 
 /* ---- Jobs made by hand, workers that are threads ------------------------------------------------ */
 

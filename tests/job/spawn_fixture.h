@@ -23,7 +23,7 @@
 #define SHORT_NS UINT64_C(20000000)
 
 struct seen {
-    bxi_a32 running;                    /* workers that have come to where they wait */
+    bxi_a32 running;                    /* workers that have reached meet() */
     int runs[WORLD];
     pid_t pid[WORLD];
     pid_t parent[WORLD];
@@ -74,7 +74,7 @@ static inline void expect_text(const char *format, int rank)
     cr_expect_str_eq(bx_error_text(), text);
 }
 
-/* Not before all workers are there, so that the test knows who they are. */
+/* Waits until all workers are here. Then the test knows the pids of all. */
 static inline void meet(void)
 {
     bxi_add(&seen->running, 1);
@@ -102,7 +102,7 @@ static inline _Noreturn void wait_for_ever(void)
         pause();
 }
 
-/* Like a worker that has started: its segment is there, and its descriptors are everybody's. */
+/* Makes and notes a segment and an arena, as a worker does in its start. Returns 0, or less if it fails. */
 static inline int make_names(const struct bx_options *options)
 {
     static struct bxi_segment segment;

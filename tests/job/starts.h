@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Workers that are started by hand, one process each, for the tests of starts that fail (harness.h takes a
- * start that fails for a broken test). What each saw lies in memory shared with the test.
+ * Workers that a test forks itself, one process each, for starts that fail: harness.h fails the test if a start fails.
+ * Each worker stores its result in memory shared with the test.
  */
 #ifndef TESTS_STARTS_H
 #define TESTS_STARTS_H
@@ -20,7 +20,7 @@
 
 struct start {
     pid_t pid;
-    int rc;                         /* of bx_job_create, else of bx_job_start, else of the shutdown */
+    int rc;                         /* the first error of create, start and shutdown; 0 if none */
     char text[BXI_TEXT_BYTES];
 };
 
@@ -33,7 +33,7 @@ static inline void starts_set_up(void)
     place_set_up();
 }
 
-/* In a child: a worker's whole life, and what came of it. */
+/* In a child: runs a worker from create to destroy and stores its result. */
 static inline void start_here(struct start *start, const struct bx_options *options)
 {
     struct bx_job *job = NULL;
@@ -48,7 +48,7 @@ static inline void start_here(struct start *start, const struct bx_options *opti
     bx_job_destroy(job);
 }
 
-/* Forks worker number `index`; job and start_timeout_ns are filled in where they are not given. */
+/* Forks worker number `index`. Fills in job and start_timeout_ns if the options leave them out. */
 static inline void start_worker(int index, struct bx_options options)
 {
     struct start *start = &starts[index];
@@ -67,7 +67,7 @@ static inline void start_worker(int index, struct bx_options options)
     start->pid = pid;
 }
 
-/* Waits for its end; it must not have crashed. */
+/* Waits for the worker's end and checks that it did not crash. */
 static inline void start_ends(int index)
 {
     int status = 0;
@@ -100,7 +100,7 @@ static inline void start_is_killed(int index)
     cr_assert_eq(waitpid(starts[index].pid, &status, 0), starts[index].pid);
 }
 
-/* Waits until the segment of a rank is there: its worker has met rank 0 and waits for the others. */
+/* Waits until a rank has a segment. Its worker has then met rank 0 and waits for the others. */
 static inline void start_wait_for_segment(const char *rank)
 {
     while (segments_of(rank) == 0)

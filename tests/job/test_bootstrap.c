@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/job/bootstrap.c and lib/job/bootstrap_root.c: how workers meet, and each way in which they do not. Workers
- * are threads here, each with a job made by hand; every test has a socket directory of its own. What
- * goes wrong with the place, not the workers, is in test_bootstrap_place.c.
+ * lib/job/bootstrap.c and lib/job/bootstrap_root.c: how workers meet, and each error that keeps them from it. Workers
+ * are threads here, each with a job made by hand. test_bootstrap_place.c tests errors of the place: the socket
+ * directory, limits and rights.
  */
 #include "bootstrap_fixture.h"
 
@@ -25,7 +25,7 @@ static void expect_fail_packet(int fd, int code)
     close(fd);
 }
 
-/* ---- They meet ---------------------------------------------------------------------------------- */
+/* ---- Workers that meet -------------------------------------------------------------------------- */
 
 static void expect_peer(struct bx_job *job, const struct bx_job *other)
 {
@@ -67,16 +67,16 @@ Test(bootstrap, eight_workers_meet_and_leave_nothing)
         for (int j = 0; j < 8; j++)
             expect_peer(worker[i].job, worker[j].job);
     cr_expect_eq(segments_of(""), 2 * 8);       /* each a segment and an arena */
-    cr_expect_eq(socket_files(), 1);            /* the lock, the job's */
-    /* A segment and an arena of one's own, their reading descriptors closed; two bells, a pidfd; of each peer
-     * three. */
+    cr_expect_eq(socket_files(), 1);            /* the job's lock file */
+    /* Each worker: a segment and an arena (their reading descriptors are closed), two bells and a pidfd; three of each
+     * peer. One more for the lock file. */
     cr_expect_eq(open_fds(), fds + 8 * (2 + 3 + 7 * 3) + 1);
     for (int rank = 0; rank < 8; rank++)
         free_job(worker[rank].job);
     cr_expect_eq(open_fds(), fds);
 }
 
-Test(bootstrap, what_is_passed_of_a_segment_has_neither_its_lock_nor_its_writing)
+Test(bootstrap, a_segment_is_passed_read_only_and_without_its_lock)
 {
     struct worker worker = { 0 };
     struct bxi_boot_welcome welcome = {
@@ -93,7 +93,7 @@ Test(bootstrap, what_is_passed_of_a_segment_has_neither_its_lock_nor_its_writing
     cr_assert_eq(receive_raw(fd, &packet), 1);
     cr_assert_eq(packet.fd_count, BXI_BOOT_FDS);
     cr_expect_eq(fcntl(packet.fds[0], F_GETFL) & O_ACCMODE, O_RDONLY);
-    /* Seen from it the owner's lock is somebody else's. */
+    /* It is another open file description, so the owner's lock conflicts with it. */
     cr_expect_eq(fcntl(packet.fds[0], F_OFD_GETLK, &lock), 0);
     cr_expect_eq(lock.l_type, F_WRLCK);
     close(fd);
@@ -151,9 +151,9 @@ Test(bootstrap, replaces_what_a_dead_rank_0_left)
     free_job(worker[1].job);
 }
 
-/* ---- Somebody does not come, or is one too many ------------------------------------------------- */
+/* ---- A worker is missing, or is one too many ---------------------------------------------------- */
 
-Test(bootstrap, names_the_ranks_that_did_not_come_to_all_who_did)
+Test(bootstrap, names_the_missing_ranks_to_all_others)
 {
     struct worker worker[8] = { 0 };
 
@@ -162,7 +162,7 @@ Test(bootstrap, names_the_ranks_that_did_not_come_to_all_who_did)
             begin(&worker[rank], NULL, rank, 8);
     while (segments_of("") < 2 * 5)
         sched_yield();
-    /* The one who has the least patience counts for all. */
+    /* The shortest timeout of all holds for all. */
     worker[7].timeout_ns = 4 * SHORT_NS;
     begin(&worker[7], NULL, 7, 8);
     for (int rank = 0; rank < 8; rank++)
@@ -181,7 +181,7 @@ Test(bootstrap, names_a_range_of_missing_ranks)
     expect_failure(&worker, BX_E_RANK_MISSING, "rank 1 of 0..1 did not come");
 }
 
-Test(bootstrap, says_that_rank_0_never_came_and_where_it_looked)
+Test(bootstrap, says_that_rank_0_never_came_and_names_the_socket)
 {
     struct worker worker = { .timeout_ns = SHORT_NS };
     char part[160];
@@ -234,7 +234,7 @@ Test(bootstrap, does_not_let_a_worker_take_the_name_of_rank_0)
     expect_failure(&worker[1], BX_E_NAME_TAKEN, "by rank 0");
 }
 
-Test(bootstrap, turns_away_the_second_of_a_rank_and_goes_on)
+Test(bootstrap, refuses_a_second_worker_of_a_rank_and_goes_on)
 {
     struct worker worker[3] = { 0 }, second = { 0 };
     sem_t ended;
@@ -262,7 +262,7 @@ Test(bootstrap, turns_away_the_second_of_a_rank_and_goes_on)
     free_job(second.job);
 }
 
-Test(bootstrap, turns_away_ranks_that_there_are_not_and_rank_0)
+Test(bootstrap, refuses_ranks_outside_of_the_job_and_rank_0)
 {
     struct worker worker[2] = { 0 };
     static const struct { int rank; int code; } wrong[] = {
@@ -284,7 +284,7 @@ Test(bootstrap, turns_away_ranks_that_there_are_not_and_rank_0)
     free_job(worker[1].job);
 }
 
-Test(bootstrap, says_that_a_job_of_that_name_runs)
+Test(bootstrap, says_that_a_job_of_that_name_is_running)
 {
     struct worker worker[2] = { 0 }, late = { 0 }, again = { 0 };
     char part[64];
@@ -298,10 +298,10 @@ Test(bootstrap, says_that_a_job_of_that_name_runs)
     expect_failure(&again, BX_E_JOB_RUNNING, part);
     begin(&late, "late", 1, 2);
     expect_failure(&late, BX_E_RANK_TAKEN, "by worker 'worker1' (pid ");
-    /* The sweep of somebody else's launcher leaves it alone, too. */
+    /* A launcher that sweeps this name must leave the files of the running job. */
     bxi_bootstrap_sweep(job_name);
     cr_expect_eq(socket_files(), 1);
-    /* A rank that nobody has: the job may end in time, and another begin. */
+    /* No worker has rank 1 now, so a new one waits: this job may end in time and another begin. */
     free_job(worker[1].job);
     late = (struct worker){ .timeout_ns = SHORT_NS };
     begin(&late, "late", 1, 2);
@@ -318,14 +318,14 @@ Test(bootstrap, says_that_a_job_of_that_name_runs)
     free_job(worker[1].job);
 }
 
-/* Waits until a worker that waits for rank 0 has the lock file open. */
+/* Waits until a worker that waits for rank 0 has opened the lock file. */
 static void wait_for_lock_file(int files)
 {
     while (socket_files() < files)
         sched_yield();
 }
 
-Test(bootstrap, tells_those_who_wait_that_rank_0_could_not_open)
+Test(bootstrap, tells_waiting_workers_that_rank_0_could_not_open_its_socket)
 {
     struct worker worker[3] = { 0 };
     struct sockaddr_un address;
@@ -342,7 +342,7 @@ Test(bootstrap, tells_those_who_wait_that_rank_0_could_not_open)
     cr_expect_eq(rmdir(address.sun_path), 0);
 }
 
-/* ---- Somebody is waited for long ---------------------------------------------------------------- */
+/* ---- A worker that comes late ------------------------------------------------------------------- */
 
 static sem_t logged;
 static const char *logged_part;
@@ -361,7 +361,7 @@ static void await_logs(int count)
             ;
 }
 
-Test(bootstrap, says_in_every_log_for_whom_it_waits)
+Test(bootstrap, logs_in_every_worker_which_ranks_are_missing)
 {
     struct worker worker[4] = { 0 };
 
@@ -380,7 +380,7 @@ Test(bootstrap, says_in_every_log_for_whom_it_waits)
     bx_set_log(NULL, NULL);
 }
 
-Test(bootstrap, says_in_the_log_that_it_waits_for_rank_0)
+Test(bootstrap, logs_that_it_waits_for_rank_0)
 {
     struct worker worker[2] = { 0 };
 
@@ -397,7 +397,7 @@ Test(bootstrap, says_in_the_log_that_it_waits_for_rank_0)
     bx_set_log(NULL, NULL);
 }
 
-Test(bootstrap, takes_nobody_for_rank_0_who_removes_what_a_dead_one_left)
+Test(bootstrap, a_sweeper_that_holds_the_lock_is_not_taken_for_rank_0)
 {
     struct worker worker[2] = { 0 };
     struct flock door = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1, .l_len = 1 };
@@ -429,7 +429,7 @@ Test(bootstrap, tells_all_that_versions_differ)
     expect_failure(&worker, BX_E_VERSION, "speaks protocol 4");
 }
 
-/* ---- Somebody dies ------------------------------------------------------------------------------ */
+/* ---- A worker that dies or fails ---------------------------------------------------------------- */
 
 Test(bootstrap, names_the_worker_that_died_while_starting)
 {
@@ -445,7 +445,7 @@ Test(bootstrap, names_the_worker_that_died_while_starting)
     expect_failure(&worker, BX_E_PEER_DEAD, "worker 'raw2' (rank 2, pid ");
 }
 
-Test(bootstrap, passes_a_workers_own_failure_on_to_all)
+Test(bootstrap, passes_the_failure_of_one_worker_to_all)
 {
     struct worker worker = { 0 };
     struct bxi_boot_fail fail = { .head = bxi_boot_head(BXI_BOOT_FAIL), .code = BX_E_NO_SPACE };
@@ -458,9 +458,9 @@ Test(bootstrap, passes_a_workers_own_failure_on_to_all)
     close(fd);
 }
 
-/* ---- Nonsense ----------------------------------------------------------------------------------- */
+/* ---- Messages and descriptors that are wrong ---------------------------------------------------- */
 
-Test(bootstrap, drops_clients_that_make_no_sense)
+Test(bootstrap, drops_clients_that_send_nonsense)
 {
     struct worker worker[2] = { 0 };
     unsigned char junk[8192];
@@ -479,7 +479,7 @@ Test(bootstrap, drops_clients_that_make_no_sense)
         send_raw(fd, junk, sizes[i], NULL, 0);
         expect_hang_up(fd, "");
     }
-    for (int kind = 0; kind < 9; kind++) {              /* any message but HELLO, and HELLO too short */
+    for (int kind = 0; kind < 9; kind++) {              /* every message except HELLO, and a short HELLO */
         struct bxi_boot_head head = bxi_boot_head((enum bxi_boot_kind)kind);
         int fd = connect_raw();
         send_raw(fd, &head, sizeof(head), fds, kind == BXI_BOOT_JOIN ? 4 : 0);
@@ -497,7 +497,7 @@ Test(bootstrap, drops_clients_that_make_no_sense)
     expect_hang_up(fd, "");
     hello = hello_of(1, 2);
     fd = connect_raw();
-    send_raw(fd, &hello, sizeof(hello), fds, 8);        /* descriptors that nobody asked for */
+    send_raw(fd, &hello, sizeof(hello), fds, 8);        /* HELLO has no descriptors */
     expect_hang_up(fd, "");
 
     begin(&worker[1], NULL, 1, 2);
@@ -509,7 +509,7 @@ Test(bootstrap, drops_clients_that_make_no_sense)
     cr_expect_eq(open_fds(), open_before + 8);
 }
 
-Test(bootstrap, gives_a_rank_free_whose_descriptors_are_not_what_they_should_be)
+Test(bootstrap, frees_the_rank_of_a_worker_with_wrong_descriptors)
 {
     struct worker worker[2] = { 0 };
     struct bxi_boot_head head = bxi_boot_head(BXI_BOOT_JOIN);
@@ -519,7 +519,7 @@ Test(bootstrap, gives_a_rank_free_whose_descriptors_are_not_what_they_should_be)
     const int wrong[][BXI_BOOT_FDS] = {
         { null, null, bell, bell, me },         /* no segment */
         { bell, bell, bell, bell, me },
-        { null, null, blocking, bell, me },     /* ringing it could block */
+        { null, null, blocking, bell, me },     /* a bell that blocks its ringer */
         { null, null, bell, bell, null },       /* no pidfd */
     };
 
@@ -538,7 +538,7 @@ Test(bootstrap, gives_a_rank_free_whose_descriptors_are_not_what_they_should_be)
     free_job(worker[1].job);
 }
 
-Test(bootstrap, believes_no_table_that_makes_no_sense)
+Test(bootstrap, rejects_a_table_that_is_wrong)
 {
     struct bxi_boot_table table = { .head = bxi_boot_head(BXI_BOOT_TABLE), .count = 1 };
     size_t one = offsetof(struct bxi_boot_table, entry) + sizeof(table.entry[0]);
@@ -567,8 +567,8 @@ Test(bootstrap, believes_no_table_that_makes_no_sense)
     }
 }
 
-/* It has the lock, and was stopped before it could write its pid. */
-Test(bootstrap, names_no_pid_that_there_is_not)
+/* Rank 0 has the lock, and was stopped before it wrote its pid. */
+Test(bootstrap, names_no_pid_of_a_rank_0_that_has_not_written_it)
 {
     struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1 };
     struct worker again = { 0 }, late = { .timeout_ns = SHORT_NS };

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/job/bootstrap.c and lib/job/bootstrap_root.c against the other side: messages and descriptors that are right in
- * all but one thing, too many connections, and a place that is not only this user's.
+ * lib/job/bootstrap.c and lib/job/bootstrap_root.c against hostile input: messages and descriptors with one error each,
+ * too many connections, and a socket directory that other users can reach.
  *
- * A raw worker has a segment, an arena, bells and a pidfd of its own, made by the functions that are tested, so
- * that what is wrong is the one thing that a test changes. The other side must not believe it, keep no
- * descriptor of it, and go on.
+ * A raw worker has a segment, an arena, bells and a pidfd, made by the functions under test, so that the only error is
+ * the one that a test adds. The other side must reject it, keep none of its descriptors, and go on.
  */
 #include "bootstrap_fixture.h"
 
@@ -30,7 +29,7 @@ struct raw {
     int fds[BXI_BOOT_FDS];
 };
 
-/* Its job has the instance, a segment and an arena; the descriptors to hand over are in fds. */
+/* Makes a job with this instance, a segment and an arena. fds gets the descriptors to send. */
 static void make_raw(struct raw *raw, const char *name, int rank, int world_size, uint64_t instance)
 {
     raw->job = make_job(name, rank, world_size);
@@ -79,7 +78,7 @@ static int arena_of(size_t bytes)
     return fd;
 }
 
-Test(bootstrap_input, each_descriptor_of_a_worker_is_looked_at)
+Test(bootstrap_input, each_descriptor_of_a_worker_is_checked)
 {
     const struct { const char *what; int index; int fd; } wrong[] = {
         { "a bell that blocks", BXI_BOOT_BELL, eventfd(0, EFD_CLOEXEC) },
@@ -115,7 +114,7 @@ Test(bootstrap_input, each_descriptor_of_a_worker_is_looked_at)
     cr_expect_eq(open_fds(), before);
 }
 
-/* Made for another rank, or another run of the job. */
+/* The segment was made for another rank, or for another instance of the job. */
 Test(bootstrap_input, a_segment_of_somebody_else_is_not_attached)
 {
     struct worker worker[2] = { 0 };
@@ -142,8 +141,8 @@ Test(bootstrap_input, a_segment_of_somebody_else_is_not_attached)
     free_job(others[1].job);
 }
 
-/* It cannot have attached what it was not given yet. */
-Test(bootstrap_input, a_worker_that_has_attached_too_early_ends_the_start)
+/* The worker says ATTACHED before it got a TABLE. */
+Test(bootstrap_input, a_worker_that_says_attached_too_early_ends_the_start)
 {
     struct worker worker = { 0 };
     struct raw raw;
@@ -157,7 +156,7 @@ Test(bootstrap_input, a_worker_that_has_attached_too_early_ends_the_start)
     free_raw(&raw);
 }
 
-Test(bootstrap_input, the_failure_of_a_stranger_is_not_everybodys)
+Test(bootstrap_input, a_failure_from_a_client_without_a_hello_is_ignored)
 {
     struct bxi_boot_fail fail = { .head = bxi_boot_head(BXI_BOOT_FAIL), .code = BX_E_NO_SPACE };
     struct worker worker[2] = { 0 };
@@ -173,7 +172,7 @@ Test(bootstrap_input, the_failure_of_a_stranger_is_not_everybodys)
     free_job(worker[1].job);
 }
 
-Test(bootstrap_input, a_worker_that_never_joins_is_one_that_is_missing)
+Test(bootstrap_input, a_worker_that_never_joins_is_reported_as_missing)
 {
     struct worker worker[3] = { { .timeout_ns = 4 * SHORT_NS } };
 
@@ -186,7 +185,7 @@ Test(bootstrap_input, a_worker_that_never_joins_is_one_that_is_missing)
     close(fd);
 }
 
-/* More connections than workers, which say nothing: the oldest go, those who have said who they are stay. */
+/* More silent connections than rank 0 keeps: it closes the oldest, but none that has sent HELLO. */
 Test(bootstrap_input, a_flood_of_connections_keeps_no_worker_out)
 {
     enum { FLOOD = 400 };
@@ -216,12 +215,12 @@ Test(bootstrap_input, a_flood_of_connections_keeps_no_worker_out)
 
 /* ---- A rank 0 by hand, towards a real worker ---------------------------------------------------- */
 
-/* One entry after the other, each with its descriptors. */
+/* Sends a TABLE of `count` entries with their descriptors. */
 static void send_table(int fd, const struct bxi_boot_entry *entries, int (*fds)[BXI_BOOT_FDS], uint32_t count)
 {
     struct bxi_boot_table table = { .head = bxi_boot_head(BXI_BOOT_TABLE), .count = count };
 
-    if (count > 0)                  /* else entries is NULL, which memcpy may not be given */
+    if (count > 0)                  /* otherwise entries is NULL, which is undefined for memcpy */
         memcpy(table.entry, entries, count * sizeof(*entries));
     send_raw(fd, &table, offsetof(struct bxi_boot_table, entry) + count * sizeof(*entries), (const int *)fds,
              (int)count * BXI_BOOT_FDS);
@@ -235,7 +234,7 @@ static struct bxi_boot_entry entry_of(int rank, const char *name)
     return entry;
 }
 
-/* What a worker of rank 1 in a world of 3 makes of a rank 0 that does this after its JOIN. */
+/* Rank 1 of 3 sends JOIN, and a rank 0 by hand answers with act: the worker's start must fail with -EPROTO. */
 static void expect_nonsense(void (*act)(int fd, struct raw *boss, struct bxi_boot_packet *join), const char *part)
 {
     static struct bxi_boot_packet join;
@@ -274,13 +273,13 @@ static void same_rank_twice_in_a_table(int fd, struct raw *boss, struct bxi_boot
     send_table(fd, entries, fds, 2);
 }
 
-Test(bootstrap_input, the_same_rank_twice_is_nonsense)
+Test(bootstrap_input, a_table_with_the_same_rank_twice_is_rejected)
 {
     expect_nonsense(same_rank_in_two_tables, "cannot attach to 'boss' (rank 0)");
     expect_nonsense(same_rank_twice_in_a_table, "cannot attach to 'boss' (rank 0)");
 }
 
-/* The worker's own segment, in its own hands again. */
+/* Sends the worker the descriptors of its own JOIN. */
 static void its_own_rank(int fd, struct raw *boss, struct bxi_boot_packet *join)
 {
     struct bxi_boot_entry entry = entry_of(1, "worker1");
@@ -291,7 +290,7 @@ static void its_own_rank(int fd, struct raw *boss, struct bxi_boot_packet *join)
     send_table(fd, &entry, fds, 1);
 }
 
-Test(bootstrap_input, its_own_rank_is_nonsense)
+Test(bootstrap_input, a_table_with_the_receivers_rank_is_rejected)
 {
     expect_nonsense(its_own_rank, "cannot attach to 'worker1' (rank 1)");
 }
@@ -313,7 +312,7 @@ static void name_without_end(int fd, struct raw *boss, struct bxi_boot_packet *j
     send_table(fd, &entry, &boss->fds, 1);
 }
 
-Test(bootstrap_input, a_name_that_is_none_is_nonsense)
+Test(bootstrap_input, a_table_with_an_invalid_name_is_rejected)
 {
     expect_nonsense(name_of_no_worker, "cannot attach to '../boss' (rank 0)");
     expect_nonsense(name_without_end, "cannot attach to 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' (rank 0)");
@@ -339,15 +338,15 @@ static void welcome_again(int fd, struct raw *boss, struct bxi_boot_packet *join
     send_raw(fd, &welcome, sizeof(welcome), NULL, 0);
 }
 
-Test(bootstrap_input, a_message_out_of_turn_is_nonsense)
+Test(bootstrap_input, a_message_out_of_turn_is_rejected)
 {
     expect_nonsense(go_at_once, "sent what no rank 0 sends");
     expect_nonsense(empty_table, "sent what no rank 0 sends");
     expect_nonsense(welcome_again, "sent what no rank 0 sends");
 }
 
-/* In a world of 2 the first table is the last. */
-Test(bootstrap_input, a_table_behind_the_last_is_nonsense)
+/* In a world of 2 the first TABLE is the last one. */
+Test(bootstrap_input, a_table_behind_the_last_is_rejected)
 {
     struct bxi_boot_entry entry = entry_of(0, "boss");
     static struct bxi_boot_packet packet;
@@ -367,7 +366,7 @@ Test(bootstrap_input, a_table_behind_the_last_is_nonsense)
     free_raw(&boss);
 }
 
-Test(bootstrap_input, a_welcome_that_is_wrong_is_nonsense)
+Test(bootstrap_input, a_wrong_welcome_is_rejected)
 {
     for (int i = 0; i < 3; i++) {
         struct bxi_boot_welcome welcome = welcome_of("boss");
@@ -387,7 +386,7 @@ Test(bootstrap_input, a_welcome_that_is_wrong_is_nonsense)
     }
 }
 
-Test(bootstrap_input, the_name_of_a_rank_0_ends_where_it_has_to)
+Test(bootstrap_input, an_unterminated_name_of_rank_0_is_cut_off)
 {
     struct bxi_boot_welcome welcome = welcome_of("boss");
     static struct bxi_boot_packet join;
@@ -403,7 +402,7 @@ Test(bootstrap_input, the_name_of_a_rank_0_ends_where_it_has_to)
     expect_failure(&worker, BX_E_PEER_DEAD, "worker 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' (rank 0");
 }
 
-Test(bootstrap_input, a_rank_0_that_falls_silent_is_not_waited_for)
+Test(bootstrap_input, a_worker_waits_for_a_silent_rank_0_until_its_deadline)
 {
     struct worker worker = { .timeout_ns = SHORT_NS };
 
@@ -422,8 +421,8 @@ static void make_pair(int pair[2])
     cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
 }
 
-/* Its beginning is a table of 32 workers. What is behind it must not be cut off unseen. */
-Test(bootstrap_input, a_packet_longer_than_any_is_refused_with_its_descriptors)
+/* It begins with a TABLE of 32 workers. The byte behind that must not be cut off silently. */
+Test(bootstrap_input, a_packet_that_is_too_long_is_refused_with_its_descriptors)
 {
     static struct { struct bxi_boot_table table; char more; } data;
     int pair[2], fds[BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS];
@@ -446,8 +445,9 @@ Test(bootstrap_input, a_packet_longer_than_any_is_refused_with_its_descriptors)
     close(pair[1]);
 }
 
-/* More than are wanted is nonsense; fewer than came, because no more may be open, is not the sender's fault. */
-Test(bootstrap_input, descriptors_that_are_lost_are_told_from_those_that_are_too_many)
+/* Too many descriptors are the sender's error, -EPROTO. Descriptors that were lost because this process may open no
+ * more are not: -EMFILE. */
+Test(bootstrap_input, lost_descriptors_are_not_the_senders_error_but_too_many_are)
 {
     struct bxi_boot_head head = bxi_boot_head(BXI_BOOT_JOIN);
     struct rlimit old, limit;
@@ -475,7 +475,7 @@ Test(bootstrap_input, descriptors_that_are_lost_are_told_from_those_that_are_too
     close(pair[1]);
 }
 
-Test(bootstrap_input, a_failure_is_one_whatever_its_code)
+Test(bootstrap_input, a_failure_with_an_impossible_code_is_still_a_failure)
 {
     static const int codes[] = { 0, 1, INT32_MAX };
 
@@ -537,7 +537,7 @@ Test(bootstrap_input, a_full_queue_is_waited_for_until_the_deadline)
     close(pair[1]);
 }
 
-/* As an ordinary user who has more descriptors in flight than he may have open. */
+/* An ordinary user may not have more descriptors in flight than he may have open. */
 static int send_too_many_in_flight(void)
 {
     struct rlimit limit = { 24, 24 };
@@ -574,7 +574,7 @@ Test(bootstrap_input, too_many_descriptors_in_flight_are_waited_for_until_the_de
 
 /* ---- The place ---------------------------------------------------------------------------------- */
 
-Test(bootstrap_input, a_directory_that_others_may_do_anything_with_is_refused)
+Test(bootstrap_input, a_directory_that_other_users_have_any_right_to_is_refused)
 {
     char path[BXI_BOOT_PATH_BYTES], expected[96];
 
@@ -589,7 +589,7 @@ Test(bootstrap_input, a_directory_that_others_may_do_anything_with_is_refused)
     cr_expect_eq(bxi_socket_dir(path, sizeof(path)), 0);
 }
 
-Test(bootstrap_input, a_directory_is_made_whatever_the_umask)
+Test(bootstrap_input, a_directory_is_made_with_mode_0700_whatever_the_umask)
 {
     char path[BXI_BOOT_PATH_BYTES];
     struct stat status;
@@ -602,7 +602,7 @@ Test(bootstrap_input, a_directory_is_made_whatever_the_umask)
     cr_expect_eq(status.st_mode & 07777, 0700);
 }
 
-/* Whatever it leads to would be written to. */
+/* Otherwise the file that the link names would be written to. */
 Test(bootstrap_input, a_lock_file_that_is_a_link_is_not_followed)
 {
     struct worker worker = { .timeout_ns = SHORT_NS };
@@ -618,8 +618,8 @@ Test(bootstrap_input, a_lock_file_that_is_a_link_is_not_followed)
     unlink(path);
 }
 
-/* Somebody has removed the lock file, and another job of that name has made one. */
-Test(bootstrap_input, a_lock_file_of_somebody_else_is_not_removed)
+/* The lock file was removed, and another job of that name has made a new one. */
+Test(bootstrap_input, a_lock_file_of_another_job_is_not_removed)
 {
     struct worker worker[2] = { 0 };
     char path[128];
@@ -637,7 +637,7 @@ Test(bootstrap_input, a_lock_file_of_somebody_else_is_not_removed)
     unlink(path);
 }
 
-/* Hands one end of a pair that another user made to its parent. */
+/* In a child: makes a socket pair as another user and sends one end to the parent. */
 static int make_pair_as_nobody(int to)
 {
     struct bxi_boot_head head = bxi_boot_head(BXI_BOOT_GO);
@@ -648,7 +648,7 @@ static int make_pair_as_nobody(int to)
     return bxi_boot_send(to, &(struct bxi_boot_out){ &head, sizeof(head), pair, 1 }, BX_FOREVER) == 0 ? 0 : 2;
 }
 
-Test(bootstrap_input, another_users_process_is_not_ones_own)
+Test(bootstrap_input, a_socket_of_another_users_process_is_recognised)
 {
     uint32_t pid = 0;
     int pair[2], status = 0;

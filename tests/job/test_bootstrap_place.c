@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/job/bootstrap.c where the place is not as it should be: the socket directory, rights, limits, a full
- * /dev/shm; and as many workers as there can be, as an ordinary user. Processes, where threads would
- * share what is limited.
+ * lib/job/bootstrap.c where the place is not as it should be: the socket directory, rights, limits, a full /dev/shm;
+ * and the largest number of workers as an ordinary user. Workers are processes where threads would share a limit.
  */
 #include "bootstrap_fixture.h"
 
@@ -61,7 +60,7 @@ Test(bootstrap_place, uses_only_a_directory_of_its_own)
     setenv("XDG_RUNTIME_DIR", directory, 1);
 }
 
-Test(bootstrap_place, says_that_the_sockets_name_is_too_long)
+Test(bootstrap_place, says_that_the_path_of_the_socket_is_too_long)
 {
     struct worker worker = { 0 };
     char path[160];
@@ -77,7 +76,7 @@ Test(bootstrap_place, says_that_the_sockets_name_is_too_long)
     cr_expect_eq(rmdir(path), 0);
 }
 
-/* In a child, as an ordinary user where this is root. Returns fn's answer. */
+/* Runs fn in a child, as an ordinary user if this is root. Returns the exit status, which is fn's result. */
 static int as_ordinary_user(int (*fn)(void))
 {
     int status = 0;
@@ -105,12 +104,12 @@ static int start_without_permission(void)
     return worker.rc == BX_E_SOCKET_DIR && strstr(worker.text, "Permission denied") != NULL ? 0 : 1;
 }
 
-Test(bootstrap_place, says_that_there_is_no_permission)
+Test(bootstrap_place, says_that_permission_is_denied)
 {
     cr_expect_eq(as_ordinary_user(start_without_permission), 0);
 }
 
-/* All ranks as processes, 1024 open files each as most systems give. 0, or how many failed. */
+/* All ranks are processes with 1024 open files each, the limit of most systems. Returns how many failed. */
 static int start_128_processes(void)
 {
     struct rlimit limit = { 1024, 1024 };
@@ -130,21 +129,21 @@ static int start_128_processes(void)
         worker_main(&worker);
         if (worker.rc < 0)
             fprintf(stderr, "rank %d: %s\n", rank, worker.text);
-        /* Nobody leaves before all are there. */
+        /* No worker but rank 0 leaves before all have started. */
         if (rank == 0 || worker.rc < 0 || read(gate[0], &byte, 1) == 0)
             free_job(worker.job);
         _exit(worker.rc == 0 ? 0 : 1);
     }
     for (int rank = 0; rank < 128; rank++) {
         if (rank == 1)
-            close(gate[1]);         /* rank 0 has left in good order, so all had started */
+            close(gate[1]);         /* rank 0 has ended, so all have started */
         if (waitpid(pid[rank], &status, 0) != pid[rank] || status != 0)
             failed++;
     }
     return failed;
 }
 
-Test(bootstrap_place, starts_128_workers_of_an_ordinary_user)
+Test(bootstrap_place, starts_128_workers_as_an_ordinary_user)
 {
     cr_expect_eq(as_ordinary_user(start_128_processes), 0);
 }
@@ -155,13 +154,13 @@ static int start_with_few_descriptors(void)
     struct worker worker = { .job = make_job(NULL, 0, 2), .timeout_ns = LONG_NS };
     struct rlimit limit = { 3 + 3 + 8, 3 + 3 + 8 };
 
-    /* The lock, the socket, two for the segment, the connection; but not four more. */
+    /* Enough for the lock, the socket, two for the segment and the connection, but not for four more. */
     setrlimit(RLIMIT_NOFILE, &limit);
     worker_main(&worker);
     return worker.rc == BX_E_DESCRIPTORS && strstr(worker.text, "open files") != NULL ? 0 : 1;
 }
 
-Test(bootstrap_place, says_that_descriptors_are_too_few_and_to_the_others_too)
+Test(bootstrap_place, tells_all_workers_that_rank_0_has_too_few_descriptors)
 {
     struct worker worker = { 0 };
     int status = 0;
@@ -176,7 +175,7 @@ Test(bootstrap_place, says_that_descriptors_are_too_few_and_to_the_others_too)
     expect_failure(&worker, BX_E_DESCRIPTORS, "rank 0 of a job of 2");
 }
 
-/* The first to come takes all the room there is. */
+/* The first worker uses all of the space. */
 static int start_in_little_memory(void)
 {
     struct worker worker[2] = { 0 };
@@ -195,7 +194,7 @@ static int start_in_little_memory(void)
     return files_in("/dev/shm", "", "") == 0 ? 0 : 2;
 }
 
-Test(bootstrap_place, says_that_dev_shm_is_full_to_all)
+Test(bootstrap_place, tells_all_workers_that_dev_shm_is_full)
 {
     int status = 0;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/job/job.c, lib/rpc/watch.c: options and environment, a job's phases, several jobs beside each other, forks,
- * and what the others see when a worker is killed.
+ * lib/job/job.c, lib/rpc/watch.c: options and environment, a job's phases, several jobs at once, forks, and what the
+ * other workers see when one is killed.
  */
 #include "tests/harness/harness.h"
 
@@ -60,7 +60,7 @@ static void clear_environment(void)
 
 TestSuite(job, .timeout = 120);
 
-Test(job, refuses_options_that_make_no_sense, .init = clear_environment)
+Test(job, refuses_options_that_are_out_of_range, .init = clear_environment)
 {
     expect_refused(&(struct bx_options){ .job = "j", .world_size = 1 }, BX_E_WORLD_SIZE, "1");
     expect_refused(&(struct bx_options){ .job = "j", .world_size = 129 }, BX_E_WORLD_SIZE, "129");
@@ -77,7 +77,7 @@ Test(job, refuses_options_that_make_no_sense, .init = clear_environment)
                    "wait");
 }
 
-Test(job, refuses_an_environment_that_is_not_complete, .init = clear_environment)
+Test(job, refuses_an_incomplete_environment, .init = clear_environment)
 {
     expect_refused(&(struct bx_options){ 0 }, -EINVAL, "BX_WORLD_SIZE");
     setenv("BX_WORLD_SIZE", "2", 1);
@@ -100,7 +100,7 @@ Test(job, refuses_an_environment_that_is_not_complete, .init = clear_environment
     expect_refused(NULL, -EINVAL, "select");
 }
 
-Test(job, knows_options_that_end_earlier, .init = clear_environment)
+Test(job, takes_options_of_an_older_header, .init = clear_environment)
 {
     struct bx_options options = { .struct_bytes = offsetof(struct bx_options, start_timeout_ns), .job = "j",
                                   .world_size = 2, .rank = 1, .wait = (enum bx_wait)99 };
@@ -114,7 +114,7 @@ Test(job, knows_options_that_end_earlier, .init = clear_environment)
 
 /* ---- Phases ---------------------------------------------------------------------------------- */
 
-Test(job, does_nothing_before_its_start, .init = clear_environment)
+Test(job, refuses_calls_before_its_start, .init = clear_environment)
 {
     struct bx_options options = { .job = "j", .world_size = 2 };
     struct bx_job *job = NULL;
@@ -189,7 +189,7 @@ static void expect_ended_well(pid_t pid)
 
 Test(job, starts_from_the_environment_in_separate_processes, .init = clear_environment, .timeout = 20)
 {
-    const char *name = harness_job_name();      /* made from the pid of the first who asks */
+    const char *name = harness_job_name();      /* before the fork: it has the pid of the first caller */
     pid_t first, second;
 
     cr_assert_not_null(name);
@@ -221,7 +221,7 @@ static _Noreturn void run_one_of_two_jobs(void)
               .size = 2, .setup = setup, .body = { call_while_the_other_job_does } }) == 0 ? 0 : 1);
 }
 
-Test(job, runs_beside_another_with_workers_of_the_same_names, .timeout = 20)
+Test(job, runs_beside_another_job_with_the_same_worker_names, .timeout = 20)
 {
     pid_t launcher[2];
 
@@ -271,7 +271,7 @@ static void fork_and_go_on(struct bx_job *job)
     bx_future_release(pending);
 }
 
-Test(job, is_an_error_in_a_forked_child_and_goes_on_in_the_parent, .timeout = 20)
+Test(job, is_refused_in_a_forked_child_and_goes_on_in_the_parent, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { fork_and_go_on } });
 }
@@ -316,7 +316,7 @@ static void kill_worker1(struct bx_job *job)
     expect_dead(bx_rpc_oneway(job, "worker1", "twice", NULL, NULL));
     HARNESS_EQ(harness_counter(job, "calls_peer_dead"), 20);
     HARNESS_EQ(harness_counter(job, "peers_dead"), 1);
-    /* The others go on, and each death is told once. */
+    /* The other workers go on, and each death is reported once. */
     HARNESS_EQ(harness_call_i64(job, "worker2", "twice", 4), 8);
     expect_dead(bx_job_serve(job));
     harness_await(DONE, 1);
@@ -326,10 +326,10 @@ static void outlive_worker1(struct bx_job *job)
 {
     expect_dead(bx_job_serve(job));
     harness_post(DONE);
-    HARNESS_EQ(bx_job_serve(job), 0);           /* the next thing is the other's shutdown */
+    HARNESS_EQ(bx_job_serve(job), 0);           /* returns for the other worker's shutdown */
 }
 
-Test(job, fails_calls_to_a_worker_that_dies_with_its_name, .timeout = 20)
+Test(job, names_the_dead_worker_in_calls_that_fail, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup, .body = { kill_worker1, tell_pid_and_serve, outlive_worker1 },
@@ -353,7 +353,7 @@ static void call_the_dying(struct bx_job *job)
     for (int i = 0; i < MANY; i++)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", args, NULL, &futures[i]), 0);
     harness_post(READY);
-    /* Whatever it had answered counts, in order; the rest fails. Nothing hangs. */
+    /* Calls that were answered before the death succeed; all later ones fail. None hangs. */
     for (int i = 0, dead = 0; i < MANY; i++) {
         int rc = bx_future_wait(futures[i], BX_FOREVER);
 
@@ -365,7 +365,7 @@ static void call_the_dying(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(job, counts_what_a_worker_had_answered_before_it_died, .timeout = 20)
+Test(job, keeps_the_answers_that_a_worker_gave_before_it_died, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { call_the_dying, answer_and_die }, .dies = 1u << 1 });
@@ -438,7 +438,7 @@ static void call_and_die(struct bx_job *job)
     struct bx_future *future = NULL;
 
     harness_leaves_by_itself();
-    /* Some run, some wait in the queue, one waits in a batch. */
+    /* Some requests run, some wait in the pool's queue, one waits in a batch. */
     for (int i = 0; i < 40; i++)
         HARNESS_EQ(bx_rpc_async(job, "worker0", "stuck", NULL, NULL, &future), 0);
     HARNESS_EQ(bx_rpc_async(job, "worker0", "gather", NULL, NULL, &future), 0);
@@ -451,7 +451,7 @@ static void serve_the_dying(struct bx_job *job)
 {
     expect_dead(bx_job_serve(job));
     harness_post(LET_GO);
-    /* The row that the dead one had sent counts. */
+    /* The row of the dead worker is still in the batch. */
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "gather", NULL, NULL, NULL), 0);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/job/job.c: what a job leaves in its process when it is destroyed, and what it takes from its options and its
- * environment. Rank 0 is this process, rank 1 a child.
+ * lib/job/job.c: a destroyed job leaves nothing in its process; which options and environments a job accepts. Rank 0 is
+ * this process, rank 1 a child.
  */
 #include "starts.h"
 
@@ -12,7 +12,7 @@ TestSuite(job_life, .init = starts_set_up, .fini = place_tear_down, .timeout = 6
 
 /* ---- Nothing is left ---------------------------------------------------------------------------- */
 
-/* Of segments and arenas of the job. */
+/* Counts mappings of segments and arenas of the job. */
 static int mappings(void)
 {
     FILE *maps = fopen("/proc/self/maps", "re");
@@ -32,7 +32,7 @@ static int add(const struct bx_request *request, struct bx_reader *args, struct 
     return bx_msg_put_i64(reply, bx_read_i64(args) + 1);
 }
 
-/* A child that serves until the other shuts down. */
+/* Forks a child that serves until the other worker shuts down. */
 static pid_t fork_server(bool leaves_early)
 {
     struct bx_options options = { .job = job_name, .rank = 1, .world_size = 2 };
@@ -63,8 +63,8 @@ static void expect_ended_well(pid_t pid)
     cr_expect_eq(status, 0);
 }
 
-/* One whole life: started, called with bytes and with a tensor, ended. A thread of its own, because a thread that
- * has waited keeps the descriptor that it sleeps with until it ends. */
+/* A job from start to end, with calls that carry bytes and a tensor. It runs on a thread of its own, because a thread
+ * that has waited keeps its sleeper's descriptor until it ends. */
 static void *live(void *own_loop)
 {
     struct bx_options options = { .job = job_name, .rank = 0, .world_size = 2, .own_loop = own_loop != NULL };
@@ -126,8 +126,8 @@ static void *outlive(void *argument)
     return NULL;
 }
 
-/* Whoever is left alone gets rid of what it has of the others all the same. */
-Test(job_life, leaves_nothing_of_a_peer_that_went_before)
+/* The worker that is left alone must unmap what it has of the other. */
+Test(job_life, leaves_nothing_of_a_peer_that_left_first)
 {
     int before = open_fds();
 

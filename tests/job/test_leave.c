@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/job/shutdown.c, lib/rpc/call.c, lib/rpc/pool.c: what a worker that leaves without the others does with calls
- * and requests that are not done.
+ * lib/job/shutdown.c, lib/rpc/call.c, lib/rpc/pool.c: a worker that leaves without the others, and its calls and
+ * requests that are still pending.
  */
 #include "tests/harness/harness.h"
 
@@ -54,7 +54,7 @@ static int setup(struct bx_job *job)
     return bx_register(job, "stay", BX_BLOCKING, stay, NULL);
 }
 
-/* ---- Replies that come while it leaves ----------------------------------------------------------- */
+/* ---- Replies that arrive while the worker leaves ------------------------------------------------- */
 
 static void *lead(void *argument)
 {
@@ -62,7 +62,7 @@ static void *lead(void *argument)
     return NULL;
 }
 
-/* Runs in the midst of the leaving, when the calls have just failed: the other thread reads the reply now. */
+/* Runs while the worker leaves and has just failed its calls. The other thread reads the reply now. */
 static void let_the_reply_come(struct bx_future *future, void *context)
 {
     struct bx_job *job = context;
@@ -92,7 +92,7 @@ static void leave_before_the_reply(struct bx_job *job)
     bx_job_destroy(job);
 }
 
-Test(leave, does_not_take_a_reply_that_comes_meanwhile_for_nonsense, .timeout = 20)
+Test(leave, takes_a_reply_that_arrives_meanwhile_for_a_late_one, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { leave_before_the_reply } });
 }
@@ -116,7 +116,7 @@ static void leave_with_a_queue(struct bx_job *job)
     bx_future_release(second);
 }
 
-Test(leave, runs_what_is_queued_though_the_only_thread_of_the_pool_ends, .timeout = 20)
+Test(leave, runs_the_queue_though_the_only_thread_of_the_pool_ends, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { leave_with_a_queue },
                                          .options = { .pool_threads = 1 } });

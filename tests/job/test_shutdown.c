@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/job/shutdown.c: leaving together, leaving alone, and naming the one that does not come. Every worker of
- * the harness shuts down at its end anyhow, so that nothing else happens is tested all over.
+ * lib/job/shutdown.c: leaving together, leaving alone, and naming the worker that does not come. Every harness test
+ * also checks an undisturbed shutdown at its end.
  */
 #include "tests/harness/harness.h"
 
@@ -26,7 +26,7 @@ static int stuck(const struct bx_request *request, struct bx_reader *args, struc
     return bx_msg_put_i64(reply, 1);
 }
 
-/* Calls "twice" at worker 2 once it is let go. */
+/* Waits for RELEASED, then calls "twice" at worker 2. */
 static int stuck_then_call(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                            void *context)
 {
@@ -83,7 +83,7 @@ static void let_them_go(struct bx_job *job)
     harness_post(RELEASED);
 }
 
-Test(shutdown, finishes_what_is_in_flight_first, .timeout = 20)
+Test(shutdown, finishes_calls_in_flight_first, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup, .body = { leave_with_calls_in_flight, NULL, let_them_go } });
@@ -103,7 +103,7 @@ static void call_the_leaver(struct bx_job *job)
         HARNESS_EQ(harness_call_i64(job, "worker0", "twice", i), 2 * i);
 }
 
-Test(shutdown, serves_the_others_until_they_have_come_as_far, .timeout = 20)
+Test(shutdown, serves_the_others_until_they_shut_down_too, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup, .body = { leave_at_once, call_the_leaver, call_the_leaver } });
@@ -169,7 +169,7 @@ static void leave_and_look(struct bx_job *job)
     bx_job_destroy(job);
 }
 
-Test(shutdown, lets_nothing_more_be_asked_of_the_job, .timeout = 20)
+Test(shutdown, refuses_all_calls_afterwards, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { leave_and_look, leave_and_look } });
@@ -194,7 +194,7 @@ static void come_late(struct bx_job *job)
     harness_leaves_by_itself();
     harness_post(READY);
     harness_await(DONE, 1);
-    /* The other one has left, nobody is waited for. */
+    /* The other worker has left, so the shutdown waits for none. */
     HARNESS_EQ(bx_job_shutdown(job, 0), 0);
     bx_job_destroy(job);
 }
@@ -248,7 +248,7 @@ static void serve_to_the_end(struct bx_job *job)
     bx_job_destroy(job);
 }
 
-Test(shutdown, gives_up_calls_that_do_not_end_in_time, .timeout = 20)
+Test(shutdown, fails_calls_that_do_not_end_in_time, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { leave_with_a_call_that_never_ends, serve_to_the_end } });
@@ -263,7 +263,7 @@ static void wait_for_ever(struct bx_job *job, int index)
         HARNESS_EQ(bx_job_shutdown(job, 0), 0);
     } else if (index == 3) {
         harness_post(READY);
-        /* serve ends with 0 when another begins; here it is this very worker. */
+        /* serve returns 0 when another worker begins to shut down; here this worker itself does. */
         HARNESS_EQ(bx_job_serve(job), harness_load(ANSWERED) == 0 ? BX_E_SHUTDOWN : 0);
     } else {
         harness_post(READY);
@@ -286,13 +286,13 @@ Test(shutdown, ends_the_waits_of_other_threads, .timeout = 20)
         .size = 2, .setup = setup, .body = { shut_down_under_waiting_threads } });
 }
 
-/* ---- Without a word -------------------------------------------------------------------------- */
+/* ---- Destroy without shutdown ---------------------------------------------------------------- */
 
 static void go_without_a_word(struct bx_job *job)
 {
     harness_leaves_by_itself();
     harness_await(ENTERED, 1);
-    /* Returns when the handler that still runs has: the others do not wait for that. */
+    /* Waits for the handler that still runs. The other workers do not wait for it. */
     bx_job_destroy(job);
 }
 
@@ -309,18 +309,18 @@ static void see_it_leave(struct bx_job *job)
     HARNESS_EQ(bx_rpc_async(job, "worker1", "twice", NULL, NULL, &none), BX_E_SHUTDOWN);
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "twice", NULL, NULL), BX_E_SHUTDOWN);
     HARNESS_CHECK(!bx_worker_alive(job, 1));
-    HARNESS_EQ(bx_job_serve(job), 0);           /* leaving is no death */
+    HARNESS_EQ(bx_job_serve(job), 0);           /* leaving does not count as a death */
     HARNESS_EQ(harness_counter(job, "peers_dead"), 0);
     HARNESS_EQ(harness_counter(job, "calls_peer_dead"), 0);
 }
 
-Test(shutdown, left_out_is_seen_by_the_others_as_leaving, .timeout = 20)
+Test(shutdown, missing_before_a_destroy_is_seen_as_leaving, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { see_it_leave, go_without_a_word } });
 }
 
-/* ---- From where it would wait for itself ------------------------------------------------------ */
+/* ---- In handlers, where it would wait for itself ---------------------------------------------- */
 
 static void count_errors(int level, const char *text, void *context)
 {
@@ -333,7 +333,7 @@ static int end_the_job(struct bx_job *job)
 {
     HARNESS_EQ(bx_job_shutdown(job, 0), BX_E_WOULD_DEADLOCK);
     HARNESS_HAS(bx_error_text(), "handler");
-    bx_job_destroy(job);            /* nothing but a line in the log */
+    bx_job_destroy(job);            /* logs a line and does nothing else */
     harness_post(DONE);
     return 0;
 }
@@ -382,7 +382,7 @@ static void ask_for_ends(struct bx_job *job)
     bx_future_release(future);
     HARNESS_EQ(harness_gate(DONE), 5);
     HARNESS_EQ(harness_load(ANSWERED), 5);
-    /* Nothing has happened to either job. */
+    /* Both jobs still work. */
     HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 2), 4);
 }
 
@@ -427,7 +427,7 @@ Test(shutdown, belongs_to_the_first_thread_that_asks, .timeout = 20)
 
 enum { LEFT_HANDLER = 2, HANDLED };             /* values */
 
-/* Holds the progress role until it is let go. */
+/* Holds the progress role until RELEASED is posted. */
 static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request;
@@ -458,7 +458,7 @@ static int setup_stay(struct bx_job *job)
 
 static void end_while_another_drives(struct bx_job *job, int index)
 {
-    if (index == 0) {                           /* the one that drives, and is in a handler */
+    if (index == 0) {                           /* drives, and is in the handler */
         while (harness_gate(ENTERED) == 0)
             HARNESS_CHECK(bx_progress(job) >= 0);
     } else if (index == 1) {
@@ -467,7 +467,7 @@ static void end_while_another_drives(struct bx_job *job, int index)
         HARNESS_EQ(harness_load(LEFT_HANDLER), 1);
         harness_store(ANSWERED, harness_load(HANDLED));
         harness_post(DONE);
-    } else {                                    /* lets the handler go once the shutdown waits for it, or is over */
+    } else {                                    /* releases the handler once the shutdown waits for it, or is over */
         while (harness_gate(DONE) == 0 &&
                (bxi_load_seq_cst(&job->run->stop) == 0 || bxi_load_seq_cst(&job->observe->wait_rows[0]) == 0))
             sched_yield();
@@ -481,7 +481,7 @@ static void shut_down_while_another_drives(struct bx_job *job)
 
     harness_leaves_by_itself();
     harness_threads(job, 3, end_while_another_drives);
-    /* Nothing is read any more, whatever lies in the rings and whoever asks. */
+    /* No frame is read any more, although the rings have some. */
     HARNESS_EQ(bx_progress(job), BX_E_SHUTDOWN);
     HARNESS_CHECK(!bx_future_done(future));
     HARNESS_EQ(bxi_load_seq_cst(&job->run->role), 1);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/job/spawn.c: workers that end well, badly, not at all; a launcher that is asked to end, or killed; and
- * what is left afterwards. What the workers saw they write into memory that they share with the test.
+ * lib/job/spawn.c: workers that end well, end badly or do not end; a launcher that is interrupted or killed; and what
+ * is left afterwards. The workers write what they saw into memory that they share with the test.
  */
 #include "spawn_fixture.h"
 
 TestSuite(spawn, .init = set_up, .fini = place_tear_down, .timeout = 60);
 
-/* ---- They end well ------------------------------------------------------------------------------ */
+/* ---- All workers end well ----------------------------------------------------------------------- */
 
 static int notes(const struct bx_options *options, void *context)
 {
@@ -31,7 +31,7 @@ Test(spawn, runs_each_worker_once_as_a_direct_child)
     expect_no_child();
 }
 
-Test(spawn, fills_in_the_options_given_and_makes_a_name_for_the_job)
+Test(spawn, fills_in_the_options_and_makes_a_name_for_the_job)
 {
     static const char *const names[WORLD] = { "agent", "left", "right" };
     struct bx_options base = { .call_timeout_ns = 7, .job = "not-this", .rank = 99, .world_size = 99 };
@@ -54,7 +54,7 @@ static int prints(const struct bx_options *options, void *context)
     return 0;
 }
 
-Test(spawn, prints_nothing_twice_and_loses_nothing)
+Test(spawn, loses_no_buffered_output_and_prints_none_twice)
 {
     char text[64] = "", byte;
     int count[256] = { 0 }, ends[2], status = 0;
@@ -110,14 +110,14 @@ Test(spawn, leaves_the_programs_signals_and_children_alone)
     cr_expect_eq(WEXITSTATUS(status), 42);
 }
 
-Test(spawn, waits_for_its_workers_where_children_are_ignored)
+Test(spawn, waits_for_its_workers_where_sigchld_is_ignored)
 {
     signal(SIGCHLD, SIG_IGN);
     cr_expect_eq(spawn(notes, NULL), BX_E_WORKER_FAILED);
     cr_expect_eq(seen->report.exit_status, 1);
 }
 
-/* ---- One ends badly ----------------------------------------------------------------------------- */
+/* ---- One worker ends badly ---------------------------------------------------------------------- */
 
 static int one_exits(const struct bx_options *options, void *context)
 {
@@ -137,7 +137,7 @@ Test(spawn, names_the_worker_that_exited_and_ends_the_others)
     expect_no_child();
 }
 
-Test(spawn, takes_no_status_for_0_that_is_not)
+Test(spawn, reports_status_256_as_a_failure)
 {
     int status = 256;
 
@@ -169,7 +169,7 @@ static int all_but_one_go_on(const struct bx_options *options, void *context)
 
     if (options->rank == 0 && *how == SIGTERM) {
         sigfillset(&all);
-        sigprocmask(SIG_BLOCK, &all, NULL);     /* deaf to all but SIGKILL */
+        sigprocmask(SIG_BLOCK, &all, NULL);     /* of all signals only SIGKILL ends it */
     }
     note(options);
     if (options->rank == 1)
@@ -188,7 +188,7 @@ Test(spawn, ends_workers_that_are_stopped)
     expect_no_child();
 }
 
-Test(spawn, ends_workers_that_do_not_hear_sigterm)
+Test(spawn, ends_workers_that_block_sigterm)
 {
     int how = SIGTERM;
 
@@ -203,7 +203,7 @@ static int ends_late(const struct bx_options *options, void *context)
     note(options);
     if (options->rank == 0)
         return 3;
-    /* By themselves, when the other is seen to be gone: within the grace. */
+    /* Ends by itself, within the grace, once rank 0 has been reaped. */
     while (kill(seen->pid[0], 0) == 0)
         sched_yield();
     seen->runs[options->rank]++;
@@ -284,7 +284,7 @@ Test(spawn, ends_the_job_on_sigint_though_it_was_ignored)
     interrupt_launcher(SIGINT);
 }
 
-Test(spawn, workers_do_not_take_a_terminals_signals)
+Test(spawn, workers_ignore_a_terminals_signals)
 {
     int status = 0;
     pid_t pid = fork_launcher();
@@ -301,7 +301,7 @@ Test(spawn, workers_do_not_take_a_terminals_signals)
 
 Test(spawn, leaves_nothing_when_the_launcher_is_killed)
 {
-    /* The orphans become this process's children, so their end can be waited for. */
+    /* The orphans become children of this process, so it can wait for their end. */
     cr_assert_eq(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
     pid_t pid = fork_launcher();
     int status = 0, signalled = 0;
@@ -316,7 +316,7 @@ Test(spawn, leaves_nothing_when_the_launcher_is_killed)
     cr_expect_eq(segments_of(""), 0);
 }
 
-/* A worker's first steps, in each of which the launcher may die. */
+/* The first steps of a worker. The launcher may die at any of them. */
 static int starts(const struct bx_options *options, void *context)
 {
     static struct bxi_whole_job whole;
@@ -353,10 +353,10 @@ Test(spawn, leaves_no_segment_when_the_launcher_is_killed_early)
             ;
         cr_expect_eq(segments_of(""), 0);
     }
-    bxi_bootstrap_sweep(job_name);      /* a lock file that was taken and not yet noted may lie there */
+    bxi_bootstrap_sweep(job_name);      /* removes a lock file that was made but not yet noted */
 }
 
-/* ---- What cannot be ----------------------------------------------------------------------------- */
+/* ---- Wrong options, and a fork that fails ------------------------------------------------------- */
 
 static int must_not_run(const struct bx_options *options, void *context)
 {
@@ -374,7 +374,7 @@ static void expect_refused(const struct bx_spawn_options *options, int code, con
     expect_no_child();
 }
 
-Test(spawn, forks_nobody_where_the_options_are_wrong)
+Test(spawn, forks_no_worker_if_the_options_are_wrong)
 {
     static const char *const twice[] = { "agent", "left", "agent" };
     static const char *const invalid[] = { "agent", "a/b", "c" };
@@ -397,9 +397,9 @@ Test(spawn, forks_nobody_where_the_options_are_wrong)
     cr_expect_eq(bx_spawn(&options, NULL, NULL, NULL), -EINVAL);
 }
 
-Test(spawn, ends_those_it_has_when_it_can_fork_no_more)
+Test(spawn, ends_its_workers_when_it_can_fork_no_more)
 {
-    struct rlimit limit = { 2, 2 };     /* workers: the launcher counts, too */
+    struct rlimit limit = { 2, 2 };     /* processes: the launcher and one worker */
     int status = 0;
 
     if (geteuid() != 0)
@@ -455,7 +455,7 @@ static int dies_or_starts(const struct bx_options *options, void *context)
     return options->rank == dying->rank ? 0 : 7;
 }
 
-/* The start timeout is longer than the test's: who waits for it is not told. */
+/* The start timeout is longer than the test's: a worker that is not told of the death runs into the latter. */
 static void spawn_dying(bx_worker_fn fn, struct dying *dying)
 {
     struct bx_options worker = { .start_timeout_ns = 10 * UINT64_C(60000000000) };
@@ -489,7 +489,7 @@ static void map_started(struct dying *dying)
     cr_assert_neq(dying->started, MAP_FAILED);
 }
 
-Test(spawn, tells_those_who_start_of_a_worker_that_was_killed_before)
+Test(spawn, tells_starting_workers_that_one_was_killed)
 {
     struct dying dying = { .signal_number = SIGKILL };
 
@@ -502,7 +502,7 @@ Test(spawn, tells_those_who_start_of_a_worker_that_was_killed_before)
     }
 }
 
-Test(spawn, tells_those_who_start_of_a_worker_that_ended_before)
+Test(spawn, tells_starting_workers_that_one_has_ended)
 {
     struct dying dying = { .signal_number = 0 };
 
@@ -523,7 +523,7 @@ static bool has_segment(int rank)
     return segments_of(suffix) > 0;
 }
 
-/* Rank 2 kills another one that waits for it, and comes then. */
+/* Rank 2 kills another worker that waits for it, and then starts. */
 static int is_killed_when_it_waits(const struct bx_options *options, void *context)
 {
     const struct dying *dying = context;
@@ -538,7 +538,7 @@ static int is_killed_when_it_waits(const struct bx_options *options, void *conte
     return 7;
 }
 
-Test(spawn, tells_those_who_start_of_a_worker_that_was_killed_while_it_waited)
+Test(spawn, tells_starting_workers_that_one_was_killed_while_it_waited)
 {
     struct dying dying = { .signal_number = SIGKILL };
 
@@ -550,7 +550,7 @@ Test(spawn, tells_those_who_start_of_a_worker_that_was_killed_while_it_waited)
     }
 }
 
-/* ---- An end in the midst of the job -------------------------------------------------------------- */
+/* ---- A worker that exits while the job runs ------------------------------------------------------ */
 
 static int exits(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
@@ -578,12 +578,12 @@ static int exits_in_a_handler(const struct bx_options *options, void *context)
     return rc < 0 ? 9 : 0;
 }
 
-Test(spawn, takes_no_exit_in_the_midst_of_the_job_for_a_good_end)
+Test(spawn, takes_an_exit_while_the_job_runs_for_a_failure)
 {
     struct bx_spawn_options options = { .job = job_name, .world_size = WORLD, .grace_ns = BX_FOREVER };
 
     cr_expect_eq(bx_spawn(&options, exits_in_a_handler, NULL, &seen->report), BX_E_WORKER_FAILED);
     expect_text("worker 'worker1' (rank 1, pid %ld) exited with status 0, but had not left the job", 1);
     expect_report(1, 0, 0, 0);
-    cr_expect_eq(seen->runs[0], 2);     /* it saw a death */
+    cr_expect_eq(seen->runs[0], 2);     /* its call failed with BX_E_PEER_DEAD */
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/job/spawn.c: how a worker of bx_spawn ends, and what is lost or left with it.
+ * lib/job/spawn.c: how a worker of bx_spawn ends, its buffered output, and the files that it leaves.
  */
 #include "starts.h"
 
@@ -15,7 +15,7 @@ static int spawn(bx_worker_fn fn, struct bx_spawn_report *report)
     return bx_spawn(&options, fn, NULL, report);
 }
 
-/* Its last words are still in a buffer when it returns. */
+/* The output is still in the buffer when the function returns, and cannot be written. */
 static int print_to_a_full_device(const struct bx_options *options, void *context)
 {
     (void)context;
@@ -27,7 +27,7 @@ static int print_to_a_full_device(const struct bx_options *options, void *contex
     return 0;
 }
 
-Test(spawn_end, with_output_that_is_lost_is_a_bad_one)
+Test(spawn_end, with_lost_output_is_a_failure)
 {
     struct bx_spawn_report report;
 
@@ -37,14 +37,14 @@ Test(spawn_end, with_output_that_is_lost_is_a_bad_one)
     cr_expect_not_null(strstr(bx_error_text(), "exited with status 1"), "%s", bx_error_text());
 }
 
-/* A status of its own is not hidden by that. */
+/* The output is lost here too, but the function's own status must be reported. */
 static int fail_at_a_full_device(const struct bx_options *options, void *context)
 {
     print_to_a_full_device(options, context);
     return options->rank == 0 ? 0 : 7;
 }
 
-Test(spawn_end, with_a_status_keeps_it_though_output_is_lost)
+Test(spawn_end, keeps_the_workers_status_though_output_is_lost)
 {
     struct bx_spawn_report report;
 
@@ -64,7 +64,7 @@ static int print_more_than_a_buffer(const struct bx_options *options, void *cont
     return 0;
 }
 
-Test(spawn_end, with_output_loses_no_byte_of_it)
+Test(spawn_end, writes_all_buffered_output)
 {
     struct stat status;
 
@@ -75,7 +75,7 @@ Test(spawn_end, with_output_loses_no_byte_of_it)
     unlink(output);
 }
 
-/* As a terminal does for everybody in the foreground; it is the launcher's to end them. */
+/* A terminal sends these signals to all processes in the foreground. Only the launcher may act on them. */
 static int be_interrupted(const struct bx_options *options, void *context)
 {
     (void)options, (void)context;
@@ -84,7 +84,7 @@ static int be_interrupted(const struct bx_options *options, void *context)
     return 0;
 }
 
-Test(spawn_end, is_not_brought_about_by_a_terminals_signals)
+Test(spawn_end, does_not_come_from_a_terminals_signals)
 {
     cr_expect_eq(spawn(be_interrupted, NULL), 0, "%s", bx_error_text());
 }

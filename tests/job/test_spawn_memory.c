@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/job/spawn.c: the memory that launcher and workers share, and what is removed by what it says.
+ * lib/job/spawn.c: the memory that launcher and workers share, and the names that are removed because it lists them.
  */
 #include "spawn_fixture.h"
 
 TestSuite(spawn_memory, .init = set_up, .fini = place_tear_down, .timeout = 60);
 
-/* Its forked child keeps the open files, and with them the locks, until the test has looked. */
+/* Rank 1 dies, but its forked child keeps the open files, and so the locks, until the test has checked the names. */
 static int leaves_its_locks(const struct bx_options *options, void *context)
 {
     int *gate = context;
@@ -25,7 +25,7 @@ static int leaves_its_locks(const struct bx_options *options, void *context)
     wait_for_ever();
 }
 
-Test(spawn_memory, removes_what_a_killed_worker_left_though_its_lock_is_held)
+Test(spawn_memory, removes_the_names_of_a_killed_worker_though_its_lock_is_held)
 {
     int gate[2];
 
@@ -38,7 +38,7 @@ Test(spawn_memory, removes_what_a_killed_worker_left_though_its_lock_is_held)
     cr_expect_gt(wait(NULL), 0);
 }
 
-/* How many bytes of nameless shared memory this process may write to. */
+/* How many bytes of anonymous shared memory this process may write to. */
 static unsigned long writable_shared_bytes(void)
 {
     unsigned long from, to, bytes = 0;
@@ -62,19 +62,19 @@ static int counts_what_it_may_write(const struct bx_options *options, void *cont
     return 0;
 }
 
-/* One writer per page: a worker may write to its own page of what bx_spawn shares, and to nothing else of it. */
-Test(spawn_memory, a_worker_may_write_to_one_page)
+/* One writer per page: of the memory that bx_spawn shares a worker may write to its own page only. */
+Test(spawn_memory, a_worker_may_write_to_one_page_only)
 {
     unsigned long before = writable_shared_bytes();
 
-    cr_assert_gt(before, 0);                    /* what the workers have seen */
+    cr_assert_gt(before, 0);                    /* the test's own: struct seen */
     cr_expect_eq(spawn(counts_what_it_may_write, NULL), 0);
     for (int rank = 0; rank < WORLD; rank++)
         cr_expect_eq((unsigned long)seen->runs[rank], before + (unsigned long)sysconf(_SC_PAGESIZE));
     cr_expect_eq(writable_shared_bytes(), before);
 }
 
-/* A child of a worker, which starts a job of the same name. */
+/* A child of a worker behaves as if it started a job of the same name. */
 static int forks_another(const struct bx_options *options, void *context)
 {
     unsigned long *writable = context;
@@ -91,13 +91,13 @@ static int forks_another(const struct bx_options *options, void *context)
         bxi_spawn_in_job(&job, true);
         _exit(writable_shared_bytes() == *writable && !bxi_spawn_is_worker() ? 0 : 1);
     }
-    bxi_spawn_in_job(&job, false);      /* a second writer's count would make the end a bad one */
+    bxi_spawn_in_job(&job, false);      /* if the child had written too, the count would not be zero at the end */
     if (waitpid(pid, &status, 0) != pid || status != 0)
         return 8;
     return 0;
 }
 
-Test(spawn_memory, a_child_of_a_worker_writes_to_nothing_of_its_workers)
+Test(spawn_memory, a_child_of_a_worker_may_not_write_to_the_shared_memory)
 {
     unsigned long before = writable_shared_bytes();
 
@@ -126,13 +126,13 @@ static int ends_its_child(const struct bx_options *options, void *context)
     return 0;
 }
 
-Test(spawn_memory, a_forked_child_that_sigterm_ends_removes_nothing_of_its_workers)
+Test(spawn_memory, a_forked_child_that_sigterm_ends_removes_no_names_of_its_worker)
 {
     cr_expect_eq(spawn(ends_its_child, NULL), 0);
     cr_expect_eq(seen->runs[0], 2);
 }
 
-/* The launcher knows the names of its own job only. */
+/* Rank 0 makes two jobs of its own. The launcher knows only the names of its job. */
 static int has_two_jobs(const struct bx_options *options, void *context)
 {
     static struct bx_job jobs[2];

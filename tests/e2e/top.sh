@@ -57,7 +57,7 @@ fits()      # fits COLUMNS LINES: no line of the last output is longer, and ther
 keys()      # the keys of the JSON that was printed, and those of all columns
 {
     sed -n 's/^ *"\([a-z_0-9]*\)":.*/\1/p' "$dir/out"
-    sed -n 's/^    { "[^"]*", "\([a-z_]*\)", [0-9].*/\1/p' "$source/tools/shmstat/top_view.c"
+    sed -n 's/^    { "[^"]*", "\([a-z_]*\)", [0-9].*/\1/p' "$source/tools/shmstat/top_columns.c"
 }
 
 documented()

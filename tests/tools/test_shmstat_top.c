@@ -3,7 +3,9 @@
  * shmstat top, part by part: rates of planted segments at planted times, exactly; what a key does; the grid at
  * every size; and the program itself as text and as JSON. In a terminal it is in test_shmstat_screen.c.
  */
-#include "tools/shmstat/top.h"
+#include "tools/shmstat/text.h"
+#include "tools/shmstat/top_columns.h"
+#include "tools/shmstat/top_view.h"
 #include "tests/harness/harness.h"
 #include "stat_plant.h"
 #include "stat_run.h"

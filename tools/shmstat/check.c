@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * shmstat check: holds the segments of a job against the numbered invariants of layout.h, as far as they
- * can be seen from outside. stat_check_ring.c walks the rings, stat_check_tables.c what is for inspectors alone,
- * stat_check_gpu.c device memory, whose invariants are in gpu/README.md.
+ * can be seen from outside. check_ring.c walks the rings, check_tables.c what is for inspectors alone,
+ * check_gpu.c device memory, whose invariants are in gpu/README.md.
  *
  * A job that is under load moves while it is read, and nothing of that may look like a violation. So of two
  * words that are compared the one is read first whose being old does no harm (a position that only grows
@@ -14,38 +14,20 @@
  * (I5), whether memory is still read after its lease was given back (I10); and of I4 and I9 only that what
  * is there now fits.
  */
-#include "gpu.h"
+#include "check.h"
+#include "describe.h"
+#include "device.h"
+#include "json.h"
+#include "list.h"
+#include "shmstat.h"
+#include "text.h"
 
-#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #define LOOKS 4
-#define LISTED_MAX 1000
-
-void stat_violate(struct stat_findings *findings, const struct stat_violation *where, const char *format, ...)
-{
-    va_list args;
-
-    if (findings->count >= LISTED_MAX) {
-        findings->dropped++;
-        return;
-    }
-    if (findings->list == NULL)
-        findings->list = calloc(LISTED_MAX, sizeof(*findings->list));
-    if (findings->list == NULL) {
-        findings->dropped++;
-        return;
-    }
-    struct stat_violation *violation = &findings->list[findings->count++];
-    *violation = *where;
-    va_start(args, format);
-    vsnprintf(violation->text, sizeof(violation->text), format, args);
-    va_end(args);
-}
-
-#define AT(number, worker, to) (&(struct stat_violation){ .invariant = (number), .rank = (worker)->rank, .peer = (to) })
 
 typedef unsigned long long ull;
 
@@ -343,19 +325,12 @@ static void add_worker(struct stat_flow *flow, const char *what, const struct st
     stat_flow_add(flow, "%s %d%s%s", what, rank, name[0] != '\0' ? " " : "", name);
 }
 
-static char series_of(const struct stat_violation *violation)
-{
-    if (violation->series == '\0')
-        return 'I';
-    return violation->series;
-}
-
 static void print_violation(const struct stat_job *job, const struct stat_violation *violation)
 {
     struct stat_flow flow;
     char label[16];
 
-    snprintf(label, sizeof(label), "%c%d", series_of(violation), violation->invariant);
+    snprintf(label, sizeof(label), "%c%d", violation->series, violation->invariant);
     stat_flow_begin(&flow, label);
     add_worker(&flow, "worker", job, violation->rank);
     if (violation->peer >= 0)
@@ -406,7 +381,7 @@ static void json_violations(const struct stat_job *job, const struct stat_findin
         const struct stat_violation *violation = &findings->list[i];
 
         stat_json_open(NULL, '{');
-        stat_json_text("series", (char[]){ series_of(violation), '\0' });
+        stat_json_text("series", (char[]){ violation->series, '\0' });
         stat_json_u64("invariant", (uint64_t)violation->invariant);
         stat_json_u64("rank", (uint64_t)violation->rank);
         stat_json_text("name", stat_peer_name(job, violation->rank));
@@ -451,10 +426,8 @@ static int check_job(struct stat_job *job, bool json)
     struct stat_findings findings = { 0 };
     int status;
 
-    if (stat_job_read(job, true) < 0 || stat_gpus_read(job) < 0) {
-        fprintf(stderr, "shmstat: no memory for job '%s'\n", job->name);
-        return STAT_NOTHING;
-    }
+    if (stat_job_read(job, true) < 0 || stat_gpus_read(job) < 0)
+        return stat_no_memory(job);
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
         if (job->workers[rank] != NULL)
             check_worker(job, job->workers[rank], &findings);

@@ -5,14 +5,16 @@
  * A region is copied LOOKS times. What may only grow is compared between neighbours; what one row says is wrong only
  * if every copy says so, for a row may be filled anew while it is copied, which takes calls of the driver.
  *
- * What is held was read before all regions (stat_gpu.c). So a generation that is newer than its row was never made. One
+ * What is held was read before all regions (device.c). So a generation that is newer than its row was never made. One
  * that is older, or whose row says that it was freed, may have been let go since, or be that of a borrower between its
  * two halves of G2: it is read again, a moment later each time. An owner asks only the living, so whether the borrower
  * still lives is asked last; of one that is stopped nothing can be told.
  *
  * What cannot be seen: handles that are opened, whether work has been done (G5), and of G6 all but a slab of one's own.
  */
-#include "gpu.h"
+#include "check.h"
+#include "device.h"
+#include "state.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -21,8 +23,7 @@
 #define LOOKS 4
 #define MOMENT_NS 2000000
 
-#define AT(number, worker, to) \
-    (&(struct stat_violation){ .series = 'G', .invariant = (number), .rank = (worker)->rank, .peer = (to) })
+#define G(number, worker, to) STAT_AT('G', number, worker, to)
 
 typedef unsigned long long ull;
 
@@ -41,19 +42,19 @@ static void check_counts(const struct stat_worker *worker, const struct bxi_gpu_
     uint32_t old_devices = bxi_load_relaxed((bxi_a32 *)&was->device_count);
 
     if (devices > BXI_GPU_DEVICES)
-        stat_violate(findings, AT(7, worker, -1), "device_count is %u, and there is room for %d", devices,
+        stat_violate(findings, G(7, worker, -1), "device_count is %u, and there is room for %d", devices,
                      BXI_GPU_DEVICES);
     else if (refused > BXI_GPU_REFUSED)
-        stat_violate(findings, AT(7, worker, -1), "refused_count is %u, and there is room for %d", refused,
+        stat_violate(findings, G(7, worker, -1), "refused_count is %u, and there is room for %d", refused,
                      BXI_GPU_REFUSED);
     else if (known > BXI_GPU_REFUSED)
-        stat_violate(findings, AT(7, worker, -1), "known_count is %u, and there is room for %d", known,
+        stat_violate(findings, G(7, worker, -1), "known_count is %u, and there is room for %d", known,
                      BXI_GPU_REFUSED);
     else if (devices < old_devices)
-        stat_violate(findings, AT(7, worker, -1), "device_count went from %u back to %u", old_devices, devices);
+        stat_violate(findings, G(7, worker, -1), "device_count went from %u back to %u", old_devices, devices);
     else if (memcmp(was, is, offsetof(struct bxi_gpu_head, device_count)) != 0 ||
              memcmp(was->device, is->device, old_devices * sizeof(was->device[0])) != 0)
-        stat_violate(findings, AT(7, worker, -1), "its head of device memory changes");
+        stat_violate(findings, G(7, worker, -1), "its head of device memory changes");
 }
 
 /* ---- Slabs -------------------------------------------------------------------------------------- */
@@ -102,7 +103,7 @@ static void check_slab(const struct stat_worker *worker, const struct stat_gpu *
 
         if (age_of(is) >= age_of(was))
             continue;
-        stat_violate(findings, AT(1, worker, -1), "slab %u went from generation %llu, %s, back to %llu, %s", index,
+        stat_violate(findings, G(1, worker, -1), "slab %u went from generation %llu, %s, back to %llu, %s", index,
                      (ull)stat_slab_generation(was), stat_slab_state_name(stat_slab_state(was)),
                      (ull)stat_slab_generation(is), stat_slab_state_name(stat_slab_state(is)));
         return;
@@ -110,7 +111,7 @@ static void check_slab(const struct stat_worker *worker, const struct stat_gpu *
     if (stat_slab_state(first) != BXI_GPU_SLAB_EMPTY && stat_slab_state(last) != BXI_GPU_SLAB_EMPTY &&
         stat_slab_generation(first) == stat_slab_generation(last) &&
         !is_same(first, &copies[LOOKS - 2].region.slab[index]))
-        stat_violate(findings, AT(1, worker, -1), "slab %u changes while it is in use", index);
+        stat_violate(findings, G(1, worker, -1), "slab %u changes while it is in use", index);
 }
 
 /* ---- Lanes -------------------------------------------------------------------------------------- */
@@ -156,16 +157,16 @@ static void check_word(const struct stat_worker *worker, const struct stat_gpu *
 
         if (is >= was)
             continue;
-        stat_violate(findings, AT(4, worker, -1), "the word of lane %u went from %llu back to %llu", index, (ull)was,
+        stat_violate(findings, G(4, worker, -1), "the word of lane %u went from %llu back to %llu", index, (ull)was,
                      (ull)is);
         return;
     }
     if (last >= 2 * BXI_GPU_POISON)
-        stat_violate(findings, AT(4, worker, -1), "the word of lane %u is %016llx, which no lane comes to", index,
+        stat_violate(findings, G(4, worker, -1), "the word of lane %u is %016llx, which no lane comes to", index,
                      (ull)last);
     /* Asked behind the word: who poisons has seen the owner dead. */
     else if ((last & BXI_GPU_POISON) != 0 && stat_is_locked(&worker->segment))
-        stat_violate(findings, AT(4, worker, -1), "the word of lane %u is poisoned at %llu, and its owner lives", index,
+        stat_violate(findings, G(4, worker, -1), "the word of lane %u is poisoned at %llu, and its owner lives", index,
                      (ull)(last - BXI_GPU_POISON));
 }
 
@@ -184,7 +185,7 @@ static void check_rows(const struct stat_worker *worker, const struct stat_gpu *
             wrong = judge(&copies[look], i);
         if (wrong == NULL)
             continue;
-        stat_violate(findings, AT(is_slab ? 1 : judge == judge_lane ? 7 : 3, worker, -1), "%s %u: %s",
+        stat_violate(findings, G(is_slab ? 1 : judge == judge_lane ? 7 : 3, worker, -1), "%s %u: %s",
                      is_slab ? "slab" : "lane", i, wrong);
         return;
     }
@@ -258,16 +259,16 @@ static bool check_borrow(const struct stat_job *job, const struct stat_worker *w
     size_t count = findings->count;
 
     if (borrow->peer == worker->rank)
-        stat_violate(findings, AT(6, worker, -1), "it has slab %u of its own open", borrow->slab);
+        stat_violate(findings, G(6, worker, -1), "it has slab %u of its own open", borrow->slab);
     else if (peer != NULL && has_none(peer))
-        stat_violate(findings, AT(2, worker, borrow->peer), "it holds generation %llu of slab %u, and the peer has no "
+        stat_violate(findings, G(2, worker, borrow->peer), "it holds generation %llu of slab %u, and the peer has no "
                      "GPU open", (ull)borrow->generation, borrow->slab);
     else if (row != NULL && borrow->generation > stat_slab_generation(row))
-        stat_violate(findings, AT(2, worker, borrow->peer), "it holds generation %llu of slab %u, which is at %llu",
+        stat_violate(findings, G(2, worker, borrow->peer), "it holds generation %llu of slab %u, which is at %llu",
                      (ull)borrow->generation, borrow->slab, (ull)stat_slab_generation(row));
     else if (row != NULL && (borrow->generation < stat_slab_generation(row) ||
                              stat_slab_state(row) == BXI_GPU_SLAB_EMPTY) && is_kept(worker, borrow))
-        stat_violate(findings, AT(2, worker, borrow->peer), "it has generation %llu of slab %u open, which was freed",
+        stat_violate(findings, G(2, worker, borrow->peer), "it has generation %llu of slab %u open, which was freed",
                      (ull)borrow->generation, borrow->slab);
     return findings->count == count;
 }
@@ -277,7 +278,7 @@ void stat_check_gpu(const struct stat_job *job, const struct stat_worker *worker
     if (worker->gpu == NULL)
         return;
     if (worker->gpu->problem != NULL)
-        stat_violate(findings, AT(7, worker, -1), "%s", worker->gpu->problem);
+        stat_violate(findings, G(7, worker, -1), "%s", worker->gpu->problem);
     else
         check_region(worker, findings);
     for (size_t i = 0; i < worker->gpu->borrow_count; i++)

@@ -21,7 +21,9 @@
  *
  * The ring of a worker to itself is private memory: only its positions can be seen.
  */
+#include "check.h"
 #include "ring.h"
+#include "state.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -30,8 +32,6 @@
 /* A record and the padding before it: by so much a position told may be behind, and as much is being written. */
 #define BEHIND_MAX (2 * (BXI_FRAME_MAX + 2 * (uint64_t)BXI_LINE))
 #define UNPUBLISHED_MAX (BXI_RING_BYTES / 4)
-
-#define AT(number, worker, to) (&(struct stat_violation){ .invariant = (number), .rank = (worker)->rank, .peer = (to) })
 
 typedef unsigned long long ull;
 

@@ -11,12 +11,12 @@
  * leg than in the second copy of another was so at one time. One more is what a kill, or a look, between the two
  * leaves.
  */
-#include "shmstat.h"
+#include "check.h"
+#include "hist.h"
+#include "state.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-#define AT(number, worker, to) (&(struct stat_violation){ .invariant = (number), .rank = (worker)->rank, .peer = (to) })
 
 typedef unsigned long long ull;
 

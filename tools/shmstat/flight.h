@@ -2,10 +2,10 @@
 /*
  * The calls in flight of a job, as both of their sides show them; for `calls` and `why`.
  */
-#ifndef TOOLS_STAT_CALLS_H
-#define TOOLS_STAT_CALLS_H
+#ifndef TOOLS_STAT_FLIGHT_H
+#define TOOLS_STAT_FLIGHT_H
 
-#include "shmstat.h"
+#include "jobs.h"
 
 enum stat_where {
     STAT_QUEUED = 0,    /* at the caller: the ring has no room */

@@ -11,10 +11,15 @@
  * A quantile is a sample, and that is somewhere in its bucket, which is a quarter of its least wide: it is put where
  * it would lie if the bucket's samples were spread evenly up to its end, or to the longest that was measured.
  */
-#include "shmstat.h"
+#include "hist.h"
+
+#include "json.h"
+#include "state.h"
+#include "text.h"
 
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

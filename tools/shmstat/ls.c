@@ -1,62 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat ls: the jobs of this user on this host, one after the other. And what all subcommands do first:
- * find the jobs that were asked for.
+ * shmstat ls: the jobs of this user on this host.
  */
+#include "describe.h"
+#include "json.h"
+#include "list.h"
 #include "shmstat.h"
+#include "state.h"
+#include "text.h"
 
-#include <string.h>
+#include <stdio.h>
 #include <time.h>
-
-int stat_find(struct stat_jobs *jobs, const struct stat_options *options)
-{
-    int rc = stat_jobs_find(jobs, options->select);
-
-    if (rc < 0) {
-        fprintf(stderr, "shmstat: /dev/shm cannot be read: %s\n", strerror(-rc));
-        return STAT_NOTHING;
-    }
-    if (jobs->count > 0 || options->select == NULL)
-        return STAT_FINE;
-
-    struct stat_jobs others;
-    char asked[64];
-
-    stat_printable(asked, sizeof(asked), options->select, strlen(options->select));
-    fprintf(stderr, "shmstat: there is no job '%s' of this user", asked);
-    if (stat_jobs_find(&others, NULL) == 0) {
-        for (size_t i = 0; i < others.count; i++)
-            fprintf(stderr, "%s%s.%016llx", i == 0 ? "; there is " : ", ", others.list[i].name,
-                    (unsigned long long)others.list[i].instance);
-        stat_jobs_free(&others);
-    }
-    fprintf(stderr, "\n");
-    return STAT_NOTHING;
-}
-
-int stat_list_begin(struct stat_jobs *jobs, const struct stat_options *options, const char *command)
-{
-    int status = stat_find(jobs, options);
-
-    if (status != STAT_FINE)
-        return status;
-    if (options->json) {
-        stat_json_begin(command);
-        stat_json_open("jobs", '[');
-    } else if (jobs->count == 0) {
-        printf("no jobs of this user\n");
-    }
-    return STAT_FINE;
-}
-
-void stat_list_end(struct stat_jobs *jobs, const struct stat_options *options)
-{
-    if (options->json) {
-        stat_json_close(']');
-        stat_json_end();
-    }
-    stat_jobs_free(jobs);
-}
 
 static void json_job(const struct stat_job *job)
 {
@@ -134,7 +88,7 @@ int stat_ls(const struct stat_options *options)
         printf("%-31s %-8s %7s %11s %10s\n", "JOB", "STATE", "WORKERS", "UP", "MEMORY");
     for (size_t i = 0; i < jobs.count; i++) {
         if (stat_job_read(&jobs.list[i], false) < 0)
-            fprintf(stderr, "shmstat: no memory for job '%s'\n", jobs.list[i].name);
+            stat_no_memory(&jobs.list[i]);
         else if (options->json)
             json_job(&jobs.list[i]);
         else

@@ -5,9 +5,15 @@
  * The format wants all samples of a metric together, so the loops go over metrics first. What can shrink
  * is a gauge; counters end in _total.
  */
-#include "gpu.h"
+#include "prometheus.h"
+
+#include "device.h"
+#include "hist.h"
+#include "state.h"
+#include "text.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 

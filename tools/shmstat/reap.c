@@ -7,11 +7,15 @@
  * which rank 0 holds as long as it lives. What somebody takes between the list and the removal stays. A
  * job of which one worker lives is not touched: its survivors clear up behind their dead themselves.
  */
+#include "json.h"
 #include "shmstat.h"
+#include "state.h"
+#include "text.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>

@@ -12,6 +12,9 @@
  */
 #include "ring.h"
 
+#include "state.h"
+#include "text.h"
+
 #include "rpc/frame.h"
 
 #include <math.h>

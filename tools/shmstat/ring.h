@@ -5,7 +5,7 @@
 #ifndef TOOLS_STAT_RING_H
 #define TOOLS_STAT_RING_H
 
-#include "shmstat.h"
+#include "jobs.h"
 
 /* What a commit word says. */
 enum stat_record {
@@ -26,5 +26,11 @@ bool stat_read_ring_word(const struct stat_worker *worker, int to, uint64_t pos,
 bool stat_read_write_pos(const struct stat_worker *worker, int to, uint64_t *pos);
 bool stat_read_read_pos(const struct stat_worker *peer, int from, uint64_t *pos);
 bool stat_read_credit(const struct stat_worker *peer, int from, uint64_t *credit);
+
+/* Seconds since the oldest frame was sent that lies unread in that ring: as worker.unread_s. Its descriptors must be
+ * open. */
+double stat_oldest_unread(const struct stat_job *job, const struct stat_worker *worker, int to);
+/* Of all rings, into worker.unread_s. */
+void stat_unread_read(struct stat_job *job);
 
 #endif

@@ -7,11 +7,16 @@
  * terminal back first, then end it as they always do, so that the caller's shell sees why. ncurses has handlers
  * of its own for that; they call what a handler must not, and end the program with a plain status.
  */
-#include "top.h"
+#include "screen.h"
+
+#include "shmstat.h"
+#include "text.h"
+#include "top_view.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>

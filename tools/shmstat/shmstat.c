@@ -3,12 +3,15 @@
  * shmstat: what the rings of a job are doing, seen from outside. It reads what the workers' segments show
  * (shm/LAYOUT.md) and disturbs nobody: no message, no lock, no page of theirs written or allocated.
  *
- * A subcommand is a row of `commands`; stat_jobs.c finds and copies what all of them show.
+ * A subcommand is a row of `commands`; jobs.c finds and copies what all of them show.
  */
 #include "shmstat.h"
 
 #include "boxcar.h"
+#include "shm/layout.h"
+#include "text.h"
 
+#include <stdio.h>
 #include <string.h>
 
 struct command {

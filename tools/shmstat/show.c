@@ -3,11 +3,20 @@
  * shmstat show: everything that the workers of a job tell about themselves.
  *
  * What is shown of a worker is a list of sections, each of which prints itself as text and as JSON; a new
- * one is a row of `sections`. Everything comes from the private copies of stat_jobs.c.
+ * one is a row of `sections`. Everything comes from the private copies of jobs.c.
  */
-#include "gpu.h"
+#include "describe.h"
+#include "hist.h"
+#include "json.h"
+#include "list.h"
+#include "prometheus.h"
+#include "ring.h"
+#include "section_gpu.h"
+#include "shmstat.h"
+#include "text.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -406,7 +415,7 @@ int stat_show(const struct stat_options *options)
         return status;
     for (size_t i = 0; i < jobs.count; i++) {
         if (read_job(&jobs.list[i], options) < 0) {
-            fprintf(stderr, "shmstat: no memory for job '%s'\n", jobs.list[i].name);
+            stat_no_memory(&jobs.list[i]);
             stat_jobs_free(&jobs);
             return STAT_NOTHING;
         }

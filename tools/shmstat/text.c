@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * How shmstat prints: figures for people, lines of 80 columns, and JSON. No library does the JSON, for the
- * tool shall need none; the writer only keeps count of commas and depth.
+ * How shmstat prints for people: figures with units, names, and lines of 80 columns.
  */
-#include "shmstat.h"
+#include "text.h"
+
+#include "shm/layout.h"
 
 #include <ctype.h>
 #include <stdarg.h>
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #define COLUMNS 79
 #define TEXTS 8
-#define DEPTH_MAX 16
 
 /* ---- Figures ------------------------------------------------------------------------------------ */
 
@@ -150,192 +149,4 @@ void stat_flow_end(struct stat_flow *flow)
 {
     putchar('\n');
     flow->column = 0;
-}
-
-void stat_worker_text(const struct stat_worker *worker)
-{
-    const char *activity = stat_activity(worker);
-    struct stat_flow flow;
-
-    printf("worker %d", worker->rank);
-    if (worker->name[0] != '\0')
-        printf(" %s", worker->name);
-    if (worker->pid != 0)
-        printf(", pid %u", worker->pid);
-    printf(": %s%s%s", worker->state != 0 ? stat_state_name(worker->state) : "", worker->state != 0 ? ", " : "",
-           activity);
-    if (worker->control != NULL && strcmp(activity, "asleep") == 0)
-        printf(" (%s)", stat_who_name(stat_word(&worker->control->header.armed)));
-    printf("\n");
-    if (worker->control != NULL)
-        return;
-    stat_flow_begin(&flow, "problem");
-    stat_flow_words(&flow, worker->problem);
-    stat_flow_end(&flow);
-}
-
-/* ---- JSON --------------------------------------------------------------------------------------- */
-
-static struct {
-    int depth;
-    bool has_one[DEPTH_MAX];        /* in the bracket at that depth */
-} json;
-
-static void put_string(const char *text)
-{
-    putchar('"');
-    for (; *text != '\0'; text++) {
-        unsigned char c = (unsigned char)*text;
-
-        if (c == '"' || c == '\\')
-            printf("\\%c", c);
-        else if (c < 0x20 || c >= 0x7f)
-            printf("\\u%04x", c);
-        else
-            putchar(c);
-    }
-    putchar('"');
-}
-
-static void begin_value(const char *key)
-{
-    if (json.has_one[json.depth])
-        putchar(',');
-    if (json.depth > 0)
-        printf("\n%*s", json.depth, "");
-    json.has_one[json.depth] = true;
-    if (key != NULL) {
-        put_string(key);
-        printf(": ");
-    }
-}
-
-void stat_json_open(const char *key, char bracket)
-{
-    begin_value(key);
-    putchar(bracket);
-    if (json.depth + 1 < DEPTH_MAX)
-        json.depth++;
-    json.has_one[json.depth] = false;
-}
-
-void stat_json_close(char bracket)
-{
-    if (json.depth > 0)
-        json.depth--;
-    putchar(bracket);
-}
-
-void stat_json_begin(const char *command)
-{
-    stat_json_open(NULL, '{');
-    stat_json_text("command", command);
-    stat_json_u64("layout_version", BXI_LAYOUT_VERSION);
-}
-
-void stat_json_end(void)
-{
-    stat_json_close('}');
-    putchar('\n');
-}
-
-void stat_json_text(const char *key, const char *text)
-{
-    begin_value(key);
-    if (text == NULL || text[0] == '\0')
-        printf("null");
-    else
-        put_string(text);
-}
-
-void stat_json_u64(const char *key, uint64_t value)
-{
-    begin_value(key);
-    printf("%llu", (unsigned long long)value);
-}
-
-void stat_json_u64s(const char *key, const uint64_t *values, size_t count)
-{
-    begin_value(key);
-    putchar('[');
-    for (size_t i = 0; i < count; i++)
-        printf("%s%llu", i > 0 ? ", " : "", (unsigned long long)values[i]);
-    putchar(']');
-}
-
-void stat_json_seconds(const char *key, double seconds)
-{
-    begin_value(key);
-    printf("%.6f", seconds);
-}
-
-void stat_json_bool(const char *key, bool value)
-{
-    begin_value(key);
-    printf("%s", value ? "true" : "false");
-}
-
-void stat_json_null(const char *key)
-{
-    stat_json_text(key, NULL);
-}
-
-static void json_memory(const struct stat_job *job)
-{
-    uint64_t segments = 0, arenas = 0;
-
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        if (job->workers[rank] == NULL)
-            continue;
-        segments += job->workers[rank]->segment.held;
-        arenas += job->workers[rank]->arena.held;
-    }
-    stat_json_u64("segment_bytes", segments);
-    stat_json_u64("arena_bytes", arenas);
-    stat_json_u64("shm_bytes", segments + arenas);
-}
-
-void stat_json_job(const struct stat_job *job)
-{
-    uint64_t started_ns = stat_job_started_ns(job);
-    uint64_t missing[BXI_WORLD_MAX];
-    size_t missing_count = stat_job_missing(job, missing);
-    char instance[24];
-    int found = 0, alive = 0;
-
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        found += job->workers[rank] != NULL;
-        alive += job->workers[rank] != NULL && stat_worker_alive(job->workers[rank]);
-    }
-    snprintf(instance, sizeof(instance), "%016llx", (unsigned long long)job->instance);
-    stat_json_text("job", job->name);
-    stat_json_text("instance", instance);
-    stat_json_bool("alive", stat_job_alive(job));
-    stat_json_text("state", stat_job_state(job));
-    stat_json_u64("world_size", (uint64_t)stat_job_size(job));
-    stat_json_u64("workers_found", (uint64_t)found);
-    stat_json_u64("workers_alive", (uint64_t)alive);
-    stat_json_u64s("missing_ranks", missing, missing_count);
-    if (started_ns != 0) {
-        stat_json_u64("started_ns", started_ns);
-        stat_json_seconds("age_seconds", stat_since(started_ns, CLOCK_REALTIME));
-    } else {
-        stat_json_null("started_ns");
-        stat_json_null("age_seconds");
-    }
-    json_memory(job);
-}
-
-void stat_json_worker(const struct stat_worker *worker)
-{
-    stat_json_u64("rank", (uint64_t)worker->rank);
-    stat_json_text("name", worker->name);
-    if (worker->pid != 0)
-        stat_json_u64("pid", worker->pid);
-    else
-        stat_json_null("pid");
-    stat_json_bool("alive", stat_worker_alive(worker));
-    stat_json_text("state", worker->state != 0 ? stat_state_name(worker->state) : NULL);
-    stat_json_text("activity", stat_activity(worker));
-    stat_json_text("problem", worker->problem);
 }

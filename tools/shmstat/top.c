@@ -1,13 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * shmstat top: what `show` tells, live and as rates. Its flags, and the two ways of showing it that need no
- * terminal: the same picture as lines of text (--once, --batch), and one sample as JSON. stat_top.h says where
- * the rest is.
+ * terminal: the same picture as lines of text (--once, --batch), and one sample as JSON. top_rates.h names the
+ * other parts.
  */
-#include "top.h"
+#include "describe.h"
+#include "json.h"
+#include "list.h"
+#include "screen.h"
+#include "shmstat.h"
+#include "text.h"
+#include "top_columns.h"
+#include "top_view.h"
 
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>

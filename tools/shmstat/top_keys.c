@@ -3,7 +3,9 @@
  * shmstat top: what a key does to what is shown. No terminal and no job is needed for it: the front end hands
  * keys in and does what comes back.
  */
-#include "top.h"
+#include "top_keys.h"
+
+#include "top_columns.h"
 
 #include <ctype.h>
 #include <string.h>

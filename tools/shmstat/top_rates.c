@@ -2,17 +2,22 @@
 /*
  * shmstat top: samples of the jobs, and rows with rates made of two of them.
  *
- * A sample is what stat_jobs.c copies of all workers, and of their rows of calls. Those are 32 KiB for each ring,
+ * A sample is what jobs.c copies of all workers, and of their rows of calls. Those are 32 KiB for each ring,
  * so they are read only where the counters say that calls are in flight, and beyond the first of them only where
  * those do not account for all: 64 idle workers cost no such read, whoever has talked to whom.
  *
  * Who is gone from /dev/shm is moved from the sample before into the new one, with its locks marked as free: it
  * is shown as it was last seen until the user leaves, or until a job of the same name or GONE_S take its place.
  */
-#include "top.h"
+#include "top_rates.h"
+
+#include "ring.h"
+#include "state.h"
+#include "text.h"
 
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

@@ -12,11 +12,17 @@
  * A call that comes up twice closes a cycle. It is called one only if every link of it is certain: two workers whose
  * handlers sleep while other threads of both call each other are none.
  */
-#include "calls.h"
-#include "gpu.h"
+#include "describe.h"
+#include "device.h"
+#include "flight.h"
+#include "json.h"
+#include "list.h"
+#include "shmstat.h"
+#include "text.h"
 
 #include <ctype.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -582,7 +588,7 @@ static int explain_jobs(struct stat_jobs *jobs, const struct stat_options *optio
 
         if (stat_job_read(&jobs->list[i], true) < 0 || stat_gpus_read(&jobs->list[i]) < 0 ||
             stat_calls_collect(&jobs->list[i], &calls) < 0)
-            fprintf(stderr, "shmstat: no memory for job '%s'\n", jobs->list[i].name);
+            stat_no_memory(&jobs->list[i]);
         else
             found += explain(&chain, options->subject);
         stat_calls_free(&calls);

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Device memory, read from outside.
+ *
+ * A slab's owner does not know who has it open: each borrower writes that into its own segment, with the slab's
+ * generation. So these words of all workers are read first, and the regions after them: a generation that is held is
+ * then never newer than the row that is read of its slab. Both change while they are read; of a running job the
+ * copies may be of two moments that lie close together.
+ */
+#include "device.h"
+
+#include "state.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Reading ------------------------------------------------------------------------------------ */
+
+static int add_borrow(struct stat_worker *worker, const struct stat_borrow *borrow)
+{
+    size_t count = worker->gpu->borrow_count;
+
+    if ((count & (count - 1)) == 0) {           /* full: it doubles */
+        size_t capacity = count == 0 ? 1 : 2 * count;
+        struct stat_gpu *larger = realloc(worker->gpu, sizeof(*larger) + capacity * sizeof(*borrow));
+
+        if (larger == NULL)
+            return -ENOMEM;
+        worker->gpu = larger;
+    }
+    worker->gpu->borrows[worker->gpu->borrow_count++] = *borrow;
+    return 0;
+}
+
+static int read_held(struct stat_worker *worker)
+{
+    struct bxi_gpu_held held;
+
+    for (int peer = 0; peer < (int)worker->control->header.world_size; peer++) {
+        if (stat_pread(&worker->segment, &held, sizeof(held), bxi_device_pair_offset(peer)) < 0)
+            return 0;
+        for (uint32_t slab = 0; slab < BXI_GPU_SLABS; slab++) {
+            struct stat_borrow borrow = { peer, slab, stat_word(&held.generation[slab]) };
+
+            if (borrow.generation != 0 && add_borrow(worker, &borrow) < 0)
+                return -ENOMEM;
+        }
+    }
+    return 0;
+}
+
+static void read_region(const struct stat_worker *worker)
+{
+    struct stat_gpu *gpu = worker->gpu;
+
+    if (stat_pread(&worker->segment, &gpu->region, sizeof(gpu->region), BXI_DEVICE_OFFSET) < 0)
+        gpu->problem = "it cannot be read: its segment was truncated";
+    else if (stat_word(&gpu->region.head.magic) != BXI_GPU_MAGIC)
+        gpu->problem = "it says that it has a GPU open, and its region of device memory is none";
+    else if (gpu->region.head.layout != BXI_GPU_LAYOUT)
+        gpu->problem = "its region of device memory has another layout than this shmstat knows";
+    if (gpu->problem != NULL)
+        memset(&gpu->region, 0, sizeof(gpu->region));
+}
+
+int stat_gpus_read(struct stat_job *job)
+{
+    for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        struct stat_worker *worker = job->workers[rank];
+
+        /* Relaxed: a private copy. No byte of the region is read before it is 1. */
+        if (stat_reader(job, rank) == NULL || bxi_load_relaxed(&worker->control->header.device_open) != 1)
+            continue;
+        worker->gpu = calloc(1, sizeof(*worker->gpu));
+        if (worker->gpu == NULL || read_held(worker) < 0)
+            return -ENOMEM;
+    }
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
+        if (job->workers[rank] != NULL && job->workers[rank]->gpu != NULL)
+            read_region(job->workers[rank]);
+    return 0;
+}
+
+/* ---- What is said of it ------------------------------------------------------------------------- */
+
+const struct stat_gpu *stat_gpu_of(const struct stat_job *job, int rank)
+{
+    const struct stat_worker *worker = stat_reader(job, (uint32_t)rank);
+
+    return worker != NULL && worker->gpu != NULL && worker->gpu->problem == NULL ? worker->gpu : NULL;
+}
+
+uint32_t stat_gpu_devices(const struct stat_gpu *gpu)
+{
+    /* Relaxed: a private copy. */
+    uint32_t count = bxi_load_relaxed((bxi_a32 *)&gpu->region.head.device_count);
+
+    return count < BXI_GPU_DEVICES ? count : BXI_GPU_DEVICES;
+}
+
+static uint32_t listed(const bxi_a32 *word)
+{
+    /* Relaxed: a private copy. */
+    uint32_t count = bxi_load_relaxed((bxi_a32 *)word);
+
+    return count < BXI_GPU_REFUSED ? count : BXI_GPU_REFUSED;
+}
+
+uint32_t stat_gpu_refused(const struct stat_gpu *gpu)
+{
+    return listed(&gpu->region.head.refused_count);
+}
+
+uint32_t stat_gpu_known(const struct stat_gpu *gpu)
+{
+    return listed(&gpu->region.head.known_count);
+}
+
+int stat_gpu_device_of(const struct stat_gpu *gpu, const struct bxi_gpu_slab_row *row)
+{
+    for (uint32_t i = 0; i < stat_gpu_devices(gpu); i++)
+        if (memcmp(gpu->region.head.device[i], row->uuid, BXI_GPU_UUID_BYTES) == 0)
+            return (int)i;
+    return -1;
+}
+
+uint32_t stat_gpu_lane_order(const struct stat_gpu *gpu, int lane)
+{
+    /* Relaxed: a private copy. */
+    return bxi_load_relaxed((bxi_a32 *)&gpu->region.lane[lane].order);
+}
+
+/* A device has a lane as long as it is in use, and all of them have its order. */
+uint32_t stat_gpu_order(const struct stat_gpu *gpu, uint32_t device)
+{
+    for (int i = 0; i < BXI_GPU_LANES; i++)
+        if (stat_gpu_lane_order(gpu, i) != 0 && gpu->region.lane[i].device == device)
+            return stat_gpu_lane_order(gpu, i);
+    return 0;
+}
+
+bool stat_gpu_is_fallback(const struct stat_worker *worker, uint32_t order)
+{
+    return order > BXI_GPU_HOST_WORDS && stat_word(&bxi_tables(worker->control)->counters[BXI_C_gpu_fallbacks]) != 0;
+}
+
+bool stat_lane_is_poisoned(const struct stat_gpu *gpu, int lane)
+{
+    return (stat_word(&gpu->region.word[lane].value) & BXI_GPU_POISON) != 0;
+}
+
+const char *stat_order_name(uint32_t order)
+{
+    static const char *const names[] = { NULL, "host_words", "device_words", "events", "host_sync" };
+
+    return order <= BXI_GPU_HOST_SYNC ? names[order] : "unknown";
+}
+
+const char *stat_slab_state_name(unsigned state)
+{
+    static const char *const names[] = { "freed", "live", "retiring", "unknown" };
+
+    return names[state & 3];
+}
+
+void stat_uuid_text(char text[STAT_UUID_BYTES], const uint8_t uuid[BXI_GPU_UUID_BYTES])
+{
+    int at = snprintf(text, STAT_UUID_BYTES, "GPU");
+
+    for (int i = 0; i < BXI_GPU_UUID_BYTES; i++)
+        at += snprintf(text + at, (size_t)(STAT_UUID_BYTES - at), "%s%02x",
+                       i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
+}
+
+const struct bxi_gpu_slab_row *stat_gpu_row_of(const struct stat_job *job, const struct stat_borrow *borrow)
+{
+    const struct stat_gpu *owner = stat_gpu_of(job, borrow->peer);
+    const struct bxi_gpu_slab_row *row = owner != NULL ? &owner->region.slab[borrow->slab] : NULL;
+
+    return row != NULL && stat_slab_generation(row) == borrow->generation ? row : NULL;
+}
+
+static int by_slab(const void *one, const void *other)
+{
+    const struct stat_borrow *a = one, *b = other;
+
+    return a->peer != b->peer ? a->peer - b->peer : (int)a->slab - (int)b->slab;
+}
+
+static bool has_open(const struct stat_worker *worker, const struct stat_borrow *borrow)
+{
+    const struct stat_gpu *gpu = worker->gpu;
+    const struct stat_borrow *found = NULL;
+
+    if (gpu != NULL && gpu->borrow_count > 0)
+        found = bsearch(borrow, gpu->borrows, gpu->borrow_count, sizeof(*borrow), by_slab);
+    return found != NULL && found->generation == borrow->generation;
+}
+
+size_t stat_gpu_openers(const struct stat_job *job, const struct stat_worker *owner, uint32_t slab, bool alive,
+                        uint64_t ranks[BXI_WORLD_MAX])
+{
+    struct stat_borrow borrow = { owner->rank, slab, stat_slab_generation(&owner->gpu->region.slab[slab]) };
+    size_t count = 0;
+
+    for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        const struct stat_worker *worker = stat_reader(job, rank);
+
+        if (worker != NULL && stat_worker_alive(worker) == alive && has_open(worker, &borrow))
+            ranks[count++] = rank;
+    }
+    return count;
+}

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The calls in flight of a job, from both sides.
+ *
+ * A caller keeps a row for each call behind its ring to the callee; the callee keeps rows of the requests that it
+ * serves, and a line about what runs where it makes progress. The two sides are copied one after the other, so a call
+ * that moves meanwhile may be shown at its old place, or as answered; one that is stuck is shown where it is.
+ */
+#include "flight.h"
+
+#include "state.h"
+#include "text.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+/* ---- Names ---------------------------------------------------------------------------------------- */
+
+const char *stat_where_name(enum stat_where where)
+{
+    static const char *const names[] = {
+        [STAT_QUEUED] = "queued",  [STAT_IN_RING] = "in_ring", [STAT_INLINE] = "inline",
+        [STAT_POOL] = "pool",      [STAT_THREAD] = "thread",   [STAT_BATCH] = "batch",
+        [STAT_BODY] = "body",      [STAT_FUTURE] = "future",   [STAT_ANSWERED] = "answered",
+        [STAT_UNKNOWN] = "unknown",
+    };
+
+    return names[where];
+}
+
+const char *stat_call_name(const struct stat_call *call)
+{
+    static char name[64];
+
+    snprintf(name, sizeof(name), "%d-%d-%llu", call->from, call->to, (unsigned long long)call->id);
+    return name;
+}
+
+const char *stat_function_name(const struct stat_job *job, int rank, uint32_t function)
+{
+    static char name[BXI_NAME_BYTES];
+    const struct stat_worker *worker = stat_reader(job, (uint32_t)rank);
+
+    if (worker == NULL || function >= BXI_FUNCTION_MAX)
+        return "?";
+    stat_printable(name, sizeof(name), worker->control->function[function].name, BXI_NAME_BYTES);
+    return name[0] != '\0' ? name : "?";
+}
+
+bool stat_batch_missing(const struct stat_job *job, int rank, uint32_t function, uint64_t missing[2])
+{
+    const struct stat_worker *worker = stat_reader(job, (uint32_t)rank);
+    const struct bxi_batch_words *words;
+
+    if (worker == NULL || function >= BXI_FUNCTION_MAX || worker->control->function[function].kind != 4)
+        return false;
+    words = &bxi_tables(worker->control)->batch[function];
+    for (int i = 0; i < 2; i++)
+        missing[i] = stat_word(&words->members[i]) & ~stat_word(&words->present[i]);
+    return true;
+}
+
+/* ---- Where a call is -------------------------------------------------------------------------------- */
+
+/* Among the requests that the callee serves. */
+static bool find_served(const struct stat_worker *callee, struct stat_call *call)
+{
+    static const enum stat_where wheres[] = {
+        [BXI_AT_POOL] = STAT_POOL, [BXI_AT_THREAD] = STAT_THREAD, [BXI_AT_BATCH] = STAT_BATCH,
+        [BXI_AT_BODY] = STAT_BODY, [BXI_AT_FUTURE] = STAT_FUTURE,
+    };
+
+    for (int i = 0; i < BXI_SERVING_MAX; i++) {
+        const struct bxi_serving *row = &bxi_tables(callee->control)->serving[i];
+        uint64_t where = stat_word(&row->where);
+
+        if ((where & 0xff) < BXI_AT_POOL || (where & 0xff) > BXI_AT_FUTURE || stat_word(&row->id) != call->id ||
+            (stat_word(&row->who) & 0xffff) != (uint64_t)call->from)
+            continue;
+        call->where = wheres[where & 0xff];
+        call->thread = where >> 8;
+        return true;
+    }
+    return false;
+}
+
+static void find_call(const struct stat_job *job, struct stat_call *call, uint64_t end_pos)
+{
+    const struct stat_worker *callee = stat_reader(job, (uint32_t)call->to);
+
+    if (end_pos == UINT64_MAX) {
+        call->where = STAT_QUEUED;
+        return;
+    }
+    call->where = STAT_UNKNOWN;
+    if (callee == NULL)
+        return;
+    if (find_served(callee, call))
+        return;
+    if (stat_word(&bxi_tables(callee->control)->now.since_ns) != 0 && stat_word(&bxi_tables(callee->control)->now.id) == call->id &&
+        (stat_word(&bxi_tables(callee->control)->now.who) & 0xffff) == (uint64_t)call->from) {
+        call->where = STAT_INLINE;
+        return;
+    }
+    /* What it has read by now was copied after the rows above. */
+    call->where = stat_word(&callee->received[call->from].read_pos) < end_pos ? STAT_IN_RING : STAT_ANSWERED;
+}
+
+/* ---- All calls -------------------------------------------------------------------------------------- */
+
+static int add_call(struct stat_calls *calls, const struct stat_call *call, size_t *capacity)
+{
+    if (calls->count == *capacity) {
+        size_t larger = *capacity == 0 ? 64 : *capacity * 2;
+        struct stat_call *list = realloc(calls->list, larger * sizeof(*list));
+
+        if (list == NULL)
+            return -ENOMEM;
+        calls->list = list;
+        *capacity = larger;
+    }
+    calls->list[calls->count++] = *call;
+    return 0;
+}
+
+/* The rows of the calls of one worker to another. */
+static int collect_pair(const struct stat_job *job, const struct stat_worker *worker, int to,
+                        struct stat_calls *calls, size_t *capacity)
+{
+    struct bxi_call_row rows[BXI_CALLS_MAX];
+    uint64_t now_ns = stat_now_ns(CLOCK_MONOTONIC);
+
+    /* Rows that are not allocated read as zero, and stay so: pread allocates nothing. */
+    if (stat_pread(&worker->segment, rows, sizeof(rows), bxi_calls_offset(to)) < 0)
+        return 0;
+    for (int slot = 0; slot < BXI_CALLS_MAX; slot++) {
+        uint64_t id = stat_word(&rows[slot].id), since_ns = stat_word(&rows[slot].since) >> 8;
+        uint64_t deadline_ns = stat_word(&rows[slot].deadline_ns);
+        struct stat_call call = {
+            .from = worker->rank,
+            .to = to,
+            .id = id & ~BXI_CALL_GIVEN_UP,
+            .function = (uint32_t)(stat_word(&rows[slot].since) & 0xff),
+            .age_s = now_ns > since_ns ? 1e-9 * (double)(now_ns - since_ns) : 0,
+            .has_deadline = deadline_ns != UINT64_MAX,
+            .given_up = (id & BXI_CALL_GIVEN_UP) != 0,
+        };
+
+        if (id == 0 || (id & 0xffff) != (uint64_t)slot)
+            continue;
+        call.left_s = 1e-9 * ((double)deadline_ns - (double)now_ns);
+        find_call(job, &call, stat_word(&rows[slot].end_pos));
+        if (add_call(calls, &call, capacity) < 0)
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+static int by_age(const void *a, const void *b)
+{
+    double left = ((const struct stat_call *)a)->age_s, right = ((const struct stat_call *)b)->age_s;
+
+    return left > right ? -1 : left < right;
+}
+
+int stat_calls_collect(const struct stat_job *job, struct stat_calls *calls)
+{
+    size_t capacity = 0;
+
+    *calls = (struct stat_calls){ 0 };
+    for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        const struct stat_worker *worker = stat_reader(job, rank);
+
+        for (int to = 0; worker != NULL && to < (int)worker->control->header.world_size; to++) {
+            if (stat_word(&worker->control->pair[to].open) == 0)
+                continue;
+            if (collect_pair(job, worker, to, calls, &capacity) < 0) {
+                stat_calls_free(calls);
+                return -ENOMEM;
+            }
+        }
+    }
+    if (calls->count > 0)
+        qsort(calls->list, calls->count, sizeof(*calls->list), by_age);
+    return 0;
+}
+
+void stat_calls_free(struct stat_calls *calls)
+{
+    free(calls->list);
+    *calls = (struct stat_calls){ 0 };
+}

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * shmstat top in a terminal.
+ */
+#ifndef TOOLS_STAT_SCREEN_H
+#define TOOLS_STAT_SCREEN_H
+
+#include "top_keys.h"
+
+/* Until the user quits or a signal ends it; the terminal is as it was afterwards. An exit status. */
+int top_screen_run(struct top_model *model, struct top_state *state);
+
+#endif

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What follows from the private copies of jobs.c: who lives, in which state, and how full a ring is.
+ */
+#include "state.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define HEADER(worker) ((worker)->control->header)
+
+/* ---- Who lives, and in which state -------------------------------------------------------------- */
+
+const struct stat_worker *stat_reader(const struct stat_job *job, uint32_t rank)
+{
+    const struct stat_worker *worker = rank < BXI_WORLD_MAX ? job->workers[rank] : NULL;
+
+    return worker != NULL && worker->control != NULL ? worker : NULL;
+}
+
+bool stat_worker_alive(const struct stat_worker *worker)
+{
+    return worker->segment.exists ? worker->segment.alive : worker->arena.alive;
+}
+
+bool stat_job_alive(const struct stat_job *job)
+{
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
+        if (job->workers[rank] != NULL &&
+            (job->workers[rank]->segment.alive || job->workers[rank]->arena.alive))
+            return true;
+    return false;
+}
+
+bool stat_jobs_readable(const struct stat_jobs *jobs)
+{
+    for (size_t i = 0; i < jobs->count; i++)
+        for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++)
+            if (stat_reader(&jobs->list[i], rank) != NULL)
+                return true;
+    return jobs->count == 0;
+}
+
+const char *stat_state_name(uint32_t state)
+{
+    static const char *const names[] = { "unknown", "starting", "running", "leaving", "quiet", "left" };
+
+    return names[state <= BXI_LEFT ? state : 0];
+}
+
+const char *stat_job_state(const struct stat_job *job)
+{
+    uint32_t least = 0;
+
+    if (!stat_job_alive(job))
+        return "dead";
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        const struct stat_worker *worker = job->workers[rank];
+
+        if (worker == NULL || !stat_worker_alive(worker))
+            continue;
+        uint32_t state = worker->found == STAT_BLANK ? BXI_STARTING : worker->state;
+        if (state >= BXI_STARTING && state <= BXI_LEFT && (least == 0 || state < least))
+            least = state;
+    }
+    return stat_state_name(least);
+}
+
+int stat_job_size(const struct stat_job *job)
+{
+    int found = 0;
+
+    for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        if (stat_reader(job, rank) != NULL)
+            return (int)HEADER(job->workers[rank]).world_size;
+        found += job->workers[rank] != NULL;
+    }
+    return found;
+}
+
+size_t stat_job_missing(const struct stat_job *job, uint64_t missing[BXI_WORLD_MAX])
+{
+    bool is_starting = false, has_size = false;
+    size_t count = 0;
+
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        const struct stat_worker *worker = job->workers[rank];
+        bool lives = worker != NULL && stat_worker_alive(worker);
+
+        is_starting |= lives && worker->found == STAT_READABLE && worker->state == BXI_STARTING;
+        has_size |= stat_reader(job, (uint32_t)rank) != NULL;
+    }
+    for (int rank = 0; is_starting && has_size && rank < stat_job_size(job) && rank < BXI_WORLD_MAX; rank++)
+        if (job->workers[rank] == NULL)
+            missing[count++] = (uint64_t)rank;
+    return count;
+}
+
+bool stat_job_missing_text(const struct stat_job *job, char *text, size_t bytes)
+{
+    uint64_t missing[BXI_WORLD_MAX];
+    size_t count = stat_job_missing(job, missing);
+    size_t used = (size_t)snprintf(text, bytes, "rank%s", count == 1 ? "" : "s");
+
+    for (size_t i = 0; i < count && used < bytes; i++)
+        used += (size_t)snprintf(text + used, bytes - used, "%s %d", i > 0 ? "," : "", (int)missing[i]);
+    if (used < bytes)
+        snprintf(text + used, bytes - used, " %s not come", count == 1 ? "has" : "have");
+    return count > 0;
+}
+
+uint64_t stat_job_started_ns(const struct stat_job *job)
+{
+    uint64_t first = 0;
+
+    for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        const struct stat_worker *worker = stat_reader(job, rank);
+
+        if (worker != NULL && (first == 0 || HEADER(worker).started_ns < first))
+            first = HEADER(worker).started_ns;
+    }
+    return first;
+}
+
+const char *stat_who_name(uint64_t armed)
+{
+    static const char *const names[] = { "nobody", "background", "leader", "lazy" };
+
+    return names[armed & 3];
+}
+
+const char *stat_activity(const struct stat_worker *worker)
+{
+    if (!stat_worker_alive(worker))
+        return "dead";
+    if (worker->process == 'T' || worker->process == 't')
+        return "stopped";
+    if (worker->control == NULL)
+        return "unknown";
+    if ((stat_word(&HEADER(worker).armed) & 3) != BXI_AWAKE)
+        return "asleep";
+    return stat_word(&bxi_tables(worker->control)->now.spins) != 0 ? "spinning" : "awake";
+}
+
+/* By the threads that the requests being served name. The body of a batch that is not blocking runs where progress
+ * is made, and is counted only where it has company: the pool has no more threads than were ever started. */
+int stat_pool_busy(const struct stat_worker *worker)
+{
+    uint64_t threads = stat_word(&bxi_tables(worker->control)->counters[BXI_C_pool_threads]), seen[BXI_SERVING_MAX] = { 0 };
+    int busy = 0;
+
+    for (int i = 0; i < BXI_SERVING_MAX; i++) {
+        uint64_t where = stat_word(&bxi_tables(worker->control)->serving[i].where);
+        int at = 0;
+
+        if ((where & 0xff) != BXI_AT_THREAD && (where & 0xff) != BXI_AT_BODY)
+            continue;
+        while (at < busy && seen[at] != where >> 8)
+            at++;
+        if (at == busy)
+            seen[busy++] = where >> 8;
+    }
+    return (uint64_t)busy < threads ? busy : (int)threads;
+}
+
+const char *stat_kind_name(uint32_t kind)
+{
+    static const char *const names[] = { "unknown", "inline", "blocking", "async", "batch" };
+
+    return names[kind < 5 ? kind : 0];
+}
+
+const char *stat_peer_name(const struct stat_job *job, int rank)
+{
+    const struct stat_worker *worker = stat_reader(job, (uint32_t)rank);
+
+    return worker != NULL ? worker->name : "";
+}
+
+bool stat_ring_fill(const struct stat_job *job, const struct stat_worker *worker, int to, uint64_t *fill)
+{
+    const struct stat_worker *peer = stat_reader(job, (uint32_t)to);
+
+    if (peer == NULL || worker->control == NULL)
+        return false;
+
+    uint64_t bytes = stat_word(&bxi_tables(worker->control)->pair_counters[to].write_pos) -
+                     stat_word(&peer->credit[worker->rank].position);
+
+    /* Behind by what was read between the two looks: empty then. Ahead of the ring by a quarter at most: what
+     * frames on their way back say of the credit is newer than the word. */
+    if (bytes > INT64_MAX)
+        bytes = 0;
+    *fill = bytes < BXI_RING_BYTES ? bytes : BXI_RING_BYTES;
+    return true;
+}

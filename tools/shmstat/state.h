@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What follows from the private copies of a job (jobs.h).
+ */
+#ifndef TOOLS_STAT_STATE_H
+#define TOOLS_STAT_STATE_H
+
+#include "jobs.h"
+
+const struct stat_worker *stat_reader(const struct stat_job *job, uint32_t rank);    /* NULL: not READABLE */
+bool stat_worker_alive(const struct stat_worker *worker);
+bool stat_job_alive(const struct stat_job *job);
+/* True if any worker of them is READABLE, or if there is no job at all. */
+bool stat_jobs_readable(const struct stat_jobs *jobs);
+const char *stat_job_state(const struct stat_job *job);
+/* The number of workers, from the first readable one; else as many as were found. */
+int stat_job_size(const struct stat_job *job);
+/* The ranks that have not come, of a job that lives and is starting: how many, into missing. Else 0. */
+size_t stat_job_missing(const struct stat_job *job, uint64_t missing[BXI_WORLD_MAX]);
+/* "rank 1 has not come", "ranks 1, 3, 4 have not come"; false if none is missing. */
+bool stat_job_missing_text(const struct stat_job *job, char *text, size_t bytes);
+uint64_t stat_job_started_ns(const struct stat_job *job);       /* CLOCK_REALTIME; 0 if it is not known */
+const char *stat_state_name(uint32_t state);
+const char *stat_who_name(uint64_t armed);
+const char *stat_kind_name(uint32_t kind);
+/* What its process does: "awake", "spinning", "asleep", "stopped", "dead"; "unknown" if it cannot be read. */
+const char *stat_activity(const struct stat_worker *worker);
+/* Threads of its pool that run a handler now. */
+int stat_pool_busy(const struct stat_worker *worker);
+const char *stat_peer_name(const struct stat_job *job, int rank);       /* "" if that worker is not READABLE */
+
+/* Bytes of ring `to` that the worker wrote and the peer has not given free; false if the peer cannot be read. */
+bool stat_ring_fill(const struct stat_job *job, const struct stat_worker *worker, int to, uint64_t *fill);
+
+#endif

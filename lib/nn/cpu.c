@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The backend that computes on the CPU (cpu.h): plans a net, binds the caller's arrays, runs the programs. Run by
- * the thread that uses the net.
+ * The CPU backend (cpu.h): plans a net, binds the caller's arrays, runs the programs. Run by the thread that uses the
+ * net.
  */
 #include "cpu.h"
 
@@ -10,7 +10,7 @@
 
 /* ---- Planning ------------------------------------------------------------------------------------ */
 
-/* From and to the caller's row-major arrays. */
+/* Plans the reorders between the last node and the caller's row-major arrays. */
 static void plan_ends(struct bxi_plan *plan, const struct bxi_node *last, struct bxi_work *work)
 {
     const struct bxi_layout plain = bxi_nn_plain_out(last);
@@ -27,7 +27,7 @@ static void plan_ends(struct bxi_plan *plan, const struct bxi_node *last, struct
     bxi_nn_give_grad(plan, plan->node, &first);
 }
 
-/* Room for the greediest primitive so far. */
+/* Allocates the scratch memory: that of the operation planned so far that needs most. */
 static void make_scratch(struct bxi_plan *plan)
 {
     void *data;
@@ -45,7 +45,7 @@ static void make_scratch(struct bxi_plan *plan)
 static void plan_steps(struct bxi_plan *plan)
 {
     const struct bx_net *net = plan->net;
-    /* Its address is set when the size is known; nothing else of it is looked at. */
+    /* make_scratch binds the memory when the size is known; oneDNN reads only its address. */
     const struct bxi_layout scratch = bxi_layout_vector(1);
     int last = net->node_count - 1;
 
@@ -167,7 +167,7 @@ static int forward(struct bx_net *net, const float *input, float *output)
     return compute(net, &plan->forward, input, output);
 }
 
-/* The step of a batch normalisation that takes the running statistics. */
+/* The step of a batch normalisation that reads the running statistics. */
 static void predict_batch_norm(struct bxi_plan *plan, const struct bxi_node *node)
 {
     const struct bxi_layout vector = bxi_layout_vector(node->dims[1]);
@@ -177,7 +177,7 @@ static void predict_batch_norm(struct bxi_plan *plan, const struct bxi_node *nod
     bxi_nn_add_norm(plan, &plan->predict, BXI_PASS_PREDICT, &mean, &var);
 }
 
-/* The forward program once more, with the same operations, but for batch normalisation. */
+/* Copies the forward program, with the same operations except batch normalisation. */
 static void plan_predict(struct bxi_plan *plan)
 {
     const struct bxi_program *from = &plan->forward;

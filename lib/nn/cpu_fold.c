@@ -1,26 +1,25 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Convolutions over few pixels, planned with the batch folded into the image. Run by the thread that calls
- * bx_net_finish; the moves of pixels by those that compute.
+ * bx_net_finish; the moves of pixels by the threads that compute.
  *
- * oneDNN's kernels go over one image after the other, and for each they walk over all weights again. Where an
- * image has 4 or 16 pixels, as in the last half of a ResNet, a megabyte of weights is read for a handful of
- * products each, and they reach half of what the processor can do. Here pixel p of all images lies
- * together, [C / block][H W][N][block], so that the whole batch is one image of H W N pixels: a
- * convolution of kernel 1 is that of one image, and reaches nine tenths. A larger kernel, or a
- * stride, first gathers for each tap the pixels that it meets, as C more channels, and is a kernel of 1
- * over those. The gathering moves whole runs of N * block floats, which costs little; the weights lie by
- * taps too, which costs nothing, they are reordered anyhow.
+ * oneDNN's kernels compute one image after the other, and read all weights for each. Where an image has 4 or 16 pixels,
+ * as in the last half of a ResNet, that is a megabyte of weights for a few products each: half of the processor's peak.
+ * Here pixel p of all images lies together, [C / block][H W][N][block], so that the whole batch is one image of H W N
+ * pixels. A convolution of kernel 1 is a convolution of that one image, and reaches nine tenths of the peak. A larger
+ * kernel, or a stride, first gathers for each tap the pixels that it meets, as C more channels, and is then a
+ * convolution of kernel 1 over these. Gathering copies whole runs of N * block floats, which costs little. The weights
+ * are ordered by taps too, at no cost, because they are reordered in any case.
  *
- * To the rest of the plan a folded tensor is one of N x C x H x W in a layout of its own, which oneDNN can
- * describe and reorder; batch normalisation and additions take it as it is, so a row of such layers
- * stays folded. What oneDNN computes with is a second description of the same bytes, flat: 1 x C x 1 x H W N.
+ * For the rest of the plan a folded tensor is an N x C x H x W tensor with a layout of its own, which oneDNN can
+ * describe and reorder. Batch normalisation and additions accept it as it is, so a row of such layers stays folded.
+ * oneDNN computes with a second description of the same bytes, flat: 1 x C x 1 x H W N.
  */
 #include "cpu.h"
 
 #include <string.h>
 
-/* More pixels than these keep the kernels busy by themselves. */
+/* oneDNN's kernels are fast enough for images of more pixels. */
 enum { FOLDED_PIXELS_MAX = 16 };
 
 static int pixels_of(const struct bxi_node *node)
@@ -33,19 +32,19 @@ static int taps_of(const struct bxi_node *node)
     return node->kernel * node->kernel;
 }
 
-/* False where the gathered pixels would be the tensor itself. */
+/* False if the gathered pixels would equal the tensor itself. */
 static bool gathers(const struct bxi_node *node)
 {
     return node->kernel != 1 || node->stride != 1 || node->padding != 0;
 }
 
-/* As the computing operations see it: one image. */
+/* The layout for the operations that compute: one image. */
 static struct bxi_layout flat_layout(int64_t channels, int64_t pixels, int block)
 {
     return bxi_layout_blocked((const int64_t[4]){ 1, channels, 1, pixels }, block);
 }
 
-/* As the plan sees it. */
+/* The layout for the rest of the plan. */
 static struct bxi_layout folded_layout(const struct bxi_node *node, int block)
 {
     struct bxi_layout layout = bxi_nn_blocked_out(node, block);
@@ -82,7 +81,8 @@ struct bxi_tensor bxi_nn_unfolded(struct bxi_plan *plan, struct bxi_program *pro
 
 /* ---- The weights by taps ------------------------------------------------------------------------- */
 
-/* The weights of a folded convolution, O x (taps x C) x 1 x 1 in the layout `flat`, as O x C x KH x KW. */
+/* Describes the weights of a folded convolution, O x (taps x C) x 1 x 1 in the layout `flat`, as O x C x KH x KW.
+ * False: they cannot be described so. */
 static bool taps_layout(const struct bxi_plan *plan, const struct bxi_node *node, const struct bxi_layout *flat,
                         struct bxi_layout *taps)
 {
@@ -118,7 +118,7 @@ static struct bxi_tensor load_taps(struct bxi_plan *plan, const struct bxi_node 
 
 /* ---- May it be folded ---------------------------------------------------------------------------- */
 
-/* Fills in work->forward and its two gradients; what cannot be made stays NULL and is no failure. */
+/* Describes work->forward and its two gradients. A recipe that oneDNN does not have stays NULL, which is no failure. */
 static void describe_all(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work)
 {
     const int64_t channels = (int64_t)plan->net->nodes[node->in[0]].dims[1] * taps_of(node);
@@ -143,7 +143,7 @@ static void describe_all(struct bxi_plan *plan, const struct bxi_node *node, str
     bxi_onednn.describe(plan->dnn, &spec, &work->backward_data);
 }
 
-/* The block that all of them take channels in; 0 if they do not agree. */
+/* The block of channels that all three recipes prefer; 0: they differ, or it cannot be folded. */
 static int common_block(struct bxi_plan *plan, const struct bxi_node *node, const struct bxi_work *work)
 {
     const int in = plan->net->nodes[node->in[0]].dims[1];
@@ -309,7 +309,7 @@ struct move {
     int blocks;                 /* of channels */
 };
 
-/* Where the tap meets the input for output pixel `pixel`; -1: in the padding. */
+/* The input pixel that the tap meets for output pixel `pixel`; -1: it is padding. */
 static long met(const struct move *move, int tap, int pixel)
 {
     const struct bxi_node *node = move->node;
@@ -319,7 +319,7 @@ static long met(const struct move *move, int tap, int pixel)
     return y < 0 || x < 0 || y >= move->in[2] || x >= move->in[3] ? -1 : y * move->in[3] + x;
 }
 
-/* The pixels of `block` that `tap` meets, among the gathered ones, and all of its pixels in the input. */
+/* Offset, in floats, of the pixels of `block` that `tap` meets among the gathered pixels. */
 static size_t gathered_at(const struct move *move, int tap, int block)
 {
     return (size_t)(tap * move->blocks + block) * (size_t)pixels_of(move->node) * move->floats;

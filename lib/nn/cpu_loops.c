@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What is computed by loops of our own: sums and their ReLU, and the statistics of batch normalisations. Run by
+ * Computations that are our own loops: sums with and without ReLU, and the statistics of batch normalisations. Run by
  * the thread that computes and the other threads of its net, each of which takes its share.
  *
- * The statistics are oneDNN's to compute as well, but it sums in float, a batch's thousands of values one
- * after the other, and what that loses is most of what a network of norms loses: fed with these, a
- * ResNet-50's logits lie half as far from those in double. Here a lane sums few values in float and its
- * sums are summed in double, and the variance is that of the distances to the mean, in a second pass over
- * what by then lies in a cache. It takes no longer than oneDNN's way.
+ * oneDNN could compute the statistics too, but it sums in float, thousands of values of a batch one after the other.
+ * The precision lost there is most of what a network of norms loses: with our statistics a ResNet-50's logits are half
+ * as far from those in double. Here a lane sums few values in float, and its sums are summed in double. The variance is
+ * computed from the distances to the mean, in a second pass over data that is then in a cache. It takes no longer than
+ * oneDNN's way.
  */
 #include "cpu.h"
 
@@ -18,7 +18,7 @@ struct bxi_range bxi_nn_share(size_t count, int index, int parts)
     return (struct bxi_range){ count * (size_t)index / (size_t)parts, count * (size_t)(index + 1) / (size_t)parts };
 }
 
-/* `keep` where the bits of `drop` are clear, else 0. */
+/* `keep` in the lanes in which `drop` is 0, else 0. */
 #define WITHOUT(drop, keep) ((bxi_vec)(~(drop) & (bxi_vec_bits)(keep)))
 
 static void sum(const struct bxi_step *step, struct bxi_range vecs)
@@ -30,7 +30,7 @@ static void sum(const struct bxi_step *step, struct bxi_range vecs)
         to[i] = a[i] + b[i];
 }
 
-/* Here and below the comparison is false for a NaN, so that it is not hidden. */
+/* Here and below the comparison is false for a NaN, so that a NaN is passed on. */
 static void relu_sum(const struct bxi_step *step, struct bxi_range vecs)
 {
     const bxi_vec *a = (const bxi_vec *)step->a, *b = (const bxi_vec *)step->b;
@@ -83,24 +83,24 @@ void bxi_nn_sum(const struct bxi_step *step)
 
 /* ---- Statistics ---------------------------------------------------------------------------------- */
 
-/* A row is the most channels that are looked at together; where blocks are smaller it is several pixels. */
+/* A row is 16 floats that are read together: at most 16 channels; with smaller blocks, several pixels. */
 enum {
     ROW = 16,
     ROW_VECS = ROW / BXI_VEC_FLOATS,
-    RUN_ROWS = 16,                  /* that are summed in float */
+    RUN_ROWS = 16,                  /* rows that are summed in float */
 };
 
-/* At any float: an image of 7 x 7 pixels need not begin on a whole vector. */
+/* At any float: an image of 7 x 7 pixels may begin between two vectors. */
 typedef float loose_vec __attribute__((vector_size(BXI_VEC_FLOATS * sizeof(float)), aligned(sizeof(float))));
 
-/* Where the values of one block of channels lie: runs of `floats`, in three nested loops. */
+/* The places of the values of one block of channels: runs of `floats`, in three nested loops. */
 struct runs {
     int64_t count[3], stride[3];
     size_t floats;
     int block;                      /* value i of a run is of channel i % block */
 };
 
-/* Of a row's lanes: the block's channels, again and again. */
+/* Of each lane of a row; lane i is of channel i % block. */
 struct lanes {
     float mean[ROW];
     double sum[ROW];
@@ -122,7 +122,7 @@ static struct runs runs_of(const struct bxi_layout *layout)
         .block = block,
     };
 
-    /* A dimension that goes on where the run ends makes it longer; a folded batch becomes one run. */
+    /* Joins each dimension that continues where the run ends to the run; a folded batch becomes one run. */
     for (int again = 0; again < 3; again++)
         for (int i = 0; i < 3; i++)
             if (runs.count[i] > 1 && runs.stride[i] == (int64_t)runs.floats) {
@@ -190,7 +190,7 @@ static void add_run(struct lanes *lanes, const float *x, size_t floats, bool squ
     }
 }
 
-/* Leaves in sum[0 .. block - 1] each channel's mean value, or its mean square of the distance to the mean. */
+/* Sets sum[0 .. block - 1] to each channel's mean value, or to its mean squared distance to the mean. */
 static void sum_block(struct lanes *lanes, const struct runs *runs, const float *x, bool squares)
 {
     const size_t count = (size_t)(runs->count[0] * runs->count[1] * runs->count[2]) * runs->floats /
@@ -209,7 +209,7 @@ static void sum_block(struct lanes *lanes, const struct runs *runs, const float 
         lanes->sum[i] /= (double)count;
 }
 
-/* Of a channel, for this batch's norm and into the running ones; the squares were taken around `mean` as a float. */
+/* Stores a channel's statistics of this batch and updates the running ones. `square` is about (float)mean. */
 static void set_channel(const struct bxi_node *node, const struct bxi_work *work, int channel, double mean,
                         double square)
 {
@@ -230,7 +230,7 @@ struct batch {
     struct runs runs;
 };
 
-/* A share of the blocks of channels, so that the sums do not depend on the number of threads. */
+/* A thread takes whole blocks of channels, so that the sums do not depend on the number of threads. */
 static void statistics_part(const void *data, int index, int parts)
 {
     const struct batch *batch = data;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * How each kind of operation is planned, forward and backward (cpu.h). A forward function sets work->out and
- * what backward will want again; a backward function takes the gradient of its output, writes the
- * gradients of its parameters into the caller's arrays, and gives its inputs theirs. Run by the thread
- * that calls bx_net_finish.
+ * How each kind of operation is planned, forward and backward (cpu.h). A forward function sets work->out and keeps what
+ * the backward pass will read. A backward function takes the gradient of its output, writes the gradients of its
+ * parameters into the caller's arrays, and gives its inputs their gradients. Run by the thread that calls
+ * bx_net_finish.
  */
 #include "cpu.h"
 
 /* ---- Convolution and linear ---------------------------------------------------------------------- */
 
-/* Forward, in whichever layouts are liked. */
+/* The forward pass, in the layouts that oneDNN prefers. */
 static struct bxi_spec weighted_spec(const struct bxi_plan *plan, const struct bxi_node *node)
 {
     bool linear = node->op == BXI_NN_LINEAR;
@@ -55,7 +55,7 @@ static void forward_conv(struct bxi_plan *plan, const struct bxi_node *node, str
         forward_weighted(plan, node, work);
 }
 
-/* The step that computes the gradients of weight and bias, into the caller's arrays. */
+/* Adds the step that computes the gradients of weight and bias into the caller's arrays. */
 static void backward_weights(struct bxi_plan *plan, const struct bxi_node *node, const struct bxi_recipe *recipe,
                              const struct bxi_tensor *grad)
 {
@@ -84,7 +84,7 @@ static void backward_weights(struct bxi_plan *plan, const struct bxi_node *node,
     bxi_nn_release(plan, &weight);
 }
 
-/* The step that computes the gradient of the input, and gives it to that node. */
+/* Adds the step that computes the gradient of the input, and gives it to that node. */
 static void backward_data(struct bxi_plan *plan, const struct bxi_node *node, const struct bxi_recipe *recipe,
                           const struct bxi_tensor *grad)
 {
@@ -105,7 +105,7 @@ static void backward_data(struct bxi_plan *plan, const struct bxi_node *node, co
     bxi_nn_give_grad(plan, node->in[0], &to);
 }
 
-/* Both, as far as they are wanted. */
+/* Both; the gradient of the input only if it is needed. */
 static void backward_weighted(struct bxi_plan *plan, const struct bxi_node *node, const struct bxi_work *work,
                               const struct bxi_tensor *grad)
 {
@@ -132,7 +132,7 @@ static void backward_conv(struct bxi_plan *plan, const struct bxi_node *node, st
     bxi_nn_release(plan, &grad);
 }
 
-/* The output is a matrix; its consumers take the same bytes as N x C x 1 x 1. */
+/* The output is a matrix; its consumers read the same bytes as N x C x 1 x 1. */
 static void forward_linear(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work)
 {
     const struct bxi_layout whole = bxi_nn_plain_out(node);
@@ -156,8 +156,8 @@ static void backward_linear(struct bxi_plan *plan, const struct bxi_node *node, 
 
 /* ---- Batch normalisation ------------------------------------------------------------------------- */
 
-/* Statistics are given to the forward pass, because ours are more precise than oneDNN's (cpu_loops.c); backward
- * it must know that they are the batch's own, or it would leave out the gradient through them. */
+/* The forward pass is given the statistics, because ours are more precise than oneDNN's (cpu_loops.c). The backward
+ * pass must treat them as computed from the batch, or it would leave out the gradient through them. */
 static struct bxi_spec norm_spec(const struct bxi_node *node, enum bxi_pass pass, const struct bxi_tensor *src)
 {
     return (struct bxi_spec){
@@ -201,7 +201,7 @@ static void forward_batch_norm(struct bxi_plan *plan, const struct bxi_node *nod
     struct bxi_tensor src;
 
     work->src = plan->work[node->in[0]].out;
-    /* The input of the net is the caller's array, at no address yet. */
+    /* The input of the net is the caller's array, which has no address yet. */
     if (work->src.data == NULL || !bxi_nn_has_statistics(&work->src.layout)) {
         const struct bxi_layout plain = bxi_nn_plain_out(node);
 
@@ -217,7 +217,7 @@ static void forward_batch_norm(struct bxi_plan *plan, const struct bxi_node *nod
     bxi_nn_add_step(plan, &plan->forward, BXI_STEP_STATISTICS);
     work->forward_step = plan->forward.count;
     bxi_nn_add_norm(plan, &plan->forward, BXI_PASS_FORWARD, &work->mean, &work->var);
-    /* What the backward pass is told was the forward pass: one that computed them. */
+    /* For the backward pass, describe a forward pass that computed the statistics itself. */
     src = bxi_nn_flat(plan, node, &work->src);
     told = norm_spec(node, BXI_PASS_FORWARD, &src);
     told.given_statistics = false;
@@ -264,8 +264,7 @@ static void backward_batch_norm(struct bxi_plan *plan, const struct bxi_node *no
 
 /* ---- Addition and ReLU --------------------------------------------------------------------------- */
 
-/* Nobody reads the node's output but its one consumer, who may so overwrite it: the gradients of these
- * do not need it. */
+/* True if the node's only consumer may overwrite its output: the gradients of these operations do not need it. */
 static bool may_overwrite(const struct bxi_plan *plan, int node)
 {
     const struct bxi_node *producer = &plan->net->nodes[node];
@@ -281,7 +280,7 @@ static void forward_sum(struct bxi_plan *plan, const struct bxi_node *node, stru
     struct bxi_step *step;
 
     work->out = may_overwrite(plan, first) ? a : bxi_nn_new_tensor(plan, &a.layout);
-    /* The input of the net is the caller's array, at no address yet. */
+    /* The input of the net is the caller's array, which has no address yet. */
     if (a.data == NULL) {
         bxi_nn_add_reorder(plan, &plan->forward, &a, &work->out);
         a = work->out;

@@ -39,7 +39,7 @@ bool bxi_nn_ok(struct bxi_plan *plan, int code, const char *what)
     return plan->error == 0;
 }
 
-/* Room for one more in an array of `bytes` each; NULL and an error kept when there is no memory. */
+/* Makes room for one more element of `bytes` bytes in an array. No memory: keeps an error, returns NULL. */
 static void *room(struct bxi_plan *plan, void *array, size_t count, size_t *capacity, size_t bytes)
 {
     size_t wanted = *capacity == 0 ? 64 : *capacity * 2;
@@ -140,7 +140,7 @@ size_t bxi_layout_bytes(const struct bxi_layout *layout)
     return (size_t)elements * sizeof(float);
 }
 
-/* The stride of a dimension of 1 is never used. */
+/* Strides of dimensions of size 1 are ignored: they are never used. */
 bool bxi_layout_is_same(const struct bxi_layout *a, const struct bxi_layout *b)
 {
     if (a->ndims != b->ndims || a->any != b->any || a->inner_count != b->inner_count)
@@ -165,10 +165,10 @@ int bxi_layout_block(const struct bxi_layout *layout)
 
 /* ---- Buffers and tensors ------------------------------------------------------------------------- */
 
-/* Cut from chunks of huge pages, because convolutions that walk over megabytes of weights for a few pixels
- * spend their time on the misses of ordinary ones; zeroed here, so that the pages are there before the
- * first pass. Neighbours are staggered: tensors of one layer, a power of two apart, would fall on the
- * same lines of the first cache. */
+/* The memory is cut from chunks of huge pages: convolutions that read megabytes of weights for a few pixels would spend
+ * their time on the TLB misses of ordinary pages. It is zeroed here, so that the pages exist before the first pass.
+ * Neighbours are staggered: tensors of one layer, a power of two apart, would fall on the same lines of the first-level
+ * cache. */
 void *bxi_nn_aligned_zeros(struct bxi_plan *plan, size_t bytes)
 {
     size_t rounded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
@@ -182,7 +182,7 @@ void *bxi_nn_aligned_zeros(struct bxi_plan *plan, size_t bytes)
         chunk = aligned_alloc(HUGE_PAGE_BYTES, wanted);
         if (chunk == NULL)
             return NULL;
-        madvise(chunk, wanted, MADV_HUGEPAGE);      /* where there are none, ordinary ones do */
+        madvise(chunk, wanted, MADV_HUGEPAGE);      /* if it fails: ordinary pages */
         *chunk = (struct bxi_chunk){ .next = plan->chunks, .bytes = wanted, .used = header };
         plan->chunks = chunk;
     }
@@ -214,7 +214,7 @@ int bxi_nn_make_buffer(struct bxi_plan *plan, size_t bytes)
     return (int)plan->buffer_count++;
 }
 
-/* The smallest that nobody reads any more and that is not much too large, or a new one. */
+/* The smallest buffer without readers that is large enough and at most half too large; else a new one. */
 static int take_buffer(struct bxi_plan *plan, size_t bytes)
 {
     int best = -1;
@@ -382,7 +382,7 @@ struct bxi_layout bxi_nn_plain_weight(const struct bxi_plan *plan, const struct 
     });
 }
 
-/* Parameter `index`, of the caller's shape `plain`, in another layout, filled by set_params. */
+/* Parameter `index` in another layout than the caller's, `plain`; set_params fills it. */
 static struct bxi_tensor load_param(struct bxi_plan *plan, int index, const struct bxi_layout *plain,
                                     const struct bxi_layout *layout)
 {
@@ -395,7 +395,7 @@ static struct bxi_tensor load_param(struct bxi_plan *plan, int index, const stru
         from.memory = bxi_nn_make_memory(plan, plain, NULL);
         plan->params[index] = from.memory;
     }
-    /* Not a buffer that had readers: it is filled before they run. */
+    /* A new buffer: in a reused one, steps that run after set_params would overwrite the parameter. */
     to = bxi_nn_tensor_on(plan, layout, bxi_nn_make_buffer(plan, bxi_layout_bytes(layout)));
     bxi_nn_add_reorder(plan, &plan->load, &from, &to);
     return to;
@@ -458,7 +458,7 @@ static void add_sum(struct bxi_plan *plan, const struct bxi_tensor *to, const st
     step->count = bxi_layout_bytes(&to->layout) / sizeof(float);
 }
 
-/* The parts of a node's gradient become one, in one pass over memory, or in none if there is but one. */
+/* Joins the parts of a node's gradient into one, in one pass over memory; no pass if there is one part and no mask. */
 static void join_parts(struct bxi_plan *plan, struct bxi_work *work, const struct bxi_tensor *mask)
 {
     const struct bxi_layout layout = mask != NULL ? mask->layout : work->parts[0].layout;

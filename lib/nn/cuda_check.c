@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The prototypes and numbers of cuda_api.h, held to nvrtc.h, cublas_v2.h and cudnn.h by the compiler, where CUDA_HOME
- * or the usual places have these (of CUDA 12 and cuDNN 8 or later). No code, and nothing to do where they are not.
+ * Compares the prototypes and numbers of cuda_api.h with nvrtc.h, cublas_v2.h and cudnn.h at compile time, if CUDA_HOME
+ * or the usual places have these (of CUDA 12 and cuDNN 8 or later). No code; without the headers it checks nothing.
  */
 #if defined(__has_include)
 #if __has_include(<cuda.h>) && __has_include(<nvrtc.h>) && __has_include(<cublas_v2.h>)

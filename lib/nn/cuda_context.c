@@ -87,7 +87,7 @@ int bxi_cuda_take(const struct bx_cuda *cuda, size_t bytes, void **memory)
     return 0;
 }
 
-/* Whether the driver knows the address: memory of a device, or pinned. */
+/* True if the driver knows the address: device memory, or pinned host memory. */
 static bool is_known(const struct bx_cuda *cuda, const void *address)
 {
     unsigned type = 0;

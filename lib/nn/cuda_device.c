@@ -13,7 +13,7 @@ _Static_assert(GRADS_MAX == BX_WORLD_MAX, "a gradient of each worker");
 
 /* ---- Open and close ------------------------------------------------------------------------------ */
 
-/* Of a device whose driver is loaded. */
+/* Needs the driver only. */
 static int count_devices(const struct bx_cuda *cuda)
 {
     int count = 0;
@@ -70,7 +70,7 @@ static int retain(struct bx_cuda *cuda)
     return bxi_cuda_fail(cuda, result, "taking device %d (%s) into use", cuda->ordinal, cuda->name);
 }
 
-/* With the context entered. */
+/* Makes the stream, the memory of the loss and the kernels; with the context entered. */
 static int equip(struct bx_cuda *cuda)
 {
     const struct bxi_cuda *cu = &cuda->driver.cu;
@@ -88,7 +88,7 @@ static int equip(struct bx_cuda *cuda)
     return rc < 0 ? rc : bxi_kernels_own(cuda);
 }
 
-/* What there is of it, with the context entered. */
+/* Destroys what there is of that and the libraries' handles; with the context entered. */
 static void strip(struct bx_cuda *cuda)
 {
     const struct bxi_cuda *cu = &cuda->driver.cu;
@@ -174,7 +174,7 @@ int bx_cuda_wait(struct bx_cuda *cuda)
 
 /* ---- Memory -------------------------------------------------------------------------------------- */
 
-/* Enters if there is something that `bytes` can be allocated in and a place to say where. */
+/* Checks the arguments of an allocation and enters the context. */
 static int may_allocate(struct bx_cuda *cuda, const char *call, size_t bytes, void **memory)
 {
     if (bytes == 0 || memory == NULL)

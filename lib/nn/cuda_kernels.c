@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Kernels: compiled by NVRTC for the very device, loaded, started. Run by the thread that uses the device.
+ * Kernels: compiled by NVRTC for exactly this device, loaded, launched. Run by the thread that uses the device.
  *
- * To the device's own machine code and not to PTX, which the driver would have to compile once more and, from an
- * NVRTC newer than itself, refuses. An NVRTC that does not know the device is asked for the first of its generation
- * (sm_80 for an sm_89), whose code all that follow it run; one that does not know that either is too old.
+ * They are compiled to the device's machine code and not to PTX: the driver would have to compile PTX again, and
+ * refuses PTX of an NVRTC newer than itself. An NVRTC that does not know the device compiles for the first of its
+ * generation (sm_80 for an sm_89), whose code runs on all later ones of it; if it does not know that one either, it is
+ * too old.
  */
 #include "cuda.h"
 
@@ -29,7 +30,7 @@ struct bx_kernels {
     struct bx_cuda *cuda;
     struct CUmod_st *module;
     char *name;
-    struct entry *entries;          /* those that were started */
+    struct entry *entries;          /* the kernels found so far */
     size_t entry_count, entry_capacity;
 };
 
@@ -57,7 +58,7 @@ static int compile_failed(const struct bx_cuda *cuda, struct _nvrtcProgram *prog
     return rc;
 }
 
-/* The machine code, in memory that the caller frees. */
+/* Gives the machine code in memory that the caller frees. */
 static int take_code(const struct bx_cuda *cuda, struct _nvrtcProgram *program, const char *name, char **code)
 {
     size_t bytes = 0;
@@ -75,12 +76,12 @@ static int take_code(const struct bx_cuda *cuda, struct _nvrtcProgram *program, 
     return bx_fail(-EIO, "NVRTC gave no code of %s: %s", name, cuda->nvrtc.nvrtcGetErrorString(result));
 }
 
-/* 0, or NVRTC's result; the program is the caller's to destroy if there is one. */
+/* Returns 0 or NVRTC's result. The caller destroys *program if it is not NULL. */
 static int compile_for(const struct bx_cuda *cuda, const char *name, const char *text, int architecture,
                        struct _nvrtcProgram **program)
 {
     char option[40];
-    /* No contraction of a * b + c: arithmetic as the CPU's. */
+    /* No contraction of a * b + c: the same arithmetic as on the CPU. */
     const char *const options[] = { option, "--fmad=false" };
     int result = cuda->nvrtc.nvrtcCreateProgram(program, text, name, 0, NULL, NULL);
 
@@ -206,7 +207,7 @@ int bxi_kernel_put(struct bx_kernels *kernels, const char *kernel, size_t thread
     const struct bx_cuda *cuda = kernels->cuda;
     size_t blocks = threads / BLOCK + (threads % BLOCK != 0);
     struct CUfunc_st *function = NULL;
-    /* The driver knows how long the struct is, and copies it before it returns. */
+    /* The driver knows the size of the struct, and copies it before it returns. */
     void *parameters[1] = { (void *)(uintptr_t)args };
     unsigned result;
     int rc = find_kernel(kernels, kernel, &function);
@@ -236,7 +237,7 @@ int bx_kernel_launch(struct bx_kernels *kernels, const char *kernel, size_t thre
     return rc;
 }
 
-/* All are looked up at once, so that a pass over a net allocates nothing. */
+/* Finds all kernels now, so that a pass over a net allocates nothing. */
 int bxi_kernels_own(struct bx_cuda *cuda)
 {
     static const char *const names[] = {

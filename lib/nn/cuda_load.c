@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Finds the CUDA driver, NVRTC, cuBLAS and cuDNN and loads them, when somebody asks for a device and not before; any
- * thread. gpu/cuda_load.c does the same for the driver, but this library is another one than that.
+ * Finds and loads the CUDA driver, NVRTC, cuBLAS and cuDNN when a call first needs them. Run by any thread.
+ * gpu/cuda_load.c does the same for the driver, but belongs to another library.
  *
- * Each is opened with RTLD_LOCAL, so that nothing of it shows to the program, and stays loaded: its threads and its
- * handlers would lose their code. cuBLAS comes before cuDNN and NVRTC before both, for cuDNN opens these two by name
- * and so finds those that are here already, even where the dynamic linker would find none.
+ * Each is opened with RTLD_LOCAL, so that the program does not see its symbols, and is never closed: its threads and
+ * its handlers would lose their code. NVRTC is loaded before cuBLAS, and cuBLAS before cuDNN: cuDNN opens these two by
+ * name and so finds the loaded ones, even where the dynamic linker would find none.
  */
 #include "cuda.h"
 
@@ -23,11 +23,11 @@ struct symbol {
 
 struct library {
     const char *what;
-    const char *variable;           /* of the environment: a path */
-    const char *names[4];           /* or else these, the first that is there */
+    const char *variable;           /* environment variable with a path */
+    const char *names[4];           /* if it is not set: the first of these that is found */
     const char *advice;
     const char *oldest;
-    int code;                       /* of all failures */
+    int code;                       /* of every failure */
     const struct symbol *symbols;
     size_t symbol_count;
 };
@@ -77,7 +77,7 @@ static const struct library cudnn_library = {
 
 /* ---- Fork ---------------------------------------------------------------------------------------- */
 
-/* Written in a child that has one thread yet, and read by nobody before. */
+/* Written in a forked child while it has one thread; no thread reads it before. */
 static bool is_forked;
 
 static void in_child(void)
@@ -100,8 +100,8 @@ int bxi_cuda_check_fork(void)
 
 /* ---- Libraries ----------------------------------------------------------------------------------- */
 
-/* The file that the environment names (not where the program has more rights than its caller), or the first that the
- * dynamic linker finds; what it says of the first name is the reason that is told. */
+/* Opens the file that the environment names (ignored if the program has more rights than its caller), or the first that
+ * the dynamic linker finds. The error message is the linker's about the first name. */
 static int open_file(const struct library *library, void **handle, const char **name)
 {
     const char *path = secure_getenv(library->variable);
@@ -137,7 +137,7 @@ static int find_symbols(const struct library *library, void *handle, const char 
         if (address == NULL && !symbol->is_optional)
             return bx_fail(library->code, "%s has no function %s: it is too old, a %s of %s or later is wanted",
                            name, symbol->name, library->what, library->oldest);
-        /* Copied as bytes, for ISO C has no conversion from what dlsym returns to a pointer to a function. */
+        /* Copied as bytes: ISO C has no conversion from a pointer to an object to a pointer to a function. */
         memcpy((char *)functions + symbol->offset, &address, sizeof(address));
     }
     return 0;

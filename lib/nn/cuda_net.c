@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The backend that computes on a GPU (cuda.h): plans a net's memory, and puts its passes on the device's stream. Run
- * by the thread that uses the net.
+ * The GPU backend (cuda.h): plans a net's memory, and puts its passes on the device's stream. Run by the thread that
+ * uses the net.
  *
- * Nothing here waits for the device but the making and the end of a net, and nothing is allocated once it is planned.
- * A pass that fails on the device is told by who waits for it.
+ * Only planning and destroying a net wait for the device, and a planned net allocates nothing. A pass that fails on the
+ * device is reported by the next call that waits for the stream.
  */
 #include "cuda.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-enum { ALIGNMENT = 64 };            /* of arrays, in floats: what cuMemAlloc promises, and more than cuDNN asks for */
+enum { ALIGNMENT = 64 };            /* of arrays, in floats: as cuMemAlloc promises, and more than cuDNN requires */
 
 /* ---- Planning ------------------------------------------------------------------------------------ */
 
@@ -33,13 +33,14 @@ static size_t elements_of(const struct bxi_node *node)
     return (size_t)node->dims[0] * (size_t)node->dims[1] * (size_t)node->dims[2] * (size_t)node->dims[3];
 }
 
-/* Gradients' buffers, while the backward pass is gone through in thought. */
+/* The buffers of gradients, while the backward pass is simulated. */
 struct pool {
     struct bxi_place place;
     bool is_taken;
 };
 
-/* The smallest that is free and not much too large, or a new one. There is room for one a node, and a spare. */
+/* The smallest free buffer that is large enough and at most half too large; else a new one. The pool has an entry a
+ * node and one to spare. */
 static struct bxi_place take(struct bxi_cuda_plan *plan, struct pool *pool, size_t floats)
 {
     struct pool *best = NULL;
@@ -64,7 +65,7 @@ static void give_back(struct pool *pool, struct bxi_place place)
             pool->is_taken = false;
 }
 
-/* What a node's backward step writes, and then what only it has read. */
+/* Takes buffers for what a node's backward step writes, then gives back what only that step read. */
 static void plan_node_grads(struct bxi_cuda_plan *plan, struct pool *pool, int index)
 {
     const struct bxi_node *nodes = plan->net->nodes, *node = &nodes[index];
@@ -213,7 +214,7 @@ static int backward(struct bx_net *net, const float *output_grad, float *const *
     if (rc < 0)
         return rc;
     plan->grads = grads;
-    if (grad.count != 0)            /* a copy, for it is masked in place where the net ends with a ReLU */
+    if (grad.count != 0)            /* copied: it is masked in place if the net ends with a ReLU */
         rc = bxi_cuda_put_copy(plan->cuda, bxi_cuda_at(plan, grad), output_grad, bytes_of(grad));
     for (int i = net->node_count - 1; i > 0 && rc == 0; i--)
         if (net->nodes[i].grad)
@@ -224,7 +225,7 @@ static int backward(struct bx_net *net, const float *output_grad, float *const *
 
 /* ---- Making and ending --------------------------------------------------------------------------- */
 
-/* Whatever lies in `memory` goes through the net once, there and back. */
+/* Runs the net once forward and backward, on whatever `memory` contains. */
 static int rehearse_on(struct bx_net *net, float *memory, float **grads)
 {
     const struct bxi_cuda_plan *plan = net->plan;
@@ -241,9 +242,9 @@ static int rehearse_on(struct bx_net *net, float *memory, float **grads)
     return rc < 0 ? rc : predict(net, input, output);
 }
 
-/* The libraries load the code of a kernel, and memory of their own, when these are first wanted, and may wait for the
- * whole device then; and an algorithm that they promised and then refuse is better known now. So that neither happens
- * in the midst of training, where the stream may be waiting for another process, every pass is run here once. */
+/* Runs every pass once. The libraries load a kernel's code, and allocate memory of their own, at its first use, and may
+ * wait for the whole device then; an algorithm that they promised may also fail. Neither should happen during training,
+ * when the stream may be waiting for another process. */
 static int rehearse(struct bx_net *net)
 {
     const struct bxi_cuda_plan *plan = net->plan;

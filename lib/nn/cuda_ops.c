@@ -3,16 +3,16 @@
  * How each kind of operation is computed on a GPU (cuda.h): convolution, batch normalisation and pooling by cuDNN,
  * matrix products by cuBLAS, the rest by kernels.cu. Run by the thread that uses the net, with the context entered.
  *
- * All of it is float32: convolutions are asked for with FMA arithmetic and cuBLAS has its default, neither rounds
- * to TF32. The algorithm of a convolution is chosen once, by cuDNN's own heuristics, without trying any out: the
- * first of its list that gives the same bits each time, if there is one, and does not want too much memory.
+ * All of it is float32: convolutions ask for FMA arithmetic and cuBLAS has its default; neither rounds to TF32. A
+ * convolution's algorithm is chosen once, by cuDNN's heuristics, without trying any: the first of its list that is
+ * deterministic, if there is one, and does not need too much memory.
  */
 #include "cuda.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-enum { ALGORITHMS = 8 };            /* as many as any kind of convolution has */
+enum { ALGORITHMS = 8 };            /* no kind of convolution has more */
 
 #define WORKSPACE_MAX ((size_t)1 << 30)
 
@@ -170,9 +170,9 @@ static int describe_pool(const struct bxi_cudnn *dnn, const struct bxi_node *nod
     return status;
 }
 
-/* The first that can be used and gives the same bits each time, or else the first that can be used. That the results
- * are called FMA where the descriptor is, is written nowhere; of cuDNN's that have no other arithmetic, some are called
- * DEFAULT. As the descriptor decides, those will do where there are no others. */
+/* Takes the first usable algorithm that is deterministic, else the first usable one. cuDNN's documentation does not
+ * promise that results are marked FMA when the descriptor asks for FMA; some algorithms that have no other arithmetic
+ * are marked DEFAULT. The descriptor decides, so those are taken when there are no others. */
 static int choose(const struct bxi_cuda_plan *plan, int index, const struct bxi_cudnn_perf *results, int count,
                   struct bxi_algorithm *chosen)
 {
@@ -261,20 +261,19 @@ float *bxi_cuda_at(const struct bxi_cuda_plan *plan, struct bxi_place place)
     return place.count == 0 ? NULL : plan->memory + place.offset;
 }
 
-/* One of a batch normalisation's four rows of statistics. */
 float *bxi_cuda_statistic(const struct bxi_cuda_plan *plan, int index, enum bxi_statistic which)
 {
     return bxi_cuda_at(plan, plan->work[index].statistics[which]);
 }
 
-/* What it reads, computes, and the gradients of both. */
+/* The arrays that a node reads and writes, and the gradients of both. */
 struct arrays {
     const struct bxi_node *node, *from;
     const struct bxi_cuda_work *work, *in;
     const float *x, *weight, *bias;
     float *y, *dy;
-    float *dx;                      /* NULL: not wanted */
-    const float *beta;              /* of dx: 1 where it is added to */
+    float *dx;                      /* NULL: not needed */
+    const float *beta;              /* of dx: 1 to add to it, 0 to write it */
     unsigned long long in_count, out_count;
     unsigned in_row, out_row;       /* elements of an image */
 };
@@ -368,7 +367,7 @@ static int forward_max_pool(const struct bxi_cuda_plan *plan, int index, const s
         plan->cuda->dnn, a->work->pool, &ONE, a->in->shape, a->x, &ZERO, a->work->shape, a->y), "forward pass");
 }
 
-/* Row-major N x O is, by column, O x N: y' = W x' where W, O x I by row, is given transposed. */
+/* A row-major N x O matrix is a column-major O x N one: y' = W x', where W, row-major O x I, is passed transposed. */
 static int forward_linear(const struct bxi_cuda_plan *plan, int index, const struct arrays *a)
 {
     const struct bxk_bias bias = { .y = a->y, .bias = a->bias, .count = a->out_count, .columns = a->out_row };
@@ -468,7 +467,7 @@ static int backward_max_pool(const struct bxi_cuda_plan *plan, int index, const 
         a->in->shape, a->dx), "backward pass");
 }
 
-/* By column: dW' = x' dy, I x O, and dx' = W' dy', I x N. */
+/* Column-major: dW' = x' dy, I x O, and dx' = W' dy', I x N. */
 static int backward_linear(const struct bxi_cuda_plan *plan, int index, const struct arrays *a)
 {
     const struct bxi_cublas *blas = &plan->cuda->cublas;
@@ -509,7 +508,7 @@ static int backward_softmax(const struct bxi_cuda_plan *plan, const struct array
     return put(plan, "bxk_softmax_back", args.rows, &args);
 }
 
-/* To each of the inputs that want it. */
+/* To each input that needs it. */
 static int backward_add(const struct bxi_cuda_plan *plan, const struct arrays *a)
 {
     int rc = 0;
@@ -520,7 +519,7 @@ static int backward_add(const struct bxi_cuda_plan *plan, const struct arrays *a
     return rc;
 }
 
-/* A node without parameters has a gradient only where its input has one. */
+/* Called only if the node needs a gradient; a node without parameters needs one only if its input does. */
 int bxi_cuda_backward(const struct bxi_cuda_plan *plan, int index)
 {
     const struct arrays a = arrays_of(plan, index);

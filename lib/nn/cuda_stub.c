@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * In place of the other cuda_*.c where the project is built with CUDA=0: there is no device, and so nothing to be
- * computed on one.
+ * Replaces the other cuda_*.c in a build with CUDA=0: every call fails with -ENOTSUP.
  */
 #include "boxcar_cuda.h"
 #include "nn.h"
@@ -141,5 +140,5 @@ static int check(struct bx_cuda *cuda)
     return nothing("bx_net_create");
 }
 
-/* A net is made only after its check. */
+/* bx_net_create calls check before it makes a net, so nothing else of the table is called. */
 const struct bxi_nn_backend bxi_nn_cuda = { .check = check };

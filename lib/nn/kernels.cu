@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the networks need besides cuDNN and cuBLAS, and a loss and an optimizer with the same bits as those of optim.c.
- * Arguments: kernels.h, whose text stands before this one when NVRTC compiles it. cuda_kernels.c starts them, on the
- * device's stream; the tests' driver has them compiled as plain C, so there is nothing of C++ in them, no shared memory
- * and no barrier.
+ * The kernels that the networks need besides cuDNN and cuBLAS, and a loss and an optimizer with the same bits as those
+ * of optim.c. Their arguments are in kernels.h; NVRTC compiles its text and this one together. cuda_kernels.c launches
+ * them on the device's stream. The tests' driver has them compiled as plain C, so they use nothing of C++, no shared
+ * memory and no barrier.
  *
- * A thread an element, or a row or column where a sum has an order: these are small, and so the result depends on
- * nothing but the input. Who compiles them must not contract a * b + c.
+ * A thread computes one element, or one row or column where a sum has an order. The arrays are small, and so the result
+ * depends only on the input. The compiler must not contract a * b + c.
  */
 #ifndef BXK_KERNEL
 #define BXK_KERNEL(name) extern "C" __global__ void name(struct name a)
@@ -72,7 +72,7 @@ BXK_KERNEL(bxk_average_back)
     }
 }
 
-/* The largest is taken off first: e to the power of a hundred is no float. */
+/* The largest value is subtracted first: e to the power of a hundred does not fit a float. */
 BXK_KERNEL(bxk_softmax)
 {
     BXK_EACH(row, a.rows) {
@@ -108,7 +108,7 @@ BXK_KERNEL(bxk_softmax_back)
     }
 }
 
-/* The first thread adds the squares up, in their order; a loss is over few elements. */
+/* Thread 0 adds the squares in their order: a loss is over few elements. */
 BXK_KERNEL(bxk_mse)
 {
     BXK_EACH(i, a.count) {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Building a network and calling its backend: shapes, names, parameters, running statistics, and which call
- * may follow which. Nothing is computed here. Run by the thread that uses the net; no locks.
+ * Builds a net and calls its backend: shapes, names, parameters, running statistics, and the order of calls. Computes
+ * nothing. Run by the thread that uses the net; no locks.
  *
- * A building call checks everything that can be known from the numbers alone, so that the backend gets
- * a list of operations that make sense and its own failures are about memory or about what it cannot do.
+ * A building call checks everything that follows from the numbers alone. So a backend gets a list of valid operations,
+ * and fails only for memory or for an operation that it cannot compute.
  */
 #include "nn.h"
 
@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* More would overflow the backend's 32-bit arithmetic of offsets. */
+/* Larger arrays would overflow the backends' 32-bit offsets. */
 #define ELEMENTS_MAX INT32_MAX
 
 int bx_net_create(const struct bx_net_options *options, struct bx_net **net)
@@ -73,7 +73,7 @@ const char *bx_nn_backend(void)
 
 /* ---- Building ------------------------------------------------------------------------------------ */
 
-/* 0 if a node may be added to what `in` names; an earlier failure, in < 0, is handed on. */
+/* 0 if a node may be added that reads node `in`; a negative `in`, an earlier failure, is returned. */
 static int may_add(const struct bx_net *net, int in)
 {
     if (net == NULL)
@@ -87,7 +87,7 @@ static int may_add(const struct bx_net *net, int in)
     return 0;
 }
 
-/* A copy of `node` at the end of the list, which then owns its name and statistics; its number. */
+/* Appends a copy of `node` to the list, which then owns its name and statistics. Returns its number. */
 static int add_node(struct bx_net *net, const struct bxi_node *node)
 {
     int64_t elements = 1;
@@ -114,7 +114,7 @@ static int add_node(struct bx_net *net, const struct bxi_node *node)
     return net->node_count++;
 }
 
-/* A node of the shape of `in`. */
+/* A node with the shape of `in`. */
 static struct bxi_node node_like(const struct bx_net *net, enum bxi_nn_op op, int in)
 {
     struct bxi_node node = { .op = op, .in = { in, -1 }, .param = -1 };
@@ -134,7 +134,7 @@ int bx_net_input(struct bx_net *net, int n, int c, int h, int w)
     return add_node(net, &node);
 }
 
-/* Room for two more parameters, and a name that no other operation has. */
+/* Makes room for two more parameters, and refuses a name that another operation has. */
 static int may_name(struct bx_net *net, const char *name)
 {
     if (name == NULL || name[0] == '\0')
@@ -173,7 +173,7 @@ static int add_param(struct bx_net *net, const char *name, const char *what, con
     return 0;
 }
 
-/* A node with a weight and, where node->bias says so, a bias of its channels; all of it or nothing. */
+/* Adds a node with a weight and, if node->bias, a bias of one value a channel; all of it or nothing. */
 static int add_with_params(struct bx_net *net, struct bxi_node *node, const char *name, const int weight[5])
 {
     size_t before = net->param_count;
@@ -198,7 +198,7 @@ static int add_with_params(struct bx_net *net, struct bxi_node *node, const char
     return result;
 }
 
-/* Of a window that is moved over `size`; -1 if it does not fit once. */
+/* The positions of a window that moves over `size`; -1: it does not fit. */
 static int window_count(int size, int kernel, int stride, int padding)
 {
     int64_t room = (int64_t)size + 2 * (int64_t)padding - kernel;
@@ -206,7 +206,7 @@ static int window_count(int size, int kernel, int stride, int padding)
     return room < 0 || room / stride >= INT_MAX ? -1 : (int)(room / stride) + 1;
 }
 
-/* Sets the height and width that a window leaves of node `in`. */
+/* Sets the height and width of the output of a window that moves over node->in[0]. */
 static int set_window(const struct bx_net *net, struct bxi_node *node, const char *what)
 {
     const int *dims = net->nodes[node->in[0]].dims;
@@ -321,7 +321,7 @@ int bx_net_max_pool(struct bx_net *net, int in, int kernel, int stride, int padd
     result = set_window(net, &node, "max_pool");
     if (result != 0)
         return result;
-    /* So that each window has an element that is not padding. */
+    /* Each window must have an element that is not padding. */
     if (padding > kernel / 2)
         return bx_fail(-EINVAL, "max_pool: padding %d is more than half of kernel %d", padding, kernel);
     return add_node(net, &node);
@@ -486,7 +486,7 @@ int bx_net_set_params(struct bx_net *net, const float *const *params)
     for (size_t i = 0; i < net->param_count; i++)
         if (params == NULL || params[i] == NULL)
             return bx_fail(-EINVAL, "bx_net_set_params was given nothing for '%s'", net->params[i].name);
-    /* A backward pass over parameters that its forward pass did not see would be neither's gradient. */
+    /* A backward pass with other parameters than its forward pass would compute no gradient of anything. */
     net->has_forward = false;
     result = net->backend->set_params(net, params);
     net->has_params = result == 0;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Every call of oneDNN's that this library makes (dnn.h), written for its C API of 2.x. Run by the thread that
- * uses the net, and by the OpenMP threads that oneDNN keeps.
+ * All calls of oneDNN (dnn.h), for its C API of 2.x. Run by the thread that uses the net, and by the OpenMP threads of
+ * oneDNN.
  *
- * A layout of ours becomes one of oneDNN's descriptions by being written into it field by field, and back;
- * what cannot be written so (formats without strides, more blocks than we keep) is told as no
- * layout, and the plan then fails with -ENOTSUP. Built against another major version this file is its first
- * lines only: a table whose check says so, which is asked before anything else of it is called.
+ * A layout is converted to a oneDNN description field by field, and back. Descriptions that cannot be converted
+ * (formats without strides, more inner blocks than we keep) become no layout, and the plan then fails with -ENOTSUP.
+ * Built with another major version, this file has only a table whose check fails; it is called before anything else in
+ * the table.
  */
 #include "boxcar_nn.h"
 #include "dnn.h"
@@ -33,8 +33,8 @@ const struct bxi_dnn_api bxi_onednn = { .version = version, .check = check };
 
 #else
 
-/* libgomp's, which oneDNN computes with. Not <omp.h> and #pragma omp: the compiler may be one that has none, or
- * another OpenMP's, of which a process must not have two. */
+/* Functions of libgomp, with which oneDNN computes. Not <omp.h> and #pragma omp: the compiler may have no OpenMP, or
+ * another one, and a process must not have two. */
 void omp_set_num_threads(int threads);
 int omp_get_num_threads(void);
 int omp_get_thread_num(void);
@@ -116,7 +116,7 @@ static void in_parallel(void (*part)(const void *data, int index, int count), co
 {
     struct job job = { part, data };
 
-    GOMP_parallel(run_part, &job, 0, 0);        /* 0: as many threads as were set */
+    GOMP_parallel(run_part, &job, 0, 0);        /* 0: as many as omp_set_num_threads set */
 }
 
 static void close_dnn(struct bxi_dnn *dnn)
@@ -169,7 +169,7 @@ static int open_dnn(struct bxi_dnn **dnn)
 
 /* ---- Layouts and memory -------------------------------------------------------------------------- */
 
-/* A layout of no dimensions gives a description of none, which stands for an argument that is not there. */
+/* A layout without dimensions gives a description without dimensions: there is no such argument. */
 static dnnl_memory_desc_t md_of(const struct bxi_layout *layout)
 {
     dnnl_memory_desc_t md = { .ndims = layout->ndims, .data_type = dnnl_f32 };
@@ -242,14 +242,14 @@ static int bind_memory(struct bxi_memory *memory, void *data)
 
 /* ---- Recipes ------------------------------------------------------------------------------------- */
 
-/* A spec with its layouts as oneDNN's. */
+/* A spec, with its layouts in oneDNN's form. */
 struct described {
     const struct bxi_spec *spec;
     dnnl_memory_desc_t src, weight, bias, dst;
     dnnl_dims_t kernel, stride, padding;
 };
 
-/* Of any operation: oneDNN copies as much as its first field, the kind, tells. */
+/* Of any operation; oneDNN copies as many bytes as its first field, the kind, implies. */
 union any_desc {
     dnnl_convolution_desc_t conv;
     dnnl_inner_product_desc_t linear;

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Losses and optimizers. Any thread; pure functions of what they are given, no oneDNN.
+ * Losses and optimizers: pure functions of their arguments, without oneDNN. Run by any thread.
  *
- * A step of SGD does a handful of operations for each 4 * (grad_count + 4) bytes that it moves, so it is
- * as fast as the memory if it does three things. It leaves the caches alone with what nobody here reads
- * again: `to`, when it is another block than `from`, is written by non-temporal stores, which also spares
- * reading the lines first. It keeps few streams open at once: with eight of them (five gradients, from,
- * velocity, to) the obvious loop reached two thirds of what a copy does, for the processor's own
- * prefetchers follow fewer and begin anew in each page. So it works in blocks that stay in the first cache
- * and adds two gradients to the block's sum at a time. And it asks for the next two streams' part of the
- * block while it is busy with these, which no prefetcher could guess. One gradient needs none of that.
+ * A step of SGD does a handful of operations for each 4 * (grad_count + 4) bytes that it moves, so memory limits its
+ * speed. Three things bring it to that limit:
+ *  - It writes `to`, when that is another block than `from`, with non-temporal stores. That leaves the caches to data
+ *    that is read again, and saves reading the lines first.
+ *  - It keeps few streams open at once. With eight of them (five gradients, from, velocity, to) the obvious loop
+ *    reached two thirds of the speed of a copy: the processor's prefetchers follow fewer streams and restart in each
+ *    page. So it works in blocks that stay in the first-level cache, and adds two gradients at a time to a block's sum.
+ *  - It prefetches the block's part of the next two streams meanwhile, which no hardware prefetcher could predict.
+ * One gradient needs none of that.
  *
- * The vector code and the plain loop for the ends do the same operations in the same order, each rounded
- * to float: this file must be compiled without contraction of a * b + c (-ffp-contract=off), or a
- * processor with fused operations would give other bits than one without.
+ * The vector code and the plain loop for the ends do the same operations in the same order, each rounded to float. This
+ * file must be compiled without contraction of a * b + c (-ffp-contract=off), or a processor with fused operations
+ * would compute other bits than one without.
  */
 #include "boxcar_nn.h"
 
@@ -28,7 +29,7 @@
 #define LINE 16                 /* floats in a cache line */
 #define BLOCK 512               /* floats; 256 to 512 were measured best, 1024 a twentieth slower */
 
-/* GNU C vectors, so that any processor gets the same code; aligned(4): floats lie anywhere. */
+/* GNU C vectors, so that every processor runs the same code; aligned(4): at any float. */
 typedef float lanes_f32 __attribute__((vector_size(16), aligned(4), may_alias));
 
 static inline lanes_f32 load(const float *at)
@@ -46,7 +47,7 @@ static inline lanes_f32 all(float value)
     return (lanes_f32){ value, value, value, value };
 }
 
-/* Past the caches; `at` is aligned to 16 bytes. */
+/* A non-temporal store; `at` is aligned to 16 bytes. */
 static inline void stream(float *at, lanes_f32 value)
 {
 #ifdef __SSE2__
@@ -56,7 +57,7 @@ static inline void stream(float *at, lanes_f32 value)
 #endif
 }
 
-/* Non-temporal stores are not ordered with what follows, such as the message that tells of `to`. */
+/* Orders the non-temporal stores before the stores that follow, such as those of a message that lends `to`. */
 static inline void end_streams(void)
 {
 #ifdef __SSE2__
@@ -122,7 +123,7 @@ static void add_two(float *sum, const float *x, const float *const yz[2], const 
     }
 }
 
-/* The gradients of a block of at least two sets, added in their order. */
+/* Adds the gradients of a block, at least two, in their order. */
 static void add_block(const struct bx_sgd *step, size_t at, float *sum)
 {
     const float *x = step->grads[0] + at;
@@ -145,8 +146,8 @@ static void add_block(const struct bx_sgd *step, size_t at, float *sum)
     }
 }
 
-/* The rest of the formula over a block, given the sum of its gradients. Where there are several,
- * `next`, the streams that the next block begins with, are fetched meanwhile. */
+/* The rest of the formula over a block, given the sum of its gradients. If there are several gradients, prefetches
+ * `next`, the streams that the next block begins with. */
 static inline __attribute__((always_inline)) void move_block(const struct bx_sgd *step, size_t at,
                                                              const float *sum, const float *const next[3],
                                                              bool past_caches)
@@ -193,8 +194,7 @@ static void step_block(const struct bx_sgd *step, size_t at, bool past_caches)
         move_block(step, at, gradient, next, false);
 }
 
-/* Elements before the first of `to` at the start of a cache line: a line that is streamed in two parts is
- * written twice. */
+/* The elements of `to` before its first whole cache line: a line that is streamed in two parts is written twice. */
 static size_t before_line(const struct bx_sgd *step)
 {
     size_t past = (uintptr_t)step->to / sizeof(float) % LINE;

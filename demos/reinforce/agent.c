@@ -2,12 +2,11 @@
 /*
  * The agent, rank 0: answers each observer's state with an action, and learns between episodes.
  *
- * "select_action" answers one call at a time; "select_action_batch" has a row of every observer
- * before it runs, and decides for all at once. Both run where progress runs. The main thread starts
- * an episode by calling run_episode of all observers, waits for all, and updates the policy; no
- * observer calls meanwhile, so the learner is used by one thread at a time and needs no lock. A
- * decision is keyed by episode, step and observer: both modes, and every order of arrival, give the
- * same training.
+ * "select_action" answers one call at a time. "select_action_batch" runs once every observer has a row, and decides for
+ * all at once. Both run on the thread that makes progress. The main thread starts an episode by calling run_episode on
+ * all observers, waits for all, and updates the policy. No observer calls during the update, so one thread at a time
+ * uses the learner, and it needs no lock. A decision depends on episode, step and observer only: both modes, and every
+ * order of arrival, give the same training.
  */
 #include "demos/common/clock.h"
 #include "demos/common/flags.h"
@@ -23,11 +22,11 @@ struct agent {
     const struct reinforce_run *run;
     struct learner learner;
     struct bx_future *futures[BX_WORLD_MAX];    /* of run_episode, by observer */
-    struct bx_future *episode;      /* done when all of them are, or one has failed for good */
+    struct bx_future *episode;      /* done when all futures are, or when the training must end */
     double running_reward;
 };
 
-/* The caller's ask, but for the answer. */
+/* Fills in an ask except its action. */
 static int read_ask(int caller, struct bx_reader *args, struct learner_ask *ask)
 {
     ask->observer = (size_t)(caller - 1);
@@ -88,9 +87,9 @@ static int start_agent(struct agent *agent)
     return rc;
 }
 
-/* An observer's run_episode has ended. One that failed ends the training at once: the others may be
- * waiting for a batch that will never be full. But BX_E_SHUTDOWN only says that an observer gave up
- * because of somebody else, whose own failure is the one to tell and is on its way. */
+/* Called when an observer's run_episode has ended. A failure ends the training at once: the other observers may be
+ * waiting for a batch that will never be full. BX_E_SHUTDOWN is ignored: that observer stopped because another worker
+ * failed, and that worker's own failure, the one to report, will arrive. */
 static void note_observer(struct bx_future *future, void *context)
 {
     struct agent *agent = context;
@@ -155,7 +154,7 @@ static int run_observers(struct agent *agent)
     return rc < 0 ? rc : wait_for_observers(agent);
 }
 
-/* Reads the next rewards from a message into the learner; the number of steps read, or a code. */
+/* Reads the next returns from a message into the learner. The number of steps read, or a code. */
 static int take_rewards(struct agent *agent, size_t observer, size_t first_step,
                         struct bx_reader *reader)
 {
@@ -169,7 +168,7 @@ static int take_rewards(struct agent *agent, size_t observer, size_t first_step,
     return rc < 0 ? rc : (int)count;
 }
 
-/* The rewards that the reply of run_episode had no room for. */
+/* Fetches the returns that the reply of run_episode had no room for. */
 static int fetch_rewards(struct agent *agent, size_t observer, size_t first_step)
 {
     struct bx_job *job = agent->worker.job;
@@ -197,7 +196,7 @@ static int fetch_rewards(struct agent *agent, size_t observer, size_t first_step
     return rc < 0 ? rc : 0;
 }
 
-/* Collects what the observers answered; the mean length of their first poles. */
+/* Reads the observers' replies, and sets *last_reward to the mean length of their first poles. */
 static int take_replies(struct agent *agent, double *last_reward)
 {
     size_t observers = agent->learner.observers;
@@ -227,7 +226,7 @@ static void release_futures(struct agent *agent)
     }
 }
 
-/* A line that overwrites itself, for somebody who watches; empty at the end. */
+/* On a terminal: a line that overwrites itself; empty at the end. */
 static void show_progress(const struct agent *agent, uint64_t episode)
 {
     const struct reinforce_flags *flags = agent->run->flags;
@@ -262,7 +261,7 @@ static int run_episode(struct agent *agent, uint64_t episode)
         rc = take_replies(agent, &last_reward);
     release_futures(agent);
     if (rc < 0)
-        return rc;      /* calls still under way will look at agent->episode */
+        return rc;      /* agent->episode is kept: calls still in flight will complete it */
     bx_future_release(agent->episode);
     agent->episode = NULL;
     rc = learner_update(&agent->learner);
@@ -295,7 +294,7 @@ static int train(struct agent *agent)
     return rc;
 }
 
-/* Says which, once for a job, as `make demo` does not know what machine it is on. */
+/* Also prints the GPU's name: `make demo` does not know its machine. */
 static int use_gpu(struct agent *agent)
 {
     int rc = learner_use_gpu(&agent->learner, agent->run->flags->device);

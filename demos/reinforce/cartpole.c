@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The dynamics of CartPole-v1, and an observer's loop over poles. Run by each observer, on the
- * thread of the pool that answers "run_episode".
+ * The dynamics of CartPole-v1, and an observer's loop over poles. Run by each observer, on the thread of the pool that
+ * answers "run_episode".
  *
- * The dynamics are in double and written term by term in the order of the reference numbers; the
- * file is compiled with -ffp-contract=off and without fast-math, so a pole of 500 steps agrees with
- * them to the last bits. A rearranged formula would be as good physics, but a chaotic system would
- * leave the reference after some dozens of steps.
+ * The dynamics are in double, written term by term in the order of the reference. The file is compiled with
+ * -ffp-contract=off and without fast-math, so a pole of 500 steps agrees with the reference numbers to the last bits. A
+ * rearranged formula would be as good physics, but the system is chaotic: it would leave the reference after some
+ * dozens of steps.
  */
 #include "cartpole.h"
 
@@ -57,7 +57,7 @@ bool cartpole_step(struct cartpole *pole, int action)
     return pole->done;
 }
 
-/* Turns the rewards of one pole, 1 a step, into what was still to come at each. */
+/* Sets returns[i] to the discounted sum of the rewards, 1 a step, from step i to the end of the pole. */
 static void discount(float *returns, size_t count, double gamma)
 {
     double sum = 0.0;

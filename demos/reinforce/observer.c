@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * An observer, rank 1 and up: plays CartPole, asking the agent for the action of each step.
+ * An observer, rank 1 and up: plays CartPole, and asks the agent for the action of each step.
  *
- * "run_episode" is a blocking handler: it runs on the pool and calls the agent from there, a call
- * inside a call. The main thread only serves. "fetch_rewards" hands over what the reply of
- * run_episode had no room for; the agent runs one episode at a time and fetches between two, so the
- * rewards need no lock.
+ * "run_episode" is a blocking handler: it runs on the pool and calls the agent from there, a call inside a call. The
+ * main thread only serves. "fetch_rewards" returns what the reply of run_episode had no room for. The agent runs one
+ * episode at a time and fetches between two, so the returns need no lock.
  */
 #include "cartpole.h"
 #include "reinforce.h"
@@ -16,21 +15,21 @@
 struct observer {
     struct reinforce_worker worker;
     struct cartpole_player player;
-    const char *function;       /* of the agent: one call at a time, or batched */
-    struct bx_msg *args;        /* of the call of each step, used again and again */
+    const char *function;       /* of the agent: select_action or select_action_batch */
+    struct bx_msg *args;        /* of each step's call; reused */
     float *rewards;
     size_t steps;
 };
 
-/* One step's call. */
+/* The call of one step; its action. */
 static int ask_agent(const float state[4], void *context)
 {
     struct observer *observer = context;
     struct bx_msg *reply = NULL;
     int rc;
 
-    /* An episode without the dead worker is not worth playing to its end. The code tells the agent
-     * that this observer is not the one that failed. */
+    /* Without the dead worker the episode cannot be used. The code tells the agent that this observer is not the one
+     * that failed. */
     if (observer->worker.dead != 0)
         return bx_fail(BX_E_SHUTDOWN, "another worker has died");
     bx_msg_clear(observer->args);

@@ -19,8 +19,8 @@
 #define LANES 4
 #define GROUPS (POLICY_UNITS / LANES)
 
-/* Four units. GNU C vectors: both compilers have them, and the order of operations is ours, not the
- * vectoriser's. aligned(4): parameters lie anywhere. */
+/* Four units. GNU C vectors: both compilers have them, and the order of operations is ours, not the vectoriser's.
+ * aligned(4): at any float. */
 typedef float lanes_f32 __attribute__((vector_size(16), aligned(4), may_alias));
 typedef int32_t lanes_i32 __attribute__((vector_size(16), aligned(4), may_alias));
 
@@ -54,8 +54,8 @@ static inline lanes_i32 keep_lanes(const uint64_t keep[2], size_t group)
     return *(const lanes_i32 *)KEEP_LANES[bits & 15];
 }
 
-/* All ones in the lanes of the units that are kept and positive: through them values and gradients
- * pass. Dropout before ReLU and after it are the same, for the scale is positive. */
+/* All ones in the lanes of the units that are kept and positive: values and gradients pass through these. Dropout
+ * before ReLU and after it are the same, because the scale is positive. */
 static inline lanes_i32 passes(lanes_f32 value, lanes_i32 kept)
 {
     return (lanes_i32)(value > all(0.0f)) & kept;
@@ -82,9 +82,9 @@ void policy_init(struct policy *policy, uint64_t seed)
     policy_set_dropout(policy, POLICY_DROPOUT);
 }
 
-/* Each unit compares a uniform number of its own with the threshold, bit by bit from the top, 64
- * units at once; a comparison is decided after two bits on average, so the loop ends after about
- * nine of the 32 (draw 2 * level + word). One draw for each unit would cost three times as much. */
+/* Each unit compares a uniform number of its own with the threshold, bit by bit from the top, 64 units at once (draw
+ * 2 * level + word). A comparison is decided after two bits on average, so the loop ends after about nine of the 32
+ * levels. One draw for each unit would cost three times as much. */
 void policy_draw_keep(const struct policy *policy, uint64_t row_key, uint64_t keep[2])
 {
     uint64_t threshold = policy->keep_threshold;
@@ -117,7 +117,7 @@ static inline lanes_f32 first_layer(const float *v, size_t unit, const lanes_f32
     return sum;
 }
 
-/* The score of action 1 over action 0. */
+/* The score of action 1 minus that of action 0. */
 static float score_difference(const struct policy *policy, const float *state, const uint64_t *keep)
 {
     const float *v = policy->params.v;
@@ -169,11 +169,11 @@ void policy_act(const struct policy *policy, uint64_t row_key, struct policy_row
 struct block {
     const struct policy_row *rows;
     size_t count;
-    float slope[POLICY_BLOCK_ROWS];    /* of the loss by the score of action 0; by action 1's: -slope */
+    float slope[POLICY_BLOCK_ROWS];    /* d(loss)/d(score of action 0); for action 1: -slope */
 };
 
-/* Adds the gradient of a block of rows for the units of one group. Sums of a block stay in
- * registers and keep their small terms, where a single sum over millions of rows would not. */
+/* Adds the gradient of a block of rows for the units of one group. The sums of a block stay in registers and keep their
+ * small terms; a single sum over millions of rows would lose them. */
 static void backward_group(const struct policy *policy, const struct block *block, size_t group,
                            struct policy_params *grad)
 {
@@ -215,7 +215,7 @@ void policy_backward(const struct policy *policy, const struct policy_row *rows,
         for (size_t i = 0; i < block.count; i++) {
             const struct policy_row *row = &block.rows[i];
 
-            /* d(-log prob)/d(score 0): prob 0 - 1 = -prob 1 if it was taken, prob 0 if not. */
+            /* d(-log prob)/d(score 0): prob 0 - 1 = -prob 1 if action 0 was taken, else prob 0. */
             block.slope[i] = weight[done + i] * (row->action == 0 ? -row->prob[1] : row->prob[0]);
             sum += block.slope[i];
         }

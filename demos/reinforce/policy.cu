@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The policy on a GPU: what policy.c computes, operation by operation and sum by sum in the same order, so that
- * compiled without contraction it gives the same bits but for expf and log1pf, which CUDA rounds otherwise in
- * places. Text for NVRTC, behind policy_kernels.h; and C for the tests' driver, which defines the macros itself.
+ * The policy on a GPU. The kernels compute what policy.c computes, operation by operation and sum by sum in the same
+ * order. Compiled without contraction they give the same bits, except in expf and log1pf, which CUDA rounds differently
+ * for some arguments. This is text for NVRTC, compiled behind policy_kernels.h; and C for the tests' driver, which
+ * defines the macros itself.
  *
- * A thread decides for a whole row: 128 units are 2 us for one thread, less than what a second launch would cost, and
- * rows are few. The gradient has a thread for each unit of each 256 rows; Adam adds those up.
+ * One thread decides a whole row: 128 units take one thread 2 us, less than a second launch would cost, and rows are
+ * few. The gradient has a thread for each unit of each 256 rows; the kernel of Adam adds these up.
  */
 #ifndef BXK_KERNEL
 #define BXK_KERNEL(name) extern "C" __global__ void name(struct name a)
@@ -60,7 +61,7 @@ BXK_DEVICE int policy_passes(float hidden, const unsigned long long *keep, unsig
     return hidden > 0.0f && (keep[unit / 64] >> unit % 64 & 1) != 0;
 }
 
-/* The score of action 1 over action 0: four sums an action, of every fourth unit. */
+/* The score of action 1 minus that of action 0: four sums an action, each of every fourth unit. */
 BXK_DEVICE float policy_score(const struct policy_gpu_act *a, const struct policy_gpu_row *row)
 {
     const float *v = a->params;
@@ -140,7 +141,7 @@ BXK_KERNEL(policy_gpu_backward)
 BXK_KERNEL(policy_gpu_adam)
 {
     BXK_EACH(i, POLICY_PARAMS) {
-        /* The gradient by action 1's part is that by action 0's, with the other sign. */
+        /* The gradient of action 1's parameters is that of action 0's with the opposite sign. */
         int is_other = (i >= POLICY_W2 + POLICY_UNITS && i < POLICY_B2) || i == POLICY_B2 + 1;
         unsigned long long from = i == POLICY_B2 + 1 ? POLICY_B2 : is_other ? i - POLICY_UNITS : i;
         float g = 0.0f, mean, square;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The policy on a GPU (policy.cu): its parameters, Adam's moments and an episode's decisions stay there; what crosses
- * are states and keys one way and actions the other, in pinned memory that the kernel reads and writes itself, and
- * the returns at an episode's end. Run by whoever runs the learner, one thread at a time.
+ * The policy on a GPU (policy.cu). Its parameters, Adam's moments and an episode's decisions stay there. States and
+ * keys go to the GPU and actions come back, in pinned memory that the kernel reads and writes itself; the returns go to
+ * it at the end of an episode. Run by the thread that uses the learner.
  *
- * A decision waits for the GPU, some 10 us; so a batch of observers is worth it and one alone is not.
+ * A decision waits for the GPU, some 10 us: worth it for a batch of observers, not for one alone.
  */
 #include "policy.h"
 
@@ -22,7 +22,7 @@ struct policy_gpu {
     struct bx_cuda *cuda;
     struct bx_kernels *kernels;
     size_t rows, blocks;
-    struct policy_gpu_row *row;         /* on the device, like all but asks */
+    struct policy_gpu_row *row;         /* on the device, like all arrays except asks */
     float *weight, *partial;
     float *params, *mean, *square, *grad;
     struct policy_gpu_ask *asks;
@@ -190,6 +190,6 @@ int policy_gpu_learn(struct policy_gpu *gpu, struct policy *policy, const float 
         rc = bx_kernel_launch(gpu->kernels, "policy_gpu_backward", backward.count, &backward);
     if (rc == 0)
         rc = bx_kernel_launch(gpu->kernels, "policy_gpu_adam", POLICY_PARAMS, &adam);
-    /* The next episode may write to `weight` while a copy is still to be made of it. */
+    /* Wait: the next episode may write to `weight` before the copy has read it. */
     return rc < 0 ? rc : bx_cuda_wait(gpu->cuda);
 }

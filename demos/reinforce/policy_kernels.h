@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The policy's sizes and where its parameters lie, and what its kernels on a GPU (policy.cu) are given: one struct
- * each, by value, of the kernel's name. Compiled by the C compiler and, as the first part of the kernels' text, by
- * NVRTC, so it includes nothing and uses plain C types only. Arrays lie on the device; `asks` in pinned host
- * memory, which kernels reach by the same address.
+ * The policy's sizes, the layout of its parameters, and the arguments of its kernels on a GPU (policy.cu): one struct
+ * each, passed by value, with the kernel's name. Compiled by the C compiler and, as the first part of the kernels'
+ * text, by NVRTC, so it includes nothing and uses plain C types only. Arrays lie on the device; `asks` lies in pinned
+ * host memory, which kernels reach by the same address.
  */
 #ifndef DEMOS_POLICY_KERNELS_H
 #define DEMOS_POLICY_KERNELS_H
@@ -11,11 +11,11 @@
 #define POLICY_INPUTS 4
 #define POLICY_UNITS 128
 #define POLICY_ACTIONS 2
-#define POLICY_BLOCK_ROWS 256       /* whose gradient is summed by itself before it is added to the others' */
-#define POLICY_ACTION_DRAW 64       /* draws 0..63 of a row decide what is kept */
+#define POLICY_BLOCK_ROWS 256       /* rows whose gradient is summed before it is added to that of other blocks */
+#define POLICY_ACTION_DRAW 64       /* the draw of a row's action; draws 0..63 decide which units are kept */
 
-/* Where the parameters lie in policy_params.v. The first layer is stored by input (v[W1 + input *
- * UNITS + unit]), so that neighbours in memory are neighbouring units; the second by action. */
+/* Offsets of the parameters in policy_params.v. The first layer is stored by input (v[W1 + input * UNITS + unit]), so
+ * that neighbours in memory are neighbouring units; the second by action. */
 enum {
     POLICY_W1 = 0,
     POLICY_B1 = POLICY_W1 + POLICY_INPUTS * POLICY_UNITS,
@@ -32,11 +32,11 @@ struct policy_gpu_row {             /* one decision; see struct policy_row */
     int action;
 };
 
-struct policy_gpu_ask {             /* what is asked of the policy, and its answer */
+struct policy_gpu_ask {             /* a state, and the action for it */
     float state[POLICY_INPUTS];
     unsigned long long row_key;
-    unsigned long long row;         /* which of `rows` remembers the decision */
-    int action;
+    unsigned long long row;         /* index of the decision in `rows` */
+    int action;                     /* set by the kernel */
 };
 
 struct policy_gpu_act {             /* a thread an ask */
@@ -52,13 +52,13 @@ struct policy_gpu_backward {        /* a thread for each unit of each block of r
     const struct policy_gpu_row *rows;
     const float *weight;
     const float *params;
-    float *partial;                 /* (blocks, POLICY_PARAMS); of action 1 nothing is written */
+    float *partial;                 /* blocks x POLICY_PARAMS; the parameters of action 1 are not written */
     unsigned long long row_count;
     unsigned long long count;       /* blocks * POLICY_UNITS */
     float keep_scale;
 };
 
-struct policy_gpu_adam {            /* a thread a parameter: its gradient, block by block, and its step */
+struct policy_gpu_adam {            /* a thread a parameter: adds its gradient, block by block, and does its step */
     const float *partial;
     float *grad;
     float *params;

@@ -2,11 +2,10 @@
 /*
  * reinforce - the batched CartPole solver, trained over shared-memory rings.
  *
- * This file is the launcher: for each world size and mode it forks one agent and the observers
- * (agent.c, observer.c), waits for them, and prints and writes what the run took. It has no job of
- * its own and does nothing but wait while they train. Seconds are counted around the whole run,
- * start-up and shutdown included; the agent's own count of the training comes through memory mapped
- * before the fork, because stdout is for people and a pipe would have to be read while waiting.
+ * This file is the launcher. For each world size and mode it forks one agent and the observers (agent.c, observer.c),
+ * waits for them, and prints and writes the times. It joins no job and only waits while they train. `seconds` counts
+ * the whole run with start-up and shutdown. The agent writes the time of the training to memory mapped before the fork:
+ * stdout is for people, and a pipe would have to be read while waiting.
  */
 #include "demos/common/clock.h"
 #include "demos/common/ending.h"
@@ -22,11 +21,23 @@
 
 static const char CSV_HEAD[] = "world_size,mode,seconds,train_seconds,us_per_step_observer\n";
 
+/* One mode of one world size, as measured. */
+struct timing {
+    bool ran;
+    double seconds;             /* start-up, training and shutdown */
+    double train_seconds;
+};
+
+struct outcome {
+    int world_size;
+    struct timing timing[REINFORCE_MODES];
+};
+
 struct launcher {
     struct reinforce_flags flags;
     struct reinforce_result *result;
     FILE *csv;
-    struct reinforce_outcome outcomes[BX_WORLD_MAX];
+    struct outcome outcomes[BX_WORLD_MAX];
     size_t outcome_count;
 };
 
@@ -58,7 +69,7 @@ static const char HELP[] =
     "Exit status: 0 done; 1 a file or the plot could not be written; 2 a wrong flag; 3 a worker\n"
     "died or failed. SIGINT and SIGTERM end the workers, then the program by that signal.\n";
 
-/* 0, or 1 if the program has done what was asked, or -1 after a sentence on stderr. */
+/* 0; 1: --help or --version is done; -1 after a sentence on stderr. */
 static int parse_flags(int argc, char **argv, struct reinforce_flags *to)
 {
     static const char *const MODES[] = { "both", "batch", "no-batch", NULL };
@@ -122,7 +133,7 @@ static int report_failure(const struct reinforce_run *run, int code, const char 
 
 /* One world size in one mode. */
 static int run_once(struct launcher *launcher, enum reinforce_mode mode,
-                    struct reinforce_outcome *outcome)
+                    struct outcome *outcome)
 {
     char text[BX_WORLD_MAX][BX_NAME_MAX + 1];
     const char *names[BX_WORLD_MAX];
@@ -135,14 +146,14 @@ static int run_once(struct launcher *launcher, enum reinforce_mode mode,
         names[rank] = text[rank];
     }
     memset(launcher->result, 0, sizeof(*launcher->result));
-    fflush(NULL);       /* what is buffered now would be printed by every child as well */
+    fflush(NULL);       /* else every child would print what is buffered now */
 
     uint64_t start_ns = clock_now_ns();
     struct bx_spawn_options options = { .world_size = run.world_size, .names = names };
     int rc = bx_spawn(&options, live, &run, &report);
     if (rc < 0)
         return report_failure(&run, rc, names, &report);
-    outcome->timing[mode] = (struct reinforce_timing){
+    outcome->timing[mode] = (struct timing){
         .ran = true,
         .seconds = clock_seconds_since(start_ns),
         .train_seconds = launcher->result->train_seconds,
@@ -156,8 +167,8 @@ static int run_once(struct launcher *launcher, enum reinforce_mode mode,
     return REINFORCE_OK;
 }
 
-/* Microseconds a step and observer. */
-static double step_us(const struct reinforce_flags *flags, const struct reinforce_outcome *outcome,
+/* Microseconds of training per step and observer. */
+static double step_us(const struct reinforce_flags *flags, const struct outcome *outcome,
                       enum reinforce_mode mode)
 {
     double steps = (double)flags->episodes * (double)flags->steps * (outcome->world_size - 1);
@@ -171,10 +182,10 @@ static int csv_failed(const struct launcher *launcher)
     return REINFORCE_FAILED;
 }
 
-static int write_csv(const struct launcher *launcher, const struct reinforce_outcome *outcome,
+static int write_csv(const struct launcher *launcher, const struct outcome *outcome,
                      enum reinforce_mode mode)
 {
-    const struct reinforce_timing *timing = &outcome->timing[mode];
+    const struct timing *timing = &outcome->timing[mode];
 
     if (launcher->csv == NULL)
         return REINFORCE_OK;
@@ -183,10 +194,10 @@ static int write_csv(const struct launcher *launcher, const struct reinforce_out
     return fflush(launcher->csv) == 0 ? REINFORCE_OK : csv_failed(launcher);
 }
 
-/* Both modes of one world size, and its line. */
+/* Runs the modes of one world size and prints its line. */
 static int run_world_size(struct launcher *launcher, int world_size)
 {
-    struct reinforce_outcome *outcome = &launcher->outcomes[launcher->outcome_count];
+    struct outcome *outcome = &launcher->outcomes[launcher->outcome_count];
     char seconds[REINFORCE_MODES][32] = { "-", "-" };
 
     outcome->world_size = world_size;
@@ -210,7 +221,7 @@ static void print_table(const struct launcher *launcher)
     printf("\n%10s  %9s  %22s  %25s  %8s\n", "world size", "observers", "batch us/step/observer",
            "no batch us/step/observer", "speed-up");
     for (size_t i = 0; i < launcher->outcome_count; i++) {
-        const struct reinforce_outcome *outcome = &launcher->outcomes[i];
+        const struct outcome *outcome = &launcher->outcomes[i];
         char cell[REINFORCE_MODES][32] = { "-", "-" }, speed_up[32] = "-";
 
         for (int mode = 0; mode < REINFORCE_MODES; mode++) {
@@ -227,7 +238,7 @@ static void print_table(const struct launcher *launcher)
     }
 }
 
-/* Seconds over world size, a line for each mode. */
+/* Draws seconds over world size, a line for each mode. */
 static int draw(const struct launcher *launcher)
 {
     static const char *const TITLE[REINFORCE_MODES] = { "batch", "no batch" };
@@ -249,7 +260,7 @@ static int draw(const struct launcher *launcher)
     return plot_draw(&plot, launcher->flags.plot);
 }
 
-/* What the results go to, before any time is spent on having them. */
+/* Opens the files for the results, before any training, and maps the memory that the agent writes. */
 static int open_outputs(struct launcher *launcher)
 {
     const struct reinforce_flags *flags = &launcher->flags;
@@ -296,7 +307,7 @@ int main(int argc, char **argv)
 {
     static struct launcher launcher;
 
-    /* Inherited by the workers, so that their lines and ours stay whole and in order. */
+    /* The workers inherit line buffering: the lines of all processes stay whole and in order. */
     setvbuf(stdout, NULL, _IOLBF, 0);
     int rc = parse_flags(argc, argv, &launcher.flags);
     if (rc != 0)

@@ -1,7 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the parts of the program `reinforce` share: its flags, a run (one world size in one mode),
- * and what a run came to.
+ * The private header of the program `reinforce`: its flags, a run (one world size in one mode), and the workers.
+ *
+ *     cartpole.c                the simulator (cartpole.h)
+ *     policy.c, policy_cuda.c   the network on the CPU and on a GPU (policy.h)
+ *     learner.c                 an episode's memory; chooses between them (learner.h)
+ *     worker.c                  what agent and observers have in common
+ *     agent.c, observer.c       the two kinds of worker
+ *     reinforce.c               the launcher: flags, runs, tables, files
+ *
+ * Each file uses only what stands above it.
  */
 #ifndef DEMOS_REINFORCE_H
 #define DEMOS_REINFORCE_H
@@ -15,10 +23,10 @@
 #define REINFORCE_EPISODES_MAX 1000000000
 #define REINFORCE_AGENT "agent"             /* rank 0; the observers are obs1, obs2, ... */
 
-/* Exit statuses of the program; --help tells them. */
+/* Exit statuses of the program; --help lists them. */
 enum {
     REINFORCE_OK = 0,
-    REINFORCE_FAILED = 1,       /* a file, memory, the plot */
+    REINFORCE_FAILED = 1,       /* a file, memory or the plot */
     REINFORCE_USAGE = 2,
     REINFORCE_WORKER = 3,       /* a worker died or failed */
 };
@@ -35,25 +43,13 @@ struct reinforce_flags {
     bool mode[REINFORCE_MODES];
     bool quiet;
     bool count_frames;
-    int device;                 /* of the policy: flags.h's DEVICE_CPU, or a GPU's ordinal */
+    int device;                 /* of the policy: DEVICE_CPU, or the ordinal of a GPU (demos/common/flags.h) */
     const char *csv;            /* NULL: none */
     const char *plot;
 };
 
-/* One mode of one world size, as measured. */
-struct reinforce_timing {
-    bool ran;
-    double seconds;             /* start-up, training and shutdown */
-    double train_seconds;
-};
-
-struct reinforce_outcome {
-    int world_size;
-    struct reinforce_timing timing[REINFORCE_MODES];
-};
-
-/* What the agent tells the launcher: memory mapped by both, written by the agent alone, and read
- * when the agent has ended, so it needs no order of its own. */
+/* The agent's figures for the launcher, in memory mapped by both. The agent alone writes it, and the launcher reads it
+ * after the agent's end, so its accesses need no order. */
 struct reinforce_result {
     double train_seconds;
     uint64_t requests_batched;
@@ -73,30 +69,41 @@ static inline const char *reinforce_mode_name(enum reinforce_mode mode)
     return mode == REINFORCE_BATCH ? "batch" : "no-batch";
 }
 
-/* agent.c and observer.c: a worker's whole life; give its exit status. */
-int reinforce_agent(const struct bx_options *options, const struct reinforce_run *run);
-int reinforce_observer(const struct bx_options *options, const struct reinforce_run *run);
-
-/* ---- worker.c: what agent and observers have in common -----------------------------------------
- * */
+/* ---- worker.c: what agent and observers have in common ------------------------------------------------ */
 
 struct reinforce_worker {
     struct bx_job *job;
     char name[BX_NAME_MAX + 1];
-    _Atomic int dead;           /* 1 + the rank of the first worker that died, 0 while all live */
+    _Atomic int dead;           /* 1 + the rank of the first worker that died; 0: all live */
 };
 
-/* Makes the job, to register with and start. 0, or a code after a sentence on stderr. */
+/* Creates the job; the caller registers its functions and starts it. 0, or a code after a sentence on stderr. */
 int reinforce_worker_open(struct reinforce_worker *worker, const struct bx_options *options);
 
-/* Says on stderr what failed: the worker that died if one did, else `text`. Gives code back. */
+/* Prints on stderr what failed: the worker that died, if one did, else `what` and `text`. Returns code. */
 int reinforce_worker_fail(struct reinforce_worker *worker, int code, const char *what,
                           const char *text);
 
-/* Leaves the job, together with the others if code is 0. Gives the exit status. */
+/* Leaves the job; if code is 0, together with the other workers. Returns the exit status. */
 int reinforce_worker_close(struct reinforce_worker *worker, int code);
 
-/* How run_episode and fetch_rewards hand over an episode's rewards: as many at a time. */
+/* ---- agent.c, observer.c: the workers ------------------------------------------------------------------ */
+
+/* Each runs a worker from start to end and returns its exit status. */
+int reinforce_agent(const struct bx_options *options, const struct reinforce_run *run);
+int reinforce_observer(const struct bx_options *options, const struct reinforce_run *run);
+
+/* Functions of the agent, and how their arguments and replies are written:
+ *
+ *   select_action             f32s state (4) -> i64 action
+ *   select_action_batch       the same, as a batch of all observers
+ *
+ * and of an observer:
+ *
+ *   run_episode               u64 steps, i32 mode -> i64 length of the first pole, f32s returns
+ *   fetch_rewards             u64 first step -> f32s returns
+ *
+ * run_episode and fetch_rewards return at most REINFORCE_REWARDS_PER_FRAME returns each. */
 #define REINFORCE_REWARDS_PER_FRAME 3072
 
 #endif

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Beginning and end of a worker's life, and the sentence about a death. Run on each worker's main
- * thread; the death hook on the thread that makes progress.
+ * Start and end of a worker, and the sentence about a death. Run on each worker's main thread; the death hook on the
+ * thread that makes progress.
  *
- * A worker that gives up because another died leaves the job on its own account, which its peers
- * see as BX_E_SHUTDOWN, and not by exit, which they would see as one more death: so every survivor
- * names the worker that died first, however the news overtake each other.
+ * A worker that stops because another died leaves the job by itself, and its peers see BX_E_SHUTDOWN. If it exited,
+ * they would see one more death. So every survivor names the worker that died first, in whatever order the news arrive.
  */
 #include "reinforce.h"
 
@@ -30,7 +29,7 @@ int reinforce_worker_open(struct reinforce_worker *worker, const struct bx_optio
     worker->job = NULL;
     worker->dead = 0;
     snprintf(worker->name, sizeof(worker->name), "%s", options->name);
-    /* ^C at a terminal reaches every process of the job; the launcher ends the workers. */
+    /* ^C at a terminal signals every process of the job; the launcher ends the workers. */
     signal(SIGINT, SIG_IGN);
 
     int rc = bx_job_create(options, &worker->job);
@@ -46,7 +45,7 @@ int reinforce_worker_fail(struct reinforce_worker *worker, int code, const char 
 {
     int dead = worker->dead;
 
-    /* Where the launcher is ending everybody, its SIGTERM comes meanwhile: nothing to tell. */
+    /* If the launcher is ending all workers, its SIGTERM arrives within this time, and nothing is printed. */
     if (dead != 0)
         nanosleep(&(struct timespec){ .tv_nsec = 30000000 }, NULL);
     if (isatty(STDERR_FILENO))

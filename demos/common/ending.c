@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The end of a demo whose launcher got SIGINT or SIGTERM: its workers have ended, and it ends the same way.
- * Exiting with 128 and the number would look like it, but a shell that runs a loop would go on.
+ * ending_by: the workers have ended after a SIGINT or SIGTERM to the launcher, and the launcher ends by that signal
+ * too. An exit status of 128 plus the number would look the same, but a shell that runs a loop would continue with it.
  *
- * And the end of what it printed: a line that was lost long ago leaves its mark in the stream, where a flush of what
- * is left succeeds.
+ * ending_output: a line that was lost earlier leaves only the stream's error flag; the flush at the end still succeeds.
  */
 #include "ending.h"
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Reading a program's flags by its table. Run by the program's first process, before anything has been
- * started or written. getopt_long finds the flags; what they take is read here, because strtoull alone
- * would let "-1", " 7" and "10x" pass.
+ * Reads a program's flags by its table. Run by the program's first process, before it starts or writes anything.
+ * getopt_long finds the flags. Their values are parsed here: strtoull alone would accept "-1", " 7" and "10x".
  */
 #include "flags.h"
 
@@ -15,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FIRST 256       /* what getopt_long returns for flag 0; --help and --version follow the last */
+#define FIRST 256       /* getopt_long's value for flag 0; those of --help and --version follow the last */
 
 int flags_wrong(const struct flags *flags, const char *format, ...)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Draws lines by handing gnuplot a script. Run by a program's first process, the check before its work
- * and the drawing after it.
+ * Draws lines by piping a script to gnuplot. Run by a program's first process: the check before its work, the drawing
+ * after it.
  */
 #include "plot.h"
 
@@ -33,7 +33,7 @@ static bool is_in_path(const char *program)
     return found;
 }
 
-/* Without creating it: a run that is interrupted leaves no empty figure behind. */
+/* Does not create the file: an interrupted run should leave no empty figure. */
 static bool is_writable(const char *path)
 {
     struct stat status;
@@ -67,7 +67,7 @@ int plot_check(const char *program, const char *path)
     return 0;
 }
 
-/* gnuplot's single quotes: nothing is special inside but the quote, which is doubled. */
+/* In gnuplot's single quotes only the quote is special; it is doubled. */
 static void write_quoted(FILE *script, const char *text)
 {
     fputc('\'', script);
@@ -129,7 +129,7 @@ static void write_script(FILE *script, const struct plot *plot, const char *path
 
 int plot_draw(const struct plot *plot, const char *path)
 {
-    /* gnuplot may end before it has read everything. */
+    /* gnuplot may end before it has read the whole script. */
     void (*before)(int) = signal(SIGPIPE, SIG_IGN);
     FILE *script = popen("gnuplot", "we");
     int status = -1;

@@ -15,7 +15,7 @@ struct plot_line {
 };
 
 struct plot {
-    const char *program;    /* in front of what goes to stderr */
+    const char *program;    /* prefix of messages on stderr */
     const char *title;
     const char *x_label;
     const char *y_label;
@@ -23,11 +23,11 @@ struct plot {
     size_t line_count;      /* at least 1 */
 };
 
-/* Can a figure be drawn to this path, which ends in .svg or .png? For before the work, so that nobody
- * works for a figure that cannot be drawn. 0, or -1 after a sentence on stderr. */
+/* Checks, before the work starts, that a figure can be drawn to this path, which ends in .svg or .png. 0, or -1 after a
+ * sentence on stderr. */
 int plot_check(const char *program, const char *path);
 
-/* 0, or -1 after a sentence on stderr. */
+/* Draws the figure. 0, or -1 after a sentence on stderr. */
 int plot_draw(const struct plot *plot, const char *path);
 
 #endif

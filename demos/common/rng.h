@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Random numbers as a function of where they are used, not of when: draw number `index` under
- * `key`.
+ * Random numbers as a function of their place and not of time: draw number `index` under `key`.
  *
- * Keys are nested: rng_at(rng_at(seed, RNG_DRAWS), episode) is the key of an episode, one level
- * further lies the key of a row, and below that the row's draws. A draw depends on its path alone,
- * so nobody keeps a generator's state and the order in which calls arrive changes nothing. Each
- * level is one step of splitmix64 (Steele, Lea, Flood 2014) from the key; a stateful generator
- * would be a little cheaper but would make a run depend on who came first.
+ * Keys are nested: rng_at(rng_at(seed, RNG_DRAWS), episode) is the key of an episode; one level further are the keys of
+ * its rows, and below these the rows' draws. A draw depends on its path alone: no generator has state, and the order in
+ * which calls arrive changes nothing. Each level is one step of splitmix64 (Steele, Lea, Flood 2014) from the key. A
+ * stateful generator would be a little cheaper, but a run would depend on the order of arrival.
  */
 #ifndef DEMOS_RNG_H
 #define DEMOS_RNG_H
 
 #include <stdint.h>
 
+/* The first level under the seed, one number a use. Both programs' uses are listed here, so that none is taken twice.
+ */
 enum rng_use {
     RNG_WEIGHTS = 1,    /* the network's first weights */
     RNG_DRAWS = 2,      /* dropout and actions: episode, then step and observer, then draw */
     RNG_STARTS = 3,     /* start states: rank, then reset number, then coordinate */
     RNG_IMAGES = 4,     /* images: rank, then batch, then pixel */
-    RNG_LABELS = 5,     /* what they show: rank, then image */
+    RNG_LABELS = 5,     /* their labels: rank, then image */
 };
 
 static inline uint64_t rng_at(uint64_t key, uint64_t index)

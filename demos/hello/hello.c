@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * hello: the smallest job of separate programs. Each is started by hand with BX_JOB, BX_RANK and
- * BX_WORLD_SIZE (and BX_NAME if it wants a name); rank 0 asks every other worker for a greeting, prints
- * the answers, and all leave together.
+ * hello: the smallest job of separate programs. Each is started by hand with BX_JOB, BX_RANK and BX_WORLD_SIZE (and
+ * BX_NAME if it wants a name). Rank 0 asks every other worker for a greeting and prints the answers; then all leave
+ * together.
  */
 #include <boxcar.h>
 
@@ -37,7 +37,7 @@ static int ask_everybody(struct bx_job *job)
     return 0;
 }
 
-/* The status of the program, or 1 after a sentence if what it printed is lost. */
+/* The exit status: `status`, or 1 after a sentence if output was lost. */
 static int end(int status)
 {
     if (fflush(stdout) == 0 && !ferror(stdout))

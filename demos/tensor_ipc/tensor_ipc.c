@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * tensor_ipc: the smallest program that hands a GPU tensor over. Three workers:
+ * tensor_ipc: the smallest program that lends a GPU tensor. Three workers:
  *
- *   owner     opens a GPU, fills a tensor there, and lends it to whoever asks ("get")
- *   reader    asks for it, reads it in place, and sends the third a note of where it is to be had
- *   third     gets that note, asks the owner in its turn, and reads it in place too
+ *   owner     opens a GPU, fills a tensor there, and lends it to each worker that calls "get"
+ *   reader    gets it, reads it in place, and tells the third worker to read it too ("see")
+ *   third     gets it from the owner as well, and reads it in place
  *
- * So the tensor crosses twice and its bytes never do: what is forwarded is the owner's name, because a lease is
- * the owner's to give. Each prints the address that the memory has in its process, what the first hand-over took
- * (the slab is mapped then), what the next ones take, and how many bytes were copied for it. That the bytes are
- * right is checked by copying them to host memory afterwards.
+ * So the tensor is lent twice and its bytes are never copied. A lease can be given by the owner only; therefore the
+ * third worker calls the owner, instead of getting the tensor from the reader. Reader and third print the address that
+ * the memory has in their process, the time of the first hand-over (the slab is mapped then) and of the next ones, and
+ * how many bytes were copied for it. They check the contents by copying them to host memory afterwards.
  *
- * Exit status: 0; 1 a failure; 2 wrong flags; 3 there is no GPU (a sentence says why).
+ * Exit status: 0; 1 a failure; 2 wrong flags; 3 there is no GPU (a sentence gives the reason).
  */
 #include "demos/common/clock.h"
 #include "demos/common/ending.h"
@@ -40,10 +40,10 @@ struct owner {
     pthread_mutex_t lock;
     pthread_cond_t filled;
     struct bx_tensor *tensor;
-    int code;               /* < 0: there will be none */
+    int code;               /* < 0: there will be no tensor */
 };
 
-/* What one worker found; crosses as bytes. */
+/* The figures of one worker; sent as bytes. */
 struct found {
     uint64_t address;
     double first_us;
@@ -79,7 +79,7 @@ static uint64_t copied_bytes(struct bx_job *job)
 
 /* ---- The owner ---------------------------------------------------------------------------------- */
 
-/* Blocking: who asks early waits until the tensor is filled. */
+/* A blocking handler: an early call waits until the tensor is filled. */
 static int get(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     struct owner *owner = context;
@@ -94,7 +94,7 @@ static int get(const struct bx_request *request, struct bx_reader *args, struct 
     return code < 0 ? bx_fail(code, "the owner has no tensor to lend") : bx_msg_put_tensor(reply, owner->tensor);
 }
 
-static void say(struct owner *owner, struct bx_tensor *tensor, int code)
+static void publish(struct owner *owner, struct bx_tensor *tensor, int code)
 {
     pthread_mutex_lock(&owner->lock);
     owner->tensor = code < 0 ? NULL : tensor;
@@ -126,7 +126,7 @@ static int fill(struct bx_job *job, const struct settings *settings, struct bx_d
 
 /* ---- Reading in place --------------------------------------------------------------------------- */
 
-/* One hand-over: asks, puts the stream behind the owner's work, and lets go again. */
+/* One hand-over: gets the tensor, and makes the default stream wait for the owner's work. */
 static int take(struct bx_job *job, struct bx_msg **reply, struct bx_tensor **tensor)
 {
     int rc = bx_rpc_sync(job, OWNER, "get", NULL, NULL, reply);
@@ -154,7 +154,7 @@ static int check(struct bx_tensor *tensor, uint64_t *wrong)
     return rc;
 }
 
-static int look(struct bx_job *job, struct found *found)
+static int measure(struct bx_job *job, struct found *found)
 {
     double us[TIMES];
     struct bx_msg *reply = NULL;
@@ -187,7 +187,7 @@ static int look(struct bx_job *job, struct found *found)
     return rc;
 }
 
-/* What the third does when it is told where the tensor is. Blocking: it calls the owner. */
+/* Run by the third worker for the reader. A blocking handler: it calls the owner. */
 static int see(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     const struct settings *settings = context;
@@ -196,7 +196,7 @@ static int see(const struct bx_request *request, struct bx_reader *args, struct 
 
     (void)args;
     if (rc == 0)
-        rc = look(bx_request_job(request), &found);
+        rc = measure(bx_request_job(request), &found);
     return rc < 0 ? rc : bx_msg_put_bytes(reply, &found, sizeof found);
 }
 
@@ -212,7 +212,7 @@ static int read_and_forward(struct bx_job *job)
 {
     struct found mine = { 0 }, theirs = { 0 };
     struct bx_msg *reply = NULL;
-    int rc = look(job, &mine);
+    int rc = measure(job, &mine);
 
     if (rc == 0)
         rc = bx_rpc_sync(job, THIRD, "see", NULL, NULL, &reply);
@@ -246,7 +246,7 @@ static int own(struct bx_job *job, const struct settings *settings, struct owner
                device.index, bx_gpu_is_fake(job) ? " of the FAKE driver" : "");
         fflush(stdout);
     }
-    say(owner, tensor, rc);
+    publish(owner, tensor, rc);
     if (rc == 0)
         return bx_job_serve(job);
     fprintf(stderr, "tensor_ipc: %s\n", bx_error_text());
@@ -263,7 +263,7 @@ static int run(struct bx_job *job, const struct settings *settings, struct owner
         return own(job, settings, owner, no_gpu);
     case 1:
         rc = bx_gpu_open(job, settings->device, NULL);
-        *no_gpu = rc < 0;           /* the owner says why */
+        *no_gpu = rc < 0;           /* the owner prints the reason */
         rc = rc < 0 ? rc : read_and_forward(job);
         if (rc < 0 && !*no_gpu)
             fprintf(stderr, "tensor_ipc: %s\n", bx_error_text());

@@ -1,35 +1,34 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The control segment of a worker, byte by byte. LAYOUT.md draws it; tests/shm/test_layout.c holds the two
- * against each other.
+ * The control segment of a worker, byte by byte. LAYOUT.md draws it; tests/shm/test_layout.c compares the two.
  *
- * One rule: every page is written by one process, the owner; everybody else maps it read-only. So a
- * process killed at any instruction leaves its own segment frozen and every other intact, and there is
- * nothing to repair: whatever was published counts, whatever was not does not exist.
+ * One rule: every page has one writer, the process that owns the segment; all others map it read-only. A process
+ * that is killed at any instruction leaves its own segment frozen and all others intact. Nothing needs repair: what
+ * was published counts, what was not published does not exist.
  *
- * Invariants. (I1..I14; "peer" is a worker that maps this segment.)
- *  I1  magic, layout_version, the sizes and the identity are written before the segment's descriptor is
- *      handed to anybody, and never again.
+ * Invariants. The owner is the worker whose segment this is; a peer is a worker that maps it. I11 to I13, about the
+ * regions that only inspectors read, are in lib/observe/tables.h.
+ *  I1  magic, layout_version, the sizes and the identity are written before the segment's descriptor is passed to
+ *      another process, and never again.
  *  I2  state only grows: STARTING < RUNNING < LEAVING < QUIET < LEFT.
- *  I3  armed is (count << 2) | who; count grows with every arming. who != 0 only while a thread of the
- *      owner sleeps or is about to look once more before it sleeps.
- *  I4  pair[p].open goes from 0 to 1 once, after the pages of ring p are allocated; no byte of ring p is
- *      read by anybody before.
- *  I5  pair[p].refused_through only grows; it is a position in peer p's ring towards the owner: every
- *      request that ends at or before it, since the previous value, was dropped because of refused_errno.
- *  I6  credit[p] is the position up to which the owner has consumed peer p's ring:
- *      credit <= write position, and write position - credit <= ring_bytes + ring_bytes / 4: a frame that comes
- *      back says the same, and may be ahead of the word by what is owed at most.
- *  I7  In ring p the commit word at the write position is 0, and every record that the consumer has not read
- *      is whole: {sequence of its position, length}, payload behind it.
+ *  I3  armed is (count << 2) | who. count grows with every arming. who != 0 only while a thread of the owner sleeps or
+ *      is about to recheck before it sleeps.
+ *  I4  pair[p].open goes from 0 to 1 once, after the pages of ring p are allocated. Nobody reads a byte of ring p
+ *      before.
+ *  I5  pair[p].refused_through is a position in peer p's ring towards the owner, and only grows. Each request that
+ *      ends behind its previous value, and at or before the new one, was dropped because of refused_errno.
+ *  I6  credit[p] is the position up to which the owner has consumed peer p's ring: credit <= write position, and
+ *      write position - credit <= ring_bytes + ring_bytes / 4. The owner's frames to p carry the same position
+ *      (piggybacked credit), which is ahead of credit[p] by the unpublished credit at most.
+ *  I7  In ring p the commit word at the write position is 0. Every record that the consumer has not read is whole:
+ *      {sequence of its position, length}, then the payload.
  *  I8  A record starts at a multiple of 64 and does not wrap; padding ends exactly at ring_bytes.
  *  I9  function[i] is written before function_count > i, and never again.
- *  I10 lease[p][s], behind ring p, is 0 or a generation of slot s of peer p's ledger; it takes that value
- *      once, when the owner reads none of the memory any more that peer p lent under it. No word of it is
- *      read by anybody before pair[p].open.
- *  I11 to I13 are about what only inspectors read: lib/observe/tables.h.
- *  I14 device_open goes from 0 to 1 once, after the region of device memory and, behind the rows of calls to each
- *      peer, its words for that peer's are allocated; no byte of them is read by anybody before.
+ *  I10 lease[p][s], behind ring p, is 0 or a generation of slot s of peer p's ledger. The owner stores a generation
+ *      once, when it no longer reads the memory that peer p lent under it. Nobody reads a lease word before
+ *      pair[p].open.
+ *  I14 device_open goes from 0 to 1 once, after the device region is allocated and, behind the rows of calls to each
+ *      peer, the words about that peer's device memory. Nobody reads a byte of them before.
  */
 #ifndef BXI_LAYOUT_H
 #define BXI_LAYOUT_H
@@ -49,40 +48,40 @@
 #define BXI_PAGE 4096u
 #define BXI_FUNCTION_MAX 128
 #define BXI_RING_BYTES 131072u                          /* a power of two */
-#define BXI_LEASE_MAX 1024                              /* leases of one peer that are out at a time */
+#define BXI_LEASE_MAX 1024                              /* leases of one peer that are out at the same time */
 #define BXI_LEASE_BYTES (BXI_LEASE_MAX * 8u)
-#define BXI_CALLS_BYTES 32768u                          /* rows of the calls to one peer: lib/observe/tables.h */
-#define BXI_CALLS_OPEN_BYTES 4096u                      /* of them, allocated with the ring */
-/* A page to stagger. */
+#define BXI_CALLS_BYTES 32768u                          /* rows of calls to one peer: lib/observe/tables.h */
+#define BXI_CALLS_OPEN_BYTES 4096u                      /* of these, allocated with the ring */
+/* The page is for the stagger (bxi_ring_offset). */
 #define BXI_RING_STRIDE (BXI_RING_BYTES + BXI_PAGE + BXI_LEASE_BYTES + BXI_CALLS_BYTES + BXI_DEVICE_PAIR_BYTES)
 #define BXI_OPEN_BYTES (BXI_RING_BYTES + BXI_PAGE + BXI_LEASE_BYTES + BXI_CALLS_OPEN_BYTES)
-#define BXI_DEVICE_BYTES 61440u                         /* what a worker shows of its device memory */
-#define BXI_DEVICE_PAIR_BYTES 20480u                    /* and of each peer's that it borrows: */
-#define BXI_DEVICE_POINTS 4096u                         /* behind so much, a point for each lease word */
+#define BXI_DEVICE_BYTES 61440u                         /* region that describes a worker's device memory */
+#define BXI_DEVICE_PAIR_BYTES 20480u                    /* region about the device memory borrowed of one peer */
+#define BXI_DEVICE_POINTS 4096u                         /* offset in it of the points, one for each lease word */
 #define BXI_FRAME_MAX (BXI_RING_BYTES / 8)              /* payload bytes of the largest record */
 
 enum bxi_state {
     BXI_STARTING = 1,
     BXI_RUNNING = 2,
-    BXI_LEAVING = 3,    /* its program asked to leave, and it has no call of its own in flight */
-    BXI_QUIET = 4,      /* it saw everybody LEAVING and has nothing left to do */
-    BXI_LEFT = 5,       /* it serves nobody any more */
+    BXI_LEAVING = 3,    /* its program asked to leave, and none of its own calls is in flight */
+    BXI_QUIET = 4,      /* it has seen all workers LEAVING and has no work left */
+    BXI_LEFT = 5,       /* it serves no request any more */
 };
 
-/* Who sleeps: the low two bits of the armed word. */
+/* Which thread sleeps: the low two bits of the armed word. */
 enum bxi_who {
     BXI_AWAKE = 0,
     BXI_WHO_BACKGROUND = 1,     /* ring the first eventfd */
-    BXI_WHO_LEADER = 2,         /* ring the second */
-    BXI_WHO_LAZY = 3,           /* ring the first, but not for replies */
+    BXI_WHO_LEADER = 2,         /* ring the second eventfd */
+    BXI_WHO_LAZY = 3,           /* ring the first eventfd, but not for replies */
 };
 
-/* Comments give: writer; readers, order [partner]. */
+/* Comments give: writer; readers, order [tag of the partners]. */
 struct bxi_header {
     uint64_t magic;             /* owner, I1 */
     uint32_t layout_version;
     uint32_t uid;
-    uint32_t pid;               /* for display: the owner lock and the pidfd tell who lives */
+    uint32_t pid;               /* for display only: the owner lock and the pidfd decide who is alive */
     uint32_t rank;
     uint32_t world_size;
     uint32_t ring_bytes;
@@ -94,7 +93,7 @@ struct bxi_header {
     uint8_t reserved0[8];
     bxi_a32 state;              /* owner; peers      release / acquire [state] */
     bxi_a32 function_count;     /* owner; peers      release / acquire [functions] */
-    uint64_t cpu_mask[2];       /* owner, I1: CPUs it may use, bit number modulo 128 */
+    uint64_t cpu_mask[2];       /* owner, I1: CPUs it may use; the bit is the number modulo 128 */
     uint64_t arena_bytes;       /* owner, I1: size of its arena */
     bxi_a64 arena_used;         /* owner; inspectors relaxed */
     bxi_a64 arena_committed;    /* owner; inspectors relaxed */
@@ -105,7 +104,7 @@ struct bxi_header {
     uint8_t reserved2[56];
 };
 
-/* What the owner, as producer of ring p, tells peer p; and what it could not accept from p. */
+/* What the owner publishes to peer p: as producer of ring p, as borrower, and about requests of p that it refused. */
 struct bxi_pair {
     bxi_a64 open;               /* owner; p          release / acquire [pair.open] */
     bxi_a64 want_credit;        /* owner; p          relaxed around a full fence [ring.want] */
@@ -116,7 +115,7 @@ struct bxi_pair {
     uint8_t reserved[16];
 };
 
-/* How far the owner has consumed peer p's ring, alone in its line: the producer polls it. */
+/* How far the owner has consumed peer p's ring. It has a line of its own because the producer polls it. */
 struct bxi_credit {
     bxi_a64 position;           /* owner; p          release / acquire [ring.credit] */
     uint8_t reserved[56];
@@ -128,14 +127,14 @@ struct bxi_function {
     uint8_t reserved[28];
 };
 
-/* The regions tables0, tables1 and tables2 hold what only inspectors read: lib/observe/tables.h. */
+/* Regions for inspectors: lib/observe/tables.h lays them out. */
 #define BXI_TABLES0_OFFSET 256
 #define BXI_TABLES0_BYTES 7936
 #define BXI_TABLES1_OFFSET 24576
 #define BXI_TABLES1_BYTES 8192
 #define BXI_TABLES2_OFFSET 40960
 #define BXI_TABLES2_BYTES 32768
-#define BXI_HISTS_BYTES 1048576                             /* pages behind the control pages, likewise */
+#define BXI_HISTS_BYTES 1048576                             /* behind the control pages */
 
 struct bxi_control {
     struct bxi_header header;                               /* offset 0 */
@@ -166,21 +165,20 @@ static_assert(offsetof(struct bxi_control, function) == 32768, "function");
 static_assert(offsetof(struct bxi_control, tables2) == BXI_TABLES2_OFFSET, "tables2");
 static_assert(sizeof(struct bxi_control) == 73728, "control");
 
-/* Where ring `to` begins. Rings are staggered by a line within the spare page of their stride, so that
- * their first lines do not all fall into one set of the cache. */
+/* Offset of ring `to`. Each ring begins a line later in its stride than the ring before, within a spare page: else
+ * the first lines of all rings would fall into one set of the cache. */
 static inline uint64_t bxi_ring_offset(int to)
 {
     return BXI_RINGS_OFFSET + (uint64_t)to * BXI_RING_STRIDE + ((uint64_t)to % 64) * BXI_LINE;
 }
 
-/* Where the words begin by which the owner gives leases of peer `to` back: behind the ring, and allocated
- * with it. */
+/* Offset of the lease words for peer `to`, by which the owner returns leases: behind the ring, allocated with it. */
 static inline uint64_t bxi_lease_offset(int to)
 {
     return BXI_RINGS_OFFSET + (uint64_t)to * BXI_RING_STRIDE + BXI_RING_BYTES + BXI_PAGE;
 }
 
-/* Where the rows begin of the owner's calls to peer `to`. */
+/* Offset of the rows of the owner's calls to peer `to`. */
 static inline uint64_t bxi_calls_offset(int to)
 {
     return bxi_lease_offset(to) + BXI_LEASE_BYTES;
@@ -191,7 +189,7 @@ static inline uint64_t bxi_segment_bytes(int world_size)
     return BXI_RINGS_OFFSET + (uint64_t)world_size * BXI_RING_STRIDE;
 }
 
-/* Where the owner's words about device memory of peer `to` begin. */
+/* Offset of the owner's words about device memory of peer `to`. */
 static inline uint64_t bxi_device_pair_offset(int to)
 {
     return bxi_calls_offset(to) + BXI_CALLS_BYTES;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a worker counts, in one list that makes the layout, the names and bx_counter.
+ * The counters of a worker, in one list from which the layout, the names and bx_counter are made.
  *
- * Each counter has one writer at a time: "role" is the thread that makes progress, "lock" whoever holds
- * the job's lock; "any" are added to atomically. Anybody may read them, at any time, without disturbing
- * the writer. They only grow.
+ * The domain names the one writer: "role", the thread with the progress role; "lock", a thread that holds the job's
+ * lock; "any", any thread, by atomic addition. Any process may read them at any time. They only grow, except gpu_bytes
+ * and gpu_bytes_used.
  */
 #ifndef BXI_COUNTERS_H
 #define BXI_COUNTERS_H

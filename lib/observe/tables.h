@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The counters and tables that a worker keeps in its control segment for inspectors (shmstat), byte by byte. The
- * engine writes them and never reads another worker's. shm/layout.h reserves their places and has the rule: every
- * page is written by the worker that owns it. shm/LAYOUT.md draws them.
+ * The counters and tables that a worker writes into its control segment for inspectors (shmstat), byte by byte.
+ * shm/layout.h reserves their places; its rule holds here too: every page has one writer, the worker that owns it.
+ * shm/LAYOUT.md draws the whole segment.
  *
- * Invariants. (The others, by the same numbering, are in shm/layout.h.)
- *  I11 now, wait, counters, pair_counters, loans, batch, serving and the arena's words are for inspectors;
- *      nobody acts on them. What now, wait, batch and serving name there is: ranks below world_size, functions
- *      below function_count, places of enum bxi_where, reasons of enum bxi_for.
- *  I12 call[p][s], behind the lease words, is about slot s of the owner's calls to p: id is 0, or that of the
- *      call, with BXI_CALL_GIVEN_UP when its caller does not wait any more; the other words are written
- *      before it. Rows up to BXI_CALLS_FIRST are allocated with the ring, more when there are so many.
- *  I13 hist[i] is allocated, and its name and who are written, before hist_count > i, and never again; its
- *      words only grow, and the counts of its legs differ by one at most.
+ * Invariants, by the numbers of shm/layout.h.
+ *  I11 now, wait, counters, pair_counters, loans, batch, serving and the arena's words are for inspectors; no worker
+ *      acts on another's. In now, wait, batch and serving ranks are below world_size, functions below function_count,
+ *      places are of enum bxi_where and reasons of enum bxi_for.
+ *  I12 call[p][s], behind the lease words, is about slot s of the owner's calls to p. id is 0 or the call's id, with
+ *      BXI_CALL_GIVEN_UP once its caller no longer waits; the other words are written before id. The first
+ *      BXI_CALLS_FIRST rows are allocated with the ring, more when there are that many calls.
+ *  I13 hist[i] is allocated, and its name and who are written, before hist_count > i; name and who never change. The
+ *      other words only grow, and the counts of its legs differ by one at most.
  */
 #ifndef BXI_TABLES_H
 #define BXI_TABLES_H
@@ -23,50 +23,50 @@
 struct bxi_segment;
 
 #define BXI_CALLS_MAX 1024                              /* calls in flight from one worker to another */
-#define BXI_CALLS_FIRST 128                             /* rows that are allocated with the ring */
-#define BXI_CALL_GIVEN_UP (UINT64_C(1) << 63)
-#define BXI_SERVING_MAX 512                             /* requests of all peers whose whereabouts are shown */
-#define BXI_WAITS_MAX 112                               /* threads that wait, and are shown */
+#define BXI_CALLS_FIRST 128                             /* of their rows, allocated with the ring */
+#define BXI_CALL_GIVEN_UP (UINT64_C(1) << 63)           /* in bxi_call_row.id: the caller no longer waits */
+#define BXI_SERVING_MAX 512                             /* requests of all peers that have a row */
+#define BXI_WAITS_MAX 112                               /* waiting threads that have a row */
 #define BXI_WAIT_NOBODY 0xffffu                         /* bxi_wait_row.to: no worker in particular */
 #define BXI_HIST_MAX 256                                /* functions of peers whose calls are measured */
 #define BXI_HIST_BUCKETS 120
 
-/* Where a request is that is being served: the low byte of bxi_serving.where. */
+/* Where a request is: the low byte of bxi_serving.where. */
 enum bxi_where {
     BXI_AT_NONE = 0,            /* the row is free */
-    BXI_AT_POOL = 1,            /* waits for a thread of the pool */
-    BXI_AT_THREAD = 2,          /* a thread of the pool runs its handler: its id in the bits above */
-    BXI_AT_BATCH = 3,           /* waits in the batch of its function */
+    BXI_AT_POOL = 1,            /* in the queue of the pool */
+    BXI_AT_THREAD = 2,          /* a thread of the pool runs its handler; the thread's id is in the bits above */
+    BXI_AT_BATCH = 3,           /* in the batch of its function, which does not run yet */
     BXI_AT_BODY = 4,            /* the batch's body runs */
-    BXI_AT_FUTURE = 5,          /* an async handler's future is not done */
+    BXI_AT_FUTURE = 5,          /* its async handler has returned a future that is not done */
 };
 
-/* Whether a batch's body runs, and where. */
+/* Which thread runs a batch's body. */
 enum bxi_batch_runs {
-    BXI_BATCH_RESTS = 0,
-    BXI_BATCH_ON_THREAD = 1,    /* of the pool */
-    BXI_BATCH_BY_ROLE = 2,      /* where progress is made: nothing is read meanwhile */
+    BXI_BATCH_RESTS = 0,        /* none */
+    BXI_BATCH_ON_THREAD = 1,    /* a thread of the pool */
+    BXI_BATCH_BY_ROLE = 2,      /* the thread with the progress role: no ring is read meanwhile */
 };
 
 /* What a thread waits for: bits 32 and up of bxi_wait_row.thread. */
 enum bxi_for {
-    BXI_FOR_CALL = 1,           /* the end of a call: its id and its callee stand in the row */
-    BXI_FOR_FUTURE = 2,         /* a future that is no call's: made by the program, or of several calls */
-    BXI_FOR_ROOM = 3,           /* room for a call, or for a one-way call, to the worker `to` */
-    BXI_FOR_LOANS = 4,          /* leases that the worker `to`, or anybody, has */
-    BXI_FOR_JOB = 5,            /* what the job does: serving, or leaving together */
+    BXI_FOR_CALL = 1,           /* the end of a call; id and callee are in the row */
+    BXI_FOR_FUTURE = 2,         /* a future that is not a call's: the program's own, or one of several calls */
+    BXI_FOR_ROOM = 3,           /* room for a call or one-way call to the worker `to` */
+    BXI_FOR_LOANS = 4,          /* leases to come back from the worker `to`, or from any */
+    BXI_FOR_JOB = 5,            /* the job: in bx_job_serve, or leaving together */
 };
 
 /* The legs of a call. */
 enum bxi_leg {
-    BXI_LEG_QUEUE = 0,          /* from the call to the beginning of its handler */
-    BXI_LEG_HANDLER = 1,        /* to its answer: a batch's body, an async handler's future */
-    BXI_LEG_REPLY = 2,          /* to when the caller has read it */
-    BXI_LEG_WHOLE = 3,
+    BXI_LEG_QUEUE = 0,          /* from the call until its handler begins */
+    BXI_LEG_HANDLER = 1,        /* until it is answered, by the handler, the batch's body or the async future */
+    BXI_LEG_REPLY = 2,          /* until the caller has read the reply */
+    BXI_LEG_WHOLE = 3,          /* all three */
     BXI_LEGS = 4,
 };
 
-/* Counters of one pair, for inspectors only. */
+/* Row p: counters of the rings between the owner and peer p. */
 struct bxi_pair_counters {
     bxi_a64 frames_sent;
     bxi_a64 bytes_sent;         /* payload bytes of frames */
@@ -78,51 +78,51 @@ struct bxi_pair_counters {
     bxi_a64 read_pos;           /* in peer p's ring towards the owner */
 };
 
-/* What the owner has on loan to peer p, and holds of p; for inspectors only. */
+/* Row p: what the owner has lent to peer p, and borrowed of p. */
 struct bxi_loans {
-    bxi_a64 leases;
+    bxi_a64 leases;             /* on loan to p */
     bxi_a64 bytes;
-    bxi_a64 oldest_ns;          /* CLOCK_MONOTONIC, when the oldest was granted; 0 if there is none */
+    bxi_a64 oldest_ns;          /* CLOCK_MONOTONIC of the oldest grant; 0 if there is none */
     bxi_a64 granted;
     bxi_a64 returned;
-    bxi_a64 taken_back;
+    bxi_a64 taken_back;         /* because p died */
     bxi_a64 borrowed;           /* leases of p that the owner holds */
     bxi_a64 borrowed_total;
 };
 
-/* The inline or async handler that runs in this moment where progress runs, and the pool. For inspectors, all. */
+/* The inline or async handler that runs now, with the progress role; and the pool. */
 struct bxi_now {
-    bxi_a64 since_ns;           /* owner: CLOCK_MONOTONIC_COARSE; 0: none. Last written, first cleared */
+    bxi_a64 since_ns;           /* CLOCK_MONOTONIC_COARSE; 0: none runs. Written last, cleared first */
     bxi_a64 id;
     bxi_a64 who;                /* caller's rank | function << 16 */
     bxi_a64 spins;              /* 1 while a thread spins for work */
-    bxi_a64 pool_stuck_ns;      /* CLOCK_MONOTONIC: the pool's queue has not moved since; 0: it moves. Last written */
-    bxi_a64 pool_busy;          /* then: threads that are busy */
-    bxi_a64 pool_waiting;       /* then: what waits in the queue */
+    bxi_a64 pool_stuck_ns;      /* CLOCK_MONOTONIC: the pool's queue has not moved since; 0: it moves. Written last */
+    bxi_a64 pool_busy;          /* while it does not move: busy threads */
+    bxi_a64 pool_waiting;       /* while it does not move: tasks in the queue */
     uint8_t reserved[8];
 };
-struct bxi_serving {
-    bxi_a64 where;              /* enum bxi_where | thread id << 8; last written, first cleared */
-    bxi_a64 id;                 /* the caller's; 0 of a one-way call */
+struct bxi_serving {            /* a request that is not answered yet */
+    bxi_a64 where;              /* enum bxi_where | thread id << 8. Written last, cleared first */
+    bxi_a64 id;                 /* the caller's; 0 for a one-way call */
     bxi_a64 who;                /* caller's rank | function << 16 */
-    bxi_a64 since_ns;           /* CLOCK_MONOTONIC_COARSE, when it came */
+    bxi_a64 since_ns;           /* CLOCK_MONOTONIC_COARSE, when it was read */
 };
 struct bxi_wait_row {           /* a thread of the owner that waits in the library */
-    bxi_a64 thread;             /* its id | enum bxi_for << 32; 0: free. Last written, first cleared */
-    bxi_a64 id;                 /* of the call, without BXI_CALL_GIVEN_UP; else 0 */
-    bxi_a64 to;                 /* rank of the callee, or of who is waited for; BXI_WAIT_NOBODY */
+    bxi_a64 thread;             /* its id | enum bxi_for << 32; 0: free. Written last, cleared first */
+    bxi_a64 id;                 /* of the call it waits for, without BXI_CALL_GIVEN_UP; else 0 */
+    bxi_a64 to;                 /* rank of the callee, or of the worker waited for; or BXI_WAIT_NOBODY */
     bxi_a64 since_ns;           /* CLOCK_MONOTONIC_COARSE, when the row was taken */
 };
-struct bxi_batch_words {        /* row i is about function i, if that is a batch */
-    bxi_a64 members[2];         /* bits by rank: who is waited for */
-    bxi_a64 present[2];         /* who has a row */
+struct bxi_batch_words {        /* row i: function i, if it is a batch */
+    bxi_a64 members[2];         /* bits by rank: workers that the batch waits for */
+    bxi_a64 present[2];         /* bits by rank: workers with a row in it */
     bxi_a64 rows;
     bxi_a64 running;            /* enum bxi_batch_runs */
     bxi_a64 max_rows;
     bxi_a64 flush_after_ns;
 };
 
-/* A call of the owner's that has not ended. */
+/* A call of the owner's in flight. */
 struct bxi_call_row {
     bxi_a64 id;
     bxi_a64 since;              /* CLOCK_MONOTONIC_COARSE << 8 | function */
@@ -130,7 +130,7 @@ struct bxi_call_row {
     bxi_a64 deadline_ns;        /* UINT64_MAX: none */
 };
 
-/* How long calls of one function of one peer took, of those that were measured. A page. */
+/* Durations of the measured calls of one function of one peer. A page. */
 struct bxi_hist {
     char name[BXI_NAME_BYTES];  /* of the function */
     uint64_t who;               /* the peer's rank | function << 16 */
@@ -140,7 +140,7 @@ struct bxi_hist {
     bxi_a64 bucket[BXI_LEGS][BXI_HIST_BUCKETS];     /* by bxi_hist_bucket */
 };
 
-/* The control pages as inspectors see them: `core` is struct bxi_control's own. */
+/* The control pages: core0, core1 and core2 are fields of struct bxi_control. */
 struct bxi_tables {
     uint8_t core0[BXI_TABLES0_OFFSET];
     struct bxi_now now;                                     /* offset 256 */
@@ -194,14 +194,14 @@ struct bxi_call_row *bxi_tables_calls(const struct bxi_segment *segment, int to)
 int bxi_tables_open_hist(struct bxi_segment *segment, uint32_t i);
 struct bxi_hist *bxi_tables_hist(const struct bxi_segment *segment, uint32_t i);
 
-/* Where histogram i lies: between the control pages and the rings. */
+/* Offset of histogram i: between the control pages and the device region. */
 static inline uint64_t bxi_hist_offset(uint32_t i)
 {
     return BXI_CONTROL_BYTES + (uint64_t)i * sizeof(struct bxi_hist);
 }
 
-/* Four buckets an octave: 16 ns wide up to 64 ns, then a quarter of their octave's least; the last one has no
- * end. */
+/* Four buckets of 16 ns up to 64 ns, then four to an octave, each a quarter of the octave's lowest value wide; the
+ * last bucket has no upper bound. */
 static inline uint32_t bxi_hist_bucket(uint64_t ns)
 {
     uint32_t octave, bucket;
@@ -213,7 +213,7 @@ static inline uint32_t bxi_hist_bucket(uint64_t ns)
     return bucket < BXI_HIST_BUCKETS ? bucket : BXI_HIST_BUCKETS - 1;
 }
 
-/* The least that falls into a bucket. */
+/* The lowest value of a bucket. */
 static inline uint64_t bxi_hist_least(uint32_t bucket)
 {
     if (bucket < 4)

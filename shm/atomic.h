@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The only header that includes stdatomic.h. Every access to shared memory goes through one of these
- * names, and the line above it says what it pairs with ([ring.commit], [bell.armed], ...).
+ * The only header that includes stdatomic.h. Every access to shared memory uses one of these names; the comment
+ * above it names its partner ([ring.commit], [bell.armed], ...).
  */
 #ifndef BXI_ATOMIC_H
 #define BXI_ATOMIC_H
@@ -25,8 +25,8 @@ typedef _Atomic uint32_t bxi_a32;
     atomic_compare_exchange_strong_explicit((p), (expected), (v), memory_order_acq_rel,            \
                                             memory_order_acquire)
 
-/* The full fence of the Dekker pairs: publish, fence, look / arm, fence, look. ThreadSanitizer does not
- * know fences, so there it is a read-modify-write on one word, which orders at least as much. */
+/* The full fence of the Dekker pairs: publish, fence, load / arm, fence, recheck. ThreadSanitizer does not know
+ * fences, so there it is a read-modify-write on one word, which orders at least as much. */
 static inline void bxi_fence_seq_cst(void)
 {
 #if defined(__SANITIZE_THREAD__)
@@ -37,14 +37,14 @@ static inline void bxi_fence_seq_cst(void)
 #endif
 }
 
-/* Adds to a counter that one thread at a time writes (a lock or the role says which) and anybody may
- * read: no read-modify-write is needed. Relaxed: a reader wants a recent value, not an order. */
+/* Adds to a counter that has one writer at a time (by a lock or the role) and any number of readers: it needs no
+ * read-modify-write. Relaxed: a reader wants a recent value, not an order. */
 static inline void bxi_count(bxi_a64 *counter, uint64_t n)
 {
     bxi_store_relaxed(counter, bxi_load_relaxed(counter) + n);
 }
 
-/* Tells the core that this is a spin loop. */
+/* The pause instruction of a spin loop. */
 static inline void bxi_pause(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
@@ -54,9 +54,8 @@ static inline void bxi_pause(void)
 #endif
 }
 
-/* What was done before a frame was sent is done before what the frame comes back as is read, though the way leads
- * through another process. ThreadSanitizer sees this process alone and would take that for a race: there all that is
- * sent counts as seen by whoever receives anything later. */
+/* What happens before a frame is sent also happens before its reply is read, through another process. ThreadSanitizer
+ * sees only this process and would report a race. So for it every send happens before every later receive. */
 #if defined(__SANITIZE_THREAD__)
 void __tsan_acquire(void *address);
 void __tsan_release(void *address);

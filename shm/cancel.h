@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Holds the cancellation of this thread off: a thread of the program that is cancelled must not vanish with the
- * progress role, a lock or half a frame. The hot path has no cancellation point (syscall(2) is none), so only what
- * sleeps, opens or closes something, or runs a hook of the program pays for it.
+ * Disables the cancellation of this thread: a cancelled thread of the program must not end while it holds the progress
+ * role or a lock, or in the middle of a frame. The hot path has no cancellation point (syscall(2) is none), so only
+ * code that sleeps, opens or closes something, or runs a hook of the program needs this.
  */
 #ifndef BXI_CANCEL_H
 #define BXI_CANCEL_H
@@ -23,7 +23,7 @@ static inline void bxi_cancel_restore(const int *before)
     pthread_setcancelstate(*before, NULL);
 }
 
-/* A declaration: from here to the end of the block. */
+/* A declaration: disables cancellation from here to the end of the block. */
 #define BXI_UNCANCELLED \
     __attribute__((cleanup(bxi_cancel_restore), unused)) int bxi_cancel_before = bxi_cancel_off()
 

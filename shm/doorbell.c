@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The doorbell; doorbell.h has the protocol and what a kill leaves at each step. The sleeper's functions
- * run under the progress role, the producer's under the job's lock.
+ * The doorbell; doorbell.h has the protocol and what a kill leaves at each step. The sleeper's functions run with the
+ * progress role, the producer's under the job's lock.
  */
 #include "doorbell.h"
 
@@ -11,7 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* By syscall: write(2) is a cancellation point, and who rings may hold the role or a lock. */
+/* By syscall: write(2) is a cancellation point, and the thread that rings may hold the role or a lock. */
 static ssize_t plain_write(int fd, const void *data, size_t bytes)
 {
     return syscall(SYS_write, fd, data, bytes);
@@ -23,15 +23,15 @@ void bxi_bell_arm(struct bxi_bell *bell, enum bxi_who who)
 {
     BXI_STEP(who == BXI_WHO_LEADER ? "bell.arm_leader" : "bell.arm_background");
     bell->count++;
-    /* [bell.armed] relaxed, pairs with the load in bxi_bell_look across the two full fences: either the
-     * producer sees the word, or the sleeper's second look sees what was published. */
+    /* [bell.armed] relaxed, pairs with the load in bxi_bell_look across the two full fences: either the producer
+     * sees the word, or the sleeper's recheck sees what was published. */
     bxi_store_relaxed(bell->word, bell->count << 2 | (uint64_t)who);
     BXI_STEP("bell.armed");
 }
 
 void bxi_bell_disarm(struct bxi_bell *bell)
 {
-    /* [bell.armed] relaxed: a producer that still sees the old word rings once without need. */
+    /* [bell.armed] relaxed: a producer that still reads the old word rings once without need. */
     bxi_store_relaxed(bell->word, bell->count << 2 | BXI_AWAKE);
     BXI_STEP("bell.disarmed");
 }
@@ -44,7 +44,7 @@ int bxi_bell_look(struct bxi_bell_peer *peer, bool replies_only)
 
     if (who == BXI_AWAKE || word == bxi_load_relaxed(&peer->rang_for) || (who == BXI_WHO_LAZY && replies_only))
         return 0;
-    bxi_store_relaxed(&peer->rang_for, word);   /* relaxed: spinners guess by it who is awake */
+    bxi_store_relaxed(&peer->rang_for, word);   /* relaxed: a hint for spinning threads that the peer is awake */
     BXI_STEP("bell.looked");
     bxi_bell_ring(peer->fd[who == BXI_WHO_LEADER]);
     BXI_STEP("bell.rung");
@@ -55,7 +55,7 @@ void bxi_bell_ring(int fd)
 {
     const uint64_t one = 1;
 
-    /* EAGAIN means that the counter is at its end, so it is readable all the same. */
+    /* EAGAIN: the eventfd's counter is at its maximum, so the eventfd is readable anyway. */
     while (bxi_bell_write(fd, &one, sizeof one) < 0 && errno == EINTR)
         ;
 }

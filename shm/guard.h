@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Survives a truncated segment: touching a page behind the new end of the file raises SIGBUS.
+ * Survives a truncated segment: an access to a page behind the new end of the file raises SIGBUS.
  *
- * One handler for the process, installed with the first guard, chained: a fault outside guarded ranges
- * goes to whoever handled SIGBUS before. Inside, it maps zero pages over the whole range, which makes
- * the faulting access see zeroes (an empty ring, an armed word 0), and raises the range's flag; the next
- * pass reads the flag and closes that peer. mmap is one system call and touches no lock of this process.
+ * The process has one SIGBUS handler, installed with the first guard. A fault outside all guarded ranges goes to the
+ * handler that was there before. For a fault inside a range it sets the range's flag and maps zero pages over the
+ * whole range, so the faulting access reads zeroes (an empty ring, an armed word of 0). The next pass reads the flag
+ * and closes that peer. mmap is one system call and takes no lock of this process.
  */
 #ifndef BXI_GUARD_H
 #define BXI_GUARD_H
@@ -15,11 +15,11 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Guards [base, base + bytes). writable: zero pages that may be written (one's own segment). *truncated
- * becomes 1 when the handler had to act; it must live until drop. 0, -ENOSPC (1024 ranges), -errno. */
+/* Guards [base, base + bytes). writable: the zero pages are writable (the worker's own segment). The handler sets
+ * *truncated to 1; it must exist until drop. 0, -ENOSPC (1024 ranges), -errno. */
 int bxi_guard_add(void *base, size_t bytes, bool writable, bxi_a32 *truncated);
 
-/* Stops guarding, to be called before the range is unmapped. */
+/* Ends the guard. Call it before unmapping the range. */
 void bxi_guard_drop(void *base);
 
 #endif

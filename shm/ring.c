@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The ring of frames; ring.h says how it works and what a kill leaves. The producer's functions run under
- * the job's lock, the consumer's under the progress role.
+ * The ring of frames; ring.h has the protocol and what a kill leaves. The producer's functions run under the job's
+ * lock, the consumer's with the progress role.
  */
 #include "ring.h"
 
@@ -37,7 +37,7 @@ void bxi_ring_writer_init(struct bxi_ring_writer *ring, void *base, uint64_t cap
         .credit_word = credit_word,
         .want_credit = want_credit,
     };
-    /* [ring.first] relaxed: nobody reads the ring before its open word, which is released later. */
+    /* [ring.first] relaxed: the consumer reads the ring only after its open word, which is released later. */
     bxi_store_relaxed(word_at(ring, pos), 0);
 }
 
@@ -75,7 +75,7 @@ int bxi_ring_credit_hint(struct bxi_ring_writer *ring, uint64_t credit)
     uint64_t step = credit - ring->credit;
 
     if (step > ring->write_pos - ring->credit) {
-        /* Behind what was seen: an older frame overtaken by the credit word is legal, by at most a lap. */
+        /* Behind the credit seen: legal by at most a lap, because the credit word may overtake a frame. */
         return ring->credit - credit <= ring->capacity ? 0 : -EPROTO;
     }
     if (credit % BXI_LINE != 0)
@@ -86,8 +86,8 @@ int bxi_ring_credit_hint(struct bxi_ring_writer *ring, uint64_t credit)
 
 static int refresh_credit(struct bxi_ring_writer *ring)
 {
-    /* [ring.credit] acquire, pairs with the release in bxi_ring_publish: without it the consumer's last
-     * reads of the old record could still be under way when it is overwritten. */
+    /* [ring.credit] acquire, pairs with the release in bxi_ring_publish: without it the producer could overwrite an
+     * old record that the consumer still reads. */
     return bxi_ring_credit_hint(ring, bxi_load_acquire(ring->credit_word));
 }
 
@@ -99,8 +99,8 @@ static void publish_padding(struct bxi_ring_writer *ring)
     /* [ring.next] relaxed: ordered before the padding by the release below. */
     bxi_store_relaxed(word_at(ring, 0), 0);
     BXI_STEP("ring.wrap");
-    /* [ring.commit] release, pairs with the acquire in bxi_ring_peek: the consumer that sees the padding
-     * goes to offset 0 and must find the zero there, not a word of the last lap. */
+    /* [ring.commit] release, pairs with the acquire in bxi_ring_peek: a consumer that sees the padding goes to
+     * offset 0 and must read the zero there, not a word of the last lap. */
     bxi_store_release(word, commit_word(ring->write_pos, (uint32_t)to_end | PADDING_BIT));
     BXI_STEP("ring.padding");
     ring->write_pos += to_end;
@@ -158,8 +158,8 @@ int bxi_ring_put(struct bxi_ring_writer *ring, const void *head, const void *bod
     unsigned char *to = (unsigned char *)payload + BXI_HEAD_BYTES;
     uint64_t next = ring->write_pos + bxi_record_bytes(payload_bytes);
 
-    /* The consumer polls the first line and takes it away between two stores that are far apart, which
-     * costs another trip of the line. So what lies behind it is written first. */
+    /* The consumer's poll may steal the first line between two stores that are far apart, which costs another
+     * transfer of the line. So everything behind the first line is written first. */
     /* [ring.next] relaxed: ordered before this record by the release below. */
     bxi_store_relaxed(word_at(ring, next), 0);
     BXI_STEP("ring.next");
@@ -184,7 +184,7 @@ int bxi_ring_put(struct bxi_ring_writer *ring, const void *head, const void *bod
 bool bxi_ring_want(struct bxi_ring_writer *ring, uint64_t payload_bytes)
 {
     /* [ring.want] relaxed, pairs with the load in bxi_ring_wanted across the two full fences: either this
-     * side sees the credit, or the consumer sees the wish. */
+     * side sees the credit, or the consumer sees want_credit. */
     bxi_store_relaxed(ring->want_credit, 1);
     BXI_STEP("ring.want");
     bxi_fence_seq_cst();
@@ -196,7 +196,7 @@ bool bxi_ring_want(struct bxi_ring_writer *ring, uint64_t payload_bytes)
 
 void bxi_ring_unwant(struct bxi_ring_writer *ring)
 {
-    /* [ring.want] relaxed: a consumer that still sees the wish rings once without need. */
+    /* [ring.want] relaxed: a consumer that still reads 1 rings once without need. */
     bxi_store_relaxed(ring->want_credit, 0);
 }
 
@@ -207,7 +207,7 @@ static const bxi_a64 *reader_word(const struct bxi_ring_reader *ring)
     return (const bxi_a64 *)(const void *)(ring->base + (ring->read_pos & (ring->capacity - 1)));
 }
 
-/* Checks a commit word against the position it stands at; the payload's bytes, or -EPROTO. */
+/* Checks a commit word against the read position. Its length, or -EPROTO. */
 static int64_t checked_length(const struct bxi_ring_reader *ring, uint64_t word)
 {
     uint64_t offset = ring->read_pos & (ring->capacity - 1);
@@ -225,8 +225,8 @@ static int64_t checked_length(const struct bxi_ring_reader *ring, uint64_t word)
 int bxi_ring_peek(struct bxi_ring_reader *ring, const void **payload, uint32_t *payload_bytes)
 {
     for (int steps = 0; steps < 2; steps++) {
-        /* [ring.commit] acquire, pairs with the release in bxi_ring_commit and publish_padding: the
-         * payload and the next commit word are read after it. */
+        /* [ring.commit] acquire, pairs with the release in bxi_ring_commit and publish_padding: the payload and
+         * the next commit word are read after it. */
         uint64_t word = bxi_load_acquire(reader_word(ring));
 
         if (word == 0)
@@ -253,8 +253,8 @@ bool bxi_ring_publish(struct bxi_ring_reader *ring)
         return false;
     BXI_STEP("ring.read");
     ring->published = ring->read_pos;
-    /* [ring.credit] release, pairs with the acquire in refresh_credit: the producer overwrites only what
-     * has been read. */
+    /* [ring.credit] release, pairs with the acquire in refresh_credit: the producer overwrites only what has been
+     * read. */
     bxi_store_release(ring->credit_word, ring->read_pos);
     BXI_STEP("ring.credit");
     return true;
@@ -276,6 +276,6 @@ bool bxi_ring_wanted(const struct bxi_ring_reader *ring)
 
 bool bxi_ring_ready(const struct bxi_ring_reader *ring)
 {
-    /* [ring.commit] acquire, as in bxi_ring_peek; here only whether there is something matters. */
+    /* [ring.commit] acquire, as in bxi_ring_peek; only whether the word is 0 matters here. */
     return bxi_load_acquire(reader_word(ring)) != 0;
 }

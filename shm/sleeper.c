@@ -1,27 +1,24 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Where one thread sleeps until one of a few descriptors is readable.
+ * One thread sleeps here until one of a few descriptors is readable.
  *
- * Who runs it: the thread that created the sleeper, and no other, while it holds no lock.
+ * Who runs it: only the thread that created the sleeper, while it holds no lock.
  *
- * io_uring: a watch is idle (no poll in the kernel), queued or polling. A wait turns every idle
- * watch into a POLL_ADD and enters the kernel once, to submit and to sleep; a poll that fires makes
- * its watch idle again. So in the common case (one bell fires, one bell is armed again) a sleep is
- * one system call, and a descriptor that is still readable fires again at once, as with
- * level-triggered epoll. user_data is the slot and a generation: a completion of a watch that was
- * forgotten meanwhile carries an old generation and is dropped.
+ * io_uring: a watch is idle (no poll in the kernel), queued or polling. A wait submits a POLL_ADD for every idle watch
+ * and sleeps, with one system call; a poll that fires makes its watch idle again. So in the common case (one bell
+ * fires, one bell is armed again) a sleep is one system call, and a descriptor that is still readable fires again at
+ * once, as with level-triggered epoll. user_data is the slot and a generation: the completion of a watch that was
+ * forgotten meanwhile has an old generation and is dropped.
  *
- * Why not multishot polls: they are edge-triggered, and one that overflows its queue ends silently.
- * Why not a read of the eventfd in the ring: one left behind would eat the bell. Why not epoll
- * alone: it costs two more system calls for whoever changes the set often, and wakes through one
- * more wait queue.
+ * Why not multishot polls: they are edge-triggered, and a multishot poll that overflows its queue ends silently. Why
+ * not a read of the eventfd in the ring: a read left in the ring would consume the bell. Why not only epoll: changing
+ * the set costs two more system calls, and it wakes through one more wait queue.
  *
- * A filter (seccomp) may allow io_uring_setup and refuse io_uring_enter, and it may be installed while a
- * sleeper lives. So creation enters the kernel once, and an error of the ring later moves all watches to
- * epoll. Where epoll fails too, the sleeper polls with poll(2), which needs neither descriptors nor
- * memory of the kernel. A change is for the life of the sleeper.
+ * A filter (seccomp) may allow io_uring_setup and refuse io_uring_enter, and may be installed during a sleeper's life.
+ * So creation enters the kernel once, and a later error of the ring moves all watches to epoll. If epoll fails too,
+ * the sleeper uses poll(2), which needs neither descriptors nor memory of the kernel. It never moves back.
  *
- * Nothing here lies in shared memory; the kernel takes it all away with the process.
+ * Nothing here is in shared memory; the kernel frees it all with the process.
  */
 #include "sleeper.h"
 
@@ -38,11 +35,11 @@
 #include <unistd.h>
 
 #define SQ_ENTRIES 64
-#define CQ_ENTRIES 512              /* every watch fired and forgotten, with room to spare */
+#define CQ_ENTRIES 512              /* more than if every watch had fired and been forgotten */
 #define FREE_TOKEN UINT64_MAX
 #define REMOVE_DATA UINT64_MAX      /* user_data of POLL_REMOVE, no watch has it */
 #define NS_PER_S UINT64_C(1000000000)
-#define NAP_NS UINT64_C(10000000)   /* when poll(2) fails too: a caller that waits in a loop burns no core */
+#define NAP_NS UINT64_C(10000000)   /* if poll(2) fails too: a caller's loop must not spin */
 #define LONGEST_NS (UINT64_C(365) * 86400 * NS_PER_S)   /* beyond it the kernel's sums overflow */
 
 struct watch {
@@ -69,8 +66,7 @@ static uint64_t user_data_of(const struct bxi_sleeper *sleeper, int slot)
     return (uint64_t)sleeper->watch[slot].generation << 32 | (uint32_t)slot;
 }
 
-/* A free submission entry; flushes the queue when it is full. NULL only if the kernel takes
- * none. */
+/* A free submission entry; submits the queue if it is full. NULL only if the kernel accepts none. */
 static struct io_uring_sqe *next_sqe(struct bxi_sleeper *sleeper)
 {
     struct io_uring_sqe *sqe = io_uring_get_sqe(&sleeper->ring);
@@ -81,7 +77,7 @@ static struct io_uring_sqe *next_sqe(struct bxi_sleeper *sleeper)
     return io_uring_get_sqe(&sleeper->ring);
 }
 
-/* Submits what is queued and runs the completions that are due; enters the kernel in any case. */
+/* Submits the queue and runs the completions that are due; always enters the kernel. */
 static int uring_enter(struct bxi_sleeper *sleeper)
 {
     int rc = io_uring_submit_and_get_events(&sleeper->ring);
@@ -98,7 +94,7 @@ static int uring_create(struct bxi_sleeper *sleeper)
     };
     int rc = -EINVAL;
 
-    /* Older kernels answer EINVAL to flags that they do not know. */
+    /* Older kernels return EINVAL for flags that they do not know. */
     for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]) && rc == -EINVAL; i++) {
         struct io_uring_params params = { .flags = flags[i] | IORING_SETUP_CQSIZE,
                                           .cq_entries = CQ_ENTRIES };
@@ -106,7 +102,7 @@ static int uring_create(struct bxi_sleeper *sleeper)
     }
     if (rc < 0)
         return rc;
-    /* Without it liburing puts a timeout request of its own into the queue for every wait. */
+    /* Without EXT_ARG liburing submits a timeout request for every wait. */
     rc = sleeper->ring.features & IORING_FEAT_EXT_ARG ? uring_enter(sleeper) : -ENOSYS;
     if (rc < 0)
         io_uring_queue_exit(&sleeper->ring);
@@ -144,13 +140,12 @@ static int uring_forget(struct bxi_sleeper *sleeper, int slot)
     io_uring_prep_poll_remove(sqe, user_data_of(sleeper, slot));
     io_uring_sqe_set_data64(sqe, REMOVE_DATA);
     sleeper->watch[slot].is_polling = false;
-    /* At once, and with a look at the completions, which drop the file: until then the poll
-     * holds it, and its other end sees no hang-up. What they leave in the queue is dropped by
-     * the next wait. */
+    /* Submits now and runs the completions, which release the file: until then the poll holds the file open, and
+     * its other end sees no hang-up. The next wait drops the completions. */
     return uring_enter(sleeper);
 }
 
-/* Takes at most `most` completions of living watches; what is left waits in the queue. */
+/* Takes at most `most` completions of current watches; the others stay in the queue. */
 static int uring_harvest(struct bxi_sleeper *sleeper, uint64_t *tokens, int most)
 {
     struct io_uring_cqe *cqe;
@@ -199,7 +194,7 @@ static int uring_wait(struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t
 
 /* ---- epoll ----------------------------------------------------------------------------------- */
 
-/* Rounded up: who wakes early has to come back for the rest. */
+/* Rounded up: a wake-up before the deadline would need another sleep. */
 static int timeout_ms_of(uint64_t timeout_ns)
 {
     uint64_t timeout_ms = timeout_ns / 1000000 + (timeout_ns % 1000000 != 0);
@@ -219,7 +214,7 @@ static int epoll_wait_ns(struct bxi_sleeper *sleeper, uint64_t timeout_ns,
                                     .tv_nsec = (long)(timeout_ns % NS_PER_S) };
         int count = epoll_pwait2(sleeper->epoll_fd, events, most, is_finite ? &timeout : NULL,
                                  NULL);
-        /* Linux before 5.11 does not have it, and some filters refuse what they do not know. */
+        /* Linux before 5.11 does not have it, and some filters refuse unknown system calls. */
         if (count >= 0 || (errno != ENOSYS && errno != EPERM))
             return count;
         sleeper->has_pwait2 = false;
@@ -299,7 +294,7 @@ static void leave_epoll(struct bxi_sleeper *sleeper)
     sleeper->kind = BXI_SLEEPER_POLL;
 }
 
-/* From io_uring to epoll. The ring goes first: with it go its polls, and epoll may need its descriptor. */
+/* From io_uring to epoll. Closes the ring first: that ends its polls, and epoll may need the descriptor. */
 static void leave_uring(struct bxi_sleeper *sleeper)
 {
     io_uring_queue_exit(&sleeper->ring);
@@ -381,7 +376,7 @@ int bxi_sleeper_watch(struct bxi_sleeper *sleeper, int fd, uint64_t token)
     int slot = find_slot(sleeper, FREE_TOKEN);
     if (slot < 0)
         return -ENOSPC;
-    /* io_uring and poll would say so only at the next wait. */
+    /* io_uring and poll would fail only at the next wait. */
     if (fcntl(fd, F_GETFD) < 0)
         return -errno;
     if (sleeper->kind == BXI_SLEEPER_URING)
@@ -403,7 +398,7 @@ void bxi_sleeper_forget(struct bxi_sleeper *sleeper, uint64_t token)
     int rc = 0;
     if (sleeper->kind == BXI_SLEEPER_URING)
         rc = uring_forget(sleeper, slot);
-    /* A descriptor that epoll does not know was never added to it. */
+    /* ENOENT, EBADF: the descriptor was never added to epoll. */
     if (sleeper->kind == BXI_SLEEPER_EPOLL && epoll_ctl(sleeper->epoll_fd, EPOLL_CTL_DEL, watch->fd, NULL) < 0 &&
         errno != ENOENT && errno != EBADF)
         leave_epoll(sleeper);

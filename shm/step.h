@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Numbered steps of what is done to shared memory, for the test that kills a worker at each of them
- * (tests/shm/test_kill_steps.c). They compile to nothing unless BXI_STEPS is defined; then bxi_step is the
- * test's, and it may kill or stop the process that comes by.
+ * Named steps between the stores to shared memory. tests/shm/test_kill_steps.c kills a worker at each of them. They
+ * compile to nothing unless BXI_STEPS is defined; then bxi_step is the test's, and may kill or stop the process.
  */
 #ifndef BXI_STEP_H
 #define BXI_STEP_H

@@ -373,7 +373,8 @@ INSTALLED := $(STATIC_LIB)=$(LIBDIR)/libboxcar.a \
 	$(foreach h,$(HEADERS),$(h)=$(PREFIX)/include/$(notdir $(h))) \
 	$(B)/bin/shmstat=$(PREFIX)/bin/shmstat \
 	tools/shmstat/shmstat.1=$(PREFIX)/share/man/man1/shmstat.1 \
-	lib/LICENSE=$(DOCDIR)/LICENSE
+	lib/LICENSE=$(DOCDIR)/LICENSE \
+	lib/CHANGELOG.md=$(DOCDIR)/CHANGELOG.md
 LINKS     := $(SONAME) libboxcar.so $(SONAME_NN) libboxcar_nn.so
 
 $(B)/%.pc: lib/%.pc.in FORCE

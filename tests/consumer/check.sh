@@ -44,7 +44,7 @@ staged_files()
 staged_as_expected()
 {
     for name in include/boxcar.h lib/libboxcar.a lib/libboxcar.so lib/libboxcar.so.0 \
-        lib/pkgconfig/boxcar.pc share/doc/boxcar/LICENSE; do
+        lib/pkgconfig/boxcar.pc share/doc/boxcar/LICENSE share/doc/boxcar/CHANGELOG.md; do
         [ -e "$work/stage/usr/$name" ] || { echo "/usr/$name is missing"; return 1; }
     done
     ! staged_files | grep -v '^/usr/' && ! grep -r "$work" "$work/stage/usr/lib/pkgconfig"

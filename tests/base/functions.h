@@ -43,8 +43,8 @@ struct function {
     char parameters[512];
 };
 
-/* Finds the next public function that is declared in the text from `line` on. Returns the line behind its first one,
- * or NULL if there is none. A declaration begins in the first column with a type, and no parameter has parentheses. */
+/* Finds the next declaration of a public function from `line` on. Returns the line behind its first line, or NULL if
+ * there is none. A declaration begins in the first column with a type; no parameter has parentheses. */
 static inline const char *next_function(const char *line, struct function *function)
 {
     while (*line != '\0') {

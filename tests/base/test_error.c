@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/base/error.c: codes, their names and texts, each thread's own sentence, and the log hook's silence.
+ * lib/base/error.c: codes, their names and texts, the sentence of each thread, and the log hook.
  */
 #include "rpc/rpc.h"
 
@@ -35,7 +35,7 @@ Test(error, gives_every_code_a_number_of_its_own)
     }
 }
 
-Test(error, knows_errno_too)
+Test(error, names_codes_of_errno_too)
 {
     cr_expect_str_eq(bx_error_name(-EAGAIN), "-EAGAIN");
     cr_expect_str_eq(bx_error_name(-ENOENT), "-ENOENT");
@@ -43,7 +43,7 @@ Test(error, knows_errno_too)
     cr_expect_str_eq(bx_strerror(-ENOENT), strerror(ENOENT));
 }
 
-Test(error, names_codes_that_nobody_knows)
+Test(error, gives_unknown_codes_a_name)
 {
     static const int codes[] = { 0, 1, -4000, -20000, INT32_MIN, INT32_MAX };
 
@@ -53,7 +53,7 @@ Test(error, names_codes_that_nobody_knows)
     }
 }
 
-Test(error, text_is_what_the_thread_failed_with_last)
+Test(error, text_is_that_of_the_threads_last_failure)
 {
     cr_expect_str_eq(bx_error_text(), "");
     cr_expect_eq(bx_fail(-EINVAL, "row %d of %s", 3, "pick"), -EINVAL);
@@ -94,7 +94,7 @@ static void take_log(int level, const char *text, void *context)
     snprintf(context, 64, "%d %s", level, text);
 }
 
-Test(error, log_goes_to_the_hook_and_nowhere_else)
+Test(error, log_goes_to_the_hook_only)
 {
     char seen[64] = "";
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/base/error.c and lib/base/options.h: a thread's sentence outlives calls that succeed, whatever handlers and
+ * lib/base/error.c and lib/base/options.h: a thread keeps its sentence over calls that succeed, whatever handlers and
  * callbacks run in them; and structs of options from a header that is newer than the library.
  *
- * The job has its own loop, so that everything runs on the one thread of its program.
+ * The job has own_loop set, so everything runs on one thread.
  */
 #include "tests/harness/harness.h"
 
@@ -26,7 +26,7 @@ static int quiet(const struct bx_request *request, struct bx_reader *args, struc
     return 0;
 }
 
-/* Something fails in it, and it goes on. */
+/* A failure in it is ignored: the handler succeeds. */
 static int loud(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request;
@@ -54,7 +54,7 @@ static int fail_then(struct bx_future *in, struct bx_msg *out, void *context)
     return bx_fail(-EIO, "of the callback");
 }
 
-/* Completes a future, whose callback fails, between its own failure and its end. */
+/* Fails. Between the failure and the return it completes a future whose callback fails too. */
 static int bad_with_callback(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                              void *context)
 {
@@ -119,7 +119,7 @@ static void keep(struct bx_job *job)
     bx_future_release(future);
 }
 
-Test(error_kept, sentence_outlives_calls_that_succeed, .timeout = 20)
+Test(error_kept, sentence_is_kept_over_calls_that_succeed, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { keep }, .options = { .own_loop = true } });
@@ -133,7 +133,7 @@ static int fail_without_a_sentence(struct bx_future *in, struct bx_msg *out, voi
     return -EPERM;
 }
 
-/* Both run in one go, the one with a sentence first. */
+/* Both callbacks run in one pass, the one with a sentence first. */
 Test(error_kept, sentence_of_one_callback_is_not_that_of_the_next, .timeout = 20)
 {
     struct bx_future *future = bx_future_create(NULL);
@@ -156,7 +156,7 @@ static void end_with_a_sentence(struct bx_future *future, void *context)
     bx_fail(-EIO, "of the callback");
 }
 
-Test(error_kept, sentence_outlives_the_end_of_a_job, .timeout = 20)
+Test(error_kept, sentence_is_kept_over_the_end_of_a_job, .timeout = 20)
 {
     struct bx_options options = { .job = harness_job_name(), .world_size = 2 };
     struct bx_job *job = NULL;
@@ -172,7 +172,7 @@ Test(error_kept, sentence_outlives_the_end_of_a_job, .timeout = 20)
     bx_future_release(future);
 }
 
-Test(error_kept, levels_may_be_deeper_than_any_sentence_is_kept, .timeout = 20)
+Test(error_kept, callbacks_may_nest_deeper_than_sentences_are_kept, .timeout = 20)
 {
     bx_fail(-EIO, "of the program");
     for (int i = 0; i < 20; i++) {
@@ -203,7 +203,7 @@ static void expect_version(int rc, const char *name)
     cr_expect_not_null(strstr(bx_error_text(), name), "%s", bx_error_text());
 }
 
-Test(options, of_a_newer_header_are_taken_where_they_say_nothing_new, .timeout = 20)
+Test(options, of_a_newer_header_are_taken_if_the_new_part_is_zero, .timeout = 20)
 {
     NEWER(struct bx_options) options = { { .struct_bytes = sizeof options, .job = harness_job_name(),
                                            .world_size = 2 }, { 0 } };
@@ -241,11 +241,11 @@ static void call_with_newer_options(struct bx_job *job)
     options.more[0] = 1;
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "quiet", NULL, &options.known, NULL), BX_E_VERSION);
     HARNESS_HAS(bx_error_text(), "bx_call_options");
-    options.known.struct_bytes = SIZE_MAX;      /* nonsense is not read to its end */
+    options.known.struct_bytes = SIZE_MAX;      /* an absurd length is refused unread */
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "quiet", NULL, &options.known, NULL), BX_E_VERSION);
 }
 
-/* Behind them is memory that cannot be read. */
+/* The memory behind the options cannot be read. */
 static void call_with_options_of_nonsense(struct bx_job *job)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -260,12 +260,12 @@ static void call_with_options_of_nonsense(struct bx_job *job)
     munmap(pages, 2 * page);
 }
 
-Test(options, of_a_length_that_cannot_be_are_not_read, .timeout = 20)
+Test(options, of_an_impossible_length_are_not_read, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_with_options_of_nonsense } });
 }
 
-Test(options, of_a_call_with_a_newer_header_are_looked_at_too, .timeout = 20)
+Test(options, of_a_call_with_a_newer_header_are_checked_too, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_with_newer_options } });
 }

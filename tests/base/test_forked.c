@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A child that is forked after bx_job_create: BX_E_FORKED with a sentence, NULL or false, of every function that
- * takes a job, before the start and after it, and of those that touch a pending future. The last test reads the
- * header and finds what has no case.
+ * A child that is forked after bx_job_create, before or after the start: every function that takes a job, or that uses
+ * a pending future, fails with BX_E_FORKED and a sentence, NULL or false. The last test reads the header and reports
+ * functions without a case here.
  */
 #include "functions.h"
 
@@ -83,7 +83,7 @@ static void try_tensors(struct bx_job *job)
     struct bx_tensor *tensor = NULL, *made = NULL;
     struct bx_device device = { BX_CUDA, 0 };
 
-    HARNESS_EQ(bx_tensor_create(NULL, BX_F32, 1, &shape, &tensor), 0);      /* on the heap: of no job */
+    HARNESS_EQ(bx_tensor_create(NULL, BX_F32, 1, &shape, &tensor), 0);      /* on the heap, without a job */
     REFUSED(bx_tensor_create(job, BX_F32, 1, &shape, &made));
     REFUSED(bx_tensor_create_on(job, device, BX_F32, 1, &shape, &made));
     REFUSED(bx_tensor_copy(job, tensor, &made));
@@ -95,7 +95,7 @@ static void try_tensors(struct bx_job *job)
     bx_tensor_release(tensor);
 }
 
-/* pending[]: made by bx_future_create, then, any, and in a job that has started a call. */
+/* pending[]: futures of bx_future_create, bx_future_then, bx_future_any, and of a call if the job has started. */
 static void try_futures(struct bx_job *job, struct bx_future **pending, int count)
 {
     struct bx_future *of_none = bx_future_create(NULL);
@@ -118,7 +118,7 @@ static void try_futures(struct bx_job *job, struct bx_future **pending, int coun
     bx_future_release(of_none);
 }
 
-/* Ends the process: 0 if all of it was refused in a child. */
+/* Tries all functions in a child and checks that all were refused. */
 static void try_in_child(struct bx_job *job, struct bx_future **pending, int count)
 {
     pid_t child = fork();
@@ -166,7 +166,7 @@ static void fork_after_start(struct bx_job *job)
     HARNESS_CHECK(pending[0] != NULL && pending[2] != NULL && pending[3] != NULL);
     try_in_child(job, pending, 4);
 
-    /* The parent goes on as if nothing had been. */
+    /* The parent's job still works. */
     harness_post(1);
     HARNESS_EQ(bx_future_wait(pending[1], BX_FOREVER), 0);
     HARNESS_EQ(bx_future_wait(pending[3], BX_FOREVER), 0);
@@ -185,7 +185,7 @@ static void answer_when_told(struct bx_job *job)
     bx_future_release(held);
 }
 
-Test(forked, child_of_a_worker_is_refused_by_every_function_that_takes_a_job, .timeout = 60)
+Test(forked, child_after_the_start_is_refused_by_every_function_that_takes_a_job, .timeout = 60)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { fork_after_start, answer_when_told } });
@@ -206,12 +206,12 @@ static void leave(struct bx_job *job)
     HARNESS_EQ(bx_job_world_size(job), 2);
 }
 
-Test(forked, child_from_before_the_start_is_refused_too, .timeout = 60)
+Test(forked, child_before_the_start_is_refused_too, .timeout = 60)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = fork_before_start, .body = { leave } });
 }
 
-/* ---- What has no case ------------------------------------------------------------------------ */
+/* ---- Functions without a case ---------------------------------------------------------------- */
 
 Test(forked, has_a_case_for_every_function_that_takes_a_job, .timeout = 60)
 {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * NULL where a public function needs a pointer: -EINVAL with a sentence, or NULL, false, 0, "", or nothing. Every
- * function of the three headers that takes a pointer is called once for each pointer that it needs, in a job that
- * has started, so that no other check comes first. The last test reads the headers and finds what has no case.
+ * NULL where a public function needs a pointer: it returns -EINVAL with a sentence, NULL, false, 0 or "", or does
+ * nothing. Every function of the three headers that takes a pointer is called once for each pointer that it needs, in a
+ * job that has started, so that no other check comes first. The last test reads the headers and reports functions
+ * without a case here.
  */
 #include "functions.h"
 
@@ -18,7 +19,7 @@ static void is_refused(const char *call, int rc)
     bool no_cuda = strncmp(call, "bx_cuda", 7) == 0 || strncmp(call, "bx_kernel", 9) == 0;
 
     if (no_cuda && rc == -ENOTSUP && bx_cuda_count() == -ENOTSUP)
-        return;                         /* built with CUDA=0: nothing of it is there */
+        return;                         /* built with CUDA=0: every function returns -ENOTSUP */
     if (rc != -EINVAL)
         harness_failed(__FILE__, __LINE__, "%s is %d, not -EINVAL", call, rc);
     if (strcmp(bx_error_text(), "an older sentence") == 0)
@@ -169,7 +170,7 @@ static void try_futures(struct bx_job *job)
     IS_NULL(bx_future_any(job, some, 2));
     bx_future_release(future);
 
-    /* One of no job is a future too, but nobody can wait for it. */
+    /* A future without a job cannot be waited for. */
     future = bx_future_create(NULL);
     REFUSED(bx_future_wait(future, 0));
     bx_future_release(future);
@@ -310,9 +311,9 @@ Test(null, is_refused_by_every_function_of_boxcar_h, .timeout = 60)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { caller } });
 }
 
-Test(null, format_of_a_sentence_gives_the_code_s_text, .timeout = 20)
+Test(null, format_of_a_sentence_gives_the_text_of_the_code, .timeout = 20)
 {
-    int (*volatile fail)(int, const char *, ...) = bx_fail;     /* compilers would warn */
+    int (*volatile fail)(int, const char *, ...) = bx_fail;     /* a direct call gets a warning */
 
     cr_expect_eq(fail(BX_E_TIMEOUT, NULL), BX_E_TIMEOUT);
     cr_expect_str_eq(bx_error_text(), bx_strerror(BX_E_TIMEOUT));
@@ -386,7 +387,7 @@ Test(null, is_refused_by_every_function_of_boxcar_cuda_h, .timeout = 60)
     double loss = 0;
     void *memory = NULL;
     struct bx_kernels *kernels = NULL;
-    /* Never looked into: another pointer is NULL. */
+    /* Never dereferenced, because another pointer is NULL. */
     struct bx_cuda *cuda = (struct bx_cuda *)(void *)&value;
 
     REFUSED(bx_cuda_open(0, NULL));
@@ -423,9 +424,9 @@ Test(null, is_refused_by_every_function_of_boxcar_cuda_h, .timeout = 60)
     REFUSED(bx_kernel_launch(NULL, "a", 1, &value));
 }
 
-/* ---- What has no case ------------------------------------------------------------------------ */
+/* ---- Functions without a case ---------------------------------------------------------------- */
 
-/* Has the text a call of this function with a NULL among its arguments? */
+/* True if the text has a call of this function with a NULL among its arguments. */
 static bool is_called_with_null(const char *text, const char *name)
 {
     char call[80];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the sentences of errors say: the code that nobody knows, what a message lacked, and not the whole of a name that
- * is far too long.
+ * What the sentences of errors contain: an unknown code, the space that a message lacked, and the beginning of a name
+ * that is far too long.
  */
 #include "tests/harness/harness.h"
 
@@ -15,7 +15,7 @@
 
 #define LARGE ((size_t)128 << 20)
 
-Test(sentences, unknown_codes_are_named_as_they_are, .timeout = 20)
+Test(sentences, name_an_unknown_code_by_its_number, .timeout = 20)
 {
     cr_expect_str_eq(bx_strerror(-77777), "unknown code -77777");
     cr_expect_str_eq(bx_strerror(INT_MIN), "unknown code -2147483648");
@@ -59,7 +59,7 @@ static void take_large(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(sentences, reply_of_128_mib_of_bytes_arrives_or_says_what_it_lacks, .timeout = 60)
+Test(sentences, of_a_reply_of_128_mib_name_the_space_it_lacks, .timeout = 60)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { take_large } });
 }
@@ -82,7 +82,7 @@ static void take_too_much(struct bx_job *job)
     bx_msg_destroy(large);
 }
 
-Test(sentences, message_that_has_no_room_in_the_arena_is_not_called_a_tensor, .timeout = 60)
+Test(sentences, of_a_message_without_room_in_the_arena_do_not_call_it_a_tensor, .timeout = 60)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { take_too_much }, .options = { .arena_bytes = 64 << 20 } });
@@ -116,12 +116,12 @@ static void name_overlong(struct bx_job *job)
     is_brief("no counter");
 }
 
-Test(sentences, are_not_swallowed_by_an_overlong_name, .timeout = 20)
+Test(sentences, are_not_displaced_by_an_overlong_name, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { name_overlong } });
 }
 
-Test(sentences, show_a_job_s_overlong_name_in_brief, .timeout = 20)
+Test(sentences, shorten_an_overlong_name_of_a_job, .timeout = 20)
 {
     struct bx_job *job = NULL;
 

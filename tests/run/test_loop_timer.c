@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/run/progress.c: the time until which the background thread sleeps, or for which own_loop's timerfd is set, is
- * never later than the first deadline, whichever threads change it at the same time.
+ * lib/run/progress.c: the background thread never sleeps beyond the first deadline, and own_loop's timerfd is never set
+ * to a later time, whichever threads change it at the same time.
  *
- * timerfd_settime stands here for the C library's, so that a test can stop a thread in front of it.
+ * This file replaces timerfd_settime of the C library, so that a test can stop a thread in front of it.
  */
 #include "tests/harness/harness.h"
 
@@ -19,7 +19,7 @@
 
 enum { READY, DONE, CALLED, ENDED, WARM, RESTS };    /* gates */
 
-/* What the thread that holds the trap does in front of its first timerfd_settime. */
+/* A thread that sets this calls it once, before its next timerfd_settime. */
 static _Thread_local void (*trap)(void);
 
 int timerfd_settime(int fd, int flags, const struct itimerspec *when, struct itimerspec *before)
@@ -35,10 +35,10 @@ int timerfd_settime(int fd, int flags, const struct itimerspec *when, struct iti
 static void let_go(struct bx_future *future, void *context)
 {
     (void)context;
-    bx_future_release(future);      /* the handler's reference */
+    bx_future_release(future);      /* the reference that the handler acquired */
 }
 
-/* Answers nothing until its caller gives up. */
+/* Never answers. The future ends when the caller cancels the call or its deadline passes. */
 static int never(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
 {
     (void)args;
@@ -59,12 +59,12 @@ static void note_end(struct bx_future *future, void *context)
 {
     (void)context;
     if (bx_future_error(future) == BX_E_SHUTDOWN)
-        return;                     /* the call of an hour, when its job ends */
+        return;                     /* the call with a deadline in an hour, when its job ends */
     HARNESS_EQ(bx_future_error(future), BX_E_TIMEOUT);
     harness_post(ENDED);
 }
 
-/* A call that ends by its deadline, as its callback sees. */
+/* Begins a call that ends by its deadline. Its callback posts ENDED. */
 static void call_never(struct bx_job *job, uint64_t timeout_ns)
 {
     struct bx_call_options options = { .timeout_ns = timeout_ns };
@@ -75,7 +75,7 @@ static void call_never(struct bx_job *job, uint64_t timeout_ns)
     bx_future_release(future);
 }
 
-/* Serves its loop until so many calls have ended: for ever, if nothing says that a deadline is due. */
+/* Runs the loop until that many calls have ended. It blocks for ever if the descriptor misses a deadline. */
 static void loop_until_ended(struct bx_job *job, uint32_t calls)
 {
     struct pollfd readable = { .fd = bx_job_fd(job), .events = POLLIN };
@@ -86,7 +86,7 @@ static void loop_until_ended(struct bx_job *job, uint32_t calls)
     }
 }
 
-/* Both rings are open and nothing more is to come: from now on only deadlines make the descriptor readable. */
+/* Opens both rings. No frame arrives after that: only deadlines make the descriptor readable. */
 static void warm_up(struct bx_job *job)
 {
     struct pollfd readable = { .fd = bx_job_fd(job), .events = POLLIN };
@@ -98,7 +98,7 @@ static void warm_up(struct bx_job *job)
         HARNESS_CHECK(bx_progress(job) >= 0);
 }
 
-/* Worker 1: answers "ping", then reads nothing until the other one is done. */
+/* Worker 1: answers "ping", then reads nothing until worker 0 is done. */
 static void serve_warm_up(struct bx_job *job)
 {
     while (harness_gate(WARM) == 0)
@@ -111,7 +111,7 @@ static void serve_warm_up(struct bx_job *job)
 
 static struct bx_job *trapped_job;
 
-/* Lets the other thread call now: until it has, or waits for the lock that this one holds. */
+/* Lets the other thread call. Returns when it has called, or waits for the lock that this thread holds. */
 static void let_the_other_call(void)
 {
     harness_post(READY);
@@ -140,7 +140,7 @@ static void two_threads_call(struct bx_job *job)
     loop_until_ended(job, 1);
     harness_post(DONE);
     harness_leaves_by_itself();
-    bx_job_destroy(job);            /* the call of an hour is open */
+    bx_job_destroy(job);            /* the call with a deadline in an hour is still in flight */
 }
 
 Test(loop_timer, is_not_moved_to_a_later_call, .timeout = 20)
@@ -157,7 +157,7 @@ static void call_or_loop(struct bx_job *job, int index)
         harness_post(CALLED);
     } else {
         call_never(job, HARNESS_MS);
-        trap = let_the_other_call;      /* when the timer is taken away behind this call */
+        trap = let_the_other_call;      /* runs when the timer is disarmed after this call has ended */
         loop_until_ended(job, 2);
         HARNESS_CHECK(trap == NULL);
     }
@@ -171,14 +171,14 @@ static void loop_while_another_calls(struct bx_job *job)
     harness_post(DONE);
 }
 
-Test(loop_timer, is_not_taken_away_under_a_new_call, .timeout = 20)
+Test(loop_timer, is_not_disarmed_after_a_new_call_has_set_it, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { loop_while_another_calls, serve_warm_up },
         .options = { .own_loop = true } });
 }
 
-/* ---- A thread that waits has read it ---------------------------------------------------------- */
+/* ---- A waiting thread reads the timerfd ------------------------------------------------------- */
 
 static void wait_then_loop(struct bx_job *job)
 {
@@ -188,7 +188,7 @@ static void wait_then_loop(struct bx_job *job)
     for (uint32_t round = 0; round < 5; round++) {
         call_never(job, 5 * HARNESS_MS);
         call_never(job, 40 * HARNESS_MS);
-        /* It leads, fires the first and reads the timerfd. */
+        /* The leader fires the first deadline and reads the timerfd. */
         HARNESS_EQ(bx_future_wait(promise, 15 * HARNESS_MS), BX_E_TIMEOUT);
         loop_until_ended(job, 2 * round + 2);
     }
@@ -210,7 +210,7 @@ static void lead_or_call(struct bx_job *job, int index)
     struct bx_future *promise = bx_future_create(job);
 
     if (index == 0) {
-        /* It leads, sleeps, and knows of no deadline but its own. */
+        /* The leader sleeps until its own deadline, the only one it knows. */
         HARNESS_EQ(bx_future_wait(promise, 500 * HARNESS_MS), BX_E_TIMEOUT);
     } else {
         while ((bxi_load_seq_cst(job->run->bell.word) & 3) != BXI_WHO_LEADER)
@@ -220,7 +220,7 @@ static void lead_or_call(struct bx_job *job, int index)
 
         call_never(job, 20 * HARNESS_MS);
         harness_await(ENDED, 1);
-        /* The background thread woke the leader once instead of looking again and again. */
+        /* The background thread woke the leader once; it did not poll. */
         HARNESS_CHECK(harness_counter(job, "wakeups") - before < 100);
     }
     bx_future_release(promise);
@@ -233,7 +233,7 @@ static void call_beside_a_leader(struct bx_job *job)
     harness_post(DONE);
 }
 
-Test(loop_timer, of_a_call_beside_a_leader_that_sleeps_wakes_it, .timeout = 20)
+Test(loop_timer, of_a_call_beside_a_sleeping_leader_wakes_the_leader, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { call_beside_a_leader, serve_warm_up }, .options = { .no_spin = true } });

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/run/progress.c: who may wait and who may not, one's own event loop, and the two ways to sleep.
+ * lib/run/progress.c: where a thread may not wait, own_loop, and the ways to sleep.
  */
 #include "tests/harness/harness.h"
 
@@ -18,9 +18,9 @@
 enum { READY, DONE, CHECKED };          /* gates */
 enum { PID, DEATHS, DEAD_RANK };        /* values */
 
-/* ---- Where nothing may wait ------------------------------------------------------------------ */
+/* ---- Where a thread may not wait ------------------------------------------------------------- */
 
-/* Everything that waits, tried on this thread; what does not wait is allowed. */
+/* Tries every call on this thread: those that may wait are refused, the others succeed. */
 static void expect_no_waiting(struct bx_job *job)
 {
     struct bx_future *future = bx_future_create(job), *call = NULL;
@@ -39,7 +39,7 @@ static void expect_no_waiting(struct bx_job *job)
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "twice", args, NULL), 0);
     bx_future_release(call);
     bx_future_set(future, NULL);
-    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);      /* of one that is done */
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);      /* it is done, so this does not wait */
     bx_future_release(future);
     bx_msg_destroy(args);
     harness_post(CHECKED);
@@ -110,14 +110,14 @@ static void provoke_waiting(struct bx_job *job)
     HARNESS_EQ(bx_future_on_done(call, wait_in_callback, job), 0);
     HARNESS_EQ(bx_future_wait(then, BX_FOREVER), 0);
     harness_await(CHECKED, 8);
-    /* Out here waiting is allowed as before. */
+    /* Outside of handlers and callbacks waiting is still allowed. */
     HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 2), 4);
     bx_future_release(then);
     bx_future_release(call);
     bx_msg_destroy(args);
 }
 
-Test(progress, would_deadlock_where_a_handler_a_body_or_a_callback_waits, .timeout = 20)
+Test(progress, refuses_to_wait_in_handlers_bodies_and_callbacks, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_waiting, .body = { provoke_waiting } });
 }
@@ -147,10 +147,10 @@ static void see_a_death(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "peers_dead"), 1);
     harness_post(READY);
     harness_await(READY, 2);
-    HARNESS_EQ(harness_load(DEATHS), 2);                /* once in each of the two */
+    HARNESS_EQ(harness_load(DEATHS), 2);                /* one callback in each of the two workers */
 }
 
-Test(progress, tells_of_a_death_once_where_nothing_may_wait, .timeout = 20)
+Test(progress, reports_a_death_once_where_a_thread_may_not_wait, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup_death, .body = { see_a_death, see_a_death, harness_die }, .dies = 1u << 2 });
@@ -158,7 +158,7 @@ Test(progress, tells_of_a_death_once_where_nothing_may_wait, .timeout = 20)
 
 /* ---- Passing a call on without a thread ------------------------------------------------------ */
 
-/* "forward": calls "twice" at worker 2 and answers with what that answers. */
+/* "forward": calls "twice" at worker 2 and answers with its reply. */
 static int forward(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
 {
     struct bx_msg *inner = harness_msg_i64(bx_read_i64(args));
@@ -186,7 +186,7 @@ Test(progress, passes_a_call_on_without_holding_a_thread, .timeout = 20)
     harness_run(&(struct harness_world){ .size = 3, .setup = setup_forward, .body = { call_forward } });
 }
 
-/* ---- One's own loop -------------------------------------------------------------------------- */
+/* ---- own_loop -------------------------------------------------------------------------------- */
 
 static bool asked_to_quit;
 
@@ -213,7 +213,7 @@ static int setup_loop(struct bx_job *job)
     HARNESS_EQ(bx_register(job, "quit", BX_INLINE, quit, NULL), 0);
     HARNESS_EQ(bx_register_batch(job, "alone", alone, NULL,
                                  &(struct bx_batch_options){ .flush_after_ns = 10 * HARNESS_MS }), 0);
-    HARNESS_EQ(bx_batch_add_member(job, "alone", bx_job_rank(job)), 0);     /* which never calls */
+    HARNESS_EQ(bx_batch_add_member(job, "alone", bx_job_rank(job)), 0);     /* a member that never calls */
     return bx_on_death(job, count_death, NULL);
 }
 
@@ -238,14 +238,14 @@ static void call_a_loop(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "quit", NULL, NULL, NULL), 0);
 }
 
-Test(progress, of_one_s_own_loop_serves_by_poll_without_a_background_thread, .timeout = 20)
+Test(progress, with_own_loop_serves_by_poll_without_a_background_thread, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup_loop, .body = { call_a_loop, loop_until_quit },
         .options = { .own_loop = true } });
 }
 
-Test(progress, of_one_s_own_loop_needs_no_io_uring, .timeout = 20)
+Test(progress, with_own_loop_needs_no_io_uring, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup_loop, .body = { call_a_loop, loop_until_quit },
@@ -259,7 +259,7 @@ static void call_for_a_flush(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "quit", NULL, NULL, NULL), 0);
 }
 
-Test(progress, of_one_s_own_loop_is_due_when_a_deadline_is, .timeout = 20)
+Test(progress, with_own_loop_is_due_at_a_deadline, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup_loop, .body = { call_for_a_flush, loop_until_quit },
@@ -278,7 +278,7 @@ static void loop_until_a_call_times_out(struct bx_job *job)
     struct bx_call_options hasty = { .timeout_ns = 20 * HARNESS_MS };
     struct bx_future *future = NULL;
 
-    harness_await(READY, 1);            /* the other one is not in its loop */
+    harness_await(READY, 1);            /* the other worker does not run its loop */
     HARNESS_EQ(bx_rpc_async(job, "worker1", "twice_blocking", NULL, &hasty, &future), 0);
     HARNESS_EQ(bx_future_on_done(future, note_time_out, NULL), 0);
     loop_until_quit(job);
@@ -293,7 +293,7 @@ static void do_not_loop(struct bx_job *job)
     harness_await(DONE, 1);
 }
 
-Test(progress, of_one_s_own_loop_times_calls_out, .timeout = 20)
+Test(progress, with_own_loop_times_calls_out, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup_loop, .body = { loop_until_a_call_times_out, do_not_loop },
@@ -312,7 +312,7 @@ static void loop_until_a_death(struct bx_job *job)
     HARNESS_EQ(harness_load(DEATHS), 1);
 }
 
-Test(progress, of_one_s_own_loop_sees_deaths, .timeout = 20)
+Test(progress, with_own_loop_sees_deaths, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup_loop, .body = { loop_until_a_death, harness_die }, .dies = 1u << 1,
@@ -341,7 +341,7 @@ static void loop_until_nothing_is_there(struct bx_job *job)
     harness_post(DONE);
 }
 
-Test(progress, of_one_s_own_loop_is_not_due_when_nothing_is, .timeout = 20)
+Test(progress, with_own_loop_is_not_due_without_frames_or_deadlines, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup_loop, .body = { call_once_and_rest, loop_until_nothing_is_there },
@@ -377,13 +377,13 @@ static void call_and_sleep(struct bx_job *job, int index)
 
 static void call_a_loop_from_threads(struct bx_job *job)
 {
-    /* No thread drives in the background: each leader that leaves must find the next. */
+    /* There is no background thread: each leader that leaves must wake the next. */
     for (int round = 0; round < 5; round++)
         harness_threads(job, 4, call_and_sleep);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "quit", NULL, NULL, NULL), 0);
 }
 
-Test(progress, of_one_s_own_loop_is_made_by_whichever_thread_waits, .timeout = 20)
+Test(progress, with_own_loop_is_made_by_any_thread_that_waits, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup_loop, .body = { call_a_loop_from_threads, loop_until_quit },
@@ -443,13 +443,13 @@ static const struct harness_world uring_world = {
     .options = { .no_spin = true },
 };
 
-Test(progress, sleeps_in_epoll_when_the_environment_says_so, .timeout = 20)
+Test(progress, sleeps_in_epoll_if_the_environment_asks_for_it, .timeout = 20)
 {
     setenv("BX_WAIT", "epoll", 1);
     harness_run(&epoll_world);
 }
 
-Test(progress, sleeps_in_epoll_when_the_options_say_so, .timeout = 20)
+Test(progress, sleeps_in_epoll_if_the_options_ask_for_it, .timeout = 20)
 {
     struct harness_world world = epoll_world;
 
@@ -458,7 +458,7 @@ Test(progress, sleeps_in_epoll_when_the_options_say_so, .timeout = 20)
     harness_run(&world);
 }
 
-Test(progress, sleeps_in_io_uring_when_it_may, .timeout = 20)
+Test(progress, sleeps_in_io_uring_if_the_kernel_allows_it, .timeout = 20)
 {
     if (!has_uring())
         cr_skip_test("the kernel refuses io_uring");
@@ -468,7 +468,7 @@ Test(progress, sleeps_in_io_uring_when_it_may, .timeout = 20)
     harness_run(&uring_world);
 }
 
-/* This thread and the background thread have slept in io_uring when it is refused. */
+/* This thread and the background thread have slept in io_uring before it is refused. */
 static void call_while_uring_is_refused(struct bx_job *job)
 {
     uint64_t uring, epoll;
@@ -481,8 +481,8 @@ static void call_while_uring_is_refused(struct bx_job *job)
     harness_threads(job, 3, call_and_sleep);
     epoll = harness_counter(job, "waits_epoll");
     HARNESS_CHECK(epoll > 0);
-    HARNESS_CHECK(epoll < 4 * 400 * 20);        /* no thread comes back again and again without having slept */
-    HARNESS_CHECK(harness_counter(job, "waits_uring") - uring <= 2);    /* those that slept just then */
+    HARNESS_CHECK(epoll < 4 * 400 * 20);        /* no thread loops without sleeping */
+    HARNESS_CHECK(harness_counter(job, "waits_uring") - uring <= 2);    /* threads asleep at the time of the refusal */
 }
 
 Test(progress, sleeps_in_epoll_when_a_ring_can_be_made_but_not_entered, .timeout = 20)
@@ -492,7 +492,7 @@ Test(progress, sleeps_in_epoll_when_a_ring_can_be_made_but_not_entered, .timeout
     harness_run(&epoll_world);
 }
 
-Test(progress, says_that_io_uring_is_refused_where_it_is_asked_for, .timeout = 20)
+Test(progress, fails_if_io_uring_is_asked_for_and_refused, .timeout = 20)
 {
     struct bx_job *job = NULL;
 
@@ -502,7 +502,7 @@ Test(progress, says_that_io_uring_is_refused_where_it_is_asked_for, .timeout = 2
     cr_assert(strstr(bx_error_text(), "Operation not permitted") != NULL, "%s", bx_error_text());
 }
 
-Test(progress, goes_on_in_epoll_when_its_rings_can_be_entered_no_more, .timeout = 20)
+Test(progress, goes_on_in_epoll_when_io_uring_is_refused_later, .timeout = 20)
 {
     if (!has_uring())
         cr_skip_test("the kernel refuses io_uring");
@@ -518,7 +518,7 @@ Test(progress, sleeps_in_poll_when_epoll_is_refused_too, .timeout = 20)
     harness_run(&epoll_world);
 }
 
-/* The last keys of the process are the program's: the library has none, and must not take another's. */
+/* The program takes all thread-specific keys that are left. The library has none and must not use another's. */
 static void call_without_a_key(struct bx_job *job)
 {
     static int mine;

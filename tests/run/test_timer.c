@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/run/timer.c: the heap gives the earliest first, whatever is set, moved and cleared in between. One
- * thread; the lock is the caller's affair.
+ * lib/run/timer.c: the heap returns the earliest timer first, whatever is set, moved and cleared in between. One thread
+ * and no lock: the heap has none, its callers hold job->lock.
  */
 #include "rpc/rpc.h"
 

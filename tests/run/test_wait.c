@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/run/wait.c: threads that wait where their own sleeper is gone.
+ * lib/run/wait.c: threads that wait after their sleeper was destroyed, and the rows of waiting threads.
  */
 #include "tests/harness/harness.h"
 
@@ -44,7 +44,7 @@ static int open_descriptors(void)
     return count;
 }
 
-/* The kernel's letter for what the thread TID does. */
+/* The state of thread TID, as the letter in /proc. */
 static char state_of_thread(void)
 {
     char path[64], state = '?';
@@ -64,9 +64,9 @@ static char state_of_thread(void)
 
 static pthread_key_t key;
 static struct bx_job *waits_in;
-static struct bx_future *promise;               /* that nobody completes */
+static struct bx_future *promise;               /* never completed */
 
-/* The first time round it only asks for another round: the sleeper's destructor has then run. */
+/* Runs in two rounds of destructors. The first only asks for the second: by then the sleeper's destructor has run. */
 static void wait_at_the_end(void *value)
 {
     static _Thread_local int rounds;
@@ -85,7 +85,7 @@ static uint64_t armings(const struct bx_job *job)
     return bxi_load_seq_cst(job->run->bell.word) >> 2;
 }
 
-/* Lets "stay" go when the thread that waits for it sleeps; or when it has looked for a bell a thousand times. */
+/* Releases "stay" when the thread that waits for it sleeps, or has armed the bell a thousand times without sleeping. */
 static void let_go_of_a_sleeper(struct bx_job *job)
 {
     uint64_t before;
@@ -116,7 +116,7 @@ static void wait_in_a_destructor(struct bx_job *job)
 
     waits_in = job;
     promise = bx_future_create(job);
-    HARNESS_EQ(bx_future_wait(promise, HARNESS_MS), BX_E_TIMEOUT);      /* the library's key is made */
+    HARNESS_EQ(bx_future_wait(promise, HARNESS_MS), BX_E_TIMEOUT);      /* makes the library's key before ours */
     HARNESS_EQ(pthread_key_create(&key, wait_at_the_end), 0);
     before = open_descriptors();
     harness_threads(job, 2, end_with_a_wait);
@@ -135,7 +135,7 @@ Test(wait, sleeps_in_a_destructor_that_runs_after_the_library_s, .timeout = 20)
     }
 }
 
-/* ---- What is shown of waits --------------------------------------------------------------------- */
+/* ---- Rows of waiting threads -------------------------------------------------------------------- */
 
 static void leave_no_row(struct bx_job *job)
 {
@@ -151,7 +151,7 @@ static void leave_no_row(struct bx_job *job)
     bx_future_release(future);
 }
 
-Test(wait, that_is_over_leaves_no_row_behind, .timeout = 20)
+Test(wait, leaves_no_row_behind, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .body = { leave_no_row }, .options = { .no_spin = true } });
 }
@@ -171,7 +171,7 @@ static void fork_and_compare(struct bx_job *job)
     HARNESS_EQ(status, 0);
 }
 
-Test(wait, of_a_child_is_not_its_parents_thread, .timeout = 20)
+Test(wait, in_a_forked_child_has_the_childs_thread_id, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .body = { fork_and_compare } });
 }

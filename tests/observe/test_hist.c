@@ -16,7 +16,6 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mount.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -579,13 +578,6 @@ static void finds_room_for_one(struct bx_job *job)
 
 Test(hist, leaves_out_functions_for_which_dev_shm_has_no_room, .timeout = 30)
 {
-    char size[32];
-
-    if (geteuid() != 0)
-        cr_skip_test("needs root, to mount a small /dev/shm");
-    snprintf(size, sizeof(size), "size=%zuk", (2 * BXI_CONTROL_BYTES + 2 * BXI_OPEN_BYTES + BXI_PAGE) / 1024);
-    if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
-        mount("tmpfs", "/dev/shm", "tmpfs", 0, size) < 0)
-        cr_skip_test("needs a mount namespace, which is not to be had here");
+    harness_mount_shm((unsigned)((2 * BXI_CONTROL_BYTES + 2 * BXI_OPEN_BYTES + BXI_PAGE) / 1024));
     run("all", finds_room_for_one, 2);
 }

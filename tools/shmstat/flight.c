@@ -89,6 +89,7 @@ static bool find_served(const struct stat_worker *callee, struct stat_call *call
 static void find_call(const struct stat_job *job, struct stat_call *call, uint64_t end_pos)
 {
     const struct stat_worker *callee = stat_reader(job, (uint32_t)call->to);
+    const struct bxi_now *now;
 
     if (end_pos == UINT64_MAX) {
         call->where = STAT_QUEUED;
@@ -99,8 +100,9 @@ static void find_call(const struct stat_job *job, struct stat_call *call, uint64
         return;
     if (find_served(callee, call))
         return;
-    if (stat_word(&bxi_tables(callee->control)->now.since_ns) != 0 && stat_word(&bxi_tables(callee->control)->now.id) == call->id &&
-        (stat_word(&bxi_tables(callee->control)->now.who) & 0xffff) == (uint64_t)call->from) {
+    now = &bxi_tables(callee->control)->now;
+    if (stat_word(&now->since_ns) != 0 && stat_word(&now->id) == call->id &&
+        (stat_word(&now->who) & 0xffff) == (uint64_t)call->from) {
         call->where = STAT_INLINE;
         return;
     }

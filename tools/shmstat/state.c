@@ -146,7 +146,8 @@ const char *stat_activity(const struct stat_worker *worker)
  * is made, and is counted only where it has company: the pool has no more threads than were ever started. */
 int stat_pool_busy(const struct stat_worker *worker)
 {
-    uint64_t threads = stat_word(&bxi_tables(worker->control)->counters[BXI_C_pool_threads]), seen[BXI_SERVING_MAX] = { 0 };
+    uint64_t threads = stat_word(&bxi_tables(worker->control)->counters[BXI_C_pool_threads]);
+    uint64_t seen[BXI_SERVING_MAX] = { 0 };
     int busy = 0;
 
     for (int i = 0; i < BXI_SERVING_MAX; i++) {

@@ -5,6 +5,7 @@
 #ifndef BXI_RPC_H
 #define BXI_RPC_H
 
+#include "base/usercall.h"
 #include "device/device_calls.h"
 #include "frame.h"
 #include "lend/lend.h"
@@ -290,20 +291,15 @@ struct bxi_rpc {
     _Alignas(BXI_LINE) struct bxi_handler handlers[BXI_FUNCTION_MAX];   /* [i]: written before handler_count > i */
 };
 
-/* ---- usercall.c: the program's functions, in which a thread may leave ---------------------------------- */
-extern BXI_HOT_TLS void *bxi_leaving;           /* this thread left in one, and ends when it is out of the engine */
-/* fn(context); BX_E_HANDLER with a sentence if this thread left in it: then bxi_leaving is set. */
-int bxi_call_user(int (*fn)(void *), void *context);
-/* The same for a handler: an async one where there is a future. */
-int bxi_call_handler(struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                     struct bx_future **future);
-_Noreturn void bxi_leave_now(void);
-/* Ends every public function in which a thread may make a pass or complete a future. No lock is held. */
-static inline int bxi_out(int rc)
+/* Runs the request's handler, an async one where there is a future (base/usercall.h). */
+static inline int bxi_call_handler(struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                                   struct bx_future **future)
 {
-    if (__builtin_expect(bxi_leaving != NULL, 0))
-        bxi_leave_now();
-    return rc;
+    const struct bxi_handler *handler = request->handler;
+
+    if (future != NULL)
+        return bxi_call_user_with(request, args, future, handler->context, (bxi_user_fn)handler->async);
+    return bxi_call_user_with(request, args, reply, handler->context, (bxi_user_fn)handler->fn);
 }
 
 /* ---- names.c ------------------------------------------------------------------------------------- */

@@ -13,16 +13,15 @@
  * catch does it. _Unwind_Resume goes on with the same unwinding later, from further out. Elsewhere setjmp and a
  * cleanup do it, for a few nanoseconds a call, and the thread's exit value is lost.
  */
-#include "rpc.h"
+#include "usercall.h"
 
 BXI_HOT_TLS void *bxi_leaving;
 
 #define LEFT INT32_MIN
-typedef void (*any_fn)(void);
-/* fn(a, b, c, d), or LEFT and bxi_leaving is set. fn may have fewer arguments, all pointers. */
-static int call_stopped(const void *a, void *b, void *c, void *d, any_fn fn);
+/* fn(a, b, c, d), or LEFT and bxi_leaving is set. */
+static int call_stopped(const void *a, void *b, void *c, void *d, bxi_user_fn fn);
 
-static int call_and_note(const void *a, void *b, void *c, void *d, any_fn fn)
+int bxi_call_user_with(const void *a, void *b, void *c, void *d, bxi_user_fn fn)
 {
     void *leaving = bxi_leaving;
     int rc;
@@ -38,17 +37,7 @@ static int call_and_note(const void *a, void *b, void *c, void *d, any_fn fn)
 
 int bxi_call_user(int (*fn)(void *), void *context)
 {
-    return call_and_note(context, NULL, NULL, NULL, (any_fn)fn);
-}
-
-int bxi_call_handler(struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
-                     struct bx_future **future)
-{
-    const struct bxi_handler *handler = request->handler;
-
-    if (future != NULL)
-        return call_and_note(request, args, future, handler->context, (any_fn)handler->async);
-    return call_and_note(request, args, reply, handler->context, (any_fn)handler->fn);
+    return bxi_call_user_with(context, NULL, NULL, NULL, (bxi_user_fn)fn);
 }
 
 #if defined(__x86_64__) && defined(__ELF__)
@@ -74,7 +63,7 @@ OPAQUE __attribute__((naked, used)) static int call_stopped(const void *a __attr
                                                             void *b __attribute__((unused)),
                                                             void *c __attribute__((unused)),
                                                             void *d __attribute__((unused)),
-                                                            any_fn fn __attribute__((unused)))
+                                                            bxi_user_fn fn __attribute__((unused)))
 {
     __asm__(".cfi_personality 0x1b, bxi_user_personality\n\t"
             "subq $8, %rsp\n\t"
@@ -127,7 +116,7 @@ static void stop_unwinding(void *before)
     longjmp(*(jmp_buf *)before, 1);
 }
 
-static int call_stopped(const void *a, void *b, void *c, void *d, any_fn fn)
+static int call_stopped(const void *a, void *b, void *c, void *d, bxi_user_fn fn)
 {
     static char leaves;
     volatile int rc = LEFT;

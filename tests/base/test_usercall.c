@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/usercall.c: threads that leave in the program's functions, and threads that are cancelled while they wait.
+ * lib/base/usercall.c: threads that leave in the program's functions, and threads that are cancelled while they wait.
  */
 #include "tests/harness/harness.h"
 #include "tests/harness/refuse.h"

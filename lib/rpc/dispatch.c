@@ -15,75 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* ---- answering --------------------------------------------------------------------------------- */
-
-static uint64_t who(const struct bx_request *request)
-{
-    return (uint64_t)request->peer->rank | (uint64_t)(request->handler - request->job->rpc->handlers) << 16;
-}
-
-/* ---- what inspectors see ------------------------------------------------------------------------- */
-
-/* Lock. */
-static void show_request(struct bx_request *request)
-{
-    static const enum bxi_where first[] = { [BXI_F_INLINE] = BXI_AT_NONE, [BXI_F_BLOCKING] = BXI_AT_POOL,
-                                            [BXI_F_ASYNC] = BXI_AT_FUTURE, [BXI_F_BATCH] = BXI_AT_BATCH };
-    struct bx_job *job = request->job;
-    struct bxi_serving *row;
-
-    request->row = BXI_NO_ROW;
-    if (!(BXI_STATS & BXI_STATS_TABLES) || job->observe->free_row_count == 0)
-        return;
-    request->row = job->observe->free_rows[--job->observe->free_row_count];
-    row = &bxi_tables(job->control)->serving[request->row];
-    /* Relaxed: published by the store of `where`. */
-    bxi_store_relaxed(&row->id, request->id);
-    bxi_store_relaxed(&row->who, who(request));
-    bxi_store_relaxed(&row->since_ns, job->run->pass_ns != 0 ? job->run->pass_ns : bxi_coarse_ns());
-    /* Release, for inspectors in other processes: the words above are of this request. */
-    bxi_store_release(&row->where, first[request->handler->kind]);
-}
-
-static void hide_request(const struct bx_request *request)
-{
-    struct bx_job *job = request->job;
-
-    if (request->row == BXI_NO_ROW)
-        return;
-    /* Relaxed: for inspectors. */
-    bxi_store_relaxed(&bxi_tables(job->control)->serving[request->row].where, BXI_AT_NONE);
-    job->observe->free_rows[job->observe->free_row_count++] = request->row;
-}
-
-void bxi_serving_at(const struct bx_request *request, enum bxi_where where)
-{
-    if (request->row == BXI_NO_ROW)
-        return;
-    /* Relaxed: for inspectors. */
-    bxi_store_relaxed(&bxi_tables(request->job->control)->serving[request->row].where,
-                      (uint64_t)where | bxi_thread_id() << 8);
-}
-
-/* A handler runs here and now. Role. */
-static void show_now(const struct bx_request *request)
-{
-    struct bxi_now *now = &bxi_tables(request->job->control)->now;
-
-    if (!(BXI_STATS & BXI_STATS_TABLES))
-        return;
-    /* Relaxed, all: for inspectors, who read since_ns before and after. */
-    bxi_store_relaxed(&now->id, request->id);
-    bxi_store_relaxed(&now->who, who(request));
-    bxi_store_release(&now->since_ns, request->job->run->pass_ns);
-}
-
-static void hide_now(const struct bx_request *request)
-{
-    if (BXI_STATS & BXI_STATS_TABLES)
-        bxi_store_relaxed(&bxi_tables(request->job->control)->now.since_ns, 0);     /* relaxed: as in show_now */
-}
-
 /* ---- being served ----------------------------------------------------------------------------------- */
 
 int bxi_serving_begin(struct bx_request *request)
@@ -95,7 +26,7 @@ int bxi_serving_begin(struct bx_request *request)
         return -ENOBUFS;
     }
     request->counted = true;
-    show_request(request);
+    bxi_serving_show(request);
     request->peer->serving += !request->oneway;     /* what the 1024 are about */
     request->peer->serving_oneways += request->oneway;
     request->job->rpc->serving++;
@@ -104,7 +35,7 @@ int bxi_serving_begin(struct bx_request *request)
 
 void bxi_serving_cancel(struct bx_request *request)
 {
-    hide_request(request);
+    bxi_serving_hide(request);
     request->peer->serving -= !request->oneway;
     request->peer->serving_oneways -= request->oneway;
     request->job->rpc->serving--;
@@ -115,11 +46,13 @@ static void serving_end(const struct bx_request *request)
 {
     if (!request->counted)
         return;
-    hide_request(request);
+    bxi_serving_hide(request);
     request->peer->serving -= !request->oneway;
     request->peer->serving_oneways -= request->oneway;
     request->job->rpc->serving--;
 }
+
+/* ---- answering --------------------------------------------------------------------------------- */
 
 /* "worker 'agent', function 'pick': no such row", within a frame and a sentence. */
 static size_t error_body(char body[BXI_TEXT_BYTES], const struct bx_request *request, int code, const char *text)
@@ -284,14 +217,14 @@ static void run_inline(struct bx_request *request, size_t body_bytes)
     struct bx_job *job = request->job;
 
     bx_msg_clear(job->rpc->reply);
-    show_now(request);
+    bxi_now_show(request);
     bxi_request_begins(request);
     bxi_no_wait_enter();
     bxi_run_handler(request, reader_of(request, body_bytes), NULL, job->rpc->reply);
     if (job->rpc->reply->tensor_count > 0)
         bx_msg_clear(job->rpc->reply);       /* here, where a bx_free_fn must not wait either */
     bxi_no_wait_leave();
-    hide_now(request);
+    bxi_now_hide(request);
     if (job->rpc->reply->capacity > BXI_FRAME_MAX)
         shrink_reply(job);
 }
@@ -399,14 +332,14 @@ static int run_async(struct bx_request *request, size_t body_bytes)
 
     if (parked != NULL) {
         bxi_clear_error();
-        show_now(request);
+        bxi_now_show(request);
         bxi_request_begins(request);
         bxi_trace_handler_begins(request);
         bxi_no_wait_enter();
         code = bxi_call_handler(request, &args, NULL, &future);
         bxi_no_wait_leave();
         bxi_trace_handler_ends(request, args.bytes, code);
-        hide_now(request);
+        bxi_now_hide(request);
     }
     if (code >= 0 && args.error < 0)
         code = args.error;

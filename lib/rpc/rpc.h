@@ -364,6 +364,32 @@ static inline void bxi_request_begins(struct bx_request *request)
         request->begin_ns = bxi_now_ns();
 }
 
+/* ---- serving.c: requests that are being served, for inspectors ------------------------------------------ */
+void bxi_serving_show(struct bx_request *request);          /* takes a row, if one is free; lock */
+void bxi_serving_hide(const struct bx_request *request);    /* gives it back; lock */
+void bxi_serving_at(const struct bx_request *request, enum bxi_where where);    /* by the thread that has it now */
+static inline uint64_t bxi_serving_who(const struct bx_request *request)
+{
+    return (uint64_t)request->peer->rank | (uint64_t)(request->handler - request->job->rpc->handlers) << 16;
+}
+/* A handler runs here and now. Role. */
+static inline void bxi_now_show(const struct bx_request *request)
+{
+    struct bxi_now *now = &request->bxi_tables(job->control)->now;
+
+    if (!(BXI_STATS & BXI_STATS_TABLES))
+        return;
+    /* Relaxed, all: for inspectors, who read since_ns before and after. */
+    bxi_store_relaxed(&now->id, request->id);
+    bxi_store_relaxed(&now->who, bxi_serving_who(request));
+    bxi_store_release(&now->since_ns, request->job->run->pass_ns);
+}
+static inline void bxi_now_hide(const struct bx_request *request)
+{
+    if (BXI_STATS & BXI_STATS_TABLES)
+        bxi_store_relaxed(&request->bxi_tables(job->control)->now.since_ns, 0);     /* relaxed: as in bxi_now_show */
+}
+
 /* ---- dispatch.c (role) --------------------------------------------------------------------------- */
 /* Handles one frame of peer, which still lies in its ring. 0; -EAGAIN: not yet, its device memory is being mapped;
  * or BX_E_CORRUPT: it must be cut off. */
@@ -378,7 +404,6 @@ void bxi_run_handler(struct bx_request *request, struct bx_reader reader, struct
  * flight than it may; -ENOBUFS: 1024 one-way calls of its wait already, this one is to be dropped. */
 int bxi_serving_begin(struct bx_request *request);
 void bxi_serving_cancel(struct bx_request *request);    /* it was not served after all; lock */
-void bxi_serving_at(const struct bx_request *request, enum bxi_where where);   /* by whoever has it now */
 
 /* The caller of an async handler's request gave up, or is gone (any_id): the future that the handler holds
  * fails with code, so that it learns of it. True if there was one. */

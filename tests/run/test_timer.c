@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * lib/run/timer.c: the heap returns the earliest timer first, whatever is set, moved and cleared in between. One thread
- * and no lock: the heap has none, its callers hold job->lock.
+ * and no lock: the heap has none, its callers hold job->run->lock.
  */
 #include "rpc/rpc.h"
 

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The segment's table of requests that are being served: a row for each request, from bxi_serving_show to
+ * bxi_serving_hide, both under the lock. When no row is free, a request has none. Inspectors in other processes read
+ * the rows without a lock (shm/layout.h, struct bxi_serving).
+ */
+#include "rpc.h"
+
+void bxi_serving_show(struct bx_request *request)
+{
+    static const enum bxi_where first[] = { [BXI_F_INLINE] = BXI_AT_NONE, [BXI_F_BLOCKING] = BXI_AT_POOL,
+                                            [BXI_F_ASYNC] = BXI_AT_FUTURE, [BXI_F_BATCH] = BXI_AT_BATCH };
+    struct bx_job *job = request->job;
+    struct bxi_serving *row;
+
+    request->row = BXI_NO_ROW;
+    if (!(BXI_STATS & BXI_STATS_TABLES) || job->observe->free_row_count == 0)
+        return;
+    request->row = job->observe->free_rows[--job->observe->free_row_count];
+    row = &bxi_tables(job->control)->serving[request->row];
+    /* Relaxed: published by the store of `where`. */
+    bxi_store_relaxed(&row->id, request->id);
+    bxi_store_relaxed(&row->who, bxi_serving_who(request));
+    bxi_store_relaxed(&row->since_ns, job->run->pass_ns != 0 ? job->run->pass_ns : bxi_coarse_ns());
+    /* Release, for inspectors in other processes: the words above are of this request. */
+    bxi_store_release(&row->where, first[request->handler->kind]);
+}
+
+void bxi_serving_hide(const struct bx_request *request)
+{
+    struct bx_job *job = request->job;
+
+    if (request->row == BXI_NO_ROW)
+        return;
+    bxi_store_relaxed(&bxi_tables(job->control)->serving[request->row].where, BXI_AT_NONE);    /* relaxed: for inspectors */
+    job->observe->free_rows[job->observe->free_row_count++] = request->row;
+}
+
+void bxi_serving_at(const struct bx_request *request, enum bxi_where where)
+{
+    if (request->row == BXI_NO_ROW)
+        return;
+    /* Relaxed: for inspectors. */
+    bxi_store_relaxed(&request->bxi_tables(job->control)->serving[request->row].where, (uint64_t)where | bxi_thread_id() << 8);
+}

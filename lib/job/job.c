@@ -542,7 +542,7 @@ void bx_job_destroy(struct bx_job *job)
     /* What is pending would name a job that is gone. Answers that hang on futures of other jobs end too. */
     bxi_futures_end(job);
     for (int rank = 0; rank < job->world_size; rank++)
-        bxi_parked_fail(job, &job->rpc->peers[rank], 0, true, BX_E_SHUTDOWN);
+        bxi_waiting_peer_gone(job, &job->rpc->peers[rank], BX_E_SHUTDOWN);
     free_job(job);
     bxi_error_leave();
     bxi_cancel_restore(&cancel_before);

@@ -17,7 +17,7 @@
 
 struct bx_batch {
     struct bxi_batcher *batcher;
-    struct bxi_row *rows[BXI_WORLD_MAX];
+    struct bxi_waiting *rows[BXI_WORLD_MAX];
     size_t count;
 };
 
@@ -59,7 +59,7 @@ static void set_flush_timer(struct bx_job *job, struct bxi_batcher *batcher)
         bxi_timer_added(job);
 }
 
-void bxi_batch_flush_due(struct bx_job *job, struct bxi_timer *timer)
+static void flush_due(struct bx_job *job, struct bxi_timer *timer)
 {
     struct bxi_batcher *batcher =
         (struct bxi_batcher *)(void *)((char *)timer - offsetof(struct bxi_batcher, timer));
@@ -88,11 +88,12 @@ void bxi_batch_show(struct bx_job *job, const struct bxi_batcher *batcher)
     bxi_store_relaxed(&words->flush_after_ns, batcher->flush_after_ns);
 }
 
-static void append(struct bxi_batcher *batcher, struct bxi_row *row)
+static void append(struct bxi_batcher *batcher, struct bxi_waiting *row)
 {
-    row->next = NULL;
+    row->state = BXI_WAITS_FOR_BATCH;
+    row->next_row = NULL;
     if (batcher->tail != NULL)
-        batcher->tail->next = row;
+        batcher->tail->next_row = row;
     else
         batcher->head = row;
     batcher->tail = row;
@@ -102,10 +103,10 @@ static void append(struct bxi_batcher *batcher, struct bxi_row *row)
 
 /* Takes the rows of one batch out of the list; those whose deadline passed go to *expired. */
 static void take_rows(struct bx_job *job, struct bxi_batcher *batcher, struct bx_batch *batch,
-                      struct bxi_row **expired)
+                      struct bxi_waiting **expired)
 {
-    struct bxi_row *by_rank[BXI_WORLD_MAX] = { NULL };
-    struct bxi_row *row = batcher->head;
+    struct bxi_waiting *by_rank[BXI_WORLD_MAX] = { NULL };
+    struct bxi_waiting *row = batcher->head;
     uint64_t now_ns = bxi_now_ns();
 
     batch->batcher = batcher;
@@ -115,11 +116,12 @@ static void take_rows(struct bx_job *job, struct bxi_batcher *batcher, struct bx
     batcher->waiting = 0;
     batcher->present[0] = batcher->present[1] = 0;
     while (row != NULL) {
-        struct bxi_row *next = row->next;
+        struct bxi_waiting *next = row->next_row;
         int rank = row->request.peer->rank;
 
+        row->state = BXI_WAITS_NO_MORE;
         if (row->request.deadline_ns <= now_ns) {
-            row->next = *expired;
+            row->next_row = *expired;
             *expired = row;
         } else if (by_rank[rank] == NULL && (batcher->max_rows == 0 || batch->count < batcher->max_rows)) {
             by_rank[rank] = row;
@@ -139,25 +141,16 @@ static void take_rows(struct bx_job *job, struct bxi_batcher *batcher, struct bx
 
 /* ---- rows -------------------------------------------------------------------------------------- */
 
-static void finish_row(struct bxi_row *row, int code, const char *text)
-{
-    bx_msg_destroy(row->args);      /* what it lent is back when the caller reads the answer */
-    bxi_answer(&row->request, code, text, row->reply);
-    bx_msg_destroy(row->reply);
-    free(row->text);
-    free(row);
-}
-
-static void finish_expired(struct bx_job *job, struct bxi_row *expired)
+static void finish_expired(struct bx_job *job, struct bxi_waiting *expired)
 {
     while (expired != NULL) {
-        struct bxi_row *row = expired;
+        struct bxi_waiting *row = expired;
 
-        expired = row->next;
+        expired = row->next_row;
         bxi_lock(&job->run->lock);
         bxi_counter_add(job, BXI_C_requests_expired, 1);
         bxi_unlock(&job->run->lock);
-        finish_row(row, BX_E_TIMEOUT, "the deadline passed before the batch ran");
+        bxi_waiting_answer(row, BX_E_TIMEOUT, "the deadline passed before the batch ran", NULL);
     }
 }
 
@@ -184,13 +177,13 @@ static void run_body(struct bx_job *job, struct bx_batch *batch)
     for (size_t i = 0; i < batch->count; i++)
         bxi_trace_row(&batch->rows[i]->request, traced_ns);
     for (size_t i = 0; i < batch->count; i++) {
-        struct bxi_row *row = batch->rows[i];
+        struct bxi_waiting *row = batch->rows[i];
         int row_code = row->code < 0 ? row->code : bx_msg_error(row->reply);
 
         if (code < 0)
-            finish_row(row, code, text);
+            bxi_waiting_answer(row, code, text, row->reply);
         else
-            finish_row(row, row_code, row->text);
+            bxi_waiting_answer(row, row_code, row->text, row->reply);
     }
     free(text);
 }
@@ -199,7 +192,7 @@ static void run_body(struct bx_job *job, struct bx_batch *batch)
 static bool run_one(struct bx_job *job, struct bxi_batcher *batcher)
 {
     struct bx_batch batch;
-    struct bxi_row *expired;
+    struct bxi_waiting *expired;
     bool again;
 
     bxi_lock(&job->run->lock);
@@ -222,17 +215,29 @@ static bool run_one(struct bx_job *job, struct bxi_batcher *batcher)
     return again;
 }
 
-void bxi_batch_run(struct bx_job *job, struct bxi_batcher *batcher)
+static void run_all(struct bx_job *job, struct bxi_batcher *batcher)
 {
     while (run_one(job, batcher))
         ;
 }
 
-void bxi_batch_refuse(struct bx_job *job, struct bxi_batcher *batcher, int code)
+static struct bxi_batcher *batcher_of(struct bxi_task *task)
 {
+    return (struct bxi_batcher *)(void *)((char *)task - offsetof(struct bxi_batcher, task));
+}
+
+static void run_task(struct bx_job *job, struct bxi_task *task)
+{
+    run_all(job, batcher_of(task));
+}
+
+/* There is no thread for the body: the rows of one batch fail with code. */
+static void refuse_task(struct bx_job *job, struct bxi_task *task, int code)
+{
+    struct bxi_batcher *batcher = batcher_of(task);
     char why[BXI_POOL_WHY_BYTES];
     struct bx_batch batch;
-    struct bxi_row *expired;
+    struct bxi_waiting *expired;
     bool again;
 
     bxi_lock(&job->run->lock);
@@ -243,9 +248,16 @@ void bxi_batch_refuse(struct bx_job *job, struct bxi_batcher *batcher, int code)
     bxi_unlock(&job->run->lock);
     finish_expired(job, expired);
     for (size_t i = 0; i < batch.count; i++)
-        finish_row(batch.rows[i], code, bxi_pool_why(code, why));
+        bxi_waiting_answer(batch.rows[i], code, bxi_pool_why(code, why), NULL);
     if (again)                      /* what came meanwhile: no other row need come to start it */
         bxi_event(job, BXI_EVENT_BATCH);
+}
+
+void bxi_batcher_init(struct bxi_batcher *batcher)
+{
+    batcher->timer.fire = flush_due;
+    batcher->task.run = run_task;
+    batcher->task.refuse = refuse_task;
 }
 
 /* The batch was found ready and marked as running, under the lock. Role. */
@@ -254,42 +266,30 @@ static void start(struct bx_job *job, struct bxi_batcher *batcher)
     if (!batcher->blocking) {
         bxi_bells_flush(job);       /* the body may take long */
         bxi_no_wait_enter();
-        bxi_batch_run(job, batcher);
+        run_all(job, batcher);
         bxi_no_wait_leave();
         job->run->pass_ns = 0;           /* it did */
         return;
     }
 
-    struct bxi_task *task = calloc(1, sizeof *task);
-    int rc = -ENOMEM;
+    int rc = bxi_pool_submit(job, &batcher->task);
 
-    if (task != NULL) {
-        task->batcher = batcher;
-        rc = bxi_pool_submit(job, task);
-    }
-    if (rc < 0) {
-        free(task);
-        bxi_batch_refuse(job, batcher, rc);
-    }
+    if (rc < 0)
+        refuse_task(job, &batcher->task, rc);
 }
 
-int bxi_batch_add_row(struct bx_request *request, struct bx_msg *args)
+int bxi_batch_add(struct bxi_waiting *row)
 {
-    struct bx_job *job = request->job;
-    struct bxi_batcher *batcher = request->handler->batcher;
-    struct bxi_row *row = calloc(1, sizeof *row);
+    struct bx_job *job = row->request.job;
+    struct bxi_batcher *batcher = row->request.handler->batcher;
     bool ready = false;
     int rc;
 
-    if (row == NULL)
-        return -ENOMEM;
-    row->args = args;
     row->came_ns = batcher->flush_after_ns > 0 ? bxi_now_ns() : 0;
 
     bxi_lock(&job->run->lock);
-    rc = bxi_serving_begin(request);
+    rc = bxi_waiting_begin(row, BXI_WAITS_FOR_BATCH);
     if (rc == 0) {
-        row->request = *request;
         append(batcher, row);
         if (batcher->head == row)
             set_flush_timer(job, batcher);
@@ -298,13 +298,9 @@ int bxi_batch_add_row(struct bx_request *request, struct bx_msg *args)
         bxi_batch_show(job, batcher);
     }
     bxi_unlock(&job->run->lock);
-    if (rc < 0) {
-        free(row);
-        return rc;
-    }
     if (ready)
         start(job, batcher);
-    return 0;
+    return rc;
 }
 
 void bxi_batches_look(struct bx_job *job)
@@ -325,36 +321,24 @@ void bxi_batches_look(struct bx_job *job)
     }
 }
 
-bool bxi_batch_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code)
+void bxi_batch_take(struct bx_job *job, struct bxi_waiting *taken)
 {
-    struct bxi_row *found = NULL;
+    struct bxi_batcher *batcher = taken->request.handler->batcher;
+    struct bxi_waiting *row = batcher->head;
 
-    bxi_lock(&job->run->lock);
-    for (struct bxi_batcher *batcher = job->rpc->batchers; batcher != NULL && found == NULL;
-         batcher = batcher->next) {
-        struct bxi_row *row = batcher->head;
+    batcher->head = batcher->tail = NULL;
+    batcher->waiting = 0;
+    batcher->present[0] = batcher->present[1] = 0;
+    while (row != NULL) {
+        struct bxi_waiting *next = row->next_row;
 
-        batcher->head = batcher->tail = NULL;
-        batcher->waiting = 0;
-        batcher->present[0] = batcher->present[1] = 0;
-        while (row != NULL) {
-            struct bxi_row *next = row->next;
-
-            if (row->request.peer == peer && row->request.id == id)
-                found = row;
-            else
-                append(batcher, row);
-            row = next;
-        }
-        if (found != NULL) {
-            set_flush_timer(job, batcher);
-            bxi_batch_show(job, batcher);
-        }
+        if (row != taken)
+            append(batcher, row);
+        row = next;
     }
-    bxi_unlock(&job->run->lock);
-    if (found != NULL)
-        finish_row(found, code, NULL);
-    return found != NULL;
+    taken->state = BXI_WAITS_NO_MORE;
+    set_flush_timer(job, batcher);
+    bxi_batch_show(job, batcher);
 }
 
 void bxi_batchers_destroy(struct bx_job *job)
@@ -364,12 +348,10 @@ void bxi_batchers_destroy(struct bx_job *job)
 
         job->rpc->batchers = batcher->next;
         while (batcher->head != NULL) {
-            struct bxi_row *row = batcher->head;
+            struct bxi_waiting *row = batcher->head;
 
-            batcher->head = row->next;
-            bx_msg_destroy(row->args);
-            bxi_loan_release(row->request.loan);
-            free(row);
+            batcher->head = row->next_row;
+            bxi_waiting_drop(row);
         }
         free(batcher);
     }

@@ -15,43 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* ---- being served ----------------------------------------------------------------------------------- */
-
-int bxi_serving_begin(struct bx_request *request)
-{
-    if (!request->oneway && request->peer->serving >= BXI_CALLS_MAX)
-        return BX_E_CORRUPT;
-    if (request->oneway && request->peer->serving_oneways >= BXI_CALLS_MAX) {
-        bxi_counter_add(request->job, BXI_C_requests_dropped, 1);
-        return -ENOBUFS;
-    }
-    request->counted = true;
-    bxi_serving_show(request);
-    request->peer->serving += !request->oneway;     /* what the 1024 are about */
-    request->peer->serving_oneways += request->oneway;
-    request->job->rpc->serving++;
-    return 0;
-}
-
-void bxi_serving_cancel(struct bx_request *request)
-{
-    bxi_serving_hide(request);
-    request->peer->serving -= !request->oneway;
-    request->peer->serving_oneways -= request->oneway;
-    request->job->rpc->serving--;
-    request->counted = false;
-}
-
-static void serving_end(const struct bx_request *request)
-{
-    if (!request->counted)
-        return;
-    bxi_serving_hide(request);
-    request->peer->serving -= !request->oneway;
-    request->peer->serving_oneways -= request->oneway;
-    request->job->rpc->serving--;
-}
-
 /* ---- answering --------------------------------------------------------------------------------- */
 
 /* "worker 'agent', function 'pick': no such row", within a frame and a sentence. */
@@ -134,7 +97,7 @@ static int send_reply(struct reply *reply, const struct bx_request *request)
     return bxi_peer_send(job, request->peer, &reply->out);
 }
 
-void bxi_answer(const struct bx_request *request, int code, const char *text, const struct bx_msg *value)
+void bxi_answer(struct bx_request *request, int code, const char *text, const struct bx_msg *value)
 {
     struct bx_job *job = request->job;
     struct reply reply;
@@ -149,7 +112,8 @@ void bxi_answer(const struct bx_request *request, int code, const char *text, co
         bxi_log(1, "a one-way call of worker '%s' failed: %s", request->peer->name, reply.text);
 
     bxi_lock(&job->run->lock);
-    serving_end(request);
+    if (request->counted)           /* it lies in a struct bxi_waiting */
+        bxi_waiting_end((struct bxi_waiting *)(void *)request);
     if (!request->oneway && bxi_load_relaxed(&request->peer->state) == BXI_PEER_ALIVE) {
         rc = send_reply(&reply, request);
         sent = rc == 0;
@@ -179,26 +143,18 @@ static struct bx_reader reader_of(const struct bx_request *request, size_t body_
                                .tensor_count = loan->tensor_count };
 }
 
-/* The arguments to keep; NULL when memory is out. */
-static struct bx_msg *keep_args(const struct bx_request *request, size_t body_bytes)
-{
-    return request->loan != NULL ? bxi_msg_of_loan(request->loan) : bxi_msg_copy(request->job->rpc->frame, body_bytes);
-}
-
-void bxi_run_handler(struct bx_request *request, struct bx_reader reader, struct bx_msg *args,
-                     struct bx_msg *reply)
+/* Runs an inline or a blocking handler. Its code; the thread's sentence says why it failed. */
+static int run_handler(struct bx_request *request, struct bx_reader reader, struct bx_msg *reply)
 {
     bxi_clear_error();
     bxi_trace_handler_begins(request);
 
     int code = bxi_call_handler(request, &reader, reply, NULL);
-    const char *text = bx_error_text();
 
     if (code >= 0)
         code = reader.error < 0 ? reader.error : reply->error;
     bxi_trace_handler_ends(request, reader.bytes, code);
-    bx_msg_destroy(args);
-    bxi_answer(request, code, text, reply);
+    return code;
 }
 
 /* One large reply does not keep its memory for ever. */
@@ -215,12 +171,14 @@ static void shrink_reply(struct bx_job *job)
 static void run_inline(struct bx_request *request, size_t body_bytes)
 {
     struct bx_job *job = request->job;
+    int code;
 
     bx_msg_clear(job->rpc->reply);
     bxi_now_show(request);
     bxi_request_begins(request);
     bxi_no_wait_enter();
-    bxi_run_handler(request, reader_of(request, body_bytes), NULL, job->rpc->reply);
+    code = run_handler(request, reader_of(request, body_bytes), job->rpc->reply);
+    bxi_answer(request, code, bx_error_text(), job->rpc->reply);
     if (job->rpc->reply->tensor_count > 0)
         bx_msg_clear(job->rpc->reply);       /* here, where a bx_free_fn must not wait either */
     bxi_no_wait_leave();
@@ -231,116 +189,58 @@ static void run_inline(struct bx_request *request, size_t body_bytes)
 
 /* ---- async handlers ---------------------------------------------------------------------------- */
 
-static void park(struct bx_job *job, struct bxi_parked *parked)
-{
-    parked->linked = true;
-    parked->next = job->rpc->parked;
-    if (parked->next != NULL)
-        parked->next->prev = parked;
-    job->rpc->parked = parked;
-}
-
-static void unpark(struct bx_job *job, struct bxi_parked *parked)
-{
-    if (!parked->linked)
-        return;
-    parked->linked = false;
-    if (parked->prev != NULL)
-        parked->prev->next = parked->next;
-    else
-        job->rpc->parked = parked->next;
-    if (parked->next != NULL)
-        parked->next->prev = parked->prev;
-}
-
+/* The callback of its future: by the thread that completes that. */
 static void async_done(struct bx_future *future, void *context)
 {
-    struct bxi_parked *parked = context;
-    struct bx_job *job = parked->request.job;
+    struct bxi_waiting *waiting = context;
 
-    bxi_lock(&job->run->lock);
-    unpark(job, parked);
-    bxi_unlock(&job->run->lock);
-    bxi_trace_future(&parked->request, future->code);
-    bxi_answer(&parked->request, future->code, bx_future_error_text(future), future->value);
-    free(parked);
+    bxi_trace_future(&waiting->request, future->code);
+    bxi_waiting_answer(waiting, future->code, bx_future_error_text(future), future->value);
 }
 
-bool bxi_parked_fail(struct bx_job *job, struct bxi_peer *peer, uint64_t id, bool any_id, int code)
+/* The future's result becomes the answer. 0: the callback owns the request. BX_E_CORRUPT as bxi_waiting_begin, and it
+ * is freed; any other error has been answered. */
+static int answer_when_done(struct bxi_waiting *waiting, struct bx_future *future)
 {
-    bool found = false;
-
-    for (;;) {
-        struct bxi_parked *parked;
-        struct bx_future *future = NULL;
-
-        bxi_lock(&job->run->lock);
-        parked = job->rpc->parked;
-        while (parked != NULL && (parked->request.peer != peer || (!any_id && parked->request.id != id)))
-            parked = parked->next;
-        if (parked != NULL) {
-            unpark(job, parked);
-            /* Listed, so async_done has not freed anything; without a reference left, it is on its way. */
-            future = bxi_future_try_acquire(parked->future) ? parked->future : NULL;
-        }
-        bxi_unlock(&job->run->lock);
-        if (parked == NULL)
-            return found;
-        found = true;
-        if (future == NULL)
-            continue;
-        bxi_future_complete(future, code, bxi_text("its caller, worker '%s': %s", peer->name,
-                                                   bx_strerror(code)), NULL);
-        bxi_no_wait_enter();
-        bxi_future_release(future);
-        bxi_no_wait_leave();
-    }
-}
-
-/* The future's end becomes the answer. 0, and parked is the list's; BX_E_CORRUPT as bxi_serving_begin; other
- * errors have been answered. */
-static int hang_answer_on(struct bx_future *future, struct bx_request *request, struct bxi_parked *parked)
-{
-    struct bx_job *job = request->job;
+    struct bx_job *job = waiting->request.job;
     int rc;
 
-    request->traced_ns = bxi_trace_now(job);
+    waiting->request.traced_ns = bxi_trace_now(job);
+    waiting->future = future;
     bxi_lock(&job->run->lock);
-    rc = bxi_serving_begin(request);
-    if (rc == 0) {
-        parked->request = *request;
-        parked->future = future;
-        park(job, parked);
-    }
+    rc = bxi_waiting_begin(waiting, BXI_WAITS_FOR_FUTURE);
     bxi_unlock(&job->run->lock);
-    if (rc == 0 && (rc = bxi_future_on_done(future, async_done, parked)) < 0) {
-        bxi_lock(&job->run->lock);
-        unpark(job, parked);
-        bxi_unlock(&job->run->lock);
-    }
-    if (rc < 0 && rc != BX_E_CORRUPT)
-        bxi_answer(request, rc, NULL, NULL);
+    if (rc == 0)
+        rc = bxi_future_on_done(future, async_done, waiting);
+    if (rc == BX_E_CORRUPT)
+        bxi_waiting_drop(waiting);
+    else if (rc < 0)
+        bxi_waiting_answer(waiting, rc, NULL, NULL);
     return rc;
 }
 
-static int run_async(struct bx_request *request, size_t body_bytes)
+static int run_async(struct bx_request *read, size_t body_bytes)
 {
-    struct bx_reader args = reader_of(request, body_bytes);
-    struct bxi_parked *parked = calloc(1, sizeof *parked);
+    struct bx_reader args = reader_of(read, body_bytes);
+    struct bxi_waiting *waiting = bxi_waiting_create(read);
     struct bx_future *future = NULL;
-    int code = -ENOMEM, rc = 0;
+    struct bx_request *request;
+    int code, rc = 0;
 
-    if (parked != NULL) {
-        bxi_clear_error();
-        bxi_now_show(request);
-        bxi_request_begins(request);
-        bxi_trace_handler_begins(request);
-        bxi_no_wait_enter();
-        code = bxi_call_handler(request, &args, NULL, &future);
-        bxi_no_wait_leave();
-        bxi_trace_handler_ends(request, args.bytes, code);
-        bxi_now_hide(request);
+    if (waiting == NULL) {
+        bxi_answer(read, -ENOMEM, NULL, NULL);
+        return 0;
     }
+    request = &waiting->request;
+    bxi_clear_error();
+    bxi_now_show(request);
+    bxi_request_begins(request);
+    bxi_trace_handler_begins(request);
+    bxi_no_wait_enter();
+    code = bxi_call_handler(request, &args, NULL, &future);
+    bxi_no_wait_leave();
+    bxi_trace_handler_ends(request, args.bytes, code);
+    bxi_now_hide(request);
     if (code >= 0 && args.error < 0)
         code = args.error;
     bxi_loan_release(request->loan);        /* what the handler keeps it has acquired */
@@ -348,50 +248,106 @@ static int run_async(struct bx_request *request, size_t body_bytes)
     if (code >= 0 && future == NULL)
         code = bx_fail(BX_E_HANDLER, "the async handler returned no future");
     if (code < 0)
-        bxi_answer(request, code, bx_error_text(), NULL);
+        bxi_waiting_answer(waiting, code, bx_error_text(), NULL);
     else
-        rc = hang_answer_on(future, request, parked);
-    if (code < 0 || rc < 0)
-        free(parked);
+        rc = answer_when_done(waiting, future);
     bxi_no_wait_enter();            /* its value may hold tensors with a bx_free_fn */
     bxi_future_release(future);
     bxi_no_wait_leave();
     return rc == BX_E_CORRUPT ? rc : 0;
 }
 
+/* ---- handlers that run later --------------------------------------------------------------------- */
+
+/* The request with its arguments, which the frame's memory does not keep. NULL when memory is out. */
+static struct bxi_waiting *keep(const struct bx_request *request, size_t body_bytes)
+{
+    struct bxi_waiting *waiting = bxi_waiting_create(request);
+
+    if (waiting == NULL)
+        return NULL;
+    waiting->args = request->loan != NULL ? bxi_msg_of_loan(request->loan)
+                                          : bxi_msg_copy(request->job->rpc->frame, body_bytes);
+    if (waiting->args != NULL)
+        return waiting;
+    free(waiting);
+    return NULL;
+}
+
 static int add_row(struct bx_request *request, size_t body_bytes)
 {
-    struct bx_msg *args = keep_args(request, body_bytes);
-    int rc = args != NULL ? bxi_batch_add_row(request, args) : -ENOMEM;
+    struct bxi_waiting *waiting = keep(request, body_bytes);
+    int rc;
 
+    if (waiting == NULL) {
+        bxi_answer(request, -ENOMEM, "no memory for a row", NULL);
+        return 0;
+    }
+    rc = bxi_batch_add(waiting);
     if (rc < 0)
-        bx_msg_destroy(args);
-    if (rc == -ENOMEM)
-        bxi_answer(request, rc, "no memory for a row", NULL);
-    else if (rc < 0)
-        bxi_loan_release(request->loan);
+        bxi_waiting_drop(waiting);
     return rc == BX_E_CORRUPT ? rc : 0;
+}
+
+static struct bxi_waiting *waiting_of(struct bxi_task *task)
+{
+    return (struct bxi_waiting *)(void *)((char *)task - offsetof(struct bxi_waiting, task));
+}
+
+/* By a thread of the pool. */
+static void run_blocking(struct bx_job *job, struct bxi_task *task)
+{
+    struct bxi_waiting *waiting = waiting_of(task);
+    int code;
+
+    if (waiting->request.deadline_ns <= bxi_now_ns()) {
+        bxi_lock(&job->run->lock);
+        bxi_counter_add(job, BXI_C_requests_expired, 1);
+        bxi_unlock(&job->run->lock);
+        bxi_waiting_answer(waiting, BX_E_TIMEOUT, "the deadline passed before a thread was free", NULL);
+        return;
+    }
+    bxi_serving_at(&waiting->request, BXI_AT_THREAD);
+    bxi_request_begins(&waiting->request);
+    waiting->reply = bx_msg_create(0);
+    if (waiting->reply == NULL) {
+        bxi_waiting_answer(waiting, -ENOMEM, "no memory for the reply", NULL);
+        return;
+    }
+    code = run_handler(&waiting->request, bx_msg_reader(waiting->args), waiting->reply);
+    bxi_waiting_answer(waiting, code, bx_error_text(), waiting->reply);
+}
+
+static void refuse_blocking(struct bx_job *job, struct bxi_task *task, int code)
+{
+    char why[BXI_POOL_WHY_BYTES];
+
+    (void)job;
+    bxi_waiting_answer(waiting_of(task), code, bxi_pool_why(code, why), NULL);
 }
 
 static int submit_blocking(struct bx_request *request, size_t body_bytes)
 {
-    struct bxi_task *task = calloc(1, sizeof *task);
+    struct bx_job *job = request->job;
+    struct bxi_waiting *waiting = keep(request, body_bytes);
     char why[BXI_POOL_WHY_BYTES];
-    int rc = -ENOMEM;
+    int rc;
 
-    if (task != NULL && (task->args = keep_args(request, body_bytes)) != NULL) {
-        task->request = *request;
-        rc = bxi_pool_submit(request->job, task);
-        if (rc == 0)
-            return 0;
-        bx_msg_destroy(task->args);
+    if (waiting == NULL) {
+        bxi_answer(request, -ENOMEM, bxi_pool_why(-ENOMEM, why), NULL);
+        return 0;
     }
-    free(task);
+    waiting->task.run = run_blocking;
+    waiting->task.refuse = refuse_blocking;
+    bxi_lock(&job->run->lock);
+    rc = bxi_waiting_begin(waiting, BXI_WAITS_FOR_THREAD);
+    bxi_unlock(&job->run->lock);
     if (rc == BX_E_CORRUPT) {
-        bxi_loan_release(request->loan);
+        bxi_waiting_drop(waiting);
         return rc;
     }
-    bxi_answer(request, rc, bxi_pool_why(rc, why), NULL);
+    if (rc < 0 || (rc = bxi_pool_submit(job, &waiting->task)) < 0)
+        bxi_waiting_answer(waiting, rc, bxi_pool_why(rc, why), NULL);
     return 0;
 }
 
@@ -529,13 +485,7 @@ static void handle_cancel(struct bx_job *job, struct bxi_peer *peer, const struc
 {
     int code = head->code == BX_E_TIMEOUT ? BX_E_TIMEOUT : BX_E_CANCELLED;
 
-    if ((bxi_pool_cancel(job, peer, head->id, code) || bxi_batch_cancel(job, peer, head->id, code)) &&
-        code == BX_E_TIMEOUT) {
-        bxi_lock(&job->run->lock);
-        bxi_counter_add(job, BXI_C_requests_expired, 1);
-        bxi_unlock(&job->run->lock);
-    }
-    bxi_parked_fail(job, peer, head->id, false, BX_E_CANCELLED);
+    bxi_waiting_cancel(job, peer, head->id, code);
 }
 
 /* A frame with device tensors waits where it lies until their memory is mapped. 0: go on; else as bxi_device_hold. */
@@ -690,7 +640,7 @@ int bx_register_batch(struct bx_job *job, const char *name, bx_batch_fn fn, void
     batcher->max_rows = given.max_rows;
     batcher->flush_after_ns = given.flush_after_ns;
     batcher->blocking = given.blocking;
-    batcher->timer.fire = bxi_batch_flush_due;
+    bxi_batcher_init(batcher);
 
     struct bxi_handler handler = { .kind = BXI_F_BATCH, .context = context, .batcher = batcher };
 

@@ -34,6 +34,20 @@ static void show_moving(struct bx_job *job)
     job->rpc->pool.stuck = false;
 }
 
+static void unqueue(struct bxi_pool *pool, struct bxi_task *task)
+{
+    if (task->prev != NULL)
+        task->prev->next = task->next;
+    else
+        pool->head = task->next;
+    if (task->next != NULL)
+        task->next->prev = task->prev;
+    else
+        pool->tail = task->prev;
+    task->queued = false;
+    pool->queued--;
+}
+
 static struct bxi_task *take_task(struct bx_job *job)
 {
     struct bxi_pool *pool = &job->rpc->pool;
@@ -41,48 +55,8 @@ static struct bxi_task *take_task(struct bx_job *job)
 
     pool->taken++;
     show_moving(job);
-    pool->head = task->next;
-    if (pool->head == NULL)
-        pool->tail = NULL;
-    pool->queued--;
+    unqueue(pool, task);
     return task;
-}
-
-/* Before the answer goes out, so that what the arguments lent is back when their caller reads it. */
-static void drop_args(struct bxi_task *task)
-{
-    bx_msg_destroy(task->args);
-    task->args = NULL;
-}
-
-static void free_task(struct bxi_task *task)
-{
-    drop_args(task);
-    free(task);
-}
-
-static void run_request(struct bx_job *job, struct bxi_task *task)
-{
-    struct bx_msg *reply;
-
-    if (task->request.deadline_ns <= bxi_now_ns()) {
-        bxi_lock(&job->run->lock);
-        bxi_counter_add(job, BXI_C_requests_expired, 1);
-        bxi_unlock(&job->run->lock);
-        drop_args(task);
-        bxi_answer(&task->request, BX_E_TIMEOUT, "the deadline passed before a thread was free", NULL);
-        return;
-    }
-    bxi_serving_at(&task->request, BXI_AT_THREAD);
-    bxi_request_begins(&task->request);
-    reply = bx_msg_create(0);
-    if (reply == NULL) {
-        bxi_answer(&task->request, -ENOMEM, "no memory for the reply", NULL);
-        return;
-    }
-    bxi_run_handler(&task->request, bx_msg_reader(task->args), task->args, reply);
-    task->args = NULL;
-    bx_msg_destroy(reply);
 }
 
 static bool may_leave_pool(struct bx_job *job);
@@ -108,11 +82,7 @@ static void *run_thread(void *argument)
         struct bxi_task *task = take_task(job);
 
         pthread_mutex_unlock(&pool->lock);
-        if (task->batcher != NULL)
-            bxi_batch_run(job, task->batcher);
-        else
-            run_request(job, task);
-        free_task(task);
+        task->run(job, task);
         bxi_cancel_off();           /* if the handler has switched it on */
         pthread_mutex_lock(&pool->lock);
         if (bxi_leaving != NULL && may_leave_pool(job))
@@ -193,11 +163,13 @@ static int enqueue(struct bx_job *job, struct bxi_task *task)
         return rc;
     }
     task->next = NULL;
+    task->prev = pool->tail;
     if (pool->tail != NULL)
         pool->tail->next = task;
     else
         pool->head = task;
     pool->tail = task;
+    task->queued = true;
     if (pool->idle > 0)
         pthread_cond_signal(&pool->cond);
     return 0;
@@ -277,26 +249,14 @@ static bool begin_watch(struct bxi_pool *pool)
 int bxi_pool_submit(struct bx_job *job, struct bxi_task *task)
 {
     bool watch;
-    int rc = 0;
+    int rc;
 
-    if (task->batcher == NULL) {
-        bxi_lock(&job->run->lock);
-        rc = bxi_serving_begin(&task->request);
-        bxi_unlock(&job->run->lock);
-        if (rc < 0)
-            return rc;
-    }
     pthread_mutex_lock(&job->rpc->pool.lock);
     rc = enqueue(job, task);
     watch = begin_watch(&job->rpc->pool);
     pthread_mutex_unlock(&job->rpc->pool.lock);
     if (watch)
         watch_queue(job);
-    if (rc < 0 && task->batcher == NULL) {
-        bxi_lock(&job->run->lock);
-        bxi_serving_cancel(&task->request);
-        bxi_unlock(&job->run->lock);
-    }
     return rc;
 }
 
@@ -312,29 +272,17 @@ const char *bxi_pool_why(int rc, char text[BXI_POOL_WHY_BYTES])
     return text;
 }
 
-bool bxi_pool_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code)
+bool bxi_pool_take(struct bx_job *job, struct bxi_task *task)
 {
     struct bxi_pool *pool = &job->rpc->pool;
-    struct bxi_task *found = NULL;
+    bool queued;
 
     pthread_mutex_lock(&pool->lock);
-    for (struct bxi_task **at = &pool->head, *last = NULL; *at != NULL; last = *at, at = &(*at)->next) {
-        if ((*at)->batcher != NULL || (*at)->request.peer != peer || (*at)->request.id != id)
-            continue;
-        found = *at;
-        *at = found->next;
-        if (pool->tail == found)
-            pool->tail = last;
-        pool->queued--;
-        break;
-    }
+    queued = task->queued;
+    if (queued)
+        unqueue(pool, task);
     pthread_mutex_unlock(&pool->lock);
-    if (found == NULL)
-        return false;
-    drop_args(found);
-    bxi_answer(&found->request, code, NULL, NULL);
-    free_task(found);
-    return true;
+    return queued;
 }
 
 /* ---- threads that wait ------------------------------------------------------------------------- */
@@ -344,29 +292,23 @@ bool bxi_pool_owns_thread(const struct bx_job *job)
     return pool_job == job;
 }
 
+/* A list by next. */
 static struct bxi_task *take_all(struct bxi_pool *pool)
 {
     struct bxi_task *tasks = pool->head;
 
-    pool->head = pool->tail = NULL;
-    pool->queued = 0;
+    for (struct bxi_task *task = tasks; task != NULL; task = task->next)
+        unqueue(pool, task);
     return tasks;
 }
 
 static void refuse_all(struct bx_job *job, struct bxi_task *tasks, int code)
 {
-    char why[BXI_POOL_WHY_BYTES];
-
     while (tasks != NULL) {
         struct bxi_task *task = tasks;
 
         tasks = task->next;
-        drop_args(task);
-        if (task->batcher != NULL)
-            bxi_batch_refuse(job, task->batcher, code);
-        else
-            bxi_answer(&task->request, code, bxi_pool_why(code, why), NULL);
-        free_task(task);
+        task->refuse(job, task, code);
     }
 }
 

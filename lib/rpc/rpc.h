@@ -19,6 +19,7 @@
 #define BXI_FRAMES_A_PASS 32        /* of one ring */
 #define BXI_DEFER_PASSES 3          /* before a bell that is probably not needed is rung */
 #define BXI_DEFER_FRAMES 32         /* likewise: handlers run for them, which takes longer than a pass that is empty */
+#define BXI_WAITING_CHAINS 64       /* of a peer's requests that wait, by the low bits of their ids; a power of two */
 #define BXI_BODY_MAX (BXI_FRAME_MAX - sizeof(struct bxi_frame))
 
 /* ---- Futures ------------------------------------------------------------------------------------- */
@@ -89,6 +90,7 @@ struct bxi_queued {             /* a frame that waits for room */
     unsigned char payload[];
 };
 
+struct bxi_waiting;
 struct bxi_function_cache {     /* the peer's functions as copied from its segment */
     uint32_t count;
     uint8_t last;               /* index: most calls ask for what the last one asked for */
@@ -132,6 +134,7 @@ struct bxi_peer {
     uint16_t free_slot;                     /* head of the list; slot_count if empty */
     uint32_t serving;                       /* its requests here that are not yet answered */
     uint32_t serving_oneways;
+    struct bxi_waiting *waiting[BXI_WAITING_CHAINS + 1];    /* of them, those not inline; waiting.c */
     struct bxi_timer timer;                 /* at or before the earliest deadline of its slots */
     struct bxi_function_cache *functions;
     struct bxi_hist **hists;                /* by function, or NULL */
@@ -160,7 +163,7 @@ struct bxi_handler {            /* written before function_count passes it, neve
     struct bxi_batcher *batcher;
 };
 
-/* What is being answered. Lives on the stack for inline handlers, in a task or a row else. */
+/* What is being answered. Lies on the stack for an inline handler, in a struct bxi_waiting for any other. */
 struct bx_request {
     struct bx_job *job;
     struct bxi_peer *peer;
@@ -173,27 +176,38 @@ struct bx_request {
     uint64_t traced_id;             /* if it is traced: id, or of a one-way call where its frame ended in the ring */
     uint64_t traced_ns;             /* if it is traced: when its handler began, or its future was first waited for */
     bool oneway;
-    bool counted;                   /* in serving */
+    bool counted;                   /* lies in a struct bxi_waiting that bxi_waiting_begin has registered */
     bool timed;
     bool has_arrow;                 /* if it is traced: its arrow has not come to its end */
     uint16_t row;                   /* shown in the segment; BXI_NO_ROW: there was none free */
 };
 #define BXI_NO_ROW UINT16_MAX
 
-struct bxi_parked {             /* a request whose async handler's future is not done */
-    struct bx_request request;
-    struct bx_future *future;   /* its maker's; lives until async_done takes this from the list */
-    bool linked;
-    struct bxi_parked *next, *prev;
+struct bxi_task {               /* what the pool runs; lies in a request that waits, or in a batcher */
+    struct bxi_task *next, *prev;   /* pool.lock, with queued */
+    bool queued;                    /* in the pool's queue */
+    void (*run)(struct bx_job *job, struct bxi_task *task);     /* by a thread of the pool; the task may be gone then */
+    void (*refuse)(struct bx_job *job, struct bxi_task *task, int code);    /* it was queued, and no thread is left */
 };
 
-struct bxi_row {                /* a request that waits in a batch */
-    struct bx_request request;
-    struct bxi_row *next;
-    struct bx_msg *args;
-    struct bx_msg *reply;
-    uint64_t came_ns;
-    int code;
+enum bxi_waiting_state {
+    BXI_WAITS_FOR_THREAD = 1,       /* the pool has its task: queued, or run by a thread */
+    BXI_WAITS_FOR_BATCH,            /* in the list of its batcher */
+    BXI_WAITS_FOR_FUTURE,           /* the future's callback answers it */
+    BXI_WAITS_NO_MORE,              /* its batch runs, or its future was failed by a cancel */
+};
+struct bxi_waiting {            /* a request that waits; waiting.c */
+    struct bx_request request;      /* first */
+    struct bx_msg *args;            /* NULL for an async handler, which has read them */
+    struct bxi_waiting *chain_next; /* lock: in its peer's chain */
+    struct bxi_waiting **chain_link;/* lock: what points to it there */
+    enum bxi_waiting_state state;   /* lock */
+    struct bxi_task task;           /* of a blocking handler */
+    struct bx_future *future;       /* of an async handler: its maker's, there until its callback has run */
+    struct bxi_waiting *next_row;   /* lock: in its batcher's list */
+    uint64_t came_ns;               /* of a row */
+    struct bx_msg *reply;           /* of a blocking handler, or a row; with the next two by the thread that runs it */
+    int code;                       /* of a row: bx_batch_fail_row */
     char *text;
 };
 
@@ -207,22 +221,17 @@ struct bxi_batcher {            /* lock, but for what says otherwise */
     bool due;                                   /* the oldest row has waited long enough */
     uint64_t members[BXI_WORLD_MAX / 64];
     uint64_t present[BXI_WORLD_MAX / 64];       /* workers with a row in the list */
-    struct bxi_row *head, *tail;
-    uint32_t waiting;                           /* rows in the list */
+    struct bxi_waiting *head, *tail;            /* the rows */
+    uint32_t waiting;                           /* how many */
     struct bxi_timer timer;
+    struct bxi_task task;                       /* of a blocking body; used while running */
     struct bxi_batcher *next;
 };
 
 /* ---- The pool ------------------------------------------------------------------------------------ */
 
-struct bxi_task {
-    struct bxi_task *next;
-    struct bxi_batcher *batcher;                /* a batch to run, or NULL: */
-    struct bx_request request;
-    struct bx_msg *args;
-};
 struct bxi_pool {
-    pthread_mutex_t lock;       /* all but blocked and timer; inside or outside of no other lock */
+    pthread_mutex_t lock;       /* all but blocked and timer; no other lock is taken inside */
     pthread_cond_t cond;
     struct bxi_task *head, *tail;
     uint32_t queued;
@@ -259,7 +268,6 @@ struct bxi_rpc {
     uint8_t name_bucket[256];                   /* open addressing by name; BXI_NO_INDEX if empty */
 
     _Alignas(BXI_LINE) struct bxi_batcher *batchers;    /* lock, all below */
-    struct bxi_parked *parked;
     struct bxi_call *expired;                   /* taken out by timers, to be completed without the lock */
     uint32_t calls_open;                        /* LIVE slots of all peers */
     uint32_t serving;                           /* requests of all peers not yet answered */
@@ -395,42 +403,45 @@ static inline void bxi_now_hide(const struct bx_request *request)
  * or BX_E_CORRUPT: it must be cut off. */
 int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload, uint32_t payload_bytes);
 /* Answers a request: code 0 with a value, or an error with a text. Takes the lock. */
-void bxi_answer(const struct bx_request *request, int code, const char *text, const struct bx_msg *value);
-/* Runs a handler of kind inline or blocking and answers. */
-/* The reader reads args, which is destroyed before the answer goes out; or NULL, and the frame. */
-void bxi_run_handler(struct bx_request *request, struct bx_reader reader, struct bx_msg *args,
-                     struct bx_msg *reply);
-/* Counts a request as being served until it is answered. Lock. 0; BX_E_CORRUPT: its caller has more in
- * flight than it may; -ENOBUFS: 1024 one-way calls of its wait already, this one is to be dropped. */
-int bxi_serving_begin(struct bx_request *request);
-void bxi_serving_cancel(struct bx_request *request);    /* it was not served after all; lock */
+void bxi_answer(struct bx_request *request, int code, const char *text, const struct bx_msg *value);
+/* ---- waiting.c: a request that waits -------------------------------------------------------------------- */
+struct bxi_waiting *bxi_waiting_create(const struct bx_request *request);      /* NULL: no memory */
+/* Counts the request as being served, and puts it into its peer's table. Lock. 0; BX_E_CORRUPT: its caller has more
+ * in flight than it may; -ENOBUFS: 1024 one-way calls of its caller wait already, this one is to be dropped. */
+int bxi_waiting_begin(struct bxi_waiting *waiting, enum bxi_waiting_state state);
+void bxi_waiting_end(struct bxi_waiting *waiting);          /* undoes begin; lock */
+struct bxi_waiting *bxi_waiting_find(struct bxi_peer *peer, uint64_t id);      /* NULL; lock */
+/* By its owner: destroys the arguments, answers as bxi_answer does, and frees it. */
+void bxi_waiting_answer(struct bxi_waiting *waiting, int code, const char *text, const struct bx_msg *value);
+/* Releases what it holds and frees it, unanswered. It is in no table, or the table is not used any more. */
+void bxi_waiting_drop(struct bxi_waiting *waiting);
 
-/* The caller of an async handler's request gave up, or is gone (any_id): the future that the handler holds
- * fails with code, so that it learns of it. True if there was one. */
-bool bxi_parked_fail(struct bx_job *job, struct bxi_peer *peer, uint64_t id, bool any_id, int code);
+/* ---- cancel.c -------------------------------------------------------------------------------------------- */
+/* The caller gave up; code: BX_E_CANCELLED or BX_E_TIMEOUT. A queued request is answered with it. The future of an
+ * async handler fails with BX_E_CANCELLED. Role. */
+void bxi_waiting_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code);
+/* The caller is gone: the futures of its async requests fail with code. */
+void bxi_waiting_peer_gone(struct bx_job *job, struct bxi_peer *peer, int code);
 
 /* ---- batch.c ------------------------------------------------------------------------------------- */
-/* 0, -ENOMEM, BX_E_CORRUPT. */
-int bxi_batch_add_row(struct bx_request *request, struct bx_msg *args);     /* takes args on success */
+/* Begins the request as a row of its function's batch. 0, and the batch owns it; or as bxi_waiting_begin. Role. */
+int bxi_batch_add(struct bxi_waiting *row);
+void bxi_batch_take(struct bx_job *job, struct bxi_waiting *row);      /* out of its batcher's list; lock */
 int bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, bool joins);   /* 0, BX_E_PEER_DEAD */
 void bxi_batches_leave(struct bx_job *job, int rank);      /* it is gone, and a member of nothing */
 void bxi_batches_look(struct bx_job *job);      /* role: runs what is ready */
-void bxi_batch_flush_due(struct bx_job *job, struct bxi_timer *timer);     /* lock */
-void bxi_batch_run(struct bx_job *job, struct bxi_batcher *batcher);    /* by the pool, or the role */
-/* There is no thread for the body (bxi_pool_submit): its rows fail with code. */
-void bxi_batch_refuse(struct bx_job *job, struct bxi_batcher *batcher, int code);
-bool bxi_batch_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code);
+void bxi_batcher_init(struct bxi_batcher *batcher);        /* what its timer and the pool call */
 void bxi_batch_show(struct bx_job *job, const struct bxi_batcher *batcher);    /* to inspectors; lock, or start */
 void bxi_batchers_destroy(struct bx_job *job);
 
 /* ---- pool.c -------------------------------------------------------------------------------------- */
-/* 0, BX_E_BUSY, BX_E_CORRUPT, BX_E_SHUTDOWN, -ENOBUFS as bxi_serving_begin, -errno of pthread_create. */
+/* 0, BX_E_BUSY, BX_E_SHUTDOWN, -errno of pthread_create. */
 int bxi_pool_submit(struct bx_job *job, struct bxi_task *task);
-/* The sentence for what submit returned; NULL: the code's own says all. */
+/* The sentence for what submit or bxi_waiting_begin returned; NULL: the code has its own. */
 #define BXI_POOL_WHY_BYTES 160
 const char *bxi_pool_why(int rc, char text[BXI_POOL_WHY_BYTES]);
-/* Takes a request out of the queue and answers it with code; false if it is not there. */
-bool bxi_pool_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code);
+/* Takes the task out of the queue; false if a thread has it. The job's lock may be held. */
+bool bxi_pool_take(struct bx_job *job, struct bxi_task *task);
 bool bxi_pool_block(struct bx_job *job);        /* this thread begins to wait; true if it is the pool's */
 void bxi_pool_unblock(struct bx_job *job);
 bool bxi_pool_owns_thread(const struct bx_job *job);       /* this thread is one of the pool's */

@@ -207,7 +207,7 @@ void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_sta
         bxi_log(state == BXI_PEER_DEAD ? 1 : 0, "worker '%s' (rank %d, pid %u) %s", peer->name, peer->rank,
                 peer->pid, state == BXI_PEER_DEAD ? "died" : "was cut off: its memory holds nonsense");
     bxi_calls_fail(job, peer, codes[state], BX_FOREVER);
-    bxi_parked_fail(job, peer, 0, true, codes[state]);
+    bxi_waiting_peer_gone(job, peer, codes[state]);
     bxi_batches_leave(job, peer->rank);
     if (state != BXI_PEER_LEFT && job->rpc->on_death != NULL) {
         bxi_no_wait_enter();

@@ -89,6 +89,13 @@ static void dies(struct bx_job *job)
     kill(getpid(), SIGKILL);
 }
 
+static void sends_a_oneway_and_dies(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "park", NULL, NULL), 0);
+    harness_await(PARKED, 1);
+    kill(getpid(), SIGKILL);
+}
+
 static void sees_it_die(struct bx_job *job)
 {
     (void)job;
@@ -123,4 +130,10 @@ Test(parked, learns_that_its_caller_cancelled, .timeout = 20)
 Test(parked, learns_that_its_caller_died, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u, .body = { dies, NULL, sees_it_die } });
+}
+
+Test(parked, learns_that_the_caller_of_a_oneway_died, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup, .dies = 1u, .body = { sends_a_oneway_and_dies, NULL, sees_it_die } });
 }

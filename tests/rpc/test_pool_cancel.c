@@ -134,6 +134,32 @@ Test(pool_cancel, of_the_last_request_leaves_a_queue_that_takes_more, .timeout =
     cr_expect_eq(harness_load(RAN + 3), 1);
 }
 
+#define MANY 130                /* more than twice the chains in which they are found */
+
+static void cancel_one_of_many(struct bx_job *job)
+{
+    struct bx_future *futures[MANY];
+
+    harness_await(ENTERED, 1);
+    for (int i = 0; i < MANY; i++)
+        futures[i] = begin(job, "note", i == MANY / 2 ? 2 : 1);
+    await_read(job);
+    cancel(job, futures[MANY / 2]);
+    harness_post(CANCELLED);
+    for (int i = 0; i < MANY; i++)
+        if (i != MANY / 2)
+            end(futures[i], 0);
+}
+
+Test(pool_cancel, finds_one_of_many, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { keep_the_thread_busy, cancel_one_of_many },
+        .options = { .pool_threads = 1 } });
+    cr_expect_eq(harness_load(RAN + 1), MANY - 1);
+    cr_expect_eq(harness_load(RAN + 2), 0);
+}
+
 /* ---- The stop ----------------------------------------------------------------------------------- */
 
 static bool is_stopping(struct bx_job *job)

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A caller gave up a call, or is gone. Role, and bx_job_destroy.
+ *
+ * A cancel finds the request by its id and takes it out of the pool's queue or its batcher's list; it is answered,
+ * for the caller's slot waits for the answer. A request whose handler runs goes on. A future that an async handler
+ * returned fails, so that the handler's program learns of it; the future's callback answers. When a caller is gone,
+ * only such futures fail: what it has in the queue or in a batch is run, and its answers are dropped.
+ */
+#include "rpc.h"
+
+/* Lock. The request's future with a reference; NULL if its last reference is gone: then its callback is about to run. */
+static struct bx_future *take_future(struct bxi_waiting *waiting)
+{
+    waiting->state = BXI_WAITS_NO_MORE;
+    /* The request is in the table, so the callback has not freed it, and the future's memory is there. */
+    return bxi_future_try_acquire(waiting->future) ? waiting->future : NULL;
+}
+
+static void fail_future(struct bx_future *future, const struct bxi_peer *peer, int code)
+{
+    bxi_future_complete(future, code, bxi_text("its caller, worker '%s': %s", peer->name, bx_strerror(code)), NULL);
+    bxi_no_wait_enter();
+    bxi_future_release(future);
+    bxi_no_wait_leave();
+}
+
+/* Lock. Takes the request out of what it waits in. True: the caller owns it now. */
+static bool take(struct bx_job *job, struct bxi_waiting *waiting, struct bx_future **future)
+{
+    switch (waiting->state) {
+    case BXI_WAITS_FOR_THREAD:
+        return bxi_pool_take(job, &waiting->task);
+    case BXI_WAITS_FOR_BATCH:
+        bxi_batch_take(job, waiting);
+        return true;
+    case BXI_WAITS_FOR_FUTURE:
+        *future = take_future(waiting);
+        return false;
+    case BXI_WAITS_NO_MORE:
+        break;
+    }
+    return false;
+}
+
+void bxi_waiting_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code)
+{
+    struct bx_future *future = NULL;
+    struct bxi_waiting *waiting;
+    bool taken;
+
+    bxi_lock(&job->run->lock);
+    waiting = bxi_waiting_find(peer, id);
+    taken = waiting != NULL && take(job, waiting, &future);
+    if (taken && code == BX_E_TIMEOUT)
+        bxi_counter_add(job, BXI_C_requests_expired, 1);
+    bxi_unlock(&job->run->lock);
+    if (taken)
+        bxi_waiting_answer(waiting, code, NULL, NULL);
+    if (future != NULL)
+        fail_future(future, peer, BX_E_CANCELLED);
+}
+
+/* Lock. The next request from chain *at on that waits for a future; NULL if there is none. */
+static struct bxi_waiting *next_on_future(struct bxi_peer *peer, int *at)
+{
+    for (; *at <= BXI_WAITING_CHAINS; (*at)++)
+        for (struct bxi_waiting *waiting = peer->waiting[*at]; waiting != NULL; waiting = waiting->chain_next)
+            if (waiting->state == BXI_WAITS_FOR_FUTURE)
+                return waiting;
+    return NULL;
+}
+
+void bxi_waiting_peer_gone(struct bx_job *job, struct bxi_peer *peer, int code)
+{
+    int at = 0;
+
+    for (;;) {
+        struct bx_future *future = NULL;
+        struct bxi_waiting *waiting;
+
+        bxi_lock(&job->run->lock);
+        waiting = next_on_future(peer, &at);
+        if (waiting != NULL)
+            future = take_future(waiting);
+        bxi_unlock(&job->run->lock);
+        if (waiting == NULL)
+            return;
+        if (future != NULL)
+            fail_future(future, peer, code);
+    }
+}

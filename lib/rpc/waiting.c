@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A request whose handler is not inline: one object, a struct bxi_waiting, from when its frame was read until it is
+ * answered. It is found by its caller and its id, whatever it waits for.
+ *
+ * States (under the lock). A request is created and begun by the role, in the state that its handler's kind says:
+ *
+ *     WAITS_FOR_THREAD   its task is the pool's. While task.queued (pool.lock) the queue has it; then a thread of the
+ *                        pool owns the object, runs the handler and answers (handler.c).
+ *     WAITS_FOR_BATCH    it is in its batcher's list. The thread that takes it from there owns it (batch.c).
+ *     WAITS_FOR_FUTURE   the callback of the handler's future owns it and answers, by the thread that completes the
+ *                        future (handler.c). Nobody else may free it.
+ *     WAITS_NO_MORE      of a row: a batch runs it. Of an async handler: a cancel has failed its future, whose
+ *                        callback answers as before.
+ *
+ * A cancel (cancel.c) that takes the object out of the pool's queue or a batcher's list owns it. The owner alone
+ * answers, with bxi_waiting_answer, which takes the object from the table and frees it. A handler or a body that leaves
+ * by pthread_exit has failed with BX_E_HANDLER (usercall.c): its thread answers, and ends later. bx_job_destroy frees
+ * the rows that no batch has run.
+ *
+ * The table is the peer's: 64 chains by the low bits of the id, which are the caller's slot. A caller uses its lowest
+ * slots first, and has at most 1024, so a chain has one request or a few, and 16 at the most; a cancel reads one chain.
+ * An array of 1024 slots would be 8 KiB for each peer, and could not hold two requests with the same id, which a
+ * broken peer may send. One-way calls have no id: they are in a chain of their own, which no cancel reads. Inline
+ * requests are in no chain. The table is changed under the lock in the sections that count requests, so it adds no
+ * locking.
+ */
+#include "rpc.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+static struct bxi_waiting **chain_of(struct bxi_peer *peer, uint64_t id)
+{
+    return &peer->waiting[id & (BXI_WAITING_CHAINS - 1)];
+}
+
+static void link_into(struct bxi_waiting **chain, struct bxi_waiting *waiting)
+{
+    waiting->chain_next = *chain;
+    waiting->chain_link = chain;
+    if (waiting->chain_next != NULL)
+        waiting->chain_next->chain_link = &waiting->chain_next;
+    *chain = waiting;
+}
+
+static void unlink_it(struct bxi_waiting *waiting)
+{
+    *waiting->chain_link = waiting->chain_next;
+    if (waiting->chain_next != NULL)
+        waiting->chain_next->chain_link = waiting->chain_link;
+}
+
+struct bxi_waiting *bxi_waiting_create(const struct bx_request *request)
+{
+    struct bxi_waiting *waiting = calloc(1, sizeof *waiting);
+
+    if (waiting != NULL)
+        waiting->request = *request;
+    return waiting;
+}
+
+int bxi_waiting_begin(struct bxi_waiting *waiting, enum bxi_waiting_state state)
+{
+    struct bx_request *request = &waiting->request;
+    struct bxi_peer *peer = request->peer;
+
+    if (!request->oneway && peer->serving >= BXI_CALLS_MAX)
+        return BX_E_CORRUPT;
+    if (request->oneway && peer->serving_oneways >= BXI_CALLS_MAX) {
+        bxi_counter_add(request->job, BXI_C_requests_dropped, 1);
+        return -ENOBUFS;
+    }
+    request->counted = true;
+    bxi_serving_show(request);
+    peer->serving += !request->oneway;              /* the 1024 bound these */
+    peer->serving_oneways += request->oneway;
+    request->job->rpc->serving++;
+    waiting->state = state;
+    link_into(request->oneway ? &peer->waiting[BXI_WAITING_CHAINS] : chain_of(peer, request->id), waiting);
+    return 0;
+}
+
+void bxi_waiting_end(struct bxi_waiting *waiting)
+{
+    struct bx_request *request = &waiting->request;
+
+    bxi_serving_hide(request);
+    request->peer->serving -= !request->oneway;
+    request->peer->serving_oneways -= request->oneway;
+    request->job->rpc->serving--;
+    unlink_it(waiting);
+}
+
+struct bxi_waiting *bxi_waiting_find(struct bxi_peer *peer, uint64_t id)
+{
+    struct bxi_waiting *waiting = *chain_of(peer, id);
+
+    while (waiting != NULL && waiting->request.id != id)
+        waiting = waiting->chain_next;
+    return waiting;
+}
+
+static void free_it(struct bxi_waiting *waiting)
+{
+    bx_msg_destroy(waiting->args);
+    bx_msg_destroy(waiting->reply);
+    free(waiting->text);
+    free(waiting);
+}
+
+void bxi_waiting_answer(struct bxi_waiting *waiting, int code, const char *text, const struct bx_msg *value)
+{
+    /* Before the answer goes out: the caller that reads it has got back what the arguments lent. */
+    bx_msg_destroy(waiting->args);
+    waiting->args = NULL;
+    bxi_answer(&waiting->request, code, text, value);
+    free_it(waiting);
+}
+
+void bxi_waiting_drop(struct bxi_waiting *waiting)
+{
+    bxi_loan_release(waiting->request.loan);
+    free_it(waiting);
+}

@@ -10,6 +10,7 @@
  *
  * Members are changed by any thread, but only a pass looks whether a batch became ready by it.
  */
+#include "base/options.h"
 #include "mark.h"
 
 #include <errno.h>
@@ -253,13 +254,6 @@ static void refuse_task(struct bx_job *job, struct bxi_task *task, int code)
         bxi_event(job, BXI_EVENT_BATCH);
 }
 
-void bxi_batcher_init(struct bxi_batcher *batcher)
-{
-    batcher->timer.fire = flush_due;
-    batcher->task.run = run_task;
-    batcher->task.refuse = refuse_task;
-}
-
 /* The batch was found ready and marked as running, under the lock. Role. */
 static void start(struct bx_job *job, struct bxi_batcher *batcher)
 {
@@ -339,6 +333,38 @@ void bxi_batch_take(struct bx_job *job, struct bxi_waiting *taken)
     taken->state = BXI_WAITS_NO_MORE;
     set_flush_timer(job, batcher);
     bxi_batch_show(job, batcher);
+}
+
+/* ---- registration ------------------------------------------------------------------------------ */
+
+int bx_register_batch(struct bx_job *job, const char *name, bx_batch_fn fn, void *context,
+                      const struct bx_batch_options *options)
+{
+    struct bx_batch_options given = { 0 };
+    struct bxi_batcher *batcher;
+    int rc;
+
+    if (fn == NULL)
+        return bx_fail(-EINVAL, "there is no body to register as '%s'", bxi_brief(name).text);
+    if (options != NULL && (rc = bxi_options_copy(&given, sizeof given, options, "bx_batch_options")) < 0)
+        return rc;
+    batcher = calloc(1, sizeof *batcher);
+    if (batcher == NULL)
+        return bx_fail(-ENOMEM, "no memory for a batch");
+    batcher->fn = fn;
+    batcher->max_rows = given.max_rows;
+    batcher->flush_after_ns = given.flush_after_ns;
+    batcher->blocking = given.blocking;
+    batcher->timer.fire = flush_due;
+    batcher->task.run = run_task;
+    batcher->task.refuse = refuse_task;
+
+    struct bxi_handler handler = { .kind = BXI_F_BATCH, .context = context, .batcher = batcher };
+
+    rc = bxi_register(job, name, &handler);
+    if (rc < 0)
+        free(batcher);
+    return rc;
 }
 
 void bxi_batchers_destroy(struct bx_job *job)

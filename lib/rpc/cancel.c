@@ -9,7 +9,7 @@
  */
 #include "rpc.h"
 
-/* Lock. The request's future with a reference; NULL if its last reference is gone: then its callback is about to run. */
+/* Lock. The future with a reference; NULL if its last reference is gone: then its callback is about to run. */
 static struct bx_future *take_future(struct bxi_waiting *waiting)
 {
     waiting->state = BXI_WAITS_NO_MORE;

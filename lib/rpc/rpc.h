@@ -383,7 +383,7 @@ static inline uint64_t bxi_serving_who(const struct bx_request *request)
 /* A handler runs here and now. Role. */
 static inline void bxi_now_show(const struct bx_request *request)
 {
-    struct bxi_now *now = &request->bxi_tables(job->control)->now;
+    struct bxi_now *now = &bxi_tables(request->job->control)->now;
 
     if (!(BXI_STATS & BXI_STATS_TABLES))
         return;
@@ -395,15 +395,26 @@ static inline void bxi_now_show(const struct bx_request *request)
 static inline void bxi_now_hide(const struct bx_request *request)
 {
     if (BXI_STATS & BXI_STATS_TABLES)
-        bxi_store_relaxed(&request->bxi_tables(job->control)->now.since_ns, 0);     /* relaxed: as in bxi_now_show */
+        bxi_store_relaxed(&bxi_tables(request->job->control)->now.since_ns, 0);     /* relaxed: as in bxi_now_show */
 }
 
 /* ---- dispatch.c (role) --------------------------------------------------------------------------- */
 /* Handles one frame of peer, which still lies in its ring. 0; -EAGAIN: not yet, its device memory is being mapped;
  * or BX_E_CORRUPT: it must be cut off. */
 int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload, uint32_t payload_bytes);
+
+/* ---- answer.c -------------------------------------------------------------------------------------------- */
 /* Answers a request: code 0 with a value, or an error with a text. Takes the lock. */
 void bxi_answer(struct bx_request *request, int code, const char *text, const struct bx_msg *value);
+
+/* ---- handler.c (role) ------------------------------------------------------------------------------------ */
+/* Runs the request's handler, or keeps the request until it can run. The body is in job->rpc->frame, or the request has
+ * a loan. 0, or BX_E_CORRUPT: the caller must be cut off. */
+int bxi_handler_run(struct bx_request *request, size_t body_bytes);
+
+/* ---- register.c ------------------------------------------------------------------------------------------ */
+int bxi_register(struct bx_job *job, const char *name, const struct bxi_handler *handler);     /* as bx_register */
+
 /* ---- waiting.c: a request that waits -------------------------------------------------------------------- */
 struct bxi_waiting *bxi_waiting_create(const struct bx_request *request);      /* NULL: no memory */
 /* Counts the request as being served, and puts it into its peer's table. Lock. 0; BX_E_CORRUPT: its caller has more
@@ -430,7 +441,6 @@ void bxi_batch_take(struct bx_job *job, struct bxi_waiting *row);      /* out of
 int bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, bool joins);   /* 0, BX_E_PEER_DEAD */
 void bxi_batches_leave(struct bx_job *job, int rank);      /* it is gone, and a member of nothing */
 void bxi_batches_look(struct bx_job *job);      /* role: runs what is ready */
-void bxi_batcher_init(struct bxi_batcher *batcher);        /* what its timer and the pool call */
 void bxi_batch_show(struct bx_job *job, const struct bxi_batcher *batcher);    /* to inspectors; lock, or start */
 void bxi_batchers_destroy(struct bx_job *job);
 

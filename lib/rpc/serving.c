@@ -32,7 +32,8 @@ void bxi_serving_hide(const struct bx_request *request)
 
     if (request->row == BXI_NO_ROW)
         return;
-    bxi_store_relaxed(&bxi_tables(job->control)->serving[request->row].where, BXI_AT_NONE);    /* relaxed: for inspectors */
+    /* Relaxed: for inspectors */
+    bxi_store_relaxed(&bxi_tables(job->control)->serving[request->row].where, BXI_AT_NONE);
     job->observe->free_rows[job->observe->free_row_count++] = request->row;
 }
 
@@ -41,5 +42,6 @@ void bxi_serving_at(const struct bx_request *request, enum bxi_where where)
     if (request->row == BXI_NO_ROW)
         return;
     /* Relaxed: for inspectors. */
-    bxi_store_relaxed(&request->bxi_tables(job->control)->serving[request->row].where, (uint64_t)where | bxi_thread_id() << 8);
+    bxi_store_relaxed(&bxi_tables(request->job->control)->serving[request->row].where,
+                      (uint64_t)where | bxi_thread_id() << 8);
 }

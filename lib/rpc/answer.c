@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Answers: a request's result, or its error with a sentence, becomes a reply frame.
+ *
+ * Run by the role, by a thread of the pool, or by the thread that completes an async handler's future. Nothing here
+ * waits: a reply that finds the ring full is queued, and one whose lease cannot be granted becomes an error.
+ */
+#include "mark.h"
+
+#include <errno.h>
+#include <stdio.h>
+
+/* "worker 'agent', function 'pick': no such row", within a frame and a sentence. */
+static size_t error_body(char body[BXI_TEXT_BYTES], const struct bx_request *request, int code, const char *text)
+{
+    int bytes = snprintf(body, BXI_TEXT_BYTES, "worker '%s', function '%s': %s", request->job->name,
+                         request->handler != NULL ? request->handler->name : "?",
+                         text != NULL && text[0] != '\0' ? text : bx_strerror(code));
+
+    return bytes < BXI_TEXT_BYTES ? (size_t)bytes : BXI_TEXT_BYTES - 1;
+}
+
+/* A reply on its way out: its head, and either a value or a sentence. */
+struct reply {
+    struct bxi_frame head;
+    struct bxi_out out;
+    struct bxi_cargo cargo;
+    uint64_t traced_ns;             /* if it is traced: when it began to be made */
+    char text[BXI_TEXT_BYTES];
+};
+
+static void make_error(struct reply *reply, const struct bx_request *request, int code, const char *text)
+{
+    reply->head.code = code;
+    reply->head.flags = 0;
+    reply->out.body_bytes = error_body(reply->text, request, code, text);
+    reply->out.body = reply->text;
+    reply->out.cargo = NULL;
+}
+
+/* About when the answer to a request is made. The clock that the pass has read will do for an inline handler,
+ * which is short. */
+static uint64_t answered_ns(const struct bx_request *request)
+{
+    struct bx_job *job = request->job;
+
+    if (request->begin_ns != 0)
+        return bxi_now_ns();
+    if (request->handler != NULL && request->handler->kind == BXI_F_INLINE && bxi_is_driving(job) &&
+        job->run->pass_ns != 0)
+        return job->run->pass_ns;
+    return bxi_coarse_ns();
+}
+
+static void make_reply(struct reply *reply, const struct bx_request *request, int code, const char *text,
+                       const struct bx_msg *value)
+{
+    reply->head = (struct bxi_frame){ .kind = BXI_REPLY, .code = code, .id = request->id,
+                                      .sent_ns = answered_ns(request) };
+    reply->out = (struct bxi_out){ .head = &reply->head, .body = bx_msg_data(value),
+                                   .body_bytes = bx_msg_bytes(value), .slot = -1, .may_queue = true };
+    if (code == 0 && !request->oneway && bxi_needs_lease(value)) {
+        code = bxi_cargo_pack(request->job, request->peer, value, &reply->cargo);
+        reply->out.cargo = &reply->cargo;
+        text = bx_error_text();
+        bxi_leases_reclaim(request->job);
+    }
+    if (code < 0)
+        make_error(reply, request, code, text);
+    if (request->begin_ns != 0) {
+        reply->head.flags |= BXI_FLAG_TIMED;
+        reply->head.function = bxi_span_pack(reply->head.sent_ns - request->begin_ns);
+    }
+}
+
+/* Lock. 0, or why the reply was lost. */
+static int send_reply(struct reply *reply, const struct bx_request *request)
+{
+    struct bx_job *job = request->job;
+    int rc;
+
+    if (bxi_peer_consumed(job, request->peer, request->consumed) < 0)
+        return bxi_peer_suspect(job, request->peer, "it claims to have read what was never sent");
+    bxi_counter_add(job, BXI_C_replies_sent, 1);
+    rc = bxi_peer_send(job, request->peer, &reply->out);
+    if (rc == 0 || reply->out.cargo == NULL)
+        return rc;
+    /* Nothing here may wait for leases. */
+    make_error(reply, request, rc == -EAGAIN ? BX_E_ON_LOAN : rc, NULL);
+    return bxi_peer_send(job, request->peer, &reply->out);
+}
+
+void bxi_answer(struct bx_request *request, int code, const char *text, const struct bx_msg *value)
+{
+    struct bx_job *job = request->job;
+    struct reply reply;
+    bool sent = false;
+    int rc = 0;
+
+    bxi_trace_answers(request, &reply.traced_ns);
+    reply.cargo.body = NULL;
+    make_reply(&reply, request, code, text, value);
+    bxi_loan_release(request->loan);
+    if (request->oneway && code < 0)
+        bxi_log(1, "a one-way call of worker '%s' failed: %s", request->peer->name, reply.text);
+
+    bxi_lock(&job->run->lock);
+    if (request->counted)           /* it lies in a struct bxi_waiting */
+        bxi_waiting_end((struct bxi_waiting *)(void *)request);
+    if (!request->oneway && bxi_load_relaxed(&request->peer->state) == BXI_PEER_ALIVE) {
+        rc = send_reply(&reply, request);
+        sent = rc == 0;
+    }
+    bxi_unlock(&job->run->lock);
+    bxi_trace_answered(request, &reply.traced_ns, reply.head.code, bx_msg_bytes(value), sent);
+    if (reply.cargo.body != NULL)
+        bxi_cargo_drop(&reply.cargo);
+    if (request->counted)
+        bxi_quiet_changed(job);
+    if (rc < 0)
+        bxi_log(0, "a reply to worker '%s' was lost: %s", request->peer->name, bx_error_text());
+    if (request->counted && !bxi_is_driving(job))
+        bxi_bells_flush(job);
+}

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * How the four kinds of handlers run.
+ *
+ *     inline      here, by the role, its arguments read in job->rpc->frame; answered before the next frame is read
+ *     async       here, by the role; answered by the callback of the future that it returned
+ *     blocking    by a thread of the pool, with a copy of its arguments, or the loan of them
+ *     batch       by batch.c, likewise with a copy or the loan
+ *
+ * All but the inline ones are a struct bxi_waiting meanwhile (waiting.c).
+ */
+#include "mark.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* The arguments as they lie in the frame, or in what it lends. */
+static struct bx_reader reader_of(const struct bx_request *request, size_t body_bytes)
+{
+    const struct bxi_loan *loan = request->loan;
+
+    if (loan == NULL)
+        return (struct bx_reader){ .data = request->job->rpc->frame, .bytes = body_bytes };
+    return (struct bx_reader){ .data = loan->data, .bytes = loan->bytes, .tensors = loan->pointers,
+                               .tensor_count = loan->tensor_count };
+}
+
+/* Runs an inline or a blocking handler. Its code; the thread's sentence says why it failed. */
+static int run_handler(struct bx_request *request, struct bx_reader reader, struct bx_msg *reply)
+{
+    bxi_clear_error();
+    bxi_trace_handler_begins(request);
+
+    int code = bxi_call_handler(request, &reader, reply, NULL);
+
+    if (code >= 0)
+        code = reader.error < 0 ? reader.error : reply->error;
+    bxi_trace_handler_ends(request, reader.bytes, code);
+    return code;
+}
+
+/* One large reply does not keep its memory for ever. */
+static void shrink_reply(struct bx_job *job)
+{
+    struct bx_msg *reply = bx_msg_create(BXI_FRAME_MAX);
+
+    if (reply == NULL)
+        return;
+    bx_msg_destroy(job->rpc->reply);
+    job->rpc->reply = reply;
+}
+
+static void run_inline(struct bx_request *request, size_t body_bytes)
+{
+    struct bx_job *job = request->job;
+    int code;
+
+    bx_msg_clear(job->rpc->reply);
+    bxi_now_show(request);
+    bxi_request_begins(request);
+    bxi_no_wait_enter();
+    code = run_handler(request, reader_of(request, body_bytes), job->rpc->reply);
+    bxi_answer(request, code, bx_error_text(), job->rpc->reply);
+    if (job->rpc->reply->tensor_count > 0)
+        bx_msg_clear(job->rpc->reply);       /* here, where a bx_free_fn must not wait either */
+    bxi_no_wait_leave();
+    bxi_now_hide(request);
+    if (job->rpc->reply->capacity > BXI_FRAME_MAX)
+        shrink_reply(job);
+}
+
+/* ---- async handlers ---------------------------------------------------------------------------- */
+
+/* The callback of its future: by the thread that completes that. */
+static void async_done(struct bx_future *future, void *context)
+{
+    struct bxi_waiting *waiting = context;
+
+    bxi_trace_future(&waiting->request, future->code);
+    bxi_waiting_answer(waiting, future->code, bx_future_error_text(future), future->value);
+}
+
+/* The future's result becomes the answer. 0: the callback owns the request. BX_E_CORRUPT as bxi_waiting_begin, and it
+ * is freed; any other error has been answered. */
+static int answer_when_done(struct bxi_waiting *waiting, struct bx_future *future)
+{
+    struct bx_job *job = waiting->request.job;
+    int rc;
+
+    waiting->request.traced_ns = bxi_trace_now(job);
+    waiting->future = future;
+    bxi_lock(&job->run->lock);
+    rc = bxi_waiting_begin(waiting, BXI_WAITS_FOR_FUTURE);
+    bxi_unlock(&job->run->lock);
+    if (rc == 0)
+        rc = bxi_future_on_done(future, async_done, waiting);
+    if (rc == BX_E_CORRUPT)
+        bxi_waiting_drop(waiting);
+    else if (rc < 0)
+        bxi_waiting_answer(waiting, rc, NULL, NULL);
+    return rc;
+}
+
+static int run_async(struct bx_request *read, size_t body_bytes)
+{
+    struct bx_reader args = reader_of(read, body_bytes);
+    struct bxi_waiting *waiting = bxi_waiting_create(read);
+    struct bx_future *future = NULL;
+    struct bx_request *request;
+    int code, rc = 0;
+
+    if (waiting == NULL) {
+        bxi_answer(read, -ENOMEM, NULL, NULL);
+        return 0;
+    }
+    request = &waiting->request;
+    bxi_clear_error();
+    bxi_now_show(request);
+    bxi_request_begins(request);
+    bxi_trace_handler_begins(request);
+    bxi_no_wait_enter();
+    code = bxi_call_handler(request, &args, NULL, &future);
+    bxi_no_wait_leave();
+    bxi_trace_handler_ends(request, args.bytes, code);
+    bxi_now_hide(request);
+    if (code >= 0 && args.error < 0)
+        code = args.error;
+    bxi_loan_release(request->loan);        /* what the handler keeps it has acquired */
+    request->loan = NULL;
+    if (code >= 0 && future == NULL)
+        code = bx_fail(BX_E_HANDLER, "the async handler returned no future");
+    if (code < 0)
+        bxi_waiting_answer(waiting, code, bx_error_text(), NULL);
+    else
+        rc = answer_when_done(waiting, future);
+    bxi_no_wait_enter();            /* its value may hold tensors with a bx_free_fn */
+    bxi_future_release(future);
+    bxi_no_wait_leave();
+    return rc == BX_E_CORRUPT ? rc : 0;
+}
+
+/* ---- handlers that run later --------------------------------------------------------------------- */
+
+/* The request with its arguments, which the frame's memory does not keep. NULL when memory is out. */
+static struct bxi_waiting *keep(const struct bx_request *request, size_t body_bytes)
+{
+    struct bxi_waiting *waiting = bxi_waiting_create(request);
+
+    if (waiting == NULL)
+        return NULL;
+    waiting->args = request->loan != NULL ? bxi_msg_of_loan(request->loan)
+                                          : bxi_msg_copy(request->job->rpc->frame, body_bytes);
+    if (waiting->args != NULL)
+        return waiting;
+    free(waiting);
+    return NULL;
+}
+
+static int add_row(struct bx_request *request, size_t body_bytes)
+{
+    struct bxi_waiting *waiting = keep(request, body_bytes);
+    int rc;
+
+    if (waiting == NULL) {
+        bxi_answer(request, -ENOMEM, "no memory for a row", NULL);
+        return 0;
+    }
+    rc = bxi_batch_add(waiting);
+    if (rc < 0)
+        bxi_waiting_drop(waiting);
+    return rc == BX_E_CORRUPT ? rc : 0;
+}
+
+static struct bxi_waiting *waiting_of(struct bxi_task *task)
+{
+    return (struct bxi_waiting *)(void *)((char *)task - offsetof(struct bxi_waiting, task));
+}
+
+/* By a thread of the pool. */
+static void run_blocking(struct bx_job *job, struct bxi_task *task)
+{
+    struct bxi_waiting *waiting = waiting_of(task);
+    int code;
+
+    if (waiting->request.deadline_ns <= bxi_now_ns()) {
+        bxi_lock(&job->run->lock);
+        bxi_counter_add(job, BXI_C_requests_expired, 1);
+        bxi_unlock(&job->run->lock);
+        bxi_waiting_answer(waiting, BX_E_TIMEOUT, "the deadline passed before a thread was free", NULL);
+        return;
+    }
+    bxi_serving_at(&waiting->request, BXI_AT_THREAD);
+    bxi_request_begins(&waiting->request);
+    waiting->reply = bx_msg_create(0);
+    if (waiting->reply == NULL) {
+        bxi_waiting_answer(waiting, -ENOMEM, "no memory for the reply", NULL);
+        return;
+    }
+    code = run_handler(&waiting->request, bx_msg_reader(waiting->args), waiting->reply);
+    bxi_waiting_answer(waiting, code, bx_error_text(), waiting->reply);
+}
+
+static void refuse_blocking(struct bx_job *job, struct bxi_task *task, int code)
+{
+    char why[BXI_POOL_WHY_BYTES];
+
+    (void)job;
+    bxi_waiting_answer(waiting_of(task), code, bxi_pool_why(code, why), NULL);
+}
+
+static int submit_blocking(struct bx_request *request, size_t body_bytes)
+{
+    struct bx_job *job = request->job;
+    struct bxi_waiting *waiting = keep(request, body_bytes);
+    char why[BXI_POOL_WHY_BYTES];
+    int rc;
+
+    if (waiting == NULL) {
+        bxi_answer(request, -ENOMEM, bxi_pool_why(-ENOMEM, why), NULL);
+        return 0;
+    }
+    waiting->task.run = run_blocking;
+    waiting->task.refuse = refuse_blocking;
+    bxi_lock(&job->run->lock);
+    rc = bxi_waiting_begin(waiting, BXI_WAITS_FOR_THREAD);
+    bxi_unlock(&job->run->lock);
+    if (rc == BX_E_CORRUPT) {
+        bxi_waiting_drop(waiting);
+        return rc;
+    }
+    if (rc < 0 || (rc = bxi_pool_submit(job, &waiting->task)) < 0)
+        bxi_waiting_answer(waiting, rc, bxi_pool_why(rc, why), NULL);
+    return 0;
+}
+
+int bxi_handler_run(struct bx_request *request, size_t body_bytes)
+{
+    struct bx_job *job = request->job;
+
+    switch (request->handler->kind) {
+    case BXI_F_INLINE:
+        bxi_counter_add(job, BXI_C_requests_inline, 1);
+        run_inline(request, body_bytes);
+        return 0;
+    case BXI_F_ASYNC:
+        bxi_counter_add(job, BXI_C_requests_async, 1);
+        return run_async(request, body_bytes);
+    case BXI_F_BLOCKING:
+        bxi_counter_add(job, BXI_C_requests_blocking, 1);
+        return submit_blocking(request, body_bytes);
+    case BXI_F_BATCH:
+        bxi_counter_add(job, BXI_C_requests_batched, 1);
+        return add_row(request, body_bytes);
+    }
+    return BX_E_CORRUPT;
+}
+
+/* ---- what a handler may ask -------------------------------------------------------------------- */
+
+struct bx_job *bx_request_job(const struct bx_request *request)
+{
+    return request != NULL ? request->job : NULL;
+}
+
+int bx_request_caller(const struct bx_request *request)
+{
+    return request != NULL ? request->peer->rank : bxi_null(__func__, "the request");
+}
+
+const char *bx_request_function(const struct bx_request *request)
+{
+    return request != NULL ? request->handler->name : NULL;
+}
+
+uint64_t bx_request_deadline_ns(const struct bx_request *request)
+{
+    return request != NULL ? request->deadline_ns : 0;
+}

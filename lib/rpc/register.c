@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Registering this worker's functions; batch.c registers batches. Any thread, before and after the start.
+ *
+ * Entries are added under the lock and never change. The count of them is published last, here for the role and in the
+ * segment for the peers, so a reader that has the count has the entries.
+ */
+#include "rpc.h"
+
+#include <errno.h>
+
+static int check_name(const char *name)
+{
+    size_t length = name == NULL ? 0 : strlen(name);
+
+    if (length == 0 || length > BX_NAME_MAX)
+        return bx_fail(-EINVAL, "a function's name has 1 to %d characters, '%s' has %zu", BX_NAME_MAX,
+                       bxi_brief(name).text, length);
+    return 0;
+}
+
+/* Lock. */
+static int add_handler(struct bx_job *job, const char *name, const struct bxi_handler *handler)
+{
+    /* Relaxed: written under the lock only. */
+    uint32_t count = bxi_load_relaxed(&job->rpc->handler_count);
+
+    for (uint32_t i = 0; i < count; i++)
+        if (strcmp(job->rpc->handlers[i].name, name) == 0)
+            return bx_fail(-EEXIST, "worker '%s' has registered '%s' before", job->name, name);
+    if (count == BXI_FUNCTION_MAX)
+        return bx_fail(-ENOSPC, "worker '%s' has %d functions already, '%s' is one too many", job->name,
+                       BXI_FUNCTION_MAX, name);
+    job->rpc->handlers[count] = *handler;
+    strcpy(job->rpc->handlers[count].name, name);
+    if (handler->batcher != NULL) {
+        handler->batcher->handler = &job->rpc->handlers[count];
+        handler->batcher->next = job->rpc->batchers;
+        job->rpc->batchers = handler->batcher;
+    }
+    /* [handlers] release, pairs with the acquire in handle_request. */
+    bxi_store_release(&job->rpc->handler_count, count + 1);
+    if (job->control != NULL) {
+        strcpy(job->control->function[count].name, name);
+        job->control->function[count].kind = (uint32_t)handler->kind;
+        /* [functions] release, pairs with the acquire in refresh (names.c). */
+        bxi_store_release(&job->control->header.function_count, count + 1);
+    }
+    return 0;
+}
+
+int bxi_register(struct bx_job *job, const char *name, const struct bxi_handler *handler)
+{
+    int rc = bxi_job_check_any(job);
+
+    if (rc == 0)
+        rc = check_name(name);
+    if (rc == 0 && bxi_load_relaxed(&job->phase) != BXI_CREATED)
+        rc = bxi_job_check(job);
+    if (rc < 0)
+        return rc;
+    bxi_lock(&job->run->lock);
+    rc = add_handler(job, name, handler);
+    bxi_unlock(&job->run->lock);
+    return rc;
+}
+
+int bx_register(struct bx_job *job, const char *name, enum bx_kind kind, bx_handler_fn fn, void *context)
+{
+    if (fn == NULL || (kind != BX_INLINE && kind != BX_BLOCKING))
+        return bx_fail(-EINVAL, "a handler is a function and BX_INLINE or BX_BLOCKING");
+
+    struct bxi_handler handler = { .kind = kind == BX_INLINE ? BXI_F_INLINE : BXI_F_BLOCKING, .fn = fn,
+                                   .context = context };
+
+    return bxi_register(job, name, &handler);
+}
+
+int bx_register_async(struct bx_job *job, const char *name, bx_async_fn fn, void *context)
+{
+    struct bxi_handler handler = { .kind = BXI_F_ASYNC, .async = fn, .context = context };
+
+    if (fn == NULL)
+        return bx_fail(-EINVAL, "there is no function to register as '%s'", bxi_brief(name).text);
+    return bxi_register(job, name, &handler);
+}

@@ -8,8 +8,6 @@
 #include "json.h"
 #include "list.h"
 #include "shmstat.h"
-#include "state.h"
-#include "text.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -18,76 +16,87 @@
 #define WAY_NAMES 21            /* both of them */
 #define FUNCTION_NAME 16
 
-static void json_missing(const struct stat_job *job, const struct stat_call *call)
+static const struct stat_column columns[] = {
+    { "CALL", "call", -14 },    { "FROM > TO", ".way", -(WAY_NAMES + 3) }, { "FUNCTION", ".function", -FUNCTION_NAME },
+    { "AGE", "age_seconds", 8 }, { "", NULL, 0 },                          { "WHERE", ".where", 0 },
+};
+
+#define COLUMNS (sizeof(columns) / sizeof(columns[0]))
+
+static void make_row(const struct stat_job *job, const struct stat_call *call, struct stat_row *row)
+{
+    const char *from = stat_peer_name(job, call->from), *to = stat_peer_name(job, call->to);
+    const char *function = stat_function_name(job, call->to, call->function), *where = stat_where_name(call->where);
+    /* A short name leaves its room to the other. */
+    size_t half = WAY_NAMES / 2, from_most = WAY_NAMES - (strlen(to) < half ? strlen(to) : half);
+    size_t to_most = WAY_NAMES - (strlen(from) < from_most ? strlen(from) : from_most);
+
+    stat_row_begin(row);
+    stat_put_text(row, "call", stat_call_name(call));
+    stat_put(row, "id", STAT_COUNT, call->id);
+    stat_put(row, "caller", STAT_COUNT, (uint64_t)call->from);
+    stat_put_text(row, "caller_name", from);
+    stat_put(row, "callee", STAT_COUNT, (uint64_t)call->to);
+    stat_put_text(row, "callee_name", to);
+    stat_put_text(row, "function", function);
+    stat_put_real(row, "age_seconds", STAT_SECONDS, call->age_s);
+    stat_put_real(row, "left_seconds", STAT_SECONDS, !call->has_deadline ? -1 : call->left_s > 0 ? call->left_s : 0);
+    stat_put(row, "given_up", STAT_FLAG, call->given_up);
+    stat_put_text(row, "where", where);
+    stat_put_if(row, call->thread != 0, "thread", STAT_COUNT, call->thread);
+    stat_put_format(row, ".way", "%s > %s", stat_cut_text(from, from_most), stat_cut_text(to, to_most));
+    stat_put_text(row, ".function", stat_cut_text(function, FUNCTION_NAME));
+    if (call->thread != 0)
+        stat_put_format(row, ".where", "%s %llu", where, (unsigned long long)call->thread);
+    else
+        stat_put_format(row, ".where", "%s%s", where, call->given_up ? ", given up" : "");
+}
+
+/* The ranks whose rows the call's batch waits for: how many, into ranks; -1 if the call waits in no batch. */
+static int missing_ranks(const struct stat_job *job, const struct stat_call *call, int ranks[BXI_WORLD_MAX])
 {
     uint64_t missing[2];
+    int count = 0;
 
     if (call->where != STAT_BATCH || !stat_batch_missing(job, call->to, call->function, missing))
-        return;
-    stat_json_open("waits_for", '[');
+        return -1;
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
         if (missing[rank / 64] >> rank % 64 & 1)
-            stat_json_u64(NULL, (uint64_t)rank);
-    stat_json_close(']');
+            ranks[count++] = rank;
+    return count;
 }
 
 static void json_call(const struct stat_job *job, const struct stat_call *call)
 {
+    int ranks[BXI_WORLD_MAX], count = missing_ranks(job, call, ranks);
+    struct stat_row row;
+
+    make_row(job, call, &row);
     stat_json_open(NULL, '{');
-    stat_json_text("call", stat_call_name(call));
-    stat_json_u64("id", call->id);
-    stat_json_u64("caller", (uint64_t)call->from);
-    stat_json_text("caller_name", stat_peer_name(job, call->from));
-    stat_json_u64("callee", (uint64_t)call->to);
-    stat_json_text("callee_name", stat_peer_name(job, call->to));
-    stat_json_text("function", stat_function_name(job, call->to, call->function));
-    stat_json_seconds("age_seconds", call->age_s);
-    if (call->has_deadline)
-        stat_json_seconds("left_seconds", call->left_s > 0 ? call->left_s : 0);
-    else
-        stat_json_null("left_seconds");
-    stat_json_bool("given_up", call->given_up);
-    stat_json_text("where", stat_where_name(call->where));
-    if (call->thread != 0)
-        stat_json_u64("thread", call->thread);
-    else
-        stat_json_null("thread");
-    json_missing(job, call);
+    stat_row_json(&row);
+    if (count >= 0) {
+        stat_json_open("waits_for", '[');
+        for (int i = 0; i < count; i++)
+            stat_json_u64(NULL, (uint64_t)ranks[i]);
+        stat_json_close(']');
+    }
     stat_json_close('}');
-}
-
-static void print_missing(const struct stat_job *job, const struct stat_call *call)
-{
-    uint64_t missing[2];
-    struct stat_flow flow;
-
-    if (call->where != STAT_BATCH || !stat_batch_missing(job, call->to, call->function, missing) ||
-        (missing[0] | missing[1]) == 0)
-        return;
-    stat_flow_begin(&flow, "waits for");
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
-        if (missing[rank / 64] >> rank % 64 & 1)
-            stat_flow_add(&flow, "%s", stat_peer_name(job, rank));
-    stat_flow_end(&flow);
 }
 
 static void print_call(const struct stat_job *job, const struct stat_call *call)
 {
-    const char *from = stat_peer_name(job, call->from), *to = stat_peer_name(job, call->to);
-    /* A short name leaves its room to the other. */
-    size_t half = WAY_NAMES / 2, from_most = WAY_NAMES - (strlen(to) < half ? strlen(to) : half);
-    size_t to_most = WAY_NAMES - (strlen(from) < from_most ? strlen(from) : from_most);
-    char way[WAY_NAMES + 4], where[40];
+    int ranks[BXI_WORLD_MAX], count = missing_ranks(job, call, ranks);
+    struct stat_flow flow;
+    struct stat_row row;
 
-    snprintf(way, sizeof(way), "%s > %s", stat_cut_text(from, from_most), stat_cut_text(to, to_most));
-    if (call->thread != 0)
-        snprintf(where, sizeof(where), "%s %llu", stat_where_name(call->where), (unsigned long long)call->thread);
-    else
-        snprintf(where, sizeof(where), "%s%s", stat_where_name(call->where), call->given_up ? ", given up" : "");
-    printf("%-14s %-*s %-*s %8s  %s\n", stat_call_name(call), WAY_NAMES + 3, way, FUNCTION_NAME,
-           stat_cut_text(stat_function_name(job, call->to, call->function), FUNCTION_NAME),
-           stat_span_text(call->age_s), where);
-    print_missing(job, call);
+    make_row(job, call, &row);
+    stat_table_row(columns, COLUMNS, &row);
+    if (count <= 0)
+        return;
+    stat_flow_begin(&flow, "waits for");
+    for (int i = 0; i < count; i++)
+        stat_flow_add(&flow, "%s", stat_peer_name(job, ranks[i]));
+    stat_flow_end(&flow);
 }
 
 static int show_job(struct stat_job *job, bool json)
@@ -102,11 +111,10 @@ static int show_job(struct stat_job *job, bool json)
         stat_json_job(job);
         stat_json_open("calls", '[');
     } else {
-        printf("job %s.%016llx: %s, %zu call%s in flight\n", job->name, (unsigned long long)job->instance,
-               stat_job_state(job), calls.count, calls.count == 1 ? "" : "s");
+        stat_job_text(job);
+        printf(", %zu call%s in flight\n", calls.count, calls.count == 1 ? "" : "s");
         if (calls.count > 0)
-            printf("%-14s %-*s %-*s %8s  %s\n", "CALL", WAY_NAMES + 3, "FROM > TO", FUNCTION_NAME, "FUNCTION", "AGE",
-                   "WHERE");
+            stat_table_titles(columns, COLUMNS);
     }
     for (size_t i = 0; i < calls.count; i++) {
         if (json)

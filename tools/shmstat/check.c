@@ -318,48 +318,41 @@ static void check_worker(const struct stat_job *job, const struct stat_worker *w
     compare(worker, findings);
 }
 
-static void add_worker(struct stat_flow *flow, const char *what, const struct stat_job *job, int rank)
+static void violation_row(const struct stat_job *job, const struct stat_violation *violation, struct stat_row *row)
 {
-    const char *name = stat_peer_name(job, rank);
+    const char *name = stat_peer_name(job, violation->rank);
+    const char *peer = violation->peer >= 0 ? stat_peer_name(job, violation->peer) : "";
 
-    stat_flow_add(flow, "%s %d%s%s", what, rank, name[0] != '\0' ? " " : "", name);
+    stat_row_begin(row);
+    stat_put_format(row, "series", "%c", violation->series);
+    stat_put(row, "invariant", STAT_COUNT, (uint64_t)violation->invariant);
+    stat_put(row, "rank", STAT_COUNT, (uint64_t)violation->rank);
+    stat_put_text(row, "name", name);
+    stat_put_if(row, violation->peer >= 0, "peer", STAT_COUNT, (uint64_t)violation->peer);
+    stat_put_text(row, "text", violation->text);
+    stat_put_format(row, ".name", "%s%s", name[0] != '\0' ? " " : "", name);
+    stat_put_format(row, ".peer", "%s%s", peer[0] != '\0' ? " " : "", peer);
 }
 
-static void print_violation(const struct stat_job *job, const struct stat_violation *violation)
+/* A worker that cannot be read, and breaks no invariant by that. */
+static int unchecked_row(const struct stat_job *job, const struct stat_worker *none, int rank, struct stat_row *row)
 {
-    struct stat_flow flow;
-    char label[16];
+    const struct stat_worker *worker = rank < BXI_WORLD_MAX ? job->workers[rank] : NULL;
 
-    snprintf(label, sizeof(label), "%c%d", violation->series, violation->invariant);
-    stat_flow_begin(&flow, label);
-    add_worker(&flow, "worker", job, violation->rank);
-    if (violation->peer >= 0)
-        add_worker(&flow, "and peer", job, violation->peer);
-    stat_flow_words(&flow, "-");
-    stat_flow_words(&flow, violation->text);
-    stat_flow_end(&flow);
-}
-
-static void print_unchecked(const struct stat_job *job)
-{
-    struct stat_flow flow;
-
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        const struct stat_worker *worker = job->workers[rank];
-
-        if (worker == NULL || worker->control != NULL || worker->found == STAT_NOISE)
-            continue;
-        stat_flow_begin(&flow, "unchecked");
-        stat_flow_add(&flow, "worker %d -", rank);
-        stat_flow_words(&flow, worker->problem);
-        stat_flow_end(&flow);
-    }
+    (void)none;
+    if (worker == NULL || worker->control != NULL || worker->found == STAT_NOISE)
+        return rank < BXI_WORLD_MAX ? STAT_SKIP : STAT_END;
+    stat_put(row, "rank", STAT_COUNT, (uint64_t)rank);
+    stat_put_text(row, "problem", worker->problem);
+    return STAT_ROW;
 }
 
 static void print_findings(const struct stat_job *job, const struct stat_findings *findings)
 {
-    printf("job %s.%016llx: %s\n", job->name, (ull)job->instance, stat_job_state(job));
-    printf("  %llu workers, %llu rings, %llu records: ", (ull)findings->workers, (ull)findings->rings,
+    struct stat_row row;
+
+    stat_job_text(job);
+    printf("\n  %llu workers, %llu rings, %llu records: ", (ull)findings->workers, (ull)findings->rings,
            (ull)findings->records);
     if (findings->workers == 0 && findings->count == 0)
         printf("nothing could be checked\n");
@@ -367,36 +360,19 @@ static void print_findings(const struct stat_job *job, const struct stat_finding
         printf("nothing wrong\n");
     else
         printf("%llu violations\n", (ull)(findings->count + findings->dropped));
-    for (size_t i = 0; i < findings->count; i++)
-        print_violation(job, &findings->list[i]);
-    print_unchecked(job);
+    for (size_t i = 0; i < findings->count; i++) {
+        violation_row(job, &findings->list[i], &row);
+        stat_row_line("{series}{invariant}", "worker {rank}{.name}|and peer {peer}{.peer}|-|{text...}", &row);
+    }
+    stat_rows_text("unchecked", "worker {rank} -|{problem...}", unchecked_row, job, NULL);
     if (findings->unsettled != 0)
         printf("  unsettled  %llu rings moved each time they were looked at\n", (ull)findings->unsettled);
 }
 
-static void json_violations(const struct stat_job *job, const struct stat_findings *findings)
-{
-    stat_json_open("violations", '[');
-    for (size_t i = 0; i < findings->count; i++) {
-        const struct stat_violation *violation = &findings->list[i];
-
-        stat_json_open(NULL, '{');
-        stat_json_text("series", (char[]){ violation->series, '\0' });
-        stat_json_u64("invariant", (uint64_t)violation->invariant);
-        stat_json_u64("rank", (uint64_t)violation->rank);
-        stat_json_text("name", stat_peer_name(job, violation->rank));
-        if (violation->peer >= 0)
-            stat_json_u64("peer", (uint64_t)violation->peer);
-        else
-            stat_json_null("peer");
-        stat_json_text("text", violation->text);
-        stat_json_close('}');
-    }
-    stat_json_close(']');
-}
-
 static void json_findings(const struct stat_job *job, const struct stat_findings *findings)
 {
+    struct stat_row row;
+
     stat_json_open(NULL, '{');
     stat_json_job(job);
     stat_json_u64("workers_checked", findings->workers);
@@ -404,19 +380,15 @@ static void json_findings(const struct stat_job *job, const struct stat_findings
     stat_json_u64("records_checked", findings->records);
     stat_json_u64("rings_unsettled", findings->unsettled);
     stat_json_u64("violations_found", findings->count + findings->dropped);
-    json_violations(job, findings);
-    stat_json_open("unchecked", '[');
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        const struct stat_worker *worker = job->workers[rank];
-
-        if (worker == NULL || worker->control != NULL || worker->found == STAT_NOISE)
-            continue;
+    stat_json_open("violations", '[');
+    for (size_t i = 0; i < findings->count; i++) {
+        violation_row(job, &findings->list[i], &row);
         stat_json_open(NULL, '{');
-        stat_json_u64("rank", (uint64_t)rank);
-        stat_json_text("problem", worker->problem);
+        stat_row_json(&row);
         stat_json_close('}');
     }
     stat_json_close(']');
+    stat_rows_json("unchecked", unchecked_row, job, NULL);
     stat_json_close('}');
 }
 

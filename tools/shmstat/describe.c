@@ -1,20 +1,105 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * What several commands print of a job and of a worker: as text, and as JSON.
- */
 #include "describe.h"
 
 #include "json.h"
-#include "text.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
+static uint64_t counter(const struct stat_worker *worker, enum bxi_counter which)
+{
+    return stat_word(&bxi_tables(worker->control)->counters[which]);
+}
+
+/* ---- Jobs and workers --------------------------------------------------------------------------- */
+
+void stat_job_row(const struct stat_job *job, struct stat_row *row)
+{
+    uint64_t started_ns = stat_job_started_ns(job), segments = 0, arenas = 0, missing[BXI_WORLD_MAX];
+    uint64_t found = 0, alive = 0, size = (uint64_t)stat_job_size(job);
+
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        const struct stat_worker *worker = job->workers[rank];
+
+        if (worker == NULL)
+            continue;
+        found++;
+        alive += stat_worker_alive(worker);
+        segments += worker->segment.held;
+        arenas += worker->arena.held;
+    }
+    stat_row_begin(row);
+    stat_put_text(row, "job", job->name);
+    stat_put_format(row, "instance", "%016llx", (unsigned long long)job->instance);
+    stat_put(row, "alive", STAT_FLAG, stat_job_alive(job));
+    stat_put_text(row, "state", stat_job_state(job));
+    stat_put(row, "world_size", STAT_COUNT, size);
+    stat_put(row, "workers_found", STAT_COUNT, found);
+    stat_put(row, "workers_alive", STAT_COUNT, alive);
+    stat_put_list(row, "missing_ranks", missing, stat_job_missing(job, missing));
+    stat_put_if(row, started_ns != 0, "started_ns", STAT_COUNT, started_ns);
+    stat_put_real(row, "age_seconds", STAT_SECONDS, started_ns != 0 ? stat_since(started_ns, CLOCK_REALTIME) : -1);
+    stat_put(row, "segment_bytes", STAT_BYTES, segments);
+    stat_put(row, "arena_bytes", STAT_BYTES, arenas);
+    stat_put(row, "shm_bytes", STAT_BYTES, segments + arenas);
+    stat_put_format(row, ".workers", "%u/%u", (unsigned)alive, (unsigned)size);
+}
+
+void stat_worker_row(const struct stat_worker *worker, struct stat_row *row)
+{
+    stat_row_begin(row);
+    stat_put(row, "rank", STAT_COUNT, (uint64_t)worker->rank);
+    stat_put_text(row, "name", worker->name);
+    stat_put_if(row, worker->pid != 0, "pid", STAT_COUNT, worker->pid);
+    stat_put(row, "alive", STAT_FLAG, stat_worker_alive(worker));
+    stat_put_text(row, "state", worker->state != 0 ? stat_state_name(worker->state) : NULL);
+    stat_put_text(row, "activity", stat_activity(worker));
+    stat_put_text(row, "problem", worker->problem);
+}
+
+void stat_json_job(const struct stat_job *job)
+{
+    struct stat_row row;
+
+    stat_job_row(job, &row);
+    stat_row_json(&row);
+}
+
+void stat_json_worker(const struct stat_worker *worker)
+{
+    struct stat_row row;
+
+    stat_worker_row(worker, &row);
+    stat_row_json(&row);
+}
+
+void stat_job_json(const struct stat_job *job,
+                   void (*worker_json)(const struct stat_job *job, const struct stat_worker *worker))
+{
+    stat_json_open(NULL, '{');
+    stat_json_job(job);
+    stat_json_open("workers", '[');
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        if (job->workers[rank] == NULL)
+            continue;
+        stat_json_open(NULL, '{');
+        worker_json(job, job->workers[rank]);
+        stat_json_close('}');
+    }
+    stat_json_close(']');
+    stat_json_close('}');
+}
+
+void stat_job_text(const struct stat_job *job)
+{
+    printf("job %s.%016llx: %s", job->name, (unsigned long long)job->instance, stat_job_state(job));
+}
+
 void stat_worker_text(const struct stat_worker *worker)
 {
     const char *activity = stat_activity(worker);
-    struct stat_flow flow;
+    struct stat_row row;
 
     printf("worker %d", worker->rank);
     if (worker->name[0] != '\0')
@@ -28,67 +113,143 @@ void stat_worker_text(const struct stat_worker *worker)
     printf("\n");
     if (worker->control != NULL)
         return;
-    stat_flow_begin(&flow, "problem");
-    stat_flow_words(&flow, worker->problem);
-    stat_flow_end(&flow);
+    stat_worker_row(worker, &row);
+    stat_row_line("problem", "{problem...}", &row);
 }
 
-static void json_memory(const struct stat_job *job)
-{
-    uint64_t segments = 0, arenas = 0;
+/* ---- Parts of a worker -------------------------------------------------------------------------- */
 
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        if (job->workers[rank] == NULL)
-            continue;
-        segments += job->workers[rank]->segment.held;
-        arenas += job->workers[rank]->arena.held;
-    }
-    stat_json_u64("segment_bytes", segments);
-    stat_json_u64("arena_bytes", arenas);
-    stat_json_u64("shm_bytes", segments + arenas);
+static int counter_row(const struct stat_worker *worker, int index, const char *prefix, struct stat_row *row)
+{
+    if (index > 0 || worker->control == NULL)
+        return STAT_END;
+#define PUT(name, domain, text)                        \
+    if (strncmp(#name, prefix, strlen(prefix)) == 0)   \
+        stat_put(row, #name, strstr(#name, "bytes") != NULL ? STAT_BYTES : STAT_COUNT, counter(worker, BXI_C_##name));
+    BXI_COUNTERS(PUT)
+#undef PUT
+    return STAT_ROW;
 }
 
-void stat_json_job(const struct stat_job *job)
+int stat_counter_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
 {
-    uint64_t started_ns = stat_job_started_ns(job);
-    uint64_t missing[BXI_WORLD_MAX];
-    size_t missing_count = stat_job_missing(job, missing);
-    char instance[24];
-    int found = 0, alive = 0;
-
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        found += job->workers[rank] != NULL;
-        alive += job->workers[rank] != NULL && stat_worker_alive(job->workers[rank]);
-    }
-    snprintf(instance, sizeof(instance), "%016llx", (unsigned long long)job->instance);
-    stat_json_text("job", job->name);
-    stat_json_text("instance", instance);
-    stat_json_bool("alive", stat_job_alive(job));
-    stat_json_text("state", stat_job_state(job));
-    stat_json_u64("world_size", (uint64_t)stat_job_size(job));
-    stat_json_u64("workers_found", (uint64_t)found);
-    stat_json_u64("workers_alive", (uint64_t)alive);
-    stat_json_u64s("missing_ranks", missing, missing_count);
-    if (started_ns != 0) {
-        stat_json_u64("started_ns", started_ns);
-        stat_json_seconds("age_seconds", stat_since(started_ns, CLOCK_REALTIME));
-    } else {
-        stat_json_null("started_ns");
-        stat_json_null("age_seconds");
-    }
-    json_memory(job);
+    (void)job;
+    return counter_row(worker, index, "", row);
 }
 
-void stat_json_worker(const struct stat_worker *worker)
+int stat_gpu_counter_row(const struct stat_job *job, const struct stat_worker *worker, int index,
+                         struct stat_row *row)
 {
-    stat_json_u64("rank", (uint64_t)worker->rank);
-    stat_json_text("name", worker->name);
-    if (worker->pid != 0)
-        stat_json_u64("pid", worker->pid);
-    else
-        stat_json_null("pid");
-    stat_json_bool("alive", stat_worker_alive(worker));
-    stat_json_text("state", worker->state != 0 ? stat_state_name(worker->state) : NULL);
-    stat_json_text("activity", stat_activity(worker));
-    stat_json_text("problem", worker->problem);
+    (void)job;
+    return counter_row(worker, index, "gpu_", row);
+}
+
+int stat_arena_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
+{
+    const struct bxi_header *header = worker->control != NULL ? &worker->control->header : NULL;
+
+    (void)job;
+    if (index > 0 || header == NULL)
+        return STAT_END;
+    stat_put(row, "bytes", STAT_BYTES, header->arena_bytes);
+    stat_put(row, "used_bytes", STAT_BYTES, stat_word(&header->arena_used));
+    stat_put(row, "committed_bytes", STAT_BYTES, stat_word(&header->arena_committed));
+    stat_put(row, "high_water_bytes", STAT_BYTES, stat_word(&header->arena_high_water));
+    stat_put(row, "shm_bytes", STAT_BYTES, worker->arena.held);
+    stat_put(row, ".tensors_sent", STAT_COUNT, counter(worker, BXI_C_tensors_sent));
+    stat_put(row, ".tensors_copied", STAT_COUNT, counter(worker, BXI_C_tensors_copied));
+    return STAT_ROW;
+}
+
+int stat_function_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
+{
+    const struct bxi_function *function = &worker->control->function[index];
+    /* Relaxed: a private copy. */
+    uint32_t count = bxi_load_relaxed(&worker->control->header.function_count);
+    char name[BXI_NAME_BYTES];
+
+    (void)job;
+    if (count > BXI_FUNCTION_MAX)
+        count = BXI_FUNCTION_MAX;
+    if ((uint32_t)index >= count)
+        return STAT_END;
+    stat_printable(name, sizeof(name), function->name, BXI_NAME_BYTES);
+    stat_put_text(row, "name", name);
+    stat_put_text(row, "kind", stat_kind_name(function->kind));
+    stat_put_text(row, ".comma", (uint32_t)index + 1 < count ? "," : "");
+    return STAT_ROW;
+}
+
+/* True if there is no such peer. */
+static bool is_end(const struct stat_worker *worker, int peer)
+{
+    return worker->control == NULL || peer >= (int)worker->control->header.world_size;
+}
+
+int stat_ring_row(const struct stat_job *job, const struct stat_worker *worker, int to, struct stat_row *row)
+{
+    const struct stat_worker *peer = stat_reader(job, (uint32_t)to);
+    const struct bxi_pair_counters *sent, *received = NULL;
+    uint64_t fill = 0, unread = 0, credit = 0;
+    char label[64];
+
+    if (is_end(worker, to))
+        return STAT_END;
+    if (stat_word(&worker->control->pair[to].open) == 0)
+        return STAT_SKIP;
+    sent = &bxi_tables(worker->control)->pair_counters[to];
+    if (stat_ring_fill(job, worker, to, &fill)) {
+        received = &peer->received[worker->rank];
+        credit = stat_word(&peer->credit[worker->rank].position);
+        unread = stat_word(&sent->write_pos) - stat_word(&received->read_pos);
+    }
+    stat_put(row, "from", STAT_COUNT, (uint64_t)worker->rank);
+    stat_put_text(row, "from_name", worker->name);
+    stat_put(row, "to", STAT_COUNT, (uint64_t)to);
+    stat_put_text(row, "to_name", stat_peer_name(job, to));
+    stat_put(row, "capacity_bytes", STAT_BYTES, BXI_RING_BYTES);
+    stat_put(row, "frames", STAT_COUNT, stat_word(&sent->frames_sent));
+    stat_put(row, "bytes", STAT_BYTES, stat_word(&sent->bytes_sent));
+    stat_put(row, "times_full", STAT_COUNT, stat_word(&sent->times_full));
+    stat_put(row, "high_water_bytes", STAT_BYTES, stat_word(&sent->high_water_bytes));
+    stat_put(row, "write_pos", STAT_COUNT, stat_word(&sent->write_pos));
+    stat_put(row, "wants_credit", STAT_FLAG, stat_word(&worker->control->pair[to].want_credit) != 0);
+    stat_put_if(row, received != NULL, "credit", STAT_COUNT, credit);
+    stat_put_if(row, received != NULL, "fill_bytes", STAT_BYTES, fill);
+    stat_put_if(row, received != NULL, "unread_bytes", STAT_BYTES, unread <= INT64_MAX ? unread : 0);
+    stat_put_if(row, received != NULL, "frames_received", STAT_COUNT,
+                received != NULL ? stat_word(&received->frames_received) : 0);
+    stat_put_if(row, received != NULL, "bytes_received", STAT_BYTES,
+                received != NULL ? stat_word(&received->bytes_received) : 0);
+    stat_put_real(row, "oldest_unread_seconds", STAT_INSTANT, worker->unread_s[to]);
+    snprintf(label, sizeof(label), "to %d %s", to, to == worker->rank ? "(itself)" : stat_peer_name(job, to));
+    stat_put_format(row, ".to", "    %s", stat_cut_text(label, 16));
+    return STAT_ROW;
+}
+
+int stat_loan_row(const struct stat_job *job, const struct stat_worker *worker, int peer, struct stat_row *row)
+{
+    const struct bxi_loans *loans;
+    uint64_t oldest_ns;
+
+    if (is_end(worker, peer))
+        return STAT_END;
+    loans = &bxi_tables(worker->control)->loans[peer];
+    oldest_ns = stat_word(&loans->oldest_ns);
+    if (stat_word(&loans->granted) == 0 && stat_word(&loans->leases) == 0 && stat_word(&loans->borrowed_total) == 0 &&
+        stat_word(&loans->borrowed) == 0)
+        return STAT_SKIP;
+    stat_put(row, "peer", STAT_COUNT, (uint64_t)peer);
+    stat_put_text(row, "peer_name", stat_peer_name(job, peer));
+    stat_put(row, "leases", STAT_COUNT, stat_word(&loans->leases));
+    stat_put(row, "bytes", STAT_BYTES, stat_word(&loans->bytes));
+    stat_put_real(row, "oldest_seconds", STAT_SECONDS,
+                  oldest_ns != 0 ? stat_since(oldest_ns, CLOCK_MONOTONIC) : -1);
+    stat_put(row, "granted", STAT_COUNT, stat_word(&loans->granted));
+    stat_put(row, "returned", STAT_COUNT, stat_word(&loans->returned));
+    stat_put(row, "taken_back", STAT_COUNT, stat_word(&loans->taken_back));
+    stat_put(row, "borrowed", STAT_COUNT, stat_word(&loans->borrowed));
+    stat_put(row, "borrowed_total", STAT_COUNT, stat_word(&loans->borrowed_total));
+    stat_put_text(row, ".name", peer == worker->rank ? "(itself)" : stat_peer_name(job, peer));
+    return STAT_ROW;
 }

@@ -1,16 +1,37 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What several commands print of a job and of a worker.
+ * The rows (row.h) of a job, of a worker and of its parts, for all forms of several subcommands.
+ *
+ * Of the functions with an index: a worker that is not READABLE has none of these rows.
  */
 #ifndef TOOLS_STAT_DESCRIBE_H
 #define TOOLS_STAT_DESCRIBE_H
 
+#include "row.h"
 #include "state.h"
 
-/* A line: rank, name, pid, state, activity; a second one if the worker cannot be read. */
-void stat_worker_text(const struct stat_worker *worker);
-/* The keys of a job and of a worker, without their brackets. */
+void stat_job_row(const struct stat_job *job, struct stat_row *row);
+void stat_worker_row(const struct stat_worker *worker, struct stat_row *row);
+
+/* One row each. All counters; those of device memory. */
+int stat_counter_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row);
+int stat_gpu_counter_row(const struct stat_job *job, const struct stat_worker *worker, int index,
+                         struct stat_row *row);
+int stat_arena_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row);
+
+/* By function index; by peer: rings that are open, loans with peers to whom anything was ever lent or borrowed. */
+int stat_function_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row);
+int stat_ring_row(const struct stat_job *job, const struct stat_worker *worker, int to, struct stat_row *row);
+int stat_loan_row(const struct stat_job *job, const struct stat_worker *worker, int peer, struct stat_row *row);
+
+/* The keys of a job and of a worker, without their brackets; a job as an object with the list "workers". */
 void stat_json_job(const struct stat_job *job);
 void stat_json_worker(const struct stat_worker *worker);
+void stat_job_json(const struct stat_job *job,
+                   void (*worker_json)(const struct stat_job *job, const struct stat_worker *worker));
+/* "job NAME.INSTANCE: STATE", without the end of the line. */
+void stat_job_text(const struct stat_job *job);
+/* A line: rank, name, pid, state, activity; a second one if the worker cannot be read. */
+void stat_worker_text(const struct stat_worker *worker);
 
 #endif

@@ -7,35 +7,16 @@
 #include "list.h"
 #include "section_gpu.h"
 #include "shmstat.h"
-#include "text.h"
 
 #include <stdio.h>
-#include <string.h>
-
-typedef unsigned long long ull;
-
-#define COUNT(name) ((ull)stat_word(&bxi_tables(worker->control)->counters[BXI_C_##name]))
-
-static void json_counters(const struct stat_worker *worker)
-{
-    stat_json_open("counters", '{');
-#define JSON_COUNTER(name, domain, text)            \
-    if (strncmp(#name, "gpu_", 4) == 0)             \
-        stat_json_u64(#name, COUNT(name));
-    BXI_COUNTERS(JSON_COUNTER)
-#undef JSON_COUNTER
-    stat_json_close('}');
-}
 
 static void json_worker(const struct stat_job *job, const struct stat_worker *worker)
 {
-    stat_json_open(NULL, '{');
     stat_json_worker(worker);
-    if (worker->control != NULL) {
-        json_counters(worker);
-        stat_gpu_json(job, worker);
-    }
-    stat_json_close('}');
+    if (worker->control == NULL)
+        return;
+    stat_object_json("counters", stat_gpu_counter_row, job, worker);
+    stat_gpu_json(job, worker);
 }
 
 static void text_worker(const struct stat_job *job, const struct stat_worker *worker)
@@ -58,25 +39,14 @@ static int show_job(struct stat_job *job, bool json)
         return stat_no_memory(job);
     stat_job_close(job);
     if (json) {
-        stat_json_open(NULL, '{');
-        stat_json_job(job);
-        stat_json_open("workers", '[');
-    } else {
-        printf("job %s.%016llx: %s, %d workers\n", job->name, (ull)job->instance, stat_job_state(job),
-               stat_job_size(job));
+        stat_job_json(job, json_worker);
+        return STAT_FINE;
     }
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        if (job->workers[rank] == NULL)
-            continue;
-        if (json)
-            json_worker(job, job->workers[rank]);
-        else
+    stat_job_text(job);
+    printf(", %d workers\n", stat_job_size(job));
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
+        if (job->workers[rank] != NULL)
             text_worker(job, job->workers[rank]);
-    }
-    if (json) {
-        stat_json_close(']');
-        stat_json_close('}');
-    }
     return STAT_FINE;
 }
 

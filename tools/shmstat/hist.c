@@ -14,8 +14,8 @@
 #include "hist.h"
 
 #include "json.h"
+#include "row.h"
 #include "state.h"
-#include "text.h"
 
 #include <errno.h>
 #include <math.h>
@@ -125,12 +125,6 @@ double stat_hist_quantile(const struct bxi_hist *hist, int leg, double q)
     return most;
 }
 
-/* For JSON. Noise may be more than fits. */
-static uint64_t whole_ns(double ns)
-{
-    return ns < 1e19 ? (uint64_t)(ns + 0.5) : UINT64_C(10000000000000000000);
-}
-
 static double mean(const struct bxi_hist *hist, int leg)
 {
     return (double)stat_word(&hist->sum_ns[leg]) / (double)stat_hist_samples(hist, leg);
@@ -194,20 +188,36 @@ static size_t merge(const struct rows *rows, size_t first, struct bxi_hist *merg
     return at;
 }
 
-/* ---- Text ----------------------------------------------------------------------------------------- */
+/* ---- Rows ----------------------------------------------------------------------------------------- */
 
-static void text_leg(const struct bxi_hist *hist, int leg)
+static const struct stat_column columns[] = {
+    { "CALLS MEASURED", ".leg", -14 }, { "SAMPLES", "samples", 10 }, { "P50", "p50_ns", 8 }, { "P90", "p90_ns", 8 },
+    { "P99", "p99_ns", 8 },            { "P99.9", "p999_ns", 8 },    { "MAX", ".max", 8 }, { "MEAN", "mean_ns", 8 },
+};
+
+#define COLUMNS (sizeof(columns) / sizeof(columns[0]))
+
+static void make_row(const struct bxi_hist *hist, int leg, struct stat_row *row)
 {
-    static const double shares[] = { 0.5, 0.9, 0.99, 0.999 };
+    static const struct {
+        const char *name;
+        double share;
+    } quantiles[] = { { "p50_ns", 0.5 }, { "p90_ns", 0.9 }, { "p99_ns", 0.99 }, { "p999_ns", 0.999 } };
     uint64_t samples = stat_hist_samples(hist, leg);
 
-    printf("  %-12s %10llu", stat_leg_name(leg), (unsigned long long)samples);
-    for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]) && samples > 0; i++)
-        printf(" %8s", stat_time_text(1e-9 * stat_hist_quantile(hist, leg, shares[i])));
-    if (samples > 0)
-        printf(" %8s %8s", stat_time_text(1e-9 * (double)longest(hist, leg)), stat_time_text(1e-9 * mean(hist, leg)));
-    printf("\n");
+    stat_row_begin(row);
+    stat_put_format(row, ".leg", "  %s", stat_leg_name(leg));
+    stat_put(row, "samples", STAT_COUNT, samples);
+    for (size_t i = 0; i < sizeof(quantiles) / sizeof(quantiles[0]); i++)
+        stat_put_real(row, quantiles[i].name, STAT_NS,
+                      samples > 0 ? stat_hist_quantile(hist, leg, quantiles[i].share) : -1);
+    stat_put_if(row, samples > 0, "max_ns", STAT_COUNT, longest(hist, leg));
+    stat_put_real(row, ".max", STAT_NS, (double)longest(hist, leg));
+    stat_put_real(row, "mean_ns", STAT_NS, samples > 0 ? mean(hist, leg) : -1);
+    stat_put(row, "sum_ns", STAT_COUNT, stat_word(&hist->sum_ns[leg]));
 }
+
+/* ---- Text ----------------------------------------------------------------------------------------- */
 
 static void text_function(const struct stat_job *job, const struct rows *rows, size_t first, size_t end)
 {
@@ -232,16 +242,21 @@ int stat_hists_text(const struct stat_job *job)
 
     if (rc < 0)
         return rc;
-    if (rows.count > 0)
-        printf("\n%-14s %10s %8s %8s %8s %8s %8s %8s\n", "CALLS MEASURED", "SAMPLES", "P50", "P90", "P99", "P99.9",
-               "MAX", "MEAN");
+    if (rows.count > 0) {
+        printf("\n");
+        stat_table_titles(columns, COLUMNS);
+    }
     for (size_t first = 0, end; first < rows.count; first = end) {
         struct bxi_hist merged;
+        struct stat_row row;
 
         end = merge(&rows, first, &merged);
         text_function(job, &rows, first, end);
-        for (int leg = 0; leg < BXI_LEGS; leg++)
-            text_leg(&merged, leg);
+        for (int leg = 0; leg < BXI_LEGS; leg++) {
+            make_row(&merged, leg, &row);
+            /* Of a leg without samples there is nothing more. */
+            stat_table_row(columns, stat_hist_samples(&merged, leg) > 0 ? COLUMNS : 2, &row);
+        }
     }
     free(rows.list);
     return 0;
@@ -266,28 +281,11 @@ static void json_buckets(const struct bxi_hist *hist, int leg)
 
 static void json_leg(const struct bxi_hist *hist, int leg)
 {
-    static const struct {
-        const char *key;
-        double share;
-    } quantiles[] = { { "p50_ns", 0.5 }, { "p90_ns", 0.9 }, { "p99_ns", 0.99 }, { "p999_ns", 0.999 } };
-    uint64_t samples = stat_hist_samples(hist, leg);
+    struct stat_row row;
 
+    make_row(hist, leg, &row);
     stat_json_open(stat_leg_name(leg), '{');
-    stat_json_u64("samples", samples);
-    for (size_t i = 0; i < sizeof(quantiles) / sizeof(quantiles[0]); i++) {
-        if (samples > 0)
-            stat_json_u64(quantiles[i].key, whole_ns(stat_hist_quantile(hist, leg, quantiles[i].share)));
-        else
-            stat_json_null(quantiles[i].key);
-    }
-    if (samples > 0) {
-        stat_json_u64("max_ns", longest(hist, leg));
-        stat_json_u64("mean_ns", whole_ns(mean(hist, leg)));
-    } else {
-        stat_json_null("max_ns");
-        stat_json_null("mean_ns");
-    }
-    stat_json_u64("sum_ns", stat_word(&hist->sum_ns[leg]));
+    stat_row_json(&row);
     json_buckets(hist, leg);
     stat_json_close('}');
 }

@@ -36,27 +36,36 @@ int stat_find(struct stat_jobs *jobs, const struct stat_options *options)
     return STAT_NOTHING;
 }
 
-int stat_list_begin(struct stat_jobs *jobs, const struct stat_options *options, const char *command)
+void stat_list_open(const struct stat_jobs *jobs, const struct stat_options *options, const char *command)
 {
-    int status = stat_find(jobs, options);
-
-    if (status != STAT_FINE)
-        return status;
     if (options->json) {
         stat_json_begin(command);
         stat_json_open("jobs", '[');
     } else if (jobs->count == 0) {
         printf("no jobs of this user\n");
     }
-    return STAT_FINE;
+}
+
+void stat_list_close(const struct stat_options *options)
+{
+    if (!options->json)
+        return;
+    stat_json_close(']');
+    stat_json_end();
+}
+
+int stat_list_begin(struct stat_jobs *jobs, const struct stat_options *options, const char *command)
+{
+    int status = stat_find(jobs, options);
+
+    if (status == STAT_FINE)
+        stat_list_open(jobs, options, command);
+    return status;
 }
 
 void stat_list_end(struct stat_jobs *jobs, const struct stat_options *options)
 {
-    if (options->json) {
-        stat_json_close(']');
-        stat_json_end();
-    }
+    stat_list_close(options);
     stat_jobs_free(jobs);
 }
 

@@ -11,8 +11,10 @@
 /* Finds the jobs that were asked for, and reads none. STAT_FINE; STAT_NOTHING after a line on stderr, if the one asked
  * for does not exist. */
 int stat_find(struct stat_jobs *jobs, const struct stat_options *options);
-/* stat_find, then what stands before a list of jobs. After STAT_FINE, stat_list_end prints what stands behind the list
- * and frees the jobs. */
+/* What stands before and behind a list of jobs. */
+void stat_list_open(const struct stat_jobs *jobs, const struct stat_options *options, const char *command);
+void stat_list_close(const struct stat_options *options);
+/* stat_find and stat_list_open; after STAT_FINE, stat_list_close and stat_jobs_free. */
 int stat_list_begin(struct stat_jobs *jobs, const struct stat_options *options, const char *command);
 void stat_list_end(struct stat_jobs *jobs, const struct stat_options *options);
 /* A line on stderr: there was no memory to read that job. STAT_NOTHING. */

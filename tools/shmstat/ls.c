@@ -6,31 +6,26 @@
 #include "json.h"
 #include "list.h"
 #include "shmstat.h"
-#include "state.h"
-#include "text.h"
 
 #include <stdio.h>
-#include <time.h>
 
-static void json_job(const struct stat_job *job)
+static const struct stat_column columns[] = {
+    { "JOB", "job", -31 },  { "STATE", "state", -8 },      { "WORKERS", ".workers", 7 },
+    { "UP", "age_seconds", 11 }, { "MEMORY", "shm_bytes", 10 },
+};
+
+#define COLUMNS (sizeof(columns) / sizeof(columns[0]))
+
+static void json_worker(const struct stat_job *job, const struct stat_worker *worker)
 {
-    stat_json_open(NULL, '{');
-    stat_json_job(job);
-    stat_json_open("workers", '[');
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        if (job->workers[rank] == NULL)
-            continue;
-        stat_json_open(NULL, '{');
-        stat_json_worker(job->workers[rank]);
-        stat_json_close('}');
-    }
-    stat_json_close(']');
-    stat_json_close('}');
+    (void)job;
+    stat_json_worker(worker);
 }
 
 static void print_pids(const struct stat_job *job)
 {
     struct stat_flow flow;
+    struct stat_row row;
 
     stat_flow_begin(&flow, "pids");
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
@@ -40,35 +35,22 @@ static void print_pids(const struct stat_job *job)
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
         if (job->workers[rank] == NULL || job->workers[rank]->found == STAT_READABLE)
             continue;
-        stat_flow_begin(&flow, "problem");
-        stat_flow_add(&flow, "worker %d -", rank);
-        stat_flow_words(&flow, job->workers[rank]->problem);
-        stat_flow_end(&flow);
+        stat_worker_row(job->workers[rank], &row);
+        stat_row_line("problem", "worker {rank} -|{problem...}", &row);
     }
 }
 
 static void print_job(const struct stat_job *job)
 {
-    uint64_t started_ns = stat_job_started_ns(job), segments = 0, arenas = 0;
-    char workers[24], missing[1024];
     struct stat_flow flow;
-    int alive = 0;
+    struct stat_row row;
+    char missing[1024];
 
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
-        const struct stat_worker *worker = job->workers[rank];
-
-        if (worker == NULL)
-            continue;
-        alive += stat_worker_alive(worker);
-        segments += worker->segment.held;
-        arenas += worker->arena.held;
-    }
-    snprintf(workers, sizeof(workers), "%d/%d", alive, stat_job_size(job));
-    printf("%-31s %-8s %7s %11s %10s\n", job->name, stat_job_state(job), workers,
-           started_ns != 0 ? stat_span_text(stat_since(started_ns, CLOCK_REALTIME)) : "-",
-           stat_bytes_text(segments + arenas));
+    stat_job_row(job, &row);
+    stat_table_row(columns, COLUMNS, &row);
     printf("  instance  %016llx, segments %s, arenas %s\n", (unsigned long long)job->instance,
-           stat_bytes_text(segments), stat_bytes_text(arenas));
+           stat_bytes_text(stat_row_field(&row, "segment_bytes")->count),
+           stat_bytes_text(stat_row_field(&row, "arena_bytes")->count));
     print_pids(job);
     if (stat_job_missing_text(job, missing, sizeof(missing))) {
         stat_flow_begin(&flow, "waits");
@@ -85,12 +67,12 @@ int stat_ls(const struct stat_options *options)
     if (status != STAT_FINE)
         return status;
     if (jobs.count > 0 && !options->json)
-        printf("%-31s %-8s %7s %11s %10s\n", "JOB", "STATE", "WORKERS", "UP", "MEMORY");
+        stat_table_titles(columns, COLUMNS);
     for (size_t i = 0; i < jobs.count; i++) {
         if (stat_job_read(&jobs.list[i], false) < 0)
             stat_no_memory(&jobs.list[i]);
         else if (options->json)
-            json_job(&jobs.list[i]);
+            stat_job_json(&jobs.list[i], json_worker);
         else
             print_job(&jobs.list[i]);
     }

@@ -6,6 +6,10 @@
 #define TOOLS_STAT_SECTION_GPU_H
 
 #include "device.h"
+#include "row.h"
+
+/* Of a device that the worker has open, by its index. */
+int stat_device_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row);
 
 /* Prints nothing for a worker that has no GPU open. */
 void stat_gpu_text(const struct stat_job *job, const struct stat_worker *worker);

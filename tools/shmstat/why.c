@@ -544,8 +544,8 @@ static void begin_job(const struct chain *chain, const char *subject)
         stat_json_text("subject", subject);
         stat_json_open("because", '[');
     } else {
-        printf("job %s.%016llx: %s\n", chain->job->name, (unsigned long long)chain->job->instance,
-               stat_job_state(chain->job));
+        stat_job_text(chain->job);
+        printf("\n");
     }
 }
 

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Rows, and the three forms that they are printed in.
+ *
+ * A row is a list of named values about one thing: a worker, a ring, a slab. One function of type stat_row_fn makes it;
+ * the value and its unit are written there, once. Each form then takes values out of the row by name:
+ *
+ *     JSON            all values in the row's order, except those whose name begins with a dot
+ *     text            a line of 80 columns from a pattern, "on loan {leases}|of {bytes},"; or aligned columns
+ *     Prometheus      one value as a number: stat_row_number; prometheus.c has the table of metrics
+ *
+ * The unit says how text prints a value ("1.5 MiB", "3 h 07 min"). A value may be missing: STAT_NONE if there is none
+ * (no frame lies unread, a call has no deadline), STAT_NOT_KNOWN if it cannot be read. JSON prints null for both, text
+ * columns "-" and "?"; a piece of a pattern that names such a value is left out; a metric takes NONE as 0.
+ *
+ *     static int loan_row(const struct stat_job *job, const struct stat_worker *worker, int peer, struct stat_row *row)
+ *     {
+ *         stat_put(row, "leases", STAT_COUNT, stat_word(&bxi_tables(worker->control)->loans[peer].leases));
+ *         stat_put(row, "bytes", STAT_BYTES, stat_word(&bxi_tables(worker->control)->loans[peer].bytes));
+ *         return STAT_ROW;
+ *     }
+ *     stat_rows_json("loans", loan_row, job, worker);
+ *     stat_rows_text("loans", "on loan {leases}|of {bytes}", loan_row, job, worker);
+ *
+ * A name that a row lacks is a mistake of this program, and ends it.
+ */
+#ifndef TOOLS_STAT_ROW_H
+#define TOOLS_STAT_ROW_H
+
+#include "text.h"
+
+#include <stdbool.h>
+
+struct stat_job;
+struct stat_worker;
+
+enum stat_unit {
+    STAT_COUNT,
+    STAT_BYTES,
+    STAT_SECONDS,       /* text: "3 h 07 min" */
+    STAT_INSTANT,       /* a time that may be short, in seconds; text: "1.23 us" */
+    STAT_NS,            /* in nanoseconds, whole in JSON; text: "1.23 us" */
+    STAT_FLAG,
+    STAT_TEXT,          /* "" is null in JSON */
+    STAT_LIST,          /* whole numbers; text: how many */
+};
+
+enum stat_presence { STAT_PRESENT, STAT_NONE, STAT_NOT_KNOWN };
+
+#define STAT_FIELDS_MAX 72
+
+struct stat_field {
+    const char *name;
+    enum stat_unit unit;
+    enum stat_presence presence;
+    uint64_t count;             /* of a LIST: how many */
+    double real;                /* of SECONDS, INSTANT and NS */
+    const void *at;             /* of TEXT and LIST */
+};
+
+struct stat_row {
+    struct stat_field field[STAT_FIELDS_MAX];
+    size_t field_count;
+    uint64_t list[256];         /* the values of its lists */
+    size_t list_count;
+    char text[1024];            /* its texts */
+    size_t text_bytes;
+};
+
+/* ---- Making a row ------------------------------------------------------------------------------- */
+
+void stat_row_begin(struct stat_row *row);
+void stat_put(struct stat_row *row, const char *name, enum stat_unit unit, uint64_t value);
+/* NOT_KNOWN unless is_known. */
+void stat_put_if(struct stat_row *row, bool is_known, const char *name, enum stat_unit unit, uint64_t value);
+/* NONE if it is negative, NOT_KNOWN if it is NAN. */
+void stat_put_real(struct stat_row *row, const char *name, enum stat_unit unit, double value);
+/* Copied. NULL: none. */
+void stat_put_text(struct stat_row *row, const char *name, const char *text);
+void stat_put_format(struct stat_row *row, const char *name, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+void stat_put_list(struct stat_row *row, const char *name, const uint64_t *values, size_t count);
+
+enum { STAT_END = -1, STAT_SKIP = 0, STAT_ROW = 1 };
+
+/* Makes the row of that worker at an index, which begins at 0: STAT_ROW; STAT_SKIP if there is none at this index;
+ * STAT_END if there is none from this index on. The row has been begun. */
+typedef int (*stat_row_fn)(const struct stat_job *job, const struct stat_worker *worker, int index,
+                           struct stat_row *row);
+
+/* ---- JSON --------------------------------------------------------------------------------------- */
+
+void stat_row_json(const struct stat_row *row);         /* its keys, without a bracket */
+/* A list of objects; one object, of the row at index 0. */
+void stat_rows_json(const char *key, stat_row_fn make, const struct stat_job *job, const struct stat_worker *worker);
+void stat_object_json(const char *key, stat_row_fn make, const struct stat_job *job,
+                      const struct stat_worker *worker);
+
+/* ---- Text --------------------------------------------------------------------------------------- */
+
+/* Pieces of a pattern are parted by '|'; a line is broken only between two pieces. A piece "{name...}" is a sentence,
+ * which is broken between any two words. */
+void stat_flow_row(struct stat_flow *flow, const char *pattern, const struct stat_row *row);
+/* A line with a label, which is a pattern too; a line for each row. */
+void stat_row_line(const char *label, const char *pattern, const struct stat_row *row);
+void stat_rows_text(const char *label, const char *pattern, stat_row_fn make, const struct stat_job *job,
+                    const struct stat_worker *worker);
+
+struct stat_column {
+    const char *title;
+    const char *name;           /* NULL: an empty column */
+    int width;                  /* < 0: aligned to the left */
+};
+
+/* A blank between two columns. */
+void stat_table_titles(const struct stat_column *columns, size_t count);
+void stat_table_row(const struct stat_column *columns, size_t count, const struct stat_row *row);
+
+/* ---- One value ---------------------------------------------------------------------------------- */
+
+const struct stat_field *stat_row_field(const struct stat_row *row, const char *name);
+/* As a number; NULL if it is NOT_KNOWN. Not of a TEXT. Valid until the next call. */
+const char *stat_row_number(const struct stat_row *row, const char *name);
+
+#endif

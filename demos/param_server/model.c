@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The arithmetic of the parameter server and of its trainers, each on a thread of its pool; on a GPU, what puts it
- * on the place's stream.
+ * The arithmetic of the parameter server and of its trainers, run by each on a thread of its pool. On a GPU these
+ * functions put the work on the place's stream.
  *
- * The server's step is done by one thread though the trainers wait meanwhile: it is bound by memory, and
- * with two threads it took as long as with one (ResNet-50, 1 and 5 gradients, two cores).
+ * One thread does the server's step although the trainers wait for it: memory limits the step, and two threads took as
+ * long as one (ResNet-50, 1 and 5 gradients, two cores).
  */
 #include "demos/common/rng.h"
 #include "ps.h"
@@ -15,7 +15,7 @@
 
 /* ---- The server's step ----------------------------------------------------------------------------- */
 
-/* Each set is one array, gaps included. */
+/* Each set is one array, with its gaps. */
 static int step_as_one(const struct ps_step *step)
 {
     const float *grads[PS_TRAINERS_MAX];
@@ -75,7 +75,7 @@ int ps_net_create(const struct ps_flags *flags, struct bx_cuda *cuda, int images
     return 0;
 }
 
-/* One-hot, of classes drawn once. */
+/* Draws a class for each image; one-hot. */
 static void draw_target(float *target, const struct ps_flags *flags, int rank)
 {
     uint64_t key = rng_at(rng_at(flags->seed, RNG_LABELS), (uint64_t)rank);
@@ -88,7 +88,7 @@ static void draw_target(float *target, const struct ps_flags *flags, int rank)
     }
 }
 
-/* The arrays of a batch, and what its images show. */
+/* Allocates the arrays of a batch, and draws the labels. */
 static int make_arrays(struct ps_learner *learner, const struct ps_flags *flags, int rank)
 {
     const struct ps_place *place = &learner->place;
@@ -151,8 +151,8 @@ void ps_learner_draw(struct ps_learner *learner, uint64_t batch)
 {
     uint64_t key = rng_at(learner->images_key, batch);
 
-    /* Two normal numbers from two uniform ones (Box and Muller 1958); the number of pixels is even or the
-     * last one is made from one uniform number that belongs to nobody. */
+    /* Two normal numbers from two uniform ones (Box and Muller 1958). If the number of pixels is odd, the last one uses
+     * the draw after the last. */
     for (size_t i = 0; i < learner->pixels; i += 2) {
         float radius = sqrtf(-2.0f * logf(1.0f - rng_unit_f32(rng_at(key, i))));
         float angle = 6.28318530717958648f * rng_unit_f32(rng_at(key, i + 1));

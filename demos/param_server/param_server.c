@@ -2,8 +2,8 @@
 /*
  * param_server - a batch-updating parameter server and its trainers, over shared memory.
  *
- * This file is the launcher: it reads the flags, opens what the results go to before any time is spent on
- * having them, runs one job (ps_run.c) and tells what came of it.
+ * This file is the launcher: it reads the flags, opens the files for the results before any work starts, runs one job
+ * (run.c), and prints and writes its results (report.c).
  */
 #include "demos/common/ending.h"
 #include "demos/common/flags.h"
@@ -45,7 +45,7 @@ static const char HELP[] =
     "not be written; 2 a wrong flag; 3 the server or all trainers died, or a worker failed. SIGINT and\n"
     "SIGTERM end the workers, then the program by that signal.\n";
 
-/* 0, or 1 if the program has done what was asked, or -1 after a sentence on stderr. */
+/* 0; 1: --help or --version is done; -1 after a sentence on stderr. */
 static int parse_flags(int argc, char **argv, struct ps_flags *to)
 {
     static const char *const MODELS[] = { [RESNET_18] = "resnet18", [RESNET_50] = "resnet50", NULL };
@@ -98,7 +98,7 @@ static int report(const struct ps_run *run, FILE *json)
     return ending_output("param_server") < 0 ? PS_FAILED : PS_OK;
 }
 
-/* Between the opening of the outputs and their end. */
+/* Runs the job and reports it; the caller opens and closes `json`. */
 static int run_and_report(const struct ps_flags *flags, FILE *json)
 {
     struct ps_run run = { .flags = flags, .result = ps_result_create(flags) };
@@ -117,7 +117,7 @@ int main(int argc, char **argv)
     struct ps_flags flags;
     FILE *json = NULL;
 
-    /* Inherited by the workers, so that their lines and ours stay whole and in order. */
+    /* The workers inherit line buffering: the lines of all processes stay whole and in order. */
     setvbuf(stdout, NULL, _IOLBF, 0);
     int rc = parse_flags(argc, argv, &flags);
     if (rc != 0)

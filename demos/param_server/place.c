@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Where server and trainers compute, the CPU or a GPU, and the arrays that they lend each other there. Run by whoever
- * does the arithmetic, one thread at a time.
+ * The place where a server or trainer computes, the CPU or a GPU, and the arrays that it lends there. Run by the thread
+ * that does the arithmetic, one at a time.
  *
- * On a GPU all work goes to one stream of the worker's, and what crosses is one tensor for all parameters: 161
- * tensors would be 161 marks on that stream, and as many waits by each reader, of some microseconds each. Nobody
- * waits for a GPU here but ps_place_copy, which says what lies there to somebody who is on the CPU.
+ * On a GPU all work goes to one stream of the worker, and all parameters are lent as one tensor: 161 tensors would need
+ * 161 marks on that stream, and as many waits by each reader, of some microseconds each. Only ps_place_copy waits for
+ * the GPU: it copies to or from CPU memory.
  */
 #include "demos/common/flags.h"
 #include "ps.h"
@@ -98,8 +98,8 @@ static size_t tensors_of(const struct ps_place *place, const struct ps_params *p
     return place->cuda == NULL ? params->count : 1;
 }
 
-/* In one tensor: its gaps, too, are read and written by the step, and should be numbers. Marked at once, so that the
- * memory of one that is never written is not used again before the zeros are there. */
+/* One tensor for all parameters. It is zeroed because the step reads and writes its gaps too, which should be numbers.
+ * It is marked as written at once: if it is never written, its memory is not reused before the zeros are there. */
 static int create_as_one(struct ps_set *set, const struct ps_place *place, const struct ps_params *params)
 {
     const int64_t room = (int64_t)params->room;

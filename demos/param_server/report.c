@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What is told of a run when it is over: a table for people, JSON for programs, a figure. Run by the
- * program's first process. The keys of the JSON are listed in README.md.
+ * The report of a run: a table for people, JSON for programs, a figure. Run by the program's first process.
+ * demos/README.md lists the keys of the JSON.
  */
 #include "demos/common/flags.h"
 #include "demos/common/plot.h"
@@ -46,7 +46,7 @@ static double images_per_s(const struct ps_run *run, const struct ps_trainer_res
     return trainer->total_s > 0.0 ? images / trainer->total_s : 0.0;
 }
 
-/* Of all trainers together. */
+/* Sums over all trainers. */
 struct sums {
     double images_per_s;
     uint64_t handed_bytes;
@@ -75,7 +75,7 @@ static int compare_doubles(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* 0 if no update's is known. */
+/* 0 if no update has one. */
 static double median_beyond_compute(const struct ps_result *result)
 {
     double *known = calloc(result->updates + 1, sizeof(*known)), median = 0.0;
@@ -140,7 +140,7 @@ static void write_number(FILE *file, double number)
     if (isfinite(number))
         fprintf(file, "%.9g", number);
     else
-        fputs("null", file);        /* JSON has no other word for it */
+        fputs("null", file);        /* JSON has no NaN and no infinity */
 }
 
 static void write_pair(FILE *file, const char *key, double number)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Building and first parameters of the ResNets. Run by whoever holds the net: a trainer, which computes
- * with it, and the server, which only asks it for names and shapes.
+ * Builds the ResNets and draws their first parameters. Run by a trainer, which computes with the net, and by the
+ * server, which only reads the names and shapes of its parameters.
  *
- * The shortcut of a block is built after its convolutions although it could be computed before them: the
- * order of the building calls is the order of the parameters, and torchvision lists it last.
+ * The shortcut of a block is built after its convolutions, although it could be computed before them: the order of the
+ * building calls is the order of the parameters, and torchvision lists the shortcut last.
  */
 #include "resnet.h"
 
@@ -28,7 +28,7 @@ static const struct design DESIGN[] = {
     [RESNET_50] = { .bottleneck = true, .blocks = { 3, 4, 6, 3 } },
 };
 
-/* What is being built, and the end of what is built so far. */
+/* A net under construction, and its last node so far. */
 struct builder {
     struct bx_net *net;
     int node;
@@ -36,9 +36,9 @@ struct builder {
     char prefix[NAME_MAX_BYTES / 2];
 };
 
-/* A convolution without bias that keeps the size but for its stride, and its norm. */
+/* A convolution without bias, padded so that only its stride changes the size, and its norm. */
 struct layer {
-    const char *conv;           /* names, after the prefix */
+    const char *conv;           /* this and norm: names, after the prefix */
     const char *norm;
     int channels;
     int kernel;
@@ -60,7 +60,7 @@ static void add_layer(struct builder *b, const struct layer *layer)
     b->channels = layer->channels;
 }
 
-/* `width` channels inside, four times as many at the end of a bottleneck. */
+/* A block of `width` channels; a bottleneck ends with four times as many. */
 static void add_block(struct builder *b, bool bottleneck, int width, int stride)
 {
     struct builder shortcut = *b;
@@ -102,7 +102,7 @@ int resnet_build(struct bx_net *net, enum resnet_kind kind, const struct resnet_
 
 /* ---- The first parameters ------------------------------------------------------------------------ */
 
-/* Two normal numbers from two uniform ones (Box and Muller 1958), so that each depends on its place alone. */
+/* Two normal numbers from two uniform ones (Box and Muller 1958): each depends on its place alone. */
 static void fill_normal(float *to, size_t count, uint64_t key, double deviation)
 {
     for (size_t i = 0; i < count; i += 2) {
@@ -137,7 +137,7 @@ static bool is_bias(const struct bx_net_param *param)
 void resnet_init(const struct bx_net *net, uint64_t seed, float *const *params)
 {
     uint64_t weights = rng_at(seed, RNG_WEIGHTS);
-    double bound = 0.0;         /* of the last layer, once its weight has told the fan in */
+    double bound = 0.0;         /* of the last layer, known once its weight has given the fan in */
 
     for (size_t i = 0; i < bx_net_params(net); i++) {
         const struct bx_net_param *param = bx_net_param(net, i);

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define START_NS UINT64_C(120000000000)     /* many networks being planned on few cores */
+#define START_NS UINT64_C(120000000000)     /* long, because many networks may be planned on few cores */
 
 /* ---- The result -------------------------------------------------------------------------------------- */
 
@@ -51,8 +51,8 @@ static int live(const struct bx_options *options, void *context)
     return ending_output("param_server") < 0 && status == PS_OK ? PS_FAILED : status;
 }
 
-/* Of a job in which somebody ended badly. That is no failure where the server says that the others have
- * come to the end of their training without the dead. */
+/* The exit status of a job in which a worker failed. It is no failure if a trainer died and the server's result says
+ * that the others reached the end of their training without it. */
 static int judge(const struct ps_run *run, int code, const struct bx_spawn_report *report)
 {
     bool is_death = report->term_signal != 0 && report->failed_rank > 0;
@@ -79,7 +79,7 @@ int ps_run(const struct ps_run *run)
         snprintf(text[rank], sizeof(text[rank]), rank == 0 ? PS_SERVER : "trainer%d", rank);
         names[rank] = text[rank];
     }
-    fflush(NULL);       /* what is buffered now would be printed by every child as well */
+    fflush(NULL);       /* else every child would print what is buffered now */
     int rc = bx_spawn(&options, live, (void *)(uintptr_t)run, &report);
     return rc < 0 ? judge(run, rc, &report) : PS_OK;
 }

@@ -1,28 +1,26 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The parameter server, rank 0: holds the model, and turns the gradients of a batch of calls into its next
- * version, with which every one of them is answered.
+ * The parameter server, rank 0: holds the model. It turns the gradients of a batch of calls into the next version, and
+ * answers every call of the batch with that version.
  *
- * The main thread starts "train" on every trainer and waits for their ends. "get_model" is answered where
- * progress runs. "update_and_fetch_model" is a batch with a blocking body: it runs on the pool, one at a
- * time, when every trainer that is waited for has a row or batch_update_size of them are there. It reads
- * the gradients in the trainers' arenas and writes version n+1 to tensors of its own, beside version n,
- * which may be on loan; a version is forgotten when its last borrower has given it back, and its memory
- * used again. (To write into version n-1 as soon as it is not on loan would save 161 calls of malloc, but
- * a reply that holds it may be on its way.)
+ * The main thread starts "train" on every trainer and waits for their ends. "get_model" is answered on the thread that
+ * makes progress. "update_and_fetch_model" is a batch with a blocking body: it runs on the pool, one at a time, when
+ * each member of the batch has a row or batch_update_size rows have arrived. It reads the gradients in the trainers'
+ * arenas and writes version n+1 to tensors of its own, beside version n, which may be on loan. A version is freed when
+ * its last borrower has returned it, and its memory is reused. (Writing into version n-1 as soon as it is not on loan
+ * would save 161 calls of malloc, but a reply that holds it may be in flight.)
  *
- * Who is waited for: members of the batch. A trainer that has not come when the oldest row's patience is
- * over is no member any more until it comes back, so that it costs the others one wait and not one for
- * each update; its gradient then counts in the batch that it finds, however old it is. One that is dead
- * or done is no member either. When only absent ones are left they are waited for again, and ended when
- * nothing is heard of them for GIVE_UP_NS or ten times the patience.
+ * Members of the batch are the trainers that it waits for. A trainer that has not sent its row when the patience of the
+ * oldest row is over is removed until it returns: so it costs the others one wait and not one in each update. Its
+ * gradient then counts in the batch that it joins, however old it is. Trainers that died or are done are no members
+ * either. If only absent trainers are left, they become members again, and the server kills them when it has not heard
+ * from any for GIVE_UP_NS or ten times the patience, whichever is longer.
  *
- * On a GPU a row comes while its gradients are still being computed, and nobody looks whether they were in the
- * end: those of a trainer that is killed just then count once, some of them zero, or of a batch before.
+ * On a GPU a row arrives while its gradients are still being computed, and the server does not check that they were
+ * completed: those of a trainer that is killed at that moment count once, some of them zero, or of the batch before.
  *
- * Threads: `lock` guards the list of versions and who is a member; it is taken by the body, by get_model
- * and by the callback of a trainer's end, and nothing waits under it. What an update does to the result
- * is the body's alone until the training has ended.
+ * Threads: `lock` guards the list of versions and the members. The body, get_model and the callback of a trainer's end
+ * take it, and nothing waits under it. Only the body writes the result's updates until the training has ended.
  */
 #include "demos/common/clock.h"
 #include "ps.h"
@@ -34,12 +32,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GIVE_UP_NS UINT64_C(60000000000)
-#define LOOK_NS UINT64_C(500000000)
-#define END_NS UINT64_C(10000000000)
+#define GIVE_UP_NS UINT64_C(60000000000)    /* of silence */
+#define CHECK_NS UINT64_C(500000000)        /* between two checks for silent trainers */
+#define RETURN_NS UINT64_C(10000000000)     /* for the last loans to be returned */
 
 struct version {
-    struct version *next;       /* older */
+    struct version *next;       /* the next older one */
     uint64_t number;
     struct ps_set set;
 };
@@ -49,8 +47,8 @@ struct trainer {
     int rank;
     struct bx_future *future;   /* of its training */
     bool is_member;             /* lock */
-    bool has_row;               /* in the batch that is being answered */
-    int64_t pid;                /* 0: it has not told */
+    bool has_row;               /* in the current batch */
+    int64_t pid;                /* 0: no report yet */
     bool is_given_up;
 };
 
@@ -66,14 +64,14 @@ struct server {
     uint64_t start_ns;
     uint64_t update_end_ns;
     _Atomic uint64_t heard_ns;  /* when a trainer last called or ended */
-    _Atomic uint64_t left_ns;   /* when one was last taken from the members */
+    _Atomic uint64_t left_ns;   /* when a member was last removed */
     _Atomic int running;        /* trainers whose training has not ended */
     struct bx_future *ended;
     struct trainer trainers[PS_TRAINERS_MAX];
     size_t trainer_count;
 };
 
-/* A row that may be used, of a batch that is being answered. */
+/* A valid row of the current batch. */
 struct row {
     size_t index;               /* in the batch */
     struct trainer *trainer;
@@ -87,10 +85,10 @@ struct rows {
     struct row at[PS_TRAINERS_MAX];
     const float *const *grads[PS_TRAINERS_MAX];
     size_t count;
-    const float **room;         /* for all rows' grads */
-    bool is_short;              /* somebody who was waited for did not come */
+    const float **room;         /* memory for all rows' grads */
+    bool is_short;              /* a member did not send its row */
     uint64_t began_ns;
-    uint64_t complete_ns;       /* when there was nobody left to wait for */
+    uint64_t complete_ns;       /* end of the wait: the last row sent, a member removed, or began_ns */
 };
 
 static struct ps_trainer_result *result_of(const struct trainer *trainer)
@@ -130,14 +128,14 @@ static int create_version(struct server *server, uint64_t number, struct version
     return 0;
 }
 
-/* Forgets the versions that are not the newest and that nobody reads; how many are left. */
+/* Frees the versions that are on loan to no worker, except the newest. Returns how many are left. */
 static uint64_t forget_versions(struct server *server)
 {
     struct version **at, *older;
     struct bx_loans loans;
     uint64_t left = 0;
 
-    bx_job_loans(server->job, -1, &loans);      /* looks at what came back */
+    bx_job_loans(server->job, -1, &loans);      /* collects returned leases */
     pthread_mutex_lock(&server->lock);
     for (at = &server->versions; (older = *at) != NULL;) {
         if (older == server->versions || ps_set_is_on_loan(&older->set)) {
@@ -177,7 +175,7 @@ static int get_model(const struct bx_request *request, struct bx_reader *args, s
     return rc;
 }
 
-/* ---- Who is waited for (lock) ------------------------------------------------------------------------ */
+/* ---- Members of the batch (lock) --------------------------------------------------------------------- */
 
 static void set_member(struct trainer *trainer, bool is_member)
 {
@@ -186,7 +184,7 @@ static void set_member(struct trainer *trainer, bool is_member)
     if (trainer->is_member == is_member)
         return;
     if (is_member && bx_batch_add_member(server->job, "update_and_fetch_model", trainer->rank) < 0)
-        return;     /* dead meanwhile */
+        return;     /* it has died meanwhile */
     if (!is_member) {
         bx_batch_remove_member(server->job, "update_and_fetch_model", trainer->rank);
         server->left_ns = clock_now_ns();
@@ -199,7 +197,7 @@ static bool is_running(const struct trainer *trainer)
     return result_of(trainer)->state == PS_TRAINING;
 }
 
-/* If nobody who trains is a member, all are: a batch without members would wait for its patience. */
+/* If no running trainer is a member, makes all of them members: a batch without members would wait for its patience. */
 static void keep_members(struct server *server)
 {
     bool has_member = false;
@@ -212,7 +210,7 @@ static void keep_members(struct server *server)
     }
 }
 
-/* After a batch was taken: who came is waited for the next time, who did not come in time is not. */
+/* Updates the members after a batch: adds the trainers that sent a row, removes those that did not in time. */
 static void note_presence(struct server *server, const struct rows *rows)
 {
     pthread_mutex_lock(&server->lock);
@@ -253,14 +251,14 @@ static void note_report(struct trainer *trainer, const struct ps_report *report)
     result->seconds = report->seconds;
     result->handed_bytes = report->handed_bytes;
     result->copied_bytes = report->copied_bytes;
-    /* Update number n made version n+1. */
+    /* update[n - 1] made version n. */
     if (update > 0 && update <= server->result->updates &&
         server->result->update[update - 1].beyond_compute_s < report->last_call_s)
         server->result->update[update - 1].beyond_compute_s = report->last_call_s;
     pthread_mutex_unlock(&server->lock);
 }
 
-/* The arguments of one row. What a trainer sends is checked like any input. */
+/* Reads the arguments of one row. They are checked like any input. */
 static int read_row(struct server *server, struct bx_batch *batch, struct row *row)
 {
     struct bx_reader in = bx_batch_args(batch, row->index);
@@ -297,7 +295,7 @@ static void note_late(struct server *server, const struct row *row, struct ps_up
            age == 1 ? "" : "s");
 }
 
-/* Reads the rows, in the order of ranks; one that is wrong fails by itself. */
+/* Reads the rows in the order of ranks. An invalid row fails alone. */
 static int read_rows(struct server *server, struct bx_batch *batch, struct rows *rows)
 {
     size_t count = bx_batch_rows(batch), members = 0;
@@ -354,7 +352,7 @@ static int reply_rows(struct server *server, struct bx_batch *batch, const struc
     return rc;
 }
 
-/* Writes the update into the result, and a line about it. */
+/* Adds the update to the result and prints its line. */
 static void note_update(struct server *server, const struct rows *rows, uint64_t step_ns)
 {
     struct ps_result *result = server->result;
@@ -452,7 +450,7 @@ static void end_trainer(struct trainer *trainer, enum ps_state state)
         bx_future_set(server->ended, NULL);
 }
 
-/* Where progress runs. */
+/* Called when a trainer's "train" has ended, on the thread that makes progress. */
 static void note_end(struct bx_future *future, void *context)
 {
     struct trainer *trainer = context;
@@ -498,8 +496,8 @@ static int start_trainers(struct server *server)
     return rc;
 }
 
-/* Ends those that are left, if some have come to their end and nothing has been heard of the others for
- * long: they are stopped, or hang. */
+/* Kills the trainers that are left, if some have ended and the others have been silent for long: they are stopped, or
+ * hang. */
 static void give_up(struct server *server)
 {
     uint64_t patience_ns = server->flags->patience_ms * UINT64_C(1000000) * 10;
@@ -523,13 +521,13 @@ static int wait_for_trainers(struct server *server)
 {
     int rc;
 
-    while ((rc = bx_future_wait(server->ended, LOOK_NS)) == BX_E_TIMEOUT)
+    while ((rc = bx_future_wait(server->ended, CHECK_NS)) == BX_E_TIMEOUT)
         give_up(server);
     server->result->total_s = clock_seconds_since(server->start_ns);
     return rc;
 }
 
-/* The checksum of the newest version, which may lie on a GPU. */
+/* Computes the checksum of the newest version, which may lie on a GPU. */
 static int sum_model(struct server *server, uint64_t *checksum)
 {
     struct version *newest = server->versions;
@@ -550,15 +548,15 @@ static int sum_model(struct server *server, uint64_t *checksum)
     return rc;
 }
 
-/* What is only known when all is over. */
+/* Fills in the figures that are known only at the end. */
 static int conclude(struct server *server)
 {
     struct ps_result *result = server->result;
     struct bx_loans loans = { 0 };
     struct bx_arena_info arena = { 0 };
 
-    /* Whoever holds something for longer is counted below. */
-    bx_loans_wait(server->job, -1, 0, END_NS);
+    /* Loans that last longer are counted in leases_at_end. */
+    bx_loans_wait(server->job, -1, 0, RETURN_NS);
     int rc = bx_job_loans(server->job, -1, &loans);
     if (rc == 0)
         rc = bx_job_arena(server->job, &arena);
@@ -600,7 +598,7 @@ static int draw_model(struct server *server, const struct bx_net *net, const str
     return rc < 0 ? rc : ps_set_written(set, &server->place);
 }
 
-/* The first version. The network is only asked for its parameters, so a small one will do, on the CPU. */
+/* Makes the first version. The net only gives the list of parameters, so a small one on the CPU is enough. */
 static int make_model(struct server *server)
 {
     struct bx_net *net = NULL;
@@ -621,7 +619,7 @@ static int make_model(struct server *server)
     }
     if (rc == 0)
         rc = create_version(server, 1, &second);
-    /* Room for the next version, with its pages, which the arena keeps for when it is wanted. */
+    /* Touches the pages of the next version now; the arena keeps them until they are needed. */
     for (size_t i = 0; rc == 0 && server->place.cuda == NULL && i < server->params.count; i++)
         memset(second->set.at[i], 0, server->params.at[i].elements * sizeof(float));
     destroy_version(second);
@@ -673,7 +671,7 @@ int ps_server(const struct bx_options *options, const struct ps_run *run)
     int rc = bx_job_create(options, &server.job);
     if (rc == 0)
         rc = start(&server);
-    if (rc == 0)        /* not before: the trainers see the end of a worker that has joined */
+    if (rc == 0)        /* after the start: the trainers see the end of a worker only if it has joined */
         rc = ps_place_open(&server.place, run->flags, 0);
     if (rc == 0)
         rc = make_model(&server);

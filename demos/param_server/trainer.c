@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A trainer, rank 1 and up: fetches the model, then for each batch hands its gradients to the server and
- * gets the next version of the model back.
+ * A trainer, rank 1 and up: fetches the model; then, for each batch, sends its gradients to the server and receives the
+ * next version of the model.
  *
- * "train" is a blocking handler: it runs on the pool and calls the server from there, a call inside a
- * call. The main thread only serves. Gradients are born in this worker's arena, where the server reads
- * them; the model is read where the server wrote it. It is repacked into the network's own form at once,
- * and given back before the next batch is computed, so that a slow trainer holds up no version. On a GPU all
- * that is put on a stream: the call goes out while the gradients are still being computed, and its time is
- * also theirs.
+ * "train" is a blocking handler: it runs on the pool and calls the server from there, a call inside a call. The main
+ * thread only serves. The gradients are written in this worker's arena, where the server reads them; the model is read
+ * where the server wrote it. A trainer repacks the model into the network's own layout at once and returns it before it
+ * computes the next batch, so that a slow trainer holds no version. On a GPU all this is put on a stream: the call is
+ * sent while the gradients are still being computed, and its duration includes their time.
  */
 #include "demos/common/clock.h"
 #include "ps.h"
@@ -24,26 +23,25 @@ struct trainer {
     struct ps_learner learner;
     struct ps_params params;
     struct ps_set grads;            /* all zero: none */
-    struct bx_msg *model;           /* the last reply of the server, until it has been repacked */
-    struct bx_reader model_at;      /* its tensors */
+    struct bx_msg *model;           /* the server's last reply, until the model has been repacked */
     const float **model_params;
     uint64_t version;
     uint64_t start_ns;
     struct ps_report report;
-    _Atomic int rc;                 /* of the training; told to the server, too */
-    int made;                       /* of what it needs for that; < 0: and why not */
+    _Atomic int rc;                 /* of the training; the server gets it too */
+    int made;                       /* result of try_to_make; < 0: `why` has the sentence */
     char why[512];
 };
 
 /* ---- Gradients ------------------------------------------------------------------------------------- */
 
-/* Those of the last batch, where the server has given them back; else others: what is on loan is not
- * written to. On a GPU they are back before the server's stream has read them; but this one's is behind the version
- * that was made of them. */
+/* Reuses the arrays of the last batch if the server has returned them, else makes new ones: arrays on loan must not be
+ * written. On a GPU they are returned before the server's stream has read them; this is safe, because this worker's
+ * stream waits for the version that was made of them. */
 static int ready_grads(struct trainer *trainer)
 {
     struct bx_loans loans;
-    int rc = bx_job_loans(trainer->job, 0, &loans);     /* looks at what came back */
+    int rc = bx_job_loans(trainer->job, 0, &loans);     /* collects returned leases */
 
     if (rc == 0 && trainer->grads.tensors != NULL && !ps_set_is_on_loan(&trainer->grads))
         return 0;
@@ -59,7 +57,7 @@ static void drop_model(struct trainer *trainer)
     trainer->model = NULL;
 }
 
-/* Checks what the server sent and finds its tensors; takes the reply over. */
+/* Checks the server's reply and finds its tensors. Takes ownership of the reply. */
 static int take_model(struct trainer *trainer, struct bx_msg *reply, uint64_t *waited_ns)
 {
     struct bx_reader in = bx_msg_reader(reply);
@@ -92,7 +90,7 @@ static void note_report(struct trainer *trainer)
     trainer->report.copied_bytes = ps_place_copied(&trainer->learner.place);
 }
 
-/* Hands the gradients over and takes the next model; ready_s is what it took to have a place for them. */
+/* Sends the gradients and receives the next model. ready_s: the time that ready_grads took. */
 static int update_and_fetch_model(struct trainer *trainer, double loss, double ready_s)
 {
     struct ps_seconds *seconds = &trainer->report.seconds;
@@ -126,7 +124,7 @@ static int update_and_fetch_model(struct trainer *trainer, double loss, double r
 
 /* ---- Training ---------------------------------------------------------------------------------------- */
 
-/* The time since *start_ns goes to *seconds, and the next piece begins. */
+/* Adds the time since *start_ns to *seconds, and restarts *start_ns. */
 static void charge(double *seconds, uint64_t *start_ns)
 {
     uint64_t now_ns = clock_now_ns();
@@ -201,8 +199,8 @@ static int make(struct trainer *trainer, int rank)
                                                        trainer->params.count);
 }
 
-/* One that cannot train, for want of a GPU, of a library or of memory, joins the job all the same and says so when it
- * is asked to: the others would wait for it until the start times out, and could not go on without it. */
+/* A trainer that cannot train, because a GPU, a library or memory is missing, joins the job all the same and fails when
+ * "train" is called: else the others would wait for it until the start times out, and could not continue without it. */
 static void try_to_make(struct trainer *trainer, int rank)
 {
     trainer->made = make(trainer, rank);
@@ -212,8 +210,7 @@ static void try_to_make(struct trainer *trainer, int rank)
                  bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(trainer->made));
 }
 
-/* Until the server begins the shutdown. Why training failed, and the death of another trainer, are the server's
- * to tell. */
+/* Serves until the server starts the shutdown. The server reports why a training failed and that a trainer died. */
 static int serve(struct trainer *trainer)
 {
     int rc;
@@ -247,7 +244,7 @@ int ps_trainer(const struct bx_options *options, const struct ps_run *run)
         rc = serve(&trainer);
     if (rc == 0)
         rc = bx_job_shutdown(trainer.job, 0);
-    if (rc == 0 && trainer.rc == BX_E_PEER_DEAD)    /* the others had gone for it before this one had heard of it */
+    if (rc == 0 && trainer.rc == BX_E_PEER_DEAD)    /* the server died, and the others left before this worker knew */
         rc = bx_fail(BX_E_PEER_DEAD, "worker '" PS_SERVER "' died");
     if (rc < 0)
         fprintf(stderr, "param_server: %s: %s\n", options->name,

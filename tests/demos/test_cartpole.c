@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * demos/reinforce/cartpole.c: where a pole ends, where it starts, and an observer's episode of several poles.
- * The numbers of the dynamics are checked in test_reference.c.
+ * demos/reinforce/cartpole.c: start and end of a pole, and an observer's episode of several poles. test_reference.c
+ * checks the numbers of the dynamics.
  */
 #include "demos/reinforce/cartpole.h"
 

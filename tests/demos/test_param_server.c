@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * demos/ps_*.c: a job of processes gives, bit for bit, the model that one process gives which does the
- * same arithmetic for one trainer after the other; and the pieces of that arithmetic.
- * The program from the outside, with trainers that die and stop, is e2e_param_server.sh.
+ * demos/param_server: a job of processes gives, bit for bit, the model of one process that does the same arithmetic for
+ * one trainer after the other; and the parts of that arithmetic. tests/e2e/param_server.sh tests the program from the
+ * outside, with trainers that die and stop.
  */
 #include "demos/common/flags.h"
-#include "demos/param_server/ps.h"
 #include "demos/common/rng.h"
+#include "demos/param_server/ps.h"
 #include "tests/device/device_fixture.h"
 
 #include <criterion/criterion.h>
@@ -25,7 +25,7 @@ static const struct ps_flags SMALL = {
 };
 static const struct ps_place CPU;
 
-/* One set of arrays for each parameter, in one piece, in a place. */
+/* An array for each parameter, in one allocation in a place. */
 struct set {
     const struct ps_place *place;
     float *floats;
@@ -86,7 +86,7 @@ static void start_alone(struct alone *alone, const struct ps_flags *flags)
     free_set(&first);
 }
 
-/* Learners have a stream each, and nobody orders them here but by waiting. */
+/* Each learner has a stream; here only waiting orders them. */
 static void wait_for(const struct ps_place *place)
 {
     cr_assert(place->cuda == NULL || bx_cuda_wait(place->cuda) == 0, "%s", bx_error_text());
@@ -142,7 +142,7 @@ static void end_alone(struct alone *alone)
 
 /* ---- The job ------------------------------------------------------------------------------------------ */
 
-/* The workers print what they do; that is not the test's output. */
+/* The workers' output goes to /dev/null: it is not the test's. */
 static int run_quietly(const struct ps_run *run)
 {
     int null = open("/dev/null", O_WRONLY | O_CLOEXEC), before = dup(STDOUT_FILENO);
@@ -192,14 +192,14 @@ static void expect_same_as_alone(const struct ps_flags *flags)
 
 TestSuite(param_server, .timeout = 120);
 
-Test(param_server, trains_the_model_that_one_process_alone_would, .timeout = LIMIT_S)
+Test(param_server, trains_the_model_of_a_single_process, .timeout = LIMIT_S)
 {
     expect_same_as_alone(&SMALL);
 }
 
 #if BXI_CUDA
 /* Two devices: the server and trainer1 on the first, trainer2 on the second. */
-Test(param_server, trains_the_model_that_one_process_alone_would_on_gpus, .timeout = LIMIT_S)
+Test(param_server, trains_the_model_of_a_single_process_on_gpus, .timeout = LIMIT_S)
 {
     struct ps_flags flags = SMALL;
 
@@ -209,7 +209,7 @@ Test(param_server, trains_the_model_that_one_process_alone_would_on_gpus, .timeo
 }
 #endif
 
-Test(param_server, takes_the_gradients_of_all_where_they_are_fewer_than_an_update_wants, .timeout = LIMIT_S)
+Test(param_server, makes_an_update_of_all_trainers_gradients_if_they_are_fewer_than_asked, .timeout = LIMIT_S)
 {
     struct ps_flags flags = SMALL;
 
@@ -219,7 +219,7 @@ Test(param_server, takes_the_gradients_of_all_where_they_are_fewer_than_an_updat
     expect_same_as_alone(&flags);
 }
 
-Test(param_server, makes_an_update_of_each_gradient_where_one_is_enough, .timeout = LIMIT_S)
+Test(param_server, makes_an_update_of_each_gradient_if_the_update_size_is_one, .timeout = LIMIT_S)
 {
     struct ps_flags flags = SMALL;
 
@@ -228,10 +228,10 @@ Test(param_server, makes_an_update_of_each_gradient_where_one_is_enough, .timeou
     cr_expect_eq(result->updates, 2 * flags.num_batches);
     for (size_t i = 0; i < result->updates; i++)
         cr_expect_eq(result->update[i].rows, 1);
-    /* Its own update is older than the other's at times, and never by more than those of the other. */
+    /* A gradient may be as many versions old as the other trainer makes updates, and no older. */
     cr_expect_leq(result->late_gradients, result->updates);
     cr_expect_leq(result->late_versions_max, flags.num_batches);
-    /* The newest, the next, and of each trainer the one that it computes with and the one on its way. */
+    /* The newest, the next, and for each trainer the one it computes with and the one in flight to it. */
     cr_expect_leq(result->versions_live_max, 2 + 2 * (uint64_t)flags.trainers);
     ps_result_destroy(result, &flags);
 }
@@ -250,7 +250,7 @@ Test(param_server, accounts_for_every_tensor_and_second, .timeout = LIMIT_S)
         const struct ps_seconds *s = &trainer->seconds;
         double sum = s->data + s->repack + s->forward + s->backward + s->call + s->wait;
 
-        /* The model at first, then gradients and a model for each batch. */
+        /* The first model, then gradients and a model for each batch. */
         cr_expect_eq(trainer->handed_bytes, (1 + 2 * SMALL.num_batches) * ps_params_bytes(&params));
         cr_expect_eq(trainer->batches, SMALL.num_batches);
         cr_expect_leq(sum, trainer->total_s);
@@ -273,7 +273,7 @@ Test(param_server, accounts_for_every_tensor_and_second, .timeout = LIMIT_S)
 /* ---- Memory on a GPU ----------------------------------------------------------------------------------- */
 
 #if BXI_CUDA
-/* Ends with the process: its stream has to outlive the job. */
+/* Not closed before the process ends: its stream must outlive the job. */
 static struct ps_place gpu;
 static struct ps_param one_param = { .ndim = 1, .shape = { 4096 }, .elements = 4096 };
 static const struct ps_params ONE_PARAM = { .at = &one_param, .count = 1, .elements = 4096, .room = 4096 };
@@ -295,7 +295,7 @@ static void open_gpu(struct bx_job *job)
     HARNESS_EQ(ps_place_join(&gpu, job), 0);
 }
 
-/* What is allocated next lies elsewhere, until the stream has come by. */
+/* The next allocations must lie elsewhere until the stream has done its work. */
 static void destroy_behind(struct ps_set *set, uint64_t *gate)
 {
     const float *at = set->at[0];
@@ -332,13 +332,13 @@ static void destroys_a_set_that_is_to_be_read(struct bx_job *job)
     destroy_behind(&set, gate);
 }
 
-Test(param_server_cuda, memory_whose_zeros_are_to_come_is_not_used_again, .timeout = LIMIT_S)
+Test(param_server_cuda, memory_is_not_reused_before_it_is_zeroed, .timeout = LIMIT_S)
 {
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .body = { destroys_a_set_whose_zeros_are_to_come } });
 }
 
-Test(param_server_cuda, memory_that_is_to_be_read_is_not_used_again, .timeout = LIMIT_S)
+Test(param_server_cuda, memory_is_not_reused_before_it_is_read, .timeout = LIMIT_S)
 {
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .body = { destroys_a_set_that_is_to_be_read } });
@@ -368,7 +368,7 @@ static struct ps_params odd_params(void)
     return params;
 }
 
-/* What torch.optim.SGD does with the mean of the gradients, summed in the order of the rows. */
+/* Expects a step of torch.optim.SGD with the mean of the gradients, summed in the order of the rows. */
 static void expect_stepped(const struct ps_params *params, const struct set *from, const struct set *grads,
                            const struct set *to, uint64_t velocity_key)
 {

@@ -3,8 +3,8 @@
  * demos/reinforce/policy.c: dropout (rate, scale, gradient), the gradient against differences of the loss, and draws
  * that depend on their key alone. test_reference.c compares its numbers with the reference.
  */
-#include "demos/reinforce/policy.h"
 #include "demos/common/rng.h"
+#include "demos/reinforce/policy.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -79,7 +79,7 @@ Test(policy, dropout_draws_each_unit_for_itself)
     }
 }
 
-/* What a plain and slow program makes of it, in double. */
+/* The same by plain loops in double. */
 static void forward_by_hand(const struct policy *policy, const float *state, const uint64_t *keep,
                             double prob[2])
 {
@@ -167,7 +167,7 @@ Test(policy, gradient_under_dropout_is_the_slope_of_the_loss)
         width -= *at;
         low = loss_by_hand(&policy, rows, weight, count);
         *at = was;
-        /* A unit that starts to fire inside the step bends the line a little. */
+        /* A unit that becomes positive within the difference makes the loss nonlinear there. */
         cr_assert_float_eq(grad.v[i], (high - low) / width, 5e-3, "parameter %zu: %g, slope %g", i,
                            (double)grad.v[i], (high - low) / width);
         dropped += grad.v[i] == 0.0f;

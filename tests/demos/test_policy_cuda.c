@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * demos/reinforce/policy_cuda.c and policy.cu against policy.c: the same decisions and the same parameters, after
- * whole episodes with dropout; and against the reference numbers, as test_reference.c holds policy.c to them. With
- * the tests' driver the kernels run on the CPU with its expf, and the bits are the same; a GPU's differ in the last
- * one.
+ * demos/reinforce/policy_cuda.c and policy.cu against policy.c: the same decisions and the same parameters, after whole
+ * episodes with dropout; and against the reference numbers, as test_reference.c does for policy.c. With the tests'
+ * driver the kernels run on the CPU with its expf, and the bits are equal; a real GPU's differ in the last bit.
  */
-#include "demos/reinforce/learner.h"
 #include "demos/common/rng.h"
+#include "demos/reinforce/learner.h"
 #include "tests/device/device_fixture.h"
 #include "tests/harness/json.h"
 
@@ -33,7 +32,7 @@ static void fill_state(uint64_t key, float state[POLICY_INPUTS])
         state[k] = 2.0f * rng_unit_f32(rng_at(key, k)) - 1.0f;
 }
 
-/* Asks both of the same states, all observers at once; how often they differ. */
+/* Both decide the same states, for all observers at once. Returns how many decisions differ. */
 static int differences(struct learner *cpu, struct learner *gpu, uint64_t episode)
 {
     int count = 0;
@@ -99,14 +98,14 @@ Test(policy_cuda, decides_and_learns_as_on_the_cpu)
         expect_near(&policy.params, &cpu.policy.params, tolerance);
         expect_near(&policy.mean, &cpu.policy.mean, tolerance);
         expect_near(&policy.square, &cpu.policy.square, tolerance);
-        /* From the same numbers again, or one action that differs is an episode that does. */
+        /* Start again from equal parameters: one action that differs would change the whole episode. */
         cr_assert_eq(policy_gpu_write(gpu.gpu, &cpu.policy), 0);
     }
     learner_fini(&cpu);
     learner_fini(&gpu);
 }
 
-Test(policy_cuda, remembers_what_the_gradient_needs)
+Test(policy_cuda, stores_the_values_that_the_gradient_needs)
 {
     struct learner cpu, gpu;
     struct policy_row rows[OBSERVERS * STEPS];
@@ -150,7 +149,7 @@ Test(policy_cuda, refuses_the_same_asks_as_the_cpu)
     learner_fini(&gpu);
 }
 
-Test(policy_cuda, says_why_there_is_no_gpu)
+Test(policy_cuda, gives_the_reason_if_there_is_no_gpu)
 {
     struct learner learner;
 
@@ -170,7 +169,7 @@ Test(policy_cuda, says_why_there_is_no_gpu)
 #define REFERENCE_ROWS 3
 
 static const struct {
-    size_t count, offset, columns;          /* columns not 0: stored transposed, and the reference's row length */
+    size_t count, offset, columns;          /* columns not 0: stored transposed; the reference's row length */
 } TENSOR[TENSORS] = {
     { POLICY_INPUTS * POLICY_UNITS, POLICY_W1, POLICY_INPUTS },
     { POLICY_UNITS, POLICY_B1, 0 },
@@ -202,7 +201,7 @@ static void check_tensor(const struct policy_params *params, size_t k, const str
                            "tensor %zu, element %zu", k, i);
 }
 
-/* What the reference gives are actions and weights; the actions are put where the GPU's own were. */
+/* The reference gives actions and weights; its actions replace the GPU's own. */
 Test(policy_cuda, agrees_with_the_reference)
 {
     struct json *file = json_load_reference("policy.json");

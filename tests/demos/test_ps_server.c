@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * demos/param_server/server.c: what it makes of rows that no trainer of ours would send. Rank 0 is the server, ranks
- * 1 and 2 are trainers that say what this test wants, rank 3 is a worker that is none. The gradients are the tensors
- * of the first model, so a step with one row alone takes each parameter p to p - lr p.
+ * demos/param_server/server.c: rows that our trainers would not send. Rank 0 is the server; ranks 1 and 2 are trainers
+ * that send what the test wants; rank 3 is a worker that is no trainer. The gradients are the tensors of the first
+ * model, so a step with one row alone changes each parameter p to p - lr p.
  */
 #include "demos/common/clock.h"
 #include "demos/common/flags.h"
@@ -20,7 +20,7 @@
 #define TENSORS 62              /* of a resnet18 */
 
 enum gate { SECOND = 0 };
-enum value { SENT_NS = 0 };     /* by trainer 2, its second row */
+enum value { SENT_NS = 0 };     /* when trainer 2 sent its second row */
 
 #define EARLIER_NS UINT64_C(5000000000)
 
@@ -30,7 +30,7 @@ static const struct ps_flags FLAGS = {
     .patience_ms = 600000,
 };
 
-static struct bx_msg *first_model;      /* of this worker, once it has been fetched */
+static struct bx_msg *first_model;      /* this worker's copy, after fetch_first_model */
 static struct bx_future *stray;         /* rank 3's row */
 
 /* ---- Rows -------------------------------------------------------------------------------------------- */
@@ -61,7 +61,7 @@ static struct bx_msg *make_row(uint64_t version, double loss, uint64_t sent_ns)
     return row;
 }
 
-/* Sends a row and expects that code; the sentence of a failure has the part. */
+/* Sends a row and expects `code`; the sentence of a failure must contain `part`. */
 static struct bx_msg *send_row_of(struct bx_job *job, struct bx_msg *row, int code, const char *part)
 {
     struct bx_msg *reply = NULL;
@@ -78,7 +78,7 @@ static struct bx_msg *send_row(struct bx_job *job, uint64_t version, double loss
     return send_row_of(job, make_row(version, loss, clock_now_ns()), code, part);
 }
 
-/* That version, and so long a wait for the others. */
+/* Expects a reply with that version and that wait for the others. */
 static void expect_waited(struct bx_msg *reply, uint64_t version, uint64_t waited_ns)
 {
     struct bx_reader reader = bx_msg_reader(reply);
@@ -96,7 +96,7 @@ static void expect_version(struct bx_msg *reply, uint64_t version)
     bx_msg_destroy(reply);
 }
 
-/* After a step with the first model as the only gradient. */
+/* Expects the model after one step with the first model as the only gradient. */
 static void expect_one_step(const struct bx_msg *reply)
 {
     struct bx_reader now = bx_msg_reader(reply), then = bx_msg_reader(first_model);
@@ -115,7 +115,7 @@ static void expect_one_step(const struct bx_msg *reply)
 
 /* ---- The workers --------------------------------------------------------------------------------------- */
 
-/* Rank 3. In order behind its row, so that this is in the batch when the handler returns. */
+/* Run by rank 3. get_model is sent behind the row in one ring: when it returns, the row is in the batch. */
 static int sends_a_stray_row(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                              void *context)
 {
@@ -146,12 +146,12 @@ static void first_trainer(struct bx_job *job)
     uint64_t sent_ns;
 
     HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, 3), "send_stray", NULL, NULL, NULL), 0);
-    /* With the stray row and trainer 2's, which is of no version: this is the only one that counts. */
+    /* The stray row and trainer 2's, which names a version that does not exist, are refused: only this row counts. */
     reply = send_row(job, 0, 6, 0, NULL);
     expect_one_step(reply);
     expect_version(reply, 1);
     HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, 3), "is_refused", NULL, NULL, NULL), 0);
-    /* It says that it was sent long before the other. */
+    /* This row claims to have been sent long before the other. */
     sent_ns = clock_now_ns() - EARLIER_NS;
     harness_post(SECOND);
     reply = send_row_of(job, make_row(1, 1, sent_ns), 0, NULL);
@@ -190,7 +190,7 @@ static int live(const struct bx_options *options, void *context)
     int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
 
     if (options->rank == 0) {
-        dup2(null, STDOUT_FILENO);      /* its lines are not the test's output */
+        dup2(null, STDOUT_FILENO);      /* the server's lines are not the test's output */
         return ps_server(options, context);
     }
     HARNESS_EQ(bx_job_create(options, &job), 0);
@@ -204,7 +204,7 @@ static int live(const struct bx_options *options, void *context)
     return 0;
 }
 
-Test(ps_server, takes_only_rows_of_trainers_and_of_versions_that_there_are, .timeout = 60)
+Test(ps_server, takes_rows_of_trainers_and_of_existing_versions_only, .timeout = 60)
 {
     struct ps_run run = { .flags = &FLAGS, .result = ps_result_create(&FLAGS) };
     const struct ps_result *result = run.result;
@@ -214,7 +214,7 @@ Test(ps_server, takes_only_rows_of_trainers_and_of_versions_that_there_are, .tim
     cr_assert_eq(bx_spawn(&(struct bx_spawn_options){ .world_size = 4 }, live, &run, NULL), 0, "%s", bx_error_text());
     cr_assert(result->ended);
     cr_assert_eq(result->updates, 2);
-    /* The mean over the rows that count, not over those that came or could have. */
+    /* The mean is over the valid rows, not over all that arrived or could have. */
     cr_expect_eq(result->update[0].rows, 1);
     cr_expect_eq(result->update[0].loss, 6.0);
     cr_expect_eq(result->update[0].late, 0);

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * demos/param_server/resnet.c, and with it lib/nn: a ResNet-50 against reference numbers in double precision (suite
- * `reference`, as test_reference.c; BX_REFERENCE_DIR names another directory of such files), and the
- * first parameters of both networks. What trains also does so on a GPU (suites `reference_cuda` and `resnet_cuda`).
+ * `reference`, as test_reference.c; BX_REFERENCE_DIR names another directory of such files), and the first parameters
+ * of both networks. The tests of training also run on a GPU (suites `reference_cuda` and `resnet_cuda`).
  *
- * The tolerances of gradients are wide because gradients are: a float's rounding flips a ReLU here and
- * there, and norms over 16 values (2 x 2 pixels of 4 images in the last stage) make much of it. A
- * gradient that is wrong misses them by far: its dot product with noise is as likely to be one
- * thing as another.
+ * The tolerances of gradients are wide because the gradients are ill-conditioned: the rounding of a float flips a ReLU
+ * here and there, and norms over 16 values (2 x 2 pixels of 4 images in the last stage) amplify that. A wrong gradient
+ * misses them by far: its dot product with noise could have any value.
  */
 #include "demos/param_server/resnet.h"
 #include "demos/common/rng.h"
@@ -25,14 +24,14 @@
 
 #define SIDE 64
 #define INPUT 200               /* the k of the images */
-#define NOISE 1000              /* and of the noise for gradient 0 */
+#define NOISE 1000              /* the k of the noise for gradient 0 */
 #define LR 0.001f
 #define MOMENTUM 0.9f
 
-/* A model and all that training it needs, where the net computes (twin.h), and one array of the model's size here, for
- * looking at one. Arrays of that size are in one piece each, as its server has them. */
+/* A model and everything that its training needs, where the net computes (twin.h), and one array of the model's size in
+ * CPU memory, to read one of them. Each array of that size is one allocation, as in the parameter server. */
 struct trainer {
-    struct json *file;          /* NULL where there is no reference */
+    struct json *file;          /* NULL: no reference */
     uint64_t salt;
     struct bx_net *net;
     size_t params, elements;
@@ -68,7 +67,7 @@ static float *floats(size_t count)
     return at;
 }
 
-/* Zeros where the net computes. */
+/* Allocates zeros where the net computes. */
 static float *floats_there(size_t count)
 {
     float *zeros = floats(count), *at = twin_alloc(count * sizeof(*at));
@@ -78,7 +77,7 @@ static float *floats_there(size_t count)
     return at;
 }
 
-/* Where each parameter begins in an array of the model's size. */
+/* The offset of each parameter in an array of the model's size. */
 static float **parts(const struct trainer *t, float *whole)
 {
     float **at = calloc(t->params, sizeof(*at));
@@ -117,20 +116,20 @@ static void set_params(struct trainer *t, int version)
     cr_assert_eq(bx_net_set_params(t->net, (const float *const *)t->model_at[version]), 0, "%s", bx_error_text());
 }
 
-/* The model here becomes the net's. */
+/* Copies the model in CPU memory to the net. */
 static void use_model(struct trainer *t)
 {
     twin_put(t->model[0], t->here, t->elements * sizeof(float));
     set_params(t, 0);
 }
 
-/* The other way round; here_at then has its parameters. */
-static void look_at(struct trainer *t, const float *there)
+/* Copies an array of the model's size to CPU memory; here_at then points to its parameters. */
+static void fetch(struct trainer *t, const float *there)
 {
     twin_get(t->here, there, t->elements * sizeof(float));
 }
 
-/* Noise, and of each row the class that it is said to show. */
+/* Draws images of noise, and a class for each. */
 static void make_batch(struct trainer *t, size_t pixels, size_t rows, size_t stride)
 {
     size_t outputs = bx_net_output_elements(t->net), classes = outputs / rows;
@@ -170,7 +169,7 @@ static void fill_model(struct trainer *t)
     }
 }
 
-/* The reference's network, with its parameters set, and its images. */
+/* The reference's network with its parameters and images. */
 static void begin(struct trainer *t)
 {
     memset(t, 0, sizeof(*t));
@@ -225,7 +224,7 @@ static void backward(struct trainer *t)
     cr_assert_eq(bx_net_backward(t->net, t->logits_grad, t->gradient_at), 0, "%s", bx_error_text());
 }
 
-/* From one version of the model to the other, which the net then computes with. */
+/* One step from one version of the model to the other, which becomes the net's. */
 static void step(struct trainer *t, int from)
 {
     const struct bx_sgd sgd = {
@@ -341,7 +340,7 @@ static void check_gradients(void)
     begin(&t);
     forward(&t);
     backward(&t);
-    look_at(&t, t.gradient);
+    fetch(&t, t.gradient);
     for (size_t k = 0; k < t.params; k++) {
         const struct bx_net_param *param = bx_net_param(t.net, k);
         const struct json *want = json_at(json_get(t.file, "grads"), k);
@@ -356,8 +355,8 @@ static void check_gradients(void)
     end(&t);
 }
 
-/* How far the model's elements went that the reference lists, against how far they should have gone: the
- * slope of a line through all of them, each tensor's in units of its own mean way. */
+/* Compares how far the elements that the reference lists moved with how far they should have: the slope of a line
+ * through all of them, each tensor's in units of its own mean distance. */
 struct way {
     double both, square;
 };
@@ -376,15 +375,15 @@ static void add_way(struct way *way, const float *from, const float *to, const s
     }
 }
 
-/* The step between the two losses is ill-conditioned, so the second one only shows that a step was made, and in the
- * right direction. torch's own float differs from its double by 1 to 10 % there, depending on the salt (1.5 % at 0,
- * 9.8 % at 77, 1.3 to 7.1 % at 101 to 106), and so does double from double at a relative noise of 1e-6. What decides
- * are the logits, the first loss and the gradients, and test_optim.c for the step. */
+/* The step between the two losses is ill-conditioned, so the second loss shows only that a step was made, in the right
+ * direction. torch's own float differs from its double by 1 to 10 % there, depending on the salt (1.5 % at 0, 9.8 % at
+ * 77, 1.3 to 7.1 % at 101 to 106), and so does double from double at a relative noise of 1e-6. The decisive checks are
+ * the logits, the first loss and the gradients, and test_optim.c for the step. */
 #define SECOND_LOSS 0.15
 
-/* The first step is so long that the second one's gradient is another in floats than in double, in torch as
- * here: the listed elements then went 0.8 to 0.9 of their way, in the mean, and without momentum half
- * of it. Every bit of a step is test_optim.c's. */
+/* The first step is so long that the second gradient differs between float and double, in torch as here: the listed
+ * elements then moved 0.8 to 0.9 of their distance in the mean, and half of it without momentum. test_optim.c checks
+ * every bit of a step. */
 static void check_two_steps(void)
 {
     struct trainer t;
@@ -402,7 +401,7 @@ static void check_two_steps(void)
     check_near(forward(&t), second, SECOND_LOSS * second, "second loss");
     backward(&t);
     step(&t, 1);
-    look_at(&t, t.model[0]);
+    fetch(&t, t.model[0]);
     for (size_t k = 0; k < t.params; k++) {
         const struct bx_net_param *param = bx_net_param(t.net, k);
         const struct json *want = json_at(json_get(t.file, "after_steps"), k);
@@ -459,7 +458,7 @@ Test(resnet, resnet18_has_62_parameters_with_the_shortcut_after_its_block)
     end(&t);
 }
 
-/* Mean 0 and the deviation given, each within six standard errors. */
+/* Expects mean 0 and the given deviation, each within six standard errors. */
 static void check_spread(const float *v, size_t count, double deviation, double error_of_square, const char *name)
 {
     double sum = 0.0, square = 0.0, n = (double)count;

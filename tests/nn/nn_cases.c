@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * See nn_cases.h. Sizes are odd on purpose: channels that fill no vector, images that a stride does not divide.
+ * See nn_cases.h. Sizes are odd on purpose: channels that do not fill a vector, images that a stride does not divide.
  */
 #include "nn_cases.h"
 
@@ -134,7 +134,7 @@ void nn_softmax_agrees(void)
     }
 }
 
-/* e to the power of 1000 is no float, nor is that of -1000. */
+/* e to the power of 1000 overflows a float, and that of -1000 underflows. */
 void nn_softmax_takes_large_values(void)
 {
     static const float IN[6] = { 1000.0f, 1001.0f, 999.0f, -1000.0f, -1001.0f, -999.0f };
@@ -154,7 +154,7 @@ void nn_softmax_takes_large_values(void)
     twin_free(out);
 }
 
-/* Each kind of operation adds its part to a gradient that another has begun. */
+/* Each kind of operation adds its part to a gradient that another has written. */
 void nn_one_node_is_read_by_every_kind_of_operation(void)
 {
     struct bx_conv point = { .out_channels = 6, .kernel = 1, .stride = 1 };
@@ -203,7 +203,7 @@ void nn_a_convolution_that_one_norm_and_one_sum_read(void)
     twin_check(&t);
 }
 
-/* What reads the input has nobody to give its gradient to. */
+/* The operations that read the input compute no gradient of it. */
 void nn_gradients_agree_where_that_of_the_input_is_not_wanted(void)
 {
     static const struct bx_conv CONV = { .out_channels = 5, .kernel = 3, .stride = 1, .padding = 1, .bias = true };

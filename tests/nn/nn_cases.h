@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What holds of a net wherever it computes: each operation, forward and backward, against plain loops in double
- * precision (twin.h), its parameters and statistics, and the order of calls. test_nn.c has a test of each name on the
- * CPU, test_nn_cuda.c one on a GPU.
+ * The tests that every backend must pass: each operation, forward and backward, against plain loops in double precision
+ * (twin.h); parameters and statistics; the order of calls. test_nn.c runs each on the CPU, test_nn_cuda.c on a GPU, as
+ * a test of the same name.
  */
 #ifndef TESTS_NN_CASES_H
 #define TESTS_NN_CASES_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The real NVRTC, cuBLAS and cuDNN, where they are installed; none of this needs a GPU. Every function that lib/nn
- * looks up is there, and NVRTC compiles every text of kernels, as cuda_kernels.c asks it to, for devices from Volta to
- * Blackwell. Skipped, and said so, where a library is not.
+ * The real NVRTC, cuBLAS and cuDNN, if they are installed; none of this needs a GPU. They have every function that
+ * lib/nn looks up, and NVRTC compiles every kernel text, with the options of cuda_kernels.c, for devices from Volta to
+ * Blackwell. A test whose library is missing says that it is skipped.
  */
 #include "nn/cuda_api.h"
 
@@ -66,7 +66,7 @@ static struct bxi_nvrtc load_nvrtc(void)
     return nvrtc;
 }
 
-/* Two files of the sources, one behind the other. */
+/* Two source files, concatenated. */
 static char *read_text(const char *const files[2])
 {
     const char *source = getenv("BX_SOURCE_DIR");

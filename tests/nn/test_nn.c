@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/nn on the CPU: what holds of a net anywhere (nn_cases.h), what only the CPU's is held to, and what the building
- * calls refuse, which no backend is asked about.
+ * lib/nn on the CPU: the tests of every backend (nn_cases.h), those of the CPU backend alone, and the errors of the
+ * building calls, which call no backend.
  */
 #include "boxcar_cuda.h"
 #include "nn_cases.h"
@@ -55,7 +55,7 @@ Test(nn, parameters_are_listed_as_they_were_named)
     bx_net_destroy(net);
 }
 
-/* Far from zero, and more of them than a float can sum one after the other. */
+/* Far from zero, and too many to be summed one after the other in float. */
 Test(nn, statistics_of_many_values_far_from_zero_are_precise)
 {
     enum { IMAGES = 4, CHANNELS = 8, PIXELS = 96 * 96, COUNT = IMAGES * PIXELS };
@@ -89,7 +89,7 @@ Test(nn, statistics_of_many_values_far_from_zero_are_precise)
 
 /* ---- Errors --------------------------------------------------------------------------------------- */
 
-Test(nn, sizes_and_names_that_make_no_sense_are_refused)
+Test(nn, invalid_sizes_and_names_are_refused)
 {
     static const struct bx_conv BAD[] = {
         { "c", 0, 3, 1, 1, false }, { "c", 4, 0, 1, 1, false }, { "c", 4, 3, 0, 1, false },
@@ -116,7 +116,7 @@ Test(nn, sizes_and_names_that_make_no_sense_are_refused)
     cr_assert_eq(bx_net_create(&(struct bx_net_options){ .threads = -1 }, &net), -EINVAL);
 }
 
-Test(nn, a_bad_node_is_refused_and_an_error_is_handed_on)
+Test(nn, a_bad_node_is_refused_and_an_earlier_error_is_returned)
 {
     struct bx_net *net = NULL;
 

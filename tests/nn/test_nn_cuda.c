@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/nn on a GPU, or on the tests' driver (device_fixture.h), whose new memory is not a number and whose streams
- * dawdle: what holds of a net anywhere (nn_cases.h), loss and optimizer with the CPU's bits, kernels of one's own,
- * memory, order, and what is said where something is missing.
+ * lib/nn on a GPU, or on the tests' driver (device_fixture.h), which fills new memory with NaN and delays its streams:
+ * the tests of every backend (nn_cases.h), loss and optimizer with the CPU's bits, the caller's own kernels, memory,
+ * order, and the errors if a library or a device is missing.
  */
 #include "boxcar_cuda.h"
 #include "tests/device/device_fixture.h"
@@ -41,7 +41,7 @@ static void end(void)
         cr_assert_eq(device_figure("used", 0), 0, "something was not given back");
 }
 
-/* With the device open, and with everything given back at the end. */
+/* A test with the device open, which must free all its memory. */
 #define GPU_TEST(name)                          \
     static void name(void);                     \
     Test(nn_cuda, name, .timeout = LIMIT_S)     \
@@ -59,14 +59,14 @@ static void end(void)
     }
 NN_CASES(ON_GPU)
 
-/* ---- What the tests share ------------------------------------------------------------------------- */
+/* ---- Helpers --------------------------------------------------------------------------------------- */
 
-static void says(const char *part)
+static void expect_text(const char *part)
 {
     cr_assert_not_null(strstr(bx_error_text(), part), "it says \"%s\", and nothing of \"%s\"", bx_error_text(), part);
 }
 
-/* In +-1, without order. */
+/* Pseudo-random, in +-1. */
 static float *numbers(size_t count, uint64_t seed)
 {
     float *at = malloc((count + 1) * sizeof(*at));
@@ -79,7 +79,7 @@ static float *numbers(size_t count, uint64_t seed)
     return at;
 }
 
-static float *there(const float *here, size_t count)
+static float *copy_there(const float *here, size_t count)
 {
     float *at = twin_alloc((count + 1) * sizeof(*at));
 
@@ -99,7 +99,7 @@ static void check_bits(const float *there_at, const float *want, size_t count, c
     free(got);
 }
 
-/* The driver itself, behind the library's back, with the device's context current. */
+/* The driver's functions, called directly, with the device's context current. */
 static const struct bxi_cuda *enter_driver(void)
 {
     static struct bxi_cuda cu;
@@ -143,7 +143,7 @@ GPU_TEST(mse_loss_has_the_cpu_s_bits)
     for (size_t i = 0; i < sizeof(COUNT) / sizeof(COUNT[0]); i++) {
         size_t count = COUNT[i];
         float *a = numbers(count, 1), *b = numbers(count, 2), *grad = numbers(count, 3);
-        float *a_there = there(a, count), *b_there = there(b, count), *grad_there = there(grad, count);
+        float *a_there = copy_there(a, count), *b_there = copy_there(b, count), *grad_there = copy_there(grad, count);
         double want = bx_mse_loss(a, b, count, grad), got[2] = { -1.0, -1.0 };
 
         cr_assert_eq(bx_cuda_mse_loss(cuda, a_there, b_there, count, grad_there, &got[0]), 0, "%s", bx_error_text());
@@ -172,19 +172,19 @@ GPU_TEST(mse_loss_of_nothing_is_0)
     twin_free(at);
 }
 
-/* `sets` gradients, of which there are but five different ones, from one block to another or in place. */
+/* `sets` gradients, only five of them different, from one block to another or in place. */
 static void check_sgd(size_t count, size_t sets, bool in_place)
 {
     float *from = numbers(count, 1), *velocity = numbers(count, 2), *to = in_place ? from : numbers(count, 3);
-    float *from_there = there(from, count), *velocity_there = there(velocity, count);
-    float *to_there = in_place ? from_there : there(to, count), *g[5], *g_there[5];
+    float *from_there = copy_there(from, count), *velocity_there = copy_there(velocity, count);
+    float *to_there = in_place ? from_there : copy_there(to, count), *g[5], *g_there[5];
     const float *grads[128], *grads_there[128];
     struct bx_sgd step = { .lr = 0.03f, .momentum = 0.9f, .from = from, .to = to, .velocity = velocity,
                            .grads = grads, .grad_count = sets, .elements = count };
 
     for (size_t i = 0; i < 5; i++) {
         g[i] = numbers(count, 4 + i);
-        g_there[i] = there(g[i], count);
+        g_there[i] = copy_there(g[i], count);
     }
     for (size_t i = 0; i < sets; i++) {
         grads[i] = g[i * i % 5];
@@ -196,7 +196,7 @@ static void check_sgd(size_t count, size_t sets, bool in_place)
     step.velocity = velocity_there;
     step.grads = grads_there;
     cr_assert_eq(bx_cuda_sgd_step(cuda, &step), 0, "%s", bx_error_text());
-    memset(grads_there, 0, sizeof(grads_there));        /* the call has copied the list */
+    memset(grads_there, 0, sizeof(grads_there));        /* the call copied the list */
     check_bits(to_there, to, count, "to");
     check_bits(velocity_there, velocity, count, "velocity");
     if (!in_place) {
@@ -236,7 +236,7 @@ GPU_TEST(sgd_step_takes_1_to_128_gradients)
     cr_assert_eq(bx_cuda_sgd_step(cuda, &step), -EINVAL);
     step.grad_count = 129;
     cr_assert_eq(bx_cuda_sgd_step(cuda, &step), -EINVAL);
-    says("129");
+    expect_text("129");
     step.grad_count = 1;
     step.velocity = NULL;
     cr_assert_eq(bx_cuda_sgd_step(cuda, &step), -EINVAL);
@@ -281,14 +281,14 @@ GPU_TEST(more_memory_than_there_is_is_an_error)
     void *memory = &memory;
 
     cr_assert_eq(bx_cuda_alloc(cuda, (size_t)1 << 45, &memory), -ENOMEM);
-    says("35184372088832 bytes");
+    expect_text("35184372088832 bytes");
     cr_assert_eq(memory, (void *)&memory);
     cr_assert_eq(bx_cuda_alloc(cuda, 0, &memory), -EINVAL);
     cr_assert_eq(bx_cuda_alloc_host(cuda, 0, &memory), -EINVAL);
     cr_assert_eq(bx_cuda_alloc(NULL, 1, &memory), -EINVAL);
 }
 
-/* Two convolutions with a norm that ends with a ReLU between them, of which one is added to what it reads. */
+/* Two convolutions, between them a norm with ReLU; the output of one is added to its input. */
 static struct bx_net *make_net(int images)
 {
     struct bx_net *net = NULL;
@@ -310,7 +310,7 @@ GPU_TEST(memory_is_as_before_after_50_nets)
     for (int i = 0; i <= 50; i++) {
         struct bx_net *net = make_net(2);
 
-        /* Every other one ends unfinished; with the first the libraries take what is theirs. */
+        /* Every second net is destroyed unfinished. With the first, the libraries allocate memory of their own. */
         if (i % 2 == 0)
             cr_assert_eq(bx_net_finish(net, 7), 0, "%s", bx_error_text());
         bx_net_destroy(net);
@@ -320,7 +320,7 @@ GPU_TEST(memory_is_as_before_after_50_nets)
     cr_assert_eq(free_bytes(), before);
 }
 
-Test(nn_cuda, a_net_that_has_no_room_says_so_and_leaves_nothing, .timeout = LIMIT_S)
+Test(nn_cuda, a_net_without_memory_fails_and_frees_all, .timeout = LIMIT_S)
 {
     setenv("FAKE_CUDA_MEMORY_MB", "64", 1);
     begin();
@@ -331,7 +331,7 @@ Test(nn_cuda, a_net_that_has_no_room_says_so_and_leaves_nothing, .timeout = LIMI
     size_t before = free_bytes();
     net = make_net(2000);
     cr_assert_eq(bx_net_finish(net, 7), -ENOMEM);
-    says("bytes of device 0");
+    expect_text("bytes of device 0");
     cr_assert_eq(bx_net_forward(net, (float *)&before, (float *)&before), BX_E_STATE);
     bx_net_destroy(net);
     cr_assert_eq(free_bytes(), before);
@@ -340,7 +340,7 @@ Test(nn_cuda, a_net_that_has_no_room_says_so_and_leaves_nothing, .timeout = LIMI
 
 /* ---- Order ---------------------------------------------------------------------------------------- */
 
-/* Everything that make_net's net takes and gives, on the device. */
+/* All arrays of make_net's net, on the device. */
 struct arrays {
     struct bx_net *net;
     float *params[7], *grads[7];
@@ -355,18 +355,18 @@ static void make_arrays(struct arrays *a, uint64_t seed)
     cr_assert_eq(bx_net_finish(a->net, 7), 0, "%s", bx_error_text());
     cr_assert_eq(bx_net_params(a->net), 7);
     for (size_t i = 0; i < 5000; i++)
-        here[i] *= 0.05f;           /* or one class would have it all */
+        here[i] *= 0.05f;           /* else the softmax would give one class everything */
     for (size_t i = 0; i < 7; i++) {
-        a->params[i] = there(here + 100 * i, bx_net_param(a->net, i)->elements);
-        a->grads[i] = there(here, bx_net_param(a->net, i)->elements);
+        a->params[i] = copy_there(here + 100 * i, bx_net_param(a->net, i)->elements);
+        a->grads[i] = copy_there(here, bx_net_param(a->net, i)->elements);
     }
-    a->input = there(here + 10000, 2 * 3 * 16 * 16);
-    a->output = there(here, 2 * 5);
-    a->output_grad = there(here + 20000, 2 * 5);
+    a->input = copy_there(here + 10000, 2 * 3 * 16 * 16);
+    a->output = copy_there(here, 2 * 5);
+    a->output_grad = copy_there(here + 20000, 2 * 5);
     free(here);
 }
 
-/* Puts all on the stream, and is back before any of it is done. */
+/* Puts all passes on the stream, and returns before any of it is done. */
 static void put_work(struct arrays *a)
 {
     const struct bx_sgd step = { .lr = 0.1f, .from = a->params[0], .to = a->params[0], .velocity = a->grads[0],
@@ -393,7 +393,7 @@ static void drop_arrays(struct arrays *a)
     bx_net_destroy(a->net);
 }
 
-/* A stream that waits for a word of the host's: what waited for the device would never come back. */
+/* The stream waits for a word that the host writes: a call that waited for the device would never return. */
 GPU_TEST(no_pass_waits_for_the_device)
 {
     struct arrays free_run, gated;
@@ -461,9 +461,9 @@ GPU_TEST(two_devices_compute_side_by_side)
     bx_cuda_close(second);
 }
 
-/* ---- Kernels of one's own ------------------------------------------------------------------------- */
+/* ---- The caller's own kernels ---------------------------------------------------------------------- */
 
-/* Under the name of one that the tests' driver has compiled. */
+/* It has the name of a kernel that the tests' driver has compiled. */
 struct bias_args {
     float *y;
     const float *bias;
@@ -484,7 +484,7 @@ GPU_TEST(kernels_of_one_s_own_run_in_order_with_copied_arguments)
 {
     enum { COUNT = 1000 };
     static const float BIASES[2] = { 1.0f, 2.0f };
-    float *y = twin_alloc(COUNT * sizeof(*y)), *bias = there(BIASES, 2), got[COUNT];
+    float *y = twin_alloc(COUNT * sizeof(*y)), *bias = copy_there(BIASES, 2), got[COUNT];
     struct bias_args args = { .y = y, .bias = bias, .count = COUNT, .columns = 2 };
     struct bx_kernels *kernels = NULL;
 
@@ -515,10 +515,10 @@ GPU_TEST(a_kernel_that_there_is_not_is_named)
     long_name[sizeof(long_name) - 1] = '\0';
     cr_assert_eq(bx_kernels_create(cuda, "bias.cu", BIAS, &kernels), 0, "%s", bx_error_text());
     cr_assert_eq(bx_kernel_launch(kernels, "bxk_bia", 1, &args), -EINVAL);
-    says("bias.cu has no kernel bxk_bia");
+    expect_text("bias.cu has no kernel bxk_bia");
     cr_assert_eq(bx_kernel_launch(kernels, "bxk_bia", 0, &args), -EINVAL);
     cr_assert_eq(bx_kernel_launch(kernels, long_name, 1, &args), -EINVAL);
-    says("63 bytes");
+    expect_text("63 bytes");
     cr_assert_eq(bx_kernel_launch(kernels, "bxk_bias", (size_t)1 << 39, &args), -EINVAL);
     cr_assert_eq(bx_kernel_launch(kernels, "bxk_bias", 1, NULL), -EINVAL);
     cr_assert_eq(bx_kernel_launch(NULL, "bxk_bias", 1, &args), -EINVAL);
@@ -530,16 +530,16 @@ GPU_TEST(a_text_that_does_not_compile_is_told_with_its_line)
     struct bx_kernels *kernels = NULL;
 
     cr_assert_eq(bx_kernels_create(cuda, "wrong.cu", "\n\n}\n", &kernels), -EINVAL);
-    says("wrong.cu(3)");
+    expect_text("wrong.cu(3)");
     cr_assert_null(kernels);
     cr_assert_eq(bx_kernels_create(cuda, NULL, BIAS, &kernels), -EINVAL);
     cr_assert_eq(bx_kernels_create(cuda, "bias.cu", NULL, &kernels), -EINVAL);
     cr_assert_eq(bx_kernels_create(NULL, "bias.cu", BIAS, &kernels), -EINVAL);
 }
 
-/* ---- What is missing ------------------------------------------------------------------------------ */
+/* ---- Missing devices and libraries ------------------------------------------------------------------ */
 
-Test(nn_cuda, a_device_that_there_is_not_is_refused, .timeout = LIMIT_S)
+Test(nn_cuda, a_device_that_does_not_exist_is_refused, .timeout = LIMIT_S)
 {
     int count;
 
@@ -547,11 +547,11 @@ Test(nn_cuda, a_device_that_there_is_not_is_refused, .timeout = LIMIT_S)
     count = bx_cuda_count();
     cr_assert_gt(count, 0);
     cr_assert_eq(bx_cuda_open(count, &cuda), -ENODEV);
-    says("there is no device");
+    expect_text("there is no device");
     cr_assert_eq(bx_cuda_open(-1, &cuda), -ENODEV);
     cr_assert_eq(bx_cuda_open(0, NULL), -EINVAL);
     cr_assert_eq(bx_cuda_wait(NULL), -EINVAL);
-    says("bx_cuda_wait was given no device");
+    expect_text("bx_cuda_wait was given no device");
     bx_cuda_close(NULL);
 }
 
@@ -560,17 +560,17 @@ Test(nn_cuda, without_a_driver_or_nvrtc_no_device_is_opened, .timeout = LIMIT_S)
     choose_driver();
     setenv("BX_NVRTC", "/nonexistent/libnvrtc.so", 1);
     cr_assert_eq(bx_cuda_open(0, &cuda), -ENOTSUP);
-    says("no NVRTC, where BX_NVRTC names it: /nonexistent/libnvrtc.so");
+    expect_text("no NVRTC, where BX_NVRTC names it: /nonexistent/libnvrtc.so");
     setenv("BX_NVRTC", "libm.so.6", 1);
     cr_assert_eq(bx_cuda_open(0, &cuda), -ENOTSUP);
-    says("libm.so.6 has no function nvrtcVersion");
+    expect_text("libm.so.6 has no function nvrtcVersion");
     setenv("BX_CUDA_DRIVER", "/nonexistent/libcuda.so", 1);
     cr_assert_eq(bx_cuda_open(0, &cuda), -ENODEV);
-    says("no CUDA driver, where BX_CUDA_DRIVER names it: /nonexistent/libcuda.so");
+    expect_text("no CUDA driver, where BX_CUDA_DRIVER names it: /nonexistent/libcuda.so");
     cr_assert_eq(bx_cuda_count(), -ENODEV);
     setenv("BX_CUDA_DRIVER", "libm.so.6", 1);
     cr_assert_eq(bx_cuda_open(0, &cuda), -ENODEV);
-    says("libm.so.6 has no function cuInit");
+    expect_text("libm.so.6 has no function cuInit");
     cr_assert_null(cuda);
 }
 
@@ -583,22 +583,22 @@ GPU_TEST(without_cublas_or_cudnn_no_net_is_made)
     cublas = cublas == NULL ? NULL : strdup(cublas);
     setenv("BX_CUBLAS", "/nonexistent/libcublas.so", 1);
     cr_assert_eq(bx_net_create(&options, &net), -ENOTSUP);
-    says("no cuBLAS, where BX_CUBLAS names it: /nonexistent/libcublas.so");
+    expect_text("no cuBLAS, where BX_CUBLAS names it: /nonexistent/libcublas.so");
     if (cublas == NULL)
         unsetenv("BX_CUBLAS");
     else
         setenv("BX_CUBLAS", cublas, 1);
     setenv("BX_CUDNN", "/nonexistent/libcudnn.so", 1);
     cr_assert_eq(bx_net_create(&options, &net), -ENOTSUP);
-    says("no cuDNN, where BX_CUDNN names it: /nonexistent/libcudnn.so");
+    expect_text("no cuDNN, where BX_CUDNN names it: /nonexistent/libcudnn.so");
     setenv("BX_CUDNN", "libm.so.6", 1);
     cr_assert_eq(bx_net_create(&options, &net), -ENOTSUP);
-    says("libm.so.6 has no function cudnnGetVersion: it is too old");
+    expect_text("libm.so.6 has no function cudnnGetVersion: it is too old");
     cr_assert_null(net);
     free((char *)cublas);
 }
 
-/* The names that are looked for where nothing else is said. */
+/* The file names that are tried without environment variables. */
 GPU_TEST(a_library_that_is_not_installed_is_told_with_what_to_do)
 {
     struct bx_net *net = NULL;
@@ -607,8 +607,8 @@ GPU_TEST(a_library_that_is_not_installed_is_told_with_what_to_do)
     if (dlopen("libcudnn.so.9", RTLD_LAZY) != NULL || dlopen("libcudnn.so.8", RTLD_LAZY) != NULL)
         cr_skip_test("cuDNN is installed here");
     cr_assert_eq(bx_net_create(&(struct bx_net_options){ .cuda = cuda }, &net), -ENOTSUP);
-    says("no cuDNN: libcudnn.so.9:");
-    says("LD_LIBRARY_PATH");
+    expect_text("no cuDNN: libcudnn.so.9:");
+    expect_text("LD_LIBRARY_PATH");
 }
 
 Test(nn_cuda, an_nvrtc_that_does_not_know_the_device_is_too_old, .timeout = LIMIT_S)
@@ -618,13 +618,13 @@ Test(nn_cuda, an_nvrtc_that_does_not_know_the_device_is_too_old, .timeout = LIMI
         cr_skip_test("only the tests' NVRTC can be told to be old");
     setenv("FAKE_NVRTC_NEWEST", "86", 1);
     cr_assert_eq(bx_cuda_open(0, &cuda), -ENOTSUP);
-    says("NVRTC 12.4 does not know device 0");
-    says("sm_90");
+    expect_text("NVRTC 12.4 does not know device 0");
+    expect_text("sm_90");
     cr_assert_eq(device_figure("used", 0), 0);
 }
 
-/* The first device of a generation runs on all that follow it. */
-Test(nn_cuda, an_nvrtc_that_knows_only_the_first_of_the_generation_will_do, .timeout = LIMIT_S)
+/* Code for the first device of a generation runs on the later ones. */
+Test(nn_cuda, an_nvrtc_that_knows_only_the_first_of_the_generation_is_enough, .timeout = LIMIT_S)
 {
     setenv("FAKE_CUDA_MINOR", "5", 1);
     begin();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/nn/optim.c against the formulas of boxcar_nn.h written as plain loops: every bit, for sizes around
- * its blocks, for pointers that are aligned to nothing but a float, in place and from block to block.
+ * lib/nn/optim.c against the formulas of boxcar_nn.h written as plain loops: every bit, for sizes around its blocks,
+ * for pointers that are aligned to a float only, in place and from block to block.
  */
 #include "boxcar_nn.h"
 
@@ -11,8 +11,8 @@
 #include <string.h>
 
 #define SETS 5
-#define GUARD 16                /* floats on each side that nobody may write */
-#define SHIFTS 3                /* where the arrays lie, in floats past a cache line */
+#define GUARD 16                /* floats on each side that must not change */
+#define SHIFTS 3                /* offsets of the arrays, in floats past a cache line */
 #define CANARY 12345.0f
 
 struct arrays {
@@ -49,7 +49,7 @@ static void drop(float *at, size_t count, size_t shift)
     free(at - GUARD - shift);
 }
 
-/* Every array at another place in its cache line, from `shift` on. */
+/* Every array at another offset in its cache line, from `shift` on. */
 static void make_arrays(struct arrays *a, size_t count, size_t shift)
 {
     a->count = count;
@@ -73,7 +73,7 @@ static void drop_arrays(struct arrays *a, size_t shift)
     drop(a->want_velocity, a->count, 0);
 }
 
-/* volatile: each operation is rounded to float here whatever the compiler may do. */
+/* volatile: each operation is rounded to float, whatever the compiler does. */
 static void expect(const struct bx_sgd *step, float *want_to, float *want_velocity)
 {
     for (size_t i = 0; i < step->elements; i++) {
@@ -119,7 +119,7 @@ static void check_step(struct arrays *a, struct bx_sgd *step)
     free(from);
 }
 
-/* 1 to 5 sets, from one block to another and then in place, going on from the last velocity. */
+/* 1 to 5 sets, from one block to another and then in place, starting with the last velocity. */
 static void check_size(size_t count, size_t shift, float momentum)
 {
     struct arrays a;
@@ -178,7 +178,7 @@ Test(optim, sgd_step_without_momentum_leaves_the_gradient_as_velocity)
 
 Test(optim, sgd_step_adds_the_gradients_in_their_order)
 {
-    /* 1e8 + 1 is 1e8 in a float, so the order shows. */
+    /* 1e8 + 1 is 1e8 in a float, so another order gives another sum. */
     static const float BIG[1] = { 1e8f }, MINUS[1] = { -1e8f }, ONE[1] = { 3.0f };
     const float *last[3] = { BIG, MINUS, ONE }, *first[3] = { ONE, BIG, MINUS };
     float from = 0.0f, to = 0.0f, velocity = 0.0f;
@@ -254,7 +254,7 @@ Test(optim, mse_loss_sums_in_double)
 
         sum += difference * difference;
     }
-    /* In float the first square would have swallowed most of the others. */
+    /* In float the first square would absorb most of the others. */
     cr_assert_float_eq(bx_mse_loss(output, target, COUNT, grad), sum / COUNT, 1e-12 * sum / COUNT);
     for (size_t i = 0; i < COUNT; i++) {
         float want = (float)(2.0 * ((double)output[i] - (double)target[i]) / COUNT);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The demos' own functions against reference numbers in double precision. `make test-reference`
- * runs just this suite. BX_REFERENCE_DIR names another directory of such files (with another salt,
- * say); without it tests/data below BX_SOURCE_DIR, or below the working directory.
+ * demos/reinforce: policy.c and cartpole.c against reference numbers in double precision. `make test-reference` runs
+ * just this suite. BX_REFERENCE_DIR names another directory of such files (for example with another salt); without it
+ * they are in tests/data below BX_SOURCE_DIR, or below the working directory.
  */
 #include "demos/reinforce/cartpole.h"
 #include "demos/reinforce/policy.h"
@@ -18,12 +18,12 @@
 #define ROWS 3
 #define TENSORS 4
 
-/* A tensor of the reference, and where its element i lies in policy_params. */
+/* A tensor of the reference, and its offset in policy_params. */
 static const struct tensor {
     const char *name;
     size_t count;
     size_t offset;
-    size_t columns;         /* not 0: stored transposed, and this is the reference's row length */
+    size_t columns;         /* not 0: policy_params has it transposed; this is the reference's row length */
 } TENSOR[TENSORS] = {
     { "affine1.weight", POLICY_INPUTS * POLICY_UNITS, POLICY_W1, POLICY_INPUTS },
     { "affine1.bias", POLICY_UNITS, POLICY_B1, 0 },
@@ -96,7 +96,7 @@ static void check_near(double got, double want, double tolerance, const char *wh
     cr_assert(fabs(got - want) <= tolerance, "%s: %.9g instead of %.9g", what, got, want);
 }
 
-/* Norm, first four elements, last one, and the dot product where the reference has it. */
+/* Compares norm, first four elements, last one, and the dot product if the reference has it. */
 static void check_tensor(const struct policy_params *params, size_t k, const struct json *want,
                          uint64_t salt)
 {
@@ -165,7 +165,7 @@ Test(reference, policy_backward_gives_the_gradient_and_adam_the_parameters)
     json_free(file);
 }
 
-/* The action of the reference's two ways of steering; t counts the steps before this one. */
+/* The action of the reference's two policies; t is the number of steps before this one. */
 static int steer(int episode, int t, const double *state)
 {
     if (episode % 2 != 0)

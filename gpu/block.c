@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Blocks: the points that must have passed before a block is used again, and the books of all blocks. pool.c and
- * foreign.c make them. Any thread, books under the lock.
+ * Blocks: the points that must have passed before a block is used again, and the records of all blocks. pool.c and
+ * foreign.c make them. Any thread, under the lock.
  *
  * A freed block waits in a list until its points have passed. No thread waits for it: the list is walked when memory
  * is wanted and no free chunk is large enough, by bxi_gpu_poll, and by bxi_gpu_trim. With HOST_WORDS that walk reads
  * words in host memory and makes no call of the driver.
  *
- * Every block is in one of two lists (handed out, waiting), so that bxi_gpu_close can free the books of all. Nothing
- * here is shared: a process that is killed takes its books with it.
+ * Every block is in one of two lists (handed out, waiting), so that bxi_gpu_close can free them all. Nothing
+ * here is shared: a process that is killed takes its blocks with it.
  */
 #include "inside.h"
 
@@ -94,8 +94,8 @@ unlock:
     return rc < 0 ? rc : 0;
 }
 
-/* Under the lock: forgets points that have passed; whether none is left. A point that cannot be one any more, for
- * its peer has begun to write nonsense, holds the block until the peer is cut off. */
+/* Under the lock: removes points that have passed; true if none is left. An invalid point (its peer has begun to write
+ * garbage) keeps the block until the peer is declared dead. */
 static bool has_passed(struct bxi_gpu *gpu, struct bxi_gpu_block_inside *block)
 {
     while (block->until_count > 0) {
@@ -110,7 +110,7 @@ static bool has_passed(struct bxi_gpu *gpu, struct bxi_gpu_block_inside *block)
     return true;
 }
 
-/* Under the lock; it is in neither list. */
+/* Under the lock; the block is in neither list. */
 static void reuse(struct bxi_gpu *gpu, struct bxi_gpu_block_inside *block)
 {
     struct bxi_gpu_slab *slab = &gpu->slab[block->block.slab];
@@ -182,6 +182,6 @@ static void forget(struct bxi_gpu_block_inside *list)
 void bxi_gpu_blocks_forget(struct bxi_gpu *gpu)
 {
     forget(gpu->waiting);
-    forget(gpu->blocks);                /* those of words too */
+    forget(gpu->blocks);                /* including the word_blocks */
     gpu->waiting = gpu->blocks = NULL;
 }

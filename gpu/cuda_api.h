@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What is used of the CUDA driver API: names, numbers and prototypes, written from its documentation, so that
- * no toolkit is needed to build. One list, REQUIRED or OPTIONAL with the name that libcuda.so.1 exports, which
- * is not always the one that programs write: cuda.h turns cuMemAlloc into cuMemAlloc_v2, and the old name still
- * exists with 32-bit sizes. cuda_check.c holds the list to cuda.h where there is one; included behind it, this
- * file takes cuda.h's structs.
+ * The part of the CUDA driver API that is used: names, numbers and prototypes, written from its documentation, so that
+ * no toolkit is needed to build. One list, each entry REQUIRED or OPTIONAL, with the name that libcuda.so.1 exports.
+ * That is not always the name that programs write: cuda.h turns cuMemAlloc into cuMemAlloc_v2, and the old name still
+ * exists with 32-bit sizes. cuda_check.c compares the list with cuda.h where there is one; included after cuda.h, this
+ * file uses its structs.
  */
 #ifndef BXI_CUDA_API_H
 #define BXI_CUDA_API_H
@@ -147,7 +147,7 @@ enum bxi_cu_number { BXI_CU_NUMBERS(BXI_CU_ENUM) };
     REQUIRED(cuIpcGetEventHandle, (struct CUipcEventHandle_st *handle, struct CUevent_st *event)) \
     REQUIRED(cuIpcOpenEventHandle, (struct CUevent_st **event, struct CUipcEventHandle_st handle))
 
-/* What computing needs besides (lib/nn); gpu/ itself launches nothing. */
+/* Further functions that lib/nn uses to compute; gpu/ launches no kernels. */
 #define BXI_CU_KERNEL_FUNCTIONS(REQUIRED)                                                       \
     REQUIRED(cuModuleLoadData, (struct CUmod_st **module, const void *image))                   \
     REQUIRED(cuModuleUnload, (struct CUmod_st *module))                                         \
@@ -156,7 +156,7 @@ enum bxi_cu_number { BXI_CU_NUMBERS(BXI_CU_ENUM) };
                               unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,   \
                               struct CUstream_st *stream, void **parameters, void **extra))
 
-/* The functions of the driver that was loaded; an optional one may be NULL. */
+/* The functions of the loaded driver; an optional one may be NULL. */
 struct bxi_cuda {
     void *library;
 #define BXI_CU_FIELD(name, arguments) unsigned (*name) arguments;
@@ -164,8 +164,8 @@ struct bxi_cuda {
 #undef BXI_CU_FIELD
 };
 
-/* What is said of the driver's answers, by gpu/ and by lib/nn, which are in two libraries: each has its own codes and
- * its own way to set a sentence. */
+/* Texts for the driver's results. Inline, because gpu/ and lib/nn are in two libraries; each has its own codes and its
+ * own way to set a sentence. */
 
 static inline const char *bxi_cu_name(const struct bxi_cuda *cu, unsigned result)
 {
@@ -181,7 +181,7 @@ static inline const char *bxi_cu_text(const struct bxi_cuda *cu, unsigned result
     return cu->cuGetErrorString(result, &text) == CUDA_SUCCESS && text != NULL ? text : "no description";
 }
 
-/* Why cuInit failed and what to do; NULL: no more than the result's name. */
+/* Why cuInit failed and what to do; NULL: only the result's name is known. */
 static inline const char *bxi_cu_start_advice(unsigned result)
 {
     switch (result) {
@@ -198,7 +198,7 @@ static inline const char *bxi_cu_start_advice(unsigned result)
     }
 }
 
-/* Why a device in this compute mode was refused and what to do, after its name; NULL: not because of the mode. */
+/* Why a device in this compute mode was refused and what to do; follows its name in a sentence. NULL: not the mode. */
 static inline const char *bxi_cu_mode_advice(int mode)
 {
     if (mode == CU_COMPUTEMODE_EXCLUSIVE_PROCESS)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Holds cuda_api.h to cuda.h, where the compiler finds one: every prototype and every number. No code. A cuda.h
- * before 12.0 has not all the names and is passed over, unless the build asks for the comparison (CUDA=1).
+ * Compares every prototype and every number of cuda_api.h with cuda.h, where the compiler finds one. No code. A cuda.h
+ * before 12.0 lacks some names and is ignored, unless the build requires the comparison (CUDA=1).
  *
  * uint64_t and cuuint64_t are the same type on every platform with CUDA on Linux; enum parameters are compatible
  * with unsigned int, which gcc and clang both give an enum without negative values.

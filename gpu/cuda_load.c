@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Finds the CUDA driver and loads it, when somebody asks for a GPU and not before; and makes of its results a code
- * and a sentence. Any thread.
+ * Finds and loads the CUDA driver when a GPU is first opened; turns its results into a code and a sentence. Any thread.
  *
- * libcuda.so.1 is opened with RTLD_LOCAL, so that nothing of it shows to the program, and its functions are looked
- * up by the names it exports. cuGetProcAddress is not used: it gives a function of the version asked for, and all
- * versions wanted here are exported under names of their own. It stays loaded once cuInit has worked: its threads
- * and its handlers would lose their code.
+ * libcuda.so.1 is opened with RTLD_LOCAL, so that the program does not see its symbols, and its functions are found by
+ * their exported names. cuGetProcAddress is not needed: it selects a version of a function, and all versions used here
+ * are exported under names of their own. The library is never unloaded: after cuInit its threads and handlers need
+ * its code.
  */
 #include "inside.h"
 
@@ -98,7 +97,7 @@ static int find_symbols(struct bxi_cuda *cu, const char *path)
 {
     const char *missing = NULL;
 
-    /* A function pointer is copied as bytes, for ISO C has no conversion from what dlsym returns. */
+    /* A function pointer is copied as bytes, because ISO C has no conversion from what dlsym returns. */
 #define FIND(name, is_required)                                                                 \
     do {                                                                                        \
         void *symbol = dlsym(cu->library, #name);                                               \
@@ -166,6 +165,6 @@ bool bxi_gpu_library_is_fake(const struct bxi_cuda *cu)
 
 void bxi_gpu_unload(struct bxi_cuda *cu)
 {
-    /* Not closed: see the head. A second dlopen finds it where it is. */
+    /* Not closed: see the head. A second dlopen returns the same library. */
     memset(cu, 0, sizeof(*cu));
 }

@@ -10,15 +10,15 @@
 
 #include <errno.h>
 
-/* Below the poison stays how far the word had come, so that what was ready can still be read. Its owner is dead, so
- * nobody else writes but other survivors, and they write the same. */
+/* The bits below the poison keep the word's last value, so that passed points can still be recognised. The owner is
+ * dead, so only other survivors write the word too, and they write the same value. */
 static int poison_host(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words)
 {
-    const struct bxi_gpu_region *region = peer->is.region;
+    const struct bxi_gpu_region *region = peer->options.region;
     int rc = 0;
 
     for (int i = 0; i < BXI_GPU_LANES; i++) {
-        /* [gpu.word] relaxed: a value to add to. */
+        /* [gpu.word] relaxed: only its value is needed. */
         uint64_t word = bxi_load_relaxed(&region->word[i].value);
         /* [gpu.lane] acquire, pairs with the release in publish_lane. */
         bool is_used = bxi_load_acquire(&region->lane[i].order) == BXI_GPU_HOST_WORDS;
@@ -37,14 +37,14 @@ static int poison_host(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words)
     return rc;
 }
 
-/* Words in a slab of the dead owner's that is mapped: by the side stream, on which nothing waits. How far they had
- * come is remembered, for the slab is closed when it is used no more. */
+/* Words in mapped slabs of the dead owner: read and poisoned on the side stream, on which nothing waits. Their values
+ * go to last_word, because the slab is closed when nothing uses it any more. */
 static void poison_device(struct bxi_gpu_peer *peer)
 {
     struct bxi_gpu *gpu = peer->gpu;
 
     for (int i = 0; i < BXI_GPU_LANES; i++) {
-        const struct bxi_gpu_lane_row *row = &peer->is.region->lane[i];
+        const struct bxi_gpu_lane_row *row = &peer->options.region->lane[i];
         struct bxi_gpu_place at;
         uint64_t word = 0;
 
@@ -60,7 +60,7 @@ static void poison_device(struct bxi_gpu_peer *peer)
         if (gpu->cu.cuStreamWriteValue64_v2(at.device->side, at.address, word | BXI_GPU_POISON,
                                             CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS)
             bxi_gpu_count(&gpu->figures.poisonings, 1);
-        (void)gpu->cu.cuStreamSynchronize(at.device->side);     /* the slab may be closed next */
+        (void)gpu->cu.cuStreamSynchronize(at.device->side);     /* before the slab is closed */
         bxi_gpu_leave(at.device);
     }
 }
@@ -73,8 +73,8 @@ int bxi_gpu_peer_died(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words)
     if (bxi_gpu_forked())
         return -EPERM;
     pthread_mutex_lock(&gpu->lock);
-    /* [gpu.dead] release, pairs with the acquire in bxi_gpu_peer_is_dead. A wait that is put on a stream after
-     * this, by a thread that had looked before, finds the word poisoned. */
+    /* [gpu.dead] release, pairs with the acquire in bxi_gpu_peer_is_dead. A thread that loaded 0 just before may still
+     * put a wait on a stream: the poisoned word satisfies it. */
     bxi_store_release(&peer->is_dead, 1);
     rc = poison_host(peer, words);
     poison_device(peer);

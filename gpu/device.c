@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Opening and closing the GPU of a process; its devices, told by UUID; the primary context of each that is used;
- * figures. The caller's thread.
+ * Opening and closing the GPU of a process and its devices; figures. The caller's thread. The highest file: no other
+ * file of gpu/ calls it.
  *
- * Ordinals are private to a process: CUDA_VISIBLE_DEVICES renumbers, so nothing but UUIDs leaves it. The primary
- * context is retained once for a device, the same that the CUDA runtime and the libraries on it use: a context of
- * our own would take some hundred megabytes more, and pointers would not be shared. It is made current around each
- * call that needs one and the caller's is put back.
+ * Ordinals are private to a process, because CUDA_VISIBLE_DEVICES renumbers: other processes get UUIDs only. Each
+ * device's primary context is retained once.
  *
- * Killed at any instruction: the driver takes contexts and memory back; the region stays as it is, to be read by
- * those who have it mapped.
+ * Killed at any instruction: the driver frees contexts and memory; the region stays as it is for processes that have it
+ * mapped.
  */
 #include "inside.h"
 
@@ -103,7 +101,7 @@ static void publish_head(struct bxi_gpu *gpu)
     head->pid = (uint32_t)getpid();
     head->ipc_namespace = namespace_of("/proc/self/ns/ipc");
     head->pid_namespace = namespace_of("/proc/self/ns/pid");
-    /* [gpu.magic] release, pairs with the acquire in bxi_gpu_peer_open: what is above is there. */
+    /* [gpu.magic] release, pairs with the acquire in check_region: the head is complete. */
     bxi_store_release(&head->magic, BXI_GPU_MAGIC);
 }
 
@@ -156,8 +154,8 @@ close_gate:
     return rc;
 }
 
-/* Memory that somebody still has open stays, and with it the context that it is of, until this process ends: a
- * process that ends does no harm to who reads, one that frees does. */
+/* Memory that a peer still has open stays, and so does its context, until this process ends: the end of a process does
+ * not harm readers, a free does. */
 static void close_device(struct bxi_gpu_device *device)
 {
     const struct bxi_cuda *cu = &device->gpu->cu;
@@ -210,7 +208,7 @@ void bxi_gpu_close(struct bxi_gpu *gpu)
     bxi_store_release(&is_open, 0);
 }
 
-/* ---- What there is --------------------------------------------------------------------------- */
+/* ---- Devices and figures --------------------------------------------------------------------- */
 
 bool bxi_gpu_is_fake(const struct bxi_gpu *gpu)
 {
@@ -237,7 +235,7 @@ void bxi_gpu_read(const struct bxi_gpu *gpu, struct bxi_gpu_counters *counters)
 #undef READ
 }
 
-/* ---- A device in use ------------------------------------------------------------------------- */
+/* ---- Opening a device ------------------------------------------------------------------------ */
 
 static int retain(struct bxi_gpu_device *device)
 {
@@ -254,7 +252,7 @@ static int retain(struct bxi_gpu_device *device)
     return bxi_gpu_cuda_fail(&gpu->cu, result, "taking device %d (%s) into use", device->ordinal, name);
 }
 
-/* Under the lock. What could not be mapped before may be within the reach of this one: peers are looked at again. */
+/* Under the lock. This device may be able to map memory that the others could not, so earlier answers are withdrawn. */
 static void publish(struct bxi_gpu_device *device)
 {
     struct bxi_gpu *gpu = device->gpu;
@@ -262,12 +260,12 @@ static void publish(struct bxi_gpu_device *device)
 
     memcpy(head->device[device->index], gpu->info[device->ordinal].uuid, BXI_GPU_UUID_BYTES);
     gpu->device[gpu->device_count++] = device;
-    /* [gpu.devices] release, pairs with the acquire in bxi_gpu_reach_poll: the uuid is there. */
+    /* [gpu.devices] release, pairs with the acquire in bxi_gpu_reach_poll: the uuid is written. */
     bxi_store_release(&head->device_count, gpu->device_count);
     bxi_gpu_reach_withdraw(gpu);
 }
 
-/* With the context current: what the device must show before it is used. */
+/* With the context current: checks that the device can export memory, and probes its order. */
 static int prepare(struct bxi_gpu_device *device)
 {
     struct bxi_gpu *gpu = device->gpu;
@@ -289,7 +287,7 @@ static int prepare(struct bxi_gpu_device *device)
     return 0;
 }
 
-/* Under opening, which alone makes devices: their number stands still. */
+/* Under gpu->opening: device_count does not change. */
 static int start(struct bxi_gpu *gpu, int ordinal, struct bxi_gpu_device **out)
 {
     struct bxi_gpu_device *device;

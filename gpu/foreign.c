@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Foreign memory: allocations made by other libraries with cuMemAlloc or cudaMalloc, as blocks that can be lent. The
- * caller's thread, books under the lock.
+ * caller's thread, under the lock.
  *
  * Such an allocation is a slab that holds only blocks of that allocation. It retires with the last of them, and where
  * another slab would be freed, freed(context) is called for each block.
@@ -18,8 +18,8 @@ struct foreign {
     struct bxi_gpu_device *device;
 };
 
-/* Asks one thing of a pointer; -1 where the driver does not know it. What is told as a bool fills but one byte. */
-static int ask(const struct bxi_cuda *cu, unsigned attribute, uint64_t address)
+/* An attribute of a pointer; -1: the driver does not know it. Boolean attributes fill one byte of value only. */
+static int attribute_of(const struct bxi_cuda *cu, unsigned attribute, uint64_t address)
 {
     int value = 0;
 
@@ -31,23 +31,23 @@ static int check_exportable(struct bxi_gpu *gpu, uint64_t address)
     const struct bxi_cuda *cu = &gpu->cu;
     void *pool = NULL;
 
-    /* First, for it may lie with the host at the moment. */
-    if (ask(cu, CU_POINTER_ATTRIBUTE_IS_MANAGED, address) == 1)
+    /* Checked first: managed memory may be in host memory at the moment. */
+    if (attribute_of(cu, CU_POINTER_ATTRIBUTE_IS_MANAGED, address) == 1)
         return bxi_gpu_fail(-EOPNOTSUPP, "managed memory (cudaMallocManaged) cannot be opened by other processes: copy "
                             "it to a tensor of the job's");
-    if (ask(cu, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) != CU_MEMORYTYPE_DEVICE)
+    if (attribute_of(cu, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) != CU_MEMORYTYPE_DEVICE)
         return bxi_gpu_fail(-EINVAL, "%#llx is no device memory that CUDA knows of", (unsigned long long)address);
     if (cu->cuPointerGetAttribute(&pool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address) == CUDA_SUCCESS && pool != NULL)
         return bxi_gpu_fail(-EOPNOTSUPP, "memory of a pool (cudaMallocAsync) cannot be opened by other processes: "
                             "copy it to a tensor of the job's, or allocate it with cudaMalloc");
-    if (ask(cu, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address) == 0)
+    if (attribute_of(cu, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address) == 0)
         return bxi_gpu_fail(-EOPNOTSUPP, "memory made with cuMemCreate (VMM; PyTorch's expandable_segments) cannot be "
                             "exported by CUDA IPC: copy it to a tensor of the job's, or allocate it with cudaMalloc");
     return 0;
 }
 
 /* Under the lock, the context of some device current. */
-static int look_up(struct bxi_gpu *gpu, uint64_t address, uint64_t bytes, struct foreign *foreign)
+static int find_allocation(struct bxi_gpu *gpu, uint64_t address, uint64_t bytes, struct foreign *foreign)
 {
     unsigned long long id = 0;
     int rc = check_exportable(gpu, address);
@@ -65,7 +65,7 @@ static int look_up(struct bxi_gpu *gpu, uint64_t address, uint64_t bytes, struct
     (void)gpu->cu.cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, address);
     foreign->buffer_id = id;
 
-    int ordinal = ask(&gpu->cu, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address);
+    int ordinal = attribute_of(&gpu->cu, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address);
 
     for (uint32_t i = 0; i < gpu->device_count; i++) {
         if (gpu->device[i]->ordinal == ordinal) {
@@ -76,8 +76,8 @@ static int look_up(struct bxi_gpu *gpu, uint64_t address, uint64_t bytes, struct
     return bxi_gpu_fail(-ENODEV, "the memory is on device %d, which is not in use here: open it first", ordinal);
 }
 
-/* The slab that stands for the allocation; made if there is none. A base may come back after a free: only with
- * the same buffer id is it the same allocation. */
+/* The slab of the allocation; made if there is none. A base address may recur after a free: it is the same allocation
+ * only with the same buffer id. */
 static int foreign_slab(struct bxi_gpu *gpu, const struct foreign *foreign, struct bxi_gpu_slab **out)
 {
     struct bxi_gpu_slab *slab;
@@ -103,7 +103,7 @@ static int foreign_slab(struct bxi_gpu *gpu, const struct foreign *foreign, stru
     slab->is_foreign = true;
     slab->used = 0;
     slab->whole = NULL;
-    rc = bxi_gpu_enter(slab->device);       /* its own, not that of any device: it is exported */
+    rc = bxi_gpu_enter(slab->device);       /* the allocation's own context, as it is exported */
     if (rc < 0)
         return rc;
     rc = bxi_gpu_slab_publish(slab);
@@ -113,7 +113,7 @@ static int foreign_slab(struct bxi_gpu *gpu, const struct foreign *foreign, stru
     return rc;
 }
 
-/* Under the lock, with a context current. made and last are taken only on success. */
+/* Under the lock, with a context current. made and last are consumed only on success. */
 static int wrap(struct bxi_gpu *gpu, const struct bxi_gpu_block *range, struct bxi_gpu_block_inside *made,
                 struct bxi_gpu_last *last)
 {
@@ -123,7 +123,7 @@ static int wrap(struct bxi_gpu *gpu, const struct bxi_gpu_block *range, struct b
 
     if (bxi_gpu_is_mapped(gpu, range->address))
         return bxi_gpu_fail(-ESTALE, "the memory is another worker's, mapped here: pass on what named it");
-    rc = look_up(gpu, range->address, range->bytes, &foreign);
+    rc = find_allocation(gpu, range->address, range->bytes, &foreign);
     if (rc == 0)
         rc = foreign_slab(gpu, &foreign, &slab);
     if (rc < 0)

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Where in its slab a block lies. Segregated free lists with immediate joining of neighbours, as in TLSF: a chunk is
+ * Offsets of blocks in their slabs. Segregated free lists with immediate joining of neighbours, as in TLSF: a chunk is
  * taken from the first list whose every chunk is large enough, split, and joined again when it is given back. All
- * of the books are in host memory; nothing is written to the device. Under the lock of whoever owns the heap.
+ * metadata is in host memory; nothing is written to the device. Under the lock of the heap's owner.
  *
- * Why not jemalloc, as for host memory: its extents would have to be slabs and its metadata kept apart, for a
- * few thousand blocks at most, while a slab must be found empty to be retired, which is what joining gives.
+ * Why not jemalloc, as for host memory: its extents would have to be slabs and its metadata kept outside of them, for a
+ * few thousand blocks at most. And a slab must be recognised as empty to be retired, which joining does.
  */
 #include "inside.h"
 
 #include <stdlib.h>
 
-#define LOOKED_AT 64                    /* chunks of a class in which not every one is large enough */
+#define SEARCHED 64                     /* chunks of the class in which some may be too small */
 
-/* Four classes to the doubling: of 256 bytes, 512, 768, 1024, 1280, 1536, ... the last that is not larger. */
+/* The largest class that is not above bytes. Four per doubling: 256 bytes, 512, 768, 1024, 1280, 1536, ... */
 static unsigned class_below(uint64_t bytes)
 {
     uint64_t units = bytes / BXI_GPU_ALIGN;
@@ -66,7 +66,7 @@ static struct bxi_gpu_chunk *find(struct bxi_gpu_heap *heap, uint64_t bytes)
     unsigned class = class_below(bytes);
     struct bxi_gpu_chunk *chunk = heap->free[class];
 
-    for (int i = 0; chunk != NULL && i < LOOKED_AT; i++, chunk = chunk->free_next)
+    for (int i = 0; chunk != NULL && i < SEARCHED; i++, chunk = chunk->free_next)
         if (chunk->bytes >= bytes)
             return chunk;
     while (++class < BXI_GPU_CLASSES)
@@ -88,7 +88,7 @@ struct bxi_gpu_chunk *bxi_gpu_heap_take(struct bxi_gpu_heap *heap, uint64_t byte
     struct bxi_gpu_chunk *rest = calloc(1, sizeof(*rest));
 
     if (rest == NULL)
-        return chunk;                   /* larger than asked for: no harm */
+        return chunk;                   /* larger than requested: harmless */
     rest->slab = chunk->slab;
     rest->offset = chunk->offset + bytes;
     rest->bytes = chunk->bytes - bytes;
@@ -102,7 +102,7 @@ struct bxi_gpu_chunk *bxi_gpu_heap_take(struct bxi_gpu_heap *heap, uint64_t byte
     return chunk;
 }
 
-/* b lies behind a; a takes it in. */
+/* b follows a; a absorbs it. */
 static void join(struct bxi_gpu_chunk *a, struct bxi_gpu_chunk *b)
 {
     a->bytes += b->bytes;

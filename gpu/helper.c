@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One thread of the process for what takes milliseconds: opening and closing other workers' slabs, and freeing
- * one's own (cuIpcCloseMemHandle and cuMemFree wait for the device). A queue, first come first served. Jobs lie
- * inside what they are about, so that none is ever refused. The thread starts with bxi_gpu_open, with every signal
- * blocked, and ends with bxi_gpu_close.
+ * One thread per process for calls that take milliseconds: opening and closing peers' slabs, and freeing own ones
+ * (cuIpcCloseMemHandle and cuMemFree wait for the device). A FIFO queue. Each job is embedded in the object that it
+ * works on, so posting one cannot fail. The thread starts in bxi_gpu_open, with every signal blocked, and ends in
+ * bxi_gpu_close.
  */
 #include "inside.h"
 

@@ -1,15 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The private header of gpu/: one section per file, from the lowest to the highest. A file calls functions of sections
- * above its own only (tests/check/layers.sh holds that there is no circle). A struct stands in the section of the file
- * that owns it.
- *
- * Locks, outermost first. README.md ("Locks") has the rules; G8 is the one that matters most.
- *
- *     gpu->opening            devices are opened one at a time
- *       gpu->lock             everything that is not declared otherwise
- *         helper->lock        the helper's queue
- *     device->bounce_lock     the staging buffers; no other lock is taken under it, and it under none
+ * The private header of gpu/: one section per file, from the lowest to the highest. A file calls only functions of
+ * sections above its own (tests/check/layers.sh holds that there is no circle). A struct is declared in the section of
+ * the file that owns it. "Under the lock" means gpu->lock; README.md ("Locks") has the locks and their order.
  */
 #ifndef BXI_GPU_INSIDE_H
 #define BXI_GPU_INSIDE_H
@@ -129,11 +122,11 @@ struct bxi_gpu_event_cache {            /* point.c's: an event of the peer, open
 struct bxi_gpu_peer {
     struct bxi_gpu_peer *next;
     struct bxi_gpu *gpu;
-    struct bxi_gpu_peer_options is;
+    struct bxi_gpu_peer_options options;
     char name[64];
     bxi_a32 is_dead;
     bool words_registered;
-    uint64_t host_words;                /* its words' page as is.device sees it; 0: not visible to it */
+    uint64_t host_words;                /* its words' page as options.device sees it; 0: not visible to it */
     uint32_t devices_seen;              /* reach.c: how many of its head's devices have been compared */
     uint64_t last_word[BXI_GPU_LANES];  /* death.c: values that its device words had when it was found dead */
     uint32_t open_maps;                 /* map.c: how many are not NONE */

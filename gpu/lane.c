@@ -46,7 +46,7 @@ static void publish_lane(struct bxi_gpu_lane *lane)
     row->slab = words != NULL ? words->slab : 0;
     row->generation = words != NULL ? words->generation : ++lane->gpu->lanes_made;
     row->offset = words != NULL ? words->offset + lane->index * sizeof(struct bxi_gpu_word) : 0;
-    /* [gpu.lane] release, pairs with the acquire in lane_of. */
+    /* [gpu.lane] release, pairs with the acquire in lane_of: the row is complete. */
     bxi_store_release(&row->order, (uint32_t)lane->order);
 }
 
@@ -146,7 +146,7 @@ int bxi_gpu_lane_wait(struct bxi_gpu_lane *lane)
     return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(&gpu->cu, result, "waiting for lane %u", lane->index);
 }
 
-/* The lane's word in host memory, written by this host: with EVENTS and HOST_SYNC, and as a lane closes. */
+/* Writes the lane's word in host memory from this host: with EVENTS and HOST_SYNC, and when a lane closes. */
 static void set_word(struct bxi_gpu_lane *lane, uint64_t value)
 {
     lane->done = value;
@@ -154,7 +154,7 @@ static void set_word(struct bxi_gpu_lane *lane, uint64_t value)
     bxi_store_release(&lane->gpu->region->word[lane->index].value, value);
 }
 
-/* Work that has failed is never done: its points do not pass, but nobody waits for them any longer. */
+/* Failed work never completes: its points do not pass, but streams that wait for them are released. */
 static void poison_word(struct bxi_gpu_lane *lane)
 {
     bxi_a64 *value = &lane->gpu->region->word[lane->index].value;
@@ -190,7 +190,7 @@ void bxi_gpu_lane_close(struct bxi_gpu_lane *lane)
 
 /* ---- Marks ----------------------------------------------------------------------------------- */
 
-/* Under the lock. Moves the word as far as events have completed. */
+/* Under the lock: moves the word as far as events have completed. */
 static void advance(struct bxi_gpu_lane *lane)
 {
     uint64_t done = lane->done;
@@ -220,8 +220,8 @@ int bxi_gpu_lanes_poll(struct bxi_gpu *gpu)
     return left;
 }
 
-/* Under the lock, which is let go of for the wait: until the next mark has an event. One is recorded again only when
- * its last record has passed, so that the word misses none. */
+/* Under the lock, which is released while it waits: until an event is free for the next mark. An event is recorded
+ * again only after its last record has passed, so that the word misses none. */
 static unsigned wait_for_event(struct bxi_gpu_lane *lane)
 {
     struct bxi_gpu *gpu = lane->gpu;
@@ -330,7 +330,7 @@ bool bxi_gpu_mark_waits(struct bxi_gpu_lane *lane)
     return waits;
 }
 
-/* Whatever goes wrong here goes wrong in the mark again, which says so. */
+/* Errors are ignored: the mark that follows fails with the same error and returns it. */
 void bxi_gpu_mark_wait(struct bxi_gpu_lane *lane)
 {
     struct bxi_gpu *gpu = lane->gpu;

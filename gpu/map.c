@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Which slabs of peers are mapped here. A slab is opened once, by the helper, when somebody wants to read
- * in it, kept for all that is lent from it later, and closed when its owner retires it or has died.
+ * Maps: slabs of peers that are open in this process. The helper opens a slab when a loan of it is first read, it stays
+ * open for later loans, and it is closed when its owner retires it or has died.
  *
- * The key is {peer, row, generation}, and a peer is opened once: a handle's bytes
- * name nothing, since after a free and an allocation of the same size they may come again. A map of an older
- * generation cannot be there when a newer one is asked for: as long as it is held the owner does not free it, and
- * until then a lease keeps it (or, where it is only tried whether it can be mapped, a hold that is there before).
+ * The key is {peer, row, generation}, not the handle: its bytes may recur after a free and an allocation of the same
+ * size. A map of an older generation cannot exist when a newer one is requested: while it is held the owner does not
+ * free the slab, and before it is open a lease keeps the slab (or, where only the mapping is tried, a hold that is
+ * stored before the request).
  *
- * Which of several devices here a slab is mapped on is decided for each: the same function of the same device, so that
- * all that a process lends from one device is opened in one context here, as CUDA wants it.
+ * The device on which a slab is mapped depends only on the device that the slab is on (reach.c). So all slabs of one
+ * device are opened in one context here, which CUDA requires.
  *
- * A map: NONE -> OPENING (helper) -> OPEN <-> in use -> CLOSING (helper) -> NONE. What helper and callers share of
- * it is under the lock; in OPENING and CLOSING its address belongs to the helper.
+ * States: NONE -> OPENING (helper) -> OPEN <-> in use -> CLOSING (helper) -> NONE. The lock covers what helper and
+ * callers share; in OPENING and CLOSING the address belongs to the helper.
  *
- * Killed while OPENING: the word in held stays, in a dead segment that nobody asks any more. Killed with maps
- * open: the driver takes them back.
+ * Killed while OPENING: the word in held stays, in a dead segment that no owner reads any more. Killed with maps open:
+ * the driver closes them.
  */
 #include "inside.h"
 
@@ -30,7 +30,7 @@ struct bxi_gpu_wait {
 struct bxi_gpu_request {
     bxi_gpu_mapped_fn done;
     void *context;
-    int left;                           /* maps to come */
+    int left;                           /* maps that are still being opened */
     int rc;
     struct bxi_gpu_wait wait[2];
 };
@@ -40,7 +40,7 @@ struct bxi_gpu_request {
 static int open_failed(const struct bxi_gpu_peer *peer, unsigned result)
 {
     const struct bxi_gpu_head *mine = &peer->gpu->region->head;
-    const struct bxi_gpu_head *theirs = &peer->is.region->head;
+    const struct bxi_gpu_head *theirs = &peer->options.region->head;
     int rc = bxi_gpu_cuda_fail(&peer->gpu->cu, result, "opening a slab of %s (cuIpcOpenMemHandle)", peer->name);
 
     if (rc == -EXDEV)
@@ -53,7 +53,7 @@ static int open_failed(const struct bxi_gpu_peer *peer, unsigned result)
     return rc == -ENOMEM ? rc : -EIO;
 }
 
-/* The context is current. What the driver says of the mapping must hold what the row promised. */
+/* The context is current: checks that the mapping is as large as the row says. */
 static int check_range(const struct bxi_gpu_map *map, uint64_t address, uint64_t bytes)
 {
     unsigned long long base = 0;
@@ -67,22 +67,22 @@ static int check_range(const struct bxi_gpu_map *map, uint64_t address, uint64_t
                         (unsigned long long)size, (unsigned long long)bytes);
 }
 
-/* The borrower's half of the pair: whether the slab is there, and will be until the hold is given back. */
+/* The borrower's half of the pair (G2): true if the slab is LIVE; then it stays until the hold is cleared. */
 static bool hold_slab(const struct bxi_gpu_peer *peer, size_t index, uint64_t generation)
 {
     /* [gpu.held] relaxed: the fence orders it. */
-    bxi_store_relaxed(&peer->is.held->generation[index], generation);
+    bxi_store_relaxed(&peer->options.held->generation[index], generation);
     bxi_fence_seq_cst();
     /* [gpu.stamp] acquire, pairs with the release in bxi_gpu_slab_publish. */
-    return bxi_load_acquire(&peer->is.region->slab[index].stamp) == (generation << 2 | BXI_GPU_SLAB_LIVE);
+    return bxi_load_acquire(&peer->options.region->slab[index].stamp) == (generation << 2 | BXI_GPU_SLAB_LIVE);
 }
 
-/* What the opening of a slab tells of its device. What failed and will fail again counts as within reach: the next that
- * is lent shall fail too, and say why, and not be staged for ever without a word. */
-static void learn(const struct bxi_gpu_map *map, const uint8_t uuid[BXI_GPU_UUID_BYTES], int rc)
+/* Publishes what the result of an open implies for the slab's device. A permanent failure (-EIO) is published as
+ * mappable: the next loan must fail too, with its reason, and not be staged forever without one. */
+static void publish_result(const struct bxi_gpu_map *map, const uint8_t uuid[BXI_GPU_UUID_BYTES], int rc)
 {
     struct bxi_gpu *gpu = map->peer->gpu;
-    const struct bxi_gpu_slab_row *row = &map->peer->is.region->slab[map - map->peer->map];
+    const struct bxi_gpu_slab_row *row = &map->peer->options.region->slab[map - map->peer->map];
     /* [gpu.stamp] relaxed: no order is derived. */
     bool is_there = bxi_load_relaxed(&row->stamp) == (map->generation << 2 | BXI_GPU_SLAB_LIVE) &&
                     !bxi_gpu_peer_is_dead(map->peer);
@@ -121,12 +121,12 @@ static int open_on(struct bxi_gpu_map *map, struct bxi_gpu_device *device, const
     return 0;
 }
 
-/* The pair, then the driver. On failure nothing is held. */
+/* The pair, then the driver. On failure the caller clears the hold. */
 static int open_slab(struct bxi_gpu_map *map)
 {
     struct bxi_gpu_peer *peer = map->peer;
     size_t index = (size_t)(map - peer->map);
-    const struct bxi_gpu_slab_row *row = &peer->is.region->slab[index];
+    const struct bxi_gpu_slab_row *row = &peer->options.region->slab[index];
     struct bxi_gpu_device *device[BXI_GPU_DEVICES];
     struct CUipcMemHandle_st handle;
     uint8_t uuid[BXI_GPU_UUID_BYTES];
@@ -146,26 +146,26 @@ static int open_slab(struct bxi_gpu_map *map)
     pthread_mutex_unlock(&peer->gpu->lock);
     for (uint32_t i = 0; rc == -EXDEV && i < count; i++)
         rc = open_on(map, device[i], &handle, bytes);
-    learn(map, uuid, rc);
+    publish_result(map, uuid, rc);
     if (rc == -EXDEV)
         return bxi_gpu_fail(-EXDEV, "no device in use here can read the memory of %s's device: no peer access (device "
                             "%d); what it lends is staged through host memory", peer->name,
-                            peer->is.device->ordinal);
+                            peer->options.device->ordinal);
     return rc;
 }
 
-/* Under the lock: nothing is open or about to be. */
-static void let_go(struct bxi_gpu_map *map)
+/* Under the lock: the slab is not open here any more, or its open failed. */
+static void end_map(struct bxi_gpu_map *map)
 {
     struct bxi_gpu_peer *peer = map->peer;
 
     map->state = BXI_GPU_MAP_NONE;
     peer->open_maps--;
-    /* [gpu.held] release, pairs with the acquire in is_held: the mapping is gone. */
-    bxi_store_release(&peer->is.held->generation[map - peer->map], 0);
+    /* [gpu.held] release, pairs with the acquire in is_held: the mapping is closed. */
+    bxi_store_release(&peer->options.held->generation[map - peer->map], 0);
 }
 
-/* Helper. */
+/* On the helper. */
 static void open_map(struct bxi_gpu_job *job)
 {
     struct bxi_gpu_map *map = (struct bxi_gpu_map *)(void *)job;
@@ -178,7 +178,7 @@ static void open_map(struct bxi_gpu_job *job)
     if (rc == 0)
         map->state = BXI_GPU_MAP_OPEN;
     else
-        let_go(map);
+        end_map(map);
     for (struct bxi_gpu_wait *wait = map->waiting; wait != NULL; wait = next) {
         next = wait->next;
         if (rc < 0 && wait->request->rc == 0)
@@ -201,7 +201,7 @@ static void open_map(struct bxi_gpu_job *job)
     }
 }
 
-/* Helper. */
+/* On the helper. */
 static void close_map(struct bxi_gpu_job *job)
 {
     struct bxi_gpu_map *map = (struct bxi_gpu_map *)(void *)job;
@@ -215,7 +215,7 @@ static void close_map(struct bxi_gpu_job *job)
         bxi_gpu_leave(map->device);
     }
     pthread_mutex_lock(&gpu->lock);
-    let_go(map);
+    end_map(map);
     bxi_gpu_count(&gpu->figures.closes, 1);
     bxi_gpu_count(&gpu->figures.maps, -1);
     pthread_mutex_unlock(&gpu->lock);
@@ -231,7 +231,7 @@ static void begin_close(struct bxi_gpu_map *map)
     bxi_gpu_helper_post(&map->peer->gpu->helper, &map->job);
 }
 
-/* Maps whose owner wants them closed, or is dead. */
+/* Closes unused maps whose owner has retired the slab or is dead. */
 int bxi_gpu_maps_poll(struct bxi_gpu_peer *peer)
 {
     bool is_dead = bxi_gpu_peer_is_dead(peer);
@@ -243,8 +243,8 @@ int bxi_gpu_maps_poll(struct bxi_gpu_peer *peer)
         if (map->state == BXI_GPU_MAP_NONE)
             continue;
         if (map->state == BXI_GPU_MAP_OPEN) {
-            /* [gpu.stamp] relaxed: RETIRING is a wish, and this end closes when it sees it. */
-            uint64_t stamp = bxi_load_relaxed(&peer->is.region->slab[i].stamp);
+            /* [gpu.stamp] relaxed: RETIRING is a request, and a later poll may serve it. */
+            uint64_t stamp = bxi_load_relaxed(&peer->options.region->slab[i].stamp);
 
             if (!is_dead && stamp == (map->generation << 2 | BXI_GPU_SLAB_LIVE))
                 continue;
@@ -260,7 +260,7 @@ void bxi_gpu_maps_close(struct bxi_gpu_peer *peer)
 {
     struct bxi_gpu *gpu = peer->gpu;
 
-    bxi_gpu_helper_drain(&gpu->helper);         /* what is being opened */
+    bxi_gpu_helper_drain(&gpu->helper);         /* maps that are being opened */
     pthread_mutex_lock(&gpu->lock);
     for (int i = 0; i < BXI_GPU_SLABS; i++)
         if (peer->map[i].state == BXI_GPU_MAP_OPEN)
@@ -277,8 +277,8 @@ static int stale(const struct bxi_gpu_peer *peer, uint32_t slab)
                         peer->name);
 }
 
-/* Under the lock: 1 it is open, 0 it is being opened. */
-static int demand(struct bxi_gpu_peer *peer, uint32_t slab, uint64_t generation)
+/* Under the lock: 1: it is open; 0: it is being opened. */
+static int request_map(struct bxi_gpu_peer *peer, uint32_t slab, uint64_t generation)
 {
     struct bxi_gpu_map *map;
 
@@ -287,7 +287,7 @@ static int demand(struct bxi_gpu_peer *peer, uint32_t slab, uint64_t generation)
                             (unsigned long long)generation);
     map = &peer->map[slab];
     if (map->state == BXI_GPU_MAP_NONE) {
-        bxi_gpu_maps_poll(peer);        /* the same allocation may be open still, from when it was wrapped before */
+        bxi_gpu_maps_poll(peer);        /* may close an earlier wrapping of the same allocation, still open here */
         map->peer = peer;
         map->generation = generation;
         map->state = BXI_GPU_MAP_OPENING;
@@ -303,12 +303,13 @@ static int demand(struct bxi_gpu_peer *peer, uint32_t slab, uint64_t generation)
     return map->state == BXI_GPU_MAP_OPEN;
 }
 
-/* No lease keeps this slab where it is, so it is held before it is asked for: else another could have its place by the
- * time that the helper comes to it, and be lent, and be taken for this one. */
+/* Under the lock: begins to map any LIVE slab of that device, which is hidden here. 1: one is mapped; 0: one is being
+ * opened, or there is none. No lease keeps the slab, so it is held before the request: otherwise its row could be in
+ * use for another slab when the helper comes to it. */
 static int map_some(struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
     for (uint32_t i = 0; i < BXI_GPU_SLABS; i++) {
-        const struct bxi_gpu_slab_row *row = &peer->is.region->slab[i];
+        const struct bxi_gpu_slab_row *row = &peer->options.region->slab[i];
         /* [gpu.stamp] acquire, pairs with the release in bxi_gpu_slab_publish. */
         uint64_t stamp = bxi_load_acquire(&row->stamp);
 
@@ -316,17 +317,17 @@ static int map_some(struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_B
             continue;
         if (peer->map[i].state == BXI_GPU_MAP_NONE && !hold_slab(peer, i, stamp >> 2)) {
             /* [gpu.held] release, pairs with the acquire in is_held. */
-            bxi_store_release(&peer->is.held->generation[i], 0);
+            bxi_store_release(&peer->options.held->generation[i], 0);
             continue;
         }
-        return demand(peer, i, stamp >> 2) == 1;
+        return request_map(peer, i, stamp >> 2) == 1;
     }
     return 0;
 }
 
 void bxi_gpu_peer_try(struct bxi_gpu_peer *peer)
 {
-    const struct bxi_gpu_head *head = &peer->is.region->head;
+    const struct bxi_gpu_head *head = &peer->options.region->head;
     struct bxi_gpu *gpu = peer->gpu;
     /* [gpu.devices] acquire, pairs with the release in publish. */
     uint32_t count = bxi_load_acquire(&head->device_count);
@@ -344,7 +345,7 @@ void bxi_gpu_peer_try(struct bxi_gpu_peer *peer)
     pthread_mutex_unlock(&gpu->lock);
 }
 
-/* Under the lock: where ready's word is, if that is in a slab as well. */
+/* Under the lock: the slab that holds the word of ref's ready point; false: no slab, or the same one. */
 static bool word_slab(const struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref, uint32_t *slab,
                       uint64_t *generation)
 {
@@ -352,7 +353,7 @@ static bool word_slab(const struct bxi_gpu_peer *peer, const struct bxi_gpu_ref 
 
     if (ref->ready.order != BXI_GPU_DEVICE_WORDS || ref->ready.lane >= BXI_GPU_LANES)
         return false;
-    row = &peer->is.region->lane[ref->ready.lane];
+    row = &peer->options.region->lane[ref->ready.lane];
     /* [gpu.lane] acquire, pairs with the release in publish_lane. */
     if (bxi_load_acquire(&row->order) != BXI_GPU_DEVICE_WORDS)
         return false;
@@ -370,8 +371,8 @@ static void add_wait(struct bxi_gpu_peer *peer, struct bxi_gpu_request *request,
     peer->map[slab].waiting = wait;
 }
 
-/* Under the lock; request is used (and freed later) only where this returns 0. The helper cannot end a map before
- * the lock is released, so a wait that is added behind its demand is seen. */
+/* Under the lock. request is used, and freed later, only if this returns 0. The helper needs the lock to finish a map,
+ * so it sees a wait that is added after request_map. */
 static int begin(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref, struct bxi_gpu_request *request)
 {
     uint32_t slab = 0;
@@ -380,11 +381,11 @@ static int begin(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref, struc
 
     if (bxi_gpu_peer_is_dead(peer))
         return bxi_gpu_fail(-EOWNERDEAD, "%s is dead: what was not mapped of its memory is gone", peer->name);
-    data = demand(peer, ref->slab, ref->generation);
+    data = request_map(peer, ref->slab, ref->generation);
     if (data < 0)
         return data;
     if (word_slab(peer, ref, &slab, &generation))
-        word = demand(peer, slab, generation);
+        word = request_map(peer, slab, generation);
     if (word < 0)
         return word;
     if (data == 1 && word == 1)
@@ -471,7 +472,7 @@ struct bxi_gpu_device *bxi_gpu_map_device(const struct bxi_gpu_map *map)
 struct bxi_gpu_place bxi_gpu_mapped(const struct bxi_gpu_peer *peer, const struct bxi_gpu_lane_row *row)
 {
     struct bxi_gpu_place place = { 0 };
-    uint64_t generation = row->generation, offset = row->offset;        /* another process writes them */
+    uint64_t generation = row->generation, offset = row->offset;        /* copies: another process writes them */
     uint32_t slab = row->slab;
     const struct bxi_gpu_map *map = slab < BXI_GPU_SLABS ? &peer->map[slab] : NULL;
 

@@ -3,8 +3,8 @@
  * Peers: other processes whose slabs are borrowed here and that borrow from here. Opening one, whether it is dead, and
  * what the driver holds for it. A peer lives until bxi_gpu_close. The caller's thread.
  *
- * A peer is both sides at once: its region lists what it lends, is.held is what this process has open of that, and
- * is.held_by_peer is what it has open of this process's slabs. Both sides must open each other before anything is
+ * A peer is both sides at once: its region lists what it lends, options.held is what this process has open of that, and
+ * options.held_by_peer is what it has open of this process's slabs. Both sides must open each other before anything is
  * lent: an owner reads the held words of those borrowers only that it has opened.
  */
 #include "inside.h"
@@ -30,22 +30,22 @@ static int check_region(const struct bxi_gpu *gpu, const struct bxi_gpu_peer_opt
     return 0;
 }
 
-/* Where a stream here may wait for the peer's words. Where that cannot be, hosts wait instead: no error. */
+/* Makes the peer's words accessible to streams of options.device. If that fails hosts wait instead: no error. */
 static void register_words(struct bxi_gpu_peer *peer)
 {
     const struct bxi_cuda *cu = &peer->gpu->cu;
-    void *page = (void *)(uintptr_t)peer->is.region->word;
+    void *page = (void *)(uintptr_t)peer->options.region->word;
     unsigned long long address = 0;
 
-    if (cu->cuStreamWaitValue64_v2 == NULL || bxi_gpu_enter(peer->is.device) < 0)
+    if (cu->cuStreamWaitValue64_v2 == NULL || bxi_gpu_enter(peer->options.device) < 0)
         return;
-    if (cu->cuMemHostRegister_v2(page, sizeof(peer->is.region->word), CU_MEMHOSTREGISTER_PORTABLE |
+    if (cu->cuMemHostRegister_v2(page, sizeof(peer->options.region->word), CU_MEMHOSTREGISTER_PORTABLE |
                                  CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY) == CUDA_SUCCESS) {
         peer->words_registered = true;
         if (cu->cuMemHostGetDevicePointer_v2(&address, page, 0) == CUDA_SUCCESS)
             peer->host_words = address;
     }
-    bxi_gpu_leave(peer->is.device);
+    bxi_gpu_leave(peer->options.device);
 }
 
 int bxi_gpu_peer_open(struct bxi_gpu *gpu, const struct bxi_gpu_peer_options *options, struct bxi_gpu_peer **out)
@@ -65,9 +65,9 @@ int bxi_gpu_peer_open(struct bxi_gpu *gpu, const struct bxi_gpu_peer_options *op
     if (peer == NULL)
         return bxi_gpu_fail(-ENOMEM, "no memory for the books of %s", options->name);
     peer->gpu = gpu;
-    peer->is = *options;
+    peer->options = *options;
     snprintf(peer->name, sizeof(peer->name), "%s", options->name);
-    peer->is.name = peer->name;
+    peer->options.name = peer->name;
     register_words(peer);
     pthread_mutex_lock(&gpu->lock);
     peer->next = gpu->peers;
@@ -87,7 +87,7 @@ void bxi_gpu_peer_forget_driver(struct bxi_gpu_peer *peer)
 {
     const struct bxi_cuda *cu = &peer->gpu->cu;
 
-    if (bxi_gpu_enter(peer->is.device) < 0)
+    if (bxi_gpu_enter(peer->options.device) < 0)
         return;
     for (int i = 0; i < BXI_GPU_LANES * BXI_GPU_RING; i++) {
         struct CUevent_st *event = peer->event[i / BXI_GPU_RING][i % BXI_GPU_RING].event;
@@ -96,6 +96,6 @@ void bxi_gpu_peer_forget_driver(struct bxi_gpu_peer *peer)
             (void)cu->cuEventDestroy_v2(event);
     }
     if (peer->words_registered)
-        (void)cu->cuMemHostUnregister((void *)(uintptr_t)peer->is.region->word);
-    bxi_gpu_leave(peer->is.device);
+        (void)cu->cuMemHostUnregister((void *)(uintptr_t)peer->options.region->word);
+    bxi_gpu_leave(peer->options.device);
 }

@@ -19,23 +19,23 @@
 
 static const struct bxi_gpu_region *region_of(const struct bxi_gpu *gpu, const struct bxi_gpu_peer *peer)
 {
-    return peer != NULL ? peer->is.region : gpu->region;
+    return peer != NULL ? peer->options.region : gpu->region;
 }
 
 static uint64_t host_word(const struct bxi_gpu_region *region, uint32_t lane)
 {
-    /* [gpu.word] acquire, pairs with the release in set_word and with the fenced write of a stream: what was
-     * done before the point can be seen. */
+    /* [gpu.word] acquire, pairs with the release in set_word and with the fenced write of a stream: the work before
+     * the point is visible. */
     return bxi_load_acquire(&region->word[lane].value);
 }
 
-/* Whether the work that ends with value is done; a poisoned word still says so. */
-static bool has_come(uint64_t word, uint64_t value)
+/* Whether the work before value is done; a poisoned word still has that. */
+static bool has_reached(uint64_t word, uint64_t value)
 {
     return (word & (BXI_GPU_POISON - 1)) >= value;
 }
 
-/* A copy of the lane's row as it is now; false: it is closed, or of another order. */
+/* Copies the lane's row; false: the lane is closed, or has another order. */
 static bool lane_of(const struct bxi_gpu_region *region, const struct bxi_gpu_point *point,
                     struct bxi_gpu_lane_row *row)
 {
@@ -55,7 +55,7 @@ static int bad_point(const struct bxi_gpu_peer *peer, const struct bxi_gpu_point
                         (unsigned long long)point->value);
 }
 
-/* 0, or bad_point. */
+/* 0, or -EPROTO. */
 static int check_point(const struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
 {
     if (point->order > BXI_GPU_HOST_SYNC || point->lane >= BXI_GPU_LANES || point->value == 0 ||
@@ -64,7 +64,7 @@ static int check_point(const struct bxi_gpu_peer *peer, const struct bxi_gpu_poi
     return 0;
 }
 
-/* Where a DEVICE_WORDS word is found; address 0: its slab is not mapped. Under the lock. */
+/* Under the lock: the place of a DEVICE_WORDS word; address 0: its slab is not mapped. */
 static struct bxi_gpu_place device_word(const struct bxi_gpu *gpu, const struct bxi_gpu_peer *peer,
                                         const struct bxi_gpu_point *point, const struct bxi_gpu_lane_row *row)
 {
@@ -87,7 +87,7 @@ int bxi_gpu_point_passed(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const s
     rc = check_point(peer, point);
     if (rc < 0)
         return rc;
-    if (has_come(host_word(region, point->lane), point->value) || (peer != NULL && bxi_gpu_peer_is_dead(peer)))
+    if (has_reached(host_word(region, point->lane), point->value) || (peer != NULL && bxi_gpu_peer_is_dead(peer)))
         return 1;
     if (point->order != BXI_GPU_DEVICE_WORDS || !lane_of(region, point, &row))
         return 0;
@@ -98,7 +98,7 @@ int bxi_gpu_point_passed(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const s
         return peer == NULL ? 0 : bxi_gpu_fail(-EAGAIN, "the word of %s's lane %u is not mapped yet", peer->name,
                                                point->lane);
     rc = bxi_gpu_read_word(word.device, word.address, &value);
-    return rc < 0 ? rc : has_come(value, point->value);
+    return rc < 0 ? rc : has_reached(value, point->value);
 }
 
 int bxi_gpu_passed(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
@@ -115,23 +115,23 @@ int bxi_gpu_passed(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const struct 
 
 /* ---- Waiting for points ---------------------------------------------------------------------- */
 
-/* What a dead peer had marked has come, or never will. Words in its slabs were looked at when it died. */
+/* A dead peer's point has passed or never will. Words in its slabs were read when it was found dead (last_word). */
 static int after_death(struct bxi_gpu *gpu, const struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
 {
-    uint64_t word = host_word(peer->is.region, point->lane);
+    uint64_t word = host_word(peer->options.region, point->lane);
 
-    if (point->order == BXI_GPU_DEVICE_WORDS && !has_come(word, point->value)) {
+    if (point->order == BXI_GPU_DEVICE_WORDS && !has_reached(word, point->value)) {
         pthread_mutex_lock(&gpu->lock);
         word = peer->last_word[point->lane];
         pthread_mutex_unlock(&gpu->lock);
     }
-    if (!has_come(word, point->value))
+    if (!has_reached(word, point->value))
         return bxi_gpu_fail(-EOWNERDEAD, "%s has died with work that was waited for", peer->name);
     bxi_gpu_count(&gpu->figures.waits_saved, 1);
     return 0;
 }
 
-/* The lane's device cannot see that word: the host looks at it. Ends with the word, or with its writer. */
+/* The lane's device cannot access the word, so the host polls it until it reaches the value or its writer dies. */
 static int wait_on_host(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point)
 {
     const struct bxi_gpu_region *region = region_of(gpu, peer);
@@ -139,7 +139,7 @@ static int wait_on_host(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const st
 
     bxi_gpu_count(&gpu->figures.fallbacks, 1);
     bxi_gpu_count(&gpu->figures.host_synchronises, 1);
-    for (uint64_t word; !has_come(word = host_word(region, point->lane), point->value);) {
+    for (uint64_t word; !has_reached(word = host_word(region, point->lane), point->value);) {
         if (peer != NULL && (bxi_gpu_peer_is_dead(peer) || (word & BXI_GPU_POISON) != 0))
             return after_death(gpu, peer, point);
         if (point->order == BXI_GPU_DEVICE_WORDS && (rc = bxi_gpu_passed(gpu, peer, point)) < 0)
@@ -151,9 +151,9 @@ static int wait_on_host(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const st
     return 0;
 }
 
-/* The peer's event of this point, opened at its first use; NULL: the lane was closed, when all its points had passed.
- * Told by the lane's generation and not by the handle's bytes, which may come again. Under the lock, the context
- * current. */
+/* Under the lock, the context current: the peer's event of this point, opened at its first use; NULL: the lane is
+ * closed, so all its points have passed. The cache's key is the lane's generation, because a handle's bytes may recur.
+ * */
 static int peer_event(struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point, struct CUevent_st **event)
 {
     const struct bxi_cuda *cu = &peer->gpu->cu;
@@ -163,14 +163,14 @@ static int peer_event(struct bxi_gpu_peer *peer, const struct bxi_gpu_point *poi
     struct bxi_gpu_lane_row row;
     unsigned result = CUDA_SUCCESS;
 
-    if (!lane_of(peer->is.region, point, &row))
-        return has_come(host_word(peer->is.region, point->lane), point->value) ? 0 : bad_point(peer, point);
+    if (!lane_of(peer->options.region, point, &row))
+        return has_reached(host_word(peer->options.region, point->lane), point->value) ? 0 : bad_point(peer, point);
     if (cache->event != NULL && cache->generation != row.generation) {
         (void)cu->cuEventDestroy_v2(cache->event);
         cache->event = NULL;
     }
     if (cache->event == NULL) {
-        memcpy(handle.reserved, peer->is.region->event[point->lane][index], sizeof(handle.reserved));
+        memcpy(handle.reserved, peer->options.region->event[point->lane][index], sizeof(handle.reserved));
         result = cu->cuIpcOpenEventHandle(&cache->event, handle);
         if (result != CUDA_SUCCESS)
             cache->event = NULL;
@@ -200,8 +200,8 @@ static int after_event(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, con
     return rc;
 }
 
-/* The page of words as the lane's device sees it; 0: it does not. A page that was registered may be seen at another
- * address by each device. */
+/* The address of the words' page on the lane's device; 0: not accessible. A registered page may have another address on
+ * each device. */
 static uint64_t words_page(const struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer)
 {
     unsigned long long address = 0;
@@ -209,13 +209,13 @@ static uint64_t words_page(const struct bxi_gpu_lane *lane, const struct bxi_gpu
 
     if (peer == NULL)
         return lane->device->host_words;
-    if (peer->host_words == 0 || lane->device == peer->is.device)
+    if (peer->host_words == 0 || lane->device == peer->options.device)
         return peer->host_words;
-    page = (void *)(uintptr_t)peer->is.region->word;
+    page = (void *)(uintptr_t)peer->options.region->word;
     return lane->gpu->cu.cuMemHostGetDevicePointer_v2(&address, page, 0) == CUDA_SUCCESS ? address : 0;
 }
 
-/* Where the lane's stream may wait for the point; 0: nowhere, the host has to. */
+/* The address at which the lane's stream can wait for the point; 0: none, the host must wait. */
 static int word_for(struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point,
                     uint64_t *address)
 {
@@ -230,8 +230,8 @@ static int word_for(struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer, 
         return 0;
     }
     *address = 0;
-    if (!lane_of(region_of(gpu, peer), point, &row))    /* closed; all its points had passed */
-        return has_come(host_word(region_of(gpu, peer), point->lane), point->value) ? 0 : bad_point(peer, point);
+    if (!lane_of(region_of(gpu, peer), point, &row))    /* closed, so all its points have passed */
+        return has_reached(host_word(region_of(gpu, peer), point->lane), point->value) ? 0 : bad_point(peer, point);
     pthread_mutex_lock(&gpu->lock);
     word = device_word(gpu, peer, point, &row);
     pthread_mutex_unlock(&gpu->lock);
@@ -271,7 +271,7 @@ int bxi_gpu_after(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const st
 
     uint64_t word = host_word(region_of(gpu, peer), point->lane);
 
-    if (has_come(word, point->value)) {
+    if (has_reached(word, point->value)) {
         bxi_gpu_count(&gpu->figures.waits_saved, 1);
         return 0;
     }

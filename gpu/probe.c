@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Which order works on a device: tried, not asked. Runs once for each device, as it is opened, with the context
- * current and without the lock, for what does not work takes seconds to be given up.
+ * Finds out by trial which order works on a device. Runs once per device, when it is opened, with the context current
+ * and without the lock, because a trial that fails ends with a timeout of seconds.
  *
- * The trial of words has two streams and two words. The second stream waits for word 0 and then writes word 1; the
- * host sees that word 1 has not moved, lets the first stream write word 0, and looks at word 1. Where words are in
- * host memory it is done once more with a host that writes word 0, and the waiting stream sees the words through a
- * second mapping, read-only, as a peer's would. An attribute of the device says that the calls exist; that they
- * work on this kind of memory, only a trial does.
+ * The trial of words has two streams and two words. The second stream waits for word 0 and then writes word 1. The host
+ * checks that word 1 has not changed, has the first stream write word 0, and polls word 1. With words in host memory
+ * the trial is repeated with the host writing word 0, and the waiting stream accesses the words through a second,
+ * read-only mapping, as a peer's stream would. An attribute of the device only says that the calls exist, not that they
+ * work on this kind of memory.
  *
- * A trial that fails may leave a stream waiting. It is released by the host, or by a plain write to device memory; a
- * stream that even so does not end is left behind with the memory that it looks at, for to destroy it, or to unregister
- * or reuse that memory, could wait for ever.
+ * A trial that fails may leave a stream waiting. The host releases it, or a plain write to device memory. A stream that
+ * does not end even then is leaked together with the memory that it waits on: destroying it, or unregistering or
+ * reusing that memory, could block forever.
  */
 #include "inside.h"
 
@@ -27,12 +27,12 @@ struct trial {
     const struct bxi_cuda *cu;
     struct CUstream_st *writer, *waiter;
     bxi_a64 *host;                      /* host words; NULL: device words */
-    uint64_t write_at, wait_at;         /* the words as the two streams see them */
-    struct CUstream_st *side;           /* copies device words to look at them */
-    bool is_stuck;                      /* the waiting stream was left behind */
+    uint64_t write_at, wait_at;         /* the addresses of the words for the two streams */
+    struct CUstream_st *side;           /* copies device words to the host */
+    bool is_stuck;                      /* the waiting stream was leaked */
 };
 
-static unsigned look(const struct trial *trial, unsigned word, uint64_t *value)
+static unsigned read_trial_word(const struct trial *trial, unsigned word, uint64_t *value)
 {
     unsigned result;
 
@@ -52,14 +52,14 @@ static void host_write(const struct trial *trial, uint64_t value)
     bxi_store_release(&trial->host[0], value);
 }
 
-/* Whether word 1 comes to value within the patience. */
-static bool comes(const struct trial *trial, uint64_t value)
+/* Whether word 1 gets the value within PATIENCE_NS. */
+static bool gets_value(const struct trial *trial, uint64_t value)
 {
     uint64_t end_ns = bxi_gpu_now_ns() + PATIENCE_NS;
     uint64_t seen = 0;
 
     do {
-        if (look(trial, 1, &seen) != CUDA_SUCCESS)
+        if (read_trial_word(trial, 1, &seen) != CUDA_SUCCESS)
             return false;
         if (seen == value)
             return true;
@@ -67,7 +67,7 @@ static bool comes(const struct trial *trial, uint64_t value)
     return false;
 }
 
-/* Whether the waiting stream, released, comes to its end within the patience. */
+/* Whether the waiting stream, after its release, ends within PATIENCE_NS. */
 static bool ends(const struct trial *trial)
 {
     uint64_t end_ns = bxi_gpu_now_ns() + PATIENCE_NS;
@@ -79,7 +79,7 @@ static bool ends(const struct trial *trial)
     return false;
 }
 
-/* One wait, met by the other stream or by the host. */
+/* One wait, satisfied by the other stream or by the host. */
 static bool round_works(struct trial *trial, uint64_t value, bool by_host)
 {
     const struct bxi_cuda *cu = trial->cu;
@@ -90,14 +90,14 @@ static bool round_works(struct trial *trial, uint64_t value, bool by_host)
     if (cu->cuStreamWriteValue64_v2(trial->waiter, trial->write_at + sizeof(uint64_t), value,
                                     CU_STREAM_WRITE_VALUE_DEFAULT) != CUDA_SUCCESS)
         return false;
-    if (look(trial, 1, &seen) != CUDA_SUCCESS || seen == value)
+    if (read_trial_word(trial, 1, &seen) != CUDA_SUCCESS || seen == value)
         return false;
     if (by_host)
         host_write(trial, value);
     else if (cu->cuStreamWriteValue64_v2(trial->writer, trial->write_at, value, CU_STREAM_WRITE_VALUE_DEFAULT) !=
              CUDA_SUCCESS)
         return false;
-    return comes(trial, value);
+    return gets_value(trial, value);
 }
 
 static bool words_work(struct trial *trial)
@@ -123,7 +123,7 @@ destroy_writer:
     return works;
 }
 
-/* A page of shared memory, registered, and once more read-only. */
+/* A page of shared memory, registered twice: writable, and through a second mapping read-only. */
 static bool host_words_work(struct bxi_gpu_device *device)
 {
     const struct bxi_cuda *cu = &device->gpu->cu;
@@ -164,7 +164,7 @@ unmap_page:
     return works;
 }
 
-/* The words' page of the region, once for the process; and how this device sees it. */
+/* Registers the words' page of the region, once per process, and gets its address on this device. */
 static bool register_words(struct bxi_gpu_device *device)
 {
     struct bxi_gpu *gpu = device->gpu;

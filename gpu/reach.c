@@ -36,7 +36,7 @@ int bxi_gpu_ordinal(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_B
                                                  "CUDA_VISIBLE_DEVICES hides it");
 }
 
-/* What the driver does not know is left to the first open. */
+/* Asked once and cached. If the driver gives no answer: true, and the first open decides. */
 static bool can_read(struct bxi_gpu *gpu, int reader, int owner)
 {
     uint8_t *known = &gpu->can_read[reader][owner];
@@ -53,7 +53,7 @@ static bool can_read(struct bxi_gpu *gpu, int reader, int owner)
 
 /* ---- What a process publishes ---------------------------------------------------------------- */
 
-/* Whether it is in the list now. */
+/* Appends the UUID unless it is listed; false: the list is full. */
 static bool list_uuid(bxi_a32 *listed, uint8_t (*list)[BXI_GPU_UUID_BYTES], const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
     /* [gpu.refused] relaxed: only this process writes it, under the lock. */
@@ -74,7 +74,7 @@ void bxi_gpu_reach_publish(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_
 {
     struct bxi_gpu_head *head = &gpu->region->head;
 
-    if (is_mappable || list_uuid(&head->refused_count, head->refused, uuid))    /* in this order: see can_map */
+    if (is_mappable || list_uuid(&head->refused_count, head->refused, uuid))    /* refused first: see can_map */
         list_uuid(&head->known_count, head->known, uuid);
 }
 
@@ -105,26 +105,26 @@ static bool has_refused(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_
     return is_listed(&head->refused_count, head->refused[0], uuid);
 }
 
-static bool knows(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_GPU_UUID_BYTES])
+static bool is_known(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
     return is_listed(&head->known_count, head->known[0], uuid);
 }
 
-/* It refuses before it says that it knows, and when it forgets both, it begins with what it knows: who sees that it
- * knows before and after has seen whether it refuses. */
+/* The peer writes refused before known, and withdraws known before refused. So if known is set before and after, the
+ * value of refused in between belongs to it. */
 static bool can_map(const struct bxi_gpu_head *head, const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
-    return knows(head, uuid) && !has_refused(head, uuid) && knows(head, uuid);
+    return is_known(head, uuid) && !has_refused(head, uuid) && is_known(head, uuid);
 }
 
 bool bxi_gpu_reach_is_known(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
-    return knows(&gpu->region->head, uuid);
+    return is_known(&gpu->region->head, uuid);
 }
 
 /* ---- Which device here maps a peer's --------------------------------------------------------- */
 
-/* On which device here memory of one that is hidden was mapped; NULL: on none yet. */
+/* The device here on which memory of that hidden device was mapped first; NULL: none yet. */
 static struct bxi_gpu_device *found_for(const struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
     for (uint32_t i = 0; i < gpu->found_count; i++)
@@ -133,8 +133,8 @@ static struct bxi_gpu_device *found_for(const struct bxi_gpu *gpu, const uint8_t
     return NULL;
 }
 
-/* The same device, if it is in use here, else the peer's own choice, else any that reaches it. Of a device that is
- * hidden here the driver says nothing, and the open decides; but no MIG instance reaches another. */
+/* The same device if it is open here, else the one that the peer was opened with, else any that can access it. For a
+ * device that is hidden here the open decides; but no MIG instance can access another. */
 struct bxi_gpu_device *bxi_gpu_device_for(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
     struct bxi_gpu *gpu = peer->gpu;
@@ -144,30 +144,29 @@ struct bxi_gpu_device *bxi_gpu_device_for(const struct bxi_gpu_peer *peer, const
     if (found != NULL)
         return found;
     if (owner < 0)
-        return gpu->info[peer->is.device->ordinal].is_mig ? NULL : peer->is.device;
+        return gpu->info[peer->options.device->ordinal].is_mig ? NULL : peer->options.device;
     for (uint32_t i = 0; i < gpu->device_count; i++)
         if (gpu->device[i]->ordinal == owner)
             return gpu->device[i];
-    if (can_read(gpu, peer->is.device->ordinal, owner))
-        return peer->is.device;
+    if (can_read(gpu, peer->options.device->ordinal, owner))
+        return peer->options.device;
     for (uint32_t i = 0; i < gpu->device_count; i++)
         if (can_read(gpu, gpu->device[i]->ordinal, owner))
             return gpu->device[i];
     return NULL;
 }
 
-/* Under the lock. That one, and where only opening tells which of them can, the others behind it. How many. */
 uint32_t bxi_gpu_devices_for(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES],
                             struct bxi_gpu_device *device[BXI_GPU_DEVICES])
 {
     struct bxi_gpu *gpu = peer->gpu;
-    bool is_open = bxi_gpu_find(gpu, uuid) < 0 && found_for(gpu, uuid) == NULL;
+    bool is_unknown = bxi_gpu_find(gpu, uuid) < 0 && found_for(gpu, uuid) == NULL;
     uint32_t count = 0;
 
     device[0] = bxi_gpu_device_for(peer, uuid);
     if (device[0] == NULL)
         return 0;
-    for (uint32_t i = 0; is_open && i < gpu->device_count; i++)
+    for (uint32_t i = 0; is_unknown && i < gpu->device_count; i++)
         if (gpu->device[i] != device[0] && !gpu->info[gpu->device[i]->ordinal].is_mig)
             device[++count] = gpu->device[i];
     return count + 1;
@@ -181,11 +180,10 @@ void bxi_gpu_reach_found(struct bxi_gpu *gpu, const uint8_t uuid[BXI_GPU_UUID_BY
     gpu->found[gpu->found_count++].device = device;
 }
 
-/* Devices that the peer has taken into use since, and of which the driver says whether they are within reach: the peer
- * is told before anything is lent. */
+/* Publishes the answers that the driver has, so that the peer knows before anything is lent. */
 void bxi_gpu_reach_poll(struct bxi_gpu_peer *peer)
 {
-    const struct bxi_gpu_head *head = &peer->is.region->head;
+    const struct bxi_gpu_head *head = &peer->options.region->head;
     /* [gpu.devices] acquire, pairs with the release in publish. */
     uint32_t count = bxi_load_acquire(&head->device_count);
     uint8_t uuid[BXI_GPU_UUID_BYTES];
@@ -201,11 +199,11 @@ void bxi_gpu_reach_poll(struct bxi_gpu_peer *peer)
 
 /* ---- Whether a peer can map a device of this process ----------------------------------------- */
 
-/* Under the lock. Whether one of the peer's devices may read memory of the device: so says the driver of those that
- * this process sees; of one that is hidden, the peer, once it knows. */
+/* Under the lock: whether one of the peer's devices can access memory of the device. The driver answers for devices
+ * that this process sees; for a hidden one the peer's head does, once it is known there. */
 static bool may_reach(const struct bxi_gpu_peer *peer, const struct bxi_gpu_device *device)
 {
-    const struct bxi_gpu_head *head = &peer->is.region->head;
+    const struct bxi_gpu_head *head = &peer->options.region->head;
     /* [gpu.devices] acquire, pairs with the release in publish. */
     uint32_t count = bxi_load_acquire(&head->device_count);
     const struct bxi_gpu_info *lent = &peer->gpu->info[device->ordinal];
@@ -225,7 +223,7 @@ static bool may_reach(const struct bxi_gpu_peer *peer, const struct bxi_gpu_devi
 
 int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const struct bxi_gpu_device *device)
 {
-    bool reaches = !has_refused(&peer->is.region->head, peer->gpu->info[device->ordinal].uuid);
+    bool reaches = !has_refused(&peer->options.region->head, peer->gpu->info[device->ordinal].uuid);
 
     if (reaches) {
         pthread_mutex_lock(&peer->gpu->lock);

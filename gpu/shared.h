@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What lies in shared memory of a worker's devices: its region, which others map read-only, and what a borrower
- * has open of it. Structures and nothing else, so that an inspector can read them without the rest of gpu/.
- * README.md has who writes what, in which order, and the invariants.
+ * The part of gpu/ in shared memory: the region of each process, which its peers map read-only, and the slabs that a
+ * borrower has open. Structures only, so that an inspector can read them without the rest of gpu/. README.md has the
+ * writer and readers of each field, the memory order, and the invariants.
  */
 #ifndef BXI_GPU_SHARED_H
 #define BXI_GPU_SHARED_H
@@ -15,14 +15,14 @@
 
 #define BXI_GPU_UUID_BYTES 16
 #define BXI_GPU_HANDLE_BYTES 64
-#define BXI_GPU_DEVICES 8               /* that one worker uses */
+#define BXI_GPU_DEVICES 8               /* open at a time in one worker */
 #define BXI_GPU_SLABS 256               /* of one worker at a time, on all its devices */
 #define BXI_GPU_LANES 32                /* of one worker at a time */
 #define BXI_GPU_RING 8                  /* events of a lane */
-#define BXI_GPU_REFUSED 32              /* devices that a worker has found out of its reach, or in it */
-#define BXI_GPU_POISON (UINT64_C(1) << 62)      /* added to a word that nobody will write any more */
+#define BXI_GPU_REFUSED 32              /* rows of head.refused, and of head.known */
+#define BXI_GPU_POISON (UINT64_C(1) << 62)      /* added to a word that has no writer any more */
 
-/* How points are passed on, best first; what the probe found, or what was asked for. */
+/* How streams of two processes are ordered, best first: chosen by the probe, or requested. */
 enum bxi_gpu_order {
     BXI_GPU_ORDER_AUTO = 0,             /* the first of these that works on the device */
     BXI_GPU_HOST_WORDS = 1,             /* streams write and wait for words in shared host memory */
@@ -31,13 +31,13 @@ enum bxi_gpu_order {
     BXI_GPU_HOST_SYNC = 4,              /* mark waits for its stream */
 };
 
-/* The region lies in shared memory of the owner's, page-aligned and zero at first, one for each process. gpu/
- * writes it; the GPU writes its words. Others map it read-only. Layout and invariants: README.md. */
+/* The region: one per process, in shared memory of its owner, page-aligned, initially zero. The owner writes it; its
+ * GPU writes the words. Peers map it read-only. */
 #define BXI_GPU_MAGIC UINT64_C(0x3175706772616378)
 #define BXI_GPU_LAYOUT 2u
 
 struct bxi_gpu_head {
-    bxi_a64 magic;                      /* BXI_GPU_MAGIC, last of all */
+    bxi_a64 magic;                      /* BXI_GPU_MAGIC; written last */
     uint32_t layout;
     uint32_t pid;
     uint64_t ipc_namespace;             /* inodes of /proc/self/ns: they must be the same for IPC to work */
@@ -51,17 +51,17 @@ struct bxi_gpu_head {
     uint8_t known[BXI_GPU_REFUSED][BXI_GPU_UUID_BYTES];     /* devices whose memory it can map, or has refused */
 };
 
-struct bxi_gpu_word {                   /* alone in two lines: neighbours are written by other streams */
-    bxi_a64 value;                      /* the lane's last point that has passed; written by GPU or owner */
+struct bxi_gpu_word {                   /* two cache lines: neighbours are written by other streams */
+    bxi_a64 value;                      /* of the lane's last point that has passed; GPU or owner writes */
     uint8_t pad[120];
 };
 
 struct bxi_gpu_lane_row {
     bxi_a32 order;                      /* enum bxi_gpu_order; 0: no lane */
     uint32_t device;                    /* index into head.device */
-    uint32_t slab;                      /* DEVICE_WORDS: where the word is */
+    uint32_t slab;                      /* DEVICE_WORDS: which holds the word */
     uint32_t reserved;
-    uint64_t generation;                /* DEVICE_WORDS: of the slab; else of the lane, and with it of its events */
+    uint64_t generation;                /* DEVICE_WORDS: of the slab; else of the lane and its events */
     uint64_t offset;
     uint8_t pad[32];
 };
@@ -79,15 +79,15 @@ struct bxi_gpu_slab_row {
 struct bxi_gpu_region {
     struct bxi_gpu_head head;
     uint8_t head_pad[4096 - sizeof(struct bxi_gpu_head)];
-    struct bxi_gpu_word word[BXI_GPU_LANES];                /* a page: all that a peer registers with its driver */
+    struct bxi_gpu_word word[BXI_GPU_LANES];                /* one page, which peers register with their drivers */
     struct bxi_gpu_lane_row lane[BXI_GPU_LANES];
     uint8_t lane_pad[4096 - BXI_GPU_LANES * sizeof(struct bxi_gpu_lane_row)];
     uint8_t event[BXI_GPU_LANES][BXI_GPU_RING][BXI_GPU_HANDLE_BYTES];
     struct bxi_gpu_slab_row slab[BXI_GPU_SLABS];
 };
 
-/* What a borrower has open of one owner's slabs: the generation, or 0. It lies in the borrower's shared memory,
- * one for each pair, zero at first; the owner reads it. */
+/* The slabs of one owner that a borrower has open: per row the generation, or 0. In the borrower's shared memory, one
+ * for each pair, initially zero; the owner reads it. */
 struct bxi_gpu_held {
     bxi_a64 generation[BXI_GPU_SLABS];
 };

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Slabs: device memory that is allocated in one piece and exported once, so that a borrower opens one handle and
- * then reads any block in it. Made by whoever wants a block, under the lock; freed by the helper.
+ * Slabs: device memory that is allocated in one piece and exported once, so that a borrower opens one handle and then
+ * reads any block in it. The thread that allocates a block makes slabs, under the lock; the helper frees them.
  *
- * A handle names the whole of an allocation, and opening one takes milliseconds; hence slabs of 64 MiB and more,
- * not a handle for each block. Each further slab is at least a sixteenth of what there is, so that 256 rows are
- * enough for any device.
+ * A handle stands for a whole allocation, and opening one takes milliseconds; hence slabs of 64 MiB and more, and not a
+ * handle for each block. Each further slab has at least a sixteenth of the bytes so far, so that 256 rows suffice for
+ * any device.
  *
- * Freeing what somebody has open is undefined, so a slab goes through RETIRING, where the pair of README's G2
- * holds: store RETIRING, fence, look at what every peer holds.
+ * Freeing memory that another process has open is undefined. So a slab goes through RETIRING, where the pair of
+ * README's G2 holds: store RETIRING, fence, load what every peer holds.
  *
- * Killed before a row's stamp says LIVE: nobody has seen it. Killed at any later step: the stamp stays, borrowers
+ * Killed before a row's stamp is LIVE: no process has seen it. Killed at any later step: the stamp stays, borrowers
  * find out that the owner is dead and close; the driver frees the memory with the last of them.
  */
 #include "inside.h"
@@ -22,9 +22,9 @@
 #include <string.h>
 #include <time.h>
 
-#define LARGEST_BYTES ((uint64_t)1 << 30)       /* that a slab grows to by itself */
+#define LARGEST_BYTES ((uint64_t)1 << 30)       /* of a slab that no large block asked for */
 #define PAUSE_NS 200000
-#define PATIENCE_PAUSES 10000                   /* for others to close as we leave */
+#define PATIENCE_PAUSES 10000                   /* for peers to close at the end: two seconds */
 
 static uint64_t stamp_of(const struct bxi_gpu_slab *slab)
 {
@@ -76,7 +76,7 @@ int bxi_gpu_slab_publish(struct bxi_gpu_slab *slab)
     memcpy(row->uuid, gpu->info[slab->device->ordinal].uuid, sizeof(row->uuid));
     slab->generation++;
     slab->state = BXI_GPU_SLAB_LIVE;
-    /* [gpu.stamp] release, pairs with the acquire in open_map: the row is whole. */
+    /* [gpu.stamp] release, pairs with the acquire in hold_slab: the row is complete. */
     bxi_store_release(&row->stamp, stamp_of(slab));
     bxi_gpu_count(&gpu->figures.slabs, 1);
     bxi_gpu_count(&gpu->figures.slab_bytes, (int64_t)slab->bytes);
@@ -97,7 +97,7 @@ static uint64_t slab_bytes_for(struct bxi_gpu *gpu, uint64_t bytes)
     return (wanted + BXI_GPU_ROUND - 1) / BXI_GPU_ROUND * BXI_GPU_ROUND;
 }
 
-/* As large as it may grow, or where the device has no room for that just large enough. */
+/* Allocates slab_bytes_for(bytes), or if the device has no room for that just enough for bytes. */
 static int allocate(struct bxi_gpu_device *device, struct bxi_gpu_slab *slab, uint64_t bytes)
 {
     const struct bxi_cuda *cu = &device->gpu->cu;
@@ -161,16 +161,16 @@ static void retire(struct bxi_gpu_slab *slab)
     bxi_store_relaxed(&row_of(slab)->stamp, stamp_of(slab));
 }
 
-/* The owner's half of the pair. */
+/* The owner's half of the pair (G2). */
 static bool is_held(const struct bxi_gpu_slab *slab)
 {
     const struct bxi_gpu *gpu = slab->device->gpu;
 
     bxi_fence_seq_cst();
     for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next) {
-        const struct bxi_gpu_held *held = peer->is.held_by_peer;
+        const struct bxi_gpu_held *held = peer->options.held_by_peer;
 
-        /* [gpu.held] acquire, pairs with the release in let_go: its mapping is gone. */
+        /* [gpu.held] acquire, pairs with the release in end_map: its mapping is gone. */
         if (!bxi_gpu_peer_is_dead(peer) &&
             bxi_load_acquire(&held->generation[slab - gpu->slab]) == slab->generation)
             return true;
@@ -178,21 +178,21 @@ static bool is_held(const struct bxi_gpu_slab *slab)
     return false;
 }
 
-/* The row may be used again: the lock's. */
+/* Under the lock: the row may be used again. */
 static void vacate(struct bxi_gpu_slab *slab)
 {
     struct bxi_gpu *gpu = slab->device->gpu;
 
     slab->state = BXI_GPU_SLAB_EMPTY;
     slab->is_freeing = false;
-    /* [gpu.stamp] relaxed: what is written to the row next is for those who see LIVE again. */
+    /* [gpu.stamp] relaxed: readers use the row only after a later release of LIVE. */
     bxi_store_relaxed(&row_of(slab)->stamp, stamp_of(slab));
     bxi_gpu_count(&gpu->figures.slabs, -1);
     bxi_gpu_count(&gpu->figures.slab_bytes, -(int64_t)slab->bytes);
     bxi_gpu_count(&gpu->figures.slabs_retired, 1);
 }
 
-static void tell(struct bxi_gpu_last *last)
+static void call_freed(struct bxi_gpu_last *last)
 {
     while (last != NULL) {
         struct bxi_gpu_last *next = last->next;
@@ -203,7 +203,7 @@ static void tell(struct bxi_gpu_last *last)
     }
 }
 
-/* Helper; and at the end. */
+/* On the helper; at the end on the closing thread. */
 static void free_slab(struct bxi_gpu_job *job)
 {
     struct bxi_gpu_slab *slab = (struct bxi_gpu_slab *)(void *)job;
@@ -218,7 +218,7 @@ static void free_slab(struct bxi_gpu_job *job)
     slab->last = NULL;
     vacate(slab);
     pthread_mutex_unlock(&gpu->lock);
-    tell(last);
+    call_freed(last);
 }
 
 int bxi_gpu_slabs_poll(struct bxi_gpu *gpu)
@@ -268,7 +268,7 @@ bool bxi_gpu_slabs_are_retiring(const struct bxi_gpu *gpu, const struct bxi_gpu_
     return false;
 }
 
-/* One empty slab of a device is kept; another goes. */
+/* One empty slab of a device is kept as a spare; further ones are retired. */
 static bool has_spare(const struct bxi_gpu_slab *but)
 {
     const struct bxi_gpu *gpu = but->device->gpu;
@@ -291,7 +291,7 @@ void bxi_gpu_slab_drop(struct bxi_gpu_slab *slab)
 
 /* ---- The end --------------------------------------------------------------------------------- */
 
-/* How many of one's slabs others have open, all of them asked to close. */
+/* Retires all slabs; how many of them peers have open. */
 static int held_count(struct bxi_gpu *gpu)
 {
     int held = 0;
@@ -348,7 +348,7 @@ int bxi_gpu_device_slabs_free(struct bxi_gpu_device *device)
         pthread_mutex_unlock(&gpu->lock);
         held += stays;
         if (stays)
-            forget(slab);               /* it is never free: nobody is told */
+            forget(slab);               /* it is never freed: no callbacks */
         else
             free_slab(&slab->job);
     }

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Copies: between devices that reach one another, and through pinned host memory where two do not. The caller's
- * thread.
+ * Copies: between devices with peer access, and through pinned host memory without. The caller's thread.
  *
- * Staging has two pinned buffers for each device, of 1 MiB: while the device fills or empties one, the host does
- * the other. It waits for the device, and counts that: it is for devices without peer access, not for the hot
+ * Staging has two pinned buffers of 1 MiB for each device: while the device fills or empties one, the host does the
+ * other. It blocks until the device is done, and counts that: it is for devices without peer access, not for the hot
  * path. Pinning the caller's memory instead would cost more than the copy for anything that is staged once.
  *
- * The lane is waited for before the buffers are taken, and the copies go to the side stream, on which nothing waits. On
- * the lane they could come behind a wait for another process's work, and who has nothing to do with that would wait for
- * the buffers: also the one thread that has to see that process's death.
+ * Before the buffers are locked the lane is waited for, and the copies go to the side stream, on which nothing waits.
+ * On the lane they could be queued behind a wait for another process's work. Then unrelated threads would block on the
+ * buffers, even the one thread that must handle that process's death.
  */
 #include "inside.h"
 

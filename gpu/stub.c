@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gpu/ where the build has no GPU code (CUDA=0). bxi_gpu_open says so, and since nothing is ever made, the others
- * cannot be called with anything; they answer the same, so that a mistake is told instead of a crash.
+ * gpu/ in a build without GPU code (CUDA=0). bxi_gpu_open fails, so no object exists that the other functions could be
+ * called with; they fail with the same code, so that a mistaken call returns an error instead of crashing.
  */
 #include "gpu.h"
 
 #include <errno.h>
 #include <string.h>
 
-/* Takes whatever the caller was given, so that no parameter is unused. */
+/* Takes all of the caller's parameters, so that none is unused. */
 static int none(const void *first, ...)
 {
     (void)first;

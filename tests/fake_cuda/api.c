@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * cuInit, devices, contexts, names of errors; and what the tests ask of the fake itself.
+ * cuInit, devices, contexts, names of errors; and the fake's own functions for tests.
  */
 #include "fake.h"
 
@@ -214,7 +214,7 @@ unsigned cuDeviceCanAccessPeer(int *can, int device, int peer)
 
 /* ---- Contexts -------------------------------------------------------------------------------- */
 
-/* The machine locked. */
+/* The machine is locked. */
 static unsigned add_context(int device)
 {
     struct fake_process self = fake_self();
@@ -302,7 +302,7 @@ unsigned fake_current(struct CUctx_st **context)
     return CUDA_SUCCESS;
 }
 
-/* ---- What tests ask -------------------------------------------------------------------------- */
+/* ---- For tests ------------------------------------------------------------------------------- */
 
 const char *bx_fake_cuda(void)
 {

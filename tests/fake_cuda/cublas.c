@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * cuBLAS as the fake has it: one product, on the stream. Its statuses are cublasStatus_t's.
+ * The fake cuBLAS: one product, on the stream. Its statuses are those of cublasStatus_t.
  */
 #include "nn/cuda_api.h"
 #include "fake.h"
@@ -101,7 +101,7 @@ int cublasSetMathMode(struct cublasContext *handle, int mode)
 
 /* ---- The product ----------------------------------------------------------------------------- */
 
-/* A copy of one factor, as TF32 has it, by row. */
+/* A copy of one factor, rounded to TF32, by row. */
 static float *roughen(const struct fake_matrix *matrix, size_t rows, size_t columns)
 {
     float *rough = malloc((rows * columns + 1) * sizeof(float));
@@ -148,7 +148,7 @@ static void run_product(const void *argument)
     free(sum);
 }
 
-/* Whether the device may touch a matrix by column, of so many rows and columns. */
+/* Whether the device may access a column-major matrix of that size. */
 static bool may_touch(const float *matrix, size_t ld, size_t rows, size_t columns, bool written)
 {
     return rows == 0 || columns == 0 ||

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * cuDNN as the fake has it: handles and descriptors. A descriptor that was destroyed, or is of another kind, is
- * refused; so is one that was never set.
+ * The fake cuDNN: handles and descriptors. A descriptor is refused if it was destroyed, is of another kind, or was
+ * never set.
  */
 #include "cudnn.h"
 
@@ -143,7 +143,7 @@ static int create(void *out, size_t bytes, enum fake_dnn_kind kind)
 
     if (descriptor == NULL)
         return CUDNN_STATUS_ALLOC_FAILED;
-    *descriptor = kind;                 /* the first member of all */
+    *descriptor = kind;                 /* the first member of all descriptors */
     memcpy(out, &descriptor, sizeof(descriptor));
     return CUDNN_STATUS_SUCCESS;
 }
@@ -206,7 +206,7 @@ static int set_dims(struct fake_dims *dims, int n, int c, int h, int w)
     if (n <= 0 || c <= 0 || h <= 0 || w <= 0)
         return CUDNN_STATUS_BAD_PARAM;
     *dims = (struct fake_dims){ (size_t)n, (size_t)c, (size_t)h, (size_t)w };
-    /* 2 GiB at most, as the real one. */
+    /* 2 GiB at most, as in the real one. */
     return fake_dnn_count(dims) > INT32_MAX / sizeof(float) ? CUDNN_STATUS_NOT_SUPPORTED : CUDNN_STATUS_SUCCESS;
 }
 

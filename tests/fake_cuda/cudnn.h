@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the parts of the fake cuDNN share: descriptors, and the ways to put work on a handle's stream. All tensors are
- * N C H W, by row, float32. Its statuses are those of version 8.
+ * Shared by the files of the fake cuDNN: descriptors, and putting work on a handle's stream. All tensors are N C H W,
+ * by row, float32. The statuses are those of version 8.
  */
 #ifndef TESTS_FAKE_CUDNN_H
 #define TESTS_FAKE_CUDNN_H
@@ -34,7 +34,7 @@ struct cudnnFilterStruct {
     enum fake_dnn_kind kind;
     struct fake_dims dims;
 };
-struct fake_window {                    /* what slides */
+struct fake_window {                    /* of a convolution or a pooling */
     size_t h, w, pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w;
 };
 struct cudnnConvolutionStruct {
@@ -50,20 +50,20 @@ struct cudnnPoolingStruct {
 /* ---- cudnn.c --------------------------------------------------------------------------------- */
 
 bool fake_dnn_is_handle(const struct cudnnContext *handle);
-/* Whether both have been set, and are not something else or freed. */
+/* Whether both are tensor descriptors that have been set and not destroyed. */
 bool fake_dnn_are_tensors(const struct cudnnTensorStruct *a, const struct cudnnTensorStruct *b);
 bool fake_dnn_is_filter(const struct cudnnFilterStruct *filter);
 bool fake_dnn_same(const struct fake_dims *a, const struct fake_dims *b);
 size_t fake_dnn_count(const struct fake_dims *dims);
-/* How many places a window has along `length`; 0: it does not fit. */
+/* The number of window positions along `length`; 0: it does not fit. */
 size_t fake_dnn_places(size_t length, size_t window, size_t pad, size_t stride, size_t dilation);
-/* Whether the device may touch an array of these dimensions, which is a float's multiple. */
+/* Whether the device may access a float array of these dimensions. */
 bool fake_dnn_may_read(const void *array, const struct fake_dims *dims);
 bool fake_dnn_may_write(const void *array, const struct fake_dims *dims);
-/* A status. */
+/* Returns a status. */
 int fake_dnn_put(struct cudnnContext *handle, fake_call_fn call, const void *argument, size_t bytes);
 
-struct fake_blend {                     /* to = alpha * value + beta * to, which beta 0 does not read */
+struct fake_blend {                     /* to = alpha * value + beta * to; with beta 0 to is not read */
     float alpha, beta;
 };
 static inline void fake_blend(struct fake_blend blend, float *to, double value)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Convolutions of the fake cuDNN: a few images at a time are spread into the matrix of all windows, and a product does
- * the rest. An algorithm is a way to be wrong: some fail, some are not deterministic and a thousandth off, some want a
- * workspace and scribble on it. The one that a careless caller takes, the first, fails.
+ * Convolutions of the fake cuDNN: a few images at a time are expanded into the matrix of all windows (im2col), which is
+ * multiplied by the filters. The algorithms differ in how they misbehave: some fail, some are nondeterministic and off
+ * by a thousandth, some need a workspace and overwrite it. The first, which a careless caller takes, fails.
  */
 #include "cudnn.h"
 
@@ -13,7 +13,7 @@
 BXI_CUDNN_FUNCTIONS(DECLARE)
 #undef DECLARE
 
-#define MATRIX_FLOATS ((size_t)4 << 20)         /* of the windows' matrix, and an image's */
+#define MATRIX_FLOATS ((size_t)4 << 20)         /* of the windows' matrix and of an image */
 #define WORKSPACE_ALIGN 16
 
 /* ---- Algorithms ------------------------------------------------------------------------------ */
@@ -24,7 +24,7 @@ struct algorithm {
     size_t workspace_filters;                   /* in units of the filter's bytes */
 };
 
-/* Ordered as the query gives them. */
+/* In the order of the query's results. */
 static const struct algorithm forward_algorithms[] = {
     { 6, CUDNN_STATUS_NOT_SUPPORTED, true, 0 },
     { 4, CUDNN_STATUS_SUCCESS, false, 8 },
@@ -48,7 +48,7 @@ static const struct algorithm filter_algorithms[] = {
 enum pass { FORWARD, BACK_DATA, BACK_FILTER };
 static const struct algorithm *const algorithms[] = { forward_algorithms, data_algorithms, filter_algorithms };
 
-/* What the descriptors say together. */
+/* The combined contents of the descriptors. */
 struct shape {
     struct fake_dims x, w, y;
     struct fake_window window;
@@ -137,7 +137,7 @@ int cudnnGetConvolutionBackwardFilterAlgorithm_v7(struct cudnnContext *handle, s
 struct job {
     enum pass pass;
     struct shape shape;
-    float *x, *w, *y;                           /* one of them is written: which, the pass tells */
+    float *x, *w, *y;                           /* one of them is written, depending on the pass */
     struct fake_blend blend;
     const struct algorithm *algorithm;
     void *workspace;
@@ -152,7 +152,7 @@ static void *take(size_t count, size_t bytes)
     return memory;
 }
 
-/* A thousandth up or down, never twice the same. */
+/* Off by up to a thousandth, differently each time. */
 static double noise(void)
 {
     static _Thread_local uint64_t state = 1;
@@ -173,10 +173,10 @@ static float input(const struct job *job, float value)
 
 struct parts {                                  /* of a few images */
     size_t images, width, channels;             /* width: images times places */
-    size_t taps, window;                        /* of all channels, of one */
+    size_t taps, window;                        /* of all channels; of one channel */
     float *filter, *windows, *out;
     double *sum;
-    size_t *index;                              /* where tap t of the window at place p lies: [t * places + p] */
+    size_t *index;                              /* [t * places + p]: the index of tap t of the window at place p */
 };
 #define OUTSIDE SIZE_MAX
 
@@ -190,7 +190,7 @@ static size_t pixels_of(const struct job *job)
     return job->shape.x.h * job->shape.x.w;
 }
 
-/* A difference below 0 wraps, and is then not below the length either. */
+/* A difference below 0 wraps, and is then above the length too. */
 static void fill_index(const struct job *job, size_t *index)
 {
     const struct fake_window *window = &job->shape.window;
@@ -206,7 +206,7 @@ static void fill_index(const struct job *job, size_t *index)
     }
 }
 
-/* The windows' matrix from x: a row for each tap of each channel. */
+/* The matrix of windows of x: a row for each tap of each channel. */
 static void spread(const struct job *job, const struct parts *part, const float *x)
 {
     size_t places = places_of(job), pixels = pixels_of(job);
@@ -224,7 +224,7 @@ static void spread(const struct job *job, const struct parts *part, const float 
     }
 }
 
-/* The other way: part->sum has the gradient of that matrix; sums, of x. */
+/* The reverse: adds part->sum, the gradient of that matrix, to the gradient of x. */
 static void collect(const struct job *job, const struct parts *part, double *sums)
 {
     size_t places = places_of(job), pixels = pixels_of(job);

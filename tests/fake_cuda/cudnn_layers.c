@@ -14,7 +14,7 @@ BXI_CUDNN_FUNCTIONS(DECLARE)
 /* ---- Bias ------------------------------------------------------------------------------------ */
 
 struct bias {
-    struct fake_dims dims, small;               /* of the tensor; of what is added to it or summed from it */
+    struct fake_dims dims, small;               /* of the tensor; of the array that is added to it or summed from it */
     const float *from;
     float *to;
     struct fake_blend blend;
@@ -117,7 +117,7 @@ static void sum_channel(const struct norm *job, size_t channel, const float *a, 
     }
 }
 
-/* What is there is read even with a factor of 1: it must have been set before. */
+/* The running values are read even with a factor of 1, so they must have been set before. */
 static void average(float *running, double value, double factor)
 {
     *running = (float)(factor * value + (1.0 - factor) * (double)*running);
@@ -271,7 +271,7 @@ int cudnnBatchNormalizationBackward(struct cudnnContext *handle, int mode, const
     const struct cudnnTensorStruct *const tensors[3] = { x_desc, dy_desc, scale_desc };
     const struct fake_dims *channels;
 
-    /* Without the saved ones it would compute them anew, which nobody here wants. */
+    /* Without saved values the real one recomputes them; no caller here needs that. */
     if (!is_norm(handle, mode, tensors, epsilon) || !fake_dnn_are_tensors(dx_desc, dx_desc) ||
         !fake_dnn_same(&x_desc->dims, &dx_desc->dims) || alpha_data == NULL || beta_data == NULL ||
         alpha_param == NULL || beta_param == NULL || save_mean == NULL || save_inverse == NULL)
@@ -298,7 +298,7 @@ struct pool {
     struct fake_blend blend;
 };
 
-/* The first of the greatest in the window at a place, by row; what is outside does not count. */
+/* The first maximum in the window at a place, by row; positions outside of the image are ignored. */
 static size_t find_greatest(const struct pool *job, const float *image, size_t p, size_t q)
 {
     const struct fake_window *window = &job->window;

@@ -1,39 +1,38 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A CUDA driver that is none, for tests of gpu/ on machines without a GPU: libfakecuda.so, loaded only by an explicit
- * path (BX_CUDA_DRIVER). Its devices say FAKE, and it exports bx_fake_cuda, which no other driver does. The same file
- * plays NVRTC, cuBLAS and cuDNN (BX_NVRTC, BX_CUBLAS, BX_CUDNN) for the tests of lib/nn.
+ * A simulated CUDA driver, libfakecuda.so, for tests of gpu/ on machines without a GPU. It is loaded only by an
+ * explicit path (BX_CUDA_DRIVER). Its devices have FAKE in their names, and it exports bx_fake_cuda, which no other
+ * driver does. The same file simulates NVRTC, cuBLAS and cuDNN (BX_NVRTC, BX_CUBLAS, BX_CUDNN) for the tests of lib/nn.
  *
- * What it is like:
+ * The model:
  *  - A machine of several devices is a file that its processes share (FAKE_CUDA_MACHINE, by default
- *    /dev/shm/bx-fake-cuda.<uid>): who has allocated what, who has it open, contexts, events between processes.
- *  - Device memory is a memfd of its owner's, which others open by way of /proc/<pid>/fd: it goes when the last
- *    mapping is gone, as with the real driver, and a dead process's handles cannot be opened any more.
+ *    /dev/shm/bx-fake-cuda.<uid>): allocations, the processes that have them open, contexts, events between processes.
+ *  - Device memory is a memfd of its owner, which others open through /proc/<pid>/fd: it is freed with the last
+ *    mapping, as with the real driver, and a dead process's handles cannot be opened any more.
  *  - A handle is {pid, slot}: after a free and an allocation it has the same bytes again.
  *  - Memory that is freed while another process has it open is overwritten, and counted.
- *  - A stream is a thread that runs its work in order, each piece after a random delay, so that what nobody waits for
- *    is late. Nothing orders two streams but events and words.
- *  - One's own handle is refused with 201, one that is open here already with 208, one across two devices
- *    without peer access with 217.
+ *  - A stream is a thread that runs its work in order, each item after a random delay, so that work that is not waited
+ *    for is late. Only events and words order two streams.
+ *  - Opening a handle of the same process is refused with 201, one that is already open here with 208, one across two
+ *    devices without peer access with 217.
  *  - Kernels are lib/nn/kernels.cu and demos/reinforce/policy.cu compiled for the host (kernel.h), run thread after
- * thread, the
- *    last block first. A cubin is the text that NVRTC was given, and tells which of them it has.
- *  - cuBLAS and cuDNN compute on the stream, in double. They refuse what the real ones refuse, and what these would
- *    do silently is visible here: an algorithm that is not deterministic, or TF32, gives numbers that are a little
- *    off; a workspace is scribbled on; with beta 0 the target is not read.
+ *    thread, the last block first. A cubin is the text that was passed to NVRTC; its kernels are those that it names.
+ *  - cuBLAS and cuDNN compute on the stream, in double. They refuse what the real ones refuse. What the real ones do
+ *    silently is visible here: a nondeterministic algorithm, or TF32, gives numbers that are slightly off; a workspace
+ *    is overwritten; with beta 0 the target is not read.
  *
  * The environment, read by cuInit:
- *    FAKE_CUDA_DEVICES=2         how many there are; CUDA_VISIBLE_DEVICES shows some of them (numbers)
- *    FAKE_CUDA_MEMORY_MB=1024    of each; a context takes 16 of it
- *    FAKE_CUDA_DELAY_US=300      at most, before each piece of work; FAKE_CUDA_SEED
- *    FAKE_CUDA_OPEN_MS=0         that an open takes, and a close
+ *    FAKE_CUDA_DEVICES=2         how many; CUDA_VISIBLE_DEVICES selects some of them (numbers)
+ *    FAKE_CUDA_MEMORY_MB=1024    of each device; a context takes 16 of it
+ *    FAKE_CUDA_DELAY_US=300      at most, before each item of work; FAKE_CUDA_SEED
+ *    FAKE_CUDA_OPEN_MS=0         duration of an open, and of a close
  *    FAKE_CUDA_NO_PEER=0-1,...   devices without peer access, or "all"
  *    FAKE_CUDA_VERSION=12040     FAKE_CUDA_MIG=1, FAKE_CUDA_EXCLUSIVE=1, FAKE_CUDA_PROHIBITED=1,
  *    FAKE_CUDA_NO_IPC=1 (opens fail as in another PID namespace), FAKE_CUDA_NO_STREAM_OPS=1,
  *    FAKE_CUDA_NO_HOST_REGISTER=1, FAKE_CUDA_NO_READ_ONLY=1, FAKE_CUDA_NO_EVENT_IPC=1,
- *    FAKE_CUDA_LOST_WRITES=1     words are never written by streams: a probe must find out
+ *    FAKE_CUDA_LOST_WRITES=1     streams never write words: a probe must detect it
  *    FAKE_CUDA_DIRTY=1           new device memory holds NaN, not zeros
- *    FAKE_CUDA_MINOR=0           of the compute capability 9.x that the devices tell
+ *    FAKE_CUDA_MINOR=0           of the devices' compute capability 9.x
  *    FAKE_NVRTC_NEWEST=90        the newest architecture that NVRTC knows; the devices are sm_90
  */
 #ifndef TESTS_FAKE_H
@@ -57,7 +56,7 @@
 
 #define FAKE_EXPORT __attribute__((visibility("default")))
 
-struct fake_process {                   /* pid and when it started: a pid comes again */
+struct fake_process {                   /* pid and start time: a pid is reused */
     int32_t pid;
     uint64_t start;
 };
@@ -69,7 +68,7 @@ struct fake_allocation {
     uint32_t slot;                      /* the owner's number for it; the handle */
     int32_t fd;                         /* the owner's */
     int32_t device;
-    bool is_freed;                      /* by its owner; it is there while somebody has it open */
+    bool is_freed;                      /* by its owner; it exists while a process has it open */
     uint64_t bytes;
     uint64_t serial;
     struct fake_process opener[FAKE_OPENERS];
@@ -107,7 +106,7 @@ extern struct fake_machine *fake_machine;
 /* ---- machine.c ------------------------------------------------------------------------------- */
 
 int fake_machine_open(void);                    /* 0, or -1 */
-void fake_lock(void);                           /* the machine; what the dead have left is swept */
+void fake_lock(void);                           /* the machine; removes entries of dead processes */
 void fake_unlock(void);
 struct fake_process fake_self(void);
 bool fake_is_alive(const struct fake_process *process);
@@ -125,7 +124,7 @@ unsigned fake_current(struct CUctx_st **context);
 
 /* ---- memory.c -------------------------------------------------------------------------------- */
 
-/* Whether [address, address + bytes) is memory that a device may touch; written: may write. */
+/* Whether a device may access [address, address + bytes); written: for writing. */
 bool fake_may_touch(uint64_t address, uint64_t bytes, bool written);
 
 /* ---- stream.c -------------------------------------------------------------------------------- */
@@ -143,7 +142,7 @@ struct fake_matrix {                            /* element (i, j) is at[i * row_
 };
 /* c += a * b, c by row; a is rows x inner, b inner x columns. */
 void fake_multiply(size_t rows, size_t columns, size_t inner, const struct fake_matrix ab[2], double *c);
-/* What is left of the number where TF32 multiplies. */
+/* The value rounded to TF32. */
 float fake_tf32(float value);
 
 #endif

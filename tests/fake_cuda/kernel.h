@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Kernels as plain C: what kernels.cu and policy.cu find instead of a GPU. A file of the fake includes this, then the
- * text; each kernel is entered into module.c's list before main. The text's own definitions of the two macros, for
- * the GPU, stand under #ifndef BXK_KERNEL.
+ * Kernels as plain C, for kernels.cu and policy.cu without a GPU. A file of the fake includes this, then the text; each
+ * kernel enters itself into module.c's list before main. The text's own definitions of the macros, for the GPU, are
+ * under #ifndef BXK_KERNEL.
  */
 #ifndef TESTS_FAKE_KERNEL_H
 #define TESTS_FAKE_KERNEL_H
@@ -19,7 +19,7 @@ struct fake_kernel {
     struct fake_kernel *next;
     const char *name;
     size_t bytes;                               /* of its struct */
-    void (*thread)(const void *argument);       /* what one thread does */
+    void (*thread)(const void *argument);       /* runs one thread */
 };
 void fake_kernel_enter(struct fake_kernel *kernel);
 unsigned long long fake_clock_ns(void);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The networks' kernels, compiled for the host without contraction of a * b + c, as NVRTC is told to.
+ * The networks' kernels, compiled for the host without contraction of a * b + c: the same option is passed to NVRTC.
  */
 #include "kernel.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The kernels of reinforce and of bxbench gpu, compiled for the host without contraction of a * b + c, as NVRTC is told
- * to.
+ * The kernels of reinforce and of bxbench gpu, compiled for the host without contraction of a * b + c: the same option
+ * is passed to NVRTC.
  */
 #include "kernel.h"
 

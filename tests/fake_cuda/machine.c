@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The machine: a file that all processes of one test map, under one flock, which the kernel takes from a process that
- * dies. Each taking of the lock sweeps out what dead processes have left, so that its figures are those of a driver
- * that does so by itself.
+ * The machine: a file that all processes of one test map, under one flock, which the kernel releases when its holder
+ * dies. Each acquisition of the lock removes entries of dead processes, so that the figures are those of a driver,
+ * which cleans up after a dead process by itself.
  */
 #include "fake.h"
 
@@ -20,7 +20,7 @@ static int machine_fd = -1;
 static pthread_mutex_t machine_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct fake_process self;
 
-/* Field 22 of /proc/<pid>/stat, behind the name, which may hold anything; 0: dead, or a zombie. */
+/* Field 22 of /proc/<pid>/stat, after the name, which may contain any bytes; 0: dead, or a zombie. */
 static uint64_t start_of(int pid)
 {
     char path[64], text[1024], state = 'X';

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Memory of the fake's devices, and host memory that they may touch. A device address is where this process has
- * the memory mapped, so that streams can simply use it; but only ranges known here are ever touched.
+ * Memory of the fake's devices, and host memory that they may access. A device address is the address of this process's
+ * mapping, so that streams can use it directly; but only ranges listed here are ever accessed.
  */
 #include "fake.h"
 
@@ -35,7 +35,7 @@ struct range {
     bool read_only;
 };
 
-struct handle {                         /* no serial: the bytes come again, as a real handle's were seen to */
+struct handle {                         /* no serial: the bytes recur, as observed of real handles */
     uint32_t magic;
     int32_t pid;
     uint32_t slot;
@@ -186,13 +186,13 @@ unsigned cuMemAllocAsync(unsigned long long *address, size_t bytes, struct CUstr
     return allocate(address, bytes, FAKE_POOLED);
 }
 
-/* What cuMemCreate and cuMemMap would give. */
+/* Memory as from cuMemCreate and cuMemMap. */
 unsigned bx_fake_vmm_alloc(unsigned long long *address, size_t bytes)
 {
     return allocate(address, bytes, FAKE_VMM);
 }
 
-/* Both locks held: whether others had it open. */
+/* Both locks held. Returns whether other processes have it open. */
 static bool leave_allocation(const struct range *range)
 {
     bool is_open = false;
@@ -253,7 +253,7 @@ unsigned cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
     return CUDA_SUCCESS;
 }
 
-/* ---- Questions ------------------------------------------------------------------------------- */
+/* ---- Queries --------------------------------------------------------------------------------- */
 
 unsigned cuMemGetAddressRange_v2(unsigned long long *base, size_t *bytes, unsigned long long address)
 {
@@ -505,7 +505,7 @@ static unsigned take_host(void *memory, enum range_kind kind)
     return result;
 }
 
-/* Whether this process may write there, by /proc/self/maps. */
+/* Whether this process may write there, according to /proc/self/maps. */
 static bool is_writable(const void *memory)
 {
     unsigned long long begin, end, at = (unsigned long long)(uintptr_t)memory;

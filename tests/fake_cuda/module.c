@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Modules and launches. A cubin is a first line that names the fake and the architecture, then the text that the fake
- * NVRTC was given, with a null at its end: a kernel is found if the text names it and the fake has it compiled.
+ * Modules and launches. A cubin is a first line with the fake's name and the architecture, then the null-terminated
+ * text that was passed to the fake NVRTC. A kernel is found if the text names it and it is compiled into the fake.
  */
 #include "fake.h"
 #include "kernel.h"
@@ -83,7 +83,7 @@ unsigned cuModuleLoadData(struct CUmod_st **out, const void *image)
     return CUDA_SUCCESS;
 }
 
-/* Launches that are still on a stream have their own copies. */
+/* Launches still queued on a stream have their own copies. */
 unsigned cuModuleUnload(struct CUmod_st *module)
 {
     struct CUctx_st *context;
@@ -153,7 +153,7 @@ static void run_block(const struct launch *launch)
                 launch->kernel->thread(launch->argument);
 }
 
-/* The last block first: who counts on the order of blocks is to notice. */
+/* The last block first, so that a kernel that relies on the order of blocks fails. */
 static void run_launch(const void *argument)
 {
     const struct launch *launch = argument;

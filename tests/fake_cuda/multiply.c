@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The matrix product under the fakes of cuBLAS and cuDNN, summed in double. Both factors are packed into panels of
- * four rows and four columns that lie in the order of use, whatever their strides: so transposes cost nothing, and a
- * step of ResNet-50 takes seconds, not minutes.
+ * four rows and four columns in the order of use, whatever their strides: transposes cost nothing, and a step of
+ * ResNet-50 takes seconds, not minutes.
  */
 #include "fake.h"
 
@@ -20,12 +20,12 @@ float fake_tf32(float value)
     uint32_t bits;
 
     memcpy(&bits, &value, sizeof(bits));
-    bits &= UINT32_C(0xffffe000);       /* 10 bits of 23 stay */
+    bits &= UINT32_C(0xffffe000);       /* keeps 10 of 23 bits */
     memcpy(&value, &bits, sizeof(bits));
     return value;
 }
 
-/* to[i][lane] = at[i * along + lane * across], and 0 from the lane `lanes` on. */
+/* to[i][lane] = at[i * along + lane * across], and 0 for lanes from `lanes` on. */
 static void pack(double (*to)[SIDE], const float *at, size_t along, size_t across, size_t count, size_t lanes)
 {
     for (size_t i = 0; i < count; i++)
@@ -50,7 +50,7 @@ static void tile(const double (*a)[SIDE], const double (*b)[SIDE], size_t count,
     memcpy(sum, s, sizeof(s));
 }
 
-/* The columns packed in b, all rows, `count` products of each sum. */
+/* Adds `count` products to each sum of the columns packed in b, for all rows. */
 static void add_strip(size_t rows, size_t columns, const struct fake_matrix *a, size_t count,
                       double (*const b)[INNER][SIDE], double *c, size_t c_step)
 {

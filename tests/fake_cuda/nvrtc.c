@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * NVRTC as the fake has it: compiles nothing, but refuses unknown options and architectures, and a text whose braces
- * do not match, with a log.
+ * The fake NVRTC: compiles nothing, but refuses unknown options and architectures, and a text with unbalanced braces,
+ * with a log.
  */
 #include "nvrtc.h"
 #include "nn/cuda_api.h"
@@ -31,7 +31,7 @@ struct _nvrtcProgram {
     char *source;
     char name[64];
     char log[256];
-    char architecture[8];               /* "90", or "" : virtual, so no cubin */
+    char architecture[8];               /* "90"; "": virtual, so no cubin */
     bool is_compiled;
 };
 
@@ -119,7 +119,7 @@ static int take_option(struct _nvrtcProgram *program, const char *option)
     return NVRTC_ERROR_INVALID_OPTION;
 }
 
-/* The line where a brace is closed that none opened, or the last one if some stay open; 0: they match. */
+/* The line of a closing brace without an opening one, or the last line if some stay open; 0: balanced. */
 static int line_of_error(const char *source)
 {
     int line = 1, open = 0;

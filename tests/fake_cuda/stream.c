@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Streams: a thread and a queue each. Every piece of work waits a random while and then does what it says, on the
- * memory as it is at that moment; so work that ought to have waited for another stream and did not is seen to go
- * wrong. Events: how often they have been recorded and how far that has come; those between processes lie in
- * the machine.
+ * Streams: a thread and a queue each. Every item of work waits for a random time and then runs, on the memory as it is
+ * at that moment; so work that should have waited for another stream and did not gives wrong results. An event counts
+ * its records and how many of them have completed; events between processes are in the machine.
  */
 #include "fake.h"
 
@@ -37,13 +36,13 @@ struct CUstream_st {
     pthread_cond_t change;
     struct work *first, *last;
     bool is_busy;
-    int users;                          /* who waits for it: it is not freed under them */
+    int users;                          /* threads that wait for it: it is not freed before they are done */
     uint64_t seed;
     pthread_t thread;
 };
 
 struct CUevent_st {
-    struct fake_shared_event *at;       /* private, or in the machine */
+    struct fake_shared_event *at;       /* private memory, or in the machine */
     struct fake_shared_event own;
     bool is_shared, is_opened;
 };
@@ -75,7 +74,7 @@ static void wait_for_word(const struct work *work)
         pause_for(20);
 }
 
-/* splitmix64: streams whose seeds are neighbours must not dawdle alike. */
+/* splitmix64: streams with adjacent seeds must not have similar delays. */
 static uint64_t draw(uint64_t *seed)
 {
     uint64_t x = *seed += UINT64_C(0x9e3779b97f4a7c15);
@@ -85,7 +84,7 @@ static uint64_t draw(uint64_t *seed)
     return x ^ x >> 31;
 }
 
-/* A record of a process that has died never completes by itself; here it ends with its process. */
+/* A record of a dead process never completes by itself; here it ends with its process. */
 static void wait_for_event(const struct work *work)
 {
     struct fake_process owner = work->event->owner;
@@ -97,7 +96,7 @@ static void wait_for_event(const struct work *work)
     }
 }
 
-/* A word is copied in one piece: somebody may be writing it. */
+/* A word is copied atomically: it may be written at the same time. */
 static void copy(const struct work *work)
 {
     if (work->bytes == sizeof(uint64_t) && (work->to | work->from) % sizeof(uint64_t) == 0)
@@ -228,7 +227,7 @@ unsigned cuStreamCreate(struct CUstream_st **out, unsigned flags)
     return CUDA_SUCCESS;
 }
 
-/* Does not wait: what is on the stream is still done. */
+/* Does not wait: work queued on the stream still runs. */
 unsigned cuStreamDestroy_v2(struct CUstream_st *stream)
 {
     struct work end = { .kind = WORK_END };
@@ -308,7 +307,7 @@ unsigned cuMemcpyAsync(unsigned long long to, unsigned long long from, size_t by
         : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* From and to memory that is not pinned the copy is over when the call returns, as with the real driver. */
+/* A copy from or to memory that is not pinned is complete when the call returns, as with the real driver. */
 static unsigned copy_host(struct work *work, struct CUstream_st *stream, bool is_pinned)
 {
     unsigned result = put(stream, work);
@@ -408,7 +407,7 @@ unsigned cuEventDestroy_v2(struct CUevent_st *event)
         event->at->owner.pid = 0;
         fake_unlock();
     }
-    /* Not freed: work on a stream may still name it, and tests are short. */
+    /* Not freed: work on a stream may still refer to it, and tests are short. */
     return CUDA_SUCCESS;
 }
 

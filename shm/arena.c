@@ -43,7 +43,7 @@
 #include "arena_pages.h"
 #include "guard.h"
 #include "layout.h"
-#include "segment.h"
+#include "object.h"
 #include "step.h"
 
 #include <errno.h>
@@ -71,7 +71,7 @@ struct bxi_arena {
     bxi_a32 truncated;
     uint8_t *class_of_page;
     size_t tables_bytes;
-    char shm_name[BXI_SEGMENT_NAME_BYTES];
+    char shm_name[BXI_OBJECT_NAME_BYTES];
 
     pthread_mutex_t lock;               /* guards the rest, class_of_page, and who writes pages.keep */
     bool is_started;                    /* pages, by the first alloc */
@@ -380,7 +380,7 @@ static int map_tables(struct bxi_arena *arena)
 int bxi_arena_create(const char *shm_name, uint64_t bytes, const struct bxi_arena_words *words,
                      struct bxi_arena **arena_out)
 {
-    if (strlen(shm_name) >= BXI_SEGMENT_NAME_BYTES)
+    if (strlen(shm_name) >= BXI_OBJECT_NAME_BYTES)
         return -ENAMETOOLONG;
     if (bytes == 0 || bytes > BXI_ARENA_BYTES_MAX)
         return bytes == 0 ? -EINVAL : -EFBIG;
@@ -403,7 +403,7 @@ int bxi_arena_create(const char *shm_name, uint64_t bytes, const struct bxi_aren
     rc = map_tables(arena);
     if (rc < 0)
         goto free_arena;
-    rc = bxi_segment_create_locked(shm_name, &arena->pages.fd);
+    rc = bxi_object_create(shm_name, &arena->pages.fd);
     if (rc < 0)
         goto unmap_tables;
     BXI_STEP("arena.locked");

@@ -421,9 +421,9 @@ static struct bxi_gpu_device *device_for(const struct bxi_devices *devices, cons
 static void open_words(struct bxi_devices *devices, const struct bxi_peer *peer)
 {
     const struct bx_job *job = devices->job;
-    char name[BXI_SEGMENT_NAME_BYTES];
+    char name[BXI_OBJECT_NAME_BYTES];
 
-    bxi_segment_name(name, (uint32_t)geteuid(), job->job_name, job->instance, peer->rank);
+    bxi_object_name(name, (uint32_t)geteuid(), job->job_name, job->instance, peer->rank);
     devices->words_fd[peer->rank] = shm_open(name, O_RDWR | O_CLOEXEC, 0);
 }
 

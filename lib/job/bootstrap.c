@@ -101,12 +101,12 @@ static int make_arena(struct bx_job *job, const char *name)
 
 int bxi_boot_segment(struct bx_job *job, int *segment_fd, int *arena_fd)
 {
-    char name[BXI_SEGMENT_NAME_BYTES], arena_name[BXI_SEGMENT_NAME_BYTES], hint[BXI_MAP_HINT_BYTES];
+    char name[BXI_OBJECT_NAME_BYTES], arena_name[BXI_OBJECT_NAME_BYTES], hint[BXI_MAP_HINT_BYTES];
     uint32_t uid = (uint32_t)geteuid();
 
     /* Before there is anything to remove, so that no kill falls between. */
-    bxi_segment_name(name, uid, job->job_name, job->instance, job->rank);
-    bxi_segment_arena_name(arena_name, uid, job->job_name, job->instance, job->rank);
+    bxi_object_name(name, uid, job->job_name, job->instance, job->rank);
+    bxi_object_arena_name(arena_name, uid, job->job_name, job->instance, job->rank);
     bxi_spawn_note_segment(job, name, arena_name);
     int rc = bxi_segment_create(&job->segment, job->job_name, job->name, job->instance, job->rank,
                                 job->world_size);
@@ -556,7 +556,7 @@ static void clear_up(struct bx_job *job, const struct bxi_boot_paths *paths, int
     bxi_boot_sweep(paths, code == BX_E_PEER_DEAD || code == BX_E_WORKER_FAILED ? code : 0);
     bxi_boot_clear_dead(job);
     bxi_boot_undo(job);
-    bxi_segment_reap(job->job_name, instance);
+    bxi_object_reap(job->job_name, instance);
 }
 
 int bxi_bootstrap(struct bx_job *job, uint64_t deadline_ns)

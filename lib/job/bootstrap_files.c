@@ -315,11 +315,11 @@ void bxi_bootstrap_sweep(const char *job_name)
 /* Whether the rank belongs to a living worker of the job that runs. */
 static int look_for_taken(const struct bx_job *job, uint64_t instance)
 {
-    struct bxi_segment_owner owner;
+    struct bxi_object_owner owner;
 
-    if (bxi_segment_find_owner(job->job_name, instance, 0, &owner) < 0 || owner.state >= BXI_LEAVING)
+    if (bxi_object_find_owner(job->job_name, instance, 0, &owner) < 0 || owner.state >= BXI_LEAVING)
         return 0;           /* that one is ending, or dead */
-    if (bxi_segment_find_owner(job->job_name, instance, job->rank, &owner) < 0 || owner.state >= BXI_LEAVING)
+    if (bxi_object_find_owner(job->job_name, instance, job->rank, &owner) < 0 || owner.state >= BXI_LEAVING)
         return 0;
     return bx_fail(BX_E_RANK_TAKEN, "rank %d of job '%s' is taken by worker '%s' (pid %u), and the job runs", job->rank,
                    job->job_name, owner.name, owner.pid);
@@ -365,12 +365,12 @@ void bxi_boot_watch_close(struct bxi_boot_watch *watch)
 
 void bxi_boot_unlink_dead(const struct bx_job *job, int rank)
 {
-    char name[BXI_SEGMENT_NAME_BYTES];
+    char name[BXI_OBJECT_NAME_BYTES];
 
     /* Not by its lock: the kernel may close the socket, which told of the death, before the segment. */
-    bxi_segment_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
+    bxi_object_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
     shm_unlink(name);
-    bxi_segment_arena_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
+    bxi_object_arena_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
     shm_unlink(name);
 }
 

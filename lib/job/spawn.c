@@ -629,7 +629,7 @@ static void wait_for_all(struct launch *launch)
  * looked at; of the rest they are, for it may be a namesake's. */
 static void remove_names(const struct launch *launch)
 {
-    char name[BXI_SEGMENT_NAME_BYTES];
+    char name[BXI_OBJECT_NAME_BYTES];
 
     for (int i = 0; i < launch->options.world_size; i++) {
         struct worker_page *page = page_of(launch, i);
@@ -640,12 +640,12 @@ static void remove_names(const struct launch *launch)
 
         if (instance == 0 || rank >= BXI_WORLD_MAX)
             continue;
-        bxi_segment_name(name, (uint32_t)geteuid(), launch->job_name, instance, (int)rank);
+        bxi_object_name(name, (uint32_t)geteuid(), launch->job_name, instance, (int)rank);
         shm_unlink(name);
-        bxi_segment_arena_name(name, (uint32_t)geteuid(), launch->job_name, instance, (int)rank);
+        bxi_object_arena_name(name, (uint32_t)geteuid(), launch->job_name, instance, (int)rank);
         shm_unlink(name);
     }
-    bxi_segment_reap(launch->job_name, 0);
+    bxi_object_reap(launch->job_name, 0);
     bxi_bootstrap_sweep(launch->job_name);
 }
 

@@ -220,12 +220,12 @@ static bool has_name(const char *shm_name)
 static void check_names(const struct bx_job *job)
 {
     for (int rank = 0; rank < job->world_size; rank++) {
-        char segment[BXI_SEGMENT_NAME_BYTES], arena[BXI_SEGMENT_NAME_BYTES];
+        char segment[BXI_OBJECT_NAME_BYTES], arena[BXI_OBJECT_NAME_BYTES];
 
         if (rank != job->rank && bxi_load_relaxed(&job->rpc->peers[rank].state) != BXI_PEER_DEAD)
             continue;
-        bxi_segment_name(segment, (uint32_t)geteuid(), job->job_name, job->instance, rank);
-        bxi_segment_arena_name(arena, (uint32_t)geteuid(), job->job_name, job->instance, rank);
+        bxi_object_name(segment, (uint32_t)geteuid(), job->job_name, job->instance, rank);
+        bxi_object_arena_name(arena, (uint32_t)geteuid(), job->job_name, job->instance, rank);
         if (has_name(segment) || has_name(arena))
             harness_failed(__FILE__, __LINE__, "worker %d leaves the names of rank %d behind", job->rank, rank);
     }

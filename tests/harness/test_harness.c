@@ -83,7 +83,7 @@ static void kill_a_test(void (*body)(void))
         kill((pid_t)harness_load(PID + how), SIGKILL);
     close(pipe_fds[0]);
     snprintf(job, sizeof(job), "t%ld-1", (long)test);
-    bxi_segment_reap(job, 0);       /* killed workers could not remove their names */
+    bxi_object_reap(job, 0);       /* killed workers could not remove their names */
     bxi_bootstrap_sweep(job);
 }
 

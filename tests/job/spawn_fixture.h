@@ -108,14 +108,14 @@ static inline int make_names(const struct bx_options *options)
     static struct bxi_segment segment;
     static struct bxi_arena *arena;
     static struct bx_job job;
-    char name[BXI_SEGMENT_NAME_BYTES], arena_name[BXI_SEGMENT_NAME_BYTES];
+    char name[BXI_OBJECT_NAME_BYTES], arena_name[BXI_OBJECT_NAME_BYTES];
 
     job.instance = 1;
     job.rank = options->rank;
     job.world_size = options->world_size;
     snprintf(job.job_name, sizeof(job.job_name), "%s", options->job);
-    bxi_segment_name(name, (uint32_t)geteuid(), options->job, 1, options->rank);
-    bxi_segment_arena_name(arena_name, (uint32_t)geteuid(), options->job, 1, options->rank);
+    bxi_object_name(name, (uint32_t)geteuid(), options->job, 1, options->rank);
+    bxi_object_arena_name(arena_name, (uint32_t)geteuid(), options->job, 1, options->rank);
     bxi_spawn_note_segment(&job, name, arena_name);
     if (bxi_arena_create(arena_name, 4 << 20, NULL, &arena) < 0)
         return -1;

@@ -136,17 +136,17 @@ Test(spawn_memory, a_forked_child_that_sigterm_ends_removes_no_names_of_its_work
 static int has_two_jobs(const struct bx_options *options, void *context)
 {
     static struct bx_job jobs[2];
-    char name[BXI_SEGMENT_NAME_BYTES], arena_name[BXI_SEGMENT_NAME_BYTES];
+    char name[BXI_OBJECT_NAME_BYTES], arena_name[BXI_OBJECT_NAME_BYTES];
     int fd;
 
     (void)context;
     for (int i = 0; options->rank == 0 && i < 2; i++) {
         jobs[i].instance = 1;
         snprintf(jobs[i].job_name, sizeof(jobs[i].job_name), "%s%s", options->job, i == 0 ? "-b" : "-c");
-        bxi_segment_name(name, (uint32_t)geteuid(), jobs[i].job_name, 1, 0);
-        bxi_segment_arena_name(arena_name, (uint32_t)geteuid(), jobs[i].job_name, 1, 0);
+        bxi_object_name(name, (uint32_t)geteuid(), jobs[i].job_name, 1, 0);
+        bxi_object_arena_name(arena_name, (uint32_t)geteuid(), jobs[i].job_name, 1, 0);
         bxi_spawn_note_segment(&jobs[i], name, arena_name);
-        if (bxi_segment_create_locked(name, &fd) < 0 || bxi_segment_create_locked(arena_name, &fd) < 0)
+        if (bxi_object_create(name, &fd) < 0 || bxi_object_create(arena_name, &fd) < 0)
             return 9;
     }
     if (options->rank == 0)
@@ -164,7 +164,7 @@ Test(spawn_memory, sigterm_removes_the_names_of_all_jobs_of_a_worker)
     for (char last = 'b'; last <= 'c'; last++) {
         snprintf(job_name, sizeof(job_name), "%.20s-%c", launched, last);
         cr_expect_eq(segments_of(""), 0, "job %s", job_name);
-        bxi_segment_reap(job_name, 0);
+        bxi_object_reap(job_name, 0);
     }
     memcpy(job_name, launched, sizeof(launched));
 }

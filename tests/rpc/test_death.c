@@ -440,9 +440,9 @@ Test(death, of_a_caller_while_the_body_runs_hurts_nobody_else, .timeout = 30)
 /* What no worker does: another's segment, by name, writable. */
 static int open_segment(struct bx_job *job, int rank)
 {
-    char name[BXI_SEGMENT_NAME_BYTES];
+    char name[BXI_OBJECT_NAME_BYTES];
 
-    bxi_segment_name(name, (uint32_t)geteuid(), harness_job_name(), job->instance, rank);
+    bxi_object_name(name, (uint32_t)geteuid(), harness_job_name(), job->instance, rank);
     int fd = shm_open(name, O_RDWR, 0);
     HARNESS_CHECK(fd >= 0);
     return fd;
@@ -555,9 +555,9 @@ Test(death, a_segment_truncated_before_the_first_call_cuts_its_owner_off, .timeo
 
 static int name_is_there(struct bx_job *job, int rank)
 {
-    char name[BXI_SEGMENT_NAME_BYTES];
+    char name[BXI_OBJECT_NAME_BYTES];
 
-    bxi_segment_name(name, (uint32_t)geteuid(), harness_job_name(), job->instance, rank);
+    bxi_object_name(name, (uint32_t)geteuid(), harness_job_name(), job->instance, rank);
     int fd = shm_open(name, O_RDONLY, 0);
     if (fd >= 0)
         close(fd);

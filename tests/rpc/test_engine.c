@@ -315,13 +315,13 @@ Test(engine, cuts_off_a_worker_with_more_than_1024_calls_in_flight)
 
 static bool names_exist(const struct bx_job *job, int rank)
 {
-    char name[BXI_SEGMENT_NAME_BYTES], path[BXI_SEGMENT_NAME_BYTES + 16];
+    char name[BXI_OBJECT_NAME_BYTES], path[BXI_OBJECT_NAME_BYTES + 16];
     bool exist;
 
-    bxi_segment_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
+    bxi_object_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
     snprintf(path, sizeof(path), "/dev/shm%s", name);
     exist = access(path, F_OK) == 0;
-    bxi_segment_arena_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
+    bxi_object_arena_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
     snprintf(path, sizeof(path), "/dev/shm%s", name);
     return exist || access(path, F_OK) == 0;
 }

@@ -23,14 +23,14 @@
 #define BLOCKS 256
 
 static char job[BXI_NAME_BYTES];
-static char name[BXI_SEGMENT_NAME_BYTES];
+static char name[BXI_OBJECT_NAME_BYTES];
 static struct bxi_arena *arena;
 static void *blocks[BLOCKS];
 
 static inline void make_name(void)
 {
     snprintf(job, sizeof(job), "arena-%d", (int)getpid());
-    bxi_segment_arena_name(name, geteuid(), job, INSTANCE, 0);
+    bxi_object_arena_name(name, geteuid(), job, INSTANCE, 0);
 }
 
 static inline void create(uint64_t bytes)
@@ -54,7 +54,7 @@ static inline void release(void)
     if (arena != NULL)
         bxi_arena_release(arena);
     arena = NULL;
-    bxi_segment_reap(job, 0);
+    bxi_object_reap(job, 0);
 }
 
 static inline struct bxi_arena_stats stats(void)

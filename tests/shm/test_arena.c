@@ -91,10 +91,10 @@ Test(arena, is_reaped_when_its_owner_was_killed_and_not_before, .init = make_nam
 {
     cr_assert_eq(in_child(create_and_die), 256 + SIGKILL);
     cr_assert(name_exists());
-    cr_assert_eq(bxi_segment_reap(job, INSTANCE), 1);
+    cr_assert_eq(bxi_object_reap(job, INSTANCE), 1);
     cr_assert_not(name_exists());
     create(16 * MIB);
-    cr_assert_eq(bxi_segment_reap(job, INSTANCE), 0);
+    cr_assert_eq(bxi_object_reap(job, INSTANCE), 0);
     cr_assert(name_exists());
 }
 

@@ -164,7 +164,7 @@ Test(guard, lets_a_reader_survive_the_truncation_of_a_peers_segment)
     cr_assert_eq(bxi_load_relaxed(&segment.truncated), 1);
     bxi_segment_detach(&view);
     bxi_segment_destroy(&segment);
-    cr_assert_eq(bxi_segment_reap(job, 0), 0);
+    cr_assert_eq(bxi_object_reap(job, 0), 0);
 }
 
 static struct file shared_file;

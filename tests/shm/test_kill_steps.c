@@ -651,7 +651,7 @@ static void expect_nothing_left(int victim, const char *step, uint32_t passages,
     int left = left_by(victim, step, passages, when);
 
     cr_expect_eq(left, 0, "rank %d killed at %s (%u) left %d names", victim, step, passages, left);
-    bxi_segment_reap(job_name, 0);
+    bxi_object_reap(job_name, 0);
     bxi_bootstrap_sweep(job_name);
 }
 

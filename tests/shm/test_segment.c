@@ -37,7 +37,7 @@ static void make_job_name(void)
 static void remove_names(void)
 {
     bxi_segment_destroy(&segment);
-    bxi_segment_reap(job, 0);
+    bxi_object_reap(job, 0);
 }
 
 static void create_one(int rank, int world_size)
@@ -89,22 +89,22 @@ TestSuite(segment, .timeout = 120);
 
 Test(segment, is_named_by_uid_job_instance_and_rank)
 {
-    char name[BXI_SEGMENT_NAME_BYTES];
+    char name[BXI_OBJECT_NAME_BYTES];
 
-    bxi_segment_name(name, 1000, "demo", 0xab, 127);
+    bxi_object_name(name, 1000, "demo", 0xab, 127);
     cr_assert_str_eq(name, "/boxcar.1000.demo.00000000000000ab.127");
-    bxi_segment_name(name, UINT32_MAX, "a23456789-123456789_12345678901", UINT64_MAX, 0);
+    bxi_object_name(name, UINT32_MAX, "a23456789-123456789_12345678901", UINT64_MAX, 0);
     cr_assert_str_eq(name,
                      "/boxcar.4294967295.a23456789-123456789_12345678901.ffffffffffffffff.0");
 }
 
 Test(segment, has_an_arena_of_its_own_name)
 {
-    char name[BXI_SEGMENT_NAME_BYTES];
+    char name[BXI_OBJECT_NAME_BYTES];
 
-    bxi_segment_arena_name(name, 1000, "demo", 0xab, 127);
+    bxi_object_arena_name(name, 1000, "demo", 0xab, 127);
     cr_assert_str_eq(name, "/boxcar.1000.demo.00000000000000ab.127.arena");
-    bxi_segment_arena_name(name, UINT32_MAX, "a23456789-123456789_12345678901", UINT64_MAX, 127);
+    bxi_object_arena_name(name, UINT32_MAX, "a23456789-123456789_12345678901", UINT64_MAX, 127);
     cr_assert_str_eq(name,
                      "/boxcar.4294967295.a23456789-123456789_12345678901.ffffffffffffffff.127.arena");
 }
@@ -211,7 +211,7 @@ Test(segment, refuses_a_rank_a_world_and_names_out_of_range, .init = make_job_na
 
 Test(segment, leaves_nothing_behind_when_it_is_destroyed, .init = create_first_of_two)
 {
-    char shm_name[BXI_SEGMENT_NAME_BYTES];
+    char shm_name[BXI_OBJECT_NAME_BYTES];
     int fd = segment.fd;
 
     memcpy(shm_name, segment.shm_name, sizeof(shm_name));
@@ -370,17 +370,17 @@ Test(segment, is_reaped_when_its_owner_was_killed, .init = make_job_name, .fini 
     leave_dead(INSTANCE, 0);
     leave_dead(INSTANCE, 3);
     leave_dead(INSTANCE + 1, 0);
-    cr_assert_eq(bxi_segment_reap(job, INSTANCE), 2);
-    cr_assert_eq(bxi_segment_reap(job, INSTANCE), 0);
-    cr_assert_eq(bxi_segment_reap(job, 0), 1);
-    cr_assert_eq(bxi_segment_reap(job, 0), 0);
+    cr_assert_eq(bxi_object_reap(job, INSTANCE), 2);
+    cr_assert_eq(bxi_object_reap(job, INSTANCE), 0);
+    cr_assert_eq(bxi_object_reap(job, 0), 1);
+    cr_assert_eq(bxi_object_reap(job, 0), 0);
 }
 
 Test(segment, is_not_reaped_while_its_owner_lives, .init = create_first_of_two,
      .fini = remove_names)
 {
     leave_dead(INSTANCE, 1);
-    cr_assert_eq(bxi_segment_reap(job, 0), 1);
+    cr_assert_eq(bxi_object_reap(job, 0), 1);
     cr_assert(name_exists(segment.shm_name));
 }
 
@@ -393,10 +393,10 @@ Test(segment, of_another_job_is_not_reaped, .init = make_job_name, .fini = remov
     snprintf(longer, sizeof(longer), "%sx", job);
     memcpy(shorter, job, sizeof(shorter));
     shorter[strlen(shorter) - 1] = '\0';
-    cr_assert_eq(bxi_segment_reap(longer, 0), 0);
-    cr_assert_eq(bxi_segment_reap(shorter, 0), 0);
-    cr_assert_eq(bxi_segment_reap("", 0), 0);
-    cr_assert_eq(bxi_segment_reap(job, 0), 1);
+    cr_assert_eq(bxi_object_reap(longer, 0), 0);
+    cr_assert_eq(bxi_object_reap(shorter, 0), 0);
+    cr_assert_eq(bxi_object_reap("", 0), 0);
+    cr_assert_eq(bxi_object_reap(job, 0), 1);
 }
 
 Test(segment, reaps_names_that_it_makes_and_no_others, .init = make_job_name, .fini = remove_names)
@@ -416,7 +416,7 @@ Test(segment, reaps_names_that_it_makes_and_no_others, .init = make_job_name, .f
         cr_assert_geq(fd, 0);
         close(fd);
     }
-    cr_assert_eq(bxi_segment_reap(job, 0), 0);
+    cr_assert_eq(bxi_object_reap(job, 0), 0);
     for (size_t i = 0; i < sizeof(tails) / sizeof(tails[0]); i++) {
         snprintf(name, sizeof(name), "/boxcar.%u.%s.%s", geteuid(), job, tails[i]);
         cr_expect_eq(shm_unlink(name), 0, "%s was removed", name);
@@ -425,42 +425,42 @@ Test(segment, reaps_names_that_it_makes_and_no_others, .init = make_job_name, .f
 
 Test(segment, passes_over_what_is_no_file_of_this_user, .init = make_job_name, .fini = remove_names)
 {
-    char name[BXI_SEGMENT_NAME_BYTES];
+    char name[BXI_OBJECT_NAME_BYTES];
     char path[128];
 
-    bxi_segment_name(name, geteuid(), job, INSTANCE, 0);
+    bxi_object_name(name, geteuid(), job, INSTANCE, 0);
     snprintf(path, sizeof(path), "/dev/shm%s", name);
     cr_assert_eq(mkfifo(path, 0600), 0);
-    cr_assert_eq(bxi_segment_reap(job, 0), 0);
+    cr_assert_eq(bxi_object_reap(job, 0), 0);
     cr_assert_eq(unlink(path), 0);
 }
 
 Test(segment, is_reaped_when_its_owner_died_before_it_took_the_lock, .init = make_job_name,
      .fini = remove_names)
 {
-    char name[BXI_SEGMENT_NAME_BYTES];
+    char name[BXI_OBJECT_NAME_BYTES];
 
-    bxi_segment_name(name, geteuid(), job, INSTANCE, 1);
+    bxi_object_name(name, geteuid(), job, INSTANCE, 1);
     close(shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600));
-    cr_assert_eq(bxi_segment_reap(job, INSTANCE), 1);
+    cr_assert_eq(bxi_object_reap(job, INSTANCE), 1);
     cr_assert_not(name_exists(name));
 }
 
 Test(segment, is_reaped_together_with_the_arena_of_its_worker, .init = make_job_name,
      .fini = remove_names)
 {
-    char name[BXI_SEGMENT_NAME_BYTES];
+    char name[BXI_OBJECT_NAME_BYTES];
     int fd = -1;
 
     leave_dead(INSTANCE, 2);
-    bxi_segment_arena_name(name, geteuid(), job, INSTANCE, 2);
-    cr_assert_eq(bxi_segment_create_locked(name, &fd), 0);
-    cr_assert_eq(bxi_segment_create_locked(name, &fd), -EEXIST);
-    cr_assert_eq(bxi_segment_reap(job, INSTANCE), 1, "its owner lives");
+    bxi_object_arena_name(name, geteuid(), job, INSTANCE, 2);
+    cr_assert_eq(bxi_object_create(name, &fd), 0);
+    cr_assert_eq(bxi_object_create(name, &fd), -EEXIST);
+    cr_assert_eq(bxi_object_reap(job, INSTANCE), 1, "its owner lives");
     cr_assert(name_exists(name));
     close(fd);
-    cr_assert_eq(bxi_segment_reap(job, INSTANCE + 1), 0);
-    cr_assert_eq(bxi_segment_reap(job, INSTANCE), 1);
+    cr_assert_eq(bxi_object_reap(job, INSTANCE + 1), 0);
+    cr_assert_eq(bxi_object_reap(job, INSTANCE), 1);
     cr_assert_not(name_exists(name));
 }
 
@@ -473,7 +473,7 @@ Test(segment, is_never_reaped_while_it_is_created, .init = make_job_name, .fini 
     cr_assert_geq(reaper, 0);
     if (reaper == 0) {
         for (;;)
-            bxi_segment_reap(job, 0);
+            bxi_object_reap(job, 0);
     }
     int failed = 0;
     for (int i = 0; i < 1500 && failed == 0; i++) {

@@ -53,7 +53,7 @@ static void create_one(void)
 static void remove_names(void)
 {
     bxi_segment_destroy(&segment);
-    bxi_segment_reap(job, 0);
+    bxi_object_reap(job, 0);
 }
 
 TestSuite(segment_pages, .init = create_one, .fini = remove_names, .timeout = 60);
@@ -189,6 +189,6 @@ Test(segment_pages, cost_no_descriptor_when_they_are_reaped_or_passed_over)
     int before = descriptors();
 
     leave_a_dead_one();
-    cr_assert_eq(bxi_segment_reap(job, 0), 1);
+    cr_assert_eq(bxi_object_reap(job, 0), 1);
     cr_assert_eq(descriptors(), before);
 }

@@ -421,6 +421,6 @@ Test(shmstat_files, tell_for_whom_a_job_waits_that_is_starting, .timeout = 60)
         kill(pids[i], SIGKILL);
         cr_assert_eq(waitpid(pids[i], NULL, 0), pids[i]);
     }
-    bxi_segment_reap(job_name, 0);
+    bxi_object_reap(job_name, 0);
     bxi_bootstrap_sweep(job_name);
 }

@@ -54,7 +54,7 @@ static char *take_last(char *text)
 /* From the end, for a job's name may hold dots; what was parsed is written out again and must be the same. */
 static bool parse_name(const char *file_name, struct name *name)
 {
-    char copy[BXI_SEGMENT_NAME_BYTES], canonical[BXI_SEGMENT_NAME_BYTES], prefix[32];
+    char copy[BXI_OBJECT_NAME_BYTES], canonical[BXI_OBJECT_NAME_BYTES], prefix[32];
     size_t length = strlen(file_name), suffix = sizeof(ARENA_SUFFIX) - 1;
     size_t prefix_bytes = (size_t)snprintf(prefix, sizeof(prefix), "boxcar.%u.", (unsigned)geteuid());
 
@@ -78,9 +78,9 @@ static bool parse_name(const char *file_name, struct name *name)
     memset(name->job, 0, sizeof(name->job));
     strcpy(name->job, copy + prefix_bytes);
     if (name->is_arena)
-        bxi_segment_arena_name(canonical, (uint32_t)geteuid(), name->job, name->instance, name->rank);
+        bxi_object_arena_name(canonical, (uint32_t)geteuid(), name->job, name->instance, name->rank);
     else
-        bxi_segment_name(canonical, (uint32_t)geteuid(), name->job, name->instance, name->rank);
+        bxi_object_name(canonical, (uint32_t)geteuid(), name->job, name->instance, name->rank);
     return strcmp(file_name, canonical + 1) == 0;
 }
 
@@ -383,13 +383,13 @@ static void read_control(const struct stat_job *job, struct stat_worker *worker)
 
 static int read_worker(const struct stat_job *job, struct stat_worker *worker)
 {
-    char shm_name[BXI_SEGMENT_NAME_BYTES];
+    char shm_name[BXI_OBJECT_NAME_BYTES];
     int rc = -ENOENT;
 
-    bxi_segment_arena_name(shm_name, (uint32_t)geteuid(), job->name, job->instance, worker->rank);
+    bxi_object_arena_name(shm_name, (uint32_t)geteuid(), job->name, job->instance, worker->rank);
     if (worker->arena.exists)
         worker->arena.exists = open_object(&worker->arena, shm_name) == 0;
-    bxi_segment_name(shm_name, (uint32_t)geteuid(), job->name, job->instance, worker->rank);
+    bxi_object_name(shm_name, (uint32_t)geteuid(), job->name, job->instance, worker->rank);
     if (worker->segment.exists)
         rc = open_object(&worker->segment, shm_name);
     worker->segment.exists = rc == 0;

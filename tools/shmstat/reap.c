@@ -3,7 +3,7 @@
  * shmstat reap: what jobs of which nobody is left have left behind in /dev/shm, and among the sockets.
  *
  * A list at first; with --yes it is removed. Nothing here goes by a pid: an object of shared memory is
- * unlinked by bxi_segment_reap, under its owner lock, and a job's socket under the lock of its lock file,
+ * unlinked by bxi_object_reap, under its owner lock, and a job's socket under the lock of its lock file,
  * which rank 0 holds as long as it lives. What somebody takes between the list and the removal stays. A
  * job of which one worker lives is not touched: its survivors clear up behind their dead themselves.
  */
@@ -83,18 +83,18 @@ static void report_object(struct reaping *reaping, const struct stat_job *job, c
 
 static void reap_job(struct reaping *reaping, const struct stat_job *job)
 {
-    char name[BXI_SEGMENT_NAME_BYTES];
+    char name[BXI_OBJECT_NAME_BYTES];
 
     if (stat_job_alive(job))
         return;
     if (reaping->options->yes)
-        bxi_segment_reap(job->name, job->instance);
+        bxi_object_reap(job->name, job->instance);
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
         if (job->workers[rank] == NULL)
             continue;
-        bxi_segment_name(name, (uint32_t)geteuid(), job->name, job->instance, rank);
+        bxi_object_name(name, (uint32_t)geteuid(), job->name, job->instance, rank);
         report_object(reaping, job, &job->workers[rank]->segment, name);
-        bxi_segment_arena_name(name, (uint32_t)geteuid(), job->name, job->instance, rank);
+        bxi_object_arena_name(name, (uint32_t)geteuid(), job->name, job->instance, rank);
         report_object(reaping, job, &job->workers[rank]->arena, name);
     }
 }

@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Names of segments and arenas, the owner lock, and the removal of what dead workers left.
+ *
+ * Who runs it: a worker, in the thread that starts its job (names, create); a survivor, a launcher or shmstat (reap).
+ *
+ * The owner lock distinguishes a living owner from a dead one, so no process may take a name whose owner has not
+ * locked it yet for a dead one. Creation takes two steps, the name and then the lock. The reaper does not only ask who
+ * has the lock: it takes the lock before it unlinks. So one of the two is first:
+ *
+ *     owner    create the name (O_EXCL), lock, check that the name still exists    reaper   open, lock, unlink, close
+ *
+ * If the reaper has the lock, the owner's lock fails, or the owner finds its name gone afterwards; it starts again. If
+ * the owner has the lock, the reaper skips the object. A name is unlinked only under the lock of the object that it
+ * names; so an object that is locked and has a link is the one to which its name leads.
+ *
+ * Why not an unnamed file that is linked once it is complete (O_TMPFILE): not every file system that is mounted on
+ * /dev/shm has it.
+ *
+ * Killed after the name, before the lock: an empty file, which the next reaper removes. Killed later: the kernel drops
+ * the lock with the last descriptor, and a reaper removes the file; peers keep their mappings. A forked child that
+ * still has the descriptor holds the lock too, and the object counts as owned until that child ends; peers are not
+ * affected, they wait on the pidfd.
+ */
+#include "object.h"
+
+#include "step.h"
+
+#include <assert.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define CREATE_ATTEMPTS 1000          /* all but the last lost to a reaper */
+#define SHM_DIRECTORY "/dev/shm"
+#define ARENA_SUFFIX ".arena"
+
+/* The longest name: uid, job, instance and rank at their full lengths. */
+static_assert(sizeof("/boxcar.4294967295.") + BXI_NAME_BYTES + sizeof(".0123456789abcdef.127" ARENA_SUFFIX) <=
+                  BXI_OBJECT_NAME_BYTES,
+              "names fit");
+
+void bxi_object_name(char out[BXI_OBJECT_NAME_BYTES], uint32_t uid, const char *job, uint64_t instance, int rank)
+{
+    snprintf(out, BXI_OBJECT_NAME_BYTES, "/boxcar.%u.%.*s.%016llx.%d", uid, BXI_NAME_BYTES - 1, job,
+             (unsigned long long)instance, rank);
+}
+
+void bxi_object_arena_name(char out[BXI_OBJECT_NAME_BYTES], uint32_t uid, const char *job, uint64_t instance, int rank)
+{
+    bxi_object_name(out, uid, job, instance, rank);
+    memcpy(out + strlen(out), ARENA_SUFFIX, sizeof(ARENA_SUFFIX));
+}
+
+/* 0; -EAGAIN: another process has the lock; -errno. */
+static int lock_owner(int fd)
+{
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+
+    if (fcntl(fd, F_OFD_SETLK, &lock) == 0)
+        return 0;
+    return errno == EACCES ? -EAGAIN : -errno;
+}
+
+/* Creates the object and locks it. 0; -EAGAIN: a reaper was faster; -errno. */
+static int create_locked(const char *shm_name, int *fd_out)
+{
+    struct stat status;
+    int rc;
+
+    int fd = shm_open(shm_name, O_RDWR | O_CREAT | O_EXCL, 0600);
+    if (fd < 0)
+        return -errno;
+    BXI_STEP("segment.named");
+    rc = lock_owner(fd);
+    if (rc < 0)
+        goto close_fd;      /* the reaper that has the lock unlinks the name */
+    if (fstat(fd, &status) < 0) {
+        rc = -errno;
+        shm_unlink(shm_name);
+        goto close_fd;
+    }
+    if (status.st_nlink == 0) {
+        rc = -EAGAIN;
+        goto close_fd;
+    }
+    *fd_out = fd;
+    return 0;
+
+close_fd:
+    close(fd);
+    return rc;
+}
+
+int bxi_object_create(const char *shm_name, int *fd)
+{
+    int rc = -EAGAIN;
+
+    for (int attempt = 0; attempt < CREATE_ATTEMPTS && rc == -EAGAIN; attempt++) {
+        if (attempt > 0)
+            sched_yield();          /* the reaper is about to unlink and unlock */
+        rc = create_locked(shm_name, fd);
+        if (attempt > 0 && rc == -EEXIST)
+            rc = -EAGAIN;           /* the name of the last attempt, not unlinked yet */
+    }
+    return rc;
+}
+
+int bxi_file_limit(uint64_t bytes)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_FSIZE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur)
+        return 0;
+    return -EFBIG;
+}
+
+int bxi_file_resize(int fd, uint64_t bytes)
+{
+    int rc = bxi_file_limit(bytes);
+
+    if (rc == 0 && ftruncate(fd, (off_t)bytes) < 0)
+        rc = -errno;
+    return rc;
+}
+
+static bool is_locked(int fd)
+{
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+
+    return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+int bxi_object_find_owner(const char *job, uint64_t instance, int rank, struct bxi_object_owner *owner)
+{
+    char shm_name[BXI_OBJECT_NAME_BYTES];
+    struct bxi_header header;
+
+    bxi_object_name(shm_name, (uint32_t)geteuid(), job, instance, rank);
+    int fd = shm_open(shm_name, O_RDONLY | O_NONBLOCK, 0);
+    if (fd < 0)
+        return -errno;
+    /* Read, not mapped: the file may be truncated meanwhile. */
+    bool is_whole = is_locked(fd) && pread(fd, &header, sizeof(header), 0) == (ssize_t)sizeof(header) &&
+                    header.magic == BXI_MAGIC && header.layout_version == BXI_LAYOUT_VERSION;
+    close(fd);
+    if (!is_whole)
+        return -ENOENT;
+    owner->pid = header.pid;
+    owner->state = bxi_load_relaxed(&header.state);     /* relaxed: of a private copy */
+    memcpy(owner->name, header.name, sizeof(owner->name));
+    owner->name[sizeof(owner->name) - 1] = '\0';
+    return 0;
+}
+
+/* True if file_name is a segment's or arena's of this job (and instance, unless that is 0): the name made again from
+ * the parsed parts must be equal. */
+static bool is_name_of(const char *file_name, const char *job, uint64_t instance)
+{
+    char prefix[BXI_OBJECT_NAME_BYTES];
+    char canonical[BXI_OBJECT_NAME_BYTES];
+    char *end = NULL;
+
+    int prefix_bytes = snprintf(prefix, sizeof(prefix), "boxcar.%u.%.*s.", (uint32_t)geteuid(),
+                                BXI_NAME_BYTES - 1, job);
+    if (strncmp(file_name, prefix, (size_t)prefix_bytes) != 0)
+        return false;
+    uint64_t its_instance = strtoull(file_name + prefix_bytes, &end, 16);
+    if (*end != '.')
+        return false;
+    long rank = strtol(end + 1, &end, 10);
+    if (rank < 0 || rank >= BXI_WORLD_MAX || (instance != 0 && its_instance != instance))
+        return false;
+    if (*end == '\0')
+        bxi_object_name(canonical, (uint32_t)geteuid(), job, its_instance, (int)rank);
+    else
+        bxi_object_arena_name(canonical, (uint32_t)geteuid(), job, its_instance, (int)rank);
+    return strcmp(file_name, canonical + 1) == 0;
+}
+
+/* 1 if it removed the name; 0 if the object is not this user's, has an owner or is gone already; -errno. */
+static int reap_one(const char *file_name)
+{
+    char shm_name[BXI_OBJECT_NAME_BYTES];
+    struct stat status;
+    int removed = 0;
+
+    snprintf(shm_name, sizeof(shm_name), "/%.*s", BXI_OBJECT_NAME_BYTES - 2, file_name);
+    /* O_NONBLOCK: an object of this name need not be a regular file. */
+    int fd = shm_open(shm_name, O_RDWR | O_NONBLOCK, 0);
+    if (fd < 0)
+        return errno == ENOENT ? 0 : -errno;
+    if (fstat(fd, &status) < 0) {
+        removed = -errno;
+        goto close_fd;
+    }
+    if (!S_ISREG(status.st_mode) || status.st_uid != geteuid())
+        goto close_fd;
+    if (lock_owner(fd) < 0)
+        goto close_fd;
+    /* Unlinked before the lock was taken: then the name may lead to another object by now. */
+    if (fstat(fd, &status) < 0 || status.st_nlink == 0)
+        goto close_fd;
+    removed = shm_unlink(shm_name) < 0 ? -errno : 1;
+
+close_fd:
+    close(fd);
+    return removed;
+}
+
+int bxi_object_reap(const char *job, uint64_t instance)
+{
+    struct dirent *entry;
+    int removed = 0;
+    int error = 0;
+
+    DIR *directory = opendir(SHM_DIRECTORY);
+    if (directory == NULL)
+        return -errno;
+    while ((entry = readdir(directory)) != NULL) {
+        if (!is_name_of(entry->d_name, job, instance))
+            continue;
+        int rc = reap_one(entry->d_name);
+        if (rc < 0)
+            error = rc;
+        else
+            removed += rc;
+    }
+    closedir(directory);
+    return removed == 0 ? error : removed;
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The objects of a worker in /dev/shm, its control segment and its arena: their names, their owner lock, their removal.
+ * A segment's name is "/boxcar.<uid>.<job>.<instance>.<rank>", the instance in 16 hex digits; the arena's has ".arena"
+ * appended.
+ */
+#ifndef BXI_OBJECT_H
+#define BXI_OBJECT_H
+
+#include "layout.h"
+
+#include <stdint.h>
+
+#define BXI_OBJECT_NAME_BYTES 96
+
+void bxi_object_name(char out[BXI_OBJECT_NAME_BYTES], uint32_t uid, const char *job, uint64_t instance, int rank);
+void bxi_object_arena_name(char out[BXI_OBJECT_NAME_BYTES], uint32_t uid, const char *job, uint64_t instance, int rank);
+
+/* Creates an empty object (O_EXCL, 0600). Its descriptor holds the owner lock (F_OFD_SETLK, the whole file, write), so
+ * reapers leave it alone. 0, -EEXIST, -errno. */
+int bxi_object_create(const char *shm_name, int *fd);
+
+/* 0, or -EFBIG: RLIMIT_FSIZE does not allow a file of that size. A thread that extends a file beyond the limit gets
+ * SIGXFSZ, whose default action ends the process. */
+int bxi_file_limit(uint64_t bytes);
+/* ftruncate after that check. 0, -EFBIG, -errno. */
+int bxi_file_resize(int fd, uint64_t bytes);
+
+struct bxi_object_owner {
+    uint32_t pid;
+    uint32_t state;             /* enum bxi_state */
+    char name[BXI_NAME_BYTES];
+};
+/* Finds the owner of a rank's segment. 0; -ENOENT: the name is gone, the owner lock is free, or the header is not
+ * written yet; -errno. */
+int bxi_object_find_owner(const char *job, uint64_t instance, int rank, struct bxi_object_owner *owner);
+
+/* Unlinks the segments and arenas of one job of this uid whose owner lock is free, of one instance or (instance 0) of
+ * all. Returns the number removed, -errno. */
+int bxi_object_reap(const char *job, uint64_t instance);
+
+#endif

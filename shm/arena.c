@@ -2,41 +2,39 @@
 /*
  * The arena of a worker: blocks from jemalloc, pages from one sparse shared memory object.
  *
- * Who runs it: any thread of the owner (alloc, free, trim), the job's (create, close), whoever drops the
- * last reference. Views of a peer's arena are in arena_view.c.
+ * Who runs it: any thread of the owner (alloc, free, trim), the thread that starts or ends the job (create, close), and
+ * the thread that drops the last reference. Views of a peer's arena are in arena_view.c.
  *
- * How it works: blocks come from jemalloc, its extents from the mapping of the object (arena_pages.c). What
- * jemalloc has free stays warm up to the high-water mark of used bytes: a first touch costs three to five
- * times a warm one. Trim begins a new mark and gives the rest back; so does an allocation that finds
- * /dev/shm full. What is above the mark goes once in a while, when fragments come to much more.
+ * How it works: blocks come from jemalloc, and jemalloc's extents from the mapping of the object (arena_pages.c). Free
+ * pages stay allocated up to the high-water mark of used bytes, because the first touch of a new page costs three to
+ * five times a touch of an allocated one. Trim resets the mark to what is used and returns the rest; so does an
+ * allocation that finds /dev/shm full. Pages above the mark are returned now and then, when jemalloc's fragments hold
+ * much more than the mark.
  *
- * In front of jemalloc stand shelves, one for each size class, with the blocks that were freed last.
- * Measured with 161 blocks as large as ResNet-50's gradients (4 KB to 9 MB, 111 MB in all), all made and then all
- * freed, warm: mallocx and dallocx without a thread cache 450 ns for a block (they split and merge extents,
- * 89 splits a round; 550 ns with decay), 135 ns where all have 2 KB; from the shelves 25 to 40 ns. A thread
- * cache of jemalloc's own would stop at 32 KB and keep memory back in every thread. What is used and what
- * is shelved never exceed the high-water mark together, so a worker whose sizes change does not keep the
- * old ones: before a new block is made, shelved ones go until it fits.
+ * In front of jemalloc each size class has a shelf with its last freed blocks. Measured with 161 blocks of the sizes
+ * of ResNet-50's gradients (4 KB to 9 MB, 111 MB in all), all allocated and then all freed, warm: mallocx and dallocx
+ * without a thread cache take 450 ns a block (they split and merge extents, 89 splits a round; 550 ns with decay), 135
+ * ns if all blocks have 2 KB; the shelves take 25 to 40 ns. jemalloc's own thread cache would stop at 32 KB and hold
+ * memory back in every thread. Used and shelved bytes together never exceed the high-water mark, so a worker whose
+ * sizes change does not keep the old ones: before a new block is made, shelved blocks are freed until it fits.
  *
- * So what an arena holds settles and does not grow for ever: the shelved blocks are bounded by the mark, and
- * jemalloc's fragments beside them by a quarter of it and 16 MiB. The mark itself is the largest of many sums of
- * random sizes, which creeps for a while. Measured for an hour (tests/prog/prog_soak.c: 4 workers, 2.6 million calls,
- * 64 bytes to 512 KiB, some 9 MiB in use in each): at the end of each of 60 rounds everything was let go, and 0 bytes
- * were in use; after the trim at the end 0 bytes were committed. The mark went from 10 to 12 MiB, with its last step
- * after 36 minutes, the fragments from 4 to 6 MiB. Both together: 13.2 to 15.0 MiB after a minute, 15.1 to 17.8 after
- * ten, 17.1 to 18.0 after sixty.
+ * So the size of an arena settles: the mark bounds the shelved blocks, and a quarter of the mark plus 16 MiB bounds
+ * jemalloc's fragments. The mark itself is the maximum of many sums of random sizes, which grows slowly for a while.
+ * Measured for an hour (tests/prog/prog_soak.c: 4 workers, 2.6 million calls, 64 bytes to 512 KiB, some 9 MiB in use in
+ * each): at the end of each of 60 rounds all blocks were freed, and 0 bytes were in use; after the trim at the end 0
+ * bytes were committed. The mark went from 10 to 12 MiB, with its last step after 36 minutes, the fragments from 4 to 6
+ * MiB. Both together: 13.2 to 15.0 MiB after a minute, 15.1 to 17.8 after ten, 17.1 to 18.0 after sixty.
  *
- * A size class is four steps to the doubling, jemalloc's own; the class of a block is remembered by the
- * page that it begins on, since a page holds blocks of one class.
+ * The size classes are jemalloc's, four to each doubling. A page has blocks of one class only, so the class of a block
+ * is stored by the page on which it begins.
  *
- * Locks: `lock` for the shelves and figures, held for some instructions; then jemalloc's own; then
- * pages.lock.
+ * Locks, in this order: `lock` for the shelves and figures, held for a few instructions; jemalloc's own; pages.lock.
  *
- * A forked child has not got the mapping, and locks may be held for ever there: it gets -EPERM from alloc,
- * and whatever else it calls does nothing.
+ * A forked child does not have the mapping, and locks may be held for ever in it: alloc returns -EPERM there, and the
+ * other functions do nothing.
  *
- * Killed at any instruction: the kernel drops the owner lock, whoever reaps removes the name, and peers
- * keep what they have mapped. Nothing of the books is in shared memory.
+ * Killed at any instruction: the kernel drops the owner lock, a reaper removes the name, and peers keep their
+ * mappings. None of the management data is in shared memory.
  */
 #include "arena.h"
 
@@ -62,7 +60,7 @@ struct shelf {                          /* freed blocks of one class, last in, f
     uint32_t count;
     uint32_t capacity;
     size_t block_bytes;                 /* of the class, once a block of it was made */
-    uint64_t made;                      /* blocks that jemalloc has handed out: shelved ones, and used ones */
+    uint64_t made;                      /* blocks from jemalloc: shelved and used */
 };
 
 struct bxi_arena {
@@ -73,10 +71,10 @@ struct bxi_arena {
     size_t tables_bytes;
     char shm_name[BXI_OBJECT_NAME_BYTES];
 
-    pthread_mutex_t lock;               /* guards the rest, class_of_page, and who writes pages.keep */
-    bool is_started;                    /* pages, by the first alloc */
+    pthread_mutex_t lock;               /* guards the fields below, class_of_page and writes of pages.keep */
+    bool is_started;                    /* pages are started, by the first alloc */
     bool is_closed;
-    unsigned hand;                      /* the shelf from which a block goes next */
+    unsigned hand;                      /* the shelf from which unshelve takes the next block */
     uint64_t used;
     uint64_t shelved;
     uint64_t purge_at;
@@ -86,7 +84,7 @@ struct bxi_arena {
 
 /* ---- Figures --------------------------------------------------------------------------------- */
 
-/* The mark below which free pages stay warm. */
+/* The mark up to which free pages stay allocated. */
 static uint64_t high_water(const struct bxi_arena *arena)
 {
     /* [arena.keep] relaxed: written under the lock that is held here. */
@@ -96,17 +94,17 @@ static uint64_t high_water(const struct bxi_arena *arena)
 /* Under lock. */
 static void set_high_water(struct bxi_arena *arena, uint64_t bytes)
 {
-    /* [arena.keep] relaxed: lock orders the writers, and the hooks want any recent value. */
+    /* [arena.keep] relaxed: lock orders the writers, and any recent value is good for the hooks. */
     bxi_store_relaxed(&arena->pages.keep, bytes);
 }
 
 static uint64_t committed(const struct bxi_arena *arena)
 {
-    /* [arena.committed] relaxed: a figure; any recent value does. */
+    /* [arena.committed] relaxed: a statistic; any recent value is good. */
     return bxi_load_relaxed(&arena->pages.committed);
 }
 
-/* Under lock. The words are in the owner's segment. */
+/* Under lock. Writes the words in the owner's segment. */
 static void publish(struct bxi_arena *arena)
 {
     /* [arena.words] relaxed three times: an inspector wants recent values, not an order. */
@@ -134,8 +132,7 @@ static bool shelve(struct shelf *shelf, void *block)
     return true;
 }
 
-/* Under lock. Takes blocks from the shelves, from one after the other, until no more than `keep` bytes are
- * left there or the batch is full. */
+/* Under lock. Takes blocks from the shelves in turn, until at most `keep` bytes are shelved or the batch is full. */
 static int unshelve(struct bxi_arena *arena, uint64_t keep, void *batch[BATCH])
 {
     int count = 0;
@@ -152,7 +149,7 @@ static int unshelve(struct bxi_arena *arena, uint64_t keep, void *batch[BATCH])
     return count;
 }
 
-/* Makes the shelves fit under the high-water mark beside `wanted` bytes more; empties them if all. */
+/* Frees shelved blocks until used, shelved and `wanted` bytes are within the high-water mark; all of them if `all`. */
 static void clear_shelves(struct bxi_arena *arena, uint64_t wanted, bool all)
 {
     void *batch[BATCH];
@@ -169,7 +166,7 @@ static void clear_shelves(struct bxi_arena *arena, uint64_t wanted, bool all)
     } while (count == BATCH);
 }
 
-/* Brings together what is free, so that jemalloc can merge it. */
+/* Gives all free blocks to jemalloc, so that it can merge them. */
 static void reclaim(struct bxi_arena *arena)
 {
     clear_shelves(arena, 0, true);
@@ -213,7 +210,7 @@ static void count_used(struct bxi_arena *arena, size_t bytes)
     publish(arena);
 }
 
-/* Under lock: true, once in a while, when fragments hold much more than was ever used. */
+/* Under lock. True now and then, if much more is committed than was ever used. */
 static bool is_purge_due(struct bxi_arena *arena)
 {
     uint64_t held = committed(arena);
@@ -225,7 +222,7 @@ static bool is_purge_due(struct bxi_arena *arena)
     return true;
 }
 
-/* Enters the new block into the books. */
+/* Registers a new block. */
 static void book(struct bxi_arena *arena, unsigned class, void *block)
 {
     uint64_t page = (uint64_t)((unsigned char *)block - arena->pages.base) / BXI_PAGE;
@@ -234,7 +231,7 @@ static void book(struct bxi_arena *arena, unsigned class, void *block)
     pthread_mutex_lock(&arena->lock);
     if (shelf->block_bytes == 0)
         shelf->block_bytes = bxi_pages_block_bytes(block);
-    /* Not written where it is so already: bxi_arena_block_bytes reads it without the lock. */
+    /* Not written if it is the same: bxi_arena_block_bytes reads it without the lock. */
     if (arena->class_of_page[page] != class)
         arena->class_of_page[page] = (uint8_t)class;
     shelf->made++;
@@ -264,7 +261,7 @@ static int make_block(struct bxi_arena *arena, unsigned class, void **block)
     clear_shelves(arena, bytes, false);
     void *made = bxi_pages_ask(&arena->pages, bytes, &error);
     if (made == NULL) {
-        /* Pages that others could use must go where /dev/shm is full; else warm ones stay. */
+        /* /dev/shm is full: return pages that other processes could use. Else allocated pages stay. */
         if (error == -ENOSPC)
             bxi_arena_trim(arena);
         else
@@ -362,7 +359,7 @@ unmap:
     return rc;
 }
 
-/* The tables by page, all zero; untouched pages of them cost nothing. */
+/* The tables by page, all zero; their untouched pages take no memory. */
 static int map_tables(struct bxi_arena *arena)
 {
     size_t pages = arena->pages.bytes / BXI_PAGE;
@@ -394,7 +391,7 @@ int bxi_arena_create(const char *shm_name, uint64_t bytes, const struct bxi_aren
     bxi_pages_init(pages);
     pages->bytes = (bytes + BYTES_ROUND - 1) / BYTES_ROUND * BYTES_ROUND;
     pages->extent_bytes = bxi_class_bytes(bxi_class_of(pages->bytes));
-    /* [arena.refs] relaxed: nobody else knows it yet. */
+    /* [arena.refs] relaxed: no other thread has the arena yet. */
     bxi_store_relaxed(&arena->refs, 1);
     memcpy(arena->shm_name, shm_name, strlen(shm_name) + 1);
     if (words != NULL)
@@ -436,14 +433,14 @@ void bxi_arena_close(struct bxi_arena *arena)
     if (was_closed)
         return;
     clear_shelves(arena, 0, true);
-    /* The name first: afterwards it could be a namesake's. */
+    /* The name first: once the lock is dropped, it could lead to another object. */
     shm_unlink(arena->shm_name);
     bxi_pages_close(&arena->pages);
 }
 
 struct bxi_arena *bxi_arena_acquire(struct bxi_arena *arena)
 {
-    /* [arena.refs] acquire and release, pairs with the one in bxi_arena_release; to add needs less. */
+    /* [arena.refs] acquire and release, pairs with the one in bxi_arena_release; taking one needs less. */
     bxi_add(&arena->refs, 1);
     return arena;
 }
@@ -452,7 +449,7 @@ void bxi_arena_release(struct bxi_arena *arena)
 {
     if (bxi_pages_is_forked(&arena->pages))
         return;
-    /* [arena.refs] acquire and release, pairs with itself: the last one sees what the others did. */
+    /* [arena.refs] acquire and release, pairs with itself: the last release sees what the others did. */
     if (bxi_add(&arena->refs, (uint32_t)-1) != 1)
         return;
     bxi_arena_close(arena);
@@ -483,7 +480,7 @@ const unsigned char *bxi_arena_base(const struct bxi_arena *arena)
 
 bool bxi_arena_truncated(const struct bxi_arena *arena)
 {
-    /* [guard.truncated] relaxed: raised before the zeroes that are read instead. */
+    /* [guard.truncated] relaxed: set before the zeroes can be read. */
     return bxi_load_relaxed(&arena->truncated) != 0;
 }
 

@@ -1,31 +1,29 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The pages of an arena, and jemalloc on top of them: bxi_pages_ask gets a block from jemalloc, which gets
- * its extents by hooks of ours from the mapping of the object. arena.c says why it is so.
+ * The pages of an arena, with jemalloc on top: bxi_pages_ask gets a block from jemalloc, whose extents come from the
+ * mapping of the object by the extent hooks below. The head of arena.c has the reasons.
  *
- * Who runs it: the thread that allocates, frees or trims, under no lock of arena.c but for bxi_pages_start;
- * the hooks also a stranger's that purges all arenas of the process. `lock` is held over fallocate, which
- * locks the file anyway; so the descriptor is never used after it was closed, when its number may be
- * somebody else's.
+ * Who runs it: the thread that allocates, frees or trims, with no lock of arena.c held except in bxi_pages_start; the
+ * hooks also run in any thread of the process that purges all of jemalloc's arenas. `lock` is held during fallocate,
+ * which locks the file anyway: so the descriptor is never used after close, when its number may be another file's.
  *
- * How it works: jemalloc would ask for extents piece by piece and never merge two pieces, so a small arena
- * would soon have no room for a large block. Therefore its first allocation, which is for nearly all there
- * is and whose pages are only pretended, makes it ask for one piece; freed again at once it leaves a single
- * extent. That has a size class of jemalloc's, and so may reach beyond the object, where the mapping has no
- * memory and no page is ever committed.
+ * How it works: jemalloc would request extents piece by piece and never merge two pieces, so a small arena would soon
+ * have no room for a large block. Therefore the first allocation is for nearly the whole range, while the hooks only
+ * pretend to commit pages: jemalloc requests one piece. It is freed at once and leaves a single extent. The extent has
+ * a size class of jemalloc's, so it may extend beyond the object; there the mapping has no memory, and no page is ever
+ * committed.
  *
- * Extents are holes at first. The commit hook allocates their pages and may fail, so a full /dev/shm is an
- * error here and not a SIGBUS later. jemalloc's own records lie in private memory (metadata_use_hooks is
- * false, and the arena is refused if the mapping was used for them all the same). Freed extents stay with
- * jemalloc, dirty, and do not decay; they are decommitted when they are purged. For jemalloc that always
- * works; here what is above `keep` bytes is punched, and the rest stays as spare pages, because a first
- * touch costs three to five times a warm one. A spare page that is committed again is zeroed, as the hook
- * has promised. purge_lazy and purge_forced refuse: MADV_DONTNEED does not zero shared pages, and a hole
- * made behind jemalloc's back would bring the SIGBUS again.
+ * Extents are holes at first. The commit hook allocates their pages and may fail, so a full /dev/shm is an error here
+ * and not a SIGBUS later. jemalloc's own records are in private memory (metadata_use_hooks is false, and
+ * bxi_pages_start fails if jemalloc used the mapping for them anyway). Freed extents stay dirty in jemalloc and do not
+ * decay; a purge decommits them. For jemalloc a decommit always succeeds; here it returns pages above `keep` bytes to
+ * /dev/shm and keeps the others as spare pages, because the first touch of a new page costs three to five times a
+ * touch of an allocated one. The commit hook zeroes a spare page, as it must. purge_lazy and purge_forced refuse:
+ * MADV_DONTNEED does not zero shared pages, and a hole that jemalloc does not know of would raise SIGBUS.
  *
- * In a forked child, which has not got the mapping, the hooks refuse.
+ * In a forked child, which does not have the mapping, the hooks refuse.
  *
- * Killed at any instruction: what is allocated stays so until the name and all mappings are gone.
+ * Killed at any instruction: allocated pages stay allocated until the name and all mappings are gone.
  */
 #include "arena_pages.h"
 
@@ -40,9 +38,9 @@
 #include <unistd.h>
 
 #define CREATE_MIB "experimental.arenas_create_ext"
-#define CHUNK_PAGES 4096u               /* a signal makes fallocate begin again: 16 MiB at a time */
+#define CHUNK_PAGES 4096u               /* 16 MiB: a signal makes fallocate start anew */
 
-/* A thread that is cancelled here would leave the arena's lock behind. */
+/* A thread that is cancelled in fallocate would leave the arena's lock held. */
 static int uncancelled_fallocate(int fd, int mode, off_t offset, off_t bytes)
 {
     BXI_UNCANCELLED;
@@ -52,9 +50,9 @@ static int uncancelled_fallocate(int fd, int mode, off_t offset, off_t bytes)
 
 int (*bxi_arena_fallocate)(int fd, int mode, off_t offset, off_t bytes) = uncancelled_fallocate;
 
-static unsigned fork_count;             /* grows in the child, which has one thread then */
+static unsigned fork_count;             /* incremented in the child, while it has one thread */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
-static _Thread_local int commit_error;  /* of the hooks, for bxi_pages_ask above them */
+static _Thread_local int commit_error;  /* from the hooks to bxi_pages_ask */
 
 static void count_fork(void)
 {
@@ -77,10 +75,10 @@ bool bxi_pages_is_forked(const struct bxi_pages *pages)
     return pages->forks != fork_count;
 }
 
-/* Under lock, or by somebody whom any recent value suits. */
+/* Under lock, or where any recent value is good. */
 static uint64_t committed(const struct bxi_pages *pages)
 {
-    /* [arena.committed] relaxed: lock orders it where that matters. */
+    /* [arena.committed] relaxed: lock orders it where the order matters. */
     return bxi_load_relaxed(&pages->committed);
 }
 
@@ -93,8 +91,8 @@ static void set_committed(struct bxi_pages *pages, uint64_t bytes)
 
 /* ---- Pages ----------------------------------------------------------------------------------- */
 
-/* Pages [first, end) are all there afterwards, or -errno. The size is kept: an object that somebody has
- * truncated must not come to life again, all zeroes. */
+/* Allocates pages [first, end): 0, or -errno. Keeps the size: a truncated object must not grow again, filled with
+ * zeroes. */
 static int allocate_pages(struct bxi_pages *pages, uint64_t first, uint64_t end)
 {
     uint64_t step = end - first;
@@ -106,21 +104,21 @@ static int allocate_pages(struct bxi_pages *pages, uint64_t first, uint64_t end)
         if (pages->fd < 0)
             return -ESHUTDOWN;
         int error = bxi_arena_fallocate(pages->fd, FALLOC_FL_KEEP_SIZE, offset, bytes) < 0 ? errno : 0;
-        if (error == EOPNOTSUPP)        /* no tmpfs */
+        if (error == EOPNOTSUPP)        /* not a tmpfs */
             error = posix_fallocate(pages->fd, offset, bytes);
         if (error != 0 && error != EINTR)
             return -error;
         if (error == 0)
             first += step;
         else if (step > 1)
-            step /= 2;                  /* a signal undoes the whole call: smaller ones come through */
+            step /= 2;                  /* a signal undoes the whole call: smaller calls succeed */
         if (step > end - first)
             step = end - first;
     }
     return 0;
 }
 
-/* False where that cannot be done: then they are still there. */
+/* False if that fails: then the pages are still allocated. */
 static bool punch_pages(struct bxi_pages *pages, uint64_t first, uint64_t end)
 {
     const int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
@@ -146,7 +144,7 @@ static void flip_spare(struct bxi_pages *pages, uint64_t first, uint64_t end)
         pages->spare_bits[page / 64] ^= UINT64_C(1) << page % 64;
 }
 
-/* Where the run of spare pages, or of others, ends that begins at first; a chunk at most. */
+/* The end of the run of spare pages, or of others, that begins at first; at most a chunk. */
 static uint64_t run_end(const struct bxi_pages *pages, uint64_t first, uint64_t end)
 {
     uint64_t page = first + 1;
@@ -160,7 +158,7 @@ static uint64_t run_end(const struct bxi_pages *pages, uint64_t first, uint64_t 
     return page;
 }
 
-/* Takes back what commit_pages had allocated before it failed; spare ones stay so. */
+/* Undoes what commit_pages allocated before it failed; spare pages stay spare. */
 static void uncommit_pages(struct bxi_pages *pages, uint64_t first, uint64_t end)
 {
     uint64_t next;
@@ -172,7 +170,7 @@ static void uncommit_pages(struct bxi_pages *pages, uint64_t first, uint64_t end
     }
 }
 
-/* Under lock. All or nothing; the pages read as zeroes. */
+/* Under lock. All or none; the pages read as zeroes. */
 static int commit_pages(struct bxi_pages *pages, uint64_t first, uint64_t end)
 {
     uint64_t next;
@@ -207,10 +205,10 @@ static int commit_pages(struct bxi_pages *pages, uint64_t first, uint64_t end)
     return 0;
 }
 
-/* Under lock. What is above `keep` goes, the rest becomes spare. */
+/* Under lock. Returns pages above `keep` bytes to /dev/shm; the others become spare. */
 static void decommit_pages(struct bxi_pages *pages, uint64_t first, uint64_t end)
 {
-    /* [arena.keep] relaxed: a bound for what stays warm, and any recent value does. */
+    /* [arena.keep] relaxed: a bound on spare pages; any recent value is good. */
     uint64_t keep = bxi_load_relaxed(&pages->keep);
     uint64_t held = committed(pages);
     uint64_t above = held > keep ? (held - keep) / BXI_PAGE : 0;
@@ -275,7 +273,7 @@ unlock:
     return extent;
 }
 
-/* Opts out: jemalloc keeps the extent, decommitted, for later. */
+/* Refuses: jemalloc keeps the extent, decommitted, for later. */
 static bool hook_dalloc(extent_hooks_t *hooks, void *extent, size_t bytes, bool is_committed, unsigned index)
 {
     (void)hooks;
@@ -286,7 +284,7 @@ static bool hook_dalloc(extent_hooks_t *hooks, void *extent, size_t bytes, bool 
     return true;
 }
 
-/* Nothing to do: the mapping ends as a whole. */
+/* Nothing to do: the whole mapping is unmapped at once. */
 static void hook_destroy(extent_hooks_t *hooks, void *extent, size_t bytes, bool is_committed, unsigned index)
 {
     (void)hooks;
@@ -296,7 +294,7 @@ static void hook_destroy(extent_hooks_t *hooks, void *extent, size_t bytes, bool
     (void)index;
 }
 
-/* Of what jemalloc asks about: `offset` bytes into an extent. */
+/* The page at `offset` bytes of an extent. */
 static uint64_t page_of(const struct bxi_pages *pages, const void *extent, size_t offset)
 {
     return ((uint64_t)((const unsigned char *)extent - pages->base) + offset) / BXI_PAGE;
@@ -336,7 +334,7 @@ static bool hook_decommit(extent_hooks_t *hooks, void *extent, size_t bytes, siz
     return false;
 }
 
-/* Refuses, lazy or forced. */
+/* Refuses, lazy and forced. */
 static bool hook_purge(extent_hooks_t *hooks, void *extent, size_t bytes, size_t offset, size_t length,
                        unsigned index)
 {
@@ -349,7 +347,7 @@ static bool hook_purge(extent_hooks_t *hooks, void *extent, size_t bytes, size_t
     return true;
 }
 
-/* One mapping: extents may be cut anywhere. */
+/* One mapping: extents may be split anywhere. */
 static bool hook_split(extent_hooks_t *hooks, void *extent, size_t bytes, size_t first_bytes,
                        size_t second_bytes, bool is_committed, unsigned index)
 {
@@ -415,8 +413,8 @@ void *bxi_pages_ask(struct bxi_pages *pages, size_t bytes, int *error)
     return block;
 }
 
-/* For a block of the class below extent_bytes, and the page that it puts before large blocks,
- * jemalloc asks for extent_bytes. If it does not, it will do so piece by piece. */
+/* For a block of the class below extent_bytes, plus the page that jemalloc puts before large blocks, it requests
+ * extent_bytes. If it does not, it requests extents piece by piece later. */
 static void make_one_extent(struct bxi_pages *pages)
 {
     int error;

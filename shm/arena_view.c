@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A peer's arena, mapped read-only: the MMU holds borrowers to it. Any thread may run this; the last
- * reference unmaps. A forked child has not got the mapping, and what it has mapped there since is not ours
- * to unmap, so there a release does nothing.
+ * A peer's arena, mapped read-only, so a borrower cannot write it. Any thread may run this; the last release unmaps.
+ * A forked child does not have the mapping and may have mapped something else there, so a release in it does nothing.
  */
 #include "arena.h"
 
@@ -14,7 +13,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-/* A view is handed out as its first member. */
+/* Callers get a pointer to the first member. */
 struct counted_view {
     struct bxi_arena_view view;
     unsigned forks;
@@ -49,7 +48,7 @@ int bxi_arena_attach(struct bxi_arena_view **view_out, int fd, uint64_t bytes)
     counted->forks = bxi_pages_forks();
     view->base = base;
     view->bytes = bytes;
-    /* [arena.view_refs] relaxed: nobody else knows it yet. */
+    /* [arena.view_refs] relaxed: no other thread has the view yet. */
     bxi_store_relaxed(&view->refs, 1);
     *view_out = view;
     return 0;
@@ -74,7 +73,7 @@ void bxi_arena_view_release(struct bxi_arena_view *view)
 
     if (counted->forks != bxi_pages_forks())
         return;
-    /* [arena.view_refs] acquire and release, pairs with itself: the last one sees what the others did. */
+    /* [arena.view_refs] acquire and release, pairs with itself: the last release sees what the others did. */
     if (bxi_add(&view->refs, (uint32_t)-1) != 1)
         return;
     void *base = (void *)(uintptr_t)view->base;

@@ -1,63 +1,24 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shm/segment.c: what create leaves in the file, what attach refuses, who may remove a name, and a
- * full /dev/shm (a small tmpfs in a mount namespace of its own).
+ * shm/segment.c: what create leaves in the file, what attach refuses, and a full /dev/shm (a small tmpfs in a mount
+ * namespace of its own).
  */
-#include "shm/segment.h"
+#include "segment_fixture.h"
 
-#include <criterion/criterion.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
-#include <signal.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#define INSTANCE UINT64_C(0x0123456789abcdef)
 #define SKIPPED 77
 
-static char job[BXI_NAME_BYTES];
-static struct bxi_segment segment;
 static struct bxi_segment_view view;
-
-static void make_job_name(void)
-{
-    snprintf(job, sizeof(job), "test-%d", (int)getpid());
-}
-
-/* Whatever a test left, for a failed one too. */
-static void remove_names(void)
-{
-    bxi_segment_destroy(&segment);
-    bxi_object_reap(job, 0);
-}
-
-static void create_one(int rank, int world_size)
-{
-    make_job_name();
-    cr_assert_eq(bxi_segment_create(&segment, job, "agent", INSTANCE, rank, world_size), 0);
-}
-
-static void create_first_of_two(void)
-{
-    create_one(0, 2);
-}
-
-static bool name_exists(const char *shm_name)
-{
-    char path[128];
-
-    snprintf(path, sizeof(path), "/dev/shm%s", shm_name);
-    return access(path, F_OK) == 0;
-}
 
 static uint64_t blocks_bytes(int fd)
 {
@@ -67,47 +28,9 @@ static uint64_t blocks_bytes(int fd)
     return (uint64_t)status.st_blocks * 512;
 }
 
-/* Runs body in a child; its exit status, or 256 + the signal that ended it. */
-static int in_child(int (*body)(void))
-{
-    int status = 0;
-    pid_t child = fork();
-
-    cr_assert_geq(child, 0);
-    if (child == 0) {
-        signal(SIGSEGV, SIG_DFL);
-        signal(SIGBUS, SIG_DFL);
-        _exit(body());
-    }
-    cr_assert_eq(waitpid(child, &status, 0), child);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 256 + WTERMSIG(status);
-}
-
 /* ---- create, open_ring, destroy -------------------------------------------------------------- */
 
 TestSuite(segment, .timeout = 120);
-
-Test(segment, is_named_by_uid_job_instance_and_rank)
-{
-    char name[BXI_OBJECT_NAME_BYTES];
-
-    bxi_object_name(name, 1000, "demo", 0xab, 127);
-    cr_assert_str_eq(name, "/boxcar.1000.demo.00000000000000ab.127");
-    bxi_object_name(name, UINT32_MAX, "a23456789-123456789_12345678901", UINT64_MAX, 0);
-    cr_assert_str_eq(name,
-                     "/boxcar.4294967295.a23456789-123456789_12345678901.ffffffffffffffff.0");
-}
-
-Test(segment, has_an_arena_of_its_own_name)
-{
-    char name[BXI_OBJECT_NAME_BYTES];
-
-    bxi_object_arena_name(name, 1000, "demo", 0xab, 127);
-    cr_assert_str_eq(name, "/boxcar.1000.demo.00000000000000ab.127.arena");
-    bxi_object_arena_name(name, UINT32_MAX, "a23456789-123456789_12345678901", UINT64_MAX, 127);
-    cr_assert_str_eq(name,
-                     "/boxcar.4294967295.a23456789-123456789_12345678901.ffffffffffffffff.127.arena");
-}
 
 Test(segment, writes_its_identity_when_it_is_created, .fini = remove_names)
 {
@@ -342,149 +265,6 @@ Test(segment, is_refused_when_the_descriptor_is_no_file)
     cr_assert_eq(bxi_segment_attach(&view, fd, INSTANCE, 0, 2), -EPROTO);
     close(fd);
     cr_assert_eq(bxi_segment_attach(&view, fd, INSTANCE, 0, 2), -EBADF);
-}
-
-/* ---- reap ------------------------------------------------------------------------------------ */
-
-static int child_rank;
-static uint64_t child_instance;
-
-/* Dies without a word. */
-static int create_and_die(void)
-{
-    if (bxi_segment_create(&segment, job, "dead", child_instance, child_rank, 4) != 0)
-        return 1;
-    raise(SIGKILL);
-    return 2;
-}
-
-static void leave_dead(uint64_t instance, int rank)
-{
-    child_instance = instance;
-    child_rank = rank;
-    cr_assert_eq(in_child(create_and_die), 256 + SIGKILL);
-}
-
-Test(segment, is_reaped_when_its_owner_was_killed, .init = make_job_name, .fini = remove_names)
-{
-    leave_dead(INSTANCE, 0);
-    leave_dead(INSTANCE, 3);
-    leave_dead(INSTANCE + 1, 0);
-    cr_assert_eq(bxi_object_reap(job, INSTANCE), 2);
-    cr_assert_eq(bxi_object_reap(job, INSTANCE), 0);
-    cr_assert_eq(bxi_object_reap(job, 0), 1);
-    cr_assert_eq(bxi_object_reap(job, 0), 0);
-}
-
-Test(segment, is_not_reaped_while_its_owner_lives, .init = create_first_of_two,
-     .fini = remove_names)
-{
-    leave_dead(INSTANCE, 1);
-    cr_assert_eq(bxi_object_reap(job, 0), 1);
-    cr_assert(name_exists(segment.shm_name));
-}
-
-Test(segment, of_another_job_is_not_reaped, .init = make_job_name, .fini = remove_names)
-{
-    char longer[BXI_NAME_BYTES + 1];
-    char shorter[BXI_NAME_BYTES];
-
-    leave_dead(INSTANCE, 0);
-    snprintf(longer, sizeof(longer), "%sx", job);
-    memcpy(shorter, job, sizeof(shorter));
-    shorter[strlen(shorter) - 1] = '\0';
-    cr_assert_eq(bxi_object_reap(longer, 0), 0);
-    cr_assert_eq(bxi_object_reap(shorter, 0), 0);
-    cr_assert_eq(bxi_object_reap("", 0), 0);
-    cr_assert_eq(bxi_object_reap(job, 0), 1);
-}
-
-Test(segment, reaps_names_that_it_makes_and_no_others, .init = make_job_name, .fini = remove_names)
-{
-    static const char *const tails[] = {
-        "0123456789abcdef.128", "0123456789abcdef.-1", "0123456789abcdef.00", "0123456789abcdef.+1",
-        "0123456789abcdef.", "0123456789abcdef", "0123456789ABCDEF.0", "123456789abcdef.0",
-        "0x23456789abcdef.0", "0123456789abcdef.0x", "0123456789abcdef0.0", " 123456789abcdef.0",
-        "0123456789abcdef.0.", "0123456789abcdef.0.aren", "0123456789abcdef.0.arena2", "0123456789abcdef.arena",
-        "0123456789abcdef.00.arena", "0123456789abcdef.128.arena", "0123456789abcdef.0.arena.arena",
-    };
-    char name[160];
-
-    for (size_t i = 0; i < sizeof(tails) / sizeof(tails[0]); i++) {
-        snprintf(name, sizeof(name), "/boxcar.%u.%s.%s", geteuid(), job, tails[i]);
-        int fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
-        cr_assert_geq(fd, 0);
-        close(fd);
-    }
-    cr_assert_eq(bxi_object_reap(job, 0), 0);
-    for (size_t i = 0; i < sizeof(tails) / sizeof(tails[0]); i++) {
-        snprintf(name, sizeof(name), "/boxcar.%u.%s.%s", geteuid(), job, tails[i]);
-        cr_expect_eq(shm_unlink(name), 0, "%s was removed", name);
-    }
-}
-
-Test(segment, passes_over_what_is_no_file_of_this_user, .init = make_job_name, .fini = remove_names)
-{
-    char name[BXI_OBJECT_NAME_BYTES];
-    char path[128];
-
-    bxi_object_name(name, geteuid(), job, INSTANCE, 0);
-    snprintf(path, sizeof(path), "/dev/shm%s", name);
-    cr_assert_eq(mkfifo(path, 0600), 0);
-    cr_assert_eq(bxi_object_reap(job, 0), 0);
-    cr_assert_eq(unlink(path), 0);
-}
-
-Test(segment, is_reaped_when_its_owner_died_before_it_took_the_lock, .init = make_job_name,
-     .fini = remove_names)
-{
-    char name[BXI_OBJECT_NAME_BYTES];
-
-    bxi_object_name(name, geteuid(), job, INSTANCE, 1);
-    close(shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600));
-    cr_assert_eq(bxi_object_reap(job, INSTANCE), 1);
-    cr_assert_not(name_exists(name));
-}
-
-Test(segment, is_reaped_together_with_the_arena_of_its_worker, .init = make_job_name,
-     .fini = remove_names)
-{
-    char name[BXI_OBJECT_NAME_BYTES];
-    int fd = -1;
-
-    leave_dead(INSTANCE, 2);
-    bxi_object_arena_name(name, geteuid(), job, INSTANCE, 2);
-    cr_assert_eq(bxi_object_create(name, &fd), 0);
-    cr_assert_eq(bxi_object_create(name, &fd), -EEXIST);
-    cr_assert_eq(bxi_object_reap(job, INSTANCE), 1, "its owner lives");
-    cr_assert(name_exists(name));
-    close(fd);
-    cr_assert_eq(bxi_object_reap(job, INSTANCE + 1), 0);
-    cr_assert_eq(bxi_object_reap(job, INSTANCE), 1);
-    cr_assert_not(name_exists(name));
-}
-
-/* A reaper that comes between the name and the lock must lose or make the owner start again. */
-Test(segment, is_never_reaped_while_it_is_created, .init = make_job_name, .fini = remove_names)
-{
-    int status = 0;
-    pid_t reaper = fork();
-
-    cr_assert_geq(reaper, 0);
-    if (reaper == 0) {
-        for (;;)
-            bxi_object_reap(job, 0);
-    }
-    int failed = 0;
-    for (int i = 0; i < 1500 && failed == 0; i++) {
-        int rc = bxi_segment_create(&segment, job, "agent", INSTANCE, 0, 2);
-        if (rc != 0 || !name_exists(segment.shm_name))
-            failed = rc != 0 ? rc : 1;
-        bxi_segment_destroy(&segment);
-    }
-    kill(reaper, SIGKILL);
-    waitpid(reaper, &status, 0);
-    cr_assert_eq(failed, 0);
 }
 
 /* ---- A full /dev/shm ------------------------------------------------------------------------- */

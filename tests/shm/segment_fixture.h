@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * One segment of a job that is named after this process, for the tests of segments and of their names.
+ */
+#ifndef TESTS_SEGMENT_FIXTURE_H
+#define TESTS_SEGMENT_FIXTURE_H
+
+#include "shm/segment.h"
+
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define INSTANCE UINT64_C(0x0123456789abcdef)
+
+static char job[BXI_NAME_BYTES];
+static struct bxi_segment segment;
+
+static inline void make_job_name(void)
+{
+    snprintf(job, sizeof(job), "test-%d", (int)getpid());
+}
+
+/* Removes what a test left, also one that failed. */
+static inline void remove_names(void)
+{
+    bxi_segment_destroy(&segment);
+    bxi_object_reap(job, 0);
+}
+
+static inline void create_one(int rank, int world_size)
+{
+    make_job_name();
+    cr_assert_eq(bxi_segment_create(&segment, job, "agent", INSTANCE, rank, world_size), 0);
+}
+
+static inline void create_first_of_two(void)
+{
+    create_one(0, 2);
+}
+
+static inline bool name_exists(const char *shm_name)
+{
+    char path[128];
+
+    snprintf(path, sizeof(path), "/dev/shm%s", shm_name);
+    return access(path, F_OK) == 0;
+}
+
+/* Runs body in a child. Its exit status, or 256 + the signal that ended it. */
+static inline int in_child(int (*body)(void))
+{
+    int status = 0;
+    pid_t child = fork();
+
+    cr_assert_geq(child, 0);
+    if (child == 0) {
+        signal(SIGSEGV, SIG_DFL);
+        signal(SIGBUS, SIG_DFL);
+        _exit(body());
+    }
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 256 + WTERMSIG(status);
+}
+
+#endif

@@ -1,8 +1,8 @@
 # shellcheck shell=sh
 # SPDX-License-Identifier: MIT
 #
-# What the end-to-end scripts share; sourced, not run. Who sources it has a directory $dir of its own, says by
-# evidence() what is to be seen of a check that failed, and ends with `exit "$failed"`.
+# What the end-to-end scripts share; sourced, not run. The script that sources it has a directory $dir, a function
+# evidence() that prints what helps to understand a failed check, and ends with `exit "$failed"`.
 
 failed=0
 

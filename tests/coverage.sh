@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Prints of each source of lib/ and shm/ how many of its lines and branches the tests have run, and the sums:
-# `make coverage`, which builds with CONFIG=cov and runs the unit tests first. A branch counts when it was taken at
-# least once. gcov is part of gcc. Workers that are killed leave no count.
+# Prints how many lines and branches of each source of lib/ and shm/ the tests have run, and the sums. `make coverage`
+# builds with CONFIG=cov and runs the unit tests first. A branch counts if it was taken at least once. gcov is part of
+# gcc. Killed workers write no counts.
 set -u
 
 : "${BX_SOURCE_DIR:?}" "${BX_BUILD_DIR:?}"

@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# `make lint`: everything built by gcc and by clang with warnings as errors, each in a directory of
-# its own, then the analysers over the sources; the formatter's advice. A tool that is not installed
-# is skipped and named. Set LINT_FULL=1 for gcc's -fanalyzer too, which takes minutes.
+# `make lint`: builds everything with gcc and with clang, warnings as errors, each in a directory of its own; then
+# runs the analysers over the sources, and the formatter, which only advises. A tool that is not installed is skipped
+# and named. LINT_FULL=1 adds gcc's -fanalyzer, which takes minutes.
 set -u
 
 cd "${BX_SOURCE_DIR:?}" || exit 1

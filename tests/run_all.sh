@@ -1,9 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Everything `make test` runs once things are built: unit tests, stress, static checks and models, a
-# program against the installed library, end-to-end tests. Goes on after a failure and closes with
-# the sum.
+# What `make test` runs after the build: unit tests, stress, static checks and models, a program against the installed
+# library, end-to-end tests. Continues after a failure. Prints the sum last.
 set -u
 
 cd "${BX_SOURCE_DIR:?}" || exit 1

@@ -1,9 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Runs every end-to-end test, tests/e2e/*.sh, from the project's root. They find the programs by
-# $BX_BUILD_DIR, the build directory, and the sources by $BX_SOURCE_DIR; how they are counted is
-# told in run_scripts.sh.
+# Runs every end-to-end test, tests/e2e/*.sh, from the project's root. $BX_BUILD_DIR is the build directory,
+# $BX_SOURCE_DIR the sources. run_scripts.sh says how results are counted.
 set -u
 
 BX_SOURCE_DIR=${BX_SOURCE_DIR:-$(cd "$(dirname "$0")/.." && pwd)}

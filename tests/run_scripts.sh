@@ -1,12 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Runs test programs one after the other and counts: `run_scripts.sh PROGRAM...`.
+# Runs test programs one after the other and counts results: `run_scripts.sh PROGRAM...`.
 #
-# A program may print a line for each thing it checked, beginning with "ok", "not ok" or "skip";
-# these are counted. One that prints none counts as one, by its exit status: 0 passed, 77 skipped. A
-# status that is neither counts as a failure, whatever was printed. Output is shown only where it
-# failed, or says what was skipped.
+# A program may print a line for each check, beginning with "ok", "not ok" or "skip"; these lines are counted. A
+# program that prints none counts as one, by its exit status: 0 passed, 77 skipped. Any other status counts as a
+# failure, whatever was printed. The output of failed programs is shown, and the skip lines of others.
 set -u
 
 here=$(dirname "$0")

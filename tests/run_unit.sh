@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Runs the Criterion tests of $BX_BUILD_DIR/tests/unit (or another program there, $UNIT_PROGRAM), with
-# the arguments given and those in $UNIT_ARGS, and counts them by Criterion's closing line. Shows what
-# failed or was skipped; the whole output is in a .log beside the program.
+# Runs the Criterion tests of $BX_BUILD_DIR/tests/unit (or of another program there, $UNIT_PROGRAM) with the arguments
+# given and those in $UNIT_ARGS, and counts them by Criterion's last line. Shows failed and skipped tests; the whole
+# output is in a .log beside the program.
 set -u
 
 . "$(dirname "$0")/tally.sh"

@@ -1,8 +1,8 @@
 # shellcheck shell=sh
 # SPDX-License-Identifier: MIT
 #
-# Counting, for the shell scripts beside this one; sourced, not run. A line "passed failed skipped
-# name" goes to the file $BX_TALLY for everything that was run, where the variable is set.
+# Counting for the shell scripts beside this one; sourced, not run. For everything that was run a line "passed failed
+# skipped name" is appended to the file $BX_TALLY, if the variable is set.
 
 tally()
 {

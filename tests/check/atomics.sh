@@ -1,15 +1,15 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Holds the ordering comments of shm/ and lib/ to what they claim:
+# Checks the ordering comments of shm/ and lib/:
 #   - only shm/atomic.h includes stdatomic.h;
-#   - each acquire and release has a comment on its line or within the four above it;
-#   - of each tag, "[ring.commit] release, ...", both sides exist: an acquire where there is a
-#     release and the other way round, a second place where a comment says "pairs with";
-#   - the operation below a label is what the label says: a release below "[ring.commit] release, ...";
-#   - a function named as the partner ("pairs with the acquire in bxi_ring_peek") is one.
-# It cannot see whether an order is enough; it sees when an operation is weaker than its label, and when a partner
-# has been renamed or removed.
+#   - each acquire and release has a comment on its line or within the four lines above it;
+#   - for each tag, "[ring.commit] release, ...", both sides exist: an acquire for each release and a release for each
+#     acquire, a second place if a comment says "pairs with";
+#   - the operation below a label is the one that the label names: a release below "[ring.commit] release, ...";
+#   - a function named as partner ("pairs with the acquire in bxi_ring_peek") exists.
+# It cannot tell whether an order is sufficient. It finds operations that are weaker than their labels, and partners
+# that were renamed or removed.
 set -u
 
 cd "${BX_SOURCE_DIR:-.}" || exit 1

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 #
 # libboxcar.so exports exactly the functions that boxcar.h declares, libboxcar_nn.so those of boxcar_nn.h and
-# boxcar_cuda.h, and both have the name that programs will look for.
+# boxcar_cuda.h. Both have the SONAME that programs record. abi.sh compares types and versions.
 set -u
 
 cd "${BX_SOURCE_DIR:-.}" || exit 1

@@ -1,11 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# The kernels' texts are CUDA C++ that a compiler for GPUs takes, not only C that the tests' driver
-# takes: clang makes PTX of them, for which it needs neither a toolkit nor a GPU, only a few lines that
-# say what NVRTC has built in. Every kernel must be there under its plain name, and nothing be fused
-# that was written as a product and a sum, or the CPU would give other bits. Skipped without a clang
-# that knows the target.
+# The kernels' texts are CUDA C++ that a GPU compiler accepts, not only C that the tests' driver accepts: clang makes
+# PTX of them. For that it needs no toolkit and no GPU, only a few lines with NVRTC's built-in names. Every kernel must
+# exist under its plain name. No product and sum may be fused, because the CPU would compute other bits. Skipped if
+# clang does not know the target.
 set -u
 
 cd "${BX_SOURCE_DIR:-.}" || exit 1

@@ -1,10 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Compares the functions that the models of tests/model stand for with the sums in the heads of the models;
-# `check_model.sh --sums` prints new sums. Then runs the models in spin: each as it is, where the checker must find
-# nothing, and with each control, where it must find what model/README.md says. One core, about two minutes;
-# with BX_MODEL=long also the large ones (some minutes, 2 GB). Builds in a directory of its own under $BX_BUILD_DIR.
+# Compares the functions that the models of tests/model stand for with the sums in the models' heads; `model.sh --sums`
+# prints new sums. Then runs the models in spin: each unchanged, where the checker must find nothing, and with each
+# control, where it must find what tests/model/README.md says. One core, about two minutes; BX_MODEL=long adds the
+# large searches (some minutes, 2 GB). Builds in a directory of its own under $BX_BUILD_DIR.
 set -u
 
 cd "${BX_SOURCE_DIR:-$(dirname "$0")/../..}" || exit 1
@@ -36,7 +36,7 @@ sum_of()    # sum_of FILE FUNCTION
 }
 
 # The models are text beside the code. Whoever changes a function that one stands for reads the model,
-# changes it where needed, and writes the new sum, which `check_model.sh --sums` prints.
+# changes it where needed, and writes the new sum, which `model.sh --sums` prints.
 changed_functions()
 {
     for model in "$models"/*.pml; do
@@ -64,7 +64,7 @@ fi
 changed=$(changed_functions)
 if [ -n "$changed" ]; then
     failed=1
-    echo "$changed" | sed 's/$/, has changed: does the model still fit? "tests\/check_model.sh --sums" prints new sums/'
+    echo "$changed" | sed 's/$/, has changed: does the model fit? "tests\/check\/model.sh --sums" prints new sums/'
     echo 'not ok the models stand for the code as it is'
 else
     echo 'ok the models stand for the code as it is'

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# What of the house style a script can count: licence lines, lengths, widths, tabs, silenced
-# warnings.
+# The part of the house style that a script can count: licence lines, lengths, widths, tabs, time limits of tests,
+# silenced warnings, getenv of files' names.
 set -u
 
 cd "${BX_SOURCE_DIR:-.}" || exit 1

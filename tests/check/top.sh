@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# The visible top level is exactly eight names. Asks git for the tracked files; where nothing is
-# tracked (an archive, a first commit to come) it looks at the directory, less build/.
+# The visible top level is exactly eight names; names that begin with a dot are free. Asks git for the tracked files.
+# If nothing is tracked (an archive) it lists the directory without build/.
 set -u
 
 cd "${BX_SOURCE_DIR:-.}" || exit 1

@@ -1,10 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Uses the library as a stranger does: `make install` into a temporary place, then builds against
-# that place with what pkg-config says, away from the sources. Checked are the README's program (its
-# first C block, against the shared and the static library, run), a C++17 program, each public
-# header alone, the .pc file, and that uninstall leaves nothing.
+# Uses the library as an outside program does: `make install` into a temporary place, then builds away from the
+# sources with the flags of pkg-config. Checked are the README's program (its first C block, against the shared and the
+# static library, run), a C++17 program, each public header alone, the .pc file, and that uninstall leaves nothing.
 set -u
 
 cd "${BX_SOURCE_DIR:?}" || exit 1

@@ -1,9 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Runs each subcommand of bxbench with small settings and looks at what it prints: the JSON keys that
-# the README names, values that can be true, the cores, the table, wrong flags. No times are judged:
-# that is for whoever reads the figures.
+# Runs each subcommand of bxbench with small settings and checks what it prints: the JSON keys that tools/README.md
+# names, plausible values, the cores, the table, wrong flags. Times are not judged.
 set -u
 
 bin=${BX_BUILD_DIR:-build}/bin/bxbench

@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# reinforce and param_server with --device cuda, on the tests' driver: the same episodes and the same losses as on the
-# CPU, nothing copied on the way, trainers that die, and what is said where a GPU or a library is missing.
-# BX_BUILD_DIR names the build. Its times mean nothing.
+# reinforce and param_server with --device cuda on the tests' driver: the same episodes and losses as on the CPU, no
+# copies on the way, trainers that die, messages if a GPU or a library is missing. BX_BUILD_DIR names the build. Its
+# times mean nothing.
 # shellcheck disable=SC2317,SC2086
 set -u
 

@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# On a machine without Criterion each way to the unit tests asks for its package before it compiles anything. A
-# pkg-config that does not find it, and an apt-get that only says what it was asked for and fails, stand in the path.
+# On a machine without Criterion, each way to the unit tests asks for the package before it compiles anything. A
+# pkg-config that does not find Criterion stands first in the path, and an apt-get that records its arguments and
+# fails.
 set -u
 
 cd "${BX_SOURCE_DIR:-.}" || exit 1

@@ -1,10 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# GPU memory as a user meets it: tensor_ipc with the tests' driver and without one, what shmstat shows of a job that
-# has it, bxbench gpu, and the library built with CUDA=0. BX_BUILD_DIR names the build, BX_SOURCE_DIR the sources.
+# GPU memory from the outside: tensor_ipc with the tests' driver and without one, what shmstat shows of a job with GPU
+# memory, bxbench gpu, and the library built with CUDA=0. BX_BUILD_DIR names the build, BX_SOURCE_DIR the sources.
 #
-# What the tests' driver shows is that the bytes arrive and that none was copied; its times mean nothing.
+# The tests' driver shows that the bytes arrive and that none was copied; its times mean nothing.
 #
 # Lists of process ids are words on purpose; pid_0 to pid_3 are set by device_begin.
 # shellcheck disable=SC2086,SC2154,SC2317

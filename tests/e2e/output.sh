@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# What each program does when its output cannot be written: a sentence on stderr, and a status that is not 0. And that
-# each says its version. BX_BUILD_DIR names the build.
+# Each program whose output cannot be written prints a sentence on stderr and ends with a status other than 0. Each
+# prints its version. BX_BUILD_DIR names the build.
 set -u
 
 bin=${BX_BUILD_DIR:-build}/bin

@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# build/bin/param_server from the outside: what it prints, its JSON and its flags, that the order of
-# arrival does not matter and that it learns, and what is left when trainers or the server are killed,
-# stopped or interrupted. A small network throughout. BX_BUILD_DIR names the build.
+# build/bin/param_server from the outside: its output, JSON and flags; the order of arrival does not matter; it
+# learns; what is left when trainers or the server are killed, stopped or interrupted. A small network throughout.
+# BX_BUILD_DIR names the build.
 #
 # Lists of process ids and of flags are words on purpose.
 # shellcheck disable=SC2086,SC2046

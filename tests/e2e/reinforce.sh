@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# build/bin/reinforce from the outside: what it prints, the files it writes, its flags, that a seed
-# repeats and that it learns, and what is left after a kill or a signal. BX_BUILD_DIR names the build.
+# build/bin/reinforce from the outside: its output, files and flags; a seed repeats; it learns; what is left after a
+# kill or a signal. BX_BUILD_DIR names the build.
 #
 # Lists of process ids are words on purpose.
 # shellcheck disable=SC2086,SC2046

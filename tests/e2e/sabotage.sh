@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Workers as programs of their own, started by the environment and broken from outside: killed,
-# stopped, without room, without descriptors, without a directory. BX_BUILD_DIR names the build.
+# Workers as separate programs, started by the environment and broken from outside: killed, stopped, without room,
+# without descriptors, without a directory. BX_BUILD_DIR names the build.
 #
 # Lists of process ids are words on purpose.
 # shellcheck disable=SC2086,SC2317

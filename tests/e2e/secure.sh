@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# A program that runs with more rights than its caller (here: set-group-ID) takes no file's name from the caller's
-# environment: no trace, no socket directory, no driver. BX_BUILD_DIR names the build.
+# A program with more rights than its caller (here: set-group-ID) takes no file name from the caller's environment: no
+# trace, no socket directory, no driver. BX_BUILD_DIR names the build.
 #
 # Lists of process ids are words on purpose; pid_0 and pid_1 are set by begin_secure.
 # shellcheck disable=SC2086,SC2154,SC2317

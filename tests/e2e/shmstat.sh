@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# shmstat as a user meets it: its usage, a job that runs, the same job killed, and what it left removed.
+# shmstat from the outside: its usage, a running job, the same job killed, and the removal of what it left.
 # BX_BUILD_DIR names the build, BX_SOURCE_DIR the sources.
 #
 # Lists of process ids are words on purpose; pid_0 to pid_2 are set by begin.

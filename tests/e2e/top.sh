@@ -1,9 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# shmstat top as a user meets it: of a job that runs, as text, as JSON and in a terminal that script(1)
-# makes; of one worker stopped, and of the same job killed. BX_BUILD_DIR names the build, BX_SOURCE_DIR
-# the sources.
+# shmstat top from the outside: of a running job as text, as JSON and in a terminal made by script(1); with one worker
+# stopped; of the same job killed. BX_BUILD_DIR names the build, BX_SOURCE_DIR the sources.
 #
 # Lists of process ids are words on purpose; pid_0 to pid_2 are set by begin.
 # shellcheck disable=SC2086,SC2119,SC2120,SC2154,SC2317

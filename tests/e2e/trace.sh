@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# BX_TRACE as a user meets it: on workers started by hand, on a demo that forks its own, on a job of which a worker
-# is killed; and the static probes in a program. BX_BUILD_DIR names the build.
+# BX_TRACE from the outside: on workers started by hand, on a demo that forks its workers, on a job with a killed
+# worker; and the static probes in a program. BX_BUILD_DIR names the build.
 #
 # Lists of process ids are words on purpose; pid_0 to pid_2 are set by begin.
 # shellcheck disable=SC2086,SC2154,SC2317

@@ -1,13 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# make test-gpu: the GPU tests on a real driver, and what the programs measure there, into a dated transcript in
-# tests/gpu/transcripts/, which the README quotes figures from. Nothing of it is skipped in silence: without a GPU
-# it fails with a sentence. BX_GPU_TRANSCRIPT names another file.
+# make test-gpu: runs the GPU tests and the programs' measurements on a real driver, and writes a dated transcript into
+# tests/gpu/transcripts/, from which the README quotes figures. Nothing is skipped silently: without a GPU it fails
+# with a sentence. BX_GPU_TRANSCRIPT names another file.
 #
-# The same bodies run on the tests' driver in `make unit`; here BX_TEST_REAL_GPU says that they are to take
-# libcuda.so.1. Those that need what only that driver has (two devices without a way between them, MIG, an old
-# driver) take it here too.
+# The same bodies run on the tests' driver in `make unit`; BX_TEST_REAL_GPU makes them load libcuda.so.1. Tests that
+# need what only the tests' driver has (two devices without a path between them, MIG, an old driver) use it here too.
 set -u
 
 here=$(dirname "$0")

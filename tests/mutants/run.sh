@@ -1,15 +1,14 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# Puts one fault after the other into a copy of the sources and sees whether the tests notice:
-# `make mutants`, or `make mutants MUTANTS='ring timer_later'` for some lists or some mutants. README.md
-# has the format of the lists.
+# Puts one fault after the other into a copy of the sources and reports whether a test fails: `make mutants`, or
+# `make mutants MUTANTS='ring timer_later'` for some lists or mutants. README.md has the format of the lists.
 #
-# The working tree is not touched. $BX_BUILD_DIR/mutants/base is a copy of it with a build of its own, kept
-# for the next time; work.PID is a copy of that for this run. After each mutant, every file there that is
-# newer than the mutant comes from the base again, so only what depends on the mutated file is compiled.
+# The working tree is not touched. $BX_BUILD_DIR/mutants/base is a copy of it with a build of its own, kept for the next
+# run; work.PID is a copy of that for this run. After each mutant, every file there that is newer than the mutant is
+# restored from the base, so only what depends on the mutated file is compiled.
 #
-# Each test named is run without the mutant first: a test that fails then judges nothing.
+# Each named test is run without the mutant first: a test that fails then can judge nothing.
 set -u
 
 here=$(cd "$(dirname "$0")" && pwd)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The histograms of calls: how a reply says how long its handler took, which bucket a time belongs to, and that
- * exactly the calls that are to be measured are, each of them once in every leg.
+ * The histograms of calls: the encoding of a handler's time in its reply, the bucket of each time, and that exactly the
+ * calls that are to be measured are counted, each once in every leg.
  *
- * Worker 0 calls and looks into its own segment, where the calls are counted before they return. No test says how
- * long anything takes at most but by a clock that was read outside of it.
+ * Worker 0 calls and reads its own segment, where a call is counted before it returns. No test has an upper bound for a
+ * time, except one from a clock that was read outside of the call.
  */
 #include "tests/harness/harness.h"
 
@@ -22,7 +22,7 @@
 enum gate { HELD = 0, GO };
 
 #define SLEEP_NS (20 * HARNESS_MS)
-/* What 10 bits of a time say of it at least. */
+/* The lower bound of a time that is kept in 10 significant bits. */
 #define AT_LEAST(ns) ((ns) / 512 * 511)
 
 /* ---- Spans and buckets -------------------------------------------------------------------------------- */
@@ -37,7 +37,7 @@ static void expect_span(uint64_t ns)
 
 TestSuite(hist, .timeout = 120);
 
-Test(hist, says_a_time_in_16_bits_to_a_thousandth)
+Test(hist, packs_a_time_into_16_bits_to_a_thousandth)
 {
     uint64_t random = 1;
 
@@ -54,7 +54,7 @@ Test(hist, says_a_time_in_16_bits_to_a_thousandth)
     expect_span(UINT64_MAX);
 }
 
-Test(hist, takes_any_16_bits_for_a_time)
+Test(hist, unpacks_any_16_bits)
 {
     uint64_t before = 0;
 
@@ -63,7 +63,7 @@ Test(hist, takes_any_16_bits_for_a_time)
 
         if (span >> 10 > 54)
             cr_assert_eq(ns, UINT64_MAX);
-        else if (span < 1024 || (span & 1023) >= 512)       /* as pack makes them */
+        else if (span < 1024 || (span & 1023) >= 512)       /* values that bxi_span_pack makes */
             cr_assert_eq(bxi_span_pack(ns), span);
         cr_assert(ns >= before || (span & 1023) < 512);
         before = ns;
@@ -110,7 +110,7 @@ static int creates_with(const char *value)
     return rc;
 }
 
-Test(hist, is_asked_for_by_the_environment)
+Test(hist, is_set_by_the_environment)
 {
     static const char *const wrong[] = { "on", "64", "ALL", "all ", "0" };
 
@@ -206,14 +206,14 @@ static int setup(struct bx_job *job)
     return 0;
 }
 
-/* ---- Looking ------------------------------------------------------------------------------------------- */
+/* ---- Reading histograms -------------------------------------------------------------------------------- */
 
 static uint32_t hist_count(struct bx_job *job)
 {
     return bxi_load_acquire(&job->control->header.hist_count);
 }
 
-/* NULL where the function of that worker has none. */
+/* The histogram of a worker's function, or NULL if it has none. */
 static struct bxi_hist *hist_of(struct bx_job *job, int rank, const char *function)
 {
     struct bxi_hist *found = NULL;
@@ -243,7 +243,7 @@ static uint64_t sum(const struct bxi_hist *hist, int leg)
     return bxi_load_relaxed((bxi_a64 *)&hist->sum_ns[leg]);
 }
 
-/* So many samples in each leg, and the legs of all calls together are the whole ones. */
+/* Checks that each leg has `count` samples, and that the sums of the legs add up to the sum of the whole calls. */
 static void expect(struct bx_job *job, int rank, const char *function, uint64_t count)
 {
     const struct bxi_hist *hist = hist_of(job, rank, function);
@@ -318,7 +318,7 @@ static void calls_each_kind(struct bx_job *job)
     HARNESS_EQ(hist_count(job), 3 * QUICK);
 }
 
-Test(hist, has_every_call_of_every_kind_once_where_all_are_asked_for, .timeout = 60)
+Test(hist, has_every_call_of_every_kind_once_if_all_are_measured, .timeout = 60)
 {
     run("all", calls_each_kind, 3);
 }
@@ -367,16 +367,16 @@ static void fails_in_many_ways(struct bx_job *job)
     HARNESS_EQ(hist_count(job), 0);
     harness_post(GO);
     call(job, "worker1", "holds", 2);
-    while (in_flight(job, 1) > 0)           /* late replies; the callee may have answered the first one in time */
+    while (in_flight(job, 1) > 0)           /* late replies come with others; the first call may have been in time */
         call(job, "worker1", "echo", 1);
     expect(job, 1, "holds", 2);
     HARNESS_CHECK(hist_of(job, 1, "at_once") == NULL);
-    /* A handler that fails took its time as well. */
+    /* A call whose handler fails is measured too. */
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "fails", NULL, NULL, NULL), -EDOM);
     expect(job, 1, "fails", 1);
 }
 
-Test(hist, has_no_call_that_got_no_reply, .timeout = 60)
+Test(hist, leaves_out_calls_without_a_reply, .timeout = 60)
 {
     run("all", fails_in_many_ways, 2);
 }
@@ -388,14 +388,14 @@ static void looks_for_none(struct bx_job *job)
     HARNESS_EQ(hist_count(job), 0);
 }
 
-Test(hist, is_not_there_where_it_is_off, .timeout = 60)
+Test(hist, is_not_made_if_it_is_off, .timeout = 60)
 {
     run("off", looks_for_none, 2);
 }
 
 /* ---- Where the time went --------------------------------------------------------------------------------------- */
 
-/* What the legs say together is within what a clock outside of the call says. */
+/* The sum of the legs must not exceed the time that a clock outside of the calls measures. */
 static void expect_slow(struct bx_job *job, const char *to, int rank, const char *function)
 {
     uint64_t before_ns = bxi_now_ns(), outer_ns;
@@ -422,12 +422,12 @@ static void calls_the_slow(struct bx_job *job)
     }
 }
 
-Test(hist, has_the_time_of_a_handler_in_the_leg_of_handlers, .timeout = 60)
+Test(hist, counts_the_handlers_time_in_the_handler_leg, .timeout = 60)
 {
     run("all", calls_the_slow, 2);
 }
 
-/* The second one is called before the first one's handler ends, which is when its own may begin. */
+/* The second call is sent while the first handler runs; its own handler can begin only when that ends. */
 static void waits_behind_another(struct bx_job *job)
 {
     struct bx_future *futures[2] = { NULL };
@@ -448,7 +448,7 @@ static void waits_behind_another(struct bx_job *job)
     HARNESS_CHECK(bxi_load_relaxed((bxi_a64 *)&hist->max_ns[BXI_LEG_HANDLER]) >= AT_LEAST(SLEEP_NS));
 }
 
-Test(hist, has_the_time_before_a_handler_in_the_leg_of_the_queue, .timeout = 60)
+Test(hist, counts_the_time_before_a_handler_in_the_queue_leg, .timeout = 60)
 {
     run("all", waits_behind_another, 2);
 }
@@ -465,7 +465,7 @@ static void calls_very_often(struct bx_job *job)
     expect(job, 0, "echo", 1);              /* the first call of a thread */
     call(job, "worker0", "echo", MANY - 1);
     hist = hist_of(job, 0, "echo");
-    /* A thousand: distances are even between 1 and 127, so that 18 more or less is common, and 200 never seen. */
+    /* 1000 are expected. Distances are uniform in 1 to 127: the standard deviation is 18, so 200 never happens. */
     HARNESS_CHECK(samples(hist, BXI_LEG_WHOLE) > 800 && samples(hist, BXI_LEG_WHOLE) < 1200);
     expect(job, 0, "echo", samples(hist, BXI_LEG_WHOLE));
 }
@@ -481,20 +481,20 @@ static void calls_in_turn(struct bx_job *job)
         call(job, "worker0", "echo", 1);
         call(job, "worker0", "at_once", 1);
     }
-    /* By chance, and not every 64th: 64 is even. */
+    /* Calls are chosen at random. Every 64th call would always be of the same function, because 64 is even. */
     HARNESS_CHECK(hist_of(job, 0, "echo") != NULL && hist_of(job, 0, "at_once") != NULL);
     HARNESS_CHECK(samples(hist_of(job, 0, "echo"), BXI_LEG_WHOLE) > MANY / 4 / 256);
     HARNESS_CHECK(samples(hist_of(job, 0, "at_once"), BXI_LEG_WHOLE) > MANY / 4 / 256);
 }
 
-Test(hist, has_its_share_of_functions_that_are_called_in_turn, .timeout = 60)
+Test(hist, measures_both_of_two_functions_that_are_called_in_turn, .timeout = 60)
 {
     run("", calls_in_turn, 2);
 }
 
-/* ---- A peer that lies about its times ---------------------------------------------------------------------------- */
+/* ---- A peer that sends wrong times ------------------------------------------------------------------------------- */
 
-/* What the reply says is input: whatever it is, no leg is longer than the call. */
+/* The times in a reply are input: whatever they are, no leg may be longer than the call. */
 static void is_told_lies(struct bx_job *job)
 {
     static const uint64_t sent_ns[] = { 0, 1, BX_FOREVER };
@@ -519,7 +519,7 @@ static void is_told_lies(struct bx_job *job)
                       bxi_load_relaxed((bxi_a64 *)&hist->max_ns[BXI_LEG_WHOLE]));
 }
 
-Test(hist, believes_no_time_of_a_peer_that_is_longer_than_the_call, .timeout = 60)
+Test(hist, cuts_a_peers_time_to_that_of_the_call, .timeout = 60)
 {
     run("all", is_told_lies, 2);
 }

@@ -2,9 +2,9 @@
 /*
  * What an inspector sees of calls in flight and of requests being served: the rows of shm/layout.h.
  *
- * Worker 0 calls and looks: at its own segment for the calls, and into the callee's, by the read-only mapping that
- * every worker has of every other, for the requests. Handlers stop at gates, so that what is looked at stays as it
- * is meanwhile. Where a word changes only after the answer has gone out, the test looks until it has.
+ * Worker 0 calls and reads the rows: those of calls in its own segment, those of requests in the callee's segment, by
+ * the read-only mapping that every worker has of every other. Handlers stop at gates, so that the rows do not change
+ * meanwhile. A word that changes only after the answer was sent is polled until it has changed.
  */
 #include "tests/harness/loans.h"
 
@@ -26,7 +26,7 @@ enum value { SEEN_SINCE = 0, SEEN_ID, SEEN_WHO, BODY_THREAD, THREADS = 32 };
 static struct bx_future *parked[PARKED_MOST];
 static int parked_count;
 
-/* Blocking: stays until gate PASS has come to the argument, and says which thread it is on. */
+/* Blocking: stores its thread's id and waits until gate PASS has reached the first argument. */
 static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     int64_t until = bx_read_i64(args);
@@ -38,7 +38,7 @@ static int stay(const struct bx_request *request, struct bx_reader *args, struct
     return bx_msg_put_i64(reply, until);
 }
 
-/* Async: answered by "answer". */
+/* Async: a call of "answer" answers it. */
 static int park(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
 {
     (void)args, (void)context;
@@ -70,7 +70,7 @@ static int free_rows(const struct bx_request *request, struct bx_reader *args, s
     return bx_msg_put_i64(reply, count);
 }
 
-/* Inline and async: keeps what the segment says of itself, and stays at a gate. */
+/* Inline and async: stores the segment's words about the running handler, then waits at a gate. */
 static void see_now(const struct bx_request *request)
 {
     struct bxi_now *now = &bxi_tables(bx_request_job(request)->control)->now;
@@ -123,7 +123,7 @@ static int setup(struct bx_job *job)
     return loans_setup(job);
 }
 
-/* ---- Looking ------------------------------------------------------------------------------------------ */
+/* ---- Reading rows ------------------------------------------------------------------------------------- */
 
 static struct bxi_control *control_of(struct bx_job *job, int rank)
 {
@@ -146,7 +146,7 @@ static uint64_t who_is(struct bx_job *job, int caller, int callee, const char *f
     return (uint64_t)caller | function_of(job, callee, function) << 16;
 }
 
-/* Rows of this worker's calls to `to` that are not free, whether they were given up or not. */
+/* The rows in use of this worker's calls to `to`, with those of calls that were given up. Returns how many. */
 static int rows_of(struct bx_job *job, int to, struct bxi_call_row **rows)
 {
     struct bxi_call_row *all = bxi_tables_calls(&job->segment, to);
@@ -173,7 +173,7 @@ static struct bxi_call_row *only_row(struct bx_job *job, int to)
     return rows[0];
 }
 
-/* The row that says where a request of this worker's is, at the callee. */
+/* The callee's row of a request of this worker, or NULL. */
 static struct bxi_serving *served(struct bx_job *job, int at, uint64_t id)
 {
     struct bxi_control *control = control_of(job, at);
@@ -209,8 +209,7 @@ static uint64_t id_of(struct bx_job *job, struct bx_future *future, int to)
     return generation << 16 | slot;
 }
 
-/* Until the late replies of all calls that were given up have come: they are read with the answers to
- * other calls. */
+/* Waits for the late replies of all calls that were given up. They are read with the answers to other calls. */
 static void await_late_replies(struct bx_job *job)
 {
     while (calls_shown(job, 1) > 0)
@@ -279,7 +278,7 @@ Test(inflight_calls, have_a_row_each_until_they_end, .timeout = 20)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_its_calls } });
 }
 
-/* Given up by its deadline, or cancelled: the row stays, marked, until the late reply. */
+/* A call that passes its deadline or is cancelled keeps its row, marked as given up, until the late reply. */
 static void sees_calls_given_up(struct bx_job *job)
 {
     for (uint32_t round = 1; round <= 2; round++) {
@@ -312,7 +311,7 @@ Test(inflight_calls, that_were_given_up_are_marked_until_their_late_reply, .time
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_calls_given_up } });
 }
 
-/* Worker 1 is in an inline handler: what its ring has no room for is queued, and says so. */
+/* Worker 1 is in an inline handler. Frames that do not fit into its ring are queued, and their rows say so. */
 #define QUEUED_CALLS 200
 
 static void sees_queued_calls(struct bx_job *job)
@@ -335,7 +334,7 @@ static void sees_queued_calls(struct bx_job *job)
     HARNESS_EQ(queued, harness_counter(job, "queued_frames"));
     harness_post(HANDLER_GO);
     finish(first, 0);
-    /* In order behind the last of them, so all have got to their place. */
+    /* The reply proves that all queued frames are in the ring, because frames keep their order. */
     HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(2)), 2);
     HARNESS_EQ(rows_of(job, 1, rows), QUEUED_CALLS);
     for (int i = 0; i < QUEUED_CALLS; i++) {
@@ -351,12 +350,12 @@ static void sees_queued_calls(struct bx_job *job)
     expect_all_free(job, 1);
 }
 
-Test(inflight_calls, that_are_queued_have_no_end_in_the_ring_yet, .timeout = 20)
+Test(inflight_calls, that_are_queued_have_no_position_in_the_ring, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_queued_calls } });
 }
 
-/* More than the rows that are there with the ring, and more than the callee has rows for. */
+/* Up to more calls than the rows that are made with the ring, and than the callee has rows for. */
 static void has_many_in_flight(struct bx_job *job, int to, int count)
 {
     static struct bx_future *futures[PARKED_MOST];
@@ -390,7 +389,7 @@ static void has_more_in_flight(struct bx_job *job)
     }
 }
 
-Test(inflight_calls, of_any_number_have_rows, .timeout = 30)
+Test(inflight_calls, have_rows_however_many_there_are, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { has_more_in_flight } });
 }
@@ -414,7 +413,7 @@ static void expect_on_its_thread(struct bx_job *job, struct bx_future *future, i
     HARNESS_EQ(bxi_load_relaxed(&row->who), who_is(job, 0, 1, "stay"));
 }
 
-/* One more than threads run at a time: the last waits in the pool, then gets one of them. */
+/* One more call than threads that run at once: the last waits in the pool, then gets a thread. */
 static void sees_its_blocking_requests(struct bx_job *job)
 {
     struct bx_future *futures[BXI_POOL_READY + 1], *last;
@@ -425,7 +424,7 @@ static void sees_its_blocking_requests(struct bx_job *job)
         futures[i] = start_stay(job, 1, i);
     harness_await(STAYS, BXI_POOL_READY);
     last = futures[BXI_POOL_READY] = start_stay(job, 2, BXI_POOL_READY);
-    HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);      /* read behind it */
+    HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);    /* worker 1 has read it by then */
     for (int i = 0; i < BXI_POOL_READY; i++)
         expect_on_its_thread(job, futures[i], i);
     row = served(job, 1, id_of(job, last, 1));
@@ -444,12 +443,12 @@ static void sees_its_blocking_requests(struct bx_job *job)
     expect_all_free(job, 1);
 }
 
-Test(inflight_requests, of_blocking_handlers_wait_in_the_pool_then_are_on_a_thread, .timeout = 20)
+Test(inflight_requests, of_blocking_handlers_are_in_the_pool_then_on_a_thread, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_its_blocking_requests } });
 }
 
-/* Ended by the answer, by the caller's cancel, and by its deadline. */
+/* Requests that end by their answer, by the caller's cancel, and by their deadline. */
 static void sees_its_async_requests(struct bx_job *job)
 {
     static const int codes[] = { 0, BX_E_CANCELLED, BX_E_TIMEOUT };
@@ -478,7 +477,7 @@ static void sees_its_async_requests(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "answer", NULL, NULL, NULL), 0);
 }
 
-Test(inflight_requests, of_async_handlers_are_at_their_future, .timeout = 20)
+Test(inflight_requests, of_async_handlers_are_shown_at_their_future, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_its_async_requests } });
 }
@@ -556,7 +555,7 @@ static void run_batch(const char *name)
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { sees_its_row, NULL, fills_the_batch } });
 }
 
-Test(inflight_requests, of_batches_wait_in_the_batch_then_are_at_its_body, .timeout = 30)
+Test(inflight_requests, of_batches_are_in_the_batch_then_in_its_body, .timeout = 30)
 {
     run_batch("gather");
     run_batch("gather_here");
@@ -574,7 +573,7 @@ static void sees_what_runs_now(struct bx_job *job)
         uint64_t since_ns, id;
         struct bx_future *future;
 
-        while (bxi_load_relaxed(&now->since_ns) != 0)       /* cleared behind the answer before */
+        while (bxi_load_relaxed(&now->since_ns) != 0)       /* cleared after the previous answer was sent */
             sched_yield();
         future = start_call(job, 1, functions[i], BX_FOREVER);
         id = id_of(job, future, 1);
@@ -602,13 +601,13 @@ Test(inflight_now, shows_the_handler_while_it_runs, .timeout = 20)
 
 /* ---- Threads that wait -------------------------------------------------------------------------------- */
 
-/* The only row of a worker whose thread waits for that; NULL if there is none. */
+/* The row of a worker's thread that waits for that, or NULL. */
 static struct bxi_wait_row *waits_for(struct bx_job *job, int rank, enum bxi_for reason)
 {
     for (int i = 0; i < BXI_WAITS_MAX; i++) {
         struct bxi_wait_row *row = &bxi_tables(control_of(job, rank))->wait[i];
 
-        if (bxi_load_acquire(&row->thread) >> 32 == (uint64_t)reason)      /* the words of it are read after it */
+        if (bxi_load_acquire(&row->thread) >> 32 == (uint64_t)reason)      /* the row's other words are read later */
             return row;
     }
     return NULL;
@@ -623,7 +622,7 @@ static struct bxi_wait_row *await_wait(struct bx_job *job, int rank, enum bxi_fo
     return row;
 }
 
-/* Two threads of worker 0: one waits, by each way there is, and the other looks. */
+/* Two threads of worker 0: one waits in each possible way, the other reads its row. */
 static struct bx_future *waited;
 
 static void waits_and_is_seen(struct bx_job *job, int index)
@@ -694,7 +693,7 @@ static void sees_many_waits(struct bx_job *job)
         HARNESS_EQ(bxi_load_relaxed(&job->observe->wait_rows[i]), 0);
 }
 
-Test(inflight_waits, of_more_threads_than_rows_go_on_unseen, .timeout = 30)
+Test(inflight_waits, of_more_threads_than_rows_have_no_row, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_many_waits } });
 }

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/observe/trace.c: what is in the file of BX_TRACE, held against what the workers of a test did. trace_read.h
- * reads it, and checks what holds for every complete one.
+ * lib/observe/trace.c: the events in the file of BX_TRACE, compared with what the workers of a test did. trace_read.h
+ * reads the file and checks what holds for every complete one.
  *
- * Worker 0 calls, worker 1 has the functions, unless a test says otherwise. tests/observe/test_trace_file.c has the
- * file itself.
+ * Worker 0 calls the functions of worker 1, unless a test says otherwise. test_trace_file.c tests the file itself.
  */
 #include "tests/harness/harness.h"
 
@@ -56,7 +55,7 @@ static int wait_for_go(const struct bx_request *request, struct bx_reader *args,
     return 0;
 }
 
-/* Calls worker 0 back, and so waits inside of a handler. */
+/* Calls worker 0 and waits for the reply, inside a handler. */
 static int call_back(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)context;
@@ -212,7 +211,7 @@ static void call_oneway(struct bx_job *job)
     for (int i = 0; i < 3; i++)
         HARNESS_EQ(bx_rpc_oneway(job, "worker1", i < 2 ? "twice" : "refuse", args, NULL), 0);
     bx_msg_destroy(args);
-    harness_call_i64(job, "worker1", "twice", 1);       /* requests of a pair arrive in the order sent */
+    harness_call_i64(job, "worker1", "twice", 1);       /* worker 1 has read all before, because frames keep order */
 }
 
 Test(trace, joins_one_way_calls_to_their_handlers)
@@ -326,7 +325,7 @@ static void sleep_and_tell(struct bx_job *job)
     harness_store(SLEPT, harness_counter(job, "waits_epoll"));
 }
 
-Test(trace, shows_who_sleeps_and_by_what)
+Test(trace, shows_which_thread_sleeps_and_how)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sleep_and_tell },
                                          .options = { .wait = BX_WAIT_EPOLL, .no_spin = true } });
@@ -356,18 +355,18 @@ static void call_odd(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker1", "a \"name\"\\\n\x01 of \xff\xc3\xa4", 4), 8);
 }
 
-Test(trace, holds_any_name_that_a_function_may_have)
+Test(trace, escapes_any_name_that_a_function_may_have)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_odd, .body = { call_odd } });
 
     struct json *root = trace_read(path, 2);
 
-    cr_expect_eq(COUNT(root, 'X', "call", "a \"name\"\\\n\x01 of ???", 0), 1);     /* the reader's way with \u00ff */
+    cr_expect_eq(COUNT(root, 'X', "call", "a \"name\"\\\n\x01 of ???", 0), 1);     /* json.h reads \u00ff as '?' */
     cr_expect_eq(COUNT(root, 'X', "handler", "a \"name\"\\\n\x01 of ???", 1), 1);
     json_free(root);
 }
 
-/* ---- Much -------------------------------------------------------------------------------------------- */
+/* ---- Many events ------------------------------------------------------------------------------------- */
 
 static void call_much(struct bx_job *job, int index)
 {
@@ -380,11 +379,11 @@ static void call_much_on_threads(struct bx_job *job)
     harness_threads(job, 4, call_much);
 }
 
-Test(trace, loses_nothing_of_much_from_many_threads)
+Test(trace, loses_no_event_of_many_threads)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_much_on_threads } });
 
-    struct json *root = json_load(path);    /* what read_trace does takes a square of it */
+    struct json *root = json_load(path);    /* not trace_read: its time is quadratic in the number of events */
 
     cr_assert_not_null(root);
     cr_expect_eq(COUNT(root, 'X', "call", "twice", 0), 2800);
@@ -403,7 +402,7 @@ static void call_hundred(struct bx_job *job)
         harness_call_i64(job, "worker1", "twice", i);
 }
 
-Test(trace, keeps_the_bound_on_events_and_says_how_many_were_left_out)
+Test(trace, keeps_the_bound_on_events_and_counts_those_left_out)
 {
     setenv("BX_TRACE_EVENTS", "30", 1);
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_hundred } });
@@ -428,7 +427,7 @@ static void call_and_be_killed(struct bx_job *job)
 {
     harness_leaves_by_itself();
     call_hundred(job);
-    bxi_trace_write(job, true);         /* as before a sleep, were it not too soon after the last */
+    bxi_trace_write(job, true);         /* a sleep does that too, but not within 10 ms of the last write */
     raise(SIGKILL);
 }
 
@@ -437,7 +436,7 @@ static void serve_until_a_death(struct bx_job *job)
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
 }
 
-Test(trace, is_whole_when_a_worker_was_killed)
+Test(trace, is_a_whole_array_after_a_worker_was_killed)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1,
                                          .body = { call_and_be_killed, serve_until_a_death } });
@@ -468,7 +467,7 @@ static void fork_a_child(struct bx_job *job)
     HARNESS_EQ(status, 0);
 }
 
-Test(trace, has_nothing_of_a_child_that_was_forked_from_a_worker)
+Test(trace, has_no_events_of_a_forked_child)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { fork_a_child } });
 
@@ -479,7 +478,7 @@ Test(trace, has_nothing_of_a_child_that_was_forked_from_a_worker)
     json_free(root);
 }
 
-/* ---- What cannot be traced --------------------------------------------------------------------------- */
+/* ---- Files that cannot be written -------------------------------------------------------------------- */
 
 static void count_lines(int level, const char *text, void *context)
 {
@@ -501,7 +500,7 @@ static void runs_untraced(const char *file)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_counting, .body = { call_five_times } });
 }
 
-Test(trace, does_without_a_file_that_cannot_be_written_and_says_so_once_a_worker)
+Test(trace, logs_once_per_worker_that_the_file_cannot_be_written)
 {
     runs_untraced("/nonexistent/trace.json");
     cr_expect_eq(harness_load(LINES), 2);
@@ -511,7 +510,7 @@ Test(trace, does_without_a_file_that_cannot_be_written_and_says_so_once_a_worker
     cr_expect_eq(harness_load(LINES), 2);
 }
 
-/* Runs it with stderr in a file: how many of its lines have BX_TRACE in them, and in *line the last one. */
+/* runs_untraced with stderr in a file. Returns how many of the lines contain BX_TRACE; *line gets the last of them. */
 static int untraced_lines(const char *file, char line[512])
 {
     FILE *errors = tmpfile();
@@ -531,7 +530,7 @@ static int untraced_lines(const char *file, char line[512])
     return count;
 }
 
-Test(trace, says_on_stderr_too_once_a_job_that_there_is_no_file)
+Test(trace, prints_once_per_job_that_the_file_cannot_be_written)
 {
     char line[512] = "";
 
@@ -561,7 +560,7 @@ Test(trace, does_not_follow_a_symbolic_link)
     fclose(file);
 }
 
-Test(trace, does_without_when_the_bound_is_no_number)
+Test(trace, is_off_if_the_bound_is_not_a_number)
 {
     setenv("BX_TRACE_EVENTS", "12x", 1);
     runs_untraced(path);
@@ -602,13 +601,13 @@ Test(trace, begins_the_file_anew_with_each_job)
     for (int i = 0; i < 2; i++)
         harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_five_times } });
 
-    struct json *root = trace_read(path, 2);      /* which looks at the job's name */
+    struct json *root = trace_read(path, 2);      /* checks the job's name */
 
     cr_expect_eq(COUNT(root, 'X', "call", "twice", ANY), 5);
     json_free(root);
 }
 
-Test(trace, gives_each_job_a_file_where_the_name_has_its_place)
+Test(trace, puts_the_jobs_name_into_the_name_of_the_file)
 {
     char pattern[sizeof path + 16];
 

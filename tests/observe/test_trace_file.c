@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/observe/trace_file.c: the file of BX_TRACE is a complete array whatever happened to the worker that wrote last.
+ * lib/observe/trace_file.c: the file of BX_TRACE is a complete array, whatever happened to the worker that wrote last.
  */
 #include "trace_file_fixture.h"
 
@@ -8,7 +8,7 @@
 
 TestSuite(trace_file, .init = choose_path, .fini = remove_file, .timeout = 60);
 
-/* The names of the events, one after the other; "no JSON". */
+/* The names of all events, with blanks between them; "no JSON" if the file is none. */
 static const char *names(void)
 {
     static char text[256];
@@ -23,7 +23,7 @@ static const char *names(void)
     return text;
 }
 
-Test(trace_file, is_whole_after_each_step)
+Test(trace_file, is_a_whole_array_after_each_step)
 {
     struct bxi_trace_file file = begin(7);
 
@@ -37,8 +37,8 @@ Test(trace_file, is_whole_after_each_step)
     close(file.fd);
 }
 
-/* A pwrite that was cut short, at every byte of it: whole events may stay, half of one never does. */
-Test(trace_file, is_mended_wherever_a_write_was_torn)
+/* A pwrite may be cut short at any byte. Events that were written whole may stay, parts of one must go. */
+Test(trace_file, is_repaired_wherever_a_write_was_cut_short)
 {
     static const char torn[] = EVENT("b") EVENT("c") "\n]\n";
 
@@ -58,7 +58,7 @@ Test(trace_file, is_mended_wherever_a_write_was_torn)
     }
 }
 
-Test(trace_file, is_mended_by_a_write_of_nothing)
+Test(trace_file, is_repaired_by_a_write_without_events)
 {
     struct bxi_trace_file file = begin(7);
 
@@ -70,7 +70,7 @@ Test(trace_file, is_mended_by_a_write_of_nothing)
     close(file.fd);
 }
 
-Test(trace_file, leaves_alone_what_another_job_has_begun)
+Test(trace_file, of_another_job_is_left_alone)
 {
     struct bxi_trace_file old = begin(7), new = begin(8);
 
@@ -99,7 +99,7 @@ Test(trace_file, does_not_wait_for_a_worker_that_holds_the_file)
     close(file.fd);
 }
 
-Test(trace_file, stops_whole_at_the_limit_on_file_sizes)
+Test(trace_file, is_a_whole_array_at_the_limit_on_file_sizes)
 {
     struct bxi_trace_file file = begin(7);
     struct rlimit limit = { (rlim_t)lseek(file.fd, 0, SEEK_END) + 2 * strlen(EVENT("a")), RLIM_INFINITY };
@@ -110,12 +110,12 @@ Test(trace_file, stops_whole_at_the_limit_on_file_sizes)
         rc = append(&file, EVENT("a"));
     cr_expect_eq(rc, -EFBIG);
     limit.rlim_cur = RLIM_INFINITY;
-    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);       /* Criterion writes files too */
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);       /* Criterion must be able to write files */
     cr_expect_str_eq(names(), "boxcar a a");
     close(file.fd);
 }
 
-Test(trace_file, begins_over_what_was_there)
+Test(trace_file, is_begun_anew_over_old_contents)
 {
     FILE *junk = fopen(path, "w");
 

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * lib/observe/trace_file.c where the system does less than it is asked for: writes that are cut short or interrupted, a
- * lock that somebody else has for a while, a file that is long or has no line. pwrite and flock are the test's
- * own here, for all of this program.
+ * lock that another process holds for a while, a file that is long or has no whole line. This file replaces pwrite and
+ * flock in the whole test program.
  */
 #include "trace_file_fixture.h"
 
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
-static int interruptions;           /* of pwrite, still to come */
-static size_t cut_to;               /* bytes that the next pwrite writes; 0: all */
-static int held = -1;               /* a descriptor with the lock */
-static int refusals_left;           /* of the lock, before its holder gives it up */
+static int interruptions;           /* how many more calls of pwrite fail with EINTR */
+static size_t cut_to;               /* bytes that the next pwrite writes at most; 0: no limit */
+static int held = -1;               /* a descriptor that holds the lock */
+static int refusals_left;           /* how often flock fails before `held` is closed */
 
 ssize_t pwrite(int fd, const void *data, size_t bytes, off_t offset)
 {
@@ -44,7 +44,7 @@ int flock(int fd, int operation)
 
 TestSuite(trace_write, .init = choose_path, .fini = remove_file, .timeout = 60);
 
-/* Of the array, the first line with them; -1: no JSON. */
+/* How many events the file has, with its first line; -1 if it is no JSON. */
 static int events(void)
 {
     struct json *root = json_load(path);
@@ -73,7 +73,7 @@ Test(trace_write, that_is_cut_short_is_an_error_and_leaves_the_array_whole)
     close(file.fd);
 }
 
-Test(trace_write, is_done_again_after_a_signal)
+Test(trace_write, is_repeated_after_a_signal)
 {
     struct bxi_trace_file file = begin(7);
 
@@ -84,8 +84,8 @@ Test(trace_write, is_done_again_after_a_signal)
     close(file.fd);
 }
 
-/* A worker of the job before may be writing its last. */
-Test(trace_write, that_begins_waits_for_the_lock)
+/* A worker of the previous job may still write its last events. */
+Test(trace_write, of_the_first_line_waits_for_the_lock)
 {
     close(begin(7).fd);
     held = open(path, O_RDWR | O_CLOEXEC);
@@ -100,7 +100,7 @@ Test(trace_write, that_begins_waits_for_the_lock)
     close(file.fd);
 }
 
-Test(trace_write, goes_on_behind_whatever_is_there)
+Test(trace_write, appends_to_a_long_file)
 {
     struct bxi_trace_file file = begin(7);
 
@@ -110,7 +110,7 @@ Test(trace_write, goes_on_behind_whatever_is_there)
     close(file.fd);
 }
 
-Test(trace_write, is_refused_where_no_line_is_whole)
+Test(trace_write, is_refused_if_no_line_is_whole)
 {
     static char junk[10000];
     struct bxi_trace_file file = begin(7);

@@ -104,7 +104,7 @@ static const struct json *other_end(const struct json *root, const struct json *
     return found;
 }
 
-/* Each arrow has two ends, in slices that say so and are about the same call, and leads forward in time. */
+/* Each arrow has two ends, both in slices of its kind and of the same call, and leads forward in time. */
 static void arrows_join(const struct json *root)
 {
     const struct json *start = NULL;

@@ -10,7 +10,7 @@
 
 #include <stdbool.h>
 
-/* NULL and 0 match anything; pid < 0 too. A name that ends with a blank is a beginning. */
+/* Which events to find. NULL, 0 and a pid below 0 match anything. A name that ends with a blank is a prefix. */
 struct wanted {
     char phase;
     const char *category;
@@ -18,19 +18,19 @@ struct wanted {
     int pid;
 };
 #define ANY (-1)
-#define HALF_NS 0.0005          /* sums of doubles */
+#define HALF_NS 0.0005          /* in microseconds: tolerance for sums of doubles */
 
-/* The file of a job of `size` workers with default names, when this has been checked: it is of the job of
- * harness_job_name(), its workers are named, every slice lies within those around it, every arrow has two ends, in
- * slices that say so, and leads forward in time. Takes a square of its events. */
+/* Reads the file of a job of `size` workers with default names. It checks that the file is of the job
+ * harness_job_name(), that all workers are named, that slices nest, and that every arrow has two ends, both in slices
+ * of its kind, and leads forward in time. The time is quadratic in the number of events. */
 struct json *trace_read(const char *path, int size);
 
-/* Parts of that. */
+/* Parts of these checks. */
 void workers_are_named(const struct json *root, int size);
 void slices_nest(const struct json *root);
-/* Each async span begins once and ends once, later. */
+/* Each async span begins once, and ends once and later. */
 void spans_end(const struct json *root);
-/* Within each sync call of the function: its handler, its answer, its reply, in this order. */
+/* Within each sync call of the function there are its handler, its answer and its reply, in this order. */
 void calls_run_forward(const struct json *root, const char *function);
 
 /* The next event after `event`, or the first after NULL. */
@@ -38,11 +38,11 @@ const struct json *next_of(const struct json *root, const struct json *event, st
 int count_of(const struct json *root, struct wanted wanted);
 #define COUNT(root, ...) count_of((root), (struct wanted){ __VA_ARGS__ })
 
-double of(const struct json *event, const char *key);           /* a number of the event's own */
-const struct json *arg(const struct json *event, const char *key);      /* of its args */
+double of(const struct json *event, const char *key);           /* a number of the event itself */
+const struct json *arg(const struct json *event, const char *key);      /* a value of its args */
 double end_of(const struct json *slice);
 bool same_thread(const struct json *a, const struct json *b);
-/* The slice of its thread around an event that began last: what a viewer binds an arrow to. */
+/* Of the slices of the event's thread that contain it, the one that began last. A viewer binds an arrow to it. */
 const struct json *slice_around(const struct json *root, const struct json *event);
 const char *thread_of(const struct json *root, const struct json *event);       /* its name, or "" */
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/lend/dlpack.c: round trips through both structs, deleters that are called once, flags, what is refused, and
- * the layout against DLPack's own header (0.6 as packaged) and, for the versioned struct, against one written
- * down here from the specification of 1.0.
+ * lib/lend/dlpack.c: round trips through both structs, deleters that are called once, flags, and structs that are
+ * refused. The layout is compared with DLPack's own header (0.6 as packaged); that of the versioned struct with one
+ * written here from the specification of 1.0.
  */
 #include "lend/dlpack_abi.h"
 #include "boxcar.h"
@@ -37,7 +37,7 @@ SAME(DLManagedTensor, deleter, struct bxi_dl_managed, deleter);
 static_assert(sizeof(DLTensor) == sizeof(struct bxi_dl_tensor), "DLTensor");
 static_assert(sizeof(DLManagedTensor) == sizeof(struct bxi_dl_managed), "DLManagedTensor");
 
-/* Headers from 1.0 on have it themselves. */
+/* Headers from 1.0 on define it. */
 #ifndef DLPACK_FLAG_BITMASK_READ_ONLY
 #define DLPACK_FLAG_BITMASK_READ_ONLY (1UL << 0UL)
 #define kDLBool 6U
@@ -73,7 +73,7 @@ static void are(const int64_t *actual, int count, const int64_t *expected)
                      (long long)expected[i]);
 }
 
-/* ---- A library that hands out structs ------------------------------------------------------------ */
+/* ---- A library that makes DLPack structs ---------------------------------------------------------- */
 
 struct theirs {
     DLManagedTensor managed;
@@ -92,7 +92,7 @@ static void delete_versioned(struct DLManagedTensorVersioned *self)
     ((struct theirs *)self->manager_ctx)->deleted++;
 }
 
-/* Both structs over the same numbers 0 .. 23, f32. */
+/* Makes both structs over the same f32 numbers, 0 to 23. */
 static void make(struct theirs *theirs, int ndim, int64_t *shape)
 {
     DLTensor tensor = {
@@ -118,7 +118,7 @@ static struct bx_tensor *take(struct theirs *theirs)
     return tensor;
 }
 
-/* ---- Out --------------------------------------------------------------------------------------- */
+/* ---- Export ------------------------------------------------------------------------------------ */
 
 static void count_free(void *context)
 {
@@ -135,7 +135,7 @@ static struct bx_tensor *wrapped(float *numbers, int *freed)
 
 TestSuite(dlpack, .timeout = 120);
 
-Test(dlpack, goes_out_without_a_copy_and_holds_the_memory)
+Test(dlpack, exports_without_a_copy_and_keeps_the_memory)
 {
     float numbers[6] = { 0 };
     int freed = 0;
@@ -156,7 +156,7 @@ Test(dlpack, goes_out_without_a_copy_and_holds_the_memory)
     cr_expect_eq(freed, 1);
 }
 
-Test(dlpack, goes_out_versioned_without_a_copy_and_holds_the_memory)
+Test(dlpack, exports_versioned_without_a_copy_and_keeps_the_memory)
 {
     float numbers[6] = { 0 };
     int freed = 0;
@@ -176,7 +176,7 @@ Test(dlpack, goes_out_versioned_without_a_copy_and_holds_the_memory)
     cr_expect_eq(freed, 1);
 }
 
-Test(dlpack, starts_at_the_first_element_of_a_view)
+Test(dlpack, exports_from_the_first_element_of_a_view)
 {
     int64_t shape[2] = { 4, 6 };
     struct bx_tensor *tensor = NULL, *view = NULL;
@@ -189,7 +189,7 @@ Test(dlpack, starts_at_the_first_element_of_a_view)
                  (const char *)bx_tensor_data(tensor) + 16);
     are(managed->dl_tensor.strides, 2, DIMS(6, 2));
 
-    /* What a framework does to its own copy of the strides is not seen by the tensor. */
+    /* A framework that changes the strides changes only its own copy. */
     managed->dl_tensor.strides[0] = 1;
     cr_expect_eq(bx_tensor_strides(view)[0], 6);
     managed->deleter(managed);
@@ -197,7 +197,7 @@ Test(dlpack, starts_at_the_first_element_of_a_view)
     bx_tensor_release(tensor);
 }
 
-Test(dlpack, of_no_elements_has_no_data)
+Test(dlpack, exports_a_tensor_without_elements_without_data)
 {
     struct bx_tensor *tensor = NULL, *back = NULL;
     DLManagedTensor *managed = NULL;
@@ -271,7 +271,7 @@ Test(dlpack, brings_a_scalar_back)
     bx_tensor_release(back);
 }
 
-/* ---- In ---------------------------------------------------------------------------------------- */
+/* ---- Import ------------------------------------------------------------------------------------ */
 
 Test(dlpack, calls_the_deleter_once_when_the_last_view_is_dropped)
 {
@@ -295,7 +295,7 @@ Test(dlpack, calls_the_deleter_once_when_the_last_view_is_dropped)
     cr_expect_eq(theirs.deleted, 1);
 }
 
-Test(dlpack, needs_no_deleter)
+Test(dlpack, imports_a_struct_without_a_deleter)
 {
     struct theirs theirs;
     struct bx_tensor *tensor = NULL;
@@ -309,7 +309,7 @@ Test(dlpack, needs_no_deleter)
     cr_expect_eq(theirs.deleted, 0);
 }
 
-Test(dlpack, begins_at_the_byte_offset_and_keeps_strides)
+Test(dlpack, imports_from_the_byte_offset_and_keeps_strides)
 {
     struct theirs theirs;
 
@@ -331,7 +331,7 @@ Test(dlpack, begins_at_the_byte_offset_and_keeps_strides)
     cr_expect_eq(theirs.deleted, 1);
 }
 
-Test(dlpack, takes_pinned_host_memory)
+Test(dlpack, imports_pinned_host_memory)
 {
     struct theirs theirs;
 
@@ -345,7 +345,7 @@ Test(dlpack, takes_pinned_host_memory)
     cr_expect_eq(theirs.deleted, 1);
 }
 
-Test(dlpack, keeps_what_is_read_only_read_only)
+Test(dlpack, keeps_read_only_memory_read_only)
 {
     struct theirs theirs;
     struct bx_tensor *tensor = NULL, *view = NULL, *copy = NULL, *again = NULL;
@@ -379,7 +379,7 @@ Test(dlpack, keeps_what_is_read_only_read_only)
 
 /* ---- Refused ------------------------------------------------------------------------------------- */
 
-/* Both structs are refused with `code` and stay with whoever gave them. */
+/* Both structs are refused with `code`, and their deleters are not called. */
 static void refuses(struct theirs *theirs, int code, const char *part)
 {
     struct bx_tensor *tensor = NULL;
@@ -449,7 +449,7 @@ Test(dlpack, refuses_another_major_version)
     cr_expect_eq(theirs.deleted, 0);
 }
 
-Test(dlpack, refuses_shapes_that_make_no_tensor)
+Test(dlpack, refuses_shapes_that_are_invalid)
 {
     struct theirs theirs;
 
@@ -474,7 +474,7 @@ Test(dlpack, refuses_shapes_that_make_no_tensor)
     refuses(&theirs, -EINVAL, "no memory");
 }
 
-Test(dlpack, refuses_to_work_on_nothing)
+Test(dlpack, refuses_null)
 {
     struct theirs theirs;
     struct bx_tensor *tensor = NULL;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/lend/lease.c: that every lease comes back, however its message ended, and what happens where no more can be
- * lent. Each test counts what is on loan at its end, besides the harness, which does so in every worker.
+ * lib/lend/lease.c: every lease is returned, however its message ended, and the errors where no more can be lent. Each
+ * test counts the leases on loan at its end. The harness does so too, in every worker.
  *
- * A lease is given back by the borrower without a frame; but what the callee did before it answered is seen
- * by who has the answer, so that counts are exact where a call stands between.
+ * The borrower returns a lease without a frame. But a caller that has an answer also sees what the callee did before it
+ * answered: counts are exact after a call.
  */
 #include "tests/harness/loans.h"
 
@@ -29,7 +29,7 @@ static void runs_with(const struct bx_options *options, harness_fn body)
     harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .options = *options, .body = { body } });
 }
 
-/* ---- However the message ends -------------------------------------------------------------------------- */
+/* ---- Ways in which a message ends ---------------------------------------------------------------------- */
 
 static void expect_all_back(struct bx_job *job, uint64_t granted)
 {
@@ -60,12 +60,12 @@ static void ends_in_a_handler(struct bx_job *job)
     expect_all_back(job, 4);
 }
 
-Test(lease, comes_back_from_a_handler_that_succeeds_or_fails_and_from_none, .timeout = 20)
+Test(lease, is_returned_whether_the_handler_succeeds_fails_or_is_missing, .timeout = 20)
 {
     runs(2, ends_in_a_handler);
 }
 
-/* The thread that completed a call may not have dropped its own reference yet. */
+/* Waits, because the thread that completed a call may not have dropped its own reference yet. */
 static void none_borrowed(struct bx_job *job, int rank)
 {
     while (loans_of(job, rank).borrowed != 0)
@@ -86,7 +86,7 @@ static void ends_where_nobody_wants_the_value(struct bx_job *job)
         bx_future_release(future);
         none_borrowed(job, to);
         bx_future_release(loans_start(job, name, "make", harness_msg_i64(2)));
-        /* Replies of inline handlers come in order. */
+        /* Replies of inline handlers arrive in order, so that of "make" has arrived. */
         HARNESS_EQ(harness_call(job, name, "echo", harness_msg_i64(9)), 9);
         none_borrowed(job, to);
         HARNESS_EQ(harness_call(job, name, "out", harness_msg_i64(0)), 0);
@@ -105,7 +105,7 @@ static int setup_out(struct bx_job *job)
     return loans_setup(job);
 }
 
-Test(lease, comes_back_of_a_reply_that_nobody_wants_or_reads, .timeout = 20)
+Test(lease, is_returned_of_a_reply_that_is_dropped_or_not_read, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup_out, .body = { ends_where_nobody_wants_the_value } });
@@ -118,7 +118,7 @@ static void ends_oneway(struct bx_job *job)
         struct bx_msg *args = loans_msg(job, 2, 2, 500);
 
         HARNESS_EQ(bx_rpc_oneway(job, name, "verify", args, NULL), 0);
-        HARNESS_EQ(bx_rpc_oneway(job, name, "back", args, NULL), 0);    /* whose answer is dropped */
+        HARNESS_EQ(bx_rpc_oneway(job, name, "back", args, NULL), 0);    /* its reply is dropped */
         HARNESS_EQ(bx_rpc_oneway(job, name, "fail", args, NULL), 0);
         HARNESS_EQ(bx_rpc_oneway(job, name, "none", args, NULL), BX_E_NO_FUNCTION);
         bx_msg_destroy(args);
@@ -128,12 +128,12 @@ static void ends_oneway(struct bx_job *job)
     expect_all_back(job, 6);
 }
 
-Test(lease, comes_back_of_one_way_calls, .timeout = 20)
+Test(lease, is_returned_of_one_way_calls, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_out, .body = { ends_oneway } });
 }
 
-/* Calls that time out, until one of them has come as far as its handler, which posts the gate. How many. */
+/* Calls that time out, until the handler of one has begun, which posts the gate. Returns how many calls. */
 static uint64_t times_out_in(struct bx_job *job, const char *function, int gate, uint32_t least)
 {
     struct bx_call_options hasty = { .timeout_ns = 10 * HARNESS_MS };
@@ -148,9 +148,9 @@ static void ends_late(struct bx_job *job)
 {
     uint64_t calls = times_out_in(job, "stuck", LOANS_STUCK, 1);
 
-    HARNESS_CHECK(loans_of(job, 1).leases >= 1);        /* it is being read still */
+    HARNESS_CHECK(loans_of(job, 1).leases >= 1);        /* the handler still has it */
     harness_post(LOANS_GO);
-    /* What came too late to be run may have been ended by the callee's answer, which is not late. */
+    /* A request that expired before it ran may be ended by the callee's answer, which is not counted as late. */
     while (harness_counter(job, "late_replies") < harness_counter(job, "calls_timed_out"))
         HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
     HARNESS_EQ(loans_of(job, 1).borrowed, 0);
@@ -158,12 +158,12 @@ static void ends_late(struct bx_job *job)
     expect_all_back(job, calls);
 }
 
-Test(lease, comes_back_of_a_call_that_timed_out_and_of_its_late_reply, .timeout = 20)
+Test(lease, is_returned_of_a_call_that_timed_out_and_of_its_late_reply, .timeout = 20)
 {
     runs(2, ends_late);
 }
 
-/* Every thread of worker 1's pool is stuck. */
+/* Makes every thread of worker 1's pool wait in "stuck". */
 static void fill_the_pool(struct bx_job *job, struct bx_future **futures)
 {
     for (int i = 0; i < BXI_POOL_READY; i++)
@@ -191,7 +191,7 @@ static void ends_in_the_queue(struct bx_job *job)
     future = loans_start(job, "worker1", "keep_blocking", loans_msg(job, 4, 2, 500));
     HARNESS_EQ(bx_future_cancel(future), 0);
     bx_future_release(future);
-    /* The cancel, and the lease that it ends, are done with before the next request is. */
+    /* The callee handles the cancel, and ends its lease, before it handles this request. */
     HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(1)), 1);
     HARNESS_CHECK(loans_of(job, 1).leases <= BXI_POOL_READY + 1);
     empty_the_pool(stuck_calls);
@@ -200,7 +200,7 @@ static void ends_in_the_queue(struct bx_job *job)
     expect_all_back(job, BXI_POOL_READY + 2);
 }
 
-Test(lease, comes_back_of_calls_that_expire_or_are_cancelled_in_the_pool, .timeout = 20)
+Test(lease, is_returned_of_calls_that_expire_or_are_cancelled_in_the_pool, .timeout = 20)
 {
     runs(2, ends_in_the_queue);
 }
@@ -235,7 +235,7 @@ static void ends_in_a_batch(struct bx_job *job)
     expect_all_back(job, 2);
 }
 
-Test(lease, comes_back_of_rows_that_expire_or_are_cancelled, .timeout = 20)
+Test(lease, is_returned_of_rows_that_expire_or_are_cancelled, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_batch, .body = { ends_in_a_batch } });
 }
@@ -254,12 +254,12 @@ static void ends_parked(struct bx_job *job)
     expect_all_back(job, 1 + calls);
 }
 
-Test(lease, comes_back_of_parked_requests_that_time_out_or_are_cancelled, .timeout = 20)
+Test(lease, is_returned_of_parked_requests_that_time_out_or_are_cancelled, .timeout = 20)
 {
     runs(2, ends_parked);
 }
 
-/* Lease and future of the parked request end with the job of who asked. */
+/* The lease and the future of a parked request end when the caller's job ends. */
 static void leaves_with_a_parked_request(struct bx_job *job)
 {
     struct bx_future *future = loans_start(job, "worker1", "hold", loans_msg(job, 8, 1, 500));
@@ -274,12 +274,12 @@ static void leaves_with_a_parked_request(struct bx_job *job)
     bx_job_destroy(job);
 }
 
-Test(lease, does_not_hold_up_a_shutdown, .timeout = 20)
+Test(lease, of_a_parked_request_does_not_delay_a_shutdown, .timeout = 20)
 {
     runs(2, leaves_with_a_parked_request);
 }
 
-/* Nobody gives anything back before all have left. */
+/* Both workers keep what they borrowed until both have left. */
 static void leaves_with_all_it_holds(struct bx_job *job)
 {
     const char *other = bx_worker_name(job, 1 - bx_job_rank(job));
@@ -298,7 +298,7 @@ static void leaves_with_all_it_holds(struct bx_job *job)
     bx_msg_destroy(reply);
 }
 
-Test(lease, is_given_up_by_a_shutdown_that_all_come_to, .timeout = 20)
+Test(lease, does_not_delay_a_shutdown_of_all_workers, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup,
                                          .body = { leaves_with_all_it_holds, leaves_with_all_it_holds } });
@@ -327,7 +327,7 @@ static void reads_the_ledger(struct bx_job *job)
     }
     HARNESS_EQ(loans_of(job, -1).leases, 6);
     HARNESS_EQ(loans_of(job, -1).bytes, loans_of(job, 0).bytes * 6);
-    HARNESS_EQ(loans_of(job, 0).borrowed, 1);       /* its own, of itself */
+    HARNESS_EQ(loans_of(job, 0).borrowed, 1);       /* it has borrowed from itself */
     HARNESS_CHECK(loans_of(job, -1).oldest_ns >= loans_of(job, 2).oldest_ns);
 
     loans = loans_of(job, 2);
@@ -343,12 +343,12 @@ static void reads_the_ledger(struct bx_job *job)
     HARNESS_EQ(loans_of(job, -1).returned, 6);
 }
 
-Test(lease, is_in_the_ledger_with_its_bytes_and_its_age, .timeout = 20)
+Test(lease, is_counted_with_its_bytes_and_its_age, .timeout = 20)
 {
     runs(3, reads_the_ledger);
 }
 
-/* A block on two leases counts twice; several views of it on one lease once. */
+/* A block on two leases counts twice. Several views of a block on one lease count once. */
 static void counts_blocks(struct bx_job *job)
 {
     struct bx_tensor *tensor = loans_tensor(job, BX_U8, 65536, 1), *half = NULL;
@@ -367,7 +367,7 @@ static void counts_blocks(struct bx_job *job)
     HARNESS_EQ(bx_tensor_on_loan(half), 2);
     bx_tensor_release(half);
     HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(2)), 0);
-    HARNESS_EQ(bx_tensor_on_loan(tensor), 2);       /* nobody has looked */
+    HARNESS_EQ(bx_tensor_on_loan(tensor), 2);       /* the lease words have not been read since */
     HARNESS_EQ(loans_of(job, 1).leases, 0);
     HARNESS_EQ(bx_tensor_on_loan(tensor), 0);
     bx_tensor_release(tensor);
@@ -393,7 +393,7 @@ static void lends_all_it_may(struct bx_job *job, const char *to)
     HARNESS_EQ(bx_rpc_sync(job, to, "keep", args, &hasty, NULL), BX_E_TIMEOUT);
     HARNESS_EQ(bx_rpc_oneway(job, to, "keep", args, &hasty), BX_E_TIMEOUT);
     HARNESS_EQ(loans_of(job, -1).leases, BX_LEASES_MAX);
-    /* What lends nothing goes as ever. */
+    /* Calls without tensors still succeed. */
     HARNESS_EQ(harness_call(job, to, "drop", harness_msg_i64(1)), BX_LEASES_MAX - 1);
     HARNESS_EQ(bx_rpc_sync(job, to, "keep", args, &at_once, NULL), 0);
     HARNESS_EQ(bx_rpc_sync(job, to, "keep", args, &at_once, NULL), -EAGAIN);
@@ -409,7 +409,7 @@ static void lends_1024(struct bx_job *job)
     lends_all_it_may(job, "worker1");
 }
 
-Test(lease, is_one_of_1024_a_peer, .timeout = 60)
+Test(lease, is_one_of_1024_for_each_peer, .timeout = 60)
 {
     runs(2, lends_1024);
 }
@@ -433,7 +433,7 @@ static void borrows_1024(struct bx_job *job)
     HARNESS_EQ(loans_of(job, 1).borrowed, 0);
 }
 
-Test(lease, that_a_reply_cannot_have_is_an_error_at_the_caller, .timeout = 60)
+Test(lease, that_a_reply_cannot_get_is_an_error_at_the_caller, .timeout = 60)
 {
     runs(2, borrows_1024);
 }
@@ -464,7 +464,7 @@ static void lends_a_megabyte(struct bx_job *job)
     HARNESS_EQ(loans_of(job, -1).bytes, 0);
 }
 
-Test(loan_bytes_max, refuses_what_would_pass_it, .timeout = 20)
+Test(loan_bytes_max, refuses_a_message_that_would_exceed_it, .timeout = 20)
 {
     runs_with(&one_megabyte, lends_a_megabyte);
 }
@@ -479,7 +479,7 @@ static void lends_too_much_at_once(struct bx_job *job)
     }
 }
 
-Test(loan_bytes_max, refuses_a_message_that_never_could, .timeout = 20)
+Test(loan_bytes_max, refuses_a_message_that_is_larger_than_it, .timeout = 20)
 {
     runs_with(&one_megabyte, lends_too_much_at_once);
 }
@@ -504,12 +504,12 @@ static void borrows_a_megabyte(struct bx_job *job)
         bx_msg_destroy(args[i]);
 }
 
-Test(loan_bytes_max, fails_a_reply_that_would_pass_it, .timeout = 20)
+Test(loan_bytes_max, fails_a_reply_that_would_exceed_it, .timeout = 20)
 {
     runs_with(&(struct bx_options){ .loan_bytes_max = 1300 << 10 }, borrows_a_megabyte);
 }
 
-/* Lends without end; worker 2 has worker 1 let go of what it keeps, one by one, as soon as it is asked. */
+/* Lends again and again. Worker 2 makes worker 1 release one kept tensor at a time. */
 static void lends_in_turn(struct bx_job *job)
 {
     for (int i = 0; i < 50; i++) {
@@ -532,7 +532,7 @@ static void lets_go_in_turn(struct bx_job *job)
     harness_await(DONE, 1);
 }
 
-Test(loan_bytes_max, lets_a_call_wait_until_enough_is_back, .timeout = 60)
+Test(loan_bytes_max, makes_a_call_wait_until_enough_is_returned, .timeout = 60)
 {
     for (int no_spin = 0; no_spin < 2; no_spin++) {
         harness_reset();
@@ -544,7 +544,7 @@ Test(loan_bytes_max, lets_a_call_wait_until_enough_is_back, .timeout = 60)
 
 /* ---- A full ring ------------------------------------------------------------------------------------------- */
 
-/* The callee stands still, so that its ring stays full. */
+/* The callee is stopped, so its ring stays full. */
 static void lends_into_a_full_ring(struct bx_job *job)
 {
     static const char payload[8000];
@@ -564,13 +564,13 @@ static void lends_into_a_full_ring(struct bx_job *job)
     HARNESS_EQ(rc, -EAGAIN);
     for (int i = 0; i < 2; i++) {
         while ((rc = bx_rpc_oneway(job, "worker1", "verify", args, &at_once)) == 0)
-            ;                       /* a frame without its 8,000 bytes may still have had room */
+            ;                       /* the ring may have room for frames without 8,000 bytes of payload */
         HARNESS_EQ(rc, -EAGAIN);
         HARNESS_HAS(bx_error_text(), "ring is full");
         generations[i] = job->rpc->peers[1].ledger.slots[job->rpc->peers[1].ledger.free].generation;
     }
     HARNESS_EQ(generations[0], generations[1]);
-    /* What is on loan is what was sent. */
+    /* The leases on loan are those of the frames that were sent. */
     HARNESS_EQ(loans_of(job, 1).leases, harness_counter(job, "leases_granted") - 1);
     HARNESS_EQ(loans_of(job, 1).granted, harness_counter(job, "leases_granted"));
     loans_signal(1, SIGCONT);
@@ -580,12 +580,12 @@ static void lends_into_a_full_ring(struct bx_job *job)
     loans_come_back(job, 1);
     HARNESS_EQ(harness_counter(job, "leases_returned"), harness_counter(job, "leases_granted"));
     bx_msg_destroy(full);
-    /* Nobody holds a block any more, of calls that failed neither. */
+    /* No block is held any more, not even by the calls that failed. */
     HARNESS_EQ(bx_job_arena(job, &arena), 0);
     HARNESS_EQ(arena.used_bytes, 0);
 }
 
-Test(lease, of_a_one_way_call_that_finds_the_ring_full_is_none, .timeout = 30)
+Test(lease, is_not_taken_by_a_one_way_call_that_finds_the_ring_full, .timeout = 30)
 {
     runs(2, lends_into_a_full_ring);
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Leases once more, each test after a fault that was found and mended.
- *
- * A waiter is woken whoever found what came back. Memory that is freed where nothing may wait says so to a
- * bx_free_fn that tries. A reply is believed only after its call. What a worker that leaves never read comes
- * back, and so does what never reached it. A block that several tensors of a message lie in is lent once. And a
- * large message keeps memory on neither side.
+ * More tests of leases, each for a fault that was found and fixed:
+ * - A waiting thread is woken, whichever thread finds the returned lease.
+ * - A bx_free_fn that tries to wait where a thread may not is refused.
+ * - A reply is accepted only for a call in flight.
+ * - Leases of frames that a leaving worker never read, or that never reached it, are returned.
+ * - A block that contains several tensors of one message is lent once.
+ * - A large message keeps no memory, neither at its sender nor at its receiver.
  */
 #include "tests/harness/loans.h"
 
@@ -25,7 +26,7 @@ enum value { CODE = 0, FORGED_ID };
 
 #define MEGABYTE (UINT64_C(1) << 20)
 
-/* ---- Whoever finds what came back wakes the others ---------------------------------------------------- */
+/* ---- A thread that finds a returned lease wakes the others -------------------------------------------- */
 
 static struct bx_tensor *taken;
 
@@ -36,7 +37,7 @@ static int take(const struct bx_request *request, struct bx_reader *args, struct
     return 0;
 }
 
-/* Holds the progress role of its worker, so that nobody there looks at anything. */
+/* Holds the progress role of its worker, so that no thread of it reads rings or lease words. */
 static int busy(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request, (void)args, (void)reply, (void)context;
@@ -52,7 +53,7 @@ static int setup_taking(struct bx_job *job)
     return loans_setup(job);
 }
 
-/* By its own thread, without a frame to anybody. Gate LET_GO counts to its rank. */
+/* Releases the tensor on the program's thread, without a frame, once gate LET_GO has reached its rank. */
 static void lets_go(struct bx_job *job)
 {
     harness_await(LET_GO, (uint32_t)bx_job_rank(job));
@@ -84,7 +85,7 @@ static void await_sleeping_leader(const struct bx_job *job)
         sched_yield();
 }
 
-static struct bx_msg *second_msg;       /* of 5000 bytes, which do not fit beside the first ones */
+static struct bx_msg *second_msg;       /* with 5000 bytes, more than loan_bytes_max leaves beside the first 5000 */
 
 static void waits_and_others_look(struct bx_job *job, int index)
 {
@@ -96,7 +97,7 @@ static void waits_and_others_look(struct bx_job *job, int index)
     }
     await_sleeping_follower(job);
     harness_post(LET_GO);
-    while (loans_of(job, 1).returned == 0)      /* this thread takes it, not the one that waits */
+    while (loans_of(job, 1).returned == 0)      /* this thread reads the lease word, not the waiting one */
         sched_yield();
     harness_await(WOKEN, 1);
     harness_post(BUSY_GO);
@@ -110,7 +111,7 @@ static void is_looked_at_by_another(struct bx_job *job)
     harness_threads(job, 2, waits_and_others_look);
 }
 
-Test(lease_wait_again, is_woken_though_another_threads_look_took_what_came_back, .timeout = 20)
+Test(lease_wait_again, is_woken_though_another_thread_found_the_returned_lease, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_taking,
                                          .body = { is_looked_at_by_another, lets_go } });
@@ -123,14 +124,14 @@ static void has_room_again(struct bx_job *job)
     bx_msg_destroy(second_msg);
 }
 
-Test(lease_wait_again, of_a_call_for_room_is_ended_by_another_threads_look, .timeout = 20)
+Test(lease_wait_again, of_a_call_for_room_ends_when_another_thread_finds_the_returned_lease, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_taking, .options = { .loan_bytes_max = 9000 },
                                          .body = { has_room_again, lets_go } });
 }
 
-/* Thread 0 leads and waits for worker 2's lease, thread 1 follows and waits for worker 1's, which comes first:
- * the leader's own look finds it. */
+/* Thread 0 leads and waits for worker 2's lease, thread 1 follows and waits for worker 1's. The latter is returned
+ * first, and the leader finds it. */
 static void waits_for_its_own(struct bx_job *job, int index)
 {
     if (index == 1)
@@ -154,13 +155,13 @@ static void waits_for_two(struct bx_job *job)
     harness_threads(job, 3, waits_for_its_own);
 }
 
-Test(lease_wait_again, of_a_follower_is_ended_by_the_leaders_look, .timeout = 20)
+Test(lease_wait_again, of_a_follower_ends_when_the_leader_finds_the_returned_lease, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup_taking, .options = { .no_spin = true },
                                          .body = { waits_for_two, lets_go, lets_go } });
 }
 
-/* ---- Memory that is freed where nothing may wait ------------------------------------------------------ */
+/* ---- Memory that is freed where a thread may not wait ------------------------------------------------- */
 
 static unsigned char foreign[64];
 
@@ -190,7 +191,7 @@ static int answers_foreign(const struct bx_request *request, struct bx_reader *a
     return 0;
 }
 
-/* The reply is dropped for an error, or as nobody's. */
+/* The reply is dropped, because the handler fails. */
 static int drops_foreign(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                          void *context)
 {
@@ -246,18 +247,18 @@ static void has_foreign_memory_freed_async(struct bx_job *job)
     expect_would_deadlock(job, 1);
 }
 
-Test(lease_free_again, after_a_future_that_was_done_at_once_may_not_wait, .timeout = 20)
+Test(lease_free_again, after_an_async_reply_that_was_done_at_once_may_not_wait, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_foreign,
                                          .body = { has_foreign_memory_freed_async } });
 }
 
 
-/* ---- A reply is believed after its call --------------------------------------------------------------- */
+/* ---- A reply is accepted only for a call in flight ---------------------------------------------------- */
 
 static struct bxi_frame forged_frame;
 static struct bxi_lease_head forged_lease;
-static bool forged_after_call;          /* with the id of the call that waits, which it ends */
+static bool forged_after_call;          /* the reply has the id of the call in flight, and ends it */
 
 static void forges_reply(struct bx_job *job)
 {
@@ -284,7 +285,7 @@ static void forges_reply(struct bx_job *job)
 static void strikes_and_is_cut_off(struct bx_job *job)
 {
     harness_post(STRIKE);
-    while (bx_worker_alive(job, 1)) {       /* a reply that nobody waits for wakes nobody */
+    while (bx_worker_alive(job, 1)) {       /* a reply that no thread waits for wakes none */
         bx_progress(job);
         sched_yield();
     }
@@ -292,7 +293,7 @@ static void strikes_and_is_cut_off(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
 }
 
-/* Nothing was borrowed, and so nothing given back. */
+/* Nothing was borrowed, so nothing was returned. */
 static void ends_it(struct bx_job *job)
 {
     HARNESS_EQ(bxi_load_relaxed(&bxi_tables(job->control)->loans[1].borrowed_total), 0);
@@ -310,7 +311,7 @@ static int64_t own_blocks(const struct bx_job *job)
     return stat.st_blocks;
 }
 
-/* Its ring to worker 1 has no pages, and neither have the words behind it. */
+/* This worker's ring to worker 1 has no pages, and neither have the lease words behind it. */
 static void is_answered_by_a_stranger(struct bx_job *job)
 {
     int64_t blocks = own_blocks(job);
@@ -335,13 +336,13 @@ static void forge(uint64_t id, int code, uint32_t tensors)
                                             .tensor_count = tensors };
 }
 
-Test(lease_reply_again, of_one_to_whom_no_ring_is_open_cuts_off_and_allocates_nothing, .timeout = 60)
+Test(lease_reply_again, without_an_open_ring_cuts_off_and_allocates_nothing, .timeout = 60)
 {
     for (uint32_t tensors = 0; tensors < 2; tensors++) {
         forge(7, 0, tensors);
         run_forged(is_answered_by_a_stranger);
     }
-    forge(1 << 16, BX_E_HANDLER, 1);        /* what the first call would have */
+    forge(1 << 16, BX_E_HANDLER, 1);        /* the id that the first call would have */
     run_forged(is_answered_by_a_stranger);
 }
 
@@ -358,7 +359,7 @@ static uint64_t id_in_flight(struct bx_job *job)
     return id;
 }
 
-/* One call waits; the reply is for another, or is an error that lends. */
+/* One call is in flight. The reply is for another id, or is an error that lends. */
 static void is_answered_wrongly(struct bx_job *job)
 {
     const bxi_a64 *words;
@@ -376,7 +377,7 @@ static void is_answered_wrongly(struct bx_job *job)
     ends_it(job);
 }
 
-Test(lease_reply_again, for_no_call_cuts_off_and_gives_nothing_back, .timeout = 60)
+Test(lease_reply_again, for_no_call_cuts_off_and_returns_no_lease, .timeout = 60)
 {
     static const uint64_t ids[] = { 7, 5, (uint64_t)1 << 16, UINT64_MAX, 0 };
 
@@ -386,7 +387,7 @@ Test(lease_reply_again, for_no_call_cuts_off_and_gives_nothing_back, .timeout = 
     }
 }
 
-Test(lease_reply_again, that_is_an_error_cuts_off_and_gives_nothing_back, .timeout = 60)
+Test(lease_reply_again, that_is_an_error_and_lends_cuts_off_and_returns_no_lease, .timeout = 60)
 {
     forged_after_call = true;
     for (uint32_t tensors = 0; tensors < 2; tensors++) {
@@ -395,13 +396,13 @@ Test(lease_reply_again, that_is_an_error_cuts_off_and_gives_nothing_back, .timeo
     }
 }
 
-/* ---- What a worker that leaves never read ------------------------------------------------------------- */
+/* ---- Frames that a leaving worker never read ---------------------------------------------------------- */
 
 #define SENT 400
-#define FITS 60             /* frames of so many bytes fit into a ring */
+#define FITS 60             /* frames with PAD_BYTES that fit into a ring */
 #define PAD_BYTES 1000
 
-/* Leaves alone, without a word, and lives on. */
+/* Destroys the job without a shutdown; the process lives on. */
 static void leaves_and_lives_on(struct bx_job *job)
 {
     harness_leaves_by_itself();
@@ -435,7 +436,7 @@ static void fails_with_shutdown(struct bx_future **futures, int count)
     }
 }
 
-/* The worker that left still lives. */
+/* All leases are returned, although the process of the worker that left still lives. */
 static void has_all_back(struct bx_job *job, struct bx_tensor *tensor)
 {
     struct bx_loans loans = loans_of(job, 1);
@@ -450,7 +451,7 @@ static void has_all_back(struct bx_job *job, struct bx_tensor *tensor)
     bx_tensor_release(tensor);
 }
 
-/* Worker 1 is in "busy" until its leaving has been seen: what its ring has no room for stays queued here. */
+/* Worker 1 is in "busy" until this worker has seen it leave. Frames that do not fit into its ring stay queued here. */
 static void sends_more_than_fits(struct bx_job *job)
 {
     struct bx_tensor *tensor = loans_tensor(job, BX_U8, 5000, 1);
@@ -468,17 +469,17 @@ static void sends_more_than_fits(struct bx_job *job)
     HARNESS_EQ(loans_of(job, 1).leases, SENT - queued);
     HARNESS_EQ(bx_tensor_on_loan(tensor), SENT - queued);
     harness_post(BUSY_GO);
-    harness_await(LEFT, 1);         /* it has handled the others before it stopped */
+    harness_await(LEFT, 1);         /* before it left it handled the frames in its ring */
     has_all_back(job, tensor);
 }
 
-Test(lease_left_again, gives_back_what_was_queued_for_the_one_that_left, .timeout = 30)
+Test(lease_left_again, returns_the_leases_of_frames_queued_for_a_worker_that_left, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_taking,
                                          .body = { sends_more_than_fits, leaves_and_lives_on } });
 }
 
-/* Nobody makes progress in worker 1 after its first answer. */
+/* No thread makes progress in worker 1 after its first answer. */
 static void reads_once_and_leaves(struct bx_job *job)
 {
     while (harness_gate(ANSWERED) == 0)
@@ -502,7 +503,7 @@ static void sends_what_fits(struct bx_job *job)
     has_all_back(job, tensor);
 }
 
-Test(lease_left_again, gives_back_what_the_one_that_left_never_read, .timeout = 30)
+Test(lease_left_again, returns_the_leases_of_frames_that_a_worker_that_left_never_read, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_taking, .options = { .own_loop = true },
                                          .body = { sends_what_fits, reads_once_and_leaves } });
@@ -511,7 +512,7 @@ Test(lease_left_again, gives_back_what_the_one_that_left_never_read, .timeout = 
 /* ---- A block is lent once ----------------------------------------------------------------------------- */
 
 #define TWO_MEGABYTES ((int64_t)(2 << 20))
-#define MANY 100           /* four times as many descriptors fit a frame */
+#define MANY 100           /* a frame has room for four times as many descriptors */
 
 static struct bx_msg *msg_of(struct bx_tensor *const *tensors, int count, int times)
 {
@@ -537,7 +538,7 @@ static int setup_swallowing(struct bx_job *job)
     return loans_setup(job);
 }
 
-/* One message with them in turn, `times` times: each block is on one lease, and counts for its bytes once. */
+/* One message with the tensors in turn, several times: each block is on one lease, and its bytes count once. */
 static void lends_in_turn(struct bx_job *job, struct bx_tensor *const *tensors, int count, uint64_t bytes)
 {
     for (int times = 1; times <= 4; times++) {
@@ -564,7 +565,7 @@ static void lends_two_in_turn(struct bx_job *job)
     }
     HARNESS_CHECK(bytes >= 2 * (uint64_t)TWO_MEGABYTES);
     lends_in_turn(job, three, 2, bytes);
-    /* A view of the first is the same block. */
+    /* A view of the first tensor is in the same block. */
     HARNESS_EQ(bx_tensor_slice(three[0], 0, 10, 20, 1, &three[2]), 0);
     lends_in_turn(job, three, 3, bytes);
     for (int i = 0; i < 3; i++)
@@ -576,7 +577,7 @@ Test(lease_bytes_again, of_tensors_in_turn_are_counted_once, .timeout = 20)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_swallowing, .body = { lends_two_in_turn } });
 }
 
-/* 4 MiB, named four times, where 5 MiB may be on loan. */
+/* The message has two tensors of 2 MiB each up to four times; 5 MiB may be on loan. */
 Test(lease_bytes_again, of_tensors_in_turn_fit_under_the_bound, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_swallowing, .body = { lends_two_in_turn },
@@ -602,7 +603,7 @@ Test(lease_bytes_again, of_hundreds_in_turn_are_counted_once, .timeout = 20)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_swallowing, .body = { lends_many_in_turn } });
 }
 
-/* ---- Large messages keep nothing ---------------------------------------------------------------------- */
+/* ---- Large messages keep no memory -------------------------------------------------------------------- */
 
 #define LARGE (64 << 20)
 #define NOT_SMALL (1 << 20)
@@ -621,7 +622,7 @@ static int answers_large(const struct bx_request *request, struct bx_reader *arg
     return 0;
 }
 
-/* What the message of this worker's inline handlers has room for. */
+/* Answers the capacity of the message that this worker's inline handlers share. */
 static int answers_capacity(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                             void *context)
 {
@@ -686,7 +687,7 @@ Test(lease_large_again, inline_reply_does_not_keep_its_memory, .timeout = 30)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_large, .body = { gets_a_large_reply } });
 }
 
-/* The reply is held: its lease is back all the same, its memory used again, and its bytes stay. */
+/* The reply is kept. Nevertheless its lease is returned, its memory is used again, and its bytes stay. */
 static void holds_large_replies(struct bx_job *job)
 {
     static const char *const functions[] = { "large", "large_blocking" };
@@ -703,7 +704,7 @@ static void holds_large_replies(struct bx_job *job)
     }
 }
 
-Test(lease_large_again, reply_without_tensors_is_given_back_before_it_is_dropped, .timeout = 20)
+Test(lease_large_again, reply_without_tensors_returns_its_lease_before_it_is_dropped, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_large, .body = { holds_large_replies } });
 }
@@ -719,7 +720,7 @@ static struct bx_msg *large_args(struct bx_job *job, int tensors)
     return args;
 }
 
-/* Its handler has begun and not ended. */
+/* The handlers have begun and not ended. */
 static void sends_large_arguments(struct bx_job *job)
 {
     struct bx_future *futures[2];
@@ -727,7 +728,7 @@ static void sends_large_arguments(struct bx_job *job)
     for (int tensors = 0; tensors < 2; tensors++) {
         futures[tensors] = loans_start(job, "worker1", "stuck", large_args(job, tensors));
         harness_await(LOANS_STUCK, (uint32_t)tensors + 1);
-        HARNESS_EQ(loans_of(job, 1).leases, (uint64_t)tensors);     /* with one it is as before */
+        HARNESS_EQ(loans_of(job, 1).leases, (uint64_t)tensors);     /* a message with a tensor keeps its lease */
     }
     harness_post(LOANS_GO);
     for (int i = 0; i < 2; i++) {
@@ -736,7 +737,7 @@ static void sends_large_arguments(struct bx_job *job)
     }
 }
 
-Test(lease_large_again, request_without_tensors_is_given_back_before_it_is_dropped, .timeout = 20)
+Test(lease_large_again, request_without_tensors_returns_its_lease_before_it_is_dropped, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_large, .body = { sends_large_arguments } });
 }

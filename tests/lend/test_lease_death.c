@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Loans and workers that die, stop or leave: a dead borrower's leases are taken back, and what a dead owner
- * lent stays readable for as long as it is held.
+ * Leases of workers that die, stop or leave: a dead borrower's leases are taken back, and tensors of a dead owner stay
+ * readable for as long as they are held.
  */
 #include "tests/harness/loans.h"
 
@@ -75,7 +75,7 @@ Test(lease_death, of_a_borrower_gives_its_leases_back_asleep, .timeout = 30)
         .options = { .no_spin = true, .arena_bytes = 4 * MEGABYTE } });
 }
 
-/* Requests that it never read, and replies that it had just asked for. */
+/* Kills the borrower while requests that it has not read, and replies to its own calls, are in the rings. */
 static void kills_it_with_frames_on_the_way(struct bx_job *job)
 {
     struct bx_msg *args = loans_msg(job, 1, 2, 5000);
@@ -93,7 +93,7 @@ static void kills_it_with_frames_on_the_way(struct bx_job *job)
     HARNESS_CHECK(!bx_worker_alive(job, 1));
 }
 
-Test(lease_death, of_a_borrower_takes_what_it_had_not_read_with_it, .timeout = 30)
+Test(lease_death, of_a_borrower_ends_the_leases_of_frames_in_the_rings, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup, .dies = 1u << 1,
                                          .body = { kills_it_with_frames_on_the_way } });
@@ -104,7 +104,7 @@ static void waits_for_room_at_one_that_dies(struct bx_job *job)
     for (int64_t i = 0; i < 2; i++)
         HARNESS_EQ(harness_call(job, "worker1", "keep", loans_msg(job, i, 1, HALF)), 1);
     harness_post(READY);
-    /* Bound by what worker 1 holds: its death makes room. */
+    /* The call waits for room: worker 1 holds the rest of loan_bytes_max, until it dies. */
     HARNESS_EQ(harness_call(job, "worker2", "keep", loans_msg(job, 5, 1, HALF)), 1);
     HARNESS_EQ(loans_of(job, 1).taken_back, 2);
     HARNESS_EQ(harness_call(job, "worker2", "drop", harness_msg_i64(1)), 0);
@@ -118,7 +118,7 @@ static void kills_worker_1(struct bx_job *job)
     harness_serve(job);
 }
 
-Test(lease_death, of_a_borrower_lets_a_call_to_another_go_on, .timeout = 30)
+Test(lease_death, of_a_borrower_makes_room_for_a_call_to_another, .timeout = 30)
 {
     for (int no_spin = 0; no_spin < 2; no_spin++) {
         harness_reset();
@@ -143,7 +143,7 @@ static void waits_for_room_at_the_one_that_dies(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(lease_death, of_a_borrower_ends_the_wait_for_a_lease_of_it, .timeout = 60)
+Test(lease_death, of_a_borrower_ends_the_wait_for_its_lease, .timeout = 60)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = loans_setup, .dies = 1u << 1,
@@ -168,7 +168,7 @@ static void kills_its_owner(struct bx_job *job)
     for (uint64_t i = 0; i < 499; i++)
         HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), i));
     last = bx_tensor_acquire(bx_read_tensor(&reader));
-    /* Passed on it is copied: the dead owner's memory is one to read from. */
+    /* To pass it on copies it from the dead owner's memory. */
     args = harness_msg_i64(499);
     HARNESS_EQ(bx_msg_put_tensor(args, last), 0);
     HARNESS_EQ(harness_call(job, "worker2", "verify", args), 1);
@@ -180,13 +180,13 @@ static void kills_its_owner(struct bx_job *job)
     HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, 1, 1, 100)), 1);
 }
 
-Test(lease_death, of_an_owner_leaves_what_it_lent_readable, .timeout = 30)
+Test(lease_death, of_an_owner_leaves_its_tensors_readable, .timeout = 30)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = loans_setup, .body = { kills_its_owner }, .dies = 1u << 1 });
 }
 
-/* Read by the callee long after the caller has died, and beyond the end of its own job. */
+/* The callee reads the tensor after the caller has died, and after the end of its own job. */
 static void holds_until_after_its_job(struct bx_job *job)
 {
     struct bx_msg *args = harness_msg_i64(3), *reply = NULL;
@@ -207,13 +207,13 @@ static void holds_until_after_its_job(struct bx_job *job)
     bx_msg_destroy(reply);
 }
 
-Test(lease_death, of_an_owner_leaves_it_readable_beyond_the_job, .timeout = 30)
+Test(lease_death, of_an_owner_leaves_its_tensors_readable_beyond_the_job, .timeout = 30)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = loans_setup, .body = { holds_until_after_its_job }, .dies = 1u << 1 });
 }
 
-/* The arguments of calls that lie in the callee's queue or run there when their caller dies. */
+/* The caller dies while its calls wait in the callee's queue or run there. */
 static void dies_with_calls_out(struct bx_job *job)
 {
     for (int i = 0; i < 2 * BXI_POOL_READY; i++)
@@ -227,7 +227,7 @@ static void dies_with_calls_out(struct bx_job *job)
 static void serves_one_that_dies(struct bx_job *job)
 {
     await_death(job, 1);
-    /* "stuck" has looked at its tensors already; "keep" does so now, behind the death. */
+    /* "stuck" has read its tensors before the death, "keep" reads them after it. */
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
     harness_post(LOANS_GO);
     HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, 1, 1, 100)), 1);
@@ -242,7 +242,7 @@ Test(lease_death, of_a_caller_ends_the_leases_of_its_requests, .timeout = 30)
         .body = { serves_one_that_dies, dies_with_calls_out } });
 }
 
-/* Both ways at once: each of the two holds of worker 1 and has lent to it. */
+/* Each of the other workers has borrowed from worker 1 and has lent to it. */
 static void is_entangled(struct bx_job *job)
 {
     struct bx_msg *args = harness_msg_i64(2), *reply = NULL;
@@ -264,7 +264,7 @@ static void is_entangled(struct bx_job *job)
     bx_msg_destroy(reply);
 }
 
-Test(lease_death, of_one_that_lent_and_borrowed, .timeout = 30)
+Test(lease_death, of_a_worker_that_lent_and_borrowed_ends_both, .timeout = 30)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = loans_setup, .dies = 1u << 1, .body = { is_entangled, NULL, is_entangled } });
@@ -293,12 +293,12 @@ static void stops_its_borrower(struct bx_job *job)
     HARNESS_EQ(loans_of(job, 1).leases, 0);
 }
 
-Test(lease_stopped, is_seen_by_its_age_and_holds_up_nobody_else, .timeout = 30)
+Test(lease_stopped, is_seen_by_its_age_and_delays_no_other, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup, .body = { stops_its_borrower } });
 }
 
-/* Leaves alone, without a word, and without giving anything back. */
+/* Destroys the job without a shutdown, and keeps what it has borrowed. */
 static void leaves_holding(struct bx_job *job)
 {
     struct bx_msg *args = harness_msg_i64(2), *reply = NULL;
@@ -317,7 +317,7 @@ static void leaves_holding(struct bx_job *job)
     bx_msg_destroy(reply);
 }
 
-/* As long as the one that left lives it may read: its memory is not used for anything else. */
+/* As long as the process that left lives it may read, so the memory must not be used again. */
 static void lent_to_one_that_leaves(struct bx_job *job)
 {
     harness_await(READY, 1);
@@ -328,7 +328,7 @@ static void lent_to_one_that_leaves(struct bx_job *job)
     HARNESS_EQ(loans_of(job, 1).granted, loans_of(job, 1).returned + loans_of(job, 1).taken_back);
 }
 
-Test(lease_left, holds_its_memory_until_the_one_that_left_is_gone, .timeout = 30)
+Test(lease_left, keeps_its_memory_until_the_process_that_left_has_ended, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup,
                                          .body = { lent_to_one_that_leaves, leaves_holding } });

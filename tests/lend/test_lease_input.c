@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A worker whose lease heads, tensor descriptors and lease words are nonsense.
+ * A worker that sends wrong lease heads, tensor descriptors and lease words.
  *
- * As in test_fuzz.c worker 0 is written to, 1 is the hostile one, which is killed at the end of each test, and
- * 2 is a bystander. A frame made by hand, right in every field, is shown to be taken; each of the forgeries
- * differs from it in one. Worker 0 must then cut worker 1 off, hold nothing of it, get back what it had lent
- * once worker 1 is dead, and go on with worker 2. Arenas are of a few megabytes, so that what is outside of
- * them is not far.
+ * As in test_fuzz.c worker 0 is the receiver, worker 1 is hostile and killed at the end of each test, and worker 2 is a
+ * bystander. One test shows that a correct frame made by hand is accepted; each forgery differs from it in one field.
+ * Worker 0 must then cut worker 1 off, keep nothing that it borrowed from it, get its own leases back once worker 1 is
+ * dead, and go on with worker 2. Arenas have a few megabytes, so that offsets outside of them are small.
  */
 #include "tests/harness/hostile.h"
 #include "tests/harness/loans.h"
@@ -25,31 +24,31 @@ enum gate { TAKEN };
 enum value { TAKEN_BYTES = 0, SEED };
 
 #define ARENA_BYTES (UINT64_C(4) << 20)
-/* Of the call that stays unanswered: slot 0, after two others. */
+/* The id of the call of held_call: slot 0, after two earlier calls. */
 #define HELD_ID (3 << 16)
 #define TOUCH 0                     /* index of the function "touch": the first that is registered */
 
 /* ---- A frame made by hand ------------------------------------------------------------------------------- */
 
-/* One tensor of {2, 3} f32 and 8 bytes behind it. */
+/* A message with one f32 tensor of shape {2, 3} and 8 bytes behind it. */
 struct forgery {
     struct bxi_frame frame;
     struct bxi_lease_head lease;
     struct bxi_tensor_head tensor;
     int64_t dims[2 * BX_DIMS_MAX + 4];      /* shape, then strides */
-    size_t dim_count;                       /* of dims that are written */
-    size_t cut;                             /* bytes that the body lacks at its end */
-    bool packed;                            /* by the arena */
+    size_t dim_count;                       /* how many of dims are written */
+    size_t cut;                             /* bytes that are missing at the body's end */
+    bool packed;                            /* the body is in the arena, not in the frame */
 };
 
-static unsigned char *block;        /* of worker 1's arena */
+static unsigned char *block;        /* in worker 1's arena */
 static uint64_t block_offset;
 
 static void make_block(struct bx_job *job)
 {
     struct bx_tensor *tensor = loans_tensor(job, BX_U8, 4096, 1);
 
-    block = bx_tensor_data_mut(tensor);     /* never released: it lies there until the worker is killed */
+    block = bx_tensor_data_mut(tensor);     /* never released: it stays until the worker is killed */
     block_offset = (uint64_t)(block - bxi_arena_base(job->lend->arena));
 }
 
@@ -85,7 +84,7 @@ static size_t write_body(const struct forgery *forgery, unsigned char *body)
     return sizeof(forgery->lease) + sizeof(forgery->tensor) + dims + 8 - forgery->cut;
 }
 
-/* Past the library. */
+/* Writes the frame without the library's send functions. Returns false if the ring is full. */
 static bool put_forgery(struct bx_job *job, const struct forgery *forgery)
 {
     unsigned char body[1024];
@@ -108,7 +107,7 @@ static bool put_forgery(struct bx_job *job, const struct forgery *forgery)
 
 /* ---- Workers ----------------------------------------------------------------------------------------------- */
 
-/* Reads the first and the last element of each: there may be more of them than a lifetime has moments. */
+/* Reads only the first and the last element of each tensor, because a forged shape may have an absurd size. */
 static int touch(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request, (void)reply, (void)context;
@@ -140,7 +139,7 @@ static void has_a_block_and_is_hostile(struct bx_job *job)
     is_hostile(job);
 }
 
-/* One block is on loan to worker 1 since before, and one call waits for its answer. */
+/* Before the strike: one block is on loan to worker 1, and one call to it is in flight. */
 static struct bx_future *held_call(struct bx_job *job)
 {
     struct bx_future *future;
@@ -159,7 +158,7 @@ static void others_go_on(struct bx_job *job)
     HARNESS_EQ(loans_of(job, 2).leases, 0);
 }
 
-/* Its leases end with its process. */
+/* Ends worker 1, and with it its leases. */
 static void ends_it(struct bx_job *job)
 {
     harness_post(FINISHED);
@@ -197,7 +196,7 @@ static void run(void (*how)(struct bx_job *job), harness_fn body)
                                          .options = { .arena_bytes = ARENA_BYTES } });
 }
 
-/* ---- What is right is taken ---------------------------------------------------------------------------------- */
+/* ---- Correct frames are accepted ----------------------------------------------------------------------------- */
 
 static void right_frames(struct bx_job *job)
 {
@@ -213,7 +212,7 @@ static void right_frames(struct bx_job *job)
         forgery.lease.packed_bytes += 16;
         HARNESS_CHECK(put_forgery(job, &forgery));
         harness_await(TAKEN, 3 * (uint32_t)packed + 2);
-        forgery.tensor.offset = ARENA_BYTES - 24;           /* the last bytes that there are */
+        forgery.tensor.offset = ARENA_BYTES - 24;           /* the last bytes of the arena */
         forgery.dims[2] = 3;
         HARNESS_CHECK(put_forgery(job, &forgery));
         harness_await(TAKEN, 3 * (uint32_t)packed + 3);
@@ -227,7 +226,7 @@ static void takes_them(struct bx_job *job)
     strikes_now();
     HARNESS_EQ(harness_load(TAKEN_BYTES), 6 * 24);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
-    /* This answer is read when the last of them has been dealt with. */
+    /* This answer is behind all of these frames. */
     HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(3)), 3);
     HARNESS_EQ(loans_of(job, 1).borrowed, 0);
     others_go_on(job);
@@ -236,7 +235,7 @@ static void takes_them(struct bx_job *job)
     bx_future_release(future);
 }
 
-Test(lease_input, that_is_right_is_taken, .timeout = 30)
+Test(lease_input, that_is_correct_is_accepted, .timeout = 30)
 {
     run(right_frames, takes_them);
 }
@@ -521,7 +520,7 @@ CUTS_OFF_PACKED(packed_over_the_end)
 CUTS_OFF_PACKED(packed_so_that_it_overflows)
 CUTS_OFF_PACKED(packed_nearly_here)
 
-/* An error lends nothing. */
+/* A reply with an error must not have a lease. */
 static void error_that_lends(struct bx_job *job)
 {
     struct forgery forgery = right_forgery(BXI_REPLY, false);
@@ -535,7 +534,7 @@ Test(lease_input, an_error_that_lends_cuts_off, .timeout = 30)
     run(error_that_lends, is_cut_off);
 }
 
-/* More than a message may have, all of it within the arena: nobody copies a gigabyte of holes to find out. */
+/* More bytes than a message may have, all within the arena. Worker 0 must refuse them before it copies them. */
 static void more_than_a_message(struct bx_job *job)
 {
     struct forgery forgery = right_forgery(BXI_ONEWAY, true);
@@ -544,7 +543,7 @@ static void more_than_a_message(struct bx_job *job)
     HARNESS_CHECK(put_forgery(job, &forgery));
 }
 
-Test(lease_input, that_is_more_than_a_message_cuts_off, .timeout = 60)
+Test(lease_input, that_is_larger_than_a_message_cuts_off, .timeout = 60)
 {
     strike = more_than_a_message;
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
@@ -552,7 +551,7 @@ Test(lease_input, that_is_more_than_a_message_cuts_off, .timeout = 60)
                                          .options = { .arena_bytes = BX_MSG_MAX + (8 << 20) } });
 }
 
-/* There is nobody to take what it lends: it goes back with the error. */
+/* No handler takes the tensors, so the lease is returned with the error. */
 static void lends_to_no_function(struct bx_job *job)
 {
     struct forgery forgery = right_forgery(BXI_ONEWAY, false);
@@ -566,7 +565,7 @@ static void takes_nothing(struct bx_job *job)
     struct bx_future *future = held_call(job);
 
     strikes_now();
-    /* This answer is read when that frame has been dealt with. */
+    /* This answer is behind that frame. */
     HARNESS_EQ(harness_call(job, "worker1", "echo", harness_msg_i64(3)), 3);
     HARNESS_EQ(harness_counter(job, "requests_refused"), 1);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
@@ -581,7 +580,7 @@ Test(lease_input, to_a_function_that_is_not_there_goes_back, .timeout = 30)
     run(lends_to_no_function, takes_nothing);
 }
 
-/* The offset and the descriptors lie inside, the message's bytes behind the end. */
+/* The offset and the descriptors are inside of the arena, the message's bytes are behind its end. */
 static void ends_outside(struct bx_job *job)
 {
     struct forgery forgery = right_forgery(BXI_ONEWAY, true);
@@ -669,13 +668,13 @@ static struct forgery some_forgery(uint64_t *state)
     case 12:
         forgery.frame.function = (uint16_t)number;
         break;
-    default:                    /* right, so that there is something to go wrong for */
+    default:                    /* a correct frame, whose lease later rounds can disturb */
         break;
     }
     return forgery;
 }
 
-/* Frames of every kind, and words of leases that are out, that were out and that never were. */
+/* Writes frames of every kind, and words of leases that are on loan, were on loan and never were. */
 static void scribbles(struct bx_job *job)
 {
     uint64_t state = harness_load(SEED);
@@ -697,7 +696,7 @@ static void scribbles(struct bx_job *job)
     raise(SIGKILL);
 }
 
-/* Whatever a call to the hostile worker brings, it brings it by its deadline, and tensors of others are right. */
+/* A call to the hostile worker may end in any way, but by its deadline. Tensors of other workers stay right. */
 static void survives(struct bx_job *job)
 {
     static const char *const functions[] = { "keep", "make", "back", "hold", "verify_blocking" };
@@ -719,8 +718,8 @@ static void survives(struct bx_job *job)
     ends_it(job);
 }
 
-/* BX_FUZZ_SEEDS asks for more than the few that every run tries. */
-Test(lease_input, no_nonsense_hurts_anybody_else, .timeout = 600)
+/* BX_FUZZ_SEEDS sets the number of seeds; the default is small. */
+Test(lease_input, random_nonsense_harms_no_other_worker, .timeout = 600)
 {
     const char *more = getenv("BX_FUZZ_SEEDS");
     uint64_t count = more != NULL ? strtoull(more, NULL, 10) : 10;

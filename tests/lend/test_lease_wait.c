@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Waiting for leases (bx_loans_wait), and what a worker does whose arena is full: memory on loan is used
- * again as soon as it is back. Arenas here are of a few megabytes, so that they fill up at once.
+ * Waiting for leases (bx_loans_wait), and a worker whose arena is full: memory on loan is used again as soon as it is
+ * returned. Arenas have a few megabytes here, so that they fill up quickly.
  */
 #include "tests/harness/loans.h"
 
@@ -50,7 +50,7 @@ Test(loans_wait, ends_at_its_deadline, .timeout = 20)
     harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { waits_in_vain } });
 }
 
-/* Worker 0's own loans, from inside an inline handler of its. */
+/* Waits for worker 0's leases, in an inline handler of worker 0. */
 static int waits_where_it_may_not(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                                   void *context)
 {
@@ -62,7 +62,7 @@ static int waits_where_it_may_not(const struct bx_request *request, struct bx_re
     return bx_loans_wait(job, 1, 1, BX_FOREVER);
 }
 
-/* At the bound, a call from where nothing may wait does not. */
+/* At loan_bytes_max, a call in an inline handler fails instead of waiting. */
 static int lends_where_it_may_not_wait(const struct bx_request *request, struct bx_reader *args,
                                        struct bx_msg *reply, void *context)
 {
@@ -93,14 +93,14 @@ static void is_asked_to_wait(struct bx_job *job)
     HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
 }
 
-Test(loans_wait, is_refused_where_nothing_may_wait, .timeout = 20)
+Test(loans_wait, is_refused_where_a_thread_may_not_wait, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_inline, .body = { is_asked_to_wait },
                                          .options = { .loan_bytes_max = 600 << 10 } });
 }
 
-/* Worker 1 lets go by its own thread, and sends nothing: the lease's own bell must wake worker 0, which by then
- * sleeps. Each of its ways to sleep is tried. */
+/* Worker 1 releases on the program's thread and sends no frame: the bell of the lease must wake worker 0, which sleeps
+ * by then. The tests try each way to sleep. */
 static void waits_asleep(struct bx_job *job)
 {
     struct bx_msg *args = harness_msg_i64(1);
@@ -142,7 +142,7 @@ static bool is_asleep(const struct bx_job *job, int rank)
     return (bxi_load_seq_cst((bxi_a64 *)&job->rpc->peers[rank].view.control->header.armed) & 3) != BXI_AWAKE;
 }
 
-/* The calling thread's wait arms as the leader; the background thread may be the one that is seen. */
+/* Waits until worker 0 is armed: by the calling thread, which waits as the leader, or by the background thread. */
 static void lets_go_when_it_sleeps(struct bx_job *job)
 {
     for (uint32_t round = 1; round <= 20; round++) {
@@ -192,7 +192,7 @@ static struct bx_arena_info arena_of(struct bx_job *job)
     return info;
 }
 
-/* Tensors until there is room for no more: how many. */
+/* Makes tensors until the arena is full. Returns how many. */
 static int fill_arena(struct bx_job *job, int64_t elements, struct bx_tensor **tensors, int most)
 {
     int count = 0, rc = 0;
@@ -226,7 +226,7 @@ static void fills_its_arena(struct bx_job *job)
     HARNESS_CHECK(arena_of(job).used_bytes <= arena_of(job).committed_bytes);
     HARNESS_CHECK(arena_of(job).committed_bytes <= 4 * MEGABYTE);
 
-    /* A call that has to copy into the full arena fails, and lends nothing. */
+    /* A call that must copy into the full arena fails, and takes no lease. */
     struct bx_tensor *heap = loans_tensor(NULL, BX_U8, HALF, 1);
     struct bx_msg *args = harness_msg_i64(1);
 
@@ -234,7 +234,7 @@ static void fills_its_arena(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), BX_E_ARENA_FULL);
     HARNESS_EQ(loans_of(job, -1).leases, 4);
 
-    /* What comes back is looked for when memory is wanted. */
+    /* The owner reads the lease words when it needs memory. */
     HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(3)), 1);
     again = fill_arena(job, elements, tensors + count, 64 - count);
     HARNESS_EQ(again, 3);
@@ -246,13 +246,13 @@ static void fills_its_arena(struct bx_job *job)
     HARNESS_EQ(arena_of(job).used_bytes, 0);
 }
 
-Test(arena_full, says_so_and_goes_on_with_what_comes_back, .timeout = 20)
+Test(arena_full, is_an_error_until_leases_are_returned, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { fills_its_arena },
                                          .options = { .arena_bytes = 4 * MEGABYTE } });
 }
 
-/* The reply's tensors do not fit, and neither does a message of bytes alone. */
+/* The reply's tensors do not fit into the arena, and neither do its bytes. */
 static int make_a_lot(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     struct bx_tensor *tensor = loans_tensor(NULL, BX_U8, bx_read_i64(args), 1);
@@ -311,7 +311,7 @@ static void lends_more_than_there_is(struct bx_job *job)
     HARNESS_CHECK(arena_of(job).high_water_bytes >= 2 * (uint64_t)HALF);
 }
 
-Test(arena_full, is_never_so_where_everything_comes_back, .timeout = 20)
+Test(arena_full, does_not_happen_if_all_leases_are_returned, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { lends_more_than_there_is },
                                          .options = { .arena_bytes = 4 * MEGABYTE } });
@@ -332,14 +332,14 @@ static void sees_64_gigabytes(struct bx_job *job)
 Test(arena_size, comes_from_the_options_else_the_environment_else_is_64_gigabytes, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .body = { sees_64_gigabytes } });
-    setenv("BX_ARENA_BYTES", "8000000", 1);         /* rounded up */
+    setenv("BX_ARENA_BYTES", "8000000", 1);         /* is rounded up */
     harness_run(&(struct harness_world){ .size = 2, .body = { sees_eight_megabytes } });
     setenv("BX_ARENA_BYTES", "2000000", 1);
     harness_run(&(struct harness_world){ .size = 2, .body = { sees_eight_megabytes },
                                          .options = { .arena_bytes = 8 * MEGABYTE } });
 }
 
-Test(arena_size, that_is_no_number_is_told_by_the_name_of_the_variable, .timeout = 10)
+Test(arena_size, that_is_not_a_number_is_an_error_with_the_variables_name, .timeout = 10)
 {
     static const char *const wrong[] = { "many", "-1", "0x10", "12 ", "99999999999999999999" };
 
@@ -369,18 +369,18 @@ static void trims(struct bx_job *job)
     HARNESS_EQ(bx_arena_trim(job), 0);
     HARNESS_CHECK(arena_of(job).committed_bytes < 8 * MEGABYTE);
     HARNESS_EQ(arena_of(job).high_water_bytes, arena_of(job).used_bytes);
-    /* The one on loan is as it was, and there is room again. */
+    /* The tensor on loan is unchanged, and there is room again. */
     HARNESS_EQ(harness_call(job, "worker1", "drop", harness_msg_i64(1)), 0);
     large = loans_tensor(job, BX_U8, 8 << 20, 3);
     HARNESS_CHECK(loans_hold(large, 3));
     bx_tensor_release(large);
-    /* What came back since is given away too. */
+    /* Memory that was returned since is trimmed too. */
     HARNESS_EQ(bx_arena_trim(job), 0);
     HARNESS_EQ(arena_of(job).used_bytes, 0);
     HARNESS_CHECK(arena_of(job).committed_bytes < MEGABYTE);
 }
 
-Test(arena_trim, gives_back_what_is_not_used, .timeout = 20)
+Test(arena_trim, frees_unused_memory, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { trims } });
 }
@@ -413,7 +413,7 @@ static void has_its_tensors_refused(struct bx_job *job)
 }
 
 /* Worker 0 has its ring and a tensor; worker 1 finds no room for its own ring, and so none for lease words. */
-Test(lease, of_a_request_that_is_refused_ends_with_the_refusal, .timeout = 30)
+Test(lease, of_a_refused_request_ends_with_the_refusal, .timeout = 30)
 {
     harness_mount_shm(2 * CONTROL_KIB + RING_KIB + RING_KIB / 2);
     harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { has_its_tensors_refused } });
@@ -436,7 +436,7 @@ static void finds_no_room(struct bx_job *job)
     HARNESS_EQ(harness_call(job, "worker1", "verify", args), 1);
 }
 
-Test(arena_full, of_dev_shm_is_another_error, .timeout = 30)
+Test(arena_full, is_another_error_than_a_full_dev_shm, .timeout = 30)
 {
     harness_mount_shm(4096);
     harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { finds_no_room } });
@@ -464,7 +464,7 @@ static void does_nothing(struct bx_job *job)
     HARNESS_EQ(arena_of(job).used_bytes, 0);
 }
 
-Test(arena, is_not_there_before_the_start, .timeout = 20)
+Test(arena, is_unavailable_before_the_start, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_too_early, .body = { does_nothing } });
 }
@@ -495,7 +495,7 @@ static void forks(struct bx_job *job)
     HARNESS_EQ(harness_call(job, "worker1", "verify", loans_msg(job, 2, 2, 1000)), 2);
 }
 
-Test(arena, is_not_a_forked_child_s, .timeout = 20)
+Test(arena, is_unavailable_in_a_forked_child, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { forks } });
 }

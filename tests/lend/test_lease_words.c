@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Lease words that say what cannot be, and an arena that shrinks under those who read it.
+ * Wrong lease words, and an arena that is truncated while others read it.
  *
- * Worker 0 lends to worker 1, which writes wrong words into its own segment, or truncates its own arena; 2 is a
- * bystander. A word is looked at when somebody wants to know, so worker 0 asks. A wrong word takes nothing back:
- * what was lent stays lent until worker 1 is dead. A right one that comes too early is worker 1's own loss.
+ * Worker 0 lends to worker 1, which writes wrong words into its own segment, or truncates its own arena; worker 2 is a
+ * bystander. Words are read only when needed, so worker 0 calls bx_job_loans. A wrong word returns no lease: what was
+ * lent stays on loan until worker 1 is dead. A correct word that is written too early harms only worker 1.
  */
 #include "tests/harness/hostile.h"
 #include "tests/harness/loans.h"
@@ -41,7 +41,7 @@ static void run(void (*how)(struct bx_job *job), harness_fn body)
 
 /* ---- Words ------------------------------------------------------------------------------------------------------ */
 
-/* Slot 0 has been used twice when slot 0 is out with its third lease, and 1 with its first. */
+/* At the end slot 0 is on loan with its third lease, and slot 1 with its first. */
 static void lends_to_it(struct bx_job *job)
 {
     harness_await(READY, 1);
@@ -57,7 +57,7 @@ static void expect_cut_off(struct bx_job *job)
 {
     int rc;
 
-    /* Whoever asks sees it; then the peer is closed by who makes progress. */
+    /* loans_of finds the wrong word; the thread that makes progress then closes the peer. */
     do {
         loans_of(job, 1);
         rc = loans_try(job, "worker1", "echo", harness_msg_i64(1), NULL);
@@ -80,7 +80,7 @@ static void lends_and_cuts_off(struct bx_job *job)
     expect_cut_off(job);
 }
 
-/* On top of what the word is: 2, of the lease that came back before the one that is out. */
+/* Adds WORD to the word of SLOT. The word of slot 0 is 2, the generation of its last lease that was returned. */
 static void writes_word(struct bx_job *job)
 {
     bxi_a64 *word = &words_of(job, 0)[harness_load(SLOT)];
@@ -120,7 +120,7 @@ static void writes_the_words_of_what_is_not_out(struct bx_job *job)
         bxi_store_release(&words_of(job, 0)[slot], UINT64_C(0xdeadbeef));
 }
 
-/* They mean nothing until a lease has that slot. */
+/* The words are ignored until a lease uses their slot. */
 static void lends_once_more(struct bx_job *job)
 {
     int rc;
@@ -132,18 +132,18 @@ static void lends_once_more(struct bx_job *job)
     others_go_on(job);
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
     HARNESS_EQ(loans_of(job, 1).leases, 2);
-    /* Depending on who looks first the call is answered, or cut off with its callee. */
+    /* The call is answered, or fails if the wrong word is found first. */
     rc = loans_try(job, "worker1", "keep", loans_msg(job, 5, 1, 100), NULL);
     HARNESS_CHECK(rc == 0 || rc == BX_E_CORRUPT);
     expect_cut_off(job);
 }
 
-Test(lease_words, of_slots_that_are_not_out_cut_off_when_they_are, .timeout = 30)
+Test(lease_words, of_unused_slots_cut_off_when_the_slot_is_used, .timeout = 30)
 {
     run(writes_the_words_of_what_is_not_out, lends_once_more);
 }
 
-/* Words and wishes of worker 1 that have no meaning, or none to act on. */
+/* Words of worker 1 that are ignored, or that worker 0 need not act on. */
 static void writes_what_means_nothing(struct bx_job *job)
 {
     bxi_store_relaxed(&job->control->pair[0].want_lease, UINT64_MAX);
@@ -151,7 +151,7 @@ static void writes_what_means_nothing(struct bx_job *job)
     bxi_store_relaxed(&job->control->header.arena_used, UINT64_MAX);
     bxi_store_relaxed(&job->control->header.arena_committed, UINT64_MAX);
     for (int slot = 0; slot < BXI_LEASE_MAX; slot++)
-        bxi_store_release(&words_of(job, 2)[slot], 77);     /* it has borrowed nothing of worker 2 */
+        bxi_store_release(&words_of(job, 2)[slot], 77);     /* it has borrowed nothing from worker 2 */
 }
 
 static void is_not_disturbed(struct bx_job *job)
@@ -174,19 +174,19 @@ static void is_not_disturbed(struct bx_job *job)
     HARNESS_EQ(loans_of(job, 1).taken_back, 1);
 }
 
-/* Its ring towards worker 2, and the words behind it, have pages once the two have talked. */
+/* A call to worker 2 makes the pages of the ring to worker 2 and of the lease words behind it. */
 static void opens_towards_worker_2(struct bx_job *job)
 {
     HARNESS_EQ(harness_call(job, "worker2", "echo", harness_msg_i64(1)), 1);
     writes_what_means_nothing(job);
 }
 
-Test(lease_words, that_mean_nothing_mean_nothing, .timeout = 30)
+Test(lease_words, without_meaning_are_ignored, .timeout = 30)
 {
     run(opens_towards_worker_2, is_not_disturbed);
 }
 
-/* Gives back what it still reads. Worker 0 uses the memory again, and nobody else can tell. */
+/* Returns leases that it still reads. Worker 0 then uses the memory again, which affects no other worker. */
 static void gives_back_too_early(struct bx_job *job)
 {
     bxi_store_release(&words_of(job, 0)[0], 3);
@@ -209,7 +209,7 @@ static void has_it_back_too_early(struct bx_job *job)
     HARNESS_EQ(loans_of(job, 1).taken_back, 0);
 }
 
-Test(lease_words, that_come_too_early_are_who_wrote_them_s_loss, .timeout = 30)
+Test(lease_words, that_are_written_too_early_harm_only_their_writer, .timeout = 30)
 {
     run(gives_back_too_early, has_it_back_too_early);
 }
@@ -263,7 +263,7 @@ Test(arena_truncated, while_it_is_borrowed_reads_as_zeroes_and_cuts_off, .timeou
     run(truncates_its_arena, reads_what_is_gone);
 }
 
-/* Its message lies in pages that are no more when it is read. Worker 0 is stopped until then. */
+/* Sends a message in pages that it then truncates. Worker 0 is stopped meanwhile and reads the message afterwards. */
 static void sends_what_it_truncates(struct bx_job *job)
 {
     struct bx_tensor *tensor = loans_tensor(job, BX_U8, 100, 1);
@@ -284,7 +284,7 @@ static void sends_what_it_truncates(struct bx_job *job)
 static void is_sent_what_is_gone(struct bx_job *job)
 {
     expect_cut_off_by_truncation(job);
-    HARNESS_EQ(harness_call(job, "worker0", "drop", harness_msg_i64(0)), 0);     /* it was not handled */
+    HARNESS_EQ(harness_call(job, "worker0", "drop", harness_msg_i64(0)), 0);     /* the message was not handled */
     others_go_on(job);
     harness_post(FINISHED);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/lend/tensor.c and lib/lend/tensor_view.c without a job: tensors of the heap and of somebody else's memory, views,
- * copies, counts, and what is refused. Tensors of an arena are tested where there are workers.
+ * lib/lend/tensor.c and lib/lend/tensor_view.c without a job: tensors on the heap and in wrapped memory, views, copies,
+ * reference counts, and errors. Other files, which have workers, test tensors of an arena.
  */
 #include "shm/atomic.h"
 #include "boxcar.h"
@@ -125,7 +125,7 @@ Test(tensor, of_no_dimensions_is_a_scalar)
     bx_tensor_release(tensor);
 }
 
-Test(tensor, may_be_empty)
+Test(tensor, may_have_no_elements)
 {
     struct bx_tensor *tensor = create(BX_F32, 3, DIMS(4, 0, 3));
 
@@ -137,7 +137,7 @@ Test(tensor, may_be_empty)
     bx_tensor_release(tensor);
 }
 
-Test(tensor, has_no_dimension_beyond_its_last)
+Test(tensor, returns_0_for_a_dimension_beyond_its_last)
 {
     struct bx_tensor *tensor = create(BX_U8, 2, DIMS(2, 3));
 
@@ -165,7 +165,7 @@ Test(tensor, of_a_wrong_shape_is_not_created)
     bx_tensor_release(tensor);
 }
 
-Test(tensor, of_more_bytes_than_can_be_counted_is_not_created)
+Test(tensor, whose_size_overflows_is_not_created)
 {
     struct bx_tensor *tensor = NULL;
 
@@ -173,14 +173,14 @@ Test(tensor, of_more_bytes_than_can_be_counted_is_not_created)
     cr_expect_eq(bx_tensor_create(NULL, BX_F32, 1, DIMS(INT64_MAX / 2), &tensor), -EOVERFLOW);
     cr_expect_eq(bx_tensor_create(NULL, BX_F64, 3, DIMS(1 << 30, 1 << 30, 1 << 30), &tensor), -EOVERFLOW);
     cr_expect_eq(bx_tensor_create(NULL, BX_F32, 2, DIMS(INT64_C(1) << 62, 4), &tensor), -EOVERFLOW);
-    /* Its memory is one element, and yet its bytes cannot be counted. */
+    /* The memory is one element (stride 0), but the product of elements and size overflows. */
     cr_expect_eq(bx_tensor_wrap(&tensor, BX_F64, 1, DIMS(INT64_C(1) << 61), DIMS(0), NULL, NULL, &tensor), -EOVERFLOW);
-    /* Elements fit 64 bits, their strides do not: also where there are none. */
+    /* The number of elements is 0, but a stride overflows 64 bits. */
     cr_expect_eq(bx_tensor_create(NULL, BX_U8, 3, DIMS(0, INT64_MAX, 2), &tensor), -EOVERFLOW);
     cr_expect_null(tensor);
 }
 
-Test(tensor, says_when_memory_is_out)
+Test(tensor, fails_if_there_is_no_memory)
 {
     struct bx_tensor *tensor = NULL;
 
@@ -219,7 +219,7 @@ Test(tensor, wraps_memory_and_gives_it_back_once)
     cr_expect_eq(freed, 1);
 }
 
-Test(tensor, wraps_memory_that_nobody_needs_back)
+Test(tensor, wraps_memory_without_a_free_function)
 {
     int64_t number = 7;
     struct bx_tensor *tensor = NULL;
@@ -230,7 +230,7 @@ Test(tensor, wraps_memory_that_nobody_needs_back)
     cr_expect_eq(number, 8);
 }
 
-Test(tensor, wraps_strides_of_any_kind_that_go_forward)
+Test(tensor, wraps_any_strides_that_are_not_negative)
 {
     int32_t numbers[12] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 };
     struct bx_tensor *tensor = NULL;
@@ -247,7 +247,7 @@ Test(tensor, wraps_strides_of_any_kind_that_go_forward)
     cr_expect_eq(at(tensor, DIMS(4, 1)), 6);
     bx_tensor_release(tensor);
 
-    /* The stride of a dimension of 1 leads nowhere, and that of an empty tensor neither. */
+    /* The stride of a dimension of 1 is never used, and neither is one of an empty tensor. */
     cr_assert_eq(bx_tensor_wrap(numbers, BX_I32, 3, DIMS(2, 1, 3), DIMS(3, 99, 1), NULL, NULL, &tensor), 0);
     cr_expect(bx_tensor_is_contiguous(tensor));
     bx_tensor_release(tensor);
@@ -256,7 +256,7 @@ Test(tensor, wraps_strides_of_any_kind_that_go_forward)
     bx_tensor_release(tensor);
 }
 
-Test(tensor, does_not_wrap_what_makes_no_tensor)
+Test(tensor, does_not_wrap_invalid_shapes_and_strides)
 {
     float numbers[4] = { 0 };
     bxi_a32 freed = 0;
@@ -376,7 +376,7 @@ Test(tensor, slices_a_dimension)
     bx_tensor_release(tensor);
 }
 
-Test(tensor, slices_down_to_nothing)
+Test(tensor, slices_to_an_empty_view)
 {
     struct bx_tensor *tensor = counting(2, DIMS(4, 6)), *view = NULL, *again = NULL;
 
@@ -465,7 +465,7 @@ Test(tensor, transposes)
     bx_tensor_release(tensor);
 }
 
-Test(tensor, reshapes_what_has_no_gaps)
+Test(tensor, reshapes_a_tensor_without_gaps)
 {
     struct bx_tensor *tensor = counting(2, DIMS(4, 6)), *view = NULL, *none = NULL;
 
@@ -497,7 +497,7 @@ Test(tensor, takes_any_strides_within_its_memory)
 {
     struct bx_tensor *tensor = counting(1, DIMS(10)), *view = NULL, *none = NULL;
 
-    /* Windows of four, each one further: seven fit. */
+    /* Overlapping windows of 4 elements, each 1 further: 7 of them fit. */
     cr_assert_eq(bx_tensor_as_strided(tensor, 0, 2, DIMS(7, 4), DIMS(1, 1), &view), 0);
     cr_expect_eq(at(view, DIMS(6, 3)), 9);
     cr_expect_eq(at(view, DIMS(2, 1)), 3);
@@ -514,7 +514,7 @@ Test(tensor, takes_any_strides_within_its_memory)
     cr_assert_eq(bx_tensor_as_strided(tensor, 4, 2, DIMS(2, 3), NULL, &view), 0);
     cr_expect_eq(at(view, DIMS(1, 2)), 9);
 
-    /* Of a view: within the view, not within what is behind it. */
+    /* The bound of a view of a view is the view, not the whole memory. */
     cr_expect_eq(bx_tensor_as_strided(view, 0, 1, DIMS(7), DIMS(1), &none), -EINVAL);
     cr_expect_eq(bx_tensor_as_strided(view, -1, 1, DIMS(1), DIMS(1), &none), -EINVAL);
     bx_tensor_release(view);
@@ -561,7 +561,7 @@ static int64_t offset_of(const struct bx_tensor *tensor, int64_t index)
     return offset;
 }
 
-/* By the definition: each element by its indices. */
+/* Compares each element by its indices. */
 static void are_equal(const struct bx_tensor *one, const struct bx_tensor *other)
 {
     const unsigned char *a = bx_tensor_data(one), *b = bx_tensor_data(other);
@@ -643,7 +643,7 @@ Test(tensor, copies_eight_dimensions_in_any_order)
     bx_tensor_release(tensor);
 }
 
-Test(tensor, copies_into_strides_and_touches_nothing_else)
+Test(tensor, copies_into_strides_and_leaves_the_rest_unchanged)
 {
     struct bx_tensor *from = counting(2, DIMS(3, 4)), *to = create(BX_I32, 2, DIMS(8, 7)), *rows = NULL;
     struct bx_tensor *part = NULL, *turned = NULL;
@@ -667,7 +667,7 @@ Test(tensor, copies_into_strides_and_touches_nothing_else)
     bx_tensor_release(from);
 }
 
-Test(tensor, copies_nothing_of_an_empty_one)
+Test(tensor, copies_an_empty_tensor)
 {
     struct bx_tensor *tensor = create(BX_F32, 2, DIMS(0, 4)), *copy = NULL, *view = NULL;
 
@@ -733,7 +733,7 @@ static void count_the_end(void *context)
     ++*(int *)context;
 }
 
-Test(tensor, of_which_a_view_was_refused_is_not_held_by_it)
+Test(tensor, is_not_kept_by_a_view_that_was_refused)
 {
     float data[4] = { 0 };
     struct bx_tensor *tensor, *view = NULL;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * How long a tensor on loan stays: beyond the handler of any kind, the future, the message and the job; and
- * that its memory is not used again before.
+ * The lifetime of a tensor on loan: it outlives the handler of any kind, the future, the message and the job, and its
+ * memory is not used again before.
  */
 #include "tests/harness/loans.h"
 
@@ -46,7 +46,7 @@ static void is_kept_by_each_kind(struct bx_job *job)
     }
 }
 
-Test(tensor_life, goes_on_beyond_a_handler_of_any_kind, .timeout = 20)
+Test(tensor_life, is_kept_beyond_a_handler_of_any_kind, .timeout = 20)
 {
     runs(2, is_kept_by_each_kind);
 }
@@ -60,7 +60,7 @@ static void is_sent_oneway(struct bx_job *job)
         for (int kind = 0; kind < 4; kind++)
             HARNESS_EQ(bx_rpc_oneway(job, name, keepers[kind], args, NULL), 0);
         bx_msg_destroy(args);
-        /* The pool and the batch keep theirs in a while. */
+        /* The handlers of the pool and of the batch keep theirs later. */
         while (harness_call(job, name, "drop", harness_msg_i64(0)) < 8)
             ;
         HARNESS_EQ(loans_of(job, to).leases, 4);
@@ -69,7 +69,7 @@ static void is_sent_oneway(struct bx_job *job)
     }
 }
 
-Test(tensor_life, goes_on_beyond_a_one_way_call, .timeout = 20)
+Test(tensor_life, is_kept_beyond_a_one_way_call, .timeout = 20)
 {
     runs(2, is_sent_oneway);
 }
@@ -91,7 +91,7 @@ static void outlives_its_future(struct bx_job *job)
         HARNESS_EQ(loans_of(job, to).borrowed, 1);
         HARNESS_CHECK(loans_hold(first, 0) && loans_hold(view, 1));
         bx_tensor_release(first);
-        /* A view of one holds the lease as well. */
+        /* A view of a tensor keeps the lease too. */
         HARNESS_EQ(loans_of(job, to).borrowed, 1);
         HARNESS_CHECK(loans_hold(view, 1));
         bx_tensor_release(view);
@@ -101,7 +101,7 @@ static void outlives_its_future(struct bx_job *job)
     }
 }
 
-Test(tensor_life, goes_on_beyond_the_future_that_brought_it, .timeout = 20)
+Test(tensor_life, is_kept_beyond_its_future, .timeout = 20)
 {
     runs(2, outlives_its_future);
 }
@@ -134,14 +134,14 @@ static void goes_through_then(struct bx_job *job)
     HARNESS_EQ(loans_of(job, 1).borrowed, 0);
 }
 
-Test(tensor_life, goes_through_then, .timeout = 20)
+Test(tensor_life, is_passed_on_by_then, .timeout = 20)
 {
     runs(2, goes_through_then);
 }
 
 /* ---- Beyond the job -------------------------------------------------------------------------------------- */
 
-/* Both hold of both when the jobs end. */
+/* Each worker holds tensors of both when the jobs end. */
 static void outlives_its_job(struct bx_job *job)
 {
     const char *other = bx_worker_name(job, 1 - bx_job_rank(job));
@@ -175,7 +175,7 @@ static void outlives_its_job(struct bx_job *job)
     bx_tensor_release(view);
 }
 
-Test(tensor_life, goes_on_beyond_the_job, .timeout = 20)
+Test(tensor_life, is_kept_beyond_the_job, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup,
                                          .body = { outlives_its_job, outlives_its_job } });
@@ -203,7 +203,7 @@ static void outlives_a_job_that_was_not_shut_down(struct bx_job *job)
     harness_post(RELEASED);
 }
 
-/* It lent, and its borrower went; what it holds itself was lent by one that went. */
+/* The worker that left had borrowed from this one, and had lent it what it keeps. */
 static void is_left_with_it(struct bx_job *job)
 {
     harness_await(RELEASED, 1);
@@ -212,7 +212,7 @@ static void is_left_with_it(struct bx_job *job)
     HARNESS_EQ(harness_call(job, "worker2", "verify", loans_msg(job, 1, 1, 10)), 1);
 }
 
-Test(tensor_life, goes_on_beyond_a_job_that_was_not_shut_down, .timeout = 20)
+Test(tensor_life, is_kept_beyond_a_job_that_was_not_shut_down, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = loans_setup,
                                          .body = { outlives_a_job_that_was_not_shut_down, is_left_with_it } });
@@ -228,7 +228,7 @@ struct item {
     uint64_t number;
 };
 static struct item items[POOL];
-static uint64_t lender_seed, keeper_seed;       /* of the body, and of the handler, which other threads run */
+static uint64_t lender_seed, keeper_seed;       /* of the body and of the handler: they run on different threads */
 
 static uint64_t next_random(uint64_t *seed, uint64_t below)
 {
@@ -236,7 +236,7 @@ static uint64_t next_random(uint64_t *seed, uint64_t below)
     return (*seed >> 33) % below;
 }
 
-/* Puts what came in a place of the pool, by chance, and lets go of what was there: it must be as it came. */
+/* Puts the tensor into a random place of the pool. Releases the one that was there; its bytes must be unchanged. */
 static int replace(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request, (void)reply, (void)context;
@@ -272,7 +272,7 @@ static int setup_stress(struct bx_job *job)
     return loans_setup(job);
 }
 
-/* Sizes around those of pages and of jemalloc's classes. */
+/* A size near that of a page or of a size class of jemalloc. */
 static int64_t some_size(void)
 {
     if (next_random(&lender_seed, 3) == 0)
@@ -294,7 +294,7 @@ static void lends_and_forgets(struct bx_job *job)
             HARNESS_EQ(bx_msg_put_u64(msg, number), 0);
             bx_tensor_release(tensor);
         }
-        /* Most go to two at once: the block is free when both have let go. */
+        /* Many are lent to two workers: the block is free when both have returned it. */
         for (uint64_t i = next_random(&lender_seed, 2) + 1; i > 0; i--) {
             const char *to = bx_worker_name(job, (int)next_random(&lender_seed, 3));
 
@@ -318,21 +318,21 @@ static void lends_and_forgets(struct bx_job *job)
     HARNESS_EQ(info.used_bytes, 0);
 }
 
-Test(tensor_life, its_memory_is_not_used_again_before_the_last_lease_is_back, .timeout = 120)
+Test(tensor_life, keeps_its_memory_until_the_last_lease_is_returned, .timeout = 120)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup_stress, .options = { .arena_bytes = 64 << 20 },
         .body = { lends_and_forgets, lends_and_forgets, lends_and_forgets } });
 }
 
-Test(tensor_life, its_memory_is_not_used_again_before_the_last_lease_is_back_asleep, .timeout = 120)
+Test(tensor_life, keeps_its_memory_until_the_last_lease_is_returned_asleep, .timeout = 120)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup_stress, .options = { .arena_bytes = 64 << 20, .no_spin = true },
         .body = { lends_and_forgets, lends_and_forgets, lends_and_forgets } });
 }
 
-/* Several threads of each worker lend to all, and wait for their leases, at the same time. */
+/* Several threads of each worker lend to all workers and wait for their leases at the same time. */
 static void lends_on_a_thread(struct bx_job *job, int index)
 {
     for (int i = 0; i < 100; i++) {
@@ -357,11 +357,11 @@ static void lends_on_threads(struct bx_job *job)
 {
     harness_threads(job, 4, lends_on_a_thread);
     harness_post(KEPT);
-    harness_await(KEPT, 3);         /* what others ask for is lent too */
+    harness_await(KEPT, 3);         /* replies to other workers are on loan too */
     loans_come_back(job, -1);
 }
 
-Test(tensor_life, is_counted_right_by_several_threads, .timeout = 60)
+Test(tensor_life, is_counted_correctly_by_several_threads, .timeout = 60)
 {
     for (int no_spin = 0; no_spin < 2; no_spin++) {
         harness_reset();

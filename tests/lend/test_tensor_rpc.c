@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Tensors in messages: what arrives at another worker, what of it was copied, who may write to it, and how
- * long it stays as it was sent. Who gives leases back and when is in test_lease.c.
+ * Tensors in messages: which bytes arrive at another worker, which are copied, who may write to them, and how long they
+ * stay unchanged. test_lease.c tests when leases are returned.
  */
 #include "tests/harness/loans.h"
 
@@ -29,7 +29,7 @@ static void expect_copied(struct bx_job *job, uint64_t tensors, uint64_t bytes)
 
 /* ---- What arrives ------------------------------------------------------------------------------------ */
 
-/* Sends it back and forth: what was lent comes back on loan from worker 1, copied there. */
+/* Sends a tensor and gets it back: worker 1 copies it, because it may not lend what it has borrowed. */
 static void there_and_back(struct bx_job *job, enum bx_dtype dtype, uint64_t number)
 {
     static const int64_t shape[] = { 3, 1, 7 };
@@ -84,7 +84,7 @@ static void sends_many(struct bx_job *job, int count, int64_t elements, const ch
     HARNESS_EQ(harness_call(job, to, "verify", loans_msg(job, 5, count, elements)), count);
     HARNESS_EQ(harness_call(job, to, "keep", loans_msg(job, 5, count, elements)), count);
     HARNESS_EQ(loans_of(job, bx_worker_rank(job, to)).leases, 1);
-    /* The message is gone; the last tensor alone holds the lease. */
+    /* The message is destroyed; only the last tensor keeps the lease. */
     HARNESS_EQ(harness_call(job, to, "drop", harness_msg_i64(count - 1)), 1);
     HARNESS_EQ(loans_of(job, bx_worker_rank(job, to)).leases, 1);
     HARNESS_EQ(harness_call(job, to, "drop", harness_msg_i64(1)), 0);
@@ -102,12 +102,12 @@ static void sends_161(struct bx_job *job)
     expect_copied(job, 0, 0);
 }
 
-Test(tensor_rpc, that_number_161_travel_on_one_lease, .timeout = 20)
+Test(tensor_rpc, travel_161_on_one_lease, .timeout = 20)
 {
     runs(2, sends_161);
 }
 
-/* Their descriptors alone are 240 kB, where a frame has 16: these go by the arena. */
+/* Their descriptors have 240 kB, more than the 16 KiB of a frame, so they go by the arena. */
 static void sends_10000(struct bx_job *job)
 {
     struct bx_tensor *tensor = loans_tensor(job, BX_I64, 3, 5);
@@ -131,12 +131,12 @@ static void sends_10000(struct bx_job *job)
     sends_many(job, 3000, 5, "worker0");
 }
 
-Test(tensor_rpc, that_number_10000_travel_in_one_message, .timeout = 60)
+Test(tensor_rpc, travel_10000_in_one_message, .timeout = 60)
 {
     runs(2, sends_10000);
 }
 
-/* Each with bytes before it, between and behind, so that the order of the one does not lean on the other. */
+/* Bytes lie before, between and behind the tensors: bytes and tensors have separate orders. */
 static void sends_bytes_beside(struct bx_job *job)
 {
     struct bx_msg *args = bx_msg_create(0), *reply = NULL;
@@ -151,7 +151,7 @@ static void sends_bytes_beside(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "make", args, NULL, &reply), 0);
     bx_msg_destroy(args);
     HARNESS_EQ(bx_msg_tensors(reply), 2);
-    /* A message that came is a message like any other: it goes on, with more behind. */
+    /* A received message can be extended and sent on. */
     HARNESS_EQ(bx_msg_put_tensor(reply, tensor), 0);
     HARNESS_EQ(bx_msg_put_i64(reply, 99), 0);
     HARNESS_EQ(bx_msg_tensors(reply), 3);
@@ -173,14 +173,14 @@ static void sends_bytes_beside(struct bx_job *job)
     bx_tensor_release(tensor);
 }
 
-Test(tensor_rpc, lie_beside_the_bytes_of_their_message, .timeout = 20)
+Test(tensor_rpc, travel_beside_the_bytes_of_their_message, .timeout = 20)
 {
     runs(2, sends_bytes_beside);
 }
 
 /* ---- Large messages without tensors -------------------------------------------------------------------- */
 
-/* Says that it holds more than it does: a gigabyte is not needed to be told that it is too much. */
+/* Sets a size that the message does not have, so that the test needs no gigabyte of memory. */
 static void pretend_bytes(struct bx_msg *msg, uint64_t bytes)
 {
     msg->bytes = bytes;
@@ -256,12 +256,12 @@ static void sends_too_much(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "leases_granted"), 0);
 }
 
-Test(tensor_rpc, are_not_needed_but_a_message_has_its_most, .timeout = 20)
+Test(tensor_rpc, are_not_needed_to_fail_a_message_that_is_too_large, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_large, .body = { sends_too_much } });
 }
 
-/* ---- Views, scalars, nothing ----------------------------------------------------------------------------- */
+/* ---- Views, scalars, empty tensors ------------------------------------------------------------------------ */
 
 static int64_t at(const struct bx_tensor *tensor, int64_t row, int64_t column)
 {
@@ -270,7 +270,7 @@ static int64_t at(const struct bx_tensor *tensor, int64_t row, int64_t column)
     return data[row * strides[0] + column * strides[1]];
 }
 
-/* Answers with the tensor's strides and with what it reads through them. */
+/* Answers the tensor's strides and the elements that it reads through them. */
 static int read_strided(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     struct bx_tensor *tensor = bx_read_tensor(args);
@@ -337,7 +337,7 @@ static void sends_views(struct bx_job *job)
     bx_tensor_release(tensor);
 }
 
-Test(tensor_rpc, that_are_strided_views_go_as_they_are, .timeout = 20)
+Test(tensor_rpc, that_are_strided_views_keep_their_strides, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_strided, .body = { sends_views } });
 }
@@ -386,7 +386,7 @@ static void sends_scalars_and_nothing(struct bx_job *job)
     loans_come_back(job, -1);
 }
 
-Test(tensor_rpc, of_no_dimension_and_of_no_element_arrive, .timeout = 20)
+Test(tensor_rpc, without_dimensions_or_without_elements_arrive, .timeout = 20)
 {
     runs(2, sends_scalars_and_nothing);
 }
@@ -416,7 +416,7 @@ static void sends_from_elsewhere(struct bx_job *job)
     loans_fill(wrapped, 10);
     other = first_back(job, wrapped);
     bx_tensor_release(wrapped);
-    HARNESS_EQ(freed, 1);               /* the copy is on loan, not what it was made from */
+    HARNESS_EQ(freed, 1);               /* the copy is on loan, not the original */
     memset(memory, 0, sizeof(memory));
     HARNESS_CHECK(loans_hold(other, 10));
     expect_copied(job, 4, 13000);
@@ -425,7 +425,7 @@ static void sends_from_elsewhere(struct bx_job *job)
     loans_come_back(job, -1);
 }
 
-Test(tensor_rpc, from_elsewhere_are_copied_once_a_send_and_counted, .timeout = 20)
+Test(tensor_rpc, outside_of_the_arena_are_copied_once_per_send_and_counted, .timeout = 20)
 {
     runs(2, sends_from_elsewhere);
 }
@@ -461,7 +461,7 @@ static void has_it_passed_on(struct bx_job *job)
     HARNESS_EQ(bx_read_u64(&reader), 1);
     HARNESS_EQ(bx_read_u64(&reader), 5000);
     bx_msg_destroy(reply);
-    /* Worker 2 holds the copy in worker 1's arena; this one is free to go. */
+    /* Worker 2 has a copy in worker 1's arena, so this worker's lease is returned. */
     loans_come_back(job, -1);
     HARNESS_EQ(harness_call(job, "worker2", "drop", harness_msg_i64(1)), 0);
     expect_copied(job, 0, 0);
@@ -472,7 +472,7 @@ Test(tensor_rpc, on_loan_are_copied_when_they_are_passed_on, .timeout = 20)
     harness_run(&(struct harness_world){ .size = 3, .setup = setup_passing, .body = { has_it_passed_on } });
 }
 
-/* ---- One memory, two views of it ------------------------------------------------------------------------------ */
+/* ---- Lender and borrower share the memory --------------------------------------------------------------------- */
 
 static sigjmp_buf fault_return;
 static volatile uintptr_t fault_address;
@@ -531,11 +531,11 @@ Test(tensor_rpc, on_loan_cannot_be_written_to, .timeout = 20)
 
 static uint32_t on_loan(struct bx_job *job, const struct bx_tensor *tensor)
 {
-    loans_of(job, -1);          /* looks at what came back */
+    loans_of(job, -1);          /* reads the lease words */
     return bx_tensor_on_loan(tensor);
 }
 
-/* It must not; here it shows that there is one memory and not two. */
+/* Writes to a tensor on loan, which programs must not. It shows that lender and borrower have the same memory. */
 static void changes_what_is_on_loan(struct bx_job *job)
 {
     for (int to = 0; to < 2; to++) {
@@ -551,7 +551,7 @@ static void changes_what_is_on_loan(struct bx_job *job)
         HARNESS_EQ(on_loan(job, tensor), 2);
         loans_fill(tensor, 2);
         HARNESS_EQ(harness_call(job, name, "peek", NULL), ((const unsigned char *)bx_tensor_data(tensor))[77]);
-        loans_fill(tensor, 1);          /* as "drop" expects it */
+        loans_fill(tensor, 1);          /* the bytes that "drop" checks */
         HARNESS_EQ(harness_call(job, name, "drop", harness_msg_i64(1)), 1);
         HARNESS_EQ(on_loan(job, tensor), 1);
         HARNESS_EQ(harness_call(job, name, "drop", harness_msg_i64(1)), 0);

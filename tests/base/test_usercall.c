@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/base/usercall.c: threads that leave in the program's functions, and threads that are cancelled while they wait.
+ * lib/rpc/usercall.c: threads that call pthread_exit in the program's functions ("leave"), and threads that are
+ * cancelled while they wait.
  */
 #include "tests/harness/harness.h"
 #include "tests/harness/refuse.h"
@@ -43,7 +44,7 @@ static void *leave_three_times(void *value)
     return NULL;
 }
 
-Test(usercall, comes_back_from_a_thread_that_leaves_and_lets_it_go_later, .timeout = 20)
+Test(usercall, returns_from_a_function_that_leaves_and_ends_the_thread_later, .timeout = 20)
 {
     int value;
     void *result = NULL;
@@ -97,7 +98,7 @@ static void count_callback(struct bx_future *future, void *context)
     harness_add(CALLBACKS, 1);
 }
 
-/* An async handler whose future has a callback that leaves, on whichever thread completes it. */
+/* An async handler whose future has a callback that leaves, on the thread that completes the future. */
 static int exit_after_answer(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
                              void *context)
 {
@@ -110,7 +111,7 @@ static int exit_after_answer(const struct bx_request *request, struct bx_reader 
     harness_failed(__FILE__, __LINE__, "bx_future_set came back though its callback left");
 }
 
-/* Calls a function of its own worker that leaves: it is run by this very thread, or by another. */
+/* Calls a function of its own worker that leaves. This thread or another one runs it. */
 static int call_inline_here(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                             void *context)
 {
@@ -177,7 +178,7 @@ static void nest(struct bx_job *job)
     for (int i = 0; i < TIMES; i++) {
         int rc = bx_rpc_sync(job, "worker1", "nested", NULL, NULL, NULL);
 
-        /* Its own thread ran the inline handler and ended in it, or another one did. */
+        /* The thread of "nested" ran the inline handler and ended in it, or another thread did. */
         HARNESS_CHECK(rc == 0 || rc == BX_E_HANDLER);
         HARNESS_EQ(harness_call_i64(job, "worker1", "twice", i), 2 * i);
     }
@@ -194,7 +195,7 @@ static void *call_oneself(void *context)
 {
     struct bx_job *job = context;
 
-    /* Runs the handler on this thread, most times. */
+    /* Usually runs the handler on this thread. */
     bx_rpc_sync(job, bx_job_name(job), "inline", NULL, NULL, NULL);
     return job;
 }
@@ -272,7 +273,7 @@ static void cancel_a_caller(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker0", "twice", 2), 4);
 }
 
-Test(usercall, is_not_where_a_thread_that_waits_is_cancelled, .timeout = 30)
+Test(usercall, is_not_where_a_waiting_thread_is_cancelled, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { cancel_a_caller },
                                          .options = { .no_spin = true } });
@@ -281,7 +282,7 @@ Test(usercall, is_not_where_a_thread_that_waits_is_cancelled, .timeout = 30)
                                          .options = { .no_spin = true, .wait = BX_WAIT_EPOLL } });
 }
 
-/* ---- Where it is noticed that a thread has left ------------------------------------------------------ */
+/* ---- Threads that leave while the engine is busy ----------------------------------------------------- */
 
 static int forbid_threads(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
@@ -296,7 +297,7 @@ static int setup_forbid(struct bx_job *job)
     return setup(job);
 }
 
-/* The background thread of worker 1 ends in a handler, and no other can be made. */
+/* The background thread of worker 1 leaves in a handler, and no other thread can be made. */
 static void call_where_no_thread_can_be_made(struct bx_job *job)
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "forbid_threads", NULL, NULL, NULL), 0);
@@ -306,7 +307,7 @@ static void call_where_no_thread_can_be_made(struct bx_job *job)
     }
 }
 
-Test(usercall, does_not_end_the_background_thread_where_no_other_can_be_made, .timeout = 20)
+Test(usercall, does_not_end_the_background_thread_if_no_other_can_be_made, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup_forbid, .body = { call_where_no_thread_can_be_made } });
@@ -315,7 +316,7 @@ Test(usercall, does_not_end_the_background_thread_where_no_other_can_be_made, .t
 static struct bx_future *promise;
 static _Thread_local bool waits;
 
-/* On the thread that waits for the promise: it leaves. On the background thread: the promise is kept. */
+/* Leaves, if it runs on the thread that waits for the promise. On the background thread it completes the promise. */
 static void leave_the_wait(struct bx_future *future, void *context)
 {
     (void)future;
@@ -339,7 +340,7 @@ static void *wait_behind_a_deadline(void *argument)
     return NULL;
 }
 
-/* As many as worker 1 has threads, so that none is answered before the end: a frame would end the wait too. */
+/* No more calls than worker 1 has threads, so that none is answered before the end: a frame would end the wait too. */
 static void wait_behind_deadlines(struct bx_job *job)
 {
     for (int i = 0; i < BXI_POOL_READY; i++) {
@@ -353,13 +354,13 @@ static void wait_behind_deadlines(struct bx_job *job)
     harness_post(RELEASED);
 }
 
-Test(usercall, ends_a_wait_in_which_the_deadline_of_another_call_came, .timeout = 30)
+Test(usercall, that_leaves_ends_a_wait_in_which_another_calls_deadline_passed, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { wait_behind_deadlines },
                                          .options = { .no_spin = true } });
 }
 
-/* The call finds no slot, makes a pass, in which its thread leaves and slots come free, and is sent. */
+/* The call finds no free slot and makes a pass. In that pass its thread leaves and slots become free, so it is sent. */
 static struct bx_future *sent;
 
 static void *call_and_leave(void *argument)
@@ -389,7 +390,7 @@ static void call_in_a_thread(struct bx_job *job)
     bx_future_release(sent);
 }
 
-/* Worker 1: its request comes before its replies. */
+/* Worker 1: sends its request before its replies. */
 static void call_first_and_answer(struct bx_job *job)
 {
     harness_await(READY, 1);
@@ -399,7 +400,7 @@ static void call_first_and_answer(struct bx_job *job)
     harness_post(ANSWERED);
 }
 
-Test(usercall, ends_a_call_that_was_sent_all_the_same, .timeout = 30)
+Test(usercall, that_leaves_ends_a_call_that_was_still_sent, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_in_a_thread, call_first_and_answer },
                                          .options = { .own_loop = true } });

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What test_batch.c and test_batch_rows.c share. Worker 0 owns a batch "sum", the other workers call it. A body adds up
- * the values of its rows and answers each row with the sum. It stores one record a run in the shared memory: the digits
- * of its callers' ranks in the order of its rows. That a call has arrived is known from the owner's counter of batched
- * requests, not from time.
+ * What test_batch.c and test_batch_rows.c share. Worker 0 owns a batch "sum", the other workers call it. The body adds
+ * up the values of its rows and answers each row with the sum. Each run stores a record in the shared memory: the
+ * digits of its callers' ranks, in the order of its rows. Tests know from the owner's counter of batched requests, not
+ * from time, that a call has arrived.
  */
 #ifndef TESTS_BATCH_FIXTURE_H
 #define TESTS_BATCH_FIXTURE_H

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What users and machines get wrong, where it takes processes or the system to see it: each has an error
- * of its own with a sentence, nothing hangs, nothing is left behind.
+ * Errors of users and machines that show only with several processes or with the system's help. Each has an error code
+ * of its own with a sentence; nothing hangs and nothing is left behind.
  *
- * Some tests change what belongs to the whole process (mounts, limits, filters, the user). Criterion runs
- * each test in a process of its own, so they do it before they start any worker and never undo it. What
- * needs root (a mount, another user) is skipped without it.
+ * Some tests change mounts, limits, filters or the user of the whole process. Criterion runs each test in its own
+ * process, so they do it before they start a worker and never undo it. Tests that need root (a mount, another user)
+ * are skipped without it.
  */
 #include "tests/harness/harness.h"
 #include "tests/job/starts.h"
@@ -39,7 +39,7 @@ Test(bad_start, with_a_name_used_twice_fails_for_all)
         start_fails(i, BX_E_NAME_TAKEN, "'twin'");
 }
 
-Test(bad_start, without_a_rank_says_which)
+Test(bad_start, without_a_rank_names_the_rank)
 {
     for (int i = 0; i < 3; i++)
         if (i != 2)
@@ -54,7 +54,7 @@ Test(bad_start, without_rank_0_says_so)
     start_fails(1, BX_E_RANK_MISSING, "rank 0");
 }
 
-Test(bad_start, with_a_rank_used_twice_turns_the_second_away)
+Test(bad_start, with_a_rank_used_twice_refuses_the_second)
 {
     start_worker(0, (struct bx_options){ .rank = 0, .world_size = 3 });
     start_worker(1, (struct bx_options){ .rank = 1, .world_size = 3, .name = "first" });
@@ -90,7 +90,7 @@ Test(bad_start, with_a_world_of_1_or_500_is_refused)
     }
 }
 
-Test(bad_start, of_a_job_that_runs_is_refused)
+Test(bad_start, of_a_running_job_is_refused)
 {
     start_worker(0, (struct bx_options){ .rank = 0, .world_size = 2 });
     start_wait_for_segment(".0");
@@ -112,7 +112,7 @@ static void expect_create(int code, const char *part)
     cr_expect_null(job);
 }
 
-Test(bad_environment, is_told_by_the_name_of_the_variable, .timeout = 10)
+Test(bad_environment, is_an_error_with_the_name_of_the_variable, .timeout = 10)
 {
     unsetenv("BX_JOB");
     unsetenv("BX_RANK");
@@ -171,8 +171,8 @@ Test(bad_start, raises_the_soft_limit)
         start_succeeds(i);
 }
 
-/* Rank 0 holds more than the others while the job starts. Whoever has met it ends with its error; who comes
- * after its end finds nobody. */
+/* Rank 0 needs more descriptors than the others while the job starts. Workers that have met it end with its error;
+ * workers that come after its end find no rank 0. */
 Test(bad_start, that_runs_out_of_descriptors_says_so)
 {
     for (int i = 1; i < 32; i++)
@@ -187,9 +187,9 @@ Test(bad_start, that_runs_out_of_descriptors_says_so)
     }
 }
 
-/* Rank 0 that gives up leaves unread what a worker has just sent: the kernel then says ECONNRESET before
- * it hands out the sentence. */
-Test(bad_start, that_ends_is_explained_behind_a_reset)
+/* A rank 0 that gives up may leave a worker's message unread. The kernel then reports ECONNRESET before it delivers the
+ * packet with the sentence. */
+Test(bad_start, that_ends_is_explained_after_a_reset)
 {
     static struct bxi_boot_packet packet;
     int fd[2];
@@ -209,7 +209,7 @@ Test(bad_start, that_ends_is_explained_behind_a_reset)
 
 /* ---- The socket directory ----------------------------------------------------------------------------- */
 
-/* For good, as somebody who may do nothing in particular. */
+/* Becomes an ordinary user for the rest of the process. */
 static void become_nobody(void)
 {
     if (geteuid() != 0)
@@ -219,7 +219,7 @@ static void become_nobody(void)
     cr_assert_eq(setuid(NOBODY), 0);
 }
 
-Test(bad_directory, that_nobody_may_write_to_is_an_error_with_its_name, .init = place_set_up, .fini = place_tear_down,
+Test(bad_directory, that_may_not_be_written_to_is_an_error_with_its_name, .init = place_set_up, .fini = place_tear_down,
      .timeout = 10)
 {
     struct bx_job *job = NULL;
@@ -281,7 +281,7 @@ static struct bx_msg *large(void)
     return msg;
 }
 
-/* Fills the ring with calls nobody answers: the last ones wait in private memory. */
+/* Fills the ring with calls that are not answered: the last ones wait in private memory. */
 static void calls_a_stopped_worker(struct bx_job *job)
 {
     const struct bx_call_options quick = { .timeout_ns = 50 * HARNESS_MS };
@@ -313,17 +313,17 @@ static void calls_a_stopped_worker(struct bx_job *job)
     HARNESS_EQ(bx_future_wait(late, BX_FOREVER), 0);
     bx_future_release(late);
     bx_msg_destroy(args);
-    /* What the callee found past its deadline it left alone; the rest ran once each. */
+    /* The callee did not run the requests whose deadline had passed; each other one ran once. */
     HARNESS_EQ(harness_load(ONEWAYS), 32 + 1);
     HARNESS_EQ(harness_counter(job, "late_replies"), 33);
 }
 
-Test(bad_peer, that_is_stopped_costs_deadlines_and_loses_nothing, .timeout = 30)
+Test(bad_peer, that_is_stopped_misses_deadlines_but_loses_no_request, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { calls_a_stopped_worker } });
 }
 
-/* Names who did not come, and that one finds the others gone when it goes on. */
+/* The shutdown names the stopped worker, which finds that the others have left when it goes on. */
 static void leaves_without_the_stopped(struct bx_job *job)
 {
     harness_leaves_by_itself();
@@ -356,13 +356,13 @@ static void fills_by_oneway(struct bx_job *job)
     HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGCONT), 0);
     for (int i = 0; i < 100; i++, sent++)
         HARNESS_EQ(bx_rpc_oneway(job, "worker1", "count", args, NULL), 0);
-    /* In order behind them all. */
+    /* This call is behind all of them. */
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 2), 2);
     HARNESS_EQ(harness_load(ONEWAYS), sent);
     bx_msg_destroy(args);
 }
 
-Test(bad_peer, that_is_stopped_takes_every_one_way_call_afterwards, .timeout = 30)
+Test(bad_peer, that_was_stopped_runs_every_one_way_call_afterwards, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { fills_by_oneway } });
 }
@@ -388,7 +388,7 @@ Test(bad_peer, that_sent_many_one_way_calls_is_not_cut_off, .timeout = 30)
 /* ---- A full /dev/shm ------------------------------------------------------------------------------------ */
 
 #define CONTROL_KIB ((unsigned)(BXI_CONTROL_BYTES / 1024))
-#define RING_KIB (BXI_RING_BYTES / 1024 + 4)        /* staggered, it may touch a page more */
+#define RING_KIB (BXI_RING_BYTES / 1024 + 4)        /* rings are staggered, so one may touch a page more */
 
 static void remount_shm(unsigned kib)
 {
@@ -481,7 +481,7 @@ static void sleeps_in_epoll(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(bad_uring, refused_gives_way_to_epoll, .timeout = 30)
+Test(bad_uring, refused_by_the_kernel_is_replaced_by_epoll, .timeout = 30)
 {
     unsetenv("BX_WAIT");
     refuse_io_uring();
@@ -505,14 +505,14 @@ Test(bad_uring, refused_but_asked_for_is_an_error, .timeout = 30)
     bx_job_destroy(job);
 }
 
-Test(bad_uring, left_out_by_the_environment_is_not_used, .timeout = 30)
+Test(bad_uring, excluded_by_the_environment_is_not_used, .timeout = 30)
 {
     setenv("BX_WAIT", "epoll", 1);
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { sleeps_in_epoll }, .options = { .no_spin = true } });
 }
 
-/* ---- Many, and several ------------------------------------------------------------------------------------ */
+/* ---- Many workers, several jobs --------------------------------------------------------------------------- */
 
 static void calls_its_neighbour(struct bx_job *job)
 {
@@ -549,7 +549,7 @@ Test(many, sixty_four_workers_run_as_an_ordinary_user, .init = place_set_up, .fi
     cr_expect_eq(harness_left_behind(), 0);
 }
 
-/* The same names of workers in both; only the job's differs. */
+/* Both jobs have the same worker names. */
 Test(many, two_jobs_run_at_once, .timeout = 60)
 {
     pid_t launcher[2];
@@ -639,7 +639,7 @@ static void forks_with_a_job(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 5), 5);
 }
 
-Test(bad_fork, after_the_job_was_created_is_told_to_the_child, .timeout = 30)
+Test(bad_fork, after_the_job_was_created_is_an_error_in_the_child, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { forks_with_a_job } });
 }

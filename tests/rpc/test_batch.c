@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
-/* Until the late reply of each call that ended here before its answer came is there. A call whose deadline passed may
- * have been ended by the owner's answer instead: then there is none. */
+/* Waits for the late replies of all calls that timed out or were cancelled here. A call whose deadline passed may have
+ * been ended by the owner's answer instead: that one has no late reply. */
 static void await_ends(struct bx_job *job)
 {
     while (harness_counter(job, "late_replies") <
@@ -44,7 +44,7 @@ static void expect_200_runs(struct bx_job *job)
         HARNESS_EQ(harness_load(RECORD + run), 123);
 }
 
-Test(batch, runs_when_every_member_has_a_row_and_shows_them_in_the_order_of_ranks, .timeout = 20)
+Test(batch, runs_when_every_member_has_a_row_and_orders_rows_by_rank, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 4, .setup = setup_three,
@@ -96,7 +96,7 @@ static int setup_two(struct bx_job *job)
     return setup_with(job, NULL, 2);
 }
 
-Test(batch, leaves_a_second_call_of_one_member_to_the_next, .timeout = 20)
+Test(batch, keeps_a_second_call_of_one_member_for_the_next_batch, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup_two, .body = { NULL, call_twice_first, call_twice_second } });
@@ -133,7 +133,7 @@ static void call_as_a_guest(struct bx_job *job)
     struct bx_future *future = begin(job, 100, 0);
 
     await_arrived(job, 1);
-    HARNESS_EQ(harness_load(RUNS), 0);          /* no member has come */
+    HARNESS_EQ(harness_load(RUNS), 0);          /* no member has called */
     harness_post(READY);
     HARNESS_EQ(sum_of(future), 103);
 }
@@ -144,7 +144,7 @@ static void call_after_the_guest(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", bx_job_rank(job)), 103);
 }
 
-Test(batch, takes_the_rows_of_others_along_with_those_of_its_members, .timeout = 20)
+Test(batch, takes_rows_of_other_workers_with_those_of_its_members, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 4, .setup = setup_two,
@@ -165,7 +165,7 @@ static void call_and_wait(struct bx_job *job)
     HARNESS_CHECK(harness_call_i64(job, "worker0", "sum", 1) == 2);
 }
 
-Test(batch, runs_when_max_rows_are_there, .timeout = 20)
+Test(batch, runs_when_it_has_max_rows, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 5, .setup = setup_rows_of_two,
@@ -211,7 +211,7 @@ static int setup_flush(struct bx_job *job)
 
 static void call_and_be_flushed(struct bx_job *job)
 {
-    /* Member 2 never calls. Each of these waits for the flush alone. */
+    /* Member 2 never calls, so each of these calls waits for the flush. */
     for (int64_t i = 0; i < 3; i++) {
         uint64_t before_ns = bxi_now_ns();
 
@@ -220,7 +220,7 @@ static void call_and_be_flushed(struct bx_job *job)
     }
 }
 
-Test(batch, runs_when_its_oldest_row_has_waited_long_enough, .timeout = 20)
+Test(batch, runs_when_its_oldest_row_has_waited_for_flush_after, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup_flush, .body = { NULL, call_and_be_flushed } });
     cr_expect_eq(harness_load(RUNS), 3);
@@ -239,14 +239,14 @@ static int setup_late_flush(struct bx_job *job)
     return setup_with(job, &(struct bx_batch_options){ .flush_after_ns = 10000 * HARNESS_MS }, 2);
 }
 
-Test(batch, does_not_wait_for_the_flush_when_all_are_there, .timeout = 9)
+Test(batch, does_not_wait_for_the_flush_if_all_members_have_called, .timeout = 9)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup_late_flush, .body = { NULL, call_twice_first, call_twice_second } });
     cr_expect_eq(harness_load(RUNS), 2);
 }
 
-/* ---- Members come and go --------------------------------------------------------------------- */
+/* ---- Members that join and leave ------------------------------------------------------------- */
 
 static void wait_for_a_leaver(struct bx_job *job)
 {
@@ -256,7 +256,7 @@ static void wait_for_a_leaver(struct bx_job *job)
     HARNESS_EQ(harness_load(RUNS), 0);
     harness_post(READY);
     HARNESS_EQ(sum_of(future), 5);
-    /* It is alone now. */
+    /* This worker is the only member now. */
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 6), 6);
     harness_post(DONE);
 }
@@ -266,7 +266,7 @@ static void leave_and_join(struct bx_job *job)
     harness_await(READY, 1);
     HARNESS_EQ(bx_batch_leave(job, "worker0", "sum"), 0);
     harness_await(DONE, 1);
-    HARNESS_EQ(bx_batch_leave(job, "worker0", "sum"), 0);       /* once more is no error */
+    HARNESS_EQ(bx_batch_leave(job, "worker0", "sum"), 0);       /* to leave twice is no error */
     HARNESS_EQ(bx_batch_join(job, "worker0", "sum"), 0);
     harness_post(DONE);
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1), 8);
@@ -322,7 +322,7 @@ static void join_wrongly(struct bx_job *job)
     HARNESS_EQ(bx_batch_join(job, "nobody", "sum"), BX_E_NO_WORKER);
 }
 
-Test(batch, can_be_joined_only_where_there_is_one, .timeout = 20)
+Test(batch, can_be_joined_only_if_it_exists, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_alone, .body = { NULL, join_wrongly } });
 }
@@ -333,7 +333,7 @@ static void outlive(struct bx_job *job)
 {
     struct bx_future *future = begin(job, 4, 0);
 
-    harness_await(READY, 2);            /* both others have said so, one of them with a row */
+    harness_await(READY, 2);            /* both other workers are ready, one of them with a row */
     HARNESS_EQ(kill((pid_t)harness_load(PID), SIGKILL), 0);
     HARNESS_EQ(sum_of(future), harness_load(PID + 1) + 4);
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 5), 5);
@@ -356,8 +356,8 @@ Test(batch, does_not_wait_for_a_dead_member, .timeout = 20)
     cr_expect_eq(harness_load(RUNS), 2);
 }
 
-/* Batches are registered, and the one that is about to die is made a member of each, until that is refused: none may
- * wait for it once its death has been seen. */
+/* Registers batches and makes worker 2, which is about to die, a member of each, until that is refused. None may wait
+ * for worker 2 once its death has been seen. */
 #define BATCHES 60
 
 static int count_the_dead(struct bx_job *job)
@@ -392,7 +392,7 @@ static void register_while_one_dies(struct bx_job *job)
         sched_yield();
     HARNESS_EQ(rc, BX_E_PEER_DEAD);
     HARNESS_EQ(count_the_dead(job), 0);
-    /* What another thread found alive a moment ago, and enters only now. */
+    /* As a thread that checked that the worker is alive before it died, and adds it now. */
     HARNESS_EQ(bxi_batch_member(job, job->rpc->batchers, 2, true), BX_E_PEER_DEAD);
     HARNESS_EQ(count_the_dead(job), 0);
 }
@@ -406,7 +406,7 @@ static void die_when_told(struct bx_job *job)
     pause();
 }
 
-Test(batch, has_no_member_that_died_while_it_was_entered, .timeout = 20)
+Test(batch, has_no_member_that_died_while_it_was_added, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 3, .body = { register_while_one_dies, NULL, die_when_told }, .dies = 1u << 2 });
@@ -427,7 +427,7 @@ static void live_without_a_row(struct bx_job *job)
 {
     await_arrived(job, 2);
     harness_post(READY);
-    /* Its row comes only after the death has been seen, so the dead one's row was kept. */
+    /* Calls only after the death has been seen, so the dead worker's row must have been kept. */
     while (bx_worker_alive(job, 3))
         sched_yield();
     harness_await(DONE, 1);
@@ -452,7 +452,7 @@ static void outlive_and_sum(struct bx_job *job)
     HARNESS_EQ(sum_of(future), 1104);
 }
 
-Test(batch, counts_the_rows_that_a_dead_member_had_sent, .timeout = 20)
+Test(batch, keeps_the_rows_that_a_dead_member_had_sent, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 4, .setup = setup_three,
@@ -491,7 +491,7 @@ static int fail_some(struct bx_batch *batch, void *context)
     HARNESS_EQ(bx_batch_fail_row(batch, 1, -EDOM, "car 2 has no brakes"), 0);
     HARNESS_EQ(bx_batch_fail_row(batch, 2, BX_E_HANDLER, NULL), 0);
 
-    /* Rows that do not exist. */
+    /* Rows beyond the last one. */
     struct bx_reader none = bx_batch_args(batch, 3);
 
     HARNESS_EQ(bx_reader_left(&none), 0);
@@ -544,7 +544,8 @@ static void expire_and_call_again(struct bx_job *job)
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
     bx_future_release(future);
     future = begin(job, 10, 0);
-    /* In the order sent: its row is there. The expired one need not be, if its request was read too late. */
+    /* Requests keep their order, so the second row has arrived. The expired one may be missing, if it was read too
+     * late. */
     harness_call_i64(job, "worker0", "arrived", 0);
     HARNESS_EQ(harness_load(RUNS), 0);
     harness_post(READY);
@@ -633,7 +634,7 @@ static void call_while_it_runs(struct bx_job *job)
     harness_await(BODY_ENTERED, 1);
     second = begin(job, 10, 0);
     harness_post(READY);
-    await_arrived(job, 4);              /* of both members two, and the body still runs */
+    await_arrived(job, 4);              /* two rows of each member, while the first body runs */
     HARNESS_EQ(harness_load(RUNS), 1);
     HARNESS_CHECK(!bx_future_done(first));
     harness_post(BODY_GO);
@@ -655,7 +656,7 @@ static void call_while_it_runs_too(struct bx_job *job)
     HARNESS_EQ(sum_of(second), 30);
 }
 
-Test(batch, leaves_calls_that_come_while_its_body_runs_to_the_next, .timeout = 20)
+Test(batch, keeps_calls_that_arrive_while_its_body_runs_for_the_next_batch, .timeout = 20)
 {
     harness_store(BODY_WAITS, 1);
     harness_run(&(struct harness_world){

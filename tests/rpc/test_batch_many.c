@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/batch.c: members and rows of ranks beyond 63, whose bits are in a second word. Worker 0 owns the batches, and
- * asks the others by "send" to call them.
+ * lib/rpc/batch.c: members and rows of ranks beyond 63, whose bits are in a second word. Worker 0 owns the batches and
+ * makes the other workers call them, by "send".
  */
 #include "tests/harness/harness.h"
 
@@ -53,7 +53,7 @@ static int setup(struct bx_job *job)
     return 0;
 }
 
-/* Each of the ranks sends a row when that of the one before has come. */
+/* Makes each rank send a row, after the previous rank's row has arrived. */
 static void send_from(struct bx_job *job, enum function function, const int *ranks, int count)
 {
     uint64_t before = harness_counter(job, "requests_batched");
@@ -80,7 +80,7 @@ static void expect(enum function function, uint64_t runs, uint64_t rows)
 
 static void send_all(struct bx_job *job)
 {
-    /* Rank 65 is not taken for rank 1, and is waited for when rank 1 has come. */
+    /* Rank 65 must not be mistaken for rank 1: neither completes the batch for the other. */
     send_from(job, ALL, (const int[]){ 65, 64, 1 }, 3);
     expect(ALL, 1, 3);
     send_from(job, ALL, (const int[]){ 1, 64, 65 }, 3);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/batch.c: which rows a batch takes when more wait than it may have, when some are past their deadline, and
+ * lib/rpc/batch.c: the rows that a batch takes when more than max_rows wait, when some are past their deadline, and
  * when there is no thread for its body.
  */
 #include "batch_fixture.h"
@@ -9,7 +9,7 @@
 #include <pthread.h>
 #include <signal.h>
 
-/* ---- More than may be in a batch ---------------------------------------------------------------- */
+/* ---- More than max_rows ------------------------------------------------------------------------- */
 
 static int setup_two_rows(struct bx_job *job)
 {
@@ -21,7 +21,7 @@ static void call_first(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 1), 2);
 }
 
-/* While the body of the first two runs, four more come. */
+/* Four workers call while the body of the first two rows runs. */
 static void call_meanwhile(struct bx_job *job)
 {
     harness_await(BODY_ENTERED, 1);
@@ -52,7 +52,7 @@ static int setup_two_members(struct bx_job *job)
     return setup_with(job, NULL, 2);
 }
 
-/* The deadline of the row that waits has passed, and its caller has not given up: it may be stopped. */
+/* The waiting row's deadline passes, but its caller does not cancel, as if it were stopped. */
 static void let_the_row_expire(struct bx_job *job)
 {
     harness_await(READY, 1);
@@ -85,7 +85,7 @@ static void call_beside_the_expired(struct bx_job *job)
     harness_post(DONE);
 }
 
-Test(batch_rows, that_are_past_their_deadline_are_not_run_though_nobody_has_cancelled, .timeout = 20)
+Test(batch_rows, past_their_deadline_are_not_run_even_if_not_cancelled, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup_two_members,
@@ -111,7 +111,7 @@ static void set_stack_bytes(size_t bytes)
     pthread_attr_destroy(&attributes);
 }
 
-/* No thread can be made while its stack would be larger than the address space. */
+/* No thread can be made while the default stack is larger than the address space. */
 static void be_without_threads(struct bx_job *job)
 {
     set_stack_bytes((size_t)1 << 50);
@@ -134,7 +134,7 @@ static void fail_and_call_again(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(batch_rows, fail_where_there_is_no_thread_and_the_next_ones_run, .timeout = 20)
+Test(batch_rows, fail_if_there_is_no_thread_and_later_rows_run, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup_blocking, .body = { be_without_threads, fail_and_call_again, fail_and_call_again } });
@@ -149,7 +149,8 @@ static int setup_patient(struct bx_job *job)
     return setup_with(job, &(struct bx_batch_options){ .flush_after_ns = UINT64_C(3600000000000) }, 2);
 }
 
-/* How many rows wait at the owner, of whom the last one is, and whether their flush is still to come. */
+/* Waits until that many rows wait at the owner. The last must be of that rank (-1: any), and the flush timer must be
+ * set if there are rows. */
 static void await_rows(struct bx_job *job, uint32_t rows, int rank)
 {
     struct bxi_batcher *batcher = job->rpc->batchers;
@@ -170,11 +171,11 @@ static void await_rows(struct bx_job *job, uint32_t rows, int rank)
 static void watch_the_rows(struct bx_job *job)
 {
     await_rows(job, 2, -1);
-    harness_post(READY);                /* worker 1 cancels, whose call has the same id as that of worker 3 */
+    harness_post(READY);                /* worker 1 cancels; its call has the same id as that of worker 3 */
     await_rows(job, 1, 3);
-    harness_post(TOUCHED);              /* so does worker 3 */
+    harness_post(TOUCHED);              /* worker 3 cancels */
     await_rows(job, 0, -1);
-    harness_post(DONE);                 /* and then both members call */
+    harness_post(DONE);                 /* both members call */
     while (harness_load(RUNS) == 0)
         sched_yield();
     await_rows(job, 0, -1);
@@ -208,7 +209,7 @@ static void cancel_second(struct bx_job *job)
     cancel_at(job, TOUCHED);
 }
 
-Test(batch_rows, that_are_cancelled_or_run_take_their_timer_along, .timeout = 20)
+Test(batch_rows, that_are_cancelled_or_run_clear_the_flush_timer, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 4, .setup = setup_patient, .body = { watch_the_rows, cancel_first, call_at_last, cancel_second } });
@@ -234,7 +235,7 @@ static void call_overflow(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "overflow", NULL, NULL, NULL), -ENOMEM);
 }
 
-Test(batch_rows, whose_reply_could_not_be_made_fail, .timeout = 20)
+Test(batch_rows, whose_reply_cannot_be_made_fail, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_overflow, .body = { NULL, call_overflow } });
 }
@@ -279,7 +280,7 @@ static void wait_with_a_row(struct bx_job *job)
     bx_future_release(future);
 }
 
-/* The row has the same number as the other worker's. */
+/* The row has the same id as that of the other worker. */
 static void cancel_a_row_and_send_another(struct bx_job *job)
 {
     struct bx_future *future;
@@ -290,7 +291,7 @@ static void cancel_a_row_and_send_another(struct bx_job *job)
     await_arrived(job, 2);
     HARNESS_EQ(bx_future_cancel(future), 0);
     bx_future_release(future);
-    await_arrived(job, 2);              /* behind the cancel */
+    await_arrived(job, 2);              /* a call behind the cancel, so the cancel has been handled */
     HARNESS_EQ(harness_call_i64(job, "worker0", "sum", 100), 1101);
 }
 

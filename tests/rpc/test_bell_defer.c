@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/peer.c, lib/rpc/watch.c: how long a bell may be deferred. Worker 0 has its own loop and looks at nothing
- * until all frames lie in its rings, so that one call of bx_progress meets them in the order of the ranks.
+ * lib/rpc/peer.c, lib/rpc/watch.c: how long a bell may be deferred. Worker 0 has own_loop and reads no ring until all
+ * frames are in its rings, so that one call of bx_progress reads them in the order of the ranks.
  */
 #include "tests/harness/harness.h"
 
@@ -11,10 +11,10 @@
 #include <sched.h>
 
 enum { SENT, DONE };                    /* gates */
-enum { BEFORE, AFTER };                 /* values: frames handled before the look at the sleeper's bell, and after */
+enum { BEFORE, AFTER };                 /* values: frames handled before and after the sleeper's bell was checked */
 
 #define BUSY 6                          /* workers that send */
-#define FRAMES 100                      /* of each */
+#define FRAMES 100                      /* of each of them */
 
 static uint64_t looks_before;
 
@@ -71,7 +71,7 @@ static void send_many(struct bx_job *job)
     harness_await(DONE, 1);
 }
 
-Test(bell, of_a_peer_that_sleeps_is_looked_at_within_32_frames_of_busy_rings, .timeout = 20)
+Test(bell, of_a_sleeping_peer_is_checked_within_32_frames_of_busy_rings, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2 + BUSY, .setup = setup, .options = { .own_loop = true },

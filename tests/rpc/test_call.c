@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/call.c and lib/rpc/dispatch.c: calls of every kind to handlers of every kind, their order, and what
- * comes back when something is wrong. Deadlines and cancelling are in test_call_end.c.
+ * lib/rpc/call.c and lib/rpc/dispatch.c: calls of every kind to handlers of every kind, their order, and their errors.
+ * test_call_end.c tests deadlines and cancelling.
  */
 #include "tests/harness/harness.h"
 
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- What worker 1 (and 0) can do ------------------------------------------------------------ */
+/* ---- Functions of both workers --------------------------------------------------------------- */
 
 static int who_calls(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
@@ -57,7 +57,7 @@ static int at_once(const struct bx_request *request, struct bx_reader *args, str
 
 static struct bx_future *parked;
 
-/* Waits in no thread: the next call of "unpark" sets it. */
+/* Blocks no thread: the next call of "unpark" completes the future. */
 static int park(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
 {
     (void)args;
@@ -111,7 +111,7 @@ static int setup(struct bx_job *job)
 
 static const char *const doublers[] = { "twice", "twice_blocking", "twice_async" };
 
-/* ---- Sync, async, one-way; to oneself too ---------------------------------------------------- */
+/* ---- Sync, async and one-way calls, also to oneself ------------------------------------------ */
 
 static void call_each_kind(struct bx_job *job)
 {
@@ -141,11 +141,11 @@ static void ask_who(struct bx_job *job)
     HARNESS_CHECK(bx_read_u64(&reader) == BX_FOREVER);
     HARNESS_EQ(reader.error, 0);
     bx_msg_destroy(reply);
-    /* A reply that nobody wants. */
+    /* The reply is dropped. */
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "who_calls", NULL, NULL, NULL), 0);
 }
 
-Test(call, tells_the_handler_who_calls_and_what_and_until_when, .timeout = 20)
+Test(call, gives_the_handler_its_caller_function_and_deadline, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { ask_who, NULL, ask_who } });
 }
@@ -195,7 +195,7 @@ static void drop_futures(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(call, runs_though_nobody_keeps_its_future, .timeout = 20)
+Test(call, runs_though_its_future_was_released, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { drop_futures } });
 }
@@ -224,7 +224,7 @@ static void send_oneway(struct bx_job *job)
     for (int i = 0; i < MANY; i++)
         HARNESS_EQ(bx_rpc_oneway(job, "worker1", "tick", args, NULL), 0);
     HARNESS_EQ(bx_rpc_oneway(job, "worker0", "tick", args, NULL), 0);
-    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "tick", NULL, NULL), 0);       /* fails there */
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "tick", NULL, NULL), 0);       /* its handler fails */
     harness_await(0, MANY + 2);
     HARNESS_EQ(harness_load(0), MANY + 1);
     HARNESS_EQ(harness_counter(job, "oneways_sent"), MANY + 2);
@@ -278,7 +278,7 @@ static void call_mixed_from_threads(struct bx_job *job)
     harness_threads(job, 6, call_mixed);
 }
 
-Test(call, crosses_others_in_all_directions, .timeout = 20)
+Test(call, runs_while_other_workers_call_in_all_directions, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup,
@@ -306,7 +306,7 @@ static void send_in_order(struct bx_job *job)
 {
     struct bx_msg *args = bx_msg_create(0);
 
-    /* Of changing lengths, so that some wait for room and others would fit before them. */
+    /* Frames of changing lengths: while a long one waits for room, a short one behind it would fit. */
     for (int64_t i = 0; i < 6000; i++) {
         static const unsigned char filler[9000];
         struct bx_future *future = NULL;
@@ -391,7 +391,7 @@ static void call_async_handlers(struct bx_job *job)
         struct bx_msg *args = harness_msg_i64(value);
 
         HARNESS_EQ(bx_rpc_async(job, "worker1", "park", NULL, NULL, &future), 0);
-        /* Its handler has returned, and no thread is held: others are answered meanwhile. */
+        /* The handler has returned and holds no thread, so other calls are answered meanwhile. */
         HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 4), 8);
         HARNESS_CHECK(!bx_future_done(future));
         HARNESS_EQ(bx_rpc_sync(job, "worker1", "unpark", args, NULL, NULL), 0);
@@ -435,12 +435,12 @@ static void call_with_sizes(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(call, carries_everything_from_nothing_to_a_whole_frame, .timeout = 20)
+Test(call, carries_messages_of_any_size_up_to_a_whole_frame, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_with_sizes } });
 }
 
-/* What does not fit a frame goes by the arena, and nobody notices. */
+/* Messages that do not fit a frame go by the arena, which programs do not notice. */
 static void call_with_more_than_a_frame(struct bx_job *job)
 {
     static const char *const functions[] = { "grow", "grow_blocking" };

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * How calls end other than by a reply in time: deadlines, cancelling, and calls that have to wait until
- * there is room for them. A handler that does not answer waits at a gate of the shared memory, or holds
- * its future; nothing here sleeps to let something else happen.
+ * Calls that do not end by a reply in time: deadlines, cancelling, and calls that wait for room. A handler that does
+ * not answer waits at a gate of the shared memory, or holds its future; no test sleeps to let something else happen.
  */
 #include "tests/harness/harness.h"
 
@@ -37,7 +36,7 @@ static int count(const struct bx_request *request, struct bx_reader *args, struc
     return bx_msg_put_i64(reply, (int64_t)harness_add(TIMES_COUNTED, 1));
 }
 
-/* The callee's own counter, by name. */
+/* Answers the callee's counter of that name. */
 static int counter(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)context;
@@ -100,8 +99,8 @@ static int64_t counter_of(struct bx_job *job, const char *worker, const char *na
     return value;
 }
 
-/* Calls until the late replies have come: one of each call that ended here before its answer. A call whose deadline
- * passed may have been ended by the callee's answer instead, which is then not late. */
+/* Calls until the late replies have arrived, one for each call that ended here before its answer. A call whose deadline
+ * passed may have been ended by the callee's answer instead, which is not counted as late. */
 static void await_late_replies(struct bx_job *job)
 {
     uint64_t wanted = harness_counter(job, "calls_timed_out") + harness_counter(job, "calls_cancelled");
@@ -113,8 +112,8 @@ static void await_late_replies(struct bx_job *job)
 
 /* ---- Deadlines ------------------------------------------------------------------------------- */
 
-/* Has the handler been entered by one call more than before? Only then nobody but the caller can end that call:
- * one that comes too late to be run is answered by the callee, and is tried again with twice the time. */
+/* True if one more call than before has entered the handler. Only such a call can be ended by nothing but its caller:
+ * the callee answers a request that is read too late. The test repeats that call with twice the time. */
 static bool has_entered(uint32_t *entered)
 {
     uint32_t now = harness_gate(ENTERED);
@@ -161,7 +160,7 @@ static void time_out(struct bx_job *job)
     bx_future_release(future);
     HARNESS_CHECK(harness_counter(job, "calls_timed_out") >= 2);
     HARNESS_CHECK(harness_counter(job, "calls_timed_out") <= calls);
-    /* Those that are in the handler cannot have been answered. */
+    /* The two calls in the handler cannot have been answered. */
     HARNESS_CHECK(harness_counter(job, "late_replies") + 2 <= harness_counter(job, "calls_timed_out"));
 
     harness_post(RELEASED);
@@ -188,12 +187,12 @@ static void time_out_by_default(struct bx_job *job)
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
     bx_future_release(future);
     harness_post(RELEASED);
-    /* "twice" has the same default: under load it may be too slow for it. */
+    /* The default deadline holds for "twice" too, which may miss it under load. */
     while (harness_counter(job, "late_replies") < harness_counter(job, "calls_timed_out"))
         bx_rpc_sync(job, "worker1", "twice", NULL, &(struct bx_call_options){ .timeout_ns = BX_FOREVER }, NULL);
 }
 
-Test(call_end, by_the_job_s_own_deadline_where_the_call_names_none, .timeout = 20)
+Test(call_end, by_the_deadline_of_the_job_if_the_call_has_none, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { time_out_by_default },
@@ -213,7 +212,7 @@ static void release_after_a_timeout(struct bx_job *job)
     bx_future_release(patient);
 }
 
-Test(call_end, never_by_itself_where_the_call_may_last_for_ever, .timeout = 20)
+Test(call_end, never_by_itself_if_its_timeout_is_forever, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { release_after_a_timeout },
@@ -231,7 +230,7 @@ static void time_out_in_turn(struct bx_job *job)
     enum { MANY = 20 };
     struct bx_future *futures[MANY];
 
-    /* The later the call the earlier its deadline: the second one wakes whoever sleeps until the first's. */
+    /* Each call has an earlier deadline than the one before, and must wake the thread that sleeps until the latter. */
     for (int i = 0; i < MANY; i++) {
         futures[i] = harness_start(job, "worker1", "hold", NULL, (uint64_t)(MANY - i) * 30 * HARNESS_MS);
         HARNESS_EQ(bx_future_on_done(futures[i], note_turn, (void *)(intptr_t)i), 0);
@@ -309,7 +308,7 @@ static void cancel_in_the_queue(struct bx_job *job)
     HARNESS_EQ(bx_future_error(third), BX_E_CANCELLED);
     HARNESS_HAS(bx_future_error_text(first), "'worker1'");
     HARNESS_EQ(bx_future_cancel(first), -EALREADY);
-    /* Requests and cancels arrive in order, so once this is answered they are out of the queue. */
+    /* Requests and cancels keep their order: once this call is answered, the cancelled ones are out of the queue. */
     HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 3), 6);
     empty_the_pool(stuck_calls);
     HARNESS_EQ(bx_future_wait(second, BX_FOREVER), 0);
@@ -354,7 +353,7 @@ Test(call_end, cancelled_in_flight_drops_its_reply, .timeout = 20)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { cancel_while_it_runs } });
 }
 
-/* ---- As many as may be in flight ------------------------------------------------------------- */
+/* ---- The most calls in flight ---------------------------------------------------------------- */
 
 static struct bx_future *in_flight[BXI_CALLS_MAX];
 
@@ -364,7 +363,7 @@ static void fill_the_slots(struct bx_job *job)
         in_flight[i] = harness_start(job, "worker1", "hold", NULL, BX_FOREVER);
 }
 
-/* One-way: it takes no slot. */
+/* Calls one-way, which takes no slot. */
 static void send_let_go(struct bx_job *job, int how_many)
 {
     struct bx_msg *args = harness_msg_i64(how_many);
@@ -396,13 +395,13 @@ static void overfill_without_waiting(struct bx_job *job)
     HARNESS_EQ(bx_rpc_async(job, "worker1", "hold", NULL, &hasty, &future), BX_E_TIMEOUT);
     HARNESS_HAS(bx_error_text(), "1024");
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "twice", NULL, &hasty, NULL), BX_E_TIMEOUT);
-    /* It is the pair that is full, not the worker. */
+    /* The bound is for each pair of workers: calls to another worker still succeed. */
     HARNESS_EQ(harness_call_i64(job, "worker0", "twice", 4), 8);
     empty_the_slots(job);
     HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 4), 8);
 }
 
-Test(call_end, with_eagain_where_1024_are_in_flight_and_it_may_not_wait, .timeout = 20)
+Test(call_end, with_eagain_if_1024_are_in_flight_and_it_may_not_wait, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { overfill_without_waiting } });
 }
@@ -435,7 +434,7 @@ static void overfill_and_wait(struct bx_job *job)
     empty_the_slots(job);
 }
 
-Test(call_end, later_where_1024_are_in_flight_and_it_waits_for_one_to_end, .timeout = 20)
+Test(call_end, later_if_1024_are_in_flight_and_it_waits_for_a_slot, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { overfill_and_wait } });
 }
@@ -461,7 +460,7 @@ static void overfill_from_a_callback(struct bx_job *job)
     empty_the_slots(job);
 }
 
-Test(call_end, with_eagain_in_a_callback_where_nothing_may_wait, .timeout = 20)
+Test(call_end, with_eagain_in_a_callback_which_may_not_wait, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { overfill_from_a_callback } });
 }
@@ -503,7 +502,7 @@ static void fill_the_ring(struct bx_job *job)
     HARNESS_HAS(bx_error_text(), "'worker1'");
     HARNESS_EQ(bx_rpc_oneway(job, "worker1", "let_go", args, &hasty), BX_E_TIMEOUT);
     HARNESS_HAS(bx_error_text(), "'worker1'");
-    /* A call has a slot to wait in, and its own deadline. */
+    /* A sync call gets a slot, waits in the queue and ends by its deadline. */
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "let_go", args, &hasty, NULL), BX_E_TIMEOUT);
     HARNESS_EQ(bx_rpc_async(job, "worker1", "let_go", args, NULL, &queued), 0);
     HARNESS_CHECK(harness_counter(job, "queued_frames") >= 2);
@@ -522,7 +521,7 @@ static void serve_with_pid(struct bx_job *job)
     HARNESS_EQ(bx_job_serve(job), 0);
 }
 
-Test(call_end, in_time_where_the_callee_is_stopped_and_its_ring_full, .timeout = 20)
+Test(call_end, by_its_deadline_if_the_callee_is_stopped_and_its_ring_full, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { fill_the_ring, serve_with_pid } });
 }
@@ -552,7 +551,7 @@ static void call_with_large_frames(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(call_end, well_where_the_rings_of_both_sides_are_full, .timeout = 20)
+Test(call_end, well_if_the_rings_of_both_sides_are_full, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup_echo, .body = { call_with_large_frames, call_with_large_frames } });
@@ -585,14 +584,14 @@ static void race_a_deadline(struct bx_job *job, int index)
 static void race_deadlines(struct bx_job *job)
 {
     harness_threads(job, RACERS, race_a_deadline);
-    /* Those that timed out before they were sent brought no reply. */
+    /* Calls that timed out before they were sent have no reply. */
     HARNESS_EQ(harness_load(ON_TIME) + harness_load(LATE), RACES * RACERS);
     HARNESS_EQ(harness_counter(job, "calls_sent"),
                harness_counter(job, "calls_completed") + harness_counter(job, "calls_timed_out"));
     await_late_replies(job);
 }
 
-Test(call_end, once_where_reply_and_deadline_race, .timeout = 20)
+Test(call_end, once_if_reply_and_deadline_race, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { race_deadlines } });
 }
@@ -614,7 +613,7 @@ static void race_a_cancel(struct bx_job *job, int index)
         struct bx_future *future = NULL;
         int rc = bx_rpc_async(job, "worker1", "twice", args, &hasty, &future);
 
-        if (rc == BX_E_TIMEOUT) {       /* no slot came free before its deadline */
+        if (rc == BX_E_TIMEOUT) {       /* no slot became free before the deadline */
             harness_add(LATE, 1);
             continue;
         }
@@ -639,7 +638,7 @@ static void race_cancels(struct bx_job *job)
     HARNESS_EQ(harness_load(ON_TIME) + harness_load(LATE), RACES * RACERS);
 }
 
-Test(call_end, once_where_reply_and_cancel_and_deadline_race, .timeout = 20)
+Test(call_end, once_if_reply_cancel_and_deadline_race, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { race_cancels } });
 }
@@ -671,7 +670,7 @@ static void call_from_each_callback(struct bx_job *job)
     harness_await(READY, 1);
 }
 
-Test(call_end, and_its_callback_makes_the_next, .timeout = 20)
+Test(call_end, and_its_callback_begins_the_next_call, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_from_each_callback } });
 }

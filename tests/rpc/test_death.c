@@ -2,9 +2,9 @@
 /*
  * Workers that die: what the others see, and that they go on.
  *
- * Each test is a world of processes (harness.h). A worker is killed by SIGKILL from one of the others at
- * a point that a gate names, so there is nothing to wait for by the clock. harness_run holds besides that
- * the survivors end well, that no wake-up was rescued and that nothing is left behind.
+ * Each test is a world of processes (harness.h). Another worker kills one by SIGKILL at a point that a gate marks, so
+ * no test waits for the clock. harness_run also checks that the survivors end well, that no wake-up was rescued and
+ * that nothing is left behind.
  */
 #include "tests/harness/harness.h"
 #include "tests/job/starts.h"
@@ -37,7 +37,7 @@ static void on_death(struct bx_job *job, int rank, void *context)
     harness_post(DEATH_SEEN);
 }
 
-/* Never answers. The reference is kept, so that the future is not abandoned. */
+/* Posts HELD and never answers. It keeps a reference, so that the future is not abandoned. */
 static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
 {
     (void)args;
@@ -112,14 +112,14 @@ Test(death, fails_every_call_in_flight_with_the_name_of_the_worker, .timeout = 3
         .size = 3, .setup = setup, .body = { kills_its_callee }, .dies = 1u << 1 });
 }
 
-/* The same where nothing but the callers' threads, or another way of sleeping, sees the death. */
-Test(death, is_seen_by_a_worker_with_its_own_loop, .timeout = 30)
+/* The same without a background thread, and with another way to sleep. */
+Test(death, is_seen_by_a_worker_with_own_loop, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .options = { .own_loop = true },
                                          .body = { kills_its_callee }, .dies = 1u << 1 });
 }
 
-Test(death, is_seen_by_epoll, .timeout = 30)
+Test(death, is_seen_in_epoll, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup,
                                          .options = { .wait = BX_WAIT_EPOLL, .no_spin = true },
@@ -169,13 +169,13 @@ static void collects_what_was_published(struct bx_job *job)
         expect_dead(future[i], "'worker1'");
 }
 
-Test(death, takes_the_replies_that_were_published_before_it, .timeout = 30)
+Test(death, keeps_the_replies_that_were_published_before_it, .timeout = 30)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { collects_what_was_published }, .dies = 1u << 1 });
 }
 
-Test(death, takes_the_replies_that_were_published_before_it_asleep, .timeout = 30)
+Test(death, keeps_the_replies_that_were_published_before_it_asleep, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .options = { .no_spin = true },
                                          .body = { collects_what_was_published }, .dies = 1u << 1 });
@@ -214,7 +214,7 @@ static void starts_waiting(struct bx_job *job, int index)
         fills_the_ring_oneway(job, index);
     else {
         harness_await(GO, 1);
-        /* Behind a full ring and with all slots taken; whether they wait already makes no difference. */
+        /* The ring is full and all slots are taken. Whether the threads wait already makes no difference. */
         signal_worker(1, SIGKILL);
     }
 }
@@ -235,13 +235,13 @@ static void stops_fills_and_kills(struct bx_job *job)
     free(future);
 }
 
-Test(death, of_a_stopped_worker_fails_what_waits_for_room, .timeout = 30)
+Test(death, of_a_stopped_worker_fails_calls_that_wait_for_room, .timeout = 30)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { stops_fills_and_kills }, .dies = 1u << 1 });
 }
 
-/* ---- Two, and all others -------------------------------------------------------------------------- */
+/* ---- Several deaths ------------------------------------------------------------------------------- */
 
 static void kills_both(struct bx_job *job)
 {
@@ -258,7 +258,7 @@ static void kills_both(struct bx_job *job)
     expect_dead(future[1], "'worker2'");
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
-    HARNESS_EQ(bx_job_serve(job), 0);       /* nobody is left */
+    HARNESS_EQ(bx_job_serve(job), 0);       /* no other worker is left */
 }
 
 Test(death, of_all_others_leaves_the_last_one_working, .timeout = 30)
@@ -319,13 +319,13 @@ static void hears_of_it_through_another(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 7), 7);
 }
 
-Test(death, comes_through_a_nested_call, .timeout = 30)
+Test(death, fails_a_nested_call, .timeout = 30)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup_chain, .body = { hears_of_it_through_another }, .dies = 1u << 2 });
 }
 
-/* All call all until most of them are gone. */
+/* All workers call each other until most of them are dead. */
 static void calls_until_six_are_dead(struct bx_job *job)
 {
     int dead = 0;
@@ -367,7 +367,7 @@ static int count_rows(struct bx_batch *batch, void *context)
     return 0;
 }
 
-/* Kills rank 3, whose row is among those it answers, and answers when the death is known. */
+/* Kills rank 3, which has a row in this batch, and answers when the death has been seen. */
 static int kill_a_caller(struct bx_batch *batch, void *context)
 {
     signal_worker(3, SIGKILL);
@@ -398,7 +398,7 @@ static void gathers(struct bx_job *job)
 static void sends_a_row_and_dies(struct bx_job *job)
 {
     harness_start(job, "worker0", "gather", harness_msg_i64(0), 0);
-    /* In order behind the row. */
+    /* This call is behind the row. */
     HARNESS_EQ(harness_call_i64(job, "worker0", "echo", 3), 3);
     raise(SIGKILL);
 }
@@ -429,7 +429,7 @@ static void is_answered(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker0", "killer", 0), bx_job_rank(job));
 }
 
-Test(death, of_a_caller_while_the_body_runs_hurts_nobody_else, .timeout = 30)
+Test(death, of_a_caller_while_the_body_runs_harms_no_other, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 4, .setup = setup_batch, .dies = 1u << 3,
                                          .body = { saw_three_rows, is_answered, is_answered, is_answered } });
@@ -437,7 +437,7 @@ Test(death, of_a_caller_while_the_body_runs_hurts_nobody_else, .timeout = 30)
 
 /* ---- Truncation ----------------------------------------------------------------------------------- */
 
-/* What no worker does: another's segment, by name, writable. */
+/* Opens another worker's segment by its name, writable. No worker does that. */
 static int open_segment(struct bx_job *job, int rank)
 {
     char name[BXI_OBJECT_NAME_BYTES];
@@ -456,7 +456,7 @@ static void truncate_segment(struct bx_job *job, int rank, off_t bytes)
     close(fd);
 }
 
-/* Whether it is the call or its future that fails depends on who touches the segment first. */
+/* Either the call or its future fails, depending on which thread touches the segment first. */
 static void expect_corrupt(struct bx_job *job)
 {
     struct bx_future *future = NULL;
@@ -506,7 +506,7 @@ Test(death, a_truncated_segment_cuts_its_owner_off, .timeout = 30)
     truncate_world(truncates_what_it_reads);
 }
 
-/* Its own pages are zeroes in private memory now: nobody hears it. It must neither crash nor hang. */
+/* The owner's pages are private zeroes now, so no other worker sees its frames. It must neither crash nor hang. */
 static void calls_from_nowhere(struct bx_job *job)
 {
     const struct bx_call_options quick = { .timeout_ns = 50 * HARNESS_MS };
@@ -564,7 +564,7 @@ static int name_is_there(struct bx_job *job, int rank)
     return fd >= 0;
 }
 
-/* By a survivor, long before the launcher looks. */
+/* A survivor removes the name, before the launcher does. */
 static void sees_the_name_go(struct bx_job *job)
 {
     HARNESS_CHECK(name_is_there(job, 1));
@@ -580,7 +580,7 @@ Test(death, is_cleaned_up_by_a_survivor, .timeout = 30)
         .size = 2, .setup = setup, .body = { sees_the_name_go }, .dies = 1u << 1 });
 }
 
-/* The hook has run for the cutting off; the death itself is seen by nobody but the name's end. */
+/* The hook of bx_on_death has run when the worker was cut off. Its later death only removes its name. */
 static void cuts_off_and_kills(struct bx_job *job)
 {
     truncate_segment(job, 1, 0);
@@ -603,7 +603,7 @@ Test(death, of_a_worker_that_was_cut_off_is_cleaned_up_too, .timeout = 30)
 
 TestSuite(death_in_start, .init = starts_set_up, .fini = place_tear_down, .timeout = 30);
 
-Test(death_in_start, of_a_worker_is_told_to_the_others)
+Test(death_in_start, of_a_worker_is_reported_to_the_others)
 {
     for (int i = 0; i < 3; i++)
         start_worker(i, (struct bx_options){ .rank = i, .world_size = 4 });
@@ -615,7 +615,7 @@ Test(death_in_start, of_a_worker_is_told_to_the_others)
     start_fails(1, BX_E_PEER_DEAD, "'worker2' (rank 2");
 }
 
-Test(death_in_start, of_rank_0_is_told_to_the_others)
+Test(death_in_start, of_rank_0_is_reported_to_the_others)
 {
     for (int i = 0; i < 3; i++)
         start_worker(i, (struct bx_options){ .rank = i, .world_size = 4 });
@@ -646,7 +646,7 @@ Test(death_in_start, of_the_launcher_ends_the_workers)
 {
     int status = 0;
 
-    cr_assert_eq(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);      /* or the workers would go to init */
+    cr_assert_eq(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);      /* otherwise init would adopt the workers */
 
     pid_t launcher = fork();
     if (launcher == 0)
@@ -664,8 +664,8 @@ Test(death_in_start, of_the_launcher_ends_the_workers)
     bxi_bootstrap_sweep(job_name);
 }
 
-/* A program's own worker may come back from serving before the signal comes, but not by it. */
-Test(death_in_start, of_the_launcher_ends_a_stopped_worker_when_it_goes_on)
+/* The worker may return from bx_job_serve before the signal arrives, but not because of it. */
+Test(death_in_start, of_the_launcher_ends_a_stopped_worker_when_it_continues)
 {
     int status = 0;
 

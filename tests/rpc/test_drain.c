@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/watch.c and lib/job/shutdown.c: what of a worker's last words counts. Also frames that lie unread while much
- * else goes by.
+ * lib/rpc/watch.c and lib/job/shutdown.c: which of the last frames of a worker that died or left are handled; and
+ * frames that stay unread while many others are sent.
  *
- * "stall" is an inline handler of worker 0 that worker 0 calls itself: while it runs, that thread has the
- * progress role and reads nothing. What the others do meanwhile is found all at once when it returns.
+ * "stall" is an inline handler of worker 0 that worker 0 calls itself. While it runs, that thread has the progress role
+ * and reads nothing. When it returns, worker 0 finds everything that the others did meanwhile at once.
  */
 #include "tests/harness/harness.h"
 
@@ -50,8 +50,8 @@ static int setup(struct bx_job *job)
     return bx_register(job, "stall", BX_INLINE, stall, NULL);
 }
 
-/* Kills it and notes its death as the background thread does, which may be the one that stalls: the next pass
- * looks at that before it reads a ring. */
+/* Kills worker 1 and records its death as the background thread does, because the latter may be the thread that stalls.
+ * The next pass checks for deaths before it reads a ring. */
 static void kill_worker1(struct bx_job *job)
 {
     struct pollfd death = { .fd = job->rpc->peers[1].pidfd, .events = POLLIN };
@@ -79,7 +79,7 @@ static void wait_and_kill(struct bx_job *job)
 static void drop_what_the_dead_asked_for(struct bx_job *job)
 {
     while_stalled = wait_and_kill;
-    harness_await(READY, 1);                /* its ring is open here, and is read before one's own */
+    harness_await(READY, 1);                /* worker 1's ring is open here, and is read before the own one */
     stall_oneself(job);
     while (bx_worker_alive(job, 1))
         sched_yield();
@@ -105,14 +105,14 @@ static void ask_and_be_killed(struct bx_job *job)
         pause();
 }
 
-Test(drain, drops_the_requests_of_the_dead, .timeout = 20)
+Test(drain, drops_the_requests_of_a_dead_worker, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .dies = 1u << 1, .body = { drop_what_the_dead_asked_for, ask_and_be_killed } });
 }
 
-/* It has never called before: its ring is opened while worker 0 reads nothing, and has no background thread that
- * would be told of it. The look at the death alone finds the ring. */
+/* Worker 1's first call opens its ring while worker 0 reads nothing and has no background thread that could notice it.
+ * Only the pass that handles the death finds the ring. */
 static void drop_what_a_new_ring_has(struct bx_job *job)
 {
     while_stalled = wait_and_kill;
@@ -134,7 +134,7 @@ static void open_a_ring_and_be_killed(struct bx_job *job)
         pause();
 }
 
-Test(drain, reads_a_ring_that_the_dead_opened_last, .timeout = 20)
+Test(drain, reads_a_ring_that_a_dead_worker_opened_last, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .dies = 1u << 1, .body = { drop_what_a_new_ring_has, open_a_ring_and_be_killed },
@@ -143,11 +143,11 @@ Test(drain, reads_a_ring_that_the_dead_opened_last, .timeout = 20)
 
 /* ---- Replies of the dead ------------------------------------------------------------------------ */
 
-static struct bx_future *last_words;
+static struct bx_future *last_reply;
 
 static void hear_and_kill(struct bx_job *job)
 {
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "count", NULL, NULL, &last_words), 0);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "count", NULL, NULL, &last_reply), 0);
     bxi_bells_flush(job);
     while (!bxi_ring_ready(&job->rpc->peers[1].in))
         sched_yield();
@@ -159,8 +159,8 @@ static void take_what_the_dead_has_answered(struct bx_job *job)
     while_stalled = hear_and_kill;
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
     stall_oneself(job);
-    HARNESS_EQ(bx_future_wait(last_words, BX_FOREVER), 0);
-    bx_future_release(last_words);
+    HARNESS_EQ(bx_future_wait(last_reply, BX_FOREVER), 0);
+    bx_future_release(last_reply);
 }
 
 static void answer_until_killed(struct bx_job *job)
@@ -171,7 +171,7 @@ static void answer_until_killed(struct bx_job *job)
         pause();
 }
 
-Test(drain, takes_the_replies_of_the_dead, .timeout = 20)
+Test(drain, takes_the_replies_of_a_dead_worker, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .dies = 1u << 1, .body = { take_what_the_dead_has_answered, answer_until_killed } });
@@ -179,7 +179,7 @@ Test(drain, takes_the_replies_of_the_dead, .timeout = 20)
 
 /* ---- Left, then dead ---------------------------------------------------------------------------- */
 
-/* Between the state and its bells: the pidfd alone tells of it. */
+/* Dies after it has stored its state and before it rings: only the pidfd reports it. */
 static void leave_and_be_killed(struct bx_job *job)
 {
     harness_leaves_by_itself();
@@ -199,7 +199,7 @@ static void see_it_leave(struct bx_job *job)
     HARNESS_EQ(bxi_load_seq_cst(&job->rpc->lost), 0);
 }
 
-Test(drain, takes_a_worker_that_left_and_then_died_for_one_that_left, .timeout = 20)
+Test(drain, counts_a_worker_that_left_and_then_died_as_left, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .dies = 1u << 1, .body = { see_it_leave, leave_and_be_killed } });
@@ -212,7 +212,7 @@ static bool is_leaving(struct bx_job *job, int rank)
     return bxi_load_acquire((bxi_a32 *)&job->rpc->peers[rank].view.control->header.state) >= BXI_LEAVING;
 }
 
-/* Runs at worker 0, which has said that it leaves, and asks worker 1 when that has said so too. */
+/* Runs at worker 0, which is leaving. Calls worker 1 after that has begun to leave too. */
 static int call_back(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     struct bx_job *job = bx_request_job(request);
@@ -239,7 +239,7 @@ static void leave(struct bx_job *job)
     bx_job_destroy(job);
 }
 
-/* A one-way call: nothing of it is open here when this worker leaves. */
+/* Calls one-way, so this worker has no call in flight when it leaves. */
 static void ask_the_leaver(struct bx_job *job)
 {
     while (!is_leaving(job, 0))
@@ -249,16 +249,16 @@ static void ask_the_leaver(struct bx_job *job)
     leave(job);
 }
 
-Test(drain, waits_for_a_handler_that_began_after_its_worker_had_said_that_it_leaves, .timeout = 30)
+Test(drain, waits_for_a_handler_that_began_after_its_worker_began_to_leave, .timeout = 30)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup_call_back, .body = { leave, ask_the_leaver } });
     cr_expect_eq(harness_load(COUNTED), 3000);
 }
 
-/* ---- Old news ----------------------------------------------------------------------------------- */
+/* ---- Old piggybacked credit --------------------------------------------------------------------- */
 
-/* A reply lies unread while one-way calls go round the other ring three times. */
+/* A reply stays unread while one-way calls fill the other ring three times over. */
 static void send_laps(struct bx_job *job)
 {
     static const char payload[8000];
@@ -295,7 +295,7 @@ static void read_an_old_reply(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
 }
 
-Test(drain, takes_a_reply_whose_credit_is_laps_behind, .timeout = 60)
+Test(drain, accepts_a_reply_whose_credit_is_laps_behind, .timeout = 60)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { read_an_old_reply } });
 }

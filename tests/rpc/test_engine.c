@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Faults of the engine that hurt later than they happen: a slot, a name or a descriptor that is not given back, a
- * bound that does not hold, an error that is taken for success. Some are seen only inside of the library.
+ * Faults of the engine that do harm only later: a slot, a name or a descriptor that is not freed, a bound that does not
+ * hold, an error that is taken for success. Some are visible only in the library's structs.
  */
 #include "tests/harness/harness.h"
 
@@ -36,7 +36,7 @@ static int gate(const struct bx_request *request, struct bx_reader *args, struct
     return count(request, args, reply, context);
 }
 
-/* Answers with that many bytes, and a tensor, so that the bytes do not lie at the beginning of what is lent. */
+/* Answers that many bytes and a tensor, so that the bytes are not at the beginning of the lent block. */
 static int large(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     struct bx_tensor *tensor = NULL;
@@ -58,7 +58,7 @@ static int capacity(const struct bx_request *request, struct bx_reader *args, st
     return bx_msg_put_i64(reply, (int64_t)bx_request_job(request)->rpc->reply->capacity);
 }
 
-/* Its reply cannot be written, and it does not look. */
+/* Its reply cannot be written, and it ignores that. */
 static int overflow(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request, (void)args, (void)context;
@@ -104,7 +104,7 @@ static void call_wrong_handlers(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
 }
 
-Test(engine, answers_with_an_error_where_an_answer_could_not_be_made)
+Test(engine, answers_with_an_error_if_a_reply_cannot_be_made)
 {
     two(call_wrong_handlers, NULL, 0);
 }
@@ -125,7 +125,7 @@ Test(engine, does_not_keep_the_memory_of_one_large_reply)
     two(call_for_much, NULL, 0);
 }
 
-/* The bytes of a large reply lie in what was lent for it; those that are added need room of their own. */
+/* The bytes of a large reply are in a block on loan; bytes that are added to it need memory of their own. */
 static void add_to_a_large_reply(struct bx_job *job)
 {
     struct bx_msg *args = harness_msg_i64(100000), *reply = NULL;
@@ -153,7 +153,7 @@ Test(engine, keeps_the_bytes_of_a_large_reply_that_is_added_to)
 
 /* ---- Slots and timers --------------------------------------------------------------------------- */
 
-/* A late reply would else be taken for that of the next call. */
+/* Without generations a late reply would be taken for that of the slot's next call. */
 static void look_at_generations(struct bx_job *job)
 {
     uint64_t before;
@@ -166,7 +166,7 @@ static void look_at_generations(struct bx_job *job)
     }
 }
 
-Test(engine, gives_each_use_of_a_slot_a_generation)
+Test(engine, gives_each_use_of_a_slot_a_new_generation)
 {
     two(look_at_generations, NULL, 0);
 }
@@ -178,7 +178,7 @@ static void note_timeout(struct bx_future *future, void *context)
     harness_post(TIMED_OUT);
 }
 
-/* An hour, and then a moment. */
+/* A deadline in an hour, then one in 50 ms. */
 static void time_out_out_of_order(struct bx_job *job)
 {
     struct bx_future *slow = harness_start(job, "worker1", "hold", NULL, UINT64_C(3600000000000));
@@ -196,7 +196,7 @@ Test(engine, meets_a_deadline_though_a_later_one_was_set_before, .timeout = 20)
     two(time_out_out_of_order, NULL, 0);
 }
 
-/* Calls whose replies are still awaited, given up and not, when the callee dies. */
+/* When the callee dies, two calls have timed out and wait for their late replies, and two are in flight. */
 static void count_slots_of_the_dead(struct bx_job *job)
 {
     struct bx_future *future[4];
@@ -223,7 +223,7 @@ static void wait_to_be_killed(struct bx_job *job)
         pause();
 }
 
-Test(engine, frees_the_slots_of_calls_to_the_dead)
+Test(engine, frees_the_slots_of_calls_to_a_dead_worker)
 {
     two(count_slots_of_the_dead, wait_to_be_killed, 1u << 1);
 }
@@ -243,7 +243,7 @@ static void ask_for_more_than_1024(struct bx_job *job)
     harness_await(OPEN_GATE, 1);
     while (harness_load(COUNTED) < 1024)
         sched_yield();
-    /* Those that have run make room. */
+    /* Requests that have run make room. */
     send_one_ways(job, 100);
     while (harness_load(COUNTED) < 1124)
         sched_yield();
@@ -267,7 +267,7 @@ Test(engine, serves_1024_one_way_calls_of_a_worker_at_a_time)
     cr_expect_eq(harness_load(COUNTED), 1124);
 }
 
-/* Past the library, which has 1024 slots for its calls. */
+/* Writes requests without the library's send functions, which have only 1024 slots. */
 static void put_requests(struct bx_job *job, int requests)
 {
     struct bxi_frame frame = { .kind = BXI_REQUEST, .deadline_ns = BX_FOREVER, .function = 1 };
@@ -339,7 +339,7 @@ static void look_for_names(struct bx_job *job)
     bx_job_destroy(job);
 }
 
-Test(engine, leaves_no_name_behind)
+Test(engine, leaves_no_names_in_dev_shm)
 {
     two(look_for_names, wait_to_be_killed, 1u << 1);
 }
@@ -354,7 +354,7 @@ static void note_thread(int signal_number)
     signalled_thread = (sig_atomic_t)gettid();
 }
 
-/* A signal to the process is for the threads of the program, of which the only one has blocked it so far. */
+/* A signal to the process must go to a thread of the program. The only one has blocked it at first. */
 static void be_signalled(struct bx_job *job)
 {
     struct sigaction action = { .sa_handler = note_thread };
@@ -373,7 +373,7 @@ static void be_signalled(struct bx_job *job)
     HARNESS_EQ(signalled_thread, gettid());
 }
 
-Test(engine, takes_no_signals_that_are_meant_for_the_program)
+Test(engine, leaves_signals_to_the_threads_of_the_program)
 {
     two(be_signalled, NULL, 0);
 }
@@ -385,7 +385,7 @@ static void *serve(void *job)
     return NULL;
 }
 
-/* The other one does not come, so this worker leaves alone. */
+/* The other worker does not shut down, so this one leaves alone. */
 static void leave_under_a_server(struct bx_job *job)
 {
     pthread_t thread;
@@ -412,9 +412,9 @@ Test(engine, ends_the_wait_of_a_thread_that_serves)
     two(leave_under_a_server, come_late, 0);
 }
 
-/* ---- The dead, and who is told of them ---------------------------------------------------------- */
+/* ---- Wake-ups by deaths ------------------------------------------------------------------------- */
 
-/* Nothing is to be done here while the others call each other: so nobody wakes. */
+/* This worker has nothing to do while the others call each other, so none of its threads may wake. */
 static void sleep_beside_the_dead(struct bx_job *job)
 {
     uint64_t before;
@@ -480,7 +480,7 @@ static void drive_one_s_own_loop(struct bx_job *job)
     expect_loop_is_still(job);
 }
 
-Test(engine, leaves_one_s_own_loop_still)
+Test(engine, leaves_nothing_due_in_own_loop_after_a_death)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .dies = 1u << 1, .body = { drive_one_s_own_loop, wait_to_be_killed },
@@ -489,8 +489,8 @@ Test(engine, leaves_one_s_own_loop_still)
 
 /* ---- A large world ------------------------------------------------------------------------------ */
 
-/* Ranks have bits in words of 64. The callee sleeps, so each call needs a bell: without it the callee's watchdog
- * would find the request a second later. */
+/* Ranks are bits in words of 64. The callee sleeps, so each call needs a bell: without it the callee's watchdog would
+ * find the request a second later. */
 static void call_beyond_63(struct bx_job *job)
 {
     bxi_a64 *armed = (bxi_a64 *)(uintptr_t)&job->rpc->peers[65].view.control->header.armed;

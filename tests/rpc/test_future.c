@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/future.c. Most tests need no worker: a future of no job is completed by whoever has it, as long as
- * nobody waits. Where somebody waits there is a job, in a world of two.
+ * lib/rpc/future.c. Most tests need no worker: any thread may complete a future without a job, as long as no thread
+ * waits for it. Tests in which a thread waits have a job of two workers.
  */
 #include "tests/harness/harness.h"
 
@@ -83,7 +83,7 @@ Test(future, is_failed_once_with_its_code_and_text)
     bx_future_release(future);
 }
 
-Test(future, without_a_text_says_what_its_code_means)
+Test(future, without_a_text_has_the_text_of_its_code)
 {
     struct bx_future *future = bx_future_create(NULL);
 
@@ -132,7 +132,7 @@ Test(future, then_that_leaves_its_message_in_error_fails_with_that_error)
     bx_future_release(future);
 }
 
-Test(future, of_one_s_own_can_be_cancelled)
+Test(future, made_by_the_program_can_be_cancelled)
 {
     struct bx_future *future = bx_future_create(NULL);
 
@@ -199,7 +199,7 @@ Test(future, then_makes_a_new_value)
     bx_future_release(future);
 }
 
-Test(future, error_runs_through_then_untouched)
+Test(future, error_passes_through_then)
 {
     struct bx_future *future = bx_future_create(NULL);
     int ran = 0;
@@ -221,7 +221,7 @@ static int mend(struct bx_future *in, struct bx_msg *out, void *context)
     return bx_msg_put_i64(out, bx_future_error(in) == -EIO ? -1 : number_of(in));
 }
 
-Test(future, then_any_sees_values_and_may_mend_errors)
+Test(future, then_any_gets_values_and_may_replace_errors)
 {
     struct bx_future *failed = bx_future_create(NULL), *set = bx_future_create(NULL);
     struct bx_future *mended = bx_future_then_any(failed, mend, NULL);
@@ -266,7 +266,7 @@ Test(future, then_that_fails_fails_its_future)
     bx_future_release(future);
 }
 
-Test(future, then_that_fails_without_a_text_does_not_get_an_older_one)
+Test(future, then_that_fails_without_a_text_gets_no_older_text)
 {
     struct bx_future *future = bx_future_create(NULL);
     struct bx_future *next = bx_future_then(future, fail_without_text, NULL);
@@ -359,9 +359,9 @@ Test(future, abandons_a_long_chain_without_growing_the_stack, .timeout = 20)
     cr_expect_eq(on_a_small_stack(abandon_chain), BX_E_ABANDONED);
 }
 
-/* ---- Nobody completes it --------------------------------------------------------------------- */
+/* ---- References ------------------------------------------------------------------------------ */
 
-Test(future, that_nobody_can_complete_any_more_fails_what_hangs_on_it)
+Test(future, without_references_fails_the_futures_that_depend_on_it)
 {
     struct bx_future *future = bx_future_create(NULL);
     struct bx_future *next = bx_future_then(future, add_one, NULL);
@@ -387,7 +387,7 @@ Test(future, lives_as_long_as_one_reference)
     bx_future_release(NULL);
 }
 
-Test(future, then_runs_though_nobody_keeps_its_future)
+Test(future, then_runs_though_its_future_was_released)
 {
     struct bx_future *future = bx_future_create(NULL);
     int ran = 0;
@@ -414,7 +414,7 @@ static void release(struct bx_future **futures)
         bx_future_release(futures[i]);
 }
 
-Test(future, all_is_done_when_the_last_one_is)
+Test(future, all_is_done_with_the_last_future)
 {
     struct bx_future *futures[GATHERED];
 
@@ -454,7 +454,7 @@ Test(future, all_fails_with_the_first_failure_once_all_are_done)
     release(futures);
 }
 
-Test(future, any_is_done_when_the_first_one_is)
+Test(future, any_is_done_with_the_first_future)
 {
     struct bx_future *futures[GATHERED];
 
@@ -471,7 +471,7 @@ Test(future, any_is_done_when_the_first_one_is)
     release(futures);
 }
 
-Test(future, any_fails_if_the_first_one_done_failed)
+Test(future, any_fails_if_the_first_future_that_is_done_failed)
 {
     struct bx_future *futures[GATHERED];
 
@@ -487,7 +487,7 @@ Test(future, any_fails_if_the_first_one_done_failed)
     release(futures);
 }
 
-Test(future, all_and_any_take_futures_that_are_done_or_the_same)
+Test(future, all_and_any_take_futures_that_are_done_or_given_twice)
 {
     struct bx_future *done = bx_future_create(NULL);
     struct bx_future *same[2] = { done, done };
@@ -504,7 +504,7 @@ Test(future, all_and_any_take_futures_that_are_done_or_the_same)
     bx_future_release(done);
 }
 
-Test(future, all_of_none_is_done_and_any_of_none_is_nothing)
+Test(future, all_of_none_is_done_and_any_of_none_is_null)
 {
     struct bx_future *all = bx_future_all(NULL, NULL, 0);
 
@@ -544,7 +544,7 @@ static void *hang_on(void *context)
     return context;
 }
 
-Test(future, that_many_complete_at_once_is_set_once_and_calls_back_once_each, .timeout = 20)
+Test(future, completed_by_many_threads_is_set_once_and_runs_each_callback_once, .timeout = 20)
 {
     pthread_t threads[2 * RACERS];
 
@@ -562,7 +562,7 @@ Test(future, that_many_complete_at_once_is_set_once_and_calls_back_once_each, .t
     }
 }
 
-/* ---- Waiting: needs a job -------------------------------------------------------------------- */
+/* ---- Waiting, which needs a job -------------------------------------------------------------- */
 
 #define WAITERS 4
 #define ROUNDS 300
@@ -570,13 +570,13 @@ Test(future, that_many_complete_at_once_is_set_once_and_calls_back_once_each, .t
 static struct bx_future *awaited[ROUNDS];
 static bxi_a32 arrived[ROUNDS];
 
-/* Threads 1 .. WAITERS wait, so one of them leads and the others follow; thread 0 completes. */
+/* Threads 1 to WAITERS wait: one of them leads and the others follow. Thread 0 completes the futures. */
 static void wait_or_complete(struct bx_job *job, int index)
 {
     (void)job;
     for (int i = 0; i < ROUNDS; i++) {
         if (index == 0) {
-            /* Every second future is completed while nobody may have come yet. */
+            /* Every second future is completed perhaps before any thread waits for it. */
             while (i % 2 == 0 && bxi_load_seq_cst(&arrived[i]) < WAITERS)
                 sched_yield();
             HARNESS_EQ(bx_future_set(awaited[i], number(i)), 0);
@@ -639,7 +639,7 @@ static void wait_too_long(struct bx_job *job)
     bx_future_release(future);
 }
 
-Test(future, lives_on_when_a_wait_for_it_timed_out, .timeout = 20)
+Test(future, stays_pending_when_a_wait_for_it_timed_out, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .body = { wait_too_long } });
 }
@@ -661,7 +661,7 @@ static void wait_in_a_callback(struct bx_job *job)
     HARNESS_EQ(bx_future_on_done(future, wait_in_callback, pending), 0);
     HARNESS_EQ(bx_future_set(future, NULL), 0);
     HARNESS_EQ(harness_gate(0), 1);
-    /* This thread may wait again. */
+    /* After the callbacks this thread may wait again. */
     HARNESS_EQ(bx_future_wait(pending, 0), BX_E_TIMEOUT);
     HARNESS_EQ(bx_future_cancel(pending), 0);
     bx_future_release(pending);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/future.c and lib/rpc/gather.c: futures that nobody completes. bx_job_destroy fails what is pending, so that
- * it may be released afterwards; all and any leave nothing behind at a future that is slower than they are.
+ * lib/rpc/future.c and lib/rpc/gather.c: futures that are never completed. bx_job_destroy fails pending futures, which
+ * may be released afterwards; an all or any that is done or released leaves no memory at the futures it waited for.
  */
 #include "tests/harness/harness.h"
 
@@ -47,7 +47,7 @@ static void check_ended(struct bx_future *future)
     bx_future_release(future);
 }
 
-Test(future_end, fails_what_is_pending_when_its_job_is_destroyed, .timeout = 20)
+Test(future_end, fails_pending_futures_when_the_job_is_destroyed, .timeout = 20)
 {
     struct bx_job *job = make_job();
     struct bx_future *made = bx_future_create(job), *set = bx_future_create(job), *released = bx_future_create(job);
@@ -79,7 +79,7 @@ static void make_another(struct bx_future *future, void *context)
     cr_expect_null(bx_future_then(future, never, NULL));
 }
 
-Test(future_end, lets_no_callback_make_another_one_while_its_job_is_destroyed, .timeout = 20)
+Test(future_end, refuses_new_futures_in_callbacks_while_the_job_is_destroyed, .timeout = 20)
 {
     struct bx_job *job = make_job();
     struct bx_future *future = bx_future_create(job);
@@ -89,8 +89,8 @@ Test(future_end, lets_no_callback_make_another_one_while_its_job_is_destroyed, .
     check_ended(future);
 }
 
-/* An async handler holds its future when its worker leaves: the request is answered, and the future is the
- * handler's to release after the end of the job. */
+/* An async handler holds its future when its worker leaves: the request is answered, and the handler may release the
+ * future after the end of the job. */
 static struct bx_future *held;
 
 static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
@@ -124,13 +124,13 @@ static void leave_with_a_held_future(struct bx_job *job)
     bx_future_release(held);
 }
 
-Test(future_end, answers_what_an_async_handler_still_holds, .timeout = 20)
+Test(future_end, answers_requests_whose_future_a_handler_still_holds, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { call_held, leave_with_a_held_future } });
 }
 
-/* The answer hangs on a future that the job does not know: of no job, or of another one in this process. */
+/* The answer is a future that the job does not know: it has no job, or belongs to another job of this process. */
 static int hold_foreign(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
                         void *context)
 {
@@ -148,20 +148,20 @@ static int setup_foreign(struct bx_job *job)
     return bx_register_async(job, "hold", hold_foreign, NULL);
 }
 
-Test(future_end, fails_a_future_of_no_job_that_was_to_be_an_answer, .timeout = 20)
+Test(future_end, fails_a_future_without_a_job_that_was_to_be_an_answer, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup_foreign, .body = { call_held, leave_with_a_held_future } });
 }
 
-/* ---- What all and any leave behind ------------------------------------------------------------- */
+/* ---- Memory that all and any leave ------------------------------------------------------------- */
 
 #define TURNS 300000
 
-/* Of jemalloc, which the tests are linked with where no sanitizer brings an allocator of its own. */
+/* jemalloc's. The tests are linked with it, unless a sanitizer has its own allocator. */
 int mallctl(const char *name, void *old, size_t *old_bytes, void *fresh, size_t fresh_bytes) __attribute__((weak));
 
-/* What this thread has allocated and nobody has freed; exact. 0 where the allocator does not tell. */
+/* The exact number of bytes that this thread has allocated and that are not freed. 0 if the allocator cannot tell. */
 static int64_t bytes_in_use(void)
 {
     uint64_t allocated = 0, freed = 0;
@@ -242,17 +242,17 @@ static void any_of_any(struct bx_future *slow)
 {
     struct bx_future *inner = bx_future_any(NULL, &slow, 1), *outer = bx_future_any(NULL, &inner, 1);
 
-    bx_future_release(inner);           /* the outer one hangs on it */
+    bx_future_release(inner);           /* the outer any depends on it */
     cr_assert_not_null(bxi_load_seq_cst(&slow->callbacks));
     bx_future_release(outer);
 }
 
-Test(future_end, any_that_is_done_leaves_nothing_at_the_slower_one, .timeout = 60)
+Test(future_end, any_that_is_done_leaves_nothing_at_a_pending_future, .timeout = 60)
 {
     take_turns(any_that_is_done);
 }
 
-Test(future_end, any_of_one_that_was_done_leaves_nothing_at_the_slower_ones, .timeout = 60)
+Test(future_end, any_that_was_done_at_once_leaves_nothing_at_pending_futures, .timeout = 60)
 {
     take_turns(any_of_one_that_was_done);
 }
@@ -292,7 +292,7 @@ Test(future_end, any_of_many_nested_ones_ends_without_recursion, .timeout = 60)
     bx_future_release(slow);
 }
 
-/* Released, but somebody hangs on it: it lives until it is done, and others' callbacks stay in their order. */
+/* An all that is released but has a callback lives until it is done. Other callbacks keep their order. */
 static char order[8];
 
 static void note(struct bx_future *future, void *context)
@@ -301,7 +301,7 @@ static void note(struct bx_future *future, void *context)
     strcat(order, context);
 }
 
-Test(future_end, all_that_is_released_with_a_callback_calls_back, .timeout = 20)
+Test(future_end, all_that_is_released_still_runs_its_callback, .timeout = 20)
 {
     struct bx_future *slow = bx_future_create(NULL), *other = bx_future_create(NULL);
     struct bx_future *both[2] = { slow, other };
@@ -323,7 +323,7 @@ Test(future_end, all_that_is_released_with_a_callback_calls_back, .timeout = 20)
     bx_future_release(slow);
 }
 
-/* Threads take callbacks from futures while others add to them and complete them. */
+/* Threads remove callbacks from futures while others add callbacks and complete the futures. */
 #define ROUNDS 3000
 #define THREADS 4
 
@@ -361,7 +361,7 @@ static void *complete(void *context)
     return context;
 }
 
-Test(future_end, loses_no_callback_when_others_are_removed_meanwhile, .timeout = 60)
+Test(future_end, loses_no_callback_while_others_are_removed, .timeout = 60)
 {
     pthread_t threads[THREADS];
 
@@ -377,7 +377,7 @@ Test(future_end, loses_no_callback_when_others_are_removed_meanwhile, .timeout =
         bx_future_release(raced[i]);
 }
 
-/* The first callback on a call means that its reply is wanted as soon as it comes; the last one gone, no more. */
+/* While a call has a callback, job->run->eager counts it: its reply must wake a thread at once. */
 static void gather_calls(struct bx_job *job)
 {
     struct bx_future *call = NULL;
@@ -409,7 +409,7 @@ static void complete_when_told(struct bx_job *job)
     bx_future_release(held);
 }
 
-Test(future_end, any_that_is_released_takes_back_what_it_wants_of_a_call, .timeout = 20)
+Test(future_end, any_that_is_released_makes_its_call_lazy_again, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { gather_calls, complete_when_told } });
 }

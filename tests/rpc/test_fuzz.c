@@ -2,15 +2,14 @@
 /*
  * A worker that writes nonsense into its own segment while the others read it.
  *
- * Three workers: 0 calls, 1 is the hostile one, 2 is a bystander. The targeted tests put one wrong word
- * into the ring or the control pages of worker 1 and hold what becomes of worker 0's call: which code, and
- * that worker 2 is served as before. The seeded ones scribble over rings, credits, open words, states and
- * function tables while calls go both ways; there only what may never happen is held: no crash, no hang of
- * a call beyond its deadline, nobody else harmed.
+ * Worker 0 calls, worker 1 is hostile, worker 2 is a bystander. The targeted tests write one wrong word into the ring
+ * or the control pages of worker 1 and check the error code of worker 0's call, and that calls to worker 2 still
+ * succeed. The seeded tests write random words into rings, credits, open words, states and function tables while calls
+ * go both ways. They check only what must never happen: a crash, a call that hangs beyond its deadline, harm to
+ * worker 2.
  *
- * The hostile worker writes through its own mapping, as a wild store of it would, and is killed at the
- * end of each test, so that its own end is of no interest. What is not tried: other workers' pages, which
- * it could only write by opening them anew.
+ * The hostile worker writes through its own mapping, as a wild store would. It is killed at the end of each test, so
+ * its own errors do not matter. Not tested: writes to other workers' pages, which it would have to map anew.
  */
 #include "tests/harness/hostile.h"
 
@@ -25,7 +24,7 @@
 
 enum value { PID = 0, SEED = 8, RUN };
 
-/* Of the call that held_call leaves unanswered: the first slot, which a call before it has used. */
+/* The id of the call that held_call leaves in flight: the first slot, used for the second time. */
 #define HELD_ID (2 << 16)
 
 static struct bxi_frame frame_of(uint8_t kind, uint64_t id)
@@ -52,14 +51,15 @@ static int setup(struct bx_job *job)
         bx_register(job, "slow", BX_BLOCKING, harness_echo, NULL) < 0 ||
         bx_register_batch(job, "batch", count_rows, NULL, &quick) < 0)
         return -1;
-    /* Only where nobody waits for the answer at the end: the hostile worker calls too. */
+    /* In worker 1 "hold" never answers. In the others it does, because the hostile worker calls them too. */
     return bx_job_rank(job) == 1 ? bx_register_async(job, "hold", harness_never, NULL)
                                  : bx_register(job, "hold", BX_INLINE, harness_echo, NULL);
 }
 
 /* ---- The hostile worker ------------------------------------------------------------------------------ */
 
-/* Past the library: a record of the ring towards `to`, as bxi_ring_commit would publish it. */
+/* Writes a record into the ring to `to` without the library's send functions. word: its commit word, or 0 for the
+ * correct one. */
 static void put_record(struct bx_job *job, int to, const struct bxi_frame *frame, uint64_t word)
 {
     struct bxi_ring_writer *out = &job->rpc->peers[to].out;
@@ -110,7 +110,7 @@ static void shorter_than_a_head(struct bx_job *job)
     put_record(job, 0, &frame, word_here(job, sizeof(frame) - 1));
 }
 
-/* Whole in the ring, and no room in it for what every frame begins with. */
+/* The record is complete, but shorter than the head of a frame. */
 static void cut_short(struct bx_job *job, uint8_t kind)
 {
     struct bxi_frame frame = frame_of(kind, HELD_ID);
@@ -215,7 +215,7 @@ static struct bx_future *held_call(struct bx_job *job)
     harness_await(READY, 1);
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
     HARNESS_EQ(bx_rpc_async(job, "worker1", "hold", NULL, NULL, &future), 0);
-    /* In order behind it, so that the call is held, and in its slot, when this returns. */
+    /* This call is behind it: when it returns, the first one is held and in its slot. */
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 2), 2);
     return future;
 }
@@ -261,7 +261,7 @@ CUTS_OFF(request_that_read_what_was_never_sent)
 CUTS_OFF(state_goes_back)
 CUTS_OFF(state_from_nowhere)
 
-/* ---- What is nonsense and harms nobody ---------------------------------------------------------------- */
+/* ---- Nonsense without effect -------------------------------------------------------------------------- */
 
 static void harmless_words(struct bx_job *job)
 {
@@ -289,7 +289,7 @@ static void is_not_disturbed(struct bx_job *job)
     bx_future_release(future);
 }
 
-Test(fuzz, words_that_mean_nothing_mean_nothing, .timeout = 30)
+Test(fuzz, words_without_meaning_are_ignored, .timeout = 30)
 {
     strike = harmless_words;
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
@@ -304,7 +304,7 @@ static void function_out_of_range(struct bx_job *job)
     put_frame(job, request);
 }
 
-/* It is a request like any other, answered with an error. */
+/* Worker 0 answers the request with an error. */
 static void answers_what_cannot_be(struct bx_job *job)
 {
     struct bx_future *future = held_call(job);
@@ -364,7 +364,7 @@ static void names_without_end(struct bx_job *job)
     bxi_store_release(&job->control->header.function_count, BXI_FUNCTION_MAX);
 }
 
-/* A name that is not known yet is looked up in the table. */
+/* A call of an unknown name reads worker 1's table of functions. */
 static void looks_up(struct bx_job *job)
 {
     struct bx_future *future = held_call(job);
@@ -377,7 +377,7 @@ static void looks_up(struct bx_job *job)
     harness_post(FINISHED);
 }
 
-Test(fuzz, more_functions_than_there_can_be_cut_off, .timeout = 30)
+Test(fuzz, more_functions_than_128_cut_off, .timeout = 30)
 {
     strike = function_count_too_high;
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
@@ -390,7 +390,7 @@ static void finds_no_name(struct bx_job *job)
 
     strikes_now();
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "new", NULL, NULL, NULL), BX_E_NO_FUNCTION);
-    HARNESS_HAS(bx_error_text(), "x, x");       /* each ends within its field */
+    HARNESS_HAS(bx_error_text(), "x, x");       /* each name ends within its field */
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 3), 3);
     HARNESS_EQ(harness_call_i64(job, "worker2", "echo", 7), 7);
     harness_post(FINISHED);
@@ -398,15 +398,15 @@ static void finds_no_name(struct bx_job *job)
     bx_future_release(future);
 }
 
-Test(fuzz, names_without_an_end_are_cut, .timeout = 30)
+Test(fuzz, unterminated_names_end_with_their_field, .timeout = 30)
 {
     strike = names_without_end;
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
                                          .body = { finds_no_name, is_hostile, harness_serve } });
 }
 
-/* The credit word is read only where room is short: fills the ring until then. The hostile worker has
- * stopped reading, so that it does not publish a credit of its own over the wrong one. */
+/* Fills the ring, because the credit word is read only when room is short. The hostile worker has stopped reading, so
+ * that it does not overwrite the wrong credit with a correct one. */
 static int fill_the_ring(struct bx_job *job)
 {
     static const char payload[8000];
@@ -433,7 +433,7 @@ static void is_told_too_much_credit(struct bx_job *job)
     harness_post(FINISHED);
 }
 
-/* As good as no credit: an older one may be overtaken by what a frame carried. */
+/* An old credit is ignored, because a piggybacked credit may be newer than the word. */
 static void is_told_an_old_credit(struct bx_job *job)
 {
     struct bx_future *future = held_call(job);
@@ -448,7 +448,7 @@ static void is_told_an_old_credit(struct bx_job *job)
 
 static void (*wrong_credit)(struct bx_job *job);
 
-/* Holds the role, so nothing of its own reads or publishes any more. */
+/* Takes the progress role, so no thread of this worker reads rings or publishes credit any more. */
 static void stop_reading_then(struct bx_job *job)
 {
     uint32_t free = 0;
@@ -473,7 +473,7 @@ Test(fuzz, credit_beyond_what_was_written_cuts_off, .timeout = 30)
     run_credit(credit_beyond_what_was_written, is_told_too_much_credit);
 }
 
-Test(fuzz, credit_that_goes_back_gives_no_room, .timeout = 30)
+Test(fuzz, credit_that_goes_back_is_ignored, .timeout = 30)
 {
     run_credit(credit_goes_back, is_told_an_old_credit);
 }
@@ -488,7 +488,7 @@ static uint64_t next_random(uint64_t *state)
     return *state;
 }
 
-/* Words that are nearly right harm more than noise. */
+/* A value that is nearly right, which does more harm than a random one. */
 static uint64_t plausible(struct bx_job *job, uint64_t *seed)
 {
     uint64_t random = next_random(seed);
@@ -532,7 +532,7 @@ static void scribble_once(struct bx_job *job, uint64_t *seed)
         memcpy(control->function[at / 16 % BXI_FUNCTION_MAX].name + at / 4096 % 24, &value, sizeof(value));
         break;
     default:
-        /* Near the place where the next frame is awaited, a word at a time. */
+        /* A word near the position at which worker 0 expects the next frame. */
         at = job->rpc->peers[0].out.write_pos + at / 16 % 64 * 8;
         memcpy(ring + (at & (BXI_RING_BYTES - 1)), &value, sizeof(value));
     }
@@ -556,7 +556,7 @@ static struct bxi_frame random_frame(uint64_t *seed)
     return frame;
 }
 
-/* Well-formed records with nonsense in them, and words anywhere. */
+/* Writes well-formed records with nonsense in them, or words anywhere. */
 static void scribbles(struct bx_job *job)
 {
     uint64_t seed = harness_load(SEED) * UINT64_C(0x9e3779b97f4a7c15) + 1;
@@ -583,7 +583,7 @@ static void scribbles(struct bx_job *job)
     raise(SIGKILL);
 }
 
-/* Whatever a call to the hostile worker brings, it brings it by its deadline. */
+/* A call to the hostile worker may end in any way, but by its deadline. */
 static void survives(struct bx_job *job)
 {
     static const char *const functions[] = { "echo", "slow", "hold", "batch" };
@@ -605,7 +605,7 @@ static void survives(struct bx_job *job)
     harness_post(FINISHED);
 }
 
-/* BX_FUZZ_SEEDS asks for more than the few that every run tries. */
+/* BX_FUZZ_SEEDS sets the number of seeds; the default is small. */
 static void run_seeds(uint64_t first)
 {
     const char *more = getenv("BX_FUZZ_SEEDS");
@@ -620,12 +620,12 @@ static void run_seeds(uint64_t first)
 }
 
 /* Even seeds send well-formed records with nonsense in them, odd ones write words anywhere. */
-Test(fuzz, no_nonsense_hurts_anybody_else, .timeout = 600)
+Test(fuzz, random_nonsense_harms_no_other_worker, .timeout = 600)
 {
     run_seeds(1);
 }
 
-Test(fuzz, no_nonsense_hurts_anybody_else_either, .timeout = 600)
+Test(fuzz, random_nonsense_of_other_seeds_harms_no_other_worker, .timeout = 600)
 {
     run_seeds(1000001);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/watch.c: what is counted of a worker that is gone, by how far it had come. bx_job_serve and the shutdown
- * wait for these counts: one too few is waited for, one too many is not.
+ * lib/rpc/watch.c: how a worker that died is counted, depending on how far it had left. bx_job_serve and the shutdown
+ * wait for these counts: with one too few they hang, with one too many they do not wait for a worker.
  */
 #include "tests/harness/harness.h"
 
@@ -44,7 +44,7 @@ static void count_the_gone(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "peers_dead"), 3);
 }
 
-Test(gone, are_counted_by_how_far_they_had_come, .timeout = 20)
+Test(gone, workers_are_counted_by_how_far_they_had_left, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 5, .dies = 0x1e,

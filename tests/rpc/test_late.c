@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/run/progress.c, lib/run/wait.c, lib/run/background.c: that threads which sleep are told of what comes
- * meanwhile. A lost wake-up is found a second later by the watchdog, and no test waits for the clock; but it is
- * counted, as "timers_late" or "rescued", and the harness holds both at 0.
+ * lib/run/progress.c, lib/run/wait.c, lib/run/background.c: sleeping threads are woken for events that happen
+ * meanwhile. The watchdog finds a lost wake-up a second later and counts it, as "timers_late" or "rescued". No test
+ * waits for the clock: the harness checks that both counters are 0.
  *
- * Deadlines here are a few hundred milliseconds: more than a sleeper that was not told is allowed to be late, and
- * less than it would sleep.
+ * Deadlines here are a few hundred milliseconds: longer than a thread may be late, shorter than a sleeper that was not
+ * woken would sleep.
  */
 #include "tests/harness/harness.h"
 
@@ -46,7 +46,7 @@ static bool background_sleeps(struct bx_job *job)
     return armed == BXI_WHO_BACKGROUND || armed == BXI_WHO_LAZY;
 }
 
-/* No thread waits in the library: the background thread sleeps, and is told of each deadline. */
+/* No thread of the program waits in the library: the background thread sleeps and is woken for each new deadline. */
 static void time_out_unwatched(struct bx_job *job)
 {
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
@@ -62,7 +62,7 @@ static void time_out_unwatched(struct bx_job *job)
     }
 }
 
-Test(late, no_deadline_is_while_the_background_thread_sleeps, .timeout = 30)
+Test(late, no_deadline_is_if_the_background_thread_sleeps, .timeout = 30)
 {
     for (int kind = 0; kind < 2; kind++) {
         harness_reset();
@@ -72,7 +72,7 @@ Test(late, no_deadline_is_while_the_background_thread_sleeps, .timeout = 30)
     }
 }
 
-/* One thread leads and sleeps for longer; the other's deadline comes meanwhile. */
+/* One thread leads and sleeps until a later deadline. The other thread's deadline passes before that. */
 static void wait_or_time_out(struct bx_job *job, int index)
 {
     struct bx_future *future;
@@ -99,13 +99,13 @@ static void time_out_beside_a_leader(struct bx_job *job)
     harness_threads(job, 2, wait_or_time_out);
 }
 
-Test(late, no_deadline_is_while_another_thread_leads, .timeout = 30)
+Test(late, no_deadline_is_if_another_thread_leads, .timeout = 30)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { time_out_beside_a_leader }, .options = { .no_spin = true } });
 }
 
-/* Many at once, and none of them has to wait for the next wake-up. */
+/* Many deadlines at about the same time: none may wait for the next wake-up. */
 static void time_out_many(struct bx_job *job)
 {
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
@@ -124,7 +124,7 @@ Test(late, none_of_many_deadlines_is, .timeout = 30)
         .size = 2, .setup = setup, .body = { time_out_many }, .options = { .no_spin = true } });
 }
 
-/* A leader sleeps; another thread of its own process makes its wish true. */
+/* A leader sleeps. Another thread of its process completes the future that it waits for. */
 static void wait_or_complete(struct bx_job *job, int index)
 {
     static struct bx_future *future;
@@ -150,14 +150,14 @@ static void complete_beside_a_leader(struct bx_job *job)
     harness_threads(job, 2, wait_or_complete);
 }
 
-Test(late, no_wish_is_that_another_thread_makes_true, .timeout = 30)
+Test(late, no_future_is_that_another_thread_completes, .timeout = 30)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { complete_beside_a_leader }, .options = { .no_spin = true } });
 }
 
-/* A leader whose process was stopped, or got no CPU, looks before the background thread can have told it of a deadline:
- * this thread plays the leader, and holds the lock meanwhile. */
+/* The process was stopped, or got no CPU: the leader checks the timers before the background thread can have woken it.
+ * That is not a late timer. This thread plays the leader, and holds the lock meanwhile. */
 static void look_before_the_background_thread(struct bx_job *job)
 {
     struct bx_future *future;
@@ -181,7 +181,7 @@ static void look_before_the_background_thread(struct bx_job *job)
     bx_future_release(future);
 }
 
-Test(late, no_deadline_is_that_the_background_thread_had_no_time_to_tell, .timeout = 30)
+Test(late, no_deadline_is_that_the_background_thread_had_no_time_to_report, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { look_before_the_background_thread },
                                          .options = { .no_spin = true } });

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/msg.c: what was written comes back, and nothing is read past the end. No job, no threads.
+ * lib/rpc/msg.c: a reader gets the values that were written, and reads nothing past the end. No job, no threads.
  */
 #include "boxcar.h"
 
@@ -73,7 +73,7 @@ Test(msg, packs_values_without_padding_or_tags)
     bx_msg_destroy(msg);
 }
 
-Test(msg, gives_zeroes_and_an_error_that_stays_when_read_past_its_end)
+Test(msg, returns_zeroes_and_keeps_an_error_when_read_past_its_end)
 {
     struct bx_msg *msg = bx_msg_create(0);
     float values[2] = { 7, 7 };
@@ -84,7 +84,7 @@ Test(msg, gives_zeroes_and_an_error_that_stays_when_read_past_its_end)
 
     cr_expect_eq(bx_read_i64(&reader), 0);
     cr_expect_eq(reader.error, BX_E_SHORT_MESSAGE);
-    /* Four bytes are there, and yet: for good. */
+    /* Four bytes are left, but the error stays. */
     cr_expect_eq(bx_read_i32(&reader), 0);
     cr_expect_eq(bx_read_u64(&reader), 0);
     cr_expect(bx_read_f64(&reader) == 0.0);
@@ -115,7 +115,7 @@ Test(msg, leaves_a_copied_reader_as_it_was)
     bx_msg_destroy(msg);
 }
 
-Test(msg, refuses_a_string_whose_length_lies)
+Test(msg, refuses_a_string_with_a_wrong_length)
 {
     static const uint32_t lengths[] = { 6, 1000, UINT32_MAX };
 
@@ -133,12 +133,12 @@ Test(msg, refuses_a_string_whose_length_lies)
     }
 }
 
-Test(msg, never_shows_a_string_that_is_not_terminated)
+Test(msg, refuses_a_string_that_is_not_terminated)
 {
     struct bx_msg *msg = bx_msg_create(0);
     uint32_t length = 5;
 
-    /* What a string of five bytes would be without whatever put_str adds. */
+    /* A string of five bytes without the end that bx_msg_put_str adds. */
     bx_msg_put_bytes(msg, &length, sizeof(length));
     bx_msg_put_bytes(msg, "wagon", 5);
 
@@ -189,7 +189,7 @@ Test(msg, keeps_a_writer_s_error_until_cleared)
     bx_msg_destroy(msg);
 }
 
-Test(msg, grows_and_keeps_what_it_has)
+Test(msg, grows_and_keeps_its_contents)
 {
     struct bx_msg *msg = bx_msg_create(8);
 
@@ -226,7 +226,7 @@ Test(msg, is_null_when_there_is_no_memory_for_it)
     cr_expect_null(bx_msg_create(SIZE_MAX / 2));
 }
 
-/* Each size of the first room, and each number of bytes in it when it has to grow, twice. */
+/* Fills a message to each initial capacity, and then makes it grow twice. */
 Test(msg, loses_no_byte_when_it_grows)
 {
     unsigned char bytes[256];
@@ -245,7 +245,7 @@ Test(msg, loses_no_byte_when_it_grows)
     }
 }
 
-Test(msg, keeps_what_was_written_each_time_it_grows)
+Test(msg, keeps_its_contents_each_time_it_grows)
 {
     struct bx_msg *msg = bx_msg_create(1);
 
@@ -259,7 +259,7 @@ Test(msg, keeps_what_was_written_each_time_it_grows)
     bx_msg_destroy(msg);
 }
 
-Test(msg, keeps_what_lay_beside_its_head_when_it_first_grows)
+Test(msg, keeps_the_contents_beside_its_head_when_it_first_grows)
 {
     struct bx_msg *msg = bx_msg_create(24);
 
@@ -273,7 +273,7 @@ Test(msg, keeps_what_lay_beside_its_head_when_it_first_grows)
     bx_msg_destroy(msg);
 }
 
-Test(msg, refuses_bytes_that_would_pass_the_end_of_size_t_with_those_it_has)
+Test(msg, refuses_bytes_if_the_sum_overflows_size_t)
 {
     struct bx_msg *msg = bx_msg_create(0);
 
@@ -284,7 +284,7 @@ Test(msg, refuses_bytes_that_would_pass_the_end_of_size_t_with_those_it_has)
     bx_msg_destroy(msg);
 }
 
-Test(msg, refuses_a_string_of_no_bytes_that_lacks_its_end)
+Test(msg, refuses_an_empty_string_that_is_not_terminated)
 {
     struct bx_msg *msg = bx_msg_create(0);
 

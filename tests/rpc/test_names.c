@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/names.c and registration: who and what is found by which name, and what is said where it is not.
+ * lib/rpc/names.c and registration: workers and functions that are found by their names, and the errors for the others.
  */
 #include "tests/harness/harness.h"
 
@@ -137,7 +137,7 @@ static void call_unknown(struct bx_job *job)
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "add", NULL, NULL, NULL), 0);
 }
 
-Test(names, unknown_are_answered_with_what_there_is, .timeout = 20)
+Test(names, that_are_unknown_are_answered_with_the_known_ones, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = register_two, .body = { call_unknown } });
 }
@@ -149,8 +149,8 @@ static void call_unnamed(struct bx_job *job)
     HARNESS_CHECK(bx_worker_alive(job, 1));
 }
 
-/* The empty name is not that of the first entry of an empty table. */
-Test(names, of_functions_that_are_empty_are_not_found_in_an_empty_table, .timeout = 20)
+/* The empty name must not match the first, unused entry of an empty table. */
+Test(names, that_are_empty_are_not_found_in_an_empty_table, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .body = { call_unnamed } });
 }

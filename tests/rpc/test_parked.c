@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Async handlers whose future is not done when their caller gives up, cancels or dies: the future fails,
- * so that the handler learns of it, and nobody's shutdown waits for an answer that nobody wants. And the
- * async handler that fails at once.
+ * Async handlers whose future is not done when their caller times out, cancels or dies: the future fails, so that the
+ * handler learns of it, and no shutdown waits for its answer. Also an async handler that fails at once.
  */
 #include "tests/harness/harness.h"
 
@@ -20,7 +19,7 @@ static void note_end(struct bx_future *future, void *context)
     (void)context;
     harness_store(CODE, (uint64_t)-bx_future_error(future));
     harness_store(SET_AFTERWARDS, (uint64_t)-bx_future_set(future, NULL));
-    bx_future_release(future);      /* the handler's reference */
+    bx_future_release(future);      /* the reference that the handler acquired */
     harness_post(ENDED);
 }
 
@@ -33,7 +32,7 @@ static int park(const struct bx_request *request, struct bx_reader *args, struct
     return 0;
 }
 
-/* An error that it got from elsewhere, as a handler that passes calls on may. */
+/* Fails with an error that it might have got from another call. */
 static int fails_with_corrupt(const struct bx_request *request, struct bx_reader *args,
                               struct bx_future **reply, void *context)
 {
@@ -61,7 +60,7 @@ static void times_out(struct bx_job *job)
 {
     struct bx_call_options hasty = { .timeout_ns = 5000000 };
 
-    /* Until one is in time to be run: a request that is read too late has no handler that could learn of it. */
+    /* Repeated until a request is read in time: one that is read too late is not run. */
     do {
         hasty.timeout_ns *= 2;
         HARNESS_EQ(bx_rpc_sync(job, "worker1", "park", NULL, &hasty, NULL), BX_E_TIMEOUT);
@@ -111,23 +110,23 @@ static void hears_of_it(struct bx_job *job)
     HARNESS_CHECK(bx_worker_alive(job, 1));
 }
 
-/* The handler's own code is an answer; only what the engine finds cuts a caller off. */
-Test(parked, an_async_handler_that_fails_with_corrupt_cuts_nobody_off, .timeout = 20)
+/* A handler's code is an answer, even BX_E_CORRUPT; only the engine's own checks cut a worker off. */
+Test(parked, an_async_handler_that_fails_with_corrupt_cuts_off_no_worker, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { hears_of_it } });
 }
 
-Test(parked, learns_that_its_caller_timed_out, .timeout = 20)
+Test(parked, an_async_handler_learns_that_its_caller_timed_out, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { times_out } });
 }
 
-Test(parked, learns_that_its_caller_cancelled, .timeout = 20)
+Test(parked, an_async_handler_learns_that_its_caller_cancelled, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { cancels } });
 }
 
-Test(parked, learns_that_its_caller_died, .timeout = 20)
+Test(parked, an_async_handler_learns_that_its_caller_died, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u, .body = { dies, NULL, sees_it_die } });
 }

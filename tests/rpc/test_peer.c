@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/peer.c: what waits for room in a full ring, and the wish for credit that it leaves at the consumer.
+ * lib/rpc/peer.c: frames and calls that wait for room in a full ring, and the word want_credit, by which their worker
+ * asks the consumer for a bell.
  *
  * Worker 1 stops in an inline handler while worker 0 fills the ring to it.
  */
@@ -29,7 +30,7 @@ static int stop(const struct bx_request *request, struct bx_reader *args, struct
     return 0;
 }
 
-/* Says how many bells this worker has rung so far, and whether some are due. */
+/* Stores how many bells this worker has rung so far, and whether some are due. */
 static int note(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     struct bx_job *job = bx_request_job(request);
@@ -43,7 +44,7 @@ static int note(const struct bx_request *request, struct bx_reader *args, struct
 
 static struct bx_msg *large_msg(void);
 
-/* An inline handler, so in a thread that holds the role: more calls than the ring has room for. */
+/* Begins more calls than the ring has room for. It is an inline handler, so its thread holds the progress role. */
 static int flood(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     struct bx_job *job = bx_request_job(request);
@@ -67,7 +68,7 @@ static int setup(struct bx_job *job)
     return rc == 0 ? bx_register(job, "note", BX_INLINE, note, NULL) : rc;
 }
 
-static uint64_t wish(struct bx_job *job)
+static uint64_t want_credit(struct bx_job *job)
 {
     return bxi_load_relaxed(&job->control->pair[1].want_credit);
 }
@@ -104,8 +105,8 @@ static void send_note(struct bx_job *job)
     harness_await(NOTED, noted + 1);
 }
 
-/* Worker 1 reads, publishes credit and sleeps many times, and this worker sleeps meanwhile. Nothing waits for
- * that credit, so nothing rings. */
+/* Worker 1 reads, publishes credit and sleeps many times, and this worker sleeps meanwhile. No frame waits for that
+ * credit, so worker 1 must not ring. */
 static void expect_no_bells(struct bx_job *job)
 {
     uint64_t before;
@@ -128,16 +129,16 @@ static void queue_moves_on(struct bx_job *job)
         HARNESS_EQ(bx_rpc_async(job, "worker1", "take", args, NULL, &futures[i]), 0);
     bx_msg_destroy(args);
     HARNESS_CHECK(harness_counter(job, "queued_frames") > 0);
-    HARNESS_EQ(wish(job), 1);       /* by the calling thread: the background thread sleeps */
+    HARNESS_EQ(want_credit(job), 1);       /* the calling thread has set it, because the background thread sleeps */
     harness_post(HANDLER_GO);
     finish(first);
     for (int i = 0; i < QUEUED_CALLS; i++)
         finish(futures[i]);
-    HARNESS_EQ(wish(job), 0);
+    HARNESS_EQ(want_credit(job), 0);
     expect_no_bells(job);
 }
 
-Test(peer, takes_its_wish_for_credit_back_when_its_queue_has_moved_on, .timeout = 20)
+Test(peer, clears_want_credit_when_its_queue_is_empty, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { queue_moves_on },
                                          .options = { .no_spin = true } });
@@ -150,7 +151,7 @@ static void send_one_more(struct bx_job *job, int index)
     if (index == 0) {
         HARNESS_EQ(bx_rpc_oneway(job, "worker1", "take", args, NULL), 0);
     } else {
-        while (wish(job) == 0)
+        while (want_credit(job) == 0)
             sched_yield();
         harness_post(HANDLER_GO);
     }
@@ -170,35 +171,36 @@ static void oneway_gets_room(struct bx_job *job)
     bx_msg_destroy(args);
     harness_threads(job, 2, send_one_more);
     finish(first);
-    HARNESS_EQ(wish(job), 0);
+    HARNESS_EQ(want_credit(job), 0);
     expect_no_bells(job);
 }
 
-Test(peer, takes_its_wish_for_credit_back_when_a_one_way_call_got_room, .timeout = 20)
+Test(peer, clears_want_credit_when_a_one_way_call_got_room, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { oneway_gets_room },
                                          .options = { .no_spin = true } });
 }
 
-/* The calls of the handler are queued by a thread that leads, has its reply at once, and leaves without a sleep. */
+/* A thread that leads queues the handler's calls, gets its own reply at once, and leaves without having slept. */
 static void leader_leaves(struct bx_job *job)
 {
     struct bx_future *first = stop_worker1(job);
 
-    /* The background thread opens the ring to oneself, and sleeps again: from the second call on, this thread leads. */
+    /* The background thread opens this worker's ring to itself and sleeps again. From the second call on this thread
+     * leads. */
     for (int i = 0; i < WARM_UP; i++)
         HARNESS_EQ(bx_rpc_sync(job, "worker0", "take", NULL, NULL, NULL), 0);
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "flood", NULL, NULL, NULL), 0);
     HARNESS_CHECK(harness_counter(job, "queued_frames") > 0);
-    HARNESS_EQ(wish(job), 1);
+    HARNESS_EQ(want_credit(job), 1);
     harness_post(HANDLER_GO);
     finish(first);
     for (int i = 0; i < QUEUED_CALLS; i++)
         finish(flood_futures[i]);
-    HARNESS_EQ(wish(job), 0);
+    HARNESS_EQ(want_credit(job), 0);
 }
 
-Test(peer, wishes_for_credit_before_a_leader_leaves_its_queue_behind, .timeout = 20)
+Test(peer, sets_want_credit_before_a_leader_leaves_its_queue, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { leader_leaves },
                                          .options = { .no_spin = true } });

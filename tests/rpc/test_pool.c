@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/pool.c: as many threads as are needed, no more than are allowed, and nested calls never starve.
+ * lib/rpc/pool.c: the pool has as many threads as it needs and no more than it may have, and nested calls never starve.
  */
 #include "tests/harness/harness.h"
 #include "tests/harness/refuse.h"
@@ -21,7 +21,7 @@ static const char *other_worker(struct bx_job *job)
     return bx_worker_name(job, 1 - bx_job_rank(job));
 }
 
-/* Calls the function of its own name at the worker that the context says, until depth is 0. */
+/* Calls the function of its own name at the worker given by the context, until depth is 0. */
 static int descend(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     struct bx_job *job = bx_request_job(request);
@@ -60,7 +60,7 @@ static void nest_across(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker1", "across", 400), 400);
     HARNESS_CHECK(harness_counter(job, "pool_threads") >= 200);
     HARNESS_CHECK(harness_counter(job, "pool_threads") <= 256);
-    /* And once more, with the threads that there are. */
+    /* Once more, with the threads that the pool has now. */
     HARNESS_EQ(harness_call_i64(job, "worker1", "across", 400), 400);
 }
 
@@ -78,11 +78,11 @@ static void nest_inward(struct bx_job *job)
     HARNESS_HAS(bx_error_text(), "'worker0'");
     HARNESS_EQ(harness_counter(job, "pool_threads"), 256);
     bx_msg_destroy(args);
-    /* Nobody is blocked any more. */
+    /* No thread is blocked any more. */
     HARNESS_EQ(harness_call_i64(job, "worker0", "inward", 200), 200);
 }
 
-Test(pool, says_that_it_is_busy_when_all_256_threads_wait, .timeout = 20)
+Test(pool, is_busy_when_all_256_threads_wait, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_nested, .body = { nest_inward } });
 }
@@ -99,7 +99,7 @@ static int enter_and_stay(const struct bx_request *request, struct bx_reader *ar
     (void)reply;
     (void)context;
     if (now > harness_load(MOST_AT_ONCE))
-        harness_store(MOST_AT_ONCE, now);       /* a race only lowers what is checked to be low */
+        harness_store(MOST_AT_ONCE, now);       /* a race can only make it smaller; the check is for an upper bound */
     harness_post(ENTERED);
     harness_await(RELEASED, 1);
     harness_add(AT_ONCE, (uint64_t)-1);
@@ -202,7 +202,7 @@ Test(pool, does_not_count_threads_that_wait_for_a_future, .timeout = 20)
         .size = 2, .setup = setup_wait, .body = { wait_in_40_handlers, serve_and_release } });
 }
 
-/* ---- Its threads are the program's guests ---------------------------------------------------- */
+/* ---- Signals --------------------------------------------------------------------------------- */
 
 static int blocked_signals(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                            void *context)
@@ -230,12 +230,12 @@ static void ask_for_signals(struct bx_job *job)
     HARNESS_EQ(sigismember(&mask, SIGUSR1), 0);
 }
 
-Test(pool, takes_no_signals_that_are_meant_for_the_program, .timeout = 20)
+Test(pool, leaves_signals_to_the_threads_of_the_program, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_signals, .body = { ask_for_signals } });
 }
 
-/* ---- Where no thread can be made ------------------------------------------------------------- */
+/* ---- If no thread can be made ---------------------------------------------------------------- */
 
 static int forbid_threads(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                           void *context)
@@ -248,7 +248,7 @@ static int forbid_threads(const struct bx_request *request, struct bx_reader *ar
     return 0;
 }
 
-/* Async: answered by worker 0's own thread. */
+/* Async: a thread of worker 0's program completes it. */
 static struct bx_future *promise;
 
 static int answer_later(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
@@ -262,7 +262,7 @@ static int answer_later(const struct bx_request *request, struct bx_reader *args
     return 0;
 }
 
-/* Blocking: waits for worker 0, but not before it is told to. */
+/* Blocking: waits for RELEASED, then calls worker 0. */
 static int wait_for_worker0(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                             void *context)
 {
@@ -274,7 +274,7 @@ static int wait_for_worker0(const struct bx_request *request, struct bx_reader *
     return bx_rpc_sync(bx_request_job(request), "worker0", "answer_later", NULL, NULL, NULL);
 }
 
-/* Blocking: ends its thread, but not before it is told to. */
+/* Blocking: waits for RELEASED, then ends its thread. */
 static int end_thread(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request;
@@ -318,12 +318,12 @@ static void call_without_threads(struct bx_job *job)
     expect_no_thread(job, "batch");
 }
 
-Test(pool, says_that_no_thread_can_be_made, .timeout = 20)
+Test(pool, refuses_requests_if_no_thread_can_be_made, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_threadless, .body = { call_without_threads } });
 }
 
-/* Two requests lie behind one that waits for worker 0, which waits for them. */
+/* Two requests are queued behind one that waits for worker 0, and worker 0 waits for them. */
 static void call_behind_the_only_thread(struct bx_job *job)
 {
     struct bx_future *first = NULL, *second = NULL, *row = NULL;
@@ -348,13 +348,13 @@ static void call_behind_the_only_thread(struct bx_job *job)
     bx_future_release(row);
 }
 
-Test(pool, refuses_what_lies_behind_its_only_thread_when_that_waits, .timeout = 20)
+Test(pool, refuses_queued_requests_when_its_only_thread_waits, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup_threadless, .body = { call_behind_the_only_thread } });
 }
 
-/* The only thread ends in a handler, and no other can be made: it goes on. */
+/* The only thread calls pthread_exit in a handler, and no other can be made: it must go on. */
 static void call_behind_a_thread_that_ends(struct bx_job *job)
 {
     struct bx_future *first = NULL, *second = NULL;
@@ -372,14 +372,14 @@ static void call_behind_a_thread_that_ends(struct bx_job *job)
     bx_future_release(second);
 }
 
-Test(pool, keeps_its_only_thread_that_ends_in_a_handler_where_no_other_can_be_made, .timeout = 20)
+Test(pool, keeps_its_only_thread_that_exits_if_no_other_can_be_made, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup_threadless, .body = { call_behind_a_thread_that_ends } });
 }
 
-/* Three rows of a batch that takes one of each worker lie behind the only thread, when that waits: each batch is
- * refused, not only the first. */
+/* Three rows, each a batch of its own, are queued behind the only thread when that waits. Each batch is refused, not
+ * only the first. */
 static void call_a_batch_behind_the_only_thread(struct bx_job *job)
 {
     struct bx_future *first = NULL, *rows[3] = { NULL };
@@ -402,7 +402,7 @@ static void call_a_batch_behind_the_only_thread(struct bx_job *job)
     bx_future_release(first);
 }
 
-Test(pool, refuses_every_batch_that_lies_behind_its_only_thread, .timeout = 20)
+Test(pool, refuses_every_queued_batch_when_its_only_thread_waits, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup_threadless, .body = { call_a_batch_behind_the_only_thread } });

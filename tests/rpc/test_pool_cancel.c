@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/pool.c: what is taken out of the queue, and what of it is left when the pool stops. Worker 0 has one thread
- * for blocking handlers, and "stay" keeps it until the test lets it go.
+ * lib/rpc/pool.c: requests that are cancelled in the queue, and requests that are in it when the pool stops. Worker 0
+ * has one thread for blocking handlers, which stays in "stay" until the test posts RELEASED.
  */
 #include "tests/harness/harness.h"
 
@@ -46,7 +46,7 @@ static void end(struct bx_future *future, int code)
     bx_future_release(future);
 }
 
-/* What this worker has sent before has been read. */
+/* Waits until worker 0 has read all that this worker has sent. */
 static void await_read(struct bx_job *job)
 {
     HARNESS_EQ(bx_rpc_sync(job, "worker0", "look", NULL, NULL, NULL), 0);
@@ -93,13 +93,13 @@ static void queue_second_and_cancel(struct bx_job *job)
 
     harness_await(QUEUED, 1);
     future = begin(job, "note", 2);
-    HARNESS_EQ(id_of(future), harness_load(ID));        /* else this tests nothing */
+    HARNESS_EQ(id_of(future), harness_load(ID));        /* two callers have a request with the same id */
     await_read(job);
     cancel(job, future);
     harness_post(CANCELLED);
 }
 
-Test(pool_cancel, takes_the_request_of_the_caller_that_cancels_and_no_other, .timeout = 20)
+Test(pool_cancel, removes_the_request_of_its_caller_and_no_other, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup, .body = { keep_the_thread_busy, queue_first, queue_second_and_cancel },
@@ -124,7 +124,7 @@ static void cancel_the_last(struct bx_job *job)
     end(third, 0);
 }
 
-Test(pool_cancel, of_the_last_request_leaves_a_queue_that_takes_more, .timeout = 20)
+Test(pool_cancel, of_the_last_request_leaves_a_queue_that_accepts_more, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { keep_the_thread_busy, cancel_the_last },
@@ -172,7 +172,7 @@ static bool is_stopping(struct bx_job *job)
     return stop;
 }
 
-/* The first thread stops the pool, whose thread stays until the second one has seen that. */
+/* The first thread stops the pool. The pool's thread stays in its handler until the second one has seen the stop. */
 static void stop_or_release(struct bx_job *job, int index)
 {
     if (index == 0) {
@@ -207,7 +207,7 @@ static void ask_before_and_after(struct bx_job *job)
     end(begin(job, "note", 2), BX_E_SHUTDOWN);
 }
 
-Test(pool_stop, runs_what_is_queued_and_refuses_what_comes_later, .timeout = 20)
+Test(pool_stop, runs_queued_requests_and_refuses_later_ones, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { stop_with_a_queue, ask_before_and_after },

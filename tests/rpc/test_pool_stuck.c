@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/pool.c: handlers that wait for each other in a way that the engine does not see. How many may run at a time
- * is an option, and a queue that stands still is told of: in the log, in the segment, and by shmstat why.
+ * lib/rpc/pool.c: handlers that wait for each other in a way that the engine does not see. An option sets how many may
+ * run at a time. A queue that stands still is reported in the log, in the segment, and by shmstat why.
  */
 #include "tests/harness/harness.h"
 #include "tests/tools/stat_run.h"
@@ -19,7 +19,7 @@
 enum { ENTERED, LOGGED, ALL };          /* gates */
 enum { MEET };                          /* values: how many handlers meet */
 
-/* Goes on when as many are in it as are to meet. */
+/* Returns when MEET handlers have entered it. */
 static int meet(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request, (void)args, (void)reply, (void)context;
@@ -70,13 +70,13 @@ static void meet_all(struct bx_job *job)
     HARNESS_EQ(harness_gate(ENTERED), CALLS);
 }
 
-Test(pool_stuck, runs_as_many_handlers_at_a_time_as_its_option_says, .timeout = 20)
+Test(pool_stuck, runs_as_many_handlers_at_a_time_as_the_option_allows, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { meet_all }, .options = { .pool_threads = CALLS } });
 }
 
-Test(pool_stuck, runs_as_many_as_the_environment_says, .timeout = 20)
+Test(pool_stuck, runs_as_many_handlers_at_a_time_as_the_environment_allows, .timeout = 20)
 {
     setenv("BX_POOL_THREADS", "20", 1);
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { meet_all } });
@@ -93,7 +93,7 @@ static void refuse(int threads, const char *environment, const char *part)
     cr_expect_not_null(strstr(bx_error_text(), part), "%s", bx_error_text());
 }
 
-Test(pool_stuck, is_refused_as_a_number_of_threads_that_cannot_be, .timeout = 20)
+Test(pool_stuck, refuses_an_impossible_number_of_threads, .timeout = 20)
 {
     refuse(-1, NULL, "pool_threads is -1");
     refuse(257, NULL, "pool_threads is 257");
@@ -102,7 +102,7 @@ Test(pool_stuck, is_refused_as_a_number_of_threads_that_cannot_be, .timeout = 20
     refuse(0, "12x", "12x");
 }
 
-/* The queue as worker 1 shows it. */
+/* A word about the pool's queue in worker 1's segment. */
 static uint64_t shown(struct bx_job *job, size_t offset)
 {
     const unsigned char *now = (const unsigned char *)&bxi_tables_view(job->rpc->peers[1].view.control)->now;
@@ -131,26 +131,26 @@ static void stand_still(struct bx_job *job)
     HARNESS_EQ(shown(job, offsetof(struct bxi_now, pool_stuck_ns)), 0);
     start_calls(job, futures, BXI_POOL_READY, CALLS);
     harness_await(LOGGED, 1);
-    /* Looked at again each second, until all four have been read. */
+    /* Worker 1 renews the number each second; it may not have read all four requests at first. */
     while (shown(job, offsetof(struct bxi_now, pool_waiting)) < CALLS - BXI_POOL_READY)
         sched_yield();
     HARNESS_CHECK(shown(job, offsetof(struct bxi_now, pool_stuck_ns)) != 0);
     HARNESS_EQ(shown(job, offsetof(struct bxi_now, pool_busy)), BXI_POOL_READY);
     explain(job, futures[CALLS - 1]);
-    HARNESS_EQ(harness_gate(LOGGED), 1);        /* not every second */
+    HARNESS_EQ(harness_gate(LOGGED), 1);        /* logged once, not every second */
 
-    for (int i = BXI_POOL_READY; i < CALLS; i++)        /* the others go on */
+    for (int i = BXI_POOL_READY; i < CALLS; i++)        /* releases the waiting handlers */
         harness_post(ENTERED);
     end_calls(futures, CALLS);
     HARNESS_EQ(shown(job, offsetof(struct bxi_now, pool_stuck_ns)), 0);
 }
 
-Test(pool_stuck, queue_that_stands_still_is_logged_and_explained, .timeout = 60)
+Test(pool_stuck, queue_that_stands_still_is_logged_and_shown, .timeout = 60)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { stand_still } });
 }
 
-/* What stood in the queue is cancelled: then nothing waits. */
+/* All queued requests are cancelled, so none waits any more. */
 static void stand_still_and_cancel(struct bx_job *job)
 {
     struct bx_future *futures[CALLS];
@@ -169,7 +169,7 @@ static void stand_still_and_cancel(struct bx_job *job)
     end_calls(futures, BXI_POOL_READY);
 }
 
-Test(pool_stuck, queue_that_was_cancelled_stands_no_longer_still, .timeout = 60)
+Test(pool_stuck, queue_that_was_cancelled_no_longer_stands_still, .timeout = 60)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { stand_still_and_cancel } });
 }

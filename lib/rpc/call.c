@@ -15,7 +15,6 @@
 
 #include <errno.h>
 #include <sched.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 struct request_plan {           /* a call's arguments, checked */
@@ -103,87 +102,6 @@ static int take_slot(struct bx_job *job, struct bxi_peer *peer, struct bxi_call 
     return 0;
 }
 
-static void free_slot(struct bxi_peer *peer, uint16_t index)
-{
-    struct bxi_slot *slot = &peer->slots[index];
-
-    if (index < peer->row_count)
-        bxi_store_relaxed(&peer->rows[index].id, 0);    /* relaxed: for inspectors */
-    slot->state = BXI_SLOT_FREE;
-    slot->call = NULL;
-    slot->generation = (slot->generation + 1) & (UINT64_MAX >> 16);
-    slot->next_free = peer->free_slot;
-    peer->free_slot = index;
-    peer->in_flight--;
-}
-
-/* Takes a live call out of its slot. keep: the slot becomes a zombie, its reply is still to come. */
-static struct bxi_call *take_call(struct bx_job *job, struct bxi_peer *peer, uint16_t index, bool keep)
-{
-    struct bxi_call *call = peer->slots[index].call;
-
-    job->rpc->calls_open--;
-    if (keep) {
-        peer->slots[index].state = BXI_SLOT_ZOMBIE;
-        peer->slots[index].call = NULL;
-        if (index < peer->row_count)    /* relaxed: for inspectors */
-            bxi_store_relaxed(&peer->rows[index].id, bxi_load_relaxed(&peer->rows[index].id) | BXI_CALL_GIVEN_UP);
-    } else {
-        free_slot(peer, index);
-    }
-    return call;
-}
-
-/* The one who took the call out completes it, without the lock. */
-static void complete(struct bxi_call *call, int code, char *text, struct bx_msg *value)
-{
-    struct bx_job *job = call->future.job;
-    bool owned = call->owned;       /* a caller's stack may be gone after the completion */
-
-    bxi_trace_done(call, code);
-    bxi_future_complete(&call->future, code, text, value);
-    if (owned)
-        bxi_future_release(&call->future);
-    bxi_quiet_changed(job);
-}
-
-/* ---- texts ------------------------------------------------------------------------------------- */
-
-static int refused_errno(const struct bx_job *job, const struct bxi_peer *peer)
-{
-    const bxi_a64 *word = &peer->view.control->pair[job->rank].refused_errno;
-
-    /* Relaxed: refused_through was acquired before (look_refused). */
-    return (int)(uint32_t)bxi_load_relaxed((bxi_a64 *)word);
-}
-
-char *bxi_peer_text(const struct bx_job *job, const struct bxi_peer *peer, int code)
-{
-    switch (code) {
-    case BX_E_PEER_DEAD:
-        return bxi_text("worker '%s' (rank %d, pid %u) died", peer->name, peer->rank, peer->pid);
-    case BX_E_SHUTDOWN:
-        return bxi_text("worker '%s' (rank %d) has left the job", peer->name, peer->rank);
-    case BX_E_CORRUPT:
-        return bxi_text("worker '%s' (rank %d) was cut off: its shared memory holds nonsense or was "
-                        "truncated", peer->name, peer->rank);
-    case BX_E_REFUSED:
-        return bxi_text("worker '%s' (rank %d) could not open its ring for the reply: %s", peer->name,
-                        peer->rank, bx_strerror(refused_errno(job, peer)));
-    default:
-        return bxi_text("worker '%s' (rank %d): %s", peer->name, peer->rank, bx_strerror(code));
-    }
-}
-
-static int fail_with_peer(const struct bx_job *job, const struct bxi_peer *peer, int code)
-{
-    char *text = bxi_peer_text(job, peer, code);
-
-    bx_fail(code, "%s", text != NULL ? text : bx_strerror(code));
-    free(text);
-    return code;
-}
-
 /* ---- sending ----------------------------------------------------------------------------------- */
 
 static int plan(struct bx_job *job, struct request_plan *out, const char *to,
@@ -210,53 +128,25 @@ static int plan(struct bx_job *job, struct request_plan *out, const char *to,
     return 0;
 }
 
-/* Tells the callee that nobody waits for this call any more. Best effort: its reply is dropped anyway. */
-static void send_cancel(struct bx_job *job, struct bxi_peer *peer, uint16_t slot, int code)
-{
-    struct bxi_frame head = { .kind = BXI_CANCEL, .code = code, .id = peer->slots[slot].generation << 16 | slot,
-                              .sent_ns = bxi_coarse_ns() };
-    struct bxi_out out = { .head = &head, .slot = -1, .may_queue = true };
-
-    bxi_peer_send(job, peer, &out);
-}
-
-/* The earliest deadline of a peer's calls may have come. Calls that ended meanwhile left the timer as it
- * was: looking at all slots once per such time is cheaper than moving a timer with every call. */
-static void calls_due(struct bx_job *job, struct bxi_timer *timer)
-{
-    struct bxi_peer *peer = (struct bxi_peer *)(void *)((char *)timer - offsetof(struct bxi_peer, timer));
-    uint64_t now_ns = bxi_now_ns(), next_ns = BX_FOREVER;
-
-    for (uint32_t i = 0; i < peer->slot_count; i++) {
-        struct bxi_slot *slot = &peer->slots[i];
-
-        if (slot->state != BXI_SLOT_LIVE)
-            continue;
-        if (slot->deadline_ns <= now_ns) {
-            struct bxi_call *call = take_call(job, peer, (uint16_t)i, true);
-
-            send_cancel(job, peer, (uint16_t)i, BX_E_TIMEOUT);
-            bxi_counter_add(job, BXI_C_calls_timed_out, 1);
-            call->next = job->rpc->expired;
-            job->rpc->expired = call;
-        } else if (slot->deadline_ns < next_ns) {
-            next_ns = slot->deadline_ns;
-        }
-    }
-    if (next_ns != BX_FOREVER)
-        bxi_timer_set(&job->run->timers, timer, next_ns);    /* there was room for it a moment ago */
-}
-
 static int set_deadline(struct bx_job *job, struct bxi_peer *peer, uint16_t slot, uint64_t deadline_ns)
 {
     peer->slots[slot].deadline_ns = deadline_ns;
     if (deadline_ns == BX_FOREVER || (peer->timer.heap_index != 0 && peer->timer.at_ns <= deadline_ns))
         return 0;
-    peer->timer.fire = calls_due;
+    peer->timer.fire = bxi_calls_due;
     if (bxi_timer_set(&job->run->timers, &peer->timer, deadline_ns) < 0)
         return -ENOMEM;
     bxi_timer_added(job);
     return 0;
+}
+
+static int fail_with_peer(const struct bx_job *job, const struct bxi_peer *peer, int code)
+{
+    char *text = bxi_peer_text(job, peer, code);
+
+    bx_fail(code, "%s", text != NULL ? text : bx_strerror(code));
+    free(text);
+    return code;
 }
 
 /* Lock. call is NULL for one-way calls. 0, -EAGAIN: no slot or no room, or an error with a sentence. */
@@ -311,7 +201,7 @@ static int submit_locked(struct bx_job *job, const struct request_plan *plan, st
     return 0;
 
 undo:
-    free_slot(peer, call->slot);
+    bxi_slot_free(peer, call->slot);
     return rc;
 }
 
@@ -436,25 +326,6 @@ static bool call_ready(struct bxi_waiter *waiter)
     return bxi_future_is_done(waiter->object);
 }
 
-/* A synchronous caller gives up. True if the call was still its own; else somebody is completing it. */
-static bool give_up(struct bx_job *job, struct bxi_call *call)
-{
-    bool mine;
-
-    bxi_lock(&job->run->lock);
-    mine = call->slot < call->peer->slot_count && call->peer->slots[call->slot].call == call;
-    if (mine) {
-        take_call(job, call->peer, call->slot, true);
-        send_cancel(job, call->peer, call->slot, BX_E_TIMEOUT);
-        bxi_counter_add(job, BXI_C_calls_timed_out, 1);
-    }
-    bxi_unlock(&job->run->lock);
-    if (mine)
-        bxi_trace_done(call, BX_E_TIMEOUT);
-    bxi_bells_flush(job);
-    return mine;
-}
-
 static int no_answer(const struct bxi_call *call, const char *function)
 {
     return bx_fail(BX_E_TIMEOUT, "worker '%s' did not answer '%s' within %.3f s", call->peer->name, function,
@@ -480,7 +351,7 @@ static int call_and_wait(struct bx_job *job, struct request_plan *plan, struct b
 
     rc = bxi_wait(job, &waiter);
     if (rc < 0) {
-        if (give_up(job, &call)) {
+        if (bxi_call_give_up(job, &call)) {
             bxi_trace_waited(&call, plan->peer, rc);
             return rc == BX_E_TIMEOUT ? no_answer(&call, plan->function)
                                       : bx_fail(rc, "worker '%s' is shutting down", job->name);
@@ -577,170 +448,4 @@ int bx_batch_join(struct bx_job *job, const char *to, const char *function)
 int bx_batch_leave(struct bx_job *job, const char *to, const char *function)
 {
     return member_call(job, to, function, BXI_FLAG_LEAVE);
-}
-
-/* ---- how calls end ----------------------------------------------------------------------------- */
-
-/* Is there a call with this id? Before anything else of its reply is believed. */
-static bool is_awaited(struct bx_job *job, struct bxi_peer *peer, uint64_t id)
-{
-    uint16_t index = (uint16_t)(id & 0xffff);
-    bool is;
-
-    bxi_lock(&job->run->lock);
-    is = index < peer->slot_count && peer->slots[index].state != BXI_SLOT_FREE &&
-         peer->slots[index].generation == id >> 16;
-    bxi_unlock(&job->run->lock);
-    return is;
-}
-
-int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
-                      const void *body, size_t body_bytes)
-{
-    uint16_t index = (uint16_t)(head->id & 0xffff);
-    struct bxi_call *call = NULL;
-    struct bxi_loan *loan = NULL;
-    struct bx_msg *value = NULL;
-    char *text = NULL;
-    int code = head->code;
-    bool was_full;
-
-    bxi_trace_reply_begins(job);
-    if (head->flags & BXI_FLAG_LEASE) {
-        if (code != 0 || !is_awaited(job, peer, head->id))
-            return BX_E_CORRUPT;
-        memcpy(job->rpc->frame, body, body_bytes);       /* parsed in private memory only */
-        code = bxi_loan_open(job, peer, job->rpc->frame, body_bytes, &loan);
-        if (code == 0)
-            code = bxi_device_loan_error(loan);
-        if (code == BX_E_CORRUPT) {
-            bxi_loan_release(loan);
-            return code;
-        }
-    }
-    bxi_lock(&job->run->lock);
-    if (index >= peer->slot_count || peer->slots[index].state == BXI_SLOT_FREE ||
-        peer->slots[index].generation != head->id >> 16 || code > 0 ||
-        bxi_peer_consumed(job, peer, head->consumed) < 0) {
-        bxi_unlock(&job->run->lock);
-        bxi_loan_release(loan);
-        return BX_E_CORRUPT;
-    }
-    was_full = peer->in_flight == BXI_CALLS_MAX;
-    if (peer->slots[index].state == BXI_SLOT_LIVE) {
-        call = take_call(job, peer, index, false);
-        bxi_counter_add(job, BXI_C_calls_completed, 1);
-        if (call->sent_ns != 0 && (head->flags & BXI_FLAG_TIMED))
-            bxi_mark_measured(call, head);
-    } else {
-        free_slot(peer, index);
-        bxi_counter_add(job, BXI_C_late_replies, 1);
-    }
-    bxi_unlock(&job->run->lock);
-
-    if (was_full)
-        bxi_wake(job, peer);
-    bxi_trace_reply_of(job, call);
-    if (call == NULL) {
-        bxi_loan_release(loan);
-        bxi_trace_reply_ends(job, peer, head);
-        return 0;
-    }
-    if (head->code < 0)
-        text = strndup(body_bytes > 0 ? body : "", body_bytes < BXI_TEXT_BYTES ? body_bytes : BXI_TEXT_BYTES);
-    else if (code < 0)
-        text = strdup(loan != NULL ? bx_error_text() : bx_strerror(code));
-    else if (call->wants_value &&
-             (value = loan != NULL ? bxi_msg_of_loan(loan) : bxi_msg_copy(body, body_bytes)) == NULL)
-        code = -ENOMEM;
-    bxi_loan_release(loan);
-    if (bxi_truncated(peer)) {
-        bx_msg_destroy(value);
-        free(text);
-        value = NULL;
-        code = BX_E_CORRUPT;
-        text = bxi_peer_text(job, peer, code);
-    }
-    complete(call, code, text, value);
-    bxi_trace_reply_ends(job, peer, head);
-    return 0;
-}
-
-static void complete_list(struct bx_job *job, struct bxi_call *list, int code)
-{
-    while (list != NULL) {
-        struct bxi_call *call = list;
-        char *text;
-
-        list = call->next;
-        if (code == BX_E_TIMEOUT)
-            text = bxi_text("worker '%s' did not answer '%s' within %.3f s", call->peer->name,
-                            call->peer->functions->name[call->function], (double)call->timeout_ns / 1e9);
-        else
-            text = bxi_peer_text(job, call->peer, code);
-        complete(call, code, text, NULL);
-    }
-}
-
-void bxi_calls_expire(struct bx_job *job)
-{
-    struct bxi_call *list;
-
-    bxi_lock(&job->run->lock);
-    list = job->rpc->expired;
-    job->rpc->expired = NULL;
-    bxi_unlock(&job->run->lock);
-    complete_list(job, list, BX_E_TIMEOUT);
-}
-
-void bxi_calls_fail(struct bx_job *job, struct bxi_peer *peer, int code, uint64_t through_pos)
-{
-    struct bxi_call *list = NULL;
-    struct bxi_call **end = &list;
-    bool replies_come;
-
-    bxi_lock(&job->run->lock);
-    /* This worker leaves, and the peer may still answer: a reply to a free slot would be nonsense. */
-    replies_come = through_pos == BX_FOREVER && bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE;
-    for (uint32_t i = 0; i < peer->slot_count; i++) {
-        struct bxi_slot *slot = &peer->slots[i];
-
-        if (slot->state == BXI_SLOT_FREE || (through_pos != BX_FOREVER && slot->end_pos > through_pos))
-            continue;
-        if (slot->state == BXI_SLOT_ZOMBIE) {
-            if (!replies_come)
-                free_slot(peer, (uint16_t)i);
-            continue;
-        }
-        *end = take_call(job, peer, (uint16_t)i, replies_come);
-        (*end)->next = NULL;
-        end = &(*end)->next;
-        if (code == BX_E_PEER_DEAD)
-            bxi_counter_add(job, BXI_C_calls_peer_dead, 1);
-    }
-    bxi_unlock(&job->run->lock);
-    complete_list(job, list, code);
-    bxi_wake(job, peer);
-}
-
-int bxi_call_cancel(struct bxi_call *call)
-{
-    struct bx_job *job = call->future.job;
-    struct bxi_peer *peer = call->peer;
-    bool mine;
-
-    bxi_lock(&job->run->lock);
-    mine = call->slot < peer->slot_count && peer->slots[call->slot].call == call;
-    if (mine) {
-        take_call(job, peer, call->slot, true);
-        send_cancel(job, peer, call->slot, BX_E_CANCELLED);
-        bxi_counter_add(job, BXI_C_calls_cancelled, 1);
-    }
-    bxi_unlock(&job->run->lock);
-    if (!mine)
-        return bx_fail(-EALREADY, "the call is done already");
-    if (!bxi_is_driving(job))
-        bxi_bells_flush(job);
-    complete(call, BX_E_CANCELLED, bxi_text("the call to worker '%s' was cancelled", peer->name), NULL);
-    return 0;
 }

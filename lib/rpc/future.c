@@ -31,6 +31,11 @@ static int may_touch(const struct bx_future *future)
     return future->job == NULL || bxi_future_is_done(future) ? 0 : bxi_job_check_any(future->job);
 }
 
+int bxi_future_check(const struct bx_future *future, const char *function)
+{
+    return future != NULL ? may_touch(future) : bxi_null(function, "the future");
+}
+
 /* False if the job ends: nobody would fail it. */
 static bool enlist(struct bx_job *job, struct bxi_made *made)
 {
@@ -255,7 +260,7 @@ bool bxi_future_complete(struct bx_future *future, int code, char *text, struct 
 
 int bx_future_set(struct bx_future *future, struct bx_msg *value)
 {
-    int error = bx_msg_error(value), rc = future != NULL ? may_touch(future) : bxi_null(__func__, "the future");
+    int error = bx_msg_error(value), rc = bxi_future_check(future, __func__);
 
     if (rc < 0) {
         bx_msg_destroy(value);
@@ -272,7 +277,7 @@ int bx_future_set(struct bx_future *future, struct bx_msg *value)
 
 int bx_future_fail(struct bx_future *future, int code, const char *text)
 {
-    int rc = future != NULL ? may_touch(future) : bxi_null(__func__, "the future");
+    int rc = bxi_future_check(future, __func__);
 
     if (rc < 0)
         return rc;
@@ -281,19 +286,6 @@ int bx_future_fail(struct bx_future *future, int code, const char *text)
     if (!bxi_future_complete(future, code, text != NULL ? strdup(text) : NULL, NULL))
         return bx_fail(-EALREADY, "the future is done already");
     return bxi_out(0);
-}
-
-int bx_future_cancel(struct bx_future *future)
-{
-    int rc = future != NULL ? may_touch(future) : bxi_null(__func__, "the future");
-
-    if (rc < 0)
-        return rc;
-    if (bxi_future_is_done(future))
-        return bx_fail(-EALREADY, "the future is done already");
-    if (future->is_call)
-        return bxi_out(bxi_call_cancel((struct bxi_call *)(void *)future));
-    return bx_future_fail(future, BX_E_CANCELLED, NULL);
 }
 
 /* ---- what it became ---------------------------------------------------------------------------- */

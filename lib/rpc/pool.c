@@ -18,7 +18,6 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 static _Thread_local struct bx_job *pool_job;       /* whose pool this thread belongs to */
 

@@ -36,6 +36,8 @@ struct bx_future {
     bool is_call;                               /* the head of a struct bxi_call */
 };
 void bxi_future_init(struct bx_future *future, struct bx_job *job);
+/* For a public function: 0; -EINVAL (NULL), BX_E_FORKED with a sentence. */
+int bxi_future_check(const struct bx_future *future, const char *function);
 bool bxi_future_try_acquire(struct bx_future *future);     /* false if its last reference is gone */
 /* Completes it; value and text (malloc'ed) become its own. False (and both freed) if it was done. */
 bool bxi_future_complete(struct bx_future *future, int code, char *text, struct bx_msg *value);
@@ -354,7 +356,7 @@ void bxi_peer_drop_queue(struct bxi_peer *peer);
 /* The peer's memory holds nonsense: the role will cut it off. Returns BX_E_CORRUPT with a sentence. */
 int bxi_peer_suspect(struct bx_job *job, struct bxi_peer *peer, const char *what);
 
-/* ---- call.c -------------------------------------------------------------------------------------- */
+/* ---- call_end.c ---------------------------------------------------------------------------------- */
 /* 0, BX_E_CORRUPT. body lies in the peer's ring. */
 int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
                       const void *body, size_t body_bytes);
@@ -362,8 +364,11 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
  * from code and the peer. Takes the lock. */
 void bxi_calls_fail(struct bx_job *job, struct bxi_peer *peer, int code, uint64_t through_pos);
 char *bxi_peer_text(const struct bx_job *job, const struct bxi_peer *peer, int code);  /* malloc'ed */
-int bxi_call_cancel(struct bxi_call *call);     /* 0, -EALREADY */
 void bxi_calls_expire(struct bx_job *job);      /* completes what timers took out; without the lock */
+void bxi_slot_free(struct bxi_peer *peer, uint16_t index);                      /* lock */
+void bxi_calls_due(struct bx_job *job, struct bxi_timer *timer);                /* a peer's timer fires; lock */
+/* A synchronous caller gives up. True if the call was still its own; else another thread is completing it. */
+bool bxi_call_give_up(struct bx_job *job, struct bxi_call *call);
 
 /* The handler of a request begins. */
 static inline void bxi_request_begins(struct bx_request *request)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/rpc/usercall.c: threads that call pthread_exit in the program's functions ("leave"), and threads that are
+ * lib/base/usercall.c: threads that call pthread_exit in the program's functions ("leave"), and threads that are
  * cancelled while they wait.
  */
 #include "tests/harness/harness.h"

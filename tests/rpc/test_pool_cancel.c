@@ -160,6 +160,38 @@ Test(pool_cancel, finds_one_of_many, .timeout = 20)
     cr_expect_eq(harness_load(RAN + 2), 0);
 }
 
+/* ---- A deadline --------------------------------------------------------------------------------- */
+
+/* Of a one-way call nobody sends a cancel. Again with more time if it was read too late to be queued. */
+static void let_oneways_expire(struct bx_job *job)
+{
+    struct bx_call_options hasty = { .timeout_ns = 5000000 };
+    struct bx_msg *args = harness_msg_i64(1);
+    uint64_t deadline_ns;
+
+    harness_await(ENTERED, 1);
+    do {
+        hasty.timeout_ns *= 2;
+        deadline_ns = bxi_now_ns() + hasty.timeout_ns;
+        HARNESS_EQ(bx_rpc_oneway(job, "worker0", "note", args, &hasty), 0);
+        await_read(job);
+    } while (bxi_now_ns() >= deadline_ns);
+    bx_msg_destroy(args);
+    while (bxi_now_ns() <= deadline_ns + hasty.timeout_ns)      /* the call's own deadline began a little later */
+        sched_yield();
+    harness_post(CANCELLED);
+    end(begin(job, "note", 2), 0);
+}
+
+Test(pool_cancel, is_not_needed_where_the_deadline_passes_in_the_queue, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { keep_the_thread_busy, let_oneways_expire },
+        .options = { .pool_threads = 1 } });
+    cr_expect_eq(harness_load(RAN + 1), 0);
+    cr_expect_eq(harness_load(RAN + 2), 1);
+}
+
 /* ---- The stop ----------------------------------------------------------------------------------- */
 
 static bool is_stopping(struct bx_job *job)

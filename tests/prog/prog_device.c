@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A worker with a GPU as a program of its own, for tests/e2e/gpu.sh; it takes its job, rank, world size and name from
+ * A worker with a GPU as a program of its own, for tests/e2e/gpu.sh. It takes its job, rank, world size and name from
  * the environment, as prog_worker does.
  *
- *     prog_device own         makes a tensor on device 0 and lends it to whoever calls "get"
- *     prog_device hold        asks w0 for it and keeps it; says "holds" then
+ *     prog_device own         makes a tensor on device 0 and lends it to each caller of "get"
+ *     prog_device hold        gets it from w0, keeps it and prints "holds"
  *     prog_device none        opens no GPU
  *
- * All serve then until another worker leaves. Prints "started" when all have met, "failed: CODE: SENTENCE" for what
- * ends it. Status 0; 1 after a failure.
+ * Then it serves until another worker leaves. It prints "started" when all workers have met, and "failed: CODE:
+ * SENTENCE" after an error. Exit status 0; 1 after an error.
  */
 #include "boxcar.h"
 

@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Does an arena grow for ever? Workers exchange tensors of all sizes for a long time, at a low duty, and every
- * round they let go of everything and count.
+ * Checks that an arena does not grow for ever. Workers exchange tensors of all sizes for a long time, with a low load.
+ * At the end of each round they release everything and count.
  *
  *     prog_soak SECONDS [WORKERS [ROUND_SECONDS]]         3600 seconds, 4 workers, rounds of 60 s
  *
  * In a round each worker keeps up to 48 tensors of its own, of 64 bytes to 512 KB (as many of each power of two),
  * sends one to four of them in a call each 4 ms, and keeps up to 48 tensors that it got from others, each for a
- * random time. So blocks, leases and size classes are freed in no order.
+ * random time. So blocks, leases and size classes are freed in random order.
  *
- * At the end of a round all stop, release what they hold and wait until every lease is back. Then no block may
- * be in use (a block that is, has leaked), and what the arena holds may not exceed the bound that arena.c
- * promises: the high-water mark of what was in use at a time, a quarter more and 16 MiB. Each worker
- * prints a line (CSV, sizes in KiB): the most that was in use in the round, the high-water mark, what is
- * committed, what of it is in shelved blocks, private memory. The last round prints the ledger by size class,
- * trims, and wants the arena to be empty.
+ * At the end of a round all workers stop, release what they hold and wait until every lease is returned. Then no block
+ * may be in use: a block in use has leaked. The arena's committed bytes may not exceed the bound that arena.c promises:
+ * the high-water mark of the bytes in use at a time, a quarter more, and 16 MiB. Each worker prints a line (CSV, sizes
+ * in KiB): the most bytes in use in the round, the high-water mark, the committed bytes, those of them in shelved
+ * blocks, private memory. The last round prints the ledger by size class, trims, and checks that the arena is empty.
  *
- * Run by `make soak`, not by the tests. Status 0, 1 if something leaked.
+ * Run by `make soak`, not by the tests. Exit status 0, or 1 if something leaked.
  */
 #include "rpc/rpc.h"
 
@@ -43,7 +42,7 @@ struct plan {                           /* shared by the workers */
     int seconds, world_size, round_seconds;
 };
 
-struct keeper {                         /* tensors kept; the handlers' under a lock */
+struct keeper {                         /* tensors that are kept; lock: only `got` needs it */
     pthread_mutex_t lock;
     struct bx_tensor *slot[KEPT];
     uint64_t random;
@@ -52,11 +51,11 @@ struct keeper {                         /* tensors kept; the handlers' under a l
 struct worker {
     struct bx_job *job;
     struct plan *plan;
-    struct keeper own;                  /* the main thread's */
-    struct keeper got;                  /* borrowed: the handler's and the main thread's */
+    struct keeper own;                  /* own tensors, used by the main thread */
+    struct keeper got;                  /* borrowed tensors, used by the handler and the main thread */
     uint64_t calls;
     uint64_t used_most;                 /* in this round */
-    uint64_t arena_most;                /* of committed bytes, ever */
+    uint64_t arena_most;                /* committed bytes, in all rounds */
 };
 
 static uint64_t draw(uint64_t *state)
@@ -75,7 +74,7 @@ static int64_t draw_bytes(uint64_t *random)
     return (int64_t)(least + draw(random) % least);
 }
 
-/* Puts a tensor (its reference becomes the keeper's) into a random slot, and releases what lay there. */
+/* Puts a tensor, with its reference, into a random slot, and releases the one that was there. */
 static void keep(struct keeper *keeper, struct bx_tensor *tensor)
 {
     pthread_mutex_lock(&keeper->lock);
@@ -97,7 +96,7 @@ static void let_go(struct keeper *keeper)
     }
 }
 
-/* Keeps each tensor of the message with one chance in two, and so, for a while, the whole lease. */
+/* Keeps each tensor of the message with probability 1/2. A kept tensor keeps the whole lease. */
 static void keep_some(struct keeper *keeper, struct bx_reader *reader)
 {
     while (bx_reader_tensors_left(reader) > 0) {
@@ -116,7 +115,7 @@ static int make_tensor(struct bx_job *job, uint64_t *random, struct bx_tensor **
     return bx_tensor_create(job, BX_U8, 1, (int64_t[]){ draw_bytes(random) }, tensor);
 }
 
-/* Keeps some of what it gets, and answers with a new tensor. */
+/* Keeps some of the tensors, and answers a new one. */
 static int swap(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     struct worker *worker = context;
@@ -198,7 +197,7 @@ static uint64_t shelved_bytes(const struct worker *worker)
     return sum;
 }
 
-/* Everybody has let go of everything. */
+/* Runs when all workers have released everything. */
 static int check_round(struct worker *worker, int round)
 {
     struct bx_arena_info info = { 0 };
@@ -248,10 +247,10 @@ static int run_round(struct worker *worker, int round)
         fprintf(stderr, "rank %d: %s\n", bx_job_rank(worker->job), bx_error_text());
         return rc;
     }
-    pthread_barrier_wait(&worker->plan->barrier);           /* nobody calls */
+    pthread_barrier_wait(&worker->plan->barrier);           /* no worker calls any more */
     let_go(&worker->own);
     let_go(&worker->got);
-    pthread_barrier_wait(&worker->plan->barrier);           /* nobody holds anything */
+    pthread_barrier_wait(&worker->plan->barrier);           /* no worker holds anything */
     rc = check_round(worker, round);
     pthread_barrier_wait(&worker->plan->barrier);
     return rc;

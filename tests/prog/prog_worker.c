@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A worker as a program of its own, for tests/e2e/sabotage.sh and tests/e2e/shmstat.sh: it takes its job, rank,
- * world size and name from the environment (BX_JOB, BX_RANK, BX_WORLD_SIZE, BX_NAME).
+ * A worker as a program of its own, for tests/e2e/sabotage.sh and tests/e2e/shmstat.sh. It takes its job, rank, world
+ * size and name from the environment (BX_JOB, BX_RANK, BX_WORLD_SIZE, BX_NAME).
  *
  *     prog_worker serve       serves until another worker leaves
- *     prog_worker call        calls each of the others once, then leaves
- *     prog_worker stay        calls each of the others once, says "called", then serves
- *     prog_worker die         waits for a call and is killed while it answers it
+ *     prog_worker call        calls each other worker once, then leaves
+ *     prog_worker stay        calls each other worker once, prints "called", then serves
+ *     prog_worker die         waits for a call and kills itself in the handler
  *
- * Prints "started" when all have met, "done" when it has left, "lost: SENTENCE" for a worker that died,
- * "failed: CODE: SENTENCE" for what ends it. Status 0; 3 after a death; 1 after a failure.
+ * It prints "started" when all workers have met, "done" when it has left, "lost: SENTENCE" for each worker that died,
+ * and "failed: CODE: SENTENCE" after an error. Exit status 0; 3 after a death; 1 after an error.
  */
 #include "boxcar.h"
 

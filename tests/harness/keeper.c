@@ -22,13 +22,13 @@
 #include <unistd.h>
 
 #define DESCRIPTORS 256         /* more than are open before main */
-#define LOOKS 100               /* checks whether the group is empty, before SIGKILL */
-#define LOOK_NS 10000000L       /* between two checks */
+#define CHECKS 100              /* checks whether the group is empty, before SIGKILL */
+#define CHECK_NS 10000000L      /* between two checks */
 
 static _Noreturn void keep(pid_t leader, int leader_fd)
 {
     struct pollfd leader_ends = { .fd = leader_fd, .events = POLLIN };
-    const struct timespec look = { .tv_nsec = LOOK_NS };
+    const struct timespec between = { .tv_nsec = CHECK_NS };
     sigset_t all;
 
     setpgid(0, 0);
@@ -41,8 +41,8 @@ static _Noreturn void keep(pid_t leader, int leader_fd)
         ;
     kill(-leader, SIGTERM);
     kill(-leader, SIGCONT);
-    for (int i = 0; i < LOOKS && kill(-leader, 0) == 0; i++)
-        nanosleep(&look, NULL);
+    for (int i = 0; i < CHECKS && kill(-leader, 0) == 0; i++)
+        nanosleep(&between, NULL);
     kill(-leader, SIGKILL);
     _exit(0);
 }

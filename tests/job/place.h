@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The place of a job that a test starts without harness.h: a socket directory and a job name of its own for each test,
- * and counts of the files that the job has there and in /dev/shm. A test that leaves one of them fails.
+ * The place of a job that a test starts without harness.h: each test has its own socket directory and job name. The
+ * files of the job there and in /dev/shm can be counted. A test that leaves a file behind fails.
  */
 #ifndef TESTS_PLACE_H
 #define TESTS_PLACE_H
@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static char directory[64];              /* sockets and lock files lie in its folder boxcar */
+static char directory[64];              /* its folder boxcar has the sockets and lock files */
 static char job_name[BXI_NAME_BYTES];
 
 static inline void place_set_up(void)
@@ -26,7 +26,7 @@ static inline void place_set_up(void)
     snprintf(job_name, sizeof(job_name), "test-%ld", (long)getpid());
 }
 
-/* How many names of the directory begin and end so. */
+/* How many names in a directory have this prefix and this suffix. */
 static inline int files_in(const char *path, const char *prefix, const char *suffix)
 {
     DIR *stream = opendir(path);
@@ -45,12 +45,13 @@ static inline int files_in(const char *path, const char *prefix, const char *suf
     return count;
 }
 
-/* Segments and arenas of the job: of one rank, given as ".2", or of all, given as "". */
+/* How many segments and arenas of the job there are: all for "", the segment of rank 2 for ".2", its arena for
+ * ".2.arena". */
 static inline int segments_of(const char *rank)
 {
     char prefix[64];
 
-    /* The dot at the end leaves out jobs whose pid begins with this one. */
+    /* Without the dot at the end, jobs whose pid begins with this one would be counted too. */
     snprintf(prefix, sizeof(prefix), "boxcar.%u.%s.", (unsigned)geteuid(), job_name);
     return files_in("/dev/shm", prefix, rank);
 }

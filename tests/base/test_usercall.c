@@ -273,7 +273,7 @@ static void cancel_a_caller(struct bx_job *job)
     HARNESS_EQ(harness_call_i64(job, "worker0", "twice", 2), 4);
 }
 
-Test(usercall, is_not_where_a_waiting_thread_is_cancelled, .timeout = 30)
+Test(usercall, waits_without_a_cancellation_point, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { cancel_a_caller },
                                          .options = { .no_spin = true } });

@@ -115,7 +115,7 @@ Test(bootstrap_input, each_descriptor_of_a_worker_is_checked)
 }
 
 /* The segment was made for another rank, or for another instance of the job. */
-Test(bootstrap_input, a_segment_of_somebody_else_is_not_attached)
+Test(bootstrap_input, a_segment_of_another_rank_or_instance_is_not_attached)
 {
     struct worker worker[2] = { 0 };
 
@@ -519,7 +519,7 @@ static void *read_all(void *fd)
     return NULL;
 }
 
-Test(bootstrap_input, a_full_queue_is_waited_for_until_the_deadline)
+Test(bootstrap_input, sending_into_a_full_queue_waits_until_the_deadline)
 {
     struct bxi_boot_head head = bxi_boot_head(BXI_BOOT_GO);
     struct bxi_boot_out out = { .data = &head, .bytes = sizeof(head) };
@@ -560,7 +560,7 @@ static int send_too_many_in_flight(void)
     return 3;
 }
 
-Test(bootstrap_input, too_many_descriptors_in_flight_are_waited_for_until_the_deadline)
+Test(bootstrap_input, sending_too_many_descriptors_waits_until_the_deadline)
 {
     int status = 0;
 

@@ -314,7 +314,7 @@ static void see_it_leave(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "calls_peer_dead"), 0);
 }
 
-Test(shutdown, missing_before_a_destroy_is_seen_as_leaving, .timeout = 20)
+Test(shutdown, is_not_needed_for_a_destroy_to_be_seen_as_leaving, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { see_it_leave, go_without_a_word } });

@@ -223,7 +223,7 @@ static const struct {
     { BX_U8, kDLUInt, kDLUInt, 8 }, { BX_BOOL, kDLBool, kDLUInt, 8 },
 };
 
-Test(dlpack, brings_every_dtype_back)
+Test(dlpack, keeps_every_dtype_in_a_round_trip)
 {
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
         struct bx_tensor *tensor = NULL, *back = NULL;
@@ -256,7 +256,7 @@ Test(dlpack, brings_every_dtype_back)
     }
 }
 
-Test(dlpack, brings_a_scalar_back)
+Test(dlpack, keeps_a_scalar_in_a_round_trip)
 {
     struct bx_tensor *tensor = NULL, *back = NULL;
     DLManagedTensor *managed = NULL;

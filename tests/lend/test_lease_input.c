@@ -575,7 +575,7 @@ static void takes_nothing(struct bx_job *job)
     bx_future_release(future);
 }
 
-Test(lease_input, to_a_function_that_is_not_there_goes_back, .timeout = 30)
+Test(lease_input, to_a_function_that_does_not_exist_is_returned, .timeout = 30)
 {
     run(lends_to_no_function, takes_nothing);
 }

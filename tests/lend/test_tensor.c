@@ -193,7 +193,7 @@ Test(tensor, fails_if_there_is_no_memory)
 
 /* ---- wrap ------------------------------------------------------------------------------------ */
 
-Test(tensor, wraps_memory_and_gives_it_back_once)
+Test(tensor, wraps_memory_and_frees_it_once)
 {
     float numbers[6] = { 0, 1, 2, 3, 4, 5 };
     bxi_a32 freed = 0;

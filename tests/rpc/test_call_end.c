@@ -551,7 +551,7 @@ static void call_with_large_frames(struct bx_job *job)
     bx_msg_destroy(args);
 }
 
-Test(call_end, well_if_the_rings_of_both_sides_are_full, .timeout = 20)
+Test(call_end, by_their_replies_though_the_rings_of_both_sides_are_full, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup_echo, .body = { call_with_large_frames, call_with_large_frames } });

@@ -62,7 +62,7 @@ static void time_out_unwatched(struct bx_job *job)
     }
 }
 
-Test(late, no_deadline_is_if_the_background_thread_sleeps, .timeout = 30)
+Test(late, a_sleeping_background_thread_meets_deadlines, .timeout = 30)
 {
     for (int kind = 0; kind < 2; kind++) {
         harness_reset();
@@ -99,7 +99,7 @@ static void time_out_beside_a_leader(struct bx_job *job)
     harness_threads(job, 2, wait_or_time_out);
 }
 
-Test(late, no_deadline_is_if_another_thread_leads, .timeout = 30)
+Test(late, a_deadline_is_met_while_another_thread_leads, .timeout = 30)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { time_out_beside_a_leader }, .options = { .no_spin = true } });
@@ -118,7 +118,7 @@ static void time_out_many(struct bx_job *job)
     harness_await(TIMED_OUT, 50);
 }
 
-Test(late, none_of_many_deadlines_is, .timeout = 30)
+Test(late, many_deadlines_at_once_are_met, .timeout = 30)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { time_out_many }, .options = { .no_spin = true } });
@@ -150,7 +150,7 @@ static void complete_beside_a_leader(struct bx_job *job)
     harness_threads(job, 2, wait_or_complete);
 }
 
-Test(late, no_future_is_that_another_thread_completes, .timeout = 30)
+Test(late, a_sleeping_leader_is_woken_for_a_future_that_another_thread_completes, .timeout = 30)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { complete_beside_a_leader }, .options = { .no_spin = true } });
@@ -181,7 +181,7 @@ static void look_before_the_background_thread(struct bx_job *job)
     bx_future_release(future);
 }
 
-Test(late, no_deadline_is_that_the_background_thread_had_no_time_to_report, .timeout = 30)
+Test(late, a_deadline_that_could_not_be_reported_in_time_is_not_counted, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { look_before_the_background_thread },
                                          .options = { .no_spin = true } });

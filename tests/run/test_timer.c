@@ -42,7 +42,7 @@ static void check_heap(void)
 
 TestSuite(timer, .timeout = 120);
 
-Test(timer, is_never_due_when_there_is_none)
+Test(timer, is_never_due_if_none_is_set)
 {
     cr_expect_eq(bxi_timers_next_ns(&timers), BX_FOREVER);
     bxi_timer_clear(&timers, &timer[0]);
@@ -89,7 +89,7 @@ Test(timer, may_be_cleared_and_set_again_in_any_order)
     free(timers.heap);
 }
 
-Test(timer, with_the_same_moment_as_others_is_not_lost)
+Test(timer, with_the_same_deadline_as_others_is_not_lost)
 {
     for (int i = 0; i < COUNT; i++)
         bxi_timer_set(&timers, &timer[i], 42);
@@ -114,7 +114,7 @@ Test(timer, moves_when_it_is_set_again)
     free(timers.heap);
 }
 
-Test(timer, deadline_is_absolute_and_for_ever_stays_for_ever)
+Test(timer, deadline_is_absolute_and_forever_stays_forever)
 {
     uint64_t before_ns = bxi_now_ns(), deadline_ns = bxi_deadline_ns(1000000);
 

@@ -125,7 +125,7 @@ static void wait_in_a_destructor(struct bx_job *job)
     bx_future_release(promise);
 }
 
-Test(wait, sleeps_in_a_destructor_that_runs_after_the_library_s, .timeout = 20)
+Test(wait, sleeps_in_a_destructor_that_runs_after_that_of_the_library, .timeout = 20)
 {
     for (int wait = BX_WAIT_AUTO; wait <= BX_WAIT_EPOLL; wait += BX_WAIT_EPOLL - BX_WAIT_AUTO) {
         harness_run(&(struct harness_world){

@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# reinforce and param_server with --device cuda on the tests' driver: the same episodes and losses as on the CPU, no
-# copies on the way, trainers that die, messages if a GPU or a library is missing. BX_BUILD_DIR names the build. Its
-# times mean nothing.
+# reinforce and param_server with --device cuda, on the tests' driver: the same episodes and losses as on the CPU, no
+# tensor copied, trainers that die, and the messages if a GPU or a library is missing. Their times mean nothing.
+# BX_BUILD_DIR names the build.
 # shellcheck disable=SC2317,SC2086
 set -u
 
@@ -37,19 +37,14 @@ run()       # run PROGRAM FLAGS...: status, $dir/out, $dir/err
     status=$?
 }
 
-says()      # says PATTERN: what was printed last has a line of it
+prints()    # prints PATTERN: a line of the last output matches
 {
     grep -qE "$1" "$dir/out"
 }
 
-fails()     # fails STATUS PATTERN: it ended so, and standard error has a line of it
+fails()     # fails STATUS PATTERN: the last run ended so, and a line of its stderr matches
 {
     test "$status" -eq "$1" && grep -qE "$2" "$dir/err"
-}
-
-nothing_left()  # of any job
-{
-    test -z "$(find /dev/shm -maxdepth 1 -name "boxcar.*spawn-$1-*")"
 }
 
 if [ ! -e "$fake" ]; then
@@ -63,15 +58,15 @@ episodes='--min-world-size 4 --max-world-size 4 --num-episode 4 --num-steps 120'
 run reinforce $episodes
 grep '^Episode' "$dir/out" >"$dir/cpu"
 run reinforce $episodes --device cuda
-check 'reinforce ends well on a GPU' test "$status" -eq 0
-check 'reinforce says which GPU' says '^the policy is on cuda:0, FAKE 0$'
+check 'reinforce ends with status 0 on a GPU' test "$status" -eq 0
+check 'reinforce names the GPU' prints '^the policy is on cuda:0, FAKE 0$'
 grep '^Episode' "$dir/out" >"$dir/gpu"
-check 'the episodes are those of the CPU, batched and not' cmp -s "$dir/cpu" "$dir/gpu"
+check 'the episodes equal those of the CPU, batched and not' cmp -s "$dir/cpu" "$dir/gpu"
 check 'there were episodes' test "$(wc -l <"$dir/gpu")" -eq 8
 run reinforce $episodes --device cuda:1 --mode batch
-check 'reinforce takes the second GPU' says '^the policy is on cuda:1, FAKE 1$'
+check 'reinforce takes the second GPU' prints '^the policy is on cuda:1, FAKE 1$'
 run reinforce $episodes --device cuda:2
-check 'a GPU that is not there' fails 3 'agent: the policy cannot be put on a GPU: there is no device 2: .*sees 2'
+check 'a GPU that does not exist' fails 3 'agent: the policy cannot be put on a GPU: there is no device 2: .*sees 2'
 BX_NVRTC=$dir/none run reinforce $episodes --device cuda
 check 'no NVRTC' fails 3 'cannot be put on a GPU: .*NVRTC.*BX_NVRTC'
 BX_CUDA_DRIVER=$dir/none run reinforce $episodes --device cuda
@@ -87,20 +82,20 @@ losses()    # losses: of the updates, in the JSON
     sed -n 's/.*"losses": \[\([^]]*\)\].*/\1/p' "$dir/j" | tr -d ' ' | tr ',' '\n'
 }
 
-near()      # near: as many in both files, and each within a thousandth
+near()      # near: both files have as many losses, each within a thousandth
 {
     paste "$dir/cpu" "$dir/gpu" | awk 'NF != 2 || ($1 - $2) ^ 2 > 1e-6 * $1 ^ 2 { bad = 1 } END { exit bad || NR == 0 }'
 }
 
-# Two updates: later ones differ by more, for norms over four values make much of a last bit.
+# Two updates: later ones differ by more, because norms over four values amplify a last bit.
 run param_server $small --trainers 2 --batch-update-size 2 --num-batches 2 --json "$dir/j"
 losses >"$dir/cpu"
 run param_server $small --trainers 2 --batch-update-size 2 --num-batches 2 --json "$dir/j" --device cuda
-check 'param_server ends well on GPUs' test "$status" -eq 0
+check 'param_server ends with status 0 on GPUs' test "$status" -eq 0
 losses >"$dir/gpu"
-check 'the losses are those of the CPU' near
-check 'nothing was copied on the way' says '; copied: 0 bytes$'
-check 'nothing stays on loan' says '; on loan at the end: 0$'
+check 'the losses equal those of the CPU' near
+check 'no tensor was copied' prints '; copied: 0 bytes$'
+check 'nothing stays on loan' prints '; on loan at the end: 0$'
 check 'JSON: the device' grep -q '"device": "cuda"' "$dir/j"
 check 'nothing on stderr' test ! -s "$dir/err"
 sum()       # the checksum of the model
@@ -109,42 +104,43 @@ sum()       # the checksum of the model
 }
 first=$(sum)
 run param_server $small --trainers 2 --batch-update-size 2 --num-batches 2 --json "$dir/j" --device cuda:0
-check 'on one GPU the model is the same to the bit' test "$(sum)" = "$first"
+check 'on one GPU the model is the same, bit for bit' test "$(sum)" = "$first"
 
 CUDA_VISIBLE_DEVICES=1 run param_server $small --trainers 1 --batch-update-size 1 --num-batches 1 --device cuda
 check 'on the GPU that CUDA_VISIBLE_DEVICES leaves' test "$status" -eq 0
 FAKE_CUDA_NO_PEER=all run param_server $small --trainers 2 --batch-update-size 2 --num-batches 1 --json "$dir/j" \
     --device cuda
-check 'between GPUs without a way' test "$status" -eq 0
-check 'that is staged, and counted' test "$(grep -o '"copied_bytes": [1-9]' "$dir/j" | wc -l)" -gt 0
+check 'between GPUs without peer access' test "$status" -eq 0
+check 'those are staged in host memory, and counted' test "$(grep -o '"copied_bytes": [1-9]' "$dir/j" | wc -l)" -gt 0
 for order in device events sync; do
     BX_GPU_ORDER=$order run param_server $small --trainers 2 --batch-update-size 2 --num-batches 1 --json "$dir/j" \
         --device cuda
-    check "order $order: ends well" test "$status" -eq 0
+    check "order $order: ends with status 0" test "$status" -eq 0
     check "order $order: copies no tensor" test "$(grep -o '"copied_bytes": [0-9]*' "$dir/j" | sort -u)" = \
         '"copied_bytes": 0'
 done
 
 BX_CUDNN=$dir/none run param_server $small --num-batches 1 --device cuda
-check 'no cuDNN: every trainer says so to the server' fails 3 'training of trainer1 failed: .*cuDNN.*BX_CUDNN'
+check 'no cuDNN: the server reports it for each trainer' fails 3 'training of trainer1 failed: .*cuDNN.*BX_CUDNN'
 BX_CUBLAS=$dir/none run param_server $small --num-batches 1 --device cuda
-check 'no cuBLAS: every trainer says so to the server' fails 3 'training of trainer1 failed: .*cuBLAS.*BX_CUBLAS'
+check 'no cuBLAS: the server reports it for each trainer' fails 3 'training of trainer1 failed: .*cuBLAS.*BX_CUBLAS'
 BX_CUDA_DRIVER=$dir/none run param_server $small --num-batches 1 --device cuda
 check 'no driver for the server' fails 3 'ps: no CUDA driver'
 run param_server $small --num-batches 1 --device cuda:5
-check 'a GPU that is not there for param_server' fails 3 'there is no device 5'
+check 'a GPU that does not exist, for param_server' fails 3 'there is no device 5'
 
-# A trainer that is killed: the others train on, and what it had of the GPU is taken back.
+# A trainer is killed: the others continue, and its GPU memory is freed.
 timeout -k 5 180 "$build/bin/param_server" $small --trainers 3 --batch-update-size 3 --num-batches 4 --device cuda \
     --json "$dir/j" >"$dir/out" 2>"$dir/err" </dev/null &
 launcher=$!
 until grep -q '^update 1:' "$dir/out" || ! kill -0 "$launcher" 2>/dev/null; do :; done
-pid=$(pgrep -f "param_server $small --trainers 3 --batch-update-size 3 --num-batches 4" | sort -n | tail -n 1)
+# The program is the child of timeout, the workers are its children.
+pid=$(ps --ppid "$(ps --ppid "$launcher" -o pid= | tr -d ' ')" -o pid= | sort -n | tail -n 1 | tr -d ' ')
 kill -9 "$pid"
 wait "$launcher"
 status=$?
-check 'goes on without a trainer that was killed' test "$status" -eq 0
-check 'says so' says '^trainer[123] has died: the others go on without it$'
+check 'continues without a trainer that was killed' test "$status" -eq 0
+check 'reports its death' prints '^trainer[123] has died: the others go on without it$'
 check 'the others have all their batches' test "$(grep -cE '^trainer[123] +4 .* completed$' "$dir/out")" -eq 2
-check 'nothing of theirs stays on loan' says '; on loan at the end: 0$'
+check 'nothing of theirs stays on loan' prints '; on loan at the end: 0$'
 exit "$failed"

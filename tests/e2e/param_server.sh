@@ -1,11 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# build/bin/param_server from the outside: its output, JSON and flags; the order of arrival does not matter; it
-# learns; what is left when trainers or the server are killed, stopped or interrupted. A small network throughout.
+# build/bin/param_server from the outside: its flags, output and JSON; the order of arrival does not matter; it learns;
+# nothing is left when trainers or the server are killed, stopped or interrupted. All runs but two use a small network.
 # BX_BUILD_DIR names the build.
 #
-# Lists of process ids and of flags are words on purpose.
+# Lists of process ids and of flags are unquoted on purpose.
 # shellcheck disable=SC2086,SC2046
 set -u
 
@@ -66,7 +66,7 @@ refuses()   # refuses FLAGS...: one sentence, status 2, nothing printed
 run --help
 flags='trainers|batch-update-size|num-batches|batch-size|image|num-classes|model|lr|momentum|seed|threads'
 flags="$flags|device|patience-ms|json|plot"
-check 'help says all flags' test "$status $(grep -cE -e "^  --($flags) " "$dir/out")" = '0 15'
+check 'help lists all flags' test "$status $(grep -cE -e "^  --($flags) " "$dir/out")" = '0 15'
 run --version
 check 'version is one line' lines 1 '^param_server [0-9]+\.[0-9]+\.[0-9]+$' "$dir/out"
 check 'refuses 0 trainers' refuses --trainers 0
@@ -103,20 +103,20 @@ run_path=$dir
 check 'names the package of gnuplot' cannot 'gnuplot-nox' --plot "$dir/f.svg"
 run_path=$PATH
 
-# ---- What it prints --------------------------------------------------------------------------------
+# ---- Output ----------------------------------------------------------------------------------------
 
 real='[0-9]+\.[0-9]+'
 row=" +4( +$real){6}  completed$"
 run $small --trainers 3 --batch-update-size 3 --num-batches 4 --json "$dir/j" --plot "$dir/f.svg"
-check 'ends well' test "$status" -eq 0
+check 'ends with status 0' test "$status" -eq 0
 check 'a line for each update' lines 4 "^update [1-4]: loss $real, $real s, 3 gradients$" "$dir/out"
 check 'a line for each trainer' lines 3 "^trainer[1-3]$row" "$dir/out"
 check 'nothing on stderr' is 0 "$dir/err"
-check 'says that nothing was copied' lines 1 '^tensors handed over: [1-9][0-9]* bytes; copied: 0 bytes$' \
+check 'reports that nothing was copied' lines 1 '^tensors handed over: [1-9][0-9]* bytes; copied: 0 bytes$' \
     "$dir/out"
-check 'says that nothing stays on loan' lines 1 '; on loan at the end: 0$' "$dir/out"
+check 'reports that nothing stays on loan' lines 1 '; on loan at the end: 0$' "$dir/out"
 check 'a figure' grep -q '<svg' "$dir/f.svg"
-# The points of the curve, without the sample beside the legend, are all above the legend.
+# All points of the curve are above the legend; one more point is the sample beside the legend.
 check 'the legend is below the curve' awk '
     /translate\(/ && /font-family/ { split($0, part, /[(,)]/); y = part[3] + 0 }
     /mean squared error<\/tspan>/ { legend = y }
@@ -149,15 +149,15 @@ check 'JSON: updates' is_value updates 4
 check 'JSON: gradients' is_value gradients '[3, 3, 3, 3]'
 check 'JSON: nothing copied' test "$(grep -o '"copied_bytes": [0-9]*' "$dir/j" | sort | uniq -c | tr -s ' ')" = \
     ' 4 "copied_bytes": 0'
-# 62 parameters of 11179077 floats, the model of 4 batches once more than the gradients.
+# 62 parameters of 11179077 floats; 4 times the gradients and 5 times the model for each trainer.
 check 'JSON: bytes handed over' test "$(grep -o '"handed_bytes": [0-9]*' "$dir/j" | tail -n 1)" = \
     "\"handed_bytes\": $((3 * 9 * 11179077 * 4))"
 check 'JSON: leases at the end' is_value leases_at_end 0
-check 'JSON: nobody late, absent or dead' test "$(value late)$(value absences)$(value dead_trainers)" = \
+check 'JSON: no trainer late, absent or dead' test "$(value late)$(value absences)$(value dead_trainers)" = \
     '[0, 0, 0, 0]00'
 check 'JSON: versions are few' test "$(value versions_live_max)" -le 5
 
-parts()     # compute, call and wait are disjoint, and a trainer's time is little more
+parts()     # compute, call, wait and data are disjoint, and at least half of a trainer's time
 {
     grep '"name"' "$dir/j" | tr -d '",{}:' | awk '{
         for (i = 1; i < NF; i++) v[$i] = $(i + 1)
@@ -180,16 +180,16 @@ BX_WAIT=epoll
 export BX_WAIT
 run $small --trainers 3 --batch-update-size 5 --num-batches 4 --json "$dir/j"
 unset BX_WAIT
-check 'epoll, and fewer trainers than an update wants, give the same' test \
+check 'epoll, and fewer trainers than the update size, give the same' test \
     "$status $(value checksum) $(value losses)" = "0 $before $losses"
 run $small --trainers 3 --batch-update-size 3 --num-batches 4 --seed 1 --json "$dir/j"
 check 'another seed gives another model' test "$status $(test "$(value checksum)" != "$before" && echo other)" = \
     '0 other'
 
 run $small --trainers 3 --batch-update-size 2 --num-batches 4 --json "$dir/j"
-check 'more trainers than an update wants' test "$status $(value gradients | tr -d '[],' | tr ' ' '\n' |
+check 'more trainers than the update size' test "$status $(value gradients | tr -d '[],' | tr ' ' '\n' |
     awk '{ s += $1; if ($1 > 2) bad = 1 } END { print bad + 0, s }')" = '0 0 12'
-check 'one that is late says so' awk '/^late: / { n++ } /^late gradients: / { said = $3 + 0 }
+check 'each late gradient has a line, and the sum is right' awk '/^late: / { n++ } /^late gradients: / { said = $3 + 0 }
     END { exit n != said + 0 }' "$dir/out"
 
 # ---- Learning --------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ check 'the loss halves in thirty updates' awk -F '[ ,]' '/^update/ {
 
 # ---- Kills, stops and signals ------------------------------------------------------------------------
 
-soon()      # soon COMMAND...: within about a minute, for the machine may be busy
+soon()      # soon COMMAND...: within about a minute, because the machine may be busy
 {
     tries=0
     until "$@"; do
@@ -214,7 +214,7 @@ soon()      # soon COMMAND...: within about a minute, for the machine may be bus
 gone()
 {
     for pid in "$@"; do
-        # A zombie has ended; its parent may be slow to look.
+        # A zombie has ended; its parent may be slow to wait for it.
         case $(sed -n 's/^State:[[:space:]]*//p' "/proc/$pid/status" 2>/dev/null) in
         '' | Z*) ;;
         *) return 1 ;;
@@ -229,7 +229,7 @@ no_segments()
     done <"$dir/segments"
 }
 
-start()     # start FLAGS...: three trainers, by now past their first update; $launcher, $workers
+start()     # start FLAGS...: three trainers, past their first update; sets $launcher, $workers
 {
     : >"$dir/out"
     env --default-signal=INT "$program" $small --trainers 3 --batch-update-size 3 --json "$dir/j" "$@" \
@@ -246,7 +246,7 @@ worker()    # worker RANK: its pid
     echo $workers | cut -d' ' -f$(($1 + 1))
 }
 
-finish()    # its status; nobody is left
+finish()    # waits for the end; sets $status and $left
 {
     if soon gone "$launcher"; then
         wait "$launcher" 2>/dev/null
@@ -264,11 +264,11 @@ start --num-batches 30
 check 'four workers with segments and arenas' test "$(echo $workers | wc -w) $(wc -l <"$dir/segments")" = '4 8'
 kill -9 "$(worker 2)"
 finish
-check 'a trainer killed: the others end well, nothing is left' test "$status $left" = '0 nothing'
-check 'a trainer killed: it is said' lines 1 '^trainer2 has died: the others go on without it$' "$dir/out"
-check 'a trainer killed: the table tells' lines 1 '^trainer2 .*  died$' "$dir/out"
+check 'a trainer killed: status 0 and nothing left' test "$status $left" = '0 nothing'
+check 'a trainer killed: a line reports it' lines 1 '^trainer2 has died: the others go on without it$' "$dir/out"
+check 'a trainer killed: the table shows it' lines 1 '^trainer2 .*  died$' "$dir/out"
 check 'a trainer killed: the others have done all their batches' lines 2 '^trainer[13] +30 .*completed$' "$dir/out"
-check 'a trainer killed: the JSON tells' test "$(value dead_trainers) $(value leases_at_end)" = '1 0'
+check 'a trainer killed: the JSON counts it' test "$(value dead_trainers) $(value leases_at_end)" = '1 0'
 check 'a trainer killed: nothing was copied' lines 1 '; copied: 0 bytes$' "$dir/out"
 
 start --num-batches 60 --patience-ms 300
@@ -277,31 +277,31 @@ kill -STOP "$stopped"
 soon grep -q '^trainer3 did not come within 300 ms: the others go on without it$' "$dir/out"
 check 'a trainer stopped: the others go on' test $? -eq 0
 soon eval 'test "$(grep -c "^update .* 2 gradients$" "$dir/out")" -ge 2'
-check 'a trainer stopped: updates are made of what is there' test $? -eq 0
+check 'a trainer stopped: updates are made of the other gradients' test $? -eq 0
 kill -CONT "$stopped"
 finish
-check 'a trainer stopped: all end well, nothing is left' test "$status $left" = '0 nothing'
+check 'a trainer stopped: status 0 and nothing left' test "$status $left" = '0 nothing'
 check 'a trainer stopped: it comes back' grep -q '^trainer3 is back$' "$dir/out"
 check 'a trainer stopped: its gradient is late' \
     grep -qE '^late: the gradient of trainer3 is [0-9]+ versions? old$' "$dir/out"
 check 'a trainer stopped: all have done their batches' lines 3 '^trainer[1-3] +60 .*completed$' "$dir/out"
 check 'a trainer stopped: few versions of the model are alive' test "$(value versions_live_max)" -le 5
-check 'a trainer stopped: the JSON tells' test "$(value leases_at_end) $(test "$(value absences)" -ge 1 &&
+check 'a trainer stopped: the JSON counts it' test "$(value leases_at_end) $(test "$(value absences)" -ge 1 &&
     echo absent)" = '0 absent'
 
 start --num-batches 100000
 kill -9 "$(worker 1)" "$(worker 2)" "$(worker 3)"
 finish
 check 'all trainers killed: status 3 and nothing left' test "$status $left" = '3 nothing'
-check 'all trainers killed: it is said' lines 3 '^trainer[1-3] has died' "$dir/out"
+check 'all trainers killed: a line reports each' lines 3 '^trainer[1-3] has died' "$dir/out"
 
 start --num-batches 100000
 kill -9 "$(worker 0)"
 finish
 check 'the server killed: status 3 and nothing left' test "$status $left" = '3 nothing'
-check 'the server killed: the trainers say so' lines 3 "^param_server: trainer[1-3]: .*'?ps'?.*" "$dir/err"
+check 'the server killed: each trainer reports it' lines 3 "^param_server: trainer[1-3]: .*'?ps'?.*" "$dir/err"
 
-# Killed before it has joined the job: large networks are planned meanwhile. The time for the start is two minutes.
+# A worker killed before it has joined the job, while it plans a large network. The start may take two minutes.
 start_early()
 {
     : >"$dir/out"
@@ -322,7 +322,7 @@ for rank in 2 0; do
     how="worker '$victim' \(rank $rank, pid $target\) was killed by signal 9 \(Killed\)"
     check "$victim killed before the start: status 3 and nothing left" test "$status $left" = '3 nothing'
     check "$victim killed before the start: its launcher names it" lines 1 "^param_server: $how\$" "$dir/err"
-    check "$victim killed before the start: the three others do" lines 3 \
+    check "$victim killed before the start: the three others name it" lines 3 \
         "^param_server: (ps|trainer[1-3]): $how before job '.*' had started\$" "$dir/err"
 done
 
@@ -332,7 +332,7 @@ for signal in INT TERM; do
     finish
     check "SIG$signal ends workers and program" test "$status $left" = \
         "$(test $signal = INT && echo 130 || echo 143) nothing"
-    check "SIG$signal makes no noise" is 0 "$dir/err"
+    check "SIG$signal: nothing on stderr" is 0 "$dir/err"
 done
 
 start --num-batches 100000

@@ -1,10 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# build/bin/reinforce from the outside: its output, files and flags; a seed repeats; it learns; what is left after a
-# kill or a signal. BX_BUILD_DIR names the build.
+# build/bin/reinforce from the outside: its flags, output and files; a seed repeats; it learns; after a kill or a
+# signal nothing is left. BX_BUILD_DIR names the build.
 #
-# Lists of process ids are words on purpose.
+# Lists of process ids are unquoted on purpose.
 # shellcheck disable=SC2086,SC2046
 set -u
 
@@ -51,13 +51,13 @@ refuses()   # refuses FLAGS...: one sentence, status 2, nothing printed
 
 run --help
 flags='min-world-size|max-world-size|num-episode|num-steps|gamma|seed|mode|device|quiet|csv|plot'
-check 'help says all flags' test "$status $(grep -cE -e "--($flags) " "$dir/out")" = '0 11'
+check 'help lists all flags' test "$status $(grep -cE -e "--($flags) " "$dir/out")" = '0 11'
 run --version
 check 'version is one line' lines 1 '^reinforce [0-9]+\.[0-9]+\.[0-9]+$' "$dir/out"
 check 'refuses an unknown device' refuses --device cuda:
 check 'refuses a world size of 1' refuses --min-world-size 1
 check 'refuses a world size of 500' refuses --max-world-size 500
-check 'refuses more than at most' refuses --min-world-size 5 --max-world-size 4
+check 'refuses a minimum above the maximum' refuses --min-world-size 5 --max-world-size 4
 check 'refuses an empty number' refuses --num-episode ''
 check 'refuses a negative number' refuses --seed -1
 check 'refuses a number with a tail' refuses --num-steps 10x
@@ -86,12 +86,12 @@ run_path=$dir
 check 'names the package of gnuplot' cannot 'gnuplot-nox' --plot "$dir/f.svg"
 run_path=$PATH
 
-# ---- What it prints --------------------------------------------------------------------------------
+# ---- Output ----------------------------------------------------------------------------------------
 
 reward='[0-9]+\.[0-9]{2}'
 episode="^Episode [0-9]+${tab}Last reward: $reward${tab}Average reward: $reward\$"
 run --min-world-size 2 --max-world-size 3 --num-episode 3 --csv "$dir/t.csv" --plot "$dir/f.svg"
-check 'ends well' test "$status" -eq 0
+check 'ends with status 0' test "$status" -eq 0
 check 'a line for each episode' lines 12 "$episode" "$dir/out"
 check 'episodes count from 0' lines 4 "^Episode 2$tab" "$dir/out"
 check 'a line for each world size' lines 2 '^[23], [0-9.]+, [0-9.]+$' "$dir/out"
@@ -109,7 +109,7 @@ check 'a figure in png' test "$(head -c 4 "$dir/f.png" | tail -c 3)" = PNG
 check 'quiet drops the episodes only' test "$(grep -c Episode "$dir/out") $status $(
     grep -cE '^2, -, [0-9.]+$' "$dir/out") $(grep -cE '^ +2 +1 +- +[0-9.]+ +-$' "$dir/out")" = '0 0 1 1'
 run --max-world-size 2 --num-episode 1 --mode batch
-check 'a mode that was not run is a dash' lines 1 '^2, [0-9.]+, -$' "$dir/out"
+check 'a mode that was not run is printed as a dash' lines 1 '^2, [0-9.]+, -$' "$dir/out"
 
 script -qec "$program --max-world-size 2 --num-episode 2 --quiet" /dev/null >"$dir/out" 2>"$dir/err" \
     </dev/null
@@ -184,7 +184,7 @@ soon()      # soon COMMAND...: within about 5 seconds
 gone()
 {
     for pid in "$@"; do
-        # A zombie has ended; its parent may be slow to look.
+        # A zombie has ended; its parent may be slow to wait for it.
         case $(sed -n 's/^State:[[:space:]]*//p' "/proc/$pid/status" 2>/dev/null) in
         '' | Z*) ;;
         *) return 1 ;;
@@ -199,7 +199,7 @@ no_segments()
     done <"$dir/segments"
 }
 
-start()     # start FLAGS...: a long training, by now in its midst; $launcher, $workers
+start()     # start FLAGS...: a long training, past its first episode; sets $launcher, $workers
 {
     : >"$dir/out"
     env --default-signal=INT "$program" --min-world-size 4 --max-world-size 4 \
@@ -211,7 +211,7 @@ start()     # start FLAGS...: a long training, by now in its midst; $launcher, $
         sort -u >"$dir/segments"
 }
 
-finish()    # its status; nobody is left
+finish()    # waits for the end; sets $status and $left
 {
     if soon gone "$launcher"; then
         wait "$launcher" 2>/dev/null
@@ -256,7 +256,7 @@ for signal in INT TERM; do
     finish
     check "SIG$signal ends workers and program" test "$status $left" = \
         "$(test $signal = INT && echo 130 || echo 143) nothing"
-    check "SIG$signal makes no noise" is 0 "$dir/err"
+    check "SIG$signal: nothing on stderr" is 0 "$dir/err"
 done
 
 start --mode batch

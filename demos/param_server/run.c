@@ -44,7 +44,7 @@ void ps_result_destroy(struct ps_result *result, const struct ps_flags *flags)
 
 /* ---- The job ----------------------------------------------------------------------------------------- */
 
-static int live(const struct bx_options *options, void *context)
+static int run_worker(const struct bx_options *options, void *context)
 {
     int status = options->rank == 0 ? ps_server(options, context) : ps_trainer(options, context);
 
@@ -53,7 +53,7 @@ static int live(const struct bx_options *options, void *context)
 
 /* The exit status of a job in which a worker failed. It is no failure if a trainer died and the server's result says
  * that the others reached the end of their training without it. */
-static int judge(const struct ps_run *run, int code, const struct bx_spawn_report *report)
+static int exit_status(const struct ps_run *run, int code, const struct bx_spawn_report *report)
 {
     bool is_death = report->term_signal != 0 && report->failed_rank > 0;
 
@@ -80,6 +80,6 @@ int ps_run(const struct ps_run *run)
         names[rank] = text[rank];
     }
     fflush(NULL);       /* else every child would print what is buffered now */
-    int rc = bx_spawn(&options, live, (void *)(uintptr_t)run, &report);
-    return rc < 0 ? judge(run, rc, &report) : PS_OK;
+    int rc = bx_spawn(&options, run_worker, (void *)(uintptr_t)run, &report);
+    return rc < 0 ? exit_status(run, rc, &report) : PS_OK;
 }

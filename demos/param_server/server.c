@@ -528,7 +528,7 @@ static int wait_for_trainers(struct server *server)
 }
 
 /* Computes the checksum of the newest version, which may lie on a GPU. */
-static int sum_model(struct server *server, uint64_t *checksum)
+static int checksum_model(struct server *server, uint64_t *checksum)
 {
     struct version *newest = server->versions;
     float *copy = server->place.cuda != NULL ? ps_params_alloc(&server->params) : NULL;
@@ -549,7 +549,7 @@ static int sum_model(struct server *server, uint64_t *checksum)
 }
 
 /* Fills in the figures that are known only at the end. */
-static int conclude(struct server *server)
+static int fill_in_result(struct server *server)
 {
     struct ps_result *result = server->result;
     struct bx_loans loans = { 0 };
@@ -564,7 +564,7 @@ static int conclude(struct server *server)
     result->leases_at_end = loans.leases;
     result->arena_bytes = arena.high_water_bytes;
     if (rc == 0)
-        rc = sum_model(server, &result->checksum);
+        rc = checksum_model(server, &result->checksum);
     result->ended = rc == 0;
     return rc;
 }
@@ -575,7 +575,7 @@ static int train(struct server *server)
 
     if (rc == 0)
         rc = wait_for_trainers(server);
-    return rc < 0 ? rc : conclude(server);
+    return rc < 0 ? rc : fill_in_result(server);
 }
 
 /* ---- The worker's life ------------------------------------------------------------------------------- */
@@ -643,7 +643,7 @@ static int start(struct server *server)
     return rc < 0 ? rc : bx_job_start(server->job);
 }
 
-static void unmake(struct server *server)
+static void fini_server(struct server *server)
 {
     while (server->versions != NULL) {
         struct version *version = server->versions;
@@ -683,6 +683,6 @@ int ps_server(const struct bx_options *options, const struct ps_run *run)
         fprintf(stderr, "param_server: %s: %s\n", options->name,
                 bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(rc));
     bx_job_destroy(server.job);
-    unmake(&server);
+    fini_server(&server);
     return rc == 0 ? PS_OK : PS_FAILED;
 }

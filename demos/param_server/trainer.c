@@ -29,7 +29,7 @@ struct trainer {
     uint64_t start_ns;
     struct ps_report report;
     _Atomic int rc;                 /* of the training; the server gets it too */
-    int made;                       /* result of try_to_make; < 0: `why` has the sentence */
+    int init_rc;                    /* of init_trainer; < 0: `why` has the sentence */
     char why[512];
 };
 
@@ -125,7 +125,7 @@ static int update_and_fetch_model(struct trainer *trainer, double loss, double r
 /* ---- Training ---------------------------------------------------------------------------------------- */
 
 /* Adds the time since *start_ns to *seconds, and restarts *start_ns. */
-static void charge(double *seconds, uint64_t *start_ns)
+static void add_time(double *seconds, uint64_t *start_ns)
 {
     uint64_t now_ns = clock_now_ns();
 
@@ -141,21 +141,21 @@ static int train_batch(struct trainer *trainer, uint64_t batch)
 
     int rc = bx_net_set_params(trainer->learner.net, trainer->model_params);
     drop_model(trainer);
-    charge(&seconds->repack, &at_ns);
+    add_time(&seconds->repack, &at_ns);
     if (rc < 0)
         return rc;
     ps_learner_draw(&trainer->learner, batch);
-    charge(&seconds->data, &at_ns);
+    add_time(&seconds->data, &at_ns);
     rc = ps_learner_forward(&trainer->learner, &loss);
-    charge(&seconds->forward, &at_ns);
+    add_time(&seconds->forward, &at_ns);
     if (rc == 0)
         rc = ready_grads(trainer);
-    charge(&ready_s, &at_ns);
+    add_time(&ready_s, &at_ns);
     if (rc == 0)
         rc = ps_learner_backward(&trainer->learner, trainer->grads.at);
     if (rc == 0)
         rc = ps_set_written(&trainer->grads, &trainer->learner.place);
-    charge(&seconds->backward, &at_ns);
+    add_time(&seconds->backward, &at_ns);
     return rc < 0 ? rc : update_and_fetch_model(trainer, loss, ready_s);
 }
 
@@ -165,8 +165,8 @@ static int train(const struct bx_request *request, struct bx_reader *args, struc
 
     (void)request;
     (void)args;
-    if (trainer->made < 0)
-        return bx_fail(trainer->made, "%s", trainer->why);
+    if (trainer->init_rc < 0)
+        return bx_fail(trainer->init_rc, "%s", trainer->why);
     trainer->start_ns = clock_now_ns();
     int rc = ps_place_join(&trainer->learner.place, trainer->job);
     if (rc == 0)
@@ -185,7 +185,7 @@ static int train(const struct bx_request *request, struct bx_reader *args, struc
 
 /* ---- The worker's life ------------------------------------------------------------------------------- */
 
-static int make(struct trainer *trainer, int rank)
+static int init_trainer(struct trainer *trainer, int rank)
 {
     int rc = ps_learner_init(&trainer->learner, trainer->run->flags, rank);
 
@@ -201,13 +201,13 @@ static int make(struct trainer *trainer, int rank)
 
 /* A trainer that cannot train, because a GPU, a library or memory is missing, joins the job all the same and fails when
  * "train" is called: else the others would wait for it until the start times out, and could not continue without it. */
-static void try_to_make(struct trainer *trainer, int rank)
+static void init_or_note(struct trainer *trainer, int rank)
 {
-    trainer->made = make(trainer, rank);
-    trainer->rc = trainer->made;
-    if (trainer->made < 0)
+    trainer->init_rc = init_trainer(trainer, rank);
+    trainer->rc = trainer->init_rc;
+    if (trainer->init_rc < 0)
         snprintf(trainer->why, sizeof(trainer->why), "%s",
-                 bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(trainer->made));
+                 bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(trainer->init_rc));
 }
 
 /* Serves until the server starts the shutdown. The server reports why a training failed and that a trainer died. */
@@ -221,7 +221,7 @@ static int serve(struct trainer *trainer)
     return rc;
 }
 
-static void unmake(struct trainer *trainer)
+static void fini_trainer(struct trainer *trainer)
 {
     ps_learner_fini(&trainer->learner);
     ps_params_fini(&trainer->params);
@@ -235,7 +235,7 @@ int ps_trainer(const struct bx_options *options, const struct ps_run *run)
     trainer.run = run;
     int rc = bx_job_create(options, &trainer.job);
     if (rc == 0)
-        try_to_make(&trainer, options->rank);
+        init_or_note(&trainer, options->rank);
     if (rc == 0)
         rc = bx_register(trainer.job, "train", BX_BLOCKING, train, &trainer);
     if (rc == 0)
@@ -250,6 +250,6 @@ int ps_trainer(const struct bx_options *options, const struct ps_run *run)
         fprintf(stderr, "param_server: %s: %s\n", options->name,
                 bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(rc));
     bx_job_destroy(trainer.job);
-    unmake(&trainer);
+    fini_trainer(&trainer);
     return rc == 0 && trainer.rc == 0 ? PS_OK : PS_FAILED;
 }

@@ -106,7 +106,7 @@ static int parse_flags(int argc, char **argv, struct reinforce_flags *to)
 
 /* ---- One run ------------------------------------------------------------------------------------- */
 
-static int live(const struct bx_options *options, void *context)
+static int run_worker(const struct bx_options *options, void *context)
 {
     const struct reinforce_run *run = context;
 
@@ -150,7 +150,7 @@ static int run_once(struct launcher *launcher, enum reinforce_mode mode,
 
     uint64_t start_ns = clock_now_ns();
     struct bx_spawn_options options = { .world_size = run.world_size, .names = names };
-    int rc = bx_spawn(&options, live, &run, &report);
+    int rc = bx_spawn(&options, run_worker, &run, &report);
     if (rc < 0)
         return report_failure(&run, rc, names, &report);
     outcome->timing[mode] = (struct timing){

@@ -158,7 +158,7 @@ struct bxi_step *bxi_nn_add_op(struct bxi_plan *plan, struct bxi_program *progra
 /* Does nothing if step is NULL or there is no tensor. */
 void bxi_nn_add_arg(struct bxi_plan *plan, struct bxi_step *step, enum bxi_arg arg, const struct bxi_tensor *tensor);
 /* The layout that `recipe` prefers for an argument. */
-struct bxi_layout bxi_nn_liked(struct bxi_plan *plan, const struct bxi_recipe *recipe, enum bxi_arg arg);
+struct bxi_layout bxi_nn_preferred(struct bxi_plan *plan, const struct bxi_recipe *recipe, enum bxi_arg arg);
 void bxi_nn_add_reorder(struct bxi_plan *plan, struct bxi_program *program, const struct bxi_tensor *from,
                         const struct bxi_tensor *to);
 /* `from` in another layout, reordered if they differ; the caller releases it. */

@@ -159,14 +159,14 @@ static int common_block(struct bxi_plan *plan, const struct bxi_node *node, cons
 
     if (plan->error != 0 || work->forward == NULL || work->backward_weights == NULL || work->backward_data == NULL)
         return 0;
-    layout = bxi_nn_liked(plan, work->forward, BXI_ARG_SRC);
+    layout = bxi_nn_preferred(plan, work->forward, BXI_ARG_SRC);
     block = bxi_layout_block(&layout);
-    layout = bxi_nn_liked(plan, work->forward, BXI_ARG_DST);
+    layout = bxi_nn_preferred(plan, work->forward, BXI_ARG_DST);
     if ((block != 8 && block != 16) || in % block != 0 || node->dims[1] % block != 0 ||
         bxi_layout_block(&layout) != block)
         return 0;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        layout = bxi_nn_liked(plan, all[i].recipe, all[i].weight);
+        layout = bxi_nn_preferred(plan, all[i].recipe, all[i].weight);
         if (!taps_layout(plan, node, &layout, &taps))
             return 0;
     }
@@ -202,7 +202,7 @@ bool bxi_nn_forward_folded(struct bxi_plan *plan, const struct bxi_node *node, s
         return false;
     layout = folded_layout(before, work->block);
     in = bxi_nn_in_layout(plan, &plan->forward, &plan->work[node->in[0]].out, &layout);
-    src = bxi_nn_liked(plan, work->forward, BXI_ARG_SRC);
+    src = bxi_nn_preferred(plan, work->forward, BXI_ARG_SRC);
     if (gathers(node)) {
         work->src = bxi_nn_new_tensor(plan, &src);
         add_move(plan, &plan->forward, BXI_STEP_GATHER, &in, &work->src);
@@ -210,7 +210,7 @@ bool bxi_nn_forward_folded(struct bxi_plan *plan, const struct bxi_node *node, s
     } else {
         work->src = bxi_nn_tensor_on(plan, &src, in.buffer);
     }
-    layout = bxi_nn_liked(plan, work->forward, BXI_ARG_WEIGHTS);
+    layout = bxi_nn_preferred(plan, work->forward, BXI_ARG_WEIGHTS);
     work->weight = load_taps(plan, node, &layout);
     work->bias = bxi_nn_load_bias(plan, node);
     layout = folded_layout(node, work->block);
@@ -228,14 +228,14 @@ static void backward_weights(struct bxi_plan *plan, const struct bxi_node *node,
                              const struct bxi_tensor *grad)
 {
     const struct bxi_recipe *recipe = work->backward_weights;
-    const struct bxi_layout liked = bxi_nn_liked(plan, recipe, BXI_ARG_DIFF_WEIGHTS);
-    const struct bxi_layout src_layout = bxi_nn_liked(plan, recipe, BXI_ARG_SRC);
-    const struct bxi_layout grad_layout = bxi_nn_liked(plan, recipe, BXI_ARG_DIFF_DST);
+    const struct bxi_layout preferred = bxi_nn_preferred(plan, recipe, BXI_ARG_DIFF_WEIGHTS);
+    const struct bxi_layout src_layout = bxi_nn_preferred(plan, recipe, BXI_ARG_SRC);
+    const struct bxi_layout grad_layout = bxi_nn_preferred(plan, recipe, BXI_ARG_DIFF_DST);
     struct bxi_tensor src = bxi_nn_in_layout(plan, &plan->backward, &work->src, &src_layout);
     struct bxi_tensor from = bxi_nn_in_layout(plan, &plan->backward, grad, &grad_layout);
-    struct bxi_tensor weight = bxi_nn_new_tensor(plan, &liked);
+    struct bxi_tensor weight = bxi_nn_new_tensor(plan, &preferred);
     struct bxi_tensor bias = bxi_nn_callers_bias(plan, node);
-    struct bxi_tensor theirs = bxi_nn_callers_weight(plan, node);
+    struct bxi_tensor callers = bxi_nn_callers_weight(plan, node);
     struct bxi_step *step = bxi_nn_add_op(plan, &plan->backward, recipe);
     struct bxi_layout layout;
 
@@ -243,10 +243,10 @@ static void backward_weights(struct bxi_plan *plan, const struct bxi_node *node,
     bxi_nn_add_arg(plan, step, BXI_ARG_DIFF_DST, &from);
     bxi_nn_add_arg(plan, step, BXI_ARG_DIFF_WEIGHTS, &weight);
     bxi_nn_add_arg(plan, step, BXI_ARG_DIFF_BIAS, &bias);
-    if (taps_layout(plan, node, &liked, &layout)) {
+    if (taps_layout(plan, node, &preferred, &layout)) {
         struct bxi_tensor taps = bxi_nn_tensor_on(plan, &layout, weight.buffer);
 
-        bxi_nn_add_reorder(plan, &plan->backward, &taps, &theirs);
+        bxi_nn_add_reorder(plan, &plan->backward, &taps, &callers);
     }
     bxi_nn_release(plan, &src);
     bxi_nn_release(plan, &from);
@@ -257,12 +257,12 @@ static void backward_data(struct bxi_plan *plan, const struct bxi_node *node, st
                           const struct bxi_tensor *grad)
 {
     const struct bxi_recipe *recipe = work->backward_data;
-    const struct bxi_layout liked = bxi_nn_liked(plan, recipe, BXI_ARG_WEIGHTS);
-    const struct bxi_layout from_layout = bxi_nn_liked(plan, recipe, BXI_ARG_DIFF_DST);
-    const struct bxi_layout made_layout = bxi_nn_liked(plan, recipe, BXI_ARG_DIFF_SRC);
+    const struct bxi_layout preferred = bxi_nn_preferred(plan, recipe, BXI_ARG_WEIGHTS);
+    const struct bxi_layout from_layout = bxi_nn_preferred(plan, recipe, BXI_ARG_DIFF_DST);
+    const struct bxi_layout made_layout = bxi_nn_preferred(plan, recipe, BXI_ARG_DIFF_SRC);
     const struct bxi_layout folded = folded_layout(&plan->net->nodes[node->in[0]], work->block);
-    struct bxi_tensor weight = bxi_layout_is_same(&liked, &work->weight.layout) ? work->weight :
-        load_taps(plan, node, &liked);
+    struct bxi_tensor weight = bxi_layout_is_same(&preferred, &work->weight.layout) ? work->weight :
+        load_taps(plan, node, &preferred);
     struct bxi_tensor from = bxi_nn_in_layout(plan, &plan->backward, grad, &from_layout);
     struct bxi_tensor made = bxi_nn_new_tensor(plan, &made_layout), flat, to;
     struct bxi_step *step = bxi_nn_add_op(plan, &plan->backward, recipe);

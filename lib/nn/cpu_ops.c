@@ -35,9 +35,9 @@ static void forward_weighted(struct bxi_plan *plan, const struct bxi_node *node,
     struct bxi_step *step;
 
     work->forward = bxi_nn_describe(plan, &spec, "forward pass");
-    src = bxi_nn_liked(plan, work->forward, BXI_ARG_SRC);
-    weight = bxi_nn_liked(plan, work->forward, BXI_ARG_WEIGHTS);
-    dst = bxi_nn_liked(plan, work->forward, BXI_ARG_DST);
+    src = bxi_nn_preferred(plan, work->forward, BXI_ARG_SRC);
+    weight = bxi_nn_preferred(plan, work->forward, BXI_ARG_WEIGHTS);
+    dst = bxi_nn_preferred(plan, work->forward, BXI_ARG_DST);
     work->src = bxi_nn_in_layout(plan, &plan->forward, &plan->work[node->in[0]].out, &src);
     work->weight = bxi_nn_load_weight(plan, node, &weight);
     work->bias = bxi_nn_load_bias(plan, node);
@@ -60,17 +60,17 @@ static void backward_weights(struct bxi_plan *plan, const struct bxi_node *node,
                              const struct bxi_tensor *grad)
 {
     const struct bxi_layout plain = bxi_nn_plain_weight(plan, node);
-    const struct bxi_layout liked = bxi_nn_liked(plan, recipe, BXI_ARG_DIFF_WEIGHTS);
-    const struct bxi_layout src_layout = bxi_nn_liked(plan, recipe, BXI_ARG_SRC);
-    const struct bxi_layout grad_layout = bxi_nn_liked(plan, recipe, BXI_ARG_DIFF_DST);
+    const struct bxi_layout preferred = bxi_nn_preferred(plan, recipe, BXI_ARG_DIFF_WEIGHTS);
+    const struct bxi_layout src_layout = bxi_nn_preferred(plan, recipe, BXI_ARG_SRC);
+    const struct bxi_layout grad_layout = bxi_nn_preferred(plan, recipe, BXI_ARG_DIFF_DST);
     const struct bxi_work *work = &plan->work[plan->node];
     const struct bxi_tensor *before = &plan->work[node->in[0]].out;
-    struct bxi_tensor theirs = bxi_nn_callers_weight(plan, node), bias = bxi_nn_callers_bias(plan, node);
+    struct bxi_tensor callers = bxi_nn_callers_weight(plan, node), bias = bxi_nn_callers_bias(plan, node);
     struct bxi_tensor src = bxi_nn_in_layout(plan, &plan->backward,
                                              bxi_layout_is_same(&before->layout, &src_layout) ? before : &work->src,
                                              &src_layout);
     struct bxi_tensor to = bxi_nn_in_layout(plan, &plan->backward, grad, &grad_layout);
-    struct bxi_tensor weight = bxi_layout_is_same(&liked, &plain) ? theirs : bxi_nn_new_tensor(plan, &liked);
+    struct bxi_tensor weight = bxi_layout_is_same(&preferred, &plain) ? callers : bxi_nn_new_tensor(plan, &preferred);
     struct bxi_step *step = bxi_nn_add_op(plan, &plan->backward, recipe);
 
     bxi_nn_add_arg(plan, step, BXI_ARG_SRC, &src);
@@ -78,7 +78,7 @@ static void backward_weights(struct bxi_plan *plan, const struct bxi_node *node,
     bxi_nn_add_arg(plan, step, BXI_ARG_DIFF_WEIGHTS, &weight);
     bxi_nn_add_arg(plan, step, BXI_ARG_DIFF_BIAS, &bias);
     if (weight.buffer >= 0)
-        bxi_nn_add_reorder(plan, &plan->backward, &weight, &theirs);
+        bxi_nn_add_reorder(plan, &plan->backward, &weight, &callers);
     bxi_nn_release(plan, &src);
     bxi_nn_release(plan, &to);
     bxi_nn_release(plan, &weight);
@@ -88,12 +88,12 @@ static void backward_weights(struct bxi_plan *plan, const struct bxi_node *node,
 static void backward_data(struct bxi_plan *plan, const struct bxi_node *node, const struct bxi_recipe *recipe,
                           const struct bxi_tensor *grad)
 {
-    const struct bxi_layout liked = bxi_nn_liked(plan, recipe, BXI_ARG_WEIGHTS);
-    const struct bxi_layout from_layout = bxi_nn_liked(plan, recipe, BXI_ARG_DIFF_DST);
-    const struct bxi_layout to_layout = bxi_nn_liked(plan, recipe, BXI_ARG_DIFF_SRC);
+    const struct bxi_layout preferred = bxi_nn_preferred(plan, recipe, BXI_ARG_WEIGHTS);
+    const struct bxi_layout from_layout = bxi_nn_preferred(plan, recipe, BXI_ARG_DIFF_DST);
+    const struct bxi_layout to_layout = bxi_nn_preferred(plan, recipe, BXI_ARG_DIFF_SRC);
     const struct bxi_work *work = &plan->work[plan->node];
-    struct bxi_tensor weight = bxi_layout_is_same(&liked, &work->weight.layout) ? work->weight :
-        bxi_nn_load_weight(plan, node, &liked);
+    struct bxi_tensor weight = bxi_layout_is_same(&preferred, &work->weight.layout) ? work->weight :
+        bxi_nn_load_weight(plan, node, &preferred);
     struct bxi_tensor from = bxi_nn_in_layout(plan, &plan->backward, grad, &from_layout);
     struct bxi_tensor to = bxi_nn_new_tensor(plan, &to_layout);
     struct bxi_step *step = bxi_nn_add_op(plan, &plan->backward, recipe);
@@ -197,7 +197,7 @@ struct bxi_step *bxi_nn_add_norm(struct bxi_plan *plan, struct bxi_program *prog
 static void forward_batch_norm(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work)
 {
     const struct bxi_layout vector = bxi_layout_vector(node->dims[1]);
-    struct bxi_spec told;
+    struct bxi_spec computed;
     struct bxi_tensor src;
 
     work->src = plan->work[node->in[0]].out;
@@ -219,9 +219,9 @@ static void forward_batch_norm(struct bxi_plan *plan, const struct bxi_node *nod
     bxi_nn_add_norm(plan, &plan->forward, BXI_PASS_FORWARD, &work->mean, &work->var);
     /* For the backward pass, describe a forward pass that computed the statistics itself. */
     src = bxi_nn_flat(plan, node, &work->src);
-    told = norm_spec(node, BXI_PASS_FORWARD, &src);
-    told.given_statistics = false;
-    work->forward = bxi_nn_describe(plan, &told, "batch normalisation");
+    computed = norm_spec(node, BXI_PASS_FORWARD, &src);
+    computed.given_statistics = false;
+    work->forward = bxi_nn_describe(plan, &computed, "batch normalisation");
 }
 
 static void backward_batch_norm(struct bxi_plan *plan, const struct bxi_node *node, struct bxi_work *work)
@@ -342,7 +342,7 @@ static void forward_pool(struct bxi_plan *plan, const struct bxi_node *node, str
     spec.src = work->src.layout;
     spec.dst = bxi_nn_any_out(node);
     work->forward = bxi_nn_describe(plan, &spec, "pooling");
-    dst = bxi_nn_liked(plan, work->forward, BXI_ARG_DST);
+    dst = bxi_nn_preferred(plan, work->forward, BXI_ARG_DST);
     work->out = bxi_nn_new_tensor(plan, &dst);
     work->workspace = bxi_nn_new_workspace(plan, work->forward);
     step = bxi_nn_add_op(plan, &plan->forward, work->forward);

@@ -312,7 +312,7 @@ struct bxi_recipe *bxi_nn_describe(struct bxi_plan *plan, const struct bxi_spec 
     return recipe;
 }
 
-struct bxi_layout bxi_nn_liked(struct bxi_plan *plan, const struct bxi_recipe *recipe, enum bxi_arg arg)
+struct bxi_layout bxi_nn_preferred(struct bxi_plan *plan, const struct bxi_recipe *recipe, enum bxi_arg arg)
 {
     return plan->error == 0 ? bxi_onednn.layout_of(recipe, arg) : (struct bxi_layout){ .ndims = 0 };
 }
@@ -424,22 +424,22 @@ struct bxi_tensor bxi_nn_load_bias(struct bxi_plan *plan, const struct bxi_node 
 struct bxi_tensor bxi_nn_callers_weight(struct bxi_plan *plan, const struct bxi_node *node)
 {
     const struct bxi_layout plain = bxi_nn_plain_weight(plan, node);
-    struct bxi_tensor theirs = bxi_nn_callers_tensor(plan, &plain);
+    struct bxi_tensor callers = bxi_nn_callers_tensor(plan, &plain);
 
-    plan->grads[node->param] = theirs.memory;
-    return theirs;
+    plan->grads[node->param] = callers.memory;
+    return callers;
 }
 
 struct bxi_tensor bxi_nn_callers_bias(struct bxi_plan *plan, const struct bxi_node *node)
 {
     const struct bxi_layout vector = bxi_layout_vector(node->dims[1]);
-    struct bxi_tensor theirs = { .memory = NULL };
+    struct bxi_tensor callers = { .memory = NULL };
 
     if (!node->bias)
-        return theirs;
-    theirs = bxi_nn_callers_tensor(plan, &vector);
-    plan->grads[node->param + 1] = theirs.memory;
-    return theirs;
+        return callers;
+    callers = bxi_nn_callers_tensor(plan, &vector);
+    plan->grads[node->param + 1] = callers.memory;
+    return callers;
 }
 
 /* ---- Gradients of nodes -------------------------------------------------------------------------- */

@@ -71,7 +71,7 @@ static int retain(struct bx_cuda *cuda)
 }
 
 /* Makes the stream, the memory of the loss and the kernels; with the context entered. */
-static int equip(struct bx_cuda *cuda)
+static int init_device(struct bx_cuda *cuda)
 {
     const struct bxi_cuda *cu = &cuda->driver.cu;
     void *there = NULL, *here = NULL;
@@ -89,7 +89,7 @@ static int equip(struct bx_cuda *cuda)
 }
 
 /* Destroys what there is of that and the libraries' handles; with the context entered. */
-static void strip(struct bx_cuda *cuda)
+static void fini_device(struct bx_cuda *cuda)
 {
     const struct bxi_cuda *cu = &cuda->driver.cu;
 
@@ -113,7 +113,7 @@ void bx_cuda_close(struct bx_cuda *cuda)
     if (cuda == NULL)
         return;
     if (cuda->context != NULL && bxi_cuda_enter(cuda, "bx_cuda_close") == 0) {
-        strip(cuda);
+        fini_device(cuda);
         bxi_cuda_leave(cuda);
         (void)cuda->driver.cu.cuDevicePrimaryCtxRelease_v2(cuda->handle);
     }
@@ -140,7 +140,7 @@ int bx_cuda_open(int ordinal, struct bx_cuda **cuda)
     if (rc == 0)
         rc = bxi_cuda_enter(made, "bx_cuda_open");
     if (rc == 0) {
-        rc = equip(made);
+        rc = init_device(made);
         bxi_cuda_leave(made);
     }
     if (rc < 0) {

@@ -226,7 +226,7 @@ static int backward(struct bx_net *net, const float *output_grad, float *const *
 /* ---- Making and ending --------------------------------------------------------------------------- */
 
 /* Runs the net once forward and backward, on whatever `memory` contains. */
-static int rehearse_on(struct bx_net *net, float *memory, float **grads)
+static int warm_up_on(struct bx_net *net, float *memory, float **grads)
 {
     const struct bxi_cuda_plan *plan = net->plan;
     float *input = memory + plan->param_floats, *output = input + elements_of(&net->nodes[0]);
@@ -245,7 +245,7 @@ static int rehearse_on(struct bx_net *net, float *memory, float **grads)
 /* Runs every pass once. The libraries load a kernel's code, and allocate memory of their own, at its first use, and may
  * wait for the whole device then; an algorithm that they promised may also fail. Neither should happen during training,
  * when the stream may be waiting for another process. */
-static int rehearse(struct bx_net *net)
+static int warm_up(struct bx_net *net)
 {
     const struct bxi_cuda_plan *plan = net->plan;
     size_t floats = plan->param_floats + elements_of(&net->nodes[0]) + elements_of(&net->nodes[net->node_count - 1]);
@@ -257,7 +257,7 @@ static int rehearse(struct bx_net *net)
         return bx_fail(-ENOMEM, "no memory to plan the net");
     rc = take_memory(plan, floats, &memory);
     if (rc == 0) {
-        rc = rehearse_on(net, memory, grads);
+        rc = warm_up_on(net, memory, grads);
         waited = bxi_cuda_sync(plan->cuda);
         rc = rc < 0 ? rc : waited;
         (void)plan->cuda->driver.cu.cuMemFree_v2((uintptr_t)memory);
@@ -288,7 +288,7 @@ static int plan_net(struct bx_net *net)
     if (rc == 0)
         rc = plan_memory(plan);
     if (rc == 0)
-        rc = rehearse(net);
+        rc = warm_up(net);
     if (rc == 0)
         rc = begin_statistics(plan);
     bxi_cuda_leave(plan->cuda);

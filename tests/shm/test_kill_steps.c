@@ -29,6 +29,7 @@
  *   bell.disarmed           awake                            nobody rings
  *   bell.looked             word read, eventfd not written   the sleeper wakes by the death, and reads the ring
  *   bell.rung               eventfd written                  a wake-up
+ *   spawn.announced         the launcher told, no name yet   nothing: the start of all fails, with its name
  *   segment.named           name made, no lock               an empty file; who waits for its worker removes it
  *   segment.locked .sized   name made and locked             the lock goes with the process; the same
  *   segment.allocated .written   pages there                 the same
@@ -566,6 +567,35 @@ Test(kill_start, rank_0_at_the_gate)
         rank_0_dies_at("boot.go_sent", 1, true);
         rank_0_dies_at("boot.go_sent", 2, true);
     }
+}
+
+/* ---- Starting under a launcher -------------------------------------------------------------------------- */
+
+static int dies_at_its_start(const struct bx_options *options, void *context)
+{
+    struct bx_job *job = NULL;
+
+    (void)context;
+    if (options->rank == VICTIM)
+        take_aim("spawn.announced", 1, SIGKILL);
+    HARNESS_EQ(bx_job_create(options, &job), 0);
+    HARNESS_CHECK(bx_job_start(job) < 0);
+    HARNESS_HAS(bx_error_text(), "'worker1' (rank 1");
+    bx_job_destroy(job);
+    return 0;
+}
+
+Test(kill_start, a_worker_that_the_launcher_knows)
+{
+    const struct bx_spawn_options options = { .job = job_name, .world_size = 3 };
+    struct bx_spawn_report report = { 0 };
+    uint32_t hits = harness_gate(HIT);
+
+    cr_expect_eq(bx_spawn(&options, dies_at_its_start, NULL, &report), BX_E_WORKER_FAILED);
+    cr_expect_eq(report.failed_rank, VICTIM);
+    cr_expect_eq(report.term_signal, SIGKILL);
+    cr_expect_eq(harness_gate(HIT), hits + 1);
+    cr_expect_eq(segments_of(""), 0);
 }
 
 /* ---- What is left without a launcher -------------------------------------------------------------------- */

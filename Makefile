@@ -422,7 +422,7 @@ help:
 #? make mutants         puts faults into a copy of the sources: do the tests notice? See tests/mutants/README.md;
 #?                      MUTANTS='timer NAME' picks lists or mutants
 #? make coverage        the lines and branches of lib/ and shm/ that the unit tests run, a line a file (gcov)
-#? make check           static checks: layers, atomics, style, top level, exported symbols, ABI
+#? make check           static checks: layers, atomics, kill steps, style, top level, documents, exported symbols, ABI
 #? make lint            gcc and clang with warnings as errors, clang-tidy, cppcheck, clang-format
 #? make install         into $(DESTDIR)$(PREFIX), by default /usr/local; run ldconfig afterwards
 #? make uninstall       takes the same files away

@@ -24,7 +24,7 @@
  *      {sequence of its position, length}, then the payload.
  *  I8  A record starts at a multiple of 64 and does not wrap; padding ends exactly at ring_bytes.
  *  I9  function[i] is written before function_count > i, and never again.
- *  I10 lease[p][s], behind ring p, is 0 or a generation of slot s of peer p's ledger. The owner stores a generation
+ *  I10 lease[p][s], behind ring p, is 0 or a generation of slot s of peer p's grants. The owner stores a generation
  *      once, when it no longer reads the memory that peer p lent under it. Nobody reads a lease word before
  *      pair[p].open.
  *  I14 device_open goes from 0 to 1 once, after the device region is allocated and, behind the rows of calls to each

@@ -37,6 +37,14 @@ static_assert(BXI_DEVICE_OFFSET % BXI_PAGE == 0, "the GPU registers whole pages"
 static pthread_mutex_t current_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct bxi_devices *current;             /* current_lock */
 
+static const struct bxi_device_ops operations = {
+    .block_free = bxi_device_block_free, .block_until = bxi_device_block_until,
+    .copy = bxi_device_copy,             .copy_into = bxi_device_copy_into,
+    .wrap = bxi_device_wrap,             .pack = bxi_device_pack,
+    .loan_make = bxi_device_loan_make,   .loan_part = bxi_device_loan_part,
+    .loan_end = bxi_device_loan_end,
+};
+
 struct bxi_devices *bxi_devices_current(void)
 {
     struct bxi_devices *devices;
@@ -200,6 +208,7 @@ static int make_devices(struct bx_job *job, struct bxi_devices **out)
     /* [devices] release, pairs with the acquire in bxi_devices_of. */
     bxi_store_release(&job->device->devices, devices);
     bxi_unlock(&job->run->lock);
+    bxi_device_register(&operations);
     set_current(devices);
     *out = devices;
     return 0;
@@ -418,7 +427,7 @@ static struct bxi_gpu_device *device_for(const struct bxi_devices *devices, cons
 }
 
 /* By its name, while that is there: whoever sees its death first takes the name away. Nothing is mapped until then. */
-static void open_words(struct bxi_devices *devices, const struct bxi_peer *peer)
+static void open_words(struct bxi_devices *devices, const struct bxi_lend_peer *peer)
 {
     const struct bx_job *job = devices->job;
     char name[BXI_OBJECT_NAME_BYTES];
@@ -427,13 +436,13 @@ static void open_words(struct bxi_devices *devices, const struct bxi_peer *peer)
     devices->words_fd[peer->rank] = shm_open(name, O_RDWR | O_CLOEXEC, 0);
 }
 
-static int open_peer(struct bxi_devices *devices, const struct bxi_peer *peer)
+static int open_peer(struct bxi_devices *devices, const struct bxi_lend_peer *peer)
 {
     struct bx_job *job = devices->job;
-    const unsigned char *theirs = (const unsigned char *)peer->view.control;
+    const unsigned char *theirs = (const unsigned char *)peer->view->control;
     struct bxi_gpu_peer_options options = {
         .name = peer->name,
-        .region = bxi_device_region(peer->view.control),
+        .region = bxi_device_region(peer->view->control),
         .held = (struct bxi_gpu_held *)(void *)bxi_segment_device_pair(&job->segment, peer->rank),
         .held_by_peer = (const struct bxi_gpu_held *)(const void *)(theirs + bxi_device_pair_offset(job->rank)),
     };
@@ -444,7 +453,7 @@ static int open_peer(struct bxi_devices *devices, const struct bxi_peer *peer)
     if (devices->count == 0)
         return bx_fail(-ENODEV, "worker '%s' has no GPU open; call bx_gpu_open", job->name);
     /* [device.open] acquire, pairs with the release in bx_gpu_open. */
-    if (bxi_load_acquire((bxi_a32 *)&peer->view.control->header.device_open) != 1)
+    if (bxi_load_acquire((bxi_a32 *)&peer->view->control->header.device_open) != 1)
         return bx_fail(-ENODEV, "worker '%s' has no GPU open, and cannot have a tensor on one; call bx_gpu_open there",
                        peer->name);
     options.device = device_for(devices, options.region);
@@ -456,7 +465,7 @@ static int open_peer(struct bxi_devices *devices, const struct bxi_peer *peer)
     return 0;
 }
 
-int bxi_devices_peer(struct bxi_devices *devices, struct bxi_peer *peer, struct bxi_gpu_peer **out)
+int bxi_devices_peer(struct bxi_devices *devices, struct bxi_lend_peer *peer, struct bxi_gpu_peer **out)
 {
     int rc = 0;
 
@@ -480,7 +489,7 @@ static struct bxi_gpu_word *map_words(int fd)
     return words == MAP_FAILED ? NULL : words;
 }
 
-void bxi_devices_peer_died(struct bx_job *job, struct bxi_peer *peer)
+void bxi_devices_peer_died(struct bx_job *job, struct bxi_lend_peer *peer)
 {
     struct bxi_devices *devices = bxi_devices_of(job);
     struct bxi_gpu_word *words;

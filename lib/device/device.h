@@ -10,7 +10,7 @@
 #ifndef BXI_DEVICE_H
 #define BXI_DEVICE_H
 
-#include "rpc/rpc.h"
+#include "device_calls.h"
 
 struct bxi_stream {                     /* a stream that tensors are ordered with */
     struct bxi_gpu_lane *lane;
@@ -82,7 +82,7 @@ int bxi_devices_stream(struct bxi_devices *devices, uint32_t device, void *strea
 int bxi_devices_staging(struct bxi_devices *devices, uint32_t device);
 int bxi_devices_joining(struct bxi_devices *devices);
 /* The peer in gpu/'s sense. NULL of oneself. 0; -ENODEV: it uses no device; BX_E_PEER_DEAD; with a sentence. */
-int bxi_devices_peer(struct bxi_devices *devices, struct bxi_peer *peer, struct bxi_gpu_peer **out);
+int bxi_devices_peer(struct bxi_devices *devices, struct bxi_lend_peer *peer, struct bxi_gpu_peer **out);
 /* A block of one's own device memory, behind a storage of kind BXI_STORE_DEVICE. */
 struct bxi_device_block {
     struct bxi_devices *devices;        /* one reference */
@@ -108,7 +108,7 @@ struct bxi_device_part {
 
 struct bxi_device_loan {
     struct bxi_devices *devices;        /* one reference */
-    struct bxi_peer *peer;              /* while the job is there */
+    struct bxi_lend_peer *peer;              /* while the job is there */
     bxi_a32 pending;                    /* slabs that are being mapped */
     bxi_a32 code;                       /* why one could not be, negated; 0 */
     char text[BXI_TEXT_BYTES];
@@ -116,5 +116,21 @@ struct bxi_device_loan {
     uint32_t streams;                   /* devices->lock: bits of those that read it */
     struct bxi_device_part parts[];
 };
+
+/* ---- tensor.c, loan.c: the table that lend calls (struct bxi_device_ops) ------------------------------ */
+
+void bxi_device_block_free(struct bxi_device_block *block);
+void bxi_device_block_until(struct bxi_device_block *block, struct bxi_lend_peer *peer,
+                            const struct bxi_gpu_point *point);
+int bxi_device_copy(struct bx_job *job, const struct bx_tensor *tensor, struct bx_tensor **copy);
+int bxi_device_copy_into(struct bx_tensor *to, const struct bx_tensor *from);
+int bxi_device_wrap(int ordinal, void *data, const struct bxi_shape *shape, bx_free_fn free_fn, void *context,
+                    struct bx_tensor **tensor);
+int bxi_device_pack(struct bx_job *job, struct bxi_grant *grant, struct bx_tensor *tensor,
+                    struct bxi_tensor_head *head, struct bxi_gpu_ref *ref, struct bxi_storage **hold);
+int bxi_device_loan_make(struct bxi_loan *loan);
+int bxi_device_loan_part(struct bxi_loan *loan, uint32_t index, const struct bxi_tensor_head *head,
+                         const struct bxi_gpu_ref *ref);
+void bxi_device_loan_end(struct bxi_loan *loan, struct bxi_gpu_point *point);
 
 #endif

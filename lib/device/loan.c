@@ -21,7 +21,7 @@
 
 int bxi_device_loan_make(struct bxi_loan *loan)
 {
-    struct bxi_devices *devices = bxi_devices_of(loan->lender->job);
+    struct bxi_devices *devices = bxi_devices_of(loan->returns->job);
     size_t bytes = sizeof *loan->device + loan->tensor_count * sizeof(struct bxi_device_part);
 
     if (devices == NULL)
@@ -31,7 +31,7 @@ int bxi_device_loan_make(struct bxi_loan *loan)
         return -ENOMEM;
     bxi_add(&devices->refs, 1);
     loan->device->devices = devices;
-    loan->device->peer = loan->lender->peer;
+    loan->device->peer = loan->returns->peer;
     return 0;
 }
 
@@ -145,7 +145,7 @@ static int ordinal_of(const struct bxi_device_loan *device, const struct bxi_dev
 {
     const struct bxi_devices *devices = device->devices;
     bool self = device->peer->rank == devices->job->rank;
-    const struct bxi_control *control = self ? devices->job->control : device->peer->view.control;
+    const struct bxi_control *control = self ? devices->job->control : device->peer->view->control;
     uint8_t uuid[BXI_GPU_UUID_BYTES];
     int ordinal;
 
@@ -227,7 +227,7 @@ int bxi_device_loan_error(const struct bxi_loan *loan)
 
 /* ---- a frame that waits ------------------------------------------------------------------------ */
 
-static int open_held(struct bx_job *job, struct bxi_peer *peer, const void *body, size_t body_bytes)
+static int open_held(struct bx_job *job, struct bxi_lend_peer *peer, const void *body, size_t body_bytes)
 {
     unsigned char *copy = malloc(body_bytes);
     struct bxi_loan *loan = NULL;
@@ -236,7 +236,7 @@ static int open_held(struct bx_job *job, struct bxi_peer *peer, const void *body
     if (copy == NULL)
         return -ENOMEM;
     memcpy(copy, body, body_bytes);
-    rc = bxi_truncated(peer) ? BX_E_CORRUPT : bxi_loan_open(job, peer, copy, body_bytes, &loan);
+    rc = bxi_lend_truncated(peer) ? BX_E_CORRUPT : bxi_loan_open(job, peer, copy, body_bytes, &loan);
     if (rc < 0 || loan->packed != NULL)
         free(copy);
     else
@@ -246,7 +246,7 @@ static int open_held(struct bx_job *job, struct bxi_peer *peer, const void *body
     return rc;
 }
 
-int bxi_device_hold(struct bx_job *job, struct bxi_peer *peer, const void *body, size_t body_bytes)
+int bxi_device_hold(struct bx_job *job, struct bxi_lend_peer *peer, const void *body, size_t body_bytes)
 {
     struct bxi_device_loan *device;
     int rc;

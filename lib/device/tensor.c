@@ -110,7 +110,7 @@ int bx_tensor_create_on(struct bx_job *job, struct bx_device device, enum bx_dty
     if (job == NULL || tensor == NULL || device.kind != BX_CUDA)
         return bx_fail(-EINVAL, "a device tensor needs a job, a device that bx_gpu_open gave, and a place to put it");
     if (bxi_load_relaxed(&job->lend->loans_out) != 0)     /* relaxed: a lease that goes out now has not come back */
-        bxi_leases_reclaim(job);
+        bxi_grants_reclaim(job);
     index = enter_device(job, device.index, &devices);
     if (index < 0)
         return index;
@@ -248,9 +248,9 @@ static void word_mapped(void *context, int rc)
 }
 
 /* Devices' lock. */
-static int until_mapped(struct bxi_peer *peer, const struct late *like)
+static int until_mapped(struct bxi_lend_peer *peer, const struct late *like)
 {
-    const struct bxi_gpu_lane_row *row = &bxi_device_region(peer->view.control)->lane[like->point.lane];
+    const struct bxi_gpu_lane_row *row = &bxi_device_region(peer->view->control)->lane[like->point.lane];
     struct bxi_gpu_ref ref = { .slab = row->slab, .generation = row->generation, .ready = like->point };
     struct late *late = malloc(sizeof *late);
     int rc;
@@ -267,7 +267,8 @@ static int until_mapped(struct bxi_peer *peer, const struct late *like)
     return rc == 1 ? bxi_gpu_block_until(like->block, like->peer, &like->point) : rc;
 }
 
-void bxi_device_block_until(struct bxi_device_block *block, struct bxi_peer *peer, const struct bxi_gpu_point *point)
+void bxi_device_block_until(struct bxi_device_block *block, struct bxi_lend_peer *peer,
+                            const struct bxi_gpu_point *point)
 {
     struct bxi_devices *devices = block->devices;
     struct owned *owned = (struct owned *)(void *)((char *)block - offsetof(struct owned, block));
@@ -285,7 +286,7 @@ void bxi_device_block_until(struct bxi_device_block *block, struct bxi_peer *pee
         rc = until_mapped(peer, &late);
     bxi_devices_leave(devices);
     if (rc == -EPROTO)
-        bxi_peer_suspect(job, peer, "it gives a lease back with a point on a GPU that cannot be one");
+        job->lend->ops->suspect(job, peer->rank, "it gives a lease back with a point on a GPU that cannot be one");
 }
 
 /* ---- streams ----------------------------------------------------------------------------------- */
@@ -431,7 +432,7 @@ static int move_bytes(struct bxi_gpu_lane *lane, struct bx_tensor *to, const str
 static int check_owner(const struct bxi_devices *devices, struct bxi_gpu_lane *lane, const struct behind *behind,
                        const struct bx_tensor *from)
 {
-    const struct bxi_peer *peer = behind->peer != NULL ? ((struct bxi_loan *)from->storage)->device->peer : NULL;
+    const struct bxi_lend_peer *peer = behind->peer != NULL ? ((struct bxi_loan *)from->storage)->device->peer : NULL;
 
     return peer != NULL && devices->died[peer->rank] ? put_behind(lane, behind) : 0;
 }
@@ -634,10 +635,10 @@ int bxi_device_copy(struct bx_job *job, const struct bx_tensor *tensor, struct b
 /* ---- lending ----------------------------------------------------------------------------------- */
 
 /* Devices' lock. What writes the tensor: as the program said, or all that is on the device's own stream. */
-static int ready_of(struct bxi_device_block *block, struct bxi_cargo *cargo, struct bxi_gpu_point *ready)
+static int ready_of(struct bxi_device_block *block, struct bxi_grant *grant, struct bxi_gpu_point *ready)
 {
     struct bxi_devices *devices = block->devices;
-    struct bxi_gpu_point *own = &cargo->ready[block->device];
+    struct bxi_gpu_point *own = &grant->ready[block->device];
     int rc = 0;
 
     if (block->written.order != 0) {
@@ -675,7 +676,7 @@ static int stage(struct bx_job *job, const struct bx_tensor *tensor, struct bxi_
 }
 
 /* Devices' lock. */
-static int refer(struct bxi_cargo *cargo, const struct bx_tensor *tensor, struct bxi_gpu_ref *ref)
+static int refer(struct bxi_grant *grant, const struct bx_tensor *tensor, struct bxi_gpu_ref *ref)
 {
     struct bxi_device_block *block = tensor->storage->device;
     uint64_t offset = address_of(tensor) - block->block->address;
@@ -684,10 +685,10 @@ static int refer(struct bxi_cargo *cargo, const struct bx_tensor *tensor, struct
 
     if (rc < 0)
         return bxi_devices_fail(rc, "a device tensor cannot be named");
-    return ready_of(block, cargo, &ref->ready);
+    return ready_of(block, grant, &ref->ready);
 }
 
-int bxi_device_pack(struct bx_job *job, struct bxi_cargo *cargo, struct bx_tensor *tensor,
+int bxi_device_pack(struct bx_job *job, struct bxi_grant *grant, struct bx_tensor *tensor,
                     struct bxi_tensor_head *head, struct bxi_gpu_ref *ref, struct bxi_storage **hold)
 {
     struct bxi_devices *devices = bxi_devices_of(job);
@@ -701,20 +702,20 @@ int bxi_device_pack(struct bx_job *job, struct bxi_cargo *cargo, struct bx_tenso
         bxi_devices_leave(devices);
         return bx_fail(BX_E_SHUTDOWN, "the job whose device memory a tensor lies in has shut down");
     }
-    rc = bxi_devices_peer(devices, cargo->peer, &peer);
+    rc = bxi_devices_peer(devices, grant->peer, &peer);
     if (rc == 0 && peer != NULL)
         reaches = bxi_gpu_peer_reaches(peer, devices->open[tensor->storage->device->device].device) == 1;
     if (rc == 0 && reaches)
-        rc = refer(cargo, tensor, ref);
+        rc = refer(grant, tensor, ref);
     bxi_devices_leave(devices);
     if (rc < 0)
         return rc;
     if (!reaches) {
-        cargo->staged = true;
+        grant->staged = true;
         return stage(job, tensor, head, hold);
     }
     head->offset = peer == NULL ? address_of(tensor) : 0;
-    cargo->device = true;
+    grant->device = true;
     *hold = tensor->storage;
     bxi_storage_acquire(*hold);
     return 0;

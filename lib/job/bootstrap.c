@@ -118,7 +118,7 @@ int bxi_boot_segment(struct bx_job *job, int *segment_fd, int *arena_fd)
         return rc;
     if ((rc = open_readable(job, arena_name, bxi_arena_fd(job->lend->arena), arena_fd)) < 0)
         goto close_segment;
-    rc = bxi_arena_attach(&job->rpc->peers[job->rank].arena, *arena_fd, bxi_arena_bytes(job->lend->arena));
+    rc = bxi_arena_attach(&job->rpc->peers[job->rank].lend->arena, *arena_fd, bxi_arena_bytes(job->lend->arena));
     if (rc < 0) {
         bx_fail(rc, "/dev/shm%s cannot be mapped: %s%s", arena_name, bx_strerror(rc),
                 bxi_limits_map_hint(job, rc, hint));
@@ -167,7 +167,7 @@ int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry, co
     int rc = bxi_segment_attach(&peer->view, fds[BXI_BOOT_SEGMENT], job->instance, entry->rank, job->world_size);
     if (rc < 0)
         return rc;
-    rc = bxi_arena_attach(&peer->arena, fds[BXI_BOOT_ARENA], peer->view.control->header.arena_bytes);
+    rc = bxi_arena_attach(&peer->lend->arena, fds[BXI_BOOT_ARENA], peer->view.control->header.arena_bytes);
     if (rc < 0) {
         bxi_segment_detach(&peer->view);
         return rc;
@@ -196,9 +196,9 @@ void bxi_boot_undo(struct bx_job *job)
             close(peer->bell.fd[1]);
             close(peer->pidfd);
         }
-        if (peer->arena != NULL)
-            bxi_arena_view_release(peer->arena);
-        memset(peer, 0, sizeof(*peer));
+        if (peer->lend->arena != NULL)
+            bxi_arena_view_release(peer->lend->arena);
+        bxi_peer_init(job, rank);
     }
     /* What bxi_job_adopt_segment pointed into the segment. */
     job->control = NULL;

@@ -379,14 +379,14 @@ static void free_job(struct bx_job *job)
             close(fds[i]);
     bxi_batchers_destroy(job);
     bxi_devices_destroy(job);
-    for (int rank = 0; job->rpc->peers != NULL && rank < job->world_size; rank++) {
+    for (int rank = 0; job->lend->peers != NULL && rank < job->world_size; rank++) {
         struct bxi_peer *peer = &job->rpc->peers[rank];
 
         bxi_peer_drop_queue(peer);
-        bxi_lender_close(peer);
-        bxi_ledger_destroy(peer);
-        if (peer->arena != NULL)
-            bxi_arena_view_release(peer->arena);
+        bxi_returns_close(peer->lend);
+        bxi_grants_destroy(peer->lend);
+        if (peer->lend->arena != NULL)
+            bxi_arena_view_release(peer->lend->arena);
         if (peer->view.control != NULL)
             bxi_segment_detach(&peer->view);
         for (int i = 0; i < 2 && rank != job->rank; i++)
@@ -395,7 +395,7 @@ static void free_job(struct bx_job *job)
         if (peer->pidfd > 0)
             close(peer->pidfd);
         free(peer->loop);
-        free(peer->loop_leases);
+        free(peer->lend->loop_words);
         free(peer->slots);
         free(peer->functions);
         free(peer->hists);
@@ -411,6 +411,7 @@ static void free_job(struct bx_job *job)
     bx_msg_destroy(job->rpc->reply);
     free(job->rpc->frame);
     free(job->run->timers.heap);
+    free(job->lend->peers);
     free(job->rpc->peers);
     free(job);
 }
@@ -444,11 +445,12 @@ int bx_job_create(const struct bx_options *options, struct bx_job **out)
     for (int row = BXI_SERVING_MAX - 1; row >= 0; row--)
         job->observe->free_rows[job->observe->free_row_count++] = (uint16_t)row;
     job->run->spin_ns = job->options.no_spin ? 0 : job->options.spin_ns;
-    job->rpc->peers = calloc((size_t)job->world_size, sizeof *job->rpc->peers);
     job->rpc->frame = aligned_alloc(64, BXI_FRAME_MAX);
     job->rpc->reply = bx_msg_create(BXI_FRAME_MAX);
-    rc = job->rpc->peers == NULL || job->rpc->frame == NULL || job->rpc->reply == NULL ? bx_fail(-ENOMEM, "no memory")
-                                                                        : raise_descriptors(job);
+    if (job->rpc->frame == NULL || job->rpc->reply == NULL)
+        rc = bx_fail(-ENOMEM, "no memory for a frame");
+    else if ((rc = bxi_peers_create(job)) == 0)
+        rc = raise_descriptors(job);
     if (rc < 0 || (rc = open_descriptors(job)) < 0 || (rc = choose_sleeper(job)) < 0)
         goto fail;
     bxi_store_relaxed(&job->phase, BXI_CREATED);
@@ -599,7 +601,7 @@ int bx_job_arena(struct bx_job *job, struct bx_arena_info *info)
         return rc;
     if (info == NULL)
         return bxi_null(__func__, "the place for the figures");
-    bxi_leases_reclaim(job);
+    bxi_grants_reclaim(job);
     bxi_arena_read(job->lend->arena, &stats);
     filled = (struct bx_arena_info){ sizeof filled, stats.size_bytes, stats.used_bytes, stats.committed_bytes,
                                      stats.high_water_bytes };
@@ -615,7 +617,7 @@ int bx_arena_trim(struct bx_job *job)
 
     if (rc < 0)
         return rc;
-    bxi_leases_reclaim(job);
+    bxi_grants_reclaim(job);
     bxi_arena_trim(job->lend->arena);
     return 0;
 }

@@ -178,7 +178,7 @@ void bxi_job_leave(struct bx_job *job)
     bxi_progress_stop(job);
     bxi_role_end(job);
     bxi_devices_close(job);
-    bxi_loans_unread(job);
+    bxi_frames_unread(job);
     bxi_trace_close(job);
     bxi_forget_role();
     BXI_STEP("state.stopped");

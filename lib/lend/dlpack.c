@@ -10,7 +10,7 @@
  * The public names of the structs stay incomplete here and are cast to the private ones at the edge:
  * whoever includes DLPack's own header defines them.
  */
-#include "rpc/rpc.h"
+#include "lend.h"
 
 #include "dlpack_abi.h"
 
@@ -169,7 +169,10 @@ static int take(const struct bxi_dl_tensor *from, bx_free_fn free_fn, void *mana
     if (from->device_type == BXI_DL_CUDA) {
         struct bxi_shape shape = { (enum bx_dtype)dtype, from->ndim, from->shape, from->strides };
 
-        return bxi_device_wrap(from->device_id, data, &shape, free_fn, managed, tensor);
+        if (bxi_device_ops() == NULL)
+            return bx_fail(-ENODEV, "the tensor lies on device cuda:%d, and no GPU is open; call bx_gpu_open",
+                           from->device_id);
+        return bxi_device_ops()->wrap(from->device_id, data, &shape, free_fn, managed, tensor);
     }
     return bx_tensor_wrap(data, (enum bx_dtype)dtype, from->ndim, from->shape, from->strides, free_fn, managed,
                           tensor);

@@ -1,15 +1,26 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What is lent: how a lease and its tensors lie in a frame, messages, tensors and their memory, the owner's
- * ledger, the borrower's loans.
+ * What the room lend owns: tensors and their memory, and lending them to other workers. Its words:
+ *
+ *     storage   a block of memory that tensors lie in
+ *     lease     the right of one other worker to read what one message lends; named by a slot and its generation
+ *     grant     the owner's side: what one message lends, packed and then entered in the grants to that worker
+ *     loan      the borrower's side: the tensors that came with one message
+ *     returns   where the borrower gives the leases of one worker back
+ *
+ * A frame that lends begins with struct bxi_lease_head and one struct bxi_tensor_head for each tensor. lend knows peers
+ * by struct bxi_lend_peer only; what it asks of rings and bells goes through struct bxi_lend_ops, and what it asks of
+ * GPUs through struct bxi_device_ops.
  */
 #ifndef BXI_LEND_H
 #define BXI_LEND_H
 
+#include "base/usercall.h"
 #include "run/run.h"
 
 #include "gpu/gpu.h"
 #include "shm/arena.h"
+#include "shm/ring.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -17,13 +28,14 @@
 
 struct bxi_device_block;
 struct bxi_device_loan;
+struct bxi_grant;
+struct bxi_lend_peer;
 struct bxi_loan;
-struct bxi_peer;
 
 /* What a message lends: tensors, and its own bytes where they do not fit a frame. Behind the head, or in the
  * sender's arena at packed_offset, lie tensor_count descriptors and then the message's bytes. */
 struct bxi_lease_head {
-    uint32_t slot;              /* of the sender's ledger for this peer */
+    uint32_t slot;              /* of the sender's grants to this peer */
     uint32_t tensor_count;
     uint64_t generation;        /* of the slot; the borrower writes it to its lease word to give back */
     uint64_t packed_offset;     /* BXI_PACKED_HERE: behind this head */
@@ -44,21 +56,6 @@ struct bxi_tensor_head {
 #define BXI_STRIDED 1u
 #define BXI_STAGED 2u               /* for a device, but it lies in the arena: no way from device to device */
 #define BXI_TENSOR_HEAD_MAX (sizeof(struct bxi_tensor_head) + 16 * BX_DIMS_MAX)
-
-/* ---- Messages ------------------------------------------------------------------------------------ */
-
-struct bx_msg {
-    unsigned char *data;        /* == room until it has grown; or inside the loan */
-    size_t bytes;
-    size_t capacity;
-    int error;
-    struct bx_tensor **tensors; /* each with a reference, but for those of the loan, which come first */
-    size_t tensor_count;
-    size_t tensor_capacity;     /* 0 while tensors is NULL or the loan's */
-    struct bxi_loan *loan;      /* of a message that came with tensors: one reference; else NULL */
-    _Alignas(8) unsigned char room[];
-};
-struct bx_msg *bxi_msg_copy(const void *data, size_t bytes);       /* NULL when memory is out */
 
 /* ---- Tensors (tensor.c) -------------------------------------------------------------------------- */
 
@@ -113,28 +110,60 @@ int bxi_tensor_shape(struct bx_tensor *tensor, const struct bxi_shape *shape, ui
 void bxi_storage_acquire(struct bxi_storage *storage);
 void bxi_storage_release(struct bxi_storage *storage);
 
-/* ---- Leases (lease.c) ---------------------------------------------------------------------------- */
+/* ---- Device memory ------------------------------------------------------------------------------- */
 
-/* The owner's side. What a message is about to lend, made without the lock, then granted under it. */
-struct bxi_cargo {
+static inline bool bxi_is_device(const struct bx_tensor *tensor)
+{
+    return tensor->device.kind == BX_CUDA;
+}
+
+/* What the room device does for tensors in device memory. bx_gpu_open registers the table, before there is such a
+ * tensor; the table is constant and stays. */
+struct bxi_device_ops {
+    void (*block_free)(struct bxi_device_block *block);
+    /* A lease on the block came back with this point: the block is used again after the point. */
+    void (*block_until)(struct bxi_device_block *block, struct bxi_lend_peer *peer, const struct bxi_gpu_point *point);
+    int (*copy)(struct bx_job *job, const struct bx_tensor *tensor, struct bx_tensor **copy);
+    int (*copy_into)(struct bx_tensor *to, const struct bx_tensor *from);
+    /* Memory of the program's on the open device of that ordinal. */
+    int (*wrap)(int ordinal, void *data, const struct bxi_shape *shape, bx_free_fn free_fn, void *context,
+                struct bx_tensor **tensor);
+    /* The owner: what a tensor's record in a frame says. */
+    int (*pack)(struct bx_job *job, struct bxi_grant *grant, struct bx_tensor *tensor, struct bxi_tensor_head *head,
+                struct bxi_gpu_ref *ref, struct bxi_storage **hold);
+    /* The borrower: a loan that has tensors in device memory, each of its records, its end. -ENODEV, -ENOMEM. */
+    int (*loan_make)(struct bxi_loan *loan);
+    int (*loan_part)(struct bxi_loan *loan, uint32_t index, const struct bxi_tensor_head *head,
+                     const struct bxi_gpu_ref *ref);
+    void (*loan_end)(struct bxi_loan *loan, struct bxi_gpu_point *point);
+};
+void bxi_device_register(const struct bxi_device_ops *ops);
+const struct bxi_device_ops *bxi_device_ops(void);      /* NULL before that */
+
+/* ---- Leases: the owner's side (grant.c, pack.c) ---------------------------------------------------- */
+
+#define BXI_BODY_MAX (BXI_FRAME_MAX - BXI_HEAD_BYTES)      /* bytes of a frame behind its head */
+
+/* What one message lends: made without the lock (pack), entered in the peer's grants under it. */
+struct bxi_grant {
     unsigned char *body;            /* malloc'ed: what goes into the frame; begins with the lease head */
     size_t body_bytes;
     struct bxi_storage **holds;     /* one reference and one lease each */
     uint32_t hold_count;
     struct bxi_storage **table;     /* behind the holds: which they are */
     size_t table_mask;
-    bool granted;                   /* the ledger has the holds */
+    bool granted;                   /* the peer's grants have the holds */
     uint64_t bytes;                 /* of the blocks held */
     uint64_t tensor_bytes;          /* of the tensors */
-    struct bxi_peer *peer;          /* who is to have it */
+    struct bxi_lend_peer *peer;          /* who is to have it */
     bool device;                    /* some of it is device memory: the lease comes back with a point */
     bool staged;                    /* some of it is for device memory */
     struct bxi_gpu_point ready[BXI_GPU_DEVICES];    /* of each device's own stream, if it was asked */
 };
 
-struct bxi_lent {                   /* one slot of a ledger */
+struct bxi_grant_slot {                   /* one slot of the grants to a peer */
     uint64_t generation;            /* of the lease that is out, or the last one */
-    uint64_t word;                  /* the borrower's word when last looked at */
+    uint64_t word;                  /* the borrower's word when last read */
     uint64_t since_ns;              /* CLOCK_MONOTONIC */
     uint64_t bytes;
     uint64_t end_pos;               /* where its frame ends in the ring; BX_FOREVER while it is queued */
@@ -146,8 +175,8 @@ struct bxi_lent {                   /* one slot of a ledger */
 };
 #define BXI_NO_LEASE UINT16_MAX
 
-struct bxi_ledger {                 /* lock */
-    struct bxi_lent *slots;         /* BXI_LEASE_MAX, made with the first grant */
+struct bxi_grants {                 /* lock */
+    struct bxi_grant_slot *slots;         /* BXI_LEASE_MAX, made with the first grant */
     uint16_t oldest, newest;        /* those that are out */
     uint16_t free;
     uint32_t count;                 /* out */
@@ -157,21 +186,24 @@ struct bxi_ledger {                 /* lock */
     uint64_t given_back_seen;
 };
 
-/* The borrower's side: how to give back to one peer, for as long as anything of it is held. */
-struct bxi_lender {
+/* ---- Leases: the borrower's side (loan.c) --------------------------------------------------------- */
+
+/* Where leases of one peer are given back. Lives as long as something of that peer is held, which may be longer than
+ * the job. */
+struct bxi_returns {
     bxi_a32 refs;
     struct bxi_lock lock;
     struct bx_job *job;             /* NULL once the job is gone: nothing is written any more */
-    struct bxi_peer *peer;
+    struct bxi_lend_peer *peer;
     bxi_a64 *words;                 /* mine, towards that peer */
     bxi_a64 *given_back;            /* and how many I have written */
-    const bxi_a64 *want;            /* the peer's wish to be rung */
+    const bxi_a64 *want;            /* not 0: the peer waits for leases and must be rung */
 };
 
 /* One message's tensors on loan. */
 struct bxi_loan {
     struct bxi_storage storage;     /* first */
-    struct bxi_lender *lender;      /* one reference; NULL: the lease has been given back */
+    struct bxi_returns *returns;      /* one reference; NULL: the lease has been given back */
     struct bxi_arena_view *view;    /* one reference: the memory stays mapped, whatever becomes of the peer */
     uint32_t slot;
     uint64_t generation;
@@ -186,45 +218,76 @@ struct bxi_loan {
 
 /* ---- The part of the job --------------------------------------------------------------------------- */
 
+/* What is lent to one peer and borrowed from it; of oneself too. */
+struct bxi_lend_peer {
+    int rank;                                   /* start, to loop_words */
+    const char *name;
+    struct bxi_segment_view *view;              /* of oneself: unused */
+    bxi_a64 *loop_words;                        /* of oneself: private lease words, their count, points; else NULL */
+    struct bxi_arena_view *arena;               /* role: its arena, read-only; one reference; NULL when it is closed */
+    struct bxi_returns *returns;                /* role: made with the first loan; one reference */
+    struct bxi_loan *held;                      /* role: of the next frame, until its device memory is mapped */
+    int held_code;                              /* or why it has none, though it was opened: it is not opened twice */
+    bool is_corrupt;                            /* lock: nothing that it writes is believed any more */
+    struct bxi_grants grants;                   /* lock: what is on loan to it */
+};
+
+/* Did the peer's segment shrink, so that what was just copied of it may be zeroes? */
+static inline bool bxi_lend_truncated(const struct bxi_lend_peer *peer)
+{
+    /* Relaxed: set by the handler of SIGBUS, in the thread that read. */
+    return bxi_load_relaxed((bxi_a32 *)&peer->view->truncated) != 0;
+}
+
+/* What lend asks of the room above it, which has the peers' rings and bells. */
+struct bxi_lend_ops {
+    /* The peer's memory holds nonsense, `what`: it is going to be cut off. */
+    void (*suspect)(struct bx_job *job, int rank, const char *what);
+    void (*ring)(struct bx_job *job, int rank);     /* wakes the peer if it sleeps; without the lock */
+};
+
 struct bxi_lend {
-    struct bxi_arena *arena;                    /* start; one reference */
+    const struct bxi_lend_ops *ops;             /* start, all three */
+    struct bxi_lend_peer *peers;                /* world_size */
+    struct bxi_arena *arena;                    /* one reference */
 
     _Alignas(BXI_LINE) uint64_t loan_bytes;     /* lock: on loan to all peers */
     bxi_a32 loans_out;                          /* written under the lock: leases on loan to all peers */
     bxi_a32 lease_waiters;                      /* any thread: threads that wait for leases to come back */
 };
 
-/* ---- lease.c -------------------------------------------------------------------------------------- */
+/* ---- grant.c, pack.c -------------------------------------------------------------------------------------- */
 /* Packs what a message lends, copying tensors that are not in the job's arena. Without the lock. 0; errors
  * of bx_tensor_create, BX_E_TOO_LARGE, BX_E_ON_LOAN: more than may ever be on loan. With a sentence. */
-int bxi_cargo_pack(struct bx_job *job, struct bxi_peer *peer, const struct bx_msg *msg, struct bxi_cargo *cargo);
-void bxi_cargo_drop(struct bxi_cargo *cargo);   /* without the lock; what was granted stays so */
-/* Enters a cargo in the peer's ledger, which takes over its holds. Lock. The slot, or -EAGAIN: as much is on
+int bxi_grant_pack(struct bx_job *job, struct bxi_lend_peer *peer, const struct bx_reader *message,
+                   struct bxi_grant *grant);
+void bxi_grant_drop(struct bxi_grant *grant);   /* without the lock; what was granted stays so */
+/* Enters a grant in the peer's grants, which take over its holds. Lock. The slot, or -EAGAIN: as much is on
  * loan as may be; -ENOMEM. Then either sent, when its frame is in the ring or the queue, or ungrant. */
-int bxi_lease_grant(struct bx_job *job, struct bxi_peer *peer, struct bxi_cargo *cargo);
-void bxi_lease_sent(struct bx_job *job, struct bxi_peer *peer, const struct bxi_cargo *cargo);
-void bxi_lease_ungrant(struct bx_job *job, struct bxi_peer *peer, struct bxi_cargo *cargo);
-bool bxi_lease_may_grant(const struct bx_job *job, const struct bxi_peer *peer, const struct bxi_cargo *cargo);
+int bxi_grant_enter(struct bx_job *job, struct bxi_lend_peer *peer, struct bxi_grant *grant);
+void bxi_grant_sent(struct bx_job *job, struct bxi_lend_peer *peer, const struct bxi_grant *grant);
+void bxi_grant_undo(struct bx_job *job, struct bxi_lend_peer *peer, struct bxi_grant *grant);
+bool bxi_grant_is_allowed(const struct bx_job *job, const struct bxi_lend_peer *peer, const struct bxi_grant *grant);
 /* Takes what has come back, of all peers, and wakes those who wait for it. Without the lock. How many leases. */
-uint32_t bxi_leases_reclaim(struct bx_job *job);
-void bxi_leases_want(struct bx_job *job);       /* this thread is about to wait for leases; then unwant */
-void bxi_leases_unwant(struct bx_job *job);
-void bxi_leases_refused(struct bx_job *job, struct bxi_peer *peer, uint64_t through_pos);
-void bxi_leases_unsent(struct bx_job *job, struct bxi_peer *peer);     /* its queue of frames was dropped */
-void bxi_leases_take_back(struct bx_job *job, struct bxi_peer *peer);  /* its process is dead */
-void bxi_ledger_destroy(struct bxi_peer *peer);
+uint32_t bxi_grants_reclaim(struct bx_job *job);
+void bxi_grants_want(struct bx_job *job);       /* this thread is about to wait for leases; then unwant */
+void bxi_grants_unwant(struct bx_job *job);
+void bxi_grants_refused(struct bx_job *job, struct bxi_lend_peer *peer, uint64_t through_pos);
+void bxi_grants_unsent(struct bx_job *job, struct bxi_lend_peer *peer);     /* its queue of frames was dropped */
+void bxi_grants_take_back(struct bx_job *job, struct bxi_lend_peer *peer);  /* its process is dead */
+void bxi_grants_destroy(struct bxi_lend_peer *peer);
 
 /* ---- loan.c --------------------------------------------------------------------------------------- */
 /* What a private copy of a frame's body lends. 0; BX_E_CORRUPT; -ENOMEM, with the lease given back. Role.
  * out->data may point into body. */
-int bxi_loan_open(struct bx_job *job, struct bxi_peer *peer, const unsigned char *body, size_t body_bytes,
+int bxi_loan_open(struct bx_job *job, struct bxi_lend_peer *peer, const unsigned char *body, size_t body_bytes,
                   struct bxi_loan **out);
 void bxi_loan_release(struct bxi_loan *loan);   /* NULL is fine; any thread, not under the job's lock */
 void bxi_loan_end(struct bxi_loan *loan);       /* its last reference is gone (bxi_storage_release) */
-void bxi_loan_drop_held(struct bxi_peer *peer);            /* what bxi_device_hold opened and nobody took */
-struct bx_msg *bxi_msg_of_loan(struct bxi_loan *loan);     /* a message of its own; NULL when memory is out */
-void bxi_loans_unread(struct bx_job *job);      /* gives back what unread frames lend; progress has stopped */
-void bxi_lender_close(struct bxi_peer *peer);   /* the job ends: nothing more is given back */
+void bxi_loan_drop_held(struct bxi_lend_peer *peer);            /* what bxi_device_hold opened and nobody took */
+/* Gives back a lease of a frame that nobody has read; progress has stopped. */
+void bxi_loan_return_unread(struct bx_job *job, int rank, uint32_t slot, uint64_t generation);
+void bxi_returns_close(struct bxi_lend_peer *peer);   /* the job ends: nothing more is given back */
 
 /* ---- tensor.c -------------------------------------------------------------------------------------- */
 /* A block of the arena for the bytes of a message, as a tensor; errors name the message. */

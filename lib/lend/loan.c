@@ -3,7 +3,7 @@
  * The borrower's side of a lease: from a frame with a lease head to tensors, and back.
  *
  * Who runs it: loans are opened under the progress role, from a private copy of the frame; they end on the
- * thread that drops the last reference, under the lender's lock. lease.c has the owner's side and says
+ * thread that drops the last reference, under returns->lock. grant.c has the owner's side and says
  * what is left after a kill.
  *
  * Everything that is parsed here is private memory: a frame is copied before, and what came by the arena is
@@ -11,67 +11,53 @@
  * offsets and extents are checked against the mapping. A loan is one block of memory with all its tensors
  * in it, so that a message of ten thousand tensors costs one allocation.
  */
-#include "rpc/rpc.h"
+#include "lend.h"
 
 #include "shm/step.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-/* ---- lenders ------------------------------------------------------------------------------------------- */
+/* ---- returns ------------------------------------------------------------------------------------------- */
 
-static void lender_release(struct bxi_lender *lender)
+static void returns_release(struct bxi_returns *returns)
 {
-    if (bxi_add(&lender->refs, (uint32_t)-1) == 1)
-        free(lender);
+    if (bxi_add(&returns->refs, (uint32_t)-1) == 1)
+        free(returns);
 }
 
-static struct bxi_lender *lender_of(struct bx_job *job, struct bxi_peer *peer)
+static struct bxi_returns *returns_to(struct bx_job *job, struct bxi_lend_peer *peer)
 {
     bool self = peer->rank == job->rank;
-    struct bxi_lender *lender = peer->lender;
+    struct bxi_returns *returns = peer->returns;
 
-    if (lender == NULL) {
-        lender = calloc(1, sizeof *lender);
-        if (lender == NULL)
+    if (returns == NULL) {
+        returns = calloc(1, sizeof *returns);
+        if (returns == NULL)
             return NULL;
-        bxi_store_relaxed(&lender->refs, 1);
-        lender->job = job;
-        lender->peer = peer;
-        lender->given_back = self ? &peer->loop_leases[BXI_LEASE_MAX] : &job->control->pair[peer->rank].given_back;
-        lender->words = self ? peer->loop_leases : bxi_segment_leases(&job->segment, peer->rank);
-        lender->want = &(self ? job->control : peer->view.control)->pair[job->rank].want_lease;
-        peer->lender = lender;
+        bxi_store_relaxed(&returns->refs, 1);
+        returns->job = job;
+        returns->peer = peer;
+        returns->given_back = self ? &peer->loop_words[BXI_LEASE_MAX] : &job->control->pair[peer->rank].given_back;
+        returns->words = self ? peer->loop_words : bxi_segment_leases(&job->segment, peer->rank);
+        returns->want = &(self ? job->control : peer->view->control)->pair[job->rank].want_lease;
+        peer->returns = returns;
     }
-    bxi_add(&lender->refs, 1);
-    return lender;
+    bxi_add(&returns->refs, 1);
+    return returns;
 }
 
-void bxi_lender_close(struct bxi_peer *peer)
+void bxi_returns_close(struct bxi_lend_peer *peer)
 {
-    struct bxi_lender *lender = peer->lender;
+    struct bxi_returns *returns = peer->returns;
 
-    if (lender == NULL)
+    if (returns == NULL)
         return;
-    bxi_lock(&lender->lock);
-    lender->job = NULL;
-    bxi_unlock(&lender->lock);
-    peer->lender = NULL;
-    lender_release(lender);
-}
-
-/* The owner waits for leases, and this may be the one. */
-static void ring_owner(struct bx_job *job, struct bxi_peer *peer)
-{
-    if (peer->rank == job->rank) {
-        bxi_event(job, BXI_EVENT_SCAN);
-        return;
-    }
-    bxi_lock(&job->run->lock);
-    bxi_fence_seq_cst();            /* [bell.armed] as in bxi_bells_flush */
-    if (bxi_bell_look(&peer->bell, false))
-        bxi_counter_add(job, BXI_C_doorbells_rung, 1);
-    bxi_unlock(&job->run->lock);
+    bxi_lock(&returns->lock);
+    returns->job = NULL;
+    bxi_unlock(&returns->lock);
+    peer->returns = NULL;
+    returns_release(returns);
 }
 
 /* One more word is written. Lender's lock, or no other thread. */
@@ -83,11 +69,11 @@ static void count_return(bxi_a64 *given_back)
 }
 
 /* When the work is done that reads what was lent, before the word that says it is back. Lender's lock. */
-static void put_point(struct bxi_lender *lender, uint32_t slot, const struct bxi_gpu_point *point)
+static void put_point(struct bxi_returns *returns, uint32_t slot, const struct bxi_gpu_point *point)
 {
-    struct bx_job *job = lender->job;
-    int rank = lender->peer->rank;
-    bxi_a64 *words = lender->words + BXI_LEASE_MAX + 1;         /* of oneself */
+    struct bx_job *job = returns->job;
+    int rank = returns->peer->rank;
+    bxi_a64 *words = returns->words + BXI_LEASE_MAX + 1;         /* of oneself */
 
     if (rank != job->rank)
         words = (bxi_a64 *)(void *)(bxi_segment_device_pair(&job->segment, rank) + BXI_DEVICE_POINTS);
@@ -97,24 +83,25 @@ static void put_point(struct bxi_lender *lender, uint32_t slot, const struct bxi
 }
 
 /* point: NULL where nothing of it was device memory. */
-static void give_back(struct bxi_lender *lender, uint32_t slot, uint64_t generation, const struct bxi_gpu_point *point)
+static void give_back(struct bxi_returns *returns, uint32_t slot, uint64_t generation,
+                      const struct bxi_gpu_point *point)
 {
-    bxi_lock(&lender->lock);
-    if (lender->job != NULL) {
+    bxi_lock(&returns->lock);
+    if (returns->job != NULL) {
         BXI_STEP("lease.read");
         if (point != NULL)
-            put_point(lender, slot, point);
+            put_point(returns, slot, point);
         /* [lease.word] release, pairs with the acquire in look_words: reads of the memory come before. */
-        bxi_store_release(&lender->words[slot], generation);
+        bxi_store_release(&returns->words[slot], generation);
         BXI_STEP("lease.returned");
-        count_return(lender->given_back);
-        bxi_count(&bxi_tables(lender->job->control)->loans[lender->peer->rank].borrowed, (uint64_t)-1);
-        bxi_fence_seq_cst();        /* [lease.want] the borrower's fence, pairs with the one in bxi_leases_want */
-        /* [lease.want] relaxed, behind the fence; pairs with the store in bxi_leases_want. */
-        if (bxi_load_relaxed((bxi_a64 *)lender->want) != 0)
-            ring_owner(lender->job, lender->peer);
+        count_return(returns->given_back);
+        bxi_count(&bxi_tables(returns->job->control)->loans[returns->peer->rank].borrowed, (uint64_t)-1);
+        bxi_fence_seq_cst();        /* [lease.want] the borrower's fence, pairs with the one in bxi_grants_want */
+        /* [lease.want] relaxed, behind the fence; pairs with the store in bxi_grants_want. */
+        if (bxi_load_relaxed((bxi_a64 *)returns->want) != 0)
+            returns->job->lend->ops->ring(returns->job, returns->peer->rank);
     }
-    bxi_unlock(&lender->lock);
+    bxi_unlock(&returns->lock);
 }
 
 /* ---- loans --------------------------------------------------------------------------------------------- */
@@ -122,15 +109,15 @@ static void give_back(struct bxi_lender *lender, uint32_t slot, uint64_t generat
 void bxi_loan_end(struct bxi_loan *loan)
 {
     /* In a child of a fork the loan is its parent's, and so is the mapping. */
-    if (loan->lender != NULL && bxi_load_relaxed(&bxi_forks) == loan->storage.fork_generation) {
+    if (loan->returns != NULL && bxi_load_relaxed(&bxi_forks) == loan->storage.fork_generation) {
         struct bxi_gpu_point point;
         bool device = loan->device != NULL;
 
         bxi_arena_view_release(loan->view);
         if (device)
-            bxi_device_loan_end(loan, &point);
-        give_back(loan->lender, loan->slot, loan->generation, device ? &point : NULL);
-        lender_release(loan->lender);
+            bxi_device_ops()->loan_end(loan, &point);
+        give_back(loan->returns, loan->slot, loan->generation, device ? &point : NULL);
+        returns_release(loan->returns);
     }
     free(loan->packed);
     free(loan);
@@ -172,9 +159,11 @@ static int64_t parse_head(struct bxi_loan *loan, uint32_t index, const unsigned 
         loan->tensors[index].data = loan->storage.base + head.offset;
         return sizeof head;
     }
-    if (loan->device == NULL && (rc = bxi_device_loan_make(loan)) < 0)
+    if (bxi_device_ops() == NULL)
+        return -ENODEV;
+    if (loan->device == NULL && (rc = bxi_device_ops()->loan_make(loan)) < 0)
         return rc;
-    rc = bxi_device_loan_part(loan, index, &head, named ? &ref : NULL);
+    rc = bxi_device_ops()->loan_part(loan, index, &head, named ? &ref : NULL);
     return rc < 0 ? rc : (int64_t)(sizeof head + (named ? sizeof ref : 0));
 }
 
@@ -232,7 +221,7 @@ static int parse_tensors(struct bxi_loan *loan, const unsigned char *packed, uin
 }
 
 /* What lies behind the head, or a private copy of what it points to. 0, BX_E_CORRUPT, -ENOMEM. */
-static int fetch_packed(const struct bxi_peer *peer, const struct bxi_lease_head *head, size_t body_bytes,
+static int fetch_packed(const struct bxi_lend_peer *peer, const struct bxi_lease_head *head, size_t body_bytes,
                         unsigned char **copy)
 {
     const struct bxi_arena_view *view = peer->arena;
@@ -258,8 +247,8 @@ static int fetch_packed(const struct bxi_peer *peer, const struct bxi_lease_head
     return BX_E_CORRUPT;
 }
 
-static struct bxi_loan *make_loan(struct bxi_peer *peer, const struct bxi_lease_head *head,
-                                  struct bxi_lender *lender)
+static struct bxi_loan *make_loan(struct bxi_lend_peer *peer, const struct bxi_lease_head *head,
+                                  struct bxi_returns *returns)
 {
     size_t count = head->tensor_count;
     struct bxi_loan *loan = calloc(1, sizeof *loan + count * (sizeof *loan->tensors + sizeof *loan->pointers));
@@ -271,7 +260,7 @@ static struct bxi_loan *make_loan(struct bxi_peer *peer, const struct bxi_lease_
     loan->storage.base = (unsigned char *)(uintptr_t)peer->arena->base;     /* only ever read */
     loan->storage.bytes = peer->arena->bytes;
     loan->storage.fork_generation = bxi_load_relaxed(&bxi_forks);   /* relaxed: as in arena_memory */
-    loan->lender = lender;
+    loan->returns = returns;
     loan->view = bxi_arena_view_acquire(peer->arena);
     loan->slot = head->slot;
     loan->generation = head->generation;
@@ -284,12 +273,12 @@ static struct bxi_loan *make_loan(struct bxi_peer *peer, const struct bxi_lease_
 static void settle(struct bxi_loan *loan)
 {
     bxi_arena_view_release(loan->view);
-    give_back(loan->lender, loan->slot, loan->generation, NULL);
-    lender_release(loan->lender);
-    loan->lender = NULL;
+    give_back(loan->returns, loan->slot, loan->generation, NULL);
+    returns_release(loan->returns);
+    loan->returns = NULL;
 }
 
-int bxi_loan_open(struct bx_job *job, struct bxi_peer *peer, const unsigned char *body, size_t body_bytes,
+int bxi_loan_open(struct bx_job *job, struct bxi_lend_peer *peer, const unsigned char *body, size_t body_bytes,
                   struct bxi_loan **out)
 {
     struct bxi_lease_head head;
@@ -310,20 +299,20 @@ int bxi_loan_open(struct bx_job *job, struct bxi_peer *peer, const unsigned char
     if ((rc = fetch_packed(peer, &head, body_bytes, &copy)) == BX_E_CORRUPT)
         return rc;
 
-    struct bxi_lender *lender = lender_of(job, peer);
+    struct bxi_returns *returns = returns_to(job, peer);
 
-    if (lender == NULL) {
+    if (returns == NULL) {
         free(copy);
         return -ENOMEM;         /* not even the word can be written: the lease ends with this process */
     }
-    bxi_lock(&lender->lock);
+    bxi_lock(&returns->lock);
     bxi_count(&bxi_tables(job->control)->loans[peer->rank].borrowed, 1);
     bxi_count(&bxi_tables(job->control)->loans[peer->rank].borrowed_total, 1);
-    bxi_unlock(&lender->lock);
-    loan = rc == 0 ? make_loan(peer, &head, lender) : NULL;
+    bxi_unlock(&returns->lock);
+    loan = rc == 0 ? make_loan(peer, &head, returns) : NULL;
     if (loan == NULL) {
-        give_back(lender, head.slot, head.generation, NULL);
-        lender_release(lender);
+        give_back(returns, head.slot, head.generation, NULL);
+        returns_release(returns);
         free(copy);
         return -ENOMEM;
     }
@@ -340,55 +329,18 @@ int bxi_loan_open(struct bx_job *job, struct bxi_peer *peer, const unsigned char
     return 0;
 }
 
-void bxi_loan_drop_held(struct bxi_peer *peer)
+void bxi_loan_drop_held(struct bxi_lend_peer *peer)
 {
     bxi_loan_release(peer->held);
     peer->held = NULL;
     peer->held_code = 0;
 }
 
-void bxi_loans_unread(struct bx_job *job)
+void bxi_loan_return_unread(struct bx_job *job, int rank, uint32_t slot, uint64_t generation)
 {
-    for (int i = 0; i < (int)bxi_load_relaxed(&job->rpc->in_count); i++) {
-        struct bxi_peer *peer = job->rpc->in_peers[i];
-        struct { struct bxi_frame frame; struct bxi_lease_head lease; } head;
-        const void *payload;
-        uint32_t bytes;
-
-        if (peer->held != NULL && bxi_ring_peek(&peer->in, &payload, &bytes) == 1) {
-            bxi_ring_advance(&peer->in, bytes);         /* its lease goes back with it, once */
-            bxi_loan_drop_held(peer);
-        }
-        /* A full ring holds 2048 frames at most; the bound is for a peer whose memory still changes. */
-        for (int frames = 0; frames < 4096 && bxi_ring_peek(&peer->in, &payload, &bytes) == 1; frames++) {
-            memcpy(&head, payload, bytes < sizeof head ? bytes : sizeof head);
-            bxi_ring_advance(&peer->in, bytes);
-            if (bytes < sizeof head || !(head.frame.flags & BXI_FLAG_LEASE) || head.lease.slot >= BXI_LEASE_MAX ||
-                peer->rank == job->rank || !bxi_load_relaxed(&peer->out_open))
-                continue;
-            /* [lease.word] release, as in give_back. */
-            bxi_store_release(&bxi_segment_leases(&job->segment, peer->rank)[head.lease.slot], head.lease.generation);
-            count_return(&job->control->pair[peer->rank].given_back);
-        }
-    }
-}
-
-/* ---- as messages --------------------------------------------------------------------------------------- */
-
-struct bx_msg *bxi_msg_of_loan(struct bxi_loan *loan)
-{
-    /* What came by the arena has a private copy already, which lives as long as the loan. */
-    struct bx_msg *msg = bxi_msg_copy(loan->data, loan->packed == NULL ? loan->bytes : 0);
-
-    if (msg == NULL)
-        return NULL;
-    if (loan->packed != NULL) {
-        msg->data = loan->packed + (loan->data - loan->packed);
-        msg->bytes = msg->capacity = loan->bytes;
-    }
-    bxi_storage_acquire(&loan->storage);
-    msg->loan = loan;
-    msg->tensors = loan->pointers;
-    msg->tensor_count = loan->tensor_count;
-    return msg;
+    if (slot >= BXI_LEASE_MAX || rank == job->rank)
+        return;
+    /* [lease.word] release, as in give_back. */
+    bxi_store_release(&bxi_segment_leases(&job->segment, rank)[slot], generation);
+    count_return(&job->control->pair[rank].given_back);
 }

@@ -10,7 +10,7 @@
  *
  * Killed at any point: counts and heads are private memory, nothing here is seen by peers.
  */
-#include "rpc/rpc.h"
+#include "lend.h"
 
 #include "shm/cancel.h"
 
@@ -128,6 +128,22 @@ int bxi_tensor_shape(struct bx_tensor *tensor, const struct bxi_shape *shape, ui
     return 0;
 }
 
+/* ---- Device memory ------------------------------------------------------------------------------ */
+
+static _Atomic(const struct bxi_device_ops *) device_ops;
+
+void bxi_device_register(const struct bxi_device_ops *ops)
+{
+    /* [device.ops] release, pairs with the acquire in bxi_device_ops. */
+    bxi_store_release(&device_ops, ops);
+}
+
+const struct bxi_device_ops *bxi_device_ops(void)
+{
+    /* [device.ops] acquire, pairs with the release in bxi_device_register. */
+    return bxi_load_acquire(&device_ops);
+}
+
 /* ---- Storage ----------------------------------------------------------------------------------- */
 
 void bxi_storage_acquire(struct bxi_storage *storage)
@@ -161,7 +177,7 @@ static void storage_free(struct bxi_storage *storage)
         break;
     case BXI_STORE_DEVICE:
         if (bxi_load_relaxed(&bxi_forks) == storage->fork_generation)
-            bxi_device_block_free(storage->device);
+            bxi_device_ops()->block_free(storage->device);
         break;
     case BXI_STORE_LOAN:
         bxi_loan_end((struct bxi_loan *)storage);
@@ -259,7 +275,7 @@ static void reclaim_now_and_then(struct bx_job *job, uint64_t bytes)
     if (bxi_load_relaxed(&job->lend->loans_out) == 0)
         return;
     if (bytes >= RECLAIM_BYTES || ++small % RECLAIM_EVERY == 0)
-        bxi_leases_reclaim(job);
+        bxi_grants_reclaim(job);
 }
 
 static int arena_memory(struct bx_job *job, struct bxi_storage *storage, const char *what, uint64_t bytes)
@@ -271,7 +287,7 @@ static int arena_memory(struct bx_job *job, struct bxi_storage *storage, const c
     int rc = bxi_arena_alloc(job->lend->arena, bytes, &block);
 
     if (rc == -ENOSPC || rc == -ENOMEM) {
-        bxi_leases_reclaim(job);
+        bxi_grants_reclaim(job);
         rc = bxi_arena_alloc(job->lend->arena, bytes, &block);
     }
     if (rc < 0)

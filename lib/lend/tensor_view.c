@@ -6,7 +6,7 @@
  * the same check as a tensor that comes from a peer. A copy first joins what lies together in both tensors
  * into as few dimensions as may be: rows of an image, a batch of a batch, become one memcpy each.
  */
-#include "rpc/rpc.h"
+#include "lend.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -333,7 +333,7 @@ int bx_tensor_copy_into(struct bx_tensor *to, const struct bx_tensor *from)
     if (to->elements == 0)
         return 0;
     if (bxi_is_device(to) || bxi_is_device(from))
-        return bxi_device_copy_into(to, from);
+        return bxi_device_ops()->copy_into(to, from);
     if (to->contiguous && from->contiguous) {
         memmove(to->data, from->data, bx_tensor_bytes(from));
         return 0;
@@ -350,7 +350,7 @@ int bx_tensor_copy(struct bx_job *job, const struct bx_tensor *tensor, struct bx
     if (tensor == NULL || copy == NULL)
         return bx_fail(-EINVAL, "a copy needs a tensor and a place to put it");
     if (bxi_is_device(tensor))
-        return bxi_device_copy(job, tensor, copy);
+        return bxi_device_ops()->copy(job, tensor, copy);
 
     int rc = bx_tensor_create(job, (enum bx_dtype)tensor->dtype, tensor->ndim, tensor->shape, &made);
 

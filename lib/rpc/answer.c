@@ -24,7 +24,7 @@ static size_t error_body(char body[BXI_TEXT_BYTES], const struct bx_request *req
 struct reply {
     struct bxi_frame head;
     struct bxi_out out;
-    struct bxi_cargo cargo;
+    struct bxi_grant grant;
     uint64_t traced_ns;             /* if it is traced: when it began to be made */
     char text[BXI_TEXT_BYTES];
 };
@@ -35,7 +35,7 @@ static void make_error(struct reply *reply, const struct bx_request *request, in
     reply->head.flags = 0;
     reply->out.body_bytes = error_body(reply->text, request, code, text);
     reply->out.body = reply->text;
-    reply->out.cargo = NULL;
+    reply->out.grant = NULL;
 }
 
 /* About when the answer to a request is made. The clock that the pass has read will do for an inline handler,
@@ -60,10 +60,12 @@ static void make_reply(struct reply *reply, const struct bx_request *request, in
     reply->out = (struct bxi_out){ .head = &reply->head, .body = bx_msg_data(value),
                                    .body_bytes = bx_msg_bytes(value), .slot = -1, .may_queue = true };
     if (code == 0 && !request->oneway && bxi_needs_lease(value)) {
-        code = bxi_cargo_pack(request->job, request->peer, value, &reply->cargo);
-        reply->out.cargo = &reply->cargo;
+        struct bx_reader message = bx_msg_reader(value);
+
+        code = bxi_grant_pack(request->job, request->peer->lend, &message, &reply->grant);
+        reply->out.grant = &reply->grant;
         text = bx_error_text();
-        bxi_leases_reclaim(request->job);
+        bxi_grants_reclaim(request->job);
     }
     if (code < 0)
         make_error(reply, request, code, text);
@@ -83,7 +85,7 @@ static int send_reply(struct reply *reply, const struct bx_request *request)
         return bxi_peer_suspect(job, request->peer, "it claims to have read what was never sent");
     bxi_counter_add(job, BXI_C_replies_sent, 1);
     rc = bxi_peer_send(job, request->peer, &reply->out);
-    if (rc == 0 || reply->out.cargo == NULL)
+    if (rc == 0 || reply->out.grant == NULL)
         return rc;
     /* Nothing here may wait for leases. */
     make_error(reply, request, rc == -EAGAIN ? BX_E_ON_LOAN : rc, NULL);
@@ -98,7 +100,7 @@ void bxi_answer(struct bx_request *request, int code, const char *text, const st
     int rc = 0;
 
     bxi_trace_answers(request, &reply.traced_ns);
-    reply.cargo.body = NULL;
+    reply.grant.body = NULL;
     make_reply(&reply, request, code, text, value);
     bxi_loan_release(request->loan);
     if (request->oneway && code < 0)
@@ -113,8 +115,8 @@ void bxi_answer(struct bx_request *request, int code, const char *text, const st
     }
     bxi_unlock(&job->run->lock);
     bxi_trace_answered(request, &reply.traced_ns, reply.head.code, bx_msg_bytes(value), sent);
-    if (reply.cargo.body != NULL)
-        bxi_cargo_drop(&reply.cargo);
+    if (reply.grant.body != NULL)
+        bxi_grant_drop(&reply.grant);
     if (request->counted)
         bxi_quiet_changed(job);
     if (rc < 0)

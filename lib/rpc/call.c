@@ -21,7 +21,7 @@ struct request_plan {           /* a call's arguments, checked */
     struct bxi_peer *peer;
     const char *function;
     const struct bx_msg *args;
-    struct bxi_cargo *cargo;        /* what args lend; NULL if they lend nothing */
+    struct bxi_grant *grant;        /* what args lend; NULL if they lend nothing */
     uint64_t timeout_ns;
     uint64_t deadline_ns;
     uint64_t sent_ns;               /* if the call is measured */
@@ -155,7 +155,7 @@ static int submit_locked(struct bx_job *job, const struct request_plan *plan, st
     struct bxi_peer *peer = plan->peer;
     struct bxi_frame head = { .kind = plan->kind, .flags = plan->flags, .deadline_ns = plan->deadline_ns };
     struct bxi_out out = { .head = &head, .body = bx_msg_data(plan->args), .body_bytes = bx_msg_bytes(plan->args),
-                           .slot = -1, .may_queue = call != NULL, .cargo = plan->cargo };
+                           .slot = -1, .may_queue = call != NULL, .grant = plan->grant };
     int index, rc;
 
     /* Relaxed: set by the handler of SIGBUS. */
@@ -209,7 +209,7 @@ struct room_waiter {
     struct bxi_waiter waiter;   /* first */
     struct bx_job *job;
     struct bxi_peer *peer;
-    const struct bxi_cargo *cargo;
+    const struct bxi_grant *grant;
     bool oneway;
 };
 
@@ -218,13 +218,13 @@ static bool has_room(struct bxi_waiter *waiter)
     struct room_waiter *room = (struct room_waiter *)(void *)waiter;
     bool ready;
 
-    if (room->cargo != NULL)
-        bxi_leases_reclaim(room->job);
+    if (room->grant != NULL)
+        bxi_grants_reclaim(room->job);
     bxi_lock(&room->job->run->lock);
     ready = room->oneway ? room->peer->queue_head == NULL && room->peer->wanted_bytes == 0
                          : room->peer->in_flight < BXI_CALLS_MAX;
-    if (room->cargo != NULL)
-        ready = ready && bxi_lease_may_grant(room->job, room->peer, room->cargo);
+    if (room->grant != NULL)
+        ready = ready && bxi_grant_is_allowed(room->job, room->peer->lend, room->grant);
     ready = ready || bxi_load_relaxed(&room->peer->state) != BXI_PEER_ALIVE;
     bxi_unlock(&room->job->run->lock);
     return ready;
@@ -238,7 +238,7 @@ static const char *lacked(struct bx_job *job, const struct request_plan *plan, b
     bool loans;
 
     bxi_lock(&job->run->lock);
-    loans = plan->cargo != NULL && !bxi_lease_may_grant(job, plan->peer, plan->cargo);
+    loans = plan->grant != NULL && !bxi_grant_is_allowed(job, plan->peer->lend, plan->grant);
     bxi_unlock(&job->run->lock);
     return loans ? "as much as may be is on loan" : oneway ? "the ring is full" : "1024 calls are in flight";
 }
@@ -250,16 +250,16 @@ static int wait_for_room(struct bx_job *job, const struct request_plan *plan, bo
                     .shown = { .reason = BXI_FOR_ROOM, .to = (int16_t)plan->peer->rank } },
         .job = job,
         .peer = plan->peer,
-        .cargo = plan->cargo,
+        .grant = plan->grant,
         .oneway = oneway,
     };
     int rc;
 
-    if (plan->cargo != NULL)
-        bxi_leases_want(job);
+    if (plan->grant != NULL)
+        bxi_grants_want(job);
     rc = bxi_wait(job, &room.waiter);
-    if (plan->cargo != NULL)
-        bxi_leases_unwant(job);
+    if (plan->grant != NULL)
+        bxi_grants_unwant(job);
     if (rc == BX_E_TIMEOUT)
         return bx_fail(rc, "%s to worker '%s', and it stayed so for %.3f s; the worker is stopped or too slow",
                        lacked(job, plan, oneway), plan->peer->name, (double)plan->timeout_ns / 1e9);
@@ -302,20 +302,22 @@ static int submit_or_wait(struct bx_job *job, const struct request_plan *plan, s
 
 static int submit(struct bx_job *job, struct request_plan *plan, struct bxi_call *call)
 {
-    struct bxi_cargo cargo;
+    struct bxi_grant grant;
+    struct bx_reader message;
     int rc;
 
     if (!bxi_needs_lease(plan->args))
         return submit_or_wait(job, plan, call);
-    rc = bxi_cargo_pack(job, plan->peer, plan->args, &cargo);
+    message = bx_msg_reader(plan->args);
+    rc = bxi_grant_pack(job, plan->peer->lend, &message, &grant);
     if (rc < 0)
         return rc;
-    bxi_leases_reclaim(job);
+    bxi_grants_reclaim(job);
     /* cppcheck-suppress autoVariables; taken out again below */
-    plan->cargo = &cargo;
+    plan->grant = &grant;
     rc = submit_or_wait(job, plan, call);
-    plan->cargo = NULL;
-    bxi_cargo_drop(&cargo);
+    plan->grant = NULL;
+    bxi_grant_drop(&grant);
     return rc;
 }
 

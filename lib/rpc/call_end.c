@@ -115,7 +115,7 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
         if (code != 0 || !is_awaited(job, peer, head->id))
             return BX_E_CORRUPT;
         memcpy(job->rpc->frame, body, body_bytes);       /* parsed in private memory only */
-        code = bxi_loan_open(job, peer, job->rpc->frame, body_bytes, &loan);
+        code = bxi_loan_open(job, peer->lend, job->rpc->frame, body_bytes, &loan);
         if (code == 0)
             code = bxi_device_loan_error(loan);
         if (code == BX_E_CORRUPT) {

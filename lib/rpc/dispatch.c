@@ -80,7 +80,7 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
     if ((!request.oneway || (head->flags & BXI_FLAG_LEASE)) && !way_back(job, peer))
         return 0;
     if (head->flags & BXI_FLAG_LEASE) {
-        int rc = bxi_loan_open(job, peer, job->rpc->frame, body_bytes, &request.loan);
+        int rc = bxi_loan_open(job, peer->lend, job->rpc->frame, body_bytes, &request.loan);
 
         if (rc == BX_E_CORRUPT)
             return rc;
@@ -136,10 +136,11 @@ static int wait_for_device(struct bx_job *job, struct bxi_peer *peer, const stru
         (peer->draining && head->kind != BXI_REPLY))
         return 0;
     /* What is lent is given back by words that lie behind the ring; without them the request is refused below. */
-    if (peer->held == NULL && (head->kind == BXI_REPLY ? bxi_load_relaxed(&peer->out_open) == 0 : !way_back(job, peer)))
+    if (peer->lend->held == NULL &&
+        (head->kind == BXI_REPLY ? bxi_load_relaxed(&peer->out_open) == 0 : !way_back(job, peer)))
         return head->kind == BXI_REPLY ? BX_E_CORRUPT : 0;
 
-    int rc = bxi_device_hold(job, peer, body, payload_bytes - sizeof *head);
+    int rc = bxi_device_hold(job, peer->lend, body, payload_bytes - sizeof *head);
 
     return rc == -EAGAIN && peer->draining ? 0 : rc;        /* what is not mapped yet of the dead is not waited for */
 }
@@ -166,7 +167,7 @@ int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload,
         /* Before the handler runs: its reply then says that this request has been read. */
         bxi_frame_taken(job, peer, payload_bytes);
         rc = handle_request(job, peer, &head, body_bytes);
-        bxi_loan_drop_held(peer);       /* if it was not asked for: refused, or changed meanwhile */
+        bxi_loan_drop_held(peer->lend);       /* if it was not asked for: refused, or changed meanwhile */
         return rc;
     case BXI_REPLY:
         rc = bxi_reply_arrived(job, peer, &head, body, body_bytes);
@@ -178,6 +179,6 @@ int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload,
         return BX_E_CORRUPT;
     }
     bxi_frame_taken(job, peer, payload_bytes);
-    bxi_loan_drop_held(peer);
+    bxi_loan_drop_held(peer->lend);
     return rc;
 }

@@ -43,6 +43,24 @@ struct bx_msg *bxi_msg_copy(const void *data, size_t bytes)
     return msg;
 }
 
+struct bx_msg *bxi_msg_of_loan(struct bxi_loan *loan)
+{
+    /* What came by the arena has a private copy already, which lives as long as the loan. */
+    struct bx_msg *msg = bxi_msg_copy(loan->data, loan->packed == NULL ? loan->bytes : 0);
+
+    if (msg == NULL)
+        return NULL;
+    if (loan->packed != NULL) {
+        msg->data = loan->packed + (loan->data - loan->packed);
+        msg->bytes = msg->capacity = loan->bytes;
+    }
+    bxi_storage_acquire(&loan->storage);
+    msg->loan = loan;
+    msg->tensors = loan->pointers;
+    msg->tensor_count = loan->tensor_count;
+    return msg;
+}
+
 /* Do the bytes lie in the copy that the loan has of them? */
 static bool reads_the_loan(const struct bx_msg *msg)
 {

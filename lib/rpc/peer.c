@@ -64,6 +64,48 @@ int bxi_peer_suspect(struct bx_job *job, struct bxi_peer *peer, const char *what
     return bx_fail(BX_E_CORRUPT, "worker '%s' (rank %d) was cut off: %s", peer->name, peer->rank, what);
 }
 
+static void suspect(struct bx_job *job, int rank, const char *what)
+{
+    bxi_peer_suspect(job, &job->rpc->peers[rank], what);
+}
+
+/* A peer waits for leases, and what was just given back may be what it waits for. */
+static void ring(struct bx_job *job, int rank)
+{
+    if (rank == job->rank) {
+        bxi_event(job, BXI_EVENT_SCAN);
+        return;
+    }
+    bxi_lock(&job->run->lock);
+    bxi_fence_seq_cst();            /* [bell.armed] as in bxi_bells_flush */
+    if (bxi_bell_look(&job->rpc->peers[rank].bell, false))
+        bxi_counter_add(job, BXI_C_doorbells_rung, 1);
+    bxi_unlock(&job->run->lock);
+}
+
+void bxi_peer_init(struct bx_job *job, int rank)
+{
+    struct bxi_peer *peer = &job->rpc->peers[rank];
+
+    memset(peer, 0, sizeof *peer);
+    peer->lend = &job->lend->peers[rank];
+    *peer->lend = (struct bxi_lend_peer){ .rank = rank, .name = peer->name, .view = &peer->view };
+}
+
+int bxi_peers_create(struct bx_job *job)
+{
+    static const struct bxi_lend_ops operations = { suspect, ring };
+
+    job->lend->ops = &operations;
+    job->rpc->peers = calloc((size_t)job->world_size, sizeof *job->rpc->peers);
+    job->lend->peers = calloc((size_t)job->world_size, sizeof *job->lend->peers);
+    if (job->rpc->peers == NULL || job->lend->peers == NULL)
+        return bx_fail(-ENOMEM, "no memory for %d workers", job->world_size);
+    for (int rank = 0; rank < job->world_size; rank++)
+        bxi_peer_init(job, rank);
+    return 0;
+}
+
 /* ---- opening ----------------------------------------------------------------------------------- */
 
 static int no_room(const struct bxi_peer *peer, int rc)
@@ -84,12 +126,12 @@ static int no_room(const struct bxi_peer *peer, int rc)
 /* A call to oneself takes the same way as any other, through a ring in private memory. */
 static unsigned char *open_loop(struct bxi_peer *peer)
 {
-    peer->loop_leases = calloc(BXI_LEASE_MAX * 3 + 1, sizeof *peer->loop_leases);
+    peer->lend->loop_words = calloc(BXI_LEASE_MAX * 3 + 1, sizeof *peer->lend->loop_words);
     peer->loop = aligned_alloc(64, BXI_RING_BYTES);
-    if (peer->loop_leases == NULL || peer->loop == NULL) {
-        free(peer->loop_leases);
+    if (peer->lend->loop_words == NULL || peer->loop == NULL) {
+        free(peer->lend->loop_words);
         free(peer->loop);
-        peer->loop_leases = NULL;
+        peer->lend->loop_words = NULL;
         return peer->loop = NULL;
     }
     return memset(peer->loop, 0, BXI_RING_BYTES);
@@ -164,7 +206,7 @@ static void note_sent(struct bx_job *job, struct bxi_peer *peer, const struct bx
     if (out->slot >= 0)
         note_end(peer, (uint32_t)out->slot);
     if (out->lease >= 0)
-        peer->ledger.slots[out->lease].end_pos = peer->out.write_pos;
+        peer->lend->grants.slots[out->lease].end_pos = peer->out.write_pos;
     if (!any_bit(job->rpc->bells_due)) {
         /* Relaxed, both: any recent value will do. */
         bxi_store_relaxed(&job->rpc->bells_pass, bxi_load_relaxed(&job->run->pass));
@@ -262,24 +304,24 @@ int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out
     if (rc < 0)
         return rc;
     out->lease = -1;
-    if (out->cargo != NULL) {
+    if (out->grant != NULL) {
         if (has_left(job, peer))
             return bx_fail(BX_E_SHUTDOWN, "worker '%s' (rank %d) has left the job", peer->name, peer->rank);
-        if ((rc = bxi_lease_grant(job, peer, out->cargo)) < 0)
+        if ((rc = bxi_grant_enter(job, peer->lend, out->grant)) < 0)
             return rc;
         out->lease = rc;
-        out->head->flags |= BXI_FLAG_LEASE | (out->cargo->device || out->cargo->staged ? BXI_FLAG_DEVICE : 0);
-        out->body = out->cargo->body;
-        out->body_bytes = out->cargo->body_bytes;
+        out->head->flags |= BXI_FLAG_LEASE | (out->grant->device || out->grant->staged ? BXI_FLAG_DEVICE : 0);
+        out->body = out->grant->body;
+        out->body_bytes = out->grant->body_bytes;
         BXI_STEP("lease.granted");
     }
     rc = send_or_queue(job, peer, out);
-    if (out->cargo == NULL)
+    if (out->grant == NULL)
         return rc;
     if (rc == 0)
-        bxi_lease_sent(job, peer, out->cargo);
+        bxi_grant_sent(job, peer->lend, out->grant);
     else
-        bxi_lease_ungrant(job, peer, out->cargo);
+        bxi_grant_undo(job, peer->lend, out->grant);
     return rc;
 }
 
@@ -375,8 +417,8 @@ bool bxi_starved_look(struct bx_job *job, bool before_sleep)
 {
     bool moved = any_bit(job->rpc->starved) && look_all_starved(job, before_sleep);
 
-    /* [lease.waiters] sequentially consistent, pairs with the addition in bxi_leases_want. */
-    return (bxi_load_seq_cst(&job->lend->lease_waiters) != 0 && bxi_leases_reclaim(job) > 0) || moved;
+    /* [lease.waiters] sequentially consistent, pairs with the addition in bxi_grants_want. */
+    return (bxi_load_seq_cst(&job->lend->lease_waiters) != 0 && bxi_grants_reclaim(job) > 0) || moved;
 }
 
 int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consumed)

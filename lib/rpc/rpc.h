@@ -20,7 +20,23 @@
 #define BXI_DEFER_PASSES 3          /* before a bell that is probably not needed is rung */
 #define BXI_DEFER_FRAMES 32         /* likewise: handlers run for them, which takes longer than a pass that is empty */
 #define BXI_WAITING_CHAINS 64       /* of a peer's requests that wait, by the low bits of their ids; a power of two */
-#define BXI_BODY_MAX (BXI_FRAME_MAX - sizeof(struct bxi_frame))
+
+/* ---- Messages ------------------------------------------------------------------------------------ */
+
+struct bx_msg {
+    unsigned char *data;        /* == room until it has grown; or inside the loan */
+    size_t bytes;
+    size_t capacity;
+    int error;
+    struct bx_tensor **tensors; /* each with a reference, but for those of the loan, which come first */
+    size_t tensor_count;
+    size_t tensor_capacity;     /* 0 while tensors is NULL or the loan's */
+    struct bxi_loan *loan;      /* of a message that came with tensors: one reference; else NULL */
+    _Alignas(8) unsigned char room[];
+};
+struct bx_msg *bxi_msg_copy(const void *data, size_t bytes);       /* NULL when memory is out */
+
+struct bx_msg *bxi_msg_of_loan(struct bxi_loan *loan);     /* a message of its own; NULL when memory is out */
 
 /* ---- Futures ------------------------------------------------------------------------------------- */
 
@@ -107,10 +123,8 @@ struct bxi_peer {
     int pidfd;
     char name[BXI_NAME_BYTES];
     struct bxi_segment_view view;           /* of oneself: unused */
-    struct bxi_arena_view *arena;           /* its arena, read-only; of oneself too; one reference */
-    struct bxi_lender *lender;              /* role: made with the first loan; one reference */
+    struct bxi_lend_peer *lend;             /* what is lent to it and borrowed from it */
     unsigned char *loop;                    /* of oneself: the private ring; else NULL */
-    bxi_a64 *loop_leases;                   /* of oneself: private lease words, their count, points; else NULL */
     bxi_a32 state;                          /* enum bxi_peer_state */
     bxi_a32 death_seen;                     /* enum bxi_peer_state to close it with; the role acts on it */
     uint32_t state_word;                    /* role: its header's state when last looked at */
@@ -140,14 +154,11 @@ struct bxi_peer {
     struct bxi_timer timer;                 /* at or before the earliest deadline of its slots */
     struct bxi_function_cache *functions;
     struct bxi_hist **hists;                /* by function, or NULL */
-    struct bxi_ledger ledger;               /* what is on loan to it */
 
     /* role: the way in */
     bool in_open;
     bool draining;                          /* it is gone: its replies count, its requests are dropped */
     struct bxi_ring_reader in;
-    struct bxi_loan *held;                  /* of the next frame, which waits until its device memory is mapped */
-    int held_code;                          /* or why it has none, though it was opened: it is not opened twice */
     bxi_a64 consumed;                       /* in.read_pos, for whoever sends */
     uint64_t rescue_pos;                    /* watchdog: where a frame lay unread a second ago, plus 1 */
 };
@@ -328,6 +339,10 @@ static inline bool bxi_needs_lease(const struct bx_msg *msg)
 /* ---- peer.c: frames out (lock), bells ------------------------------------------------------------- */
 /* Opens the ring to a peer if it is not. 0, BX_E_NO_SPACE. */
 int bxi_peer_open_out(struct bx_job *job, struct bxi_peer *peer);
+/* Zeroes what rpc and lend know of a peer, and links the two. */
+void bxi_peer_init(struct bx_job *job, int rank);
+/* Allocates the peers, each as bxi_peer_init leaves it. 0, -ENOMEM. */
+int bxi_peers_create(struct bx_job *job);
 /* Sends head and body, or queues them. slot: of a request, else -1. may_queue false: -EAGAIN instead of
  * the queue. 0, -EAGAIN, -ENOMEM, BX_E_CORRUPT. */
 struct bxi_out {
@@ -336,7 +351,7 @@ struct bxi_out {
     size_t body_bytes;
     int32_t slot;
     bool may_queue;
-    struct bxi_cargo *cargo;        /* not yet granted, its body is then the body; or NULL */
+    struct bxi_grant *grant;        /* not yet granted, its body is then the body; or NULL */
     int32_t lease;                  /* set by bxi_peer_send */
 };
 int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out);
@@ -474,13 +489,13 @@ void bxi_frame_taken(struct bx_job *job, struct bxi_peer *peer, uint32_t payload
 void bxi_wanted_look(struct bx_job *job);
 /* Once a second, after a sleep that nobody ended: true if frames lay there that no bell announced. Role. */
 bool bxi_watchdog(struct bx_job *job);
+void bxi_frames_unread(struct bx_job *job);     /* gives back what unread frames lend; progress has stopped */
 void bxi_quiet_changed(struct bx_job *job);     /* a call ended or a request was answered */
 
 /* Did the peer's segment shrink under our feet, so that what was just copied may be zeroes? */
 static inline bool bxi_truncated(const struct bxi_peer *peer)
 {
-    /* Relaxed: set by the handler of SIGBUS, in the thread that read. */
-    return bxi_load_relaxed((bxi_a32 *)&peer->view.truncated) != 0;
+    return bxi_lend_truncated(peer->lend);
 }
 
 #define BXI_DONE ((struct bxi_callback *)1)

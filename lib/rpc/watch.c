@@ -66,7 +66,7 @@ int bxi_read_ring(struct bx_job *job, struct bxi_peer *peer, struct bxi_waiter *
 {
     int handled = 0;
 
-    if (peer->held != NULL && !peer->draining && bxi_device_is_pending(peer->held))
+    if (peer->lend->held != NULL && !peer->draining && bxi_device_is_pending(peer->lend->held))
         return 0;
     while (handled < most) {
         const void *payload;
@@ -91,7 +91,7 @@ int bxi_read_ring(struct bx_job *job, struct bxi_peer *peer, struct bxi_waiter *
     /* Relaxed: set by the handler of SIGBUS, mostly in this very thread. */
     if (handled == 0 && peer->in_open &&
         (bxi_load_relaxed(&peer->view.truncated) != 0 ||
-         (peer->arena != NULL && bxi_load_relaxed(&peer->arena->truncated) != 0)))
+         (peer->lend->arena != NULL && bxi_load_relaxed(&peer->lend->arena->truncated) != 0)))
         bxi_peer_close(job, peer, BXI_PEER_CORRUPT);
     return handled;
 }
@@ -137,9 +137,9 @@ static void drain(struct bx_job *job, struct bxi_peer *peer)
 /* No more of its memory is borrowed; what is, stays mapped until it is released. */
 static void drop_arena(struct bxi_peer *peer)
 {
-    if (peer->arena != NULL)
-        bxi_arena_view_release(peer->arena);
-    peer->arena = NULL;
+    if (peer->lend->arena != NULL)
+        bxi_arena_view_release(peer->lend->arena);
+    peer->lend->arena = NULL;
 }
 
 static void count_gone(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_state state)
@@ -191,16 +191,17 @@ void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_sta
         bxi_counter_add(job, state == BXI_PEER_DEAD ? BXI_C_peers_dead : BXI_C_peers_corrupt, 1);
     bxi_lock(&job->run->lock);
     peer->close_code = codes[state];
+    peer->lend->is_corrupt = state == BXI_PEER_CORRUPT;
     bxi_store_relaxed(&peer->state, state);     /* relaxed: read under the lock where it matters */
     bxi_peer_drop_queue(peer);
     bxi_unlock(&job->run->lock);
-    bxi_leases_unsent(job, peer);
+    bxi_grants_unsent(job, peer->lend);
     close_in(job, peer);
     drop_arena(peer);
-    bxi_loan_drop_held(peer);
+    bxi_loan_drop_held(peer->lend);
     if (state == BXI_PEER_DEAD) {
-        bxi_devices_peer_died(job, peer);
-        bxi_leases_take_back(job, peer);
+        bxi_devices_peer_died(job, peer->lend);
+        bxi_grants_take_back(job, peer->lend);
     }
     count_gone(job, peer, state);
     if (state != BXI_PEER_LEFT)
@@ -215,6 +216,30 @@ void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_sta
         bxi_no_wait_leave();
     }
     bxi_wake(job, &job->rpc->leavers);
+}
+
+/* ---- the end of the job ------------------------------------------------------------------------ */
+
+void bxi_frames_unread(struct bx_job *job)
+{
+    for (int i = 0; i < (int)bxi_load_relaxed(&job->rpc->in_count); i++) {
+        struct bxi_peer *peer = job->rpc->in_peers[i];
+        struct { struct bxi_frame frame; struct bxi_lease_head lease; } head;
+        const void *payload;
+        uint32_t bytes;
+
+        if (peer->lend->held != NULL && bxi_ring_peek(&peer->in, &payload, &bytes) == 1) {
+            bxi_ring_advance(&peer->in, bytes);         /* its lease goes back with the loan, once */
+            bxi_loan_drop_held(peer->lend);
+        }
+        /* A full ring holds 2048 frames at most; the bound is for a peer whose memory still changes. */
+        for (int frames = 0; frames < 4096 && bxi_ring_peek(&peer->in, &payload, &bytes) == 1; frames++) {
+            memcpy(&head, payload, bytes < sizeof head ? bytes : sizeof head);
+            bxi_ring_advance(&peer->in, bytes);
+            if (bytes >= sizeof head && (head.frame.flags & BXI_FLAG_LEASE) && bxi_load_relaxed(&peer->out_open))
+                bxi_loan_return_unread(job, peer->rank, head.lease.slot, head.lease.generation);
+        }
+    }
 }
 
 /* ---- what a scan looks at ---------------------------------------------------------------------- */
@@ -265,7 +290,7 @@ static void look_refused(struct bx_job *job, struct bxi_peer *peer)
         return;
     peer->refused_seen = through;
     bxi_calls_fail(job, peer, BX_E_REFUSED, through);
-    bxi_leases_refused(job, peer, through);
+    bxi_grants_refused(job, peer->lend, through);
 }
 
 static void scan(struct bx_job *job)
@@ -299,8 +324,8 @@ static void look_deaths(struct bx_job *job)
             bxi_bootstrap_sweep(job->job_name);
         if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE) {
             if (seen == BXI_PEER_DEAD) {
-                bxi_devices_peer_died(job, peer);
-                bxi_leases_take_back(job, peer);    /* it had left, or was cut off, with loans */
+                bxi_devices_peer_died(job, peer->lend);
+                bxi_grants_take_back(job, peer->lend);    /* it had left, or was cut off, with loans */
             }
             continue;
         }
@@ -360,7 +385,7 @@ static bool bell_was_owed(struct bx_job *job, struct bxi_peer *peer)
 
 bool bxi_watchdog(struct bx_job *job)
 {
-    bool found = bxi_load_seq_cst(&job->lend->lease_waiters) != 0 && bxi_leases_reclaim(job) > 0;
+    bool found = bxi_load_seq_cst(&job->lend->lease_waiters) != 0 && bxi_grants_reclaim(job) > 0;
 
     bxi_devices_poll(job);
 
@@ -368,7 +393,7 @@ bool bxi_watchdog(struct bx_job *job)
         struct bxi_peer *peer = job->rpc->in_peers[i];
         uint64_t mark = peer->in.read_pos + 1;
 
-        if (peer->held != NULL || !bell_was_owed(job, peer)) {
+        if (peer->lend->held != NULL || !bell_was_owed(job, peer)) {
             peer->rescue_pos = 0;
         } else if (peer->rescue_pos != mark) {
             peer->rescue_pos = mark;

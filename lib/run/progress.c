@@ -218,7 +218,7 @@ bool bxi_work_waits(struct bx_job *job)
         const struct bxi_peer *peer = job->rpc->in_peers[i];
 
         /* A frame that waits for device memory is told of by an event. */
-        if (bxi_ring_ready(&peer->in) && (peer->held == NULL || !bxi_device_is_pending(peer->held)))
+        if (bxi_ring_ready(&peer->in) && (peer->lend->held == NULL || !bxi_device_is_pending(peer->lend->held)))
             return true;
     }
     /* A consumer that published credit before this thread armed saw the wish, but nobody to ring. A thread that leaves

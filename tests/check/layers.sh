@@ -19,8 +19,8 @@ gpu: shm
 lib/base: shm public
 lib/observe: lib/base shm public
 lib/run: lib/observe lib/base shm public lib/rpc/rpc.h
-lib/lend: lib/run lib/observe lib/base shm gpu public lib/rpc/rpc.h
-lib/device: lib/lend lib/run lib/observe lib/base shm gpu public lib/rpc/rpc.h
+lib/lend: lib/run lib/observe lib/base shm gpu public
+lib/device: lib/lend lib/run lib/observe lib/base shm gpu public
 lib/rpc: lib/device lib/lend lib/run lib/observe lib/base shm gpu public lib/job/job.h
 lib/job: lib/rpc lib/device lib/lend lib/run lib/observe lib/base shm gpu public
 lib/nn: public gpu/cuda_api.h lib/base/options.h

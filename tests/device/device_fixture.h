@@ -26,6 +26,7 @@
 
 #include "gpu/inside.h"
 #include "device/device.h"
+#include "rpc/rpc.h"
 
 enum device_driver { DEVICE_ANY, DEVICE_FAKE };
 

@@ -42,7 +42,7 @@ static inline struct bx_job *make_job(const char *name, int rank, int world_size
     job->run->bell_fd[1] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     job->boot->pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
     job->run->loop_fd = job->run->timer_fd = job->boot->lock_fd = -1;
-    job->rpc->peers = calloc((size_t)world_size, sizeof(*job->rpc->peers));
+    bxi_peers_create(job);
     job->options.arena_bytes = 4 << 20;
     return job;
 }
@@ -54,6 +54,7 @@ static inline void free_job(struct bx_job *job)
     close(job->run->bell_fd[0]);
     close(job->run->bell_fd[1]);
     close(job->boot->pidfd);
+    free(job->lend->peers);
     free(job->rpc->peers);
     free(job);
 }

@@ -330,7 +330,7 @@ static int starts(const struct bx_options *options, void *context)
     snprintf(job->job_name, sizeof(job->job_name), "%s", options->job);
     snprintf(job->name, sizeof(job->name), "%s", options->name);
     whole.boot.lock_fd = whole.boot.pidfd = -1;
-    whole.rpc.peers = calloc(WORLD, sizeof(*whole.rpc.peers));
+    bxi_peers_create(job);
     bxi_bootstrap(job, bxi_now_ns() + 5000000000);
     wait_for_ever();
 }

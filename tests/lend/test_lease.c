@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/lend/lease.c: every lease is returned, however its message ended, and the errors where no more can be lent. Each
+ * lib/lend/grant.c: every lease is returned, however its message ended, and the errors where no more can be lent. Each
  * test counts the leases on loan at its end. The harness does so too, in every worker.
  *
  * The borrower returns a lease without a frame. But a caller that has an answer also sees what the callee did before it
@@ -304,7 +304,7 @@ Test(lease, does_not_delay_a_shutdown_of_all_workers, .timeout = 20)
                                          .body = { leaves_with_all_it_holds, leaves_with_all_it_holds } });
 }
 
-/* ---- The ledger ------------------------------------------------------------------------------------------ */
+/* ---- The grants ------------------------------------------------------------------------------------------ */
 
 static void reads_the_ledger(struct bx_job *job)
 {
@@ -567,7 +567,7 @@ static void lends_into_a_full_ring(struct bx_job *job)
             ;                       /* the ring may have room for frames without 8,000 bytes of payload */
         HARNESS_EQ(rc, -EAGAIN);
         HARNESS_HAS(bx_error_text(), "ring is full");
-        generations[i] = job->rpc->peers[1].ledger.slots[job->rpc->peers[1].ledger.free].generation;
+        generations[i] = job->rpc->peers[1].lend->grants.slots[job->rpc->peers[1].lend->grants.free].generation;
     }
     HARNESS_EQ(generations[0], generations[1]);
     /* The leases on loan are those of the frames that were sent. */

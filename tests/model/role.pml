@@ -25,7 +25,7 @@
  * README.md says what each control takes away.
  *
  * It stands for these functions. The numbers are sums of their text (tests/check/model.sh):
- *     lib/run/progress.c bxi_work_waits 723358833
+ *     lib/run/progress.c bxi_work_waits 1928188652
  *     lib/run/progress.c bxi_take_role 381658888
  *     lib/run/progress.c arm_background 389243895
  *     lib/run/progress.c bxi_leave_role 2842278879

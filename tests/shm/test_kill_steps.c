@@ -45,7 +45,7 @@
  *   segment.unlinked        its name removed, its arena's not   a survivor or the launcher removes that
  *   arena.unlinked          all done                         nothing
  *   arena.locked .sized     the arena's name made and locked   removed as the segment's
- *   lease.granted           in the ledger, no frame yet      nothing was lent
+ *   lease.granted           in the grants, no frame yet      nothing was lent
  *   lease.sent              the frame is in the ring         a request is dropped, a reply counts: what it lends
  *                                                            stays readable for as long as it is held
  *   lease.borrowed          opened, no handler has seen it   its owner takes it back

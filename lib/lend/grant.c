@@ -1,0 +1,534 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The owner's side of leases, from the grant to the return.
+ *
+ * A message with tensors takes one lease, whatever their number: a slot of the owner's grants to that peer, and the
+ * slot's next generation. The owner keeps a reference to every block; the frame carries slot and generation. The
+ * borrower gives the lease back by writing the generation into word [slot] of its own segment, behind its ring towards
+ * the owner, when the last tensor of the message is released. The owner reads these words when it needs memory (a new
+ * tensor, a new grant), when the program asks for the figures, and while a thread waits for leases. No frame is sent
+ * for a return. Neither side writes into the other's memory.
+ *
+ * Threads: any thread grants and collects, under run->lock. Blocks are released without the lock, because giving memory
+ * back may take system calls. The progress role opens loans; any thread ends one, under returns->lock, inside which
+ * run->lock may be taken.
+ *
+ * What the other side does if this process is killed:
+ *   owner    after the grant, before its frame is published   nothing was lent
+ *   owner    after that                                       its arena stays mapped until the last tensor
+ *                                                             of it is released; the words are read by nobody
+ *   borrower before it wrote the word                         the owner takes the lease back with its pidfd
+ *   borrower after it                                         the lease is back
+ * A lease whose frame was refused unread ends with the refusal; one whose peer was cut off or has left while
+ * it holds, when that process ends.
+ *
+ * A word that is neither its old value nor the generation that is on loan is nonsense: the peer is cut off.
+ *
+ * Waiting for a lease: the owner sets want_lease for all peers. The borrower reads it after its word and a full fence,
+ * as want_credit is read for rings (shm/ring.h).
+ */
+#include "lend.h"
+
+#include "shm/step.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#define RELEASE_AT_ONCE 64      /* leases ended before the lock is released */
+
+/* ---- the grants to a peer (lock) ------------------------------------------------------------------------------ */
+
+static int make_slots(struct bx_job *job, struct bxi_lend_peer *peer)
+{
+    struct bxi_grants *grants = &peer->grants;
+
+    if (grants->slots != NULL)
+        return 0;
+    grants->slots = calloc(BXI_LEASE_MAX, sizeof *grants->slots);
+    if (grants->slots == NULL)
+        return bx_fail(-ENOMEM, "no memory for the list of what is lent to worker '%s'", peer->name);
+    for (uint16_t i = 0; i < BXI_LEASE_MAX; i++)
+        grants->slots[i].next = i + 1 < BXI_LEASE_MAX ? (uint16_t)(i + 1) : BXI_NO_LEASE;
+    grants->free = 0;
+    grants->oldest = grants->newest = BXI_NO_LEASE;
+    if (peer->rank == job->rank) {
+        grants->words = peer->loop_words;
+        grants->given_back = &peer->loop_words[BXI_LEASE_MAX];
+    }
+    return 0;
+}
+
+/* The borrower's words; NULL until its ring towards this worker, and they with it, is allocated. */
+static const bxi_a64 *find_words(struct bx_job *job, struct bxi_lend_peer *peer)
+{
+    struct bxi_grants *grants = &peer->grants;
+
+    /* [pair.open] acquire, pairs with the release in bxi_peer_open_out: the pages of the words are there. */
+    if (grants->words == NULL && peer->rank != job->rank &&
+        bxi_load_acquire((bxi_a64 *)&peer->view->control->pair[job->rank].open) == 1) {
+        grants->words = bxi_segment_view_leases(peer->view, job->rank);
+        grants->given_back = &peer->view->control->pair[job->rank].given_back;
+    }
+    return grants->words;
+}
+
+static void show_loans(struct bx_job *job, struct bxi_lend_peer *peer)
+{
+    struct bxi_loans *loans = &bxi_tables(job->control)->loans[peer->rank];
+    const struct bxi_grants *grants = &peer->grants;
+
+    /* Relaxed: for inspectors. */
+    bxi_store_relaxed(&loans->leases, grants->count);
+    bxi_store_relaxed(&loans->bytes, grants->bytes);
+    bxi_store_relaxed(&loans->oldest_ns, grants->oldest == BXI_NO_LEASE ? 0 : grants->slots[grants->oldest].since_ns);
+}
+
+static void link_out(struct bxi_grants *grants, uint16_t index)
+{
+    struct bxi_grant_slot *slot = &grants->slots[index];
+
+    slot->out = true;
+    slot->next = BXI_NO_LEASE;
+    slot->prev = grants->newest;
+    if (grants->newest != BXI_NO_LEASE)
+        grants->slots[grants->newest].next = index;
+    else
+        grants->oldest = index;
+    grants->newest = index;
+}
+
+static void unlink_out(struct bxi_grants *grants, uint16_t index)
+{
+    struct bxi_grant_slot *slot = &grants->slots[index];
+
+    slot->out = false;
+    if (slot->prev != BXI_NO_LEASE)
+        grants->slots[slot->prev].next = slot->next;
+    else
+        grants->oldest = slot->next;
+    if (slot->next != BXI_NO_LEASE)
+        grants->slots[slot->next].prev = slot->prev;
+    else
+        grants->newest = slot->prev;
+    slot->next = grants->free;
+    grants->free = index;
+}
+
+/* Blocks of leases that ended under the lock, to be released without it. */
+struct ended {
+    struct bxi_storage **holds[RELEASE_AT_ONCE];
+    uint32_t hold_count[RELEASE_AT_ONCE];
+    struct bxi_lend_peer *from[RELEASE_AT_ONCE];         /* whose point it is; NULL: it came back without */
+    struct bxi_gpu_point point[RELEASE_AT_ONCE];
+    uint32_t count;
+};
+
+static void end_lease(struct bx_job *job, struct bxi_lend_peer *peer, uint16_t index, struct ended *ended)
+{
+    struct bxi_grants *grants = &peer->grants;
+    struct bxi_grant_slot *slot = &grants->slots[index];
+
+    ended->holds[ended->count] = slot->holds;
+    ended->from[ended->count] = NULL;
+    ended->hold_count[ended->count++] = slot->hold_count;
+    grants->count--;
+    grants->bytes -= slot->bytes;
+    job->lend->loan_bytes -= slot->bytes;
+    bxi_add(&job->lend->loans_out, (uint32_t)-1);
+    slot->holds = NULL;
+    unlink_out(grants, index);
+}
+
+static void drop_holds(struct bxi_storage **holds, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        bxi_add(&holds[i]->leases, (uint32_t)-1);
+        bxi_storage_release(holds[i]);
+    }
+    free(holds);
+}
+
+static void drop_ended(struct ended *ended)
+{
+    for (uint32_t i = 0; i < ended->count; i++) {
+        for (uint32_t j = 0; ended->from[i] != NULL && j < ended->hold_count[i]; j++)
+            if (ended->holds[i][j]->kind == BXI_STORE_DEVICE)
+                bxi_device_ops()->block_until(ended->holds[i][j]->device, ended->from[i], &ended->point[i]);
+        drop_holds(ended->holds[i], ended->hold_count[i]);
+    }
+    ended->count = 0;
+}
+
+/* The point that came back with lease `index`; read after its word. */
+static struct bxi_gpu_point point_of(const struct bx_job *job, const struct bxi_lend_peer *peer, uint16_t index)
+{
+    const bxi_a64 *words = peer->loop_words + BXI_LEASE_MAX + 1;
+
+    if (peer->rank != job->rank)
+        words = (const bxi_a64 *)(const void *)((const unsigned char *)peer->view->control +
+                                                bxi_device_pair_offset(job->rank) + BXI_DEVICE_POINTS);
+
+    /* Relaxed, both: behind the acquire of the lease word, which was written after them. */
+    uint64_t which = bxi_load_relaxed((bxi_a64 *)&words[2 * index]);
+
+    return (struct bxi_gpu_point){ .order = (uint16_t)which, .lane = (uint16_t)(which >> 16),
+                                   .value = bxi_load_relaxed((bxi_a64 *)&words[2 * index + 1]) };
+}
+
+/* ---- what came back ---------------------------------------------------------------------------------- */
+
+/* One peer's words. True if there is more than fits `ended`. */
+static bool look_words(struct bx_job *job, struct bxi_lend_peer *peer, struct ended *ended)
+{
+    struct bxi_grants *grants = &peer->grants;
+    const bxi_a64 *words = find_words(job, peer);
+    uint32_t before = ended->count;
+    uint64_t given_back;
+
+    if (words == NULL || peer->is_corrupt)
+        return false;
+    /* [lease.count] acquire, pairs with the release in give_back: the words that it counts are seen. */
+    given_back = bxi_load_acquire((bxi_a64 *)grants->given_back);
+    if (given_back == grants->given_back_seen)
+        return false;
+    for (uint16_t index = grants->oldest, next; index != BXI_NO_LEASE; index = next) {
+        struct bxi_grant_slot *slot = &grants->slots[index];
+        /* [lease.word] acquire, pairs with the release in give_back: the borrower's last reads of the memory
+         * come before. */
+        uint64_t word = bxi_load_acquire((bxi_a64 *)&words[index]);
+
+        next = slot->next;
+        if (word == slot->word)
+            continue;
+        if (word != slot->generation) {
+            bxi_error_enter();          /* the caller does not fail by it */
+            job->lend->ops->suspect(job, peer->rank, "it gives back a lease that it was never given");
+            bxi_error_leave();
+            break;
+        }
+        if (ended->count == RELEASE_AT_ONCE)
+            break;
+        slot->word = word;
+        end_lease(job, peer, index, ended);
+        if (slot->device) {
+            ended->from[ended->count - 1] = peer;
+            ended->point[ended->count - 1] = point_of(job, peer, index);
+        }
+    }
+    if (ended->count < RELEASE_AT_ONCE)
+        grants->given_back_seen = given_back;
+    if (ended->count == before)
+        return false;
+    bxi_count(&bxi_tables(job->control)->loans[peer->rank].returned, ended->count - before);
+    bxi_counter_add(job, BXI_C_leases_returned, ended->count - before);
+    show_loans(job, peer);
+    return ended->count == RELEASE_AT_ONCE;
+}
+
+/* Leases have ended: whoever waits for that looks again, and so do the others, who are few. */
+static void wake_waiters(struct bx_job *job)
+{
+    /* [lease.waiters] sequentially consistent, pairs with the addition in bxi_grants_want. */
+    if (bxi_load_seq_cst(&job->lend->lease_waiters) != 0)
+        bxi_wake(job, NULL);
+}
+
+/* Takes what peers first to last have given back. How many. Whoever finds something wakes those who wait, who
+ * would find nothing more. */
+static uint32_t reclaim(struct bx_job *job, int first, int last)
+{
+    struct ended ended;
+    uint32_t total = 0;
+    bool more = true;
+
+    /* Relaxed: a grant of this thread's own is seen, and the others' may be looked at later. */
+    while (more && bxi_load_relaxed(&job->lend->loans_out) != 0) {
+        ended.count = 0;
+        more = false;
+        bxi_lock(&job->run->lock);
+        for (int rank = first; rank <= last && !more; rank++)
+            if (job->lend->peers[rank].grants.count > 0)
+                more = look_words(job, &job->lend->peers[rank], &ended);
+        bxi_unlock(&job->run->lock);
+        total += ended.count;
+        drop_ended(&ended);
+    }
+    if (total > 0)
+        wake_waiters(job);
+    return total;
+}
+
+uint32_t bxi_grants_reclaim(struct bx_job *job)
+{
+    return reclaim(job, 0, job->world_size - 1);
+}
+
+struct range {                      /* of positions in a ring, both included */
+    uint64_t first_pos, last_pos;
+};
+
+/* Ends the leases of a peer whose frame ends in the range, and counts them as `counter` and in the peer's own
+ * word for it. */
+static void end_all(struct bx_job *job, struct bxi_lend_peer *peer, struct range range, enum bxi_counter counter)
+{
+    struct bxi_loans *loans = &bxi_tables(job->control)->loans[peer->rank];
+    struct ended ended;
+    bool more, any = false;
+
+    do {
+        ended.count = 0;
+        bxi_lock(&job->run->lock);
+        for (uint16_t index = peer->grants.slots == NULL ? BXI_NO_LEASE : peer->grants.oldest, next;
+             index != BXI_NO_LEASE && ended.count < RELEASE_AT_ONCE; index = next) {
+            uint64_t end_pos = peer->grants.slots[index].end_pos;
+
+            next = peer->grants.slots[index].next;
+            if (end_pos >= range.first_pos && end_pos <= range.last_pos)
+                end_lease(job, peer, index, &ended);
+        }
+        if (ended.count > 0) {
+            bxi_counter_add(job, counter, ended.count);
+            bxi_count(counter == BXI_C_leases_returned ? &loans->returned : &loans->taken_back, ended.count);
+            show_loans(job, peer);
+        }
+        bxi_unlock(&job->run->lock);
+        any |= ended.count > 0;
+        more = ended.count == RELEASE_AT_ONCE;
+        drop_ended(&ended);
+    } while (more);
+    if (any)
+        wake_waiters(job);
+}
+
+void bxi_grants_refused(struct bx_job *job, struct bxi_lend_peer *peer, uint64_t through_pos)
+{
+    end_all(job, peer, (struct range){ 0, through_pos }, BXI_C_leases_returned);   /* nobody ever had them */
+}
+
+void bxi_grants_unsent(struct bx_job *job, struct bxi_lend_peer *peer)
+{
+    end_all(job, peer, (struct range){ BX_FOREVER, BX_FOREVER }, BXI_C_leases_returned);
+}
+
+void bxi_grants_take_back(struct bx_job *job, struct bxi_lend_peer *peer)
+{
+    bxi_lock(&job->run->lock);
+    peer->grants.given_back_seen = BX_FOREVER;      /* it may have died between a word and its count */
+    bxi_unlock(&job->run->lock);
+    reclaim(job, peer->rank, peer->rank);           /* what it had given back counts as that */
+    end_all(job, peer, (struct range){ 0, BX_FOREVER }, BXI_C_leases_taken_back);
+}
+
+/* ---- granting (lock) ----------------------------------------------------------------------------------- */
+
+bool bxi_grant_is_allowed(const struct bx_job *job, const struct bxi_lend_peer *peer, const struct bxi_grant *grant)
+{
+    uint64_t most = job->options.loan_bytes_max;
+
+    return peer->grants.count < BXI_LEASE_MAX &&
+           (most == 0 || (grant->bytes <= most && job->lend->loan_bytes <= most - grant->bytes));
+}
+
+int bxi_grant_enter(struct bx_job *job, struct bxi_lend_peer *peer, struct bxi_grant *grant)
+{
+    struct bxi_grants *grants = &peer->grants;
+    struct bxi_lease_head *head = (struct bxi_lease_head *)(void *)grant->body;
+    int rc = make_slots(job, peer);
+
+    if (rc < 0)
+        return rc;
+    if (!bxi_grant_is_allowed(job, peer, grant))
+        return -EAGAIN;
+
+    uint16_t index = grants->free;
+    struct bxi_grant_slot *slot = &grants->slots[index];
+
+    grants->free = slot->next;
+    slot->generation++;
+    slot->since_ns = bxi_now_ns();
+    slot->bytes = grant->bytes;
+    slot->end_pos = BX_FOREVER;
+    slot->holds = grant->holds;
+    slot->hold_count = grant->hold_count;
+    slot->device = grant->device;
+    link_out(grants, index);
+    grants->count++;
+    grants->bytes += grant->bytes;
+    job->lend->loan_bytes += grant->bytes;
+    bxi_add(&job->lend->loans_out, 1);
+    head->slot = index;
+    head->generation = slot->generation;
+    grant->holds = NULL;
+    grant->granted = true;
+    return index;
+}
+
+void bxi_grant_sent(struct bx_job *job, struct bxi_lend_peer *peer, const struct bxi_grant *grant)
+{
+    const struct bxi_lease_head *head = (const struct bxi_lease_head *)(const void *)grant->body;
+
+    bxi_count(&bxi_tables(job->control)->loans[peer->rank].granted, 1);
+    bxi_counter_add(job, BXI_C_leases_granted, 1);
+    bxi_counter_add(job, BXI_C_tensors_sent, head->tensor_count);
+    bxi_counter_add(job, BXI_C_tensor_bytes_sent, grant->tensor_bytes);
+    show_loans(job, peer);
+    BXI_STEP("lease.sent");
+}
+
+void bxi_grant_undo(struct bx_job *job, struct bxi_lend_peer *peer, struct bxi_grant *grant)
+{
+    const struct bxi_lease_head *head = (const struct bxi_lease_head *)(const void *)grant->body;
+    struct ended ended = { .count = 0 };
+
+    if (!grant->granted)
+        return;
+    peer->grants.slots[head->slot].generation--;
+    end_lease(job, peer, (uint16_t)head->slot, &ended);
+    grant->holds = ended.holds[0];
+    grant->granted = false;
+}
+
+void bxi_grant_drop(struct bxi_grant *grant)
+{
+    if (grant->holds != NULL)
+        drop_holds(grant->holds, grant->hold_count);
+    free(grant->body);
+    *grant = (struct bxi_grant){ 0 };
+}
+
+/* ---- what a program may ask ---------------------------------------------------------------------------- */
+
+static int check_rank(const struct bx_job *job, int rank)
+{
+    if (rank < -1 || rank >= job->world_size)
+        return bx_fail(-EINVAL, "rank %d is not one of 0..%d, nor -1 for all", rank, job->world_size - 1);
+    return 0;
+}
+
+static void add_loans(struct bx_job *job, int rank, struct bx_loans *sum, uint64_t *oldest_ns)
+{
+    struct bxi_loans *loans = &bxi_tables(job->control)->loans[rank];
+    const struct bxi_grants *grants = &job->lend->peers[rank].grants;
+    uint64_t since_ns = grants->count == 0 ? 0 : grants->slots[grants->oldest].since_ns;
+
+    sum->leases += grants->count;
+    sum->bytes += grants->bytes;
+    sum->granted += bxi_load_relaxed(&loans->granted);          /* relaxed: written under the lock */
+    sum->returned += bxi_load_relaxed(&loans->returned);
+    sum->taken_back += bxi_load_relaxed(&loans->taken_back);
+    sum->borrowed += bxi_load_relaxed(&loans->borrowed);        /* relaxed: a recent value will do */
+    if (since_ns != 0 && (*oldest_ns == 0 || since_ns < *oldest_ns))
+        *oldest_ns = since_ns;
+}
+
+/* The next look reads every word, whatever the counts say: nonsense is found by who asks. */
+static void look_at_all_words(struct bx_job *job)
+{
+    bxi_lock(&job->run->lock);
+    for (int rank = 0; rank < job->world_size; rank++)
+        job->lend->peers[rank].grants.given_back_seen = BX_FOREVER;
+    bxi_unlock(&job->run->lock);
+}
+
+int bx_job_loans(struct bx_job *job, int rank, struct bx_loans *loans)
+{
+    struct bx_loans sum = { 0 };
+    uint64_t oldest_ns = 0;
+    int rc = bxi_job_check(job);
+
+    if (rc < 0 || (rc = check_rank(job, rank)) < 0)
+        return rc;
+    if (loans == NULL)
+        return bxi_null(__func__, "the place for the figures");
+    look_at_all_words(job);
+    bxi_grants_reclaim(job);
+    bxi_lock(&job->run->lock);
+    for (int r = rank < 0 ? 0 : rank; r <= (rank < 0 ? job->world_size - 1 : rank); r++)
+        add_loans(job, r, &sum, &oldest_ns);
+    bxi_unlock(&job->run->lock);
+    if (oldest_ns != 0)
+        sum.oldest_ns = bxi_now_ns() - oldest_ns;
+    sum.struct_bytes = loans->struct_bytes != 0 && loans->struct_bytes < sizeof sum ? loans->struct_bytes
+                                                                                    : sizeof sum;
+    memcpy(loans, &sum, sum.struct_bytes);
+    return 0;
+}
+
+void bxi_grants_want(struct bx_job *job)
+{
+    bxi_lock(&job->run->lock);
+    /* [lease.waiters] sequentially consistent, pairs with the loads in bxi_starved_look. */
+    bxi_add_seq_cst(&job->lend->lease_waiters, 1);
+    for (int rank = 0; rank < job->world_size; rank++)
+        /* [lease.want] relaxed, before the fence below; pairs with the load in give_back. */
+        bxi_store_relaxed(&job->control->pair[rank].want_lease, 1);
+    bxi_unlock(&job->run->lock);
+    bxi_fence_seq_cst();        /* [lease.want] the owner's fence, pairs with the one in give_back */
+}
+
+void bxi_grants_unwant(struct bx_job *job)
+{
+    bxi_lock(&job->run->lock);
+    if (bxi_add_seq_cst(&job->lend->lease_waiters, (uint32_t)-1) == 1)
+        for (int rank = 0; rank < job->world_size; rank++)
+            bxi_store_relaxed(&job->control->pair[rank].want_lease, 0);    /* relaxed: a bell too many is legal */
+    bxi_unlock(&job->run->lock);
+}
+
+struct loans_waiter {
+    struct bxi_waiter waiter;   /* first */
+    struct bx_job *job;
+    int rank;
+    uint64_t leases;
+};
+
+static bool few_enough(struct bxi_waiter *waiter)
+{
+    struct loans_waiter *loans = (struct loans_waiter *)(void *)waiter;
+    struct bx_job *job = loans->job;
+    uint64_t out;
+
+    bxi_grants_reclaim(job);
+    bxi_lock(&job->run->lock);
+    out = loans->rank < 0 ? bxi_load_relaxed(&job->lend->loans_out) : job->lend->peers[loans->rank].grants.count;
+    bxi_unlock(&job->run->lock);
+    return out <= loans->leases;
+}
+
+int bx_loans_wait(struct bx_job *job, int rank, uint64_t leases, uint64_t timeout_ns)
+{
+    struct loans_waiter loans = {
+        .waiter = { .ready = few_enough, .object = job == NULL ? NULL : &job->lend->lease_waiters,
+                    .shown = { .reason = BXI_FOR_LOANS, .to = (int16_t)rank } },
+        .job = job,
+        .rank = rank,
+        .leases = leases,
+    };
+    int rc = bxi_job_check(job);
+
+    if (rc < 0 || (rc = check_rank(job, rank)) < 0)
+        return rc;
+    loans.waiter.deadline_ns = bxi_deadline_ns(timeout_ns);
+    if (few_enough(&loans.waiter))
+        return 0;
+    bxi_grants_want(job);
+    rc = bxi_wait(job, &loans.waiter);
+    bxi_grants_unwant(job);
+    bxi_out(rc);
+    if (rc == BX_E_TIMEOUT)
+        return bx_fail(rc, "more than %llu leases stayed on loan to %s%s%s for %.3f s", (unsigned long long)leases,
+                       rank < 0 ? "the other workers" : "worker '", rank < 0 ? "" : job->lend->peers[rank].name,
+                       rank < 0 ? "" : "'", (double)timeout_ns / 1e9);
+    return rc < 0 ? bx_fail(rc, "waiting for leases: %s", bx_strerror(rc)) : 0;
+}
+
+void bxi_grants_destroy(struct bxi_lend_peer *peer)
+{
+    struct bxi_grants *grants = &peer->grants;
+
+    for (uint16_t i = 0; grants->slots != NULL && i < BXI_LEASE_MAX; i++)
+        if (grants->slots[i].out)
+            drop_holds(grants->slots[i].holds, grants->slots[i].hold_count);
+    free(grants->slots);
+    grants->slots = NULL;
+}

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a message lends, packed: a lease head, a record for each tensor, and the message's bytes, in the frame or, where
+ * that is too small, in a block of the arena. Each block of memory that a tensor lies in is held by one reference and
+ * one lease, once a message. A tensor that lies neither in this worker's arena nor on its devices is copied first.
+ *
+ * Any thread, without the lock: copies take long, and new memory may take system calls. Killed here, nothing was lent.
+ */
+#include "lend.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+static bool is_ours(const struct bx_job *job, const struct bx_tensor *tensor)
+{
+    const struct bxi_storage *storage = tensor->storage;
+
+    return storage->kind == BXI_STORE_DEVICE ||
+           (storage->kind == BXI_STORE_ARENA && storage->arena == job->lend->arena);
+}
+
+static size_t head_bytes(const struct bx_tensor *tensor)
+{
+    return sizeof(struct bxi_tensor_head) + (bxi_is_device(tensor) ? sizeof(struct bxi_gpu_ref) : 0) +
+           (tensor->contiguous ? 8u : 16u) * tensor->ndim;
+}
+
+/* Behind the holds stands a table by which those of one message are known: open addressing, empty where NULL,
+ * at least twice as large as they can be many. */
+static bool is_held(struct bxi_grant *grant, struct bxi_storage *storage)
+{
+    size_t at = ((uintptr_t)storage >> 4) * UINT64_C(0x9e3779b97f4a7c15) >> 20;
+
+    while (grant->table[at & grant->table_mask] != NULL)
+        if (grant->table[at++ & grant->table_mask] == storage)
+            return true;
+    grant->table[at & grant->table_mask] = storage;
+    return false;
+}
+
+static void hold(struct bxi_grant *grant, struct bxi_storage *storage)
+{
+    if (is_held(grant, storage))
+        return;                 /* a block that several tensors of the message lie in is lent once */
+    bxi_storage_acquire(storage);
+    bxi_add(&storage->leases, 1);
+    grant->holds[grant->hold_count++] = storage;
+    grant->bytes += storage->bytes;
+}
+
+static unsigned char *put_bytes(unsigned char *to, const void *from, size_t bytes)
+{
+    memcpy(to, from, bytes);
+    return to + bytes;
+}
+
+/* Its record, and what is to be held for it: one reference. */
+static int describe(struct bx_job *job, struct bxi_grant *grant, struct bx_tensor *tensor, unsigned char **to,
+                    struct bxi_storage **storage)
+{
+    struct bxi_tensor_head head = {
+        .dtype = tensor->dtype,
+        .ndim = tensor->ndim,
+        .device = (uint8_t)tensor->device.kind,
+        .flags = tensor->contiguous ? 0 : BXI_STRIDED,
+    };
+    size_t row = sizeof(int64_t) * tensor->ndim;
+    struct bxi_gpu_ref ref;
+
+    if (bxi_is_device(tensor)) {
+        int rc = bxi_device_ops()->pack(job, grant, tensor, &head, &ref, storage);
+
+        if (rc < 0)
+            return rc;
+    } else {
+        head.offset = (uint64_t)(tensor->data - bxi_arena_base(job->lend->arena));
+        *storage = tensor->storage;
+        bxi_storage_acquire(*storage);
+    }
+    *to = put_bytes(*to, &head, sizeof head);
+    if (bxi_is_device(tensor) && !(head.flags & BXI_STAGED))
+        *to = put_bytes(*to, &ref, sizeof ref);
+    *to = put_bytes(*to, tensor->shape, row);
+    if (head.flags & BXI_STRIDED)           /* what was staged is packed */
+        *to = put_bytes(*to, tensor->strides, row);
+    return 0;
+}
+
+/* One tensor into the grant: itself, or a copy in the arena, or on its device. */
+static int pack_one(struct bx_job *job, struct bxi_grant *grant, struct bx_tensor *tensor, unsigned char **to)
+{
+    struct bxi_storage *storage = NULL;
+    struct bx_tensor *copy = NULL;
+    int rc;
+
+    if (!is_ours(job, tensor)) {
+        rc = bx_tensor_copy(job, tensor, &copy);
+        if (rc < 0)
+            return rc;
+        bxi_add(&job->counters[BXI_C_tensors_copied], 1);
+        bxi_add(&job->counters[BXI_C_tensor_bytes_copied], bx_tensor_bytes(copy));
+        tensor = copy;
+    }
+    rc = describe(job, grant, tensor, to, &storage);
+    if (rc == 0) {
+        hold(grant, storage);
+        grant->tensor_bytes += (uint64_t)bx_tensor_bytes(tensor);
+        bxi_storage_release(storage);
+    }
+    bx_tensor_release(copy);
+    return rc;
+}
+
+/* Where descriptors and bytes go: behind the head, or into a block of the arena if a frame is too small. */
+static int make_room(struct bx_job *job, struct bxi_grant *grant, size_t packed_bytes, unsigned char **to)
+{
+    bool here = sizeof(struct bxi_lease_head) + packed_bytes <= BXI_BODY_MAX;
+    struct bxi_lease_head *head;
+
+    grant->body_bytes = sizeof *head + (here ? packed_bytes : 0);
+    grant->body = malloc(grant->body_bytes);
+    if (grant->body == NULL)
+        return bx_fail(-ENOMEM, "no memory for a message of %zu bytes", packed_bytes);
+    head = (struct bxi_lease_head *)(void *)grant->body;
+    *head = (struct bxi_lease_head){ .packed_offset = BXI_PACKED_HERE, .packed_bytes = packed_bytes };
+    *to = grant->body + sizeof *head;
+    if (here)
+        return 0;
+
+    struct bx_tensor *block = NULL;
+    int rc = bxi_tensor_for_bytes(job, packed_bytes, &block);
+
+    if (rc < 0 || block == NULL)
+        return rc;
+    hold(grant, block->storage);
+    head->packed_offset = (uint64_t)(block->data - bxi_arena_base(job->lend->arena));
+    *to = block->data;
+    bx_tensor_release(block);           /* the grant holds its memory */
+    return 0;
+}
+
+static int make_holds(struct bxi_grant *grant, size_t most)
+{
+    size_t table = 4;
+
+    while (table < 2 * most)
+        table *= 2;
+    grant->holds = malloc((most + table) * sizeof *grant->holds);
+    if (grant->holds == NULL)
+        return bx_fail(-ENOMEM, "no memory for a message of %zu tensors", most - 1);
+    grant->table = grant->holds + most;
+    grant->table_mask = table - 1;
+    memset(grant->table, 0, table * sizeof *grant->table);
+    return 0;
+}
+
+int bxi_grant_pack(struct bx_job *job, struct bxi_lend_peer *peer, const struct bx_reader *message,
+                   struct bxi_grant *grant)
+{
+    size_t packed_bytes = message->bytes;
+    unsigned char *to = NULL;
+    int rc = 0;
+
+    *grant = (struct bxi_grant){ .peer = peer };
+    if (message->bytes > BX_MSG_MAX || message->tensor_count > BX_TENSORS_MAX)
+        return bx_fail(BX_E_TOO_LARGE, "a message has %zu bytes and %zu tensors, %llu and %d are the most",
+                       message->bytes, message->tensor_count, (unsigned long long)BX_MSG_MAX, BX_TENSORS_MAX);
+    for (size_t i = 0; i < message->tensor_count; i++)
+        packed_bytes += head_bytes(message->tensors[i]) + (is_ours(job, message->tensors[i]) ? 0 : 8u * BX_DIMS_MAX);
+    if ((rc = make_holds(grant, message->tensor_count + 1)) < 0)
+        return rc;
+    rc = make_room(job, grant, packed_bytes, &to);
+
+    unsigned char *begin = to;
+
+    for (size_t i = 0; rc == 0 && i < message->tensor_count; i++)
+        rc = pack_one(job, grant, message->tensors[i], &to);
+    if (rc < 0) {
+        bxi_grant_drop(grant);
+        return rc;
+    }
+    if (message->bytes > 0)
+        memcpy(to, message->data, message->bytes);
+
+    /* A copy is row-major and may need less than the strided original. */
+    struct bxi_lease_head *head = (struct bxi_lease_head *)(void *)grant->body;
+
+    head->packed_bytes = (uint64_t)(to - begin) + message->bytes;
+    head->tensor_count = (uint32_t)message->tensor_count;
+    if (head->packed_offset == BXI_PACKED_HERE)
+        grant->body_bytes = sizeof *head + head->packed_bytes;
+    if (job->options.loan_bytes_max != 0 && grant->bytes > job->options.loan_bytes_max) {
+        rc = bx_fail(BX_E_ON_LOAN, "the message would lend %llu bytes, and worker '%s' may have %llu on loan "
+                                   "(options.loan_bytes_max)", (unsigned long long)grant->bytes, job->name,
+                     (unsigned long long)job->options.loan_bytes_max);
+        bxi_grant_drop(grant);
+    }
+    return rc;
+}

@@ -17,6 +17,12 @@
  * shares of all elements. After each step some elements are computed again, one by one.
  */
 #include "bxbench.h"
+#include "clock.h"
+#include "process.h"
+#include "report.h"
+#include "statistics.h"
+#include "tensors.h"
+#include "worker.h"
 
 #include <errno.h>
 #include <math.h>

@@ -10,7 +10,11 @@
  *
  * A spin that lasts for SPINS_MAX looks is given up: the other side is dead or was never scheduled.
  */
+#include "bare.h"
+
 #include "bxbench.h"
+#include "clock.h"
+#include "process.h"
 
 #include <errno.h>
 #include <string.h>

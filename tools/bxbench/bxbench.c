@@ -7,10 +7,14 @@
  * Exit status: 0, 1 for a measurement that failed (a sentence on stderr), 2 for flags that are wrong.
  */
 #include "bxbench.h"
+#include "clock.h"
+#include "process.h"
+#include "tensors.h"
 
 #include <errno.h>
 #include <getopt.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

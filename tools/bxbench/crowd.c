@@ -12,7 +12,13 @@
  * Where there are more callers than cores the bare ones are no faster limit: they spin until the scheduler
  * takes the core away, one after the other, and the p99 says so.
  */
+#include "bare.h"
 #include "bxbench.h"
+#include "clock.h"
+#include "process.h"
+#include "report.h"
+#include "statistics.h"
+#include "worker.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -8,15 +8,21 @@
  * for the GPU in between, so what is measured is the host's path; that no byte was copied is what the counters of
  * both say. A copy is measured until the host sees its end: 4 bytes are read back behind it. What mapping a slab
  * takes is the first hand-over of a tensor that fills a slab of its own, less a later one. What a consumer's
- * work waits for beyond its data is bench_gpu_clock.c's.
+ * work waits for beyond its data is gpu_clock.c's.
  *
  * The tests' driver is refused, for its times mean nothing; --dry-run takes it, and prints no figure. This has
  * not run on a GPU yet.
  */
 #include "bxbench.h"
-#include "gpu.h"
+#include "clock.h"
+#include "gpu_clock.h"
+#include "process.h"
+#include "report.h"
+#include "statistics.h"
+#include "worker.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -9,7 +9,7 @@
  *
  * Worker 0 calls bench_gpu_clock_run; the functions are worker 1's.
  */
-#include "gpu.h"
+#include "gpu_clock.h"
 #include "gpu_kernels.h"
 
 #include <boxcar_cuda.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the kernels in bench_gpu.cu are given: one struct each, by value, of the kernel's name. Compiled by the C
+ * What the kernels in gpu.cu are given: one struct each, by value, of the kernel's name. Compiled by the C
  * compiler and by NVRTC, so it includes nothing. Arrays lie on the device.
  */
 #ifndef BENCH_GPU_KERNELS_H

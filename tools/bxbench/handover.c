@@ -19,6 +19,12 @@
  * Whether anything was copied is what the counters of both workers say, read before and after all.
  */
 #include "bxbench.h"
+#include "clock.h"
+#include "process.h"
+#include "report.h"
+#include "statistics.h"
+#include "tensors.h"
+#include "worker.h"
 
 #include <errno.h>
 #include <math.h>

@@ -8,6 +8,9 @@
  * that what is idle is shown to be alive.
  */
 #include "bxbench.h"
+#include "process.h"
+#include "report.h"
+#include "worker.h"
 
 #include <errno.h>
 #include <math.h>

@@ -9,7 +9,13 @@
  * clock, one read a round trip. Each slice begins with round trips that do not count: the other side has
  * to wake up. Where the clock goes forward in steps, medians are interpolated within a step.
  */
+#include "bare.h"
 #include "bxbench.h"
+#include "clock.h"
+#include "process.h"
+#include "report.h"
+#include "statistics.h"
+#include "worker.h"
 
 #include <stdlib.h>
 

@@ -8,7 +8,14 @@
  * with a fifth of the slices each: its rate is bimodal from run to run, so its median is reported. UCX's
  * active messages go one way and are not answered.
  */
+#include "bare.h"
 #include "bxbench.h"
+#include "clock.h"
+#include "process.h"
+#include "report.h"
+#include "statistics.h"
+#include "ucx.h"
+#include "worker.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -3,9 +3,12 @@
  * What a bench found, as a table or as one JSON object, from the same calls, so that the two cannot say
  * different things. One report is open at a time; single-threaded, in the launcher.
  */
+#include "report.h"
+
 #include "bxbench.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #define COLUMN 14

@@ -7,7 +7,13 @@
  * run from worker 0 after the same idle gap, so that the cores are equally deep asleep. The echo process
  * and the Boxcar callee share a core and never run at the same time: each sleeps until it is called.
  */
+#include "bare.h"
 #include "bxbench.h"
+#include "clock.h"
+#include "process.h"
+#include "report.h"
+#include "statistics.h"
+#include "worker.h"
 
 #include <errno.h>
 #include <fcntl.h>

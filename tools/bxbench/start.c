@@ -9,10 +9,16 @@
  * processes, forked and reaped as often, take turns with the jobs.
  */
 #include "bxbench.h"
+#include "clock.h"
+#include "process.h"
+#include "report.h"
+#include "statistics.h"
+#include "worker.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>

@@ -9,10 +9,14 @@
  * bare echo in the same run, and then the runs: whatever the machine does meanwhile, it does to all four.
  */
 #include "bxbench.h"
+#include "process.h"
+#include "report.h"
+#include "statistics.h"
 
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -6,7 +6,9 @@
  * unlike they are: a few of 9 MB, many of a kilobyte. So other totals keep that mixture: every tensor has
  * BENCH_TENSOR_BYTES_MIN and its share of the rest.
  */
-#include "bxbench.h"
+#include "tensors.h"
+
+#include "process.h"
 
 #include <sys/statvfs.h>
 

@@ -5,9 +5,13 @@
  * the caller's until one of its tries finds the server listening; both are killed where they take too
  * long, and die with the launcher.
  */
+#include "ucx.h"
+
 #include "bxbench.h"
+#include "process.h"
 
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>

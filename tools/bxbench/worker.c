@@ -3,9 +3,14 @@
  * The Boxcar side that all benches have in common: starting a pinned worker, the echo and its caller.
  * Only the public header is used here: what is measured is what a program gets.
  */
+#include "worker.h"
+
+#include "bare.h"
 #include "bxbench.h"
+#include "process.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 static int echo(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,

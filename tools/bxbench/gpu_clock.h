@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Shared by bench_gpu.c and bench_gpu_clock.c: the part of bxbench gpu that the device's own clock measures.
+ * Shared by gpu.c and gpu_clock.c: the part of bxbench gpu that the device's own clock measures.
  */
-#ifndef BENCH_GPU_H
-#define BENCH_GPU_H
+#ifndef BENCH_GPU_CLOCK_H
+#define BENCH_GPU_CLOCK_H
 
 #include "boxcar.h"
 

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Clock, statistics and processes of bxbench.
- *
- * Latencies of single calls are read from the processor's counter where it runs at one speed for ever
- * (27 ns of clock_gettime would be a tenth of what is measured), and the same instrument serves the bare
- * echo and the call. Its rate is taken against CLOCK_MONOTONIC over the whole run.
+ * Memory, cores and processes of bxbench.
  *
  * Children die with their parent (PR_SET_PDEATHSIG), and every wait has an end: a bench that fails
  * leaves no process behind, and nothing of its own in /dev/shm since its area has no name.
  */
+#include "process.h"
+
 #include "bxbench.h"
+#include "clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -18,6 +17,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -26,172 +26,9 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 #define PROGRAM_NS UINT64_C(30000000000)
 #define AREA_BYTES_MAX ((size_t)1 << 30)
-
-/* ---- Clock ------------------------------------------------------------------------------------- */
-
-bool bench_clock_is_counter;
-static uint64_t init_ticks;
-static uint64_t init_ns;
-static double step_ticks;
-
-uint64_t bench_now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
-
-static bool has_steady_counter(void)
-{
-#if defined(__x86_64__)
-    unsigned a, b, c, d;
-
-    return __get_cpuid(0x80000007, &a, &b, &c, &d) && (d & (1u << 8)) != 0;
-#elif defined(__aarch64__)
-    return true;
-#else
-    return false;
-#endif
-}
-
-static double measure_step(void)
-{
-    enum { READS = 5000 };
-    uint64_t last = bench_ticks(), least = UINT64_MAX, sum = 0, count = 0;
-
-    for (int i = 0; i < 2 * READS; i++) {
-        uint64_t ticks = bench_ticks(), step = ticks - last;
-
-        last = ticks;
-        if (i < READS && step > 0 && step < least)
-            least = step;
-        else if (i >= READS && step > 0 && step <= least + least / 4) {
-            sum += step;
-            count++;
-        }
-    }
-    return count > 0 ? (double)sum / (double)count : 1;
-}
-
-double bench_clock_step_ticks(void)
-{
-    return step_ticks;
-}
-
-void bench_clock_init(void)
-{
-    bench_clock_is_counter = has_steady_counter();
-    step_ticks = measure_step();
-    init_ns = bench_now_ns();
-    init_ticks = bench_ticks();
-}
-
-const char *bench_clock_name(void)
-{
-    if (!bench_clock_is_counter)
-        return "clock_gettime";
-#if defined(__aarch64__)
-    return "cntvct_el0";
-#else
-    return "rdtsc";
-#endif
-}
-
-double bench_clock_ns_per_tick(void)
-{
-    while (bench_now_ns() - init_ns < 20000000)
-        nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL);
-
-    uint64_t ticks = bench_ticks() - init_ticks;
-
-    return (double)(bench_now_ns() - init_ns) / (double)ticks;
-}
-
-double bench_clock_cost_ns(void)
-{
-    enum { READS = 20000 };
-    uint64_t before = bench_ticks();
-    uint64_t last = before;
-
-    for (int i = 0; i < READS; i++)
-        last = bench_ticks();
-    return (double)(last - before) * bench_clock_ns_per_tick() / READS;
-}
-
-/* ---- Statistics -------------------------------------------------------------------------------- */
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-static int compare_ticks(const void *a, const void *b)
-{
-    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-
-    return (x > y) - (x < y);
-}
-
-double bench_median(double *values, size_t count)
-{
-    if (count == 0)
-        return 0;
-    qsort(values, count, sizeof *values, compare_doubles);
-    return count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
-}
-
-void bench_sort(uint32_t *ticks, size_t count)
-{
-    qsort(ticks, count, sizeof *ticks, compare_ticks);
-}
-
-uint32_t bench_percentile(const uint32_t *sorted, size_t count, double percent)
-{
-    if (count == 0)
-        return 0;
-
-    size_t index = (size_t)((double)count * percent / 100);
-
-    return sorted[index < count ? index : count - 1];
-}
-
-static size_t count_below(const uint32_t *sorted, size_t count, double limit)
-{
-    size_t low = 0, high = count;
-
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-
-        if (sorted[middle] < limit)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-double bench_middle(const uint32_t *sorted, size_t count)
-{
-    if (count == 0)
-        return 0;
-
-    size_t middle = count / 2;
-    double from = sorted[middle] - step_ticks * 0.5;
-    size_t below = count_below(sorted, count, from);
-    size_t within = count_below(sorted, count, from + step_ticks) - below;
-
-    return within == 0 ? sorted[middle]
-                       : from + step_ticks * ((double)count / 2 - (double)below) / (double)within;
-}
 
 /* ---- Memory, cores, messages ------------------------------------------------------------------- */
 

@@ -27,7 +27,7 @@ static void make_row(const struct stat_job *job, const struct stat_call *call, s
 {
     const char *from = stat_peer_name(job, call->from), *to = stat_peer_name(job, call->to);
     const char *function = stat_function_name(job, call->to, call->function), *where = stat_where_name(call->where);
-    /* A short name leaves its room to the other. */
+    /* A short name leaves its room to the longer one. */
     size_t half = WAY_NAMES / 2, from_most = WAY_NAMES - (strlen(to) < half ? strlen(to) : half);
     size_t to_most = WAY_NAMES - (strlen(from) < from_most ? strlen(from) : from_most);
 

@@ -1,18 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat check: holds the segments of a job against the numbered invariants of layout.h, as far as they
- * can be seen from outside. check_ring.c walks the rings, check_tables.c what is for inspectors alone,
- * check_gpu.c device memory, whose invariants are in gpu/README.md.
+ * shmstat check: compares the segments of a job with the numbered invariants of layout.h, as far as they can be seen
+ * from outside.
  *
- * A job that is under load moves while it is read, and nothing of that may look like a violation. So of two
- * words that are compared the one is read first whose being old does no harm (a position that only grows
- * is read before the one that is never behind it), and what looks wrong in the first copy is read again,
- * in the order in which the owner writes it, before it is said. What only grows is compared between
- * LOOKS copies.
+ * A job under load changes while it is read, and a change must not be reported as a violation. So of two words that are
+ * compared, the one that may be old is read first: a position that only grows is read before the position that is never
+ * behind it. A violation in the first copy is read again, in the order in which the owner writes the words, before it
+ * is reported. Words that only grow are compared between LOOKS copies.
  *
- * What cannot be seen: whether a thread sleeps while armed says so (I3), whether requests were dropped
- * (I5), whether memory is still read after its lease was given back (I10); and of I4 and I9 only that what
- * is there now fits.
+ * What cannot be seen: whether a thread sleeps while `armed` says so (I3); whether requests were dropped (I5); whether
+ * memory is still read after its lease was returned (I10). Of I4 and I9 only the present state is checked.
  */
 #include "check.h"
 #include "describe.h"
@@ -31,7 +28,7 @@
 
 typedef unsigned long long ull;
 
-/* One word, read anew; 0 where it cannot be. */
+/* One word, read again now; 0 if it cannot be read. */
 static uint64_t fresh(const struct stat_worker *worker, size_t offset)
 {
     uint64_t word = 0;
@@ -146,7 +143,7 @@ static void check_refused(const struct stat_job *job, const struct stat_worker *
         return;
     if (through % BXI_LINE != 0)
         stat_violate(findings, AT(5, worker, peer), "refused_through is %llu, where no record ends", (ull)through);
-    /* Behind refused_through: it is written before. */
+    /* Read after refused_through: the owner writes it before. */
     else if (fresh(worker, ROW(control, pair, peer, refused_errno)) == 0)
         stat_violate(findings, AT(5, worker, peer), "requests were refused up to %llu for no reason", (ull)through);
     else if (stat_reader(job, (uint32_t)peer) != NULL && peer != worker->rank &&
@@ -180,11 +177,11 @@ static void check_loans(const struct stat_worker *worker, int peer, struct stat_
     if (stat_word(&loans->leases) > BXI_LEASE_MAX)
         stat_violate(findings, AT(11, worker, peer), "%llu leases are out, of %d at most",
                      (ull)stat_word(&loans->leases), BXI_LEASE_MAX);
-    /* What only grows is read again behind what it is never behind. */
+    /* `granted` only grows and is never less: it is read again, later. */
     if (ended > stat_word(&loans->granted) && ended > fresh(worker, ROW(tables, loans, peer, granted)))
         stat_violate(findings, AT(11, worker, peer), "%llu leases came back of %llu that were granted", (ull)ended,
                      (ull)stat_word(&loans->granted));
-    /* One more: killed, or looked at, between the two words. */
+    /* One more is legal: the owner was killed, or copied, between the two words. */
     if (borrowed > stat_word(&loans->borrowed_total) + 1 &&
         borrowed > fresh(worker, ROW(tables, loans, peer, borrowed_total)) + 1)
         stat_violate(findings, AT(11, worker, peer), "%llu leases are held of %llu ever borrowed", (ull)borrowed,
@@ -230,7 +227,7 @@ static void compare_functions(const struct stat_worker *worker, const struct bxi
         stat_violate(findings, AT(9, worker, -1), "function_count went from %u back to %u", was, is);
         return;
     }
-    /* The first count: the rows of every later copy were read after it, and so are whole. */
+    /* Rows below the first count: every later copy was read after that count, so these rows are complete. */
     was = bxi_load_relaxed(&worker->control->header.function_count);
     for (uint32_t i = 0; i < was && i < BXI_FUNCTION_MAX; i++)
         if (memcmp(&before->function[i], &after->function[i], sizeof(before->function[i])) != 0) {

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat check: what workers show of their device memory, against G1 to G4, G6 and G7 of gpu/README.md.
+ * shmstat check: device memory, against G1 to G4, G6 and G7 of gpu/README.md.
  *
- * A region is copied LOOKS times. What may only grow is compared between neighbours; what one row says is wrong only
- * if every copy says so, for a row may be filled anew while it is copied, which takes calls of the driver.
+ * A region is copied LOOKS times. Values that may only grow are compared between neighbouring copies. A row is wrong
+ * only if it is wrong in every copy: it may be filled again while it is copied, which takes calls of the driver.
  *
- * What is held was read before all regions (device.c). So a generation that is newer than its row was never made. One
- * that is older, or whose row says that it was freed, may have been let go since, or be that of a borrower between its
- * two halves of G2: it is read again, a moment later each time. An owner asks only the living, so whether the borrower
- * still lives is asked last; of one that is stopped nothing can be told.
+ * The generations that borrowers hold were read before all regions (device.c). So a held generation that is newer than
+ * its row was never made. One that is older, or whose row was freed, may have been let go since, or its borrower may be
+ * between the two halves of G2: it is read again LOOKS times, a moment apart. An owner asks only living borrowers,
+ * so whether the borrower lives is asked last. Nothing can be concluded about a borrower that is stopped.
  *
- * What cannot be seen: handles that are opened, whether work has been done (G5), and of G6 all but a slab of one's own.
+ * What cannot be seen: handles that are opened; whether work has been done (G5); of G6 all but a worker's own slabs.
  */
 #include "check.h"
 #include "device.h"
@@ -27,7 +27,7 @@
 
 typedef unsigned long long ull;
 
-/* What a row says that is wrong, in any of a worker's copies; NULL: nothing. */
+/* What is wrong with the row in this copy; NULL: nothing. */
 typedef const char *(*judge_fn)(const struct stat_gpu *gpu, uint32_t index);
 
 /* ---- The head ----------------------------------------------------------------------------------- */
@@ -72,11 +72,11 @@ static const char *judge_slab(const struct stat_gpu *gpu, uint32_t index)
         return "it is in use in generation 0";
     if (row->bytes == 0)
         return "it is in use and has no bytes";
-    /* Which one cannot be told: a device's first slab is there before the device is shown. */
+    /* The device may be unlisted: its first slab is made before the device is listed. */
     return memcmp(row->uuid, no_uuid, sizeof(no_uuid)) == 0 ? "it is in use and lies on no device" : NULL;
 }
 
-/* LIVE, RETIRING, EMPTY, and the next generation's LIVE. */
+/* Grows in the order LIVE, RETIRING, EMPTY, and LIVE of the next generation. */
 static uint64_t age_of(const struct bxi_gpu_slab_row *row)
 {
     unsigned state = stat_slab_state(row);
@@ -90,7 +90,8 @@ static bool is_same(const struct bxi_gpu_slab_row *one, const struct bxi_gpu_sla
            memcmp(one->uuid, other->uuid, sizeof(one->uuid)) == 0;
 }
 
-/* The first of the copies, and the one before the last, lie between two stamps of one generation in use. */
+/* If the first and the last copy show the same generation in use, the first copy and the one before the last were made
+ * between two stamps of it: they must be equal. */
 static void check_slab(const struct stat_worker *worker, const struct stat_gpu *copies, uint32_t index,
                        struct stat_findings *findings)
 {
@@ -130,7 +131,7 @@ static const char *judge_lane(const struct stat_gpu *gpu, uint32_t index)
     return NULL;
 }
 
-/* G3: the words are a block that is handed out. */
+/* G3: the words lie in an allocated block. */
 static const char *judge_device_word(const struct stat_gpu *gpu, uint32_t index)
 {
     const struct bxi_gpu_lane_row *lane = &gpu->region.lane[index];
@@ -164,7 +165,7 @@ static void check_word(const struct stat_worker *worker, const struct stat_gpu *
     if (last >= 2 * BXI_GPU_POISON)
         stat_violate(findings, G(4, worker, -1), "the word of lane %u is %016llx, which no lane comes to", index,
                      (ull)last);
-    /* Asked behind the word: who poisons has seen the owner dead. */
+    /* Asked after the word: a survivor poisons it only after it has seen the owner dead. */
     else if ((last & BXI_GPU_POISON) != 0 && stat_is_locked(&worker->segment))
         stat_violate(findings, G(4, worker, -1), "the word of lane %u is poisoned at %llu, and its owner lives", index,
                      (ull)(last - BXI_GPU_POISON));
@@ -172,7 +173,7 @@ static void check_word(const struct stat_worker *worker, const struct stat_gpu *
 
 /* ---- All of a region ---------------------------------------------------------------------------- */
 
-/* The first row that every copy calls wrong. */
+/* Reports the first row that is wrong in every copy. */
 static void check_rows(const struct stat_worker *worker, const struct stat_gpu *copies, judge_fn judge,
                        struct stat_findings *findings)
 {
@@ -201,7 +202,7 @@ static void check_region(const struct stat_worker *worker, struct stat_findings 
     copies[0].region = worker->gpu->region;
     for (int look = 1; look < LOOKS; look++)
         if (stat_pread(&worker->segment, &copies[look].region, sizeof(copies[look].region), BXI_DEVICE_OFFSET) < 0)
-            goto free_copies;       /* truncated meanwhile: the next look at it says so */
+            goto free_copies;       /* truncated meanwhile: the next run reports it */
     for (int look = 0; look < LOOKS && findings->count == count; look++)
         check_counts(worker, &copies[look > 0 ? look - 1 : 0].region.head, &copies[look].region.head, findings);
     check_rows(worker, copies, judge_slab, findings);
@@ -227,7 +228,7 @@ static bool is_still_held(const struct stat_worker *worker, const struct stat_bo
     return stat_pread(&worker->segment, &word, sizeof(word), offset) == 0 && word == borrow->generation;
 }
 
-/* Held by one that lives, and not only for the moment that a borrower takes to look at the stamp. */
+/* True if a living borrower holds it, and for longer than a borrower takes to check the stamp. */
 static bool is_kept(const struct stat_worker *worker, const struct stat_borrow *borrow)
 {
     if (!stat_worker_alive(worker) || worker->process == 'T' || worker->process == 't')
@@ -240,7 +241,7 @@ static bool is_kept(const struct stat_worker *worker, const struct stat_borrow *
     return is_still_held(worker, borrow) && stat_is_locked(&worker->segment);
 }
 
-/* Whether the peer has no GPU open even now. */
+/* True if the peer has no GPU open even now. */
 static bool has_none(const struct stat_worker *peer)
 {
     uint32_t open = 1;
@@ -249,7 +250,7 @@ static bool has_none(const struct stat_worker *peer)
                                            offsetof(struct bxi_header, device_open)) == 0 && open == 0;
 }
 
-/* False: said. */
+/* False after a violation was reported. */
 static bool check_borrow(const struct stat_job *job, const struct stat_worker *worker,
                          const struct stat_borrow *borrow, struct stat_findings *findings)
 {

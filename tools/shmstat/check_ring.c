@@ -2,22 +2,22 @@
 /*
  * shmstat check: one ring, and the lease words and rows of calls behind it.
  *
- * The write position that an inspector is told (pair_counters.write_pos) is stored after the record's
- * commit word: the ring may be one record, and padding before it, further. A producer that was killed
- * between the two leaves it so. Where the producer really stands is where the first commit word is 0.
+ * The write position that inspectors can read (pair_counters.write_pos) is stored after the record's commit word. So
+ * the producer may be ahead of it by one record and the padding before that record; a producer that was killed
+ * between the two stores leaves it so. The producer's true position is the first commit word that is 0.
  *
- * The producer learns what was consumed by two ways: the credit word, which the consumer publishes for a
- * quarter of the ring at a time, and each frame that comes back. So it may be ahead of the credit word by
- * a quarter of the ring, and overwrite so much behind it.
+ * The producer learns what was consumed in two ways: from the credit word, which the consumer publishes for a quarter
+ * of the ring at a time, and from each frame that comes back. So it may be ahead of the credit word by a quarter of
+ * the ring, and overwrite as much.
  *
- * A look at a ring:  1. write position s   2. copy the ring   3. write position, credit, read position again
- * What lies less than a ring before the position of step 3 (and what may be under way beyond it) cannot have
- * been overwritten in the copy, and what lies before s was there before step 2: between the two everything is
- * whole, record by record, whatever the two do meanwhile. The walk begins where a record is known to begin,
- * at the credit or the read position. Where the ring is so full that even that may have been overwritten,
- * since the consumer's words are behind by one record, a first record that is not whole says nothing.
- * Behind s the words are read one by one, each after its predecessor's, as the consumer does it. What looks
- * wrong is read once more; if a position has moved past it, the look does not count and another one is taken.
+ * One attempt:  1. read the write position s   2. copy the ring   3. read write position, credit, read position again
+ * A record less than a ring before the position of step 3, plus what may be in progress beyond it, cannot have been
+ * overwritten in the copy. A record before s was complete before step 2. So every record between the two is complete
+ * in the copy, whatever producer and consumer do meanwhile. The walk begins where a record is known to begin: at the
+ * credit or the read position, whichever is later. The consumer's words lag by one record; if the ring is so full
+ * that the first record may have been overwritten, an incomplete first record is no violation. After s the words are
+ * read one by one, each after its predecessor, as the consumer does. An apparent violation is read once more; if a
+ * position has moved past it, the attempt does not count and is repeated.
  *
  * The ring of a worker to itself is private memory: only its positions can be seen.
  */
@@ -29,7 +29,7 @@
 #include <string.h>
 
 #define ATTEMPTS 100
-/* A record and the padding before it: by so much a position told may be behind, and as much is being written. */
+/* A record and the padding before it: a position may lag by so much, and as much may be in progress. */
 #define BEHIND_MAX (2 * (BXI_FRAME_MAX + 2 * (uint64_t)BXI_LINE))
 #define UNPUBLISHED_MAX (BXI_RING_BYTES / 4)
 
@@ -44,8 +44,8 @@ struct walk {
     struct stat_findings *findings;
     unsigned char *copy;                /* of the ring; NULL for the one to itself */
     uint64_t begin;                     /* where the walk begins */
-    uint64_t end;                       /* the write position told */
-    bool is_sure;                       /* that begin has not been overwritten */
+    uint64_t end;                       /* the write position that was read */
+    bool is_sure;                       /* begin cannot have been overwritten */
     uint64_t records;
 };
 
@@ -85,7 +85,7 @@ static const char *kind_text(enum stat_record kind)
     }
 }
 
-/* Could the producer have come round and overwritten pos by now? */
+/* True if the producer may have overwritten pos by now. */
 static bool may_be_overwritten(const struct walk *walk, uint64_t pos)
 {
     uint64_t end;
@@ -94,18 +94,18 @@ static bool may_be_overwritten(const struct walk *walk, uint64_t pos)
            (int64_t)(end + 2 * BEHIND_MAX - pos) > (int64_t)BXI_RING_BYTES;
 }
 
-/* A word of the copy before the write position that is no record: again, unless it has been freed since. */
+/* A word of the copy, before the write position, that is no record: read it again, unless it has been freed since. */
 static enum look confirm(struct walk *walk, uint64_t pos, enum stat_record kind)
 {
     uint64_t word, credit = pos, bytes;
 
-    /* Padding and a record may have been consumed and overwritten: not told yet. */
+    /* Padding and a record may have been consumed and overwritten; the positions do not show it yet. */
     if (walk->records == 0 && !walk->is_sure)
         return MOVED;
     if (!stat_read_ring_word(walk->worker, walk->to, pos, &word) ||
         (walk->peer != NULL && !stat_read_read_pos(walk->peer, walk->worker->rank, &credit)))
-        return SETTLED;             /* truncated meanwhile: said elsewhere */
-    /* Read behind the word: where the record is still to be consumed, the word was its own. */
+        return SETTLED;             /* truncated meanwhile: reported elsewhere */
+    /* Read after the word: if the record is not consumed yet, the word was its own. */
     if (stat_judge(word, pos, &bytes) != kind || ((int64_t)(credit - pos) >= 0 && may_be_overwritten(walk, pos)))
         return MOVED;
     stat_violate(walk->findings, AT(kind == STAT_BAD_PLACE ? 8 : 7, walk->worker, walk->to),
@@ -114,7 +114,7 @@ static enum look confirm(struct walk *walk, uint64_t pos, enum stat_record kind)
     return SETTLED;
 }
 
-/* From there to the write position, in the copy. *pos ends there, or where it went wrong. */
+/* Walks the copy from *pos to the write position. *pos ends there, or at the first violation. */
 static enum look walk_copy(struct walk *walk, uint64_t *pos)
 {
     while ((int64_t)(walk->end - *pos) > 0) {
@@ -133,7 +133,7 @@ static enum look walk_copy(struct walk *walk, uint64_t *pos)
     return SETTLED;
 }
 
-/* Has the producer gone on since the look began? */
+/* True if the producer has moved since the attempt began. */
 static bool has_moved(const struct walk *walk)
 {
     uint64_t now;
@@ -141,7 +141,7 @@ static bool has_moved(const struct walk *walk)
     return !stat_read_write_pos(walk->worker, walk->to, &now) || now != walk->end;
 }
 
-/* At the write position and behind it: at most padding and one record that are not told yet, then 0. */
+/* From the write position on: at most padding and one record that the position does not cover yet, then 0. */
 static void walk_tail(struct walk *walk)
 {
     uint64_t pos = walk->end, word, bytes;
@@ -154,7 +154,7 @@ static void walk_tail(struct walk *walk)
         if (kind == STAT_NO_RECORD)
             return;
         if (has_moved(walk))
-            return;         /* what was to be seen here is history */
+            return;         /* the words belong to a later state */
         if (has_record) {
             stat_violate(walk->findings, AT(7, walk->worker, walk->to),
                          "the write position is %llu, and more than one record lies behind it", (ull)walk->end);
@@ -173,7 +173,7 @@ static void walk_tail(struct walk *walk)
 
 /* ---- Positions ---------------------------------------------------------------------------------- */
 
-/* 1 if the two fit, 0 if not, which is said; -1 if they moved. */
+/* 1 if the two positions fit; 0, after reporting, if not; -1 if they moved. */
 static int check_positions(struct walk *walk)
 {
     uint64_t credit, end;
@@ -209,7 +209,7 @@ static int check_positions(struct walk *walk)
     return 0;
 }
 
-/* Where the walk begins: the later one of what the consumer published and what it says it has read. */
+/* Where the walk begins: the later of credit and read position. */
 static bool find_begin(struct walk *walk)
 {
     uint64_t begin = walk->end, read_pos, now;
@@ -288,14 +288,14 @@ static uint64_t sum_of(const uint64_t *words)
     return sum;
 }
 
-/* A slot's generation counts its grants: so the words together are never more than all grants, and never less
- * than all returns. The lender counts a lease after it has sent it: one more may be out, and back. */
+/* A slot's generation counts its grants: so the sum of the words is never more than all grants, and never less than all
+ * returns. The lender counts a lease after it has sent it: one more may be granted, and returned. */
 static void check_generations(const struct stat_worker *worker, const struct stat_worker *lender,
                               const uint64_t *words, struct stat_findings *findings)
 {
     uint64_t granted;
 
-    /* Read behind the words: it only grows. */
+    /* Read after the words: it only grows. */
     if (!stat_read_word(lender, offsetof(struct bxi_tables, loans) +
                                     (uint64_t)worker->rank * sizeof(struct bxi_loans) +
                                     offsetof(struct bxi_loans, granted), &granted))
@@ -319,7 +319,7 @@ void stat_check_leases(const struct stat_job *job, const struct stat_worker *wor
     uint64_t before[BXI_LEASE_MAX], after[BXI_LEASE_MAX], given_back;
     const struct stat_worker *lender = stat_reader(job, (uint32_t)to);
 
-    /* Those of leases of one's own lie in private memory. The count is read before the words: it is behind. */
+    /* The words of a worker's leases of itself lie in private memory. The count is read before the words: it lags. */
     if (to == worker->rank ||
         !stat_read_word(worker, offsetof(struct bxi_control, pair) + (uint64_t)to * sizeof(struct bxi_pair) +
                                     offsetof(struct bxi_pair, given_back), &given_back) ||

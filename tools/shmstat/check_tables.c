@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat check: what a worker tells inspectors of the requests that it serves and of its threads that wait (I11),
- * and of how long its own calls took (I13).
+ * shmstat check: the tables that only inspectors read: requests that a worker serves, its threads that wait (I11), and
+ * the histograms of its calls (I13).
  *
- * Rows of now, wait, serving and batch change while they are looked at, but each word of them is at any time one
- * that was meant: so each is held against what there is, and not against its neighbours. What may grow meanwhile,
- * as the number of functions, is read behind it.
+ * Rows of now, wait, serving and batch change while they are read, but each single word is valid at any time. So each
+ * word is checked alone, and not against the other words of its row. A bound that may grow meanwhile, such as the
+ * number of functions, is read after the word.
  *
- * A histogram only grows, so two copies bound what is compared between them: what is more in the first copy of one
- * leg than in the second copy of another was so at one time. One more is what a kill, or a look, between the two
- * leaves.
+ * A histogram only grows. So if the first copy of one leg has more samples than the second copy of another leg, that
+ * was true at one moment. A difference of one is legal: the owner was killed, or copied, between the two legs.
  */
 #include "check.h"
 #include "hist.h"
@@ -20,7 +19,7 @@
 
 typedef unsigned long long ull;
 
-/* As it is now, which is not less than it was in the copy. */
+/* As it is now: not less than in the copy. */
 static uint32_t function_count(const struct stat_worker *worker)
 {
     uint32_t count = 0;
@@ -180,7 +179,7 @@ static void check_longest(const struct hist_check *check, int leg)
                      stat_leg_name(leg), (ull)is_ns);
 }
 
-/* The legs of a call are counted one after the other. */
+/* The owner counts the legs of a call one after the other. */
 static void check_legs(const struct hist_check *check)
 {
     uint64_t was = stat_hist_samples(check->before, BXI_LEG_WHOLE);
@@ -211,7 +210,7 @@ static void check_hist(const struct stat_job *job, const struct hist_check *chec
 
 void stat_check_hists(const struct stat_job *job, const struct stat_worker *worker, struct stat_findings *findings)
 {
-    /* Relaxed: a private copy. The pages are read behind it. */
+    /* Relaxed: a private copy. The pages are read after it. */
     uint32_t count = bxi_load_relaxed(&worker->control->header.hist_count), now = 0;
     uint64_t bytes = count * sizeof(struct bxi_hist);
     struct bxi_hist *before, *after;

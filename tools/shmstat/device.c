@@ -70,7 +70,7 @@ int stat_gpus_read(struct stat_job *job)
     for (uint32_t rank = 0; rank < BXI_WORLD_MAX; rank++) {
         struct stat_worker *worker = job->workers[rank];
 
-        /* Relaxed: a private copy. No byte of the region is read before it is 1. */
+        /* Relaxed: a private copy. The region is read only if it is 1. */
         if (stat_reader(job, rank) == NULL || bxi_load_relaxed(&worker->control->header.device_open) != 1)
             continue;
         worker->gpu = calloc(1, sizeof(*worker->gpu));
@@ -83,7 +83,7 @@ int stat_gpus_read(struct stat_job *job)
     return 0;
 }
 
-/* ---- What is said of it ------------------------------------------------------------------------- */
+/* ---- Figures ------------------------------------------------------------------------------------ */
 
 const struct stat_gpu *stat_gpu_of(const struct stat_job *job, int rank)
 {
@@ -132,7 +132,6 @@ uint32_t stat_gpu_lane_order(const struct stat_gpu *gpu, int lane)
     return bxi_load_relaxed((bxi_a32 *)&gpu->region.lane[lane].order);
 }
 
-/* A device has a lane as long as it is in use, and all of them have its order. */
 uint32_t stat_gpu_order(const struct stat_gpu *gpu, uint32_t device)
 {
     for (int i = 0; i < BXI_GPU_LANES; i++)

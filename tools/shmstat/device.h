@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What workers show of their device memory: private copies of it, for `gpu`, `show`, `check`, `why` and the
- * exporter. gpu/shared.h has the structures, gpu/README.md who writes them.
+ * Device memory: private copies of what workers show of it. gpu/shared.h has the structures, gpu/README.md says who
+ * writes them.
  */
 #ifndef TOOLS_STAT_DEVICE_H
 #define TOOLS_STAT_DEVICE_H
@@ -10,9 +10,9 @@
 
 #include "gpu/shared.h"
 
-#define STAT_UUID_BYTES 41      /* "GPU-", 32 digits, four lines between them */
+#define STAT_UUID_BYTES 41      /* "GPU-", 32 digits, four dashes between them */
 
-/* A slab that the worker says it has open, or is about to. */
+/* A slab of a peer that the worker has open, or is about to open. */
 struct stat_borrow {
     int peer;
     uint32_t slab;
@@ -21,14 +21,14 @@ struct stat_borrow {
 
 struct stat_gpu {
     const char *problem;                /* NULL, or why region is all zero */
-    struct bxi_gpu_region region;       /* copied after what all workers say they have open */
+    struct bxi_gpu_region region;       /* copied after the borrows of all workers */
     size_t borrow_count;
     struct stat_borrow borrows[];       /* by peer, then slab */
 };
 
-/* Copies what the workers show that have a GPU open; their descriptors must be open. 0, -ENOMEM. */
+/* Copies the device memory of all workers that have a GPU open. Their descriptors must be open. 0, -ENOMEM. */
 int stat_gpus_read(struct stat_job *job);
-/* NULL: that worker cannot be read, or has no GPU open, or what it shows of it is none. */
+/* NULL: that worker cannot be read, has no GPU open, or its region is not valid. */
 const struct stat_gpu *stat_gpu_of(const struct stat_job *job, int rank);
 
 static inline uint64_t stat_slab_generation(const struct bxi_gpu_slab_row *row)
@@ -41,16 +41,16 @@ static inline unsigned stat_slab_state(const struct bxi_gpu_slab_row *row)
     return (unsigned)(stat_word(&row->stamp) & 3);
 }
 
-/* Of what is told, as much as there is room for. */
+/* How many entries the lists of the region have, bounded by their room. */
 uint32_t stat_gpu_devices(const struct stat_gpu *gpu);
 uint32_t stat_gpu_refused(const struct stat_gpu *gpu);
 uint32_t stat_gpu_known(const struct stat_gpu *gpu);
-/* The device of that slab; -1 if that is none of those shown: a device's first slab is there before. */
+/* The index of that slab's device; -1 if the device is not listed: its first slab is made before it is listed. */
 int stat_gpu_device_of(const struct stat_gpu *gpu, const struct bxi_gpu_slab_row *row);
 uint32_t stat_gpu_lane_order(const struct stat_gpu *gpu, int lane);
 /* The order of the device's lanes; 0 if none is open. */
 uint32_t stat_gpu_order(const struct stat_gpu *gpu, uint32_t device);
-/* Not the first choice, and not because it was asked for. */
+/* True if the order is not the first choice and the user did not ask for it. */
 bool stat_gpu_is_fallback(const struct stat_worker *worker, uint32_t order);
 bool stat_lane_is_poisoned(const struct stat_gpu *gpu, int lane);
 const char *stat_order_name(uint32_t order);        /* "host_words"; NULL for 0 */

@@ -2,9 +2,10 @@
 /*
  * The calls in flight of a job, from both sides.
  *
- * A caller keeps a row for each call behind its ring to the callee; the callee keeps rows of the requests that it
- * serves, and a line about what runs where it makes progress. The two sides are copied one after the other, so a call
- * that moves meanwhile may be shown at its old place, or as answered; one that is stuck is shown where it is.
+ * A caller keeps a row for each call behind its ring to the callee. The callee keeps a row for each request that it
+ * serves, and the line `now` for the handler that runs with its progress role. The two sides are copied one after the
+ * other: a call that moves meanwhile may be shown at its old place, or as answered. A call that does not move is shown
+ * at its place.
  */
 #include "flight.h"
 
@@ -64,7 +65,7 @@ bool stat_batch_missing(const struct stat_job *job, int rank, uint32_t function,
 
 /* ---- Where a call is -------------------------------------------------------------------------------- */
 
-/* Among the requests that the callee serves. */
+/* True if the callee serves the call; sets where and thread. */
 static bool find_served(const struct stat_worker *callee, struct stat_call *call)
 {
     static const enum stat_where wheres[] = {
@@ -106,7 +107,7 @@ static void find_call(const struct stat_job *job, struct stat_call *call, uint64
         call->where = STAT_INLINE;
         return;
     }
-    /* What it has read by now was copied after the rows above. */
+    /* The read position was copied after the rows above. */
     call->where = stat_word(&callee->received[call->from].read_pos) < end_pos ? STAT_IN_RING : STAT_ANSWERED;
 }
 

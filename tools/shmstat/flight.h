@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The calls in flight of a job, as both of their sides show them; for `calls` and `why`.
+ * The calls in flight of a job, put together from what caller and callee show.
  */
 #ifndef TOOLS_STAT_FLIGHT_H
 #define TOOLS_STAT_FLIGHT_H
@@ -9,8 +9,8 @@
 
 enum stat_where {
     STAT_QUEUED = 0,    /* at the caller: the ring has no room */
-    STAT_IN_RING,
-    STAT_INLINE,        /* an inline or async handler runs where the callee makes progress */
+    STAT_IN_RING,       /* unread */
+    STAT_INLINE,        /* an inline or async handler runs, with the callee's progress role */
     STAT_POOL,          /* waits for a thread */
     STAT_THREAD,        /* a blocking handler runs */
     STAT_BATCH,         /* waits for other rows */
@@ -26,9 +26,9 @@ struct stat_call {
     uint64_t id;
     uint32_t function;          /* of the callee's */
     double age_s;
-    double left_s;              /* until its deadline; < 0: over */
+    double left_s;              /* until its deadline; < 0: it has passed */
     bool has_deadline;
-    bool given_up;              /* nobody waits for it any more */
+    bool given_up;              /* by its caller */
     enum stat_where where;
     uint64_t thread;            /* of THREAD and BODY; 0 if it is not known */
 };
@@ -43,12 +43,12 @@ int stat_calls_collect(const struct stat_job *job, struct stat_calls *calls);
 void stat_calls_free(struct stat_calls *calls);
 
 const char *stat_where_name(enum stat_where where);     /* "in_ring" */
-/* "1-0-65536": caller, callee, id; good until the next call. */
+/* "1-0-65536": caller, callee, id. Valid until the next call. */
 const char *stat_call_name(const struct stat_call *call);
-/* A function's name, printable; "?" where it is not known. Good until the next call. */
+/* A function's name, printable; "?" if it is not known. Valid until the next call. */
 const char *stat_function_name(const struct stat_job *job, int rank, uint32_t function);
 
-/* The workers that the batch `function` of worker `rank` waits for: bits by rank; false if it is no batch. */
+/* The workers whose rows the batch `function` of worker `rank` waits for, as bits by rank; false if it is no batch. */
 bool stat_batch_missing(const struct stat_job *job, int rank, uint32_t function, uint64_t missing[2]);
 
 #endif

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat: how long calls take. A caller keeps a page for each function of each peer that it calls and measures
- * (shm/LAYOUT.md, "Histograms"); here the pages of all workers are copied and shown by the function called, over
- * all of its callers and one by one.
+ * How long calls take. A caller keeps one page for each function of each peer whose calls it measures (shm/LAYOUT.md,
+ * "Histograms"). Here the pages of all workers are copied, and printed by function: merged over all callers, and for
+ * each caller.
  *
- * Pages are read with pread, and only those that hist_count announces: there is nothing behind them, and looking
- * there would not make it. A page that is written meanwhile may be copied between two words of one sample; the
- * legs then differ by that one, as they do when a caller is killed there.
+ * Only the pages below hist_count are read. A page may be copied while its owner writes the words of one sample: the
+ * legs then differ by that sample, as they do after a caller was killed there.
  *
- * A quantile is a sample, and that is somewhere in its bucket, which is a quarter of its least wide: it is put where
- * it would lie if the bucket's samples were spread evenly up to its end, or to the longest that was measured.
+ * A quantile is the value of one sample, of which only the bucket is known; a bucket's width is a quarter of its least
+ * value. The samples of a bucket are taken as spread evenly, up to its end or up to the longest that was measured.
  */
 #include "hist.h"
 
@@ -23,7 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One caller's histogram, and whose it is. */
+/* One caller's histogram of one function. */
 struct row {
     int caller, callee;
     const struct bxi_hist *hist;
@@ -46,7 +45,7 @@ static int read_worker(struct stat_worker *worker)
     worker->hists = count > 0 ? malloc(count * sizeof(*worker->hists)) : NULL;
     if (count > 0 && worker->hists == NULL)
         return -ENOMEM;
-    /* Not known if the file is shorter than it says. */
+    /* hist_count stays 0 if the file is shorter than its header says. */
     if (count > 0 && stat_pread(&worker->segment, worker->hists, count * sizeof(*worker->hists),
                                 bxi_hist_offset(0)) == 0)
         worker->hist_count = count;
@@ -95,7 +94,7 @@ uint64_t stat_hist_samples(const struct bxi_hist *hist, int leg)
     return samples;
 }
 
-/* The longest is stored after its bucket was counted: what that says counts as well. */
+/* The longest is stored after its bucket is counted, so a bucket above it counts as well. */
 static uint64_t longest(const struct bxi_hist *hist, int leg)
 {
     uint64_t max_ns = stat_word(&hist->max_ns[leg]);
@@ -108,7 +107,7 @@ static uint64_t longest(const struct bxi_hist *hist, int leg)
 
 double stat_hist_quantile(const struct bxi_hist *hist, int leg, double q)
 {
-    /* Of 100 samples the 50th, the 99th, and for the 99.9 % the last one: less what a product may be wrong by. */
+    /* Of 100 samples the 50th, the 99th, and for 99.9 % the last one; 1e-6 is the rounding error of the product. */
     double left = ceil(q * (double)stat_hist_samples(hist, leg) - 1e-6), most = (double)longest(hist, leg);
 
     for (uint32_t i = 0; i < BXI_HIST_BUCKETS; i++) {
@@ -177,7 +176,7 @@ static int collect(const struct stat_job *job, struct rows *rows)
     return 0;
 }
 
-/* Merges the rows of one function, which begin at `first`; gives where the next one's begin. */
+/* Merges the rows of one function, which begin at `first`. Returns where the next function's rows begin. */
 static size_t merge(const struct rows *rows, size_t first, struct bxi_hist *merged)
 {
     size_t at = first;
@@ -254,7 +253,7 @@ int stat_hists_text(const struct stat_job *job)
         text_function(job, &rows, first, end);
         for (int leg = 0; leg < BXI_LEGS; leg++) {
             make_row(&merged, leg, &row);
-            /* Of a leg without samples there is nothing more. */
+            /* A leg without samples has no further columns. */
             stat_table_row(columns, stat_hist_samples(&merged, leg) > 0 ? COLUMNS : 2, &row);
         }
     }

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Finds jobs by the names in /dev/shm and copies what their workers show.
+ * Finds jobs by the names in /dev/shm and copies the control pages of their workers.
  *
- * A name is taken only if it is, letter for letter, one that a worker of this user makes. Who lives is
- * told by the owner lock, asked for and not taken (F_OFD_GETLK); a pid is only shown. The state of a
- * segment is read before the rest of it, as a peer does: who reads STARTING reads the header.
+ * A file name counts only if it is exactly the name that a worker of this user would make. A worker is alive if its
+ * owner lock is held; the lock is queried (F_OFD_GETLK) and not taken. Pids are only displayed. The state of a segment
+ * is read before the rest of it, as a peer does: a reader that sees STARTING sees the header.
  *
- * The control pages of all workers are copied first, then once more what they have consumed: so what a
- * peer has read of a ring is never older than what the copy says was written to it, and the difference is
- * at most the ring. Why not map the pages: a file that is truncated meanwhile would end this process.
+ * The control pages of all workers are copied first, then, once more, the words that say what each has consumed. So the
+ * read position of a ring is never older than its write position in the copy, and the two differ by at most the ring.
+ * The pages are not mapped: if a mapped file is truncated, this process dies of SIGBUS.
  */
 #include "jobs.h"
 
@@ -51,7 +51,8 @@ static char *take_last(char *text)
     return dot + 1;
 }
 
-/* From the end, for a job's name may hold dots; what was parsed is written out again and must be the same. */
+/* Parsed from the end, because a job's name may hold dots. The name is then built again from what was parsed: the two
+ * must be equal. */
 static bool parse_name(const char *file_name, struct name *name)
 {
     char copy[BXI_OBJECT_NAME_BYTES], canonical[BXI_OBJECT_NAME_BYTES], prefix[32];
@@ -84,7 +85,7 @@ static bool parse_name(const char *file_name, struct name *name)
     return strcmp(file_name, canonical + 1) == 0;
 }
 
-/* By the job's name, or by NAME.INSTANCE. */
+/* `select`: NULL, a job's name, or NAME.INSTANCE. */
 static bool is_selected(const struct name *name, const char *select)
 {
     char full[BXI_NAME_BYTES + INSTANCE_DIGITS + 2];
@@ -193,13 +194,13 @@ bool stat_is_locked(const struct stat_object *object)
     return fcntl(object->fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-/* 0; -ENOENT if it has gone meanwhile; -errno. */
+/* 0; -ENOENT if it has been removed meanwhile; -errno. */
 static int open_object(struct stat_object *object, const char *shm_name)
 {
     struct stat status;
     struct statfs system;
 
-    /* O_NONBLOCK: what somebody put there under this name need not be a file. */
+    /* O_NONBLOCK: the object of this name may be a pipe. */
     int fd = shm_open(shm_name, O_RDONLY | O_NONBLOCK, 0);
     if (fd < 0)
         return -errno;
@@ -235,7 +236,7 @@ int stat_pread(const struct stat_object *object, void *to, uint64_t bytes, uint6
             return got < 0 ? -errno : -ENODATA;
         done += (uint64_t)got;
     }
-    /* Of two reads in a row the second is the later one, whatever the processor. */
+    /* Orders two reads in a row, on every processor. */
     bxi_fence_seq_cst();
     return 0;
 }
@@ -250,7 +251,7 @@ static void set_problem(struct stat_worker *worker, enum stat_found found, const
     snprintf(worker->problem, sizeof(worker->problem), "%s", text);
 }
 
-/* The header against the file's name and size: what a worker of this version never writes. */
+/* Compares the header with the file's name and size. A worker of this version never writes a header that differs. */
 static void judge(const struct stat_job *job, struct stat_worker *worker)
 {
     const struct bxi_header *header = &HEADER(worker);
@@ -289,7 +290,7 @@ static void blank(struct stat_worker *worker)
                                                           : "its owner was killed while it made the segment");
 }
 
-/* The letter in a stat file of /proc. */
+/* The state letter in a stat file of /proc; 0 if it cannot be read. */
 static char state_letter(const char *path)
 {
     char text[512];
@@ -300,7 +301,7 @@ static char state_letter(const char *path)
     size_t bytes = fread(text, 1, sizeof(text) - 1, file);
     fclose(file);
     text[bytes] = '\0';
-    /* Behind the last bracket: a program may have one in its name. */
+    /* After the last bracket: a program's name may contain one. */
     const char *bracket = strrchr(text, ')');
     if (bracket == NULL || bracket[1] != ' ')
         return 0;
@@ -323,7 +324,7 @@ char stat_thread_state(uint32_t pid, uint64_t thread)
     return state_letter(path);
 }
 
-/* Of a layout that is not this one only the first fields are known to lie where they do. */
+/* These fields lie at the same place in every layout. */
 static void read_first_fields(struct stat_worker *worker)
 {
     worker->layout_version = HEADER(worker).layout_version;
@@ -332,7 +333,7 @@ static void read_first_fields(struct stat_worker *worker)
         worker->process = process_state(worker->pid);
 }
 
-/* The state is written last, the magic before it. */
+/* The owner writes the magic, then the state. */
 static bool is_being_made(const struct stat_worker *worker, uint32_t state)
 {
     const struct bxi_header *header = &HEADER(worker);
@@ -412,7 +413,7 @@ static int read_worker(const struct stat_job *job, struct stat_worker *worker)
     return 0;
 }
 
-/* What peers have consumed, later than everything that the controls say was written. */
+/* Copies again what the worker has consumed, after the write positions of all workers. */
 static void read_late(struct stat_worker *worker)
 {
     if (worker->control == NULL)

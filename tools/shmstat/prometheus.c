@@ -2,8 +2,8 @@
 /*
  * shmstat show --prometheus: the text exposition format, for a collector that reads files or runs commands.
  *
- * The format wants all samples of a metric together, so the loops go over metrics first. What can shrink
- * is a gauge; counters end in _total.
+ * In this format all samples of a metric stand together, so the outer loop is over metrics. A value that can fall is a
+ * gauge; a counter's name ends in _total.
  */
 #include "prometheus.h"
 
@@ -23,7 +23,7 @@ struct metric {
     const char *help;
 };
 
-/* Names come from the files' names and through stat_printable: only these two would need escaping. */
+/* Names are printable: only these two characters need escaping. */
 static void put_label(const char *key, const char *text)
 {
     printf("%s=\"", key);
@@ -32,7 +32,7 @@ static void put_label(const char *key, const char *text)
     putchar('"');
 }
 
-/* Up to the bracket that ends them. */
+/* Without the closing bracket. */
 static void put_labels(const char *metric, const struct stat_job *job, const struct stat_worker *worker, int peer)
 {
     printf("boxcar_%s{", metric);
@@ -53,7 +53,7 @@ static void put_head(const char *metric, const char *type, const char *help)
 
 /* ---- Rows --------------------------------------------------------------------------------------- */
 
-/* What no other form has, or has as words. */
+/* Values of a worker that no other form has, or has in words only. */
 static int worker_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
 {
     const struct stat_gpu *gpu = stat_gpu_of(job, worker->rank);
@@ -80,7 +80,7 @@ static int worker_row(const struct stat_job *job, const struct stat_worker *work
     return STAT_ROW;
 }
 
-/* What the worker has of a peer, whether it has a ring to it or not. */
+/* Values about a peer that exist without a ring to it. */
 static int peer_row(const struct stat_job *job, const struct stat_worker *worker, int peer, struct stat_row *row)
 {
     const struct stat_gpu *gpu = stat_gpu_of(job, worker->rank);
@@ -157,7 +157,7 @@ static void each_worker(const struct stat_jobs *jobs, visit_fn visit, const void
                 visit(&jobs->list[i], jobs->list[i].workers[rank], context);
 }
 
-/* The labels of a device's row; the order too where that is what the value is about. */
+/* The labels of a device; also its order, for the metric that is about the order. */
 static void put_device(const struct metric *metric, const struct stat_row *row)
 {
     printf(",uuid=\"%s\"", (const char *)stat_row_field(row, "uuid")->at);
@@ -227,7 +227,7 @@ static void put_series(const struct series *series, const char *suffix)
     printf(",leg=\"%s\"", stat_leg_name(series->leg));
 }
 
-/* A bound for each octave: four buckets in one. */
+/* One bound for each octave, which is four buckets. */
 static void put_leg(const struct series *series)
 {
     uint64_t samples = 0;

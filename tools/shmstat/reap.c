@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat reap: what jobs of which nobody is left have left behind in /dev/shm, and among the sockets.
+ * shmstat reap: what jobs without a living worker left in /dev/shm and in the directory of sockets.
  *
- * A list at first; with --yes it is removed. Nothing here goes by a pid: an object of shared memory is
- * unlinked by bxi_object_reap, under its owner lock, and a job's socket under the lock of its lock file,
- * which rank 0 holds as long as it lives. What somebody takes between the list and the removal stays. A
- * job of which one worker lives is not touched: its survivors clear up behind their dead themselves.
+ * Lists it; with --yes, removes it. No decision depends on a pid: bxi_object_reap unlinks an object of shared memory
+ * under its owner lock, and a job's socket is unlinked under the lock of its lock file, which rank 0 holds while it
+ * lives. An object that is locked again between the list and the removal stays. A job with a living worker is not
+ * touched: its survivors remove what their dead left.
  */
 #include "json.h"
 #include "shmstat.h"
@@ -56,7 +56,7 @@ static void report(struct reaping *reaping, const char *path, uint64_t bytes, co
 
 /* ---- /dev/shm ----------------------------------------------------------------------------------- */
 
-/* After the reaping: is the object that was listed gone? */
+/* After the removal: reports whether the object is gone. */
 static void report_object(struct reaping *reaping, const struct stat_job *job, const struct stat_object *object,
                           const char *shm_name)
 {
@@ -72,7 +72,7 @@ static void report_object(struct reaping *reaping, const struct stat_job *job, c
         int fd = shm_open(shm_name, O_RDONLY | O_NONBLOCK, 0);
 
         removed = fd < 0 && errno == ENOENT;
-        /* There and nobody's: it could not be removed. Somebody's: it came to life, and stays. */
+        /* It exists. Without an owner: it could not be removed. With one: a new owner has it, and it stays. */
         if (fd >= 0 && (fcntl(fd, F_OFD_GETLK, &lock) < 0 || lock.l_type == F_UNLCK))
             error = EPERM;
         if (fd >= 0)
@@ -101,7 +101,7 @@ static void reap_job(struct reaping *reaping, const struct stat_job *job)
 
 /* ---- Sockets ------------------------------------------------------------------------------------ */
 
-/* As the library finds it; not made here. */
+/* The same directory as the library's; it is not created here. */
 static void socket_directory(char *out, size_t bytes)
 {
     const char *runtime = secure_getenv("XDG_RUNTIME_DIR");
@@ -127,8 +127,8 @@ static bool exists(const char *path)
     return lstat(path, &status) == 0;
 }
 
-/* Removes a job's socket and lock file with the lock held, as its next rank 0 would. False if somebody has
- * the lock. */
+/* Takes the lock and removes a job's socket and lock file, as the next rank 0 of that name would. False if the lock is
+ * held. */
 static bool sweep(const char *socket_path, const char *lock_path)
 {
     struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
@@ -144,7 +144,7 @@ static bool sweep(const char *socket_path, const char *lock_path)
     return taken;
 }
 
-/* Does a rank 0 hold the lock? */
+/* True if a rank 0 holds the lock. */
 static bool is_held(const char *lock_path)
 {
     struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
@@ -183,7 +183,8 @@ static void reap_socket(struct reaping *reaping, const char *directory, const ch
         report(reaping, lock_path, 0, job, taken && exists(lock_path) ? EPERM : 0, yes && !exists(lock_path));
 }
 
-/* The job that a file of the directory belongs to: its lock file; its socket where there is no lock file. */
+/* The job that a file of the directory belongs to. True for each job once: for its lock file, or for its socket if
+ * there is no lock file. */
 static bool job_of_file(const char *directory, const char *file, char *job, size_t bytes)
 {
     size_t length = strlen(file), suffix = sizeof(LOCK_SUFFIX) - 1;

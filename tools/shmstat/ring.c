@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat: rings, read from outside.
+ * Rings, read from outside.
  *
- * The oldest unread frame of a ring is the one at its consumer's read position. Both sides may move while it is
- * looked at, so after its head has been copied its commit word (which has the sequence of the position) and the
- * read position are read again: if one of them is another one the head may be another frame's, and the look
- * begins anew. A ring that moves at each of several looks has no old frame.
+ * The oldest unread frame of a ring is the frame at its consumer's read position. Producer and consumer may move
+ * meanwhile. So after the head of the frame has been copied, its commit word (which holds the sequence of the position)
+ * and the read position are read again. If either differs, the copied head may be another frame's, and the attempt is
+ * repeated. A ring that moves in each of LOOKS attempts has no old frame.
  *
- * When a frame was sent it says itself, but for a request: what would be its place has the deadline, and the
- * caller's row of the call has the time.
+ * A frame holds the time at which it was sent. A request does not: it holds the deadline in that place, and the time is
+ * in the caller's row of the call.
  */
 #include "ring.h"
 
@@ -76,7 +76,7 @@ bool stat_read_credit(const struct stat_worker *peer, int from, uint64_t *credit
 
 /* ---- The oldest unread frame -------------------------------------------------------------------- */
 
-/* The later one of what the consumer counts and what it has published: either may be a moment behind. */
+/* The later of the consumer's own count and what it has published: either may lag. */
 static bool read_consumed(const struct stat_worker *peer, int from, uint64_t *pos)
 {
     uint64_t credit;
@@ -88,7 +88,7 @@ static bool read_consumed(const struct stat_worker *peer, int from, uint64_t *po
     return *pos % BXI_LINE == 0;
 }
 
-/* CLOCK_MONOTONIC, when the caller began that call; 0 if its row is another one's by now. */
+/* CLOCK_MONOTONIC, when the caller began that call; 0 if the row belongs to another call by now. */
 static uint64_t request_since(const struct stat_worker *worker, int to, uint64_t id)
 {
     struct bxi_call_row row;
@@ -101,7 +101,7 @@ static uint64_t request_since(const struct stat_worker *worker, int to, uint64_t
                ? stat_word(&row.since) >> 8 : 0;
 }
 
-/* 0 if it cannot be told. */
+/* 0 if it is not known. */
 static uint64_t sent_ns(const struct stat_worker *worker, int to, const struct bxi_frame *frame)
 {
     switch (frame->kind) {
@@ -115,7 +115,7 @@ static uint64_t sent_ns(const struct stat_worker *worker, int to, const struct b
 
 enum found { NOTHING, FRAME, MOVED, WRONG };
 
-/* The first record at pos or behind padding there, its head copied. */
+/* Copies the head of the first record at pos, or after padding at pos. */
 static enum found read_head(const struct stat_worker *worker, int to, uint64_t pos, struct bxi_frame *frame)
 {
     uint64_t word, again, bytes;

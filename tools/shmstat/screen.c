@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat top in a terminal, by ncurses; the only file that knows it.
+ * shmstat top in a terminal, with ncurses. No other file uses ncurses.
  *
- * Signals are blocked but while the program waits for a key, so nothing happens in a handler but that a flag is
- * set, and no signal is missed between looking at the flag and waiting. Those that end a program give the
- * terminal back first, then end it as they always do, so that the caller's shell sees why. ncurses has handlers
- * of its own for that; they call what a handler must not, and end the program with a plain status.
+ * Signals are blocked except while the program waits for a key (ppoll). So a handler only sets a flag, and no signal is
+ * missed between the test of the flag and the wait. A signal that ends the program first restores the terminal, then is
+ * raised again with its old action, so that the caller's shell sees the cause. The handlers of ncurses are not used:
+ * they call functions that are not async-signal-safe, and exit with a plain status.
  */
 #include "screen.h"
 
@@ -26,8 +26,8 @@
 #include <curses.h>
 #include <term.h>
 
-#define FIRST_S 0.25            /* the first rates come sooner */
-#define DEAF_MAX 3              /* times that there is a key to read, and none comes: the terminal is gone */
+#define FIRST_S 0.25            /* the first interval is shorter */
+#define DEAF_MAX 3              /* polls in a row that report input while none can be read: the terminal is gone */
 
 static const int signals[] = { SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGWINCH };
 
@@ -38,11 +38,11 @@ struct screen {
     struct top_grid grid;
     bool has_colours;
     sigset_t before;            /* the mask of the caller */
-    sigset_t waiting;           /* that while it waits */
+    sigset_t waiting;           /* the mask while it waits */
     struct sigaction old[SIGNALS];
 };
 
-/* Set by the handler; the last signal that ends, and what else came. */
+/* Set by the handler. ended_by: the last signal that ends the program. */
 static volatile sig_atomic_t ended_by, stops, continued, resized;
 
 /* ---- Signals ------------------------------------------------------------------------------------- */
@@ -72,7 +72,7 @@ static void take_signals(struct screen *screen)
     for (size_t i = 0; i < SIGNALS; i++) {
         sigdelset(&screen->waiting, signals[i]);
         sigaction(signals[i], NULL, &screen->old[i]);
-        /* What the caller ignores (nohup) stays ignored; of these two the default is to do nothing. */
+        /* A signal that the caller ignores (nohup) stays ignored. These two are ignored by default. */
         if (screen->old[i].sa_handler != SIG_IGN || signals[i] == SIGCONT || signals[i] == SIGWINCH)
             sigaction(signals[i], &action, NULL);
     }
@@ -94,7 +94,7 @@ static const char *terminal_name(void)
     return name != NULL && name[0] != '\0' ? name : "unknown";
 }
 
-/* Whether it can put the cursor somewhere; a line on stderr if not. newterm would end the program. */
+/* True if the terminal can position the cursor; else a line on stderr. Without this, newterm would end the program. */
 static bool is_able(void)
 {
     int error = 0;
@@ -151,7 +151,7 @@ static void close_screen(struct screen *screen)
     top_grid_free(&screen->grid);
 }
 
-/* Stopped by the user's ^Z: the shell gets its terminal meanwhile. */
+/* ^Z: restores the terminal for the shell and stops. */
 static void stop_here(void)
 {
     struct sigaction mine;
@@ -164,13 +164,13 @@ static void stop_here(void)
     sigemptyset(&stop);
     sigaddset(&stop, SIGTSTP);
     sigaddset(&stop, SIGCONT);
-    sigprocmask(SIG_UNBLOCK, &stop, NULL);      /* here it stops, and here it goes on */
+    sigprocmask(SIG_UNBLOCK, &stop, NULL);      /* the process stops and continues here */
     sigprocmask(SIG_BLOCK, &stop, NULL);
     sigaction(SIGTSTP, &mine, NULL);
     continued = 1;
 }
 
-/* After a stop, by whatever signal: the modes may be anybody's, and the picture is not there. */
+/* After a stop by any signal: the shell may have changed the terminal's modes, and the picture is gone. */
 static void go_on(void)
 {
     continued = 0;
@@ -251,7 +251,7 @@ static int key_of(int key)
     return key < 0x100 ? key : 0;
 }
 
-/* All that were pressed; how many, and in *action the most that they ask for. */
+/* Takes all pressed keys. Returns how many; *action is the strongest action that they ask for. */
 static int take_keys(struct top_state *state, enum top_action *action)
 {
     int key, count = 0;
@@ -267,7 +267,7 @@ static int take_keys(struct top_state *state, enum top_action *action)
 
 /* ---- The loop ------------------------------------------------------------------------------------ */
 
-/* Until a key, a signal or that time, CLOCK_MONOTONIC; true: there is something to read. */
+/* Waits for a key, a signal or that time (CLOCK_MONOTONIC). True if there is something to read. */
 static bool wait_for_key(const struct screen *screen, uint64_t until_ns)
 {
     uint64_t now_ns = stat_now_ns(CLOCK_MONOTONIC), left_ns = until_ns > now_ns ? until_ns - now_ns : 0;

@@ -7,7 +7,7 @@
 
 #include "top_keys.h"
 
-/* Until the user quits or a signal ends it; the terminal is as it was afterwards. An exit status. */
+/* Runs until the user quits or a signal ends it, and restores the terminal. An exit status. */
 int top_screen_run(struct top_model *model, struct top_state *state);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat: what the rings of a job are doing, seen from outside. It reads what the workers' segments show
- * (shm/LAYOUT.md) and disturbs nobody: no message, no lock, no page of theirs written or allocated.
+ * shmstat: shows from outside what the workers of a job do. It reads their segments (shm/LAYOUT.md) and does not
+ * disturb them: it sends no message, takes no lock, writes and allocates no page of theirs.
  *
- * A subcommand is a row of `commands`; jobs.c finds and copies what all of them show.
+ * A subcommand is a row of `commands`.
  */
 #include "shmstat.h"
 
@@ -17,8 +17,8 @@
 struct command {
     const char *name;
     int (*run)(const struct stat_options *options);
-    const char *flag;           /* that it has besides --json; "" for none */
-    bool has_subject;           /* its first argument is one, if there is any */
+    const char *flag;           /* its flag besides --json; "" for none */
+    bool has_subject;           /* its first argument is a subject and not a job */
 };
 
 static const struct command commands[] = {
@@ -89,7 +89,7 @@ static bool parse_flag(const struct command *command, const char *flag, struct s
     return true;
 }
 
-/* The status of the program, or another one after a sentence if what it printed is lost. */
+/* The exit status: STAT_NOTHING, after a line on stderr, if the output could not be written. */
 static int end(int status)
 {
     if (fflush(stdout) == 0 && !ferror(stdout))

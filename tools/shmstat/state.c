@@ -142,8 +142,8 @@ const char *stat_activity(const struct stat_worker *worker)
     return stat_word(&bxi_tables(worker->control)->now.spins) != 0 ? "spinning" : "awake";
 }
 
-/* By the threads that the requests being served name. The body of a batch that is not blocking runs where progress
- * is made, and is counted only where it has company: the pool has no more threads than were ever started. */
+/* Counts the different threads that the rows of served requests name. The body of a batch that is not blocking runs
+ * with the progress role and is counted too; the result is bounded by the number of pool threads ever started. */
 int stat_pool_busy(const struct stat_worker *worker)
 {
     uint64_t threads = stat_word(&bxi_tables(worker->control)->counters[BXI_C_pool_threads]);
@@ -188,8 +188,8 @@ bool stat_ring_fill(const struct stat_job *job, const struct stat_worker *worker
     uint64_t bytes = stat_word(&bxi_tables(worker->control)->pair_counters[to].write_pos) -
                      stat_word(&peer->credit[worker->rank].position);
 
-    /* Behind by what was read between the two looks: empty then. Ahead of the ring by a quarter at most: what
-     * frames on their way back say of the credit is newer than the word. */
+    /* Negative if the peer read on between the two copies: the ring is empty then. More than the ring, by a quarter
+     * of it at most: the producer also learns the credit from frames on their way back, earlier than from the word. */
     if (bytes > INT64_MAX)
         bytes = 0;
     *fill = bytes < BXI_RING_BYTES ? bytes : BXI_RING_BYTES;

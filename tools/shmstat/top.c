@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat top: what `show` tells, live and as rates. Its flags, and the two ways of showing it that need no
- * terminal: the same picture as lines of text (--once, --batch), and one sample as JSON. top_rates.h names the
+ * shmstat top: the workers, rings or calls of jobs, live and as rates. This file has its flags and the two forms that
+ * need no terminal: the same picture as lines of text (--once, --batch), and one sample as JSON. top_rates.h names the
  * other parts.
  */
 #include "describe.h"
@@ -29,7 +29,7 @@
 
 /* ---- Flags --------------------------------------------------------------------------------------- */
 
-/* A number of at least and at most so much. */
+/* A number between least and most. */
 static bool parse_number(const char *text, double least, double most, double *value)
 {
     char *end;
@@ -130,7 +130,7 @@ static bool parse_sort(const char *title, enum top_view view, int *sort)
     return false;
 }
 
-/* What the flags say is shown at first. */
+/* Sets what is shown first, from the flags. */
 static bool begin_state(const struct stat_top_options *options, struct top_state *state)
 {
     top_state_init(state, options->interval_s > 0 ? options->interval_s : DEFAULT_INTERVAL_S);
@@ -167,7 +167,7 @@ static int grid_for(const struct stat_top_options *options, struct top_grid *gri
                          options->height > 0 ? options->height : height);
 }
 
-/* Without blanks at the end, and without the lines that have nothing else. */
+/* Without the blanks at the end of lines, and without empty lines. */
 static void print_grid(const struct top_grid *grid)
 {
     for (int line = 0; line < grid->height; line++) {
@@ -190,7 +190,7 @@ static void pause_for(double seconds)
         ;
 }
 
-/* Two samples, an interval apart, before the first picture. */
+/* The first picture needs two samples, an interval apart. */
 static int next_sample(struct top_model *model, const struct top_state *state)
 {
     int rc = 0;
@@ -230,7 +230,7 @@ static bool is_whole(int source)
            source == TOP_ARENA || source == TOP_LOAN;
 }
 
-/* Sums of noise may be beyond any. */
+/* Sums of garbage words may exceed 64 bits. */
 static uint64_t whole(double value)
 {
     return value < 0x1p63 ? (uint64_t)value : UINT64_MAX;
@@ -279,7 +279,7 @@ static void json_rows(const struct top_model *model, const struct stat_job *job)
     stat_json_close(']');
 }
 
-/* The workers, and the rings if those are asked for. */
+/* The workers or, with --view rings, the rings. */
 static int run_json(struct top_model *model, const struct top_state *state)
 {
     int rc = next_sample(model, state);

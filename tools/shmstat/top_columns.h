@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat top: the columns of each view, for the grid and for JSON; how a figure and a text of a row are printed.
+ * shmstat top: the columns of each view, for the grid and for JSON, and how their values are printed.
  */
 #ifndef TOOLS_STAT_TOP_COLUMNS_H
 #define TOOLS_STAT_TOP_COLUMNS_H
@@ -9,9 +9,9 @@
 
 struct top_column {
     const char *title;
-    const char *key;                    /* in JSON; NULL: not there, or under another one */
+    const char *key;                    /* in JSON; NULL: not there, or under a key of the worker itself */
     int width;
-    int importance;                     /* of two that do not both fit the lesser is left out; 0: always shown */
+    int importance;                     /* 0: always shown; else 1 is the most, and the least is left out first */
     enum top_format {
         TOP_TEXT,
         TOP_WHOLE,                      /* 1234 */
@@ -25,11 +25,11 @@ struct top_column {
 
 enum top_text { TOP_JOB, TOP_NAME, TOP_PEER_NAME, TOP_DOING, TOP_STATE, TOP_FUNCTION, TOP_CALL, TOP_WHY };
 
-/* The columns of a view, and how many; by index as state.sort has them. */
+/* The columns of a view, and how many. state.sort is an index into them. */
 const struct top_column *top_columns(enum top_view view, int *count);
 const char *top_text(const struct top_row *row, int source);
 const char *top_view_name(enum top_view view);
-/* A figure in five characters at most, but a WHOLE one. Good until the next call. */
+/* A figure in at most five characters, unless it is WHOLE. Valid until the next call. */
 const char *top_figure(double value, enum top_format format);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat top: what a key does to what is shown. No terminal and no job is needed for it: the front end hands
- * keys in and does what comes back.
+ * shmstat top: what each key changes. It needs no terminal and no job: the caller passes keys in, and does the action
+ * that is returned.
  */
 #include "top_keys.h"
 
@@ -29,7 +29,7 @@ const char *top_help_line(size_t i)
     return help[i];
 }
 
-/* By what rows are sorted at first: by the column of that title. */
+/* The index of the column of that title. */
 static int column_named(enum top_view view, const char *title)
 {
     int count;
@@ -97,7 +97,7 @@ static void scroll_up(struct top_state *state, size_t rows)
     state->first = state->first > rows ? state->first - rows : 0;
 }
 
-/* 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50 s; and what the user began with, in between. */
+/* The next longer or shorter of these steps; the first interval, from a flag, may lie between two. */
 static void change_interval(struct top_state *state, bool longer)
 {
     static const double steps[] = { TOP_INTERVAL_MIN, 0.2, 0.5, 1, 2, 5, 10, 20, 50, TOP_INTERVAL_MAX };
@@ -110,7 +110,7 @@ static void change_interval(struct top_state *state, bool longer)
     state->interval_s = steps[i];
 }
 
-/* Those that only move what is seen. */
+/* Keys that scroll. */
 static void scroll(struct top_state *state, int key)
 {
     switch (key) {

@@ -13,7 +13,7 @@ enum top_only { TOP_ALL, TOP_ONLY_BUSY, TOP_ONLY_STUCK };
 #define TOP_INTERVAL_MIN 0.1
 #define TOP_INTERVAL_MAX 60.0
 
-/* Keys that are no characters. */
+/* Keys other than characters. */
 enum top_key {
     TOP_KEY_UP = 0x1000,
     TOP_KEY_DOWN,
@@ -35,15 +35,15 @@ struct top_state {
     bool typing;                        /* the filter */
     bool help;
     bool paused;
-    bool batch;                         /* nobody presses keys */
+    bool batch;                         /* there are no keys */
     double interval_s;
-    size_t first;                       /* row that is shown first; rendering bounds it */
-    size_t page;                        /* rows that the last rendering had room for */
+    size_t first;                       /* the first row shown; top_render bounds it */
+    size_t page;                        /* rows that fitted in the last top_render */
 };
 
 enum top_action {
-    TOP_DRAW,           /* what is there, anew */
-    TOP_SAMPLE,         /* another view: it needs a sample */
+    TOP_DRAW,           /* draw the same rows again */
+    TOP_SAMPLE,         /* another view: take a sample */
     TOP_QUIT,
 };
 

@@ -2,12 +2,14 @@
 /*
  * shmstat top: samples of the jobs, and rows with rates made of two of them.
  *
- * A sample is what jobs.c copies of all workers, and of their rows of calls. Those are 32 KiB for each ring,
- * so they are read only where the counters say that calls are in flight, and beyond the first of them only where
- * those do not account for all: 64 idle workers cost no such read, whoever has talked to whom.
+ * A sample is the copies of jobs.c of all workers, and the rows of their calls in flight. These rows are 32 KiB for
+ * each ring. So they are read only if the worker's counters say that it has calls in flight, and the rows after the
+ * first BXI_CALLS_FIRST only if those do not account for all of these calls: 64 idle workers cost no such read,
+ * however many rings are open.
  *
- * Who is gone from /dev/shm is moved from the sample before into the new one, with its locks marked as free: it
- * is shown as it was last seen until the user leaves, or until a job of the same name or GONE_S take its place.
+ * A worker that has been removed from /dev/shm is moved from the sample before into the new one, with its locks
+ * marked as free. It is shown as it was last seen until the user quits. A job that has been removed is shown until a
+ * job of the same name appears or, while there are other jobs, for GONE_S.
  */
 #include "top_rates.h"
 
@@ -22,7 +24,7 @@
 #include <string.h>
 #include <time.h>
 
-#define GONE_S 60.0             /* how long a job is shown that is gone, while there are others */
+#define GONE_S 60.0             /* how long a removed job is shown while there are others */
 #define SPAN_MIN_NS 90000000u   /* rates over less say little */
 #define NEARLY_FULL 90.0
 
@@ -38,7 +40,7 @@ struct flight {
 struct top_flight {
     struct flight of[BXI_WORLD_MAX];
     struct stat_calls calls;    /* in the view of calls only */
-    uint64_t gone_ns;           /* since when there is nothing of the job; 0: it is there */
+    uint64_t gone_ns;           /* when the job was found removed; 0: it is there */
 };
 
 static uint64_t counter(const struct stat_worker *worker, enum bxi_counter which)
@@ -88,7 +90,7 @@ static void count_rows(const struct stat_worker *worker, int first, int end, str
 
 static void scan_flight(const struct stat_worker *worker, struct flight *flight)
 {
-    /* Copied while they move, so it may be anything but too few by what is in flight for longer. */
+    /* Copied while they change: it may be any number, but not less than the calls that stay in flight. */
     int64_t open = (int64_t)(counter(worker, BXI_C_calls_sent) - counter(worker, BXI_C_calls_completed) -
                              counter(worker, BXI_C_calls_timed_out) - counter(worker, BXI_C_calls_cancelled) -
                              counter(worker, BXI_C_calls_peer_dead));
@@ -128,7 +130,7 @@ static const struct stat_job *same_job(const struct top_sample *sample, const st
     return NULL;
 }
 
-/* ---- Who is gone --------------------------------------------------------------------------------- */
+/* ---- Removed workers and jobs -------------------------------------------------------------------- */
 
 static bool is_gone(const struct stat_worker *worker)
 {
@@ -146,7 +148,7 @@ static void keep_workers(struct stat_job *from, struct stat_job *to)
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
         struct stat_worker *worker = from->workers[rank];
 
-        /* Its segment may be the first to go, and its arena be left for a moment. */
+        /* The segment may be removed first, and the arena a moment later. */
         if (worker == NULL || worker->control == NULL ||
             (to->workers[rank] != NULL && to->workers[rank]->found != STAT_ABSENT))
             continue;
@@ -159,7 +161,7 @@ static void keep_workers(struct stat_job *from, struct stat_job *to)
     }
 }
 
-/* Whether a job that is gone is shown no more. */
+/* True if a removed job is not shown any more. */
 static bool is_over(const struct top_sample *now, const struct stat_job *job, uint64_t gone_ns)
 {
     for (size_t i = 0; i < now->jobs.count; i++)
@@ -211,7 +213,7 @@ static double rate(uint64_t before, uint64_t now, double span_s)
     return now >= before ? (double)(now - before) / span_s : 0;
 }
 
-/* The same of two copies, of the words that lie there. */
+/* The rate of one word, from two copies of it. */
 #define RATE(member)                                                                                       \
     rate(stat_word(&bxi_tables(then->control)->member), stat_word(&bxi_tables(worker->control)->member), span_s)
 #define COUNTED(name) RATE(counters[BXI_C_##name])
@@ -263,9 +265,10 @@ static void set_levels(const struct stat_job *job, const struct stat_worker *wor
     number[TOP_ARENA] = (double)stat_word(&worker->control->header.arena_used);
 }
 
-/* ---- Who is stuck -------------------------------------------------------------------------------- */
+/* ---- Stuck workers ------------------------------------------------------------------------------- */
 
-/* The request whose handler has run longest, where progress runs or in a thread; since 0: there is none. */
+/* When the longest-running handler's request came, and who sent it; thread 0: it runs with the progress role. 0 if no
+ * handler runs. */
 static uint64_t oldest_handler(const struct stat_worker *worker, uint64_t *who, uint64_t *thread)
 {
     uint64_t oldest_ns = stat_word(&bxi_tables(worker->control)->now.since_ns);
@@ -304,7 +307,7 @@ static const char *peer_text(const struct stat_job *job, int rank)
     return name[0] != '\0' ? name : "a worker that is gone";
 }
 
-/* Nearest to the reason first: stopped; a handler that does not end; a call that does not. */
+/* Nearest to the reason first: a stopped process; a handler that does not end; a call that does not end. */
 static void set_stuck(const struct top_model *model, const struct stat_worker *worker, const struct flight *flight,
                       struct top_row *row)
 {
@@ -497,7 +500,7 @@ static void count_worker(struct top_totals *totals, const struct top_row *row)
             totals->number[i] += row->number[i];
 }
 
-/* The worker that is nearest to the reason, and waits longest. */
+/* Keeps the worker nearest to the reason; of several, the one that waits longest. */
 static void find_reason(struct top_totals *totals, const struct top_row *row, int *cause, double *age_s)
 {
     double row_age_s = isnan(row->number[TOP_AGE]) ? 0 : row->number[TOP_AGE];
@@ -509,7 +512,7 @@ static void find_reason(struct top_totals *totals, const struct top_row *row, in
     memcpy(totals->why, row->why, sizeof(totals->why));
 }
 
-/* Rows of workers are made for the totals whatever the view, and given back unless it is theirs. */
+/* The totals need the rows of workers in every view; make_rows drops the rows if the view is another one. */
 static int add_workers(struct top_model *model)
 {
     double age_s = 0;
@@ -579,7 +582,7 @@ int top_sample(struct top_model *model, enum top_view view, uint64_t now_ns)
         free_sample(&fresh);
         return -ENOMEM;
     }
-    /* Another view is wanted at once: what there was before stays what rates are taken from. */
+    /* A change of view samples at once: then the sample before stays the base of the rates. */
     if (model->now.at_ns != 0 && now_ns - model->now.at_ns >= SPAN_MIN_NS) {
         free_sample(&model->before);
         model->before = model->now;

@@ -25,15 +25,15 @@ enum top_view {
 };
 
 enum top_health {
-    TOP_GONE,           /* its segment is gone: it left, or its job was cleaned up */
+    TOP_GONE,           /* its segment is removed: it left, or its job was cleaned up */
     TOP_DEAD,
     TOP_IDLE,
-    TOP_BUSY,           /* it did something between the two samples, or has something to do */
+    TOP_BUSY,           /* it was active between the two samples, or has calls or requests open */
     TOP_WARN,           /* a ring is nearly full, a call was given up */
     TOP_STUCK,
 };
 
-/* What a row says in figures; those in _S are per second. NAN where it is not known. */
+/* The figures of a row; those in _S are per second. NAN if it is not known. */
 enum top_number {
     TOP_RANK,
     TOP_PEER,           /* of a ring: to; of a call: the callee */
@@ -66,14 +66,14 @@ enum top_number {
 struct top_row {
     const struct stat_job *job;
     enum top_health health;
-    int cause;                          /* among the stuck: more for who is nearer to the reason; 0: not stuck */
+    int cause;                          /* 0: not stuck; larger: nearer to the reason why others are stuck */
     const char *doing;
     const char *state;
     char name[BXI_NAME_BYTES];          /* of the worker, or the caller */
     char peer[BXI_NAME_BYTES];
     char function[BXI_NAME_BYTES];
     char call[64];
-    char why[200];                      /* a sentence if it is stuck or cannot be read, else "" */
+    char why[200];                      /* a sentence if it is stuck or cannot be read; else "" */
     double number[TOP_NUMBERS];
 };
 
@@ -82,7 +82,7 @@ struct top_totals {
     int workers, alive, dead, gone;
     int asleep, spinning, stopped, stuck;
     double number[TOP_NUMBERS];         /* sums, of rates and amounts */
-    char why[200];                      /* of the stuck worker that is nearest to the reason; "" if there is none */
+    char why[200];                      /* of the stuck worker nearest to the reason; "" if none is stuck */
 };
 
 struct top_flight;
@@ -104,9 +104,9 @@ struct top_model {
     struct top_totals totals;
 };
 
-/* Takes a sample at that time, CLOCK_MONOTONIC, and makes the rows of the view; rates are those between it and
- * the sample before, NAN at the first. A job or worker that was there and is no more stays, as gone. 0; -errno,
- * and the model can only be freed. */
+/* Takes a sample, whose time is now_ns (CLOCK_MONOTONIC), and makes the rows of the view. Rates are taken between it
+ * and the sample before; NAN after the first. A job or worker that has been removed since stays, as gone. 0; -errno,
+ * after which the model can only be freed. */
 int top_sample(struct top_model *model, enum top_view view, uint64_t now_ns);
 void top_free(struct top_model *model);
 /* Seconds between the two samples; 0 at the first. */

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat top: rows to a grid of characters with attributes. It knows neither a terminal nor a job: what is drawn
- * follows from the rows, from what the user chose, and from the size alone.
+ * shmstat top: draws rows into a grid of characters with attributes. It depends on the rows, on what the user chose and
+ * on the size alone, not on a terminal or a job.
  *
- * What is shown of a view is a table of columns. Which of them fit is chosen by their importance, then what is
- * left of the width goes to the names; so 160 columns show more than 80 of the same. The column by which rows are
- * sorted is always there.
+ * Columns are chosen by importance until the width is used up; then the rest of the width goes to texts that are cut.
+ * So a wider terminal shows more columns and longer names. The column by which rows are sorted is always shown.
  */
 #include "top_view.h"
 
@@ -74,7 +73,7 @@ static void clear(struct top_grid *grid)
         grid->text[(size_t)line * line_bytes + (size_t)grid->width] = '\0';
 }
 
-/* What does not fit is left out. A name out of /dev/shm may hold anything: what is no character is a '?'. */
+/* Cuts the text at the grid's edge. A name from /dev/shm may hold any bytes: unprintable ones become '?'. */
 static int put(struct top_grid *grid, int line, int column, enum top_attribute attribute, const char *text)
 {
     size_t start = (size_t)line * (size_t)(grid->width + 1);
@@ -119,19 +118,18 @@ struct order {
     bool down;                          /* the largest first */
 };
 
-/* As the model has them: by job, then rank. */
+/* The model's order: by job, then rank. */
 static int by_place(const struct top_row *one, const struct top_row *other)
 {
     return (one > other) - (one < other);
 }
 
-/* Nobody is there any more. */
 static bool is_past(const struct top_row *row)
 {
     return row->health == TOP_GONE || row->health == TOP_DEAD;
 }
 
-/* What lives comes before what is dead, by whatever rows are sorted. */
+/* Living workers come before dead and gone ones, whatever the order. */
 static int compare_rows(const void *a, const void *b, void *context)
 {
     const struct top_row *one = *(struct top_row *const *)a, *other = *(struct top_row *const *)b;
@@ -195,7 +193,7 @@ static size_t choose_rows(struct top_model *model, const struct top_state *state
 
 /* ---- Which columns ------------------------------------------------------------------------------- */
 
-/* Their widths; 0: not shown. */
+/* The widths of a view's columns; 0: not shown. */
 struct layout {
     const struct top_column *columns;
     int count;
@@ -211,7 +209,8 @@ static int used_width(const struct layout *layout)
     return used - 1;
 }
 
-/* Where there is one job its name tells nothing: 0. Else they are told from each other by their ends. */
+/* 0 if there is one job: the first line names it. Else room for the longest name, up to JOB_MAX, because names may
+ * differ at their end only. */
 static int job_width(const struct top_model *model)
 {
     size_t longest = 3;
@@ -248,7 +247,7 @@ static void choose_columns(struct layout *layout, const struct top_model *model,
     }
 }
 
-/* What is left of the width goes to texts that are longer than their columns, a character each in turn. */
+/* Gives the rest of the width to texts that are longer than their columns, one character each in turn. */
 static void widen(struct layout *layout, const struct top_model *model, size_t shown, int width)
 {
     int need[COLUMNS_MAX] = { 0 }, left = width - used_width(layout);
@@ -275,7 +274,7 @@ static void widen(struct layout *layout, const struct top_model *model, size_t s
 
 /* ---- Drawing ------------------------------------------------------------------------------------- */
 
-/* Returns the column behind it. */
+/* Returns the column after it. */
 static int draw_job(const struct top_model *model, struct top_grid *grid)
 {
     const struct stat_job *job = model->now.jobs.count == 1 ? &model->now.jobs.list[0] : NULL;
@@ -298,7 +297,7 @@ static int draw_job(const struct top_model *model, struct top_grid *grid)
     return column;
 }
 
-/* What the rates are of, and what comes. */
+/* The time over which rates are taken, or the interval. */
 static void draw_pace(const struct top_model *model, const struct top_state *state, struct top_grid *grid, int column)
 {
     char text[48];
@@ -330,7 +329,7 @@ static void draw_workers(const struct top_model *model, struct top_grid *grid)
     put_count(grid, column, TOP_ALARM, "stuck", totals->stuck - totals->stopped);
 }
 
-/* A sum with its text, unless it does not fit; the parts come in the order of their weight. */
+/* A sum with its text, unless it does not fit; then no further one is drawn. */
 static int put_total(const struct top_model *model, struct top_grid *grid, int column, enum top_number number,
                      const char *text)
 {
@@ -359,7 +358,7 @@ static void draw_totals(const struct top_model *model, struct top_grid *grid)
     put_total(model, grid, column, TOP_LOAN, "B lent");
 }
 
-/* Line 3, if anybody is stuck. */
+/* Line 3, if a worker is stuck. Returns the next free line. */
 static int draw_reason(const struct top_model *model, struct top_grid *grid)
 {
     int column;

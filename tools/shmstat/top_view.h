@@ -28,12 +28,12 @@ struct top_grid {
     unsigned char *attribute;           /* of width + 1 a line, as text is */
 };
 
-/* -ENOMEM, or 0; width and height are bounded. */
+/* 0, -ENOMEM. Width and height are bounded. */
 int top_grid_init(struct top_grid *grid, int width, int height);
 void top_grid_free(struct top_grid *grid);
 const char *top_grid_line(const struct top_grid *grid, int line);
 const unsigned char *top_grid_attributes(const struct top_grid *grid, int line);
-/* Draws all of it; bounds state->first. */
+/* Draws the whole grid; bounds state->first. */
 void top_render(struct top_model *model, struct top_state *state, struct top_grid *grid);
 
 #endif

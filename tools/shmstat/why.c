@@ -2,15 +2,15 @@
 /*
  * shmstat why: what a worker or a call waits for, in sentences, from one call to the next.
  *
- * Each step says where a call is now. If the thread of its handler waits in the library, the next step is what that
- * thread waits for, which the segment says (struct bxi_wait_row): that link is certain. Where a call waits for
- * something that is not one thread's (the rows of a batch, a future, a thread of the pool, room in a ring), the next
- * step is the oldest call that can be meant, and the link is a guess. An inline handler and a batch's body that holds
- * the progress role must not wait for calls, so the chain ends there, as it does at a worker that is dead or stopped
- * and at a thread that waits for nothing of the library's.
+ * Each step prints where a call is now. If the thread of its handler waits in the library, the segment says for what
+ * (struct bxi_wait_row), and that is the next step: this link is certain. If a call waits for something that does not
+ * belong to one thread (the rows of a batch, a future, a thread of the pool, room in a ring), the next step is the
+ * oldest call that it can depend on: this link is a guess. The chain ends at an inline handler and at a batch's body
+ * that holds the progress role, because these must not wait for calls; at a worker that is dead or stopped; and at a
+ * thread that does not wait in the library.
  *
- * A call that comes up twice closes a cycle. It is called one only if every link of it is certain: two workers whose
- * handlers sleep while other threads of both call each other are none.
+ * A call that appears twice closes a cycle. The cycle is reported as certain only if every link of it is certain. Two
+ * workers whose handlers sleep while other threads of both call each other are no cycle.
  */
 #include "describe.h"
 #include "device.h"
@@ -39,7 +39,7 @@ struct chain {
     const char *cycle;                              /* "certain", "possible", or NULL */
 };
 
-/* What comes next. */
+/* The next step. */
 struct next {
     const struct stat_call *call;                   /* NULL: the chain ends */
     bool guessed;
@@ -126,10 +126,10 @@ static const struct stat_call *call_of_row(const struct chain *chain, int from, 
     return NULL;
 }
 
-/* Which of a worker's calls. */
+/* Which of a worker's calls: all, or those that no thread is shown to wait for. */
 enum which { ANY_CALL, NOT_WAITED_FOR };
 
-/* Its oldest call that was not given up, to the worker `to` unless that is below 0. */
+/* The worker's oldest call that was not given up; only calls to the worker `to`, unless that is < 0. */
 static const struct stat_call *oldest_call(const struct chain *chain, int rank, int to, enum which which)
 {
     for (size_t i = 0; i < chain->calls->count; i++) {
@@ -145,7 +145,7 @@ static const struct stat_call *oldest_call(const struct chain *chain, int rank, 
 
 /* ---- Cycles --------------------------------------------------------------------------------------------- */
 
-/* True if the call was there already: then the cycle is named. */
+/* True, after a sentence that names the cycle, if the call is already in the chain. */
 static bool closes_cycle(struct chain *chain, const struct next *next)
 {
     char names[400] = "";
@@ -174,7 +174,7 @@ static bool closes_cycle(struct chain *chain, const struct next *next)
 
 /* ---- What a worker does ---------------------------------------------------------------------------------- */
 
-/* True if the chain ends with what the worker itself is. */
+/* True, after a sentence, if the chain ends at this worker because of its own state. */
 static bool say_state(const struct chain *chain, int rank)
 {
     const struct stat_worker *worker = chain->job->workers[rank];
@@ -199,7 +199,7 @@ static bool say_state(const struct chain *chain, int rank)
     return false;
 }
 
-/* The handler that runs where the worker makes progress. True if there is one. */
+/* The handler that runs with the worker's progress role. True, after a sentence, if there is one. */
 static bool say_busy(const struct chain *chain, int rank)
 {
     const struct stat_worker *worker = stat_reader(chain->job, (uint32_t)rank);
@@ -216,8 +216,8 @@ static bool say_busy(const struct chain *chain, int rank)
     return true;
 }
 
-/* Whether `rank` waits for a slab of the owner's: it holds more than it has counted as opened. What it counts may be
- * behind for a moment, so this is said only where something lies unread, or on its way. */
+/* Says so if `rank` waits for a slab of the owner to be opened: it holds more slabs than it has counted as opened. The
+ * count may lag for a moment, so callers ask only if a message is unread or on its way. */
 static void say_opening(const struct chain *chain, int rank, int owner)
 {
     const struct stat_gpu *gpu = stat_gpu_of(chain->job, rank);
@@ -239,7 +239,7 @@ static void say_opening(const struct chain *chain, int rank, int owner)
 
 static const struct next chain_ends;
 
-/* The thread waits for something, and the row says for what. */
+/* What the row says that its thread waits for. */
 static struct next follow_wait(const struct chain *chain, int rank, const struct bxi_wait_row *row)
 {
     uint64_t to = stat_word(&row->to);
@@ -295,7 +295,7 @@ static struct next ends_inline(const struct chain *chain)
     return chain_ends;
 }
 
-/* Of the threads that run handlers of the worker's, the one that waits and has the oldest request. */
+/* Among the threads that run the worker's handlers and wait for a call: the one with the oldest request. */
 static struct next follow_pool(const struct chain *chain, int rank)
 {
     const struct stat_worker *worker = stat_reader(chain->job, (uint32_t)rank);
@@ -315,7 +315,7 @@ static struct next follow_pool(const struct chain *chain, int rank)
     return (struct next){ .call = oldest != NULL ? call_of_row(chain, rank, oldest) : NULL, .guessed = true };
 }
 
-/* The batch that a call waits in. */
+/* The call waits in a batch. */
 static struct next follow_batch(const struct chain *chain, const struct stat_call *call)
 {
     char names[300] = "";
@@ -355,7 +355,7 @@ static struct next follow_body(const struct chain *chain, const struct stat_call
     return follow_thread(chain, call->to, call->thread);
 }
 
-/* Whether the pool that a call waits for has not taken anything for a second or more. */
+/* Says so if that pool has not taken a request from its queue for a second or more. */
 static void say_pool(const struct chain *chain, int rank)
 {
     const struct stat_worker *worker = stat_reader(chain->job, (uint32_t)rank);
@@ -413,7 +413,7 @@ static void say_where(const struct chain *chain, const struct stat_call *call)
     }
 }
 
-/* Where the call is, and what comes next. */
+/* Prints where the call is. Returns the next step. */
 static struct next follow_call(const struct chain *chain, const struct stat_call *call)
 {
     say_where(chain, call);
@@ -524,7 +524,7 @@ static const struct stat_call *find_call(const struct stat_calls *calls, const c
     return NULL;
 }
 
-/* The oldest call of the job that a worker which lives has not given up. */
+/* The oldest call of a living worker that was not given up. */
 static const struct stat_call *longest(const struct chain *chain)
 {
     for (size_t i = 0; i < chain->calls->count; i++) {
@@ -558,8 +558,8 @@ static void end_job(const struct chain *chain)
     stat_json_close('}');
 }
 
-/* Of a worker, a call or, without a subject, of what has waited longest. False if the job has neither a worker nor a
- * call of that name. */
+/* Explains a worker, a call or, without a subject, the call that has waited longest. False if the job has neither a
+ * worker nor a call of that name. */
 static bool explain(struct chain *chain, const char *subject)
 {
     const struct stat_call *call = subject != NULL ? find_call(chain->calls, subject) : longest(chain);

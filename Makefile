@@ -153,7 +153,7 @@ SHARED_NN  := $(B)/lib/libboxcar_nn.so.$(VERSION)
 SONAME_NN  := libboxcar_nn.so.$(firstword $(subst ., ,$(VERSION)))
 # kill_steps is the library once more, with a hook at every step of what it does to shared memory.
 steps_OBJS := $(patsubst %.c,$(O)/steps/%.o,$(LIB_SRCS) tests/harness/harness.c tests/shm/test_kill_steps.c)
-# bxbench with an engine that keeps less for shmstat: the mask of lib/base/base.h.
+# bxbench with an engine that keeps less for shmstat: the mask of lib/observe/observe.h.
 STATS      := 0 1 3
 BENCHES    := $(STATS:%=$(B)/bench/stats-%/bxbench)
 TESTS      := $(B)/bench/stats-0/bxbench $(B)/tests/unit $(B)/tests/stress $(B)/tests/kill_steps $(PROG_SRCS:tests/prog/%.c=$(B)/tests/%) \

@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: MIT
 #
 # Installs what Boxcar needs and this machine lacks: `install_deps.sh GROUP...`, GROUP being build, unit
-# (what the unit tests are compiled with), test (that, and what the other tests run) or lint. Run by `make deps` and
-# its kin.
+# (what the unit tests are compiled with), test (that, and what the other tests run) or lint. Run by `make deps`,
+# `make deps-unit` and so on.
 #
-# Each need is found by what will use it (pkg-config, the compiler, PATH), not by asking the package
-# manager, so libraries built by hand count. Where nothing is missing, nothing is run and nothing
-# said.
+# A need is looked up with the tool that will use it (pkg-config, the compiler, PATH) and not with the package
+# manager, so libraries built by hand count. If nothing is missing, nothing is installed and nothing printed.
 set -eu
 
 cc=${CC:-cc}

@@ -3,18 +3,18 @@
  * bxbench accumulate: a parameter server's step over gradients that it has on loan, beside the bare
  * memory traffic of the same step.
  *
- * Worker 1 is the trainer: it answers each call with one set of gradients, made in its arena. Worker 0 is
- * the server: it keeps the answers, so that all sets are on loan to it and mapped read-only, and runs
- * bx_sgd_step over them tensor by tensor, from one version of the model to another, both in its own
- * arena; the velocity lies on its heap. The bare pass goes through the same memory in the same order with
- * as many threads, and only leaves the arithmetic out: it reads every set, `from` and the velocity, writes the
- * velocity back and `to` past the caches. That makes sets + 4 times --bytes of traffic.
+ * Worker 1 is the trainer: it answers each call with one set of gradients, made in its arena. Worker 0 is the server:
+ * it keeps the answers, so that all sets are on loan to it and mapped read-only. It runs bx_sgd_step over them tensor
+ * by tensor, from one version of the model to another. Both versions lie in its own arena; the velocity lies on its
+ * heap. The bare pass goes through the same memory in the same order with as many threads, without the arithmetic: it
+ * reads every set, `from` and the velocity, and writes the velocity back, and `to` with non-temporal stores. That is
+ * sets + 4 times --bytes of traffic.
  *
- * What the bare pass is worth is told by a plain memcpy of --bytes from one tensor to another, 2 times --bytes
- * of traffic: bare_memcpy has to be 0.9 or more, else the ratio flatters.
+ * A plain memcpy of --bytes from one tensor to another (2 times --bytes of traffic) checks the bare pass: bare_memcpy
+ * must be 0.9 or more, else the bare pass is slow and the ratio too good.
  *
- * One slice is one step, one bare pass and one memcpy. Threads have a core each, in turn, and contiguous
- * shares of all elements. After each step some elements are computed again, one by one.
+ * One slice is one step, one bare pass and one memcpy. Each thread has a core (round-robin) and a contiguous share of
+ * all elements. After each step some elements are computed again, one by one.
  */
 #include "bxbench.h"
 #include "clock.h"
@@ -55,7 +55,7 @@ struct accumulate {
 
 enum work { STEP, BARE, COPY, STOP };
 
-/* What the server has of one parameter. */
+/* The server's tensors of one parameter. */
 struct parameter {
     size_t elements;
     const float *grads[SETS_MAX];
@@ -141,11 +141,11 @@ struct streams {
     uint32_t *to;
 };
 
-/* Always 0, which the compiler does not know: it would see through writing back what was read. */
+/* Always 0, which the compiler does not know: else it would remove the write of a value that was just read. */
 static volatile uint32_t nothing;
 
 /* Whole cache lines of all streams, 64 bytes of each at a time: this order was a third faster than page by page
- * and with software prefetch. What is read is or-ed together, so that it has to be read. */
+ * and with software prefetch. The words read are or-ed together, so that the reads cannot be removed. */
 static size_t stream_lines(const struct streams *streams, size_t count)
 {
     size_t lines = count / LINE_FLOATS * LINE_FLOATS;
@@ -255,7 +255,7 @@ static void *help(void *context)
     }
 }
 
-/* Nanoseconds until all threads are through. */
+/* Nanoseconds until all threads have finished. */
 static double run_work(struct server *server, enum work work)
 {
     uint64_t before_ns = bench_now_ns();
@@ -267,7 +267,7 @@ static double run_work(struct server *server, enum work work)
     return (double)(bench_now_ns() - before_ns);
 }
 
-/* 0, or -errno; those that were started before one failed stand at the gate until the process ends. */
+/* 0, or -errno. If one cannot be started, those before it wait at the gate until the process ends. */
 static int start_helpers(struct server *server)
 {
     int rc = pthread_barrier_init(&server->gate, NULL, (unsigned)server->bench->threads);

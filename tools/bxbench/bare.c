@@ -2,13 +2,13 @@
 /*
  * The bare limits: a cache line between two cores, and the rings of shm/ with nothing on top.
  *
- * The area is one page of orders, one line page a side, and for each client two ring sides, each side's
- * pages written by one process as in a job. The echo process is forked by the worker that measures, runs
- * on the core of the Boxcar callee, and sleeps on a futex while it is not its slice, so that only one
- * pair of processes runs at any time. Both sides spin without a pause instruction: that is the fastest,
- * and so the hardest thing to be compared with.
+ * The area has one page of orders, one page with a line for each side, and two ring sides for each client. One
+ * process writes the pages of a side, as in a job. The worker that measures forks the echo process, which runs on the
+ * core of the Boxcar callee and sleeps on a futex outside of its slices, so that only one pair of processes runs at
+ * any time. Both sides spin without a pause instruction: that is the fastest, and so the hardest limit to compare
+ * with.
  *
- * A spin that lasts for SPINS_MAX looks is given up: the other side is dead or was never scheduled.
+ * A spin ends after SPINS_MAX polls: the other side is dead or was never scheduled.
  */
 #include "bare.h"
 
@@ -74,7 +74,7 @@ static int send_bytes(struct bxi_ring_writer *out, const void *message)
     return rc;
 }
 
-/* 1: received, 0: nothing there, -EPROTO. Credit is published by advance; nobody sleeps on it here. */
+/* 1: received; 0: nothing to receive; -EPROTO. The ring's advance publishes credit; no process sleeps on it here. */
 static int try_receive(struct bxi_ring_reader *in, void *message)
 {
     const void *payload;

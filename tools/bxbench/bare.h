@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 enum bare_kind {
-    BARE_LINE = 1,      /* a cache line there and back */
+    BARE_LINE = 1,      /* round trips of a cache line */
     BARE_ECHO = 2,      /* frames of 64 bytes echoed over rings, as fast as they come */
     BARE_STOP = 3,
 };
@@ -19,13 +19,13 @@ struct bench_bare;
 
 /* An area with `clients` pairs of rings; made before the processes that use it are forked. */
 struct bench_bare *bench_bare_create(int clients);
-/* Forks the echo process on `cpu`; it sleeps until an order comes. 0, or a failure said. */
+/* Forks the echo process on `cpu`; it sleeps until an order comes. 0, or -errno after a line on stderr. */
 int bench_bare_start(struct bench_bare *bare, int cpu);
 /* Orders the echo to serve `rounds` round trips (of all clients together). */
 void bench_bare_order(struct bench_bare *bare, enum bare_kind kind, uint64_t rounds);
 int bench_bare_stop(struct bench_bare *bare);
 
-/* The client's side; positions live on from slice to slice, so init it once. */
+/* The client's side. Positions continue from slice to slice: init it once. */
 struct bench_bare_client {
     struct bxi_ring_writer out;
     struct bxi_ring_reader in;

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * bxbench: the machine's limits and Boxcar beside them. `bxbench --help` says what each subcommand
- * measures and which flags it takes; README.md what the keys mean. This file reads the flags; each
- * subcommand is a file of its own, bench_NAME.c.
+ * bxbench: the machine's limits, and Boxcar beside them. `bxbench --help` says what each subcommand measures and which
+ * flags it takes; README.md says what the keys mean. This file reads the flags; each subcommand is a file of its own.
  *
- * Exit status: 0, 1 for a measurement that failed (a sentence on stderr), 2 for flags that are wrong.
+ * Exit status: 0; 1 if a measurement failed (a sentence on stderr); 2 for wrong flags.
  */
 #include "bxbench.h"
 #include "clock.h"
@@ -28,7 +27,7 @@ static const struct command {
     const char *name;
     int (*run)(const struct bench_options *options);
     int flags;              /* enum flag, beside --json and --cpus */
-    int cpus;               /* used where --cpus does not say; 0: all that are allowed */
+    int cpus;               /* cores used without --cpus; 0: all that are allowed */
     int cpus_least;
     const char *text;
 } commands[] = {
@@ -184,7 +183,7 @@ static int parse_cpus(const char *text, struct bench_options *options)
     }
 }
 
-/* The first `most` that are allowed; 0: all. */
+/* The first `most` allowed cores; 0: all. */
 static void default_cpus(int most, struct bench_options *options)
 {
     cpu_set_t allowed;
@@ -230,7 +229,7 @@ static void make_flags(struct option *flags)
     *flags = (struct option){ "version", no_argument, NULL, O_VERSION };
 }
 
-/* 0, or an exit status; -1 when --help or --version was all that was asked for. */
+/* 0, or an exit status; -1 after --help or --version. */
 static int take_flag(int flag, const struct command *command, struct bench_options *options)
 {
     int belongs = flag < O_SECONDS ? (int)number_flags[flag - O_NUMBER].flag
@@ -283,7 +282,7 @@ static int parse(int argc, char **argv, const struct command *command, struct be
     return 0;
 }
 
-/* The status of the program, or 1 after a sentence if what it printed is lost. */
+/* The exit status: 1, after a line on stderr, if the output could not be written. */
 static int end(int status)
 {
     if (fflush(stdout) == 0 && !ferror(stdout))

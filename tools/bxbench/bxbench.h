@@ -2,11 +2,11 @@
 /*
  * The subcommands of bxbench, and the options that main gives them.
  *
- * How a bench is built: the launcher maps a result area shared with its children, runs bx_spawn with a
- * worker function that fills it, and reports from it when all workers have ended. A bare limit is
- * measured by one of the workers against an echo process that this worker forks before its job exists,
- * on the core of the Boxcar callee; whoever has no slice sleeps. The area is written by several
- * processes with ordinary read-modify-writes: it is the bench's, not Boxcar's.
+ * How a bench works: the launcher maps a result area that it shares with its children, runs bx_spawn with a worker
+ * function that fills the area, and reports from it when all workers have ended. One of the workers measures the bare
+ * limit against an echo process, which it forks before its job exists, on the core of the Boxcar callee. A process
+ * that has no part in the current slice sleeps. Several processes write the area with ordinary read-modify-writes: it
+ * belongs to the bench, not to Boxcar.
  */
 #ifndef BENCH_H
 #define BENCH_H
@@ -30,8 +30,8 @@ struct bench_options {
     bool dry_run;
     int cpus[BENCH_CPUS_MAX];       /* first: the caller's; second: the callee's */
     int cpu_count;
-    int64_t slices;                 /* 0 in this and the next: the bench's own default */
-    int64_t calls;                  /* in a slice; of each caller where there are several */
+    int64_t slices;                 /* slices and calls: 0 for the bench's own default */
+    int64_t calls;                  /* in a slice, of each caller */
     int64_t inflight;
     int64_t callers;
     int64_t workers;
@@ -56,11 +56,11 @@ int bench_handover(const struct bench_options *options);
 int bench_accumulate(const struct bench_options *options);
 int bench_gpu(const struct bench_options *options);
 int bench_stats(const struct bench_options *options);
-/* Becomes the bxbench whose engine keeps nothing for shmstat, which takes these arguments. Returns only where
- * there is none, with 1. */
+/* Executes the bxbench whose engine keeps nothing for shmstat, with these arguments. Returns only if that program does
+ * not exist, with 1. */
 int bench_stats_off(char **argv);
 
-/* What the engine of this very program keeps: a mask, see lib/base/base.h. */
+/* What the engine in this program keeps: a mask, see lib/observe/observe.h. */
 #ifndef BXI_STATS
 #define BXI_STATS 7
 #endif

@@ -2,9 +2,9 @@
 /*
  * The clock of bxbench.
  *
- * Latencies of single calls are read from the processor's counter where it runs at one speed for ever
- * (27 ns of clock_gettime would be a tenth of what is measured), and the same instrument serves the bare
- * echo and the call. Its rate is taken against CLOCK_MONOTONIC over the whole run.
+ * Latencies of single calls are read from the processor's counter, if that runs at a constant rate: the 27 ns of
+ * clock_gettime would be a tenth of a latency. The bare echo and the call are read from the same clock. The counter's
+ * rate is calibrated against CLOCK_MONOTONIC over the whole run.
  */
 #include "clock.h"
 

@@ -14,11 +14,11 @@ void bench_clock_init(void);
 const char *bench_clock_name(void);
 double bench_clock_ns_per_tick(void);   /* calibrated from init until now */
 double bench_clock_cost_ns(void);       /* of one bench_ticks() */
-double bench_clock_step_ticks(void);    /* it goes forward by no less: 10 ns on some processors */
+double bench_clock_step_ticks(void);    /* its least step: 10 ns on some processors */
 uint64_t bench_now_ns(void);            /* CLOCK_MONOTONIC */
 
-/* Read between two calls, so that each latency holds one read. No fence: it would hide a part of the
- * round trip behind its own cost, in the bare echo and in the call alike. */
+/* Read once between two calls, so that each latency contains one read. No fence: its cost would hide a part of the
+ * round trip, in the bare echo and in the call alike. */
 static inline uint64_t bench_ticks(void)
 {
 #if defined(__x86_64__)

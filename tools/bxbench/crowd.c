@@ -2,15 +2,15 @@
 /*
  * bxbench fanin and batch: N callers of one callee, each with one call at a time.
  *
- * Rank 0 is the callee and serves; ranks 1 to N call. A slice is the same number of calls for each
- * caller, of one kind: bare frames over rings to one echo process that looks at all of them in turn, calls
- * of the inline echo, or calls of a batch whose members are all callers. The kinds take turns, and all
- * callers meet before each slice. A count and not a time, because a batch waits for all its members: one
- * that had stopped by the clock would hold up the others. The rate of a slice is its calls over the time
- * from the first caller's first to the last caller's last.
+ * Rank 0 is the callee and serves; ranks 1 to N call. In a slice each caller makes the same number of calls of one
+ * kind: bare frames over rings to one echo process that polls all rings in turn; calls of the inline echo; or calls
+ * of a batch whose members are all callers. The kinds alternate, and all callers meet at a barrier before each slice.
+ * A slice has a count and not a duration, because a batch waits for all its members: a caller that stopped by the
+ * clock would block the others. The rate of a slice is its calls over the time from the first caller's first call to
+ * the last caller's last.
  *
- * Where there are more callers than cores the bare ones are no faster limit: they spin until the scheduler
- * takes the core away, one after the other, and the p99 says so.
+ * With more callers than cores the bare callers are no faster limit: they spin until the scheduler takes the core away,
+ * one after the other, and their p99 shows it.
  */
 #include "bare.h"
 #include "bxbench.h"
@@ -99,7 +99,7 @@ static int one_call(struct caller *caller, enum kind kind)
     return rc;
 }
 
-/* slice -1 is for warming up. */
+/* Slice -1 warms up. */
 static int run_slice(struct caller *caller, enum kind kind, int64_t slice)
 {
     struct crowd *crowd = caller->crowd;
@@ -255,7 +255,7 @@ static void report_fanin(const struct crowd *crowd)
 int bench_fanin(const struct bench_options *options)
 {
     static const int counts[] = { 1, 2, 4, 10 };
-    static struct crowd crowds[4];      /* measured first: what fails leaves no half of an object */
+    static struct crowd crowds[4];      /* measured before printing: a failure leaves no partial JSON */
     size_t rows = options->callers != 0 ? 1 : sizeof counts / sizeof *counts;
 
     for (size_t i = 0; i < rows; i++)

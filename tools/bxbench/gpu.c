@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * bxbench gpu: tensors in device memory handed over by CUDA IPC, beside a copy on the device and beside the same
- * through pinned host memory.
+ * bxbench gpu: tensors in device memory handed over by CUDA IPC, beside a copy on the device and a copy through pinned
+ * host memory.
  *
- * One hand-over: worker 0 sends a tensor that lies on its GPU by one bx_rpc_sync; an inline handler of worker 1 puts
- * its stream behind the tensor's ready point, and answers. The lease goes back behind that stream. Nobody waits
- * for the GPU in between, so what is measured is the host's path; that no byte was copied is what the counters of
- * both say. A copy is measured until the host sees its end: 4 bytes are read back behind it. What mapping a slab
- * takes is the first hand-over of a tensor that fills a slab of its own, less a later one. What a consumer's
- * work waits for beyond its data is gpu_clock.c's.
+ * One hand-over: worker 0 sends a tensor on its GPU by one bx_rpc_sync; an inline handler of worker 1 orders its
+ * stream after the tensor's ready point, and answers. The lease returns after that stream's work. No host thread
+ * waits for the GPU in between, so this measures the host's path; the counters of both workers show that no byte was
+ * copied. A copy is measured until the host sees its end, by reading back 4 bytes after it. The cost of mapping a
+ * slab is the first hand-over of a tensor that fills a slab of its own, less a later one. gpu_clock.c measures how
+ * long a consumer's kernel waits after its data is ready.
  *
- * The tests' driver is refused, for its times mean nothing; --dry-run takes it, and prints no figure. This has
+ * The tests' driver is refused, because its times mean nothing; --dry-run accepts it, and prints no figure. This has
  * not run on a GPU yet.
  */
 #include "bxbench.h"
@@ -175,7 +175,7 @@ static int hand_overs(struct sender *sender, struct bx_tensor *tensor, double *p
     return rc;
 }
 
-/* Waits until the device has come as far as the tensor's last write. */
+/* Waits until the device has finished the tensor's last write. */
 static int wait_for(struct sender *sender, struct bx_tensor *tensor)
 {
     struct bx_tensor *word = NULL;
@@ -239,7 +239,7 @@ static int slabs(struct sender *sender, double *open_us)
     return rc;
 }
 
-/* The mean of what the receiver has closed so far; NAN if it has closed nothing within some seconds. */
+/* The mean time of the receiver's closes so far; NAN if it has closed nothing within CLOSE_NS. */
 static int closing(struct sender *sender, double *close_us)
 {
     uint64_t end_ns = bench_now_ns() + CLOSE_NS, count = 0, ns = 0;
@@ -289,7 +289,7 @@ static int measure(struct sender *sender)
     return rc < 0 ? rc : closing(sender, &results->close_us);
 }
 
-/* Needs NVRTC, which the rest does not. */
+/* Only this part needs NVRTC. */
 static void clock_ready(struct sender *sender)
 {
     struct bench_gpu_ready *ready = &sender->bench->results->ready;
@@ -351,7 +351,7 @@ static int worker(const struct bx_options *options, void *context)
 static void report(const struct gpu_bench *bench)
 {
     const struct gpu_results *results = bench->results;
-    double none = results->measured ? 0 : NAN;     /* added to what must not be read as a figure */
+    double none = results->measured ? 0 : NAN;     /* added to each figure: NAN in a dry run */
 
     bench_report_open(bench->options, "tensors in device memory handed over, one at a time");
     bench_report_number("calls", (double)bench->calls, 0, "hand-overs of each size");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Two kernels that read the device's own clock: one writes the time at its end, the other at its beginning. Text for
- * NVRTC, behind gpu_kernels.h; and C for the tests' driver, which defines the macros itself.
+ * NVRTC, which compiles it after gpu_kernels.h; and C for the tests' driver, which defines the macros itself.
  *
  * %globaltimer counts nanoseconds for all processes on a device; how often it moves depends on the device (32 ns to
  * 1 us have been seen).

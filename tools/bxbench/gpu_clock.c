@@ -2,12 +2,12 @@
 /*
  * bxbench gpu: from the end of the producer's kernel to the beginning of the consumer's, by the device's clock.
  *
- * Worker 0 puts a kernel on its stream that is busy for a while and then writes the time into a tensor, and hands the
- * tensor over at once. Worker 1 puts its stream behind the tensor and a kernel after that, which notes the time. The
- * message is there long before the tensor is ready, so what is measured is the device's part alone: the write of the
- * ready word behind one kernel, the wait of another process's stream for it, the start of a kernel. No host waits.
+ * Worker 0 launches a kernel that works for a while and then writes the time into a tensor, and hands the tensor over
+ * at once. Worker 1 orders its stream after the tensor, then launches a kernel that stores the time. The message
+ * arrives long before the tensor is ready, so this measures the device's part alone: the write of the ready word
+ * after one kernel, the wait of another process's stream for it, the start of a kernel. No host thread waits.
  *
- * Worker 0 calls bench_gpu_clock_run; the functions are worker 1's.
+ * Worker 0 calls bench_gpu_clock_run; worker 1 registers the functions.
  */
 #include "gpu_clock.h"
 #include "gpu_kernels.h"
@@ -23,7 +23,7 @@ static const char source[] =
 #include "bench_gpu.inc"
     ;
 
-/* Of this worker, whichever it is. Its stream outlives the job. */
+/* Of this process, either worker. The stream outlives the job. */
 static struct {
     struct bx_cuda *cuda;
     struct bx_kernels *kernels;
@@ -47,7 +47,7 @@ void bench_gpu_clock_end(void)
 
 /* ---- Worker 1 ---------------------------------------------------------------------------------- */
 
-/* The round and the tensor. Round 0 begins anew. */
+/* Arguments: the round and the tensor. Round 0 starts a new series. */
 static int consume(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     uint64_t round = bx_read_u64(args);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the kernels in gpu.cu are given: one struct each, by value, of the kernel's name. Compiled by the C
+ * The arguments of the kernels in gpu.cu: each kernel takes one struct of its own name, by value. Compiled by the C
  * compiler and by NVRTC, so it includes nothing. Arrays lie on the device.
  */
 #ifndef BENCH_GPU_KERNELS_H
@@ -16,7 +16,7 @@ struct bench_gpu_produce {          /* one thread: works for delay_ns, then writ
     unsigned long long delay_ns;
 };
 
-struct bench_gpu_consume {          /* one thread: what was written, and the time */
+struct bench_gpu_consume {          /* one thread: copies *from and its own time to *to */
     const unsigned long long *from;
     struct bench_gpu_stamp *to;
 };

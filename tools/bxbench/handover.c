@@ -2,21 +2,20 @@
 /*
  * bxbench handover: tensors made, written, sent in one message, checked by the callee, released.
  *
- * One round: worker 0 creates every tensor anew in its arena, writes a stamp of this round into the first
- * and the last eight bytes of each, and sends them all by one bx_rpc_sync; an inline handler of worker 1
- * looks that there are as many as said, that each is borrowed and holds both stamps, and answers with
- * their number; worker 0 releases them and looks until the lease is back. The round ends there. Not all
- * pages are written: that is the trainer's work, and the same with and without Boxcar. Rounds at the
- * beginning of a slice do not count: the arena's memory is new then, and the other side asleep. Both spin, for
- * longer than by default: where a wake-up takes longer than a round, a pair that once slept would go on so,
- * and the round would be two wake-ups.
+ * One round: worker 0 creates all tensors in its arena, writes a stamp of this round into the first and the last
+ * eight bytes of each, and sends them by one bx_rpc_sync. An inline handler of worker 1 checks their number and that
+ * each is borrowed and holds both stamps, and answers with their number. Worker 0 releases them and polls until the
+ * lease is back. The round ends there. Not all pages are written: filling them is the trainer's work, with or without
+ * Boxcar. The first rounds of a slice do not count: the arena's memory is new then, and the other side asleep. Both
+ * sides spin for longer than by default: if a wake-up takes longer than a round, a pair that has slept once would
+ * sleep in every round, and a round would be two wake-ups.
  *
- * Slices of the message proper, of one with as many tensors and 1 MB in all and of one with 1 GB take
- * turns, and beside each a copy of the bytes, which is what a hand-over by copy costs at the least. The cold
- * rounds come last, since each gives the arena's memory back first; there every page is written, and what
- * the kernel takes to find, zero and map it is in the figure.
+ * Slices of three messages alternate: the one asked for, one with as many tensors and 1 MB in all, and one with 1 GB.
+ * Beside each runs a copy of the bytes, which is the least that a hand-over by copy costs. The cold rounds come last,
+ * because each gives the arena's memory back first; every page is written in them, and the figure includes the kernel's
+ * time to find, zero and map it.
  *
- * Whether anything was copied is what the counters of both workers say, read before and after all.
+ * The counters of both workers, read before and after all rounds, show whether anything was copied.
  */
 #include "bxbench.h"
 #include "clock.h"
@@ -35,11 +34,11 @@
 #define COPIED "copied"
 #define WARM_ROUNDS 5
 #define SPIN_NS 1000000         /* both stay awake while the other does its part */
-#define LOOKS 100000            /* for the lease, before it is waited for asleep */
+#define LOOKS 100000            /* polls for the lease before it sleeps for it */
 #define MB ((int64_t)1 << 20)
 #define GB ((int64_t)1 << 30)
 #define ROOM_FOR_GB (GB + GB / 2)
-#define COPY_BYTES_MAX ((size_t)GB)     /* more is not copied beside: it takes twice that of memory */
+#define COPY_BYTES_MAX ((size_t)GB)     /* a larger message has no copy beside it, which takes twice the memory */
 #define PAGE ((size_t)4096)
 
 enum phase { WHOLE, CREATE, SEND, RELEASE, PHASES };
@@ -55,13 +54,13 @@ struct handover {
     } sizes[SIZES];
     struct results {
         uint64_t copied_bytes;
-        uint64_t late;                      /* rounds whose lease was not back at the first look */
+        uint64_t late;                      /* rounds whose lease was not back at the first poll */
     } *results;
     double *copy_ns;                        /* for each slice, as the next */
     double *cold_ns;
 };
 
-/* What worker 0 uses in every round. */
+/* Worker 0's, for every round. */
 struct sender {
     const struct handover *bench;
     struct bx_job *job;
@@ -124,7 +123,7 @@ static int add_functions(struct bx_job *job, void *context)
 
 /* ---- Worker 0: one round ----------------------------------------------------------------------- */
 
-/* Creates and stamps; every page is written where the round is a cold one. */
+/* Creates and stamps; writes every page in a cold round. */
 static int make_tensors(struct sender *sender, const struct bench_plan *plan, bool write_all)
 {
     bx_msg_put_u64(sender->args, sender->stamp);
@@ -185,7 +184,7 @@ static int release_tensors(struct sender *sender, const struct bench_plan *plan)
     return bx_loans_wait(sender->job, 1, 0, BENCH_WAIT_NS);
 }
 
-/* at[PHASES]: the clock before the first phase and after each. 0, or a failure said. */
+/* at[PHASES]: the clock before the first phase and after each. 0, or 1 after a line on stderr. */
 static int hand_over(struct sender *sender, const struct bench_plan *plan, bool cold, uint64_t at[PHASES])
 {
     int rc;
@@ -264,12 +263,12 @@ static double copy_once(const struct sender *sender)
     uint64_t before_ns = bench_now_ns();
 
     memcpy(sender->copy_to, sender->copy_from, sender->bench->sizes[PROPER].plan.bytes);
-    /* Nobody reads it: without this the compiler may leave the copy out. */
+    /* The copy is not read: without this the compiler may remove it. */
     __asm__ volatile("" : : "r"(sender->copy_to) : "memory");
     return (double)(bench_now_ns() - before_ns);
 }
 
-/* Of both workers. */
+/* The sum of both workers. */
 static int count_copied(struct sender *sender, uint64_t *bytes)
 {
     struct bx_msg *reply = NULL;
@@ -347,7 +346,7 @@ static int worker(const struct bx_options *options, void *context)
 
 /* ---- The launcher ------------------------------------------------------------------------------ */
 
-/* The median over slices of their medians, in us; each[] gets those. NAN where it was not measured. */
+/* The median, over slices, of each slice's median, in us; each[] gets the slices' medians. NAN if not measured. */
 static double middle_us(const struct handover *bench, enum size size, enum phase phase, double *each)
 {
     size_t calls = (size_t)bench->calls;

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * bxbench idle: what workers cost that have talked once and have nothing to do.
+ * bxbench idle: the cost of workers that have made one call and have nothing to do.
  *
- * Each worker calls its right neighbour, rests a little so that spinning has ended, reads its process's
- * CPU clock and its count of wake-ups, sleeps for --seconds with its main thread outside of the library,
- * and reads both again. Beside them a bare process that only sleeps. Then rank 0 calls every worker, so
- * that what is idle is shown to be alive.
+ * Each worker calls its right neighbour, waits a little until its spinning has ended, reads its process's CPU clock and
+ * its count of wake-ups, sleeps for --seconds with its main thread outside of the library, and reads both again. Beside
+ * them runs a bare process that only sleeps. Then rank 0 calls every worker, to show that the idle workers are alive.
  */
 #include "bxbench.h"
 #include "process.h"
@@ -64,7 +63,7 @@ static int watch_idle(const struct idle *idle, struct bx_job *job)
     return 0;
 }
 
-/* Calls all others; how many answered as they should. */
+/* Calls all others. Returns how many answered correctly. */
 static int call_all(struct bx_job *job, struct bx_msg *args, uint32_t *answered)
 {
     for (int rank = 1; rank < bx_job_world_size(job); rank++) {

@@ -2,12 +2,11 @@
 /*
  * bxbench pingpong: one call at a time, both sides awake.
  *
- * Worker 0 runs, in turn, a slice of bare cache lines, one of bare ring echoes (both with the echo
- * process on the callee's core) and one of calls of worker 1. The host may move the cores between two
- * slices and so change the cost of a cache line threefold; therefore the ratios are taken slice by slice
- * between neighbours, and then the median. Each latency of the echo and of the call is read by the same
- * clock, one read a round trip. Each slice begins with round trips that do not count: the other side has
- * to wake up. Where the clock goes forward in steps, medians are interpolated within a step.
+ * Worker 0 runs, in turn, a slice of bare cache lines, a slice of bare ring echoes (both with the echo process on the
+ * callee's core) and a slice of calls of worker 1. The host may move the cores between two slices, which can change the
+ * cost of a cache line threefold. So ratios are taken between neighbouring slices, and their median is reported. The
+ * latencies of echo and call are read from the same clock, one read per round trip. The first round trips of a slice do
+ * not count: the other side has to wake up. If the clock advances in steps, medians are interpolated within a step.
  */
 #include "bare.h"
 #include "bxbench.h"

@@ -2,8 +2,8 @@
 /*
  * Memory, cores and processes of bxbench.
  *
- * Children die with their parent (PR_SET_PDEATHSIG), and every wait has an end: a bench that fails
- * leaves no process behind, and nothing of its own in /dev/shm since its area has no name.
+ * Children die with their parent (PR_SET_PDEATHSIG), and every wait has a timeout. So a bench that fails leaves no
+ * process behind, and nothing of its own in /dev/shm, because its area has no name.
  */
 #include "process.h"
 
@@ -69,7 +69,7 @@ int bench_pin_all(const struct bench_options *options)
     return sched_setaffinity(0, sizeof set, &set) == 0 ? 0 : -errno;
 }
 
-/* One write: several workers may have something to say at once. */
+/* One write: several workers may print at once. */
 void bench_say(const char *format, ...)
 {
     char text[1024];
@@ -108,7 +108,7 @@ pid_t bench_start_program(int cpu, int fd, char *const *argv)
     _exit(errno == ENOENT ? 127 : 126);
 }
 
-/* Reads all that comes until the end or the time is over. */
+/* Reads until the end of the output or the timeout. */
 static void read_all(int fd, char *text, size_t room)
 {
     uint64_t end_ns = bench_now_ns() + PROGRAM_NS;

@@ -2,11 +2,11 @@
 /*
  * bxbench rate: one caller with many calls in flight.
  *
- * A slice keeps --inflight calls under way, waits for the oldest and sends the next; futures are waited
- * for in the order of their calls, and each reply is checked. Beside it a slice of the same frames over
- * two bare rings with as many in flight. With --ucx five runs of ucx_perftest on the same cores take turns
- * with a fifth of the slices each: its rate is bimodal from run to run, so its median is reported. UCX's
- * active messages go one way and are not answered.
+ * A slice keeps --inflight calls in flight: it waits for the oldest and sends the next. Futures are waited for in the
+ * order of their calls, and each reply is checked. Beside it runs a slice of the same frames over two bare rings,
+ * with as many in flight. With --ucx, five runs of ucx_perftest on the same cores alternate with a fifth of the
+ * slices each: its rate is bimodal from run to run, so its median is reported. UCX's active messages go one way and
+ * are not answered.
  */
 #include "bare.h"
 #include "bxbench.h"
@@ -53,7 +53,7 @@ static int slice_bare(const struct rate *bench, struct bench_bare_client *client
     return 0;
 }
 
-/* Waits for a call and checks its reply; drops the future in any case. */
+/* Waits for a call and checks its reply; releases the future in any case. */
 static int finish(struct bx_future *future, uint64_t number)
 {
     int rc = bx_future_wait(future, BENCH_WAIT_NS);

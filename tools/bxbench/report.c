@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a bench found, as a table or as one JSON object, from the same calls, so that the two cannot say
- * different things. One report is open at a time; single-threaded, in the launcher.
+ * A bench's results as a table or as one JSON object, from the same calls, so that the two cannot differ. One report is
+ * open at a time; single-threaded, in the launcher.
  */
 #include "report.h"
 

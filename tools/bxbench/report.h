@@ -9,8 +9,8 @@
 
 #include <stddef.h>
 
-/* A table, or with --json an object: whatever is reported goes to both by one call. `text` says in the
- * table what the key means. A value that is not finite was not measured: "-" and null. */
+/* A table, or with --json an object, from the same calls. `text` explains the key in the table. A value that is not
+ * finite was not measured: "-" or null. */
 void bench_report_open(const struct bench_options *options, const char *title);
 void bench_report_number(const char *key, double value, int decimals, const char *text);
 void bench_report_numbers(const char *key, const double *values, size_t count, int decimals);

@@ -2,10 +2,10 @@
 /*
  * bxbench sleep: one call at a time, both sides asleep before each, no spinning at all.
  *
- * Bare is what a kernel must do at least: write(2) on the other's eventfd, one-shot POLL_ADD in a ring of
- * io_uring with SINGLE_ISSUER and DEFER_TASKRUN, read(2) of the eventfd; no bytes are carried. Both kinds
- * run from worker 0 after the same idle gap, so that the cores are equally deep asleep. The echo process
- * and the Boxcar callee share a core and never run at the same time: each sleeps until it is called.
+ * The bare limit is the least that the kernel must do: write(2) on the other's eventfd, one-shot POLL_ADD in an
+ * io_uring with SINGLE_ISSUER and DEFER_TASKRUN, read(2) of the eventfd; no bytes are carried. Worker 0 runs both
+ * kinds after the same idle gap, so that the cores are equally deep asleep. The echo process and the Boxcar callee
+ * share a core and never run at the same time: each sleeps until it is called.
  */
 #include "bare.h"
 #include "bxbench.h"
@@ -36,7 +36,7 @@ struct sleeping {
     int64_t gap_us;
     uint32_t *bare_ticks;
     uint32_t *call_ticks;
-    bool *with_uring;       /* told by worker 0 */
+    bool *with_uring;       /* set by worker 0 */
 };
 
 /* ---- Bare: waiting for an eventfd -------------------------------------------------------------- */
@@ -95,7 +95,7 @@ static int ring_bell(int fd)
     return write(fd, &(uint64_t){ 1 }, sizeof(uint64_t)) == sizeof(uint64_t) ? 0 : -errno;
 }
 
-/* Lives until it is killed, with its parent at the latest; -ETIME is only a long slice of calls. */
+/* Runs until it is killed, at the latest with its parent. -ETIME only means a long slice of calls. */
 static void run_echo(int fd_in, int fd_out, int cpu)
 {
     struct waiter waiter;
@@ -106,7 +106,7 @@ static void run_echo(int fd_in, int fd_out, int cpu)
         do
             rc = waiter_sleep(&waiter);
         while (rc == -ETIME && !waiter.has_ring);
-        if (rc == -ETIME) {         /* the poll is still in the ring: begin with a new one */
+        if (rc == -ETIME) {         /* the poll is still in the ring: make a new ring */
             io_uring_queue_exit(&waiter.ring);
             waiter_init(&waiter, fd_in);
             rc = 0;
@@ -175,7 +175,7 @@ static int run_slices(const struct sleeping *bench, struct bx_job *job, const in
 
     waiter_init(&waiter, fd[1]);
     *bench->with_uring = waiter.has_ring;
-    prctl(PR_SET_TIMERSLACK, 1);        /* the gap is as long as it says */
+    prctl(PR_SET_TIMERSLACK, 1);        /* so that the gap is exact */
     for (int64_t i = 0; status == 0 && i < bench->slices; i++) {
         status = slice_bare(bench, &waiter, fd[0], bench->bare_ticks + i * bench->calls);
         if (status == 0)

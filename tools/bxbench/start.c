@@ -2,11 +2,11 @@
 /*
  * bxbench start: how long a job takes to start and to end, and the shared memory it holds.
  *
- * A run is one job: ready is from before bx_spawn until the last worker's bx_job_start has returned; gone
- * from the first call of bx_job_shutdown until bx_spawn has returned, that is, until every process is
- * reaped. In between rank 0 adds up what the job's segments hold (st_blocks), at rest and, in the last
- * run, once more after each worker has called every other; neither is in the times. Runs of bare
- * processes, forked and reaped as often, take turns with the jobs.
+ * A run is one job. `ready` is the time from before bx_spawn until the last worker's bx_job_start has returned;
+ * `gone` from the first call of bx_job_shutdown until bx_spawn has returned, that is, until every process is reaped.
+ * In between rank 0 adds up the pages of the job's segments (st_blocks), at rest and, in the last run, once more
+ * after each worker has called every other; neither is part of the times. Runs of bare processes, as many of them
+ * forked and reaped, alternate with the jobs.
  */
 #include "bxbench.h"
 #include "clock.h"
@@ -148,7 +148,7 @@ static bool run_job(struct start *start, double *ready, double *gone)
     return true;
 }
 
-/* A ring of 128 KiB and a page for each ordered pair; too little is better said than met half-way. */
+/* A ring of 128 KiB and a page for each ordered pair. Too little memory is reported before the run, not during it. */
 static bool has_room_for_pairs(int workers)
 {
     struct statvfs fs;

@@ -11,7 +11,7 @@
 double bench_median(double *values, size_t count);                  /* sorts; 0 of nothing */
 void bench_sort(uint32_t *ticks, size_t count);
 uint32_t bench_percentile(const uint32_t *sorted, size_t count, double percent);
-/* The median of ticks that are known to a step only: interpolated within the step that holds it. */
+/* The median of ticks of a clock that advances in steps: interpolated within its step. */
 double bench_middle(const uint32_t *sorted, size_t count);
 
 #endif

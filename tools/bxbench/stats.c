@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * bxbench stats: what counters, tables and histograms, all that shmstat reads, add to an empty call.
+ * bxbench stats: what counters, tables and histograms (all that shmstat reads) add to an empty call.
  *
- * The engine is built four times: without any of it, with counters, with counters and the tables of calls
- * and requests, and as it is. Each run makes a pingpong of each of the four, in an order that rotates, as a
- * program of its own (`bxbench pingpong --stats off` is the first of them). Why programs and not a switch: a
- * switch that is looked at on every call costs about what it switches off. What is compared is a call over a
- * bare echo in the same run, and then the runs: whatever the machine does meanwhile, it does to all four.
+ * The engine is built four times: without any of it, with counters, with counters and the tables of calls and requests,
+ * and as it is. Each run makes a pingpong of each of the four, in a rotating order, each in a program of its own
+ * (`bxbench pingpong --stats off` is the first). These are programs and not a run-time switch, because testing a switch
+ * on every call costs about as much as what it switches off. The figure is a call over a bare echo in the same run,
+ * compared between the runs: a disturbance of the machine affects all four.
  */
 #include "bxbench.h"
 #include "process.h"
@@ -38,7 +38,7 @@ static const struct build {
 
 #define BUILDS ((int)(sizeof builds / sizeof *builds))
 
-/* The bxbench whose engine keeps just that: this very program, or one that `make stats` builds. */
+/* The path of the bxbench whose engine keeps exactly that: this program, or one that `make stats` builds. */
 static int program_of(int stats, char path[PATH_MAX])
 {
     ssize_t bytes = readlink("/proc/self/exe", path, PATH_MAX - 1);

@@ -2,9 +2,9 @@
 /*
  * The tensors of bxbench handover and accumulate: sized as the parameters of ResNet-50.
  *
- * What a hand-over costs depends on how many tensors there are, and what the arena makes of them on how
- * unlike they are: a few of 9 MB, many of a kilobyte. So other totals keep that mixture: every tensor has
- * BENCH_TENSOR_BYTES_MIN and its share of the rest.
+ * The cost of a hand-over depends on the number of tensors, and the arena's work on how their sizes differ: a few of
+ * 9 MB, many of a kilobyte. So other totals keep that mixture: every tensor has BENCH_TENSOR_BYTES_MIN and its share of
+ * the rest.
  */
 #include "tensors.h"
 
@@ -75,7 +75,7 @@ int bench_plan_make(struct bench_plan *plan, int64_t count, int64_t bytes)
 
         before += like->elements - ELEMENTS_MIN;
 
-        /* A share ends where the sum of all so far says, so nothing is lost by rounding. */
+        /* Shares are differences of running sums, so that nothing is lost by rounding. */
         size_t end = i + 1 == plan->count ? rest
                                           : (size_t)((double)rest * (double)before / (double)whole);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One run of ucx_perftest -t ucp_am_bw with 64-byte messages on the bench's cores. Run by the launcher
- * between two jobs, while it has no worker. The server is started on the callee's core and the client on
- * the caller's until one of its tries finds the server listening; both are killed where they take too
- * long, and die with the launcher.
+ * One run of ucx_perftest -t ucp_am_bw with 64-byte messages on the bench's cores. The launcher runs it between two
+ * jobs, while it has no workers. The server is started on the callee's core. The client is started on the caller's
+ * core, again and again until it finds the server listening. Both are killed if they take too long, and die with the
+ * launcher.
  */
 #include "ucx.h"
 

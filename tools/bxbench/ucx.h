@@ -7,7 +7,7 @@
 
 #include "bxbench.h"
 
-/* Messages a second of one run of ucx_perftest; 0 after having said why there are none. */
+/* Messages a second of one run of ucx_perftest; 0 after a line on stderr that says why not. */
 double bench_ucx_rate(const struct bench_options *options);
 
 #endif

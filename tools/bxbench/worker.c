@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The Boxcar side that all benches have in common: starting a pinned worker, the echo and its caller.
- * Only the public header is used here: what is measured is what a program gets.
+ * The Boxcar side of all benches: starting a pinned worker, the echo and its caller. It uses only the public header, so
+ * the figures are those of an ordinary program.
  */
 #include "worker.h"
 
@@ -95,7 +95,7 @@ destroy:
 
 int bench_worker_end(struct bx_job *job, int status)
 {
-    /* After a failure nobody is waited for: the launcher tells the others. */
+    /* After a failure it waits for no worker: the launcher informs the others. */
     if (status == 0) {
         int rc = bx_job_shutdown(job, 0);
 
@@ -118,7 +118,7 @@ bool bench_spawn(int world_size, const struct bx_options *common, bx_worker_fn f
     struct bx_spawn_options options = { .world_size = world_size, .options = common };
     int rc;
 
-    fflush(NULL);       /* else each child writes out what is buffered here once more */
+    fflush(NULL);       /* else each child would print the buffered output once more */
     rc = bx_spawn(&options, fn, context, NULL);
     if (rc < 0)
         bench_fail("bx_spawn", rc);

@@ -7,8 +7,9 @@
  * Only the pages below hist_count are read. A page may be copied while its owner writes the words of one sample: the
  * legs then differ by that sample, as they do after a caller was killed there.
  *
- * A quantile is the value of one sample, of which only the bucket is known; a bucket's width is a quarter of its octave's least
- * value. The samples of a bucket are taken as spread evenly, up to its end or up to the longest that was measured.
+ * A quantile is the value of one sample, of which only the bucket is known; a bucket's width is a quarter of its
+ * octave's least value. The samples of a bucket are taken as spread evenly, up to its end or up to the longest that
+ * was measured.
  */
 #include "hist.h"
 

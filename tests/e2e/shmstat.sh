@@ -133,7 +133,7 @@ done
 
 # ---- The same job, killed -------------------------------------------------------------------------
 
-# None may see another's death: it would remove its names.
+# All are stopped first: a worker that saw another's death would remove its names.
 kill -STOP $pid_0 $pid_1 $pid_2
 until test "$("$program" show "$job" | grep -c '^worker [0-2] .*: running, stopped$')" -eq 3; do :; done
 kill -9 $pid_0 $pid_1 $pid_2

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * stat_plant.h: runs in a test's process. Atomic accesses are relaxed throughout: whoever reads is a
- * process that is started afterwards.
+ * stat_plant.h: runs in a test's process. All atomic accesses are relaxed: the reader is a process that
+ * is started afterwards.
  */
 #include "stat_plant.h"
 
@@ -59,7 +59,7 @@ void plant_kill(struct plant *plant, int rank)
 {
     struct flock lock = { .l_type = F_UNLCK, .l_whence = SEEK_SET };
 
-    /* Closing it is not enough: the mapping is of the same open file. */
+    /* Closing the descriptor does not release the lock: the mapping keeps the same open file. */
     cr_assert_eq(fcntl(plant->segment[rank].fd, F_OFD_SETLK, &lock), 0);
     close(plant->segment[rank].fd);
     plant->segment[rank].fd = -1;
@@ -116,7 +116,7 @@ struct bxi_hist *plant_hist(struct plant *plant, int rank, int peer, int functio
     bxi_a32 *count = &plant_control(plant, rank)->header.hist_count;
     struct bxi_hist *hist = bxi_tables_hist(&plant->segment[rank], bxi_load_relaxed(count));
 
-    /* Writing allocates the page, where a worker would have it done before. */
+    /* Writing allocates the page; a worker would have allocated it before. */
     memcpy(hist->name, plant_control(plant, peer)->function[function].name, BXI_NAME_BYTES);
     hist->who = (uint64_t)peer | (uint64_t)function << 16;
     bxi_store_relaxed(count, bxi_load_relaxed(count) + 1);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A job of two workers that nobody runs, for the tests of shmstat: real segments in /dev/shm, made and
- * written by this process alone, so that each word can be set. "caller" (rank 0) has sent to "callee" (rank 1)
- * and the other way round; plant_put and plant_take do to the rings, and to the counters, what workers do.
+ * A planted job, for the tests of shmstat: two workers without processes, whose segments in /dev/shm are real. This
+ * process alone makes and writes them, so that each word can be set. "caller" (rank 0) and "callee" (rank 1) have rings
+ * to each other; plant_put and plant_take change the rings and the counters as workers do.
  */
 #ifndef TESTS_STAT_PLANT_H
 #define TESTS_STAT_PLANT_H
@@ -26,25 +26,25 @@ struct plant {
 
 /* Rings begin at pos. The workers live: this process has their owner locks. */
 void plant_make(struct plant *plant, uint64_t pos);
-/* Gives up a worker's owner lock: as if it had been killed. */
+/* Releases a worker's owner lock, as if it had been killed. */
 void plant_kill(struct plant *plant, int rank);
 void plant_remove(struct plant *plant);
 
 struct bxi_control *plant_control(struct plant *plant, int rank);
 struct bxi_pair_counters *plant_counters(struct plant *plant, int rank);    /* of the other */
 
-/* A record of that many payload bytes into rank's ring; false if it is full. Not counted: as if rank had been
- * killed, or had not gone on yet. */
+/* Writes a record of that many payload bytes into rank's ring; false if it is full. plant_count counts it; without that
+ * it is as if rank had been killed, or had not continued yet. */
 bool plant_put(struct plant *plant, int rank, uint64_t payload_bytes);
 void plant_count(struct plant *plant, int rank);
-/* rank takes a record out of the other's ring; false if there is none. */
+/* rank reads a record of the other's ring; false if there is none. */
 bool plant_take(struct plant *plant, int rank);
-/* A new histogram of rank's, of a function of worker `peer`; and a sample of it, cut in three. */
+/* A new histogram of rank, for a function of worker `peer`; one sample in it, with its three legs. */
 struct bxi_hist *plant_hist(struct plant *plant, int rank, int peer, int function);
 void plant_sample(struct bxi_hist *hist, uint64_t queue_ns, uint64_t handler_ns, uint64_t reply_ns);
 /* The word at pos of rank's ring. */
 bxi_a64 *plant_word(struct plant *plant, int rank, uint64_t pos);
-/* A child that changes a word to and fro until it is killed. */
+/* A child that calls turn(0), turn(1), turn(0), ... until it is killed. */
 pid_t plant_turn(void (*turn)(int up));
 
 #endif

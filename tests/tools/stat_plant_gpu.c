@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * stat_plant_gpu.h: runs in a test's process. Atomic accesses are relaxed throughout: whoever reads is a process that
- * is started afterwards.
+ * stat_plant_gpu.h: runs in a test's process. All atomic accesses are relaxed: the reader is a process that is
+ * started afterwards.
  */
 #include "stat_plant_gpu.h"
 
@@ -40,7 +40,7 @@ void gpu_set_open(int rank, uint32_t open)
     bxi_store_relaxed(&plant_control(&gpu_plant, rank)->header.device_open, open);
 }
 
-/* Of two devices, each with a lane. */
+/* Two devices, each with a lane. */
 static void make_gpu(int rank)
 {
     struct bxi_gpu_region *mine = gpu_region(rank);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What workers of a planted job (stat_plant.h) show of device memory, for the tests of shmstat: the caller owns two
- * devices and three slabs, of which the callee has two open. Each word can be set.
+ * Device memory of a planted job (stat_plant.h), for the tests of shmstat: the caller has two devices and three
+ * slabs, of which the callee has two open. Each word can be set.
  */
 #ifndef TESTS_STAT_PLANT_GPU_H
 #define TESTS_STAT_PLANT_GPU_H
@@ -23,8 +23,8 @@
 
 extern struct plant gpu_plant;
 
-/* Makes gpu_plant and the GPUs of both its workers. The callee has opened 5 slabs and closed 3, and is refused device 1
- * of the caller's. */
+/* Makes gpu_plant and the GPUs of both its workers. The callee has opened 5 slabs and closed 3, and cannot map device 1
+ * of the caller. */
 void gpu_plant_make(void);
 void gpu_plant_remove(void);
 
@@ -34,7 +34,7 @@ bxi_a64 *gpu_counter(int rank, enum bxi_counter which);
 void gpu_set(bxi_a64 *word, uint64_t value);
 void gpu_set_slab(int rank, uint32_t slab, uint64_t generation, unsigned state);
 void gpu_fill_slab(int rank, uint32_t slab, int device, uint64_t bytes);
-/* Of rank: 0 while it shows no GPU. */
+/* Sets device_open of rank: 0 means that it has no GPU open. */
 void gpu_set_open(int rank, uint32_t open);
 
 #endif

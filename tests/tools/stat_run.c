@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * stat_run.h: runs in a test's process or in one of its workers. popen forks without the handlers that
- * the library has for fork, so that a worker may do it.
+ * stat_run.h: runs in a test's process or in one of its workers. popen does not run the library's
+ * fork handlers, so a worker may call it.
  */
 #include "stat_run.h"
 
@@ -29,7 +29,7 @@ struct stat_run stat_run(const char *format, ...)
     va_start(list, format);
     vsnprintf(args, sizeof(args), format, list);
     va_end(list);
-    /* What a sanitizer finds must not look like a status of shmstat's own. */
+    /* A sanitizer's exit status must differ from shmstat's own. */
     snprintf(command, sizeof(command),
              "ASAN_OPTIONS=\"$ASAN_OPTIONS:exitcode=99\" UBSAN_OPTIONS=\"$UBSAN_OPTIONS:exitcode=99\" "
              "exec '%s/bin/shmstat' %s %s", build != NULL ? build : "build", args,

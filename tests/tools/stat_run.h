@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Runs shmstat as its users do, as a program, for the tests of it: $BX_BUILD_DIR/bin/shmstat.
+ * Runs the program $BX_BUILD_DIR/bin/shmstat, for its tests.
  */
 #ifndef TESTS_STAT_RUN_H
 #define TESTS_STAT_RUN_H
@@ -10,16 +10,16 @@
 struct stat_run {
     int status;             /* exit status; 128 + signal if one ended it */
     char *text;             /* stdout, and stderr unless it was JSON */
-    struct json *json;      /* NULL if it is none */
+    struct json *json;      /* NULL if stdout is not JSON */
 };
 
-/* With these arguments, words parted by blanks, given to a shell. Ends the process if it cannot be run. */
+/* Runs it in a shell with these arguments. Ends the process if it cannot be run. */
 struct stat_run stat_run(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void stat_run_free(struct stat_run *run);
 
 /* The first job of the list. */
 const struct json *stat_run_job(const struct stat_run *run);
-/* Its worker of that rank, and what that worker has in a list about a pair: the row whose key has the value. */
+/* The first job's worker of that rank; in a list of a worker, the row whose key has that value. */
 const struct json *stat_run_worker(const struct stat_run *run, int rank);
 const struct json *stat_run_row(const struct json *worker, const char *list, const char *key, double value);
 /* A number of the worker's counters. */

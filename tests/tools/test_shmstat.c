@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat beside jobs that run: a known number of frames, bytes and loans, and exactly that is shown; what a
- * worker does; and `check` while everybody sends, which must find nothing. Segments that are wrong are in
- * test_shmstat_check.c.
+ * shmstat beside running jobs: it shows exactly the frames, bytes and loans that there were; it shows what a worker
+ * does; `check` finds nothing while all workers send. test_shmstat_check.c has segments that violate invariants.
  */
 #include "tests/harness/loans.h"
 #include "stat_run.h"
@@ -42,7 +41,7 @@ static const struct json *ring(const struct stat_run *run, int from, int to)
     return stat_run_row(stat_run_worker(run, from), "rings", "to", to);
 }
 
-/* A reply is seen a moment before its sender has counted it. */
+/* A reply may arrive before its sender has counted it. */
 static struct stat_run show_when_counted(int from, int to, double frames)
 {
     struct stat_run run = show();
@@ -109,7 +108,7 @@ Test(shmstat, shows_exactly_the_frames_and_bytes_that_were_sent, .timeout = 30)
 
 static void expect_counters(struct bx_job *job, const struct json *worker)
 {
-    /* Those that running shmstat does not move while this thread waits for it. */
+    /* Counters that do not change while this thread waits for shmstat. */
     static const char *const names[] = { "calls_sent", "calls_completed", "calls_timed_out", "oneways_sent",
                                          "replies_sent", "requests_inline", "requests_blocking", "requests_async",
                                          "requests_batched", "tensors_sent", "tensor_bytes_sent", "tensors_copied",
@@ -142,7 +141,7 @@ static void uses_every_kind(struct bx_job *job)
     EXPECT_TEXT(worker, "name", "worker0");
     EXPECT(worker, "pid", getpid());
     EXPECT_TEXT(worker, "state", "running");
-    /* A call to oneself takes a ring, too; where it lies is nobody's business. */
+    /* A call to itself uses a ring too, in private memory. */
     HARNESS_CHECK(ring(&run, 0, 0) != NULL);
     stat_run_free(&run);
 }
@@ -235,7 +234,7 @@ Test(shmstat, tells_a_worker_that_sleeps_from_one_that_is_stopped, .timeout = 30
     harness_run(&(struct harness_world){ .size = 2, .setup = loans_setup, .body = { stops_the_other } });
 }
 
-/* A worker whose start has returned may be a moment ahead of the others. */
+/* A worker whose start has returned may be ahead of the others. */
 static void await_running(void)
 {
     for (bool is_so = false; !is_so;) {
@@ -321,7 +320,7 @@ static bool is_of_histogram(const char *name, const char *announced)
             strcmp(name + length, "_count") == 0);
 }
 
-/* Every sample's metric has been announced, and the announcements are not repeated. */
+/* Each sample follows the # TYPE line of its metric. */
 static void expect_exposition(const char *text)
 {
     char announced[64] = "", name[64];
@@ -375,8 +374,8 @@ Test(shmstat, prints_the_text_exposition_format, .timeout = 30)
 
 static struct bx_future *start_one(struct bx_job *job, int to, uint64_t round)
 {
-    /* Frames of all lengths, so that the wrap is padded differently each time; some with a loan. Handlers of all
-     * kinds, so that rows of what is served come and go. */
+    /* Frames of all lengths, so that the padding at the wrap differs; some with a loan. Handlers of all kinds, so that
+     * rows of served requests come and go. */
     static const char *const functions[] = { "echo", "verify_blocking", "verify_async" };
     struct bx_msg *args = round % 4 == 0 ? loans_msg(job, (int64_t)round, 1, 1000) : harness_msg_i64((int64_t)round);
     static const unsigned char bytes[8192];

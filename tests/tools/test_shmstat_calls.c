@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat calls and why: jobs that are stuck on purpose, explained from outside; and that nothing is shown when
- * they have come loose.
+ * shmstat calls and why: jobs that are stuck on purpose are explained from outside; nothing is shown after they are
+ * released.
  */
 #include "tests/harness/harness.h"
 #include "stat_run.h"
@@ -25,7 +25,7 @@ static int chain(const struct bx_request *request, struct bx_reader *args, struc
     return next != NULL ? bx_rpc_sync(job, next, "chain", NULL, NULL, NULL) : 0;
 }
 
-/* Calls the caller's "hold", once: the caller's waits for the gate. */
+/* Calls "hold" of its caller once; that handler waits for the gate. */
 static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     struct bx_job *job = bx_request_job(request);
@@ -38,7 +38,7 @@ static int hold(const struct bx_request *request, struct bx_reader *args, struct
     return 0;
 }
 
-/* Blocking, and inline: stays at the gate. */
+/* Registered as blocking and as inline: waits at the gate. */
 static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request, (void)args, (void)reply, (void)context;
@@ -110,7 +110,7 @@ static bool is_at(const struct stat_run *run, int caller, int callee, const char
     return strcmp(json_text(json_get(find(run, caller, callee), "where")), where) == 0;
 }
 
-/* Looks until the call is there; a call takes its way while others look. */
+/* Repeats `calls` until it shows the call there: the call moves meanwhile. */
 static struct stat_run calls_when(int caller, int callee, const char *where)
 {
     struct stat_run run = stat_run("calls %s --json", harness_job_name());
@@ -132,7 +132,7 @@ static void expect_no_calls(void)
     stat_run_free(&run);
 }
 
-/* The sentence number `index` of why, from the end if it is below 0, has the part. */
+/* Sentence `index` of why (< 0: counted from the end) contains the part. */
 static void expect_because(const char *subject, int index, const char *part)
 {
     struct stat_run run = stat_run("why %s %s --json", subject, harness_job_name());
@@ -194,7 +194,7 @@ static bool json_is_null(const struct json *value)
     return value != NULL && value->type == JSON_NULL;
 }
 
-/* No sentence of it speaks of a cycle. */
+/* No sentence names a cycle. */
 static void expect_no_cycle(const char *subject)
 {
     struct stat_run run = stat_run("why %s %s --json", subject, harness_job_name());
@@ -207,7 +207,7 @@ static void expect_no_cycle(const char *subject)
     stat_run_free(&run);
 }
 
-/* The handler of worker 1 waits for worker 0, whose handler waits for a gate, which is none of the library's. */
+/* The handler of worker 1 waits for worker 0, whose handler waits for a gate outside of the library. */
 static void sees_no_cycle(struct bx_job *job)
 {
     struct bx_future *future = NULL;
@@ -227,7 +227,7 @@ static void sees_no_cycle(struct bx_job *job)
     expect_no_calls();
 }
 
-Test(shmstat_calls, takes_a_handler_that_sleeps_for_no_cycle, .timeout = 60)
+Test(shmstat_calls, reports_no_cycle_at_a_handler_that_sleeps, .timeout = 60)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sees_no_cycle } });
 }
@@ -264,7 +264,7 @@ static void two_sleep(const char *function)
                                          .body = { calls_the_other, calls_the_other, sees_two_that_sleep } });
 }
 
-Test(shmstat_calls, takes_two_that_sleep_in_each_others_handlers_for_no_cycle, .timeout = 60)
+Test(shmstat_calls, reports_no_cycle_of_two_workers_whose_handlers_sleep, .timeout = 60)
 {
     two_sleep("stay");
     two_sleep("stay_here");
@@ -290,7 +290,7 @@ static void sees_what_is_behind_a_handler(struct bx_job *job)
     bx_future_release(future);
 }
 
-Test(shmstat_calls, says_which_handler_holds_up_what_lies_unread, .timeout = 60)
+Test(shmstat_calls, names_the_handler_that_keeps_requests_unread, .timeout = 60)
 {
     held_function = "stay_here";
     harness_run(&(struct harness_world){ .size = 3, .setup = setup,
@@ -324,7 +324,7 @@ static void explains_the_cycle(struct bx_job *job)
     stat_run_free(&run);
     expect_because("worker0", -1, "This is a cycle: worker0 > worker1 > worker0. Nobody in it can go on");
     expect_because("worker1", -1, "This is a cycle: worker1 > worker0 > worker1. Nobody in it can go on");
-    /* It leads into the cycle, and is no part of it. */
+    /* It leads into the cycle, but is not part of it. */
     expect_because("worker2", 0, "worker2 has waited for");
     expect_because("worker2", -1, "This is a cycle: worker0 > worker1 > worker0. Nobody in it can go on");
     run = stat_run("why worker2 %s --json", harness_job_name());
@@ -417,7 +417,7 @@ Test(shmstat_calls, explains_no_call_that_was_given_up, .timeout = 60)
 
 /* ---- What has waited longest ------------------------------------------------------------------------------ */
 
-/* The job of this test among all. */
+/* The job of this test among all jobs. */
 static const struct json *own_job(const struct stat_run *run)
 {
     const struct json *jobs = json_get(run->json, "jobs");
@@ -437,7 +437,7 @@ static void explains_the_longest(struct bx_job *job)
     HARNESS_EQ(bx_rpc_async(job, "worker1", "stay", NULL, NULL, &first), 0);
     harness_await(HELD, 1);
     run = calls_when(0, 1, "thread");
-    while (json_number(json_get(find(&run, 0, 1), "age_seconds")) < 0.1) {     /* the clock of ages is a coarse one */
+    while (json_number(json_get(find(&run, 0, 1), "age_seconds")) < 0.1) {     /* ages are read from a coarse clock */
         stat_run_free(&run);
         run = calls_when(0, 1, "thread");
     }
@@ -462,7 +462,7 @@ static void explains_the_longest(struct bx_job *job)
     bx_future_release(second);
 }
 
-Test(shmstat_calls, explains_what_has_waited_longest, .timeout = 60)
+Test(shmstat_calls, explains_the_call_that_has_waited_longest, .timeout = 60)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { explains_the_longest } });
 }
@@ -508,13 +508,13 @@ static void sees_the_first_missing(struct bx_job *job)
     bx_future_release(future);
 }
 
-Test(shmstat_calls, goes_on_with_the_first_that_a_batch_waits_for, .timeout = 60)
+Test(shmstat_calls, continues_with_the_first_worker_missing_from_a_batch, .timeout = 60)
 {
     harness_run(&(struct harness_world){ .size = 4, .setup = setup,
                                          .body = { NULL, sees_the_first_missing, comes_late, comes_late } });
 }
 
-Test(shmstat_calls, says_whom_a_batch_waits_for, .timeout = 60)
+Test(shmstat_calls, names_the_workers_missing_from_a_batch, .timeout = 60)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { NULL, comes_first, comes_late } });
 }
@@ -563,7 +563,7 @@ static void is_asked_nonsense(struct bx_job *job)
     stat_run_free(&run);
 }
 
-Test(shmstat_calls, refuses_to_explain_what_is_not_there, .timeout = 60)
+Test(shmstat_calls, refuses_a_subject_that_does_not_exist, .timeout = 60)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { is_asked_nonsense } });
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat check: each invariant of layout.h broken in the segments of a job of which every word can be set
- * (stat_plant.h), and found with its number; and what a kill or a full ring leaves behind, and is right.
+ * shmstat check: each invariant of layout.h is broken in a planted job (stat_plant.h) and found with its number; states
+ * that a kill or a full ring leaves are legal and accepted.
  */
 #include "stat_plant.h"
 #include "stat_run.h"
@@ -121,7 +121,7 @@ static void credit_of_unopened(void)
     set(&plant_counters(&plant, 0)->frames_sent, 0);
 }
 
-/* A hole where the pages of its ring should be. */
+/* Frees the pages of its ring. */
 static void open_without_pages(void)
 {
     int fd = shm_open(plant.segment[0].shm_name, O_RDWR, 0);
@@ -139,7 +139,7 @@ static void truncated(void)
     close(fd);
 }
 
-/* The last record before the wrap is said to go beyond it. */
+/* The length of the last record before the wrap reaches beyond it. */
 static void record_over_the_end(void)
 {
     while (BXI_RING_BYTES - (plant.writer[0].write_pos & (BXI_RING_BYTES - 1)) > 64) {
@@ -377,12 +377,12 @@ static void expect_each_wrong(bool alive)
     }
 }
 
-Test(shmstat_check, names_each_invariant_that_is_broken_by_the_living, .timeout = 60, .fini = remove_plant)
+Test(shmstat_check, names_each_invariant_that_a_living_worker_breaks, .timeout = 60, .fini = remove_plant)
 {
     expect_each_wrong(true);
 }
 
-Test(shmstat_check, names_each_invariant_that_is_broken_by_the_dead, .timeout = 60, .fini = remove_plant)
+Test(shmstat_check, names_each_invariant_that_a_dead_worker_breaks, .timeout = 60, .fini = remove_plant)
 {
     expect_each_wrong(false);
 }
@@ -456,13 +456,13 @@ static const struct {
     { "a histogram's name", change_hist, 13 },
 };
 
-Test(shmstat_check, sees_words_go_back_that_may_only_grow, .timeout = 120, .fini = remove_plant)
+Test(shmstat_check, finds_words_that_shrink_and_may_only_grow, .timeout = 120, .fini = remove_plant)
 {
     for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++) {
         make_plant(0);
         plant_hist(&plant, 0, 1, 1);
         set(&control(1)->pair[0].refused_errno, 28);
-        /* The mapping is not inherited by a fork: one of its own. */
+        /* A fork does not inherit the mapping: map it again. */
         for (int rank = 0; rank < 2; rank++)
             cr_assert_eq(madvise(plant.segment[rank].control, plant.segment[rank].bytes, MADV_DOFORK), 0);
         pid_t pid = plant_turn(changes[i].turn);
@@ -505,7 +505,7 @@ Test(shmstat_check, walks_the_records_between_credit_and_write_position, .timeou
     stat_run_free(&run);
 }
 
-Test(shmstat_check, goes_over_the_end_of_positions, .timeout = 20, .fini = remove_plant)
+Test(shmstat_check, walks_a_ring_whose_positions_wrap, .timeout = 20, .fini = remove_plant)
 {
     static const uint64_t ends[] = { UINT64_C(1) << 32, UINT64_C(1) << 38, UINT64_C(1) << 63, 0 };
 
@@ -545,7 +545,7 @@ Test(shmstat_check, accepts_what_a_kill_leaves, .timeout = 20, .fini = remove_pl
     expect_fine("a lease that came back before it was counted");
 }
 
-/* A sample's legs are counted one after the other, and of each the bucket, the sum, the longest. */
+/* The owner counts the legs one after the other; of each leg first the bucket, then the sum, then the longest. */
 Test(shmstat_check, accepts_a_sample_that_was_not_counted_to_its_end, .timeout = 20, .fini = remove_plant)
 {
     static const uint64_t legs[BXI_LEGS] = { 300, 3000, 30, 3330 };
@@ -563,12 +563,12 @@ Test(shmstat_check, accepts_a_sample_that_was_not_counted_to_its_end, .timeout =
         set(&hist->max_ns[leg], legs[leg]);
         expect_fine("and its longest");
     }
-    /* A processor may show stores in another order. */
+    /* A processor may make stores visible in another order. */
     bxi_count(&hist->bucket[BXI_LEG_WHOLE][bxi_hist_bucket(legs[BXI_LEG_WHOLE])], 1);
     expect_fine("a whole call before its legs");
 }
 
-/* The credit word lags behind what frames on their way back say. */
+/* The credit word lags behind the credit that returning frames carry. */
 Test(shmstat_check, accepts_a_ring_that_is_full, .timeout = 20, .fini = remove_plant)
 {
     uint64_t bytes = 1;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat and what may lie in /dev/shm under a worker's name: noise, files too short and too large, another
- * layout, no files at all; and what `reap` removes and leaves. Each run ends with a known status and never by
- * a signal.
+ * shmstat and objects in /dev/shm that have a worker's name: noise, files too short and too large, another layout,
+ * objects that are no files; and what `reap` removes and leaves. Each run ends with a known status and never by a
+ * signal.
  */
 #include "stat_plant.h"
 #include "stat_run.h"
@@ -57,7 +57,7 @@ static bool exists(const char *path)
 
 /* ---- Files that are none ----------------------------------------------------------------------------- */
 
-/* All subcommands that only read; the statuses that they may end with are bits. */
+/* Runs all subcommands that only read; the allowed exit statuses are bits. */
 static void expect_statuses(const char *what, unsigned show, unsigned check)
 {
     static const char *const commands[] = { "ls %s", "ls %s --json", "show %s", "show %s --json",
@@ -86,7 +86,7 @@ static uint64_t next_random(uint64_t *state)
     return *state >> 11 ^ *state << 31;
 }
 
-/* Noise behind a header that is right, or everywhere; a few words of it, or all. */
+/* Noise after a valid header, or everywhere; in a few words, or in all. */
 static void make_noise(uint64_t seed)
 {
     unsigned char *bytes = (unsigned char *)plant_control(&plant, 0);
@@ -99,13 +99,13 @@ static void make_noise(uint64_t seed)
         if (seed % 2 == 0 || word % 64 == 0)
             memcpy(bytes + at, &word, sizeof(word));
     }
-    /* So that the rest is looked at. */
+    /* So that the rest is read. */
     if (seed % 3 != 0)
         bxi_store_relaxed(&plant_control(&plant, 0)->header.state, (uint32_t)(1 + seed % 5));
     if (seed % 3 == 1)
         for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
             bxi_store_relaxed(&plant_control(&plant, 0)->pair[rank].open, 1);
-    /* Nothing but noise in all pages of histograms, or in some that may be. */
+    /* Noise in pages of histograms: in all, or in as many as hist_count names. */
     if (seed % 3 != 0)
         bxi_store_relaxed(&plant_control(&plant, 0)->header.hist_count, (uint32_t)(seed * 5 % (BXI_HIST_MAX + 2)));
     for (uint32_t i = 0; i < BXI_HIST_MAX && seed % 4 < 2; i++)
@@ -155,7 +155,7 @@ static void expect_problem(const char *problem)
     stat_run_free(&run);
 }
 
-Test(shmstat_files, files_of_any_size_are_told_by_a_sentence, .timeout = 60, .fini = remove_plant)
+Test(shmstat_files, a_file_of_any_size_is_reported_in_a_sentence, .timeout = 60, .fini = remove_plant)
 {
     static const struct {
         off_t bytes;
@@ -197,7 +197,7 @@ static void expect_other_version(int version)
     stat_run_free(&run);
 }
 
-Test(shmstat_files, a_worker_of_another_layout_is_told_by_its_version, .timeout = 20, .fini = remove_plant)
+Test(shmstat_files, a_worker_of_another_layout_is_listed_with_its_version, .timeout = 20, .fini = remove_plant)
 {
     plant_make(&plant, 0);
     for (int rank = 0; rank < 2; rank++)
@@ -205,8 +205,8 @@ Test(shmstat_files, a_worker_of_another_layout_is_told_by_its_version, .timeout 
     expect_other_version(77);
 }
 
-/* As version 3 was: rings behind the control pages, and a file of that size. */
-Test(shmstat_files, a_worker_of_the_layout_before_is_told_by_its_version, .timeout = 20, .fini = remove_plant)
+/* As in version 3: rings follow the control pages, and the file has that size. */
+Test(shmstat_files, a_worker_of_an_older_layout_is_listed_with_its_version, .timeout = 20, .fini = remove_plant)
 {
     const uint64_t bytes = 73728 + 2 * 176128;
     char path[128];
@@ -221,7 +221,7 @@ Test(shmstat_files, a_worker_of_the_layout_before_is_told_by_its_version, .timeo
     expect_other_version(3);
 }
 
-Test(shmstat_files, what_is_no_file_is_passed_over, .timeout = 20, .fini = remove_plant)
+Test(shmstat_files, an_object_that_is_no_file_is_ignored, .timeout = 20, .fini = remove_plant)
 {
     char path[128];
 
@@ -269,7 +269,7 @@ static void expect_both(bool there)
     }
 }
 
-Test(shmstat_files, reap_removes_nothing_unless_it_is_told_to, .timeout = 20, .fini = remove_plant)
+Test(shmstat_files, reap_removes_nothing_without_yes, .timeout = 20, .fini = remove_plant)
 {
     use_own_sockets();
     plant_make(&plant, 0);
@@ -282,8 +282,8 @@ Test(shmstat_files, reap_removes_nothing_unless_it_is_told_to, .timeout = 20, .f
     expect_reaped("--yes", 0, 0);
 }
 
-/* Its header names this process, which lives: no pid is asked. */
-Test(shmstat_files, reap_does_not_go_by_a_pid, .timeout = 20, .fini = remove_plant)
+/* The header has the pid of this process, which is alive: pids do not matter. */
+Test(shmstat_files, reap_does_not_depend_on_a_pid, .timeout = 20, .fini = remove_plant)
 {
     use_own_sockets();
     plant_make(&plant, 0);
@@ -300,7 +300,7 @@ Test(shmstat_files, reap_does_not_go_by_a_pid, .timeout = 20, .fini = remove_pla
     expect_reaped("--yes", 2, 2);
 }
 
-Test(shmstat_files, reap_leaves_a_job_alone_of_which_one_worker_lives, .timeout = 20, .fini = remove_plant)
+Test(shmstat_files, reap_does_not_touch_a_job_with_a_living_worker, .timeout = 20, .fini = remove_plant)
 {
     use_own_sockets();
     plant_make(&plant, 0);
@@ -348,7 +348,7 @@ Test(shmstat_files, reap_removes_the_socket_of_a_job_whose_lock_is_free, .timeou
 
 /* ---- Jobs of one name -------------------------------------------------------------------------------- */
 
-Test(shmstat_files, two_jobs_of_one_name_are_told_apart_by_their_instance, .timeout = 20, .fini = remove_plant)
+Test(shmstat_files, two_jobs_of_one_name_are_selected_by_their_instance, .timeout = 20, .fini = remove_plant)
 {
     struct bxi_segment other;
 
@@ -392,7 +392,7 @@ static void expect_said(const char *subcommand, const char *job_name, const char
     stat_run_free(&run);
 }
 
-Test(shmstat_files, tell_for_whom_a_job_waits_that_is_starting, .timeout = 60)
+Test(shmstat_files, a_starting_job_names_the_ranks_that_have_not_come, .timeout = 60)
 {
     char job_name[BXI_NAME_BYTES], command[128];
     const int ranks[] = { 0, 2 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat and device memory: what `gpu`, `show` and the exporter show of it, and what `why` says of messages that wait
- * for it; nothing of it is trusted. In a job of which every word can be set (stat_plant_gpu.h).
+ * shmstat and device memory: what `gpu`, `show` and the exporter print of it, and what `why` says of messages that
+ * wait for it; none of its words is trusted. In a planted job (stat_plant_gpu.h).
  */
 #include "stat_plant_gpu.h"
 #include "stat_run.h"
@@ -73,7 +73,7 @@ static void expect_borrower(const struct json *gpu)
     cr_expect_eq(json_get(gpu, "known")->count, 1);
 }
 
-Test(shmstat_gpu, shows_devices_slabs_lanes_and_who_has_what_open, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu, shows_devices_slabs_lanes_and_who_has_slabs_open, .timeout = 20, .fini = gpu_plant_remove)
 {
     static const char *const commands[] = { "gpu", "show" };
 
@@ -114,7 +114,7 @@ Test(shmstat_gpu, prints_them_within_80_columns, .timeout = 20, .fini = gpu_plan
     }
 }
 
-Test(shmstat_gpu, does_not_take_another_generation_for_the_same_slab, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu, tells_generations_of_a_slab_apart, .timeout = 20, .fini = gpu_plant_remove)
 {
     gpu_plant_make();
     gpu_set_slab(0, 0, GENERATION + 1, LIVE);
@@ -127,8 +127,8 @@ Test(shmstat_gpu, does_not_take_another_generation_for_the_same_slab, .timeout =
     stat_run_free(&run);
 }
 
-/* I14: no byte of the region is read before device_open says so. */
-Test(shmstat_gpu, shows_none_of_a_worker_that_has_not_opened_one, .timeout = 20, .fini = gpu_plant_remove)
+/* I14: no byte of the region is read unless device_open is 1. */
+Test(shmstat_gpu, shows_nothing_of_a_worker_without_an_open_gpu, .timeout = 20, .fini = gpu_plant_remove)
 {
     gpu_plant_make();
     gpu_set_open(0, 0);
@@ -169,7 +169,7 @@ Test(shmstat_gpu, tells_a_fallback_from_an_order_that_was_asked_for, .timeout = 
     expect_order("", false, "no stream of it is open\n");
 }
 
-Test(shmstat_gpu, shows_what_the_dead_had_open, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu, shows_slabs_that_dead_workers_had_open, .timeout = 20, .fini = gpu_plant_remove)
 {
     gpu_plant_make();
     plant_kill(&gpu_plant, 1);
@@ -201,7 +201,7 @@ Test(shmstat_gpu, shows_how_far_a_poisoned_lane_had_come, .timeout = 20, .fini =
     stat_run_free(&text);
 }
 
-Test(shmstat_gpu, exports_devices_slabs_and_what_is_borrowed, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu, exports_devices_slabs_and_borrowed_slabs, .timeout = 20, .fini = gpu_plant_remove)
 {
     static const char *const lines[] = {
         "gpu_slabs{%s,worker=\"caller\",rank=\"0\",uuid=\"" UUID_1 "\"} 1\n",
@@ -239,7 +239,7 @@ Test(shmstat_gpu, exports_devices_slabs_and_what_is_borrowed, .timeout = 20, .fi
 
 /* ---- why --------------------------------------------------------------------------------------------- */
 
-/* A call of the caller's that lies in the ring, or has been read. */
+/* A call by the caller, unread in the ring or read. */
 static void make_call(bool is_read)
 {
     struct bxi_call_row *row = bxi_tables_calls(&gpu_plant.segment[0], 1) + 5;
@@ -281,7 +281,7 @@ Test(shmstat_gpu, why_says_that_a_message_waits_for_a_slab, .timeout = 20, .fini
     gpu_set(gpu_counter(1, BXI_C_gpu_slabs_closed), 0);
     memset(gpu_held(1, 0), 0, sizeof(*gpu_held(1, 0)));
     cr_expect(!says_opening(sentence));
-    gpu_set(&gpu_held(1, 1)->generation[0], 1);         /* nonsense, and not of the caller's */
+    gpu_set(&gpu_held(1, 1)->generation[0], 1);         /* garbage, and not a slab of the caller */
     cr_expect(!says_opening(sentence));
 }
 
@@ -303,7 +303,7 @@ static uint64_t next_random(uint64_t *state)
     return *state >> 11 ^ *state << 31;
 }
 
-/* Noise everywhere or in places, behind a head that is right for two seeds of three. */
+/* Noise everywhere or in places; the head is valid for two of three seeds. */
 static void make_noise(int rank, uint64_t seed)
 {
     unsigned char *bytes = (unsigned char *)gpu_region(rank);
@@ -351,7 +351,7 @@ Test(shmstat_gpu, noise_is_no_crash, .timeout = 120, .fini = gpu_plant_remove)
     }
 }
 
-Test(shmstat_gpu, a_region_that_is_none_is_told_by_a_sentence, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu, an_invalid_region_is_reported_in_a_sentence, .timeout = 20, .fini = gpu_plant_remove)
 {
     gpu_plant_make();
     gpu_set(&gpu_region(0)->head.magic, 0);

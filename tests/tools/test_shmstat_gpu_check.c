@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat check and device memory: each invariant of gpu/README.md broken and found, and what a kill leaves and is
- * right, in a job of which every word can be set (stat_plant_gpu.h). The last test is beside a job whose slabs come and
- * go.
+ * shmstat check and device memory, in a planted job (stat_plant_gpu.h): each invariant of gpu/README.md is broken and
+ * found; states that a kill leaves are legal and accepted. The last test runs beside a job whose slabs come and go.
  */
 #include "tests/device/device_fixture.h"
 #include "stat_plant_gpu.h"
@@ -103,7 +102,7 @@ static void expect_each(const struct wrong *wrongs, size_t count, bool alive)
     }
 }
 
-/* Of the living and the dead. */
+/* Violations by living and by dead workers. */
 static const struct wrong wrongs[] = {
     { "a region of no magic", no_magic, 7 },
     { "a region of another layout", other_layout, 7 },
@@ -129,7 +128,7 @@ static const struct wrong wrongs[] = {
     { "a lane of no device", lane_of_no_device, 7 },
 };
 
-/* Of the living: the dead may have been killed so, or their owner does not ask them any more. */
+/* Violations by living workers only: a kill may leave a dead worker so, or its owner does not ask it any more. */
 static const struct wrong wrongs_of_the_living[] = {
     { "a slab freed while it is open", freed_while_open, 2 },
     { "a row used again while its slab is open", reused_while_open, 2 },
@@ -141,12 +140,12 @@ Test(shmstat_gpu_check, names_each_invariant_that_is_broken, .timeout = 60, .fin
     expect_each(wrongs, COUNT_OF(wrongs), true);
 }
 
-Test(shmstat_gpu_check, names_those_broken_by_the_dead, .timeout = 60, .fini = gpu_plant_remove)
+Test(shmstat_gpu_check, names_each_that_a_dead_worker_breaks, .timeout = 60, .fini = gpu_plant_remove)
 {
     expect_each(wrongs, COUNT_OF(wrongs), false);
 }
 
-Test(shmstat_gpu_check, names_what_only_the_living_break, .timeout = 60, .fini = gpu_plant_remove)
+Test(shmstat_gpu_check, names_each_that_only_a_living_worker_breaks, .timeout = 60, .fini = gpu_plant_remove)
 {
     expect_each(wrongs_of_the_living, COUNT_OF(wrongs_of_the_living), true);
 }
@@ -163,7 +162,7 @@ Test(shmstat_gpu_check, prints_the_letter_of_the_list, .timeout = 20, .fini = gp
     stat_run_free(&run);
 }
 
-Test(shmstat_gpu_check, names_what_is_wrong_with_device_open, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu_check, finds_a_wrong_device_open, .timeout = 20, .fini = gpu_plant_remove)
 {
     gpu_plant_make();
     gpu_set_open(0, 2);
@@ -207,13 +206,13 @@ static const struct {
     { "device_open", shrink_open, "I14" },
 };
 
-Test(shmstat_gpu_check, sees_what_goes_back_or_changes, .timeout = 120, .fini = gpu_plant_remove)
+Test(shmstat_gpu_check, finds_words_that_shrink_or_change, .timeout = 120, .fini = gpu_plant_remove)
 {
     for (size_t i = 0; i < COUNT_OF(changes); i++) {
         bool seen = false;
 
         gpu_plant_make();
-        /* The mapping is not inherited by a fork: one of its own. */
+        /* A fork does not inherit the mapping: map it again. */
         for (int rank = 0; rank < 2; rank++)
             cr_assert_eq(madvise(gpu_plant.segment[rank].control, gpu_plant.segment[rank].bytes, MADV_DOFORK), 0);
         pid_t pid = plant_turn(changes[i].turn);
@@ -270,7 +269,7 @@ Test(shmstat_gpu_check, accepts_what_a_kill_leaves, .timeout = 20, .fini = gpu_p
 }
 
 /* It may have been stopped between the two halves of G2. */
-Test(shmstat_gpu_check, says_nothing_of_what_a_stopped_borrower_holds, .timeout = 20, .fini = gpu_plant_remove)
+Test(shmstat_gpu_check, reports_nothing_about_a_stopped_borrower, .timeout = 20, .fini = gpu_plant_remove)
 {
     int status = 0;
     pid_t pid = fork();
@@ -306,7 +305,7 @@ static int setup(struct bx_job *job)
     return bx_register(job, "drop", BX_INLINE, drop, NULL);
 }
 
-/* Each tensor has a slab, which is retired when that is dropped; the device may be full of them for a moment. */
+/* Each tensor has a slab, which is retired when the tensor is dropped; for a moment the device may be full of them. */
 static void lends_until_done(struct bx_job *job)
 {
     const int64_t count = LARGE;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat calls: how long calls took. Histograms of which every sample is known, in a job that nobody runs, and
- * those of a job that runs, held against the caller's own pages.
+ * shmstat calls: how long calls took. Histograms of a planted job, of which every sample is known; and those of a
+ * running job, compared with the caller's own pages.
  */
 #include "tests/harness/harness.h"
 #include "stat_plant.h"
@@ -122,7 +122,7 @@ Test(shmstat_hist, merges_the_callers_of_a_function, .timeout = 20, .fini = remo
     cr_expect_eq(json_number(json_get(json_at(callers, 1), "samples")), 1);
     cr_expect_eq(number(json_at(callers, 1), "whole", "max_ns"), 60);
     cr_expect_eq(number(json_at(callers, 0), "queue", "samples"), 100);
-    /* One that was made, and its owner killed before it counted anything. */
+    /* A page whose owner was killed before it counted a sample. */
     cr_expect_eq(json_number(json_get(none, "samples")), 0);
     cr_expect_eq(json_get(json_get(none, "whole"), "p50_ns")->type, JSON_NULL);
     cr_expect_eq(json_get(json_get(none, "whole"), "max_ns")->type, JSON_NULL);
@@ -147,11 +147,11 @@ Test(shmstat_hist, prints_a_table_within_80_columns, .timeout = 20, .fini = remo
     stat_run_free(&run);
 }
 
-Test(shmstat_hist, reads_what_a_dead_job_left, .timeout = 20, .fini = remove_plant)
+Test(shmstat_hist, reads_histograms_of_a_dead_job, .timeout = 20, .fini = remove_plant)
 {
     struct bxi_hist *hist = make_known();
 
-    /* Killed behind the bucket of the first leg. */
+    /* Killed after it counted the bucket of the first leg. */
     bxi_count(&hist->bucket[BXI_LEG_QUEUE][BXI_HIST_BUCKETS - 1], 1);
     for (int rank = 0; rank < 2; rank++)
         plant_kill(&plant, rank);
@@ -167,13 +167,13 @@ Test(shmstat_hist, reads_what_a_dead_job_left, .timeout = 20, .fini = remove_pla
     stat_run_free(&run);
 }
 
-/* Of a peer that there is not, of more than there are: not shown, and nothing else is lost. */
-Test(shmstat_hist, passes_over_pages_of_nobody, .timeout = 20, .fini = remove_plant)
+/* Pages of a peer that does not exist, and more pages than there can be: they are not shown, the others are. */
+Test(shmstat_hist, ignores_pages_of_unknown_peers, .timeout = 20, .fini = remove_plant)
 {
     make_known();
     plant_hist(&plant, 0, 1, 2)->who = 7;
     plant_hist(&plant, 0, 1, 0)->who = 1 | (uint64_t)BXI_FUNCTION_MAX << 16;
-    /* What lies behind the last page is another thing. */
+    /* The bytes after the last page belong to something else. */
     bxi_store_relaxed(&plant_control(&plant, 1)->header.hist_count, BXI_HIST_MAX);
     plant_hist(&plant, 1, 1, 2);
     cr_assert_eq(bxi_load_relaxed(&plant_control(&plant, 1)->header.hist_count), BXI_HIST_MAX + 1);
@@ -235,7 +235,7 @@ static int setup(struct bx_job *job)
     return bx_register(job, "echo_blocking", BX_BLOCKING, echo, NULL);
 }
 
-/* What this worker has of its calls is what is shown of them, to the nanosecond. */
+/* shmstat shows this worker's own pages, to the nanosecond. */
 static void expect_mine(struct bx_job *job, const struct json *caller, int callee)
 {
     const struct bxi_hist *hist = NULL;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat show: how old the oldest frame is that lies unread in a ring, what spins, and how many threads of the
- * pool are busy. Frames and words are set in a job that nobody runs (stat_plant.h); the last tests are beside jobs
- * that run.
+ * shmstat show: the age of a ring's oldest unread frame, which worker spins, and how many threads of the pool are
+ * busy. In a planted job (stat_plant.h); the last tests run beside running jobs.
  */
 #include "tests/harness/loans.h"
 #include "stat_plant.h"
@@ -117,7 +116,7 @@ Test(shmstat_rings, show_the_age_of_the_oldest_frame_by_its_kind, .timeout = 20,
         else
             frame.sent_ns = since_ns;
         put(frame, sizeof(frame));
-        /* Behind it lies one that is older than it can be. */
+        /* The frame after it has an impossible age. */
         put((struct bxi_frame){ .kind = BXI_REPLY, .sent_ns = 1 }, 64);
         expect_age(since_ns, 5);
         cr_assert(plant_take(&plant, 1));
@@ -143,7 +142,7 @@ Test(shmstat_rings, know_the_age_of_a_request_by_its_row_alone, .timeout = 20, .
     cr_expect(isnan(age()));
 }
 
-Test(shmstat_rings, are_never_older_than_now_and_not_by_nonsense, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rings, have_no_age_below_zero_and_none_from_garbage, .timeout = 20, .fini = remove_plant)
 {
     static const struct bxi_frame nonsense[] = {
         { .kind = 0, .sent_ns = 5 }, { .kind = 77, .sent_ns = 5 }, { .kind = BXI_REPLY, .sent_ns = 0 },
@@ -164,7 +163,7 @@ Test(shmstat_rings, are_never_older_than_now_and_not_by_nonsense, .timeout = 20,
     cr_expect(isnan(age()), "not a record");
 }
 
-Test(shmstat_rings, show_the_frame_behind_padding_and_over_the_end_of_positions, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rings, show_the_frame_after_padding_and_where_positions_wrap, .timeout = 20, .fini = remove_plant)
 {
     static const uint64_t ends[] = { BXI_RING_BYTES, UINT64_C(1) << 38, 0 };
 
@@ -182,7 +181,7 @@ Test(shmstat_rings, show_the_frame_behind_padding_and_over_the_end_of_positions,
     plant_make(&plant, 0);
 }
 
-Test(shmstat_rings, of_the_dead_keep_what_was_not_read, .timeout = 20, .fini = remove_plant)
+Test(shmstat_rings, of_dead_workers_keep_unread_frames, .timeout = 20, .fini = remove_plant)
 {
     uint64_t since_ns = ago(5);
     char line[128];
@@ -263,7 +262,7 @@ Test(shmstat_rings, count_each_busy_thread_of_a_pool_once, .timeout = 20, .fini 
 
 /* ---- Jobs that run ----------------------------------------------------------------------------------------- */
 
-/* The rings table of `show` fits 80 columns whatever lies in it. */
+/* The rings table of `show` fits 80 columns, whatever its values. */
 static void is_left_unread(struct bx_job *job)
 {
     uint64_t before_ns = bxi_now_ns();
@@ -278,7 +277,7 @@ static void is_left_unread(struct bx_job *job)
     const struct json *ring = stat_run_row(stat_run_worker(&run, 0), "rings", "to", 1);
 
     seconds = json_number(json_get(ring, "oldest_unread_seconds"));
-    most = 1e-9 * (double)(bxi_now_ns() - before_ns) + 0.02;     /* the coarse clock is behind by a tick */
+    most = 1e-9 * (double)(bxi_now_ns() - before_ns) + 0.02;     /* the coarse clock lags by a tick */
     HARNESS_CHECK(seconds >= 0 && seconds <= most);
     HARNESS_CHECK(json_number(json_get(ring, "unread_bytes")) > 0);
     ring = stat_run_row(stat_run_worker(&run, 1), "rings", "to", 0);
@@ -350,7 +349,7 @@ Test(shmstat_rings, show_how_many_threads_of_the_pool_are_busy, .timeout = 30)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { keeps_three_busy } });
 }
 
-/* It spins for a second after each call; it may be found between two. */
+/* It spins for a second after each call; a run may fall between two spins. */
 static void sees_the_other_spin(struct bx_job *job)
 {
     for (bool is_so = false; !is_so;) {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat top in a terminal of its own: what keys and sizes do there, and that the terminal is afterwards as it was
- * before, whatever ended or stopped the program.
+ * shmstat top in a terminal of its own: the effects of keys and sizes; and the terminal is restored, whatever ended or
+ * stopped the program.
  *
- * Each body runs in a process that leads a session, as a shell does; it has the other side of the terminal and sees
- * what is written, escape sequences and all.
+ * Each body runs in a process that leads a session, as a shell does. It has the other side of the terminal and reads
+ * what is written, with the escape sequences.
  */
 #include "tests/harness/harness.h"
 #include "stat_plant.h"
@@ -52,7 +52,7 @@ static void open_terminal(void)
 {
     struct winsize size = { .ws_col = 80, .ws_row = 24 };
 
-    /* A test that runs out of time leaves nothing behind. */
+    /* A test that times out leaves no process. */
     HARNESS_EQ(prctl(PR_SET_PDEATHSIG, SIGKILL), 0);
     HARNESS_CHECK(setsid() >= 0);
     terminal.master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
@@ -65,7 +65,7 @@ static void open_terminal(void)
     signal(SIGHUP, SIG_IGN);
 }
 
-/* Reads what there is, or comes within 50 ms. */
+/* Reads what is there, or arrives within 50 ms. */
 static bool read_more(void)
 {
     struct pollfd input = { .fd = terminal.master, .events = POLLIN };
@@ -115,7 +115,7 @@ static size_t times(const char *part)
     return found;
 }
 
-/* Only what differs is drawn, so it is told again and again to draw all. */
+/* ncurses writes only what differs: SIGCONT, sent until the part comes, makes it draw everything. */
 static void await(const char *part)
 {
     size_t before = times(part);
@@ -237,7 +237,7 @@ static void follows_keys_and_sizes(void)
     await("RANK");
     HARNESS_EQ(times("BELL/s"), 0);
     HARNESS_EQ(ioctl(terminal.master, TIOCSWINSZ, &size), 0);
-    while (times("BELL/s") == 0)            /* unasked: a new size is drawn at once */
+    while (times("BELL/s") == 0)            /* without a key: a new size is drawn at once */
         read_more();
     type("/caller\n");
     await("with 'caller'");
@@ -301,7 +301,7 @@ static void ends_when_its_terminal_goes(void)
     HARNESS_EQ(WTERMSIG(end_of_run()), SIGHUP);
 }
 
-/* In a process of its own: it leads a session. */
+/* Runs the body in a process of its own, which leads a session. */
 static void in_a_terminal(void (*body)(void))
 {
     pid_t child;
@@ -329,7 +329,7 @@ Test(shmstat_screen, gives_the_terminal_back_to_the_shell_while_stopped, .init =
     in_a_terminal(gives_the_terminal_back_while_it_is_stopped);
 }
 
-Test(shmstat_screen, does_what_keys_say_and_fills_the_terminal, .init = begin, .fini = end, .timeout = 60)
+Test(shmstat_screen, obeys_keys_and_fills_the_terminal, .init = begin, .fini = end, .timeout = 60)
 {
     in_a_terminal(follows_keys_and_sizes);
 }
@@ -339,14 +339,14 @@ Test(shmstat_screen, watches_a_job_that_ends, .init = begin, .fini = end, .timeo
     in_a_terminal(says_that_the_job_has_ended);
 }
 
-Test(shmstat_screen, has_colours_unless_NO_COLOR_says_not, .init = begin, .fini = end, .timeout = 60)
+Test(shmstat_screen, has_colours_unless_NO_COLOR_is_set, .init = begin, .fini = end, .timeout = 60)
 {
-    /* Here, for a child of this process does not have the segments. */
-    bxi_store_relaxed(&bxi_tables(plant_control(&plant, 0))->now.since_ns, 1);
+    /* In this process: a child would not have the segments. */
+    bxi_store_relaxed(&plant_control(&plant, 0)->now.since_ns, 1);
     in_a_terminal(uses_colours_unless_told_not_to);
 }
 
-Test(shmstat_screen, says_that_a_terminal_is_not_enough, .init = begin, .fini = end, .timeout = 60)
+Test(shmstat_screen, refuses_a_terminal_that_cannot_position_the_cursor, .init = begin, .fini = end, .timeout = 60)
 {
     in_a_terminal(refuses_a_terminal_that_can_do_nothing);
 }

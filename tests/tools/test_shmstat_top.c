@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat top, part by part: rates of planted segments at planted times, exactly; what a key does; the grid at
- * every size; and the program itself as text and as JSON. In a terminal it is in test_shmstat_screen.c.
+ * shmstat top, part by part: exact rates of planted segments at planted times; what each key does; the grid at every
+ * size; the program's text and JSON. test_shmstat_screen.c tests it in a terminal.
  */
 #include "tools/shmstat/text.h"
 #include "tools/shmstat/top_columns.h"
@@ -58,7 +58,7 @@ static void count(int rank, enum bxi_counter which, uint64_t n)
 
 TestSuite(shmstat_top, .timeout = 120);
 
-Test(shmstat_top, rates_are_what_was_counted_between_two_samples_over_the_time, .init = begin, .fini = end)
+Test(shmstat_top, rates_are_the_counts_between_two_samples_over_their_time, .init = begin, .fini = end)
 {
     sample(TOP_WORKERS, START);
     cr_assert_eq(model.count, 2);
@@ -101,7 +101,7 @@ Test(shmstat_top, rates_are_what_was_counted_between_two_samples_over_the_time, 
     cr_expect_eq(model.rows[0].health, TOP_IDLE);
 }
 
-Test(shmstat_top, a_sample_for_another_view_keeps_what_rates_are_taken_from, .init = begin, .fini = end)
+Test(shmstat_top, a_sample_for_another_view_keeps_the_base_of_the_rates, .init = begin, .fini = end)
 {
     sample(TOP_WORKERS, START);
     sample(TOP_WORKERS, START + SECOND);
@@ -125,7 +125,7 @@ Test(shmstat_top, shows_how_full_a_ring_is, .init = begin, .fini = end)
     cr_expect_eq(model.rows[1].number[TOP_FILL], 0);
 }
 
-/* Row `slot` of caller's calls to the other, since so long before START. */
+/* Row `slot` of the caller's calls, begun that long before START. */
 static void plant_call(int caller, uint32_t slot, uint64_t age_ns, uint64_t flags)
 {
     struct bxi_call_row *row = bxi_tables_calls(&plant.segment[caller], 1 - caller) + slot;
@@ -174,7 +174,7 @@ Test(shmstat_top, a_call_in_flight_for_too_long_is_stuck_and_not_before, .init =
     cr_expect_eq(model.totals.stuck, 1);
 }
 
-Test(shmstat_top, a_handler_that_does_not_end_is_nearer_to_the_reason_than_who_waits_for_it, .init = begin, .fini = end)
+Test(shmstat_top, a_handler_that_does_not_end_is_nearer_to_the_reason_than_its_caller, .init = begin, .fini = end)
 {
     struct bxi_tables *callee = bxi_tables(plant_control(&plant, 1));
 
@@ -274,7 +274,7 @@ Test(shmstat_top, a_job_that_begins_is_found, .init = begin, .fini = end)
     cr_expect_eq(model.count, 2);
 }
 
-Test(shmstat_top, words_that_are_noise_are_only_figures, .init = begin, .fini = end)
+Test(shmstat_top, noise_in_words_changes_only_figures, .init = begin, .fini = end)
 {
     unsigned seed = 1;
 
@@ -298,7 +298,7 @@ Test(shmstat_top, words_that_are_noise_are_only_figures, .init = begin, .fini = 
 
 /* ---- The grid ---------------------------------------------------------------------------------------- */
 
-/* Rows of workers that nobody made: worker i makes 10 * i calls a second. */
+/* Rows of imagined workers: worker i makes 10 * i calls a second. */
 static void imagine(size_t workers)
 {
     model = (struct top_model){ .count = workers, .capacity = workers };
@@ -387,7 +387,7 @@ Test(shmstat_top, wider_lines_have_more_columns_and_all_of_the_narrower, .init =
     cr_expect(line_has(49, "workers 1-45 of 64"));
 }
 
-Test(shmstat_top, every_line_is_as_wide_as_it_shall_be_at_any_size, .init = imagine_64, .fini = forget)
+Test(shmstat_top, every_line_has_the_width_asked_for_at_any_size, .init = imagine_64, .fini = forget)
 {
     strcpy(model.totals.why, "worker3 (pid 12) is stopped: it goes on with SIGCONT");
     for (int view = 0; view < TOP_VIEWS; view++) {
@@ -431,7 +431,7 @@ Test(shmstat_top, sorts_by_any_column_both_ways, .init = imagine_64, .fini = for
     cr_expect_str_eq(model.shown[54]->name, "worker9");     /* as people count */
 }
 
-Test(shmstat_top, puts_what_lives_before_what_is_dead_however_it_sorts, .init = imagine_64, .fini = forget)
+Test(shmstat_top, shows_living_workers_before_dead_ones_in_any_order, .init = imagine_64, .fini = forget)
 {
     model.rows[0].health = TOP_DEAD;
     model.rows[63].health = TOP_GONE;
@@ -446,7 +446,7 @@ Test(shmstat_top, puts_what_lives_before_what_is_dead_however_it_sorts, .init = 
     }
 }
 
-Test(shmstat_top, a_call_of_a_caller_that_is_dead_is_none_that_is_stuck, .init = begin, .fini = end)
+Test(shmstat_top, a_call_of_a_dead_caller_is_not_stuck, .init = begin, .fini = end)
 {
     cr_assert_eq(bxi_tables_open_calls(&plant.segment[0], 1, BXI_CALLS_MAX), 0);
     plant_call(0, 3, 60 * SECOND, 0);
@@ -469,7 +469,7 @@ Test(shmstat_top, shows_the_column_that_sorts_even_where_it_is_narrow, .init = i
     cr_expect(line_has(3, "ARENA"));
 }
 
-Test(shmstat_top, filters_by_text_and_by_who_is_busy_or_stuck, .init = imagine_64, .fini = forget)
+Test(shmstat_top, filters_by_text_and_shows_only_busy_or_stuck_rows, .init = imagine_64, .fini = forget)
 {
     model.rows[5].health = TOP_STUCK;
     model.rows[6].health = TOP_BUSY;

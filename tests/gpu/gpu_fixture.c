@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * See gpu_fixture.h. The test's own process never opens a GPU with more than one process in play: CUDA does not
- * survive a fork, so the figures of the machine are asked by a child.
+ * See gpu_fixture.h. The test's own process never opens a GPU, because CUDA does not survive a fork: a child reads the
+ * machine's figures.
  */
 #include "gpu_fixture.h"
 
@@ -129,7 +129,7 @@ void gpu_join(int rank)
     cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "process %d ended with %x", rank, status);
 }
 
-/* The machine's books hold nothing of this test's processes any more. */
+/* Checks that no memory was freed while it was open, and that nothing is left allocated. */
 static void check_machine(void)
 {
     gpu_start(GPU_PROCESSES - 1);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the tests of gpu/ share: processes that are forked before any of them opens a GPU, memory between them, and
- * the driver: a real one where there is one, else the fake of tests/fake_cuda. What only the fake can be told (MIG,
- * an old driver, no peer access) is run with the fake in either case.
+ * Shared by the tests of gpu/: processes that are forked before any of them opens a GPU, memory between them, and the
+ * driver: a real one where there is one, else the fake of tests/fake_cuda. Tests of what only the fake can be
+ * configured for (MIG, an old driver, no peer access) always use the fake.
  *
  *     static void owner(void) { gpu_start(0); ... gpu_post(0); gpu_await(1, 1); gpu_end(); }
  *     static void borrower(void) { gpu_start(1); gpu_await(0, 1); ... gpu_post(1); gpu_end(); }
@@ -40,24 +40,24 @@ struct gpu_shared {
 
 typedef void (*gpu_fn)(void);
 
-extern struct gpu_shared *gpu_shared;               /* writable; only its owner's part is */
+extern struct gpu_shared *gpu_shared;               /* writable; a process writes its own part only */
 extern const struct gpu_shared *gpu_read_only;      /* the same, as peers map it */
 extern struct bxi_gpu *gpu;
 extern struct bxi_gpu_device *gpu_device;
 extern struct bxi_gpu_lane *gpu_lane;
 extern struct bxi_gpu_peer *gpu_peer[GPU_PROCESSES];
 extern int gpu_rank;
-extern char gpu_map_text[512];                      /* what the last gpu_try_map that failed said */
+extern char gpu_map_text[512];                      /* the sentence of the last gpu_try_map that failed */
 
-/* Chooses the driver and makes the memory between processes; first in every test. */
+/* Chooses the driver and makes the shared memory; call it first in every test. */
 void gpu_world(enum gpu_driver driver);
 const char *gpu_driver_path(void);                  /* NULL: the system's */
 bool gpu_fake(void);
 
-/* Forks one process for each body, waits for all, and asserts that they ended well, that no memory was freed while
- * somebody had it open, and that the devices have as much memory as before. */
+/* Forks one process for each body, waits for all, and asserts that they exited with 0, that no memory was freed while
+ * a process had it open, and that the devices have as much free memory as before. */
 void gpu_run(int count, const gpu_fn *body);
-/* The same, in steps: processes that are to be killed are reaped by gpu_reap. */
+/* The same in steps; gpu_kill reaps the process that it kills. */
 void gpu_fork(int rank, gpu_fn body);
 void gpu_kill(int rank);
 void gpu_join(int rank);
@@ -69,19 +69,19 @@ void gpu_start_with(int rank, const struct bxi_gpu_options *options, int ordinal
 struct bxi_gpu_peer *gpu_meet(int rank);
 struct bxi_gpu_peer *gpu_try_meet(int rank, int *rc);
 void gpu_end(void);                                 /* closes peers, lane, GPU */
-void gpu_forget(void);                              /* what was open, after a bxi_gpu_close of the test's own */
+void gpu_forget(void);                              /* forgets these handles, after the test's own bxi_gpu_close */
 
-/* Work, through the driver that gpu/ has loaded. */
+/* Work on a lane, through the driver that gpu/ has loaded. */
 void gpu_fill(struct bxi_gpu_lane *lane, uint64_t address, unsigned char value, uint64_t bytes);
 bool gpu_holds(struct bxi_gpu_lane *lane, uint64_t address, unsigned char value, uint64_t bytes);
 struct bxi_gpu_block *gpu_block(uint64_t bytes);
-/* Maps and gets, waiting for it. */
+/* Maps, and waits until it is mapped; the second also gets. */
 int gpu_try_map(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref);
 uint64_t gpu_borrow(struct bxi_gpu_peer *peer, const struct bxi_gpu_ref *ref, struct bxi_gpu_map **map);
 struct bxi_gpu_counters gpu_counters(void);
 void gpu_poll_until_nothing_is_left(void);
 void gpu_wait_passed(struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point);
-uint64_t gpu_used(int ordinal);                     /* bytes of the device that are taken, by anybody */
+uint64_t gpu_used(int ordinal);                     /* bytes of the device that are in use, by any process */
 uint64_t gpu_figure(const char *name, int device);  /* of the fake machine; 0 on a real one */
 
 void gpu_post(int gate);
@@ -89,7 +89,7 @@ void gpu_await(int gate, uint32_t least);
 void gpu_store(int index, uint64_t value);
 uint64_t gpu_load(int index);
 
-/* For processes that are not Criterion's. */
+/* Assertions for processes that Criterion does not know. */
 _Noreturn void gpu_failed(const char *file, int line, const char *text);
 void gpu_eq(const char *file, int line, const char *text, long long actual, long long expected);
 void gpu_says(const char *file, int line, const char *part);

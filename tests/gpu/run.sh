@@ -1,12 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# make test-gpu: runs the GPU tests and the programs' measurements on a real driver, and writes a dated transcript into
-# tests/gpu/transcripts/, from which the README quotes figures. Nothing is skipped silently: without a GPU it fails
-# with a sentence. BX_GPU_TRANSCRIPT names another file.
+# make test-gpu: runs the GPU tests on a real driver and the programs' measurements, and writes a dated transcript to
+# tests/gpu/transcripts/, from which the README quotes figures. Nothing is skipped silently: without a GPU it fails with
+# a sentence. BX_GPU_TRANSCRIPT names another file.
 #
-# The same bodies run on the tests' driver in `make unit`; BX_TEST_REAL_GPU makes them load libcuda.so.1. Tests that
-# need what only the tests' driver has (two devices without a path between them, MIG, an old driver) use it here too.
+# The same bodies run on the tests' driver in `make unit`; here BX_TEST_REAL_GPU makes them use libcuda.so.1. Tests of
+# what only the tests' driver can simulate (two devices without peer access, MIG, an old driver) use that here too.
 set -u
 
 here=$(dirname "$0")

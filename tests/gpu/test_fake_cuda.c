@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * tests/fake_cuda as NVRTC, cuBLAS and cuDNN, against small cases worked out by hand from their documentation: what is
- * tested with the fakes is worth no more than they are. The driver's part is tested by way of gpu/.
+ * tests/fake_cuda as NVRTC, cuBLAS and cuDNN, against small cases computed by hand from their documentation: tests with
+ * the fakes are only as good as the fakes. The driver's part is tested through gpu/.
  */
 #include "nn/cuda_api.h"
 #include "nn/kernels.h"
@@ -85,7 +85,7 @@ static void end(void)
 
 TestSuite(fake_cuda, .init = begin, .fini = end, .timeout = 60);
 
-/* Memory of the device; with values NULL it is left as it comes. */
+/* Memory of the device; with values NULL it is not initialised. */
 static float *array(size_t count, const float *values)
 {
     unsigned long long address = 0;
@@ -126,7 +126,7 @@ Test(fake_cuda, gives_memory_that_is_not_zero)
 
 static const char text[] = "BXK_KERNEL(bxk_sum)\n{\n}\nBXK_KERNEL(bxk_nonsense)\n{\n}\n";
 
-/* The result of compiling `source` for an architecture; the cubin, if wanted and made, is the caller's. */
+/* The result of compiling `source` for an architecture; the caller owns the cubin, if requested and made. */
 static int compile(const char *source, const char *option, char **cubin, char log[256])
 {
     const char *const options[] = { option, "--fmad=false" };
@@ -147,7 +147,7 @@ static int compile(const char *source, const char *option, char **cubin, char lo
     return result;
 }
 
-Test(fake_cuda, nvrtc_refuses_what_the_real_one_refuses)
+Test(fake_cuda, nvrtc_refuses_unknown_options_and_architectures)
 {
     char log[256];
 
@@ -241,7 +241,7 @@ Test(fake_cuda, handles_belong_to_their_context)
 
 /* ---- cuBLAS ---------------------------------------------------------------------------------- */
 
-/* c = alpha * a * b + beta * c, all with their smallest leading dimensions; a and b as they lie. */
+/* c = alpha * a * b + beta * c, all with their smallest leading dimensions; a and b not transposed. */
 static int multiply(const int mnk[3], int ta, int tb, const float *ab[2], const float blend[2], float *c)
 {
     return blas.cublasSgemm_v2(blas_handle, ta, tb, mnk[0], mnk[1], mnk[2], &blend[0], ab[0],
@@ -249,7 +249,7 @@ static int multiply(const int mnk[3], int ta, int tb, const float *ab[2], const 
                                tb == BXI_CUBLAS_OP_T ? mnk[1] : mnk[2], &blend[1], c, mnk[0]);
 }
 
-Test(fake_cuda, multiplies_matrices_that_lie_by_column)
+Test(fake_cuda, multiplies_column_major_matrices)
 {
     static const int mnk[3] = { 2, 2, 3 };
     static const float plain[2] = { 1.0f, 0.0f }, blend[2] = { 2.0f, -1.0f };
@@ -320,7 +320,7 @@ Test(fake_cuda, refuses_a_product_that_cublas_refuses)
     CHECK(multiply(mnk, 0, 0, (const float *[]){ a, b }, plain, c) == 1);
 }
 
-Test(fake_cuda, multiplies_on_the_stream_and_tells_tf32_apart)
+Test(fake_cuda, multiplies_on_the_stream_and_rounds_for_tf32)
 {
     static const int mnk[3] = { 1, 1, 1 };
     static const float plain[2] = { 1.0f, 0.0f };
@@ -430,7 +430,7 @@ static int convolve(int pass, const struct bxi_cudnn_perf *by, float *const xwy[
                                               by->algorithm, workspace, bytes, &beta, shape.w, xwy[1]);
 }
 
-/* The first that is deterministic and does not fail. */
+/* The first algorithm that is deterministic and does not fail. */
 static struct bxi_cudnn_perf choose(int pass)
 {
     struct bxi_cudnn_perf results[4];
@@ -450,9 +450,9 @@ static void do_pass(int pass, float *const xwy[3], float beta)
     CHECK(convolve(pass, &by, xwy, beta, by.memory) == 0);
 }
 
-Test(fake_cuda, convolves_forth_and_back)
+Test(fake_cuda, convolves_forward_and_backward)
 {
-    /* 1 2 3    1 2   with a border of zeros, every second place:
+    /* 1 2 3    1 2   with a border of zeros, stride 2:
      * 4 5 6    3 4   (1*4  2*3+3*4 | 4*2+7*4  5+6*2+8*3+9*4)
      * 7 8 9 */
     float *x = ARRAY(1, 2, 3, 4, 5, 6, 7, 8, 9), *w = ARRAY(1, 2, 3, 4), *y = array(4, NULL);
@@ -474,7 +474,7 @@ Test(fake_cuda, convolves_forth_and_back)
     HOLDS(dw, 0, 0, 0, 0);
 }
 
-/* Two images, two channels, two filters of one element: a product of matrices per place. */
+/* Two images, two channels, two filters of one element: a product of matrices per position. */
 Test(fake_cuda, convolves_channels_and_images)
 {
     float *x = ARRAY(1, 2, 3, 4, 5, 6, 7, 8), *w = ARRAY(1, 10, 100, 1000), *y = array(8, NULL);
@@ -509,7 +509,7 @@ Test(fake_cuda, adds_up_where_windows_overlap)
     HOLDS(dw, 21, 32);
 }
 
-Test(fake_cuda, a_careless_choice_of_algorithm_is_seen)
+Test(fake_cuda, a_careless_choice_of_algorithm_fails_or_gives_other_bits)
 {
     static const float expected[3] = { 15.0f, 35.0f, 21.0f };
     static const int written[3] = { 2, 0, 1 };
@@ -587,7 +587,7 @@ Test(fake_cuda, adds_a_bias_and_sums_its_gradient)
     CHECK(dnn.cudnnConvolutionBackwardBias(dnn_handle, &one, of, y, &zero, tensor(1, 1, 1, 2), sum) == 3);
 }
 
-/* One channel with 1, 1, 5, 5: mean 3, variance 4 of these and 16/3 of what they are a sample of. */
+/* One channel with 1, 1, 5, 5: mean 3, variance 4, sample variance 16/3. */
 Test(fake_cuda, normalises_by_the_batch_and_keeps_running_averages)
 {
     struct cudnnTensorStruct *of = tensor(2, 1, 1, 2), *channel = tensor(1, 1, 1, 1);
@@ -634,7 +634,7 @@ Test(fake_cuda, passes_the_gradient_back_through_the_batch)
     HOLDS(d_shift, 20);
 }
 
-/* Below zero everywhere, so that a border of zeros would win; the two places' windows overlap in the middle. */
+/* All values below zero, so that a border of zeros would be the maximum; the two windows overlap in the middle. */
 Test(fake_cuda, pools_the_first_maximum_and_no_border)
 {
     struct cudnnTensorStruct *of = tensor(1, 1, 1, 3), *pooled = tensor(1, 1, 2, 2);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gpu/: owners and borrowers that are killed, and what the others do; starts and ends by the thousand.
+ * gpu/: killed owners and borrowers, and what the survivors do; a thousand starts and ends.
  */
 #include "gpu_fixture.h"
 
@@ -33,7 +33,7 @@ _Noreturn static void wait_for_the_end(void)
 
 /* ---- The owner dies -------------------------------------------------------------------------- */
 
-/* Lends two blocks: one is filled, of the other the filling is held up for ever by a wait for a word of its own. */
+/* Lends two blocks: one is filled; the filling of the other is blocked forever by a wait for a word of its own. */
 static void dying_owner(void)
 {
     struct bxi_gpu_block *ready, *never;
@@ -81,11 +81,11 @@ static void survivor(void)
     gpu_await(KILLED, 1);
     GPU_EQ(bxi_gpu_passed(gpu, NULL, &met), 0);
     GPU_EQ(bxi_gpu_peer_died(gpu_peer[0], gpu_shared->region[0].word), 0);
-    gpu_wait_passed(NULL, &met);                /* the stream that waited for the dead goes on */
+    gpu_wait_passed(NULL, &met);                /* the stream that waited for the dead owner continues */
     GPU_CHECK(gpu_counters().poisonings >= 1);
     GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[1].ready), -EOWNERDEAD);
     GPU_SAYS("worker0 has died");
-    /* What was ready is still said to be. */
+    /* A point that had passed still counts as passed. */
     GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
     GPU_CHECK(gpu_holds(gpu_lane, address, 1, BYTES));
     GPU_EQ(bxi_gpu_passed(gpu, gpu_peer[0], &gpu_shared->ref[1].ready), 1);
@@ -95,7 +95,7 @@ static void survivor(void)
     gpu_poll_until_nothing_is_left();
     GPU_EQ(gpu_counters().maps, 0);
     GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -EOWNERDEAD);
-    GPU_CHECK(gpu_used(0) < used);              /* the dead one's memory went with the last map */
+    GPU_CHECK(gpu_used(0) < used);              /* the dead owner's memory is freed with the last map */
     gpu_end();
 }
 
@@ -112,12 +112,12 @@ static void owner_dies(enum bxi_gpu_order wanted)
     gpu_check_machine();
 }
 
-Test(gpu_death, of_an_owner_releases_those_who_wait_for_its_words, .timeout = 60)
+Test(gpu_death, of_an_owner_releases_streams_that_wait_for_its_words, .timeout = 60)
 {
     owner_dies(BXI_GPU_HOST_WORDS);
 }
 
-Test(gpu_death, of_an_owner_releases_those_who_wait_for_words_in_its_slab, .timeout = 60)
+Test(gpu_death, of_an_owner_releases_streams_that_wait_for_words_in_its_slab, .timeout = 60)
 {
     owner_dies(BXI_GPU_DEVICE_WORDS);
 }
@@ -129,7 +129,7 @@ static void survivor_that_cannot_write(void)
     start(1);
     gpu_await(LENT, 1);
     (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
-    bxi_gpu_map_put(map);                       /* open, and not in use */
+    bxi_gpu_map_put(map);                       /* open, but not in use */
     gpu_post(HELD);
     gpu_await(KILLED, 1);
     GPU_EQ(bxi_gpu_peer_died(gpu_peer[0], NULL), -EROFS);
@@ -139,7 +139,7 @@ static void survivor_that_cannot_write(void)
     gpu_end();
 }
 
-Test(gpu_death, of_an_owner_says_when_its_words_cannot_be_poisoned, .timeout = 60)
+Test(gpu_death, of_an_owner_returns_an_error_if_its_words_cannot_be_poisoned, .timeout = 60)
 {
     gpu_world(GPU_ANY);
     order = BXI_GPU_HOST_WORDS;
@@ -152,7 +152,7 @@ Test(gpu_death, of_an_owner_says_when_its_words_cannot_be_poisoned, .timeout = 6
     gpu_check_machine();
 }
 
-/* Killed while it waits for the borrower to close: the borrower closes all the same. */
+/* The owner is killed while it waits for the borrower to close; the borrower closes nevertheless. */
 static void owner_dies_retiring(void)
 {
     struct bxi_gpu_block *block;
@@ -200,7 +200,7 @@ Test(gpu_death, of_an_owner_that_was_retiring_a_slab, .timeout = 60)
 
 /* ---- The borrower dies ----------------------------------------------------------------------- */
 
-/* Holds the slab, and work of its own that never ends; or has only said that it is about to open it. */
+/* Has the slab open and work of its own that never ends; or has only stored its hold and not opened the slab. */
 static bool opens;
 
 static void dying_borrower(void)
@@ -264,14 +264,14 @@ Test(gpu_death, of_a_borrower_gives_back_its_blocks_and_its_slabs, .timeout = 60
     borrower_dies(true);
 }
 
-Test(gpu_death, of_a_borrower_that_was_about_to_open_holds_up_nobody, .timeout = 60)
+Test(gpu_death, of_a_borrower_that_was_about_to_open_does_not_block_the_owner, .timeout = 60)
 {
     borrower_dies(false);
 }
 
 /* ---- The owner leaves ------------------------------------------------------------------------ */
 
-/* Its borrower closes when it is asked; or reads on for as long as the owner has patience, and longer. */
+/* The borrower closes when the slab retires; or it keeps the slab open for longer than the owner waits. */
 static bool is_stubborn;
 
 static void leaving_owner(void)
@@ -325,19 +325,19 @@ static void owner_leaves(bool stubborn, uint64_t left_contexts, uint64_t left_sl
         cr_assert_eq(gpu_load(0), 16 * GPU_MIB * left_contexts + 2 * GPU_MIB * left_slabs);
 }
 
-Test(gpu_death, is_not_needed_to_leave_which_waits_for_those_who_read, .timeout = 60)
+Test(gpu_death, is_not_needed_to_leave_which_waits_for_borrowers, .timeout = 60)
 {
     owner_leaves(false, 1, 1);
 }
 
-Test(gpu_death, of_nobody_comes_of_leaving_while_somebody_reads_on, .timeout = 60)
+Test(gpu_death, is_not_caused_by_leaving_while_a_borrower_reads_on, .timeout = 60)
 {
     owner_leaves(true, 2, 2);
 }
 
 /* ---- A thousand times ------------------------------------------------------------------------ */
 
-/* One in four ends without closing anything, a slab open and a wait under way; the others as they should. */
+/* One in four ends without closing, with a slab open and a wait on its stream; the others close properly. */
 static void one_start(void)
 {
     struct bxi_gpu_map *map;
@@ -373,7 +373,7 @@ static void steady_owner(void)
     gpu_end();
 }
 
-Test(gpu_death, thousand_starts_and_ends_leave_the_devices_memory_as_it_was, .timeout = 300)
+Test(gpu_death, thousand_starts_and_ends_leave_the_devices_memory_unchanged, .timeout = 300)
 {
     gpu_world(GPU_ANY);
     setenv("FAKE_CUDA_DELAY_US", "0", 1);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gpu/: several devices: numbered otherwise in another process, hidden from it, out of its reach; MIG instances; memory
- * that is staged.
+ * gpu/: several devices: with other ordinals in another process, hidden from it, without peer access; MIG instances;
+ * staged memory.
  */
 #include "gpu_fixture.h"
 
@@ -88,7 +88,7 @@ static void run_devices(int owner, int borrower)
     gpu_run(2, (gpu_fn[]){ owner_on_a_device, borrower_on_a_device });
 }
 
-Test(gpu_devices, are_the_same_under_other_numbers_in_another_process, .timeout = 60)
+Test(gpu_devices, are_the_same_under_other_ordinals_in_another_process, .timeout = 60)
 {
     gpu_world(GPU_FAKE);
     owners_devices = "1,0";
@@ -117,7 +117,7 @@ Test(gpu_devices, without_peer_access_are_staged_through_host_memory, .timeout =
     cr_assert_eq(gpu_load(1), 1);
 }
 
-Test(gpu_devices, without_peer_access_that_are_hidden_are_found_out_by_the_first_open, .timeout = 60)
+Test(gpu_devices, without_peer_access_that_are_hidden_are_detected_by_the_first_open, .timeout = 60)
 {
     gpu_world(GPU_FAKE);
     setenv("FAKE_CUDA_NO_PEER", "all", 1);
@@ -128,7 +128,7 @@ Test(gpu_devices, without_peer_access_that_are_hidden_are_found_out_by_the_first
     cr_assert_eq(gpu_load(1), 1);
 }
 
-/* Neither sees the other's device: what is lent is staged until the borrower has tried. */
+/* Neither sees the other's device: loans are staged until the borrower has tried to map. */
 static void owner_that_is_tried(void)
 {
     struct bxi_gpu_block *block;
@@ -142,7 +142,7 @@ static void owner_that_is_tried(void)
     gpu_store(0, (uint64_t)bxi_gpu_peer_reaches(gpu_peer[1], gpu_device));
     bxi_gpu_free(block);
     bxi_gpu_trim(gpu_device);
-    while (bxi_gpu_poll(gpu) > 0)               /* what was only tried is let go of as well */
+    while (bxi_gpu_poll(gpu) > 0)               /* a map that was only tried is closed too */
         ;
     GPU_EQ(gpu_counters().slab_bytes, 0);
     block = gpu_block(BYTES);
@@ -172,7 +172,7 @@ static void borrower_that_tries(void)
     bxi_gpu_peer_try(gpu_peer[0]);
     GPU_EQ(bxi_load_acquire(&gpu_shared->held[1][0].generation[0]), gpu_shared->ref[0].generation);
     gpu_post(BUSY);
-    bxi_gpu_peer_try(gpu_peer[0]);              /* while the helper is at it */
+    bxi_gpu_peer_try(gpu_peer[0]);              /* while the helper is busy */
     bxi_gpu_helper_drain(&gpu->helper);
     GPU_EQ(bxi_load_acquire(&gpu_shared->region[1].head.known_count), 1);
     bxi_gpu_peer_try(gpu_peer[0]);
@@ -181,7 +181,7 @@ static void borrower_that_tries(void)
     GPU_EQ(gpu_counters().open_failures, !reaches);
     GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), reaches ? 0 : -EXDEV);
     GPU_EQ(gpu_counters().opens, reaches);      /* it was there */
-    GPU_EQ(bxi_gpu_device_open(gpu, 0, &again), 0);     /* no other device: nothing is forgotten */
+    GPU_EQ(bxi_gpu_device_open(gpu, 0, &again), 0);     /* not another device: nothing is withdrawn */
     GPU_EQ(gpu_shared->region[1].head.known_count, 1);
     gpu_post(HELD);
     while (bxi_load_acquire(&gpu_shared->gate[KILLED]) == 0)
@@ -205,7 +205,7 @@ Test(gpu_devices, that_are_hidden_are_lent_once_the_borrower_knows, .timeout = 6
     try_hidden("", 1);
 }
 
-Test(gpu_devices, that_are_hidden_and_out_of_reach_are_never_lent, .timeout = 60)
+Test(gpu_devices, that_are_hidden_and_without_peer_access_are_never_lent, .timeout = 60)
 {
     try_hidden("all", 0);
 }
@@ -227,7 +227,7 @@ static void borrower_that_sees(void)
     start_on(1, "0,1", 1);
     gpu_await(LENT, 1);
     GPU_EQ(bxi_gpu_poll(gpu), 0);
-    bxi_gpu_peer_try(gpu_peer[0]);              /* has nothing to do */
+    bxi_gpu_peer_try(gpu_peer[0]);              /* has no effect */
     bxi_gpu_helper_drain(&gpu->helper);
     GPU_EQ(gpu_counters().opens, 0);
     gpu_post(HELD);
@@ -284,7 +284,7 @@ _Noreturn static void owner_that_dies_early(void)
         pause();
 }
 
-/* What fails because the owner is dead says nothing of its device. */
+/* An open that fails because the owner is dead publishes nothing about its device. */
 static void borrower_that_tries_late(void)
 {
     struct bxi_gpu_job busy = { .run = stay_busy };
@@ -307,7 +307,7 @@ static void borrower_that_tries_late(void)
     gpu_end();
 }
 
-Test(gpu_devices, of_an_owner_that_dies_are_not_judged_by_that, .timeout = 60)
+Test(gpu_devices, of_an_owner_that_dies_are_not_published_as_refused, .timeout = 60)
 {
     gpu_world(GPU_FAKE);
     gpu_fork(0, owner_that_dies_early);
@@ -319,7 +319,7 @@ Test(gpu_devices, of_an_owner_that_dies_are_not_judged_by_that, .timeout = 60)
     gpu_check_machine();
 }
 
-/* The driver of either side knows that there is no way: nobody has to try. */
+/* The driver on either side knows that there is no peer access: no open is tried. */
 static void owner_that_asks(void)
 {
     start_on(0, NULL, 0);
@@ -337,9 +337,9 @@ static void borrower_that_does_nothing(void)
 
     start_on(1, NULL, 1);
     gpu_await(HELD, 1);
-    GPU_EQ(bxi_gpu_poll(gpu), 0);               /* refuses the owner's device */
+    GPU_EQ(bxi_gpu_poll(gpu), 0);               /* publishes the owner's device as refused */
     GPU_EQ(gpu_shared->region[1].head.refused_count, 1);
-    GPU_EQ(bxi_gpu_device_open(gpu, 0, &second), 0);    /* and here it is itself */
+    GPU_EQ(bxi_gpu_device_open(gpu, 0, &second), 0);    /* now the same device is open here */
     GPU_EQ(gpu_shared->region[1].head.refused_count, 0);
     GPU_EQ(bxi_gpu_poll(gpu), 0);
     GPU_EQ(gpu_shared->region[1].head.refused_count, 0);
@@ -355,7 +355,7 @@ Test(gpu_devices, without_peer_access_are_known_before_anything_is_sent, .timeou
     gpu_run(2, (gpu_fn[]){ owner_that_asks, borrower_that_does_nothing });
 }
 
-/* Of two devices here the first does not reach the owner's and the second does. */
+/* Of two devices here the first cannot access the owner's and the second can. */
 static void borrower_with_two(void)
 {
     struct bxi_gpu_device *second = NULL;
@@ -368,14 +368,14 @@ static void borrower_with_two(void)
     GPU_EQ(bxi_gpu_lane_open(second, NULL, &lane), 0);
     gpu_post(MET);
     gpu_await(MET, 2);
-    gpu_meet(0);                                /* with the first as its device */
+    gpu_meet(0);                                /* with the first as the peer's device */
     gpu_await(LENT, 1);
     address = gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
     GPU_CHECK(bxi_gpu_map_device(map) == second);
     GPU_EQ(bxi_gpu_after(lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
     GPU_CHECK(gpu_holds(lane, address, 9, BYTES));
     GPU_EQ(gpu_counters().fallbacks, 0);
-    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);    /* of the device that has no way */
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);    /* device without peer access */
     GPU_EQ(gpu_counters().fallbacks, order == BXI_GPU_DEVICE_WORDS);
     gpu_post(HELD);
     bxi_gpu_map_put(map);
@@ -409,7 +409,7 @@ static void two_of_three(enum bxi_gpu_order wanted)
     gpu_run(2, (gpu_fn[]){ owner_far_from_one, borrower_with_two });
 }
 
-Test(gpu_devices, are_mapped_on_that_of_several_which_reaches, .timeout = 60)
+Test(gpu_devices, are_mapped_on_the_one_of_several_with_peer_access, .timeout = 60)
 {
     two_of_three(BXI_GPU_HOST_WORDS);
 }
@@ -419,7 +419,7 @@ Test(gpu_devices, have_words_that_only_one_of_several_can_wait_for, .timeout = 6
     two_of_three(BXI_GPU_DEVICE_WORDS);
 }
 
-/* Here it is so in two processes on one machine; on a real one a MIG instance sees no other. */
+/* Simulated by two processes on one machine; on a real one a MIG instance does not see another. */
 static void mig_instance(void)
 {
     start_on(gpu_rank, NULL, gpu_rank);
@@ -431,7 +431,7 @@ static void mig_instance(void)
     gpu_end();
 }
 
-Test(gpu_devices, that_are_mig_instances_reach_no_other, .timeout = 60)
+Test(gpu_devices, that_are_mig_instances_access_no_other, .timeout = 60)
 {
     gpu_world(GPU_FAKE);
     gpu_run(2, (gpu_fn[]){ mig_instance, mig_instance });
@@ -455,7 +455,7 @@ static void stages_much(void)
     gpu_end();
 }
 
-Test(gpu_devices, stage_more_than_a_buffer_holds, .timeout = 60)
+Test(gpu_devices, stage_more_bytes_than_a_buffer_has, .timeout = 60)
 {
     gpu_world(GPU_ANY);
     gpu_run(1, (gpu_fn[]){ stages_much });

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gpu/: finding a driver and a device, or saying why not and what to do; devices by UUID; which order the probe
- * chooses; fork. Mostly with the fake driver, on any machine: no real one can be told to be too old.
+ * gpu/: finding a driver and a device, or an error with advice; devices by UUID; the order that the probe chooses;
+ * fork. Mostly with the fake driver, on any machine: a real one cannot be configured to be too old.
  */
 #include "gpu_fixture.h"
 
@@ -235,21 +235,21 @@ Test(gpu_load, chooses_the_first_order_that_works, .timeout = 60)
     gpu_check_machine();
 }
 
-/* The calls are there and answer well; only what they ought to write never comes. */
+/* The calls exist and succeed, but their writes never happen. */
 static void lost_writes(void)
 {
     setenv("FAKE_CUDA_LOST_WRITES", "1", 1);
     expect_order(BXI_GPU_EVENTS, 1);
 }
 
-Test(gpu_load, believes_a_trial_and_not_what_a_driver_says, .timeout = 60)
+Test(gpu_load, trusts_a_trial_and_not_the_drivers_attributes, .timeout = 60)
 {
     gpu_world(GPU_FAKE);
     gpu_fork(0, lost_writes);
     gpu_join(0);
 }
 
-/* A probe takes as long as streams do; others use the devices that are open already. */
+/* A probe waits for streams; meanwhile other threads use the devices that are already open. */
 static void *opens_another(void *context)
 {
     GPU_EQ(bxi_gpu_device_open(gpu, 1, context), 0);
@@ -266,7 +266,7 @@ static void opens_two(void)
 
     setenv("FAKE_CUDA_DELAY_US", "200000", 1);
     gpu_start(0);
-    used = 16 * GPU_MIB + 2 * GPU_MIB;          /* a context and a slab: from then on it probes */
+    used = 16 * GPU_MIB + 2 * GPU_MIB;          /* a context and a slab: then the probe begins */
     GPU_EQ(pthread_create(&thread, NULL, opens_another, &second), 0);
     while (bxi_load_acquire(count) == 1) {
         bool probes = gpu_figure("used", 1) >= used;
@@ -280,7 +280,7 @@ static void opens_two(void)
     gpu_end();
 }
 
-Test(gpu_load, holds_up_nobody_while_a_device_is_probed, .timeout = 60)
+Test(gpu_load, blocks_no_other_thread_while_a_device_is_probed, .timeout = 60)
 {
     gpu_world(GPU_FAKE);
     gpu_run(1, (gpu_fn[]){ opens_two });
@@ -324,7 +324,7 @@ static void forks(void)
         in_forked_child();
     GPU_EQ(waitpid(child, &status, 0), child);
     GPU_EQ(status, 0);
-    bxi_gpu_free(gpu_block(1));                 /* the parent is none the worse */
+    bxi_gpu_free(gpu_block(1));                 /* the parent is unaffected */
     gpu_end();
 }
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gpu/: one process fills device memory, another reads it where it lies. The order of the two by each of the four
- * means; what a wait that is left out does; slabs that are mapped once, and by generation; slabs that retire while
- * others have them open.
+ * gpu/: one process fills device memory, another reads it in place. Each of the four orders; the effect of a missing
+ * wait; slabs that are mapped once, and by generation; slabs that retire while a peer has them open.
  */
 #include "gpu_fixture.h"
 
@@ -32,7 +31,7 @@ static void open_pair(int rank)
     gpu_await(BOTH_OPEN, 2);
 }
 
-/* Fills the block again and again, each time behind the borrower's reading of the last. */
+/* Fills the block repeatedly, each time behind the borrower's read of the last round. */
 static void order_owner(void)
 {
     struct bxi_gpu_block *block;
@@ -123,7 +122,7 @@ Test(gpu_share, orders_two_processes_by_waiting_on_the_host, .timeout = 120)
     run_order(BXI_GPU_HOST_SYNC);
 }
 
-/* The negative control: on the fake, whose streams dawdle, a wait that is left out is seen. */
+/* The negative control: on the fake, whose streams are delayed, a missing wait gives wrong data. */
 Test(gpu_share, shows_wrong_data_when_the_wait_is_left_out, .timeout = 120)
 {
     gpu_world(GPU_FAKE);
@@ -133,7 +132,7 @@ Test(gpu_share, shows_wrong_data_when_the_wait_is_left_out, .timeout = 120)
     cr_assert_gt(gpu_load(0), 0);
 }
 
-/* Without READ_ONLY registration a stream cannot wait for a peer's page, so its host does: slower, and right. */
+/* Without READ_ONLY registration a stream cannot wait on a peer's page, so its host waits: slower, but correct. */
 static void order_borrower_without_words(void)
 {
     setenv("FAKE_CUDA_NO_READ_ONLY", "1", 1);
@@ -141,7 +140,7 @@ static void order_borrower_without_words(void)
     order_borrower();
 }
 
-Test(gpu_share, lets_the_host_wait_where_a_stream_cannot, .timeout = 120)
+Test(gpu_share, waits_on_the_host_where_a_stream_cannot, .timeout = 120)
 {
     gpu_world(GPU_FAKE);
     order = BXI_GPU_HOST_WORDS;
@@ -162,7 +161,7 @@ static void *marks(void *context)
     return NULL;
 }
 
-/* The lane's stream is held up by a word of this host's, and the mark that waits for it by the stream. */
+/* A word of this host blocks the lane's stream, and the stream blocks the mark. */
 static void marks_and_goes_on(void)
 {
     unsigned long long address = 0;
@@ -180,7 +179,7 @@ static void marks_and_goes_on(void)
     while (gpu_counters().host_synchronises == 0)
         sched_yield();
     GPU_CHECK(bxi_gpu_mark_waits(gpu_lane));
-    for (int i = 0; i < 10; i++) {              /* while it waits, others come and go */
+    for (int i = 0; i < 10; i++) {              /* while it waits, other lanes open and close */
         bxi_gpu_free(gpu_block(1));
         (void)bxi_gpu_poll(gpu);
     }
@@ -199,23 +198,23 @@ static void mark_holds_up_nobody(enum bxi_gpu_order wanted)
     gpu_run(1, (gpu_fn[]){ marks_and_goes_on });
 }
 
-Test(gpu_share, holds_up_nobody_while_a_mark_waits_for_an_event, .timeout = 60)
+Test(gpu_share, blocks_no_other_thread_while_a_mark_waits_for_an_event, .timeout = 60)
 {
     mark_holds_up_nobody(BXI_GPU_EVENTS);
 }
 
-Test(gpu_share, holds_up_nobody_while_a_mark_waits_for_its_stream, .timeout = 60)
+Test(gpu_share, blocks_no_other_thread_while_a_mark_waits_for_its_stream, .timeout = 60)
 {
     mark_holds_up_nobody(BXI_GPU_HOST_SYNC);
 }
 
-/* A lane that was closed and opened again has events of its own, whatever the bytes of their handles. */
+/* A lane that was closed and opened again has new events, even if the bytes of their handles are the same. */
 static void reopens_a_lane(void)
 {
     open_pair(0);
     for (uint32_t round = 1; round <= 2; round++) {
         gpu_fill(gpu_lane, gpu_block(BYTES)->address, 1, BYTES);
-        for (int i = 0; i < BXI_GPU_RING; i++)          /* the last has the same place in the ring each time */
+        for (int i = 0; i < BXI_GPU_RING; i++)          /* the last has the same index in the ring each time */
             GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->point[0]), 0);
         gpu_store((int)round, gpu_shared->region[0].lane[0].generation);
         gpu_post(FILLED);
@@ -239,11 +238,11 @@ static void follows_a_lane(void)
     }
     GPU_CHECK(gpu_load(1) != gpu_load(2));
     gpu_await(LAST, 1);
-    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->point[0]), 0);    /* its lane is gone, its work is done */
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->point[0]), 0);    /* lane closed, work done */
     gpu_end();
 }
 
-Test(gpu_share, tells_events_by_the_generation_of_their_lane, .timeout = 60)
+Test(gpu_share, identifies_events_by_the_generation_of_their_lane, .timeout = 60)
 {
     gpu_world(GPU_ANY);
     order = BXI_GPU_EVENTS;
@@ -301,7 +300,7 @@ static void quiet_borrower(void)
     gpu_end();
 }
 
-Test(gpu_share, neither_copies_nor_stops_the_host, .timeout = 120)
+Test(gpu_share, neither_copies_nor_blocks_the_host, .timeout = 120)
 {
     gpu_world(GPU_ANY);
     order = BXI_GPU_HOST_WORDS;
@@ -368,7 +367,7 @@ static void generations_borrower(void)
     gpu_end();
 }
 
-Test(gpu_share, tells_slabs_by_generation_not_by_the_bytes_of_a_handle, .timeout = 120)
+Test(gpu_share, identifies_slabs_by_generation_not_by_the_bytes_of_a_handle, .timeout = 120)
 {
     gpu_world(GPU_ANY);
     order = BXI_GPU_ORDER_AUTO;
@@ -392,7 +391,7 @@ static void retire_owner(void)
     used = gpu_used(0);
     GPU_EQ(bxi_gpu_trim(gpu_device), 1);
     for (int i = 0; i < 100; i++)
-        GPU_EQ(bxi_gpu_poll(gpu), 1);           /* the borrower holds it, however often one asks */
+        GPU_EQ(bxi_gpu_poll(gpu), 1);           /* the borrower holds it, at each poll */
     GPU_EQ(gpu_counters().slabs_retired, 0);
     GPU_EQ(gpu_used(0), used);
     gpu_post(ASKED);
@@ -415,7 +414,7 @@ static void retire_borrower(void)
     (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[0], &map);
     gpu_post(HELD);
     gpu_await(ASKED, 1);
-    GPU_EQ(bxi_gpu_poll(gpu), 1);               /* it sees the wish, and reads on */
+    GPU_EQ(bxi_gpu_poll(gpu), 1);               /* it sees RETIRING, and keeps reading */
     GPU_EQ(gpu_counters().closes, 0);
     bxi_gpu_map_put(map);
     gpu_poll_until_nothing_is_left();
@@ -427,7 +426,7 @@ static void retire_borrower(void)
     gpu_end();
 }
 
-Test(gpu_share, frees_a_slab_only_when_nobody_has_it_open, .timeout = 120)
+Test(gpu_share, frees_a_slab_only_when_no_peer_has_it_open, .timeout = 120)
 {
     gpu_world(GPU_ANY);
     order = BXI_GPU_HOST_SYNC;                  /* no words in the slab */
@@ -511,7 +510,7 @@ static void nonsense_borrower(void)
     gpu_end();
 }
 
-Test(gpu_share, refuses_what_cannot_be_a_slab_or_a_point, .timeout = 120)
+Test(gpu_share, refuses_invalid_slabs_and_points, .timeout = 120)
 {
     gpu_world(GPU_ANY);
     order = BXI_GPU_ORDER_AUTO;
@@ -520,7 +519,7 @@ Test(gpu_share, refuses_what_cannot_be_a_slab_or_a_point, .timeout = 120)
 
 /* ---- Waits of hosts ---------------------------------------------------------------------------- */
 
-/* A lane that nobody has. */
+/* A lane that no process has open. */
 #define NO_LANE (BXI_GPU_LANES - 1)
 static const struct bxi_gpu_point late = { .order = BXI_GPU_HOST_WORDS, .lane = NO_LANE, .value = 5 };
 
@@ -550,11 +549,11 @@ static void waits_on_the_host(void)
 static void closes_a_lane_that_failed(void)
 {
     open_pair(0);
-    gpu_await(LAST, 1);                         /* the poison is the other's: no work fails here */
+    gpu_await(LAST, 1);                         /* the other process poisons: no work fails here */
     gpu_end();
 }
 
-Test(gpu_share, ends_a_wait_of_the_host_when_a_living_owner_gives_its_work_up, .timeout = 60)
+Test(gpu_share, ends_a_wait_of_the_host_when_a_living_owner_abandons_its_work, .timeout = 60)
 {
     gpu_world(GPU_FAKE);
     order = BXI_GPU_HOST_WORDS;
@@ -617,7 +616,7 @@ static void itself(void)
     gpu_end();
 }
 
-Test(gpu_share, never_opens_what_this_process_made, .timeout = 60)
+Test(gpu_share, never_opens_a_slab_of_this_process, .timeout = 60)
 {
     gpu_world(GPU_ANY);
     gpu_run(1, (gpu_fn[]){ itself });

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gpu/: blocks and slabs of one process, the points that hold a block back, and memory that somebody else made.
+ * gpu/: blocks and slabs of one process, the points that a block waits for, and foreign memory.
  */
 #include "gpu_fixture.h"
 
@@ -125,7 +125,7 @@ static void large_blocks(void)
     bxi_gpu_free(large);
     GPU_EQ(gpu_counters().slabs_retired, 0);    /* a spare is kept */
     bxi_gpu_free(small);
-    gpu_poll_until_nothing_is_left();           /* of two, one */
+    gpu_poll_until_nothing_is_left();           /* one of two retires */
     GPU_EQ(gpu_counters().slabs, 1);
     GPU_EQ(bxi_gpu_trim(gpu_device), 1);
     gpu_poll_until_nothing_is_left();
@@ -153,7 +153,7 @@ static void no_room(void)
     gpu_end();
 }
 
-Test(gpu_slab, says_when_the_device_is_full, .timeout = 60)
+Test(gpu_slab, returns_an_error_when_the_device_is_full, .timeout = 60)
 {
     gpu_world(GPU_FAKE);
     gpu_run(1, (gpu_fn[]){ no_room });
@@ -164,7 +164,7 @@ Test(gpu_slab, says_when_the_device_is_full, .timeout = 60)
 
 enum { LENT, READ, ENDED };
 
-/* Never polls: fifteen of its slabs fill the device, and all but one are empty, and open elsewhere for a while. */
+/* Never polls: its fifteen slabs fill the device; all but one are empty, and open in another process for a while. */
 static void lends_and_drops(void)
 {
     gpu_start(0);
@@ -203,7 +203,7 @@ static void reads_and_polls(void)
     gpu_end();
 }
 
-Test(gpu_slab, waits_for_slabs_that_are_being_freed_before_it_says_that_there_is_no_room, .timeout = 60)
+Test(gpu_slab, waits_for_slabs_that_are_being_freed_before_it_fails_for_lack_of_room, .timeout = 60)
 {
     gpu_world(GPU_FAKE);
     gpu_run(2, (gpu_fn[]){ lends_and_drops, reads_and_polls });
@@ -218,20 +218,20 @@ static void spare_in_the_way(void)
     bxi_gpu_free(gpu_block(500 * GPU_MIB));
     GPU_EQ(gpu_counters().slabs, 2);            /* the spare is kept */
     large = gpu_block(600 * GPU_MIB);
-    while (gpu_counters().slabs != 2)           /* its memory is there before it is counted */
+    while (gpu_counters().slabs != 2)           /* its memory is free before the counter changes */
         sched_yield();
     bxi_gpu_free(large);
     bxi_gpu_free(small);
     gpu_end();
 }
 
-Test(gpu_slab, gives_up_an_empty_slab_that_is_too_small_where_there_is_no_room, .timeout = 60)
+Test(gpu_slab, retires_an_empty_slab_that_is_too_small_where_there_is_no_room, .timeout = 60)
 {
     gpu_world(GPU_FAKE);
     gpu_run(1, (gpu_fn[]){ spare_in_the_way });
 }
 
-/* A block that waits for a point of a lane that is held up is not handed out again. */
+/* A block that waits for a point of a blocked lane is not handed out again. */
 static void held_back(void)
 {
     struct bxi_gpu_lane *gate;
@@ -252,7 +252,7 @@ static void held_back(void)
     GPU_EQ(gpu_counters().blocks_waiting, 1);
     GPU_EQ(bxi_gpu_trim(gpu_device), 0);
     second = gpu_block(2 * GPU_MIB);
-    GPU_EQ(gpu_counters().slabs, 2);            /* it could not have the first one's place */
+    GPU_EQ(gpu_counters().slabs, 2);            /* it could not reuse the first block */
     bxi_store_release(word, 5);                 /* the host ends the stream's wait */
     gpu_wait_passed(NULL, &passed);
     gpu_poll_until_nothing_is_left();
@@ -300,13 +300,13 @@ static void leaves_blocks_twice(void)
     GPU_CHECK(allocated_bytes() < bytes + LEFT * sizeof(struct bxi_gpu_block_inside) / 2);
 }
 
-Test(gpu_slab, gives_back_the_books_of_blocks_that_are_left, .timeout = 60)
+Test(gpu_slab, frees_the_records_of_blocks_that_are_left, .timeout = 60)
 {
     gpu_world(GPU_FAKE);
     gpu_run(1, (gpu_fn[]){ leaves_blocks_twice });
 }
 
-/* ---- Memory of others ------------------------------------------------------------------------ */
+/* ---- Foreign memory -------------------------------------------------------------------------- */
 
 static uint64_t driver_alloc(uint64_t bytes)
 {
@@ -390,7 +390,7 @@ static void foreign_borrower(void)
     gpu_end();
 }
 
-Test(gpu_slab, lends_memory_that_somebody_else_allocated, .timeout = 60)
+Test(gpu_slab, lends_memory_that_another_library_allocated, .timeout = 60)
 {
     gpu_world(GPU_ANY);
     gpu_run(2, (gpu_fn[]){ foreign_owner, foreign_borrower });
@@ -450,7 +450,7 @@ static void maps_again(void)
     gpu_end();
 }
 
-Test(gpu_slab, lends_memory_of_others_again_while_it_is_open_from_before, .timeout = 60)
+Test(gpu_slab, lends_foreign_memory_again_while_an_earlier_map_of_it_is_open, .timeout = 60)
 {
     gpu_world(GPU_ANY);
     gpu_run(2, (gpu_fn[]){ wraps_again, maps_again });
@@ -464,7 +464,7 @@ static void same_place(void)
     gpu_start(0);
     memory = driver_alloc(2 * GPU_MIB);
     GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = memory, .bytes = 1 }, &before), 0);
-    driver_free(memory);                        /* against the rules, but it happens */
+    driver_free(memory);                        /* not allowed, but it happens */
     GPU_EQ(driver_alloc(2 * GPU_MIB), memory);
     GPU_EQ(bxi_gpu_wrap(gpu, &(struct bxi_gpu_foreign){ .address = memory, .bytes = 1 }, &after), 0);
     GPU_CHECK(after->slab != before->slab || after->generation != before->generation);
@@ -474,7 +474,7 @@ static void same_place(void)
     gpu_end();
 }
 
-Test(gpu_slab, tells_a_new_allocation_from_an_old_one_at_the_same_address, .timeout = 60)
+Test(gpu_slab, distinguishes_a_new_allocation_from_an_old_one_at_the_same_address, .timeout = 60)
 {
     gpu_world(GPU_FAKE);
     gpu_run(1, (gpu_fn[]){ same_place });
@@ -506,7 +506,7 @@ static void other_kinds(void)
     GPU_SAYS("cudaMallocAsync");
     symbol = dlsym(library, "bx_fake_vmm_alloc");
     memcpy(&vmm, &symbol, sizeof(symbol));
-    if (vmm != NULL) {                          /* on a real one it would take five calls of cuMem* */
+    if (vmm != NULL) {                          /* a real driver would need five calls of cuMem* */
         GPU_EQ(vmm(&address, GPU_MIB), CUDA_SUCCESS);
         GPU_EQ(wrap(address, GPU_MIB), -EOPNOTSUPP);
         GPU_SAYS("VMM");
@@ -522,7 +522,7 @@ static void other_kinds(void)
     gpu_end();
 }
 
-Test(gpu_slab, refuses_memory_that_cannot_be_exported_and_says_why, .timeout = 60)
+Test(gpu_slab, refuses_memory_that_cannot_be_exported_with_the_reason, .timeout = 60)
 {
     gpu_world(GPU_ANY);
     gpu_fork(0, other_kinds);

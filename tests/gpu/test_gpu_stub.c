@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gpu/stub.c, which a build with CUDA=0 has instead of the rest. Compiled in here under other names, so that every
- * build runs it: whatever is asked answers that there is none, and nothing is set.
+ * gpu/stub.c, which replaces the rest of gpu/ in a build with CUDA=0. Compiled in here under other names, so that every
+ * build runs it: each function fails, and no output is set.
  */
 #define bxi_gpu_text stub_gpu_text
 #define bxi_gpu_open stub_gpu_open
@@ -46,7 +46,7 @@
 
 TestSuite(gpu_stub, .timeout = 120);
 
-Test(gpu_stub, says_that_nothing_was_built)
+Test(gpu_stub, fails_with_the_reason_that_nothing_was_built)
 {
     struct bxi_gpu *gpu = NULL;
     struct bxi_gpu_device *device = NULL;

@@ -342,7 +342,7 @@ Test(shmstat_screen, watches_a_job_that_ends, .init = begin, .fini = end, .timeo
 Test(shmstat_screen, has_colours_unless_NO_COLOR_is_set, .init = begin, .fini = end, .timeout = 60)
 {
     /* In this process: a child would not have the segments. */
-    bxi_store_relaxed(&plant_control(&plant, 0)->now.since_ns, 1);
+    bxi_store_relaxed(&bxi_tables(plant_control(&plant, 0))->now.since_ns, 1);
     in_a_terminal(uses_colours_unless_told_not_to);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * See device_fixture.h. Each test has a fake machine of its own, a file that carries its pid; the figures that must
- * be as before at the end are asked by a child, for the test's process never loads the driver.
+ * See device_fixture.h. Each test has a fake machine of its own, a file with its pid in the name. A child reads the
+ * figures that must be unchanged at the end, because the test's process never loads the driver.
  */
 #include "device_fixture.h"
 
@@ -81,7 +81,7 @@ uint64_t device_figure(const char *name, int device)
     return value;
 }
 
-/* The books of the machine: 0, or a bit for each that is wrong. */
+/* Checks the machine's figures: 0, or a bit for each that is wrong. */
 static int check_books(void)
 {
     void *library = dlopen(fake_path, RTLD_NOW);
@@ -199,7 +199,7 @@ static struct bxi_gpu_device *device_of(struct bx_job *job, struct bx_device dev
     harness_failed(__FILE__, __LINE__, "cuda:%d is not open", device.index);
 }
 
-/* The first device: the tests' own streams are of it. */
+/* The first device, on which the tests' own streams are. */
 static const struct bxi_cuda *enter(struct bx_job *job)
 {
     struct bxi_gpu_device *device = bxi_devices_of(job)->open[0].device;
@@ -270,7 +270,7 @@ uint64_t *device_gate(struct bx_job *job, void *stream)
     HARNESS_EQ(cu->cuMemHostGetDevicePointer_v2(&address, gate, 0), CUDA_SUCCESS);
     HARNESS_EQ(cu->cuStreamWaitValue64_v2(stream, address, 1, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
     leave(job);
-    return gate;            /* left to the end of the process: to free it would wait for the device */
+    return gate;            /* not freed before the process ends: that would wait for the device */
 }
 
 void device_open_gate(uint64_t *gate)

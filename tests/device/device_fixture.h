@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the tests of device tensors share: worlds as in harness.h whose workers have a CUDA driver, the fake one of
+ * Shared by the tests of device tensors: worlds as in harness.h whose workers have a CUDA driver, the fake one of
  * tests/fake_cuda/, or the system's where BX_TEST_REAL_GPU is set.
  *
  *     static void owner(struct bx_job *job)
@@ -16,8 +16,8 @@
  *         device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { owner } });
  *     }
  *
- * What device_run holds besides harness_run: with the fake, no memory was freed while somebody had it open, and the
- * devices have as much as before.
+ * device_run checks more than harness_run: with the fake, no memory was freed while a process had it open, and the
+ * devices have as much free memory as before.
  */
 #ifndef TESTS_DEVICE_FIXTURE_H
 #define TESTS_DEVICE_FIXTURE_H
@@ -30,11 +30,11 @@
 
 enum device_driver { DEVICE_ANY, DEVICE_FAKE };
 
-/* Chooses the driver; first in every test. FAKE: of what only the fake can be told. */
+/* Chooses the driver; call it first in every test. FAKE: for what only the fake can be configured for. */
 void device_world(enum device_driver driver);
 bool device_is_real(void);
 void device_run(const struct harness_world *world);
-void device_check_machine(void);                /* device_run's part of it */
+void device_check_machine(void);                /* the check of the machine in device_run */
 uint64_t device_figure(const char *name, int device);   /* in a worker: of the fake machine */
 
 /* ---- In workers ------------------------------------------------------------------------------- */
@@ -43,18 +43,18 @@ struct bx_device device_open(struct bx_job *job, int ordinal);
 struct bx_tensor *device_tensor(struct bx_job *job, struct bx_device device, int64_t count);   /* i32 */
 struct bx_tensor *device_numbers(struct bx_job *job, struct bx_device device, int64_t count, int32_t first);
 void device_put_numbers(struct bx_tensor *tensor, int32_t first);       /* from the host, and waits */
-/* How many elements of an i32 tensor, from its first to its last, are not as numbered from `first` by memory. */
+/* How many elements of an i32 tensor, in the order of memory, are not numbered from `first`. */
 int64_t device_wrong(struct bx_tensor *tensor, int32_t first);
 struct bx_msg *device_msg(struct bx_tensor *tensor, int64_t value);     /* the i64 first */
-uint64_t device_copied(const struct bx_job *job);                       /* bytes, by any of the counters */
+uint64_t device_copied(const struct bx_job *job);                       /* bytes, the sum of all counters of copies */
 
-/* Work behind the library's back, on a stream of the test's own. */
+/* Work that the library does not know of, on a stream of the test's own. */
 void *device_stream(struct bx_job *job, struct bx_device device);
 void device_set(struct bx_job *job, void *stream, struct bx_tensor *tensor, unsigned char value);
-/* Copies without waiting for anybody, and returns when that is done. How many bytes are not `value`. */
+/* Copies without waiting for other streams, and returns when that is done. How many bytes are not `value`. */
 int64_t device_peek_wrong(struct bx_job *job, void *stream, struct bx_tensor *tensor, unsigned char value);
 void device_wait(struct bx_job *job, void *stream);
-uint64_t *device_gate(struct bx_job *job, void *stream);        /* what is put on it next waits until *gate is 1 */
+uint64_t *device_gate(struct bx_job *job, void *stream);        /* later work on it waits until *gate is 1 */
 void device_open_gate(uint64_t *gate);
 
 /* A handler: how many of this worker's threads wait for a GPU. */

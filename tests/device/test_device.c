@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Device tensors in messages: what arrives, by every way that a message takes, and that nothing is copied for it.
+ * Device tensors in messages: what arrives, on every path that a message takes, and that nothing is copied for it.
  *
- * Worker 0 owns and calls; worker 1 has handlers that look at what they get. With the fake driver, unless
- * BX_TEST_REAL_GPU is set: see device_fixture.h. test_device_order.c has streams and mapping, test_device_errors.c
- * what is refused, test_device_death.c deaths, test_device_input.c nonsense.
+ * Worker 0 owns and calls; worker 1 has handlers that check what they get. With the fake driver, unless
+ * BX_TEST_REAL_GPU is set: see device_fixture.h. test_device_order.c has streams and waiting, test_device_map.c
+ * mapping, test_device_errors.c refusals, test_device_death.c deaths, test_device_input.c invalid input.
  */
 #include "device_fixture.h"
 
@@ -19,7 +19,7 @@ enum value { COPIED = 0, SYNCHRONISES, WAITS };
 
 /* ---- Handlers -------------------------------------------------------------------------------- */
 
-/* An i64, and any number of i32 tensors whose elements go on from it. Answers how many are wrong. */
+/* An i64, and any number of i32 tensors whose elements continue from it. Answers how many are wrong. */
 static int64_t look(struct bx_reader *args)
 {
     int32_t first = (int32_t)bx_read_i64(args);
@@ -69,7 +69,7 @@ static int look_once(const struct bx_request *request, struct bx_reader *args, s
     return 0;
 }
 
-/* Puts the stream behind each and lets go of it. */
+/* Reads each on a stream; the return from the handler releases them. */
 static int take(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request, (void)reply, (void)context;
@@ -78,7 +78,7 @@ static int take(const struct bx_request *request, struct bx_reader *args, struct
     return 0;
 }
 
-/* Answers with a tensor of its own device, made for it. */
+/* Answers with a new tensor on its own device. */
 static int give(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     struct bx_job *job = bx_request_job(request);
@@ -92,7 +92,7 @@ static int give(const struct bx_request *request, struct bx_reader *args, struct
     return rc;
 }
 
-/* What it got, copied: a borrowed tensor that goes on is copied on its device. */
+/* Answers with its argument: a borrowed tensor that is forwarded is copied on its device. */
 static int forward(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     int rc = bx_msg_put_i64(reply, bx_read_i64(args));
@@ -171,7 +171,7 @@ static void calls_each_kind(struct bx_job *job)
     for (int to = 0; to < 2; to++)
         for (int i = 0; i < 4; i++)
             HARNESS_EQ(call(job, bx_worker_name(job, to), kinds[i], device_msg(tensor, 5)), 0);
-    HARNESS_EQ(call(job, "worker1", "inline", device_msg(tensor, 6)), COUNT);      /* it looks at elements */
+    HARNESS_EQ(call(job, "worker1", "inline", device_msg(tensor, 6)), COUNT);      /* it checks the elements */
 
     struct bx_msg *msg = device_msg(tensor, 5);
 
@@ -181,7 +181,7 @@ static void calls_each_kind(struct bx_job *job)
     bx_tensor_release(tensor);
 }
 
-Test(device, crosses_to_each_kind_of_handler_and_to_oneself, .timeout = 60)
+Test(device, arrives_at_each_kind_of_handler_and_at_its_owner, .timeout = 60)
 {
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { calls_each_kind, reader } });
@@ -243,7 +243,7 @@ static int setup_views(struct bx_job *job)
     return bx_register(job, "measure", BX_INLINE, measure, NULL);
 }
 
-/* One view of a tensor whose element i is i. */
+/* A view of a tensor whose element i is i. */
 static void expect_view(struct bx_job *job, struct bx_tensor *view, int64_t first)
 {
     for (int to = 0; to < 2; to++) {
@@ -279,12 +279,12 @@ static void sends_views(struct bx_job *job)
     expect_view(job, view, 7);
     HARNESS_EQ(bx_tensor_as_strided(flat, 9, 2, (int64_t[]){ 4, 3 }, (int64_t[]){ 0, 2 }, &view), 0);
     expect_view(job, view, 9);
-    HARNESS_EQ(device_copied(job), harness_counter(job, "gpu_staged_bytes"));   /* but what the test itself moves */
+    HARNESS_EQ(device_copied(job), harness_counter(job, "gpu_staged_bytes"));   /* only the test's own copies */
     bx_tensor_release(cube);
     bx_tensor_release(flat);
 }
 
-Test(device, keeps_shape_strides_and_place_of_views, .timeout = 60)
+Test(device, keeps_shape_strides_and_offset_of_views, .timeout = 60)
 {
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup_views, .body = { sends_views, reader } });
@@ -333,7 +333,7 @@ Test(device, takes_161_tensors_and_thousands_in_one_message, .timeout = 120)
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { sends_many, reader } });
 }
 
-/* Device, host, empty device, host, and bytes behind them. */
+/* Device, host, empty device, host, and bytes after them. */
 static int mixed(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     struct bx_tensor *tensors[4];
@@ -383,7 +383,7 @@ static void sends_mixed(struct bx_job *job)
         bx_tensor_release(tensors[i]);
 }
 
-Test(device, goes_beside_host_tensors_and_empty_ones, .timeout = 60)
+Test(device, is_sent_beside_host_tensors_and_empty_ones, .timeout = 60)
 {
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup_mixed, .body = { sends_mixed, reader } });
@@ -417,7 +417,7 @@ static void hands_over_often(struct bx_job *job)
     HARNESS_EQ(harness_load(SYNCHRONISES), theirs[SYNCHRONISES]);
     HARNESS_EQ(harness_load(WAITS), theirs[WAITS] + 200);
 
-    /* That the counters count at all. */
+    /* The counters do count. */
     call(job, "worker1", "inline", device_msg(tensor, 5));
     call(job, "worker1", "counters", harness_msg_i64(0));
     HARNESS_EQ(harness_load(COPIED), theirs[COPIED] + COUNT * sizeof(int32_t));
@@ -425,13 +425,13 @@ static void hands_over_often(struct bx_job *job)
     bx_tensor_release(tensor);
 }
 
-Test(device, copies_nothing_and_stops_no_thread, .timeout = 60)
+Test(device, copies_nothing_and_blocks_no_thread, .timeout = 60)
 {
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { hands_over_often, reader } });
 }
 
-/* What inspectors read is written when there is something new, and not with each tensor. */
+/* The counters that inspectors read are written when they have changed, and not with each tensor. */
 static void counts(struct bx_job *job)
 {
     struct bx_device device = start(job, 1);
@@ -475,7 +475,7 @@ static void forwards(struct bx_job *job)
     bx_tensor_release(copy);
 }
 
-Test(device, copies_on_the_device_what_is_forwarded, .timeout = 60)
+Test(device, copies_a_forwarded_tensor_on_the_device, .timeout = 60)
 {
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { forwards, reader } });
@@ -509,7 +509,7 @@ static int64_t host_wrong(const struct bx_tensor *host)
     return wrong;
 }
 
-/* A numbered matrix on the device, its transpose out of it and in again in every way that a copy can go. */
+/* A numbered matrix on the device; its transpose is copied out and back in by every path that a copy can take. */
 static void copy_views(struct bx_job *job, struct bx_device device, int64_t rows, int64_t columns)
 {
     struct bx_tensor *numbers = device_numbers(job, device, rows * columns, 0), *matrix = NULL, *copy = NULL;
@@ -552,11 +552,11 @@ static void copies_views(struct bx_job *job)
     copy_views(job, device, 3, 5);
     HARNESS_CHECK(harness_counter(job, "gpu_staged_bytes") > staged);
     copy_views(job, device, 1, 1);
-    copy_views(job, device, 2, 300001);         /* more than a piece, and halves of it */
+    copy_views(job, device, 2, 300001);         /* more than one piece, and parts of pieces */
     copy_views(job, device, 300001, 2);
 }
 
-Test(device, copies_views_by_way_of_the_host, .timeout = 60)
+Test(device, copies_views_through_the_host, .timeout = 60)
 {
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { copies_views, reader } });

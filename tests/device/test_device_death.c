@@ -2,8 +2,8 @@
 /*
  * Deaths while device tensors are on loan. Worker 0 owns, worker 1 borrows; one of them is killed by SIGKILL.
  *
- * What an owner had written before can still be read, what waits for it is let go with BX_E_PEER_DEAD; of a borrower
- * that dies leases, blocks and slabs come back, whatever its streams were doing.
+ * What a dead owner had written can still be read; waits for it end with BX_E_PEER_DEAD. Leases, blocks and slabs of a
+ * dead borrower come back, whatever its streams were doing.
  */
 #include "device_fixture.h"
 
@@ -49,7 +49,7 @@ static void send(struct bx_job *job, struct bx_tensor *tensor)
 
 /* ---- The owner dies ---------------------------------------------------------------------------- */
 
-/* Lends one tensor that is written and one that never is, and dies when worker 1 waits for that. */
+/* Lends one tensor that is written and one that never is, and dies while worker 1 waits for the latter. */
 static void dies_owing(struct bx_job *job)
 {
     struct bx_device device = device_open(job, 0);
@@ -90,7 +90,7 @@ static void end_as_survivor(struct bx_job *job)
 
     while (bx_worker_alive(job, 0))
         sched_yield();
-    /* What was written before can be read; with words in device memory the host does not know that it was. */
+    /* The written tensor can be read; with words in device memory the host does not know that it was written. */
     if (order == NULL) {
         HARNESS_EQ(device_wrong(kept[0], 7), 0);
         HARNESS_EQ(bx_tensor_read_on(kept[0], NULL), 0);
@@ -102,7 +102,7 @@ static void end_as_survivor(struct bx_job *job)
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
 }
 
-/* A stream waits, and is released; a host does not notice. */
+/* A stream waits and is released; the host does not wait. */
 static void streams_are_released(struct bx_job *job)
 {
     void *stream = device_stream(job, borrow(job));
@@ -129,7 +129,7 @@ Test(device_death, releases_streams_that_wait_for_words_in_device_memory, .timeo
                .body = { dies_owing, streams_are_released } });
 }
 
-/* A thread waits in a copy, which takes the role's help to end. */
+/* A thread waits in a copy, which ends only with the help of the role. */
 static void copy_is_ended(struct bx_job *job, int64_t step)
 {
     struct bx_tensor *host = NULL, *view = NULL;
@@ -189,7 +189,7 @@ Test(device_death, ends_a_wait_of_the_host_for_a_dead_owner, .timeout = 60)
                .body = { dies_owing, waits_are_ended } });
 }
 
-/* Worker 0 has left, and dies afterwards: its words are poisoned then. */
+/* Worker 0 is cut off and dies afterwards: its words are poisoned then. */
 static void leaves_and_dies(struct bx_job *job)
 {
     struct bx_device device = device_open(job, 0);
@@ -202,7 +202,7 @@ static void leaves_and_dies(struct bx_job *job)
     send(job, tensor);
     send(job, tensor);
     harness_await(STARTED, 1);
-    /* Nonsense: worker 1 cuts it off, and it lives on until that is seen. */
+    /* Invalid data: worker 1 cuts it off; it lives until that has been checked. */
     bxi_store_release(&job->control->header.state, 77);
     harness_await(BLOCKED, 1);
     kill(getpid(), SIGKILL);
@@ -226,7 +226,7 @@ static void outlives_one_that_was_cut_off(struct bx_job *job)
     HARNESS_EQ(bx_job_serve(job), BX_E_CORRUPT);
 }
 
-Test(device_death, releases_streams_that_wait_for_one_that_was_cut_off, .timeout = 60)
+Test(device_death, releases_streams_that_wait_for_a_worker_that_was_cut_off, .timeout = 60)
 {
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
@@ -235,7 +235,7 @@ Test(device_death, releases_streams_that_wait_for_one_that_was_cut_off, .timeout
 
 /* ---- The borrower dies --------------------------------------------------------------------------- */
 
-/* With one tensor in hand, and a stream that never comes behind the other. */
+/* Holds one tensor, and has released another behind a stream that never gets that far. */
 static void dies_holding(struct bx_job *job)
 {
     void *stream = device_stream(job, borrow(job));
@@ -263,7 +263,7 @@ static void gets_everything_back(struct bx_job *job)
     harness_await(STARTED, 1);
     HARNESS_EQ(bx_loans_wait(job, 1, 1, BX_FOREVER), 0);
     bxi_devices_poll(job);
-    HARNESS_EQ(harness_counter(job, "gpu_bytes_used"), used);  /* one on loan, one behind a point */
+    HARNESS_EQ(harness_counter(job, "gpu_bytes_used"), used);  /* one on loan, one waiting for a point */
     harness_post(BLOCKED);
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
     HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
@@ -271,7 +271,7 @@ static void gets_everything_back(struct bx_job *job)
     HARNESS_EQ(loans.taken_back, 1);
     while (harness_counter(job, "gpu_bytes_used") != used - 2 * LARGE * sizeof(int32_t))
         bxi_devices_poll(job);
-    while (harness_counter(job, "gpu_bytes") == held) {         /* nobody has those slabs open: one goes */
+    while (harness_counter(job, "gpu_bytes") == held) {         /* no process has those slabs open: one is freed */
         bxi_devices_poll(job);
         sched_yield();
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What device tensors refuse, by its exact code and with a sentence that says what to do; machines on which something
- * is missing; memory of other libraries, in and out by DLPack; a process that forks with the GPU open.
+ * Refusals of device tensors, with exact codes and a sentence with advice; machines on which something is missing;
+ * memory of other libraries, in and out by DLPack; a process that forks with the GPU open.
  */
 #include "device_fixture.h"
 
@@ -82,7 +82,7 @@ static void without_a_driver(struct bx_job *job)
     bx_tensor_release(tensor);
 }
 
-Test(device_errors, says_that_there_is_no_driver_and_goes_on_without, .timeout = 60)
+Test(device_errors, returns_an_error_without_a_driver_and_works_on_without, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
     setenv("BX_CUDA_DRIVER", "/nowhere/libcuda.so.1", 1);
@@ -100,7 +100,7 @@ static void on_one_device(struct bx_job *job)
     HARNESS_EQ(bx_tensor_create_on(job, none, BX_F32, 0, NULL, &tensor), -ENODEV);
     HARNESS_HAS(bx_error_text(), "cuda:7 is not open");
     device = device_open(job, 0);
-    HARNESS_EQ(bx_gpu_open(job, 0, NULL), 0);                  /* once more is the same */
+    HARNESS_EQ(bx_gpu_open(job, 0, NULL), 0);                  /* a second open returns the same */
     HARNESS_CHECK(bx_gpu_stream(job, device) != NULL && bx_gpu_stream(job, other) == NULL);
     HARNESS_EQ(bx_tensor_create_on(job, other, BX_F32, 0, NULL, &tensor), -ENODEV);
     HARNESS_HAS(bx_error_text(), "cuda:1 is not open in worker 'worker0'; call bx_gpu_open");
@@ -135,16 +135,16 @@ static void on_one_device(struct bx_job *job)
     HARNESS_EQ(bx_tensor_copy(job, tensor, &view), BX_E_SHUTDOWN);
     bx_job_destroy(job);
     HARNESS_EQ(bx_tensor_read_on(tensor, NULL), BX_E_SHUTDOWN);
-    bx_tensor_release(tensor);          /* after its job, and after the driver */
+    bx_tensor_release(tensor);          /* after its job, and after the driver was closed */
 }
 
-Test(device_errors, says_what_is_wrong_and_what_to_do, .timeout = 60)
+Test(device_errors, fail_with_a_code_and_advice, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { on_one_device, NULL } });
 }
 
-/* A tensor of a job that is over, sent by the next one of the same process. */
+/* A tensor of a job that has ended, sent by the next job of the same process. */
 static void sends_what_is_over(struct bx_job *job)
 {
     char name[BX_NAME_MAX + 1];
@@ -168,7 +168,7 @@ static void sends_what_is_over(struct bx_job *job)
     bx_job_destroy(job);
 }
 
-Test(device_errors, does_not_lend_what_a_former_job_had, .timeout = 60)
+Test(device_errors, does_not_lend_a_tensor_of_a_former_job, .timeout = 60)
 {
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup,
@@ -182,7 +182,7 @@ static void forks(struct bx_job *job)
     int status = 0;
     pid_t child;
 
-    /* As if another thread had been in the middle of something. */
+    /* As if another thread were in the middle of an operation. */
     pthread_mutex_lock(&bxi_devices_of(job)->lock);
     child = fork();
     if (child == 0) {
@@ -236,7 +236,7 @@ static void sees_them_the_other_way_round(struct bx_job *job)
     HARNESS_EQ(bx_job_serve(job), 0);
 }
 
-Test(device_errors, tells_devices_by_what_they_are_and_not_by_number, .timeout = 60)
+Test(device_errors, identifies_devices_by_uuid_and_not_by_ordinal, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
     device_run(&(struct harness_world){ .size = 2, .setup = setup,
@@ -254,7 +254,7 @@ static void lends_to_another_device(struct bx_job *job)
         HARNESS_EQ(harness_load(BYTES_LEFT), 8);
     }
     HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 3 * 4000);
-    HARNESS_EQ(harness_load(STAGED), 6 * 4000);         /* in, and out again by the handler */
+    HARNESS_EQ(harness_load(STAGED), 6 * 4000);         /* in, and out again in the handler */
     HARNESS_EQ(harness_load(INDEX), 1);
     bx_tensor_release(tensor);
 }
@@ -266,7 +266,7 @@ static void has_another_device(struct bx_job *job)
     HARNESS_EQ(bx_job_serve(job), 0);
 }
 
-Test(device_errors, stages_between_devices_that_do_not_reach_one_another, .timeout = 60)
+Test(device_errors, stages_between_devices_without_peer_access, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
     setenv("FAKE_CUDA_NO_PEER", "all", 1);
@@ -274,7 +274,7 @@ Test(device_errors, stages_between_devices_that_do_not_reach_one_another, .timeo
                .body = { lends_to_another_device, has_another_device } });
 }
 
-/* A numbered tensor on the first of the devices that are to be seen here, and what was staged before it is sent. */
+/* A numbered tensor on the first visible device, and the bytes staged before it is sent. */
 static struct bx_tensor *numbers_on_first_of(struct bx_job *job, const char *visible, uint64_t *staged)
 {
     struct bx_tensor *tensor;
@@ -293,13 +293,13 @@ static void lends_to_a_hidden_one(struct bx_job *job)
     struct bx_tensor *tensor = numbers_on_first_of(job, "0", &before);
 
     HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
-    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 4000);    /* nobody has tried yet */
+    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 4000);    /* the borrower has not tried yet */
     do {
         staged = harness_counter(job, "gpu_staged_bytes");
         HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
         HARNESS_EQ(harness_load(BYTES_LEFT), 8);
         if (getenv("FAKE_CUDA_NO_PEER") != NULL && staged == before + 10 * 4000)
-            break;                              /* it is never lent */
+            break;                              /* it is staged every time */
     } while (harness_counter(job, "gpu_staged_bytes") != staged);
     bx_tensor_release(tensor);
 }
@@ -313,14 +313,14 @@ static void is_a_hidden_one(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), getenv("FAKE_CUDA_NO_PEER") == NULL);
 }
 
-Test(device_errors, stages_to_a_hidden_device_until_that_has_tried, .timeout = 60)
+Test(device_errors, stages_to_a_hidden_device_until_the_borrower_has_tried, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
     device_run(&(struct harness_world){ .size = 2, .setup = setup,
                .body = { lends_to_a_hidden_one, is_a_hidden_one } });
 }
 
-Test(device_errors, stages_to_a_hidden_device_that_has_no_way_and_loses_nothing, .timeout = 60)
+Test(device_errors, stages_to_a_hidden_device_without_peer_access_and_loses_nothing, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
     setenv("FAKE_CUDA_NO_PEER", "all", 1);
@@ -328,7 +328,7 @@ Test(device_errors, stages_to_a_hidden_device_that_has_no_way_and_loses_nothing,
                .body = { lends_to_a_hidden_one, is_a_hidden_one } });
 }
 
-/* The first that is open there has no way, and is hidden here; the second has, and is seen by both. */
+/* The first device that is open there has no peer access and is hidden here; the second has, and both see it. */
 static void lends_to_one_of_two(struct bx_job *job)
 {
     uint64_t before;
@@ -352,7 +352,7 @@ static void has_one_of_two(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), 1);
 }
 
-Test(device_errors, maps_a_hidden_device_on_whichever_of_several_reaches, .timeout = 60)
+Test(device_errors, maps_a_hidden_device_on_the_one_of_several_with_peer_access, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
     setenv("FAKE_CUDA_DEVICES", "3", 1);
@@ -361,7 +361,7 @@ Test(device_errors, maps_a_hidden_device_on_whichever_of_several_reaches, .timeo
                .body = { lends_to_one_of_two, has_one_of_two } });
 }
 
-/* Of the two only the receiver sees the other's device. */
+/* Only the receiver sees the other's device. */
 static void lends_unseen(struct bx_job *job)
 {
     uint64_t before;
@@ -369,7 +369,7 @@ static void lends_unseen(struct bx_job *job)
 
     for (int i = 0; i < 20; i++)
         HARNESS_EQ(send(job, "worker1", tensor, 4), 0);
-    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 4000);   /* that one lets it look */
+    HARNESS_EQ(harness_counter(job, "gpu_staged_bytes"), before + 4000);   /* only the first is staged */
     bx_tensor_release(tensor);
 }
 
@@ -382,13 +382,13 @@ static void sees_both(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "gpu_slabs_opened"), 1);
 }
 
-Test(device_errors, stages_one_to_a_hidden_device_that_sees_the_senders, .timeout = 60)
+Test(device_errors, stages_once_to_a_hidden_device_whose_worker_sees_the_senders, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { lends_unseen, sees_both } });
 }
 
-/* Sends a view whose elements are numbered from `first`; it arrives packed. */
+/* Sends a view whose elements are numbered from `first`; it arrives contiguous. */
 static void send_view(struct bx_job *job, struct bx_tensor *view, int32_t first)
 {
     uint64_t staged = harness_counter(job, "gpu_staged_bytes"), copied = harness_counter(job, "tensor_bytes_copied");
@@ -400,7 +400,7 @@ static void send_view(struct bx_job *job, struct bx_tensor *view, int32_t first)
     HARNESS_CHECK(harness_counter(job, "gpu_staged_bytes") >= staged + bytes);
 }
 
-/* The tensor's elements are numbered so that those of its `step`-th column, transposed, come in order. */
+/* A rows x step matrix, numbered so that its transpose is in order. */
 static struct bx_tensor *columns(struct bx_job *job, struct bx_device device, int64_t rows, int64_t step)
 {
     int64_t count = rows * step;
@@ -418,7 +418,7 @@ static void lends_views_to_another_device(struct bx_job *job)
 {
     static const struct {
         int64_t rows, step;
-    } sizes[] = { { 100, 3 }, { 7, 300000 }, { 300001, 5 } };      /* the last two span more than a piece */
+    } sizes[] = { { 100, 3 }, { 7, 300000 }, { 300001, 5 } };      /* the last two need more than one piece */
     struct bx_device device = device_open(job, 0);
 
     harness_await(OPEN, 1);
@@ -474,7 +474,7 @@ Test(device_errors, maps_on_the_device_that_both_use, .timeout = 60)
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { lends_on_the_second, has_both } });
 }
 
-/* Of two devices there the first has no way to the tensor's, and the second has. */
+/* Of two devices there the first has no peer access to the tensor's, and the second has. */
 static void lends_to_the_second(struct bx_job *job)
 {
     struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), 1000, 4);
@@ -496,7 +496,7 @@ static void has_one_that_reaches(struct bx_job *job)
     HARNESS_EQ(bx_job_serve(job), 0);
 }
 
-Test(device_errors, maps_on_that_of_several_devices_which_reaches, .timeout = 60)
+Test(device_errors, maps_on_the_one_of_several_devices_with_peer_access, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
     setenv("FAKE_CUDA_DEVICES", "3", 1);
@@ -520,7 +520,7 @@ static void end_foreign(struct bxi_dl_managed *self)
     harness_post(FREED);
 }
 
-/* Part of an allocation that this library had no part in: `offset` elements in, 100 of them. */
+/* 100 elements from `offset` on of an allocation made without this library. */
 static struct foreign *make_foreign(struct bx_job *job, const char *allocator, int64_t offset)
 {
     struct bxi_gpu_device *device = bxi_devices_of(job)->open[0].device;
@@ -594,13 +594,13 @@ static void polls(struct bx_job *job)
     }
 }
 
-Test(device_errors, takes_memory_of_others_and_tells_them_when_it_is_read_no_more, .timeout = 60)
+Test(device_errors, wraps_foreign_memory_and_calls_back_when_no_borrower_reads_it, .timeout = 60)
 {
     device_world(DEVICE_ANY);
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { wraps, polls } });
 }
 
-/* What has no elements has no address, as DLPack allows. */
+/* A tensor without elements may have no address, as DLPack allows. */
 static void takes_nothing(struct bx_job *job)
 {
     struct foreign foreign = { .shape = { 0 } };
@@ -636,7 +636,7 @@ static void has_the_same(struct bx_job *job)
     HARNESS_EQ(bx_job_serve(job), 0);
 }
 
-Test(device_errors, takes_a_tensor_without_elements_or_address, .timeout = 60)
+Test(device_errors, wraps_a_tensor_without_elements_or_address, .timeout = 60)
 {
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { takes_nothing, has_the_same } });
@@ -688,7 +688,7 @@ static void goes_out(struct bx_job *job)
     HARNESS_EQ(managed->tensor.strides[0], 3);
     HARNESS_CHECK((uintptr_t)managed->tensor.data + managed->tensor.byte_offset ==
                   (uintptr_t)bx_tensor_data(tensor) + 8);
-    /* Back in: it is the pool's, which needs no wrapping. */
+    /* Back in: the memory is the pool's, which needs no wrapping. */
     HARNESS_EQ(bx_tensor_from_dlpack(out, &again), -EINVAL);
     HARNESS_HAS(bx_error_text(), "part of this worker's own pool");
     bx_tensor_release(tensor);
@@ -696,14 +696,14 @@ static void goes_out(struct bx_job *job)
     managed->deleter(managed);
 }
 
-Test(device_errors, goes_out_by_dlpack_as_it_lies, .timeout = 60)
+Test(device_errors, exports_by_dlpack_without_a_copy, .timeout = 60)
 {
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { goes_out, NULL } });
 }
 
-/* Nobody may open a tensor's memory without a job: the device must be open. */
-Test(device_errors, takes_nothing_without_an_open_device, .timeout = 60)
+/* Memory of a device that no job has open cannot be wrapped. */
+Test(device_errors, wraps_nothing_without_an_open_device, .timeout = 60)
 {
     struct foreign foreign = { .shape = { 100 } };
     struct bx_tensor *tensor = NULL;

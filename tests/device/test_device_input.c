@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A worker whose records of device tensors, points and regions are nonsense.
+ * A worker whose records of device tensors, points and regions are invalid.
  *
  * As in test_lease_input.c worker 0 is written to, worker 1 is the hostile one, which is killed at the end, and worker
- * 2 is a bystander. A frame made by hand, right in every field, is shown to be taken; each forgery differs from it in
- * one. Then worker 0 either cuts worker 1 off, or the call fails; never more than that.
+ * 2 is a bystander. A hand-made frame that is valid in every field is accepted; each forgery differs from it in one
+ * field. Then worker 0 cuts worker 1 off, or the call fails, and nothing else happens.
  */
 #include "device_fixture.h"
 
@@ -18,7 +18,7 @@
 
 enum gate { OPEN = 0, STRUCK, TAKEN, FINISHED, OVER };
 
-#define TOUCH 0                     /* index of the function "touch": the first that is registered */
+#define TOUCH 0                     /* index of the function "touch", registered first */
 #define COUNT 64                    /* i32 */
 
 /* One tensor of {COUNT} i32 on worker 1's device. */
@@ -33,7 +33,7 @@ struct forgery {
 typedef void (*forge_fn)(struct forgery *forgery);
 
 static forge_fn forge;
-static int expected;                /* BX_E_CORRUPT: it is cut off; else the code of the error it is answered */
+static int expected;                /* BX_E_CORRUPT: worker 1 is cut off; else the code of the error reply */
 
 /* ---- Worker 0 --------------------------------------------------------------------------------- */
 
@@ -52,7 +52,7 @@ static int setup(struct bx_job *job)
     return bx_register(job, "touch", BX_INLINE, touch, NULL);
 }
 
-/* Until worker 2 leaves, which may be before worker 1 is seen to be dead here. */
+/* Until worker 2 leaves, which may be before this worker has noticed worker 1's death. */
 static void serve_to_the_end(struct bx_job *job)
 {
     int rc;
@@ -86,7 +86,7 @@ static void is_struck(struct bx_job *job)
 
 /* ---- Worker 1 --------------------------------------------------------------------------------- */
 
-/* Past the library: from the private books of what it lends. */
+/* Bypasses the library: reads its private records of loans. */
 static struct forgery right_forgery(struct bx_tensor *tensor)
 {
     struct bxi_device_block *block = tensor->storage->device;
@@ -117,7 +117,7 @@ static void put(struct bx_job *job, const struct forgery *forgery)
     bxi_bell_ring(job->rpc->peers[0].bell.fd[0]);
 }
 
-/* The id of a call that is in flight and that nobody else answers, so that the forgery's answer arrives. */
+/* The id of a call in flight that gets no other answer, so that the answer to the forgery arrives. */
 static struct bx_future *fake_call(struct bx_job *job, struct forgery *forgery)
 {
     struct bx_future *future = NULL;
@@ -189,7 +189,7 @@ static void run(forge_fn fn, int code)
                .body = { is_struck, strikes, stands_by } });
 }
 
-/* ---- Forgeries that are seen in the frame: cut off ------------------------------------------------ */
+/* ---- Forgeries detected in the frame: cut off ------------------------------------------------------ */
 
 static void unknown_flag(struct forgery *forgery)
 {
@@ -206,7 +206,7 @@ static void unknown_device(struct forgery *forgery)
     forgery->tensor.device = 3;
 }
 
-Test(device_input, cuts_off_for_a_device_that_is_none, .timeout = 60)
+Test(device_input, cuts_off_for_an_invalid_device, .timeout = 60)
 {
     run(unknown_device, BX_E_CORRUPT);
 }
@@ -216,7 +216,7 @@ static void address_of_its_own(struct forgery *forgery)
     forgery->tensor.offset = 4096;
 }
 
-Test(device_input, cuts_off_for_an_address_in_place_of_a_name, .timeout = 60)
+Test(device_input, cuts_off_for_an_address_in_place_of_a_ref, .timeout = 60)
 {
     run(address_of_its_own, BX_E_CORRUPT);
 }
@@ -226,7 +226,7 @@ static void larger_than_it_says(struct forgery *forgery)
     forgery->dims[0] = COUNT + 1;
 }
 
-Test(device_input, cuts_off_for_a_shape_that_leaves_what_is_lent, .timeout = 60)
+Test(device_input, cuts_off_for_a_shape_that_exceeds_the_loan, .timeout = 60)
 {
     run(larger_than_it_says, BX_E_CORRUPT);
 }
@@ -256,7 +256,7 @@ static void no_dtype(struct forgery *forgery)
     forgery->tensor.dtype = 0;
 }
 
-Test(device_input, cuts_off_for_a_type_that_is_none, .timeout = 60)
+Test(device_input, cuts_off_for_an_invalid_type, .timeout = 60)
 {
     run(no_dtype, BX_E_CORRUPT);
 }
@@ -266,7 +266,7 @@ static void unannounced(struct forgery *forgery)
     forgery->frame.flags = BXI_FLAG_LEASE;
 }
 
-Test(device_input, cuts_off_for_a_frame_that_does_not_say_what_it_has, .timeout = 60)
+Test(device_input, cuts_off_for_a_frame_without_the_device_flag, .timeout = 60)
 {
     run(unannounced, BX_E_CORRUPT);
 }
@@ -282,11 +282,11 @@ Test(device_input, cuts_off_for_a_staged_tensor_outside_of_the_arena, .timeout =
     run(staged_outside, BX_E_CORRUPT);
 }
 
-/* Its block here has as many bytes as it has elements. */
+/* The block of a staged tensor has the bytes of its elements only, so it must not have strides. */
 static void staged_with_gaps(struct forgery *forgery)
 {
     forgery->tensor.flags = BXI_STAGED | BXI_STRIDED;
-    forgery->ref = (struct bxi_gpu_ref){ .slab = COUNT, .generation = 2 };      /* there its shape and strides lie */
+    forgery->ref = (struct bxi_gpu_ref){ .slab = COUNT, .generation = 2 };      /* in its place are shape and strides */
 }
 
 Test(device_input, cuts_off_for_a_staged_tensor_with_strides, .timeout = 60)
@@ -294,14 +294,14 @@ Test(device_input, cuts_off_for_a_staged_tensor_with_strides, .timeout = 60)
     run(staged_with_gaps, BX_E_CORRUPT);
 }
 
-/* ---- Forgeries that are seen as the memory is looked for: the call fails --------------------------- */
+/* ---- Forgeries detected when the memory is mapped: the call fails ---------------------------------- */
 
 static void no_slab(struct forgery *forgery)
 {
     forgery->ref.slab = BXI_GPU_SLABS;
 }
 
-Test(device_input, fails_for_a_slab_that_cannot_be_one, .timeout = 60)
+Test(device_input, fails_for_an_invalid_slab, .timeout = 60)
 {
     run(no_slab, -EPROTO);
 }
@@ -311,7 +311,7 @@ static void other_slab(struct forgery *forgery)
     forgery->ref.slab = 77;
 }
 
-Test(device_input, fails_for_a_slab_that_is_not_there, .timeout = 60)
+Test(device_input, fails_for_a_slab_that_does_not_exist, .timeout = 60)
 {
     run(other_slab, -ESTALE);
 }
@@ -350,7 +350,7 @@ Test(device_input, fails_for_more_bytes_than_there_are, .timeout = 60)
 
 static struct bx_tensor *lent;
 
-/* Worker 1 gives worker 0's tensor back with a point of a lane that there is not. */
+/* Worker 1 gives worker 0's tensor back with a point of a lane that does not exist. */
 static int give_back_wrongly(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                              void *context)
 {
@@ -400,7 +400,7 @@ static void lies(struct bx_job *job)
     kill(getpid(), SIGKILL);
 }
 
-Test(device_input, cuts_off_for_a_point_that_cannot_be_one, .timeout = 60)
+Test(device_input, cuts_off_for_an_invalid_point, .timeout = 60)
 {
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup_points, .dies = 2,
@@ -409,7 +409,7 @@ Test(device_input, cuts_off_for_a_point_that_cannot_be_one, .timeout = 60)
 
 /* ---- A receiver without a GPU ------------------------------------------------------------------- */
 
-/* The sender does not ask whether worker 0 has one: the call is refused, and its lease is given back once. */
+/* The sender does not check whether worker 0 has one: the call is refused, and its lease is given back once. */
 static void has_none(struct bx_job *job)
 {
     harness_post(OPEN);
@@ -437,7 +437,7 @@ static void does_not_ask(struct bx_job *job)
     kill(getpid(), SIGKILL);
 }
 
-Test(device_input, refuses_without_a_device_and_gives_back_once, .timeout = 60)
+Test(device_input, refuses_without_a_device_and_gives_the_lease_back_once, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
     device_run(&(struct harness_world){ .size = 2, .setup = setup_hang, .dies = 2,

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The first frame that names a slab waits in its ring until the slab is mapped: what waits with it, what does not, and
- * what happens when somebody gives up, dies or leaves meanwhile. And slabs, devices and starts, many of them.
+ * The first frame that refers to a slab waits in its ring until the slab is mapped: which frames wait with it, which do
+ * not, and what happens if a worker cancels, dies or leaves meanwhile. Also many slabs, devices and starts.
  *
- * Mapping takes long here (FAKE_CUDA_OPEN_MS in worker 1), so that what must not wait for it is seen not to; nothing
- * is asserted about how long anything takes.
+ * Mapping takes long here (FAKE_CUDA_OPEN_MS in worker 1), so that calls that must not wait for it are handled before
+ * it ends; no test asserts a duration.
  */
 #include "device_fixture.h"
 
@@ -23,7 +23,7 @@ enum value { SEQUENCE = 0, DEVICE_AT, HOST_AT, ECHO_AT };
 
 /* ---- Handlers -------------------------------------------------------------------------------- */
 
-/* The time, so to say, at which a call was handled. */
+/* The position of a call in the order in which calls were handled. */
 static int note(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)request, (void)reply, (void)context;
@@ -99,8 +99,8 @@ static void sends_what_must_be_mapped(struct bx_job *job)
     harness_post(SENT);
     end(host, 0);
     end(device, 0);
-    HARNESS_CHECK(harness_load(ECHO_AT) < harness_load(DEVICE_AT));     /* worker 2 was not held up */
-    HARNESS_CHECK(harness_load(DEVICE_AT) < harness_load(HOST_AT));     /* and worker 0 came in order */
+    HARNESS_CHECK(harness_load(ECHO_AT) < harness_load(DEVICE_AT));     /* worker 2 was not blocked */
+    HARNESS_CHECK(harness_load(DEVICE_AT) < harness_load(HOST_AT));     /* worker 0's calls stayed in order */
     bx_tensor_release(tensor);
 }
 
@@ -110,7 +110,7 @@ static void is_answered_meanwhile(struct bx_job *job)
     end(start(job, harness_msg_i64(ECHO_AT), NULL), 0);
 }
 
-Test(device_map, holds_up_its_own_worker_in_order_and_no_other, .timeout = 60)
+Test(device_map, delays_its_own_sender_in_order_and_no_other, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
     device_run(&(struct harness_world){ .size = 3, .setup = setup,
@@ -127,7 +127,7 @@ static void gives_up(struct bx_job *job)
     HARNESS_EQ(bx_future_cancel(cancelled), 0);
     end(cancelled, BX_E_CANCELLED);
     end(late, BX_E_TIMEOUT);
-    end(start(job, device_msg(tensor, HOST_AT), NULL), 0);      /* and the worker goes on with the next */
+    end(start(job, device_msg(tensor, HOST_AT), NULL), 0);      /* the worker continues with the next */
     bx_tensor_release(tensor);
 }
 
@@ -137,7 +137,7 @@ Test(device_map, lets_deadlines_pass_and_calls_be_cancelled, .timeout = 60)
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { gives_up, serves_slowly } });
 }
 
-/* The reply's slab is mapped at the caller: a deadline passes there, and the late reply gives its lease back. */
+/* The caller maps the reply's slab; its deadline passes meanwhile, and the late reply gives its lease back. */
 static void asks_and_gives_up(struct bx_job *job)
 {
     struct bx_call_options short_one = { .timeout_ns = 100 * HARNESS_MS };
@@ -172,7 +172,7 @@ static void dies_meanwhile(struct bx_job *job)
     kill(getpid(), SIGKILL);
 }
 
-/* Until the mapping has begun, then until worker 0 is gone and what was borrowed of it is back. */
+/* Until the mapping has begun; then until worker 0 is dead and everything borrowed from it is closed. */
 static void sees_it_die(struct bx_job *job)
 {
     struct bx_loans loans = { 0 };
@@ -198,14 +198,14 @@ Test(device_map, survives_an_owner_that_dies_meanwhile, .timeout = 60)
                .body = { dies_meanwhile, sees_it_die } });
 }
 
-/* A reply in the ring whose slab was mapped before is given out although its owner has died since; the tensor can be
+/* A reply in the ring whose slab is already mapped is delivered although its owner has died since; the tensor can be
  * read. */
 static int give_and_die(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     struct bx_job *job = bx_request_job(request);
     int rc = give(request, args, reply, context);
 
-    device_wait(job, bx_gpu_stream(job, device_open(job, 0)));      /* what died before it was written is not read */
+    device_wait(job, bx_gpu_stream(job, device_open(job, 0)));      /* written: else it could not be read */
     harness_post(SENT);
     return rc;
 }
@@ -226,7 +226,7 @@ static void dies_when_told(struct bx_job *job)
     kill(getpid(), SIGKILL);
 }
 
-/* Nobody drives worker 0 while the reply comes and its sender dies: both are found in one pass. */
+/* No thread drives worker 0 while the reply arrives and its sender dies: one pass finds both. */
 static void reads_the_last_reply(struct bx_job *job)
 {
     struct bx_future *future = NULL;
@@ -246,7 +246,7 @@ static void reads_the_last_reply(struct bx_job *job)
     bx_future_release(future);
 }
 
-Test(device_map, gives_out_what_the_dead_had_answered, .timeout = 60)
+Test(device_map, delivers_the_replies_of_a_dead_worker, .timeout = 60)
 {
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup_last, .dies = 2, .options = { .own_loop = false },
@@ -281,7 +281,7 @@ static void leaves_too(struct bx_job *job)
     bx_job_destroy(job);
 }
 
-Test(device_map, ends_well_when_all_leave_meanwhile, .timeout = 60)
+Test(device_map, ends_without_error_when_all_leave_meanwhile, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { leaves_meanwhile, leaves_too } });
@@ -292,7 +292,7 @@ Test(device_map, ends_well_when_all_leave_meanwhile, .timeout = 60)
 #define SLABS 5
 #define SLAB_COUNT (INT64_C(66) << 18)          /* i32: 66 MiB, a slab of its own */
 
-/* Each in a slab of its own, which worker 1 maps; all are given back, and gpu_bytes may come down again. */
+/* Each in a slab of its own, which worker 1 maps; all are given back, and gpu_bytes decreases again. */
 static void lend_slabs(struct bx_job *job, struct bx_device device)
 {
     struct bx_tensor *tensors[SLABS];
@@ -321,7 +321,7 @@ static void makes_and_frees_slabs(struct bx_job *job)
     uint64_t first = harness_counter(job, "gpu_bytes"), used = harness_counter(job, "gpu_bytes_used");
 
     lend_slabs(job, bx_tensor_device(small));
-    while (harness_counter(job, "gpu_bytes") > first + ((uint64_t)66 << 20)) {     /* one may be kept */
+    while (harness_counter(job, "gpu_bytes") > first + ((uint64_t)66 << 20)) {     /* one may stay as a spare */
         bxi_devices_poll(job);
         sched_yield();
     }
@@ -344,14 +344,14 @@ static void closes_what_is_retired(struct bx_job *job)
         bxi_devices_poll(job);
 }
 
-Test(device_map, gives_slabs_back_that_nobody_uses, .timeout = 60)
+Test(device_map, frees_slabs_that_no_worker_uses, .timeout = 60)
 {
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup,
                .body = { makes_and_frees_slabs, closes_what_is_retired } });
 }
 
-/* Neither worker has ever nothing to do, and nobody asks for a look at devices. */
+/* Both workers are always busy, and no call polls devices explicitly. */
 static void frees_slabs_and_calls_on(struct bx_job *job)
 {
     struct bx_tensor *small = begin(job);
@@ -368,20 +368,20 @@ static void serves_on(struct bx_job *job)
     device_open(job, 0);
     harness_post(OPEN);
     HARNESS_EQ(bx_job_serve(job), 0);
-    /* The owner has seen them let go; the counters tell of it from the next look on. */
+    /* The owner has freed them; the counters have it from the next poll on. */
     while (harness_counter(job, "gpu_slabs_closed") < SLABS - 1)
         bxi_devices_poll(job);
     HARNESS_CHECK(harness_counter(job, "gpu_open_ns") > 0);
     HARNESS_CHECK(harness_counter(job, "gpu_close_ns") > 0);
 }
 
-Test(device_map, gives_slabs_back_while_calls_come_without_end, .timeout = 60)
+Test(device_map, frees_slabs_under_constant_load, .timeout = 60)
 {
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { frees_slabs_and_calls_on, serves_on } });
 }
 
-/* Both leave at once, while each has the other's slab open and closing takes long: neither frees what is open. */
+/* Both leave at once, while each has the other's slab open and closing takes long: neither frees an open slab. */
 static void lends_and_leaves(struct bx_job *job)
 {
     struct bx_device device;
@@ -399,7 +399,7 @@ static void lends_and_leaves(struct bx_job *job)
     bx_tensor_release(tensor);
 }
 
-Test(device_map, frees_nothing_that_is_open_as_all_leave, .timeout = 60)
+Test(device_map, frees_no_open_slab_when_all_leave, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { lends_and_leaves, lends_and_leaves } });
@@ -409,7 +409,7 @@ Test(device_map, frees_nothing_that_is_open_as_all_leave, .timeout = 60)
 
 #define JOBS 8
 
-/* A worker that starts and ends again and again in one process. */
+/* A worker that starts and ends repeatedly in one process. */
 static void starts_again(struct bx_job *job)
 {
     int rank = bx_job_rank(job);
@@ -439,7 +439,7 @@ static void starts_again(struct bx_job *job)
     }
 }
 
-Test(device_map, leaves_the_memory_as_it_was_after_many_starts, .timeout = 120)
+Test(device_map, leaves_the_memory_unchanged_after_many_starts, .timeout = 120)
 {
     device_world(DEVICE_ANY);
     for (int i = 0; i < 3; i++) {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Device tensors and streams: who waits for what, what is used again when, and that a thread that waits for a GPU
- * holds up nobody else.
+ * Device tensors and streams: which stream waits for which, when memory is reused, and that a thread that waits for a
+ * GPU blocks no other.
  *
- * "Later" is never a matter of time here: a gate is a wait for a word of the host's, put on a stream before the work
- * that is to be late (device_gate). Worker 0 owns, worker 1 borrows; the library's own background thread serves
- * while the bodies look at what their handlers kept.
+ * No test depends on durations: a gate is a wait for a word of the host, put on a stream before the work that must be
+ * late (device_gate). Worker 0 owns, worker 1 borrows; the library's background thread serves while the bodies check
+ * what their handlers kept.
  */
 #include "device_fixture.h"
 
@@ -18,7 +18,7 @@ enum gate { OPEN = 0, KEPT, STARTED, ONE, LATE, RELEASED, FINISHED };
 #define LARGE (INT64_C(10) << 20)       /* i32: 40 of a slab's 64 MiB */
 #define BYTES 4096
 
-static struct bx_tensor *kept;          /* worker 1: the last that came */
+static struct bx_tensor *kept;          /* worker 1: the last tensor that arrived */
 
 /* ---- Handlers of worker 1 --------------------------------------------------------------------- */
 
@@ -82,7 +82,7 @@ static void writes_late(struct bx_job *job)
     gate = device_gate(job, stream);
     device_set(job, stream, tensor, 0x33);
     HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
-    send(job, "keep", tensor);          /* answered, though nothing is written yet */
+    send(job, "keep", tensor);          /* answered, although nothing is written yet */
     harness_await(STARTED, 1);
     device_open_gate(gate);
     harness_await(RELEASED, 1);
@@ -96,7 +96,7 @@ static void reads_early(struct bx_job *job)
 
     harness_post(OPEN);
     harness_await(KEPT, 1);
-    /* Without read_on a stream runs ahead of the owner's. */
+    /* Without read_on a stream overtakes the owner's. */
     HARNESS_EQ(device_peek_wrong(job, other, kept, 0x33), BYTES);
     HARNESS_EQ(device_peek_wrong(job, other, kept, 0x11), 0);
     HARNESS_EQ(bx_tensor_read_on(kept, stream), 0);
@@ -106,13 +106,13 @@ static void reads_early(struct bx_job *job)
     harness_post(RELEASED);
 }
 
-Test(device_order, lets_a_reader_wait_for_a_slow_writer_and_nobody_else, .timeout = 60)
+Test(device_order, makes_only_the_reader_wait_for_a_slow_writer, .timeout = 60)
 {
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { writes_late, reads_early } });
 }
 
-/* The same with each way in which streams can be ordered, and what has no point of its own. */
+/* The same with each order, and with a tensor that has no point of its own. */
 static void writes_on_its_own_stream(struct bx_job *job)
 {
     struct bx_device device = device_open(job, 0);
@@ -166,15 +166,15 @@ Test(device_order, holds_with_events, .timeout = 60)
     run_order("events");
 }
 
-Test(device_order, holds_where_the_host_has_to_wait, .timeout = 60)
+Test(device_order, holds_with_waits_on_the_host, .timeout = 60)
 {
     run_order("sync");
 }
 
-/* ---- Using memory again ------------------------------------------------------------------------ */
+/* ---- Reuse of memory --------------------------------------------------------------------------- */
 
-/* Where nobody reads it, a block that came back is handed out next; while a stream of the borrower's may still read
- * it, it is not, whatever the borrower has released. */
+/* A returned block that no stream reads is handed out next. While a stream of the borrower may still read it, it is
+ * not, even if the borrower has released it. */
 static void reuses(struct bx_job *job)
 {
     struct bx_device device = device_open(job, 0);
@@ -187,7 +187,7 @@ static void reuses(struct bx_job *job)
     send(job, "drop", tensor);
     bx_tensor_release(tensor);
     HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
-    device_wait(job, bx_gpu_stream(job, device));       /* it was lent behind that */
+    device_wait(job, bx_gpu_stream(job, device));       /* it was lent behind that stream's work */
     tensor = device_tensor(job, device, LARGE);
     HARNESS_CHECK(bx_tensor_data(tensor) == place);
 
@@ -196,7 +196,7 @@ static void reuses(struct bx_job *job)
     send(job, "keep", tensor);
     bx_tensor_release(tensor);
     harness_await(LATE, 1);
-    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);       /* the lease is back; the stream has not come so far */
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);       /* the lease is back; the stream has not got that far */
     next = device_tensor(job, device, LARGE);
     HARNESS_CHECK(bx_tensor_data(next) != place);
     device_set(job, stream, next, 0x22);
@@ -207,7 +207,7 @@ static void reuses(struct bx_job *job)
     HARNESS_CHECK(bx_tensor_data(last) != place && bx_tensor_data(last) != bx_tensor_data(next));
     used = harness_counter(job, "gpu_bytes_used");
     harness_post(STARTED);
-    while (harness_counter(job, "gpu_bytes_used") == used)      /* until the other has */
+    while (harness_counter(job, "gpu_bytes_used") == used)      /* until the other has too */
         bxi_devices_poll(job);
     HARNESS_EQ(harness_counter(job, "gpu_bytes_used"), used - LARGE * sizeof(int32_t));
     bx_tensor_release(last);
@@ -231,30 +231,30 @@ static void reads_late(struct bx_job *job)
     bx_tensor_release(kept);
     HARNESS_EQ(bx_tensor_read_on(view, NULL), 0);
     HARNESS_EQ(device_peek_wrong(job, bx_gpu_stream(job, device), view, 0x11), 0);
-    bx_tensor_release(view);            /* the last: the lease goes back */
+    bx_tensor_release(view);            /* the last reference: the lease goes back */
     harness_post(LATE);
     harness_await(STARTED, 1);
     device_open_gate(gate);
-    device_wait(job, stream);           /* which was not put behind the other */
+    device_wait(job, stream);           /* which does not wait for the other */
     harness_post(ONE);
     harness_await(STARTED, 2);
     device_open_gate(other_gate);
 }
 
-Test(device_order, uses_memory_again_when_its_readers_have_passed, .timeout = 60)
+Test(device_order, reuses_memory_when_its_readers_have_passed, .timeout = 60)
 {
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { reuses, reads_late } });
 }
 
-Test(device_order, uses_memory_again_with_words_in_device_memory, .timeout = 60)
+Test(device_order, reuses_memory_with_words_in_device_memory, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
     setenv("BX_GPU_ORDER", "device", 1);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { reuses, reads_late } });
 }
 
-/* One's own work is waited for as well: a write that was announced, a read, a copy on the job's stream. */
+/* Own work is waited for too: an announced write, a read, a copy on the job's stream. */
 static void reuses_alone(struct bx_job *job)
 {
     struct bx_device device = device_open(job, 0);
@@ -289,13 +289,13 @@ static void serve(struct bx_job *job)
     HARNESS_EQ(bx_job_serve(job), 0);
 }
 
-Test(device_order, waits_for_its_own_work_too_before_memory_is_used_again, .timeout = 60)
+Test(device_order, waits_for_own_work_too_before_memory_is_reused, .timeout = 60)
 {
     device_world(DEVICE_ANY);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { reuses_alone, serve } });
 }
 
-/* ---- A thread that waits for a GPU holds up nobody --------------------------------------------- */
+/* ---- A thread that waits for a GPU blocks no other --------------------------------------------- */
 
 static void opens_the_gate_in_the_end(struct bx_job *job)
 {
@@ -369,7 +369,7 @@ Test(device_order, serves_others_while_a_thread_waits_in_a_copy, .timeout = 60)
                .body = { opens_the_gate_in_the_end, copies_what_is_late, is_served_meanwhile } });
 }
 
-/* The driver works for as long as streams here dawdle; tensors of the other device are made meanwhile. */
+/* The probe takes as long as the delays of streams; tensors on the other device are made meanwhile. */
 static void *opens_another(void *job)
 {
     device_open(job, 1);
@@ -420,7 +420,7 @@ static void *says_that_it_writes(void *context)
     return context;
 }
 
-/* Where a point can only be had by waiting for its stream. */
+/* With an order in which a mark waits for its stream. */
 static void marks_what_is_late(struct bx_job *job)
 {
     struct bx_device device = device_open(job, 0);
@@ -467,7 +467,7 @@ static void *releases(void *context)
     return context;
 }
 
-/* Two streams read it, and there is no third on which the two could come together. */
+/* Two streams read it, and there is no third stream on which the two could be joined. */
 static void has_no_stream_left(struct bx_job *job)
 {
     struct bx_device device = device_open(job, 0);
@@ -497,13 +497,13 @@ static void has_no_stream_left(struct bx_job *job)
     harness_post(RELEASED);
 }
 
-Test(device_order, holds_up_nobody_where_a_loan_is_waited_for_as_it_goes_back, .timeout = 60)
+Test(device_order, blocks_no_other_thread_while_the_return_of_a_loan_waits, .timeout = 60)
 {
     device_world(DEVICE_FAKE);
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { lends_once, has_no_stream_left } });
 }
 
-/* Where a stream of the borrower's cannot wait for the owner's words, its host does. */
+/* If a stream of the borrower cannot wait for the owner's words, its host waits. */
 static void follows_by_host(struct bx_job *job)
 {
     void *stream;

@@ -157,7 +157,7 @@ struct bxi_gpu_device *bxi_gpu_device_for(const struct bxi_gpu_peer *peer, const
 }
 
 uint32_t bxi_gpu_devices_for(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES],
-                            struct bxi_gpu_device *device[BXI_GPU_DEVICES])
+                             struct bxi_gpu_device *device[BXI_GPU_DEVICES])
 {
     struct bxi_gpu *gpu = peer->gpu;
     bool is_unknown = bxi_gpu_find(gpu, uuid) < 0 && found_for(gpu, uuid) == NULL;

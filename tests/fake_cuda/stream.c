@@ -37,6 +37,7 @@ struct CUstream_st {
     struct work *first, *last;
     bool is_busy;
     int users;                          /* threads that wait for it: it is not freed before they are done */
+    int delay_us;                       /* a copy: a later cuInit reads the options again */
     uint64_t seed;
     pthread_t thread;
 };
@@ -96,7 +97,15 @@ static void wait_for_event(const struct work *work)
     }
 }
 
-/* A word is copied atomically: it may be written at the same time. */
+/* A word is set and copied atomically: another stream may be waiting for it, or writing it. */
+static void set(const struct work *work)
+{
+    if (work->bytes == sizeof(uint64_t) && work->to % sizeof(uint64_t) == 0)
+        bxi_store_release((bxi_a64 *)(uintptr_t)work->to, (work->value & 0xff) * UINT64_C(0x0101010101010101));
+    else
+        memset((void *)(uintptr_t)work->to, (int)work->value, work->bytes);
+}
+
 static void copy(const struct work *work)
 {
     if (work->bytes == sizeof(uint64_t) && (work->to | work->from) % sizeof(uint64_t) == 0)
@@ -107,11 +116,11 @@ static void copy(const struct work *work)
 
 static void run(struct CUstream_st *stream, const struct work *work)
 {
-    if (fake_options.delay_us > 0 && work->kind != WORK_WAIT && work->kind != WORK_WAIT_EVENT &&
+    if (stream->delay_us > 0 && work->kind != WORK_WAIT && work->kind != WORK_WAIT_EVENT &&
         work->kind != WORK_END)
-        pause_for((long)(draw(&stream->seed) % ((uint64_t)fake_options.delay_us + 1)));
+        pause_for((long)(draw(&stream->seed) % ((uint64_t)stream->delay_us + 1)));
     switch (work->kind) {
-    case WORK_SET: memset((void *)(uintptr_t)work->to, (int)work->value, work->bytes); break;
+    case WORK_SET: set(work); break;
     case WORK_COPY: copy(work); break;
     case WORK_WRITE: bxi_store_release((bxi_a64 *)(uintptr_t)work->to, work->value); break;
     case WORK_WAIT: wait_for_word(work); break;
@@ -213,6 +222,7 @@ unsigned cuStreamCreate(struct CUstream_st **out, unsigned flags)
     if (stream == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     stream->context = context;
+    stream->delay_us = fake_options.delay_us;
     pthread_mutex_init(&stream->lock, NULL);
     pthread_cond_init(&stream->change, NULL);
     pthread_mutex_lock(&lock);

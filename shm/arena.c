@@ -231,9 +231,7 @@ static void book(struct bxi_arena *arena, unsigned class, void *block)
     pthread_mutex_lock(&arena->lock);
     if (shelf->block_bytes == 0)
         shelf->block_bytes = bxi_pages_block_bytes(block);
-    /* Not written if it is the same: bxi_arena_block_bytes reads it without the lock. */
-    if (arena->class_of_page[page] != class)
-        arena->class_of_page[page] = (uint8_t)class;
+    arena->class_of_page[page] = (uint8_t)class;
     shelf->made++;
     count_used(arena, shelf->block_bytes);
     bool is_due = is_purge_due(arena);
@@ -297,11 +295,12 @@ int bxi_arena_alloc(struct bxi_arena *arena, size_t bytes, void **block)
     return rc < 0 ? rc : make_block(arena, class, block);
 }
 
-static struct shelf *shelf_of(const struct bxi_arena *arena, const void *block)
+/* Under lock. */
+static struct shelf *shelf_of(struct bxi_arena *arena, const void *block)
 {
     uint64_t page = (uint64_t)((const unsigned char *)block - arena->pages.base) / BXI_PAGE;
 
-    return (struct shelf *)&arena->shelves[arena->class_of_page[page]];
+    return &arena->shelves[arena->class_of_page[page]];
 }
 
 void bxi_arena_free(struct bxi_arena *arena, void *block)
@@ -320,11 +319,6 @@ void bxi_arena_free(struct bxi_arena *arena, void *block)
     pthread_mutex_unlock(&arena->lock);
     if (!is_shelved)
         bxi_pages_free(block);
-}
-
-size_t bxi_arena_block_bytes(const struct bxi_arena *arena, const void *block)
-{
-    return shelf_of(arena, block)->block_bytes;
 }
 
 /* ---- Life ------------------------------------------------------------------------------------ */

@@ -62,7 +62,6 @@ const unsigned char *bxi_arena_base(const struct bxi_arena *arena);
  * NULL. */
 int bxi_arena_alloc(struct bxi_arena *arena, size_t bytes, void **block);
 void bxi_arena_free(struct bxi_arena *arena, void *block);
-size_t bxi_arena_block_bytes(const struct bxi_arena *arena, const void *block);     /* the size of its class */
 
 /* Returns unused pages to /dev/shm and resets the high-water mark to what is used. */
 void bxi_arena_trim(struct bxi_arena *arena);

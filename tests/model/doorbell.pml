@@ -2,15 +2,14 @@
 /*
  * The doorbell of shm/doorbell.h: one sleeper, two producers with a ring each.
  *
- * Memory is x86-TSO: the stores to armed and to the two tails go through a FIFO of the thread that makes
- * them, which Memory empties when it likes; a fence waits until one's own FIFO is empty. The eventfd is a
- * counter in the kernel: sequentially consistent, poll and read are two steps, and sleep may also end
- * once by a timeout.
+ * Memory is x86-TSO: the stores to armed and to the two tails go through the FIFO of the storing thread, which Memory
+ * empties at any time; a fence waits until the own FIFO is empty. The eventfd is a counter in the kernel: sequentially
+ * consistent; poll and read are two steps; a sleep may also end once by a timeout.
  *
- * Property. When nobody can move, the sleeper sleeps and no frame is unread (Last).
+ * Property. When no process can move, the sleeper sleeps and no frame is unread (Last).
  * README.md says what each control (NO_..., READ_LEFT) takes away.
  *
- * It stands for these functions. The numbers are sums of their text (tests/check/model.sh):
+ * It stands for these functions. The numbers are checksums of their text (tests/check/model.sh):
  *     shm/doorbell.c bxi_bell_arm 791588042
  *     shm/doorbell.c bxi_bell_disarm 2133496132
  *     shm/doorbell.c bxi_bell_look 1246493309

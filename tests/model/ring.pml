@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The ring of shm/ring.h: one producer, one consumer, four lines, records of one or two lines, padding
- * at the wrap, positions that pass the end of their type, lazy credit, and the wish of a producer that
- * has no room: made before each sleep, and taken back when nothing waits for room any more.
+ * at the wrap, positions that pass the end of their type, lazy credit, and the want_credit of a producer
+ * without room: set before each sleep, and cleared when nothing waits for room any more.
  *
  * A line is its first word (commit word, or payload in a record's second line) and the rest of it. The
- * payload's word is the worst there is: the very commit word that would be right there a lap later. The
- * lines begin with such words too, and with old payload.
+ * payload's word is the worst case: the commit word that would be right in its place a lap later. At the
+ * start the lines hold such words too, and old payload.
  *
- * Memory is weaker than x86: a thread's stores wait in a buffer, Memory lets any of them through first,
- * except that a release store goes after all that came before it, and a fence waits until one's own
- * buffer is empty. (Loads are made in order: what acquire is for is shown by a control.)
+ * Memory is weaker than x86: a thread's stores wait in a buffer, from which Memory takes any of them first,
+ * but a release store comes after all stores before it, and a fence waits until the own buffer is empty.
+ * (Loads are in order: a control stands for a missing acquire.)
  *
  * Properties. The consumer gets exactly what was sent, in order; a word that is not 0 has the sequence
- * of its position; the producer never stores into a line that is not read yet (assertions). Nobody waits
- * for ever (no deadlock): both end.
+ * of its position; the producer never stores into a line that is not read yet (assertions). There is no
+ * deadlock: both end.
  * README.md says what each control takes away.
  *
- * It stands for these functions. The numbers are sums of their text (tests/check/model.sh):
+ * It stands for these functions. The numbers are checksums of their text (tests/check/model.sh):
  *     shm/ring.c bytes_needed 724073977
  *     shm/ring.c has_room 2577105212
  *     shm/ring.c bxi_ring_credit_hint 1915597305
@@ -43,7 +43,7 @@
 #endif
 #define LINES 4
 #define FIRST_POS 252                   /* a multiple of LINES; positions are modulo 256 */
-#define LAZY 2                          /* credit is published when so many lines are owed */
+#define LAZY 2                          /* credit is published when so many lines are unpublished */
 
 #define PADDING 3
 #define at(pos) ((pos) & (LINES - 1))

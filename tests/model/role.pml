@@ -1,30 +1,28 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The progress role of one worker (lib/run/progress.c, lib/run/wait.c, lib/run/background.c): who drives it, who
- * sleeps where, and how the role changes hands.
+ * The progress role of one worker (lib/run/progress.c, lib/run/wait.c, lib/run/background.c): which thread has it, which
+ * threads sleep where, and how the role changes hands.
  *
- * U: user threads, each waits for the reply to a call of its own. B: the background thread. P: a thread
- * of a peer that publishes the replies, and REQUESTS frames that nobody waits for, and rings as
- * doorbell.h says: not for a reply where the word is LAZY. L (-DLOCAL): a thread of the pool that
- * completes the last user's future by itself. More variants: the last user gives up when it likes
- * (-DGIVE_UP), waits passively for two frames and is woken by each (-DPASSIVE), or does not wait but
- * wants its callback run (-DEAGER). -DOWN_LOOP: there is no B, and the thread of the program's own loop is
- * busy elsewhere; then P sends only what is waited for. -DEND: at any time E, a thread in bxi_job_leave,
- * stops the waits and the background thread and takes the role for good; the users' waits end then.
- * With -DSILENT the last user is never answered.
+ * U: user threads; each waits for the reply to its own call. B: the background thread. P: a thread of a peer that
+ * publishes the replies, and REQUESTS frames for which no thread waits, and rings as in doorbell.h: not for a reply if
+ * the word is LAZY. L (-DLOCAL): a thread of the pool that completes the last user's future. More variants: the last
+ * user gives up at any time (-DGIVE_UP), waits passively for two frames, each of which wakes it (-DPASSIVE), or does
+ * not wait but has a callback (-DEAGER). -DOWN_LOOP: there is no B, and the thread of the program's own loop is busy
+ * elsewhere; then P sends only frames for which a thread waits. -DEND: at any time E, a thread in bxi_job_leave, stops
+ * the waits and the background thread and keeps the role; the users' waits end then. -DSILENT: the last user gets no
+ * reply.
  *
- * Memory is x86-TSO. The words that are stored plainly (armed, the tail of the ring, a waiter's signal)
- * go through a FIFO of the thread that stores; Memory empties it when it likes. A fence and every
- * read-modify-write wait until one's own FIFO is empty; the words that only these touch (role, events,
- * eager, futures, the list under wait_lock) therefore need no FIFO.
+ * Memory is x86-TSO. Plain stores (to armed, the tail of the ring, a waiter's signal) go through the FIFO of the
+ * storing thread, which Memory empties at any time. A fence and every read-modify-write wait until the own FIFO is
+ * empty; the words that only these touch (role, events, eager, futures, the list under wait_lock) need no FIFO.
  *
- * Properties. No deadlock but the good one: every user has ended, B sleeps. Then no frame is unread that
- * anybody needs, and the role is free (Last). With -DAT_REST also, whenever all is at rest while the peer
- * is slow: a user that waits means that somebody leads (at_rest). With -DEND instead: every user has ended
- * and E has the role, which nobody else takes any more.
+ * Properties. The only state without a next step: every user has ended, B sleeps, no frame that a thread needs is
+ * unread, and the role is free (Last). With -DAT_REST also, whenever all processes rest while the peer is slow: if a
+ * user waits, another one leads (at_rest). With -DEND instead: every user has ended and E has the role, which no other
+ * thread takes any more.
  * README.md says what each control takes away.
  *
- * It stands for these functions. The numbers are sums of their text (tests/check/model.sh):
+ * It stands for these functions. The numbers are checksums of their text (tests/check/model.sh):
  *     lib/run/progress.c bxi_work_waits 1928188652
  *     lib/run/progress.c bxi_take_role 381658888
  *     lib/run/progress.c arm_background 389243895

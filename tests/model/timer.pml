@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The deadlines of one worker (lib/run/progress.c, lib/run/wait.c, lib/run/background.c): who sleeps until when, and
- * who is woken when another thread sets an earlier one.
+ * The deadlines of one worker (lib/run/progress.c, lib/run/wait.c, lib/run/background.c): until when each thread
+ * sleeps, and which thread wakes when another one sets an earlier deadline.
  *
- * U: a thread that leads, sleeps as the leader until the earliest deadline that it saw, and leaves the role
- * once, at any time. It may be in a handler for as long as that likes. B: the background thread. S: a thread
- * that sets DEADLINES deadlines, each at any time that is still to come. -DOWN_LOOP: no B; the program's
- * loop polls the eventfd and the timerfd and calls bx_progress.
+ * U: a thread that leads, sleeps as the leader until the earliest deadline that it saw, and leaves the role once, at
+ * any time. It may be in a handler for any time. B: the background thread. S: a thread that sets DEADLINES deadlines,
+ * each at any future time. -DOWN_LOOP: no B; the program's loop polls the eventfd and the timerfd and calls
+ * bx_progress.
  *
- * Time is a counter. It moves on whenever it likes, so each step may take long, and a deadline may pass
- * between any two steps. The fences of the role are role.pml's business: memory is sequentially consistent
- * here, and what the job's lock covers is one step.
+ * Time is a counter that may advance between any two steps, so each step may take long, and a deadline may pass
+ * between any two steps. role.pml checks the fences of the role: here memory is sequentially consistent, and what the
+ * job's lock covers is one step.
  *
- * Property. When nobody can move but time, no deadline has passed that nobody has fired, unless the holder of
- * the role is in a handler (Clock). In the end no deadline is left.
+ * Property. When only time can move, every deadline that has passed has been fired, unless the holder of the role is
+ * in a handler (Clock). In the end no deadline is left.
  * README.md says what each control takes away.
  *
- * It stands for these functions. The numbers are sums of their text (tests/check/model.sh):
+ * It stands for these functions. The numbers are checksums of their text (tests/check/model.sh):
  *     lib/run/progress.c bxi_next_timer_ns 7603775
  *     lib/run/progress.c bxi_fire_timers 784714664
  *     lib/run/progress.c set_until 2964768497

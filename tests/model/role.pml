@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The progress role of one worker (lib/run/progress.c, lib/run/wait.c, lib/run/background.c): which thread has it, which
- * threads sleep where, and how the role changes hands.
+ * The progress role of one worker (lib/run/progress.c, lib/run/wait.c, lib/run/background.c): which thread has it,
+ * which threads sleep where, and how the role changes hands.
  *
  * U: user threads; each waits for the reply to its own call. B: the background thread. P: a thread of a peer that
  * publishes the replies, and REQUESTS frames for which no thread waits, and rings as in doorbell.h: not for a reply if

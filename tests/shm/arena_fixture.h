@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One arena, and small things to do with it, for test_arena.c and test_arena_pages.c.
+ * One arena, and helpers for test_arena.c and test_arena_pages.c.
  */
 #ifndef TESTS_ARENA_FIXTURE_H
 #define TESTS_ARENA_FIXTURE_H
@@ -87,7 +87,7 @@ static inline void free_many(int first, int step, int count)
         bxi_arena_free(arena, blocks[first + i * step]);
 }
 
-/* Allocates until it fails: how many, and the error. */
+/* Allocates until an allocation fails. The number of blocks, and the error. */
 static inline int fill(size_t bytes, int *error)
 {
     int count = 0;
@@ -120,7 +120,7 @@ static inline bool is_all(const void *block, unsigned char value, size_t bytes)
     return bytes == 0 || (at[0] == value && memcmp(at, at + 1, bytes - 1) == 0);
 }
 
-/* Runs body in a child; its exit status, or 256 + the signal that ended it. */
+/* Runs body in a child. Its exit status, or 256 + the signal that ended it. */
 static inline int in_child(int (*body)(void))
 {
     int status = 0;

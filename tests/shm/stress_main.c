@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The bare front end of stress.h, for ThreadSanitizer. Prints one line a body in the form of the
- * other test programs ("ok NAME", "not ok NAME"); ends with 0 if all passed. An argument multiplies
- * the work.
+ * The front end of stress.h without Criterion, for ThreadSanitizer. Prints a line for each body, as the other test
+ * programs do ("ok NAME", "not ok NAME"). Exits with 0 if all passed. An argument multiplies the work.
  */
 #include "stress.h"
 

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The bodies of stress.h. Both sides do what a worker does: publish, fence, look; and before they
- * sleep arm, fence, look again. They spin a random little while before that, so that arming and
- * publishing meet at every distance.
+ * The bodies of stress.h. Both sides follow a worker's protocol: publish, fence, load the armed word; before sleep arm,
+ * fence, recheck. They spin for a short random time before that, so that arming and publishing meet at every distance.
  *
- * The mapping has two pages of words, each written by one side, and the ring, written by the
- * producer; between processes each side maps what is not its own read-only, so a store that breaks
- * the rule "one writer per page" ends the run.
+ * The mapping has two pages of words, each written by one side, and the ring, written by the producer. In two processes
+ * each side maps the pages that it does not own read-only, so a store that breaks the rule "one writer per page" ends
+ * the run.
  */
 #include "stress.h"
 
@@ -28,7 +27,7 @@
 #define PATIENCE_TIMES 6
 #define TOKEN 7
 
-/* What one side writes: a page. */
+/* The page that one side writes. */
 struct words {
     _Alignas(BXI_PAGE) bxi_a64 armed;
     _Alignas(BXI_LINE) bxi_a64 want_credit;
@@ -45,10 +44,10 @@ struct run {
     struct shared *shared;
     int bells[2][2];                /* side, who - 1 */
     uint64_t count;                 /* frames or rounds */
-    bxi_a32 failed;                 /* where one side gave up: the other then does, too */
+    bxi_a32 failed;                 /* the line where one side gave up; then the other gives up too */
 };
 
-/* One thread's view. */
+/* The private state of one side. */
 struct side {
     struct run *run;
     int index;
@@ -56,7 +55,7 @@ struct side {
     uint64_t random;
     int result;
     uint64_t sleeps;
-    struct bxi_bell bell;           /* mine */
+    struct bxi_bell bell;           /* its own */
     struct bxi_bell_peer peer;      /* the other's */
     struct bxi_sleeper *sleeper;
     struct bxi_ring_writer writer;  /* side 0 of the ring */
@@ -100,16 +99,15 @@ static void wake_up(struct side *side)
         bxi_bell_drain(side->run->bells[side->index][who]);
 }
 
-/* Sleeps, armed, until rung. 0, or a line. has_work says whether there is something to sleep
- * through: one such timeout may be a peer that was stopped between publishing and looking, two
- * in a row are a wake-up that was lost. */
+/* Sleeps, armed, until rung. 0, or a line. has_work: there is work for this side. One timeout with work may be due to
+ * a peer that was stopped between publishing and ringing; two in a row are a lost wake-up. */
 static int sleep_until_rung(struct side *side, bool (*has_work)(struct side *side))
 {
     int missed = 0;
     uint64_t token = 0;
 
     side->sleeps++;
-    /* [stress.failed] relaxed: an early end, nothing hangs on it. */
+    /* [stress.failed] relaxed: only an early end depends on it. */
     if (bxi_load_relaxed(&side->run->failed) != 0)
         return __LINE__;
     for (int times = 0; times < PATIENCE_TIMES; times++) {
@@ -140,7 +138,7 @@ static void ring_for(struct side *side)
     bxi_bell_look(&side->peer, false);
 }
 
-/* The end of a side; the first failure is the one to report. */
+/* The end of a side. Keeps the first failure. */
 static void close_side(struct side *side, int line)
 {
     uint32_t none = 0;
@@ -189,7 +187,7 @@ static unsigned char frame_byte(uint64_t frame, uint32_t i)
 
 static bool has_credit(struct side *side)
 {
-    /* [ring.credit] relaxed: only for the verdict after a timeout. */
+    /* [ring.credit] relaxed: only for has_work after a timeout. */
     return bxi_load_relaxed(side->writer.credit_word) != side->writer.credit;
 }
 
@@ -200,7 +198,7 @@ static bool has_frame(struct side *side)
 
 static int wait_for_room(struct side *side, uint64_t bytes)
 {
-    ring_for(side);                 /* whatever was not flushed yet */
+    ring_for(side);                 /* for frames without a ring so far */
     spin_a_little(side);
     arm(side);
     if (bxi_ring_want(&side->writer, bytes)) {
@@ -216,7 +214,7 @@ static void fill(unsigned char *to, uint64_t frame, uint32_t bytes)
         to[i] = frame_byte(frame, i);
 }
 
-/* By bxi_ring_put, as the engine sends, or where the frame is shorter than a head or chance has it by
+/* Sends by bxi_ring_put, as the engine does, or, if the frame is shorter than a head and in random cases, by
  * bxi_ring_reserve and bxi_ring_commit. */
 static int send_frame(struct side *side, uint64_t frame, uint32_t bytes)
 {
@@ -239,7 +237,7 @@ static int send_frame(struct side *side, uint64_t frame, uint32_t bytes)
     return 0;
 }
 
-/* Keeps a credit for a while and takes it then, as one that comes on a frame: newer ones may have overtaken it. */
+/* Keeps a credit and takes it later, like one piggybacked on a frame: newer credits may have overtaken it. */
 static int take_hint(struct side *side)
 {
     int rc = 0;
@@ -274,7 +272,7 @@ static int produce(struct side *side)
         if (random_below(side, 64) == 0) {
             ring_for(side);
             for (uint64_t left = random_below(side, 4000); left > 0; left--)
-                bxi_pause();        /* lets the consumer run dry */
+                bxi_pause();        /* until the consumer has read everything */
         }
     }
     ring_for(side);
@@ -289,7 +287,7 @@ static void ring_if_wanted(struct side *side)
         bxi_bell_look(&side->peer, false);
 }
 
-/* Takes what is there; 0 or a line. */
+/* Reads all frames that are there. 0 or a line. */
 static int drain(struct side *side, uint64_t *frame)
 {
     unsigned char copy[CAPACITY / 8];
@@ -363,7 +361,7 @@ static bool has_turn(struct side *side)
     const bxi_a64 *mine = &side->run->shared->side[side->index].turn;
     const bxi_a64 *theirs = &side->run->shared->side[1 - side->index].turn;
 
-    /* [stress.turn] relaxed: a bare word is all that is published here. */
+    /* [stress.turn] relaxed: the word alone is published. */
     uint64_t theirs_now = bxi_load_relaxed(theirs);
     return side->index == 0 ? theirs_now == bxi_load_relaxed(mine)
                             : theirs_now == bxi_load_relaxed(mine) + 1;
@@ -413,14 +411,13 @@ static void *doorbell_side(void *context)
 
 /* ---- Arming and publishing at the same instant ----------------------------------------------- */
 
-/* Waits until the other side is here too; false if it has given up. */
+/* Waits until the other side is here too. False if it has given up. */
 static bool meet(struct side *side, uint64_t step)
 {
     bxi_a64 *mine = &side->run->shared->side[side->index].credit;
     const bxi_a64 *theirs = &side->run->shared->side[1 - side->index].credit;
 
-    /* [stress.step] release, pairs with the acquire below: what was done before the meeting is seen
-     * after it. */
+    /* [stress.step] release, pairs with the acquire below: what was done before the meeting is visible after it. */
     bxi_store_release(mine, step);
     /* [stress.step] acquire, pairs with the release above. */
     for (int tries = 0; bxi_load_acquire(theirs) < step; tries++) {
@@ -434,7 +431,7 @@ static bool meet(struct side *side, uint64_t step)
     return true;
 }
 
-/* One side publishes, fences and looks; the other arms, fences and looks. One of them must see. */
+/* One side publishes, fences and loads the armed word; the other arms, fences and rechecks. One must see the other. */
 static int collide(struct side *side)
 {
     bxi_a64 *turn = &side->run->shared->side[0].turn;
@@ -543,7 +540,7 @@ int bxi_stress_collision(uint64_t rounds)
     return run_threads(rounds, collision_side, BXI_SLEEPER_EPOLL);
 }
 
-/* What this side does not own becomes read-only. */
+/* Makes the pages that this side does not own read-only. */
 static int keep_to_own_pages(struct shared *shared, int index)
 {
     if (mprotect(&shared->side[1 - index], sizeof(struct words), PROT_READ) < 0)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shm/arena.c and shm/arena_view.c: the object, where blocks and jemalloc's records lie, and what happens at
- * a fork, after a truncation, and after the end of the job.
+ * shm/arena.c and shm/arena_view.c: the object, the places of blocks and of jemalloc's records, and what happens after
+ * a fork, a truncation and the end of the job.
  */
 #include "arena_fixture.h"
 
@@ -149,7 +149,7 @@ Test(arena, keeps_the_records_of_jemalloc_out_of_the_segment, .init = create_lar
     alloc_many(0, 2, BLOCKS / 2, 5000);
     free_many(0, 1, BLOCKS);
     cr_assert_gt(pages_bytes(), MIB);
-    /* Nobody wrote to a block, so nobody wrote to the segment. */
+    /* No test wrote to a block, so nothing wrote to the object. */
     for (off_t at = 0; at < (off_t)(64 * MIB); at += BXI_PAGE) {
         cr_assert_eq(pread(bxi_arena_fd(arena), page, BXI_PAGE, at), (ssize_t)BXI_PAGE);
         cr_assert(is_all(page, 0, BXI_PAGE), "page at %ld", (long)at);
@@ -165,11 +165,11 @@ static void *alloc_and_free_small(void *barrier)
     for (size_t i = 0; i < 64; i++)
         bxi_arena_free(arena, own[i]);
     pthread_barrier_wait(barrier);      /* freed */
-    pthread_barrier_wait(barrier);      /* looked at */
+    pthread_barrier_wait(barrier);      /* checked */
     return NULL;
 }
 
-/* In a cache of a thread that lives they would keep their pages; or come out of the next malloc. */
+/* In a cache of a living thread they would keep their pages, or malloc would return them. */
 Test(arena, leaves_no_block_in_a_cache_of_a_thread, .init = create_large, .fini = release)
 {
     pthread_barrier_t barrier;
@@ -215,7 +215,7 @@ static int use_in_child(void)
         return 2;
     if (!name_exists() || fcntl(bxi_arena_fd(arena), F_GETFD) < 0)
         return 3;
-    /* What the child has mapped since must not be taken for the arena. */
+    /* The child may have mapped something else there. */
     void *fixed = mmap((void *)(uintptr_t)bxi_arena_base(arena), BXI_PAGE, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
     if (fixed == MAP_FAILED)
@@ -343,7 +343,7 @@ Test(arena, lets_blocks_live_on_when_it_is_closed, .init = create_small, .fini =
     bxi_arena_close(arena);
     cr_assert_not(name_exists());
     cr_assert_eq(fcntl(fd, F_GETFD), -1);
-    bxi_arena_close(arena);             /* twice is once */
+    bxi_arena_close(arena);             /* a second close does nothing */
     bxi_arena_release(arena);           /* the job's */
     cr_assert_eq(bxi_arena_alloc(arena, 100, &blocks[0]), -ESHUTDOWN);
     cr_assert(is_all(kept, 3, 5 * MIB));
@@ -403,7 +403,7 @@ Test(arena, writes_its_figures_where_it_was_told_until_it_is_closed, .fini = rel
 #define SLOTS 32
 #define ROUNDS 3000
 
-static _Atomic(unsigned char *) handed[SLOTS];  /* from whom made a block to whoever frees it */
+static _Atomic(unsigned char *) handed[SLOTS];  /* from the thread that made a block to the one that frees it */
 
 /* The first bytes hold the size; all others repeat its low byte. */
 static bool is_intact(const unsigned char *block)
@@ -465,7 +465,7 @@ static void *close_late(void *barrier)
     return NULL;
 }
 
-/* The descriptor must not be used once its number may be somebody else's. */
+/* The descriptor must not be used once its number may be another file's. */
 Test(arena, is_closed_while_another_thread_allocates, .init = make_name)
 {
     for (int round = 0; round < 20; round++) {
@@ -492,7 +492,7 @@ Test(arena, is_closed_while_another_thread_allocates, .init = make_name)
 
 /* ---- The ledger by size class ---------------------------------------------------------------- */
 
-/* Of the class with blocks of so many bytes. */
+/* Checks the class with blocks of block_bytes. */
 static struct bxi_arena_class ledger_of(size_t block_bytes)
 {
     struct bxi_arena_class class = { 0 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shm/arena_pages.c: which pages /dev/shm holds, when they go, and what happens when there are no more.
+ * shm/arena_pages.c: which pages are allocated, when they are returned, and what happens if /dev/shm is full.
  */
 #include "arena_fixture.h"
 
@@ -20,7 +20,7 @@
 static int allocations;
 static int punches;
 static int fail_with;               /* an errno, for allocations */
-static int fail_after;              /* of them that still succeed */
+static int fail_after;              /* allocations that still succeed */
 static int fail_punches_with;
 static int interruptions;           /* by a signal */
 
@@ -85,7 +85,7 @@ Test(arena, gives_out_the_block_that_was_freed_last, .init = create_small, .fini
     cr_assert_eq(alloc(1900), other);
 }
 
-/* Else a worker whose sizes change would hold all that it ever had of each. */
+/* Else a worker whose sizes change would hold the maximum of each. */
 Test(arena, reuses_the_memory_of_other_sizes_before_it_takes_more, .init = create_large, .fini = release)
 {
     for (size_t bytes = 100 * KIB; bytes <= 1600 * KIB; bytes *= 2) {
@@ -99,7 +99,7 @@ Test(arena, reuses_the_memory_of_other_sizes_before_it_takes_more, .init = creat
 
 Test(arena, punches_fragments_but_only_above_the_high_water_mark, .init = create_large, .fini = release)
 {
-    /* Holes of 1 MiB between blocks in use, which no block of 2 MiB fits. */
+    /* Holes of 1 MiB between used blocks, too small for a block of 2 MiB. */
     alloc_many(0, 1, 128, MIB);
     free_many(0, 2, 64);
     cr_assert_eq(stats().committed_bytes, pages_bytes());
@@ -109,7 +109,7 @@ Test(arena, punches_fragments_but_only_above_the_high_water_mark, .init = create
         most = pages_bytes() > most ? pages_bytes() : most;
         cr_assert_geq(pages_bytes(), stats().high_water_bytes);
     }
-    /* 128 in use before and after; 64 more of holes, of which the slack allows 48. */
+    /* 128 are used before and after, 64 more are holes; the slack allows 48 of these. */
     cr_assert_leq(most, (128 + 48 + 4) * MIB);
     cr_assert_leq(pages_bytes(), (128 + 48 + 4) * MIB);
     cr_assert_lt(pages_bytes(), most, "nothing was punched");
@@ -127,7 +127,7 @@ Test(arena, keeps_pages_below_the_high_water_mark_when_jemalloc_decommits_them, 
 
     memset(block, 0xff, 20 * MIB);
     bxi_arena_free(arena, block);
-    /* It fails for lack of room in the arena, and on the way there jemalloc purges all it has. */
+    /* Fails because the arena is too small; before that jemalloc purges all it has. */
     cr_assert_eq(bxi_arena_alloc(arena, 60 * MIB, &blocks[0]), -ENOMEM);
     cr_assert_geq(pages_bytes(), 20 * MIB);
     cr_assert_eq(stats().committed_bytes, pages_bytes());
@@ -140,7 +140,7 @@ Test(arena, keeps_pages_below_the_high_water_mark_when_jemalloc_decommits_them, 
     cr_assert_eq(stats().committed_bytes, pages_bytes());
 }
 
-/* MADV_DONTNEED does not zero shared pages; a hole behind jemalloc's back would bring the SIGBUS back. */
+/* MADV_DONTNEED does not zero shared pages; a hole that jemalloc does not know of would raise SIGBUS. */
 Test(arena, refuses_to_purge_an_extent_and_lets_it_be_cut_anywhere, .init = create_small, .fini = release)
 {
     void *block = alloc(MIB);
@@ -255,7 +255,7 @@ Test(arena, answers_enomem_when_its_own_size_is_used_up, .init = create_small, .
     cr_assert_eq(alloc(MIB), blocks[count / 2]);
 }
 
-/* jemalloc's one extent is of a size class, 80 MiB here, and must not be used beyond the object. */
+/* jemalloc's one extent has a size class, 80 MiB here; its part beyond the object must not be used. */
 Test(arena, of_an_odd_size_ends_where_its_object_ends, .fini = release)
 {
     int error = 0;
@@ -273,7 +273,7 @@ Test(arena, of_an_odd_size_ends_where_its_object_ends, .fini = release)
     memset(alloc(56 * MIB), 1, 56 * MIB);
 }
 
-/* Neighbours must merge, whatever they were before; and split again. */
+/* Free neighbours of any sizes must merge, and split again. */
 Test(arena, makes_one_large_block_of_many_small_ones_and_back, .init = create_small, .fini = release)
 {
     int error = 0;
@@ -305,7 +305,7 @@ Test(arena, tells_a_full_dev_shm_from_other_reasons, .init = create_counted, .fi
     cr_assert_eq(stats().committed_bytes, pages_bytes());
 }
 
-/* 40 MiB are allocated in three pieces; the third fails, twice, for it is tried again. */
+/* 40 MiB are allocated in three pieces; the third fails, twice because alloc retries. */
 Test(arena, takes_back_half_an_allocation_that_failed, .init = create_counted, .fini = release)
 {
     alloc(64);
@@ -332,7 +332,7 @@ static bool write_file(const char *path, const char *text)
     return is_written;
 }
 
-/* A /dev/shm of our own; as an ordinary user in a user namespace of our own. */
+/* A private /dev/shm, for an ordinary user in a private user namespace. */
 static bool mount_small(const char *options)
 {
     char map[64];
@@ -365,11 +365,11 @@ static int fill_dev_shm(void)
     if (error != -ENOSPC || count < 12 || count > 16)
         return 2;
     for (int i = 0; i < count; i++)
-        memset(blocks[i], 1, MIB);          /* no SIGBUS: the pages are there */
+        memset(blocks[i], 1, MIB);          /* no SIGBUS: the pages are allocated */
     if (bxi_arena_alloc(arena, MIB, &blocks[count]) != -ENOSPC)
         return 3;
     free_many(0, 1, count);
-    /* What is warm in small blocks must make room for a large one. */
+    /* Pages kept for small blocks must make room for a large one. */
     if (bxi_arena_alloc(arena, 12 * MIB, &blocks[0]) != 0)
         return 4;
     memset(blocks[0], 2, 12 * MIB);
@@ -377,7 +377,7 @@ static int fill_dev_shm(void)
     bxi_arena_trim(arena);
     if (pages_bytes() != 0)
         return 5;
-    /* And what is warm in holes that are too small for it. */
+    /* So must pages kept in holes that are too small for it. */
     alloc_many(0, 1, 14, MIB);
     free_many(0, 2, 7);
     if (bxi_arena_alloc(arena, 5 * MIB, &blocks[0]) != 0)
@@ -397,7 +397,7 @@ Test(arena, answers_enospc_when_dev_shm_is_full_and_goes_on, .init = make_name)
 
 /* ---- Signals, and objects that were truncated --------------------------------------------------- */
 
-static off_t interrupts_above;      /* bytes: such calls do not get to their end before the next signal */
+static off_t interrupts_above;      /* bytes: larger calls do not end before the next signal */
 
 static int interrupted_fallocate(int fd, int mode, off_t offset, off_t bytes)
 {
@@ -429,7 +429,7 @@ Test(arena, allocates_however_many_signals_come, .init = create_interrupted, .fi
     cr_assert_eq(stats().committed_bytes, pages_bytes());
 }
 
-/* A profiler's timer lets no call come to its end that takes longer than its period. */
+/* A profiler's timer interrupts every call that takes longer than its period. */
 Test(arena, allocates_in_pieces_where_signals_undo_larger_ones, .init = create_interrupted, .fini = release,
      .timeout = 60)
 {
@@ -453,7 +453,7 @@ Test(arena, gives_pages_back_however_many_signals_come, .init = create_interrupt
     cr_assert_eq(stats().committed_bytes, pages_bytes());
 }
 
-/* It must not come to life again, all zeroes, by what is allocated behind its new end. */
+/* It must not grow again, filled with zeroes, when pages behind its new end are allocated. */
 Test(arena, does_not_make_a_truncated_object_longer, .init = create_small, .fini = release)
 {
     struct stat status;

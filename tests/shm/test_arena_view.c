@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shm/arena_view.c: whose arena may be mapped, how long a view lives, and that none leaves a mapping or a guard
+ * shm/arena_view.c: which arenas may be mapped, the lifetime of a view, and that no view leaves a mapping or a guard
  * behind.
  */
 #include "arena_fixture.h"
@@ -79,7 +79,7 @@ Test(arena_view, of_no_bytes_is_refused_though_the_file_has_none)
     close(fd);
 }
 
-/* More than an arena may have, and a file of that size. */
+/* A size above the limit of arenas, and a file of that size. */
 Test(arena_view, larger_than_any_arena_is_refused)
 {
     struct bxi_arena_view *view = NULL;
@@ -109,7 +109,7 @@ Test(arena_view, of_what_is_no_file_is_refused)
     rmdir(path);
 }
 
-/* A descriptor that cannot be read cannot be mapped either. */
+/* A descriptor without read access cannot be mapped. */
 Test(arena_view, that_may_not_be_read_is_refused, .init = create_and_fill)
 {
     struct bxi_arena_view *view = NULL;
@@ -151,7 +151,7 @@ Test(arena_view, takes_no_guard_for_good, .init = create_and_fill)
     }
 }
 
-/* Unguarded it would let a peer that truncates its arena end this process. */
+/* Without a guard a peer that truncates its arena would end this process. */
 Test(arena_view, that_cannot_be_guarded_is_not_mapped, .init = create_and_fill)
 {
     static bxi_a32 flag;
@@ -174,7 +174,7 @@ Test(arena_view, that_cannot_be_guarded_is_not_mapped, .init = create_and_fill)
 
 static struct bxi_arena_view *inherited;
 
-/* It is not mapped in the child. What the child has mapped at that place is the child's. */
+/* The child does not have the mapping; what it maps there is its own. */
 static int child_of_a_view(void)
 {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;

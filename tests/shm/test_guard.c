@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shm/guard.c: files are truncated under their readers. What ends a process runs in a child.
+ * shm/guard.c: files are truncated while they are mapped. Tests that end a process run it as a child.
  */
 #include "shm/guard.h"
 #include "shm/segment.h"
@@ -207,7 +207,7 @@ Test(guard, has_1024_ranges_and_takes_back_those_dropped)
     static unsigned char pages[2][BXI_PAGE];
     unsigned char *address = pages[0];
 
-    /* Never touched, so they need not be mapped: any distinct bases do. */
+    /* Never accessed, so they need not be mapped: any distinct bases will do. */
     for (uintptr_t i = 0; i < 1024; i++)
         cr_assert_eq(bxi_guard_add(address + i, 1, false, &flag), 0);
     cr_assert_eq(bxi_guard_add(pages[1] + 1024, 1, false, &flag), -ENOSPC);
@@ -216,7 +216,7 @@ Test(guard, has_1024_ranges_and_takes_back_those_dropped)
     cr_assert_eq(bxi_guard_add(address + 500, 1, false, &flag), -ENOSPC);
 }
 
-/* A segment that is attached and let go of takes no range for good; nor does one that is refused. */
+/* Neither a detached segment nor a refused one keeps a range. */
 Test(guard, is_there_for_1025_segments_one_after_the_other)
 {
     struct bxi_segment segment;
@@ -255,7 +255,7 @@ static void old_plain_handler(int signal_number)
     siglongjmp(escape, 1);
 }
 
-/* One guarded file, and one truncated file that is not; true if reading that one was chained. */
+/* One guarded file and one truncated file without a guard. True if a read of the latter was chained. */
 static bool reading_outside_is_chained(unsigned char **address)
 {
     static struct file guarded, bare;
@@ -308,7 +308,7 @@ Test(guard, does_not_act_on_a_range_that_was_dropped)
     cr_assert_eq(bxi_load_relaxed(&file.truncated), 0);
 }
 
-/* What a child ends by that had `before` as its SIGBUS handler, then a guard, then ran body. */
+/* How a child ends that had `before` as its SIGBUS handler, then added a guard, then ran body. */
 static int ends_by(void (*before)(int), void (*body)(struct file *))
 {
     struct file file;
@@ -413,7 +413,7 @@ Test(guard, leaves_errno_as_it_was_whatever_the_handler_before_it_does)
     unmap_file(&file);
 }
 
-/* Memory that the hardware lost is reported at an address of the range too, and is not a truncated file. */
+/* A memory error of the hardware is also reported at an address of the range, and is not a truncated file. */
 Test(guard, does_not_hide_memory_that_the_hardware_lost)
 {
     struct sigaction action = { .sa_flags = SA_SIGINFO };
@@ -428,7 +428,7 @@ Test(guard, does_not_hide_memory_that_the_hardware_lost)
     lost.si_signo = SIGBUS;
     lost.si_code = BUS_MCEERR_AR;
     lost.si_addr = file.base + 5;
-    /* A process may send itself what otherwise only the kernel sends. */
+    /* A process may send itself a signal with a code of the kernel's. */
     if (sigsetjmp(escape, 1) == 0)
         syscall(SYS_rt_tgsigqueueinfo, getpid(), gettid(), SIGBUS, &lost);
     cr_assert_eq(chained, 1);
@@ -450,7 +450,7 @@ static void handler_that_notes_its_stack(int signal_number)
     siglongjmp(escape, 1);
 }
 
-/* A program may have put its handlers on a stack of their own because the other one is at its end. */
+/* A program may use an alternate signal stack because its own stack has overflowed. */
 Test(guard, runs_on_the_stack_that_the_program_has_for_signals)
 {
     static unsigned char stack[256 * 1024];

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A worker is killed at every numbered step of every operation on shared memory; the others finish.
+ * A worker is killed at every named step of every operation on shared memory; the others finish.
  *
- * Only in the build with -DBXI_STEPS (build/tests/kill_steps) does shm/step.h call bxi_step at each of the
- * places below; elsewhere this file holds no test. In four workers that all call each other, worker 1
- * takes aim at a step and kills itself at its first, or some later, passage. What each test then holds:
- * the step was reached; what the others had asked of worker 1 has succeeded or fails with BX_E_PEER_DEAD
- * and its name; they go on calling each other and leave together; no wake-up was rescued; nothing is left
- * in /dev/shm. This is the table of deaths:
+ * shm/step.h calls bxi_step at the steps below only in the build with -DBXI_STEPS (build/tests/kill_steps); in
+ * other builds this file has no test. Four workers call each other; worker 1 kills itself the first or a
+ * later time that it passes a step. Each test then checks that the step was reached; that calls to worker 1
+ * have succeeded or fail with BX_E_PEER_DEAD and its name; that the others go on calling each other and
+ * leave together; that no wake-up was rescued; and that nothing is left in /dev/shm. The table of deaths:
  *
  *   step                    killed when                      what is left, and what survivors see
  *   ring.payload            payload copied, not committed    commit word 0: the record does not exist
@@ -16,28 +15,28 @@
  *                                                            request is dropped
  *   ring.wrap               zero at offset 0                 no padding yet: the ring ends before it
  *   ring.padding            padding published                an empty ring that begins again at offset 0
- *   ring.want               wish for credit stored           a wish nobody needs: one bell too many
- *   ring.read               frames read, credit not told     the producer's ring fills; it sees the death
- *   ring.credit             credit told, wish not looked at  a starved producer sleeps; it sees the death
- *   open.allocated          a ring's pages allocated         unopened: nobody looks at it
- *   open.word               ring opened, no bell             looked at once more when the death is seen
+ *   ring.want               want_credit stored               want_credit without need: one spurious bell
+ *   ring.read               frames read, no credit published the producer's ring fills; it sees the death
+ *   ring.credit             published, want_credit not read  a starved producer sleeps; it sees the death
+ *   open.allocated          a ring's pages allocated         unopened: nobody reads it
+ *   open.word               ring opened, no bell             survivors recheck it when they see the death
  *   open.rung               ring opened and announced        an empty ring
  *   open.refused            refusal stored, no bell          the call fails by the death
  *   bell.arm_*              about to arm                     not armed: nobody rings
- *   bell.armed              armed, not looked again          others ring an eventfd that nobody reads
- *   bell.sleep              looked again, about to sleep     the same
+ *   bell.armed              armed, no recheck yet            others ring an eventfd that nobody reads
+ *   bell.sleep              rechecked, about to sleep        the same
  *   bell.disarmed           awake                            nobody rings
  *   bell.looked             word read, eventfd not written   the sleeper wakes by the death, and reads the ring
  *   bell.rung               eventfd written                  a wake-up
  *   spawn.announced         the launcher told, no name yet   nothing: the start of all fails, with its name
- *   segment.named           name made, no lock               an empty file; who waits for its worker removes it
+ *   segment.named           name made, no lock               an empty file; a worker that waits for it removes it
  *   segment.locked .sized   name made and locked             the lock goes with the process; the same
- *   segment.allocated .written   pages there                 the same
- *   boot.gate_closed        rank 0, before the gate opens   nobody was let go: all fail with its name
- *   boot.gate_open .go_sent  and after it                   everybody was, told or not: all run and see its death
- *   spawn.in_job            started, its page says so        as while running: an end in the job is a bad one
- *   state.running           it may serve, nobody told        as while running
- *   state.leaving .quiet    state stored, peers not rung     a state; its death counts as having come so far
+ *   segment.allocated .written   pages allocated             the same
+ *   boot.gate_closed        rank 0, before the gate opens   no worker starts: all fail with its name
+ *   boot.gate_open .go_sent  and after it                   all workers run, notified or not, and see its death
+ *   spawn.in_job            started, its page says so        as while running: to end in the job is a failure
+ *   state.running           it may serve, nobody rung        as while running
+ *   state.leaving .quiet    state stored, peers not rung     a state; after its death it counts as reached
  *   state.leaving_rung ...  peers rung                       the same
  *   state.left .stopped     LEFT, its name not yet removed   it has left; a survivor or the launcher removes
  *                                                            the name
@@ -49,13 +48,13 @@
  *   lease.sent              the frame is in the ring         a request is dropped, a reply counts: what it lends
  *                                                            stays readable for as long as it is held
  *   lease.borrowed          opened, no handler has seen it   its owner takes it back
- *   lease.read              let go of, the word not written  the same
+ *   lease.read              released, the word not written   the same
  *   lease.returned          word written, owner not rung     the lease is back; an owner that waits for it wakes
  *                                                            by the death
  *
- * Of rank 0, killed while it makes its segment, nobody else knows the instance: who waited for it removes all that
- * the dead of that job's name left. The last tests have no launcher: nothing is left at any step, locks and sockets
- * included.
+ * If rank 0 is killed while it makes its segment, no other worker knows the instance: a worker that waited for it
+ * removes all that dead workers of that job name left. The last tests have no launcher: nothing is left at any step,
+ * neither locks nor sockets.
  */
 #include "tests/harness/harness.h"
 
@@ -82,7 +81,7 @@ enum value { PID = 0, STEP_COUNT = 8, ONEWAYS, SENT };
 
 static struct {
     const char *step;           /* NULL: at nothing */
-    bxi_a32 left;               /* passages until it strikes */
+    bxi_a32 left;               /* passages until the signal */
     int signal;
     bool tells_of_sleep;
 } aim;
@@ -117,7 +116,7 @@ static int echo(const struct bx_request *request, struct bx_reader *args, struct
     return bx_msg_put_i64(reply, bx_read_i64(args));
 }
 
-/* Every byte is looked at: half a frame would show. */
+/* Checks every byte, to detect half a frame. */
 static int check_bytes(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                        void *context)
 {
@@ -141,7 +140,7 @@ static int setup(struct bx_job *job)
     return bx_register(job, "echo", BX_INLINE, echo, NULL);
 }
 
-/* From the start on: what happens once or twice in a worker's life. */
+/* Aims from the start: these steps occur once or twice in a worker's life. */
 static int setup_aiming(struct bx_job *job)
 {
     if (bx_job_rank(job) == VICTIM)
@@ -160,7 +159,7 @@ static struct bx_msg *bytes_from(unsigned char first)
     return msg;
 }
 
-/* More than fits a ring, so that it starves and wraps; calls, so that replies come back; and it is called. */
+/* More than a ring holds, so that it starves and wraps; calls, for replies; and others call it. */
 static void all_that_a_worker_does(struct bx_job *job)
 {
     for (int round = 0; round < ROUNDS; round++) {
@@ -189,7 +188,7 @@ static const char *next_survivor(struct bx_job *job)
     return next[bx_job_rank(job)];
 }
 
-/* 0 while worker 1 answers, else what ended that; nothing else is allowed than its death. */
+/* 0 while worker 1 answers, else the error; only its death is allowed. */
 static int call_the_victim(struct bx_job *job, int64_t value)
 {
     struct bx_msg *args = harness_msg_i64(value);
@@ -249,7 +248,7 @@ static void run_killed(const char *step, uint32_t passages, bool no_spin, bool f
         run_killed(step, later, true, false);                                                       \
     }
 
-/* Steps that a worker which spins may not come by often enough. */
+/* Steps that a spinning worker may not pass often enough. */
 #define KILLED_ASLEEP(test, step, later)                                                            \
     Test(kill_step, test, .timeout = 60)                                                            \
     {                                                                                               \
@@ -306,7 +305,7 @@ static struct bx_msg *tensors_from(struct bx_job *job, float first, int count)
     return msg;
 }
 
-/* Every element is looked at: memory that was used again too early would show. */
+/* Checks every element, to detect memory that was reused too early. */
 static void check_tensors(struct bx_reader reader, int count)
 {
     HARNESS_EQ(bx_reader_tensors_left(&reader), count);
@@ -318,7 +317,7 @@ static void check_tensors(struct bx_reader reader, int count)
     }
 }
 
-static struct bx_msg *kept[8];      /* replies of other workers: leases that are out for a while */
+static struct bx_msg *kept[8];      /* replies of other workers: leases that are held for a while */
 
 static int swap_tensors(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
@@ -339,7 +338,7 @@ static int setup_lending(struct bx_job *job)
     return setup(job);
 }
 
-/* Both sides of leases, as who asks and as who is asked. The replies of the last eight rounds are held. */
+/* Both sides of leases, as caller and as callee. Holds the replies of the last eight rounds. */
 static int swap_with(struct bx_job *job, const char *to, int round)
 {
     struct bx_msg *args = tensors_from(job, (float)round, 2), *reply = NULL;
@@ -377,7 +376,7 @@ static void lending_survivor(struct bx_job *job)
         HARNESS_EQ(swap_with(job, next_survivor(job), round++), 0);
     } while (rc == 0);
     HARNESS_EQ(rc, BX_E_PEER_DEAD);
-    /* What is held of the dead one is as it was, while the others use their memory again and again. */
+    /* The memory held of the dead worker is unchanged, while the others reuse theirs. */
     for (int i = 0; i < 50; i++)
         HARNESS_EQ(swap_with(job, next_survivor(job), 1 + 2 * i), 0);
     for (int i = 0; i < 8; i++) {
@@ -498,7 +497,7 @@ static void start_killed(int rank, const struct start_step *step)
 {
     int status = 0;
 
-    take_aim(step->step, step->passages, SIGKILL);      /* inherited by this one */
+    take_aim(step->step, step->passages, SIGKILL);      /* the forked worker inherits it */
     start_one(rank, 0);
     aim.step = NULL;
     cr_assert_eq(waitpid(starts[rank].pid, &status, 0), starts[rank].pid);
@@ -531,7 +530,7 @@ Test(kill_start, rank_0)
     }
 }
 
-/* It listens already, and dies before it has read what another one says. */
+/* It listens already, and dies before it has read a message. */
 Test(kill_start, rank_0_before_it_welcomes)
 {
     take_aim("segment.named", 1, SIGSTOP);
@@ -543,7 +542,7 @@ Test(kill_start, rank_0_before_it_welcomes)
     start_fails(1, BX_E_PEER_DEAD, "rank 0 of job 'test-");
 }
 
-/* Rank 0 dies as it lets the others go. All of them run, or none does. */
+/* Rank 0 dies while it starts the others. All of them run, or none. */
 static void rank_0_dies_at(const char *step, uint32_t passages, bool all_run)
 {
     const struct start_step at = { step, passages };
@@ -603,7 +602,7 @@ Test(kill_start, a_worker_that_the_launcher_knows)
 #define LEFT_WORLD 3
 enum { DEAD = HARNESS_GATES - 1 };      /* the victim has ended */
 
-/* A worker's whole life. It frees its job when the victim has ended, so that somebody is left to clear up. */
+/* A worker's whole life. It frees its job after the victim has ended, so that a survivor can clean up. */
 static void live_without_launcher(int rank, uint64_t timeout_ns, uint32_t deaths)
 {
     struct bx_options options = { .job = job_name, .rank = rank, .world_size = LEFT_WORLD,
@@ -630,9 +629,9 @@ static void fork_without_launcher(int rank, uint64_t timeout_ns, uint32_t deaths
     starts[rank].pid = pid;
 }
 
-enum when { ALONE, TOGETHER };          /* whether the others come when the victim has died, or before it comes */
+enum when { ALONE, TOGETHER };          /* whether the others start after the victim has died, or before it starts */
 
-/* How many names are left in /dev/shm and among the sockets when all have ended. */
+/* The number of names left in /dev/shm and among the sockets when all have ended. */
 static int left_by(int victim, const char *step, uint32_t passages, enum when when)
 {
     uint64_t timeout_ns = (when == ALONE ? 100 : 10000) * HARNESS_MS;
@@ -685,7 +684,7 @@ static void expect_nothing_left(int victim, const char *step, uint32_t passages,
     bxi_bootstrap_sweep(job_name);
 }
 
-/* Of a rank 0 that dies before anybody has met it nobody knows: they wait for another one, for a while. */
+/* No worker knows of a rank 0 that died before it met one: they wait a while for another. */
 static enum when when_of(int victim, const char *step)
 {
     static const char *const unknown[] = { "boot.locked", "boot.lock_noted", "boot.listening", "segment.named",
@@ -709,7 +708,7 @@ Test(kill_without_launcher, leaves_nothing_at_any_step)
                                     when_of(victim, left_steps[i].step));
 }
 
-/* Who waits for rank 0 may have made the lock file. */
+/* A worker that waits for rank 0 may have made the lock file. */
 Test(kill_without_launcher, of_one_that_waits_for_rank_0_leaves_nothing)
 {
     expect_nothing_left(1, "boot.waits", 1, ALONE);
@@ -723,14 +722,13 @@ static int setup_telling(struct bx_job *job)
     return setup(job);
 }
 
-/* Fills the ring of the stopped worker 1 and waits for room, with the wish for credit stored. Stops itself
- * before it arms. */
+/* Fills the ring of the stopped worker 1 and waits for room, with want_credit stored. Stops itself before it arms. */
 static void starves(struct bx_job *job)
 {
     struct bx_msg *msg = bytes_from(0);
     uint64_t sent = 0;
 
-    harness_await(ASLEEP, 1);       /* the background thread, which would be a second to look */
+    harness_await(ASLEEP, 1);       /* the background thread would recheck too */
     HARNESS_EQ(kill((pid_t)harness_load(PID + 1), SIGSTOP), 0);
     harness_await_stopped((pid_t)harness_load(PID + 1));
     while (bx_rpc_oneway(job, "worker1", "bytes", msg, &(struct bx_call_options){ .no_wait = true }) == 0)
@@ -744,8 +742,8 @@ static void starves(struct bx_job *job)
     bx_msg_destroy(msg);
 }
 
-/* Lets worker 1 read all there is, credit and the look at the wish included, while worker 0 lies stopped
- * between its own look and its arming; then lets worker 0 go on. */
+/* Lets worker 1 read everything, publish credit and check want_credit, while worker 0 is stopped between its own check
+ * and its arming; then continues worker 0. */
 static void drains_behind_its_back(struct bx_job *job)
 {
     harness_await(FULL, 1);
@@ -759,8 +757,8 @@ static void drains_behind_its_back(struct bx_job *job)
     harness_await(SENT_ALL, 1);     /* leaving would ring worker 0 */
 }
 
-/* A full ring that empties in between has nobody left to ring: the look after the arming must see it. */
-Test(stop_step, a_starved_sender_looks_at_the_credit_once_more, .timeout = 20)
+/* A full ring has become empty, and nobody will ring for it: the recheck after the arming must see it. */
+Test(stop_step, a_starved_sender_rereads_the_credit, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup_telling, .options = { .no_spin = true },
                                          .body = { starves, NULL, drains_behind_its_back } });

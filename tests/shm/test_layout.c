@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shm/LAYOUT.md against shm/layout.h, in both directions: each table of a struct must have its
- * fields, in order, with their offsets and sizes, and tile it without a hole; so a field that is
- * new in the header fails here until it stands in the list below and in the document.
+ * Compares shm/LAYOUT.md with shm/layout.h and lib/observe/tables.h, in both directions. The table of a struct must
+ * have all its fields, in order, with offsets and sizes, without a hole: a new field in a header fails here until it
+ * is in the list below and in the document.
  */
 #include "observe/tables.h"
 #include "shm/layout.h"
@@ -138,7 +138,7 @@ static char *read_source(const char *path)
     return text;
 }
 
-/* Cuts "| a | `b` |" into { "a", "b" }, in place; how many cells, 0 if the line is no table row. */
+/* Cuts "| a | `b` |" into { "a", "b" }, in place. The number of cells; 0 if the line is no table row. */
 static int cut_row(char *line, char *cells[CELLS])
 {
     int count = 0;
@@ -158,8 +158,7 @@ static int cut_row(char *line, char *cells[CELLS])
     return count;
 }
 
-/* The first row of the table under the line that begins with `heading`; rows end at an empty
- * line. */
+/* The first row of the table under the line that begins with `heading`. An empty line ends the table. */
 static char *find_table(char *text, const char *heading)
 {
     char *at = strstr(text, heading);
@@ -170,7 +169,7 @@ static char *find_table(char *text, const char *heading)
     return strchr(at + 1, '\n') + 1;
 }
 
-/* Cuts the row at *at and moves on to the next; false behind the last. */
+/* Cuts the row at *at and advances to the next. False behind the last row. */
 static bool next_row(char **at, char *cells[CELLS], int *count)
 {
     char *line = *at;
@@ -330,7 +329,7 @@ Test(layout, keeps_rings_and_lease_words_apart_and_inside_the_segment)
         uint64_t stride = BXI_RINGS_OFFSET + (uint64_t)to * BXI_RING_STRIDE;
         cr_assert_eq(bxi_ring_offset(to) % BXI_LINE, 0);
         cr_assert_geq(bxi_ring_offset(to), stride);
-        /* No page of two of them: opening one must not allocate, nor touch, the other's. */
+        /* No two share a page: opening one must neither allocate nor touch pages of the other. */
         cr_assert_eq(bxi_lease_offset(to) % BXI_PAGE, 0);
         cr_assert_leq(bxi_ring_offset(to) + BXI_RING_BYTES, bxi_lease_offset(to));
         cr_assert_eq(stride % BXI_PAGE, 0);
@@ -363,8 +362,7 @@ Test(layout, takes_the_documented_memory)
     cr_assert_geq(rows, 4);
 }
 
-/* Makes one line of C comments or table cells: no stars at line starts, no backslashes, single
- * blanks. */
+/* Joins C comments or table cells to one line: without stars at line starts and backslashes, with single blanks. */
 static void flatten(char *text)
 {
     char *to = text;

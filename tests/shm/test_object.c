@@ -156,7 +156,7 @@ Test(object, is_reaped_together_with_the_arena_of_its_worker, .init = make_job_n
     cr_assert_not(name_exists(name));
 }
 
-/* A reaper that comes between the name and the lock must lose or make the owner start again. */
+/* A reaper between the name and the lock must fail or make the owner start again. */
 Test(object, is_never_reaped_while_it_is_created, .init = make_job_name, .fini = remove_names)
 {
     int status = 0;

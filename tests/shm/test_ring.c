@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shm/ring.c, one thread: both sides of a ring in private memory, with positions set directly. What
- * two sides do to each other at the same time is in stress_ring.c.
+ * shm/ring.c in one thread: both sides of a ring in private memory, with positions set directly. stress_ring.c runs
+ * both sides at the same time.
  */
 #include "shm/ring.h"
 
@@ -23,7 +23,7 @@ static struct rig rig;
 
 static const uint64_t capacities[] = { 1024, 4096, BXI_RING_BYTES };
 
-/* Fresh; where 32 and 64 bits of position end; where the 32 bits of sequence do. */
+/* 0; the ends of 32 and of 64 bits of position; the end of the 32 bits of sequence. */
 static const uint64_t starts[] = {
     0,
     (UINT64_C(1) << 32) - 512,
@@ -74,7 +74,7 @@ static int send(uint64_t bytes, int fill)
     return 0;
 }
 
-/* Takes one frame and checks that it is `bytes` times `fill`; what bxi_ring_advance said. */
+/* Reads one frame and checks that it is `bytes` times `fill`. Returns the result of bxi_ring_advance. */
 static bool take(uint64_t bytes, int fill)
 {
     const void *payload = NULL;
@@ -239,7 +239,7 @@ Test(ring, zeroes_the_next_commit_word_with_each_commit)
     cr_assert_eq(send(100, 1), 0);
     cr_assert_eq(get_word(128), 0);
     take(100, 1);
-    cr_assert_eq(peek(), 0);    /* and not the 0xa5 that lay there */
+    cr_assert_eq(peek(), 0);    /* not the 0xa5 that was there */
 }
 
 Test(ring, zeroes_the_word_at_offset_0_when_a_frame_ends_exactly_at_capacity)
@@ -358,7 +358,7 @@ Test(ring, reads_the_credit_again_when_it_seems_full)
     cr_assert_eq(send(56, 16), -EAGAIN);
 }
 
-Test(ring, publishes_credit_when_a_quarter_is_owed)
+Test(ring, publishes_credit_when_a_quarter_is_unpublished)
 {
     set_up(1024, 0);
     for (int i = 0; i < 8; i++)
@@ -372,7 +372,7 @@ Test(ring, publishes_credit_when_a_quarter_is_owed)
     cr_assert_eq(bxi_load_relaxed(&rig.credit), 256);
 }
 
-Test(ring, publishes_what_is_owed_when_asked_and_says_whether_anything_was)
+Test(ring, publishes_credit_on_request_and_returns_whether_there_was_any)
 {
     set_up(1024, 0);
     cr_assert_not(bxi_ring_publish(&rig.reader));
@@ -452,7 +452,7 @@ Test(ring, refuses_a_hint_that_is_impossible)
 
 /* ---- Starvation ------------------------------------------------------------------------------ */
 
-Test(ring, leaves_a_wish_standing_when_no_room_came)
+Test(ring, keeps_want_credit_when_there_is_still_no_room)
 {
     set_up(1024, 0);
     while (send(56, 0) == 0)
@@ -462,7 +462,7 @@ Test(ring, leaves_a_wish_standing_when_no_room_came)
     cr_assert(bxi_ring_wanted(&rig.reader));
 }
 
-Test(ring, takes_the_wish_back_when_room_came_meanwhile)
+Test(ring, clears_want_credit_when_room_came_meanwhile)
 {
     set_up(1024, 0);
     while (send(56, 0) == 0)
@@ -474,7 +474,7 @@ Test(ring, takes_the_wish_back_when_room_came_meanwhile)
     cr_assert_eq(send(56, 1), 0);
 }
 
-Test(ring, keeps_the_wish_when_the_room_that_came_is_too_small)
+Test(ring, keeps_want_credit_when_the_room_that_came_is_too_small)
 {
     set_up(1024, 0);
     while (send(56, 0) == 0)
@@ -504,7 +504,7 @@ Test(ring, refuses_a_commit_word_of_another_sequence)
         set_up(1024, starts[s]);
         put_word(starts[s], word_of(starts[s] + 64, 8));
         cr_assert_eq(peek(), -EPROTO);
-        put_word(starts[s], word_of(starts[s] - 1024, 8));      /* of the lap before */
+        put_word(starts[s], word_of(starts[s] - 1024, 8));      /* of the previous lap */
         cr_assert_eq(peek(), -EPROTO);
         put_word(starts[s], word_of(starts[s], 8));
         cr_assert_eq(peek(), 1);

@@ -83,7 +83,7 @@ Test(segment, allocates_a_ring_when_it_is_opened, .init = create_first_of_two, .
     cr_assert_eq(ring[100], 1);
 }
 
-/* Together with it, so that a full /dev/shm is told before the first lease and not by a SIGBUS. */
+/* Allocated with the ring: a full /dev/shm is an error then, and not a SIGBUS at the first lease. */
 Test(segment, has_lease_words_behind_each_ring, .init = create_first_of_two, .fini = remove_names)
 {
     cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0);
@@ -195,7 +195,7 @@ Test(segment, shows_a_peer_what_its_owner_writes, .init = create_first_of_two, .
     bxi_segment_detach(&view);          /* twice is once */
 }
 
-/* In a child that may read it, so that the fault is about writing. */
+/* The child reads it first, so the fault is due to the write. */
 static int attach_and_write(void)
 {
     if (bxi_segment_attach(&view, segment.fd, INSTANCE, 0, 2) != 0)
@@ -279,7 +279,7 @@ static bool write_file(const char *path, const char *text)
     return is_written;
 }
 
-/* A /dev/shm of our own; as an ordinary user in a user namespace of our own. */
+/* A private /dev/shm, for an ordinary user in a private user namespace. */
 static bool mount_small(const char *options)
 {
     char map[64];
@@ -312,7 +312,7 @@ static int count_names(void)
     return count - 2;
 }
 
-/* A process that gets SIGXFSZ ends by it. */
+/* SIGXFSZ would end the process. */
 static int create_beyond_the_file_limit(void)
 {
     struct rlimit limit;

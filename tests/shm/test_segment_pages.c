@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * How shm/segment.c gets its pages: from fallocate(2), which a test may make fail, and where there is none by
- * writing. Also which places have pages at all, and what becomes of mappings.
+ * How shm/segment.c allocates pages: by fallocate(2), which a test may make fail, or by writing if the file system has
+ * no fallocate. Also which offsets may be allocated, and that mappings and descriptors are released.
  */
 #include "shm/segment.h"
 
@@ -24,11 +24,11 @@ static char job[BXI_NAME_BYTES];
 static struct bxi_segment segment;
 static struct bxi_segment_view view;
 
-static int interruptions;           /* of fallocate by a signal, still to come */
+static int interruptions;           /* of fallocate by a signal, still to happen */
 static bool has_none;               /* a file system without fallocate */
 static int calls;
 
-/* In place of the C library's, for all of this program. */
+/* Replaces the C library's, in this whole program. */
 int fallocate(int fd, int mode, off_t offset, off_t bytes)
 {
     calls++;
@@ -92,7 +92,7 @@ Test(segment_pages, are_allocated_by_writing_where_the_file_system_cannot)
     cr_assert_eq((uint64_t)status_of(segment.fd).st_size, segment.bytes);
 }
 
-/* A file that somebody has truncated must not come to life again, all zeroes. */
+/* A truncated file must not grow again, filled with zeroes. */
 Test(segment_pages, do_not_make_a_truncated_file_longer)
 {
     cr_assert_eq(ftruncate(segment.fd, BXI_PAGE), 0);

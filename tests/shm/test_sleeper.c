@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shm/sleeper.c: every case with io_uring, epoll and poll(2), and what happens where one is refused.
+ * shm/sleeper.c: every case with io_uring, epoll and poll(2), and what happens if one of them is refused.
  */
 #include "shm/sleeper.h"
 
@@ -22,7 +22,7 @@
 #define MS UINT64_C(1000000)
 #define FOREVER UINT64_MAX
 
-/* Defines three tests that run body(sleeper), each with a sleeper of its kind. */
+/* Defines three tests that run body(sleeper), one for each kind of sleeper. */
 #define TEST_EACH(name)                                                                            \
     static void name(struct bxi_sleeper *sleeper);                                                 \
     Test(sleeper_uring, name)                                                                      \
@@ -117,7 +117,7 @@ TEST_EACH(gives_it_again_as_long_as_it_is_readable_and_after)
         cr_assert_eq(look(sleeper), 1);
         cr_assert_eq(look(sleeper), 1);
         drain(fd);
-        /* A poll that saw it before the drain may still report it, once. */
+        /* A poll that fired before the drain may still be reported, once. */
         look(sleeper);
     }
     cr_assert_eq(look(sleeper), UINT64_MAX);
@@ -210,7 +210,7 @@ TEST_EACH(returns_0_when_a_signal_comes)
     for (int i = 0; i < 3; i++)
         cr_assert_eq(bxi_sleeper_wait(sleeper, FOREVER, &token, 1), 0);
     cr_assert_eq(setitimer(ITIMER_REAL, &off, NULL), 0);
-    cr_expect_eq(bxi_sleeper_kind(sleeper), kind);      /* a signal is no failure, which would end its use */
+    cr_expect_eq(bxi_sleeper_kind(sleeper), kind);      /* a signal is not a failure and does not change the kind */
     ring(fd);
     cr_assert_eq(bxi_sleeper_wait(sleeper, FOREVER, &token, 1), 1);
     close(fd);
@@ -325,7 +325,7 @@ TEST_EACH(forgets_a_descriptor_that_it_sleeps_on)
     cr_assert_eq(bxi_sleeper_watch(sleeper, fd, 1), 0);
     cr_assert_eq(look(sleeper), UINT64_MAX);
     bxi_sleeper_forget(sleeper, 1);
-    bxi_sleeper_forget(sleeper, 1);     /* twice is once */
+    bxi_sleeper_forget(sleeper, 1);     /* a second forget does nothing */
     ring(fd);
     cr_assert_eq(look(sleeper), UINT64_MAX);
     close(fd);
@@ -344,7 +344,7 @@ TEST_EACH(forgets_what_fired_but_was_not_told_yet)
     cr_assert_eq(bxi_sleeper_wait(sleeper, FOREVER, &token, 1), 1);
     drain(fd[token]);
     bxi_sleeper_forget(sleeper, 1 - token);
-    /* At most a poll that saw the first bell before it was drained. */
+    /* At most a poll that fired for the first bell before it was drained. */
     cr_assert_neq(look(sleeper), 1 - token);
     cr_assert_eq(look(sleeper), UINT64_MAX);
     close(fd[0]);
@@ -380,8 +380,7 @@ TEST_EACH(lets_go_of_the_file_when_it_forgets)
     cr_assert_eq(look(sleeper), UINT64_MAX);
     bxi_sleeper_forget(sleeper, 1);
     close(ends[0]);
-    /* The completion of the poll that was taken out drops the file; the next wait runs it at
-     * last. */
+    /* The completion of the removed poll releases the file; the next wait runs it at the latest. */
     cr_assert_eq(look(sleeper), UINT64_MAX);
     cr_assert_eq(write(ends[1], "x", 1), -1);
     cr_assert_eq(errno, EPIPE);
@@ -414,7 +413,7 @@ Test(sleeper, destroys_nothing_when_there_is_nothing)
     bxi_sleeper_destroy(NULL);
 }
 
-Test(sleeper, prefers_uring_where_it_is_to_be_had)
+Test(sleeper, prefers_uring_where_it_is_available)
 {
     struct bxi_sleeper *uring = NULL;
     struct bxi_sleeper *automatic = NULL;
@@ -428,7 +427,7 @@ Test(sleeper, prefers_uring_where_it_is_to_be_had)
 
 /* ---- Refusals -------------------------------------------------------------------------------- */
 
-/* A bell and a timeout on a sleeper that must be epoll; 0 or the step that failed. */
+/* A bell and a timeout on a sleeper that must use epoll. 0 or the step that failed. */
 static int epoll_works(enum bxi_sleeper_kind kind)
 {
     struct bxi_sleeper *sleeper = NULL;
@@ -481,7 +480,7 @@ static int without_pwait2(void)
     return refuse(SYS_epoll_pwait2, ENOSYS) ? epoll_works(BXI_SLEEPER_EPOLL) : 1;
 }
 
-/* The ring can be made, but not entered: the container's filter of a runtime that knows only half of io_uring. */
+/* The ring can be created, but not entered: some container runtimes' filters know only half of io_uring. */
 static int without_enter(void)
 {
     struct bxi_sleeper *sleeper = NULL;
@@ -493,9 +492,9 @@ static int without_enter(void)
     return epoll_works(BXI_SLEEPER_AUTO);
 }
 
-#define NO_URING 100                    /* exit status: io_uring is refused to begin with */
+#define NO_URING 100                    /* exit status: io_uring is refused from the start */
 
-/* A sleeper with io_uring whose poll of `polling` is in the kernel, while `idle` was never slept on. */
+/* A sleeper with io_uring that has a poll of `polling` in the kernel, and none of `idle` yet. */
 static struct bxi_sleeper *slept_sleeper(int polling, int idle)
 {
     struct bxi_sleeper *sleeper = NULL;
@@ -509,7 +508,7 @@ static struct bxi_sleeper *slept_sleeper(int polling, int idle)
     return sleeper;
 }
 
-/* Both descriptors wake the sleeper, which is of the kind by then. 0 or the step that failed. */
+/* Checks that both descriptors wake the sleeper, which has changed to `kind`. 0 or the step that failed. */
 static int goes_on_as(struct bxi_sleeper *sleeper, const int fd[2], enum bxi_sleeper_kind kind)
 {
     uint64_t token = 0;
@@ -583,7 +582,7 @@ static int forgets_without_enter(void)
     if (bxi_sleeper_kind(sleeper) != BXI_SLEEPER_EPOLL)
         return 4;
     close(ends[0]);
-    /* The kernel ends a ring's polls after the ring was closed, in its own time. */
+    /* The kernel ends a ring's polls some time after the ring was closed. */
     for (int i = 0; i < 5000; i++) {
         if (write(ends[1], "x", 1) == -1 && errno == EPIPE)
             return 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What shm/sleeper.c asks of the kernel: how long to sleep, in which units, and what it holds. The two ways to
- * wait for epoll are the test's own here, for all of this program: they note the timeout and then wait.
+ * What shm/sleeper.c passes to the kernel: timeouts, their units, and the files that it holds. This file replaces the
+ * two wait functions of epoll in the whole program: they record the timeout and then wait.
  */
 #include "shm/sleeper.h"
 
@@ -22,8 +22,8 @@
 #define YEAR_NS (UINT64_C(365) * 86400 * 1000000000)
 #define NOTHING (-1000)
 
-static bool is_noted;               /* a test of this file runs: note, and come back at once */
-static int pwait2_errno;            /* what epoll_pwait2 answers; 0: it waits */
+static bool is_noted;               /* a test of this file runs: record, and return at once */
+static int pwait2_errno;            /* the error of epoll_pwait2; 0: it waits */
 static int asked_ms = NOTHING;
 static struct timespec asked;
 static bool asked_for_ever;
@@ -70,7 +70,7 @@ static void destroy(void)
 
 TestSuite(sleeper_time, .timeout = 20);
 
-/* The milliseconds that are asked for where the kernel counts in nothing less. */
+/* The timeout in milliseconds, if the kernel has no epoll_pwait2. */
 static int ms_for(uint64_t timeout_ns)
 {
     uint64_t token;
@@ -100,7 +100,7 @@ Test(sleeper_time, in_milliseconds_is_rounded_up_and_not_by_more, .init = create
     cr_expect_eq(pwait2_calls, 1, "it is asked for once");
 }
 
-/* Filters answer so to calls that they do not know. */
+/* Filters return this for unknown system calls. */
 Test(sleeper_time, is_in_milliseconds_where_a_filter_refuses_better, .init = create_epoll, .fini = destroy)
 {
     pwait2_errno = EPERM;
@@ -179,7 +179,7 @@ Test(sleeper_time, leaves_no_descriptor_of_epoll)
     expect_no_descriptor_left(BXI_SLEEPER_EPOLL);
 }
 
-/* What is forgotten is let go of without another wait: the sleeper may not sleep again for long. */
+/* A forgotten file is released without another wait: the next sleep may be far away. */
 static void expect_hang_up_without_a_wait(enum bxi_sleeper_kind kind)
 {
     uint64_t token;

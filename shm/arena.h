@@ -15,7 +15,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/types.h>
 
 #define BXI_ARENA_ALIGN 64u         /* of every block */
 
@@ -82,8 +81,5 @@ void bxi_arena_close(struct bxi_arena *arena);
 int bxi_arena_attach(struct bxi_arena_view **view, int fd, uint64_t bytes);
 struct bxi_arena_view *bxi_arena_view_acquire(struct bxi_arena_view *view);
 void bxi_arena_view_release(struct bxi_arena_view *view);
-
-/* fallocate(2); tests replace it. */
-extern int (*bxi_arena_fallocate)(int fd, int mode, off_t offset, off_t bytes);
 
 #endif

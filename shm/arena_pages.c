@@ -48,7 +48,7 @@ static int uncancelled_fallocate(int fd, int mode, off_t offset, off_t bytes)
     return fallocate(fd, mode, offset, bytes);
 }
 
-int (*bxi_arena_fallocate)(int fd, int mode, off_t offset, off_t bytes) = uncancelled_fallocate;
+int (*bxi_pages_fallocate)(int fd, int mode, off_t offset, off_t bytes) = uncancelled_fallocate;
 
 static unsigned fork_count;             /* incremented in the child, while it has one thread */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
@@ -103,7 +103,7 @@ static int allocate_pages(struct bxi_pages *pages, uint64_t first, uint64_t end)
 
         if (pages->fd < 0)
             return -ESHUTDOWN;
-        int error = bxi_arena_fallocate(pages->fd, FALLOC_FL_KEEP_SIZE, offset, bytes) < 0 ? errno : 0;
+        int error = bxi_pages_fallocate(pages->fd, FALLOC_FL_KEEP_SIZE, offset, bytes) < 0 ? errno : 0;
         if (error == EOPNOTSUPP)        /* not a tmpfs */
             error = posix_fallocate(pages->fd, offset, bytes);
         if (error != 0 && error != EINTR)
@@ -127,7 +127,7 @@ static bool punch_pages(struct bxi_pages *pages, uint64_t first, uint64_t end)
     if (pages->fd < 0)
         return false;
     do
-        rc = bxi_arena_fallocate(pages->fd, mode, (off_t)(first * BXI_PAGE),
+        rc = bxi_pages_fallocate(pages->fd, mode, (off_t)(first * BXI_PAGE),
                                  (off_t)((end - first) * BXI_PAGE));
     while (rc < 0 && errno == EINTR);
     return rc == 0;

@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #define BXI_CLASSES 168u                /* more than blocks up to BXI_ARENA_BYTES_MAX need */
 #define BXI_ARENA_BYTES_MAX ((uint64_t)1 << 46)
@@ -76,6 +77,9 @@ void bxi_pages_drop_spare(struct bxi_pages *pages);
 void bxi_pages_close(struct bxi_pages *pages);
 /* Destroys all blocks. The caller unmaps. */
 void bxi_pages_end(struct bxi_pages *pages, bool is_started);
+
+/* fallocate(2); tests replace it. */
+extern int (*bxi_pages_fallocate)(int fd, int mode, off_t offset, off_t bytes);
 
 /* A count that grows in a forked child. */
 unsigned bxi_pages_forks(void);

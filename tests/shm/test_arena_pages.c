@@ -3,6 +3,7 @@
  * shm/arena_pages.c: which pages are allocated, when they are returned, and what happens if /dev/shm is full.
  */
 #include "arena_fixture.h"
+#include "shm/arena_pages.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -46,7 +47,7 @@ static int fake_fallocate(int fd, int mode, off_t offset, off_t bytes)
 
 static void create_counted(void)
 {
-    bxi_arena_fallocate = fake_fallocate;
+    bxi_pages_fallocate = fake_fallocate;
     create_small();
 }
 
@@ -416,7 +417,7 @@ static int interrupted_fallocate(int fd, int mode, off_t offset, off_t bytes)
 
 static void create_interrupted(void)
 {
-    bxi_arena_fallocate = interrupted_fallocate;
+    bxi_pages_fallocate = interrupted_fallocate;
     create_small();
     alloc(64);
 }

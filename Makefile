@@ -64,7 +64,8 @@ ifeq ($(WERROR),1)
 WARNINGS += -Werror
 endif
 
-ALL_CPPFLAGS := -D_GNU_SOURCE $(if $(filter tsan,$(CONFIG)),-isystem tests/tsan) -I. -Ilib -I$(O)/text -DBXI_CUDA=$(if $(filter 0,$(CUDA)),0,1) $(CPPFLAGS)
+ALL_CPPFLAGS := -D_GNU_SOURCE $(if $(filter tsan,$(CONFIG)),-isystem tests/tsan) -I. -Ilib -I$(O)/text -DBXI_CUDA=$(if $(filter 0,$(CUDA)),0,1) \
+	$(if $(filter release,$(CONFIG)),,-DBXI_LOCK_OWNERS) $(CPPFLAGS)
 ALL_CFLAGS   := -std=gnu11 $(OPTIMISE_$(CONFIG)) -fPIC -fvisibility=hidden -pthread $(WARNINGS)
 ALL_LDFLAGS  := -pthread $(filter -fsanitize=% --coverage -Wl% -flto% -O2,$(OPTIMISE_$(CONFIG))) $(CFLAGS) $(LDFLAGS)
 

@@ -459,7 +459,7 @@ int bx_on_death(struct bx_job *job, bx_death_fn fn, void *context);
 int bx_job_fd(const struct bx_job *job);
 int bx_progress(struct bx_job *job);
 
-/* Reads a counter of this worker by its name in lib/observe/counters.h ("calls_sent", "doorbells_rung", "waits_epoll",
+/* Reads a counter of this worker by its name in lib/base/counters.h ("calls_sent", "doorbells_rung", "waits_epoll",
  * "rescued", ...). -ENOENT: no such counter. */
 int bx_counter(const struct bx_job *job, const char *name, uint64_t *value);
 

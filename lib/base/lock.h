@@ -7,12 +7,17 @@
 
 #include "shm/atomic.h"
 
+#include <pthread.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 /* A futex lock: 0 free, 1 held, 2 held and waited for. Two locked instructions a pair and no call, where
  * pthread's take twice that; it is taken up to three times in every call. lock.c has the slow half. */
 struct bxi_lock {
     bxi_a32 word;
+#ifdef BXI_LOCK_OWNERS
+    _Atomic(pthread_t) owner;
+#endif
 };
 void bxi_lock_slow(struct bxi_lock *lock);
 void bxi_unlock_slow(struct bxi_lock *lock);
@@ -24,13 +29,29 @@ static inline void bxi_lock(struct bxi_lock *lock)
     /* [lock] acquire, pairs with the exchange in bxi_unlock. */
     if (!bxi_cas(&lock->word, &free, 1))
         bxi_lock_slow(lock);
+#ifdef BXI_LOCK_OWNERS
+    bxi_store_relaxed(&lock->owner, pthread_self());    /* relaxed: a thread compares it with itself only */
+#endif
 }
 
 static inline void bxi_unlock(struct bxi_lock *lock)
 {
+#ifdef BXI_LOCK_OWNERS
+    bxi_store_relaxed(&lock->owner, 0);                 /* relaxed: as in bxi_lock */
+#endif
     /* [lock] release, pairs with the compare-and-swap in bxi_lock. */
     if (bxi_exchange(&lock->word, 0) == 2)
         bxi_unlock_slow(lock);
+}
+
+/* For assertions. By this thread, where the build keeps the owners (all but CONFIG=release); else by any. */
+static inline bool bxi_lock_is_held(const struct bxi_lock *lock)
+{
+#ifdef BXI_LOCK_OWNERS
+    if (bxi_load_relaxed(&lock->owner) != pthread_self())   /* relaxed: as in bxi_lock */
+        return false;
+#endif
+    return bxi_load_relaxed(&lock->word) != 0;              /* relaxed: the holder's own store */
 }
 
 #endif

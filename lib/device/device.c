@@ -557,7 +557,7 @@ void bxi_devices_poll(struct bx_job *job)
 {
     struct bxi_devices *devices = bxi_devices_of(job);
 
-    /* Another time, where somebody has the lock, who may wait for the driver: this is the role. */
+    /* trylock: the holder may block in the driver, and the role must not block. */
     if (devices == NULL || is_forked(devices) || pthread_mutex_trylock(&devices->lock) != 0)
         return;
     if (devices->gpu != NULL)
@@ -565,15 +565,28 @@ void bxi_devices_poll(struct bx_job *job)
     bxi_devices_leave(devices);
 }
 
-void bxi_devices_look(struct bx_job *job, uint64_t now_ns)
+/* After a sleep that nobody ended. */
+static void poll_devices(void *context, const struct bxi_role *role)
 {
-    struct bxi_devices *devices = bxi_devices_of(job);
+    (void)role;
+    bxi_devices_poll(context);
+}
+
+/* While the worker is busy, once in 10 ms: what others want to free must not wait until it has nothing to do. */
+static void poll_devices_now_and_then(void *context, const struct bxi_role *role, uint64_t now_ns)
+{
+    struct bxi_devices *devices = bxi_devices_of(context);
 
     if (devices == NULL || now_ns - devices->polled_ns < POLL_NS)
         return;
     devices->polled_ns = now_ns;
-    bxi_devices_poll(job);
+    poll_devices(context, role);
 }
+
+const struct bxi_source_ops bxi_device_source = {
+    .now_and_then = poll_devices_now_and_then,
+    .watchdog = poll_devices,
+};
 
 void bxi_devices_close(struct bx_job *job)
 {

@@ -78,7 +78,7 @@ static void map_done(void *context, int rc)
 
     bxi_storage_release(&loan->storage);
     if (last)
-        bxi_event(job, BXI_EVENT_SCAN);
+        bxi_event(job->run, BXI_EVENT_SCAN);
 }
 
 /* Devices' lock. */

@@ -203,7 +203,7 @@ void bxi_boot_undo(struct bx_job *job)
     /* What bxi_job_adopt_segment pointed into the segment. */
     job->control = NULL;
     job->counters = job->observe->private_counters;
-    job->run->bell.word = NULL;
+    bxi_run_attach(job->run, NULL, job->counters, NULL);
     if (job->lend->arena != NULL) {
         bxi_arena_close(job->lend->arena);
         bxi_arena_release(job->lend->arena);

@@ -15,7 +15,6 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -332,10 +331,7 @@ static int choose_sleeper(struct bx_job *job)
 
 static int open_descriptors(struct bx_job *job)
 {
-    job->run->bell_fd[0] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    job->run->bell_fd[1] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    job->boot->pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
-    if (job->run->bell_fd[0] >= 0 && job->run->bell_fd[1] >= 0 && job->boot->pidfd >= 0)
+    if (bxi_run_open_bells(job->run) == 0 && (job->boot->pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0)) >= 0)
         return 0;
     if (errno == EMFILE || errno == ENFILE)
         return bx_fail(BX_E_DESCRIPTORS, "no descriptor is left for the doorbells (%s)", strerror(errno));
@@ -371,8 +367,7 @@ static void free_job(struct bx_job *job)
     bxi_spawn_forget(job);
     bxi_trace_destroy(job);
 
-    int fds[] = { job->run->bell_fd[0], job->run->bell_fd[1], job->run->loop_fd, job->run->timer_fd,
-                  job->boot->pidfd, job->boot->lock_fd };
+    int fds[] = { job->boot->pidfd, job->boot->lock_fd };
 
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
         if (fds[i] >= 0)
@@ -410,7 +405,7 @@ static void free_job(struct bx_job *job)
     pthread_mutex_destroy(&job->rpc->pool.lock);
     bx_msg_destroy(job->rpc->reply);
     free(job->rpc->frame);
-    free(job->run->timers.heap);
+    bxi_run_fini(job->run);
     free(job->lend->peers);
     free(job->rpc->peers);
     free(job);
@@ -431,7 +426,6 @@ int bx_job_create(const struct bx_options *options, struct bx_job **out)
     memset(whole, 0, sizeof *whole);
     bxi_job_link(whole);
     job = &whole->job;
-    job->run->bell_fd[0] = job->run->bell_fd[1] = job->run->loop_fd = job->run->timer_fd = -1;
     job->boot->pidfd = job->boot->lock_fd = -1;
     job->counters = job->observe->private_counters;
     bxi_names_clear(job);
@@ -441,10 +435,10 @@ int bx_job_create(const struct bx_options *options, struct bx_job **out)
     job->rank = job->options.rank;
     job->world_size = job->options.world_size;
     job->serial = bxi_add(&jobs_made, 1) + 1;
+    bxi_drive_init(job);
     job->fork_generation = bxi_load_relaxed(&bxi_forks);
     for (int row = BXI_SERVING_MAX - 1; row >= 0; row--)
         job->observe->free_rows[job->observe->free_row_count++] = (uint16_t)row;
-    job->run->spin_ns = job->options.no_spin ? 0 : job->options.spin_ns;
     job->rpc->frame = aligned_alloc(64, BXI_FRAME_MAX);
     job->rpc->reply = bx_msg_create(BXI_FRAME_MAX);
     if (job->rpc->frame == NULL || job->rpc->reply == NULL)
@@ -483,7 +477,7 @@ void bxi_job_adopt_segment(struct bx_job *job)
     for (int i = 0; i < BXI_COUNTER_COUNT; i++)
         bxi_store_relaxed(&bxi_tables(job->control)->counters[i], bxi_load_relaxed(&job->observe->private_counters[i]));
     job->counters = bxi_tables(job->control)->counters;
-    job->run->bell.word = &job->control->header.armed;
+    bxi_run_attach(job->run, &job->control->header.armed, job->counters, &bxi_tables(job->control)->now.spins);
     job->control->header.arena_bytes = bxi_arena_bytes(job->lend->arena);
     for (const struct bxi_batcher *batcher = job->rpc->batchers; batcher != NULL; batcher = batcher->next)
         bxi_batch_show(job, batcher);
@@ -503,8 +497,8 @@ int bx_job_start(struct bx_job *job)
         return bx_fail(BX_E_STATE, "worker '%s' was started before", job->name);
     if ((rc = bxi_bootstrap(job, bxi_deadline_ns(job->options.start_timeout_ns))) < 0) {
         job->control = NULL;            /* the segment is gone again, and the arena */
-        job->run->bell.word = NULL;
         job->counters = job->observe->private_counters;
+        bxi_run_attach(job->run, NULL, job->counters, NULL);
         bxi_store_relaxed(&job->phase, BXI_STOPPED);
         return rc;
     }
@@ -515,7 +509,7 @@ int bx_job_start(struct bx_job *job)
         bxi_trace_start(job, &bxi_names_for_trace, !bxi_spawn_is_worker());
     /* Before progress starts: a handler that it runs may call at once. */
     bxi_store_relaxed(&job->phase, BXI_STARTED);
-    if ((rc = bxi_progress_start(job)) < 0) {
+    if ((rc = bxi_drive_start(job)) < 0) {
         bxi_job_leave(job);             /* the others came through the gate and must learn of it */
         return rc;
     }

@@ -252,6 +252,10 @@ struct bxi_whole_job {
 };
 void bxi_job_link(struct bxi_whole_job *whole);     /* sets the job's pointers to its parts */
 
+/* ---- drive.c ------------------------------------------------------------------------------------- */
+void bxi_drive_init(struct bx_job *job);        /* the job's part run, with its sources; no descriptors yet */
+int bxi_drive_start(struct bx_job *job);        /* progress begins */
+
 /* ---- job.c --------------------------------------------------------------------------------------- */
 /* The bootstrap calls it once the segment is there, before any peer can see it. */
 void bxi_job_adopt_segment(struct bx_job *job);

@@ -41,7 +41,7 @@ static int wait_passive(struct bx_job *job, bool (*ready)(struct bxi_waiter *), 
         .count = (uint32_t)job->world_size - 1,
     };
 
-    return bxi_wait(job, &waiter.waiter);
+    return bxi_wait(job->run, &waiter.waiter);
 }
 
 /* ---- serving ----------------------------------------------------------------------------------- */
@@ -112,9 +112,9 @@ static int wait_quiet(struct bx_job *job, uint64_t deadline_ns)
 
     /* [quiet] sequentially consistent, pairs with the load in bxi_quiet_changed. */
     bxi_add_seq_cst(&job->rpc->quiet_waited, 1);
-    bxi_more_eager(job);
+    bxi_more_eager(job->run);
     rc = wait_passive(job, is_quiet, &job->rpc->quiet_waited, deadline_ns);
-    bxi_less_eager(job);
+    bxi_less_eager(job->run);
     bxi_add_seq_cst(&job->rpc->quiet_waited, (uint32_t)-1);
     return rc;
 }
@@ -163,6 +163,7 @@ static int leave_together(struct bx_job *job, uint64_t deadline_ns, uint64_t tim
 void bxi_job_leave(struct bx_job *job)
 {
     bool together = bxi_load_seq_cst(&job->rpc->quiet) == (uint32_t)job->world_size - 1;
+    const struct bxi_role *role;
 
     bxi_store_relaxed(&job->phase, BXI_STOPPED);    /* relaxed: any recent value will do for bxi_job_check */
     /* [state] release, pairs with the acquire in look_state. */
@@ -173,12 +174,12 @@ void bxi_job_leave(struct bx_job *job)
         bxi_ring_all(job);
     for (int rank = 0; rank < job->world_size; rank++)
         bxi_calls_fail(job, &job->rpc->peers[rank], BX_E_SHUTDOWN, BX_FOREVER);
-    bxi_waits_stop(job);
+    bxi_waits_stop(job->run);
     bxi_pool_stop(job);
-    bxi_progress_stop(job);
-    bxi_role_end(job);
+    bxi_progress_stop(job->run);
+    role = bxi_role_end(job->run);
     bxi_devices_close(job);
-    bxi_frames_unread(job);
+    bxi_frames_unread(role, job);
     bxi_trace_close(job);
     bxi_forget_role();
     BXI_STEP("state.stopped");

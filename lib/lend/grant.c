@@ -230,7 +230,7 @@ static void wake_waiters(struct bx_job *job)
 {
     /* [lease.waiters] sequentially consistent, pairs with the addition in bxi_grants_want. */
     if (bxi_load_seq_cst(&job->lend->lease_waiters) != 0)
-        bxi_wake(job, NULL);
+        bxi_wake(job->run, NULL);
 }
 
 /* Takes what peers first to last have given back. How many. Whoever finds something wakes those who wait, who
@@ -457,7 +457,7 @@ int bx_job_loans(struct bx_job *job, int rank, struct bx_loans *loans)
 void bxi_grants_want(struct bx_job *job)
 {
     bxi_lock(&job->run->lock);
-    /* [lease.waiters] sequentially consistent, pairs with the loads in bxi_starved_look. */
+    /* [lease.waiters] sequentially consistent, pairs with the load in bxi_grants_reclaim_wanted. */
     bxi_add_seq_cst(&job->lend->lease_waiters, 1);
     for (int rank = 0; rank < job->world_size; rank++)
         /* [lease.want] relaxed, before the fence below; pairs with the load in give_back. */
@@ -512,7 +512,7 @@ int bx_loans_wait(struct bx_job *job, int rank, uint64_t leases, uint64_t timeou
     if (few_enough(&loans.waiter))
         return 0;
     bxi_grants_want(job);
-    rc = bxi_wait(job, &loans.waiter);
+    rc = bxi_wait(job->run, &loans.waiter);
     bxi_grants_unwant(job);
     bxi_out(rc);
     if (rc == BX_E_TIMEOUT)

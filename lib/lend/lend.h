@@ -16,6 +16,7 @@
 #define BXI_LEND_H
 
 #include "base/usercall.h"
+#include "observe/observe.h"
 #include "run/run.h"
 
 #include "gpu/gpu.h"
@@ -270,6 +271,12 @@ void bxi_grant_undo(struct bx_job *job, struct bxi_lend_peer *peer, struct bxi_g
 bool bxi_grant_is_allowed(const struct bx_job *job, const struct bxi_lend_peer *peer, const struct bxi_grant *grant);
 /* Takes what has come back, of all peers, and wakes those who wait for it. Without the lock. How many leases. */
 uint32_t bxi_grants_reclaim(struct bx_job *job);
+/* The same, if a thread waits for leases; true if any came back. */
+static inline bool bxi_grants_reclaim_wanted(struct bx_job *job)
+{
+    /* [lease.waiters] sequentially consistent, pairs with the addition in bxi_grants_want. */
+    return bxi_load_seq_cst(&job->lend->lease_waiters) != 0 && bxi_grants_reclaim(job) > 0;
+}
 void bxi_grants_want(struct bx_job *job);       /* this thread is about to wait for leases; then unwant */
 void bxi_grants_unwant(struct bx_job *job);
 void bxi_grants_refused(struct bx_job *job, struct bxi_lend_peer *peer, uint64_t through_pos);

@@ -5,19 +5,10 @@
 #ifndef BXI_OBSERVE_H
 #define BXI_OBSERVE_H
 
-#include "base/base.h"
+#include "run/run.h"
 #include "tables.h"
 
 struct bxi_trace;
-
-/* ---- What is kept for inspectors ------------------------------------------------------------------- */
-/* All of it, but in the library that `bxbench stats` is measured against. */
-#define BXI_STATS_COUNTERS 1
-#define BXI_STATS_TABLES 2          /* calls in flight, requests being served, batches, what runs now */
-#define BXI_STATS_HIST 4
-#ifndef BXI_STATS
-#define BXI_STATS 7
-#endif
 
 #define BXI_WAIT_WORDS ((BXI_WAITS_MAX + 63) / 64)
 
@@ -63,13 +54,6 @@ uint64_t bxi_span_unpack(uint16_t span);
 
 /* ---- wait_show.c: threads that wait --------------------------------------------------------------- */
 
-/* A thread's wait, as the table of waits shows it. */
-struct bxi_wait_shown {
-    uint8_t reason;             /* enum bxi_for; 0: what the job does */
-    uint8_t row;                /* in the table, plus 1; 0: it has none */
-    int16_t to;                 /* of CALL, ROOM and LOANS: the rank that is waited for; < 0: any */
-    uint64_t id;                /* of CALL */
-};
 /* Shows what this thread waits for, if a row is free and the wait has none. Hide before the wait ends. */
 void bxi_wait_show(struct bx_job *job, struct bxi_wait_shown *shown);
 void bxi_wait_hide(struct bx_job *job, struct bxi_wait_shown *shown);

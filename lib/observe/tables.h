@@ -17,7 +17,7 @@
 #ifndef BXI_TABLES_H
 #define BXI_TABLES_H
 
-#include "observe/counters.h"
+#include "base/counters.h"
 #include "shm/layout.h"
 
 struct bxi_segment;

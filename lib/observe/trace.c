@@ -159,7 +159,7 @@ void bxi_trace_mark(struct bx_job *job, const struct bxi_mark *mark)
 
 /* ---- what happened, as marks --------------------------------------------------------------------- */
 
-void bxi_note_sleep(struct bx_job *job, enum bxi_trace_who who, enum bxi_trace_by by, bool rung, uint64_t began_ns)
+void bxi_note_sleep(struct bx_job *job, enum bxi_sleeps who, enum bxi_sleeps_by by, bool rung, uint64_t began_ns)
 {
     bxi_trace_mark(job, &(struct bxi_mark){ .kind = BXI_MARK_SLEEP, .begin_ns = began_ns, .amount = who,
                                             .function = by, .code = rung, .callee = (uint8_t)job->rank });

@@ -40,7 +40,7 @@ enum bxi_mark_kind {
     BXI_MARK_ANSWER,        /* amount: bytes of the value */
     BXI_MARK_BATCH,         /* amount: rows */
     BXI_MARK_ROW,           /* follows its batch */
-    BXI_MARK_SLEEP,         /* amount: enum bxi_trace_who; function: enum bxi_trace_by; code 1: rung */
+    BXI_MARK_SLEEP,         /* amount: enum bxi_sleeps; function: enum bxi_sleeps_by; code 1: rung */
     BXI_MARK_THREAD,        /* name: a thread is seen for the first time */
     BXI_MARK_LEFT_OUT,      /* amount: marks beyond the bound */
 };
@@ -49,8 +49,6 @@ enum bxi_mark_flags {
     BXI_MARK_TAKES = 2,     /* the request's arrow ends here */
     BXI_MARK_GIVES = 4,     /* the reply's arrow begins here */
 };
-enum bxi_trace_who { BXI_SLEEPS_BACKGROUND = 0, BXI_SLEEPS_LEADER = 1, BXI_SLEEPS_FOLLOWER = 2 };
-enum bxi_trace_by { BXI_SLEEPS_BY_URING = 0, BXI_SLEEPS_BY_EPOLL = 1, BXI_SLEEPS_BY_FUTEX = 2 };
 #define BXI_MARK_NO_FUNCTION UINT16_MAX
 
 /* One thing that happened. */
@@ -146,26 +144,21 @@ static inline void bxi_trace_sleeps(struct bx_job *job)
 }
 
 /* A thread is about to sleep, and has risen. */
-static inline uint64_t bxi_trace_sleep(struct bx_job *job, enum bxi_trace_who who)
+static inline uint64_t bxi_trace_sleep(struct bx_job *job, enum bxi_sleeps who)
 {
     BXI_PROBE2(sleep, job->rank, who);
     (void)who;
     return bxi_trace_now(job);
 }
 
-BXI_COLD void bxi_note_sleep(struct bx_job *job, enum bxi_trace_who who, enum bxi_trace_by by, bool rung,
+BXI_COLD void bxi_note_sleep(struct bx_job *job, enum bxi_sleeps who, enum bxi_sleeps_by by, bool rung,
                              uint64_t began_ns);
-static inline void bxi_trace_woke(struct bx_job *job, enum bxi_trace_who who, enum bxi_trace_by by, bool rung,
+static inline void bxi_trace_woke(struct bx_job *job, enum bxi_sleeps who, enum bxi_sleeps_by by, bool rung,
                                   uint64_t began_ns)
 {
     BXI_PROBE3(wake, job->rank, who, rung);
     if (bxi_trace_is_on(job))
         bxi_note_sleep(job, who, by, rung, began_ns);
-}
-
-static inline enum bxi_trace_by bxi_trace_by_kind(enum bxi_sleeper_kind kind)
-{
-    return kind == BXI_SLEEPER_URING ? BXI_SLEEPS_BY_URING : BXI_SLEEPS_BY_EPOLL;
 }
 
 #endif

@@ -46,7 +46,7 @@ static uint64_t answered_ns(const struct bx_request *request)
 
     if (request->begin_ns != 0)
         return bxi_now_ns();
-    if (request->handler != NULL && request->handler->kind == BXI_F_INLINE && bxi_is_driving(job) &&
+    if (request->handler != NULL && request->handler->kind == BXI_F_INLINE && bxi_is_driving(job->run) &&
         job->run->pass_ns != 0)
         return job->run->pass_ns;
     return bxi_coarse_ns();
@@ -121,6 +121,6 @@ void bxi_answer(struct bx_request *request, int code, const char *text, const st
         bxi_quiet_changed(job);
     if (rc < 0)
         bxi_log(0, "a reply to worker '%s' was lost: %s", request->peer->name, bx_error_text());
-    if (request->counted && !bxi_is_driving(job))
+    if (request->counted && !bxi_is_driving(job->run))
         bxi_bells_flush(job);
 }

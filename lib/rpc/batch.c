@@ -47,26 +47,25 @@ static bool is_ready(const struct bxi_batcher *batcher)
 
 static void set_flush_timer(struct bx_job *job, struct bxi_batcher *batcher)
 {
-    bxi_timer_clear(&job->run->timers, &batcher->timer);
+    bxi_timer_clear(job->run, &batcher->timer);
     batcher->due = false;
     if (batcher->head == NULL || batcher->flush_after_ns == 0)
         return;
 
     uint64_t at_ns = batcher->head->came_ns + batcher->flush_after_ns;
 
-    if (bxi_timer_set(&job->run->timers, &batcher->timer, at_ns) < 0)
+    if (bxi_timer_set(job->run, &batcher->timer, at_ns) < 0)
         batcher->due = true;        /* no memory for the timer: early is better than never */
-    else
-        bxi_timer_added(job);
 }
 
-static void flush_due(struct bx_job *job, struct bxi_timer *timer)
+static void flush_due(void *context, struct bxi_timer *timer)
 {
+    struct bx_job *job = context;
     struct bxi_batcher *batcher =
         (struct bxi_batcher *)(void *)((char *)timer - offsetof(struct bxi_batcher, timer));
 
     batcher->due = true;
-    bxi_event(job, BXI_EVENT_BATCH);
+    bxi_event(job->run, BXI_EVENT_BATCH);
 }
 
 void bxi_batch_show(struct bx_job *job, const struct bxi_batcher *batcher)
@@ -251,7 +250,7 @@ static void refuse_task(struct bx_job *job, struct bxi_task *task, int code)
     for (size_t i = 0; i < batch.count; i++)
         bxi_waiting_answer(batch.rows[i], code, bxi_pool_why(code, why), NULL);
     if (again)                      /* what came meanwhile: no other row need come to start it */
-        bxi_event(job, BXI_EVENT_BATCH);
+        bxi_event(job->run, BXI_EVENT_BATCH);
 }
 
 /* The batch was found ready and marked as running, under the lock. Role. */
@@ -399,7 +398,7 @@ int bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, 
         put_bit(batcher->members, rank, joins);
     bxi_batch_show(job, batcher);
     bxi_unlock(&job->run->lock);
-    bxi_event(job, BXI_EVENT_BATCH);
+    bxi_event(job->run, BXI_EVENT_BATCH);
     return rc;
 }
 
@@ -411,7 +410,7 @@ void bxi_batches_leave(struct bx_job *job, int rank)
         bxi_batch_show(job, batcher);
     }
     bxi_unlock(&job->run->lock);
-    bxi_event(job, BXI_EVENT_BATCH);
+    bxi_event(job->run, BXI_EVENT_BATCH);
 }
 
 static int set_member(struct bx_job *job, const char *function, int rank, bool joins)

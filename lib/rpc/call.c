@@ -134,10 +134,7 @@ static int set_deadline(struct bx_job *job, struct bxi_peer *peer, uint16_t slot
     if (deadline_ns == BX_FOREVER || (peer->timer.heap_index != 0 && peer->timer.at_ns <= deadline_ns))
         return 0;
     peer->timer.fire = bxi_calls_due;
-    if (bxi_timer_set(&job->run->timers, &peer->timer, deadline_ns) < 0)
-        return -ENOMEM;
-    bxi_timer_added(job);
-    return 0;
+    return bxi_timer_set(job->run, &peer->timer, deadline_ns);
 }
 
 static int fail_with_peer(const struct bx_job *job, const struct bxi_peer *peer, int code)
@@ -257,7 +254,7 @@ static int wait_for_room(struct bx_job *job, const struct request_plan *plan, bo
 
     if (plan->grant != NULL)
         bxi_grants_want(job);
-    rc = bxi_wait(job, &room.waiter);
+    rc = bxi_wait(job->run, &room.waiter);
     if (plan->grant != NULL)
         bxi_grants_unwant(job);
     if (rc == BX_E_TIMEOUT)
@@ -273,7 +270,7 @@ static int submit_once(struct bx_job *job, const struct request_plan *plan, stru
 
     bxi_lock(&job->run->lock);
     rc = submit_locked(job, plan, call);
-    if (rc == 0 && (call == NULL || call->owned) && !bxi_is_driving(job))
+    if (rc == 0 && (call == NULL || call->owned) && !bxi_is_driving(job->run))
         bxi_bell_now(job, plan->peer);
     bxi_unlock(&job->run->lock);
     return rc;
@@ -292,7 +289,7 @@ static int submit_or_wait(struct bx_job *job, const struct request_plan *plan, s
                 return rc;
             continue;
         }
-        bxi_poke(job);              /* replies may lie there that nobody had to read */
+        bxi_poke(job->run);              /* replies may lie there that nobody had to read */
         rc = submit_once(job, plan, call);
         if (rc != -EAGAIN)
             return rc;
@@ -351,7 +348,7 @@ static int call_and_wait(struct bx_job *job, struct request_plan *plan, struct b
     struct bxi_waiter waiter = { .ready = call_ready, .object = &call.future,
                                  .deadline_ns = plan->deadline_ns, .shown = bxi_future_shown(&call.future) };
 
-    rc = bxi_wait(job, &waiter);
+    rc = bxi_wait(job->run, &waiter);
     if (rc < 0) {
         if (bxi_call_give_up(job, &call)) {
             bxi_trace_waited(&call, plan->peer, rc);

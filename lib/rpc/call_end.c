@@ -144,7 +144,7 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
     bxi_unlock(&job->run->lock);
 
     if (was_full)
-        bxi_wake(job, peer);
+        bxi_wake(job->run, peer);
     bxi_trace_reply_of(job, call);
     if (call == NULL) {
         bxi_loan_release(loan);
@@ -185,8 +185,9 @@ static void send_cancel(struct bx_job *job, struct bxi_peer *peer, uint16_t slot
 
 /* The earliest deadline of a peer's calls may have come. Calls that ended meanwhile left the timer as it
  * was: looking at all slots once per such time is cheaper than moving a timer with every call. */
-void bxi_calls_due(struct bx_job *job, struct bxi_timer *timer)
+void bxi_calls_due(void *context, struct bxi_timer *timer)
 {
+    struct bx_job *job = context;
     struct bxi_peer *peer = (struct bxi_peer *)(void *)((char *)timer - offsetof(struct bxi_peer, timer));
     uint64_t now_ns = bxi_now_ns(), next_ns = BX_FOREVER;
 
@@ -207,7 +208,7 @@ void bxi_calls_due(struct bx_job *job, struct bxi_timer *timer)
         }
     }
     if (next_ns != BX_FOREVER)
-        bxi_timer_set(&job->run->timers, timer, next_ns);    /* there was room for it a moment ago */
+        bxi_timer_set(job->run, timer, next_ns);    /* there was room for it a moment ago */
 }
 
 static void complete_list(struct bx_job *job, struct bxi_call *list, int code)
@@ -272,7 +273,7 @@ static int cancel_call(struct bxi_call *call)
     bxi_unlock(&job->run->lock);
     if (!mine)
         return bx_fail(-EALREADY, "the call is done already");
-    if (!bxi_is_driving(job))
+    if (!bxi_is_driving(job->run))
         bxi_bells_flush(job);
     complete(call, BX_E_CANCELLED, bxi_text("the call to worker '%s' was cancelled", peer->name), NULL);
     return 0;
@@ -320,5 +321,5 @@ void bxi_calls_fail(struct bx_job *job, struct bxi_peer *peer, int code, uint64_
     }
     bxi_unlock(&job->run->lock);
     complete_list(job, list, code);
-    bxi_wake(job, peer);
+    bxi_wake(job->run, peer);
 }

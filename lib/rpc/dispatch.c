@@ -145,7 +145,8 @@ static int wait_for_device(struct bx_job *job, struct bxi_peer *peer, const stru
     return rc == -EAGAIN && peer->draining ? 0 : rc;        /* what is not mapped yet of the dead is not waited for */
 }
 
-int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload, uint32_t payload_bytes)
+int bxi_dispatch(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, const void *payload,
+                 uint32_t payload_bytes)
 {
     const unsigned char *body = (const unsigned char *)payload + sizeof(struct bxi_frame);
     size_t body_bytes = payload_bytes - sizeof(struct bxi_frame);
@@ -165,7 +166,7 @@ int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload,
         if (bxi_truncated(peer))
             return BX_E_CORRUPT;
         /* Before the handler runs: its reply then says that this request has been read. */
-        bxi_frame_taken(job, peer, payload_bytes);
+        bxi_frame_taken(role, job, peer, payload_bytes);
         rc = handle_request(job, peer, &head, body_bytes);
         bxi_loan_drop_held(peer->lend);       /* if it was not asked for: refused, or changed meanwhile */
         return rc;
@@ -178,7 +179,7 @@ int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload,
     default:
         return BX_E_CORRUPT;
     }
-    bxi_frame_taken(job, peer, payload_bytes);
+    bxi_frame_taken(role, job, peer, payload_bytes);
     bxi_loan_drop_held(peer->lend);
     return rc;
 }

@@ -248,13 +248,13 @@ bool bxi_future_complete(struct bx_future *future, int code, char *text, struct 
 
     if (stack != NULL) {
         if (future->is_call)
-            bxi_less_eager(job);
+            bxi_less_eager(job->run);
         run_callbacks(future, in_order(stack));
     }
     if (gather != NULL)
         bxi_gather_end(gather);     /* the completer has a reference to a future that is no call */
     if (job != NULL)
-        bxi_wake(job, future);
+        bxi_wake(job->run, future);
     return true;
 }
 
@@ -298,7 +298,7 @@ bool bx_future_done(const struct bx_future *future)
         return true;
     /* Who asks again and again must see it happen, though nobody waits. */
     if (future->job != NULL)
-        bxi_poke(future->job);
+        bxi_poke(future->job->run);
     bxi_out(0);
     return bxi_future_is_done(future);
 }
@@ -341,7 +341,7 @@ int bx_future_wait(struct bx_future *future, uint64_t timeout_ns)
         int rc = bxi_job_check(future->job);
 
         if (rc == 0)
-            rc = bxi_out(bxi_wait(future->job, &waiter));
+            rc = bxi_out(bxi_wait(future->job->run, &waiter));
         if (rc == BX_E_TIMEOUT)
             return bx_fail(rc, "the future was not done within %.3f s", (double)timeout_ns / 1e9);
         if (rc == BX_E_WOULD_DEADLOCK)
@@ -363,7 +363,7 @@ void bxi_callback_add(struct bx_future *future, struct bxi_callback *callback)
     bool first = future->is_call && head == NULL;
 
     if (first)
-        bxi_more_eager(job);
+        bxi_more_eager(job->run);
     do {
         if (head == BXI_DONE) {
             callback->next = NULL;
@@ -375,7 +375,7 @@ void bxi_callback_add(struct bx_future *future, struct bxi_callback *callback)
          * completer reads the callback's fields. */
     } while (!bxi_cas(&future->callbacks, &head, callback));
     if (first && head != NULL)
-        bxi_less_eager(job);        /* somebody else's was the first, or it is done */
+        bxi_less_eager(job->run);        /* somebody else's was the first, or it is done */
 }
 
 /* Takes the callback out of a stack, and puts the others before those of `older`. */
@@ -430,7 +430,7 @@ bool bxi_callback_remove(struct bx_future *future, struct bxi_callback *callback
     }
     bxi_unlock(&sifting);
     for (; future->is_call && taken > 0; taken--)
-        bxi_less_eager(future->job);
+        bxi_less_eager(future->job->run);
     if (kept != NULL)
         run_callbacks(future, in_order(kept));
     return found;

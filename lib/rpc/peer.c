@@ -60,7 +60,7 @@ int bxi_peer_suspect(struct bx_job *job, struct bxi_peer *peer, const char *what
     uint32_t none = 0;
 
     bxi_cas(&peer->death_seen, &none, BXI_PEER_CORRUPT);
-    bxi_event(job, BXI_EVENT_DEATH);
+    bxi_event(job->run, BXI_EVENT_DEATH);
     return bx_fail(BX_E_CORRUPT, "worker '%s' (rank %d) was cut off: %s", peer->name, peer->rank, what);
 }
 
@@ -73,7 +73,7 @@ static void suspect(struct bx_job *job, int rank, const char *what)
 static void ring(struct bx_job *job, int rank)
 {
     if (rank == job->rank) {
-        bxi_event(job, BXI_EVENT_SCAN);
+        bxi_event(job->run, BXI_EVENT_SCAN);
         return;
     }
     bxi_lock(&job->run->lock);
@@ -167,7 +167,7 @@ int bxi_peer_open_out(struct bx_job *job, struct bxi_peer *peer)
     bxi_store_release(&pair->open, 1);
     BXI_STEP("open.word");
     if (self)
-        bxi_event(job, BXI_EVENT_SCAN);
+        bxi_event(job->run, BXI_EVENT_SCAN);
     else
         bxi_bell_ring(peer->bell.fd[0]);
     BXI_STEP("open.rung");
@@ -267,8 +267,8 @@ static int enqueue(struct bx_job *job, struct bxi_peer *peer, const struct bxi_o
  * role asks before it sleeps or leaves; another thread asks now, for the holder may sleep, or there may be none. */
 static void ask_for_room(struct bx_job *job, struct bxi_peer *peer, uint64_t payload_bytes)
 {
-    if (!bxi_is_driving(job) && bxi_ring_want(&peer->out, payload_bytes))
-        bxi_event(job, BXI_EVENT_SCAN);         /* room came meanwhile, so no bell will */
+    if (!bxi_is_driving(job->run) && bxi_ring_want(&peer->out, payload_bytes))
+        bxi_event(job->run, BXI_EVENT_SCAN);         /* room came meanwhile, so no bell will */
 }
 
 static int send_or_queue(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
@@ -369,7 +369,7 @@ static void end_starvation(struct bx_job *job, struct bxi_peer *peer)
 }
 
 /* One starved peer; true if a frame moved or a one-way caller may try again. */
-static bool look_starved(struct bx_job *job, struct bxi_peer *peer, bool before_sleep)
+static bool move_queue(struct bx_job *job, struct bxi_peer *peer, bool before_sleep)
 {
     bool moved = bxi_peer_flush_queue(job, peer);
     uint64_t wanted = peer->queue_head != NULL ? peer->queue_head->payload_bytes : peer->wanted_bytes;
@@ -394,7 +394,7 @@ static bool look_starved(struct bx_job *job, struct bxi_peer *peer, bool before_
     return moved;
 }
 
-static bool look_all_starved(struct bx_job *job, bool before_sleep)
+bool bxi_queues_move_any(struct bx_job *job, bool before_sleep)
 {
     bool moved = false;
     bool woken[BXI_WORLD_MAX] = { false };
@@ -404,21 +404,13 @@ static bool look_all_starved(struct bx_job *job, bool before_sleep)
         struct bxi_peer *peer = &job->rpc->peers[rank];
 
         if (has_bit(job->rpc->starved, peer))
-            moved |= woken[rank] = look_starved(job, peer, before_sleep);
+            moved |= woken[rank] = move_queue(job, peer, before_sleep);
     }
     bxi_unlock(&job->run->lock);
     for (int rank = 0; moved && rank < job->world_size; rank++)
         if (woken[rank])
-            bxi_wake(job, &job->rpc->peers[rank]);
+            bxi_wake(job->run, &job->rpc->peers[rank]);
     return moved;
-}
-
-bool bxi_starved_look(struct bx_job *job, bool before_sleep)
-{
-    bool moved = any_bit(job->rpc->starved) && look_all_starved(job, before_sleep);
-
-    /* [lease.waiters] sequentially consistent, pairs with the addition in bxi_grants_want. */
-    return (bxi_load_seq_cst(&job->lend->lease_waiters) != 0 && bxi_grants_reclaim(job) > 0) || moved;
 }
 
 int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consumed)
@@ -474,6 +466,17 @@ void bxi_bells_flush(struct bx_job *job)
     }
     bxi_store_relaxed(&job->rpc->bells_urgent, 0);
     bxi_unlock(&job->run->lock);
+}
+
+void bxi_bells_pass(struct bx_job *job)
+{
+    const struct bxi_run *run = job->run;
+
+    /* Relaxed: this thread's own frames are in it; another thread flushes its own. */
+    if (any_bit(job->rpc->bells_due) &&
+        (bxi_load_relaxed(&job->rpc->bells_urgent) != 0 || run->spin_ns == 0 ||
+         bxi_load_relaxed(&run->pass) - bxi_load_relaxed(&job->rpc->bells_pass) >= BXI_DEFER_PASSES))
+        bxi_bells_flush(job);
 }
 
 void bxi_ring_all(struct bx_job *job)

@@ -66,6 +66,7 @@ static void *run_thread(void *argument)
     struct bxi_pool *pool = &job->rpc->pool;
 
     pool_job = job;
+    bxi_report_waits(true);
     bxi_cancel_off();               /* a handler may switch it on, and is stopped if it is cancelled */
     bxi_trace_thread("pool");
     pthread_mutex_lock(&pool->lock);
@@ -176,10 +177,12 @@ static int enqueue(struct bx_job *job, struct bxi_task *task)
 
 /* ---- does the queue move? --------------------------------------------------------------------------- */
 
-static void look_due(struct bx_job *job, struct bxi_timer *timer)
+static void look_due(void *context, struct bxi_timer *timer)
 {
+    struct bx_job *job = context;
+
     (void)timer;
-    bxi_event(job, BXI_EVENT_POOL);
+    bxi_event(job->run, BXI_EVENT_POOL);
 }
 
 static void watch_queue(struct bx_job *job)
@@ -188,8 +191,7 @@ static void watch_queue(struct bx_job *job)
 
     bxi_lock(&job->run->lock);
     job->rpc->pool.timer.fire = look_due;
-    if (bxi_timer_set(&job->run->timers, &job->rpc->pool.timer, at_ns) == 0)
-        bxi_timer_added(job);           /* else there is no memory for the timer: nobody is told */
+    bxi_timer_set(job->run, &job->rpc->pool.timer, at_ns);     /* -ENOMEM: nobody is told that the queue stands still */
     bxi_unlock(&job->run->lock);
 }
 

@@ -270,6 +270,16 @@ static inline struct bxi_wait_shown bxi_future_shown(const struct bx_future *fut
     return (struct bxi_wait_shown){ .reason = BXI_FOR_CALL, .to = (int16_t)call->peer->rank, .id = call->id };
 }
 
+/* ---- Events -------------------------------------------------------------------------------------- */
+
+/* The bits that bxi_rpc_source owns, with BXI_EVENT_SCAN (open words, states, refusals of all peers). A pass handles
+ * them from the lowest up: batches after BXI_EVENT_TIMER (4), because a body may take long. */
+enum bxi_event {
+    BXI_EVENT_DEATH = 2,        /* death_seen of all peers */
+    BXI_EVENT_BATCH = 8,        /* members changed, or a batch is due */
+    BXI_EVENT_POOL = 16,        /* does the pool's queue move? */
+};
+
 /* ---- The part of the job --------------------------------------------------------------------------- */
 
 struct bxi_rpc {
@@ -359,7 +369,14 @@ int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out
 bool bxi_peer_flush_queue(struct bx_job *job, struct bxi_peer *peer);
 /* What waits for room in full rings moves on; takes the lock. before_sleep: asks their consumers to ring
  * first. True if anything moved. */
-bool bxi_starved_look(struct bx_job *job, bool before_sleep);
+bool bxi_queues_move_any(struct bx_job *job, bool before_sleep);
+static inline bool bxi_queues_move(struct bx_job *job, bool before_sleep)
+{
+    /* Relaxed: set under the lock; a thread that sets one asks for room, or the holder of the role does. */
+    return (bxi_load_relaxed(&job->rpc->starved[0]) | bxi_load_relaxed(&job->rpc->starved[1])) != 0 &&
+           bxi_queues_move_any(job, before_sleep);
+}
+void bxi_bells_pass(struct bx_job *job);        /* role, after a pass: flushes if the bells were deferred long enough */
 void bxi_bells_flush(struct bx_job *job);       /* takes the lock; fence, look, ring where due */
 void bxi_bell_now(struct bx_job *job, struct bxi_peer *peer);     /* the same for one peer; lock */
 /* The peer says how far it has read: takes the credit, and drops the bell that is due if that covers it.
@@ -381,7 +398,7 @@ void bxi_calls_fail(struct bx_job *job, struct bxi_peer *peer, int code, uint64_
 char *bxi_peer_text(const struct bx_job *job, const struct bxi_peer *peer, int code);  /* malloc'ed */
 void bxi_calls_expire(struct bx_job *job);      /* completes what timers took out; without the lock */
 void bxi_slot_free(struct bxi_peer *peer, uint16_t index);                      /* lock */
-void bxi_calls_due(struct bx_job *job, struct bxi_timer *timer);                /* a peer's timer fires; lock */
+void bxi_calls_due(void *context, struct bxi_timer *timer);                /* a peer's timer fires; lock */
 /* A synchronous caller gives up. True if the call was still its own; else another thread is completing it. */
 bool bxi_call_give_up(struct bx_job *job, struct bxi_call *call);
 
@@ -421,7 +438,8 @@ static inline void bxi_now_hide(const struct bx_request *request)
 /* ---- dispatch.c (role) --------------------------------------------------------------------------- */
 /* Handles one frame of peer, which still lies in its ring. 0; -EAGAIN: not yet, its device memory is being mapped;
  * or BX_E_CORRUPT: it must be cut off. */
-int bxi_dispatch(struct bx_job *job, struct bxi_peer *peer, const void *payload, uint32_t payload_bytes);
+int bxi_dispatch(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, const void *payload,
+                 uint32_t payload_bytes);
 
 /* ---- answer.c -------------------------------------------------------------------------------------------- */
 /* Answers a request: code 0 with a value, or an error with a text. Takes the lock. */
@@ -478,18 +496,25 @@ bool bxi_pool_owns_thread(const struct bx_job *job);       /* this thread is one
 void bxi_pool_stop(struct bx_job *job);
 void bxi_pool_look(struct bx_job *job);         /* role: says so if the queue has not moved for a second */
 
+/* ---- source.c ------------------------------------------------------------------------------------ */
+extern const struct bxi_source_ops bxi_rpc_source;         /* rings, full queues, bells, leases; the rest by events */
+
 /* ---- watch.c: what happens to peers ---------------------------------------------------------------- */
-void bxi_look_events(struct bx_job *job);       /* role */
-void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_state state);     /* role */
-/* Handles up to `most` frames of a peer, fewer when the waiter is ready. How many. Role. */
-int bxi_read_ring(struct bx_job *job, struct bxi_peer *peer, struct bxi_waiter *waiter, int most);
-/* The frame has been copied out of the ring. Role. */
-void bxi_frame_taken(struct bx_job *job, struct bxi_peer *peer, uint32_t payload_bytes);
+void bxi_scan(const struct bxi_role *role, struct bx_job *job);            /* open words, states, refusals of all */
+void bxi_deaths_close(const struct bxi_role *role, struct bx_job *job);    /* peers whose death was seen */
+/* After a sleep that nobody ended: counts frames that lie unread for the second time and that no bell announced. */
+void bxi_rings_watchdog(const struct bxi_role *role, struct bx_job *job);
+void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer,
+                    enum bxi_peer_state state);
+/* Handles up to `most` frames of a peer, fewer when the waiter is ready. How many. */
+int bxi_read_ring(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, struct bxi_waiter *waiter,
+                  int most);
+/* The frame has been copied out of the ring. */
+void bxi_frame_taken(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, uint32_t payload_bytes);
 /* After credit was published: rings the producers that wait for it. Role. */
 void bxi_wanted_look(struct bx_job *job);
-/* Once a second, after a sleep that nobody ended: true if frames lay there that no bell announced. Role. */
-bool bxi_watchdog(struct bx_job *job);
-void bxi_frames_unread(struct bx_job *job);     /* gives back what unread frames lend; progress has stopped */
+/* Gives back what unread frames lend; progress has stopped. */
+void bxi_frames_unread(const struct bxi_role *role, struct bx_job *job);
 void bxi_quiet_changed(struct bx_job *job);     /* a call ended or a request was answered */
 
 /* Did the peer's segment shrink under our feet, so that what was just copied may be zeroes? */

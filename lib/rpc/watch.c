@@ -17,8 +17,10 @@
 
 /* ---- reading ----------------------------------------------------------------------------------- */
 
-void bxi_frame_taken(struct bx_job *job, struct bxi_peer *peer, uint32_t payload_bytes)
+void bxi_frame_taken(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, uint32_t payload_bytes)
 {
+    (void)role;
+
     struct bxi_pair_counters *counters = &bxi_tables(job->control)->pair_counters[peer->rank];
     bool published = bxi_ring_advance(&peer->in, payload_bytes);
 
@@ -62,7 +64,8 @@ static void ring_overdue(struct bx_job *job)
         bxi_bells_flush(job);
 }
 
-int bxi_read_ring(struct bx_job *job, struct bxi_peer *peer, struct bxi_waiter *waiter, int most)
+int bxi_read_ring(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, struct bxi_waiter *waiter,
+                  int most)
 {
     int handled = 0;
 
@@ -76,13 +79,13 @@ int bxi_read_ring(struct bx_job *job, struct bxi_peer *peer, struct bxi_waiter *
         if (rc == 0)
             break;
         if (rc > 0)
-            rc = bxi_dispatch(job, peer, payload, payload_bytes);
+            rc = bxi_dispatch(role, job, peer, payload, payload_bytes);
         if (rc == -EAGAIN)
             break;
         handled++;
         ring_overdue(job);
         if (rc < 0) {
-            bxi_peer_close(job, peer, BXI_PEER_CORRUPT);
+            bxi_peer_close(role, job, peer, BXI_PEER_CORRUPT);
             break;
         }
         if (waiter != NULL && waiter->ready(waiter))
@@ -92,7 +95,7 @@ int bxi_read_ring(struct bx_job *job, struct bxi_peer *peer, struct bxi_waiter *
     if (handled == 0 && peer->in_open &&
         (bxi_load_relaxed(&peer->view.truncated) != 0 ||
          (peer->lend->arena != NULL && bxi_load_relaxed(&peer->lend->arena->truncated) != 0)))
-        bxi_peer_close(job, peer, BXI_PEER_CORRUPT);
+        bxi_peer_close(role, job, peer, BXI_PEER_CORRUPT);
     return handled;
 }
 
@@ -125,12 +128,12 @@ static void close_in(struct bx_job *job, struct bxi_peer *peer)
 
 /* ---- the end of a peer ------------------------------------------------------------------------- */
 
-static void drain(struct bx_job *job, struct bxi_peer *peer)
+static void drain(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer)
 {
     /* A full ring holds 2048 frames at most; the bound is for a peer whose memory still changes. */
     peer->draining = true;
     for (int frames = 0; frames < 4096 && peer->in_open; frames++)
-        if (bxi_read_ring(job, peer, NULL, 1) == 0)
+        if (bxi_read_ring(role, job, peer, NULL, 1) == 0)
             break;
 }
 
@@ -175,7 +178,8 @@ static int call_on_death(void *context)
     return 0;
 }
 
-void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_state state)
+void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer,
+                    enum bxi_peer_state state)
 {
     static const int codes[] = { [BXI_PEER_DEAD] = BX_E_PEER_DEAD, [BXI_PEER_LEFT] = BX_E_SHUTDOWN,
                                  [BXI_PEER_CORRUPT] = BX_E_CORRUPT };
@@ -183,7 +187,7 @@ void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_sta
     if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
         return;
     if (state != BXI_PEER_CORRUPT && !peer->draining) {
-        drain(job, peer);
+        drain(role, job, peer);
         if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
             return;                 /* its last frames were nonsense */
     }
@@ -215,13 +219,21 @@ void bxi_peer_close(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_sta
         bxi_call_user(call_on_death, &(struct death){ job, peer->rank });
         bxi_no_wait_leave();
     }
-    bxi_wake(job, &job->rpc->leavers);
+    bxi_wake(job->run, &job->rpc->leavers);
+}
+
+void bxi_quiet_changed(struct bx_job *job)
+{
+    /* [quiet] sequentially consistent, pairs with the count in wait_quiet. */
+    if (bxi_load_seq_cst(&job->rpc->quiet_waited) != 0)
+        bxi_wake(job->run, &job->rpc->quiet_waited);
 }
 
 /* ---- the end of the job ------------------------------------------------------------------------ */
 
-void bxi_frames_unread(struct bx_job *job)
+void bxi_frames_unread(const struct bxi_role *role, struct bx_job *job)
 {
+    (void)role;
     for (int i = 0; i < (int)bxi_load_relaxed(&job->rpc->in_count); i++) {
         struct bxi_peer *peer = job->rpc->in_peers[i];
         struct { struct bxi_frame frame; struct bxi_lease_head lease; } head;
@@ -256,7 +268,7 @@ static void look_open(struct bx_job *job, struct bxi_peer *peer)
     open_in(job, peer, self ? peer->loop : bxi_segment_view_ring(&peer->view, job->rank), &pair->want_credit);
 }
 
-static void look_state(struct bx_job *job, struct bxi_peer *peer)
+static void look_state(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer)
 {
     /* [state] acquire, pairs with the releases in bx_job_start and shutdown.c. */
     uint32_t state = bxi_load_acquire((bxi_a32 *)&peer->view.control->header.state);
@@ -265,7 +277,7 @@ static void look_state(struct bx_job *job, struct bxi_peer *peer)
     if (state == before)
         return;
     if (state < before || state < BXI_STARTING || state > BXI_LEFT) {
-        bxi_peer_close(job, peer, BXI_PEER_CORRUPT);
+        bxi_peer_close(role, job, peer, BXI_PEER_CORRUPT);
         return;
     }
     /* Sequentially consistent, as in count_gone. */
@@ -275,9 +287,9 @@ static void look_state(struct bx_job *job, struct bxi_peer *peer)
         bxi_add_seq_cst(&job->rpc->quiet, 1);
     peer->state_word = state;
     if (state == BXI_LEFT)
-        bxi_peer_close(job, peer, BXI_PEER_LEFT);
+        bxi_peer_close(role, job, peer, BXI_PEER_LEFT);
     else
-        bxi_wake(job, &job->rpc->leavers);
+        bxi_wake(job->run, &job->rpc->leavers);
 }
 
 static void look_refused(struct bx_job *job, struct bxi_peer *peer)
@@ -293,7 +305,7 @@ static void look_refused(struct bx_job *job, struct bxi_peer *peer)
     bxi_grants_refused(job, peer->lend, through);
 }
 
-static void scan(struct bx_job *job)
+void bxi_scan(const struct bxi_role *role, struct bx_job *job)
 {
     for (int rank = 0; rank < job->world_size; rank++) {
         struct bxi_peer *peer = &job->rpc->peers[rank];
@@ -304,11 +316,11 @@ static void scan(struct bx_job *job)
         if (rank == job->rank)
             continue;
         look_refused(job, peer);
-        look_state(job, peer);
+        look_state(role, job, peer);
     }
 }
 
-static void look_deaths(struct bx_job *job)
+void bxi_deaths_close(const struct bxi_role *role, struct bx_job *job)
 {
     for (int rank = 0; rank < job->world_size; rank++) {
         struct bxi_peer *peer = &job->rpc->peers[rank];
@@ -331,28 +343,10 @@ static void look_deaths(struct bx_job *job)
         }
         if (seen == BXI_PEER_DEAD && rank != job->rank) {
             look_open(job, peer);   /* what it published before it died counts */
-            look_state(job, peer);  /* it may have left before it exited */
+            look_state(role, job, peer);  /* it may have left before it exited */
         }
-        bxi_peer_close(job, peer, (enum bxi_peer_state)seen);
+        bxi_peer_close(role, job, peer, (enum bxi_peer_state)seen);
     }
-}
-
-void bxi_look_events(struct bx_job *job)
-{
-    /* [events] takes them all; one that is set after this is looked at in the next pass. */
-    uint32_t events = atomic_exchange(&job->run->events, 0);
-
-    if (events & BXI_EVENT_SCAN)
-        scan(job);
-    if (events & BXI_EVENT_DEATH)
-        look_deaths(job);
-    if (events & BXI_EVENT_TIMER)
-        bxi_timers_look(job);
-    /* After the timers: a body may take long. */
-    if (events & BXI_EVENT_BATCH)
-        bxi_batches_look(job);
-    if (events & BXI_EVENT_POOL)
-        bxi_pool_look(job);
 }
 
 /* ---- the watchdog ------------------------------------------------------------------------------ */
@@ -383,12 +377,9 @@ static bool bell_was_owed(struct bx_job *job, struct bxi_peer *peer)
            (bxi_load_seq_cst(&job->run->eager) != 0 || *(const uint8_t *)payload != BXI_REPLY);
 }
 
-bool bxi_watchdog(struct bx_job *job)
+void bxi_rings_watchdog(const struct bxi_role *role, struct bx_job *job)
 {
-    bool found = bxi_load_seq_cst(&job->lend->lease_waiters) != 0 && bxi_grants_reclaim(job) > 0;
-
-    bxi_devices_poll(job);
-
+    (void)role;
     for (int i = 0; i < (int)bxi_load_relaxed(&job->rpc->in_count); i++) {
         struct bxi_peer *peer = job->rpc->in_peers[i];
         uint64_t mark = peer->in.read_pos + 1;
@@ -401,8 +392,6 @@ bool bxi_watchdog(struct bx_job *job)
             bxi_counter_add(job, BXI_C_rescued, 1);
             bxi_log(0, "a frame of worker '%s' lay unread and no bell was rung", peer->name);
             peer->rescue_pos = 0;
-            found = true;
         }
     }
-    return found;
 }

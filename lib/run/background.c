@@ -1,207 +1,157 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The background thread, which drives the worker while no thread of the program waits, watches the pids
- * of the peers, and fires deadlines; and one's own loop, which does the same from the program's loop
- * through one descriptor. progress.c has the protocol of the role.
+ * The background thread, which drives the worker while no thread of the program waits, watches the descriptors of
+ * bxi_run_watch, and fires deadlines; and the program's own loop, which does the same through one descriptor.
+ * progress.c has the protocol of the role.
  *
- * The background thread sleeps on its eventfd and all peers' pidfds. It is rung for frames while the bell
- * is armed for it, and always for rings that open, states and refusals. If somebody else drives when it
+ * The background thread sleeps on its eventfd and the watched descriptors. It is rung for frames while the bell
+ * is armed for it, and always for rings that open, states and refusals. If another thread drives when it
  * wakes, it passes on what it learnt and sleeps again. Where it ends in a handler of the program, another one takes
  * its place.
  */
-#include "run.h"
+#include "drive.h"
 
-#include "rpc/rpc.h"
-
+#include "base/usercall.h"
 #include "shm/cancel.h"
-#include "observe/trace.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <linux/futex.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-/* ---- what the descriptors say ------------------------------------------------------------------ */
+/* ---- descriptors -------------------------------------------------------------------------------- */
 
-/* For a thread that tries the role next: no bell. [events] as in bxi_event. */
-static void note_event(struct bx_job *job, uint32_t bits)
+void bxi_run_watch(struct bxi_run *run, int fd, uint64_t token)
 {
-    atomic_fetch_or(&job->run->events, bits);
+    assert(run->watched_count < BXI_SLEEPER_FDS - 2 && token < BXI_TOKEN_BELL);
+    run->watched[run->watched_count++] = (struct bxi_watched){ fd, token };
 }
 
-static void see_death(struct bx_job *job, uint64_t rank)
+/* One of the watched descriptors is readable, and this thread watches it no more. */
+static void tell_host(struct bxi_run *run, uint64_t token)
 {
-    /* Over a suspicion too: a worker that was cut off leaves its name behind when it dies. */
-    bxi_exchange(&job->rpc->peers[rank].death_seen, BXI_PEER_DEAD);
-    note_event(job, BXI_EVENT_DEATH);
+    if (run->host->readable != NULL)
+        run->host->readable(run->context, token);
 }
 
-/* own_loop: what the loop's descriptor stands for. */
-void bxi_look_loop(struct bx_job *job)
+static void forget_in_loop(struct bxi_run *run, uint64_t token)
+{
+    for (int i = 0; i < run->watched_count; i++)
+        if (run->watched[i].token == token)
+            epoll_ctl(run->loop_fd, EPOLL_CTL_DEL, run->watched[i].fd, NULL);
+}
+
+void bxi_read_loop(struct bxi_run *run)
 {
     struct epoll_event events[BXI_SLEEPER_FDS];
     /* By syscall, which is no cancellation point. */
-    int count = (int)syscall(SYS_epoll_pwait, job->run->loop_fd, events, BXI_SLEEPER_FDS, 0, NULL, 0);
+    int count = (int)syscall(SYS_epoll_pwait, run->loop_fd, events, BXI_SLEEPER_FDS, 0, NULL, 0);
 
     for (int i = 0; i < count; i++) {
         uint64_t token = events[i].data.u64;
 
         if (token == BXI_TOKEN_BELL) {
-            bxi_bell_drain(job->run->bell_fd[0]);
-            note_event(job, BXI_EVENT_SCAN);
+            bxi_bell_drain(run->bell_fd[0]);
+            bxi_note(run, BXI_EVENT_SCAN);
         } else if (token == BXI_TOKEN_TIMER) {
-            bxi_bell_drain(job->run->timer_fd);
-            note_event(job, BXI_EVENT_TIMER);
+            bxi_bell_drain(run->timer_fd);
+            bxi_note(run, BXI_EVENT_TIMER);
         } else {
-            epoll_ctl(job->run->loop_fd, EPOLL_CTL_DEL, job->rpc->peers[token].pidfd, NULL);
-            see_death(job, token);
+            forget_in_loop(run, token);
+            tell_host(run, token);
         }
     }
-}
-
-/* ---- sleepers ---------------------------------------------------------------------------------- */
-
-static int make_kind(enum bxi_sleeper_kind kind, const struct bxi_watched *watched, int count,
-                     struct bxi_sleeper **sleeper)
-{
-    int rc = bxi_sleeper_create(kind, sleeper);
-
-    for (int i = 0; rc == 0 && i < count; i++) {
-        rc = bxi_sleeper_watch(*sleeper, watched[i].fd, watched[i].token);
-        if (rc < 0) {
-            bxi_sleeper_destroy(*sleeper);
-            *sleeper = NULL;
-        }
-    }
-    return rc;
-}
-
-int bxi_make_sleeper(const struct bx_job *job, const struct bxi_watched *watched, int count,
-                     struct bxi_sleeper **sleeper)
-{
-    int rc = make_kind(job->run->sleeper_kind, watched, count, sleeper);
-
-    if (rc < 0)
-        rc = make_kind(BXI_SLEEPER_EPOLL, watched, count, sleeper);
-    if (rc < 0)
-        rc = make_kind(BXI_SLEEPER_POLL, watched, count, sleeper);
-    return rc;
-}
-
-static const char *name_of(enum bxi_sleeper_kind kind)
-{
-    return kind == BXI_SLEEPER_URING ? "io_uring" : kind == BXI_SLEEPER_EPOLL ? "epoll" : "poll(2)";
-}
-
-int bxi_sleep(struct bx_job *job, struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t *tokens, int most,
-              bool *failed)
-{
-    enum bxi_sleeper_kind before = bxi_sleeper_kind(sleeper);
-    int count = bxi_sleeper_wait(sleeper, timeout_ns, tokens, most);
-    enum bxi_sleeper_kind after = bxi_sleeper_kind(sleeper);
-
-    bxi_count_wait(job, after);
-    if (after != before)
-        bxi_log(1, "a thread of worker '%s' sleeps with %s from now on: %s has failed", job->name, name_of(after),
-                name_of(before));
-    if (count < 0 && !*failed)
-        bxi_log(0, "a thread of worker '%s' cannot sleep until a doorbell rings (%s), and looks every 10 ms "
-                   "instead", job->name, bx_strerror(count));
-    *failed |= count < 0;
-    return count;
 }
 
 /* ---- the background thread --------------------------------------------------------------------- */
 
-static void drive_background(struct bx_job *job)
+static void drive_background(const struct bxi_role *role)
 {
+    struct bxi_run *run = bxi_run_of(role);
     struct bxi_spin spin = { 0 };
 
     for (;;) {
-        if (bxi_pass(job, NULL) > 0) {
-            bxi_spin_paid(job, &spin);
+        if (bxi_pass(role, NULL) > 0) {
+            bxi_spin_hit(role, &spin);
             if (bxi_leaving == NULL)
                 continue;
-            bxi_leave_role(job, true);
+            bxi_leave_role(role, true);
             return;
         }
-        /* Somebody waits for this role: its thread is the one that should see the reply. */
-        if (bxi_load_relaxed(&job->run->followers) == 0 && bxi_load_relaxed(&job->run->stop) == 0 &&
-            bxi_spin_on(job, &spin, NULL))
+        /* A thread waits for this role: it is the one that should see the reply. */
+        if (bxi_load_relaxed(&run->followers) == 0 && bxi_load_relaxed(&run->stop) == 0 &&
+            bxi_spin_on(role, &spin, NULL))
             continue;
-        bxi_publish_credits(job);
-        if (bxi_fire_timers(job, bxi_now_ns()) || bxi_starved_look(job, true))
+        if (bxi_before_sleep(role, run->system->now_ns()))
             continue;
-        if (bxi_leave_role(job, false))
+        if (bxi_leave_role(role, false))
             return;
     }
 }
 
-/* Sleeps until the bell, a death or the next timer. How long, if something happened; else 0. */
-static uint64_t sleep_in_background(struct bx_job *job, struct bxi_sleeper *sleeper, bool *failed)
+/* Sleeps until the bell, a watched descriptor or the next deadline. How long, if something happened; else 0. */
+static uint64_t sleep_in_background(struct bxi_run *run, struct bxi_sleeper *sleeper, bool *failed)
 {
+    const struct bxi_sleep sleep = { sleeper, BXI_SLEEPS_BACKGROUND, failed };
     uint64_t tokens[BXI_SLEEPER_FDS];
-    uint64_t until_ns, now_ns, traced_ns, timeout_ns = BX_FOREVER;
+    uint64_t until_ns, now_ns, timeout_ns = BX_FOREVER;
     int count;
 
-    bxi_trace_sleeps(job);
-    now_ns = bxi_now_ns();
-    until_ns = bxi_until_when(job, now_ns);
-    if (bxi_load_relaxed(&job->rpc->in_count) > 0)
-        until_ns = bxi_least(until_ns, now_ns + BXI_WATCHDOG_NS);
+    if (run->host->before_sleep != NULL)
+        run->host->before_sleep(run->context);
+    now_ns = run->system->now_ns();
+    until_ns = bxi_least(bxi_until_when(run, now_ns), bxi_next_deadline_ns(run, now_ns));
     if (until_ns != BX_FOREVER)
         timeout_ns = until_ns > now_ns ? until_ns - now_ns : 0;
-    traced_ns = bxi_trace_sleep(job, BXI_SLEEPS_BACKGROUND);
-    count = bxi_sleep(job, sleeper, timeout_ns, tokens, BXI_SLEEPER_FDS, failed);
-    bxi_trace_woke(job, BXI_SLEEPS_BACKGROUND, bxi_trace_by_kind(bxi_sleeper_kind(sleeper)), count > 0, traced_ns);
+    count = bxi_sleep(run, &sleep, timeout_ns, tokens);
     if (count < 0)
-        note_event(job, BXI_EVENT_SCAN);
+        bxi_note(run, BXI_EVENT_SCAN);
     if (count == 0)
-        bxi_count_late_timer(job, until_ns, job->run->bell_fd[0]);
+        bxi_count_late(run, until_ns, run->bell_fd[0], NULL);
     for (int i = 0; i < count; i++) {
         if (tokens[i] == BXI_TOKEN_BELL) {
-            bxi_bell_drain(job->run->bell_fd[0]);
-            note_event(job, BXI_EVENT_SCAN);
+            bxi_bell_drain(run->bell_fd[0]);
+            bxi_note(run, BXI_EVENT_SCAN);
         } else {
-            bxi_sleeper_forget(sleeper, tokens[i]);
-            see_death(job, tokens[i]);
+            run->system->forget(sleeper, tokens[i]);
+            tell_host(run, tokens[i]);
         }
     }
-    return count > 0 ? bxi_now_ns() - now_ns + 1 : 0;
+    return count > 0 ? run->system->now_ns() - now_ns + 1 : 0;
 }
 
-static void say_ready(struct bx_job *job, uint32_t ready)
+static void announce_ready(struct bxi_run *run, uint32_t ready)
 {
     /* [background.ready] release, pairs with the acquire in bxi_progress_start. */
-    bxi_store_release(&job->run->background_ready, ready);
-    syscall(SYS_futex, &job->run->background_ready, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+    bxi_store_release(&run->background_ready, ready);
+    syscall(SYS_futex, &run->background_ready, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
-/* On its bell and every peer's pidfd. 0, -errno. */
-static int make_background_sleeper(struct bx_job *job, struct bxi_sleeper **sleeper)
+/* On its bell and what is watched. 0, -errno. */
+static int make_background_sleeper(struct bxi_run *run, struct bxi_sleeper **sleeper)
 {
-    struct bxi_watched watched[BXI_SLEEPER_FDS] = { { job->run->bell_fd[0], BXI_TOKEN_BELL } };
-    int count = 1;
+    struct bxi_watched watched[BXI_SLEEPER_FDS] = { { run->bell_fd[0], BXI_TOKEN_BELL } };
 
-    for (int rank = 0; rank < job->world_size; rank++)
-        if (rank != job->rank)
-            watched[count++] = (struct bxi_watched){ job->rpc->peers[rank].pidfd, (uint64_t)rank };
-    return bxi_make_sleeper(job, watched, count, sleeper);
+    memcpy(&watched[1], run->watched, (size_t)run->watched_count * sizeof *watched);
+    return bxi_make_sleeper(run, watched, 1 + run->watched_count, sleeper);
 }
 
 static void *run_background(void *argument);
 
-static int start_background(struct bx_job *job, pthread_t *thread)
+static int start_background(struct bxi_run *run, pthread_t *thread)
 {
     sigset_t all, before;
     int rc;
 
     bxi_signals_of_threads(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);    /* signals are the program's */
-    rc = pthread_create(thread, NULL, run_background, job);
+    rc = pthread_create(thread, NULL, run_background, run);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return rc;
 }
@@ -209,17 +159,17 @@ static int start_background(struct bx_job *job, pthread_t *thread)
 /* This thread ended in a handler of the program: another one takes its place. False if none can be made: this one goes
  * on. Under the lock that bxi_waits_stop takes: either that one's stop is seen here and this thread is joined, or
  * bxi_progress_stop joins the new one. */
-static bool replace_background(struct bx_job *job)
+static bool replace_background(struct bxi_run *run)
 {
     pthread_t thread;
     int rc = 0;
 
-    bxi_lock(&job->run->wait_lock);
-    if (bxi_load_seq_cst(&job->run->stop) == 0 && (rc = start_background(job, &thread)) == 0) {
-        job->run->background = thread;
+    bxi_lock(&run->wait_lock);
+    if (bxi_load_seq_cst(&run->stop) == 0 && (rc = start_background(run, &thread)) == 0) {
+        run->background = thread;
         pthread_detach(pthread_self());
     }
-    bxi_unlock(&job->run->wait_lock);
+    bxi_unlock(&run->wait_lock);
     if (rc != 0)
         bxi_leaving = NULL;
     return rc == 0;
@@ -227,59 +177,106 @@ static bool replace_background(struct bx_job *job)
 
 static void *run_background(void *argument)
 {
-    struct bx_job *job = argument;
+    struct bxi_run *run = argument;
     struct bxi_sleeper *sleeper = NULL;
+    const struct bxi_role *role;
     bool failed = false;
     uint64_t slept_ns = 1;
     int rc;
 
     bxi_cancel_off();               /* a handler may switch it on, and is stopped if it is cancelled */
-    bxi_trace_thread("background");
-    rc = make_background_sleeper(job, &sleeper);
+    if (run->host->thread_begins != NULL)
+        run->host->thread_begins(run->context);
+    rc = make_background_sleeper(run, &sleeper);
     if (rc < 0) {
-        say_ready(job, 1 + (uint32_t)-rc);
+        announce_ready(run, 1 + (uint32_t)-rc);
         return NULL;
     }
-    say_ready(job, 1);
+    announce_ready(run, 1);
     /* [stop] acquire, pairs with the store in bxi_waits_stop. */
-    while (bxi_load_acquire(&job->run->stop) == 0) {
+    while (bxi_load_acquire(&run->stop) == 0) {
         /* A leader that sleeps knows only of the timers that were there before. */
-        if (slept_ns == 0 && bxi_next_timer_ns(job) <= bxi_now_ns())
-            note_event(job, BXI_EVENT_TIMER);
-        if (bxi_take_role_or_tell(job)) {
+        if (slept_ns == 0 && bxi_next_timer_ns(run) <= run->system->now_ns())
+            bxi_note(run, BXI_EVENT_TIMER);
+        role = bxi_take_role_or_tell(run);
+        if (role != NULL) {
             if (slept_ns > 0)
-                bxi_adapt_spin(job, slept_ns);
+                bxi_adapt_spin(role, slept_ns);
             else
-                bxi_watchdog(job);
-            drive_background(job);
-            if (bxi_leaving != NULL && replace_background(job))
+                bxi_watchdog(role);
+            drive_background(role);
+            if (bxi_leaving != NULL && replace_background(run))
                 break;
         }
-        slept_ns = sleep_in_background(job, sleeper, &failed);
+        slept_ns = sleep_in_background(run, sleeper, &failed);
     }
-    bxi_sleeper_destroy(sleeper);
+    run->system->destroy(sleeper);
     return NULL;
 }
 
-static int start_loop(struct bx_job *job)
+/* ---- life --------------------------------------------------------------------------------------- */
+
+void bxi_run_init(struct bxi_run *run, const struct bxi_run_setup *setup)
+{
+    run->host = setup->host;
+    run->system = setup->system;
+    run->context = setup->context;
+    run->name = setup->name;
+    run->serial = setup->serial;
+    run->spin_ns = run->spin_most_ns = setup->spin_ns;
+    run->counters = setup->counters;
+    run->fork_generation = bxi_load_relaxed(&bxi_forks);
+    run->background_until_ns = BX_FOREVER;
+    run->bell_fd[0] = run->bell_fd[1] = run->loop_fd = run->timer_fd = -1;
+}
+
+void bxi_run_fini(struct bxi_run *run)
+{
+    const int fds[] = { run->bell_fd[0], run->bell_fd[1], run->loop_fd, run->timer_fd };
+
+    if (run->system == NULL)        /* it was never begun */
+        return;
+    for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    free(run->timers.heap);
+}
+
+int bxi_run_open_bells(struct bxi_run *run)
+{
+    for (int i = 0; i < 2; i++)
+        if ((run->bell_fd[i] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0)
+            return -errno;
+    return 0;
+}
+
+void bxi_run_attach(struct bxi_run *run, bxi_a64 *armed, bxi_a64 *counters, bxi_a64 *spins)
+{
+    run->bell.word = armed;
+    run->counters = counters;
+    run->spins = spins;
+}
+
+static int start_loop(struct bxi_run *run)
 {
     struct epoll_event bell = { .events = EPOLLIN, .data.u64 = BXI_TOKEN_BELL };
     struct epoll_event timer = { .events = EPOLLIN, .data.u64 = BXI_TOKEN_TIMER };
 
-    job->run->loop_fd = epoll_create1(EPOLL_CLOEXEC);
-    job->run->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
-    if (job->run->loop_fd < 0 || job->run->timer_fd < 0 ||
-        epoll_ctl(job->run->loop_fd, EPOLL_CTL_ADD, job->run->bell_fd[0], &bell) < 0 ||
-        epoll_ctl(job->run->loop_fd, EPOLL_CTL_ADD, job->run->timer_fd, &timer) < 0)
+    run->loop_fd = epoll_create1(EPOLL_CLOEXEC);
+    run->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    if (run->loop_fd < 0 || run->timer_fd < 0 ||
+        epoll_ctl(run->loop_fd, EPOLL_CTL_ADD, run->bell_fd[0], &bell) < 0 ||
+        epoll_ctl(run->loop_fd, EPOLL_CTL_ADD, run->timer_fd, &timer) < 0)
         return bx_fail(-errno, "the descriptor of one's own loop cannot be made: %s", strerror(errno));
-    for (int rank = 0; rank < job->world_size; rank++) {
-        struct epoll_event death = { .events = EPOLLIN, .data.u64 = (uint64_t)rank };
+    for (int i = 0; i < run->watched_count; i++) {
+        struct epoll_event readable = { .events = EPOLLIN, .data.u64 = run->watched[i].token };
 
-        if (rank != job->rank && epoll_ctl(job->run->loop_fd, EPOLL_CTL_ADD, job->rpc->peers[rank].pidfd, &death) < 0)
-            return bx_fail(-errno, "the pidfd of rank %d cannot be watched: %s", rank, strerror(errno));
+        if (epoll_ctl(run->loop_fd, EPOLL_CTL_ADD, run->watched[i].fd, &readable) < 0)
+            return bx_fail(-errno, "the pidfd of rank %d cannot be watched: %s", (int)run->watched[i].token,
+                           strerror(errno));
     }
-    bxi_bell_arm(&job->run->bell, BXI_WHO_BACKGROUND);
-    bxi_event(job, BXI_EVENT_SCAN);
+    bxi_bell_arm(&run->bell, BXI_WHO_BACKGROUND);
+    bxi_event(run, BXI_EVENT_SCAN);
     return 0;
 }
 
@@ -293,85 +290,73 @@ void bxi_signals_of_threads(sigset_t *set)
     sigdelset(set, SIGILL);
 }
 
-int bxi_progress_start(struct bx_job *job)
+int bxi_progress_start(struct bxi_run *run, bool own_loop)
 {
-    struct bxi_peer *self = &job->rpc->peers[job->rank];
     int rc;
 
-    self->bell = (struct bxi_bell_peer){ &job->control->header.armed,
-                                         { job->run->bell_fd[0], job->run->bell_fd[1] }, 0 };
-    job->run->background_until_ns = BX_FOREVER;
-    if (job->options.own_loop)
-        return start_loop(job);
-    atomic_fetch_or(&job->run->events, BXI_EVENT_SCAN);
-    job->run->background_runs = true;
-    rc = start_background(job, &job->run->background);
+    if (own_loop)
+        return start_loop(run);
+    bxi_note(run, BXI_EVENT_SCAN);
+    run->background_runs = true;
+    rc = start_background(run, &run->background);
     if (rc != 0) {
-        job->run->background_runs = false;
+        run->background_runs = false;
         return bx_fail(-rc, "the background thread cannot be started: %s", strerror(rc));
     }
-    /* [background.ready] acquire, pairs with the release in say_ready. */
-    while (bxi_load_acquire(&job->run->background_ready) == 0)
-        syscall(SYS_futex, &job->run->background_ready, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
-    rc = 1 - (int)bxi_load_acquire(&job->run->background_ready);
+    /* [background.ready] acquire, pairs with the release in announce_ready. */
+    while (bxi_load_acquire(&run->background_ready) == 0)
+        syscall(SYS_futex, &run->background_ready, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
+    rc = 1 - (int)bxi_load_acquire(&run->background_ready);
     return rc < 0 ? bx_fail(rc, "the background thread of worker '%s' cannot watch its doorbell and the other "
-                                "workers: %s", job->name, bx_strerror(rc)) : 0;
+                                "workers: %s", run->name, bx_strerror(rc)) : 0;
 }
 
-void bxi_waits_stop(struct bx_job *job)
+void bxi_waits_stop(struct bxi_run *run)
 {
     /* [stop] sequentially consistent, pairs with the loads behind the leader's and the followers' fences. */
-    atomic_store(&job->run->stop, 1);
-    bxi_bell_ring(job->run->bell_fd[1]);
-    bxi_lock(&job->run->wait_lock);
-    for (struct bxi_waiter *waiter = job->run->waiters; waiter != NULL; waiter = waiter->next)
+    atomic_store(&run->stop, 1);
+    bxi_bell_ring(run->bell_fd[1]);
+    bxi_lock(&run->wait_lock);
+    for (struct bxi_waiter *waiter = run->waiters; waiter != NULL; waiter = waiter->next)
         bxi_signal_waiter(waiter);
-    bxi_unlock(&job->run->wait_lock);
+    bxi_unlock(&run->wait_lock);
 }
 
-void bxi_progress_stop(struct bx_job *job)
+void bxi_progress_stop(struct bxi_run *run)
 {
-    if (!job->run->background_runs)
+    if (!run->background_runs)
         return;
-    bxi_bell_ring(job->run->bell_fd[0]);
-    pthread_join(job->run->background, NULL);
-    job->run->background_runs = false;
+    bxi_bell_ring(run->bell_fd[0]);
+    pthread_join(run->background, NULL);
+    run->background_runs = false;
 }
 
-/* ---- one's own loop ---------------------------------------------------------------------------- */
+/* ---- the program's own loop -------------------------------------------------------------------- */
 
-int bx_job_fd(const struct bx_job *job)
+int bxi_run_once(struct bxi_run *run)
 {
-    int rc = bxi_job_check_any(job);
+    const struct bxi_role *role;
+    int total = 0, handled;
 
-    if (rc < 0)
-        return rc;
-    return job->run->loop_fd >= 0 ? job->run->loop_fd
-                             : bx_fail(BX_E_STATE, "bx_job_fd is for a started job with own_loop set");
-}
-
-int bx_progress(struct bx_job *job)
-{
-    int total = 0, handled, rc = bxi_job_check(job);
-
-    if (rc < 0)
-        return rc;
-    if (job->run->loop_fd >= 0)
-        bxi_look_loop(job);
-    if (!bxi_take_role_or_tell(job))
+    if (run->loop_fd >= 0)
+        bxi_read_loop(run);
+    role = bxi_take_role_or_tell(run);
+    if (role == NULL)
         return 0;
     bxi_error_enter();
     do {
-        handled = bxi_pass(job, NULL);
-        if (handled == 0 && (bxi_fire_timers(job, bxi_now_ns()) || bxi_starved_look(job, true)))
+        handled = bxi_pass(role, NULL);
+        if (handled == 0 && bxi_before_sleep(role, run->system->now_ns()))
             handled = 1;
         total += handled;
     } while (handled > 0 && total < 1024 && bxi_leaving == NULL);
-    bxi_publish_credits(job);
-    bxi_trace_sleeps(job);
-    if (job->run->loop_fd >= 0)
-        bxi_until_when(job, 0);
-    bxi_leave_role(job, true);
+    if (handled > 0)
+        bxi_before_sleep(role, 0);      /* no deadline: what others wait for */
+    if (run->host->before_sleep != NULL)
+        run->host->before_sleep(run->context);
+    if (run->loop_fd >= 0)
+        bxi_until_when(run, 0);
+    bxi_leave_role(role, true);
     bxi_error_leave();
-    return bxi_out(total);
+    return total;
 }

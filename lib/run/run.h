@@ -1,38 +1,69 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the room run owns: who drives the worker and who sleeps. progress.c (the role) has the protocol in its head;
- * wait.c has threads that wait, background.c the background thread and one's own loop, timer.c the heap of deadlines.
+ * run: which thread drives the worker, how threads wait, when deadlines fire. It knows nothing of RPC.
+ *
+ * The work is behind sources: rings, queues for full rings, leases, devices, the trace. A source is a table of
+ * functions and a context; it registers with bxi_run_add. One thread at a time drives, that is, it calls the sources.
+ * Right after it has taken the progress role it owns a struct bxi_role; only the functions of run can make one, so a
+ * function that takes one cannot be called without the role.
+ *
+ *     driving         pass of each source, again and again: it handles what is there
+ *     spinning        peek of each source: is there anything? A few nanoseconds, nothing is handled
+ *     before a sleep  flush and before_sleep of each source, then the deadlines that are due; then the bell is armed;
+ *                     then, behind a fence, ready of each source: what came before the bell was armed
+ *     asleep          until the bell rings, a deadline (bxi_timer_set), or the earliest next_deadline_ns of a source
+ *     after a sleep   that nobody ended: watchdog of each source
+ *
+ * What rings rarely announce (a ring was opened, a peer died, a batch is due) is an event: one bit of a word. Any
+ * thread sets it with bxi_event, and the next pass hands it to the source that owns it.
+ *
+ * What run needs of the job is in struct bxi_host; the clock and the system calls that sleep are in struct bxi_system,
+ * and tests replace them (tests/run/test_sources.c).
+ *
+ * Threads. Functions that take a struct bxi_role: the thread that has it. bxi_timer_set, bxi_timer_clear: under
+ * run->lock, and they check that. bxi_run_init, bxi_run_watch: before bxi_progress_start. All others: any thread. No
+ * lock is held while a function of a source is called.
  */
 #ifndef BXI_RUN_H
 #define BXI_RUN_H
 
-#include "observe/observe.h"
+#include "base/base.h"
+#include "base/counters.h"
 
 #include "shm/doorbell.h"
 #include "shm/sleeper.h"
 
+#include <poll.h>
 #include <signal.h>
 
-/* ---- Timers (lock) ------------------------------------------------------------------------------- */
+struct bxi_run;
+struct bxi_role;                /* defined nowhere: having one means having the role */
+
+/* ---- Timers (run->lock) ---------------------------------------------------------------------------- */
 
 struct bxi_timer {
     uint64_t at_ns;
     uint32_t heap_index;        /* 1-based; 0: not set */
-    void (*fire)(struct bx_job *job, struct bxi_timer *timer);     /* with the lock held */
+    void (*fire)(void *context, struct bxi_timer *timer);   /* the host's context; with the lock held, by the role */
 };
-struct bxi_timers {
+struct bxi_timers {             /* a binary heap */
     struct bxi_timer **heap;
     uint32_t count;
     uint32_t capacity;
 };
-int bxi_timer_set(struct bxi_timers *timers, struct bxi_timer *timer, uint64_t at_ns);  /* 0, -ENOMEM */
-void bxi_timer_clear(struct bxi_timers *timers, struct bxi_timer *timer);
-uint64_t bxi_timers_next_ns(const struct bxi_timers *timers);      /* BX_FOREVER if none */
 
 /* ---- Waiting ------------------------------------------------------------------------------------- */
 
-/* One thread that waits for something. ready() is true for good once it is; object is what the one who
- * makes it true names in bxi_wake. */
+/* A thread's wait, for inspectors (observe/wait_show.c). */
+struct bxi_wait_shown {
+    uint8_t reason;             /* enum bxi_for; 0: what the job does */
+    uint8_t row;                /* in the table of waits, plus 1; 0: it has none */
+    int16_t to;                 /* of CALL, ROOM and LOANS: the rank that is waited for; < 0: any */
+    uint64_t id;                /* of CALL */
+};
+
+/* One thread that waits. ready() stays true once it is; object is what the thread that makes it true passes to
+ * bxi_wake. */
 struct bxi_waiter {
     bool (*ready)(struct bxi_waiter *waiter);
     const void *object;
@@ -43,18 +74,103 @@ struct bxi_waiter {
     struct bxi_waiter *next, *prev;
 };
 
-enum bxi_event {                /* bits of job->run->events: what a pass must look at besides the rings */
-    BXI_EVENT_SCAN = 1,         /* open words, states, refusals of all peers */
-    BXI_EVENT_DEATH = 2,        /* death_seen of all peers */
-    BXI_EVENT_BATCH = 4,        /* members changed, or a batch is due */
-    BXI_EVENT_TIMER = 8,        /* a timer is due, seen by a thread that could not get the role */
-    BXI_EVENT_POOL = 16,        /* does the pool's queue move? */
+/* ---- Sources ------------------------------------------------------------------------------------- */
+
+/* Each function may be NULL. */
+struct bxi_source_ops {
+    uint32_t events;            /* the bits that handle takes; a bit has one owner */
+    /* One event, before the next pass. Events are handed out from the lowest bit up. */
+    void (*handle)(void *context, const struct bxi_role *role, uint32_t event);
+    /* Handles what is there; returns how much. It returns early when the waiter (or NULL) is ready. */
+    int (*pass)(void *context, const struct bxi_role *role, struct bxi_waiter *waiter);
+    /* After every 256 passes: what does not depend on work. coarse_ns is the coarse clock. */
+    void (*now_and_then)(void *context, const struct bxi_role *role, uint64_t coarse_ns);
+    /* While spinning: would a pass find something? Cheap; it may overlook work that is announced by an event. */
+    bool (*peek)(void *context);
+    /* Behind the arming fence: would a pass find something? It overlooks nothing that was published before the bell
+     * was armed: nobody rings for that. */
+    bool (*ready)(void *context, const struct bxi_role *role);
+    /* Announces what this thread has sent. Any thread, before it sleeps, follows or gives up the role. */
+    void (*flush)(void *context);
+    /* Before the thread that drives arms the bell: publishes what others wait for. True: there is work again. */
+    bool (*before_sleep)(void *context, const struct bxi_role *role);
+    /* Timers have fired; without the lock. */
+    void (*timers_fired)(void *context, const struct bxi_role *role);
+    /* Until when a sleep that begins now may last at most; BX_FOREVER. Any thread that is about to sleep. */
+    uint64_t (*next_deadline_ns)(void *context, uint64_t now_ns);
+    /* A sleep has lasted until then, or until a timer was due, and nobody ended it. */
+    void (*watchdog)(void *context, const struct bxi_role *role);
 };
+struct bxi_source {
+    const struct bxi_source_ops *ops;
+    void *context;
+};
+#define BXI_SOURCE_OPS 10                       /* functions */
+#define BXI_SOURCES_MAX 8
+#define BXI_WATCHDOG_NS UINT64_C(1000000000)    /* for next_deadline_ns of a source that wants a watchdog */
+
+/* The events that run itself sets. All others are their sources'. */
+#define BXI_EVENT_SCAN 1u       /* the background's eventfd was rung: something was announced that no ring shows */
+#define BXI_EVENT_TIMER 4u      /* run's own: a deadline is due, seen by a thread that could not get the role */
+
+/* ---- What run needs of the job, and of the system ----------------------------------------------------- */
+
+enum bxi_sleeps { BXI_SLEEPS_BACKGROUND = 0, BXI_SLEEPS_LEADER = 1, BXI_SLEEPS_FOLLOWER = 2 };
+enum bxi_sleeps_by { BXI_SLEEPS_BY_URING = 0, BXI_SLEEPS_BY_EPOLL = 1, BXI_SLEEPS_BY_FUTEX = 2 };
+
+/* Each function may be NULL. */
+struct bxi_host {
+    /* A descriptor of bxi_run_watch is readable; it is not watched any more by the thread that saw it. Without the
+     * role, before the next pass; it may use bxi_note. */
+    void (*readable)(void *context, uint64_t token);
+    void (*thread_begins)(void *context);       /* the background thread, in itself */
+    /* More processes of the job are awake than there are CPUs: a spin yields. */
+    bool (*is_crowded)(void *context);
+    /* A wait lasts: the thread is about to sleep, or has driven for 256 passes. It may set waiter->row. */
+    void (*wait_lasts)(void *context, struct bxi_waiter *waiter);
+    /* Begin and end of each wait of a thread of bxi_report_waits; the end also of one that has a row. */
+    void (*wait_begins)(void *context, struct bxi_waiter *waiter);
+    void (*wait_ends)(void *context, struct bxi_waiter *waiter);
+    /* A thread is about to sleep, with no bell armed by it: for what takes long. Then the system call begins, and has
+     * returned; what sleeps returned is began_ns. */
+    void (*before_sleep)(void *context);
+    uint64_t (*sleeps)(void *context, enum bxi_sleeps who);
+    void (*woke)(void *context, enum bxi_sleeps who, enum bxi_sleeps_by by, bool rung, uint64_t began_ns);
+};
+
+/* The clock and the system calls that sleep. The names of the real ones are in sleep.c. */
+struct bxi_system {
+    uint64_t (*now_ns)(void);
+    uint64_t (*coarse_ns)(void);
+    int (*create)(enum bxi_sleeper_kind kind, struct bxi_sleeper **sleeper);
+    void (*destroy)(struct bxi_sleeper *sleeper);
+    enum bxi_sleeper_kind (*kind)(const struct bxi_sleeper *sleeper);
+    int (*watch)(struct bxi_sleeper *sleeper, int fd, uint64_t token);
+    void (*forget)(struct bxi_sleeper *sleeper, uint64_t token);
+    int (*wait)(struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t *tokens, int most);
+    int (*poll)(struct pollfd *fds, nfds_t count, int timeout_ms);
+    void (*wait_while_1)(bxi_a32 *word, uint64_t deadline_ns);      /* until it is woken, at most until the deadline */
+};
+extern const struct bxi_system bxi_real_system;
 
 /* ---- The part of the job --------------------------------------------------------------------------- */
 
+struct bxi_watched {
+    int fd;
+    uint64_t token;
+};
+#define BXI_TOKEN_BELL 1000u            /* run's own; those of bxi_run_watch are below */
+#define BXI_TOKEN_LOOP 1001u
+#define BXI_TOKEN_TIMER 1002u
+
 struct bxi_run {
-    enum bxi_sleeper_kind sleeper_kind;         /* start, to loop_fd */
+    const struct bxi_host *host;                /* start, to loop_fd */
+    const struct bxi_system *system;
+    void *context;                              /* the host's, and of timers */
+    const char *name;                           /* of the worker, in the log */
+    uint64_t serial;                            /* no other run in this process has or had it */
+    uint32_t fork_generation;
+    enum bxi_sleeper_kind sleeper_kind;
     int cpus;                                   /* that the workers may use together */
     int bell_fd[2];                             /* background, leader */
     int loop_fd;                                /* own_loop: epoll; else -1 */
@@ -69,12 +185,19 @@ struct bxi_run {
     uint64_t background_until_ns;               /* lock; until when the background thread sleeps, or timer_fd is set */
 
     _Alignas(BXI_LINE) bxi_a32 role;            /* 1 while some thread drives */
+    uint32_t source_count;                      /* start */
+    bxi_a32 have[BXI_SOURCE_OPS];               /* by function: the sources that have it, as bits */
     struct bxi_bell bell;                       /* role, to pass */
-    uint64_t spin_ns;                           /* the budget as adapted */
+    struct bxi_run *outer;                      /* what this thread drove when it took this role, in a handler there */
+    uint64_t spin_ns;                           /* the budget as adapted; 0: no spinning */
+    uint64_t spin_most_ns;                      /* start */
     uint32_t spin_misses;                       /* in a row */
     uint32_t spin_skips;                        /* sleeps to go before the next try */
     uint64_t pass_ns;                           /* the coarse clock in this pass; 0: not read yet */
-    bxi_a64 pass;                               /* counts looks over the rings */
+    bxi_a64 pass;                               /* counts passes */
+    bxi_a64 *counters;                          /* written when the segment comes and goes, as job->counters */
+    bxi_a64 *spins;                             /* for inspectors: 1 while a thread spins */
+    struct bxi_source sources[BXI_SOURCES_MAX]; /* [i]: written before a bit i of have */
 
     _Alignas(BXI_LINE) bxi_a32 events;          /* any thread, all below */
     bxi_a32 eager;                              /* calls with callbacks, and others who need every reply read */
@@ -82,87 +205,70 @@ struct bxi_run {
     struct bxi_waiter *waiters;                 /* wait_lock */
     bxi_a32 waiting;                            /* in that list */
     bxi_a32 followers;                          /* of them, not passive */
+
+    _Alignas(BXI_LINE) int watched_count;       /* start, both */
+    struct bxi_watched watched[BXI_SLEEPER_FDS - 2];
 };
 
-#define BXI_TOKEN_BELL 1000u            /* of sleepers; below: a peer's rank */
-#define BXI_TOKEN_LOOP 1001u
-#define BXI_TOKEN_TIMER 1002u
-#define BXI_WATCHDOG_NS UINT64_C(1000000000)
+/* ---- Life (start, unless it says otherwise) ---------------------------------------------------------- */
+
+struct bxi_run_setup {
+    const struct bxi_host *host;
+    const struct bxi_system *system;
+    void *context;
+    const char *name;
+    uint64_t serial;
+    uint64_t spin_ns;                           /* 0: no spinning */
+    bxi_a64 *counters;                          /* until there is a segment */
+};
+void bxi_run_init(struct bxi_run *run, const struct bxi_run_setup *setup);     /* of zeroed memory; no descriptors */
+void bxi_run_fini(struct bxi_run *run);         /* closes the descriptors */
+int bxi_run_open_bells(struct bxi_run *run);    /* 0, -errno */
+/* The segment is there: the words in it. armed NULL: it is not, or no longer. */
+void bxi_run_attach(struct bxi_run *run, bxi_a64 *armed, bxi_a64 *counters, bxi_a64 *spins);
+void bxi_run_add(struct bxi_run *run, const struct bxi_source_ops *ops, void *context);    /* in the order of passes */
+/* host->readable gets the token, which is below BXI_TOKEN_BELL, when fd is readable. */
+void bxi_run_watch(struct bxi_run *run, int fd, uint64_t token);
+int bxi_progress_start(struct bxi_run *run, bool own_loop);    /* the background thread, or the loop's descriptors */
+void bxi_progress_stop(struct bxi_run *run);
+void bxi_waits_stop(struct bxi_run *run);       /* every wait ends with BX_E_SHUTDOWN */
+/* The end: takes the role for good, so that no pass is made any more. Waits for a thread that holds it, which may be
+ * in a handler. After bxi_waits_stop; the background thread and the pool have ended. */
+const struct bxi_role *bxi_role_end(struct bxi_run *run);
+void bxi_forget_role(void);                     /* the thread that has called bxi_role_end: nothing is left to drive */
+void bxi_signals_of_threads(sigset_t *set);     /* what the library's own threads block */
+
+/* ---- Waiting and waking ---------------------------------------------------------------------------- */
+
+/* 0 when ready; BX_E_TIMEOUT, BX_E_WOULD_DEADLOCK, BX_E_SHUTDOWN, BX_E_HANDLER: this thread leaves (without a
+ * sentence). */
+int bxi_wait(struct bxi_run *run, struct bxi_waiter *waiter);
+/* This thread's waits are reported to the host (wait_begins, wait_ends) however short they are, not only when they
+ * last: for threads of the pool. */
+void bxi_report_waits(bool report);
+void bxi_wake(struct bxi_run *run, const void *object);    /* those who wait for object (NULL: all) call ready again */
+void bxi_event(struct bxi_run *run, uint32_t bits);        /* some thread hands them out soon */
+void bxi_note(struct bxi_run *run, uint32_t bits);         /* the same, by a thread that tries the role next: no bell */
+void bxi_poke(struct bxi_run *run);                        /* one pass, if nobody else drives */
+/* own_loop, or beside the background thread: passes until there is nothing to do, or for long. How much. */
+int bxi_run_once(struct bxi_run *run);
+/* From now on somebody needs replies to be read though no thread waits for them; until less_eager. */
+void bxi_more_eager(struct bxi_run *run);
+void bxi_less_eager(struct bxi_run *run);
+bool bxi_may_wait(void);                                    /* false in handlers and callbacks */
+void bxi_no_wait_enter(void);
+void bxi_no_wait_leave(void);
+bool bxi_is_driving(const struct bxi_run *run);             /* this thread holds the role */
+
+/* ---- Deadlines ------------------------------------------------------------------------------------- */
+
+/* The lock. Sets it, or moves it; a thread that sleeps past it is woken. 0, -ENOMEM. */
+int bxi_timer_set(struct bxi_run *run, struct bxi_timer *timer, uint64_t at_ns);
+void bxi_timer_clear(struct bxi_run *run, struct bxi_timer *timer);
 
 static inline uint64_t bxi_least(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
 }
-
-/* ---- progress.c: for the other files of run --------------------------------------------- */
-bool bxi_take_role(struct bx_job *job);
-void bxi_forget_role(void);                 /* this thread ended a job and holds its role for ever */
-/* Takes it; if somebody else holds it, makes sure that the holder sees the events. */
-bool bxi_take_role_or_tell(struct bx_job *job);
-bool bxi_leave_role(struct bx_job *job, bool anyway);
-void bxi_offer_role(struct bx_job *job);
-void bxi_signal_waiter(struct bxi_waiter *waiter);
-
-int bxi_pass(struct bx_job *job, struct bxi_waiter *waiter);       /* role; how much was handled */
-bool bxi_work_waits(struct bx_job *job);                           /* role, behind the arming fence */
-void bxi_publish_credits(struct bx_job *job);                      /* role, before sleeping */
-
-bool bxi_fire_timers(struct bx_job *job, uint64_t now_ns);         /* role; true if any was due */
-uint64_t bxi_next_timer_ns(struct bx_job *job);
-void bxi_timers_look(struct bx_job *job);                          /* BXI_EVENT_TIMER: fires, and notes the next */
-/* The same as bxi_next_timer_ns, noted for bxi_timer_added; own_loop: timer_fd is set to it. BX_FOREVER if it is due
- * at now_ns and the holder of the role has been told. */
-uint64_t bxi_until_when(struct bx_job *job, uint64_t now_ns);
-/* After a sleep that nobody ended and that was to last until then: counts a deadline before that which is long past,
- * unless the bell that should have ended the sleep is rung late. */
-void bxi_count_late_timer(struct bx_job *job, uint64_t until_ns, int bell_fd);
-
-struct bxi_spin {
-    uint32_t rounds;                    /* of looks at the rings */
-    uint64_t began_ns;
-    bool crowded;
-};
-/* After an empty pass: look on for a while and pass again (true), or is the budget spent? Role. */
-bool bxi_spin_on(struct bx_job *job, struct bxi_spin *spin, struct bxi_waiter *waiter);
-void bxi_spin_paid(struct bx_job *job, struct bxi_spin *spin);     /* it ended with work */
-void bxi_adapt_spin(struct bx_job *job, uint64_t slept_ns);        /* a bell ended a sleep */
-void bxi_count_wait(struct bx_job *job, enum bxi_sleeper_kind kind);
-
-/* ---- background.c ------------------------------------------------------------------------------ */
-/* Makes a sleeper of the job's kind, or of the next that is available, that watches all of them. 0, -errno. */
-struct bxi_watched {
-    int fd;
-    uint64_t token;
-};
-int bxi_make_sleeper(const struct bx_job *job, const struct bxi_watched *watched, int count,
-                     struct bxi_sleeper **sleeper);
-/* bxi_sleeper_wait, counted. A change of the sleeper's kind and a failure are logged, the latter once for each
- * sleeper (*failed). How many tokens; -errno. */
-int bxi_sleep(struct bx_job *job, struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t *tokens, int most,
-              bool *failed);
-void bxi_look_loop(struct bx_job *job);                            /* own_loop: what its descriptor says */
-
-/* ---- progress.c: for everybody ------------------------------------------------------------------- */
-void bxi_signals_of_threads(sigset_t *set);     /* what the library's own threads block */
-int bxi_progress_start(struct bx_job *job);     /* the background thread, or own_loop's descriptors */
-void bxi_progress_stop(struct bx_job *job);
-void bxi_waits_stop(struct bx_job *job);        /* every wait of this job ends with BX_E_SHUTDOWN */
-/* The end of the job: takes the role for good, so that no pass is made any more. Waits for a thread that holds it,
- * which may be in a handler. After bxi_waits_stop; the background thread and the pool have ended. */
-void bxi_role_end(struct bx_job *job);
-/* 0 when ready; BX_E_TIMEOUT, BX_E_WOULD_DEADLOCK, BX_E_SHUTDOWN, BX_E_HANDLER: this thread leaves (without a
- * sentence). */
-int bxi_wait(struct bx_job *job, struct bxi_waiter *waiter);
-void bxi_wake(struct bx_job *job, const void *object);     /* those who wait for object (NULL: all) look again */
-void bxi_event(struct bx_job *job, uint32_t bits);         /* somebody makes a pass soon */
-void bxi_poke(struct bx_job *job);                         /* one pass, if nobody else drives */
-/* From now on somebody needs replies to be read though no thread waits for them; until less_eager. */
-void bxi_more_eager(struct bx_job *job);
-void bxi_less_eager(struct bx_job *job);
-void bxi_timer_added(struct bx_job *job);                  /* lock; the background thread may have to rise earlier */
-bool bxi_may_wait(void);                                    /* false in handlers and callbacks */
-void bxi_no_wait_enter(void);
-void bxi_no_wait_leave(void);
-bool bxi_is_driving(const struct bx_job *job);              /* this thread holds the role */
 
 #endif

@@ -17,8 +17,8 @@ table='
 shm:
 gpu: shm
 lib/base: shm public
-lib/observe: lib/base shm public
-lib/run: lib/observe lib/base shm public lib/rpc/rpc.h
+lib/run: lib/base shm public
+lib/observe: lib/run lib/base shm public
 lib/lend: lib/run lib/observe lib/base shm gpu public
 lib/device: lib/lend lib/run lib/observe lib/base shm gpu public
 lib/rpc: lib/device lib/lend lib/run lib/observe lib/base shm gpu public lib/job/job.h
@@ -133,4 +133,6 @@ for folder in $files; do
 done
 users=$(grep -rlE --include='*.[ch]' '#[[:space:]]*include.*dnnl' shm lib gpu tools demos)
 report 'oneDNN is for lib/nn/onednn.c alone' "$(echo "$users" | grep -vx lib/nn/onednn.c)"
+users=$(grep -rlE --include='*.[ch]' '#[[:space:]]*include.*"(run/)?drive\.h"' shm lib gpu tools demos)
+report 'the role is for lib/run alone' "$(echo "$users" | grep -v '^lib/run/')"
 exit "$failed"

@@ -215,7 +215,7 @@ static void outlives_one_that_was_cut_off(struct bx_job *job)
     HARNESS_EQ(bx_tensor_read_on(kept[1], stream), 0);
     harness_post(STARTED);
     while (bx_worker_alive(job, 0)) {
-        bxi_event(job, BXI_EVENT_SCAN);
+        bxi_event(job->run, BXI_EVENT_SCAN);
         sched_yield();
     }
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);

@@ -160,7 +160,7 @@ ordered()       # ordered ORDER WHY: a device of the last output is, and the nex
 documented()    # every key of the JSON that was printed, less those of counters, is in the manual page
 {
     sed -n 's/^ *"\([a-z_0-9]*\)":.*/\1/p' "$dir/out" | sort -u >"$dir/keys"
-    sed -n 's/^    X(\([a-z_]*\),.*/\1/p' "$source/lib/observe/counters.h" | sort >"$dir/counters"
+    sed -n 's/^    X(\([a-z_]*\),.*/\1/p' "$source/lib/base/counters.h" | sort >"$dir/counters"
     for key in $(comm -23 "$dir/keys" "$dir/counters"); do
         grep -qE "^\.(B|BR) ([a-z_0-9]+, )*$key( |\$|,)" "$source/tools/shmstat/shmstat.1" || {
             echo "$key" >>"$dir/err"

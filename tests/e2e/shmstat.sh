@@ -115,7 +115,7 @@ check 'the others are not' test "$(grep -c stopped "$dir/out")" -eq 1
 keys()      # the keys of what was printed, less those of counters
 {
     sed -n 's/^ *"\([a-z_0-9]*\)":.*/\1/p' "$dir/out" | sort -u >"$dir/keys"
-    sed -n 's/^    X(\([a-z_]*\),.*/\1/p' "$source/lib/observe/counters.h" | sort >"$dir/counters"
+    sed -n 's/^    X(\([a-z_]*\),.*/\1/p' "$source/lib/base/counters.h" | sort >"$dir/counters"
     comm -23 "$dir/keys" "$dir/counters"
 }
 

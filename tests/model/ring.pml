@@ -29,8 +29,8 @@
  *     shm/ring.c bxi_ring_want 2539634253
  *     shm/ring.c bxi_ring_unwant 1281251113
  *     lib/rpc/peer.c send_or_queue 2188205891
- *     lib/rpc/peer.c ask_for_room 3192202221
- *     lib/rpc/peer.c look_starved 1675580874
+ *     lib/rpc/peer.c ask_for_room 232861278
+ *     lib/rpc/peer.c move_queue 388530665
  *     shm/ring.c checked_length 1264521318
  *     shm/ring.c bxi_ring_peek 3178563656
  *     shm/ring.c bxi_ring_publish 2936451198

@@ -23,31 +23,34 @@
  * README.md says what each control takes away.
  *
  * It stands for these functions. The numbers are checksums of their text (tests/check/model.sh):
- *     lib/run/progress.c bxi_work_waits 1928188652
- *     lib/run/progress.c bxi_take_role 381658888
- *     lib/run/progress.c arm_background 389243895
- *     lib/run/progress.c bxi_leave_role 2842278879
- *     lib/run/progress.c bxi_offer_role 2866734035
- *     lib/run/progress.c bxi_more_eager 3673885386
- *     lib/run/progress.c bxi_take_role_or_tell 2396275361
- *     lib/run/progress.c bxi_event 3800157028
- *     lib/run/progress.c bxi_pass 2271744959
- *     lib/run/wait.c sleep_as_leader 230256848
- *     lib/run/wait.c lead 3038518409
- *     lib/run/wait.c stop_leading 2934181431
- *     lib/run/wait.c sleep_in_futex 2739279441
- *     lib/run/wait.c link_waiter 3963557427
- *     lib/run/wait.c unlink_waiter 393402249
- *     lib/run/wait.c follow 678386953
- *     lib/run/wait.c bxi_role_end 610040672
- *     lib/run/wait.c bxi_wait 1402057566
- *     lib/run/wait.c bxi_wake 1098772149
- *     lib/run/background.c sleep_in_background 1152606732
- *     lib/run/background.c drive_background 3562276676
- *     lib/run/background.c run_background 769936000
- *     lib/run/background.c bxi_waits_stop 3695132313
- *     lib/run/background.c bxi_progress_stop 2944268723
- *     lib/rpc/future.c bxi_future_complete 3677267001
+ *     lib/run/progress.c bxi_work_waits 4010210307
+ *     lib/run/progress.c bxi_take_role 38552996
+ *     lib/run/progress.c arm_background 4035987527
+ *     lib/run/progress.c bxi_leave_role 3797714951
+ *     lib/run/progress.c bxi_offer_role 1202612905
+ *     lib/run/progress.c bxi_more_eager 3068095186
+ *     lib/run/progress.c bxi_take_role_or_tell 1163451530
+ *     lib/run/progress.c bxi_event 887985305
+ *     lib/rpc/source.c ready 3494298744
+ *     lib/run/progress.c bxi_note 367006540
+ *     lib/run/progress.c hand_out_events 2277967314
+ *     lib/run/progress.c bxi_pass 2461627638
+ *     lib/run/wait.c sleep_as_leader 2646301797
+ *     lib/run/wait.c lead 436210931
+ *     lib/run/wait.c stop_leading 3367379893
+ *     lib/run/wait.c sleep_in_futex 2500460559
+ *     lib/run/wait.c link_waiter 2042717804
+ *     lib/run/wait.c unlink_waiter 2985849091
+ *     lib/run/wait.c follow 2865649837
+ *     lib/run/wait.c bxi_role_end 2721500858
+ *     lib/run/wait.c bxi_wait 4067262507
+ *     lib/run/wait.c bxi_wake 671891900
+ *     lib/run/background.c sleep_in_background 150170823
+ *     lib/run/background.c drive_background 2751941436
+ *     lib/run/background.c run_background 4250206604
+ *     lib/run/background.c bxi_waits_stop 1297598547
+ *     lib/run/background.c bxi_progress_stop 2933308738
+ *     lib/rpc/future.c bxi_future_complete 509945475
  */
 #ifndef USERS
 #define USERS 2

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The deadlines of one worker (lib/run/progress.c, lib/run/wait.c, lib/run/background.c): until when each thread
+ * The deadlines of one worker (lib/run/timer.c, lib/run/wait.c, lib/run/background.c): until when each thread
  * sleeps, and which thread wakes when another one sets an earlier deadline.
  *
  * U: a thread that leads, sleeps as the leader until the earliest deadline that it saw, and leaves the role once, at
  * any time. It may be in a handler for any time. B: the background thread. S: a thread that sets DEADLINES deadlines,
  * each at any future time. -DOWN_LOOP: no B; the program's loop polls the eventfd and the timerfd and calls
- * bx_progress.
+ * bxi_run_once.
  *
  * Time is a counter that may advance between any two steps, so each step may take long, and a deadline may pass
  * between any two steps. role.pml checks the fences of the role: here memory is sequentially consistent, and what the
@@ -17,18 +17,20 @@
  * README.md says what each control takes away.
  *
  * It stands for these functions. The numbers are checksums of their text (tests/check/model.sh):
- *     lib/run/progress.c bxi_next_timer_ns 7603775
- *     lib/run/progress.c bxi_fire_timers 784714664
- *     lib/run/progress.c set_until 2964768497
- *     lib/run/progress.c bxi_timer_added 3647709473
- *     lib/run/progress.c bxi_until_when 1584999616
- *     lib/run/progress.c bxi_timers_look 1789041692
- *     lib/run/background.c bxi_look_loop 611548336
- *     lib/run/background.c sleep_in_background 1152606732
- *     lib/run/background.c drive_background 3562276676
- *     lib/run/background.c run_background 769936000
- *     lib/run/background.c bx_progress 1205533221
- *     lib/run/wait.c sleep_as_leader 230256848
+ *     lib/run/timer.c bxi_next_timer_ns 1529509315
+ *     lib/run/timer.c bxi_fire_timers 4201887053
+ *     lib/run/timer.c set_until 3718320712
+ *     lib/run/timer.c wake_for_first 72134548
+ *     lib/run/timer.c bxi_timer_set 772283906
+ *     lib/run/timer.c bxi_until_when 1155031724
+ *     lib/run/timer.c bxi_timers_due 1302429288
+ *     lib/run/background.c bxi_read_loop 2936838858
+ *     lib/run/background.c sleep_in_background 150170823
+ *     lib/run/background.c drive_background 2751941436
+ *     lib/run/background.c run_background 4250206604
+ *     lib/run/background.c bxi_run_once 1479198413
+ *     lib/run/progress.c bxi_before_sleep 963877612
+ *     lib/run/wait.c sleep_as_leader 2646301797
  */
 #ifndef DEADLINES
 #define DEADLINES 2
@@ -88,7 +90,7 @@ inline set_until(at)
 #endif
 }
 
-/* bxi_timer_added: under the lock, after a change of the heap. */
+/* wake_for_first: under the lock, after a change of the heap. */
 inline timer_added()
 {
     if
@@ -199,7 +201,7 @@ inline take_role_or_tell()
 
 #ifdef OWN_LOOP
 #define loop_readable (eventfd[BACKGROUND] || timerfd <= now)
-/* bxi_look_loop */
+/* bxi_read_loop */
 inline look_loop()
 {
     atomic {
@@ -274,7 +276,7 @@ end_sleeps:             if                  /* sleep_in_bed */
 }
 
 #ifdef OWN_LOOP
-/* The program's loop: bx_progress whenever the descriptor is readable. */
+/* The program's loop: bxi_run_once whenever the descriptor is readable. */
 proctype Loop()
 {
     byte i, time, next;

@@ -59,7 +59,7 @@ static void kill_worker1(struct bx_job *job)
     HARNESS_EQ(kill((pid_t)harness_load(PID + 16 + 1), SIGKILL), 0);
     HARNESS_EQ(poll(&death, 1, -1), 1);
     bxi_exchange(&job->rpc->peers[1].death_seen, BXI_PEER_DEAD);
-    bxi_event(job, BXI_EVENT_DEATH);
+    bxi_event(job->run, BXI_EVENT_DEATH);
 }
 
 static void stall_oneself(struct bx_job *job)

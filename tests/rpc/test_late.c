@@ -9,7 +9,7 @@
  */
 #include "tests/harness/harness.h"
 
-#include "run/run.h"
+#include "run/drive.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -160,23 +160,24 @@ Test(late, a_sleeping_leader_is_woken_for_a_future_that_another_thread_completes
  * That is not a late timer. This thread plays the leader, and holds the lock meanwhile. */
 static void look_before_the_background_thread(struct bx_job *job)
 {
+    const struct bxi_role *role;
     struct bx_future *future;
     uint64_t due_ns;
 
     HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
-    while (!bxi_take_role(job))
+    while ((role = bxi_take_role(job->run)) == NULL)
         sched_yield();
     bxi_bell_arm(&job->run->bell, BXI_WHO_LEADER);
     future = begin(job, "hold", DEADLINE_NS);
-    due_ns = bxi_next_timer_ns(job);
+    due_ns = bxi_next_timer_ns(job->run);
     bxi_lock(&job->run->lock);
     while (bxi_now_ns() < due_ns + DEADLINE_NS)
         sched_yield();
     bxi_unlock(&job->run->lock);
-    bxi_count_late_timer(job, BX_FOREVER, job->run->bell_fd[1]);
+    bxi_count_late(job->run, BX_FOREVER, job->run->bell_fd[1], NULL);
     HARNESS_EQ(harness_counter(job, "timers_late"), 0);
     bxi_bell_disarm(&job->run->bell);
-    bxi_leave_role(job, true);
+    bxi_leave_role(role, true);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
     bx_future_release(future);
 }

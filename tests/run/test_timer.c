@@ -3,7 +3,7 @@
  * lib/run/timer.c: the heap returns the earliest timer first, whatever is set, moved and cleared in between. One thread
  * and no lock: the heap has none, its callers hold job->run->lock.
  */
-#include "rpc/rpc.h"
+#include "run/drive.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
@@ -27,8 +27,8 @@ static uint64_t take_first(void)
     struct bxi_timer *first = timers.heap[1];
     uint64_t at_ns = first->at_ns;
 
-    cr_assert_eq(bxi_timers_next_ns(&timers), at_ns);
-    bxi_timer_clear(&timers, first);
+    cr_assert_eq(bxi_heap_next_ns(&timers), at_ns);
+    bxi_heap_clear(&timers, first);
     return at_ns;
 }
 
@@ -44,15 +44,15 @@ TestSuite(timer, .timeout = 120);
 
 Test(timer, is_never_due_if_none_is_set)
 {
-    cr_expect_eq(bxi_timers_next_ns(&timers), BX_FOREVER);
-    bxi_timer_clear(&timers, &timer[0]);
+    cr_expect_eq(bxi_heap_next_ns(&timers), BX_FOREVER);
+    bxi_heap_clear(&timers, &timer[0]);
     cr_expect_eq(timers.count, 0);
 }
 
 Test(timer, that_is_earliest_comes_first)
 {
     for (int i = 0; i < COUNT; i++)
-        cr_assert_eq(bxi_timer_set(&timers, &timer[i], next_random() % 500), 0);
+        cr_assert_eq(bxi_heap_set(&timers, &timer[i], next_random() % 500), 0);
 
     uint64_t before = 0;
 
@@ -62,7 +62,7 @@ Test(timer, that_is_earliest_comes_first)
         cr_assert_leq(before, at_ns);
         before = at_ns;
     }
-    cr_expect_eq(bxi_timers_next_ns(&timers), BX_FOREVER);
+    cr_expect_eq(bxi_heap_next_ns(&timers), BX_FOREVER);
     free(timers.heap);
 }
 
@@ -75,11 +75,11 @@ Test(timer, may_be_cleared_and_set_again_in_any_order)
 
         if (next_random() % 3 == 0) {
             set -= one->heap_index != 0;
-            bxi_timer_clear(&timers, one);
+            bxi_heap_clear(&timers, one);
             cr_assert_eq(one->heap_index, 0);
         } else {
             set += one->heap_index == 0;
-            cr_assert_eq(bxi_timer_set(&timers, one, next_random() % 1000), 0);
+            cr_assert_eq(bxi_heap_set(&timers, one, next_random() % 1000), 0);
         }
         cr_assert_eq(timers.count, set);
         if (step % 64 == 0)
@@ -92,9 +92,9 @@ Test(timer, may_be_cleared_and_set_again_in_any_order)
 Test(timer, with_the_same_deadline_as_others_is_not_lost)
 {
     for (int i = 0; i < COUNT; i++)
-        bxi_timer_set(&timers, &timer[i], 42);
+        bxi_heap_set(&timers, &timer[i], 42);
     for (int i = 0; i < COUNT; i += 2)
-        bxi_timer_clear(&timers, &timer[i]);
+        bxi_heap_clear(&timers, &timer[i]);
     cr_assert_eq(timers.count, COUNT / 2);
     check_heap();
     for (int i = 0; i < COUNT / 2; i++)
@@ -104,13 +104,13 @@ Test(timer, with_the_same_deadline_as_others_is_not_lost)
 
 Test(timer, moves_when_it_is_set_again)
 {
-    bxi_timer_set(&timers, &timer[0], 10);
-    bxi_timer_set(&timers, &timer[1], 20);
-    bxi_timer_set(&timers, &timer[0], 30);
+    bxi_heap_set(&timers, &timer[0], 10);
+    bxi_heap_set(&timers, &timer[1], 20);
+    bxi_heap_set(&timers, &timer[0], 30);
     cr_expect_eq(timers.count, 2);
-    cr_expect_eq(bxi_timers_next_ns(&timers), 20);
-    bxi_timer_set(&timers, &timer[0], 5);
-    cr_expect_eq(bxi_timers_next_ns(&timers), 5);
+    cr_expect_eq(bxi_heap_next_ns(&timers), 20);
+    bxi_heap_set(&timers, &timer[0], 5);
+    cr_expect_eq(bxi_heap_next_ns(&timers), 5);
     free(timers.heap);
 }
 

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What joins the job to run: the sources that its threads drive, what run asks of the job, and the program's own loop.
+ * Whoever drives calls these functions; run.h says when.
+ */
+#include "job.h"
+
+#include "observe/trace.h"
+
+/* ---- what run asks of the job ------------------------------------------------------------------- */
+
+/* The pidfd of a worker: it died. */
+static void see_death(void *context, uint64_t rank)
+{
+    struct bx_job *job = context;
+
+    /* Over a suspicion too: a worker that was cut off leaves its name behind when it dies. */
+    bxi_exchange(&job->rpc->peers[rank].death_seen, BXI_PEER_DEAD);
+    bxi_note(job->run, BXI_EVENT_DEATH);
+}
+
+static void name_thread(void *context)
+{
+    (void)context;
+    bxi_trace_thread("background");
+}
+
+/* Are more workers awake, or have just been rung, than there are CPUs? Then the worker that is waited for may
+ * be the one that cannot run, and a spin yields between its peeks. */
+static bool is_crowded(void *context)
+{
+    struct bx_job *job = context;
+    int awake = 1;
+
+    for (int rank = 0; rank < job->world_size && job->world_size > job->run->cpus; rank++) {
+        const struct bxi_peer *peer = &job->rpc->peers[rank];
+        /* Relaxed: a guess is enough. */
+        uint64_t word = rank != job->rank ? bxi_load_relaxed(peer->bell.word) : 0;
+
+        awake += rank != job->rank && bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE &&
+                 ((word & 3) == BXI_AWAKE || word == bxi_load_relaxed((bxi_a64 *)&peer->bell.rang_for));
+    }
+    return awake > job->run->cpus;
+}
+
+static void wait_lasts(void *context, struct bxi_waiter *waiter)
+{
+    bxi_wait_show(context, &waiter->shown);
+}
+
+static void wait_begins(void *context, struct bxi_waiter *waiter)
+{
+    if (bxi_pool_block(context))
+        bxi_wait_show(context, &waiter->shown);     /* the thread of a handler: whoever waits for that waits for this */
+}
+
+static void wait_ends(void *context, struct bxi_waiter *waiter)
+{
+    bxi_pool_unblock(context);
+    if (waiter->shown.row != 0)
+        bxi_wait_hide(context, &waiter->shown);
+}
+
+static void before_sleep(void *context)
+{
+    bxi_trace_sleeps(context);
+}
+
+static uint64_t sleeps(void *context, enum bxi_sleeps who)
+{
+    return bxi_trace_sleep(context, who);
+}
+
+static void woke(void *context, enum bxi_sleeps who, enum bxi_sleeps_by by, bool rung, uint64_t began_ns)
+{
+    bxi_trace_woke(context, who, by, rung, began_ns);
+}
+
+static const struct bxi_host host = {
+    .readable = see_death,
+    .thread_begins = name_thread,
+    .is_crowded = is_crowded,
+    .wait_begins = wait_begins,
+    .wait_lasts = wait_lasts,
+    .wait_ends = wait_ends,
+    .before_sleep = before_sleep,
+    .sleeps = sleeps,
+    .woke = woke,
+};
+
+/* ---- the trace as a source ---------------------------------------------------------------------- */
+
+static int write_trace(void *context, const struct bxi_role *role, struct bxi_waiter *waiter)
+{
+    (void)role, (void)waiter;
+    bxi_trace_passed(context);
+    return 0;
+}
+
+static const struct bxi_source_ops trace_source = { .pass = write_trace };
+
+/* ---- life --------------------------------------------------------------------------------------- */
+
+void bxi_drive_init(struct bx_job *job)
+{
+    const struct bxi_run_setup setup = {
+        .host = &host,
+        .system = &bxi_real_system,
+        .context = job,
+        .name = job->name,
+        .serial = job->serial,
+        .spin_ns = job->options.no_spin ? 0 : job->options.spin_ns,
+        .counters = job->counters,
+    };
+
+    bxi_run_init(job->run, &setup);
+    bxi_run_add(job->run, &bxi_rpc_source, job);
+    bxi_run_add(job->run, &bxi_device_source, job);
+}
+
+int bxi_drive_start(struct bx_job *job)
+{
+    job->rpc->peers[job->rank].bell = (struct bxi_bell_peer){
+        &job->control->header.armed, { job->run->bell_fd[0], job->run->bell_fd[1] }, 0
+    };
+    if (bxi_trace_is_on(job))
+        bxi_run_add(job->run, &trace_source, job);
+    for (int rank = 0; rank < job->world_size; rank++)
+        if (rank != job->rank)
+            bxi_run_watch(job->run, job->rpc->peers[rank].pidfd, (uint64_t)rank);
+    return bxi_progress_start(job->run, job->options.own_loop);
+}
+
+/* ---- the program's own loop --------------------------------------------------------------------- */
+
+int bx_job_fd(const struct bx_job *job)
+{
+    int rc = bxi_job_check_any(job);
+
+    if (rc < 0)
+        return rc;
+    return job->run->loop_fd >= 0 ? job->run->loop_fd
+                             : bx_fail(BX_E_STATE, "bx_job_fd is for a started job with own_loop set");
+}
+
+int bx_progress(struct bx_job *job)
+{
+    int rc = bxi_job_check(job);
+
+    return rc < 0 ? rc : bxi_out(bxi_run_once(job->run));
+}

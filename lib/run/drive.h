@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the files of run share, and no other room includes: the role, the functions that need it, sleeping.
+ */
+#ifndef BXI_DRIVE_H
+#define BXI_DRIVE_H
+
+#include "run.h"
+
+/* ---- progress.c: the role -------------------------------------------------------------------------- */
+
+/* A role is the address of its word. */
+static inline struct bxi_run *bxi_run_of(const struct bxi_role *role)
+{
+    return (struct bxi_run *)(void *)((char *)(uintptr_t)role - offsetof(struct bxi_run, role));
+}
+
+const struct bxi_role *bxi_take_role(struct bxi_run *run);     /* NULL: another thread has it */
+/* Takes it; if another thread holds it, makes sure that the holder sees the events. */
+const struct bxi_role *bxi_take_role_or_tell(struct bxi_run *run);
+/* Gives it up. If there is work: false, with the role kept; with `anyway`, leaves the work to the background thread. */
+bool bxi_leave_role(const struct bxi_role *role, bool anyway);
+void bxi_offer_role(struct bxi_run *run);
+void bxi_signal_waiter(struct bxi_waiter *waiter);
+
+/* ---- progress.c: the sources ----------------------------------------------------------------------- */
+
+int bxi_pass(const struct bxi_role *role, struct bxi_waiter *waiter);      /* how much was handled */
+bool bxi_work_waits(const struct bxi_role *role);               /* behind the arming fence */
+bool bxi_peek(struct bxi_run *run);
+void bxi_flush(struct bxi_run *run);
+/* Also fires the deadlines that are due. True: there is work again. */
+bool bxi_before_sleep(const struct bxi_role *role, uint64_t now_ns);
+uint64_t bxi_next_deadline_ns(struct bxi_run *run, uint64_t now_ns);       /* of the sources, not of timers */
+void bxi_watchdog(const struct bxi_role *role);
+void bxi_timers_fired(const struct bxi_role *role);
+
+/* ---- timer.c --------------------------------------------------------------------------------------- */
+
+int bxi_heap_set(struct bxi_timers *timers, struct bxi_timer *timer, uint64_t at_ns);   /* 0, -ENOMEM */
+void bxi_heap_clear(struct bxi_timers *timers, struct bxi_timer *timer);
+uint64_t bxi_heap_next_ns(const struct bxi_timers *timers);     /* BX_FOREVER if it is empty */
+
+bool bxi_fire_timers(const struct bxi_role *role, uint64_t now_ns);        /* true if any was due */
+uint64_t bxi_next_timer_ns(struct bxi_run *run);
+void bxi_timers_due(const struct bxi_role *role);               /* BXI_EVENT_TIMER: fires, and notes the next */
+/* The same as bxi_next_timer_ns, noted for bxi_timer_set; own_loop: timer_fd is set to it. BX_FOREVER if it is due
+ * at now_ns and the holder of the role has been told. */
+uint64_t bxi_until_when(struct bxi_run *run, uint64_t now_ns);
+
+/* ---- spin.c ---------------------------------------------------------------------------------------- */
+
+struct bxi_spin {
+    uint32_t rounds;                    /* of peeks */
+    uint64_t began_ns;
+    bool crowded;
+};
+/* After an empty pass. True: it has peeked for a while, pass again; false: the budget is spent. */
+bool bxi_spin_on(const struct bxi_role *role, struct bxi_spin *spin, struct bxi_waiter *waiter);
+void bxi_spin_paid_off(const struct bxi_role *role, struct bxi_spin *spin);
+static inline void bxi_spin_hit(const struct bxi_role *role, struct bxi_spin *spin)        /* it ended with work */
+{
+    if (spin->rounds > 0)
+        bxi_spin_paid_off(role, spin);
+}
+void bxi_adapt_spin(const struct bxi_role *role, uint64_t slept_ns);       /* a bell ended a sleep */
+
+/* ---- sleep.c --------------------------------------------------------------------------------------- */
+
+/* Makes a sleeper of the run's kind, or of the next that is available, that watches all of them. 0, -errno. */
+int bxi_make_sleeper(const struct bxi_run *run, const struct bxi_watched *watched, int count,
+                     struct bxi_sleeper **sleeper);
+/* One wait in it, counted, and shown to the host. A change of the sleeper's kind and a failure are logged, the latter
+ * once for each sleeper (*failed). How many tokens, of BXI_SLEEPER_FDS at most; -errno. */
+struct bxi_sleep {
+    struct bxi_sleeper *sleeper;
+    enum bxi_sleeps who;
+    bool *failed;
+};
+int bxi_sleep(struct bxi_run *run, const struct bxi_sleep *sleep, uint64_t timeout_ns, uint64_t *tokens);
+/* On the leader's eventfd, in a sleeper of this thread's own. True if a bell or an event ended it. */
+bool bxi_sleep_as_leader(const struct bxi_role *role, uint64_t timeout_ns);
+/* After a sleep that nobody ended and that was to last until then: counts what the bell should have announced, unless
+ * the bell is rung late. waiter: who slept as the leader; or NULL. */
+void bxi_count_late(struct bxi_run *run, uint64_t until_ns, int bell_fd, struct bxi_waiter *waiter);
+
+/* ---- background.c ---------------------------------------------------------------------------------- */
+
+void bxi_read_loop(struct bxi_run *run);        /* own_loop: takes what its descriptor announces */
+
+/* ---- counters -------------------------------------------------------------------------------------- */
+
+static inline void bxi_run_count(struct bxi_run *run, enum bxi_counter counter)
+{
+    if (BXI_STATS & BXI_STATS_COUNTERS)
+        bxi_count(&run->counters[counter], 1);
+}
+
+#endif

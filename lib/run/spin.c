@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Spinning: after an empty pass the thread that drives peeks at the sources for a while before it sleeps, because a
+ * wake-up costs more. Under the role. The budget adapts: a sleep that was shorter than the largest budget doubles it, a
+ * longer one halves it, a spin that ended with work adds an eighth. After a spin that ended without work, the next
+ * 2, 4, 8, 16 sleeps begin at once.
+ */
+#include "drive.h"
+
+#include <sched.h>
+
+#define SPIN_LEAST_NS 1500u
+#define PEEKS 32                    /* between two passes of a spin */
+#define HOT_ROUNDS 8                /* of peeks before the core is told that this is a spin loop */
+
+/* Peeks at the sources, events and the waiter, which costs a few nanoseconds a time. */
+static void peek_for_a_while(struct bxi_run *run, struct bxi_waiter *waiter, bool pause)
+{
+    for (int peeks = 0; peeks < PEEKS; peeks++) {
+        if (bxi_peek(run) || bxi_load_relaxed(&run->events) != 0 || (waiter != NULL && waiter->ready(waiter)))
+            return;
+        if (pause)
+            bxi_pause();
+    }
+}
+
+bool bxi_spin_on(const struct bxi_role *role, struct bxi_spin *spin, struct bxi_waiter *waiter)
+{
+    struct bxi_run *run = bxi_run_of(role);
+
+    if (spin->rounds == 0) {
+        if (run->spin_ns == 0 || run->spin_skips > 0) {
+            run->spin_skips -= run->spin_skips > 0;
+            return false;
+        }
+        spin->crowded = run->host->is_crowded != NULL && run->host->is_crowded(run->context);
+        bxi_store_relaxed(run->spins, 1);       /* relaxed: for inspectors */
+    }
+    peek_for_a_while(run, waiter, spin->rounds >= HOT_ROUNDS);
+    if (spin->crowded)
+        sched_yield();
+    if (++spin->rounds % HOT_ROUNDS != 0)
+        return true;
+
+    uint64_t now_ns = run->system->now_ns();
+
+    if (spin->began_ns == 0)
+        spin->began_ns = now_ns;
+    if (now_ns - spin->began_ns < run->spin_ns)
+        return true;
+    /* Spins that end in sleep may be what keeps the process that is waited for from running: sleep at once the
+     * next 2, 4, 8, 16 times, until a spin ends with work. */
+    bxi_run_count(run, BXI_C_spins_missed);
+    bxi_store_relaxed(run->spins, 0);           /* relaxed: as above */
+    run->spin_misses += run->spin_misses < 4;
+    run->spin_skips = 1u << run->spin_misses;
+    return false;
+}
+
+void bxi_spin_paid_off(const struct bxi_role *role, struct bxi_spin *spin)
+{
+    struct bxi_run *run = bxi_run_of(role);
+
+    bxi_run_count(run, BXI_C_spins_hit);
+    bxi_store_relaxed(run->spins, 0);           /* relaxed: as above */
+    run->spin_misses = 0;
+    if (spin->began_ns != 0 && run->spin_ns < run->spin_most_ns)
+        run->spin_ns += run->spin_ns / 8;
+    *spin = (struct bxi_spin){ 0 };
+}
+
+void bxi_adapt_spin(const struct bxi_role *role, uint64_t slept_ns)
+{
+    struct bxi_run *run = bxi_run_of(role);
+
+    if (run->spin_ns == 0)
+        return;
+    if (slept_ns < run->spin_most_ns)
+        run->spin_ns = run->spin_ns * 2 < run->spin_most_ns ? run->spin_ns * 2 : run->spin_most_ns;
+    else if (run->spin_ns / 2 >= SPIN_LEAST_NS)
+        run->spin_ns /= 2;
+}

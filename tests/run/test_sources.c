@@ -1,0 +1,780 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/run: the role, waiting and deadlines with fake sources, a fake clock and a fake sleep. No job, no peer, no time
+ * passes: the clock moves when a test says so, or, where `alone` is set, to the end of each sleep.
+ */
+#include "run/drive.h"
+
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define SECOND BXI_WATCHDOG_NS
+#define LOG_MAX 64
+#define SLEEPERS_MAX 4
+
+/* ---- The clock and the sleep --------------------------------------------------------------------- */
+
+struct bxi_sleeper {
+    int fd[2];
+    uint64_t token[2];
+    int count;
+    bool asleep;
+    uint64_t until_ns;
+};
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool alone;                         /* the thread under test is the only one */
+    uint64_t now_ns;
+    struct bxi_sleeper sleepers[SLEEPERS_MAX];
+    int sleeper_count;
+    int sleeps;                         /* ever begun */
+    uint64_t slept_until_ns[LOG_MAX];
+    int following;                      /* threads in their futex */
+    void (*in_sleep)(void);             /* what another process does in the next sleep */
+    bool bell_is_late;                  /* what polling for a late bell finds */
+} fake = { .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER };
+
+static uint64_t fake_now_ns(void)
+{
+    pthread_mutex_lock(&fake.lock);
+    uint64_t now_ns = fake.now_ns;
+    pthread_mutex_unlock(&fake.lock);
+    return now_ns;
+}
+
+static void move_clock(uint64_t now_ns)
+{
+    pthread_mutex_lock(&fake.lock);
+    fake.now_ns = now_ns;
+    pthread_cond_broadcast(&fake.changed);
+    pthread_mutex_unlock(&fake.lock);
+}
+
+static int fake_create(enum bxi_sleeper_kind kind, struct bxi_sleeper **sleeper)
+{
+    (void)kind;
+    pthread_mutex_lock(&fake.lock);
+    *sleeper = &fake.sleepers[fake.sleeper_count++];
+    pthread_mutex_unlock(&fake.lock);
+    return 0;
+}
+
+static void fake_destroy(struct bxi_sleeper *sleeper)
+{
+    (void)sleeper;
+}
+
+static enum bxi_sleeper_kind fake_kind(const struct bxi_sleeper *sleeper)
+{
+    (void)sleeper;
+    return BXI_SLEEPER_EPOLL;
+}
+
+static int fake_watch(struct bxi_sleeper *sleeper, int fd, uint64_t token)
+{
+    sleeper->fd[sleeper->count] = fd;
+    sleeper->token[sleeper->count++] = token;
+    return 0;
+}
+
+static void fake_forget(struct bxi_sleeper *sleeper, uint64_t token)
+{
+    for (int i = 0; i < sleeper->count; i++)
+        if (sleeper->token[i] == token)
+            sleeper->fd[i] = -1;
+}
+
+static int readable(const struct bxi_sleeper *sleeper, uint64_t *tokens)
+{
+    int found = 0;
+
+    for (int i = 0; i < sleeper->count; i++) {
+        struct pollfd one = { .fd = sleeper->fd[i], .events = POLLIN };
+
+        if (poll(&one, 1, 0) == 1)
+            tokens[found++] = sleeper->token[i];
+    }
+    return found;
+}
+
+static int fake_wait(struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t *tokens, int most)
+{
+    int found;
+
+    (void)most;
+    if (fake.in_sleep != NULL) {
+        void (*fn)(void) = fake.in_sleep;
+
+        fake.in_sleep = NULL;
+        fn();
+    }
+    pthread_mutex_lock(&fake.lock);
+    sleeper->until_ns = timeout_ns == UINT64_MAX ? BX_FOREVER : fake.now_ns + timeout_ns;
+    sleeper->asleep = true;
+    if (fake.sleeps < LOG_MAX)
+        fake.slept_until_ns[fake.sleeps] = sleeper->until_ns;
+    fake.sleeps++;
+    pthread_cond_broadcast(&fake.changed);
+    while ((found = readable(sleeper, tokens)) == 0 && fake.now_ns < sleeper->until_ns) {
+        if (fake.alone && sleeper->until_ns == BX_FOREVER)
+            cr_assert_fail("sleeps for ever");
+        if (fake.alone)
+            fake.now_ns = sleeper->until_ns;
+        else
+            pthread_cond_wait(&fake.changed, &fake.lock);
+    }
+    sleeper->asleep = false;
+    pthread_mutex_unlock(&fake.lock);
+    return found;
+}
+
+static int fake_poll(struct pollfd *fds, nfds_t count, int timeout_ms)
+{
+    (void)fds, (void)count, (void)timeout_ms;
+    return fake.bell_is_late;
+}
+
+static void fake_wait_while_1(bxi_a32 *word, uint64_t deadline_ns)
+{
+    pthread_mutex_lock(&fake.lock);
+    fake.following++;
+    pthread_cond_broadcast(&fake.changed);
+    pthread_mutex_unlock(&fake.lock);
+    bxi_real_system.wait_while_1(word, deadline_ns);
+    pthread_mutex_lock(&fake.lock);
+    fake.following--;
+    pthread_mutex_unlock(&fake.lock);
+}
+
+static ssize_t ring_and_tell(int fd, const void *data, size_t bytes)
+{
+    ssize_t rc = write(fd, data, bytes);
+
+    pthread_mutex_lock(&fake.lock);
+    pthread_cond_broadcast(&fake.changed);
+    pthread_mutex_unlock(&fake.lock);
+    return rc;
+}
+
+static const struct bxi_system fake_system = {
+    .now_ns = fake_now_ns, .coarse_ns = fake_now_ns, .create = fake_create, .destroy = fake_destroy,
+    .kind = fake_kind, .watch = fake_watch, .forget = fake_forget, .wait = fake_wait, .poll = fake_poll,
+    .wait_while_1 = fake_wait_while_1,
+};
+
+/* Until so many threads sleep in sleepers, the earliest of them until then (or whenever: 0). */
+static void await_sleepers(int count, uint64_t until_ns)
+{
+    pthread_mutex_lock(&fake.lock);
+    for (;;) {
+        uint64_t earliest_ns = BX_FOREVER;
+        int asleep = 0;
+
+        for (int i = 0; i < fake.sleeper_count; i++) {
+            asleep += fake.sleepers[i].asleep;
+            if (fake.sleepers[i].asleep)
+                earliest_ns = bxi_least(earliest_ns, fake.sleepers[i].until_ns);
+        }
+        if (asleep == count && (until_ns == 0 || earliest_ns == until_ns))
+            break;
+        pthread_cond_wait(&fake.changed, &fake.lock);
+    }
+    pthread_mutex_unlock(&fake.lock);
+}
+
+static void await_followers(int count)
+{
+    pthread_mutex_lock(&fake.lock);
+    while (fake.following < count)
+        pthread_cond_wait(&fake.changed, &fake.lock);
+    pthread_mutex_unlock(&fake.lock);
+}
+
+/* ---- The run, and a source ---------------------------------------------------------------------- */
+
+static struct bxi_run run;
+static bxi_a64 armed, spins, counters[BXI_COUNTER_COUNT];
+static const struct bxi_host no_host;
+static char called[LOG_MAX];            /* a letter for each call, in order */
+
+static void note(char letter)
+{
+    size_t length = strlen(called);
+
+    if (length + 1 < sizeof called)
+        called[length] = letter;
+}
+
+struct source {
+    char letter;                        /* pass; in capitals: an event */
+    bxi_a32 work;                       /* frames, so to say */
+    uint32_t events;                    /* that were handed to it */
+    uint64_t watched_ns;                /* how long it lets a thread sleep; 0: for ever */
+    int watchdogs, flushes, before_sleeps;
+    uint64_t watchdog_ns[LOG_MAX];
+    bool work_before_sleep;             /* its next before_sleep finds some */
+    bool silent;                        /* its next before_sleep is followed by work that nobody rings for */
+};
+
+static int pass(void *context, const struct bxi_role *role, struct bxi_waiter *waiter)
+{
+    struct source *source = context;
+
+    (void)waiter;
+    cr_assert(bxi_run_of(role) == &run && bxi_is_driving(&run));
+    note(source->letter);
+    return (int)bxi_exchange(&source->work, 0);
+}
+
+static void handle(void *context, const struct bxi_role *role, uint32_t event)
+{
+    struct source *source = context;
+
+    (void)role;
+    cr_assert_eq(event & (event - 1), 0);
+    source->events |= event;
+    note((char)('0' + __builtin_ctz(event)));
+}
+
+static bool has_work(void *context, const struct bxi_role *role)
+{
+    (void)role;
+    return bxi_load_seq_cst(&((struct source *)context)->work) != 0;
+}
+
+static bool peek(void *context)
+{
+    return has_work(context, NULL);
+}
+
+static void flush(void *context)
+{
+    ((struct source *)context)->flushes++;
+}
+
+static bool before_sleep(void *context, const struct bxi_role *role)
+{
+    struct source *source = context;
+    bool work = source->work_before_sleep;
+
+    (void)role;
+    source->before_sleeps++;
+    source->work_before_sleep = false;
+    if (source->silent)
+        bxi_store_relaxed(&source->work, 1);
+    source->silent = false;
+    return work;
+}
+
+static uint64_t next_deadline_ns(void *context, uint64_t now_ns)
+{
+    const struct source *source = context;
+
+    return source->watched_ns != 0 ? now_ns + source->watched_ns : BX_FOREVER;
+}
+
+static void watchdog(void *context, const struct bxi_role *role)
+{
+    struct source *source = context;
+
+    (void)role;
+    if (source->watchdogs < LOG_MAX)
+        source->watchdog_ns[source->watchdogs] = fake_now_ns();
+    source->watchdogs++;
+}
+
+static const struct bxi_source_ops whole_ops = {
+    .events = BXI_EVENT_SCAN | 8, .handle = handle, .pass = pass, .peek = peek, .ready = has_work, .flush = flush,
+    .before_sleep = before_sleep, .next_deadline_ns = next_deadline_ns, .watchdog = watchdog,
+};
+static const struct bxi_source_ops other_ops = { .events = 2, .handle = handle, .pass = pass };
+
+static struct source whole = { .letter = 'a' }, other = { .letter = 'b' };
+
+static void begin_run(struct bxi_run *one)
+{
+    bxi_run_init(one, &(struct bxi_run_setup){ .host = &no_host, .system = &fake_system, .name = "fake", .serial = 1,
+                                               .counters = counters });
+    cr_assert_eq(bxi_run_open_bells(one), 0);
+    bxi_run_attach(one, &armed, counters, &spins);
+    one->cpus = 1;
+}
+
+static void set_up(void)
+{
+    bxi_bell_write = ring_and_tell;
+    fake.alone = true;
+    fake.now_ns = 1;
+    begin_run(&run);
+    bxi_run_add(&run, &whole_ops, &whole);
+    bxi_run_add(&run, &other_ops, &other);
+}
+
+static void tear_down(void)
+{
+    bxi_run_fini(&run);
+}
+
+TestSuite(sources, .init = set_up, .fini = tear_down, .timeout = 20);
+
+/* ---- Waiters ------------------------------------------------------------------------------------- */
+
+struct flag_waiter {
+    struct bxi_waiter waiter;           /* first */
+    bxi_a32 is_ready;
+    pthread_t thread;
+    int rc;
+};
+
+static bool flag_ready(struct bxi_waiter *waiter)
+{
+    return bxi_load_seq_cst(&((struct flag_waiter *)(void *)waiter)->is_ready) != 0;
+}
+
+static void init_waiter(struct flag_waiter *flag, uint64_t deadline_ns)
+{
+    *flag = (struct flag_waiter){ .waiter = { .ready = flag_ready, .object = flag, .deadline_ns = deadline_ns } };
+}
+
+static int wait_until(uint64_t deadline_ns)
+{
+    struct flag_waiter flag;
+
+    init_waiter(&flag, deadline_ns);
+    return bxi_wait(&run, &flag.waiter);
+}
+
+static void *wait_in_thread(void *argument)
+{
+    struct flag_waiter *flag = argument;
+
+    flag->rc = bxi_wait(&run, &flag->waiter);
+    return NULL;
+}
+
+static void begin_wait(struct flag_waiter *flag)
+{
+    init_waiter(flag, BX_FOREVER);
+    cr_assert_eq(pthread_create(&flag->thread, NULL, wait_in_thread, flag), 0);
+}
+
+static void make_ready(struct flag_waiter *flag)
+{
+    bxi_exchange(&flag->is_ready, 1);
+    bxi_wake(&run, flag);
+}
+
+static int end_wait(struct flag_waiter *flag)
+{
+    pthread_join(flag->thread, NULL);
+    return flag->rc;
+}
+
+/* Runs fn in a thread that does not drive. */
+static void *call(void *argument)
+{
+    (*(void (**)(void))argument)();
+    return NULL;
+}
+
+static void elsewhere(void (*fn)(void))
+{
+    pthread_t thread;
+
+    cr_assert_eq(pthread_create(&thread, NULL, call, &fn), 0);
+    pthread_join(thread, NULL);
+}
+
+/* ---- Passes and events --------------------------------------------------------------------------- */
+
+Test(sources, are_passed_in_the_order_in_which_they_registered)
+{
+    const struct bxi_role *role = bxi_take_role(&run);
+
+    bxi_store_relaxed(&whole.work, 2);
+    bxi_store_relaxed(&other.work, 3);
+    cr_expect_eq(bxi_pass(role, NULL), 5);
+    cr_expect_eq(bxi_pass(role, NULL), 0);
+    cr_expect_str_eq(called, "abab");
+    cr_expect(bxi_leave_role(role, false));
+}
+
+Test(sources, are_handed_their_own_events_from_the_lowest_up_before_the_pass)
+{
+    const struct bxi_role *role;
+
+    bxi_event(&run, 8);
+    bxi_event(&run, 2);
+    bxi_event(&run, BXI_EVENT_SCAN);
+    role = bxi_take_role(&run);
+    cr_expect_gt(bxi_pass(role, NULL), 0);
+    cr_expect_str_eq(called, "013ab");
+    cr_expect_eq(whole.events, BXI_EVENT_SCAN | 8);
+    cr_expect_eq(other.events, 2);
+    cr_expect_eq(bxi_pass(role, NULL), 0);          /* each once */
+    cr_expect(bxi_leave_role(role, false));
+}
+
+/* ---- The role ------------------------------------------------------------------------------------ */
+
+static void cannot_take_it(void)
+{
+    cr_expect_null(bxi_take_role(&run));
+    cr_expect_not(bxi_is_driving(&run));
+}
+
+Test(sources, are_driven_by_one_thread_at_a_time)
+{
+    const struct bxi_role *role = bxi_take_role(&run);
+
+    cr_expect(bxi_is_driving(&run));
+    elsewhere(cannot_take_it);
+    cr_expect(bxi_leave_role(role, false));
+    cr_expect_not(bxi_is_driving(&run));
+    role = bxi_take_role(&run);
+    cr_expect_not_null(role);
+    bxi_leave_role(role, true);
+}
+
+/* In a handler of one job a callback is put on a future of another. */
+Test(sources, are_still_driven_after_the_role_of_another_job_was_had_meanwhile)
+{
+    static struct bxi_run second;
+    static bxi_a64 second_armed = BXI_WHO_LAZY;
+    const struct bxi_role *role = bxi_take_role(&run);
+
+    begin_run(&second);
+    bxi_run_attach(&second, &second_armed, counters, &spins);
+    bxi_more_eager(&second);
+    cr_expect_eq(bxi_load_relaxed(&second_armed) & 3, BXI_WHO_BACKGROUND);
+    cr_expect(bxi_is_driving(&run));
+    bxi_leave_role(role, true);
+    bxi_run_fini(&second);
+}
+
+Test(sources, with_work_keep_the_role_or_ring_the_background_thread)
+{
+    const struct bxi_role *role = bxi_take_role(&run);
+    struct pollfd bell = { .fd = run.bell_fd[0], .events = POLLIN };
+
+    bxi_store_relaxed(&whole.work, 1);
+    cr_expect_not(bxi_leave_role(role, false));
+    cr_expect_eq(bxi_load_relaxed(&armed) & 3, BXI_AWAKE);
+    cr_expect_eq(poll(&bell, 1, 0), 0);
+    cr_expect(bxi_leave_role(role, true));
+    cr_expect_eq(poll(&bell, 1, 0), 1);
+}
+
+/* ---- Before a sleep ------------------------------------------------------------------------------ */
+
+Test(sources, are_flushed_and_prepared_before_a_leader_sleeps)
+{
+    cr_expect_eq(wait_until(100), BX_E_TIMEOUT);
+    cr_expect_eq(fake.sleeps, 1);
+    cr_expect_eq(fake.slept_until_ns[0], 100);
+    cr_expect_eq(whole.before_sleeps, 1);
+    cr_expect_eq(whole.flushes, 2);                 /* and when it left the role */
+}
+
+Test(sources, that_find_work_before_a_sleep_are_passed_instead)
+{
+    whole.work_before_sleep = true;
+    cr_expect_eq(wait_until(100), BX_E_TIMEOUT);
+    cr_expect_eq(fake.sleeps, 1);
+    cr_expect_eq(whole.before_sleeps, 2);
+    cr_expect_str_eq(called, "ababab");             /* before each, and after the sleep */
+}
+
+/* The work came before the bell was armed: whoever brought it saw this thread awake, and did not ring. */
+Test(sources, that_get_work_before_the_bell_is_armed_are_asked_behind_it)
+{
+    whole.silent = true;
+    cr_expect_eq(wait_until(100), BX_E_TIMEOUT);
+    cr_expect_eq(fake.sleeps, 1);                   /* the second try */
+    cr_expect_eq(whole.before_sleeps, 2);
+}
+
+static void bring_work(void)
+{
+    bxi_exchange(&whole.work, 1);
+    cr_assert_eq(bxi_load_seq_cst(&armed) & 3, BXI_WHO_LEADER);
+    bxi_bell_ring(run.bell_fd[1]);
+}
+
+Test(sources, that_get_work_afterwards_end_the_sleep)
+{
+    fake.in_sleep = bring_work;
+    cr_expect_eq(wait_until(100), BX_E_TIMEOUT);
+    cr_expect_eq(fake.sleeps, 2);
+    cr_expect_eq(whole.watchdogs, 1);               /* of the second sleep, which nobody ended */
+    cr_expect_str_eq(called, "abababab");
+}
+
+static void set_event(void)
+{
+    bxi_event(&run, 2);
+}
+
+static void set_event_elsewhere(void)
+{
+    elsewhere(set_event);
+}
+
+Test(sources, get_an_event_of_another_thread_in_the_middle_of_a_sleep)
+{
+    fake.in_sleep = set_event_elsewhere;
+    cr_expect_eq(wait_until(100), BX_E_TIMEOUT);
+    cr_expect_eq(fake.sleeps, 2);
+    cr_expect_eq(other.events, 2);
+}
+
+/* ---- Spinning ------------------------------------------------------------------------------------ */
+
+static uint64_t ticking_ns(void)
+{
+    return fake.now_ns += 1000;
+}
+
+Test(sources, are_peeked_at_for_the_budget_and_then_not_for_two_sleeps)
+{
+    struct bxi_system ticking = fake_system;
+    struct bxi_spin spin = { 0 };
+    const struct bxi_role *role;
+    int rounds = 0;
+
+    ticking.now_ns = ticking_ns;
+    run.system = &ticking;
+    run.spin_ns = run.spin_most_ns = 10000;
+    role = bxi_take_role(&run);
+    while (bxi_spin_on(role, &spin, NULL))
+        rounds++;
+    cr_expect_eq(rounds, 11 * 8 - 1);               /* the clock is read after every eighth */
+    cr_expect_eq(bxi_load_relaxed(&counters[BXI_C_spins_missed]), 1);
+    for (int i = 0; i < 2; i++) {
+        spin = (struct bxi_spin){ 0 };
+        cr_expect_not(bxi_spin_on(role, &spin, NULL));
+        cr_expect_eq(spin.rounds, 0);
+    }
+    cr_expect(bxi_spin_on(role, &spin, NULL));
+    bxi_spin_hit(role, &spin);
+    cr_expect_eq(bxi_load_relaxed(&counters[BXI_C_spins_hit]), 1);
+    bxi_leave_role(role, true);
+}
+
+/* ---- Deadlines ----------------------------------------------------------------------------------- */
+
+static struct bxi_timer timers[3];
+static uint64_t fired_ns[3];
+static bxi_a32 fired;
+
+static void fire(void *context, struct bxi_timer *timer)
+{
+    (void)context;
+    cr_assert(bxi_lock_is_held(&run.lock));
+    fired_ns[timer - timers] = fake_now_ns();
+    bxi_add_seq_cst(&fired, 1);
+}
+
+static void set_timer(int index, uint64_t at_ns)
+{
+    timers[index].fire = fire;
+    bxi_lock(&run.lock);
+    cr_assert_eq(bxi_timer_set(&run, &timers[index], at_ns), 0);
+    bxi_unlock(&run.lock);
+}
+
+Test(sources, see_deadlines_fire_in_their_order_and_at_their_time)
+{
+    set_timer(0, 30);
+    set_timer(1, 10);
+    set_timer(2, 20);
+    cr_expect_eq(wait_until(100), BX_E_TIMEOUT);
+    cr_expect_eq(fired_ns[1], 10);
+    cr_expect_eq(fired_ns[2], 20);
+    cr_expect_eq(fired_ns[0], 30);
+    cr_expect_eq(fake.sleeps, 4);
+    for (int i = 0; i < 4; i++)
+        cr_expect_eq(fake.slept_until_ns[i], i < 3 ? 10 * (uint64_t)(i + 1) : 100);
+}
+
+/* It sleeps for ever; the background thread, too. A third thread sets a deadline. */
+Test(sources, see_a_deadline_fire_that_is_set_while_a_leader_sleeps)
+{
+    struct flag_waiter leader;
+
+    fake.alone = false;
+    cr_assert_eq(bxi_progress_start(&run, false), 0);
+    await_sleepers(1, BX_FOREVER);
+    begin_wait(&leader);
+    await_sleepers(2, BX_FOREVER);
+    set_timer(0, 50);
+    await_sleepers(2, 50);
+    set_timer(1, 40);
+    await_sleepers(2, 40);
+    cr_expect_eq(bxi_load_seq_cst(&fired), 0);
+    move_clock(40);
+    await_sleepers(2, 50);
+    cr_expect_eq(fired_ns[1], 40);
+    move_clock(50);
+    await_sleepers(2, BX_FOREVER);
+    cr_expect_eq(fired_ns[0], 50);
+    make_ready(&leader);
+    cr_expect_eq(end_wait(&leader), 0);
+    bxi_waits_stop(&run);
+    bxi_progress_stop(&run);
+}
+
+Test(sources, cannot_set_a_timer_without_the_lock, .signal = SIGABRT)
+{
+    timers[0].fire = fire;
+    bxi_timer_set(&run, &timers[0], 10);
+}
+
+static void set_timer_without_the_lock(void)
+{
+    timers[0].fire = fire;
+    bxi_timer_set(&run, &timers[0], 10);
+}
+
+#ifdef BXI_LOCK_OWNERS
+Test(sources, cannot_set_a_timer_under_the_lock_of_another_thread, .signal = SIGABRT)
+{
+    bxi_lock(&run.lock);
+    elsewhere(set_timer_without_the_lock);
+    bxi_unlock(&run.lock);
+}
+#endif
+
+/* ---- The watchdog -------------------------------------------------------------------------------- */
+
+Test(sources, that_ask_for_a_watchdog_have_it_once_a_second)
+{
+    whole.watched_ns = BXI_WATCHDOG_NS;
+    cr_expect_eq(wait_until(7 * SECOND / 2), BX_E_TIMEOUT);
+    cr_expect_eq(whole.watchdogs, 4);               /* and when the wait's own time was over */
+    for (uint64_t i = 0; i < 3; i++)
+        cr_expect_eq(whole.watchdog_ns[i], 1 + (i + 1) * SECOND);
+    cr_expect_eq(fake.sleeps, 4);
+}
+
+static struct flag_waiter forgotten;
+
+static void make_ready_without_a_bell(void)
+{
+    bxi_exchange(&forgotten.is_ready, 1);
+}
+
+static uint64_t rescued_of_a_lost_bell(bool bell_is_late)
+{
+    fake.bell_is_late = bell_is_late;
+    fake.in_sleep = make_ready_without_a_bell;
+    whole.watched_ns = BXI_WATCHDOG_NS;
+    init_waiter(&forgotten, BX_FOREVER);
+    cr_assert_eq(bxi_wait(&run, &forgotten.waiter), 0);
+    return bxi_load_relaxed(&counters[BXI_C_rescued]);
+}
+
+Test(sources, that_were_ready_without_a_bell_are_counted_as_rescued)
+{
+    cr_expect_eq(rescued_of_a_lost_bell(false), 1);
+}
+
+Test(sources, whose_bell_was_held_up_are_not_counted_as_rescued)
+{
+    cr_expect_eq(rescued_of_a_lost_bell(true), 0);
+}
+
+/* A deadline is set behind the back of the thread that sleeps: as if nobody rang. */
+static void set_timer_silently(void)
+{
+    run.background_until_ns = 0;
+    set_timer(0, 10);
+}
+
+static uint64_t late_of_a_silent_timer(bool bell_is_late)
+{
+    fake.bell_is_late = bell_is_late;
+    fake.in_sleep = set_timer_silently;
+    cr_assert_eq(wait_until(SECOND), BX_E_TIMEOUT);
+    return bxi_load_relaxed(&counters[BXI_C_timers_late]);
+}
+
+Test(sources, whose_deadline_nobody_announced_count_it_as_late)
+{
+    cr_expect_eq(late_of_a_silent_timer(false), 1);
+}
+
+Test(sources, whose_deadline_is_announced_late_do_not_count_it)
+{
+    cr_expect_eq(late_of_a_silent_timer(true), 0);
+}
+
+/* ---- Several threads that wait -------------------------------------------------------------------- */
+
+Test(sources, are_driven_by_a_follower_when_the_leader_is_ready)
+{
+    struct flag_waiter waiters[3];
+
+    fake.alone = false;
+    begin_wait(&waiters[0]);
+    await_sleepers(1, BX_FOREVER);
+    begin_wait(&waiters[1]);
+    await_followers(1);
+    begin_wait(&waiters[2]);
+    await_followers(2);
+    make_ready(&waiters[0]);
+    cr_expect_eq(end_wait(&waiters[0]), 0);
+    await_sleepers(1, BX_FOREVER);                  /* one of the two leads, */
+    cr_expect_eq(bxi_load_seq_cst(&run.role), 1);
+    cr_expect_eq(bxi_load_seq_cst(&run.followers), 1);      /* and the other was not woken for good */
+    bxi_event(&run, 2);
+    await_sleepers(1, BX_FOREVER);
+    make_ready(&waiters[1]);
+    cr_expect_eq(end_wait(&waiters[1]), 0);
+    await_sleepers(1, BX_FOREVER);
+    make_ready(&waiters[2]);
+    cr_expect_eq(end_wait(&waiters[2]), 0);
+    cr_expect_eq(bxi_load_seq_cst(&run.role), 0);
+    cr_expect_eq(other.events, 2);
+}
+
+static void end_role(void)
+{
+    bxi_role_end(&run);
+    bxi_forget_role();
+}
+
+Test(sources, are_left_by_all_that_wait_when_the_job_stops)
+{
+    struct flag_waiter waiters[3];
+
+    fake.alone = false;
+    cr_assert_eq(bxi_progress_start(&run, false), 0);
+    await_sleepers(1, BX_FOREVER);
+    begin_wait(&waiters[0]);
+    await_sleepers(2, BX_FOREVER);
+    for (int i = 1; i < 3; i++) {
+        begin_wait(&waiters[i]);
+        await_followers(i);
+    }
+    bxi_waits_stop(&run);
+    for (int i = 0; i < 3; i++)
+        cr_expect_eq(end_wait(&waiters[i]), BX_E_SHUTDOWN);
+    bxi_progress_stop(&run);
+    elsewhere(end_role);
+    cr_expect_null(bxi_take_role(&run));            /* for good */
+    cr_expect_eq(wait_until(BX_FOREVER), BX_E_SHUTDOWN);
+}
+
+Test(sources, are_not_waited_for_in_a_handler)
+{
+    bxi_no_wait_enter();
+    cr_expect_eq(wait_until(100), BX_E_WOULD_DEADLOCK);
+    bxi_no_wait_leave();
+    cr_expect_eq(fake.sleeps, 0);
+}

@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A clock and a sleep for tests of lib/run: struct bxi_system without time and without the kernel's sleepers. The clock
+ * moves when the test says so, or, where `alone` is set, to the end of each sleep. Sleepers watch real eventfds.
+ */
+#ifndef TESTS_FAKE_SYSTEM_H
+#define TESTS_FAKE_SYSTEM_H
+
+#include "run/drive.h"
+
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#define SLEEPERS_MAX 4
+#define SLEEPS_MAX 64
+
+struct bxi_sleeper {
+    int fd[2];
+    uint64_t token[2];
+    int count;
+    bool asleep;
+    uint64_t until_ns;
+};
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool alone;                         /* the thread under test is the only one */
+    uint64_t now_ns;
+    struct bxi_sleeper sleepers[SLEEPERS_MAX];
+    int sleeper_count;
+    int sleeps;                         /* ever begun */
+    uint64_t slept_until_ns[SLEEPS_MAX];
+    int following;                      /* threads in their futex */
+    int followed;                       /* sleeps there, ever begun */
+    void (*in_sleep)(void);             /* what another process does in the next sleep */
+    bool bell_is_late;                  /* what polling for a late bell finds */
+} fake = { .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER };
+
+static inline uint64_t fake_now_ns(void)
+{
+    pthread_mutex_lock(&fake.lock);
+    uint64_t now_ns = fake.now_ns;
+    pthread_mutex_unlock(&fake.lock);
+    return now_ns;
+}
+
+static inline void move_clock(uint64_t now_ns)
+{
+    pthread_mutex_lock(&fake.lock);
+    fake.now_ns = now_ns;
+    pthread_cond_broadcast(&fake.changed);
+    pthread_mutex_unlock(&fake.lock);
+}
+
+static inline int fake_create(enum bxi_sleeper_kind kind, struct bxi_sleeper **sleeper)
+{
+    (void)kind;
+    pthread_mutex_lock(&fake.lock);
+    *sleeper = &fake.sleepers[fake.sleeper_count++];
+    pthread_mutex_unlock(&fake.lock);
+    return 0;
+}
+
+static inline void fake_destroy(struct bxi_sleeper *sleeper)
+{
+    (void)sleeper;
+}
+
+static inline enum bxi_sleeper_kind fake_kind(const struct bxi_sleeper *sleeper)
+{
+    (void)sleeper;
+    return BXI_SLEEPER_EPOLL;
+}
+
+static inline int fake_watch(struct bxi_sleeper *sleeper, int fd, uint64_t token)
+{
+    sleeper->fd[sleeper->count] = fd;
+    sleeper->token[sleeper->count++] = token;
+    return 0;
+}
+
+static inline void fake_forget(struct bxi_sleeper *sleeper, uint64_t token)
+{
+    for (int i = 0; i < sleeper->count; i++)
+        if (sleeper->token[i] == token)
+            sleeper->fd[i] = -1;
+}
+
+static inline int readable(const struct bxi_sleeper *sleeper, uint64_t *tokens)
+{
+    int found = 0;
+
+    for (int i = 0; i < sleeper->count; i++) {
+        struct pollfd one = { .fd = sleeper->fd[i], .events = POLLIN };
+
+        if (poll(&one, 1, 0) == 1)
+            tokens[found++] = sleeper->token[i];
+    }
+    return found;
+}
+
+static inline int fake_wait(struct bxi_sleeper *sleeper, uint64_t timeout_ns, uint64_t *tokens, int most)
+{
+    int found;
+
+    (void)most;
+    if (fake.in_sleep != NULL) {
+        void (*fn)(void) = fake.in_sleep;
+
+        fake.in_sleep = NULL;
+        fn();
+    }
+    pthread_mutex_lock(&fake.lock);
+    sleeper->until_ns = timeout_ns == UINT64_MAX ? BX_FOREVER : fake.now_ns + timeout_ns;
+    sleeper->asleep = true;
+    if (fake.sleeps < SLEEPS_MAX)
+        fake.slept_until_ns[fake.sleeps] = sleeper->until_ns;
+    fake.sleeps++;
+    pthread_cond_broadcast(&fake.changed);
+    while ((found = readable(sleeper, tokens)) == 0 && fake.now_ns < sleeper->until_ns) {
+        if (fake.alone && sleeper->until_ns == BX_FOREVER)
+            cr_assert_fail("sleeps for ever");
+        if (fake.alone)
+            fake.now_ns = sleeper->until_ns;
+        else
+            pthread_cond_wait(&fake.changed, &fake.lock);
+    }
+    sleeper->asleep = false;
+    pthread_mutex_unlock(&fake.lock);
+    return found;
+}
+
+static inline int fake_poll(struct pollfd *fds, nfds_t count, int timeout_ms)
+{
+    (void)fds, (void)count, (void)timeout_ms;
+    return fake.bell_is_late;
+}
+
+static inline void fake_wait_while_1(bxi_a32 *word, uint64_t deadline_ns)
+{
+    pthread_mutex_lock(&fake.lock);
+    fake.following++;
+    fake.followed++;
+    pthread_cond_broadcast(&fake.changed);
+    pthread_mutex_unlock(&fake.lock);
+    bxi_real_system.wait_while_1(word, deadline_ns);
+    pthread_mutex_lock(&fake.lock);
+    fake.following--;
+    pthread_mutex_unlock(&fake.lock);
+}
+
+static inline ssize_t ring_and_tell(int fd, const void *data, size_t bytes)
+{
+    ssize_t rc = write(fd, data, bytes);
+
+    pthread_mutex_lock(&fake.lock);
+    pthread_cond_broadcast(&fake.changed);
+    pthread_mutex_unlock(&fake.lock);
+    return rc;
+}
+
+static const struct bxi_system fake_system = {
+    .now_ns = fake_now_ns, .coarse_ns = fake_now_ns, .create = fake_create, .destroy = fake_destroy,
+    .kind = fake_kind, .watch = fake_watch, .forget = fake_forget, .wait = fake_wait, .poll = fake_poll,
+    .wait_while_1 = fake_wait_while_1,
+};
+
+/* Until so many threads sleep in sleepers, the earliest of them until then (or whenever: 0). */
+static inline void await_sleepers(int count, uint64_t until_ns)
+{
+    pthread_mutex_lock(&fake.lock);
+    for (;;) {
+        uint64_t earliest_ns = BX_FOREVER;
+        int asleep = 0;
+
+        for (int i = 0; i < fake.sleeper_count; i++) {
+            struct bxi_sleeper *sleeper = &fake.sleepers[i];
+            uint64_t tokens[2];
+
+            /* One that is about to wake is awake. */
+            if (!sleeper->asleep || fake.now_ns >= sleeper->until_ns || readable(sleeper, tokens) > 0)
+                continue;
+            asleep++;
+            earliest_ns = bxi_least(earliest_ns, sleeper->until_ns);
+        }
+        if (asleep == count && (until_ns == 0 || earliest_ns == until_ns))
+            break;
+        pthread_cond_wait(&fake.changed, &fake.lock);
+    }
+    pthread_mutex_unlock(&fake.lock);
+}
+
+static inline void await_followers(int count)
+{
+    pthread_mutex_lock(&fake.lock);
+    while (fake.following < count)
+        pthread_cond_wait(&fake.changed, &fake.lock);
+    pthread_mutex_unlock(&fake.lock);
+}
+
+#endif

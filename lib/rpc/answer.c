@@ -103,6 +103,7 @@ void bxi_answer(struct bx_request *request, int code, const char *text, const st
     reply.grant.body = NULL;
     make_reply(&reply, request, code, text, value);
     bxi_loan_release(request->loan);
+    request->loan = NULL;
     if (request->oneway && code < 0)
         bxi_log(1, "a one-way call of worker '%s' failed: %s", request->peer->name, reply.text);
 
@@ -123,4 +124,13 @@ void bxi_answer(struct bx_request *request, int code, const char *text, const st
         bxi_log(0, "a reply to worker '%s' was lost: %s", request->peer->name, bx_error_text());
     if (request->counted && !bxi_is_driving(job->run))
         bxi_bells_flush(job);
+}
+
+void bxi_waiting_answer(struct bxi_waiting *waiting, int code, const char *text, const struct bx_msg *value)
+{
+    /* Before the answer goes out: the caller that reads it has got back what the arguments lent. */
+    bx_msg_destroy(waiting->args);
+    waiting->args = NULL;
+    bxi_answer(&waiting->request, code, text, value);
+    bxi_waiting_destroy(waiting);
 }

@@ -376,7 +376,7 @@ void bxi_batchers_destroy(struct bx_job *job)
             struct bxi_waiting *row = batcher->head;
 
             batcher->head = row->next_row;
-            bxi_waiting_drop(row);
+            bxi_waiting_destroy(row);
         }
         free(batcher);
     }

@@ -95,7 +95,7 @@ static int answer_when_done(struct bxi_waiting *waiting, struct bx_future *futur
     if (rc == 0)
         rc = bxi_future_on_done(future, async_done, waiting);
     if (rc == BX_E_CORRUPT)
-        bxi_waiting_drop(waiting);
+        bxi_waiting_destroy(waiting);
     else if (rc < 0)
         bxi_waiting_answer(waiting, rc, NULL, NULL);
     return rc;
@@ -167,7 +167,7 @@ static int add_row(struct bx_request *request, size_t body_bytes)
     }
     rc = bxi_batch_add(waiting);
     if (rc < 0)
-        bxi_waiting_drop(waiting);
+        bxi_waiting_destroy(waiting);
     return rc == BX_E_CORRUPT ? rc : 0;
 }
 
@@ -225,7 +225,7 @@ static int submit_blocking(struct bx_request *request, size_t body_bytes)
     rc = bxi_waiting_begin(waiting, BXI_WAITS_FOR_THREAD);
     bxi_unlock(&job->run->lock);
     if (rc == BX_E_CORRUPT) {
-        bxi_waiting_drop(waiting);
+        bxi_waiting_destroy(waiting);
         return rc;
     }
     if (rc < 0 || (rc = bxi_pool_submit(job, &waiting->task)) < 0)

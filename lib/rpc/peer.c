@@ -212,7 +212,7 @@ static void note_sent(struct bx_job *job, struct bxi_peer *peer, const struct bx
         bxi_store_relaxed(&job->rpc->bells_pass, bxi_load_relaxed(&job->run->pass));
         bxi_store_relaxed(&job->rpc->bells_frame, bxi_load_relaxed(&job->rpc->frames));
     }
-    peer->bell_for_replies = reply && (peer->bell_for_replies || !has_bit(job->rpc->bells_due, peer));
+    peer->replies_only = reply && (peer->replies_only || !has_bit(job->rpc->bells_due, peer));
     set_bit(job->rpc->bells_due, peer);
     peer->bell_pos = peer->out.write_pos;
     if (!peer->defer_bell)
@@ -434,7 +434,7 @@ int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consum
 
 static void look(struct bx_job *job, struct bxi_peer *peer)
 {
-    bool rang = bxi_bell_look(&peer->bell, peer->bell_for_replies) != 0;
+    bool rang = bxi_bell_look(&peer->bell, peer->replies_only) != 0;
 
     peer->defer_bell = !rang;
     bxi_counter_add(job, rang ? BXI_C_doorbells_rung : BXI_C_doorbells_saved, 1);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the room rpc owns: peers, calls, functions, requests being answered, batches, the pool, futures.
+ * What the room rpc owns: futures, the pool, peers, calls, functions, requests, batches. One section a file; base.h has
+ * the marks start, lock and role, which say who may access a field.
  */
 #ifndef BXI_RPC_H
 #define BXI_RPC_H
@@ -17,11 +18,16 @@
 #define BXI_POOL_READY 16           /* threads of the pool that are not blocked in a wait, by default */
 #define BXI_POOL_MAX 256
 #define BXI_FRAMES_A_PASS 32        /* of one ring */
-#define BXI_DEFER_PASSES 3          /* before a bell that is probably not needed is rung */
-#define BXI_DEFER_FRAMES 32         /* likewise: handlers run for them, which takes longer than a pass that is empty */
-#define BXI_WAITING_CHAINS 64       /* of a peer's requests that wait, by the low bits of their ids; a power of two */
+#define BXI_DEFER_PASSES 3          /* a bell that is probably not needed is rung so many passes later, */
+#define BXI_DEFER_FRAMES 32         /* or so many frames later: a pass in which handlers run takes long */
+#define BXI_WAITING_CHAINS 64       /* in the table of a peer's requests (waiting.c); a power of two */
 
-/* ---- Messages ------------------------------------------------------------------------------------ */
+struct bxi_batcher;
+struct bxi_call;
+struct bxi_peer;
+struct bxi_waiting;
+
+/* ---- msg.c --------------------------------------------------------------------------------------- */
 
 struct bx_msg {
     unsigned char *data;        /* == room until it has grown; or inside the loan */
@@ -35,15 +41,22 @@ struct bx_msg {
     _Alignas(8) unsigned char room[];
 };
 struct bx_msg *bxi_msg_copy(const void *data, size_t bytes);       /* NULL when memory is out */
-
 struct bx_msg *bxi_msg_of_loan(struct bxi_loan *loan);     /* a message of its own; NULL when memory is out */
 
-/* ---- Futures ------------------------------------------------------------------------------------- */
+/* True if the message needs a lease: it has tensors, or more bytes than a frame. */
+static inline bool bxi_needs_lease(const struct bx_msg *msg)
+{
+    return msg != NULL && (msg->tensor_count > 0 || msg->bytes > BXI_BODY_MAX);
+}
+
+/* ---- future.c ------------------------------------------------------------------------------------ */
 
 struct bxi_callback;
+#define BXI_DONE ((struct bxi_callback *)1)
+
 struct bx_future {
     bxi_a32 refs;
-    bxi_a32 claimed;                            /* 1 once somebody completes it */
+    bxi_a32 claimed;                            /* 1 once a thread completes it */
     _Atomic(struct bxi_callback *) callbacks;   /* a stack; BXI_DONE once it is done */
     struct bx_job *job;
     struct bx_msg *value;
@@ -51,24 +64,186 @@ struct bx_future {
     int code;
     bool is_call;                               /* the head of a struct bxi_call */
 };
+
 void bxi_future_init(struct bx_future *future, struct bx_job *job);
 /* For a public function: 0; -EINVAL (NULL), BX_E_FORKED with a sentence. */
 int bxi_future_check(const struct bx_future *future, const char *function);
 bool bxi_future_try_acquire(struct bx_future *future);     /* false if its last reference is gone */
-/* Completes it; value and text (malloc'ed) become its own. False (and both freed) if it was done. */
+/* Completes it; takes value and text (malloc'ed). False, and both freed, if it was done. */
 bool bxi_future_complete(struct bx_future *future, int code, char *text, struct bx_msg *value);
-/* The job ends: fails every future of it that is no call and not done. None can be made from then on. */
+/* The job ends: fails each of its futures that is no call and not done. From then on none can be made. */
 void bxi_futures_end(struct bx_job *job);
-/* bx_future_release and bx_future_on_done for the engine: a thread that leaves in a callback comes back. */
+/* bx_future_release and bx_future_on_done for the engine: a thread that leaves in a callback returns from them. */
 void bxi_future_release(struct bx_future *future);
 int bxi_future_on_done(struct bx_future *future, bx_done_fn fn, void *context);
 void bxi_future_fini(struct bx_future *future);     /* frees value and text of one that is done */
-static inline bool bxi_future_is_done(const struct bx_future *future);
 
-/* ---- Calls (lock) -------------------------------------------------------------------------------- */
+static inline bool bxi_future_is_done(const struct bx_future *future)
+{
+    /* [future.done] acquire, pairs with the exchange in bxi_future_complete: value, code and text are
+     * read after it. Sequentially consistent, so that a waiter that has counted itself sees it. */
+    return bxi_load_seq_cst((_Atomic(struct bxi_callback *) *)&future->callbacks) == BXI_DONE;
+}
 
-enum bxi_slot_state { BXI_SLOT_FREE = 0, BXI_SLOT_LIVE, BXI_SLOT_ZOMBIE };  /* zombie: its reply is awaited */
-struct bxi_call;
+/* ---- pool.c -------------------------------------------------------------------------------------- */
+
+struct bxi_task {               /* what the pool runs; a member of a struct bxi_waiting, or of a batcher */
+    struct bxi_task *next, *prev;   /* pool.lock, with queued */
+    bool queued;                    /* in the pool's queue */
+    void (*run)(struct bx_job *job, struct bxi_task *task);     /* by a thread of the pool; may free the task */
+    /* In place of run, when a task was queued and no thread is left that could run it. */
+    void (*refuse)(struct bx_job *job, struct bxi_task *task, int code);
+};
+
+struct bxi_pool {
+    pthread_mutex_t lock;       /* all but blocked and timer; no other lock is taken inside */
+    pthread_cond_t cond;
+    struct bxi_task *head, *tail;
+    uint32_t queued;
+    uint32_t idle;
+    uint32_t threads;
+    bxi_a32 blocked;            /* of the threads, in a wait */
+    bool stop;
+    uint64_t taken;             /* tasks that threads have ever taken from the queue */
+    uint64_t taken_seen;        /* of them, at the last check whether the queue moves */
+    bool watched;               /* the timer is set, or about to be, or the check is due */
+    bool stuck;                 /* the queue has not moved from one check to the next: inspectors are shown that */
+    struct bxi_timer timer;     /* job->run->lock */
+    pthread_t thread[BXI_POOL_MAX];
+};
+
+/* 0, BX_E_BUSY, BX_E_SHUTDOWN, -errno of pthread_create. */
+int bxi_pool_submit(struct bx_job *job, struct bxi_task *task);
+/* The sentence for what submit or bxi_waiting_begin returned; NULL: the code has its own. */
+#define BXI_POOL_WHY_BYTES 160
+const char *bxi_pool_why(int rc, char text[BXI_POOL_WHY_BYTES]);
+/* Takes the task out of the queue; false if a thread has it. The job's lock may be held. */
+bool bxi_pool_take(struct bx_job *job, struct bxi_task *task);
+bool bxi_pool_block(struct bx_job *job);        /* this thread begins to wait; true if it is the pool's */
+void bxi_pool_unblock(struct bx_job *job);
+bool bxi_pool_owns_thread(const struct bx_job *job);       /* true if this thread is one of the pool's */
+void bxi_pool_stop(struct bx_job *job);
+void bxi_pool_look(struct bx_job *job);         /* role: logs and shows a queue that has not moved for a second */
+
+/* ---- names.c ------------------------------------------------------------------------------------- */
+
+struct bxi_function_cache {     /* a peer's functions, copied from its segment */
+    uint32_t count;
+    uint8_t last;               /* index of the one found last: most calls are to the same function */
+    uint8_t bucket[256];        /* open addressing by name; BXI_NO_INDEX if empty */
+    char name[BXI_FUNCTION_MAX][BXI_NAME_BYTES];
+};
+
+void bxi_names_clear(struct bx_job *job);       /* no worker is found */
+void bxi_names_build(struct bx_job *job);
+struct bxi_peer *bxi_peer_find(struct bx_job *job, const char *name);      /* NULL */
+/* Index of a function of peer, or BX_E_NO_FUNCTION / BX_E_CORRUPT with a sentence. Lock. */
+int bxi_function_find(struct bx_job *job, struct bxi_peer *peer, const char *name);
+
+/* ---- peer.c: frames out (lock), bells ------------------------------------------------------------ */
+
+enum bxi_peer_state {           /* atomic; role, but for the bootstrap */
+    BXI_PEER_ALIVE = 1,
+    BXI_PEER_DEAD,
+    BXI_PEER_LEFT,
+    BXI_PEER_CORRUPT,
+};
+
+struct bxi_queued {             /* a frame that waits for room */
+    struct bxi_queued *next;
+    uint32_t payload_bytes;
+    int32_t slot;               /* of a request: the slot where its end in the ring is noted; else -1 */
+    int32_t lease;              /* likewise of the lease that it carries; else -1 */
+    unsigned char payload[];
+};
+
+struct bxi_peer {
+    /* start */
+    int rank;
+    uint32_t pid;
+    int pidfd;
+    char name[BXI_NAME_BYTES];
+    struct bxi_segment_view view;           /* of oneself: unused */
+    struct bxi_lend_peer *lend;             /* what is lent to it and borrowed from it */
+    unsigned char *loop;                    /* of oneself: the private ring; else NULL */
+    bxi_a32 state;                          /* enum bxi_peer_state */
+    bxi_a32 death_seen;                     /* enum bxi_peer_state to close it with; the role acts on it */
+    uint32_t state_word;                    /* role: its header's state as last read */
+
+    /* lock: the way out */
+    bxi_a32 out_open;
+    bool defer_bell;                        /* its bell's word said "awake" at the last check */
+    bool replies_only;                      /* all frames that a bell is due for are replies */
+    struct bxi_ring_writer out;
+    struct bxi_bell_peer bell;
+    uint64_t bell_pos;                      /* where the last frame ends that a bell is due for */
+    struct bxi_queued *queue_head, *queue_tail;
+    uint32_t wanted_bytes;                  /* the payload for which a one-way caller waits; 0 */
+    uint64_t refused_seen;
+    int close_code;                         /* why calls fail when it is not alive */
+
+    /* lock: calls to it, and its calls here */
+    struct bxi_slot *slots;
+    uint32_t slot_count;
+    uint32_t row_count;                     /* of them, shown in the segment: rows */
+    struct bxi_call_row *rows;
+    uint32_t in_flight;                     /* slots not FREE */
+    uint16_t free_slot;                     /* head of the list; slot_count if empty */
+    uint32_t serving;                       /* its requests here that are not yet answered */
+    uint32_t serving_oneways;
+    struct bxi_waiting *waiting[BXI_WAITING_CHAINS + 1];    /* the same requests; waiting.c */
+    struct bxi_timer timer;                 /* at or before the earliest deadline of its slots */
+    struct bxi_function_cache *functions;
+    struct bxi_hist **hists;                /* by function, or NULL */
+
+    /* role: the way in */
+    bool in_open;
+    bool draining;                          /* it is gone: its replies count, its requests are dropped */
+    struct bxi_ring_reader in;
+    bxi_a64 consumed;                       /* in.read_pos, for threads that send */
+    uint64_t rescue_pos;                    /* watchdog: where a frame lay unread a second ago, plus 1 */
+};
+
+/* Opens the ring to a peer if it is not open. 0, BX_E_NO_SPACE. */
+int bxi_peer_open_out(struct bx_job *job, struct bxi_peer *peer);
+/* Zeroes what rpc and lend know of a peer, and links the two. */
+void bxi_peer_init(struct bx_job *job, int rank);
+/* Allocates the peers, each as bxi_peer_init leaves it. 0, -ENOMEM. */
+int bxi_peers_create(struct bx_job *job);
+struct bxi_out {
+    struct bxi_frame *head;
+    const void *body;
+    size_t body_bytes;
+    int32_t slot;                   /* of a request; else -1 */
+    bool may_queue;                 /* false: -EAGAIN when the ring is full */
+    struct bxi_grant *grant;        /* not yet granted, its body is then the body; or NULL */
+    int32_t lease;                  /* set by bxi_peer_send */
+};
+/* Sends head and body, or queues them. 0, -EAGAIN, -ENOMEM, BX_E_CORRUPT. */
+int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out);
+/* Moves queued frames into the ring while there is room; true if any moved. */
+bool bxi_peer_flush_queue(struct bx_job *job, struct bxi_peer *peer);
+/* Moves on all that waits for room in full rings; takes the lock. before_sleep: first asks the rings' consumers for a
+ * bell. True if anything moved. */
+bool bxi_queues_move_any(struct bx_job *job, bool before_sleep);
+void bxi_bells_pass(struct bx_job *job);        /* role, after a pass: flushes if the bells were deferred long enough */
+/* Checks the bells that are due and rings those whose owners sleep: one fence for all. Takes the lock. */
+void bxi_bells_flush(struct bx_job *job);
+void bxi_bell_now(struct bx_job *job, struct bxi_peer *peer);     /* the same for one peer; lock */
+/* A frame of the peer says how far it has read: takes the credit, and drops the bell that is due if all that it is for
+ * has been read. 0, BX_E_CORRUPT. Lock. */
+int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consumed);
+/* Rings every living peer's background eventfd: this worker's state has changed. Without the lock. */
+void bxi_ring_all(struct bx_job *job);
+/* After credit was published: rings the producers that wait for it. Role. */
+void bxi_wanted_look(struct bx_job *job);
+void bxi_peer_drop_queue(struct bxi_peer *peer);
+/* The peer's memory holds nonsense: the role will cut it off. Returns BX_E_CORRUPT with a sentence. */
+int bxi_peer_suspect(struct bx_job *job, struct bxi_peer *peer, const char *what);
+
+/* ---- call.c (lock) ------------------------------------------------------------------------------- */
+
+enum bxi_slot_state { BXI_SLOT_FREE = 0, BXI_SLOT_LIVE, BXI_SLOT_ZOMBIE };  /* zombie: its reply is still to come */
 struct bxi_slot {
     struct bxi_call *call;      /* LIVE only */
     uint64_t generation;
@@ -91,83 +266,25 @@ struct bxi_call {
     struct bxi_call *next;      /* in a list of calls to complete */
 };
 
-/* ---- Peers --------------------------------------------------------------------------------------- */
+/* ---- call_end.c ---------------------------------------------------------------------------------- */
 
-enum bxi_peer_state {           /* atomic; role, but for the bootstrap */
-    BXI_PEER_ALIVE = 1,
-    BXI_PEER_DEAD,
-    BXI_PEER_LEFT,
-    BXI_PEER_CORRUPT,
-};
+/* 0, BX_E_CORRUPT. body lies in the peer's ring. Role. */
+int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
+                      const void *body, size_t body_bytes);
+/* Fails every call to peer, or only those whose request ends at or before through_pos, if that is not BX_FOREVER. The
+ * text is made from code and the peer. Takes the lock. */
+void bxi_calls_fail(struct bx_job *job, struct bxi_peer *peer, int code, uint64_t through_pos);
+char *bxi_peer_text(const struct bx_job *job, const struct bxi_peer *peer, int code);  /* malloc'ed */
+void bxi_calls_expire(struct bx_job *job);      /* completes what timers took out of slots; without the lock */
+void bxi_slot_free(struct bxi_peer *peer, uint16_t index);                      /* lock */
+void bxi_calls_due(void *context, struct bxi_timer *timer);                /* a peer's timer fires; lock */
+/* A synchronous caller gives up. True if the call was still in its slot; else another thread is completing it. */
+bool bxi_call_give_up(struct bx_job *job, struct bxi_call *call);
 
-struct bxi_queued {             /* a frame that waits for room */
-    struct bxi_queued *next;
-    uint32_t payload_bytes;
-    int32_t slot;               /* of a request, to note where it ends; -1 */
-    int32_t lease;              /* likewise of what it lends; -1 */
-    unsigned char payload[];
-};
-
-struct bxi_waiting;
-struct bxi_function_cache {     /* the peer's functions as copied from its segment */
-    uint32_t count;
-    uint8_t last;               /* index: most calls ask for what the last one asked for */
-    uint8_t bucket[256];        /* open addressing by name; BXI_NO_INDEX if empty */
-    char name[BXI_FUNCTION_MAX][BXI_NAME_BYTES];
-};
-
-struct bxi_peer {
-    /* start */
-    int rank;
-    uint32_t pid;
-    int pidfd;
-    char name[BXI_NAME_BYTES];
-    struct bxi_segment_view view;           /* of oneself: unused */
-    struct bxi_lend_peer *lend;             /* what is lent to it and borrowed from it */
-    unsigned char *loop;                    /* of oneself: the private ring; else NULL */
-    bxi_a32 state;                          /* enum bxi_peer_state */
-    bxi_a32 death_seen;                     /* enum bxi_peer_state to close it with; the role acts on it */
-    uint32_t state_word;                    /* role: its header's state when last looked at */
-
-    /* lock: the way out */
-    bxi_a32 out_open;
-    bool defer_bell;                        /* it was awake when last looked at */
-    bool bell_for_replies;                  /* nothing but replies is due to be rung for */
-    struct bxi_ring_writer out;
-    struct bxi_bell_peer bell;
-    uint64_t bell_pos;                      /* where the last frame ends that a bell is due for */
-    struct bxi_queued *queue_head, *queue_tail;
-    uint32_t wanted_bytes;                  /* the payload that a one-way caller waits to send; 0 */
-    uint64_t refused_seen;
-    int close_code;                         /* why calls fail when it is not alive */
-
-    /* lock: calls to it, and its calls here */
-    struct bxi_slot *slots;
-    uint32_t slot_count;
-    uint32_t row_count;                     /* of them, shown in the segment: rows */
-    struct bxi_call_row *rows;
-    uint32_t in_flight;                     /* slots not FREE */
-    uint16_t free_slot;                     /* head of the list; slot_count if empty */
-    uint32_t serving;                       /* its requests here that are not yet answered */
-    uint32_t serving_oneways;
-    struct bxi_waiting *waiting[BXI_WAITING_CHAINS + 1];    /* of them, those not inline; waiting.c */
-    struct bxi_timer timer;                 /* at or before the earliest deadline of its slots */
-    struct bxi_function_cache *functions;
-    struct bxi_hist **hists;                /* by function, or NULL */
-
-    /* role: the way in */
-    bool in_open;
-    bool draining;                          /* it is gone: its replies count, its requests are dropped */
-    struct bxi_ring_reader in;
-    bxi_a64 consumed;                       /* in.read_pos, for whoever sends */
-    uint64_t rescue_pos;                    /* watchdog: where a frame lay unread a second ago, plus 1 */
-};
-
-/* ---- Functions ----------------------------------------------------------------------------------- */
+/* ---- register.c ---------------------------------------------------------------------------------- */
 
 enum bxi_function_kind { BXI_F_INLINE = 1, BXI_F_BLOCKING = 2, BXI_F_ASYNC = 3, BXI_F_BATCH = 4 };
-struct bxi_batcher;
-struct bxi_handler {            /* written before function_count passes it, never again */
+struct bxi_handler {            /* never changes once handler_count counts it */
     char name[BXI_NAME_BYTES];
     enum bxi_function_kind kind;
     bx_handler_fn fn;
@@ -175,6 +292,10 @@ struct bxi_handler {            /* written before function_count passes it, neve
     void *context;
     struct bxi_batcher *batcher;
 };
+
+int bxi_register(struct bx_job *job, const char *name, const struct bxi_handler *handler);     /* as bx_register */
+
+/* ---- waiting.c: requests ------------------------------------------------------------------------- */
 
 /* What is being answered. Lies on the stack for an inline handler, in a struct bxi_waiting for any other. */
 struct bx_request {
@@ -189,40 +310,58 @@ struct bx_request {
     uint64_t traced_id;             /* if it is traced: id, or of a one-way call where its frame ended in the ring */
     uint64_t traced_ns;             /* if it is traced: when its handler began, or its future was first waited for */
     bool oneway;
-    bool counted;                   /* lies in a struct bxi_waiting that bxi_waiting_begin has registered */
+    bool counted;                   /* in a struct bxi_waiting that bxi_waiting_begin has put into the table */
     bool timed;
     bool has_arrow;                 /* if it is traced: its arrow has not come to its end */
     uint16_t row;                   /* shown in the segment; BXI_NO_ROW: there was none free */
 };
 #define BXI_NO_ROW UINT16_MAX
 
-struct bxi_task {               /* what the pool runs; lies in a request that waits, or in a batcher */
-    struct bxi_task *next, *prev;   /* pool.lock, with queued */
-    bool queued;                    /* in the pool's queue */
-    void (*run)(struct bx_job *job, struct bxi_task *task);     /* by a thread of the pool; the task may be gone then */
-    void (*refuse)(struct bx_job *job, struct bxi_task *task, int code);    /* it was queued, and no thread is left */
-};
-
 enum bxi_waiting_state {
     BXI_WAITS_FOR_THREAD = 1,       /* the pool has its task: queued, or run by a thread */
     BXI_WAITS_FOR_BATCH,            /* in the list of its batcher */
-    BXI_WAITS_FOR_FUTURE,           /* the future's callback answers it */
-    BXI_WAITS_NO_MORE,              /* its batch runs, or its future was failed by a cancel */
+    BXI_WAITS_FOR_FUTURE,           /* the future's callback will answer it */
+    BXI_WAITS_NO_MORE,              /* its batch runs, or a cancel has failed its future */
 };
-struct bxi_waiting {            /* a request that waits; waiting.c */
+struct bxi_waiting {
     struct bx_request request;      /* first */
     struct bx_msg *args;            /* NULL for an async handler, which has read them */
-    struct bxi_waiting *chain_next; /* lock: in its peer's chain */
-    struct bxi_waiting **chain_link;/* lock: what points to it there */
+    struct bxi_waiting *chain_next; /* lock: in its peer's table */
+    struct bxi_waiting **chain_link;/* lock: the pointer there that points to it */
     enum bxi_waiting_state state;   /* lock */
     struct bxi_task task;           /* of a blocking handler */
-    struct bx_future *future;       /* of an async handler: its maker's, there until its callback has run */
+    struct bx_future *future;       /* of an async handler: the maker's reference, or the callback's, keeps it */
     struct bxi_waiting *next_row;   /* lock: in its batcher's list */
     uint64_t came_ns;               /* of a row */
-    struct bx_msg *reply;           /* of a blocking handler, or a row; with the next two by the thread that runs it */
+    struct bx_msg *reply;           /* of a blocking handler or a row; as the next two, for the thread that runs it */
     int code;                       /* of a row: bx_batch_fail_row */
     char *text;
 };
+
+struct bxi_waiting *bxi_waiting_create(const struct bx_request *request);      /* NULL: no memory */
+/* Counts the request as being served, and puts it into its peer's table. Lock. 0; BX_E_CORRUPT: its caller has more
+ * in flight than it may; -ENOBUFS: 1024 one-way calls of its caller wait already, this one is to be dropped. */
+int bxi_waiting_begin(struct bxi_waiting *waiting, enum bxi_waiting_state state);
+void bxi_waiting_end(struct bxi_waiting *waiting);          /* undoes begin; lock */
+struct bxi_waiting *bxi_waiting_find(struct bxi_peer *peer, uint64_t id);      /* NULL; lock */
+/* Releases what it holds and frees it. It is in no table, or the table is not used any more. */
+void bxi_waiting_destroy(struct bxi_waiting *waiting);
+
+/* The handler of a request begins. */
+static inline void bxi_request_begins(struct bx_request *request)
+{
+    if (request->timed)
+        request->begin_ns = bxi_now_ns();
+}
+
+/* ---- answer.c ------------------------------------------------------------------------------------ */
+
+/* Answers a request: code 0 with a value, or an error with a text. Takes the lock. */
+void bxi_answer(struct bx_request *request, int code, const char *text, const struct bx_msg *value);
+/* The same for one that waits, by its owner: destroys the arguments first, and then the object. */
+void bxi_waiting_answer(struct bxi_waiting *waiting, int code, const char *text, const struct bx_msg *value);
+
+/* ---- batch.c ------------------------------------------------------------------------------------- */
 
 struct bxi_batcher {            /* lock, but for what says otherwise */
     const struct bxi_handler *handler;          /* start */
@@ -237,40 +376,62 @@ struct bxi_batcher {            /* lock, but for what says otherwise */
     struct bxi_waiting *head, *tail;            /* the rows */
     uint32_t waiting;                           /* how many */
     struct bxi_timer timer;
-    struct bxi_task task;                       /* of a blocking body; used while running */
+    struct bxi_task task;                       /* of a blocking body; the pool's while `running` */
     struct bxi_batcher *next;
 };
 
-/* ---- The pool ------------------------------------------------------------------------------------ */
+/* Begins the request as a row of its function's batch. 0, and the batch owns it; or as bxi_waiting_begin. Role. */
+int bxi_batch_add(struct bxi_waiting *row);
+void bxi_batch_take(struct bx_job *job, struct bxi_waiting *row);      /* out of its batcher's list; lock */
+int bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, bool joins);   /* 0, BX_E_PEER_DEAD */
+void bxi_batches_leave(struct bx_job *job, int rank);      /* the worker is gone, and a member of nothing */
+void bxi_batches_look(struct bx_job *job);      /* role: runs what is ready */
+void bxi_batch_show(struct bx_job *job, const struct bxi_batcher *batcher);    /* to inspectors; lock, or start */
+void bxi_batchers_destroy(struct bx_job *job);
 
-struct bxi_pool {
-    pthread_mutex_t lock;       /* all but blocked and timer; no other lock is taken inside */
-    pthread_cond_t cond;
-    struct bxi_task *head, *tail;
-    uint32_t queued;
-    uint32_t idle;
-    uint32_t threads;
-    bxi_a32 blocked;            /* of the threads, in a wait */
-    bool stop;
-    uint64_t taken;             /* tasks ever taken from the queue */
-    uint64_t taken_seen;        /* of them when it was last looked whether the queue moves */
-    bool watched;               /* the timer is set, or about to be, or its look is due */
-    bool stuck;                 /* the queue has not moved from one look to the next: inspectors are shown that */
-    struct bxi_timer timer;     /* job->run->lock */
-    pthread_t thread[BXI_POOL_MAX];
-};
+/* ---- cancel.c ------------------------------------------------------------------------------------ */
 
-/* What a wait for a future shows. */
-static inline struct bxi_wait_shown bxi_future_shown(const struct bx_future *future)
+/* The caller gave up; code: BX_E_CANCELLED or BX_E_TIMEOUT. A queued request is answered with it. The future of an
+ * async handler fails with BX_E_CANCELLED. Role. */
+void bxi_waiting_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code);
+/* The caller is gone: the futures of its async requests fail with code. */
+void bxi_waiting_peer_gone(struct bx_job *job, struct bxi_peer *peer, int code);
+
+/* ---- handler.c (role) ---------------------------------------------------------------------------- */
+
+/* Runs the request's handler, or keeps the request until it can run. The body is in job->rpc->frame, or the request has
+ * a loan. 0, or BX_E_CORRUPT: the caller must be cut off. */
+int bxi_handler_run(struct bx_request *request, size_t body_bytes);
+
+/* ---- dispatch.c (role) --------------------------------------------------------------------------- */
+
+/* Handles one frame of peer, which still lies in its ring. 0; -EAGAIN: not yet, its device memory is being mapped;
+ * or BX_E_CORRUPT: it must be cut off. */
+int bxi_dispatch(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, const void *payload,
+                 uint32_t payload_bytes);
+
+/* ---- watch.c: what happens to peers (role) ------------------------------------------------------- */
+
+void bxi_scan(const struct bxi_role *role, struct bx_job *job);            /* open words, states, refusals of all */
+void bxi_deaths_close(const struct bxi_role *role, struct bx_job *job);    /* peers whose death was seen */
+/* After a sleep that no bell or timer ended: counts frames that lie unread for the second time, and were not rung for. */
+void bxi_rings_watchdog(const struct bxi_role *role, struct bx_job *job);
+void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer,
+                    enum bxi_peer_state state);
+/* Handles up to `most` frames of a peer, fewer when the waiter is ready. How many. */
+int bxi_read_ring(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, struct bxi_waiter *waiter,
+                  int most);
+/* Gives back what unread frames lend; progress has stopped. */
+void bxi_frames_unread(const struct bxi_role *role, struct bx_job *job);
+void bxi_quiet_changed(struct bx_job *job);     /* a call ended or a request was answered */
+
+/* True if the peer's segment shrank while it was read: what was just copied may be zeroes. */
+static inline bool bxi_truncated(const struct bxi_peer *peer)
 {
-    const struct bxi_call *call = (const struct bxi_call *)(const void *)future;
-
-    if (!future->is_call)
-        return (struct bxi_wait_shown){ .reason = BXI_FOR_FUTURE };
-    return (struct bxi_wait_shown){ .reason = BXI_FOR_CALL, .to = (int16_t)call->peer->rank, .id = call->id };
+    return bxi_lend_truncated(peer->lend);
 }
 
-/* ---- Events -------------------------------------------------------------------------------------- */
+/* ---- source.c ------------------------------------------------------------------------------------ */
 
 /* The bits that bxi_rpc_source owns, with BXI_EVENT_SCAN (open words, states, refusals of all peers). A pass handles
  * them from the lowest up: batches after BXI_EVENT_TIMER (4), because a body may take long. */
@@ -279,8 +440,9 @@ enum bxi_event {
     BXI_EVENT_BATCH = 8,        /* members changed, or a batch is due */
     BXI_EVENT_POOL = 16,        /* does the pool's queue move? */
 };
+extern const struct bxi_source_ops bxi_rpc_source;         /* rings, full queues, bells, leases; the rest by events */
 
-/* ---- The part of the job --------------------------------------------------------------------------- */
+/* ---- The part of the job ------------------------------------------------------------------------- */
 
 struct bxi_rpc {
     struct bxi_peer *peers;                     /* start, to on_death_context: world_size of them */
@@ -302,7 +464,7 @@ struct bxi_rpc {
     bxi_a64 starved[BXI_WORLD_MAX / 64];        /* peers with frames queued or a one-way caller waiting */
 
     _Alignas(BXI_LINE) bxi_a64 frames;          /* role, to in_peers: counts frames handled */
-    bxi_a32 last_called;                        /* any thread: rank; most calls go where the last one went */
+    bxi_a32 last_called;                        /* any thread: rank of the peer found last; names.c tries it first */
     bxi_a32 in_count;                           /* written by the role */
     struct bxi_peer *in_peers[BXI_WORLD_MAX];   /* those with in_open, in order of opening */
 
@@ -310,7 +472,7 @@ struct bxi_rpc {
     bxi_a32 leavers;                            /* peers whose state is LEAVING or later, or that are gone */
     bxi_a32 lost;                               /* of them, those that died or were cut off before */
     bxi_a32 quiet;                              /* the same for QUIET */
-    bxi_a32 quiet_waited;                       /* somebody waits for calls_open and serving to become 0 */
+    bxi_a32 quiet_waited;                       /* a thread waits for calls_open and serving to become 0 */
     uint8_t dead_rank[BXI_WORLD_MAX];           /* in the order of their deaths; written before deaths */
 
     _Alignas(BXI_LINE) struct bxi_lock future_lock;     /* futures and futures_end; no other lock is taken inside */
@@ -322,7 +484,24 @@ struct bxi_rpc {
     _Alignas(BXI_LINE) struct bxi_handler handlers[BXI_FUNCTION_MAX];   /* [i]: written before handler_count > i */
 };
 
-/* Runs the request's handler, an async one where there is a future (base/usercall.h). */
+static inline bool bxi_queues_move(struct bx_job *job, bool before_sleep)
+{
+    /* Relaxed: set under the lock; a thread that sets one asks for room, or the holder of the role does. */
+    return (bxi_load_relaxed(&job->rpc->starved[0]) | bxi_load_relaxed(&job->rpc->starved[1])) != 0 &&
+           bxi_queues_move_any(job, before_sleep);
+}
+
+/* What a wait for a future shows. */
+static inline struct bxi_wait_shown bxi_future_shown(const struct bx_future *future)
+{
+    const struct bxi_call *call = (const struct bxi_call *)(const void *)future;
+
+    if (!future->is_call)
+        return (struct bxi_wait_shown){ .reason = BXI_FOR_FUTURE };
+    return (struct bxi_wait_shown){ .reason = BXI_FOR_CALL, .to = (int16_t)call->peer->rank, .id = call->id };
+}
+
+/* Runs the request's handler, an async one if future is not NULL (base/usercall.h). */
 static inline int bxi_call_handler(struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                                    struct bx_future **future)
 {
@@ -333,83 +512,8 @@ static inline int bxi_call_handler(struct bx_request *request, struct bx_reader 
     return bxi_call_user_with(request, args, reply, handler->context, (bxi_user_fn)handler->fn);
 }
 
-/* ---- names.c ------------------------------------------------------------------------------------- */
-void bxi_names_clear(struct bx_job *job);       /* nobody is found */
-void bxi_names_build(struct bx_job *job);
-struct bxi_peer *bxi_peer_find(struct bx_job *job, const char *name);      /* NULL */
-/* Index of a function of peer, or BX_E_NO_FUNCTION / BX_E_CORRUPT with a sentence. Lock. */
-int bxi_function_find(struct bx_job *job, struct bxi_peer *peer, const char *name);
+/* ---- serving.c: requests that are being served, for inspectors ----------------------------------- */
 
-/* Does the message need a lease: has it tensors, or more bytes than a frame? */
-static inline bool bxi_needs_lease(const struct bx_msg *msg)
-{
-    return msg != NULL && (msg->tensor_count > 0 || msg->bytes > BXI_BODY_MAX);
-}
-
-/* ---- peer.c: frames out (lock), bells ------------------------------------------------------------- */
-/* Opens the ring to a peer if it is not. 0, BX_E_NO_SPACE. */
-int bxi_peer_open_out(struct bx_job *job, struct bxi_peer *peer);
-/* Zeroes what rpc and lend know of a peer, and links the two. */
-void bxi_peer_init(struct bx_job *job, int rank);
-/* Allocates the peers, each as bxi_peer_init leaves it. 0, -ENOMEM. */
-int bxi_peers_create(struct bx_job *job);
-/* Sends head and body, or queues them. slot: of a request, else -1. may_queue false: -EAGAIN instead of
- * the queue. 0, -EAGAIN, -ENOMEM, BX_E_CORRUPT. */
-struct bxi_out {
-    struct bxi_frame *head;
-    const void *body;
-    size_t body_bytes;
-    int32_t slot;
-    bool may_queue;
-    struct bxi_grant *grant;        /* not yet granted, its body is then the body; or NULL */
-    int32_t lease;                  /* set by bxi_peer_send */
-};
-int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out);
-/* Moves queued frames into the ring while there is room; true if anything moved. */
-bool bxi_peer_flush_queue(struct bx_job *job, struct bxi_peer *peer);
-/* What waits for room in full rings moves on; takes the lock. before_sleep: asks their consumers to ring
- * first. True if anything moved. */
-bool bxi_queues_move_any(struct bx_job *job, bool before_sleep);
-static inline bool bxi_queues_move(struct bx_job *job, bool before_sleep)
-{
-    /* Relaxed: set under the lock; a thread that sets one asks for room, or the holder of the role does. */
-    return (bxi_load_relaxed(&job->rpc->starved[0]) | bxi_load_relaxed(&job->rpc->starved[1])) != 0 &&
-           bxi_queues_move_any(job, before_sleep);
-}
-void bxi_bells_pass(struct bx_job *job);        /* role, after a pass: flushes if the bells were deferred long enough */
-void bxi_bells_flush(struct bx_job *job);       /* takes the lock; fence, look, ring where due */
-void bxi_bell_now(struct bx_job *job, struct bxi_peer *peer);     /* the same for one peer; lock */
-/* The peer says how far it has read: takes the credit, and drops the bell that is due if that covers it.
- * 0, BX_E_CORRUPT. Lock. */
-int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consumed);
-/* Rings every living peer's background eventfd: a state. No lock needed. */
-void bxi_ring_all(struct bx_job *job);
-void bxi_peer_drop_queue(struct bxi_peer *peer);
-/* The peer's memory holds nonsense: the role will cut it off. Returns BX_E_CORRUPT with a sentence. */
-int bxi_peer_suspect(struct bx_job *job, struct bxi_peer *peer, const char *what);
-
-/* ---- call_end.c ---------------------------------------------------------------------------------- */
-/* 0, BX_E_CORRUPT. body lies in the peer's ring. */
-int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
-                      const void *body, size_t body_bytes);
-/* Fails every call to peer (or, through_pos, those whose request ends at or before it); the text is made
- * from code and the peer. Takes the lock. */
-void bxi_calls_fail(struct bx_job *job, struct bxi_peer *peer, int code, uint64_t through_pos);
-char *bxi_peer_text(const struct bx_job *job, const struct bxi_peer *peer, int code);  /* malloc'ed */
-void bxi_calls_expire(struct bx_job *job);      /* completes what timers took out; without the lock */
-void bxi_slot_free(struct bxi_peer *peer, uint16_t index);                      /* lock */
-void bxi_calls_due(void *context, struct bxi_timer *timer);                /* a peer's timer fires; lock */
-/* A synchronous caller gives up. True if the call was still its own; else another thread is completing it. */
-bool bxi_call_give_up(struct bx_job *job, struct bxi_call *call);
-
-/* The handler of a request begins. */
-static inline void bxi_request_begins(struct bx_request *request)
-{
-    if (request->timed)
-        request->begin_ns = bxi_now_ns();
-}
-
-/* ---- serving.c: requests that are being served, for inspectors ------------------------------------------ */
 void bxi_serving_show(struct bx_request *request);          /* takes a row, if one is free; lock */
 void bxi_serving_hide(const struct bx_request *request);    /* gives it back; lock */
 void bxi_serving_at(const struct bx_request *request, enum bxi_where where);    /* by the thread that has it now */
@@ -424,7 +528,7 @@ static inline void bxi_now_show(const struct bx_request *request)
 
     if (!(BXI_STATS & BXI_STATS_TABLES))
         return;
-    /* Relaxed, all: for inspectors, who read since_ns before and after. */
+    /* Relaxed, all: for inspectors, which read since_ns before and after. */
     bxi_store_relaxed(&now->id, request->id);
     bxi_store_relaxed(&now->who, bxi_serving_who(request));
     bxi_store_release(&now->since_ns, request->job->run->pass_ns);
@@ -433,102 +537,6 @@ static inline void bxi_now_hide(const struct bx_request *request)
 {
     if (BXI_STATS & BXI_STATS_TABLES)
         bxi_store_relaxed(&bxi_tables(request->job->control)->now.since_ns, 0);     /* relaxed: as in bxi_now_show */
-}
-
-/* ---- dispatch.c (role) --------------------------------------------------------------------------- */
-/* Handles one frame of peer, which still lies in its ring. 0; -EAGAIN: not yet, its device memory is being mapped;
- * or BX_E_CORRUPT: it must be cut off. */
-int bxi_dispatch(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, const void *payload,
-                 uint32_t payload_bytes);
-
-/* ---- answer.c -------------------------------------------------------------------------------------------- */
-/* Answers a request: code 0 with a value, or an error with a text. Takes the lock. */
-void bxi_answer(struct bx_request *request, int code, const char *text, const struct bx_msg *value);
-
-/* ---- handler.c (role) ------------------------------------------------------------------------------------ */
-/* Runs the request's handler, or keeps the request until it can run. The body is in job->rpc->frame, or the request has
- * a loan. 0, or BX_E_CORRUPT: the caller must be cut off. */
-int bxi_handler_run(struct bx_request *request, size_t body_bytes);
-
-/* ---- register.c ------------------------------------------------------------------------------------------ */
-int bxi_register(struct bx_job *job, const char *name, const struct bxi_handler *handler);     /* as bx_register */
-
-/* ---- waiting.c: a request that waits -------------------------------------------------------------------- */
-struct bxi_waiting *bxi_waiting_create(const struct bx_request *request);      /* NULL: no memory */
-/* Counts the request as being served, and puts it into its peer's table. Lock. 0; BX_E_CORRUPT: its caller has more
- * in flight than it may; -ENOBUFS: 1024 one-way calls of its caller wait already, this one is to be dropped. */
-int bxi_waiting_begin(struct bxi_waiting *waiting, enum bxi_waiting_state state);
-void bxi_waiting_end(struct bxi_waiting *waiting);          /* undoes begin; lock */
-struct bxi_waiting *bxi_waiting_find(struct bxi_peer *peer, uint64_t id);      /* NULL; lock */
-/* By its owner: destroys the arguments, answers as bxi_answer does, and frees it. */
-void bxi_waiting_answer(struct bxi_waiting *waiting, int code, const char *text, const struct bx_msg *value);
-/* Releases what it holds and frees it, unanswered. It is in no table, or the table is not used any more. */
-void bxi_waiting_drop(struct bxi_waiting *waiting);
-
-/* ---- cancel.c -------------------------------------------------------------------------------------------- */
-/* The caller gave up; code: BX_E_CANCELLED or BX_E_TIMEOUT. A queued request is answered with it. The future of an
- * async handler fails with BX_E_CANCELLED. Role. */
-void bxi_waiting_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code);
-/* The caller is gone: the futures of its async requests fail with code. */
-void bxi_waiting_peer_gone(struct bx_job *job, struct bxi_peer *peer, int code);
-
-/* ---- batch.c ------------------------------------------------------------------------------------- */
-/* Begins the request as a row of its function's batch. 0, and the batch owns it; or as bxi_waiting_begin. Role. */
-int bxi_batch_add(struct bxi_waiting *row);
-void bxi_batch_take(struct bx_job *job, struct bxi_waiting *row);      /* out of its batcher's list; lock */
-int bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, bool joins);   /* 0, BX_E_PEER_DEAD */
-void bxi_batches_leave(struct bx_job *job, int rank);      /* it is gone, and a member of nothing */
-void bxi_batches_look(struct bx_job *job);      /* role: runs what is ready */
-void bxi_batch_show(struct bx_job *job, const struct bxi_batcher *batcher);    /* to inspectors; lock, or start */
-void bxi_batchers_destroy(struct bx_job *job);
-
-/* ---- pool.c -------------------------------------------------------------------------------------- */
-/* 0, BX_E_BUSY, BX_E_SHUTDOWN, -errno of pthread_create. */
-int bxi_pool_submit(struct bx_job *job, struct bxi_task *task);
-/* The sentence for what submit or bxi_waiting_begin returned; NULL: the code has its own. */
-#define BXI_POOL_WHY_BYTES 160
-const char *bxi_pool_why(int rc, char text[BXI_POOL_WHY_BYTES]);
-/* Takes the task out of the queue; false if a thread has it. The job's lock may be held. */
-bool bxi_pool_take(struct bx_job *job, struct bxi_task *task);
-bool bxi_pool_block(struct bx_job *job);        /* this thread begins to wait; true if it is the pool's */
-void bxi_pool_unblock(struct bx_job *job);
-bool bxi_pool_owns_thread(const struct bx_job *job);       /* this thread is one of the pool's */
-void bxi_pool_stop(struct bx_job *job);
-void bxi_pool_look(struct bx_job *job);         /* role: says so if the queue has not moved for a second */
-
-/* ---- source.c ------------------------------------------------------------------------------------ */
-extern const struct bxi_source_ops bxi_rpc_source;         /* rings, full queues, bells, leases; the rest by events */
-
-/* ---- watch.c: what happens to peers ---------------------------------------------------------------- */
-void bxi_scan(const struct bxi_role *role, struct bx_job *job);            /* open words, states, refusals of all */
-void bxi_deaths_close(const struct bxi_role *role, struct bx_job *job);    /* peers whose death was seen */
-/* After a sleep that nobody ended: counts frames that lie unread for the second time and that no bell announced. */
-void bxi_rings_watchdog(const struct bxi_role *role, struct bx_job *job);
-void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer,
-                    enum bxi_peer_state state);
-/* Handles up to `most` frames of a peer, fewer when the waiter is ready. How many. */
-int bxi_read_ring(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, struct bxi_waiter *waiter,
-                  int most);
-/* The frame has been copied out of the ring. */
-void bxi_frame_taken(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, uint32_t payload_bytes);
-/* After credit was published: rings the producers that wait for it. Role. */
-void bxi_wanted_look(struct bx_job *job);
-/* Gives back what unread frames lend; progress has stopped. */
-void bxi_frames_unread(const struct bxi_role *role, struct bx_job *job);
-void bxi_quiet_changed(struct bx_job *job);     /* a call ended or a request was answered */
-
-/* Did the peer's segment shrink under our feet, so that what was just copied may be zeroes? */
-static inline bool bxi_truncated(const struct bxi_peer *peer)
-{
-    return bxi_lend_truncated(peer->lend);
-}
-
-#define BXI_DONE ((struct bxi_callback *)1)
-static inline bool bxi_future_is_done(const struct bx_future *future)
-{
-    /* [future.done] acquire, pairs with the exchange in bxi_future_complete: value, code and text are
-     * read after it. Sequentially consistent, so that a waiter that has counted itself sees it. */
-    return bxi_load_seq_cst((_Atomic(struct bxi_callback *) *)&future->callbacks) == BXI_DONE;
 }
 
 #endif

@@ -101,25 +101,11 @@ struct bxi_waiting *bxi_waiting_find(struct bxi_peer *peer, uint64_t id)
     return waiting;
 }
 
-static void free_it(struct bxi_waiting *waiting)
+void bxi_waiting_destroy(struct bxi_waiting *waiting)
 {
+    bxi_loan_release(waiting->request.loan);
     bx_msg_destroy(waiting->args);
     bx_msg_destroy(waiting->reply);
     free(waiting->text);
     free(waiting);
-}
-
-void bxi_waiting_answer(struct bxi_waiting *waiting, int code, const char *text, const struct bx_msg *value)
-{
-    /* Before the answer goes out: the caller that reads it has got back what the arguments lent. */
-    bx_msg_destroy(waiting->args);
-    waiting->args = NULL;
-    bxi_answer(&waiting->request, code, text, value);
-    free_it(waiting);
-}
-
-void bxi_waiting_drop(struct bxi_waiting *waiting)
-{
-    bxi_loan_release(waiting->request.loan);
-    free_it(waiting);
 }

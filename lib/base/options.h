@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Structs of options: a program may have been compiled with an older header than the library, or a newer one.
+ * Structs that begin with struct_bytes: a program may have been compiled with an older header than the library, or a
+ * newer one. Every public function that takes or fills one does it here.
  */
 #ifndef BXI_OPTIONS_H
 #define BXI_OPTIONS_H
@@ -11,13 +12,15 @@
 
 #define BXI_OPTIONS_MAX 1024u       /* bytes that no version of a struct of options has */
 
-/* Copies what the program gave over `to`, which holds the defaults; both begin with struct_bytes, 0: as the library
- * has it. What a newer header has behind that must be zero. 0, or BX_E_VERSION with a sentence that names the
- * struct. */
+/* Copies what the program gave over `to`, which holds the defaults and keeps them if given is NULL. struct_bytes 0:
+ * as the library has it. What a newer header has behind that must be zero. 0, or BX_E_VERSION with a sentence that
+ * names the struct. */
 static inline int bxi_options_copy(void *to, size_t to_bytes, const void *given, const char *name)
 {
     size_t bytes;
 
+    if (given == NULL)
+        return 0;
     memcpy(&bytes, given, sizeof bytes);
     if (bytes == 0)
         bytes = to_bytes;
@@ -27,6 +30,19 @@ static inline int bxi_options_copy(void *to, size_t to_bytes, const void *given,
                            name, bytes, to_bytes);
     memcpy(to, given, bytes < to_bytes ? bytes : to_bytes);
     return 0;
+}
+
+/* The other direction: fills the program's struct of figures from the library's, as far as the program has it; its
+ * struct_bytes becomes what was filled. */
+static inline void bxi_figures_copy(void *to, const void *figures, size_t figures_bytes)
+{
+    size_t bytes;
+
+    memcpy(&bytes, to, sizeof bytes);
+    if (bytes == 0 || bytes > figures_bytes)
+        bytes = figures_bytes;
+    memcpy(to, figures, bytes);
+    memcpy(to, &bytes, sizeof bytes);
 }
 
 #endif

@@ -231,7 +231,7 @@ static int read_options(struct bx_job *job, const struct bx_options *given)
 {
     int rc;
 
-    if (given != NULL && (rc = bxi_options_copy(&job->options, sizeof job->options, given, "bx_options")) < 0)
+    if ((rc = bxi_options_copy(&job->options, sizeof job->options, given, "bx_options")) < 0)
         return rc;
     if (job->options.world_size == 0 && (rc = options_from_environment(&job->options)) < 0)
         return rc;
@@ -599,9 +599,7 @@ int bx_job_arena(struct bx_job *job, struct bx_arena_info *info)
     bxi_arena_read(job->lend->arena, &stats);
     filled = (struct bx_arena_info){ sizeof filled, stats.size_bytes, stats.used_bytes, stats.committed_bytes,
                                      stats.high_water_bytes };
-    if (info->struct_bytes != 0 && info->struct_bytes < sizeof filled)
-        filled.struct_bytes = info->struct_bytes;
-    memcpy(info, &filled, filled.struct_bytes);
+    bxi_figures_copy(info, &filled, sizeof filled);
     return 0;
 }
 

@@ -393,7 +393,7 @@ static int read_options(struct launch *launch, const struct bx_spawn_options *gi
     if (given == NULL || launch->fn == NULL)
         return bx_fail(-EINVAL, "bx_spawn needs options and a function");
     int rc = bxi_options_copy(options, sizeof(*options), given, "bx_spawn_options");
-    if (rc == 0 && options->options != NULL)
+    if (rc == 0)
         rc = bxi_options_copy(&launch->base, sizeof(launch->base), options->options, "bx_options");
     if (rc < 0)
         return rc;

@@ -29,6 +29,8 @@
  */
 #include "lend.h"
 
+#include "base/options.h"
+
 #include "shm/step.h"
 
 #include <errno.h>
@@ -448,9 +450,7 @@ int bx_job_loans(struct bx_job *job, int rank, struct bx_loans *loans)
     bxi_unlock(&job->run->lock);
     if (oldest_ns != 0)
         sum.oldest_ns = bxi_now_ns() - oldest_ns;
-    sum.struct_bytes = loans->struct_bytes != 0 && loans->struct_bytes < sizeof sum ? loans->struct_bytes
-                                                                                    : sizeof sum;
-    memcpy(loans, &sum, sum.struct_bytes);
+    bxi_figures_copy(loans, &sum, sizeof sum);
     return 0;
 }
 

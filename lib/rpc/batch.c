@@ -345,7 +345,7 @@ int bx_register_batch(struct bx_job *job, const char *name, bx_batch_fn fn, void
 
     if (fn == NULL)
         return bx_fail(-EINVAL, "there is no body to register as '%s'", bxi_brief(name).text);
-    if (options != NULL && (rc = bxi_options_copy(&given, sizeof given, options, "bx_batch_options")) < 0)
+    if ((rc = bxi_options_copy(&given, sizeof given, options, "bx_batch_options")) < 0)
         return rc;
     batcher = calloc(1, sizeof *batcher);
     if (batcher == NULL)

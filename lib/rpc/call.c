@@ -114,7 +114,7 @@ static int plan(struct bx_job *job, struct request_plan *out, const char *to,
         return rc;
     if (to == NULL || out->function == NULL)
         return bxi_null("the call", to == NULL ? "the worker's name" : "the function's name");
-    if (options != NULL && (rc = bxi_options_copy(&given, sizeof given, options, "bx_call_options")) < 0)
+    if ((rc = bxi_options_copy(&given, sizeof given, options, "bx_call_options")) < 0)
         return rc;
     if (out->args != NULL && out->args->error < 0)
         return bx_fail(out->args->error, "the arguments for '%s' could not be written: %s",

@@ -145,6 +145,25 @@ static int wait_for_device(struct bx_job *job, struct bxi_peer *peer, const stru
     return rc == -EAGAIN && peer->draining ? 0 : rc;        /* what is not mapped yet of the dead is not waited for */
 }
 
+/* The frame has been copied out of the ring. */
+static void frame_taken(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, uint32_t payload_bytes)
+{
+    struct bxi_pair_counters *counters = &bxi_tables(job->control)->pair_counters[peer->rank];
+    bool published = bxi_ring_advance(&peer->in, payload_bytes);
+
+    (void)role;
+    /* [peer.consumed] release, pairs with the acquire in put (peer.c): the bytes have been copied. */
+    bxi_store_release(&peer->consumed, peer->in.read_pos);
+    if (BXI_STATS & BXI_STATS_COUNTERS) {
+        bxi_count(&counters->frames_received, 1);
+        bxi_count(&counters->bytes_received, payload_bytes);
+        /* Relaxed: a counter for inspectors. */
+        bxi_store_relaxed(&counters->read_pos, peer->in.read_pos);
+    }
+    if (published)
+        bxi_wanted_look(job);
+}
+
 int bxi_dispatch(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, const void *payload,
                  uint32_t payload_bytes)
 {
@@ -166,7 +185,7 @@ int bxi_dispatch(const struct bxi_role *role, struct bx_job *job, struct bxi_pee
         if (bxi_truncated(peer))
             return BX_E_CORRUPT;
         /* Before the handler runs: its reply then says that this request has been read. */
-        bxi_frame_taken(role, job, peer, payload_bytes);
+        frame_taken(role, job, peer, payload_bytes);
         rc = handle_request(job, peer, &head, body_bytes);
         bxi_loan_drop_held(peer->lend);       /* if it was not asked for: refused, or changed meanwhile */
         return rc;
@@ -179,7 +198,7 @@ int bxi_dispatch(const struct bxi_role *role, struct bx_job *job, struct bxi_pee
     default:
         return BX_E_CORRUPT;
     }
-    bxi_frame_taken(role, job, peer, payload_bytes);
+    frame_taken(role, job, peer, payload_bytes);
     bxi_loan_drop_held(peer->lend);
     return rc;
 }

@@ -224,7 +224,7 @@ static int put(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *
 {
     int rc;
 
-    /* [peer.consumed] acquire, pairs with the release in bxi_read_ring: this credit says that the bytes
+    /* [peer.consumed] acquire, pairs with the release in frame_taken: this credit says that the bytes
      * before it have been copied out. */
     out->head->consumed = bxi_load_acquire(&peer->consumed);
     rc = bxi_ring_put(&peer->out, out->head, out->body, out->body_bytes);
@@ -484,4 +484,20 @@ void bxi_ring_all(struct bx_job *job)
     for (int rank = 0; rank < job->world_size; rank++)
         if (rank != job->rank && bxi_load_relaxed(&job->rpc->peers[rank].state) == BXI_PEER_ALIVE)
             bxi_bell_ring(job->rpc->peers[rank].bell.fd[0]);
+}
+
+void bxi_wanted_look(struct bx_job *job)
+{
+    /* [ring.want] the consumer's fence, pairs with the one in bxi_ring_want. */
+    bxi_fence_seq_cst();
+    for (int i = 0; i < (int)bxi_load_relaxed(&job->rpc->in_count); i++) {
+        struct bxi_peer *peer = job->rpc->in_peers[i];
+
+        if (!bxi_ring_wanted(&peer->in))
+            continue;
+        bxi_lock(&job->run->lock);
+        if (bxi_bell_look(&peer->bell, false))
+            bxi_counter_add(job, BXI_C_doorbells_rung, 1);
+        bxi_unlock(&job->run->lock);
+    }
 }

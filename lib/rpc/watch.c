@@ -17,41 +17,6 @@
 
 /* ---- reading ----------------------------------------------------------------------------------- */
 
-void bxi_frame_taken(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, uint32_t payload_bytes)
-{
-    (void)role;
-
-    struct bxi_pair_counters *counters = &bxi_tables(job->control)->pair_counters[peer->rank];
-    bool published = bxi_ring_advance(&peer->in, payload_bytes);
-
-    /* [peer.consumed] release, pairs with the acquire in put (peer.c): the bytes have been copied. */
-    bxi_store_release(&peer->consumed, peer->in.read_pos);
-    if (BXI_STATS & BXI_STATS_COUNTERS) {
-        bxi_count(&counters->frames_received, 1);
-        bxi_count(&counters->bytes_received, payload_bytes);
-        /* Relaxed: a counter for inspectors. */
-        bxi_store_relaxed(&counters->read_pos, peer->in.read_pos);
-    }
-    if (published)
-        bxi_wanted_look(job);
-}
-
-void bxi_wanted_look(struct bx_job *job)
-{
-    /* [ring.want] the consumer's fence, pairs with the one in bxi_ring_want. */
-    bxi_fence_seq_cst();
-    for (int i = 0; i < (int)bxi_load_relaxed(&job->rpc->in_count); i++) {
-        struct bxi_peer *peer = job->rpc->in_peers[i];
-
-        if (!bxi_ring_wanted(&peer->in))
-            continue;
-        bxi_lock(&job->run->lock);
-        if (bxi_bell_look(&peer->bell, false))
-            bxi_counter_add(job, BXI_C_doorbells_rung, 1);
-        bxi_unlock(&job->run->lock);
-    }
-}
-
 /* A frame was handled. A peer that sleeps waits for the answer to an earlier one meanwhile. The look is made at every
  * eighth frame only, for most find no bell due. */
 static void ring_overdue(struct bx_job *job)

@@ -36,7 +36,7 @@
  *     shm/ring.c bxi_ring_publish 2936451198
  *     shm/ring.c bxi_ring_advance 2143990827
  *     shm/ring.c bxi_ring_wanted 3848625304
- *     lib/rpc/watch.c bxi_wanted_look 2274881712
+ *     lib/rpc/peer.c bxi_wanted_look 2274881712
  */
 #ifndef RECORDS
 #define RECORDS 5

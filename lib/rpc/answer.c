@@ -25,7 +25,7 @@ struct reply {
     struct bxi_frame head;
     struct bxi_out out;
     struct bxi_grant grant;
-    uint64_t traced_ns;             /* if it is traced: when it began to be made */
+    uint64_t traced_ns;             /* if it is traced: when making it began */
     char text[BXI_TEXT_BYTES];
 };
 
@@ -38,8 +38,8 @@ static void make_error(struct reply *reply, const struct bx_request *request, in
     reply->out.grant = NULL;
 }
 
-/* About when the answer to a request is made. The clock that the pass has read will do for an inline handler,
- * which is short. */
+/* About when the answer to a request is made. For an inline handler, which is short, it is the clock that the pass has
+ * read. */
 static uint64_t answered_ns(const struct bx_request *request)
 {
     struct bx_job *job = request->job;
@@ -87,7 +87,7 @@ static int send_reply(struct reply *reply, const struct bx_request *request)
     rc = bxi_peer_send(job, request->peer, &reply->out);
     if (rc == 0 || reply->out.grant == NULL)
         return rc;
-    /* Nothing here may wait for leases. */
+    /* A reply does not wait for leases. */
     make_error(reply, request, rc == -EAGAIN ? BX_E_ON_LOAN : rc, NULL);
     return bxi_peer_send(job, request->peer, &reply->out);
 }

@@ -2,13 +2,13 @@
 /*
  * Batches: calls of one function, gathered in a list, answered by one run of a body.
  *
- * Rows arrive under the progress role. A batch is ready when it has max_rows, when every living member
- * has a row in the list, or when the oldest row has waited flush_after_ns. It takes the first row of each
- * worker, in the order of their ranks; what is left starts the next batch. The body runs without a lock,
- * where progress runs or on the pool; `running` keeps a second one of the same function out. Replies are
- * held until the body has returned, so that a body that fails fails every row.
+ * Rows arrive under the progress role. A batch is ready when it has max_rows, when every living member has a row in the
+ * list, or when the oldest row has waited flush_after_ns. It takes the first row of each worker, in the order of their
+ * ranks; the other rows stay for the next batch. The body runs without a lock, in the thread that holds the role or on
+ * the pool; while `running` is set no second body of the same function starts. Replies are sent after the body has
+ * returned, so a body that fails fails every row.
  *
- * Members are changed by any thread, but only a pass looks whether a batch became ready by it.
+ * Any thread changes the members, but only a pass checks whether that made a batch ready.
  */
 #include "base/options.h"
 #include "mark.h"
@@ -55,7 +55,7 @@ static void set_flush_timer(struct bx_job *job, struct bxi_batcher *batcher)
     uint64_t at_ns = batcher->head->came_ns + batcher->flush_after_ns;
 
     if (bxi_timer_set(job->run, &batcher->timer, at_ns) < 0)
-        batcher->due = true;        /* no memory for the timer: early is better than never */
+        batcher->due = true;        /* no memory for the timer: the batch runs early, for it could not run later */
 }
 
 static void flush_due(void *context, struct bxi_timer *timer)
@@ -75,7 +75,7 @@ void bxi_batch_show(struct bx_job *job, const struct bxi_batcher *batcher)
     if (!(BXI_STATS & BXI_STATS_TABLES) || job->control == NULL)
         return;                     /* members may be added before the start */
     words = &bxi_tables(job->control)->batch[batcher->handler - job->rpc->handlers];
-    /* Relaxed, all: recent values are all that is asked for. */
+    /* Relaxed, all: for inspectors, to which recent values are enough. */
     for (int i = 0; i < 2; i++) {
         bxi_store_relaxed(&words->members[i], batcher->members[i]);
         bxi_store_relaxed(&words->present[i], batcher->present[i]);
@@ -188,7 +188,7 @@ static void run_body(struct bx_job *job, struct bx_batch *batch)
     free(text);
 }
 
-/* Runs one batch that is marked as running, and says whether the next is ready (and marked). */
+/* Runs one batch that is marked as running. True if the next is ready; it is then marked too. */
 static bool run_one(struct bx_job *job, struct bxi_batcher *batcher)
 {
     struct bx_batch batch;
@@ -249,7 +249,7 @@ static void refuse_task(struct bx_job *job, struct bxi_task *task, int code)
     finish_expired(job, expired);
     for (size_t i = 0; i < batch.count; i++)
         bxi_waiting_answer(batch.rows[i], code, bxi_pool_why(code, why), NULL);
-    if (again)                      /* what came meanwhile: no other row need come to start it */
+    if (again)                      /* rows that came meanwhile: perhaps no other comes that would start them */
         bxi_event(job->run, BXI_EVENT_BATCH);
 }
 
@@ -261,7 +261,7 @@ static void start(struct bx_job *job, struct bxi_batcher *batcher)
         bxi_no_wait_enter();
         run_all(job, batcher);
         bxi_no_wait_leave();
-        job->run->pass_ns = 0;           /* it did */
+        job->run->pass_ns = 0;      /* the clock of this pass is too old now */
         return;
     }
 
@@ -384,7 +384,7 @@ void bxi_batchers_destroy(struct bx_job *job)
 
 /* ---- members ----------------------------------------------------------------------------------- */
 
-/* A worker that is gone joins nothing: its state is set under the lock, and bxi_batches_leave comes after that. */
+/* A worker that is gone cannot join: its state is set under the lock before bxi_batches_leave. */
 int bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, bool joins)
 {
     const struct bxi_peer *peer = &job->rpc->peers[rank];

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Calls: from bx_rpc_* to a frame in the callee's ring, and from a reply to a future.
+ * Calls: from bx_rpc_* to a frame in the callee's ring. call_end.c has the way from a reply to a future. Runs in the
+ * thread that calls.
  *
- * A call in flight holds one of 1024 slots of its callee; its id is the slot and the slot's generation.
- * A call that ends before its reply came (deadline, cancel) leaves a zombie: the slot stays taken until
- * the late reply arrives, so a callee never has more than 1024 requests of one caller, whatever the
- * caller's deadlines, and its queue of replies is bounded without refusing any.
+ * A call in flight holds one of 1024 slots of its callee. Its id is the slot and the slot's generation. A call that
+ * ends before its reply (deadline, cancel) leaves a zombie: the slot stays taken until the late reply arrives. So a
+ * callee never has more than 1024 requests of one caller, whatever the caller's deadlines are, and its queue of replies
+ * is bounded although no reply is refused.
  *
- * A synchronous call lives on its caller's stack and takes no memory but its reply's. Whoever takes the
- * call out of its slot, under the lock, completes it; nobody else may touch it from then on.
+ * A synchronous call lies on its caller's stack, and allocates nothing but its reply. The thread that takes a call out
+ * of its slot, under the lock, completes it; no other thread touches it from then on.
  */
 #include "base/options.h"
 #include "mark.h"
@@ -33,8 +34,7 @@ struct request_plan {           /* a call's arguments, checked */
 
 /* ---- slots (lock) ------------------------------------------------------------------------------ */
 
-/* Rows of the segment for the slots, as many as there is room for: they are for inspectors, and calls go on
- * without them. */
+/* Rows of the segment for the slots, for inspectors. Where the segment has no room for more, calls go on without. */
 static void grow_rows(struct bx_job *job, struct bxi_peer *peer)
 {
     if (!(BXI_STATS & BXI_STATS_TABLES) || bxi_tables_open_calls(&job->segment, peer->rank, peer->slot_count) < 0)
@@ -43,7 +43,7 @@ static void grow_rows(struct bx_job *job, struct bxi_peer *peer)
     peer->row_count = peer->slot_count;
 }
 
-/* About when it began: saves a look at the clock where there is a deadline. */
+/* About when the call began. Where there is a deadline, this reads no clock. */
 static uint64_t began_ns(uint64_t deadline_ns, uint64_t timeout_ns)
 {
     return deadline_ns != BX_FOREVER ? deadline_ns - timeout_ns : bxi_coarse_ns();
@@ -229,7 +229,7 @@ static bool has_room(struct bxi_waiter *waiter)
 
 static_assert(BXI_CALLS_MAX == 1024, "the sentences below name it");
 
-/* What a submission that got -EAGAIN lacked. */
+/* Why a submission got -EAGAIN: part of a sentence. */
 static const char *lacked(struct bx_job *job, const struct request_plan *plan, bool oneway)
 {
     bool loans;
@@ -263,7 +263,8 @@ static int wait_for_room(struct bx_job *job, const struct request_plan *plan, bo
     return rc;
 }
 
-/* A synchronous caller is about to drive and rings when it has looked for the reply; others ring now. */
+/* A synchronous caller is about to take the role, and its passes ring the callee's bell when that is due. Any other
+ * caller rings it now. */
 static int submit_once(struct bx_job *job, const struct request_plan *plan, struct bxi_call *call)
 {
     int rc;
@@ -289,7 +290,7 @@ static int submit_or_wait(struct bx_job *job, const struct request_plan *plan, s
                 return rc;
             continue;
         }
-        bxi_poke(job->run);              /* replies may lie there that nobody had to read */
+        bxi_poke(job->run);              /* replies that no thread had to read yet may free slots */
         rc = submit_once(job, plan, call);
         if (rc != -EAGAIN)
             return rc;

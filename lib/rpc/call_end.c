@@ -26,7 +26,7 @@ void bxi_slot_free(struct bxi_peer *peer, uint16_t index)
     peer->in_flight--;
 }
 
-/* Takes a live call out of its slot. keep: the slot becomes a zombie, its reply is still to come. */
+/* Takes a live call out of its slot. keep: its reply is still to come, so the slot becomes a zombie. */
 static struct bxi_call *take_call(struct bx_job *job, struct bxi_peer *peer, uint16_t index, bool keep)
 {
     struct bxi_call *call = peer->slots[index].call;
@@ -43,7 +43,7 @@ static struct bxi_call *take_call(struct bx_job *job, struct bxi_peer *peer, uin
     return call;
 }
 
-/* The one who took the call out completes it, without the lock. */
+/* By the thread that took the call out, without the lock. */
 static void complete(struct bxi_call *call, int code, char *text, struct bx_msg *value)
 {
     struct bx_job *job = call->future.job;
@@ -86,7 +86,7 @@ char *bxi_peer_text(const struct bx_job *job, const struct bxi_peer *peer, int c
 
 /* ---- replies (role) ----------------------------------------------------------------------------- */
 
-/* Is there a call with this id? Before anything else of its reply is believed. */
+/* True if the slot of this id waits for a reply: checked before anything else in the reply is used. */
 static bool is_awaited(struct bx_job *job, struct bxi_peer *peer, uint64_t id)
 {
     uint16_t index = (uint16_t)(id & 0xffff);
@@ -173,7 +173,7 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
 
 /* ---- deadlines and cancels ---------------------------------------------------------------------- */
 
-/* Tells the callee that nobody waits for this call any more. Best effort: its reply is dropped anyway. */
+/* Tells the callee that no thread waits for this call any more. An error is ignored: the reply is dropped anyway. */
 static void send_cancel(struct bx_job *job, struct bxi_peer *peer, uint16_t slot, int code)
 {
     struct bxi_frame head = { .kind = BXI_CANCEL, .code = code, .id = peer->slots[slot].generation << 16 | slot,
@@ -183,8 +183,8 @@ static void send_cancel(struct bx_job *job, struct bxi_peer *peer, uint16_t slot
     bxi_peer_send(job, peer, &out);
 }
 
-/* The earliest deadline of a peer's calls may have come. Calls that ended meanwhile left the timer as it
- * was: looking at all slots once per such time is cheaper than moving a timer with every call. */
+/* The earliest deadline of a peer's calls may have passed. A call that ends does not move the timer, so the timer may
+ * be early: reading all slots once then is cheaper than moving a timer with every call. */
 void bxi_calls_due(void *context, struct bxi_timer *timer)
 {
     struct bx_job *job = context;
@@ -238,7 +238,6 @@ void bxi_calls_expire(struct bx_job *job)
     complete_list(job, list, BX_E_TIMEOUT);
 }
 
-/* A synchronous caller gives up. True if the call was still its own; else somebody is completing it. */
 bool bxi_call_give_up(struct bx_job *job, struct bxi_call *call)
 {
     bool mine;
@@ -301,7 +300,7 @@ void bxi_calls_fail(struct bx_job *job, struct bxi_peer *peer, int code, uint64_
     bool replies_come;
 
     bxi_lock(&job->run->lock);
-    /* This worker leaves, and the peer may still answer: a reply to a free slot would be nonsense. */
+    /* This worker leaves, and the peer may still answer: a reply to a free slot would count as corrupt. */
     replies_come = through_pos == BX_FOREVER && bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE;
     for (uint32_t i = 0; i < peer->slot_count; i++) {
         struct bxi_slot *slot = &peer->slots[i];

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a frame means: requests to handlers (handler.c), replies to calls (call.c), cancels (cancel.c).
+ * What a frame means: requests go to handlers (handler.c), replies to calls (call_end.c), cancels to cancel.c.
  *
  * Runs under the progress role. Everything in a frame is input: its head is copied, then checked, then used; a body
- * is copied before anybody parses it.
+ * is copied before it is parsed.
  */
 #include "mark.h"
 
@@ -26,7 +26,7 @@ static int member_request(struct bx_request *request, uint8_t flags)
     return 0;
 }
 
-/* The way back could not be opened: this request is dropped, and its caller told up to where. */
+/* The ring to the caller could not be opened: drops this request, and writes where it ends for the caller to read. */
 static void refuse(struct bx_job *job, struct bxi_peer *peer, int code)
 {
     struct bxi_pair *pair = &job->control->pair[peer->rank];
@@ -40,7 +40,7 @@ static void refuse(struct bx_job *job, struct bxi_peer *peer, int code)
     bxi_bell_ring(peer->bell.fd[0]);
 }
 
-/* Is there a way back to peer? A callee opens its ring before it accepts the first call. */
+/* True if the ring to peer is open: a callee opens it before it accepts the first call. */
 static bool way_back(struct bx_job *job, struct bxi_peer *peer)
 {
     int rc;
@@ -76,7 +76,7 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
         bxi_counter_add(job, BXI_C_requests_dropped, 1);
         return 0;
     }
-    /* What is lent is given back by words that lie behind the ring. */
+    /* The lease words, which give loans back, lie behind the ring. */
     if ((!request.oneway || (head->flags & BXI_FLAG_LEASE)) && !way_back(job, peer))
         return 0;
     if (head->flags & BXI_FLAG_LEASE) {
@@ -118,7 +118,6 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
     return bxi_handler_run(&request, body_bytes);
 }
 
-/* A request whose caller gave up is taken out of where it waits; one that runs goes on. */
 static void handle_cancel(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head)
 {
     int code = head->code == BX_E_TIMEOUT ? BX_E_TIMEOUT : BX_E_CANCELLED;
@@ -126,7 +125,8 @@ static void handle_cancel(struct bx_job *job, struct bxi_peer *peer, const struc
     bxi_waiting_cancel(job, peer, head->id, code);
 }
 
-/* A frame with device tensors waits where it lies until their memory is mapped. 0: go on; else as bxi_device_hold. */
+/* A frame with device tensors stays in the ring until their memory is mapped. 0: handle it now; else as
+ * bxi_device_hold. */
 static int wait_for_device(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
                            const void *payload, uint32_t payload_bytes)
 {
@@ -135,14 +135,14 @@ static int wait_for_device(struct bx_job *job, struct bxi_peer *peer, const stru
     if (!(head->flags & BXI_FLAG_DEVICE) || !(head->flags & BXI_FLAG_LEASE) ||
         (peer->draining && head->kind != BXI_REPLY))
         return 0;
-    /* What is lent is given back by words that lie behind the ring; without them the request is refused below. */
+    /* The lease words, which give loans back, lie behind the ring; without them the request is refused below. */
     if (peer->lend->held == NULL &&
         (head->kind == BXI_REPLY ? bxi_load_relaxed(&peer->out_open) == 0 : !way_back(job, peer)))
         return head->kind == BXI_REPLY ? BX_E_CORRUPT : 0;
 
     int rc = bxi_device_hold(job, peer->lend, body, payload_bytes - sizeof *head);
 
-    return rc == -EAGAIN && peer->draining ? 0 : rc;        /* what is not mapped yet of the dead is not waited for */
+    return rc == -EAGAIN && peer->draining ? 0 : rc;        /* the memory of a dead peer is not waited for */
 }
 
 /* The frame has been copied out of the ring. */
@@ -184,10 +184,10 @@ int bxi_dispatch(const struct bxi_role *role, struct bx_job *job, struct bxi_pee
             memcpy(job->rpc->frame, body, body_bytes);
         if (bxi_truncated(peer))
             return BX_E_CORRUPT;
-        /* Before the handler runs: its reply then says that this request has been read. */
+        /* Before the handler runs: its reply then carries the credit for this request. */
         frame_taken(role, job, peer, payload_bytes);
         rc = handle_request(job, peer, &head, body_bytes);
-        bxi_loan_drop_held(peer->lend);       /* if it was not asked for: refused, or changed meanwhile */
+        bxi_loan_drop_held(peer->lend);       /* if the request did not take it: refused, or changed meanwhile */
         return rc;
     case BXI_REPLY:
         rc = bxi_reply_arrived(job, peer, &head, body, body_bytes);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A frame: what a record of a ring begins with. What follows the head is the body: a message's bytes, a lease's
- * head, or an error's sentence. rpc.h includes it for the engine; shmstat includes it to tell how long a
- * frame has lain unread. It is no part of shm/, whose rings carry bytes of any meaning.
+ * A frame: the head with which a record of a ring begins. The body follows: a message's bytes, a lease's head, or an
+ * error's sentence. rpc.h includes this for the engine, shmstat to compute how long a frame has lain unread. It is not
+ * in shm/, whose rings carry bytes of any meaning.
  */
 #ifndef BXI_FRAME_H
 #define BXI_FRAME_H
@@ -16,13 +16,13 @@ enum bxi_frame_kind {
     BXI_REQUEST = 1,
     BXI_ONEWAY = 2,
     BXI_REPLY = 3,          /* code 0: the value; code < 0: an error, the body is its sentence */
-    BXI_CANCEL = 4,         /* nobody waits for the call any more; code: BX_E_CANCELLED or BX_E_TIMEOUT */
+    BXI_CANCEL = 4,         /* no thread waits for the call any more; code: BX_E_CANCELLED or BX_E_TIMEOUT */
 };
 enum bxi_frame_flags {
     BXI_FLAG_JOIN = 1,      /* a batch, by its function */
     BXI_FLAG_LEAVE = 2,
     BXI_FLAG_LEASE = 4,     /* the body begins with a struct bxi_lease_head */
-    BXI_FLAG_TIMED = 8,     /* a request: the reply shall say when its handler began and ended; a reply: it does */
+    BXI_FLAG_TIMED = 8,     /* a request: asks for the times of its handler; a reply: sent_ns and function have them */
     BXI_FLAG_DEVICE = 16,   /* with LEASE: some of its tensors lie in device memory */
 };
 
@@ -32,7 +32,7 @@ struct bxi_frame {
     uint16_t function;      /* index into the callee's table; of a timed reply: bxi_span_pack of the handler's time */
     int32_t code;
     uint64_t id;            /* generation << 16 | slot, chosen by the caller; of a one-way call: when it was sent */
-    uint64_t consumed;      /* how far the sender has read the ring that comes back: a credit on the way */
+    uint64_t consumed;      /* how far the sender has read the receiver's ring: piggybacked credit */
     union {                 /* CLOCK_MONOTONIC */
         uint64_t deadline_ns;   /* of requests; BX_FOREVER */
         uint64_t sent_ns;       /* of others: about when, for inspectors; of a timed reply: when the handler ended */

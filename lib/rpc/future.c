@@ -2,14 +2,13 @@
 /*
  * Futures: set once or failed once, from any thread.
  *
- * The callbacks of one that is not done are a lock-free stack; completing exchanges the stack for
- * BXI_DONE, so a callback is either in the stack that the completer took, or its adder sees BXI_DONE and
- * runs it itself. Whoever completes puts the future in a queue of its own thread and runs the queue only
- * if it is not already doing so: a completion inside a callback does not nest, and a chain of a million
- * `then` needs no stack. No lock is held while callbacks run.
+ * The callbacks of a future that is not done are a lock-free stack. Completing exchanges the stack for BXI_DONE, so a
+ * callback is either in the stack that the completer took, or its adder sees BXI_DONE and runs it. The completer
+ * appends the callbacks to a queue of its thread, and runs the queue unless it is already doing so: a completion inside
+ * a callback does not nest, and a chain of a million `then` needs no stack. No lock is held while callbacks run.
  *
- * A call's future lies in its slot (call.c). Every other one is in a list of its job until it is done, so that
- * bx_job_destroy fails it: nobody else would, and it would name a job that is gone.
+ * A call's future is completed through its slot (call_end.c). Every other one is in a list of its job until it is done,
+ * so that bx_job_destroy can fail it; otherwise it would name a job that is gone.
  */
 #include "future.h"
 
@@ -36,7 +35,7 @@ int bxi_future_check(const struct bx_future *future, const char *function)
     return future != NULL ? may_touch(future) : bxi_null(function, "the future");
 }
 
-/* False if the job ends: nobody would fail it. */
+/* False if the job ends: the future would never be failed. */
 static bool enlist(struct bx_job *job, struct bxi_made *made)
 {
     bool may;
@@ -54,7 +53,7 @@ static bool enlist(struct bx_job *job, struct bxi_made *made)
     return may;
 }
 
-/* By the one who completes it, before anybody can see that it is done. */
+/* By the completer, before any thread can see that it is done. */
 static void delist(struct bx_job *job, struct bxi_made *made)
 {
     bxi_lock(&job->rpc->future_lock);
@@ -99,7 +98,7 @@ void bxi_futures_end(struct bx_job *job)
         bxi_lock(&job->rpc->future_lock);
         job->rpc->futures_end = true;
         any = job->rpc->futures != NULL;
-        /* Without a reference left, its last holder is about to take it from the list. */
+        /* No reference is left: the thread that released the last one is about to take it from the list. */
         if (any && bxi_future_try_acquire(&job->rpc->futures->future))
             future = &job->rpc->futures->future;
         bxi_unlock(&job->rpc->future_lock);
@@ -201,7 +200,7 @@ static void run_queue(void)
     queue_runs = false;
 }
 
-/* The future is done: runs these callbacks now, or after those that are under way. */
+/* The future is done: runs these callbacks now, or, in a callback, after those that are queued. */
 static void run_callbacks(struct bx_future *future, struct bxi_callback *list)
 {
     while (list != NULL) {
@@ -242,7 +241,7 @@ bool bxi_future_complete(struct bx_future *future, int code, char *text, struct 
     future->value = value;
 
     /* [future.done] sequentially consistent exchange, pairs with the load in bxi_future_is_done: the
-     * result is visible to whoever sees BXI_DONE. A synchronous caller's future lies on its stack and is
+     * result is visible to a thread that sees BXI_DONE. A synchronous caller's future lies on its stack and is
      * gone from here on, unless it had callbacks, whose references keep it. */
     struct bxi_callback *stack = atomic_exchange(&future->callbacks, BXI_DONE);
 
@@ -252,7 +251,7 @@ bool bxi_future_complete(struct bx_future *future, int code, char *text, struct 
         run_callbacks(future, in_order(stack));
     }
     if (gather != NULL)
-        bxi_gather_end(gather);     /* the completer has a reference to a future that is no call */
+        bxi_gather_end(gather);     /* the completer has a reference: this future is no call */
     if (job != NULL)
         bxi_wake(job->run, future);
     return true;
@@ -296,7 +295,7 @@ bool bx_future_done(const struct bx_future *future)
         return false;
     if (bxi_future_is_done(future))
         return true;
-    /* Who asks again and again must see it happen, though nobody waits. */
+    /* A program that polls must make progress, though no thread waits. */
     if (future->job != NULL)
         bxi_poke(future->job->run);
     bxi_out(0);
@@ -355,7 +354,8 @@ int bx_future_wait(struct bx_future *future, uint64_t timeout_ns)
 
 /* ---- callbacks --------------------------------------------------------------------------------- */
 
-/* The first one on a call means that its reply is to be read as soon as it comes, though no thread waits for it. */
+/* The first callback of a call makes this worker eager: the reply is read as soon as it comes, though no thread waits
+ * for it. */
 void bxi_callback_add(struct bx_future *future, struct bxi_callback *callback)
 {
     struct bxi_callback *head = bxi_load_acquire(&future->callbacks);
@@ -375,7 +375,7 @@ void bxi_callback_add(struct bx_future *future, struct bxi_callback *callback)
          * completer reads the callback's fields. */
     } while (!bxi_cas(&future->callbacks, &head, callback));
     if (first && head != NULL)
-        bxi_less_eager(job->run);        /* somebody else's was the first, or it is done */
+        bxi_less_eager(job->run);        /* another thread's was the first, or it is done */
 }
 
 /* Takes the callback out of a stack, and puts the others before those of `older`. */
@@ -397,10 +397,10 @@ static struct bxi_callback *sift(struct bxi_callback *stack, const struct bxi_ca
 }
 
 /*
- * The stack is taken, sifted and put back, one thread at a time. Whoever adds meanwhile adds to an empty stack;
- * whoever completes meanwhile finds some of the callbacks or none, and the rest run here.
- * Of a call, a stack that is not empty counts once in job->run->eager, from its first callback on: a stack that was
- * taken and not put back is one less.
+ * One thread at a time takes the stack, sifts it and puts it back. A thread that adds meanwhile adds to an empty stack.
+ * A thread that completes meanwhile takes some of the callbacks or none, and this one runs the others.
+ * The stack of a call counts once in job->run->eager while it is not empty: for a stack that was taken and not put
+ * back, eager becomes one less.
  */
 bool bxi_callback_remove(struct bx_future *future, struct bxi_callback *callback)
 {
@@ -496,7 +496,7 @@ static void run_then(struct bx_future *future, struct bxi_callback *callback)
     } else {
         struct bx_msg *out = bx_msg_create(0);
 
-        bxi_clear_error();          /* else a code without a sentence would get an older one's */
+        bxi_clear_error();          /* else a code without a sentence would get an older sentence */
 
         int rc = out == NULL ? -ENOMEM : bxi_call_user(call_then, &(struct callback_call){ callback, future, out });
         const char *text = bx_error_text();

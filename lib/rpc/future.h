@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What future.c (one future), gather.c (all and any of several) share.
+ * What future.c (one future) and gather.c (all and any of several) share.
  */
 #ifndef BXI_FUTURE_H
 #define BXI_FUTURE_H
@@ -15,8 +15,8 @@ struct bxi_callback {
     bx_done_fn done;
     bx_then_fn then;
     void *context;
-    struct bx_future *owner;    /* while it waits in a thread's queue; one reference */
-    struct bx_future *child;    /* one reference */
+    struct bx_future *owner;    /* while it is in a thread's queue: its future; one reference */
+    struct bx_future *child;    /* of then; one reference */
     bool sees_errors;
     size_t index;
 };
@@ -36,12 +36,12 @@ static inline struct bxi_made *bxi_made_of(struct bx_future *future)      /* tha
 
 /* Adds a callback, or runs it at once. */
 void bxi_callback_add(struct bx_future *future, struct bxi_callback *callback);
-/* Takes it away again, from a future of which the caller has a reference. False: it has run, or will. */
+/* Removes it from a future of which the caller has a reference. False: it has run, or will. */
 bool bxi_callback_remove(struct bx_future *future, struct bxi_callback *callback);
 
 /* ---- gather.c ---------------------------------------------------------------------------------- */
 
-/* The future of a gather is done: its callbacks are taken from what is still pending. */
+/* The future of a gather is done: removes its callbacks from the futures that are still pending. */
 void bxi_gather_end(struct bxi_gather *gather);
 /* A reference to the future of a gather is released; true if that is done. False: the caller releases one. */
 bool bxi_gather_released(struct bxi_gather *gather, struct bx_future *future);

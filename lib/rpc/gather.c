@@ -3,16 +3,16 @@
  * All and any of several futures. Any thread; no lock is held while callbacks run.
  *
  * A gather has one callback on each future, and one reference to its own future (the child) until that is done. Once
- * the child is done, or its last reference is gone and no callback waits for it, the callbacks are removed from
- * the futures that are still pending: a program that waits again and again for one slow future or something quick
- * leaves nothing behind at the slow one.
+ * the child is done, or its last reference is gone and it has no callback, the callbacks are removed from the futures
+ * that are still pending. So a program that again and again waits for any of one slow future and a quick one leaves no
+ * callbacks at the slow one.
  *
  *   1. hook[i].future is not NULL from before its callback is added until that begins to run or is about to be
  *      removed. While it is not NULL, under the lock, the future's memory is there: a future is freed after its
  *      callbacks have run.
- *   2. Who sets child to NULL, under the lock, has the reference.
+ *   2. The thread that sets child to NULL, under the lock, has its reference.
  *   3. The references of a gather: one of the child until it is freed, one of each callback until it has run or was
- *      removed, and one of whoever works on it.
+ *      removed, and one of each thread that works on it.
  */
 #include "future.h"
 
@@ -46,7 +46,7 @@ void bxi_gather_release(struct bxi_gather *gather)
 
 /* ---- the end ----------------------------------------------------------------------------------- */
 
-/* The future that a callback hangs on, with a reference; NULL if the callback runs, or is about to. */
+/* The future that has the hook's callback, with a reference; NULL if the callback runs, or is about to. */
 static struct bx_future *take_hook(struct bxi_gather *gather, struct hook *hook)
 {
     struct bx_future *future;
@@ -67,8 +67,8 @@ static void unhook(struct bxi_gather *gather, struct hook *hook, struct bx_futur
         bxi_gather_release(gather);
 }
 
-/* Removing a callback may release the last interest in a future that is itself of a gather, which then ends too. Not
- * by recursion: gathers of gathers may be as deep as the program likes. */
+/* Removing a callback may release the last reference to a future that is itself of a gather, which then ends too. No
+ * recursion: gathers of gathers may be nested to any depth. */
 static void end_all(struct bxi_gather *gather)
 {
     static _Thread_local struct bxi_gather *list;
@@ -115,10 +115,10 @@ bool bxi_gather_released(struct bxi_gather *gather, struct bx_future *future)
     bxi_lock(&gather->lock);
     is_done = gather->child == NULL;
     if (!is_done)
-        /* Two: this one and the gather's, so nobody is left who could add a callback. */
+        /* Two: this one and the gather's, so no thread is left that could add a callback. */
         given_up = bxi_add(&future->refs, (uint32_t)-1) == 2 && bxi_load_acquire(&future->callbacks) == NULL;
     if (given_up)
-        gather->child = NULL;       /* its reference is the caller's to release: the last one */
+        gather->child = NULL;       /* its reference, the last one, is released by the caller */
     bxi_unlock(&gather->lock);
     bxi_gather_release(gather);
     return !is_done && !given_up;
@@ -126,7 +126,7 @@ bool bxi_gather_released(struct bxi_gather *gather, struct bx_future *future)
 
 /* ---- the callbacks ----------------------------------------------------------------------------- */
 
-/* The callback of this hook runs. With the lock: the child, if it is to be completed now. */
+/* The callback of this hook runs. Lock. The child if the caller is to complete it now, else NULL. */
 static struct bx_future *begin_run(struct bxi_gather *gather, size_t index, bool last)
 {
     struct bx_future *child = last ? gather->child : NULL;
@@ -204,7 +204,7 @@ static bool has_ended(struct bxi_gather *gather)
     return ended;
 }
 
-/* The child may be done before all callbacks are added. Its end may then have missed one that was being added. */
+/* The child may be done before all callbacks are added. Its end may have missed one that was being added: recheck. */
 static void add_callbacks(struct bxi_gather *gather, struct bx_future *const *futures)
 {
     size_t added = 0;
@@ -223,7 +223,7 @@ static void add_callbacks(struct bxi_gather *gather, struct bx_future *const *fu
         bxi_gather_release(gather);
 }
 
-/* Are they all there? */
+/* True if none of them is NULL. */
 static bool has_all(struct bx_future *const *futures, size_t count, const char *function)
 {
     bool has = futures != NULL || count == 0;
@@ -244,7 +244,7 @@ static struct bxi_gather *create(struct bx_future *child, size_t count,
         gather = calloc(1, sizeof *gather + count * sizeof gather->hook[0]);
     if (gather == NULL)
         return NULL;
-    bxi_store_relaxed(&gather->refs, (uint32_t)count + 2);     /* relaxed: nobody else knows it yet */
+    bxi_store_relaxed(&gather->refs, (uint32_t)count + 2);     /* relaxed: no other thread knows it yet */
     gather->child = bx_future_acquire(child);
     gather->left = gather->count = count;
     for (size_t i = 0; i < count; i++)

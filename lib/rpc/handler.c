@@ -14,7 +14,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* The arguments as they lie in the frame, or in what it lends. */
+/* The arguments: in the frame, or in the memory that it lends. */
 static struct bx_reader reader_of(const struct bx_request *request, size_t body_bytes)
 {
     const struct bxi_loan *loan = request->loan;
@@ -39,7 +39,7 @@ static int run_handler(struct bx_request *request, struct bx_reader reader, stru
     return code;
 }
 
-/* One large reply does not keep its memory for ever. */
+/* After a large reply: back to the usual capacity. */
 static void shrink_reply(struct bx_job *job)
 {
     struct bx_msg *reply = bx_msg_create(BXI_FRAME_MAX);
@@ -62,7 +62,7 @@ static void run_inline(struct bx_request *request, size_t body_bytes)
     code = run_handler(request, reader_of(request, body_bytes), job->rpc->reply);
     bxi_answer(request, code, bx_error_text(), job->rpc->reply);
     if (job->rpc->reply->tensor_count > 0)
-        bx_msg_clear(job->rpc->reply);       /* here, where a bx_free_fn must not wait either */
+        bx_msg_clear(job->rpc->reply);       /* inside of no_wait: a bx_free_fn must not wait either */
     bxi_no_wait_leave();
     bxi_now_hide(request);
     if (job->rpc->reply->capacity > BXI_FRAME_MAX)
@@ -125,7 +125,7 @@ static int run_async(struct bx_request *read, size_t body_bytes)
     bxi_now_hide(request);
     if (code >= 0 && args.error < 0)
         code = args.error;
-    bxi_loan_release(request->loan);        /* what the handler keeps it has acquired */
+    bxi_loan_release(request->loan);        /* the handler has acquired the tensors that it keeps */
     request->loan = NULL;
     if (code >= 0 && future == NULL)
         code = bx_fail(BX_E_HANDLER, "the async handler returned no future");
@@ -133,7 +133,7 @@ static int run_async(struct bx_request *read, size_t body_bytes)
         bxi_waiting_answer(waiting, code, bx_error_text(), NULL);
     else
         rc = answer_when_done(waiting, future);
-    bxi_no_wait_enter();            /* its value may hold tensors with a bx_free_fn */
+    bxi_no_wait_enter();            /* the value may hold tensors with a bx_free_fn */
     bxi_future_release(future);
     bxi_no_wait_leave();
     return rc == BX_E_CORRUPT ? rc : 0;
@@ -141,7 +141,7 @@ static int run_async(struct bx_request *read, size_t body_bytes)
 
 /* ---- handlers that run later --------------------------------------------------------------------- */
 
-/* The request with its arguments, which the frame's memory does not keep. NULL when memory is out. */
+/* The request with a copy or the loan of its arguments; NULL when memory is out. */
 static struct bxi_waiting *keep(const struct bx_request *request, size_t body_bytes)
 {
     struct bxi_waiting *waiting = bxi_waiting_create(request);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Messages and readers. A message is one block of memory, its bytes behind its head; only one that grows
- * past the room it was made with gets a second block. One thread at a time.
+ * Messages and readers. A message is one block of memory, its bytes behind its head; a message that grows beyond the
+ * room that it was made with gets a second block. One thread at a time.
  */
 #include "rpc.h"
 
@@ -61,7 +61,7 @@ struct bx_msg *bxi_msg_of_loan(struct bxi_loan *loan)
     return msg;
 }
 
-/* Do the bytes lie in the copy that the loan has of them? */
+/* True if the message's bytes are the copy that the loan has. */
 static bool reads_the_loan(const struct bx_msg *msg)
 {
     return msg->loan != NULL && msg->loan->packed != NULL && msg->data == msg->loan->data;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * From names to workers and functions. Workers' names are fixed once the job has started, so finding one
- * takes no lock. A peer's functions are read from the table in its segment when a name is first asked
- * for, copied, checked and kept: a call carries an index.
+ * From names to workers and functions. Workers' names are fixed once the job has started, so finding one takes no
+ * lock. A peer's functions are copied from the table in its segment when a call first names one, checked, and kept; a
+ * call carries the index.
  */
 #include "rpc.h"
 
@@ -86,7 +86,7 @@ const char *bx_worker_name(const struct bx_job *job, int rank)
 
 /* ---- functions --------------------------------------------------------------------------------- */
 
-/* Copies what the peer has registered since the last look. Every word of the peer's is input. */
+/* Copies the functions that the peer has registered since the last time. Each word of the peer's is input. */
 static int refresh(struct bx_job *job, struct bxi_peer *peer)
 {
     struct bxi_function_cache *cache = peer->functions;

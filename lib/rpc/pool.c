@@ -2,13 +2,16 @@
 /*
  * The pool that runs blocking handlers and the bodies of blocking batches.
  *
- * Threads are made when there is work and none is idle, up to options.pool_threads (16) that are not blocked in a
- * wait; one that waits does not count, so nested calls never starve. 256 threads at most: when all of them are blocked
- * in waits, a request is answered with BX_E_BUSY instead of being queued behind them for ever.
+ * It runs tasks (struct bxi_task) and knows nothing else of them. A task is submitted by the role and run by a thread
+ * of the pool.
  *
- * Handlers that wait for each other in a way that the engine does not see may fill the pool and keep out the one that
- * they wait for. So a queue that is not empty is looked at once a second: has nothing been taken from it, that is
- * logged, once, and shown in the segment until something is.
+ * A thread is made when there is work and none is idle, up to options.pool_threads (16) that are not blocked in a wait.
+ * A thread that waits does not count, so nested calls never starve. There are 256 threads at most: when all of them are
+ * blocked in waits, a task is refused with BX_E_BUSY instead of being queued behind them for ever.
+ *
+ * Handlers that wait for each other in a way that the engine does not see may fill the pool, while the one that they
+ * wait for is in the queue. So a queue that is not empty is checked once a second: if no task has been taken from it,
+ * that is logged, once, and shown in the segment until one is taken.
  */
 #include "rpc.h"
 
@@ -21,7 +24,7 @@
 
 static _Thread_local struct bx_job *pool_job;       /* whose pool this thread belongs to */
 
-#define LOOK_NS UINT64_C(1000000000)
+#define CHECK_NS UINT64_C(1000000000)
 
 /* ---- tasks ------------------------------------------------------------------------------------- */
 
@@ -111,7 +114,8 @@ static int add_thread(struct bx_job *job)
     return 0;
 }
 
-/* A thread for what is queued, if one is needed and allowed. 0, or why there is none at all. */
+/* Adds a thread if the queue needs one and it is allowed. 0; or an error if no thread is left that could run the queue:
+ * why none could be made. */
 static int grow(struct bx_job *job)
 {
     struct bxi_pool *pool = &job->rpc->pool;
@@ -127,9 +131,9 @@ static int grow(struct bx_job *job)
     return 0;
 }
 
-/* This thread ended in a handler of the program. True if it may end: another one runs what is queued, and nobody joins
- * this one. False if it goes on as before: the pool is being stopped and its queue is to be run, or no other thread
- * can be made. */
+/* This thread left in a handler of the program. True if it may end: another thread runs the queue, and this one is
+ * detached. False if it goes on as before: the pool is being stopped and its queue is to be run, or no other thread can
+ * be made. */
 static bool may_leave_pool(struct bx_job *job)
 {
     struct bxi_pool *pool = &job->rpc->pool;
@@ -175,9 +179,9 @@ static int enqueue(struct bx_job *job, struct bxi_task *task)
     return 0;
 }
 
-/* ---- does the queue move? --------------------------------------------------------------------------- */
+/* ---- a queue that does not move --------------------------------------------------------------------- */
 
-static void look_due(void *context, struct bxi_timer *timer)
+static void check_due(void *context, struct bxi_timer *timer)
 {
     struct bx_job *job = context;
 
@@ -187,15 +191,15 @@ static void look_due(void *context, struct bxi_timer *timer)
 
 static void watch_queue(struct bx_job *job)
 {
-    uint64_t at_ns = bxi_now_ns() + LOOK_NS;
+    uint64_t at_ns = bxi_now_ns() + CHECK_NS;
 
     bxi_lock(&job->run->lock);
-    job->rpc->pool.timer.fire = look_due;
-    bxi_timer_set(job->run, &job->rpc->pool.timer, at_ns);     /* -ENOMEM: nobody is told that the queue stands still */
+    job->rpc->pool.timer.fire = check_due;
+    bxi_timer_set(job->run, &job->rpc->pool.timer, at_ns);     /* -ENOMEM: no check */
     bxi_unlock(&job->run->lock);
 }
 
-/* pool.lock. Inspectors are shown how it is. */
+/* pool.lock. For inspectors. */
 static void show_stuck(struct bx_job *job, uint32_t busy)
 {
     struct bxi_now *now = &bxi_tables(job->control)->now;
@@ -205,7 +209,7 @@ static void show_stuck(struct bx_job *job, uint32_t busy)
     bxi_store_relaxed(&now->pool_waiting, job->rpc->pool.queued);
     if (!job->rpc->pool.stuck)
         /* Release, for inspectors in other processes: the words above are there. */
-        bxi_store_release(&now->pool_stuck_ns, bxi_now_ns() - LOOK_NS);
+        bxi_store_release(&now->pool_stuck_ns, bxi_now_ns() - CHECK_NS);
     job->rpc->pool.stuck = true;
 }
 
@@ -223,7 +227,7 @@ void bxi_pool_look(struct bx_job *job)
     if (pool->taken == pool->taken_seen && waiting > 0)
         show_stuck(job, busy);
     if (waiting == 0)
-        show_moving(job);               /* what stood there was cancelled */
+        show_moving(job);               /* the queue was cancelled */
     pool->taken_seen = pool->taken;
     pool->watched = watch = waiting > 0 && !pool->stop;
     pthread_mutex_unlock(&pool->lock);
@@ -235,7 +239,7 @@ void bxi_pool_look(struct bx_job *job)
         watch_queue(job);
 }
 
-/* pool.lock. Is somebody to look from now on? */
+/* pool.lock. True if the caller has to set the timer. */
 static bool begin_watch(struct bxi_pool *pool)
 {
     if (pool->watched || pool->queued <= pool->idle)
@@ -313,8 +317,8 @@ static void refuse_all(struct bx_job *job, struct bxi_task *tasks, int code)
     }
 }
 
-/* This was the last thread that did not wait: what is queued is refused where no other can be made, for what it
- * waits for may be the end of that. */
+/* If this was the last thread that did not wait, and no other can be made, the queue is refused: this thread may wait
+ * for a request that is queued. */
 bool bxi_pool_block(struct bx_job *job)
 {
     if (pool_job != job)

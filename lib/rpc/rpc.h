@@ -414,7 +414,7 @@ int bxi_dispatch(const struct bxi_role *role, struct bx_job *job, struct bxi_pee
 
 void bxi_scan(const struct bxi_role *role, struct bx_job *job);            /* open words, states, refusals of all */
 void bxi_deaths_close(const struct bxi_role *role, struct bx_job *job);    /* peers whose death was seen */
-/* After a sleep that no bell or timer ended: counts frames that lie unread for the second time, and were not rung for. */
+/* After a sleep that no bell or timer ended: counts frames that lie unread for the second time and had no bell. */
 void bxi_rings_watchdog(const struct bxi_role *role, struct bx_job *job);
 void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer,
                     enum bxi_peer_state state);

@@ -3,16 +3,15 @@
  * The way out: frames into a peer's ring or, while that is full, into a private queue; and the bells
  * that wake the peer.
  *
- * Who runs it: anybody who sends, under the job's lock. The queue is bounded: a request needs one of
- * 1024 slots, a reply answers one of the caller's 1024; one-way calls are never queued. So nothing that
- * consumes a ring ever waits for room, and two full rings cannot lock each other.
+ * Runs in any thread that sends, under the job's lock. The queue is bounded: a request needs one of 1024 slots, a reply
+ * answers one of the caller's 1024, and one-way calls are never queued. So a thread that consumes a ring never waits
+ * for room, and two full rings cannot block each other.
  *
- * A bell is not looked at after every frame. A peer that was awake last time very likely still is, and
- * its next frame says how far it has read; if that covers what was sent, neither the fence nor the look
- * at its word (a cache miss) was needed. Otherwise the bell is rung BXI_DEFER_PASSES passes or BXI_DEFER_FRAMES
- * frames later, whichever comes first (a pass over many busy rings takes long), and in any case before this
- * thread sleeps, leaves the role, or returns to the program. A peer that was asleep last time is looked at when
- * the pass ends.
+ * The peer's bell word is not read after every frame. A peer that was awake at the last check very likely still is, and
+ * its next frame carries how far it has read. If that covers what was sent, neither the fence nor the load of its word
+ * (a cache miss) was needed. Otherwise the bell is checked BXI_DEFER_PASSES passes or BXI_DEFER_FRAMES frames later,
+ * whichever comes first (a pass over many busy rings takes long), and in any case before this thread sleeps, leaves the
+ * role, or returns to the program. The bell of a peer that was asleep at the last check is checked when the pass ends.
  */
 #include "rpc.h"
 
@@ -31,7 +30,7 @@ static void set_bit(bxi_a64 *bits, const struct bxi_peer *peer)
 {
     bxi_a64 *word = &bits[peer->rank / 64];
 
-    /* Relaxed: written under the lock; looked at without it only to skip taking it. */
+    /* Relaxed: written under the lock; read without it only to skip taking it. */
     bxi_store_relaxed(word, bxi_load_relaxed(word) | bit_of(peer));
 }
 
@@ -263,8 +262,9 @@ static int enqueue(struct bx_job *job, struct bxi_peer *peer, const struct bxi_o
     return 0;
 }
 
-/* Its bell is this worker's: whoever sleeps armed is rung when there is room, and moves the queue on. The holder of the
- * role asks before it sleeps or leaves; another thread asks now, for the holder may sleep, or there may be none. */
+/* Asks the ring's consumer for a bell when there is room: it rings this worker, and the thread that wakes moves the
+ * queue on. The holder of the role asks before it sleeps or leaves the role. Another thread asks now, for the holder
+ * may sleep, or there may be none. */
 static void ask_for_room(struct bx_job *job, struct bxi_peer *peer, uint64_t payload_bytes)
 {
     if (!bxi_is_driving(job->run) && bxi_ring_want(&peer->out, payload_bytes))
@@ -289,7 +289,7 @@ static int send_or_queue(struct bx_job *job, struct bxi_peer *peer, const struct
     return -EAGAIN;
 }
 
-/* It reads nothing any more, though the role has not closed it yet: what is lent to it now would stay out until
+/* True if the peer has left and reads no more, though the role has not closed it yet: a loan to it would stay out until
  * its process ends. */
 static bool has_left(const struct bx_job *job, const struct bxi_peer *peer)
 {
@@ -361,7 +361,7 @@ void bxi_peer_drop_queue(struct bxi_peer *peer)
     peer->queue_tail = NULL;
 }
 
-/* Nothing waits for room in its ring any more. */
+/* No frame and no caller waits for room in its ring any more. */
 static void end_starvation(struct bx_job *job, struct bxi_peer *peer)
 {
     clear_bit(job->rpc->starved, peer);
@@ -417,8 +417,8 @@ int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consum
 {
     if (!bxi_load_relaxed(&peer->out_open))     /* relaxed: written under the lock */
         return consumed == 0 ? 0 : BX_E_CORRUPT;
-    /* A reply may lie unread while one-way calls go round the ring many times: what it says is then any
-     * number of laps behind the credit word, and old news. */
+    /* A reply may lie unread while one-way calls go round the ring many times. Its piggybacked position is then any
+     * number of laps old: ignore what is behind `credit`. */
     if (consumed != peer->out.credit && peer->out.credit - consumed <= INT64_MAX)
         return 0;
     if (bxi_ring_credit_hint(&peer->out, consumed) < 0)
@@ -455,7 +455,7 @@ void bxi_bells_flush(struct bx_job *job)
         return;
     bxi_lock(&job->run->lock);
     /* [bell.armed] the producers' fence, pairs with the sleepers' in sleep_as_leader and arm_background: the
-     * frames before it are seen by the sleeper's second look, or the words below say that it sleeps. */
+     * frames before it are seen by the sleeper's recheck, or the words below say that it sleeps. */
     bxi_fence_seq_cst();
     for (int i = 0; i < BXI_WORLD_MAX / 64; i++) {
         uint64_t bits = bxi_load_relaxed(&job->rpc->bells_due[i]);   /* relaxed: as in set_bit */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Watching the peers: rings that open, states, refusals, deaths, memory that turned to nonsense; and
- * reading their rings. All of it under the progress role.
+ * Watching the peers: rings that open, states, refusals, deaths, memory that fails a check; and reading their rings.
+ * All of it under the progress role.
  *
- * A peer ends in one of three ways: it leaves (its state says so), it dies (its pidfd says so), or it is
- * cut off because its memory fails a check. In the first two cases what it had published is read first:
- * replies count, requests are dropped and counted. Then every call to it fails, batches stop waiting for
- * it, and, if it died, its names in /dev/shm are removed; of rank 0 its lock file too.
+ * A peer ends in one of three ways: it leaves (its state word), it dies (its pidfd), or it is cut off because its
+ * memory fails a check. In the first two cases the frames that it had published are read first: replies count, requests
+ * are dropped and counted. Then every call to it fails, and batches stop waiting for it. If it died, its names in
+ * /dev/shm are removed; of rank 0 its lock file too.
  */
 #include "job/job.h"
 #include "run/run.h"
@@ -17,8 +17,8 @@
 
 /* ---- reading ----------------------------------------------------------------------------------- */
 
-/* A frame was handled. A peer that sleeps waits for the answer to an earlier one meanwhile. The look is made at every
- * eighth frame only, for most find no bell due. */
+/* A frame was handled; meanwhile a peer may sleep and wait for the answer to an earlier one. Checked at every eighth
+ * frame only, for mostly no bell is due. */
 static void ring_overdue(struct bx_job *job)
 {
     uint64_t frames = bxi_load_relaxed(&job->rpc->frames) + 1;       /* relaxed: written by the role */
@@ -102,7 +102,7 @@ static void drain(const struct bxi_role *role, struct bx_job *job, struct bxi_pe
             break;
 }
 
-/* No more of its memory is borrowed; what is, stays mapped until it is released. */
+/* Nothing more is borrowed from its arena. What is borrowed stays mapped until it is released. */
 static void drop_arena(struct bxi_peer *peer)
 {
     if (peer->lend->arena != NULL)
@@ -156,7 +156,7 @@ void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_
         if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
             return;                 /* its last frames were nonsense */
     }
-    if (state != BXI_PEER_LEFT)     /* before anybody can see that it is gone */
+    if (state != BXI_PEER_LEFT)     /* before any thread can see that it is gone */
         bxi_counter_add(job, state == BXI_PEER_DEAD ? BXI_C_peers_dead : BXI_C_peers_corrupt, 1);
     bxi_lock(&job->run->lock);
     peer->close_code = codes[state];
@@ -219,7 +219,7 @@ void bxi_frames_unread(const struct bxi_role *role, struct bx_job *job)
     }
 }
 
-/* ---- what a scan looks at ---------------------------------------------------------------------- */
+/* ---- a scan of all peers ----------------------------------------------------------------------- */
 
 static void look_open(struct bx_job *job, struct bxi_peer *peer)
 {
@@ -316,7 +316,8 @@ void bxi_deaths_close(const struct bxi_role *role, struct bx_job *job)
 
 /* ---- the watchdog ------------------------------------------------------------------------------ */
 
-/* A producer stopped between its frame and its bell is no lost wake-up: the bell comes when it goes on. */
+/* True if the process is stopped. A producer that is stopped between its frame and its bell rings when it continues: no
+ * wake-up is lost. */
 static bool is_stopped(uint32_t pid)
 {
     char path[64], state = 0;
@@ -332,7 +333,7 @@ static bool is_stopped(uint32_t pid)
     return state == 'T' || state == 't' || state == 'Z';
 }
 
-/* Does a frame lie there that a bell is rung for? Not for a reply, while nobody is eager. */
+/* True if the oldest unread frame requires a doorbell. A reply requires none while this worker is not eager. */
 static bool bell_was_owed(struct bx_job *job, struct bxi_peer *peer)
 {
     const void *payload;

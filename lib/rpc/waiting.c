@@ -9,7 +9,7 @@
  *                        pool owns the object, runs the handler and answers (handler.c).
  *     WAITS_FOR_BATCH    it is in its batcher's list. The thread that takes it from there owns it (batch.c).
  *     WAITS_FOR_FUTURE   the callback of the handler's future owns it and answers, by the thread that completes the
- *                        future (handler.c). Nobody else may free it.
+ *                        future (handler.c). No other thread frees it.
  *     WAITS_NO_MORE      of a row: a batch runs it. Of an async handler: a cancel has failed its future, whose
  *                        callback answers as before.
  *
@@ -18,12 +18,12 @@
  * by pthread_exit has failed with BX_E_HANDLER (usercall.c): its thread answers, and ends later. bx_job_destroy frees
  * the rows that no batch has run.
  *
- * The table is the peer's: 64 chains by the low bits of the id, which are the caller's slot. A caller uses its lowest
- * slots first, and has at most 1024, so a chain has one request or a few, and 16 at the most; a cancel reads one chain.
- * An array of 1024 slots would be 8 KiB for each peer, and could not hold two requests with the same id, which a
- * broken peer may send. One-way calls have no id: they are in a chain of their own, which no cancel reads. Inline
- * requests are in no chain. The table is changed under the lock in the sections that count requests, so it adds no
- * locking.
+ * The table is the peer's: 64 chains by the low bits of the id, which are the caller's slot. A caller has 16 slots and
+ * doubles them when all are taken, up to 1024, so a chain has one request or a few, and at most 16; a cancel reads one
+ * chain. An array by slot would be 8 KiB for each peer, and could not hold two requests with one id, which a broken
+ * peer may send; its 1024 requests at most may also be in one chain. One-way calls have no id: they are in a chain of
+ * their own, which no cancel reads. Inline requests are in no chain. The table is changed in the sections of the lock
+ * that count requests, so it adds no locking.
  */
 #include "rpc.h"
 

@@ -182,6 +182,15 @@ static int show_region(struct bx_job *job)
     return 0;
 }
 
+static void poll_devices(void *context, const struct bxi_role *role);
+static void poll_devices_now_and_then(void *context, const struct bxi_role *role, uint64_t now_ns);
+
+/* It registers with the first device, so that a job without pays nothing in its passes. */
+static const struct bxi_source_ops device_source = {
+    .now_and_then = poll_devices_now_and_then,
+    .watchdog = poll_devices,
+};
+
 static int make_devices(struct bx_job *job, struct bxi_devices **out)
 {
     struct bxi_devices *devices = calloc(1, sizeof *devices);
@@ -207,6 +216,7 @@ static int make_devices(struct bx_job *job, struct bxi_devices **out)
     bxi_lock(&job->run->lock);
     /* [devices] release, pairs with the acquire in bxi_devices_of. */
     bxi_store_release(&job->device->devices, devices);
+    bxi_run_add(job->run, &device_source, job);
     bxi_unlock(&job->run->lock);
     bxi_device_register(&operations);
     set_current(devices);
@@ -577,16 +587,11 @@ static void poll_devices_now_and_then(void *context, const struct bxi_role *role
 {
     struct bxi_devices *devices = bxi_devices_of(context);
 
-    if (devices == NULL || now_ns - devices->polled_ns < POLL_NS)
+    if (now_ns - devices->polled_ns < POLL_NS)
         return;
     devices->polled_ns = now_ns;
     poll_devices(context, role);
 }
-
-const struct bxi_source_ops bxi_device_source = {
-    .now_and_then = poll_devices_now_and_then,
-    .watchdog = poll_devices,
-};
 
 void bxi_devices_close(struct bx_job *job)
 {

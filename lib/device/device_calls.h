@@ -22,7 +22,6 @@ static inline struct bxi_devices *bxi_devices_of(struct bx_job *job)
 void bxi_devices_close(struct bx_job *job);     /* progress has stopped */
 void bxi_devices_destroy(struct bx_job *job);   /* and nobody else knows the job */
 void bxi_devices_poll(struct bx_job *job);      /* role: what time brings, and the counters; never waits */
-extern const struct bxi_source_ops bxi_device_source;      /* polls now and then */
 void bxi_devices_peer_died(struct bx_job *job, struct bxi_lend_peer *peer);
 /* A frame with device tensors is next in the ring. 0: go on, bxi_loan_open gives its loan; -EAGAIN: later, an
  * event will come; BX_E_CORRUPT. Role. */

@@ -51,7 +51,7 @@ static void wait_lasts(void *context, struct bxi_waiter *waiter)
 static void wait_begins(void *context, struct bxi_waiter *waiter)
 {
     if (bxi_pool_block(context))
-        bxi_wait_show(context, &waiter->shown);     /* the thread of a handler: whoever waits for that waits for this */
+        bxi_wait_show(context, &waiter->shown);     /* at once: a caller waits for the handler that waits here */
 }
 
 static void wait_ends(void *context, struct bxi_waiter *waiter)
@@ -114,8 +114,9 @@ void bxi_drive_init(struct bx_job *job)
     };
 
     bxi_run_init(job->run, &setup);
+    bxi_lock(&job->run->lock);
     bxi_run_add(job->run, &bxi_rpc_source, job);
-    bxi_run_add(job->run, &bxi_device_source, job);
+    bxi_unlock(&job->run->lock);
 }
 
 int bxi_drive_start(struct bx_job *job)
@@ -123,8 +124,10 @@ int bxi_drive_start(struct bx_job *job)
     job->rpc->peers[job->rank].bell = (struct bxi_bell_peer){
         &job->control->header.armed, { job->run->bell_fd[0], job->run->bell_fd[1] }, 0
     };
+    bxi_lock(&job->run->lock);
     if (bxi_trace_is_on(job))
         bxi_run_add(job->run, &trace_source, job);
+    bxi_unlock(&job->run->lock);
     for (int rank = 0; rank < job->world_size; rank++)
         if (rank != job->rank)
             bxi_run_watch(job->run, job->rpc->peers[rank].pidfd, (uint64_t)rank);

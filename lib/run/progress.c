@@ -57,52 +57,34 @@ bool bxi_is_driving(const struct bxi_run *run)
 
 /* ---- the sources ------------------------------------------------------------------------------- */
 
-enum op { OP_HANDLE, OP_PASS, OP_NOW_AND_THEN, OP_PEEK, OP_READY, OP_FLUSH, OP_BEFORE_SLEEP, OP_TIMERS_FIRED,
-          OP_NEXT_DEADLINE, OP_WATCHDOG };
-_Static_assert(OP_WATCHDOG + 1 == BXI_SOURCE_OPS, "a word for each");
-
 void bxi_run_add(struct bxi_run *run, const struct bxi_source_ops *ops, void *context)
 {
-    const bool has[] = { [OP_HANDLE] = ops->handle != NULL, [OP_PASS] = ops->pass != NULL,
-                         [OP_NOW_AND_THEN] = ops->now_and_then != NULL, [OP_PEEK] = ops->peek != NULL,
-                         [OP_READY] = ops->ready != NULL, [OP_FLUSH] = ops->flush != NULL,
-                         [OP_BEFORE_SLEEP] = ops->before_sleep != NULL, [OP_TIMERS_FIRED] = ops->timers_fired != NULL,
-                         [OP_NEXT_DEADLINE] = ops->next_deadline_ns != NULL, [OP_WATCHDOG] = ops->watchdog != NULL };
+    uint32_t count = bxi_load_relaxed(&run->source_count);
 
-    assert(run->source_count < BXI_SOURCES_MAX);
-    run->sources[run->source_count] = (struct bxi_source){ ops, context };
-    for (int op = 0; op < BXI_SOURCE_OPS; op++)
-        /* [run.have] release, pairs with the acquire in sources_with: the source is written. */
-        bxi_store_release(&run->have[op], bxi_load_relaxed(&run->have[op]) | (uint32_t)has[op] << run->source_count);
-    run->source_count++;
+    assert(bxi_lock_is_held(&run->lock) && count < BXI_SOURCES_MAX);
+    run->sources[count] = (struct bxi_source){ ops, context };
+    /* [run.sources] release, pairs with the acquire in end_of_sources. */
+    bxi_store_release(&run->source_count, count + 1);
 }
 
-static uint32_t sources_with(struct bxi_run *run, enum op op)
+static const struct bxi_source *end_of_sources(struct bxi_run *run)
 {
-    /* [run.have] acquire, pairs with the release in bxi_run_add. */
-    return bxi_load_acquire(&run->have[op]);
+    /* [run.sources] acquire, pairs with the release in bxi_run_add: the sources are written. */
+    return run->sources + bxi_load_acquire(&run->source_count);
 }
 
-/* The source of the lowest bit, which is taken out; NULL if there is none. */
-static inline const struct bxi_source *next_source(struct bxi_run *run, uint32_t *bits)
-{
-    const struct bxi_source *source = &run->sources[__builtin_ctz(*bits)];
-
-    *bits &= *bits - 1;
-    return source;
-}
-
-#define FOR_SOURCES(source, run, op)                                                                \
-    for (uint32_t bits_ = sources_with((run), (op)); bits_ != 0 && ((source) = next_source((run), &bits_), true);)
+/* For each source that has the function fn. */
+#define FOR_SOURCES(run, fn)                                                                        \
+    for (const struct bxi_source *source = (run)->sources, *end = end_of_sources(run); source < end; source++) \
+        if (source->ops->fn != NULL)
 
 static void hand_out(const struct bxi_role *role, uint32_t event)
 {
     struct bxi_run *run = bxi_run_of(role);
-    const struct bxi_source *source;
 
     if (event == BXI_EVENT_TIMER)
         bxi_timers_due(role);
-    FOR_SOURCES(source, run, OP_HANDLE)
+    FOR_SOURCES(run, handle)
         if (source->ops->events & event)
             source->ops->handle(source->context, role, event);
 }
@@ -120,11 +102,10 @@ static void hand_out_events(const struct bxi_role *role)
 static int pass_now_and_then(const struct bxi_role *role, struct bxi_waiter *waiter)
 {
     struct bxi_run *run = bxi_run_of(role);
-    const struct bxi_source *source;
     uint64_t now_ns = run->system->coarse_ns();
     int handled = bxi_fire_timers(role, now_ns);
 
-    FOR_SOURCES(source, run, OP_NOW_AND_THEN)
+    FOR_SOURCES(run, now_and_then)
         source->ops->now_and_then(source->context, role, now_ns);
     if (waiter != NULL && run->host->wait_lasts != NULL)
         run->host->wait_lasts(run->context, waiter);
@@ -134,7 +115,6 @@ static int pass_now_and_then(const struct bxi_role *role, struct bxi_waiter *wai
 int bxi_pass(const struct bxi_role *role, struct bxi_waiter *waiter)
 {
     struct bxi_run *run = bxi_run_of(role);
-    const struct bxi_source *source;
     int handled = 0;
 
     bxi_count(&run->pass, 1);
@@ -143,7 +123,7 @@ int bxi_pass(const struct bxi_role *role, struct bxi_waiter *waiter)
         hand_out_events(role);
         handled++;
     }
-    FOR_SOURCES(source, run, OP_PASS)
+    FOR_SOURCES(run, pass)
         handled += source->ops->pass(source->context, role, waiter);
     if ((bxi_load_relaxed(&run->pass) & 255) == 0)
         handled += pass_now_and_then(role, waiter);
@@ -154,12 +134,11 @@ int bxi_pass(const struct bxi_role *role, struct bxi_waiter *waiter)
 bool bxi_work_waits(const struct bxi_role *role)
 {
     struct bxi_run *run = bxi_run_of(role);
-    const struct bxi_source *source;
 
     /* [events] sequentially consistent, pairs with the addition in bxi_event. */
     if (bxi_load_seq_cst(&run->events) != 0)
         return true;
-    FOR_SOURCES(source, run, OP_READY)
+    FOR_SOURCES(run, ready)
         if (source->ops->ready(source->context, role))
             return true;
     return false;
@@ -167,9 +146,7 @@ bool bxi_work_waits(const struct bxi_role *role)
 
 bool bxi_peek(struct bxi_run *run)
 {
-    const struct bxi_source *source;
-
-    FOR_SOURCES(source, run, OP_PEEK)
+    FOR_SOURCES(run, peek)
         if (source->ops->peek(source->context))
             return true;
     return false;
@@ -177,29 +154,25 @@ bool bxi_peek(struct bxi_run *run)
 
 void bxi_flush(struct bxi_run *run)
 {
-    const struct bxi_source *source;
-
-    FOR_SOURCES(source, run, OP_FLUSH)
+    FOR_SOURCES(run, flush)
         source->ops->flush(source->context);
 }
 
 bool bxi_before_sleep(const struct bxi_role *role, uint64_t now_ns)
 {
     struct bxi_run *run = bxi_run_of(role);
-    const struct bxi_source *source;
     bool work = false;
 
-    FOR_SOURCES(source, run, OP_BEFORE_SLEEP)
+    FOR_SOURCES(run, before_sleep)
         work |= source->ops->before_sleep(source->context, role);
     return bxi_fire_timers(role, now_ns) || work;
 }
 
 uint64_t bxi_next_deadline_ns(struct bxi_run *run, uint64_t now_ns)
 {
-    const struct bxi_source *source;
     uint64_t next_ns = BX_FOREVER;
 
-    FOR_SOURCES(source, run, OP_NEXT_DEADLINE)
+    FOR_SOURCES(run, next_deadline_ns)
         next_ns = bxi_least(next_ns, source->ops->next_deadline_ns(source->context, now_ns));
     return next_ns;
 }
@@ -207,18 +180,16 @@ uint64_t bxi_next_deadline_ns(struct bxi_run *run, uint64_t now_ns)
 void bxi_watchdog(const struct bxi_role *role)
 {
     struct bxi_run *run = bxi_run_of(role);
-    const struct bxi_source *source;
 
-    FOR_SOURCES(source, run, OP_WATCHDOG)
+    FOR_SOURCES(run, watchdog)
         source->ops->watchdog(source->context, role);
 }
 
 void bxi_timers_fired(const struct bxi_role *role)
 {
     struct bxi_run *run = bxi_run_of(role);
-    const struct bxi_source *source;
 
-    FOR_SOURCES(source, run, OP_TIMERS_FIRED)
+    FOR_SOURCES(run, timers_fired)
         source->ops->timers_fired(source->context, role);
 }
 

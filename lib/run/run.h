@@ -105,13 +105,12 @@ struct bxi_source {
     const struct bxi_source_ops *ops;
     void *context;
 };
-#define BXI_SOURCE_OPS 10                       /* functions */
 #define BXI_SOURCES_MAX 8
 #define BXI_WATCHDOG_NS UINT64_C(1000000000)    /* for next_deadline_ns of a source that wants a watchdog */
 
 /* The events that run itself sets. All others are their sources'. */
 #define BXI_EVENT_SCAN 1u       /* the background's eventfd was rung: something was announced that no ring shows */
-#define BXI_EVENT_TIMER 4u      /* run's own: a deadline is due, seen by a thread that could not get the role */
+#define BXI_EVENT_TIMER 4u      /* run's own: a deadline is due, seen by a thread that did not get the role */
 
 /* ---- What run needs of the job, and of the system ----------------------------------------------------- */
 
@@ -185,8 +184,7 @@ struct bxi_run {
     uint64_t background_until_ns;               /* lock; until when the background thread sleeps, or timer_fd is set */
 
     _Alignas(BXI_LINE) bxi_a32 role;            /* 1 while some thread drives */
-    uint32_t source_count;                      /* start */
-    bxi_a32 have[BXI_SOURCE_OPS];               /* by function: the sources that have it, as bits */
+    bxi_a32 source_count;                       /* of sources; each is written before this counts it */
     struct bxi_bell bell;                       /* role, to pass */
     struct bxi_run *outer;                      /* what this thread drove when it took this role, in a handler there */
     uint64_t spin_ns;                           /* the budget as adapted; 0: no spinning */
@@ -197,10 +195,10 @@ struct bxi_run {
     bxi_a64 pass;                               /* counts passes */
     bxi_a64 *counters;                          /* written when the segment comes and goes, as job->counters */
     bxi_a64 *spins;                             /* for inspectors: 1 while a thread spins */
-    struct bxi_source sources[BXI_SOURCES_MAX]; /* [i]: written before a bit i of have */
+    struct bxi_source sources[BXI_SOURCES_MAX]; /* in the order of registration */
 
     _Alignas(BXI_LINE) bxi_a32 events;          /* any thread, all below */
-    bxi_a32 eager;                              /* calls with callbacks, and others who need every reply read */
+    bxi_a32 eager;                              /* calls with callbacks, and other reasons to read every reply */
     struct bxi_lock wait_lock;                  /* the list of waiters */
     struct bxi_waiter *waiters;                 /* wait_lock */
     bxi_a32 waiting;                            /* in that list */
@@ -226,7 +224,8 @@ void bxi_run_fini(struct bxi_run *run);         /* closes the descriptors */
 int bxi_run_open_bells(struct bxi_run *run);    /* 0, -errno */
 /* The segment is there: the words in it. armed NULL: it is not, or no longer. */
 void bxi_run_attach(struct bxi_run *run, bxi_a64 *armed, bxi_a64 *counters, bxi_a64 *spins);
-void bxi_run_add(struct bxi_run *run, const struct bxi_source_ops *ops, void *context);    /* in the order of passes */
+/* The lock. For the life of the run; sources are called in this order. */
+void bxi_run_add(struct bxi_run *run, const struct bxi_source_ops *ops, void *context);
 /* host->readable gets the token, which is below BXI_TOKEN_BELL, when fd is readable. */
 void bxi_run_watch(struct bxi_run *run, int fd, uint64_t token);
 int bxi_progress_start(struct bxi_run *run, bool own_loop);    /* the background thread, or the loop's descriptors */

@@ -91,7 +91,7 @@ uint64_t bxi_heap_next_ns(const struct bxi_timers *timers)
     return timers->count == 0 ? BX_FOREVER : timers->heap[1]->at_ns;
 }
 
-/* ---- who sleeps until when --------------------------------------------------------------------- */
+/* ---- until when threads sleep ------------------------------------------------------------------- */
 
 /* Lock, so that timer_fd and background_until_ns change together, and never to a later time than the heap's top. */
 static void set_until(struct bxi_run *run, uint64_t at_ns)

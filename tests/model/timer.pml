@@ -29,7 +29,7 @@
  *     lib/run/background.c drive_background 2751941436
  *     lib/run/background.c run_background 4250206604
  *     lib/run/background.c bxi_run_once 1479198413
- *     lib/run/progress.c bxi_before_sleep 963877612
+ *     lib/run/progress.c bxi_before_sleep 4281621781
  *     lib/run/wait.c sleep_as_leader 2646301797
  */
 #ifndef DEADLINES

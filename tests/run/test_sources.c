@@ -129,8 +129,10 @@ static void set_up(void)
     fake.alone = true;
     fake.now_ns = 1;
     begin_run(&run);
+    bxi_lock(&run.lock);
     bxi_run_add(&run, &whole_ops, &whole);
     bxi_run_add(&run, &other_ops, &other);
+    bxi_unlock(&run.lock);
 }
 
 static void tear_down(void)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Watching the peers: rings that open, states, refusals, deaths, memory that fails a check; and reading their rings.
- * All of it under the progress role.
+ * Watching the peers: rings that open, states, refusals, deaths, memory that turned to nonsense; and
+ * reading their rings. All of it under the progress role: source.c hands it to run.
  *
  * A peer ends in one of three ways: it leaves (its state word), it dies (its pidfd), or it is cut off because its
  * memory fails a check. In the first two cases the frames that it had published are read first: replies count, requests

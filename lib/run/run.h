@@ -2,10 +2,10 @@
 /*
  * run: which thread drives the worker, how threads wait, when deadlines fire. It knows nothing of RPC.
  *
- * The work is behind sources: rings, queues for full rings, leases, devices, the trace. A source is a table of
- * functions and a context; it registers with bxi_run_add. One thread at a time drives, that is, it calls the sources.
- * Right after it has taken the progress role it owns a struct bxi_role; only the functions of run can make one, so a
- * function that takes one cannot be called without the role.
+ * The work is behind sources: RPC (rings, queues for full rings, bells, leases: rpc/source.c), devices, the trace. A
+ * source is a table of functions and a context; it registers with bxi_run_add. One thread at a time drives, that is, it
+ * holds the progress role and calls the sources. The role is a struct bxi_role; only the functions of run can make one,
+ * so a function that takes one cannot be called without the role.
  *
  *     driving         pass of each source, again and again: it handles what is there
  *     spinning        peek of each source: is there anything? A few nanoseconds, nothing is handled
@@ -20,9 +20,9 @@
  * What run needs of the job is in struct bxi_host; the clock and the system calls that sleep are in struct bxi_system,
  * and tests replace them (tests/run/test_sources.c).
  *
- * Threads. Functions that take a struct bxi_role: the thread that has it. bxi_timer_set, bxi_timer_clear: under
- * run->lock, and they check that. bxi_run_init, bxi_run_watch: before bxi_progress_start. All others: any thread. No
- * lock is held while a function of a source is called.
+ * Threads. Functions that take a struct bxi_role: the thread that holds it. bxi_timer_set, bxi_timer_clear and
+ * bxi_run_add: under run->lock, and they assert that. bxi_run_init, bxi_run_watch: before bxi_progress_start. All
+ * others: any thread. No lock is held while a function of a source is called.
  */
 #ifndef BXI_RUN_H
 #define BXI_RUN_H

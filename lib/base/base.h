@@ -66,15 +66,26 @@ struct bx_job {
     _Alignas(BXI_LINE) bxi_a32 phase;           /* enum bxi_phase; any thread, by compare-and-swap from STARTED */
 };
 
-/* 0, or -EINVAL (NULL), BX_E_FORKED, BX_E_STATE, BX_E_SHUTDOWN with a sentence: a public function begins with it. */
+/* ---- check.c: what public functions check first ---------------------------------------------------- */
+
+extern bxi_a32 bxi_forks;                       /* counted in every forked child */
+/* The job belongs to a parent process. */
+static inline bool bxi_job_is_forked(const struct bx_job *job)
+{
+    /* Relaxed: written in a child while it has one thread. */
+    return bxi_load_relaxed(&bxi_forks) != job->fork_generation;
+}
+/* 0, or -EINVAL (NULL), BX_E_FORKED, BX_E_STATE, BX_E_SHUTDOWN with a sentence. */
 int bxi_job_check(const struct bx_job *job);
-/* The same for what may be asked in every phase: -EINVAL, BX_E_FORKED. */
+/* The same for functions that are allowed in every phase: 0, -EINVAL, BX_E_FORKED. */
 int bxi_job_check_any(const struct bx_job *job);
+bool bxi_name_is_valid(const char *name);       /* of a job or a worker */
+
+/* ---- clock.c --------------------------------------------------------------------------------------- */
+
 uint64_t bxi_now_ns(void);                      /* CLOCK_MONOTONIC */
 uint64_t bxi_coarse_ns(void);                   /* CLOCK_MONOTONIC_COARSE: cheap, up to 10 ms behind */
 uint64_t bxi_deadline_ns(uint64_t timeout_ns);  /* absolute; BX_FOREVER stays */
-bool bxi_name_is_valid(const char *name);
-extern bxi_a32 bxi_forks;                       /* counted in every forked child */
 
 /* ---- Errors (error.c) ---------------------------------------------------------------------------- */
 /* A public function was given NULL for what it cannot do without: -EINVAL with a sentence. */

@@ -17,7 +17,6 @@
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #define START_TIMEOUT_NS (UINT64_C(30) * 1000000000)
@@ -26,90 +25,9 @@
 #define ARENA_BYTES (UINT64_C(64) << 30)
 #define ARENA_BYTES_MAX (UINT64_C(1) << 40)     /* 128 of them fit an address space of 47 bits */
 
-bxi_a32 bxi_forks;
 static bxi_a64 jobs_made;
 
-/* ---- clocks ------------------------------------------------------------------------------------ */
-
-static uint64_t clock_ns(clockid_t clock)
-{
-    struct timespec now;
-
-    clock_gettime(clock, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
-
-uint64_t bxi_now_ns(void)
-{
-    return clock_ns(CLOCK_MONOTONIC);
-}
-
-uint64_t bxi_coarse_ns(void)
-{
-    return clock_ns(CLOCK_MONOTONIC_COARSE);
-}
-
-uint64_t bxi_deadline_ns(uint64_t timeout_ns)
-{
-    /* A second or more does not need the exact clock, and the coarse one is five times cheaper. */
-    uint64_t now = timeout_ns >= 1000000000 ? bxi_coarse_ns() : bxi_now_ns();
-
-    return timeout_ns >= BX_FOREVER - now ? BX_FOREVER : now + timeout_ns;
-}
-
-/* ---- forks ------------------------------------------------------------------------------------- */
-
-static void count_fork(void)
-{
-    bxi_add(&bxi_forks, 1);
-}
-
-__attribute__((constructor)) static void watch_forks(void)
-{
-    pthread_atfork(NULL, NULL, count_fork);
-}
-
-static bool forked(const struct bx_job *job)
-{
-    return bxi_load_relaxed(&bxi_forks) != job->fork_generation;
-}
-
-int bxi_job_check_any(const struct bx_job *job)
-{
-    if (job == NULL) {
-        bx_fail(-EINVAL, "there is no job");
-        return -EINVAL;             /* in sight, so that gcc knows that a caller with NULL returns */
-    }
-    if (forked(job))
-        return bx_fail(BX_E_FORKED, "this process was forked after worker '%s' was created; fork first, "
-                                    "then call bx_job_create", job->name);
-    return 0;
-}
-
-int bxi_job_check(const struct bx_job *job)
-{
-    if (job == NULL || forked(job))
-        return bxi_job_check_any(job);
-
-    uint32_t phase = bxi_load_relaxed(&job->phase);
-
-    if (phase == BXI_STARTED || phase == BXI_STOPPING)
-        return 0;
-    if (phase == BXI_STOPPED)
-        return bx_fail(BX_E_SHUTDOWN, "worker '%s' has shut down", job->name);
-    return bx_fail(BX_E_STATE, "worker '%s' has not started; call bx_job_start first", job->name);
-}
-
 /* ---- options ----------------------------------------------------------------------------------- */
-
-bool bxi_name_is_valid(const char *name)
-{
-    size_t length = strlen(name);
-
-    return length > 0 && length <= BX_NAME_MAX &&
-           strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.") == length &&
-           name[0] != '.';
-}
 
 static int number_from_environment(const char *variable, int *value)
 {
@@ -491,7 +409,7 @@ int bx_job_start(struct bx_job *job)
     BXI_UNCANCELLED;
     int rc;
 
-    if (job == NULL || forked(job))
+    if (job == NULL || bxi_job_is_forked(job))
         return bxi_job_check(job);
     if (bxi_load_relaxed(&job->phase) != BXI_CREATED)
         return bx_fail(BX_E_STATE, "worker '%s' was started before", job->name);
@@ -521,7 +439,7 @@ int bx_job_start(struct bx_job *job)
 
 void bx_job_destroy(struct bx_job *job)
 {
-    if (job == NULL || forked(job))
+    if (job == NULL || bxi_job_is_forked(job))
         return;
     if (!bxi_may_wait() || bxi_pool_owns_thread(job)) {
         bxi_log(0, "bx_job_destroy was called from a handler or a callback of worker '%s': it did nothing, for the "

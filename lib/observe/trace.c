@@ -92,11 +92,6 @@ static struct bxi_mark name_thread(void)
 
 /* ---- marks (trace->lock) ----------------------------------------------------------------------- */
 
-static bool forked(const struct bx_job *job)
-{
-    return bxi_load_relaxed(&bxi_forks) != job->fork_generation;
-}
-
 static struct chunk *take_spare(struct bxi_trace *trace)
 {
     struct chunk *chunk = trace->spare != NULL ? trace->spare : malloc(sizeof *chunk);
@@ -136,7 +131,7 @@ void bxi_trace_mark(struct bx_job *job, const struct bxi_mark *mark)
     struct bxi_mark noted = *mark, name;
     bool is_new;
 
-    if (forked(job))
+    if (bxi_job_is_forked(job))
         return;
     noted.end_ns = noted.end_ns != 0 ? noted.end_ns : bxi_now_ns();
     is_new = self.serial != job->serial;
@@ -266,7 +261,7 @@ void bxi_trace_write(struct bx_job *job, bool sleeps)
     /* Relaxed: guesses, that cost or save a look. */
     if (bxi_load_relaxed(&trace->full) == 0 && (!sleeps || now_ns - bxi_load_relaxed(&trace->written_ns) < BATCH_NS))
         return;
-    if (forked(job) || bxi_load_relaxed(&trace->off) != 0 || !begin_writing(trace))
+    if (bxi_job_is_forked(job) || bxi_load_relaxed(&trace->off) != 0 || !begin_writing(trace))
         return;
 
     BXI_UNCANCELLED;
@@ -379,7 +374,7 @@ void bxi_trace_close(struct bx_job *job)
     struct timespec nap = { .tv_nsec = 1000000 };
     int rc;
 
-    if (trace == NULL || forked(job))
+    if (trace == NULL || bxi_job_is_forked(job))
         return;
     while (!begin_writing(trace))
         sched_yield();              /* a thread of the program, which will notice that the job is over */

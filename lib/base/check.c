@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What public functions check first: that there is a job, that this process made it, and that its phase allows the
+ * call; and which names are valid. Any thread.
+ *
+ * Forks are counted in each forked child. A job keeps the count of its creation, so a job whose count differs was made
+ * by a parent process: its threads do not exist here, and its locks may be held for ever.
+ */
+#include "base.h"
+
+#include <errno.h>
+
+bxi_a32 bxi_forks;
+
+static void count_fork(void)
+{
+    bxi_add(&bxi_forks, 1);
+}
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, count_fork);
+}
+
+int bxi_job_check_any(const struct bx_job *job)
+{
+    if (job == NULL) {
+        bx_fail(-EINVAL, "there is no job");
+        return -EINVAL;             /* in sight, so that gcc knows that a caller with NULL returns */
+    }
+    if (bxi_job_is_forked(job))
+        return bx_fail(BX_E_FORKED, "this process was forked after worker '%s' was created; fork first, "
+                                    "then call bx_job_create", job->name);
+    return 0;
+}
+
+int bxi_job_check(const struct bx_job *job)
+{
+    if (job == NULL || bxi_job_is_forked(job))
+        return bxi_job_check_any(job);
+
+    uint32_t phase = bxi_load_relaxed(&job->phase);
+
+    if (phase == BXI_STARTED || phase == BXI_STOPPING)
+        return 0;
+    if (phase == BXI_STOPPED)
+        return bx_fail(BX_E_SHUTDOWN, "worker '%s' has shut down", job->name);
+    return bx_fail(BX_E_STATE, "worker '%s' has not started; call bx_job_start first", job->name);
+}
+
+bool bxi_name_is_valid(const char *name)
+{
+    size_t length = strlen(name);
+
+    return length > 0 && length <= BX_NAME_MAX &&
+           strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.") == length &&
+           name[0] != '.';
+}

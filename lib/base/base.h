@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What every room of lib/ uses: struct bx_job with what never changes and a pointer to each room's part, errors,
- * clocks, the lock. lib/README.md is the map.
+ * The private header of the room base, which every room of lib/ uses: struct bx_job, with the fields that never change
+ * and a pointer to each room's part; the first checks of public functions; clocks; errors. lib/README.md is the map.
  *
  * Fields are marked by who may access them:
- *     start   written before bx_job_start returns, and never again
+ *     start   written before bx_job_start returns, and never afterwards
  *     lock    under job->run->lock
  *     role    by the thread that holds the progress role
  */
@@ -25,7 +25,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* For what is read in every call: without a function call in a shared library too. */
+/* For variables that every call reads: no function call to find them, in a shared library either. */
 #define BXI_HOT_TLS __attribute__((tls_model("initial-exec"))) _Thread_local
 
 #define BXI_TEXT_BYTES 512          /* of an error's sentence */
@@ -87,14 +87,15 @@ uint64_t bxi_now_ns(void);                      /* CLOCK_MONOTONIC */
 uint64_t bxi_coarse_ns(void);                   /* CLOCK_MONOTONIC_COARSE: cheap, up to 10 ms behind */
 uint64_t bxi_deadline_ns(uint64_t timeout_ns);  /* absolute; BX_FOREVER stays */
 
-/* ---- Errors (error.c) ---------------------------------------------------------------------------- */
-/* A public function was given NULL for what it cannot do without: -EINVAL with a sentence. */
+/* ---- error.c -------------------------------------------------------------------------------------- */
+
+/* A public function was given NULL for an argument that it needs: -EINVAL with a sentence. */
 int bxi_null(const char *function, const char *what) __attribute__((cold));
-void bxi_clear_error(void);
-/* The sentence of a thread is kept while the engine runs what the program did not call: handlers, callbacks, the
- * look at peers. Between enter and leave the thread has a sentence of its own, "" at first; enter and leave nest. */
-extern BXI_HOT_TLS uint32_t bxi_error_level, bxi_error_owner;     /* how deep; the level whose sentence is there */
-void bxi_error_restore(void);
+void bxi_clear_error(void);                     /* this thread's sentence becomes "" */
+/* Keeps the thread's sentence while the engine runs code that the program did not call: handlers, callbacks, passes.
+ * Between enter and leave the thread has another sentence, "" at first. Enter and leave nest. */
+extern BXI_HOT_TLS uint32_t bxi_error_level, bxi_error_owner;     /* depth; the level of the sentence */
+void bxi_error_restore(void);                   /* the slow half of leave */
 static inline void bxi_error_enter(void)
 {
     bxi_error_level++;
@@ -106,8 +107,8 @@ static inline void bxi_error_leave(void)
 }
 int bxi_fail_v(int code, const char *format, va_list args);
 void bxi_log(int level, const char *format, ...) BX_PRINTF(2, 3);
-char *bxi_text(const char *format, ...) BX_PRINTF(1, 2);   /* malloc'ed; NULL when memory is out */
-/* A name that a program gave, for a sentence, which an overlong one would swallow: cut off, and then its length. */
+char *bxi_text(const char *format, ...) BX_PRINTF(1, 2);   /* malloc'ed; NULL: no memory */
+/* A name that a program gave, shortened for a sentence: an overlong one is cut off and its length is added. */
 struct bxi_brief {
     char text[80];
 };

@@ -26,7 +26,7 @@ int bxi_job_check_any(const struct bx_job *job)
 {
     if (job == NULL) {
         bx_fail(-EINVAL, "there is no job");
-        return -EINVAL;             /* in sight, so that gcc knows that a caller with NULL returns */
+        return -EINVAL;             /* a constant here, so gcc knows that a caller with NULL returns */
     }
     if (bxi_job_is_forked(job))
         return bx_fail(BX_E_FORKED, "this process was forked after worker '%s' was created; fork first, "

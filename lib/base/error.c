@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Codes, their texts, each thread's last sentence, and the log hook. Any thread; no locks: the sentence
- * is the thread's own, the hook is set before the first job.
+ * Codes, their texts, each thread's last sentence, and the log hook. Any thread, without locks: each thread has its own
+ * sentence, and the hook is set before the first job.
  */
 #include "base.h"
 
@@ -12,15 +12,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define LEVELS 4                    /* a call, what its wait runs, what that completes; and one to spare */
+#define LEVELS 4                    /* a call, what its wait runs, what that completes, and one to spare */
 
 static _Thread_local char sentence[BXI_TEXT_BYTES];
-static _Thread_local char *kept[LEVELS];    /* of levels outside of the one whose sentence is there; malloc'ed */
+static _Thread_local char *kept[LEVELS];    /* sentences of outer levels; malloc'ed */
 BXI_HOT_TLS uint32_t bxi_error_level, bxi_error_owner;
 static bx_log_fn log_fn;
 static void *log_context;
 
-/* A peer may send any code, INT_MIN too, which has no opposite. */
+/* A peer may send any code, also INT_MIN, whose negation overflows. */
 static int errno_of(int code)
 {
     return code < 0 && code > -4096 ? -code : INT_MAX;
@@ -77,7 +77,7 @@ void bxi_clear_error(void)
         sentence[0] = '\0';
 }
 
-/* The sentence there is of a level outside of this one: it is put aside. */
+/* The sentence belongs to an outer level: saves it. */
 static void keep_sentence(void)
 {
     if (bxi_error_owner < LEVELS && sentence[0] != '\0')

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The slow half of the futex lock (lock.h): what happens when it is held. Any thread. The lock is
- * held for tens of nanoseconds, so a short spin usually gets it; a thread that sleeps leaves 2 in the word
- * for the holder to see. Between threads of one process only: nothing of it lies in shared memory.
+ * The slow half of the futex lock (lock.h): waiting for a held lock, and waking. Any thread. The lock is held for tens
+ * of nanoseconds, so a short spin usually gets it. A thread that sleeps leaves 2 in the word, so that the holder wakes
+ * it. FUTEX_PRIVATE: the lock is never in shared memory.
  */
 #include "base.h"
 
@@ -22,7 +22,7 @@ void bxi_lock_slow(struct bxi_lock *lock)
         if (bxi_load_relaxed(&lock->word) == 0 && bxi_cas(&lock->word, &free, 1))
             return;
     }
-    /* [lock] acquire, pairs with the exchange in bxi_unlock; 2 stays there while anybody may sleep. */
+    /* [lock] acquire, pairs with the exchange in bxi_unlock; 2 stays in the word while a thread may sleep. */
     while (bxi_exchange(&lock->word, 2) != 0)
         syscall(SYS_futex, &lock->word, FUTEX_WAIT_PRIVATE, 2, NULL, NULL, 0);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The lock between threads of one process. lock.c has the slow half. Never in shared memory.
+ * The lock between threads of one process; never in shared memory.
  */
 #ifndef BXI_LOCK_H
 #define BXI_LOCK_H
@@ -11,8 +11,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A futex lock: 0 free, 1 held, 2 held and waited for. Two locked instructions a pair and no call, where
- * pthread's take twice that; it is taken up to three times in every call. lock.c has the slow half. */
+/* A futex lock: 0 free, 1 held, 2 held and awaited. Lock and unlock take one locked instruction each and no function
+ * call; pthread's take twice that, and each call takes a lock up to three times. lock.c has the slow half. */
 struct bxi_lock {
     bxi_a32 word;
 #ifdef BXI_LOCK_OWNERS

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Runs the program's handlers, batch bodies and callbacks so that a thread may leave in one (pthread_exit, or a
- * cancellation that its code lets happen).
+ * Runs the program's handlers, batch bodies and callbacks so that a thread may end in one (pthread_exit, or a
+ * cancellation that its code allows).
  *
- * pthread_exit unwinds the stack by force. If it unwound the engine, the role and locks would stay taken and frames
- * half-handled. So call_stopped stops the unwinding: the engine goes on as if the function had failed, and releases
- * what it holds. The public function that the program called, or the thread's own loop, then ends the thread (bxi_out,
- * bxi_leaving). A thread of the library that cannot be replaced goes on instead: it clears bxi_leaving (pool.c,
- * background.c). None of this costs time unless a thread leaves.
+ * pthread_exit unwinds the stack by force. If it unwound the engine, the progress role, locks and half-handled frames
+ * would stay behind. So call_stopped stops the unwinding. The engine continues as if the function had failed, and gives
+ * back what it holds; then the public function that the program called, or the thread's own loop, ends the thread
+ * (bxi_out, bxi_leaving). A thread of the library that no other can replace continues instead: it clears bxi_leaving
+ * (pool.c, background.c). All this costs no time unless a thread ends.
  *
  * On x86-64 call_stopped is a call with a personality routine, which the unwinder calls for each frame, as for a C++
- * catch. _Unwind_Resume continues the same unwinding later, from an outer frame. Elsewhere it is setjmp and a cleanup,
- * which cost a few nanoseconds a call, and the thread's exit value is lost.
+ * catch. _Unwind_Resume continues the same unwinding later, from further out. On other machines setjmp and a cleanup do
+ * it, for a few nanoseconds a call, and the thread's exit value is lost.
  */
 #include "usercall.h"
 
@@ -26,7 +26,7 @@ int bxi_call_user_with(const void *a, void *b, void *c, void *d, bxi_user_fn fn)
     void *leaving = bxi_leaving;
     int rc;
 
-    bxi_leaving = NULL;             /* engine calls inside of fn must not end the thread */
+    bxi_leaving = NULL;             /* a public function that fn calls must not end the thread */
     rc = call_stopped(a, b, c, d, fn);
     if (__builtin_expect(leaving != NULL, 0))
         bxi_leaving = leaving;
@@ -50,15 +50,15 @@ _Unwind_Reason_Code bxi_user_personality(int version, _Unwind_Action actions,
                                          struct _Unwind_Exception *exception, struct _Unwind_Context *context);
 extern const char bxi_user_left[];
 
-/* gcc must not conclude from the body of a naked function which registers it preserves. */
+/* gcc must not infer from the visible body of a naked function which registers it keeps. */
 #if __has_attribute(noipa)
 #define OPAQUE __attribute__((noipa))
 #else
 #define OPAQUE __attribute__((noinline))
 #endif
 
-/* The compiler adds only the frame's description. The unwinder continues at bxi_user_left with the registers as they
- * were at the call. 0x1b: the address that follows is relative to itself. */
+/* Naked: the compiler adds only the frame's description. The unwinder continues at bxi_user_left with the registers as
+ * they were at the call. 0x1b: the address that follows is relative to itself. */
 OPAQUE __attribute__((naked, used)) static int call_stopped(const void *a __attribute__((unused)),
                                                             void *b __attribute__((unused)),
                                                             void *c __attribute__((unused)),
@@ -83,7 +83,7 @@ OPAQUE __attribute__((naked, used)) static int call_stopped(const void *a __attr
             "ret");
 }
 
-/* A C++ exception is not stopped here: throwing one through the engine is the program's fault. */
+/* A C++ exception is not stopped here: a program must not throw one past the engine. */
 __attribute__((used)) _Unwind_Reason_Code bxi_user_personality(int version, _Unwind_Action actions,
                                                                _Unwind_Exception_Class exception_class,
                                                                struct _Unwind_Exception *exception,

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Calls of the program's functions, in which a thread may leave (usercall.c).
+ * Calls of the program's functions (handlers, batch bodies, callbacks), in which a thread may end (usercall.c).
  */
 #ifndef BXI_USERCALL_H
 #define BXI_USERCALL_H
 
 #include "base.h"
 
-extern BXI_HOT_TLS void *bxi_leaving;           /* this thread left in one, and ends when it is out of the engine */
+extern BXI_HOT_TLS void *bxi_leaving;           /* not NULL: this thread ended in one, and leaves the engine first */
 
-/* fn(context); BX_E_HANDLER with a sentence if this thread left in it: then bxi_leaving is set. */
+/* Runs fn(context). Its value; or BX_E_HANDLER with a sentence if this thread ended in it: then bxi_leaving is set. */
 int bxi_call_user(int (*fn)(void *), void *context);
-/* fn(a, b, c, d), which may take fewer arguments, all pointers; as above. */
+/* The same for fn(a, b, c, d); fn may take fewer arguments, all pointers. */
 typedef void (*bxi_user_fn)(void);
 int bxi_call_user_with(const void *a, void *b, void *c, void *d, bxi_user_fn fn);
-_Noreturn void bxi_leave_now(void);
+_Noreturn void bxi_leave_now(void);             /* ends this thread; bxi_leaving is set */
 
-/* Ends every public function in which a thread may make a pass or complete a future. No lock is held. */
+/* Every public function in which a thread may make a pass or complete a future returns through it. No lock is held. */
 static inline int bxi_out(int rc)
 {
     if (__builtin_expect(bxi_leaving != NULL, 0))

@@ -1,41 +1,37 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * How the workers of a job find each other: the side of every worker but rank 0, and what both sides make of the job.
+ * How the workers of a job find each other: the side of every worker but rank 0.
  *
  * Who runs it: the thread in bx_job_start, before any other thread of the job exists.
  *
- * Rank 0 listens on a Unix socket in a directory that only this user may enter (bootstrap_root.c); the
- * others connect, again and again until it is there, and pass it their descriptors; rank 0 passes every
- * worker those of all others. A worker that has mapped its peers says so before the next one is served:
- * descriptors that are sent and not yet received count against the user's limit of open files, and 128
- * workers times 127 times 4 would be 65,000 at once (ETOOMANYREFS for everybody but root).
+ * Rank 0 listens on a Unix socket in a directory that only this user may enter (bootstrap_root.c). The others connect,
+ * with retries until the socket exists, and pass their descriptors to rank 0; rank 0 passes to each worker those of all
+ * others. A worker that has mapped its peers sends ATTACHED before the next worker is served: descriptors that are sent
+ * and not yet received count against the user's limit of open files, and 128 workers times 127 times 4 would be 65,000
+ * at once (ETOOMANYREFS for every user but root).
  *
- * What is passed of a segment is a descriptor opened anew for reading, not the owner's. The owner's
- * carries the owner lock, which would live on in every copy and mapping of it after the owner's death;
- * and a mapping made from this one can never be made writable.
+ * Of a segment not the owner's descriptor is passed, but one opened anew for reading. The owner's carries the owner
+ * lock, which would live on in every copy and mapping of it after the owner's death. And a mapping made from the new
+ * one can never be made writable.
  *
- * Why not names in /dev/shm alone, opened by whoever comes: a pidfd and an eventfd have no names, and a
- * name may be a dead namesake's.
+ * Why not names in /dev/shm alone, which any worker could open: a pidfd and an eventfd have no names, and a name may
+ * belong to a dead job of the same name.
  *
- * Killed at any step before the gate opens: its socket hangs up, who sees that removes its segment's name, rank 0
- * tells all, and everybody undoes what it made and removes what others left of whom nobody else may know. After
- * that the pidfds tell. The gate is a word in rank 0's segment (bootstrap_root.c): who hears nothing more of rank 0,
- * dead or too late, goes by that word, and so do all others. Who then gives up though rank 0 may still open it, for
- * it waited too long, shows the others that it has LEFT.
+ * Killed at any step before the gate opens: the worker's socket hangs up; the process at the other end sees that and
+ * removes the names of the worker's segment and arena; rank 0 sends FAIL to all; and each worker undoes what it made
+ * and removes what dead workers left of which no other process may know. After the gate the pidfds report deaths. The
+ * gate is a word in rank 0's segment (bootstrap_root.c). A worker that hears no more of rank 0, because rank 0 is dead
+ * or too late, decides by that word, and so do all others. If a worker gives up because it waited too long, rank 0 may
+ * still open the gate; so the worker stores LEFT in its own segment, for the others to see.
  */
 #include "job.h"
 
 #include "shm/step.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <time.h>
@@ -43,7 +39,7 @@
 
 #define RETRY_FIRST_NS UINT64_C(1000000)
 #define RETRY_LAST_NS UINT64_C(50000000)
-#define VERDICT_NS UINT64_C(1000000000)     /* past the deadline: rank 0 says who is missing, if it lives */
+#define VERDICT_NS UINT64_C(1000000000)     /* past the deadline: a living rank 0 reports who is missing */
 
 static void nap(uint64_t ns)
 {
@@ -52,177 +48,13 @@ static void nap(uint64_t ns)
     nanosleep(&time, NULL);
 }
 
-double bxi_boot_seconds(uint64_t start_ns)
-{
-    return (double)(bxi_now_ns() - start_ns) / 1e9;
-}
-
-/* ---- What is made of the job ------------------------------------------------------------------- */
-
-int bxi_boot_no_descriptors(const struct bx_job *job)
-{
-    struct rlimit limit = { 0 };
-    /* Rank 0 has for a while, of each worker, a socket and the segment's descriptor besides. */
-    int needed = (job->rank == 0 ? 5 : 3) * job->world_size + 64;
-
-    getrlimit(RLIMIT_NOFILE, &limit);
-    return bx_fail(BX_E_DESCRIPTORS, "rank %d of a job of %d workers needs about %d open files, and its limit "
-                                     "is %llu (or the system's is reached); raise it (ulimit -Hn, "
-                                     "fs.file-max)", job->rank, job->world_size, needed,
-                   (unsigned long long)limit.rlim_cur);
-}
-
-/* A descriptor of the object `name`, which is behind own_fd, that can only be read. */
-static int open_readable(const struct bx_job *job, const char *name, int own_fd, int *readable_fd)
-{
-    struct stat mine, found;
-    int fd = shm_open(name, O_RDONLY | O_CLOEXEC, 0);
-
-    if (fd < 0 && (errno == EMFILE || errno == ENFILE))
-        return bxi_boot_no_descriptors(job);
-    if (fd < 0)
-        return bx_fail(-errno, "/dev/shm%s cannot be opened for reading: %s", name, bx_strerror(-errno));
-    if (fstat(own_fd, &mine) < 0 || fstat(fd, &found) < 0 || mine.st_ino != found.st_ino ||
-        mine.st_dev != found.st_dev) {
-        close(fd);
-        return bx_fail(-ESTALE, "/dev/shm%s was replaced by somebody while it was made", name);
-    }
-    *readable_fd = fd;
-    return 0;
-}
-
-static int make_arena(struct bx_job *job, const char *name)
-{
-    struct bxi_header *header = &job->segment.control->header;
-    struct bxi_arena_words words = { &header->arena_used, &header->arena_committed, &header->arena_high_water };
-
-    return bxi_arena_create(name, job->options.arena_bytes, &words, &job->lend->arena);
-}
-
-int bxi_boot_segment(struct bx_job *job, int *segment_fd, int *arena_fd)
-{
-    char name[BXI_OBJECT_NAME_BYTES], arena_name[BXI_OBJECT_NAME_BYTES], hint[BXI_MAP_HINT_BYTES];
-    uint32_t uid = (uint32_t)geteuid();
-
-    /* Before there is anything to remove, so that no kill falls between. */
-    bxi_object_name(name, uid, job->job_name, job->instance, job->rank);
-    bxi_object_arena_name(arena_name, uid, job->job_name, job->instance, job->rank);
-    bxi_spawn_note_segment(job, name, arena_name);
-    int rc = bxi_segment_create(&job->segment, job->job_name, job->name, job->instance, job->rank,
-                                job->world_size);
-    if (rc < 0)
-        return bxi_limits_no_segment(job, name, rc);
-    if ((rc = make_arena(job, arena_name)) < 0)
-        return bxi_limits_no_arena(job, arena_name, rc);
-    if ((rc = open_readable(job, name, job->segment.fd, segment_fd)) < 0)
-        return rc;
-    if ((rc = open_readable(job, arena_name, bxi_arena_fd(job->lend->arena), arena_fd)) < 0)
-        goto close_segment;
-    rc = bxi_arena_attach(&job->rpc->peers[job->rank].lend->arena, *arena_fd, bxi_arena_bytes(job->lend->arena));
-    if (rc < 0) {
-        bx_fail(rc, "/dev/shm%s cannot be mapped: %s%s", arena_name, bx_strerror(rc),
-                bxi_limits_map_hint(job, rc, hint));
-        goto close_arena;
-    }
-    bxi_job_adopt_segment(job);
-    return 0;
-
-close_arena:
-    close(*arena_fd);
-    *arena_fd = -1;
-close_segment:
-    close(*segment_fd);
-    *segment_fd = -1;
-    return rc;
-}
-
-static void fill_self(struct bx_job *job)
-{
-    struct bxi_peer *self = &job->rpc->peers[job->rank];
-
-    self->rank = job->rank;
-    self->pid = (uint32_t)getpid();
-    self->pidfd = -1;
-    self->bell.fd[0] = self->bell.fd[1] = -1;
-    memcpy(self->name, job->name, sizeof(self->name));
-    /* Relaxed: no other thread of the job exists yet. */
-    bxi_store_relaxed(&self->state, BXI_PEER_ALIVE);
-}
-
-int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry, const int fds[BXI_BOOT_FDS])
-{
-    if (entry->rank < 0 || entry->rank >= job->world_size || entry->rank == job->rank)
-        return -EPROTO;
-    struct bxi_peer *peer = &job->rpc->peers[entry->rank];
-    if (peer->view.control != NULL)
-        return -EPROTO;
-    if (memchr(entry->name, 0, sizeof(entry->name)) == NULL || !bxi_name_is_valid(entry->name))
-        return -EPROTO;
-    /* Ringing must never block the one who rings. */
-    for (int i = BXI_BOOT_BELL; i <= BXI_BOOT_BELL_LEADER; i++)
-        if ((fcntl(fds[i], F_GETFL) & (O_NONBLOCK | O_ACCMODE)) != (O_NONBLOCK | O_RDWR))
-            return -EPROTO;
-    if (syscall(SYS_pidfd_send_signal, fds[BXI_BOOT_PIDFD], 0, NULL, 0) < 0 && errno == EBADF)
-        return -EPROTO;
-    int rc = bxi_segment_attach(&peer->view, fds[BXI_BOOT_SEGMENT], job->instance, entry->rank, job->world_size);
-    if (rc < 0)
-        return rc;
-    rc = bxi_arena_attach(&peer->lend->arena, fds[BXI_BOOT_ARENA], peer->view.control->header.arena_bytes);
-    if (rc < 0) {
-        bxi_segment_detach(&peer->view);
-        return rc;
-    }
-
-    peer->rank = entry->rank;
-    peer->pid = entry->pid;
-    memcpy(peer->name, entry->name, sizeof(peer->name));
-    peer->bell.word = &peer->view.control->header.armed;
-    peer->bell.fd[0] = fds[BXI_BOOT_BELL];
-    peer->bell.fd[1] = fds[BXI_BOOT_BELL_LEADER];
-    peer->pidfd = fds[BXI_BOOT_PIDFD];
-    /* Relaxed: no other thread of the job exists yet. */
-    bxi_store_relaxed(&peer->state, BXI_PEER_ALIVE);
-    return 0;
-}
-
-void bxi_boot_undo(struct bx_job *job)
-{
-    for (int rank = 0; rank < job->world_size; rank++) {
-        struct bxi_peer *peer = &job->rpc->peers[rank];
-
-        if (peer->view.control != NULL) {
-            bxi_segment_detach(&peer->view);
-            close(peer->bell.fd[0]);
-            close(peer->bell.fd[1]);
-            close(peer->pidfd);
-        }
-        if (peer->lend->arena != NULL)
-            bxi_arena_view_release(peer->lend->arena);
-        bxi_peer_init(job, rank);
-    }
-    /* What bxi_job_adopt_segment pointed into the segment. */
-    job->control = NULL;
-    job->counters = job->observe->private_counters;
-    bxi_run_attach(job->run, NULL, job->counters, NULL);
-    if (job->lend->arena != NULL) {
-        bxi_arena_close(job->lend->arena);
-        bxi_arena_release(job->lend->arena);
-        job->lend->arena = NULL;
-    }
-    if (job->segment.control != NULL)
-        bxi_segment_destroy(&job->segment);
-    job->instance = 0;
-}
-
-/* ---- A worker's side --------------------------------------------------------------------------- */
-
 struct joiner {
     struct bx_job *job;
     const struct bxi_boot_paths *paths;
     uint64_t start_ns;
     uint64_t deadline_ns;
-    uint64_t tell_ns;           /* when to log who is waited for */
-    uint64_t verdict_ns;        /* until when rank 0, once met, is listened to */
+    uint64_t log_ns;            /* when to log for whom this worker waits */
+    uint64_t verdict_ns;        /* when this worker stops waiting for a rank 0 that it has met */
     int fd;                     /* to rank 0 */
     struct bxi_boot_watch watch;
     uint32_t root_pid;
@@ -230,7 +62,7 @@ struct joiner {
     struct bxi_boot_packet packet;
 };
 
-/* 0; -EAGAIN: not there (yet); else a failure with its sentence. */
+/* 0; -EAGAIN: rank 0 is not there (yet); else a failure with its sentence. */
 static int try_connect(struct joiner *joiner)
 {
     struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -238,7 +70,7 @@ static int try_connect(struct joiner *joiner)
     memcpy(address.sun_path, joiner->paths->socket, sizeof(address.sun_path));
     joiner->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (joiner->fd < 0 && (errno == EMFILE || errno == ENFILE))
-        return bxi_boot_no_descriptors(joiner->job);
+        return bxi_limits_no_descriptors(joiner->job);
     if (joiner->fd < 0)
         return bx_fail(-errno, "no socket can be made: %s", bx_strerror(-errno));
     if (connect(joiner->fd, (struct sockaddr *)&address, sizeof(address)) == 0) {
@@ -253,7 +85,7 @@ static int try_connect(struct joiner *joiner)
                    bx_strerror(-errno));
 }
 
-/* A NOTE: what rank 0 waits for. True if it was one. */
+/* Logs a NOTE: for whom rank 0 waits. False: the packet is none. */
 static bool take_note(struct bxi_boot_packet *packet)
 {
     if (!bxi_boot_packet_is(packet, BXI_BOOT_NOTE, 0))
@@ -263,7 +95,7 @@ static bool take_note(struct bxi_boot_packet *packet)
     return true;
 }
 
-/* The next packet. 1; 0 when rank 0 has hung up; a failure with its sentence, rank 0's own too. */
+/* Receives the next packet. 1; 0: rank 0 has hung up; a failure with its sentence, also one that rank 0 sent. */
 static int next_packet(struct joiner *joiner, int fds_max)
 {
     const struct bx_job *job = joiner->job;
@@ -278,7 +110,7 @@ static int next_packet(struct joiner *joiner, int fds_max)
         if (rc == -EAGAIN)
             continue;
         if (rc == -EMFILE)
-            return bxi_boot_no_descriptors(job);
+            return bxi_limits_no_descriptors(job);
         if (rc < 0)
             return bx_fail(rc, "rank 0 of job '%s' (pid %u) cannot be understood: %s", job->job_name,
                            joiner->root_pid, bx_strerror(rc));
@@ -299,7 +131,7 @@ static int nonsense(struct joiner *joiner)
                    joiner->root_pid);
 }
 
-/* Rank 0 has hung up on one that it has not welcomed: it has died, or its job is complete. */
+/* Rank 0 has hung up before WELCOME: it has died, or its job is complete. */
 static int root_hung_up(struct joiner *joiner)
 {
     const struct bx_job *job = joiner->job;
@@ -309,7 +141,7 @@ static int root_hung_up(struct joiner *joiner)
     int rc = 0;
 
     while (!is_dead && pidfd >= 0 && rc == 0 && bxi_now_ns() < end_ns) {
-        rc = bxi_boot_watch_look(&joiner->watch, job, joiner->paths);
+        rc = bxi_boot_watch_poll(&joiner->watch, job, joiner->paths);
         is_dead = rc == 0 && bxi_boot_wait(pidfd, POLLIN, bxi_now_ns() + RETRY_FIRST_NS) == 1;
     }
     if (pidfd >= 0)
@@ -321,7 +153,7 @@ static int root_hung_up(struct joiner *joiner)
                                  job->job_name, joiner->root_pid);
 }
 
-/* One attempt: connect, HELLO, WELCOME. 0; -EAGAIN: nobody there; else a failure with its sentence. */
+/* One attempt: connect, HELLO, WELCOME. 0; -EAGAIN: rank 0 is not there; else a failure with its sentence. */
 static int try_meet(struct joiner *joiner)
 {
     struct bx_job *job = joiner->job;
@@ -337,7 +169,7 @@ static int try_meet(struct joiner *joiner)
     if (rc < 0)
         return rc;
     memcpy(hello.name, job->name, sizeof(hello.name));
-    /* If rank 0 has hung up meanwhile, what it said before that is still to be read. */
+    /* Ignore the result: if rank 0 has hung up meanwhile, what it sent before that must still be read. */
     bxi_boot_send(joiner->fd, &(struct bxi_boot_out){ .data = &hello, .bytes = sizeof(hello) },
                   joiner->deadline_ns);
     BXI_STEP("boot.hello_sent");
@@ -370,15 +202,15 @@ static int root_never_came(const struct joiner *joiner)
                    bxi_boot_seconds(joiner->start_ns), joiner->paths->socket);
 }
 
-/* Rank 0 is not there. Says so in the log, now and then. */
-static void tell_waiting(struct joiner *joiner)
+/* Logs that rank 0 is not there: after BXI_BOOT_LATE_NS, then after each BXI_BOOT_AGAIN_NS. */
+static void log_waiting(struct joiner *joiner)
 {
     const struct bx_job *job = joiner->job;
     uint64_t now_ns = bxi_now_ns();
 
-    if (now_ns < joiner->tell_ns)
+    if (now_ns < joiner->log_ns)
         return;
-    joiner->tell_ns = now_ns + BXI_BOOT_AGAIN_NS;
+    joiner->log_ns = now_ns + BXI_BOOT_AGAIN_NS;
 
     long holder = bxi_boot_lock_holder(joiner->paths->lock);
     char text[BXI_HOLDER_BYTES];
@@ -400,10 +232,10 @@ static int meet(struct joiner *joiner)
             return rc;
         close(joiner->fd);
         joiner->fd = -1;
-        rc = bxi_boot_watch_look(&joiner->watch, joiner->job, joiner->paths);
-        if (rc < 0 || (rc = bxi_spawn_look(joiner->job, -1)) < 0)
+        rc = bxi_boot_watch_poll(&joiner->watch, joiner->job, joiner->paths);
+        if (rc < 0 || (rc = bxi_spawn_ended(joiner->job, -1)) < 0)
             return rc;
-        tell_waiting(joiner);
+        log_waiting(joiner);
 
         uint64_t now_ns = bxi_now_ns();
         if (now_ns >= joiner->deadline_ns)
@@ -414,7 +246,7 @@ static int meet(struct joiner *joiner)
     }
 }
 
-/* Makes the segment and hands it over with the bells and the pidfd. */
+/* Makes the segment and the arena, and sends their descriptors with the bells and the pidfd. */
 static int send_join(struct joiner *joiner)
 {
     struct bx_job *job = joiner->job;
@@ -431,12 +263,12 @@ static int send_join(struct joiner *joiner)
     close(fds[BXI_BOOT_SEGMENT]);
     close(fds[BXI_BOOT_ARENA]);
     if (rc == 0 || rc == -EPIPE || rc == -ECONNRESET)
-        return 0;           /* a hang-up: next_packet tells why */
+        return 0;           /* a hang-up: next_packet reports why */
     return bx_fail(rc, "worker '%s' (rank %d) could not hand its descriptors to rank 0: %s", job->name,
                    job->rank, bx_strerror(rc));
 }
 
-/* The number of peers in it, all attached; a failure with its sentence. */
+/* Attaches the peers of a TABLE. Their number; or a failure with its sentence. */
 static int take_table(struct joiner *joiner)
 {
     struct bxi_boot_packet *packet = &joiner->packet;
@@ -460,16 +292,16 @@ static int take_table(struct joiner *joiner)
     return count;
 }
 
-/* Whether rank 0 has let all go. Its segment is mapped, and stays as it was when its owner dies. */
+/* Rank 0 has opened the gate. Its segment is mapped, and stays as it was when rank 0 dies. */
 static bool gate_is_open(const struct bx_job *job)
 {
     const struct bxi_segment_view *view = &job->rpc->peers[0].view;
 
-    /* [state] acquire, pairs with the release in let_all_go. */
+    /* [state] acquire, pairs with the release in open_gate. */
     return view->control != NULL && bxi_load_acquire((bxi_a32 *)&view->control->header.state) >= BXI_RUNNING;
 }
 
-/* Rank 0 has hung up, and is dead: but the kernel may close its sockets before it gives up its locks. */
+/* Rank 0 has hung up, so it is dead. The kernel may close its sockets before it releases its locks. */
 static void wait_for_lock(const struct joiner *joiner)
 {
     uint64_t end_ns = bxi_now_ns() + VERDICT_NS;
@@ -522,7 +354,7 @@ static int join(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t
         .job = job,
         .paths = paths,
         .start_ns = now_ns,
-        .tell_ns = now_ns + BXI_BOOT_TELL_NS,
+        .log_ns = now_ns + BXI_BOOT_LATE_NS,
         .deadline_ns = deadline_ns,
         .verdict_ns = deadline_ns > BX_FOREVER - VERDICT_NS ? BX_FOREVER : deadline_ns + VERDICT_NS,
         .fd = -1,
@@ -538,7 +370,7 @@ static int join(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t
     if (rc == 0)
         rc = gather(&joiner);
     if (rc < 0 && job->control != NULL)
-        /* [state] release, pairs with the acquire in look_state: of those who are let go after all. */
+        /* [state] release, pairs with the acquire in look_state, of workers for which rank 0 still opens the gate. */
         bxi_store_release(&job->control->header.state, BXI_LEFT);
     if (rc < 0 && joiner.fd >= 0)
         bxi_boot_send_fail(joiner.fd, rc);
@@ -547,12 +379,12 @@ static int join(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t
     return rc;
 }
 
-/* What others left who died in this start, or of whom the start was waiting; nobody else may be there to do it. */
+/* Removes what other workers left that died in this start, or for which it waited; no other process may do it. */
 static void clear_up(struct bx_job *job, const struct bxi_boot_paths *paths, int code)
 {
     uint64_t instance = job->instance;      /* 0 if rank 0 never came: any */
 
-    /* First, and with the code: who has not met rank 0 does not know that it died. */
+    /* First, and with the code: a worker that has not met rank 0 does not know that rank 0 died. */
     bxi_boot_sweep(paths, code == BX_E_PEER_DEAD || code == BX_E_WORKER_FAILED ? code : 0);
     bxi_boot_clear_dead(job);
     bxi_boot_undo(job);
@@ -566,7 +398,7 @@ int bxi_bootstrap(struct bx_job *job, uint64_t deadline_ns)
     int rc = bxi_boot_paths(job->job_name, &paths);
     if (rc < 0)
         return rc;
-    fill_self(job);
+    bxi_boot_fill_self(job);
     rc = job->rank == 0 ? bxi_boot_root(job, &paths, deadline_ns) : join(job, &paths, deadline_ns);
     if (rc < 0)
         clear_up(job, &paths, rc);

@@ -1,31 +1,32 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The names of a job outside of /dev/shm: the socket directory, the socket, the lock file beside it; and the
- * removal of what a dead worker left, in /dev/shm too.
+ * The names of a job outside of /dev/shm: the socket directory, the socket, the lock file beside it; and the removal of
+ * what a dead worker left, in /dev/shm too.
  *
- * Who runs it: the thread in bx_job_start; at the end of the job whoever ends it; a survivor; the launcher.
+ * Who runs it: the thread in bx_job_start; the thread that ends the job; a survivor of a worker that died; the
+ * launcher.
  *
- * The lock file. Two bytes of it are locked, on the open file (OFD), so that a lock goes with its process:
+ * The lock file. Two bytes of it are locked by open file description (OFD), so a lock ends with its process:
  *
- *     byte 0  the job     rank 0 holds it from its start until the end of its job. Its holder may replace the socket
- *                         that a dead rank 0 left; a second rank 0 learns at once that one is running.
- *     byte 1  the door    held for the moments in which somebody takes byte 0, or removes the names that nobody
- *                         holds. So who removes them is never taken for a rank 0.
+ *     byte 0  the job     rank 0 holds it from its start until the end of its job. The holder may replace the socket
+ *                         that a dead rank 0 left; a second rank 0 learns at once that a job of that name runs.
+ *     byte 1  the guard   held for the moments in which a process takes byte 0, or removes names that no process holds.
+ *                         So a process that removes them is never taken for a rank 0.
  *
- * Rank 0 removes the name under byte 0. Whoever takes byte 0 looks afterwards whether the name still leads to the
- * file, and begins again if not.
+ * Rank 0 removes the file's name while it holds byte 0. A process that has taken byte 0 checks that the name still
+ * leads to the file, and begins again if not.
  *
- * Its text is one line of rank 0's. Who waits for rank 0 keeps the file open, so that it can read the last line
- * of a rank 0 that has removed the name already:
+ * The text of the file is one line, written by rank 0. A worker that waits for rank 0 keeps the file open, so it can
+ * read the last line of a rank 0 that has removed the name already:
  *
  *     PID starting
- *     PID running INSTANCE        the gate is open: nobody can join any more
- *     PID failed CODE SENTENCE    there will be no job. Counts once the name is gone. (PID 0: rank 0 has died, and
- *                                 one that saw it removes the name.)
+ *     PID running INSTANCE        the gate is open: no worker can join any more
+ *     PID failed CODE SENTENCE    there will be no job. Counts once the name is gone. (PID 0: rank 0 has died; the
+ *                                 process that saw it wrote the line and removes the name.)
  *
- * Killed at any step: the locks are free, the text is what it was. "running" counts only while byte 0 is held and
- * the segment of that instance has a living owner. "failed" with its name still there is what a rank 0 left that was
- * killed before it could remove the name; the next one writes over it.
+ * Killed at any step: the locks are free, the text is what it was. "running" counts only while byte 0 is held and the
+ * segment of that instance has a living owner. "failed" while the name is still there was left by a rank 0 that was
+ * killed before it could remove the name; the next one overwrites it.
  */
 #include "job.h"
 
@@ -42,10 +43,10 @@
 #include <unistd.h>
 
 #define LOCK_ATTEMPTS 16
-#define DOOR_ATTEMPTS 5000              /* a millisecond each */
-#define SWEEP_ATTEMPTS 50               /* the same; if it is held for longer, somebody begins a job */
+#define GUARD_ATTEMPTS 5000             /* a millisecond each */
+#define SWEEP_ATTEMPTS 50               /* the same; if it is held for longer, a job begins */
 #define LINE_BYTES (BXI_TEXT_BYTES + 64)
-enum lock_byte { JOB_BYTE = 0, DOOR_BYTE = 1 };
+enum lock_byte { JOB_BYTE = 0, GUARD_BYTE = 1 };
 
 /* ---- The directory ----------------------------------------------------------------------------- */
 
@@ -179,13 +180,13 @@ static bool has_no_name(int fd)
     return fstat(fd, &status) == 0 && status.st_nlink == 0;
 }
 
-/* The door is held for moments only: who finds it held for long gives up. */
-static bool open_door(int fd, int attempts)
+/* The guard is held for moments only; false if it is held through all attempts. */
+static bool take_guard(int fd, int attempts)
 {
     const struct timespec moment = { .tv_nsec = 1000000 };
 
     for (int attempt = 0; attempt < attempts; attempt++) {
-        if (set_lock(fd, DOOR_BYTE, F_WRLCK))
+        if (set_lock(fd, GUARD_BYTE, F_WRLCK))
             return true;
         nanosleep(&moment, NULL);
     }
@@ -199,23 +200,23 @@ static int open_lock_file(const char *path)
     return fd < 0 ? -errno : fd;
 }
 
-/* The descriptor of the lock file, with byte 0 locked; -EBUSY if somebody else has it; -errno. */
+/* The descriptor of the lock file, with byte 0 locked; -EBUSY if another process has it; -errno. */
 static int take_lock(const char *path)
 {
     for (int attempt = 0; attempt < LOCK_ATTEMPTS; attempt++) {
         int fd = open_lock_file(path);
         if (fd < 0)
             return fd;
-        if (!open_door(fd, DOOR_ATTEMPTS) || !set_lock(fd, JOB_BYTE, F_WRLCK)) {
+        if (!take_guard(fd, GUARD_ATTEMPTS) || !set_lock(fd, JOB_BYTE, F_WRLCK)) {
             close(fd);
             return -EBUSY;
         }
-        set_lock(fd, DOOR_BYTE, F_UNLCK);
+        set_lock(fd, GUARD_BYTE, F_UNLCK);
         if (leads_to(path, fd)) {
             BXI_STEP("boot.locked");
             return fd;
         }
-        close(fd);          /* its last holder removed the name meanwhile */
+        close(fd);          /* the last holder of byte 0 removed the name meanwhile */
     }
     return -EBUSY;
 }
@@ -230,7 +231,7 @@ int bxi_boot_lock(struct bx_job *job, const struct bxi_boot_paths *paths)
                                          "another name", job->job_name,
                        bxi_boot_holder_text(bxi_boot_lock_holder(paths->lock), holder));
     if (fd == -EMFILE || fd == -ENFILE)
-        return bxi_boot_no_descriptors(job);
+        return bxi_limits_no_descriptors(job);
     if (fd < 0)
         return bx_fail(BX_E_SOCKET_DIR, "the lock file %s cannot be used: %s", paths->lock, bx_strerror(fd));
     job->boot->lock_fd = fd;
@@ -289,10 +290,10 @@ void bxi_boot_sweep(const struct bxi_boot_paths *paths, int code)
     fd = open_lock_file(paths->lock);
     if (fd < 0)
         return;
-    if (open_door(fd, SWEEP_ATTEMPTS) && !is_held(fd) && leads_to(paths->lock, fd)) {
+    if (take_guard(fd, SWEEP_ATTEMPTS) && !is_held(fd) && leads_to(paths->lock, fd)) {
         if (code < 0) {
             snprintf(line, sizeof(line), "0 failed %d %s\n", code, bx_error_text());
-            /* Best effort: who is not told waits until its time is over. */
+            /* Best effort: without this line the other workers wait until their time is over. */
             if (bxi_file_limit(strlen(line)) == 0 && pwrite(fd, line, strlen(line), 0) < 0)
                 bxi_log(1, "%s cannot be written: %s", paths->lock, bx_strerror(-errno));
         }
@@ -310,15 +311,15 @@ void bxi_bootstrap_sweep(const char *job_name)
         bxi_boot_sweep(&paths, 0);
 }
 
-/* ---- Who waits for rank 0 ---------------------------------------------------------------------- */
+/* ---- Waiting for rank 0 ------------------------------------------------------------------------ */
 
-/* Whether the rank belongs to a living worker of the job that runs. */
-static int look_for_taken(const struct bx_job *job, uint64_t instance)
+/* 0; BX_E_RANK_TAKEN: this rank belongs to a living worker of the job that runs. */
+static int check_rank(const struct bx_job *job, uint64_t instance)
 {
     struct bxi_object_owner owner;
 
     if (bxi_object_find_owner(job->job_name, instance, 0, &owner) < 0 || owner.state >= BXI_LEAVING)
-        return 0;           /* that one is ending, or dead */
+        return 0;           /* rank 0 is ending, or dead */
     if (bxi_object_find_owner(job->job_name, instance, job->rank, &owner) < 0 || owner.state >= BXI_LEAVING)
         return 0;
     return bx_fail(BX_E_RANK_TAKEN, "rank %d of job '%s' is taken by worker '%s' (pid %u), and the job runs", job->rank,
@@ -336,11 +337,11 @@ static int take_line(const struct bx_job *job, int fd)
     if (has_no_name(fd) && sscanf(line, "%ld failed %d %n", &pid, &code, &text_at) == 2 && text_at > 0 && code < 0)
         return bx_fail(code, "%.*s", (int)strcspn(line + text_at, "\n"), line + text_at);
     if (sscanf(line, "%ld running %llx", &pid, &instance) == 2 && is_held(fd))
-        return look_for_taken(job, instance);
+        return check_rank(job, instance);
     return 0;
 }
 
-int bxi_boot_watch_look(struct bxi_boot_watch *watch, const struct bx_job *job, const struct bxi_boot_paths *paths)
+int bxi_boot_watch_poll(struct bxi_boot_watch *watch, const struct bx_job *job, const struct bxi_boot_paths *paths)
 {
     if (watch->fd >= 0) {
         int rc = take_line(job, watch->fd);
@@ -348,7 +349,7 @@ int bxi_boot_watch_look(struct bxi_boot_watch *watch, const struct bx_job *job, 
             return rc;
         close(watch->fd);
     }
-    /* Made if need be, so that it is this one that rank 0 writes to. */
+    /* Create it if it does not exist, so that rank 0 writes to this file. */
     watch->fd = open_lock_file(paths->lock);
     BXI_STEP("boot.waits");
     return watch->fd < 0 ? 0 : take_line(job, watch->fd);
@@ -361,13 +362,13 @@ void bxi_boot_watch_close(struct bxi_boot_watch *watch)
     watch->fd = -1;
 }
 
-/* ---- What the dead left ------------------------------------------------------------------------ */
+/* ---- What dead workers left -------------------------------------------------------------------- */
 
 void bxi_boot_unlink_dead(const struct bx_job *job, int rank)
 {
     char name[BXI_OBJECT_NAME_BYTES];
 
-    /* Not by its lock: the kernel may close the socket, which told of the death, before the segment. */
+    /* The owner lock is not tested: the kernel may close the socket, which reported the death, before the segment. */
     bxi_object_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
     shm_unlink(name);
     bxi_object_arena_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);

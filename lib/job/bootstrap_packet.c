@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The packets of the bootstrap: sending, receiving and checking one message with its descriptors. What they say,
- * and in which order, is in job.h.
+ * The packets of the bootstrap: sends, receives and checks one message with its descriptors. job.h has their meaning
+ * and their order.
  *
- * Who runs it: the thread in bx_job_start, on both sides. bxi_boot_wait waits also for what is no packet: for the end
- * of a process.
+ * Who runs it: the thread in bx_job_start, on both sides. bxi_boot_wait also waits for the end of a process.
  *
- * The socket is SOCK_SEQPACKET, so a packet comes whole or not at all: a sender that is killed leaves none half sent.
- * Descriptors that came are the packet's, and are closed with it unless they were taken. A packet is input: it is
- * looked at only after bxi_boot_packet_is or bxi_boot_packet_failure has found its size, kind and version right.
+ * The socket is SOCK_SEQPACKET, so a packet arrives whole or not at all: a sender that is killed leaves no half packet.
+ * The packet owns the descriptors that came; they are closed with it unless they were taken. A packet is input: its
+ * fields are read only after bxi_boot_packet_is or bxi_boot_packet_failure has checked its size, kind and version.
  */
 #include "job.h"
 
@@ -117,13 +116,13 @@ int bxi_boot_receive(int fd, struct bxi_boot_packet *packet, int fds_max)
 
     memset(packet, 0, sizeof(*packet));
     if (fds_max > 0) {
-        /* Not a byte more, or the kernel would hand over more descriptors than are wanted. */
+        /* Exactly so many bytes: with more, the kernel would pass more descriptors than are wanted. */
         message.msg_control = control;
         message.msg_controllen = CMSG_LEN((size_t)fds_max * sizeof(int));
     }
     do {
         got = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-        /* Told once, and before what the other side said last, if it left something unread. */
+        /* The kernel reports a reset once, before the last packets, if the other side left something unread. */
         was_reset = got < 0 && errno == ECONNRESET && !was_reset;
     } while (got < 0 && (errno == EINTR || was_reset));
     if (got < 0)
@@ -132,7 +131,7 @@ int bxi_boot_receive(int fd, struct bxi_boot_packet *packet, int fds_max)
         take_fds(&message, packet);
     packet->bytes = (size_t)got;
     if (message.msg_flags & MSG_CTRUNC) {
-        /* Either more came than may, or this process may not have so many. */
+        /* Either more came than is allowed, or this process may not have so many. */
         int rc = packet->fd_count == fds_max ? -EPROTO : -EMFILE;
         bxi_boot_packet_close(packet);
         return rc;

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Rank 0's side of the bootstrap: it listens, gathers the descriptors of all, hands them round, opens the
- * gate. job.h draws the exchange, bootstrap.c says why it is so.
+ * Rank 0's side of the bootstrap: it listens, collects the descriptors of all workers, passes them on, and opens the
+ * gate. job.h draws the exchange; bootstrap.c has the reasons.
  *
- * Who runs it: the thread in bx_job_start of rank 0. One poll loop; a connection is
+ * Who runs it: the thread in bx_job_start of rank 0. One poll loop; a connection goes through these states:
  *
  *     NEW  --HELLO-->  WELCOMED  --JOIN-->  JOINED  --table sent-->  TABLED  --ATTACHED-->  ATTACHED
  *
- * What comes from a connection is checked before it is believed. Until it has joined, one that makes no
- * sense is dropped, with a line in the log, and the job goes on; so is one whose rank is taken. What shows
- * that the job as it was asked for can never start (another world size, a name twice, another version, a
- * worker that died) ends the start of all at once, each with the sentence that says why.
+ * What a connection sends is input, and checked. Before a connection has joined, nonsense from it is logged and the
+ * connection is dropped; the job goes on. The same holds for one whose rank is taken. A message that shows that the job
+ * can never start as it was asked for (another world size, a name twice, another version, a worker that died) ends the
+ * start of all at once, each with the sentence that says why.
  *
- * The gate is one word, rank 0's state in its own segment, which all who have attached can read. It opens when rank 0
- * stores RUNNING there; the GO that follows only says so. A rank 0 killed before that store has let nobody go, and
- * one killed after it everybody, whomever it has told.
+ * The gate is one word, rank 0's state in its own segment, which every attached worker can read. It opens when rank 0
+ * stores RUNNING there; the GO that follows only reports it. If rank 0 is killed before that store, no worker starts;
+ * if it is killed after it, all do, whether GO has reached them or not.
  *
- * It holds the lock of the job's name (bootstrap_files.c) from here until the job ends.
+ * Rank 0 holds the lock of the job's name (bootstrap_files.c) from here until the job ends.
  */
 #include "job.h"
 
@@ -35,7 +35,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define CONNECTIONS_MAX (BXI_WORLD_MAX + 32)    /* the workers, and some who have not said who they are */
+#define CONNECTIONS_MAX (BXI_WORLD_MAX + 32)    /* the workers, and some connections without a HELLO */
 #define BACKLOG 256
 
 enum connection_state { UNUSED = 0, NEW, WELCOMED, JOINED, TABLED, ATTACHED };
@@ -54,13 +54,13 @@ struct root {
     struct bx_job *job;
     const struct bxi_boot_paths *paths;
     uint64_t start_ns;
-    uint64_t deadline_ns;               /* the earliest of all that came */
-    uint64_t tell_ns;                   /* when to say who is waited for */
+    uint64_t deadline_ns;               /* the earliest of all workers that came */
+    uint64_t note_ns;                   /* when to log for whom the job waits, and to send NOTE */
     int listener;
-    int segment_fd, arena_fd;           /* one's own, read-only */
+    int segment_fd, arena_fd;           /* rank 0's own, read-only */
     int joined;
     uint64_t arrivals;
-    const struct connection *awaited;   /* whose ATTACHED is awaited */
+    const struct connection *awaited;   /* its ATTACHED is awaited */
     struct connection *by_rank[BXI_WORLD_MAX];
     struct connection connection[CONNECTIONS_MAX];
     struct bxi_boot_packet packet;
@@ -75,10 +75,10 @@ static int open_listener(struct root *root)
     memcpy(address.sun_path, root->paths->socket, sizeof(address.sun_path));
     root->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (root->listener < 0 && (errno == EMFILE || errno == ENFILE))
-        return bxi_boot_no_descriptors(root->job);
+        return bxi_limits_no_descriptors(root->job);
     if (root->listener < 0)
         return bx_fail(-errno, "no socket can be made: %s", bx_strerror(-errno));
-    /* The lock is ours, so whoever made it is dead. */
+    /* This process holds the lock, so the process that made the socket is dead. */
     if ((unlink(root->paths->socket) < 0 && errno != ENOENT) ||
         bind(root->listener, (struct sockaddr *)&address, sizeof(address)) < 0 ||
         listen(root->listener, BACKLOG) < 0)
@@ -114,7 +114,7 @@ static struct connection *free_connection(struct root *root)
         if (connection->state == NEW && (oldest == NULL || connection->arrival < oldest->arrival))
             oldest = connection;
     }
-    /* More connections than workers: some are NEW. The one silent for the longest makes room. */
+    /* There are more connections than workers, so some are NEW. Drop the oldest of these. */
     bxi_log(1, "bootstrap of job '%s': process %u never said who it is, dropped", root->job->job_name,
             oldest->pid);
     drop(root, oldest);
@@ -132,7 +132,7 @@ static int accept_all(struct root *root)
         if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
             continue;
         if (fd < 0 && (errno == EMFILE || errno == ENFILE))
-            return bxi_boot_no_descriptors(root->job);
+            return bxi_limits_no_descriptors(root->job);
         if (fd < 0)
             return bx_fail(-errno, "the socket %s fails: %s", root->paths->socket, bx_strerror(-errno));
         if (!bxi_boot_is_own(fd, &pid)) {
@@ -147,7 +147,7 @@ static int accept_all(struct root *root)
     return 0;
 }
 
-/* This one is turned away, with this thread's sentence; the job goes on. */
+/* Sends FAIL with this thread's sentence and drops the connection; the job goes on. */
 static void reject(struct root *root, struct connection *connection, int code)
 {
     bxi_log(1, "bootstrap of job '%s': process %u rejected: %s", root->job->job_name, connection->pid,
@@ -156,7 +156,7 @@ static void reject(struct root *root, struct connection *connection, int code)
     drop(root, connection);
 }
 
-/* What came makes no sense. 0 if the job can go on. */
+/* The connection sent nonsense. 0 if the job can go on. */
 static int nonsense(struct root *root, struct connection *connection)
 {
     if (connection->state >= JOINED)
@@ -168,9 +168,9 @@ static int nonsense(struct root *root, struct connection *connection)
     return 0;
 }
 
-/* ---- What the workers say ---------------------------------------------------------------------- */
+/* ---- Messages of workers ----------------------------------------------------------------------- */
 
-static int look_for_name(const struct root *root, const struct bxi_boot_hello *hello, uint32_t pid)
+static int check_name(const struct root *root, const struct bxi_boot_hello *hello, uint32_t pid)
 {
     for (int rank = 0; rank < root->job->world_size; rank++) {
         const struct connection *other = root->by_rank[rank];
@@ -196,7 +196,7 @@ static int welcome(struct root *root, struct connection *connection, const struc
     if (hello->deadline_ns < root->deadline_ns)
         root->deadline_ns = hello->deadline_ns;
     memcpy(reply.name, job->name, sizeof(reply.name));
-    /* If it does not get there, the hang-up will be seen. */
+    /* Ignore the result: if the worker has gone, its hang-up will be seen. */
     bxi_boot_send(connection->fd, &(struct bxi_boot_out){ .data = &reply, .bytes = sizeof(reply) },
                   root->deadline_ns);
     BXI_STEP("boot.welcome_sent");
@@ -218,7 +218,7 @@ static int take_hello(struct root *root, struct connection *connection)
     if (!bxi_boot_packet_is(&root->packet, BXI_BOOT_HELLO, 0) ||
         memchr(hello->name, 0, sizeof(hello->name)) == NULL || !bxi_name_is_valid(hello->name))
         return nonsense(root, connection);
-    if (connection->pid == 0)       /* of another pid namespace: what it calls itself */
+    if (connection->pid == 0)       /* of another pid namespace: take the pid of HELLO */
         connection->pid = hello->pid;
     if (hello->world_size != job->world_size)
         return bx_fail(BX_E_WORLD_SIZE, "worker '%s' (rank %d, pid %u) of job '%s' was started for %d workers, "
@@ -237,7 +237,7 @@ static int take_hello(struct root *root, struct connection *connection)
                        holder == NULL ? (unsigned)getpid() : holder->pid));
         return 0;
     }
-    int rc = look_for_name(root, hello, connection->pid);
+    int rc = check_name(root, hello, connection->pid);
     return rc < 0 ? rc : welcome(root, connection, hello);
 }
 
@@ -266,7 +266,7 @@ static int take_join(struct root *root, struct connection *connection)
     return 0;
 }
 
-/* A worker's own failure is everybody's. */
+/* A worker's FAIL ends the start of all. */
 static int take_failure(struct root *root, struct connection *connection, int code)
 {
     char text[BXI_TEXT_BYTES];
@@ -306,7 +306,7 @@ static int hung_up(struct root *root, struct connection *connection)
     return 0;
 }
 
-static int listen_to(struct root *root, struct connection *connection)
+static int read_connection(struct root *root, struct connection *connection)
 {
     int rc = bxi_boot_receive(connection->fd, &root->packet, BXI_BOOT_FDS);
 
@@ -315,7 +315,7 @@ static int listen_to(struct root *root, struct connection *connection)
     if (rc == 0)
         return hung_up(root, connection);
     if (rc == -EMFILE)
-        return bxi_boot_no_descriptors(root->job);
+        return bxi_limits_no_descriptors(root->job);
     if (rc < 0)
         return nonsense(root, connection);
     rc = take_packet(root, connection);
@@ -325,7 +325,7 @@ static int listen_to(struct root *root, struct connection *connection)
 
 /* ---- The loop ---------------------------------------------------------------------------------- */
 
-/* "3", "3, 5", "3, 5..9": the ranks that have not joined; how many. */
+/* Writes the ranks that have not joined: "3", "3, 5", "3, 5..9". Their number. */
 static int list_missing(const struct root *root, char *text, size_t bytes)
 {
     int count = 0;
@@ -351,7 +351,7 @@ static int list_missing(const struct root *root, char *text, size_t bytes)
     return count;
 }
 
-static void say_who_is_awaited(const struct root *root, char text[BXI_TEXT_BYTES])
+static void write_awaited(const struct root *root, char text[BXI_TEXT_BYTES])
 {
     char missing[BXI_TEXT_BYTES / 2];
     double seconds = bxi_boot_seconds(root->start_ns);
@@ -369,37 +369,38 @@ static int too_late(const struct root *root)
 {
     char text[BXI_TEXT_BYTES];
 
-    say_who_is_awaited(root, text);
+    write_awaited(root, text);
     return bx_fail(BX_E_RANK_MISSING, "%s", text);
 }
 
-/* Now and then: for whom the job waits, into the log of every worker that has come. */
-static void tell_waiting(struct root *root)
+/* Logs for whom the job waits, and sends it as NOTE to each worker that has come: after BXI_BOOT_LATE_NS, then after
+ * each BXI_BOOT_AGAIN_NS. */
+static void note_awaited(struct root *root)
 {
     struct bxi_boot_note note = { .head = bxi_boot_head(BXI_BOOT_NOTE) };
     uint64_t now_ns = bxi_now_ns();
 
-    if (now_ns < root->tell_ns)
+    if (now_ns < root->note_ns)
         return;
-    root->tell_ns = now_ns + BXI_BOOT_AGAIN_NS;
-    say_who_is_awaited(root, note.text);
+    root->note_ns = now_ns + BXI_BOOT_AGAIN_NS;
+    write_awaited(root, note.text);
     bxi_log(1, "%s", note.text);
     for (int rank = 1; rank < root->job->world_size; rank++)
         if (root->by_rank[rank] != NULL)
             bxi_boot_send(root->by_rank[rank]->fd, &(struct bxi_boot_out){ .data = &note, .bytes = sizeof(note) }, 0);
 }
 
-/* 0, or what ends the start though nothing came. */
-static int look_around(struct root *root)
+/* A poll found nothing. 0, or a failure that ends the start. */
+static int nothing_came(struct root *root)
 {
     if (bxi_now_ns() >= root->deadline_ns)
         return too_late(root);
-    tell_waiting(root);
+    note_awaited(root);
     return 0;
 }
 
-/* Waits for something to come and handles it. 0, or what ends the start. */
-static int look(struct root *root)
+/* Polls for at most BXI_BOOT_POLL_NS and handles what came. 0, or a failure that ends the start. */
+static int poll_once(struct root *root)
 {
     struct pollfd entries[CONNECTIONS_MAX + 1];
     struct connection *of[CONNECTIONS_MAX + 1] = { NULL };
@@ -412,21 +413,21 @@ static int look(struct root *root)
         of[count] = &root->connection[i];
         entries[count++] = (struct pollfd){ .fd = root->connection[i].fd, .events = POLLIN };
     }
-    int rc = bxi_spawn_look(root->job, -1);
+    int rc = bxi_spawn_ended(root->job, -1);
     if (rc < 0)
         return rc;
     uint64_t now_ns = bxi_now_ns();
     uint64_t left_ns = root->deadline_ns > now_ns ? root->deadline_ns - now_ns : 0;
-    struct timespec left = { .tv_nsec = (long)(left_ns < BXI_BOOT_LOOK_NS ? left_ns : BXI_BOOT_LOOK_NS) };
+    struct timespec left = { .tv_nsec = (long)(left_ns < BXI_BOOT_POLL_NS ? left_ns : BXI_BOOT_POLL_NS) };
     int ready = ppoll(entries, count, &left, NULL);
     if (ready < 0 && errno != EINTR)
         return bx_fail(-errno, "poll fails: %s", bx_strerror(-errno));
     if (ready == 0)
-        return look_around(root);
+        return nothing_came(root);
     if (ready < 0)
         return 0;
     for (nfds_t i = 1; i < count; i++) {
-        rc = entries[i].revents == 0 ? 0 : listen_to(root, of[i]);
+        rc = entries[i].revents == 0 ? 0 : read_connection(root, of[i]);
         if (rc < 0)
             return rc;
     }
@@ -462,14 +463,14 @@ static int send_chunk(struct root *root, const struct connection *to, const stru
     int rc = bxi_boot_send(to->fd, &out, root->deadline_ns);
     BXI_STEP("boot.table_sent");
     if (rc == 0 || rc == -EPIPE || rc == -ECONNRESET)
-        return 0;           /* a hang-up is seen by the next look, which knows what to say */
+        return 0;           /* the next poll sees the hang-up, and reports it */
     if (rc == -ETIMEDOUT)
         return too_late(root);
     return bx_fail(rc, "the descriptors cannot be passed to worker '%s' (rank %d, pid %u): %s", to->name,
                    to->rank, to->pid, bx_strerror(rc));
 }
 
-/* Hands everybody else's descriptors to one worker and waits until it has attached them. */
+/* Sends the descriptors of all others to one worker and waits until it has attached them. */
 static int serve(struct root *root, struct connection *to)
 {
     struct bxi_boot_table table = { .head = bxi_boot_head(BXI_BOOT_TABLE) };
@@ -493,19 +494,19 @@ static int serve(struct root *root, struct connection *to)
         table.count = 0;
     }
     while (to->state != ATTACHED)
-        if ((rc = look(root)) < 0)
+        if ((rc = poll_once(root)) < 0)
             return rc;
     return 0;
 }
 
-/* Opens the gate, and then tells those who wait at it. */
-static void let_all_go(struct root *root)
+/* Opens the gate, then sends GO to the workers that wait. */
+static void open_gate(struct root *root)
 {
     struct bx_job *job = root->job;
     struct bxi_boot_head go = bxi_boot_head(BXI_BOOT_GO);
 
     BXI_STEP("boot.gate_closed");
-    /* [state] release, pairs with the acquire in gate_is_open: who has attached has all its peers. */
+    /* [state] release, pairs with the acquire in gate_is_open: all workers have attached all their peers. */
     bxi_store_release(&job->control->header.state, BXI_RUNNING);
     BXI_STEP("boot.gate_open");
     for (int rank = 1; rank < job->world_size; rank++) {
@@ -515,11 +516,11 @@ static void let_all_go(struct root *root)
     }
 }
 
-/* What those have said meanwhile who have attached: one may have failed, or died. */
-static int look_once_more(struct root *root)
+/* Reads what attached workers have sent since: one may have failed, or died. */
+static int read_once_more(struct root *root)
 {
     for (int rank = 1; rank < root->job->world_size; rank++) {
-        int rc = listen_to(root, root->by_rank[rank]);
+        int rc = read_connection(root, root->by_rank[rank]);
         if (rc < 0)
             return rc;
     }
@@ -534,24 +535,24 @@ static int run(struct root *root)
     if (rc < 0 || (rc = bxi_boot_segment(job, &root->segment_fd, &root->arena_fd)) < 0)
         return rc;
     while (root->joined < job->world_size - 1)
-        if ((rc = look(root)) < 0)
+        if ((rc = poll_once(root)) < 0)
             return rc;
     for (int rank = 1; rank < job->world_size; rank++)
         if ((rc = serve(root, root->by_rank[rank])) < 0)
             return rc;
-    if ((rc = look_once_more(root)) < 0)
+    if ((rc = read_once_more(root)) < 0)
         return rc;
-    bxi_trace_start(job, &bxi_names_for_trace, true);       /* the others look for its file behind the gate */
-    /* Whoever comes now is late: it must find no socket, rather than one that hangs up. */
+    bxi_trace_start(job, &bxi_names_for_trace, true);       /* the others open its file after the gate */
+    /* A worker that comes now is late: it must find no socket, not one that hangs up. */
     unlink(root->paths->socket);
     BXI_STEP("boot.socket_gone");
     bxi_boot_lock_running(job);
-    let_all_go(root);
+    open_gate(root);
     return 0;
 }
 
-/* Tells everybody who is connected, and who waits to be, why there will be no job. */
-static void tell_all(struct root *root, int code)
+/* Sends FAIL to all connections, accepted or not. */
+static void fail_all(struct root *root, int code)
 {
     for (int i = 0; i < CONNECTIONS_MAX; i++)
         if (root->connection[i].state != UNUSED)
@@ -588,7 +589,7 @@ int bxi_boot_root(struct bx_job *job, const struct bxi_boot_paths *paths, uint64
     root->job = job;
     root->paths = paths;
     root->start_ns = bxi_now_ns();
-    root->tell_ns = root->start_ns + BXI_BOOT_TELL_NS;
+    root->note_ns = root->start_ns + BXI_BOOT_LATE_NS;
     root->deadline_ns = deadline_ns;
     root->listener = root->segment_fd = root->arena_fd = -1;
     if (getrandom(&job->instance, sizeof(job->instance), 0) != sizeof(job->instance))
@@ -601,7 +602,7 @@ int bxi_boot_root(struct bx_job *job, const struct bxi_boot_paths *paths, uint64
     rc = run(root);
     if (rc < 0) {
         unlink(paths->socket);
-        tell_all(root, rc);
+        fail_all(root, rc);
         bxi_boot_unlock_failed(job, paths, rc);
     }
     close_all(root);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What bootstrap.c (a worker's side, and what both sides make of the job), bootstrap_packet.c (one message),
- * bootstrap_root.c (rank 0's side) and bootstrap_files.c (the socket directory and its files) share: the messages on
- * the socket and the files beside it. spawn.c uses the last part.
+ * The private header of the room job: its part of the job, the protocol of the bootstrap, and what each file offers to
+ * the others. "Start" is the thread in bx_job_start, before any other thread of the job exists.
+ *
+ * The bootstrap's messages. Each is one packet of SOCK_SEQPACKET.
  *
  *     worker                                  rank 0
  *     HELLO    who it is               ->
@@ -12,18 +13,38 @@
  *     ATTACHED                         ->
  *                                      <-     GO       when all have attached
  *
- * and NOTE, a sentence for the log, from rank 0 to those who wait for others for long;
- * and FAIL, with a code and a sentence, from either side at any time: from rank 0 it ends that worker's
- * start, from a worker everybody's. A message is one packet of SOCK_SEQPACKET.
+ * NOTE is a sentence for the log, from rank 0 to the workers that have come, if others do not come for long. FAIL, a
+ * code and a sentence, may go either way at any time. From rank 0 it ends the start of that worker; from a worker it
+ * ends the start of all.
  */
 #ifndef BXI_JOB_H
 #define BXI_JOB_H
 
 #include "rpc/rpc.h"
 
+/* ---- The part of the job ------------------------------------------------------------------------- */
+
+struct bxi_boot {
+    int pidfd;                          /* start: of this process */
+    int lock_fd;                        /* start; rank 0: the lock file, with the lock of the job's name; else -1 */
+    uint32_t deaths_reported;           /* by bx_job_serve */
+};
+
+/* A job with its parts, in one block of memory. */
+struct bxi_whole_job {
+    struct bx_job job;                  /* first */
+    struct bxi_boot boot;
+    _Alignas(BXI_LINE) struct bxi_run run;
+    _Alignas(BXI_LINE) struct bxi_observe observe;
+    _Alignas(BXI_LINE) struct bxi_lend lend;
+    _Alignas(BXI_LINE) struct bxi_device device;
+    _Alignas(BXI_LINE) struct bxi_rpc rpc;
+};
+
+/* ---- bootstrap_packet.c: one message. Start, on both sides --------------------------------------- */
+
 #define BXI_BOOT_MAGIC UINT64_C(0x544f4f4252435842)     /* "BXCRBOOT" in memory, little endian */
 #define BXI_BOOT_PROTOCOL 3u
-#define BXI_BOOT_PATH_BYTES 108         /* of sockaddr_un.sun_path */
 #define BXI_BOOT_FDS 5                  /* of a worker: segment and arena (read-only), two bells, pidfd */
 #define BXI_BOOT_TABLE_MAX 32           /* workers in one TABLE: 160 descriptors; the kernel takes 253 */
 enum bxi_boot_fd { BXI_BOOT_SEGMENT, BXI_BOOT_ARENA, BXI_BOOT_BELL, BXI_BOOT_BELL_LEADER, BXI_BOOT_PIDFD };
@@ -39,7 +60,7 @@ enum bxi_boot_kind {
     BXI_BOOT_NOTE,
 };
 
-/* The same in every version, so that two versions can tell each other so; and FAIL is. */
+/* The head and FAIL are the same in every version, so that two versions can report that they differ. */
 struct bxi_boot_head {
     uint64_t magic;
     uint32_t protocol;
@@ -49,7 +70,7 @@ struct bxi_boot_head {
 };
 struct bxi_boot_hello {
     struct bxi_boot_head head;
-    uint64_t deadline_ns;               /* CLOCK_MONOTONIC: when it will have waited long enough */
+    uint64_t deadline_ns;               /* CLOCK_MONOTONIC: when this worker gives up */
     int32_t rank;
     int32_t world_size;
     uint32_t pid;
@@ -69,7 +90,7 @@ struct bxi_boot_table {
         int32_t rank;
         uint32_t pid;
         char name[BXI_NAME_BYTES];
-    } entry[BXI_BOOT_TABLE_MAX];        /* count of them travel, with BXI_BOOT_FDS descriptors each */
+    } entry[BXI_BOOT_TABLE_MAX];        /* the packet has `count` of them, with BXI_BOOT_FDS descriptors each */
 };
 struct bxi_boot_note {
     struct bxi_boot_head head;
@@ -82,7 +103,7 @@ struct bxi_boot_fail {
     char text[BXI_TEXT_BYTES];
 };
 
-/* A message that came, with its descriptors, which are the packet's until they are taken (set to -1). */
+/* A received message. The packet owns its descriptors; a function that takes one sets it to -1. */
 struct bxi_boot_packet {
     union {
         struct bxi_boot_head head;
@@ -96,6 +117,69 @@ struct bxi_boot_packet {
     int fds[BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS];
     int fd_count;
 };
+/* A message to send. */
+struct bxi_boot_out {
+    const void *data;
+    size_t bytes;
+    const int *fds;
+    int fd_count;
+};
+
+struct bxi_boot_head bxi_boot_head(enum bxi_boot_kind kind);
+/* Sends one packet. Waits until deadline_ns while the queue is full, or the user's allowance of descriptors in flight.
+ * 0, -ETIMEDOUT, -errno. */
+int bxi_boot_send(int fd, const struct bxi_boot_out *out, uint64_t deadline_ns);
+/* Sends FAIL with this thread's sentence. Never waits; a worker that does not get it sees the hang-up. */
+void bxi_boot_send_fail(int fd, int code);
+/* Receives one packet without waiting. 1; 0: the other side has hung up; -EAGAIN; -EMFILE: its descriptors were lost to
+ * the limit of open files; -EPROTO: no worker sends this; -errno. */
+int bxi_boot_receive(int fd, struct bxi_boot_packet *packet, int fds_max);
+void bxi_boot_packet_close(struct bxi_boot_packet *packet);
+/* The packet is a whole message of that kind and of this version with fd_count descriptors (a TABLE: as many as its
+ * count says). */
+bool bxi_boot_packet_is(const struct bxi_boot_packet *packet, enum bxi_boot_kind kind, int fd_count);
+/* The code of a FAIL, with its sentence set; 0: it is no FAIL. */
+int bxi_boot_packet_failure(struct bxi_boot_packet *packet);
+/* 1: fd has one of the events; 0: the deadline has passed; -errno. */
+int bxi_boot_wait(int fd, short events, uint64_t deadline_ns);
+/* The process at the other end belongs to this user. Sets its pid. */
+bool bxi_boot_is_own(int fd, uint32_t *pid);
+
+/* ---- limits.c: what the system refuses, as a sentence that says what to do. Start ----------------- */
+
+int bxi_limits_no_descriptors(const struct bx_job *job);    /* BX_E_DESCRIPTORS */
+int bxi_limits_no_space(const struct bx_job *job);          /* BX_E_NO_SPACE: room in /dev/shm, or inodes */
+/* The segment or the arena could not be made, with rc. The code to fail with. */
+int bxi_limits_no_segment(const struct bx_job *job, const char *name, int rc);
+int bxi_limits_no_arena(const struct bx_job *job, const char *name, int rc);
+/* Follows the sentence that something could not be mapped: "" unless addresses are short (-ENOMEM). */
+#define BXI_MAP_HINT_BYTES 320
+const char *bxi_limits_map_hint(const struct bx_job *job, int rc, char hint[BXI_MAP_HINT_BYTES]);
+
+/* ---- machine.c: what the machine gives ------------------------------------------------------------ */
+
+/* Raises the soft limit of open files to what a job of this size needs. bx_job_create. 0, BX_E_DESCRIPTORS. */
+int bxi_machine_raise_limit(const struct bx_job *job);
+/* Makes the two eventfds and the pidfd. bx_job_create. 0, BX_E_DESCRIPTORS, -errno. */
+int bxi_machine_descriptors(struct bx_job *job);
+/* Chooses io_uring or epoll (run->sleeper_kind). bx_job_create. 0; BX_E_URING: the options ask for io_uring, and the
+ * kernel refuses it. */
+int bxi_machine_sleeper(struct bx_job *job);
+/* The CPUs that this process may use, as bits, number modulo 128. bootstrap_job.c. */
+void bxi_machine_affinity(uint64_t mask[2]);
+/* CPUs that the workers of the job may use together, by the masks in their segments and the cgroup's quota: as many as
+ * there are workers if each is pinned to a core of its own. At least 1. bx_job_start. */
+int bxi_machine_cpus(const struct bx_job *job);
+
+/* ---- options.c ----------------------------------------------------------------------------------- */
+
+/* Fills job->options, job_name, name and observe->hist_every; given may be NULL. bx_job_create. 0, or the codes of
+ * bx_job_create for what is wrong, with a sentence. */
+int bxi_job_options(struct bx_job *job, const struct bx_options *given);
+
+/* ---- spawned.c: in a worker of bx_spawn. In other processes these functions do nothing -------------- */
+
+#define BXI_BOOT_PATH_BYTES 108         /* of sockaddr_un.sun_path */
 
 /* The files of a job in the socket directory. */
 struct bxi_boot_paths {
@@ -103,174 +187,168 @@ struct bxi_boot_paths {
     char lock[BXI_BOOT_PATH_BYTES];
 };
 
-/* ---- bootstrap_packet.c -------------------------------------------------------------------------- */
-
-struct bxi_boot_head bxi_boot_head(enum bxi_boot_kind kind);
-
-/* Sends one packet; waits while the queue or the user's allowance of descriptors in flight is full, until
- * deadline_ns. 0, -ETIMEDOUT, -errno. */
-struct bxi_boot_out {
-    const void *data;
-    size_t bytes;
-    const int *fds;
-    int fd_count;
+/*
+ * What launcher and workers share is memory without a name. Each page has one writer; all other processes map it
+ * read-only, so a wild store ends the process that makes it. A child that a worker has forked does not have the
+ * worker's page at all.
+ *
+ *     writer          field                 readers       order
+ *     the launcher    board.end[].text      workers       before is_set; never changed afterwards
+ *     the launcher    board.end[].is_set    workers       release, acquire: how the worker of that rank ended
+ *     the launcher    board.first           workers       release, acquire, after is_set: who ended first
+ *     a worker        page.rank             the launcher  before instance
+ *     a worker        page.instance         the launcher  release, acquire: the names that it is about to make
+ *     a worker        page.in_job           the launcher  release, acquire: starts of the job that it has not left
+ *
+ * Killed at each step. The launcher, before is_set: no worker sees the text. Before first: a worker sees it if it asks
+ * for that rank. A worker, before instance: it has made no name yet. After instance, before the names are made: there
+ * is nothing to remove. Before in_job: its end by a signal is a bad one anyway.
+ */
+#define BXI_END_BYTES 160               /* "worker 'NAME' (rank R, pid P) was killed by signal S (TEXT)" */
+struct bxi_board {
+    bxi_a32 first;                      /* 1 + the rank of the first that ended; 0: none has */
+    struct {
+        bxi_a32 is_set;
+        char text[BXI_END_BYTES];
+    } end[BXI_WORLD_MAX];
 };
-int bxi_boot_send(int fd, const struct bxi_boot_out *out, uint64_t deadline_ns);
-/* FAIL with this thread's sentence. Never waits; who cannot be told sees the hang-up. */
-void bxi_boot_send_fail(int fd, int code);
+struct bxi_worker_page {
+    bxi_a64 instance;                   /* of the job, once its names may be there; 0: none was made */
+    bxi_a32 rank;                       /* in that job */
+    bxi_a32 in_job;                     /* jobs of that name that it has started and not left */
+};
 
-/* Takes one packet, without waiting. 1; 0 when the other side has hung up; -EAGAIN; -EMFILE when the
- * descriptors in it were lost to the limit; -EPROTO for what no worker sends; -errno. */
-int bxi_boot_receive(int fd, struct bxi_boot_packet *packet, int fds_max);
-void bxi_boot_packet_close(struct bxi_boot_packet *packet);
-/* Whether it is a whole message of that kind and of this version, with that many descriptors (a TABLE:
- * as many as its count says). */
-bool bxi_boot_packet_is(const struct bxi_boot_packet *packet, enum bxi_boot_kind kind, int fd_count);
-/* The code of a FAIL, its sentence set; 0 if it is none. */
-int bxi_boot_packet_failure(struct bxi_boot_packet *packet);
+/* What a worker gets from its launcher. */
+struct bxi_spawned {
+    const char *job_name;
+    int world_size;
+    struct bxi_board *board;
+    struct bxi_worker_page *page;
+};
+/* This process is a worker from here on. spawn.c, after the fork. */
+void bxi_spawn_become(const struct bxi_spawned *spawned);
+bool bxi_spawn_is_worker(void);         /* safe in a signal handler */
 
-/* 1, or 0 at the deadline; -errno. */
-int bxi_boot_wait(int fd, short events, uint64_t deadline_ns);
+/* What SIGTERM removes of one job; a worker may have several. */
+#define BXI_NOTES_MAX 16
+struct bxi_note {
+    const struct bx_job *job;           /* NULL: free */
+    bxi_a32 has_names, has_files, waits;/* what of the following is there */
+    char segment[BXI_BOOT_PATH_BYTES], arena[BXI_BOOT_PATH_BYTES];
+    struct bxi_boot_paths paths;
+};
+/* Note i, below BXI_NOTES_MAX. spawn.c, in its signal handler. */
+struct bxi_note *bxi_spawn_note(int i);
 
-/* Whether the other end belongs to this user; its pid. */
-bool bxi_boot_is_own(int fd, uint32_t *pid);
+/* Each of the following notes what SIGTERM has to remove, before it is made. Start; the files also at the end of the
+ * job. */
+/* Segment and arena; also for the launcher. */
+void bxi_spawn_note_segment(const struct bx_job *job, const char *shm_name, const char *arena_name);
+/* Rank 0's socket and lock file. NULL: they are not its own any more. */
+void bxi_spawn_note_files(const struct bx_job *job, const struct bxi_boot_paths *paths);
+/* The lock file that a worker has open, and may have made, while it waits for rank 0. NULL: it waits no longer. */
+void bxi_spawn_note_wait(const struct bx_job *job, const struct bxi_boot_paths *paths);
+/* The job is about to be freed: nothing of it is left to be removed. bx_job_destroy. */
+void bxi_spawn_forget(const struct bx_job *job);
 
-/* ---- bootstrap.c --------------------------------------------------------------------------------- */
+/* For a worker of the job that bx_spawn was asked for. BX_E_WORKER_FAILED with a sentence if the worker of that rank
+ * has ended (-1: any worker; the first); else 0. how_ended waits for that up to a second: the worker has hung up.
+ * Start. */
+int bxi_spawn_ended(const struct bx_job *job, int rank);
+int bxi_spawn_how_ended(const struct bx_job *job, int rank);
+/* The worker is in the job from here on, or has left it. bx_job_start; bxi_job_leave. */
+void bxi_spawn_in_job(const struct bx_job *job, bool is_in);
 
-/* job->instance is set: makes job->segment and job->lend->arena, and a descriptor of each that can only be read.
- * 0, or a failure with its sentence (BX_E_NO_SPACE, BX_E_DESCRIPTORS, -errno). */
-int bxi_boot_segment(struct bx_job *job, int *segment_fd, int *arena_fd);
+/* ---- bootstrap_files.c: the socket directory and its files ----------------------------------------- */
 
-/* Makes job->rpc->peers[entry->rank] of what came; bells and pidfd become the peer's, the others stay the caller's.
- * 0; -EPROTO and the like where it is not right; no sentence. */
-int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry,
-                      const int fds[BXI_BOOT_FDS]);
-void bxi_boot_undo(struct bx_job *job);     /* all that the bootstrap made of the job */
-
-int bxi_boot_no_descriptors(const struct bx_job *job);      /* BX_E_DESCRIPTORS and its sentence */
-
-#define BXI_BOOT_LOOK_NS UINT64_C(100000000)        /* between two looks at what no descriptor tells */
-#define BXI_BOOT_TELL_NS UINT64_C(2000000000)       /* who waits for so long says for whom, */
-#define BXI_BOOT_AGAIN_NS UINT64_C(10000000000)     /* and once more after each of these */
-
-/* Since the bootstrap began, for sentences. */
-double bxi_boot_seconds(uint64_t start_ns);
-
-/* ---- limits.c ------------------------------------------------------------------------------------ */
-
-/* Why a worker's objects in /dev/shm could not be made: the code, with a sentence that says what to do. */
-int bxi_limits_no_space(const struct bx_job *job);          /* BX_E_NO_SPACE: room, or inodes */
-int bxi_limits_no_segment(const struct bx_job *job, const char *name, int rc);
-int bxi_limits_no_arena(const struct bx_job *job, const char *name, int rc);
-/* Behind the sentence that something could not be mapped: "" unless addresses are short (-ENOMEM). */
-#define BXI_MAP_HINT_BYTES 320
-const char *bxi_limits_map_hint(const struct bx_job *job, int rc, char hint[BXI_MAP_HINT_BYTES]);
-
-/* ---- bootstrap_root.c ---------------------------------------------------------------------------- */
-
-int bxi_boot_root(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t deadline_ns);
-
-/* ---- bootstrap_files.c --------------------------------------------------------------------------- */
-
-/* 0, BX_E_SOCKET_DIR. */
+/* The directory of the sockets ("$XDG_RUNTIME_DIR/boxcar" or "/tmp/boxcar-<uid>"), made with mode 0700 and checked to
+ * be this user's. 0, BX_E_SOCKET_DIR. */
+int bxi_socket_dir(char *out, size_t bytes);
+/* 0, BX_E_SOCKET_DIR. Start, sweeps, the end of a job. */
 int bxi_boot_paths(const char *job_name, struct bxi_boot_paths *paths);
 
-/* Rank 0: takes the lock of the job's name (boot->lock_fd). 0, BX_E_JOB_RUNNING, BX_E_DESCRIPTORS, BX_E_SOCKET_DIR. */
+/* Rank 0, start: takes the lock of the job's name (boot->lock_fd). 0, BX_E_JOB_RUNNING, BX_E_DESCRIPTORS,
+ * BX_E_SOCKET_DIR. */
 int bxi_boot_lock(struct bx_job *job, const struct bxi_boot_paths *paths);
-/* Says in the lock file that the gate is about to open. */
+/* Rank 0, start: writes into the lock file that the gate is about to open. */
 void bxi_boot_lock_running(const struct bx_job *job);
-/* Says there that the start failed, with this thread's sentence, removes it and gives up the lock. */
+/* Rank 0, start: writes there that the start failed, with this thread's sentence, removes it and releases the lock. */
 void bxi_boot_unlock_failed(struct bx_job *job, const struct bxi_boot_paths *paths, int code);
+/* The end of a job: removes the lock file and releases the lock (boot->lock_fd), if the job holds it. May set the
+ * thread's sentence. */
+void bxi_bootstrap_release(struct bx_job *job);
 
-/* The pid of who holds the lock of the job's name; 0 if nobody does (or no pid can be told: -1). */
+/* The pid of the process that holds the lock of the job's name; 0: none does; -1: its pid is unknown. Start. */
 long bxi_boot_lock_holder(const char *lock_path);
-/* "process PID", or that it is not known: who takes the lock writes its pid a moment later. */
+/* "process PID", or that the pid is unknown: a process writes it a moment after it has taken the lock. */
 #define BXI_HOLDER_BYTES 64
 const char *bxi_boot_holder_text(long pid, char text[BXI_HOLDER_BYTES]);
 
-/* Removes the job's lock file and gives up the lock (job->boot->lock_fd), if it has it. May set the thread's
- * sentence. */
-void bxi_bootstrap_release(struct bx_job *job);
-
-/* Removes socket and lock file of a job whose rank 0 has gone; those of one that runs are not touched. The second may
- * set the thread's sentence. code < 0: those who still wait for rank 0 fail with that and with this thread's
- * sentence. */
+/* Removes socket and lock file of a job whose rank 0 has gone, never those of a job that runs. code < 0: workers that
+ * still wait for rank 0 fail with it and with this thread's sentence. Start, spawn.c's signal handler. */
 void bxi_boot_sweep(const struct bxi_boot_paths *paths, int code);
+/* The same with code 0. May set the thread's sentence. rpc/watch.c when rank 0 dies; the launcher. */
 void bxi_bootstrap_sweep(const char *job_name);
 
-/* The lock file as a worker sees it that waits for rank 0. fd is -1 at first. */
+/* The lock file, for a worker that waits for rank 0. fd is -1 at first. */
 struct bxi_boot_watch {
     int fd;
 };
 /* 0: rank 0 may still come. Else its failure, or BX_E_RANK_TAKEN: this rank's worker of the job that runs lives. */
-int bxi_boot_watch_look(struct bxi_boot_watch *watch, const struct bx_job *job, const struct bxi_boot_paths *paths);
+int bxi_boot_watch_poll(struct bxi_boot_watch *watch, const struct bx_job *job, const struct bxi_boot_paths *paths);
 void bxi_boot_watch_close(struct bxi_boot_watch *watch);
 
-/* Removes the names that a worker of this instance left in /dev/shm when it died. */
+/* Removes the names that a worker of this instance left in /dev/shm when it died. Start; rpc/watch.c. */
 void bxi_boot_unlink_dead(const struct bx_job *job, int rank);
-/* The same for all peers whose processes have ended; of rank 0 socket and lock file too. Who ends its job calls it
- * last, so that the last one out leaves nothing. May set the thread's sentence. */
+/* The same for all peers whose processes have ended; of rank 0 also socket and lock file. A worker calls it last when
+ * it ends its job, so the last worker leaves nothing behind. May set the thread's sentence. */
 void bxi_boot_clear_dead(const struct bx_job *job);
 
-/* ---- spawn.c ------------------------------------------------------------------------------------- */
+/* ---- bootstrap_job.c: what the start makes of the job. Both sides ----------------------------------- */
 
-/* In a child of bx_spawn: what to remove when SIGTERM ends it, before it is made: its segment and arena, which the
- * launcher is told too; and rank 0's files (NULL: they are no longer its own). Elsewhere nothing. */
-void bxi_spawn_note_segment(const struct bx_job *job, const char *shm_name, const char *arena_name);
-void bxi_spawn_note_files(const struct bx_job *job, const struct bxi_boot_paths *paths);
-/* Likewise that it waits for rank 0, with the lock file open, which it may have made (NULL: no longer). */
-void bxi_spawn_note_wait(const struct bx_job *job, const struct bxi_boot_paths *paths);
-/* The job is about to be freed: nothing of it is left to be removed. */
-void bxi_spawn_forget(const struct bx_job *job);
+/* Makes job->segment and job->lend->arena, and a read-only descriptor of each. job->instance is set. 0, or a failure
+ * with its sentence (BX_E_NO_SPACE, BX_E_DESCRIPTORS, -errno). */
+int bxi_boot_segment(struct bx_job *job, int *segment_fd, int *arena_fd);
+/* Fills in job->rpc->peers[job->rank]. */
+void bxi_boot_fill_self(struct bx_job *job);
+/* Makes job->rpc->peers[entry->rank] of an entry and its descriptors. Bells and pidfd become the peer's, the others
+ * stay the caller's. 0; -EPROTO or another -errno if something is wrong with them; no sentence. */
+int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry,
+                      const int fds[BXI_BOOT_FDS]);
+void bxi_boot_undo(struct bx_job *job);     /* all that the bootstrap made of the job */
 
-/* In a worker of the job that bx_spawn was asked for, while it starts: BX_E_WORKER_FAILED and its sentence if the
- * worker of that rank has ended (-1: any has; the first); else 0. The second waits for that up to a second: for a
- * worker that has hung up. Elsewhere both are 0. */
-int bxi_spawn_look(const struct bx_job *job, int rank);
-int bxi_spawn_how_ended(const struct bx_job *job, int rank);
-/* It is in the job from here on, or has left it. */
-void bxi_spawn_in_job(const struct bx_job *job, bool is_in);
-bool bxi_spawn_is_worker(void);         /* whether this process is such a child */
+/* ---- bootstrap.c, bootstrap_root.c: the two sides --------------------------------------------------- */
 
-/* ---- The part of the job --------------------------------------------------------------------------- */
+#define BXI_BOOT_POLL_NS UINT64_C(100000000)        /* between two polls of what no descriptor reports */
+#define BXI_BOOT_LATE_NS UINT64_C(2000000000)       /* a worker that waits for so long logs for whom, */
+#define BXI_BOOT_AGAIN_NS UINT64_C(10000000000)     /* and once more after each of these */
 
-struct bxi_boot {
-    int pidfd;                                  /* start: on oneself */
-    int lock_fd;                                /* start; rank 0: says that this job's name is in use; -1 */
-    uint32_t deaths_reported;                   /* by bx_job_serve */
-};
-
-/* A job with its parts, in one block of memory. */
-struct bxi_whole_job {
-    struct bx_job job;                          /* first */
-    struct bxi_boot boot;
-    _Alignas(BXI_LINE) struct bxi_run run;
-    _Alignas(BXI_LINE) struct bxi_observe observe;
-    _Alignas(BXI_LINE) struct bxi_lend lend;
-    _Alignas(BXI_LINE) struct bxi_device device;
-    _Alignas(BXI_LINE) struct bxi_rpc rpc;
-};
-void bxi_job_link(struct bxi_whole_job *whole);     /* sets the job's pointers to its parts */
-
-/* ---- drive.c ------------------------------------------------------------------------------------- */
-void bxi_drive_init(struct bx_job *job);        /* the job's part run, with its sources; no descriptors yet */
-int bxi_drive_start(struct bx_job *job);        /* progress begins */
-
-/* ---- job.c --------------------------------------------------------------------------------------- */
-/* The bootstrap calls it once the segment is there, before any peer can see it. */
-void bxi_job_adopt_segment(struct bx_job *job);
-
-/* ---- bootstrap.c --------------------------------------------------------------------------------- */
-/* Meets the others by a Unix socket. On entry rank, world_size, job_name, name, bell_fd, pidfd and
- * zeroed peers are there. On success: instance, segment (state STARTING), and of every peer but oneself
- * rank, name, pid, pidfd, bell (word and descriptors), view; of oneself rank, name, pid. On failure
- * whatever it made is undone. Both with a sentence. */
+/* Since the bootstrap began, for sentences. */
+static inline double bxi_boot_seconds(uint64_t start_ns)
+{
+    return (double)(bxi_now_ns() - start_ns) / 1e9;
+}
+/* Rank 0's side; bxi_bootstrap calls it. */
+int bxi_boot_root(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t deadline_ns);
+/* Meets the others by a Unix socket. bx_job_start. On entry rank, world_size, job_name, name, bell_fd and pidfd are
+ * set, and the peers are zero. On success: instance and segment (state STARTING); of each peer rank, name, pid, pidfd,
+ * bell (word and descriptors) and view; of this worker rank, name, pid. On failure whatever it made is undone, and
+ * there is a sentence. */
 int bxi_bootstrap(struct bx_job *job, uint64_t deadline_ns);
-/* The directory of the sockets ("$XDG_RUNTIME_DIR/boxcar" or "/tmp/boxcar-<uid>"), made 0700 and checked
- * to be one's own. 0, BX_E_SOCKET_DIR. */
-int bxi_socket_dir(char *out, size_t bytes);
+
+/* ---- drive.c: what joins the job to run -------------------------------------------------------------- */
+
+void bxi_drive_init(struct bx_job *job);        /* the part run, with its sources; no descriptors. bx_job_create */
+int bxi_drive_start(struct bx_job *job);        /* progress begins. bx_job_start. 0, or an error with a sentence */
 
 /* ---- shutdown.c ------------------------------------------------------------------------------------ */
-void bxi_job_leave(struct bx_job *job);         /* at once: state LEFT, threads stopped, names gone */
+
+/* Leaves at once: state LEFT, threads stopped, names removed. The end of bx_job_shutdown; bx_job_start after a failure;
+ * bx_job_destroy. */
+void bxi_job_leave(struct bx_job *job);
+
+/* ---- job.c ----------------------------------------------------------------------------------------- */
+
+void bxi_job_link(struct bxi_whole_job *whole);     /* sets the job's pointers to its parts. bx_job_create; tests */
 
 #endif

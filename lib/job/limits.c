@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the system refuses when a worker makes its objects in /dev/shm, as sentences: room, inodes, the size
- * of a file, addresses. Called by the bootstrap, in bx_job_start.
+ * What the system refuses to a worker that starts, as sentences: descriptors, room, inodes, the size of a file,
+ * addresses. Called by the bootstrap, in bx_job_start.
  */
 #include "job.h"
 
@@ -20,6 +20,19 @@ static rlim_t soft_limit(int resource)
     struct rlimit limit;
 
     return getrlimit(resource, &limit) < 0 ? RLIM_INFINITY : limit.rlim_cur;
+}
+
+int bxi_limits_no_descriptors(const struct bx_job *job)
+{
+    struct rlimit limit = { 0 };
+    /* Rank 0 has for a while, of each worker, a socket and the segment's descriptor besides. */
+    int needed = (job->rank == 0 ? 5 : 3) * job->world_size + 64;
+
+    getrlimit(RLIMIT_NOFILE, &limit);
+    return bx_fail(BX_E_DESCRIPTORS, "rank %d of a job of %d workers needs about %d open files, and its limit "
+                                     "is %llu (or the system's is reached); raise it (ulimit -Hn, "
+                                     "fs.file-max)", job->rank, job->world_size, needed,
+                   (unsigned long long)limit.rlim_cur);
 }
 
 int bxi_limits_no_space(const struct bx_job *job)
@@ -49,7 +62,7 @@ int bxi_limits_no_segment(const struct bx_job *job, const char *name, int rc)
     if (rc == -ENOSPC)
         return bxi_limits_no_space(job);
     if (rc == -EMFILE || rc == -ENFILE)
-        return bxi_boot_no_descriptors(job);
+        return bxi_limits_no_descriptors(job);
     if (rc == -EFBIG)
         return bx_fail(rc, "worker '%s' needs a file of %llu KiB in /dev/shm, and a file may have %llu KiB here "
                            "(RLIMIT_FSIZE); raise the limit (ulimit -f)", job->name,

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Serving until the others are done, and leaving together.
+ * Serving until the others are done, and leaving together. Runs on the program's threads.
  *
- * Shutdown goes through the states of the segment's header. A worker whose own calls are done and whose
- * handlers have answered says LEAVING and serves on. When everybody living is LEAVING, a handler that
- * still runs somewhere may have sent more; so each waits once more until it has nothing open and says
- * QUIET. When everybody is QUIET nobody sends any more, and all leave. A state is announced on every
- * peer's background eventfd. A worker killed on the way is counted as gone; one that does not come is
- * named when the time is over.
+ * Shutdown goes through the states of the segment's header. A worker stores LEAVING when its own calls are done and its
+ * handlers have answered, and serves on. When all living workers are LEAVING, a handler that still runs in one of them
+ * may have sent more requests; so each worker waits again until it has nothing open, and stores QUIET. When all are
+ * QUIET no worker sends any more, and all leave. After each store a worker rings the background eventfd of every peer.
+ * A worker that is killed on the way is counted as gone. A worker that does not come is named when the time is over.
  */
 #include "job.h"
 #include "run/run.h"
@@ -50,12 +49,12 @@ static bool serve_ready(struct bxi_waiter *waiter)
 {
     struct bx_job *job = job_of(waiter);
 
-    /* [deaths] sequentially consistent, pairs with the additions in watch.c: looked at after the waiter
-     * has been counted. */
+    /* [deaths] sequentially consistent, pairs with the additions in watch.c: read after the waiter has been counted. */
     if (bxi_load_seq_cst(&job->rpc->deaths) > job->boot->deaths_reported)
         return true;
 
-    /* Leavers before lost, which is counted first: a loss between the two looks is no leaving. */
+    /* Leavers are read before lost, and lost is counted first: a loss between the two loads is not taken for leaving.
+     * */
     uint32_t leavers = bxi_load_seq_cst(&job->rpc->leavers), lost = bxi_load_seq_cst(&job->rpc->lost);
 
     return leavers > lost || lost == (uint32_t)job->world_size - 1;
@@ -119,7 +118,7 @@ static int wait_quiet(struct bx_job *job, uint64_t deadline_ns)
     return rc;
 }
 
-static void say(struct bx_job *job, enum bxi_state state)
+static void announce(struct bx_job *job, enum bxi_state state)
 {
     /* [state] release, pairs with the acquire in look_state. */
     bxi_store_release(&job->control->header.state, state);
@@ -133,7 +132,7 @@ static int name_the_late(struct bx_job *job, enum bxi_state wanted, uint64_t tim
     for (int rank = 0; rank < job->world_size; rank++) {
         const struct bxi_peer *peer = &job->rpc->peers[rank];
 
-        /* [state] acquire, pairs with the release in say. */
+        /* [state] acquire, pairs with the release in announce. */
         if (rank != job->rank && bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE &&
             bxi_load_acquire((bxi_a32 *)&peer->view.control->header.state) < wanted)
             return bx_fail(BX_E_TIMEOUT, "worker '%s' (rank %d, pid %u) did not come to the shutdown within "
@@ -149,12 +148,12 @@ static int leave_together(struct bx_job *job, uint64_t deadline_ns, uint64_t tim
     if (rc == BX_E_TIMEOUT)
         return bx_fail(rc, "worker '%s' still had calls in flight or handlers at work after %.3f s", job->name,
                        (double)timeout_ns / 1e9);
-    say(job, BXI_LEAVING);
+    announce(job, BXI_LEAVING);
     if (wait_passive(job, all_leaving, &job->rpc->leavers, deadline_ns) < 0)
         return name_the_late(job, BXI_LEAVING, timeout_ns);
     if (wait_quiet(job, deadline_ns) < 0)
         return name_the_late(job, BXI_QUIET, timeout_ns);
-    say(job, BXI_QUIET);
+    announce(job, BXI_QUIET);
     if (wait_passive(job, all_quiet, &job->rpc->leavers, deadline_ns) < 0)
         return name_the_late(job, BXI_QUIET, timeout_ns);
     return wait_quiet(job, deadline_ns);
@@ -198,7 +197,7 @@ int bx_job_shutdown(struct bx_job *job, uint64_t timeout_ns)
 
     if (rc < 0)
         return rc;
-    /* A blocking handler may wait, but not for its own answer and its own thread. */
+    /* A blocking handler may wait, but not for its own answer or its own thread. */
     if (!bxi_may_wait() || bxi_pool_owns_thread(job))
         return bx_fail(BX_E_WOULD_DEADLOCK, "bx_job_shutdown waits for all handlers and cannot be called from a "
                                             "handler or a callback");

@@ -1,58 +1,38 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * bx_spawn: a job whose workers are all children of one process, the launcher.
+ * bx_spawn: a job whose workers are all children of one process, the launcher. spawned.c has what the rest of a worker
+ * asks its launcher and tells it; job.h describes the memory that they share.
  *
- * Who runs it: the only thread of the launcher. It forks, then sleeps in sigtimedwait until a worker ends
- * (SIGCHLD), somebody asks for the end (SIGINT, SIGTERM) or the time for the next step has come:
+ * Who runs it: the only thread of the launcher. It forks the workers, then sleeps in sigtimedwait until a worker ends
+ * (SIGCHLD), a signal asks for the end (SIGINT, SIGTERM), or the next step is due:
  *
  *     all run  --one ends badly-->  grace: the others notice by themselves  -->  SIGTERM  -->  SIGKILL
  *              --SIGINT, SIGTERM------------------------------------------->
  *
- * The signals are blocked rather than handled, so there is no moment in which one is lost, and the
- * program's own handlers are as they were afterwards. SIGINT and SIGTERM count even where the launcher
- * was started with them ignored, as a shell does in the background of a script: who sends one to a
- * launcher means the job. Only the workers' own pids are waited for; other children of the program stay
- * its own.
+ * The launcher blocks these signals instead of handling them, so none is lost, and afterwards the program's own
+ * handlers are as they were. SIGINT and SIGTERM count even if the launcher was started with them ignored, as a shell
+ * does for a script's background processes: a signal sent to a launcher is meant for the job. The launcher waits only
+ * for the pids of its workers; other children of the program are not reaped.
  *
- * Workers ignore SIGINT and SIGHUP, which a terminal sends to everybody: the launcher ends them, or its
- * death does (PR_SET_PDEATHSIG). They leave by _exit after flushing stdio: exit would run the atexit
- * handlers that the launcher had set up before the fork once more in every worker.
+ * Workers ignore SIGINT and SIGHUP, which a terminal sends to the whole process group: the launcher ends the workers,
+ * or its death does (PR_SET_PDEATHSIG). A worker flushes stdio and leaves by _exit: exit would run the atexit handlers
+ * that the launcher had set before the fork once more in every worker.
  *
- * What launcher and workers share is memory without a name, each page of which has one writer. The mappings of all
- * others are read-only, so that a wild store there ends who makes it (a child that a worker has forked has not the
- * worker's page at all):
+ * A worker's end in the midst of the job (page.in_job) is a bad one whatever its exit status, because the others saw a
+ * death. The names that a worker left in /dev/shm are removed by their instance, without testing their owner locks: a
+ * lock may be held for longer than its owner lives, by a child that the owner forked, or while a process reads the
+ * owner's /proc/PID/smaps. The instance is random, so no other job's names have it.
  *
- *     who writes      field                 readers       order
- *     the launcher    board.end[].text      workers       before is_set; never changed afterwards
- *     the launcher    board.end[].is_set    workers       release, acquire: how the worker of that rank ended
- *     the launcher    board.first           workers       release, acquire, after is_set: who ended first
- *     a worker        page.rank             the launcher  before instance
- *     a worker        page.instance         the launcher  release, acquire: the names that it is about to make
- *     a worker        page.in_job           the launcher  release, acquire: starts of the job that it has not left
- *
- * The board is for workers that start: nobody but the launcher can see how a worker ended that has met nobody yet,
- * so who waits in bx_job_start looks at the board a few times a second. A worker's page is for the launcher, which
- * reads it when the worker has ended: an end in the midst of the job is a bad one whatever the exit status, for
- * the others saw a death; and the names in /dev/shm are removed by instance, without a look at their locks. A lock
- * may be held for longer than its owner lives: by a child that it had forked, or while somebody reads its
- * /proc/PID/smaps. No namesake has that instance, for it is random.
- *
- * Killed at each step: a launcher before is_set: nobody sees the text. Before first: it is seen by who asks for that
- * rank. A worker before instance: it has made no name yet. After instance, before the names are made: there is
- * nothing to remove. Before in_job: its end by a signal is a bad one anyway.
- *
- * A launcher killed by SIGKILL: each worker gets SIGTERM from the kernel, and its handler removes the
- * name of its segment, rank 0's the socket and the lock file as well. A worker killed: the launcher
- * removes what it left when all have ended. Both killed at once: shmstat reap. Between taking the lock and
- * noting it rank 0 may leave the empty lock file; the next job of that name uses it.
+ * The launcher is killed by SIGKILL: the kernel sends SIGTERM to each worker, and the worker's handler removes the
+ * names of its segment and arena, in rank 0 also the socket and the lock file. A worker is killed: the launcher removes
+ * what it left after all have ended. Both are killed at once: `shmstat reap`. If rank 0 is killed between taking the
+ * lock and noting it, the empty lock file may stay; the next job of that name uses it.
  */
 #include "job.h"
 
 #include "base/options.h"
-#include "shm/step.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,25 +43,6 @@
 #include <unistd.h>
 
 #define GRACE_NS UINT64_C(1000000000)
-#define HOW_NS UINT64_C(1000000000)         /* a dead worker is reaped long before */
-#define JOBS_NOTED 16                       /* jobs of one worker whose names it removes at SIGTERM */
-#define END_BYTES 160                       /* "worker 'NAME' (rank R, pid P) was killed by signal S (TEXT)" */
-
-/* The launcher's, read-only in the workers. */
-struct board {
-    bxi_a32 first;                          /* 1 + the rank of the first that ended; 0: none has */
-    struct {
-        bxi_a32 is_set;
-        char text[END_BYTES];
-    } end[BXI_WORLD_MAX];
-};
-
-/* A worker's, read-only in all other processes. */
-struct worker_page {
-    bxi_a64 instance;                       /* of the job, once its names may be there; 0: none was made */
-    bxi_a32 rank;                           /* in that job */
-    bxi_a32 in_job;                         /* jobs of that name that it has started and not left */
-};
 
 struct launch {
     struct bx_spawn_options options;    /* with defaults */
@@ -90,223 +51,55 @@ struct launch {
     bx_worker_fn fn;
     void *context;
     pid_t launcher;
-    struct board *board;
+    struct bxi_board *board;
     unsigned char *pages;               /* one of page_bytes for each worker; read-only here */
     size_t page_bytes;
-    pid_t pid[BXI_WORLD_MAX];           /* 0: not started, or waited for */
-    char failed_text[END_BYTES];
-    unsigned failed_look;
-    unsigned looks;                     /* for workers that have ended */
+    pid_t pid[BXI_WORLD_MAX];           /* 0: not started, or reaped */
+    char failed_text[BXI_END_BYTES];
+    unsigned failed_pass;               /* the one that found it */
+    unsigned passes;                    /* of reap */
     int running;
-    int next_signal;                    /* SIGTERM, SIGKILL, then 0: there is no more to do */
-    uint64_t next_signal_ns;            /* BX_FOREVER while nobody is to be ended */
+    int next_signal;                    /* SIGTERM, SIGKILL, then 0 */
+    uint64_t next_signal_ns;            /* BX_FOREVER while no worker is to be ended */
     struct bx_spawn_report report;
     sigset_t waited_for;
     sigset_t old_mask;
     struct sigaction old_child;
 };
 
-static struct worker_page *page_of(const struct launch *launch, int rank)
+static struct bxi_worker_page *page_of(const struct launch *launch, int rank)
 {
-    return (struct worker_page *)(void *)(launch->pages + (size_t)rank * launch->page_bytes);
+    return (struct bxi_worker_page *)(void *)(launch->pages + (size_t)rank * launch->page_bytes);
 }
 
-/* ---- In a worker ------------------------------------------------------------------------------- */
+/* ---- In a worker, before its function ------------------------------------------------------------ */
 
-static const struct launch *launched_by;    /* of a worker: the launcher's, as it was at the fork */
-static struct worker_page *own_page;        /* of a worker; elsewhere both are NULL */
-static struct bxi_lock own_lock;            /* held by who writes to the page, or notes what SIGTERM removes */
-static pid_t own_pid;
-static uint32_t jobs_in;                    /* what the page says in in_job */
-
-/* A child that a worker has forked is none, and has not the page. */
-static bool is_worker(void)
-{
-    return launched_by != NULL && own_page != NULL && getpid() == own_pid;
-}
-
-/* Whether the job is the one that the launcher waits for. */
-static bool is_launched(const struct bx_job *job)
-{
-    return is_worker() && strcmp(job->job_name, launched_by->job_name) == 0 &&
-           job->world_size == launched_by->options.world_size;
-}
-
-int bxi_spawn_look(const struct bx_job *job, int rank)
-{
-    if (!is_launched(job))
-        return 0;
-    struct board *board = launched_by->board;
-    if (rank < 0)
-        /* [board.first] acquire, pairs with the release in tell_end: is_set is there. */
-        rank = (int)bxi_load_acquire(&board->first) - 1;
-    /* [board.end] acquire, pairs with the release in tell_end: the text is read after it. */
-    if (rank < 0 || bxi_load_acquire(&board->end[rank].is_set) == 0)
-        return 0;
-    return bx_fail(BX_E_WORKER_FAILED, "%s before job '%s' had started", board->end[rank].text, job->job_name);
-}
-
-int bxi_spawn_how_ended(const struct bx_job *job, int rank)
-{
-    const struct timespec moment = { .tv_nsec = 1000000 };
-    uint64_t deadline_ns = bxi_now_ns() + HOW_NS;
-    int rc = 0;
-
-    if (!is_launched(job))
-        return 0;
-    while ((rc = bxi_spawn_look(job, rank)) == 0 && bxi_now_ns() < deadline_ns)
-        nanosleep(&moment, NULL);
-    return rc;
-}
-
-/* NULL if the job is none that the launcher waits for. */
-static struct worker_page *page_for(const struct bx_job *job)
-{
-    return is_launched(job) ? own_page : NULL;
-}
-
-void bxi_spawn_in_job(const struct bx_job *job, bool is_in)
-{
-    struct worker_page *page = page_for(job);
-
-    if (page == NULL)
-        return;
-    bxi_lock(&own_lock);
-    jobs_in += is_in ? 1 : (uint32_t)-1;
-    /* [page.in_job] release, pairs with the acquire in is_in_job. */
-    bxi_store_release(&page->in_job, jobs_in);
-    bxi_unlock(&own_lock);
-    BXI_STEP(is_in ? "spawn.in_job" : "spawn.not_in_job");
-}
-
-/* Before the names are made, so that no kill falls between. */
-static void announce_names(const struct bx_job *job)
-{
-    struct worker_page *page = page_for(job);
-
-    if (page == NULL)
-        return;
-    bxi_lock(&own_lock);
-    /* Relaxed: the store of instance releases it. */
-    bxi_store_relaxed(&page->rank, (uint32_t)job->rank);
-    /* [page.instance] release, pairs with the acquire in remove_names: rank is there. */
-    bxi_store_release(&page->instance, job->instance);
-    bxi_unlock(&own_lock);
-    BXI_STEP("spawn.announced");
-}
-
-/* What to remove at SIGTERM, job by job, for a worker may have several. Written under own_lock by the threads that
- * start and end jobs; the handler, which may run in any thread, takes no lock. */
-static struct noted {
-    const struct bx_job *job;               /* NULL: free */
-    bxi_a32 has_names, has_files, waits;    /* what of the following is there */
-    char segment[BXI_BOOT_PATH_BYTES], arena[BXI_BOOT_PATH_BYTES];
-    struct bxi_boot_paths paths;
-} noted[JOBS_NOTED];
-
-bool bxi_spawn_is_worker(void)
-{
-    return is_worker();
-}
-
-/* NULL where too many are noted: what is left of that job at a SIGTERM the launcher or shmstat reap removes. */
-static struct noted *noted_of(const struct bx_job *job)
-{
-    struct noted *found = NULL;
-
-    for (int i = 0; i < JOBS_NOTED; i++) {
-        if (noted[i].job == job)
-            return &noted[i];
-        if (noted[i].job == NULL && found == NULL)
-            found = &noted[i];
-    }
-    if (found != NULL)
-        found->job = job;
-    return found;
-}
-
-void bxi_spawn_note_segment(const struct bx_job *job, const char *shm_name, const char *arena_name)
-{
-    if (!is_worker())
-        return;
-    announce_names(job);
-    bxi_lock(&own_lock);
-    struct noted *note = noted_of(job);
-    if (note != NULL) {
-        snprintf(note->segment, sizeof(note->segment), "/dev/shm%s", shm_name);
-        snprintf(note->arena, sizeof(note->arena), "/dev/shm%s", arena_name);
-        /* [noted] release, pairs with the acquire in on_term: the paths are there. */
-        bxi_store_release(&note->has_names, 1);
-    }
-    bxi_unlock(&own_lock);
-}
-
-static void note_paths(const struct bx_job *job, const struct bxi_boot_paths *paths, bool as_files)
-{
-    if (!is_worker())
-        return;
-    bxi_lock(&own_lock);
-    struct noted *note = noted_of(job);
-    bxi_a32 *flag = note == NULL ? NULL : as_files ? &note->has_files : &note->waits;
-    if (note != NULL && paths != NULL)
-        note->paths = *paths;
-    if (flag != NULL)
-        /* [noted] release, pairs with the acquire in on_term: the paths are there. */
-        bxi_store_release(flag, paths != NULL);
-    bxi_unlock(&own_lock);
-}
-
-void bxi_spawn_note_files(const struct bx_job *job, const struct bxi_boot_paths *paths)
-{
-    note_paths(job, paths, true);
-}
-
-void bxi_spawn_note_wait(const struct bx_job *job, const struct bxi_boot_paths *paths)
-{
-    note_paths(job, paths, false);
-}
-
-void bxi_spawn_forget(const struct bx_job *job)
-{
-    if (!is_worker())
-        return;
-    bxi_lock(&own_lock);
-    struct noted *note = noted_of(job);
-    if (note != NULL) {
-        /* Relaxed: the names are gone, so it does not matter whether the handler still sees them. */
-        bxi_store_relaxed(&note->has_names, 0);
-        bxi_store_relaxed(&note->has_files, 0);
-        bxi_store_relaxed(&note->waits, 0);
-        note->job = NULL;
-    }
-    bxi_unlock(&own_lock);
-}
-
-/* A flag of a job, as the handler sees it. */
 static bool is_noted(bxi_a32 *flag)
 {
-    /* [noted] acquire, pairs with the release in bxi_spawn_note_segment and note_paths. */
+    /* [noted] acquire, pairs with the release in bxi_spawn_note_segment and note_paths: the paths are there. */
     return bxi_load_acquire(flag) != 0;
 }
 
-/* unlink, since shm_unlink is not promised to be safe here. All of it is this worker's own: the instance
- * in the segment's name is random, and the lock is held until this process ends. */
+/* unlink, not shm_unlink, which is not promised to be safe in a signal handler. All these names are this worker's own:
+ * the instance in the segment's name is random, and the lock is held until this process ends. */
 static void on_term(int signal_number)
 {
     int error = errno;
 
-    /* A child that the worker has forked inherits the handler, but nothing that is the worker's. */
-    for (int i = 0; is_worker() && i < JOBS_NOTED; i++) {
-        if (is_noted(&noted[i].has_names)) {
-            unlink(noted[i].segment);
-            unlink(noted[i].arena);
+    /* A child that the worker has forked inherits the handler, but no name is the child's. */
+    for (int i = 0; bxi_spawn_is_worker() && i < BXI_NOTES_MAX; i++) {
+        struct bxi_note *note = bxi_spawn_note(i);
+
+        if (is_noted(&note->has_names)) {
+            unlink(note->segment);
+            unlink(note->arena);
         }
-        if (is_noted(&noted[i].has_files)) {
-            unlink(noted[i].paths.socket);
-            unlink(noted[i].paths.lock);
+        if (is_noted(&note->has_files)) {
+            unlink(note->paths.socket);
+            unlink(note->paths.lock);
         }
-        if (is_noted(&noted[i].waits))
-            bxi_boot_sweep(&noted[i].paths, 0);     /* system calls alone: safe here */
+        if (is_noted(&note->waits))
+            bxi_boot_sweep(&note->paths, 0);        /* makes system calls only: safe here */
     }
     /* SA_RESETHAND has restored the default: it ends the process when this returns. */
     raise(signal_number);
@@ -317,26 +110,22 @@ static void become_worker(const struct launch *launch, int rank)
 {
     struct sigaction ignore = { .sa_handler = SIG_IGN };
     struct sigaction term = { .sa_handler = on_term, .sa_flags = (int)SA_RESETHAND };
+    struct bxi_worker_page *page = page_of(launch, rank);
     sigset_t mask = launch->old_mask;
 
-    launched_by = launch;
-    own_page = page_of(launch, rank);
-    memset(&own_lock, 0, sizeof(own_lock));     /* of a launcher that is itself a worker */
-    jobs_in = 0;
-    own_pid = getpid();
-    memset(noted, 0, sizeof(noted));
+    bxi_spawn_become(&(struct bxi_spawned){ launch->job_name, launch->options.world_size, launch->board, page });
     sigaction(SIGINT, &ignore, NULL);
     sigaction(SIGHUP, &ignore, NULL);
     sigaction(SIGTERM, &term, NULL);
     sigaction(SIGCHLD, &launch->old_child, NULL);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != launch->launcher)
-        _exit(128 + SIGTERM);       /* it died before it could be watched */
+        _exit(128 + SIGTERM);       /* the launcher died before PR_SET_PDEATHSIG */
     sigdelset(&mask, SIGTERM);
     sigprocmask(SIG_SETMASK, &mask, NULL);
-    /* A whole mapping and a whole page, which needs no memory; but if it is refused, a page has two writers. */
+    /* A whole mapping and a whole page: this needs no memory. If it is refused all the same, a page has two writers. */
     if (mprotect(launch->board, sizeof(*launch->board), PROT_READ) < 0 ||
-        madvise(own_page, launch->page_bytes, MADV_DONTFORK) < 0)
+        madvise(page, launch->page_bytes, MADV_DONTFORK) < 0)
         _exit(EXIT_FAILURE);
 }
 
@@ -355,7 +144,7 @@ static _Noreturn void run_worker(const struct launch *launch, int rank)
 
     int status = launch->fn(&options, launch->context);
     if (fflush(NULL) != 0 && status == 0)
-        status = EXIT_FAILURE;      /* what it printed is lost: that is not a good end */
+        status = EXIT_FAILURE;      /* its output is lost: not a good end */
     if ((status & 0xff) == 0 && status != 0)
         status = EXIT_FAILURE;      /* the system keeps 8 bits */
     _exit(status);
@@ -414,7 +203,7 @@ static int read_options(struct launch *launch, const struct bx_spawn_options *gi
 
 static void block_signals(struct launch *launch)
 {
-    /* Where SIGCHLD is ignored the kernel would reap the workers before they are asked for. */
+    /* If SIGCHLD is ignored, the kernel reaps the workers before waitpid can. */
     struct sigaction child = { .sa_handler = SIG_DFL };
 
     sigemptyset(&launch->waited_for);
@@ -428,8 +217,8 @@ static void block_signals(struct launch *launch)
 static void restore_signals(struct launch *launch)
 {
     sigaction(SIGCHLD, &launch->old_child, NULL);
-    /* One that told of a child of the program's own may have been taken together with the workers'. A
-     * handler must bear one too many anyway, and where there is none it is dropped. */
+    /* A SIGCHLD for a child of the program's own may have been taken together with the workers'. Raise one: a handler
+     * must bear one too many anyway, and without a handler it is dropped. */
     raise(SIGCHLD);
     sigprocmask(SIG_SETMASK, &launch->old_mask, NULL);
 }
@@ -464,7 +253,7 @@ static int map_shared(struct launch *launch)
     return 0;
 }
 
-/* The page of a rank is writable while its worker is forked, and so in that worker alone. */
+/* The page of a rank is writable only while its worker is forked, and so in that worker alone. */
 static int fork_worker(struct launch *launch, int rank)
 {
     void *page = page_of(launch, rank);
@@ -497,7 +286,7 @@ static uint64_t later(uint64_t now_ns, uint64_t ns)
     return ns > BX_FOREVER - now_ns ? BX_FOREVER : now_ns + ns;
 }
 
-/* Begins the end, unless it has begun: SIGTERM follows after delay_ns. */
+/* SIGTERM to all workers after delay_ns, unless it is due earlier or sent already. */
 static void begin_end(struct launch *launch, uint64_t delay_ns)
 {
     uint64_t at_ns = later(bxi_now_ns(), delay_ns);
@@ -519,7 +308,7 @@ static void escalate(struct launch *launch)
     launch->next_signal = launch->next_signal == SIGTERM ? SIGKILL : 0;
 }
 
-/* Takes the signals that have come, waiting for one until the next step is due if wait is set. */
+/* Takes the signals that have come. With wait, sleeps until one comes or the next step is due. */
 static void take_signals(struct launch *launch, bool wait)
 {
     struct timespec left = { 0 };
@@ -547,35 +336,36 @@ static void take_signals(struct launch *launch, bool wait)
 
 static bool is_in_job(const struct launch *launch, int rank)
 {
-    /* [page.in_job] acquire, pairs with the release in bxi_spawn_in_job: its last word, for it has ended. */
+    /* [page.in_job] acquire, pairs with the release in bxi_spawn_in_job: the last value, because the worker has ended.
+     * */
     return bxi_load_acquire(&page_of(launch, rank)->in_job) != 0;
 }
 
-/* Tells the workers that are starting how this one ended. */
-static void tell_end(struct launch *launch, int rank, pid_t pid, int status)
+/* Writes to the board how a worker ended, for workers that are starting. */
+static void publish_end(struct launch *launch, int rank, pid_t pid, int status)
 {
     char room[BXI_NAME_BYTES];
     char *text = launch->board->end[rank].text;
-    int used = snprintf(text, END_BYTES, "worker '%s' (rank %d, pid %ld) ", name_of(launch, rank, room), rank,
+    int used = snprintf(text, BXI_END_BYTES, "worker '%s' (rank %d, pid %ld) ", name_of(launch, rank, room), rank,
                         (long)pid);
-    size_t left = END_BYTES - (size_t)used;
+    size_t left = BXI_END_BYTES - (size_t)used;
 
     if (WIFSIGNALED(status))
         snprintf(text + used, left, "was killed by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
     else
         snprintf(text + used, left, "exited with status %d%s", WEXITSTATUS(status),
                  WEXITSTATUS(status) == 0 && is_in_job(launch, rank) ? ", but had not left the job" : "");
-    /* [board.end] release, pairs with the acquire in bxi_spawn_look. */
+    /* [board.end] release, pairs with the acquire in bxi_spawn_ended. */
     bxi_store_release(&launch->board->end[rank].is_set, 1);
-    /* Relaxed: nobody else writes it. */
+    /* Relaxed: only this thread writes it. */
     if (bxi_load_relaxed(&launch->board->first) == 0)
-        /* [board.first] release, pairs with the acquire in bxi_spawn_look. */
+        /* [board.first] release, pairs with the acquire in bxi_spawn_ended. */
         bxi_store_release(&launch->board->first, (uint32_t)rank + 1);
 }
 
-/* The first that ended badly by itself is the one to report: not one that fell to our own signals, or to
- * the same SIGTERM to the whole process group that asked the launcher to end. Of several found at one look
- * one that was killed goes before one that exited, for that is mostly the cause and the other the effect. */
+/* Reports the first worker that ended badly by itself: not by the launcher's signals, nor by the SIGTERM to the whole
+ * process group that asked the launcher to end. If one pass finds several, a worker that was killed is preferred to one
+ * that exited, because that is mostly the cause and the other the effect. */
 static void note_end(struct launch *launch, int rank, int status)
 {
     bool is_bad = !WIFEXITED(status) || WEXITSTATUS(status) != 0 || is_in_job(launch, rank);
@@ -583,10 +373,10 @@ static void note_end(struct launch *launch, int rank, int status)
 
     if (!is_bad || was_asked)
         return;
-    if (launch->report.failed_rank >= 0 && !(launch->failed_look == launch->looks &&
+    if (launch->report.failed_rank >= 0 && !(launch->failed_pass == launch->passes &&
                                              launch->report.term_signal == 0 && WIFSIGNALED(status)))
         return;
-    launch->failed_look = launch->looks;
+    launch->failed_pass = launch->passes;
     launch->report.failed_rank = rank;
     launch->report.exit_status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     launch->report.term_signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
@@ -596,7 +386,7 @@ static void note_end(struct launch *launch, int rank, int status)
 
 static void reap(struct launch *launch)
 {
-    launch->looks++;
+    launch->passes++;
     for (int rank = 0; rank < launch->options.world_size; rank++) {
         pid_t pid = launch->pid[rank];
         int status = 0;
@@ -610,7 +400,7 @@ static void reap(struct launch *launch)
         launch->running--;
         if (got != pid)
             continue;
-        tell_end(launch, rank, pid, status);
+        publish_end(launch, rank, pid, status);
         note_end(launch, rank, status);
     }
 }
@@ -625,14 +415,14 @@ static void wait_for_all(struct launch *launch)
     take_signals(launch, false);
 }
 
-/* Nobody is left, so what still lies there of this job is dead. Of what the workers have announced the locks are not
- * looked at; of the rest they are, for it may be a namesake's. */
+/* All workers have ended, so the names of this job are dead. Names that the workers have announced are removed without
+ * testing their owner locks; the rest only if no lock is held, because a job of the same name may own them. */
 static void remove_names(const struct launch *launch)
 {
     char name[BXI_OBJECT_NAME_BYTES];
 
     for (int i = 0; i < launch->options.world_size; i++) {
-        struct worker_page *page = page_of(launch, i);
+        struct bxi_worker_page *page = page_of(launch, i);
         /* [page.instance] acquire, pairs with the release in announce_names: rank is read after it. */
         uint64_t instance = bxi_load_acquire(&page->instance);
         /* Relaxed: written before instance. */
@@ -680,7 +470,7 @@ int bx_spawn(const struct bx_spawn_options *options, bx_worker_fn fn, void *cont
     int fork_rc = fork_workers(&launch);
     char *fork_text = fork_rc < 0 ? bxi_text("%s", bx_error_text()) : NULL;
     if (fork_rc < 0)
-        launch.next_signal_ns = 0;      /* those that there are cannot start: the end begins at once */
+        launch.next_signal_ns = 0;      /* the workers that exist cannot start: the end begins at once */
     wait_for_all(&launch);
     remove_names(&launch);
     restore_signals(&launch);

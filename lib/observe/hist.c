@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * How long calls take, for inspectors: of one call in 64, by chance, or of all (BX_HIST=all), or of none
- * (BX_HIST=off), cut into queue, handler and reply.
+ * How long calls take, for inspectors: one call in 64, at random, or all (BX_HIST=all), or none (BX_HIST=off), divided
+ * into queue, handler and reply.
  *
- * The caller notes when a measured call began and marks the request; the callee notes when its handler
- * begins and ends, and sends both with the reply; the caller, who has all four, counts them in the page of
- * its segment that belongs to this function of this peer. Why there and not at the callee: one worker then
- * writes all of a page, and a reply's way is known to nobody else.
+ * The caller records when a measured call begins and marks the request. The callee records when its handler begins and
+ * ends, and sends both with the reply. The caller then has all four times, and counts them in the page of its own
+ * segment that belongs to this function of this peer. Why there and not at the callee: so one worker writes all of a
+ * page, and only the caller knows how long the reply took.
  *
- * By chance, because a program that calls three functions in turn would be measured at the same one for
- * ever. Each thread has a countdown of its own, so a call that is not measured pays for one decrement.
- * A reply has 16 bits for how long the handler took: 10 of its leading bits and where they stand, which is
- * wrong by a thousandth at most, where a bucket is a fifth wide.
+ * At random, because in a program that calls three functions in turn a fixed step would always measure the same one.
+ * Each thread has a countdown of its own, so a call that is not measured costs one decrement. A reply has 16 bits for
+ * the handler's duration: its 10 leading bits and their shift. The error is less than 1/512; a bucket a fifth.
  */
 #include "observe.h"
 
@@ -36,7 +35,7 @@ int bxi_hist_every(const char *text, uint32_t *every)
     return 0;
 }
 
-/* How many calls until the next one: 1 to 2 * every - 1, every on average. */
+/* The number of calls until the next measured one: 1 to 2 * every - 1, `every` on average. */
 static uint32_t draw(uint32_t every)
 {
     static _Thread_local uint64_t state;
@@ -76,7 +75,7 @@ uint64_t bxi_span_unpack(uint16_t span)
     return shift > 64 - MANTISSA_BITS ? UINT64_MAX : mantissa << shift;
 }
 
-/* Lock. The page of a function of a peer; NULL where there is none to be had. */
+/* Lock. The page of a function of a peer; NULL: no page is left, or no memory. */
 static struct bxi_hist *page_of(struct bx_job *job, struct bxi_hist ***pages, const struct bxi_measured *measured)
 {
     struct bxi_hist *hist;
@@ -121,7 +120,7 @@ void bxi_hist_end(struct bx_job *job, struct bxi_hist ***pages, const struct bxi
 
     if (hist == NULL)
         return;
-    /* What the peer says is input: whatever it is, the legs add up to what was measured here. */
+    /* The peer's times are input: they are clamped, so the legs always add up to what was measured here. */
     done_ns = within(sent_ns, measured->done_ns, read_ns);
     handler_ns = within(0, bxi_span_unpack(measured->span), done_ns - sent_ns);
     begin_ns = done_ns - handler_ns;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Static probes (USDT) of provider `boxcar`, where <sys/sdt.h> is found (Debian: systemtap-sdt-dev); nothing
- * otherwise. A probe is one nop and a note in the ELF file that says where its arguments are; bpftrace, perf and
- * gdb turn it into a breakpoint (`readelf -n` lists them).
+ * Static probes (USDT) of provider `boxcar`, if <sys/sdt.h> is installed (Debian: systemtap-sdt-dev); else nothing. A
+ * probe is one nop and a note in the ELF file with the places of its arguments; bpftrace, perf and gdb turn it into a
+ * breakpoint (`readelf -n` lists them).
  *
  *     call_send      rank, peer, function, id             a request is in the ring, or queued for it
- *     call_done      rank, peer, function, id, code       its future is about to be completed, in whatever way
+ *     call_done      rank, peer, function, id, code       its future is about to be completed, with any result
  *     handler_begin  rank, caller, name, id
  *     handler_end    rank, caller, name, id, code
  *     batch_begin    rank, name, rows
@@ -17,8 +17,8 @@
  * (generation << 16 | slot), 0 of a one-way call. Together with the two ranks it names the call, as `shmstat calls`
  * does.
  *
- * Not DTRACE_PROBE itself: its asm has many lines, by which a compiler takes the functions around it for large ones
- * and inlines less. `asm inline` says how small it is; an empty call is 9 ns shorter by it.
+ * Not DTRACE_PROBE itself: its asm has many lines, so a compiler estimates the functions around it as large and inlines
+ * less. `asm inline` declares it small; that makes an empty call 9 ns shorter.
  */
 #ifndef BXI_PROBE_H
 #define BXI_PROBE_H

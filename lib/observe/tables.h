@@ -43,7 +43,7 @@ enum bxi_where {
 
 /* Which thread runs a batch's body. */
 enum bxi_batch_runs {
-    BXI_BATCH_RESTS = 0,        /* none */
+    BXI_BATCH_RESTS = 0,        /* none: it does not run */
     BXI_BATCH_ON_THREAD = 1,    /* a thread of the pool */
     BXI_BATCH_BY_ROLE = 2,      /* the thread with the progress role: no ring is read meanwhile */
 };
@@ -78,7 +78,7 @@ struct bxi_pair_counters {
     bxi_a64 read_pos;           /* in peer p's ring towards the owner */
 };
 
-/* Row p: what the owner has lent to peer p, and borrowed of p. */
+/* Row p: what the owner has lent to peer p, and borrowed from p. */
 struct bxi_loans {
     bxi_a64 leases;             /* on loan to p */
     bxi_a64 bytes;
@@ -86,7 +86,7 @@ struct bxi_loans {
     bxi_a64 granted;
     bxi_a64 returned;
     bxi_a64 taken_back;         /* because p died */
-    bxi_a64 borrowed;           /* leases of p that the owner holds */
+    bxi_a64 borrowed;           /* leases from p that the owner holds */
     bxi_a64 borrowed_total;
 };
 

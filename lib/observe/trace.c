@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The trace of one worker (trace.h says what it shows): marks in memory, and when they are written. trace_text.c
- * makes lines of JSON of them, trace_file.c has the file.
+ * The trace of one worker (trace.h has what it shows): marks in memory, and when they are written. trace_text.c turns
+ * marks into lines of JSON; trace_file.c has the file.
  *
- * Any thread notes a mark of 48 bytes in the worker's chunk, under a lock of its own that is held for that long and
- * taken inside of any other. Full chunks are made into lines and written by whoever holds the role, after its pass;
- * before a thread sleeps, and BATCH_NS after the last time, also one that is not full; and everything when the job
- * ends. So a worker that is killed loses what it noted in its last 10 ms or, if it slept, before that sleep: at most
- * a chunk. One thread writes at a time; another that comes goes on with its work, and so does a thread that finds
- * another worker at the file: its marks stay in memory, of which BX_TRACE_EVENTS is the bound.
+ * Any thread records a mark of 48 bytes in the worker's chunk, under trace->lock, which is held only for that and may
+ * be taken inside any other lock. The thread that holds the role writes full chunks after its pass. A thread that is
+ * about to sleep, BATCH_NS after the last write or later, also writes a chunk that is not full. The end of the job
+ * writes everything. So a worker that is killed loses what it recorded in its last 10 ms or, if it slept, before that
+ * sleep: at most a chunk. One thread writes at a time; another one that comes skips the write. A thread that finds
+ * another worker at the file leaves the marks in memory; BX_TRACE_EVENTS bounds them.
  *
- * Why marks, not lines: a line takes ten times as long to make as a mark, and would be made where it delays an
- * answer. Why X events that are noted at their end, not B and E: half the marks, and viewers can bind arrows to them.
- * What that costs: of a worker that is killed, slices that have not ended are not in the file.
+ * Why marks and not lines: making a line takes ten times as long as making a mark, and would delay an answer. Why X
+ * events, recorded at their end, and not B and E: half the marks, and viewers can bind arrows to them. The cost: of a
+ * worker that is killed, the file lacks the slices that had not ended.
  *
- * A child that was forked from a worker has the worker's marks, descriptor and locks in whatever state they were:
- * it notes and writes nothing.
+ * A child that was forked from a worker has the worker's marks, descriptor and locks in whatever state they were: it
+ * records and writes nothing.
  */
 #include "trace.h"
 
@@ -33,7 +33,7 @@
 #define CHUNK_MARKS 1024
 #define TEXT_BYTES 65536u
 #define BATCH_NS UINT64_C(10000000)
-#define LAST_TRIES 2000             /* to get at the file when the job ends, a millisecond apart */
+#define LAST_TRIES 2000             /* to lock the file when the job ends, a millisecond apart */
 #define PATH_BYTES 4096
 
 struct chunk {
@@ -48,17 +48,17 @@ struct bxi_trace {
     char *path;                     /* start */
     const struct bxi_trace_names *names;    /* start */
 
-    struct bxi_lock lock;           /* of what follows; inside of it nothing else is taken */
+    struct bxi_lock lock;           /* of what follows; no other lock is taken under it */
     bxi_a32 off;
     uint64_t marks;
     uint64_t left_out;
-    uint64_t left_out_ns;           /* when the first of them was */
+    uint64_t left_out_ns;           /* when the first of them happened */
     struct chunk *filling;
     struct chunk *full_head, *full_tail;
     struct chunk *spare;
-    bxi_a32 full;                   /* chunks in the list, for a look without the lock */
+    bxi_a32 full;                   /* chunks in the list, to be read without the lock */
 
-    bxi_a32 writing;                /* 1 while a thread has what follows */
+    bxi_a32 writing;                /* 1 while a thread owns what follows */
     bxi_a64 written_ns;
     struct chunk *draining;
     uint32_t drained;               /* of its marks */
@@ -69,9 +69,9 @@ struct bxi_trace {
 /* ---- threads ----------------------------------------------------------------------------------- */
 
 static _Thread_local struct {
-    uint64_t serial;                /* of the job that knows this thread */
+    uint64_t serial;                /* of the last job in whose file this thread is named */
     uint32_t tid;
-    const char *name;               /* of the library's own */
+    const char *name;               /* of a thread of the library */
 } self;
 
 void bxi_trace_thread(const char *name)
@@ -137,7 +137,7 @@ void bxi_trace_mark(struct bx_job *job, const struct bxi_mark *mark)
     is_new = self.serial != job->serial;
     if (is_new) {
         self.serial = job->serial;
-        self.tid = (uint32_t)gettid();      /* a child that bx_spawn forked has its parent's here */
+        self.tid = (uint32_t)gettid();      /* again for each job: a child of bx_spawn inherits its parent's */
         name = name_thread();
     }
     noted.tid = self.tid;
@@ -152,7 +152,7 @@ void bxi_trace_mark(struct bx_job *job, const struct bxi_mark *mark)
     bxi_unlock(&trace->lock);
 }
 
-/* ---- what happened, as marks --------------------------------------------------------------------- */
+/* ---- events as marks ----------------------------------------------------------------------------- */
 
 void bxi_note_sleep(struct bx_job *job, enum bxi_sleeps who, enum bxi_sleeps_by by, bool rung, uint64_t began_ns)
 {
@@ -160,9 +160,9 @@ void bxi_note_sleep(struct bx_job *job, enum bxi_sleeps who, enum bxi_sleeps_by 
                                             .function = by, .code = rung, .callee = (uint8_t)job->rank });
 }
 
-/* ---- writing (by who has trace->writing) -------------------------------------------------------- */
+/* ---- writing (trace->writing is held) ----------------------------------------------------------- */
 
-/* The next chunk to make lines of; with `whole`, also one that is not full. NULL: there is none. */
+/* The next chunk to write; with `whole`, also one that is not full. NULL: there is none. */
 static struct chunk *next_chunk(struct bxi_trace *trace, bool whole)
 {
     struct chunk *chunk;
@@ -242,7 +242,7 @@ static bool begin_writing(struct bxi_trace *trace)
 {
     uint32_t free = 0;
 
-    /* [trace.writing] acquire, pairs with the release in end_writing: what the last writer left is seen. */
+    /* [trace.writing] acquire, pairs with the release in end_writing: the last writer's stores are seen. */
     return bxi_load_relaxed(&trace->writing) == 0 && bxi_cas(&trace->writing, &free, 1);
 }
 
@@ -258,7 +258,7 @@ void bxi_trace_write(struct bx_job *job, bool sleeps)
     uint64_t now_ns = sleeps ? bxi_now_ns() : 0;
     int rc;
 
-    /* Relaxed: guesses, that cost or save a look. */
+    /* Relaxed: guesses; a wrong one costs or delays a write. */
     if (bxi_load_relaxed(&trace->full) == 0 && (!sleeps || now_ns - bxi_load_relaxed(&trace->written_ns) < BATCH_NS))
         return;
     if (bxi_job_is_forked(job) || bxi_load_relaxed(&trace->off) != 0 || !begin_writing(trace))
@@ -269,7 +269,7 @@ void bxi_trace_write(struct bx_job *job, bool sleeps)
     rc = write_marks(job, sleeps);
     if (rc < 0 && rc != -EAGAIN)
         give_up(job, rc);
-    bxi_store_relaxed(&trace->written_ns, bxi_now_ns());        /* relaxed: as above; a busy file counts */
+    bxi_store_relaxed(&trace->written_ns, bxi_now_ns());        /* relaxed: as above; a busy file counts as a write */
     end_writing(trace);
 }
 
@@ -332,7 +332,7 @@ static int open_trace_file(struct bx_job *job, struct bxi_trace *trace)
     return bx_fail(fd, "%s cannot be written: %s", trace->path, bx_strerror(fd));
 }
 
-static void say_untraced(const struct bx_job *job, bool to_stderr)
+static void report_untraced(const struct bx_job *job, bool to_stderr)
 {
     bxi_log(1, "BX_TRACE: worker '%s' is not traced: %s", job->name, bx_error_text());
     if (to_stderr)
@@ -357,7 +357,7 @@ void bxi_trace_start(struct bx_job *job, const struct bxi_trace_names *names, bo
     else if ((rc = read_bound(&trace->marks_max)) == 0)
         rc = open_trace_file(job, trace);
     if (rc < 0) {
-        say_untraced(job, to_stderr);
+        report_untraced(job, to_stderr);
         if (trace != NULL)
             free(trace->path);
         free(trace);
@@ -377,7 +377,7 @@ void bxi_trace_close(struct bx_job *job)
     if (trace == NULL || bxi_job_is_forked(job))
         return;
     while (!begin_writing(trace))
-        sched_yield();              /* a thread of the program, which will notice that the job is over */
+        sched_yield();              /* a thread of the program writes, and will notice that the job is over */
     bxi_lock(&trace->lock);
     rc = bxi_exchange(&trace->off, 1) != 0 ? 0 : -EAGAIN;
     if (trace->left_out > 0 && rc < 0)
@@ -387,7 +387,7 @@ void bxi_trace_close(struct bx_job *job)
     for (int tries = 0; tries < LAST_TRIES && rc == -EAGAIN; tries++) {
         rc = write_marks(job, true);
         if (rc == 0)
-            rc = append_text(trace);        /* nothing, but it mends what a worker that was killed has torn */
+            rc = append_text(trace);        /* no text, but it repairs what a killed worker tore */
         if (rc == -EAGAIN)
             nanosleep(&nap, NULL);
     }

@@ -2,10 +2,10 @@
 /*
  * BX_TRACE=FILE: a timeline of all workers of a job, for Perfetto and chrome://tracing.
  *
- * The engine calls one function of this header at each thing that happens; any thread, with or without the
- * job's lock. While the trace is off, and that is for the whole life of a job, each costs a look at one pointer.
- * While it is on, what happened is noted in memory (trace.c) and written now and then (trace_file.c): when much has
- * gathered, before a thread sleeps, and when the job ends; never under the job's lock.
+ * The engine calls one function of this header, or of rpc/mark.h, at each event; any thread, with or without the job's
+ * lock. While the trace is off, which is for the whole life of a job, each costs a load and a test of one pointer.
+ * While it is on, events are recorded in memory (trace.c) and written to the file in batches (trace_file.c): when
+ * enough have gathered, before a thread sleeps, and when the job ends; never under the job's lock.
  *
  * What the file shows:
  *
@@ -19,7 +19,7 @@
  *     sleep          a slice over the system call
  *     arrows         from call, or sending, to handler or body; from answer to reply
  *
- * The static probes (probe.h) stand in the same functions.
+ * The static probes (probe.h) are in the same functions.
  */
 #ifndef BXI_TRACE_H
 #define BXI_TRACE_H
@@ -51,7 +51,7 @@ enum bxi_mark_flags {
 };
 #define BXI_MARK_NO_FUNCTION UINT16_MAX
 
-/* One thing that happened. */
+/* One event. */
 struct bxi_mark {
     uint64_t begin_ns;      /* CLOCK_MONOTONIC */
     uint64_t end_ns;        /* 0: now */
@@ -70,42 +70,46 @@ struct bxi_mark {
     uint8_t caller, callee; /* ranks */
 };
 
-/* ---- trace.c: while it is on ---------------------------------------------------------------------- */
+/* ---- trace.c: marks in memory --------------------------------------------------------------------- */
 
-/* The names that events carry. */
+/* Where the names in events come from: rpc/mark.c. */
 struct bxi_trace_names {
     const char *(*worker)(const struct bx_job *job, int rank);
-    const char *(*function)(const struct bx_job *job, int callee, uint16_t function);   /* "" if it is not known */
+    const char *(*function)(const struct bx_job *job, int callee, uint16_t function);   /* "": unknown */
 };
-/* Reads BX_TRACE and, if it is set, turns the trace on: rank 0 begins the file, before the gate of the start opens;
- * the others open it after the gate. An error is logged, and leaves the trace off; with to_stderr it is also printed
- * on stderr, because who set the variable may not have set a log hook. names must live as long as the job. */
+/* Turns the trace on if BX_TRACE is set. Rank 0 begins the file before the gate of the start opens (bootstrap_root.c);
+ * the others open it after the gate (bx_job_start). An error is logged and leaves the trace off; with to_stderr it is
+ * also printed on stderr, because the user who set the variable may not have set a log hook. names must live as long as
+ * the job. */
 void bxi_trace_start(struct bx_job *job, const struct bxi_trace_names *names, bool to_stderr);
-void bxi_trace_close(struct bx_job *job);       /* the job's threads have ended: writes the rest */
-void bxi_trace_destroy(struct bx_job *job);
+/* Writes the rest. bxi_job_leave, after the job's threads have ended. */
+void bxi_trace_close(struct bx_job *job);
+void bxi_trace_destroy(struct bx_job *job);     /* bx_job_destroy */
+/* Records a mark. Any thread; the trace is on. */
 void bxi_trace_mark(struct bx_job *job, const struct bxi_mark *mark);
+/* Writes if a chunk is full or, with sleeps, if the last write was 10 ms ago; with sleeps also a chunk that is not
+ * full. The functions below call it. */
 __attribute__((cold, noinline)) void bxi_trace_write(struct bx_job *job, bool sleeps);
-/* This thread is one of the library's own. */
+/* Names this thread in the file: one of the library's own. run/background.c, rpc/pool.c. */
 void bxi_trace_thread(const char *name);
 
 /* ---- trace_text.c: a mark as lines of JSON --------------------------------------------------------- */
 
-/* Writes the lines of one mark, at most BXI_MARK_TEXT_MAX bytes. Where it stopped. */
+/* Writes the lines of one mark at `at`, at most BXI_MARK_TEXT_MAX bytes. Returns their end. trace.c. */
 char *bxi_trace_put_mark(char *at, const struct bx_job *job, const struct bxi_trace_names *names,
                          const struct bxi_mark *mark);
-/* Likewise the worker's name and its place among the others, which are the first that it writes. */
+/* Likewise the first lines of a worker: its name and its place among the others. */
 char *bxi_trace_put_worker(char *at, const struct bx_job *job);
 #define BXI_MARK_TEXT_MAX 4096u     /* three lines, each with a name of 31 bytes escaped as 186 */
 
-/* ---- trace_file.c: the file, a complete JSON array at every moment -------------------------------- */
+/* ---- trace_file.c: the file, a complete JSON array at every moment. trace.c calls it ---------------- */
 
-/* Begins the file at path with its first event, or opens one that this instance of the job has begun. The
- * descriptor, -ESTALE: it is of another job, -EINVAL: it is no regular file, -errno. */
+/* Begins the file at path with its first event; or opens one that this instance of the job has begun. The descriptor;
+ * -ESTALE: it belongs to another job; -EINVAL: it is no regular file; -errno. */
 int bxi_trace_file_begin(const char *path, uint64_t instance, const char *first_event);
 int bxi_trace_file_open(const char *path, uint64_t instance);
-/* Adds events, each a line, begun by a newline and a comma; behind them there is room for
- * BXI_TRACE_CLOSING bytes more. 0; -EAGAIN: another worker is at it; -ESTALE; -errno: nothing was added, nor will
- * it be. */
+/* Adds events, each a line that begins with a newline and a comma; behind them there is room for BXI_TRACE_CLOSING
+ * bytes more. 0; -EAGAIN: another worker writes now; -ESTALE; -errno: nothing was added, and a retry would fail too. */
 struct bxi_trace_file {
     int fd;
     uint64_t instance;
@@ -115,7 +119,7 @@ int bxi_trace_file_append(const struct bxi_trace_file *file, char *events, size_
 
 /* ---- what the engine calls ------------------------------------------------------------------------ */
 
-/* Each in two halves: what is left of it while the trace is off, and what it notes (trace.c, bxi_note_...). */
+/* Each in two parts: the inline one tests whether the trace is on, the other (trace.c, bxi_note_...) records. */
 #define BXI_COLD __attribute__((cold, noinline))
 
 static inline bool bxi_trace_is_on(const struct bx_job *job)
@@ -123,27 +127,27 @@ static inline bool bxi_trace_is_on(const struct bx_job *job)
     return __builtin_expect(job->observe->trace != NULL, 0);
 }
 
-/* When something begins; 0 while the trace is off. */
+/* The time when something begins; 0 while the trace is off. */
 static inline uint64_t bxi_trace_now(const struct bx_job *job)
 {
     return bxi_trace_is_on(job) ? bxi_now_ns() : 0;
 }
 
-/* After a pass: writes if much has gathered. */
+/* After a pass: writes if a chunk is full. */
 static inline void bxi_trace_passed(struct bx_job *job)
 {
     if (bxi_trace_is_on(job))
         bxi_trace_write(job, false);
 }
 
-/* Before a sleep, with no bell armed by this thread: writes if it was not done just now. */
+/* Before a sleep, while this thread has armed no bell: writes if a chunk is full or the last write was 10 ms ago. */
 static inline void bxi_trace_sleeps(struct bx_job *job)
 {
     if (bxi_trace_is_on(job))
         bxi_trace_write(job, true);
 }
 
-/* A thread is about to sleep, and has risen. */
+/* A thread is about to sleep; then it has woken. */
 static inline uint64_t bxi_trace_sleep(struct bx_job *job, enum bxi_sleeps who)
 {
     BXI_PROBE2(sleep, job->rank, who);

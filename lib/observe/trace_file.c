@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The file of BX_TRACE, which all workers of a job write to: a JSON array that is complete at every moment.
+ * The file of BX_TRACE, to which all workers of a job write: a JSON array that is complete at every moment.
  *
  *     [
  *     {"ph":"M","name":"boxcar","args":{"instance":"0123456789abcdef", ...
@@ -8,18 +8,18 @@
  *     {...}
  *     ]
  *
- * Who runs it: whichever thread of a worker writes (trace.c), under flock(2), so one at a time over all workers.
- * Events are added by one pwrite that begins where the closing bracket stands and ends with the new one. Nobody
- * waits for the lock: a worker may be stopped while it holds it, and that must not stop the others.
+ * Who runs it: the thread of a worker that writes (trace.c), under flock(2), so one at a time over all workers. Events
+ * are added by one pwrite that begins at the closing bracket and ends with a new one. No thread waits for the lock: a
+ * worker may be stopped while it holds it, and that must not stop the others.
  *
- * What is left if a worker is killed: before the pwrite nothing of it; behind it everything. In the midst of one the
- * kernel may stop between two pages, and the array ends in half a line, which both viewers can read. The next
- * worker that writes cuts it back to its last whole line, and each does so when it leaves, even with nothing to say.
- * A full disk, or a limit on file sizes: who meets it cuts back what it wrote, and stops.
+ * What is left if a worker is killed: before the pwrite nothing of it; after it everything. During it the kernel may
+ * stop between two pages, and the array ends in half a line, which both viewers can read. The next worker that writes
+ * cuts the file back to its last whole line, and each worker does so when it leaves, even if it has no events. If the
+ * disk is full, or a limit on file sizes is reached, the worker cuts back what it wrote, and stops.
  *
- * The first line has the instance of the job. Each write looks at it: a file that was truncated, or begun anew by
- * another job, is left alone. It is truncated in place rather than replaced by a new file under its name, so that
- * hard links and permissions stay as they are. A symbolic link is refused.
+ * The first line has the instance of the job. Each write checks it: a file that was truncated, or begun anew by another
+ * job, is left alone. Rank 0 truncates an old file in place and does not replace it by a new file of its name, so hard
+ * links and permissions stay as they are. A symbolic link is refused.
  */
 #include "trace.h"
 
@@ -60,7 +60,7 @@ static bool is_ours(int fd, uint64_t instance)
 
 /* ---- the end ----------------------------------------------------------------------------------- */
 
-/* Where the closing bracket stands, or has to. -EIO: there is no whole line. */
+/* The position of the closing bracket, or where it has to be. -EIO: there is no whole line. */
 static off_t find_end(int fd, off_t size)
 {
     char last[LINE_MAX_BYTES];
@@ -71,14 +71,14 @@ static off_t find_end(int fd, off_t size)
         return -errno;
     if ((size_t)bytes >= CLOSING_BYTES && memcmp(last + bytes - CLOSING_BYTES, closing, CLOSING_BYTES) == 0)
         return from + bytes - (off_t)CLOSING_BYTES;
-    /* Torn: behind every whole event there is a newline, be it the closing one or that of the next event. */
+    /* Torn: a newline follows every whole event, that of the closing bracket or of the next event. */
     for (ssize_t i = bytes - 1; i > 0; i--)
         if (last[i] == '\n' && last[i - 1] == '}')
             return from + i;
     return -EIO;
 }
 
-/* Closes the array at `end` again; whether that works cannot be helped. */
+/* Closes the array at `end` again. A failure is logged: nothing else can be done. */
 static void close_at(int fd, off_t end)
 {
     if (pwrite(fd, closing, CLOSING_BYTES, end) == (ssize_t)CLOSING_BYTES &&
@@ -87,7 +87,7 @@ static void close_at(int fd, off_t end)
     bxi_log(1, "the trace could not be closed: %s", strerror(errno));
 }
 
-/* Under the lock. The text is followed by room for the closing bracket; size is the file's. */
+/* Under the lock. Behind the text there is room for the closing bracket; size is the file's. */
 static int write_at(int fd, off_t end, off_t size, char *text, size_t bytes)
 {
     ssize_t written;
@@ -99,7 +99,7 @@ static int write_at(int fd, off_t end, off_t size, char *text, size_t bytes)
     do
         written = pwrite(fd, text, bytes, end);
     while (written < 0 && errno == EINTR);
-    if (written == (ssize_t)bytes)      /* what was torn may have been longer */
+    if (written == (ssize_t)bytes)      /* the torn line may have been longer */
         return size > end + written && ftruncate(fd, end + written) < 0 ? -errno : 0;
 
     int rc = written < 0 ? -errno : -ENOSPC;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The trace's marks as events in the Chrome trace format (trace.h says what it shows). One thread at a time writes:
- * the one that has set trace->writing. No allocation, no printf: making a line is most of what a traced call costs.
+ * The trace's marks as events in the Chrome trace format (trace.h has what they show). One thread at a time writes: the
+ * one that has set trace->writing. No allocation, no printf: making a line is most of the cost of a traced call.
  */
 #include "trace.h"
 
 #include <unistd.h>
 
-/* ---- JSON: each function returns where it stopped writing ------------------------------------------ */
+/* ---- JSON: each function returns the end of what it wrote ------------------------------------------ */
 
 static char *put_text(char *at, const char *text)
 {
@@ -47,7 +47,7 @@ static char *put_us(char *at, uint64_t ns)
     return at;
 }
 
-/* A name may hold any byte; what is not ASCII is shown as if it were Latin-1. */
+/* A name may hold any byte; bytes beyond ASCII are shown as Latin-1. */
 static char *put_name(char *at, const char *name)
 {
     for (; *name != '\0'; name++) {
@@ -66,7 +66,7 @@ static char *put_name(char *at, const char *name)
 
 /* ---- marks to lines ---------------------------------------------------------------------------- */
 
-/* A line, to begin with: the phase, and what the event is called. */
+/* The beginning of a line: its phase, and the name of its event. */
 struct line {
     const struct bx_job *job;
     const struct bxi_trace_names *names;
@@ -97,8 +97,8 @@ static char *begin_line(char *at, const struct line *line)
     return put_us(put_text(at, ",\"ts\":"), line->ns);
 }
 
-/* The name of an arrow or of an async call, the same in both workers: ranks, which way, and the id. A slot's
- * generation of 38 bits, or a ring's position in lines, does not come round in the life of a job. */
+/* The id of an arrow or of an async call, the same in both workers: ranks, direction, and the call's id. A slot's
+ * generation of 38 bits, or a ring's position in lines, does not wrap in the life of a job. */
 static uint64_t arrow_id(const struct bxi_mark *mark, bool reply)
 {
     uint64_t id = mark->flags & BXI_MARK_IS_ONEWAY ? mark->id / BXI_LINE
@@ -126,7 +126,7 @@ static char *put_code(char *at, int code)
     return put_text(put_name(put_text(at, ",\"error\":\""), bx_error_name(code)), "\"");
 }
 
-/* Who it is about, the call as shmstat names it, how much of what, and the error. */
+/* The other worker, the call as shmstat names it, an amount, and the error. */
 static char *put_args(char *at, const struct line *line, const char *who, int rank, const char *amount)
 {
     const struct bxi_mark *mark = line->mark;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Which threads wait, and what for: the segment's table `wait`, by which shmstat finds the call that the thread of
- * a handler waits for. Nobody in the engine reads it.
+ * Which threads wait, and for what: the segment's table `wait`, in which shmstat finds the call that a handler's thread
+ * waits for. The engine itself never reads it.
  *
- * A wait takes a row when it lasts: before it first sleeps, or after 256 passes; a thread of the pool at once. So a
- * call that is answered while its caller spins costs nothing here. Which rows are taken is private to the process;
- * a thread writes only the row that it has taken. A process that is killed leaves its rows as they were: inspectors
- * know by the owner lock that nobody waits there.
+ * A wait takes a row when it lasts: before its first sleep, or after 256 passes; a thread of the pool takes one at
+ * once. So a call that is answered while its caller spins costs nothing here. The process alone knows which rows are
+ * taken; a thread writes only the row that it has taken. A process that is killed leaves its rows as they were;
+ * inspectors see by the owner lock that no thread of it waits.
  */
 #include "observe.h"
 
@@ -25,7 +25,7 @@ uint64_t bxi_thread_id(void)
     return thread;
 }
 
-/* A row that is free, now taken; -1 if there is none. */
+/* Takes a free row; -1: there is none. */
 static int take_row(struct bx_job *job)
 {
     for (int word = 0; word < BXI_WAIT_WORDS; word++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * lib/base/error.c and lib/base/options.h: a thread keeps its sentence over calls that succeed, whatever handlers and
- * callbacks run in them; and structs of options from a header that is newer than the library.
+ * callbacks run in them; and structs of options or figures from a header that is older or newer than the library.
  *
  * The job has own_loop set, so everything runs on one thread.
  */
@@ -268,4 +268,34 @@ Test(options, of_an_impossible_length_are_not_read, .timeout = 20)
 Test(options, of_a_call_with_a_newer_header_are_checked_too, .timeout = 20)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_with_newer_options } });
+}
+
+/* ---- Figures for an older or a newer header ------------------------------------------------------ */
+
+static void read_figures(struct bx_job *job)
+{
+    NEWER(struct bx_arena_info) newer;
+    struct bx_loans older;
+
+    memset(&newer, 0xaa, sizeof newer);
+    newer.known.struct_bytes = sizeof newer;
+    HARNESS_EQ(bx_job_arena(job, &newer.known), 0);
+    HARNESS_EQ(newer.known.struct_bytes, sizeof(struct bx_arena_info));     /* what the library knows */
+    HARNESS_CHECK(newer.known.size_bytes > 0 && newer.known.size_bytes != UINT64_C(0xaaaaaaaaaaaaaaaa));
+    HARNESS_EQ(newer.more[0], 0xaa);
+    memset(&older, 0xaa, sizeof older);
+    older.struct_bytes = offsetof(struct bx_loans, oldest_ns);
+    HARNESS_EQ(bx_job_loans(job, -1, &older), 0);
+    HARNESS_EQ(older.struct_bytes, offsetof(struct bx_loans, oldest_ns));
+    HARNESS_EQ(older.bytes, 0);
+    HARNESS_CHECK(older.oldest_ns == UINT64_C(0xaaaaaaaaaaaaaaaa));         /* beyond the struct */
+    older.struct_bytes = 0;
+    HARNESS_EQ(bx_job_loans(job, -1, &older), 0);
+    HARNESS_EQ(older.struct_bytes, sizeof older);
+    HARNESS_EQ(older.oldest_ns, 0);
+}
+
+Test(options, figures_are_written_as_far_as_both_headers_know_them, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { read_figures } });
 }

@@ -400,13 +400,13 @@ Test(bootstrap, logs_that_it_waits_for_rank_0)
 Test(bootstrap, a_sweeper_that_holds_the_lock_is_not_taken_for_rank_0)
 {
     struct worker worker[2] = { 0 };
-    struct flock door = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1, .l_len = 1 };
+    struct flock guard = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1, .l_len = 1 };
     char path[128];
 
     cr_assert_eq(bxi_socket_dir(path, sizeof(path)), 0);
     snprintf(path, sizeof(path), "%s/boxcar/%s.lock", directory, job_name);
     int fd = open(path, O_CREAT | O_RDWR, 0600);
-    cr_assert_eq(fcntl(fd, F_OFD_SETLK, &door), 0);
+    cr_assert_eq(fcntl(fd, F_OFD_SETLK, &guard), 0);
     begin(&worker[0], NULL, 0, 2);
     begin(&worker[1], NULL, 1, 2);
     close(fd);

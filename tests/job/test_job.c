@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/job/job.c, lib/rpc/watch.c: options and environment, a job's phases, several jobs at once, forks, and what the
- * other workers see when one is killed.
+ * lib/job (job.c, options.c, questions.c), lib/rpc/watch.c: options and environment, a job's phases, several jobs at
+ * once, forks, and what the other workers see when one is killed.
  */
 #include "tests/harness/harness.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/job/job.c: a destroyed job leaves nothing in its process; which options and environments a job accepts. Rank 0 is
- * this process, rank 1 a child.
+ * lib/job/job.c, lib/job/options.c: a destroyed job leaves nothing in its process; which options and environments a
+ * job accepts. Rank 0 is this process, rank 1 a child.
  */
 #include "starts.h"
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * lib/job/spawn.c: the memory that launcher and workers share, and the names that are removed because it lists them.
+ * lib/job/spawn.c, lib/job/spawned.c: the memory that launcher and workers share, and the names that are removed
+ * because it lists them.
  */
 #include "spawn_fixture.h"
 

@@ -37,7 +37,7 @@ static void expect_span(uint64_t ns)
 
 TestSuite(hist, .timeout = 120);
 
-Test(hist, packs_a_time_into_16_bits_to_a_thousandth)
+Test(hist, packs_a_time_into_16_bits_within_one_part_of_512)
 {
     uint64_t random = 1;
 

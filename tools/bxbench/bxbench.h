@@ -60,7 +60,7 @@ int bench_stats(const struct bench_options *options);
  * not exist, with 1. */
 int bench_stats_off(char **argv);
 
-/* What the engine in this program keeps: a mask, see lib/observe/observe.h. */
+/* What the engine in this program keeps: a mask, see lib/base/counters.h. */
 #ifndef BXI_STATS
 #define BXI_STATS 7
 #endif

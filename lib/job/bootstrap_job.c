@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What both sides of the bootstrap make of the job: this worker's segment and arena, and a peer of each set of
+ * descriptors that came; and how all of it is undone. Called by the thread in bx_job_start.
+ */
+#include "job.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* A descriptor of the object `name`, which is behind own_fd, that can only be read. */
+static int open_readable(const struct bx_job *job, const char *name, int own_fd, int *readable_fd)
+{
+    struct stat mine, found;
+    int fd = shm_open(name, O_RDONLY | O_CLOEXEC, 0);
+
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE))
+        return bxi_limits_no_descriptors(job);
+    if (fd < 0)
+        return bx_fail(-errno, "/dev/shm%s cannot be opened for reading: %s", name, bx_strerror(-errno));
+    if (fstat(own_fd, &mine) < 0 || fstat(fd, &found) < 0 || mine.st_ino != found.st_ino ||
+        mine.st_dev != found.st_dev) {
+        close(fd);
+        return bx_fail(-ESTALE, "/dev/shm%s was replaced by somebody while it was made", name);
+    }
+    *readable_fd = fd;
+    return 0;
+}
+
+static int make_arena(struct bx_job *job, const char *name)
+{
+    struct bxi_header *header = &job->segment.control->header;
+    struct bxi_arena_words words = { &header->arena_used, &header->arena_committed, &header->arena_high_water };
+
+    return bxi_arena_create(name, job->options.arena_bytes, &words, &job->lend->arena);
+}
+
+/* Shows the functions registered so far to the peers. Lock. */
+static void publish_functions(struct bx_job *job)
+{
+    uint32_t count = bxi_load_relaxed(&job->rpc->handler_count);
+
+    for (uint32_t i = 0; i < count; i++) {
+        memcpy(job->control->function[i].name, job->rpc->handlers[i].name, BXI_NAME_BYTES);
+        job->control->function[i].kind = (uint32_t)job->rpc->handlers[i].kind;
+    }
+    /* [functions] release, pairs with the acquire in refresh (names.c). */
+    bxi_store_release(&job->control->header.function_count, count);
+}
+
+/* Points the job to its segment, and fills the segment in, before any peer can see it. */
+static void adopt_segment(struct bx_job *job)
+{
+    /* Lock: another thread may register a function meanwhile. Either this thread sees it, or it sees the segment. */
+    bxi_lock(&job->run->lock);
+    job->control = job->segment.control;
+    for (int i = 0; i < BXI_COUNTER_COUNT; i++)
+        bxi_store_relaxed(&bxi_tables(job->control)->counters[i], bxi_load_relaxed(&job->observe->private_counters[i]));
+    job->counters = bxi_tables(job->control)->counters;
+    bxi_run_attach(job->run, &job->control->header.armed, job->counters, &bxi_tables(job->control)->now.spins);
+    job->control->header.arena_bytes = bxi_arena_bytes(job->lend->arena);
+    for (const struct bxi_batcher *batcher = job->rpc->batchers; batcher != NULL; batcher = batcher->next)
+        bxi_batch_show(job, batcher);
+    bxi_machine_affinity(job->control->header.cpu_mask);
+    publish_functions(job);
+    bxi_unlock(&job->run->lock);
+}
+
+int bxi_boot_segment(struct bx_job *job, int *segment_fd, int *arena_fd)
+{
+    char name[BXI_OBJECT_NAME_BYTES], arena_name[BXI_OBJECT_NAME_BYTES], hint[BXI_MAP_HINT_BYTES];
+    uint32_t uid = (uint32_t)geteuid();
+
+    /* Noted before the names exist, so a kill leaves no name that is not noted. */
+    bxi_object_name(name, uid, job->job_name, job->instance, job->rank);
+    bxi_object_arena_name(arena_name, uid, job->job_name, job->instance, job->rank);
+    bxi_spawn_note_segment(job, name, arena_name);
+    int rc = bxi_segment_create(&job->segment, job->job_name, job->name, job->instance, job->rank,
+                                job->world_size);
+    if (rc < 0)
+        return bxi_limits_no_segment(job, name, rc);
+    if ((rc = make_arena(job, arena_name)) < 0)
+        return bxi_limits_no_arena(job, arena_name, rc);
+    if ((rc = open_readable(job, name, job->segment.fd, segment_fd)) < 0)
+        return rc;
+    if ((rc = open_readable(job, arena_name, bxi_arena_fd(job->lend->arena), arena_fd)) < 0)
+        goto close_segment;
+    rc = bxi_arena_attach(&job->rpc->peers[job->rank].lend->arena, *arena_fd, bxi_arena_bytes(job->lend->arena));
+    if (rc < 0) {
+        bx_fail(rc, "/dev/shm%s cannot be mapped: %s%s", arena_name, bx_strerror(rc),
+                bxi_limits_map_hint(job, rc, hint));
+        goto close_arena;
+    }
+    adopt_segment(job);
+    return 0;
+
+close_arena:
+    close(*arena_fd);
+    *arena_fd = -1;
+close_segment:
+    close(*segment_fd);
+    *segment_fd = -1;
+    return rc;
+}
+
+void bxi_boot_fill_self(struct bx_job *job)
+{
+    struct bxi_peer *self = &job->rpc->peers[job->rank];
+
+    self->rank = job->rank;
+    self->pid = (uint32_t)getpid();
+    self->pidfd = -1;
+    self->bell.fd[0] = self->bell.fd[1] = -1;
+    memcpy(self->name, job->name, sizeof(self->name));
+    /* Relaxed: no other thread of the job exists yet. */
+    bxi_store_relaxed(&self->state, BXI_PEER_ALIVE);
+}
+
+int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry, const int fds[BXI_BOOT_FDS])
+{
+    if (entry->rank < 0 || entry->rank >= job->world_size || entry->rank == job->rank)
+        return -EPROTO;
+    struct bxi_peer *peer = &job->rpc->peers[entry->rank];
+    if (peer->view.control != NULL)
+        return -EPROTO;
+    if (memchr(entry->name, 0, sizeof(entry->name)) == NULL || !bxi_name_is_valid(entry->name))
+        return -EPROTO;
+    /* Ringing must never block the thread that rings. */
+    for (int i = BXI_BOOT_BELL; i <= BXI_BOOT_BELL_LEADER; i++)
+        if ((fcntl(fds[i], F_GETFL) & (O_NONBLOCK | O_ACCMODE)) != (O_NONBLOCK | O_RDWR))
+            return -EPROTO;
+    if (syscall(SYS_pidfd_send_signal, fds[BXI_BOOT_PIDFD], 0, NULL, 0) < 0 && errno == EBADF)
+        return -EPROTO;
+    int rc = bxi_segment_attach(&peer->view, fds[BXI_BOOT_SEGMENT], job->instance, entry->rank, job->world_size);
+    if (rc < 0)
+        return rc;
+    rc = bxi_arena_attach(&peer->lend->arena, fds[BXI_BOOT_ARENA], peer->view.control->header.arena_bytes);
+    if (rc < 0) {
+        bxi_segment_detach(&peer->view);
+        return rc;
+    }
+
+    peer->rank = entry->rank;
+    peer->pid = entry->pid;
+    memcpy(peer->name, entry->name, sizeof(peer->name));
+    peer->bell.word = &peer->view.control->header.armed;
+    peer->bell.fd[0] = fds[BXI_BOOT_BELL];
+    peer->bell.fd[1] = fds[BXI_BOOT_BELL_LEADER];
+    peer->pidfd = fds[BXI_BOOT_PIDFD];
+    /* Relaxed: no other thread of the job exists yet. */
+    bxi_store_relaxed(&peer->state, BXI_PEER_ALIVE);
+    return 0;
+}
+
+void bxi_boot_undo(struct bx_job *job)
+{
+    for (int rank = 0; rank < job->world_size; rank++) {
+        struct bxi_peer *peer = &job->rpc->peers[rank];
+
+        if (peer->view.control != NULL) {
+            bxi_segment_detach(&peer->view);
+            close(peer->bell.fd[0]);
+            close(peer->bell.fd[1]);
+            close(peer->pidfd);
+        }
+        if (peer->lend->arena != NULL)
+            bxi_arena_view_release(peer->lend->arena);
+        bxi_peer_init(job, rank);
+    }
+    /* The pointers that adopt_segment set. */
+    job->control = NULL;
+    job->counters = job->observe->private_counters;
+    bxi_run_attach(job->run, NULL, job->counters, NULL);
+    if (job->lend->arena != NULL) {
+        bxi_arena_close(job->lend->arena);
+        bxi_arena_release(job->lend->arena);
+        job->lend->arena = NULL;
+    }
+    if (job->segment.control != NULL)
+        bxi_segment_destroy(&job->segment);
+    job->instance = 0;
+}

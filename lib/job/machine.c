@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the machine gives a worker: descriptors, CPUs, and a way to sleep (io_uring or epoll). Called by the threads in
+ * bx_job_create and bx_job_start.
+ */
+#include "job.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <sched.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+int bxi_machine_raise_limit(const struct bx_job *job)
+{
+    struct rlimit limit;
+    rlim_t needed = (rlim_t)(3 * job->world_size + 64);
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= needed + 64)
+        return 0;
+    if (limit.rlim_max < needed)
+        return bx_fail(BX_E_DESCRIPTORS, "a job of %d workers needs %llu open files, the hard limit is "
+                                         "%llu; raise it (ulimit -Hn)", job->world_size,
+                       (unsigned long long)needed, (unsigned long long)limit.rlim_max);
+    limit.rlim_cur = limit.rlim_max < needed + 64 ? limit.rlim_max : needed + 64;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    return 0;
+}
+
+void bxi_machine_affinity(uint64_t mask[2])
+{
+    cpu_set_t set;
+
+    mask[0] = mask[1] = 0;
+    if (sched_getaffinity(0, sizeof set, &set) < 0)
+        CPU_ZERO(&set);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, &set))
+            mask[cpu / 64 % 2] |= UINT64_C(1) << (cpu % 64);
+}
+
+/* The whole CPUs of the cgroup's quota; INT_MAX if it has none. */
+static int cpu_quota(void)
+{
+    FILE *file = fopen("/sys/fs/cgroup/cpu.max", "re");
+    unsigned long long quota, period;
+    int cpus = INT_MAX;
+
+    if (file == NULL)
+        return cpus;
+    if (fscanf(file, "%llu %llu", &quota, &period) == 2 && period > 0 && quota / period < INT_MAX)
+        cpus = quota < period ? 1 : (int)(quota / period);
+    fclose(file);
+    return cpus;
+}
+
+int bxi_machine_cpus(const struct bx_job *job)
+{
+    uint64_t mask[2] = { job->control->header.cpu_mask[0], job->control->header.cpu_mask[1] };
+    int quota = cpu_quota(), cpus;
+
+    for (int rank = 0; rank < job->world_size; rank++) {
+        const struct bxi_control *theirs = job->rpc->peers[rank].view.control;
+
+        for (int i = 0; theirs != NULL && i < 2; i++)
+            mask[i] |= theirs->header.cpu_mask[i];
+    }
+    cpus = __builtin_popcountll(mask[0]) + __builtin_popcountll(mask[1]);
+    return cpus == 0 ? 1 : cpus < quota ? cpus : quota;
+}
+
+int bxi_machine_sleeper(struct bx_job *job)
+{
+    struct bxi_sleeper *probe = NULL;
+
+    if (job->options.wait == BX_WAIT_EPOLL) {
+        job->run->sleeper_kind = BXI_SLEEPER_EPOLL;
+        return 0;
+    }
+
+    int rc = bxi_sleeper_create(BXI_SLEEPER_URING, &probe);
+
+    bxi_sleeper_destroy(probe);
+    if (rc < 0 && job->options.wait == BX_WAIT_URING)
+        return bx_fail(BX_E_URING, "io_uring was asked for and the kernel refuses it (%s); see "
+                                   "kernel.io_uring_disabled, seccomp and ulimit -l, or use BX_WAIT=epoll",
+                       bx_strerror(rc));
+    if (rc < 0)
+        bxi_log(2, "io_uring is refused (%s), epoll takes over", bx_strerror(rc));
+    job->run->sleeper_kind = rc < 0 ? BXI_SLEEPER_EPOLL : BXI_SLEEPER_URING;
+    return 0;
+}
+
+int bxi_machine_descriptors(struct bx_job *job)
+{
+    if (bxi_run_open_bells(job->run) == 0 && (job->boot->pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0)) >= 0)
+        return 0;
+    if (errno == EMFILE || errno == ENFILE)
+        return bx_fail(BX_E_DESCRIPTORS, "no descriptor is left for the doorbells (%s)", strerror(errno));
+    return bx_fail(-errno, "the doorbells or the pidfd cannot be made: %s", strerror(errno));
+}

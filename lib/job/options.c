@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A job's options: what the program gave, what the environment adds (BX_JOB, BX_RANK, BX_WORLD_SIZE, BX_NAME, BX_WAIT,
+ * BX_ARENA_BYTES, BX_POOL_THREADS, BX_HIST), and the defaults. Called by the thread in bx_job_create.
+ */
+#include "job.h"
+
+#include "base/options.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define START_TIMEOUT_NS (UINT64_C(30) * 1000000000)
+#define CALL_TIMEOUT_NS (UINT64_C(60) * 1000000000)
+#define SPIN_NS 50000
+#define ARENA_BYTES (UINT64_C(64) << 30)
+#define ARENA_BYTES_MAX (UINT64_C(1) << 40)     /* 128 of them fit an address space of 47 bits */
+
+static int number_from_environment(const char *variable, int *value)
+{
+    const char *text = getenv(variable);
+    char *end = NULL;
+
+    if (text == NULL || text[0] == '\0')
+        return bx_fail(-EINVAL, "%s is not set; bx_job_create was given no world_size, so BX_JOB, BX_RANK "
+                                "and BX_WORLD_SIZE must be", variable);
+    errno = 0;
+
+    long number = strtol(text, &end, 10);
+
+    if (errno != 0 || *end != '\0' || number < 0 || number > 1000000)
+        return bx_fail(-EINVAL, "%s='%s' is not a number", variable, text);
+    *value = (int)number;
+    return 0;
+}
+
+static int options_from_environment(struct bx_options *options)
+{
+    int rc = number_from_environment("BX_WORLD_SIZE", &options->world_size);
+
+    if (rc < 0 || (rc = number_from_environment("BX_RANK", &options->rank)) < 0)
+        return rc;
+    options->job = getenv("BX_JOB");
+    if (options->job == NULL || options->job[0] == '\0')
+        return bx_fail(-EINVAL, "BX_JOB is not set; give all workers of a job the same name");
+    options->name = getenv("BX_NAME");
+    return 0;
+}
+
+static int arena_from_environment(struct bx_options *options)
+{
+    const char *text = getenv("BX_ARENA_BYTES");
+    char *end = NULL;
+
+    if (options->arena_bytes == 0 && text != NULL && text[0] != '\0') {
+        errno = 0;
+        options->arena_bytes = strtoull(text, &end, 10);
+        if (errno != 0 || text[0] < '0' || text[0] > '9' || *end != '\0' || options->arena_bytes == 0)
+            return bx_fail(-EINVAL, "BX_ARENA_BYTES='%s' is not a number of bytes", text);
+    }
+    if (options->arena_bytes == 0)
+        options->arena_bytes = ARENA_BYTES;
+    if (options->arena_bytes > ARENA_BYTES_MAX)
+        return bx_fail(-EINVAL, "arena_bytes is %llu, %llu is the most", (unsigned long long)options->arena_bytes,
+                       (unsigned long long)ARENA_BYTES_MAX);
+    return 0;
+}
+
+static int pool_from_environment(struct bx_options *options)
+{
+    const char *text = getenv("BX_POOL_THREADS");
+    char *end = NULL;
+
+    if (options->pool_threads == 0 && text != NULL && text[0] != '\0') {
+        long number = strtol(text, &end, 10);
+
+        if (*end != '\0' || number < 1 || number > BXI_POOL_MAX)
+            return bx_fail(-EINVAL, "BX_POOL_THREADS='%s' is not a number of 1 to %d", bxi_brief(text).text,
+                           BXI_POOL_MAX);
+        options->pool_threads = (int)number;
+    }
+    if (options->pool_threads == 0)
+        options->pool_threads = BXI_POOL_READY;
+    if (options->pool_threads < 1 || options->pool_threads > BXI_POOL_MAX)
+        return bx_fail(-EINVAL, "pool_threads is %d, not one of 1 to %d", options->pool_threads, BXI_POOL_MAX);
+    return 0;
+}
+
+static int wait_from_environment(struct bx_options *options)
+{
+    const char *text = getenv("BX_WAIT");
+
+    if (text == NULL || text[0] == '\0' || options->wait != BX_WAIT_AUTO)
+        return 0;
+    if (strcmp(text, "uring") == 0)
+        options->wait = BX_WAIT_URING;
+    else if (strcmp(text, "epoll") == 0)
+        options->wait = BX_WAIT_EPOLL;
+    else
+        return bx_fail(-EINVAL, "BX_WAIT='%s' is neither uring nor epoll", text);
+    return 0;
+}
+
+static int check_options(struct bx_job *job, struct bx_options *options)
+{
+    if (options->world_size < BX_WORLD_MIN || options->world_size > BX_WORLD_MAX)
+        return bx_fail(BX_E_WORLD_SIZE, "a job has %d to %d workers, not %d", BX_WORLD_MIN, BX_WORLD_MAX,
+                       options->world_size);
+    if (options->rank < 0 || options->rank >= options->world_size)
+        return bx_fail(-EINVAL, "rank %d is not one of 0..%d", options->rank, options->world_size - 1);
+    if (options->job == NULL || !bxi_name_is_valid(options->job))
+        return bx_fail(-EINVAL, "the job's name '%s' is not 1 to %d characters of A-Z a-z 0-9 _ - .",
+                       bxi_brief(options->job).text, BX_NAME_MAX);
+    if (options->name != NULL && options->name[0] != '\0' && !bxi_name_is_valid(options->name))
+        return bx_fail(-EINVAL, "the worker's name '%s' is not 1 to %d characters of A-Z a-z 0-9 _ - .",
+                       bxi_brief(options->name).text, BX_NAME_MAX);
+    if (options->wait != BX_WAIT_AUTO && options->wait != BX_WAIT_URING && options->wait != BX_WAIT_EPOLL)
+        return bx_fail(-EINVAL, "wait is %d, not one of enum bx_wait", (int)options->wait);
+    snprintf(job->job_name, sizeof job->job_name, "%s", options->job);
+    if (options->name != NULL && options->name[0] != '\0')
+        snprintf(job->name, sizeof job->name, "%s", options->name);
+    else
+        snprintf(job->name, sizeof job->name, "worker%d", options->rank);
+    options->job = job->job_name;
+    options->name = job->name;
+    if (options->start_timeout_ns == 0)
+        options->start_timeout_ns = START_TIMEOUT_NS;
+    if (options->call_timeout_ns == 0)
+        options->call_timeout_ns = CALL_TIMEOUT_NS;
+    if (options->spin_ns == 0)
+        options->spin_ns = SPIN_NS;
+    return 0;
+}
+
+int bxi_job_options(struct bx_job *job, const struct bx_options *given)
+{
+    int rc;
+
+    if (given != NULL && (rc = bxi_options_copy(&job->options, sizeof job->options, given, "bx_options")) < 0)
+        return rc;
+    if (job->options.world_size == 0 && (rc = options_from_environment(&job->options)) < 0)
+        return rc;
+    if ((rc = wait_from_environment(&job->options)) < 0 || (rc = arena_from_environment(&job->options)) < 0 ||
+        (rc = pool_from_environment(&job->options)) < 0 ||
+        (rc = bxi_hist_every(getenv("BX_HIST"), &job->observe->hist_every)) < 0)
+        return rc;
+    return check_options(job, &job->options);
+}

@@ -99,6 +99,16 @@ static int write_trace(void *context, const struct bxi_role *role, struct bxi_wa
 
 static const struct bxi_source_ops trace_source = { .pass = write_trace };
 
+/* ---- what rpc asks of the job -------------------------------------------------------------------- */
+
+/* A worker died: its segment and arena; of rank 0 its socket and lock file too. Role. */
+static void remove_names(struct bx_job *job, int rank)
+{
+    bxi_boot_unlink_dead(job, rank);
+    if (rank == 0)
+        bxi_bootstrap_sweep(job->job_name);
+}
+
 /* ---- life --------------------------------------------------------------------------------------- */
 
 void bxi_drive_init(struct bx_job *job)
@@ -113,6 +123,7 @@ void bxi_drive_init(struct bx_job *job)
         .counters = job->counters,
     };
 
+    job->rpc->remove_names = remove_names;
     bxi_run_init(job->run, &setup);
     bxi_lock(&job->run->lock);
     bxi_run_add(job->run, &bxi_rpc_source, job);

@@ -448,6 +448,7 @@ struct bxi_rpc {
     struct bxi_peer *peers;                     /* start, to on_death_context: world_size of them */
     unsigned char *frame;                       /* role: BXI_FRAME_MAX bytes, the frame being handled */
     struct bx_msg *reply;                       /* role: of inline handlers, used again and again */
+    void (*remove_names)(struct bx_job *job, int rank);     /* removes the names that a worker left when it died */
     bx_death_fn on_death;
     void *on_death_context;
     uint8_t name_bucket[256];                   /* open addressing by name; BXI_NO_INDEX if empty */

@@ -8,8 +8,7 @@
  * are dropped and counted. Then every call to it fails, and batches stop waiting for it. If it died, its names in
  * /dev/shm are removed; of rank 0 its lock file too.
  */
-#include "job/job.h"
-#include "run/run.h"
+#include "rpc.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -296,9 +295,7 @@ void bxi_deaths_close(const struct bxi_role *role, struct bx_job *job)
         seen = bxi_exchange(&peer->death_seen, 0);
         /* Also of one that was cut off before, or died between its last state and its own unlink. */
         if (seen == BXI_PEER_DEAD)
-            bxi_boot_unlink_dead(job, rank);
-        if (seen == BXI_PEER_DEAD && rank == 0)
-            bxi_bootstrap_sweep(job->job_name);
+            job->rpc->remove_names(job, rank);
         if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE) {
             if (seen == BXI_PEER_DEAD) {
                 bxi_devices_peer_died(job, peer->lend);

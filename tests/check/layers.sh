@@ -21,7 +21,7 @@ lib/run: lib/base shm public
 lib/observe: lib/run lib/base shm public
 lib/lend: lib/run lib/observe lib/base shm gpu public
 lib/device: lib/lend lib/run lib/observe lib/base shm gpu public
-lib/rpc: lib/device lib/lend lib/run lib/observe lib/base shm gpu public lib/job/job.h
+lib/rpc: lib/device lib/lend lib/run lib/observe lib/base shm gpu public
 lib/job: lib/rpc lib/device lib/lend lib/run lib/observe lib/base shm gpu public
 lib/nn: public gpu/cuda_api.h lib/base/options.h
 demos/common: public

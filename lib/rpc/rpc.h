@@ -423,7 +423,6 @@ int bxi_read_ring(const struct bxi_role *role, struct bx_job *job, struct bxi_pe
                   int most);
 /* Gives back what unread frames lend; progress has stopped. */
 void bxi_frames_unread(const struct bxi_role *role, struct bx_job *job);
-void bxi_quiet_changed(struct bx_job *job);     /* a call ended or a request was answered */
 
 /* True if the peer's segment shrank while it was read: what was just copied may be zeroes. */
 static inline bool bxi_truncated(const struct bxi_peer *peer)
@@ -484,6 +483,14 @@ struct bxi_rpc {
 
     _Alignas(BXI_LINE) struct bxi_handler handlers[BXI_FUNCTION_MAX];   /* [i]: written before handler_count > i */
 };
+
+/* A call ended or a request was answered. */
+static inline void bxi_quiet_changed(struct bx_job *job)
+{
+    /* [quiet] sequentially consistent, pairs with the count in wait_quiet. */
+    if (bxi_load_seq_cst(&job->rpc->quiet_waited) != 0)
+        bxi_wake(job->run, &job->rpc->quiet_waited);
+}
 
 static inline bool bxi_queues_move(struct bx_job *job, bool before_sleep)
 {

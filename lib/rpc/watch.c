@@ -186,13 +186,6 @@ void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_
     bxi_wake(job->run, &job->rpc->leavers);
 }
 
-void bxi_quiet_changed(struct bx_job *job)
-{
-    /* [quiet] sequentially consistent, pairs with the count in wait_quiet. */
-    if (bxi_load_seq_cst(&job->rpc->quiet_waited) != 0)
-        bxi_wake(job->run, &job->rpc->quiet_waited);
-}
-
 /* ---- the end of the job ------------------------------------------------------------------------ */
 
 void bxi_frames_unread(const struct bxi_role *role, struct bx_job *job)

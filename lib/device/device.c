@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The job's GPUs: opening them, streams, what other workers show of theirs, and the end.
+ * The job's GPUs: opening them, their streams, the devices of peers, and the end.
  *
- * gpu/ does the work and has the invariants; here its region is put into the worker's segment (layout.h, I14),
- * its peers are made of the job's, and what must not happen after the job's end is kept from happening: one lock
- * stands between every call of gpu/ that a late release may make and the end, from which on they make none.
+ * gpu/ does the work and keeps the invariants. This file puts gpu/'s region into the worker's segment (layout.h, I14)
+ * and makes gpu/'s peers from the job's. Tensors may be released after the job's end: each such release calls gpu/ only
+ * under devices->lock, and only while the driver is open (bxi_devices_enter).
  *
- * Who runs it: any thread; bxi_devices_peer_died and bxi_devices_poll under the progress role. The lock is taken
- * inside of run->lock, and is not held while anything waits for what another worker's GPU does, nor while the driver
- * opens a device (bxi_devices_pin).
+ * Any thread; bxi_devices_peer_died and bxi_devices_poll with the progress role. devices->lock and run->lock are never
+ * held together. devices->lock is released while a thread waits for another worker's GPU, and while the driver opens a
+ * device (bxi_devices_pin).
  *
- * The end. A block that another worker has mapped must not be freed: bxi_gpu_close closes first what is mapped of
- * others, and then waits a moment for the others to do the same. Everybody leaves together, so that moment is short.
- * What is still mapped after it, by a worker that is stopped, is not freed here but by the driver when both processes
- * have ended.
+ * The end. A block that another worker has mapped must not be freed. bxi_gpu_close first unmaps the memory of the other
+ * workers, then waits until they have done the same. All workers leave together, so the wait is short, and it has a
+ * limit. What a stopped worker still has mapped then is freed by the driver, when both processes have ended.
  */
 #include "device.h"
 
@@ -77,7 +76,7 @@ void bxi_devices_release(struct bxi_devices *devices)
     free(devices);
 }
 
-/* Relaxed: a child of a fork has but this thread. */
+/* Relaxed: the child of a fork has only this thread. */
 static bool is_forked(const struct bxi_devices *devices)
 {
     return bxi_load_relaxed(&bxi_forks) != devices->fork_generation;
@@ -85,7 +84,7 @@ static bool is_forked(const struct bxi_devices *devices)
 
 bool bxi_devices_enter(struct bxi_devices *devices)
 {
-    if (is_forked(devices))             /* and the lock may have been held as it was */
+    if (is_forked(devices))             /* the lock may have been held when the process forked */
         return false;
     pthread_mutex_lock(&devices->lock);
     if (devices->gpu != NULL)
@@ -129,7 +128,7 @@ void bxi_devices_reenter(struct bxi_devices *devices)
     devices->pins--;
 }
 
-/* Who waited may find that another has marked the stream, or put work on it, before it had the lock again. */
+/* Rechecks in a loop: while the lock was released another thread may have marked the stream or added work to it. */
 int bxi_devices_mark(struct bxi_devices *devices, uint32_t stream, struct bxi_gpu_point *point)
 {
     struct bxi_gpu_lane *lane = devices->streams[stream].lane;
@@ -169,7 +168,7 @@ int bxi_devices_alloc(struct bxi_devices *devices, uint32_t device, uint64_t byt
 
 /* ---- opening ----------------------------------------------------------------------------------- */
 
-/* Lock of the job. The pages are there before anybody is told. */
+/* Under run->lock. Allocates the region's pages before device_open publishes them. */
 static int show_region(struct bx_job *job)
 {
     int rc = bxi_segment_open_device(&job->segment, job->world_size);
@@ -185,7 +184,7 @@ static int show_region(struct bx_job *job)
 static void poll_devices(void *context, const struct bxi_role *role);
 static void poll_devices_now_and_then(void *context, const struct bxi_role *role, uint64_t now_ns);
 
-/* It registers with the first device, so that a job without pays nothing in its passes. */
+/* Registered with the first device: a job without devices does no work for it in its passes. */
 static const struct bxi_source_ops device_source = {
     .now_and_then = poll_devices_now_and_then,
     .watchdog = poll_devices,
@@ -224,7 +223,7 @@ static int make_devices(struct bx_job *job, struct bxi_devices **out)
     return 0;
 }
 
-/* The driver, once. Serialised by a lock of its own: loading it takes long. */
+/* Loads the driver once. It has its own lock, because loading takes long. */
 static int load(struct bx_job *job, struct bxi_devices **out)
 {
     static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
@@ -242,7 +241,7 @@ static int load(struct bx_job *job, struct bxi_devices **out)
     return rc;
 }
 
-/* The driver, loaded, and the devices entered. 0, or an error with a sentence. */
+/* Loads the driver and enters the devices. 0, or an error with a sentence. */
 static int load_and_enter(struct bx_job *job, struct bxi_devices **out)
 {
     int rc = load(job, out);
@@ -261,7 +260,7 @@ int bxi_devices_find(const struct bxi_devices *devices, int ordinal)
                    devices->job->name);
 }
 
-/* Devices' lock. Index of a stream more; NULL: one of the job's own. */
+/* Under devices->lock. Adds a stream; NULL: creates one. Its index. */
 static int add_stream(struct bxi_devices *devices, uint32_t device, void *stream)
 {
     struct bxi_stream *added = &devices->streams[devices->stream_count];
@@ -286,7 +285,7 @@ static bool is_open(const struct bxi_devices *devices, int ordinal)
     return false;
 }
 
-/* Devices' lock. */
+/* Under devices->lock. */
 static int add_device(struct bxi_devices *devices, struct bxi_gpu_device *device)
 {
     uint32_t index = devices->count;
@@ -303,7 +302,8 @@ static int add_device(struct bxi_devices *devices, struct bxi_gpu_device *device
     return 0;
 }
 
-/* Devices entered, and left here. The driver takes long, and others go on meanwhile; one of them may open the same. */
+/* Called inside enter, leaves. The driver takes long and runs without the lock: another thread may open the same device
+ * meanwhile. */
 static int open_and_leave(struct bxi_devices *devices, int ordinal)
 {
     struct bxi_gpu *gpu = devices->gpu;
@@ -335,7 +335,7 @@ int bx_gpu_open(struct bx_job *job, int ordinal, struct bx_device *device)
     rc = open_and_leave(devices, ordinal);
     if (rc < 0)
         return rc;
-    /* [device.open] release, pairs with the acquire in bxi_devices_peer: the pages are there, and gpu/'s head. */
+    /* [device.open] release, pairs with the acquire in open_peer: the pages and gpu/'s head are written before. */
     bxi_store_release(&job->control->header.device_open, 1);
     if (device != NULL)
         *device = (struct bx_device){ BX_CUDA, ordinal };
@@ -378,7 +378,7 @@ int bxi_devices_stream(struct bxi_devices *devices, uint32_t device, void *strea
     return add_stream(devices, device, stream);
 }
 
-/* Index of a stream of the job's own that is made when it is first wanted. */
+/* Index of one of the job's own streams, created on first use. */
 static int own_stream(struct bxi_devices *devices, uint32_t device, uint32_t *index)
 {
     int rc;
@@ -419,7 +419,8 @@ void *bx_gpu_stream(struct bx_job *job, struct bx_device device)
 
 /* ---- peers ------------------------------------------------------------------------------------- */
 
-/* On which device the peer's memory is mapped that no device here is: one that it uses as well, else the first. */
+/* The device on which slabs of the peer's devices that are not open here are mapped: the first device that the peer
+ * has open as well, else the first of all. */
 static struct bxi_gpu_device *device_for(const struct bxi_devices *devices, const struct bxi_gpu_region *region)
 {
     /* [gpu.devices] acquire, pairs with the release in publish. */
@@ -436,7 +437,7 @@ static struct bxi_gpu_device *device_for(const struct bxi_devices *devices, cons
     return devices->open[0].device;
 }
 
-/* By its name, while that is there: whoever sees its death first takes the name away. Nothing is mapped until then. */
+/* Opens the peer's segment by name now: the first worker that sees its death unlinks the name. Mapped only at death. */
 static void open_words(struct bxi_devices *devices, const struct bxi_lend_peer *peer)
 {
     const struct bx_job *job = devices->job;
@@ -471,7 +472,7 @@ static int open_peer(struct bxi_devices *devices, const struct bxi_lend_peer *pe
     if (rc < 0)
         return bxi_devices_fail(rc, "the device memory of a worker cannot be used");
     open_words(devices, peer);
-    bxi_gpu_poll(devices->gpu);         /* looks at its devices: which of them cannot be reached */
+    bxi_gpu_poll(devices->gpu);         /* reads the peer's devices and finds those that cannot be reached */
     return 0;
 }
 
@@ -488,7 +489,7 @@ int bxi_devices_peer(struct bxi_devices *devices, struct bxi_lend_peer *peer, st
     return rc;
 }
 
-/* The page of words in a dead worker's region, to be poisoned: nobody else writes it any more. NULL if it is gone. */
+/* Maps the page of words in a dead worker's region, to poison it: its owner no longer writes it. NULL: unavailable. */
 static struct bxi_gpu_word *map_words(int fd)
 {
     off_t offset = (off_t)(BXI_DEVICE_OFFSET + offsetof(struct bxi_gpu_region, word));
@@ -540,10 +541,10 @@ static const struct {
     { BXI_C_gpu_open_ns, offsetof(struct bxi_gpu_counters, open_ns) },
     { BXI_C_gpu_close_ns, offsetof(struct bxi_gpu_counters, close_ns) },
 };
-static_assert(sizeof shown / sizeof *shown == BXI_GPU_SHOWN, "as many as are remembered");
+static_assert(sizeof shown / sizeof *shown == BXI_GPU_SHOWN, "one last value for each");
 
-/* Devices' lock. What bx_counter says is so as of the last call that had to do with device memory. Only what has
- * changed is written: a message of many tensors comes here for each, and the counters' lines are shared. */
+/* Under devices->lock. Copies gpu/'s figures to the job's counters, at the end of each call on device memory. Writes
+ * only what has changed: a message calls this once for each tensor, and the counters' cache lines are shared. */
 static void show(struct bxi_devices *devices)
 {
     struct bxi_gpu_counters counters;
@@ -575,14 +576,14 @@ void bxi_devices_poll(struct bx_job *job)
     bxi_devices_leave(devices);
 }
 
-/* After a sleep that nobody ended. */
+/* After a sleep that timed out. */
 static void poll_devices(void *context, const struct bxi_role *role)
 {
     (void)role;
     bxi_devices_poll(context);
 }
 
-/* While the worker is busy, once in 10 ms: what others want to free must not wait until it has nothing to do. */
+/* At most once in 10 ms while the worker is busy: peers that free slabs must not wait until it is idle. */
 static void poll_devices_now_and_then(void *context, const struct bxi_role *role, uint64_t now_ns)
 {
     struct bxi_devices *devices = bxi_devices_of(context);
@@ -602,7 +603,7 @@ void bxi_devices_close(struct bx_job *job)
         return;
     set_current(NULL);
     gpu = devices->gpu;
-    devices->gpu = NULL;            /* from here on a tensor that is released has nothing to give back */
+    devices->gpu = NULL;            /* from here on the release of a tensor does not call gpu/ */
     while (devices->pins > 0) {
         pthread_mutex_unlock(&devices->lock);
         nanosleep(&(struct timespec){ .tv_nsec = PAUSE_NS }, NULL);

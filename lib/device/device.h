@@ -1,119 +1,121 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What lib/ puts on gpu/: tensors in device memory. device.c has the job's devices, streams and peers;
- * device_tensor.c tensors of one's own; device_loan.c what is lent and borrowed.
+ * Tensors in device memory, on gpu/. device.c has the job's devices, streams and peers; tensor.c the tensors of this
+ * worker; loan.c the borrowed ones.
  *
- * A job opens its devices one by one (bx_gpu_open). Until the first of them job->device->devices is NULL, and none of
- * this is called. Whatever may outlive the job, a tensor or a loan, holds a reference to struct bxi_devices, and
- * asks under its lock whether the driver is still open.
+ * A job opens its devices one by one (bx_gpu_open). Until the first is open job->device->devices is NULL, and nothing
+ * here is called. A tensor or a loan may outlive the job: it holds a reference to struct bxi_devices, and checks under
+ * devices->lock that the driver is still open (bxi_devices_enter).
  */
 #ifndef BXI_DEVICE_H
 #define BXI_DEVICE_H
 
 #include "device_calls.h"
 
-struct bxi_stream {                     /* a stream that tensors are ordered with */
+struct bxi_stream {                     /* a stream with which tensors are ordered */
     struct bxi_gpu_lane *lane;
     void *stream;
     uint32_t device;                    /* index into devices->open */
 };
 
-#define BXI_GPU_SHOWN 13                /* figures of gpu/ that are counters of the job's */
+#define BXI_GPU_SHOWN 13                /* figures of gpu/ that are counters of the job */
 
 struct bxi_devices {
     bxi_a32 refs;
     uint32_t fork_generation;           /* of the process that made it */
-    pthread_mutex_t lock;               /* all below; outside of the locks of gpu/, inside of job->run->lock */
+    pthread_mutex_t lock;               /* all below; gpu/'s locks are taken inside; never held with run->lock */
     struct bx_job *job;
-    struct bxi_gpu *gpu;                /* NULL once it is closed */
-    uint32_t pins;                      /* calls that wait for a GPU, outside of the lock */
+    struct bxi_gpu *gpu;                /* NULL once closed */
+    uint32_t pins;                      /* calls that wait for a GPU or the driver without the lock */
     uint32_t count;
     struct {
         struct bxi_gpu_device *device;
         int ordinal;
-        uint32_t stream;                /* its own: index into streams */
-        uint32_t staging;               /* that, or BXI_NO_STREAM: nothing ever waits on it for another worker */
+        uint32_t stream;                /* the device's own: index into streams */
+        uint32_t staging;               /* the same, or BXI_NO_STREAM: it never waits for another worker */
     } open[BXI_GPU_DEVICES];
-    uint32_t joining;                   /* where several streams of a lease come together, or BXI_NO_STREAM */
+    uint32_t joining;                   /* waits for all streams that read a loan; or BXI_NO_STREAM */
     uint32_t stream_count;
     struct bxi_stream streams[BXI_GPU_LANES];
-    uint64_t shown[BXI_GPU_SHOWN];      /* what the job's counters say */
+    uint64_t shown[BXI_GPU_SHOWN];      /* last values written to the job's counters */
     uint64_t polled_ns;                 /* progress role */
     struct bxi_gpu_peer *peers[BXI_WORLD_MAX];
-    int words_fd[BXI_WORLD_MAX];        /* of those in peers: their segment, writable, for when they have died; or -1 */
+    int words_fd[BXI_WORLD_MAX];        /* of peers[rank]: its segment, writable, for its death; or -1 */
     bool died[BXI_WORLD_MAX];
 };
 #define BXI_NO_STREAM UINT32_MAX
 
-/* What a worker shows of its device memory: its region, behind its control pages. */
+/* A worker's region: what it publishes of its device memory, after its control pages. */
 static inline const struct bxi_gpu_region *bxi_device_region(const struct bxi_control *control)
 {
     return (const struct bxi_gpu_region *)(const void *)((const unsigned char *)control + BXI_DEVICE_OFFSET);
 }
 
 void bxi_devices_release(struct bxi_devices *devices);
-/* This process's open devices, for tensors that come without a job: a reference; or NULL. */
+/* This process's open devices, for calls without a job: a new reference; or NULL. */
 struct bxi_devices *bxi_devices_current(void);
-/* With the driver open and the lock held, or false. */
+/* Takes the lock and returns true if the driver is open; else false, without the lock. */
 bool bxi_devices_enter(struct bxi_devices *devices);
 void bxi_devices_leave(struct bxi_devices *devices);
-int bxi_devices_gone(const struct bxi_devices *devices);        /* why enter said false, with a sentence */
-/* Leaves, but keeps the driver open until unpin. What waits for a GPU does so in between and not under the lock: it may
- * be for a worker that dies, and then it is the role that releases it, which takes the lock now and then. */
+int bxi_devices_gone(const struct bxi_devices *devices);        /* why enter returned false, with a sentence */
+/* Leaves, but keeps the driver open until unpin. Waits for a GPU belong between the two, without the lock: if the
+ * awaited worker dies, the progress role must take the lock to end the wait (bxi_devices_peer_died). */
 void bxi_devices_pin(struct bxi_devices *devices);
 void bxi_devices_unpin(struct bxi_devices *devices);
-/* Pinned: enters again, also where the driver is about to close (gpu is NULL then, and it is open until leave all the
- * same): what follows up to leave takes no new device or peer. */
+/* Unpins and enters again, even if the driver is about to close: gpu is NULL then, but the driver stays open until
+ * leave. Code between reenter and leave must not open a device or peer. */
 void bxi_devices_reenter(struct bxi_devices *devices);
 int bxi_devices_fail(int code, const char *what);       /* with gpu/'s sentence */
-/* Inside enter: */
-/* Each of these lets go of the lock for as long as it waits, and then enters again as reenter does. */
+/* The rest is called between enter and leave. */
+/* The next three release the lock while they wait, and then enter again as reenter does. */
 /* A point on the stream of that index. Errors of gpu/. */
 int bxi_devices_mark(struct bxi_devices *devices, uint32_t stream, struct bxi_gpu_point *point);
-/* Until all work on the stream of that index is done. */
+/* Waits until all work on the stream of that index is done. */
 void bxi_devices_wait(struct bxi_devices *devices, uint32_t stream);
-/* A block of one byte at least. Errors of gpu/; BX_E_SHUTDOWN. */
+/* A block of at least one byte. Errors of gpu/; BX_E_SHUTDOWN. */
 int bxi_devices_alloc(struct bxi_devices *devices, uint32_t device, uint64_t bytes, struct bxi_gpu_block **block);
 /* Index of the open device of that ordinal; -ENODEV with a sentence. */
 int bxi_devices_find(const struct bxi_devices *devices, int ordinal);
-/* Index of the stream; NULL: the device's own. -ENOSPC, and errors of gpu/, with a sentence. */
+/* Index of the stream; NULL: the device's own. -ENOSPC, errors of gpu/; with a sentence. */
 int bxi_devices_stream(struct bxi_devices *devices, uint32_t device, void *stream);
-/* The same, of its stream for staging; of the one where others come together. */
+/* The same, of the device's stream for staging; of the joining stream. */
 int bxi_devices_staging(struct bxi_devices *devices, uint32_t device);
 int bxi_devices_joining(struct bxi_devices *devices);
-/* The peer in gpu/'s sense. NULL of oneself. 0; -ENODEV: it uses no device; BX_E_PEER_DEAD; with a sentence. */
+/* gpu/'s peer, opened on first use; NULL of oneself. 0; -ENODEV: no GPU is open on one side; BX_E_PEER_DEAD; errors of
+ * gpu/; with a sentence. */
 int bxi_devices_peer(struct bxi_devices *devices, struct bxi_lend_peer *peer, struct bxi_gpu_peer **out);
-/* A block of one's own device memory, behind a storage of kind BXI_STORE_DEVICE. */
+
+/* A block of this worker's device memory; the memory of a storage of kind BXI_STORE_DEVICE. */
 struct bxi_device_block {
     struct bxi_devices *devices;        /* one reference */
     struct bxi_gpu_block *block;
     uint32_t device;                    /* index into devices->open */
-    bx_free_fn ended;                   /* of memory of others that is none, for it is empty; or NULL */
+    bx_free_fn ended;                   /* free function of wrapped memory of 0 bytes; or NULL */
     void *context;
-    struct bxi_gpu_point written;       /* devices->lock, as the rest: what fills it; order 0 if nobody has said */
-    struct bxi_gpu_point sent;          /* of the device's own stream, when it was last lent without that */
-    uint32_t streams;                   /* bits of those that read it */
+    struct bxi_gpu_point written;       /* devices->lock, as the rest: what fills it; order 0: the program set none */
+    struct bxi_gpu_point sent;          /* of the device's own stream, when it was last lent without `written` */
+    uint32_t streams;                   /* bits: streams that read it */
 };
 
-/* One tensor of a message that lies in device memory. */
+/* One tensor of a loan; is: it is in device memory. */
 struct bxi_device_part {
     struct bxi_gpu_ref ref;
     struct bxi_gpu_map *map;            /* the owner's slab, mapped here; or NULL */
-    struct bxi_gpu_block *block;        /* staged: a block of one's own; or NULL */
+    struct bxi_gpu_block *block;        /* staged: a block of this worker; or NULL */
     uint64_t address;
-    uint32_t device;                    /* index into devices->open: whose streams read it */
-    bool is;                            /* false: the tensor lies in host memory */
+    uint32_t device;                    /* index into devices->open: the device whose streams read it */
+    bool is;                            /* false: the tensor is in host memory */
     bool staged;
 };
 
 struct bxi_device_loan {
     struct bxi_devices *devices;        /* one reference */
-    struct bxi_lend_peer *peer;              /* while the job is there */
-    bxi_a32 pending;                    /* slabs that are being mapped */
-    bxi_a32 code;                       /* why one could not be, negated; 0 */
+    struct bxi_lend_peer *peer;         /* valid while the job exists */
+    bxi_a32 pending;                    /* slabs being mapped */
+    bxi_a32 code;                       /* why one could not be mapped, negated; or 0 */
     char text[BXI_TEXT_BYTES];
-    bool ready;                         /* role: addresses are there, or code says why not */
-    uint32_t streams;                   /* devices->lock: bits of those that read it */
+    bool ready;                         /* role: addresses are set, or code is */
+    uint32_t streams;                   /* devices->lock; bits: streams that read it */
     struct bxi_device_part parts[];
 };
 

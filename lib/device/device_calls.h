@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the rooms above call of the room device. lend, below it, calls through struct bxi_device_ops.
+ * The functions of the room device that the rooms above call. lend, below, calls through struct bxi_device_ops.
  */
 #ifndef BXI_DEVICE_CALLS_H
 #define BXI_DEVICE_CALLS_H
@@ -20,15 +20,15 @@ static inline struct bxi_devices *bxi_devices_of(struct bx_job *job)
     return bxi_load_acquire(&job->device->devices);
 }
 void bxi_devices_close(struct bx_job *job);     /* progress has stopped */
-void bxi_devices_destroy(struct bx_job *job);   /* and nobody else knows the job */
-void bxi_devices_poll(struct bx_job *job);      /* role: what time brings, and the counters; never waits */
-void bxi_devices_peer_died(struct bx_job *job, struct bxi_lend_peer *peer);
-/* A frame with device tensors is next in the ring. 0: go on, bxi_loan_open gives its loan; -EAGAIN: later, an
- * event will come; BX_E_CORRUPT. Role. */
+void bxi_devices_destroy(struct bx_job *job);   /* and no other thread uses the job */
+void bxi_devices_poll(struct bx_job *job);      /* role: runs gpu/'s poll, updates the counters; never waits */
+void bxi_devices_peer_died(struct bx_job *job, struct bxi_lend_peer *peer);     /* role */
+/* A frame with tensors is next in the ring. 0: bxi_loan_open will return its loan or its error; -EAGAIN: its device
+ * memory is being mapped, an event follows; BX_E_CORRUPT. Role. */
 int bxi_device_hold(struct bx_job *job, struct bxi_lend_peer *peer, const void *body, size_t body_bytes);
 bool bxi_device_is_pending(const struct bxi_loan *loan);
-/* Why the tensors of an opened loan cannot be had: 0, or a code with a sentence; BX_E_CORRUPT: its frame did not say
- * that there are any. NULL: 0. */
+/* Why the device tensors of an opened loan are unavailable: 0, or a code with a sentence. BX_E_CORRUPT: its frame did
+ * not announce device tensors, so bxi_device_hold was not called. loan NULL: 0. */
 int bxi_device_loan_error(const struct bxi_loan *loan);
 
 #endif

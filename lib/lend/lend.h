@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the room lend owns: tensors and their memory, and lending them to other workers. Its words:
+ * Tensors, their memory, and lending them to other workers. The room's words:
  *
- *     storage   a block of memory that tensors lie in
- *     lease     the right of one other worker to read what one message lends; named by a slot and its generation
- *     grant     the owner's side: what one message lends, packed and then entered in the grants to that worker
- *     loan      the borrower's side: the tensors that came with one message
- *     returns   where the borrower gives the leases of one worker back
+ *     storage   a block of memory that holds tensors
+ *     lease     the right of one worker to read what one message lends; a slot and the slot's generation identify it
+ *     grant     the owner's side: what one message lends, packed, then entered in the grants to that worker
+ *     loan      the borrower's side: the tensors of one message
+ *     returns   where the borrower returns the leases of one owner
  *
- * A frame that lends begins with struct bxi_lease_head and one struct bxi_tensor_head for each tensor. lend knows peers
- * by struct bxi_lend_peer only; what it asks of rings and bells goes through struct bxi_lend_ops, and what it asks of
- * GPUs through struct bxi_device_ops.
+ * A frame that lends begins with struct bxi_lease_head and one struct bxi_tensor_head for each tensor. lend knows a
+ * peer only as struct bxi_lend_peer. It reaches rings and bells through struct bxi_lend_ops and GPUs through struct
+ * bxi_device_ops.
  */
 #ifndef BXI_LEND_H
 #define BXI_LEND_H
@@ -33,29 +33,29 @@ struct bxi_grant;
 struct bxi_lend_peer;
 struct bxi_loan;
 
-/* What a message lends: tensors, and its own bytes where they do not fit a frame. Behind the head, or in the
- * sender's arena at packed_offset, lie tensor_count descriptors and then the message's bytes. */
+/* The head of a frame that lends tensors, or whose message is too large for a frame. tensor_count records and then the
+ * message's bytes follow the head, or lie in the sender's arena at packed_offset. */
 struct bxi_lease_head {
     uint32_t slot;              /* of the sender's grants to this peer */
     uint32_t tensor_count;
-    uint64_t generation;        /* of the slot; the borrower writes it to its lease word to give back */
-    uint64_t packed_offset;     /* BXI_PACKED_HERE: behind this head */
+    uint64_t generation;        /* of the slot; written to the borrower's lease word, it returns the lease */
+    uint64_t packed_offset;     /* BXI_PACKED_HERE: directly after this head */
     uint64_t packed_bytes;
 };
 #define BXI_PACKED_HERE UINT64_MAX
 
-/* Followed, where device is BX_CUDA and it is not staged, by a struct bxi_gpu_ref; by ndim int64 of shape and, with
- * BXI_STRIDED, ndim of strides (elements, at least 0). */
+/* A tensor's record. After it: a struct bxi_gpu_ref if device is BX_CUDA and BXI_STAGED is not set; ndim int64 of
+ * shape; with BXI_STRIDED, ndim int64 of strides (in elements, at least 0). */
 struct bxi_tensor_head {
-    uint64_t offset;            /* of the first element, in the sender's arena; to oneself: a device address */
+    uint64_t offset;            /* of the first element, in the sender's arena; to oneself: device address */
     uint8_t dtype;              /* enum bx_dtype */
     uint8_t ndim;               /* 0 to BX_DIMS_MAX */
     uint8_t device;             /* enum bx_device_kind */
-    uint8_t flags;              /* BXI_STRIDED */
+    uint8_t flags;              /* BXI_STRIDED, BXI_STAGED */
     uint32_t reserved;          /* 0 */
 };
 #define BXI_STRIDED 1u
-#define BXI_STAGED 2u               /* for a device, but it lies in the arena: no way from device to device */
+#define BXI_STAGED 2u               /* meant for a device, sent through the arena: no path between the devices */
 #define BXI_TENSOR_HEAD_MAX (sizeof(struct bxi_tensor_head) + 16 * BX_DIMS_MAX)
 
 /* ---- Tensors (tensor.c) -------------------------------------------------------------------------- */
@@ -65,25 +65,25 @@ enum bxi_storage_kind {
     BXI_STORE_HEAP,
     BXI_STORE_FOREIGN,          /* bx_tensor_wrap, DLPack */
     BXI_STORE_DEVICE,           /* a block of this process's device memory */
-    BXI_STORE_LOAN,             /* the head of a struct bxi_loan: a peer's arena */
+    BXI_STORE_LOAN,             /* the first member of a struct bxi_loan: a peer's arena */
 };
 
-/* What tensors point into. Its last reference frees it. */
+/* The memory of one or more tensors. Freed with its last reference. */
 struct bxi_storage {
     bxi_a32 refs;
-    bxi_a32 leases;             /* ARENA: that hold it (they also have a reference each) */
+    bxi_a32 leases;             /* ARENA, DEVICE: leases that hold it; each also has a reference */
     enum bxi_storage_kind kind;
-    unsigned char *base;        /* of LOAN: the peer's arena, whole */
+    unsigned char *base;        /* LOAN: start of the peer's arena */
     size_t bytes;
     struct bxi_arena *arena;    /* ARENA: one reference */
-    uint32_t fork_generation;   /* ARENA, LOAN: of the process that made it; a forked child has nothing to free */
+    uint32_t fork_generation;   /* ARENA, DEVICE, LOAN: of the process that made it; a forked child frees nothing */
     bx_free_fn free_fn;         /* FOREIGN */
     void *context;
     struct bxi_device_block *device;    /* DEVICE */
 };
 
-/* Of an embedded tensor (a loan's, or the first of a storage that was made with it) references are those
- * of the storage; any other has its own, and one reference to the storage. */
+/* An embedded tensor (a loan's, or one created together with its storage) shares the reference count of its storage.
+ * Any other has its own count, and holds one reference to the storage. */
 struct bx_tensor {
     bxi_a32 refs;
     bool embedded;
@@ -99,8 +99,8 @@ struct bx_tensor {
     int64_t strides[BX_DIMS_MAX];
 };
 
-/* Fills in dtype, shape, strides (NULL: row-major), elements, contiguous of a zeroed tensor, and says how many
- * bytes from its first element its last one ends. 0, -EINVAL, -EOVERFLOW with a sentence. */
+/* Fills in dtype, shape, strides (NULL: row-major), elements and contiguous of a tensor. extent_bytes: bytes from the
+ * start of its first element to the end of its last. 0, -EINVAL, -EOVERFLOW with a sentence. */
 struct bxi_shape {
     enum bx_dtype dtype;
     int ndim;
@@ -118,21 +118,21 @@ static inline bool bxi_is_device(const struct bx_tensor *tensor)
     return tensor->device.kind == BX_CUDA;
 }
 
-/* What the room device does for tensors in device memory. bx_gpu_open registers the table, before there is such a
- * tensor; the table is constant and stays. */
+/* The operations of the room device. bx_gpu_open registers the table, before any tensor in device memory exists. The
+ * table is constant and is never removed. */
 struct bxi_device_ops {
     void (*block_free)(struct bxi_device_block *block);
-    /* A lease on the block came back with this point: the block is used again after the point. */
+    /* A lease on the block was returned with this point: the block must not be reused before the point. */
     void (*block_until)(struct bxi_device_block *block, struct bxi_lend_peer *peer, const struct bxi_gpu_point *point);
     int (*copy)(struct bx_job *job, const struct bx_tensor *tensor, struct bx_tensor **copy);
     int (*copy_into)(struct bx_tensor *to, const struct bx_tensor *from);
-    /* Memory of the program's on the open device of that ordinal. */
+    /* Wraps memory of the program on the open device of that ordinal. */
     int (*wrap)(int ordinal, void *data, const struct bxi_shape *shape, bx_free_fn free_fn, void *context,
                 struct bx_tensor **tensor);
-    /* The owner: what a tensor's record in a frame says. */
+    /* The owner: fills in a tensor's record; *hold: the storage to hold, one reference. */
     int (*pack)(struct bx_job *job, struct bxi_grant *grant, struct bx_tensor *tensor, struct bxi_tensor_head *head,
                 struct bxi_gpu_ref *ref, struct bxi_storage **hold);
-    /* The borrower: a loan that has tensors in device memory, each of its records, its end. -ENODEV, -ENOMEM. */
+    /* The borrower: prepares a loan with device tensors, takes each record, ends the loan. -ENODEV, -ENOMEM. */
     int (*loan_make)(struct bxi_loan *loan);
     int (*loan_part)(struct bxi_loan *loan, uint32_t index, const struct bxi_tensor_head *head,
                      const struct bxi_gpu_ref *ref);
@@ -143,106 +143,106 @@ const struct bxi_device_ops *bxi_device_ops(void);      /* NULL before that */
 
 /* ---- Leases: the owner's side (grant.c, pack.c) ---------------------------------------------------- */
 
-#define BXI_BODY_MAX (BXI_FRAME_MAX - BXI_HEAD_BYTES)      /* bytes of a frame behind its head */
+#define BXI_BODY_MAX (BXI_FRAME_MAX - BXI_HEAD_BYTES)      /* bytes of a frame after its head */
 
-/* What one message lends: made without the lock (pack), entered in the peer's grants under it. */
+/* What one message lends. pack.c makes it without run->lock; it is entered in the peer's grants under the lock. */
 struct bxi_grant {
-    unsigned char *body;            /* malloc'ed: what goes into the frame; begins with the lease head */
+    unsigned char *body;            /* malloc'ed: the frame's body; begins with the lease head */
     size_t body_bytes;
     struct bxi_storage **holds;     /* one reference and one lease each */
     uint32_t hold_count;
-    struct bxi_storage **table;     /* behind the holds: which they are */
+    struct bxi_storage **table;     /* after the holds: hash table of them, to hold each once */
     size_t table_mask;
-    bool granted;                   /* the peer's grants have the holds */
+    bool granted;                   /* entered: the holds belong to the peer's grants */
     uint64_t bytes;                 /* of the blocks held */
     uint64_t tensor_bytes;          /* of the tensors */
-    struct bxi_lend_peer *peer;          /* who is to have it */
-    bool device;                    /* some of it is device memory: the lease comes back with a point */
-    bool staged;                    /* some of it is for device memory */
-    struct bxi_gpu_point ready[BXI_GPU_DEVICES];    /* of each device's own stream, if it was asked */
+    struct bxi_lend_peer *peer;     /* the borrower */
+    bool device;                    /* some of it is device memory: the lease is returned with a point */
+    bool staged;                    /* some of it has BXI_STAGED */
+    struct bxi_gpu_point ready[BXI_GPU_DEVICES];    /* of each device's own stream; order 0: not marked yet */
 };
 
-struct bxi_grant_slot {                   /* one slot of the grants to a peer */
-    uint64_t generation;            /* of the lease that is out, or the last one */
+struct bxi_grant_slot {             /* one slot of the grants to a peer */
+    uint64_t generation;            /* of the lease on loan, or of the last one */
     uint64_t word;                  /* the borrower's word when last read */
     uint64_t since_ns;              /* CLOCK_MONOTONIC */
     uint64_t bytes;
-    uint64_t end_pos;               /* where its frame ends in the ring; BX_FOREVER while it is queued */
+    uint64_t end_pos;               /* where its frame ends in the ring; BX_FOREVER while the frame is queued */
     struct bxi_storage **holds;
     uint32_t hold_count;
-    uint16_t next, prev;            /* in the list of those that are out, oldest first; or free ones */
+    uint16_t next, prev;            /* in the list of slots on loan, oldest first; or in that of free slots */
     bool out;
-    bool device;                    /* comes back with a point */
+    bool device;                    /* is returned with a point */
 };
 #define BXI_NO_LEASE UINT16_MAX
 
 struct bxi_grants {                 /* lock */
-    struct bxi_grant_slot *slots;         /* BXI_LEASE_MAX, made with the first grant */
-    uint16_t oldest, newest;        /* those that are out */
+    struct bxi_grant_slot *slots;   /* BXI_LEASE_MAX, allocated by the first grant */
+    uint16_t oldest, newest;        /* of the slots on loan */
     uint16_t free;
-    uint32_t count;                 /* out */
+    uint32_t count;                 /* slots on loan */
     uint64_t bytes;
-    const bxi_a64 *words;           /* the borrower's lease words; of oneself private ones */
-    const bxi_a64 *given_back;      /* and how many it has written */
+    const bxi_a64 *words;           /* the borrower's lease words; of oneself: loop_words */
+    const bxi_a64 *given_back;      /* how many words it has written */
     uint64_t given_back_seen;
 };
 
 /* ---- Leases: the borrower's side (loan.c) --------------------------------------------------------- */
 
-/* Where leases of one peer are given back. Lives as long as something of that peer is held, which may be longer than
- * the job. */
+/* Where the leases of one owner are returned. Lives as long as any loan of that owner, which may be longer than the
+ * job. */
 struct bxi_returns {
     bxi_a32 refs;
     struct bxi_lock lock;
-    struct bx_job *job;             /* NULL once the job is gone: nothing is written any more */
+    struct bx_job *job;             /* lock; NULL after the job's end: nothing is written any more */
     struct bxi_lend_peer *peer;
-    bxi_a64 *words;                 /* mine, towards that peer */
-    bxi_a64 *given_back;            /* and how many I have written */
-    const bxi_a64 *want;            /* not 0: the peer waits for leases and must be rung */
+    bxi_a64 *words;                 /* this worker's lease words towards the owner */
+    bxi_a64 *given_back;            /* how many words were written */
+    const bxi_a64 *want;            /* not 0: the owner waits for leases; ring its bell */
 };
 
 /* One message's tensors on loan. */
 struct bxi_loan {
     struct bxi_storage storage;     /* first */
-    struct bxi_returns *returns;      /* one reference; NULL: the lease has been given back */
-    struct bxi_arena_view *view;    /* one reference: the memory stays mapped, whatever becomes of the peer */
+    struct bxi_returns *returns;    /* one reference; NULL: the lease is returned */
+    struct bxi_arena_view *view;    /* one reference: keeps the memory mapped, even if the peer dies */
     uint32_t slot;
     uint64_t generation;
-    unsigned char *packed;          /* malloc'ed copy of descriptors and bytes that came by the arena; or NULL */
-    const unsigned char *data;      /* the message's bytes, in packed or in the frame that it came in */
+    unsigned char *packed;          /* malloc'ed copy of records and bytes, if they are not in the frame; or NULL */
+    const unsigned char *data;      /* the message's bytes, in packed or in its frame */
     size_t bytes;
     struct bxi_device_loan *device; /* of a message with device tensors; or NULL */
     uint32_t tensor_count;
-    struct bx_tensor **pointers;    /* to the tensors, behind them */
+    struct bx_tensor **pointers;    /* to the tensors; stored after them */
     struct bx_tensor tensors[];
 };
 
 /* ---- The part of the job --------------------------------------------------------------------------- */
 
-/* What is lent to one peer and borrowed from it; of oneself too. */
+/* What is on loan to one peer and borrowed from it. This worker has one for itself. */
 struct bxi_lend_peer {
     int rank;                                   /* start, to loop_words */
     const char *name;
     struct bxi_segment_view *view;              /* of oneself: unused */
     bxi_a64 *loop_words;                        /* of oneself: private lease words, their count, points; else NULL */
-    struct bxi_arena_view *arena;               /* role: its arena, read-only; one reference; NULL when it is closed */
+    struct bxi_arena_view *arena;               /* role: its arena, read-only; one reference; NULL once closed */
     struct bxi_returns *returns;                /* role: made with the first loan; one reference */
-    struct bxi_loan *held;                      /* role: of the next frame, until its device memory is mapped */
-    int held_code;                              /* or why it has none, though it was opened: it is not opened twice */
-    bool is_corrupt;                            /* lock: nothing that it writes is believed any more */
+    struct bxi_loan *held;                      /* role: loan of the next frame, whose device memory is being mapped */
+    int held_code;                              /* role: the error of opening that loan; it is not opened twice */
+    bool is_corrupt;                            /* lock: cut off; its lease words are ignored */
     struct bxi_grants grants;                   /* lock: what is on loan to it */
 };
 
-/* Did the peer's segment shrink, so that what was just copied of it may be zeroes? */
+/* True if the peer's segment was truncated: what was just copied from it may be zeroes. */
 static inline bool bxi_lend_truncated(const struct bxi_lend_peer *peer)
 {
     /* Relaxed: set by the handler of SIGBUS, in the thread that read. */
     return bxi_load_relaxed((bxi_a32 *)&peer->view->truncated) != 0;
 }
 
-/* What lend asks of the room above it, which has the peers' rings and bells. */
+/* Calls of lend to the room above, which has the peers' rings and bells. */
 struct bxi_lend_ops {
-    /* The peer's memory holds nonsense, `what`: it is going to be cut off. */
+    /* The peer wrote invalid data, `what`: the room above will cut it off. */
     void (*suspect)(struct bx_job *job, int rank, const char *what);
     void (*ring)(struct bx_job *job, int rank);     /* wakes the peer if it sleeps; without the lock */
 };
@@ -258,46 +258,47 @@ struct bxi_lend {
 };
 
 /* ---- grant.c, pack.c -------------------------------------------------------------------------------------- */
-/* Packs what a message lends, copying tensors that are not in the job's arena. Without the lock. 0; errors
- * of bx_tensor_create, BX_E_TOO_LARGE, BX_E_ON_LOAN: more than may ever be on loan. With a sentence. */
+/* Packs what a message lends; copies tensors that are neither in the job's arena nor on its devices. Without run->lock.
+ * 0; errors of bx_tensor_create; BX_E_TOO_LARGE; BX_E_ON_LOAN: more than may ever be on loan. With a sentence. */
 int bxi_grant_pack(struct bx_job *job, struct bxi_lend_peer *peer, const struct bx_reader *message,
                    struct bxi_grant *grant);
-void bxi_grant_drop(struct bxi_grant *grant);   /* without the lock; what was granted stays so */
-/* Enters a grant in the peer's grants, which take over its holds. Lock. The slot, or -EAGAIN: as much is on
- * loan as may be; -ENOMEM. Then either sent, when its frame is in the ring or the queue, or ungrant. */
+void bxi_grant_drop(struct bxi_grant *grant);   /* without run->lock; what was entered stays */
+/* Enters a grant in the peer's grants, which take over its holds. Under run->lock. The slot; -EAGAIN: the limit of
+ * loans is reached; -ENOMEM. Call _sent once the frame is in the ring or the queue, else _undo. Under the lock. */
 int bxi_grant_enter(struct bx_job *job, struct bxi_lend_peer *peer, struct bxi_grant *grant);
 void bxi_grant_sent(struct bx_job *job, struct bxi_lend_peer *peer, const struct bxi_grant *grant);
 void bxi_grant_undo(struct bx_job *job, struct bxi_lend_peer *peer, struct bxi_grant *grant);
 bool bxi_grant_is_allowed(const struct bx_job *job, const struct bxi_lend_peer *peer, const struct bxi_grant *grant);
-/* Takes what has come back, of all peers, and wakes those who wait for it. Without the lock. How many leases. */
+/* Collects the returned leases of all peers and wakes the threads that wait for them. Without run->lock. How many. */
 uint32_t bxi_grants_reclaim(struct bx_job *job);
-/* The same, if a thread waits for leases; true if any came back. */
+/* The same, if a thread waits for leases; true if any was returned. */
 static inline bool bxi_grants_reclaim_wanted(struct bx_job *job)
 {
     /* [lease.waiters] sequentially consistent, pairs with the addition in bxi_grants_want. */
     return bxi_load_seq_cst(&job->lend->lease_waiters) != 0 && bxi_grants_reclaim(job) > 0;
 }
-void bxi_grants_want(struct bx_job *job);       /* this thread is about to wait for leases; then unwant */
+void bxi_grants_want(struct bx_job *job);       /* before a wait for leases; after it, unwant */
 void bxi_grants_unwant(struct bx_job *job);
+/* Ends the leases whose frames end at or before through_pos: the peer refused those frames unread. */
 void bxi_grants_refused(struct bx_job *job, struct bxi_lend_peer *peer, uint64_t through_pos);
-void bxi_grants_unsent(struct bx_job *job, struct bxi_lend_peer *peer);     /* its queue of frames was dropped */
+void bxi_grants_unsent(struct bx_job *job, struct bxi_lend_peer *peer);     /* its queued frames were dropped */
 void bxi_grants_take_back(struct bx_job *job, struct bxi_lend_peer *peer);  /* its process is dead */
 void bxi_grants_destroy(struct bxi_lend_peer *peer);
 
 /* ---- loan.c --------------------------------------------------------------------------------------- */
-/* What a private copy of a frame's body lends. 0; BX_E_CORRUPT; -ENOMEM, with the lease given back. Role.
- * out->data may point into body. */
+/* Opens the loan of a frame; body is a private copy of the frame's. 0; BX_E_CORRUPT; -ENODEV; -ENOMEM. Role. out->data
+ * may point into body. */
 int bxi_loan_open(struct bx_job *job, struct bxi_lend_peer *peer, const unsigned char *body, size_t body_bytes,
                   struct bxi_loan **out);
-void bxi_loan_release(struct bxi_loan *loan);   /* NULL is fine; any thread, not under the job's lock */
+void bxi_loan_release(struct bxi_loan *loan);   /* loan may be NULL; any thread, without run->lock */
 void bxi_loan_end(struct bxi_loan *loan);       /* its last reference is gone (bxi_storage_release) */
-void bxi_loan_drop_held(struct bxi_lend_peer *peer);            /* what bxi_device_hold opened and nobody took */
-/* Gives back a lease of a frame that nobody has read; progress has stopped. */
+void bxi_loan_drop_held(struct bxi_lend_peer *peer);      /* of bxi_device_hold, if bxi_loan_open did not take it */
+/* Returns the lease of an unread frame; progress has stopped. */
 void bxi_loan_return_unread(struct bx_job *job, int rank, uint32_t slot, uint64_t generation);
-void bxi_returns_close(struct bxi_lend_peer *peer);   /* the job ends: nothing more is given back */
+void bxi_returns_close(struct bxi_lend_peer *peer);   /* the job ends: no more words are written */
 
 /* ---- tensor.c -------------------------------------------------------------------------------------- */
-/* A block of the arena for the bytes of a message, as a tensor; errors name the message. */
+/* A block of the arena for a message's bytes, as a tensor; error sentences say "a message". */
 int bxi_tensor_for_bytes(struct bx_job *job, size_t bytes, struct bx_tensor **tensor);
 
 #endif

@@ -58,7 +58,7 @@ struct bxi_tensor_head {
 #define BXI_STAGED 2u               /* meant for a device, sent through the arena: no path between the devices */
 #define BXI_TENSOR_HEAD_MAX (sizeof(struct bxi_tensor_head) + 16 * BX_DIMS_MAX)
 
-/* ---- Tensors (tensor.c) -------------------------------------------------------------------------- */
+/* ---- Tensors (storage.c, tensor.c) ----------------------------------------------------------------- */
 
 enum bxi_storage_kind {
     BXI_STORE_ARENA = 1,        /* a block of an arena of this process */
@@ -77,7 +77,7 @@ struct bxi_storage {
     size_t bytes;
     struct bxi_arena *arena;    /* ARENA: one reference */
     uint32_t fork_generation;   /* ARENA, DEVICE, LOAN: of the process that made it; a forked child frees nothing */
-    bx_free_fn free_fn;         /* FOREIGN */
+    bx_free_fn free_fn;         /* FOREIGN: may be NULL; LOAN: ends the loan */
     void *context;
     struct bxi_device_block *device;    /* DEVICE */
 };
@@ -108,6 +108,7 @@ struct bxi_shape {
     const int64_t *strides;
 };
 int bxi_tensor_shape(struct bx_tensor *tensor, const struct bxi_shape *shape, uint64_t *extent_bytes);
+bool bxi_refs_drop(bxi_a32 *refs);      /* one reference of a storage or a view; true if it was the last */
 void bxi_storage_acquire(struct bxi_storage *storage);
 void bxi_storage_release(struct bxi_storage *storage);
 
@@ -291,7 +292,6 @@ void bxi_grants_destroy(struct bxi_lend_peer *peer);
 int bxi_loan_open(struct bx_job *job, struct bxi_lend_peer *peer, const unsigned char *body, size_t body_bytes,
                   struct bxi_loan **out);
 void bxi_loan_release(struct bxi_loan *loan);   /* loan may be NULL; any thread, without run->lock */
-void bxi_loan_end(struct bxi_loan *loan);       /* its last reference is gone (bxi_storage_release) */
 void bxi_loan_drop_held(struct bxi_lend_peer *peer);      /* of bxi_device_hold, if bxi_loan_open did not take it */
 /* Returns the lease of an unread frame; progress has stopped. */
 void bxi_loan_return_unread(struct bx_job *job, int rank, uint32_t slot, uint64_t generation);

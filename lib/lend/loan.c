@@ -106,9 +106,12 @@ static void give_back(struct bxi_returns *returns, uint32_t slot, uint64_t gener
 
 /* ---- loans --------------------------------------------------------------------------------------------- */
 
-void bxi_loan_end(struct bxi_loan *loan)
+/* The last reference is dropped. */
+static void end_loan(void *context)
 {
-    /* In a child of a fork the loan is its parent's, and so is the mapping. */
+    struct bxi_loan *loan = context;
+
+    /* In the child of a fork loan and mapping are its parent's. */
     if (loan->returns != NULL && bxi_load_relaxed(&bxi_forks) == loan->storage.fork_generation) {
         struct bxi_gpu_point point;
         bool device = loan->device != NULL;
@@ -257,6 +260,8 @@ static struct bxi_loan *make_loan(struct bxi_lend_peer *peer, const struct bxi_l
         return NULL;
     bxi_store_relaxed(&loan->storage.refs, 1);
     loan->storage.kind = BXI_STORE_LOAN;
+    loan->storage.free_fn = end_loan;
+    loan->storage.context = loan;
     loan->storage.base = (unsigned char *)(uintptr_t)peer->arena->base;     /* only ever read */
     loan->storage.bytes = peer->arena->bytes;
     loan->storage.fork_generation = bxi_load_relaxed(&bxi_forks);   /* relaxed: as in arena_memory */

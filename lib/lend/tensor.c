@@ -1,18 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Tensors and the memory behind them: making, wrapping, counting, asking. Views and copies are in
- * tensor_view.c. Any thread; no lock but the job's, briefly, for the figures of an error.
+ * Tensors: creating them in the arena or on the heap, wrapping memory of the program, reference counts, properties.
+ * Views and copies are in tensor_view.c. Any thread. The only lock is run->lock, taken briefly: to collect returned
+ * leases, and for the figures of an error.
  *
- * A tensor that is created and its storage are one malloc, and have one count, the storage's: most tensors
- * have no view, and sending 161 gradients makes 161 of them. A view has a count of its own and one reference
- * to the storage. So the storage lives as long as any tensor in it, and whoever lends it (lease.c) takes
- * references to the storage and never to a tensor.
+ * A created tensor and its storage are one malloc with one reference count, the storage's: most tensors have no view,
+ * and sending 161 gradients creates 161 tensors. A view has its own count and one reference to the storage. So the
+ * storage lives as long as any tensor in it. A grant (grant.c) references storages, never tensors.
  *
- * Killed at any point: counts and heads are private memory, nothing here is seen by peers.
+ * Killed at any point: reference counts and descriptions are private memory, which peers do not see.
  */
 #include "lend.h"
-
-#include "shm/cancel.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -126,82 +124,6 @@ int bxi_tensor_shape(struct bx_tensor *tensor, const struct bxi_shape *shape, ui
     tensor->contiguous = shape->strides == NULL || is_row_major(tensor);
     *extent_bytes = empty ? 0 : (uint64_t)bytes;
     return 0;
-}
-
-/* ---- Device memory ------------------------------------------------------------------------------ */
-
-static _Atomic(const struct bxi_device_ops *) device_ops;
-
-void bxi_device_register(const struct bxi_device_ops *ops)
-{
-    /* [device.ops] release, pairs with the acquire in bxi_device_ops. */
-    bxi_store_release(&device_ops, ops);
-}
-
-const struct bxi_device_ops *bxi_device_ops(void)
-{
-    /* [device.ops] acquire, pairs with the release in bxi_device_register. */
-    return bxi_load_acquire(&device_ops);
-}
-
-/* ---- Storage ----------------------------------------------------------------------------------- */
-
-void bxi_storage_acquire(struct bxi_storage *storage)
-{
-    bxi_add(&storage->refs, 1);
-}
-
-static void free_foreign(struct bxi_storage *storage)
-{
-    BXI_UNCANCELLED;
-
-    storage->free_fn(storage->context);
-}
-
-static void storage_free(struct bxi_storage *storage)
-{
-    switch (storage->kind) {
-    case BXI_STORE_ARENA:
-        /* A child has neither the memory nor a say in it: both are its parent's. */
-        if (bxi_load_relaxed(&bxi_forks) == storage->fork_generation) {
-            bxi_arena_free(storage->arena, storage->base);
-            bxi_arena_release(storage->arena);
-        }
-        break;
-    case BXI_STORE_HEAP:
-        free(storage->base);
-        break;
-    case BXI_STORE_FOREIGN:
-        if (storage->free_fn != NULL)
-            free_foreign(storage);
-        break;
-    case BXI_STORE_DEVICE:
-        if (bxi_load_relaxed(&bxi_forks) == storage->fork_generation)
-            bxi_device_ops()->block_free(storage->device);
-        break;
-    case BXI_STORE_LOAN:
-        bxi_loan_end((struct bxi_loan *)storage);
-        return;
-    }
-    free(storage);
-}
-
-/* Drops one of a count; true if it was the last. Who finds a single reference holds it, so that nobody else
- * can take or drop one meanwhile: no locked instruction. */
-static bool drop(bxi_a32 *refs)
-{
-    /* [tensor.refs] acquire, pairs with the add below: what other holders did to the memory comes before it
-     * is given back. */
-    if (bxi_load_acquire(refs) == 1)
-        return true;
-    /* [tensor.refs] acquire and release, pairs with itself and with the load above, in drop: as there. */
-    return bxi_add(refs, (uint32_t)-1) == 1;
-}
-
-void bxi_storage_release(struct bxi_storage *storage)
-{
-    if (drop(&storage->refs))
-        storage_free(storage);
 }
 
 /* ---- Making ------------------------------------------------------------------------------------ */
@@ -403,7 +325,7 @@ void bx_tensor_release(struct bx_tensor *tensor)
     struct bxi_storage *storage = tensor->storage;
 
     if (!tensor->embedded) {
-        if (!drop(&tensor->refs))
+        if (!bxi_refs_drop(&tensor->refs))
             return;
         free(tensor);
     }

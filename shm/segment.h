@@ -44,7 +44,7 @@ int bxi_segment_open_device(struct bxi_segment *segment, int world_size);
 void *bxi_segment_device(const struct bxi_segment *segment);
 unsigned char *bxi_segment_device_pair(const struct bxi_segment *segment, int to);
 unsigned char *bxi_segment_ring(const struct bxi_segment *segment, int to);
-/* BXI_LEASE_MAX words by which the owner returns leases of peer `to`; only after open_ring. */
+/* BXI_LEASE_MAX words by which the owner returns leases of peer `to`; only after bxi_segment_open_ring. */
 bxi_a64 *bxi_segment_leases(const struct bxi_segment *segment, int to);
 
 /* Unlinks the name, unmaps and closes. */

@@ -252,8 +252,8 @@ void bxi_spawn_note_wait(const struct bx_job *job, const struct bxi_boot_paths *
 void bxi_spawn_forget(const struct bx_job *job);
 
 /* For a worker of the job that bx_spawn was asked for. BX_E_WORKER_FAILED with a sentence if the worker of that rank
- * has ended (-1: any worker; the first); else 0. how_ended waits for that up to a second: the worker has hung up.
- * Start. */
+ * has ended (-1: any worker; the first); else 0. bxi_spawn_how_ended waits for that up to a second: the worker has hung
+ * up. Start. */
 int bxi_spawn_ended(const struct bx_job *job, int rank);
 int bxi_spawn_how_ended(const struct bx_job *job, int rank);
 /* The worker is in the job from here on, or has left it. bx_job_start; bxi_job_leave. */

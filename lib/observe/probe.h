@@ -10,7 +10,7 @@
  *     handler_end    rank, caller, name, id, code
  *     batch_begin    rank, name, rows
  *     batch_end      rank, name, rows, code
- *     sleep          rank, who                            enum bxi_trace_who
+ *     sleep          rank, who                            enum bxi_sleeps
  *     wake           rank, who, rung                      rung: not by the time alone
  *
  * function is the index in the callee's table, name the function's name, terminated by a zero; id is the caller's

@@ -319,7 +319,7 @@ const struct bxi_role *bxi_take_role_or_tell(struct bxi_run *run)
     const struct bxi_role *role;
 
     while ((role = bxi_take_role(run)) == NULL) {
-        /* [events] sequentially consistent, pairs with work_waits: the holder sees the event before it
+        /* [events] sequentially consistent, pairs with bxi_work_waits: the holder sees the event before it
          * sleeps or leaves, or this sees that it has armed. */
         if (bxi_load_seq_cst(&run->events) == 0)
             return NULL;
@@ -346,7 +346,7 @@ void bxi_note(struct bxi_run *run, uint32_t bits)
 
 void bxi_event(struct bxi_run *run, uint32_t bits)
 {
-    /* [events] sequentially consistent, pairs with the load in work_waits across the arming fence. */
+    /* [events] sequentially consistent, pairs with the load in bxi_work_waits across the arming fence. */
     atomic_fetch_or(&run->events, bits);
     if (driving == run || run->bell.word == NULL)
         return;

@@ -251,7 +251,7 @@ void bxi_note(struct bxi_run *run, uint32_t bits);         /* the same, by a thr
 void bxi_poke(struct bxi_run *run);                        /* one pass, if nobody else drives */
 /* own_loop, or beside the background thread: passes until there is nothing to do, or for long. How much. */
 int bxi_run_once(struct bxi_run *run);
-/* From now on somebody needs replies to be read though no thread waits for them; until less_eager. */
+/* From now on somebody needs replies to be read though no thread waits for them; until bxi_less_eager. */
 void bxi_more_eager(struct bxi_run *run);
 void bxi_less_eager(struct bxi_run *run);
 bool bxi_may_wait(void);                                    /* false in handlers and callbacks */

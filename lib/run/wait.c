@@ -123,7 +123,7 @@ static void link_waiter(struct bxi_run *run, struct bxi_waiter *waiter)
     if (run->waiters != NULL)
         run->waiters->prev = waiter;
     run->waiters = waiter;
-    /* [waiting] sequentially consistent, pairs with the loads in bxi_wake and leave_role: this thread
+    /* [waiting] sequentially consistent, pairs with the loads in bxi_wake and bxi_leave_role: this thread
      * calls its ready and loads the role after it. */
     bxi_add_seq_cst(&run->waiting, 1);
     if (!waiter->passive)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The doorbell; doorbell.h has the protocol and what a kill leaves at each step. The sleeper's functions run with the
- * progress role, the producer's under the job's lock.
+ * progress role, the producer's under run->lock.
  */
 #include "doorbell.h"
 

@@ -36,7 +36,7 @@ struct bxi_bell {                   /* the sleeper's side; written with the prog
     uint64_t count;
 };
 
-struct bxi_bell_peer {              /* a producer's side; under the job's lock */
+struct bxi_bell_peer {              /* a producer's side; under run->lock */
     const bxi_a64 *word;
     int fd[2];                      /* background, leader */
     bxi_a64 rang_for;               /* the armed word for which it rang last */

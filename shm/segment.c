@@ -2,8 +2,8 @@
 /*
  * Creates, maps and checks control segments. object.c has their names and the owner lock.
  *
- * Who runs it: a worker, in the thread that starts or ends its job (create, attach, destroy, detach); a thread with the
- * job's lock when a pair first talks (bxi_segment_open_ring).
+ * Who runs it: a worker, in the thread that starts or ends its job (create, attach, destroy, detach); a thread that
+ * holds run->lock, when a pair first talks (bxi_segment_open_ring).
  *
  * Killed after the owner lock: the kernel drops the lock with the last descriptor, a reaper removes the name, peers
  * keep their mappings.

@@ -2,9 +2,9 @@
 /*
  * The counters of a worker, in one list from which the layout, the names and bx_counter are made.
  *
- * The domain names the one writer: "role", the thread with the progress role; "lock", a thread that holds the job's
- * lock; "any", any thread, by atomic addition. Any process may read them at any time. They only grow, except gpu_bytes
- * and gpu_bytes_used.
+ * The domain names the one writer: "role", the thread with the progress role; "lock", a thread that holds run->lock;
+ * "any", any thread, by atomic addition. Any process may read them at any time. They only grow, except gpu_bytes and
+ * gpu_bytes_used.
  */
 #ifndef BXI_COUNTERS_H
 #define BXI_COUNTERS_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The tables of the segment that are allocated when they are first needed: rows of calls, and histograms. Runs under
- * the job's lock.
+ * run->lock.
  */
 #include "observe/tables.h"
 

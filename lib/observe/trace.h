@@ -5,7 +5,7 @@
  * The engine calls one function of this header, or of rpc/mark.h, at each event; any thread, with or without the job's
  * lock. While the trace is off, which is for the whole life of a job, each costs a load and a test of one pointer.
  * While it is on, events are recorded in memory (trace.c) and written to the file in batches (trace_file.c): when
- * enough have gathered, before a thread sleeps, and when the job ends; never under the job's lock.
+ * enough have gathered, before a thread sleeps, and when the job ends; never under run->lock.
  *
  * What the file shows:
  *

@@ -3,7 +3,7 @@
  * The way out: frames into a peer's ring or, while that is full, into a private queue; and the bells
  * that wake the peer.
  *
- * Runs in any thread that sends, under the job's lock. The queue is bounded: a request needs one of 1024 slots, a reply
+ * Runs in any thread that sends, under run->lock. The queue is bounded: a request needs one of 1024 slots, a reply
  * answers one of the caller's 1024, and one-way calls are never queued. So a thread that consumes a ring never waits
  * for room, and two full rings cannot block each other.
  *

@@ -117,7 +117,7 @@ int bxi_pool_submit(struct bx_job *job, struct bxi_task *task);
 /* The sentence for what submit or bxi_waiting_begin returned; NULL: the code has its own. */
 #define BXI_POOL_WHY_BYTES 160
 const char *bxi_pool_why(int rc, char text[BXI_POOL_WHY_BYTES]);
-/* Takes the task out of the queue; false if a thread has it. The job's lock may be held. */
+/* Takes the task out of the queue; false if a thread has it. run->lock may be held. */
 bool bxi_pool_take(struct bx_job *job, struct bxi_task *task);
 bool bxi_pool_block(struct bx_job *job);        /* this thread begins to wait; true if it is the pool's */
 void bxi_pool_unblock(struct bx_job *job);

@@ -9,8 +9,8 @@
  * bxi_run_once.
  *
  * Time is a counter that may advance between any two steps, so each step may take long, and a deadline may pass
- * between any two steps. role.pml checks the fences of the role: here memory is sequentially consistent, and what the
- * job's lock covers is one step.
+ * between any two steps. role.pml checks the fences of the role: here memory is sequentially consistent, and what
+ * run->lock covers is one step.
  *
  * Property. When only time can move, every deadline that has passed has been fired, unless the holder of the role is
  * in a handler (Clock). In the end no deadline is left.
@@ -361,7 +361,7 @@ end_asleep:
 }
 #endif
 
-/* Any thread, with the job's lock: a call with a deadline. */
+/* Any thread, with run->lock: a call with a deadline. */
 proctype Setter()
 {
     byte at;

@@ -265,9 +265,10 @@ $(B)/tests/kill_steps: $(steps_OBJS)
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D) && $(CC) -o $@ $^ $(ALL_LDFLAGS) $(RUNNER_LIBS) $(LIBS)
 
+# tests/job/test_job_memory.c lets single allocations fail.
 $(B)/tests/unit: $(call objects,$(unit_SRCS)) $(STATIC_LIB) $(STATIC_NN)
 	$(call say,LINK,$@)
-	$(link) $(RUNNER_LIBS) $(LIBS)
+	$(link) $(patsubst %,-Xlinker --wrap=%,malloc calloc realloc aligned_alloc) $(RUNNER_LIBS) $(LIBS)
 
 $(FAKE_CUDA): $(call objects,$(FAKE_SRCS))
 	$(call say,LINK,$@)

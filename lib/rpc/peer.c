@@ -97,8 +97,9 @@ int bxi_peers_create(struct bx_job *job)
 
     job->lend->ops = &operations;
     job->rpc->peers = calloc((size_t)job->world_size, sizeof *job->rpc->peers);
-    job->lend->peers = calloc((size_t)job->world_size, sizeof *job->lend->peers);
-    if (job->rpc->peers == NULL || job->lend->peers == NULL)
+    if (job->rpc->peers != NULL)    /* free_job: where these are, those are */
+        job->lend->peers = calloc((size_t)job->world_size, sizeof *job->lend->peers);
+    if (job->lend->peers == NULL)
         return bx_fail(-ENOMEM, "no memory for %d workers", job->world_size);
     for (int rank = 0; rank < job->world_size; rank++)
         bxi_peer_init(job, rank);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Tensors in device memory, on gpu/. device.c has the job's devices, streams and peers; tensor.c the tensors of this
- * worker; loan.c the borrowed ones.
+ * Tensors in device memory, on gpu/. open.c opens devices; device.c has the job's devices, streams and peers;
+ * tensor.c the tensors of this worker; loan.c the borrowed ones.
  *
  * A job opens its devices one by one (bx_gpu_open). Until the first is open job->device->devices is NULL, and nothing
  * here is called. A tensor or a loan may outlive the job: it holds a reference to struct bxi_devices, and checks under
@@ -51,9 +51,12 @@ static inline const struct bxi_gpu_region *bxi_device_region(const struct bxi_co
     return (const struct bxi_gpu_region *)(const void *)((const unsigned char *)control + BXI_DEVICE_OFFSET);
 }
 
+/* ---- device.c --------------------------------------------------------------------------------------- */
+
 void bxi_devices_release(struct bxi_devices *devices);
 /* This process's open devices, for calls without a job: a new reference; or NULL. */
 struct bxi_devices *bxi_devices_current(void);
+void bxi_devices_set_current(struct bxi_devices *devices);
 /* Takes the lock and returns true if the driver is open; else false, without the lock. */
 bool bxi_devices_enter(struct bxi_devices *devices);
 void bxi_devices_leave(struct bxi_devices *devices);
@@ -78,7 +81,9 @@ int bxi_devices_alloc(struct bxi_devices *devices, uint32_t device, uint64_t byt
 int bxi_devices_find(const struct bxi_devices *devices, int ordinal);
 /* Index of the stream; NULL: the device's own. -ENOSPC, errors of gpu/; with a sentence. */
 int bxi_devices_stream(struct bxi_devices *devices, uint32_t device, void *stream);
-/* The same, of the device's stream for staging; of the joining stream. */
+/* Adds a stream; NULL: creates one. Its index, or an error as above. */
+int bxi_devices_add_stream(struct bxi_devices *devices, uint32_t device, void *stream);
+/* Index of the device's stream for staging; of the joining stream; created on first use. Errors as above. */
 int bxi_devices_staging(struct bxi_devices *devices, uint32_t device);
 int bxi_devices_joining(struct bxi_devices *devices);
 /* gpu/'s peer, opened on first use; NULL of oneself. 0; -ENODEV: no GPU is open on one side; BX_E_PEER_DEAD; errors of

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Opening the job's GPUs: loading the driver, the region in this worker's segment, each device with its own stream, the
+ * table that lend calls, and the source through which the progress role polls gpu/. The program's threads; the two
+ * polls with the progress role.
+ */
+#include "device.h"
+
+#include "shm/cancel.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#define POLL_NS 10000000
+
+static const struct bxi_device_ops operations = {
+    .block_free = bxi_device_block_free, .block_until = bxi_device_block_until,
+    .copy = bxi_device_copy,             .copy_into = bxi_device_copy_into,
+    .wrap = bxi_device_wrap,             .pack = bxi_device_pack,
+    .loan_make = bxi_device_loan_make,   .loan_part = bxi_device_loan_part,
+    .loan_end = bxi_device_loan_end,
+};
+
+/* Under run->lock. Allocates the region's pages before device_open publishes them. */
+static int show_region(struct bx_job *job)
+{
+    int rc = bxi_segment_open_device(&job->segment, job->world_size);
+
+    if (rc < 0)
+        return bx_fail(BX_E_NO_SPACE, "no room in /dev/shm for the %u KiB by which worker '%s' shares device memory "
+                                      "(%s); make it larger (mount -o remount,size=, docker --shm-size)",
+                       (BXI_DEVICE_BYTES + BXI_DEVICE_PAIR_BYTES * (unsigned)job->world_size) / 1024, job->name,
+                       bx_strerror(rc));
+    return 0;
+}
+
+/* After a sleep that timed out. */
+static void poll_devices(void *context, const struct bxi_role *role)
+{
+    (void)role;
+    bxi_devices_poll(context);
+}
+
+/* At most once in 10 ms while the worker is busy: peers that free slabs must not wait until it is idle. */
+static void poll_devices_now_and_then(void *context, const struct bxi_role *role, uint64_t now_ns)
+{
+    struct bxi_devices *devices = bxi_devices_of(context);
+
+    if (now_ns - devices->polled_ns < POLL_NS)
+        return;
+    devices->polled_ns = now_ns;
+    poll_devices(context, role);
+}
+
+/* Registered with the first device: a job without devices does no work for it in its passes. */
+static const struct bxi_source_ops device_source = {
+    .now_and_then = poll_devices_now_and_then,
+    .watchdog = poll_devices,
+};
+
+static int make_devices(struct bx_job *job, struct bxi_devices **out)
+{
+    struct bxi_devices *devices = calloc(1, sizeof *devices);
+    struct bxi_gpu_options options = { .region = bxi_segment_device(&job->segment) };
+    int rc;
+
+    if (devices == NULL)
+        return bx_fail(-ENOMEM, "no memory for the list of devices");
+    bxi_store_relaxed(&devices->refs, 1);       /* relaxed: nobody else knows it yet */
+    devices->job = job;
+    devices->fork_generation = job->fork_generation;
+    devices->joining = BXI_NO_STREAM;
+    pthread_mutex_init(&devices->lock, NULL);
+    bxi_lock(&job->run->lock);
+    rc = show_region(job);
+    bxi_unlock(&job->run->lock);
+    if (rc == 0 && (rc = bxi_gpu_open(&options, &devices->gpu)) < 0)
+        rc = bx_fail(rc, "%s", bxi_gpu_text());
+    if (rc < 0) {
+        bxi_devices_release(devices);
+        return rc;
+    }
+    bxi_lock(&job->run->lock);
+    /* [devices] release, pairs with the acquire in bxi_devices_of. */
+    bxi_store_release(&job->device->devices, devices);
+    bxi_run_add(job->run, &device_source, job);
+    bxi_unlock(&job->run->lock);
+    bxi_device_register(&operations);
+    bxi_devices_set_current(devices);
+    *out = devices;
+    return 0;
+}
+
+/* Loads the driver once. It has its own lock, because loading takes long. */
+static int load(struct bx_job *job, struct bxi_devices **out)
+{
+    static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
+    int rc = bxi_job_check(job);
+
+    if (rc < 0)
+        return rc;
+    if (bxi_load_relaxed(&job->phase) != BXI_STARTED)
+        return bx_fail(BX_E_STATE, "device memory is there between bx_job_start and bx_job_shutdown");
+    pthread_mutex_lock(&loading);
+    *out = bxi_devices_of(job);
+    if (*out == NULL)
+        rc = make_devices(job, out);
+    pthread_mutex_unlock(&loading);
+    return rc;
+}
+
+/* Loads the driver and enters the devices. 0, or an error with a sentence. */
+static int load_and_enter(struct bx_job *job, struct bxi_devices **out)
+{
+    int rc = load(job, out);
+
+    if (rc == 0 && !bxi_devices_enter(*out))
+        rc = bx_fail(BX_E_SHUTDOWN, "worker '%s' has shut down", job->name);
+    return rc;
+}
+
+static bool is_open(const struct bxi_devices *devices, int ordinal)
+{
+    for (uint32_t i = 0; i < devices->count; i++)
+        if (devices->open[i].ordinal == ordinal)
+            return true;
+    return false;
+}
+
+/* Under devices->lock. */
+static int add_device(struct bxi_devices *devices, struct bxi_gpu_device *device)
+{
+    uint32_t index = devices->count;
+    int rc;
+
+    devices->open[index].device = device;
+    rc = bxi_devices_add_stream(devices, index, NULL);
+    if (rc < 0)
+        return rc;
+    devices->open[index].ordinal = bxi_gpu_device_ordinal(device);
+    devices->open[index].stream = (uint32_t)rc;
+    devices->open[index].staging = BXI_NO_STREAM;
+    devices->count++;
+    return 0;
+}
+
+/* Called inside enter, leaves. The driver takes long and runs without the lock: another thread may open the same device
+ * meanwhile. */
+static int open_and_leave(struct bxi_devices *devices, int ordinal)
+{
+    struct bxi_gpu *gpu = devices->gpu;
+    struct bxi_gpu_device *device;
+    bool known = is_open(devices, ordinal);
+    int rc = 0;
+
+    bxi_devices_pin(devices);
+    if (!known && (rc = bxi_gpu_device_open(gpu, ordinal, &device)) < 0)
+        rc = bxi_devices_fail(rc == -EINVAL ? -ENODEV : rc, "the GPU cannot be used");
+    pthread_mutex_lock(&devices->lock);
+    if (rc == 0 && devices->gpu == NULL)
+        rc = bx_fail(BX_E_SHUTDOWN, "worker '%s' has shut down", devices->job->name);
+    if (rc == 0 && !is_open(devices, ordinal))
+        rc = add_device(devices, device);
+    pthread_mutex_unlock(&devices->lock);
+    bxi_devices_unpin(devices);
+    return rc;
+}
+
+int bx_gpu_open(struct bx_job *job, int ordinal, struct bx_device *device)
+{
+    BXI_UNCANCELLED;
+    struct bxi_devices *devices;
+    int rc = load_and_enter(job, &devices);
+
+    if (rc < 0)
+        return rc;
+    rc = open_and_leave(devices, ordinal);
+    if (rc < 0)
+        return rc;
+    /* [device.open] release, pairs with the acquire in open_peer: the pages and gpu/'s head are written before. */
+    bxi_store_release(&job->control->header.device_open, 1);
+    if (device != NULL)
+        *device = (struct bx_device){ BX_CUDA, ordinal };
+    return 0;
+}
+
+int bx_gpu_count(struct bx_job *job)
+{
+    struct bxi_devices *devices;
+    int rc = load_and_enter(job, &devices);
+
+    if (rc < 0)
+        return rc;
+    rc = bxi_gpu_device_count(devices->gpu);
+    bxi_devices_leave(devices);
+    return rc;
+}
+
+bool bx_gpu_is_fake(struct bx_job *job)
+{
+    struct bxi_devices *devices;
+    bool fake;
+
+    if (load_and_enter(job, &devices) < 0)
+        return false;
+    fake = bxi_gpu_is_fake(devices->gpu);
+    bxi_devices_leave(devices);
+    return fake;
+}

@@ -15,14 +15,14 @@
  *
  * What the other side does if this process is killed:
  *   owner    after the grant, before its frame is published   nothing was lent
- *   owner    after that                                       its arena stays mapped until the last tensor
- *                                                             of it is released; the words are read by nobody
+ *   owner    after that                                       the borrower keeps the arena mapped until it has
+ *                                                             released the last tensor; nothing reads the words
  *   borrower before it wrote the word                         the owner takes the lease back with its pidfd
- *   borrower after it                                         the lease is back
- * A lease whose frame was refused unread ends with the refusal; one whose peer was cut off or has left while
- * it holds, when that process ends.
+ *   borrower after it                                         the lease is returned
+ * If the peer refuses the frame unread, the lease ends with the refusal. If the peer was cut off or has left while it
+ * holds the lease, the lease ends with its process.
  *
- * A word that is neither its old value nor the generation that is on loan is nonsense: the peer is cut off.
+ * A word that is neither its old value nor the generation on loan is invalid: the peer is cut off.
  *
  * Waiting for a lease: the owner sets want_lease for all peers. The borrower reads it after its word and a full fence,
  * as want_credit is read for rings (shm/ring.h).
@@ -60,7 +60,7 @@ static int make_slots(struct bx_job *job, struct bxi_lend_peer *peer)
     return 0;
 }
 
-/* The borrower's words; NULL until its ring towards this worker, and they with it, is allocated. */
+/* The borrower's lease words; NULL until it has allocated its ring towards this worker, and the words with it. */
 static const bxi_a64 *find_words(struct bx_job *job, struct bxi_lend_peer *peer)
 {
     struct bxi_grants *grants = &peer->grants;
@@ -116,11 +116,11 @@ static void unlink_out(struct bxi_grants *grants, uint16_t index)
     grants->free = index;
 }
 
-/* Blocks of leases that ended under the lock, to be released without it. */
+/* Holds of leases that ended under run->lock, to be released without it. */
 struct ended {
     struct bxi_storage **holds[RELEASE_AT_ONCE];
     uint32_t hold_count[RELEASE_AT_ONCE];
-    struct bxi_lend_peer *from[RELEASE_AT_ONCE];         /* whose point it is; NULL: it came back without */
+    struct bxi_lend_peer *from[RELEASE_AT_ONCE];         /* whose point it is; NULL: returned without a point */
     struct bxi_gpu_point point[RELEASE_AT_ONCE];
     uint32_t count;
 };
@@ -161,7 +161,7 @@ static void drop_ended(struct ended *ended)
     ended->count = 0;
 }
 
-/* The point that came back with lease `index`; read after its word. */
+/* The point returned with lease `index`. Call it after reading the lease word. */
 static struct bxi_gpu_point point_of(const struct bx_job *job, const struct bxi_lend_peer *peer, uint16_t index)
 {
     const bxi_a64 *words = peer->loop_words + BXI_LEASE_MAX + 1;
@@ -170,16 +170,16 @@ static struct bxi_gpu_point point_of(const struct bx_job *job, const struct bxi_
         words = (const bxi_a64 *)(const void *)((const unsigned char *)peer->view->control +
                                                 bxi_device_pair_offset(job->rank) + BXI_DEVICE_POINTS);
 
-    /* Relaxed, both: behind the acquire of the lease word, which was written after them. */
+    /* Relaxed, both: after the acquire of the lease word, which was written after them. */
     uint64_t which = bxi_load_relaxed((bxi_a64 *)&words[2 * index]);
 
     return (struct bxi_gpu_point){ .order = (uint16_t)which, .lane = (uint16_t)(which >> 16),
                                    .value = bxi_load_relaxed((bxi_a64 *)&words[2 * index + 1]) };
 }
 
-/* ---- what came back ---------------------------------------------------------------------------------- */
+/* ---- collecting returns ------------------------------------------------------------------------------ */
 
-/* One peer's words. True if there is more than fits `ended`. */
+/* Reads one peer's words. True if `ended` is full: call again. */
 static bool look_words(struct bx_job *job, struct bxi_lend_peer *peer, struct ended *ended)
 {
     struct bxi_grants *grants = &peer->grants;
@@ -203,7 +203,7 @@ static bool look_words(struct bx_job *job, struct bxi_lend_peer *peer, struct en
         if (word == slot->word)
             continue;
         if (word != slot->generation) {
-            bxi_error_enter();          /* the caller does not fail by it */
+            bxi_error_enter();          /* keep the caller's last error */
             job->lend->ops->suspect(job, peer->rank, "it gives back a lease that it was never given");
             bxi_error_leave();
             break;
@@ -227,7 +227,7 @@ static bool look_words(struct bx_job *job, struct bxi_lend_peer *peer, struct en
     return ended->count == RELEASE_AT_ONCE;
 }
 
-/* Leases have ended: whoever waits for that looks again, and so do the others, who are few. */
+/* Leases have ended: wakes all waiting threads, which are few; each rechecks its condition. */
 static void wake_waiters(struct bx_job *job)
 {
     /* [lease.waiters] sequentially consistent, pairs with the addition in bxi_grants_want. */
@@ -235,15 +235,15 @@ static void wake_waiters(struct bx_job *job)
         bxi_wake(job->run, NULL);
 }
 
-/* Takes what peers first to last have given back. How many. Whoever finds something wakes those who wait, who
- * would find nothing more. */
+/* Collects the returned leases of peers first to last. How many. It wakes the waiting threads, because a return that is
+ * collected here is not found by them. */
 static uint32_t reclaim(struct bx_job *job, int first, int last)
 {
     struct ended ended;
     uint32_t total = 0;
     bool more = true;
 
-    /* Relaxed: a grant of this thread's own is seen, and the others' may be looked at later. */
+    /* Relaxed: this thread's grants are seen; those of other threads may be read later. */
     while (more && bxi_load_relaxed(&job->lend->loans_out) != 0) {
         ended.count = 0;
         more = false;
@@ -269,8 +269,7 @@ struct range {                      /* of positions in a ring, both included */
     uint64_t first_pos, last_pos;
 };
 
-/* Ends the leases of a peer whose frame ends in the range, and counts them as `counter` and in the peer's own
- * word for it. */
+/* Ends the leases whose frames end in the range. Counts them as `counter` and in the peer's row of loans. */
 static void end_all(struct bx_job *job, struct bxi_lend_peer *peer, struct range range, enum bxi_counter counter)
 {
     struct bxi_loans *loans = &bxi_tables(job->control)->loans[peer->rank];
@@ -304,7 +303,7 @@ static void end_all(struct bx_job *job, struct bxi_lend_peer *peer, struct range
 
 void bxi_grants_refused(struct bx_job *job, struct bxi_lend_peer *peer, uint64_t through_pos)
 {
-    end_all(job, peer, (struct range){ 0, through_pos }, BXI_C_leases_returned);   /* nobody ever had them */
+    end_all(job, peer, (struct range){ 0, through_pos }, BXI_C_leases_returned);   /* never borrowed */
 }
 
 void bxi_grants_unsent(struct bx_job *job, struct bxi_lend_peer *peer)
@@ -317,7 +316,7 @@ void bxi_grants_take_back(struct bx_job *job, struct bxi_lend_peer *peer)
     bxi_lock(&job->run->lock);
     peer->grants.given_back_seen = BX_FOREVER;      /* it may have died between a word and its count */
     bxi_unlock(&job->run->lock);
-    reclaim(job, peer->rank, peer->rank);           /* what it had given back counts as that */
+    reclaim(job, peer->rank, peer->rank);           /* leases that it had returned count as returned */
     end_all(job, peer, (struct range){ 0, BX_FOREVER }, BXI_C_leases_taken_back);
 }
 
@@ -398,7 +397,7 @@ void bxi_grant_drop(struct bxi_grant *grant)
     *grant = (struct bxi_grant){ 0 };
 }
 
-/* ---- what a program may ask ---------------------------------------------------------------------------- */
+/* ---- figures and waits of the program ------------------------------------------------------------------ */
 
 static int check_rank(const struct bx_job *job, int rank)
 {
@@ -418,12 +417,12 @@ static void add_loans(struct bx_job *job, int rank, struct bx_loans *sum, uint64
     sum->granted += bxi_load_relaxed(&loans->granted);          /* relaxed: written under the lock */
     sum->returned += bxi_load_relaxed(&loans->returned);
     sum->taken_back += bxi_load_relaxed(&loans->taken_back);
-    sum->borrowed += bxi_load_relaxed(&loans->borrowed);        /* relaxed: a recent value will do */
+    sum->borrowed += bxi_load_relaxed(&loans->borrowed);        /* relaxed: a recent value is enough */
     if (since_ns != 0 && (*oldest_ns == 0 || since_ns < *oldest_ns))
         *oldest_ns = since_ns;
 }
 
-/* The next look reads every word, whatever the counts say: nonsense is found by who asks. */
+/* Makes the next collection read every word, whatever the counts are, so that it finds invalid words. */
 static void look_at_all_words(struct bx_job *job)
 {
     bxi_lock(&job->run->lock);
@@ -471,7 +470,7 @@ void bxi_grants_unwant(struct bx_job *job)
     bxi_lock(&job->run->lock);
     if (bxi_add_seq_cst(&job->lend->lease_waiters, (uint32_t)-1) == 1)
         for (int rank = 0; rank < job->world_size; rank++)
-            bxi_store_relaxed(&job->control->pair[rank].want_lease, 0);    /* relaxed: a bell too many is legal */
+            bxi_store_relaxed(&job->control->pair[rank].want_lease, 0);    /* relaxed: one bell too many is harmless */
     bxi_unlock(&job->run->lock);
 }
 

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The borrower's side of a lease: from a frame with a lease head to tensors, and back.
+ * The borrower's side of a lease: opening the loan of a frame, and returning the lease.
  *
- * Who runs it: loans are opened under the progress role, from a private copy of the frame; they end on the
- * thread that drops the last reference, under returns->lock. grant.c has the owner's side and says
- * what is left after a kill.
+ * Threads: the progress role opens loans, from a private copy of the frame. The thread that drops the last reference
+ * ends a loan; it writes the return under returns->lock. grant.c has the owner's side and the table of what a kill
+ * leaves behind.
  *
- * Everything that is parsed here is private memory: a frame is copied before, and what came by the arena is
- * copied at once. Of the peer's arena nothing but the tensors' elements is read, by whoever uses them, and
- * offsets and extents are checked against the mapping. A loan is one block of memory with all its tensors
- * in it, so that a message of ten thousand tensors costs one allocation.
+ * Only private memory is parsed: a frame is copied before, and records and bytes in the peer's arena are copied first.
+ * Nothing else of the peer's arena is read but the elements of tensors; offsets and extents are checked against the
+ * mapping. A loan is one block of memory with all its tensors, so a message of 10000 tensors costs one allocation.
  */
 #include "lend.h"
 
@@ -60,20 +59,20 @@ void bxi_returns_close(struct bxi_lend_peer *peer)
     returns_release(returns);
 }
 
-/* One more word is written. Lender's lock, or no other thread. */
+/* Counts a word written. Under returns->lock, or with no other thread. */
 static void count_return(bxi_a64 *given_back)
 {
-    /* [lease.count] release, pairs with the acquire in look_words: without it the owner sees the count before
-     * the word, and the word never. */
+    /* [lease.count] release, pairs with the acquire in look_words: without it the owner may see the count before
+     * the word, and then never reads the word. */
     bxi_store_release(given_back, bxi_load_relaxed(given_back) + 1);
 }
 
-/* When the work is done that reads what was lent, before the word that says it is back. Lender's lock. */
+/* Writes the point after which no GPU work reads the loan; the lease word is written after it. Under returns->lock. */
 static void put_point(struct bxi_returns *returns, uint32_t slot, const struct bxi_gpu_point *point)
 {
     struct bx_job *job = returns->job;
     int rank = returns->peer->rank;
-    bxi_a64 *words = returns->words + BXI_LEASE_MAX + 1;         /* of oneself */
+    bxi_a64 *words = returns->words + BXI_LEASE_MAX + 1;         /* to oneself */
 
     if (rank != job->rank)
         words = (bxi_a64 *)(void *)(bxi_segment_device_pair(&job->segment, rank) + BXI_DEVICE_POINTS);
@@ -82,7 +81,7 @@ static void put_point(struct bxi_returns *returns, uint32_t slot, const struct b
     bxi_store_relaxed(&words[2 * slot + 1], point->value);
 }
 
-/* point: NULL where nothing of it was device memory. */
+/* Returns a lease. point: NULL if the loan has no device memory. */
 static void give_back(struct bxi_returns *returns, uint32_t slot, uint64_t generation,
                       const struct bxi_gpu_point *point)
 {
@@ -132,8 +131,8 @@ void bxi_loan_release(struct bxi_loan *loan)
         bxi_storage_release(&loan->storage);
 }
 
-/* What a record's head says, checked; in device memory or in the arena. How far the elements may reach, from its
- * first one, goes to *room. Bytes of the record so far, or BX_E_CORRUPT, -ENODEV, -ENOMEM. */
+/* Checks a record's head, of a tensor in device memory or in the arena. *room: bytes that the tensor may span from its
+ * first element. Returns the bytes of the record parsed, or BX_E_CORRUPT, -ENODEV, -ENOMEM. */
 static int64_t parse_head(struct bxi_loan *loan, uint32_t index, const unsigned char *at, uint64_t left,
                           uint64_t *room)
 {
@@ -170,7 +169,7 @@ static int64_t parse_head(struct bxi_loan *loan, uint32_t index, const unsigned 
     return rc < 0 ? rc : (int64_t)(sizeof head + (named ? sizeof ref : 0));
 }
 
-/* One record at *at, of at most `left` bytes. Its length, or as parse_head. */
+/* Parses one record of at most `left` bytes. Its length, or errors as parse_head. */
 static int64_t parse_tensor(struct bxi_loan *loan, uint32_t index, const unsigned char *at, uint64_t left)
 {
     struct bx_tensor *tensor = &loan->tensors[index];
@@ -223,7 +222,7 @@ static int parse_tensors(struct bxi_loan *loan, const unsigned char *packed, uin
     return 0;
 }
 
-/* What lies behind the head, or a private copy of what it points to. 0, BX_E_CORRUPT, -ENOMEM. */
+/* Checks the head. *copy: records and bytes, if they are in the peer's arena, else NULL. 0, BX_E_CORRUPT, -ENOMEM. */
 static int fetch_packed(const struct bxi_lend_peer *peer, const struct bxi_lease_head *head, size_t body_bytes,
                         unsigned char **copy)
 {
@@ -243,7 +242,7 @@ static int fetch_packed(const struct bxi_lend_peer *peer, const struct bxi_lease
     if (*copy == NULL)
         return -ENOMEM;
     memcpy(*copy, view->base + head->packed_offset, head->packed_bytes);
-    /* Relaxed: set by the handler of SIGBUS in this very thread, if by anything. */
+    /* Relaxed: only the handler of SIGBUS sets it, in this thread. */
     if (bxi_load_relaxed((bxi_a32 *)&view->truncated) == 0)
         return 0;
     free(*copy);
@@ -262,7 +261,7 @@ static struct bxi_loan *make_loan(struct bxi_lend_peer *peer, const struct bxi_l
     loan->storage.kind = BXI_STORE_LOAN;
     loan->storage.free_fn = end_loan;
     loan->storage.context = loan;
-    loan->storage.base = (unsigned char *)(uintptr_t)peer->arena->base;     /* only ever read */
+    loan->storage.base = (unsigned char *)(uintptr_t)peer->arena->base;     /* mapped read-only */
     loan->storage.bytes = peer->arena->bytes;
     loan->storage.fork_generation = bxi_load_relaxed(&bxi_forks);   /* relaxed: as in arena_memory */
     loan->returns = returns;
@@ -274,7 +273,7 @@ static struct bxi_loan *make_loan(struct bxi_lend_peer *peer, const struct bxi_l
     return loan;
 }
 
-/* A large message without tensors has been copied whole: nothing of the peer's is needed any more. */
+/* A large message without tensors has been copied whole: return its lease at once. */
 static void settle(struct bxi_loan *loan)
 {
     bxi_arena_view_release(loan->view);
@@ -293,7 +292,7 @@ int bxi_loan_open(struct bx_job *job, struct bxi_lend_peer *peer, const unsigned
 
     if (peer->held != NULL || peer->held_code < 0) {
         rc = peer->held_code;
-        *out = peer->held;          /* it waited for device memory */
+        *out = peer->held;          /* opened by bxi_device_hold */
         peer->held = NULL;
         peer->held_code = 0;
         return rc;
@@ -308,7 +307,7 @@ int bxi_loan_open(struct bx_job *job, struct bxi_lend_peer *peer, const unsigned
 
     if (returns == NULL) {
         free(copy);
-        return -ENOMEM;         /* not even the word can be written: the lease ends with this process */
+        return -ENOMEM;         /* the word cannot be written: the lease ends with this process */
     }
     bxi_lock(&returns->lock);
     bxi_count(&bxi_tables(job->control)->loans[peer->rank].borrowed, 1);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a message lends, packed: a lease head, a record for each tensor, and the message's bytes, in the frame or, where
- * that is too small, in a block of the arena. Each block of memory that a tensor lies in is held by one reference and
- * one lease, once a message. A tensor that lies neither in this worker's arena nor on its devices is copied first.
+ * Packing what a message lends: a lease head, a record for each tensor, and the message's bytes. Records and bytes go
+ * into the frame, or into a block of the arena if a frame is too small. The grant holds each storage once, with one reference and one
+ * lease. A tensor that is neither in this worker's arena nor on its devices is copied first.
  *
- * Any thread, without the lock: copies take long, and new memory may take system calls. Killed here, nothing was lent.
+ * Any thread, without run->lock: copies take long, and new memory may take system calls. Killed here: nothing is lent.
  */
 #include "lend.h"
 
@@ -25,8 +25,8 @@ static size_t head_bytes(const struct bx_tensor *tensor)
            (tensor->contiguous ? 8u : 16u) * tensor->ndim;
 }
 
-/* Behind the holds stands a table by which those of one message are known: open addressing, empty where NULL,
- * at least twice as large as they can be many. */
+/* The table after the holds finds storages that the grant holds already: open addressing, NULL is empty, at least twice
+ * as many entries as holds. */
 static bool is_held(struct bxi_grant *grant, struct bxi_storage *storage)
 {
     size_t at = ((uintptr_t)storage >> 4) * UINT64_C(0x9e3779b97f4a7c15) >> 20;
@@ -41,7 +41,7 @@ static bool is_held(struct bxi_grant *grant, struct bxi_storage *storage)
 static void hold(struct bxi_grant *grant, struct bxi_storage *storage)
 {
     if (is_held(grant, storage))
-        return;                 /* a block that several tensors of the message lie in is lent once */
+        return;                 /* several tensors of one message share a storage: hold it once */
     bxi_storage_acquire(storage);
     bxi_add(&storage->leases, 1);
     grant->holds[grant->hold_count++] = storage;
@@ -54,7 +54,7 @@ static unsigned char *put_bytes(unsigned char *to, const void *from, size_t byte
     return to + bytes;
 }
 
-/* Its record, and what is to be held for it: one reference. */
+/* Writes a tensor's record. *storage: the storage to hold, one reference. */
 static int describe(struct bx_job *job, struct bxi_grant *grant, struct bx_tensor *tensor, unsigned char **to,
                     struct bxi_storage **storage)
 {
@@ -81,12 +81,12 @@ static int describe(struct bx_job *job, struct bxi_grant *grant, struct bx_tenso
     if (bxi_is_device(tensor) && !(head.flags & BXI_STAGED))
         *to = put_bytes(*to, &ref, sizeof ref);
     *to = put_bytes(*to, tensor->shape, row);
-    if (head.flags & BXI_STRIDED)           /* what was staged is packed */
+    if (head.flags & BXI_STRIDED)           /* a staged copy is row-major */
         *to = put_bytes(*to, tensor->strides, row);
     return 0;
 }
 
-/* One tensor into the grant: itself, or a copy in the arena, or on its device. */
+/* Adds one tensor to the grant, or a copy of it in the arena or on its device. */
 static int pack_one(struct bx_job *job, struct bxi_grant *grant, struct bx_tensor *tensor, unsigned char **to)
 {
     struct bxi_storage *storage = NULL;
@@ -111,7 +111,7 @@ static int pack_one(struct bx_job *job, struct bxi_grant *grant, struct bx_tenso
     return rc;
 }
 
-/* Where descriptors and bytes go: behind the head, or into a block of the arena if a frame is too small. */
+/* Allocates the body. *to: where records and bytes go: after the head, or in a block of the arena. */
 static int make_room(struct bx_job *job, struct bxi_grant *grant, size_t packed_bytes, unsigned char **to)
 {
     bool here = sizeof(struct bxi_lease_head) + packed_bytes <= BXI_BODY_MAX;
@@ -182,7 +182,7 @@ int bxi_grant_pack(struct bx_job *job, struct bxi_lend_peer *peer, const struct 
     if (message->bytes > 0)
         memcpy(to, message->data, message->bytes);
 
-    /* A copy is row-major and may need less than the strided original. */
+    /* The record of a row-major copy may be shorter than that of its strided original. */
     struct bxi_lease_head *head = (struct bxi_lease_head *)(void *)grant->body;
 
     head->packed_bytes = (uint64_t)(to - begin) + message->bytes;

@@ -16,8 +16,8 @@
 #include <stdlib.h>
 #include <sys/statvfs.h>
 
-#define RECLAIM_BYTES 4096u     /* a tensor as large as this looks for leases that came back; */
-#define RECLAIM_EVERY 16u       /* of smaller ones every so many do */
+#define RECLAIM_BYTES 4096u     /* a new tensor of this size collects returned leases; */
+#define RECLAIM_EVERY 16u       /* of smaller ones, one in so many */
 #define HEAP_ALIGN 64u
 
 struct owned {
@@ -86,8 +86,8 @@ static bool is_row_major(const struct bx_tensor *tensor)
     return true;
 }
 
-/* Dimensions of extent 0 count as 1 in the products, so that strides exist for empty tensors too; the tensor
- * is written only once everything holds. */
+/* Dimensions of extent 0 count as 1 in the products, so that strides exist for empty tensors too. The tensor is written
+ * only after all checks. */
 int bxi_tensor_shape(struct bx_tensor *tensor, const struct bxi_shape *shape, uint64_t *extent_bytes)
 {
     int64_t strides[BX_DIMS_MAX], product = 1, last = 0, bytes;
@@ -126,9 +126,9 @@ int bxi_tensor_shape(struct bx_tensor *tensor, const struct bxi_shape *shape, ui
     return 0;
 }
 
-/* ---- Making ------------------------------------------------------------------------------------ */
+/* ---- Creation ---------------------------------------------------------------------------------- */
 
-/* Not calloc: most of it are the ends of shape and strides, which nobody reads. */
+/* Not calloc: most of it is the unused part of shape and strides, which is never read. */
 static struct owned *owned_create(enum bxi_storage_kind kind)
 {
     struct owned *owned = malloc(sizeof *owned);
@@ -153,7 +153,7 @@ static double mib(uint64_t bytes)
     return (double)bytes / (1 << 20);
 }
 
-/* what: is to have the memory. */
+/* what: "a tensor" or "a message", for the sentence. */
 static int fail_space(struct bx_job *job, int rc, const char *what, uint64_t bytes)
 {
     struct bxi_arena_stats stats = { 0 };
@@ -187,13 +187,13 @@ static int fail_space(struct bx_job *job, int rc, const char *what, uint64_t byt
                    mib(stats.used_bytes), mib(stats.size_bytes), mib(loan_bytes), shm_free, shm_all);
 }
 
-/* Looks for leases that came back, before new memory is taken where used memory lies ready. Not for each of
- * many small tensors: looking takes the lock. */
+/* Collects returned leases, so that their blocks are reused before the arena grows. Not for each of many small tensors:
+ * collecting takes run->lock. */
 static void reclaim_now_and_then(struct bx_job *job, uint64_t bytes)
 {
     static _Thread_local uint32_t small;
 
-    /* Relaxed: a lease that goes out at this moment has not come back. */
+    /* Relaxed: a lease granted at this moment is not returned yet. */
     if (bxi_load_relaxed(&job->lend->loans_out) == 0)
         return;
     if (bytes >= RECLAIM_BYTES || ++small % RECLAIM_EVERY == 0)
@@ -216,7 +216,7 @@ static int arena_memory(struct bx_job *job, struct bxi_storage *storage, const c
         return fail_space(job, rc, what, bytes);
     storage->base = block;
     storage->arena = bxi_arena_acquire(job->lend->arena);
-    /* Relaxed: it changes in the child of a fork, before any other thread is there. */
+    /* Relaxed: it changes in the child of a fork, before the child has another thread. */
     storage->fork_generation = bxi_load_relaxed(&bxi_forks);
     return 0;
 }
@@ -307,7 +307,7 @@ int bx_tensor_wrap(void *data, enum bx_dtype dtype, int ndim, const int64_t *sha
     return 0;
 }
 
-/* ---- Counting ---------------------------------------------------------------------------------- */
+/* ---- References -------------------------------------------------------------------------------- */
 
 struct bx_tensor *bx_tensor_acquire(struct bx_tensor *tensor)
 {
@@ -332,7 +332,7 @@ void bx_tensor_release(struct bx_tensor *tensor)
     bxi_storage_release(storage);
 }
 
-/* ---- Asking ------------------------------------------------------------------------------------ */
+/* ---- Properties -------------------------------------------------------------------------------- */
 
 enum bx_dtype bx_tensor_dtype(const struct bx_tensor *tensor)
 {
@@ -392,8 +392,8 @@ bool bx_tensor_is_shared(const struct bx_tensor *tensor)
 
 uint32_t bx_tensor_on_loan(const struct bx_tensor *tensor)
 {
-    /* Acquire, pairs with the subtraction in drop_holds: who sees 0 may write to the memory, and the borrowers'
-     * last reads come before that. */
+    /* Acquire, pairs with the subtraction in drop_holds: a caller that sees 0 may write to the memory, after the
+     * borrowers' last reads. */
     return bx_tensor_is_shared(tensor) ? bxi_load_acquire(&tensor->storage->leases) : 0;
 }
 

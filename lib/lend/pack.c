@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Packing what a message lends: a lease head, a record for each tensor, and the message's bytes. Records and bytes go
- * into the frame, or into a block of the arena if a frame is too small. The grant holds each storage once, with one reference and one
- * lease. A tensor that is neither in this worker's arena nor on its devices is copied first.
+ * into the frame, or into a block of the arena if a frame is too small. The grant holds each storage once, with one
+ * reference and one lease. A tensor that is neither in this worker's arena nor on its devices is copied first.
  *
  * Any thread, without run->lock: copies take long, and new memory may take system calls. Killed here: nothing is lent.
  */

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Device memory on loan: from a frame that names slabs of another worker to addresses here, and back.
+ * Borrowed device memory: maps the slabs that a frame names, gives tensors their addresses, and ends the loan.
  *
- * The first frame that names a slab waits in its ring until the slab is mapped, some milliseconds, and with it
- * what comes behind it from that worker: requests of a pair are handled in the order sent. Meanwhile everything
- * else goes on; the mapping is done by gpu/'s thread, which tells by an event. Why not hand the tensor out and
- * map when it is first used: then the milliseconds fall into a handler, which may be one that must not wait.
+ * The first frame that names a slab stays in its ring until the slab is mapped, some milliseconds. Later frames of the
+ * same worker wait behind it, because requests of a pair are handled in the order sent. Everything else goes on: gpu/'s
+ * thread maps the slab and then sends an event. The slab is not mapped on first use, because those milliseconds would
+ * then fall into a handler, which may be one that must not wait.
  *
- * Who runs it: the progress role, but for map_done (gpu/'s thread) and bxi_device_loan_end (whoever drops the
- * last reference). Each slab that is being mapped for a loan holds a reference to it until map_done has come,
- * whatever becomes of the peer and of its frame.
+ * Threads: the progress role; map_done on gpu/'s thread; bxi_device_loan_end on the thread that drops the last
+ * reference. Each slab that is being mapped holds a reference to its loan until map_done has run, even if the peer dies
+ * or its frame is dropped.
  */
 #include "device.h"
 
@@ -43,13 +43,13 @@ int bxi_device_loan_part(struct bxi_loan *loan, uint32_t index, const struct bxi
 
     part->is = true;
     part->staged = ref == NULL;
-    if (part->staged) {                     /* packed: it gets a block of as many bytes as it has elements */
-        part->address = head->offset;       /* in the arena, until it is staged in */
+    if (part->staged) {                     /* row-major: stage_in allocates a block of its bytes */
+        part->address = head->offset;       /* offset in the peer's arena, until stage_in */
         return head->flags & BXI_STRIDED ? BX_E_CORRUPT : 0;
     }
     part->ref = *ref;
     if (self)
-        part->address = head->offset;       /* it comes from this very process */
+        part->address = head->offset;       /* sent by this process */
     return self || head->offset == 0 ? 0 : BX_E_CORRUPT;
 }
 
@@ -64,7 +64,7 @@ static void fail_loan(struct bxi_device_loan *device, int code, const char *text
                  device->peer->name, text[0] != '\0' ? text : bx_strerror(code));
 }
 
-/* gpu/'s thread, which ends before the job does. */
+/* On gpu/'s thread, which ends before the job. */
 static void map_done(void *context, int rc)
 {
     struct bxi_loan *loan = context;
@@ -73,7 +73,7 @@ static void map_done(void *context, int rc)
     if (rc < 0)
         fail_loan(loan->device, rc, bxi_gpu_text());
 
-    /* [device.pending] release, pairs with the acquire in bxi_device_is_pending: the code is seen. */
+    /* [device.pending] release, pairs with the acquire in bxi_device_is_pending: the code is set before. */
     bool last = bxi_add(&loan->device->pending, (uint32_t)-1) == 1;
 
     bxi_storage_release(&loan->storage);
@@ -81,7 +81,7 @@ static void map_done(void *context, int rc)
         bxi_event(job->run, BXI_EVENT_SCAN);
 }
 
-/* Devices' lock. */
+/* Under devices->lock. Begins to map the slabs of a loan. */
 static void begin(struct bxi_loan *loan)
 {
     struct bxi_device_loan *device = loan->device;
@@ -121,7 +121,7 @@ bool bxi_device_is_pending(const struct bxi_loan *loan)
 
 /* ---- addresses --------------------------------------------------------------------------------- */
 
-/* Devices' lock. Into a block of one's own, by way of pinned memory: this waits. */
+/* Under devices->lock. Copies a staged tensor into a block of this worker, through pinned memory. Waits. */
 static int stage_in(struct bxi_loan *loan, uint32_t index)
 {
     struct bxi_devices *devices = loan->device->devices;
@@ -140,7 +140,7 @@ static int stage_in(struct bxi_loan *loan, uint32_t index)
     return 0;
 }
 
-/* Devices' lock. What the slab's row says of its device, as an ordinal here; that which reads it if it is hidden. */
+/* Under devices->lock. The ordinal here of the slab's device; if that is hidden here, of the device that reads it. */
 static int ordinal_of(const struct bxi_device_loan *device, const struct bxi_device_part *part)
 {
     const struct bxi_devices *devices = device->devices;
@@ -156,7 +156,7 @@ static int ordinal_of(const struct bxi_device_loan *device, const struct bxi_dev
     return ordinal >= 0 ? ordinal : devices->open[part->device].ordinal;
 }
 
-/* Devices' lock. Whose streams read it: the device that it is mapped on, or, of one's own, that it lies on. */
+/* Under devices->lock. Index of the device whose streams read it: where it is mapped; of own memory, its device. */
 static int reader_of(const struct bxi_device_loan *device, const struct bxi_device_part *part)
 {
     if (part->staged)
@@ -166,7 +166,7 @@ static int reader_of(const struct bxi_device_loan *device, const struct bxi_devi
                                                  : ordinal_of(device, part));
 }
 
-/* Devices' lock. */
+/* Under devices->lock. */
 static int find(struct bxi_loan *loan, struct bxi_gpu_peer *peer, uint32_t index)
 {
     struct bxi_device_part *part = &loan->device->parts[index];
@@ -187,7 +187,7 @@ static int find(struct bxi_loan *loan, struct bxi_gpu_peer *peer, uint32_t index
     return 0;
 }
 
-/* All slabs are mapped, or it is known why not: what the handler gets. */
+/* All slabs are mapped or have failed: sets the tensors' addresses, or the loan's error. */
 static void finish(struct bxi_loan *loan)
 {
     struct bxi_device_loan *device = loan->device;
@@ -240,7 +240,7 @@ static int open_held(struct bx_job *job, struct bxi_lend_peer *peer, const void 
     if (rc < 0 || loan->packed != NULL)
         free(copy);
     else
-        loan->packed = copy;            /* its descriptors and bytes lie there */
+        loan->packed = copy;            /* its records and bytes are there */
     if (rc == 0)
         peer->held = loan;
     return rc;
@@ -255,7 +255,7 @@ int bxi_device_hold(struct bx_job *job, struct bxi_lend_peer *peer, const void *
         rc = open_held(job, peer, body, body_bytes);
         peer->held_code = rc == BX_E_CORRUPT ? 0 : rc;
         if (rc < 0)
-            return rc == BX_E_CORRUPT ? rc : 0;     /* bxi_loan_open says it again, to who can answer */
+            return rc == BX_E_CORRUPT ? rc : 0;     /* bxi_loan_open returns it again, where it can be answered */
         device = peer->held->device;
         if (device != NULL && bxi_devices_enter(device->devices)) {
             begin(peer->held);
@@ -272,7 +272,7 @@ int bxi_device_hold(struct bx_job *job, struct bxi_lend_peer *peer, const void *
 
 /* ---- the end ----------------------------------------------------------------------------------- */
 
-/* Devices' lock, which is let go of: where the one stream's device cannot see the other's words, this waits. */
+/* Releases devices->lock meanwhile: it waits if the stream's device cannot access the words of the point. */
 static int put_behind(struct bxi_devices *devices, uint32_t stream, const struct bxi_gpu_point *point)
 {
     int rc;
@@ -283,9 +283,9 @@ static int put_behind(struct bxi_devices *devices, uint32_t stream, const struct
     return rc;
 }
 
-/* Devices' lock. The stream that comes behind all that read it: the only one, or one of our own that waits for each.
- * Not one of theirs behind the others, which may never be meant to wait for one another. BXI_NO_STREAM: none, or
- * their work was waited for. */
+/* Under devices->lock. A stream that is ordered after all streams that read the loan: the only one, or the joining
+ * stream, which waits for each. Not one of several program streams: they must not wait for one another because of the
+ * loan. BXI_NO_STREAM: no stream read it, or this function has waited for their work. */
 static uint32_t last_stream(struct bxi_device_loan *device)
 {
     struct bxi_devices *devices = device->devices;
@@ -306,7 +306,7 @@ static uint32_t last_stream(struct bxi_device_loan *device)
     return several && joining >= 0 ? (uint32_t)joining : BXI_NO_STREAM;
 }
 
-/* Devices' lock. A point behind all that reads it. */
+/* Under devices->lock. A point after all work that reads the loan. */
 static void join(struct bxi_device_loan *device, struct bxi_gpu_point *point)
 {
     uint32_t stream = last_stream(device);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Tensors in one's own device memory: making and wrapping them, ordering them with streams, copying, and the
- * records by which they are lent.
+ * Tensors in this worker's device memory: creating and wrapping, ordering with streams, copying, and the records that
+ * lend them.
  *
- * Such a tensor is what any tensor is, but for where its storage lies; its data is an address that only the GPU
- * reads. What fills it is a point on a stream: set by the program (bx_tensor_written_on) or, for tensors that it
- * says nothing about, taken of the device's own stream when they are sent, once for all of a message.
+ * Such a tensor differs from others only in its storage; its data is a device address. A point on a stream marks when
+ * it is filled. The program sets the point (bx_tensor_written_on). If it does not, the point is taken of the device's
+ * own stream when the tensor is sent, once for all tensors of a message.
  *
- * Any thread; under the devices' lock where gpu/ is asked for marks and waits.
+ * Any thread; marks and waits of gpu/ are called under devices->lock or pinned.
  */
 #include "device.h"
 
@@ -19,7 +19,7 @@ static uint64_t address_of(const struct bx_tensor *tensor)
     return (uint64_t)(uintptr_t)tensor->data;
 }
 
-/* ---- making ------------------------------------------------------------------------------------ */
+/* ---- creation ---------------------------------------------------------------------------------- */
 
 struct owned {
     struct bxi_storage storage;         /* first: freed as one */
@@ -55,7 +55,7 @@ static void owned_complete(struct owned *owned, uint64_t address, uint64_t bytes
     owned->tensor.data = owned->storage.base;
 }
 
-/* Devices' lock. */
+/* Under devices->lock. */
 static int create(struct bxi_devices *devices, uint32_t device, const struct bxi_shape *shape,
                   struct bx_tensor **tensor)
 {
@@ -109,7 +109,7 @@ int bx_tensor_create_on(struct bx_job *job, struct bx_device device, enum bx_dty
         return bx_tensor_create(job, dtype, ndim, shape, tensor);
     if (job == NULL || tensor == NULL || device.kind != BX_CUDA)
         return bx_fail(-EINVAL, "a device tensor needs a job, a device that bx_gpu_open gave, and a place to put it");
-    if (bxi_load_relaxed(&job->lend->loans_out) != 0)     /* relaxed: a lease that goes out now has not come back */
+    if (bxi_load_relaxed(&job->lend->loans_out) != 0)     /* relaxed: a lease granted now is not returned yet */
         bxi_grants_reclaim(job);
     index = enter_device(job, device.index, &devices);
     if (index < 0)
@@ -119,7 +119,7 @@ int bx_tensor_create_on(struct bx_job *job, struct bx_device device, enum bx_dty
     return rc;
 }
 
-/* Devices' lock. foreign's bytes are the shape's. */
+/* Under devices->lock. Sets foreign->bytes to the shape's extent. */
 static int wrap(struct bxi_devices *devices, uint32_t device, struct bxi_gpu_foreign *foreign,
                 const struct bxi_shape *shape, struct bx_tensor **tensor)
 {
@@ -154,7 +154,7 @@ static bool is_empty(const struct bxi_shape *shape)
     return false;
 }
 
-/* Devices' lock. There is no memory to lend, and no address need be given: it gets one of the job's. */
+/* Under devices->lock. An empty tensor has no memory to lend and may have no address: it gets a block of the job. */
 static int wrap_nothing(struct bxi_devices *devices, uint32_t device, const struct bxi_gpu_foreign *foreign,
                         const struct bxi_shape *shape, struct bx_tensor **tensor)
 {
@@ -194,7 +194,7 @@ release:
     return rc;
 }
 
-/* Devices' lock. What was put on streams here to write and to read it may be still to come. */
+/* Under devices->lock. Work here that writes or reads the block may not be done yet: reuse waits for it. */
 static void until_own_work(struct bxi_device_block *block)
 {
     struct bxi_devices *devices = block->devices;
@@ -227,27 +227,27 @@ void bxi_device_block_free(struct bxi_device_block *block)
     bxi_devices_release(devices);
 }
 
-/* A point whose word lies in a slab of the borrower's, which is mapped for it first. */
+/* A point whose word is in a slab of the borrower; the slab must be mapped first. */
 struct late {
-    struct bxi_storage *storage;        /* one reference: it is not used again meanwhile */
+    struct bxi_storage *storage;        /* one reference: keeps the block from reuse */
     struct bxi_gpu_block *block;
     struct bxi_gpu_peer *peer;
     struct bxi_gpu_point point;
 };
 
-/* gpu/'s thread. */
+/* On gpu/'s thread. */
 static void word_mapped(void *context, int rc)
 {
     struct late *late = context;
 
     if (rc == 0)
         rc = bxi_gpu_block_until(late->block, late->peer, &late->point);
-    if (rc == 0 || rc == -EOWNERDEAD)       /* else nobody can say when it is read no more: it is kept to the end */
+    if (rc == 0 || rc == -EOWNERDEAD)       /* else it is unknown when reads end: keep the block until the end */
         bxi_storage_release(late->storage);
     free(late);
 }
 
-/* Devices' lock. */
+/* Under devices->lock. */
 static int until_mapped(struct bxi_lend_peer *peer, const struct late *like)
 {
     const struct bxi_gpu_lane_row *row = &bxi_device_region(peer->view->control)->lane[like->point.lane];
@@ -313,13 +313,13 @@ int bx_tensor_written_on(struct bx_tensor *tensor, void *stream)
     return rc;
 }
 
-struct behind {                         /* what work on a stream is to be put behind */
-    struct bxi_gpu_peer *peer;          /* NULL: of one's own */
+struct behind {                         /* the point that work on a stream must wait for */
+    struct bxi_gpu_peer *peer;          /* NULL: this process */
     const char *name;
     struct bxi_gpu_point point;         /* order 0: nothing */
 };
 
-/* Devices' lock. Work that is put on the stream from now on reads a tensor of one's own. */
+/* Under devices->lock. Work added to the stream from now on reads an own tensor. */
 static int reads_own(struct bxi_device_block *block, uint32_t stream, struct behind *behind)
 {
     block->streams |= UINT32_C(1) << stream;
@@ -339,7 +339,7 @@ static const struct bxi_device_part *part_of(const struct bxi_loan *loan, const 
     return NULL;
 }
 
-/* The same of a borrowed one: the stream is remembered for when it goes back. */
+/* The same for a borrowed tensor: the return of its lease must wait for the stream. */
 static int reads_borrowed(const struct bx_tensor *tensor, uint32_t stream, struct behind *behind)
 {
     struct bxi_loan *loan = (struct bxi_loan *)tensor->storage;
@@ -353,7 +353,7 @@ static int reads_borrowed(const struct bx_tensor *tensor, uint32_t stream, struc
     return bxi_devices_peer(loan->device->devices, loan->device->peer, &behind->peer);
 }
 
-/* Pinned, or devices' lock. May wait, where no stream here can. */
+/* Pinned, or under devices->lock. Blocks if no stream here can wait for the point. */
 static int put_behind(struct bxi_gpu_lane *lane, const struct behind *behind)
 {
     int rc = behind->point.order == 0 ? 0 : bxi_gpu_after(lane, behind->peer, &behind->point);
@@ -369,8 +369,8 @@ static struct bxi_devices *devices_of(const struct bx_tensor *tensor)
                                                      : ((struct bxi_loan *)tensor->storage)->device->devices;
 }
 
-/* Which of the open devices a stream for this tensor belongs to: its own, or, of one that is borrowed, that on which it
- * is mapped. */
+/* Index of the open device whose streams are used for the tensor: its own, or, if borrowed, the one on which it is
+ * mapped. */
 static uint32_t device_of(const struct bx_tensor *tensor)
 {
     const struct bxi_device_part *part;
@@ -381,7 +381,7 @@ static uint32_t device_of(const struct bx_tensor *tensor)
     return part != NULL ? part->device : 0;
 }
 
-/* Devices' lock. */
+/* Under devices->lock. */
 static int reads(const struct bx_tensor *tensor, uint32_t stream, struct behind *behind)
 {
     *behind = (struct behind){ .name = "" };
@@ -413,7 +413,7 @@ int bx_tensor_read_on(struct bx_tensor *tensor, void *stream)
 
 /* ---- copies ------------------------------------------------------------------------------------ */
 
-/* Pinned. Both row-major, one at least on the lane's device. */
+/* Pinned. Both are row-major, at least one is on the lane's device. */
 static int move_bytes(struct bxi_gpu_lane *lane, struct bx_tensor *to, const struct bx_tensor *from)
 {
     uint64_t bytes = (uint64_t)bx_tensor_bytes(from);
@@ -428,7 +428,7 @@ static int move_bytes(struct bxi_gpu_lane *lane, struct bx_tensor *to, const str
     return rc < 0 ? bxi_devices_fail(rc, "a copy from or to device memory failed") : 0;
 }
 
-/* The copy may have been let go because the owner of what it waited for died. */
+/* The copy may have run too early: if the owner of the awaited point died, its waiters were released. */
 static int check_owner(const struct bxi_devices *devices, struct bxi_gpu_lane *lane, const struct behind *behind,
                        const struct bx_tensor *from)
 {
@@ -437,7 +437,7 @@ static int check_owner(const struct bxi_devices *devices, struct bxi_gpu_lane *l
     return peer != NULL && devices->died[peer->rank] ? put_behind(lane, behind) : 0;
 }
 
-/* Devices entered, and left here. */
+/* Called inside enter, leaves. */
 static int copy_and_leave(struct bxi_devices *devices, uint32_t stream, struct bx_tensor *to,
                           const struct bx_tensor *from)
 {
@@ -446,7 +446,7 @@ static int copy_and_leave(struct bxi_devices *devices, uint32_t stream, struct b
     int rc = bxi_is_device(from) ? reads(from, stream, &first) : 0;
 
     if (rc == 0 && bxi_is_device(to))
-        rc = reads(to, stream, &second);        /* behind what writes it already */
+        rc = reads(to, stream, &second);        /* after the work that writes it already */
     bxi_devices_pin(devices);
     if (rc == 0)
         rc = put_behind(lane, &first);
@@ -464,9 +464,9 @@ static int copy_and_leave(struct bxi_devices *devices, uint32_t stream, struct b
     return rc;
 }
 
-/* A strided view in device memory comes to the host in pieces of the span that it covers, each by one copy, and is
- * packed there: a copy for each row would cost a call of the driver and a wait for as few bytes as a row has. What lies
- * between the elements is read for nothing, but no piece begins or ends with it. */
+/* A strided view in device memory is copied to the host in pieces of its span, one copy each, and made row-major there.
+ * A copy for each row would cost a call of the driver and a wait for the few bytes of a row. The gaps between elements
+ * are copied too, but no piece begins or ends with a gap. */
 #define PIECE_BYTES ((uint64_t)1 << 20)
 
 static uint64_t span_bytes(const struct bx_tensor *tensor)
@@ -478,7 +478,7 @@ static uint64_t span_bytes(const struct bx_tensor *tensor)
     return (uint64_t)(last + 1) * bx_dtype_bytes((enum bx_dtype)tensor->dtype);
 }
 
-/* The dimension along which it reaches farthest, to be halved; -1: a single element. */
+/* The dimension with the longest span, to be halved; -1: a single element. */
 static int widest(const struct bx_tensor *tensor)
 {
     int64_t reach, most = 0;
@@ -494,7 +494,7 @@ static int widest(const struct bx_tensor *tensor)
     return found;
 }
 
-/* The tensor from element `first` of dimension `dim` on, `count` of them, as a view that holds nothing. */
+/* `count` elements of dimension `dim` from `first` on, as a view without a reference. */
 static struct bx_tensor part_along(const struct bx_tensor *tensor, int dim, int64_t first, int64_t count)
 {
     struct bx_tensor part = *tensor;
@@ -531,7 +531,7 @@ static int gather(struct bxi_gpu_lane *lane, struct bx_tensor *to, const struct 
     return rc;
 }
 
-/* Into host memory, of any strides. Devices not entered. */
+/* Into host memory, of any strides. Without devices->lock. */
 static int copy_to_host(struct bx_tensor *to, const struct bx_tensor *from)
 {
     struct bxi_devices *devices = devices_of(from);
@@ -577,7 +577,7 @@ static int copy_to_heap(const struct bx_tensor *from, struct bx_tensor **copy)
     return rc;
 }
 
-/* Both row-major, one at least in device memory. */
+/* Both are row-major, at least one is in device memory. */
 static int copy_as_it_lies(struct bx_tensor *to, const struct bx_tensor *from)
 {
     const struct bx_tensor *there = bxi_is_device(to) ? to : from;
@@ -634,7 +634,7 @@ int bxi_device_copy(struct bx_job *job, const struct bx_tensor *tensor, struct b
 
 /* ---- lending ----------------------------------------------------------------------------------- */
 
-/* Devices' lock. What writes the tensor: as the program said, or all that is on the device's own stream. */
+/* Under devices->lock. The point at which the tensor is written: set by the program, or of the device's own stream. */
 static int ready_of(struct bxi_device_block *block, struct bxi_grant *grant, struct bxi_gpu_point *ready)
 {
     struct bxi_devices *devices = block->devices;
@@ -651,7 +651,7 @@ static int ready_of(struct bxi_device_block *block, struct bxi_grant *grant, str
     return rc < 0 ? bxi_devices_fail(rc, "a stream cannot be marked") : 0;
 }
 
-/* No way from the peer's device to this one: into the arena, and from there into the peer's. */
+/* The peer cannot reach the device: copies the tensor into the arena; the peer copies it to its device. */
 static int stage(struct bx_job *job, const struct bx_tensor *tensor, struct bxi_tensor_head *head,
                  struct bxi_storage **hold)
 {
@@ -671,11 +671,11 @@ static int stage(struct bx_job *job, const struct bx_tensor *tensor, struct bxi_
     }
     head->flags |= BXI_STAGED;
     head->offset = (uint64_t)(host->data - bxi_arena_base(job->lend->arena));
-    *hold = host->storage;                  /* its only reference is the storage's own, now the caller's */
+    *hold = host->storage;                  /* tensor and storage share one reference; the caller's now */
     return 0;
 }
 
-/* Devices' lock. */
+/* Under devices->lock. */
 static int refer(struct bxi_grant *grant, const struct bx_tensor *tensor, struct bxi_gpu_ref *ref)
 {
     struct bxi_device_block *block = tensor->storage->device;

@@ -2,13 +2,12 @@
 /*
  * Tensors to and from DLPack, both structs, without a copy. Any thread; no locks.
  *
- * Out: one malloc with the struct, its own copy of shape and strides (who takes it may legally rewrite them),
- * and a reference to the tensor, which the deleter drops. In: the struct is wrapped as somebody else's
- * memory, with its deleter as what is to be called at the end. A struct that is refused stays with the
- * caller, untouched.
+ * Out: one malloc holds the struct, a copy of shape and strides (the consumer may legally rewrite them), and a
+ * reference to the tensor, which the deleter drops. In: the memory is wrapped; its free function calls the struct's
+ * deleter. A refused struct stays with the caller, unchanged.
  *
- * The public names of the structs stay incomplete here and are cast to the private ones at the edge:
- * whoever includes DLPack's own header defines them.
+ * The public struct names are incomplete types here and are cast to the private ones: a program that includes DLPack's
+ * own header defines them.
  */
 #include "lend.h"
 
@@ -38,7 +37,7 @@ static int dtype_of(const struct bxi_dl_type *type)
 
 /* ---- Out --------------------------------------------------------------------------------------- */
 
-struct lent_out {
+struct exported {
     union {
         struct bxi_dl_managed managed;      /* first: the deleter is given its address */
         struct bxi_dl_versioned versioned;
@@ -48,7 +47,7 @@ struct lent_out {
     int64_t strides[BX_DIMS_MAX];
 };
 
-static void lent_out_end(struct lent_out *out)
+static void exported_end(struct exported *out)
 {
     bx_tensor_release(out->tensor);
     free(out);
@@ -56,17 +55,17 @@ static void lent_out_end(struct lent_out *out)
 
 static void managed_end(struct bxi_dl_managed *self)
 {
-    lent_out_end(self->context);
+    exported_end(self->context);
 }
 
 static void versioned_end(struct bxi_dl_versioned *self)
 {
-    lent_out_end(self->context);
+    exported_end(self->context);
 }
 
-static struct lent_out *lend_out(struct bx_tensor *tensor)
+static struct exported *export_tensor(struct bx_tensor *tensor)
 {
-    struct lent_out *out = calloc(1, sizeof *out);
+    struct exported *out = calloc(1, sizeof *out);
 
     if (out == NULL) {
         bx_fail(-ENOMEM, "no memory for a DLPack struct");
@@ -78,7 +77,7 @@ static struct lent_out *lend_out(struct bx_tensor *tensor)
     return out;
 }
 
-static void describe(struct bxi_dl_tensor *to, struct lent_out *out)
+static void describe(struct bxi_dl_tensor *to, struct exported *out)
 {
     const struct bx_tensor *tensor = out->tensor;
 
@@ -99,7 +98,7 @@ int bx_tensor_to_dlpack(struct bx_tensor *tensor, struct DLManagedTensor **manag
     if (tensor == NULL || managed == NULL)
         return bx_fail(-EINVAL, "bx_tensor_to_dlpack needs a tensor and a place to put the struct");
 
-    struct lent_out *out = lend_out(tensor);
+    struct exported *out = export_tensor(tensor);
 
     if (out == NULL)
         return -ENOMEM;
@@ -117,7 +116,7 @@ int bx_tensor_to_dlpack_versioned(struct bx_tensor *tensor, struct DLManagedTens
     if (tensor == NULL || managed == NULL)
         return bx_fail(-EINVAL, "bx_tensor_to_dlpack_versioned needs a tensor and a place to put the struct");
 
-    struct lent_out *out = lend_out(tensor);
+    struct exported *out = export_tensor(tensor);
 
     if (out == NULL)
         return -ENOMEM;

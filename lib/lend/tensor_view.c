@@ -2,16 +2,16 @@
 /*
  * Views of tensors, and copies. Any thread; no locks.
  *
- * Every view is made by one function from a shape, strides and a place within the tensor, and goes through
- * the same check as a tensor that comes from a peer. A copy first joins what lies together in both tensors
- * into as few dimensions as may be: rows of an image, a batch of a batch, become one memcpy each.
+ * One function makes every view, from a shape, strides and an address within the tensor, with the same check as for a
+ * tensor from a peer. A copy first merges dimensions that are contiguous in both tensors: rows of an image, or a batch
+ * of a batch, become one memcpy each.
  */
 #include "lend.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-#define TILE 16             /* rows and columns of a transposed copy that are done together */
+#define TILE 16             /* rows and columns of a tile of a transposed copy */
 
 /* ---- Views ------------------------------------------------------------------------------------- */
 
@@ -44,7 +44,7 @@ static int view_create(struct bx_tensor *tensor, unsigned char *data, const stru
 static unsigned char *place(const struct bx_tensor *tensor, int64_t offset)
 {
     if (offset == 0)
-        return tensor->data;        /* of an empty tensor it may be NULL, which nothing may be added to */
+        return tensor->data;        /* may be NULL if the tensor is empty: do not add to it */
     return tensor->data + (size_t)offset * bx_dtype_bytes((enum bx_dtype)tensor->dtype);
 }
 
@@ -78,7 +78,7 @@ int bx_tensor_slice(struct bx_tensor *tensor, int dim, int64_t start, int64_t en
     memcpy(shape, tensor->shape, sizeof shape);
     memcpy(strides, tensor->strides, sizeof strides);
     shape[dim] = (end - start) / step + ((end - start) % step != 0);
-    /* Where the stride leads nowhere, it need not be right. */
+    /* The stride of a dimension of extent 1 or 0 is not used and may stay as it is. */
     if (shape[dim] > 1 && !__builtin_mul_overflow(strides[dim], step, &stride))
         strides[dim] = stride;
 
@@ -156,7 +156,7 @@ int bx_tensor_reshape(struct bx_tensor *tensor, int ndim, const int64_t *shape, 
     return 0;
 }
 
-/* Elements from the first of a tensor to behind its last. Fits: it was counted when the tensor was made. */
+/* Elements from the first of a tensor to its last, included. Cannot overflow: bxi_tensor_shape checked it. */
 static int64_t reach_of(const struct bx_tensor *tensor)
 {
     int64_t last = 0;
@@ -198,7 +198,7 @@ int bx_tensor_as_strided(struct bx_tensor *tensor, int64_t offset, int ndim, con
 
 /* ---- Copies ------------------------------------------------------------------------------------ */
 
-/* What two tensors of one shape come down to. The last dimension is the innermost. */
+/* The merged dimensions of a copy between two tensors of one shape. The last dimension is the innermost. */
 struct plan {
     int ndim;
     size_t size;                    /* of an element */
@@ -221,7 +221,7 @@ static void plan_copy(struct plan *plan, const struct bx_tensor *to, const struc
         to_step *= size;
         from_step *= size;
         if (n > 0 && plan->to[n - 1] == to_step * extent && plan->from[n - 1] == from_step * extent)
-            n--;                    /* the outer one's steps lead from row to row: one long row */
+            n--;                    /* contiguous with the dimension inside: merge them */
         else
             plan->shape[n] = 1;
         plan->shape[n] *= extent;
@@ -245,7 +245,7 @@ static inline __attribute__((always_inline)) void copy_plane(unsigned char *to, 
     int64_t to_row = outer < 0 ? 0 : plan->to[outer], from_row = outer < 0 ? 0 : plan->from[outer];
     int64_t to_step = plan->to[inner], from_step = plan->from[inner];
 
-    /* In tiles, because one of the two usually walks across its rows, a cache line for each element. */
+    /* In tiles, because one of the two usually strides across its rows, one cache line for each element. */
     for (int64_t row = 0; row < rows; row += TILE) {
         int64_t row_end = rows - row < TILE ? rows : row + TILE;
 

@@ -180,7 +180,7 @@ static struct bxi_gpu_point point_of(const struct bx_job *job, const struct bxi_
 /* ---- collecting returns ------------------------------------------------------------------------------ */
 
 /* Reads one peer's words. True if `ended` is full: call again. */
-static bool look_words(struct bx_job *job, struct bxi_lend_peer *peer, struct ended *ended)
+static bool collect_words(struct bx_job *job, struct bxi_lend_peer *peer, struct ended *ended)
 {
     struct bxi_grants *grants = &peer->grants;
     const bxi_a64 *words = find_words(job, peer);
@@ -250,7 +250,7 @@ static uint32_t reclaim(struct bx_job *job, int first, int last)
         bxi_lock(&job->run->lock);
         for (int rank = first; rank <= last && !more; rank++)
             if (job->lend->peers[rank].grants.count > 0)
-                more = look_words(job, &job->lend->peers[rank], &ended);
+                more = collect_words(job, &job->lend->peers[rank], &ended);
         bxi_unlock(&job->run->lock);
         total += ended.count;
         drop_ended(&ended);
@@ -423,7 +423,7 @@ static void add_loans(struct bx_job *job, int rank, struct bx_loans *sum, uint64
 }
 
 /* Makes the next collection read every word, whatever the counts are, so that it finds invalid words. */
-static void look_at_all_words(struct bx_job *job)
+static void reread_all_words(struct bx_job *job)
 {
     bxi_lock(&job->run->lock);
     for (int rank = 0; rank < job->world_size; rank++)
@@ -441,7 +441,7 @@ int bx_job_loans(struct bx_job *job, int rank, struct bx_loans *loans)
         return rc;
     if (loans == NULL)
         return bxi_null(__func__, "the place for the figures");
-    look_at_all_words(job);
+    reread_all_words(job);
     bxi_grants_reclaim(job);
     bxi_lock(&job->run->lock);
     for (int r = rank < 0 ? 0 : rank; r <= (rank < 0 ? job->world_size - 1 : rank); r++)

@@ -62,7 +62,7 @@ void bxi_returns_close(struct bxi_lend_peer *peer)
 /* Counts a word written. Under returns->lock, or with no other thread. */
 static void count_return(bxi_a64 *given_back)
 {
-    /* [lease.count] release, pairs with the acquire in look_words: without it the owner may see the count before
+    /* [lease.count] release, pairs with the acquire in collect_words: without it the owner may see the count before
      * the word, and then never reads the word. */
     bxi_store_release(given_back, bxi_load_relaxed(given_back) + 1);
 }
@@ -90,7 +90,7 @@ static void give_back(struct bxi_returns *returns, uint32_t slot, uint64_t gener
         BXI_STEP("lease.read");
         if (point != NULL)
             put_point(returns, slot, point);
-        /* [lease.word] release, pairs with the acquire in look_words: reads of the memory come before. */
+        /* [lease.word] release, pairs with the acquire in collect_words: reads of the memory come before. */
         bxi_store_release(&returns->words[slot], generation);
         BXI_STEP("lease.returned");
         count_return(returns->given_back);

@@ -15,7 +15,6 @@
 #include "shm/cancel.h"
 #include "shm/step.h"
 
-#include <errno.h>
 #include <sys/mman.h>
 
 #define SHUTDOWN_NS (UINT64_C(30) * 1000000000)

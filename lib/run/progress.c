@@ -23,8 +23,6 @@
  */
 #include "drive.h"
 
-#include "base/usercall.h"
-
 #include <assert.h>
 #include <limits.h>
 #include <linux/futex.h>

@@ -9,8 +9,6 @@
 #include "base/usercall.h"
 #include "shm/cancel.h"
 
-#include <sched.h>
-
 #define FOLLOW_POLLS 256            /* of a follower's ready before it sleeps */
 #define LAST_FRAMES 64              /* a leader that is ready still handles so many before it leaves */
 

@@ -20,7 +20,6 @@
 #include "statistics.h"
 #include "worker.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #define BATCH_FUNCTION "batch"

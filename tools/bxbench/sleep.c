@@ -16,7 +16,6 @@
 #include "worker.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <liburing.h>
 #include <poll.h>
 #include <stdlib.h>

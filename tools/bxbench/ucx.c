@@ -10,7 +10,6 @@
 #include "bxbench.h"
 #include "process.h"
 
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -22,7 +22,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define GONE_S 60.0             /* how long a removed job is shown while there are others */
 #define SPAN_MIN_NS 90000000u   /* rates over less say little */

@@ -24,14 +24,15 @@ static int pass(void *context, const struct bxi_role *role, struct bxi_waiter *w
     return handled;
 }
 
-static bool peek(void *context)
+static bool peek(void *context, int times)
 {
-    struct bx_job *job = context;
-    int count = (int)bxi_load_relaxed(&job->rpc->in_count);
+    const struct bxi_rpc *rpc = ((struct bx_job *)context)->rpc;
+    int count = (int)bxi_load_relaxed(&rpc->in_count);
 
-    for (int i = 0; i < count; i++)
-        if (bxi_ring_ready(&job->rpc->in_peers[i]->in))
-            return true;
+    for (; times > 0; times--)
+        for (int i = 0; i < count; i++)
+            if (bxi_ring_ready(&rpc->in_peers[i]->in))
+                return true;
     return false;
 }
 

@@ -27,7 +27,7 @@ void bxi_signal_waiter(struct bxi_waiter *waiter);
 
 int bxi_pass(const struct bxi_role *role, struct bxi_waiter *waiter);      /* how much was handled */
 bool bxi_work_waits(const struct bxi_role *role);               /* behind the arming fence */
-bool bxi_peek(struct bxi_run *run);
+bool bxi_peek(struct bxi_run *run, int times);
 void bxi_flush(struct bxi_run *run);
 /* Also fires the deadlines that are due. True: there is work again. */
 bool bxi_before_sleep(const struct bxi_role *role, uint64_t now_ns);

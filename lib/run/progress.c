@@ -142,10 +142,10 @@ bool bxi_work_waits(const struct bxi_role *role)
     return false;
 }
 
-bool bxi_peek(struct bxi_run *run)
+bool bxi_peek(struct bxi_run *run, int times)
 {
     FOR_SOURCES(run, peek)
-        if (source->ops->peek(source->context))
+        if (source->ops->peek(source->context, times))
             return true;
     return false;
 }

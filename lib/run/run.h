@@ -85,8 +85,9 @@ struct bxi_source_ops {
     int (*pass)(void *context, const struct bxi_role *role, struct bxi_waiter *waiter);
     /* After every 256 passes: what does not depend on work. coarse_ns is the coarse clock. */
     void (*now_and_then)(void *context, const struct bxi_role *role, uint64_t coarse_ns);
-    /* While spinning: would a pass find something? Cheap; it may overlook work that is announced by an event. */
-    bool (*peek)(void *context);
+    /* While spinning: would a pass find something? Checked so many times, or until it would. Cheap; it may overlook
+     * work that is announced by an event. */
+    bool (*peek)(void *context, int times);
     /* Behind the arming fence: would a pass find something? It overlooks nothing that was published before the bell
      * was armed: nobody rings for that. */
     bool (*ready)(void *context, const struct bxi_role *role);

@@ -11,13 +11,17 @@
 
 #define SPIN_LEAST_NS 1500u
 #define PEEKS 32                    /* between two passes of a spin */
+#define PEEKS_A_CALL 8              /* of them in one call of a source */
 #define HOT_ROUNDS 8                /* of peeks before the core is told that this is a spin loop */
 
-/* Peeks at the sources, events and the waiter, which costs a few nanoseconds a time. */
+/* Peeks at the sources, and now and then at events and the waiter. The time between two peeks of one source delays each
+ * reply by half of itself, so a source peeks several times in one call. */
 static void peek_for_a_while(struct bxi_run *run, struct bxi_waiter *waiter, bool pause)
 {
-    for (int peeks = 0; peeks < PEEKS; peeks++) {
-        if (bxi_peek(run) || bxi_load_relaxed(&run->events) != 0 || (waiter != NULL && waiter->ready(waiter)))
+    int times = pause ? 1 : PEEKS_A_CALL;
+
+    for (int peeks = 0; peeks < PEEKS; peeks += times) {
+        if (bxi_peek(run, times) || bxi_load_relaxed(&run->events) != 0 || (waiter != NULL && waiter->ready(waiter)))
             return;
         if (pause)
             bxi_pause();

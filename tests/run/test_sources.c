@@ -65,8 +65,9 @@ static bool has_work(void *context, const struct bxi_role *role)
     return bxi_load_seq_cst(&((struct source *)context)->work) != 0;
 }
 
-static bool peek(void *context)
+static bool peek(void *context, int times)
 {
+    (void)times;
     return has_work(context, NULL);
 }
 

@@ -25,50 +25,6 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-/* ---- descriptors -------------------------------------------------------------------------------- */
-
-void bxi_run_watch(struct bxi_run *run, int fd, uint64_t token)
-{
-    assert(run->watched_count < BXI_SLEEPER_FDS - 2 && token < BXI_TOKEN_BELL);
-    run->watched[run->watched_count++] = (struct bxi_watched){ fd, token };
-}
-
-/* One of the watched descriptors is readable, and this thread watches it no more. */
-static void tell_host(struct bxi_run *run, uint64_t token)
-{
-    if (run->host->readable != NULL)
-        run->host->readable(run->context, token);
-}
-
-static void forget_in_loop(struct bxi_run *run, uint64_t token)
-{
-    for (int i = 0; i < run->watched_count; i++)
-        if (run->watched[i].token == token)
-            epoll_ctl(run->loop_fd, EPOLL_CTL_DEL, run->watched[i].fd, NULL);
-}
-
-void bxi_read_loop(struct bxi_run *run)
-{
-    struct epoll_event events[BXI_SLEEPER_FDS];
-    /* By syscall, which is no cancellation point. */
-    int count = (int)syscall(SYS_epoll_pwait, run->loop_fd, events, BXI_SLEEPER_FDS, 0, NULL, 0);
-
-    for (int i = 0; i < count; i++) {
-        uint64_t token = events[i].data.u64;
-
-        if (token == BXI_TOKEN_BELL) {
-            bxi_bell_drain(run->bell_fd[0]);
-            bxi_note(run, BXI_EVENT_SCAN);
-        } else if (token == BXI_TOKEN_TIMER) {
-            bxi_bell_drain(run->timer_fd);
-            bxi_note(run, BXI_EVENT_TIMER);
-        } else {
-            forget_in_loop(run, token);
-            tell_host(run, token);
-        }
-    }
-}
-
 /* ---- the background thread --------------------------------------------------------------------- */
 
 static void drive_background(const struct bxi_role *role)
@@ -120,7 +76,7 @@ static uint64_t sleep_in_background(struct bxi_run *run, struct bxi_sleeper *sle
             bxi_note(run, BXI_EVENT_SCAN);
         } else {
             run->system->forget(sleeper, tokens[i]);
-            tell_host(run, tokens[i]);
+            bxi_tell_host(run, tokens[i]);
         }
     }
     return count > 0 ? run->system->now_ns() - now_ns + 1 : 0;

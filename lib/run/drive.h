@@ -33,7 +33,17 @@ void bxi_flush(struct bxi_run *run);
 bool bxi_before_sleep(const struct bxi_role *role, uint64_t now_ns);
 uint64_t bxi_next_deadline_ns(struct bxi_run *run, uint64_t now_ns);       /* of the sources, not of timers */
 void bxi_watchdog(const struct bxi_role *role);
-void bxi_timers_fired(const struct bxi_role *role);
+
+static inline const struct bxi_source *bxi_end_of_sources(struct bxi_run *run)
+{
+    /* [run.sources] acquire, pairs with the release in bxi_run_add: the sources are written. */
+    return run->sources + bxi_load_acquire(&run->source_count);
+}
+
+/* For each source that has the function fn. */
+#define BXI_FOR_SOURCES(run, fn)                                                                        \
+    for (const struct bxi_source *source = (run)->sources, *end = bxi_end_of_sources(run); source < end; source++) \
+        if (source->ops->fn != NULL)
 
 /* ---- timer.c --------------------------------------------------------------------------------------- */
 
@@ -84,7 +94,14 @@ bool bxi_sleep_as_leader(const struct bxi_role *role, uint64_t timeout_ns);
  * the bell is rung late. waiter: who slept as the leader; or NULL. */
 void bxi_count_late(struct bxi_run *run, uint64_t until_ns, int bell_fd, struct bxi_waiter *waiter);
 
-/* ---- background.c ---------------------------------------------------------------------------------- */
+/* ---- watched.c ---------------------------------------------------------------------------------- */
+
+/* One of the watched descriptors is readable, and this thread watches it no more. */
+static inline void bxi_tell_host(struct bxi_run *run, uint64_t token)
+{
+    if (run->host->readable != NULL)
+        run->host->readable(run->context, token);
+}
 
 void bxi_read_loop(struct bxi_run *run);        /* own_loop: takes what its descriptor announces */
 

@@ -61,20 +61,9 @@ void bxi_run_add(struct bxi_run *run, const struct bxi_source_ops *ops, void *co
 
     assert(bxi_lock_is_held(&run->lock) && count < BXI_SOURCES_MAX);
     run->sources[count] = (struct bxi_source){ ops, context };
-    /* [run.sources] release, pairs with the acquire in end_of_sources. */
+    /* [run.sources] release, pairs with the acquire in bxi_end_of_sources. */
     bxi_store_release(&run->source_count, count + 1);
 }
-
-static const struct bxi_source *end_of_sources(struct bxi_run *run)
-{
-    /* [run.sources] acquire, pairs with the release in bxi_run_add: the sources are written. */
-    return run->sources + bxi_load_acquire(&run->source_count);
-}
-
-/* For each source that has the function fn. */
-#define FOR_SOURCES(run, fn)                                                                        \
-    for (const struct bxi_source *source = (run)->sources, *end = end_of_sources(run); source < end; source++) \
-        if (source->ops->fn != NULL)
 
 static void hand_out(const struct bxi_role *role, uint32_t event)
 {
@@ -82,7 +71,7 @@ static void hand_out(const struct bxi_role *role, uint32_t event)
 
     if (event == BXI_EVENT_TIMER)
         bxi_timers_due(role);
-    FOR_SOURCES(run, handle)
+    BXI_FOR_SOURCES(run, handle)
         if (source->ops->events & event)
             source->ops->handle(source->context, role, event);
 }
@@ -103,7 +92,7 @@ static int pass_now_and_then(const struct bxi_role *role, struct bxi_waiter *wai
     uint64_t now_ns = run->system->coarse_ns();
     int handled = bxi_fire_timers(role, now_ns);
 
-    FOR_SOURCES(run, now_and_then)
+    BXI_FOR_SOURCES(run, now_and_then)
         source->ops->now_and_then(source->context, role, now_ns);
     if (waiter != NULL && run->host->wait_lasts != NULL)
         run->host->wait_lasts(run->context, waiter);
@@ -121,7 +110,7 @@ int bxi_pass(const struct bxi_role *role, struct bxi_waiter *waiter)
         hand_out_events(role);
         handled++;
     }
-    FOR_SOURCES(run, pass)
+    BXI_FOR_SOURCES(run, pass)
         handled += source->ops->pass(source->context, role, waiter);
     if ((bxi_load_relaxed(&run->pass) & 255) == 0)
         handled += pass_now_and_then(role, waiter);
@@ -136,7 +125,7 @@ bool bxi_work_waits(const struct bxi_role *role)
     /* [events] sequentially consistent, pairs with the addition in bxi_event. */
     if (bxi_load_seq_cst(&run->events) != 0)
         return true;
-    FOR_SOURCES(run, ready)
+    BXI_FOR_SOURCES(run, ready)
         if (source->ops->ready(source->context, role))
             return true;
     return false;
@@ -144,7 +133,7 @@ bool bxi_work_waits(const struct bxi_role *role)
 
 bool bxi_peek(struct bxi_run *run, int times)
 {
-    FOR_SOURCES(run, peek)
+    BXI_FOR_SOURCES(run, peek)
         if (source->ops->peek(source->context, times))
             return true;
     return false;
@@ -152,7 +141,7 @@ bool bxi_peek(struct bxi_run *run, int times)
 
 void bxi_flush(struct bxi_run *run)
 {
-    FOR_SOURCES(run, flush)
+    BXI_FOR_SOURCES(run, flush)
         source->ops->flush(source->context);
 }
 
@@ -161,7 +150,7 @@ bool bxi_before_sleep(const struct bxi_role *role, uint64_t now_ns)
     struct bxi_run *run = bxi_run_of(role);
     bool work = false;
 
-    FOR_SOURCES(run, before_sleep)
+    BXI_FOR_SOURCES(run, before_sleep)
         work |= source->ops->before_sleep(source->context, role);
     return bxi_fire_timers(role, now_ns) || work;
 }
@@ -170,7 +159,7 @@ uint64_t bxi_next_deadline_ns(struct bxi_run *run, uint64_t now_ns)
 {
     uint64_t next_ns = BX_FOREVER;
 
-    FOR_SOURCES(run, next_deadline_ns)
+    BXI_FOR_SOURCES(run, next_deadline_ns)
         next_ns = bxi_least(next_ns, source->ops->next_deadline_ns(source->context, now_ns));
     return next_ns;
 }
@@ -179,16 +168,8 @@ void bxi_watchdog(const struct bxi_role *role)
 {
     struct bxi_run *run = bxi_run_of(role);
 
-    FOR_SOURCES(run, watchdog)
+    BXI_FOR_SOURCES(run, watchdog)
         source->ops->watchdog(source->context, role);
-}
-
-void bxi_timers_fired(const struct bxi_role *role)
-{
-    struct bxi_run *run = bxi_run_of(role);
-
-    FOR_SOURCES(run, timers_fired)
-        source->ops->timers_fired(source->context, role);
 }
 
 /* ---- the role ---------------------------------------------------------------------------------- */

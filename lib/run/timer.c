@@ -165,6 +165,14 @@ uint64_t bxi_until_when(struct bxi_run *run, uint64_t now_ns)
 
 /* ---- firing (role) ----------------------------------------------------------------------------- */
 
+static void timers_fired(const struct bxi_role *role)
+{
+    struct bxi_run *run = bxi_run_of(role);
+
+    BXI_FOR_SOURCES(run, timers_fired)
+        source->ops->timers_fired(source->context, role);
+}
+
 bool bxi_fire_timers(const struct bxi_role *role, uint64_t now_ns)
 {
     struct bxi_run *run = bxi_run_of(role);
@@ -180,7 +188,7 @@ bool bxi_fire_timers(const struct bxi_role *role, uint64_t now_ns)
     }
     bxi_unlock(&run->lock);
     if (fired)
-        bxi_timers_fired(role);
+        timers_fired(role);
     return fired;
 }
 

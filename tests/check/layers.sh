@@ -33,7 +33,7 @@ tools/shmstat: shm lib/observe/tables.h lib/rpc/frame.h gpu/shared.h public
 tools/bxbench: shm public
 '
 # The folders whose files have an order too.
-files='gpu shm lib/base lib/observe lib/lend lib/device lib/job'
+files='gpu shm lib/base lib/run lib/observe lib/lend lib/device lib/job'
 objects=${BX_BUILD_DIR:-build/debug}/obj
 failed=0
 

@@ -23,7 +23,7 @@
  * README.md says what each control takes away.
  *
  * It stands for these functions. The numbers are checksums of their text (tests/check/model.sh):
- *     lib/run/progress.c bxi_work_waits 2757737631
+ *     lib/run/progress.c bxi_work_waits 3277565899
  *     lib/run/progress.c bxi_take_role 38552996
  *     lib/run/progress.c arm_background 4035987527
  *     lib/run/progress.c bxi_leave_role 3797714951
@@ -34,7 +34,7 @@
  *     lib/rpc/source.c ready 3494298744
  *     lib/run/progress.c bxi_note 367006540
  *     lib/run/progress.c hand_out_events 2277967314
- *     lib/run/progress.c bxi_pass 866944971
+ *     lib/run/progress.c bxi_pass 1359410158
  *     lib/run/wait.c sleep_as_leader 2646301797
  *     lib/run/wait.c lead 436210931
  *     lib/run/wait.c stop_leading 3367379893
@@ -45,7 +45,7 @@
  *     lib/run/wait.c bxi_role_end 2721500858
  *     lib/run/wait.c bxi_wait 4067262507
  *     lib/run/wait.c bxi_wake 671891900
- *     lib/run/background.c sleep_in_background 150170823
+ *     lib/run/background.c sleep_in_background 2453227931
  *     lib/run/background.c drive_background 2751941436
  *     lib/run/background.c run_background 4250206604
  *     lib/run/background.c bxi_waits_stop 1297598547

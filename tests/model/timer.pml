@@ -18,18 +18,18 @@
  *
  * It stands for these functions. The numbers are checksums of their text (tests/check/model.sh):
  *     lib/run/timer.c bxi_next_timer_ns 1529509315
- *     lib/run/timer.c bxi_fire_timers 4201887053
+ *     lib/run/timer.c bxi_fire_timers 892758190
  *     lib/run/timer.c set_until 3718320712
  *     lib/run/timer.c wake_for_first 72134548
  *     lib/run/timer.c bxi_timer_set 772283906
  *     lib/run/timer.c bxi_until_when 1155031724
  *     lib/run/timer.c bxi_timers_due 1302429288
- *     lib/run/background.c bxi_read_loop 2936838858
- *     lib/run/background.c sleep_in_background 150170823
+ *     lib/run/watched.c bxi_read_loop 1830156787
+ *     lib/run/background.c sleep_in_background 2453227931
  *     lib/run/background.c drive_background 2751941436
  *     lib/run/background.c run_background 4250206604
  *     lib/run/background.c bxi_run_once 1479198413
- *     lib/run/progress.c bxi_before_sleep 4281621781
+ *     lib/run/progress.c bxi_before_sleep 1067260592
  *     lib/run/wait.c sleep_as_leader 2646301797
  */
 #ifndef DEADLINES

@@ -10,7 +10,6 @@
 #include "cuda.h"
 
 #include <errno.h>
-#include <stdlib.h>
 
 enum { ALGORITHMS = 8 };            /* no kind of convolution has more */
 

@@ -19,7 +19,6 @@
 #include "shm/cancel.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 
 static _Thread_local struct bx_job *pool_job;       /* whose pool this thread belongs to */
@@ -100,13 +99,8 @@ static void *run_thread(void *argument)
 static int add_thread(struct bx_job *job)
 {
     struct bxi_pool *pool = &job->rpc->pool;
-    sigset_t all, before;
-    int rc;
+    int rc = bxi_thread_create(&pool->thread[pool->threads], run_thread, job);
 
-    bxi_signals_of_threads(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);    /* signals are the program's */
-    rc = pthread_create(&pool->thread[pool->threads], NULL, run_thread, job);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc != 0)
         return -rc;
     pool->threads++;

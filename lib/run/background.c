@@ -14,7 +14,6 @@
 #include "base/usercall.h"
 #include "shm/cancel.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <linux/futex.h>
 #include <signal.h>
@@ -100,18 +99,6 @@ static int make_background_sleeper(struct bxi_run *run, struct bxi_sleeper **sle
 
 static void *run_background(void *argument);
 
-static int start_background(struct bxi_run *run, pthread_t *thread)
-{
-    sigset_t all, before;
-    int rc;
-
-    bxi_signals_of_threads(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);    /* signals are the program's */
-    rc = pthread_create(thread, NULL, run_background, run);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return rc;
-}
-
 /* This thread ended in a handler of the program: another one takes its place. False if none can be made: this one goes
  * on. Under the lock that bxi_waits_stop takes: either that one's stop is seen here and this thread is joined, or
  * bxi_progress_stop joins the new one. */
@@ -121,7 +108,7 @@ static bool replace_background(struct bxi_run *run)
     int rc = 0;
 
     bxi_lock(&run->wait_lock);
-    if (bxi_load_seq_cst(&run->stop) == 0 && (rc = start_background(run, &thread)) == 0) {
+    if (bxi_load_seq_cst(&run->stop) == 0 && (rc = bxi_thread_create(&thread, run_background, run)) == 0) {
         run->background = thread;
         pthread_detach(pthread_self());
     }
@@ -237,13 +224,25 @@ static int start_loop(struct bxi_run *run)
 }
 
 /* All but those that a fault raises: blocked, a SIGBUS in a truncated segment would end the process. */
-void bxi_signals_of_threads(sigset_t *set)
+static void signals_of_threads(sigset_t *set)
 {
     sigfillset(set);
     sigdelset(set, SIGBUS);
     sigdelset(set, SIGSEGV);
     sigdelset(set, SIGFPE);
     sigdelset(set, SIGILL);
+}
+
+int bxi_thread_create(pthread_t *thread, void *(*work)(void *), void *argument)
+{
+    sigset_t blocked, before;
+    int rc;
+
+    signals_of_threads(&blocked);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);
+    rc = pthread_create(thread, NULL, work, argument);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return rc;
 }
 
 int bxi_progress_start(struct bxi_run *run, bool own_loop)
@@ -254,7 +253,7 @@ int bxi_progress_start(struct bxi_run *run, bool own_loop)
         return start_loop(run);
     bxi_note(run, BXI_EVENT_SCAN);
     run->background_runs = true;
-    rc = start_background(run, &run->background);
+    rc = bxi_thread_create(&run->background, run_background, run);
     if (rc != 0) {
         run->background_runs = false;
         return bx_fail(-rc, "the background thread cannot be started: %s", strerror(rc));

@@ -4,12 +4,17 @@
 # Runs the Criterion tests of $BX_BUILD_DIR/tests/unit (or of another program there, $UNIT_PROGRAM) with the arguments
 # given and those in $UNIT_ARGS, and counts them by Criterion's last line. Shows failed and skipped tests; the whole
 # output is in a .log beside the program.
+#
+# Criterion 2.4.1 may miss the end of a test process and then waits for ever, beyond every test's timeout
+# (github.com/Snaipe/Criterion/issues/345, pull 468). That is noticed by its silence while none of its test processes
+# lives; the tests are then run once more.
 set -u
 
 . "$(dirname "$0")/tally.sh"
 : "${BX_SOURCE_DIR:?}" "${BX_BUILD_DIR:?}"
 export BX_SOURCE_DIR BX_BUILD_DIR
 limit_s=${BX_TEST_LIMIT_S:-900}
+hung_after=4            # looks, 5 s apart
 # Criterion ends its test processes without freeing, so a leak check would only see that. A test
 # that asks for too much memory wants NULL, as malloc answers.
 export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=0:allocator_may_return_null=1}"
@@ -24,13 +29,65 @@ log=$BX_BUILD_DIR/tests/$program.log
 child=
 trap '[ -z "$child" ] || kill "$child" 2>/dev/null; exit 130' INT TERM
 
-# Verbose, for only so does Criterion say what a test skipped. UNIT_ARGS is words on purpose.
-# shellcheck disable=SC2086
-timeout -k 10 "$limit_s" "$BX_BUILD_DIR/tests/$program" --verbose "$@" ${UNIT_ARGS:-} \
-    >"$log" 2>&1 </dev/null &
-child=$!
-wait "$child"
-status=$?
+# What changes while the runner works: how much it has said, and its living test processes (below timeout and itself).
+signs_of_life()
+{
+    wc -c <"$log"
+    for runner in $(pgrep -P "$child"); do
+        pgrep -P "$runner" -r R,S,D,T,t
+    done
+}
+
+# run ARGUMENTS...: sets status; 125: Criterion hung.
+run()
+{
+    before='' silent=0
+    # Verbose, for only so does Criterion say what a test skipped. UNIT_ARGS is words on purpose.
+    # shellcheck disable=SC2086
+    timeout -k 10 "$limit_s" "$BX_BUILD_DIR/tests/$program" --verbose "$@" ${UNIT_ARGS:-} \
+        >"$log" 2>&1 </dev/null &
+    child=$!
+    (
+        while sleep 5 && kill -0 "$child" 2>/dev/null; do
+            now=$(signs_of_life)
+            silent=$((silent + 1))
+            case $now in
+            "$before") ;;
+            *) silent=0 before=$now ;;
+            esac
+            # One line: no test process lives.
+            if [ "$silent" -ge "$hung_after" ] && [ "$(printf '%s\n' "$now" | wc -l)" -eq 1 ]; then
+                touch "$log.hung"
+                kill "$child"
+                break
+            fi
+        done
+    ) &
+    watcher=$!
+    wait "$child"
+    status=$?
+    kill "$watcher" 2>/dev/null
+    if [ -e "$log.hung" ]; then
+        rm -f "$log.hung"
+        status=125
+    fi
+}
+
+# Those that Criterion has begun and whose end it has not seen.
+unfinished()
+{
+    awk '/^\[RUN/ { began[$3] = 1 }
+         /^\[(PASS|FAIL|SKIP|CRASH)/ { name = $2; sub(/:$/, "", name); delete began[name] }
+         END { for (name in began) print "    " name }' "$log"
+}
+
+rm -f "$log.hung"
+run "$@"
+if [ "$status" -eq 125 ]; then
+    echo "Criterion hung; these had no end, and all tests are run once more:"
+    unfinished
+    run "$@"
+fi
 
 # [====] Synthesis: Tested: 9 | Passing: 7 | Failing: 2 | Crashing: 1     (a crash is a failure too)
 counts=$(awk -F'[:|]' '/Synthesis:/ { passed = $5; failed = $3 - $5 }
@@ -49,6 +106,7 @@ if [ "$failed" -ne 0 ]; then
 elif [ "$status" -ne 0 ] || [ "$((passed + skipped))" -eq 0 ]; then
     failed=1
     tail -n 30 "$log"
+    unfinished
     echo "the unit tests ended with status $status (124: ran past $limit_s s)"
 elif [ "$skipped" -ne 0 ]; then
     printf '%s\n' "$skips"

@@ -549,14 +549,20 @@ static int run(struct root *root)
     return 0;
 }
 
-/* Sends FAIL to all connections, accepted or not. */
+/* Sends FAIL to all connections, and drops them; then to those that are not accepted yet: if descriptors ran out, only
+ * now there is one to accept with. */
 static void fail_all(struct root *root, int code)
 {
-    for (int i = 0; i < CONNECTIONS_MAX; i++)
-        if (root->connection[i].state != UNUSED)
-            bxi_boot_send_fail(root->connection[i].fd, code);
+    for (int i = 0; i < CONNECTIONS_MAX; i++) {
+        if (root->connection[i].state == UNUSED)
+            continue;
+        bxi_boot_send_fail(root->connection[i].fd, code);
+        drop(root, &root->connection[i]);
+    }
     for (int i = 0; root->listener >= 0 && i < BACKLOG; i++) {
         int fd = accept4(root->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
+            continue;
         if (fd < 0)
             break;
         bxi_boot_send_fail(fd, code);

@@ -99,18 +99,21 @@ static int make_background_sleeper(struct bxi_run *run, struct bxi_sleeper **sle
 
 static void *run_background(void *argument);
 
-/* This thread ended in a handler of the program: another one takes its place. False if none can be made: this one goes
- * on. Under the lock that bxi_waits_stop takes: either that one's stop is seen here and this thread is joined, or
- * bxi_progress_stop joins the new one. */
+/* This thread ended in a handler of the program: another one takes its place, and joins this one when it ends. False if
+ * none can be made: this one goes on. Under the lock that bxi_waits_stop takes: bxi_progress_stop joins this thread if
+ * the stop is seen here, else the new one. So no background thread outlives its job. */
 static bool replace_background(struct bxi_run *run)
 {
     pthread_t thread;
     int rc = 0;
 
     bxi_lock(&run->wait_lock);
-    if (bxi_load_seq_cst(&run->stop) == 0 && (rc = bxi_thread_create(&thread, run_background, run)) == 0) {
-        run->background = thread;
-        pthread_detach(pthread_self());
+    if (bxi_load_seq_cst(&run->stop) == 0) {
+        run->predecessor = pthread_self();
+        run->has_predecessor = true;
+        rc = bxi_thread_create(&thread, run_background, run);
+        if (rc == 0)
+            run->background = thread;
     }
     bxi_unlock(&run->wait_lock);
     if (rc != 0)
@@ -121,6 +124,9 @@ static bool replace_background(struct bxi_run *run)
 static void *run_background(void *argument)
 {
     struct bxi_run *run = argument;
+    /* Written before this thread was made; it is the one that makes the next. */
+    const bool has_predecessor = run->has_predecessor;
+    const pthread_t predecessor = run->predecessor;
     struct bxi_sleeper *sleeper = NULL;
     const struct bxi_role *role;
     bool failed = false;
@@ -133,7 +139,7 @@ static void *run_background(void *argument)
     rc = make_background_sleeper(run, &sleeper);
     if (rc < 0) {
         announce_ready(run, 1 + (uint32_t)-rc);
-        return NULL;
+        goto done;
     }
     announce_ready(run, 1);
     /* [stop] acquire, pairs with the store in bxi_waits_stop. */
@@ -154,6 +160,10 @@ static void *run_background(void *argument)
         slept_ns = sleep_in_background(run, sleeper, &failed);
     }
     run->system->destroy(sleeper);
+
+done:
+    if (has_predecessor)
+        pthread_join(predecessor, NULL);
     return NULL;
 }
 

@@ -176,6 +176,8 @@ struct bxi_run {
     int timer_fd;                               /* own_loop: the next deadline, set under the lock; else -1 */
     bool background_runs;
     pthread_t background;                       /* wait_lock */
+    bool has_predecessor;                       /* the background thread; before it makes its successor */
+    pthread_t predecessor;                      /* the same; the background thread that the present one replaced */
     bxi_a32 background_ready;                   /* 1: it can sleep; 1 + errno: it found nothing to sleep with */
     bxi_a32 stop;                               /* any thread */
 

@@ -36,6 +36,7 @@ static struct {
     int followed;                       /* sleeps there, ever begun */
     void (*in_sleep)(void);             /* what another process does in the next sleep */
     bool bell_is_late;                  /* what polling for a late bell finds */
+    bxi_a32 destroyed;                  /* sleepers; each takes 20 ms */
 } fake = { .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER };
 
 static inline uint64_t fake_now_ns(void)
@@ -66,6 +67,8 @@ static inline int fake_create(enum bxi_sleeper_kind kind, struct bxi_sleeper **s
 static inline void fake_destroy(struct bxi_sleeper *sleeper)
 {
     (void)sleeper;
+    usleep(20000);
+    bxi_add(&fake.destroyed, 1);
 }
 
 static inline enum bxi_sleeper_kind fake_kind(const struct bxi_sleeper *sleeper)

@@ -5,6 +5,8 @@
  */
 #include "fake_system.h"
 
+#include "base/usercall.h"
+
 #include <signal.h>
 #include <stdio.h>
 #include <sys/wait.h>
@@ -37,7 +39,14 @@ struct source {
     uint64_t watchdog_ns[LOG_MAX];
     bool work_before_sleep;             /* its next before_sleep finds some */
     bool silent;                        /* its next before_sleep is followed by work that nobody rings for */
+    bool leaves;                        /* the thread of its next pass with work ends in a handler of the program */
 };
+
+static bool has_work(void *context, const struct bxi_role *role)
+{
+    (void)role;
+    return bxi_load_seq_cst(&((struct source *)context)->work) != 0;
+}
 
 static int pass(void *context, const struct bxi_role *role, struct bxi_waiter *waiter)
 {
@@ -46,6 +55,10 @@ static int pass(void *context, const struct bxi_role *role, struct bxi_waiter *w
     (void)waiter;
     cr_assert(bxi_run_of(role) == &run && bxi_is_driving(&run));
     note(source->letter);
+    if (source->leaves && has_work(source, role)) {
+        source->leaves = false;
+        bxi_leaving = source;
+    }
     return (int)bxi_exchange(&source->work, 0);
 }
 
@@ -57,12 +70,6 @@ static void handle(void *context, const struct bxi_role *role, uint32_t event)
     cr_assert_eq(event & (event - 1), 0);
     source->events |= event;
     note((char)('0' + __builtin_ctz(event)));
-}
-
-static bool has_work(void *context, const struct bxi_role *role)
-{
-    (void)role;
-    return bxi_load_seq_cst(&((struct source *)context)->work) != 0;
 }
 
 static bool peek(void *context, int times)
@@ -611,6 +618,30 @@ Test(sources, are_left_by_all_that_wait_when_the_job_stops)
     elsewhere(end_role);
     cr_expect_null(bxi_take_role(&run));            /* for good */
     cr_expect_eq(wait_until(BX_FOREVER), BX_E_SHUTDOWN);
+}
+
+static void leave_in_background(int sleeps)
+{
+    whole.leaves = true;
+    bxi_store_relaxed(&whole.work, 1);
+    bxi_event(&run, BXI_EVENT_SCAN);
+    pthread_mutex_lock(&fake.lock);
+    while (fake.sleeps < sleeps)
+        pthread_cond_wait(&fake.changed, &fake.lock);
+    pthread_mutex_unlock(&fake.lock);
+}
+
+Test(sources, have_no_background_thread_left_at_the_end_though_two_left_in_handlers)
+{
+    fake.alone = false;
+    cr_assert_eq(bxi_progress_start(&run, false), 0);
+    await_sleepers(1, BX_FOREVER);
+    leave_in_background(2);
+    leave_in_background(3);
+    bxi_waits_stop(&run);
+    bxi_progress_stop(&run);
+    cr_expect_eq(fake.sleeper_count, 3);
+    cr_expect_eq(bxi_load_relaxed(&fake.destroyed), 3);
 }
 
 Test(sources, are_not_waited_for_in_a_handler)

@@ -103,7 +103,7 @@ SONAME  := libboxcar.so.$(firstword $(subst ., ,$(VERSION)))
 
 GPU_SRCS := $(if $(filter 0,$(CUDA)),gpu/stub.c,$(filter-out gpu/stub.c,$(wildcard gpu/*.c)))
 # The engine's rooms; lib/README.md says what each is.
-ROOMS    := base run rpc lend device job observe
+ROOMS    := base run rref rpc lend device job observe
 LIB_SRCS := $(wildcard shm/*.c $(ROOMS:%=lib/%/*.c)) $(GPU_SRCS) $(if $(filter cov,$(CONFIG)),tests/cov/exit.c)
 NN_SRCS  := $(if $(filter 0,$(CUDA)),$(filter-out lib/nn/cuda_%.c,$(wildcard lib/nn/*.c)) lib/nn/cuda_stub.c,\
 	$(filter-out lib/nn/cuda_stub.c,$(wildcard lib/nn/*.c)))

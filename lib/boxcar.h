@@ -64,6 +64,7 @@
 #define BX_NAME_MAX 31      /* bytes of a worker's, job's or function's name, without the terminator */
 #define BX_MSG_MAX (UINT64_C(1) << 30)  /* bytes of a message without tensors; more is BX_E_TOO_LARGE */
 #define BX_TENSORS_MAX 1048576          /* tensors in a message; more is BX_E_TOO_LARGE */
+#define BX_RREFS_MAX 1024               /* references in a message; more is BX_E_TOO_LARGE */
 #define BX_DIMS_MAX 8       /* dimensions of a tensor */
 #define BX_LEASES_MAX 1024  /* messages with tensors that one worker may have borrowed from another at a time */
 #define BX_FOREVER UINT64_MAX
@@ -116,7 +117,9 @@ struct bx_future;
     X(BX_E_ABANDONED, -10027, "the future was released before anybody completed it")                \
     X(BX_E_URING, -10028, "io_uring was asked for and is not to be had")                            \
     X(BX_E_ON_LOAN, -10029, "as much is on loan to other workers as may be")                        \
-    X(BX_E_ARENA_FULL, -10030, "the worker's arena is full")
+    X(BX_E_ARENA_FULL, -10030, "the worker's arena is full")                                        \
+    X(BX_E_TYPE, -10031, "the object is of another type")                                           \
+    X(BX_E_NO_OBJECT, -10032, "the object is gone, or was never made")
 
 enum bx_error {
 #define BX_ERROR_ENUM(name, value, text) name = value,
@@ -310,10 +313,11 @@ int bx_tensor_read_on(struct bx_tensor *tensor, void *stream);
 
 /* ---- Messages ---------------------------------------------------------------------------------- */
 
-/* A message has bytes, and tensors beside them. Each kind is read in the order in which it was written. Values are
- * packed without padding or tags, in the host's byte order. A writer's error is sticky: after the first failure every
- * put returns it, and so does a call that is given the message. */
+/* A message has bytes, and tensors and references beside them. Each kind is read in the order in which it was written.
+ * Values are packed without padding or tags, in the host's byte order. A writer's error is sticky: after the first
+ * failure every put returns it, and so does a call that is given the message. */
 struct bx_msg;
+struct bx_rref;
 
 /* Makes an empty message with room for reserve_bytes; it grows as needed. The caller owns it. NULL: out of memory. */
 struct bx_msg *bx_msg_create(size_t reserve_bytes);
@@ -336,7 +340,12 @@ int bx_msg_put_bytes(struct bx_msg *msg, const void *data, size_t bytes);
  * copied into that arena once per send (counters tensors_copied, tensor_bytes_copied). -ENOMEM. */
 int bx_msg_put_tensor(struct bx_msg *msg, struct bx_tensor *tensor);
 
+/* Appends a reference to an object; the message holds a reference of its own. Sending the message passes it on: the
+ * object lives until the receiver has dropped it. -EINVAL: of another job; -ENOMEM. */
+int bx_msg_put_rref(struct bx_msg *msg, struct bx_rref *rref);
+
 size_t bx_msg_tensors(const struct bx_msg *msg);    /* how many; 0 for NULL */
+size_t bx_msg_rrefs(const struct bx_msg *msg);      /* the same of references */
 size_t bx_msg_bytes(const struct bx_msg *msg);      /* payload bytes so far; 0 for NULL */
 const void *bx_msg_data(const struct bx_msg *msg);  /* valid until the next put, clear or destroy */
 int bx_msg_error(const struct bx_msg *msg);         /* the sticky error, 0 if none */
@@ -351,6 +360,8 @@ struct bx_reader {
     int error;
     struct bx_tensor *const *tensors;   /* the ones not read yet */
     size_t tensor_count;
+    struct bx_rref *const *rrefs;       /* the ones not read yet */
+    size_t rref_count;
 };
 struct bx_reader bx_msg_reader(const struct bx_msg *msg);      /* NULL is an empty message */
 int64_t bx_read_i64(struct bx_reader *reader);
@@ -364,6 +375,8 @@ const void *bx_read_bytes(struct bx_reader *reader, size_t bytes);         /* po
 /* The next tensor; NULL past the last. The message owns it: acquire it to keep it longer than the message. The message
  * of a handler's args, of a batch row and of an async handler's args ends when the handler or body returns. */
 struct bx_tensor *bx_read_tensor(struct bx_reader *reader);
+/* The next reference; NULL past the last. The message owns it, as a tensor: bx_rref_acquire keeps it longer. */
+struct bx_rref *bx_read_rref(struct bx_reader *reader);
 size_t bx_reader_left(const struct bx_reader *reader);          /* bytes; 0 after an error, likewise tensors */
 size_t bx_reader_tensors_left(const struct bx_reader *reader);
 
@@ -620,6 +633,89 @@ struct bx_future *bx_future_then_any(struct bx_future *future, bx_then_fn fn, vo
 struct bx_future *bx_future_all(struct bx_job *job, struct bx_future *const *futures, size_t count);
 struct bx_future *bx_future_any(struct bx_job *job, struct bx_future *const *futures, size_t count);
 
+/* ---- References to objects ---------------------------------------------------------------------- */
+
+/*
+ * A reference to an object that the program has made, in this worker or in another one, its owner. References are
+ * counted: create, remote and acquire return one, release drops one, and a message holds its own. The owner keeps the
+ * object until no worker has a reference to it; then its type's destroy is called. References travel in messages, as
+ * arguments and in replies, between any two workers.
+ *
+ * A method is a function that is registered for a type. It is called on a reference and runs at the owner, as any
+ * other handler of its kind, with the object (bx_request_object).
+ *
+ *     static const struct bx_type counter_type = { .name = "counter", .destroy = free };
+ *
+ *     bx_register(job, "new_counter", BX_INLINE, new_counter, NULL);          owner: puts the object into its reply
+ *     bx_register_method(job, &counter_type, "add", BX_INLINE, add, NULL);    owner
+ *
+ *     bx_remote(job, "ps", "new_counter", NULL, NULL, &counter);              anybody
+ *     bx_rref_sync(counter, "add", args, NULL, &reply);
+ *     bx_rref_release(counter);
+ *
+ * Death. References that a dead worker held are dropped, once every message that it had sent is read. Each use of a
+ * reference whose owner has died fails with BX_E_PEER_DEAD. At bx_job_shutdown the owner logs each object that another
+ * worker still refers to (counter rrefs_leaked), and destroys it; bx_job_destroy does the same for its own references,
+ * after which a reference can only be released.
+ */
+struct bx_type {
+    const char *name;                   /* for errors and inspectors */
+    void (*destroy)(void *object);      /* the last reference is gone; any thread, must not wait; may be NULL */
+    /* Writes the object's value for bx_rref_to_here. It runs on the thread that makes progress, as an inline handler.
+     * NULL: the object has no value to send. */
+    int (*value)(void *object, struct bx_msg *value);
+};
+
+/* Makes a reference to an object of this worker. type must live as long as the job. Returns one reference. On failure
+ * the object is not destroyed. -ENOMEM. */
+int bx_rref_create(struct bx_job *job, const struct bx_type *type, void *object, struct bx_rref **rref);
+/* The same, put into a message: for the handler of bx_remote. On failure the object is not destroyed. */
+int bx_msg_put_object(struct bx_job *job, struct bx_msg *msg, const struct bx_type *type, void *object);
+struct bx_rref *bx_rref_acquire(struct bx_rref *rref);          /* adds a reference; returns its argument */
+void bx_rref_release(struct bx_rref *rref);                     /* drops one; NULL is allowed */
+
+/* Makes an object in worker `to`: calls a function there whose reply holds a reference to an object of that worker,
+ * first. *rref can be used at once, and be passed on: calls on the object wait at its owner until it is made. If the
+ * function fails, or does not answer within timeout_ns, each later use of the reference fails with its error. Blocks
+ * only for room; codes as bx_rpc_async. */
+int bx_remote(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
+              const struct bx_call_options *options, struct bx_rref **rref);
+
+int bx_rref_owner(const struct bx_rref *rref);                  /* rank */
+bool bx_rref_is_owner(const struct bx_rref *rref);              /* this worker is the owner */
+/* The object is made, as far as this worker knows, and its owner knows of this worker's reference. */
+bool bx_rref_is_confirmed(const struct bx_rref *rref);
+/* Waits until the reference is confirmed. Blocks. 0; why it could not be made; BX_E_PEER_DEAD, BX_E_NO_OBJECT,
+ * BX_E_TIMEOUT, BX_E_WOULD_DEADLOCK. */
+int bx_rref_wait(struct bx_rref *rref, uint64_t timeout_ns);
+/* The object itself, for its owner; valid while a reference is held. BX_E_TYPE: it is of another type; -EREMOTE: its
+ * owner is another worker; -EAGAIN: it is not made yet; why it could not be made. */
+int bx_rref_local(const struct bx_rref *rref, const struct bx_type *type, void **object);
+
+/* Fetches the object's value, which its type writes (bx_type.value), also before the object is made. *value is the
+ * caller's. Blocks. Codes of bx_rpc_sync; BX_E_TYPE: the type has no value. */
+int bx_rref_to_here(struct bx_rref *rref, const struct bx_call_options *options, struct bx_msg **value);
+int bx_rref_to_here_async(struct bx_rref *rref, const struct bx_call_options *options, struct bx_future **future);
+
+/* Call a method on the object: as bx_rpc_sync, bx_rpc_async, bx_rpc_oneway and bx_remote. BX_E_TYPE: the function is no
+ * method, or one of another type; BX_E_NO_OBJECT; the error with which the object could not be made. */
+int bx_rref_sync(struct bx_rref *rref, const char *method, const struct bx_msg *args,
+                 const struct bx_call_options *options, struct bx_msg **reply);
+int bx_rref_async(struct bx_rref *rref, const char *method, const struct bx_msg *args,
+                  const struct bx_call_options *options, struct bx_future **future);
+int bx_rref_oneway(struct bx_rref *rref, const char *method, const struct bx_msg *args,
+                   const struct bx_call_options *options);
+int bx_rref_remote(struct bx_rref *rref, const char *method, const struct bx_msg *args,
+                   const struct bx_call_options *options, struct bx_rref **made);
+
+/* As bx_register, bx_register_async and bx_register_batch, for calls on an object of the type. Names are shared with
+ * functions. A method that is called without an object fails with BX_E_TYPE. */
+int bx_register_method(struct bx_job *job, const struct bx_type *type, const char *name, enum bx_kind kind,
+                       bx_handler_fn fn, void *context);
+int bx_register_method_async(struct bx_job *job, const struct bx_type *type, const char *name, bx_async_fn fn,
+                             void *context);
+void *bx_request_object(const struct bx_request *request);      /* NULL: the function is no method */
+
 /* ---- Batches ----------------------------------------------------------------------------------- */
 
 /* A batch gathers calls of one function and answers them together. The body runs when every living member has a row,
@@ -637,6 +733,8 @@ typedef int (*bx_batch_fn)(struct bx_batch *batch, void *context);  /* a code < 
 /* Codes as bx_register; BX_E_VERSION, -ENOMEM. */
 int bx_register_batch(struct bx_job *job, const char *name, bx_batch_fn fn, void *context,
                       const struct bx_batch_options *options);
+int bx_register_method_batch(struct bx_job *job, const struct bx_type *type, const char *name, bx_batch_fn fn,
+                             void *context, const struct bx_batch_options *options);
 
 /* Members are the workers that a batch waits for, until they leave or die. Without members only max_rows and
  * flush_after_ns end a batch (without these too, every call is a batch of its own). add and remove are for the worker
@@ -652,6 +750,7 @@ int bx_batch_leave(struct bx_job *job, const char *to, const char *function);
 size_t bx_batch_rows(const struct bx_batch *batch);
 int bx_batch_caller(const struct bx_batch *batch, size_t row);             /* rank */
 struct bx_reader bx_batch_args(const struct bx_batch *batch, size_t row);
+void *bx_batch_object(const struct bx_batch *batch, size_t row);           /* that the row was called on; or NULL */
 struct bx_msg *bx_batch_reply(struct bx_batch *batch, size_t row);         /* to write into; the batch owns it */
 int bx_batch_reply_i64(struct bx_batch *batch, size_t row, int64_t value);
 int bx_batch_fail_row(struct bx_batch *batch, size_t row, int code, const char *text);

@@ -38,6 +38,7 @@ struct bxi_device;
 struct bxi_lend;
 struct bxi_observe;
 struct bxi_rpc;
+struct bxi_rrefs;
 struct bxi_run;
 
 enum bxi_phase { BXI_CREATED = 1, BXI_STARTED, BXI_STOPPING, BXI_STOPPED };
@@ -47,6 +48,7 @@ enum bxi_phase { BXI_CREATED = 1, BXI_STARTED, BXI_STOPPING, BXI_STOPPED };
 struct bx_job {
     struct bxi_run *run;                        /* start, all pointers: run/run.h */
     struct bxi_rpc *rpc;                        /* rpc/rpc.h */
+    struct bxi_rrefs *rrefs;                    /* rref/rref.h */
     struct bxi_lend *lend;                      /* lend/lend.h */
     struct bxi_device *device;                  /* device/device.h */
     struct bxi_observe *observe;                /* observe/observe.h */

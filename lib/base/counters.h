@@ -48,6 +48,10 @@
     X(leases_granted,       "lock", "messages that lent something")                                \
     X(leases_returned,      "lock", "leases given back")                                           \
     X(leases_taken_back,    "lock", "leases taken back from workers that died")                    \
+    X(rrefs_made,           "lock", "references to objects made, here and by bx_remote elsewhere")         \
+    X(rrefs_entered,        "lock", "references that a third worker passed on, entered at their owner")    \
+    X(rrefs_destroyed,      "lock", "references to objects of this worker that nobody holds any more")     \
+    X(rrefs_leaked,         "lock", "of its objects, those that were still referred to at the end")        \
     X(gpu_slabs_opened,     "any",  "slabs of other workers' device memory mapped")                \
     X(gpu_slabs_closed,     "any",  "of them, unmapped")                                           \
     X(gpu_marks,            "any",  "points set on streams, for others to wait for")               \

@@ -124,6 +124,7 @@ void bxi_drive_init(struct bx_job *job)
     };
 
     job->rpc->remove_names = remove_names;
+    job->rrefs->ops = &bxi_rref_ops;
     bxi_run_init(job->run, &setup);
     bxi_lock(&job->run->lock);
     bxi_run_add(job->run, &bxi_rpc_source, job);

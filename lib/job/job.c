@@ -19,6 +19,7 @@ void bxi_job_link(struct bxi_whole_job *whole)
 {
     whole->job.run = &whole->run;
     whole->job.rpc = &whole->rpc;
+    whole->job.rrefs = &whole->rrefs;
     whole->job.lend = &whole->lend;
     whole->job.device = &whole->device;
     whole->job.observe = &whole->observe;
@@ -50,6 +51,7 @@ static void free_job(struct bx_job *job)
         if (fds[i] >= 0)
             close(fds[i]);
     bxi_batchers_destroy(job);
+    bxi_rrefs_destroy(job);
     bxi_devices_destroy(job);
     for (int rank = 0; job->lend->peers != NULL && rank < job->world_size; rank++) {
         struct bxi_peer *peer = &job->rpc->peers[rank];

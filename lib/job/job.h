@@ -39,6 +39,7 @@ struct bxi_whole_job {
     _Alignas(BXI_LINE) struct bxi_lend lend;
     _Alignas(BXI_LINE) struct bxi_device device;
     _Alignas(BXI_LINE) struct bxi_rpc rpc;
+    _Alignas(BXI_LINE) struct bxi_rrefs rrefs;
 };
 
 /* ---- bootstrap_packet.c: one message. Start, on both sides --------------------------------------- */

@@ -178,6 +178,7 @@ void bxi_job_leave(struct bx_job *job)
     role = bxi_role_end(job->run);
     bxi_devices_close(job);
     bxi_frames_unread(role, job);
+    bxi_rrefs_end(job);
     bxi_trace_close(job);
     bxi_forget_role();
     BXI_STEP("state.stopped");

@@ -144,6 +144,8 @@ const struct bxi_device_ops *bxi_device_ops(void);      /* NULL before that */
 
 /* ---- Leases: the owner's side (grant.c, pack.c) ---------------------------------------------------- */
 
+/* Bytes that rpc may add behind a grant's body for so many references of the message. */
+#define BXI_TAIL_MAX(count) (8 * ((count) + 3))
 #define BXI_BODY_MAX (BXI_FRAME_MAX - BXI_HEAD_BYTES)      /* bytes of a frame after its head */
 
 /* What one message lends. pack.c makes it without run->lock; it is entered in the peer's grants under the lock. */

@@ -111,10 +111,12 @@ static int pack_one(struct bx_job *job, struct bxi_grant *grant, struct bx_tenso
     return rc;
 }
 
-/* Allocates the body. *to: where records and bytes go: after the head, or in a block of the arena. */
-static int make_room(struct bx_job *job, struct bxi_grant *grant, size_t packed_bytes, unsigned char **to)
+/* Allocates the body, which tail_bytes may follow in the frame. *to: where records and bytes go: after the head, or in
+ * a block of the arena. */
+static int make_room(struct bx_job *job, struct bxi_grant *grant, size_t packed_bytes, size_t tail_bytes,
+                     unsigned char **to)
 {
-    bool here = sizeof(struct bxi_lease_head) + packed_bytes <= BXI_BODY_MAX;
+    bool here = sizeof(struct bxi_lease_head) + packed_bytes + tail_bytes <= BXI_BODY_MAX;
     struct bxi_lease_head *head;
 
     grant->body_bytes = sizeof *head + (here ? packed_bytes : 0);
@@ -169,7 +171,7 @@ int bxi_grant_pack(struct bx_job *job, struct bxi_lend_peer *peer, const struct 
         packed_bytes += head_bytes(message->tensors[i]) + (is_ours(job, message->tensors[i]) ? 0 : 8u * BX_DIMS_MAX);
     if ((rc = make_holds(grant, message->tensor_count + 1)) < 0)
         return rc;
-    rc = make_room(job, grant, packed_bytes, &to);
+    rc = make_room(job, grant, packed_bytes, BXI_TAIL_MAX(message->rref_count), &to);
 
     unsigned char *begin = to;
 

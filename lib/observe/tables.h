@@ -39,6 +39,7 @@ enum bxi_where {
     BXI_AT_BATCH = 3,           /* in the batch of its function, which does not run yet */
     BXI_AT_BODY = 4,            /* the batch's body runs */
     BXI_AT_FUTURE = 5,          /* its async handler has returned a future that is not done */
+    BXI_AT_OBJECT = 6,          /* it waits until the object is made that it is called on */
 };
 
 /* Which thread runs a batch's body. */

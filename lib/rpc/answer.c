@@ -9,12 +9,14 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 /* "worker 'agent', function 'pick': no such row", within a frame and a sentence. */
 static size_t error_body(char body[BXI_TEXT_BYTES], const struct bx_request *request, int code, const char *text)
 {
     int bytes = snprintf(body, BXI_TEXT_BYTES, "worker '%s', function '%s': %s", request->job->name,
-                         request->handler != NULL ? request->handler->name : "?",
+                         request->handler != NULL ? request->handler->name
+                         : request->in != NULL && request->in->value ? "bx_rref_to_here" : "?",
                          text != NULL && text[0] != '\0' ? text : bx_strerror(code));
 
     return bytes < BXI_TEXT_BYTES ? (size_t)bytes : BXI_TEXT_BYTES - 1;
@@ -25,6 +27,8 @@ struct reply {
     struct bxi_frame head;
     struct bxi_out out;
     struct bxi_grant grant;
+    struct bxi_rref_out rrefs;
+    unsigned char *body;            /* malloc'ed: the value and the tail of its references; or NULL */
     uint64_t traced_ns;             /* if it is traced: when making it began */
     char text[BXI_TEXT_BYTES];
 };
@@ -36,6 +40,7 @@ static void make_error(struct reply *reply, const struct bx_request *request, in
     reply->out.body_bytes = error_body(reply->text, request, code, text);
     reply->out.body = reply->text;
     reply->out.grant = NULL;
+    reply->out.rrefs = NULL;
 }
 
 /* About when the answer to a request is made. For an inline handler, which is short, it is the clock that the pass has
@@ -52,6 +57,25 @@ static uint64_t answered_ns(const struct bx_request *request)
     return bxi_coarse_ns();
 }
 
+/* The references of the value. 0, or an error with its sentence. */
+static int add_rrefs(struct reply *reply, const struct bx_request *request, const struct bx_msg *value)
+{
+    reply->rrefs = (struct bxi_rref_out){ .rrefs = value->rrefs, .count = value->rref_count };
+    for (uint32_t i = 0; i < value->rref_count; i++)
+        if (atomic_load(&value->rrefs[i]->job) != request->job)
+            return bx_fail(-EINVAL, "its reply holds a reference of another job");
+    reply->out.rrefs = &reply->rrefs;
+    reply->head.flags |= BXI_FLAG_RREFS;
+    if (reply->out.grant != NULL)
+        return bxi_grant_add_rrefs(&reply->grant, &reply->rrefs);
+    reply->body = bxi_body_with_rrefs(value, &reply->rrefs);
+    if (reply->body == NULL)
+        return bx_fail(-ENOMEM, "no memory for the references of its reply");
+    reply->out.body = reply->body;
+    reply->out.body_bytes += bxi_rref_tail_bytes(&reply->rrefs);
+    return 0;
+}
+
 static void make_reply(struct reply *reply, const struct bx_request *request, int code, const char *text,
                        const struct bx_msg *value)
 {
@@ -59,7 +83,8 @@ static void make_reply(struct reply *reply, const struct bx_request *request, in
                                       .sent_ns = answered_ns(request) };
     reply->out = (struct bxi_out){ .head = &reply->head, .body = bx_msg_data(value),
                                    .body_bytes = bx_msg_bytes(value), .slot = -1, .may_queue = true };
-    if (code == 0 && !request->oneway && bxi_needs_lease(value)) {
+    if (code == 0 && !request->oneway &&
+        bxi_needs_lease(value, bx_msg_rrefs(value) > 0 ? BXI_TAIL_MAX(bx_msg_rrefs(value)) : 0)) {
         struct bx_reader message = bx_msg_reader(value);
 
         code = bxi_grant_pack(request->job, request->peer->lend, &message, &reply->grant);
@@ -67,6 +92,8 @@ static void make_reply(struct reply *reply, const struct bx_request *request, in
         text = bx_error_text();
         bxi_grants_reclaim(request->job);
     }
+    if (code == 0 && !request->oneway && bx_msg_rrefs(value) > 0 && (code = add_rrefs(reply, request, value)) < 0)
+        text = bx_error_text();
     if (code < 0)
         make_error(reply, request, code, text);
     if (request->begin_ns != 0) {
@@ -101,9 +128,18 @@ void bxi_answer(struct bx_request *request, int code, const char *text, const st
 
     bxi_trace_answers(request, &reply.traced_ns);
     reply.grant.body = NULL;
+    reply.body = NULL;
+    if (request->in != NULL && request->in->makes != NULL) {
+        code = bxi_object_made(request, code, &text, value);
+        value = NULL;               /* the maker has its reference already */
+    }
     make_reply(&reply, request, code, text, value);
     bxi_loan_release(request->loan);
     request->loan = NULL;
+    if (request->in != NULL) {
+        bxi_rref_in_release(request->in);
+        request->in = NULL;
+    }
     if (request->oneway && code < 0)
         bxi_log(1, "a one-way call of worker '%s' failed: %s", request->peer->name, reply.text);
 
@@ -118,6 +154,7 @@ void bxi_answer(struct bx_request *request, int code, const char *text, const st
     bxi_trace_answered(request, &reply.traced_ns, reply.head.code, bx_msg_bytes(value), sent);
     if (reply.grant.body != NULL)
         bxi_grant_drop(&reply.grant);
+    free(reply.body);
     if (request->counted)
         bxi_quiet_changed(job);
     if (rc < 0)

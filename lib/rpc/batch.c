@@ -336,8 +336,8 @@ void bxi_batch_take(struct bx_job *job, struct bxi_waiting *taken)
 
 /* ---- registration ------------------------------------------------------------------------------ */
 
-int bx_register_batch(struct bx_job *job, const char *name, bx_batch_fn fn, void *context,
-                      const struct bx_batch_options *options)
+static int register_batch(struct bx_job *job, const char *name, bx_batch_fn fn, struct bxi_handler handler,
+                          const struct bx_batch_options *options)
 {
     struct bx_batch_options given = { 0 };
     struct bxi_batcher *batcher;
@@ -358,12 +358,27 @@ int bx_register_batch(struct bx_job *job, const char *name, bx_batch_fn fn, void
     batcher->task.run = run_task;
     batcher->task.refuse = refuse_task;
 
-    struct bxi_handler handler = { .kind = BXI_F_BATCH, .context = context, .batcher = batcher };
-
+    handler.kind = BXI_F_BATCH;
+    handler.batcher = batcher;
     rc = bxi_register(job, name, &handler);
     if (rc < 0)
         free(batcher);
     return rc;
+}
+
+int bx_register_batch(struct bx_job *job, const char *name, bx_batch_fn fn, void *context,
+                      const struct bx_batch_options *options)
+{
+    return register_batch(job, name, fn, (struct bxi_handler){ .context = context }, options);
+}
+
+int bx_register_method_batch(struct bx_job *job, const struct bx_type *type, const char *name, bx_batch_fn fn,
+                             void *context, const struct bx_batch_options *options)
+{
+    int rc = bxi_check_type(type, name);
+
+    return rc < 0 ? rc : register_batch(job, name, fn, (struct bxi_handler){ .context = context, .type = type },
+                                        options);
 }
 
 void bxi_batchers_destroy(struct bx_job *job)
@@ -466,6 +481,11 @@ int bx_batch_caller(const struct bx_batch *batch, size_t row)
 struct bx_reader bx_batch_args(const struct bx_batch *batch, size_t row)
 {
     return bx_msg_reader(batch != NULL && row < batch->count ? batch->rows[row]->args : NULL);
+}
+
+void *bx_batch_object(const struct bx_batch *batch, size_t row)
+{
+    return batch != NULL && row < batch->count ? bx_request_object(&batch->rows[row]->request) : NULL;
 }
 
 struct bx_msg *bx_batch_reply(struct bx_batch *batch, size_t row)

@@ -27,6 +27,8 @@ struct request_plan {           /* a call's arguments, checked */
     uint64_t deadline_ns;
     uint64_t sent_ns;               /* if the call is measured */
     uint64_t traced_ns;             /* if it is a one-way call, and traced: when the program called */
+    struct bxi_rref_out rrefs;      /* the references of args, and what the call is for */
+    unsigned char *body;            /* malloc'ed: the bytes of args and the tail, if there are references */
     bool no_wait;
     uint8_t kind;
     uint8_t flags;
@@ -104,6 +106,18 @@ static int take_slot(struct bx_job *job, struct bxi_peer *peer, struct bxi_call 
 
 /* ---- sending ----------------------------------------------------------------------------------- */
 
+/* The references of the arguments; the body with its tail is made later. */
+static int plan_rrefs(struct bx_job *job, struct request_plan *out)
+{
+    out->rrefs.rrefs = out->args != NULL ? out->args->rrefs : NULL;
+    out->rrefs.count = bx_msg_rrefs(out->args);
+    for (size_t i = 0; i < out->rrefs.count; i++)
+        if (atomic_load(&out->rrefs.rrefs[i]->job) != job)
+            return bx_fail(-EINVAL, "the arguments for '%s' hold a reference of another job, or of one that has ended",
+                           bxi_brief(out->function).text);
+    return 0;
+}
+
 static int plan(struct bx_job *job, struct request_plan *out, const char *to,
                 const struct bx_call_options *options)
 {
@@ -112,14 +126,17 @@ static int plan(struct bx_job *job, struct request_plan *out, const char *to,
 
     if (rc < 0)
         return rc;
-    if (to == NULL || out->function == NULL)
-        return bxi_null("the call", to == NULL ? "the worker's name" : "the function's name");
+    if ((to == NULL && out->peer == NULL) || out->function == NULL)
+        return bxi_null("the call", out->function == NULL ? "the function's name" : "the worker's name");
     if ((rc = bxi_options_copy(&given, sizeof given, options, "bx_call_options")) < 0)
         return rc;
     if (out->args != NULL && out->args->error < 0)
         return bx_fail(out->args->error, "the arguments for '%s' could not be written: %s",
                        bxi_brief(out->function).text, bx_strerror(out->args->error));
-    out->peer = bxi_peer_find(job, to);
+    if (out->args != NULL && out->args->rref_count > 0 && (rc = plan_rrefs(job, out)) < 0)
+        return rc;
+    if (out->peer == NULL)
+        out->peer = bxi_peer_find(job, to);
     if (out->peer == NULL)
         return bx_fail(BX_E_NO_WORKER, "the job '%s' has no worker '%s'", job->job_name, bxi_brief(to).text);
     out->no_wait = given.no_wait || !bxi_may_wait();
@@ -146,6 +163,25 @@ static int fail_with_peer(const struct bx_job *job, const struct bxi_peer *peer,
     return code;
 }
 
+/* The request's references: the tail's end in the body. A reference to be made gets its id. */
+static void put_rrefs(struct bx_job *job, const struct request_plan *plan, struct bxi_frame *head, struct bxi_out *out)
+{
+    size_t tail_bytes = bxi_rref_tail_bytes(&plan->rrefs);
+
+    if (tail_bytes == 0)
+        return;
+    head->flags |= BXI_FLAG_RREFS;
+    out->rrefs = &plan->rrefs;
+    if (plan->grant == NULL) {
+        out->body = plan->body;
+        out->body_bytes += tail_bytes;
+    }
+    if (plan->rrefs.makes != NULL)
+        bxi_rref_name(job, plan->peer->rank, &plan->rrefs,
+                      plan->grant != NULL ? plan->grant->body + plan->grant->body_bytes
+                                          : plan->body + out->body_bytes);
+}
+
 /* Lock. call is NULL for one-way calls. 0, -EAGAIN: no slot or no room, or an error with a sentence. */
 static int submit_locked(struct bx_job *job, const struct request_plan *plan, struct bxi_call *call)
 {
@@ -160,13 +196,14 @@ static int submit_locked(struct bx_job *job, const struct request_plan *plan, st
         return bx_fail(BX_E_CORRUPT, "the segment of worker '%s' itself was truncated", job->name);
     if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
         return fail_with_peer(job, peer, peer->close_code);
-    index = bxi_function_find(job, peer, plan->function);
+    index = plan->rrefs.value ? 0 : bxi_function_find(job, peer, plan->function);
     /* Relaxed: set by the handler of SIGBUS, mostly in this thread and just now. */
     if (bxi_load_relaxed(&peer->view.truncated) != 0)
         return bxi_peer_suspect(job, peer, "its segment was truncated");
     if (index < 0)
         return index == BX_E_CORRUPT ? bxi_peer_suspect(job, peer, "its function table is nonsense") : index;
     head.function = (uint16_t)index;
+    put_rrefs(job, plan, &head, &out);
     if (call == NULL) {
         head.id = began_ns(plan->deadline_ns, plan->timeout_ns);
         rc = bxi_peer_send(job, peer, &out);
@@ -298,24 +335,41 @@ static int submit_or_wait(struct bx_job *job, const struct request_plan *plan, s
     }
 }
 
-static int submit(struct bx_job *job, struct request_plan *plan, struct bxi_call *call)
+static int submit_lending(struct bx_job *job, struct request_plan *plan, struct bxi_call *call)
 {
+    struct bx_reader message = bx_msg_reader(plan->args);
     struct bxi_grant grant;
-    struct bx_reader message;
-    int rc;
+    int rc = bxi_grant_pack(job, plan->peer->lend, &message, &grant);
 
-    if (!bxi_needs_lease(plan->args))
-        return submit_or_wait(job, plan, call);
-    message = bx_msg_reader(plan->args);
-    rc = bxi_grant_pack(job, plan->peer->lend, &message, &grant);
     if (rc < 0)
         return rc;
+    if ((rc = bxi_grant_add_rrefs(&grant, &plan->rrefs)) < 0) {
+        bxi_grant_drop(&grant);
+        return rc;
+    }
     bxi_grants_reclaim(job);
     /* cppcheck-suppress autoVariables; taken out again below */
     plan->grant = &grant;
     rc = submit_or_wait(job, plan, call);
     plan->grant = NULL;
     bxi_grant_drop(&grant);
+    return rc;
+}
+
+static int submit(struct bx_job *job, struct request_plan *plan, struct bxi_call *call)
+{
+    size_t tail_bytes = bxi_rref_tail_bytes(&plan->rrefs);
+    int rc;
+
+    if (bxi_needs_lease(plan->args, tail_bytes))
+        return submit_lending(job, plan, call);
+    if (tail_bytes == 0)
+        return submit_or_wait(job, plan, call);
+    plan->body = bxi_body_with_rrefs(plan->args, &plan->rrefs);
+    if (plan->body == NULL)
+        return bx_fail(-ENOMEM, "no memory for the references of a call");
+    rc = submit_or_wait(job, plan, call);
+    free(plan->body);
     return rc;
 }
 
@@ -369,11 +423,24 @@ static int call_and_wait(struct bx_job *job, struct request_plan *plan, struct b
     return rc;
 }
 
-int bx_rpc_sync(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
-                const struct bx_call_options *options, struct bx_msg **reply)
+/* A call on an object goes to the object's owner. */
+static void aim(struct bx_job *job, struct request_plan *request, const struct bxi_aim *at)
+{
+    if (at == NULL)
+        return;
+    request->rrefs = (struct bxi_rref_out){ .makes = at->makes, .target = at->target, .value = at->value };
+    if (at->target != NULL)
+        request->peer = &job->rpc->peers[bxi_rref_id_owner(at->target->id)];
+}
+
+int bxi_rpc_sync(struct bx_job *job, const char *to, const struct bxi_aim *at, const char *function,
+                 const struct bx_msg *args, const struct bx_call_options *options, struct bx_msg **reply)
 {
     struct request_plan request = { .function = function, .args = args, .kind = BXI_REQUEST };
-    int rc = plan(job, &request, to, options);
+    int rc;
+
+    aim(job, &request, at);
+    rc = plan(job, &request, to, options);
 
     if (rc < 0)
         return rc;
@@ -385,11 +452,20 @@ int bx_rpc_sync(struct bx_job *job, const char *to, const char *function, const 
     return bxi_out(call_and_wait(job, &request, reply));
 }
 
-int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
-                 const struct bx_call_options *options, struct bx_future **future)
+int bx_rpc_sync(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
+                const struct bx_call_options *options, struct bx_msg **reply)
+{
+    return bxi_rpc_sync(job, to, NULL, function, args, options, reply);
+}
+
+int bxi_rpc_async(struct bx_job *job, const char *to, const struct bxi_aim *at, const char *function,
+                  const struct bx_msg *args, const struct bx_call_options *options, struct bx_future **future)
 {
     struct request_plan request = { .function = function, .args = args, .kind = BXI_REQUEST };
-    int rc = future != NULL ? plan(job, &request, to, options) : bxi_null(__func__, "the place for the future");
+    int rc;
+
+    aim(job, &request, at);
+    rc = future != NULL ? plan(job, &request, to, options) : bxi_null("the call", "the place for the future");
 
     if (rc < 0)
         return rc;
@@ -415,16 +491,31 @@ int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const
     return bxi_out(0);
 }
 
-int bx_rpc_oneway(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
-                  const struct bx_call_options *options)
+int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
+                 const struct bx_call_options *options, struct bx_future **future)
+{
+    return bxi_rpc_async(job, to, NULL, function, args, options, future);
+}
+
+int bxi_rpc_oneway(struct bx_job *job, const char *to, const struct bxi_aim *at, const char *function,
+                   const struct bx_msg *args, const struct bx_call_options *options)
 {
     struct request_plan request = { .function = function, .args = args, .kind = BXI_ONEWAY };
-    int rc = plan(job, &request, to, options);
+    int rc;
+
+    aim(job, &request, at);
+    rc = plan(job, &request, to, options);
 
     if (rc < 0)
         return rc;
     request.traced_ns = bxi_trace_now(job);
     return bxi_out(submit(job, &request, NULL));
+}
+
+int bx_rpc_oneway(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
+                  const struct bx_call_options *options)
+{
+    return bxi_rpc_oneway(job, to, NULL, function, args, options);
 }
 
 static int member_call(struct bx_job *job, const char *to, const char *function, uint8_t flags)

@@ -99,36 +99,75 @@ static bool is_awaited(struct bx_job *job, struct bxi_peer *peer, uint64_t id)
     return is;
 }
 
+/* The body of a reply, and what came with it. */
+struct brought {
+    const void *body;
+    size_t bytes;
+    struct bxi_loan *loan;
+    struct bxi_rref_in *in;
+    int code;
+};
+
+static void drop_brought(struct brought *brought)
+{
+    bxi_loan_release(brought->loan);
+    bxi_rref_in_release(brought->in);
+}
+
+/* Opens loan and references. 0, with brought->code; or BX_E_CORRUPT, and nothing is left open. */
+static int open_brought(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
+                        struct brought *brought)
+{
+    if ((head->flags & (BXI_FLAG_LEASE | BXI_FLAG_RREFS)) == 0)
+        return 0;
+    if (brought->code != 0 || !is_awaited(job, peer, head->id))
+        return BX_E_CORRUPT;
+    memcpy(job->rpc->frame, brought->body, brought->bytes);     /* parsed in private memory only */
+    brought->body = job->rpc->frame;
+    if (head->flags & BXI_FLAG_RREFS)
+        brought->code = bxi_rref_open(job, peer->rank, brought->body, &brought->bytes, &brought->in);
+    if (brought->in != NULL && (brought->in->makes != NULL || brought->in->target != NULL))
+        brought->code = BX_E_CORRUPT;               /* they are of requests */
+    if (brought->code == 0 && (head->flags & BXI_FLAG_LEASE))
+        brought->code = bxi_loan_open(job, peer->lend, job->rpc->frame, brought->bytes, &brought->loan);
+    if (brought->code == 0 && brought->loan != NULL)
+        brought->code = bxi_device_loan_error(brought->loan);
+    if (brought->code != BX_E_CORRUPT)
+        return 0;
+    drop_brought(brought);
+    return BX_E_CORRUPT;
+}
+
+static struct bx_msg *value_of(const struct brought *brought)
+{
+    struct bx_msg *value = brought->loan != NULL ? bxi_msg_of_loan(brought->loan)
+                                                 : bxi_msg_copy(brought->body, brought->bytes);
+
+    if (value != NULL && bxi_msg_take_rrefs(value, brought->in) == 0)
+        return value;
+    bx_msg_destroy(value);
+    return NULL;
+}
+
 int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
                       const void *body, size_t body_bytes)
 {
+    struct brought brought = { .body = body, .bytes = body_bytes, .code = head->code };
     uint16_t index = (uint16_t)(head->id & 0xffff);
     struct bxi_call *call = NULL;
-    struct bxi_loan *loan = NULL;
     struct bx_msg *value = NULL;
     char *text = NULL;
-    int code = head->code;
     bool was_full;
 
     bxi_trace_reply_begins(job);
-    if (head->flags & BXI_FLAG_LEASE) {
-        if (code != 0 || !is_awaited(job, peer, head->id))
-            return BX_E_CORRUPT;
-        memcpy(job->rpc->frame, body, body_bytes);       /* parsed in private memory only */
-        code = bxi_loan_open(job, peer->lend, job->rpc->frame, body_bytes, &loan);
-        if (code == 0)
-            code = bxi_device_loan_error(loan);
-        if (code == BX_E_CORRUPT) {
-            bxi_loan_release(loan);
-            return code;
-        }
-    }
+    if (open_brought(job, peer, head, &brought) < 0)
+        return BX_E_CORRUPT;
     bxi_lock(&job->run->lock);
     if (index >= peer->slot_count || peer->slots[index].state == BXI_SLOT_FREE ||
-        peer->slots[index].generation != head->id >> 16 || code > 0 ||
+        peer->slots[index].generation != head->id >> 16 || brought.code > 0 ||
         bxi_peer_consumed(job, peer, head->consumed) < 0) {
         bxi_unlock(&job->run->lock);
-        bxi_loan_release(loan);
+        drop_brought(&brought);
         return BX_E_CORRUPT;
     }
     was_full = peer->in_flight == BXI_CALLS_MAX;
@@ -147,26 +186,25 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
         bxi_wake(job->run, peer);
     bxi_trace_reply_of(job, call);
     if (call == NULL) {
-        bxi_loan_release(loan);
+        drop_brought(&brought);
         bxi_trace_reply_ends(job, peer, head);
         return 0;
     }
     if (head->code < 0)
         text = strndup(body_bytes > 0 ? body : "", body_bytes < BXI_TEXT_BYTES ? body_bytes : BXI_TEXT_BYTES);
-    else if (code < 0)
-        text = strdup(loan != NULL ? bx_error_text() : bx_strerror(code));
-    else if (call->wants_value &&
-             (value = loan != NULL ? bxi_msg_of_loan(loan) : bxi_msg_copy(body, body_bytes)) == NULL)
-        code = -ENOMEM;
-    bxi_loan_release(loan);
+    else if (brought.code < 0)
+        text = strdup(brought.loan != NULL ? bx_error_text() : bx_strerror(brought.code));
+    else if (call->wants_value && (value = value_of(&brought)) == NULL)
+        brought.code = -ENOMEM;
+    drop_brought(&brought);
     if (bxi_truncated(peer)) {
         bx_msg_destroy(value);
         free(text);
         value = NULL;
-        code = BX_E_CORRUPT;
-        text = bxi_peer_text(job, peer, code);
+        brought.code = BX_E_CORRUPT;
+        text = bxi_peer_text(job, peer, brought.code);
     }
-    complete(call, code, text, value);
+    complete(call, brought.code, text, value);
     bxi_trace_reply_ends(job, peer, head);
     return 0;
 }

@@ -34,6 +34,9 @@ static bool take(struct bx_job *job, struct bxi_waiting *waiting, struct bx_futu
     case BXI_WAITS_FOR_BATCH:
         bxi_batch_take(job, waiting);
         return true;
+    case BXI_WAITS_FOR_OBJECT:
+        bxi_object_take(job, waiting);
+        return true;
     case BXI_WAITS_FOR_FUTURE:
         *future = take_future(waiting);
         return false;

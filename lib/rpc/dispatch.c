@@ -77,17 +77,26 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
         return 0;
     }
     /* The lease words, which give loans back, lie behind the ring. */
-    if ((!request.oneway || (head->flags & BXI_FLAG_LEASE)) && !way_back(job, peer))
+    if ((!request.oneway || (head->flags & (BXI_FLAG_LEASE | BXI_FLAG_RREFS))) && !way_back(job, peer))
         return 0;
-    if (head->flags & BXI_FLAG_LEASE) {
-        int rc = bxi_loan_open(job, peer->lend, job->rpc->frame, body_bytes, &request.loan);
+    if (head->flags & BXI_FLAG_RREFS) {
+        int rc = bxi_rref_open(job, peer->rank, job->rpc->frame, &body_bytes, &request.in);
 
         if (rc == BX_E_CORRUPT)
             return rc;
+        if (rc < 0) {
+            bxi_answer(&request, rc, "no memory for its references", NULL);
+            return 0;
+        }
+    }
+    if (head->flags & BXI_FLAG_LEASE) {
+        int rc = bxi_loan_open(job, peer->lend, job->rpc->frame, body_bytes, &request.loan);
+
         if (rc == 0)
             rc = bxi_device_loan_error(request.loan);
         if (rc == BX_E_CORRUPT) {
             bxi_loan_release(request.loan);
+            bxi_rref_in_release(request.in);
             return rc;
         }
         if (rc < 0) {
@@ -97,6 +106,8 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
             return 0;
         }
     }
+    if (request.in != NULL && request.in->value)
+        return bxi_handler_run(&request, body_bytes);
     /* [handlers] acquire, pairs with the release in add_handler. */
     if (head->function >= bxi_load_acquire(&job->rpc->handler_count)) {
         bxi_counter_add(job, BXI_C_requests_refused, 1);
@@ -116,6 +127,23 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
     if (head->flags & (BXI_FLAG_JOIN | BXI_FLAG_LEAVE))
         return member_request(&request, head->flags);
     return bxi_handler_run(&request, body_bytes);
+}
+
+static int handle_rref(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head, const void *body,
+                       size_t body_bytes)
+{
+    uint64_t copy[BXI_RANK_WORDS];
+    struct bxi_rref_frame frame = { .op = (enum bxi_rref_op)head->flags, .id = head->id, .value = head->code,
+                                    .body = copy, .body_bytes = body_bytes };
+
+    if (body_bytes > sizeof copy)
+        return BX_E_CORRUPT;
+    if (body_bytes > 0)
+        memcpy(copy, body, body_bytes);
+    bxi_lock(&job->run->lock);
+    int rc = bxi_peer_consumed(job, peer, head->consumed);
+    bxi_unlock(&job->run->lock);
+    return rc < 0 ? rc : bxi_rref_arrived(job, peer->rank, &frame);
 }
 
 static void handle_cancel(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head)
@@ -191,6 +219,9 @@ int bxi_dispatch(const struct bxi_role *role, struct bx_job *job, struct bxi_pee
         return rc;
     case BXI_REPLY:
         rc = bxi_reply_arrived(job, peer, &head, body, body_bytes);
+        break;
+    case BXI_RREF:
+        rc = handle_rref(job, peer, &head, body, body_bytes);
         break;
     case BXI_CANCEL:
         handle_cancel(job, peer, &head);

@@ -16,6 +16,7 @@ enum bxi_frame_kind {
     BXI_REQUEST = 1,
     BXI_ONEWAY = 2,
     BXI_REPLY = 3,          /* code 0: the value; code < 0: an error, the body is its sentence */
+    BXI_RREF = 5,           /* of the protocol of references (rref/rref.h): flags is the op, code its value */
     BXI_CANCEL = 4,         /* no thread waits for the call any more; code: BX_E_CANCELLED or BX_E_TIMEOUT */
 };
 enum bxi_frame_flags {
@@ -24,6 +25,7 @@ enum bxi_frame_flags {
     BXI_FLAG_LEASE = 4,     /* the body begins with a struct bxi_lease_head */
     BXI_FLAG_TIMED = 8,     /* a request: asks for the times of its handler; a reply: sent_ns and function have them */
     BXI_FLAG_DEVICE = 16,   /* with LEASE: some of its tensors lie in device memory */
+    BXI_FLAG_RREFS = 32,    /* the body ends with references and a struct bxi_rref_tail */
 };
 
 struct bxi_frame {

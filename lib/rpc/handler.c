@@ -18,11 +18,17 @@
 static struct bx_reader reader_of(const struct bx_request *request, size_t body_bytes)
 {
     const struct bxi_loan *loan = request->loan;
+    const struct bxi_rref_in *in = request->in;
+    struct bx_reader reader = { .data = request->job->rpc->frame, .bytes = body_bytes };
 
-    if (loan == NULL)
-        return (struct bx_reader){ .data = request->job->rpc->frame, .bytes = body_bytes };
-    return (struct bx_reader){ .data = loan->data, .bytes = loan->bytes, .tensors = loan->pointers,
-                               .tensor_count = loan->tensor_count };
+    if (loan != NULL)
+        reader = (struct bx_reader){ .data = loan->data, .bytes = loan->bytes, .tensors = loan->pointers,
+                                     .tensor_count = loan->tensor_count };
+    if (in != NULL) {
+        reader.rrefs = in->rrefs;
+        reader.rref_count = in->count;
+    }
+    return reader;
 }
 
 /* Runs an inline or a blocking handler. Its code; the thread's sentence says why it failed. */
@@ -61,7 +67,7 @@ static void run_inline(struct bx_request *request, size_t body_bytes)
     bxi_no_wait_enter();
     code = run_handler(request, reader_of(request, body_bytes), job->rpc->reply);
     bxi_answer(request, code, bx_error_text(), job->rpc->reply);
-    if (job->rpc->reply->tensor_count > 0)
+    if (job->rpc->reply->tensor_count + job->rpc->reply->rref_count > 0)
         bx_msg_clear(job->rpc->reply);       /* inside of no_wait: a bx_free_fn must not wait either */
     bxi_no_wait_leave();
     bxi_now_hide(request);
@@ -150,8 +156,9 @@ static struct bxi_waiting *keep(const struct bx_request *request, size_t body_by
         return NULL;
     waiting->args = request->loan != NULL ? bxi_msg_of_loan(request->loan)
                                           : bxi_msg_copy(request->job->rpc->frame, body_bytes);
-    if (waiting->args != NULL)
+    if (waiting->args != NULL && bxi_msg_take_rrefs(waiting->args, request->in) == 0)
         return waiting;
+    bx_msg_destroy(waiting->args);
     free(waiting);
     return NULL;
 }
@@ -237,6 +244,26 @@ int bxi_handler_run(struct bx_request *request, size_t body_bytes)
 {
     struct bx_job *job = request->job;
 
+    if (__builtin_expect(request->in != NULL || request->handler->type != NULL, 0)) {
+        const char *text = NULL;
+        int rc = bxi_object_check(request, body_bytes, &text);
+
+        if (rc == 1)
+            return 0;
+        if (rc == BX_E_CORRUPT) {
+            bxi_loan_release(request->loan);
+            bxi_rref_in_release(request->in);
+            return rc;
+        }
+        if (rc < 0) {
+            bxi_answer(request, rc, text, NULL);
+            return 0;
+        }
+        if (request->in != NULL && request->in->value) {
+            bxi_object_value(request);
+            return 0;
+        }
+    }
     switch (request->handler->kind) {
     case BXI_F_INLINE:
         bxi_counter_add(job, BXI_C_requests_inline, 1);

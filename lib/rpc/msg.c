@@ -28,6 +28,8 @@ struct bx_msg *bx_msg_create(size_t reserve_bytes)
     msg->tensors = NULL;
     msg->tensor_count = msg->tensor_capacity = 0;
     msg->loan = NULL;
+    msg->rrefs = NULL;
+    msg->rref_count = msg->rref_capacity = 0;
     return msg;
 }
 
@@ -81,6 +83,16 @@ static void drop_tensors(struct bx_msg *msg)
     msg->loan = NULL;
 }
 
+static void drop_rrefs(struct bx_msg *msg)
+{
+    if (msg->rref_capacity > 0) {
+        bxi_rref_release_all(msg->rrefs, msg->rref_count);
+        free(msg->rrefs);
+    }
+    msg->rrefs = NULL;
+    msg->rref_count = msg->rref_capacity = 0;
+}
+
 void bx_msg_destroy(struct bx_msg *msg)
 {
     if (msg == NULL)
@@ -89,6 +101,8 @@ void bx_msg_destroy(struct bx_msg *msg)
         free(msg->data);
     if (msg->tensor_count > 0 || msg->loan != NULL)
         drop_tensors(msg);
+    if (msg->rref_count > 0)
+        drop_rrefs(msg);
     free(msg);
 }
 
@@ -104,6 +118,8 @@ void bx_msg_clear(struct bx_msg *msg)
     msg->error = 0;
     if (msg->tensor_count > 0 || msg->loan != NULL)
         drop_tensors(msg);
+    if (msg->rref_count > 0)
+        drop_rrefs(msg);
 }
 
 static int grow(struct bx_msg *msg, size_t needed)
@@ -218,6 +234,48 @@ int bx_msg_put_tensor(struct bx_msg *msg, struct bx_tensor *tensor)
     return 0;
 }
 
+/* Room for one more, in an array of the message's own. */
+static int grow_rrefs(struct bx_msg *msg)
+{
+    uint32_t capacity = msg->rref_capacity == 0 ? 4 : msg->rref_capacity * 2;
+    struct bx_rref **rrefs = realloc(msg->rrefs, capacity * sizeof(struct bx_rref *));
+
+    if (rrefs == NULL)
+        return msg->error = -ENOMEM;
+    msg->rrefs = rrefs;
+    msg->rref_capacity = capacity;
+    return 0;
+}
+
+int bx_msg_put_rref(struct bx_msg *msg, struct bx_rref *rref)
+{
+    if (msg == NULL)
+        return bxi_null(__func__, "the message");
+    if (msg->error < 0)
+        return msg->error;
+    if (rref == NULL)
+        return msg->error = bxi_null(__func__, "the reference");
+    if (msg->rref_count == BX_RREFS_MAX)
+        return msg->error = bx_fail(BX_E_TOO_LARGE, "a message has at most %d references", BX_RREFS_MAX);
+    if (msg->rref_count == msg->rref_capacity && grow_rrefs(msg) < 0)
+        return msg->error;
+    msg->rrefs[msg->rref_count++] = bx_rref_acquire(rref);
+    return 0;
+}
+
+int bxi_msg_take_rrefs(struct bx_msg *msg, struct bxi_rref_in *in)
+{
+    for (size_t i = 0; in != NULL && i < in->count; i++)
+        if (bx_msg_put_rref(msg, in->rrefs[i]) < 0)
+            return msg->error;
+    return 0;
+}
+
+size_t bx_msg_rrefs(const struct bx_msg *msg)
+{
+    return msg == NULL ? 0 : msg->rref_count;
+}
+
 size_t bx_msg_tensors(const struct bx_msg *msg)
 {
     return msg == NULL ? 0 : msg->tensor_count;
@@ -245,7 +303,8 @@ struct bx_reader bx_msg_reader(const struct bx_msg *msg)
     if (msg == NULL)
         return (struct bx_reader){ 0 };
     return (struct bx_reader){ .data = msg->data, .bytes = msg->bytes, .tensors = msg->tensors,
-                               .tensor_count = msg->tensor_count };
+                               .tensor_count = msg->tensor_count, .rrefs = msg->rrefs,
+                               .rref_count = msg->rref_count };
 }
 
 size_t bx_reader_left(const struct bx_reader *reader)
@@ -268,6 +327,18 @@ struct bx_tensor *bx_read_tensor(struct bx_reader *reader)
     }
     reader->tensor_count--;
     return *reader->tensors++;
+}
+
+struct bx_rref *bx_read_rref(struct bx_reader *reader)
+{
+    if (reader == NULL || reader->error < 0)
+        return NULL;
+    if (reader->rref_count == 0) {
+        reader->error = bx_fail(BX_E_SHORT_MESSAGE, "a reference was read past the last one of a message");
+        return NULL;
+    }
+    reader->rref_count--;
+    return *reader->rrefs++;
 }
 
 const void *bx_read_bytes(struct bx_reader *reader, size_t bytes)

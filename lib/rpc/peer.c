@@ -305,6 +305,8 @@ int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out
     if (rc < 0)
         return rc;
     out->lease = -1;
+    if (out->rrefs != NULL && bxi_rref_prepare(job, peer->rank, out->rrefs) < 0)
+        return bx_fail(-ENOMEM, "no memory for the references of a message to worker '%s'", peer->name);
     if (out->grant != NULL) {
         if (has_left(job, peer))
             return bx_fail(BX_E_SHUTDOWN, "worker '%s' (rank %d) has left the job", peer->name, peer->rank);
@@ -317,6 +319,8 @@ int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out
         BXI_STEP("lease.granted");
     }
     rc = send_or_queue(job, peer, out);
+    if (rc == 0 && out->rrefs != NULL)
+        bxi_rref_sent(job, peer->rank, out->rrefs);
     if (out->grant == NULL)
         return rc;
     if (rc == 0)

@@ -65,22 +65,56 @@ int bxi_register(struct bx_job *job, const char *name, const struct bxi_handler 
     return rc;
 }
 
-int bx_register(struct bx_job *job, const char *name, enum bx_kind kind, bx_handler_fn fn, void *context)
+int bxi_check_type(const struct bx_type *type, const char *name)
 {
+    if (type != NULL && type->name != NULL)
+        return 0;
+    return bx_fail(-EINVAL, "the method '%s' needs a type, and the type a name", bxi_brief(name).text);
+}
+
+static int register_handler(struct bx_job *job, const struct bx_type *type, const char *name, enum bx_kind kind,
+                            bx_handler_fn fn, void *context)
+{
+    struct bxi_handler handler = { .kind = kind == BX_INLINE ? BXI_F_INLINE : BXI_F_BLOCKING, .fn = fn,
+                                   .context = context, .type = type };
+
     if (fn == NULL || (kind != BX_INLINE && kind != BX_BLOCKING))
         return bx_fail(-EINVAL, "a handler is a function and BX_INLINE or BX_BLOCKING");
+    return bxi_register(job, name, &handler);
+}
 
-    struct bxi_handler handler = { .kind = kind == BX_INLINE ? BXI_F_INLINE : BXI_F_BLOCKING, .fn = fn,
-                                   .context = context };
+int bx_register(struct bx_job *job, const char *name, enum bx_kind kind, bx_handler_fn fn, void *context)
+{
+    return register_handler(job, NULL, name, kind, fn, context);
+}
 
+int bx_register_method(struct bx_job *job, const struct bx_type *type, const char *name, enum bx_kind kind,
+                       bx_handler_fn fn, void *context)
+{
+    int rc = bxi_check_type(type, name);
+
+    return rc < 0 ? rc : register_handler(job, type, name, kind, fn, context);
+}
+
+static int register_async(struct bx_job *job, const struct bx_type *type, const char *name, bx_async_fn fn,
+                          void *context)
+{
+    struct bxi_handler handler = { .kind = BXI_F_ASYNC, .async = fn, .context = context, .type = type };
+
+    if (fn == NULL)
+        return bx_fail(-EINVAL, "there is no function to register as '%s'", bxi_brief(name).text);
     return bxi_register(job, name, &handler);
 }
 
 int bx_register_async(struct bx_job *job, const char *name, bx_async_fn fn, void *context)
 {
-    struct bxi_handler handler = { .kind = BXI_F_ASYNC, .async = fn, .context = context };
+    return register_async(job, NULL, name, fn, context);
+}
 
-    if (fn == NULL)
-        return bx_fail(-EINVAL, "there is no function to register as '%s'", bxi_brief(name).text);
-    return bxi_register(job, name, &handler);
+int bx_register_method_async(struct bx_job *job, const struct bx_type *type, const char *name, bx_async_fn fn,
+                             void *context)
+{
+    int rc = bxi_check_type(type, name);
+
+    return rc < 0 ? rc : register_async(job, type, name, fn, context);
 }

@@ -11,6 +11,7 @@
 #include "frame.h"
 #include "lend/lend.h"
 #include "observe/observe.h"
+#include "rref/rref.h"
 #include "run/run.h"
 
 #include "shm/ring.h"
@@ -38,15 +39,21 @@ struct bx_msg {
     size_t tensor_count;
     size_t tensor_capacity;     /* 0 while tensors is NULL or the loan's */
     struct bxi_loan *loan;      /* of a message that came with tensors: one reference; else NULL */
+    struct bx_rref **rrefs;     /* each with a reference, if rref_capacity > 0; else they are the request's */
+    uint32_t rref_count;
+    uint32_t rref_capacity;
     _Alignas(8) unsigned char room[];
 };
 struct bx_msg *bxi_msg_copy(const void *data, size_t bytes);       /* NULL when memory is out */
 struct bx_msg *bxi_msg_of_loan(struct bxi_loan *loan);     /* a message of its own; NULL when memory is out */
 
-/* True if the message needs a lease: it has tensors, or more bytes than a frame. */
-static inline bool bxi_needs_lease(const struct bx_msg *msg)
+/* Adds what a frame brought to the message that was made of it. 0, -ENOMEM. */
+int bxi_msg_take_rrefs(struct bx_msg *msg, struct bxi_rref_in *in);
+
+/* True if the message needs a lease: it has tensors, or more bytes than a frame that ends with tail_bytes. */
+static inline bool bxi_needs_lease(const struct bx_msg *msg, size_t tail_bytes)
 {
-    return msg != NULL && (msg->tensor_count > 0 || msg->bytes > BXI_BODY_MAX);
+    return msg != NULL && (msg->tensor_count > 0 || msg->bytes > BXI_BODY_MAX - tail_bytes);
 }
 
 /* ---- future.c ------------------------------------------------------------------------------------ */
@@ -217,6 +224,7 @@ struct bxi_out {
     int32_t slot;                   /* of a request; else -1 */
     bool may_queue;                 /* false: -EAGAIN when the ring is full */
     struct bxi_grant *grant;        /* not yet granted, its body is then the body; or NULL */
+    const struct bxi_rref_out *rrefs;       /* whose tail the body ends with; or NULL */
     int32_t lease;                  /* set by bxi_peer_send */
 };
 /* Sends head and body, or queues them. 0, -EAGAIN, -ENOMEM, BX_E_CORRUPT. */
@@ -266,6 +274,20 @@ struct bxi_call {
     struct bxi_call *next;      /* in a list of calls to complete */
 };
 
+/* What a call is for, besides a function: the object that it is called on, or is to make. */
+struct bxi_aim {
+    struct bx_rref *target;
+    struct bx_rref *makes;
+    bool value;                 /* bx_rref_to_here */
+};
+/* bx_rpc_sync, bx_rpc_async, bx_rpc_oneway; at may be NULL. With a target, `to` is not read. */
+int bxi_rpc_sync(struct bx_job *job, const char *to, const struct bxi_aim *at, const char *function,
+                 const struct bx_msg *args, const struct bx_call_options *options, struct bx_msg **reply);
+int bxi_rpc_async(struct bx_job *job, const char *to, const struct bxi_aim *at, const char *function,
+                  const struct bx_msg *args, const struct bx_call_options *options, struct bx_future **future);
+int bxi_rpc_oneway(struct bx_job *job, const char *to, const struct bxi_aim *at, const char *function,
+                   const struct bx_msg *args, const struct bx_call_options *options);
+
 /* ---- call_end.c ---------------------------------------------------------------------------------- */
 
 /* 0, BX_E_CORRUPT. body lies in the peer's ring. Role. */
@@ -291,9 +313,26 @@ struct bxi_handler {            /* never changes once handler_count counts it */
     bx_async_fn async;
     void *context;
     struct bxi_batcher *batcher;
+    const struct bx_type *type;     /* of a method; else NULL */
 };
 
 int bxi_register(struct bx_job *job, const char *name, const struct bxi_handler *handler);     /* as bx_register */
+int bxi_check_type(const struct bx_type *type, const char *name);      /* 0, -EINVAL */
+
+/* ---- object.c: calls on objects ------------------------------------------------------------------- */
+
+/* The bytes of msg (or NULL) and the tail of its references, malloc'ed; NULL: no memory. */
+unsigned char *bxi_body_with_rrefs(const struct bx_msg *msg, const struct bxi_rref_out *out);
+int bxi_grant_add_rrefs(struct bxi_grant *grant, const struct bxi_rref_out *out);      /* the tail; 0, -ENOMEM */
+/* The object of a request that is called on one. 0: run the handler. 1: the request was kept until the object is made.
+ * An error, with *text: answer with it. Role. */
+int bxi_object_check(struct bx_request *request, size_t body_bytes, const char **text);
+void bxi_object_value(struct bx_request *request);         /* answers bx_rref_to_here. Role */
+/* A request that makes an object ends. Returns the code for its maker, *text likewise. */
+int bxi_object_made(struct bx_request *request, int code, const char **text, const struct bx_msg *value);
+void bxi_objects_unpark(const struct bxi_role *role, struct bx_job *job);      /* role: runs what waited for objects */
+void bxi_object_take(struct bx_job *job, struct bxi_waiting *waiting);     /* out of the list that it waits in; lock */
+extern const struct bxi_rref_ops bxi_rref_ops;
 
 /* ---- waiting.c: requests ------------------------------------------------------------------------- */
 
@@ -306,6 +345,7 @@ struct bx_request {
     uint64_t deadline_ns;
     uint64_t consumed;              /* as the request's frame said */
     struct bxi_loan *loan;          /* of its arguments; one reference, dropped when it is answered; or NULL */
+    struct bxi_rref_in *in;         /* references that it brought, likewise; or NULL */
     uint64_t begin_ns;              /* of its handler, if it is timed */
     uint64_t traced_id;             /* if it is traced: id, or of a one-way call where its frame ended in the ring */
     uint64_t traced_ns;             /* if it is traced: when its handler began, or its future was first waited for */
@@ -321,6 +361,7 @@ enum bxi_waiting_state {
     BXI_WAITS_FOR_THREAD = 1,       /* the pool has its task: queued, or run by a thread */
     BXI_WAITS_FOR_BATCH,            /* in the list of its batcher */
     BXI_WAITS_FOR_FUTURE,           /* the future's callback will answer it */
+    BXI_WAITS_FOR_OBJECT,           /* in the list of a reference whose object is to come, or in rpc->unparked */
     BXI_WAITS_NO_MORE,              /* its batch runs, or a cancel has failed its future */
 };
 struct bxi_waiting {
@@ -331,7 +372,7 @@ struct bxi_waiting {
     enum bxi_waiting_state state;   /* lock */
     struct bxi_task task;           /* of a blocking handler */
     struct bx_future *future;       /* of an async handler: the maker's reference, or the callback's, keeps it */
-    struct bxi_waiting *next_row;   /* lock: in its batcher's list */
+    struct bxi_waiting *next_row;   /* lock: in its batcher's list, or in that of the calls on an object to come */
     uint64_t came_ns;               /* of a row */
     struct bx_msg *reply;           /* of a blocking handler or a row; as the next two, for the thread that runs it */
     int code;                       /* of a row: bx_batch_fail_row */
@@ -438,6 +479,7 @@ enum bxi_event {
     BXI_EVENT_DEATH = 2,        /* death_seen of all peers */
     BXI_EVENT_BATCH = 8,        /* members changed, or a batch is due */
     BXI_EVENT_POOL = 16,        /* does the pool's queue move? */
+    BXI_EVENT_OBJECT = 32,      /* objects are made: unparked */
 };
 extern const struct bxi_source_ops bxi_rpc_source;         /* rings, full queues, bells, leases; the rest by events */
 
@@ -454,6 +496,7 @@ struct bxi_rpc {
 
     _Alignas(BXI_LINE) struct bxi_batcher *batchers;    /* lock, all below */
     struct bxi_call *expired;                   /* taken out by timers, to be completed without the lock */
+    struct bxi_waiting *unparked, **unparked_end;       /* calls on objects that are made now, or never */
     uint32_t calls_open;                        /* LIVE slots of all peers */
     uint32_t serving;                           /* requests of all peers not yet answered */
     bxi_a32 handler_count;                      /* of handlers; written under the lock */
@@ -522,12 +565,16 @@ static inline int bxi_call_handler(struct bx_request *request, struct bx_reader 
 
 /* ---- serving.c: requests that are being served, for inspectors ----------------------------------- */
 
-void bxi_serving_show(struct bx_request *request);          /* takes a row, if one is free; lock */
+/* Takes a row, if one is free. Lock. */
+void bxi_serving_show(struct bx_request *request, enum bxi_waiting_state state);
 void bxi_serving_hide(const struct bx_request *request);    /* gives it back; lock */
 void bxi_serving_at(const struct bx_request *request, enum bxi_where where);    /* by the thread that has it now */
 static inline uint64_t bxi_serving_who(const struct bx_request *request)
 {
-    return (uint64_t)request->peer->rank | (uint64_t)(request->handler - request->job->rpc->handlers) << 16;
+    uint64_t function = request->handler == NULL ? BXI_FUNCTION_MAX
+                                                 : (uint64_t)(request->handler - request->job->rpc->handlers);
+
+    return (uint64_t)request->peer->rank | function << 16;
 }
 /* A handler runs here and now. Role. */
 static inline void bxi_now_show(const struct bx_request *request)

@@ -6,10 +6,11 @@
  */
 #include "rpc.h"
 
-void bxi_serving_show(struct bx_request *request)
+void bxi_serving_show(struct bx_request *request, enum bxi_waiting_state state)
 {
-    static const enum bxi_where first[] = { [BXI_F_INLINE] = BXI_AT_NONE, [BXI_F_BLOCKING] = BXI_AT_POOL,
-                                            [BXI_F_ASYNC] = BXI_AT_FUTURE, [BXI_F_BATCH] = BXI_AT_BATCH };
+    static const enum bxi_where first[] = { [BXI_WAITS_FOR_THREAD] = BXI_AT_POOL, [BXI_WAITS_FOR_BATCH] = BXI_AT_BATCH,
+                                            [BXI_WAITS_FOR_FUTURE] = BXI_AT_FUTURE,
+                                            [BXI_WAITS_FOR_OBJECT] = BXI_AT_OBJECT, [BXI_WAITS_NO_MORE] = BXI_AT_NONE };
     struct bx_job *job = request->job;
     struct bxi_serving *row;
 
@@ -23,7 +24,7 @@ void bxi_serving_show(struct bx_request *request)
     bxi_store_relaxed(&row->who, bxi_serving_who(request));
     bxi_store_relaxed(&row->since_ns, job->run->pass_ns != 0 ? job->run->pass_ns : bxi_coarse_ns());
     /* Release, for inspectors in other processes: the words above are of this request. */
-    bxi_store_release(&row->where, first[request->handler->kind]);
+    bxi_store_release(&row->where, first[state]);
 }
 
 void bxi_serving_hide(const struct bx_request *request)

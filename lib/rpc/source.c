@@ -105,12 +105,15 @@ static void handle(void *context, const struct bxi_role *role, uint32_t event)
         bxi_deaths_close(role, job);
     else if (event == BXI_EVENT_BATCH)
         bxi_batches_look(job);
-    else
+    else if (event == BXI_EVENT_POOL)
         bxi_pool_look(job);
+    else
+        bxi_objects_unpark(role, job);
 }
 
 const struct bxi_source_ops bxi_rpc_source = {
-    .events = BXI_EVENT_SCAN | BXI_EVENT_DEATH | BXI_EVENT_BATCH | BXI_EVENT_POOL,
+    .events = BXI_EVENT_SCAN | BXI_EVENT_DEATH | BXI_EVENT_BATCH | BXI_EVENT_POOL |
+              BXI_EVENT_OBJECT,
     .handle = handle,
     .pass = pass,
     .peek = peek,

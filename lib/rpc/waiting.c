@@ -10,6 +10,8 @@
  *     WAITS_FOR_BATCH    it is in its batcher's list. The thread that takes it from there owns it (batch.c).
  *     WAITS_FOR_FUTURE   the callback of the handler's future owns it and answers, by the thread that completes the
  *                        future (handler.c). No other thread frees it.
+ *     WAITS_FOR_OBJECT   it is in the list of a reference whose object is to come, or in rpc->unparked. The thread that
+ *                        takes it from there, the role or a cancel, owns it (object.c).
  *     WAITS_NO_MORE      of a row: a batch runs it. Of an async handler: a cancel has failed its future, whose
  *                        callback answers as before.
  *
@@ -72,7 +74,7 @@ int bxi_waiting_begin(struct bxi_waiting *waiting, enum bxi_waiting_state state)
         return -ENOBUFS;
     }
     request->counted = true;
-    bxi_serving_show(request);
+    bxi_serving_show(request, state);
     peer->serving += !request->oneway;              /* the 1024 bound these */
     peer->serving_oneways += request->oneway;
     request->job->rpc->serving++;
@@ -104,6 +106,7 @@ struct bxi_waiting *bxi_waiting_find(struct bxi_peer *peer, uint64_t id)
 void bxi_waiting_destroy(struct bxi_waiting *waiting)
 {
     bxi_loan_release(waiting->request.loan);
+    bxi_rref_in_release(waiting->request.in);
     bx_msg_destroy(waiting->args);
     bx_msg_destroy(waiting->reply);
     free(waiting->text);

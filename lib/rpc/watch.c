@@ -170,6 +170,7 @@ void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_
         bxi_devices_peer_died(job, peer->lend);
         bxi_grants_take_back(job, peer->lend);
     }
+    bxi_rref_peer_gone(job, peer->rank, codes[state], state == BXI_PEER_CORRUPT);
     count_gone(job, peer, state);
     if (state != BXI_PEER_LEFT)
         bxi_log(state == BXI_PEER_DEAD ? 1 : 0, "worker '%s' (rank %d, pid %u) %s", peer->name, peer->rank,

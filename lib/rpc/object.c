@@ -1,0 +1,451 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Calls on objects, and making them: what bx_rref_* and bx_remote add to a call, and what a call on an object adds to a
+ * handler. lib/rref has the references themselves.
+ *
+ * A call on an object that is not made yet is kept at the object's reference, as a struct bxi_waiting in the state
+ * WAITS_FOR_OBJECT (run->lock). When the object is made, or cannot be, the whole list moves to rpc->unparked, and the
+ * role runs it, in order. A call that comes while others wait waits behind them.
+ */
+#include "mark.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- what lib/rref asks of rpc -------------------------------------------------------------------------- */
+
+static int send_frame(struct bx_job *job, int rank, const struct bxi_rref_frame *frame)
+{
+    struct bxi_frame head = { .kind = BXI_RREF, .flags = (uint8_t)frame->op, .code = frame->value, .id = frame->id,
+                              .sent_ns = bxi_coarse_ns() };
+    struct bxi_out out = { .head = &head, .body = frame->body, .body_bytes = frame->body_bytes, .slot = -1,
+                           .may_queue = true };
+
+    return bxi_peer_send(job, &job->rpc->peers[rank], &out);
+}
+
+static void flush(struct bx_job *job)
+{
+    if (!bxi_is_driving(job->run))
+        bxi_bells_flush(job);
+}
+
+static bool is_alive(const struct bx_job *job, int rank)
+{
+    return bxi_load_relaxed(&job->rpc->peers[rank].state) == BXI_PEER_ALIVE;   /* relaxed: under the lock */
+}
+
+static const char *name_of(const struct bx_job *job, int rank)
+{
+    return job->rpc->peers[rank].name;
+}
+
+static void unpark(struct bx_job *job, struct bxi_waiting *parked)
+{
+    if (job->rpc->unparked == NULL)
+        job->rpc->unparked_end = &job->rpc->unparked;
+    *job->rpc->unparked_end = parked;
+    while (*job->rpc->unparked_end != NULL)
+        job->rpc->unparked_end = &(*job->rpc->unparked_end)->next_row;
+    bxi_event(job->run, BXI_EVENT_OBJECT);
+}
+
+const struct bxi_rref_ops bxi_rref_ops = {
+    .send = send_frame, .flush = flush, .is_alive = is_alive, .name = name_of, .unpark = unpark,
+};
+
+/* ---- bodies with references ------------------------------------------------------------------------------- */
+
+unsigned char *bxi_body_with_rrefs(const struct bx_msg *msg, const struct bxi_rref_out *out)
+{
+    size_t bytes = bx_msg_bytes(msg) + bxi_rref_tail_bytes(out);
+    unsigned char *body = malloc(bytes);
+
+    if (body == NULL)
+        return NULL;
+    if (bx_msg_bytes(msg) > 0)
+        memcpy(body, bx_msg_data(msg), bx_msg_bytes(msg));
+    bxi_rref_write_tail(out, body + bytes);
+    return body;
+}
+
+int bxi_grant_add_rrefs(struct bxi_grant *grant, const struct bxi_rref_out *out)
+{
+    size_t bytes = grant->body_bytes + bxi_rref_tail_bytes(out);
+    unsigned char *body;
+
+    if (bytes == grant->body_bytes)
+        return 0;
+    body = realloc(grant->body, bytes);
+    if (body == NULL)
+        return bx_fail(-ENOMEM, "no memory for the references of a message");
+    grant->body = body;
+    grant->body_bytes = bytes;
+    bxi_rref_write_tail(out, body + bytes);
+    return 0;
+}
+
+/* ---- a request on an object (role) --------------------------------------------------------------------------- */
+
+/* The list in which it waits. Lock. */
+void bxi_object_take(struct bx_job *job, struct bxi_waiting *waiting)
+{
+    struct bx_rref *target = waiting->request.in->target;
+    struct bxi_waiting **link = &target->parked;
+
+    while (*link != NULL && *link != waiting)
+        link = &(*link)->next_row;
+    if (*link == waiting) {
+        *link = waiting->next_row;
+        if (target->parked_end == &waiting->next_row)
+            target->parked_end = link;
+        return;
+    }
+    for (link = &job->rpc->unparked; *link != waiting;)
+        link = &(*link)->next_row;
+    *link = waiting->next_row;
+    if (job->rpc->unparked_end == &waiting->next_row)
+        job->rpc->unparked_end = link;
+}
+
+static bool must_wait(const struct bx_rref *target)
+{
+    return bxi_rref_state(target) == BXI_RREF_TO_COME || target->parked != NULL;
+}
+
+/* Keeps the request until the object is made. 1; 0: it was made meanwhile; -ENOMEM, or as bxi_waiting_begin. */
+static int park(struct bx_request *request, size_t body_bytes)
+{
+    struct bx_job *job = request->job;
+    struct bx_rref *target = request->in->target;
+    struct bxi_waiting *waiting = bxi_waiting_create(request);
+    int rc = 0;
+
+    if (waiting == NULL)
+        return -ENOMEM;
+    if (request->loan == NULL && (waiting->args = bxi_msg_copy(job->rpc->frame, body_bytes)) == NULL) {
+        free(waiting);
+        return -ENOMEM;
+    }
+    bxi_lock(&job->run->lock);
+    if (must_wait(target))
+        rc = (rc = bxi_waiting_begin(waiting, BXI_WAITS_FOR_OBJECT)) < 0 ? rc : 1;
+    if (rc == 1) {
+        waiting->next_row = NULL;
+        *target->parked_end = waiting;
+        target->parked_end = &waiting->next_row;
+    }
+    bxi_unlock(&job->run->lock);
+    if (rc == 1)
+        return 1;
+    bx_msg_destroy(waiting->args);
+    free(waiting);
+    return rc;
+}
+
+static int check_type(const struct bx_request *request, const char **text)
+{
+    const struct bx_type *type = request->in->target->object->type;
+
+    if (request->in->value && type->value == NULL)
+        *text = "the object's type has no value to send";
+    else if (request->in->value || request->handler->type == type)
+        return 0;
+    else
+        *text = request->handler->type == NULL ? "it is no method, and was called on an object"
+                                               : "it is a method of another type than the object's";
+    return BX_E_TYPE;
+}
+
+int bxi_object_check(struct bx_request *request, size_t body_bytes, const char **text)
+{
+    struct bx_rref *target = request->in != NULL ? request->in->target : NULL;
+    bool wait;
+    int rc;
+
+    if (target == NULL) {
+        if (request->handler->type == NULL)
+            return 0;
+        *text = "it is a method, and was not called on an object";
+        return BX_E_TYPE;
+    }
+    bxi_lock(&request->job->run->lock);
+    wait = must_wait(target);
+    bxi_unlock(&request->job->run->lock);
+    if (wait) {
+        rc = park(request, body_bytes);
+        if (rc < 0)
+            *text = "no memory for a call on an object that is not made yet";
+        if (rc != 0)
+            return rc;
+    }
+    if (bxi_rref_state(target) == BXI_RREF_FAILED) {
+        *text = target->text;
+        return target->code;
+    }
+    return check_type(request, text);
+}
+
+static int call_value(void *object, struct bx_msg *value, int (*fn)(void *, struct bx_msg *))
+{
+    return bxi_call_user_with(object, value, NULL, NULL, (bxi_user_fn)fn);
+}
+
+void bxi_object_value(struct bx_request *request)
+{
+    const struct bxi_object *object = request->in->target->object;
+    struct bx_msg *value = bx_msg_create(0);
+    int code;
+
+    if (value == NULL) {
+        bxi_answer(request, -ENOMEM, "no memory for the object's value", NULL);
+        return;
+    }
+    bxi_clear_error();
+    bxi_no_wait_enter();
+    code = call_value(object->object, value, object->type->value);
+    if (code >= 0)
+        code = value->error;
+    bxi_answer(request, code < 0 ? code : 0, bx_error_text(), value);
+    bx_msg_destroy(value);
+    bxi_no_wait_leave();
+}
+
+/* ---- an object is made ---------------------------------------------------------------------------------------- */
+
+int bxi_object_made(struct bx_request *request, int code, const char **text, const struct bx_msg *value)
+{
+    static const char none[] = "its reply holds no reference to an object of its worker";
+    struct bx_job *job = request->job;
+    int rc;
+
+    bxi_lock(&job->run->lock);
+    rc = bxi_rref_made(job, request->in->makes, code, *text,
+                       value != NULL && value->rref_count > 0 ? value->rrefs[0] : NULL);
+    bxi_unlock(&job->run->lock);
+    if (rc < 0 && code >= 0)
+        *text = none;
+    bxi_wake(job->run, request->in->makes);
+    return rc;
+}
+
+/* ---- calls that waited ------------------------------------------------------------------------------------------ */
+
+/* The request as it was when its frame was read. The body's bytes, in job->rpc->frame. */
+static size_t reread(struct bx_job *job, struct bxi_waiting *waiting, struct bx_request *request)
+{
+    size_t bytes = bx_msg_bytes(waiting->args);
+
+    *request = waiting->request;
+    request->counted = false;
+    request->row = BXI_NO_ROW;
+    waiting->request.loan = NULL;
+    waiting->request.in = NULL;
+    if (bytes > 0)
+        memcpy(job->rpc->frame, bx_msg_data(waiting->args), bytes);
+    bxi_waiting_destroy(waiting);
+    return bytes;
+}
+
+static int run_again(struct bx_request *request, size_t body_bytes)
+{
+    struct bx_job *job = request->job;
+
+    if (request->deadline_ns <= bxi_now_ns()) {
+        bxi_lock(&job->run->lock);
+        bxi_counter_add(job, BXI_C_requests_expired, 1);
+        bxi_unlock(&job->run->lock);
+        bxi_answer(request, BX_E_TIMEOUT, "the deadline passed before the object was made", NULL);
+        return 0;
+    }
+    return bxi_handler_run(request, body_bytes);
+}
+
+/* Takes the first; it counts as being served until it has run, for a shutdown waits for that. NULL: none. */
+static struct bxi_waiting *take_first(struct bx_job *job)
+{
+    struct bxi_waiting *waiting;
+
+    bxi_lock(&job->run->lock);
+    waiting = job->rpc->unparked;
+    if (waiting != NULL) {
+        job->rpc->unparked = waiting->next_row;
+        waiting->state = BXI_WAITS_NO_MORE;
+        bxi_waiting_end(waiting);
+        job->rpc->serving++;
+    }
+    bxi_unlock(&job->run->lock);
+    return waiting;
+}
+
+void bxi_objects_unpark(const struct bxi_role *role, struct bx_job *job)
+{
+    struct bxi_waiting *waiting;
+
+    while ((waiting = take_first(job)) != NULL) {
+        struct bx_request request;
+        struct bxi_peer *peer = waiting->request.peer;
+        size_t bytes = reread(job, waiting, &request);
+        int rc = run_again(&request, bytes);
+
+        bxi_lock(&job->run->lock);
+        job->rpc->serving--;
+        bxi_unlock(&job->run->lock);
+        bxi_quiet_changed(job);
+        if (rc == BX_E_CORRUPT)
+            bxi_peer_close(role, job, peer, BXI_PEER_CORRUPT);
+    }
+}
+
+/* ---- the caller -------------------------------------------------------------------------------------------------- */
+
+/* The request that makes the object is answered, or never will be. */
+static void made(struct bx_future *future, void *context)
+{
+    struct bxi_rref_after after = { NULL, false };
+    struct bx_rref *rref = context;
+    struct bx_job *job = future->job;
+
+    bxi_lock(&job->run->lock);
+    if (future->code < 0)
+        bxi_rref_fail(rref, future->code, bx_future_error_text(future));
+    else if (bxi_rref_state(rref) == BXI_RREF_TO_COME)
+        bxi_rref_set_state(rref, BXI_RREF_THERE);
+    bxi_unlock(&job->run->lock);
+    bxi_wake(job->run, rref);
+    bxi_lock(&job->run->lock);
+    bxi_rref_drop(job, rref, &after);
+    bxi_unlock(&job->run->lock);
+    bxi_rref_do_after(job, &after);
+}
+
+struct making {
+    struct bx_job *job;
+    const char *to;
+    struct bx_rref *target;
+    const char *function;
+    const struct bx_msg *args;
+    const struct bx_call_options *options;
+};
+
+static int make(const struct making *making, struct bx_rref **out)
+{
+    struct bxi_aim aim = { .target = making->target };
+    struct bx_future *future = NULL;
+    int rc;
+
+    if (out == NULL)
+        return bxi_null("bx_remote", "the place for the reference");
+    aim.makes = bxi_rref_new(making->job, 0);
+    if (aim.makes == NULL)
+        return bx_fail(-ENOMEM, "no memory for a reference");
+    bxi_store_relaxed(&aim.makes->refs, 2);         /* the program's, and that of made() */
+    rc = bxi_rpc_async(making->job, making->to, &aim, making->function, making->args, making->options, &future);
+    if (rc < 0) {
+        free(aim.makes);
+        return rc;
+    }
+    rc = bxi_future_on_done(future, made, aim.makes);
+    if (rc < 0) {
+        bx_future_cancel(future);
+        bx_rref_release(aim.makes);
+        bx_rref_release(aim.makes);
+    } else {
+        *out = aim.makes;
+    }
+    bxi_future_release(future);
+    return bxi_out(rc);
+}
+
+int bx_remote(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
+              const struct bx_call_options *options, struct bx_rref **rref)
+{
+    int rc = bxi_job_check(job);
+
+    return rc < 0 ? rc : make(&(struct making){ job, to, NULL, function, args, options }, rref);
+}
+
+static struct bx_job *job_of(const struct bx_rref *rref)
+{
+    return atomic_load(&((struct bx_rref *)(uintptr_t)rref)->job);
+}
+
+int bx_rref_remote(struct bx_rref *rref, const char *method, const struct bx_msg *args,
+                   const struct bx_call_options *options, struct bx_rref **made_rref)
+{
+    int rc = bxi_rref_check(rref, __func__);
+
+    return rc < 0 ? rc : make(&(struct making){ job_of(rref), NULL, rref, method, args, options }, made_rref);
+}
+
+int bx_rref_sync(struct bx_rref *rref, const char *method, const struct bx_msg *args,
+                 const struct bx_call_options *options, struct bx_msg **reply)
+{
+    int rc = bxi_rref_check(rref, __func__);
+
+    return rc < 0 ? rc : bxi_rpc_sync(job_of(rref), NULL, &(struct bxi_aim){ .target = rref }, method, args, options,
+                                      reply);
+}
+
+int bx_rref_async(struct bx_rref *rref, const char *method, const struct bx_msg *args,
+                  const struct bx_call_options *options, struct bx_future **future)
+{
+    int rc = bxi_rref_check(rref, __func__);
+
+    return rc < 0 ? rc : bxi_rpc_async(job_of(rref), NULL, &(struct bxi_aim){ .target = rref }, method, args, options,
+                                       future);
+}
+
+int bx_rref_oneway(struct bx_rref *rref, const char *method, const struct bx_msg *args,
+                   const struct bx_call_options *options)
+{
+    int rc = bxi_rref_check(rref, __func__);
+
+    return rc < 0 ? rc : bxi_rpc_oneway(job_of(rref), NULL, &(struct bxi_aim){ .target = rref }, method, args,
+                                        options);
+}
+
+int bx_rref_to_here(struct bx_rref *rref, const struct bx_call_options *options, struct bx_msg **value)
+{
+    int rc = bxi_rref_check(rref, __func__);
+
+    return rc < 0 ? rc : bxi_rpc_sync(job_of(rref), NULL, &(struct bxi_aim){ .target = rref, .value = true },
+                                      "bx_rref_to_here", NULL, options, value);
+}
+
+int bx_rref_to_here_async(struct bx_rref *rref, const struct bx_call_options *options, struct bx_future **future)
+{
+    int rc = bxi_rref_check(rref, __func__);
+
+    return rc < 0 ? rc : bxi_rpc_async(job_of(rref), NULL, &(struct bxi_aim){ .target = rref, .value = true },
+                                       "bx_rref_to_here", NULL, options, future);
+}
+
+/* ---- the handler ----------------------------------------------------------------------------------------------- */
+
+void *bx_request_object(const struct bx_request *request)
+{
+    if (request == NULL || request->in == NULL || request->in->target == NULL)
+        return NULL;
+    return request->in->target->object->object;
+}
+
+int bx_msg_put_object(struct bx_job *job, struct bx_msg *msg, const struct bx_type *type, void *object)
+{
+    struct bx_rref *rref = NULL;
+    int rc;
+
+    if (msg == NULL)
+        return bxi_null(__func__, "the message");
+    if (msg->error < 0)
+        return msg->error;
+    rc = bx_rref_create(job, type, object, &rref);
+    if (rc < 0)
+        return msg->error = rc;
+    rc = bx_msg_put_rref(msg, rref);
+    if (rc < 0)
+        bxi_rref_forget_object(rref);
+    bx_rref_release(rref);
+    return rc;
+}

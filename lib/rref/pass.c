@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * References in messages: the tail of a frame, what the sender counts when the frame is out, and what the receiver
+ * makes of it. rref.h has the protocol.
+ *
+ * The sender counts under the lock, in the section that puts the frame into the ring or its queue (bxi_rref_sent); all
+ * memory for that was taken before (bxi_rref_prepare). The receiver, the role, takes what a frame brings before it
+ * decides what becomes of the frame; a request that is refused afterwards drops its references as any other.
+ */
+#include "rref.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the tail ---------------------------------------------------------------------------------------- */
+
+size_t bxi_rref_tail_bytes(const struct bxi_rref_out *out)
+{
+    size_t ids = out->count + (out->makes != NULL) + (out->target != NULL);
+
+    return ids == 0 ? 0 : ids * 8 + sizeof(struct bxi_rref_tail);
+}
+
+static unsigned char *put_id(unsigned char *to, const struct bx_rref *rref)
+{
+    memcpy(to, &rref->id, 8);
+    return to + 8;
+}
+
+void bxi_rref_write_tail(const struct bxi_rref_out *out, void *end)
+{
+    struct bxi_rref_tail tail = {
+        .count = (uint32_t)out->count,
+        .flags = (uint8_t)((out->makes != NULL ? BXI_RREF_MAKES : 0) | (out->target != NULL ? BXI_RREF_TARGET : 0) |
+                           (out->value ? BXI_RREF_VALUE : 0)),
+    };
+    unsigned char *to = (unsigned char *)end - bxi_rref_tail_bytes(out);
+
+    if (out->makes != NULL)
+        to = put_id(to, out->makes);
+    if (out->target != NULL)
+        to = put_id(to, out->target);
+    for (size_t i = 0; i < out->count; i++)
+        to = put_id(to, out->rrefs[i]);
+    memcpy(to, &tail, sizeof tail);
+}
+
+/* ---- the sender (lock) --------------------------------------------------------------------------------- */
+
+void bxi_rref_name(struct bx_job *job, int owner, const struct bxi_rref_out *out, void *end)
+{
+    out->makes->id = (uint64_t)owner << 56 | (uint64_t)job->rank << 48 | (job->rrefs->made[owner] + 1);
+    put_id((unsigned char *)end - bxi_rref_tail_bytes(out), out->makes);
+}
+
+int bxi_rref_prepare(struct bx_job *job, int to, const struct bxi_rref_out *out)
+{
+    for (size_t i = 0; i < out->count; i++) {
+        struct bx_rref *rref = out->rrefs[i];
+        int owner = bxi_rref_id_owner(rref->id);
+
+        if (to == job->rank || owner == to)
+            continue;
+        if (owner == job->rank && rref->entries == NULL &&
+            (rref->entries = calloc((size_t)job->world_size, sizeof *rref->entries)) == NULL)
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+/* Without memory for a pin the reference is never left: a leak that the owner reports at its end. */
+static void pin(struct bx_job *job, int to, struct bx_rref *rref)
+{
+    struct bxi_pin *made = malloc(sizeof *made);
+
+    rref->pins++;
+    if (made == NULL) {
+        bxi_log(0, "no memory to note that a reference was passed to worker '%s': it is kept for ever",
+                job->rrefs->ops->name(job, to));
+        return;
+    }
+    *made = (struct bxi_pin){ .next = job->rrefs->pins[to], .rref = rref };
+    if (made->next != NULL)
+        made->next->prev = made;
+    job->rrefs->pins[to] = made;
+}
+
+static void count_sent(struct bx_job *job, int to, struct bx_rref *rref)
+{
+    int owner = bxi_rref_id_owner(rref->id);
+
+    if (to == job->rank) {
+        bxi_add(&rref->refs, 1);
+    } else if (owner == job->rank) {
+        rref->entries[to]++;
+        rref->entry_sum++;
+    } else if (owner != to) {
+        pin(job, to, rref);
+    }
+}
+
+void bxi_rref_sent(struct bx_job *job, int to, const struct bxi_rref_out *out)
+{
+    if (out->makes != NULL) {
+        job->rrefs->made[to]++;
+        bxi_counter_add(job, BXI_C_rrefs_made, 1);
+        if (to == job->rank)
+            bxi_add(&out->makes->refs, 1);
+        else
+            out->makes->counted = 1;
+        bxi_rref_insert(job, out->makes);
+    }
+    if (out->target != NULL && to == job->rank)
+        bxi_add(&out->target->refs, 1);
+    for (size_t i = 0; i < out->count; i++)
+        count_sent(job, to, out->rrefs[i]);
+}
+
+/* ---- the receiver (role; lock) -------------------------------------------------------------------------- */
+
+/* One that is not in the table: it is put there, with no references. NULL: no memory. */
+static struct bx_rref *find_or_add(struct bx_job *job, uint64_t id)
+{
+    struct bx_rref *rref = bxi_rref_find(job, id);
+
+    if (rref != NULL)
+        return rref;
+    rref = bxi_rref_new(job, id);
+    if (rref != NULL && bxi_rref_insert(job, rref) < 0) {
+        free(rref);
+        return NULL;
+    }
+    return rref;
+}
+
+static bool was_seen(const struct bx_job *job, uint64_t id)
+{
+    return bxi_rref_is_ours(job, id) &&
+           (bxi_rref_id_maker(id) == job->rank ||
+            (id & BXI_RREF_COUNT_MASK) <= job->rrefs->seen[bxi_rref_id_maker(id)]);
+}
+
+struct bx_rref *bxi_rref_of_ours(struct bx_job *job, uint64_t id)
+{
+    struct bx_rref *rref = bxi_rref_find(job, id);
+    int maker = bxi_rref_id_maker(id);
+
+    if (rref != NULL)
+        return rref;
+    rref = find_or_add(job, id);
+    if (rref == NULL)
+        return NULL;
+    if (was_seen(job, id))
+        bxi_rref_fail(rref, BX_E_NO_OBJECT, NULL);
+    else if (!job->rrefs->ops->is_alive(job, maker))
+        bxi_rref_fail(rref, BX_E_PEER_DEAD, "its maker was gone before the object could be made");
+    return rref;
+}
+
+static void is_passed(struct bx_job *job, int from, struct bx_rref *rref, struct bxi_rref_after *after)
+{
+    struct bxi_rref_frame kept = { .op = BXI_RREF_KEPT, .id = rref->id };
+    struct bxi_passer *passer = rref->passers;
+    int owner = bxi_rref_id_owner(rref->id);
+
+    if (rref->counted == 0 && !rref->entering && bxi_rref_state(rref) != BXI_RREF_FAILED) {
+        if (!job->rrefs->ops->is_alive(job, owner)) {
+            bxi_rref_fail(rref, BX_E_PEER_DEAD, "the worker that owns the object has died");
+        } else {
+            bxi_counter_add(job, BXI_C_rrefs_entered, 1);
+            bxi_rref_send(job, owner, &(struct bxi_rref_frame){ .op = BXI_RREF_ENTER, .id = rref->id }, after);
+            rref->entering = true;
+            rref->counted = 1;
+        }
+    }
+    if (!rref->entering) {
+        bxi_rref_send(job, from, &kept, after);
+        return;
+    }
+    while (passer != NULL && passer->rank != from)
+        passer = passer->next;
+    if (passer == NULL) {
+        passer = calloc(1, sizeof *passer);
+        if (passer == NULL) {
+            bxi_log(0, "no memory to note who passed a reference: worker '%s' keeps it for ever",
+                    job->rrefs->ops->name(job, from));
+            return;
+        }
+        passer->rank = from;
+        passer->next = rref->passers;
+        rref->passers = passer;
+    }
+    passer->count++;
+}
+
+/* The reference, with one more; NULL: no memory, and what the sender counted is undone. */
+static struct bx_rref *take(struct bx_job *job, int from, uint64_t id, struct bxi_rref_after *after)
+{
+    int owner = bxi_rref_id_owner(id);
+    struct bx_rref *rref;
+
+    if (from == job->rank)
+        return bxi_rref_find(job, id);          /* the frame has a reference */
+    if (owner == job->rank)
+        rref = bxi_rref_of_ours(job, id);
+    else
+        rref = find_or_add(job, id);
+    if (rref == NULL) {
+        if (owner == from)
+            bxi_rref_send(job, from, &(struct bxi_rref_frame){ .op = BXI_RREF_LEAVE, .id = id, .value = 1 }, after);
+        else if (owner != job->rank)
+            bxi_rref_send(job, from, &(struct bxi_rref_frame){ .op = BXI_RREF_KEPT, .id = id }, after);
+        return NULL;
+    }
+    bxi_add(&rref->refs, 1);
+    if (owner == from) {
+        rref->counted++;
+        if (bxi_rref_state(rref) == BXI_RREF_TO_COME && bxi_rref_id_maker(id) != job->rank)
+            bxi_rref_set_state(rref, BXI_RREF_THERE);
+    } else if (owner != job->rank) {
+        is_passed(job, from, rref, after);
+    }
+    return rref;
+}
+
+/* The request that makes an object has come: its maker has an entry. */
+static struct bx_rref *take_makes(struct bx_job *job, int from, uint64_t id)
+{
+    struct bx_rref *rref;
+
+    if (from == job->rank) {
+        rref = bxi_rref_find(job, id);
+        if (rref != NULL)
+            rref->is_making = true;
+        return rref;
+    }
+    job->rrefs->seen[from] = id & BXI_RREF_COUNT_MASK;
+    rref = find_or_add(job, id);
+    if (rref == NULL)
+        return NULL;
+    if (rref->entries == NULL &&
+        (rref->entries = calloc((size_t)job->world_size, sizeof *rref->entries)) == NULL)
+        return NULL;
+    rref->is_making = true;
+    rref->entries[from]++;
+    rref->entry_sum++;
+    bxi_add(&rref->refs, 1);
+    return rref;
+}
+
+static bool is_id(const struct bx_job *job, uint64_t id)
+{
+    return bxi_rref_id_owner(id) < job->world_size && bxi_rref_id_maker(id) < job->world_size &&
+           (id & BXI_RREF_COUNT_MASK) != 0;
+}
+
+static bool is_valid(const struct bx_job *job, int from, const struct bxi_rref_tail *tail, const uint64_t *ids)
+{
+    size_t at = 0;
+
+    if (tail->flags & BXI_RREF_MAKES) {
+        uint64_t id = ids[at++];
+
+        if (!is_id(job, id) || !bxi_rref_is_ours(job, id) || bxi_rref_id_maker(id) != from ||
+            (from != job->rank && (id & BXI_RREF_COUNT_MASK) <= job->rrefs->seen[from]))
+            return false;
+    }
+    if ((tail->flags & BXI_RREF_TARGET) && (!is_id(job, ids[at]) || !bxi_rref_is_ours(job, ids[at])))
+        return false;
+    at += (tail->flags & BXI_RREF_TARGET) != 0;
+    for (uint32_t i = 0; i < tail->count; i++)
+        if (!is_id(job, ids[at + i]))
+            return false;
+    return true;
+}
+
+static size_t id_count(const struct bxi_rref_tail *tail)
+{
+    return tail->count + ((tail->flags & BXI_RREF_MAKES) != 0) + ((tail->flags & BXI_RREF_TARGET) != 0);
+}
+
+/* The ids before a tail lie in so many bytes; and the flags make sense. */
+static bool fits(const struct bxi_rref_tail *tail, size_t bytes)
+{
+    return tail->count <= BX_RREFS_MAX && id_count(tail) > 0 && id_count(tail) * 8 <= bytes &&
+           (tail->flags & ~(BXI_RREF_MAKES | BXI_RREF_TARGET | BXI_RREF_VALUE)) == 0 &&
+           (tail->flags & (BXI_RREF_TARGET | BXI_RREF_VALUE)) != BXI_RREF_VALUE;
+}
+
+/* Lock. False: no memory for one of them. */
+static bool take_all(struct bx_job *job, int from, const struct bxi_rref_tail *tail, const uint64_t *ids,
+                     struct bxi_rref_in *in, struct bxi_rref_after *after)
+{
+    bool complete = true;
+
+    if (tail->flags & BXI_RREF_MAKES)
+        complete &= (in->makes = take_makes(job, from, *ids++)) != NULL;
+    if (tail->flags & BXI_RREF_TARGET) {
+        in->target = from == job->rank ? bxi_rref_find(job, *ids) : bxi_rref_of_ours(job, *ids);
+        if (in->target != NULL && from != job->rank)
+            bxi_add(&in->target->refs, 1);
+        complete &= in->target != NULL;
+        ids++;
+    }
+    for (uint32_t i = 0; i < tail->count; i++) {
+        struct bx_rref *rref = take(job, from, ids[i], after);
+
+        if (rref != NULL)
+            in->rrefs[in->count++] = rref;
+    }
+    return complete && in->count == tail->count;
+}
+
+int bxi_rref_open(struct bx_job *job, int from, const void *body, size_t *body_bytes, struct bxi_rref_in **in)
+{
+    struct bxi_rref_after after = { NULL, false };
+    struct bxi_rref_tail tail;
+    struct bxi_rref_in *made;
+    uint64_t ids[BX_RREFS_MAX + 2];
+    bool complete;
+
+    if (*body_bytes < sizeof tail)
+        return BX_E_CORRUPT;
+    memcpy(&tail, (const unsigned char *)body + *body_bytes - sizeof tail, sizeof tail);
+    if (!fits(&tail, *body_bytes - sizeof tail))
+        return BX_E_CORRUPT;
+    *body_bytes -= sizeof tail + id_count(&tail) * 8;
+    memcpy(ids, (const unsigned char *)body + *body_bytes, id_count(&tail) * 8);
+    made = calloc(1, sizeof *made + tail.count * sizeof made->rrefs[0]);
+    if (made == NULL)
+        return -ENOMEM;
+    made->value = (tail.flags & BXI_RREF_VALUE) != 0;
+    bxi_lock(&job->run->lock);
+    if (!is_valid(job, from, &tail, ids)) {
+        bxi_unlock(&job->run->lock);
+        free(made);
+        return BX_E_CORRUPT;
+    }
+    complete = take_all(job, from, &tail, ids, made, &after);
+    bxi_unlock(&job->run->lock);
+    bxi_rref_do_after(job, &after);
+    if (!complete) {
+        bxi_rref_in_release(made);
+        return -ENOMEM;
+    }
+    *in = made;
+    return 0;
+}
+
+void bxi_rref_in_release(struct bxi_rref_in *in)
+{
+    if (in == NULL)
+        return;
+    bxi_rref_release_all(in->rrefs, in->count);
+    bx_rref_release(in->target);
+    bx_rref_release(in->makes);
+    free(in);
+}
+
+/* ---- an object is made (lock) ---------------------------------------------------------------------------- */
+
+int bxi_rref_made(struct bx_job *job, struct bx_rref *makes, int code, const char *text, struct bx_rref *object)
+{
+    struct bxi_waiting *parked = makes->parked;
+
+    if (code >= 0 && (object == NULL || !bxi_rref_is_ours(job, object->id) || object->object == NULL)) {
+        text = "its reply holds no reference to an object of its worker";
+        code = BX_E_HANDLER;
+    }
+    if (code < 0) {
+        bxi_rref_fail(makes, code, text);
+    } else if (bxi_rref_state(makes) == BXI_RREF_TO_COME) {
+        makes->object = object->object;
+        makes->object->refs++;
+        bxi_rref_set_state(makes, BXI_RREF_THERE);
+    }
+    makes->is_making = false;
+    makes->parked = NULL;
+    makes->parked_end = &makes->parked;
+    if (parked != NULL)
+        job->rrefs->ops->unpark(job, parked);
+    return code;
+}

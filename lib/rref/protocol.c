@@ -1,0 +1,385 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Frames of the protocol, and what the death of a worker does to references. Run by the role; rref.h has the protocol.
+ * All of it is input from another process: ids and counts that do not fit are refused, and the sender is cut off.
+ */
+#include "rref.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- sets of ranks -------------------------------------------------------------------------------------- */
+
+static bool has(const uint64_t *set, int rank)
+{
+    return (set[rank / 64] >> rank % 64 & 1) != 0;
+}
+
+static void put(uint64_t *set, int rank, bool is)
+{
+    uint64_t bit = UINT64_C(1) << rank % 64;
+
+    set[rank / 64] = is ? set[rank / 64] | bit : set[rank / 64] & ~bit;
+}
+
+static bool is_empty(const uint64_t *set)
+{
+    for (int i = 0; i < BXI_RANK_WORDS; i++)
+        if (set[i] != 0)
+            return false;
+    return true;
+}
+
+/* ---- every reference (lock) ------------------------------------------------------------------------------- */
+
+/* Calls fn for each reference of the table; fn may settle the one that it gets, and no other. */
+static void each(struct bx_job *job, void (*fn)(struct bx_job *, struct bx_rref *, int, struct bxi_rref_after *),
+                 int rank, struct bxi_rref_after *after)
+{
+    for (uint32_t i = 0; i < job->rrefs->table_size; i++) {
+        for (struct bx_rref *rref = job->rrefs->table[i], *next; rref != NULL; rref = next) {
+            next = rref->next;
+            fn(job, rref, rank, after);
+        }
+    }
+}
+
+/* ---- entries (the owner) ------------------------------------------------------------------------------- */
+
+static int enter(struct bx_job *job, int from, uint64_t id, struct bxi_rref_after *after)
+{
+    struct bxi_rref_frame entered = { .op = BXI_RREF_ENTERED, .id = id };
+    struct bx_rref *rref = bxi_rref_of_ours(job, id);
+
+    if (rref != NULL && rref->entries == NULL)
+        rref->entries = calloc((size_t)job->world_size, sizeof *rref->entries);
+    if (rref == NULL || rref->entries == NULL) {
+        entered.value = -ENOMEM;
+    } else if (bxi_rref_state(rref) == BXI_RREF_FAILED && rref->code == BX_E_NO_OBJECT) {
+        entered.value = BX_E_NO_OBJECT;
+    } else {
+        rref->entries[from]++;
+        rref->entry_sum++;
+    }
+    bxi_rref_send(job, from, &entered, after);
+    if (rref != NULL)
+        bxi_rref_settle(job, rref, after);
+    return 0;
+}
+
+static int leave(struct bx_job *job, int from, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)
+{
+    struct bx_rref *rref = bxi_rref_find(job, frame->id);
+
+    if (rref == NULL || rref->entries == NULL || frame->value <= 0 || rref->entries[from] < (uint32_t)frame->value)
+        return BX_E_CORRUPT;
+    rref->entries[from] -= (uint32_t)frame->value;
+    rref->entry_sum -= (uint32_t)frame->value;
+    bxi_rref_settle(job, rref, after);
+    return 0;
+}
+
+/* ---- answers (a holder) ---------------------------------------------------------------------------------- */
+
+static void tell_passers(struct bx_job *job, struct bx_rref *rref, struct bxi_rref_after *after)
+{
+    while (rref->passers != NULL) {
+        struct bxi_passer *passer = rref->passers;
+
+        rref->passers = passer->next;
+        for (; passer->count > 0; passer->count--)
+            bxi_rref_send(job, passer->rank, &(struct bxi_rref_frame){ .op = BXI_RREF_KEPT, .id = rref->id }, after);
+        free(passer);
+    }
+}
+
+static int entered(struct bx_job *job, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)
+{
+    struct bx_rref *rref = bxi_rref_find(job, frame->id);
+
+    if (rref == NULL || !rref->entering || frame->value > 0)
+        return BX_E_CORRUPT;
+    rref->entering = false;
+    if (frame->value < 0) {
+        rref->counted--;
+        bxi_rref_fail(rref, frame->value, NULL);
+    } else if (bxi_rref_state(rref) == BXI_RREF_TO_COME) {
+        bxi_rref_set_state(rref, BXI_RREF_THERE);
+    }
+    tell_passers(job, rref, after);
+    return 0;
+}
+
+static void unpin(struct bx_job *job, int rank, struct bxi_pin *pin)
+{
+    if (pin->prev != NULL)
+        pin->prev->next = pin->next;
+    else
+        job->rrefs->pins[rank] = pin->next;
+    if (pin->next != NULL)
+        pin->next->prev = pin->prev;
+    pin->rref->pins--;
+    free(pin);
+}
+
+static int kept(struct bx_job *job, int from, uint64_t id, struct bxi_rref_after *after)
+{
+    struct bxi_pin *pin = job->rrefs->pins[from];
+    struct bx_rref *rref;
+
+    while (pin != NULL && pin->rref->id != id)
+        pin = pin->next;
+    if (pin == NULL)
+        return 0;                       /* its owner died meanwhile, and the pin with it */
+    rref = pin->rref;
+    unpin(job, from, pin);
+    bxi_rref_settle(job, rref, after);
+    return 0;
+}
+
+/* ---- rounds ----------------------------------------------------------------------------------------------- */
+
+static void answer_if_closed(struct bx_job *job, int owner, struct bxi_rref_after *after)
+{
+    uint64_t round = job->rrefs->asked[owner].round;
+
+    if (round == 0)
+        return;
+    for (int rank = 0; rank < job->world_size; rank++)
+        if (rank != job->rank && has(job->rrefs->asked[owner].dead, rank) && job->rrefs->ops->is_alive(job, rank))
+            return;
+    job->rrefs->asked[owner].round = 0;
+    bxi_rref_send(job, owner, &(struct bxi_rref_frame){ .op = BXI_RREF_ANSWER, .id = round }, after);
+}
+
+static int ask(struct bx_job *job, int from, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)
+{
+    if (frame->body_bytes != sizeof job->rrefs->asked[from].dead || frame->id == 0)
+        return BX_E_CORRUPT;
+    job->rrefs->asked[from].round = frame->id;
+    memcpy(job->rrefs->asked[from].dead, frame->body, frame->body_bytes);
+    answer_if_closed(job, from, after);
+    return 0;
+}
+
+static void drop_entries(struct bx_job *job, struct bx_rref *rref, int rank, struct bxi_rref_after *after)
+{
+    if (rref->entries == NULL || rref->entries[rank] == 0)
+        return;
+    rref->entry_sum -= rref->entries[rank];
+    rref->entries[rank] = 0;
+    bxi_rref_settle(job, rref, after);
+}
+
+static void end_round(struct bx_job *job, struct bxi_rref_after *after)
+{
+    for (int rank = 0; rank < job->world_size; rank++) {
+        if (!has(job->rrefs->dead, rank))
+            continue;
+        put(job->rrefs->dead, rank, false);
+        each(job, drop_entries, rank, after);
+    }
+}
+
+/* Asks all living workers; a round that nobody must answer ends at once. */
+static void begin_round(struct bx_job *job, struct bxi_rref_after *after)
+{
+    struct bxi_rrefs *rrefs = job->rrefs;
+    struct bxi_rref_frame frame = { .op = BXI_RREF_ASK, .id = ++rrefs->round, .body = rrefs->dead,
+                                    .body_bytes = sizeof rrefs->dead };
+
+    for (int rank = 0; rank < job->world_size; rank++) {
+        bool alive = rank != job->rank && rrefs->ops->is_alive(job, rank);
+
+        put(rrefs->awaited, rank, alive);
+        if (alive)
+            bxi_rref_send(job, rank, &frame, after);
+    }
+    if (is_empty(rrefs->awaited))
+        end_round(job, after);
+}
+
+static int answer(struct bx_job *job, int from, uint64_t round, struct bxi_rref_after *after)
+{
+    if (round > job->rrefs->round)
+        return BX_E_CORRUPT;
+    if (round < job->rrefs->round || is_empty(job->rrefs->dead))
+        return 0;
+    put(job->rrefs->awaited, from, false);
+    if (is_empty(job->rrefs->awaited))
+        end_round(job, after);
+    return 0;
+}
+
+/* from had passed a reference to a worker that is dead, and had no KEPT. */
+static int passed(struct bx_job *job, int from, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)
+{
+    struct bx_rref *rref = bxi_rref_find(job, frame->id);
+    int dead = frame->value;
+
+    if (rref == NULL || rref->entries == NULL || rref->entries[from] == 0 || dead < 0 || dead >= job->world_size ||
+        dead == job->rank || dead == from)
+        return BX_E_CORRUPT;
+    rref->entries[dead]++;
+    rref->entry_sum++;
+    if (!job->rrefs->ops->is_alive(job, dead) && !has(job->rrefs->dead, dead)) {
+        put(job->rrefs->dead, dead, true);
+        begin_round(job, after);
+    }
+    return 0;
+}
+
+/* ---- a frame ---------------------------------------------------------------------------------------------- */
+
+static bool is_id(const struct bx_job *job, uint64_t id)
+{
+    return bxi_rref_id_owner(id) < job->world_size && bxi_rref_id_maker(id) < job->world_size &&
+           (id & BXI_RREF_COUNT_MASK) != 0;
+}
+
+static int handle(struct bx_job *job, int from, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)
+{
+    switch (frame->op) {
+    case BXI_RREF_ENTER:
+        return bxi_rref_is_ours(job, frame->id) ? enter(job, from, frame->id, after) : BX_E_CORRUPT;
+    case BXI_RREF_LEAVE:
+        return bxi_rref_is_ours(job, frame->id) ? leave(job, from, frame, after) : BX_E_CORRUPT;
+    case BXI_RREF_PASSED:
+        return bxi_rref_is_ours(job, frame->id) ? passed(job, from, frame, after) : BX_E_CORRUPT;
+    case BXI_RREF_ENTERED:
+        return bxi_rref_id_owner(frame->id) == from ? entered(job, frame, after) : BX_E_CORRUPT;
+    case BXI_RREF_KEPT:
+        return kept(job, from, frame->id, after);
+    case BXI_RREF_ASK:
+        return ask(job, from, frame, after);
+    case BXI_RREF_ANSWER:
+        return answer(job, from, frame->id, after);
+    }
+    return BX_E_CORRUPT;
+}
+
+int bxi_rref_arrived(struct bx_job *job, int from, const struct bxi_rref_frame *frame)
+{
+    struct bxi_rref_after after = { NULL, false };
+    struct bx_rref *rref = NULL;
+    int rc;
+
+    if (from == job->rank || (frame->op < BXI_RREF_ASK && !is_id(job, frame->id)))
+        return BX_E_CORRUPT;
+    bxi_lock(&job->run->lock);
+    if (frame->op == BXI_RREF_ENTERED && (rref = bxi_rref_find(job, frame->id)) != NULL)
+        bxi_add(&rref->refs, 1);
+    rc = handle(job, from, frame, &after);
+    bxi_unlock(&job->run->lock);
+    if (rref != NULL) {
+        bxi_wake(job->run, rref);
+        bxi_lock(&job->run->lock);
+        bxi_rref_drop(job, rref, &after);
+        bxi_unlock(&job->run->lock);
+    }
+    bxi_rref_do_after(job, &after);
+    return rc;
+}
+
+/* ---- a worker is gone -------------------------------------------------------------------------------------- */
+
+static void forget_passer(struct bx_rref *rref, int rank)
+{
+    for (struct bxi_passer **link = &rref->passers; *link != NULL; link = &(*link)->next) {
+        struct bxi_passer *passer = *link;
+
+        if (passer->rank != rank)
+            continue;
+        *link = passer->next;
+        free(passer);
+        return;
+    }
+}
+
+/* Its objects are gone; so are the objects that it was to make. */
+static void fail_one(struct bx_job *job, struct bx_rref *rref, int rank, struct bxi_rref_after *after)
+{
+    forget_passer(rref, rank);
+    if (bxi_rref_id_owner(rref->id) == rank) {
+        bxi_rref_fail(rref, BX_E_PEER_DEAD, "the worker that owns the object is gone");
+        rref->counted = 0;
+        rref->entering = false;
+        tell_passers(job, rref, after);
+        bxi_rref_settle(job, rref, after);
+    } else if (bxi_rref_is_ours(job, rref->id) && bxi_rref_id_maker(rref->id) == rank && !rref->is_making &&
+               bxi_rref_state(rref) == BXI_RREF_TO_COME) {
+        bxi_rref_made(job, rref, BX_E_PEER_DEAD, "its maker was gone before the object could be made", NULL);
+    }
+}
+
+static void has_entry(struct bx_job *job, struct bx_rref *rref, int rank, struct bxi_rref_after *after)
+{
+    (void)after;
+    if (rref->entries != NULL && rref->entries[rank] > 0)
+        put(job->rrefs->dead, rank, true);
+}
+
+void bxi_rref_peer_gone(struct bx_job *job, int rank, int code, bool cut_off)
+{
+    struct bxi_rrefs *rrefs = job->rrefs;
+    struct bxi_rref_after after = { NULL, false };
+    bool pending;
+
+    (void)code;
+    bxi_lock(&job->run->lock);
+    while (rrefs->pins[rank] != NULL) {
+        struct bx_rref *rref = rrefs->pins[rank]->rref;
+
+        bxi_rref_send(job, bxi_rref_id_owner(rref->id),
+                      &(struct bxi_rref_frame){ .op = BXI_RREF_PASSED, .id = rref->id, .value = rank }, &after);
+        unpin(job, rank, rrefs->pins[rank]);
+        bxi_rref_settle(job, rref, &after);
+    }
+    each(job, fail_one, rank, &after);
+    rrefs->asked[rank].round = 0;
+    pending = !is_empty(rrefs->dead);
+    if (cut_off)
+        each(job, drop_entries, rank, &after);
+    else if (pending)
+        put(rrefs->dead, rank, true);
+    else
+        each(job, has_entry, rank, &after);
+    if (!is_empty(rrefs->dead))
+        begin_round(job, &after);
+    for (int owner = 0; owner < job->world_size; owner++)
+        answer_if_closed(job, owner, &after);
+    bxi_unlock(&job->run->lock);
+    bxi_wake(job->run, NULL);
+    bxi_rref_do_after(job, &after);
+}
+
+/* ---- the end of the job -------------------------------------------------------------------------------------- */
+
+static void report(struct bx_job *job, struct bx_rref *rref, int unused, struct bxi_rref_after *after)
+{
+    (void)unused;
+    for (int rank = 0; rref->entries != NULL && rank < job->world_size; rank++) {
+        if (rref->entries[rank] == 0)
+            continue;
+        bxi_counter_add(job, BXI_C_rrefs_leaked, 1);
+        bxi_log(1, "worker '%s' still refers to an object of type '%s' of worker '%s', made %.1f s ago; it is "
+                   "destroyed", job->rrefs->ops->name(job, rank),
+                rref->object != NULL ? rref->object->type->name : "?", job->name,
+                (double)(bxi_now_ns() - rref->since_ns) / 1e9);
+        rref->entries[rank] = 0;
+    }
+    rref->entry_sum = 0;
+    bxi_rref_settle(job, rref, after);
+}
+
+void bxi_rrefs_end(struct bx_job *job)
+{
+    struct bxi_rref_after after = { NULL, false };
+
+    bxi_lock(&job->run->lock);
+    job->rrefs->ended = true;
+    each(job, report, 0, &after);
+    bxi_unlock(&job->run->lock);
+    bxi_rref_do_after(job, &after);
+}

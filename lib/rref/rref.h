@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * References to objects of other workers. The room's words:
+ *
+ *     object      what the program made, with its type; it lives in one process, its owner
+ *     reference   struct bx_rref: an object as one process sees it; one for each object and process, and counted
+ *     holder      a worker, not the owner, that has a reference
+ *     entry       a holder's count in the owner's list: it keeps the object alive
+ *
+ * The protocol is reference listing, as in Network Objects (Birrell, Evers, Nelson, Owicki, Wobber, 1993), with counts
+ * that make it hold without a round trip where the owner takes part. Frames of a pair of workers arrive in the order
+ * sent; nothing is known of the order across pairs. All frames of one worker to another, messages and these, go through
+ * one ring and one queue.
+ *
+ *     ENTER(id)       holder to owner: I have a reference that a third worker passed to me. Adds 1 to my entry.
+ *     ENTERED(id)     the answer, with an error if the owner has no such object.
+ *     KEPT(id)        to the worker that passed it: the owner has my entry; you need not keep yours for my sake.
+ *     LEAVE(id, n)    holder to owner: my last reference is gone. Takes n from my entry, where n counts what has been
+ *                     added that I know of: ENTERs of mine, and messages of the owner that I have read.
+ *     PASSED(id, dead), ASK(round, dead), ANSWER(round)       below
+ *
+ * Passing a reference in a message (an argument, a reply, the object that a call is for):
+ *
+ *     owner to holder     the owner adds 1 to the entry, then sends. If the holder's LEAVE crosses the message, the
+ *                         entry is still 1 afterwards, and the message will be read.
+ *     holder to owner     nothing: a later LEAVE of the sender is behind the message.
+ *     holder A to B       A pins its reference, then sends. B has an entry already: KEPT at once. Else B sends ENTER,
+ *                         and KEPT when ENTERED comes. KEPT takes A's pin away. A sends LEAVE when it has neither
+ *                         references nor pins left. B may use, pass on and drop its reference at once: its frames to
+ *                         the owner are behind its ENTER, and A's pin stays until the entry is there.
+ *     to oneself          the frame has a reference.
+ *
+ * Making one (bx_remote): the maker chooses the id, and the request that makes the object adds 1 to its entry. ENTER
+ * for an id that the owner does not know yet, of a maker that lives, makes an entry for an object that is to come: the
+ * request is on its way in another ring. Ids of one maker to one owner are sent in ascending order; one that is unknown
+ * and not above the last one seen is gone.
+ *
+ * Death of a holder A. What A has published still counts: B may have a message of A with a reference that B has not
+ * read, and only A's entry keeps the object alive. So the owner keeps the entries of A until no message of A is left
+ * unread anywhere: it sends ASK with the set of the dead to every living worker, and a worker answers when it has read
+ * the ring of each of them to the end and closed it; its ENTERs are before its ANSWER. When another worker dies or
+ * leaves meanwhile, the owner asks again, with a larger set and the next round: that worker may have passed on what it
+ * had of A, and its own ENTER may have died with it. When all have answered the round, the entries of the set are
+ * dropped. The owner drops the entries of a worker that it cut off at once, for others may never close that one.
+ *
+ * Death of a worker B to which A has passed a reference. B's ENTER may have died with it, and yet a third worker, or
+ * the owner, may have a message of B with the reference. So A, when it closes B, sends PASSED to the owner for each pin
+ * for B, before it takes the pin away: that adds 1 to B's entry, which a round drops. If none is open, and B is
+ * closed, PASSED begins one. A's PASSED is before its ANSWER to any round that names B.
+ *
+ * Death of the owner: each use of a reference fails with BX_E_PEER_DEAD.
+ *
+ * Kill steps. A worker that dies after any frame of the protocol leaves what its published frames say: an ENTER without
+ * KEPT leaves an entry that the rounds drop, and a pin that the sender drops when it closes the dead; a message without
+ * its LEAVE likewise. tests/model/rref.pml checks this with kills at every step.
+ *
+ * Threads: the table, the counts of entries and pins, and states change under run->lock, in the same section in which
+ * the frame is put into the ring; so the order of frames is the order of changes. A count of references is atomic; the
+ * last one is dropped under the lock. Destructors of objects are called without it, by the thread that drops the last
+ * reference or by the role.
+ *
+ * The room knows no rings: struct bxi_rref_ops, which rpc gives it, sends its frames.
+ */
+#ifndef BXI_RREF_H
+#define BXI_RREF_H
+
+#include "base/usercall.h"
+#include "observe/observe.h"
+#include "run/run.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct bxi_waiting;
+
+/* ---- Ids, and the tail of a frame ------------------------------------------------------------------ */
+
+/* Of an object within its job: owner << 56 | maker << 48 | how many the maker had made there. */
+static inline int bxi_rref_id_owner(uint64_t id)
+{
+    return (int)(id >> 56);
+}
+static inline int bxi_rref_id_maker(uint64_t id)
+{
+    return (int)(id >> 48 & 0xff);
+}
+#define BXI_RREF_COUNT_MASK ((UINT64_C(1) << 48) - 1)
+
+/* The body of a frame with BXI_FLAG_RREFS ends with ids (of the object to make, if MAKES; of the object that is called,
+ * if TARGET; then count of the message) and this. */
+struct bxi_rref_tail {
+    uint32_t count;
+    uint8_t flags;
+    uint8_t reserved[3];            /* 0 */
+};
+#define BXI_RREF_MAKES 1u
+#define BXI_RREF_TARGET 2u
+#define BXI_RREF_VALUE 4u               /* with TARGET: the object's value is asked for, the function means nothing */
+
+/* ---- A reference ------------------------------------------------------------------------------------- */
+
+enum bxi_rref_state {
+    BXI_RREF_TO_COME = 1,           /* its maker waits for the owner; its owner: the object is not made yet */
+    BXI_RREF_THERE,
+    BXI_RREF_FAILED,                /* each use fails with code and text */
+};
+
+/* What the program made. Several ids may lead to it: its own, and that of the bx_remote that made it. */
+struct bxi_object {
+    uint32_t refs;                  /* lock: references that lead to it */
+    const struct bx_type *type;
+    void *object;
+    struct bxi_object *next;        /* in a list of objects to destroy */
+};
+
+/* A worker that passed a reference whose ENTER is not answered yet: KEPT is due to it, count times. */
+struct bxi_passer {
+    struct bxi_passer *next;
+    int rank;
+    uint32_t count;
+};
+
+/* A message to a worker, with a reference of which it is not the owner. */
+struct bxi_pin {
+    struct bxi_pin *next, *prev;    /* in the list of that worker */
+    struct bx_rref *rref;
+};
+
+struct bx_rref {
+    bxi_a32 refs;                   /* the program's, messages', frames' to oneself; 1 -> 0 under the lock */
+    bxi_a32 state;                  /* enum bxi_rref_state; written under the lock, with release */
+    _Atomic(struct bx_job *) job;   /* NULL once the job is gone */
+    uint64_t id;                    /* written before it is in the table */
+    struct bx_rref *next;           /* lock, all below: in the table */
+    bool in_table;
+    bool is_making;                 /* the owner: the request that makes it has come */
+    int code;                       /* FAILED */
+    char *text;
+    uint64_t since_ns;
+    uint32_t counted;               /* a holder: what was added to its entry, as far as it knows */
+    bool entering;                  /* a holder: its ENTER is not answered */
+    uint32_t pins;                  /* a holder: messages to third workers without KEPT */
+    struct bxi_passer *passers;
+    struct bxi_object *object;      /* the owner, THERE */
+    uint32_t *entries;              /* the owner: by rank; NULL: all 0 */
+    uint64_t entry_sum;
+    struct bxi_waiting *parked, **parked_end;   /* the owner: calls on an object that is to come, in order; rpc's */
+};
+
+/* ---- The room above ----------------------------------------------------------------------------------- */
+
+enum bxi_rref_op { BXI_RREF_ENTER = 1, BXI_RREF_ENTERED, BXI_RREF_KEPT, BXI_RREF_LEAVE,
+                   BXI_RREF_PASSED, BXI_RREF_ASK, BXI_RREF_ANSWER };
+
+struct bxi_rref_frame {
+    enum bxi_rref_op op;
+    uint64_t id;                    /* or the round */
+    int32_t value;                  /* LEAVE: how many; ENTERED: the error, or 0; PASSED: the rank */
+    const void *body;               /* ASK: the set */
+    size_t body_bytes;
+};
+
+struct bxi_rref_ops {
+    /* Puts a frame of the protocol into the ring to a worker, or its queue. Lock. 0, BX_E_NO_SPACE, -ENOMEM, ... */
+    int (*send)(struct bx_job *job, int rank, const struct bxi_rref_frame *frame);
+    void (*flush)(struct bx_job *job);          /* rings for what was sent; without the lock */
+    bool (*is_alive)(const struct bx_job *job, int rank);       /* not closed */
+    const char *(*name)(const struct bx_job *job, int rank);
+    /* The object is made, or never will be: the calls that waited for it can go on. Lock. */
+    void (*unpark)(struct bx_job *job, struct bxi_waiting *parked);
+};
+
+/* ---- The part of the job ------------------------------------------------------------------------------ */
+
+#define BXI_RANK_WORDS (BX_WORLD_MAX / 64)
+
+struct bxi_rrefs {
+    const struct bxi_rref_ops *ops;             /* start */
+    struct bx_rref **table;                     /* lock, all below: chains by id */
+    uint32_t table_size;                        /* a power of two, or 0 */
+    uint32_t count;
+    uint64_t made[BX_WORLD_MAX];                /* ids that this worker has made, by owner */
+    uint64_t seen[BX_WORLD_MAX];                /* the last id of each maker whose request has come */
+    struct bxi_pin *pins[BX_WORLD_MAX];         /* messages to each worker */
+    uint64_t round;                             /* the owner: of the ASK that is out; 0: none ever */
+    uint64_t dead[BXI_RANK_WORDS];              /* the owner: whose entries are to be dropped when it is over */
+    uint64_t awaited[BXI_RANK_WORDS];           /* who has not answered it */
+    struct {
+        uint64_t round;                         /* 0: answered */
+        uint64_t dead[BXI_RANK_WORDS];
+    } asked[BX_WORLD_MAX];                      /* by each owner */
+    bool ended;                                 /* nothing is sent any more */
+};
+
+/* ---- table.c: references, and what becomes of them ------------------------------------------------------ */
+
+/* What a section of the lock leaves to be done without it. */
+struct bxi_rref_after {
+    struct bxi_object *destroy;
+    bool sent;
+};
+void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after);
+
+/* The next four: lock. */
+struct bx_rref *bxi_rref_find(struct bx_job *job, uint64_t id);
+/* One of this worker's, or one that is to come, or an id that is gone: a reference that has failed. NULL: no memory. */
+struct bx_rref *bxi_rref_of_ours(struct bx_job *job, uint64_t id);
+struct bx_rref *bxi_rref_new(struct bx_job *job, uint64_t id);     /* 0 references, not in the table; NULL: no memory */
+int bxi_rref_insert(struct bx_job *job, struct bx_rref *rref);     /* 0, -ENOMEM */
+/* If nothing needs the reference any more: LEAVE, or the object's end. Call it after each change. */
+void bxi_rref_settle(struct bx_job *job, struct bx_rref *rref, struct bxi_rref_after *after);
+void bxi_rref_send(struct bx_job *job, int rank, const struct bxi_rref_frame *frame, struct bxi_rref_after *after);
+/* Drops a reference with the lock held. */
+void bxi_rref_drop(struct bx_job *job, struct bx_rref *rref, struct bxi_rref_after *after);
+void bxi_rref_fail(struct bx_rref *rref, int code, const char *text);  /* lock */
+/* 0; or the error of one that failed, with its sentence. */
+int bxi_rref_check(const struct bx_rref *rref, const char *function);
+void bxi_rref_forget_object(struct bx_rref *rref);     /* of bx_rref_create: it will not be destroyed with it */
+void bxi_rref_release_all(struct bx_rref *const *rrefs, size_t count);
+void bxi_rrefs_destroy(struct bx_job *job);     /* bx_job_destroy */
+
+static inline enum bxi_rref_state bxi_rref_state(const struct bx_rref *rref)
+{
+    /* [rref.state] acquire, pairs with the release in bxi_rref_set_state: code, text and object are read after it. */
+    return (enum bxi_rref_state)bxi_load_acquire((bxi_a32 *)&rref->state);
+}
+static inline void bxi_rref_set_state(struct bx_rref *rref, enum bxi_rref_state state)
+{
+    /* [rref.state] release, pairs with the acquire in bxi_rref_state. */
+    bxi_store_release(&rref->state, state);
+}
+static inline bool bxi_rref_is_ours(const struct bx_job *job, uint64_t id)
+{
+    return bxi_rref_id_owner(id) == job->rank;
+}
+
+/* ---- pass.c: references in messages --------------------------------------------------------------------- */
+
+/* What a frame carries. */
+struct bxi_rref_out {
+    struct bx_rref *makes, *target;
+    bool value;
+    struct bx_rref *const *rrefs;
+    size_t count;
+};
+size_t bxi_rref_tail_bytes(const struct bxi_rref_out *out);        /* 0: no tail */
+void bxi_rref_write_tail(const struct bxi_rref_out *out, void *end);       /* the bytes before end */
+/* The maker: gives `makes` its id, and writes it into the tail that ends at end. Lock. */
+void bxi_rref_name(struct bx_job *job, int owner, const struct bxi_rref_out *out, void *end);
+int bxi_rref_prepare(struct bx_job *job, int to, const struct bxi_rref_out *out);      /* lock: memory; 0, -ENOMEM */
+void bxi_rref_sent(struct bx_job *job, int to, const struct bxi_rref_out *out);        /* lock: the frame is out */
+
+/* What a frame brought: a reference each. */
+struct bxi_rref_in {
+    struct bx_rref *makes, *target;
+    bool value;
+    size_t count;
+    struct bx_rref *rrefs[];
+};
+/* Reads the tail of a body in private memory and takes it away from *body_bytes. 0; BX_E_CORRUPT; -ENOMEM. Role. */
+int bxi_rref_open(struct bx_job *job, int from, const void *body, size_t *body_bytes, struct bxi_rref_in **in);
+void bxi_rref_in_release(struct bxi_rref_in *in);       /* NULL is allowed */
+/* The owner: the request that makes *makes ended, with a value (or NULL). Returns the code for its maker. Lock. */
+int bxi_rref_made(struct bx_job *job, struct bx_rref *makes, int code, const char *text, struct bx_rref *object);
+
+/* ---- protocol.c: frames of the protocol, and deaths (role) ---------------------------------------------- */
+
+int bxi_rref_arrived(struct bx_job *job, int from, const struct bxi_rref_frame *frame);    /* 0, BX_E_CORRUPT */
+/* A worker is closed. cut_off: only by this worker. */
+void bxi_rref_peer_gone(struct bx_job *job, int rank, int code, bool cut_off);
+/* The job has stopped: reports and drops what other workers still refer to. */
+void bxi_rrefs_end(struct bx_job *job);
+
+#endif

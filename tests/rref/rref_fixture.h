@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the tests of references share: counters as objects, functions that make them and methods on them. MADE and
+ * DESTROYED count in all workers.
+ */
+#ifndef TESTS_RREF_FIXTURE_H
+#define TESTS_RREF_FIXTURE_H
+
+#include "tests/harness/harness.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { MADE, DESTROYED };                   /* values */
+enum { MAY_BE_MADE };                       /* gates */
+
+struct counter {
+    int64_t value;
+};
+
+static inline int64_t alive(void)
+{
+    return (int64_t)(harness_load(MADE) - harness_load(DESTROYED));
+}
+
+static inline void await_alive(int64_t count)
+{
+    while (alive() != count)
+        usleep(200);
+}
+
+static inline void destroy_counter(void *object)
+{
+    struct counter *counter = object;
+
+    counter->value = INT64_MIN;             /* who uses it now is found out */
+    free(counter);
+    harness_add(DESTROYED, 1);
+}
+
+static inline int counter_value(void *object, struct bx_msg *value)
+{
+    return bx_msg_put_i64(value, ((struct counter *)object)->value);
+}
+
+static const struct bx_type counter_type = { .name = "counter", .destroy = destroy_counter, .value = counter_value };
+static const struct bx_type valueless_type = { .name = "valueless", .destroy = destroy_counter };
+
+static inline struct counter *new_counter_of(int64_t value)
+{
+    struct counter *counter = malloc(sizeof *counter);
+
+    counter->value = value;
+    harness_add(MADE, 1);
+    return counter;
+}
+
+/* ---- Functions ------------------------------------------------------------------------------------------- */
+
+static inline int new_counter(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                              void *context)
+{
+    (void)context;
+    return bx_msg_put_object(bx_request_job(request), reply, &counter_type, new_counter_of(bx_read_i64(args)));
+}
+
+static inline int new_valueless(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                                void *context)
+{
+    (void)context;
+    return bx_msg_put_object(bx_request_job(request), reply, &valueless_type, new_counter_of(bx_read_i64(args)));
+}
+
+static inline int new_slow(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                           void *context)
+{
+    harness_await(MAY_BE_MADE, 1);
+    return new_counter(request, args, reply, context);
+}
+
+static inline int new_failing(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                              void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    return bx_fail(-EDOM, "no counters today");
+}
+
+static inline int new_nothing(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                              void *context)
+{
+    (void)request, (void)args, (void)context;
+    return bx_msg_put_i64(reply, 1);
+}
+
+static inline int new_async_failing(const struct bx_request *request, struct bx_reader *args,
+                                    struct bx_future **reply, void *context)
+{
+    (void)args, (void)context;
+    *reply = bx_future_create(bx_request_job(request));
+    return bx_future_fail(bx_future_acquire(*reply), -EDOM, "failed later");
+}
+
+/* ---- Methods --------------------------------------------------------------------------------------------- */
+
+static inline int64_t add_and_get(struct counter *counter, struct bx_reader *args)
+{
+    return counter->value += bx_read_i64(args);
+}
+
+static inline int add(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)context;
+    return bx_msg_put_i64(reply, add_and_get(bx_request_object(request), args));
+}
+
+static inline int add_async(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
+                            void *context)
+{
+    struct bx_msg *value = bx_msg_create(8);
+
+    (void)context;
+    bx_msg_put_i64(value, add_and_get(bx_request_object(request), args));
+    *reply = bx_future_create(bx_request_job(request));
+    return bx_future_set(*reply, value);
+}
+
+static inline int add_batch(struct bx_batch *batch, void *context)
+{
+    (void)context;
+    for (size_t row = 0; row < bx_batch_rows(batch); row++) {
+        struct bx_reader args = bx_batch_args(batch, row);
+
+        bx_batch_reply_i64(batch, row, add_and_get(bx_batch_object(batch, row), &args));
+    }
+    return 0;
+}
+
+static inline int twin(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    const struct counter *counter = bx_request_object(request);
+
+    (void)args, (void)context;
+    return bx_msg_put_object(bx_request_job(request), reply, &counter_type, new_counter_of(counter->value));
+}
+
+/* ---- Functions that get references ------------------------------------------------------------------------ */
+
+static inline struct bx_msg *number(int64_t value)
+{
+    struct bx_msg *msg = bx_msg_create(8);
+
+    bx_msg_put_i64(msg, value);
+    return msg;
+}
+
+static inline int64_t number_in(const struct bx_msg *msg)
+{
+    struct bx_reader reader = bx_msg_reader(msg);
+
+    return bx_read_i64(&reader);
+}
+
+/* Adds 1 to the counter, wherever it is, and sends the reference back. */
+static inline int use_blocking(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                               void *context)
+{
+    struct bx_rref *rref = bx_read_rref(args);
+    struct bx_msg *one = number(1), *value = NULL;
+    int rc = bx_rref_sync(rref, "add", one, NULL, &value);
+
+    (void)request, (void)context;
+    bx_msg_destroy(one);
+    if (rc < 0)
+        return rc;
+    bx_msg_put_i64(reply, number_in(value));
+    bx_msg_destroy(value);
+    return bx_msg_put_rref(reply, rref);
+}
+
+static inline int reply_with(struct bx_future *in, struct bx_msg *out, void *context)
+{
+    struct bx_rref *rref = context;
+    int rc = bx_future_error(in);
+
+    if (rc == 0)
+        rc = bx_msg_put_i64(out, number_in(bx_future_value(in)));
+    if (rc == 0)
+        rc = bx_msg_put_rref(out, rref);
+    bx_rref_release(rref);
+    return rc;
+}
+
+static inline int use_async(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
+                            void *context)
+{
+    struct bx_rref *rref = bx_read_rref(args);
+    struct bx_future *future = NULL;
+    struct bx_msg *one = number(1);
+    int rc = bx_rref_async(rref, "add", one, NULL, &future);
+
+    (void)request, (void)context;
+    bx_msg_destroy(one);
+    if (rc < 0)
+        return rc;
+    *reply = bx_future_then_any(future, reply_with, bx_rref_acquire(rref));
+    bx_future_release(future);
+    return 0;
+}
+
+static inline int use_batch(struct bx_batch *batch, void *context)
+{
+    for (size_t row = 0; row < bx_batch_rows(batch); row++) {
+        struct bx_reader args = bx_batch_args(batch, row);
+        int rc = use_blocking(NULL, &args, bx_batch_reply(batch, row), context);
+
+        if (rc < 0)
+            bx_batch_fail_row(batch, row, rc, bx_error_text());
+    }
+    return 0;
+}
+
+static struct bx_rref *kept_rref;
+
+static inline int keep(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)reply, (void)context;
+    kept_rref = bx_rref_acquire(bx_read_rref(args));
+    return 0;
+}
+
+static inline int use_kept(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                           void *context)
+{
+    struct bx_msg *one = number(1), *value = NULL;
+    int rc = bx_rref_sync(kept_rref, "add", one, NULL, &value);
+
+    (void)request, (void)args, (void)context;
+    bx_msg_destroy(one);
+    if (rc < 0)
+        return rc;
+    rc = bx_msg_put_i64(reply, number_in(value));
+    bx_msg_destroy(value);
+    return rc;
+}
+
+static inline int drop_kept(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                            void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    bx_rref_release(kept_rref);
+    kept_rref = NULL;
+    return 0;
+}
+
+static inline int setup(struct bx_job *job)
+{
+    const struct bx_batch_options at_once = { .max_rows = 1 }, blocking = { .max_rows = 1, .blocking = true };
+
+    HARNESS_EQ(bx_register(job, "new_counter", BX_INLINE, new_counter, NULL), 0);
+    HARNESS_EQ(bx_register(job, "new_valueless", BX_INLINE, new_valueless, NULL), 0);
+    HARNESS_EQ(bx_register(job, "new_slow", BX_BLOCKING, new_slow, NULL), 0);
+    HARNESS_EQ(bx_register(job, "new_failing", BX_BLOCKING, new_failing, NULL), 0);
+    HARNESS_EQ(bx_register(job, "new_nothing", BX_INLINE, new_nothing, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "new_async_failing", new_async_failing, NULL), 0);
+    HARNESS_EQ(bx_register_method(job, &counter_type, "add", BX_INLINE, add, NULL), 0);
+    HARNESS_EQ(bx_register_method(job, &counter_type, "add_blocking", BX_BLOCKING, add, NULL), 0);
+    HARNESS_EQ(bx_register_method_async(job, &counter_type, "add_async", add_async, NULL), 0);
+    HARNESS_EQ(bx_register_method_batch(job, &counter_type, "add_batch", add_batch, NULL, &at_once), 0);
+    HARNESS_EQ(bx_register_method(job, &counter_type, "twin", BX_INLINE, twin, NULL), 0);
+    HARNESS_EQ(bx_register_method(job, &valueless_type, "other_method", BX_INLINE, add, NULL), 0);
+    HARNESS_EQ(bx_register(job, "use", BX_BLOCKING, use_blocking, NULL), 0);
+    HARNESS_EQ(bx_register(job, "use_blocking", BX_BLOCKING, use_blocking, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "use_async", use_async, NULL), 0);
+    HARNESS_EQ(bx_register_batch(job, "use_batch", use_batch, NULL, &blocking), 0);
+    HARNESS_EQ(bx_register(job, "keep", BX_INLINE, keep, NULL), 0);
+    HARNESS_EQ(bx_register(job, "use_kept", BX_BLOCKING, use_kept, NULL), 0);
+    HARNESS_EQ(bx_register(job, "drop_kept", BX_INLINE, drop_kept, NULL), 0);
+    return 0;
+}
+
+/* ---- Callers ----------------------------------------------------------------------------------------------- */
+
+static inline struct bx_rref *remote(struct bx_job *job, const char *to, const char *function, int64_t value)
+{
+    struct bx_msg *args = number(value);
+    struct bx_rref *rref = NULL;
+
+    HARNESS_EQ(bx_remote(job, to, function, args, NULL, &rref), 0);
+    bx_msg_destroy(args);
+    return rref;
+}
+
+static inline int64_t add_to(struct bx_rref *rref, int64_t value)
+{
+    struct bx_msg *args = number(value), *reply = NULL;
+    int64_t sum;
+
+    HARNESS_EQ(bx_rref_sync(rref, "add", args, NULL, &reply), 0);
+    sum = number_in(reply);
+    bx_msg_destroy(args);
+    bx_msg_destroy(reply);
+    return sum;
+}
+
+static inline int64_t value_of(struct bx_rref *rref)
+{
+    struct bx_msg *reply = NULL;
+    int64_t value;
+
+    HARNESS_EQ(bx_rref_to_here(rref, NULL, &reply), 0);
+    value = number_in(reply);
+    bx_msg_destroy(reply);
+    return value;
+}
+
+#endif

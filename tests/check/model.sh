@@ -3,7 +3,7 @@
 #
 # Compares the functions that the models of tests/model stand for with the sums in the models' heads; `model.sh --sums`
 # prints new sums. Then runs the models in spin: each unchanged, where the checker must find nothing, and with each
-# control, where it must find what tests/model/README.md says. One core, about two minutes; BX_MODEL=long adds the
+# control, where it must find what tests/model/README.md says. One core, two to three minutes; BX_MODEL=long adds the
 # large searches (some minutes, 2 GB). Builds in a directory of its own under $BX_BUILD_DIR.
 set -u
 
@@ -190,6 +190,30 @@ control hang role -DNO_PASS_STOP -DEND -DSILENT
 control hang role -DNO_STOP_IN_FOLLOW -DEND -DSILENT
 control hang role -DNO_LOOK_END -DEND -DSILENT
 
+optimise=-O1
+clean rref -DPASSES=5
+clean rref -DHOLDERS=3
+clean rref -DKILLS=2
+clean rref -DHOLDERS=3 -DPASSES=3 -DKILLS=2
+clean rref -DMAKE -DKILLS=2
+clean rref -DMAKE -DHOLDERS=3 -DPASSES=2 -DKILLS=2
+optimise=-O0
+control wrong rref -DNO_PIN
+control wrong rref -DLEAVE_ALL
+control wrong rref -DKEPT_EARLY
+control wrong rref -DENTERED_FOR_ALL
+control wrong rref -DNO_TO_COME -DMAKE
+control wrong rref -DUSE_TO_COME -DMAKE
+control wrong rref -DTO_COME_STAYS -DMAKE -DKILLS=1
+control wrong rref -DFORGET_PINS -DKILLS=1
+control wrong rref -DFORGET_PINS -DHOLDERS=3 -DPASSES=3 -DKILLS=1
+control wrong rref -DDROP_AT_ONCE -DKILLS=1
+control wrong rref -DANSWER_EARLY -DKILLS=1
+control wrong rref -DNO_OWN_END -DKILLS=1
+control wrong rref -DROUND_IF_ENTRY -DKILLS=1
+control wrong rref -DOWN_ANSWERS -DHOLDERS=3 -DPASSES=3 -DKILLS=2
+control wrong rref -DNO_ROUND -DHOLDERS=3 -DPASSES=3 -DKILLS=2
+
 if [ "${BX_MODEL:-}" = long ]; then
     optimise=-O2
     memory_mb=3000
@@ -206,5 +230,9 @@ if [ "${BX_MODEL:-}" = long ]; then
     clean role -DEND -DOWN_LOOP
     clean role -DEND -DSILENT
     clean timer -DDEADLINES=3
+    clean rref -DPASSES=5 -DKILLS=2
+    clean rref -DHOLDERS=3 -DPASSES=3 -DKILLS=3
+    clean rref -DHOLDERS=3 -DKILLS=2
+    clean rref -DMAKE -DHOLDERS=3 -DPASSES=3 -DKILLS=2
 fi
 exit "$failed"

@@ -80,6 +80,7 @@ $(O)/lib/nn/optim.o:   FLAGS_EXACT := $(EXACT)
 $(O)/demos/reinforce/policy.o:   FLAGS_OWN := -O3
 $(O)/gpu/cuda_check.o $(O)/lib/nn/cuda_check.o: FLAGS_OWN := $(CUDA_H:%/cuda.h=-isystem %) $(if $(filter 1,$(CUDA)),-DBXI_CUDA_CHECKED)
 $(O)/lib/nn/optim.o:   FLAGS_OWN := -O3
+$(O)/lib/autograd/loops_f32.o $(O)/lib/autograd/loops_f64.o: FLAGS_OWN := -O3
 $(O)/tests/fake_cuda/%.o:     FLAGS_OWN := -O3
 $(O)/tests/fake_cuda/%.o:     FLAGS_EXACT := $(EXACT)
 
@@ -107,6 +108,7 @@ ROOMS    := base run rref rpc lend device job observe
 LIB_SRCS := $(wildcard shm/*.c $(ROOMS:%=lib/%/*.c)) $(GPU_SRCS) $(if $(filter cov,$(CONFIG)),tests/cov/exit.c)
 NN_SRCS  := $(if $(filter 0,$(CUDA)),$(filter-out lib/nn/cuda_%.c,$(wildcard lib/nn/*.c)) lib/nn/cuda_stub.c,\
 	$(filter-out lib/nn/cuda_stub.c,$(wildcard lib/nn/*.c)))
+AUTOGRAD_SRCS := $(wildcard lib/autograd/*.c)
 
 # Kernels are compiled when they are wanted, by NVRTC: their text is part of the program. What a text is made of;
 # NVRTC finds no headers, so they stand before it.
@@ -136,7 +138,7 @@ RUNNER_LIBS  = $(if $(filter tsan,$(CONFIG)),,$(shell $(PKG_CONFIG) --libs crite
 GPU_TESTS   := $(filter-out tests/gpu/test_gpu_stub.c,$(wildcard tests/gpu/*.c tests/device/*.c tests/*/test_*_cuda.c \
 	tests/tools/test_shmstat_gpu_check.c))
 unit_SRCS   := $(filter-out tests/shm/stress_main.c $(if $(filter 0,$(CUDA)),$(GPU_TESTS)),\
-	$(wildcard $(patsubst %,tests/%/*.c,shm gpu $(ROOMS) nn demos tools harness))) \
+	$(wildcard $(patsubst %,tests/%/*.c,shm gpu $(ROOMS) nn autograd demos tools harness))) \
 	$(filter-out $(foreach p,$(PROGRAMS),$(firstword $($(p)_SRCS))),$(wildcard demos/*/*.c)) \
 	$(filter-out $(patsubst %,tools/shmstat/%.c,shmstat top screen),$(shmstat_SRCS)) $(RUNNER_SRCS)
 stress_SRCS := tests/shm/stress_main.c tests/shm/stress_ring.c
@@ -152,6 +154,9 @@ SHARED_LIB := $(B)/lib/libboxcar.so.$(VERSION)
 STATIC_NN  := $(B)/lib/libboxcar_nn.a
 SHARED_NN  := $(B)/lib/libboxcar_nn.so.$(VERSION)
 SONAME_NN  := libboxcar_nn.so.$(firstword $(subst ., ,$(VERSION)))
+STATIC_AUTOGRAD := $(B)/lib/libboxcar_autograd.a
+SHARED_AUTOGRAD := $(B)/lib/libboxcar_autograd.so.$(VERSION)
+SONAME_AUTOGRAD := libboxcar_autograd.so.$(firstword $(subst ., ,$(VERSION)))
 # kill_steps is the library once more, with a hook at every step of what it does to shared memory.
 steps_OBJS := $(patsubst %.c,$(O)/steps/%.o,$(LIB_SRCS) tests/harness/harness.c tests/shm/test_kill_steps.c)
 # bxbench with an engine that keeps less for shmstat: the mask of lib/observe/observe.h.
@@ -160,14 +165,15 @@ BENCHES    := $(STATS:%=$(B)/bench/stats-%/bxbench)
 TESTS      := $(B)/bench/stats-0/bxbench $(B)/tests/unit $(B)/tests/stress $(B)/tests/kill_steps $(PROG_SRCS:tests/prog/%.c=$(B)/tests/%) \
 	$(FAKE_CUDA)
 
-ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(foreach p,$(PROGRAMS) unit stress,$($(p)_SRCS)) $(PROG_SRCS) $(FAKE_SRCS))
+ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) $(foreach p,$(PROGRAMS) unit stress,$($(p)_SRCS)) $(PROG_SRCS) $(FAKE_SRCS))
 
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: all tests demo test unit e2e check stress stats soak test-gpu test-reference mutants lint \
 	coverage coverage-run deps deps-unit deps-test deps-lint install uninstall clean help FORCE
 
-all: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(PROGRAMS:%=$(B)/bin/%)
+all: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(STATIC_AUTOGRAD) $(SHARED_AUTOGRAD) \
+	$(PROGRAMS:%=$(B)/bin/%)
 
 tests: $(TESTS)
 
@@ -249,8 +255,22 @@ $(SHARED_NN): $(call objects,$(NN_SRCS)) lib/libboxcar_nn.map $(SHARED_LIB)
 		-o $@ $(filter %.o,$^) $(ALL_LDFLAGS) -L$(@D) -lboxcar $(NN_LIBS) -lm
 	$(Q)ln -sf $(@F) $(@D)/$(SONAME_NN) && ln -sf $(SONAME_NN) $(@D)/libboxcar_nn.so
 
-# The networks come before what they use.
-link = $(Q)mkdir -p $(@D) && $(CC) -o $@ $(filter %.o,$^) $(filter $(STATIC_NN),$^) $(STATIC_LIB) $(ALL_LDFLAGS) \
+$(STATIC_AUTOGRAD): $(call objects,$(AUTOGRAD_SRCS))
+	@mkdir -p $(@D)
+	$(call say,AR,$@)
+	$(Q)rm -f $@ && $(AR) rcs $@ $^
+
+$(SHARED_AUTOGRAD): $(call objects,$(AUTOGRAD_SRCS)) lib/libboxcar_autograd.map $(SHARED_NN)
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(CC) -shared -Wl,-soname,$(SONAME_AUTOGRAD) -Wl,--version-script=lib/libboxcar_autograd.map \
+		$(if $(filter asan tsan ubsan,$(CONFIG)),,-Wl,-z,defs) \
+		-o $@ $(filter %.o,$^) $(ALL_LDFLAGS) -L$(@D) -Wl,-rpath-link,$(@D) -lboxcar_nn -lboxcar -lm
+	$(Q)ln -sf $(@F) $(@D)/$(SONAME_AUTOGRAD) && ln -sf $(SONAME_AUTOGRAD) $(@D)/libboxcar_autograd.so
+
+# Autograd and the networks come before what they use.
+link = $(Q)mkdir -p $(@D) && $(CC) -o $@ $(filter %.o,$^) $(filter $(STATIC_AUTOGRAD),$^) $(filter $(STATIC_NN),$^) \
+	$(STATIC_LIB) $(ALL_LDFLAGS) \
 	$(if $(filter $(STATIC_NN),$^),$(NN_LIBS))
 
 define PROGRAM_RULE
@@ -266,7 +286,7 @@ $(B)/tests/kill_steps: $(steps_OBJS)
 	$(Q)mkdir -p $(@D) && $(CC) -o $@ $^ $(ALL_LDFLAGS) $(RUNNER_LIBS) $(LIBS)
 
 # tests/job/test_job_memory.c lets single allocations fail.
-$(B)/tests/unit: $(call objects,$(unit_SRCS)) $(STATIC_LIB) $(STATIC_NN)
+$(B)/tests/unit: $(call objects,$(unit_SRCS)) $(STATIC_LIB) $(STATIC_NN) $(STATIC_AUTOGRAD)
 	$(call say,LINK,$@)
 	$(link) $(patsubst %,-Xlinker --wrap=%,malloc calloc realloc aligned_alloc) $(RUNNER_LIBS) $(LIBS)
 
@@ -370,27 +390,33 @@ INSTALLED := $(STATIC_LIB)=$(LIBDIR)/libboxcar.a \
 	$(SHARED_LIB)=$(LIBDIR)/$(notdir $(SHARED_LIB)) \
 	$(STATIC_NN)=$(LIBDIR)/libboxcar_nn.a \
 	$(SHARED_NN)=$(LIBDIR)/$(notdir $(SHARED_NN)) \
+	$(STATIC_AUTOGRAD)=$(LIBDIR)/libboxcar_autograd.a \
+	$(SHARED_AUTOGRAD)=$(LIBDIR)/$(notdir $(SHARED_AUTOGRAD)) \
 	$(B)/boxcar.pc=$(LIBDIR)/pkgconfig/boxcar.pc \
 	$(B)/boxcar_nn.pc=$(LIBDIR)/pkgconfig/boxcar_nn.pc \
+	$(B)/boxcar_autograd.pc=$(LIBDIR)/pkgconfig/boxcar_autograd.pc \
 	$(foreach h,$(HEADERS),$(h)=$(PREFIX)/include/$(notdir $(h))) \
 	$(B)/bin/shmstat=$(PREFIX)/bin/shmstat \
 	tools/shmstat/shmstat.1=$(PREFIX)/share/man/man1/shmstat.1 \
 	lib/LICENSE=$(DOCDIR)/LICENSE \
 	lib/CHANGELOG.md=$(DOCDIR)/CHANGELOG.md
-LINKS     := $(SONAME) libboxcar.so $(SONAME_NN) libboxcar_nn.so
+LINKS     := $(SONAME) libboxcar.so $(SONAME_NN) libboxcar_nn.so $(SONAME_AUTOGRAD) libboxcar_autograd.so
 
 $(B)/%.pc: lib/%.pc.in FORCE
 	@mkdir -p $(@D)
 	@sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR:$(PREFIX)%=$${prefix}%)|' \
 		-e 's|@VERSION@|$(VERSION)|' $< > $@
 
-install: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(B)/bin/shmstat $(B)/boxcar.pc $(B)/boxcar_nn.pc
+install: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(STATIC_AUTOGRAD) $(SHARED_AUTOGRAD) $(B)/bin/shmstat \
+	$(B)/boxcar.pc $(B)/boxcar_nn.pc $(B)/boxcar_autograd.pc
 	$(foreach i,$(INSTALLED),@$(INSTALL) -D -m 644 $(subst =, '$(DESTDIR),$(i))'$(newline))
 	@chmod 755 '$(DESTDIR)$(PREFIX)/bin/shmstat'
 	@ln -sf $(notdir $(SHARED_LIB)) '$(DESTDIR)$(LIBDIR)/$(SONAME)'
 	@ln -sf $(SONAME) '$(DESTDIR)$(LIBDIR)/libboxcar.so'
 	@ln -sf $(notdir $(SHARED_NN)) '$(DESTDIR)$(LIBDIR)/$(SONAME_NN)'
 	@ln -sf $(SONAME_NN) '$(DESTDIR)$(LIBDIR)/libboxcar_nn.so'
+	@ln -sf $(notdir $(SHARED_AUTOGRAD)) '$(DESTDIR)$(LIBDIR)/$(SONAME_AUTOGRAD)'
+	@ln -sf $(SONAME_AUTOGRAD) '$(DESTDIR)$(LIBDIR)/libboxcar_autograd.so'
 	@echo 'installed under $(DESTDIR)$(PREFIX)'
 
 uninstall:

@@ -121,6 +121,7 @@ int bx_net_running(struct bx_net *net, const char *name, float **mean, float **v
 
 /* ---- Computing -------------------------------------------------------------------------------------- */
 
+size_t bx_net_input_elements(const struct bx_net *net);                /* of node 0; 0 if there is none */
 size_t bx_net_output_elements(const struct bx_net *net);               /* of the last node */
 
 /* A pass in training mode, with the statistics of the batch. -EINVAL: a batch normalisation has one value a channel,
@@ -135,6 +136,21 @@ int bx_net_predict(struct bx_net *net, const float *input, float *output);
 int bx_net_backward(struct bx_net *net, const float *output_grad, float *const *grads);
 /* The gradient of the input, as of the last backward pass. NULL unless options.input_grad was set. */
 const float *bx_net_input_grad(const struct bx_net *net);
+
+/* ---- Matrix products ------------------------------------------------------------------------------- */
+
+/* c (m x n) = a b + beta c, all row-major without gaps. a is m x k, or k x m if transpose_a; b is k x n, or n x k if
+ * transpose_b. c must not overlap a or b. */
+struct bx_sgemm {
+    bool transpose_a, transpose_b;
+    int64_t m, n, k;            /* each at least 0 */
+    const float *a, *b;
+    float *c;
+    float beta;
+};
+/* Computes it by oneDNN, on the calling thread alone, which sets the number of this thread's OpenMP threads to one. Any
+ * thread. -EINVAL; -ENOTSUP: the oneDNN found is not a 2.x; -ENOMEM. */
+int bx_nn_sgemm(const struct bx_sgemm *product);
 
 /* ---- Losses and optimizers (plain C, no oneDNN) ---------------------------------------------------- */
 

@@ -21,6 +21,8 @@
 
 enum { BXI_DIMS_MAX = 4, BXI_INNER_MAX = 4, BXI_ARGS_MAX = 12 };
 
+struct bx_sgemm;
+
 /*
  * The layout of an array of floats.
  *  1. Element (i0, i1, ...) is at the sum over the dimensions of i / blocks * stride, plus its place in the inner
@@ -101,6 +103,8 @@ struct bxi_dnn_api {
     int (*add_arg)(struct bxi_op *op, enum bxi_arg arg, const struct bxi_memory *memory);
     int (*run)(struct bxi_dnn *dnn, const struct bxi_op *op);
     int (*wait)(struct bxi_dnn *dnn);   /* until all operations that were run are done */
+
+    int (*sgemm)(const struct bx_sgemm *product);       /* all sizes at least 1 */
 };
 
 extern const struct bxi_dnn_api bxi_onednn;

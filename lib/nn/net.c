@@ -435,6 +435,16 @@ size_t bx_net_param_elements(const struct bx_net *net)
     return elements;
 }
 
+size_t bx_net_input_elements(const struct bx_net *net)
+{
+    if (net == NULL || net->node_count == 0)
+        return 0;
+
+    const int *dims = net->nodes[0].dims;
+
+    return (size_t)dims[0] * (size_t)dims[1] * (size_t)dims[2] * (size_t)dims[3];
+}
+
 size_t bx_net_output_elements(const struct bx_net *net)
 {
     if (net == NULL || net->node_count == 0)

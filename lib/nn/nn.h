@@ -8,6 +8,7 @@
  * The files build on each other in this order; none calls one further down in its column:
  *
  *     optim.c                      losses and optimizers, no net
+ *     gemm.c                       matrix products, no net; needs onednn.c
  *     cpu backend (cpu.h)          gpu backend (cuda.h)
  *       onednn.c      (dnn.h)        cuda_load.c      finds and loads the libraries (cuda_api.h)
  *       cpu_plan.c                   cuda_context.c   the device's context

@@ -431,6 +431,12 @@ static int wait(struct bxi_dnn *dnn)
     return code_of(dnnl_stream_wait(dnn->stream));
 }
 
+static int sgemm(const struct bx_sgemm *g)
+{
+    return code_of(dnnl_sgemm(g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', g->m, g->n, g->k, 1, g->a,
+                              g->transpose_a ? g->m : g->k, g->b, g->transpose_b ? g->k : g->n, g->beta, g->c, g->n));
+}
+
 const struct bxi_dnn_api bxi_onednn = {
     .version = version,
     .check = check,
@@ -447,5 +453,6 @@ const struct bxi_dnn_api bxi_onednn = {
     .add_arg = add_arg,
     .run = run,
     .wait = wait,
+    .sgemm = sgemm,
 };
 #endif

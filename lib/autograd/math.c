@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Operations element by element, dropout, sums. Run by the thread that has the tape, or the pass.
+ */
+#include "autograd.h"
+
+#include <errno.h>
+#include <math.h>
+
+/* ---- One argument -------------------------------------------------------------------------------- */
+
+static int unary_backward(struct bxi_node *node, struct bxi_pass *pass)
+{
+    const enum bxi_unary kind = *(const enum bxi_unary *)node->extra;
+    struct bx_tensor *grad = bxi_grad_of(node);
+    const struct bxi_like like = bxi_like(grad);
+    struct bx_tensor *to = bxi_tensor_make(pass->grads->job, &like);
+
+    if (to == NULL)
+        return -ENOMEM;
+    bxi_loops(like.dtype)->unary_back(kind, bx_tensor_elements(grad), bx_tensor_data(node->saved[0]),
+                                      bx_tensor_data(grad), bx_tensor_data_mut(to));
+    bxi_deliver(pass, node, 0, to, true);
+    return 0;
+}
+
+static const struct bxi_op unary_ops[] = {
+    [BXI_EXP] = { "exp", unary_backward, NULL },
+    [BXI_LOG] = { "log", unary_backward, NULL },
+    [BXI_RELU] = { "relu", unary_backward, NULL },
+    [BXI_TANH] = { "tanh", unary_backward, NULL },
+    [BXI_SIGMOID] = { "sigmoid", unary_backward, NULL },
+};
+
+/* The variable's value, row-major, and a tensor like it. */
+static bool open_one(struct bx_tape *tape, struct bx_var *a, struct bx_tensor **x, struct bx_tensor **y)
+{
+    struct bxi_like like;
+
+    *x = bxi_var_dense(a);
+    if (*x == NULL) {
+        bxi_tape_fail(tape, -ENOMEM);
+        return false;
+    }
+    like = bxi_like(*x);
+    *y = bxi_tensor_make(tape->job, &like);
+    if (*y != NULL)
+        return true;
+    bx_tensor_release(*x);
+    bxi_tape_fail(tape, -ENOMEM);
+    return false;
+}
+
+static struct bx_var *unary(struct bx_tape *tape, struct bx_var *a, enum bxi_unary kind)
+{
+    const struct bxi_op *op = &unary_ops[kind];
+    struct bx_tensor *x, *y;
+    struct bxi_node *node;
+
+    if (bxi_tape_stops(tape, op->name, &a, 1) || !open_one(tape, a, &x, &y))
+        return NULL;
+    bxi_loops(a->dtype)->unary(kind, bx_tensor_elements(x), bx_tensor_data(x), bx_tensor_data_mut(y));
+    node = bxi_tape_record(tape, &(struct bxi_record){ .op = op, .inputs = &a, .input_count = 1, .values = &y,
+                                                       .value_count = 1, .saved_count = 1, .extra_bytes = sizeof kind });
+    if (node != NULL && node->op != NULL) {
+        *(enum bxi_unary *)node->extra = kind;
+        node->saved[0] = bx_tensor_acquire(kind == BXI_LOG ? x : y);
+    }
+    bx_tensor_release(x);
+    return node != NULL ? &node->vars[0] : NULL;
+}
+
+struct bx_var *bx_var_exp(struct bx_tape *tape, struct bx_var *a)
+{
+    return unary(tape, a, BXI_EXP);
+}
+
+struct bx_var *bx_var_log(struct bx_tape *tape, struct bx_var *a)
+{
+    return unary(tape, a, BXI_LOG);
+}
+
+struct bx_var *bx_var_relu(struct bx_tape *tape, struct bx_var *a)
+{
+    return unary(tape, a, BXI_RELU);
+}
+
+struct bx_var *bx_var_tanh(struct bx_tape *tape, struct bx_var *a)
+{
+    return unary(tape, a, BXI_TANH);
+}
+
+struct bx_var *bx_var_sigmoid(struct bx_tape *tape, struct bx_var *a)
+{
+    return unary(tape, a, BXI_SIGMOID);
+}
+
+static int scale_backward(struct bxi_node *node, struct bxi_pass *pass)
+{
+    struct bx_tensor *grad = bxi_grad_of(node);
+    const struct bxi_like like = bxi_like(grad);
+    struct bx_tensor *to = bxi_tensor_make(pass->grads->job, &like);
+
+    if (to == NULL)
+        return -ENOMEM;
+    bxi_loops(like.dtype)->scale(bx_tensor_elements(grad), bx_tensor_data(grad), *(const double *)node->extra,
+                                 bx_tensor_data_mut(to));
+    bxi_deliver(pass, node, 0, to, true);
+    return 0;
+}
+
+static const struct bxi_op scale_op = { "scale", scale_backward, NULL }, neg_op = { "neg", scale_backward, NULL };
+
+static struct bx_var *scale(struct bx_tape *tape, struct bx_var *a, double factor, const struct bxi_op *op)
+{
+    struct bx_tensor *x, *y;
+    struct bxi_node *node;
+
+    if (bxi_tape_stops(tape, op->name, &a, 1) || !open_one(tape, a, &x, &y))
+        return NULL;
+    bxi_loops(a->dtype)->scale(bx_tensor_elements(x), bx_tensor_data(x), factor, bx_tensor_data_mut(y));
+    bx_tensor_release(x);
+    node = bxi_tape_record(tape, &(struct bxi_record){ .op = op, .inputs = &a, .input_count = 1, .values = &y,
+                                                       .value_count = 1, .extra_bytes = sizeof factor });
+    if (node != NULL && node->op != NULL)
+        *(double *)node->extra = factor;
+    return node != NULL ? &node->vars[0] : NULL;
+}
+
+struct bx_var *bx_var_scale(struct bx_tape *tape, struct bx_var *a, double factor)
+{
+    return scale(tape, a, factor, &scale_op);
+}
+
+struct bx_var *bx_var_neg(struct bx_tape *tape, struct bx_var *a)
+{
+    return scale(tape, a, -1, &neg_op);
+}
+
+/* ---- Two arguments ------------------------------------------------------------------------------- */
+
+/* saved: of a product, the values of a and b, each if the other one requires a gradient. */
+struct operands {
+    enum bxi_binary kind;
+    struct bxi_like like[2];
+};
+
+/* Delivers `grad`, summed over the dimensions along which operand `index` was broadcast, and times factor. */
+static int deliver_sum(struct bxi_node *node, struct bxi_pass *pass, size_t index, struct bxi_slot grad, double factor)
+{
+    const struct operands *operands = node->extra;
+    const struct bxi_like over = bxi_like(grad.grad), *like = &operands->like[index];
+    struct bx_tensor *to;
+
+    if (factor == 1 && bxi_same_shape(like, &over)) {
+        bxi_deliver(pass, node, index, grad.grad, grad.fresh);
+        return 0;
+    }
+    to = bxi_tensor_zeros(pass->grads->job, like);
+    if (to != NULL) {
+        const struct bxi_walk walk = bxi_walk(&over, like, &over);
+
+        bxi_loops(over.dtype)->reduce(&walk, bx_tensor_data(grad.grad), factor, bx_tensor_data_mut(to));
+        bxi_deliver(pass, node, index, to, true);
+    }
+    bx_tensor_release(grad.grad);
+    return to == NULL ? -ENOMEM : 0;
+}
+
+static int binary_backward(struct bxi_node *node, struct bxi_pass *pass)
+{
+    const struct operands *operands = node->extra;
+    struct bx_tensor *grad = bxi_grad_of(node);
+    const struct bxi_like over = bxi_like(grad);
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < 2; i++) {
+        struct bxi_slot part = { NULL, true };
+
+        if (!bxi_needs(node, i))
+            continue;
+        if (operands->kind != BXI_MUL) {
+            part = (struct bxi_slot){ bx_tensor_acquire(grad), false };
+            rc = deliver_sum(node, pass, i, part, operands->kind == BXI_SUB && i == 1 ? -1 : 1);
+            continue;
+        }
+
+        const struct bxi_walk walk = bxi_walk(&over, &over, &operands->like[1 - i]);
+
+        part.grad = bxi_tensor_make(pass->grads->job, &over);
+        if (part.grad == NULL)
+            return -ENOMEM;
+        bxi_loops(over.dtype)->binary(BXI_MUL, &walk, bx_tensor_data(grad), bx_tensor_data(node->saved[1 - i]),
+                                      bx_tensor_data_mut(part.grad));
+        rc = deliver_sum(node, pass, i, part, 1);
+    }
+    return rc;
+}
+
+static const struct bxi_op binary_ops[] = {
+    [BXI_ADD] = { "add", binary_backward, NULL },
+    [BXI_SUB] = { "sub", binary_backward, NULL },
+    [BXI_MUL] = { "mul", binary_backward, NULL },
+};
+
+/* Computes into a new tensor; NULL after it has failed the tape. */
+static struct bx_tensor *compute_binary(struct bx_tape *tape, const struct operands *operands,
+                                        struct bx_tensor *const value[2])
+{
+    char text[2][BXI_SHAPE_TEXT];
+    struct bxi_like over;
+    struct bxi_walk walk;
+    struct bx_tensor *to;
+
+    if (!bxi_broadcast(&operands->like[0], &operands->like[1], &over)) {
+        bxi_tape_fail(tape, bx_fail(-EINVAL, "'%s' cannot broadcast the shapes %s and %s",
+                                    binary_ops[operands->kind].name, bxi_shape_text(text[0], &operands->like[0]),
+                                    bxi_shape_text(text[1], &operands->like[1])));
+        return NULL;
+    }
+    to = bxi_tensor_make(tape->job, &over);
+    if (to == NULL) {
+        bxi_tape_fail(tape, -ENOMEM);
+        return NULL;
+    }
+    walk = bxi_walk(&over, &operands->like[0], &operands->like[1]);
+    bxi_loops(over.dtype)->binary(operands->kind, &walk, bx_tensor_data(value[0]), bx_tensor_data(value[1]),
+                                  bx_tensor_data_mut(to));
+    return to;
+}
+
+static struct bx_var *binary(struct bx_tape *tape, struct bx_var *a, struct bx_var *b, enum bxi_binary kind)
+{
+    struct bx_var *const inputs[2] = { a, b };
+    struct bx_tensor *value[2] = { NULL, NULL }, *to = NULL;
+    struct operands operands = { .kind = kind };
+    struct bxi_node *node = NULL;
+
+    if (bxi_tape_stops(tape, binary_ops[kind].name, inputs, 2))
+        return NULL;
+    for (size_t i = 0; i < 2; i++) {
+        value[i] = bxi_var_dense(inputs[i]);
+        operands.like[i] = bxi_like(value[i]);
+    }
+    if (value[0] != NULL && value[1] != NULL)
+        to = compute_binary(tape, &operands, value);
+    else
+        bxi_tape_fail(tape, -ENOMEM);
+    if (to != NULL)
+        node = bxi_tape_record(tape, &(struct bxi_record){ .op = &binary_ops[kind], .inputs = inputs, .input_count = 2,
+                                                           .values = &to, .value_count = 1,
+                                                           .saved_count = kind == BXI_MUL ? 2 : 0,
+                                                           .extra_bytes = sizeof operands });
+    if (node != NULL && node->op != NULL) {
+        *(struct operands *)node->extra = operands;
+        for (size_t i = 0; i < node->saved_count; i++)
+            node->saved[i] = bxi_needs(node, 1 - i) ? bx_tensor_acquire(value[i]) : NULL;
+    }
+    bx_tensor_release(value[0]);
+    bx_tensor_release(value[1]);
+    return node != NULL ? &node->vars[0] : NULL;
+}
+
+struct bx_var *bx_var_add(struct bx_tape *tape, struct bx_var *a, struct bx_var *b)
+{
+    return binary(tape, a, b, BXI_ADD);
+}
+
+struct bx_var *bx_var_sub(struct bx_tape *tape, struct bx_var *a, struct bx_var *b)
+{
+    return binary(tape, a, b, BXI_SUB);
+}
+
+struct bx_var *bx_var_mul(struct bx_tape *tape, struct bx_var *a, struct bx_var *b)
+{
+    return binary(tape, a, b, BXI_MUL);
+}
+
+/* ---- Dropout ------------------------------------------------------------------------------------- */
+
+static void multiply(const struct bx_tensor *a, const struct bx_tensor *b, struct bx_tensor *to)
+{
+    const struct bxi_walk walk = { .ndim = 1, .shape = { bx_tensor_elements(to) }, .a = { 1 }, .b = { 1 } };
+
+    bxi_loops(bx_tensor_dtype(to))->binary(BXI_MUL, &walk, bx_tensor_data(a), bx_tensor_data(b),
+                                           bx_tensor_data_mut(to));
+}
+
+/* saved: the mask. */
+static int dropout_backward(struct bxi_node *node, struct bxi_pass *pass)
+{
+    const struct bxi_like like = bxi_like(bxi_grad_of(node));
+    struct bx_tensor *to = bxi_tensor_make(pass->grads->job, &like);
+
+    if (to == NULL)
+        return -ENOMEM;
+    multiply(bxi_grad_of(node), node->saved[0], to);
+    bxi_deliver(pass, node, 0, to, true);
+    return 0;
+}
+
+struct bx_var *bx_var_dropout(struct bx_tape *tape, struct bx_var *a, double p, bool training,
+                              struct bx_generator *generator)
+{
+    static const struct bxi_op op = { "dropout", dropout_backward, NULL };
+    struct bx_tensor *x, *y, *mask;
+    struct bxi_like like;
+    struct bx_var *result;
+
+    if (bxi_tape_stops(tape, op.name, &a, 1))
+        return NULL;
+    if (!(p >= 0 && p <= 1))
+        return bxi_tape_fail(tape, bx_fail(-EINVAL, "the probability of 'dropout' is %g; it must be 0 to 1", p));
+    if (p == 0 || !training)
+        return a;
+    if (generator == NULL)
+        return bxi_tape_fail(tape, bx_fail(-EINVAL, "'dropout' needs a generator"));
+    if (!open_one(tape, a, &x, &y))
+        return NULL;
+    like = bxi_like(x);
+    mask = bxi_tensor_make(tape->job, &like);
+    if (mask == NULL) {
+        bx_tensor_release(x);
+        bx_tensor_release(y);
+        return bxi_tape_fail(tape, -ENOMEM);
+    }
+    bxi_loops(a->dtype)->mask(bx_tensor_elements(x), p, generator, bx_tensor_data_mut(mask));
+    generator->drawn += (uint64_t)bx_tensor_elements(x);
+    multiply(x, mask, y);
+    result = bxi_tape_result(tape, &(struct bxi_record){ .op = &op, .inputs = &a, .input_count = 1, .values = &y,
+                                                         .value_count = 1, .saved_count = 1 }, mask);
+    bx_tensor_release(mask);
+    bx_tensor_release(x);
+    return result;
+}
+
+/* ---- Sums ---------------------------------------------------------------------------------------- */
+
+/* walk: a has the strides of the result, b those of the argument. */
+struct sum {
+    struct bxi_like in;
+    struct bxi_walk walk;
+    double factor;
+};
+
+static int sum_backward(struct bxi_node *node, struct bxi_pass *pass)
+{
+    const struct sum *sum = node->extra;
+    struct bx_tensor *to = bxi_tensor_zeros(pass->grads->job, &sum->in);
+    struct bxi_walk back = sum->walk;
+
+    if (to == NULL)
+        return -ENOMEM;
+    for (int i = 0; i < back.ndim; i++) {
+        back.a[i] = sum->walk.b[i];
+        back.b[i] = sum->walk.a[i];
+    }
+    bxi_loops(sum->in.dtype)->reduce(&back, bx_tensor_data(bxi_grad_of(node)), sum->factor, bx_tensor_data_mut(to));
+    bxi_deliver(pass, node, 0, to, true);
+    return 0;
+}
+
+static const struct bxi_op sum_op = { "sum", sum_backward, NULL }, mean_op = { "mean", sum_backward, NULL };
+
+static struct bx_var *record_sum(struct bx_tape *tape, struct bx_var *a, const struct bxi_op *op, struct bx_tensor *y,
+                                 const struct sum *sum)
+{
+    struct bxi_node *node = bxi_tape_record(tape, &(struct bxi_record){
+        .op = op, .inputs = &a, .input_count = 1, .values = &y, .value_count = 1, .extra_bytes = sizeof *sum });
+
+    if (node == NULL)
+        return NULL;
+    if (node->op != NULL)
+        *(struct sum *)node->extra = *sum;
+    return &node->vars[0];
+}
+
+static struct bx_var *sum_all(struct bx_tape *tape, struct bx_var *a, const struct bxi_op *op)
+{
+    struct sum sum = { .factor = 1 };
+    struct bx_tensor *x, *y;
+
+    if (bxi_tape_stops(tape, op->name, &a, 1))
+        return NULL;
+    x = bxi_var_dense(a);
+    sum.in = bxi_like(x);
+    y = x == NULL ? NULL : bxi_tensor_zeros(tape->job, &(struct bxi_like){ .dtype = a->dtype });
+    if (y == NULL) {
+        bx_tensor_release(x);
+        return bxi_tape_fail(tape, -ENOMEM);
+    }
+
+    const int64_t count = bx_tensor_elements(x);
+
+    if (op == &mean_op)
+        sum.factor = 1 / (double)count;
+    sum.walk = (struct bxi_walk){ .ndim = 1, .shape = { count }, .a = { 0 }, .b = { 1 } };
+    bxi_loops(a->dtype)->reduce(&sum.walk, bx_tensor_data(x), sum.factor, bx_tensor_data_mut(y));
+    if (op == &mean_op && count == 0)
+        bxi_loops(a->dtype)->fill(1, (double)NAN, bx_tensor_data_mut(y));
+    bx_tensor_release(x);
+    return record_sum(tape, a, op, y, &sum);
+}
+
+struct bx_var *bx_var_sum(struct bx_tape *tape, struct bx_var *a)
+{
+    return sum_all(tape, a, &sum_op);
+}
+
+struct bx_var *bx_var_mean(struct bx_tape *tape, struct bx_var *a)
+{
+    return sum_all(tape, a, &mean_op);
+}
+
+struct bx_var *bx_var_sum_dim(struct bx_tape *tape, struct bx_var *a, int dim)
+{
+    struct sum sum = { .factor = 1 };
+    struct bxi_like out, kept;
+    struct bx_tensor *x, *y;
+
+    if (bxi_tape_stops(tape, sum_op.name, &a, 1))
+        return NULL;
+    sum.in = bxi_var_like(a);
+    if (!bxi_find_dim(tape, sum_op.name, sum.in.ndim, &dim))
+        return NULL;
+    kept = out = sum.in;
+    kept.shape[dim] = 1;
+    out.ndim--;
+    for (int i = dim; i < out.ndim; i++)
+        out.shape[i] = out.shape[i + 1];
+    x = bxi_var_dense(a);
+    y = x == NULL ? NULL : bxi_tensor_zeros(tape->job, &out);
+    if (y == NULL) {
+        bx_tensor_release(x);
+        return bxi_tape_fail(tape, -ENOMEM);
+    }
+    sum.walk = bxi_walk(&sum.in, &kept, &sum.in);
+    bxi_loops(a->dtype)->reduce(&sum.walk, bx_tensor_data(x), 1, bx_tensor_data_mut(y));
+    bx_tensor_release(x);
+    return record_sum(tape, a, &sum_op, y, &sum);
+}

@@ -218,6 +218,8 @@ struct bxi_pass {
     struct bx_grads *grads;
     bool retain;
     int error;                          /* of the first delivery that failed */
+    uint64_t left;                      /* nodes found that have not run */
+    void (*none)(struct bxi_node *node, struct bxi_pass *pass);     /* a node got no gradient at all; or NULL */
     struct bxi_node *found, **found_end;
     struct bxi_node *ready;
 };
@@ -227,6 +229,9 @@ void bxi_pass_begin(struct bxi_pass *pass, struct bx_grads *grads, bool retain);
 int bxi_pass_discover(struct bxi_pass *pass, struct bx_var *root);
 /* Gives a discovered root its gradient, one for each time it was discovered; takes the reference. NULL: none. */
 int bxi_pass_give(struct bxi_pass *pass, struct bx_var *root, struct bxi_slot grad);
+/* Checks the roots of a pass, and makes the gradient of one: the program's, or 1; grad NULL: no memory. */
+int bxi_check_roots(struct bx_var *const *roots, struct bx_tensor *const *root_grads, size_t count);
+struct bxi_slot bxi_root_grad(struct bxi_pass *pass, struct bx_var *root, struct bx_tensor *given);
 /* Runs nodes until none is ready. */
 int bxi_pass_run(struct bxi_pass *pass);
 /* Gives up all claims, and gradients that were not used. */

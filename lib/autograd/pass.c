@@ -43,6 +43,7 @@ static int claim(struct bxi_pass *pass, struct bxi_node *node)
     bxi_node_acquire(node);
     *pass->found_end = node;
     pass->found_end = &node->found_next;
+    pass->left++;
     if (node->spent)
         return bx_fail(BX_E_STATE, "a second backward pass came to a node '%s', which released what it needs after "
                        "the first: pass retain to the first", node->op->name);
@@ -132,8 +133,11 @@ static int run_node(struct bxi_pass *pass, struct bxi_node *node)
 
     for (size_t i = 0; i < node->output_count; i++)
         has_grad |= node->slots[i].grad != NULL;
+    pass->left--;
     if (has_grad)
         rc = node->op->backward(node, pass);
+    else if (pass->none != NULL && node->edge_count == 0)
+        pass->none(node, pass);
     else
         for (size_t i = 0; i < node->edge_count; i++)
             bxi_deliver(pass, node, i, NULL, false);
@@ -205,7 +209,7 @@ static int check_root(struct bx_var *root, const struct bx_tensor *grad, size_t 
 }
 
 /* The gradient of a root: the program's, or 1. */
-static struct bxi_slot root_grad(struct bxi_pass *pass, struct bx_var *root, struct bx_tensor *given)
+struct bxi_slot bxi_root_grad(struct bxi_pass *pass, struct bx_var *root, struct bx_tensor *given)
 {
     struct bxi_slot slot = { NULL, given == NULL || !bx_tensor_is_contiguous(given) };
     struct bxi_like like;
@@ -221,16 +225,23 @@ static struct bxi_slot root_grad(struct bxi_pass *pass, struct bx_var *root, str
     return slot;
 }
 
-int bx_backward(struct bx_var *const *roots, struct bx_tensor *const *root_grads, size_t count, bool retain,
-                struct bx_grads *grads)
+int bxi_check_roots(struct bx_var *const *roots, struct bx_tensor *const *root_grads, size_t count)
 {
-    struct bxi_pass pass;
     int rc = 0;
 
     if (roots == NULL || count == 0)
         return bx_fail(-EINVAL, "a backward pass needs a root");
     for (size_t i = 0; rc == 0 && i < count; i++)
         rc = check_root(roots[i], root_grads != NULL ? root_grads[i] : NULL, i);
+    return rc;
+}
+
+int bx_backward(struct bx_var *const *roots, struct bx_tensor *const *root_grads, size_t count, bool retain,
+                struct bx_grads *grads)
+{
+    struct bxi_pass pass;
+    int rc = bxi_check_roots(roots, root_grads, count);
+
     if (rc == 0 && grads == NULL)
         rc = bx_fail(-EINVAL, "a backward pass needs a gradient table");
     if (rc < 0)
@@ -240,7 +251,7 @@ int bx_backward(struct bx_var *const *roots, struct bx_tensor *const *root_grads
     for (size_t i = 0; rc == 0 && i < count; i++)
         rc = bxi_pass_discover(&pass, roots[i]);
     for (size_t i = 0; rc == 0 && i < count; i++) {
-        struct bxi_slot slot = root_grad(&pass, roots[i], root_grads != NULL ? root_grads[i] : NULL);
+        struct bxi_slot slot = bxi_root_grad(&pass, roots[i], root_grads != NULL ? root_grads[i] : NULL);
 
         rc = slot.grad == NULL ? -ENOMEM : bxi_pass_give(&pass, roots[i], slot);
     }

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Passes across workers: what context.c, send.c, dist_pass.c and dist_optim.c share. The words:
+ *
+ *     context     one forward and backward pass; its maker has it, and each worker that read it from a message
+ *     join        the call of a worker to the maker when it gets to know a context. Its answer is the context's end. So
+ *                 the maker's death ends the context here, and this worker's death fails it there
+ *     send        a variable put into a message; its number is its place in the context's list, from 1
+ *     receive     a node without edges: the variable as the reader of the message has it
+ *
+ * A backward pass, by its maker:
+ *
+ *  1. autograd.discover, from the roots: each worker claims the nodes that lead to the sends it is told of, and tells the
+ *     workers of the receives that it finds. A worker answers when all whom it told have answered, so the answer to the
+ *     maker means that all is found, with the set of workers (Dijkstra and Scholten, 1980).
+ *  2. autograd.run, to each of the set; the answer comes when all nodes of that worker have run. autograd.grads: the
+ *     gradients of a worker's sends, or that there is none; it runs what is ready, and the gradients that come out go
+ *     to the next workers the same way.
+ *
+ * discover runs with the progress role and only walks; grads runs on the pool and computes. Neither waits for another
+ * worker, so a pass that crosses between two workers a thousand times needs no thread more than one that crosses once.
+ *
+ * Locks: dist->lock, the table of contexts; context->lock, its lists and its end; context->running, the nodes of its
+ * pass. running may be held when lock is taken, none other. No lock is held while another worker is waited for.
+ */
+#ifndef BXI_DIST_H
+#define BXI_DIST_H
+
+#include "autograd.h"
+#include "boxcar_dist.h"
+
+#include <pthread.h>
+
+#define BXI_CHAINS 64
+#define BXI_RANK_WORDS (BX_WORLD_MAX / 64)
+
+struct bx_dist {
+    struct bx_job *job;
+    pthread_mutex_t lock;
+    struct bx_context *chains[BXI_CHAINS];      /* lock; each with a reference */
+    uint64_t made;                              /* lock */
+};
+
+/* A gradient on its way out. */
+struct bxi_outgoing {
+    int rank;
+    uint32_t send;
+    struct bx_tensor *grad;                     /* NULL: there is none */
+};
+
+struct bxi_dist_pass {
+    struct bxi_pass pass;                       /* first */
+    uint64_t number;
+    uint64_t awaited;                           /* gradients of sends, or their absence, that have not come */
+    struct bxi_node **unseen;                   /* the nodes found from here on were not searched for receives */
+    struct bxi_outgoing *out;
+    size_t out_count, out_capacity;
+    int code;                                   /* context->lock: it failed here */
+    char *text;
+    struct bx_future *done;                     /* context->lock: the answer to autograd.run; of the maker: its own */
+    bxi_a32 is_done;                            /* written under context->lock */
+};
+
+struct bx_context {
+    bxi_a32 refs;
+    struct bx_dist *dist;
+    uint64_t id;
+    struct bx_context *next;                    /* dist->lock */
+    struct bx_grads *grads;                     /* running */
+    pthread_mutex_t running;
+    struct bxi_dist_pass *pass;                 /* running, and lock to set it */
+    uint64_t passes;                            /* the maker: running */
+
+    pthread_mutex_t lock;                       /* all below */
+    bool ended;
+    int code;                                   /* why it ended */
+    char *text;
+    struct bx_var **sends;
+    size_t send_count, send_capacity;
+    struct bx_future **joins;                   /* the maker: of the other workers */
+    size_t join_count, join_capacity;
+    struct bx_future **calls;                   /* tied to it */
+    size_t call_count, call_capacity;
+};
+
+/* ---- context.c --------------------------------------------------------------------------------------- */
+
+struct bx_context *bxi_context_find(struct bx_dist *dist, uint64_t id);    /* one reference; NULL */
+/* Ends it here, and if this worker made it, everywhere. code 0: it was ended; else it failed. Once. */
+void bxi_context_finish(struct bx_context *context, int code, const char *text);
+/* 0, or why it ended, with the sentence. */
+int bxi_context_check(struct bx_context *context);
+int bxi_context_rank(const struct bx_context *context);         /* the maker's */
+/* Makes room for one more in an array of pointers. */
+int bxi_room(void *array, size_t count, size_t *capacity, size_t bytes);
+int bxi_join_answer(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *dist);
+
+/* ---- send.c ------------------------------------------------------------------------------------------- */
+
+extern const struct bxi_op bxi_receive_op;
+/* A node was found and gets no gradient: the send of a receive waits for word of that. */
+void bxi_receive_none(struct bxi_node *node, struct bxi_pass *pass);
+struct bxi_receive {
+    struct bx_context *context;                 /* one reference */
+    int rank;
+    uint32_t send;
+};
+
+/* ---- dist_pass.c -------------------------------------------------------------------------------------- */
+
+int bxi_dist_discover(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *dist);
+int bxi_dist_run(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *dist);
+int bxi_dist_grads(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *dist);
+/* Adds a gradient to what the running pass sends; takes the reference, NULL: none. */
+int bxi_dist_put_out(struct bx_context *context, int rank, uint32_t send, struct bx_tensor *grad);
+/* Frees the pass of a context that has ended, unless a thread runs it: that one will. */
+void bxi_dist_pass_drop(struct bx_context *context);
+
+/* ---- dist_optim.c ------------------------------------------------------------------------------------- */
+
+int bxi_dist_optim_register(struct bx_dist *dist);
+
+#endif

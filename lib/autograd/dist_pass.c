@@ -1,0 +1,780 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The backward pass of a context. dist.h describes the two phases.
+ *
+ * Nodes are claimed, and run, under context->running. discover, which runs with the progress role, takes that lock too:
+ * while a pass is discovered none of its nodes run, and nothing is sent with the lock, so it is held for walks only. A
+ * pass that fails here answers autograd.run with its error; the maker then
+ * ends the context everywhere.
+ */
+#include "dist.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool is_done(const struct bxi_dist_pass *pass)
+{
+    /* [autograd.done] acquire, pairs with the releases in finish_part and take_all: code and text are read after it. */
+    return bxi_load_acquire((bxi_a32 *)&pass->is_done) != 0;
+}
+
+/* ---- the pass of a context ----------------------------------------------------------------------------------- */
+
+static void free_pass(struct bxi_dist_pass *pass)
+{
+    bxi_pass_end(&pass->pass);
+    for (size_t i = 0; i < pass->out_count; i++)
+        bx_tensor_release(pass->out[i].grad);
+    bx_future_release(pass->done);
+    free(pass->out);
+    free(pass->text);
+    free(pass);
+}
+
+/* running. */
+static void set_pass(struct bx_context *context, struct bxi_dist_pass *pass)
+{
+    struct bxi_dist_pass *old;
+
+    pthread_mutex_lock(&context->lock);
+    old = context->pass;
+    context->pass = pass;
+    pthread_mutex_unlock(&context->lock);
+    if (old != NULL)
+        free_pass(old);
+}
+
+static bool has_ended(struct bx_context *context)
+{
+    bool ended;
+
+    pthread_mutex_lock(&context->lock);
+    ended = context->ended;
+    pthread_mutex_unlock(&context->lock);
+    return ended;
+}
+
+void bxi_dist_pass_drop(struct bx_context *context)
+{
+    if (pthread_mutex_trylock(&context->running) != 0)
+        return;                             /* the thread that has it calls this when it has let go */
+    set_pass(context, NULL);
+    pthread_mutex_unlock(&context->running);
+}
+
+static void unlock_running(struct bx_context *context)
+{
+    pthread_mutex_unlock(&context->running);
+    if (has_ended(context))
+        bxi_dist_pass_drop(context);
+}
+
+/* running. The pass of that number, which may begin with it; NULL after a sentence. */
+static struct bxi_dist_pass *pass_of(struct bx_context *context, uint64_t number, bool retain)
+{
+    struct bxi_dist_pass *pass = context->pass;
+
+    if (pass != NULL && pass->number == number)
+        return pass;
+    if (pass != NULL && !is_done(pass)) {
+        bx_fail(BX_E_STATE, "another backward pass of the context runs");
+        return NULL;
+    }
+    pass = calloc(1, sizeof *pass);
+    if (pass == NULL) {
+        bx_fail(-ENOMEM, "no memory for a backward pass");
+        return NULL;
+    }
+    bxi_pass_begin(&pass->pass, context->grads, retain);
+    pass->number = number;
+    pass->pass.none = bxi_receive_none;
+    pass->unseen = &pass->pass.found;
+    set_pass(context, pass);
+    return pass;
+}
+
+/* Ends this worker's part of the pass of that number: answers autograd.run, now or when it comes. */
+static void finish_part(struct bx_context *context, uint64_t number, int code, const char *text)
+{
+    struct bxi_dist_pass *pass;
+    struct bx_future *done = NULL;
+
+    pthread_mutex_lock(&context->lock);
+    pass = context->pass;
+    if (pass != NULL && pass->number == number && bxi_load_relaxed(&pass->is_done) == 0) {
+        pass->code = code;
+        pass->text = code < 0 && text != NULL ? strdup(text) : NULL;
+        /* [autograd.done] release, pairs with the acquire in is_done. */
+        bxi_store_release(&pass->is_done, 1);
+        done = pass->done;
+        pass->done = NULL;
+    }
+    pthread_mutex_unlock(&context->lock);
+    if (done == NULL)
+        return;
+    if (code < 0)
+        bx_future_fail(done, code, text);
+    else
+        bx_future_set(done, NULL);
+    bx_future_release(done);
+}
+
+/* ---- finding out who takes part --------------------------------------------------------------------------------- */
+
+/* What one worker's discover waits for: the answers of those that it told. */
+struct search {
+    bxi_a32 refs;
+    bxi_a32 open;                           /* answers that have not come, and 1 until all are asked */
+    struct bx_future *reply;
+    pthread_mutex_t lock;
+    uint64_t ranks[BXI_RANK_WORDS];         /* lock, to text: who takes part */
+    int code;
+    char *text;
+};
+
+static struct search *begin_search(struct bx_job *job)
+{
+    struct search *search = calloc(1, sizeof *search);
+
+    if (search == NULL || (search->reply = bx_future_create(job)) == NULL) {
+        free(search);
+        return NULL;
+    }
+    atomic_init(&search->refs, 1);
+    atomic_init(&search->open, 1);
+    pthread_mutex_init(&search->lock, NULL);
+    search->ranks[bx_job_rank(job) / 64] |= UINT64_C(1) << bx_job_rank(job) % 64;
+    return search;
+}
+
+static void release_search(struct search *search)
+{
+    if (bxi_add_seq_cst(&search->refs, (uint32_t)-1) != 1)
+        return;
+    bx_future_release(search->reply);
+    pthread_mutex_destroy(&search->lock);
+    free(search->text);
+    free(search);
+}
+
+static void search_failed(struct search *search, int code, const char *text)
+{
+    pthread_mutex_lock(&search->lock);
+    if (search->code == 0) {
+        search->code = code;
+        search->text = strdup(text);
+    }
+    pthread_mutex_unlock(&search->lock);
+}
+
+static void close_search(struct search *search)
+{
+    struct bx_msg *value;
+
+    if (bxi_add_seq_cst(&search->open, (uint32_t)-1) != 1)
+        return;
+    if (search->code < 0) {
+        bx_future_fail(search->reply, search->code, search->text);
+        return;
+    }
+    value = bx_msg_create(sizeof search->ranks);
+    bx_msg_put_bytes(value, search->ranks, sizeof search->ranks);
+    bx_future_set(search->reply, value);
+}
+
+static void search_answered(struct bx_future *future, void *argument)
+{
+    struct search *search = argument;
+    struct bx_reader reader = bx_msg_reader(bx_future_value(future));
+    const void *ranks = NULL;
+    uint64_t words[BXI_RANK_WORDS];
+
+    if (bx_future_error(future) < 0)
+        search_failed(search, bx_future_error(future), bx_future_error_text(future));
+    else if ((ranks = bx_read_bytes(&reader, sizeof words)) == NULL)
+        search_failed(search, reader.error, "a worker's answer to a backward pass is too short");
+    if (ranks != NULL) {
+        memcpy(words, ranks, sizeof words);
+        pthread_mutex_lock(&search->lock);
+        for (int i = 0; i < BXI_RANK_WORDS; i++)
+            search->ranks[i] |= words[i];
+        pthread_mutex_unlock(&search->lock);
+    }
+    close_search(search);
+    release_search(search);
+}
+
+struct wave {                               /* what a discover message tells */
+    uint64_t number;
+    bool retain;
+    uint64_t timeout_ns;
+};
+
+static int tell(struct bx_context *context, const struct wave *wave, struct search *search, int rank,
+                const struct bx_msg *sends)
+{
+    const struct bx_call_options options = { .timeout_ns = wave->timeout_ns };
+    struct bx_job *job = context->dist->job;
+    struct bx_msg *args = bx_msg_create(64 + bx_msg_bytes(sends));
+    struct bx_future *future = NULL;
+    int rc;
+
+    if (args == NULL)
+        return bx_fail(-ENOMEM, "no memory for a message");
+    bx_msg_put_u64(args, context->id);
+    bx_msg_put_u64(args, wave->number);
+    bx_msg_put_u64(args, wave->timeout_ns);
+    bx_msg_put_i32(args, wave->retain);
+    bx_msg_put_i32(args, (int32_t)(bx_msg_bytes(sends) / 4));
+    bx_msg_put_bytes(args, bx_msg_data(sends), bx_msg_bytes(sends));
+    rc = bx_rpc_async(job, bx_worker_name(job, rank), "autograd.discover", args, &options, &future);
+    bx_msg_destroy(args);
+    if (rc < 0)
+        return rc;
+    bxi_add(&search->refs, 1);
+    bxi_add(&search->open, 1);
+    rc = bx_future_on_done(future, search_answered, search);
+    if (rc < 0) {
+        bx_future_cancel(future);
+        close_search(search);
+        release_search(search);
+    }
+    bx_future_release(future);
+    return rc;
+}
+
+/* The receives that were found, by the worker from which they came: the numbers of its sends. */
+struct found {
+    struct bx_msg *sends[BX_WORLD_MAX];
+};
+
+static void drop_found(struct found *found)
+{
+    for (int rank = 0; rank < BX_WORLD_MAX; rank++)
+        bx_msg_destroy(found->sends[rank]);
+}
+
+/* running. Collects the receives that were found since the last call. */
+static int collect(struct bx_context *context, struct found *found)
+{
+    struct bxi_dist_pass *pass = context->pass;
+    int rc = 0;
+
+    for (; rc == 0 && *pass->unseen != NULL; pass->unseen = &(*pass->unseen)->found_next) {
+        const struct bxi_receive *receive = (*pass->unseen)->extra;
+        struct bx_msg **sends;
+
+        if ((*pass->unseen)->op != &bxi_receive_op)
+            continue;
+        if (receive->context != context)
+            return bx_fail(-EINVAL, "the pass came to a variable that was received in another context");
+        sends = &found->sends[receive->rank];
+        if (*sends == NULL && (*sends = bx_msg_create(256)) == NULL)
+            return bx_fail(-ENOMEM, "no memory for a message");
+        rc = bx_msg_put_i32(*sends, (int32_t)receive->send);
+    }
+    return rc;
+}
+
+/* Without `running`: the answer to a message may come, and need it, before the next one is sent. */
+static int tell_all(struct bx_context *context, const struct wave *wave, struct search *search,
+                    const struct found *found)
+{
+    int rc = 0;
+
+    for (int rank = 0; rc == 0 && rank < BX_WORLD_MAX; rank++)
+        if (found->sends[rank] != NULL)
+            rc = tell(context, wave, search, rank, found->sends[rank]);
+    return rc;
+}
+
+static struct bx_var *send_of(struct bx_context *context, uint32_t number)
+{
+    struct bx_var *var = NULL;
+
+    pthread_mutex_lock(&context->lock);
+    if (number >= 1 && number <= context->send_count)
+        var = bx_var_acquire(context->sends[number - 1]);
+    pthread_mutex_unlock(&context->lock);
+    if (var == NULL)
+        bx_fail(BX_E_CANCELLED, "a backward pass came to variable %u of a context that has ended", number);
+    return var;
+}
+
+/* running. */
+static int discover_sends(struct bx_context *context, const struct wave *wave, struct bx_reader *args,
+                          struct found *found)
+{
+    struct bxi_dist_pass *pass = pass_of(context, wave->number, wave->retain);
+    int32_t count = bx_read_i32(args);
+    int rc = pass == NULL ? BX_E_STATE : 0;
+
+    for (int32_t i = 0; rc == 0 && i < count; i++) {
+        struct bx_var *var = send_of(context, (uint32_t)bx_read_i32(args));
+
+        rc = var == NULL ? BX_E_CANCELLED : bxi_pass_discover(&pass->pass, var);
+        pass->awaited++;
+        bx_var_release(var);
+    }
+    return rc == 0 ? collect(context, found) : rc;
+}
+
+int bxi_dist_discover(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *argument)
+{
+    struct bx_dist *dist = argument;
+    struct bx_context *context = bxi_context_find(dist, bx_read_u64(args));
+    struct wave wave = { .number = bx_read_u64(args), .timeout_ns = bx_read_u64(args) };
+    struct found found = { { NULL } };
+    struct search *search;
+    int rc;
+
+    wave.retain = bx_read_i32(args) != 0;
+    if (context == NULL)
+        return bx_fail(BX_E_CANCELLED, "a backward pass came to a context that has ended here");
+    search = begin_search(bx_request_job(request));
+    if (search == NULL) {
+        bx_context_release(context);
+        return bx_fail(-ENOMEM, "no memory for a backward pass");
+    }
+    pthread_mutex_lock(&context->running);      /* held for walks only while a pass is discovered */
+    rc = discover_sends(context, &wave, args, &found);
+    unlock_running(context);
+    if (rc == 0)
+        rc = tell_all(context, &wave, search, &found);
+    drop_found(&found);
+    *reply = bx_future_acquire(search->reply);
+    if (rc < 0)
+        search_failed(search, rc, bx_error_text());
+    close_search(search);
+    release_search(search);
+    bx_context_release(context);
+    return 0;
+}
+
+/* ---- gradients on their way ------------------------------------------------------------------------------------ */
+
+int bxi_dist_put_out(struct bx_context *context, int rank, uint32_t send, struct bx_tensor *grad)
+{
+    struct bxi_dist_pass *pass = context->pass;
+    int rc = bxi_room(&pass->out, pass->out_count, &pass->out_capacity, sizeof *pass->out);
+
+    if (rc == 0)
+        pass->out[pass->out_count++] = (struct bxi_outgoing){ rank, send, grad };
+    else
+        bx_tensor_release(grad);
+    if (rc < 0 && pass->pass.error == 0)
+        pass->pass.error = rc;
+    return rc;
+}
+
+struct sent {
+    struct bx_context *context;                 /* one reference */
+    uint64_t number;
+};
+
+static void grads_answered(struct bx_future *future, void *argument)
+{
+    struct sent *sent = argument;
+
+    if (bx_future_error(future) < 0)
+        finish_part(sent->context, sent->number, bx_future_error(future), bx_future_error_text(future));
+    bx_context_release(sent->context);
+    free(sent);
+}
+
+static int await_answer(struct bx_context *context, struct bx_future *future)
+{
+    struct sent *sent = malloc(sizeof *sent);
+    int rc = sent == NULL ? bx_fail(-ENOMEM, "no memory for a message") : 0;
+
+    if (rc == 0) {
+        *sent = (struct sent){ bx_context_acquire(context), context->pass->number };
+        rc = bx_future_on_done(future, grads_answered, sent);
+    }
+    if (rc < 0 && sent != NULL) {
+        bx_context_release(context);
+        free(sent);
+    }
+    bx_future_release(future);
+    return rc;
+}
+
+/* running. */
+static int send_to(struct bx_context *context, int rank)
+{
+    struct bxi_dist_pass *pass = context->pass;
+    struct bx_job *job = context->dist->job;
+    struct bx_msg *args = bx_msg_create(256);
+    struct bx_future *future = NULL;
+    int32_t count = 0;
+    int rc;
+
+    if (args == NULL)
+        return bx_fail(-ENOMEM, "no memory for a message");
+    for (size_t i = 0; i < pass->out_count; i++)
+        count += pass->out[i].rank == rank;
+    bx_msg_put_u64(args, context->id);
+    bx_msg_put_u64(args, pass->number);
+    bx_msg_put_i32(args, count);
+    for (size_t i = 0; i < pass->out_count; i++) {
+        if (pass->out[i].rank != rank)
+            continue;
+        bx_msg_put_i32(args, (int32_t)pass->out[i].send);
+        bx_msg_put_i32(args, pass->out[i].grad != NULL);
+        if (pass->out[i].grad != NULL)
+            bx_msg_put_tensor(args, pass->out[i].grad);
+    }
+    rc = bx_rpc_async(job, bx_worker_name(job, rank), "autograd.grads", args, NULL, &future);
+    bx_msg_destroy(args);
+    return rc < 0 ? rc : await_answer(context, future);
+}
+
+/* running. One message to each worker. */
+static int send_out(struct bx_context *context)
+{
+    struct bxi_dist_pass *pass = context->pass;
+    int rc = 0;
+
+    for (int rank = 0; rc == 0 && pass->out_count > 0 && rank < bx_job_world_size(context->dist->job); rank++) {
+        bool any = false;
+
+        for (size_t i = 0; i < pass->out_count && !any; i++)
+            any = pass->out[i].rank == rank;
+        if (any)
+            rc = send_to(context, rank);
+    }
+    for (size_t i = 0; i < pass->out_count; i++)
+        bx_tensor_release(pass->out[i].grad);
+    pass->out_count = 0;
+    return rc;
+}
+
+/* running. Runs what is ready, and sends what came out; ends this worker's part when all has run. */
+static int run_ready(struct bx_context *context)
+{
+    struct bxi_dist_pass *pass = context->pass;
+    int rc = bxi_pass_run(&pass->pass);
+    bool all = pass->pass.left == 0 && pass->awaited == 0;
+
+    if (rc == 0)
+        rc = send_out(context);
+    if (rc < 0) {
+        finish_part(context, pass->number, rc, bx_error_text());
+    } else if (all) {
+        bxi_pass_end(&pass->pass);          /* the nodes are free for the next pass */
+        finish_part(context, pass->number, 0, NULL);
+    }
+    return rc;
+}
+
+/* ---- running (every worker) ---------------------------------------------------------------------------------------- */
+
+static int take_grad(struct bx_context *context, struct bxi_dist_pass *pass, struct bx_reader *args)
+{
+    struct bx_var *var = send_of(context, (uint32_t)bx_read_i32(args));
+    bool has = bx_read_i32(args) != 0;
+    struct bx_tensor *grad = has ? bx_read_tensor(args) : NULL;
+    struct bxi_slot slot = { NULL, false };
+    struct bxi_like like;
+    int rc = 0;
+
+    if (var == NULL)
+        return BX_E_CANCELLED;
+    like = bxi_var_like(var);
+    if (args->error < 0)
+        rc = args->error;
+    else if (pass->awaited == 0)
+        rc = bx_fail(-EPROTO, "a gradient came that nobody waits for");
+    else if (grad != NULL && !bxi_tensor_is_like(grad, &like))
+        rc = bx_fail(-EPROTO, "a gradient of another shape came than that of the variable that was sent");
+    else if (grad != NULL && (slot.grad = bxi_tensor_dense(context->dist->job, grad)) == NULL)
+        rc = -ENOMEM;
+    if (rc == 0) {
+        pass->awaited--;
+        rc = bxi_pass_give(&pass->pass, var, slot);
+    }
+    bx_var_release(var);
+    return rc;
+}
+
+int bxi_dist_grads(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *argument)
+{
+    struct bx_dist *dist = argument;
+    struct bx_context *context = bxi_context_find(dist, bx_read_u64(args));
+    uint64_t number = bx_read_u64(args);
+    int32_t count = bx_read_i32(args);
+    struct bxi_dist_pass *pass;
+    int rc = 0;
+
+    (void)request, (void)reply;
+    if (context == NULL)
+        return bx_fail(BX_E_CANCELLED, "a gradient came for a context that has ended here");
+    pthread_mutex_lock(&context->running);
+    pass = context->pass;
+    if (pass == NULL || pass->number != number || is_done(pass))
+        rc = bx_fail(BX_E_CANCELLED, "a gradient came for a backward pass that has ended here");
+    for (int32_t i = 0; rc == 0 && i < count; i++)
+        rc = take_grad(context, pass, args);
+    if (rc == 0)
+        rc = run_ready(context);
+    else if (pass != NULL && pass->number == number)
+        finish_part(context, pass->number, rc, bx_error_text());
+    unlock_running(context);
+    bx_context_release(context);
+    return rc;
+}
+
+int bxi_dist_run(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *argument)
+{
+    struct bx_dist *dist = argument;
+    struct bx_context *context = bxi_context_find(dist, bx_read_u64(args));
+    struct bx_future *future = context != NULL ? bx_future_create(bx_request_job(request)) : NULL;
+    uint64_t number = bx_read_u64(args);
+    struct bxi_dist_pass *pass;
+    int rc = 0;
+
+    if (future == NULL) {
+        bx_context_release(context);
+        return context == NULL ? bx_fail(BX_E_CANCELLED, "a backward pass came to a context that has ended here")
+                               : bx_fail(-ENOMEM, "no memory for a backward pass");
+    }
+    pthread_mutex_lock(&context->lock);
+    pass = context->pass;
+    if (context->ended || pass == NULL || pass->number != number)
+        rc = bx_fail(BX_E_CANCELLED, "a backward pass that has ended here was to be run");
+    else if (!is_done(pass))
+        pass->done = bx_future_acquire(future);
+    else if (pass->code < 0)
+        rc = bx_fail(pass->code, "%s", pass->text != NULL ? pass->text : bx_strerror(pass->code));
+    else
+        rc = 1;
+    pthread_mutex_unlock(&context->lock);
+    if (rc == 1)
+        bx_future_set(future, NULL);
+    if (rc < 0)
+        bx_future_release(future);
+    else
+        *reply = future;
+    bx_context_release(context);
+    return rc < 0 ? rc : 0;
+}
+
+/* ---- the maker -------------------------------------------------------------------------------------------------------- */
+
+/* What bx_context_backward waits for: its own part, and those of the others. */
+struct root {
+    bxi_a32 refs;
+    bxi_a32 open;
+    struct bx_context *context;
+    struct bx_future *finished;
+};
+
+static void release_root(struct root *root)
+{
+    if (bxi_add_seq_cst(&root->refs, (uint32_t)-1) != 1)
+        return;
+    bx_future_release(root->finished);
+    bx_context_release(root->context);
+    free(root);
+}
+
+static void close_root(struct root *root)
+{
+    if (bxi_add_seq_cst(&root->open, (uint32_t)-1) == 1)
+        bx_future_set(root->finished, NULL);
+}
+
+static void part_done(struct bx_future *future, void *argument)
+{
+    struct root *root = argument;
+
+    if (bx_future_error(future) < 0)
+        bx_future_fail(root->finished, bx_future_error(future), bx_future_error_text(future));
+    else
+        close_root(root);
+    release_root(root);
+}
+
+/* Ties a part to the root: its future is released. */
+static int await_part(struct root *root, struct bx_future *part)
+{
+    int rc;
+
+    bxi_add(&root->refs, 1);
+    bxi_add(&root->open, 1);
+    rc = bx_future_on_done(part, part_done, root);
+    if (rc < 0)
+        release_root(root);
+    bx_future_release(part);
+    return rc;
+}
+
+static int run_others(struct root *root, const struct wave *wave, const uint64_t *ranks)
+{
+    const struct bx_call_options options = { .timeout_ns = wave->timeout_ns };
+    struct bx_job *job = root->context->dist->job;
+    struct bx_msg *args = bx_msg_create(16);
+    int rc = args == NULL ? bx_fail(-ENOMEM, "no memory for a message") : 0;
+
+    bx_msg_put_u64(args, root->context->id);
+    bx_msg_put_u64(args, wave->number);
+    for (int rank = 0; rc == 0 && rank < bx_job_world_size(job); rank++) {
+        struct bx_future *part = NULL;
+
+        if (rank == bx_job_rank(job) || (ranks[rank / 64] >> rank % 64 & 1) == 0)
+            continue;
+        rc = bx_rpc_async(job, bx_worker_name(job, rank), "autograd.run", args, &options, &part);
+        if (rc == 0)
+            rc = await_part(root, part);
+    }
+    bx_msg_destroy(args);
+    return rc;
+}
+
+/* running. The roots' part of the search. If it fails, nobody else knows of it. */
+static int discover_roots(struct bx_context *context, const struct wave *wave, struct bx_var *const *roots, size_t count,
+                          struct found *found)
+{
+    struct bxi_dist_pass *pass = pass_of(context, wave->number, wave->retain);
+    int rc = pass == NULL ? BX_E_STATE : 0;
+
+    for (size_t i = 0; rc == 0 && i < count; i++)
+        rc = bxi_pass_discover(&pass->pass, roots[i]);
+    if (rc == 0)
+        rc = collect(context, found);
+    if (rc < 0 && pass != NULL) {
+        finish_part(context, pass->number, rc, bx_error_text());
+        bxi_pass_end(&pass->pass);
+    }
+    return rc;
+}
+
+static int wait_for_search(struct search *search, uint64_t timeout_ns, uint64_t ranks[BXI_RANK_WORDS])
+{
+    struct bx_reader reader;
+    const void *words;
+    int rc = bx_future_wait(search->reply, timeout_ns);
+
+    if (rc < 0)
+        return bx_fail(rc, "%s", bx_future_error(search->reply) < 0 ? bx_future_error_text(search->reply)
+                                                                    : "the workers of a backward pass did not answer");
+    reader = bx_msg_reader(bx_future_value(search->reply));
+    words = bx_read_bytes(&reader, sizeof search->ranks);
+    memcpy(ranks, words, sizeof search->ranks);
+    return 0;
+}
+
+/* running. */
+static int give_roots(struct bx_context *context, struct bx_var *const *roots, struct bx_tensor *const *root_grads,
+                      size_t count)
+{
+    struct bxi_dist_pass *pass = context->pass;
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < count; i++) {
+        struct bxi_slot slot = bxi_root_grad(&pass->pass, roots[i], root_grads != NULL ? root_grads[i] : NULL);
+
+        rc = slot.grad == NULL ? -ENOMEM : bxi_pass_give(&pass->pass, roots[i], slot);
+    }
+    return rc == 0 ? run_ready(context) : rc;
+}
+
+static int run_all(struct bx_context *context, const struct wave *wave, struct bx_var *const *roots,
+                   struct bx_tensor *const *root_grads, size_t count, const uint64_t *ranks)
+{
+    struct bx_job *job = context->dist->job;
+    struct root *root = calloc(1, sizeof *root);
+    struct bx_future *own = bx_future_create(job);
+    int rc = 0;
+
+    if (root == NULL || own == NULL || (root->finished = bx_future_create(job)) == NULL) {
+        free(root);
+        bx_future_release(own);
+        return bx_fail(-ENOMEM, "no memory for a backward pass");
+    }
+    atomic_init(&root->refs, 1);
+    atomic_init(&root->open, 1);
+    root->context = bx_context_acquire(context);
+    pthread_mutex_lock(&context->running);
+    pthread_mutex_lock(&context->lock);
+    if (context->ended || context->pass == NULL)
+        rc = BX_E_CANCELLED;
+    else
+        context->pass->done = bx_future_acquire(own);
+    pthread_mutex_unlock(&context->lock);
+    if (rc == 0)
+        rc = await_part(root, own);
+    else
+        bx_future_release(own);
+    if (rc == 0)
+        rc = run_others(root, wave, ranks);
+    if (rc == 0)
+        rc = give_roots(context, roots, root_grads, count);
+    unlock_running(context);
+    close_root(root);
+    if (rc == 0) {
+        rc = bx_future_wait(root->finished, wave->timeout_ns == 0 ? BX_FOREVER : wave->timeout_ns);
+        if (rc < 0)
+            bx_fail(rc, "%s", bx_future_error(root->finished) < 0 ? bx_future_error_text(root->finished)
+                                                                  : "the backward pass was not done in time");
+    }
+    release_root(root);
+    return rc;
+}
+
+static int check_call(struct bx_context *context, struct bx_var *const *roots, struct bx_tensor *const *root_grads,
+                      size_t count)
+{
+    int rc;
+
+    if (context == NULL)
+        return bx_fail(-EINVAL, "a backward pass across workers needs a context");
+    if ((rc = bxi_context_check(context)) < 0)
+        return rc;
+    if (bxi_context_rank(context) != bx_job_rank(context->dist->job))
+        return bx_fail(-EINVAL, "the worker that made a context runs its backward pass: that is worker '%s'",
+                       bx_worker_name(context->dist->job, bxi_context_rank(context)));
+    return bxi_check_roots(roots, root_grads, count);
+}
+
+int bx_context_backward(struct bx_context *context, struct bx_var *const *roots, struct bx_tensor *const *root_grads,
+                        size_t count, bool retain, uint64_t timeout_ns)
+{
+    struct wave wave = { .retain = retain, .timeout_ns = timeout_ns };
+    uint64_t ranks[BXI_RANK_WORDS] = { 0 };
+    struct found found = { { NULL } };
+    struct search *search;
+    int rc = check_call(context, roots, root_grads, count);
+
+    if (rc < 0)
+        return rc;
+    search = begin_search(context->dist->job);
+    if (search == NULL)
+        return bx_fail(-ENOMEM, "no memory for a backward pass");
+    pthread_mutex_lock(&context->running);
+    if (context->pass != NULL && !is_done(context->pass)) {
+        rc = bx_fail(BX_E_STATE, "another backward pass of the context runs");
+    } else {
+        wave.number = ++context->passes;
+        rc = discover_roots(context, &wave, roots, count, &found);
+    }
+    unlock_running(context);
+    if (rc < 0) {
+        drop_found(&found);
+        close_search(search);
+        release_search(search);
+        return rc;
+    }
+    rc = tell_all(context, &wave, search, &found);
+    drop_found(&found);
+    close_search(search);
+    if (rc == 0)
+        rc = wait_for_search(search, timeout_ns == 0 ? BX_FOREVER : timeout_ns, ranks);
+    release_search(search);
+    if (rc == 0)
+        rc = run_all(context, &wave, roots, root_grads, count, ranks);
+    if (rc < 0)
+        bxi_context_finish(context, rc, bx_error_text());
+    return rc;
+}

@@ -127,6 +127,7 @@ tensor_ipc_SRCS   := demos/tensor_ipc/tensor_ipc.c $(COMMON)
 bxbench_SRCS      := $(call sources,tools/bxbench,bxbench.c)
 shmstat_SRCS      := $(call sources,tools/shmstat,shmstat.c)
 NN_PROGRAMS       := reinforce param_server bxbench
+AUTOGRAD_PROGRAMS := bxbench
 
 # Tests: unit holds every Criterion test, with the parts of the programs that they test; stress is
 # the same bodies without Criterion, which does not start under ThreadSanitizer; prog_* are programs
@@ -218,7 +219,7 @@ $(O)/stats-$(1)/%.o: %.c $(B)/flags
 	$$(call say,CC,$$@)
 	$(Q)$(CC) $(ALL_CPPFLAGS) -DBXI_STATS=$(1) $(ALL_CFLAGS) $(CFLAGS) -MMD -MP -c -o $$@ $$<
 
-$(B)/bench/stats-$(1)/bxbench: $(stats_SRCS:%.c=$(O)/stats-$(1)/%.o) $(STATIC_NN)
+$(B)/bench/stats-$(1)/bxbench: $(stats_SRCS:%.c=$(O)/stats-$(1)/%.o) $(STATIC_NN) $(STATIC_AUTOGRAD)
 	$$(call say,LINK,$$@)
 	$(Q)mkdir -p $$(@D) && $(CC) -o $$@ $$^ $(ALL_LDFLAGS) $(NN_LIBS) $$(LIBS)
 endef
@@ -274,7 +275,8 @@ link = $(Q)mkdir -p $(@D) && $(CC) -o $@ $(filter %.o,$^) $(filter $(STATIC_AUTO
 	$(if $(filter $(STATIC_NN),$^),$(NN_LIBS))
 
 define PROGRAM_RULE
-$(B)/bin/$(1): $(call objects,$($(1)_SRCS)) $(STATIC_LIB) $(if $(filter $(1),$(NN_PROGRAMS)),$(STATIC_NN))
+$(B)/bin/$(1): $(call objects,$($(1)_SRCS)) $(STATIC_LIB) $(if $(filter $(1),$(NN_PROGRAMS)),$(STATIC_NN)) \
+	$(if $(filter $(1),$(AUTOGRAD_PROGRAMS)),$(STATIC_AUTOGRAD))
 endef
 $(foreach p,$(PROGRAMS),$(eval $(call PROGRAM_RULE,$(p))))
 $(PROGRAMS:%=$(B)/bin/%):

@@ -10,9 +10,9 @@
  *
  * A backward pass, by its maker:
  *
- *  1. autograd.discover, from the roots: each worker claims the nodes that lead to the sends it is told of, and tells the
- *     workers of the receives that it finds. A worker answers when all whom it told have answered, so the answer to the
- *     maker means that all is found, with the set of workers (Dijkstra and Scholten, 1980).
+ *  1. autograd.discover, from the roots: each worker claims the nodes that lead to the sends it is told of, and tells
+ *     the workers of the receives that it finds. A worker answers when all whom it told have answered, so the answer to
+ *     the maker means that all is found, with the set of workers (Dijkstra and Scholten, 1980).
  *  2. autograd.run, to each of the set; the answer comes when all nodes of that worker have run. autograd.grads: the
  *     gradients of a worker's sends, or that there is none; it runs what is ready, and the gradients that come out go
  *     to the next workers the same way.
@@ -21,7 +21,7 @@
  * worker, so a pass that crosses between two workers a thousand times needs no thread more than one that crosses once.
  *
  * Locks: dist->lock, the table of contexts; context->lock, its lists and its end; context->running, the nodes of its
- * pass. running may be held when lock is taken, none other. No lock is held while another worker is waited for.
+ * pass. context->lock is taken while running is held; no other pair. None is held while another worker is waited for.
  */
 #ifndef BXI_DIST_H
 #define BXI_DIST_H

@@ -320,7 +320,8 @@ static int discover_sends(struct bx_context *context, const struct wave *wave, s
     return rc == 0 ? collect(context, found) : rc;
 }
 
-int bxi_dist_discover(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *argument)
+int bxi_dist_discover(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
+                      void *argument)
 {
     struct bx_dist *dist = argument;
     struct bx_context *context = bxi_context_find(dist, bx_read_u64(args));
@@ -468,7 +469,7 @@ static int run_ready(struct bx_context *context)
     return rc;
 }
 
-/* ---- running (every worker) ---------------------------------------------------------------------------------------- */
+/* ---- running (every worker) -------------------------------------------------------------------------------- */
 
 static int take_grad(struct bx_context *context, struct bxi_dist_pass *pass, struct bx_reader *args)
 {
@@ -560,7 +561,7 @@ int bxi_dist_run(const struct bx_request *request, struct bx_reader *args, struc
     return rc < 0 ? rc : 0;
 }
 
-/* ---- the maker -------------------------------------------------------------------------------------------------------- */
+/* ---- the maker --------------------------------------------------------------------------------------------- */
 
 /* What bx_context_backward waits for: its own part, and those of the others. */
 struct root {
@@ -633,8 +634,8 @@ static int run_others(struct root *root, const struct wave *wave, const uint64_t
 }
 
 /* running. The roots' part of the search. If it fails, nobody else knows of it. */
-static int discover_roots(struct bx_context *context, const struct wave *wave, struct bx_var *const *roots, size_t count,
-                          struct found *found)
+static int discover_roots(struct bx_context *context, const struct wave *wave, struct bx_var *const *roots,
+                          size_t count, struct found *found)
 {
     struct bxi_dist_pass *pass = pass_of(context, wave->number, wave->retain);
     int rc = pass == NULL ? BX_E_STATE : 0;

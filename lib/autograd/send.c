@@ -120,7 +120,8 @@ struct bx_var *bx_read_var(struct bx_context *context, struct bx_tape *tape, str
     if (reader->error < 0)
         return bxi_tape_fail(tape, reader->error);
     if (id != context->id)
-        return bxi_tape_fail(tape, bx_fail(-EINVAL, "the message holds no variable of this context where one was read"));
+        return bxi_tape_fail(tape, bx_fail(-EINVAL, "the message holds no variable of this context where one was "
+                                                    "read"));
     if (bx_worker_name(context->dist->job, from.rank) == NULL)
         return bxi_tape_fail(tape, bx_fail(-EINVAL, "a variable in a message came from rank %d, which is none",
                                            from.rank));

@@ -8,8 +8,8 @@
  *
  * The bare calls of a pass are those that its frames are made of, counted by both workers' counters in the run: calls
  * with a tensor each way or one way, and empty calls. Each kind is timed by itself in slices that take turns with the
- * passes: an empty call of an inline function, and a call of a blocking one with a tensor each way (as the forward call,
- * and the gradients' calls, which send one tensor and no reply tensor). bare_us = calls without tensors x the one +
+ * passes: an empty call of an inline function, and a call of a blocking one with a tensor each way (as the forward
+ * call, and the gradients' calls, which send one tensor and no reply tensor). bare_us = calls without tensors x the one +
  * calls with tensors x the other.
  */
 #include "bxbench.h"
@@ -276,7 +276,8 @@ static void report(const struct autograd_bench *bench)
            tensor_us = median_us(bench, TENSOR_CALL);
     double bare = (calls - TENSOR_CALLS) * empty_us + TENSOR_CALLS * tensor_us;
 
-    bench_report_open(bench->options, "a backward pass across two workers with empty operations, beside its bare calls");
+    bench_report_open(bench->options, "a backward pass across two workers with empty operations, beside its bare "
+                                      "calls");
     bench_report_number("us_per_pass", pass, 2, "2 sends, 2 receives, one node on each side");
     bench_report_number("us_per_node", (median_us(bench, PASS) - pass) / (2.0 * (double)bench->nodes), 3,
                         "each further node: recorded, found, run, freed");

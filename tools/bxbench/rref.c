@@ -190,21 +190,20 @@ int bench_rref(const struct bench_options *options)
 {
     struct rref_bench bench = { .options = options, .slices = options->slices > 0 ? options->slices : 9,
                                 .calls = options->calls > 0 ? options->calls : 2000 };
-    double call_ns;
+    double call_ns, median_ns[ROUNDS];
 
     bench.shared = bench_map(sizeof *bench.shared);
     bench.ticks = bench_map(2 * (size_t)bench.calls * sizeof *bench.ticks);
     if (!bench_spawn(3, NULL, worker, &bench))
         return 1;
     bench_report_open(options, "references to objects, beside a plain call");
-    call_ns = bench_median(bench.shared->median_ns[CALL], (size_t)bench.slices);
-    for (int round = 0; round < ROUNDS; round++)
-        bench_report_number(keys[round], bench_median(bench.shared->median_ns[round], (size_t)bench.slices), 0,
-                            texts[round]);
-    bench_report_number("ratio_call_on", bench_median(bench.shared->median_ns[CALL_ON], (size_t)bench.slices) / call_ns, 2,
-                        "a call on an object over a plain call");
-    bench_report_number("ratio_pass_on", bench_median(bench.shared->median_ns[PASS_ON], (size_t)bench.slices) / call_ns, 2,
-                        "passing a reference on over a plain call");
+    for (int round = 0; round < ROUNDS; round++) {
+        median_ns[round] = bench_median(bench.shared->median_ns[round], (size_t)bench.slices);
+        bench_report_number(keys[round], median_ns[round], 0, texts[round]);
+    }
+    call_ns = median_ns[CALL];
+    bench_report_number("ratio_call_on", median_ns[CALL_ON] / call_ns, 2, "a call on an object over a plain call");
+    bench_report_number("ratio_pass_on", median_ns[PASS_ON] / call_ns, 2, "passing a reference on over a plain call");
     bench_report_close();
     return 0;
 }

@@ -9,8 +9,8 @@
  * The bare calls of a pass are those that its frames are made of, counted by both workers' counters in the run: calls
  * with a tensor each way or one way, and empty calls. Each kind is timed by itself in slices that take turns with the
  * passes: an empty call of an inline function, and a call of a blocking one with a tensor each way (as the forward
- * call, and the gradients' calls, which send one tensor and no reply tensor). bare_us = calls without tensors x the one +
- * calls with tensors x the other.
+ * call, and the gradients' calls, which send one tensor and no reply tensor). bare_us = calls without tensors x the one
+ * + calls with tensors x the other.
  */
 #include "bxbench.h"
 #include "clock.h"

@@ -153,7 +153,8 @@ Test(autograd_math, matmul_has_its_gradients)
 
 Test(autograd_math, linear_has_its_gradients)
 {
-    static const int64_t sizes[][3] = { { 1, 1, 1 }, { 3, 4, 2 }, { 1, 35, 3 }, { 4, 0, 3 }, { 0, 2, 3 } };
+    static const int64_t sizes[][3] = { { 1, 1, 1 }, { 3, 4, 2 }, { 1, 35, 3 }, { 4, 0, 3 }, { 0, 2, 3 },
+                                         { 3, 20, 150 }, { 4, 20, 100 }, { 2, 6, 400 }, { 3, 33, 5 } };
 
     for (size_t i = 0; i < COUNT(sizes); i++) {
         const struct shape shapes[] = { { 2, { sizes[i][0], sizes[i][1] } }, { 2, { sizes[i][2], sizes[i][1] } },

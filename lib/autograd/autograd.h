@@ -165,7 +165,8 @@ struct bx_var *bxi_tape_fail(struct bx_tape *tape, int code);
 /* Makes a dimension that counts from the end one that counts from 0. False after it has failed the tape. */
 bool bxi_find_dim(struct bx_tape *tape, const char *name, int ndim, int *dim);
 
-/* What an operation records; without an input that requires a gradient, its variables are leaves. values: one reference of each goes to the variables, also on failure. */
+/* What an operation records; without an input that requires a gradient, its variables are leaves. values: one
+ * reference of each goes to the variables, also on failure. */
 struct bxi_record {
     const struct bxi_op *op;
     struct bx_var *const *inputs;
@@ -232,9 +233,9 @@ int bxi_pass_run(struct bxi_pass *pass);
 /* Gives up all claims, and gradients that were not used. */
 void bxi_pass_end(struct bxi_pass *pass);
 
-/* For backward functions. needs: does edge i lead anywhere? deliver: sends a gradient along edge i; takes the reference.
- * An edge that gets nothing gets NULL. deliver may be called for an edge that leads nowhere. It never fails at once:
- * the pass keeps the error. */
+/* For backward functions. needs: does edge i lead anywhere? deliver: sends a gradient along edge i; takes the
+ * reference. An edge that gets nothing gets NULL. deliver may be called for an edge that leads nowhere. It never
+ * fails at once: the pass keeps the error. */
 static inline bool bxi_needs(const struct bxi_node *node, size_t edge)
 {
     return node->edges[edge] != NULL;

@@ -6,8 +6,8 @@
  *     REAL(name)  the function of math.h for it
  *     TABLE       the name of the table
  *
- * Written for the compiler's vectorizer: inner loops have stride 1, restrict pointers and no calls, and sums that must be
- * fast have LANES partial sums, because without -ffast-math the compiler may not reorder one.
+ * Written for the compiler's vectorizer: inner loops have stride 1, restrict pointers and no calls, and sums that
+ * must be fast have LANES partial sums, because without -ffast-math the compiler may not reorder one.
  */
 
 #define LANES 16

@@ -31,7 +31,7 @@ struct call {
 
 static void release(struct bx_net_op *op)
 {
-    /* [autograd.net] acquire and release, pairs with itself: what other holders did comes before the memory is freed. */
+    /* Acquire and release: what other holders did comes before the memory is freed. */
     if (bxi_add(&op->refs, (uint32_t)-1) != 1)
         return;
     for (size_t i = 0; i < op->count; i++) {

@@ -14,7 +14,8 @@ TestSuite(autograd_net, .timeout = 60);
 
 enum { BATCH = 3, IN = 5, HIDDEN = 7, OUT = 2 };
 
-static const struct shape SHAPES[] = { { 2, { HIDDEN, IN } }, { 1, { HIDDEN } }, { 2, { OUT, HIDDEN } }, { 1, { OUT } } };
+static const struct shape SHAPES[] = { { 2, { HIDDEN, IN } }, { 1, { HIDDEN } }, { 2, { OUT, HIDDEN } },
+                                       { 1, { OUT } } };
 static const struct shape INPUT = { 2, { BATCH, IN } }, OUTPUT = { 2, { BATCH, OUT } };
 
 struct world {
@@ -132,8 +133,8 @@ Test(autograd_net, says_what_does_not_fit)
     STOPS(w.tape, bx_var_net(w.tape, NULL, w.input), -EINVAL,
           "'net' needs an object of bx_net_op_create, and an input of f32");
     out = bx_var_net(w.tape, w.op, w.input);
-    FAILS(bx_backward(&out, &weight, 1, false, w.grads[0]), -EINVAL, "the input of a net requires a gradient, and the net "
-          "was created without options.input_grad");
+    FAILS(bx_backward(&out, &weight, 1, false, w.grads[0]), -EINVAL, "the input of a net requires a gradient, and the "
+          "net was created without options.input_grad");
     bx_tensor_release(weight);
     bx_var_release(f64);
     end(&w);

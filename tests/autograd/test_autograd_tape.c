@@ -75,7 +75,8 @@ Test(autograd_tape, only_floats_require_a_gradient)
 
 Test(autograd_tape, item_reads_one_element)
 {
-    struct bx_var *one = parameter(values_of(BX_F32, &ONE, (double[]){ 2.5 })), *many = parameter(noise(BX_F32, &MATRIX, 1, 1, 0));
+    struct bx_var *one = parameter(values_of(BX_F32, &ONE, (double[]){ 2.5 }));
+    struct bx_var *many = parameter(noise(BX_F32, &MATRIX, 1, 1, 0));
 
     cr_expect_eq(bx_var_item(one), 2.5);
     cr_expect(isnan(bx_var_item(many)));
@@ -99,8 +100,8 @@ Test(autograd_tape, keeps_its_first_error_and_its_sentence)
     cr_expect_null(bx_var_exp(tape, a), "nothing is computed on a tape that has failed");
     cr_expect_eq(bx_tape_error(tape), -EINVAL);
     cr_expect_str_eq(bx_error_text(), "'matmul' cannot multiply the shapes (2, 3) and (2, 3)");
-    FAILS(bx_backward(&z, NULL, 1, false, grads), -EINVAL, "root 0 of the backward pass is NULL; the last failure of this "
-          "thread: 'matmul' cannot multiply the shapes (2, 3) and (2, 3)");
+    FAILS(bx_backward(&z, NULL, 1, false, grads), -EINVAL, "root 0 of the backward pass is NULL; the last failure of "
+          "this thread: 'matmul' cannot multiply the shapes (2, 3) and (2, 3)");
     bx_tape_clear(tape);
     cr_expect_eq(bx_tape_error(tape), 0);
     cr_expect_not_null(bx_var_exp(tape, a));
@@ -183,7 +184,8 @@ Test(autograd_tape, operations_refuse_shapes_that_do_not_fit)
           "'add' cannot broadcast the shapes (2, 3) and (2, 3, 4)");
     STOPS(o.tape, bx_var_matmul(o.tape, o.matrix, o.cube), -EINVAL,
           "'matmul' cannot multiply the shapes (2, 3) and (2, 3, 4)");
-    STOPS(o.tape, bx_var_matmul(o.tape, o.scalar, o.matrix), -EINVAL, "'matmul' cannot multiply the shapes () and (2, 3)");
+    STOPS(o.tape, bx_var_matmul(o.tape, o.scalar, o.matrix), -EINVAL,
+          "'matmul' cannot multiply the shapes () and (2, 3)");
     STOPS(o.tape, bx_var_linear(o.tape, o.cube, o.matrix, NULL), -EINVAL,
           "'linear' cannot multiply the shapes (2, 3, 4) and (2, 3)");
     STOPS(o.tape, bx_var_linear(o.tape, o.matrix, o.matrix, o.matrix), -EINVAL,
@@ -304,6 +306,7 @@ Test(autograd_tape, custom_nodes_refuse_what_is_missing)
     REFUSES("output 0 of 'mine' is NULL");
     bad.values = &o.index;
     REFUSES("output 0 of 'mine' must be f32 or f64, in host memory");
-    FAILS(bx_var_custom(o.tape, NULL, out), -EINVAL, "bx_var_custom needs a struct bx_custom and a place for the results");
+    FAILS(bx_var_custom(o.tape, NULL, out), -EINVAL,
+          "bx_var_custom needs a struct bx_custom and a place for the results");
     end(&o);
 }

@@ -457,7 +457,7 @@ static double cross_entropy(const struct bxi_classes *c, const void *logits, voi
     const int64_t positions = c->outer * c->inner;
     double loss = 0;
 
-    for (int64_t at = 0; at < positions; at++) {
+    for (int64_t at = 0; at < positions && c->classes > 0; at++) {
         const int64_t place = at / c->inner * c->classes * c->inner + at % c->inner;
         const real *x = (const real *)logits + place;
         real *y = (real *)probs + place;

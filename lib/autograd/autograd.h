@@ -91,7 +91,7 @@ struct bx_var {
 struct bxi_op {
     const char *name;                                           /* "linear", for sentences */
     int (*backward)(struct bxi_node *node, struct bxi_pass *pass);
-    void (*drop)(struct bxi_node *node);                        /* frees what `extra` holds; NULL: nothing */
+    void (*drop)(struct bxi_node *node);                        /* called once: frees what `extra` holds; or NULL */
 };
 
 /* The gradient of an output, as far as the pass has it. */
@@ -135,7 +135,7 @@ struct bxi_node_size {
 struct bxi_node *bxi_node_create(const struct bxi_op *op, const struct bxi_node_size *size);
 void bxi_node_acquire(struct bxi_node *node);
 void bxi_node_release(struct bxi_node *node);
-void bxi_node_drop_saved(struct bxi_node *node);        /* what only a backward function needs */
+void bxi_node_drop_saved(struct bxi_node *node);        /* what only a backward function needs; call it once */
 /* Makes an edge; var must require a gradient. */
 void bxi_node_connect(struct bxi_node *node, size_t edge, struct bx_var *var);
 static inline bool bxi_is_leaf(const struct bx_var *var)

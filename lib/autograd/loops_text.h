@@ -462,9 +462,9 @@ static double cross_entropy(const struct bxi_classes *c, const void *logits, voi
         const real *x = (const real *)logits + place;
         real *y = (real *)probs + place;
         const real most = largest(c->classes, x, c->inner);
-        real sum = 0;
+        real sum = y[0] = REAL(exp)(x[0] - most);
 
-        for (int64_t i = 0; i < c->classes; i++)
+        for (int64_t i = 1; i < c->classes; i++)
             sum += y[i * c->inner] = REAL(exp)(x[i * c->inner] - most);
         for (int64_t i = 0; i < c->classes; i++)
             y[i * c->inner] /= sum;

@@ -344,10 +344,7 @@ static int lstm_backward(struct bxi_node *node, struct bxi_pass *pass)
 
 static void drop_work(struct bxi_node *node)
 {
-    struct lstm *lstm = node->extra;
-
-    free(lstm->work);
-    lstm->work = NULL;
+    free(((const struct lstm *)node->extra)->work);
 }
 
 /* ---- The call ------------------------------------------------------------------------------------ */

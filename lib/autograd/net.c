@@ -210,11 +210,7 @@ static int net_backward(struct bxi_node *node, struct bxi_pass *pass)
 
 static void drop_call(struct bxi_node *node)
 {
-    struct call *call = node->extra;
-
-    if (call->op != NULL)
-        release(call->op);
-    call->op = NULL;
+    release(((const struct call *)node->extra)->op);
 }
 
 struct bx_var *bx_var_net(struct bx_tape *tape, struct bx_net_op *op, struct bx_var *input)

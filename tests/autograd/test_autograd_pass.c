@@ -439,6 +439,20 @@ Test(autograd_pass, an_error_of_a_backward_function_fails_the_pass_and_frees_its
     end(&w);
 }
 
+/* x has the root's gradient and waits for that of the node which fails. */
+Test(autograd_pass, a_failed_pass_leaves_no_gradient_in_a_node_that_waited)
+{
+    struct world w = begin();
+    int code = -EIO;
+    struct bx_var *x = bx_var_neg(w.tape, w.a), *roots[] = { x, failing(w.tape, x, fail_on_purpose, &code) };
+
+    FAILS(bx_backward(roots, NULL, 2, false, w.grads), -EIO, "the node failed on purpose");
+    cr_expect_eq(bx_grads_count(w.grads), 0);
+    cr_assert_eq(bx_backward(&x, NULL, 1, false, w.grads), 0, "%s", bx_error_text());
+    cr_expect_eq(grad_of(w.grads, w.a), -1);
+    end(&w);
+}
+
 /* A pass that meets the nodes of a pass that is running, because a backward function begins it. */
 static int begin_another(void *context, const struct bx_node_grads *grads)
 {

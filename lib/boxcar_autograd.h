@@ -63,8 +63,8 @@ struct bx_net;
 
 /* ---- Variables ----------------------------------------------------------------------------------- */
 
-/* Makes a leaf over the tensor, of which it keeps a reference. The caller owns it. -EINVAL: requires_grad, and the dtype
- * is neither BX_F32 nor BX_F64; -ENOTSUP: in device memory; -ENOMEM. */
+/* Makes a leaf over the tensor, of which it keeps a reference. The caller owns it. -EINVAL: requires_grad, and the
+ * dtype is neither BX_F32 nor BX_F64; -ENOTSUP: in device memory; -ENOMEM. */
 int bx_var_create(struct bx_tensor *value, bool requires_grad, struct bx_var **var);
 
 struct bx_var *bx_var_acquire(struct bx_var *var);      /* adds a reference; returns its argument */
@@ -130,8 +130,8 @@ struct bx_generator {
     uint64_t seed;
     uint64_t drawn;
 };
-/* Zeroes each element with probability p, 0 <= p <= 1, and multiplies the others by 1 / (1 - p). Returns a's value as it
- * is, and draws nothing, if p is 0 or not training. */
+/* Zeroes each element with probability p, 0 <= p <= 1, and multiplies the others by 1 / (1 - p). Returns a's value as
+ * it is, and draws nothing, if p is 0 or not training. */
 struct bx_var *bx_var_dropout(struct bx_tape *tape, struct bx_var *a, double p, bool training,
                               struct bx_generator *generator);
 
@@ -155,8 +155,8 @@ struct bx_var *bx_var_sum(struct bx_tape *tape, struct bx_var *a);
 struct bx_var *bx_var_mean(struct bx_tape *tape, struct bx_var *a);
 struct bx_var *bx_var_sum_dim(struct bx_tape *tape, struct bx_var *a, int dim);
 
-/* Shapes; dim < 0 counts from the end. reshape: one extent may be -1, and follows from the others. slice: elements start
- * to end - 1 of a dimension. concat: along an existing dimension. stack: along a new one, which becomes `dim`. */
+/* Shapes; dim < 0 counts from the end. reshape: one extent may be -1, and follows from the others. slice: elements
+ * start to end - 1 of a dimension. concat: along an existing dimension. stack: along a new one, which becomes `dim`. */
 struct bx_var *bx_var_reshape(struct bx_tape *tape, struct bx_var *a, int ndim, const int64_t *shape);
 struct bx_var *bx_var_transpose(struct bx_tape *tape, struct bx_var *a, int dim0, int dim1);
 struct bx_var *bx_var_slice(struct bx_tape *tape, struct bx_var *a, int dim, int64_t start, int64_t end);
@@ -172,14 +172,16 @@ struct bx_lstm {
     int hidden;                         /* H */
     struct bx_var *const *weights;      /* of each layer w_ih (4H x I), w_hh (4H x H), b_ih (4H), b_hh (4H); I is that
                                          * of the input for layer 0, else H. Both biases of a layer may be NULL */
-    struct bx_var *h0, *c0;             /* layers x batch x H; NULL: zeros */
+    struct bx_var *h0;                  /* this and the next: layers x batch x H; NULL: zeros */
+    struct bx_var *c0;
     double dropout;                     /* of the output of each layer but the last; 0 to 1 */
     bool training;                      /* else there is no dropout */
     struct bx_generator *generator;     /* may be NULL without dropout */
 };
 struct bx_lstm_result {
     struct bx_var *output;              /* seq x batch x H: of the last layer */
-    struct bx_var *h, *c;               /* layers x batch x H: after the last step */
+    struct bx_var *h;                   /* this and the next: layers x batch x H, after the last step */
+    struct bx_var *c;
 };
 /* input: seq x batch x I, with seq >= 1. One node, however long the sequence is. Returns 0, or a code that the tape
  * keeps too; then result has NULLs. */
@@ -220,8 +222,9 @@ struct bx_custom {
 int bx_var_custom(struct bx_tape *tape, const struct bx_custom *custom, struct bx_var **outputs);
 
 /* A net of boxcar_nn.h as one node, on the CPU. The net must be finished; for the gradient of the input it was created
- * with options.input_grad. params: one parameter (leaf, BX_F32) for each of the net's, in its order; a reference is kept
- * of each. The net is used by this object alone until it is destroyed, and then still the caller's. -EINVAL, -ENOMEM. */
+ * with options.input_grad. params: one parameter (leaf, BX_F32) for each of the net's, in its order; a reference is
+ * kept of each. The net is used by this object alone until it is destroyed, and then still the caller's. -EINVAL,
+ * -ENOMEM. */
 struct bx_net_op;
 int bx_net_op_create(struct bx_net *net, struct bx_var *const *params, struct bx_net_op **op);
 void bx_net_op_destroy(struct bx_net_op *op);           /* nodes that still use it keep it; NULL is allowed */
@@ -231,8 +234,8 @@ struct bx_var *bx_var_net(struct bx_tape *tape, struct bx_net_op *op, struct bx_
 
 /* ---- Backward passes ----------------------------------------------------------------------------- */
 
-/* Makes an empty gradient table: a tensor for each parameter that a backward pass reached. Gradients lie in the arena of
- * the job, NULL: on the heap. The caller destroys it. */
+/* Makes an empty gradient table: a tensor for each parameter that a backward pass reached. Gradients lie in the arena
+ * of the job, NULL: on the heap. The caller destroys it. */
 int bx_grads_create(struct bx_job *job, struct bx_grads **grads);
 void bx_grads_destroy(struct bx_grads *grads);          /* NULL is allowed */
 void bx_grads_clear(struct bx_grads *grads);            /* releases all gradients: the next pass begins at none */
@@ -240,18 +243,18 @@ size_t bx_grads_count(const struct bx_grads *grads);
 /* The gradient of a parameter, row-major. The table owns it and its memory: the program may write to it, until the
  * next pass or clear. NULL: no pass reached the parameter. */
 struct bx_tensor *bx_grads_get(const struct bx_grads *grads, const struct bx_var *var);
-/* Entry `index` of bx_grads_count, in the order in which parameters were first reached. Both are the table's; var may be
- * NULL. NULL past the last. */
+/* Entry `index` of bx_grads_count, in the order in which parameters were first reached. Both are the table's; var may
+ * be NULL. NULL past the last. */
 struct bx_tensor *bx_grads_at(const struct bx_grads *grads, size_t index, struct bx_var **var);
 /* Adds a gradient to the parameter's entry, as a pass would. -EINVAL: another dtype or shape; -ENOMEM. */
 int bx_grads_add(struct bx_grads *grads, struct bx_var *var, struct bx_tensor *grad);
 
 /* Computes gradients of the roots and adds them to the table. root_grads[i] is the gradient of roots[i]; NULL (or
  * root_grads NULL) stands for 1, of a root of one element. A root may occur twice.
- * First it counts, for each node reachable from the roots, the edges that lead to it; then a node runs when each of them
- * has brought a gradient or none. Parameters that were not reached get no entry.
- * After its run a node releases what it saved, unless retain is set. If the pass fails, the table may have got a part of
- * the gradients, and nodes that ran are spent.
+ * First it counts, for each node reachable from the roots, the edges that lead to it; then a node runs when each of
+ * them has brought a gradient or none. Parameters that were not reached get no entry.
+ * After its run a node releases what it saved, unless retain is set. If the pass fails, the table may have got a part
+ * of the gradients, and nodes that ran are spent.
  * -EINVAL: no roots, a root that is NULL or requires no gradient, more than one element and no gradient, a gradient of
  * another dtype or shape. BX_E_STATE: a node was run before without retain, or takes part in another pass now. -ENOMEM,
  * and what a bx_backward_fn returns. */
@@ -273,7 +276,8 @@ struct bx_optim_sgd {
 struct bx_optim_adam {
     size_t struct_bytes;
     double lr;                          /* 0: 1e-3 */
-    double beta1, beta2;                /* 0: 0.9 and 0.999 */
+    double beta1;                       /* 0: 0.9 */
+    double beta2;                       /* 0: 0.999 */
     double eps;                         /* 0: 1e-8 */
     double weight_decay;
 };
@@ -288,8 +292,8 @@ int bx_optim_adam_create(const struct bx_optim_adam *options, struct bx_var *con
 void bx_optim_destroy(struct bx_optim *optim);          /* NULL is allowed */
 
 /* One step. Parameters without a gradient in the table keep value and state. Each other parameter gets a new tensor, in
- * the arena of `job` or on the heap if job is NULL. Steps from several threads run one after the other. If it fails, the
- * parameters before the one that failed have made their step. -ENOMEM, and the codes of bx_tensor_create. */
+ * the arena of `job` or on the heap if job is NULL. Steps from several threads run one after the other. If it fails,
+ * the parameters before the one that failed have made their step. -ENOMEM, and the codes of bx_tensor_create. */
 int bx_optim_step(struct bx_optim *optim, struct bx_job *job, const struct bx_grads *grads);
 
 #if defined(__GNUC__)

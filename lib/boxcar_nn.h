@@ -142,9 +142,13 @@ const float *bx_net_input_grad(const struct bx_net *net);
 /* c (m x n) = a b + beta c, all row-major without gaps. a is m x k, or k x m if transpose_a; b is k x n, or n x k if
  * transpose_b. c must not overlap a or b. */
 struct bx_sgemm {
-    bool transpose_a, transpose_b;
-    int64_t m, n, k;            /* each at least 0 */
-    const float *a, *b;
+    bool transpose_a;
+    bool transpose_b;
+    int64_t m;                  /* this and the next two: at least 0 */
+    int64_t n;
+    int64_t k;
+    const float *a;
+    const float *b;
     float *c;
     float beta;
 };

@@ -92,7 +92,7 @@ struct bx_var {
 struct bxi_op {
     const char *name;                                           /* "linear", for sentences */
     int (*backward)(struct bxi_node *node, struct bxi_pass *pass);
-    void (*drop)(struct bxi_node *node);                        /* frees what `extra` holds; NULL: nothing */
+    void (*drop)(struct bxi_node *node);                        /* called once: frees what `extra` holds; or NULL */
 };
 
 /* The gradient of an output, as far as the pass has it. */
@@ -136,7 +136,7 @@ struct bxi_node_size {
 struct bxi_node *bxi_node_create(const struct bxi_op *op, const struct bxi_node_size *size);
 void bxi_node_acquire(struct bxi_node *node);
 void bxi_node_release(struct bxi_node *node);
-void bxi_node_drop_saved(struct bxi_node *node);        /* what only a backward function needs */
+void bxi_node_drop_saved(struct bxi_node *node);        /* what only a backward function needs; call it once */
 /* Makes an edge; var must require a gradient. */
 void bxi_node_connect(struct bxi_node *node, size_t edge, struct bx_var *var);
 static inline bool bxi_is_leaf(const struct bx_var *var)
@@ -166,7 +166,8 @@ struct bx_var *bxi_tape_fail(struct bx_tape *tape, int code);
 /* Makes a dimension that counts from the end one that counts from 0. False after it has failed the tape. */
 bool bxi_find_dim(struct bx_tape *tape, const char *name, int ndim, int *dim);
 
-/* What an operation records; without an input that requires a gradient, its variables are leaves. values: one reference of each goes to the variables, also on failure. */
+/* What an operation records; without an input that requires a gradient, its variables are leaves. values: one
+ * reference of each goes to the variables, also on failure. */
 struct bxi_record {
     const struct bxi_op *op;
     struct bx_var *const *inputs;
@@ -238,9 +239,9 @@ int bxi_pass_run(struct bxi_pass *pass);
 /* Gives up all claims, and gradients that were not used. */
 void bxi_pass_end(struct bxi_pass *pass);
 
-/* For backward functions. needs: does edge i lead anywhere? deliver: sends a gradient along edge i; takes the reference.
- * An edge that gets nothing gets NULL. deliver may be called for an edge that leads nowhere. It never fails at once:
- * the pass keeps the error. */
+/* For backward functions. needs: does edge i lead anywhere? deliver: sends a gradient along edge i; takes the
+ * reference. An edge that gets nothing gets NULL. deliver may be called for an edge that leads nowhere. It never
+ * fails at once: the pass keeps the error. */
 static inline bool bxi_needs(const struct bxi_node *node, size_t edge)
 {
     return node->edges[edge] != NULL;

@@ -80,12 +80,10 @@ static int custom_backward(struct bxi_node *node, struct bxi_pass *pass)
 
 static void drop_context(struct bxi_node *node)
 {
-    struct custom *custom = node->extra;
-    bx_free_fn free_fn = custom->free_fn;
+    const struct custom *custom = node->extra;
 
-    custom->free_fn = NULL;
-    if (free_fn != NULL)
-        free_fn(custom->context);
+    if (custom->free_fn != NULL)
+        custom->free_fn(custom->context);
 }
 
 static int check_custom(const struct bx_custom *custom)

@@ -19,8 +19,8 @@ struct bxi_gemm {
     void *c;
 };
 
-/* A walk over a result of up to BX_DIMS_MAX dimensions, with the strides of two arrays; 0: broadcast. Neighbours that can
- * be one dimension are one. ndim is at least 1. */
+/* A walk over a result of up to BX_DIMS_MAX dimensions, with the strides of two arrays; 0: broadcast. Neighbours that
+ * can be one dimension are one. ndim is at least 1. */
 struct bxi_walk {
     int ndim;
     int64_t shape[BX_DIMS_MAX], a[BX_DIMS_MAX], b[BX_DIMS_MAX];

@@ -6,25 +6,30 @@
  *     REAL(name)  the function of math.h for it
  *     TABLE       the name of the table
  *
- * Written for the compiler's vectorizer: inner loops have stride 1, restrict pointers and no calls, and sums that must be
- * fast have LANES partial sums, because without -ffast-math the compiler may not reorder one.
+ * Written for the compiler's vectorizer: inner loops have stride 1, restrict pointers and no calls, and sums that
+ * must be fast have LANES partial sums, because without -ffast-math the compiler may not reorder one.
  */
 
 #define LANES 16
+#define PACKED 2048             /* elements of a matrix that is transposed on the stack */
+#define SHORT 32                /* up to this length a row is not worth a dot product */
 
 /* ---- Matrix products ----------------------------------------------------------------------------- */
 
 static real dot(int64_t count, const real *restrict a, const real *restrict b)
 {
-    real lane[LANES] = { 0 }, sum = 0;
+    real sum = 0;
     int64_t i = 0;
 
-    for (; i + LANES <= count; i += LANES)
-        for (int l = 0; l < LANES; l++)
-            lane[l] += a[i + l] * b[i + l];
-    if (i > 0)
+    if (count >= LANES) {
+        real lane[LANES] = { 0 };
+
+        for (; i + LANES <= count; i += LANES)
+            for (int l = 0; l < LANES; l++)
+                lane[l] += a[i + l] * b[i + l];
         for (int l = 0; l < LANES; l++)
             sum += lane[l];
+    }
     for (; i < count; i++)
         sum += a[i] * b[i];
     return sum;
@@ -36,34 +41,114 @@ static void add_times(int64_t count, real factor, const real *restrict from, rea
         to[i] += factor * from[i];
 }
 
-static void gemm(const struct bxi_gemm *g)
+/* k rows of `count` elements, row_step apart. */
+struct span {
+    int64_t k, count, row_step;
+};
+
+/* to += f[0] rows[0] + f[1] rows[1] + ...: four rows, `step` apart, so that `to` is loaded and stored once. */
+static void add_four(int64_t count, const real f[4], const real *restrict rows, int64_t step, real *restrict to)
+{
+    const real *restrict b = rows + step, *restrict c = b + step, *restrict d = c + step;
+
+    for (int64_t i = 0; i < count; i++)
+        to[i] += (f[0] * rows[i] + f[1] * b[i]) + (f[2] * c[i] + f[3] * d[i]);
+}
+
+/* to += the sum over p of f[p * f_step] * row p. */
+static void add_rows(const struct span *span, const real *f, int64_t f_step, const real *rows, real *to)
+{
+    int64_t p = 0;
+
+    for (; p + 4 <= span->k; p += 4) {
+        const real four[4] = { f[p * f_step], f[(p + 1) * f_step], f[(p + 2) * f_step], f[(p + 3) * f_step] };
+
+        add_four(span->count, four, rows + p * span->row_step, span->row_step, to);
+    }
+    for (; p < span->k; p++)
+        add_times(span->count, f[p * f_step], rows + p * span->row_step, to);
+}
+
+/* c += a b^T by dot products: for one row, or long ones. */
+static void gemm_dots(const struct bxi_gemm *g)
 {
     const real *a = g->a, *b = g->b;
     real *c = g->c;
-    const int64_t a_row = g->transpose_a ? 1 : g->k, a_column = g->transpose_a ? g->m : 1;
 
-    if (g->transpose_b && !g->transpose_a) {
+    for (int64_t i = 0; i < g->m; i++)
+        for (int64_t j = 0; j < g->n; j++)
+            c[i * g->n + j] += dot(g->k, a + i * g->k, b + j * g->k);
+}
+
+/* c += a b^T for short rows: as many columns as fit are transposed into `packed`, then rows are added. */
+static void gemm_packed(const struct bxi_gemm *g)
+{
+    const real *a = g->a, *b = g->b;
+    real *c = g->c, packed[PACKED];
+    const int64_t columns = PACKED / g->k;
+
+    for (int64_t first = 0; first < g->n; first += columns) {
+        const int64_t count = g->n - first < columns ? g->n - first : columns;
+        const struct span span = { g->k, count, count };
+
+        for (int64_t j = 0; j < count; j++)
+            for (int64_t p = 0; p < g->k; p++)
+                packed[p * count + j] = b[(first + j) * g->k + p];
         for (int64_t i = 0; i < g->m; i++)
-            for (int64_t j = 0; j < g->n; j++) {
-                real value = dot(g->k, a + i * g->k, b + j * g->k);
-
-                c[i * g->n + j] = g->add ? c[i * g->n + j] + value : value;
-            }
-        return;
+            add_rows(&span, a + i * g->k, 1, packed, c + i * g->n + first);
     }
+}
+
+/* c += a^T b where b is narrow: its transpose, whose rows are long, is added up in `packed`. */
+static void gemm_narrow(const struct bxi_gemm *g)
+{
+    const real *a = g->a, *b = g->b;
+    real *c = g->c, packed[PACKED];
+    const struct span span = { g->k, g->m, g->m };
+
+    for (int64_t j = 0; j < g->n; j++) {
+        real *row = packed + j * g->m;
+
+        for (int64_t i = 0; i < g->m; i++)
+            row[i] = 0;
+        add_rows(&span, b + j, g->n, a, row);
+    }
+    for (int64_t i = 0; i < g->m; i++)
+        for (int64_t j = 0; j < g->n; j++)
+            c[i * g->n + j] += packed[j * g->m + i];
+}
+
+static void gemm_both_transposed(const struct bxi_gemm *g)
+{
+    const real *a = g->a, *b = g->b;
+    real *c = g->c;
+
+    for (int64_t i = 0; i < g->m; i++)
+        for (int64_t j = 0; j < g->n; j++)
+            for (int64_t p = 0; p < g->k; p++)
+                c[i * g->n + j] += a[i + p * g->m] * b[j * g->k + p];
+}
+
+static void gemm(const struct bxi_gemm *g)
+{
+    const struct span span = { g->k, g->n, g->n };
+    const real *a = g->a;
+    real *c = g->c;
+
     if (!g->add)
         for (int64_t i = 0; i < g->m * g->n; i++)
             c[i] = 0;
-    if (g->transpose_b) {
+    if (g->transpose_a && g->transpose_b)
+        gemm_both_transposed(g);
+    else if (g->transpose_b && (g->m == 1 || g->k == 0 || g->k > SHORT))
+        gemm_dots(g);
+    else if (g->transpose_b)
+        gemm_packed(g);
+    else if (g->transpose_a && g->n < g->m && g->k > 1 && g->n <= SHORT && g->n * g->m <= PACKED)
+        gemm_narrow(g);
+    else
         for (int64_t i = 0; i < g->m; i++)
-            for (int64_t j = 0; j < g->n; j++)
-                for (int64_t p = 0; p < g->k; p++)
-                    c[i * g->n + j] += a[i + p * g->m] * b[j * g->k + p];
-        return;
-    }
-    for (int64_t i = 0; i < g->m; i++)
-        for (int64_t p = 0; p < g->k; p++)
-            add_times(g->n, a[i * a_row + p * a_column], b + p * g->n, c + i * g->n);
+            add_rows(&span, a + i * (g->transpose_a ? 1 : g->k), g->transpose_a ? g->m : 1, g->b, c + i * g->n);
 }
 
 /* ---- Element by element -------------------------------------------------------------------------- */
@@ -239,8 +324,11 @@ static void unary_back(enum bxi_unary kind, int64_t count, const void *saved, co
             to[i] = g[i] / s[i];
         break;
     case BXI_RELU:
-        for (int64_t i = 0; i < count; i++)
-            to[i] = s[i] <= 0 ? 0 : g[i];
+        for (int64_t i = 0; i < count; i++) {
+            const real whole = g[i];            /* read in any case: else the loop has a branch */
+
+            to[i] = s[i] <= 0 ? 0 : whole;
+        }
         break;
     case BXI_TANH:
         for (int64_t i = 0; i < count; i++)
@@ -369,14 +457,14 @@ static double cross_entropy(const struct bxi_classes *c, const void *logits, voi
     const int64_t positions = c->outer * c->inner;
     double loss = 0;
 
-    for (int64_t at = 0; at < positions; at++) {
+    for (int64_t at = 0; at < positions && c->classes > 0; at++) {
         const int64_t place = at / c->inner * c->classes * c->inner + at % c->inner;
         const real *x = (const real *)logits + place;
         real *y = (real *)probs + place;
         const real most = largest(c->classes, x, c->inner);
-        real sum = 0;
+        real sum = y[0] = REAL(exp)(x[0] - most);
 
-        for (int64_t i = 0; i < c->classes; i++)
+        for (int64_t i = 1; i < c->classes; i++)
             sum += y[i * c->inner] = REAL(exp)(x[i * c->inner] - most);
         for (int64_t i = 0; i < c->classes; i++)
             y[i * c->inner] /= sum;

@@ -344,10 +344,7 @@ static int lstm_backward(struct bxi_node *node, struct bxi_pass *pass)
 
 static void drop_work(struct bxi_node *node)
 {
-    struct lstm *lstm = node->extra;
-
-    free(lstm->work);
-    lstm->work = NULL;
+    free(((const struct lstm *)node->extra)->work);
 }
 
 /* ---- The call ------------------------------------------------------------------------------------ */
@@ -394,8 +391,8 @@ static int measure(struct lstm *lstm, struct bx_var *input, const struct bx_lstm
     int rc;
 
     if (like.ndim != 3 || like.shape[0] < 1)
-        return bx_fail(-EINVAL, "the input of 'lstm' has the shape %s; it must be seq x batch x features, with at least "
-                       "one step", bxi_shape_text(is, &like));
+        return bx_fail(-EINVAL, "the input of 'lstm' has the shape %s; it must be seq x batch x features, with at "
+                       "least one step", bxi_shape_text(is, &like));
     if (given->layers < 1 || given->layers > LAYERS_MAX || given->hidden < 1 || given->weights == NULL)
         return bx_fail(-EINVAL, "'lstm' needs 1 to %d layers of at least one unit, and their weights", LAYERS_MAX);
     if (!(given->dropout >= 0 && given->dropout <= 1))

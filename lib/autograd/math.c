@@ -61,7 +61,8 @@ static struct bx_var *unary(struct bx_tape *tape, struct bx_var *a, enum bxi_una
         return NULL;
     bxi_loops(a->dtype)->unary(kind, bx_tensor_elements(x), bx_tensor_data(x), bx_tensor_data_mut(y));
     node = bxi_tape_record(tape, &(struct bxi_record){ .op = op, .inputs = &a, .input_count = 1, .values = &y,
-                                                       .value_count = 1, .saved_count = 1, .extra_bytes = sizeof kind });
+                                                       .value_count = 1, .saved_count = 1,
+                                                       .extra_bytes = sizeof kind });
     if (node != NULL && node->op != NULL) {
         *(enum bxi_unary *)node->extra = kind;
         node->saved[0] = bx_tensor_acquire(kind == BXI_LOG ? x : y);

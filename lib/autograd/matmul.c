@@ -7,7 +7,7 @@
 #include "boxcar_nn.h"
 
 /* Multiplications from which oneDNN is faster than the loops. Below, its call costs more than the product. */
-#define ONEDNN_FROM 20000
+#define ONEDNN_FROM 16000
 
 static bool sgemm(const struct bxi_gemm *gemm)
 {

@@ -31,7 +31,7 @@ struct call {
 
 static void release(struct bx_net_op *op)
 {
-    /* [autograd.net] acquire and release, pairs with itself: what other holders did comes before the memory is freed. */
+    /* Acquire and release: what other holders did comes before the memory is freed. */
     if (bxi_add(&op->refs, (uint32_t)-1) != 1)
         return;
     for (size_t i = 0; i < op->count; i++) {
@@ -210,11 +210,7 @@ static int net_backward(struct bxi_node *node, struct bxi_pass *pass)
 
 static void drop_call(struct bxi_node *node)
 {
-    struct call *call = node->extra;
-
-    if (call->op != NULL)
-        release(call->op);
-    call->op = NULL;
+    release(((const struct call *)node->extra)->op);
 }
 
 struct bx_var *bx_var_net(struct bx_tape *tape, struct bx_net_op *op, struct bx_var *input)

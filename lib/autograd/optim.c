@@ -2,9 +2,9 @@
 /*
  * Optimizers. Any thread; steps of one optimizer are serialised by its mutex.
  *
- * A step writes a new tensor and puts it into the parameter. Memory that a graph saved, that another worker has on loan,
- * or that another thread is multiplying with right now, does not change. The allocator gives a step the memory that the
- * step before it released.
+ * A step writes a new tensor and puts it into the parameter. Memory that a graph saved, that another worker has on
+ * loan, or that another thread is multiplying with right now, does not change. The allocator gives a step the memory
+ * that the step before it released.
  */
 #include "autograd.h"
 

@@ -16,13 +16,14 @@ bool bxi_is_float(enum bx_dtype dtype)
 struct bxi_like bxi_like(const struct bx_tensor *tensor)
 {
     struct bxi_like like = { .ndim = 0 };
+    const int64_t *shape = bx_tensor_shape(tensor);
 
     if (tensor == NULL)
         return like;            /* its maker has set the sentence, which bx_tensor_ndim would replace */
     like.dtype = bx_tensor_dtype(tensor);
     like.ndim = bx_tensor_ndim(tensor);
     for (int i = 0; i < like.ndim; i++)
-        like.shape[i] = bx_tensor_shape(tensor)[i];
+        like.shape[i] = shape[i];
     return like;
 }
 

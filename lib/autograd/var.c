@@ -4,8 +4,8 @@
  * which its value is read and acquired, or exchanged.
  *
  * A node is one malloc with its variables, edges and slots. Freeing never recurses: nodes whose count has become zero
- * are put on a list of the thread, and the first release on the stack frees the list. So a chain of a million nodes, and
- * a program's free_fn that releases variables, need no more stack than one node.
+ * are put on a list of the thread, and the first release on the stack frees the list. So a chain of a million nodes,
+ * and a program's free_fn that releases variables, need no more stack than one node.
  */
 #include "autograd.h"
 

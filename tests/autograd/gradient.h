@@ -27,7 +27,7 @@ struct shape {
 };
 typedef struct bx_var *(*expression_fn)(struct bx_tape *tape, struct bx_var *const *in, void *context);
 
-/* Element i of the reference's fill(k, ...) (make_reference.py): between shift - scale and shift + scale. */
+/* Element i of the reference's fill(k, ...): between shift - scale and shift + scale. */
 double fill_at(uint64_t k, uint64_t i, double scale);
 
 /* A tensor on the heap of fill(k) times scale plus shift; the caller owns it. */

@@ -144,7 +144,8 @@ Test(autograd_loss, cross_entropy_has_its_gradient)
 {
     struct bx_tensor *rows = indices(&(struct shape){ 1, { 3 } }, (const int64_t[]){ 0, 3, 1 });
     struct bx_tensor *one = indices(&(struct shape){ 1, { 1 } }, (const int64_t[]){ 0 });
-    struct bx_tensor *planes = indices(&(struct shape){ 2, { 2, 5 } }, (const int64_t[]){ 0, 1, 2, 2, 1, 0, 0, 2, 1, 1 });
+    struct bx_tensor *planes = indices(&(struct shape){ 2, { 2, 5 } },
+                                       (const int64_t[]){ 0, 1, 2, 2, 1, 0, 0, 2, 1, 1 });
     struct bx_tensor *cubes = indices(&(struct shape){ 3, { 1, 2, 2 } }, (const int64_t[]){ 0, 1, 2, 2 });
 
     check_gradients(cross_entropy, rows, &(struct shape){ 2, { 3, 4 } }, 1);

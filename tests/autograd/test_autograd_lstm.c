@@ -259,8 +259,8 @@ Test(autograd_lstm, says_what_does_not_fit)
         weights[i] = i == 4 ? in[2] : in[1 + i % 4];
     wrong = (struct bx_lstm){ .layers = 2, .hidden = 2, .weights = weights, .dropout = 0.5, .training = true };
     REFUSES("'lstm' needs a generator for its dropout");
-    FAILS(bx_var_lstm(tape, in[1], &lstm, &result), -EINVAL, "the input of 'lstm' has the shape (8, 4); it must be seq x "
-          "batch x features, with at least one step");
+    FAILS(bx_var_lstm(tape, in[1], &lstm, &result), -EINVAL, "the input of 'lstm' has the shape (8, 4); it must be seq "
+          "x batch x features, with at least one step");
     bx_tape_clear(tape);
     FAILS(bx_var_lstm(tape, in[0], NULL, &result), -EINVAL,
           "bx_var_lstm needs a struct bx_lstm and a place for the results");

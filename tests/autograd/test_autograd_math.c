@@ -95,7 +95,8 @@ EXPRESSION(difference_to_itself, bx_var_sub(tape, in[0], bx_var_scale(tape, in[0
 static const struct shape PAIRS[][2] = {
     { { 2, { 3, 4 } }, { 2, { 3, 4 } } }, { { 2, { 3, 4 } }, { 1, { 4 } } }, { { 1, { 4 } }, { 2, { 3, 4 } } },
     { { 2, { 3, 4 } }, { 2, { 3, 1 } } }, { { 2, { 3, 1 } }, { 2, { 1, 4 } } }, { { 0, { 0 } }, { 2, { 2, 3 } } },
-    { { 1, { 5 } }, { 0, { 0 } } }, { { 3, { 2, 1, 3 } }, { 3, { 2, 4, 1 } } }, { { 4, { 2, 3, 1, 2 } }, { 2, { 5, 2 } } },
+    { { 1, { 5 } }, { 0, { 0 } } }, { { 3, { 2, 1, 3 } }, { 3, { 2, 4, 1 } } },
+    { { 4, { 2, 3, 1, 2 } }, { 2, { 5, 2 } } },
     { { 1, { 1 } }, { 1, { 1 } } }, { { 2, { 0, 3 } }, { 1, { 3 } } }, { { 3, { 2, 3, 4 } }, { 3, { 2, 1, 4 } } },
 };
 
@@ -142,7 +143,8 @@ EXPRESSION(linear_without_bias, bx_var_linear(tape, in[0], in[1], NULL))
 
 Test(autograd_math, matmul_has_its_gradients)
 {
-    static const int64_t sizes[][3] = { { 1, 1, 1 }, { 3, 4, 2 }, { 1, 17, 3 }, { 5, 33, 1 }, { 2, 0, 3 }, { 0, 2, 3 } };
+    static const int64_t sizes[][3] = { { 1, 1, 1 }, { 3, 4, 2 }, { 1, 17, 3 }, { 5, 33, 1 }, { 2, 0, 3 },
+                                         { 0, 2, 3 } };
 
     for (size_t i = 0; i < COUNT(sizes); i++)
         check_gradients(matmul, NULL, (const struct shape[]){ { 2, { sizes[i][0], sizes[i][1] } },
@@ -153,7 +155,8 @@ Test(autograd_math, matmul_has_its_gradients)
 
 Test(autograd_math, linear_has_its_gradients)
 {
-    static const int64_t sizes[][3] = { { 1, 1, 1 }, { 3, 4, 2 }, { 1, 35, 3 }, { 4, 0, 3 }, { 0, 2, 3 } };
+    static const int64_t sizes[][3] = { { 1, 1, 1 }, { 3, 4, 2 }, { 1, 35, 3 }, { 4, 0, 3 }, { 0, 2, 3 },
+                                         { 3, 20, 150 }, { 4, 20, 100 }, { 2, 6, 400 }, { 3, 33, 5 } };
 
     for (size_t i = 0; i < COUNT(sizes); i++) {
         const struct shape shapes[] = { { 2, { sizes[i][0], sizes[i][1] } }, { 2, { sizes[i][2], sizes[i][1] } },
@@ -290,7 +293,8 @@ static struct bx_var *sum_one(struct bx_tape *tape, struct bx_var *const *in, vo
 
 Test(autograd_math, sums_have_their_gradients)
 {
-    static const struct shape shapes[] = { { 3, { 2, 3, 4 } }, { 3, { 1, 1, 1 } }, { 3, { 5, 1, 2 } }, { 3, { 2, 0, 3 } } };
+    static const struct shape shapes[] = { { 3, { 2, 3, 4 } }, { 3, { 1, 1, 1 } }, { 3, { 5, 1, 2 } },
+                                           { 3, { 2, 0, 3 } } };
 
     check_all_shapes(0, sum_all);
     for (size_t i = 0; i < COUNT(SHAPES); i++)

@@ -384,8 +384,8 @@ Test(autograd_pass, a_node_without_any_gradient_is_passed_over)
     cr_expect_eq(calls, 0);
     cr_expect_eq(grad_of(w.grads, w.b), 2);
     cr_expect_eq(bx_grads_count(w.grads), 1);
-    FAILS(bx_backward(&x, NULL, 1, false, w.grads), BX_E_STATE, "a second backward pass came to a node 'counted', which "
-          "released what it needs after the first: pass retain to the first");
+    FAILS(bx_backward(&x, NULL, 1, false, w.grads), BX_E_STATE, "a second backward pass came to a node 'counted', "
+          "which released what it needs after the first: pass retain to the first");
     end(&w);
 }
 
@@ -431,11 +431,25 @@ Test(autograd_pass, an_error_of_a_backward_function_fails_the_pass_and_frees_its
     cr_assert_eq(bx_backward(&x, NULL, 1, false, w.grads), 0, "%s", bx_error_text());
     cr_expect_eq(grad_of(w.grads, w.a), -1, "nothing of the failed pass is left in the nodes");
     y = failing(w.tape, w.a, wrong_shape, NULL);
-    FAILS(bx_backward(&y, NULL, 1, false, w.grads), -EINVAL, "the backward function of 'failing' gave input 0 a gradient "
-          "of f64 (2); the input is f64 ()");
+    FAILS(bx_backward(&y, NULL, 1, false, w.grads), -EINVAL, "the backward function of 'failing' gave input 0 a "
+          "gradient of f64 (2); the input is f64 ()");
     y = failing(w.tape, w.a, wrong_dtype, NULL);
-    FAILS(bx_backward(&y, NULL, 1, false, w.grads), -EINVAL, "the backward function of 'failing' gave input 0 a gradient "
-          "of f32 (); the input is f64 ()");
+    FAILS(bx_backward(&y, NULL, 1, false, w.grads), -EINVAL, "the backward function of 'failing' gave input 0 a "
+          "gradient of f32 (); the input is f64 ()");
+    end(&w);
+}
+
+/* x has the root's gradient and waits for that of the node which fails. */
+Test(autograd_pass, a_failed_pass_leaves_no_gradient_in_a_node_that_waited)
+{
+    struct world w = begin();
+    int code = -EIO;
+    struct bx_var *x = bx_var_neg(w.tape, w.a), *roots[] = { x, failing(w.tape, x, fail_on_purpose, &code) };
+
+    FAILS(bx_backward(roots, NULL, 2, false, w.grads), -EIO, "the node failed on purpose");
+    cr_expect_eq(bx_grads_count(w.grads), 0);
+    cr_assert_eq(bx_backward(&x, NULL, 1, false, w.grads), 0, "%s", bx_error_text());
+    cr_expect_eq(grad_of(w.grads, w.a), -1);
     end(&w);
 }
 
@@ -445,7 +459,8 @@ static int begin_another(void *context, const struct bx_node_grads *grads)
     struct bx_var **roots = context;
     struct bx_grads *own = new_grads();
 
-    FAILS(bx_backward(&roots[0], NULL, 1, false, own), BX_E_STATE, "a node 'neg' takes part in another backward pass now");
+    FAILS(bx_backward(&roots[0], NULL, 1, false, own), BX_E_STATE,
+          "a node 'neg' takes part in another backward pass now");
     cr_expect_eq(bx_backward(&roots[1], NULL, 1, false, own), 0, "%s", bx_error_text());
     cr_expect_eq(grad_of(own, roots[2]), 7);
     bx_grads_destroy(own);
@@ -492,7 +507,8 @@ Test(autograd_pass, a_table_has_memory_of_its_own_for_each_parameter)
 Test(autograd_pass, gradients_that_meet_do_not_write_to_each_other)
 {
     struct world w = begin();
-    struct bx_var *x = bx_var_neg(w.tape, w.a), *y = bx_var_add(w.tape, bx_var_add(w.tape, x, x), bx_var_sub(w.tape, x, w.b));
+    struct bx_var *x = bx_var_neg(w.tape, w.a), *twice = bx_var_add(w.tape, x, x);
+    struct bx_var *y = bx_var_add(w.tape, twice, bx_var_sub(w.tape, x, w.b));
     struct bx_tensor *given = values_of(BX_F64, &ONE, (double[]){ 1 });
 
     cr_assert_eq(bx_backward(&y, &given, 1, false, w.grads), 0);
@@ -560,8 +576,8 @@ Test(autograd_pass, says_what_is_wrong_with_a_root)
           "no parameter leads to it");
     FAILS(bx_backward(&y, &scalar_grad, 1, false, w.grads), -EINVAL, "root 0 of the backward pass is f64 (2), and its "
           "gradient is f64 ()");
-    FAILS(bx_backward(&y, &f32, 1, false, w.grads), -EINVAL, "root 0 of the backward pass is f64 (2), and its gradient is "
-          "f32 (2)");
+    FAILS(bx_backward(&y, &f32, 1, false, w.grads), -EINVAL, "root 0 of the backward pass is f64 (2), and its gradient "
+          "is f32 (2)");
     FAILS(bx_backward(&y, &two, 1, false, NULL), -EINVAL, "a backward pass needs a gradient table");
     bx_fail(-EINVAL, "nothing fits");
     FAILS(bx_backward(roots, (struct bx_tensor *const[]){ two, NULL }, 2, false, w.grads), -EINVAL,
@@ -580,7 +596,8 @@ Test(autograd_pass, says_what_is_wrong_with_a_root)
 Test(autograd_pass, a_root_gradient_may_have_strides)
 {
     struct world w = begin();
-    struct bx_tensor *matrix = values_of(BX_F64, &(struct shape){ 2, { 2, 3 } }, (double[]){ 1, 2, 3, 4, 5, 6 }), *view = NULL;
+    struct bx_tensor *matrix = values_of(BX_F64, &(struct shape){ 2, { 2, 3 } }, (double[]){ 1, 2, 3, 4, 5, 6 });
+    struct bx_tensor *view = NULL;
     struct bx_var *x = parameter(noise(BX_F64, &(struct shape){ 2, { 3, 2 } }, 1, 1, 0)), *y = bx_var_neg(w.tape, x);
 
     cr_assert_eq(bx_tensor_transpose(matrix, 0, 1, &view), 0);
@@ -657,13 +674,14 @@ Test(autograd_pass, threads_share_parameters_and_each_has_its_own_gradients)
     bx_var_release(shared.b);
 }
 
-/* All three numbers move alike, because their gradients are equal: after steps that were lost or torn they would not. */
+/* All three numbers move alike, because their gradients are equal: after steps that were lost or torn they would
+ * not. */
 Test(autograd_pass, threads_step_while_others_compute)
 {
     struct shared shared = make_shared();
 
-    cr_assert_eq(bx_optim_sgd_create(&(struct bx_optim_sgd){ .lr = 1e-6 }, (struct bx_var *const[]){ shared.w, shared.b },
-                                     2, &shared.optim), 0);
+    cr_assert_eq(bx_optim_sgd_create(&(struct bx_optim_sgd){ .lr = 1e-6 },
+                                     (struct bx_var *const[]){ shared.w, shared.b }, 2, &shared.optim), 0);
     run_threads(&shared);
     cr_expect_float_eq(element(bx_var_value(shared.w), 1) - element(bx_var_value(shared.w), 0), 1, 1e-9);
     cr_expect_float_eq(element(bx_var_value(shared.w), 0) - element(bx_var_value(shared.b), 0), 1, 1e-9);

@@ -35,7 +35,8 @@ static struct bx_tensor *fill(const struct model *model, uint64_t k, const struc
 
 static struct model begin(const char *name, enum bx_dtype dtype)
 {
-    struct model model = { .file = json_load_reference(name), .dtype = dtype, .tape = new_tape(), .grads = new_grads() };
+    struct model model = { .file = json_load_reference(name), .dtype = dtype, .tape = new_tape(),
+                           .grads = new_grads() };
 
     cr_assert_not_null(model.file);
     if (json_get(model.file, "salt") != NULL)
@@ -199,7 +200,8 @@ static struct bx_tensor *counted(const struct shape *shape, int64_t factor, int6
 }
 
 /* One pass of the network: the logits, 5 x 3 x 10; h and c are read, and set to the new state. */
-static struct bx_var *rnn_logits(struct model *model, struct bx_tensor *data, struct bx_tensor **h, struct bx_tensor **c)
+static struct bx_var *rnn_logits(struct model *model, struct bx_tensor *data, struct bx_tensor **h,
+                                 struct bx_tensor **c)
 {
     struct bx_lstm lstm = { .layers = LAYERS, .hidden = HIDDEN, .weights = model->params + 1,
                             .h0 = bx_tape_input(model->tape, *h), .c0 = bx_tape_input(model->tape, *c) };

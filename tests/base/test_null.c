@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * NULL where a public function needs a pointer: it returns -EINVAL with a sentence, NULL, false, 0 or "", or does
- * nothing. Every function of the three headers that takes a pointer is called once for each pointer that it needs, in a
- * job that has started, so that no other check comes first. The last test reads the headers and reports functions
+ * nothing. Every function of the public headers that takes a pointer is called once for each pointer that it needs,
+ * in a job that has started, so that no other check comes first. The last test reads the headers and reports functions
  * without a case here.
  */
 #include "functions.h"
 
+#include "boxcar_autograd.h"
 #include "boxcar_cuda.h"
 #include "tests/harness/harness.h"
 
@@ -353,6 +354,11 @@ Test(null, is_refused_by_every_function_of_boxcar_nn_h, .timeout = 60)
     cr_expect_eq(bx_mse_loss(&value, &value, 1, NULL), 0);
     bx_sgd_step(NULL);
     bx_sgd_step(&step);
+    IS_ZERO(bx_net_input_elements(NULL));
+    REFUSED(bx_nn_sgemm(NULL));
+    REFUSED(bx_nn_sgemm(&(struct bx_sgemm){ .m = 1, .n = 1, .k = 1, .b = &value, .c = &value }));
+    REFUSED(bx_nn_sgemm(&(struct bx_sgemm){ .m = 1, .n = 1, .k = 1, .a = &value, .c = &value }));
+    REFUSED(bx_nn_sgemm(&(struct bx_sgemm){ .m = 1, .n = 1, .k = 1, .a = &value, .b = &value }));
 
     if (bx_net_create(NULL, &net) < 0)
         cr_skip("%s", bx_error_text());
@@ -424,6 +430,139 @@ Test(null, is_refused_by_every_function_of_boxcar_cuda_h, .timeout = 60)
     REFUSED(bx_kernel_launch(NULL, "a", 1, &value));
 }
 
+/* An operation that is given a NULL returns one, and its tape keeps -EINVAL. */
+#define STOPPED(call)                                                                               \
+    do {                                                                                            \
+        bx_fail(-EIO, "an older sentence");                                                         \
+        IS_NULL(call);                                                                              \
+        is_refused(#call, bx_tape_error(tape));                                                     \
+        bx_tape_clear(tape);                                                                        \
+    } while (0)
+
+static void try_operations(struct bx_tape *tape, struct bx_var *a)
+{
+    struct bx_generator generator = { .seed = 1 };
+    struct bx_var *none = NULL;
+
+    STOPPED(bx_tape_input(tape, NULL));
+    STOPPED(bx_var_detach(tape, NULL));
+    STOPPED(bx_var_add(tape, NULL, a));
+    STOPPED(bx_var_add(tape, a, NULL));
+    STOPPED(bx_var_sub(tape, NULL, a));
+    STOPPED(bx_var_mul(tape, a, NULL));
+    STOPPED(bx_var_scale(tape, NULL, 1));
+    STOPPED(bx_var_neg(tape, NULL));
+    STOPPED(bx_var_exp(tape, NULL));
+    STOPPED(bx_var_log(tape, NULL));
+    STOPPED(bx_var_relu(tape, NULL));
+    STOPPED(bx_var_tanh(tape, NULL));
+    STOPPED(bx_var_sigmoid(tape, NULL));
+    STOPPED(bx_var_matmul(tape, NULL, a));
+    STOPPED(bx_var_matmul(tape, a, NULL));
+    STOPPED(bx_var_linear(tape, NULL, a, NULL));
+    STOPPED(bx_var_linear(tape, a, NULL, NULL));
+    STOPPED(bx_var_dropout(tape, NULL, 0.5, true, &generator));
+    STOPPED(bx_var_dropout(tape, a, 0.5, true, NULL));
+    STOPPED(bx_var_softmax(tape, NULL));
+    STOPPED(bx_var_log_softmax(tape, NULL));
+    STOPPED(bx_var_gather(tape, NULL, bx_var_value(a)));
+    STOPPED(bx_var_gather(tape, a, NULL));
+    STOPPED(bx_var_embedding(tape, NULL, bx_var_value(a)));
+    STOPPED(bx_var_embedding(tape, a, NULL));
+    STOPPED(bx_var_cross_entropy(tape, NULL, bx_var_value(a)));
+    STOPPED(bx_var_cross_entropy(tape, a, NULL));
+    STOPPED(bx_var_mse(tape, NULL, a));
+    STOPPED(bx_var_mse(tape, a, NULL));
+    STOPPED(bx_var_sum(tape, NULL));
+    STOPPED(bx_var_mean(tape, NULL));
+    STOPPED(bx_var_sum_dim(tape, NULL, 0));
+    STOPPED(bx_var_reshape(tape, NULL, 1, &(int64_t){ 1 }));
+    STOPPED(bx_var_reshape(tape, a, 1, NULL));
+    STOPPED(bx_var_transpose(tape, NULL, 0, 0));
+    STOPPED(bx_var_slice(tape, NULL, 0, 0, 1));
+    STOPPED(bx_var_concat(tape, NULL, 1, 0));
+    STOPPED(bx_var_concat(tape, &none, 1, 0));
+    STOPPED(bx_var_stack(tape, NULL, 1, 0));
+    STOPPED(bx_var_stack(tape, &none, 1, 0));
+    STOPPED(bx_var_net(tape, NULL, a));
+    IS_NULL(bx_var_add(NULL, a, a));
+}
+
+static void try_passes(struct bx_tape *tape, struct bx_var *a)
+{
+    struct bx_grads *grads = NULL;
+    struct bx_optim *optim = NULL;
+    struct bx_lstm_result result;
+    struct bx_net_op *op = NULL;
+    struct bx_var *var;
+
+    REFUSED(bx_var_lstm(NULL, a, &(struct bx_lstm){ .layers = 1 }, &result));
+    REFUSED(bx_var_lstm(tape, NULL, &(struct bx_lstm){ .layers = 1 }, &result));
+    bx_tape_clear(tape);
+    REFUSED(bx_var_lstm(tape, a, NULL, &result));
+    REFUSED(bx_var_lstm(tape, a, &(struct bx_lstm){ .layers = 1 }, NULL));
+    REFUSED(bx_var_custom(NULL, &(struct bx_custom){ .name = "a" }, &var));
+    REFUSED(bx_var_custom(tape, NULL, &var));
+    REFUSED(bx_var_custom(tape, &(struct bx_custom){ .name = "a" }, NULL));
+    REFUSED(bx_net_op_create(NULL, &a, &op));
+    bx_net_op_destroy(NULL);
+    REFUSED(bx_grads_create(NULL, NULL));
+    cr_assert_eq(bx_grads_create(NULL, &grads), 0);
+    IS_ZERO(bx_grads_count(NULL));
+    IS_NULL(bx_grads_get(NULL, a));
+    IS_NULL(bx_grads_get(grads, NULL));
+    IS_NULL(bx_grads_at(NULL, 0, &var));
+    REFUSED(bx_grads_add(NULL, a, bx_var_value(a)));
+    REFUSED(bx_grads_add(grads, NULL, bx_var_value(a)));
+    REFUSED(bx_grads_add(grads, a, NULL));
+    REFUSED(bx_backward(NULL, NULL, 1, false, grads));
+    REFUSED(bx_backward(&a, NULL, 1, false, NULL));
+    REFUSED(bx_optim_sgd_create(NULL, &a, 1, &optim));
+    REFUSED(bx_optim_sgd_create(&(struct bx_optim_sgd){ .lr = 1 }, NULL, 1, &optim));
+    REFUSED(bx_optim_sgd_create(&(struct bx_optim_sgd){ .lr = 1 }, &a, 1, NULL));
+    REFUSED(bx_optim_adam_create(NULL, NULL, 1, &optim));
+    REFUSED(bx_optim_adam_create(NULL, &a, 1, NULL));
+    REFUSED(bx_optim_step(NULL, NULL, grads));
+    cr_assert_eq(bx_optim_adam_create(NULL, &a, 1, &optim), 0);
+    REFUSED(bx_optim_step(optim, NULL, NULL));
+    bx_optim_destroy(optim);
+    bx_optim_destroy(NULL);
+    bx_grads_clear(NULL);
+    bx_grads_destroy(grads);
+    bx_grads_destroy(NULL);
+}
+
+Test(null, is_refused_by_every_function_of_boxcar_autograd_h, .timeout = 60)
+{
+    struct bx_tape *tape = NULL;
+    struct bx_tensor *value = NULL;
+    struct bx_var *var = NULL;
+
+    cr_assert_eq(bx_tensor_create(NULL, BX_F32, 2, (const int64_t[]){ 1, 1 }, &value), 0);
+    memset(bx_tensor_data_mut(value), 0, sizeof(float));
+    REFUSED(bx_var_create(NULL, false, &var));
+    REFUSED(bx_var_create(value, false, NULL));
+    cr_assert_eq(bx_var_create(value, true, &var), 0);
+    IS_NULL(bx_var_acquire(NULL));
+    bx_var_release(NULL);
+    IS_ZERO(bx_var_requires_grad(NULL));
+    IS_NULL(bx_var_value(NULL));
+    IS_NULL(bx_var_acquire_value(NULL));
+    REFUSED(bx_var_set_value(NULL, value));
+    REFUSED(bx_var_set_value(var, NULL));
+    cr_expect(isnan(bx_var_item(NULL)));
+    REFUSED(bx_tape_create(NULL, NULL));
+    REFUSED(bx_tape_error(NULL));
+    bx_tape_clear(NULL);
+    bx_tape_destroy(NULL);
+    cr_assert_eq(bx_tape_create(NULL, &tape), 0);
+    try_operations(tape, var);
+    try_passes(tape, var);
+    bx_tape_destroy(tape);
+    bx_var_release(var);
+    bx_tensor_release(value);
+}
+
 /* ---- Functions without a case ---------------------------------------------------------------- */
 
 /* True if the text has a call of this function with a NULL among its arguments. */
@@ -443,7 +582,8 @@ static bool is_called_with_null(const char *text, const char *name)
 
 Test(null, has_a_case_for_every_public_function, .timeout = 60)
 {
-    static const char *const headers[] = { "lib/boxcar.h", "lib/boxcar_nn.h", "lib/boxcar_cuda.h" };
+    static const char *const headers[] = { "lib/boxcar.h", "lib/boxcar_nn.h", "lib/boxcar_cuda.h",
+                                          "lib/boxcar_autograd.h" };
     char *cases = text_of("tests/base/test_null.c");
     struct function function;
     int functions = 0;

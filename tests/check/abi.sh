@@ -1,10 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# lib/libboxcar.abi and lib/libboxcar_nn.abi list what compiled programs rely on: each exported function with its
-# version node and its types, each public struct with its size and the offset, size and type of its fields, each
-# constant. This check builds the same list from the headers and from the shared libraries, and compares.
-# lib/ABI.md has the rules that its sentences name. `abi.sh --list libboxcar` prints the new list of a library.
+# lib/libboxcar.abi, lib/libboxcar_nn.abi and lib/libboxcar_autograd.abi list what compiled programs rely on: each
+# exported function with its version node and its types, each public struct with its size and the offset, size and
+# type of its fields, each constant. This check builds the same list from the headers and from the shared libraries,
+# and compares. lib/ABI.md has the rules that its sentences name. `abi.sh --list libboxcar` prints the new list of a
+# library.
 set -u
 
 cd "${BX_SOURCE_DIR:-.}" || exit 1
@@ -19,6 +20,7 @@ headers_of()    # headers_of LIBRARY
     case $1 in
     libboxcar) echo lib/boxcar.h ;;
     libboxcar_nn) echo lib/boxcar_nn.h lib/boxcar_cuda.h ;;
+    libboxcar_autograd) echo lib/boxcar_autograd.h ;;
     esac
 }
 
@@ -238,7 +240,10 @@ $kind: none was found in the headers of $1: this check does not understand them.
 }
 
 if [ "${1:-}" = --list ]; then
-    [ -n "$(headers_of "${2:-}")" ] || { echo 'usage: abi.sh --list libboxcar|libboxcar_nn' >&2; exit 2; }
+    [ -n "$(headers_of "${2:-}")" ] || {
+        echo 'usage: abi.sh --list libboxcar|libboxcar_nn|libboxcar_autograd' >&2
+        exit 2
+    }
     sed -n '/^#/p' "lib/$2.abi"
     list "$2"
     exit
@@ -246,4 +251,5 @@ fi
 
 check libboxcar BOXCAR_0
 check libboxcar_nn BOXCAR_NN_0
+check libboxcar_autograd BOXCAR_AUTOGRAD_0
 exit "$failed"

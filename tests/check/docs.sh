@@ -28,7 +28,7 @@ table()
     awk -v room="$1" '
         /^##/ { on = $0 ~ "^### " room ":" }
         on && /^\| `/ { split($0, column, "|"); print column[2] }' lib/README.md |
-        grep -oE '[a-z_]+\.[ch]' | LC_ALL=C sort
+        grep -oE '[a-z0-9_]+\.[ch]' | LC_ALL=C sort
 }
 
 for folder in lib/*/; do

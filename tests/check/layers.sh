@@ -25,6 +25,7 @@ lib/rref: lib/run lib/observe lib/base shm public
 lib/rpc: lib/rref lib/device lib/lend lib/run lib/observe lib/base shm gpu public
 lib/job: lib/rpc lib/rref lib/device lib/lend lib/run lib/observe lib/base shm gpu public
 lib/nn: public gpu/cuda_api.h lib/base/options.h
+lib/autograd: public shm/atomic.h lib/base/options.h
 demos/common: public
 demos/hello: public
 demos/tensor_ipc: demos/common public
@@ -34,7 +35,7 @@ tools/shmstat: shm lib/observe/tables.h lib/rpc/frame.h gpu/shared.h public
 tools/bxbench: shm public
 '
 # The folders whose files have an order too.
-files='gpu shm lib/base lib/run lib/observe lib/lend lib/device lib/rref lib/job'
+files='gpu shm lib/base lib/run lib/observe lib/lend lib/device lib/rref lib/job lib/autograd'
 objects=${BX_BUILD_DIR:-build/debug}/obj
 failed=0
 

@@ -3,7 +3,8 @@
 #
 # Uses the library as an outside program does: `make install` into a temporary place, then builds away from the
 # sources with the flags of pkg-config. Checked are the README's program (its first C block, against the shared and the
-# static library, run), a C++17 program, each public header alone, the .pc file, and that uninstall leaves nothing.
+# static library, run), a program of boxcar_autograd likewise, a C++17 program, each public header alone, the .pc file,
+# and that uninstall leaves nothing.
 set -u
 
 cd "${BX_SOURCE_DIR:?}" || exit 1
@@ -94,6 +95,15 @@ strict='-Wall -Wextra -Wpedantic -Werror'
         -L"$work/static" $(pkg-config --static --libs boxcar)
     try 'it is linked with the static library' linked_static readme-static
     try 'it runs, static' timeout 60 ./readme-static
+
+    try 'a program of boxcar_autograd compiles, shared' \
+        $CC $strict -o autograd "$here/autograd.c" $(pkg-config --cflags --libs boxcar_autograd)
+    try 'it runs' timeout 60 ./autograd
+    ln -s "$root/lib/libboxcar_autograd.a" "$root/lib/libboxcar_nn.a" "$work/static/"
+    try 'a program of boxcar_autograd compiles, static' $CC $strict -o autograd-static "$here/autograd.c" \
+        -L"$work/static" $(pkg-config --static --cflags --libs boxcar_autograd)
+    try 'it is linked with the static libraries' linked_static autograd-static
+    try 'it runs, static' timeout 60 ./autograd-static
 
     for compiler in g++ clang++; do
         if ! command -v $compiler >/dev/null; then

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What inspectors see of references: rows of objects in their owner's segment (lib/rref/show.c). Worker 0 reads the rows
- * of all through its own mappings.
+ * What inspectors see of references: rows of objects in their owner's segment (lib/rref/show.c), and calls that are for
+ * an object's value and so for no function. Worker 0 reads the rows of all through its own mappings.
  */
 #include "rref_fixture.h"
 
@@ -181,4 +181,57 @@ static void keep_beyond_the_end(struct bx_job *job)
 Test(rref_show, writes_no_row_when_the_segment_is_gone)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { keep_beyond_the_end } });
+}
+
+/* ---- Calls for no function ------------------------------------------------------------------------------- */
+
+/* This worker has named no function of the object's owner. */
+static int fetch(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    const struct bx_call_options soon = { .timeout_ns = 20 * HARNESS_MS };
+    struct bx_rref *rref = bx_read_rref(args);
+    struct bx_future *future = NULL;
+    struct bx_msg *value = NULL;
+    struct bx_job *job = bx_request_job(request);
+    int rc;
+
+    (void)context;
+    HARNESS_CHECK(job->rpc->peers[1].functions == NULL);
+    HARNESS_EQ(bx_rref_to_here_async(rref, &soon, &future), 0);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
+    HARNESS_HAS(bx_future_error_text(future), "'bx_rref_to_here'");
+    bx_future_release(future);
+    harness_post(MAY_BE_MADE);
+    rc = bx_rref_to_here(rref, NULL, &value);
+    if (rc == 0)
+        rc = bx_msg_put_i64(reply, number_in(value));
+    bx_msg_destroy(value);
+    HARNESS_EQ(bxi_load_acquire(&job->control->header.hist_count), 0);
+    return rc;
+}
+
+static int setup_fetch(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "fetch", BX_BLOCKING, fetch, NULL), 0);
+    return setup(job);
+}
+
+static void let_fetch(struct bx_job *job)
+{
+    struct bx_rref *rref = remote(job, "worker1", "new_slow", 42);
+    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+
+    HARNESS_EQ(bx_msg_put_rref(args, rref), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker2", "fetch", args, NULL, &reply), 0);
+    HARNESS_EQ(number_in(reply), 42);
+    bx_msg_destroy(reply);
+    bx_msg_destroy(args);
+    bx_rref_release(rref);
+    await_alive(0);
+}
+
+Test(rref_show, counts_a_call_for_a_value_as_no_functions)
+{
+    setenv("BX_HIST", "all", 1);
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_fetch, .body = { let_fetch } });
 }

@@ -6,8 +6,8 @@
  * that is killed at any instruction leaves its own segment frozen and all others intact. Nothing needs repair: what
  * was published counts, what was not published does not exist.
  *
- * Invariants. The owner is the worker whose segment this is; a peer is a worker that maps it. I11 to I13, about the
- * regions that only inspectors read, are in lib/observe/tables.h.
+ * Invariants. The owner is the worker whose segment this is; a peer is a worker that maps it. I11 to I13 and I15, about
+ * the regions that only inspectors read, are in lib/observe/tables.h.
  *  I1  magic, layout_version, the sizes and the identity are written before the segment's descriptor is passed to
  *      another process, and never again.
  *  I2  state only grows: STARTING < RUNNING < LEAVING < QUIET < LEFT.
@@ -40,7 +40,7 @@
 #include <stdint.h>
 
 #define BXI_MAGIC UINT64_C(0x0000524143584f42)          /* "BOXCAR\0\0" in memory, little endian */
-#define BXI_LAYOUT_VERSION 5u
+#define BXI_LAYOUT_VERSION 6u
 
 #define BXI_WORLD_MAX 128
 #define BXI_NAME_BYTES 32
@@ -135,6 +135,7 @@ struct bxi_function {
 #define BXI_TABLES2_OFFSET 40960
 #define BXI_TABLES2_BYTES 32768
 #define BXI_HISTS_BYTES 1048576                             /* behind the control pages */
+#define BXI_OBJECTS_BYTES 16384                             /* behind the histograms */
 
 struct bxi_control {
     struct bxi_header header;                               /* offset 0 */
@@ -147,7 +148,8 @@ struct bxi_control {
 };
 
 #define BXI_CONTROL_BYTES sizeof(struct bxi_control)
-#define BXI_DEVICE_OFFSET (BXI_CONTROL_BYTES + BXI_HISTS_BYTES)
+#define BXI_OBJECTS_OFFSET (BXI_CONTROL_BYTES + BXI_HISTS_BYTES)
+#define BXI_DEVICE_OFFSET (BXI_OBJECTS_OFFSET + BXI_OBJECTS_BYTES)
 #define BXI_RINGS_OFFSET (BXI_DEVICE_OFFSET + BXI_DEVICE_BYTES)
 
 static_assert(sizeof(struct bxi_header) == 256, "header");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The tables of the segment that are allocated when they are first needed: rows of calls, and histograms. Runs under
- * run->lock.
+ * The tables of the segment that are allocated when they are first needed: rows of calls, histograms, rows of objects.
+ * Runs under run->lock.
  */
 #include "observe/tables.h"
 
@@ -31,4 +31,14 @@ int bxi_tables_open_hist(struct bxi_segment *segment, uint32_t i)
 struct bxi_hist *bxi_tables_hist(const struct bxi_segment *segment, uint32_t i)
 {
     return (struct bxi_hist *)(void *)((unsigned char *)segment->control + bxi_hist_offset(i));
+}
+
+int bxi_tables_open_objects(struct bxi_segment *segment)
+{
+    return bxi_segment_allocate(segment, BXI_OBJECTS_OFFSET, BXI_OBJECTS_BYTES);
+}
+
+struct bxi_object_row *bxi_tables_objects(const struct bxi_segment *segment)
+{
+    return (struct bxi_object_row *)(void *)((unsigned char *)segment->control + BXI_OBJECTS_OFFSET);
 }

@@ -6,13 +6,17 @@
  *
  * Invariants, by the numbers of shm/layout.h.
  *  I11 now, wait, counters, pair_counters, loans, batch, serving and the arena's words are for inspectors; no worker
- *      acts on another's. In now, wait, batch and serving ranks are below world_size, functions below function_count,
- *      places are of enum bxi_where and reasons of enum bxi_for.
+ *      acts on another's. In now, wait, batch and serving ranks are below world_size, functions below function_count
+ *      or BXI_FUNCTION_VALUE, places are of enum bxi_where and reasons of enum bxi_for.
  *  I12 call[p][s], behind the lease words, is about slot s of the owner's calls to p. id is 0 or the call's id, with
  *      BXI_CALL_GIVEN_UP once its caller no longer waits; the other words are written before id. The first
  *      BXI_CALLS_FIRST rows are allocated with the ring, more when there are that many calls.
  *  I13 hist[i] is allocated, and its name and who are written, before hist_count > i; name and who never change. The
  *      other words only grow, and the counts of its legs differ by one at most.
+ *  I15 object[i] is allocated before object_rows > i, and object_rows only grows. id is 0 or the id of an object of the
+ *      owner, and no two rows have the same one; the other words are written before id, name before state leaves
+ *      BXI_OBJECT_TO_COME. state is of enum bxi_object_state; ranks in holders are below world_size, and not the
+ *      owner's.
  */
 #ifndef BXI_TABLES_H
 #define BXI_TABLES_H
@@ -30,6 +34,9 @@ struct bxi_segment;
 #define BXI_WAIT_NOBODY 0xffffu                         /* bxi_wait_row.to: no worker in particular */
 #define BXI_HIST_MAX 256                                /* functions of peers whose calls are measured */
 #define BXI_HIST_BUCKETS 120
+#define BXI_OBJECTS_MAX 256                             /* objects of the owner that have a row */
+#define BXI_TYPE_BYTES 16                               /* of the name of their type; not always terminated */
+#define BXI_FUNCTION_VALUE BXI_FUNCTION_MAX             /* in a function's place: bx_rref_to_here, which calls none */
 
 /* Where a request is: the low byte of bxi_serving.where. */
 enum bxi_where {
@@ -40,6 +47,12 @@ enum bxi_where {
     BXI_AT_BODY = 4,            /* the batch's body runs */
     BXI_AT_FUTURE = 5,          /* its async handler has returned a future that is not done */
     BXI_AT_OBJECT = 6,          /* it waits until the object is made that it is called on */
+};
+
+enum bxi_object_state {
+    BXI_OBJECT_TO_COME = 1,     /* the request that makes it has not ended, or has not come */
+    BXI_OBJECT_THERE = 2,
+    BXI_OBJECT_FAILED = 3,      /* it could not be made, or the owner has none of that id */
 };
 
 /* Which thread runs a batch's body. */
@@ -141,12 +154,36 @@ struct bxi_hist {
     bxi_a64 bucket[BXI_LEGS][BXI_HIST_BUCKETS];     /* by bxi_hist_bucket */
 };
 
+/* An object of the owner to which references exist (lib/rref). A type's name that has no room is cut. */
+struct bxi_object_row {
+    bxi_a64 id;                 /* of the object; 0: free. Written last, cleared first; no id is used twice */
+    bxi_a64 state;              /* enum bxi_object_state */
+    bxi_a64 since_ns;           /* CLOCK_MONOTONIC, when the owner first heard of it */
+    bxi_a64 holders[2];         /* bits by rank: other workers that keep it alive */
+    bxi_a64 entries;            /* how often they do, in total */
+    bxi_a64 name[BXI_TYPE_BYTES / 8];   /* of its type; zero while it is not known */
+};
+
+/* An object's id within its job: owner << 56 | maker << 48 | how many the maker had made there, from 1. */
+static inline int bxi_rref_id_owner(uint64_t id)
+{
+    return (int)(id >> 56);
+}
+static inline int bxi_rref_id_maker(uint64_t id)
+{
+    return (int)(id >> 48 & 0xff);
+}
+#define BXI_RREF_COUNT_MASK ((UINT64_C(1) << 48) - 1)
+
 /* The control pages: core0, core1 and core2 are fields of struct bxi_control. */
 struct bxi_tables {
     uint8_t core0[BXI_TABLES0_OFFSET];
     struct bxi_now now;                                     /* offset 256 */
     struct bxi_wait_row wait[BXI_WAITS_MAX];                /* offset 320 */
-    uint8_t pad0[BXI_PAGE - BXI_TABLES0_OFFSET - sizeof(struct bxi_now) - BXI_WAITS_MAX * sizeof(struct bxi_wait_row)];
+    bxi_a64 object_rows;                                    /* offset 3904: rows of `object` that were ever taken */
+    bxi_a64 objects_unshown;                                /* objects that have none */
+    uint8_t pad0[BXI_PAGE - BXI_TABLES0_OFFSET - sizeof(struct bxi_now) - BXI_WAITS_MAX * sizeof(struct bxi_wait_row) -
+                 2 * sizeof(bxi_a64)];
     bxi_a64 counters[512];                                  /* enum bxi_counter; one page */
     uint8_t core1[BXI_TABLES1_OFFSET - BXI_TABLES0_OFFSET - BXI_TABLES0_BYTES];
     struct bxi_pair_counters pair_counters[BXI_WORLD_MAX];
@@ -163,8 +200,10 @@ static_assert(sizeof(struct bxi_batch_words) == BXI_LINE, "a batch is a line");
 static_assert(sizeof(struct bxi_wait_row) == 32, "two waits a line");
 static_assert(sizeof(struct bxi_serving) == 32 && sizeof(struct bxi_call_row) == 32, "two a line");
 static_assert(sizeof(struct bxi_hist) == BXI_PAGE, "a histogram is a page");
+static_assert(sizeof(struct bxi_object_row) == BXI_LINE, "an object is a line");
 static_assert(offsetof(struct bxi_tables, now) == BXI_TABLES0_OFFSET, "now");
 static_assert(offsetof(struct bxi_tables, wait) == 320, "wait");
+static_assert(offsetof(struct bxi_tables, object_rows) == 3904, "object_rows");
 static_assert(offsetof(struct bxi_tables, counters) == 4096, "counters");
 static_assert(offsetof(struct bxi_tables, core1) == BXI_TABLES0_OFFSET + BXI_TABLES0_BYTES, "the first region");
 static_assert(offsetof(struct bxi_tables, pair_counters) == BXI_TABLES1_OFFSET, "pair_counters");
@@ -176,6 +215,7 @@ static_assert(sizeof(struct bxi_tables) == BXI_CONTROL_BYTES, "the third region"
 static_assert(BXI_CALLS_MAX * sizeof(struct bxi_call_row) == BXI_CALLS_BYTES, "rows of calls");
 static_assert(BXI_CALLS_FIRST * sizeof(struct bxi_call_row) == BXI_CALLS_OPEN_BYTES, "the first of them");
 static_assert(BXI_HIST_MAX * sizeof(struct bxi_hist) == BXI_HISTS_BYTES, "histograms");
+static_assert(BXI_OBJECTS_MAX * sizeof(struct bxi_object_row) == BXI_OBJECTS_BYTES, "objects");
 static_assert((int)BXI_COUNTER_COUNT <= 512, "counters fit their page");
 
 static inline struct bxi_tables *bxi_tables(struct bxi_control *control)
@@ -194,8 +234,11 @@ struct bxi_call_row *bxi_tables_calls(const struct bxi_segment *segment, int to)
 /* Allocates the page of histogram i, all zero. 0, -EINVAL, -ENOSPC, -errno. */
 int bxi_tables_open_hist(struct bxi_segment *segment, uint32_t i);
 struct bxi_hist *bxi_tables_hist(const struct bxi_segment *segment, uint32_t i);
+/* Allocates all rows of objects, all zero. 0, -ENOSPC, -errno. */
+int bxi_tables_open_objects(struct bxi_segment *segment);
+struct bxi_object_row *bxi_tables_objects(const struct bxi_segment *segment);
 
-/* Offset of histogram i: between the control pages and the device region. */
+/* Offset of histogram i: between the control pages and the rows of objects. */
 static inline uint64_t bxi_hist_offset(uint32_t i)
 {
     return BXI_CONTROL_BYTES + (uint64_t)i * sizeof(struct bxi_hist);

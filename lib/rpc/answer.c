@@ -16,7 +16,7 @@ static size_t error_body(char body[BXI_TEXT_BYTES], const struct bx_request *req
 {
     int bytes = snprintf(body, BXI_TEXT_BYTES, "worker '%s', function '%s': %s", request->job->name,
                          request->handler != NULL ? request->handler->name
-                         : request->in != NULL && request->in->value ? "bx_rref_to_here" : "?",
+                         : request->in != NULL && request->in->value ? BXI_VALUE_NAME : "?",
                          text != NULL && text[0] != '\0' ? text : bx_strerror(code));
 
     return bytes < BXI_TEXT_BYTES ? (size_t)bytes : BXI_TEXT_BYTES - 1;

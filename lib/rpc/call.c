@@ -196,7 +196,7 @@ static int submit_locked(struct bx_job *job, const struct request_plan *plan, st
         return bx_fail(BX_E_CORRUPT, "the segment of worker '%s' itself was truncated", job->name);
     if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
         return fail_with_peer(job, peer, peer->close_code);
-    index = plan->rrefs.value ? 0 : bxi_function_find(job, peer, plan->function);
+    index = plan->rrefs.value ? BXI_FUNCTION_VALUE : bxi_function_find(job, peer, plan->function);
     /* Relaxed: set by the handler of SIGBUS, mostly in this thread and just now. */
     if (bxi_load_relaxed(&peer->view.truncated) != 0)
         return bxi_peer_suspect(job, peer, "its segment was truncated");
@@ -218,7 +218,7 @@ static int submit_locked(struct bx_job *job, const struct request_plan *plan, st
     call->peer = peer;
     call->function = head.function;
     call->timeout_ns = plan->timeout_ns;
-    call->sent_ns = plan->sent_ns;
+    call->sent_ns = plan->rrefs.value ? 0 : plan->sent_ns;     /* histograms are of functions */
     if (call->sent_ns != 0)
         head.flags |= BXI_FLAG_TIMED;
     head.id = peer->slots[call->slot].generation << 16 | call->slot;

@@ -258,7 +258,7 @@ static void complete_list(struct bx_job *job, struct bxi_call *list, int code)
         list = call->next;
         if (code == BX_E_TIMEOUT)
             text = bxi_text("worker '%s' did not answer '%s' within %.3f s", call->peer->name,
-                            call->peer->functions->name[call->function], (double)call->timeout_ns / 1e9);
+                            bxi_call_function(call), (double)call->timeout_ns / 1e9);
         else
             text = bxi_peer_text(job, call->peer, code);
         complete(call, code, text, NULL);

@@ -16,8 +16,8 @@ enum bxi_frame_kind {
     BXI_REQUEST = 1,
     BXI_ONEWAY = 2,
     BXI_REPLY = 3,          /* code 0: the value; code < 0: an error, the body is its sentence */
-    BXI_RREF = 5,           /* of the protocol of references (rref/rref.h): flags is the op, code its value */
     BXI_CANCEL = 4,         /* no thread waits for the call any more; code: BX_E_CANCELLED or BX_E_TIMEOUT */
+    BXI_RREF = 5,           /* of the protocol of references (rref/rref.h): flags is the op, code its value */
 };
 enum bxi_frame_flags {
     BXI_FLAG_JOIN = 1,      /* a batch, by its function */
@@ -31,7 +31,8 @@ enum bxi_frame_flags {
 struct bxi_frame {
     uint8_t kind;
     uint8_t flags;
-    uint16_t function;      /* index into the callee's table; of a timed reply: bxi_span_pack of the handler's time */
+    uint16_t function;      /* index into the callee's table, or BXI_FUNCTION_VALUE; of a timed reply: bxi_span_pack of
+                             * the handler's time */
     int32_t code;
     uint64_t id;            /* generation << 16 | slot, chosen by the caller; of a one-way call: when it was sent */
     uint64_t consumed;      /* how far the sender has read the receiver's ring: piggybacked credit */

@@ -19,6 +19,8 @@ static const char *name_function(const struct bx_job *job, int callee, uint16_t 
 {
     const struct bxi_function_cache *functions = job->rpc->peers[callee].functions;
 
+    if (function == BXI_FUNCTION_VALUE)
+        return BXI_VALUE_NAME;
     if (callee == job->rank)
         return job->rpc->handlers[function].name;
     return functions != NULL ? functions->name[function] : "";
@@ -62,13 +64,15 @@ void bxi_note_reply_ends(struct bx_job *job, const struct bxi_peer *peer, const 
 static struct bxi_mark mark_of(const struct bx_request *request, enum bxi_mark_kind kind, uint64_t began_ns)
 {
     const struct bxi_handler *handler = request->handler;
+    bool value = request->in != NULL && request->in->value;
 
     return (struct bxi_mark){
         .kind = (uint8_t)kind,
         .begin_ns = began_ns,
         .flags = request->oneway ? BXI_MARK_IS_ONEWAY : 0,
         .id = request->traced_id,
-        .function = handler != NULL ? (uint16_t)(handler - request->job->rpc->handlers) : BXI_MARK_NO_FUNCTION,
+        .function = handler != NULL ? (uint16_t)(handler - request->job->rpc->handlers)
+                                    : value ? BXI_FUNCTION_VALUE : BXI_MARK_NO_FUNCTION,
         .caller = (uint8_t)request->peer->rank,
         .callee = (uint8_t)request->job->rank,
     };

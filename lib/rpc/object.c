@@ -411,7 +411,7 @@ int bx_rref_to_here(struct bx_rref *rref, const struct bx_call_options *options,
     int rc = bxi_rref_check(rref, __func__);
 
     return rc < 0 ? rc : bxi_rpc_sync(job_of(rref), NULL, &(struct bxi_aim){ .target = rref, .value = true },
-                                      "bx_rref_to_here", NULL, options, value);
+                                      BXI_VALUE_NAME, NULL, options, value);
 }
 
 int bx_rref_to_here_async(struct bx_rref *rref, const struct bx_call_options *options, struct bx_future **future)
@@ -419,7 +419,7 @@ int bx_rref_to_here_async(struct bx_rref *rref, const struct bx_call_options *op
     int rc = bxi_rref_check(rref, __func__);
 
     return rc < 0 ? rc : bxi_rpc_async(job_of(rref), NULL, &(struct bxi_aim){ .target = rref, .value = true },
-                                       "bx_rref_to_here", NULL, options, future);
+                                       BXI_VALUE_NAME, NULL, options, future);
 }
 
 /* ---- the handler ----------------------------------------------------------------------------------------------- */

@@ -268,11 +268,18 @@ struct bxi_call {
     uint64_t traced_ns;         /* the same, if it is traced */
     uint64_t id;                /* as in its frame; 0: not sent yet */
     uint16_t slot;
-    uint16_t function;
+    uint16_t function;          /* of the callee's; or BXI_FUNCTION_VALUE */
     bool owned;                 /* malloc'ed, with one reference of the engine's; else on a caller's stack */
     bool wants_value;
     struct bxi_call *next;      /* in a list of calls to complete */
 };
+
+/* What stands for a function's name where BXI_FUNCTION_VALUE stands for its index. */
+#define BXI_VALUE_NAME "bx_rref_to_here"
+static inline const char *bxi_call_function(const struct bxi_call *call)
+{
+    return call->function == BXI_FUNCTION_VALUE ? BXI_VALUE_NAME : call->peer->functions->name[call->function];
+}
 
 /* What a call is for, besides a function: the object that it is called on, or is to make. */
 struct bxi_aim {
@@ -571,7 +578,7 @@ void bxi_serving_hide(const struct bx_request *request);    /* gives it back; lo
 void bxi_serving_at(const struct bx_request *request, enum bxi_where where);    /* by the thread that has it now */
 static inline uint64_t bxi_serving_who(const struct bx_request *request)
 {
-    uint64_t function = request->handler == NULL ? BXI_FUNCTION_MAX
+    uint64_t function = request->handler == NULL ? BXI_FUNCTION_VALUE
                                                  : (uint64_t)(request->handler - request->job->rpc->handlers);
 
     return (uint64_t)request->peer->rank | function << 16;

@@ -93,8 +93,7 @@ static void count_sent(struct bx_job *job, int to, struct bx_rref *rref)
     if (to == job->rank) {
         bxi_add(&rref->refs, 1);
     } else if (owner == job->rank) {
-        rref->entries[to]++;
-        rref->entry_sum++;
+        bxi_rref_add_entries(rref, to, 1);
     } else if (owner != to) {
         pin(job, to, rref);
     }
@@ -243,8 +242,7 @@ static struct bx_rref *take_makes(struct bx_job *job, int from, uint64_t id)
         (rref->entries = calloc((size_t)job->world_size, sizeof *rref->entries)) == NULL)
         return NULL;
     rref->is_making = true;
-    rref->entries[from]++;
-    rref->entry_sum++;
+    bxi_rref_add_entries(rref, from, 1);
     bxi_add(&rref->refs, 1);
     return rref;
 }

@@ -59,8 +59,7 @@ static int enter(struct bx_job *job, int from, uint64_t id, struct bxi_rref_afte
     } else if (bxi_rref_state(rref) == BXI_RREF_FAILED && rref->code == BX_E_NO_OBJECT) {
         entered.value = BX_E_NO_OBJECT;
     } else {
-        rref->entries[from]++;
-        rref->entry_sum++;
+        bxi_rref_add_entries(rref, from, 1);
     }
     bxi_rref_send(job, from, &entered, after);
     if (rref != NULL)
@@ -74,8 +73,7 @@ static int leave(struct bx_job *job, int from, const struct bxi_rref_frame *fram
 
     if (rref == NULL || rref->entries == NULL || frame->value <= 0 || rref->entries[from] < (uint32_t)frame->value)
         return BX_E_CORRUPT;
-    rref->entries[from] -= (uint32_t)frame->value;
-    rref->entry_sum -= (uint32_t)frame->value;
+    bxi_rref_add_entries(rref, from, -(int64_t)frame->value);
     bxi_rref_settle(job, rref, after);
     return 0;
 }
@@ -167,8 +165,7 @@ static void drop_entries(struct bx_job *job, struct bx_rref *rref, int rank, str
 {
     if (rref->entries == NULL || rref->entries[rank] == 0)
         return;
-    rref->entry_sum -= rref->entries[rank];
-    rref->entries[rank] = 0;
+    bxi_rref_add_entries(rref, rank, -(int64_t)rref->entries[rank]);
     bxi_rref_settle(job, rref, after);
 }
 
@@ -221,8 +218,7 @@ static int passed(struct bx_job *job, int from, const struct bxi_rref_frame *fra
     if (rref == NULL || rref->entries == NULL || rref->entries[from] == 0 || dead < 0 || dead >= job->world_size ||
         dead == job->rank || dead == from)
         return BX_E_CORRUPT;
-    rref->entries[dead]++;
-    rref->entry_sum++;
+    bxi_rref_add_entries(rref, dead, 1);
     if (!job->rrefs->ops->is_alive(job, dead) && !has(job->rrefs->dead, dead)) {
         put(job->rrefs->dead, dead, true);
         begin_round(job, after);
@@ -367,9 +363,8 @@ static void report(struct bx_job *job, struct bx_rref *rref, int unused, struct 
                    "destroyed", job->rrefs->ops->name(job, rank),
                 rref->object != NULL ? rref->object->type->name : "?", job->name,
                 (double)(bxi_now_ns() - rref->since_ns) / 1e9);
-        rref->entries[rank] = 0;
+        bxi_rref_add_entries(rref, rank, -(int64_t)rref->entries[rank]);
     }
-    rref->entry_sum = 0;
     bxi_rref_settle(job, rref, after);
 }
 

@@ -76,16 +76,7 @@ struct bxi_waiting;
 
 /* ---- Ids, and the tail of a frame ------------------------------------------------------------------ */
 
-/* Of an object within its job: owner << 56 | maker << 48 | how many the maker had made there. */
-static inline int bxi_rref_id_owner(uint64_t id)
-{
-    return (int)(id >> 56);
-}
-static inline int bxi_rref_id_maker(uint64_t id)
-{
-    return (int)(id >> 48 & 0xff);
-}
-#define BXI_RREF_COUNT_MASK ((UINT64_C(1) << 48) - 1)
+/* observe/tables.h has the parts of an id. */
 
 /* The body of a frame with BXI_FLAG_RREFS ends with ids (of the object to make, if MAKES; of the object that is called,
  * if TARGET; then count of the message) and this. */
@@ -101,9 +92,9 @@ struct bxi_rref_tail {
 /* ---- A reference ------------------------------------------------------------------------------------- */
 
 enum bxi_rref_state {
-    BXI_RREF_TO_COME = 1,           /* its maker waits for the owner; its owner: the object is not made yet */
-    BXI_RREF_THERE,
-    BXI_RREF_FAILED,                /* each use fails with code and text */
+    BXI_RREF_TO_COME = BXI_OBJECT_TO_COME,      /* its maker waits for the owner; its owner: it is not made yet */
+    BXI_RREF_THERE = BXI_OBJECT_THERE,
+    BXI_RREF_FAILED = BXI_OBJECT_FAILED,        /* each use fails with code and text */
 };
 
 /* What the program made. Several ids may lead to it: its own, and that of the bx_remote that made it. */
@@ -143,8 +134,9 @@ struct bx_rref {
     uint32_t pins;                  /* a holder: messages to third workers without KEPT */
     struct bxi_passer *passers;
     struct bxi_object *object;      /* the owner, THERE */
-    uint32_t *entries;              /* the owner: by rank; NULL: all 0 */
+    uint32_t *entries;              /* the owner: by rank; NULL: all 0; changed by bxi_rref_add_entries alone */
     uint64_t entry_sum;
+    struct bxi_object_row *row;     /* the owner: for inspectors, while it is in the table; NULL: none */
     struct bxi_waiting *parked, **parked_end;   /* the owner: calls on an object that is to come, in order; rpc's */
 };
 
@@ -191,7 +183,19 @@ struct bxi_rrefs {
         uint64_t dead[BXI_RANK_WORDS];
     } asked[BX_WORLD_MAX];                      /* by each owner */
     bool ended;                                 /* nothing is sent any more */
+    bool rows_failed;                           /* the segment has no room for rows of objects */
+    uint16_t free_row_count;
+    uint16_t free_rows[BXI_OBJECTS_MAX];        /* a stack: rows that were taken and given back */
 };
+
+/* ---- show.c: objects of this worker in the segment, for shmstat (lock, all) -------------------------------- */
+
+/* One of this worker's is in the table, or is taken out. */
+void bxi_rref_show(struct bx_job *job, struct bx_rref *rref);
+void bxi_rref_hide(struct bx_job *job, struct bx_rref *rref);
+void bxi_rref_show_state(const struct bx_rref *rref, enum bxi_rref_state state);
+/* Changes what the worker of that rank holds; rref->entries is there. */
+void bxi_rref_add_entries(struct bx_rref *rref, int rank, int64_t by);
 
 /* ---- table.c: references, and what becomes of them ------------------------------------------------------ */
 
@@ -227,6 +231,8 @@ static inline enum bxi_rref_state bxi_rref_state(const struct bx_rref *rref)
 }
 static inline void bxi_rref_set_state(struct bx_rref *rref, enum bxi_rref_state state)
 {
+    if (rref->row != NULL)
+        bxi_rref_show_state(rref, state);
     /* [rref.state] release, pairs with the acquire in bxi_rref_state. */
     bxi_store_release(&rref->state, state);
 }

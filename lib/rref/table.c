@@ -81,11 +81,13 @@ int bxi_rref_insert(struct bx_job *job, struct bx_rref *rref)
     *chain = rref;
     rref->in_table = true;
     rrefs->count++;
+    bxi_rref_show(job, rref);
     return 0;
 }
 
-static void take_out(struct bxi_rrefs *rrefs, struct bx_rref *rref)
+static void take_out(struct bx_job *job, struct bx_rref *rref)
 {
+    struct bxi_rrefs *rrefs = job->rrefs;
     struct bx_rref **link = &rrefs->table[chain_of(rref->id, rrefs->table_size)];
 
     while (*link != rref)
@@ -93,6 +95,7 @@ static void take_out(struct bxi_rrefs *rrefs, struct bx_rref *rref)
     *link = rref->next;
     rref->in_table = false;
     rrefs->count--;
+    bxi_rref_hide(job, rref);
 }
 
 /* ---- the end of a reference (lock) -------------------------------------------------------------------- */
@@ -166,7 +169,7 @@ void bxi_rref_settle(struct bx_job *job, struct bx_rref *rref, struct bxi_rref_a
                       &(struct bxi_rref_frame){ .op = BXI_RREF_LEAVE, .id = rref->id, .value = (int32_t)rref->counted },
                       after);
     if (rref->in_table)
-        take_out(job->rrefs, rref);
+        take_out(job, rref);
     if (rref->object != NULL)
         bxi_counter_add(job, BXI_C_rrefs_destroyed, 1);
     drop_object(rref, after);
@@ -396,6 +399,7 @@ static void orphan(struct bx_job *job, struct bx_rref *rref, struct bxi_rref_aft
         free(passer);
     }
     drop_object(rref, after);
+    rref->row = NULL;                           /* the segment goes */
     atomic_store(&rref->job, NULL);
     if (bxi_load_relaxed(&rref->refs) == 0)
         free_rref(rref);

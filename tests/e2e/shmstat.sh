@@ -96,6 +96,8 @@ check 'each function that was called' test "$(grep -cE '^echo of w[01]$' "$dir/o
 check 'by whom and how often' test "$(grep -cx '  called by w2 1' "$dir/out")" -eq 2
 check 'each leg' test "$(grep -cE '^  (queue|handler|reply|whole) +1( +[0-9.]+ [a-z]+){6}$' "$dir/out")" -eq 8
 check 'calls fits 80 columns' narrow
+check 'rrefs' ends 0 rrefs "$job"
+check 'there are no objects' says '^job .*: running, 0 objects$'
 check 'check' ends 0 check "$job"
 check 'it looked at three' says "^  3 workers, .*nothing wrong\$"
 check 'reap finds nothing of a job that lives' ends 0 reap "$job" --yes
@@ -126,7 +128,7 @@ documented()
     done
 }
 
-for command in ls show calls check reap; do
+for command in ls show calls rrefs check reap; do
     ends 0 $command "$job" --json
     check "the page has every key of $command" documented
 done

@@ -33,6 +33,7 @@ static const struct field control_fields[] = {
 
 static const struct field tables_fields[] = {
     FIELD(bxi_tables, core0),    FIELD(bxi_tables, now),   FIELD(bxi_tables, wait),
+    FIELD(bxi_tables, object_rows), FIELD(bxi_tables, objects_unshown),
     FIELD(bxi_tables, pad0),     FIELD(bxi_tables, counters), FIELD(bxi_tables, core1),
     FIELD(bxi_tables, pair_counters), FIELD(bxi_tables, core2), FIELD(bxi_tables, loans),
     FIELD(bxi_tables, batch),    FIELD(bxi_tables, serving), { NULL, 0, 0 },
@@ -120,6 +121,12 @@ static const struct field hist_fields[] = {
 static const struct field call_fields[] = {
     FIELD(bxi_call_row, id),          FIELD(bxi_call_row, since), FIELD(bxi_call_row, end_pos),
     FIELD(bxi_call_row, deadline_ns), { NULL, 0, 0 },
+};
+
+static const struct field object_fields[] = {
+    FIELD(bxi_object_row, id),      FIELD(bxi_object_row, state),   FIELD(bxi_object_row, since_ns),
+    FIELD(bxi_object_row, holders), FIELD(bxi_object_row, entries), FIELD(bxi_object_row, name),
+    { NULL, 0, 0 },
 };
 
 static char *read_source(const char *path)
@@ -253,6 +260,7 @@ Test(layout, of_what_inspectors_see_of_calls_is_as_documented)
     check_struct("bxi_serving", sizeof(struct bxi_serving), serving_fields);
     check_struct("bxi_call_row", sizeof(struct bxi_call_row), call_fields);
     check_struct("bxi_hist", sizeof(struct bxi_hist), hist_fields);
+    check_struct("bxi_object_row", sizeof(struct bxi_object_row), object_fields);
 }
 
 Test(layout, has_the_documented_constants)
@@ -267,10 +275,12 @@ Test(layout, has_the_documented_constants)
         CONSTANT(BXI_FUNCTION_MAX), CONSTANT(BXI_RING_BYTES),     CONSTANT(BXI_LEASE_MAX),
         CONSTANT(BXI_LEASE_BYTES),  CONSTANT(BXI_CALLS_MAX),      CONSTANT(BXI_CALLS_FIRST),
         CONSTANT(BXI_CALLS_BYTES),  CONSTANT(BXI_CALLS_OPEN_BYTES), CONSTANT(BXI_HISTS_BYTES),
-        CONSTANT(BXI_SERVING_MAX),  CONSTANT(BXI_WAITS_MAX),
+        CONSTANT(BXI_OBJECTS_BYTES), CONSTANT(BXI_SERVING_MAX), CONSTANT(BXI_WAITS_MAX),
         CONSTANT(BXI_WAIT_NOBODY),  CONSTANT(BXI_HIST_MAX),
-        CONSTANT(BXI_HIST_BUCKETS), CONSTANT(BXI_DEVICE_BYTES),   CONSTANT(BXI_DEVICE_PAIR_BYTES),
-        CONSTANT(BXI_DEVICE_POINTS), CONSTANT(BXI_DEVICE_OFFSET), CONSTANT(BXI_RINGS_OFFSET),
+        CONSTANT(BXI_HIST_BUCKETS), CONSTANT(BXI_OBJECTS_MAX),    CONSTANT(BXI_TYPE_BYTES),
+        CONSTANT(BXI_FUNCTION_VALUE), CONSTANT(BXI_DEVICE_BYTES), CONSTANT(BXI_DEVICE_PAIR_BYTES),
+        CONSTANT(BXI_DEVICE_POINTS), CONSTANT(BXI_OBJECTS_OFFSET), CONSTANT(BXI_DEVICE_OFFSET),
+        CONSTANT(BXI_RINGS_OFFSET),
         CONSTANT(BXI_RING_STRIDE),  CONSTANT(BXI_OPEN_BYTES),
         CONSTANT(BXI_FRAME_MAX),    CONSTANT(BXI_CONTROL_BYTES),  CONSTANT(BXI_STARTING),
         CONSTANT(BXI_RUNNING),      CONSTANT(BXI_LEAVING),        CONSTANT(BXI_QUIET),
@@ -278,7 +288,9 @@ Test(layout, has_the_documented_constants)
         CONSTANT(BXI_WHO_LEADER),
         CONSTANT(BXI_WHO_LAZY),     CONSTANT(BXI_AT_NONE),        CONSTANT(BXI_AT_POOL),
         CONSTANT(BXI_AT_THREAD),    CONSTANT(BXI_AT_BATCH),       CONSTANT(BXI_AT_BODY),
-        CONSTANT(BXI_AT_FUTURE),    CONSTANT(BXI_BATCH_RESTS),    CONSTANT(BXI_BATCH_ON_THREAD),
+        CONSTANT(BXI_AT_FUTURE),    CONSTANT(BXI_AT_OBJECT),      CONSTANT(BXI_OBJECT_TO_COME),
+        CONSTANT(BXI_OBJECT_THERE), CONSTANT(BXI_OBJECT_FAILED),  CONSTANT(BXI_BATCH_RESTS),
+        CONSTANT(BXI_BATCH_ON_THREAD),
         CONSTANT(BXI_BATCH_BY_ROLE), CONSTANT(BXI_FOR_CALL),      CONSTANT(BXI_FOR_FUTURE),
         CONSTANT(BXI_FOR_ROOM),     CONSTANT(BXI_FOR_LOANS),      CONSTANT(BXI_FOR_JOB),
         CONSTANT(BXI_LEG_QUEUE),      CONSTANT(BXI_LEG_HANDLER),

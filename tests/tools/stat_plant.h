@@ -42,6 +42,8 @@ bool plant_take(struct plant *plant, int rank);
 /* A new histogram of rank, for a function of worker `peer`; one sample in it, with its three legs. */
 struct bxi_hist *plant_hist(struct plant *plant, int rank, int peer, int function);
 void plant_sample(struct bxi_hist *hist, uint64_t queue_ns, uint64_t handler_ns, uint64_t reply_ns);
+/* A new row of rank's objects, of that id: it is there, its type is called "net", and nobody else holds it. */
+struct bxi_object_row *plant_object(struct plant *plant, int rank, uint64_t id, uint64_t since_ns);
 /* The word at pos of rank's ring. */
 bxi_a64 *plant_word(struct plant *plant, int rank, uint64_t pos);
 /* A child that calls turn(0), turn(1), turn(0), ... until it is killed. */

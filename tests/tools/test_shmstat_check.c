@@ -193,7 +193,7 @@ static void waits_for_nobody(void)
 
 static void waits_by_nobody(void) { set(&bxi_tables(control(0))->wait[0].thread, (uint64_t)BXI_FOR_CALL << 32); }
 
-static void serving_nowhere(void) { set(&bxi_tables(control(0))->serving[40].where, BXI_AT_FUTURE + 1); }
+static void serving_nowhere(void) { set(&bxi_tables(control(0))->serving[40].where, BXI_AT_OBJECT + 1); }
 static void batch_of_nobody(void) { set(&bxi_tables(control(0))->batch[1].members[1], 1); }
 static void present_of_nobody(void) { set(&bxi_tables(control(0))->batch[1].present[0], 4); }
 static void body_runs_twice(void) { set(&bxi_tables(control(0))->batch[1].running, 3); }
@@ -263,6 +263,38 @@ static void whole_counted_too_often(void)
     struct bxi_hist *hist = measured();
 
     bxi_count(&hist->bucket[BXI_LEG_WHOLE][bxi_hist_bucket(1110)], 2);
+}
+
+/* ---- Objects ----------------------------------------------------------------------------------------- */
+
+#define OBJECT(owner, maker, number) ((uint64_t)(owner) << 56 | (uint64_t)(maker) << 48 | (number))
+
+static struct bxi_object_row *object(uint64_t id)
+{
+    return plant_object(&plant, 0, id, 1);
+}
+
+static void object_of_another(void) { object(OBJECT(1, 0, 5)); }
+static void object_of_no_maker(void) { object(OBJECT(0, 2, 5)); }
+static void object_without_number(void) { object(OBJECT(0, 1, 0)); }
+static void object_in_no_state(void) { set(&object(OBJECT(0, 1, 5))->state, BXI_OBJECT_FAILED + 1); }
+static void object_in_state_0(void) { set(&object(OBJECT(0, 1, 5))->state, 0); }
+static void object_held_by_nobody(void) { set(&object(OBJECT(0, 1, 5))->holders[0], 1 << 2); }
+static void object_held_far_beyond(void) { set(&object(OBJECT(0, 1, 5))->holders[1], 1); }
+static void object_held_by_its_owner(void) { set(&object(OBJECT(0, 1, 5))->holders[0], 1 | 1 << 1); }
+static void objects_without_pages(void) { set(&bxi_tables(control(0))->object_rows, 1); }
+
+static void too_many_objects(void)
+{
+    object(OBJECT(0, 1, 5));
+    set(&bxi_tables(control(0))->object_rows, BXI_OBJECTS_MAX + 1);
+}
+
+static void object_in_two_rows(void)
+{
+    object(OBJECT(0, 1, 5));
+    object(OBJECT(0, 1, 6));
+    object(OBJECT(0, 1, 5));
 }
 
 static const struct {
@@ -340,6 +372,17 @@ static const struct {
     { "a longest that is in no bucket", longest_nowhere, 13 },
     { "a handler counted twice", leg_counted_too_often, 13 },
     { "a call counted twice", whole_counted_too_often, 13 },
+    { "an object of another worker", object_of_another, 15 },
+    { "an object that no rank made", object_of_no_maker, 15 },
+    { "an object without a number", object_without_number, 15 },
+    { "an object in no state", object_in_no_state, 15 },
+    { "an object in state 0", object_in_state_0, 15 },
+    { "an object held by no rank", object_held_by_nobody, 15 },
+    { "an object held by rank 64", object_held_far_beyond, 15 },
+    { "an object held by its owner", object_held_by_its_owner, 15 },
+    { "an object in two rows", object_in_two_rows, 15 },
+    { "more objects than there is room for", too_many_objects, 15 },
+    { "objects without pages", objects_without_pages, 4 },
 };
 
 #define WRONGS (sizeof(wrongs) / sizeof(wrongs[0]))
@@ -429,6 +472,8 @@ static void shrink_functions(int up)
     bxi_store_relaxed(&control(0)->header.function_count, up ? PLANT_FUNCTIONS : 1);
 }
 
+static void shrink_objects(int up) { set(&bxi_tables(control(0))->object_rows, up ? 9 : 8); }
+
 static void shrink_hist(int up)
 {
     set(&bxi_tables_hist(&plant.segment[0], 0)->sum_ns[BXI_LEG_QUEUE], up ? 9 : 8);
@@ -454,6 +499,7 @@ static const struct {
     { "a function", change_function, 9 },
     { "a histogram's sum", shrink_hist, 13 },
     { "a histogram's name", change_hist, 13 },
+    { "the number of rows of objects", shrink_objects, 15 },
 };
 
 Test(shmstat_check, finds_words_that_shrink_and_may_only_grow, .timeout = 120, .fini = remove_plant)
@@ -461,6 +507,7 @@ Test(shmstat_check, finds_words_that_shrink_and_may_only_grow, .timeout = 120, .
     for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++) {
         make_plant(0);
         plant_hist(&plant, 0, 1, 1);
+        object(OBJECT(0, 1, 5));
         set(&control(1)->pair[0].refused_errno, 28);
         /* A fork does not inherit the mapping: map it again. */
         for (int rank = 0; rank < 2; rank++)
@@ -543,6 +590,32 @@ Test(shmstat_check, accepts_what_a_kill_leaves, .timeout = 20, .fini = remove_pl
     expect_fine("the same of a dead one");
     set(bxi_segment_leases(&plant.segment[1], 0) + 3, 1);
     expect_fine("a lease that came back before it was counted");
+}
+
+Test(shmstat_check, accepts_objects_calls_for_values_and_calls_that_wait_for_objects, .timeout = 20,
+     .fini = remove_plant)
+{
+    struct bxi_serving *served;
+    struct bxi_object_row *row;
+
+    make_plant(0);
+    row = object(OBJECT(0, 1, 5));
+    set(&row->holders[0], 2);
+    expect_fine("a holder that is not in the sum of entries yet");
+    set(&row->entries, 7);
+    set(&row->state, BXI_OBJECT_TO_COME);
+    expect_fine("a type whose object is not there yet");
+    set(&row->id, 0);
+    set(&row->holders[0], UINT64_MAX);
+    set(&row->state, 77);
+    expect_fine("a row that is free");
+    served = &bxi_tables(control(0))->serving[BXI_SERVING_MAX - 1];
+    set(&served->who, 1 | (uint64_t)BXI_FUNCTION_VALUE << 16);
+    set(&served->where, BXI_AT_OBJECT);
+    expect_fine("a request for the value of an object that is to come");
+    set(&bxi_tables(control(0))->now.who, 1 | (uint64_t)BXI_FUNCTION_VALUE << 16);
+    set(&bxi_tables(control(0))->now.since_ns, 1);
+    expect_fine("a value that is being made");
 }
 
 /* The owner counts the legs one after the other; of each leg first the bucket, then the sum, then the longest. */

@@ -61,15 +61,16 @@ static bool exists(const char *path)
 static void expect_statuses(const char *what, unsigned show, unsigned check)
 {
     static const char *const commands[] = { "ls %s", "ls %s --json", "show %s", "show %s --json",
-                                            "show %s --prometheus", "calls %s", "calls %s --json", "check %s",
-                                            "check %s --json", "reap %s --json" };
+                                            "show %s --prometheus", "calls %s", "calls %s --json", "rrefs %s",
+                                            "rrefs %s --json", "check %s", "check %s --json", "reap %s --json" };
     char args[128];
 
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
         int length = snprintf(args, sizeof(args), "%.*s", (int)(strchr(commands[i], '%') - commands[i]), commands[i]);
         snprintf(args + length, sizeof(args) - (size_t)length, "%s%s", plant.job, strchr(commands[i], '%') + 2);
         struct stat_run run = stat_run("%s", args);
-        bool shows = strncmp(args, "show", 4) == 0 || strncmp(args, "calls", 5) == 0;
+        bool shows = strncmp(args, "show", 4) == 0 || strncmp(args, "calls", 5) == 0 ||
+                     strncmp(args, "rrefs", 5) == 0;
         unsigned allowed = shows ? show : strncmp(args, "check", 5) == 0 ? check : 1;
 
         cr_expect(run.status < 8 && (allowed >> run.status & 1) != 0, "%s: shmstat %s: status %d\n%.2000s", what, args,
@@ -105,6 +106,9 @@ static void make_noise(uint64_t seed)
     if (seed % 3 == 1)
         for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
             bxi_store_relaxed(&plant_control(&plant, 0)->pair[rank].open, 1);
+    /* Noise in rows of objects: object_rows is noise too, if anything is. */
+    if (seed % 3 != 0)
+        bxi_store_relaxed(&bxi_tables(plant_control(&plant, 0))->object_rows, seed * 7 % (BXI_OBJECTS_MAX + 2));
     /* Noise in pages of histograms: in all, or in as many as hist_count names. */
     if (seed % 3 != 0)
         bxi_store_relaxed(&plant_control(&plant, 0)->header.hist_count, (uint32_t)(seed * 5 % (BXI_HIST_MAX + 2)));

@@ -16,6 +16,7 @@
 #include "device.h"
 #include "json.h"
 #include "list.h"
+#include "objects.h"
 #include "shmstat.h"
 #include "text.h"
 
@@ -123,13 +124,15 @@ static void check_pages(const struct stat_worker *worker, struct stat_findings *
     /* Relaxed: a private copy. */
     if (bxi_load_relaxed(&worker->control->header.hist_count) <= BXI_HIST_MAX)
         needed += bxi_load_relaxed(&worker->control->header.hist_count) * sizeof(struct bxi_hist);
+    if (stat_word(&bxi_tables(worker->control)->object_rows) != 0)
+        needed += BXI_OBJECTS_BYTES;
     if (bxi_load_relaxed(&worker->control->header.device_open) == 1)
         needed += BXI_DEVICE_BYTES + (uint64_t)world_of(worker) * BXI_DEVICE_PAIR_BYTES;
     if (!worker->segment.on_tmpfs || fstat(worker->segment.fd, &status) < 0)
         return;
     if ((uint64_t)status.st_blocks * 512 < needed)
         stat_violate(findings, AT(4, worker, -1),
-                     "its open rings, histograms and device memory need %llu bytes of pages, and it has %llu",
+                     "its open rings, histograms, objects and device memory need %llu bytes of pages, and it has %llu",
                      (ull)needed, (ull)status.st_blocks * 512);
 }
 
@@ -297,6 +300,7 @@ static void check_worker(const struct stat_job *job, const struct stat_worker *w
     check_pages(worker, findings);
     stat_check_served(worker, findings);
     stat_check_hists(job, worker, findings);
+    stat_check_objects(worker, findings);
     stat_check_gpu(job, worker, findings);
     for (int peer = 0; peer < BXI_WORLD_MAX; peer++) {
         check_open(worker, peer, findings);
@@ -395,7 +399,7 @@ static int check_job(struct stat_job *job, bool json)
     struct stat_findings findings = { 0 };
     int status;
 
-    if (stat_job_read(job, true) < 0 || stat_gpus_read(job) < 0)
+    if (stat_job_read(job, true) < 0 || stat_gpus_read(job) < 0 || stat_objects_read(job) < 0)
         return stat_no_memory(job);
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
         if (job->workers[rank] != NULL)

@@ -45,9 +45,10 @@ void stat_check_calls(const struct stat_worker *worker, int to, struct stat_find
 /* Where the producer of that ring stands now; false if it cannot be read. */
 bool stat_write_end(const struct stat_worker *worker, int to, uint64_t *end);
 
-/* check_tables.c: the requests that it serves (I11), and its histograms (I13). */
+/* check_tables.c: the requests that it serves (I11), its histograms (I13), and its objects (I15). */
 void stat_check_served(const struct stat_worker *worker, struct stat_findings *findings);
 void stat_check_hists(const struct stat_job *job, const struct stat_worker *worker, struct stat_findings *findings);
+void stat_check_objects(const struct stat_worker *worker, struct stat_findings *findings);
 
 /* check_gpu.c: its device memory, and what it holds of others' (G1 to G4, G6, G7). */
 void stat_check_gpu(const struct stat_job *job, const struct stat_worker *worker, struct stat_findings *findings);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shmstat check: the tables that only inspectors read: requests that a worker serves, its threads that wait (I11), and
- * the histograms of its calls (I13).
+ * shmstat check: the tables that only inspectors read: requests that a worker serves, its threads that wait (I11), the
+ * histograms of its calls (I13), and its objects (I15).
  *
  * Rows of now, wait, serving and batch change while they are read, but each single word is valid at any time. So each
  * word is checked alone, and not against the other words of its row. A bound that may grow meanwhile, such as the
@@ -9,9 +9,12 @@
  *
  * A histogram only grows. So if the first copy of one leg has more samples than the second copy of another leg, that
  * was true at one moment. A difference of one is legal: the owner was killed, or copied, between the two legs.
+ *
+ * Of objects, those rows are checked that did not change their id while they were read (objects.h).
  */
 #include "check.h"
 #include "hist.h"
+#include "objects.h"
 #include "state.h"
 
 #include <stdlib.h>
@@ -38,7 +41,7 @@ static void check_who(const struct stat_worker *worker, const char *table, uint6
     if (rank >= worker->control->header.world_size)
         stat_violate(findings, AT(11, worker, -1), "%s has a request of rank %llu, which the job does not have", table,
                      (ull)rank);
-    else if (function >= function_count(worker))
+    else if (function != BXI_FUNCTION_VALUE && function >= function_count(worker))
         stat_violate(findings, AT(11, worker, (int)rank), "%s has a request for function %llu of %u", table,
                      (ull)function, function_count(worker));
 }
@@ -54,7 +57,7 @@ static void check_served(const struct stat_worker *worker, struct stat_findings 
         const struct bxi_serving *row = &bxi_tables(worker->control)->serving[i];
         uint64_t where = stat_word(&row->where) & 0xff;
 
-        if (where > BXI_AT_FUTURE)
+        if (where > BXI_AT_OBJECT)
             stat_violate(findings, AT(11, worker, -1), "row %d of serving has a request at %llu, which is nowhere", i,
                          (ull)where);
         else if (where != BXI_AT_NONE)
@@ -231,4 +234,46 @@ void stat_check_hists(const struct stat_job *job, const struct stat_worker *work
             check_hist(job, &(struct hist_check){ .worker = worker, .index = i, .before = &before[i],
                                                   .after = &after[i], .findings = findings });
     free(before);
+}
+
+/* ---- Objects ------------------------------------------------------------------------------------ */
+
+static void check_object(const struct stat_worker *worker, uint32_t index, struct stat_findings *findings)
+{
+    const struct bxi_object_row *row = &worker->objects[index];
+    uint32_t world_size = worker->control->header.world_size;
+    uint64_t id = stat_word(&row->id), state = stat_word(&row->state);
+
+    if (bxi_rref_id_owner(id) != worker->rank || bxi_rref_id_maker(id) >= (int)world_size ||
+        (id & BXI_RREF_COUNT_MASK) == 0)
+        stat_violate(findings, AT(15, worker, -1), "a row of objects has id %s, which is none of its own",
+                     stat_object_name(id));
+    else if (state < BXI_OBJECT_TO_COME || state > BXI_OBJECT_FAILED)
+        stat_violate(findings, AT(15, worker, -1), "object %s is in state %llu, which is none", stat_object_name(id),
+                     (ull)state);
+    else if (is_beyond(row->holders, world_size))
+        stat_violate(findings, AT(15, worker, -1), "object %s is held by a rank that the job does not have",
+                     stat_object_name(id));
+    else if (stat_word(&row->holders[worker->rank / 64]) >> worker->rank % 64 & 1)
+        stat_violate(findings, AT(15, worker, -1), "object %s is held by its owner itself", stat_object_name(id));
+    for (uint32_t i = 0; i < index; i++)
+        if (stat_word(&worker->objects[i].id) == id) {
+            stat_violate(findings, AT(15, worker, -1), "object %s has two rows", stat_object_name(id));
+            return;
+        }
+}
+
+void stat_check_objects(const struct stat_worker *worker, struct stat_findings *findings)
+{
+    uint64_t rows = stat_word(&bxi_tables(worker->control)->object_rows), now;
+    size_t count = findings->count;
+
+    if (rows > BXI_OBJECTS_MAX)
+        stat_violate(findings, AT(15, worker, -1), "object_rows is %llu, and there is room for %d", (ull)rows,
+                     BXI_OBJECTS_MAX);
+    else if (stat_pread(&worker->segment, &now, sizeof(now), offsetof(struct bxi_tables, object_rows)) == 0 &&
+             now < rows)
+        stat_violate(findings, AT(15, worker, -1), "object_rows went from %llu back to %llu", (ull)rows, (ull)now);
+    for (uint32_t i = 0; i < worker->object_count && findings->count == count; i++)
+        check_object(worker, i, findings);
 }

@@ -24,8 +24,8 @@ const char *stat_where_name(enum stat_where where)
     static const char *const names[] = {
         [STAT_QUEUED] = "queued",  [STAT_IN_RING] = "in_ring", [STAT_INLINE] = "inline",
         [STAT_POOL] = "pool",      [STAT_THREAD] = "thread",   [STAT_BATCH] = "batch",
-        [STAT_BODY] = "body",      [STAT_FUTURE] = "future",   [STAT_ANSWERED] = "answered",
-        [STAT_UNKNOWN] = "unknown",
+        [STAT_BODY] = "body",      [STAT_FUTURE] = "future",   [STAT_OBJECT] = "object",
+        [STAT_ANSWERED] = "answered", [STAT_UNKNOWN] = "unknown",
     };
 
     return names[where];
@@ -44,6 +44,8 @@ const char *stat_function_name(const struct stat_job *job, int rank, uint32_t fu
     static char name[BXI_NAME_BYTES];
     const struct stat_worker *worker = stat_reader(job, (uint32_t)rank);
 
+    if (function == BXI_FUNCTION_VALUE)
+        return "bx_rref_to_here";
     if (worker == NULL || function >= BXI_FUNCTION_MAX)
         return "?";
     stat_printable(name, sizeof(name), worker->control->function[function].name, BXI_NAME_BYTES);
@@ -71,13 +73,14 @@ static bool find_served(const struct stat_worker *callee, struct stat_call *call
     static const enum stat_where wheres[] = {
         [BXI_AT_POOL] = STAT_POOL, [BXI_AT_THREAD] = STAT_THREAD, [BXI_AT_BATCH] = STAT_BATCH,
         [BXI_AT_BODY] = STAT_BODY, [BXI_AT_FUTURE] = STAT_FUTURE,
+        [BXI_AT_OBJECT] = STAT_OBJECT,
     };
 
     for (int i = 0; i < BXI_SERVING_MAX; i++) {
         const struct bxi_serving *row = &bxi_tables(callee->control)->serving[i];
         uint64_t where = stat_word(&row->where);
 
-        if ((where & 0xff) < BXI_AT_POOL || (where & 0xff) > BXI_AT_FUTURE || stat_word(&row->id) != call->id ||
+        if ((where & 0xff) < BXI_AT_POOL || (where & 0xff) > BXI_AT_OBJECT || stat_word(&row->id) != call->id ||
             (stat_word(&row->who) & 0xffff) != (uint64_t)call->from)
             continue;
         call->where = wheres[where & 0xff];

@@ -16,6 +16,7 @@ enum stat_where {
     STAT_BATCH,         /* waits for other rows */
     STAT_BODY,          /* the batch's body runs */
     STAT_FUTURE,        /* the handler has returned, its future is not done */
+    STAT_OBJECT,        /* waits until the object is made that it is called on */
     STAT_ANSWERED,      /* the reply is on its way */
     STAT_UNKNOWN,       /* the callee cannot be read */
     STAT_WHERES,

@@ -175,6 +175,7 @@ void stat_jobs_free(struct stat_jobs *jobs)
             if (jobs->list[i].workers[rank] != NULL) {
                 free(jobs->list[i].workers[rank]->control);
                 free(jobs->list[i].workers[rank]->hists);
+                free(jobs->list[i].workers[rank]->objects);
                 free(jobs->list[i].workers[rank]->gpu);
             }
             free(jobs->list[i].workers[rank]);

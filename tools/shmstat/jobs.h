@@ -55,6 +55,8 @@ struct stat_worker {
     double unread_s[BXI_WORLD_MAX];
     struct bxi_hist *hists;     /* after stat_hists_read: private copies; NULL if there are none */
     uint32_t hist_count;
+    struct bxi_object_row *objects;     /* after stat_objects_read: private copies, the oldest first; NULL: none */
+    uint32_t object_count;
     struct stat_gpu *gpu;       /* after stat_gpus_read, in one block of memory; NULL if it has no GPU open */
 };
 

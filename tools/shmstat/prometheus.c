@@ -9,6 +9,7 @@
 
 #include "describe.h"
 #include "hist.h"
+#include "objects.h"
 #include "section_gpu.h"
 
 #include <math.h>
@@ -112,6 +113,11 @@ static const struct metric of_workers[] = {
     { "arena_committed_bytes", stat_arena_row, "committed_bytes", NULL, "bytes of pages that the arena holds" },
     { "arena_high_water_bytes", stat_arena_row, "high_water_bytes", NULL,
       "most that was used since the start or the last trim" },
+    { "objects", stat_objects_row, "count", NULL, "objects of the worker to which there are references" },
+    { "objects_held", stat_objects_row, "held", NULL, "of these, held by other workers; of those that are shown" },
+    { "objects_to_come", stat_objects_row, "to_come", NULL, "of these, not made yet" },
+    { "objects_unshown", stat_objects_row, "unshown", NULL, "of these, those for which the segment has no row" },
+    { "objects_oldest_seconds", stat_objects_row, "oldest_seconds", NULL, "age of the oldest of them that is shown" },
     { "gpu_refused_devices", worker_row, "refused", NULL, "devices whose memory the worker found that it cannot map" },
     { "gpu_lanes_poisoned", worker_row, "poisoned", NULL,
       "words of its streams that survivors of its death have ended" },
@@ -134,6 +140,7 @@ static const struct metric of_pairs[] = {
     { "lent_taken_back_total", stat_loan_row, "taken_back", "granted", "leases taken back because peer died" },
     { "borrowed_leases", stat_loan_row, "borrowed", "borrowed_total", "leases of peer that the worker holds" },
     { "borrowed_total", stat_loan_row, "borrowed_total", "borrowed_total", "leases of peer that the worker ever held" },
+    { "objects_held_by_peer", stat_held_row, "held", NULL, "objects of the worker that peer holds" },
     { "gpu_slabs_borrowed", peer_row, "slabs", "slabs", "slabs of peer's device memory that the worker has open" },
 };
 

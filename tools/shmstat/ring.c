@@ -108,7 +108,8 @@ static uint64_t sent_ns(const struct stat_worker *worker, int to, const struct b
     case BXI_REQUEST: return request_since(worker, to, frame->id);
     case BXI_ONEWAY: return frame->id;
     case BXI_REPLY:
-    case BXI_CANCEL: return frame->sent_ns;
+    case BXI_CANCEL:
+    case BXI_RREF: return frame->sent_ns;
     default: return 0;
     }
 }

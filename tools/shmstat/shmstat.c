@@ -27,6 +27,7 @@ static const struct command commands[] = {
     { "top", stat_top, "", false },
     { "calls", stat_calls, "", false },
     { "why", stat_why, "", true },
+    { "rrefs", stat_rrefs, "", false },
     { "gpu", stat_gpu, "", false },
     { "check", stat_check, "", false },
     { "reap", stat_reap, "--yes", false },
@@ -37,8 +38,8 @@ static const char usage[] =
     "\n"
     "  ls      the jobs of this user on this host\n"
     "  show    what each worker of a job, or of all jobs, does: sleep, wake-ups,\n"
-    "          doorbells, handlers, rings, arena, loans; --prometheus prints the text\n"
-    "          exposition format\n"
+    "          doorbells, handlers, rings, arena, loans, objects; --prometheus prints\n"
+    "          the text exposition format\n"
     "  top     the same, live, as rates; h lists its keys, --once prints one picture;\n"
     "          --batch [-n COUNT], --interval S, --stuck S, --width N, --height N,\n"
     "          --view workers|rings|calls, --sort COLUMN, --filter TEXT\n"
@@ -46,6 +47,8 @@ static const char usage[] =
     "  why     why [WORKER|CALL] [JOB]: what it waits for, in sentences, and what\n"
     "          that waits for; names a cycle if there is one; without a worker or\n"
     "          call, what has waited longest in each job\n"
+    "  rrefs   the objects to which there are references: whose, of which type, since\n"
+    "          when, and which workers hold them\n"
     "  gpu     the GPUs of each worker: how their streams are ordered, their memory\n"
     "          and who has it open, what is borrowed\n"
     "  check   holds the segments against the invariants of shm/LAYOUT.md and, for\n"

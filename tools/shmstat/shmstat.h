@@ -39,6 +39,7 @@ int stat_show(const struct stat_options *options);
 int stat_check(const struct stat_options *options);
 int stat_reap(const struct stat_options *options);
 int stat_calls(const struct stat_options *options);
+int stat_rrefs(const struct stat_options *options);
 int stat_why(const struct stat_options *options);
 int stat_gpu(const struct stat_options *options);
 int stat_top(const struct stat_options *options);

@@ -7,12 +7,14 @@
 #include "hist.h"
 #include "json.h"
 #include "list.h"
+#include "objects.h"
 #include "prometheus.h"
 #include "ring.h"
 #include "section_gpu.h"
 #include "shmstat.h"
 
 #include <stdio.h>
+#include <string.h>
 
 /* ---- Text --------------------------------------------------------------------------------------- */
 
@@ -82,6 +84,14 @@ static void text_rings(const struct stat_job *job, const struct stat_worker *wor
         printf("    each holds %s\n", stat_bytes_text(BXI_RING_BYTES));
 }
 
+/* Only of a worker that has objects. */
+static int objects_row(const struct stat_job *job, const struct stat_worker *worker, int index, struct stat_row *row)
+{
+    int made = stat_objects_row(job, worker, index, row);
+
+    return made == STAT_ROW && strcmp(stat_row_number(row, "count"), "0") == 0 ? STAT_SKIP : made;
+}
+
 static void print_worker(const struct stat_job *job, const struct stat_worker *worker)
 {
     printf("\n");
@@ -96,6 +106,8 @@ static void print_worker(const struct stat_job *job, const struct stat_worker *w
     stat_rows_text("loans", "{peer} {.name}:|on loan {leases}|of {bytes},|the oldest for {oldest_seconds},|"
                    "granted {granted},|returned {returned},|taken back {taken_back};|borrowed {borrowed}|"
                    "of {borrowed_total} ever", stat_loan_row, job, worker);
+    stat_rows_text("objects", "{count},|held by others {held},|to come {to_come},|failed {failed};|"
+                   "the oldest for {oldest_seconds}", objects_row, job, worker);
     stat_gpu_text(job, worker);
 }
 
@@ -158,6 +170,7 @@ static void json_worker(const struct stat_job *job, const struct stat_worker *wo
     stat_rows_json("rings", stat_ring_row, job, worker);
     stat_object_json("arena", stat_arena_row, job, worker);
     stat_rows_json("loans", stat_loan_row, job, worker);
+    stat_object_json("rrefs", stat_objects_row, job, worker);
     stat_gpu_json(job, worker);
 }
 
@@ -171,6 +184,8 @@ static int read_job(struct stat_job *job, const struct stat_options *options)
         stat_unread_read(job);
         rc = stat_gpus_read(job);
     }
+    if (rc == 0)
+        rc = stat_objects_read(job);
     if (rc == 0 && options->prometheus)
         rc = stat_hists_read(job);
     stat_job_close(job);

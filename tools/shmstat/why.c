@@ -4,10 +4,10 @@
  *
  * Each step prints where a call is now. If the thread of its handler waits in the library, the segment says for what
  * (struct bxi_wait_row), and that is the next step: this link is certain. If a call waits for something that does not
- * belong to one thread (the rows of a batch, a future, a thread of the pool, room in a ring), the next step is the
- * oldest call that it can depend on: this link is a guess. The chain ends at an inline handler and at a batch's body
- * that holds the progress role, because these must not wait for calls; at a worker that is dead or stopped; and at a
- * thread that does not wait in the library.
+ * belong to one thread (the rows of a batch, a future, an object that is not made yet, a thread of the pool, room in a
+ * ring), the next step is the oldest call that it can depend on: this link is a guess. The chain ends at an inline
+ * handler and at a batch's body that holds the progress role, because these must not wait for calls; at a worker that
+ * is dead or stopped; and at a thread that does not wait in the library.
  *
  * A call that appears twice closes a cycle. The cycle is reported as certain only if every link of it is certain. Two
  * workers whose handlers sleep while other threads of both call each other are no cycle.
@@ -17,6 +17,7 @@
 #include "flight.h"
 #include "json.h"
 #include "list.h"
+#include "objects.h"
 #include "shmstat.h"
 #include "text.h"
 
@@ -355,6 +356,28 @@ static struct next follow_body(const struct chain *chain, const struct stat_call
     return follow_thread(chain, call->to, call->thread);
 }
 
+/* The call waits for an object of its callee. The row of an object that is to come names who makes it. */
+static struct next follow_object(const struct chain *chain, const struct stat_call *call)
+{
+    const struct stat_worker *owner = stat_reader(chain->job, (uint32_t)call->to);
+    bool makes[BXI_WORLD_MAX] = { false };
+
+    for (uint32_t i = 0; owner != NULL && i < owner->object_count; i++) {
+        int maker = bxi_rref_id_maker(stat_word(&owner->objects[i].id));
+
+        if (stat_word(&owner->objects[i].state) == BXI_OBJECT_TO_COME && maker < BXI_WORLD_MAX)
+            makes[maker] = true;
+    }
+    for (size_t i = 0; i < chain->calls->count; i++) {
+        const struct stat_call *other = &chain->calls->list[i];
+
+        if (other->to == call->to && makes[other->from] && other->where != STAT_OBJECT)
+            return (struct next){ .call = other, .guessed = true };
+    }
+    say(chain, "No call that makes an object of %s is in flight.", name_of(chain, call->to));
+    return chain_ends;
+}
+
 /* Says so if that pool has not taken a request from its queue for a second or more. */
 static void say_pool(const struct chain *chain, int rank)
 {
@@ -401,6 +424,9 @@ static void say_where(const struct chain *chain, const struct stat_call *call)
     case STAT_FUTURE:
         say(chain, "Its async handler in %s has returned, and the future of it is not done.", callee);
         break;
+    case STAT_OBJECT:
+        say(chain, "The request waits at %s until the object is made that it is called on.", callee);
+        break;
     case STAT_ANSWERED:
         say(chain, "%s has answered; %s has not read the reply.", callee, name_of(chain, call->from));
         say_opening(chain, call->from, call->to);
@@ -440,6 +466,8 @@ static struct next follow_call(const struct chain *chain, const struct stat_call
         return follow_body(chain, call);
     case STAT_BATCH:
         return follow_batch(chain, call);
+    case STAT_OBJECT:
+        return follow_object(chain, call);
     case STAT_FUTURE:
         return (struct next){ .call = oldest_call(chain, call->to, -1, NOT_WAITED_FOR), .guessed = true };
     default:
@@ -587,7 +615,7 @@ static int explain_jobs(struct stat_jobs *jobs, const struct stat_options *optio
         struct chain chain = { .job = &jobs->list[i], .calls = &calls, .json = options->json };
 
         if (stat_job_read(&jobs->list[i], true) < 0 || stat_gpus_read(&jobs->list[i]) < 0 ||
-            stat_calls_collect(&jobs->list[i], &calls) < 0)
+            stat_objects_read(&jobs->list[i]) < 0 || stat_calls_collect(&jobs->list[i], &calls) < 0)
             stat_no_memory(&jobs->list[i]);
         else
             found += explain(&chain, options->subject);

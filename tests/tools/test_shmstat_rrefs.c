@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * shmstat rrefs: objects of a planted job (stat_plant.h) as text, JSON and metrics; then of running jobs, where calls
+ * that wait for an object, and calls for its value, are shown too.
+ */
+#include "stat_plant.h"
+#include "stat_run.h"
+
+#include "tests/rref/rref_fixture.h"
+
+#include "rpc/rpc.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+#define SECOND UINT64_C(1000000000)
+#define OBJECT(owner, maker, number) ((uint64_t)(owner) << 56 | (uint64_t)(maker) << 48 | (number))
+
+static struct plant plant;
+
+static void remove_plant(void)
+{
+    plant_remove(&plant);
+}
+
+static uint64_t ago(uint64_t seconds)
+{
+    return bxi_now_ns() - seconds * SECOND;
+}
+
+static struct stat_run run_json(const char *command, const char *job)
+{
+    struct stat_run run = stat_run("%s %s --json", command, job);
+
+    cr_assert_not_null(run.json, "%s", run.text);
+    cr_assert_eq(run.status, 0, "%s", run.text);
+    return run;
+}
+
+static const struct json *object_at(const struct stat_run *run, int rank, size_t index)
+{
+    return json_at(json_get(stat_run_worker(run, rank), "objects"), index);
+}
+
+static double sum_of(const struct stat_run *run, int rank, const char *key)
+{
+    return json_number(json_get(json_get(stat_run_worker(run, rank), "rrefs"), key));
+}
+
+static void expect_text(const struct json *object, const char *key, const char *value)
+{
+    cr_expect_str_eq(json_text(json_get(object, key)), value, "%s", key);
+}
+
+/* ---- Planted rows ------------------------------------------------------------------------------------- */
+
+/* Of the callee: one that the caller holds, made by it 90 s ago; one to come. Of the caller: one of its own. */
+static void plant_objects(void)
+{
+    struct bxi_object_row *row;
+
+    plant_make(&plant, 0);
+    row = plant_object(&plant, 1, OBJECT(1, 0, 4), ago(5));
+    bxi_store_relaxed(&row->state, BXI_OBJECT_TO_COME);
+    row = plant_object(&plant, 1, OBJECT(1, 0, 3), ago(90));
+    bxi_store_relaxed(&row->holders[0], 1);
+    bxi_store_relaxed(&row->entries, 3);
+    memcpy((void *)row->name, "a name of 16 by.", BXI_TYPE_BYTES);
+    row = plant_object(&plant, 0, OBJECT(0, 0, 1), ago(20));
+    bxi_store_relaxed(&row->state, BXI_OBJECT_FAILED);
+    bxi_store_relaxed(&bxi_tables(plant_control(&plant, 0))->objects_unshown, 12);
+}
+
+Test(shmstat_rrefs, shows_owner_type_state_holders_and_age, .timeout = 20, .fini = remove_plant)
+{
+    struct stat_run run;
+
+    plant_objects();
+    run = run_json("rrefs", plant.job);
+    cr_expect_eq(json_get(stat_run_worker(&run, 1), "objects")->count, 2);
+    expect_text(object_at(&run, 1, 0), "object", "1-0-3");
+    expect_text(object_at(&run, 1, 0), "owner_name", "callee");
+    expect_text(object_at(&run, 1, 0), "maker_name", "caller");
+    expect_text(object_at(&run, 1, 0), "type", "a name of 16 by.");
+    expect_text(object_at(&run, 1, 0), "state", "there");
+    cr_expect_eq(json_number(json_at(json_get(object_at(&run, 1, 0), "holders"), 0)), 0);
+    cr_expect_str_eq(json_text(json_at(json_get(object_at(&run, 1, 0), "holder_names"), 0)), "caller");
+    cr_expect_eq(json_number(json_get(object_at(&run, 1, 0), "entries")), 3);
+    cr_expect(json_number(json_get(object_at(&run, 1, 0), "age_seconds")) >= 90);
+    expect_text(object_at(&run, 1, 1), "state", "to_come");
+    cr_expect_eq(json_get(object_at(&run, 1, 1), "holders")->count, 0);
+    cr_expect_null(json_get(object_at(&run, 1, 1), "type")->text, "a type counts once its object is there");
+    expect_text(object_at(&run, 0, 0), "state", "failed");
+    cr_expect_eq(sum_of(&run, 0, "count"), 13);
+    cr_expect_eq(sum_of(&run, 0, "unshown"), 12);
+    cr_expect_eq(sum_of(&run, 0, "failed"), 1);
+    cr_expect_eq(sum_of(&run, 1, "held"), 1);
+    cr_expect_eq(sum_of(&run, 1, "entries"), 3);
+    cr_expect_eq(sum_of(&run, 1, "to_come"), 1);
+    cr_expect(sum_of(&run, 1, "oldest_seconds") >= 90);
+    stat_run_free(&run);
+}
+
+Test(shmstat_rrefs, prints_them_within_80_columns, .timeout = 20, .fini = remove_plant)
+{
+    struct stat_run run;
+
+    plant_objects();
+    run = stat_run("rrefs %s", plant.job);
+    cr_expect_eq(run.status, 0);
+    cr_expect_not_null(strstr(run.text, ": running, 15 objects\n"), "%s", run.text);
+    cr_expect_not_null(strstr(run.text, "\nOBJECT         OWNER            TYPE             STATE           AGE "
+                                        "HOLDERS\n"), "%s", run.text);
+    cr_expect_not_null(strstr(run.text, "\n1-0-3          callee           a name of 16 by. there  "), "%s", run.text);
+    cr_expect_not_null(strstr(run.text, "\n  held by   caller (3 times)\n"), "%s", run.text);
+    cr_expect_not_null(strstr(run.text, "\n1-0-4          callee           ?                to come"), "%s", run.text);
+    cr_expect_not_null(strstr(run.text, "\n0-0-1          caller           net              failed "), "%s", run.text);
+    cr_expect_not_null(strstr(run.text, "\ncaller has 12 more, for which its segment has no row\n"), "%s", run.text);
+    for (const char *line = run.text; *line != '\0'; line += strcspn(line, "\n") + 1)
+        cr_expect_leq(strcspn(line, "\n"), 80);
+    stat_run_free(&run);
+
+    plant_kill(&plant, 0);
+    run = stat_run("rrefs %s", plant.job);
+    cr_expect_not_null(strstr(run.text, "\n  held by   caller (dead) (3 times)\n"), "%s", run.text);
+    stat_run_free(&run);
+
+    run = stat_run("show %s", plant.job);
+    cr_expect_not_null(strstr(run.text, "  objects   2, held by others 1, to come 1, failed 0;"), "%s", run.text);
+    stat_run_free(&run);
+}
+
+static void expect_metric(const struct stat_run *run, const char *metric, int rank, const char *rest)
+{
+    char line[256];
+
+    snprintf(line, sizeof(line), "\nboxcar_%s{job=\"%s\",worker=\"%s\",rank=\"%d\"%s\n", metric, plant.job,
+             rank == 0 ? "caller" : "callee", rank, rest);
+    cr_expect_not_null(strstr(run->text, line), "%s in %s", line, run->text);
+}
+
+Test(shmstat_rrefs, counts_them_as_metrics, .timeout = 20, .fini = remove_plant)
+{
+    struct stat_run run;
+
+    plant_objects();
+    run = stat_run("show %s --prometheus", plant.job);
+    cr_expect_eq(run.status, 0);
+    expect_metric(&run, "objects", 0, "} 13");
+    expect_metric(&run, "objects", 1, "} 2");
+    expect_metric(&run, "objects_held", 1, "} 1");
+    expect_metric(&run, "objects_to_come", 1, "} 1");
+    expect_metric(&run, "objects_unshown", 0, "} 12");
+    expect_metric(&run, "objects_held_by_peer", 1, ",peer=\"0\"} 1");
+    stat_run_free(&run);
+}
+
+Test(shmstat_rrefs, says_so_if_there_are_none, .timeout = 20, .fini = remove_plant)
+{
+    struct stat_run run;
+
+    plant_make(&plant, 0);
+    run = stat_run("rrefs %s", plant.job);
+    cr_expect_eq(run.status, 0);
+    cr_expect_not_null(strstr(run.text, ": running, 0 objects\n"), "%s", run.text);
+    cr_expect_null(strstr(run.text, "OWNER"), "%s", run.text);
+    stat_run_free(&run);
+    run = run_json("rrefs", plant.job);
+    cr_expect_eq(json_get(stat_run_worker(&run, 1), "objects")->count, 0);
+    cr_expect_eq(sum_of(&run, 1, "count"), 0);
+    stat_run_free(&run);
+}
+
+/* ---- Running jobs ------------------------------------------------------------------------------------- */
+
+/* Repeats rrefs until the first object of worker 1 is in that state and has that many holders. */
+static struct stat_run rrefs_when(const char *state, size_t holders)
+{
+    struct stat_run run = run_json("rrefs", harness_job_name());
+
+    while (object_at(&run, 1, 0) == NULL || strcmp(json_text(json_get(object_at(&run, 1, 0), "state")), state) != 0 ||
+           json_get(object_at(&run, 1, 0), "holders")->count != holders) {
+        stat_run_free(&run);
+        run = run_json("rrefs", harness_job_name());
+    }
+    return run;
+}
+
+static const struct json *call_of(const struct stat_run *run, const char *function)
+{
+    const struct json *calls = json_get(stat_run_job(run), "calls");
+
+    for (const struct json *call = calls->first; call != NULL; call = call->next)
+        if (strcmp(json_text(json_get(call, "function")), function) == 0)
+            return call;
+    return NULL;
+}
+
+static void expect_where(const char *function, const char *where)
+{
+    struct stat_run run = run_json("calls", harness_job_name());
+
+    while (call_of(&run, function) == NULL ||
+           strcmp(json_text(json_get(call_of(&run, function), "where")), where) != 0) {
+        stat_run_free(&run);
+        run = run_json("calls", harness_job_name());
+    }
+    stat_run_free(&run);
+}
+
+static void expect_check_is_fine(void)
+{
+    struct stat_run run = run_json("check", harness_job_name());
+
+    HARNESS_EQ(json_number(json_get(stat_run_job(&run), "violations_found")), 0);
+    stat_run_free(&run);
+}
+
+/* The call that waits for the object leads to the call that makes it. */
+static void expect_because_of_the_maker(void)
+{
+    struct stat_run run = run_json("calls", harness_job_name()), why;
+    const struct json *because;
+
+    why = stat_run("why %s %s --json", json_text(json_get(call_of(&run, "bx_rref_to_here"), "call")),
+                   harness_job_name());
+    because = json_get(stat_run_job(&why), "because");
+    HARNESS_EQ(why.status, 0);
+    HARNESS_CHECK(because != NULL && because->count >= 4);
+    HARNESS_HAS(json_text(json_at(because, 0)), "for 'bx_rref_to_here' of worker1");
+    HARNESS_HAS(json_text(json_at(because, 1)), "waits at worker1 until the object is made that it is called on");
+    HARNESS_HAS(json_text(json_at(because, 2)), "for 'new_slow' of worker1");
+    HARNESS_HAS(json_text(json_at(because, 3)), "Its handler runs in worker1");
+    stat_run_free(&why);
+    stat_run_free(&run);
+}
+
+static void expect_holder(const struct stat_run *run, size_t index, const char *name)
+{
+    HARNESS_HAS(json_text(json_at(json_get(object_at(run, 1, 0), "holder_names"), index)), name);
+}
+
+static void live(struct bx_job *job)
+{
+    uint64_t began_ns = bxi_now_ns();
+    struct bx_rref *rref = remote(job, "worker1", "new_slow", 5);
+    struct bx_msg *args = bx_msg_create(0), *one = number(1);
+    struct bx_future *value = NULL, *sum = NULL;
+    struct stat_run run = rrefs_when("to_come", 1);
+
+    expect_holder(&run, 0, "worker0");
+    stat_run_free(&run);
+    HARNESS_EQ(bx_rref_async(rref, "add", one, NULL, &sum), 0);
+    HARNESS_EQ(bx_rref_to_here_async(rref, NULL, &value), 0);
+    expect_where("add", "object");
+    expect_where("bx_rref_to_here", "object");
+    expect_because_of_the_maker();
+    expect_check_is_fine();
+    harness_post(MAY_BE_MADE);
+    HARNESS_EQ(bx_future_wait(value, BX_FOREVER), 0);
+    HARNESS_EQ(bx_msg_put_rref(args, rref), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker2", "keep", args, NULL, NULL), 0);
+    run = rrefs_when("there", 2);
+    expect_holder(&run, 0, "worker0");
+    expect_holder(&run, 1, "worker2");
+    HARNESS_HAS(json_text(json_get(object_at(&run, 1, 0), "type")), "counter");
+    HARNESS_CHECK(json_number(json_get(object_at(&run, 1, 0), "age_seconds")) <=
+                  1e-9 * (double)(bxi_now_ns() - began_ns));
+    HARNESS_EQ(json_number(json_get(object_at(&run, 1, 0), "number")), rref->id & BXI_RREF_COUNT_MASK);
+    stat_run_free(&run);
+    expect_check_is_fine();
+    bx_future_release(value);
+    bx_future_release(sum);
+    bx_msg_destroy(one);
+    bx_msg_destroy(args);
+    bx_rref_release(rref);
+    stat_run_free(&(struct stat_run[]){ rrefs_when("there", 1) }[0]);
+    HARNESS_EQ(bx_rpc_sync(job, "worker2", "drop_kept", NULL, NULL, NULL), 0);
+    await_alive(0);
+    run = run_json("rrefs", harness_job_name());
+    HARNESS_EQ(json_get(stat_run_worker(&run, 1), "objects")->count, 0);
+    stat_run_free(&run);
+}
+
+Test(shmstat_rrefs, shows_the_objects_of_a_job_until_they_are_destroyed, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { live } });
+}
+
+static void hold_many(struct bx_job *job)
+{
+    enum { MORE = 44 };
+    static struct bx_rref *rrefs[BXI_OBJECTS_MAX + MORE];
+    struct stat_run run;
+
+    for (int i = 0; i < BXI_OBJECTS_MAX + MORE; i++)
+        HARNESS_EQ(bx_rref_create(job, &counter_type, new_counter_of(i), &rrefs[i]), 0);
+    run = run_json("rrefs", harness_job_name());
+    HARNESS_EQ(json_get(stat_run_worker(&run, 0), "objects")->count, BXI_OBJECTS_MAX);
+    HARNESS_EQ(sum_of(&run, 0, "count"), BXI_OBJECTS_MAX + MORE);
+    stat_run_free(&run);
+    run = stat_run("rrefs %s", harness_job_name());
+    HARNESS_HAS(run.text, "\nworker0 has 44 more, for which its segment has no row\n");
+    stat_run_free(&run);
+    expect_check_is_fine();
+    for (int i = 0; i < BXI_OBJECTS_MAX + MORE; i++)
+        bx_rref_release(rrefs[i]);
+}
+
+Test(shmstat_rrefs, counts_objects_beyond_the_rows, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { hold_many } });
+}

@@ -45,6 +45,8 @@
     X(tensor_bytes_sent,    "lock", "bytes of those tensors, none of them copied for it")          \
     X(tensors_copied,       "any",  "of them, copied into the arena first: born elsewhere")        \
     X(tensor_bytes_copied,  "any",  "bytes of those")                                              \
+    X(tensors_passed_on,    "any",  "of them, on loan from a third worker and sent on without a copy")         \
+    X(passed_on_bytes,      "any",  "bytes of those")                                              \
     X(leases_granted,       "lock", "messages that lent something")                                \
     X(leases_returned,      "lock", "leases given back")                                           \
     X(leases_taken_back,    "lock", "leases taken back from workers that died")                    \

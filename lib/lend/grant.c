@@ -60,6 +60,25 @@ static int make_slots(struct bx_job *job, struct bxi_lend_peer *peer)
     return 0;
 }
 
+/* From now on borrowers ring when they return a lease, and the role collects returns in every pass; until unwant. For
+ * threads that wait for leases, and while a lease is out that holds a loan. */
+static void want(struct bx_job *job)
+{
+    /* [lease.waiters] sequentially consistent, pairs with the load in bxi_grants_reclaim_wanted. */
+    bxi_add_seq_cst(&job->lend->lease_waiters, 1);
+    for (int rank = 0; rank < job->world_size; rank++)
+        /* [lease.want] relaxed, before the fence below; pairs with the load in give_back. */
+        bxi_store_relaxed(&job->control->pair[rank].want_lease, 1);
+    bxi_fence_seq_cst();        /* [lease.want] the owner's fence, pairs with the one in give_back */
+}
+
+static void unwant(struct bx_job *job)
+{
+    if (bxi_add_seq_cst(&job->lend->lease_waiters, (uint32_t)-1) == 1)
+        for (int rank = 0; rank < job->world_size; rank++)
+            bxi_store_relaxed(&job->control->pair[rank].want_lease, 0);    /* relaxed: one bell too many is harmless */
+}
+
 /* The borrower's lease words; NULL until it has allocated its ring towards this worker, and the words with it. */
 static const bxi_a64 *find_words(struct bx_job *job, struct bxi_lend_peer *peer)
 {
@@ -138,6 +157,8 @@ static void end_lease(struct bx_job *job, struct bxi_lend_peer *peer, uint16_t i
     job->lend->loan_bytes -= slot->bytes;
     bxi_add(&job->lend->loans_out, (uint32_t)-1);
     slot->holds = NULL;
+    if (slot->passes)
+        unwant(job);
     unlink_out(grants, index);
 }
 
@@ -230,7 +251,7 @@ static bool collect_words(struct bx_job *job, struct bxi_lend_peer *peer, struct
 /* Leases have ended: wakes all waiting threads, which are few; each rechecks its condition. */
 static void wake_waiters(struct bx_job *job)
 {
-    /* [lease.waiters] sequentially consistent, pairs with the addition in bxi_grants_want. */
+    /* [lease.waiters] sequentially consistent, pairs with the addition in want. */
     if (bxi_load_seq_cst(&job->lend->lease_waiters) != 0)
         bxi_wake(job->run, NULL);
 }
@@ -311,6 +332,14 @@ void bxi_grants_unsent(struct bx_job *job, struct bxi_lend_peer *peer)
     end_all(job, peer, (struct range){ BX_FOREVER, BX_FOREVER }, BXI_C_leases_returned);
 }
 
+bool bxi_grants_were_passed_on(const struct bx_job *job, const struct bxi_lend_peer *peer)
+{
+    if (peer->rank == job->rank || peer->view->control == NULL || peer->grants.count == 0)
+        return false;
+    /* Relaxed: it is dead, and what it had counted before it sent a frame is there. */
+    return bxi_load_relaxed((bxi_a64 *)&bxi_tables_view(peer->view->control)->counters[BXI_C_tensors_passed_on]) != 0;
+}
+
 void bxi_grants_take_back(struct bx_job *job, struct bxi_lend_peer *peer)
 {
     bxi_lock(&job->run->lock);
@@ -352,6 +381,9 @@ int bxi_grant_enter(struct bx_job *job, struct bxi_lend_peer *peer, struct bxi_g
     slot->holds = grant->holds;
     slot->hold_count = grant->hold_count;
     slot->device = grant->device;
+    slot->passes = grant->passes;
+    if (slot->passes)
+        want(job);
     link_out(grants, index);
     grants->count++;
     grants->bytes += grant->bytes;
@@ -456,21 +488,14 @@ int bx_job_loans(struct bx_job *job, int rank, struct bx_loans *loans)
 void bxi_grants_want(struct bx_job *job)
 {
     bxi_lock(&job->run->lock);
-    /* [lease.waiters] sequentially consistent, pairs with the load in bxi_grants_reclaim_wanted. */
-    bxi_add_seq_cst(&job->lend->lease_waiters, 1);
-    for (int rank = 0; rank < job->world_size; rank++)
-        /* [lease.want] relaxed, before the fence below; pairs with the load in give_back. */
-        bxi_store_relaxed(&job->control->pair[rank].want_lease, 1);
+    want(job);
     bxi_unlock(&job->run->lock);
-    bxi_fence_seq_cst();        /* [lease.want] the owner's fence, pairs with the one in give_back */
 }
 
 void bxi_grants_unwant(struct bx_job *job)
 {
     bxi_lock(&job->run->lock);
-    if (bxi_add_seq_cst(&job->lend->lease_waiters, (uint32_t)-1) == 1)
-        for (int rank = 0; rank < job->world_size; rank++)
-            bxi_store_relaxed(&job->control->pair[rank].want_lease, 0);    /* relaxed: one bell too many is harmless */
+    unwant(job);
     bxi_unlock(&job->run->lock);
 }
 

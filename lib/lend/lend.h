@@ -8,6 +8,11 @@
  *     loan      the borrower's side: the tensors of one message
  *     returns   where the borrower returns the leases of one owner
  *
+ * Passing on. A worker B may send on a tensor that it has on loan from A. The record names A; the receiver C reads
+ * A's arena, which it has mapped. B's grant to C holds B's loan, so A's lease to B ends after C's to B. When B dies, A
+ * takes back its leases to B only when no worker holds a loan of B with tensors that B passed on: A asks all (the
+ * rounds of rref/rref.h).
+ *
  * A frame that lends begins with struct bxi_lease_head and one struct bxi_tensor_head for each tensor. lend knows a
  * peer only as struct bxi_lend_peer. It reaches rings and bells through struct bxi_lend_ops and GPUs through struct
  * bxi_device_ops.
@@ -51,11 +56,12 @@ struct bxi_tensor_head {
     uint8_t dtype;              /* enum bx_dtype */
     uint8_t ndim;               /* 0 to BX_DIMS_MAX */
     uint8_t device;             /* enum bx_device_kind */
-    uint8_t flags;              /* BXI_STRIDED, BXI_STAGED */
-    uint32_t reserved;          /* 0 */
+    uint8_t flags;              /* BXI_STRIDED, BXI_STAGED, BXI_PASSED */
+    uint32_t owner;             /* with BXI_PASSED: the rank in whose arena it lies; else 0 */
 };
 #define BXI_STRIDED 1u
 #define BXI_STAGED 2u               /* meant for a device, sent through the arena: no path between the devices */
+#define BXI_PASSED 4u               /* the sender has it on loan from the owner, and its grant holds that loan */
 #define BXI_TENSOR_HEAD_MAX (sizeof(struct bxi_tensor_head) + 16 * BX_DIMS_MAX)
 
 /* ---- Tensors (storage.c, tensor.c) ----------------------------------------------------------------- */
@@ -162,6 +168,7 @@ struct bxi_grant {
     struct bxi_lend_peer *peer;     /* the borrower */
     bool device;                    /* some of it is device memory: the lease is returned with a point */
     bool staged;                    /* some of it has BXI_STAGED */
+    bool passes;                    /* some of it has BXI_PASSED */
     struct bxi_gpu_point ready[BXI_GPU_DEVICES];    /* of each device's own stream; order 0: not marked yet */
 };
 
@@ -176,6 +183,7 @@ struct bxi_grant_slot {             /* one slot of the grants to a peer */
     uint16_t next, prev;            /* in the list of slots on loan, oldest first; or in that of free slots */
     bool out;
     bool device;                    /* is returned with a point */
+    bool passes;                    /* holds a loan, which is to be returned as soon as this lease is */
 };
 #define BXI_NO_LEASE UINT16_MAX
 
@@ -204,6 +212,13 @@ struct bxi_returns {
     const bxi_a64 *want;            /* not 0: the owner waits for leases; ring its bell */
 };
 
+/* The arena of a third worker, which a loan's tensors lie in. */
+struct bxi_passed {
+    struct bxi_passed *next;
+    struct bxi_arena_view *view;
+    int owner;
+};
+
 /* One message's tensors on loan. */
 struct bxi_loan {
     struct bxi_storage storage;     /* first */
@@ -215,6 +230,7 @@ struct bxi_loan {
     const unsigned char *data;      /* the message's bytes, in packed or in its frame */
     size_t bytes;
     struct bxi_device_loan *device; /* of a message with device tensors; or NULL */
+    struct bxi_passed *passed;      /* the arenas of tensors that were passed on; each with a reference to its view */
     uint32_t tensor_count;
     struct bx_tensor **pointers;    /* to the tensors; stored after them */
     struct bx_tensor tensors[];
@@ -232,6 +248,8 @@ struct bxi_lend_peer {
     struct bxi_returns *returns;                /* role: made with the first loan; one reference */
     struct bxi_loan *held;                      /* role: loan of the next frame, whose device memory is being mapped */
     int held_code;                              /* role: the error of opening that loan; it is not opened twice */
+    bxi_a32 is_gone;                            /* written by the role: nothing is borrowed from its arena any more */
+    bxi_a32 passed_loans;                       /* any thread: loans of it with tensors that it passed on */
     bool is_corrupt;                            /* lock: cut off; its lease words are ignored */
     struct bxi_grants grants;                   /* lock: what is on loan to it */
 };
@@ -248,6 +266,8 @@ struct bxi_lend_ops {
     /* The peer wrote invalid data, `what`: the room above will cut it off. */
     void (*suspect)(struct bx_job *job, int rank, const char *what);
     void (*ring)(struct bx_job *job, int rank);     /* wakes the peer if it sleeps; without the lock */
+    /* The last loan with tensors that some worker had passed on has ended. Any thread. */
+    void (*passed_ended)(struct bx_job *job);
 };
 
 struct bxi_lend {
@@ -277,7 +297,7 @@ uint32_t bxi_grants_reclaim(struct bx_job *job);
 /* The same, if a thread waits for leases; true if any was returned. */
 static inline bool bxi_grants_reclaim_wanted(struct bx_job *job)
 {
-    /* [lease.waiters] sequentially consistent, pairs with the addition in bxi_grants_want. */
+    /* [lease.waiters] sequentially consistent, pairs with the addition in want. */
     return bxi_load_seq_cst(&job->lend->lease_waiters) != 0 && bxi_grants_reclaim(job) > 0;
 }
 void bxi_grants_want(struct bx_job *job);       /* before a wait for leases; after it, unwant */
@@ -286,6 +306,8 @@ void bxi_grants_unwant(struct bx_job *job);
 void bxi_grants_refused(struct bx_job *job, struct bxi_lend_peer *peer, uint64_t through_pos);
 void bxi_grants_unsent(struct bx_job *job, struct bxi_lend_peer *peer);     /* its queued frames were dropped */
 void bxi_grants_take_back(struct bx_job *job, struct bxi_lend_peer *peer);  /* its process is dead */
+/* It is dead, and others may hold what it had on loan from this worker and passed on. */
+bool bxi_grants_were_passed_on(const struct bx_job *job, const struct bxi_lend_peer *peer);
 void bxi_grants_destroy(struct bxi_lend_peer *peer);
 
 /* ---- loan.c --------------------------------------------------------------------------------------- */

@@ -95,8 +95,8 @@ static void give_back(struct bxi_returns *returns, uint32_t slot, uint64_t gener
         BXI_STEP("lease.returned");
         count_return(returns->given_back);
         bxi_count(&bxi_tables(returns->job->control)->loans[returns->peer->rank].borrowed, (uint64_t)-1);
-        bxi_fence_seq_cst();        /* [lease.want] the borrower's fence, pairs with the one in bxi_grants_want */
-        /* [lease.want] relaxed, behind the fence; pairs with the store in bxi_grants_want. */
+        bxi_fence_seq_cst();        /* [lease.want] the borrower's fence, pairs with the one in want */
+        /* [lease.want] relaxed, behind the fence; pairs with the store in want. */
         if (bxi_load_relaxed((bxi_a64 *)returns->want) != 0)
             returns->job->lend->ops->ring(returns->job, returns->peer->rank);
     }
@@ -104,6 +104,28 @@ static void give_back(struct bxi_returns *returns, uint32_t slot, uint64_t gener
 }
 
 /* ---- loans --------------------------------------------------------------------------------------------- */
+
+/* A loan with tensors that its lender had passed on has ended. */
+static void end_passed(struct bxi_returns *returns)
+{
+    bxi_lock(&returns->lock);
+    if (returns->job != NULL && bxi_add_seq_cst(&returns->peer->passed_loans, (uint32_t)-1) == 1)
+        returns->job->lend->ops->passed_ended(returns->job);
+    bxi_unlock(&returns->lock);
+}
+
+static void release_passed(struct bxi_loan *loan)
+{
+    if (loan->passed != NULL)
+        end_passed(loan->returns);
+    while (loan->passed != NULL) {
+        struct bxi_passed *passed = loan->passed;
+
+        loan->passed = passed->next;
+        bxi_arena_view_release(passed->view);
+        free(passed);
+    }
+}
 
 /* The last reference is dropped. */
 static void end_loan(void *context)
@@ -115,6 +137,7 @@ static void end_loan(void *context)
         struct bxi_gpu_point point;
         bool device = loan->device != NULL;
 
+        release_passed(loan);
         bxi_arena_view_release(loan->view);
         if (device)
             bxi_device_ops()->loan_end(loan, &point);
@@ -131,11 +154,43 @@ void bxi_loan_release(struct bxi_loan *loan)
         bxi_storage_release(&loan->storage);
 }
 
+/* The view of a third worker's arena, which the loan holds. BX_E_CORRUPT; BX_E_PEER_DEAD: it is not mapped any more;
+ * -ENOMEM. */
+static int view_of(struct bxi_loan *loan, const struct bxi_tensor_head *head, const struct bxi_arena_view **view)
+{
+    struct bxi_lend_peer *lender = loan->returns->peer;
+    const struct bx_job *job = loan->returns->job;
+    struct bxi_passed *passed = loan->passed;
+
+    if (head->device != BX_CPU || (head->flags & BXI_STAGED) || head->owner >= (uint32_t)job->world_size ||
+        (int)head->owner == job->rank || (int)head->owner == lender->rank || lender->rank == job->rank)
+        return BX_E_CORRUPT;
+    while (passed != NULL && passed->owner != (int)head->owner)
+        passed = passed->next;
+    if (passed == NULL) {
+        struct bxi_arena_view *arena = job->lend->peers[head->owner].arena;
+
+        if (arena == NULL)
+            return bx_fail(BX_E_PEER_DEAD, "a tensor was passed on by worker '%s', and its owner, worker '%s', is gone",
+                           lender->name, job->lend->peers[head->owner].name);
+        passed = malloc(sizeof *passed);
+        if (passed == NULL)
+            return -ENOMEM;
+        if (loan->passed == NULL)
+            bxi_add_seq_cst(&lender->passed_loans, 1);
+        *passed = (struct bxi_passed){ loan->passed, bxi_arena_view_acquire(arena), (int)head->owner };
+        loan->passed = passed;
+    }
+    *view = passed->view;
+    return 0;
+}
+
 /* Checks a record's head, of a tensor in device memory or in the arena. *room: bytes that the tensor may span from its
- * first element. Returns the bytes of the record parsed, or BX_E_CORRUPT, -ENODEV, -ENOMEM. */
+ * first element. Returns the bytes of the record parsed, or BX_E_CORRUPT, BX_E_PEER_DEAD, -ENODEV, -ENOMEM. */
 static int64_t parse_head(struct bxi_loan *loan, uint32_t index, const unsigned char *at, uint64_t left,
                           uint64_t *room)
 {
+    const struct bxi_arena_view *view = loan->view;
     struct bxi_tensor_head head;
     struct bxi_gpu_ref ref;
     bool staged, named;
@@ -146,19 +201,22 @@ static int64_t parse_head(struct bxi_loan *loan, uint32_t index, const unsigned 
     staged = (head.flags & BXI_STAGED) != 0;
     named = head.device == BX_CUDA && !staged;
     element = bx_dtype_bytes((enum bx_dtype)head.dtype);
-    if (head.ndim > BX_DIMS_MAX || head.flags > (BXI_STRIDED | BXI_STAGED) || head.reserved != 0 ||
+    if (head.ndim > BX_DIMS_MAX || head.flags > (BXI_STRIDED | BXI_STAGED | BXI_PASSED) ||
+        (!(head.flags & BXI_PASSED) && head.owner != 0) ||
         (head.device != BX_CPU && head.device != BX_CUDA) || (staged && head.device != BX_CUDA) || element == 0 ||
         (named && left < sizeof head + sizeof ref))
         return BX_E_CORRUPT;
-    if (!named && head.offset > loan->view->bytes)
+    if ((head.flags & BXI_PASSED) && (rc = view_of(loan, &head, &view)) < 0)
+        return rc;
+    if (!named && head.offset > view->bytes)
         return BX_E_CORRUPT;
     if (named)
         memcpy(&ref, at + sizeof head, sizeof ref);
     if (named && ref.offset % element != 0)
         return BX_E_CORRUPT;
-    *room = named ? ref.bytes : loan->view->bytes - head.offset;
+    *room = named ? ref.bytes : view->bytes - head.offset;
     if (head.device == BX_CPU) {
-        loan->tensors[index].data = loan->storage.base + head.offset;
+        loan->tensors[index].data = (unsigned char *)(uintptr_t)view->base + head.offset;
         return sizeof head;
     }
     if (bxi_device_ops() == NULL)

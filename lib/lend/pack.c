@@ -19,6 +19,35 @@ static bool is_ours(const struct bx_job *job, const struct bx_tensor *tensor)
            (storage->kind == BXI_STORE_ARENA && storage->arena == job->lend->arena);
 }
 
+/* The worker in whose arena the tensor lies, if it is on loan and can be passed on to peer, and the view of that arena;
+ * else -1. */
+static int owner_of(const struct bx_job *job, const struct bxi_lend_peer *peer, const struct bx_tensor *tensor,
+                    const struct bxi_arena_view **view)
+{
+    const struct bxi_loan *loan = (const struct bxi_loan *)(const void *)tensor->storage;
+    int owner = -1;
+
+    if (tensor->storage->kind != BXI_STORE_LOAN || bxi_is_device(tensor) || peer->rank == job->rank ||
+        loan->returns == NULL || loan->returns->job != job)
+        return -1;
+    if (tensor->data >= loan->view->base && tensor->data < loan->view->base + loan->view->bytes) {
+        *view = loan->view;
+        owner = loan->returns->peer->rank;
+    }
+    for (const struct bxi_passed *passed = loan->passed; owner < 0 && passed != NULL; passed = passed->next) {
+        if (tensor->data < passed->view->base || tensor->data >= passed->view->base + passed->view->bytes)
+            continue;
+        *view = passed->view;
+        owner = passed->owner;
+    }
+    /* Back to its owner, and of an owner that is gone, it is copied. Relaxed: if it is seen late, the receiver, which
+     * has closed the owner too, answers BX_E_PEER_DEAD. */
+    if (owner < 0 || owner == peer->rank || owner == job->rank ||
+        bxi_load_relaxed(&job->lend->peers[owner].is_gone) != 0)
+        return -1;
+    return owner;
+}
+
 static size_t head_bytes(const struct bx_tensor *tensor)
 {
     return sizeof(struct bxi_tensor_head) + (bxi_is_device(tensor) ? sizeof(struct bxi_gpu_ref) : 0) +
@@ -58,6 +87,8 @@ static unsigned char *put_bytes(unsigned char *to, const void *from, size_t byte
 static int describe(struct bx_job *job, struct bxi_grant *grant, struct bx_tensor *tensor, unsigned char **to,
                     struct bxi_storage **storage)
 {
+    const struct bxi_arena_view *view = NULL;
+    int owner = owner_of(job, grant->peer, tensor, &view);
     struct bxi_tensor_head head = {
         .dtype = tensor->dtype,
         .ndim = tensor->ndim,
@@ -67,7 +98,16 @@ static int describe(struct bx_job *job, struct bxi_grant *grant, struct bx_tenso
     size_t row = sizeof(int64_t) * tensor->ndim;
     struct bxi_gpu_ref ref;
 
-    if (bxi_is_device(tensor)) {
+    if (owner >= 0) {
+        head.flags |= BXI_PASSED;
+        grant->passes = true;
+        head.owner = (uint32_t)owner;
+        head.offset = (uint64_t)(tensor->data - view->base);
+        *storage = tensor->storage;
+        bxi_storage_acquire(*storage);
+        bxi_add(&job->counters[BXI_C_tensors_passed_on], 1);
+        bxi_add(&job->counters[BXI_C_passed_on_bytes], bx_tensor_bytes(tensor));
+    } else if (bxi_is_device(tensor)) {
         int rc = bxi_device_ops()->pack(job, grant, tensor, &head, &ref, storage);
 
         if (rc < 0)
@@ -90,10 +130,11 @@ static int describe(struct bx_job *job, struct bxi_grant *grant, struct bx_tenso
 static int pack_one(struct bx_job *job, struct bxi_grant *grant, struct bx_tensor *tensor, unsigned char **to)
 {
     struct bxi_storage *storage = NULL;
+    const struct bxi_arena_view *view = NULL;
     struct bx_tensor *copy = NULL;
     int rc;
 
-    if (!is_ours(job, tensor)) {
+    if (!is_ours(job, tensor) && owner_of(job, grant->peer, tensor, &view) < 0) {
         rc = bx_tensor_copy(job, tensor, &copy);
         if (rc < 0)
             return rc;

@@ -193,7 +193,8 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
     if (head->code < 0)
         text = strndup(body_bytes > 0 ? body : "", body_bytes < BXI_TEXT_BYTES ? body_bytes : BXI_TEXT_BYTES);
     else if (brought.code < 0)
-        text = strdup(brought.loan != NULL ? bx_error_text() : bx_strerror(brought.code));
+        text = strdup(brought.loan != NULL || brought.code == BX_E_PEER_DEAD ? bx_error_text()
+                                                                             : bx_strerror(brought.code));
     else if (call->wants_value && (value = value_of(&brought)) == NULL)
         brought.code = -ENOMEM;
     drop_brought(&brought);

@@ -100,7 +100,7 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
             return rc;
         }
         if (rc < 0) {
-            bxi_answer(&request, rc, request.loan != NULL ? bx_error_text()
+            bxi_answer(&request, rc, request.loan != NULL || rc == BX_E_PEER_DEAD ? bx_error_text()
                                      : rc == -ENODEV ? "it has no GPU open; call bx_gpu_open"
                                                      : "no memory for its tensors", NULL);
             return 0;

@@ -51,8 +51,19 @@ static void unpark(struct bx_job *job, struct bxi_waiting *parked)
     bxi_event(job->run, BXI_EVENT_OBJECT);
 }
 
+static bool holds_passed(const struct bx_job *job, int rank)
+{
+    return bxi_load_seq_cst((bxi_a32 *)&job->rpc->peers[rank].lend->passed_loans) != 0;
+}
+
+static void take_back(struct bx_job *job, int rank)
+{
+    bxi_grants_take_back(job, job->rpc->peers[rank].lend);
+}
+
 const struct bxi_rref_ops bxi_rref_ops = {
     .send = send_frame, .flush = flush, .is_alive = is_alive, .name = name_of, .unpark = unpark,
+    .holds_passed = holds_passed, .take_back = take_back,
 };
 
 /* ---- bodies with references ------------------------------------------------------------------------------- */
@@ -303,7 +314,7 @@ void bxi_objects_unpark(const struct bxi_role *role, struct bx_job *job)
 /* The request that makes the object is answered, or never will be. */
 static void made(struct bx_future *future, void *context)
 {
-    struct bxi_rref_after after = { NULL, false };
+    struct bxi_rref_after after = { .sent = false };
     struct bx_rref *rref = context;
     struct bx_job *job = future->job;
 

@@ -82,6 +82,11 @@ static void ring(struct bx_job *job, int rank)
     bxi_unlock(&job->run->lock);
 }
 
+static void passed_ended(struct bx_job *job)
+{
+    bxi_event(job->run, BXI_EVENT_PASSED);
+}
+
 void bxi_peer_init(struct bx_job *job, int rank)
 {
     struct bxi_peer *peer = &job->rpc->peers[rank];
@@ -93,7 +98,7 @@ void bxi_peer_init(struct bx_job *job, int rank)
 
 int bxi_peers_create(struct bx_job *job)
 {
-    static const struct bxi_lend_ops operations = { suspect, ring };
+    static const struct bxi_lend_ops operations = { suspect, ring, passed_ended };
 
     job->lend->ops = &operations;
     job->rpc->peers = calloc((size_t)job->world_size, sizeof *job->rpc->peers);

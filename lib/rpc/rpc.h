@@ -487,6 +487,7 @@ enum bxi_event {
     BXI_EVENT_BATCH = 8,        /* members changed, or a batch is due */
     BXI_EVENT_POOL = 16,        /* does the pool's queue move? */
     BXI_EVENT_OBJECT = 32,      /* objects are made: unparked */
+    BXI_EVENT_PASSED = 64,      /* loans with tensors that a worker had passed on have ended */
 };
 extern const struct bxi_source_ops bxi_rpc_source;         /* rings, full queues, bells, leases; the rest by events */
 

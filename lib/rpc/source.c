@@ -107,13 +107,15 @@ static void handle(void *context, const struct bxi_role *role, uint32_t event)
         bxi_batches_look(job);
     else if (event == BXI_EVENT_POOL)
         bxi_pool_look(job);
-    else
+    else if (event == BXI_EVENT_OBJECT)
         bxi_objects_unpark(role, job);
+    else
+        bxi_rref_answer_rounds(job);
 }
 
 const struct bxi_source_ops bxi_rpc_source = {
     .events = BXI_EVENT_SCAN | BXI_EVENT_DEATH | BXI_EVENT_BATCH | BXI_EVENT_POOL |
-              BXI_EVENT_OBJECT,
+              BXI_EVENT_OBJECT | BXI_EVENT_PASSED,
     .handle = handle,
     .pass = pass,
     .peek = peek,

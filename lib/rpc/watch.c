@@ -106,6 +106,16 @@ static void drop_arena(struct bxi_peer *peer)
     if (peer->lend->arena != NULL)
         bxi_arena_view_release(peer->lend->arena);
     peer->lend->arena = NULL;
+    bxi_store_relaxed(&peer->lend->is_gone, 1);     /* relaxed: a thread that sees it late passes on, and learns */
+}
+
+/* Its leases: at once, or when no worker holds what it passed on. */
+static void take_back(struct bx_job *job, struct bxi_peer *peer)
+{
+    if (bxi_grants_were_passed_on(job, peer->lend))
+        bxi_rref_ask_for_leases(job, peer->rank);
+    else
+        bxi_grants_take_back(job, peer->lend);
 }
 
 static void count_gone(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_state state)
@@ -168,7 +178,7 @@ void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_
     bxi_loan_drop_held(peer->lend);
     if (state == BXI_PEER_DEAD) {
         bxi_devices_peer_died(job, peer->lend);
-        bxi_grants_take_back(job, peer->lend);
+        take_back(job, peer);
     }
     bxi_rref_peer_gone(job, peer->rank, codes[state], state == BXI_PEER_CORRUPT);
     count_gone(job, peer, state);
@@ -292,7 +302,7 @@ void bxi_deaths_close(const struct bxi_role *role, struct bx_job *job)
         if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE) {
             if (seen == BXI_PEER_DEAD) {
                 bxi_devices_peer_died(job, peer->lend);
-                bxi_grants_take_back(job, peer->lend);    /* it had left, or was cut off, with loans */
+                take_back(job, peer);           /* it had left, or was cut off, with loans */
             }
             continue;
         }

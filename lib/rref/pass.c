@@ -312,7 +312,7 @@ static bool take_all(struct bx_job *job, int from, const struct bxi_rref_tail *t
 
 int bxi_rref_open(struct bx_job *job, int from, const void *body, size_t *body_bytes, struct bxi_rref_in **in)
 {
-    struct bxi_rref_after after = { NULL, false };
+    struct bxi_rref_after after = { .sent = false };
     struct bxi_rref_tail tail;
     struct bxi_rref_in *made;
     uint64_t ids[BX_RREFS_MAX + 2];

@@ -138,26 +138,37 @@ static int kept(struct bx_job *job, int from, uint64_t id, struct bxi_rref_after
 
 /* ---- rounds ----------------------------------------------------------------------------------------------- */
 
-static void answer_if_closed(struct bx_job *job, int owner, struct bxi_rref_after *after)
+static void answer_if_closed(struct bx_job *job, enum bxi_round_kind kind, int asker, struct bxi_rref_after *after)
 {
-    uint64_t round = job->rrefs->asked[owner].round;
+    uint64_t round = job->rrefs->asked[kind][asker].round;
 
     if (round == 0)
         return;
     for (int rank = 0; rank < job->world_size; rank++)
-        if (rank != job->rank && has(job->rrefs->asked[owner].dead, rank) && job->rrefs->ops->is_alive(job, rank))
+        if (rank != job->rank && has(job->rrefs->asked[kind][asker].dead, rank) &&
+            (job->rrefs->ops->is_alive(job, rank) ||
+             (kind == BXI_ROUND_LEASES && job->rrefs->ops->holds_passed(job, rank))))
             return;
-    job->rrefs->asked[owner].round = 0;
-    bxi_rref_send(job, owner, &(struct bxi_rref_frame){ .op = BXI_RREF_ANSWER, .id = round }, after);
+    job->rrefs->asked[kind][asker].round = 0;
+    bxi_rref_send(job, asker, &(struct bxi_rref_frame){ .op = BXI_RREF_ANSWER, .id = round, .value = (int32_t)kind },
+                  after);
+}
+
+static void answer_all(struct bx_job *job, struct bxi_rref_after *after)
+{
+    for (int kind = 0; kind < BXI_ROUND_KINDS; kind++)
+        for (int asker = 0; asker < job->world_size; asker++)
+            answer_if_closed(job, (enum bxi_round_kind)kind, asker, after);
 }
 
 static int ask(struct bx_job *job, int from, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)
 {
-    if (frame->body_bytes != sizeof job->rrefs->asked[from].dead || frame->id == 0)
+    if (frame->value < 0 || frame->value >= BXI_ROUND_KINDS ||
+        frame->body_bytes != sizeof job->rrefs->asked[0][from].dead || frame->id == 0)
         return BX_E_CORRUPT;
-    job->rrefs->asked[from].round = frame->id;
-    memcpy(job->rrefs->asked[from].dead, frame->body, frame->body_bytes);
-    answer_if_closed(job, from, after);
+    job->rrefs->asked[frame->value][from].round = frame->id;
+    memcpy(job->rrefs->asked[frame->value][from].dead, frame->body, frame->body_bytes);
+    answer_if_closed(job, (enum bxi_round_kind)frame->value, from, after);
     return 0;
 }
 
@@ -169,43 +180,54 @@ static void drop_entries(struct bx_job *job, struct bx_rref *rref, int rank, str
     bxi_rref_settle(job, rref, after);
 }
 
-static void end_round(struct bx_job *job, struct bxi_rref_after *after)
+static void end_round(struct bx_job *job, enum bxi_round_kind kind, struct bxi_rref_after *after)
 {
+    uint64_t *dead = job->rrefs->rounds[kind].dead;
+
     for (int rank = 0; rank < job->world_size; rank++) {
-        if (!has(job->rrefs->dead, rank))
+        if (!has(dead, rank))
             continue;
-        put(job->rrefs->dead, rank, false);
-        each(job, drop_entries, rank, after);
+        put(dead, rank, false);
+        if (kind == BXI_ROUND_ENTRIES)
+            each(job, drop_entries, rank, after);
+        else if (has(job->rrefs->rounds[kind].leases, rank))
+            put(after->take_back, rank, true);
+        put(job->rrefs->rounds[kind].leases, rank, false);
     }
 }
 
 /* Asks all living workers; a round that nobody must answer ends at once. */
-static void begin_round(struct bx_job *job, struct bxi_rref_after *after)
+static void begin_round(struct bx_job *job, enum bxi_round_kind kind, struct bxi_rref_after *after)
 {
-    struct bxi_rrefs *rrefs = job->rrefs;
-    struct bxi_rref_frame frame = { .op = BXI_RREF_ASK, .id = ++rrefs->round, .body = rrefs->dead,
-                                    .body_bytes = sizeof rrefs->dead };
+    struct bxi_round *round = &job->rrefs->rounds[kind];
+    struct bxi_rref_frame frame = { .op = BXI_RREF_ASK, .id = ++round->number, .value = (int32_t)kind,
+                                    .body = round->dead, .body_bytes = sizeof round->dead };
 
     for (int rank = 0; rank < job->world_size; rank++) {
-        bool alive = rank != job->rank && rrefs->ops->is_alive(job, rank);
+        bool alive = rank != job->rank && job->rrefs->ops->is_alive(job, rank);
 
-        put(rrefs->awaited, rank, alive);
+        put(round->awaited, rank, alive);
         if (alive)
             bxi_rref_send(job, rank, &frame, after);
     }
-    if (is_empty(rrefs->awaited))
-        end_round(job, after);
+    if (is_empty(round->awaited))
+        end_round(job, kind, after);
 }
 
-static int answer(struct bx_job *job, int from, uint64_t round, struct bxi_rref_after *after)
+static int answer(struct bx_job *job, int from, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)
 {
-    if (round > job->rrefs->round)
+    struct bxi_round *round;
+
+    if (frame->value < 0 || frame->value >= BXI_ROUND_KINDS)
         return BX_E_CORRUPT;
-    if (round < job->rrefs->round || is_empty(job->rrefs->dead))
+    round = &job->rrefs->rounds[frame->value];
+    if (frame->id > round->number)
+        return BX_E_CORRUPT;
+    if (frame->id < round->number || is_empty(round->dead))
         return 0;
-    put(job->rrefs->awaited, from, false);
-    if (is_empty(job->rrefs->awaited))
-        end_round(job, after);
+    put(round->awaited, from, false);
+    if (is_empty(round->awaited))
+        end_round(job, (enum bxi_round_kind)frame->value, after);
     return 0;
 }
 
@@ -219,9 +241,9 @@ static int passed(struct bx_job *job, int from, const struct bxi_rref_frame *fra
         dead == job->rank || dead == from)
         return BX_E_CORRUPT;
     bxi_rref_add_entries(rref, dead, 1);
-    if (!job->rrefs->ops->is_alive(job, dead) && !has(job->rrefs->dead, dead)) {
-        put(job->rrefs->dead, dead, true);
-        begin_round(job, after);
+    if (!job->rrefs->ops->is_alive(job, dead) && !has(job->rrefs->rounds[BXI_ROUND_ENTRIES].dead, dead)) {
+        put(job->rrefs->rounds[BXI_ROUND_ENTRIES].dead, dead, true);
+        begin_round(job, BXI_ROUND_ENTRIES, after);
     }
     return 0;
 }
@@ -250,14 +272,14 @@ static int handle(struct bx_job *job, int from, const struct bxi_rref_frame *fra
     case BXI_RREF_ASK:
         return ask(job, from, frame, after);
     case BXI_RREF_ANSWER:
-        return answer(job, from, frame->id, after);
+        return answer(job, from, frame, after);
     }
     return BX_E_CORRUPT;
 }
 
 int bxi_rref_arrived(struct bx_job *job, int from, const struct bxi_rref_frame *frame)
 {
-    struct bxi_rref_after after = { NULL, false };
+    struct bxi_rref_after after = { .sent = false };
     struct bx_rref *rref = NULL;
     int rc;
 
@@ -313,14 +335,33 @@ static void has_entry(struct bx_job *job, struct bx_rref *rref, int rank, struct
 {
     (void)after;
     if (rref->entries != NULL && rref->entries[rank] > 0)
-        put(job->rrefs->dead, rank, true);
+        put(job->rrefs->rounds[BXI_ROUND_ENTRIES].dead, rank, true);
+}
+
+/* A worker that is gone joins the sets that are out; its own entries may begin one. */
+static void join_rounds(struct bx_job *job, int rank, bool cut_off, struct bxi_rref_after *after)
+{
+    struct bxi_round *entries = &job->rrefs->rounds[BXI_ROUND_ENTRIES];
+    struct bxi_round *leases = &job->rrefs->rounds[BXI_ROUND_LEASES];
+
+    if (cut_off)
+        each(job, drop_entries, rank, after);
+    else if (is_empty(entries->dead))
+        each(job, has_entry, rank, after);
+    else
+        put(entries->dead, rank, true);
+    if (!is_empty(entries->dead))
+        begin_round(job, BXI_ROUND_ENTRIES, after);
+    if (is_empty(leases->dead) || cut_off)
+        return;
+    put(leases->dead, rank, true);
+    begin_round(job, BXI_ROUND_LEASES, after);
 }
 
 void bxi_rref_peer_gone(struct bx_job *job, int rank, int code, bool cut_off)
 {
     struct bxi_rrefs *rrefs = job->rrefs;
-    struct bxi_rref_after after = { NULL, false };
-    bool pending;
+    struct bxi_rref_after after = { .sent = false };
 
     (void)code;
     bxi_lock(&job->run->lock);
@@ -333,20 +374,34 @@ void bxi_rref_peer_gone(struct bx_job *job, int rank, int code, bool cut_off)
         bxi_rref_settle(job, rref, &after);
     }
     each(job, fail_one, rank, &after);
-    rrefs->asked[rank].round = 0;
-    pending = !is_empty(rrefs->dead);
-    if (cut_off)
-        each(job, drop_entries, rank, &after);
-    else if (pending)
-        put(rrefs->dead, rank, true);
-    else
-        each(job, has_entry, rank, &after);
-    if (!is_empty(rrefs->dead))
-        begin_round(job, &after);
-    for (int owner = 0; owner < job->world_size; owner++)
-        answer_if_closed(job, owner, &after);
+    for (int kind = 0; kind < BXI_ROUND_KINDS; kind++)
+        rrefs->asked[kind][rank].round = 0;
+    join_rounds(job, rank, cut_off, &after);
+    answer_all(job, &after);
     bxi_unlock(&job->run->lock);
     bxi_wake(job->run, NULL);
+    bxi_rref_do_after(job, &after);
+}
+
+void bxi_rref_ask_for_leases(struct bx_job *job, int rank)
+{
+    struct bxi_rref_after after = { .sent = false };
+
+    bxi_lock(&job->run->lock);
+    put(job->rrefs->rounds[BXI_ROUND_LEASES].dead, rank, true);
+    put(job->rrefs->rounds[BXI_ROUND_LEASES].leases, rank, true);
+    begin_round(job, BXI_ROUND_LEASES, &after);
+    bxi_unlock(&job->run->lock);
+    bxi_rref_do_after(job, &after);
+}
+
+void bxi_rref_answer_rounds(struct bx_job *job)
+{
+    struct bxi_rref_after after = { .sent = false };
+
+    bxi_lock(&job->run->lock);
+    answer_all(job, &after);
+    bxi_unlock(&job->run->lock);
     bxi_rref_do_after(job, &after);
 }
 
@@ -370,7 +425,7 @@ static void report(struct bx_job *job, struct bx_rref *rref, int unused, struct 
 
 void bxi_rrefs_end(struct bx_job *job)
 {
-    struct bxi_rref_after after = { NULL, false };
+    struct bxi_rref_after after = { .sent = false };
 
     bxi_lock(&job->run->lock);
     job->rrefs->ended = true;

@@ -50,6 +50,11 @@
  *
  * Death of the owner: each use of a reference fails with BX_E_PEER_DEAD.
  *
+ * Leases have rounds of their own (BXI_ROUND_LEASES), with the same frames. A worker that had leased tensors to the
+ * dead asks, if that one ever passed tensors on; a worker answers when it has closed each of the set and holds no loan
+ * of them with tensors that they passed on. A worker that dies meanwhile joins the set, for it may have passed on what
+ * it had of the dead. Then the leases are taken back.
+ *
  * Kill steps. A worker that dies after any frame of the protocol leaves what its published frames say: an ENTER without
  * KEPT leaves an entry that the rounds drop, and a pin that the sender drops when it closes the dead; a message without
  * its LEAVE likewise. tests/model/rref.pml checks this with kills at every step.
@@ -148,12 +153,16 @@ enum bxi_rref_op { BXI_RREF_ENTER = 1, BXI_RREF_ENTERED, BXI_RREF_KEPT, BXI_RREF
 struct bxi_rref_frame {
     enum bxi_rref_op op;
     uint64_t id;                    /* or the round */
-    int32_t value;                  /* LEAVE: how many; ENTERED: the error, or 0; PASSED: the rank */
+    int32_t value;                  /* LEAVE: how many; ENTERED: the error, or 0; PASSED: the rank; ASK, ANSWER: enum
+                                     * bxi_round_kind */
     const void *body;               /* ASK: the set */
     size_t body_bytes;
 };
 
 struct bxi_rref_ops {
+    /* This worker holds a loan of that one, with tensors that it had passed on. */
+    bool (*holds_passed)(const struct bx_job *job, int rank);
+    void (*take_back)(struct bx_job *job, int rank);        /* the leases of one that is dead; without the lock */
     /* Puts a frame of the protocol into the ring to a worker, or its queue. Lock. 0, BX_E_NO_SPACE, -ENOMEM, ... */
     int (*send)(struct bx_job *job, int rank, const struct bxi_rref_frame *frame);
     void (*flush)(struct bx_job *job);          /* rings for what was sent; without the lock */
@@ -166,6 +175,13 @@ struct bxi_rref_ops {
 /* ---- The part of the job ------------------------------------------------------------------------------ */
 
 #define BXI_RANK_WORDS (BX_WORLD_MAX / 64)
+enum bxi_round_kind { BXI_ROUND_ENTRIES = 0, BXI_ROUND_LEASES = 1, BXI_ROUND_KINDS = 2 };
+struct bxi_round {                  /* the asker's */
+    uint64_t number;                /* of the ASK that is out; 0: none ever */
+    uint64_t dead[BXI_RANK_WORDS];  /* whose entries or leases are to be dropped when it is over */
+    uint64_t awaited[BXI_RANK_WORDS];       /* who has not answered it */
+    uint64_t leases[BXI_RANK_WORDS];        /* LEASES: of the set, whose leases are taken back then */
+};
 
 struct bxi_rrefs {
     const struct bxi_rref_ops *ops;             /* start */
@@ -175,13 +191,11 @@ struct bxi_rrefs {
     uint64_t made[BX_WORLD_MAX];                /* ids that this worker has made, by owner */
     uint64_t seen[BX_WORLD_MAX];                /* the last id of each maker whose request has come */
     struct bxi_pin *pins[BX_WORLD_MAX];         /* messages to each worker */
-    uint64_t round;                             /* the owner: of the ASK that is out; 0: none ever */
-    uint64_t dead[BXI_RANK_WORDS];              /* the owner: whose entries are to be dropped when it is over */
-    uint64_t awaited[BXI_RANK_WORDS];           /* who has not answered it */
+    struct bxi_round rounds[BXI_ROUND_KINDS];
     struct {
         uint64_t round;                         /* 0: answered */
         uint64_t dead[BXI_RANK_WORDS];
-    } asked[BX_WORLD_MAX];                      /* by each owner */
+    } asked[BXI_ROUND_KINDS][BX_WORLD_MAX];     /* by each worker */
     bool ended;                                 /* nothing is sent any more */
     bool rows_failed;                           /* the segment has no room for rows of objects */
     uint16_t free_row_count;
@@ -203,6 +217,7 @@ void bxi_rref_add_entries(struct bx_rref *rref, int rank, int64_t by);
 struct bxi_rref_after {
     struct bxi_object *destroy;
     bool sent;
+    uint64_t take_back[BXI_RANK_WORDS];     /* leases of the dead */
 };
 void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after);
 
@@ -275,6 +290,9 @@ int bxi_rref_made(struct bx_job *job, struct bx_rref *makes, int code, const cha
 int bxi_rref_arrived(struct bx_job *job, int from, const struct bxi_rref_frame *frame);    /* 0, BX_E_CORRUPT */
 /* A worker is closed. cut_off: only by this worker. */
 void bxi_rref_peer_gone(struct bx_job *job, int rank, int code, bool cut_off);
+/* A worker is dead, and others may hold what it had on loan from this one and passed on. Role. */
+void bxi_rref_ask_for_leases(struct bx_job *job, int rank);
+void bxi_rref_answer_rounds(struct bx_job *job);        /* role: loans that were passed on have ended */
 /* The job has stopped: reports and drops what other workers still refer to. */
 void bxi_rrefs_end(struct bx_job *job);
 

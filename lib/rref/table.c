@@ -126,6 +126,10 @@ void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after)
         free(object);
     }
     after->sent = false;
+    for (int rank = 0; job != NULL && rank < job->world_size; rank++)
+        if ((after->take_back[rank / 64] >> rank % 64 & 1) != 0)
+            job->rrefs->ops->take_back(job, rank);
+    memset(after->take_back, 0, sizeof after->take_back);
 }
 
 void bxi_rref_send(struct bx_job *job, int rank, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)
@@ -266,7 +270,7 @@ static bool drop_not_last(struct bx_rref *rref)
 
 void bx_rref_release(struct bx_rref *rref)
 {
-    struct bxi_rref_after after = { NULL, false };
+    struct bxi_rref_after after = { .sent = false };
     struct bx_job *job;
 
     if (rref == NULL || drop_not_last(rref))
@@ -408,7 +412,7 @@ static void orphan(struct bx_job *job, struct bx_rref *rref, struct bxi_rref_aft
 void bxi_rrefs_destroy(struct bx_job *job)
 {
     struct bxi_rrefs *rrefs = job->rrefs;
-    struct bxi_rref_after after = { NULL, false };
+    struct bxi_rref_after after = { .sent = false };
 
     for (uint32_t i = 0; i < rrefs->table_size; i++) {
         for (struct bx_rref *rref = rrefs->table[i], *next; rref != NULL; rref = next) {

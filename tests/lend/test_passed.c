@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Tensors on loan that are sent on without a copy: worker0 owns them, worker1 passes them on, worker2 and worker3 hold
+ * them.
+ */
+#include "tests/harness/loans.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#define ELEMENTS ((int64_t)(1 << 20))
+enum gate { HELD = 0, DEAD, CHECKED };
+
+TestSuite(passed, .timeout = 60);
+
+/* value, then the way: ranks as text, "23" for worker2 and then worker3, where the rest is passed to "keep". */
+static int pass_on(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    struct bx_msg *on = harness_msg_i64(bx_read_i64(args)), *answer = NULL;
+    const char *way = bx_read_str(args);
+    struct bx_reader reader;
+    char to[] = "worker0";
+    int rc;
+
+    (void)context;
+    to[6] = way[0];
+    if (way[1] != '\0')
+        bx_msg_put_str(on, way + 1);
+    while (bx_reader_tensors_left(args) > 0)
+        bx_msg_put_tensor(on, bx_read_tensor(args));
+    rc = bx_rpc_sync(job, to, way[1] != '\0' ? "pass_on" : "keep", on, NULL, &answer);
+    bx_msg_destroy(on);
+    if (rc < 0)
+        return rc;
+    reader = bx_msg_reader(answer);
+    bx_msg_put_i64(reply, bx_read_i64(&reader));
+    bx_msg_destroy(answer);
+    return 0;
+}
+
+/* Answers with the tensors that another worker answers with: "make" of worker `value`. */
+static int fetch(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    struct bx_msg *made = NULL, *count = harness_msg_i64(3);
+    struct bx_reader reader;
+    int rc = bx_rpc_sync(job, bx_worker_name(job, (int)bx_read_i64(args)), "make", count, NULL, &made);
+
+    (void)context;
+    bx_msg_destroy(count);
+    if (rc < 0)
+        return rc;
+    reader = bx_msg_reader(made);
+    while (bx_reader_tensors_left(&reader) > 0)
+        bx_msg_put_tensor(reply, bx_read_tensor(&reader));
+    bx_msg_destroy(made);
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "pass_on", BX_BLOCKING, pass_on, NULL), 0);
+    HARNESS_EQ(bx_register(job, "fetch", BX_BLOCKING, fetch, NULL), 0);
+    return loans_setup(job);
+}
+
+/* The tensor, numbered, by that way. */
+static struct bx_msg *by(struct bx_job *job, int64_t number, const char *way, int64_t elements)
+{
+    struct bx_tensor *tensor = loans_tensor(job, BX_U8, elements, (uint64_t)number);
+    struct bx_msg *args = harness_msg_i64(number);
+
+    bx_msg_put_str(args, way);
+    bx_msg_put_tensor(args, tensor);
+    bx_tensor_release(tensor);
+    return args;
+}
+
+static void check_copied(struct bx_job *job, uint64_t passed)
+{
+    HARNESS_EQ(harness_counter(job, "tensors_copied"), 0);
+    HARNESS_EQ(harness_counter(job, "tensors_passed_on"), passed);
+}
+
+/* ---- Nobody dies ------------------------------------------------------------------------------------------ */
+
+static void pass_three(struct bx_job *job)
+{
+    for (int i = 0; i < 10; i++)
+        HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, i, "2", i % 2 == 0 ? ELEMENTS : 100)), 1);
+    HARNESS_EQ(loans_of(job, 1).leases, 10);                /* worker1's, held for worker2 */
+    HARNESS_EQ(loans_of(job, 2).leases, 0);
+    HARNESS_EQ(harness_call_i64(job, "worker2", "drop", 10), 0);
+    loans_come_back(job, -1);
+    check_copied(job, 0);
+    harness_post(CHECKED);
+}
+
+static void check_the_middle(struct bx_job *job)
+{
+    harness_await(CHECKED, 1);
+    check_copied(job, 10);
+    HARNESS_EQ(harness_counter(job, "passed_on_bytes"), 5 * (ELEMENTS + 100));
+    harness_serve(job);
+}
+
+Test(passed, tensors_reach_a_third_worker_without_a_copy)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { pass_three, check_the_middle } });
+}
+
+static void pass_four(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 5, "23", ELEMENTS)), 1);
+    HARNESS_EQ(harness_call_i64(job, "worker3", "drop", 1), 0);
+    loans_come_back(job, -1);
+    harness_post(CHECKED);
+}
+
+static void passed_one(struct bx_job *job)
+{
+    harness_await(CHECKED, 1);
+    check_copied(job, 1);
+    harness_serve(job);
+}
+
+Test(passed, tensors_go_on_through_several_workers)
+{
+    harness_run(&(struct harness_world){ .size = 4, .setup = setup, .body = { pass_four, passed_one, passed_one } });
+}
+
+static void go_home(struct bx_job *job)
+{
+    struct bx_msg *args = by(job, 3, "0", 1000);
+
+    HARNESS_EQ(harness_call(job, "worker1", "pass_on", args), 1);       /* back to its owner: worker1 copies it */
+    HARNESS_EQ(harness_call_i64(job, "worker0", "drop", 1), 0);
+    loans_come_back(job, -1);
+}
+
+Test(passed, tensors_that_go_back_to_their_owner_are_copied)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { go_home } });
+}
+
+static void in_replies(struct bx_job *job)
+{
+    for (int i = 0; i < 5; i++) {
+        struct bx_msg *args = harness_msg_i64(2), *reply = NULL;
+        struct bx_reader reader;
+
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "fetch", args, NULL, &reply), 0);
+        reader = bx_msg_reader(reply);
+        HARNESS_EQ(bx_reader_tensors_left(&reader), 3);
+        for (uint64_t k = 0; k < 3; k++)
+            HARNESS_CHECK(loans_hold(bx_read_tensor(&reader), k));
+        bx_msg_destroy(reply);
+        bx_msg_destroy(args);
+    }
+    harness_post(CHECKED);
+}
+
+static void passed_fifteen(struct bx_job *job)
+{
+    harness_await(CHECKED, 1);
+    check_copied(job, 15);
+    harness_serve(job);
+}
+
+Test(passed, tensors_go_in_replies)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { in_replies, passed_fifteen } });
+}
+
+/* ---- Deaths ------------------------------------------------------------------------------------------------- */
+
+static void write_over_free_memory(struct bx_job *job)
+{
+    for (int i = 0; i < 8; i++) {
+        struct bx_tensor *tensor = loans_tensor(job, BX_U8, ELEMENTS, 99);
+
+        bx_tensor_release(tensor);
+    }
+}
+
+static void await_gone(const struct bx_job *job, int rank)
+{
+    while (bx_worker_alive(job, rank))
+        usleep(1000);
+}
+
+static void middle_dies(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "2", ELEMENTS)), 1);
+    loans_signal(1, SIGKILL);
+    await_gone(job, 1);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, 200 * HARNESS_MS), BX_E_TIMEOUT);      /* worker2 reads it still */
+    write_over_free_memory(job);
+    HARNESS_EQ(harness_call_i64(job, "worker2", "drop", 1), 0);                /* checks it first */
+    loans_come_back(job, -1);
+    HARNESS_EQ(loans_of(job, 1).taken_back, 1);
+}
+
+Test(passed, tensors_stay_until_the_last_holder_drops_them_though_the_middle_dies)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { middle_dies, NULL, harness_serve },
+                                         .dies = 1u << 1 });
+    harness_reset();
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { middle_dies, NULL, harness_serve },
+                                         .dies = 1u << 1, .options = { .no_spin = true } });
+}
+
+static void both_middles_die(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "23", ELEMENTS)), 1);
+    loans_signal(1, SIGKILL);
+    await_gone(job, 1);
+    loans_signal(2, SIGKILL);
+    await_gone(job, 2);
+    HARNESS_EQ(bx_loans_wait(job, -1, 0, 200 * HARNESS_MS), BX_E_TIMEOUT);
+    write_over_free_memory(job);
+    HARNESS_EQ(harness_call_i64(job, "worker3", "drop", 1), 0);
+    loans_come_back(job, -1);
+}
+
+Test(passed, tensors_stay_though_two_in_the_middle_die)
+{
+    harness_run(&(struct harness_world){ .size = 4, .setup = setup, .dies = 1u << 1 | 1u << 2,
+                                         .body = { both_middles_die, NULL, NULL, harness_serve } });
+}
+
+static void receiver_dies(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "2", ELEMENTS)), 1);
+    loans_signal(2, SIGKILL);
+    loans_come_back(job, -1);
+    HARNESS_EQ(loans_of(job, 1).returned, 1);
+}
+
+Test(passed, tensors_come_back_when_the_receiver_dies)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { receiver_dies, harness_serve },
+                                         .dies = 1u << 2 });
+}
+
+static void owner_dies(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call(job, "worker1", "pass_on", by(job, 7, "2", ELEMENTS)), 1);
+    harness_post(HELD);
+    harness_die(job);
+}
+
+static void outlive_the_owner(struct bx_job *job)
+{
+    harness_await(HELD, 1);
+    await_gone(job, 0);
+    if (bx_job_rank(job) == 1) {
+        HARNESS_EQ(harness_call_i64(job, "worker2", "drop", 1), 0);            /* checks it first */
+        loans_come_back(job, -1);
+    } else {
+        harness_serve(job);
+    }
+}
+
+Test(passed, tensors_are_read_after_the_owners_death)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 0,
+                                         .body = { owner_dies, outlive_the_owner, outlive_the_owner } });
+}
+
+/* worker1 passes on, over and over, while the owner dies: each answer is the tensor, or BX_E_PEER_DEAD. */
+static void make_and_die(struct bx_job *job)
+{
+    harness_await(HELD, 1);
+    usleep(2000);
+    harness_die(job);
+}
+
+static void pass_while_it_dies(struct bx_job *job)
+{
+    struct bx_msg *count = harness_msg_i64(1), *made = NULL;
+    struct bx_reader reader;
+    struct bx_tensor *tensor;
+    int copied = 0;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "make", count, NULL, &made), 0);
+    reader = bx_msg_reader(made);
+    tensor = bx_read_tensor(&reader);
+    harness_post(HELD);
+    while (copied < 20) {
+        struct bx_msg *args = harness_msg_i64(0);
+        int rc;
+
+        bx_msg_put_tensor(args, tensor);
+        rc = bx_rpc_sync(job, "worker2", "verify", args, NULL, NULL);
+        if (rc < 0)
+            HARNESS_EQ(rc, BX_E_PEER_DEAD);
+        copied += !bx_worker_alive(job, 0);
+        bx_msg_destroy(args);
+    }
+    bx_msg_destroy(made);
+    bx_msg_destroy(count);
+    loans_come_back(job, -1);
+}
+
+Test(passed, tensors_are_the_answer_or_the_death_of_their_owner_is)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 0,
+                                         .body = { make_and_die, pass_while_it_dies, harness_serve } });
+}

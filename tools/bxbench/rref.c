@@ -20,8 +20,9 @@
 #include "statistics.h"
 #include "worker.h"
 
+#include "shm/atomic.h"
+
 #include <errno.h>
-#include <stdatomic.h>
 #include <string.h>
 
 enum round { CALL, CREATE, CALL_ON, PASS_ON, DELETE, ROUNDS };
@@ -34,7 +35,7 @@ static const char *const texts[ROUNDS] = {
 };
 
 struct shared {
-    _Atomic uint64_t destroyed;
+    bxi_a64 destroyed;
     double median_ns[ROUNDS][BENCH_SLICES_MAX];
 };
 struct rref_bench {
@@ -49,7 +50,7 @@ static struct shared *shared;
 static void count_destroyed(void *object)
 {
     (void)object;
-    atomic_fetch_add(&shared->destroyed, 1);
+    bxi_add_seq_cst(&shared->destroyed, 1);
 }
 
 static const struct bx_type type = { .name = "nothing", .destroy = count_destroyed };
@@ -86,10 +87,10 @@ static int create(struct bx_job *job, struct bx_rref **rref)
 
 static int destroy(struct bx_rref *rref)
 {
-    uint64_t before = atomic_load(&shared->destroyed), until_ns = bench_now_ns() + BENCH_WAIT_NS;
+    uint64_t before = bxi_load_seq_cst(&shared->destroyed), until_ns = bench_now_ns() + BENCH_WAIT_NS;
 
     bx_rref_release(rref);
-    while (atomic_load(&shared->destroyed) == before)
+    while (bxi_load_seq_cst(&shared->destroyed) == before)
         if (bench_now_ns() > until_ns)
             return bx_fail(-ETIMEDOUT, "an object without references was not destroyed");
     return 0;

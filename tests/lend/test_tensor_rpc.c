@@ -430,48 +430,6 @@ Test(tensor_rpc, outside_of_the_arena_are_copied_once_per_send_and_counted, .tim
     runs(2, sends_from_elsewhere);
 }
 
-static int pass_on(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    struct bx_job *job = bx_request_job(request);
-    int64_t number = bx_read_i64(args);
-    struct bx_msg *msg = harness_msg_i64(number);
-
-    (void)context;
-    HARNESS_EQ(bx_msg_put_tensor(msg, bx_read_tensor(args)), 0);
-    HARNESS_EQ(harness_call(job, "worker2", "keep", msg), 1);
-    bx_msg_put_u64(reply, harness_counter(job, "tensors_copied"));
-    return bx_msg_put_u64(reply, harness_counter(job, "tensor_bytes_copied"));
-}
-
-static int setup_passing(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "pass_on", BX_BLOCKING, pass_on, NULL), 0);
-    return loans_setup(job);
-}
-
-static void has_it_passed_on(struct bx_job *job)
-{
-    struct bx_msg *args = loans_msg(job, 11, 1, 5000), *reply = NULL;
-
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "pass_on", args, NULL, &reply), 0);
-    bx_msg_destroy(args);
-
-    struct bx_reader reader = bx_msg_reader(reply);
-
-    HARNESS_EQ(bx_read_u64(&reader), 1);
-    HARNESS_EQ(bx_read_u64(&reader), 5000);
-    bx_msg_destroy(reply);
-    /* Worker 2 has a copy in worker 1's arena, so this worker's lease is returned. */
-    loans_come_back(job, -1);
-    HARNESS_EQ(harness_call(job, "worker2", "drop", harness_msg_i64(1)), 0);
-    expect_copied(job, 0, 0);
-}
-
-Test(tensor_rpc, on_loan_are_copied_when_they_are_passed_on, .timeout = 20)
-{
-    harness_run(&(struct harness_world){ .size = 3, .setup = setup_passing, .body = { has_it_passed_on } });
-}
-
 /* ---- Lender and borrower share the memory --------------------------------------------------------------------- */
 
 static sigjmp_buf fault_return;

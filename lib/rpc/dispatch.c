@@ -143,7 +143,10 @@ static int handle_rref(struct bx_job *job, struct bxi_peer *peer, const struct b
     bxi_lock(&job->run->lock);
     int rc = bxi_peer_consumed(job, peer, head->consumed);
     bxi_unlock(&job->run->lock);
-    return rc < 0 ? rc : bxi_rref_arrived(job, peer->rank, &frame);
+    if (rc == 0)
+        rc = bxi_rref_arrived(job, peer->rank, &frame);
+    bxi_quiet_changed(job);
+    return rc;
 }
 
 static void handle_cancel(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head)

@@ -234,6 +234,7 @@ bool bxi_peer_flush_queue(struct bx_job *job, struct bxi_peer *peer);
 /* Moves on all that waits for room in full rings; takes the lock. before_sleep: first asks the rings' consumers for a
  * bell. True if anything moved. */
 bool bxi_queues_move_any(struct bx_job *job, bool before_sleep);
+bool bxi_queues_are_empty(const struct bx_job *job);        /* no frame waits for room; lock */
 void bxi_bells_pass(struct bx_job *job);        /* role, after a pass: flushes if the bells were deferred long enough */
 /* Checks the bells that are due and rings those whose owners sleep: one fence for all. Takes the lock. */
 void bxi_bells_flush(struct bx_job *job);
@@ -332,6 +333,7 @@ void bxi_object_value(struct bx_request *request);         /* answers bx_rref_to
 int bxi_object_made(struct bx_request *request, int code, const char **text, const struct bx_msg *value);
 void bxi_objects_unpark(const struct bxi_role *role, struct bx_job *job);      /* role: runs what waited for objects */
 void bxi_object_take(struct bx_job *job, struct bxi_waiting *waiting);     /* out of the list that it waits in; lock */
+void bxi_objects_destroy(struct bx_job *job);       /* bx_job_destroy: what still waits for objects */
 extern const struct bxi_rref_ops bxi_rref_ops;
 
 /* ---- waiting.c: requests ------------------------------------------------------------------------- */
@@ -352,6 +354,7 @@ struct bx_request {
     bool oneway;
     bool counted;                   /* in a struct bxi_waiting that bxi_waiting_begin has put into the table */
     bool timed;
+    bool unparked;                  /* it has waited for its object */
     bool has_arrow;                 /* if it is traced: its arrow has not come to its end */
     uint16_t row;                   /* shown in the segment; BXI_NO_ROW: there was none free */
 };

@@ -48,7 +48,12 @@
  * for B, before it takes the pin away: that adds 1 to B's entry, which a round drops. If none is open, and B is
  * closed, PASSED begins one. A's PASSED is before its ANSWER to any round that names B.
  *
- * Death of the owner: each use of a reference fails with BX_E_PEER_DEAD.
+ * Death of the owner: each use of a reference fails with BX_E_PEER_DEAD; BX_E_SHUTDOWN if it has left, and
+ * BX_E_CORRUPT if this worker has cut it off, as any call to it.
+ *
+ * The end. A worker is not quiet (job/shutdown.c) while a pin or an ENTER waits for an answer, or a frame waits in a
+ * queue. So when all are quiet, the LEAVEs of all that was released are in the rings; the owner reads what is left there
+ * before it reports what is still referred to (rpc/watch.c, bxi_frames_unread).
  *
  * Kill steps. A worker that dies after any frame of the protocol leaves what its published frames say: an ENTER without
  * KEPT leaves an entry that the rounds drop, and a pin that the sender drops when it closes the dead; a message without
@@ -166,6 +171,8 @@ struct bxi_rref_ops {
     int (*send)(struct bx_job *job, int rank, const struct bxi_rref_frame *frame);
     void (*flush)(struct bx_job *job);          /* rings for what was sent; without the lock */
     bool (*is_alive)(const struct bx_job *job, int rank);       /* not closed */
+    /* Of one that is closed: BX_E_PEER_DEAD, BX_E_SHUTDOWN if it has left, BX_E_CORRUPT if it was cut off. */
+    int (*why_closed)(const struct bx_job *job, int rank);
     const char *(*name)(const struct bx_job *job, int rank);
     /* The object is made, or never will be: the calls that waited for it can go on. Lock. */
     void (*unpark)(struct bx_job *job, struct bxi_waiting *parked);
@@ -190,6 +197,7 @@ struct bxi_rrefs {
         uint64_t round;                         /* 0: answered */
         uint64_t dead[BXI_RANK_WORDS];
     } asked[BX_WORLD_MAX];                      /* by each owner */
+    uint32_t pending;                           /* pins, and ENTERs without an answer: frames about them will come */
     bool ended;                                 /* nothing is sent any more */
 };
 
@@ -214,6 +222,7 @@ void bxi_rref_send(struct bx_job *job, int rank, const struct bxi_rref_frame *fr
 /* Drops a reference with the lock held. */
 void bxi_rref_drop(struct bx_job *job, struct bx_rref *rref, struct bxi_rref_after *after);
 void bxi_rref_fail(struct bx_rref *rref, int code, const char *text);  /* lock */
+void bxi_rref_fail_with_owner(struct bx_job *job, struct bx_rref *rref);       /* lock: its owner is closed */
 /* 0; or the error of one that failed, with its sentence. */
 int bxi_rref_check(const struct bx_rref *rref, const char *function);
 void bxi_rref_forget_object(struct bx_rref *rref);     /* of bx_rref_create: it will not be destroyed with it */
@@ -267,8 +276,12 @@ int bxi_rref_made(struct bx_job *job, struct bx_rref *makes, int code, const cha
 /* ---- protocol.c: frames of the protocol, and deaths (role) ---------------------------------------------- */
 
 int bxi_rref_arrived(struct bx_job *job, int from, const struct bxi_rref_frame *frame);    /* 0, BX_E_CORRUPT */
-/* A worker is closed. cut_off: only by this worker. */
-void bxi_rref_peer_gone(struct bx_job *job, int rank, int code, bool cut_off);
+void bxi_rref_peer_gone(struct bx_job *job, int rank);      /* a worker is closed */
+/* No frame is to come that makes this worker send LEAVE. Lock. */
+static inline bool bxi_rrefs_are_quiet(const struct bx_job *job)
+{
+    return job->rrefs->pending == 0;
+}
 /* The job has stopped: reports and drops what other workers still refer to. */
 void bxi_rrefs_end(struct bx_job *job);
 

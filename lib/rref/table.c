@@ -11,6 +11,7 @@
 #include "rref.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -186,6 +187,16 @@ void bxi_rref_fail(struct bx_rref *rref, int code, const char *text)
     rref->code = code;
     rref->text = strdup(text != NULL && text[0] != '\0' ? text : bx_strerror(code));
     bxi_rref_set_state(rref, BXI_RREF_FAILED);
+}
+
+void bxi_rref_fail_with_owner(struct bx_job *job, struct bx_rref *rref)
+{
+    int owner = bxi_rref_id_owner(rref->id), code = job->rrefs->ops->why_closed(job, owner);
+    char text[160];
+
+    snprintf(text, sizeof text, "worker '%s' (rank %d), which owns the object, %s", job->rrefs->ops->name(job, owner),
+             owner, code == BX_E_PEER_DEAD ? "died" : code == BX_E_SHUTDOWN ? "has left the job" : "was cut off");
+    bxi_rref_fail(rref, code, text);
 }
 
 /* ---- made by this worker ------------------------------------------------------------------------------- */

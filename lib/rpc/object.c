@@ -389,8 +389,8 @@ static int make(const struct making *making, struct bx_rref **out)
     rc = bxi_future_on_done(future, made, aim.makes);
     if (rc < 0) {
         bx_future_cancel(future);
-        bx_rref_release(aim.makes);
-        bx_rref_release(aim.makes);
+        bxi_rref_release(aim.makes);
+        bxi_rref_release(aim.makes);
     } else {
         *out = aim.makes;
     }
@@ -486,6 +486,6 @@ int bx_msg_put_object(struct bx_job *job, struct bx_msg *msg, const struct bx_ty
     rc = bx_msg_put_rref(msg, rref);
     if (rc < 0)
         bxi_rref_forget_object(rref);
-    bx_rref_release(rref);
+    bxi_rref_release(rref);
     return rc;
 }

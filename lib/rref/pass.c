@@ -378,8 +378,8 @@ void bxi_rref_in_release(struct bxi_rref_in *in)
     if (in->makes != NULL)
         never_made(in->makes);
     bxi_rref_release_all(in->rrefs, in->count);
-    bx_rref_release(in->target);
-    bx_rref_release(in->makes);
+    bxi_rref_release(in->target);
+    bxi_rref_release(in->makes);
     free(in);
 }
 

@@ -226,6 +226,8 @@ void bxi_rref_fail_with_owner(struct bx_job *job, struct bx_rref *rref);       /
 /* 0; or the error of one that failed, with its sentence. */
 int bxi_rref_check(const struct bx_rref *rref, const char *function);
 void bxi_rref_forget_object(struct bx_rref *rref);     /* of bx_rref_create: it will not be destroyed with it */
+/* As bx_rref_release, but the thread does not end in it if it is to end: it may hold the role. */
+void bxi_rref_release(struct bx_rref *rref);
 void bxi_rref_release_all(struct bx_rref *const *rrefs, size_t count);
 void bxi_rrefs_destroy(struct bx_job *job);     /* bx_job_destroy */
 

@@ -272,7 +272,7 @@ static bool drop_not_last(struct bx_rref *rref)
     return false;
 }
 
-void bx_rref_release(struct bx_rref *rref)
+void bxi_rref_release(struct bx_rref *rref)
 {
     struct bxi_rref_after after = { NULL, false };
     struct bx_job *job;
@@ -291,13 +291,18 @@ void bx_rref_release(struct bx_rref *rref)
     bxi_rref_drop(job, rref, &after);
     bxi_unlock(&job->run->lock);
     bxi_rref_do_after(job, &after);
+}
+
+void bx_rref_release(struct bx_rref *rref)
+{
+    bxi_rref_release(rref);
     bxi_out(0);
 }
 
 void bxi_rref_release_all(struct bx_rref *const *rrefs, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        bx_rref_release(rrefs[i]);
+        bxi_rref_release(rrefs[i]);
 }
 
 /* ---- questions ------------------------------------------------------------------------------------------ */

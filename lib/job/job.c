@@ -51,7 +51,6 @@ static void free_job(struct bx_job *job)
         if (fds[i] >= 0)
             close(fds[i]);
     bxi_batchers_destroy(job);
-    bxi_objects_destroy(job);
     bxi_rrefs_destroy(job);
     bxi_devices_destroy(job);
     for (int rank = 0; job->lend->peers != NULL && rank < job->world_size; rank++) {

@@ -321,23 +321,6 @@ void bxi_objects_unpark(const struct bxi_role *role, struct bx_job *job)
     }
 }
 
-void bxi_objects_destroy(struct bx_job *job)
-{
-    for (int rank = 0; job->rpc->peers != NULL && rank < job->world_size; rank++) {
-        for (int i = 0; i <= BXI_WAITING_CHAINS; i++) {
-            struct bxi_waiting *waiting = job->rpc->peers[rank].waiting[i], *next;
-
-            for (; waiting != NULL; waiting = next) {
-                next = waiting->chain_next;
-                if (waiting->state != BXI_WAITS_FOR_OBJECT)
-                    continue;
-                bxi_object_take(job, waiting);
-                bxi_waiting_destroy(waiting);
-            }
-        }
-    }
-}
-
 /* ---- the caller -------------------------------------------------------------------------------------------------- */
 
 /* The request that makes the object is answered, or never will be. */

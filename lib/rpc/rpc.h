@@ -333,7 +333,6 @@ void bxi_object_value(struct bx_request *request);         /* answers bx_rref_to
 int bxi_object_made(struct bx_request *request, int code, const char **text, const struct bx_msg *value);
 void bxi_objects_unpark(const struct bxi_role *role, struct bx_job *job);      /* role: runs what waited for objects */
 void bxi_object_take(struct bx_job *job, struct bxi_waiting *waiting);     /* out of the list that it waits in; lock */
-void bxi_objects_destroy(struct bx_job *job);       /* bx_job_destroy: what still waits for objects */
 extern const struct bxi_rref_ops bxi_rref_ops;
 
 /* ---- waiting.c: requests ------------------------------------------------------------------------- */

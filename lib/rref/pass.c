@@ -56,6 +56,8 @@ void bxi_rref_name(struct bx_job *job, int owner, const struct bxi_rref_out *out
 
 int bxi_rref_prepare(struct bx_job *job, int to, const struct bxi_rref_out *out)
 {
+    if (out->makes != NULL && bxi_rref_reserve(job) < 0)
+        return -ENOMEM;
     for (size_t i = 0; i < out->count; i++) {
         struct bx_rref *rref = out->rrefs[i];
         int owner = bxi_rref_id_owner(rref->id);
@@ -221,7 +223,11 @@ static struct bx_rref *take(struct bx_job *job, int from, uint64_t id, struct bx
          * had the answer. */
         if (bxi_rref_state(rref) == BXI_RREF_TO_COME && (bxi_rref_id_maker(id) != job->rank || rref->counted == 0))
             bxi_rref_set_state(rref, BXI_RREF_THERE);
-        rref->counted++;
+        if (++rref->counted == BXI_RREF_COUNTED_MAX) {
+            bxi_rref_send(job, owner, &(struct bxi_rref_frame){ .op = BXI_RREF_LEAVE, .id = id,
+                                                                .value = BXI_RREF_COUNTED_MAX - 1 }, after);
+            rref->counted = 1;
+        }
     } else if (owner != job->rank) {
         is_passed(job, from, rref, after);
     }

@@ -16,7 +16,8 @@
  *     ENTERED(id)     the answer, with an error if the owner has no such object.
  *     KEPT(id)        to the worker that passed it: the owner has my entry; you need not keep yours for my sake.
  *     LEAVE(id, n)    holder to owner: my last reference is gone. Takes n from my entry, where n counts what has been
- *                     added that I know of: ENTERs of mine, and messages of the owner that I have read.
+ *                     added that I know of: ENTERs of mine, and messages of the owner that I have read. When n gets
+ *                     large, all but 1 is given back earlier: neither side's count overflows.
  *     PASSED(id, dead), ASK(round, dead), ANSWER(round)       below
  *
  * Passing a reference in a message (an argument, a reply, the object that a call is for):
@@ -102,6 +103,9 @@ struct bxi_rref_tail {
 #define BXI_RREF_MAKES 1u
 #define BXI_RREF_TARGET 2u
 #define BXI_RREF_VALUE 4u               /* with TARGET: the object's value is asked for, the function means nothing */
+
+/* A holder gives back all but 1 of its entry when it is that large. */
+#define BXI_RREF_COUNTED_MAX (1u << 16)
 
 /* ---- A reference ------------------------------------------------------------------------------------- */
 
@@ -210,12 +214,13 @@ struct bxi_rref_after {
 };
 void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after);
 
-/* The next four: lock. */
+/* The next five: lock. */
 struct bx_rref *bxi_rref_find(struct bx_job *job, uint64_t id);
 /* One of this worker's, or one that is to come, or an id that is gone: a reference that has failed. NULL: no memory. */
 struct bx_rref *bxi_rref_of_ours(struct bx_job *job, uint64_t id);
 struct bx_rref *bxi_rref_new(struct bx_job *job, uint64_t id);     /* 0 references, not in the table; NULL: no memory */
 int bxi_rref_insert(struct bx_job *job, struct bx_rref *rref);     /* 0, -ENOMEM */
+int bxi_rref_reserve(struct bx_job *job);                          /* so that the next insert succeeds; 0, -ENOMEM */
 /* If nothing needs the reference any more: LEAVE, or the object's end. Call it after each change. */
 void bxi_rref_settle(struct bx_job *job, struct bx_rref *rref, struct bxi_rref_after *after);
 void bxi_rref_send(struct bx_job *job, int rank, const struct bxi_rref_frame *frame, struct bxi_rref_after *after);

@@ -70,12 +70,17 @@ struct bx_rref *bxi_rref_new(struct bx_job *job, uint64_t id)
     return rref;
 }
 
+int bxi_rref_reserve(struct bx_job *job)
+{
+    return job->rrefs->count >= job->rrefs->table_size ? grow(job->rrefs) : 0;
+}
+
 int bxi_rref_insert(struct bx_job *job, struct bx_rref *rref)
 {
     struct bxi_rrefs *rrefs = job->rrefs;
     struct bx_rref **chain;
 
-    if (rrefs->count >= rrefs->table_size && grow(rrefs) < 0)
+    if (bxi_rref_reserve(job) < 0)
         return -ENOMEM;
     chain = &rrefs->table[chain_of(rref->id, rrefs->table_size)];
     rref->next = *chain;

@@ -4,6 +4,8 @@
  */
 #include "rref_fixture.h"
 
+#include "rref/rref.h"
+
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <string.h>
@@ -145,6 +147,54 @@ Test(rref_race, dropped_while_it_comes_back_from_another_worker_is_there)
 {
     harness_run(&(struct harness_world){ .size = 3, .setup = setup_giving,
                                          .body = { drop_while_it_comes_from_another } });
+}
+
+/* ---- Counts ------------------------------------------------------------------------------------------------------- */
+
+static int give_many(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)context;
+    for (int i = 0; i < BX_RREFS_MAX; i++)
+        if (bx_msg_put_rref(reply, kept_rref) < 0)
+            return bx_msg_error(reply);
+    return 0;
+}
+
+static int setup_many(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "give_many", BX_INLINE, give_many, NULL), 0);
+    return setup(job);
+}
+
+/* More than BXI_RREF_COUNTED_MAX, while one reference is held. */
+static void gets_many(struct bx_job *job)
+{
+    struct bx_rref *rref = remote(job, "worker1", "new_counter", 7);
+    struct bx_msg *args = bx_msg_create(0);
+
+    bx_msg_put_rref(args, rref);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+    for (uint32_t got = 0; got <= 2 * BXI_RREF_COUNTED_MAX; got += BX_RREFS_MAX) {
+        struct bx_msg *reply = NULL;
+
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "give_many", NULL, NULL, &reply), 0);
+        HARNESS_EQ(bx_msg_rrefs(reply), BX_RREFS_MAX);
+        bx_msg_destroy(reply);
+        bxi_lock(&job->run->lock);
+        HARNESS_CHECK(rref->counted < BXI_RREF_COUNTED_MAX);
+        bxi_unlock(&job->run->lock);
+    }
+    HARNESS_EQ(value_of(rref), 7);
+    bx_rref_release(rref);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "drop_kept", NULL, NULL, NULL), 0);
+    await_alive(0);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+}
+
+Test(rref_race, count_does_not_grow_with_the_messages)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_many, .body = { gets_many } });
 }
 
 /* ---- The order of calls -------------------------------------------------------------------------------------------- */

@@ -53,8 +53,8 @@
  * BX_E_CORRUPT if this worker has cut it off, as any call to it.
  *
  * The end. A worker is not quiet (job/shutdown.c) while a pin or an ENTER waits for an answer, or a frame waits in a
- * queue. So when all are quiet, the LEAVEs of all that was released are in the rings; the owner reads what is left there
- * before it reports what is still referred to (rpc/watch.c, bxi_frames_unread).
+ * queue. So when all are quiet, the LEAVEs of all that was released are in the rings; the owner reads what is left
+ * there before it reports what is still referred to (rpc/watch.c, bxi_frames_unread).
  *
  * Kill steps. A worker that dies after any frame of the protocol leaves what its published frames say: an ENTER without
  * KEPT leaves an entry that the rounds drop, and a pin that the sender drops when it closes the dead; a message without

@@ -290,7 +290,7 @@ static inline int setup(struct bx_job *job)
     return 0;
 }
 
-/* ---- Callers ----------------------------------------------------------------------------------------------- */
+/* ---- Callers ---------------------------------------------------------------------------------------------- */
 
 static inline struct bx_rref *remote(struct bx_job *job, const char *to, const char *function, int64_t value)
 {

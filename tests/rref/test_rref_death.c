@@ -96,7 +96,7 @@ static void nothing_is_left(const struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
 }
 
-/* ---- A holder dies ------------------------------------------------------------------------------------------- */
+/* ---- A holder dies ---------------------------------------------------------------------------------------- */
 
 static void holder_dies(struct bx_job *job)
 {
@@ -313,7 +313,7 @@ Test(rref_death, of_the_third_before_it_has_entered_takes_the_pin_away)
                                          .body = { third_dies, NULL, NULL, harness_serve } });
 }
 
-/* ---- The maker dies ----------------------------------------------------------------------------------------------- */
+/* ---- The maker dies --------------------------------------------------------------------------------------- */
 
 /* worker1 makes an object in worker0, which is stopped, passes the reference to worker2 and dies. The request is read
  * after the death: it is dropped. */
@@ -397,8 +397,8 @@ Test(rref_death, of_the_maker_while_the_object_is_made_leaves_it_to_the_others)
                                          .body = { harness_serve, makes_slowly_and_dies, uses_what_comes_late } });
 }
 
-/* worker1 makes Y by a method of X, which is to come from worker2's request, and dies; then X is made. Calls on Y, which
- * worker0 has been passed, fail at the death: nobody makes it. */
+/* worker1 makes Y by a method of X, which is to come from worker2's request, and dies; then X is made. Calls on Y,
+ * which worker2 has been passed, fail at the death: nobody makes it. */
 static void makes_of_what_is_to_come(struct bx_job *job)
 {
     struct bx_rref *y = NULL;
@@ -433,7 +433,7 @@ Test(rref_death, of_the_maker_whose_request_waits_for_another_object_fails_its_o
                                          .body = { harness_serve, makes_of_what_is_to_come, makes_the_first } });
 }
 
-/* ---- The owner dies ------------------------------------------------------------------------------------------------- */
+/* ---- The owner dies --------------------------------------------------------------------------------------- */
 
 static void each_use_fails(struct bx_rref *rref)
 {
@@ -544,7 +544,7 @@ Test(rref_death, of_the_owner_ends_the_wait_of_one_that_has_not_been_confirmed)
                                          .body = { owner_stops_and_dies, NULL, enters_in_vain } });
 }
 
-/* ---- Stopped workers ------------------------------------------------------------------------------------------------- */
+/* ---- Stopped workers -------------------------------------------------------------------------------------- */
 
 static void third_is_slow(struct bx_job *job)
 {

@@ -67,7 +67,8 @@ static size_t write_body(const struct forgery *forgery, unsigned char *body)
 static void put_forgery(struct bx_job *job, const struct forgery *forgery)
 {
     struct bxi_frame frame = { .kind = forgery->kind, .flags = forgery->flags, .id = id_here(forgery->id),
-                               .code = forgery->code, .function = forgery->flags == 0 ? NOTE : TAKE, .deadline_ns = BX_FOREVER };
+                               .code = forgery->code, .function = forgery->flags == 0 ? NOTE : TAKE,
+                               .deadline_ns = BX_FOREVER };
     unsigned char body[256];
     size_t bytes = write_body(forgery, body);
     void *payload = NULL;
@@ -83,7 +84,7 @@ static void put_forgery(struct bx_job *job, const struct forgery *forgery)
     bxi_bell_ring(job->rpc->peers[0].bell.fd[0]);
 }
 
-/* ---- Workers ----------------------------------------------------------------------------------------------------- */
+/* ---- Workers ---------------------------------------------------------------------------------------------- */
 
 static int take_and_count(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                           void *context)
@@ -210,7 +211,7 @@ static void run_forgeries(const struct forgery *forgeries, size_t count, harness
 
 #define RUN(forgeries, body) run_forgeries(forgeries, sizeof forgeries / sizeof *forgeries, body)
 
-/* ---- Correct frames, and harmless ones -------------------------------------------------------------------------- */
+/* ---- Correct frames, and harmless ones -------------------------------------------------------------------- */
 
 Test(rref_input, of_correct_and_of_harmless_frames_is_accepted)
 {
@@ -235,7 +236,7 @@ Test(rref_input, of_correct_and_of_harmless_frames_is_accepted)
     RUN(harmless, goes_on);
 }
 
-/* ---- Tails -------------------------------------------------------------------------------------------------------- */
+/* ---- Tails ------------------------------------------------------------------------------------------------ */
 
 Test(rref_input, of_a_wrong_tail_cuts_off)
 {
@@ -274,7 +275,7 @@ Test(rref_input, of_a_wrong_tail_cuts_off)
     RUN(wrong, is_cut_off);
 }
 
-/* ---- Frames of the protocol ---------------------------------------------------------------------------------------- */
+/* ---- Frames of the protocol ------------------------------------------------------------------------------- */
 
 #define FRAME(op, id, value, bytes) BXI_RREF, op, id, value, bytes, 0, { 0 }, { 0 }, 0
 
@@ -314,7 +315,7 @@ Test(rref_input, of_a_wrong_frame_cuts_off)
     RUN(wrong, is_cut_off);
 }
 
-/* ---- More than one frame ------------------------------------------------------------------------------------------- */
+/* ---- More than one frame ---------------------------------------------------------------------------------- */
 
 static void makes_twice(struct bx_job *job)
 {
@@ -387,7 +388,7 @@ Test(rref_input, of_more_calls_that_wait_than_may_be_cuts_off)
     run_cut_off(calls_too_many);
 }
 
-/* ---- Seeds ------------------------------------------------------------------------------------------------------------ */
+/* ---- Seeds ------------------------------------------------------------------------------------------------ */
 
 static uint64_t next_random(uint64_t *state)
 {

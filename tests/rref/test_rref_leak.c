@@ -38,7 +38,7 @@ static void shut_down(struct bx_job *job)
     harness_add(LEAKED, harness_counter(job, "rrefs_leaked"));
 }
 
-/* ---- What is not released ------------------------------------------------------------------------------------ */
+/* ---- What is not released --------------------------------------------------------------------------------- */
 
 static void forgets(struct bx_job *job)
 {
@@ -104,7 +104,7 @@ Test(rref_leak, of_its_own_is_reported_and_destroyed_with_the_job)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_noting, .body = { forgets_its_own } });
 }
 
-/* ---- What is released -------------------------------------------------------------------------------------------- */
+/* ---- What is released ------------------------------------------------------------------------------------- */
 
 /* Released just before the shutdown: the owner may not have read it when it leaves. */
 static void releases_late(struct bx_job *job)
@@ -198,7 +198,7 @@ Test(rref_leak, is_not_what_a_worker_sent_to_itself)
     }
 }
 
-/* ---- Leaving without a shutdown ------------------------------------------------------------------------------------ */
+/* ---- Leaving without a shutdown --------------------------------------------------------------------------- */
 
 /* worker1 is gone without a word, with references: its owner gets them back at once. */
 static void leaves_without_shutdown(struct bx_job *job)

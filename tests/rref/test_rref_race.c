@@ -15,7 +15,7 @@ TestSuite(rref_race, .timeout = 60);
 enum { CALLED = 8, RAN, WRONG };                        /* values */
 enum { PARKED = 8, DONE, LEAVING };                     /* gates */
 
-/* ---- Threads ------------------------------------------------------------------------------------------------- */
+/* ---- Threads ---------------------------------------------------------------------------------------------- */
 
 static struct bx_rref *shared;
 
@@ -149,7 +149,7 @@ Test(rref_race, dropped_while_it_comes_back_from_another_worker_is_there)
                                          .body = { drop_while_it_comes_from_another } });
 }
 
-/* ---- Counts ------------------------------------------------------------------------------------------------------- */
+/* ---- Counts ----------------------------------------------------------------------------------------------- */
 
 static int give_many(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
@@ -197,7 +197,7 @@ Test(rref_race, count_does_not_grow_with_the_messages)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_many, .body = { gets_many } });
 }
 
-/* ---- The order of calls -------------------------------------------------------------------------------------------- */
+/* ---- The order of calls ----------------------------------------------------------------------------------- */
 
 /* Each call says its number. */
 static int in_order(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
@@ -249,7 +249,7 @@ Test(rref_race, calls_keep_their_order_while_the_object_is_made)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup_order, .body = { call_in_order } });
 }
 
-/* ---- In handlers, callbacks and destructors ------------------------------------------------------------------------- */
+/* ---- In handlers, callbacks and destructors --------------------------------------------------------------- */
 
 /* An inline handler makes an object elsewhere, passes it on, waits in vain, and answers with it. */
 static int make_inline(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
@@ -389,7 +389,7 @@ Test(rref_race, that_outlives_its_job_is_freed_by_its_release)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { chain_that_stays } });
 }
 
-/* ---- Threads that end where they should not ---------------------------------------------------------------------------- */
+/* ---- Threads that end where they should not --------------------------------------------------------------- */
 
 static int leave_thread(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {

@@ -45,7 +45,7 @@ static uint64_t next_random(uint64_t *state)
     return *state;
 }
 
-/* ---- Objects: where they live is counted by rank ------------------------------------------------------------- */
+/* ---- Objects: where they live is counted by rank ---------------------------------------------------------- */
 
 struct thing {
     uint64_t magic;
@@ -92,7 +92,7 @@ static int touch(const struct bx_request *request, struct bx_reader *args, struc
     return bx_msg_put_i64(reply, thing->owner);
 }
 
-/* ---- Places ---------------------------------------------------------------------------------------------------- */
+/* ---- Places ----------------------------------------------------------------------------------------------- */
 
 static struct bx_rref *pick(uint64_t random)
 {
@@ -143,7 +143,7 @@ static int setup_stress(struct bx_job *job)
     return bx_register(job, "swap_slowly", BX_BLOCKING, swap, NULL);
 }
 
-/* ---- A worker's life --------------------------------------------------------------------------------------------- */
+/* ---- A worker's life -------------------------------------------------------------------------------------- */
 
 /* An error is right if the worker that dies owns the object, or was to make it. */
 static void judge(int rc, struct bx_rref *rref, int callee)

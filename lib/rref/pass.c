@@ -9,6 +9,8 @@
  */
 #include "rref.h"
 
+#include "shm/step.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -118,6 +120,7 @@ void bxi_rref_sent(struct bx_job *job, int to, const struct bxi_rref_out *out)
         bxi_add(&out->target->refs, 1);
     for (size_t i = 0; i < out->count; i++)
         count_sent(job, to, out->rrefs[i]);
+    BXI_STEP("rref.passed");
 }
 
 /* ---- the receiver (role; lock) -------------------------------------------------------------------------- */

@@ -10,6 +10,8 @@
  */
 #include "rref.h"
 
+#include "shm/step.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -131,6 +133,24 @@ void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after)
     after->sent = false;
 }
 
+/* The frame is out, and nobody rung. */
+static void sent(enum bxi_rref_op op)
+{
+    switch (op) {
+    case BXI_RREF_ENTER:
+        BXI_STEP("rref.enter_sent");
+        break;
+    case BXI_RREF_KEPT:
+        BXI_STEP("rref.kept_sent");
+        break;
+    case BXI_RREF_LEAVE:
+        BXI_STEP("rref.leave_sent");
+        break;
+    default:
+        break;
+    }
+}
+
 void bxi_rref_send(struct bx_job *job, int rank, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)
 {
     int rc;
@@ -139,6 +159,7 @@ void bxi_rref_send(struct bx_job *job, int rank, const struct bxi_rref_frame *fr
         return;
     rc = job->rrefs->ops->send(job, rank, frame);
     after->sent = true;
+    sent(frame->op);
     if (rc < 0)
         bxi_log(0, "a reference of worker '%s' may outlive its last use: nothing can be sent to worker '%s': %s",
                 job->name, job->rrefs->ops->name(job, rank), bx_strerror(rc));

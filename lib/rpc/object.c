@@ -7,7 +7,7 @@
  * WAITS_FOR_OBJECT (run->lock). When the object is made, or cannot be, the whole list moves to rpc->unparked, and the
  * role runs it, in order. A call that comes while others wait, in either list, waits behind them.
  *
- * A request that waits may itself make an object. It is not being made then: if its maker dies, it never will be.
+ * A request that waits may itself make an object. It ends when its caller is gone (cancel.c), and the object with it.
  */
 #include "mark.h"
 
@@ -134,8 +134,6 @@ static void append(struct bx_job *job, struct bxi_waiting *waiting)
     waiting->next_row = NULL;
     **end = waiting;
     *end = &waiting->next_row;
-    if (waiting->request.in->makes != NULL)
-        waiting->request.in->makes->is_making = false;
 }
 
 /* Keeps the request until the object is made. 1; 0: it was made meanwhile; -ENOMEM, or as bxi_waiting_begin. */
@@ -295,8 +293,6 @@ static struct bxi_waiting *take_first(struct bx_job *job)
         waiting->state = BXI_WAITS_NO_MORE;
         bxi_waiting_end(waiting);
         job->rpc->serving++;
-        if (waiting->request.in->makes != NULL)
-            waiting->request.in->makes->is_making = true;
     }
     bxi_unlock(&job->run->lock);
     return waiting;

@@ -243,6 +243,7 @@ static void replier_dies(struct bx_job *job)
 {
     struct bx_rref *rref = own_counter(job, 10);
 
+    HARNESS_EQ(harness_call(job, "worker2", "new_nothing", NULL), 1);      /* it reads this ring first */
     give(job, "worker1", rref, true);
     stop_worker(1);
     harness_post(HELD);
@@ -271,6 +272,7 @@ static void both_die(struct bx_job *job)
 {
     struct bx_rref *rref = own_counter(job, 10);
 
+    HARNESS_EQ(harness_call(job, "worker2", "new_nothing", NULL), 1);      /* it reads this ring first */
     give(job, "worker1", rref, true);
     stop_worker(1);
     harness_post(HELD);

@@ -656,9 +656,9 @@ struct bx_future *bx_future_any(struct bx_job *job, struct bx_future *const *fut
  *     bx_rref_release(counter);
  *
  * Death. References that a dead worker held are dropped, once every message that it had sent is read. Each use of a
- * reference whose owner has died fails with BX_E_PEER_DEAD. At bx_job_shutdown the owner logs each object that another
- * worker still refers to (counter rrefs_leaked), and destroys it; bx_job_destroy does the same for its own references,
- * after which a reference can only be released.
+ * reference whose owner has died fails with BX_E_PEER_DEAD; if it has left or was cut off, with the code of a call to
+ * it. At bx_job_shutdown the owner logs each object that another worker still refers to (counter rrefs_leaked), and
+ * destroys it; bx_job_destroy does the same for its own references, after which a reference can only be released.
  */
 struct bx_type {
     const char *name;                   /* for errors and inspectors */

@@ -5,8 +5,9 @@
  * Shutdown goes through the states of the segment's header. A worker stores LEAVING when its own calls are done and its
  * handlers have answered, and serves on. When all living workers are LEAVING, a handler that still runs in one of them
  * may have sent more requests; so each worker waits again until it has nothing open, and stores QUIET. When all are
- * QUIET no worker sends any more, and all leave. After each store a worker rings the background eventfd of every peer.
- * A worker that is killed on the way is counted as gone. A worker that does not come is named when the time is over.
+ * QUIET no worker sends any more, and all leave. What a worker waits for about references (rref/rref.h) is open too.
+ * After each store a worker rings the background eventfd of every peer. A worker that is killed on the way is counted
+ * as gone. A worker that does not come is named when the time is over.
  */
 #include "job.h"
 #include "run/run.h"
@@ -89,7 +90,8 @@ static bool is_quiet(struct bxi_waiter *waiter)
     bool quiet;
 
     bxi_lock(&job->run->lock);
-    quiet = job->rpc->calls_open == 0 && job->rpc->serving == 0;
+    quiet = job->rpc->calls_open == 0 && job->rpc->serving == 0 && bxi_rrefs_are_quiet(job) &&
+            bxi_queues_are_empty(job);
     bxi_unlock(&job->run->lock);
     return quiet;
 }

@@ -163,11 +163,27 @@ void bxi_answer(struct bx_request *request, int code, const char *text, const st
         bxi_bells_flush(job);
 }
 
+static void keep_serving(struct bx_job *job, uint32_t n)
+{
+    bxi_lock(&job->run->lock);
+    job->rpc->serving += n;
+    bxi_unlock(&job->run->lock);
+}
+
 void bxi_waiting_answer(struct bxi_waiting *waiting, int code, const char *text, const struct bx_msg *value)
 {
+    struct bx_job *job = waiting->request.job;
+    bool has_rrefs = bx_msg_rrefs(waiting->reply) > 0;
+
     /* Before the answer goes out: the caller that reads it has got back what the arguments lent. */
     bx_msg_destroy(waiting->args);
     waiting->args = NULL;
+    if (has_rrefs)                  /* a shutdown waits until they are released: what that sends is to be read */
+        keep_serving(job, 1);
     bxi_answer(&waiting->request, code, text, value);
     bxi_waiting_destroy(waiting);
+    if (has_rrefs) {
+        keep_serving(job, (uint32_t)-1);
+        bxi_quiet_changed(job);
+    }
 }

@@ -5,7 +5,8 @@
  * A cancel finds the request by its id and takes it out of the pool's queue or its batcher's list; it is answered,
  * for the caller's slot waits for the answer. A request whose handler runs goes on. A future that an async handler
  * returned fails, so that the handler's program learns of it; the future's callback answers. When a caller is gone,
- * only such futures fail: what it has in the queue or in a batch is run, and its answers are dropped.
+ * such futures fail, and what waits for an object ends, for that may never come. What it has in the queue or in a batch
+ * is run, and its answers are dropped.
  */
 #include "rpc.h"
 
@@ -64,12 +65,12 @@ void bxi_waiting_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, 
         fail_future(future, peer, BX_E_CANCELLED);
 }
 
-/* Lock. The next request from chain *at on that waits for a future; NULL if there is none. */
-static struct bxi_waiting *next_on_future(struct bxi_peer *peer, int *at)
+/* Lock. The next request from chain *at on that waits for a future or an object; NULL if there is none. */
+static struct bxi_waiting *next_to_end(struct bxi_peer *peer, int *at)
 {
     for (; *at <= BXI_WAITING_CHAINS; (*at)++)
         for (struct bxi_waiting *waiting = peer->waiting[*at]; waiting != NULL; waiting = waiting->chain_next)
-            if (waiting->state == BXI_WAITS_FOR_FUTURE)
+            if (waiting->state == BXI_WAITS_FOR_FUTURE || waiting->state == BXI_WAITS_FOR_OBJECT)
                 return waiting;
     return NULL;
 }
@@ -81,14 +82,16 @@ void bxi_waiting_peer_gone(struct bx_job *job, struct bxi_peer *peer, int code)
     for (;;) {
         struct bx_future *future = NULL;
         struct bxi_waiting *waiting;
+        bool taken;
 
         bxi_lock(&job->run->lock);
-        waiting = next_on_future(peer, &at);
-        if (waiting != NULL)
-            future = take_future(waiting);
+        waiting = next_to_end(peer, &at);
+        taken = waiting != NULL && take(job, waiting, &future);
         bxi_unlock(&job->run->lock);
         if (waiting == NULL)
             return;
+        if (taken)
+            bxi_waiting_answer(waiting, code, NULL, NULL);
         if (future != NULL)
             fail_future(future, peer, code);
     }

@@ -70,27 +70,29 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
         .oneway = head->kind == BXI_ONEWAY,
         .timed = (head->flags & BXI_FLAG_TIMED) != 0,
     };
+    int rc = 0;
 
     bxi_trace_request(&request);
     if (peer->draining) {
         bxi_counter_add(job, BXI_C_requests_dropped, 1);
         return 0;
     }
-    /* The lease words, which give loans back, lie behind the ring. */
-    if ((!request.oneway || (head->flags & (BXI_FLAG_LEASE | BXI_FLAG_RREFS))) && !way_back(job, peer))
+    if (head->flags & BXI_FLAG_RREFS)
+        rc = bxi_rref_open(job, peer->rank, job->rpc->frame, &body_bytes, &request.in);
+    if (rc == BX_E_CORRUPT)
+        return rc;
+    /* The lease words, which give loans back, lie behind the ring. References count as received, or the LEAVE of the
+     * maker of an object would find no entry. */
+    if ((!request.oneway || (head->flags & (BXI_FLAG_LEASE | BXI_FLAG_RREFS))) && !way_back(job, peer)) {
+        bxi_rref_in_release(request.in);
         return 0;
-    if (head->flags & BXI_FLAG_RREFS) {
-        int rc = bxi_rref_open(job, peer->rank, job->rpc->frame, &body_bytes, &request.in);
-
-        if (rc == BX_E_CORRUPT)
-            return rc;
-        if (rc < 0) {
-            bxi_answer(&request, rc, "no memory for its references", NULL);
-            return 0;
-        }
+    }
+    if (rc < 0) {
+        bxi_answer(&request, rc, "no memory for its references", NULL);
+        return 0;
     }
     if (head->flags & BXI_FLAG_LEASE) {
-        int rc = bxi_loan_open(job, peer->lend, job->rpc->frame, body_bytes, &request.loan);
+        rc = bxi_loan_open(job, peer->lend, job->rpc->frame, body_bytes, &request.loan);
 
         if (rc == 0)
             rc = bxi_device_loan_error(request.loan);
@@ -143,7 +145,10 @@ static int handle_rref(struct bx_job *job, struct bxi_peer *peer, const struct b
     bxi_lock(&job->run->lock);
     int rc = bxi_peer_consumed(job, peer, head->consumed);
     bxi_unlock(&job->run->lock);
-    return rc < 0 ? rc : bxi_rref_arrived(job, peer->rank, &frame);
+    if (rc == 0)
+        rc = bxi_rref_arrived(job, peer->rank, &frame);
+    bxi_quiet_changed(job);
+    return rc;
 }
 
 static void handle_cancel(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head)

@@ -5,7 +5,9 @@
  *
  * A call on an object that is not made yet is kept at the object's reference, as a struct bxi_waiting in the state
  * WAITS_FOR_OBJECT (run->lock). When the object is made, or cannot be, the whole list moves to rpc->unparked, and the
- * role runs it, in order. A call that comes while others wait waits behind them.
+ * role runs it, in order. A call that comes while others wait, in either list, waits behind them.
+ *
+ * A request that waits may itself make an object. It ends when its caller is gone (cancel.c), and the object with it.
  */
 #include "mark.h"
 
@@ -36,6 +38,11 @@ static bool is_alive(const struct bx_job *job, int rank)
     return bxi_load_relaxed(&job->rpc->peers[rank].state) == BXI_PEER_ALIVE;   /* relaxed: under the lock */
 }
 
+static int why_closed(const struct bx_job *job, int rank)
+{
+    return job->rpc->peers[rank].close_code;
+}
+
 static const char *name_of(const struct bx_job *job, int rank)
 {
     return job->rpc->peers[rank].name;
@@ -62,8 +69,8 @@ static void take_back(struct bx_job *job, int rank)
 }
 
 const struct bxi_rref_ops bxi_rref_ops = {
-    .send = send_frame, .flush = flush, .is_alive = is_alive, .name = name_of, .unpark = unpark,
-    .holds_passed = holds_passed, .take_back = take_back,
+    .send = send_frame, .flush = flush, .is_alive = is_alive, .why_closed = why_closed, .name = name_of,
+    .unpark = unpark, .holds_passed = holds_passed, .take_back = take_back,
 };
 
 /* ---- bodies with references ------------------------------------------------------------------------------- */
@@ -120,16 +127,29 @@ void bxi_object_take(struct bx_job *job, struct bxi_waiting *waiting)
         job->rpc->unparked_end = link;
 }
 
-static bool must_wait(const struct bx_rref *target)
+/* Lock. One that has waited does not wait again: its turn has come. */
+static bool must_wait(const struct bx_request *request)
 {
-    return bxi_rref_state(target) == BXI_RREF_TO_COME || target->parked != NULL;
+    return !request->unparked && (bxi_rref_state(request->in->target) == BXI_RREF_TO_COME ||
+                                  request->job->rpc->unparked != NULL);
+}
+
+/* Lock. Behind the calls on the object; or, if it is made, behind those that are to run now. */
+static void append(struct bx_job *job, struct bxi_waiting *waiting)
+{
+    struct bx_rref *target = waiting->request.in->target;
+    struct bxi_waiting ***end = bxi_rref_state(target) == BXI_RREF_TO_COME ? &target->parked_end
+                                                                           : &job->rpc->unparked_end;
+
+    waiting->next_row = NULL;
+    **end = waiting;
+    *end = &waiting->next_row;
 }
 
 /* Keeps the request until the object is made. 1; 0: it was made meanwhile; -ENOMEM, or as bxi_waiting_begin. */
 static int park(struct bx_request *request, size_t body_bytes)
 {
     struct bx_job *job = request->job;
-    struct bx_rref *target = request->in->target;
     struct bxi_waiting *waiting = bxi_waiting_create(request);
     int rc = 0;
 
@@ -140,13 +160,10 @@ static int park(struct bx_request *request, size_t body_bytes)
         return -ENOMEM;
     }
     bxi_lock(&job->run->lock);
-    if (must_wait(target))
+    if (must_wait(request))
         rc = (rc = bxi_waiting_begin(waiting, BXI_WAITS_FOR_OBJECT)) < 0 ? rc : 1;
-    if (rc == 1) {
-        waiting->next_row = NULL;
-        *target->parked_end = waiting;
-        target->parked_end = &waiting->next_row;
-    }
+    if (rc == 1)
+        append(job, waiting);
     bxi_unlock(&job->run->lock);
     if (rc == 1)
         return 1;
@@ -182,7 +199,7 @@ int bxi_object_check(struct bx_request *request, size_t body_bytes, const char *
         return BX_E_TYPE;
     }
     bxi_lock(&request->job->run->lock);
-    wait = must_wait(target);
+    wait = must_wait(request);
     bxi_unlock(&request->job->run->lock);
     if (wait) {
         rc = park(request, body_bytes);
@@ -250,6 +267,7 @@ static size_t reread(struct bx_job *job, struct bxi_waiting *waiting, struct bx_
 
     *request = waiting->request;
     request->counted = false;
+    request->unparked = true;
     request->row = BXI_NO_ROW;
     waiting->request.loan = NULL;
     waiting->request.in = NULL;
@@ -360,8 +378,8 @@ static int make(const struct making *making, struct bx_rref **out)
     rc = bxi_future_on_done(future, made, aim.makes);
     if (rc < 0) {
         bx_future_cancel(future);
-        bx_rref_release(aim.makes);
-        bx_rref_release(aim.makes);
+        bxi_rref_release(aim.makes);
+        bxi_rref_release(aim.makes);
     } else {
         *out = aim.makes;
     }
@@ -457,6 +475,6 @@ int bx_msg_put_object(struct bx_job *job, struct bx_msg *msg, const struct bx_ty
     rc = bx_msg_put_rref(msg, rref);
     if (rc < 0)
         bxi_rref_forget_object(rref);
-    bx_rref_release(rref);
+    bxi_rref_release(rref);
     return rc;
 }

@@ -371,6 +371,14 @@ void bxi_peer_drop_queue(struct bxi_peer *peer)
     peer->queue_tail = NULL;
 }
 
+bool bxi_queues_are_empty(const struct bx_job *job)
+{
+    for (int rank = 0; rank < job->world_size; rank++)
+        if (job->rpc->peers[rank].queue_head != NULL && !has_left(job, &job->rpc->peers[rank]))
+            return false;
+    return true;
+}
+
 /* No frame and no caller waits for room in its ring any more. */
 static void end_starvation(struct bx_job *job, struct bxi_peer *peer)
 {
@@ -420,6 +428,8 @@ bool bxi_queues_move_any(struct bx_job *job, bool before_sleep)
     for (int rank = 0; moved && rank < job->world_size; rank++)
         if (woken[rank])
             bxi_wake(job->run, &job->rpc->peers[rank]);
+    if (moved)
+        bxi_quiet_changed(job);
     return moved;
 }
 

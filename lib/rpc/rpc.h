@@ -234,6 +234,7 @@ bool bxi_peer_flush_queue(struct bx_job *job, struct bxi_peer *peer);
 /* Moves on all that waits for room in full rings; takes the lock. before_sleep: first asks the rings' consumers for a
  * bell. True if anything moved. */
 bool bxi_queues_move_any(struct bx_job *job, bool before_sleep);
+bool bxi_queues_are_empty(const struct bx_job *job);        /* no frame waits for room; lock */
 void bxi_bells_pass(struct bx_job *job);        /* role, after a pass: flushes if the bells were deferred long enough */
 /* Checks the bells that are due and rings those whose owners sleep: one fence for all. Takes the lock. */
 void bxi_bells_flush(struct bx_job *job);
@@ -359,6 +360,7 @@ struct bx_request {
     bool oneway;
     bool counted;                   /* in a struct bxi_waiting that bxi_waiting_begin has put into the table */
     bool timed;
+    bool unparked;                  /* it has waited for its object */
     bool has_arrow;                 /* if it is traced: its arrow has not come to its end */
     uint16_t row;                   /* shown in the segment; BXI_NO_ROW: there was none free */
 };

@@ -180,13 +180,14 @@ void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_
         bxi_devices_peer_died(job, peer->lend);
         take_back(job, peer);
     }
-    bxi_rref_peer_gone(job, peer->rank, codes[state], state == BXI_PEER_CORRUPT);
+    bxi_rref_peer_gone(job, peer->rank);
     count_gone(job, peer, state);
     if (state != BXI_PEER_LEFT)
         bxi_log(state == BXI_PEER_DEAD ? 1 : 0, "worker '%s' (rank %d, pid %u) %s", peer->name, peer->rank,
                 peer->pid, state == BXI_PEER_DEAD ? "died" : "was cut off: its memory holds nonsense");
     bxi_calls_fail(job, peer, codes[state], BX_FOREVER);
     bxi_waiting_peer_gone(job, peer, codes[state]);
+    bxi_quiet_changed(job);
     bxi_batches_leave(job, peer->rank);
     if (state != BXI_PEER_LEFT && job->rpc->on_death != NULL) {
         bxi_no_wait_enter();
@@ -215,6 +216,9 @@ void bxi_frames_unread(const struct bxi_role *role, struct bx_job *job)
         for (int frames = 0; frames < 4096 && bxi_ring_peek(&peer->in, &payload, &bytes) == 1; frames++) {
             memcpy(&head, payload, bytes < sizeof head ? bytes : sizeof head);
             bxi_ring_advance(&peer->in, bytes);
+            if (bytes >= sizeof head.frame && head.frame.kind == BXI_RREF)
+                bxi_rref_arrived(job, peer->rank, &(struct bxi_rref_frame){
+                    .op = (enum bxi_rref_op)head.frame.flags, .id = head.frame.id, .value = head.frame.code });
             if (bytes >= sizeof head && (head.frame.flags & BXI_FLAG_LEASE) && bxi_load_relaxed(&peer->out_open))
                 bxi_loan_return_unread(job, peer->rank, head.lease.slot, head.lease.generation);
         }

@@ -9,6 +9,8 @@
  */
 #include "rref.h"
 
+#include "shm/step.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,6 +58,8 @@ void bxi_rref_name(struct bx_job *job, int owner, const struct bxi_rref_out *out
 
 int bxi_rref_prepare(struct bx_job *job, int to, const struct bxi_rref_out *out)
 {
+    if (out->makes != NULL && bxi_rref_reserve(job) < 0)
+        return -ENOMEM;
     for (size_t i = 0; i < out->count; i++) {
         struct bx_rref *rref = out->rrefs[i];
         int owner = bxi_rref_id_owner(rref->id);
@@ -84,6 +88,7 @@ static void pin(struct bx_job *job, int to, struct bx_rref *rref)
     if (made->next != NULL)
         made->next->prev = made;
     job->rrefs->pins[to] = made;
+    job->rrefs->pending++;
 }
 
 static void count_sent(struct bx_job *job, int to, struct bx_rref *rref)
@@ -114,6 +119,7 @@ void bxi_rref_sent(struct bx_job *job, int to, const struct bxi_rref_out *out)
         bxi_add(&out->target->refs, 1);
     for (size_t i = 0; i < out->count; i++)
         count_sent(job, to, out->rrefs[i]);
+    BXI_STEP("rref.passed");
 }
 
 /* ---- the receiver (role; lock) -------------------------------------------------------------------------- */
@@ -165,11 +171,12 @@ static void is_passed(struct bx_job *job, int from, struct bx_rref *rref, struct
 
     if (rref->counted == 0 && !rref->entering && bxi_rref_state(rref) != BXI_RREF_FAILED) {
         if (!job->rrefs->ops->is_alive(job, owner)) {
-            bxi_rref_fail(rref, BX_E_PEER_DEAD, "the worker that owns the object has died");
+            bxi_rref_fail_with_owner(job, rref);
         } else {
             bxi_counter_add(job, BXI_C_rrefs_entered, 1);
             bxi_rref_send(job, owner, &(struct bxi_rref_frame){ .op = BXI_RREF_ENTER, .id = rref->id }, after);
             rref->entering = true;
+            job->rrefs->pending++;
             rref->counted = 1;
         }
     }
@@ -214,9 +221,15 @@ static struct bx_rref *take(struct bx_job *job, int from, uint64_t id, struct bx
     }
     bxi_add(&rref->refs, 1);
     if (owner == from) {
-        rref->counted++;
-        if (bxi_rref_state(rref) == BXI_RREF_TO_COME && bxi_rref_id_maker(id) != job->rank)
+        /* Its maker waits for the answer to its request. One that has dropped the reference, and gets it back, has
+         * had the answer. */
+        if (bxi_rref_state(rref) == BXI_RREF_TO_COME && (bxi_rref_id_maker(id) != job->rank || rref->counted == 0))
             bxi_rref_set_state(rref, BXI_RREF_THERE);
+        if (++rref->counted == BXI_RREF_COUNTED_MAX) {
+            bxi_rref_send(job, owner, &(struct bxi_rref_frame){ .op = BXI_RREF_LEAVE, .id = id,
+                                                                .value = BXI_RREF_COUNTED_MAX - 1 }, after);
+            rref->counted = 1;
+        }
     } else if (owner != job->rank) {
         is_passed(job, from, rref, after);
     }
@@ -257,6 +270,8 @@ static bool is_valid(const struct bx_job *job, int from, const struct bxi_rref_t
 {
     size_t at = 0;
 
+    if ((tail->flags & BXI_RREF_MAKES) && (tail->flags & BXI_RREF_TARGET) && ids[0] == ids[1])
+        return false;                   /* it would wait for itself */
     if (tail->flags & BXI_RREF_MAKES) {
         uint64_t id = ids[at++];
 
@@ -346,13 +361,32 @@ int bxi_rref_open(struct bx_job *job, int from, const void *body, size_t *body_b
     return 0;
 }
 
+/* The request that makes it goes without an answer: its caller is cut off, or memory is out. */
+static void never_made(struct bx_rref *makes)
+{
+    struct bx_job *job = atomic_load(&makes->job);
+    bool was_making;
+
+    if (job == NULL)
+        return;
+    bxi_lock(&job->run->lock);
+    was_making = makes->is_making;
+    if (was_making)
+        bxi_rref_made(job, makes, BX_E_PEER_DEAD, "the call that was to make the object did not run", NULL);
+    bxi_unlock(&job->run->lock);
+    if (was_making)
+        bxi_wake(job->run, makes);
+}
+
 void bxi_rref_in_release(struct bxi_rref_in *in)
 {
     if (in == NULL)
         return;
+    if (in->makes != NULL)
+        never_made(in->makes);
     bxi_rref_release_all(in->rrefs, in->count);
-    bx_rref_release(in->target);
-    bx_rref_release(in->makes);
+    bxi_rref_release(in->target);
+    bxi_rref_release(in->makes);
     free(in);
 }
 

@@ -99,6 +99,7 @@ static int entered(struct bx_job *job, const struct bxi_rref_frame *frame, struc
     if (rref == NULL || !rref->entering || frame->value > 0)
         return BX_E_CORRUPT;
     rref->entering = false;
+    job->rrefs->pending--;
     if (frame->value < 0) {
         rref->counted--;
         bxi_rref_fail(rref, frame->value, NULL);
@@ -118,6 +119,7 @@ static void unpin(struct bx_job *job, int rank, struct bxi_pin *pin)
     if (pin->next != NULL)
         pin->next->prev = pin->prev;
     pin->rref->pins--;
+    job->rrefs->pending--;
     free(pin);
 }
 
@@ -129,11 +131,17 @@ static int kept(struct bx_job *job, int from, uint64_t id, struct bxi_rref_after
     while (pin != NULL && pin->rref->id != id)
         pin = pin->next;
     if (pin == NULL)
-        return 0;                       /* its owner died meanwhile, and the pin with it */
+        return 0;                       /* there was no memory for one */
     rref = pin->rref;
     unpin(job, from, pin);
     bxi_rref_settle(job, rref, after);
     return 0;
+}
+
+/* By this worker: others may never close it, so no round would end. */
+static bool is_cut_off(const struct bx_job *job, int rank)
+{
+    return !job->rrefs->ops->is_alive(job, rank) && job->rrefs->ops->why_closed(job, rank) == BX_E_CORRUPT;
 }
 
 /* ---- rounds ----------------------------------------------------------------------------------------------- */
@@ -231,15 +239,17 @@ static int answer(struct bx_job *job, int from, const struct bxi_rref_frame *fra
     return 0;
 }
 
-/* from had passed a reference to a worker that is dead, and had no KEPT. */
+/* from had passed a reference to a worker that is dead, and had no KEPT. It has an entry, unless there was no object
+ * for its ENTER, and the answer is on its way. */
 static int passed(struct bx_job *job, int from, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)
 {
     struct bx_rref *rref = bxi_rref_find(job, frame->id);
     int dead = frame->value;
 
-    if (rref == NULL || rref->entries == NULL || rref->entries[from] == 0 || dead < 0 || dead >= job->world_size ||
-        dead == job->rank || dead == from)
+    if (dead < 0 || dead >= job->world_size || dead == job->rank || dead == from)
         return BX_E_CORRUPT;
+    if (rref == NULL || rref->entries == NULL || rref->entries[from] == 0 || is_cut_off(job, dead))
+        return 0;
     bxi_rref_add_entries(rref, dead, 1);
     if (!job->rrefs->ops->is_alive(job, dead) && !has(job->rrefs->rounds[BXI_ROUND_ENTRIES].dead, dead)) {
         put(job->rrefs->rounds[BXI_ROUND_ENTRIES].dead, dead, true);
@@ -320,8 +330,9 @@ static void fail_one(struct bx_job *job, struct bx_rref *rref, int rank, struct 
 {
     forget_passer(rref, rank);
     if (bxi_rref_id_owner(rref->id) == rank) {
-        bxi_rref_fail(rref, BX_E_PEER_DEAD, "the worker that owns the object is gone");
+        bxi_rref_fail_with_owner(job, rref);
         rref->counted = 0;
+        job->rrefs->pending -= rref->entering;
         rref->entering = false;
         tell_passers(job, rref, after);
         bxi_rref_settle(job, rref, after);
@@ -338,32 +349,38 @@ static void has_entry(struct bx_job *job, struct bx_rref *rref, int rank, struct
         put(job->rrefs->rounds[BXI_ROUND_ENTRIES].dead, rank, true);
 }
 
+/* When all leave together, what one that has left still refers to is a leak: bxi_rrefs_end reports it. */
+static bool has_left_with_us(const struct bx_job *job, int rank)
+{
+    return bxi_load_relaxed((bxi_a32 *)&job->phase) >= BXI_STOPPING &&  /* relaxed: set before this worker was quiet */
+           job->rrefs->ops->why_closed(job, rank) == BX_E_SHUTDOWN;
+}
+
 /* A worker that is gone joins the sets that are out; its own entries may begin one. */
-static void join_rounds(struct bx_job *job, int rank, bool cut_off, struct bxi_rref_after *after)
+static void join_rounds(struct bx_job *job, int rank, struct bxi_rref_after *after)
 {
     struct bxi_round *entries = &job->rrefs->rounds[BXI_ROUND_ENTRIES];
     struct bxi_round *leases = &job->rrefs->rounds[BXI_ROUND_LEASES];
 
-    if (cut_off)
+    if (is_cut_off(job, rank))
         each(job, drop_entries, rank, after);
-    else if (is_empty(entries->dead))
-        each(job, has_entry, rank, after);
-    else
+    else if (!is_empty(entries->dead) && !has_left_with_us(job, rank))
         put(entries->dead, rank, true);
+    else if (!has_left_with_us(job, rank))
+        each(job, has_entry, rank, after);
     if (!is_empty(entries->dead))
         begin_round(job, BXI_ROUND_ENTRIES, after);
-    if (is_empty(leases->dead) || cut_off)
+    if (is_empty(leases->dead) || is_cut_off(job, rank))
         return;
     put(leases->dead, rank, true);
     begin_round(job, BXI_ROUND_LEASES, after);
 }
 
-void bxi_rref_peer_gone(struct bx_job *job, int rank, int code, bool cut_off)
+void bxi_rref_peer_gone(struct bx_job *job, int rank)
 {
     struct bxi_rrefs *rrefs = job->rrefs;
     struct bxi_rref_after after = { .sent = false };
 
-    (void)code;
     bxi_lock(&job->run->lock);
     while (rrefs->pins[rank] != NULL) {
         struct bx_rref *rref = rrefs->pins[rank]->rref;
@@ -376,7 +393,7 @@ void bxi_rref_peer_gone(struct bx_job *job, int rank, int code, bool cut_off)
     each(job, fail_one, rank, &after);
     for (int kind = 0; kind < BXI_ROUND_KINDS; kind++)
         rrefs->asked[kind][rank].round = 0;
-    join_rounds(job, rank, cut_off, &after);
+    join_rounds(job, rank, &after);
     answer_all(job, &after);
     bxi_unlock(&job->run->lock);
     bxi_wake(job->run, NULL);

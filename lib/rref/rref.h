@@ -16,7 +16,8 @@
  *     ENTERED(id)     the answer, with an error if the owner has no such object.
  *     KEPT(id)        to the worker that passed it: the owner has my entry; you need not keep yours for my sake.
  *     LEAVE(id, n)    holder to owner: my last reference is gone. Takes n from my entry, where n counts what has been
- *                     added that I know of: ENTERs of mine, and messages of the owner that I have read.
+ *                     added that I know of: ENTERs of mine, and messages of the owner that I have read. When n gets
+ *                     large, all but 1 is given back earlier: neither side's count overflows.
  *     PASSED(id, dead), ASK(round, dead), ANSWER(round)       below
  *
  * Passing a reference in a message (an argument, a reply, the object that a call is for):
@@ -48,7 +49,12 @@
  * for B, before it takes the pin away: that adds 1 to B's entry, which a round drops. If none is open, and B is
  * closed, PASSED begins one. A's PASSED is before its ANSWER to any round that names B.
  *
- * Death of the owner: each use of a reference fails with BX_E_PEER_DEAD.
+ * Death of the owner: each use of a reference fails with BX_E_PEER_DEAD; BX_E_SHUTDOWN if it has left, and
+ * BX_E_CORRUPT if this worker has cut it off, as any call to it.
+ *
+ * The end. A worker is not quiet (job/shutdown.c) while a pin or an ENTER waits for an answer, or a frame waits in a
+ * queue. So when all are quiet, the LEAVEs of all that was released are in the rings; the owner reads what is left
+ * there before it reports what is still referred to (rpc/watch.c, bxi_frames_unread).
  *
  * Leases have rounds of their own (BXI_ROUND_LEASES), with the same frames. A worker that had leased tensors to the
  * dead asks, if that one ever passed tensors on; a worker answers when it has closed each of the set and holds no loan
@@ -93,6 +99,9 @@ struct bxi_rref_tail {
 #define BXI_RREF_MAKES 1u
 #define BXI_RREF_TARGET 2u
 #define BXI_RREF_VALUE 4u               /* with TARGET: the object's value is asked for, the function means nothing */
+
+/* A holder gives back all but 1 of its entry when it is that large. */
+#define BXI_RREF_COUNTED_MAX (1u << 16)
 
 /* ---- A reference ------------------------------------------------------------------------------------- */
 
@@ -167,6 +176,8 @@ struct bxi_rref_ops {
     int (*send)(struct bx_job *job, int rank, const struct bxi_rref_frame *frame);
     void (*flush)(struct bx_job *job);          /* rings for what was sent; without the lock */
     bool (*is_alive)(const struct bx_job *job, int rank);       /* not closed */
+    /* Of one that is closed: BX_E_PEER_DEAD, BX_E_SHUTDOWN if it has left, BX_E_CORRUPT if it was cut off. */
+    int (*why_closed)(const struct bx_job *job, int rank);
     const char *(*name)(const struct bx_job *job, int rank);
     /* The object is made, or never will be: the calls that waited for it can go on. Lock. */
     void (*unpark)(struct bx_job *job, struct bxi_waiting *parked);
@@ -196,6 +207,7 @@ struct bxi_rrefs {
         uint64_t round;                         /* 0: answered */
         uint64_t dead[BXI_RANK_WORDS];
     } asked[BXI_ROUND_KINDS][BX_WORLD_MAX];     /* by each worker */
+    uint32_t pending;                           /* pins, and ENTERs without an answer: frames about them will come */
     bool ended;                                 /* nothing is sent any more */
     bool rows_failed;                           /* the segment has no room for rows of objects */
     uint16_t free_row_count;
@@ -221,21 +233,25 @@ struct bxi_rref_after {
 };
 void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after);
 
-/* The next four: lock. */
+/* The next five: lock. */
 struct bx_rref *bxi_rref_find(struct bx_job *job, uint64_t id);
 /* One of this worker's, or one that is to come, or an id that is gone: a reference that has failed. NULL: no memory. */
 struct bx_rref *bxi_rref_of_ours(struct bx_job *job, uint64_t id);
 struct bx_rref *bxi_rref_new(struct bx_job *job, uint64_t id);     /* 0 references, not in the table; NULL: no memory */
 int bxi_rref_insert(struct bx_job *job, struct bx_rref *rref);     /* 0, -ENOMEM */
+int bxi_rref_reserve(struct bx_job *job);                          /* so that the next insert succeeds; 0, -ENOMEM */
 /* If nothing needs the reference any more: LEAVE, or the object's end. Call it after each change. */
 void bxi_rref_settle(struct bx_job *job, struct bx_rref *rref, struct bxi_rref_after *after);
 void bxi_rref_send(struct bx_job *job, int rank, const struct bxi_rref_frame *frame, struct bxi_rref_after *after);
 /* Drops a reference with the lock held. */
 void bxi_rref_drop(struct bx_job *job, struct bx_rref *rref, struct bxi_rref_after *after);
 void bxi_rref_fail(struct bx_rref *rref, int code, const char *text);  /* lock */
+void bxi_rref_fail_with_owner(struct bx_job *job, struct bx_rref *rref);       /* lock: its owner is closed */
 /* 0; or the error of one that failed, with its sentence. */
 int bxi_rref_check(const struct bx_rref *rref, const char *function);
 void bxi_rref_forget_object(struct bx_rref *rref);     /* of bx_rref_create: it will not be destroyed with it */
+/* As bx_rref_release, but the thread does not end in it if it is to end: it may hold the role. */
+void bxi_rref_release(struct bx_rref *rref);
 void bxi_rref_release_all(struct bx_rref *const *rrefs, size_t count);
 void bxi_rrefs_destroy(struct bx_job *job);     /* bx_job_destroy */
 
@@ -288,11 +304,15 @@ int bxi_rref_made(struct bx_job *job, struct bx_rref *makes, int code, const cha
 /* ---- protocol.c: frames of the protocol, and deaths (role) ---------------------------------------------- */
 
 int bxi_rref_arrived(struct bx_job *job, int from, const struct bxi_rref_frame *frame);    /* 0, BX_E_CORRUPT */
-/* A worker is closed. cut_off: only by this worker. */
-void bxi_rref_peer_gone(struct bx_job *job, int rank, int code, bool cut_off);
+void bxi_rref_peer_gone(struct bx_job *job, int rank);      /* a worker is closed */
 /* A worker is dead, and others may hold what it had on loan from this one and passed on. Role. */
 void bxi_rref_ask_for_leases(struct bx_job *job, int rank);
 void bxi_rref_answer_rounds(struct bx_job *job);        /* role: loans that were passed on have ended */
+/* No frame is to come that makes this worker send LEAVE. Lock. */
+static inline bool bxi_rrefs_are_quiet(const struct bx_job *job)
+{
+    return job->rrefs->pending == 0;
+}
 /* The job has stopped: reports and drops what other workers still refer to. */
 void bxi_rrefs_end(struct bx_job *job);
 

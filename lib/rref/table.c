@@ -10,7 +10,10 @@
  */
 #include "rref.h"
 
+#include "shm/step.h"
+
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,12 +72,17 @@ struct bx_rref *bxi_rref_new(struct bx_job *job, uint64_t id)
     return rref;
 }
 
+int bxi_rref_reserve(struct bx_job *job)
+{
+    return job->rrefs->count >= job->rrefs->table_size ? grow(job->rrefs) : 0;
+}
+
 int bxi_rref_insert(struct bx_job *job, struct bx_rref *rref)
 {
     struct bxi_rrefs *rrefs = job->rrefs;
     struct bx_rref **chain;
 
-    if (rrefs->count >= rrefs->table_size && grow(rrefs) < 0)
+    if (bxi_rref_reserve(job) < 0)
         return -ENOMEM;
     chain = &rrefs->table[chain_of(rref->id, rrefs->table_size)];
     rref->next = *chain;
@@ -132,6 +140,24 @@ void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after)
     memset(after->take_back, 0, sizeof after->take_back);
 }
 
+/* The frame is out, and nobody rung. */
+static void sent(enum bxi_rref_op op)
+{
+    switch (op) {
+    case BXI_RREF_ENTER:
+        BXI_STEP("rref.enter_sent");
+        break;
+    case BXI_RREF_KEPT:
+        BXI_STEP("rref.kept_sent");
+        break;
+    case BXI_RREF_LEAVE:
+        BXI_STEP("rref.leave_sent");
+        break;
+    default:
+        break;
+    }
+}
+
 void bxi_rref_send(struct bx_job *job, int rank, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)
 {
     int rc;
@@ -140,6 +166,7 @@ void bxi_rref_send(struct bx_job *job, int rank, const struct bxi_rref_frame *fr
         return;
     rc = job->rrefs->ops->send(job, rank, frame);
     after->sent = true;
+    sent(frame->op);
     if (rc < 0)
         bxi_log(0, "a reference of worker '%s' may outlive its last use: nothing can be sent to worker '%s': %s",
                 job->name, job->rrefs->ops->name(job, rank), bx_strerror(rc));
@@ -193,6 +220,16 @@ void bxi_rref_fail(struct bx_rref *rref, int code, const char *text)
     rref->code = code;
     rref->text = strdup(text != NULL && text[0] != '\0' ? text : bx_strerror(code));
     bxi_rref_set_state(rref, BXI_RREF_FAILED);
+}
+
+void bxi_rref_fail_with_owner(struct bx_job *job, struct bx_rref *rref)
+{
+    int owner = bxi_rref_id_owner(rref->id), code = job->rrefs->ops->why_closed(job, owner);
+    char text[160];
+
+    snprintf(text, sizeof text, "worker '%s' (rank %d), which owns the object, %s", job->rrefs->ops->name(job, owner),
+             owner, code == BX_E_PEER_DEAD ? "died" : code == BX_E_SHUTDOWN ? "has left the job" : "was cut off");
+    bxi_rref_fail(rref, code, text);
 }
 
 /* ---- made by this worker ------------------------------------------------------------------------------- */
@@ -268,7 +305,7 @@ static bool drop_not_last(struct bx_rref *rref)
     return false;
 }
 
-void bx_rref_release(struct bx_rref *rref)
+void bxi_rref_release(struct bx_rref *rref)
 {
     struct bxi_rref_after after = { .sent = false };
     struct bx_job *job;
@@ -287,13 +324,18 @@ void bx_rref_release(struct bx_rref *rref)
     bxi_rref_drop(job, rref, &after);
     bxi_unlock(&job->run->lock);
     bxi_rref_do_after(job, &after);
+}
+
+void bx_rref_release(struct bx_rref *rref)
+{
+    bxi_rref_release(rref);
     bxi_out(0);
 }
 
 void bxi_rref_release_all(struct bx_rref *const *rrefs, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        bx_rref_release(rrefs[i]);
+        bxi_rref_release(rrefs[i]);
 }
 
 /* ---- questions ------------------------------------------------------------------------------------------ */

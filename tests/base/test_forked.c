@@ -77,6 +77,38 @@ static void try_functions(struct bx_job *job)
     HARNESS_CHECK(future == NULL);
 }
 
+static const struct bx_type type = { .name = "type" };
+
+/* rref: made by the parent; NULL before the start. */
+static void try_rrefs(struct bx_job *job, struct bx_rref *rref)
+{
+    struct bx_rref *made = NULL;
+    struct bx_future *future = NULL;
+    struct bx_msg *msg = bx_msg_create(0), *value = NULL;
+    void *object = NULL;
+
+    REFUSED(bx_register_method(job, &type, "m", BX_INLINE, harness_nothing, NULL));
+    REFUSED(bx_register_method_async(job, &type, "m", answer_later, NULL));
+    REFUSED(bx_register_method_batch(job, &type, "m", harness_no_rows, NULL, NULL));
+    REFUSED(bx_rref_create(job, &type, NULL, &made));
+    REFUSED(bx_msg_put_object(job, msg, &type, NULL));
+    REFUSED(bx_remote(job, "worker1", "answer", NULL, NULL, &made));
+    HARNESS_CHECK(made == NULL);
+    bx_msg_destroy(msg);
+    if (rref == NULL)
+        return;
+    REFUSED(bx_rref_wait(rref, BX_FOREVER));
+    REFUSED(bx_rref_local(rref, &type, &object));
+    REFUSED(bx_rref_to_here(rref, NULL, &value));
+    REFUSED(bx_rref_to_here_async(rref, NULL, &future));
+    REFUSED(bx_rref_sync(rref, "m", NULL, NULL, NULL));
+    REFUSED(bx_rref_async(rref, "m", NULL, NULL, &future));
+    REFUSED(bx_rref_oneway(rref, "m", NULL, NULL));
+    REFUSED(bx_rref_remote(rref, "m", NULL, NULL, &made));
+    HARNESS_CHECK(made == NULL && future == NULL && value == NULL && object == NULL);
+    bx_rref_release(rref);              /* drops nothing: the object is the parent's */
+}
+
 static void try_tensors(struct bx_job *job)
 {
     int64_t shape = 2;
@@ -119,7 +151,7 @@ static void try_futures(struct bx_job *job, struct bx_future **pending, int coun
 }
 
 /* Tries all functions in a child and checks that all were refused. */
-static void try_in_child(struct bx_job *job, struct bx_future **pending, int count)
+static void try_in_child(struct bx_job *job, struct bx_rref *rref, struct bx_future **pending, int count)
 {
     pid_t child = fork();
     int status = -1;
@@ -127,6 +159,7 @@ static void try_in_child(struct bx_job *job, struct bx_future **pending, int cou
     if (child == 0) {
         try_job(job);
         try_functions(job);
+        try_rrefs(job, rref);
         try_tensors(job);
         try_futures(job, pending, count);
         bx_job_destroy(job);
@@ -159,12 +192,15 @@ static int setup(struct bx_job *job)
 static void fork_after_start(struct bx_job *job)
 {
     struct bx_future *pending[4] = { bx_future_create(job) };
+    struct bx_rref *rref = NULL;
 
+    HARNESS_EQ(bx_rref_create(job, &type, NULL, &rref), 0);
     HARNESS_EQ(bx_rpc_async(job, "worker1", "hold", NULL, NULL, &pending[1]), 0);
     pending[2] = bx_future_then(pending[0], then, NULL);
     pending[3] = bx_future_any(job, pending, 2);
     HARNESS_CHECK(pending[0] != NULL && pending[2] != NULL && pending[3] != NULL);
-    try_in_child(job, pending, 4);
+    try_in_child(job, rref, pending, 4);
+    bx_rref_release(rref);
 
     /* The parent's job still works. */
     harness_post(1);
@@ -196,7 +232,7 @@ static int fork_before_start(struct bx_job *job)
     struct bx_future *pending = bx_future_create(job);
 
     setup(job);
-    try_in_child(job, &pending, 1);
+    try_in_child(job, NULL, &pending, 1);
     bx_future_release(pending);
     return 0;
 }

@@ -124,8 +124,90 @@ static void try_functions(struct bx_job *job)
     REFUSED(bx_batch_caller(NULL, 0));
     IS_ZERO(bx_batch_args(NULL, 0).bytes);
     IS_NULL(bx_batch_reply(NULL, 0));
+    IS_NULL(bx_batch_object(NULL, 0));
     REFUSED(bx_batch_reply_i64(NULL, 0, 1));
     REFUSED(bx_batch_fail_row(NULL, 0, -EIO, NULL));
+}
+
+static const struct bx_type type = { .name = "type" };
+static const struct bx_type nameless = { .name = NULL };
+
+static void try_methods(struct bx_job *job)
+{
+    const struct bx_batch_options options = { 0 };
+
+    REFUSED(bx_register_method(NULL, &type, "m", BX_INLINE, harness_nothing, NULL));
+    REFUSED(bx_register_method(job, NULL, "m", BX_INLINE, harness_nothing, NULL));
+    REFUSED(bx_register_method(job, &nameless, "m", BX_INLINE, harness_nothing, NULL));
+    REFUSED(bx_register_method(job, &type, NULL, BX_INLINE, harness_nothing, NULL));
+    REFUSED(bx_register_method(job, &type, "m", BX_INLINE, NULL, NULL));
+    REFUSED(bx_register_method_async(NULL, &type, "m", answer_later, NULL));
+    REFUSED(bx_register_method_async(job, NULL, "m", answer_later, NULL));
+    REFUSED(bx_register_method_async(job, &nameless, "m", answer_later, NULL));
+    REFUSED(bx_register_method_async(job, &type, NULL, answer_later, NULL));
+    REFUSED(bx_register_method_async(job, &type, "m", NULL, NULL));
+    REFUSED(bx_register_method_batch(NULL, &type, "m", harness_no_rows, NULL, &options));
+    REFUSED(bx_register_method_batch(job, NULL, "m", harness_no_rows, NULL, &options));
+    REFUSED(bx_register_method_batch(job, &nameless, "m", harness_no_rows, NULL, &options));
+    REFUSED(bx_register_method_batch(job, &type, NULL, harness_no_rows, NULL, &options));
+    REFUSED(bx_register_method_batch(job, &type, "m", NULL, NULL, &options));
+    IS_NULL(bx_request_object(NULL));
+}
+
+static void try_rrefs(struct bx_job *job)
+{
+    struct bx_rref *rref = NULL, *made = NULL;
+    struct bx_future *future = NULL;
+    struct bx_msg *msg = bx_msg_create(0), *value = NULL;
+    void *object = NULL;
+
+    REFUSED(bx_rref_create(NULL, &type, NULL, &made));
+    REFUSED(bx_rref_create(job, NULL, NULL, &made));
+    REFUSED(bx_rref_create(job, &nameless, NULL, &made));
+    REFUSED(bx_rref_create(job, &type, NULL, NULL));
+    HARNESS_EQ(bx_rref_create(job, &type, NULL, &rref), 0);         /* an object may be NULL */
+    REFUSED(bx_msg_put_object(NULL, msg, &type, NULL));
+    HARNESS_EQ(bx_msg_error(msg), -EINVAL);
+    bx_msg_clear(msg);
+    REFUSED(bx_msg_put_object(job, NULL, &type, NULL));
+    REFUSED(bx_msg_put_object(job, msg, NULL, NULL));
+    HARNESS_EQ(bx_msg_error(msg), -EINVAL);
+    bx_msg_clear(msg);
+    REFUSED(bx_msg_put_rref(NULL, rref));
+    REFUSED(bx_msg_put_rref(msg, NULL));
+    HARNESS_EQ(bx_msg_error(msg), -EINVAL);
+    IS_ZERO(bx_msg_rrefs(NULL));
+    IS_NULL(bx_read_rref(NULL));
+    IS_NULL(bx_rref_acquire(NULL));
+    bx_rref_release(NULL);
+    REFUSED(bx_remote(NULL, "worker1", "answer", NULL, NULL, &made));
+    REFUSED(bx_remote(job, NULL, "answer", NULL, NULL, &made));
+    REFUSED(bx_remote(job, "worker1", NULL, NULL, NULL, &made));
+    REFUSED(bx_remote(job, "worker1", "answer", NULL, NULL, NULL));
+    REFUSED(bx_rref_owner(NULL));
+    IS_ZERO(bx_rref_is_owner(NULL));
+    IS_ZERO(bx_rref_is_confirmed(NULL));
+    REFUSED(bx_rref_wait(NULL, 0));
+    REFUSED(bx_rref_local(NULL, &type, &object));
+    REFUSED(bx_rref_local(rref, NULL, &object));
+    REFUSED(bx_rref_local(rref, &nameless, &object));
+    REFUSED(bx_rref_local(rref, &type, NULL));
+    REFUSED(bx_rref_to_here(NULL, NULL, &value));
+    REFUSED(bx_rref_to_here_async(NULL, NULL, &future));
+    REFUSED(bx_rref_to_here_async(rref, NULL, NULL));
+    REFUSED(bx_rref_sync(NULL, "m", NULL, NULL, NULL));
+    REFUSED(bx_rref_sync(rref, NULL, NULL, NULL, NULL));
+    REFUSED(bx_rref_async(NULL, "m", NULL, NULL, &future));
+    REFUSED(bx_rref_async(rref, NULL, NULL, NULL, &future));
+    REFUSED(bx_rref_async(rref, "m", NULL, NULL, NULL));
+    REFUSED(bx_rref_oneway(NULL, "m", NULL, NULL));
+    REFUSED(bx_rref_oneway(rref, NULL, NULL, NULL));
+    REFUSED(bx_rref_remote(NULL, "m", NULL, NULL, &made));
+    REFUSED(bx_rref_remote(rref, NULL, NULL, NULL, &made));
+    REFUSED(bx_rref_remote(rref, "m", NULL, NULL, NULL));
+    HARNESS_CHECK(made == NULL && future == NULL && value == NULL && object == NULL);
+    bx_msg_destroy(msg);
+    bx_rref_release(rref);
 }
 
 static void try_calls(struct bx_job *job)
@@ -300,6 +382,8 @@ static void caller(struct bx_job *job)
 {
     try_jobs(job);
     try_functions(job);
+    try_methods(job);
+    try_rrefs(job);
     try_calls(job);
     try_futures(job);
     try_messages();

@@ -453,6 +453,25 @@ Test(bad_shm, without_room_for_the_reply_is_refused_by_the_callee, .timeout = 30
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { is_refused } });
 }
 
+/* The callee counts the reference though it refuses the call: its maker gives it back. */
+static void makes_and_is_refused(struct bx_job *job)
+{
+    struct bx_rref *rref = NULL;
+
+    HARNESS_EQ(bx_remote(job, "worker1", "echo", NULL, NULL, &rref), 0);
+    HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), BX_E_REFUSED);
+    HARNESS_HAS(bx_error_text(), "/dev/shm");
+    bx_rref_release(rref);
+    remount_shm(8192);
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 5), 5);
+}
+
+Test(bad_shm, without_room_for_the_reply_a_reference_is_not_made, .timeout = 30)
+{
+    harness_mount_shm(2 * CONTROL_KIB + RING_KIB + RING_KIB / 2);
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { makes_and_is_refused } });
+}
+
 /* ---- io_uring ------------------------------------------------------------------------------------------- */
 
 static void refuse_io_uring(void)

@@ -58,18 +58,29 @@ static inline struct counter *new_counter_of(int64_t value)
 
 /* ---- Functions ------------------------------------------------------------------------------------------- */
 
+static inline int put_counter(const struct bx_request *request, struct bx_msg *reply, const struct bx_type *type,
+                              int64_t value)
+{
+    struct counter *counter = new_counter_of(value);
+    int rc = bx_msg_put_object(bx_request_job(request), reply, type, counter);
+
+    if (rc < 0)
+        destroy_counter(counter);
+    return rc;
+}
+
 static inline int new_counter(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                               void *context)
 {
     (void)context;
-    return bx_msg_put_object(bx_request_job(request), reply, &counter_type, new_counter_of(bx_read_i64(args)));
+    return put_counter(request, reply, &counter_type, bx_read_i64(args));
 }
 
 static inline int new_valueless(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                                 void *context)
 {
     (void)context;
-    return bx_msg_put_object(bx_request_job(request), reply, &valueless_type, new_counter_of(bx_read_i64(args)));
+    return put_counter(request, reply, &valueless_type, bx_read_i64(args));
 }
 
 static inline int new_slow(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
@@ -141,7 +152,7 @@ static inline int twin(const struct bx_request *request, struct bx_reader *args,
     const struct counter *counter = bx_request_object(request);
 
     (void)args, (void)context;
-    return bx_msg_put_object(bx_request_job(request), reply, &counter_type, new_counter_of(counter->value));
+    return put_counter(request, reply, &counter_type, counter->value);
 }
 
 /* ---- Functions that get references ------------------------------------------------------------------------ */
@@ -279,7 +290,7 @@ static inline int setup(struct bx_job *job)
     return 0;
 }
 
-/* ---- Callers ----------------------------------------------------------------------------------------------- */
+/* ---- Callers ---------------------------------------------------------------------------------------------- */
 
 static inline struct bx_rref *remote(struct bx_job *job, const char *to, const char *function, int64_t value)
 {

@@ -52,6 +52,12 @@
  *   lease.returned          word written, owner not rung     the lease is back; an owner that waits for it wakes
  *                                                            by the death
  *
+ *   rref.passed             a message with a reference, no bell   its receiver enters what it reads; what it does not
+ *                                                            read goes with the dead
+ *   rref.enter_sent         its ENTER, no KEPT               an entry that a round drops; the pin goes with the dead
+ *   rref.kept_sent          KEPT, no bell                    the one that passed it may leave
+ *   rref.leave_sent         LEAVE, no bell                   nothing: it has no reference
+ *
  * If rank 0 is killed while it makes its segment, no other worker knows the instance: a worker that waited for it
  * removes all that dead workers of that job name left. The last tests have no launcher: nothing is left at any step,
  * neither locks nor sockets.
@@ -68,14 +74,15 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define VICTIM 1
 #define ROUNDS 400
 #define PAYLOAD 8000
 
-enum gate { HIT = 0, FULL, SENT_ALL, ASLEEP, HELLO };
-enum value { PID = 0, STEP_COUNT = 8, ONEWAYS, SENT };
+enum gate { HIT = 0, FULL, SENT_ALL, ASLEEP, HELLO, PASSED_ALL };
+enum value { PID = 0, STEP_COUNT = 8, ONEWAYS, SENT, MADE, DESTROYED };
 
 /* ---- Taking aim ------------------------------------------------------------------------------------- */
 
@@ -418,6 +425,15 @@ KILLED_LENDING(lease_sent, "lease.sent", 60)
 KILLED_LENDING(lease_borrowed, "lease.borrowed", 60)
 KILLED_LENDING(lease_read, "lease.read", 60)
 KILLED_LENDING(lease_returned, "lease.returned", 60)
+
+/* ---- References ---------------------------------------------------------------------------------------- */
+
+#include "kill_passing.h"
+
+KILLED_PASSING(rref_passed, "rref.passed", 40)
+KILLED_PASSING(rref_enter_sent, "rref.enter_sent", 20)
+KILLED_PASSING(rref_kept_sent, "rref.kept_sent", 20)
+KILLED_PASSING(rref_leave_sent, "rref.leave_sent", 40)
 
 /* ---- Leaving ----------------------------------------------------------------------------------------- */
 

@@ -1,0 +1,643 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Workers that die with references: what they held is dropped, what they passed on is not, and what they owned fails.
+ *
+ * worker0 owns the objects, as a rule. MADE and DESTROYED say when an object is destroyed; a use after that is found by
+ * its value. SIGSTOP holds a worker where nothing else can: between a message and its reading.
+ */
+#include "rref_fixture.h"
+
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <string.h>
+
+TestSuite(rref_death, .timeout = 60);
+
+enum { PID = 8, CALLERS = 20 };                 /* values; PID + rank */
+enum { HELD = 8, SENT, REPLIED, KILLED, USED };   /* gates */
+
+static void signal_worker(int rank, int signal_number)
+{
+    HARNESS_EQ(kill((pid_t)harness_load(PID + rank), signal_number), 0);
+}
+
+static void stop_worker(int rank)
+{
+    harness_stop((pid_t)harness_load(PID + rank));
+}
+
+static void await_death(struct bx_job *job, int rank)
+{
+    while (bx_worker_alive(job, rank))
+        usleep(200);
+}
+
+static int setup_death(struct bx_job *job)
+{
+    harness_store(PID + bx_job_rank(job), (uint64_t)getpid());
+    return setup(job);
+}
+
+static struct bx_rref *own_counter(struct bx_job *job, int64_t value)
+{
+    struct bx_rref *rref = NULL;
+
+    HARNESS_EQ(bx_rref_create(job, &counter_type, new_counter_of(value), &rref), 0);
+    return rref;
+}
+
+static struct bx_msg *msg_of(struct bx_rref *rref)
+{
+    struct bx_msg *msg = bx_msg_create(0);
+
+    HARNESS_EQ(bx_msg_put_rref(msg, rref), 0);
+    return msg;
+}
+
+/* Calls "keep" of another worker; drops the reference if `drops`. */
+static void give(struct bx_job *job, const char *to, struct bx_rref *rref, bool drops)
+{
+    struct bx_msg *args = msg_of(rref);
+
+    HARNESS_EQ(bx_rpc_sync(job, to, "keep", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+    if (drops)
+        bx_rref_release(rref);
+}
+
+static int64_t use_of(struct bx_job *job, const char *worker)
+{
+    struct bx_msg *reply = NULL;
+    int64_t value;
+
+    HARNESS_EQ(bx_rpc_sync(job, worker, "use_kept", NULL, NULL, &reply), 0);
+    value = number_in(reply);
+    bx_msg_destroy(reply);
+    return value;
+}
+
+static void drop_of(struct bx_job *job, const char *worker)
+{
+    HARNESS_EQ(bx_rpc_sync(job, worker, "drop_kept", NULL, NULL, NULL), 0);
+}
+
+/* It stays alive for a while: nothing is on its way that would destroy it. */
+static void stays(int64_t count)
+{
+    for (int i = 0; i < 100; i++) {
+        HARNESS_EQ(alive(), count);
+        usleep(200);
+    }
+}
+
+static void nothing_is_left(const struct bx_job *job)
+{
+    await_alive(0);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+}
+
+/* ---- A holder dies ---------------------------------------------------------------------------------------- */
+
+static void holder_dies(struct bx_job *job)
+{
+    struct bx_rref *rref = own_counter(job, 1);
+
+    give(job, "worker1", rref, true);
+    HARNESS_EQ(use_of(job, "worker1"), 2);
+    HARNESS_EQ(alive(), 1);
+    signal_worker(1, SIGKILL);
+    nothing_is_left(job);
+}
+
+Test(rref_death, of_a_holder_destroys_the_object)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_death, .dies = 1u << 1,
+                                         .body = { holder_dies, NULL, harness_serve } });
+    harness_reset();
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_death, .dies = 1u << 1,
+                                         .body = { holder_dies } });
+}
+
+/* worker1 is stopped, so it never reads the message. */
+static void receiver_dies(struct bx_job *job)
+{
+    struct bx_rref *rref = own_counter(job, 1), *third = remote(job, "worker2", "new_counter", 2);
+    struct bx_msg *args = msg_of(rref);
+
+    HARNESS_EQ(harness_call(job, "worker1", "new_nothing", NULL), 1);
+    HARNESS_EQ(add_to(third, 1), 3);
+    stop_worker(1);
+    bx_msg_put_rref(args, third);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "keep", args, NULL), 0);
+    bx_msg_destroy(args);
+    bx_rref_release(rref);
+    bx_rref_release(third);
+    stays(2);
+    signal_worker(1, SIGKILL);
+    nothing_is_left(job);
+}
+
+Test(rref_death, of_a_worker_that_has_not_read_a_message_drops_its_references)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_death, .dies = 1u << 1,
+                                         .body = { receiver_dies, NULL, harness_serve } });
+}
+
+/* What worker1 passed on to worker2, which reads it only after worker1's death. */
+static int pass_kept_to_2(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                          void *context)
+{
+    struct bx_msg *out = msg_of(kept_rref);
+
+    (void)args, (void)reply, (void)context;
+    HARNESS_EQ(bx_rpc_oneway(bx_request_job(request), "worker2", "keep", out, NULL), 0);
+    bx_msg_destroy(out);
+    return 0;
+}
+
+static int reply_kept(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)context;
+    harness_post(REPLIED);          /* the reply is sent before the next request is read */
+    return bx_msg_put_rref(reply, kept_rref);
+}
+
+static int die(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    raise(SIGKILL);
+    return 0;
+}
+
+static int setup_passing(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "pass_kept_to_2", BX_INLINE, pass_kept_to_2, NULL), 0);
+    HARNESS_EQ(bx_register(job, "reply_kept", BX_INLINE, reply_kept, NULL), 0);
+    HARNESS_EQ(bx_register(job, "die", BX_INLINE, die, NULL), 0);
+    return setup_death(job);
+}
+
+/* The request is read before the death: worker2 enters, worker1 may die before its KEPT. */
+static void passer_dies(struct bx_job *job)
+{
+    struct bx_rref *rref = own_counter(job, 10);
+
+    give(job, "worker1", rref, true);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "pass_kept_to_2", NULL, NULL, NULL), 0);
+    while (harness_gate(HELD) == 0)             /* worker2 has it */
+        usleep(100);
+    signal_worker(1, SIGKILL);
+    await_death(job, 1);
+    for (int i = 0; i < 20; i++)
+        HARNESS_EQ(use_of(job, "worker2"), 11 + i);
+    stays(1);
+    drop_of(job, "worker2");
+    nothing_is_left(job);
+}
+
+static void waits_for_what_is_kept(struct bx_job *job)
+{
+    while (__atomic_load_n(&kept_rref, __ATOMIC_ACQUIRE) == NULL)
+        usleep(100);
+    harness_post(HELD);
+    harness_serve(job);
+}
+
+Test(rref_death, of_the_one_that_passed_it_leaves_it_to_the_third)
+{
+    for (int i = 0; i < 10; i++) {
+        harness_reset();
+        harness_run(&(struct harness_world){ .size = 4, .setup = setup_passing, .dies = 1u << 1,
+                                             .body = { passer_dies, NULL, waits_for_what_is_kept, harness_serve } });
+    }
+}
+
+/* worker2 is stopped while worker1 passes it the reference in a reply, and dies: replies of the dead are read. */
+static void asks_for_it(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+
+    harness_await(HELD, 1);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "reply_kept", NULL, NULL, &future), 0);
+    harness_post(SENT);
+    harness_await(KILLED, 1);
+    if (bx_future_wait(future, BX_FOREVER) == 0) {
+        struct bx_reader reader = bx_msg_reader(bx_future_value(future));
+        struct bx_rref *rref = bx_rref_acquire(bx_read_rref(&reader));
+
+        bx_future_release(future);
+        HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), 0);
+        HARNESS_EQ(add_to(rref, 1), 11);
+        HARNESS_EQ(alive(), 1);
+        bx_rref_release(rref);
+        harness_add(CALLERS, 1);
+    } else {
+        HARNESS_EQ(bx_future_error(future), BX_E_PEER_DEAD);
+        bx_future_release(future);
+    }
+    harness_post(USED);
+    harness_serve(job);
+}
+
+static void replier_dies(struct bx_job *job)
+{
+    struct bx_rref *rref = own_counter(job, 10);
+
+    HARNESS_EQ(harness_call(job, "worker2", "new_nothing", NULL), 1);      /* it reads this ring first */
+    give(job, "worker1", rref, true);
+    stop_worker(1);
+    harness_post(HELD);
+    harness_await(SENT, 1);
+    stop_worker(2);
+    signal_worker(1, SIGCONT);
+    harness_await(REPLIED, 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "die", NULL, NULL, NULL), BX_E_PEER_DEAD);
+    await_death(job, 1);
+    stays(1);                       /* worker2 has not answered ASK: what worker1 held still counts */
+    harness_post(KILLED);
+    signal_worker(2, SIGCONT);
+    harness_await(USED, 1);
+    nothing_is_left(job);
+    HARNESS_EQ(harness_load(CALLERS), 1);
+}
+
+Test(rref_death, of_the_one_that_replied_with_it_counts_until_the_reply_is_read)
+{
+    harness_run(&(struct harness_world){ .size = 4, .setup = setup_passing, .dies = 1u << 1,
+                                         .body = { replier_dies, NULL, asks_for_it, harness_serve } });
+}
+
+/* The same, and the one that is to read the reply dies too: the round begins again without it. */
+static void both_die(struct bx_job *job)
+{
+    struct bx_rref *rref = own_counter(job, 10);
+
+    HARNESS_EQ(harness_call(job, "worker2", "new_nothing", NULL), 1);      /* it reads this ring first */
+    give(job, "worker1", rref, true);
+    stop_worker(1);
+    harness_post(HELD);
+    harness_await(SENT, 1);
+    stop_worker(2);
+    signal_worker(1, SIGCONT);
+    harness_await(REPLIED, 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "die", NULL, NULL, NULL), BX_E_PEER_DEAD);
+    await_death(job, 1);
+    stays(1);
+    signal_worker(2, SIGKILL);
+    nothing_is_left(job);
+    HARNESS_EQ(harness_call(job, "worker3", "new_nothing", NULL), 1);
+}
+
+Test(rref_death, of_a_second_worker_within_the_round_begins_another)
+{
+    harness_run(&(struct harness_world){ .size = 4, .setup = setup_passing, .dies = 1u << 1 | 1u << 2,
+                                         .body = { both_die, NULL, asks_for_it, harness_serve } });
+}
+
+/* worker1 passes to worker2 an object of worker0; worker2 dies before its ENTER, and worker1 lives. */
+static void third_dies(struct bx_job *job)
+{
+    struct bx_rref *rref = own_counter(job, 10);
+
+    give(job, "worker1", rref, true);
+    HARNESS_EQ(harness_call(job, "worker2", "new_nothing", NULL), 1);
+    stop_worker(2);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "pass_kept_to_2", NULL, NULL, NULL), 0);
+    drop_of(job, "worker1");
+    stays(1);                       /* the message to worker2 is not read */
+    signal_worker(2, SIGKILL);
+    nothing_is_left(job);
+}
+
+Test(rref_death, of_the_third_before_it_has_entered_takes_the_pin_away)
+{
+    harness_run(&(struct harness_world){ .size = 4, .setup = setup_passing, .dies = 1u << 2,
+                                         .body = { third_dies, NULL, NULL, harness_serve } });
+}
+
+/* ---- The maker dies --------------------------------------------------------------------------------------- */
+
+/* worker1 makes an object in worker0, which is stopped, passes the reference to worker2 and dies. The request is read
+ * after the death: it is dropped. */
+static void makes_and_dies(struct bx_job *job)
+{
+    struct bx_rref *rref;
+
+    harness_await(HELD, 1);
+    rref = remote(job, "worker0", "new_counter", 5);
+    give(job, "worker2", rref, false);
+    harness_post(SENT);
+    raise(SIGKILL);
+}
+
+static void uses_what_never_comes(struct bx_job *job)
+{
+    struct bx_msg *args = number(1), *reply = NULL;
+    struct bx_future *future = NULL;
+    int rc;
+
+    HARNESS_EQ(harness_call(job, "worker0", "new_nothing", NULL), 1);
+    stop_worker(0);
+    harness_post(HELD);
+    harness_await(SENT, 1);
+    HARNESS_EQ(bx_rref_async(kept_rref, "add", args, NULL, &future), 0);
+    await_death(job, 1);
+    signal_worker(0, SIGCONT);
+    rc = bx_future_wait(future, BX_FOREVER);
+    HARNESS_EQ(rc, BX_E_PEER_DEAD);
+    HARNESS_HAS(bx_future_error_text(future), "its maker was gone before the object could be made");
+    HARNESS_EQ(bx_rref_sync(kept_rref, "add", args, NULL, &reply), BX_E_PEER_DEAD);
+    HARNESS_EQ(bx_rref_to_here(kept_rref, NULL, &reply), BX_E_PEER_DEAD);
+    bx_future_release(future);
+    bx_msg_destroy(args);
+    bx_rref_release(kept_rref);
+    HARNESS_EQ(harness_load(MADE), 0);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+}
+
+Test(rref_death, of_the_maker_before_its_request_is_read_fails_what_it_passed_on)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_death, .dies = 1u << 1,
+                                         .body = { harness_serve, makes_and_dies, uses_what_never_comes } });
+}
+
+/* The request runs when its maker dies: the object is made, for worker2 has a reference. */
+static void makes_slowly_and_dies(struct bx_job *job)
+{
+    struct bx_rref *rref = remote(job, "worker0", "new_slow", 5);
+
+    give(job, "worker2", rref, false);
+    HARNESS_EQ(harness_call(job, "worker0", "new_nothing", NULL), 1);
+    harness_post(SENT);
+    raise(SIGKILL);
+}
+
+static void uses_what_comes_late(struct bx_job *job)
+{
+    struct bx_msg *args = number(1);
+    struct bx_future *future[5];
+
+    harness_await(SENT, 1);
+    for (int i = 0; i < 5; i++)
+        HARNESS_EQ(bx_rref_async(kept_rref, "add", args, NULL, &future[i]), 0);
+    await_death(job, 1);
+    HARNESS_EQ(harness_call(job, "worker0", "new_nothing", NULL), 1);
+    harness_post(MAY_BE_MADE);
+    for (int i = 0; i < 5; i++) {
+        HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), 0);
+        HARNESS_EQ(number_in(bx_future_value(future[i])), 6 + i);
+        bx_future_release(future[i]);
+    }
+    bx_msg_destroy(args);
+    bx_rref_release(kept_rref);
+    nothing_is_left(job);
+}
+
+Test(rref_death, of_the_maker_while_the_object_is_made_leaves_it_to_the_others)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_death, .dies = 1u << 1,
+                                         .body = { harness_serve, makes_slowly_and_dies, uses_what_comes_late } });
+}
+
+/* worker1 makes Y by a method of X, which is to come from worker2's request, and dies; then X is made. Calls on Y,
+ * which worker2 has been passed, fail at the death: nobody makes it. */
+static void makes_of_what_is_to_come(struct bx_job *job)
+{
+    struct bx_rref *y = NULL;
+
+    harness_await(HELD, 1);
+    HARNESS_EQ(bx_rref_remote(kept_rref, "twin", NULL, NULL, &y), 0);
+    give(job, "worker2", y, false);
+    HARNESS_EQ(harness_call(job, "worker0", "new_nothing", NULL), 1);
+    harness_post(SENT);
+    raise(SIGKILL);
+}
+
+static void makes_the_first(struct bx_job *job)
+{
+    struct bx_rref *x = remote(job, "worker0", "new_slow", 5);
+    struct bx_msg *reply = NULL;
+
+    give(job, "worker1", x, false);
+    harness_post(HELD);
+    harness_await(SENT, 1);
+    HARNESS_EQ(bx_rref_sync(kept_rref, "add", NULL, NULL, &reply), BX_E_PEER_DEAD);
+    bx_rref_release(kept_rref);
+    harness_post(MAY_BE_MADE);
+    HARNESS_EQ(value_of(x), 5);
+    bx_rref_release(x);
+    nothing_is_left(job);
+}
+
+Test(rref_death, of_the_maker_whose_request_waits_for_another_object_fails_its_own)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_death, .dies = 1u << 1,
+                                         .body = { harness_serve, makes_of_what_is_to_come, makes_the_first } });
+}
+
+/* ---- The owner dies --------------------------------------------------------------------------------------- */
+
+static void each_use_fails(struct bx_rref *rref)
+{
+    struct bx_msg *args = number(1), *reply = NULL;
+    struct bx_future *future = NULL;
+    struct bx_rref *made = NULL;
+    void *object = NULL;
+
+    HARNESS_EQ(bx_rref_sync(rref, "add", args, NULL, &reply), BX_E_PEER_DEAD);
+    HARNESS_HAS(bx_error_text(), "'worker1'");
+    HARNESS_EQ(bx_rref_async(rref, "add", args, NULL, &future), BX_E_PEER_DEAD);
+    HARNESS_EQ(bx_rref_oneway(rref, "add", args, NULL), BX_E_PEER_DEAD);
+    HARNESS_EQ(bx_rref_to_here(rref, NULL, &reply), BX_E_PEER_DEAD);
+    HARNESS_EQ(bx_rref_to_here_async(rref, NULL, &future), BX_E_PEER_DEAD);
+    HARNESS_EQ(bx_rref_remote(rref, "twin", args, NULL, &made), BX_E_PEER_DEAD);
+    HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), BX_E_PEER_DEAD);
+    HARNESS_EQ(bx_rref_local(rref, &counter_type, &object), BX_E_PEER_DEAD);
+    HARNESS_CHECK(!bx_rref_is_confirmed(rref) && !bx_rref_is_owner(rref));
+    HARNESS_EQ(bx_rref_owner(rref), 1);
+    HARNESS_CHECK(reply == NULL && future == NULL && made == NULL && object == NULL);
+    bx_msg_destroy(args);
+}
+
+static void owner_dies(struct bx_job *job)
+{
+    struct bx_rref *rref = remote(job, "worker1", "new_counter", 1), *slow = remote(job, "worker1", "new_slow", 2);
+    struct bx_future *future = NULL, *value = NULL;
+    struct bx_msg *args, *reply = NULL;
+
+    HARNESS_EQ(add_to(rref, 1), 2);
+    HARNESS_EQ(bx_rref_async(slow, "add", NULL, NULL, &future), 0);
+    HARNESS_EQ(bx_rref_to_here_async(slow, NULL, &value), 0);
+    harness_post(HELD);                         /* worker2 kills worker1 while this one waits */
+    HARNESS_EQ(bx_rref_wait(slow, BX_FOREVER), BX_E_PEER_DEAD);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_PEER_DEAD);
+    HARNESS_EQ(bx_future_wait(value, BX_FOREVER), BX_E_PEER_DEAD);
+    each_use_fails(rref);
+    each_use_fails(slow);
+    /* It can still be passed on, and fails there too. */
+    args = msg_of(rref);
+    HARNESS_EQ(bx_rpc_sync(job, "worker2", "use", args, NULL, &reply), BX_E_PEER_DEAD);
+    HARNESS_EQ(bx_rpc_sync(job, "worker2", "keep", args, NULL, NULL), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker2", "use_kept", NULL, NULL, NULL), BX_E_PEER_DEAD);
+    drop_of(job, "worker2");
+    bx_msg_destroy(args);
+    bx_future_release(future);
+    bx_future_release(value);
+    bx_rref_release(rref);
+    bx_rref_release(slow);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+}
+
+static void kills_the_owner(struct bx_job *job)
+{
+    harness_await(HELD, 1);
+    usleep(20000);                              /* mostly worker0 sleeps in bx_rref_wait then */
+    signal_worker(1, SIGKILL);
+    harness_serve(job);
+}
+
+static void run_owner_dies(struct bx_options options)
+{
+    harness_reset();
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_death, .dies = 1u << 1, .options = options,
+                                         .body = { owner_dies, NULL, kills_the_owner } });
+}
+
+Test(rref_death, of_the_owner_fails_every_use)
+{
+    run_owner_dies((struct bx_options){ 0 });
+    run_owner_dies((struct bx_options){ .no_spin = true });
+    run_owner_dies((struct bx_options){ .wait = BX_WAIT_EPOLL, .no_spin = true });
+}
+
+/* The owner is stopped when a third worker gets the reference: ENTER is not answered. Then it dies. */
+static void enters_in_vain(struct bx_job *job)
+{
+    harness_await(HELD, 1);
+    while (__atomic_load_n(&kept_rref, __ATOMIC_ACQUIRE) == NULL)
+        usleep(100);
+    HARNESS_CHECK(!bx_rref_is_confirmed(kept_rref));
+    HARNESS_EQ(bx_rref_wait(kept_rref, 5 * HARNESS_MS), BX_E_TIMEOUT);
+    HARNESS_HAS(bx_error_text(), "'worker1' did not confirm");
+    harness_post(SENT);
+    HARNESS_EQ(bx_rref_wait(kept_rref, BX_FOREVER), BX_E_PEER_DEAD);
+    each_use_fails(kept_rref);
+    bx_rref_release(kept_rref);
+    harness_serve(job);
+}
+
+static void owner_stops_and_dies(struct bx_job *job)
+{
+    struct bx_rref *rref = remote(job, "worker1", "new_counter", 1);
+
+    HARNESS_EQ(add_to(rref, 1), 2);
+    stop_worker(1);
+    give(job, "worker2", rref, true);
+    harness_post(HELD);
+    harness_await(SENT, 1);
+    signal_worker(1, SIGKILL);
+    await_death(job, 1);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+}
+
+Test(rref_death, of_the_owner_ends_the_wait_of_one_that_has_not_been_confirmed)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_death, .dies = 1u << 1,
+                                         .body = { owner_stops_and_dies, NULL, enters_in_vain } });
+}
+
+/* ---- Stopped workers -------------------------------------------------------------------------------------- */
+
+static void third_is_slow(struct bx_job *job)
+{
+    struct bx_rref *rref = remote(job, "worker1", "new_counter", 1);
+    struct bx_msg *args = msg_of(rref);
+
+    HARNESS_EQ(add_to(rref, 1), 2);
+    HARNESS_EQ(harness_call(job, "worker2", "new_nothing", NULL), 1);
+    stop_worker(2);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker2", "keep", args, NULL), 0);
+    bx_msg_destroy(args);
+    bx_rref_release(rref);
+    stays(1);
+    signal_worker(2, SIGCONT);
+    while (harness_gate(HELD) == 0)
+        usleep(100);
+    HARNESS_EQ(use_of(job, "worker2"), 3);
+    stop_worker(1);
+    signal_worker(1, SIGCONT);
+    drop_of(job, "worker2");
+    nothing_is_left(job);
+}
+
+Test(rref_death, is_not_what_a_stopped_worker_is_taken_for)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_death,
+                                         .body = { third_is_slow, NULL, waits_for_what_is_kept } });
+}
+
+/* More references than the ring to the owner has room for LEAVEs: the rest is queued until it continues. */
+static void owner_is_slow(struct bx_job *job)
+{
+    enum { MANY = 6000 };
+    static struct bx_rref *rref[MANY];
+
+    for (int i = 0; i < MANY; i++)
+        rref[i] = remote(job, "worker1", "new_counter", i);
+    HARNESS_EQ(bx_rref_wait(rref[MANY - 1], BX_FOREVER), 0);
+    for (int i = 0; i < MANY; i++)
+        HARNESS_EQ(bx_rref_wait(rref[i], BX_FOREVER), 0);
+    HARNESS_EQ(alive(), MANY);
+    stop_worker(1);
+    for (int i = 0; i < MANY; i++)
+        bx_rref_release(rref[i]);
+    HARNESS_CHECK(harness_counter(job, "queued_frames") > 0);
+    stays(MANY);
+    signal_worker(1, SIGCONT);
+    nothing_is_left(job);
+}
+
+Test(rref_death, is_not_feared_of_a_stopped_owner_and_leaves_are_queued)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_death, .body = { owner_is_slow } });
+}
+
+/* The same, and this worker leaves while the LEAVEs are queued: they go out before it is quiet. */
+static void leaves_with_a_queue(struct bx_job *job)
+{
+    enum { MANY = 6000 };
+    static struct bx_rref *rref[MANY];
+
+    for (int i = 0; i < MANY; i++)
+        rref[i] = remote(job, "worker1", "new_counter", i);
+    for (int i = 0; i < MANY; i++)
+        HARNESS_EQ(bx_rref_wait(rref[i], BX_FOREVER), 0);
+    stop_worker(1);
+    for (int i = 0; i < MANY; i++)
+        bx_rref_release(rref[i]);
+    harness_post(SENT);
+}
+
+static void continues_it(struct bx_job *job)
+{
+    harness_await(SENT, 1);
+    usleep(20000);                              /* mostly worker0 waits in the shutdown then */
+    signal_worker(1, SIGCONT);
+    harness_serve(job);
+}
+
+static void finds_none_leaked(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_serve(job);
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    HARNESS_EQ(harness_counter(job, "rrefs_leaked"), 0);
+    HARNESS_EQ(alive(), 0);
+    bx_job_destroy(job);
+}
+
+Test(rref_death, is_not_feared_of_a_stopped_owner_at_the_shutdown)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_death,
+                                         .body = { leaves_with_a_queue, finds_none_leaked, continues_it } });
+}

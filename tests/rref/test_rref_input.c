@@ -1,0 +1,471 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A worker that sends wrong tails of references and wrong frames of their protocol.
+ *
+ * As in test_fuzz.c worker 0 is the receiver, worker 1 is hostile and killed at the end of each test, and worker 2 is a
+ * bystander. Worker 0 owns an object, to which the others have a reference each. The first tests show that correct
+ * frames made by hand are accepted; each forgery differs in one field. Worker 0 must then cut worker 1 off and drop its
+ * reference at once, and the object lives on for worker 2.
+ */
+#include "rref_fixture.h"
+#include "tests/harness/hostile.h"
+
+#include "rpc/rpc.h"
+
+#include <criterion/criterion.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+TestSuite(rref_input, .timeout = 120);
+
+enum { ID = 8, HELD_ID, FORGERY, SEED };        /* values */
+enum { NOTED = 8 };                             /* gates */
+enum { TAKE, NOTE };                            /* functions, as they are registered */
+
+#define IDS 6
+
+struct forgery {
+    const char *name;
+    uint8_t kind, flags;
+    uint64_t id;                    /* X: the object's; HELD: of the call that is held */
+    int32_t code;
+    size_t body_bytes;              /* of a frame of the protocol */
+    size_t id_count;                /* of the others: so many ids, and the tail */
+    uint64_t ids[IDS];
+    struct bxi_rref_tail tail;
+    size_t cut;                     /* bytes that are missing at the end */
+};
+
+#define X UINT64_MAX
+#define HELD (UINT64_MAX - 1)
+#define ID_OF(owner, maker, n) ((uint64_t)(owner) << 56 | (uint64_t)(maker) << 48 | (uint64_t)(n))
+#define CALL BXI_REQUEST, BXI_FLAG_RREFS, 77, 0, 0
+#define ONEWAY BXI_ONEWAY, BXI_FLAG_RREFS, 0, 0, 0
+#define ANSWER BXI_REPLY, BXI_FLAG_RREFS, HELD, 0, 0
+
+static uint64_t id_here(uint64_t id)
+{
+    return id == X ? harness_load(ID) : id == HELD ? harness_load(HELD_ID) : id;
+}
+
+static size_t write_body(const struct forgery *forgery, unsigned char *body)
+{
+    size_t bytes = 0;
+
+    memset(body, 0, 256);
+    if (forgery->kind == BXI_RREF || !(forgery->flags & BXI_FLAG_RREFS))
+        return forgery->body_bytes;
+    for (size_t i = 0; i < forgery->id_count; i++, bytes += 8)
+        memcpy(body + bytes, &(uint64_t){ id_here(forgery->ids[i]) }, 8);
+    memcpy(body + bytes, &forgery->tail, sizeof forgery->tail);
+    return bytes + sizeof forgery->tail - forgery->cut;
+}
+
+/* Without the library's send functions. */
+static void put_forgery(struct bx_job *job, const struct forgery *forgery)
+{
+    struct bxi_frame frame = { .kind = forgery->kind, .flags = forgery->flags, .id = id_here(forgery->id),
+                               .code = forgery->code, .function = forgery->flags == 0 ? NOTE : TAKE,
+                               .deadline_ns = BX_FOREVER };
+    unsigned char body[256];
+    size_t bytes = write_body(forgery, body);
+    void *payload = NULL;
+
+    bxi_lock(&job->run->lock);
+    HARNESS_EQ(bxi_peer_open_out(job, &job->rpc->peers[0]), 0);
+    if (bxi_ring_reserve(&job->rpc->peers[0].out, (uint32_t)(sizeof frame + bytes), &payload) == 0) {
+        memcpy(payload, &frame, sizeof frame);
+        memcpy((unsigned char *)payload + sizeof frame, body, bytes);
+        bxi_ring_commit(&job->rpc->peers[0].out, (uint32_t)(sizeof frame + bytes));
+    }
+    bxi_unlock(&job->run->lock);
+    bxi_bell_ring(job->rpc->peers[0].bell.fd[0]);
+}
+
+/* ---- Workers ---------------------------------------------------------------------------------------------- */
+
+static int take_and_count(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                          void *context)
+{
+    (void)request, (void)reply, (void)context;
+    while (args->rref_count > 0)
+        HARNESS_CHECK(bx_read_rref(args) != NULL);
+    return 0;
+}
+
+/* What was sent before it has been read. */
+static int note(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    harness_post(NOTED);
+    return 0;
+}
+
+static int setup_input(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "take", BX_INLINE, take_and_count, NULL), 0);
+    HARNESS_EQ(bx_register(job, "note", BX_INLINE, note, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "hold", harness_never, NULL), 0);
+    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_echo, NULL), 0);
+    return setup(job);
+}
+
+static uint64_t held_id(struct bx_job *job)
+{
+    struct bxi_peer *peer = &job->rpc->peers[1];
+    uint64_t id = 0;
+
+    bxi_lock(&job->run->lock);
+    for (uint32_t i = 0; i < peer->slot_count; i++)
+        if (peer->slots[i].state == BXI_SLOT_LIVE)
+            id = peer->slots[i].generation << 16 | i;
+    bxi_unlock(&job->run->lock);
+    return id;
+}
+
+static struct bx_rref *prepare(struct bx_job *job, struct bx_future **held)
+{
+    struct bx_rref *rref = NULL;
+    struct bx_msg *args = bx_msg_create(0);
+
+    harness_await(READY, 1);
+    HARNESS_EQ(bx_rref_create(job, &counter_type, new_counter_of(1), &rref), 0);
+    bx_msg_put_rref(args, rref);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker2", "keep", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+    *held = harness_start(job, "worker1", "hold", NULL, 0);
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 3), 3);
+    harness_store(ID, rref->id);
+    harness_store(HELD_ID, held_id(job));
+    return rref;
+}
+
+/* The bystander uses the object, and drops the last reference to it. */
+static void others_go_on(struct bx_job *job, struct bx_rref *rref)
+{
+    struct bx_msg *reply = NULL;
+
+    HARNESS_EQ(add_to(rref, 1), 2);
+    bx_rref_release(rref);
+    HARNESS_EQ(bx_rpc_sync(job, "worker2", "use_kept", NULL, NULL, &reply), 0);
+    HARNESS_EQ(number_in(reply), 3);
+    HARNESS_EQ(alive(), 1);
+    bx_msg_destroy(reply);
+    HARNESS_EQ(bx_rpc_sync(job, "worker2", "drop_kept", NULL, NULL, NULL), 0);
+    await_alive(0);
+}
+
+static void is_cut_off(struct bx_job *job)
+{
+    struct bx_future *held = NULL;
+    struct bx_rref *rref = prepare(job, &held);
+
+    strikes_now();
+    HARNESS_EQ(bx_future_wait(held, BX_FOREVER), BX_E_CORRUPT);
+    HARNESS_HAS(bx_future_error_text(held), "'worker1' (rank 1");
+    bx_future_release(held);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 1);
+    others_go_on(job, rref);
+    harness_post(FINISHED);
+}
+
+static void goes_on(struct bx_job *job)
+{
+    struct bx_future *held = NULL;
+    struct bx_rref *rref = prepare(job, &held);
+
+    strikes_now();
+    harness_await(NOTED, 1);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+    harness_post(FINISHED);
+    HARNESS_EQ(bx_future_wait(held, BX_FOREVER), BX_E_PEER_DEAD);
+    bx_future_release(held);
+    others_go_on(job, rref);
+}
+
+static const struct forgery *forged;
+
+static void forge(struct bx_job *job)
+{
+    static const struct forgery noted = { .name = "", .kind = BXI_ONEWAY };
+
+    put_forgery(job, &forged[harness_load(FORGERY)]);
+    put_forgery(job, &noted);
+}
+
+static void run_forgeries(const struct forgery *forgeries, size_t count, harness_fn body)
+{
+    strike = forge;
+    forged = forgeries;
+    for (size_t i = 0; i < count; i++) {
+        harness_reset();
+        harness_store(FORGERY, i);
+        fprintf(stderr, "rref_input: %s\n", forgeries[i].name);
+        harness_run(&(struct harness_world){ .size = 3, .setup = setup_input, .dies = 1u << 1,
+                                             .body = { body, is_hostile, harness_serve } });
+    }
+}
+
+#define RUN(forgeries, body) run_forgeries(forgeries, sizeof forgeries / sizeof *forgeries, body)
+
+/* ---- Correct frames, and harmless ones -------------------------------------------------------------------- */
+
+Test(rref_input, of_correct_and_of_harmless_frames_is_accepted)
+{
+    static const struct forgery harmless[] = {
+        { "a call with the object", ONEWAY, 1, { X }, { .count = 1 }, 0 },
+        { "a call with it three times", ONEWAY, 3, { X, X, X }, { .count = 3 }, 0 },
+        { "a call on it", ONEWAY, 1, { X }, { .flags = BXI_RREF_TARGET }, 0 },
+        { "its value", ONEWAY, 1, { X }, { .flags = BXI_RREF_TARGET | BXI_RREF_VALUE }, 0 },
+        { "a call that makes one", ONEWAY, 1, { ID_OF(0, 1, 1) }, { .flags = BXI_RREF_MAKES }, 0 },
+        { "a call that makes one, many later", ONEWAY, 1, { ID_OF(0, 1, 99) }, { .flags = BXI_RREF_MAKES }, 0 },
+        { "an object that is gone", ONEWAY, 1, { ID_OF(0, 0, 1000) }, { .flags = BXI_RREF_TARGET }, 0 },
+        { "LEAVE", BXI_RREF, BXI_RREF_LEAVE, X, 1, 0, 0, { 0 }, { 0 }, 0 },
+        { "ENTER", BXI_RREF, BXI_RREF_ENTER, X, 0, 0, 0, { 0 }, { 0 }, 0 },
+        { "ENTER of what is gone", BXI_RREF, BXI_RREF_ENTER, ID_OF(0, 0, 1000), 0, 0, 0, { 0 }, { 0 }, 0 },
+        { "KEPT for nothing", BXI_RREF, BXI_RREF_KEPT, X, 0, 0, 0, { 0 }, { 0 }, 0 },
+        { "KEPT of what is gone", BXI_RREF, BXI_RREF_KEPT, ID_OF(2, 1, 9), 0, 0, 0, { 0 }, { 0 }, 0 },
+        { "PASSED of what is gone", BXI_RREF, BXI_RREF_PASSED, ID_OF(0, 0, 1000), 2, 0, 0, { 0 }, { 0 }, 0 },
+        { "ANSWER to no round", BXI_RREF, BXI_RREF_ANSWER, 0, 0, 0, 0, { 0 }, { 0 }, 0 },
+        { "ASK", BXI_RREF, BXI_RREF_ASK, 1, 0, 16, 0, { 0 }, { 0 }, 0 },
+    };
+
+    RUN(harmless, goes_on);
+}
+
+/* ---- Tails ------------------------------------------------------------------------------------------------ */
+
+Test(rref_input, of_a_wrong_tail_cuts_off)
+{
+    static const struct forgery wrong[] = {
+        { "a tail that is cut", CALL, 0, { 0 }, { .count = 1 }, 4 },
+        { "no body at all", CALL, 0, { 0 }, { 0 }, 8 },
+        { "no reference", CALL, 0, { 0 }, { 0 }, 0 },
+        { "more than lie there", CALL, 1, { X }, { .count = 2 }, 0 },
+        { "one to make, which does not lie there", CALL, 1, { X }, { .count = 1, .flags = BXI_RREF_MAKES }, 0 },
+        { "more than a message may have", CALL, 1, { X }, { .count = BX_RREFS_MAX + 1 }, 0 },
+        { "as many as there are numbers", CALL, 1, { X }, { .count = UINT32_MAX }, 0 },
+        { "a count that overflows", CALL, 1, { X }, { .count = 1u << 29 }, 0 },
+        { "an unknown flag", CALL, 1, { X }, { .count = 1, .flags = 8 }, 0 },
+        { "a value of no object", CALL, 1, { X }, { .count = 1, .flags = BXI_RREF_VALUE }, 0 },
+        { "an owner that does not exist", CALL, 1, { ID_OF(3, 1, 1) }, { .count = 1 }, 0 },
+        { "a maker that does not exist", CALL, 1, { ID_OF(0, 3, 1) }, { .count = 1 }, 0 },
+        { "the last rank there is", CALL, 1, { ID_OF(255, 255, 1) }, { .count = 1 }, 0 },
+        { "number 0", CALL, 1, { ID_OF(0, 1, 0) }, { .count = 1 }, 0 },
+        { "the second one is wrong", CALL, 2, { X, ID_OF(9, 9, 9) }, { .count = 2 }, 0 },
+        { "made by another", CALL, 1, { ID_OF(0, 2, 1) }, { .flags = BXI_RREF_MAKES }, 0 },
+        { "made by the receiver", CALL, 1, { ID_OF(0, 0, 5) }, { .flags = BXI_RREF_MAKES }, 0 },
+        { "made in another", CALL, 1, { ID_OF(2, 1, 1) }, { .flags = BXI_RREF_MAKES }, 0 },
+        { "made as number 0", CALL, 1, { ID_OF(0, 1, 0) }, { .flags = BXI_RREF_MAKES }, 0 },
+        { "made by itself", CALL, 2, { ID_OF(0, 1, 1), ID_OF(0, 1, 1) },
+          { .flags = BXI_RREF_MAKES | BXI_RREF_TARGET }, 0 },
+        { "a call on an object of another", CALL, 1, { ID_OF(2, 0, 1) }, { .flags = BXI_RREF_TARGET }, 0 },
+        { "a call on an object of the caller", CALL, 1, { ID_OF(1, 0, 1) }, { .flags = BXI_RREF_TARGET }, 0 },
+        { "a call on number 0", CALL, 1, { ID_OF(0, 1, 0) }, { .flags = BXI_RREF_TARGET }, 0 },
+        { "a reply that makes", ANSWER, 1, { ID_OF(0, 1, 1) }, { .flags = BXI_RREF_MAKES }, 0 },
+        { "a reply on an object", ANSWER, 1, { X }, { .flags = BXI_RREF_TARGET }, 0 },
+        { "a reply with nonsense", ANSWER, 1, { ID_OF(9, 9, 9) }, { .count = 1 }, 0 },
+        { "a reply to no call", BXI_REPLY, BXI_FLAG_RREFS, 999 << 16, 0, 0, 1, { X }, { .count = 1 }, 0 },
+        { "an error with references", BXI_REPLY, BXI_FLAG_RREFS, HELD, -5, 0, 1, { X }, { .count = 1 }, 0 },
+    };
+
+    RUN(wrong, is_cut_off);
+}
+
+/* ---- Frames of the protocol ------------------------------------------------------------------------------- */
+
+#define FRAME(op, id, value, bytes) BXI_RREF, op, id, value, bytes, 0, { 0 }, { 0 }, 0
+
+Test(rref_input, of_a_wrong_frame_cuts_off)
+{
+    static const struct forgery wrong[] = {
+        { "no such frame", FRAME(0, X, 0, 0) },
+        { "no such frame either", FRAME(8, X, 0, 0) },
+        { "LEAVE of more than it has", FRAME(BXI_RREF_LEAVE, X, 2, 0) },
+        { "LEAVE of all there is", FRAME(BXI_RREF_LEAVE, X, INT32_MAX, 0) },
+        { "LEAVE of nothing", FRAME(BXI_RREF_LEAVE, X, 0, 0) },
+        { "LEAVE of less than nothing", FRAME(BXI_RREF_LEAVE, X, -1, 0) },
+        { "LEAVE of what is not there", FRAME(BXI_RREF_LEAVE, ID_OF(0, 0, 1000), 1, 0) },
+        { "LEAVE of an object of another", FRAME(BXI_RREF_LEAVE, ID_OF(2, 0, 1), 1, 0) },
+        { "LEAVE of nonsense", FRAME(BXI_RREF_LEAVE, ID_OF(0, 9, 1), 1, 0) },
+        { "ENTER at another owner", FRAME(BXI_RREF_ENTER, ID_OF(2, 0, 1), 0, 0) },
+        { "ENTER of nonsense", FRAME(BXI_RREF_ENTER, ID_OF(0, 9, 1), 0, 0) },
+        { "ENTER of number 0", FRAME(BXI_RREF_ENTER, ID_OF(0, 1, 0), 0, 0) },
+        { "ENTERED without ENTER", FRAME(BXI_RREF_ENTERED, ID_OF(1, 1, 1), 0, 0) },
+        { "ENTERED of the receiver's", FRAME(BXI_RREF_ENTERED, X, 0, 0) },
+        { "ENTERED of another", FRAME(BXI_RREF_ENTERED, ID_OF(2, 1, 1), 0, 0) },
+        { "KEPT of nonsense", FRAME(BXI_RREF_KEPT, ID_OF(2, 9, 1), 0, 0) },
+        { "PASSED to nobody", FRAME(BXI_RREF_PASSED, X, 3, 0) },
+        { "PASSED to less than nobody", FRAME(BXI_RREF_PASSED, X, -1, 0) },
+        { "PASSED to the owner", FRAME(BXI_RREF_PASSED, X, 0, 0) },
+        { "PASSED to itself", FRAME(BXI_RREF_PASSED, X, 1, 0) },
+        { "PASSED to nobody of what is gone", FRAME(BXI_RREF_PASSED, ID_OF(0, 0, 1000), 3, 0) },
+        { "PASSED at another owner", FRAME(BXI_RREF_PASSED, ID_OF(2, 0, 1), 2, 0) },
+        { "ASK without a set", FRAME(BXI_RREF_ASK, 1, 0, 0) },
+        { "ASK with half a set", FRAME(BXI_RREF_ASK, 1, 0, 8) },
+        { "ASK with more than a set", FRAME(BXI_RREF_ASK, 1, 0, 24) },
+        { "ASK of no round", FRAME(BXI_RREF_ASK, 0, 0, 16) },
+        { "ANSWER to a round that is to come", FRAME(BXI_RREF_ANSWER, 1, 0, 0) },
+        { "ANSWER to the last round there is", FRAME(BXI_RREF_ANSWER, UINT64_MAX, 0, 0) },
+    };
+
+    RUN(wrong, is_cut_off);
+}
+
+/* ---- More than one frame ---------------------------------------------------------------------------------- */
+
+static void makes_twice(struct bx_job *job)
+{
+    struct forgery making = { "", CALL, 1, { ID_OF(0, 1, 7) }, { .flags = BXI_RREF_MAKES }, 0 };
+
+    put_forgery(job, &making);
+    making.id = 78;
+    put_forgery(job, &making);
+}
+
+static void makes_an_earlier_one(struct bx_job *job)
+{
+    struct forgery making = { "", CALL, 1, { ID_OF(0, 1, 7) }, { .flags = BXI_RREF_MAKES }, 0 };
+
+    put_forgery(job, &making);
+    making.id = 78;
+    making.ids[0] = ID_OF(0, 1, 6);
+    put_forgery(job, &making);
+}
+
+/* It makes an object by a method of one that never comes, and leaves more than that. Both go with it. */
+static void waits_and_leaves(struct bx_job *job)
+{
+    struct forgery making = { "", CALL, 2, { ID_OF(0, 1, 7), ID_OF(0, 2, 99) },
+                              { .flags = BXI_RREF_MAKES | BXI_RREF_TARGET }, 0 };
+    const struct forgery leave = { "", FRAME(BXI_RREF_LEAVE, ID_OF(0, 1, 7), 2, 0) };
+
+    put_forgery(job, &making);
+    put_forgery(job, &leave);
+}
+
+static void run_cut_off(void (*how)(struct bx_job *job))
+{
+    strike = how;
+    harness_reset();
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_input, .dies = 1u << 1,
+                                         .body = { is_cut_off, is_hostile, harness_serve } });
+}
+
+Test(rref_input, of_an_id_that_does_not_ascend_cuts_off)
+{
+    run_cut_off(makes_twice);
+    run_cut_off(makes_an_earlier_one);
+}
+
+/* The shutdown is not held up: worker 2, which was to make it, leaves. */
+Test(rref_input, that_waits_for_what_never_comes_ends_with_its_maker)
+{
+    run_cut_off(waits_and_leaves);
+}
+
+/* More calls than a caller may have in flight, all waiting for an object that worker 1 was to make: the last but one
+ * cuts it off, and a call of worker 2 that waits for what it makes fails at once. */
+static void calls_too_many(struct bx_job *job)
+{
+    struct forgery call = { "", BXI_REQUEST, BXI_FLAG_RREFS, 100, 0, 0, 2, { ID_OF(0, 1, 1), ID_OF(0, 1, 5000) },
+                            { .flags = BXI_RREF_MAKES | BXI_RREF_TARGET }, 0 };
+
+    for (uint64_t i = 0; i <= BXI_CALLS_MAX; i++) {
+        call.id = i;
+        call.ids[0] = ID_OF(0, 1, i + 1);
+        put_forgery(job, &call);
+        if (i % 64 == 63)
+            usleep(2000);           /* the ring has no room for all of them */
+    }
+}
+
+Test(rref_input, of_more_calls_that_wait_than_may_be_cuts_off)
+{
+    run_cut_off(calls_too_many);
+}
+
+/* ---- Seeds ------------------------------------------------------------------------------------------------ */
+
+static uint64_t next_random(uint64_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+static uint64_t random_id(uint64_t *seed)
+{
+    uint64_t random = next_random(seed);
+
+    return random % 4 == 0 ? X : random % 32 == 1 ? next_random(seed)
+                                                  : ID_OF(random / 32 % 3, random / 128 % 3, 1 + random / 512 % 20);
+}
+
+static void scribbles(struct bx_job *job)
+{
+    uint64_t seed = harness_load(SEED) * UINT64_C(0x9e3779b97f4a7c15) + 1;
+
+    for (int i = 0; i < 300; i++) {
+        uint64_t random = next_random(&seed);
+        struct forgery forgery = { .kind = random % 3 == 0 ? BXI_RREF : BXI_REQUEST, .id = random_id(&seed) };
+
+        if (forgery.kind == BXI_RREF) {
+            forgery.flags = (uint8_t)(1 + random / 4 % 7);
+            forgery.code = (int32_t)(random / 64 % 4) - 1;
+            forgery.body_bytes = forgery.flags == BXI_RREF_ASK ? 16 : 0;
+        } else {
+            forgery.flags = BXI_FLAG_RREFS;
+            forgery.id = random / 4 % 2000;
+            forgery.tail.flags = random / 65536 % 64 == 0 ? (uint8_t)(random / 128) : (uint8_t)(random / 128 % 8);
+            forgery.tail.count = (uint32_t)(random / 8192 % 3);
+            forgery.id_count = forgery.tail.count + (forgery.tail.flags & 1) + (forgery.tail.flags / 2 & 1);
+            forgery.id_count = forgery.id_count > IDS ? IDS : forgery.id_count;
+            for (size_t k = 0; k < forgery.id_count; k++)
+                forgery.ids[k] = random_id(&seed);
+            if ((forgery.tail.flags & BXI_RREF_MAKES) && random / 32768 % 8 != 0)
+                forgery.ids[0] = ID_OF(0, 1, i + 1);
+        }
+        put_forgery(job, &forgery);
+        sched_yield();
+    }
+}
+
+/* What it may have sent without being cut off it may also have meant: only the others must be unharmed. */
+static void survives(struct bx_job *job)
+{
+    struct bx_future *held = NULL;
+    struct bx_rref *rref = prepare(job, &held);
+    struct bx_msg *reply = NULL;
+
+    strikes_now();
+    for (int i = 0; i < 20; i++)
+        HARNESS_EQ(add_to(rref, 1), i + 2);
+    HARNESS_EQ(bx_rpc_sync(job, "worker2", "use_kept", NULL, NULL, &reply), 0);
+    HARNESS_EQ(number_in(reply), 22);
+    HARNESS_EQ(alive(), 1);
+    bx_msg_destroy(reply);
+    HARNESS_EQ(bx_rpc_sync(job, "worker2", "drop_kept", NULL, NULL, NULL), 0);
+    harness_post(FINISHED);
+    HARNESS_CHECK(bx_future_wait(held, BX_FOREVER) < 0);
+    bx_future_release(held);
+    bx_rref_release(rref);
+}
+
+Test(rref_input, of_random_frames_harms_no_other_worker)
+{
+    const char *more = getenv("BX_FUZZ_SEEDS");
+    uint64_t count = more != NULL ? strtoull(more, NULL, 10) : 20;
+
+    strike = scribbles;
+    for (uint64_t seed = 1; seed <= count; seed++) {
+        harness_reset();
+        harness_store(SEED, seed);
+        harness_run(&(struct harness_world){ .size = 3, .setup = setup_input, .dies = 1u << 1,
+                                             .body = { survives, is_hostile, harness_serve } });
+    }
+}

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * References at the end of a job: what was not released is reported and destroyed, what was released is not, and what
+ * outlives its job can only be released.
+ */
+#include "rref_fixture.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+TestSuite(rref_leak, .timeout = 60);
+
+enum { WARNINGS = 8, LEAKED };                  /* values */
+enum { PASSED_ON = 8, MAY_LEAVE, HAS_LEFT };    /* gates */
+
+static char warned[1000];
+
+static void note(int level, const char *text, void *context)
+{
+    (void)context;
+    if (level != 1 || strstr(text, "object of type") == NULL)
+        return;
+    snprintf(warned, sizeof warned, "%s", text);
+    harness_add(WARNINGS, 1);
+}
+
+static int setup_noting(struct bx_job *job)
+{
+    bx_set_log(note, NULL);
+    return setup(job);
+}
+
+static void shut_down(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    harness_check_rescued(job);
+    harness_add(LEAKED, harness_counter(job, "rrefs_leaked"));
+}
+
+/* ---- What is not released --------------------------------------------------------------------------------- */
+
+static void forgets(struct bx_job *job)
+{
+    struct bx_rref *rref = remote(job, "worker1", "new_counter", 5);
+
+    harness_leaves_by_itself();
+    HARNESS_EQ(add_to(rref, 1), 6);
+    shut_down(job);
+    HARNESS_EQ(bx_rref_sync(rref, "add", NULL, NULL, NULL), BX_E_SHUTDOWN);
+    bx_job_destroy(job);
+    HARNESS_EQ(bx_rref_sync(rref, "add", NULL, NULL, NULL), BX_E_SHUTDOWN);
+    HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), BX_E_SHUTDOWN);
+    HARNESS_EQ(bx_rref_owner(rref), 1);
+    HARNESS_CHECK(!bx_rref_is_owner(rref));
+    HARNESS_CHECK(bx_rref_acquire(rref) == rref);
+    bx_rref_release(rref);
+    bx_rref_release(rref);
+}
+
+static void reports(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    shut_down(job);
+    HARNESS_EQ(alive(), 0);
+    HARNESS_EQ(harness_load(WARNINGS), 1);
+    HARNESS_HAS(warned, "worker 'worker0' still refers");
+    HARNESS_HAS(warned, "type 'counter' of worker 'worker1'");
+    HARNESS_EQ(harness_counter(job, "rrefs_leaked"), 1);
+    bx_job_destroy(job);
+    HARNESS_EQ(harness_load(DESTROYED), 1);
+}
+
+Test(rref_leak, of_another_worker_is_reported_with_type_and_holder_and_destroyed)
+{
+    for (int i = 0; i < 20; i++) {
+        harness_reset();
+        harness_run(&(struct harness_world){ .size = 2, .setup = setup_noting, .body = { forgets, reports } });
+        cr_assert_eq(harness_load(LEAKED), 1);
+    }
+}
+
+static void forgets_its_own(struct bx_job *job)
+{
+    struct bx_rref *rref = NULL;
+
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rref_create(job, &counter_type, new_counter_of(1), &rref), 0);
+    shut_down(job);
+    HARNESS_EQ(alive(), 1);                         /* its own references are good until bx_job_destroy */
+    HARNESS_EQ(harness_load(WARNINGS), 0);
+    bx_job_destroy(job);
+    HARNESS_EQ(alive(), 0);
+    HARNESS_EQ(harness_load(WARNINGS), 1);
+    HARNESS_HAS(warned, "type 'counter'");
+    HARNESS_HAS(warned, "worker 'worker0' itself");
+    HARNESS_EQ(bx_rref_local(rref, &counter_type, &(void *){ NULL }), BX_E_SHUTDOWN);
+    HARNESS_CHECK(!bx_rref_is_owner(rref));
+    bx_rref_release(rref);
+}
+
+Test(rref_leak, of_its_own_is_reported_and_destroyed_with_the_job)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_noting, .body = { forgets_its_own } });
+}
+
+/* ---- What is released ------------------------------------------------------------------------------------- */
+
+/* Released just before the shutdown: the owner may not have read it when it leaves. */
+static void releases_late(struct bx_job *job)
+{
+    struct bx_rref *rref[50];
+
+    harness_leaves_by_itself();
+    for (int i = 0; i < 50; i++) {
+        rref[i] = remote(job, bx_job_rank(job) == 0 ? "worker1" : "worker0", "new_counter", i);
+        HARNESS_EQ(add_to(rref[i], 1), i + 1);
+    }
+    for (int i = 0; i < 50; i++)
+        bx_rref_release(rref[i]);
+    shut_down(job);
+    bx_job_destroy(job);
+}
+
+Test(rref_leak, is_not_what_was_released_just_before_the_shutdown)
+{
+    for (int i = 0; i < 40; i++) {
+        harness_reset();
+        harness_run(&(struct harness_world){ .size = 2, .setup = setup_noting, .options = { .no_spin = i % 2 == 1 },
+                                             .body = { releases_late, releases_late } });
+        cr_assert_eq(harness_load(LEAKED), 0);
+        cr_assert_eq(alive(), 0);
+        cr_assert_eq(harness_load(WARNINGS), 0);
+    }
+}
+
+/* Passed to a third worker, which does not keep it; its answer to the one that passed it may be on its way. */
+static void passes_and_leaves(struct bx_job *job)
+{
+    struct bx_rref *rref[20];
+    struct bx_msg *args = bx_msg_create(0);
+
+    harness_leaves_by_itself();
+    for (int i = 0; i < 20; i++) {
+        rref[i] = remote(job, "worker1", "new_counter", i);
+        bx_msg_put_rref(args, rref[i]);
+        bx_rref_release(rref[i]);
+    }
+    HARNESS_EQ(bx_rpc_sync(job, "worker2", "use", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+    shut_down(job);
+    bx_job_destroy(job);
+}
+
+static void leaves(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    shut_down(job);
+    bx_job_destroy(job);
+}
+
+Test(rref_leak, is_not_what_was_passed_on_just_before_the_shutdown)
+{
+    for (int i = 0; i < 40; i++) {
+        harness_reset();
+        harness_run(&(struct harness_world){ .size = 3, .setup = setup_noting, .options = { .no_spin = i % 2 == 1 },
+                                             .body = { passes_and_leaves, leaves, leaves } });
+        cr_assert_eq(harness_load(LEAKED), 0);
+        cr_assert_eq(alive(), 0);
+        cr_assert_eq(harness_load(WARNINGS), 0);
+    }
+}
+
+/* A one-way call to itself holds its references until it has run. */
+static void calls_itself_and_leaves(struct bx_job *job)
+{
+    struct bx_rref *rref = NULL;
+    struct bx_msg *args = bx_msg_create(0);
+
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rref_create(job, &counter_type, new_counter_of(1), &rref), 0);
+    bx_msg_put_rref(args, rref);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker0", "use_async", args, NULL), 0);
+    bx_msg_destroy(args);
+    bx_rref_release(rref);
+    shut_down(job);
+    bx_job_destroy(job);
+}
+
+Test(rref_leak, is_not_what_a_worker_sent_to_itself)
+{
+    for (int i = 0; i < 20; i++) {
+        harness_reset();
+        harness_run(&(struct harness_world){ .size = 2, .setup = setup_noting,
+                                             .body = { calls_itself_and_leaves, leaves } });
+        cr_assert_eq(alive(), 0);
+        cr_assert_eq(harness_load(WARNINGS), 0);
+    }
+}
+
+/* ---- Leaving without a shutdown --------------------------------------------------------------------------- */
+
+/* worker1 is gone without a word, with references: its owner gets them back at once. */
+static void leaves_without_shutdown(struct bx_job *job)
+{
+    struct bx_rref *rref = remote(job, "worker0", "new_counter", 1), *other = remote(job, "worker2", "new_counter", 2);
+
+    harness_leaves_by_itself();
+    HARNESS_EQ(add_to(rref, 1), 2);
+    HARNESS_EQ(add_to(other, 1), 3);
+    HARNESS_EQ(alive(), 2);
+    bx_job_destroy(job);
+    harness_post(HAS_LEFT);
+    bx_rref_release(rref);
+    bx_rref_release(other);
+}
+
+static void gets_it_back(struct bx_job *job)
+{
+    harness_await(HAS_LEFT, 1);
+    await_alive(0);
+    HARNESS_EQ(harness_counter(job, "peers_dead"), 0);
+}
+
+Test(rref_leak, of_a_worker_that_destroys_its_job_at_once_is_none)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_noting,
+                                         .body = { gets_it_back, leaves_without_shutdown, gets_it_back } });
+}
+
+/* Calls on an object that is to come are still kept when the job is destroyed. */
+static void makes_slowly(struct bx_job *job)
+{
+    struct bx_rref *rref = remote(job, "worker1", "new_slow", 1);
+    struct bx_msg *args = number(1);
+    struct bx_future *future = NULL;
+
+    harness_leaves_by_itself();
+    for (int i = 0; i < 3; i++) {
+        HARNESS_EQ(bx_rref_oneway(rref, "add", args, NULL), 0);
+        HARNESS_EQ(bx_rref_async(rref, "add_blocking", args, NULL, &future), 0);
+        bx_future_release(future);
+    }
+    HARNESS_EQ(harness_call(job, "worker1", "new_nothing", NULL), 1);   /* they are parked */
+    harness_post(PASSED_ON);
+    harness_await(HAS_LEFT, 1);
+    bx_msg_destroy(args);
+    bx_rref_release(rref);
+    bx_job_destroy(job);
+}
+
+static void leaves_with_parked_calls(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_await(PASSED_ON, 1);
+    harness_post(MAY_BE_MADE);
+    bx_job_destroy(job);
+    HARNESS_CHECK(strstr(warned, "itself") == NULL);
+    harness_post(HAS_LEFT);
+}
+
+Test(rref_leak, is_none_of_calls_that_wait_for_an_object)
+{
+    for (int i = 0; i < 10; i++) {
+        harness_reset();
+        harness_run(&(struct harness_world){ .size = 2, .setup = setup_noting,
+                                             .body = { makes_slowly, leaves_with_parked_calls } });
+        cr_assert_eq(alive(), 0);
+    }
+}

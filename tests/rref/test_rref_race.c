@@ -1,0 +1,479 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * References used by several threads, in handlers, callbacks and destructors, and in the order of calls.
+ */
+#include "rref_fixture.h"
+
+#include "rref/rref.h"
+
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <string.h>
+
+TestSuite(rref_race, .timeout = 60);
+
+enum { CALLED = 8, RAN, WRONG };                        /* values */
+enum { PARKED = 8, DONE, LEAVING };                     /* gates */
+
+/* ---- Threads ---------------------------------------------------------------------------------------------- */
+
+static struct bx_rref *shared;
+
+static void acquire_call_pass_release(struct bx_job *job, int index)
+{
+    for (int i = 0; i < 300; i++) {
+        struct bx_rref *rref = bx_rref_acquire(shared);
+        struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+        static const char *const to[] = { "worker0", "worker1", "worker2" };
+
+        HARNESS_CHECK(value_of(rref) >= 0);
+        bx_msg_put_rref(args, rref);
+        if ((i + index) % 4 == 3) {
+            HARNESS_EQ(bx_rpc_oneway(job, to[i % 3], "take", args, NULL), 0);
+        } else {
+            HARNESS_EQ(bx_rpc_sync(job, to[i % 3], "give_back", args, NULL, &reply), 0);
+            HARNESS_EQ(bx_msg_rrefs(reply), 1);
+        }
+        bx_rref_release(rref);
+        bx_msg_destroy(args);
+        bx_msg_destroy(reply);
+    }
+}
+
+static int take(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)reply, (void)context;
+    return bx_read_rref(args) != NULL ? 0 : -EINVAL;
+}
+
+static int give_back(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)context;
+    return bx_msg_put_rref(reply, bx_read_rref(args));
+}
+
+static int setup_threads(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "take", BX_BLOCKING, take, NULL), 0);
+    HARNESS_EQ(bx_register(job, "give_back", BX_INLINE, give_back, NULL), 0);
+    return setup(job);
+}
+
+static void threads_share(struct bx_job *job)
+{
+    shared = remote(job, "worker2", "new_counter", bx_job_rank(job));
+    harness_threads(job, 4, acquire_call_pass_release);
+    bx_rref_release(shared);
+    harness_post(DONE);
+    harness_await(DONE, 2);
+    await_alive(0);
+}
+
+Test(rref_race, many_threads_use_pass_and_drop_the_same_reference)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_threads,
+                                         .body = { threads_share, threads_share } });
+    harness_reset();
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_threads, .options = { .no_spin = true },
+                                         .body = { threads_share, threads_share } });
+}
+
+/* The last reference is dropped by one thread while the same object comes back in a reply to another. */
+static void drops_and_gets(struct bx_job *job, int index)
+{
+    (void)index;
+    for (int i = 0; i < 1000; i++) {
+        struct bx_msg *reply = NULL;
+
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "give_kept", NULL, NULL, &reply), 0);
+
+        struct bx_reader reader = bx_msg_reader(reply);
+        struct bx_rref *rref = bx_rref_acquire(bx_read_rref(&reader));
+
+        bx_msg_destroy(reply);
+        HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), 0);
+        if (i % 16 == 0)
+            HARNESS_EQ(value_of(rref), 7);
+        bx_rref_release(rref);
+    }
+}
+
+static int give_kept(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)context;
+    return bx_msg_put_rref(reply, kept_rref);
+}
+
+static int setup_giving(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "give_kept", BX_INLINE, give_kept, NULL), 0);
+    return setup(job);
+}
+
+/* owner: of the object that worker1 keeps. */
+static void drop_while_it_comes(struct bx_job *job, const char *owner)
+{
+    struct bx_rref *rref = remote(job, owner, "new_counter", 7);
+    struct bx_msg *args = bx_msg_create(0);
+
+    bx_msg_put_rref(args, rref);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+    bx_rref_release(rref);
+    harness_threads(job, 3, drops_and_gets);
+    HARNESS_EQ(alive(), 1);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "drop_kept", NULL, NULL, NULL), 0);
+    await_alive(0);
+}
+
+static void drop_while_it_comes_from_its_owner(struct bx_job *job)
+{
+    drop_while_it_comes(job, "worker1");
+}
+
+static void drop_while_it_comes_from_another(struct bx_job *job)
+{
+    drop_while_it_comes(job, "worker2");
+}
+
+/* The first round of drops_and_gets also shows that a maker gets its reference back confirmed. */
+Test(rref_race, dropped_while_it_comes_back_from_its_owner_is_there)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_giving,
+                                         .body = { drop_while_it_comes_from_its_owner } });
+}
+
+Test(rref_race, dropped_while_it_comes_back_from_another_worker_is_there)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_giving,
+                                         .body = { drop_while_it_comes_from_another } });
+}
+
+/* ---- Counts ----------------------------------------------------------------------------------------------- */
+
+static int give_many(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)context;
+    for (int i = 0; i < BX_RREFS_MAX; i++)
+        if (bx_msg_put_rref(reply, kept_rref) < 0)
+            return bx_msg_error(reply);
+    return 0;
+}
+
+static int setup_many(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "give_many", BX_INLINE, give_many, NULL), 0);
+    return setup(job);
+}
+
+/* More than BXI_RREF_COUNTED_MAX, while one reference is held. */
+static void gets_many(struct bx_job *job)
+{
+    struct bx_rref *rref = remote(job, "worker1", "new_counter", 7);
+    struct bx_msg *args = bx_msg_create(0);
+
+    bx_msg_put_rref(args, rref);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+    for (uint32_t got = 0; got <= 2 * BXI_RREF_COUNTED_MAX; got += BX_RREFS_MAX) {
+        struct bx_msg *reply = NULL;
+
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "give_many", NULL, NULL, &reply), 0);
+        HARNESS_EQ(bx_msg_rrefs(reply), BX_RREFS_MAX);
+        bx_msg_destroy(reply);
+        bxi_lock(&job->run->lock);
+        HARNESS_CHECK(rref->counted < BXI_RREF_COUNTED_MAX);
+        bxi_unlock(&job->run->lock);
+    }
+    HARNESS_EQ(value_of(rref), 7);
+    bx_rref_release(rref);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "drop_kept", NULL, NULL, NULL), 0);
+    await_alive(0);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+}
+
+Test(rref_race, count_does_not_grow_with_the_messages)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_many, .body = { gets_many } });
+}
+
+/* ---- The order of calls ----------------------------------------------------------------------------------- */
+
+/* Each call says its number. */
+static int in_order(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct counter *counter = bx_request_object(request);
+    int64_t number = bx_read_i64(args);
+
+    (void)reply, (void)context;
+    if (number != counter->value + 1)
+        harness_add(WRONG, 1);
+    counter->value = number;
+    harness_add(RAN, 1);
+    return 0;
+}
+
+static int setup_order(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register_method(job, &counter_type, "in_order", BX_INLINE, in_order, NULL), 0);
+    return setup(job);
+}
+
+static void call_in_order(struct bx_job *job)
+{
+    for (int round = 0; round < 30; round++) {
+        struct bx_rref *rref = remote(job, "worker1", "new_slow", 0);
+        struct bx_future *last = NULL;
+
+        harness_store(RAN, 0);
+        for (int64_t i = 1; i <= 600; i++) {
+            struct bx_msg *args = number(i);
+
+            bx_future_release(last);
+            HARNESS_EQ(bx_rref_async(rref, "in_order", args, NULL, &last), 0);
+            bx_msg_destroy(args);
+            if (i == 100)
+                harness_post(MAY_BE_MADE);          /* new_slow awaits 1 post: only the first round is held there */
+        }
+        HARNESS_EQ(bx_future_wait(last, BX_FOREVER), 0);
+        bx_future_release(last);
+        HARNESS_EQ(harness_load(RAN), 600);
+        HARNESS_EQ(harness_load(WRONG), 0);
+        bx_rref_release(rref);
+    }
+    await_alive(0);
+}
+
+Test(rref_race, calls_keep_their_order_while_the_object_is_made)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_order, .body = { call_in_order } });
+}
+
+/* ---- In handlers, callbacks and destructors --------------------------------------------------------------- */
+
+/* An inline handler makes an object elsewhere, passes it on, waits in vain, and answers with it. */
+static int make_inline(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    struct bx_rref *rref = remote(job, "worker2", "new_counter", bx_read_i64(args));
+    struct bx_msg *value = NULL, *one = number(1);
+
+    (void)context;
+    HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), BX_E_WOULD_DEADLOCK);
+    HARNESS_EQ(bx_rref_sync(rref, "add", one, NULL, &value), BX_E_WOULD_DEADLOCK);
+    HARNESS_EQ(bx_rref_to_here(rref, NULL, &value), BX_E_WOULD_DEADLOCK);
+    HARNESS_EQ(bx_rref_oneway(rref, "add", one, NULL), 0);
+    bx_msg_put_rref(reply, rref);
+    bx_msg_destroy(one);
+    bx_rref_release(rref);
+    return 0;
+}
+
+struct making {
+    struct bx_job *job;
+    struct bx_rref *rref;
+};
+
+static void make_in_callback(struct bx_future *future, void *context)
+{
+    struct making *making = context;
+
+    HARNESS_EQ(bx_future_error(future), 0);
+    making->rref = remote(making->job, "worker2", "new_counter", 50);
+    HARNESS_EQ(bx_rref_wait(making->rref, BX_FOREVER), BX_E_WOULD_DEADLOCK);
+    harness_post(DONE);
+}
+
+static int setup_inline(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "make_inline", BX_INLINE, make_inline, NULL), 0);
+    return setup(job);
+}
+
+static void make_where_one_may_not_wait(struct bx_job *job)
+{
+    for (int i = 0; i < 50; i++) {
+        struct bx_msg *args = number(i), *reply = NULL;
+        struct making making = { .job = job };
+        struct bx_future *future = NULL;
+
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "make_inline", args, NULL, &reply), 0);
+
+        struct bx_reader reader = bx_msg_reader(reply);
+        struct bx_rref *rref = bx_read_rref(&reader);
+
+        while (value_of(rref) != i + 1)
+            ;
+        bx_msg_destroy(reply);
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "new_nothing", NULL, NULL, &future), 0);
+        HARNESS_EQ(bx_future_on_done(future, make_in_callback, &making), 0);
+        HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+        harness_await(DONE, (uint32_t)i + 1);
+        HARNESS_EQ(value_of(making.rref), 50);
+        bx_rref_release(making.rref);
+        bx_future_release(future);
+        bx_msg_destroy(args);
+    }
+    await_alive(0);
+}
+
+Test(rref_race, is_made_and_passed_where_one_may_not_wait)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_inline, .body = { make_where_one_may_not_wait } });
+}
+
+/* An object that holds references to the next one, at home and elsewhere, and calls in its destructor. */
+struct link {
+    struct bx_rref *next;
+    int64_t number;
+};
+
+static struct bx_job *home;
+
+static void destroy_link(void *object)
+{
+    struct link *link = object;
+
+    HARNESS_EQ(bx_rpc_oneway(home, "worker1", "new_nothing", NULL, NULL), 0);
+    HARNESS_EQ(bx_rpc_sync(home, "worker1", "new_nothing", NULL, NULL, NULL), BX_E_WOULD_DEADLOCK);
+    bx_rref_release(link->next);
+    free(link);
+    harness_add(DESTROYED, 1);
+}
+
+static const struct bx_type link_type = { .name = "link", .destroy = destroy_link };
+
+static void chain_of_objects(struct bx_job *job)
+{
+    struct bx_rref *rref = remote(job, "worker1", "new_counter", 1);
+    struct bx_msg *args = bx_msg_create(0);
+
+    home = job;
+    for (int i = 0; i < 100; i++) {
+        struct link *link = malloc(sizeof *link);
+
+        *link = (struct link){ rref, i };
+        harness_add(MADE, 1);
+        HARNESS_EQ(bx_rref_create(job, &link_type, link, &rref), 0);
+    }
+    bx_msg_put_rref(args, rref);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+    bx_rref_release(rref);
+    HARNESS_EQ(alive(), 101);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "drop_kept", NULL, NULL, NULL), 0);
+    await_alive(0);
+}
+
+Test(rref_race, destructor_may_release_other_references_and_call)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { chain_of_objects } });
+}
+
+/* The job ends with the chain: the references in it are released when their job is gone. */
+static void chain_that_stays(struct bx_job *job)
+{
+    struct bx_rref *rref = NULL;
+
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rref_create(job, &counter_type, new_counter_of(1), &rref), 0);
+    kept_rref = rref;
+    HARNESS_EQ(bx_job_shutdown(job, 0), 0);
+    bx_job_destroy(job);
+    HARNESS_EQ(alive(), 0);
+    bx_rref_release(rref);
+}
+
+Test(rref_race, that_outlives_its_job_is_freed_by_its_release)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { chain_that_stays } });
+}
+
+/* ---- Threads that end where they should not --------------------------------------------------------------- */
+
+static int leave_thread(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    pthread_exit(NULL);
+}
+
+static int setup_leaving(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "leave_inline", BX_INLINE, leave_thread, NULL), 0);
+    HARNESS_EQ(bx_register(job, "leave_blocking", BX_BLOCKING, leave_thread, NULL), 0);
+    return setup(job);
+}
+
+static void makers_leave(struct bx_job *job)
+{
+    static const char *const makers[] = { "leave_inline", "leave_blocking" };
+
+    for (int i = 0; i < 6; i++) {
+        struct bx_rref *rref = remote(job, "worker1", makers[i % 2], 0), *fine;
+
+        HARNESS_EQ(bx_rref_sync(rref, "add", NULL, NULL, NULL), BX_E_HANDLER);
+        HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), BX_E_HANDLER);
+        HARNESS_HAS(bx_error_text(), "its thread ended in it");
+        bx_rref_release(rref);
+        fine = remote(job, "worker1", "new_counter", i);
+        HARNESS_EQ(add_to(fine, 1), i + 1);
+        bx_rref_release(fine);
+    }
+    await_alive(0);
+}
+
+Test(rref_race, whose_maker_ends_its_thread_fails_with_handler)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_leaving, .body = { makers_leave } });
+}
+
+/* A destructor must not end its thread. If it does, the engine survives it. */
+static void destroy_and_leave(void *object)
+{
+    destroy_counter(object);
+    pthread_exit(NULL);
+}
+
+static const struct bx_type leaving_type = { .name = "leaving", .destroy = destroy_and_leave };
+
+static int new_leaving(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    return put_counter(request, reply, &leaving_type, bx_read_i64(args) + (context != NULL));
+}
+
+static int setup_destructor(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "new_leaving", BX_INLINE, new_leaving, NULL), 0);
+    return setup(job);
+}
+
+static void *release_in_thread(void *rref)
+{
+    bx_rref_release(rref);
+    harness_add(WRONG, 1);          /* not reached: the thread ends in the release */
+    return NULL;
+}
+
+static void destructors_leave(struct bx_job *job)
+{
+    struct bx_rref *rref = NULL;
+    pthread_t thread;
+
+    for (int i = 0; i < 5; i++) {
+        HARNESS_EQ(bx_rref_create(job, &leaving_type, new_counter_of(i), &rref), 0);
+        pthread_create(&thread, NULL, release_in_thread, rref);
+        pthread_join(thread, NULL);
+        HARNESS_EQ(alive(), 0);
+        HARNESS_EQ(harness_load(WRONG), 0);
+        rref = remote(job, "worker1", "new_leaving", i);            /* its destructor: by worker1's role */
+        HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), 0);
+        bx_rref_release(rref);
+        await_alive(0);
+        HARNESS_EQ(harness_call(job, "worker1", "new_nothing", NULL), 1);
+    }
+}
+
+Test(rref_race, whose_destructor_ends_its_thread_harms_no_other)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_destructor, .body = { destructors_leave } });
+}

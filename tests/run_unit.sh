@@ -7,7 +7,8 @@
 #
 # Criterion 2.4.1 may miss the end of a test process and then waits for ever, beyond every test's timeout
 # (github.com/Snaipe/Criterion/issues/345, pull 468). That is noticed by its silence while none of its test processes
-# lives; the tests are then run once more.
+# lives; the tests are then run once more. It may also forget to stop a test at its timeout: a test process that lives
+# on in silence for longer than any timeout is killed, and counts as crashed.
 set -u
 
 . "$(dirname "$0")/tally.sh"
@@ -15,6 +16,7 @@ set -u
 export BX_SOURCE_DIR BX_BUILD_DIR
 limit_s=${BX_TEST_LIMIT_S:-900}
 hung_after=4            # looks, 5 s apart
+stuck_after=40          # 200 s; no test has a timeout of more than 120 s
 # Criterion ends its test processes without freeing, so a leak check would only see that. A test
 # that asks for too much memory wants NULL, as malloc answers.
 export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=0:allocator_may_return_null=1}"
@@ -60,6 +62,12 @@ run()
                 touch "$log.hung"
                 kill "$child"
                 break
+            fi
+            if [ "$silent" -ge "$stuck_after" ]; then
+                for runner in $(pgrep -P "$child"); do
+                    pkill -KILL -P "$runner"
+                done
+                silent=0
             fi
         done
     ) &

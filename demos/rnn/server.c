@@ -88,7 +88,7 @@ static int open_part(struct part *part, const struct bx_request *request, struct
     if (rc == 0)
         rc = bx_tape_create(&options, &part->tape);
     part->iteration = bx_read_u64(args);
-    return rc;
+    return rc == 0 ? args->error : rc;
 }
 
 /* Puts the result into the reply. The context keeps what the backward pass needs. */

@@ -128,7 +128,7 @@ tensor_ipc_SRCS   := demos/tensor_ipc/tensor_ipc.c $(COMMON)
 bxbench_SRCS      := $(call sources,tools/bxbench,bxbench.c)
 shmstat_SRCS      := $(call sources,tools/shmstat,shmstat.c)
 NN_PROGRAMS       := reinforce param_server rnn bxbench
-AUTOGRAD_PROGRAMS := rnn
+AUTOGRAD_PROGRAMS := rnn bxbench
 
 # Tests: unit holds every Criterion test, with the parts of the programs that they test; stress is
 # the same bodies without Criterion, which does not start under ThreadSanitizer; prog_* are programs
@@ -220,7 +220,7 @@ $(O)/stats-$(1)/%.o: %.c $(B)/flags
 	$$(call say,CC,$$@)
 	$(Q)$(CC) $(ALL_CPPFLAGS) -DBXI_STATS=$(1) $(ALL_CFLAGS) $(CFLAGS) -MMD -MP -c -o $$@ $$<
 
-$(B)/bench/stats-$(1)/bxbench: $(stats_SRCS:%.c=$(O)/stats-$(1)/%.o) $(STATIC_NN)
+$(B)/bench/stats-$(1)/bxbench: $(stats_SRCS:%.c=$(O)/stats-$(1)/%.o) $(STATIC_NN) $(STATIC_AUTOGRAD)
 	$$(call say,LINK,$$@)
 	$(Q)mkdir -p $$(@D) && $(CC) -o $$@ $$^ $(ALL_LDFLAGS) $(NN_LIBS) $$(LIBS)
 endef

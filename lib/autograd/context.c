@@ -426,7 +426,7 @@ int bx_read_context(struct bx_dist *dist, struct bx_reader *reader, struct bx_co
     return 0;
 }
 
-/* ---- calls tied to a context --------------------------------------------------------------------------------------- */
+/* ---- calls tied to a context ------------------------------------------------------------------------------- */
 
 static void call_done(struct bx_future *call, void *argument)
 {

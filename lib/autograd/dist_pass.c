@@ -122,30 +122,67 @@ static void finish_part(struct bx_context *context, uint64_t number, int code, c
 
 /* ---- finding out who takes part --------------------------------------------------------------------------------- */
 
-/* What one worker's discover waits for: the answers of those that it told. */
+/*
+ * This worker's part of a search, from the first discover that comes until all that it told have answered. Only the one
+ * who sent that first discover waits for this: a later one, which comes while the part is open, is answered when it has
+ * been walked (Dijkstra and Scholten). So however often a pass crosses between two workers, few calls are in flight.
+ */
 struct search {
     bxi_a32 refs;
-    bxi_a32 open;                           /* answers that have not come, and 1 until all are asked */
-    struct bx_future *reply;
-    pthread_mutex_t lock;
-    uint64_t ranks[BXI_RANK_WORDS];         /* lock, to text: who takes part */
+    struct bx_context *context;             /* one reference */
+    struct bx_future *reply;                /* to the first */
+    uint64_t open;                          /* context->lock, all below: walks and answers that have not come */
+    uint64_t ranks[BXI_RANK_WORDS];         /* who takes part */
     int code;
     char *text;
 };
 
-static struct search *begin_search(struct bx_job *job)
+static void put_rank(uint64_t *ranks, int rank)
 {
-    struct search *search = calloc(1, sizeof *search);
+    ranks[rank / 64] |= UINT64_C(1) << rank % 64;
+}
 
-    if (search == NULL || (search->reply = bx_future_create(job)) == NULL) {
-        free(search);
+/* A walk begins. *first: its sender waits for the whole part. NULL after a sentence. */
+static struct search *enter_search(struct bx_context *context, bool *first)
+{
+    struct bx_job *job = context->dist->job;
+    struct search *search, *made = calloc(1, sizeof *made);
+    struct bx_future *reply = bx_future_create(job);
+
+    if (made == NULL || reply == NULL) {
+        free(made);
+        bx_future_release(reply);
+        bx_fail(-ENOMEM, "no memory for a backward pass");
         return NULL;
     }
-    atomic_init(&search->refs, 1);
-    atomic_init(&search->open, 1);
-    pthread_mutex_init(&search->lock, NULL);
-    search->ranks[bx_job_rank(job) / 64] |= UINT64_C(1) << bx_job_rank(job) % 64;
+    pthread_mutex_lock(&context->lock);
+    *first = context->search == NULL;
+    if (*first) {
+        atomic_init(&made->refs, 0);
+        made->context = bx_context_acquire(context);
+        made->reply = reply;
+        put_rank(made->ranks, bx_job_rank(job));
+        context->search = made;
+    }
+    search = context->search;
+    search->open++;
+    bxi_add(&search->refs, 1);
+    pthread_mutex_unlock(&context->lock);
+    if (!*first) {
+        free(made);
+        bx_future_release(reply);
+    }
     return search;
+}
+
+static void search_failed(struct search *search, int code, const char *text)
+{
+    pthread_mutex_lock(&search->context->lock);
+    if (search->code == 0) {
+        search->code = code;
+        search->text = strdup(text);
+    }
+    pthread_mutex_unlock(&search->context->lock);
 }
 
 static void release_search(struct search *search)
@@ -153,34 +190,31 @@ static void release_search(struct search *search)
     if (bxi_add_seq_cst(&search->refs, (uint32_t)-1) != 1)
         return;
     bx_future_release(search->reply);
-    pthread_mutex_destroy(&search->lock);
+    bx_context_release(search->context);
     free(search->text);
     free(search);
 }
 
-static void search_failed(struct search *search, int code, const char *text)
-{
-    pthread_mutex_lock(&search->lock);
-    if (search->code == 0) {
-        search->code = code;
-        search->text = strdup(text);
-    }
-    pthread_mutex_unlock(&search->lock);
-}
-
+/* A walk, or an answer, is done: the last one answers the first. Drops a reference. */
 static void close_search(struct search *search)
 {
+    struct bx_context *context = search->context;
     struct bx_msg *value;
+    bool last;
 
-    if (bxi_add_seq_cst(&search->open, (uint32_t)-1) != 1)
-        return;
-    if (search->code < 0) {
+    pthread_mutex_lock(&context->lock);
+    last = --search->open == 0;
+    if (last && context->search == search)
+        context->search = NULL;
+    pthread_mutex_unlock(&context->lock);
+    if (last && search->code < 0) {
         bx_future_fail(search->reply, search->code, search->text);
-        return;
+    } else if (last) {
+        value = bx_msg_create(sizeof search->ranks);
+        bx_msg_put_bytes(value, search->ranks, sizeof search->ranks);
+        bx_future_set(search->reply, value);
     }
-    value = bx_msg_create(sizeof search->ranks);
-    bx_msg_put_bytes(value, search->ranks, sizeof search->ranks);
-    bx_future_set(search->reply, value);
+    release_search(search);
 }
 
 static void search_answered(struct bx_future *future, void *argument)
@@ -196,13 +230,12 @@ static void search_answered(struct bx_future *future, void *argument)
         search_failed(search, reader.error, "a worker's answer to a backward pass is too short");
     if (ranks != NULL) {
         memcpy(words, ranks, sizeof words);
-        pthread_mutex_lock(&search->lock);
+        pthread_mutex_lock(&search->context->lock);
         for (int i = 0; i < BXI_RANK_WORDS; i++)
             search->ranks[i] |= words[i];
-        pthread_mutex_unlock(&search->lock);
+        pthread_mutex_unlock(&search->context->lock);
     }
     close_search(search);
-    release_search(search);
 }
 
 struct wave {                               /* what a discover message tells */
@@ -232,13 +265,14 @@ static int tell(struct bx_context *context, const struct wave *wave, struct sear
     bx_msg_destroy(args);
     if (rc < 0)
         return rc;
+    pthread_mutex_lock(&context->lock);
+    search->open++;
     bxi_add(&search->refs, 1);
-    bxi_add(&search->open, 1);
+    pthread_mutex_unlock(&context->lock);
     rc = bx_future_on_done(future, search_answered, search);
     if (rc < 0) {
         bx_future_cancel(future);
         close_search(search);
-        release_search(search);
     }
     bx_future_release(future);
     return rc;
@@ -320,36 +354,67 @@ static int discover_sends(struct bx_context *context, const struct wave *wave, s
     return rc == 0 ? collect(context, found) : rc;
 }
 
-int bxi_dist_discover(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *argument)
+/* An answer at once: this worker takes part. */
+static int answer_now(struct bx_job *job, struct bx_future **reply)
+{
+    uint64_t ranks[BXI_RANK_WORDS] = { 0 };
+    struct bx_msg *value = bx_msg_create(sizeof ranks);
+    struct bx_future *future = bx_future_create(job);
+
+    if (value == NULL || future == NULL) {
+        bx_msg_destroy(value);
+        bx_future_release(future);
+        return bx_fail(-ENOMEM, "no memory for a backward pass");
+    }
+    put_rank(ranks, bx_job_rank(job));
+    bx_msg_put_bytes(value, ranks, sizeof ranks);
+    bx_future_set(future, value);
+    *reply = future;
+    return 0;
+}
+
+static int walk_and_tell(struct bx_context *context, const struct wave *wave, struct bx_reader *args,
+                         struct search *search)
+{
+    struct found found = { { NULL } };
+    int rc;
+
+    pthread_mutex_lock(&context->running);      /* held for walks only while a pass is discovered */
+    rc = discover_sends(context, wave, args, &found);
+    unlock_running(context);
+    if (rc == 0)
+        rc = tell_all(context, wave, search, &found);
+    drop_found(&found);
+    return rc;
+}
+
+int bxi_dist_discover(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
+                      void *argument)
 {
     struct bx_dist *dist = argument;
     struct bx_context *context = bxi_context_find(dist, bx_read_u64(args));
     struct wave wave = { .number = bx_read_u64(args), .timeout_ns = bx_read_u64(args) };
-    struct found found = { { NULL } };
     struct search *search;
+    bool first = false;
     int rc;
 
     wave.retain = bx_read_i32(args) != 0;
     if (context == NULL)
         return bx_fail(BX_E_CANCELLED, "a backward pass came to a context that has ended here");
-    search = begin_search(bx_request_job(request));
-    if (search == NULL) {
-        bx_context_release(context);
-        return bx_fail(-ENOMEM, "no memory for a backward pass");
+    search = enter_search(context, &first);
+    rc = search == NULL ? -ENOMEM : walk_and_tell(context, &wave, args, search);
+    if (search != NULL && first) {
+        *reply = bx_future_acquire(search->reply);
+        if (rc < 0)
+            search_failed(search, rc, bx_error_text());
+        rc = 0;
+    } else if (rc == 0) {
+        rc = answer_now(bx_request_job(request), reply);
     }
-    pthread_mutex_lock(&context->running);      /* held for walks only while a pass is discovered */
-    rc = discover_sends(context, &wave, args, &found);
-    unlock_running(context);
-    if (rc == 0)
-        rc = tell_all(context, &wave, search, &found);
-    drop_found(&found);
-    *reply = bx_future_acquire(search->reply);
-    if (rc < 0)
-        search_failed(search, rc, bx_error_text());
-    close_search(search);
-    release_search(search);
+    if (search != NULL)
+        close_search(search);
     bx_context_release(context);
-    return 0;
+    return rc;
 }
 
 /* ---- gradients on their way ------------------------------------------------------------------------------------ */
@@ -468,7 +533,7 @@ static int run_ready(struct bx_context *context)
     return rc;
 }
 
-/* ---- running (every worker) ---------------------------------------------------------------------------------------- */
+/* ---- running (every worker) -------------------------------------------------------------------------------- */
 
 static int take_grad(struct bx_context *context, struct bxi_dist_pass *pass, struct bx_reader *args)
 {
@@ -560,7 +625,7 @@ int bxi_dist_run(const struct bx_request *request, struct bx_reader *args, struc
     return rc < 0 ? rc : 0;
 }
 
-/* ---- the maker -------------------------------------------------------------------------------------------------------- */
+/* ---- the maker --------------------------------------------------------------------------------------------- */
 
 /* What bx_context_backward waits for: its own part, and those of the others. */
 struct root {
@@ -633,8 +698,8 @@ static int run_others(struct root *root, const struct wave *wave, const uint64_t
 }
 
 /* running. The roots' part of the search. If it fails, nobody else knows of it. */
-static int discover_roots(struct bx_context *context, const struct wave *wave, struct bx_var *const *roots, size_t count,
-                          struct found *found)
+static int discover_roots(struct bx_context *context, const struct wave *wave, struct bx_var *const *roots,
+                          size_t count, struct found *found)
 {
     struct bxi_dist_pass *pass = pass_of(context, wave->number, wave->retain);
     int rc = pass == NULL ? BX_E_STATE : 0;
@@ -650,18 +715,18 @@ static int discover_roots(struct bx_context *context, const struct wave *wave, s
     return rc;
 }
 
-static int wait_for_search(struct search *search, uint64_t timeout_ns, uint64_t ranks[BXI_RANK_WORDS])
+static int wait_for_search(struct bx_future *reply, uint64_t timeout_ns, uint64_t ranks[BXI_RANK_WORDS])
 {
     struct bx_reader reader;
     const void *words;
-    int rc = bx_future_wait(search->reply, timeout_ns);
+    int rc = bx_future_wait(reply, timeout_ns);
 
     if (rc < 0)
-        return bx_fail(rc, "%s", bx_future_error(search->reply) < 0 ? bx_future_error_text(search->reply)
-                                                                    : "the workers of a backward pass did not answer");
-    reader = bx_msg_reader(bx_future_value(search->reply));
-    words = bx_read_bytes(&reader, sizeof search->ranks);
-    memcpy(ranks, words, sizeof search->ranks);
+        return bx_fail(rc, "%s", bx_future_error(reply) < 0 ? bx_future_error_text(reply)
+                                                            : "the workers of a backward pass did not answer");
+    reader = bx_msg_reader(bx_future_value(reply));
+    words = bx_read_bytes(&reader, BXI_RANK_WORDS * sizeof ranks[0]);
+    memcpy(ranks, words, BXI_RANK_WORDS * sizeof ranks[0]);
     return 0;
 }
 
@@ -738,43 +803,55 @@ static int check_call(struct bx_context *context, struct bx_var *const *roots, s
     return bxi_check_roots(roots, root_grads, count);
 }
 
+/* Who takes part. *alone: it failed before any other worker knew of the pass. */
+static int find_ranks(struct bx_context *context, struct wave *wave, struct bx_var *const *roots, size_t count,
+                      uint64_t ranks[BXI_RANK_WORDS], bool *alone)
+{
+    struct found found = { { NULL } };
+    struct bx_future *reply = NULL;
+    struct search *search;
+    bool first = false;
+    int rc = 0;
+
+    *alone = true;
+    pthread_mutex_lock(&context->running);
+    if (context->pass != NULL && !is_done(context->pass))
+        rc = bx_fail(BX_E_STATE, "another backward pass of the context runs");
+    search = rc == 0 ? enter_search(context, &first) : NULL;
+    if (search == NULL || !first) {
+        rc = rc < 0 ? rc : search == NULL ? -ENOMEM : bx_fail(BX_E_STATE, "another backward pass of the context runs");
+    } else {
+        wave->number = ++context->passes;
+        rc = discover_roots(context, wave, roots, count, &found);
+    }
+    unlock_running(context);
+    if (rc == 0) {
+        *alone = false;
+        reply = bx_future_acquire(search->reply);
+        rc = tell_all(context, wave, search, &found);
+    }
+    drop_found(&found);
+    if (search != NULL)
+        close_search(search);
+    if (rc == 0)
+        rc = wait_for_search(reply, wave->timeout_ns == 0 ? BX_FOREVER : wave->timeout_ns, ranks);
+    bx_future_release(reply);
+    return rc;
+}
+
 int bx_context_backward(struct bx_context *context, struct bx_var *const *roots, struct bx_tensor *const *root_grads,
                         size_t count, bool retain, uint64_t timeout_ns)
 {
     struct wave wave = { .retain = retain, .timeout_ns = timeout_ns };
     uint64_t ranks[BXI_RANK_WORDS] = { 0 };
-    struct found found = { { NULL } };
-    struct search *search;
     int rc = check_call(context, roots, root_grads, count);
+    bool alone = true;
 
-    if (rc < 0)
-        return rc;
-    search = begin_search(context->dist->job);
-    if (search == NULL)
-        return bx_fail(-ENOMEM, "no memory for a backward pass");
-    pthread_mutex_lock(&context->running);
-    if (context->pass != NULL && !is_done(context->pass)) {
-        rc = bx_fail(BX_E_STATE, "another backward pass of the context runs");
-    } else {
-        wave.number = ++context->passes;
-        rc = discover_roots(context, &wave, roots, count, &found);
-    }
-    unlock_running(context);
-    if (rc < 0) {
-        drop_found(&found);
-        close_search(search);
-        release_search(search);
-        return rc;
-    }
-    rc = tell_all(context, &wave, search, &found);
-    drop_found(&found);
-    close_search(search);
     if (rc == 0)
-        rc = wait_for_search(search, timeout_ns == 0 ? BX_FOREVER : timeout_ns, ranks);
-    release_search(search);
+        rc = find_ranks(context, &wave, roots, count, ranks, &alone);
     if (rc == 0)
         rc = run_all(context, &wave, roots, root_grads, count, ranks);
-    if (rc < 0)
+    if (rc < 0 && !alone)
         bxi_context_finish(context, rc, bx_error_text());
     return rc;
 }

@@ -8,6 +8,8 @@
 
 #include <errno.h>
 
+#define COPY_BYTES 4096
+
 /* The number of the send; 0 and *rc < 0: it failed. */
 static uint32_t record(struct bx_context *context, struct bx_var *var, int *rc)
 {
@@ -83,8 +85,22 @@ static void drop_receive(struct bxi_node *node)
 
 const struct bxi_op bxi_receive_op = { "receive", receive_backward, drop_receive };
 
-static struct bx_var *receive(struct bx_context *context, struct bx_tape *tape, struct bx_tensor *value,
-                              const struct bxi_receive *from)
+/* The value, with a reference. It lives as long as the context, so a small one is copied: that is cheaper than a lease,
+ * of which a pair of workers has BX_LEASES_MAX. */
+static struct bx_tensor *keep(struct bx_tape *tape, struct bx_tensor *value)
+{
+    struct bx_tensor *copy = NULL;
+    int rc;
+
+    if (!bx_tensor_is_borrowed(value) || bx_tensor_bytes(value) > COPY_BYTES)
+        return bx_tensor_acquire(value);
+    rc = bx_tensor_copy(tape->job, value, &copy);
+    if (rc < 0)
+        bxi_tape_fail(tape, rc);
+    return copy;
+}
+
+static struct bx_var *receive(struct bx_tape *tape, struct bx_tensor *value, const struct bxi_receive *from)
 {
     struct bxi_node *node;
 
@@ -97,7 +113,7 @@ static struct bx_var *receive(struct bx_context *context, struct bx_tape *tape, 
         struct bxi_receive *extra = node->extra;
 
         *extra = *from;
-        extra->context = bx_context_acquire(context);
+        bx_context_acquire(extra->context);
     }
     return &node->vars[0];
 }
@@ -106,6 +122,7 @@ struct bx_var *bx_read_var(struct bx_context *context, struct bx_tape *tape, str
 {
     struct bxi_receive from;
     struct bx_tensor *value;
+    struct bx_var *var;
     uint64_t id;
 
     if (context == NULL || tape == NULL || reader == NULL) {
@@ -115,16 +132,20 @@ struct bx_var *bx_read_var(struct bx_context *context, struct bx_tape *tape, str
     if (tape->error < 0)
         return NULL;
     id = bx_read_u64(reader);
-    from = (struct bxi_receive){ NULL, bx_read_i32(reader), (uint32_t)bx_read_i32(reader) };
+    from = (struct bxi_receive){ context, bx_read_i32(reader), (uint32_t)bx_read_i32(reader) };
     value = bx_read_tensor(reader);
     if (reader->error < 0)
         return bxi_tape_fail(tape, reader->error);
     if (id != context->id)
-        return bxi_tape_fail(tape, bx_fail(-EINVAL, "the message holds no variable of this context where one was read"));
+        return bxi_tape_fail(tape, bx_fail(-EINVAL, "the message holds no variable of this context where one was "
+                                                    "read"));
     if (bx_worker_name(context->dist->job, from.rank) == NULL)
         return bxi_tape_fail(tape, bx_fail(-EINVAL, "a variable in a message came from rank %d, which is none",
                                            from.rank));
-    if (from.send == 0)
-        return bx_tape_input(tape, value);
-    return receive(context, tape, value, &from);
+    value = keep(tape, value);
+    if (value == NULL)
+        return NULL;
+    var = from.send == 0 ? bx_tape_input(tape, value) : receive(tape, value, &from);
+    bx_tensor_release(value);
+    return var;
 }

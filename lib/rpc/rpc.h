@@ -309,11 +309,11 @@ enum bxi_function_kind { BXI_F_INLINE = 1, BXI_F_BLOCKING = 2, BXI_F_ASYNC = 3, 
 struct bxi_handler {            /* never changes once handler_count counts it */
     char name[BXI_NAME_BYTES];
     enum bxi_function_kind kind;
-    bx_handler_fn fn;
-    bx_async_fn async;
-    void *context;
-    struct bxi_batcher *batcher;
     const struct bx_type *type;     /* of a method; else NULL */
+    bx_handler_fn fn;
+    void *context;
+    bx_async_fn async;
+    struct bxi_batcher *batcher;
 };
 
 int bxi_register(struct bx_job *job, const char *name, const struct bxi_handler *handler);     /* as bx_register */

@@ -376,7 +376,7 @@ static void cross_often(struct bx_job *job)
     struct bx_context *context = new_context();
     struct bx_tape *tape = new_tape();
     struct bx_var *y = w, *loss;
-    enum { TIMES = 600 };                       /* more than the pool has threads */
+    enum { TIMES = 1500 };                      /* more than the pool has threads, and a pair of workers leases */
 
     for (int i = 0; i < TIMES; i++)
         y = bx_var_scale(tape, remote_product(job, context, tape, i % 2 == 0 ? "worker1" : "worker0", "product", y,
@@ -391,7 +391,7 @@ static void cross_often(struct bx_job *job)
     await_no_context(job, "worker1");
 }
 
-Test(dist, crosses_between_workers_more_often_than_there_are_threads)
+Test(dist, crosses_between_workers_more_often_than_there_are_threads_or_leases)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { cross_often } });
 }

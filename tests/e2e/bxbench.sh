@@ -114,6 +114,13 @@ if [ "$cores" -ge 2 ]; then
         'v["tensors"]==23 v["bytes"]==9000001 v["p50_us"]>0 v["p99_us"]>0 v["create_p50_us"]>0
         v["send_p50_us"]>0 v["release_p50_us"]>0 v["copied_bytes"]==0 v["cold_p50_us"]>0' \
         handover --tensors 23 --bytes 9000001 --slices 2 --calls 20
+    check rref 'call_ns create_ns call_on_ns pass_on_ns delete_ns ratio_call_on ratio_pass_on' \
+        'v["call_ns"]>0 v["create_ns"]>0 v["call_on_ns"]>0 v["pass_on_ns"]>0 v["delete_ns"]>0
+        v["ratio_call_on"]>0 v["ratio_pass_on"]>0' \
+        rref --slices 1 --calls 20
+    check autograd 'us_per_pass us_per_node calls_per_pass empty_call_us tensor_call_us bare_us ratio' \
+        'v["us_per_pass"]>0 v["calls_per_pass"]>=6 v["calls_per_pass"]<=8 v["bare_us"]>0 v["ratio"]>0' \
+        autograd --slices 1 --calls 20 --nodes 50
     if [ "$(df -Pk /dev/shm | awk 'NR == 2 { print $4 }')" -ge 1600000 ]; then
         check 'handover of 1 MB and 1 GB' 'tensors bytes copied_bytes p50_1mb_us p50_1gb_us ratio_1gb_1mb' \
             'v["tensors"]==161 v["bytes"]==94278008 v["copied_bytes"]==0 v["p50_1mb_us"]>0
@@ -123,7 +130,7 @@ if [ "$cores" -ge 2 ]; then
         echo 'skip bxbench handover of 1 MB and 1 GB needs 1.5 GB in /dev/shm'
     fi
 else
-    for name in pingpong rate fanin batch handover; do
+    for name in pingpong rate fanin batch handover rref autograd; do
         echo "skip bxbench $name needs two cores"
     done
 fi

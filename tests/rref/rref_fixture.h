@@ -16,7 +16,7 @@ enum { MADE, DESTROYED };                   /* values */
 enum { MAY_BE_MADE };                       /* gates */
 
 struct counter {
-    int64_t value;
+    int64_t value;                          /* any thread, atomically */
 };
 
 static inline int64_t alive(void)
@@ -41,7 +41,7 @@ static inline void destroy_counter(void *object)
 
 static inline int counter_value(void *object, struct bx_msg *value)
 {
-    return bx_msg_put_i64(value, ((struct counter *)object)->value);
+    return bx_msg_put_i64(value, __atomic_load_n(&((struct counter *)object)->value, __ATOMIC_SEQ_CST));
 }
 
 static const struct bx_type counter_type = { .name = "counter", .destroy = destroy_counter, .value = counter_value };
@@ -105,7 +105,7 @@ static inline int new_async_failing(const struct bx_request *request, struct bx_
 
 static inline int64_t add_and_get(struct counter *counter, struct bx_reader *args)
 {
-    return counter->value += bx_read_i64(args);
+    return __atomic_add_fetch(&counter->value, bx_read_i64(args), __ATOMIC_SEQ_CST);
 }
 
 static inline int add(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)

@@ -169,6 +169,7 @@ static void give_up_early(struct bx_job *job)
     HARNESS_EQ(bx_rref_async(rref, "add", args, NULL, &future), 0);
     HARNESS_EQ(bx_future_cancel(future), 0);
     bx_future_release(future);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "drop_kept", NULL, NULL, NULL), 0);      /* behind the cancels */
     harness_post(MAY_BE_MADE);
     HARNESS_EQ(value_of(rref), 1);          /* neither ran */
     bx_msg_destroy(args);

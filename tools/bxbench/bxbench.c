@@ -20,7 +20,7 @@
 enum flag {
     F_SLICES = 1, F_CALLS = 2, F_INFLIGHT = 4, F_CALLERS = 8, F_WORKERS = 16, F_GAP = 32, F_SECONDS = 64,
     F_UCX = 128, F_NO_PAIRS = 256, F_TENSORS = 512, F_BYTES = 1024, F_SETS = 2048, F_THREADS = 4096,
-    F_DEVICE = 8192,
+    F_DEVICE = 8192, F_NODES = 16384,
 };
 
 static const struct command {
@@ -47,6 +47,10 @@ static const struct command {
       "time to start and to end a job, and its shared memory" },
     { "handover", bench_handover, F_SLICES | F_CALLS | F_TENSORS | F_BYTES, 2, 2,
       "tensors made, sent, checked and released, beside one copy of them" },
+    { "rref", bench_rref, F_SLICES | F_CALLS, 2, 2,
+      "references to objects: made, called on, passed on, dropped, beside a plain call" },
+    { "autograd", bench_autograd, F_SLICES | F_CALLS | F_NODES, 2, 2,
+      "a backward pass across two workers with empty operations, beside its bare calls" },
     { "gpu", bench_gpu, F_CALLS | F_BYTES | F_DEVICE, 2, 1,
       "tensors in device memory handed over, beside copies of them" },
     { "stats", bench_stats, F_SLICES, 2, 2,
@@ -86,6 +90,8 @@ static const struct number_flag {
       "threads that share a step (1)" },
     { "device", F_DEVICE, offsetof(struct bench_options, device), 0, 63,
       "which GPU (0)" },
+    { "nodes", F_NODES, offsetof(struct bench_options, nodes), 1, 1000000,
+      "nodes of each worker (1000)" },
 };
 
 #define NUMBER_FLAGS (sizeof number_flags / sizeof *number_flags)

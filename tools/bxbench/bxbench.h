@@ -41,6 +41,7 @@ struct bench_options {
     int64_t sets;
     int64_t threads;
     int64_t device;                 /* ordinal of a GPU */
+    int64_t nodes;                  /* of each worker, in a backward pass */
     double seconds;
 };
 
@@ -54,6 +55,8 @@ int bench_idle(const struct bench_options *options);
 int bench_start(const struct bench_options *options);
 int bench_handover(const struct bench_options *options);
 int bench_accumulate(const struct bench_options *options);
+int bench_rref(const struct bench_options *options);
+int bench_autograd(const struct bench_options *options);
 int bench_gpu(const struct bench_options *options);
 int bench_stats(const struct bench_options *options);
 /* Executes the bxbench whose engine keeps nothing for shmstat, with these arguments. Returns only if that program does

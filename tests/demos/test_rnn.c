@@ -211,10 +211,10 @@ Test(rnn, drops_what_the_decoder_is_given)
     result = rnn_decoder_forward(decoder, tape, ones(tape, ROWS, 1), 3);
     cr_assert_not_null(result, "%s", bx_error_text());
     for (int row = 0; row < ROWS; row++) {      /* its one input is dropped, or doubled, for both tokens together */
-        const float *is = floats(result) + 2 * (ptrdiff_t)row, *weight = floats(decoder->weight);
+        const float *is = floats(result) + 2 * (ptrdiff_t)row, *w = floats(decoder->weight);
 
         dropped += (double)(is[0] == 0.0f);
-        cr_assert((is[0] == 0.0f && is[1] == 0.0f) || (is[0] == 2 * weight[0] && is[1] == 2 * weight[1]), "row %d", row);
+        cr_assert((is[0] == 0.0f && is[1] == 0.0f) || (is[0] == 2 * w[0] && is[1] == 2 * w[1]), "row %d", row);
     }
     cr_expect_leq(fabs(dropped / ROWS - 0.5), 5 * 0.5 / sqrt(ROWS));
     rnn_decoder_destroy(decoder);
@@ -274,6 +274,7 @@ Test(rnn, the_three_places_draw_different_numbers)
 static const char *const NAMES[] = { RNN_PS, RNN_TRAINER };
 static struct bx_dist *dist;
 static enum rnn_loss loss_kind;
+static struct rnn_flags compared;
 
 /* A parameter of this worker: its reference is the first in the args. */
 static struct bx_var *read_param(struct bx_reader *args)
@@ -363,7 +364,8 @@ static struct bx_msg *ask_owner(struct trained *trained, size_t k, const char *f
     HARNESS_EQ(bx_msg_put_rref(args, trained->params[k]), 0);
     if (value != NULL)
         HARNESS_EQ(bx_msg_put_tensor(args, value), 0);
-    HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, bx_rref_owner(trained->params[k])), function, args, NULL, &reply), 0);
+    HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, bx_rref_owner(trained->params[k])), function, args, NULL, &reply),
+               0);
     bx_msg_destroy(args);
     return reply;
 }
@@ -584,19 +586,16 @@ static void end_alone(struct alone *alone)
 
 static void compare_with_one_process(struct bx_job *job)
 {
-    struct rnn_flags flags = TUTORIAL;
     struct trained trained;
     struct alone alone;
 
-    flags.lr = 0.7;
-    flags.loss = (int)loss_kind;
-    begin(&trained, job, &flags);
-    begin_alone(&alone, &flags);
+    begin(&trained, job, &compared);
+    begin_alone(&alone, &compared);
     for (int i = 0; i < STEPS; i++) {
         struct rnn_batch batch;
         double loss = NAN;
 
-        HARNESS_EQ(rnn_batch_init(&batch, job, &flags, i % RNN_BATCHES), 0);
+        HARNESS_EQ(rnn_batch_init(&batch, job, &compared, i % RNN_BATCHES), 0);
         HARNESS_EQ(rnn_model_train(&trained.model, trained.optim, &batch, (uint64_t)i, &loss), 0);
         HARNESS_CHECK(loss == train_alone(&alone, &batch, (uint64_t)i));
         rnn_batch_fini(&batch);
@@ -607,8 +606,22 @@ static void compare_with_one_process(struct bx_job *job)
 
 Test(rnn, computes_over_two_workers_what_one_process_computes_bit_for_bit)
 {
+    compared = TUTORIAL;
+    compared.lr = 0.7;
     run_trainer(compare_with_one_process);
-    loss_kind = RNN_LOSS_TOKEN;
+    compared.loss = RNN_LOSS_TOKEN;
+    run_trainer(compare_with_one_process);
+}
+
+/* Its backward passes and steps are not small: they run on the pool. */
+Test(rnn, computes_a_larger_network_over_two_workers_bit_for_bit)
+{
+    compared = TUTORIAL;
+    compared.ntoken = 400;
+    compared.ninp = compared.nhid = 64;
+    compared.nlayers = 2;
+    compared.lr = 0.7;
+    compared.loss = RNN_LOSS_TOKEN;
     run_trainer(compare_with_one_process);
 }
 

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# build/bin/rnn from the outside: its flags, output and JSON; a seed repeats; it learns; nothing is left when a worker or
-# the launcher is killed, stopped by a signal, or dies before the start. BX_BUILD_DIR names the build.
+# build/bin/rnn from the outside: its flags, output and JSON; a seed repeats; it learns; nothing is left when a worker
+# or the launcher is killed, or a signal ends the program. BX_BUILD_DIR names the build.
 #
 # Lists of process ids and of flags are unquoted on purpose.
 # shellcheck disable=SC2086,SC2046
@@ -150,8 +150,8 @@ check 'another seed gives others' test "$status $(test "$(value losses)" != "$lo
 
 for seed in 0 1 2; do
     run --loss token --dropout 0 --nlayers 1 --ninp 16 --nhid 32 --lr 1 --epochs 60 --seed "$seed" --json "$dir/j"
-    check "seed $seed: learns the next token" awk '/^Training epoch/ { last = $5 } END { exit !(NR == 61 && last < 0.2) }' \
-        "$dir/out"
+    check "seed $seed: learns the next token" awk '/^Training epoch/ { last = $5 }
+        END { exit !(NR == 61 && last < 0.2) }' "$dir/out"
 done
 
 # ---- Kills and signals -----------------------------------------------------------------------------

@@ -252,4 +252,8 @@ static inline struct bx_tensor *bxi_grad_of(const struct bxi_node *node)
     return node->slots[0].grad;
 }
 
+/* ---- Optimizers (optim.c) ---------------------------------------------------------------------------- */
+
+int64_t bxi_optim_elements(const struct bx_optim *optim);       /* of all its parameters */
+
 #endif

@@ -233,6 +233,8 @@ int bxi_pass_give(struct bxi_pass *pass, struct bx_var *root, struct bxi_slot gr
 /* Checks the roots of a pass, and makes the gradient of one: the program's, or 1; grad NULL: no memory. */
 int bxi_check_roots(struct bx_var *const *roots, struct bx_tensor *const *root_grads, size_t count);
 struct bxi_slot bxi_root_grad(struct bxi_pass *pass, struct bx_var *root, struct bx_tensor *given);
+/* Runs one node, if one is ready. */
+int bxi_pass_step(struct bxi_pass *pass);
 /* Runs nodes until none is ready. */
 int bxi_pass_run(struct bxi_pass *pass);
 /* Gives up all claims, and gradients that were not used. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Passes across workers: what context.c, send.c, dist_pass.c and dist_optim.c share. The words:
+ * Passes across workers: what context.c, send.c, dist_out.c, dist_pass.c and dist_optim.c share. The words:
  *
  *     context     one forward and backward pass; its maker has it, and each worker that read it from a message
  *     join        the call of a worker to the maker when it gets to know a context. Its answer is the context's end. So
@@ -16,7 +16,7 @@
  *     (Dijkstra and Scholten, 1980).
  *  2. autograd.run, to each of the set; the answer comes when all nodes of that worker have run. autograd.grads: the
  *     gradients of a worker's sends, or that there is none; it runs what is ready, and the gradients that come out go
- *     to the next workers the same way.
+ *     to the next workers the same way: together, but after a slow node at once.
  *
  * discover runs with the progress role and only walks; grads runs on the pool and computes. Neither waits for another
  * worker, so a pass that crosses between two workers a thousand times needs no more threads, and hardly more calls in
@@ -111,13 +111,20 @@ struct bxi_receive {
     uint32_t send;
 };
 
+/* ---- dist_out.c --------------------------------------------------------------------------------------- */
+
+/* Adds a gradient to what the running pass sends; takes the reference, NULL: none. */
+int bxi_dist_put_out(struct bx_context *context, int rank, uint32_t send, struct bx_tensor *grad);
+/* running. Sends what was added. */
+int bxi_dist_send_out(struct bx_context *context);
+
 /* ---- dist_pass.c -------------------------------------------------------------------------------------- */
 
 int bxi_dist_discover(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *dist);
 int bxi_dist_run(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *dist);
 int bxi_dist_grads(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *dist);
-/* Adds a gradient to what the running pass sends; takes the reference, NULL: none. */
-int bxi_dist_put_out(struct bx_context *context, int rank, uint32_t send, struct bx_tensor *grad);
+/* Ends this worker's part of the pass of that number: answers autograd.run, now or when it comes. */
+void bxi_dist_finish_part(struct bx_context *context, uint64_t number, int code, const char *text);
 /* Frees the pass of a context that has ended, unless a thread runs it: that one will. */
 void bxi_dist_pass_drop(struct bx_context *context);
 

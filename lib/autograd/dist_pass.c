@@ -12,10 +12,14 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+#define SEND_AFTER_NS UINT64_C(1000000)     /* a message costs a hundredth of it */
 
 static bool is_done(const struct bxi_dist_pass *pass)
 {
-    /* [autograd.done] acquire, pairs with the releases in finish_part and take_all: code and text are read after it. */
+    /* [autograd.done] acquire, pairs with the releases in bxi_dist_finish_part and take_all: code and text are read
+     * after it. */
     return bxi_load_acquire((bxi_a32 *)&pass->is_done) != 0;
 }
 
@@ -94,8 +98,7 @@ static struct bxi_dist_pass *pass_of(struct bx_context *context, uint64_t number
     return pass;
 }
 
-/* Ends this worker's part of the pass of that number: answers autograd.run, now or when it comes. */
-static void finish_part(struct bx_context *context, uint64_t number, int code, const char *text)
+void bxi_dist_finish_part(struct bx_context *context, uint64_t number, int code, const char *text)
 {
     struct bxi_dist_pass *pass;
     struct bx_future *done = NULL;
@@ -417,101 +420,31 @@ int bxi_dist_discover(const struct bx_request *request, struct bx_reader *args, 
     return rc;
 }
 
-/* ---- gradients on their way ------------------------------------------------------------------------------------ */
+/* ---- running (every worker) -------------------------------------------------------------------------------- */
 
-int bxi_dist_put_out(struct bx_context *context, int rank, uint32_t send, struct bx_tensor *grad)
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+/* running. Gradients of quick nodes go together. After a slow node, what is there goes at once, so that the next worker
+ * computes beside this one. */
+static int run_nodes(struct bx_context *context)
 {
     struct bxi_dist_pass *pass = context->pass;
-    int rc = bxi_room(&pass->out, pass->out_count, &pass->out_capacity, sizeof *pass->out);
+    uint64_t sent_ns = now_ns();
+    int rc = pass->pass.error;
 
-    if (rc == 0)
-        pass->out[pass->out_count++] = (struct bxi_outgoing){ rank, send, grad };
-    else
-        bx_tensor_release(grad);
-    if (rc < 0 && pass->pass.error == 0)
-        pass->pass.error = rc;
-    return rc;
-}
-
-struct sent {
-    struct bx_context *context;                 /* one reference */
-    uint64_t number;
-};
-
-static void grads_answered(struct bx_future *future, void *argument)
-{
-    struct sent *sent = argument;
-
-    if (bx_future_error(future) < 0)
-        finish_part(sent->context, sent->number, bx_future_error(future), bx_future_error_text(future));
-    bx_context_release(sent->context);
-    free(sent);
-}
-
-static int await_answer(struct bx_context *context, struct bx_future *future)
-{
-    struct sent *sent = malloc(sizeof *sent);
-    int rc = sent == NULL ? bx_fail(-ENOMEM, "no memory for a message") : 0;
-
-    if (rc == 0) {
-        *sent = (struct sent){ bx_context_acquire(context), context->pass->number };
-        rc = bx_future_on_done(future, grads_answered, sent);
-    }
-    if (rc < 0 && sent != NULL) {
-        bx_context_release(context);
-        free(sent);
-    }
-    bx_future_release(future);
-    return rc;
-}
-
-/* running. */
-static int send_to(struct bx_context *context, int rank)
-{
-    struct bxi_dist_pass *pass = context->pass;
-    struct bx_job *job = context->dist->job;
-    struct bx_msg *args = bx_msg_create(256);
-    struct bx_future *future = NULL;
-    int32_t count = 0;
-    int rc;
-
-    if (args == NULL)
-        return bx_fail(-ENOMEM, "no memory for a message");
-    for (size_t i = 0; i < pass->out_count; i++)
-        count += pass->out[i].rank == rank;
-    bx_msg_put_u64(args, context->id);
-    bx_msg_put_u64(args, pass->number);
-    bx_msg_put_i32(args, count);
-    for (size_t i = 0; i < pass->out_count; i++) {
-        if (pass->out[i].rank != rank)
+    while (rc == 0 && pass->pass.ready != NULL) {
+        rc = bxi_pass_step(&pass->pass);
+        if (rc < 0 || pass->out_count == 0 || now_ns() - sent_ns < SEND_AFTER_NS)
             continue;
-        bx_msg_put_i32(args, (int32_t)pass->out[i].send);
-        bx_msg_put_i32(args, pass->out[i].grad != NULL);
-        if (pass->out[i].grad != NULL)
-            bx_msg_put_tensor(args, pass->out[i].grad);
+        rc = bxi_dist_send_out(context);
+        sent_ns = now_ns();
     }
-    rc = bx_rpc_async(job, bx_worker_name(job, rank), "autograd.grads", args, NULL, &future);
-    bx_msg_destroy(args);
-    return rc < 0 ? rc : await_answer(context, future);
-}
-
-/* running. One message to each worker. */
-static int send_out(struct bx_context *context)
-{
-    struct bxi_dist_pass *pass = context->pass;
-    int rc = 0;
-
-    for (int rank = 0; rc == 0 && pass->out_count > 0 && rank < bx_job_world_size(context->dist->job); rank++) {
-        bool any = false;
-
-        for (size_t i = 0; i < pass->out_count && !any; i++)
-            any = pass->out[i].rank == rank;
-        if (any)
-            rc = send_to(context, rank);
-    }
-    for (size_t i = 0; i < pass->out_count; i++)
-        bx_tensor_release(pass->out[i].grad);
-    pass->out_count = 0;
     return rc;
 }
 
@@ -519,21 +452,19 @@ static int send_out(struct bx_context *context)
 static int run_ready(struct bx_context *context)
 {
     struct bxi_dist_pass *pass = context->pass;
-    int rc = bxi_pass_run(&pass->pass);
+    int rc = run_nodes(context);
     bool all = pass->pass.left == 0 && pass->awaited == 0;
 
     if (rc == 0)
-        rc = send_out(context);
+        rc = bxi_dist_send_out(context);
     if (rc < 0) {
-        finish_part(context, pass->number, rc, bx_error_text());
+        bxi_dist_finish_part(context, pass->number, rc, bx_error_text());
     } else if (all) {
         bxi_pass_end(&pass->pass);          /* the nodes are free for the next pass */
-        finish_part(context, pass->number, 0, NULL);
+        bxi_dist_finish_part(context, pass->number, 0, NULL);
     }
     return rc;
 }
-
-/* ---- running (every worker) -------------------------------------------------------------------------------- */
 
 static int take_grad(struct bx_context *context, struct bxi_dist_pass *pass, struct bx_reader *args)
 {
@@ -584,7 +515,7 @@ int bxi_dist_grads(const struct bx_request *request, struct bx_reader *args, str
     if (rc == 0)
         rc = run_ready(context);
     else if (pass != NULL && pass->number == number)
-        finish_part(context, pass->number, rc, bx_error_text());
+        bxi_dist_finish_part(context, pass->number, rc, bx_error_text());
     unlock_running(context);
     bx_context_release(context);
     return rc;
@@ -709,7 +640,7 @@ static int discover_roots(struct bx_context *context, const struct wave *wave, s
     if (rc == 0)
         rc = collect(context, found);
     if (rc < 0 && pass != NULL) {
-        finish_part(context, pass->number, rc, bx_error_text());
+        bxi_dist_finish_part(context, pass->number, rc, bx_error_text());
         bxi_pass_end(&pass->pass);
     }
     return rc;

@@ -21,7 +21,7 @@
  *     pass.c                     backward passes
  *     math.c, shape.c, loss.c, linear.c, lstm.c, custom.c, net.c   the operations
  *     optim.c                    optimizers
- *     context.c, send.c, dist_pass.c, dist_optim.c     passes and optimizers across workers (dist.h)
+ *     context.c, send.c, dist_out.c, dist_in.c, dist_pass.c, dist_optim.c     passes and optimizers across workers (dist.h)
  *
  * References. A variable has a count of its own. It is embedded in its node's block, and all variables of a node that
  * are not released yet hold one reference to the block together with the edges that lead to it:
@@ -110,6 +110,7 @@ struct bxi_slot {
  * spent, saved, extra              the maker; the pass that has the claim      the same
  * others                           the maker, before it is published           any thread
  */
+#define BXI_UNKNOWN UINT32_MAX
 struct bxi_node {
     bxi_a32 refs;
     bool spent;                 /* it ran in a pass without retain: saved and extra are dropped */
@@ -117,6 +118,7 @@ struct bxi_node {
     uint16_t output_count;
     uint16_t saved_count;
     uint32_t waiting;           /* edges and roots of the pass that have not delivered yet */
+    uint32_t elements;          /* of inputs and outputs: how much it computes. BXI_UNKNOWN: it may take any time */
     const struct bxi_op *op;    /* NULL: a leaf */
     _Atomic(struct bxi_pass *) claim;
     struct bxi_node *found_next;        /* the pass's list of all nodes */

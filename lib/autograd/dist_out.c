@@ -84,21 +84,30 @@ static int send_to(struct bx_context *context, int rank)
     return rc < 0 ? rc : await_answer(context, future);
 }
 
+static void drop_sent(struct bxi_dist_pass *pass, int rank)
+{
+    size_t left = 0;
+
+    for (size_t i = 0; i < pass->out_count; i++) {
+        if (pass->out[i].rank == rank)
+            bx_tensor_release(pass->out[i].grad);
+        else
+            pass->out[left++] = pass->out[i];
+    }
+    pass->out_count = left;
+}
+
 int bxi_dist_send_out(struct bx_context *context)
 {
     struct bxi_dist_pass *pass = context->pass;
     int rc = 0;
 
-    for (int rank = 0; rc == 0 && pass->out_count > 0 && rank < bx_job_world_size(context->dist->job); rank++) {
-        bool any = false;
+    while (rc == 0 && pass->out_count > 0) {
+        const int rank = pass->out[0].rank;
 
-        for (size_t i = 0; i < pass->out_count && !any; i++)
-            any = pass->out[i].rank == rank;
-        if (any)
-            rc = send_to(context, rank);
+        rc = send_to(context, rank);
+        if (rc == 0)
+            drop_sent(pass, rank);
     }
-    for (size_t i = 0; i < pass->out_count; i++)
-        bx_tensor_release(pass->out[i].grad);
-    pass->out_count = 0;
     return rc;
 }

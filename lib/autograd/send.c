@@ -53,6 +53,19 @@ int bx_msg_put_var(struct bx_msg *msg, struct bx_context *context, struct bx_var
     return rc;
 }
 
+struct bx_var *bxi_send_of(struct bx_context *context, uint32_t number)
+{
+    struct bx_var *var = NULL;
+
+    pthread_mutex_lock(&context->lock);
+    if (number >= 1 && number <= context->send_count)
+        var = bx_var_acquire(context->sends[number - 1]);
+    pthread_mutex_unlock(&context->lock);
+    if (var == NULL)
+        bx_fail(BX_E_CANCELLED, "a backward pass came to variable %u of a context that has ended", number);
+    return var;
+}
+
 /* ---- receiving -------------------------------------------------------------------------------------------- */
 
 static int receive_backward(struct bxi_node *node, struct bxi_pass *pass)

@@ -18,8 +18,9 @@
  *     gradients of a worker's sends, or that there is none; it runs what is ready, and the gradients that come out go
  *     to the next workers the same way: together, but after a slow node at once.
  *
- * discover and grads run with the progress role. discover only walks; grads queues what came, and computes if that takes
- * less time than a thread of the pool to wake up; else the pool computes (autograd.work). None waits for another worker, so a pass that crosses between two workers a thousand times needs no more threads, and hardly more calls in
+ * discover and grads run with the progress role. discover only walks; grads queues what came, and computes if that
+ * takes less time than a thread of the pool to wake up; else the pool computes (autograd.work). None waits for another
+ * worker, so a pass that crosses between two workers a thousand times needs no more threads, and hardly more calls in
  * flight, than one that crosses once.
  *
  * Locks: dist->lock, the table of contexts; context->lock, its lists and its end; context->running, the nodes of its

@@ -7,8 +7,8 @@
  *
  *     the thread that has `running` already: when it has released it, it takes what came meanwhile
  *     the handler itself, if the nodes of the pass are small: a thread of the pool would take longer to wake up
- *     a thread of the pool: the handler calls autograd.work of its own worker. Nodes with code of the program, which may
- *     block, count as large
+ *     a thread of the pool: the handler calls autograd.work of its own worker. Nodes with code of the program, which
+ *     may block, count as large
  *
  * So no gradient stays in the queue: it is queued before trylock fails, and whoever has the lock reads the queue after
  * releasing it.

@@ -3,7 +3,7 @@
  * Optimizers across workers: one local optimizer, an object, at each owner of parameters; a step is a call to each of
  * them at once. On one owner the steps of one optimizer run one after the other (optim.c).
  *
- * A call costs more by tens of microseconds if it is handed to a thread of the pool. So the step of a small optimizer is
+ * A call costs tens of microseconds more if it is handed to a thread of the pool. So the step of a small optimizer is
  * an inline handler, and the caller makes the step of its own optimizer itself, while the others make theirs.
  */
 #include "dist.h"

@@ -671,7 +671,8 @@ int bx_context_backward(struct bx_context *context, struct bx_var *const *roots,
         rc = find_ranks(context, &wave, roots, count, ranks, &alone);
     if (rc == 0)
         rc = run_all(context, &wave, roots, root_grads, count, ranks);
-    if (rc < 0 && !alone)
-        bxi_context_finish(context, rc, bx_error_text());
-    return rc;
+    if (rc == 0 || alone)
+        return rc;
+    bxi_context_finish(context, rc, bx_error_text());
+    return bxi_context_check(context);      /* the cause, if it had ended before, because a worker died for example */
 }

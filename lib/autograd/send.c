@@ -14,17 +14,19 @@
 static uint32_t record(struct bx_context *context, struct bx_var *var, int *rc)
 {
     uint32_t number = 0;
+    bool ended;
 
     pthread_mutex_lock(&context->lock);
-    if (context->ended)
-        *rc = context->code;
-    else
+    ended = context->ended;
+    if (!ended)
         *rc = bxi_room(&context->sends, context->send_count, &context->send_capacity, sizeof(struct bx_var *));
-    if (*rc == 0) {
+    if (!ended && *rc == 0) {
         context->sends[context->send_count++] = bx_var_acquire(var);
         number = (uint32_t)context->send_count;
     }
     pthread_mutex_unlock(&context->lock);
+    if (ended)
+        *rc = bxi_context_check(context);
     return number;
 }
 

@@ -21,7 +21,8 @@
  *
  * Counting is exact: first the pass finds out, from the roots, which nodes of which workers take part; then each node
  * runs when all gradients that it will get are there. What the roots do not depend on takes no part, is not waited for,
- * and nothing is sent for it. Gradients travel as tensors on loan, in one message for all that go to a worker together.
+ * and nothing is sent for it. Gradients travel as tensors on loan, those that are ready together in one message; a node
+ * that takes long does not hold back the gradients that were ready before it, so workers compute side by side.
  * They are kept by the context (bx_context_grads), on the worker that has the parameter.
  *
  * Errors.   If a worker that takes part dies, or its part fails, the context fails on all of them with that error, and

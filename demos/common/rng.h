@@ -12,14 +12,16 @@
 
 #include <stdint.h>
 
-/* The first level under the seed, one number a use. Both programs' uses are listed here, so that none is taken twice.
- */
+/* The first level under the seed, one number a use. All programs' uses are listed here, so that none is taken twice. */
 enum rng_use {
     RNG_WEIGHTS = 1,    /* the network's first weights */
-    RNG_DRAWS = 2,      /* dropout and actions: episode, then step and observer, then draw */
+    RNG_DRAWS = 2,      /* dropout and actions: episode, then step and observer, then draw; or part, then iteration */
     RNG_STARTS = 3,     /* start states: rank, then reset number, then coordinate */
     RNG_IMAGES = 4,     /* images: rank, then batch, then pixel */
     RNG_LABELS = 5,     /* their labels: rank, then image */
+    RNG_TOKENS = 6,     /* tokens: batch, then position */
+    RNG_TARGETS = 7,    /* their targets: batch, then position */
+    RNG_STATES = 8,     /* the first state of an LSTM: h and c, then element */
 };
 
 static inline uint64_t rng_at(uint64_t key, uint64_t index)

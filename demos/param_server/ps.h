@@ -19,7 +19,7 @@
 #ifndef DEMOS_PS_H
 #define DEMOS_PS_H
 
-#include "resnet.h"
+#include "demos/common/resnet.h"
 
 #include <boxcar.h>
 #include <boxcar_cuda.h>

@@ -21,7 +21,7 @@
  *     pass.c                     backward passes
  *     math.c, shape.c, loss.c, linear.c, lstm.c, custom.c, net.c   the operations
  *     optim.c                    optimizers
- *     context.c, send.c, dist_pass.c, dist_optim.c     passes and optimizers across workers (dist.h)
+ *     context.c, send.c, dist_out.c, dist_in.c, dist_pass.c, dist_optim.c     passes across workers (dist.h)
  *
  * References. A variable has a count of its own. It is embedded in its node's block, and all variables of a node that
  * are not released yet hold one reference to the block together with the edges that lead to it:
@@ -110,6 +110,7 @@ struct bxi_slot {
  * spent, saved, extra              the maker; the pass that has the claim      the same
  * others                           the maker, before it is published           any thread
  */
+#define BXI_UNKNOWN UINT32_MAX
 struct bxi_node {
     bxi_a32 refs;
     bool spent;                 /* it ran in a pass without retain: saved and extra are dropped */
@@ -117,6 +118,7 @@ struct bxi_node {
     uint16_t output_count;
     uint16_t saved_count;
     uint32_t waiting;           /* edges and roots of the pass that have not delivered yet */
+    uint32_t elements;          /* of inputs and outputs: how much it computes. BXI_UNKNOWN: it may take any time */
     const struct bxi_op *op;    /* NULL: a leaf */
     _Atomic(struct bxi_pass *) claim;
     struct bxi_node *found_next;        /* the pass's list of all nodes */
@@ -234,6 +236,8 @@ int bxi_pass_give(struct bxi_pass *pass, struct bx_var *root, struct bxi_slot gr
 /* Checks the roots of a pass, and makes the gradient of one: the program's, or 1; grad NULL: no memory. */
 int bxi_check_roots(struct bx_var *const *roots, struct bx_tensor *const *root_grads, size_t count);
 struct bxi_slot bxi_root_grad(struct bxi_pass *pass, struct bx_var *root, struct bx_tensor *given);
+/* Runs one node, if one is ready. */
+int bxi_pass_step(struct bxi_pass *pass);
 /* Runs nodes until none is ready. */
 int bxi_pass_run(struct bxi_pass *pass);
 /* Gives up all claims, and gradients that were not used. */
@@ -252,5 +256,9 @@ static inline struct bx_tensor *bxi_grad_of(const struct bxi_node *node)
 {
     return node->slots[0].grad;
 }
+
+/* ---- Optimizers (optim.c) ---------------------------------------------------------------------------- */
+
+int64_t bxi_optim_elements(const struct bx_optim *optim);       /* of all its parameters */
 
 #endif

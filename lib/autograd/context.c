@@ -28,7 +28,9 @@ int bx_dist_create(struct bx_job *job, struct bx_dist **out)
     if (rc == 0)
         rc = bx_register_async(job, "autograd.run", bxi_dist_run, dist);
     if (rc == 0)
-        rc = bx_register(job, "autograd.grads", BX_BLOCKING, bxi_dist_grads, dist);
+        rc = bx_register(job, "autograd.grads", BX_INLINE, bxi_dist_grads, dist);
+    if (rc == 0)
+        rc = bx_register(job, "autograd.work", BX_BLOCKING, bxi_dist_work, dist);
     if (rc == 0)
         rc = bxi_dist_optim_register(dist);
     if (rc < 0) {
@@ -222,7 +224,7 @@ static void take_all(struct bx_context *context, struct rest *rest)
     context->send_count = context->send_capacity = 0;
     context->join_count = context->join_capacity = context->call_count = context->call_capacity = 0;
     if (context->pass != NULL && bxi_load_relaxed(&context->pass->is_done) == 0) {
-        /* [autograd.done] release, pairs with the acquire in is_done. */
+        /* [autograd.done] release, pairs with the acquire in bxi_dist_is_done. */
         bxi_store_release(&context->pass->is_done, 1);
         rest->done = context->pass->done;
         context->pass->done = NULL;

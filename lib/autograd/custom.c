@@ -116,6 +116,7 @@ static void fill_in(struct bxi_node *node, const struct bx_custom *given)
     for (size_t i = 0; i < given->input_count; i++)
         custom->inputs[i] = bxi_var_like(given->inputs[i]);
     node->op = &custom->op;
+    node->elements = BXI_UNKNOWN;
 }
 
 static int record(struct bx_tape *tape, const struct bx_custom *given, struct bx_var **outputs)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Passes across workers: what context.c, send.c, dist_pass.c and dist_optim.c share. The words:
+ * Passes across workers: what context.c, send.c, dist_out.c, dist_in.c, dist_pass.c and dist_optim.c share. The words:
  *
  *     context     one forward and backward pass; its maker has it, and each worker that read it from a message
  *     join        the call of a worker to the maker when it gets to know a context. Its answer is the context's end. So
@@ -16,9 +16,10 @@
  *     (Dijkstra and Scholten, 1980).
  *  2. autograd.run, to each of the set; the answer comes when all nodes of that worker have run. autograd.grads: the
  *     gradients of a worker's sends, or that there is none; it runs what is ready, and the gradients that come out go
- *     to the next workers the same way.
+ *     to the next workers the same way: together, but after a slow node at once.
  *
- * discover runs with the progress role and only walks; grads runs on the pool and computes. Neither waits for another
+ * discover and grads run with the progress role. discover only walks; grads queues what came, and computes if that
+ * takes less time than a thread of the pool to wake up; else the pool computes (autograd.work). None waits for another
  * worker, so a pass that crosses between two workers a thousand times needs no more threads, and hardly more calls in
  * flight, than one that crosses once.
  *
@@ -52,13 +53,23 @@ struct bxi_outgoing {
     struct bx_tensor *grad;                     /* NULL: there is none */
 };
 
+/* One that has come. */
+struct bxi_incoming {
+    uint32_t send;
+    struct bx_tensor *grad;                     /* NULL: there is none */
+};
+
 struct bxi_dist_pass {
     struct bxi_pass pass;                       /* first */
     uint64_t number;
     uint64_t awaited;                           /* gradients of sends, or their absence, that have not come */
     struct bxi_node **unseen;                   /* the nodes found from here on were not searched for receives */
+    uint64_t elements;                          /* of its nodes */
     struct bxi_outgoing *out;
     size_t out_count, out_capacity;
+    struct bxi_incoming *in;                    /* context->lock, to unsent: not taken yet */
+    size_t in_count, in_capacity;
+    bool unsent;                                /* an inline handler had no room to send all of `out` */
     int code;                                   /* context->lock: it failed here */
     char *text;
     struct bx_future *done;                     /* context->lock: the answer to autograd.run; of the maker: its own */
@@ -86,6 +97,7 @@ struct bx_context {
     struct bx_future **calls;                   /* tied to it */
     size_t call_count, call_capacity;
     struct search *search;                      /* dist_pass.c; NULL: none is open */
+    bool handed;                                /* autograd.work was called, and has not begun */
 };
 
 /* ---- context.c --------------------------------------------------------------------------------------- */
@@ -105,19 +117,41 @@ int bxi_join_answer(const struct bx_request *request, struct bx_reader *args, st
 extern const struct bxi_op bxi_receive_op;
 /* A node was found and gets no gradient: the send of a receive waits for word of that. */
 void bxi_receive_none(struct bxi_node *node, struct bxi_pass *pass);
+/* The variable of a send, one reference. NULL after a sentence: the context has ended. */
+struct bx_var *bxi_send_of(struct bx_context *context, uint32_t number);
 struct bxi_receive {
     struct bx_context *context;                 /* one reference */
     int rank;
     uint32_t send;
 };
 
+/* ---- dist_out.c --------------------------------------------------------------------------------------- */
+
+/* Adds a gradient to what the running pass sends; takes the reference, NULL: none. */
+int bxi_dist_put_out(struct bx_context *context, int rank, uint32_t send, struct bx_tensor *grad);
+/* running. Sends what was added. What could not be sent stays in the list: -EAGAIN in an inline handler. */
+int bxi_dist_send_out(struct bx_context *context);
+
+/* ---- dist_in.c ---------------------------------------------------------------------------------------- */
+
+int bxi_dist_grads(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *dist);
+int bxi_dist_work(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *dist);
+/* running. Runs what is ready, and sends what came out; ends this worker's part when all has run. is_inline: nothing
+ * may wait. */
+int bxi_dist_run_ready(struct bx_context *context, bool is_inline);
+/* Without `running`, which the caller had: takes the gradients that came meanwhile, until there are none. */
+void bxi_dist_run_queue(struct bx_context *context, bool is_inline);
+/* Forgets what is queued. */
+void bxi_dist_drop_queue(struct bxi_dist_pass *pass);
+
 /* ---- dist_pass.c -------------------------------------------------------------------------------------- */
 
 int bxi_dist_discover(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *dist);
 int bxi_dist_run(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *dist);
-int bxi_dist_grads(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *dist);
-/* Adds a gradient to what the running pass sends; takes the reference, NULL: none. */
-int bxi_dist_put_out(struct bx_context *context, int rank, uint32_t send, struct bx_tensor *grad);
+bool bxi_dist_is_done(const struct bxi_dist_pass *pass);
+void bxi_dist_unlock_running(struct bx_context *context);       /* and frees the pass, if the context has ended */
+/* Ends this worker's part of the pass of that number: answers autograd.run, now or when it comes. */
+void bxi_dist_finish_part(struct bx_context *context, uint64_t number, int code, const char *text);
 /* Frees the pass of a context that has ended, unless a thread runs it: that one will. */
 void bxi_dist_pass_drop(struct bx_context *context);
 

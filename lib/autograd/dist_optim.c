@@ -2,6 +2,9 @@
 /*
  * Optimizers across workers: one local optimizer, an object, at each owner of parameters; a step is a call to each of
  * them at once. On one owner the steps of one optimizer run one after the other (optim.c).
+ *
+ * A call costs tens of microseconds more if it is handed to a thread of the pool. So the step of a small optimizer is
+ * an inline handler, and the caller makes the step of its own optimizer itself, while the others make theirs.
  */
 #include "dist.h"
 
@@ -40,6 +43,8 @@ int bx_param_rref(struct bx_job *job, struct bx_var *param, struct bx_rref **rre
 }
 
 /* ---- the owner --------------------------------------------------------------------------------------------- */
+
+#define INLINE_ELEMENTS 16384       /* of parameters: a step of as many takes less time than a thread to wake up */
 
 static void destroy_optim(void *object)
 {
@@ -115,10 +120,20 @@ static int step(const struct bx_request *request, struct bx_reader *args, struct
     return rc;
 }
 
+static int is_small(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)context;
+    return bx_msg_put_i32(reply, bxi_optim_elements(bx_request_object(request)) <= INLINE_ELEMENTS);
+}
+
 int bxi_dist_optim_register(struct bx_dist *dist)
 {
     int rc = bx_register(dist->job, "autograd.optim", BX_BLOCKING, new_optim, dist);
 
+    if (rc == 0)
+        rc = bx_register_method(dist->job, &optim_type, "autograd.is_small", BX_INLINE, is_small, NULL);
+    if (rc == 0)
+        rc = bx_register_method(dist->job, &optim_type, "autograd.step_inline", BX_INLINE, step, dist);
     return rc < 0 ? rc : bx_register_method(dist->job, &optim_type, "autograd.step", BX_BLOCKING, step, dist);
 }
 
@@ -127,6 +142,8 @@ int bxi_dist_optim_register(struct bx_dist *dist)
 struct bx_dist_optim {
     struct bx_dist *dist;
     struct bx_rref *optims[BX_WORLD_MAX];       /* by owner, or NULL */
+    const char *step[BX_WORLD_MAX];             /* the method */
+    struct bx_optim *own;                       /* this worker's, of optims; or NULL */
 };
 
 static int check_params(struct bx_rref *const *params, size_t count, bool one_kind)
@@ -179,6 +196,30 @@ static int make_remote(struct bx_dist_optim *optim, struct bx_rref *const *param
     return rc;
 }
 
+/* Waits until the optimizer of an owner is made. */
+static int finish_remote(struct bx_dist_optim *optim, int owner)
+{
+    struct bx_rref *remote = optim->optims[owner];
+    struct bx_msg *reply = NULL;
+    struct bx_reader reader;
+    void *own = NULL;
+    int rc;
+
+    if (remote == NULL)
+        return 0;
+    rc = bx_rref_sync(remote, "autograd.is_small", NULL, NULL, &reply);
+    if (rc < 0)
+        return rc;
+    reader = bx_msg_reader(reply);
+    optim->step[owner] = bx_read_i32(&reader) != 0 ? "autograd.step_inline" : "autograd.step";
+    bx_msg_destroy(reply);
+    if (!bx_rref_is_owner(remote))
+        return 0;
+    rc = bx_rref_local(remote, &optim_type, &own);
+    optim->own = own;
+    return rc;
+}
+
 int bx_dist_optim_create(struct bx_dist *dist, struct bx_rref *const *params, size_t count,
                          const struct bx_optim_sgd *sgd, const struct bx_optim_adam *adam, struct bx_dist_optim **out)
 {
@@ -203,8 +244,7 @@ int bx_dist_optim_create(struct bx_dist *dist, struct bx_rref *const *params, si
     for (int owner = 0; rc == 0 && owner < bx_job_world_size(dist->job); owner++)
         rc = make_remote(optim, params, count, options, owner);
     for (int owner = 0; rc == 0 && owner < bx_job_world_size(dist->job); owner++)
-        if (optim->optims[owner] != NULL)
-            rc = bx_rref_wait(optim->optims[owner], BX_FOREVER);
+        rc = finish_remote(optim, owner);
     bx_msg_destroy(options);
     if (rc < 0)
         bx_dist_optim_destroy(optim);
@@ -237,10 +277,12 @@ int bx_dist_optim_step(struct bx_dist_optim *optim, struct bx_context *context)
         return bx_fail(-ENOMEM, "no memory for a message");
     bx_msg_put_u64(args, context->id);
     for (int owner = 0; rc == 0 && owner < BX_WORLD_MAX; owner++)
-        if (optim->optims[owner] != NULL &&
-            (rc = bx_rref_async(optim->optims[owner], "autograd.step", args, NULL, &steps[count])) == 0)
+        if (optim->optims[owner] != NULL && !bx_rref_is_owner(optim->optims[owner]) &&
+            (rc = bx_rref_async(optim->optims[owner], optim->step[owner], args, NULL, &steps[count])) == 0)
             count++;
     bx_msg_destroy(args);
+    if (rc == 0 && optim->own != NULL)
+        rc = bx_optim_step(optim->own, optim->dist->job, context->grads);
     for (int i = 0; i < count; i++) {
         int code = bx_future_wait(steps[i], BX_FOREVER);
 

@@ -13,9 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool is_done(const struct bxi_dist_pass *pass)
+bool bxi_dist_is_done(const struct bxi_dist_pass *pass)
 {
-    /* [autograd.done] acquire, pairs with the releases in finish_part and take_all: code and text are read after it. */
+    /* [autograd.done] acquire, pairs with the releases in bxi_dist_finish_part and take_all: code and text are read
+     * after it. */
     return bxi_load_acquire((bxi_a32 *)&pass->is_done) != 0;
 }
 
@@ -26,6 +27,7 @@ static void free_pass(struct bxi_dist_pass *pass)
     bxi_pass_end(&pass->pass);
     for (size_t i = 0; i < pass->out_count; i++)
         bx_tensor_release(pass->out[i].grad);
+    bxi_dist_drop_queue(pass);
     bx_future_release(pass->done);
     free(pass->out);
     free(pass->text);
@@ -63,7 +65,7 @@ void bxi_dist_pass_drop(struct bx_context *context)
     pthread_mutex_unlock(&context->running);
 }
 
-static void unlock_running(struct bx_context *context)
+void bxi_dist_unlock_running(struct bx_context *context)
 {
     pthread_mutex_unlock(&context->running);
     if (has_ended(context))
@@ -77,7 +79,7 @@ static struct bxi_dist_pass *pass_of(struct bx_context *context, uint64_t number
 
     if (pass != NULL && pass->number == number)
         return pass;
-    if (pass != NULL && !is_done(pass)) {
+    if (pass != NULL && !bxi_dist_is_done(pass)) {
         bx_fail(BX_E_STATE, "another backward pass of the context runs");
         return NULL;
     }
@@ -94,8 +96,7 @@ static struct bxi_dist_pass *pass_of(struct bx_context *context, uint64_t number
     return pass;
 }
 
-/* Ends this worker's part of the pass of that number: answers autograd.run, now or when it comes. */
-static void finish_part(struct bx_context *context, uint64_t number, int code, const char *text)
+void bxi_dist_finish_part(struct bx_context *context, uint64_t number, int code, const char *text)
 {
     struct bxi_dist_pass *pass;
     struct bx_future *done = NULL;
@@ -299,6 +300,7 @@ static int collect(struct bx_context *context, struct found *found)
         const struct bxi_receive *receive = (*pass->unseen)->extra;
         struct bx_msg **sends;
 
+        pass->elements += (*pass->unseen)->elements;
         if ((*pass->unseen)->op != &bxi_receive_op)
             continue;
         if (receive->context != context)
@@ -323,19 +325,6 @@ static int tell_all(struct bx_context *context, const struct wave *wave, struct 
     return rc;
 }
 
-static struct bx_var *send_of(struct bx_context *context, uint32_t number)
-{
-    struct bx_var *var = NULL;
-
-    pthread_mutex_lock(&context->lock);
-    if (number >= 1 && number <= context->send_count)
-        var = bx_var_acquire(context->sends[number - 1]);
-    pthread_mutex_unlock(&context->lock);
-    if (var == NULL)
-        bx_fail(BX_E_CANCELLED, "a backward pass came to variable %u of a context that has ended", number);
-    return var;
-}
-
 /* running. */
 static int discover_sends(struct bx_context *context, const struct wave *wave, struct bx_reader *args,
                           struct found *found)
@@ -345,7 +334,7 @@ static int discover_sends(struct bx_context *context, const struct wave *wave, s
     int rc = pass == NULL ? BX_E_STATE : 0;
 
     for (int32_t i = 0; rc == 0 && i < count; i++) {
-        struct bx_var *var = send_of(context, (uint32_t)bx_read_i32(args));
+        struct bx_var *var = bxi_send_of(context, (uint32_t)bx_read_i32(args));
 
         rc = var == NULL ? BX_E_CANCELLED : bxi_pass_discover(&pass->pass, var);
         pass->awaited++;
@@ -381,7 +370,7 @@ static int walk_and_tell(struct bx_context *context, const struct wave *wave, st
 
     pthread_mutex_lock(&context->running);      /* held for walks only while a pass is discovered */
     rc = discover_sends(context, wave, args, &found);
-    unlock_running(context);
+    bxi_dist_unlock_running(context);
     if (rc == 0)
         rc = tell_all(context, wave, search, &found);
     drop_found(&found);
@@ -417,178 +406,7 @@ int bxi_dist_discover(const struct bx_request *request, struct bx_reader *args, 
     return rc;
 }
 
-/* ---- gradients on their way ------------------------------------------------------------------------------------ */
-
-int bxi_dist_put_out(struct bx_context *context, int rank, uint32_t send, struct bx_tensor *grad)
-{
-    struct bxi_dist_pass *pass = context->pass;
-    int rc = bxi_room(&pass->out, pass->out_count, &pass->out_capacity, sizeof *pass->out);
-
-    if (rc == 0)
-        pass->out[pass->out_count++] = (struct bxi_outgoing){ rank, send, grad };
-    else
-        bx_tensor_release(grad);
-    if (rc < 0 && pass->pass.error == 0)
-        pass->pass.error = rc;
-    return rc;
-}
-
-struct sent {
-    struct bx_context *context;                 /* one reference */
-    uint64_t number;
-};
-
-static void grads_answered(struct bx_future *future, void *argument)
-{
-    struct sent *sent = argument;
-
-    if (bx_future_error(future) < 0)
-        finish_part(sent->context, sent->number, bx_future_error(future), bx_future_error_text(future));
-    bx_context_release(sent->context);
-    free(sent);
-}
-
-static int await_answer(struct bx_context *context, struct bx_future *future)
-{
-    struct sent *sent = malloc(sizeof *sent);
-    int rc = sent == NULL ? bx_fail(-ENOMEM, "no memory for a message") : 0;
-
-    if (rc == 0) {
-        *sent = (struct sent){ bx_context_acquire(context), context->pass->number };
-        rc = bx_future_on_done(future, grads_answered, sent);
-    }
-    if (rc < 0 && sent != NULL) {
-        bx_context_release(context);
-        free(sent);
-    }
-    bx_future_release(future);
-    return rc;
-}
-
-/* running. */
-static int send_to(struct bx_context *context, int rank)
-{
-    struct bxi_dist_pass *pass = context->pass;
-    struct bx_job *job = context->dist->job;
-    struct bx_msg *args = bx_msg_create(256);
-    struct bx_future *future = NULL;
-    int32_t count = 0;
-    int rc;
-
-    if (args == NULL)
-        return bx_fail(-ENOMEM, "no memory for a message");
-    for (size_t i = 0; i < pass->out_count; i++)
-        count += pass->out[i].rank == rank;
-    bx_msg_put_u64(args, context->id);
-    bx_msg_put_u64(args, pass->number);
-    bx_msg_put_i32(args, count);
-    for (size_t i = 0; i < pass->out_count; i++) {
-        if (pass->out[i].rank != rank)
-            continue;
-        bx_msg_put_i32(args, (int32_t)pass->out[i].send);
-        bx_msg_put_i32(args, pass->out[i].grad != NULL);
-        if (pass->out[i].grad != NULL)
-            bx_msg_put_tensor(args, pass->out[i].grad);
-    }
-    rc = bx_rpc_async(job, bx_worker_name(job, rank), "autograd.grads", args, NULL, &future);
-    bx_msg_destroy(args);
-    return rc < 0 ? rc : await_answer(context, future);
-}
-
-/* running. One message to each worker. */
-static int send_out(struct bx_context *context)
-{
-    struct bxi_dist_pass *pass = context->pass;
-    int rc = 0;
-
-    for (int rank = 0; rc == 0 && pass->out_count > 0 && rank < bx_job_world_size(context->dist->job); rank++) {
-        bool any = false;
-
-        for (size_t i = 0; i < pass->out_count && !any; i++)
-            any = pass->out[i].rank == rank;
-        if (any)
-            rc = send_to(context, rank);
-    }
-    for (size_t i = 0; i < pass->out_count; i++)
-        bx_tensor_release(pass->out[i].grad);
-    pass->out_count = 0;
-    return rc;
-}
-
-/* running. Runs what is ready, and sends what came out; ends this worker's part when all has run. */
-static int run_ready(struct bx_context *context)
-{
-    struct bxi_dist_pass *pass = context->pass;
-    int rc = bxi_pass_run(&pass->pass);
-    bool all = pass->pass.left == 0 && pass->awaited == 0;
-
-    if (rc == 0)
-        rc = send_out(context);
-    if (rc < 0) {
-        finish_part(context, pass->number, rc, bx_error_text());
-    } else if (all) {
-        bxi_pass_end(&pass->pass);          /* the nodes are free for the next pass */
-        finish_part(context, pass->number, 0, NULL);
-    }
-    return rc;
-}
-
-/* ---- running (every worker) -------------------------------------------------------------------------------- */
-
-static int take_grad(struct bx_context *context, struct bxi_dist_pass *pass, struct bx_reader *args)
-{
-    struct bx_var *var = send_of(context, (uint32_t)bx_read_i32(args));
-    bool has = bx_read_i32(args) != 0;
-    struct bx_tensor *grad = has ? bx_read_tensor(args) : NULL;
-    struct bxi_slot slot = { NULL, false };
-    struct bxi_like like;
-    int rc = 0;
-
-    if (var == NULL)
-        return BX_E_CANCELLED;
-    like = bxi_var_like(var);
-    if (args->error < 0)
-        rc = args->error;
-    else if (pass->awaited == 0)
-        rc = bx_fail(-EPROTO, "a gradient came that nobody waits for");
-    else if (grad != NULL && !bxi_tensor_is_like(grad, &like))
-        rc = bx_fail(-EPROTO, "a gradient of another shape came than that of the variable that was sent");
-    else if (grad != NULL && (slot.grad = bxi_tensor_dense(context->dist->job, grad)) == NULL)
-        rc = -ENOMEM;
-    if (rc == 0) {
-        pass->awaited--;
-        rc = bxi_pass_give(&pass->pass, var, slot);
-    }
-    bx_var_release(var);
-    return rc;
-}
-
-int bxi_dist_grads(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *argument)
-{
-    struct bx_dist *dist = argument;
-    struct bx_context *context = bxi_context_find(dist, bx_read_u64(args));
-    uint64_t number = bx_read_u64(args);
-    int32_t count = bx_read_i32(args);
-    struct bxi_dist_pass *pass;
-    int rc = 0;
-
-    (void)request, (void)reply;
-    if (context == NULL)
-        return bx_fail(BX_E_CANCELLED, "a gradient came for a context that has ended here");
-    pthread_mutex_lock(&context->running);
-    pass = context->pass;
-    if (pass == NULL || pass->number != number || is_done(pass))
-        rc = bx_fail(BX_E_CANCELLED, "a gradient came for a backward pass that has ended here");
-    for (int32_t i = 0; rc == 0 && i < count; i++)
-        rc = take_grad(context, pass, args);
-    if (rc == 0)
-        rc = run_ready(context);
-    else if (pass != NULL && pass->number == number)
-        finish_part(context, pass->number, rc, bx_error_text());
-    unlock_running(context);
-    bx_context_release(context);
-    return rc;
-}
+/* ---- running: the answer to the maker ------------------------------------------------------------------- */
 
 int bxi_dist_run(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *argument)
 {
@@ -608,7 +426,7 @@ int bxi_dist_run(const struct bx_request *request, struct bx_reader *args, struc
     pass = context->pass;
     if (context->ended || pass == NULL || pass->number != number)
         rc = bx_fail(BX_E_CANCELLED, "a backward pass that has ended here was to be run");
-    else if (!is_done(pass))
+    else if (!bxi_dist_is_done(pass))
         pass->done = bx_future_acquire(future);
     else if (pass->code < 0)
         rc = bx_fail(pass->code, "%s", pass->text != NULL ? pass->text : bx_strerror(pass->code));
@@ -709,7 +527,7 @@ static int discover_roots(struct bx_context *context, const struct wave *wave, s
     if (rc == 0)
         rc = collect(context, found);
     if (rc < 0 && pass != NULL) {
-        finish_part(context, pass->number, rc, bx_error_text());
+        bxi_dist_finish_part(context, pass->number, rc, bx_error_text());
         bxi_pass_end(&pass->pass);
     }
     return rc;
@@ -742,7 +560,7 @@ static int give_roots(struct bx_context *context, struct bx_var *const *roots, s
 
         rc = slot.grad == NULL ? -ENOMEM : bxi_pass_give(&pass->pass, roots[i], slot);
     }
-    return rc == 0 ? run_ready(context) : rc;
+    return rc == 0 ? bxi_dist_run_ready(context, false) : rc;
 }
 
 static int run_all(struct bx_context *context, const struct wave *wave, struct bx_var *const *roots,
@@ -776,7 +594,9 @@ static int run_all(struct bx_context *context, const struct wave *wave, struct b
         rc = run_others(root, wave, ranks);
     if (rc == 0)
         rc = give_roots(context, roots, root_grads, count);
-    unlock_running(context);
+    bxi_dist_unlock_running(context);
+    if (rc == 0)
+        bxi_dist_run_queue(context, false);     /* what came while the roots' part ran */
     close_root(root);
     if (rc == 0) {
         rc = bx_future_wait(root->finished, wave->timeout_ns == 0 ? BX_FOREVER : wave->timeout_ns);
@@ -815,7 +635,7 @@ static int find_ranks(struct bx_context *context, struct wave *wave, struct bx_v
 
     *alone = true;
     pthread_mutex_lock(&context->running);
-    if (context->pass != NULL && !is_done(context->pass))
+    if (context->pass != NULL && !bxi_dist_is_done(context->pass))
         rc = bx_fail(BX_E_STATE, "another backward pass of the context runs");
     search = rc == 0 ? enter_search(context, &first) : NULL;
     if (search == NULL || !first) {
@@ -824,7 +644,7 @@ static int find_ranks(struct bx_context *context, struct wave *wave, struct bx_v
         wave->number = ++context->passes;
         rc = discover_roots(context, wave, roots, count, &found);
     }
-    unlock_running(context);
+    bxi_dist_unlock_running(context);
     if (rc == 0) {
         *alone = false;
         reply = bx_future_acquire(search->reply);
@@ -851,7 +671,8 @@ int bx_context_backward(struct bx_context *context, struct bx_var *const *roots,
         rc = find_ranks(context, &wave, roots, count, ranks, &alone);
     if (rc == 0)
         rc = run_all(context, &wave, roots, root_grads, count, ranks);
-    if (rc < 0 && !alone)
-        bxi_context_finish(context, rc, bx_error_text());
-    return rc;
+    if (rc == 0 || alone)
+        return rc;
+    bxi_context_finish(context, rc, bx_error_text());
+    return bxi_context_check(context);      /* the cause, if it had ended before, because a worker died for example */
 }

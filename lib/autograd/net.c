@@ -239,6 +239,7 @@ struct bx_var *bx_var_net(struct bx_tape *tape, struct bx_net_op *op, struct bx_
         bxi_add(&op->refs, 1);
         *(struct call *)node->extra = (struct call){ op, op->forwards };
         node->saved[0] = bx_tensor_acquire(x);
+        node->elements = BXI_UNKNOWN;
     }
     bx_tensor_release(x);
     return node != NULL ? &node->vars[0] : NULL;

@@ -180,6 +180,18 @@ static int step_one(const struct bx_optim *optim, struct bx_job *job, struct sta
     return rc;
 }
 
+int64_t bxi_optim_elements(const struct bx_optim *optim)
+{
+    int64_t elements = 0;
+
+    for (size_t i = 0; i < optim->count; i++) {
+        const struct bxi_like like = bxi_var_like(optim->states[i].param);
+
+        elements += bxi_elements(&like);
+    }
+    return elements;
+}
+
 int bx_optim_step(struct bx_optim *optim, struct bx_job *job, const struct bx_grads *grads)
 {
     int rc = 0;

@@ -149,16 +149,22 @@ static int run_node(struct bxi_pass *pass, struct bxi_node *node)
     return rc < 0 ? rc : pass->error;
 }
 
+int bxi_pass_step(struct bxi_pass *pass)
+{
+    struct bxi_node *node = pass->ready;
+
+    if (pass->error < 0 || node == NULL)
+        return pass->error;
+    pass->ready = node->next;
+    return run_node(pass, node);
+}
+
 int bxi_pass_run(struct bxi_pass *pass)
 {
     int rc = pass->error;
 
-    while (rc == 0 && pass->ready != NULL) {
-        struct bxi_node *node = pass->ready;
-
-        pass->ready = node->next;
-        rc = run_node(pass, node);
-    }
+    while (rc == 0 && pass->ready != NULL)
+        rc = bxi_pass_step(pass);
     return rc;
 }
 

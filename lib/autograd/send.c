@@ -14,17 +14,19 @@
 static uint32_t record(struct bx_context *context, struct bx_var *var, int *rc)
 {
     uint32_t number = 0;
+    bool ended;
 
     pthread_mutex_lock(&context->lock);
-    if (context->ended)
-        *rc = context->code;
-    else
+    ended = context->ended;
+    if (!ended)
         *rc = bxi_room(&context->sends, context->send_count, &context->send_capacity, sizeof(struct bx_var *));
-    if (*rc == 0) {
+    if (!ended && *rc == 0) {
         context->sends[context->send_count++] = bx_var_acquire(var);
         number = (uint32_t)context->send_count;
     }
     pthread_mutex_unlock(&context->lock);
+    if (ended)
+        *rc = bxi_context_check(context);
     return number;
 }
 
@@ -51,6 +53,19 @@ int bx_msg_put_var(struct bx_msg *msg, struct bx_context *context, struct bx_var
     rc = bx_msg_put_tensor(msg, value);
     bx_tensor_release(value);
     return rc;
+}
+
+struct bx_var *bxi_send_of(struct bx_context *context, uint32_t number)
+{
+    struct bx_var *var = NULL;
+
+    pthread_mutex_lock(&context->lock);
+    if (number >= 1 && number <= context->send_count)
+        var = bx_var_acquire(context->sends[number - 1]);
+    pthread_mutex_unlock(&context->lock);
+    if (var == NULL)
+        bx_fail(BX_E_CANCELLED, "a backward pass came to variable %u of a context that has ended", number);
+    return var;
 }
 
 /* ---- receiving -------------------------------------------------------------------------------------------- */

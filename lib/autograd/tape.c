@@ -106,6 +106,21 @@ static void hold(struct bx_tape *tape, struct bx_var *var)
     tape->vars = var;
 }
 
+/* Of a node's inputs and outputs. */
+static uint32_t count_elements(const struct bxi_record *record)
+{
+    uint64_t elements = 0;
+
+    for (size_t i = 0; i < record->input_count; i++) {
+        const struct bxi_like like = bxi_var_like(record->inputs[i]);
+
+        elements += (uint64_t)bxi_elements(&like);
+    }
+    for (size_t i = 0; i < record->value_count; i++)
+        elements += (uint64_t)bx_tensor_elements(record->values[i]);
+    return elements < BXI_UNKNOWN ? (uint32_t)elements : BXI_UNKNOWN;
+}
+
 struct bxi_node *bxi_tape_record(struct bx_tape *tape, const struct bxi_record *record)
 {
     struct bxi_node_size size = { .outputs = record->value_count };
@@ -124,6 +139,8 @@ struct bxi_node *bxi_tape_record(struct bx_tape *tape, const struct bxi_record *
         bxi_tape_fail(tape, -ENOMEM);
         return NULL;
     }
+    if (requires_grad)
+        node->elements = count_elements(record);
     for (size_t i = 0; i < size.edges; i++)
         if (bx_var_requires_grad(record->inputs[i]))
             bxi_node_connect(node, i, record->inputs[i]);

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 enum { WIDTH = 5, THREADS = 4 };
-enum { IN_BACKWARD };                           /* gates */
+enum { IN_BACKWARD, GRADIENT_CAME };            /* gates */
 
 TestSuite(dist, .timeout = 60);
 
@@ -154,6 +154,32 @@ static int sleeps(void *context, const struct bx_node_grads *grads)
     return 0;
 }
 
+static int pass_on(const struct bx_node_grads *grads)
+{
+    grads->inputs[0] = bx_tensor_acquire(grads->outputs[0]);
+    return 0;
+}
+
+/* The first of two nodes is slow. The second one waits until the gradient of the first has come to the other worker. */
+static int holds_back(void *context, const struct bx_node_grads *grads)
+{
+    static bool is_second;
+
+    (void)context;
+    if (is_second)
+        harness_await(GRADIENT_CAME, 1);
+    is_second = true;
+    usleep(5000);
+    return pass_on(grads);
+}
+
+static int tells(void *context, const struct bx_node_grads *grads)
+{
+    (void)context;
+    harness_post(GRADIENT_CAME);
+    return pass_on(grads);
+}
+
 /* x, by a node with its own backward function. */
 static int passes_through(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
@@ -219,7 +245,7 @@ static int count_contexts(const struct bx_request *request, struct bx_reader *ar
 
 static int setup(struct bx_job *job)
 {
-    static const bx_backward_fn failing = fails, dying = dies, sleeping = sleeps;
+    static const bx_backward_fn failing = fails, dying = dies, sleeping = sleeps, holding = holds_back;
     int rc = bx_dist_create(job, &dist);
 
     HARNESS_EQ(bx_register(job, "product", BX_BLOCKING, product, NULL), 0);
@@ -227,6 +253,7 @@ static int setup(struct bx_job *job)
     HARNESS_EQ(bx_register(job, "fails", BX_BLOCKING, passes_through, (void *)(uintptr_t)&failing), 0);
     HARNESS_EQ(bx_register(job, "dies", BX_BLOCKING, passes_through, (void *)(uintptr_t)&dying), 0);
     HARNESS_EQ(bx_register(job, "sleeps", BX_BLOCKING, passes_through, (void *)(uintptr_t)&sleeping), 0);
+    HARNESS_EQ(bx_register(job, "holds_back", BX_BLOCKING, passes_through, (void *)(uintptr_t)&holding), 0);
     HARNESS_EQ(bx_register_async(job, "stay", stay, NULL), 0);
     HARNESS_EQ(bx_register(job, "get_param", BX_INLINE, get_param, NULL), 0);
     HARNESS_EQ(bx_register(job, "get_grad", BX_INLINE, get_grad, NULL), 0);
@@ -451,6 +478,37 @@ static void retain_and_again(struct bx_job *job)
 Test(dist, passes_twice_only_if_the_first_retains)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { retain_and_again } });
+}
+
+static struct bx_var *told_w(struct bx_tape *tape)
+{
+    struct bx_tensor *value = bx_var_value(w);
+    struct bx_var *x = NULL;
+
+    HARNESS_EQ(bx_var_custom(tape, &(struct bx_custom){ .name = "told", .inputs = &w, .input_count = 1,
+                                                        .values = &value, .output_count = 1, .backward = tells }, &x),
+               0);
+    return x;
+}
+
+static void compute_side_by_side(struct bx_job *job)
+{
+    struct bx_context *context = new_context();
+    struct bx_tape *tape = new_tape();
+    struct bx_var *a = remote_product(job, context, tape, "worker1", "holds_back", told_w(tape), NULL);
+    struct bx_var *b = remote_product(job, context, tape, "worker1", "holds_back", told_w(tape), NULL);
+    struct bx_var *loss = bx_var_sum(tape, bx_var_add(tape, a, b));
+
+    HARNESS_EQ(bx_context_backward(context, &loss, NULL, 1, false, 0), 0);
+    NEAR(at(bx_grads_get(bx_context_grads(context), w), 0), 2);
+    bx_tape_destroy(tape);
+    bx_context_end(context);
+    await_no_context(job, "worker1");
+}
+
+Test(dist, sends_what_is_ready_before_a_slow_node_ends)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { compute_side_by_side } });
 }
 
 /* ---- Failures ------------------------------------------------------------------------------------------------ */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * demos/param_server/resnet.c, and with it lib/nn: a ResNet-50 against reference numbers in double precision (suite
+ * demos/common/resnet.c, and with it lib/nn: a ResNet-50 against reference numbers in double precision (suite
  * `reference`, as test_reference.c; BX_REFERENCE_DIR names another directory of such files), and the first parameters
  * of both networks. The tests of training also run on a GPU (suites `reference_cuda` and `resnet_cuda`).
  *
@@ -8,7 +8,7 @@
  * here and there, and norms over 16 values (2 x 2 pixels of 4 images in the last stage) amplify that. A wrong gradient
  * misses them by far: its dot product with noise could have any value.
  */
-#include "demos/param_server/resnet.h"
+#include "demos/common/resnet.h"
 #include "demos/common/rng.h"
 #include "boxcar_cuda.h"
 #include "tests/device/device_fixture.h"

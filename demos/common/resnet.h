@@ -16,6 +16,12 @@ enum resnet_kind {
     RESNET_50,      /* bottlenecks; 161 parameters */
 };
 
+enum resnet_part {
+    RESNET_WHOLE,
+    RESNET_FRONT,   /* from the images to the end of layer2 */
+    RESNET_BACK,    /* from layer3 to the end; its input is the output of the front */
+};
+
 /* The images of one pass, N x 3 x H x W, and the number of classes. */
 struct resnet_input {
     int images;
@@ -26,10 +32,18 @@ struct resnet_input {
 
 /* Builds and finishes a net that was just created. 0 or a code of bx_net_*. */
 int resnet_build(struct bx_net *net, enum resnet_kind kind, const struct resnet_input *input);
+/* The same for a part. `input` is that of the whole network. The parameters have the whole network's names and order. */
+int resnet_build_part(struct bx_net *net, enum resnet_kind kind, enum resnet_part part,
+                      const struct resnet_input *input);
+/* Which of the whole network's parameters is the first of the part. */
+size_t resnet_first_param(enum resnet_kind kind, enum resnet_part part);
 
 /* Writes the first version of the model to params[i], one array for each parameter of the net: convolutions normal with
  * variance 2 / (out_channels * KH * KW), norms 1 and 0, the last layer uniform in +-1/sqrt(fan in). The same seed gives
  * the same model. */
 void resnet_init(const struct bx_net *net, uint64_t seed, float *const *params);
+/* The same for a net that is a part: its values are those of the whole network's parameters from `first` on
+ * (resnet_first_param). */
+void resnet_init_part(const struct bx_net *net, size_t first, uint64_t seed, float *const *params);
 
 #endif

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Gradients that come from other workers (lib/autograd/dist_in.c): an inline handler computes, or a thread of the pool.
+ * Worker 1 has one parameter, w; its function multiplies with it. test_dist.c has all else about passes.
+ */
+#include "tests/harness/harness.h"
+
+#include "boxcar_dist.h"
+
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <unistd.h>
+
+enum { LOAN_BYTES = 65536, SMALL = 5, LARGE = 20000 };
+
+TestSuite(dist_in, .timeout = 60);
+
+static struct bx_dist *dist;
+static struct bx_var *w;                /* of `width` elements, all 3 */
+static int64_t width;
+
+static struct bx_var *make_param(double value)
+{
+    struct bx_tensor *tensor = NULL;
+    struct bx_var *var = NULL;
+
+    HARNESS_EQ(bx_tensor_create(NULL, BX_F64, 1, &width, &tensor), 0);
+    for (int64_t i = 0; i < width; i++)
+        ((double *)bx_tensor_data_mut(tensor))[i] = value;
+    HARNESS_EQ(bx_var_create(tensor, true, &var), 0);
+    bx_tensor_release(tensor);
+    return var;
+}
+
+static int multiply(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *unused)
+{
+    struct bx_context *context = NULL;
+    struct bx_tape *tape = NULL;
+    int rc;
+
+    (void)request, (void)unused;
+    HARNESS_EQ(bx_read_context(dist, args, &context), 0);
+    HARNESS_EQ(bx_tape_create(NULL, &tape), 0);
+    rc = bx_msg_put_var(reply, context, bx_var_mul(tape, bx_read_var(context, tape, args), w));
+    bx_tape_destroy(tape);
+    bx_context_release(context);
+    return rc;
+}
+
+/* A tensor of all bytes that this worker may have on loan. */
+static int lend_all(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *unused)
+{
+    const int64_t shape[] = { LOAN_BYTES };
+    struct bx_tensor *tensor = NULL;
+    int rc = bx_tensor_create(bx_request_job(request), BX_U8, 1, shape, &tensor);
+
+    (void)args, (void)unused;
+    if (rc == 0)
+        rc = bx_msg_put_tensor(reply, tensor);
+    bx_tensor_release(tensor);
+    return rc;
+}
+
+static int set_up(struct bx_job *job)
+{
+    w = make_param(3);
+    HARNESS_EQ(bx_register(job, "multiply", BX_INLINE, multiply, NULL), 0);
+    HARNESS_EQ(bx_register(job, "lend_all", BX_INLINE, lend_all, NULL), 0);
+    return bx_dist_create(job, &dist);
+}
+
+/* A pass over x * x * w, with x = 2. */
+struct product {
+    struct bx_context *context;
+    struct bx_tape *tape;
+    struct bx_var *x, *loss;
+};
+
+static void forward(struct product *product, struct bx_job *job)
+{
+    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+    struct bx_reader reader;
+    struct bx_var *y;
+
+    product->x = make_param(2);
+    HARNESS_EQ(bx_context_create(dist, &product->context), 0);
+    HARNESS_EQ(bx_tape_create(NULL, &product->tape), 0);
+    HARNESS_EQ(bx_msg_put_context(args, product->context), 0);
+    HARNESS_EQ(bx_msg_put_var(args, product->context, product->x), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "multiply", args, NULL, &reply), 0);
+    reader = bx_msg_reader(reply);
+    y = bx_read_var(product->context, product->tape, &reader);
+    product->loss = bx_var_sum(product->tape, bx_var_mul(product->tape, y, product->x));
+    bx_msg_destroy(args);
+    bx_msg_destroy(reply);
+}
+
+static void backward(struct product *product)
+{
+    const struct bx_tensor *grad;
+
+    HARNESS_EQ(bx_context_backward(product->context, &product->loss, NULL, 1, false, 0), 0);
+    grad = bx_grads_get(bx_context_grads(product->context), product->x);
+    HARNESS_CHECK(grad != NULL);
+    for (int64_t i = 0; i < width; i++)
+        HARNESS_CHECK(((const double *)bx_tensor_data(grad))[i] == 2 * 2 * 3);
+    bx_tape_destroy(product->tape);
+    bx_context_end(product->context);
+    bx_var_release(product->x);
+}
+
+static void pass_over(struct bx_job *job)
+{
+    for (int i = 0; i < 20; i++) {
+        struct product product;
+
+        forward(&product, job);
+        backward(&product);
+    }
+}
+
+/* Worker 1 calls itself only to reach its pool. */
+static void expect_calls(struct bx_job *job, bool to_itself)
+{
+    /* join, discover and grads for each pass */
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_counter(job, "calls_sent"), to_itself ? 20 * 4 : 20 * 3);
+}
+
+static void expect_no_pool(struct bx_job *job)
+{
+    expect_calls(job, false);
+}
+
+static void expect_pool(struct bx_job *job)
+{
+    expect_calls(job, true);
+}
+
+Test(dist_in, computes_small_parts_in_the_handler)
+{
+    width = SMALL;
+    harness_run(&(struct harness_world){ .size = 2, .setup = set_up, .body = { pass_over, expect_no_pool } });
+}
+
+Test(dist_in, computes_large_parts_on_the_pool)
+{
+    width = LARGE;
+    harness_run(&(struct harness_world){ .size = 2, .setup = set_up, .body = { pass_over, expect_pool } });
+}
+
+static void *give_back(void *loan)
+{
+    usleep(100000);
+    harness_post(0);
+    bx_msg_destroy(loan);
+    return NULL;
+}
+
+/* The handler at worker 1 cannot lend its gradient, until worker 0 has given back what it has of worker 1. */
+static void leave_no_room(struct bx_job *job)
+{
+    struct bx_msg *loan = NULL;
+    struct product product;
+    pthread_t thread;
+
+    forward(&product, job);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "lend_all", NULL, NULL, &loan), 0);
+    HARNESS_EQ(pthread_create(&thread, NULL, give_back, loan), 0);
+    backward(&product);
+    HARNESS_EQ(harness_gate(0), 1);
+    pthread_join(thread, NULL);
+}
+
+Test(dist_in, sends_from_the_pool_what_the_handler_has_no_room_for)
+{
+    width = SMALL;
+    harness_run(&(struct harness_world){ .size = 2, .setup = set_up, .body = { leave_no_room },
+                                         .options = { .loan_bytes_max = LOAN_BYTES } });
+}

@@ -1,0 +1,244 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+#
+# build/bin/rnn from the outside: its flags, output and JSON; a seed repeats; it learns; nothing is left when a worker
+# or the launcher is killed, or a signal ends the program. BX_BUILD_DIR names the build.
+#
+# Lists of process ids and of flags are unquoted on purpose.
+# shellcheck disable=SC2086,SC2046
+set -u
+
+program=${BX_BUILD_DIR:-build}/bin/rnn
+dir=$(mktemp -d)
+launcher=
+workers=
+trap 'rm -rf "$dir"; kill -9 $launcher $workers 2>/dev/null' EXIT
+trap 'exit 130' INT TERM
+run_path=$PATH
+timeout=$(command -v timeout)
+limit_s=120         # of a run that should take seconds
+
+# shellcheck source=tests/checks.sh
+. "$(dirname "$0")/../checks.sh"
+
+evidence()  # of a check that failed
+{
+    sed 's/^/  out: /' "$dir/out" | tail -n 12
+    sed 's/^/  err: /' "$dir/err" | tail -n 12
+}
+
+run()       # run FLAGS...: status, $dir/out, $dir/err
+{
+    PATH=$run_path "$timeout" -k 5 "$limit_s" "$program" "$@" >"$dir/out" 2>"$dir/err" </dev/null
+    status=$?
+}
+
+lines()     # lines COUNT PATTERN FILE
+{
+    test "$(grep -cE "$2" "$3")" -eq "$1"
+}
+
+is()        # is COUNT of lines, by FILE
+{
+    test "$(wc -l <"$2")" -eq "$1"
+}
+
+value()     # value KEY: of the JSON
+{
+    sed -n 's/.*"'"$1"'": \(\[[^]]*\]\|"[^"]*"\|[^,}]*\).*/\1/p' "$dir/j" | head -n 1
+}
+
+# ---- Flags -----------------------------------------------------------------------------------------
+
+refuses()   # refuses FLAGS...: one sentence, status 2, nothing printed
+{
+    run "$@"
+    test "$status" -eq 2 && is 0 "$dir/out" && is 1 "$dir/err"
+}
+
+run --help
+flags='batch|ntoken|ninp|nhid|nindices|nlayers|dropout|epochs|lr|seed|loss|json|plot'
+check 'help lists all flags' test "$status $(grep -cE -e "^  --($flags) " "$dir/out")" = '0 13'
+run --version
+check 'version is one line' lines 1 '^rnn [0-9]+\.[0-9]+\.[0-9]+$' "$dir/out"
+check 'refuses a batch of 0' refuses --batch 0
+check 'refuses 0 tokens' refuses --ntoken 0
+check 'refuses 0 layers' refuses --nlayers 0
+check 'refuses a width with a tail' refuses --nhid 3x
+check 'refuses an empty number' refuses --ninp ''
+check 'refuses a negative number' refuses --seed -1
+check 'refuses dropout over 1' refuses --dropout 1.01
+check 'refuses dropout that is no number' refuses --dropout nan
+check 'refuses a negative learning rate' refuses --lr -0.1
+check 'refuses an unknown loss' refuses --loss mse
+check 'refuses an unknown flag' refuses --batches 3
+check 'refuses a flag without its value' refuses --json
+check 'refuses an empty file name' refuses --json ''
+check 'refuses a word' refuses train
+check 'refuses a figure of unknown type' refuses --plot figure.gif
+
+cannot()    # cannot PATTERN FLAGS...: status 1 before any training
+{
+    pattern=$1
+    shift
+    run --epochs 1 "$@"
+    test "$status" -eq 1 && is 0 "$dir/out" && is 1 "$dir/err" && lines 1 "$pattern" "$dir/err"
+}
+
+check 'refuses a result in no directory' cannot 'No such file' --json "$dir/none/j"
+check 'refuses a directory as result' cannot 'Is a directory' --json "$dir"
+check 'refuses a figure in no directory' cannot 'No such file' --plot "$dir/none/f.svg"
+run_path=$dir
+check 'names the package of gnuplot' cannot 'gnuplot-nox' --plot "$dir/f.svg"
+run_path=$PATH
+
+# ---- Output ----------------------------------------------------------------------------------------
+
+real='[0-9]+\.[0-9]+'
+run --json "$dir/j" --plot "$dir/f.svg"
+check 'ends with status 0' test "$status" -eq 0
+check 'a line for each epoch' lines 10 "^Training epoch [0-9]: loss $real\$" "$dir/out"
+check 'epochs count from 0' lines 1 '^Training epoch 0:' "$dir/out"
+check 'the median of the iterations' lines 1 "^50 iterations in $real s, $real ms each \(median\)\$" "$dir/out"
+check 'nothing on stderr' is 0 "$dir/err"
+check 'a figure' grep -q '<svg' "$dir/f.svg"
+
+has_keys()
+{
+    for key in batch ntoken ninp nhid nindices nlayers dropout epochs lr seed loss ms_per_iteration total_s iterations \
+        calls_per_iteration losses epoch_losses; do
+        grep -q "\"$key\": " "$dir/j" || { echo "  no $key"; return 1; }
+    done
+}
+
+numbers()   # numbers KEY: how many there are in the list
+{
+    value "$1" | tr ',' '\n' | grep -cE "$real"
+}
+
+check 'all keys are in the JSON' has_keys
+check 'JSON: a loss for each iteration and each epoch' test "$(numbers losses) $(numbers epoch_losses)" = '50 10'
+check 'JSON: iterations, loss and dropout' test "$(value iterations) $(value loss) $(value dropout)" = \
+    '50 "tutorial" 0.5'
+check 'JSON: the time of an iteration' awk -v ms="$(value ms_per_iteration)" -v s="$(value total_s)" \
+    'BEGIN { exit !(ms > 0 && ms < 1000 * s) }'
+check 'the tutorial loss begins at log 3' awk -v loss="$(value epoch_losses | tr -d '[ ' | cut -d, -f1)" \
+    'BEGIN { exit !(loss > 1.08 && loss < 1.12) }'
+
+run --epochs 1 --plot "$dir/f.png" --nlayers 1 --dropout 1
+check 'dropout of 1, and a figure of one epoch in png' test "$status $(head -c 4 "$dir/f.png" | tail -c 3)" = '0 PNG'
+run --batch 1 --ntoken 1 --ninp 1 --nhid 1 --nindices 1 --nlayers 1 --epochs 1
+check 'the smallest network' test "$status $(grep -c '^Training epoch 0: loss 0.000000$' "$dir/out")" = '0 1'
+run --batch 16 --ntoken 500 --ninp 64 --nhid 128 --nindices 32 --nlayers 2 --epochs 2 --loss token
+check 'a network whose parts do not fit a frame' test "$status $(grep -c '^Training epoch' "$dir/out")" = '0 2'
+
+# ---- The same seed ---------------------------------------------------------------------------------
+
+run --json "$dir/j" --loss token
+losses=$(value losses)
+run --json "$dir/j" --loss token
+check 'a seed repeats' test "$(value losses)" = "$losses"
+BX_WAIT=epoll
+export BX_WAIT
+run --json "$dir/j" --loss token
+unset BX_WAIT
+check 'epoll gives the same losses' test "$status $(value losses)" = "0 $losses"
+run --json "$dir/j" --loss token --seed 1
+check 'another seed gives others' test "$status $(test "$(value losses)" != "$losses" && echo other)" = '0 other'
+
+# ---- Learning --------------------------------------------------------------------------------------
+
+for seed in 0 1 2; do
+    run --loss token --dropout 0 --nlayers 1 --ninp 16 --nhid 32 --lr 1 --epochs 60 --seed "$seed" --json "$dir/j"
+    check "seed $seed: learns the next token" awk '/^Training epoch/ { last = $5 }
+        END { exit !(NR == 61 && last < 0.2) }' "$dir/out"
+done
+
+# ---- Kills and signals -----------------------------------------------------------------------------
+
+soon()      # soon COMMAND...: within about ten seconds, because the machine may be busy
+{
+    tries=0
+    until "$@"; do
+        tries=$((tries + 1))
+        test "$tries" -lt 200 || return 1
+        sleep 0.05
+    done
+}
+
+gone()
+{
+    for pid in "$@"; do
+        # A zombie has ended; its parent may be slow to wait for it.
+        case $(sed -n 's/^State:[[:space:]]*//p' "/proc/$pid/status" 2>/dev/null) in
+        '' | Z*) ;;
+        *) return 1 ;;
+        esac
+    done
+}
+
+no_segments()
+{
+    while read -r path; do
+        test ! -e "$path" || return 1
+    done <"$dir/segments"
+}
+
+start()     # a long training, past its first epoch; sets $launcher, $workers
+{
+    : >"$dir/out"
+    env --default-signal=INT "$program" --epochs 1000000 >"$dir/out" 2>"$dir/err" </dev/null &
+    launcher=$!
+    soon grep -q '^Training epoch 1:' "$dir/out"
+    workers=$(ps --ppid "$launcher" -o pid= | sort -n | tr -s ' \n' ' ')
+    cat $(printf '/proc/%s/maps ' $workers) 2>/dev/null | grep -o '/dev/shm/boxcar[^ ]*' |
+        sort -u >"$dir/segments"
+}
+
+finish()    # waits for the end; sets $status and $left
+{
+    if soon gone "$launcher"; then
+        wait "$launcher" 2>/dev/null
+        status=$?
+    else
+        kill -9 "$launcher"
+        status=late
+    fi
+    launcher=
+    soon gone $workers && soon no_segments && left=nothing || left=something
+    workers=
+}
+
+kill_worker() # kill_worker DEAD SURVIVOR FIELD
+{
+    start
+    check "$1: two workers with segments and arenas" test "$(echo $workers | wc -w) $(wc -l <"$dir/segments")" = '2 4'
+    kill -9 "$(echo $workers | cut -d' ' -f"$3")"
+    finish
+    check "$1 killed: status 3 and nothing left" test "$status $left" = '3 nothing'
+    check "$1 killed: $2 names it" lines 1 "^rnn: $2: .*'?$1'?" "$dir/err"
+    check "$1 killed: the launcher names it" lines 1 "^rnn: worker '$1' .*killed by signal 9" "$dir/err"
+}
+
+# Several times, because the death may come in any part of an iteration.
+for try in 1 2 3; do
+    echo "# try $try"
+    kill_worker ps trainer 1
+    kill_worker trainer ps 2
+done
+
+for signal in INT TERM; do
+    start
+    kill -"$signal" "$launcher"
+    finish
+    check "SIG$signal ends workers and program" test "$status $left" = \
+        "$(test $signal = INT && echo 130 || echo 143) nothing"
+    check "SIG$signal: nothing on stderr" is 0 "$dir/err"
+done
+
+start
+kill -9 "$launcher"
+finish
+check 'workers end with their launcher, and nothing is left' test "$status $left" = '137 nothing'
+
+exit "$failed"

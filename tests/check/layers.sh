@@ -30,6 +30,7 @@ demos/hello: public
 demos/tensor_ipc: demos/common public
 demos/reinforce: demos/common public
 demos/param_server: demos/common public
+demos/pipeline: demos/common public
 tools/shmstat: shm lib/observe/tables.h lib/rpc/frame.h gpu/shared.h public
 tools/bxbench: shm public
 '

@@ -3,7 +3,7 @@
  * The master, rank 0: it has the images, the loss and the loop. Run by its main thread.
  *
  * A batch: the calls of shard 1's forward for all micro-batches are sent at once. As each of them is answered, its
- * output goes on to shard 2 in a call that is not waited for either. So shard 1 computes micro-batch k + 1 while shard 2
+ * output goes to shard 2 in a call that is not waited for either. So shard 1 computes micro-batch k + 1 while shard 2
  * computes k. The backward pass goes the other way: shard 2 sends the gradient of each micro-batch as soon as it has it
  * (lib/autograd/dist_pass.c).
  */

@@ -47,8 +47,8 @@ struct pl_flags {
 /* ---- shard.c: half of the network ------------------------------------------------------------------- */
 
 /*
- * An object on a worker. All its nets share one set of parameters. A net keeps one forward pass, so each micro-batch of
- * a batch has a net of its own until the backward pass has come to it.
+ * An object on a worker whose pool has one thread. Its nets share one set of parameters, and one copy of it in the
+ * layout of the computations. A net keeps one forward pass, so each micro-batch of a batch has a net of its own.
  *
  *     new_shard(part, images of a micro-batch, image, splits, seed)  -> the object
  *     forward(context, micro-batch, variable)                        -> variable

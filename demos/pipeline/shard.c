@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A shard: half of the network as an object. Its methods are blocking handlers: they run on the worker's pool, which has
- * one thread here (worker.c), so a worker computes one micro-batch at a time, in the order of the calls.
+ * A shard: half of the network as an object. Its methods are blocking handlers: they run on the pool of the worker,
+ * which has one thread here (worker.c). So a worker computes one micro-batch at a time, in the order of the calls.
  *
- * The parameters are variables that the nets of all micro-batches use. A net copies them into its own layout when it
- * finds that a step has changed them: once for each step.
+ * The parameters are variables that the nets of all micro-batches use. The first net copies them into the layout of the
+ * computations, when a step has changed them: once for each step. The others share that copy.
  */
 #include "pipeline.h"
 
@@ -17,8 +17,8 @@ static void destroy_shard(void *object)
 
     for (int i = 0; shard->ops != NULL && i < shard->splits; i++)
         bx_net_op_destroy(shard->ops[i]);
-    for (int i = 0; shard->nets != NULL && i < shard->splits; i++)
-        bx_net_destroy(shard->nets[i]);
+    for (int i = shard->splits - 1; shard->nets != NULL && i >= 0; i--)
+        bx_net_destroy(shard->nets[i]);                 /* the first one, which has the parameters, last */
     for (size_t i = 0; shard->params != NULL && i < shard->param_count; i++)
         bx_var_release(shard->params[i]);
     free(shard->params);
@@ -38,11 +38,14 @@ struct plan {
     uint64_t seed;
 };
 
-static int make_net(const struct plan *plan, struct bx_net **net)
+/* The front's input is data, which needs no gradient. */
+static int make_net(struct pl_shard *shard, const struct plan *plan, int at)
 {
-    /* The front's input is data, which needs no gradient. */
+    struct bx_net **net = &shard->nets[at];
     int rc = bx_net_create(&(struct bx_net_options){ .threads = 1, .input_grad = plan->part == RESNET_BACK }, net);
 
+    if (rc == 0 && at > 0)
+        rc = bx_net_share_params(*net, shard->nets[0]);
     return rc < 0 ? rc : resnet_build_part(*net, RESNET_50, plan->part, &plan->input);
 }
 
@@ -95,11 +98,12 @@ static int make_shard(struct bx_job *job, struct bx_dist *dist, const struct pla
     if (shard->nets == NULL || shard->ops == NULL)
         rc = bx_fail(-ENOMEM, "not enough memory for %d nets", plan->splits);
     for (int i = 0; rc == 0 && i < plan->splits; i++)
-        rc = make_net(plan, &shard->nets[i]);
+        rc = make_net(shard, plan, i);
     if (rc == 0)
         rc = make_params(shard, job, plan);
     for (int i = 0; rc == 0 && i < plan->splits; i++)
-        rc = bx_net_op_create(shard->nets[i], shard->params, &shard->ops[i]);
+        rc = i == 0 ? bx_net_op_create(shard->nets[i], shard->params, &shard->ops[i])
+                    : bx_net_op_share(shard->nets[i], shard->ops[0], &shard->ops[i]);
     if (rc < 0)
         destroy_shard(shard);
     else

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The life of each worker, and the job from its fork to its end. pl_run_job is run by the program's first process, which
- * is no worker itself.
+ * The life of each worker, and the job from its fork to its end. pl_run_job is run by the program's first process,
+ * which is no worker itself.
  *
  * The pool of a shard's worker has one thread: see shard.c. All processes end when one of them dies: half a network
  * cannot train.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Gradients on their way to other workers: a pass collects them, and sends them in one message to each worker. Run under
- * context->running, except for the answers to the messages.
+ * Gradients on their way to other workers: a pass collects them, and sends them in one message to each worker. Run
+ * under context->running, except for the answers to the messages.
  */
 #include "dist.h"
 

@@ -44,6 +44,12 @@ static int setup(struct bx_job *job)
     return bx_register_method(job, &pl_shard_type, "gradients", BX_BLOCKING, gradients, NULL);
 }
 
+static void run(harness_fn master)
+{
+    harness_run(&(struct harness_world){ .size = PL_WORLD, .setup = setup, .body = { master },
+                                         .options = { .pool_threads = 1 } });
+}
+
 /* ---- The uncut network --------------------------------------------------------------------------------- */
 
 struct whole {
@@ -187,15 +193,14 @@ TestSuite(pipeline, .timeout = 300);
 
 Test(pipeline, of_one_micro_batch_has_the_gradients_of_the_uncut_network)
 {
-    harness_run(&(struct harness_world){ .size = PL_WORLD, .setup = setup, .body = { compare_one } });
+    run(compare_one);
 }
 
 Test(pipeline, of_two_micro_batches_has_the_gradients_of_the_uncut_network)
 {
-    harness_run(&(struct harness_world){ .size = PL_WORLD, .setup = setup, .body = { compare_two } });
+    run(compare_two);
 }
 
-/* Values and losses after several steps, of the same seed. */
 static void train_twice(struct bx_job *job)
 {
     struct pl_flags flags = SMALL;
@@ -213,7 +218,7 @@ static void train_twice(struct bx_job *job)
 
 Test(pipeline, repeats_a_run_of_the_same_seed)
 {
-    harness_run(&(struct harness_world){ .size = PL_WORLD, .setup = setup, .body = { train_twice } });
+    run(train_twice);
 }
 
 static void misuse(struct bx_job *job)
@@ -235,5 +240,5 @@ static void misuse(struct bx_job *job)
 
 Test(pipeline, refuses_a_shard_that_is_no_half)
 {
-    harness_run(&(struct harness_world){ .size = PL_WORLD, .setup = setup, .body = { misuse } });
+    run(misuse);
 }

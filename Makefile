@@ -118,17 +118,19 @@ bench_gpu_TEXT := tools/bxbench/gpu_kernels.h tools/bxbench/gpu.cu
 
 # Programs: each has a list of sources, of which the first holds main().
 sources = $(1)/$(2) $(filter-out $(1)/$(2),$(wildcard $(1)/*.c))
-PROGRAMS          := hello reinforce param_server rnn tensor_ipc bxbench shmstat
-COMMON            := $(wildcard demos/common/*.c)
+PROGRAMS          := hello reinforce param_server rnn pipeline tensor_ipc bxbench shmstat
+RESNET            := demos/common/resnet.c
+COMMON            := $(filter-out $(RESNET),$(wildcard demos/common/*.c))
 hello_SRCS        := demos/hello/hello.c
 reinforce_SRCS    := $(call sources,demos/reinforce,reinforce.c) $(COMMON)
-param_server_SRCS := $(call sources,demos/param_server,param_server.c) $(COMMON)
+param_server_SRCS := $(call sources,demos/param_server,param_server.c) $(COMMON) $(RESNET)
 rnn_SRCS          := $(call sources,demos/rnn,rnn.c) $(COMMON)
+pipeline_SRCS     := $(call sources,demos/pipeline,pipeline.c) $(COMMON) $(RESNET)
 tensor_ipc_SRCS   := demos/tensor_ipc/tensor_ipc.c $(COMMON)
 bxbench_SRCS      := $(call sources,tools/bxbench,bxbench.c)
 shmstat_SRCS      := $(call sources,tools/shmstat,shmstat.c)
-NN_PROGRAMS       := reinforce param_server rnn bxbench
-AUTOGRAD_PROGRAMS := rnn bxbench
+NN_PROGRAMS       := reinforce param_server rnn pipeline bxbench
+AUTOGRAD_PROGRAMS := rnn pipeline bxbench
 
 # Tests: unit holds every Criterion test, with the parts of the programs that they test; stress is
 # the same bodies without Criterion, which does not start under ThreadSanitizer; prog_* are programs

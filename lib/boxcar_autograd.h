@@ -227,6 +227,10 @@ int bx_var_custom(struct bx_tape *tape, const struct bx_custom *custom, struct b
  * -ENOMEM. */
 struct bx_net_op;
 int bx_net_op_create(struct bx_net *net, struct bx_var *const *params, struct bx_net_op **op);
+/* The same for a net that shares the parameters of first's net (bx_net_share_params): another forward pass of one
+ * version of the model. `first` sets the parameters for both, once for each version. It is kept until this object is
+ * freed. One thread at a time uses any of them. -EINVAL, -ENOMEM. */
+int bx_net_op_share(struct bx_net *net, struct bx_net_op *first, struct bx_net_op **op);
 void bx_net_op_destroy(struct bx_net_op *op);           /* nodes that still use it keep it; NULL is allowed */
 /* A forward pass in training mode. input: as many elements as the net's input, BX_F32, the batch first; result (batch,
  * features). A net keeps one forward pass only, so the backward pass over an earlier one fails with BX_E_STATE. */

@@ -111,8 +111,17 @@ size_t bx_net_params(const struct bx_net *net);
 const struct bx_net_param *bx_net_param(const struct bx_net *net, size_t index);       /* NULL past the last */
 size_t bx_net_param_elements(const struct bx_net *net);                 /* of all parameters together */
 
-/* Copies and repacks params[i], the elements of parameter i. After it, call bx_net_forward before bx_net_backward. */
+/* Copies and repacks params[i], the elements of parameter i. After it, call bx_net_forward before bx_net_backward.
+ * BX_E_STATE: the net shares the parameters of another one. */
 int bx_net_set_params(struct bx_net *net, const float *const *params);
+
+/* Makes a net without operations use the parameters of `owner`, a finished net on the CPU, which have been copied and
+ * repacked there once: for several forward passes of one version of the model, a net each. It must get the owner's
+ * operations and shapes, else its bx_net_finish returns -EINVAL. bx_net_set_params of the owner is for both; one thread
+ * at a time calls it or computes with any of the nets that it is for. Destroy the owner last. -EINVAL; BX_E_STATE: the
+ * net has an operation, or the owner is not finished; -ENOTSUP: a GPU's, or the owner shares another's itself. */
+int bx_net_share_params(struct bx_net *net, const struct bx_net *owner);
+bool bx_net_shares_params(const struct bx_net *net, const struct bx_net *owner);      /* it does */
 
 /* Gives pointers to the running statistics of the batch normalisation `name`, C floats each, to read or to set; valid
  * until bx_net_destroy. mean, var and channels may be NULL. -ENOENT: there is no such batch normalisation. On a GPU the

@@ -32,7 +32,8 @@ struct resnet_input {
 
 /* Builds and finishes a net that was just created. 0 or a code of bx_net_*. */
 int resnet_build(struct bx_net *net, enum resnet_kind kind, const struct resnet_input *input);
-/* The same for a part. `input` is that of the whole network. The parameters have the whole network's names and order. */
+/* The same for a part. `input` is that of the whole network, and parameters have the names and the order that they have
+ * there. */
 int resnet_build_part(struct bx_net *net, enum resnet_kind kind, enum resnet_part part,
                       const struct resnet_input *input);
 /* Which of the whole network's parameters is the first of the part. */

@@ -17,10 +17,12 @@
 struct bx_net_op {
     bxi_a32 refs;
     struct bx_net *net;
+    struct bx_net_op *first;            /* that sets the parameters; NULL: this one does. One reference */
     size_t count;
     uint64_t forwards;
     struct bx_var **inputs;             /* 1 + count: room for the input of a call, then the parameters */
-    struct bx_tensor **values;          /* count: what the net was given last, one reference each; NULLs at first */
+    struct bx_tensor **values;          /* count: what the net was given last, one reference each; NULLs at first. With
+                                         * `first`, they are there */
     const float **data;                 /* count: their memory */
 };
 
@@ -38,6 +40,8 @@ static void release(struct bx_net_op *op)
         bx_var_release(op->inputs[i + 1]);
         bx_tensor_release(op->values[i]);
     }
+    if (op->first != NULL)
+        release(op->first);
     free(op->inputs);
     free(op->values);
     free(op->data);
@@ -91,6 +95,22 @@ int bx_net_op_create(struct bx_net *net, struct bx_var *const *params, struct bx
     return 0;
 }
 
+int bx_net_op_share(struct bx_net *net, struct bx_net_op *first, struct bx_net_op **op)
+{
+    int rc;
+
+    if (first == NULL)
+        return bx_fail(-EINVAL, "bx_net_op_share needs the object whose parameters are shared");
+    if (first->first != NULL || !bx_net_shares_params(net, first->net))
+        return bx_fail(-EINVAL, "bx_net_op_share needs a net that shares the parameters of the first object's net");
+    rc = bx_net_op_create(net, first->inputs + 1, op);
+    if (rc == 0) {
+        bxi_add(&first->refs, 1);
+        (*op)->first = first;
+    }
+    return rc;
+}
+
 void bx_net_op_destroy(struct bx_net_op *op)
 {
     if (op != NULL)
@@ -98,6 +118,11 @@ void bx_net_op_destroy(struct bx_net_op *op)
 }
 
 /* ---- Forward ------------------------------------------------------------------------------------- */
+
+static struct bx_net_op *owner_of(struct bx_net_op *op)
+{
+    return op->first != NULL ? op->first : op;
+}
 
 static int set_params(struct bx_net_op *op)
 {
@@ -127,7 +152,7 @@ static int forward(struct bx_tape *tape, struct bx_net_op *op, struct bx_tensor 
         outputs % like.shape[0] != 0)
         return bx_fail(-EINVAL, "the input of the net has %zu elements, the batch first, and the tensor the shape %s",
                        bx_net_input_elements(op->net), bxi_shape_text(is, &like));
-    rc = set_params(op);
+    rc = set_params(owner_of(op));
     if (rc < 0)
         return rc;
     *y = bxi_tensor_make(tape->job, &(struct bxi_like){ BX_F32, 2, { like.shape[0], outputs / like.shape[0] } });
@@ -168,7 +193,7 @@ static int run_backward(struct bxi_node *node, struct bxi_pass *pass, struct bx_
     int rc;
 
     for (size_t i = 0; i < count; i++) {
-        const struct bxi_like like = bxi_like(call->op->values[i]);
+        const struct bxi_like like = bxi_like(owner_of(call->op)->values[i]);
 
         grads[i] = bxi_tensor_make(pass->grads->job, &like);
         if (grads[i] == NULL)

@@ -70,6 +70,7 @@ static int plan_net(struct bx_net *net)
         return bx_fail(-ENOMEM, "no memory to plan the net");
     net->plan = plan;
     plan->net = net;
+    plan->owner = net->owner != NULL ? net->owner->plan : NULL;
     bxi_onednn.use_threads(net->threads);
     plan->work = calloc((size_t)net->node_count, sizeof *plan->work);
     plan->params = calloc(net->param_count + 1, sizeof(struct bxi_memory *));
@@ -98,6 +99,7 @@ static void unplan_net(struct bx_net *net)
     free(plan->backward.steps);
     free(plan->predict.steps);
     free(plan->buffers);
+    free(plan->loaded);
     free(plan->work);
     free(plan->params);
     free(plan->grads);

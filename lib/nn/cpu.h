@@ -94,6 +94,9 @@ struct bxi_plan {
     struct bxi_chunk *chunks;
     struct bxi_buffer *buffers;
     size_t buffer_count, buffer_capacity;
+    const struct bxi_plan *owner;   /* of the net whose parameters this one uses; NULL: it loads its own */
+    struct bxi_tensor *loaded;      /* the parameters in the layouts of the operations, in the order of planning */
+    size_t loaded_count, loaded_capacity;
     struct bxi_memory **params, **grads;    /* the caller's arrays, one a parameter */
     struct bxi_memory *input, *output, *output_grad;
     struct bxi_memory *scratch;      /* shared by all operations; scratch_bytes long */

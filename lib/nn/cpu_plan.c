@@ -382,6 +382,38 @@ struct bxi_layout bxi_nn_plain_weight(const struct bxi_plan *plan, const struct 
     });
 }
 
+/* The next parameter, which the owner's plan has loaded. Nets of the same operations are planned alike. */
+static struct bxi_tensor shared_param(struct bxi_plan *plan, const struct bxi_layout *layout)
+{
+    const struct bxi_plan *owner = plan->owner;
+    const struct bxi_tensor *there = &owner->loaded[plan->loaded_count];
+    struct bxi_buffer *buffers;
+
+    if (plan->loaded_count == owner->loaded_count || !bxi_layout_is_same(&there->layout, layout)) {
+        plan->error = bx_fail(-EINVAL, "the net has other operations than the net whose parameters it shares");
+        return (struct bxi_tensor){ .memory = NULL };
+    }
+    buffers = room(plan, plan->buffers, plan->buffer_count, &plan->buffer_capacity, sizeof *buffers);
+    if (buffers == NULL)
+        return (struct bxi_tensor){ .memory = NULL };
+    plan->buffers = buffers;
+    plan->loaded_count++;
+    buffers[plan->buffer_count] = (struct bxi_buffer){ .data = there->data, .readers = 1 };
+    return bxi_nn_tensor_on(plan, layout, (int)plan->buffer_count++);
+}
+
+/* For nets that will share them. */
+static void note_param(struct bxi_plan *plan, const struct bxi_tensor *param)
+{
+    struct bxi_tensor *loaded = plan->error != 0 ? NULL :
+        room(plan, plan->loaded, plan->loaded_count, &plan->loaded_capacity, sizeof *loaded);
+
+    if (loaded == NULL)
+        return;
+    plan->loaded = loaded;
+    loaded[plan->loaded_count++] = *param;
+}
+
 /* Parameter `index` in another layout than the caller's, `plain`; set_params fills it. */
 static struct bxi_tensor load_param(struct bxi_plan *plan, int index, const struct bxi_layout *plain,
                                     const struct bxi_layout *layout)
@@ -391,6 +423,8 @@ static struct bxi_tensor load_param(struct bxi_plan *plan, int index, const stru
 
     if (plan->error != 0)
         return to;
+    if (plan->owner != NULL)
+        return shared_param(plan, layout);
     if (from.memory == NULL) {
         from.memory = bxi_nn_make_memory(plan, plain, NULL);
         plan->params[index] = from.memory;
@@ -398,6 +432,7 @@ static struct bxi_tensor load_param(struct bxi_plan *plan, int index, const stru
     /* A new buffer: in a reused one, steps that run after set_params would overwrite the parameter. */
     to = bxi_nn_tensor_on(plan, layout, bxi_nn_make_buffer(plan, bxi_layout_bytes(layout)));
     bxi_nn_add_reorder(plan, &plan->load, &from, &to);
+    note_param(plan, &to);
     return to;
 }
 

@@ -385,6 +385,30 @@ static const struct bxi_node *find_untrainable(const struct bx_net *net)
     return NULL;
 }
 
+bool bx_net_shares_params(const struct bx_net *net, const struct bx_net *owner)
+{
+    return net != NULL && net->owner != NULL && net->owner == owner;
+}
+
+/* Whose parameters the net computes with. */
+static const struct bx_net *owner_of(const struct bx_net *net)
+{
+    return net->owner != NULL ? net->owner : net;
+}
+
+static int check_owner(const struct bx_net *net)
+{
+    const struct bx_net *owner = owner_of(net);
+    size_t count = net->param_count < owner->param_count ? net->param_count : owner->param_count, i = 0;
+
+    while (i < count && strcmp(net->params[i].name, owner->params[i].name) == 0 &&
+           net->params[i].elements == owner->params[i].elements)
+        i++;
+    if (i == net->param_count && i == owner->param_count)
+        return 0;
+    return bx_fail(-EINVAL, "the net has another parameter %zu than the net whose parameters it shares", i);
+}
+
 int bx_net_finish(struct bx_net *net, int output)
 {
     int result = may_add(net, output);
@@ -406,7 +430,9 @@ int bx_net_finish(struct bx_net *net, int output)
         return bx_fail(-EINVAL, "the output, node %d, must be the last of the net's %d nodes", output,
                        net->node_count);
     net->untrainable = find_untrainable(net);
-    result = net->backend->plan(net);
+    result = check_owner(net);
+    if (result == 0)
+        result = net->backend->plan(net);
     if (result != 0 && net->plan != NULL) {
         net->backend->unplan(net);
         net->plan = NULL;
@@ -487,17 +513,37 @@ static int is_finished(const struct bx_net *net, const char *call)
     return net->plan != NULL ? 0 : bx_fail(BX_E_STATE, "%s: call bx_net_finish first", call);
 }
 
+int bx_net_share_params(struct bx_net *net, const struct bx_net *owner)
+{
+    int result = is_finished(owner, "bx_net_share_params");
+
+    if (result != 0)
+        return result;
+    if (net == NULL)
+        return bx_fail(-EINVAL, "bx_net_share_params was given no net");
+    if (net->node_count != 0)
+        return bx_fail(BX_E_STATE, "bx_net_share_params: call it before the net gets its first operation");
+    if (net->cuda != NULL || owner->cuda != NULL || owner->owner != NULL)
+        return bx_fail(-ENOTSUP, "only a net on the CPU, with parameters of its own, can share them with another one "
+                       "there");
+    net->owner = owner;
+    return 0;
+}
+
 int bx_net_set_params(struct bx_net *net, const float *const *params)
 {
     int result = is_finished(net, "bx_net_set_params");
 
     if (result != 0)
         return result;
+    if (net->owner != NULL)
+        return bx_fail(BX_E_STATE, "bx_net_set_params: the net shares the parameters of another one, which gets them");
     for (size_t i = 0; i < net->param_count; i++)
         if (params == NULL || params[i] == NULL)
             return bx_fail(-EINVAL, "bx_net_set_params was given nothing for '%s'", net->params[i].name);
     /* A backward pass with other parameters than its forward pass would compute no gradient of anything. */
     net->has_forward = false;
+    net->version++;
     result = net->backend->set_params(net, params);
     net->has_params = result == 0;
     return result;
@@ -513,7 +559,7 @@ static int may_compute(const struct bx_net *net, const char *call, const float *
         return result;
     if (input == NULL || output == NULL)
         return bx_fail(-EINVAL, "%s needs an input and a place for the output", call);
-    if (!net->has_params && net->param_count != 0)
+    if (!owner_of(net)->has_params && net->param_count != 0)
         return bx_fail(BX_E_STATE, "%s: call bx_net_set_params first", call);
     return 0;
 }
@@ -530,6 +576,7 @@ int bx_net_forward(struct bx_net *net, const float *input, float *output)
     net->has_forward = false;
     result = net->backend->forward(net, input, output);
     net->has_forward = result == 0;
+    net->forward_version = owner_of(net)->version;
     return result;
 }
 
@@ -549,7 +596,7 @@ int bx_net_backward(struct bx_net *net, const float *output_grad, float *const *
 
     if (result != 0)
         return result;
-    if (!net->has_forward)
+    if (!net->has_forward || net->forward_version != owner_of(net)->version)
         return bx_fail(BX_E_STATE, "bx_net_backward: call bx_net_forward first, and nothing in between");
     if (output_grad == NULL)
         return bx_fail(-EINVAL, "bx_net_backward needs the gradient of the output");

@@ -93,8 +93,11 @@ struct bx_net {
                                          * there is none. Set by bx_net_finish */
     struct bx_net_param *params;
     size_t param_count, param_capacity;
+    const struct bx_net *owner; /* whose parameters it uses; NULL: its own */
     bool has_params;            /* set_params was called */
-    bool has_forward;           /* backward may follow */
+    uint64_t version;           /* calls of set_params */
+    bool has_forward;           /* backward may follow, while the parameters have the version of the forward pass */
+    uint64_t forward_version;
 };
 
 #endif

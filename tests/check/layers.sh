@@ -32,6 +32,7 @@ demos/tensor_ipc: demos/common public
 demos/reinforce: demos/common public
 demos/param_server: demos/common public
 demos/rnn: demos/common public
+demos/pipeline: demos/common public
 tools/shmstat: shm lib/observe/tables.h lib/rpc/frame.h gpu/shared.h public
 tools/bxbench: shm public
 '

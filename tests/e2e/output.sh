@@ -32,10 +32,10 @@ full()      # full STATUS PROGRAM ARGS...: with a disk that is full
 
 versions()  # each program's is one line, and the same number
 {
-    for program in hello reinforce param_server tensor_ipc bxbench shmstat; do
+    for program in hello reinforce param_server pipeline tensor_ipc bxbench shmstat; do
         "$bin/$program" --version 2>"$dir/err" || return 1
     done >"$dir/out"
-    test "$(wc -l <"$dir/out")" -eq 6 &&
+    test "$(wc -l <"$dir/out")" -eq 7 &&
         test "$(grep -oE ' [0-9]+\.[0-9]+\.[0-9]+' "$dir/out" | sort -u | wc -l)" -eq 1
 }
 
@@ -52,7 +52,7 @@ if [ ! -w /dev/full ]; then
     exit 0
 fi
 check 'each program says its version' versions
-for program in hello reinforce param_server tensor_ipc bxbench; do
+for program in hello reinforce param_server pipeline tensor_ipc bxbench; do
     check "$program --help" full 1 "$program" --help
     check "$program --version" full 1 "$program" --version
 done
@@ -64,5 +64,6 @@ check 'hello' hello_is_full
 check 'reinforce' full 3 reinforce --min-world-size 2 --max-world-size 2 --num-episode 1 --num-steps 5 --mode batch
 check 'param_server' full 1 param_server --model resnet18 --trainers 1 --batch-update-size 1 --num-batches 1 \
     --batch-size 2 --image 33
+check 'pipeline' full 3 pipeline --splits 1 --batches 1 --batch-size 2 --image 33
 check 'bxbench' full 1 bxbench start --slices 1 --workers 2 --cpus 0
 exit "$failed"

@@ -159,3 +159,140 @@ Test(nn, without_cuda_there_is_no_device_and_no_net_on_one)
     bx_cuda_close(cuda);
 }
 #endif
+
+/* ---- Shared parameters ---------------------------------------------------------------------------- */
+
+enum { IMAGES = 3, CHANNELS = 20, SIDE = 9, FEATURES = 5, PARAMS = 6 };
+
+static int build_small(struct bx_net *net, int features)
+{
+    int node = bx_net_input(net, IMAGES, 3, SIDE, SIDE);
+
+    node = bx_net_conv(net, node, &(struct bx_conv){ "conv", CHANNELS, 3, 2, 1, true });
+    node = bx_net_batch_norm(net, node, "norm", true);
+    return bx_net_finish(net, bx_net_linear(net, node, "fc", features, true));
+}
+
+struct small {
+    struct bx_net *net;
+    float *params[PARAMS], *grads[PARAMS], *input, *output;
+};
+
+static void make_small(struct small *small, const struct small *owner, int salt)
+{
+    cr_assert_eq(bx_net_create(NULL, &small->net), 0, "%s", bx_error_text());
+    if (owner != NULL)
+        cr_assert_eq(bx_net_share_params(small->net, owner->net), 0, "%s", bx_error_text());
+    cr_assert_eq(build_small(small->net, FEATURES), 0, "%s", bx_error_text());
+    cr_assert_eq(bx_net_params(small->net), PARAMS);
+    for (size_t i = 0; i < PARAMS; i++) {
+        size_t elements = bx_net_param(small->net, i)->elements;
+
+        small->params[i] = calloc(elements, sizeof(float));
+        small->grads[i] = calloc(elements, sizeof(float));
+        for (size_t k = 0; k < elements; k++)
+            small->params[i][k] = (float)((k * 7 + i + (size_t)salt) % 11) / 11.0f - 0.4f;
+    }
+    small->input = calloc(bx_net_input_elements(small->net), sizeof(float));
+    small->output = calloc(bx_net_output_elements(small->net), sizeof(float));
+    for (size_t k = 0; k < bx_net_input_elements(small->net); k++)
+        small->input[k] = (float)((k * 5 + (size_t)salt) % 13) / 13.0f;
+}
+
+static void free_small(struct small *small)
+{
+    for (size_t i = 0; i < PARAMS; i++) {
+        free(small->params[i]);
+        free(small->grads[i]);
+    }
+    free(small->input);
+    free(small->output);
+    bx_net_destroy(small->net);
+}
+
+static void forward_small(struct small *small)
+{
+    cr_assert_eq(bx_net_forward(small->net, small->input, small->output), 0, "%s", bx_error_text());
+}
+
+static void backward_small(struct small *small)
+{
+    cr_assert_eq(bx_net_backward(small->net, small->output, small->grads), 0, "%s", bx_error_text());
+}
+
+/* Three forward passes before the first backward pass, with one copy of the parameters. */
+Test(nn, nets_that_share_parameters_compute_what_nets_of_their_own_do)
+{
+    struct small owner, shares[2], alone;
+
+    make_small(&owner, NULL, 0);
+    make_small(&alone, NULL, 0);
+    cr_assert_eq(bx_net_set_params(alone.net, (const float *const *)owner.params), 0);
+    for (int i = 0; i < 2; i++)
+        make_small(&shares[i], &owner, i + 1);
+    cr_assert_eq(bx_net_forward(shares[0].net, shares[0].input, shares[0].output), BX_E_STATE);
+    cr_assert_eq(bx_net_set_params(owner.net, (const float *const *)owner.params), 0);
+    forward_small(&owner);
+    forward_small(&shares[0]);
+    forward_small(&shares[1]);
+    for (int i = 1; i >= 0; i--) {
+        struct small *share = &shares[i];
+
+        memcpy(alone.input, share->input, bx_net_input_elements(alone.net) * sizeof(float));
+        forward_small(&alone);
+        cr_assert_eq(memcmp(alone.output, share->output, bx_net_output_elements(alone.net) * sizeof(float)), 0);
+        backward_small(&alone);
+        backward_small(share);
+        for (size_t k = 0; k < PARAMS; k++)
+            cr_assert_eq(memcmp(alone.grads[k], share->grads[k], bx_net_param(alone.net, k)->elements * sizeof(float)),
+                         0, "%s", bx_net_param(alone.net, k)->name);
+    }
+    backward_small(&owner);
+    free_small(&alone);
+    for (int i = 0; i < 2; i++)
+        free_small(&shares[i]);
+    free_small(&owner);
+}
+
+Test(nn, a_backward_pass_with_newer_shared_parameters_is_refused)
+{
+    struct small owner, share;
+
+    make_small(&owner, NULL, 0);
+    make_small(&share, &owner, 0);
+    cr_assert(bx_net_shares_params(share.net, owner.net));
+    cr_assert_not(bx_net_shares_params(owner.net, share.net));
+    cr_assert_eq(bx_net_set_params(share.net, (const float *const *)share.params), BX_E_STATE);
+    cr_assert_eq(bx_net_set_params(owner.net, (const float *const *)owner.params), 0);
+    forward_small(&share);
+    cr_assert_eq(bx_net_set_params(owner.net, (const float *const *)owner.params), 0);
+    cr_assert_eq(bx_net_backward(share.net, share.output, share.grads), BX_E_STATE);
+    forward_small(&share);
+    backward_small(&share);
+    free_small(&share);
+    free_small(&owner);
+}
+
+Test(nn, parameters_are_shared_by_equal_nets_only)
+{
+    struct bx_net *net = NULL;
+    struct small owner, share;
+
+    make_small(&owner, NULL, 0);
+    make_small(&share, &owner, 0);
+    cr_assert_eq(bx_net_create(NULL, &net), 0);
+    cr_assert_eq(bx_net_share_params(net, net), BX_E_STATE);
+    cr_assert_eq(bx_net_share_params(net, share.net), -ENOTSUP);
+    cr_assert_eq(bx_net_share_params(net, NULL), -EINVAL);
+    cr_assert_eq(bx_net_share_params(NULL, owner.net), -EINVAL);
+    cr_assert_eq(bx_net_share_params(net, owner.net), 0);
+    cr_assert_eq(build_small(net, FEATURES + 1), -EINVAL);
+    cr_assert_not_null(strstr(bx_error_text(), "another parameter 4"), "%s", bx_error_text());
+    bx_net_destroy(net);
+    cr_assert_eq(bx_net_create(NULL, &net), 0);
+    bx_net_input(net, 1, 3, 8, 8);
+    cr_assert_eq(bx_net_share_params(net, owner.net), BX_E_STATE);
+    bx_net_destroy(net);
+    free_small(&share);
+    free_small(&owner);
+}

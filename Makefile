@@ -118,15 +118,18 @@ bench_gpu_TEXT := tools/bxbench/gpu_kernels.h tools/bxbench/gpu.cu
 
 # Programs: each has a list of sources, of which the first holds main().
 sources = $(1)/$(2) $(filter-out $(1)/$(2),$(wildcard $(1)/*.c))
-PROGRAMS          := hello reinforce param_server tensor_ipc bxbench shmstat
+PROGRAMS          := hello cartpole reinforce param_server tensor_ipc bxbench shmstat
 COMMON            := $(wildcard demos/common/*.c)
 hello_SRCS        := demos/hello/hello.c
+cartpole_SRCS     := $(call sources,demos/cartpole,cartpole.c) demos/reinforce/cartpole.c demos/reinforce/policy.c \
+	$(COMMON)
 reinforce_SRCS    := $(call sources,demos/reinforce,reinforce.c) $(COMMON)
 param_server_SRCS := $(call sources,demos/param_server,param_server.c) $(COMMON)
 tensor_ipc_SRCS   := demos/tensor_ipc/tensor_ipc.c $(COMMON)
 bxbench_SRCS      := $(call sources,tools/bxbench,bxbench.c)
 shmstat_SRCS      := $(call sources,tools/shmstat,shmstat.c)
-NN_PROGRAMS       := reinforce param_server bxbench
+NN_PROGRAMS       := cartpole reinforce param_server bxbench
+AUTOGRAD_PROGRAMS := cartpole
 
 # Tests: unit holds every Criterion test, with the parts of the programs that they test; stress is
 # the same bodies without Criterion, which does not start under ThreadSanitizer; prog_* are programs
@@ -274,7 +277,8 @@ link = $(Q)mkdir -p $(@D) && $(CC) -o $@ $(filter %.o,$^) $(filter $(STATIC_AUTO
 	$(if $(filter $(STATIC_NN),$^),$(NN_LIBS))
 
 define PROGRAM_RULE
-$(B)/bin/$(1): $(call objects,$($(1)_SRCS)) $(STATIC_LIB) $(if $(filter $(1),$(NN_PROGRAMS)),$(STATIC_NN))
+$(B)/bin/$(1): $(call objects,$($(1)_SRCS)) $(STATIC_LIB) $(if $(filter $(1),$(NN_PROGRAMS)),$(STATIC_NN)) \
+	$(if $(filter $(1),$(AUTOGRAD_PROGRAMS)),$(STATIC_AUTOGRAD))
 endef
 $(foreach p,$(PROGRAMS),$(eval $(call PROGRAM_RULE,$(p))))
 $(PROGRAMS:%=$(B)/bin/%):

@@ -29,6 +29,7 @@ demos/common: public
 demos/hello: public
 demos/tensor_ipc: demos/common public
 demos/reinforce: demos/common public
+demos/cartpole: demos/common demos/reinforce/cartpole.h demos/reinforce/policy.h public
 demos/param_server: demos/common public
 tools/shmstat: shm lib/observe/tables.h lib/rpc/frame.h gpu/shared.h public
 tools/bxbench: shm public

@@ -118,10 +118,12 @@ bench_gpu_TEXT := tools/bxbench/gpu_kernels.h tools/bxbench/gpu.cu
 
 # Programs: each has a list of sources, of which the first holds main().
 sources = $(1)/$(2) $(filter-out $(1)/$(2),$(wildcard $(1)/*.c))
-PROGRAMS          := hello reinforce param_server rnn pipeline tensor_ipc bxbench shmstat
+PROGRAMS          := hello cartpole reinforce param_server rnn pipeline tensor_ipc bxbench shmstat
 RESNET            := demos/common/resnet.c
 COMMON            := $(filter-out $(RESNET),$(wildcard demos/common/*.c))
 hello_SRCS        := demos/hello/hello.c
+cartpole_SRCS     := $(call sources,demos/cartpole,cartpole.c) demos/reinforce/cartpole.c demos/reinforce/policy.c \
+	$(COMMON)
 reinforce_SRCS    := $(call sources,demos/reinforce,reinforce.c) $(COMMON)
 param_server_SRCS := $(call sources,demos/param_server,param_server.c) $(COMMON) $(RESNET)
 rnn_SRCS          := $(call sources,demos/rnn,rnn.c) $(COMMON)
@@ -129,8 +131,8 @@ pipeline_SRCS     := $(call sources,demos/pipeline,pipeline.c) $(COMMON) $(RESNE
 tensor_ipc_SRCS   := demos/tensor_ipc/tensor_ipc.c $(COMMON)
 bxbench_SRCS      := $(call sources,tools/bxbench,bxbench.c)
 shmstat_SRCS      := $(call sources,tools/shmstat,shmstat.c)
-NN_PROGRAMS       := reinforce param_server rnn pipeline bxbench
-AUTOGRAD_PROGRAMS := rnn pipeline bxbench
+NN_PROGRAMS       := cartpole reinforce param_server rnn pipeline bxbench
+AUTOGRAD_PROGRAMS := cartpole rnn pipeline bxbench
 
 # Tests: unit holds every Criterion test, with the parts of the programs that they test; stress is
 # the same bodies without Criterion, which does not start under ThreadSanitizer; prog_* are programs

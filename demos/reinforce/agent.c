@@ -10,6 +10,7 @@
  */
 #include "demos/common/clock.h"
 #include "demos/common/flags.h"
+#include "demos/common/worker.h"
 #include "learner.h"
 #include "reinforce.h"
 
@@ -18,7 +19,7 @@
 #include <unistd.h>
 
 struct agent {
-    struct reinforce_worker worker;
+    struct worker worker;
     const struct reinforce_run *run;
     struct learner learner;
     struct bx_future *futures[BX_WORLD_MAX];    /* of run_episode, by observer */
@@ -83,7 +84,7 @@ static int start_agent(struct agent *agent)
     if (rc == 0)
         rc = bx_job_start(job);
     if (rc < 0)
-        reinforce_worker_fail(&agent->worker, rc, "the job does not start", bx_error_text());
+        worker_fail(&agent->worker, rc, "the job does not start", bx_error_text());
     return rc;
 }
 
@@ -126,8 +127,8 @@ static int wait_for_observers(struct agent *agent)
     if (rc == 0)
         rc = bx_future_wait(agent->episode, BX_FOREVER);
     if (rc < 0)
-        reinforce_worker_fail(&agent->worker, rc, "run_episode",
-                              agent->episode != NULL ? bx_future_error_text(agent->episode) : NULL);
+        worker_fail(&agent->worker, rc, "run_episode",
+                    agent->episode != NULL ? bx_future_error_text(agent->episode) : NULL);
     bx_future_release(all);
     return rc;
 }
@@ -149,7 +150,7 @@ static int run_observers(struct agent *agent)
         rc = bx_rpc_async(job, bx_worker_name(job, (int)i + 1), "run_episode", args, &options,
                           &agent->futures[i]);
     if (rc < 0)
-        reinforce_worker_fail(&agent->worker, rc, "run_episode", bx_error_text());
+        worker_fail(&agent->worker, rc, "run_episode", bx_error_text());
     bx_msg_destroy(args);
     return rc < 0 ? rc : wait_for_observers(agent);
 }
@@ -210,8 +211,7 @@ static int take_replies(struct agent *agent, double *last_reward)
         if (rc > 0)
             rc = fetch_rewards(agent, i, (size_t)rc);
         if (rc < 0)
-            return reinforce_worker_fail(&agent->worker, rc, "the rewards of an episode",
-                                         bx_error_text());
+            return worker_fail(&agent->worker, rc, "the rewards of an episode", bx_error_text());
         sum += (double)first_pole_steps;
     }
     *last_reward = sum / (double)observers;
@@ -266,8 +266,8 @@ static int run_episode(struct agent *agent, uint64_t episode)
     agent->episode = NULL;
     rc = learner_update(&agent->learner);
     if (rc < 0)
-        return reinforce_worker_fail(&agent->worker, rc, "update", rc != -ERANGE ? bx_error_text()
-                                     : "an observer did not ask for an action in every step");
+        return worker_fail(&agent->worker, rc, "update", rc != -ERANGE ? bx_error_text()
+                           : "an observer did not ask for an action in every step");
     agent->running_reward = 0.5 * last_reward + 0.5 * agent->running_reward;
     print_episode(agent, episode, last_reward);
     return 0;
@@ -300,7 +300,7 @@ static int use_gpu(struct agent *agent)
     int rc = learner_use_gpu(&agent->learner, agent->run->flags->device);
 
     if (rc < 0)
-        return reinforce_worker_fail(&agent->worker, rc, "the policy cannot be put on a GPU", bx_error_text());
+        return worker_fail(&agent->worker, rc, "the policy cannot be put on a GPU", bx_error_text());
     if (!agent->run->flags->quiet)
         printf("the policy is on cuda:%d, %s\n", agent->run->flags->device, policy_gpu_name(agent->learner.gpu));
     return 0;
@@ -310,14 +310,14 @@ int reinforce_agent(const struct bx_options *options, const struct reinforce_run
 {
     static struct agent agent;
     size_t observers = (size_t)run->world_size - 1;
-    int rc = reinforce_worker_open(&agent.worker, options);
+    int rc = worker_open(&agent.worker, "reinforce", options);
 
     if (rc < 0)
         goto close;
     agent.run = run;
     rc = learner_init(&agent.learner, run->flags->seed, observers, run->flags->steps);
     if (rc < 0) {
-        reinforce_worker_fail(&agent.worker, rc, "an episode", "not enough memory for its steps");
+        worker_fail(&agent.worker, rc, "an episode", "not enough memory for its steps");
         goto close;
     }
     if (run->flags->device != DEVICE_CPU)
@@ -328,7 +328,7 @@ int reinforce_agent(const struct bx_options *options, const struct reinforce_run
     if (rc == 0)
         rc = train(&agent);
 close:
-    rc = reinforce_worker_close(&agent.worker, rc);
+    rc = worker_close(&agent.worker, rc);
     bx_future_release(agent.episode);
     learner_fini(&agent.learner);
     return rc;

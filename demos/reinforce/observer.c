@@ -7,13 +7,14 @@
  * episode at a time and fetches between two, so the returns need no lock.
  */
 #include "cartpole.h"
+#include "demos/common/worker.h"
 #include "reinforce.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
 struct observer {
-    struct reinforce_worker worker;
+    struct worker worker;
     struct cartpole_player player;
     const char *function;       /* of the agent: select_action or select_action_batch */
     struct bx_msg *args;        /* of each step's call; reused */
@@ -110,14 +111,14 @@ static int serve(struct observer *observer)
     if (rc == 0 && observer->worker.dead != 0)
         rc = BX_E_PEER_DEAD;
     if (rc < 0)
-        reinforce_worker_fail(&observer->worker, rc, "the job ends", bx_error_text());
+        worker_fail(&observer->worker, rc, "the job ends", bx_error_text());
     return rc;
 }
 
 int reinforce_observer(const struct bx_options *options, const struct reinforce_run *run)
 {
     static struct observer observer;
-    int rc = reinforce_worker_open(&observer.worker, options);
+    int rc = worker_open(&observer.worker, "reinforce", options);
 
     if (rc < 0)
         goto close;
@@ -125,9 +126,9 @@ int reinforce_observer(const struct bx_options *options, const struct reinforce_
                                                 .gamma = run->flags->gamma };
     observer.args = bx_msg_create(16);
     rc = observer.args != NULL ? serve(&observer)
-                               : reinforce_worker_fail(&observer.worker, -ENOMEM, "start", NULL);
+                               : worker_fail(&observer.worker, -ENOMEM, "start", NULL);
 close:
-    rc = reinforce_worker_close(&observer.worker, rc);
+    rc = worker_close(&observer.worker, rc);
     bx_msg_destroy(observer.args);
     free(observer.rewards);
     return rc;

@@ -5,8 +5,7 @@
  *     cartpole.c                the simulator (cartpole.h)
  *     policy.c, policy_cuda.c   the network on the CPU and on a GPU (policy.h)
  *     learner.c                 an episode's memory; chooses between them (learner.h)
- *     worker.c                  what agent and observers have in common
- *     agent.c, observer.c       the two kinds of worker
+ *     agent.c, observer.c       the two kinds of worker (demos/common/worker.h)
  *     reinforce.c               the launcher: flags, runs, tables, files
  *
  * Each file uses only what stands above it.
@@ -68,24 +67,6 @@ static inline const char *reinforce_mode_name(enum reinforce_mode mode)
 {
     return mode == REINFORCE_BATCH ? "batch" : "no-batch";
 }
-
-/* ---- worker.c: what agent and observers have in common ------------------------------------------------ */
-
-struct reinforce_worker {
-    struct bx_job *job;
-    char name[BX_NAME_MAX + 1];
-    _Atomic int dead;           /* 1 + the rank of the first worker that died; 0: all live */
-};
-
-/* Creates the job; the caller registers its functions and starts it. 0, or a code after a sentence on stderr. */
-int reinforce_worker_open(struct reinforce_worker *worker, const struct bx_options *options);
-
-/* Prints on stderr what failed: the worker that died, if one did, else `what` and `text`. Returns code. */
-int reinforce_worker_fail(struct reinforce_worker *worker, int code, const char *what,
-                          const char *text);
-
-/* Leaves the job; if code is 0, together with the other workers. Returns the exit status. */
-int reinforce_worker_close(struct reinforce_worker *worker, int code);
 
 /* ---- agent.c, observer.c: the workers ------------------------------------------------------------------ */
 

@@ -30,6 +30,7 @@ demos/common: public
 demos/hello: public
 demos/tensor_ipc: demos/common public
 demos/reinforce: demos/common public
+demos/cartpole: demos/common demos/reinforce/cartpole.h demos/reinforce/policy.h public
 demos/param_server: demos/common public
 demos/rnn: demos/common public
 demos/pipeline: demos/common public

@@ -32,10 +32,10 @@ full()      # full STATUS PROGRAM ARGS...: with a disk that is full
 
 versions()  # each program's is one line, and the same number
 {
-    for program in hello reinforce param_server pipeline tensor_ipc bxbench shmstat; do
+    for program in hello cartpole reinforce param_server rnn pipeline tensor_ipc bxbench shmstat; do
         "$bin/$program" --version 2>"$dir/err" || return 1
     done >"$dir/out"
-    test "$(wc -l <"$dir/out")" -eq 7 &&
+    test "$(wc -l <"$dir/out")" -eq 9 &&
         test "$(grep -oE ' [0-9]+\.[0-9]+\.[0-9]+' "$dir/out" | sort -u | wc -l)" -eq 1
 }
 
@@ -52,7 +52,7 @@ if [ ! -w /dev/full ]; then
     exit 0
 fi
 check 'each program says its version' versions
-for program in hello reinforce param_server pipeline tensor_ipc bxbench; do
+for program in hello cartpole reinforce param_server rnn pipeline tensor_ipc bxbench; do
     check "$program --help" full 1 "$program" --help
     check "$program --version" full 1 "$program" --version
 done
@@ -61,6 +61,7 @@ check 'shmstat --version' full 3 shmstat --version
 check 'shmstat ls' full 3 shmstat ls --json
 check 'shmstat top' full 3 shmstat top --batch
 check 'hello' hello_is_full
+check 'cartpole' full 3 cartpole --max-episodes 1
 check 'reinforce' full 3 reinforce --min-world-size 2 --max-world-size 2 --num-episode 1 --num-steps 5 --mode batch
 check 'param_server' full 1 param_server --model resnet18 --trainers 1 --batch-update-size 1 --num-batches 1 \
     --batch-size 2 --image 33

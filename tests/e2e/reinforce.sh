@@ -4,50 +4,20 @@
 # build/bin/reinforce from the outside: its flags, output and files; a seed repeats; it learns; after a kill or a
 # signal nothing is left. BX_BUILD_DIR names the build.
 #
-# Lists of process ids are unquoted on purpose.
+# Lists of process ids and flags are unquoted on purpose.
 # shellcheck disable=SC2086,SC2046
 set -u
 
 program=${BX_BUILD_DIR:-build}/bin/reinforce
 dir=$(mktemp -d)
-launcher=
-trap 'rm -rf "$dir"; test -z "$launcher" || kill -9 "$launcher"' EXIT
+trap 'rm -rf "$dir"; test -z "${launcher:-}" || kill -9 "$launcher"' EXIT
 trap 'exit 130' INT TERM
-run_path=$PATH
 tab=$(printf '\t')
 
-# shellcheck source=tests/checks.sh
-. "$(dirname "$0")/../checks.sh"
-
-evidence()  # of a check that failed
-{
-    sed 's/^/  out: /' "$dir/out" | tail -n 12
-    sed 's/^/  err: /' "$dir/err" | tail -n 12
-}
-
-run()       # run FLAGS...: status, $dir/out, $dir/err
-{
-    PATH=$run_path "$program" "$@" >"$dir/out" 2>"$dir/err" </dev/null
-    status=$?
-}
-
-lines()     # lines COUNT PATTERN FILE
-{
-    test "$(grep -cE "$2" "$3")" -eq "$1"
-}
-
-is()        # is COUNT of lines, by FILE
-{
-    test "$(wc -l <"$2")" -eq "$1"
-}
+# shellcheck source=tests/demo_checks.sh
+. "$(dirname "$0")/../demo_checks.sh"
 
 # ---- Flags -----------------------------------------------------------------------------------------
-
-refuses()   # refuses FLAGS...: one sentence, status 2, nothing printed
-{
-    run "$@"
-    test "$status" -eq 2 && is 0 "$dir/out" && is 1 "$dir/err"
-}
 
 run --help
 flags='min-world-size|max-world-size|num-episode|num-steps|gamma|seed|mode|device|quiet|csv|plot'
@@ -71,19 +41,12 @@ check 'refuses a flag without its value' refuses --seed
 check 'refuses a word' refuses episode
 check 'refuses a figure of unknown type' refuses --plot figure.gif
 
-cannot()    # cannot PATTERN FLAGS...: status 1 before any training
-{
-    pattern=$1
-    shift
-    run --max-world-size 2 --num-episode 1 "$@"
-    test "$status" -eq 1 && is 0 "$dir/out" && is 1 "$dir/err" && lines 1 "$pattern" "$dir/err"
-}
-
-check 'refuses a table in no directory' cannot 'No such file' --csv "$dir/none/t.csv"
-check 'refuses a directory as table' cannot 'Is a directory' --csv "$dir"
-check 'refuses a figure in no directory' cannot 'No such file' --plot "$dir/none/f.svg"
+short='--max-world-size 2 --num-episode 1'
+check 'refuses a table in no directory' cannot 'No such file' $short --csv "$dir/none/t.csv"
+check 'refuses a directory as table' cannot 'Is a directory' $short --csv "$dir"
+check 'refuses a figure in no directory' cannot 'No such file' $short --plot "$dir/none/f.svg"
 run_path=$dir
-check 'names the package of gnuplot' cannot 'gnuplot-nox' --plot "$dir/f.svg"
+check 'names the package of gnuplot' cannot 'gnuplot-nox' $short --plot "$dir/f.svg"
 run_path=$PATH
 
 # ---- Output ----------------------------------------------------------------------------------------
@@ -171,57 +134,9 @@ check 'the last ten episodes reach 250' awk '{ s += $4 } END { exit !(s / NR >= 
 
 # ---- Kills and signals -----------------------------------------------------------------------------
 
-soon()      # soon COMMAND...: within about 5 seconds
+start()     # start FLAGS...: a long training, past its first episode
 {
-    tries=0
-    until "$@"; do
-        tries=$((tries + 1))
-        test "$tries" -lt 100 || return 1
-        sleep 0.05
-    done
-}
-
-gone()
-{
-    for pid in "$@"; do
-        # A zombie has ended; its parent may be slow to wait for it.
-        case $(sed -n 's/^State:[[:space:]]*//p' "/proc/$pid/status" 2>/dev/null) in
-        '' | Z*) ;;
-        *) return 1 ;;
-        esac
-    done
-}
-
-no_segments()
-{
-    while read -r path; do
-        test ! -e "$path" || return 1
-    done <"$dir/segments"
-}
-
-start()     # start FLAGS...: a long training, past its first episode; sets $launcher, $workers
-{
-    : >"$dir/out"
-    env --default-signal=INT "$program" --min-world-size 4 --max-world-size 4 \
-        --num-episode 1000000 "$@" >"$dir/out" 2>"$dir/err" </dev/null &
-    launcher=$!
-    soon grep -q "^Episode 1$tab" "$dir/out"
-    workers=$(ps --ppid "$launcher" -o pid= | sort -n | tr -s ' \n' ' ')
-    cat $(printf '/proc/%s/maps ' $workers) 2>/dev/null | grep -o '/dev/shm/boxcar[^ ]*' |
-        sort -u >"$dir/segments"
-}
-
-finish()    # waits for the end; sets $status and $left
-{
-    if soon gone "$launcher"; then
-        wait "$launcher" 2>/dev/null
-        status=$?
-    else
-        kill -9 "$launcher"
-        status=late
-    fi
-    launcher=
-    soon gone $workers && soon no_segments && left=nothing || left=something
+    start_job "^Episode 1$tab" --min-world-size 4 --max-world-size 4 --num-episode 1000000 "$@"
 }
 
 names_dead() # names_dead WORKER SURVIVOR...
@@ -238,13 +153,13 @@ for mode in batch no-batch; do
     start --mode "$mode"
     check "$mode: four workers with segments and arenas" test "$(echo $workers | wc -w) $(
         wc -l <"$dir/segments")" = '4 8'
-    kill -9 "$(echo $workers | cut -d' ' -f1)"
+    kill -9 "$(worker 0)"
     finish
     check "$mode: agent killed, status 3 and nothing left" test "$status $left" = '3 nothing'
     check "$mode: agent killed, the others name it" names_dead agent obs1 obs2 obs3
 
     start --mode "$mode"
-    kill -9 "$(echo $workers | cut -d' ' -f3)"
+    kill -9 "$(worker 2)"
     finish
     check "$mode: observer killed, status 3 and nothing left" test "$status $left" = '3 nothing'
     check "$mode: observer killed, the others name it" names_dead obs2 agent obs1 obs3

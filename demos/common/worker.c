@@ -6,26 +6,28 @@
  * A worker that stops because another died leaves the job by itself, and its peers see BX_E_SHUTDOWN. If it exited,
  * they would see one more death. So every survivor names the worker that died first, in whatever order the news arrive.
  */
-#include "reinforce.h"
+#include "worker.h"
 
-#include "demos/common/ending.h"
+#include "ending.h"
 
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
 static void note_death(struct bx_job *job, int rank, void *context)
 {
-    struct reinforce_worker *worker = context;
+    struct worker *worker = context;
 
     (void)job;
     if (worker->dead == 0)
         worker->dead = rank + 1;
 }
 
-int reinforce_worker_open(struct reinforce_worker *worker, const struct bx_options *options)
+int worker_open(struct worker *worker, const char *program, const struct bx_options *options)
 {
+    worker->program = program;
     worker->job = NULL;
     worker->dead = 0;
     snprintf(worker->name, sizeof(worker->name), "%s", options->name);
@@ -36,12 +38,11 @@ int reinforce_worker_open(struct reinforce_worker *worker, const struct bx_optio
     if (rc == 0)
         rc = bx_on_death(worker->job, note_death, worker);
     if (rc < 0)
-        reinforce_worker_fail(worker, rc, "the job cannot be made", bx_error_text());
+        worker_fail(worker, rc, "the job cannot be made", bx_error_text());
     return rc;
 }
 
-int reinforce_worker_fail(struct reinforce_worker *worker, int code, const char *what,
-                          const char *text)
+int worker_fail(struct worker *worker, int code, const char *what, const char *text)
 {
     int dead = worker->dead;
 
@@ -51,24 +52,24 @@ int reinforce_worker_fail(struct reinforce_worker *worker, int code, const char 
     if (isatty(STDERR_FILENO))
         fputs("\r\033[K", stderr);     /* over the agent's progress line */
     if (dead != 0)
-        fprintf(stderr, "reinforce: %s: worker %s has died, so the training ends\n", worker->name,
+        fprintf(stderr, "%s: %s: worker %s has died, so the training ends\n", worker->program, worker->name,
                 bx_worker_name(worker->job, dead - 1));
     else
-        fprintf(stderr, "reinforce: %s: %s: %s\n", worker->name, what,
+        fprintf(stderr, "%s: %s: %s: %s\n", worker->program, worker->name, what,
                 text != NULL && text[0] != '\0' ? text : bx_strerror(code));
     return code;
 }
 
-int reinforce_worker_close(struct reinforce_worker *worker, int code)
+int worker_close(struct worker *worker, int code)
 {
     if (code == 0) {
         code = bx_job_shutdown(worker->job, 0);
         if (code == 0 && worker->dead != 0)
             code = BX_E_PEER_DEAD;
         if (code < 0)
-            reinforce_worker_fail(worker, code, "shutdown", bx_error_text());
+            worker_fail(worker, code, "shutdown", bx_error_text());
     }
     bx_job_destroy(worker->job);
     worker->job = NULL;
-    return code == 0 && ending_output("reinforce") == 0 ? REINFORCE_OK : REINFORCE_FAILED;
+    return code == 0 && ending_output(worker->program) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

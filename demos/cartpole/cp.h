@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The private header of the program `cartpole`: its flags, its results, and the two kinds of worker.
+ *
+ *     net.c                     the network on a tape (net.h)
+ *     learner.c                 the agent's side of an episode (learner.h)
+ *     agent.c, observer.c       the two kinds of worker (demos/common/worker.h)
+ *     report.c                  JSON and the figure
+ *     cartpole.c                the launcher: flags, the job
+ *
+ * Each file uses only what stands above it, and from demos/reinforce the simulator (cartpole.c) and the policy
+ * (policy.c).
+ */
+#ifndef DEMOS_CARTPOLE_CP_H
+#define DEMOS_CARTPOLE_CP_H
+
+#include <boxcar.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#define CP_PROGRAM "cartpole"
+#define CP_AGENT "agent"                /* rank 0; the observers are obs1, obs2, ... */
+#define CP_REWARD_THRESHOLD 475.0       /* of CartPole-v1: the running reward beyond which it is solved */
+#define CP_EPISODES_MAX 1000000
+
+/* Exit statuses of the program; --help lists them. */
+enum {
+    CP_OK = 0,
+    CP_FAILED = 1,              /* a file, memory or the plot */
+    CP_USAGE = 2,
+    CP_WORKER = 3,              /* a worker died or failed */
+};
+
+struct cp_flags {
+    int world_size;
+    uint64_t log_interval;
+    double gamma;
+    uint64_t seed;
+    uint64_t max_episodes;
+    bool pack;
+    const char *json;           /* NULL: none */
+    const char *plot;
+};
+
+/* A line of the progress, for the figure. */
+struct cp_point {
+    uint64_t episode;
+    double last_reward;
+    double running_reward;
+};
+
+/* The agent's figures for the launcher, in memory mapped by both. The agent alone writes it, and the launcher reads it
+ * after the agent's end, so its accesses need no order. */
+struct cp_result {
+    bool solved;
+    uint64_t episodes;
+    uint64_t steps;             /* of all observers */
+    double running_reward;
+    double train_s;             /* from the first episode to the end of the last */
+    double learn_s;             /* of that, learning after the episodes */
+    size_t point_count;
+    struct cp_point points[];   /* room for one each log_interval, and the last episode */
+};
+
+struct cp_run {
+    const struct cp_flags *flags;
+    struct cp_result *result;
+};
+
+/* ---- agent.c, observer.c: the workers ----------------------------------------------------------------- */
+
+/* Each runs a worker from start to end and returns its exit status. */
+int cp_agent(const struct bx_options *options, const struct cp_run *run);
+int cp_observer(const struct bx_options *options);
+
+/* How arguments and replies are written. An observer has the function
+ *
+ *   new_observer              u64 seed, i32 pack -> reference to an observer
+ *
+ * and its objects the method
+ *
+ *   run_episode               reference to the agent -> nothing
+ *
+ * The agent's object has the methods
+ *
+ *   select_action             f32s state (4) -> i64 action
+ *   report_reward             f32 reward -> nothing
+ *   report_and_select         f32 reward of the last step, f32s state -> i64 action
+ *
+ * report_and_select is both calls in one. --pack uses it in every step but the first, which has no reward to report,
+ * and reports the last reward by report_reward. */
+
+/* ---- report.c ----------------------------------------------------------------------------------------- */
+
+double cp_us_per_step(const struct cp_result *result);
+void cp_write_json(const struct cp_run *run, FILE *file);
+/* 0, or -1 after a sentence on stderr. */
+int cp_plot(const struct cp_run *run);
+
+#endif

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Start and end of a worker whose job ends when any of its workers dies. worker.c says why all survivors name the same
+ * one.
+ */
+#ifndef DEMOS_WORKER_H
+#define DEMOS_WORKER_H
+
+#include <boxcar.h>
+
+struct worker {
+    const char *program;        /* prefix of sentences on stderr */
+    struct bx_job *job;
+    char name[BX_NAME_MAX + 1];
+    _Atomic int dead;           /* 1 + the rank of the first worker that died; 0: all live */
+};
+
+/* Creates the job; the caller registers its functions and starts it. 0, or a code after a sentence on stderr. */
+int worker_open(struct worker *worker, const char *program, const struct bx_options *options);
+
+/* Prints on stderr what failed: the worker that died, if one did, else `what` and `text`. Returns code. */
+int worker_fail(struct worker *worker, int code, const char *what, const char *text);
+
+/* Leaves the job; if code is 0, together with the other workers. Returns the exit status: EXIT_FAILURE if code is not
+ * 0, leaving fails, or output was lost. */
+int worker_close(struct worker *worker, int code);
+
+#endif

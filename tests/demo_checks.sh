@@ -1,0 +1,110 @@
+# shellcheck shell=sh
+# SPDX-License-Identifier: MIT
+#
+# What the end-to-end scripts of programs with a launcher share; sourced, not run, after $program and $dir are set.
+#
+# Lists of process ids are unquoted on purpose.
+# shellcheck disable=SC2002,SC2034,SC2046,SC2086,SC2154
+
+launcher=               # of the job that start_job began; the script's trap kills it
+run_path=$PATH          # for run
+
+# shellcheck source=tests/checks.sh
+. "$(dirname "$0")/../checks.sh"
+
+evidence()  # of a check that failed
+{
+    sed 's/^/  out: /' "$dir/out" | tail -n 12
+    sed 's/^/  err: /' "$dir/err" | tail -n 12
+}
+
+run()       # run FLAGS...: status, $dir/out, $dir/err
+{
+    PATH=$run_path "$program" "$@" >"$dir/out" 2>"$dir/err" </dev/null
+    status=$?
+}
+
+lines()     # lines COUNT PATTERN FILE
+{
+    test "$(grep -cE "$2" "$3")" -eq "$1"
+}
+
+is()        # is COUNT of lines, by FILE
+{
+    test "$(wc -l <"$2")" -eq "$1"
+}
+
+refuses()   # refuses FLAGS...: one sentence, status 2, nothing printed
+{
+    run "$@"
+    test "$status" -eq 2 && is 0 "$dir/out" && is 1 "$dir/err"
+}
+
+cannot()    # cannot PATTERN FLAGS...: status 1 before any training
+{
+    pattern=$1
+    shift
+    run "$@"
+    test "$status" -eq 1 && is 0 "$dir/out" && is 1 "$dir/err" && lines 1 "$pattern" "$dir/err"
+}
+
+# ---- Kills and signals -----------------------------------------------------------------------------
+
+soon()      # soon COMMAND...: within about 5 seconds
+{
+    tries=0
+    until "$@"; do
+        tries=$((tries + 1))
+        test "$tries" -lt 100 || return 1
+        sleep 0.05
+    done
+}
+
+gone()
+{
+    for pid in "$@"; do
+        # A zombie has ended; its parent may be slow to wait for it.
+        case $(sed -n 's/^State:[[:space:]]*//p' "/proc/$pid/status" 2>/dev/null) in
+        '' | Z*) ;;
+        *) return 1 ;;
+        esac
+    done
+}
+
+no_segments()
+{
+    while read -r path; do
+        test ! -e "$path" || return 1
+    done <"$dir/segments"
+}
+
+start_job() # start_job LINE FLAGS...: until it has printed a line of that pattern; sets $launcher, $workers
+{
+    pattern=$1
+    shift
+    : >"$dir/out"
+    env --default-signal=INT "$program" "$@" >"$dir/out" 2>"$dir/err" </dev/null &
+    launcher=$!
+    soon grep -q "$pattern" "$dir/out"
+    workers=$(ps --ppid "$launcher" -o pid= | sort -n | tr -s ' \n' ' ')
+    cat $(printf '/proc/%s/maps ' $workers) 2>/dev/null | grep -o '/dev/shm/boxcar[^ ]*' |
+        sort -u >"$dir/segments"
+}
+
+worker()    # worker RANK: its pid
+{
+    echo $workers | cut -d' ' -f$(($1 + 1))
+}
+
+finish()    # waits for the end; sets $status and $left
+{
+    if soon gone "$launcher"; then
+        wait "$launcher" 2>/dev/null
+        status=$?
+    else
+        kill -9 "$launcher"
+        status=late
+    fi
+    launcher=
+    soon gone $workers && soon no_segments && left=nothing || left=something
+}

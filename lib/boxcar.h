@@ -660,12 +660,12 @@ struct bx_future *bx_future_any(struct bx_job *job, struct bx_future *const *fut
  * it. At bx_job_shutdown the owner logs each object that another worker still refers to (counter rrefs_leaked), and
  * destroys it; bx_job_destroy does the same for its own references, after which a reference can only be released.
  */
+/* Writes an object's value for bx_rref_to_here. It runs on the thread that makes progress, as an inline handler. */
+typedef int (*bx_value_fn)(void *object, struct bx_msg *value);
 struct bx_type {
-    const char *name;                   /* for errors and inspectors */
-    void (*destroy)(void *object);      /* the last reference is gone; any thread, must not wait; may be NULL */
-    /* Writes the object's value for bx_rref_to_here. It runs on the thread that makes progress, as an inline handler.
-     * NULL: the object has no value to send. */
-    int (*value)(void *object, struct bx_msg *value);
+    const char *name;           /* for errors and inspectors */
+    bx_free_fn destroy;         /* of the object: its last reference is gone; any thread, must not wait; may be NULL */
+    bx_value_fn value;          /* NULL: the object has no value to send */
 };
 
 /* Makes a reference to an object of this worker. type must live as long as the job. Returns one reference. On failure

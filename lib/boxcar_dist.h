@@ -100,7 +100,7 @@ struct bx_grads *bx_context_grads(struct bx_context *context);
 
 /* References to parameters: a leaf that requires a gradient, as an object. The object keeps a reference of the
  * variable; bx_rref_to_here fetches the value, a tensor. */
-extern const struct bx_type bx_param_type;
+const struct bx_type *bx_param_type(void);
 int bx_param_rref(struct bx_job *job, struct bx_var *param, struct bx_rref **rref);
 
 /* One local optimizer at each owner of the parameters: sgd or adam, the other is NULL. Blocks. The caller destroys it.

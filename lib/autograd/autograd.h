@@ -21,7 +21,7 @@
  *     pass.c                     backward passes
  *     math.c, shape.c, loss.c, linear.c, lstm.c, custom.c, net.c   the operations
  *     optim.c                    optimizers
- *     context.c, send.c, dist_out.c, dist_in.c, dist_pass.c, dist_optim.c     passes across workers (dist.h)
+ *     dist_part.c and so on      passes and optimizers across workers (dist.h)
  *
  * References. A variable has a count of its own. It is embedded in its node's block, and all variables of a node that
  * are not released yet hold one reference to the block together with the edges that lead to it:

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Passes across workers: what context.c, send.c, dist_out.c, dist_in.c, dist_pass.c and dist_optim.c share. The words:
+ * Passes across workers. The files build on each other in this order: dist_part.c, context.c, dist_out.c, send.c,
+ * dist_in.c, dist_pass.c, dist_optim.c, dist.c. The words:
  *
  *     context     one forward and backward pass; its maker has it, and each worker that read it from a message
  *     join        the call of a worker to the maker when it gets to know a context. Its answer is the context's end. So
@@ -100,6 +101,16 @@ struct bx_context {
     bool handed;                                /* autograd.work was called, and has not begun */
 };
 
+/* ---- dist_part.c -------------------------------------------------------------------------------------- */
+
+bool bxi_dist_is_done(const struct bxi_dist_pass *pass);
+void bxi_dist_set_pass(struct bx_context *context, struct bxi_dist_pass *pass);        /* running; frees the last one */
+void bxi_dist_unlock_running(struct bx_context *context);       /* and frees the pass, if the context has ended */
+/* Ends this worker's part of the pass of that number: answers autograd.run, now or when it comes. */
+void bxi_dist_finish_part(struct bx_context *context, uint64_t number, int code, const char *text);
+/* Frees the pass of a context that has ended, unless a thread runs it: that one will. */
+void bxi_dist_pass_drop(struct bx_context *context);
+
 /* ---- context.c --------------------------------------------------------------------------------------- */
 
 struct bx_context *bxi_context_find(struct bx_dist *dist, uint64_t id);    /* one reference; NULL */
@@ -141,19 +152,11 @@ int bxi_dist_work(const struct bx_request *request, struct bx_reader *args, stru
 int bxi_dist_run_ready(struct bx_context *context, bool is_inline);
 /* Without `running`, which the caller had: takes the gradients that came meanwhile, until there are none. */
 void bxi_dist_run_queue(struct bx_context *context, bool is_inline);
-/* Forgets what is queued. */
-void bxi_dist_drop_queue(struct bxi_dist_pass *pass);
 
 /* ---- dist_pass.c -------------------------------------------------------------------------------------- */
 
 int bxi_dist_discover(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *dist);
 int bxi_dist_run(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *dist);
-bool bxi_dist_is_done(const struct bxi_dist_pass *pass);
-void bxi_dist_unlock_running(struct bx_context *context);       /* and frees the pass, if the context has ended */
-/* Ends this worker's part of the pass of that number: answers autograd.run, now or when it comes. */
-void bxi_dist_finish_part(struct bx_context *context, uint64_t number, int code, const char *text);
-/* Frees the pass of a context that has ended, unless a thread runs it: that one will. */
-void bxi_dist_pass_drop(struct bx_context *context);
 
 /* ---- dist_optim.c ------------------------------------------------------------------------------------- */
 

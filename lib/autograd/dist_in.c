@@ -192,13 +192,6 @@ void bxi_dist_run_queue(struct bx_context *context, bool is_inline)
         hand_over(context);
 }
 
-void bxi_dist_drop_queue(struct bxi_dist_pass *pass)
-{
-    for (size_t i = 0; i < pass->in_count; i++)
-        bx_tensor_release(pass->in[i].grad);
-    free(pass->in);
-}
-
 /* ---- handlers ---------------------------------------------------------------------------------------------- */
 
 /* context->lock. */

@@ -28,7 +28,12 @@ static int put_param(void *object, struct bx_msg *value)
     return rc;
 }
 
-const struct bx_type bx_param_type = { .name = "parameter", .destroy = release_param, .value = put_param };
+static const struct bx_type param_type = { .name = "parameter", .destroy = release_param, .value = put_param };
+
+const struct bx_type *bx_param_type(void)
+{
+    return &param_type;
+}
 
 int bx_param_rref(struct bx_job *job, struct bx_var *param, struct bx_rref **rref)
 {
@@ -36,7 +41,7 @@ int bx_param_rref(struct bx_job *job, struct bx_var *param, struct bx_rref **rre
 
     if (param == NULL || !bx_var_requires_grad(param) || !bxi_is_leaf(param))
         return bx_fail(-EINVAL, "a parameter is a leaf that requires a gradient");
-    rc = bx_rref_create(job, &bx_param_type, bx_var_acquire(param), rref);
+    rc = bx_rref_create(job, &param_type, bx_var_acquire(param), rref);
     if (rc < 0)
         bx_var_release(param);
     return rc;
@@ -64,7 +69,7 @@ static int read_params(struct bx_reader *args, struct bx_var ***out, size_t *cou
     while (rc == 0 && args->rref_count > 0) {
         void *object = NULL;
 
-        rc = bx_rref_local(bx_read_rref(args), &bx_param_type, &object);
+        rc = bx_rref_local(bx_read_rref(args), &param_type, &object);
         if (rc == 0)
             params[(*count)++] = object;
     }

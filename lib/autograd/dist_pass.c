@@ -13,64 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool bxi_dist_is_done(const struct bxi_dist_pass *pass)
-{
-    /* [autograd.done] acquire, pairs with the releases in bxi_dist_finish_part and take_all: code and text are read
-     * after it. */
-    return bxi_load_acquire((bxi_a32 *)&pass->is_done) != 0;
-}
-
-/* ---- the pass of a context ----------------------------------------------------------------------------------- */
-
-static void free_pass(struct bxi_dist_pass *pass)
-{
-    bxi_pass_end(&pass->pass);
-    for (size_t i = 0; i < pass->out_count; i++)
-        bx_tensor_release(pass->out[i].grad);
-    bxi_dist_drop_queue(pass);
-    bx_future_release(pass->done);
-    free(pass->out);
-    free(pass->text);
-    free(pass);
-}
-
-/* running. */
-static void set_pass(struct bx_context *context, struct bxi_dist_pass *pass)
-{
-    struct bxi_dist_pass *old;
-
-    pthread_mutex_lock(&context->lock);
-    old = context->pass;
-    context->pass = pass;
-    pthread_mutex_unlock(&context->lock);
-    if (old != NULL)
-        free_pass(old);
-}
-
-static bool has_ended(struct bx_context *context)
-{
-    bool ended;
-
-    pthread_mutex_lock(&context->lock);
-    ended = context->ended;
-    pthread_mutex_unlock(&context->lock);
-    return ended;
-}
-
-void bxi_dist_pass_drop(struct bx_context *context)
-{
-    if (pthread_mutex_trylock(&context->running) != 0)
-        return;                             /* the thread that has it calls this when it has let go */
-    set_pass(context, NULL);
-    pthread_mutex_unlock(&context->running);
-}
-
-void bxi_dist_unlock_running(struct bx_context *context)
-{
-    pthread_mutex_unlock(&context->running);
-    if (has_ended(context))
-        bxi_dist_pass_drop(context);
-}
+/* ---- beginning a pass ------------------------------------------------------------------------------------------ */
 
 /* running. The pass of that number, which may begin with it; NULL after a sentence. */
 static struct bxi_dist_pass *pass_of(struct bx_context *context, uint64_t number, bool retain)
@@ -92,33 +35,8 @@ static struct bxi_dist_pass *pass_of(struct bx_context *context, uint64_t number
     pass->number = number;
     pass->pass.none = bxi_receive_none;
     pass->unseen = &pass->pass.found;
-    set_pass(context, pass);
+    bxi_dist_set_pass(context, pass);
     return pass;
-}
-
-void bxi_dist_finish_part(struct bx_context *context, uint64_t number, int code, const char *text)
-{
-    struct bxi_dist_pass *pass;
-    struct bx_future *done = NULL;
-
-    pthread_mutex_lock(&context->lock);
-    pass = context->pass;
-    if (pass != NULL && pass->number == number && bxi_load_relaxed(&pass->is_done) == 0) {
-        pass->code = code;
-        pass->text = code < 0 && text != NULL ? strdup(text) : NULL;
-        /* [autograd.done] release, pairs with the acquire in is_done. */
-        bxi_store_release(&pass->is_done, 1);
-        done = pass->done;
-        pass->done = NULL;
-    }
-    pthread_mutex_unlock(&context->lock);
-    if (done == NULL)
-        return;
-    if (code < 0)
-        bx_future_fail(done, code, text);
-    else
-        bx_future_set(done, NULL);
-    bx_future_release(done);
 }
 
 /* ---- finding out who takes part --------------------------------------------------------------------------------- */

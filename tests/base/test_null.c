@@ -7,7 +7,7 @@
  */
 #include "functions.h"
 
-#include "boxcar_autograd.h"
+#include "boxcar_dist.h"
 #include "boxcar_cuda.h"
 #include "tests/harness/harness.h"
 
@@ -427,6 +427,8 @@ Test(null, is_refused_by_every_function_of_boxcar_nn_h, .timeout = 60)
     IS_NULL(bx_net_param(NULL, 0));
     IS_ZERO(bx_net_param_elements(NULL));
     REFUSED(bx_net_set_params(NULL, none));
+    REFUSED(bx_net_share_params(NULL, NULL));
+    IS_ZERO(bx_net_shares_params(NULL, NULL));
     REFUSED(bx_net_running(NULL, "a", NULL, NULL, NULL));
     IS_ZERO(bx_net_output_elements(NULL));
     REFUSED(bx_net_forward(NULL, &value, &value));
@@ -589,6 +591,7 @@ static void try_passes(struct bx_tape *tape, struct bx_var *a)
     REFUSED(bx_var_custom(tape, NULL, &var));
     REFUSED(bx_var_custom(tape, &(struct bx_custom){ .name = "a" }, NULL));
     REFUSED(bx_net_op_create(NULL, &a, &op));
+    REFUSED(bx_net_op_share(NULL, NULL, &op));
     bx_net_op_destroy(NULL);
     REFUSED(bx_grads_create(NULL, NULL));
     cr_assert_eq(bx_grads_create(NULL, &grads), 0);
@@ -647,6 +650,38 @@ Test(null, is_refused_by_every_function_of_boxcar_autograd_h, .timeout = 60)
     bx_tensor_release(value);
 }
 
+Test(null, is_refused_by_every_function_of_boxcar_dist_h, .timeout = 60)
+{
+    struct bx_tape *tape = NULL;
+    struct bx_context *context = NULL;
+    struct bx_dist_optim *optim = NULL;
+    struct bx_dist *dist = NULL;
+    struct bx_rref *rref = NULL;
+
+    cr_assert_eq(bx_tape_create(NULL, &tape), 0);
+    REFUSED(bx_dist_create(NULL, &dist));
+    bx_dist_destroy(NULL);
+    IS_ZERO(bx_dist_contexts(NULL));
+    REFUSED(bx_context_create(NULL, &context));
+    IS_ZERO(bx_context_id(NULL));
+    bx_context_end(NULL);
+    IS_NULL(bx_context_acquire(NULL));
+    bx_context_release(NULL);
+    REFUSED(bx_context_error(NULL));
+    REFUSED(bx_msg_put_context(NULL, NULL));
+    REFUSED(bx_read_context(NULL, NULL, &context));
+    REFUSED(bx_msg_put_var(NULL, NULL, NULL));
+    IS_NULL(bx_read_var(NULL, tape, NULL));
+    REFUSED(bx_context_call(NULL, NULL));
+    REFUSED(bx_context_backward(NULL, NULL, NULL, 0, false, 0));
+    IS_NULL(bx_context_grads(NULL));
+    REFUSED(bx_param_rref(NULL, NULL, &rref));
+    REFUSED(bx_dist_optim_create(NULL, NULL, 0, NULL, NULL, &optim));
+    bx_dist_optim_destroy(NULL);
+    REFUSED(bx_dist_optim_step(NULL, NULL));
+    bx_tape_destroy(tape);
+}
+
 /* ---- Functions without a case ---------------------------------------------------------------- */
 
 /* True if the text has a call of this function with a NULL among its arguments. */
@@ -667,7 +702,7 @@ static bool is_called_with_null(const char *text, const char *name)
 Test(null, has_a_case_for_every_public_function, .timeout = 60)
 {
     static const char *const headers[] = { "lib/boxcar.h", "lib/boxcar_nn.h", "lib/boxcar_cuda.h",
-                                          "lib/boxcar_autograd.h" };
+                                          "lib/boxcar_autograd.h", "lib/boxcar_dist.h" };
     char *cases = text_of("tests/base/test_null.c");
     struct function function;
     int functions = 0;

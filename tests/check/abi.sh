@@ -20,7 +20,7 @@ headers_of()    # headers_of LIBRARY
     case $1 in
     libboxcar) echo lib/boxcar.h ;;
     libboxcar_nn) echo lib/boxcar_nn.h lib/boxcar_cuda.h ;;
-    libboxcar_autograd) echo lib/boxcar_autograd.h ;;
+    libboxcar_autograd) echo lib/boxcar_autograd.h lib/boxcar_dist.h ;;
     esac
 }
 

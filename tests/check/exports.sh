@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 #
 # libboxcar.so exports exactly the functions that boxcar.h declares, libboxcar_nn.so those of boxcar_nn.h and
-# boxcar_cuda.h, libboxcar_autograd.so those of boxcar_autograd.h. All have the SONAME that programs record. abi.sh
-# compares types and versions.
+# boxcar_cuda.h, libboxcar_autograd.so those of boxcar_autograd.h and boxcar_dist.h. All have the SONAME that programs
+# record. abi.sh compares types and versions.
 set -u
 
 cd "${BX_SOURCE_DIR:-.}" || exit 1
@@ -51,5 +51,5 @@ check()
 check libboxcar lib/boxcar.h
 grep -q NODELETE "$work/dynamic" && echo 'ok nodelete' || { echo 'not ok nodelete'; failed=1; }
 check libboxcar_nn lib/boxcar_nn.h lib/boxcar_cuda.h
-check libboxcar_autograd lib/boxcar_autograd.h
+check libboxcar_autograd lib/boxcar_autograd.h lib/boxcar_dist.h
 exit "$failed"

@@ -281,7 +281,7 @@ static struct bx_var *read_param(struct bx_reader *args)
 {
     void *param = NULL;
 
-    HARNESS_EQ(bx_rref_local(bx_read_rref(args), &bx_param_type, &param), 0);
+    HARNESS_EQ(bx_rref_local(bx_read_rref(args), bx_param_type(), &param), 0);
     return param;
 }
 

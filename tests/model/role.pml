@@ -47,7 +47,7 @@
  *     lib/run/wait.c bxi_wake 671891900
  *     lib/run/background.c sleep_in_background 2453227931
  *     lib/run/background.c drive_background 2751941436
- *     lib/run/background.c run_background 4250206604
+ *     lib/run/background.c run_background 2228659629
  *     lib/run/background.c bxi_waits_stop 1297598547
  *     lib/run/background.c bxi_progress_stop 2933308738
  *     lib/rpc/future.c bxi_future_complete 509945475

@@ -20,7 +20,23 @@
  * dropped and all frames are read, the object has been destroyed, and no entry, count, pin or round is left (Last).
  * README.md says what each control takes away.
  *
- * It stands for the protocol at the head of lib/rref/rref.h.
+ * It stands for the protocol at the head of lib/rref/rref.h, and for
+ *     lib/rref/pass.c count_sent 1595808157
+ *     lib/rref/pass.c bxi_rref_sent 3370553404
+ *     lib/rref/pass.c is_passed 2041513858
+ *     lib/rref/pass.c take 585607534
+ *     lib/rref/pass.c take_makes 44917029
+ *     lib/rref/protocol.c enter 3848564548
+ *     lib/rref/protocol.c leave 1069033539
+ *     lib/rref/protocol.c entered 1659934524
+ *     lib/rref/protocol.c kept 799942159
+ *     lib/rref/protocol.c passed 3043260822
+ *     lib/rref/protocol.c answer_if_closed 2604185116
+ *     lib/rref/protocol.c end_round 3947216955
+ *     lib/rref/protocol.c begin_round 703796000
+ *     lib/rref/protocol.c answer 2837963603
+ *     lib/rref/protocol.c join_rounds 4192144012
+ *     lib/rref/table.c bxi_rref_settle 3978978683
  */
 #ifndef HOLDERS
 #define HOLDERS 2

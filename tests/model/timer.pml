@@ -27,7 +27,7 @@
  *     lib/run/watched.c bxi_read_loop 1830156787
  *     lib/run/background.c sleep_in_background 2453227931
  *     lib/run/background.c drive_background 2751941436
- *     lib/run/background.c run_background 4250206604
+ *     lib/run/background.c run_background 2228659629
  *     lib/run/background.c bxi_run_once 1479198413
  *     lib/run/progress.c bxi_before_sleep 1067260592
  *     lib/run/wait.c sleep_as_leader 2646301797

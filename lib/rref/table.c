@@ -143,19 +143,12 @@ void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after)
 /* The frame is out, and nobody rung. */
 static void sent(enum bxi_rref_op op)
 {
-    switch (op) {
-    case BXI_RREF_ENTER:
+    if (op == BXI_RREF_ENTER)
         BXI_STEP("rref.enter_sent");
-        break;
-    case BXI_RREF_KEPT:
+    if (op == BXI_RREF_KEPT)
         BXI_STEP("rref.kept_sent");
-        break;
-    case BXI_RREF_LEAVE:
+    if (op == BXI_RREF_LEAVE)
         BXI_STEP("rref.leave_sent");
-        break;
-    default:
-        break;
-    }
 }
 
 void bxi_rref_send(struct bx_job *job, int rank, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)

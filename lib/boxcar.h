@@ -685,7 +685,7 @@ int bx_remote(struct bx_job *job, const char *to, const char *function, const st
 
 int bx_rref_owner(const struct bx_rref *rref);                  /* rank */
 bool bx_rref_is_owner(const struct bx_rref *rref);              /* this worker is the owner */
-/* The object is made, as far as this worker knows, and its owner knows of this worker's reference. */
+/* The owner knows of this worker's reference. For the worker that called bx_remote, also: the object is made. */
 bool bx_rref_is_confirmed(const struct bx_rref *rref);
 /* Waits until the reference is confirmed. Blocks. 0; why it could not be made; BX_E_PEER_DEAD, BX_E_NO_OBJECT,
  * BX_E_TIMEOUT, BX_E_WOULD_DEADLOCK. */

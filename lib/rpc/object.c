@@ -395,17 +395,12 @@ int bx_remote(struct bx_job *job, const char *to, const char *function, const st
     return rc < 0 ? rc : make(&(struct making){ job, to, NULL, function, args, options }, rref);
 }
 
-static struct bx_job *job_of(const struct bx_rref *rref)
-{
-    return atomic_load(&((struct bx_rref *)(uintptr_t)rref)->job);
-}
-
 int bx_rref_remote(struct bx_rref *rref, const char *method, const struct bx_msg *args,
                    const struct bx_call_options *options, struct bx_rref **made_rref)
 {
     int rc = bxi_rref_check(rref, __func__);
 
-    return rc < 0 ? rc : make(&(struct making){ job_of(rref), NULL, rref, method, args, options }, made_rref);
+    return rc < 0 ? rc : make(&(struct making){ bxi_rref_job(rref), NULL, rref, method, args, options }, made_rref);
 }
 
 int bx_rref_sync(struct bx_rref *rref, const char *method, const struct bx_msg *args,
@@ -413,8 +408,8 @@ int bx_rref_sync(struct bx_rref *rref, const char *method, const struct bx_msg *
 {
     int rc = bxi_rref_check(rref, __func__);
 
-    return rc < 0 ? rc : bxi_rpc_sync(job_of(rref), NULL, &(struct bxi_aim){ .target = rref }, method, args, options,
-                                      reply);
+    return rc < 0 ? rc : bxi_rpc_sync(bxi_rref_job(rref), NULL, &(struct bxi_aim){ .target = rref }, method, args,
+                                      options, reply);
 }
 
 int bx_rref_async(struct bx_rref *rref, const char *method, const struct bx_msg *args,
@@ -422,8 +417,8 @@ int bx_rref_async(struct bx_rref *rref, const char *method, const struct bx_msg 
 {
     int rc = bxi_rref_check(rref, __func__);
 
-    return rc < 0 ? rc : bxi_rpc_async(job_of(rref), NULL, &(struct bxi_aim){ .target = rref }, method, args, options,
-                                       future);
+    return rc < 0 ? rc : bxi_rpc_async(bxi_rref_job(rref), NULL, &(struct bxi_aim){ .target = rref }, method, args,
+                                       options, future);
 }
 
 int bx_rref_oneway(struct bx_rref *rref, const char *method, const struct bx_msg *args,
@@ -431,7 +426,7 @@ int bx_rref_oneway(struct bx_rref *rref, const char *method, const struct bx_msg
 {
     int rc = bxi_rref_check(rref, __func__);
 
-    return rc < 0 ? rc : bxi_rpc_oneway(job_of(rref), NULL, &(struct bxi_aim){ .target = rref }, method, args,
+    return rc < 0 ? rc : bxi_rpc_oneway(bxi_rref_job(rref), NULL, &(struct bxi_aim){ .target = rref }, method, args,
                                         options);
 }
 
@@ -439,7 +434,7 @@ int bx_rref_to_here(struct bx_rref *rref, const struct bx_call_options *options,
 {
     int rc = bxi_rref_check(rref, __func__);
 
-    return rc < 0 ? rc : bxi_rpc_sync(job_of(rref), NULL, &(struct bxi_aim){ .target = rref, .value = true },
+    return rc < 0 ? rc : bxi_rpc_sync(bxi_rref_job(rref), NULL, &(struct bxi_aim){ .target = rref, .value = true },
                                       BXI_VALUE_NAME, NULL, options, value);
 }
 
@@ -447,7 +442,7 @@ int bx_rref_to_here_async(struct bx_rref *rref, const struct bx_call_options *op
 {
     int rc = bxi_rref_check(rref, __func__);
 
-    return rc < 0 ? rc : bxi_rpc_async(job_of(rref), NULL, &(struct bxi_aim){ .target = rref, .value = true },
+    return rc < 0 ? rc : bxi_rpc_async(bxi_rref_job(rref), NULL, &(struct bxi_aim){ .target = rref, .value = true },
                                        BXI_VALUE_NAME, NULL, options, future);
 }
 

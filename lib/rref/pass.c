@@ -79,11 +79,8 @@ static void pin(struct bx_job *job, int to, struct bx_rref *rref)
     struct bxi_pin *made = malloc(sizeof *made);
 
     rref->pins++;
-    if (made == NULL) {
-        bxi_log(0, "no memory to note that a reference was passed to worker '%s': it is kept for ever",
-                job->rrefs->ops->name(job, to));
-        return;
-    }
+    if (made == NULL)
+        return;                         /* it is kept for ever: the owner reports it at its end */
     *made = (struct bxi_pin){ .next = job->rrefs->pins[to], .rref = rref };
     if (made->next != NULL)
         made->next->prev = made;
@@ -189,8 +186,8 @@ static void is_passed(struct bx_job *job, int from, struct bx_rref *rref, struct
     if (passer == NULL) {
         passer = calloc(1, sizeof *passer);
         if (passer == NULL) {
-            bxi_log(0, "no memory to note who passed a reference: worker '%s' keeps it for ever",
-                    job->rrefs->ops->name(job, from));
+            bxi_rref_say(after, 0, "no memory to note who passed a reference: worker '%s' keeps it for ever",
+                         job->rrefs->ops->name(job, from));
             return;
         }
         passer->rank = from;

@@ -431,10 +431,10 @@ static void report(struct bx_job *job, struct bx_rref *rref, int unused, struct 
         if (rref->entries[rank] == 0)
             continue;
         bxi_counter_add(job, BXI_C_rrefs_leaked, 1);
-        bxi_log(1, "worker '%s' still refers to an object of type '%s' of worker '%s', made %.1f s ago; it is "
-                   "destroyed", job->rrefs->ops->name(job, rank),
-                rref->object != NULL ? rref->object->type->name : "?", job->name,
-                (double)(bxi_now_ns() - rref->since_ns) / 1e9);
+        bxi_rref_say(after, 1, "worker '%s' still refers to an object of type '%s' of worker '%s', made %.1f s ago; it "
+                               "is destroyed", job->rrefs->ops->name(job, rank),
+                     rref->object != NULL ? rref->object->type->name : "?", job->name,
+                     (double)(bxi_now_ns() - rref->since_ns) / 1e9);
         bxi_rref_add_entries(rref, rank, -(int64_t)rref->entries[rank]);
     }
     bxi_rref_settle(job, rref, after);

@@ -225,13 +225,23 @@ void bxi_rref_add_entries(struct bx_rref *rref, int rank, int64_t by);
 
 /* ---- table.c: references, and what becomes of them ------------------------------------------------------ */
 
+/* A message for the log hook, which is the program's code: it runs without the lock. */
+struct bxi_rref_said {
+    struct bxi_rref_said *next;
+    int level;
+    char text[BXI_TEXT_BYTES];
+};
+
 /* What a section of the lock leaves to be done without it. */
 struct bxi_rref_after {
+    struct bxi_rref_said *said;         /* the last one first */
     struct bxi_object *destroy;
     bool sent;
     uint64_t take_back[BXI_RANK_WORDS];     /* leases of the dead */
 };
 void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after);
+/* Keeps a message for the log hook; without memory it is lost. */
+void bxi_rref_say(struct bxi_rref_after *after, int level, const char *format, ...) BX_PRINTF(3, 4);
 
 /* The next five: lock. */
 struct bx_rref *bxi_rref_find(struct bx_job *job, uint64_t id);
@@ -266,6 +276,11 @@ static inline void bxi_rref_set_state(struct bx_rref *rref, enum bxi_rref_state 
         bxi_rref_show_state(rref, state);
     /* [rref.state] release, pairs with the acquire in bxi_rref_state. */
     bxi_store_release(&rref->state, state);
+}
+/* NULL once the job is gone, and of NULL. */
+static inline struct bx_job *bxi_rref_job(const struct bx_rref *rref)
+{
+    return rref != NULL ? atomic_load((_Atomic(struct bx_job *) *)(uintptr_t)&rref->job) : NULL;
 }
 static inline bool bxi_rref_is_ours(const struct bx_job *job, uint64_t id)
 {

@@ -13,6 +13,7 @@
 #include "shm/step.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -116,8 +117,44 @@ static int call_destroy(void *context)
     return 0;
 }
 
+void bxi_rref_say(struct bxi_rref_after *after, int level, const char *format, ...)
+{
+    struct bxi_rref_said *said = malloc(sizeof *said);
+    va_list args;
+
+    if (said == NULL)
+        return;
+    said->level = level;
+    va_start(args, format);
+    vsnprintf(said->text, sizeof said->text, format, args);
+    va_end(args);
+    said->next = after->said;
+    after->said = said;
+}
+
+static void log_said(struct bxi_rref_said *said)
+{
+    struct bxi_rref_said *first = NULL;
+
+    while (said != NULL) {              /* in the order in which they were said */
+        struct bxi_rref_said *next = said->next;
+
+        said->next = first;
+        first = said;
+        said = next;
+    }
+    while (first != NULL) {
+        said = first;
+        first = said->next;
+        bxi_log(said->level, "%s", said->text);
+        free(said);
+    }
+}
+
 void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after)
 {
+    log_said(after->said);
+    after->said = NULL;
     if (after->sent && job != NULL)
         job->rrefs->ops->flush(job);
     while (after->destroy != NULL) {
@@ -161,8 +198,8 @@ void bxi_rref_send(struct bx_job *job, int rank, const struct bxi_rref_frame *fr
     after->sent = true;
     sent(frame->op);
     if (rc < 0)
-        bxi_log(0, "a reference of worker '%s' may outlive its last use: nothing can be sent to worker '%s': %s",
-                job->name, job->rrefs->ops->name(job, rank), bx_strerror(rc));
+        bxi_rref_say(after, 0, "a reference of worker '%s' may outlive its last use: nothing can be sent to worker "
+                               "'%s': %s", job->name, job->rrefs->ops->name(job, rank), bx_strerror(rc));
 }
 
 static void free_rref(struct bx_rref *rref)
@@ -339,7 +376,7 @@ int bxi_rref_check(const struct bx_rref *rref, const char *function)
 
     if (rref == NULL)
         return bxi_null(function, "the reference");
-    job = atomic_load(&((struct bx_rref *)(uintptr_t)rref)->job);
+    job = bxi_rref_job(rref);
     if (job == NULL)
         return bx_fail(BX_E_SHUTDOWN, "the reference has outlived its job");
     if (bxi_job_is_forked(job))
@@ -356,7 +393,7 @@ int bx_rref_owner(const struct bx_rref *rref)
 
 static bool is_owner(const struct bx_rref *rref)
 {
-    const struct bx_job *job = atomic_load(&((struct bx_rref *)(uintptr_t)rref)->job);
+    const struct bx_job *job = bxi_rref_job(rref);
 
     return job != NULL && bxi_rref_id_owner(rref->id) == job->rank;
 }

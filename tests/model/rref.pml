@@ -23,7 +23,7 @@
  * It stands for the protocol at the head of lib/rref/rref.h, and for
  *     lib/rref/pass.c count_sent 1595808157
  *     lib/rref/pass.c bxi_rref_sent 3370553404
- *     lib/rref/pass.c is_passed 2041513858
+ *     lib/rref/pass.c is_passed 1925163900
  *     lib/rref/pass.c take 585607534
  *     lib/rref/pass.c take_makes 44917029
  *     lib/rref/protocol.c enter 3848564548

@@ -10,6 +10,29 @@
 #include "pipeline.h"
 
 #include <stdio.h>
+#include <time.h>
+
+static volatile int dead;               /* the rank of the worker that died first, plus 1; 0: none */
+
+/* On the thread that makes progress. */
+static void note_death(struct bx_job *job, int rank, void *context)
+{
+    (void)job, (void)context;
+    if (dead == 0)
+        dead = rank + 1;
+}
+
+/* Prints why this worker ends. One that stops because another died leaves the job, and the third may see that first:
+ * so it waits a moment for the news of the death, and names the one that died. */
+static void report(struct bx_job *job, const char *name, int rc)
+{
+    for (int i = 0; i < 500 && rc == BX_E_SHUTDOWN && dead == 0; i++)
+        nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+    if (rc == BX_E_SHUTDOWN && dead != 0)
+        fprintf(stderr, "pipeline: %s: worker '%s' died\n", name, bx_worker_name(job, dead - 1));
+    else
+        fprintf(stderr, "pipeline: %s: %s\n", name, bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(rc));
+}
 
 struct task {
     const struct pl_flags *flags;
@@ -28,6 +51,8 @@ static int start(const struct bx_options *options, struct bx_job **job, struct b
     own.pool_threads = options->rank == 0 ? 0 : 1;
     int rc = bx_job_create(&own, job);
     if (rc == 0)
+        rc = bx_on_death(*job, note_death, NULL);
+    if (rc == 0)
         rc = bx_dist_create(*job, dist);
     if (rc == 0)
         rc = pl_shard_register(*job, *dist);
@@ -45,8 +70,7 @@ static int run_worker(const struct bx_options *options, void *context)
     if (rc == 0)
         rc = bx_job_shutdown(job, 0);
     if (rc < 0)
-        fprintf(stderr, "pipeline: %s: %s\n", options->name,
-                bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(rc));
+        report(job, options->name, rc);
     bx_job_destroy(job);
     bx_dist_destroy(dist);
     return ending_output("pipeline") < 0 || rc < 0 ? PL_FAILED : PL_OK;

@@ -17,13 +17,6 @@
 
 /* ---- the tail ---------------------------------------------------------------------------------------- */
 
-size_t bxi_rref_tail_bytes(const struct bxi_rref_out *out)
-{
-    size_t ids = out->count + (out->makes != NULL) + (out->target != NULL);
-
-    return ids == 0 ? 0 : ids * 8 + sizeof(struct bxi_rref_tail);
-}
-
 static unsigned char *put_id(unsigned char *to, const struct bx_rref *rref)
 {
     memcpy(to, &rref->id, 8);

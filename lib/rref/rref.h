@@ -296,7 +296,13 @@ struct bxi_rref_out {
     struct bx_rref *const *rrefs;
     size_t count;
 };
-size_t bxi_rref_tail_bytes(const struct bxi_rref_out *out);        /* 0: no tail */
+/* 0: no tail. Inline: every call asks. */
+static inline size_t bxi_rref_tail_bytes(const struct bxi_rref_out *out)
+{
+    size_t ids = out->count + (out->makes != NULL) + (out->target != NULL);
+
+    return ids == 0 ? 0 : ids * 8 + sizeof(struct bxi_rref_tail);
+}
 void bxi_rref_write_tail(const struct bxi_rref_out *out, void *end);       /* the bytes before end */
 /* The maker: gives `makes` its id, and writes it into the tail that ends at end. Lock. */
 void bxi_rref_name(struct bx_job *job, int owner, const struct bxi_rref_out *out, void *end);

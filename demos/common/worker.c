@@ -42,9 +42,20 @@ int worker_open(struct worker *worker, const char *program, const struct bx_opti
     return rc;
 }
 
+/* 1 + the rank of the worker that died first, or 0. A call to a dead worker fails before the hook is called, and a
+ * worker that stopped for that reason may be seen to leave before the death is: the hook is called a moment later. */
+static int await_dead(const struct worker *worker, int code)
+{
+    bool is_end = code == BX_E_PEER_DEAD || code == BX_E_SHUTDOWN;
+
+    for (int ms = 0; ms < 500 && is_end && worker->dead == 0; ms++)
+        nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+    return worker->dead;
+}
+
 int worker_fail(struct worker *worker, int code, const char *what, const char *text)
 {
-    int dead = worker->dead;
+    int dead = await_dead(worker, code);
 
     /* If the launcher is ending all workers, its SIGTERM arrives within this time, and nothing is printed. */
     if (dead != 0)

@@ -185,9 +185,8 @@ struct rnn_run {
     struct rnn_result *result;
 };
 
-/* Each runs a worker from start to end and returns its exit status. */
-int rnn_ps(const struct bx_options *options);
-int rnn_trainer(const struct bx_options *options, const struct rnn_run *run);
+/* Runs the worker of that rank, `ps` or the trainer, from start to end. Returns its exit status. */
+int rnn_worker(const struct bx_options *options, const struct rnn_run *run);
 
 /* ---- report.c: what a run prints and writes ------------------------------------------------------------------ */
 

@@ -37,7 +37,7 @@ void rnn_result_destroy(struct rnn_result *result, const struct rnn_flags *flags
 
 static int run_worker(const struct bx_options *options, void *context)
 {
-    return options->rank == 0 ? rnn_ps(options) : rnn_trainer(options, context);
+    return rnn_worker(options, context);
 }
 
 int rnn_run(const struct rnn_run *run)

@@ -6,63 +6,20 @@
  * When one of them dies, the other prints a sentence with its name, and ends.
  */
 #include "demos/common/clock.h"
-#include "demos/common/ending.h"
+#include "demos/common/worker.h"
 #include "rnn.h"
 
-#include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
-
-struct worker {
-    const struct bx_options *options;
-    struct bx_job *job;
-    struct bx_dist *dist;
-};
-
-static int open_worker(struct worker *worker)
-{
-    int rc;
-
-    /* ^C at a terminal signals every process of the job; the launcher ends the workers. */
-    signal(SIGINT, SIG_IGN);
-    rc = bx_job_create(worker->options, &worker->job);
-    if (rc == 0)
-        rc = bx_dist_create(worker->job, &worker->dist);
-    return rc;
-}
-
-/* Leaves the job; if rc is 0, together with the other worker. Returns the exit status. */
-static int close_worker(struct worker *worker, int rc)
-{
-    const char *text;
-
-    if (rc == 0)
-        rc = bx_job_shutdown(worker->job, 0);
-    text = bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(rc);
-    if (rc < 0) {
-        /* If the launcher is ending all workers, its SIGTERM arrives within this time, and nothing is printed. */
-        nanosleep(&(struct timespec){ .tv_nsec = 30000000 }, NULL);
-        fprintf(stderr, "rnn: %s: %s\n", worker->options->name, text);
-    }
-    bx_job_destroy(worker->job);
-    bx_dist_destroy(worker->dist);
-    return ending_output("rnn") == 0 && rc == 0 ? RNN_OK : RNN_FAILED;
-}
 
 /* ---- ps ---------------------------------------------------------------------------------------------------- */
 
-int rnn_ps(const struct bx_options *options)
+static int serve(struct bx_job *job, struct bx_dist *dist)
 {
-    struct worker worker = { .options = options };
-    int rc = open_worker(&worker);
+    int rc = rnn_serve(job, dist);
 
     if (rc == 0)
-        rc = rnn_serve(worker.job, worker.dist);
-    if (rc == 0)
-        rc = bx_job_start(worker.job);
-    if (rc == 0)
-        rc = bx_job_serve(worker.job);
-    return close_worker(&worker, rc);
+        rc = bx_job_start(job);
+    return rc < 0 ? rc : bx_job_serve(job);
 }
 
 /* ---- The trainer -------------------------------------------------------------------------------------------- */
@@ -89,15 +46,15 @@ static int make_optim(struct training *training, struct bx_dist *dist)
     return rc;
 }
 
-static int init_training(struct training *training, const struct worker *worker)
+static int init_training(struct training *training, struct bx_job *job, struct bx_dist *dist)
 {
     const struct rnn_flags *flags = training->run->flags;
-    int rc = rnn_model_init(&training->model, worker->job, worker->dist, flags);
+    int rc = rnn_model_init(&training->model, job, dist, flags);
 
     if (rc == 0)
-        rc = make_optim(training, worker->dist);
+        rc = make_optim(training, dist);
     for (int i = 0; rc == 0 && i < RNN_BATCHES; i++)
-        rc = rnn_batch_init(&training->batches[i], worker->job, flags, i);
+        rc = rnn_batch_init(&training->batches[i], job, flags, i);
     return rc;
 }
 
@@ -127,34 +84,52 @@ static int train_epoch(struct training *training, size_t epoch)
     return rc;
 }
 
-static int train(struct training *training, const struct worker *worker)
+static int train(struct training *training, struct bx_job *job)
 {
     struct rnn_result *result = training->run->result;
     uint64_t start_ns = clock_now_ns(), before = 0, after = 0;
-    int rc = bx_counter(worker->job, "calls_sent", &before);
+    int rc = bx_counter(job, "calls_sent", &before);
 
     for (size_t epoch = 0; rc == 0 && epoch < (size_t)training->run->flags->epochs; epoch++)
         rc = train_epoch(training, epoch);
     result->total_s = clock_seconds_since(start_ns);
     if (rc == 0)
-        rc = bx_counter(worker->job, "calls_sent", &after);
+        rc = bx_counter(job, "calls_sent", &after);
     result->calls = after - before;
     result->ended = rc == 0;
     return rc;
 }
 
-int rnn_trainer(const struct bx_options *options, const struct rnn_run *run)
+static int run_trainer(struct bx_job *job, struct bx_dist *dist, const struct rnn_run *run)
 {
-    struct worker worker = { .options = options };
     struct training training = { .run = run };
-    int rc = open_worker(&worker);
+    int rc = bx_job_start(job);
 
     if (rc == 0)
-        rc = bx_job_start(worker.job);
+        rc = init_training(&training, job, dist);
     if (rc == 0)
-        rc = init_training(&training, &worker);
-    if (rc == 0)
-        rc = train(&training, &worker);
+        rc = train(&training, job);
     fini_training(&training);
-    return close_worker(&worker, rc);
+    return rc;
+}
+
+/* ---- Both --------------------------------------------------------------------------------------------------- */
+
+int rnn_worker(const struct bx_options *options, const struct rnn_run *run)
+{
+    static struct worker worker;
+    struct bx_dist *dist = NULL;
+    int rc = worker_open(&worker, "rnn", options);
+
+    if (rc < 0)
+        goto close;
+    rc = bx_dist_create(worker.job, &dist);
+    if (rc == 0)
+        rc = options->rank == 0 ? serve(worker.job, dist) : run_trainer(worker.job, dist, run);
+    if (rc < 0)
+        worker_fail(&worker, rc, "the job ends", bx_error_text());
+close:
+    rc = worker_close(&worker, rc);
+    bx_dist_destroy(dist);
+    return rc;
 }

@@ -1,26 +1,35 @@
 # shellcheck shell=sh
 # SPDX-License-Identifier: MIT
 #
-# What the end-to-end scripts of programs with a launcher share; sourced, not run, after $program and $dir are set.
+# What the end-to-end scripts of programs with a launcher share; sourced, not run, after $program is set. A script may
+# set limit_s, soon_tries and short afterwards.
 #
-# Lists of process ids are unquoted on purpose.
+# Lists of process ids and of flags are unquoted on purpose.
 # shellcheck disable=SC2002,SC2034,SC2046,SC2086,SC2154
 
-launcher=               # of the job that start_job began; the script's trap kills it
+dir=$(mktemp -d)        # of all files of the script
+launcher=               # of the job that start_job began, and
+workers=                # its pids by rank; empty after finish
+trap 'rm -rf "$dir"; kill -9 $launcher $workers 2>/dev/null' EXIT
+trap 'exit 130' INT TERM
 run_path=$PATH          # for run
+timeout=$(command -v timeout)
+limit_s=0               # of run; 0 is none
+soon_tries=100          # of soon, 20 a second
+short=                  # flags of a short training, for cannot
 
 # shellcheck source=tests/checks.sh
 . "$(dirname "$0")/../checks.sh"
 
 evidence()  # of a check that failed
 {
-    sed 's/^/  out: /' "$dir/out" | tail -n 12
+    sed 's/^/  out: /' "$dir/out" | tail -n 20
     sed 's/^/  err: /' "$dir/err" | tail -n 12
 }
 
 run()       # run FLAGS...: status, $dir/out, $dir/err
 {
-    PATH=$run_path "$program" "$@" >"$dir/out" 2>"$dir/err" </dev/null
+    PATH=$run_path "$timeout" -k 5 "$limit_s" "$program" "$@" >"$dir/out" 2>"$dir/err" </dev/null
     status=$?
 }
 
@@ -44,18 +53,30 @@ cannot()    # cannot PATTERN FLAGS...: status 1 before any training
 {
     pattern=$1
     shift
-    run "$@"
+    run $short "$@"
     test "$status" -eq 1 && is 0 "$dir/out" && is 1 "$dir/err" && lines 1 "$pattern" "$dir/err"
+}
+
+value()     # value KEY: of the JSON $dir/j, where it stands first
+{
+    sed -n 's/.*"'"$1"'": \(\[[^]]*\]\|"[^"]*"\|[^,}]*[^,} ]\).*/\1/p' "$dir/j" | head -n 1
+}
+
+has_keys()  # has_keys KEY...: in $dir/j
+{
+    for key in "$@"; do
+        grep -q "\"$key\": " "$dir/j" || { echo "  no $key"; return 1; }
+    done
 }
 
 # ---- Kills and signals -----------------------------------------------------------------------------
 
-soon()      # soon COMMAND...: within about 5 seconds
+soon()      # soon COMMAND...: within $soon_tries twentieths of a second and what the command takes
 {
     tries=0
     until "$@"; do
         tries=$((tries + 1))
-        test "$tries" -lt 100 || return 1
+        test "$tries" -lt "$soon_tries" || return 1
         sleep 0.05
     done
 }
@@ -107,4 +128,23 @@ finish()    # waits for the end; sets $status and $left
     fi
     launcher=
     soon gone $workers && soon no_segments && left=nothing || left=something
+    workers=
+}
+
+# check_signals COMMAND...: the command starts a long job, which SIGINT, SIGTERM or its launcher's death ends.
+check_signals()
+{
+    for signal in INT TERM; do
+        "$@"
+        kill -"$signal" "$launcher"
+        finish
+        check "SIG$signal ends workers and program" test "$status $left" = \
+            "$(test $signal = INT && echo 130 || echo 143) nothing"
+        check "SIG$signal: nothing on stderr" is 0 "$dir/err"
+    done
+
+    "$@"
+    kill -9 "$launcher"
+    finish
+    check 'workers end with their launcher, and nothing is left' test "$status $left" = '137 nothing'
 }

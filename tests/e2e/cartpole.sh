@@ -9,13 +9,10 @@
 set -u
 
 program=${BX_BUILD_DIR:-build}/bin/cartpole
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"; test -z "${launcher:-}" || kill -9 "$launcher"' EXIT
-trap 'exit 130' INT TERM
-tab=$(printf '\t')
-
 # shellcheck source=tests/demo_checks.sh
 . "$(dirname "$0")/../demo_checks.sh"
+short='--max-episodes 1'
+tab=$(printf '\t')
 
 # ---- Flags -----------------------------------------------------------------------------------------
 
@@ -40,11 +37,11 @@ check 'refuses a value of a switch' refuses --pack=1
 check 'refuses a word' refuses 2
 check 'refuses a figure of unknown type' refuses --plot figure.gif
 
-check 'refuses results in no directory' cannot 'No such file' --max-episodes 1 --json "$dir/none/r.json"
-check 'refuses a directory as results' cannot 'Is a directory' --max-episodes 1 --json "$dir"
-check 'refuses a figure in no directory' cannot 'No such file' --max-episodes 1 --plot "$dir/none/f.svg"
+check 'refuses results in no directory' cannot 'No such file' --json "$dir/none/r.json"
+check 'refuses a directory as results' cannot 'Is a directory' --json "$dir"
+check 'refuses a figure in no directory' cannot 'No such file' --plot "$dir/none/f.svg"
 run_path=$dir
-check 'names the package of gnuplot' cannot 'gnuplot-nox' --max-episodes 1 --plot "$dir/f.svg"
+check 'names the package of gnuplot' cannot 'gnuplot-nox' --plot "$dir/f.svg"
 run_path=$PATH
 
 # ---- Learning --------------------------------------------------------------------------------------
@@ -52,14 +49,9 @@ run_path=$PATH
 reward='[0-9]+\.[0-9]{2}'
 line="^Episode [0-9]+${tab}Last reward: $reward${tab}Average reward: $reward\$"
 
-value()     # value KEY: of the JSON
-{
-    grep -oE "\"$1\": [^,}]*" "$dir/r.json" | sed 's/.*: //; s/ *$//'
-}
-
 learns()    # learns FLAGS...: keeps what does not depend on time in $dir/learned
 {
-    run --json "$dir/r.json" "$@"
+    run --json "$dir/j" "$@"
     { sed '/ steps in /d' "$dir/out"; value solved; value episodes; value steps; value running_reward; } \
         >"$dir/learned"
 }
@@ -76,7 +68,7 @@ check 'the last line of the training' lines 1 '^Solved! Running reward is now 47
 check 'a line of the time' lines 1 "^$(value steps) steps in [0-9.]+ s, [0-9.]+ us a step\$" "$dir/out"
 check 'a figure' grep -q '<svg' "$dir/f.svg"
 keys='world_size|log_interval|gamma|seed|max_episodes|pack|solved|episodes|steps|running_reward|us_per_step|train_s'
-check 'the keys of the JSON' test "$(grep -oE "\"($keys|learn_s)\": [0-9a-z.-]+" "$dir/r.json" | wc -l)" = 13
+check 'the keys of the JSON' test "$(grep -oE "\"($keys|learn_s)\": [0-9a-z.-]+" "$dir/j" | wc -l)" = 13
 check 'a step takes the time of the training over all steps' awk -v us="$(value us_per_step)" \
     -v s="$(value train_s)" -v steps="$(value steps)" -v learn="$(value learn_s)" 'BEGIN {
         want = 1e6 * s / steps; exit !(us > 0.999 * want && us < 1.001 * want && learn > 0 && learn < s) }'
@@ -146,18 +138,6 @@ for pack in '' --pack; do
     check "observer killed: the others name it $pack" names_dead obs2 agent obs1 obs3
 done
 
-for signal in INT TERM; do
-    start
-    kill -"$signal" "$launcher"
-    finish
-    check "SIG$signal ends workers and program" test "$status $left" = \
-        "$(test $signal = INT && echo 130 || echo 143) nothing"
-    check "SIG$signal: nothing on stderr" is 0 "$dir/err"
-done
-
-start
-kill -9 "$launcher"
-finish
-check 'workers end with their launcher, and nothing is left' test "$status $left" = '137 nothing'
+check_signals start
 
 exit "$failed"

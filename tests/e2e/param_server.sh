@@ -10,58 +10,19 @@
 set -u
 
 program=${BX_BUILD_DIR:-build}/bin/param_server
-dir=$(mktemp -d)
-launcher=
-workers=
-trap 'rm -rf "$dir"; kill -9 $launcher $workers 2>/dev/null' EXIT
-trap 'exit 130' INT TERM
-run_path=$PATH
-timeout=$(command -v timeout)
+# shellcheck source=tests/demo_checks.sh
+. "$(dirname "$0")/../demo_checks.sh"
 limit_s=180         # of a run that should take seconds
+soon_tries=1200     # the machine may be busy
 small='--model resnet18 --image 32 --batch-size 4 --num-classes 5'
+short="$small --num-batches 1"
 
-# shellcheck source=tests/checks.sh
-. "$(dirname "$0")/../checks.sh"
-
-evidence()  # of a check that failed
-{
-    sed 's/^/  out: /' "$dir/out" | tail -n 20
-    sed 's/^/  err: /' "$dir/err" | tail -n 12
-}
-
-run()       # run FLAGS...: status, $dir/out, $dir/err
-{
-    PATH=$run_path "$timeout" -k 5 "$limit_s" "$program" "$@" >"$dir/out" 2>"$dir/err" </dev/null
-    status=$?
-}
-
-lines()     # lines COUNT PATTERN FILE
-{
-    test "$(grep -cE "$2" "$3")" -eq "$1"
-}
-
-is()        # is COUNT of lines, by FILE
-{
-    test "$(wc -l <"$2")" -eq "$1"
-}
-
-value()     # value KEY: of the JSON's top level, or of the first trainer
-{
-    sed -n 's/.*"'"$1"'": \(\[[^]]*\]\|"[^"]*"\|[^,}]*\).*/\1/p' "$dir/j" | head -n 1
-}
-
-is_value()  # is_value KEY VALUE
+is_value()  # is_value KEY VALUE: of the JSON's top level, or of the first trainer
 {
     test "$(value "$1")" = "$2"
 }
 
 # ---- Flags -----------------------------------------------------------------------------------------
-
-refuses()   # refuses FLAGS...: one sentence, status 2, nothing printed
-{
-    run "$@"
-    test "$status" -eq 2 && is 0 "$dir/out" && is 1 "$dir/err"
-}
 
 run --help
 flags='trainers|batch-update-size|num-batches|batch-size|image|num-classes|model|lr|momentum|seed|threads'
@@ -87,14 +48,6 @@ check 'refuses a flag without its value' refuses --json
 check 'refuses an empty file name' refuses --json ''
 check 'refuses a word' refuses train
 check 'refuses a figure of unknown type' refuses --plot figure.gif
-
-cannot()    # cannot PATTERN FLAGS...: status 1 before any training
-{
-    pattern=$1
-    shift
-    run $small --num-batches 1 "$@"
-    test "$status" -eq 1 && is 0 "$dir/out" && is 1 "$dir/err" && lines 1 "$pattern" "$dir/err"
-}
 
 check 'refuses a result in no directory' cannot 'No such file' --json "$dir/none/j"
 check 'refuses a directory as result' cannot 'Is a directory' --json "$dir"
@@ -137,14 +90,7 @@ patience_ms total_s updates images_per_s beyond_compute_median losses update_s s
 gradients late per_trainer name end batches compute_s repack_s forward_s backward_s call_s wait_s data_s
 late_gradients handed_bytes copied_bytes arena_bytes versions_live_max leases_at_end late_versions_max
 absences dead_trainers checksum'
-has_keys()
-{
-    for key in $keys; do
-        grep -q "\"$key\": " "$dir/j" || { echo "  no $key"; return 1; }
-    done
-}
-
-check 'all keys are in the JSON' has_keys
+check 'all keys are in the JSON' has_keys $keys
 check 'JSON: updates' is_value updates 4
 check 'JSON: gradients' is_value gradients '[3, 3, 3, 3]'
 check 'JSON: nothing copied' test "$(grep -o '"copied_bytes": [0-9]*' "$dir/j" | sort | uniq -c | tr -s ' ')" = \
@@ -201,63 +147,9 @@ check 'the loss halves in thirty updates' awk -F '[ ,]' '/^update/ {
 
 # ---- Kills, stops and signals ------------------------------------------------------------------------
 
-soon()      # soon COMMAND...: within about a minute, because the machine may be busy
+start()     # start FLAGS...: three trainers, past their first update
 {
-    tries=0
-    until "$@"; do
-        tries=$((tries + 1))
-        test "$tries" -lt 1200 || return 1
-        sleep 0.05
-    done
-}
-
-gone()
-{
-    for pid in "$@"; do
-        # A zombie has ended; its parent may be slow to wait for it.
-        case $(sed -n 's/^State:[[:space:]]*//p' "/proc/$pid/status" 2>/dev/null) in
-        '' | Z*) ;;
-        *) return 1 ;;
-        esac
-    done
-}
-
-no_segments()
-{
-    while read -r path; do
-        test ! -e "$path" || return 1
-    done <"$dir/segments"
-}
-
-start()     # start FLAGS...: three trainers, past their first update; sets $launcher, $workers
-{
-    : >"$dir/out"
-    env --default-signal=INT "$program" $small --trainers 3 --batch-update-size 3 --json "$dir/j" "$@" \
-        >"$dir/out" 2>"$dir/err" </dev/null &
-    launcher=$!
-    soon grep -q '^update 1:' "$dir/out"
-    workers=$(ps --ppid "$launcher" -o pid= | sort -n | tr -s ' \n' ' ')
-    cat $(printf '/proc/%s/maps ' $workers) 2>/dev/null | grep -o '/dev/shm/boxcar[^ ]*' |
-        sort -u >"$dir/segments"
-}
-
-worker()    # worker RANK: its pid
-{
-    echo $workers | cut -d' ' -f$(($1 + 1))
-}
-
-finish()    # waits for the end; sets $status and $left
-{
-    if soon gone "$launcher"; then
-        wait "$launcher" 2>/dev/null
-        status=$?
-    else
-        kill -9 "$launcher"
-        status=late
-    fi
-    launcher=
-    soon gone $workers && soon no_segments && left=nothing || left=something
-    workers=
+    start_job '^update 1:' $small --trainers 3 --batch-update-size 3 --json "$dir/j" "$@"
 }
 
 start --num-batches 30
@@ -326,18 +218,6 @@ for rank in 2 0; do
         "^param_server: (ps|trainer[1-3]): $how before job '.*' had started\$" "$dir/err"
 done
 
-for signal in INT TERM; do
-    start --num-batches 100000
-    kill -"$signal" "$launcher"
-    finish
-    check "SIG$signal ends workers and program" test "$status $left" = \
-        "$(test $signal = INT && echo 130 || echo 143) nothing"
-    check "SIG$signal: nothing on stderr" is 0 "$dir/err"
-done
-
-start --num-batches 100000
-kill -9 "$launcher"
-finish
-check 'workers end with their launcher, and nothing is left' test "$status $left" = '137 nothing'
+check_signals start --num-batches 100000
 
 exit "$failed"

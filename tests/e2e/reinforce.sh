@@ -9,13 +9,10 @@
 set -u
 
 program=${BX_BUILD_DIR:-build}/bin/reinforce
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"; test -z "${launcher:-}" || kill -9 "$launcher"' EXIT
-trap 'exit 130' INT TERM
-tab=$(printf '\t')
-
 # shellcheck source=tests/demo_checks.sh
 . "$(dirname "$0")/../demo_checks.sh"
+short='--max-world-size 2 --num-episode 1'
+tab=$(printf '\t')
 
 # ---- Flags -----------------------------------------------------------------------------------------
 
@@ -41,12 +38,11 @@ check 'refuses a flag without its value' refuses --seed
 check 'refuses a word' refuses episode
 check 'refuses a figure of unknown type' refuses --plot figure.gif
 
-short='--max-world-size 2 --num-episode 1'
-check 'refuses a table in no directory' cannot 'No such file' $short --csv "$dir/none/t.csv"
-check 'refuses a directory as table' cannot 'Is a directory' $short --csv "$dir"
-check 'refuses a figure in no directory' cannot 'No such file' $short --plot "$dir/none/f.svg"
+check 'refuses a table in no directory' cannot 'No such file' --csv "$dir/none/t.csv"
+check 'refuses a directory as table' cannot 'Is a directory' --csv "$dir"
+check 'refuses a figure in no directory' cannot 'No such file' --plot "$dir/none/f.svg"
 run_path=$dir
-check 'names the package of gnuplot' cannot 'gnuplot-nox' $short --plot "$dir/f.svg"
+check 'names the package of gnuplot' cannot 'gnuplot-nox' --plot "$dir/f.svg"
 run_path=$PATH
 
 # ---- Output ----------------------------------------------------------------------------------------
@@ -165,18 +161,6 @@ for mode in batch no-batch; do
     check "$mode: observer killed, the others name it" names_dead obs2 agent obs1 obs3
 done
 
-for signal in INT TERM; do
-    start --mode batch
-    kill -"$signal" "$launcher"
-    finish
-    check "SIG$signal ends workers and program" test "$status $left" = \
-        "$(test $signal = INT && echo 130 || echo 143) nothing"
-    check "SIG$signal: nothing on stderr" is 0 "$dir/err"
-done
-
-start --mode batch
-kill -9 "$launcher"
-finish
-check 'workers end with their launcher, and nothing is left' test "$status $left" = '137 nothing'
+check_signals start --mode batch
 
 exit "$failed"

@@ -9,52 +9,13 @@
 set -u
 
 program=${BX_BUILD_DIR:-build}/bin/rnn
-dir=$(mktemp -d)
-launcher=
-workers=
-trap 'rm -rf "$dir"; kill -9 $launcher $workers 2>/dev/null' EXIT
-trap 'exit 130' INT TERM
-run_path=$PATH
-timeout=$(command -v timeout)
+# shellcheck source=tests/demo_checks.sh
+. "$(dirname "$0")/../demo_checks.sh"
 limit_s=120         # of a run that should take seconds
-
-# shellcheck source=tests/checks.sh
-. "$(dirname "$0")/../checks.sh"
-
-evidence()  # of a check that failed
-{
-    sed 's/^/  out: /' "$dir/out" | tail -n 12
-    sed 's/^/  err: /' "$dir/err" | tail -n 12
-}
-
-run()       # run FLAGS...: status, $dir/out, $dir/err
-{
-    PATH=$run_path "$timeout" -k 5 "$limit_s" "$program" "$@" >"$dir/out" 2>"$dir/err" </dev/null
-    status=$?
-}
-
-lines()     # lines COUNT PATTERN FILE
-{
-    test "$(grep -cE "$2" "$3")" -eq "$1"
-}
-
-is()        # is COUNT of lines, by FILE
-{
-    test "$(wc -l <"$2")" -eq "$1"
-}
-
-value()     # value KEY: of the JSON
-{
-    sed -n 's/.*"'"$1"'": \(\[[^]]*\]\|"[^"]*"\|[^,}]*\).*/\1/p' "$dir/j" | head -n 1
-}
+soon_tries=200      # the machine may be busy
+short='--epochs 1'
 
 # ---- Flags -----------------------------------------------------------------------------------------
-
-refuses()   # refuses FLAGS...: one sentence, status 2, nothing printed
-{
-    run "$@"
-    test "$status" -eq 2 && is 0 "$dir/out" && is 1 "$dir/err"
-}
 
 run --help
 flags='batch|ntoken|ninp|nhid|nindices|nlayers|dropout|epochs|lr|seed|loss|json|plot'
@@ -77,14 +38,6 @@ check 'refuses an empty file name' refuses --json ''
 check 'refuses a word' refuses train
 check 'refuses a figure of unknown type' refuses --plot figure.gif
 
-cannot()    # cannot PATTERN FLAGS...: status 1 before any training
-{
-    pattern=$1
-    shift
-    run --epochs 1 "$@"
-    test "$status" -eq 1 && is 0 "$dir/out" && is 1 "$dir/err" && lines 1 "$pattern" "$dir/err"
-}
-
 check 'refuses a result in no directory' cannot 'No such file' --json "$dir/none/j"
 check 'refuses a directory as result' cannot 'Is a directory' --json "$dir"
 check 'refuses a figure in no directory' cannot 'No such file' --plot "$dir/none/f.svg"
@@ -103,20 +56,13 @@ check 'the median of the iterations' lines 1 "^50 iterations in $real s, $real m
 check 'nothing on stderr' is 0 "$dir/err"
 check 'a figure' grep -q '<svg' "$dir/f.svg"
 
-has_keys()
-{
-    for key in batch ntoken ninp nhid nindices nlayers dropout epochs lr seed loss ms_per_iteration total_s iterations \
-        calls_per_iteration losses epoch_losses; do
-        grep -q "\"$key\": " "$dir/j" || { echo "  no $key"; return 1; }
-    done
-}
-
 numbers()   # numbers KEY: how many there are in the list
 {
     value "$1" | tr ',' '\n' | grep -cE "$real"
 }
 
-check 'all keys are in the JSON' has_keys
+check 'all keys are in the JSON' has_keys batch ntoken ninp nhid nindices nlayers dropout epochs lr seed loss \
+    ms_per_iteration total_s iterations calls_per_iteration losses epoch_losses
 check 'JSON: a loss for each iteration and each epoch' test "$(numbers losses) $(numbers epoch_losses)" = '50 10'
 check 'JSON: iterations, loss and dropout' test "$(value iterations) $(value loss) $(value dropout)" = \
     '50 "tutorial" 0.5'
@@ -156,57 +102,9 @@ done
 
 # ---- Kills and signals -----------------------------------------------------------------------------
 
-soon()      # soon COMMAND...: within about ten seconds, because the machine may be busy
+start()     # a long training, past its first epoch
 {
-    tries=0
-    until "$@"; do
-        tries=$((tries + 1))
-        test "$tries" -lt 200 || return 1
-        sleep 0.05
-    done
-}
-
-gone()
-{
-    for pid in "$@"; do
-        # A zombie has ended; its parent may be slow to wait for it.
-        case $(sed -n 's/^State:[[:space:]]*//p' "/proc/$pid/status" 2>/dev/null) in
-        '' | Z*) ;;
-        *) return 1 ;;
-        esac
-    done
-}
-
-no_segments()
-{
-    while read -r path; do
-        test ! -e "$path" || return 1
-    done <"$dir/segments"
-}
-
-start()     # a long training, past its first epoch; sets $launcher, $workers
-{
-    : >"$dir/out"
-    env --default-signal=INT "$program" --epochs 1000000 >"$dir/out" 2>"$dir/err" </dev/null &
-    launcher=$!
-    soon grep -q '^Training epoch 1:' "$dir/out"
-    workers=$(ps --ppid "$launcher" -o pid= | sort -n | tr -s ' \n' ' ')
-    cat $(printf '/proc/%s/maps ' $workers) 2>/dev/null | grep -o '/dev/shm/boxcar[^ ]*' |
-        sort -u >"$dir/segments"
-}
-
-finish()    # waits for the end; sets $status and $left
-{
-    if soon gone "$launcher"; then
-        wait "$launcher" 2>/dev/null
-        status=$?
-    else
-        kill -9 "$launcher"
-        status=late
-    fi
-    launcher=
-    soon gone $workers && soon no_segments && left=nothing || left=something
-    workers=
+    start_job '^Training epoch 1:' --epochs 1000000
 }
 
 kill_worker() # kill_worker DEAD SURVIVOR FIELD
@@ -227,18 +125,6 @@ for try in 1 2 3; do
     kill_worker trainer ps 2
 done
 
-for signal in INT TERM; do
-    start
-    kill -"$signal" "$launcher"
-    finish
-    check "SIG$signal ends workers and program" test "$status $left" = \
-        "$(test $signal = INT && echo 130 || echo 143) nothing"
-    check "SIG$signal: nothing on stderr" is 0 "$dir/err"
-done
-
-start
-kill -9 "$launcher"
-finish
-check 'workers end with their launcher, and nothing is left' test "$status $left" = '137 nothing'
+check_signals start
 
 exit "$failed"

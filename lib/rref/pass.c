@@ -59,8 +59,7 @@ int bxi_rref_prepare(struct bx_job *job, int to, const struct bxi_rref_out *out)
 
         if (to == job->rank || owner == to)
             continue;
-        if (owner == job->rank && rref->entries == NULL &&
-            (rref->entries = calloc((size_t)job->world_size, sizeof *rref->entries)) == NULL)
+        if (owner == job->rank && !bxi_rref_make_entries(job, rref))
             return -ENOMEM;
     }
     return 0;
@@ -239,21 +238,12 @@ static struct bx_rref *take_makes(struct bx_job *job, int from, uint64_t id)
     }
     job->rrefs->seen[from] = id & BXI_RREF_COUNT_MASK;
     rref = find_or_add(job, id);
-    if (rref == NULL)
-        return NULL;
-    if (rref->entries == NULL &&
-        (rref->entries = calloc((size_t)job->world_size, sizeof *rref->entries)) == NULL)
+    if (rref == NULL || !bxi_rref_make_entries(job, rref))
         return NULL;
     rref->is_making = true;
     bxi_rref_add_entries(rref, from, 1);
     bxi_add(&rref->refs, 1);
     return rref;
-}
-
-static bool is_id(const struct bx_job *job, uint64_t id)
-{
-    return bxi_rref_id_owner(id) < job->world_size && bxi_rref_id_maker(id) < job->world_size &&
-           (id & BXI_RREF_COUNT_MASK) != 0;
 }
 
 static bool is_valid(const struct bx_job *job, int from, const struct bxi_rref_tail *tail, const uint64_t *ids)
@@ -265,15 +255,15 @@ static bool is_valid(const struct bx_job *job, int from, const struct bxi_rref_t
     if (tail->flags & BXI_RREF_MAKES) {
         uint64_t id = ids[at++];
 
-        if (!is_id(job, id) || !bxi_rref_is_ours(job, id) || bxi_rref_id_maker(id) != from ||
+        if (!bxi_rref_is_id(job, id) || !bxi_rref_is_ours(job, id) || bxi_rref_id_maker(id) != from ||
             (from != job->rank && (id & BXI_RREF_COUNT_MASK) <= job->rrefs->seen[from]))
             return false;
     }
-    if ((tail->flags & BXI_RREF_TARGET) && (!is_id(job, ids[at]) || !bxi_rref_is_ours(job, ids[at])))
+    if ((tail->flags & BXI_RREF_TARGET) && (!bxi_rref_is_id(job, ids[at]) || !bxi_rref_is_ours(job, ids[at])))
         return false;
     at += (tail->flags & BXI_RREF_TARGET) != 0;
     for (uint32_t i = 0; i < tail->count; i++)
-        if (!is_id(job, ids[at + i]))
+        if (!bxi_rref_is_id(job, ids[at + i]))
             return false;
     return true;
 }

@@ -52,9 +52,7 @@ static int enter(struct bx_job *job, int from, uint64_t id, struct bxi_rref_afte
     struct bxi_rref_frame entered = { .op = BXI_RREF_ENTERED, .id = id };
     struct bx_rref *rref = bxi_rref_of_ours(job, id);
 
-    if (rref != NULL && rref->entries == NULL)
-        rref->entries = calloc((size_t)job->world_size, sizeof *rref->entries);
-    if (rref == NULL || rref->entries == NULL) {
+    if (rref == NULL || !bxi_rref_make_entries(job, rref)) {
         entered.value = -ENOMEM;
     } else if (bxi_rref_state(rref) == BXI_RREF_FAILED && rref->code == BX_E_NO_OBJECT) {
         entered.value = BX_E_NO_OBJECT;
@@ -260,12 +258,6 @@ static int passed(struct bx_job *job, int from, const struct bxi_rref_frame *fra
 
 /* ---- a frame ---------------------------------------------------------------------------------------------- */
 
-static bool is_id(const struct bx_job *job, uint64_t id)
-{
-    return bxi_rref_id_owner(id) < job->world_size && bxi_rref_id_maker(id) < job->world_size &&
-           (id & BXI_RREF_COUNT_MASK) != 0;
-}
-
 static int handle(struct bx_job *job, int from, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)
 {
     switch (frame->op) {
@@ -293,7 +285,7 @@ int bxi_rref_arrived(struct bx_job *job, int from, const struct bxi_rref_frame *
     struct bx_rref *rref = NULL;
     int rc;
 
-    if (from == job->rank || (frame->op < BXI_RREF_ASK && !is_id(job, frame->id)))
+    if (from == job->rank || (frame->op < BXI_RREF_ASK && !bxi_rref_is_id(job, frame->id)))
         return BX_E_CORRUPT;
     bxi_lock(&job->run->lock);
     if (frame->op == BXI_RREF_ENTERED && (rref = bxi_rref_find(job, frame->id)) != NULL)

@@ -243,13 +243,15 @@ void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after);
 /* Keeps a message for the log hook; without memory it is lost. */
 void bxi_rref_say(struct bxi_rref_after *after, int level, const char *format, ...) BX_PRINTF(3, 4);
 
-/* The next five: lock. */
+/* The next six: lock. */
 struct bx_rref *bxi_rref_find(struct bx_job *job, uint64_t id);
 /* One of this worker's, or one that is to come, or an id that is gone: a reference that has failed. NULL: no memory. */
 struct bx_rref *bxi_rref_of_ours(struct bx_job *job, uint64_t id);
 struct bx_rref *bxi_rref_new(struct bx_job *job, uint64_t id);     /* 0 references, not in the table; NULL: no memory */
 int bxi_rref_insert(struct bx_job *job, struct bx_rref *rref);     /* 0, -ENOMEM */
 int bxi_rref_reserve(struct bx_job *job);                          /* so that the next insert succeeds; 0, -ENOMEM */
+/* So that bxi_rref_add_entries may be called, if it may not yet. false: no memory. */
+bool bxi_rref_make_entries(const struct bx_job *job, struct bx_rref *rref);
 /* If nothing needs the reference any more: LEAVE, or the object's end. Call it after each change. */
 void bxi_rref_settle(struct bx_job *job, struct bx_rref *rref, struct bxi_rref_after *after);
 void bxi_rref_send(struct bx_job *job, int rank, const struct bxi_rref_frame *frame, struct bxi_rref_after *after);
@@ -285,6 +287,11 @@ static inline struct bx_job *bxi_rref_job(const struct bx_rref *rref)
 static inline bool bxi_rref_is_ours(const struct bx_job *job, uint64_t id)
 {
     return bxi_rref_id_owner(id) == job->rank;
+}
+static inline bool bxi_rref_is_id(const struct bx_job *job, uint64_t id)
+{
+    return bxi_rref_id_owner(id) < job->world_size && bxi_rref_id_maker(id) < job->world_size &&
+           (id & BXI_RREF_COUNT_MASK) != 0;
 }
 
 /* ---- pass.c: references in messages --------------------------------------------------------------------- */

@@ -94,6 +94,13 @@ int bxi_rref_insert(struct bx_job *job, struct bx_rref *rref)
     return 0;
 }
 
+bool bxi_rref_make_entries(const struct bx_job *job, struct bx_rref *rref)
+{
+    if (rref->entries == NULL)
+        rref->entries = calloc((size_t)job->world_size, sizeof *rref->entries);
+    return rref->entries != NULL;
+}
+
 static void take_out(struct bx_job *job, struct bx_rref *rref)
 {
     struct bxi_rrefs *rrefs = job->rrefs;

@@ -25,8 +25,8 @@
  *     lib/rref/pass.c bxi_rref_sent 3370553404
  *     lib/rref/pass.c is_passed 1925163900
  *     lib/rref/pass.c take 585607534
- *     lib/rref/pass.c take_makes 44917029
- *     lib/rref/protocol.c enter 3848564548
+ *     lib/rref/pass.c take_makes 1828731603
+ *     lib/rref/protocol.c enter 1554975141
  *     lib/rref/protocol.c leave 1069033539
  *     lib/rref/protocol.c entered 1659934524
  *     lib/rref/protocol.c kept 799942159

@@ -36,3 +36,16 @@ await()     # await RANK LINE: until it has printed the line
         kill -0 "$(eval echo "\$pid_$1")" 2>/dev/null || return 1
     done
 }
+
+stopped()   # stopped PID...: each thread of each process is
+{
+    for pid; do
+        test -z "$(grep -L '^[0-9]* (.*) [Tt] ' "/proc/$pid/task/"*/stat 2>/dev/null)" || return 1
+    done
+}
+
+stop()      # stop PID...: returns when none of their threads runs any more, for a signal takes its time to arrive
+{
+    kill -STOP "$@"
+    until stopped "$@"; do :; done
+}

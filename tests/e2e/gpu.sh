@@ -203,8 +203,7 @@ check 'one that is killed has nothing open any more' shown gpu 'on device 0, ope
 check 'check does not mind' stat 0 check "$job"
 
 # None may see another's death: it would remove its names.
-kill -STOP "$pid_0" "$pid_2" "$pid_3"
-until test "$("$build/bin/shmstat" show "$job" | grep -c '^worker [023] .*: running, stopped$')" -eq 3; do :; done
+stop "$pid_0" "$pid_2" "$pid_3"
 kill -9 "$pid_0" "$pid_2" "$pid_3"
 wait 2>/dev/null
 pids=

@@ -107,9 +107,9 @@ instance=$("$program" ls "$job" --json | sed -n 's/.*"instance": "\(.*\)",/\1/p'
 check 'a job by its instance' ends 0 show "$job.$instance"
 check 'another instance is not there' ends 3 show "$job.0000000000000000"
 
-kill -STOP "$pid_1"
-until "$program" show "$job" | grep -q "^worker 1 w1, pid $pid_1: running, stopped\$"; do :; done
-check 'one that is stopped is shown so' ends 0 show "$job"
+stop "$pid_1"
+ends 0 show "$job"
+check 'one that is stopped is shown so' says "^worker 1 w1, pid $pid_1: running, stopped\$"
 check 'the others are not' test "$(grep -c stopped "$dir/out")" -eq 1
 
 # ---- Every key is in the page -----------------------------------------------------------------------
@@ -136,8 +136,7 @@ done
 # ---- The same job, killed -------------------------------------------------------------------------
 
 # All are stopped first: a worker that saw another's death would remove its names.
-kill -STOP $pid_0 $pid_1 $pid_2
-until test "$("$program" show "$job" | grep -c '^worker [0-2] .*: running, stopped$')" -eq 3; do :; done
+stop $pid_0 $pid_1 $pid_2
 kill -9 $pid_0 $pid_1 $pid_2
 wait 2>/dev/null
 pids=

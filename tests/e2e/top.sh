@@ -120,11 +120,12 @@ fi
 
 # ---- One of them stopped, then all killed -----------------------------------------------------------
 
-kill -STOP "$pid_1"
+stop "$pid_1"
 until once && says 'stopped'; do :; done
 check 'one that is stopped is the reason' says "^w1 \(pid $pid_1\) is stopped: it goes on with SIGCONT\$"
 check 'it is counted' says '^3 workers: 3 alive.*, 1 stopped$'
-kill -STOP $pid_0 $pid_2
+# All are stopped first: a worker that saw another's death would remove its names.
+stop $pid_0 $pid_2
 kill -9 $pid_0 $pid_1 $pid_2
 wait 2>/dev/null
 pids=

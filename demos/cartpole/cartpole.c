@@ -11,6 +11,7 @@
 #include "demos/common/ending.h"
 #include "demos/common/flags.h"
 #include "demos/common/plot.h"
+#include "demos/common/worker.h"
 
 #include <errno.h>
 #include <string.h>
@@ -71,20 +72,12 @@ static int run_job(const struct cp_run *run)
     char text[BX_WORLD_MAX][BX_NAME_MAX + 1];
     const char *names[BX_WORLD_MAX];
     struct bx_spawn_options options = { .world_size = run->flags->world_size, .names = names };
-    struct bx_spawn_report report = { .failed_rank = -1 };
 
     for (int rank = 0; rank < options.world_size; rank++) {
         snprintf(text[rank], sizeof(text[rank]), rank == 0 ? CP_AGENT : "obs%d", rank);
         names[rank] = text[rank];
     }
-    fflush(NULL);       /* else every child would print what is buffered now */
-    int rc = bx_spawn(&options, run_worker, (void *)(uintptr_t)run, &report);
-    if (rc == 0)
-        return CP_OK;
-    if (rc == BX_E_INTERRUPTED)
-        return ending_by(report.interrupt_signal, CP_WORKER);
-    fprintf(stderr, CP_PROGRAM ": %s\n", bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(rc));
-    return CP_WORKER;
+    return worker_spawn(CP_PROGRAM, &options, run_worker, (void *)(uintptr_t)run) < 0 ? CP_WORKER : CP_OK;
 }
 
 /* ---- Results ------------------------------------------------------------------------------------------- */

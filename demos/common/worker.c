@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Start and end of a worker, and the sentence about a death. Run on each worker's main thread; the death hook on the
- * thread that makes progress.
+ * thread that makes progress. worker_spawn is run by the program's first process, which is no worker itself.
  *
  * A worker that stops because another died leaves the job by itself, and its peers see BX_E_SHUTDOWN. If it exited,
  * they would see one more death. So every survivor names the worker that died first, in whatever order the news arrive.
@@ -83,4 +83,17 @@ int worker_close(struct worker *worker, int code)
     bx_job_destroy(worker->job);
     worker->job = NULL;
     return code == 0 && ending_output(worker->program) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+int worker_spawn(const char *program, const struct bx_spawn_options *options, bx_worker_fn fn, void *context)
+{
+    struct bx_spawn_report report = { .failed_rank = -1 };
+    int rc = bx_spawn(options, fn, context, &report);
+
+    if (rc == 0)
+        return 0;
+    if (rc == BX_E_INTERRUPTED)
+        return ending_by(report.interrupt_signal, -1);
+    fprintf(stderr, "%s: %s\n", program, bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(rc));
+    return -1;
 }

@@ -25,4 +25,7 @@ int worker_fail(struct worker *worker, int code, const char *what, const char *t
  * 0, leaving fails, or output was lost. */
 int worker_close(struct worker *worker, int code);
 
+/* Runs all workers of a job. 0, or -1 after a sentence on stderr. A signal that ended the job ends this process too. */
+int worker_spawn(const char *program, const struct bx_spawn_options *options, bx_worker_fn fn, void *context);
+
 #endif

@@ -79,7 +79,6 @@ int ps_run(const struct ps_run *run)
         snprintf(text[rank], sizeof(text[rank]), rank == 0 ? PS_SERVER : "trainer%d", rank);
         names[rank] = text[rank];
     }
-    fflush(NULL);       /* else every child would print what is buffered now */
     int rc = bx_spawn(&options, run_worker, (void *)(uintptr_t)run, &report);
     return rc < 0 ? exit_status(run, rc, &report) : PS_OK;
 }

@@ -6,11 +6,8 @@
  * The pool of a shard's worker has one thread: see shard.c. All processes end when one of them dies: half a network
  * cannot train.
  */
-#include "demos/common/ending.h"
 #include "demos/common/worker.h"
 #include "pipeline.h"
-
-#include <stdio.h>
 
 struct task {
     const struct pl_flags *flags;
@@ -57,14 +54,6 @@ int pl_run_job(const struct pl_flags *flags, struct pl_result *result)
     static const char *const NAMES[PL_WORLD] = { "master", "worker1", "worker2" };
     struct task task = { flags, result };
     struct bx_spawn_options options = { .world_size = PL_WORLD, .names = NAMES };
-    struct bx_spawn_report report = { .failed_rank = -1 };
 
-    fflush(NULL);       /* else every child would print what is buffered now */
-    int rc = bx_spawn(&options, run_worker, &task, &report);
-    if (rc == 0)
-        return PL_OK;
-    if (rc == BX_E_INTERRUPTED)
-        return ending_by(report.interrupt_signal, PL_WORKER);
-    fprintf(stderr, "pipeline: %s\n", bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(rc));
-    return PL_WORKER;
+    return worker_spawn("pipeline", &options, run_worker, &task) < 0 ? PL_WORKER : PL_OK;
 }

@@ -146,7 +146,6 @@ static int run_once(struct launcher *launcher, enum reinforce_mode mode,
         names[rank] = text[rank];
     }
     memset(launcher->result, 0, sizeof(*launcher->result));
-    fflush(NULL);       /* else every child would print what is buffered now */
 
     uint64_t start_ns = clock_now_ns();
     struct bx_spawn_options options = { .world_size = run.world_size, .names = names };

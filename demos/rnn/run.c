@@ -5,7 +5,7 @@
  * The trainer writes its result to memory that is mapped before the fork. stdout is for people, and a pipe would have
  * to be read while waiting.
  */
-#include "demos/common/ending.h"
+#include "demos/common/worker.h"
 #include "rnn.h"
 
 #include <errno.h>
@@ -44,15 +44,6 @@ int rnn_run(const struct rnn_run *run)
 {
     static const char *const NAMES[] = { RNN_PS, RNN_TRAINER };
     const struct bx_spawn_options options = { .world_size = 2, .names = NAMES };
-    struct bx_spawn_report report = { .failed_rank = -1 };
-    int rc;
 
-    fflush(NULL);       /* else every child would print what is buffered now */
-    rc = bx_spawn(&options, run_worker, (void *)(uintptr_t)run, &report);
-    if (rc == BX_E_INTERRUPTED)
-        return ending_by(report.interrupt_signal, RNN_WORKER);
-    if (rc == 0)
-        return RNN_OK;
-    fprintf(stderr, "rnn: %s\n", bx_error_text()[0] != '\0' ? bx_error_text() : bx_strerror(rc));
-    return RNN_WORKER;
+    return worker_spawn("rnn", &options, run_worker, (void *)(uintptr_t)run) < 0 ? RNN_WORKER : RNN_OK;
 }

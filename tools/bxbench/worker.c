@@ -116,10 +116,8 @@ int bench_worker_serve(struct bx_job *job)
 bool bench_spawn(int world_size, const struct bx_options *common, bx_worker_fn fn, void *context)
 {
     struct bx_spawn_options options = { .world_size = world_size, .options = common };
-    int rc;
+    int rc = bx_spawn(&options, fn, context, NULL);
 
-    fflush(NULL);       /* else each child would print the buffered output once more */
-    rc = bx_spawn(&options, fn, context, NULL);
     if (rc < 0)
         bench_fail("bx_spawn", rc);
     return rc >= 0;

@@ -233,15 +233,15 @@ struct ps_result {
 
 /* ---- messages.c: the functions of the workers, and the layout of their messages --------------------- */
 
-/* Of the server:
+/* Methods of the server's object:
  *
  *   get_model                 -> u64 version, tensors
  *   update_and_fetch_model    u64 version, u64 time of sending (ns), f64 loss, report, tensors
  *                             -> u64 version, u64 time waited for others (ns), tensors
  *
- * and of a trainer:
+ * and the function of a trainer:
  *
- *   train                     -> report
+ *   train                     reference to the server -> report
  *
  * A report holds a trainer's figures so far. Each gradient carries one, so that the last report of a trainer that dies
  * remains. */

@@ -3,12 +3,13 @@
  * The parameter server, rank 0: holds the model. It turns the gradients of a batch of calls into the next version, and
  * answers every call of the batch with that version.
  *
- * The main thread starts "train" on every trainer and waits for their ends. "get_model" is answered on the thread that
- * makes progress. "update_and_fetch_model" is a batch with a blocking body: it runs on the pool, one at a time, when
- * each member of the batch has a row or batch_update_size rows have arrived. It reads the gradients in the trainers'
- * arenas and writes version n+1 to tensors of its own, beside version n, which may be on loan. A version is freed when
- * its last borrower has returned it, and its memory is reused. (Writing into version n-1 as soon as it is not on loan
- * would save 161 calls of malloc, but a reply that holds it may be in flight.)
+ * The server is an object with two methods. The main thread starts "train" on every trainer, with a reference to the
+ * server, and waits for their ends. "get_model" is answered on the thread that makes progress. "update_and_fetch_model"
+ * is a batch with a blocking body: it runs on the pool, one at a time, when each member of the batch has a row or
+ * batch_update_size rows have arrived. It reads the gradients in the trainers' arenas and writes version n+1 to tensors
+ * of its own, beside version n, which may be on loan. A version is freed when its last borrower has returned it, and
+ * its memory is reused. (Writing into version n-1 as soon as it is not on loan would save 161 calls of malloc, but a
+ * reply that holds it may be in flight.)
  *
  * Members of the batch are the trainers that it waits for. A trainer that has not sent its row when the patience of the
  * oldest row is over is removed until it returns: so it costs the others one wait and not one in each update. Its
@@ -54,6 +55,7 @@ struct trainer {
 
 struct server {
     struct bx_job *job;
+    struct bx_rref *self;
     const struct ps_flags *flags;
     struct ps_result *result;
     struct ps_params params;
@@ -160,10 +162,9 @@ static void install_version(struct server *server, struct version *version)
 
 static int get_model(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
-    struct server *server = context;
+    struct server *server = bx_request_object(request);
 
-    (void)request;
-    (void)args;
+    (void)args, (void)context;
     pthread_mutex_lock(&server->lock);
     struct version *newest = server->versions;
     int rc = newest == NULL ? bx_fail(BX_E_STATE, "there is no model yet") : 0;
@@ -471,7 +472,8 @@ static void note_end(struct bx_future *future, void *context)
                                                   : PS_DIED);
 }
 
-static int start_trainers(struct server *server)
+/* `args` holds a reference to the server. */
+static int start_trainers(struct server *server, const struct bx_msg *args)
 {
     struct bx_call_options options = { .timeout_ns = BX_FOREVER };
     int rc = 0;
@@ -485,7 +487,7 @@ static int start_trainers(struct server *server)
     for (size_t i = 0; rc == 0 && i < server->trainer_count; i++) {
         struct trainer *trainer = &server->trainers[i];
 
-        rc = bx_rpc_async(server->job, name_of(trainer), "train", NULL, &options, &trainer->future);
+        rc = bx_rpc_async(server->job, name_of(trainer), "train", args, &options, &trainer->future);
         if (rc == 0)
             rc = bx_future_on_done(trainer->future, note_end, trainer);
         else if (rc == BX_E_PEER_DEAD) {
@@ -571,8 +573,12 @@ static int fill_in_result(struct server *server)
 
 static int train(struct server *server)
 {
-    int rc = start_trainers(server);
+    struct bx_msg *args = bx_msg_create(0);
+    int rc = args == NULL ? -ENOMEM : bx_msg_put_rref(args, server->self);
 
+    if (rc == 0)
+        rc = start_trainers(server, args);
+    bx_msg_destroy(args);
     if (rc == 0)
         rc = wait_for_trainers(server);
     return rc < 0 ? rc : fill_in_result(server);
@@ -627,6 +633,8 @@ static int make_model(struct server *server)
     return rc;
 }
 
+static const struct bx_type server_type = { .name = "parameter_server" };
+
 static int start(struct server *server)
 {
     struct bx_batch_options options = {
@@ -634,13 +642,16 @@ static int start(struct server *server)
         .flush_after_ns = server->flags->patience_ms * UINT64_C(1000000),
         .blocking = true,
     };
-    int rc = bx_register(server->job, "get_model", BX_INLINE, get_model, server);
+    int rc = bx_register_method(server->job, &server_type, "get_model", BX_INLINE, get_model, NULL);
 
     if (rc == 0)
-        rc = bx_register_batch(server->job, "update_and_fetch_model", update_and_fetch_model, server, &options);
+        rc = bx_register_method_batch(server->job, &server_type, "update_and_fetch_model", update_and_fetch_model,
+                                      server, &options);
     for (size_t i = 0; rc == 0 && i < server->trainer_count; i++)
         rc = bx_batch_add_member(server->job, "update_and_fetch_model", server->trainers[i].rank);
-    return rc < 0 ? rc : bx_job_start(server->job);
+    if (rc == 0)
+        rc = bx_job_start(server->job);
+    return rc < 0 ? rc : bx_rref_create(server->job, &server_type, server, &server->self);
 }
 
 static void fini_server(struct server *server)
@@ -677,6 +688,7 @@ int ps_server(const struct bx_options *options, const struct ps_run *run)
         rc = make_model(&server);
     if (rc == 0)
         rc = train(&server);
+    bx_rref_release(server.self);
     if (rc == 0)
         rc = bx_job_shutdown(server.job, 0);
     if (rc < 0)

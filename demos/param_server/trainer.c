@@ -3,11 +3,12 @@
  * A trainer, rank 1 and up: fetches the model; then, for each batch, sends its gradients to the server and receives the
  * next version of the model.
  *
- * "train" is a blocking handler: it runs on the pool and calls the server from there, a call inside a call. The main
- * thread only serves. The gradients are written in this worker's arena, where the server reads them; the model is read
- * where the server wrote it. A trainer repacks the model into the network's own layout at once and returns it before it
- * computes the next batch, so that a slow trainer holds no version. On a GPU all this is put on a stream: the call is
- * sent while the gradients are still being computed, and its duration includes their time.
+ * "train" is a blocking handler: it gets a reference to the server, runs on the pool, and calls the server's methods
+ * from there, calls inside a call. The main thread only serves. The gradients are written in this worker's arena, where
+ * the server reads them; the model is read where the server wrote it. A trainer repacks the model into the network's
+ * own layout at once and returns it before it computes the next batch, so that a slow trainer holds no version. On a
+ * GPU all this is put on a stream: the call is sent while the gradients are still being computed, and its duration
+ * includes their time.
  */
 #include "demos/common/clock.h"
 #include "ps.h"
@@ -22,6 +23,7 @@ struct trainer {
     const struct ps_run *run;
     struct ps_learner learner;
     struct ps_params params;
+    struct bx_rref *server;         /* while it trains */
     struct ps_set grads;            /* all zero: none */
     struct bx_msg *model;           /* the server's last reply, until the model has been repacked */
     const float **model_params;
@@ -41,7 +43,7 @@ struct trainer {
 static int ready_grads(struct trainer *trainer)
 {
     struct bx_loans loans;
-    int rc = bx_job_loans(trainer->job, 0, &loans);     /* collects returned leases */
+    int rc = bx_job_loans(trainer->job, bx_rref_owner(trainer->server), &loans);      /* collects returned leases */
 
     if (rc == 0 && trainer->grads.tensors != NULL && !ps_set_is_on_loan(&trainer->grads))
         return 0;
@@ -79,7 +81,7 @@ static int take_model(struct trainer *trainer, struct bx_msg *reply, uint64_t *w
 static int get_model(struct trainer *trainer)
 {
     struct bx_msg *reply = NULL;
-    int rc = bx_rpc_sync(trainer->job, PS_SERVER, "get_model", NULL, NULL, &reply);
+    int rc = bx_rref_sync(trainer->server, "get_model", NULL, NULL, &reply);
 
     return rc < 0 ? rc : take_model(trainer, reply, NULL);
 }
@@ -105,8 +107,8 @@ static int update_and_fetch_model(struct trainer *trainer, double loss, double r
     bx_msg_put_f64(args, loss);
     ps_put_report(args, &trainer->report);
     ps_put_set(args, &trainer->grads);
-    int rc = bx_rpc_sync(trainer->job, PS_SERVER, "update_and_fetch_model", args,
-                         &(struct bx_call_options){ .timeout_ns = BX_FOREVER }, &reply);
+    int rc = bx_rref_sync(trainer->server, "update_and_fetch_model", args,
+                          &(struct bx_call_options){ .timeout_ns = BX_FOREVER }, &reply);
     bx_msg_destroy(args);
     if (rc == 0)
         rc = take_model(trainer, reply, &waited_ns);
@@ -164,7 +166,9 @@ static int train(const struct bx_request *request, struct bx_reader *args, struc
     struct trainer *trainer = context;
 
     (void)request;
-    (void)args;
+    trainer->server = bx_read_rref(args);
+    if (trainer->server == NULL)
+        return args->error != 0 ? args->error : bx_fail(-EINVAL, "there is no reference to the server");
     if (trainer->init_rc < 0)
         return bx_fail(trainer->init_rc, "%s", trainer->why);
     trainer->start_ns = clock_now_ns();

@@ -2,11 +2,12 @@
 /*
  * The agent, rank 0: answers each observer's state with an action, and learns between episodes.
  *
- * "select_action" answers one call at a time. "select_action_batch" runs once every observer has a row, and decides for
- * all at once. Both run on the thread that makes progress. The main thread starts an episode by calling run_episode on
- * all observers, waits for all, and updates the policy. No observer calls during the update, so one thread at a time
- * uses the learner, and it needs no lock. A decision depends on episode, step and observer only: both modes, and every
- * order of arrival, give the same training.
+ * The agent is an object with two methods, and each observer gets a reference to it with run_episode. "select_action"
+ * answers one call at a time. "select_action_batch" runs once every observer has a row, and decides for all at once.
+ * Both run on the thread that makes progress. The main thread makes an observer in each other worker by bx_remote, and
+ * holds a reference to it. It starts an episode by calling run_episode on all of them, waits for all, and updates the
+ * policy. No observer calls during the update, so one thread at a time uses the learner, and it needs no lock. A
+ * decision depends on episode, step and observer only: both modes, and every order of arrival, give the same training.
  */
 #include "demos/common/clock.h"
 #include "demos/common/flags.h"
@@ -22,10 +23,16 @@ struct agent {
     struct worker worker;
     const struct reinforce_run *run;
     struct learner learner;
+    struct bx_rref *self;
+    struct bx_rref *observers[BX_WORLD_MAX];
     struct bx_future *futures[BX_WORLD_MAX];    /* of run_episode, by observer */
     struct bx_future *episode;      /* done when all futures are, or when the training must end */
     double running_reward;
 };
+
+/* ---- The methods --------------------------------------------------------------------------------------- */
+
+static const struct bx_type agent_type = { .name = "agent" };
 
 /* Fills in an ask except its action. */
 static int read_ask(int caller, struct bx_reader *args, struct learner_ask *ask)
@@ -37,10 +44,11 @@ static int read_ask(int caller, struct bx_reader *args, struct learner_ask *ask)
 static int select_action(const struct bx_request *request, struct bx_reader *args,
                          struct bx_msg *reply, void *context)
 {
-    struct agent *agent = context;
+    struct agent *agent = bx_request_object(request);
     struct learner_ask ask;
     int rc = read_ask(bx_request_caller(request), args, &ask);
 
+    (void)context;
     if (rc < 0)
         return rc;
     learner_decide(&agent->learner, &ask, 1);
@@ -71,22 +79,61 @@ static int select_action_batch(struct bx_batch *batch, void *context)
     return rc;
 }
 
-static int start_agent(struct agent *agent)
+/* ---- Start and end ------------------------------------------------------------------------------------- */
+
+static int register_methods(struct agent *agent)
 {
     struct bx_job *job = agent->worker.job;
-    int rc = bx_register(job, "select_action", BX_INLINE, select_action, agent);
+    int rc = bx_register_method(job, &agent_type, "select_action", BX_INLINE, select_action, NULL);
 
     if (rc == 0)
-        rc = bx_register_batch(job, "select_action_batch", select_action_batch, agent,
-                               &(struct bx_batch_options){ 0 });
+        rc = bx_register_method_batch(job, &agent_type, "select_action_batch", select_action_batch, agent, NULL);
     for (int rank = 1; rc == 0 && rank < agent->run->world_size; rank++)
         rc = bx_batch_add_member(job, "select_action_batch", rank);
+    return rc;
+}
+
+static int make_observers(struct agent *agent)
+{
+    struct bx_job *job = agent->worker.job;
+    struct bx_msg *args = bx_msg_create(32);
+    int rc = args == NULL ? bx_fail(-ENOMEM, "not enough memory") : 0;
+
     if (rc == 0)
-        rc = bx_job_start(job);
+        rc = bx_rref_create(job, &agent_type, agent, &agent->self);
+    if (rc == 0)
+        rc = bx_msg_put_u64(args, agent->run->flags->seed);
+    if (rc == 0)
+        rc = bx_msg_put_f64(args, agent->run->flags->gamma);
+    if (rc == 0)
+        rc = bx_msg_put_i32(args, (int32_t)agent->run->mode);
+    for (size_t i = 0; rc == 0 && i < agent->learner.observers; i++)
+        rc = bx_remote(job, bx_worker_name(job, (int)i + 1), "new_observer", args, NULL, &agent->observers[i]);
+    bx_msg_destroy(args);
+    return rc;
+}
+
+static int start_agent(struct agent *agent)
+{
+    int rc = register_methods(agent);
+
+    if (rc == 0)
+        rc = bx_job_start(agent->worker.job);
+    if (rc == 0)
+        rc = make_observers(agent);
     if (rc < 0)
         worker_fail(&agent->worker, rc, "the job does not start", bx_error_text());
     return rc;
 }
+
+static void release_references(struct agent *agent)
+{
+    for (size_t i = 0; i < agent->learner.observers; i++)
+        bx_rref_release(agent->observers[i]);
+    bx_rref_release(agent->self);
+}
+
+/* ---- An episode ---------------------------------------------------------------------------------------- */
 
 /* Called when an observer's run_episode has ended. A failure ends the training at once: the other observers may be
  * waiting for a batch that will never be full. BX_E_SHUTDOWN is ignored: that observer stopped because another worker
@@ -136,8 +183,6 @@ static int wait_for_observers(struct agent *agent)
 /* Starts the episode on all observers and waits for its end. */
 static int run_observers(struct agent *agent)
 {
-    struct bx_job *job = agent->worker.job;
-    size_t observers = agent->learner.observers;
     struct bx_call_options options = { .timeout_ns = BX_FOREVER };
     struct bx_msg *args = bx_msg_create(16);
     int rc = args == NULL ? -ENOMEM : 0;
@@ -145,10 +190,9 @@ static int run_observers(struct agent *agent)
     if (rc == 0)
         rc = bx_msg_put_u64(args, agent->run->flags->steps);
     if (rc == 0)
-        rc = bx_msg_put_i32(args, (int32_t)agent->run->mode);
-    for (size_t i = 0; rc == 0 && i < observers; i++)
-        rc = bx_rpc_async(job, bx_worker_name(job, (int)i + 1), "run_episode", args, &options,
-                          &agent->futures[i]);
+        rc = bx_msg_put_rref(args, agent->self);
+    for (size_t i = 0; rc == 0 && i < agent->learner.observers; i++)
+        rc = bx_rref_async(agent->observers[i], "run_episode", args, &options, &agent->futures[i]);
     if (rc < 0)
         worker_fail(&agent->worker, rc, "run_episode", bx_error_text());
     bx_msg_destroy(args);
@@ -172,7 +216,6 @@ static int take_rewards(struct agent *agent, size_t observer, size_t first_step,
 /* Fetches the returns that the reply of run_episode had no room for. */
 static int fetch_rewards(struct agent *agent, size_t observer, size_t first_step)
 {
-    struct bx_job *job = agent->worker.job;
     struct bx_msg *args = bx_msg_create(8);
     int rc = args == NULL ? -ENOMEM : 0;
 
@@ -182,8 +225,7 @@ static int fetch_rewards(struct agent *agent, size_t observer, size_t first_step
         bx_msg_clear(args);
         rc = bx_msg_put_u64(args, first_step);
         if (rc == 0)
-            rc = bx_rpc_sync(job, bx_worker_name(job, (int)observer + 1), "fetch_rewards", args,
-                             NULL, &reply);
+            rc = bx_rref_sync(agent->observers[observer], "fetch_rewards", args, NULL, &reply);
         if (rc == 0) {
             struct bx_reader reader = bx_msg_reader(reply);
 
@@ -225,6 +267,8 @@ static void release_futures(struct agent *agent)
         agent->futures[i] = NULL;
     }
 }
+
+/* ---- The training -------------------------------------------------------------------------------------- */
 
 /* On a terminal: a line that overwrites itself; empty at the end. */
 static void show_progress(const struct agent *agent, uint64_t episode)
@@ -327,6 +371,7 @@ int reinforce_agent(const struct bx_options *options, const struct reinforce_run
     rc = start_agent(&agent);
     if (rc == 0)
         rc = train(&agent);
+    release_references(&agent);
 close:
     rc = worker_close(&agent.worker, rc);
     bx_future_release(agent.episode);

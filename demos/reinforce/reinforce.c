@@ -110,7 +110,7 @@ static int run_worker(const struct bx_options *options, void *context)
 {
     const struct reinforce_run *run = context;
 
-    return options->rank == 0 ? reinforce_agent(options, run) : reinforce_observer(options, run);
+    return options->rank == 0 ? reinforce_agent(options, run) : reinforce_observer(options);
 }
 
 static int report_failure(const struct reinforce_run *run, int code, const char *const *names,

@@ -72,17 +72,21 @@ static inline const char *reinforce_mode_name(enum reinforce_mode mode)
 
 /* Each runs a worker from start to end and returns its exit status. */
 int reinforce_agent(const struct bx_options *options, const struct reinforce_run *run);
-int reinforce_observer(const struct bx_options *options, const struct reinforce_run *run);
+int reinforce_observer(const struct bx_options *options);
 
-/* Functions of the agent, and how their arguments and replies are written:
+/* How arguments and replies are written. An observer has the function
+ *
+ *   new_observer              u64 seed, f64 gamma, i32 mode -> reference to an observer
+ *
+ * and its objects the methods
+ *
+ *   run_episode               u64 steps, reference to the agent -> i64 length of the first pole, f32s returns
+ *   fetch_rewards             u64 first step -> f32s returns
+ *
+ * The agent's object has the methods
  *
  *   select_action             f32s state (4) -> i64 action
  *   select_action_batch       the same, as a batch of all observers
- *
- * and of an observer:
- *
- *   run_episode               u64 steps, i32 mode -> i64 length of the first pole, f32s returns
- *   fetch_rewards             u64 first step -> f32s returns
  *
  * run_episode and fetch_rewards return at most REINFORCE_REWARDS_PER_FRAME returns each. */
 #define REINFORCE_REWARDS_PER_FRAME 3072

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * demos/param_server/server.c: rows that our trainers would not send. Rank 0 is the server; ranks 1 and 2 are trainers
- * that send what the test wants; rank 3 is a worker that is no trainer. The gradients are the tensors of the first
- * model, so a step with one row alone changes each parameter p to p - lr p.
+ * that send what the test wants; rank 3 is a worker that is no trainer, and has the reference to the server from rank
+ * 1. The gradients are the tensors of the first model, so a step with one row alone changes each parameter p to p - lr
+ * p.
  */
 #include "demos/common/clock.h"
 #include "demos/common/flags.h"
@@ -30,19 +31,22 @@ static const struct ps_flags FLAGS = {
     .patience_ms = 600000,
 };
 
+static struct bx_rref *server;          /* while a trainer trains, and while rank 3's row waits */
 static struct bx_msg *first_model;      /* this worker's copy, after fetch_first_model */
 static struct bx_future *stray;         /* rank 3's row */
 
 /* ---- Rows -------------------------------------------------------------------------------------------- */
 
-static const char *server_of(struct bx_job *job)
+static void fetch_first_model(struct bx_reader *args)
 {
-    return bx_worker_name(job, 0);
+    server = bx_rref_acquire(bx_read_rref(args));
+    HARNESS_EQ(bx_rref_sync(server, "get_model", NULL, NULL, &first_model), 0);
 }
 
-static void fetch_first_model(struct bx_job *job)
+static void drop_first_model(void)
 {
-    HARNESS_EQ(bx_rpc_sync(job, server_of(job), "get_model", NULL, NULL, &first_model), 0);
+    bx_msg_destroy(first_model);
+    bx_rref_release(server);
 }
 
 static struct bx_msg *make_row(uint64_t version, double loss, uint64_t sent_ns)
@@ -62,20 +66,20 @@ static struct bx_msg *make_row(uint64_t version, double loss, uint64_t sent_ns)
 }
 
 /* Sends a row and expects `code`; the sentence of a failure must contain `part`. */
-static struct bx_msg *send_row_of(struct bx_job *job, struct bx_msg *row, int code, const char *part)
+static struct bx_msg *send_row_of(struct bx_msg *row, int code, const char *part)
 {
     struct bx_msg *reply = NULL;
 
-    HARNESS_EQ(bx_rpc_sync(job, server_of(job), "update_and_fetch_model", row, NULL, &reply), code);
+    HARNESS_EQ(bx_rref_sync(server, "update_and_fetch_model", row, NULL, &reply), code);
     if (code < 0)
         HARNESS_HAS(bx_error_text(), part);
     bx_msg_destroy(row);
     return reply;
 }
 
-static struct bx_msg *send_row(struct bx_job *job, uint64_t version, double loss, int code, const char *part)
+static struct bx_msg *send_row(uint64_t version, double loss, int code, const char *part)
 {
-    return send_row_of(job, make_row(version, loss, clock_now_ns()), code, part);
+    return send_row_of(make_row(version, loss, clock_now_ns()), code, part);
 }
 
 /* Expects a reply with that version and that wait for the others. */
@@ -119,15 +123,14 @@ static void expect_one_step(const struct bx_msg *reply)
 static int sends_a_stray_row(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                              void *context)
 {
-    struct bx_job *job = bx_request_job(request);
     struct bx_msg *row;
 
-    (void)args, (void)reply, (void)context;
-    fetch_first_model(job);
+    (void)request, (void)reply, (void)context;
+    fetch_first_model(args);
     row = make_row(0, 1000, clock_now_ns());
-    HARNESS_EQ(bx_rpc_async(job, server_of(job), "update_and_fetch_model", row, NULL, &stray), 0);
+    HARNESS_EQ(bx_rref_async(server, "update_and_fetch_model", row, NULL, &stray), 0);
     bx_msg_destroy(row);
-    return bx_rpc_sync(job, server_of(job), "get_model", NULL, NULL, NULL);
+    return bx_rref_sync(server, "get_model", NULL, NULL, NULL);
 }
 
 static int is_refused(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
@@ -136,37 +139,39 @@ static int is_refused(const struct bx_request *request, struct bx_reader *args, 
     HARNESS_EQ(bx_future_wait(stray, BX_FOREVER), -EINVAL);
     HARNESS_HAS(bx_error_text(), "only trainers have gradients");
     bx_future_release(stray);
-    bx_msg_destroy(first_model);
+    drop_first_model();
     return 0;
 }
 
 static void first_trainer(struct bx_job *job)
 {
-    struct bx_msg *reply;
+    struct bx_msg *reply, *args = bx_msg_create(0);
     uint64_t sent_ns;
 
-    HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, 3), "send_stray", NULL, NULL, NULL), 0);
+    HARNESS_EQ(bx_msg_put_rref(args, server), 0);
+    HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, 3), "send_stray", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
     /* The stray row and trainer 2's, which names a version that does not exist, are refused: only this row counts. */
-    reply = send_row(job, 0, 6, 0, NULL);
+    reply = send_row(0, 6, 0, NULL);
     expect_one_step(reply);
     expect_version(reply, 1);
     HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, 3), "is_refused", NULL, NULL, NULL), 0);
     /* This row claims to have been sent long before the other. */
     sent_ns = clock_now_ns() - EARLIER_NS;
     harness_post(SECOND);
-    reply = send_row_of(job, make_row(1, 1, sent_ns), 0, NULL);
+    reply = send_row_of(make_row(1, 1, sent_ns), 0, NULL);
     HARNESS_CHECK(harness_load(SENT_NS) >= sent_ns + EARLIER_NS);
     expect_waited(reply, 2, harness_load(SENT_NS) - sent_ns);
-    send_row(job, 2, 1, -EINVAL, "2 updates");
+    send_row(2, 1, -EINVAL, "2 updates");
 }
 
-static void second_trainer(struct bx_job *job)
+static void second_trainer(void)
 {
-    send_row(job, 1, 1000, -EINVAL, "there is no version 1 yet");
+    send_row(1, 1000, -EINVAL, "there is no version 1 yet");
     harness_await(SECOND, 1);
     harness_store(SENT_NS, clock_now_ns());
-    expect_waited(send_row_of(job, make_row(0, 2, harness_load(SENT_NS)), 0, NULL), 2, 0);
-    send_row(job, 2, 1, -EINVAL, "2 updates");
+    expect_waited(send_row_of(make_row(0, 2, harness_load(SENT_NS)), 0, NULL), 2, 0);
+    send_row(2, 1, -EINVAL, "2 updates");
 }
 
 static int train(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
@@ -174,13 +179,13 @@ static int train(const struct bx_request *request, struct bx_reader *args, struc
     struct bx_job *job = bx_request_job(request);
     struct ps_report report = { .pid = getpid() };
 
-    (void)args, (void)context;
-    fetch_first_model(job);
+    (void)context;
+    fetch_first_model(args);
     if (bx_job_rank(job) == 1)
         first_trainer(job);
     else
-        second_trainer(job);
-    bx_msg_destroy(first_model);
+        second_trainer();
+    drop_first_model();
     return ps_put_report(reply, &report);
 }
 

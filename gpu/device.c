@@ -133,6 +133,8 @@ int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **out)
     gpu->is_fake = bxi_gpu_library_is_fake(&gpu->cu);
     gpu->region = options->region;
     gpu->wanted = order;
+    gpu->is_held = options->is_held;
+    gpu->context = options->context;
     gpu->slab_bytes = options->slab_bytes == 0 ? (uint64_t)64 << 20
         : (options->slab_bytes + BXI_GPU_ROUND - 1) / BXI_GPU_ROUND * BXI_GPU_ROUND;
     rc = list_devices(gpu);

@@ -116,6 +116,10 @@ struct bxi_gpu_options {
     uint64_t slab_bytes;                /* rounded up to 2 MiB; 0: 64 MiB, larger as the pool grows */
     enum bxi_gpu_order order;           /* AUTO: the environment's BX_GPU_ORDER=host|device|events|sync, else
                                          * the probe's choice; -ENOTSUP: the requested order does not work */
+    /* Whether a living process has that slab of this one open: its struct bxi_gpu_held has the generation (acquire).
+     * Any thread, under a lock of gpu/. NULL: none ever has. */
+    bool (*is_held)(void *context, uint32_t slab, uint64_t generation);
+    void *context;
 };
 
 /* Loads the driver and lists the devices; creates no context. Open at most once at a time in a process. -ENODEV: no
@@ -216,6 +220,9 @@ void bxi_gpu_lane_close(struct bxi_gpu_lane *lane);
  * BXI_GPU_RING points have not passed. One thread at a time on a lane. */
 int bxi_gpu_mark(struct bxi_gpu_lane *lane, struct bxi_gpu_point *point);
 
+/* The lane's last point; order 0: it has made none. */
+void bxi_gpu_lane_last(const struct bxi_gpu_lane *lane, struct bxi_gpu_point *point);
+
 /* Whether a mark would wait now, and that wait without the mark: for a caller that holds a lock and must release it
  * before it waits, because the thread that ends the wait (bxi_gpu_peer_died) may need that lock. Any thread, also while
  * another marks the lane. */
@@ -249,13 +256,12 @@ struct bxi_gpu_peer_options {
     const char *name;                           /* for sentences */
     const struct bxi_gpu_region *region;        /* its region, mapped read-only; until bxi_gpu_close has returned */
     struct bxi_gpu_held *held;                  /* this process writes it: which of the peer's slabs it has open */
-    const struct bxi_gpu_held *held_by_peer;    /* the peer writes it: which slabs of this process it has open */
     struct bxi_gpu_device *device;              /* maps the peer's memory if the memory's own device is not open here
                                                  * and this one can access it: see bxi_gpu_map_device */
 };
 
-/* Both sides must open each other before anything is lent. Registers the page of the peer's words with the driver
- * (HOST_WORDS). The peer lives until bxi_gpu_close. -EAGAIN: it has not opened its GPU yet; -EPROTO: not a valid
+/* Each side opens the other before it uses its memory or its points. Registers the page of the peer's words with the
+ * driver (HOST_WORDS). The peer lives until bxi_gpu_close. -EAGAIN: it has not opened its GPU yet; -EPROTO: not a valid
  * region; -EINVAL; -ESTALE: it is this process, whose memory needs no mapping. */
 int bxi_gpu_peer_open(struct bxi_gpu *gpu, const struct bxi_gpu_peer_options *options, struct bxi_gpu_peer **peer);
 
@@ -265,15 +271,14 @@ int bxi_gpu_peer_open(struct bxi_gpu *gpu, const struct bxi_gpu_peer_options *op
  * for the device. */
 int bxi_gpu_peer_died(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words);
 
-/* Whether the peer can map memory of the device: 1; 0: stage it. 0 if the peer has published that it cannot, or if the
- * driver denies access for each device that the peer uses. For devices that CUDA_VISIBLE_DEVICES hides here the driver
- * cannot be asked, and the answer is 0 until the peer knows: it sees the device, or has tried (its bxi_gpu_peer_try).
- * */
-int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const struct bxi_gpu_device *device);
+/* Whether the peer can map memory of the device with that UUID: 1; 0: stage it. 0 if the peer has published that it
+ * cannot, or if the driver denies access for each device that the peer uses. For devices that CUDA_VISIBLE_DEVICES
+ * hides here the driver cannot be asked, and the answer is 0 until the peer knows: it sees the device, or has tried
+ * (its bxi_gpu_peer_try). */
+int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES]);
 
 /* Call this when the peer has staged something: it may have done so because it is unknown whether its memory can be
- * mapped here. Tries once, on the helper, to map a slab of each of its devices that are hidden here. Staged data shows
- * that the peer has opened this process as its peer; before that none of its slabs must be mapped. */
+ * mapped here. Tries once, on the helper, to map a slab of each of its devices that are hidden here. */
 void bxi_gpu_peer_try(struct bxi_gpu_peer *peer);
 
 /* Starts to map the slab of ref, and the slab with the word of its ready point. 1: already mapped; done is not called.

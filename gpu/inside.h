@@ -270,6 +270,8 @@ struct bxi_gpu {
     struct bxi_gpu_region *region;
     uint64_t slab_bytes;
     enum bxi_gpu_order wanted;
+    bool (*is_held)(void *context, uint32_t slab, uint64_t generation);
+    void *context;
     bool is_fake;
     int ordinals;
     int handle[BXI_GPU_ORDINALS];

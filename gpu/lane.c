@@ -126,6 +126,13 @@ int bxi_gpu_lane_open(struct bxi_gpu_device *device, void *stream, struct bxi_gp
     return rc;
 }
 
+void bxi_gpu_lane_last(const struct bxi_gpu_lane *lane, struct bxi_gpu_point *point)
+{
+    *point = (struct bxi_gpu_point){ 0 };
+    if (lane->value > 0)
+        *point = (struct bxi_gpu_point){ (uint16_t)lane->order, (uint16_t)lane->index, 0, lane->value };
+}
+
 void *bxi_gpu_lane_stream(const struct bxi_gpu_lane *lane)
 {
     return lane->stream;

@@ -3,9 +3,8 @@
  * Peers: other processes whose slabs are borrowed here and that borrow from here. Opening one, whether it is dead, and
  * what the driver holds for it. A peer lives until bxi_gpu_close. The caller's thread.
  *
- * A peer is both sides at once: its region lists what it lends, options.held is what this process has open of that, and
- * options.held_by_peer is what it has open of this process's slabs. Both sides must open each other before anything is
- * lent: an owner reads the held words of those borrowers only that it has opened.
+ * A peer is both sides at once: its region lists what it lends and has the words of its points, and options.held is
+ * what this process has open of its slabs.
  */
 #include "inside.h"
 
@@ -55,9 +54,9 @@ int bxi_gpu_peer_open(struct bxi_gpu *gpu, const struct bxi_gpu_peer_options *op
 
     if (bxi_gpu_forked())
         return -EPERM;
-    if (options->region == NULL || options->held == NULL || options->held_by_peer == NULL ||
-        options->device == NULL || options->name == NULL || (uintptr_t)options->region % 4096 != 0)
-        return bxi_gpu_fail(-EINVAL, "a peer needs a name, its region, both sides' held words and a device");
+    if (options->region == NULL || options->held == NULL || options->device == NULL || options->name == NULL ||
+        (uintptr_t)options->region % 4096 != 0)
+        return bxi_gpu_fail(-EINVAL, "a peer needs a name, its region, held words and a device");
     rc = check_region(gpu, options);
     if (rc < 0)
         return rc;

@@ -197,37 +197,39 @@ void bxi_gpu_reach_poll(struct bxi_gpu_peer *peer)
     }
 }
 
-/* ---- Whether a peer can map a device of this process ----------------------------------------- */
+/* ---- Whether a peer can map a device --------------------------------------------------------- */
 
 /* Under the lock: whether one of the peer's devices can access memory of the device. The driver answers for devices
  * that this process sees; for a hidden one the peer's head does, once it is known there. */
-static bool may_reach(const struct bxi_gpu_peer *peer, const struct bxi_gpu_device *device)
+static bool may_reach(const struct bxi_gpu_peer *peer, const uint8_t lent[BXI_GPU_UUID_BYTES])
 {
+    struct bxi_gpu *gpu = peer->gpu;
     const struct bxi_gpu_head *head = &peer->options.region->head;
     /* [gpu.devices] acquire, pairs with the release in publish. */
     uint32_t count = bxi_load_acquire(&head->device_count);
-    const struct bxi_gpu_info *lent = &peer->gpu->info[device->ordinal];
+    int owner = bxi_gpu_find(gpu, lent);
+    bool is_mig = owner >= 0 && gpu->info[owner].is_mig;
     uint8_t uuid[BXI_GPU_UUID_BYTES];
 
     for (uint32_t i = 0; i < count && i < BXI_GPU_DEVICES; i++) {
-        int ordinal;
+        int reader;
 
         memcpy(uuid, head->device[i], sizeof(uuid));
-        ordinal = bxi_gpu_find(peer->gpu, uuid);
-        if (ordinal < 0 ? !lent->is_mig && can_map(head, lent->uuid)
-                        : can_read(peer->gpu, ordinal, device->ordinal))
+        reader = bxi_gpu_find(gpu, uuid);
+        if (memcmp(uuid, lent, sizeof(uuid)) == 0 ||
+            (reader < 0 || owner < 0 ? !is_mig && can_map(head, lent) : can_read(gpu, reader, owner)))
             return true;
     }
     return count == 0;
 }
 
-int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const struct bxi_gpu_device *device)
+int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
-    bool reaches = !has_refused(&peer->options.region->head, peer->gpu->info[device->ordinal].uuid);
+    bool reaches = !has_refused(&peer->options.region->head, uuid);
 
     if (reaches) {
         pthread_mutex_lock(&peer->gpu->lock);
-        reaches = may_reach(peer, device);
+        reaches = may_reach(peer, uuid);
         pthread_mutex_unlock(&peer->gpu->lock);
     }
     return reaches;

@@ -167,15 +167,7 @@ static bool is_held(const struct bxi_gpu_slab *slab)
     const struct bxi_gpu *gpu = slab->device->gpu;
 
     bxi_fence_seq_cst();
-    for (struct bxi_gpu_peer *peer = gpu->peers; peer != NULL; peer = peer->next) {
-        const struct bxi_gpu_held *held = peer->options.held_by_peer;
-
-        /* [gpu.held] acquire, pairs with the release in end_map: its mapping is gone. */
-        if (!bxi_gpu_peer_is_dead(peer) &&
-            bxi_load_acquire(&held->generation[slab - gpu->slab]) == slab->generation)
-            return true;
-    }
-    return false;
+    return gpu->is_held != NULL && gpu->is_held(gpu->context, (uint32_t)(slab - gpu->slab), slab->generation);
 }
 
 /* Under the lock: the row may be used again. */

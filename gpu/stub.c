@@ -108,6 +108,12 @@ int bxi_gpu_lane_open(struct bxi_gpu_device *device, void *stream, struct bxi_gp
     return none(device, stream, lane);
 }
 
+void bxi_gpu_lane_last(const struct bxi_gpu_lane *lane, struct bxi_gpu_point *point)
+{
+    (void)none(lane);
+    *point = (struct bxi_gpu_point){ 0 };
+}
+
 void *bxi_gpu_lane_stream(const struct bxi_gpu_lane *lane)
 {
     (void)none(lane);
@@ -175,9 +181,9 @@ int bxi_gpu_peer_died(struct bxi_gpu_peer *peer, struct bxi_gpu_word *words)
     return none(peer, words);
 }
 
-int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const struct bxi_gpu_device *device)
+int bxi_gpu_peer_reaches(const struct bxi_gpu_peer *peer, const uint8_t uuid[BXI_GPU_UUID_BYTES])
 {
-    (void)none(peer, device);
+    (void)none(peer, uuid);
     return 0;
 }
 

@@ -1,18 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The job's GPUs: entering and leaving, their streams, the devices of peers, counters, and the end.
+ * The job's GPUs: entering and leaving, their streams, the devices of peers, and counters.
  *
  * gpu/ does the work and keeps the invariants. open.c puts gpu/'s region into the worker's segment (layout.h, I14).
  * This file makes gpu/'s peers from the job's. Tensors may be released after the job's end: each such release calls
  * gpu/ only under devices->lock, and only while the driver is open (bxi_devices_enter).
  *
- * Any thread; bxi_devices_peer_died and bxi_devices_poll with the progress role. devices->lock and run->lock are never
+ * Any thread; bxi_devices_peer_died with the progress role. devices->lock and run->lock are never
  * held together. devices->lock is released while a thread waits for another worker's GPU, and while the driver opens a
  * device (bxi_devices_pin).
- *
- * The end. A block that another worker has mapped must not be freed. bxi_gpu_close first unmaps the memory of the other
- * workers, then waits until they have done the same. All workers leave together, so the wait is short, and it has a
- * limit. What a stopped worker still has mapped then is freed by the driver, when both processes have ended.
  */
 #include "device.h"
 
@@ -20,10 +16,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
-
-#define PAUSE_NS 1000000
 
 static_assert(sizeof(struct bxi_gpu_region) == BXI_DEVICE_BYTES, "the region's place in the segment");
 static_assert(sizeof(struct bxi_gpu_held) <= BXI_DEVICE_POINTS, "what is held, before the points");
@@ -76,6 +69,16 @@ bool bxi_devices_enter(struct bxi_devices *devices)
     if (is_forked(devices))             /* the lock may have been held when the process forked */
         return false;
     pthread_mutex_lock(&devices->lock);
+    if (devices->gpu != NULL)
+        return true;
+    pthread_mutex_unlock(&devices->lock);
+    return false;
+}
+
+bool bxi_devices_try_enter(struct bxi_devices *devices)
+{
+    if (is_forked(devices) || pthread_mutex_trylock(&devices->lock) != 0)
+        return false;
     if (devices->gpu != NULL)
         return true;
     pthread_mutex_unlock(&devices->lock);
@@ -231,6 +234,42 @@ void *bx_gpu_stream(struct bx_job *job, struct bx_device device)
     return stream;
 }
 
+/* ---- settling ---------------------------------------------------------------------------------- */
+
+void bxi_devices_settle(struct bxi_devices *devices)
+{
+    for (uint32_t i = 0; i < devices->stream_count; i++)
+        bxi_gpu_lane_last(devices->streams[i].lane, &devices->settling[i]);
+    devices->is_settling = true;
+    bxi_store_relaxed(&devices->pending, 1);        /* relaxed: the role sees it in its next poll */
+}
+
+/* An error of gpu/ is the end of a stream's work. */
+bool bxi_devices_are_settled(struct bxi_devices *devices)
+{
+    bool all = true;
+
+    for (uint32_t i = 0; devices->is_settling && i < devices->stream_count; i++) {
+        if (bxi_gpu_passed(devices->gpu, NULL, &devices->settling[i]) == 0)
+            all = false;
+        else
+            devices->settling[i] = (struct bxi_gpu_point){ 0 };
+    }
+    return all;
+}
+
+bool bxi_devices_settled(struct bx_job *job)
+{
+    struct bxi_devices *devices = bxi_devices_of(job);
+    bool settled = true;
+
+    if (devices != NULL && bxi_devices_enter(devices)) {
+        settled = bxi_devices_are_settled(devices);
+        bxi_devices_leave(devices);
+    }
+    return settled;
+}
+
 /* ---- peers ------------------------------------------------------------------------------------- */
 
 /* The device on which slabs of the peer's devices that are not open here are mapped: the first device that the peer
@@ -264,16 +303,14 @@ static void open_words(struct bxi_devices *devices, const struct bxi_lend_peer *
 static int open_peer(struct bxi_devices *devices, const struct bxi_lend_peer *peer)
 {
     struct bx_job *job = devices->job;
-    const unsigned char *theirs = (const unsigned char *)peer->view->control;
     struct bxi_gpu_peer_options options = {
         .name = peer->name,
         .region = bxi_device_region(peer->view->control),
         .held = (struct bxi_gpu_held *)(void *)bxi_segment_device_pair(&job->segment, peer->rank),
-        .held_by_peer = (const struct bxi_gpu_held *)(const void *)(theirs + bxi_device_pair_offset(job->rank)),
     };
     int rc;
 
-    if (devices->died[peer->rank])
+    if (bxi_load_relaxed(&devices->died[peer->rank]) != 0)      /* relaxed, all: written under devices->lock */
         return bx_fail(BX_E_PEER_DEAD, "worker '%s' has died", peer->name);
     if (devices->count == 0)
         return bx_fail(-ENODEV, "worker '%s' has no GPU open; call bx_gpu_open", job->name);
@@ -288,6 +325,29 @@ static int open_peer(struct bxi_devices *devices, const struct bxi_lend_peer *pe
     open_words(devices, peer);
     bxi_gpu_poll(devices->gpu);         /* reads the peer's devices and finds those that cannot be reached */
     return 0;
+}
+
+bool bxi_devices_is_held(void *context, uint32_t slab, uint64_t generation)
+{
+    const struct bxi_devices *devices = context;
+    const struct bx_job *job = devices->job;
+
+    for (int rank = 0; rank < job->world_size; rank++) {
+        const struct bxi_control *control = rank == job->rank ? NULL : job->lend->peers[rank].view->control;
+        const struct bxi_gpu_held *held;
+
+        /* Relaxed: an earlier value keeps the slab longer.
+         * [device.open] acquire, pairs with the release in bx_gpu_open: the pages are there. */
+        if (control == NULL || bxi_load_relaxed(&devices->died[rank]) != 0 ||
+            bxi_load_acquire((bxi_a32 *)&control->header.device_open) != 1)
+            continue;
+        held = (const struct bxi_gpu_held *)(const void *)((const unsigned char *)control +
+                                                           bxi_device_pair_offset(job->rank));
+        /* [gpu.held] acquire, pairs with the release in end_map: its mapping is gone. */
+        if (bxi_load_acquire((bxi_a64 *)&held->generation[slab]) == generation)
+            return true;
+    }
+    return false;
 }
 
 int bxi_devices_peer(struct bxi_devices *devices, struct bxi_lend_peer *peer, struct bxi_gpu_peer **out)
@@ -322,7 +382,8 @@ void bxi_devices_peer_died(struct bx_job *job, struct bxi_lend_peer *peer)
 
     if (devices == NULL || !bxi_devices_enter(devices))
         return;
-    devices->died[peer->rank] = true;
+    bxi_store_relaxed(&devices->died[peer->rank], 1);
+    bxi_devices_settle(devices);
     if (devices->peers[peer->rank] != NULL) {
         words = map_words(devices->words_fd[peer->rank]);
         rc = bxi_gpu_peer_died(devices->peers[peer->rank], words);
@@ -335,7 +396,7 @@ void bxi_devices_peer_died(struct bx_job *job, struct bxi_lend_peer *peer)
                 bxi_gpu_text());
 }
 
-/* ---- now and then, and the end ----------------------------------------------------------------- */
+/* ---- counters ---------------------------------------------------------------------------------- */
 
 static const struct {
     enum bxi_counter counter;
@@ -376,40 +437,6 @@ static void show(struct bxi_devices *devices)
         /* Relaxed: for inspectors. */
         bxi_store_relaxed(&devices->job->counters[shown[i].counter], value);
     }
-}
-
-void bxi_devices_poll(struct bx_job *job)
-{
-    struct bxi_devices *devices = bxi_devices_of(job);
-
-    /* trylock: the holder may block in the driver, and the role must not block. */
-    if (devices == NULL || is_forked(devices) || pthread_mutex_trylock(&devices->lock) != 0)
-        return;
-    if (devices->gpu != NULL)
-        bxi_gpu_poll(devices->gpu);
-    bxi_devices_leave(devices);
-}
-
-void bxi_devices_close(struct bx_job *job)
-{
-    struct bxi_devices *devices = bxi_devices_of(job);
-    struct bxi_gpu *gpu;
-
-    if (devices == NULL || !bxi_devices_enter(devices))
-        return;
-    bxi_devices_set_current(NULL);
-    gpu = devices->gpu;
-    devices->gpu = NULL;            /* from here on the release of a tensor does not call gpu/ */
-    while (devices->pins > 0) {
-        pthread_mutex_unlock(&devices->lock);
-        nanosleep(&(struct timespec){ .tv_nsec = PAUSE_NS }, NULL);
-        pthread_mutex_lock(&devices->lock);
-    }
-    pthread_mutex_unlock(&devices->lock);
-    bxi_gpu_close(gpu);
-    for (int rank = 0; rank < job->world_size; rank++)
-        if (devices->peers[rank] != NULL && devices->words_fd[rank] >= 0)
-            close(devices->words_fd[rank]);
 }
 
 void bxi_devices_destroy(struct bx_job *job)

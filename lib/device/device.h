@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Tensors in device memory, on gpu/. open.c opens devices; device.c has the job's devices, streams and peers;
- * tensor.c the tensors of this worker; loan.c the borrowed ones.
+ * Tensors in device memory, on gpu/. open.c opens and closes devices; device.c has the job's streams and peers; tensor.c
+ * the tensors of this worker; loan.c the borrowed ones; passed.c borrowed ones that are passed on.
  *
  * A job opens its devices one by one (bx_gpu_open). Until the first is open job->device->devices is NULL, and nothing
  * here is called. A tensor or a loan may outlive the job: it holds a reference to struct bxi_devices, and checks under
@@ -41,7 +41,11 @@ struct bxi_devices {
     uint64_t polled_ns;                 /* progress role */
     struct bxi_gpu_peer *peers[BXI_WORLD_MAX];
     int words_fd[BXI_WORLD_MAX];        /* of peers[rank]: its segment, writable, for its death; or -1 */
-    bool died[BXI_WORLD_MAX];
+    bxi_a32 died[BXI_WORLD_MAX];
+    struct bxi_device_kept *kept, *lost;        /* passed.c: loans that were passed on, until a point has passed */
+    struct bxi_gpu_point settling[BXI_GPU_LANES];   /* by stream: its last point when a worker died; order 0: passed */
+    bool is_settling;
+    bxi_a32 pending;                    /* any thread: the role polls soon */
 };
 #define BXI_NO_STREAM UINT32_MAX
 
@@ -59,6 +63,7 @@ struct bxi_devices *bxi_devices_current(void);
 void bxi_devices_set_current(struct bxi_devices *devices);
 /* Takes the lock and returns true if the driver is open; else false, without the lock. */
 bool bxi_devices_enter(struct bxi_devices *devices);
+bool bxi_devices_try_enter(struct bxi_devices *devices);       /* the same, and false if another thread has the lock */
 void bxi_devices_leave(struct bxi_devices *devices);
 int bxi_devices_gone(const struct bxi_devices *devices);        /* why enter returned false, with a sentence */
 /* Leaves, but keeps the driver open until unpin. Waits for a GPU belong between the two, without the lock: if the
@@ -86,6 +91,11 @@ int bxi_devices_add_stream(struct bxi_devices *devices, uint32_t device, void *s
 /* Index of the device's stream for staging; of the joining stream; created on first use. Errors as above. */
 int bxi_devices_staging(struct bxi_devices *devices, uint32_t device);
 int bxi_devices_joining(struct bxi_devices *devices);
+/* is_held of bxi_gpu_options; context: the devices. */
+bool bxi_devices_is_held(void *context, uint32_t slab, uint64_t generation);
+/* From now on bxi_devices_settled is false until all work that is now on the streams is done. */
+void bxi_devices_settle(struct bxi_devices *devices);
+bool bxi_devices_are_settled(struct bxi_devices *devices);
 /* gpu/'s peer, opened on first use; NULL of oneself. 0; -ENODEV: no GPU is open on one side; BX_E_PEER_DEAD; errors of
  * gpu/; with a sentence. */
 int bxi_devices_peer(struct bxi_devices *devices, struct bxi_lend_peer *peer, struct bxi_gpu_peer **out);
@@ -104,6 +114,7 @@ struct bxi_device_block {
 
 /* One tensor of a loan; is: it is in device memory. */
 struct bxi_device_part {
+    struct bxi_lend_peer *owner;        /* of the memory; valid while the job exists */
     struct bxi_gpu_ref ref;
     struct bxi_gpu_map *map;            /* the owner's slab, mapped here; or NULL */
     struct bxi_gpu_block *block;        /* staged: a block of this worker; or NULL */
@@ -115,7 +126,7 @@ struct bxi_device_part {
 
 struct bxi_device_loan {
     struct bxi_devices *devices;        /* one reference */
-    struct bxi_lend_peer *peer;         /* valid while the job exists */
+    struct bxi_lend_peer *peer;         /* the lender; valid while the job exists */
     bxi_a32 pending;                    /* slabs being mapped */
     bxi_a32 code;                       /* why one could not be mapped, negated; or 0 */
     char text[BXI_TEXT_BYTES];
@@ -124,17 +135,31 @@ struct bxi_device_loan {
     struct bxi_device_part parts[];
 };
 
-/* ---- tensor.c, loan.c: the table that lend calls (struct bxi_device_ops) ------------------------------ */
+/* The part of that loan in which a tensor, or a view of one, lies; NULL: none, it is empty. */
+const struct bxi_device_part *bxi_device_part_of(const struct bxi_loan *loan, const struct bx_tensor *tensor);
+
+/* ---- passed.c --------------------------------------------------------------------------------------- */
+
+/* The slab with the word of a peer's point, for bxi_gpu_map_begin. */
+struct bxi_gpu_ref bxi_device_word_of(const struct bxi_lend_peer *peer, const struct bxi_gpu_point *point);
+/* Under devices->lock, role. The loans that need not be kept any more, to be dropped without the lock. */
+struct bxi_device_kept *bxi_devices_passed_poll(struct bxi_devices *devices);
+void bxi_devices_passed_drop(struct bxi_device_kept *kept);
+
+/* ---- tensor.c, loan.c, passed.c: the table that lend calls (struct bxi_device_ops) ------------------------------ */
 
 void bxi_device_block_free(struct bxi_device_block *block);
-void bxi_device_block_until(struct bxi_device_block *block, struct bxi_lend_peer *peer,
-                            const struct bxi_gpu_point *point);
+void bxi_device_until(struct bxi_storage *storage, struct bxi_lend_peer *peer, const struct bxi_gpu_point *point);
+void bxi_device_loan_until(struct bxi_storage *storage, struct bxi_lend_peer *peer,
+                           const struct bxi_gpu_point *point);
 int bxi_device_copy(struct bx_job *job, const struct bx_tensor *tensor, struct bx_tensor **copy);
 int bxi_device_copy_into(struct bx_tensor *to, const struct bx_tensor *from);
 int bxi_device_wrap(int ordinal, void *data, const struct bxi_shape *shape, bx_free_fn free_fn, void *context,
                     struct bx_tensor **tensor);
 int bxi_device_pack(struct bx_job *job, struct bxi_grant *grant, struct bx_tensor *tensor,
                     struct bxi_tensor_head *head, struct bxi_gpu_ref *ref, struct bxi_storage **hold);
+int bxi_device_pass(struct bx_job *job, struct bxi_grant *grant, const struct bx_tensor *tensor,
+                    struct bxi_gpu_ref *ref);
 int bxi_device_loan_make(struct bxi_loan *loan);
 int bxi_device_loan_part(struct bxi_loan *loan, uint32_t index, const struct bxi_tensor_head *head,
                          const struct bxi_gpu_ref *ref);

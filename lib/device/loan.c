@@ -42,6 +42,8 @@ int bxi_device_loan_part(struct bxi_loan *loan, uint32_t index, const struct bxi
     bool self = loan->device->peer->rank == loan->device->devices->job->rank;
 
     part->is = true;
+    part->owner = head->flags & BXI_PASSED ? &loan->device->devices->job->lend->peers[head->owner]
+                                           : loan->device->peer;
     part->staged = ref == NULL;
     if (part->staged) {                     /* row-major: stage_in allocates a block of its bytes */
         part->address = head->offset;       /* offset in the peer's arena, until stage_in */
@@ -81,35 +83,53 @@ static void map_done(void *context, int rc)
         bxi_event(job->run, BXI_EVENT_SCAN);
 }
 
+/* Under devices->lock. Begins to map the slab of one tensor. 0, or an error, which is the loan's then. */
+static int begin_part(struct bxi_loan *loan, const struct bxi_device_part *part, struct bxi_gpu_peer *peer)
+{
+    int rc;
+
+    bxi_add(&loan->device->pending, 1);
+    bxi_storage_acquire(&loan->storage);
+    rc = bxi_gpu_map_begin(peer, &part->ref, map_done, loan);
+    if (rc < 0)
+        fail_loan(loan->device, rc, bxi_gpu_text());
+    if (rc != 0) {                  /* map_done will not be called */
+        bxi_add(&loan->device->pending, (uint32_t)-1);
+        bxi_storage_release(&loan->storage);        /* not the last: the peer holds it */
+    }
+    return rc < 0 ? rc : 0;
+}
+
+static bool in_one_slab(const struct bxi_device_part *a, const struct bxi_device_part *b)
+{
+    return a->owner == b->owner && a->ref.slab == b->ref.slab && a->ref.generation == b->ref.generation &&
+           a->ref.ready.lane == b->ref.ready.lane;
+}
+
 /* Under devices->lock. Begins to map the slabs of a loan. */
 static void begin(struct bxi_loan *loan)
 {
     struct bxi_device_loan *device = loan->device;
     const struct bxi_device_part *before = NULL;
-    struct bxi_gpu_peer *peer;
-    int rc = bxi_devices_peer(device->devices, device->peer, &peer);
+    int rc = 0;
 
-    if (rc < 0)
-        fail_loan(device, rc, bx_error_text());
-    for (uint32_t i = 0; i < loan->tensor_count && rc >= 0 && peer != NULL; i++) {
+    for (uint32_t i = 0; i < loan->tensor_count && rc == 0; i++) {
         struct bxi_device_part *part = &device->parts[i];
+        struct bxi_gpu_peer *peer;
 
-        if (part->is && part->staged)
-            bxi_gpu_peer_try(peer);
-        if (!part->is || part->staged || (before != NULL && before->ref.slab == part->ref.slab &&
-                                          before->ref.generation == part->ref.generation &&
-                                          before->ref.ready.lane == part->ref.ready.lane))
+        if (!part->is || (before != NULL && !part->staged && in_one_slab(before, part)))
             continue;
-        before = part;
-        bxi_add(&device->pending, 1);
-        bxi_storage_acquire(&loan->storage);
-        rc = bxi_gpu_map_begin(peer, &part->ref, map_done, loan);
+        rc = bxi_devices_peer(device->devices, part->owner, &peer);
         if (rc < 0)
-            fail_loan(device, rc, bxi_gpu_text());
-        if (rc != 0) {                  /* map_done will not be called */
-            bxi_add(&device->pending, (uint32_t)-1);
-            bxi_storage_release(&loan->storage);        /* not the last: the peer holds it */
+            fail_loan(device, rc, bx_error_text());
+        if (rc < 0 || peer == NULL)             /* NULL: this worker's own memory */
+            continue;
+        if (part->staged) {
+            bxi_gpu_peer_try(peer);
+            continue;
         }
+        before = part;
+        rc = begin_part(loan, part, peer);
     }
 }
 
@@ -141,11 +161,10 @@ static int stage_in(struct bxi_loan *loan, uint32_t index)
 }
 
 /* Under devices->lock. The ordinal here of the slab's device; if that is hidden here, of the device that reads it. */
-static int ordinal_of(const struct bxi_device_loan *device, const struct bxi_device_part *part)
+static int ordinal_of(const struct bxi_devices *devices, const struct bxi_device_part *part)
 {
-    const struct bxi_devices *devices = device->devices;
-    bool self = device->peer->rank == devices->job->rank;
-    const struct bxi_control *control = self ? devices->job->control : device->peer->view->control;
+    bool self = part->owner->rank == devices->job->rank;
+    const struct bxi_control *control = self ? devices->job->control : part->owner->view->control;
     uint8_t uuid[BXI_GPU_UUID_BYTES];
     int ordinal;
 
@@ -157,33 +176,34 @@ static int ordinal_of(const struct bxi_device_loan *device, const struct bxi_dev
 }
 
 /* Under devices->lock. Index of the device whose streams read it: where it is mapped; of own memory, its device. */
-static int reader_of(const struct bxi_device_loan *device, const struct bxi_device_part *part)
+static int reader_of(const struct bxi_devices *devices, const struct bxi_device_part *part)
 {
     if (part->staged)
         return 0;
-    return bxi_devices_find(device->devices, part->map != NULL
-                                                 ? bxi_gpu_device_ordinal(bxi_gpu_map_device(part->map))
-                                                 : ordinal_of(device, part));
+    return bxi_devices_find(devices, part->map != NULL ? bxi_gpu_device_ordinal(bxi_gpu_map_device(part->map))
+                                                       : ordinal_of(devices, part));
 }
 
 /* Under devices->lock. */
-static int find(struct bxi_loan *loan, struct bxi_gpu_peer *peer, uint32_t index)
+static int find(struct bxi_loan *loan, uint32_t index)
 {
+    struct bxi_devices *devices = loan->device->devices;
     struct bxi_device_part *part = &loan->device->parts[index];
     struct bx_tensor *tensor = &loan->tensors[index];
-    int rc = 0;
+    struct bxi_gpu_peer *peer;
+    int rc = bxi_devices_peer(devices, part->owner, &peer);
 
-    if (part->staged)
+    if (rc == 0 && part->staged)
         rc = stage_in(loan, index);
-    else if (peer != NULL)
+    else if (rc == 0 && peer != NULL)
         rc = bxi_gpu_map_get(peer, &part->ref, &part->map, &part->address);
     if (rc == 0)
-        rc = reader_of(loan->device, part);
+        rc = reader_of(devices, part);
     if (rc < 0)
         return rc;
     part->device = (uint32_t)rc;
     tensor->data = (unsigned char *)(uintptr_t)part->address;
-    tensor->device.index = ordinal_of(loan->device, part);
+    tensor->device.index = ordinal_of(devices, part);
     return 0;
 }
 
@@ -191,7 +211,6 @@ static int find(struct bxi_loan *loan, struct bxi_gpu_peer *peer, uint32_t index
 static void finish(struct bxi_loan *loan)
 {
     struct bxi_device_loan *device = loan->device;
-    struct bxi_gpu_peer *peer;
     int rc = 0;
 
     device->ready = true;
@@ -201,10 +220,9 @@ static void finish(struct bxi_loan *loan)
         fail_loan(device, BX_E_SHUTDOWN, "this worker has shut down");
         return;
     }
-    rc = bxi_devices_peer(device->devices, device->peer, &peer);
     for (uint32_t i = 0; i < loan->tensor_count && rc == 0; i++)
         if (device->parts[i].is)
-            rc = find(loan, peer, i);
+            rc = find(loan, i);
     if (rc < 0)
         fail_loan(device, rc, bxi_gpu_text());
     bxi_devices_leave(device->devices);
@@ -223,6 +241,18 @@ int bxi_device_loan_error(const struct bxi_loan *loan)
         return BX_E_CORRUPT;
     code = -(int)bxi_load_relaxed((bxi_a32 *)&loan->device->code);     /* relaxed: map_done has come before */
     return code < 0 ? bx_fail(code, "%s", loan->device->text) : 0;
+}
+
+const struct bxi_device_part *bxi_device_part_of(const struct bxi_loan *loan, const struct bx_tensor *tensor)
+{
+    const struct bxi_device_part *parts = loan->device->parts;
+
+    if (tensor >= loan->tensors && tensor < loan->tensors + loan->tensor_count)
+        return &parts[tensor - loan->tensors];
+    for (uint32_t i = 0; i < loan->tensor_count; i++)           /* a view */
+        if (parts[i].is && (uint64_t)(uintptr_t)tensor->data - parts[i].address < parts[i].ref.bytes)
+            return &parts[i];
+    return NULL;
 }
 
 /* ---- a frame that waits ------------------------------------------------------------------------ */
@@ -322,6 +352,8 @@ void bxi_device_loan_end(struct bxi_loan *loan, struct bxi_gpu_point *point)
     *point = (struct bxi_gpu_point){ 0 };
     if (bxi_devices_enter(device->devices)) {
         join(device, point);
+        if (loan->passes && bxi_load_relaxed(&device->devices->died[device->peer->rank]) != 0)
+            bxi_devices_settle(device->devices);
         for (uint32_t i = 0; i < loan->tensor_count; i++) {
             struct bxi_device_part *part = &device->parts[i];
 

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Opening the job's GPUs: loading the driver, the region in this worker's segment, each device with its own stream, the
- * table that lend calls, and the source through which the progress role polls gpu/. The program's threads; the two
+ * Opening and closing the job's GPUs: loading the driver, the region in this worker's segment, each device with its own
+ * stream, the table that lend calls, and the source through which the progress role polls gpu/. The program's threads;
  * polls with the progress role.
+ *
+ * The end. A block that another worker has mapped must not be freed. bxi_gpu_close first unmaps the memory of the other
+ * workers, then waits until they have done the same. All workers leave together, so the wait is short, and it has a
+ * limit. What a stopped worker still has mapped then is freed by the driver, when both processes have ended.
  */
 #include "device.h"
 
@@ -10,15 +14,19 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
 
-#define POLL_NS 10000000
+#define PAUSE_NS 1000000
+#define POLL_NS UINT64_C(10000000)
+#define POLL_SOON_NS UINT64_C(1000000)      /* while loans or workers wait for points */
 
 static const struct bxi_device_ops operations = {
-    .block_free = bxi_device_block_free, .block_until = bxi_device_block_until,
+    .block_free = bxi_device_block_free, .until = bxi_device_until,
     .copy = bxi_device_copy,             .copy_into = bxi_device_copy_into,
     .wrap = bxi_device_wrap,             .pack = bxi_device_pack,
-    .loan_make = bxi_device_loan_make,   .loan_part = bxi_device_loan_part,
-    .loan_end = bxi_device_loan_end,
+    .pass = bxi_device_pass,             .loan_make = bxi_device_loan_make,
+    .loan_part = bxi_device_loan_part,   .loan_end = bxi_device_loan_end,
 };
 
 /* Under run->lock. Allocates the region's pages before device_open publishes them. */
@@ -34,6 +42,26 @@ static int show_region(struct bx_job *job)
     return 0;
 }
 
+void bxi_devices_poll(struct bx_job *job)
+{
+    struct bxi_devices *devices = bxi_devices_of(job);
+    struct bxi_device_kept *done;
+    bool settled;
+
+    /* The holder of the lock may block in the driver, and the role must not block. */
+    if (devices == NULL || !bxi_devices_try_enter(devices))
+        return;
+    bxi_gpu_poll(devices->gpu);
+    settled = devices->is_settling && bxi_devices_are_settled(devices);
+    if (settled)
+        devices->is_settling = false;
+    done = bxi_devices_passed_poll(devices);
+    bxi_devices_leave(devices);
+    bxi_devices_passed_drop(done);
+    if (settled)
+        job->lend->ops->passed_ended(job);
+}
+
 /* After a sleep that timed out. */
 static void poll_devices(void *context, const struct bxi_role *role)
 {
@@ -41,27 +69,43 @@ static void poll_devices(void *context, const struct bxi_role *role)
     bxi_devices_poll(context);
 }
 
-/* At most once in 10 ms while the worker is busy: peers that free slabs must not wait until it is idle. */
+static uint64_t poll_ns(const struct bxi_devices *devices)
+{
+    /* Relaxed: who sets it sends an event or has the role. */
+    return bxi_load_relaxed((bxi_a32 *)&devices->pending) != 0 ? POLL_SOON_NS : POLL_NS;
+}
+
+/* At most so often while the worker is busy: peers that free slabs must not wait until it is idle. */
 static void poll_devices_now_and_then(void *context, const struct bxi_role *role, uint64_t now_ns)
 {
     struct bxi_devices *devices = bxi_devices_of(context);
 
-    if (now_ns - devices->polled_ns < POLL_NS)
+    if (now_ns - devices->polled_ns < poll_ns(devices))
         return;
     devices->polled_ns = now_ns;
     poll_devices(context, role);
 }
 
+/* An idle worker polls too: to free its slabs, and to close those that others want to free. */
+static uint64_t next_deadline_ns(void *context, uint64_t now_ns)
+{
+    uint64_t after_ns = poll_ns(bxi_devices_of(context));
+
+    return now_ns + (after_ns == POLL_SOON_NS ? after_ns : BXI_WATCHDOG_NS);
+}
+
 /* Registered with the first device: a job without devices does no work for it in its passes. */
 static const struct bxi_source_ops device_source = {
     .now_and_then = poll_devices_now_and_then,
+    .next_deadline_ns = next_deadline_ns,
     .watchdog = poll_devices,
 };
 
 static int make_devices(struct bx_job *job, struct bxi_devices **out)
 {
     struct bxi_devices *devices = calloc(1, sizeof *devices);
-    struct bxi_gpu_options options = { .region = bxi_segment_device(&job->segment) };
+    struct bxi_gpu_options options = { .region = bxi_segment_device(&job->segment), .is_held = bxi_devices_is_held,
+                                       .context = devices };
     int rc;
 
     if (devices == NULL)
@@ -206,4 +250,31 @@ bool bx_gpu_is_fake(struct bx_job *job)
     fake = bxi_gpu_is_fake(devices->gpu);
     bxi_devices_leave(devices);
     return fake;
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+void bxi_devices_close(struct bx_job *job)
+{
+    struct bxi_devices *devices = bxi_devices_of(job);
+    struct bxi_gpu *gpu;
+
+    if (devices == NULL || !bxi_devices_enter(devices))
+        return;
+    bxi_devices_set_current(NULL);
+    gpu = devices->gpu;
+    devices->gpu = NULL;            /* from here on the release of a tensor does not call gpu/ */
+    while (devices->pins > 0) {
+        pthread_mutex_unlock(&devices->lock);
+        nanosleep(&(struct timespec){ .tv_nsec = PAUSE_NS }, NULL);
+        pthread_mutex_lock(&devices->lock);
+    }
+    pthread_mutex_unlock(&devices->lock);
+    bxi_gpu_close(gpu);
+    bxi_devices_passed_drop(devices->kept);
+    bxi_devices_passed_drop(devices->lost);
+    devices->kept = devices->lost = NULL;
+    for (int rank = 0; rank < job->world_size; rank++)
+        if (devices->peers[rank] != NULL && devices->words_fd[rank] >= 0)
+            close(devices->words_fd[rank]);
 }

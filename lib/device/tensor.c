@@ -250,8 +250,7 @@ static void word_mapped(void *context, int rc)
 /* Under devices->lock. */
 static int until_mapped(struct bxi_lend_peer *peer, const struct late *like)
 {
-    const struct bxi_gpu_lane_row *row = &bxi_device_region(peer->view->control)->lane[like->point.lane];
-    struct bxi_gpu_ref ref = { .slab = row->slab, .generation = row->generation, .ready = like->point };
+    struct bxi_gpu_ref ref = bxi_device_word_of(peer, &like->point);
     struct late *late = malloc(sizeof *late);
     int rc;
 
@@ -267,12 +266,11 @@ static int until_mapped(struct bxi_lend_peer *peer, const struct late *like)
     return rc == 1 ? bxi_gpu_block_until(like->block, like->peer, &like->point) : rc;
 }
 
-void bxi_device_block_until(struct bxi_device_block *block, struct bxi_lend_peer *peer,
-                            const struct bxi_gpu_point *point)
+static void block_until(struct bxi_storage *storage, struct bxi_lend_peer *peer, const struct bxi_gpu_point *point)
 {
+    struct bxi_device_block *block = storage->device;
     struct bxi_devices *devices = block->devices;
-    struct owned *owned = (struct owned *)(void *)((char *)block - offsetof(struct owned, block));
-    struct late late = { .storage = &owned->storage, .block = block->block, .point = *point };
+    struct late late = { .storage = storage, .block = block->block, .point = *point };
     struct bx_job *job;
     int rc;
 
@@ -287,6 +285,14 @@ void bxi_device_block_until(struct bxi_device_block *block, struct bxi_lend_peer
     bxi_devices_leave(devices);
     if (rc == -EPROTO)
         job->lend->ops->suspect(job, peer->rank, "it gives a lease back with a point on a GPU that cannot be one");
+}
+
+void bxi_device_until(struct bxi_storage *storage, struct bxi_lend_peer *peer, const struct bxi_gpu_point *point)
+{
+    if (storage->kind == BXI_STORE_DEVICE)
+        block_until(storage, peer, point);
+    else
+        bxi_device_loan_until(storage, peer, point);
 }
 
 /* ---- streams ----------------------------------------------------------------------------------- */
@@ -315,7 +321,7 @@ int bx_tensor_written_on(struct bx_tensor *tensor, void *stream)
 
 struct behind {                         /* the point that work on a stream must wait for */
     struct bxi_gpu_peer *peer;          /* NULL: this process */
-    const char *name;
+    const struct bxi_lend_peer *owner;  /* of the point; NULL: this process */
     struct bxi_gpu_point point;         /* order 0: nothing */
 };
 
@@ -327,30 +333,18 @@ static int reads_own(struct bxi_device_block *block, uint32_t stream, struct beh
     return 0;
 }
 
-static const struct bxi_device_part *part_of(const struct bxi_loan *loan, const struct bx_tensor *tensor)
-{
-    const struct bxi_device_part *parts = loan->device->parts;
-
-    if (tensor >= loan->tensors && tensor < loan->tensors + loan->tensor_count)
-        return &parts[tensor - loan->tensors];
-    for (uint32_t i = 0; i < loan->tensor_count; i++)           /* a view */
-        if (parts[i].is && address_of(tensor) - parts[i].address < parts[i].ref.bytes)
-            return &parts[i];
-    return NULL;
-}
-
 /* The same for a borrowed tensor: the return of its lease must wait for the stream. */
 static int reads_borrowed(const struct bx_tensor *tensor, uint32_t stream, struct behind *behind)
 {
     struct bxi_loan *loan = (struct bxi_loan *)tensor->storage;
-    const struct bxi_device_part *part = part_of(loan, tensor);
+    const struct bxi_device_part *part = bxi_device_part_of(loan, tensor);
 
     loan->device->streams |= UINT32_C(1) << stream;
     if (part == NULL || part->ref.ready.order == 0)
         return 0;
-    behind->name = loan->device->peer->name;
+    behind->owner = part->owner;
     behind->point = part->ref.ready;
-    return bxi_devices_peer(loan->device->devices, loan->device->peer, &behind->peer);
+    return bxi_devices_peer(loan->device->devices, part->owner, &behind->peer);
 }
 
 /* Pinned, or under devices->lock. Blocks if no stream here can wait for the point. */
@@ -359,7 +353,7 @@ static int put_behind(struct bxi_gpu_lane *lane, const struct behind *behind)
     int rc = behind->point.order == 0 ? 0 : bxi_gpu_after(lane, behind->peer, &behind->point);
 
     if (rc == -EOWNERDEAD)
-        return bx_fail(BX_E_PEER_DEAD, "worker '%s' died before its tensor was written", behind->name);
+        return bx_fail(BX_E_PEER_DEAD, "worker '%s' died before its tensor was written", behind->owner->name);
     return rc < 0 ? bxi_devices_fail(rc, "a stream cannot be made to wait") : 0;
 }
 
@@ -377,14 +371,14 @@ static uint32_t device_of(const struct bx_tensor *tensor)
 
     if (tensor->storage->kind == BXI_STORE_DEVICE)
         return tensor->storage->device->device;
-    part = part_of((const struct bxi_loan *)tensor->storage, tensor);
+    part = bxi_device_part_of((const struct bxi_loan *)tensor->storage, tensor);
     return part != NULL ? part->device : 0;
 }
 
 /* Under devices->lock. */
 static int reads(const struct bx_tensor *tensor, uint32_t stream, struct behind *behind)
 {
-    *behind = (struct behind){ .name = "" };
+    *behind = (struct behind){ 0 };
     return tensor->storage->kind == BXI_STORE_DEVICE ? reads_own(tensor->storage->device, stream, behind)
                                                      : reads_borrowed(tensor, stream, behind);
 }
@@ -429,12 +423,10 @@ static int move_bytes(struct bxi_gpu_lane *lane, struct bx_tensor *to, const str
 }
 
 /* The copy may have run too early: if the owner of the awaited point died, its waiters were released. */
-static int check_owner(const struct bxi_devices *devices, struct bxi_gpu_lane *lane, const struct behind *behind,
-                       const struct bx_tensor *from)
+static int check_owner(const struct bxi_devices *devices, struct bxi_gpu_lane *lane, const struct behind *behind)
 {
-    const struct bxi_lend_peer *peer = behind->peer != NULL ? ((struct bxi_loan *)from->storage)->device->peer : NULL;
-
-    return peer != NULL && devices->died[peer->rank] ? put_behind(lane, behind) : 0;
+    return behind->peer != NULL && bxi_load_relaxed(&devices->died[behind->owner->rank]) != 0
+               ? put_behind(lane, behind) : 0;
 }
 
 /* Called inside enter, leaves. */
@@ -442,7 +434,7 @@ static int copy_and_leave(struct bxi_devices *devices, uint32_t stream, struct b
                           const struct bx_tensor *from)
 {
     struct bxi_gpu_lane *lane = devices->streams[stream].lane;
-    struct behind first = { .name = "" }, second = { .name = "" };
+    struct behind first = { 0 }, second = { 0 };
     int rc = bxi_is_device(from) ? reads(from, stream, &first) : 0;
 
     if (rc == 0 && bxi_is_device(to))
@@ -456,7 +448,7 @@ static int copy_and_leave(struct bxi_devices *devices, uint32_t stream, struct b
         rc = move_bytes(lane, to, from);
     pthread_mutex_lock(&devices->lock);
     if (rc == 0)
-        rc = check_owner(devices, lane, &first, from);
+        rc = check_owner(devices, lane, &first);
     if (rc == 0 && bxi_is_device(to) && bxi_devices_mark(devices, stream, &to->storage->device->written) < 0)
         rc = bxi_devices_fail(-EIO, "a stream cannot be marked");
     pthread_mutex_unlock(&devices->lock);
@@ -555,7 +547,7 @@ static int copy_to_host(struct bx_tensor *to, const struct bx_tensor *from)
         rc = bxi_devices_fail(rc, "a copy from device memory failed");
     pthread_mutex_lock(&devices->lock);
     if (rc == 0)
-        rc = check_owner(devices, devices->streams[stream].lane, &behind, from);
+        rc = check_owner(devices, devices->streams[stream].lane, &behind);
     pthread_mutex_unlock(&devices->lock);
     bxi_devices_unpin(devices);
     free(piece);
@@ -693,6 +685,7 @@ int bxi_device_pack(struct bx_job *job, struct bxi_grant *grant, struct bx_tenso
 {
     struct bxi_devices *devices = bxi_devices_of(job);
     struct bxi_gpu_peer *peer = NULL;
+    struct bxi_gpu_info info;
     bool reaches = true;
     int rc;
 
@@ -703,8 +696,9 @@ int bxi_device_pack(struct bx_job *job, struct bxi_grant *grant, struct bx_tenso
         return bx_fail(BX_E_SHUTDOWN, "the job whose device memory a tensor lies in has shut down");
     }
     rc = bxi_devices_peer(devices, grant->peer, &peer);
-    if (rc == 0 && peer != NULL)
-        reaches = bxi_gpu_peer_reaches(peer, devices->open[tensor->storage->device->device].device) == 1;
+    if (rc == 0 && peer != NULL &&
+        bxi_gpu_device_info(devices->gpu, devices->open[tensor->storage->device->device].ordinal, &info) == 0)
+        reaches = bxi_gpu_peer_reaches(peer, info.uuid) == 1;
     if (rc == 0 && reaches)
         rc = refer(grant, tensor, ref);
     bxi_devices_leave(devices);

@@ -175,8 +175,8 @@ static void drop_ended(struct ended *ended)
 {
     for (uint32_t i = 0; i < ended->count; i++) {
         for (uint32_t j = 0; ended->from[i] != NULL && j < ended->hold_count[i]; j++)
-            if (ended->holds[i][j]->kind == BXI_STORE_DEVICE)
-                bxi_device_ops()->block_until(ended->holds[i][j]->device, ended->from[i], &ended->point[i]);
+            if (ended->holds[i][j]->kind == BXI_STORE_DEVICE || ended->holds[i][j]->kind == BXI_STORE_LOAN)
+                bxi_device_ops()->until(ended->holds[i][j], ended->from[i], &ended->point[i]);
         drop_holds(ended->holds[i], ended->hold_count[i]);
     }
     ended->count = 0;

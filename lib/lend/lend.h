@@ -8,10 +8,10 @@
  *     loan      the borrower's side: the tensors of one message
  *     returns   where the borrower returns the leases of one owner
  *
- * Passing on. A worker B may send on a tensor that it has on loan from A. The record names A; the receiver C reads
- * A's arena, which it has mapped. B's grant to C holds B's loan, so A's lease to B ends after C's to B. When B dies, A
- * takes back its leases to B only when no worker holds a loan of B with tensors that B passed on: A asks all (the
- * rounds of rref/rref.h).
+ * Passing on. A worker B may send on a tensor that it has on loan from A. The record names A; the receiver C reads A's
+ * arena, which it has mapped, or A's device memory, which it maps. B's grant to C holds B's loan, so A's lease to B
+ * ends after C's to B. When B dies, A takes back its leases to B only when no worker holds a loan of B with tensors
+ * that B passed on: A asks all (the rounds of rref/rref.h).
  *
  * A frame that lends begins with struct bxi_lease_head and one struct bxi_tensor_head for each tensor. lend knows a
  * peer only as struct bxi_lend_peer. It reaches rings and bells through struct bxi_lend_ops and GPUs through struct
@@ -57,7 +57,7 @@ struct bxi_tensor_head {
     uint8_t ndim;               /* 0 to BX_DIMS_MAX */
     uint8_t device;             /* enum bx_device_kind */
     uint8_t flags;              /* BXI_STRIDED, BXI_STAGED, BXI_PASSED */
-    uint32_t owner;             /* with BXI_PASSED: the rank in whose arena it lies; else 0 */
+    uint32_t owner;             /* with BXI_PASSED: the rank in whose memory it lies; else 0 */
 };
 #define BXI_STRIDED 1u
 #define BXI_STAGED 2u               /* meant for a device, sent through the arena: no path between the devices */
@@ -129,8 +129,8 @@ static inline bool bxi_is_device(const struct bx_tensor *tensor)
  * table is constant and is never removed. */
 struct bxi_device_ops {
     void (*block_free)(struct bxi_device_block *block);
-    /* A lease on the block was returned with this point: the block must not be reused before the point. */
-    void (*block_until)(struct bxi_device_block *block, struct bxi_lend_peer *peer, const struct bxi_gpu_point *point);
+    /* A lease on the storage was returned with this point: a block must not be reused, and a loan not end, before. */
+    void (*until)(struct bxi_storage *storage, struct bxi_lend_peer *peer, const struct bxi_gpu_point *point);
     int (*copy)(struct bx_job *job, const struct bx_tensor *tensor, struct bx_tensor **copy);
     int (*copy_into)(struct bx_tensor *to, const struct bx_tensor *from);
     /* Wraps memory of the program on the open device of that ordinal. */
@@ -139,6 +139,8 @@ struct bxi_device_ops {
     /* The owner: fills in a tensor's record; *hold: the storage to hold, one reference. */
     int (*pack)(struct bx_job *job, struct bxi_grant *grant, struct bx_tensor *tensor, struct bxi_tensor_head *head,
                 struct bxi_gpu_ref *ref, struct bxi_storage **hold);
+    /* The same of a tensor on loan, to be passed on: its owner's rank; -1: it must be copied. */
+    int (*pass)(struct bx_job *job, struct bxi_grant *grant, const struct bx_tensor *tensor, struct bxi_gpu_ref *ref);
     /* The borrower: prepares a loan with device tensors, takes each record, ends the loan. -ENODEV, -ENOMEM. */
     int (*loan_make)(struct bxi_loan *loan);
     int (*loan_part)(struct bxi_loan *loan, uint32_t index, const struct bxi_tensor_head *head,
@@ -230,7 +232,8 @@ struct bxi_loan {
     const unsigned char *data;      /* the message's bytes, in packed or in its frame */
     size_t bytes;
     struct bxi_device_loan *device; /* of a message with device tensors; or NULL */
-    struct bxi_passed *passed;      /* the arenas of tensors that were passed on; each with a reference to its view */
+    bool passes;                    /* it has tensors that the lender passed on */
+    struct bxi_passed *passed;      /* the arenas of those in host memory; each with a reference to its view */
     uint32_t tensor_count;
     struct bx_tensor **pointers;    /* to the tensors; stored after them */
     struct bx_tensor tensors[];

@@ -114,10 +114,8 @@ static void end_passed(struct bxi_returns *returns)
     bxi_unlock(&returns->lock);
 }
 
-static void release_passed(struct bxi_loan *loan)
+static void release_views(struct bxi_loan *loan)
 {
-    if (loan->passed != NULL)
-        end_passed(loan->returns);
     while (loan->passed != NULL) {
         struct bxi_passed *passed = loan->passed;
 
@@ -137,10 +135,12 @@ static void end_loan(void *context)
         struct bxi_gpu_point point;
         bool device = loan->device != NULL;
 
-        release_passed(loan);
+        release_views(loan);
         bxi_arena_view_release(loan->view);
         if (device)
             bxi_device_ops()->loan_end(loan, &point);
+        if (loan->passes)
+            end_passed(loan->returns);
         give_back(loan->returns, loan->slot, loan->generation, device ? &point : NULL);
         returns_release(loan->returns);
     }
@@ -154,35 +154,40 @@ void bxi_loan_release(struct bxi_loan *loan)
         bxi_storage_release(&loan->storage);
 }
 
-/* The view of a third worker's arena, which the loan holds. BX_E_CORRUPT; BX_E_PEER_DEAD: it is not mapped any more;
- * -ENOMEM. */
-static int view_of(struct bxi_loan *loan, const struct bxi_tensor_head *head, const struct bxi_arena_view **view)
+/* A record of a tensor that the lender passed on. 0; BX_E_CORRUPT; BX_E_PEER_DEAD: its owner is gone. */
+static int take_passed(struct bxi_loan *loan, const struct bxi_tensor_head *head)
 {
     struct bxi_lend_peer *lender = loan->returns->peer;
     const struct bx_job *job = loan->returns->job;
+
+    if ((head->flags & BXI_STAGED) || head->owner >= (uint32_t)job->world_size || (int)head->owner == job->rank ||
+        (int)head->owner == lender->rank || lender->rank == job->rank)
+        return BX_E_CORRUPT;
+    if (job->lend->peers[head->owner].arena == NULL)
+        return bx_fail(BX_E_PEER_DEAD, "a tensor was passed on by worker '%s', and its owner, worker '%s', is gone",
+                       lender->name, job->lend->peers[head->owner].name);
+    if (!loan->passes)
+        bxi_add_seq_cst(&lender->passed_loans, 1);
+    loan->passes = true;
+    return 0;
+}
+
+/* The view of a third worker's arena, which the loan holds; NULL: no memory. */
+static const struct bxi_arena_view *view_of(struct bxi_loan *loan, int owner)
+{
     struct bxi_passed *passed = loan->passed;
 
-    if (head->device != BX_CPU || (head->flags & BXI_STAGED) || head->owner >= (uint32_t)job->world_size ||
-        (int)head->owner == job->rank || (int)head->owner == lender->rank || lender->rank == job->rank)
-        return BX_E_CORRUPT;
-    while (passed != NULL && passed->owner != (int)head->owner)
+    while (passed != NULL && passed->owner != owner)
         passed = passed->next;
     if (passed == NULL) {
-        struct bxi_arena_view *arena = job->lend->peers[head->owner].arena;
-
-        if (arena == NULL)
-            return bx_fail(BX_E_PEER_DEAD, "a tensor was passed on by worker '%s', and its owner, worker '%s', is gone",
-                           lender->name, job->lend->peers[head->owner].name);
         passed = malloc(sizeof *passed);
         if (passed == NULL)
-            return -ENOMEM;
-        if (loan->passed == NULL)
-            bxi_add_seq_cst(&lender->passed_loans, 1);
-        *passed = (struct bxi_passed){ loan->passed, bxi_arena_view_acquire(arena), (int)head->owner };
+            return NULL;
+        *passed = (struct bxi_passed){ loan->passed,
+                                       bxi_arena_view_acquire(loan->returns->job->lend->peers[owner].arena), owner };
         loan->passed = passed;
     }
-    *view = passed->view;
-    return 0;
+    return passed->view;
 }
 
 /* Checks a record's head, of a tensor in device memory or in the arena. *room: bytes that the tensor may span from its
@@ -206,8 +211,10 @@ static int64_t parse_head(struct bxi_loan *loan, uint32_t index, const unsigned 
         (head.device != BX_CPU && head.device != BX_CUDA) || (staged && head.device != BX_CUDA) || element == 0 ||
         (named && left < sizeof head + sizeof ref))
         return BX_E_CORRUPT;
-    if ((head.flags & BXI_PASSED) && (rc = view_of(loan, &head, &view)) < 0)
+    if ((head.flags & BXI_PASSED) && (rc = take_passed(loan, &head)) < 0)
         return rc;
+    if ((head.flags & BXI_PASSED) && !named && (view = view_of(loan, (int)head.owner)) == NULL)
+        return -ENOMEM;
     if (!named && head.offset > view->bytes)
         return BX_E_CORRUPT;
     if (named)

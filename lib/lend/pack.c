@@ -19,6 +19,15 @@ static bool is_ours(const struct bx_job *job, const struct bx_tensor *tensor)
            (storage->kind == BXI_STORE_ARENA && storage->arena == job->lend->arena);
 }
 
+/* How one tensor is packed. */
+struct item {
+    struct bx_tensor *tensor;
+    int owner;                              /* it is on loan from this worker, and is passed on; else -1 */
+    const struct bxi_arena_view *view;      /* passed on: the owner's arena */
+    struct bxi_gpu_ref ref;                 /* in device memory */
+    struct bxi_storage *storage;            /* to hold; one reference */
+};
+
 /* The worker in whose arena the tensor lies, if it is on loan and can be passed on to peer, and the view of that arena;
  * else -1. */
 static int owner_of(const struct bx_job *job, const struct bxi_lend_peer *peer, const struct bx_tensor *tensor,
@@ -27,9 +36,6 @@ static int owner_of(const struct bx_job *job, const struct bxi_lend_peer *peer, 
     const struct bxi_loan *loan = (const struct bxi_loan *)(const void *)tensor->storage;
     int owner = -1;
 
-    if (tensor->storage->kind != BXI_STORE_LOAN || bxi_is_device(tensor) || peer->rank == job->rank ||
-        loan->returns == NULL || loan->returns->job != job)
-        return -1;
     if (tensor->data >= loan->view->base && tensor->data < loan->view->base + loan->view->bytes) {
         *view = loan->view;
         owner = loan->returns->peer->rank;
@@ -46,6 +52,17 @@ static int owner_of(const struct bx_job *job, const struct bxi_lend_peer *peer, 
         bxi_load_relaxed(&job->lend->peers[owner].is_gone) != 0)
         return -1;
     return owner;
+}
+
+static int find_owner(struct bx_job *job, struct bxi_grant *grant, struct item *item)
+{
+    const struct bxi_loan *loan = (const struct bxi_loan *)(const void *)item->tensor->storage;
+
+    if (item->tensor->storage->kind != BXI_STORE_LOAN || grant->peer->rank == job->rank || loan->returns == NULL ||
+        loan->returns->job != job)
+        return -1;
+    return bxi_is_device(item->tensor) ? bxi_device_ops()->pass(job, grant, item->tensor, &item->ref)
+                                       : owner_of(job, grant->peer, item->tensor, &item->view);
 }
 
 static size_t head_bytes(const struct bx_tensor *tensor)
@@ -74,7 +91,7 @@ static void hold(struct bxi_grant *grant, struct bxi_storage *storage)
     bxi_storage_acquire(storage);
     bxi_add(&storage->leases, 1);
     grant->holds[grant->hold_count++] = storage;
-    grant->bytes += storage->bytes;
+    grant->bytes += storage->kind == BXI_STORE_LOAN ? 0 : storage->bytes;   /* a loan's memory is its owner's */
 }
 
 static unsigned char *put_bytes(unsigned char *to, const void *from, size_t bytes)
@@ -83,12 +100,10 @@ static unsigned char *put_bytes(unsigned char *to, const void *from, size_t byte
     return to + bytes;
 }
 
-/* Writes a tensor's record. *storage: the storage to hold, one reference. */
-static int describe(struct bx_job *job, struct bxi_grant *grant, struct bx_tensor *tensor, unsigned char **to,
-                    struct bxi_storage **storage)
+/* Writes a tensor's record, and sets the storage to hold. */
+static int describe(struct bx_job *job, struct bxi_grant *grant, struct item *item, unsigned char **to)
 {
-    const struct bxi_arena_view *view = NULL;
-    int owner = owner_of(job, grant->peer, tensor, &view);
+    struct bx_tensor *tensor = item->tensor;
     struct bxi_tensor_head head = {
         .dtype = tensor->dtype,
         .ndim = tensor->ndim,
@@ -96,30 +111,29 @@ static int describe(struct bx_job *job, struct bxi_grant *grant, struct bx_tenso
         .flags = tensor->contiguous ? 0 : BXI_STRIDED,
     };
     size_t row = sizeof(int64_t) * tensor->ndim;
-    struct bxi_gpu_ref ref;
 
-    if (owner >= 0) {
-        head.flags |= BXI_PASSED;
-        grant->passes = true;
-        head.owner = (uint32_t)owner;
-        head.offset = (uint64_t)(tensor->data - view->base);
-        *storage = tensor->storage;
-        bxi_storage_acquire(*storage);
-        bxi_add(&job->counters[BXI_C_tensors_passed_on], 1);
-        bxi_add(&job->counters[BXI_C_passed_on_bytes], bx_tensor_bytes(tensor));
-    } else if (bxi_is_device(tensor)) {
-        int rc = bxi_device_ops()->pack(job, grant, tensor, &head, &ref, storage);
+    if (item->owner < 0 && bxi_is_device(tensor)) {
+        int rc = bxi_device_ops()->pack(job, grant, tensor, &head, &item->ref, &item->storage);
 
         if (rc < 0)
             return rc;
     } else {
-        head.offset = (uint64_t)(tensor->data - bxi_arena_base(job->lend->arena));
-        *storage = tensor->storage;
-        bxi_storage_acquire(*storage);
+        item->storage = tensor->storage;
+        bxi_storage_acquire(item->storage);
     }
+    if (item->owner >= 0) {
+        head.flags |= BXI_PASSED;
+        grant->passes = true;
+        head.owner = (uint32_t)item->owner;
+        bxi_add(&job->counters[BXI_C_tensors_passed_on], 1);
+        bxi_add(&job->counters[BXI_C_passed_on_bytes], bx_tensor_bytes(tensor));
+    }
+    if (!bxi_is_device(tensor))
+        head.offset = (uint64_t)(tensor->data - (item->owner >= 0 ? item->view->base
+                                                                  : bxi_arena_base(job->lend->arena)));
     *to = put_bytes(*to, &head, sizeof head);
     if (bxi_is_device(tensor) && !(head.flags & BXI_STAGED))
-        *to = put_bytes(*to, &ref, sizeof ref);
+        *to = put_bytes(*to, &item->ref, sizeof item->ref);
     *to = put_bytes(*to, tensor->shape, row);
     if (head.flags & BXI_STRIDED)           /* a staged copy is row-major */
         *to = put_bytes(*to, tensor->strides, row);
@@ -129,24 +143,24 @@ static int describe(struct bx_job *job, struct bxi_grant *grant, struct bx_tenso
 /* Adds one tensor to the grant, or a copy of it in the arena or on its device. */
 static int pack_one(struct bx_job *job, struct bxi_grant *grant, struct bx_tensor *tensor, unsigned char **to)
 {
-    struct bxi_storage *storage = NULL;
-    const struct bxi_arena_view *view = NULL;
+    struct item item = { .tensor = tensor };
     struct bx_tensor *copy = NULL;
     int rc;
 
-    if (!is_ours(job, tensor) && owner_of(job, grant->peer, tensor, &view) < 0) {
+    item.owner = find_owner(job, grant, &item);
+    if (item.owner < 0 && !is_ours(job, tensor)) {
         rc = bx_tensor_copy(job, tensor, &copy);
         if (rc < 0)
             return rc;
         bxi_add(&job->counters[BXI_C_tensors_copied], 1);
         bxi_add(&job->counters[BXI_C_tensor_bytes_copied], bx_tensor_bytes(copy));
-        tensor = copy;
+        item.tensor = copy;
     }
-    rc = describe(job, grant, tensor, to, &storage);
+    rc = describe(job, grant, &item, to);
     if (rc == 0) {
-        hold(grant, storage);
-        grant->tensor_bytes += (uint64_t)bx_tensor_bytes(tensor);
-        bxi_storage_release(storage);
+        hold(grant, item.storage);
+        grant->tensor_bytes += (uint64_t)bx_tensor_bytes(item.tensor);
+        bxi_storage_release(item.storage);
     }
     bx_tensor_release(copy);
     return rc;

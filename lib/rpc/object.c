@@ -60,7 +60,8 @@ static void unpark(struct bx_job *job, struct bxi_waiting *parked)
 
 static bool holds_passed(const struct bx_job *job, int rank)
 {
-    return bxi_load_seq_cst((bxi_a32 *)&job->rpc->peers[rank].lend->passed_loans) != 0;
+    return bxi_load_seq_cst((bxi_a32 *)&job->rpc->peers[rank].lend->passed_loans) != 0 ||
+           !bxi_devices_settled((struct bx_job *)(uintptr_t)job);
 }
 
 static void take_back(struct bx_job *job, int rank)

@@ -193,12 +193,68 @@ static void run(forge_fn fn, int code)
 
 static void unknown_flag(struct forgery *forgery)
 {
-    forgery->tensor.flags = 4;
+    forgery->tensor.flags = 8;
 }
 
 Test(device_input, cuts_off_for_an_unknown_flag, .timeout = 60)
 {
     run(unknown_flag, BX_E_CORRUPT);
+}
+
+static void passed_on_of_its_own(struct forgery *forgery)
+{
+    forgery->tensor.flags = BXI_PASSED;
+    forgery->tensor.owner = 1;
+}
+
+Test(device_input, cuts_off_for_a_tensor_of_its_own_that_is_passed_on, .timeout = 60)
+{
+    run(passed_on_of_its_own, BX_E_CORRUPT);
+}
+
+static void passed_on_of_the_receiver(struct forgery *forgery)
+{
+    forgery->tensor.flags = BXI_PASSED;
+    forgery->tensor.owner = 0;
+}
+
+Test(device_input, cuts_off_for_the_receivers_tensor_that_is_passed_on, .timeout = 60)
+{
+    run(passed_on_of_the_receiver, BX_E_CORRUPT);
+}
+
+static void passed_on_of_nobody(struct forgery *forgery)
+{
+    forgery->tensor.flags = BXI_PASSED;
+    forgery->tensor.owner = 3;
+}
+
+Test(device_input, cuts_off_for_a_tensor_of_no_worker_that_is_passed_on, .timeout = 60)
+{
+    run(passed_on_of_nobody, BX_E_CORRUPT);
+}
+
+static void passed_on_and_staged(struct forgery *forgery)
+{
+    forgery->tensor.flags = BXI_PASSED | BXI_STAGED;
+    forgery->tensor.owner = 2;
+    forgery->tensor.offset = 0;
+}
+
+Test(device_input, cuts_off_for_a_staged_tensor_that_is_passed_on, .timeout = 60)
+{
+    run(passed_on_and_staged, BX_E_CORRUPT);
+}
+
+static void passed_on_without_a_gpu(struct forgery *forgery)
+{
+    forgery->tensor.flags = BXI_PASSED;
+    forgery->tensor.owner = 2;
+}
+
+Test(device_input, fails_for_a_passed_tensor_of_a_worker_without_a_gpu, .timeout = 60)
+{
+    run(passed_on_without_a_gpu, -ENODEV);
 }
 
 static void unknown_device(struct forgery *forgery)

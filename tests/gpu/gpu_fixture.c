@@ -159,6 +159,16 @@ void gpu_run(int count, const gpu_fn *body)
 
 /* ---- In a process ---------------------------------------------------------------------------- */
 
+static bool is_held(void *context, uint32_t slab, uint64_t generation)
+{
+    (void)context;
+    for (int rank = 0; rank < GPU_PROCESSES; rank++)
+        if (rank != gpu_rank && (gpu_peer[rank] == NULL || !bxi_gpu_peer_is_dead(gpu_peer[rank])) &&
+            bxi_load_acquire(&gpu_read_only->held[rank][gpu_rank].generation[slab]) == generation)
+            return true;
+    return false;
+}
+
 void gpu_start_with(int rank, const struct bxi_gpu_options *options, int ordinal)
 {
     struct bxi_gpu_options mine = *options;
@@ -166,6 +176,7 @@ void gpu_start_with(int rank, const struct bxi_gpu_options *options, int ordinal
     gpu_rank = rank;
     mine.driver = gpu_driver_path();
     mine.region = &gpu_shared->region[rank];
+    mine.is_held = is_held;
     if (mine.slab_bytes == 0)
         mine.slab_bytes = 2 * GPU_MIB;
     memset(mine.region, 0, sizeof(*mine.region));
@@ -186,7 +197,6 @@ struct bxi_gpu_peer *gpu_try_meet(int rank, int *rc)
         .name = name,
         .region = &gpu_read_only->region[rank],
         .held = &gpu_shared->held[gpu_rank][rank],
-        .held_by_peer = &gpu_read_only->held[rank][gpu_rank],
         .device = gpu_device,
     };
 
@@ -206,6 +216,14 @@ struct bxi_gpu_peer *gpu_meet(int rank)
         GPU_EQ(rc, -EAGAIN);
         sched_yield();
     }
+}
+
+int gpu_reaches(int rank)
+{
+    struct bxi_gpu_info info;
+
+    GPU_EQ(bxi_gpu_device_info(gpu, bxi_gpu_device_ordinal(gpu_device), &info), 0);
+    return bxi_gpu_peer_reaches(gpu_peer[rank], info.uuid);
 }
 
 void gpu_forget(void)

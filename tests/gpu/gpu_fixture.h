@@ -69,6 +69,7 @@ void gpu_start_with(int rank, const struct bxi_gpu_options *options, int ordinal
 struct bxi_gpu_peer *gpu_meet(int rank);
 struct bxi_gpu_peer *gpu_try_meet(int rank, int *rc);
 void gpu_end(void);                                 /* closes peers, lane, GPU */
+int gpu_reaches(int rank);                          /* whether it can map memory of gpu_device */
 void gpu_forget(void);                              /* forgets these handles, after the test's own bxi_gpu_close */
 
 /* Work on a lane, through the driver that gpu/ has loaded. */

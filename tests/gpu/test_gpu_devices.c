@@ -41,7 +41,7 @@ static void owner_on_a_device(void)
     GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[0].ready), 0);
     gpu_post(LENT);
     gpu_await(HELD, 1);
-    if (bxi_gpu_peer_reaches(gpu_peer[1], gpu_device) == 0) {
+    if (gpu_reaches(1) == 0) {
         GPU_EQ(bxi_gpu_stage_out(gpu_lane, gpu_shared->staged, block->address, BYTES), 0);
         GPU_EQ(gpu_counters().staged_bytes, BYTES);
         gpu_store(1, 1);
@@ -136,10 +136,10 @@ static void owner_that_is_tried(void)
     start_on(0, "0", 0);
     block = gpu_block(BYTES);
     GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
-    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 0);
+    GPU_EQ(gpu_reaches(1), 0);
     gpu_post(LENT);
     gpu_await(HELD, 1);
-    gpu_store(0, (uint64_t)bxi_gpu_peer_reaches(gpu_peer[1], gpu_device));
+    gpu_store(0, (uint64_t)gpu_reaches(1));
     bxi_gpu_free(block);
     bxi_gpu_trim(gpu_device);
     while (bxi_gpu_poll(gpu) > 0)               /* a map that was only tried is closed too */
@@ -214,10 +214,10 @@ Test(gpu_devices, that_are_hidden_and_without_peer_access_are_never_lent, .timeo
 static void owner_that_is_seen(void)
 {
     start_on(0, "0", 0);
-    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 0);
+    GPU_EQ(gpu_reaches(1), 0);
     gpu_post(LENT);
     gpu_await(HELD, 1);
-    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 1);
+    GPU_EQ(gpu_reaches(1), 1);
     gpu_post(LAST);
     gpu_end();
 }
@@ -245,7 +245,7 @@ static void mig_owner(void)
 {
     start_on(0, "0", 0);
     gpu_await(HELD, 1);
-    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 0);
+    GPU_EQ(gpu_reaches(1), 0);
     gpu_post(LAST);
     gpu_end();
 }
@@ -323,10 +323,10 @@ Test(gpu_devices, of_an_owner_that_dies_are_not_published_as_refused, .timeout =
 static void owner_that_asks(void)
 {
     start_on(0, NULL, 0);
-    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 0);
+    GPU_EQ(gpu_reaches(1), 0);
     gpu_post(HELD);
     gpu_await(HELD, 2);
-    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 1);
+    GPU_EQ(gpu_reaches(1), 1);
     gpu_post(LAST);
     gpu_end();
 }
@@ -388,7 +388,7 @@ static void owner_far_from_one(void)
     struct bxi_gpu_block *block;
 
     start_on(0, NULL, 0);
-    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1], gpu_device), 1);
+    GPU_EQ(gpu_reaches(1), 1);
     block = gpu_block(BYTES);
     gpu_fill(gpu_lane, block->address, 9, BYTES);
     GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
@@ -423,9 +423,9 @@ Test(gpu_devices, have_words_that_only_one_of_several_can_wait_for, .timeout = 6
 static void mig_instance(void)
 {
     start_on(gpu_rank, NULL, gpu_rank);
-    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1 - gpu_rank], gpu_device), 1);
+    GPU_EQ(gpu_reaches(1 - gpu_rank), 1);
     gpu->info[0].is_mig = gpu->info[1].is_mig = true;
-    GPU_EQ(bxi_gpu_peer_reaches(gpu_peer[1 - gpu_rank], gpu_device), 0);
+    GPU_EQ(gpu_reaches(1 - gpu_rank), 0);
     gpu_post(HELD);
     gpu_await(HELD, 2);
     gpu_end();

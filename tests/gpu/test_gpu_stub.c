@@ -21,6 +21,7 @@
 #define bxi_gpu_free stub_gpu_free
 #define bxi_gpu_trim stub_gpu_trim
 #define bxi_gpu_lane_open stub_gpu_lane_open
+#define bxi_gpu_lane_last stub_gpu_lane_last
 #define bxi_gpu_lane_stream stub_gpu_lane_stream
 #define bxi_gpu_lane_close stub_gpu_lane_close
 #define bxi_gpu_mark stub_gpu_mark

@@ -1,0 +1,559 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Device tensors on loan that are sent on without a copy: worker0 owns them, worker1 passes them on, worker2 and
+ * worker3 read them. Bodies that end a reader's stream at a gate check that memory comes back only when the stream has
+ * passed.
+ */
+#include "device_fixture.h"
+
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum gate { OPEN = 0, LATE, GO, DEAD, CLOSED, FREED, FINISHED };
+enum value { PID = 0, PASSED = 16, PASSED_BYTES, COPIED, COPIED_TENSORS };      /* PID + rank */
+
+#define COUNT 1000
+#define BYTES (COUNT * sizeof(int32_t))
+#define LARGE ((int64_t)(66 << 20) / 4)     /* i32, of a slab of its own */
+
+TestSuite(device_passed, .timeout = 60);
+
+static struct bx_tensor *kept;
+static uint64_t *late;
+
+/* ---- Handlers -------------------------------------------------------------------------------------------- */
+
+/* value, the way, a tensor. The way has ranks, and last a function: "23keep" for worker2, which passes it to worker3's
+ * keep. "+" before a rank: only the elements from 100 on. Answers what the function answers. */
+static int pass_on(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int64_t first = bx_read_i64(args), from = 0;
+    const char *way = bx_read_str(args);
+    struct bx_tensor *tensor = bx_read_tensor(args), *part = NULL;
+    struct bx_msg *on, *answer = NULL;
+    struct bx_reader reader;
+    char to[] = "worker0";
+    bool is_last;
+    int rc;
+
+    (void)context;
+    if (*way == '+') {
+        from = 100;
+        way++;
+    }
+    is_last = way[1] > '9';
+    to[6] = way[0];
+    on = harness_msg_i64(first + from);
+    if (!is_last)
+        bx_msg_put_str(on, way + 1);
+    HARNESS_EQ(bx_tensor_slice(tensor, 0, from, bx_tensor_dim(tensor, 0), 1, &part), 0);
+    bx_msg_put_tensor(on, part);
+    bx_tensor_release(part);
+    rc = bx_rpc_sync(bx_request_job(request), to, is_last ? way + 1 : "pass_on", on, NULL, &answer);
+    bx_msg_destroy(on);
+    if (rc < 0)
+        return rc;
+    reader = bx_msg_reader(answer);
+    bx_msg_put_i64(reply, bx_read_i64(&reader));
+    bx_msg_destroy(answer);
+    return 0;
+}
+
+/* Answers how many elements of the tensor are wrong. */
+static int look(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int32_t first = (int32_t)bx_read_i64(args);
+
+    (void)request, (void)context;
+    return bx_msg_put_i64(reply, device_wrong(bx_read_tensor(args), first));
+}
+
+static int keep(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)bx_read_i64(args);
+    kept = bx_tensor_acquire(bx_read_tensor(args));
+    (void)request, (void)context;
+    return bx_msg_put_i64(reply, 0);
+}
+
+/* Releases what is kept, with work on a stream that reads it and is not done before "open". */
+static int drop_late(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    void *stream = device_stream(job, bx_tensor_device(kept));
+
+    (void)args, (void)context;
+    HARNESS_EQ(bx_tensor_read_on(kept, stream), 0);
+    late = device_gate(job, stream);
+    bx_tensor_release(kept);
+    return bx_msg_put_i64(reply, 0);
+}
+
+static int open_gate(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)context;
+    device_open_gate(late);
+    return bx_msg_put_i64(reply, 0);
+}
+
+static int drop(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int64_t wrong = device_wrong(kept, (int32_t)bx_read_i64(args));
+
+    (void)request, (void)context;
+    bx_tensor_release(kept);
+    return bx_msg_put_i64(reply, wrong);
+}
+
+static int make(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), COUNT, (int32_t)bx_read_i64(args));
+    int rc = bx_msg_put_tensor(reply, tensor);
+
+    (void)context;
+    bx_tensor_release(tensor);
+    return rc;
+}
+
+/* Answers with the tensor that worker2's make answers with. */
+static int fetch(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_msg *first = harness_msg_i64(bx_read_i64(args)), *made = NULL;
+    int rc = bx_rpc_sync(bx_request_job(request), "worker2", "make", first, NULL, &made);
+    struct bx_reader reader;
+
+    (void)context;
+    bx_msg_destroy(first);
+    if (rc < 0)
+        return rc;
+    reader = bx_msg_reader(made);
+    rc = bx_msg_put_tensor(reply, bx_read_tensor(&reader));
+    bx_msg_destroy(made);
+    return rc;
+}
+
+static int count(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    const struct bx_job *job = bx_request_job(request);
+
+    (void)args, (void)context;
+    harness_store(PASSED, harness_counter(job, "tensors_passed_on"));
+    harness_store(PASSED_BYTES, harness_counter(job, "passed_on_bytes"));
+    harness_store(COPIED, device_copied(job));
+    harness_store(COPIED_TENSORS, harness_counter(job, "tensors_copied"));
+    return bx_msg_put_i64(reply, 0);
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "pass_on", BX_BLOCKING, pass_on, NULL), 0);
+    HARNESS_EQ(bx_register(job, "look", BX_INLINE, look, NULL), 0);
+    HARNESS_EQ(bx_register(job, "keep", BX_INLINE, keep, NULL), 0);
+    HARNESS_EQ(bx_register(job, "drop_late", BX_BLOCKING, drop_late, NULL), 0);
+    HARNESS_EQ(bx_register(job, "open_gate", BX_INLINE, open_gate, NULL), 0);
+    HARNESS_EQ(bx_register(job, "drop", BX_BLOCKING, drop, NULL), 0);
+    HARNESS_EQ(bx_register(job, "make", BX_BLOCKING, make, NULL), 0);
+    HARNESS_EQ(bx_register(job, "fetch", BX_BLOCKING, fetch, NULL), 0);
+    HARNESS_EQ(bx_register(job, "count", BX_INLINE, count, NULL), 0);
+    return 0;
+}
+
+/* ---- Bodies ---------------------------------------------------------------------------------------------- */
+
+static void open_and_serve(struct bx_job *job)
+{
+    device_open(job, 0);
+    harness_store(PID + bx_job_rank(job), (uint64_t)getpid());
+    harness_post(OPEN);
+    harness_serve(job);
+}
+
+static struct bx_device begin(struct bx_job *job, uint32_t others)
+{
+    struct bx_device device = device_open(job, 0);
+
+    harness_await(OPEN, others);
+    return device;
+}
+
+/* Sends the tensor, numbered from `first`, that way; the answer. */
+static int64_t by(struct bx_job *job, struct bx_tensor *tensor, int32_t first, const char *way)
+{
+    struct bx_msg *args = harness_msg_i64(first);
+
+    bx_msg_put_str(args, way);
+    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+    return harness_call(job, "worker1", "pass_on", args);
+}
+
+static void kill_worker(const struct bx_job *job, int rank)
+{
+    kill((pid_t)harness_load(PID + rank), SIGKILL);
+    while (bx_worker_alive(job, rank))
+        usleep(1000);
+}
+
+static void expect_counts(struct bx_job *job, uint64_t passed, uint64_t bytes)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker1", "count", 0), 0);
+    HARNESS_EQ(harness_load(PASSED), passed);
+    HARNESS_EQ(harness_load(PASSED_BYTES), bytes);
+    HARNESS_EQ(harness_load(COPIED), 0);
+}
+
+/* ---- Nobody dies ------------------------------------------------------------------------------------------ */
+
+static void passes_three(struct bx_job *job)
+{
+    struct bx_tensor *tensor = device_numbers(job, begin(job, 2), COUNT, 5), *view = NULL;
+
+    for (int i = 0; i < 10; i++)
+        HARNESS_EQ(by(job, tensor, 5, "2look"), 0);
+    HARNESS_EQ(by(job, tensor, 6, "2look"), COUNT);             /* it checks the elements */
+    HARNESS_EQ(by(job, tensor, 5, "+2look"), 0);
+    HARNESS_EQ(bx_tensor_slice(tensor, 0, 100, 300, 1, &view), 0);
+    HARNESS_EQ(by(job, view, 105, "2look"), 0);
+    bx_tensor_release(view);
+    HARNESS_EQ(bx_tensor_slice(tensor, 0, 10, 90, 4, &view), 0);        /* strided: checked over its span */
+    HARNESS_EQ(by(job, view, 15, "2look"), 0);
+    bx_tensor_release(view);
+    bx_tensor_release(tensor);
+    HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
+    expect_counts(job, 14, 11 * BYTES + (900 + 200 + 20) * sizeof(int32_t));
+}
+
+Test(device_passed, tensors_reach_a_third_worker_without_a_copy)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 3, .setup = setup,
+                                        .body = { passes_three, open_and_serve, open_and_serve } });
+}
+
+static void passes_four(struct bx_job *job)
+{
+    struct bx_tensor *tensor = device_numbers(job, begin(job, 3), COUNT, 5);
+
+    HARNESS_EQ(by(job, tensor, 5, "23look"), 0);
+    bx_tensor_release(tensor);
+    HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
+    expect_counts(job, 1, BYTES);
+}
+
+Test(device_passed, tensors_go_on_through_several_workers)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 4, .setup = setup,
+                                        .body = { passes_four, open_and_serve, open_and_serve, open_and_serve } });
+}
+
+static void fetches(struct bx_job *job)
+{
+    begin(job, 2);
+    for (int i = 0; i < 5; i++) {
+        struct bx_msg *args = harness_msg_i64(i), *reply = NULL;
+        struct bx_reader reader;
+
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "fetch", args, NULL, &reply), 0);
+        reader = bx_msg_reader(reply);
+        HARNESS_EQ(device_wrong(bx_read_tensor(&reader), i), 0);
+        bx_msg_destroy(reply);
+        bx_msg_destroy(args);
+    }
+    expect_counts(job, 5, 5 * BYTES);
+}
+
+Test(device_passed, tensors_go_in_replies)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 3, .setup = setup,
+                                        .body = { fetches, open_and_serve, open_and_serve } });
+}
+
+/* ---- Readers that are late --------------------------------------------------------------------------------- */
+
+static void waits_for_the_reader(struct bx_job *job)
+{
+    struct bx_tensor *tensor = device_numbers(job, begin(job, 2), COUNT, 5);
+
+    HARNESS_EQ(by(job, tensor, 5, "2keep"), 0);
+    bx_tensor_release(tensor);
+    HARNESS_EQ(harness_call_i64(job, "worker2", "drop_late", 0), 0);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, 200 * HARNESS_MS), BX_E_TIMEOUT);
+    HARNESS_EQ(harness_call_i64(job, "worker2", "open_gate", 0), 0);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+}
+
+static void run_late(const char *order)
+{
+    device_world(order == NULL ? DEVICE_ANY : DEVICE_FAKE);
+    if (order != NULL)
+        setenv("BX_GPU_ORDER", order, 1);
+    device_run(&(struct harness_world){ .size = 3, .setup = setup,
+                                        .body = { waits_for_the_reader, open_and_serve, open_and_serve } });
+}
+
+Test(device_passed, tensors_come_back_when_the_readers_stream_has_passed)
+{
+    run_late(NULL);
+}
+
+Test(device_passed, tensors_come_back_so_with_words_in_device_memory)
+{
+    run_late("device");
+}
+
+Test(device_passed, tensors_come_back_so_with_events)
+{
+    run_late("events");
+}
+
+/* ---- Deaths ------------------------------------------------------------------------------------------------ */
+
+/* The reader's stream is late, and the middle dies before (is_first) or after the reader has released the tensor. */
+static void middle_dies(struct bx_job *job, bool is_first)
+{
+    struct bx_tensor *tensor = device_numbers(job, begin(job, 2), COUNT, 5);
+    struct bx_loans loans;
+
+    HARNESS_EQ(by(job, tensor, 5, "2keep"), 0);
+    bx_tensor_release(tensor);
+    if (is_first)
+        kill_worker(job, 1);
+    HARNESS_EQ(harness_call_i64(job, "worker2", "drop_late", 0), 0);
+    if (!is_first)
+        kill_worker(job, 1);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, 200 * HARNESS_MS), BX_E_TIMEOUT);
+    HARNESS_EQ(harness_call_i64(job, "worker2", "open_gate", 0), 0);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    HARNESS_EQ(bx_job_loans(job, 1, &loans), 0);
+    HARNESS_EQ(loans.taken_back, 1);
+}
+
+static void middle_dies_first(struct bx_job *job)
+{
+    middle_dies(job, true);
+}
+
+static void middle_dies_last(struct bx_job *job)
+{
+    middle_dies(job, false);
+}
+
+Test(device_passed, tensors_stay_for_a_late_reader_though_the_middle_is_dead)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
+                                        .body = { middle_dies_first, open_and_serve, open_and_serve } });
+}
+
+Test(device_passed, tensors_stay_for_a_late_reader_though_the_middle_dies_then)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 1,
+                                        .body = { middle_dies_last, open_and_serve, open_and_serve } });
+}
+
+static void receiver_dies(struct bx_job *job)
+{
+    struct bx_tensor *tensor = device_numbers(job, begin(job, 2), COUNT, 5);
+
+    HARNESS_EQ(by(job, tensor, 5, "2keep"), 0);
+    bx_tensor_release(tensor);
+    HARNESS_EQ(harness_call_i64(job, "worker2", "drop_late", 0), 0);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, 200 * HARNESS_MS), BX_E_TIMEOUT);
+    kill_worker(job, 2);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+}
+
+Test(device_passed, tensors_come_back_when_a_late_reader_dies)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 2,
+                                        .body = { receiver_dies, open_and_serve, open_and_serve } });
+}
+
+static void owner_dies(struct bx_job *job)
+{
+    struct bx_tensor *tensor = device_numbers(job, begin(job, 2), COUNT, 5);
+
+    HARNESS_EQ(by(job, tensor, 5, "2keep"), 0);
+    harness_post(DEAD);
+    harness_die(job);
+}
+
+static void outlives_the_owner(struct bx_job *job)
+{
+    device_open(job, 0);
+    harness_post(OPEN);
+    harness_await(DEAD, 1);
+    while (bx_worker_alive(job, 0))
+        usleep(1000);
+    if (bx_job_rank(job) == 1) {
+        HARNESS_EQ(harness_call_i64(job, "worker2", "drop", 5), 0);            /* checks it first */
+        HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
+    } else {
+        harness_serve(job);
+    }
+}
+
+Test(device_passed, tensors_are_read_after_the_owners_death)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u << 0,
+                                        .body = { owner_dies, outlives_the_owner, outlives_the_owner } });
+}
+
+/* The owner dies while a stream has still to write the tensor: the reader gets BX_E_PEER_DEAD. */
+static void owner_dies_writing(struct bx_job *job)
+{
+    struct bx_device device = begin(job, 2);
+    struct bx_tensor *tensor = device_tensor(job, device, COUNT);
+    void *stream = device_stream(job, device);
+
+    device_gate(job, stream);
+    HARNESS_EQ(bx_tensor_written_on(tensor, stream), 0);
+    HARNESS_EQ(by(job, tensor, 5, "2keep"), 0);
+    harness_post(DEAD);
+    harness_die(job);
+}
+
+static void reads_what_was_not_written(struct bx_job *job)
+{
+    struct bx_device device = device_open(job, 0);
+    int rc;
+
+    harness_post(OPEN);
+    harness_await(DEAD, 1);
+    while ((rc = bx_tensor_read_on(kept, bx_gpu_stream(job, device))) == 0)     /* until the death is known */
+        usleep(1000);
+    HARNESS_EQ(rc, BX_E_PEER_DEAD);
+    HARNESS_HAS(bx_error_text(), "worker0");
+    bx_tensor_release(kept);
+    harness_post(FINISHED);
+}
+
+static void ends_after_the_reader(struct bx_job *job)
+{
+    device_open(job, 0);
+    harness_post(OPEN);
+    harness_await(FINISHED, 1);
+    HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
+}
+
+Test(device_passed, tensors_that_their_dead_owner_has_not_written_are_an_error)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){
+        .size = 3, .setup = setup, .dies = 1u << 0,
+        .body = { owner_dies_writing, ends_after_the_reader, reads_what_was_not_written } });
+}
+
+/* ---- Slabs and devices ------------------------------------------------------------------------------------ */
+
+/* worker2 has the owner's slab open, and the owner has never sent it anything. While worker2 cannot close it, the owner
+ * does not free it. */
+static void frees_slabs(struct bx_job *job)
+{
+    struct bx_device device = begin(job, 2);
+    struct bx_tensor *tensor[2];
+    uint64_t most;
+
+    for (int i = 0; i < 2; i++) {
+        struct bx_tensor *view = NULL;
+
+        tensor[i] = device_tensor(job, device, LARGE);
+        HARNESS_EQ(bx_tensor_slice(tensor[i], 0, 0, 9, 1, &view), 0);
+        device_put_numbers(view, 3);
+        HARNESS_EQ(by(job, view, 3, "2look"), 0);
+        bx_tensor_release(view);
+    }
+    HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
+    most = harness_counter(job, "gpu_bytes");
+    harness_post(LATE);
+    harness_await(CLOSED, 1);               /* worker2 does not poll from now on */
+    for (int i = 0; i < 2; i++)
+        bx_tensor_release(tensor[i]);
+    bxi_devices_poll(job);
+    harness_post(GO);
+    harness_await(CLOSED, 2);               /* worker1 has closed its map of a retired slab */
+    for (int i = 0; i < 100; i++)
+        bxi_devices_poll(job);
+    HARNESS_EQ(harness_counter(job, "gpu_bytes"), most);
+    harness_post(FREED);
+    while (harness_counter(job, "gpu_bytes") == most)
+        bxi_devices_poll(job);
+}
+
+static void closes_soon(struct bx_job *job)
+{
+    device_open(job, 0);
+    harness_post(OPEN);
+    harness_await(GO, 1);
+    while (harness_counter(job, "gpu_slabs_closed") == 0)
+        bxi_devices_poll(job);
+    harness_post(CLOSED);
+    harness_serve(job);
+}
+
+static void closes_late(struct bx_job *job)
+{
+    struct bxi_devices *devices;
+
+    device_open(job, 0);
+    devices = bxi_devices_of(job);
+    harness_post(OPEN);
+    harness_await(LATE, 1);
+    pthread_mutex_lock(&devices->lock);
+    harness_post(CLOSED);
+    harness_await(FREED, 1);
+    pthread_mutex_unlock(&devices->lock);
+    harness_serve(job);
+}
+
+Test(device_passed, slabs_are_not_freed_while_a_reader_unknown_to_the_owner_has_them_open)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 3, .setup = setup,
+                                        .body = { frees_slabs, closes_soon, closes_late } });
+}
+
+static void opens_the_second(struct bx_job *job)
+{
+    device_open(job, 1);
+    harness_post(OPEN);
+    harness_serve(job);
+}
+
+static void passes_to_another_device(struct bx_job *job)
+{
+    struct bx_tensor *tensor = device_numbers(job, begin(job, 2), COUNT, 5);
+    bool reaches = getenv("FAKE_CUDA_NO_PEER") == NULL;
+
+    for (int i = 0; i < 3; i++)
+        HARNESS_EQ(by(job, tensor, 5, "2look"), 0);
+    bx_tensor_release(tensor);
+    HARNESS_EQ(harness_call_i64(job, "worker1", "count", 0), 0);
+    HARNESS_EQ(harness_load(PASSED), reaches ? 3 : 0);
+    HARNESS_EQ(harness_load(COPIED_TENSORS), reaches ? 0 : 3);
+    HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
+}
+
+Test(device_passed, tensors_go_to_a_device_with_peer_access)
+{
+    device_world(DEVICE_FAKE);
+    device_run(&(struct harness_world){ .size = 3, .setup = setup,
+                                        .body = { passes_to_another_device, open_and_serve, opens_the_second } });
+}
+
+Test(device_passed, tensors_are_copied_for_a_device_without_peer_access)
+{
+    device_world(DEVICE_FAKE);
+    setenv("FAKE_CUDA_NO_PEER", "all", 1);
+    device_run(&(struct harness_world){ .size = 3, .setup = setup,
+                                        .body = { passes_to_another_device, open_and_serve, opens_the_second } });
+}

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Tensors in device memory, on gpu/. open.c opens and closes devices; device.c has the job's streams and peers; tensor.c
- * the tensors of this worker; loan.c the borrowed ones; passed.c borrowed ones that are passed on.
+ * Tensors in device memory, on gpu/. open.c opens and closes devices; device.c has the job's streams and peers;
+ * tensor.c the tensors of this worker; loan.c the borrowed ones; passed.c borrowed ones that are passed on.
  *
  * A job opens its devices one by one (bx_gpu_open). Until the first is open job->device->devices is NULL, and nothing
  * here is called. A tensor or a loan may outlive the job: it holds a reference to struct bxi_devices, and checks under

@@ -164,6 +164,7 @@ static int wait_for_device(struct bx_job *job, struct bxi_peer *peer, const stru
                            const void *payload, uint32_t payload_bytes)
 {
     const unsigned char *body = (const unsigned char *)payload + sizeof *head;
+    size_t body_bytes = payload_bytes - sizeof *head;
 
     if (!(head->flags & BXI_FLAG_DEVICE) || !(head->flags & BXI_FLAG_LEASE) ||
         (peer->draining && head->kind != BXI_REPLY))
@@ -172,8 +173,10 @@ static int wait_for_device(struct bx_job *job, struct bxi_peer *peer, const stru
     if (peer->lend->held == NULL &&
         (head->kind == BXI_REPLY ? bxi_load_relaxed(&peer->out_open) == 0 : !way_back(job, peer)))
         return head->kind == BXI_REPLY ? BX_E_CORRUPT : 0;
+    if ((head->flags & BXI_FLAG_RREFS) && bxi_rref_skip(body, &body_bytes) < 0)
+        return BX_E_CORRUPT;
 
-    int rc = bxi_device_hold(job, peer->lend, body, payload_bytes - sizeof *head);
+    int rc = bxi_device_hold(job, peer->lend, body, body_bytes);
 
     return rc == -EAGAIN && peer->draining ? 0 : rc;        /* the memory of a dead peer is not waited for */
 }

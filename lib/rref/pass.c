@@ -305,6 +305,24 @@ static bool take_all(struct bx_job *job, int from, const struct bxi_rref_tail *t
     return complete && in->count == tail->count;
 }
 
+static int take_tail(const void *body, size_t *body_bytes, struct bxi_rref_tail *tail)
+{
+    if (*body_bytes < sizeof *tail)
+        return BX_E_CORRUPT;
+    memcpy(tail, (const unsigned char *)body + *body_bytes - sizeof *tail, sizeof *tail);
+    if (!fits(tail, *body_bytes - sizeof *tail))
+        return BX_E_CORRUPT;
+    *body_bytes -= sizeof *tail + id_count(tail) * 8;
+    return 0;
+}
+
+int bxi_rref_skip(const void *body, size_t *body_bytes)
+{
+    struct bxi_rref_tail tail;
+
+    return take_tail(body, body_bytes, &tail);
+}
+
 int bxi_rref_open(struct bx_job *job, int from, const void *body, size_t *body_bytes, struct bxi_rref_in **in)
 {
     struct bxi_rref_after after = { .sent = false };
@@ -313,12 +331,8 @@ int bxi_rref_open(struct bx_job *job, int from, const void *body, size_t *body_b
     uint64_t ids[BX_RREFS_MAX + 2];
     bool complete;
 
-    if (*body_bytes < sizeof tail)
+    if (take_tail(body, body_bytes, &tail) < 0)
         return BX_E_CORRUPT;
-    memcpy(&tail, (const unsigned char *)body + *body_bytes - sizeof tail, sizeof tail);
-    if (!fits(&tail, *body_bytes - sizeof tail))
-        return BX_E_CORRUPT;
-    *body_bytes -= sizeof tail + id_count(&tail) * 8;
     memcpy(ids, (const unsigned char *)body + *body_bytes, id_count(&tail) * 8);
     made = calloc(1, sizeof *made + tail.count * sizeof made->rrefs[0]);
     if (made == NULL)

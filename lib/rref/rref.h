@@ -323,6 +323,8 @@ struct bxi_rref_in {
     size_t count;
     struct bx_rref *rrefs[];
 };
+/* Takes ids and tail of a body, which may lie in the ring, away from *body_bytes. 0; BX_E_CORRUPT. */
+int bxi_rref_skip(const void *body, size_t *body_bytes);
 /* Reads the tail of a body in private memory and takes it away from *body_bytes. 0; BX_E_CORRUPT; -ENOMEM. Role. */
 int bxi_rref_open(struct bx_job *job, int from, const void *body, size_t *body_bytes, struct bxi_rref_in **in);
 void bxi_rref_in_release(struct bxi_rref_in *in);       /* NULL is allowed */

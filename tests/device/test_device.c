@@ -217,6 +217,72 @@ Test(device, comes_back_in_a_reply_and_outlives_it, .timeout = 60)
     device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { asks, reader } });
 }
 
+/* ---- With references --------------------------------------------------------------------------- */
+
+static const struct bx_type spot_type = { .name = "spot" };
+
+static int make_spot(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    static char spot;
+
+    (void)args, (void)context;
+    return bx_msg_put_object(bx_request_job(request), reply, &spot_type, &spot);
+}
+
+/* Answers how many elements are wrong, with the reference that came and a tensor of its own. */
+static int exchange(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    struct bx_tensor *tensor = device_numbers(job, device_open(job, 0), COUNT, 7);
+
+    (void)context;
+    HARNESS_EQ(bx_msg_put_i64(reply, look(args)), 0);
+    HARNESS_EQ(bx_msg_put_rref(reply, bx_read_rref(args)), 0);
+    HARNESS_EQ(bx_msg_put_tensor(reply, tensor), 0);
+    bx_tensor_release(tensor);
+    return 0;
+}
+
+static int setup_objects(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "make", BX_INLINE, make_spot, NULL), 0);
+    HARNESS_EQ(bx_register_method(job, &spot_type, "look", BX_INLINE, look_now, NULL), 0);
+    return bx_register_method(job, &spot_type, "exchange", BX_BLOCKING, exchange, NULL);
+}
+
+static void calls_objects(struct bx_job *job)
+{
+    struct bx_tensor *tensor = device_numbers(job, start(job, 1), COUNT, 5);
+
+    for (int to = 0; to < 2; to++) {
+        struct bx_msg *args = device_msg(tensor, 5), *looked = NULL, *exchanged = NULL;
+        struct bx_rref *spot = NULL;
+        struct bx_reader in;
+
+        HARNESS_EQ(bx_remote(job, bx_worker_name(job, to), "make", NULL, NULL, &spot), 0);
+        HARNESS_EQ(bx_rref_sync(spot, "look", args, NULL, &looked), 0);
+        in = bx_msg_reader(looked);
+        HARNESS_EQ(bx_read_i64(&in), 0);
+        HARNESS_EQ(bx_msg_put_rref(args, spot), 0);
+        HARNESS_EQ(bx_rref_sync(spot, "exchange", args, NULL, &exchanged), 0);
+        in = bx_msg_reader(exchanged);
+        HARNESS_EQ(bx_read_i64(&in), 0);
+        HARNESS_EQ(bx_rref_owner(bx_read_rref(&in)), to);
+        HARNESS_EQ(device_wrong(bx_read_tensor(&in), 7), 0);
+        bx_msg_destroy(exchanged);
+        bx_msg_destroy(looked);
+        bx_msg_destroy(args);
+        bx_rref_release(spot);
+    }
+    bx_tensor_release(tensor);
+}
+
+Test(device, goes_to_objects_and_beside_references_both_ways, .timeout = 60)
+{
+    device_world(DEVICE_ANY);
+    device_run(&(struct harness_world){ .size = 2, .setup = setup_objects, .body = { calls_objects, reader } });
+}
+
 /* ---- Shapes ---------------------------------------------------------------------------------- */
 
 static int64_t find_dim(const int64_t *values, int ndim, int64_t sum)

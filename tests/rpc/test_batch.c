@@ -236,10 +236,10 @@ Test(batch, is_flushed_by_a_worker_that_sleeps_in_epoll_too, .timeout = 20)
 
 static int setup_late_flush(struct bx_job *job)
 {
-    return setup_with(job, &(struct bx_batch_options){ .flush_after_ns = 10000 * HARNESS_MS }, 2);
+    return setup_with(job, &(struct bx_batch_options){ .flush_after_ns = 3600000 * HARNESS_MS }, 2);
 }
 
-Test(batch, does_not_wait_for_the_flush_if_all_members_have_called, .timeout = 9)
+Test(batch, does_not_wait_for_the_flush_if_all_members_have_called, .timeout = 60)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup_late_flush, .body = { NULL, call_twice_first, call_twice_second } });

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 enum { MADE, DESTROYED };                   /* values */
-enum { MAY_BE_MADE };                       /* gates */
+enum { MAY_BE_MADE, BEING_MADE };           /* gates */
 
 struct counter {
     int64_t value;                          /* any thread, atomically */
@@ -86,6 +86,7 @@ static inline int new_valueless(const struct bx_request *request, struct bx_read
 static inline int new_slow(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
                            void *context)
 {
+    harness_post(BEING_MADE);
     harness_await(MAY_BE_MADE, 1);
     return new_counter(request, args, reply, context);
 }

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 enum { WIDTH = 5, THREADS = 4 };
-enum { IN_BACKWARD, GRADIENT_CAME };            /* gates */
+enum { IN_BACKWARD, GRADIENT_CAME, ENDED };     /* gates */
 
 TestSuite(dist, .timeout = 60);
 
@@ -146,11 +146,11 @@ static int dies(void *context, const struct bx_node_grads *grads)
     return 0;
 }
 
-static int sleeps(void *context, const struct bx_node_grads *grads)
+static int stays(void *context, const struct bx_node_grads *grads)
 {
     (void)context, (void)grads;
     harness_post(IN_BACKWARD);
-    usleep(300000);
+    harness_await(ENDED, 1);
     return 0;
 }
 
@@ -245,14 +245,14 @@ static int count_contexts(const struct bx_request *request, struct bx_reader *ar
 
 static int setup(struct bx_job *job)
 {
-    static const bx_backward_fn failing = fails, dying = dies, sleeping = sleeps, holding = holds_back;
+    static const bx_backward_fn failing = fails, dying = dies, staying = stays, holding = holds_back;
     int rc = bx_dist_create(job, &dist);
 
     HARNESS_EQ(bx_register(job, "product", BX_BLOCKING, product, NULL), 0);
     HARNESS_EQ(bx_register(job, "nested", BX_BLOCKING, nested, NULL), 0);
     HARNESS_EQ(bx_register(job, "fails", BX_BLOCKING, passes_through, (void *)(uintptr_t)&failing), 0);
     HARNESS_EQ(bx_register(job, "dies", BX_BLOCKING, passes_through, (void *)(uintptr_t)&dying), 0);
-    HARNESS_EQ(bx_register(job, "sleeps", BX_BLOCKING, passes_through, (void *)(uintptr_t)&sleeping), 0);
+    HARNESS_EQ(bx_register(job, "stays", BX_BLOCKING, passes_through, (void *)(uintptr_t)&staying), 0);
     HARNESS_EQ(bx_register(job, "holds_back", BX_BLOCKING, passes_through, (void *)(uintptr_t)&holding), 0);
     HARNESS_EQ(bx_register_async(job, "stay", stay, NULL), 0);
     HARNESS_EQ(bx_register(job, "get_param", BX_INLINE, get_param, NULL), 0);
@@ -622,10 +622,11 @@ static void end_while_it_runs(struct bx_job *job)
 {
     struct ender ender = { .context = new_context() };
     struct bx_tape *tape = new_tape();
-    struct bx_var *loss = bx_var_sum(tape, remote_product(job, ender.context, tape, "worker1", "sleeps", w, NULL));
+    struct bx_var *loss = bx_var_sum(tape, remote_product(job, ender.context, tape, "worker1", "stays", w, NULL));
 
     HARNESS_EQ(pthread_create(&ender.thread, NULL, end_in_backward, &ender), 0);
     HARNESS_EQ(bx_context_backward(ender.context, &loss, NULL, 1, false, 0), BX_E_CANCELLED);
+    harness_post(ENDED);
     pthread_join(ender.thread, NULL);
     bx_tape_destroy(tape);
     bx_context_release(ender.context);
@@ -641,9 +642,10 @@ static void time_out(struct bx_job *job)
 {
     struct bx_context *context = new_context();
     struct bx_tape *tape = new_tape();
-    struct bx_var *loss = bx_var_sum(tape, remote_product(job, context, tape, "worker1", "sleeps", w, NULL));
+    struct bx_var *loss = bx_var_sum(tape, remote_product(job, context, tape, "worker1", "stays", w, NULL));
 
     HARNESS_EQ(bx_context_backward(context, &loss, NULL, 1, false, 30 * HARNESS_MS), BX_E_TIMEOUT);
+    harness_post(ENDED);
     await_no_context(job, "worker1");
     bx_tape_destroy(tape);
     bx_context_end(context);

@@ -20,6 +20,7 @@
 
 #define LONG_NS UINT64_C(60000000000)       /* a timeout that passes only if something is broken */
 #define SHORT_NS UINT64_C(100000000)        /* a timeout that is to pass */
+#define MEDIUM_NS UINT64_C(3000000000)      /* one that is to pass when the others have come */
 #define INSTANCE 77                         /* of the job, where the test plays rank 0 */
 
 /* ---- Jobs made by hand, workers that are threads ------------------------------------------------ */

@@ -163,7 +163,7 @@ Test(bootstrap, names_the_missing_ranks_to_all_others)
     while (segments_of("") < 2 * 5)
         sched_yield();
     /* The shortest timeout of all holds for all. */
-    worker[7].timeout_ns = 4 * SHORT_NS;
+    worker[7].timeout_ns = MEDIUM_NS;
     begin(&worker[7], NULL, 7, 8);
     for (int rank = 0; rank < 8; rank++)
         if (rank != 3 && rank != 5)

@@ -174,7 +174,7 @@ Test(bootstrap_input, a_failure_from_a_client_without_a_hello_is_ignored)
 
 Test(bootstrap_input, a_worker_that_never_joins_is_reported_as_missing)
 {
-    struct worker worker[3] = { { .timeout_ns = 4 * SHORT_NS } };
+    struct worker worker[3] = { { .timeout_ns = MEDIUM_NS } };
 
     begin(&worker[0], NULL, 0, 3);
     int fd = connect_raw();

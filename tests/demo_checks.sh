@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 #
 # What the end-to-end scripts of programs with a launcher share; sourced, not run, after $program is set. A script may
-# set limit_s, soon_tries and short afterwards.
+# set limit_s and short afterwards.
 #
 # Lists of process ids and of flags are unquoted on purpose.
 # shellcheck disable=SC2002,SC2034,SC2046,SC2086,SC2154
@@ -15,7 +15,7 @@ trap 'exit 130' INT TERM
 run_path=$PATH          # for run
 timeout=$(command -v timeout)
 limit_s=0               # of run; 0 is none
-soon_tries=100          # of soon, 20 a second
+soon_tries=1200         # of soon, 20 a second: the machine may be busy
 short=                  # flags of a short training, for cannot
 
 # shellcheck source=tests/checks.sh

@@ -13,7 +13,6 @@ program=${BX_BUILD_DIR:-build}/bin/param_server
 # shellcheck source=tests/demo_checks.sh
 . "$(dirname "$0")/../demo_checks.sh"
 limit_s=180         # of a run that should take seconds
-soon_tries=1200     # the machine may be busy
 small='--model resnet18 --image 32 --batch-size 4 --num-classes 5'
 short="$small --num-batches 1"
 

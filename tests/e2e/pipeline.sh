@@ -12,7 +12,6 @@ program=${BX_BUILD_DIR:-build}/bin/pipeline
 # shellcheck source=tests/demo_checks.sh
 . "$(dirname "$0")/../demo_checks.sh"
 limit_s=180         # of a run that should take seconds
-soon_tries=1200     # the machine may be busy
 tiny='--batches 1 --batch-size 4 --image 32'
 short="$tiny --splits 1"
 

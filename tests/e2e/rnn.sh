@@ -12,7 +12,6 @@ program=${BX_BUILD_DIR:-build}/bin/rnn
 # shellcheck source=tests/demo_checks.sh
 . "$(dirname "$0")/../demo_checks.sh"
 limit_s=120         # of a run that should take seconds
-soon_tries=200      # the machine may be busy
 short='--epochs 1'
 
 # ---- Flags -----------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
  * The first frame that refers to a slab waits in its ring until the slab is mapped: which frames wait with it, which do
  * not, and what happens if a worker cancels, dies or leaves meanwhile. Also many slabs, devices and starts.
  *
- * Mapping takes long here (FAKE_CUDA_OPEN_MS in worker 1), so that calls that must not wait for it are handled before
- * it ends; no test asserts a duration.
+ * Mapping waits here until a pipe is readable (FAKE_CUDA_OPEN_GATE), so that what must not wait for it is done before.
+ * Where FAKE_CUDA_OPEN_MS makes it long, no test asserts a duration.
  */
 #include "device_fixture.h"
 
@@ -20,6 +20,29 @@ enum gate { OPEN = 0, SENT, ECHOED, FINISHED };
 enum value { SEQUENCE = 0, DEVICE_AT, HOST_AT, ECHO_AT };
 
 #define OPEN_MS "700"
+
+static int may_map[2];                  /* a pipe, made before the workers are forked */
+
+/* This process maps nothing until let_map. Call it before the GPU is opened. */
+static void map_later(void)
+{
+    char fd[16];
+
+    snprintf(fd, sizeof fd, "%d", may_map[0]);
+    setenv("FAKE_CUDA_OPEN_GATE", fd, 1);
+}
+
+static void let_map(void)
+{
+    HARNESS_EQ(write(may_map[1], "", 1), 1);
+}
+
+static void run_with_gate(const struct harness_world *world)
+{
+    device_world(DEVICE_FAKE);
+    cr_assert_eq(pipe(may_map), 0);
+    device_run(world);
+}
 
 /* ---- Handlers -------------------------------------------------------------------------------- */
 
@@ -56,7 +79,7 @@ static void serves_slowly(struct bx_job *job)
 {
     int rc;
 
-    setenv("FAKE_CUDA_OPEN_MS", OPEN_MS, 1);
+    map_later();
     device_open(job, 0);
     harness_post(OPEN);
     do
@@ -108,13 +131,13 @@ static void is_answered_meanwhile(struct bx_job *job)
 {
     harness_await(SENT, 1);
     end(start(job, harness_msg_i64(ECHO_AT), NULL), 0);
+    let_map();
 }
 
 Test(device_map, delays_its_own_sender_in_order_and_no_other, .timeout = 60)
 {
-    device_world(DEVICE_FAKE);
-    device_run(&(struct harness_world){ .size = 3, .setup = setup,
-               .body = { sends_what_must_be_mapped, serves_slowly, is_answered_meanwhile } });
+    run_with_gate(&(struct harness_world){ .size = 3, .setup = setup,
+                  .body = { sends_what_must_be_mapped, serves_slowly, is_answered_meanwhile } });
 }
 
 static void gives_up(struct bx_job *job)
@@ -127,27 +150,32 @@ static void gives_up(struct bx_job *job)
     HARNESS_EQ(bx_future_cancel(cancelled), 0);
     end(cancelled, BX_E_CANCELLED);
     end(late, BX_E_TIMEOUT);
+    let_map();
     end(start(job, device_msg(tensor, HOST_AT), NULL), 0);      /* the worker continues with the next */
     bx_tensor_release(tensor);
 }
 
 Test(device_map, lets_deadlines_pass_and_calls_be_cancelled, .timeout = 60)
 {
-    device_world(DEVICE_FAKE);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { gives_up, serves_slowly } });
+    run_with_gate(&(struct harness_world){ .size = 2, .setup = setup, .body = { gives_up, serves_slowly } });
 }
 
 /* The caller maps the reply's slab; its deadline passes meanwhile, and the late reply gives its lease back. */
 static void asks_and_gives_up(struct bx_job *job)
 {
     struct bx_call_options short_one = { .timeout_ns = 100 * HARNESS_MS };
+    struct bx_loans loans = { 0 };
     struct bx_msg *reply = NULL;
     struct bx_reader in;
 
-    setenv("FAKE_CUDA_OPEN_MS", OPEN_MS, 1);
+    map_later();
     device_open(job, 0);
     harness_await(OPEN, 1);
-    HARNESS_EQ(bx_rpc_sync(job, "worker1", "give", NULL, &short_one, &reply), BX_E_TIMEOUT);
+    do {                                /* until a reply waits to be mapped */
+        HARNESS_EQ(bx_rpc_sync(job, "worker1", "give", NULL, &short_one, &reply), BX_E_TIMEOUT);
+        HARNESS_EQ(bx_job_loans(job, 1, &loans), 0);
+    } while (loans.borrowed == 0);
+    let_map();
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "give", NULL, NULL, &reply), 0);
     in = bx_msg_reader(reply);
     HARNESS_EQ(device_wrong(bx_read_tensor(&in), 3), 0);
@@ -156,8 +184,7 @@ static void asks_and_gives_up(struct bx_job *job)
 
 Test(device_map, gives_back_a_reply_that_is_mapped_too_late, .timeout = 60)
 {
-    device_world(DEVICE_FAKE);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { asks_and_gives_up, serves_slowly } });
+    run_with_gate(&(struct harness_world){ .size = 2, .setup = setup, .body = { asks_and_gives_up, serves_slowly } });
 }
 
 /* ---- Ends meanwhile --------------------------------------------------------------------------- */
@@ -177,7 +204,7 @@ static void sees_it_die(struct bx_job *job)
 {
     struct bx_loans loans = { 0 };
 
-    setenv("FAKE_CUDA_OPEN_MS", OPEN_MS, 1);
+    map_later();
     device_open(job, 0);
     harness_post(OPEN);
     do
@@ -185,6 +212,7 @@ static void sees_it_die(struct bx_job *job)
     while (loans.borrowed == 0);
     harness_post(SENT);
     HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    let_map();
     do
         HARNESS_EQ(bx_job_loans(job, 0, &loans), 0);
     while (loans.borrowed > 0);
@@ -193,9 +221,8 @@ static void sees_it_die(struct bx_job *job)
 
 Test(device_map, survives_an_owner_that_dies_meanwhile, .timeout = 60)
 {
-    device_world(DEVICE_FAKE);
-    device_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
-               .body = { dies_meanwhile, sees_it_die } });
+    run_with_gate(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1,
+                  .body = { dies_meanwhile, sees_it_die } });
 }
 
 /* A reply in the ring whose slab is already mapped is delivered although its owner has died since; the tensor can be

@@ -70,6 +70,7 @@ static void read_options(void)
         .devices = number("FAKE_CUDA_DEVICES", 2),
         .delay_us = number("FAKE_CUDA_DELAY_US", 300),
         .open_ms = number("FAKE_CUDA_OPEN_MS", 0),
+        .open_gate = number("FAKE_CUDA_OPEN_GATE", -1),
         .version = number("FAKE_CUDA_VERSION", 12040),
         .memory_bytes = (uint64_t)number("FAKE_CUDA_MEMORY_MB", 1024) << 20,
         .mig = number("FAKE_CUDA_MIG", 0),

@@ -26,6 +26,7 @@
  *    FAKE_CUDA_MEMORY_MB=1024    of each device; a context takes 16 of it
  *    FAKE_CUDA_DELAY_US=300      at most, before each item of work; FAKE_CUDA_SEED
  *    FAKE_CUDA_OPEN_MS=0         duration of an open, and of a close
+ *    FAKE_CUDA_OPEN_GATE=FD      opens and closes wait until this descriptor is readable
  *    FAKE_CUDA_NO_PEER=0-1,...   devices without peer access, or "all"
  *    FAKE_CUDA_VERSION=12040     FAKE_CUDA_MIG=1, FAKE_CUDA_EXCLUSIVE=1, FAKE_CUDA_PROHIBITED=1,
  *    FAKE_CUDA_NO_IPC=1 (opens fail as in another PID namespace), FAKE_CUDA_NO_STREAM_OPS=1,
@@ -92,7 +93,7 @@ struct fake_machine {
 };
 
 struct fake_options {
-    int devices, delay_us, open_ms, version;
+    int devices, delay_us, open_ms, open_gate, version;
     uint64_t memory_bytes;
     bool mig, exclusive, prohibited, no_ipc, no_stream_ops, no_host_register, no_read_only, no_event_ipc, lost_writes,
         dirty;

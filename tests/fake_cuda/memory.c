@@ -6,6 +6,7 @@
 #include "fake.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -336,6 +337,8 @@ static void dawdle(void)
                              .tv_nsec = fake_options.open_ms % 1000 * 1000000L };
 
     nanosleep(&time, NULL);
+    if (fake_options.open_gate >= 0)
+        poll(&(struct pollfd){ .fd = fake_options.open_gate, .events = POLLIN }, 1, -1);
 }
 
 static struct fake_allocation *find_allocation(const struct handle *handle)

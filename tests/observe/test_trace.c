@@ -280,7 +280,7 @@ static void call_in_vain(struct bx_job *job)
 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "refuse", NULL, NULL, NULL), -EDOM);
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "nothing", NULL, NULL, NULL), BX_E_NO_FUNCTION);
-    do {                                    /* a request whose deadline passes before it is handled is not answered late */
+    do {                                    /* a request whose deadline passes before it is handled does not enter */
         HARNESS_EQ(bx_rpc_sync(job, "worker1", "wait", NULL, &soon, NULL), BX_E_TIMEOUT);
         soon.timeout_ns *= 2;
     } while (harness_gate(ENTERED) == 0);

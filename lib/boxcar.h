@@ -417,11 +417,11 @@ struct bx_options {
  * -ENOMEM; -errno.
  *
  * Further variables: BX_HIST=all|off sets how many calls shmstat's histograms measure (default: one in 64).
- * BX_TRACE=FILE writes a timeline of all workers for Perfetto; %j in FILE stands for the job's name; BX_TRACE_EVENTS
- * bounds it (1000000 for each worker). bx_job_start reads both. A failure of the trace does not fail the start: it is
- * logged, and rank 0 (without bx_spawn: each worker that is not traced) prints one line on stderr. FILE must not be a
- * symbolic link. A program that runs with more rights than its caller (set-user-ID, set-group-ID, file capabilities)
- * ignores the variables that name files: BX_TRACE, XDG_RUNTIME_DIR, BX_CUDA_DRIVER. */
+ * BX_TRACE=FILE writes a timeline of all workers for Perfetto (boxcar_trace.h adds to it); %j in FILE stands for the
+ * job's name; BX_TRACE_EVENTS bounds it (1000000 for each worker). bx_job_start reads both. A failure of the trace does
+ * not fail the start: it is logged, and rank 0 (without bx_spawn: each worker that is not traced) prints one line on
+ * stderr. FILE must not be a symbolic link. A program that runs with more rights than its caller (set-user-ID,
+ * set-group-ID, file capabilities) ignores the variables that name files: BX_TRACE, XDG_RUNTIME_DIR, BX_CUDA_DRIVER. */
 int bx_job_create(const struct bx_options *options, struct bx_job **job);
 
 /* Meets the other workers. Blocks until all world_size workers are there, at most start_timeout_ns. Call it once.

@@ -160,6 +160,25 @@ void bxi_note_sleep(struct bx_job *job, enum bxi_sleeps who, enum bxi_sleeps_by 
                                             .function = by, .code = rung, .callee = (uint8_t)job->rank });
 }
 
+static bool is_traced(const struct bx_job *job)
+{
+    /* Relaxed, as in bxi_job_check. Before the start another thread may write observe->trace. */
+    return job != NULL && bxi_load_relaxed(&job->phase) != BXI_CREATED && bxi_trace_is_on(job);
+}
+
+uint64_t bx_trace_begin(const struct bx_job *job)
+{
+    return is_traced(job) ? bxi_now_ns() : 0;
+}
+
+void bx_trace_end(struct bx_job *job, const struct bx_slice *slice, uint64_t began_ns, uint64_t id, int code)
+{
+    if (began_ns == 0 || slice == NULL || slice->name == NULL || slice->category == NULL || !is_traced(job))
+        return;
+    bxi_trace_mark(job, &(struct bxi_mark){ .kind = BXI_MARK_OWN, .begin_ns = began_ns, .id = id, .slice = slice,
+                                            .code = code });
+}
+
 /* ---- writing (trace->writing is held) ----------------------------------------------------------- */
 
 /* The next chunk to write; with `whole`, also one that is not full. NULL: there is none. */

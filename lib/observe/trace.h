@@ -17,7 +17,8 @@
  *     answer         a slice where an answer is sent, or an error made for a request that no handler saw
  *     batch          a slice over the body
  *     sleep          a slice over the system call
- *     arrows         from call, or sending, to handler or body; from answer to reply
+ *     the program's  slices and spans (boxcar_trace.h)
+ *     arrows         from call, or sending, to handler or body; from answer to reply; between the program's slices
  *
  * The static probes (probe.h) are in the same functions.
  */
@@ -27,6 +28,7 @@
 #include "observe.h"
 #include "probe.h"
 
+#include "boxcar_trace.h"
 #include "shm/sleeper.h"
 
 enum bxi_mark_kind {
@@ -41,6 +43,7 @@ enum bxi_mark_kind {
     BXI_MARK_BATCH,         /* amount: rows */
     BXI_MARK_ROW,           /* follows its batch */
     BXI_MARK_SLEEP,         /* amount: enum bxi_sleeps; function: enum bxi_sleeps_by; code 1: rung */
+    BXI_MARK_OWN,           /* slice: one of the program's; id: the program's */
     BXI_MARK_THREAD,        /* name: a thread is seen for the first time */
     BXI_MARK_LEFT_OUT,      /* amount: marks beyond the bound */
 };
@@ -58,7 +61,10 @@ struct bxi_mark {
     union {
         struct {
             uint64_t id;
-            uint64_t amount;
+            union {
+                uint64_t amount;
+                const struct bx_slice *slice;
+            };
         };
         char name[16];      /* of a thread */
     };
@@ -100,7 +106,7 @@ char *bxi_trace_put_mark(char *at, const struct bx_job *job, const struct bxi_tr
                          const struct bxi_mark *mark);
 /* Likewise the first lines of a worker: its name and its place among the others. */
 char *bxi_trace_put_worker(char *at, const struct bx_job *job);
-#define BXI_MARK_TEXT_MAX 4096u     /* three lines, each with a name of 31 bytes escaped as 186 */
+#define BXI_MARK_TEXT_MAX 4096u     /* three lines, each with three texts of 31 bytes escaped as 186 */
 
 /* ---- trace_file.c: the file, a complete JSON array at every moment. trace.c calls it ---------------- */
 

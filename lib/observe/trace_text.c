@@ -47,10 +47,10 @@ static char *put_us(char *at, uint64_t ns)
     return at;
 }
 
-/* A name may hold any byte; bytes beyond ASCII are shown as Latin-1. */
+/* A name may hold any byte; bytes beyond ASCII are shown as Latin-1. A program's text may be longer than a name. */
 static char *put_name(char *at, const char *name)
 {
-    for (; *name != '\0'; name++) {
+    for (const char *end = name + BX_NAME_MAX; name < end && *name != '\0'; name++) {
         unsigned char byte = (unsigned char)*name;
 
         if (byte >= ' ' && byte < 0x7f && byte != '"' && byte != '\\') {
@@ -91,7 +91,7 @@ static char *begin_line(char *at, const struct line *line)
     *at++ = line->phase;
     at = put_text(put_text(at, "\",\"name\":\""), line->what);
     at = put_name(at, line->name);
-    at = put_text(put_text(at, "\",\"cat\":\""), line->category);
+    at = put_name(put_text(at, "\",\"cat\":\""), line->category);
     at = put_number(put_text(at, "\",\"pid\":"), (uint64_t)line->job->rank);
     at = put_number(put_text(at, ",\"tid\":"), line->mark->tid);
     return put_us(put_text(at, ",\"ts\":"), line->ns);
@@ -109,13 +109,18 @@ static uint64_t arrow_id(const struct bxi_mark *mark, bool reply)
            (mark->flags & BXI_MARK_IS_ONEWAY ? UINT64_C(1) << 49 : 0) | (uint64_t)reply << 48 | id;
 }
 
+static char *put_arrow_line(char *at, const struct line *line, uint64_t id)
+{
+    at = put_hex(put_text(begin_line(at, line), ",\"id\":\"0x"), id);
+    return put_text(at, line->phase == 'f' ? "\",\"bp\":\"e\"}" : "\"}");
+}
+
 static char *put_arrow(char *at, const struct line *of, char phase, bool reply)
 {
     struct line line = { of->job, of->names, of->mark, phase, "arrow", reply ? "reply" : "request", "",
                          of->mark->begin_ns };
 
-    at = put_hex(put_text(begin_line(at, &line), ",\"id\":\"0x"), arrow_id(of->mark, reply));
-    return put_text(at, phase == 'f' ? "\",\"bp\":\"e\"}" : "\"}");
+    return put_arrow_line(at, &line, arrow_id(of->mark, reply));
 }
 
 static char *put_code(char *at, int code)
@@ -214,6 +219,42 @@ static char *put_handler(char *at, struct line line)
     return mark->flags & BXI_MARK_GIVES ? put_arrow(at, &line, 's', true) : at;
 }
 
+/* The program's. */
+static char *put_own_args(char *at, const struct bxi_mark *mark)
+{
+    at = put_text(put_hex(put_text(at, ",\"args\":{\"id\":\"0x"), mark->id), "\"");
+    return put_text(put_code(at, mark->code), "}}");
+}
+
+/* The id of a span is the worker's own: others may have spans with the same one. */
+static char *put_local_id(char *at, const struct line *line)
+{
+    at = put_hex(put_text(begin_line(at, line), ",\"id2\":{\"local\":\"0x"), line->mark->id);
+    return put_text(at, "\"}");
+}
+
+static char *put_own(char *at, struct line line)
+{
+    static const char phases[] = { [BX_ARROW_BEGIN] = 's', [BX_ARROW_STEP] = 't', [BX_ARROW_END] = 'f' };
+    const struct bx_slice *slice = line.mark->slice;
+
+    line.category = slice->category;
+    line.name = slice->name;
+    if (slice->is_span) {
+        line.phase = 'b';
+        at = put_own_args(put_local_id(at, &line), line.mark);
+        line.phase = 'e';
+        line.ns = line.mark->end_ns;
+        return put_text(put_local_id(at, &line), "}");
+    }
+    at = put_own_args(put_slice(at, &line), line.mark);
+    if (slice->arrow < BX_ARROW_BEGIN || slice->arrow > BX_ARROW_END)
+        return at;
+    line.phase = phases[slice->arrow];
+    line.name = slice->category;
+    return put_arrow_line(at, &line, line.mark->id);
+}
+
 static char *put_sleep(char *at, struct line line)
 {
     static const char *const who[] = { "background", "leader", "follower" };
@@ -253,6 +294,8 @@ char *bxi_trace_put_mark(char *at, const struct bx_job *job, const struct bxi_tr
         return put_handler(at, line);
     case BXI_MARK_SLEEP:
         return put_sleep(at, line);
+    case BXI_MARK_OWN:
+        return put_own(at, line);
     case BXI_MARK_THREAD:
         return put_text(put_name(put_text(put_metadata(at, &line, "thread_name"), "\"name\":\""), mark->name), "\"}}");
     case BXI_MARK_LEFT_OUT:

@@ -9,6 +9,7 @@
 
 #include "boxcar_dist.h"
 #include "boxcar_cuda.h"
+#include "boxcar_trace.h"
 #include "tests/harness/harness.h"
 
 #include <math.h>
@@ -378,6 +379,16 @@ static void try_tensors(struct bx_job *job)
     bx_tensor_release(tensor);
 }
 
+static void try_traces(struct bx_job *job)
+{
+    static const struct bx_slice slice = { .name = "name", .category = "category" }, bare = { .name = NULL };
+
+    IS_ZERO(bx_trace_begin(NULL));
+    bx_trace_end(NULL, &slice, 1, 0, 0);
+    bx_trace_end(job, NULL, 1, 0, 0);
+    bx_trace_end(job, &bare, 1, 0, 0);
+}
+
 static void caller(struct bx_job *job)
 {
     try_jobs(job);
@@ -389,6 +400,7 @@ static void caller(struct bx_job *job)
     try_messages();
     try_asking_tensors();
     try_tensors(job);
+    try_traces(job);
 }
 
 Test(null, is_refused_by_every_function_of_boxcar_h, .timeout = 60)
@@ -701,8 +713,8 @@ static bool is_called_with_null(const char *text, const char *name)
 
 Test(null, has_a_case_for_every_public_function, .timeout = 60)
 {
-    static const char *const headers[] = { "lib/boxcar.h", "lib/boxcar_nn.h", "lib/boxcar_cuda.h",
-                                          "lib/boxcar_autograd.h", "lib/boxcar_dist.h" };
+    static const char *const headers[] = { "lib/boxcar.h", "lib/boxcar_trace.h", "lib/boxcar_nn.h",
+                                          "lib/boxcar_cuda.h", "lib/boxcar_autograd.h", "lib/boxcar_dist.h" };
     char *cases = text_of("tests/base/test_null.c");
     struct function function;
     int functions = 0;

@@ -18,7 +18,7 @@ trap 'rm -rf "$work"' EXIT
 headers_of()    # headers_of LIBRARY
 {
     case $1 in
-    libboxcar) echo lib/boxcar.h ;;
+    libboxcar) echo lib/boxcar.h lib/boxcar_trace.h ;;
     libboxcar_nn) echo lib/boxcar_nn.h lib/boxcar_cuda.h ;;
     libboxcar_autograd) echo lib/boxcar_autograd.h lib/boxcar_dist.h ;;
     esac

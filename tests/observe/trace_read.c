@@ -200,6 +200,14 @@ const char *thread_of(const struct json *root, const struct json *event)
     return "";
 }
 
+/* Of a span: its id among all workers, or among those of its worker. */
+static const char *id_of(const struct json *span)
+{
+    const struct json *own = json_get(json_get(span, "id2"), "local");
+
+    return json_text(own != NULL ? own : json_get(span, "id"));
+}
+
 void spans_end(const struct json *root)
 {
     const struct json *begin = NULL, *end;
@@ -211,7 +219,7 @@ void spans_end(const struct json *root)
         for (end = NULL; (end = next_of(root, end, (struct wanted){ 'e', json_text(json_get(begin, "cat")),
                                                                     json_text(json_get(begin, "name")),
                                                                     (int)of(begin, "pid") })) != NULL;)
-            if (strcmp(json_text(json_get(begin, "id")), json_text(json_get(end, "id"))) == 0) {
+            if (strcmp(id_of(begin), id_of(end)) == 0) {
                 cr_assert_lt(of(begin, "ts"), of(end, "ts"));
                 count++;
             }

@@ -23,7 +23,8 @@
  * runs when all gradients that it will get are there. What the roots do not depend on takes no part, is not waited for,
  * and nothing is sent for it. Gradients travel as tensors on loan, those that are ready together in one message; a node
  * that takes long does not hold back the gradients that were ready before it, so workers compute side by side.
- * They are kept by the context (bx_context_grads), on the worker that has the parameter.
+ * They are kept by the context (bx_context_grads), on the worker that has the parameter. In the timeline of BX_TRACE a
+ * pass is a slice `backward` with the context's id, and arrows through the workers (lib/README.md).
  *
  * Errors.   If a worker that takes part dies, or its part fails, the context fails on all of them with that error, and
  *           is freed there: bx_context_error. Common codes: -EINVAL for a NULL, BX_E_CANCELLED for a context that

@@ -158,18 +158,12 @@ struct rest {
 /* context->lock. */
 static void take_all(struct bx_context *context, struct rest *rest)
 {
-    *rest = (struct rest){ context->sends, context->joins, context->calls, NULL, context->send_count,
-                           context->join_count, context->call_count };
+    *rest = (struct rest){ context->sends, context->joins, context->calls, bxi_dist_part_done(context, context->code),
+                           context->send_count, context->join_count, context->call_count };
     context->sends = NULL;
     context->joins = context->calls = NULL;
     context->send_count = context->send_capacity = 0;
     context->join_count = context->join_capacity = context->call_count = context->call_capacity = 0;
-    if (context->pass != NULL && bxi_load_relaxed(&context->pass->is_done) == 0) {
-        /* [autograd.done] release, pairs with the acquire in bxi_dist_is_done. */
-        bxi_store_release(&context->pass->is_done, 1);
-        rest->done = context->pass->done;
-        context->pass->done = NULL;
-    }
 }
 
 static void finish_futures(struct rest *rest, int code, const char *text)

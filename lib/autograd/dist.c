@@ -43,6 +43,7 @@ void bx_dist_destroy(struct bx_dist *dist)
 {
     if (dist == NULL)
         return;
+    dist->job = NULL;                       /* it is destroyed: the ends of passes are not traced any more */
     for (int i = 0; i < BXI_CHAINS; i++)
         while (dist->chains[i] != NULL)
             bxi_context_finish(dist->chains[i], BX_E_SHUTDOWN, NULL);

@@ -24,6 +24,11 @@
  * worker, so a pass that crosses between two workers a thousand times needs no more threads, and hardly more calls in
  * flight, than one that crosses once.
  *
+ * In the timeline of BX_TRACE (category autograd) a pass is a slice `backward` at the maker, with `discover` over the
+ * first phase, and a span `backward` at each other worker, from the first discover until its part is done. A walk is a
+ * slice `discover`, a run of nodes a slice `gradients`. Arrows lead through the pass in time: from the maker's slice
+ * over all walks and runs to a slice `done`, which the maker records when all parts are done.
+ *
  * Locks: dist->lock, the table of contexts; context->lock, its lists and its end; context->running, the nodes of its
  * pass. context->lock is taken while running is held; no other pair. None is held while another worker is waited for.
  */
@@ -32,6 +37,7 @@
 
 #include "autograd.h"
 #include "boxcar_dist.h"
+#include "boxcar_trace.h"
 
 #include <pthread.h>
 
@@ -63,6 +69,7 @@ struct bxi_incoming {
 struct bxi_dist_pass {
     struct bxi_pass pass;                       /* first */
     uint64_t number;
+    uint64_t began_ns;                          /* for the trace; 0: none runs, or this worker is the maker */
     uint64_t awaited;                           /* gradients of sends, or their absence, that have not come */
     struct bxi_node **unseen;                   /* the nodes found from here on were not searched for receives */
     uint64_t elements;                          /* of its nodes */
@@ -106,6 +113,14 @@ struct bx_context {
 bool bxi_dist_is_done(const struct bxi_dist_pass *pass);
 void bxi_dist_set_pass(struct bx_context *context, struct bxi_dist_pass *pass);        /* running; frees the last one */
 void bxi_dist_unlock_running(struct bx_context *context);       /* and frees the pass, if the context has ended */
+/* context->lock. This worker's part is done. Returns the future that answers autograd.run; the caller completes and
+ * releases it. NULL: there is none yet, or the part was done. */
+struct bx_future *bxi_dist_part_done(struct bx_context *context, int code);
+/* Records a slice of the pass of that number in the trace, from began_ns (bx_trace_begin) until now. 0: it has none. */
+extern const struct bx_slice bxi_slice_backward, bxi_slice_search, bxi_slice_discover, bxi_slice_gradients,
+    bxi_slice_done, bxi_slice_part;
+void bxi_dist_trace(const struct bx_context *context, const struct bx_slice *slice, uint64_t number, uint64_t began_ns,
+                    int code);
 /* Ends this worker's part of the pass of that number: answers autograd.run, now or when it comes. */
 void bxi_dist_finish_part(struct bx_context *context, uint64_t number, int code, const char *text);
 /* Frees the pass of a context that has ended, unless a thread runs it: that one will. */

@@ -55,10 +55,12 @@ static int run_nodes(struct bx_context *context)
 int bxi_dist_run_ready(struct bx_context *context, bool is_inline)
 {
     struct bxi_dist_pass *pass = context->pass;
+    const uint64_t began_ns = bx_trace_begin(context->dist->job);
     int rc = run_nodes(context);
 
     if (rc == 0)
         rc = bxi_dist_send_out(context);
+    bxi_dist_trace(context, &bxi_slice_gradients, pass->number, began_ns, rc);
     if (rc == -EAGAIN && is_inline) {
         pthread_mutex_lock(&context->lock);
         pass->unsent = true;

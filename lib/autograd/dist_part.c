@@ -1,18 +1,38 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * This worker's part of a backward pass: how it ends, and when its memory is freed. A part belongs to its context, is
- * replaced by that of the next pass, and is freed with the context's end, but never while a thread runs its nodes: then
- * that thread frees it (bxi_dist_unlock_running).
+ * This worker's part of a backward pass: how it ends, when its memory is freed, and its slices in the trace. A part
+ * belongs to its context, is replaced by that of the next pass, and is freed with the context's end, but never while a
+ * thread runs its nodes: then that thread frees it (bxi_dist_unlock_running).
  */
 #include "dist.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+/* ---- the trace ------------------------------------------------------------------------------------------ */
+
+#define CATEGORY "autograd"
+const struct bx_slice bxi_slice_backward = { "backward", CATEGORY, BX_ARROW_BEGIN, false };
+const struct bx_slice bxi_slice_search = { "discover", CATEGORY, BX_ARROW_NONE, false };
+const struct bx_slice bxi_slice_discover = { "discover", CATEGORY, BX_ARROW_STEP, false };
+const struct bx_slice bxi_slice_gradients = { "gradients", CATEGORY, BX_ARROW_STEP, false };
+const struct bx_slice bxi_slice_done = { "done", CATEGORY, BX_ARROW_END, false };
+const struct bx_slice bxi_slice_part = { "backward", CATEGORY, BX_ARROW_NONE, true };
+
+void bxi_dist_trace(const struct bx_context *context, const struct bx_slice *slice, uint64_t number, uint64_t began_ns,
+                    int code)
+{
+    /* The first byte of a context's id is 0: it counts the passes that the context had before. So a pass has an id of
+     * its own, as arrows need. */
+    if (began_ns != 0 && number != 0)
+        bx_trace_end(context->dist->job, slice, began_ns, context->id | (number - 1) << 56, code);
+}
+
+/* ---- the end of the part ---------------------------------------------------------------------------------- */
+
 bool bxi_dist_is_done(const struct bxi_dist_pass *pass)
 {
-    /* [autograd.done] acquire, pairs with the releases in bxi_dist_finish_part and take_all: code and text are read
-     * after it. */
+    /* [autograd.done] acquire, pairs with the release in bxi_dist_part_done: code and text are read after it. */
     return bxi_load_acquire((bxi_a32 *)&pass->is_done) != 0;
 }
 
@@ -72,6 +92,21 @@ void bxi_dist_unlock_running(struct bx_context *context)
         bxi_dist_pass_drop(context);
 }
 
+struct bx_future *bxi_dist_part_done(struct bx_context *context, int code)
+{
+    struct bxi_dist_pass *pass = context->pass;
+    struct bx_future *done;
+
+    if (pass == NULL || bxi_load_relaxed(&pass->is_done) != 0)
+        return NULL;
+    /* [autograd.done] release, pairs with the acquire in bxi_dist_is_done. */
+    bxi_store_release(&pass->is_done, 1);
+    bxi_dist_trace(context, &bxi_slice_part, pass->number, pass->began_ns, code);
+    done = pass->done;
+    pass->done = NULL;
+    return done;
+}
+
 void bxi_dist_finish_part(struct bx_context *context, uint64_t number, int code, const char *text)
 {
     struct bxi_dist_pass *pass;
@@ -82,10 +117,7 @@ void bxi_dist_finish_part(struct bx_context *context, uint64_t number, int code,
     if (pass != NULL && pass->number == number && bxi_load_relaxed(&pass->is_done) == 0) {
         pass->code = code;
         pass->text = code < 0 && text != NULL ? strdup(text) : NULL;
-        /* [autograd.done] release, pairs with the acquire in is_done. */
-        bxi_store_release(&pass->is_done, 1);
-        done = pass->done;
-        pass->done = NULL;
+        done = bxi_dist_part_done(context, code);
     }
     pthread_mutex_unlock(&context->lock);
     if (done == NULL)

@@ -33,6 +33,8 @@ static struct bxi_dist_pass *pass_of(struct bx_context *context, uint64_t number
     }
     bxi_pass_begin(&pass->pass, context->grads, retain);
     pass->number = number;
+    if (bxi_context_rank(context) != bx_job_rank(context->dist->job))
+        pass->began_ns = bx_trace_begin(context->dist->job);
     pass->pass.none = bxi_receive_none;
     pass->unseen = &pass->pass.found;
     bxi_dist_set_pass(context, pass);
@@ -283,6 +285,7 @@ static int answer_now(struct bx_job *job, struct bx_future **reply)
 static int walk_and_tell(struct bx_context *context, const struct wave *wave, struct bx_reader *args,
                          struct search *search)
 {
+    const uint64_t began_ns = bx_trace_begin(context->dist->job);
     struct found found = { { NULL } };
     int rc;
 
@@ -291,6 +294,7 @@ static int walk_and_tell(struct bx_context *context, const struct wave *wave, st
     bxi_dist_unlock_running(context);
     if (rc == 0)
         rc = tell_all(context, wave, search, &found);
+    bxi_dist_trace(context, &bxi_slice_discover, wave->number, began_ns, rc);
     drop_found(&found);
     return rc;
 }
@@ -545,6 +549,7 @@ static int check_call(struct bx_context *context, struct bx_var *const *roots, s
 static int find_ranks(struct bx_context *context, struct wave *wave, struct bx_var *const *roots, size_t count,
                       uint64_t ranks[BXI_RANK_WORDS], bool *alone)
 {
+    const uint64_t began_ns = bx_trace_begin(context->dist->job);
     struct found found = { { NULL } };
     struct bx_future *reply = NULL;
     struct search *search;
@@ -573,6 +578,7 @@ static int find_ranks(struct bx_context *context, struct wave *wave, struct bx_v
         close_search(search);
     if (rc == 0)
         rc = wait_for_search(reply, wave->timeout_ns == 0 ? BX_FOREVER : wave->timeout_ns, ranks);
+    bxi_dist_trace(context, &bxi_slice_search, wave->number, began_ns, rc);
     bx_future_release(reply);
     return rc;
 }
@@ -581,16 +587,21 @@ int bx_context_backward(struct bx_context *context, struct bx_var *const *roots,
                         size_t count, bool retain, uint64_t timeout_ns)
 {
     struct wave wave = { .retain = retain, .timeout_ns = timeout_ns };
-    uint64_t ranks[BXI_RANK_WORDS] = { 0 };
+    uint64_t ranks[BXI_RANK_WORDS] = { 0 }, began_ns;
     int rc = check_call(context, roots, root_grads, count);
     bool alone = true;
 
-    if (rc == 0)
-        rc = find_ranks(context, &wave, roots, count, ranks, &alone);
+    if (rc < 0)
+        return rc;
+    began_ns = bx_trace_begin(context->dist->job);
+    rc = find_ranks(context, &wave, roots, count, ranks, &alone);
     if (rc == 0)
         rc = run_all(context, &wave, roots, root_grads, count, ranks);
-    if (rc == 0 || alone)
-        return rc;
-    bxi_context_finish(context, rc, bx_error_text());
-    return bxi_context_check(context);      /* the cause, if it had ended before, because a worker died for example */
+    if (rc < 0 && !alone) {
+        bxi_context_finish(context, rc, bx_error_text());
+        rc = bxi_context_check(context);    /* the cause, if it had ended before, because a worker died for example */
+    }
+    bxi_dist_trace(context, &bxi_slice_done, wave.number, bx_trace_begin(context->dist->job), 0);
+    bxi_dist_trace(context, &bxi_slice_backward, wave.number, began_ns, rc);
+    return rc;
 }

@@ -118,6 +118,30 @@ check 'with a bound on events it runs too' test $? -eq 0
 check 'the file is whole' whole
 check 'each worker says how many were left out' lines 3 '"left_out":[0-9]+'
 
+# ---- Backward passes across workers -------------------------------------------------------------------
+
+ids()       # ids PHASE NAME RANK: of events of passes, sorted
+{
+    sed -n "s/^,{\"ph\":\"$1\",\"name\":\"$2\",\"cat\":\"autograd\",\"pid\":$3,.*\"id\":\"\(0x[0-9a-f]*\)\".*/\1/p" \
+        "$trace" | sort
+}
+
+# The trainer, rank 1, makes a context for each of the five batches of an epoch.
+BX_TRACE=$trace "$build/bin/rnn" --epochs 1 >"$dir/out.0" 2>&1
+check 'rnn runs' test $? -eq 0
+check 'the file is whole' whole
+ids X backward 1 >"$dir/passes"
+check 'five passes of the trainer' test "$(tr '\n' ' ' <"$dir/passes")" = \
+    '0x0001000000000001 0x0001000000000002 0x0001000000000003 0x0001000000000004 0x0001000000000005 '
+check 'ps takes part in each' test "$(ids b backward 0)" = "$(cat "$dir/passes")"
+check 'it walks in each' test "$(ids X discover 0 | uniq)" = "$(cat "$dir/passes")"
+check 'it computes in each' test "$(ids X gradients 0 | uniq)" = "$(cat "$dir/passes")"
+check 'an arrow leads to each walk and each computation' test "$(ids t autograd 0)" = "$(
+    { ids X discover 0; ids X gradients 0; } | sort)"
+check 'each begins at the trainer' test "$(ids s autograd 1)" = "$(cat "$dir/passes")"
+check 'and ends there' test "$(ids f autograd 1)" = "$(cat "$dir/passes")"
+check 'every arrow has its end' paired s f
+
 # ---- A worker that is killed ------------------------------------------------------------------------
 
 begin 0 3 "$build/tests/prog_worker" call

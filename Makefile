@@ -292,10 +292,10 @@ $(B)/tests/kill_steps: $(steps_OBJS)
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D) && $(CC) -o $@ $^ $(ALL_LDFLAGS) $(RUNNER_LIBS) $(LIBS)
 
-# tests/job/test_job_memory.c lets single allocations fail.
+# tests/harness/memory.c lets single allocations fail.
 $(B)/tests/unit: $(call objects,$(unit_SRCS)) $(STATIC_LIB) $(STATIC_NN) $(STATIC_AUTOGRAD)
 	$(call say,LINK,$@)
-	$(link) $(patsubst %,-Xlinker --wrap=%,malloc calloc realloc aligned_alloc) $(RUNNER_LIBS) $(LIBS)
+	$(link) $(patsubst %,-Xlinker --wrap=%,malloc calloc realloc aligned_alloc strdup strndup) $(RUNNER_LIBS) $(LIBS)
 
 $(FAKE_CUDA): $(call objects,$(FAKE_SRCS))
 	$(call say,LINK,$@)

@@ -56,7 +56,7 @@ static void free_job(struct bx_job *job)
     for (int rank = 0; job->lend->peers != NULL && rank < job->world_size; rank++) {
         struct bxi_peer *peer = &job->rpc->peers[rank];
 
-        bxi_peer_drop_queue(peer);
+        bxi_peer_drop_queue(job, peer);
         bxi_returns_close(peer->lend);
         bxi_grants_destroy(peer->lend);
         if (peer->lend->arena != NULL)
@@ -87,6 +87,7 @@ static void free_job(struct bx_job *job)
     bxi_run_fini(job->run);
     free(job->lend->peers);
     free(job->rpc->peers);
+    free(job->rpc->spares);
     free(job);
 }
 

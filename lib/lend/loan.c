@@ -347,6 +347,18 @@ static void settle(struct bxi_loan *loan)
     loan->returns = NULL;
 }
 
+/* Without a struct bxi_returns, which no loan of this peer has yet: no other thread returns one to it. */
+static void return_at_once(struct bx_job *job, struct bxi_lend_peer *peer, const struct bxi_lease_head *head)
+{
+    bool self = peer->rank == job->rank;
+    bxi_a64 *words = self ? peer->loop_words : bxi_segment_leases(&job->segment, peer->rank);
+
+    /* [lease.word] release, as in give_back. */
+    bxi_store_release(&words[head->slot], head->generation);
+    count_return(self ? &words[BXI_LEASE_MAX] : &job->control->pair[peer->rank].given_back);
+    job->lend->ops->ring(job, peer->rank);
+}
+
 int bxi_loan_open(struct bx_job *job, struct bxi_lend_peer *peer, const unsigned char *body, size_t body_bytes,
                   struct bxi_loan **out)
 {
@@ -372,7 +384,8 @@ int bxi_loan_open(struct bx_job *job, struct bxi_lend_peer *peer, const unsigned
 
     if (returns == NULL) {
         free(copy);
-        return -ENOMEM;         /* the word cannot be written: the lease ends with this process */
+        return_at_once(job, peer, &head);
+        return -ENOMEM;
     }
     bxi_lock(&returns->lock);
     bxi_count(&bxi_tables(job->control)->loans[peer->rank].borrowed, 1);

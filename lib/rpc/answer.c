@@ -112,10 +112,12 @@ static int send_reply(struct reply *reply, const struct bx_request *request)
         return bxi_peer_suspect(job, request->peer, "it claims to have read what was never sent");
     bxi_counter_add(job, BXI_C_replies_sent, 1);
     rc = bxi_peer_send(job, request->peer, &reply->out);
-    if (rc == 0 || reply->out.grant == NULL)
+    if (rc == 0 || rc == BX_E_CORRUPT)
         return rc;
-    /* A reply does not wait for leases. */
+    /* A reply does not wait for leases, nor for memory; without a sentence it fits a spare frame of the queue. */
     make_error(reply, request, rc == -EAGAIN ? BX_E_ON_LOAN : rc, NULL);
+    if (rc == -ENOMEM)
+        reply->out.body_bytes = 0;
     return bxi_peer_send(job, request->peer, &reply->out);
 }
 

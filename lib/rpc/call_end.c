@@ -118,6 +118,8 @@ static void drop_brought(struct brought *brought)
 static int open_brought(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
                         struct brought *brought)
 {
+    int rc = 0;
+
     if ((head->flags & (BXI_FLAG_LEASE | BXI_FLAG_RREFS)) == 0)
         return 0;
     if (brought->code != 0 || !is_awaited(job, peer, head->id))
@@ -128,10 +130,16 @@ static int open_brought(struct bx_job *job, struct bxi_peer *peer, const struct 
         brought->code = bxi_rref_open(job, peer->rank, brought->body, &brought->bytes, &brought->in);
     if (brought->in != NULL && (brought->in->makes != NULL || brought->in->target != NULL))
         brought->code = BX_E_CORRUPT;               /* they are of requests */
-    if (brought->code == 0 && (head->flags & BXI_FLAG_LEASE))
-        brought->code = bxi_loan_open(job, peer->lend, job->rpc->frame, brought->bytes, &brought->loan);
-    if (brought->code == 0 && brought->loan != NULL)
-        brought->code = bxi_device_loan_error(brought->loan);
+    if (brought->code != BX_E_CORRUPT && (head->flags & BXI_FLAG_LEASE))   /* opened, it is returned in any case */
+        rc = bxi_loan_open(job, peer->lend, job->rpc->frame, brought->bytes, &brought->loan);
+    if (rc == 0 && brought->loan != NULL)
+        rc = bxi_device_loan_error(brought->loan);
+    if (brought->code == 0 || rc == BX_E_CORRUPT) {
+        brought->code = rc;
+    } else {
+        bxi_loan_release(brought->loan);
+        brought->loan = NULL;
+    }
     if (brought->code != BX_E_CORRUPT)
         return 0;
     drop_brought(brought);

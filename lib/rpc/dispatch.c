@@ -70,6 +70,7 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
         .oneway = head->kind == BXI_ONEWAY,
         .timed = (head->flags & BXI_FLAG_TIMED) != 0,
     };
+    bool lacks_memory;
     int rc = 0;
 
     bxi_trace_request(&request);
@@ -87,10 +88,7 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
         bxi_rref_in_release(request.in);
         return 0;
     }
-    if (rc < 0) {
-        bxi_answer(&request, rc, "no memory for its references", NULL);
-        return 0;
-    }
+    lacks_memory = rc < 0;          /* its loan is opened all the same, so that it is returned */
     if (head->flags & BXI_FLAG_LEASE) {
         rc = bxi_loan_open(job, peer->lend, job->rpc->frame, body_bytes, &request.loan);
 
@@ -107,6 +105,10 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
                                                      : "no memory for its tensors", NULL);
             return 0;
         }
+    }
+    if (lacks_memory) {
+        bxi_answer(&request, -ENOMEM, "no memory for its references", NULL);
+        return 0;
     }
     if (request.in != NULL && request.in->value)
         return bxi_handler_run(&request, body_bytes);

@@ -87,6 +87,32 @@ static void passed_ended(struct bx_job *job)
     bxi_event(job->run, BXI_EVENT_PASSED);
 }
 
+#define SPARE_ROOM ((sizeof(struct bxi_queued) + BXI_SPARE_BYTES + 15) / 16 * 16)
+
+/* NULL: no memory, nor a spare one that is large enough. Lock. */
+static struct bxi_queued *make_queued(struct bx_job *job, size_t payload_bytes)
+{
+    struct bxi_queued *queued = malloc(sizeof *queued + payload_bytes);
+
+    if (queued != NULL) {
+        queued->spare = false;
+    } else if (payload_bytes <= BXI_SPARE_BYTES && job->rpc->spare != NULL) {
+        queued = job->rpc->spare;
+        job->rpc->spare = queued->next;
+    }
+    return queued;
+}
+
+static void free_queued(struct bx_job *job, struct bxi_queued *queued)
+{
+    if (!queued->spare) {
+        free(queued);
+        return;
+    }
+    queued->next = job->rpc->spare;
+    job->rpc->spare = queued;
+}
+
 void bxi_peer_init(struct bx_job *job, int rank)
 {
     struct bxi_peer *peer = &job->rpc->peers[rank];
@@ -108,6 +134,15 @@ int bxi_peers_create(struct bx_job *job)
         return bx_fail(-ENOMEM, "no memory for %d workers", job->world_size);
     for (int rank = 0; rank < job->world_size; rank++)
         bxi_peer_init(job, rank);
+    job->rpc->spares = calloc(BXI_SPARE_FRAMES, SPARE_ROOM);
+    if (job->rpc->spares == NULL)
+        return bx_fail(-ENOMEM, "no memory for frames that wait");
+    for (size_t i = 0; i < BXI_SPARE_FRAMES; i++) {
+        struct bxi_queued *queued = (struct bxi_queued *)(void *)(job->rpc->spares + i * SPARE_ROOM);
+
+        queued->spare = true;
+        free_queued(job, queued);
+    }
     return 0;
 }
 
@@ -244,7 +279,7 @@ static int put(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *
 static int enqueue(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
 {
     size_t payload_bytes = sizeof *out->head + out->body_bytes;
-    struct bxi_queued *queued = malloc(sizeof *queued + payload_bytes);
+    struct bxi_queued *queued = make_queued(job, payload_bytes);
 
     if (queued == NULL)
         return bx_fail(-ENOMEM, "no memory for a frame of %zu bytes to worker '%s'", payload_bytes,
@@ -354,19 +389,19 @@ bool bxi_peer_flush_queue(struct bx_job *job, struct bxi_peer *peer)
         peer->queue_head = queued->next;
         if (peer->queue_head == NULL)
             peer->queue_tail = NULL;
-        free(queued);
+        free_queued(job, queued);
         moved = true;
     }
     return moved;
 }
 
-void bxi_peer_drop_queue(struct bxi_peer *peer)
+void bxi_peer_drop_queue(struct bx_job *job, struct bxi_peer *peer)
 {
     while (peer->queue_head != NULL) {
         struct bxi_queued *queued = peer->queue_head;
 
         peer->queue_head = queued->next;
-        free(queued);
+        free_queued(job, queued);
     }
     peer->queue_tail = NULL;
 }

@@ -161,8 +161,13 @@ struct bxi_queued {             /* a frame that waits for room */
     uint32_t payload_bytes;
     int32_t slot;               /* of a request: the slot where its end in the ring is noted; else -1 */
     int32_t lease;              /* likewise of the lease that it carries; else -1 */
+    bool spare;                 /* one of rpc->spares */
     unsigned char payload[];
 };
+
+/* When memory is out, so many frames without a body, or of the protocol of references, can still be queued. */
+#define BXI_SPARE_FRAMES 64
+#define BXI_SPARE_BYTES (sizeof(struct bxi_frame) + BXI_RANK_WORDS * sizeof(uint64_t))
 
 struct bxi_peer {
     /* start */
@@ -246,7 +251,7 @@ int bxi_peer_consumed(struct bx_job *job, struct bxi_peer *peer, uint64_t consum
 void bxi_ring_all(struct bx_job *job);
 /* After credit was published: rings the producers that wait for it. Role. */
 void bxi_wanted_look(struct bx_job *job);
-void bxi_peer_drop_queue(struct bxi_peer *peer);
+void bxi_peer_drop_queue(struct bx_job *job, struct bxi_peer *peer);
 /* The peer's memory holds nonsense: the role will cut it off. Returns BX_E_CORRUPT with a sentence. */
 int bxi_peer_suspect(struct bx_job *job, struct bxi_peer *peer, const char *what);
 
@@ -507,6 +512,8 @@ struct bxi_rpc {
     _Alignas(BXI_LINE) struct bxi_batcher *batchers;    /* lock, all below */
     struct bxi_call *expired;                   /* taken out by timers, to be completed without the lock */
     struct bxi_waiting *unparked, **unparked_end;       /* calls on objects that are made now, or never */
+    struct bxi_queued *spare;                   /* a list: those of spares that are free */
+    unsigned char *spares;
     uint32_t calls_open;                        /* LIVE slots of all peers */
     uint32_t serving;                           /* requests of all peers not yet answered */
     bxi_a32 handler_count;                      /* of handlers; written under the lock */

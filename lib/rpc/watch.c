@@ -170,7 +170,7 @@ void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_
     peer->close_code = codes[state];
     peer->lend->is_corrupt = state == BXI_PEER_CORRUPT;
     bxi_store_relaxed(&peer->state, state);     /* relaxed: read under the lock where it matters */
-    bxi_peer_drop_queue(peer);
+    bxi_peer_drop_queue(job, peer);
     bxi_unlock(&job->run->lock);
     bxi_grants_unsent(job, peer->lend);
     close_in(job, peer);

@@ -49,8 +49,24 @@ void bxi_rref_name(struct bx_job *job, int owner, const struct bxi_rref_out *out
     put_id((unsigned char *)end - bxi_rref_tail_bytes(out), out->makes);
 }
 
+static int reserve_pins(struct bxi_rrefs *rrefs, uint32_t count)
+{
+    while (rrefs->spare_pin_count < count) {
+        struct bxi_pin *made = malloc(sizeof *made);
+
+        if (made == NULL)
+            return -ENOMEM;
+        made->next = rrefs->spare_pins;
+        rrefs->spare_pins = made;
+        rrefs->spare_pin_count++;
+    }
+    return 0;
+}
+
 int bxi_rref_prepare(struct bx_job *job, int to, const struct bxi_rref_out *out)
 {
+    uint32_t pins = 0;
+
     if (out->makes != NULL && bxi_rref_reserve(job) < 0)
         return -ENOMEM;
     for (size_t i = 0; i < out->count; i++) {
@@ -59,20 +75,21 @@ int bxi_rref_prepare(struct bx_job *job, int to, const struct bxi_rref_out *out)
 
         if (to == job->rank || owner == to)
             continue;
-        if (owner == job->rank && !bxi_rref_make_entries(job, rref))
+        if (owner != job->rank)
+            pins++;
+        else if (!bxi_rref_make_entries(job, rref))
             return -ENOMEM;
     }
-    return 0;
+    return reserve_pins(job->rrefs, pins);
 }
 
-/* Without memory for a pin the reference is never left: a leak that the owner reports at its end. */
 static void pin(struct bx_job *job, int to, struct bx_rref *rref)
 {
-    struct bxi_pin *made = malloc(sizeof *made);
+    struct bxi_pin *made = job->rrefs->spare_pins;
 
+    job->rrefs->spare_pins = made->next;
+    job->rrefs->spare_pin_count--;
     rref->pins++;
-    if (made == NULL)
-        return;                         /* it is kept for ever: the owner reports it at its end */
     *made = (struct bxi_pin){ .next = job->rrefs->pins[to], .rref = rref };
     if (made->next != NULL)
         made->next->prev = made;
@@ -113,6 +130,8 @@ void bxi_rref_sent(struct bx_job *job, int to, const struct bxi_rref_out *out)
 
 /* ---- the receiver (role; lock) -------------------------------------------------------------------------- */
 
+static const char no_memory[] = "no memory for the references of the call that was to make the object";
+
 /* One that is not in the table: it is put there, with no references. NULL: no memory. */
 static struct bx_rref *find_or_add(struct bx_job *job, uint64_t id)
 {
@@ -152,44 +171,61 @@ struct bx_rref *bxi_rref_of_ours(struct bx_job *job, uint64_t id)
     return rref;
 }
 
-static void is_passed(struct bx_job *job, int from, struct bx_rref *rref, struct bxi_rref_after *after)
+/* NULL: no memory. */
+static struct bxi_passer *passer_of(struct bx_rref *rref, int rank)
 {
-    struct bxi_rref_frame kept = { .op = BXI_RREF_KEPT, .id = rref->id };
     struct bxi_passer *passer = rref->passers;
-    int owner = bxi_rref_id_owner(rref->id);
 
-    if (rref->counted == 0 && !rref->entering && bxi_rref_state(rref) != BXI_RREF_FAILED) {
-        if (!job->rrefs->ops->is_alive(job, owner)) {
-            bxi_rref_fail_with_owner(job, rref);
-        } else {
-            bxi_counter_add(job, BXI_C_rrefs_entered, 1);
-            bxi_rref_send(job, owner, &(struct bxi_rref_frame){ .op = BXI_RREF_ENTER, .id = rref->id }, after);
-            rref->entering = true;
-            job->rrefs->pending++;
-            rref->counted = 1;
-        }
-    }
-    if (!rref->entering) {
-        bxi_rref_send(job, from, &kept, after);
-        return;
-    }
-    while (passer != NULL && passer->rank != from)
+    while (passer != NULL && passer->rank != rank)
         passer = passer->next;
-    if (passer == NULL) {
-        passer = calloc(1, sizeof *passer);
-        if (passer == NULL) {
-            bxi_rref_say(after, 0, "no memory to note who passed a reference: worker '%s' keeps it for ever",
-                         job->rrefs->ops->name(job, from));
-            return;
-        }
-        passer->rank = from;
-        passer->next = rref->passers;
-        rref->passers = passer;
-    }
-    passer->count++;
+    if (passer != NULL || (passer = calloc(1, sizeof *passer)) == NULL)
+        return passer;
+    passer->rank = rank;
+    passer->next = rref->passers;
+    return rref->passers = passer;
 }
 
-/* The reference, with one more; NULL: no memory, and what the sender counted is undone. */
+/* False: no memory, and nothing was counted or sent. */
+static bool is_passed(struct bx_job *job, int from, struct bx_rref *rref, struct bxi_rref_after *after)
+{
+    bool enters = rref->counted == 0 && !rref->entering && bxi_rref_state(rref) != BXI_RREF_FAILED;
+    int owner = bxi_rref_id_owner(rref->id);
+    struct bxi_passer *passer;
+
+    if (enters && !job->rrefs->ops->is_alive(job, owner)) {
+        bxi_rref_fail_with_owner(job, rref);
+        enters = false;
+    }
+    if (!enters && !rref->entering) {
+        bxi_rref_send(job, from, &(struct bxi_rref_frame){ .op = BXI_RREF_KEPT, .id = rref->id }, after);
+        return true;
+    }
+    passer = passer_of(rref, from);
+    if (passer == NULL)
+        return false;
+    passer->count++;
+    if (!enters)
+        return true;
+    bxi_counter_add(job, BXI_C_rrefs_entered, 1);
+    bxi_rref_send(job, owner, &(struct bxi_rref_frame){ .op = BXI_RREF_ENTER, .id = rref->id }, after);
+    rref->entering = true;
+    job->rrefs->pending++;
+    rref->counted = 1;
+    return true;
+}
+
+/* There is no memory for a reference of a message: what its sender counted is undone. */
+static void refuse(struct bx_job *job, int from, uint64_t id, struct bxi_rref_after *after)
+{
+    if (from == job->rank)
+        bxi_rref_drop(job, bxi_rref_find(job, id), after);      /* the frame's */
+    else if (bxi_rref_id_owner(id) == from)
+        bxi_rref_send(job, from, &(struct bxi_rref_frame){ .op = BXI_RREF_LEAVE, .id = id, .value = 1 }, after);
+    else if (!bxi_rref_is_ours(job, id))
+        bxi_rref_send(job, from, &(struct bxi_rref_frame){ .op = BXI_RREF_KEPT, .id = id }, after);
+}
+
+/* The reference, with one more; NULL: no memory, and it is refused. */
 static struct bx_rref *take(struct bx_job *job, int from, uint64_t id, struct bxi_rref_after *after)
 {
     int owner = bxi_rref_id_owner(id);
@@ -202,10 +238,7 @@ static struct bx_rref *take(struct bx_job *job, int from, uint64_t id, struct bx
     else
         rref = find_or_add(job, id);
     if (rref == NULL) {
-        if (owner == from)
-            bxi_rref_send(job, from, &(struct bxi_rref_frame){ .op = BXI_RREF_LEAVE, .id = id, .value = 1 }, after);
-        else if (owner != job->rank)
-            bxi_rref_send(job, from, &(struct bxi_rref_frame){ .op = BXI_RREF_KEPT, .id = id }, after);
+        refuse(job, from, id, after);
         return NULL;
     }
     bxi_add(&rref->refs, 1);
@@ -219,14 +252,34 @@ static struct bx_rref *take(struct bx_job *job, int from, uint64_t id, struct bx
                                                                 .value = BXI_RREF_COUNTED_MAX - 1 }, after);
             rref->counted = 1;
         }
-    } else if (owner != job->rank) {
-        is_passed(job, from, rref, after);
+    } else if (owner != job->rank && !is_passed(job, from, rref, after)) {
+        bxi_rref_drop(job, rref, after);
+        refuse(job, from, id, after);
+        return NULL;
     }
     return rref;
 }
 
-/* The request that makes an object has come: its maker has an entry. */
-static struct bx_rref *take_makes(struct bx_job *job, int from, uint64_t id)
+/* There is no memory for the object that a request makes, or for its maker's entry. */
+static void refuse_makes(struct bx_job *job, int from, uint64_t id, struct bxi_rref_after *after)
+{
+    struct bx_rref *rref = bxi_rref_find(job, id);
+
+    if (from != job->rank) {
+        job->rrefs->seen[from] = id & BXI_RREF_COUNT_MASK;
+        job->rrefs->unmade[from]++;
+    }
+    if (rref == NULL)
+        return;
+    bxi_rref_made(job, rref, -ENOMEM, no_memory, NULL);
+    if (from == job->rank)
+        bxi_rref_drop(job, rref, after);
+    else
+        bxi_rref_settle(job, rref, after);
+}
+
+/* The request that makes an object has come: its maker has an entry. NULL: no memory, and it is refused. */
+static struct bx_rref *take_makes(struct bx_job *job, int from, uint64_t id, struct bxi_rref_after *after)
 {
     struct bx_rref *rref;
 
@@ -238,8 +291,10 @@ static struct bx_rref *take_makes(struct bx_job *job, int from, uint64_t id)
     }
     job->rrefs->seen[from] = id & BXI_RREF_COUNT_MASK;
     rref = find_or_add(job, id);
-    if (rref == NULL || !bxi_rref_make_entries(job, rref))
+    if (rref == NULL || !bxi_rref_make_entries(job, rref)) {
+        refuse_makes(job, from, id, after);
         return NULL;
+    }
     rref->is_making = true;
     bxi_rref_add_entries(rref, from, 1);
     bxi_add(&rref->refs, 1);
@@ -281,6 +336,21 @@ static bool fits(const struct bxi_rref_tail *tail, size_t bytes)
            (tail->flags & (BXI_RREF_TARGET | BXI_RREF_VALUE)) != BXI_RREF_VALUE;
 }
 
+/* Lock. There is no memory for any of them. */
+static void refuse_all(struct bx_job *job, int from, const struct bxi_rref_tail *tail, const uint64_t *ids,
+                       struct bxi_rref_after *after)
+{
+    if (tail->flags & BXI_RREF_MAKES)
+        refuse_makes(job, from, *ids++, after);
+    if (tail->flags & BXI_RREF_TARGET) {
+        if (from == job->rank)
+            bxi_rref_drop(job, bxi_rref_find(job, *ids), after);        /* the frame's; of another it counts nothing */
+        ids++;
+    }
+    for (uint32_t i = 0; i < tail->count; i++)
+        refuse(job, from, ids[i], after);
+}
+
 /* Lock. False: no memory for one of them. */
 static bool take_all(struct bx_job *job, int from, const struct bxi_rref_tail *tail, const uint64_t *ids,
                      struct bxi_rref_in *in, struct bxi_rref_after *after)
@@ -288,7 +358,7 @@ static bool take_all(struct bx_job *job, int from, const struct bxi_rref_tail *t
     bool complete = true;
 
     if (tail->flags & BXI_RREF_MAKES)
-        complete &= (in->makes = take_makes(job, from, *ids++)) != NULL;
+        complete &= (in->makes = take_makes(job, from, *ids++, after)) != NULL;
     if (tail->flags & BXI_RREF_TARGET) {
         in->target = from == job->rank ? bxi_rref_find(job, *ids) : bxi_rref_of_ours(job, *ids);
         if (in->target != NULL && from != job->rank)
@@ -302,7 +372,10 @@ static bool take_all(struct bx_job *job, int from, const struct bxi_rref_tail *t
         if (rref != NULL)
             in->rrefs[in->count++] = rref;
     }
-    return complete && in->count == tail->count;
+    complete &= in->count == tail->count;
+    if (!complete && in->makes != NULL)
+        bxi_rref_made(job, in->makes, -ENOMEM, no_memory, NULL);
+    return complete;
 }
 
 static int take_tail(const void *body, size_t *body_bytes, struct bxi_rref_tail *tail)
@@ -335,22 +408,24 @@ int bxi_rref_open(struct bx_job *job, int from, const void *body, size_t *body_b
         return BX_E_CORRUPT;
     memcpy(ids, (const unsigned char *)body + *body_bytes, id_count(&tail) * 8);
     made = calloc(1, sizeof *made + tail.count * sizeof made->rrefs[0]);
-    if (made == NULL)
-        return -ENOMEM;
-    made->value = (tail.flags & BXI_RREF_VALUE) != 0;
     bxi_lock(&job->run->lock);
     if (!is_valid(job, from, &tail, ids)) {
         bxi_unlock(&job->run->lock);
         free(made);
         return BX_E_CORRUPT;
     }
-    complete = take_all(job, from, &tail, ids, made, &after);
+    complete = made != NULL && take_all(job, from, &tail, ids, made, &after);
+    if (made == NULL)
+        refuse_all(job, from, &tail, ids, &after);
     bxi_unlock(&job->run->lock);
+    if (!complete)
+        bxi_wake(job->run, NULL);
     bxi_rref_do_after(job, &after);
     if (!complete) {
         bxi_rref_in_release(made);
         return -ENOMEM;
     }
+    made->value = (tail.flags & BXI_RREF_VALUE) != 0;
     *in = made;
     return 0;
 }

@@ -68,11 +68,20 @@ static int enter(struct bx_job *job, int from, uint64_t id, struct bxi_rref_afte
 static int leave(struct bx_job *job, int from, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)
 {
     struct bx_rref *rref = bxi_rref_find(job, frame->id);
+    int64_t value = frame->value, held = rref != NULL && rref->entries != NULL ? rref->entries[from] : 0;
 
-    if (rref == NULL || rref->entries == NULL || frame->value <= 0 || rref->entries[from] < (uint32_t)frame->value)
+    if (value <= 0)
         return BX_E_CORRUPT;
-    bxi_rref_add_entries(rref, from, -(int64_t)frame->value);
-    bxi_rref_settle(job, rref, after);
+    if (value == held + 1 && bxi_rref_id_maker(frame->id) == from && job->rrefs->unmade[from] > 0) {
+        job->rrefs->unmade[from]--;     /* the maker's own: there was no memory for it */
+        value--;
+    }
+    if (value > held)
+        return BX_E_CORRUPT;
+    if (value > 0) {
+        bxi_rref_add_entries(rref, from, -value);
+        bxi_rref_settle(job, rref, after);
+    }
     return 0;
 }
 
@@ -129,7 +138,7 @@ static int kept(struct bx_job *job, int from, uint64_t id, struct bxi_rref_after
     while (pin != NULL && pin->rref->id != id)
         pin = pin->next;
     if (pin == NULL)
-        return 0;                       /* there was no memory for one */
+        return 0;                       /* a message that was refused, or more KEPTs than messages: no harm */
     rref = pin->rref;
     unpin(job, from, pin);
     bxi_rref_settle(job, rref, after);

@@ -65,6 +65,11 @@
  * KEPT leaves an entry that the rounds drop, and a pin that the sender drops when it closes the dead; a message without
  * its LEAVE likewise. tests/model/rref.pml checks this with kills at every step.
  *
+ * Without memory. A message is not sent unless all that it counts has room. One that cannot be taken in is undone, so
+ * that its sender counts as if it had been read and released: LEAVE to its owner, KEPT for a pin; of the object to make
+ * only the number is kept (unmade), because its maker's LEAVE will come. Frames of the protocol that find the ring full
+ * have room of their own in the queue (rpc/peer.c).
+ *
  * Threads: the table, the counts of entries and pins, and states change under run->lock, in the same section in which
  * the frame is put into the ring; so the order of frames is the order of changes. A count of references is atomic; the
  * last one is dropped under the lock. Destructors of objects are called without it, by the thread that drops the last
@@ -201,7 +206,10 @@ struct bxi_rrefs {
     uint32_t count;
     uint64_t made[BX_WORLD_MAX];                /* ids that this worker has made, by owner */
     uint64_t seen[BX_WORLD_MAX];                /* the last id of each maker whose request has come */
+    uint32_t unmade[BX_WORLD_MAX];              /* requests of each maker for which there was no memory: no entry */
     struct bxi_pin *pins[BX_WORLD_MAX];         /* messages to each worker */
+    struct bxi_pin *spare_pins;                 /* for the message that is sent next */
+    uint32_t spare_pin_count;
     struct bxi_round rounds[BXI_ROUND_KINDS];
     struct {
         uint64_t round;                         /* 0: answered */

@@ -509,5 +509,11 @@ void bxi_rrefs_destroy(struct bx_job *job)
         }
         rrefs->pins[rank] = NULL;
     }
+    while (rrefs->spare_pins != NULL) {
+        struct bxi_pin *pin = rrefs->spare_pins;
+
+        rrefs->spare_pins = pin->next;
+        free(pin);
+    }
     bxi_rref_do_after(NULL, &after);
 }

@@ -380,19 +380,40 @@ struct bx_future *harness_start(struct bx_job *job, const char *to, const char *
     return future;
 }
 
+static bool is_stopped(pid_t pid, const char *thread)
+{
+    char path[320], state = 0;
+    FILE *file;
+
+    snprintf(path, sizeof(path), "/proc/%d/task/%s/stat", (int)pid, thread);
+    file = fopen(path, "re");
+    if (file == NULL)
+        return true;                /* it has ended */
+    HARNESS_EQ(fscanf(file, "%*d (%*[^)]) %c", &state), 1);
+    fclose(file);
+    return state == 'T' || state == 't';
+}
+
+static bool all_stopped(pid_t pid)
+{
+    char path[64];
+    struct dirent *entry;
+    bool all = true;
+    DIR *threads;
+
+    snprintf(path, sizeof(path), "/proc/%d/task", (int)pid);
+    threads = opendir(path);
+    HARNESS_CHECK(threads != NULL);
+    while ((entry = readdir(threads)) != NULL)
+        all = all && (entry->d_name[0] == '.' || is_stopped(pid, entry->d_name));
+    closedir(threads);
+    return all;
+}
+
 void harness_await_stopped(pid_t pid)
 {
-    char path[64], state = 0;
-
-    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-    while (state != 'T' && state != 't') {
-        FILE *file = fopen(path, "re");
-
-        HARNESS_CHECK(file != NULL);
-        HARNESS_EQ(fscanf(file, "%*d (%*[^)]) %c", &state), 1);
-        fclose(file);
+    while (!all_stopped(pid))
         sched_yield();
-    }
 }
 
 void harness_stop(pid_t pid)

@@ -89,7 +89,7 @@ struct bx_msg *harness_msg_i64(int64_t value);
 struct bx_future *harness_start(struct bx_job *job, const char *to, const char *function, struct bx_msg *args,
                                 uint64_t timeout_ns);
 
-/* Sends SIGSTOP and waits until the process has stopped. A process stops when it is scheduled next. */
+/* Sends SIGSTOP and waits until all threads of the process have stopped. A thread stops when it is scheduled next. */
 void harness_stop(pid_t pid);
 void harness_await_stopped(pid_t pid);
 

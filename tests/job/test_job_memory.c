@@ -1,50 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * lib/job/job.c, bootstrap.c: when any one allocation fails, a job is not created or not started, and leaves nothing.
- * The linker replaces the allocating functions in the library and in the tests, not in the C library (Makefile).
  */
 #include "starts.h"
+#include "tests/harness/memory.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
 TestSuite(job_memory, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
-
-static _Thread_local int fails_in;      /* so many allocations of this thread later one fails; 0: none */
-
-static bool fails(void)
-{
-    return fails_in > 0 && --fails_in == 0;
-}
-
-void *__real_malloc(size_t bytes);
-void *__real_calloc(size_t count, size_t bytes);
-void *__real_realloc(void *block, size_t bytes);
-void *__real_aligned_alloc(size_t alignment, size_t bytes);
-void *__wrap_malloc(size_t bytes);
-void *__wrap_calloc(size_t count, size_t bytes);
-void *__wrap_realloc(void *block, size_t bytes);
-void *__wrap_aligned_alloc(size_t alignment, size_t bytes);
-
-void *__wrap_malloc(size_t bytes)
-{
-    return fails() ? NULL : __real_malloc(bytes);
-}
-
-void *__wrap_calloc(size_t count, size_t bytes)
-{
-    return fails() ? NULL : __real_calloc(count, bytes);
-}
-
-void *__wrap_realloc(void *block, size_t bytes)
-{
-    return fails() ? NULL : __real_realloc(block, bytes);
-}
-
-void *__wrap_aligned_alloc(size_t alignment, size_t bytes)
-{
-    return fails() ? NULL : __real_aligned_alloc(alignment, bytes);
-}
 
 /* ---- Creating and starting --------------------------------------------------------------------- */
 
@@ -56,14 +20,14 @@ Test(job_memory, a_job_is_not_created_when_any_allocation_fails)
     while (rc < 0) {
         struct bx_job *job = NULL;
 
-        fails_in = ++n;
+        memory_fails_in = ++n;
         rc = bx_job_create(&options, &job);
         if (rc < 0) {
-            cr_expect_eq(fails_in, 0);
+            cr_expect_eq(memory_fails_in, 0);
             cr_assert_eq(rc, -ENOMEM, "allocation %d: %s", n, bx_error_text());
             cr_expect_null(job);
         }
-        fails_in = 0;
+        memory_fails_in = 0;
         bx_job_destroy(job);
         cr_expect_eq(open_fds(), before, "allocation %d", n);
     }
@@ -82,11 +46,11 @@ Test(job_memory, a_start_that_fails_for_memory_leaves_nothing)
         int rc;
 
         cr_assert_eq(bx_job_create(&options, &job), 0, "%s", bx_error_text());
-        fails_in = n;
+        memory_fails_in = n;
         rc = bx_job_start(job);
         refused += rc == -ENOMEM;
-        failed = fails_in == 0;
-        fails_in = 0;
+        failed = memory_fails_in == 0;
+        memory_fails_in = 0;
         cr_expect(rc == -ENOMEM || rc == BX_E_RANK_MISSING, "allocation %d: %d, %s", n, rc, bx_error_text());
         bx_job_destroy(job);
         cr_expect_eq(open_fds(), before, "allocation %d", n);

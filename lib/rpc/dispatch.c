@@ -78,16 +78,16 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
         bxi_counter_add(job, BXI_C_requests_dropped, 1);
         return 0;
     }
+    /* The lease words, which give loans back, lie behind the ring. */
+    if ((!request.oneway || (head->flags & (BXI_FLAG_LEASE | BXI_FLAG_RREFS))) && !way_back(job, peer)) {
+        if (head->flags & BXI_FLAG_RREFS)
+            rc = bxi_rref_open(job, peer->rank, job->rpc->frame, &body_bytes, NULL);
+        return rc == BX_E_CORRUPT ? rc : 0;
+    }
     if (head->flags & BXI_FLAG_RREFS)
         rc = bxi_rref_open(job, peer->rank, job->rpc->frame, &body_bytes, &request.in);
     if (rc == BX_E_CORRUPT)
         return rc;
-    /* The lease words, which give loans back, lie behind the ring. References count as received, or the LEAVE of the
-     * maker of an object would find no entry. */
-    if ((!request.oneway || (head->flags & (BXI_FLAG_LEASE | BXI_FLAG_RREFS))) && !way_back(job, peer)) {
-        bxi_rref_in_release(request.in);
-        return 0;
-    }
     lacks_memory = rc < 0;          /* its loan is opened all the same, so that it is returned */
     if (head->flags & BXI_FLAG_LEASE) {
         rc = bxi_loan_open(job, peer->lend, job->rpc->frame, body_bytes, &request.loan);

@@ -58,6 +58,17 @@ static void unpark(struct bx_job *job, struct bxi_waiting *parked)
     bxi_event(job->run, BXI_EVENT_OBJECT);
 }
 
+static bool is_before(const struct bx_job *job, int rank, const struct bxi_pin *pin, uint64_t pos)
+{
+    const struct bxi_peer *peer = &job->rpc->peers[rank];
+    uint16_t index = (uint16_t)(pin->call & 0xffff);
+
+    if (pin->end_pos != BX_FOREVER)
+        return pin->end_pos <= pos;
+    return index < peer->slot_count && peer->slots[index].state != BXI_SLOT_FREE &&
+           peer->slots[index].generation == pin->call >> 16 && peer->slots[index].end_pos <= pos;
+}
+
 static bool holds_passed(const struct bx_job *job, int rank)
 {
     return bxi_load_seq_cst((bxi_a32 *)&job->rpc->peers[rank].lend->passed_loans) != 0 ||
@@ -71,7 +82,7 @@ static void take_back(struct bx_job *job, int rank)
 
 const struct bxi_rref_ops bxi_rref_ops = {
     .send = send_frame, .flush = flush, .is_alive = is_alive, .why_closed = why_closed, .name = name_of,
-    .unpark = unpark, .holds_passed = holds_passed, .take_back = take_back,
+    .unpark = unpark, .is_before = is_before, .holds_passed = holds_passed, .take_back = take_back,
 };
 
 /* ---- bodies with references ------------------------------------------------------------------------------- */

@@ -360,7 +360,8 @@ int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out
     }
     rc = send_or_queue(job, peer, out);
     if (rc == 0 && out->rrefs != NULL)
-        bxi_rref_sent(job, peer->rank, out->rrefs);
+        bxi_rref_sent(job, peer->rank, out->rrefs, out->head->id,
+                      out->slot < 0 ? peer->out.write_pos : BX_FOREVER);
     if (out->grant == NULL)
         return rc;
     if (rc == 0)

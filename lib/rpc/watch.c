@@ -227,6 +227,20 @@ void bxi_frames_unread(const struct bxi_role *role, struct bx_job *job)
 
 /* ---- a scan of all peers ----------------------------------------------------------------------- */
 
+static void look_refused(struct bx_job *job, struct bxi_peer *peer)
+{
+    const struct bxi_pair *pair = &peer->view.control->pair[job->rank];
+    /* [pair.refused] acquire, pairs with the release in refuse (dispatch.c). */
+    uint64_t through = bxi_load_acquire((bxi_a64 *)&pair->refused_through);
+
+    if (through == peer->refused_seen)
+        return;
+    peer->refused_seen = through;
+    bxi_rref_refused(job, peer->rank, through);         /* before the slots of the calls are free */
+    bxi_calls_fail(job, peer, BX_E_REFUSED, through);
+    bxi_grants_refused(job, peer->lend, through);
+}
+
 static void look_open(struct bx_job *job, struct bxi_peer *peer)
 {
     bool self = peer->rank == job->rank;
@@ -237,6 +251,10 @@ static void look_open(struct bx_job *job, struct bxi_peer *peer)
     if (peer->in_open || bxi_load_acquire((bxi_a64 *)&pair->open) != 1)
         return;
     open_in(job, peer, self ? peer->loop : bxi_segment_view_ring(&peer->view, job->rank), &pair->want_credit);
+    if (self)
+        return;
+    look_refused(job, peer);            /* what it had refused before; it refuses nothing any more */
+    bxi_rref_opened(job, peer->rank);
 }
 
 static void look_state(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer)
@@ -261,19 +279,6 @@ static void look_state(const struct bxi_role *role, struct bx_job *job, struct b
         bxi_peer_close(role, job, peer, BXI_PEER_LEFT);
     else
         bxi_wake(job->run, &job->rpc->leavers);
-}
-
-static void look_refused(struct bx_job *job, struct bxi_peer *peer)
-{
-    const struct bxi_pair *pair = &peer->view.control->pair[job->rank];
-    /* [pair.refused] acquire, pairs with the release in refuse (dispatch.c). */
-    uint64_t through = bxi_load_acquire((bxi_a64 *)&pair->refused_through);
-
-    if (through == peer->refused_seen)
-        return;
-    peer->refused_seen = through;
-    bxi_calls_fail(job, peer, BX_E_REFUSED, through);
-    bxi_grants_refused(job, peer->lend, through);
 }
 
 void bxi_scan(const struct bxi_role *role, struct bx_job *job)

@@ -75,42 +75,49 @@ int bxi_rref_prepare(struct bx_job *job, int to, const struct bxi_rref_out *out)
 
         if (to == job->rank || owner == to)
             continue;
-        if (owner != job->rank)
-            pins++;
-        else if (!bxi_rref_make_entries(job, rref))
+        if (owner == job->rank && !bxi_rref_make_entries(job, rref))
             return -ENOMEM;
+        pins += owner != job->rank || !job->rrefs->opened[to];
     }
     return reserve_pins(job->rrefs, pins);
 }
 
-static void pin(struct bx_job *job, int to, struct bx_rref *rref)
+/* Appended: KEPTs come about in the order of the messages, so that the search for a pin is short. */
+static void pin(struct bx_job *job, int to, const struct bxi_pin *pin)
 {
-    struct bxi_pin *made = job->rrefs->spare_pins;
+    struct bxi_rrefs *rrefs = job->rrefs;
+    struct bxi_pin *made = rrefs->spare_pins, *last = rrefs->last_pin[to];
 
-    job->rrefs->spare_pins = made->next;
-    job->rrefs->spare_pin_count--;
-    rref->pins++;
-    *made = (struct bxi_pin){ .next = job->rrefs->pins[to], .rref = rref };
-    if (made->next != NULL)
-        made->next->prev = made;
-    job->rrefs->pins[to] = made;
-    job->rrefs->pending++;
+    rrefs->spare_pins = made->next;
+    rrefs->spare_pin_count--;
+    *made = *pin;
+    made->prev = last;
+    if (last != NULL)
+        last->next = made;
+    else
+        rrefs->pins[to] = made;
+    rrefs->last_pin[to] = made;
 }
 
-static void count_sent(struct bx_job *job, int to, struct bx_rref *rref)
+static void count_sent(struct bx_job *job, int to, const struct bxi_pin *message)
 {
+    struct bx_rref *rref = message->rref;
     int owner = bxi_rref_id_owner(rref->id);
 
     if (to == job->rank) {
         bxi_add(&rref->refs, 1);
     } else if (owner == job->rank) {
         bxi_rref_add_entries(rref, to, 1);
+        if (!job->rrefs->opened[to])
+            pin(job, to, message);
     } else if (owner != to) {
-        pin(job, to, rref);
+        pin(job, to, message);
+        rref->pins++;
+        job->rrefs->pending++;
     }
 }
 
-void bxi_rref_sent(struct bx_job *job, int to, const struct bxi_rref_out *out)
+void bxi_rref_sent(struct bx_job *job, int to, const struct bxi_rref_out *out, uint64_t call, uint64_t end_pos)
 {
     if (out->makes != NULL) {
         job->rrefs->made[to]++;
@@ -124,7 +131,7 @@ void bxi_rref_sent(struct bx_job *job, int to, const struct bxi_rref_out *out)
     if (out->target != NULL && to == job->rank)
         bxi_add(&out->target->refs, 1);
     for (size_t i = 0; i < out->count; i++)
-        count_sent(job, to, out->rrefs[i]);
+        count_sent(job, to, &(struct bxi_pin){ .rref = out->rrefs[i], .call = call, .end_pos = end_pos });
     BXI_STEP("rref.passed");
 }
 
@@ -414,6 +421,10 @@ int bxi_rref_open(struct bx_job *job, int from, const void *body, size_t *body_b
         free(made);
         return BX_E_CORRUPT;
     }
+    if (in == NULL) {
+        tail.flags &= BXI_RREF_MAKES;
+        tail.count = 0;
+    }
     complete = made != NULL && take_all(job, from, &tail, ids, made, &after);
     if (made == NULL)
         refuse_all(job, from, &tail, ids, &after);
@@ -421,9 +432,9 @@ int bxi_rref_open(struct bx_job *job, int from, const void *body, size_t *body_b
     if (!complete)
         bxi_wake(job->run, NULL);
     bxi_rref_do_after(job, &after);
-    if (!complete) {
+    if (!complete || in == NULL) {
         bxi_rref_in_release(made);
-        return -ENOMEM;
+        return complete ? 0 : -ENOMEM;
     }
     made->value = (tail.flags & BXI_RREF_VALUE) != 0;
     *in = made;

@@ -117,6 +117,12 @@ static int entered(struct bx_job *job, const struct bxi_rref_frame *frame, struc
     return 0;
 }
 
+/* The pin of an object of this worker does not keep it alive: its entry does. */
+static bool is_for_entry(const struct bx_job *job, const struct bxi_pin *pin)
+{
+    return bxi_rref_is_ours(job, pin->rref->id);
+}
+
 static void unpin(struct bx_job *job, int rank, struct bxi_pin *pin)
 {
     if (pin->prev != NULL)
@@ -125,8 +131,12 @@ static void unpin(struct bx_job *job, int rank, struct bxi_pin *pin)
         job->rrefs->pins[rank] = pin->next;
     if (pin->next != NULL)
         pin->next->prev = pin->prev;
-    pin->rref->pins--;
-    job->rrefs->pending--;
+    else
+        job->rrefs->last_pin[rank] = pin->prev;
+    if (!is_for_entry(job, pin)) {
+        pin->rref->pins--;
+        job->rrefs->pending--;
+    }
     free(pin);
 }
 
@@ -137,7 +147,7 @@ static int kept(struct bx_job *job, int from, uint64_t id, struct bxi_rref_after
 
     while (pin != NULL && pin->rref->id != id)
         pin = pin->next;
-    if (pin == NULL)
+    if (pin == NULL || is_for_entry(job, pin))
         return 0;                       /* a message that was refused, or more KEPTs than messages: no harm */
     rref = pin->rref;
     unpin(job, from, pin);
@@ -386,6 +396,10 @@ void bxi_rref_peer_gone(struct bx_job *job, int rank)
     while (rrefs->pins[rank] != NULL) {
         struct bx_rref *rref = rrefs->pins[rank]->rref;
 
+        if (is_for_entry(job, rrefs->pins[rank])) {
+            unpin(job, rank, rrefs->pins[rank]);        /* a round drops the entry */
+            continue;
+        }
         bxi_rref_send(job, bxi_rref_id_owner(rref->id),
                       &(struct bxi_rref_frame){ .op = BXI_RREF_PASSED, .id = rref->id, .value = rank }, &after);
         unpin(job, rank, rrefs->pins[rank]);
@@ -400,6 +414,42 @@ void bxi_rref_peer_gone(struct bx_job *job, int rank)
     bxi_wake(job->run, NULL);
     bxi_rref_do_after(job, &after);
 }
+
+/* ---- a worker refuses, or opens its ring ------------------------------------------------------------------- */
+
+void bxi_rref_refused(struct bx_job *job, int rank, uint64_t through_pos)
+{
+    struct bxi_rref_after after = { .sent = false };
+
+    bxi_lock(&job->run->lock);
+    for (struct bxi_pin *pin = job->rrefs->pins[rank], *next; pin != NULL; pin = next) {
+        struct bx_rref *rref = pin->rref;
+
+        next = pin->next;
+        if (!job->rrefs->ops->is_before(job, rank, pin, through_pos))
+            continue;
+        if (is_for_entry(job, pin))
+            bxi_rref_add_entries(rref, rank, -1);
+        unpin(job, rank, pin);
+        bxi_rref_settle(job, rref, &after);
+    }
+    bxi_unlock(&job->run->lock);
+    bxi_rref_do_after(job, &after);
+}
+
+void bxi_rref_opened(struct bx_job *job, int rank)
+{
+    bxi_lock(&job->run->lock);
+    job->rrefs->opened[rank] = true;
+    for (struct bxi_pin *pin = job->rrefs->pins[rank], *next; pin != NULL; pin = next) {
+        next = pin->next;
+        if (is_for_entry(job, pin))
+            unpin(job, rank, pin);
+    }
+    bxi_unlock(&job->run->lock);
+}
+
+/* ---- leases ------------------------------------------------------------------------------------------------- */
 
 void bxi_rref_ask_for_leases(struct bx_job *job, int rank)
 {

@@ -70,6 +70,9 @@
  * only the number is kept (unmade), because its maker's LEAVE will come. Frames of the protocol that find the ring full
  * have room of their own in the queue (rpc/peer.c).
  *
+ * A worker that has no room in /dev/shm for its ring to the sender refuses messages (rpc/dispatch.c). It can send
+ * neither LEAVE nor KEPT, so it takes no references in, and the sender undoes what the refused messages have counted.
+ *
  * Threads: the table, the counts of entries and pins, and states change under run->lock, in the same section in which
  * the frame is put into the ring; so the order of frames is the order of changes. A count of references is atomic; the
  * last one is dropped under the lock. Destructors of objects are called without it, by the thread that drops the last
@@ -131,10 +134,14 @@ struct bxi_passer {
     uint32_t count;
 };
 
-/* A message to a worker, with a reference of which it is not the owner. */
+/* A message to a worker, with a reference of which it is not the owner. If this worker is the owner, there is one only
+ * until that worker has opened its ring to this one: the entry counts, and the message may be refused. */
 struct bxi_pin {
-    struct bxi_pin *next, *prev;    /* in the list of that worker */
+    struct bxi_pin *next, *prev;    /* in the list of that worker, the oldest first */
     struct bx_rref *rref;
+    uint64_t call;                  /* the message's: the id of a call */
+    uint64_t end_pos;               /* of one-way calls, which are not queued: where it ends in the ring; else
+                                     * BX_FOREVER */
 };
 
 struct bx_rref {
@@ -184,6 +191,8 @@ struct bxi_rref_ops {
     /* Of one that is closed: BX_E_PEER_DEAD, BX_E_SHUTDOWN if it has left, BX_E_CORRUPT if it was cut off. */
     int (*why_closed)(const struct bx_job *job, int rank);
     const char *(*name)(const struct bx_job *job, int rank);
+    /* The pin's message to that worker ends before the position. Lock. */
+    bool (*is_before)(const struct bx_job *job, int rank, const struct bxi_pin *pin, uint64_t pos);
     /* The object is made, or never will be: the calls that waited for it can go on. Lock. */
     void (*unpark)(struct bx_job *job, struct bxi_waiting *parked);
 };
@@ -208,6 +217,8 @@ struct bxi_rrefs {
     uint64_t seen[BX_WORLD_MAX];                /* the last id of each maker whose request has come */
     uint32_t unmade[BX_WORLD_MAX];              /* requests of each maker for which there was no memory: no entry */
     struct bxi_pin *pins[BX_WORLD_MAX];         /* messages to each worker */
+    struct bxi_pin *last_pin[BX_WORLD_MAX];
+    bool opened[BX_WORLD_MAX];                  /* its ring to this worker is open: it refuses nothing any more */
     struct bxi_pin *spare_pins;                 /* for the message that is sent next */
     uint32_t spare_pin_count;
     struct bxi_round rounds[BXI_ROUND_KINDS];
@@ -322,7 +333,8 @@ void bxi_rref_write_tail(const struct bxi_rref_out *out, void *end);       /* th
 /* The maker: gives `makes` its id, and writes it into the tail that ends at end. Lock. */
 void bxi_rref_name(struct bx_job *job, int owner, const struct bxi_rref_out *out, void *end);
 int bxi_rref_prepare(struct bx_job *job, int to, const struct bxi_rref_out *out);      /* lock: memory; 0, -ENOMEM */
-void bxi_rref_sent(struct bx_job *job, int to, const struct bxi_rref_out *out);        /* lock: the frame is out */
+/* The frame is out: of a call with that id, or of a one-way call that ends there (else BX_FOREVER). Lock. */
+void bxi_rref_sent(struct bx_job *job, int to, const struct bxi_rref_out *out, uint64_t call, uint64_t end_pos);
 
 /* What a frame brought: a reference each. */
 struct bxi_rref_in {
@@ -333,7 +345,9 @@ struct bxi_rref_in {
 };
 /* Takes ids and tail of a body, which may lie in the ring, away from *body_bytes. 0; BX_E_CORRUPT. */
 int bxi_rref_skip(const void *body, size_t *body_bytes);
-/* Reads the tail of a body in private memory and takes it away from *body_bytes. 0; BX_E_CORRUPT; -ENOMEM. Role. */
+/* Reads the tail of a body in private memory and takes it away from *body_bytes. 0; BX_E_CORRUPT; -ENOMEM. Role.
+ * in is NULL if the frame is refused for want of a ring to its sender, which then undoes what it has counted
+ * (bxi_rref_refused); only the object that it makes counts, for its maker's LEAVE will come. */
 int bxi_rref_open(struct bx_job *job, int from, const void *body, size_t *body_bytes, struct bxi_rref_in **in);
 void bxi_rref_in_release(struct bxi_rref_in *in);       /* NULL is allowed */
 /* The owner: the request that makes *makes ended, with a value (or NULL). Returns the code for its maker. Lock. */
@@ -343,6 +357,9 @@ int bxi_rref_made(struct bx_job *job, struct bx_rref *makes, int code, const cha
 
 int bxi_rref_arrived(struct bx_job *job, int from, const struct bxi_rref_frame *frame);    /* 0, BX_E_CORRUPT */
 void bxi_rref_peer_gone(struct bx_job *job, int rank);      /* a worker is closed */
+/* A worker has no room for its ring to this one, and has dropped all messages before the position. Role. */
+void bxi_rref_refused(struct bx_job *job, int rank, uint64_t through_pos);
+void bxi_rref_opened(struct bx_job *job, int rank);         /* it has opened it: nothing is refused any more. Role. */
 /* A worker is dead, and others may hold what it had on loan from this one and passed on. Role. */
 void bxi_rref_ask_for_leases(struct bx_job *job, int rank);
 void bxi_rref_answer_rounds(struct bx_job *job);        /* role: loans that were passed on have ended */

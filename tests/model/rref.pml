@@ -21,15 +21,15 @@
  * README.md says what each control takes away.
  *
  * It stands for the protocol at the head of lib/rref/rref.h, and for
- *     lib/rref/pass.c count_sent 1595808157
- *     lib/rref/pass.c bxi_rref_sent 3370553404
+ *     lib/rref/pass.c count_sent 187253503
+ *     lib/rref/pass.c bxi_rref_sent 1200796452
  *     lib/rref/pass.c is_passed 3226633239
  *     lib/rref/pass.c take 2634796001
  *     lib/rref/pass.c take_makes 3468428991
  *     lib/rref/protocol.c enter 1554975141
  *     lib/rref/protocol.c leave 2103826853
  *     lib/rref/protocol.c entered 1659934524
- *     lib/rref/protocol.c kept 799942159
+ *     lib/rref/protocol.c kept 4200097146
  *     lib/rref/protocol.c passed 3043260822
  *     lib/rref/protocol.c answer_if_closed 2604185116
  *     lib/rref/protocol.c end_round 3947216955

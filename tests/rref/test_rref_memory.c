@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * References when memory is out. In one worker the n-th allocation of an operation fails, for every n until none does.
- * The operation works, or its code is -ENOMEM, or a call finds no object where that could not be made. Then no object is
- * left and none was destroyed early, no worker waits for a frame of the protocol, and the same operation works again.
+ * The operation works, or its code is -ENOMEM, or a call finds no object where that could not be made. Then no object
+ * is left and none was destroyed early, no worker waits for a frame of the protocol, and the operation works again.
  *
  * worker0 runs the operations, worker1 owns the objects, worker2 is the third. memory.h lets the allocations fail.
  */

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * References in calls that the callee refuses, because /dev/shm has no room for its ring to the caller. The callee can
+ * send neither LEAVE nor KEPT, so the caller undoes what it has counted: entries of its own objects, pins of others'.
+ */
+#include "rref_fixture.h"
+
+#include "rpc/rpc.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <sys/mount.h>
+#include <sys/statvfs.h>
+
+TestSuite(rref_refused, .timeout = 60);
+
+static void resize_shm(uint64_t bytes)
+{
+    char size[40];
+
+    snprintf(size, sizeof size, "size=%llu", (unsigned long long)bytes);
+    HARNESS_EQ(mount("tmpfs", "/dev/shm", "tmpfs", MS_REMOUNT, size), 0);
+}
+
+/* The rings between worker0 and worker2 are open, and that to worker1; there is no room for any other. */
+static void fill_shm(struct bx_job *job)
+{
+    struct statvfs shm;
+
+    for (int i = 0; i < 2; i++) {
+        struct bx_rref *rref = remote(job, i == 0 ? "worker0" : "worker2", "new_counter", 1);
+
+        HARNESS_EQ(value_of(rref), 1);
+        bx_rref_release(rref);
+    }
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "drop_kept", NULL, NULL), 0);
+    await_alive(0);
+    HARNESS_EQ(statvfs("/dev/shm", &shm), 0);
+    resize_shm((shm.f_blocks - shm.f_bfree) * shm.f_frsize);
+}
+
+/* An object of worker0, and one of worker2. */
+static struct bx_msg *two_objects(struct bx_job *job, struct bx_rref *rref[2])
+{
+    struct bx_msg *args = bx_msg_create(0);
+
+    HARNESS_EQ(bx_rref_create(job, &counter_type, new_counter_of(1), &rref[0]), 0);
+    rref[1] = remote(job, "worker2", "new_counter", 2);
+    HARNESS_EQ(value_of(rref[1]), 2);
+    for (int i = 0; i < 2; i++)
+        HARNESS_EQ(bx_msg_put_rref(args, rref[i]), 0);
+    return args;
+}
+
+static void drop_two(struct bx_msg *args, struct bx_rref *rref[2])
+{
+    bx_msg_destroy(args);
+    bx_rref_release(rref[0]);
+    bx_rref_release(rref[1]);
+    await_alive(0);
+}
+
+static void calls_and_is_refused(struct bx_job *job)
+{
+    struct bx_future *future[3];
+    struct bx_rref *rref[2], *made = NULL;
+    struct bx_msg *args;
+
+    fill_shm(job);
+    args = two_objects(job, rref);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), BX_E_REFUSED);
+    drop_two(args, rref);
+
+    args = two_objects(job, rref);
+    for (int i = 0; i < 3; i++)
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "keep", args, NULL, &future[i]), 0);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "keep", args, NULL), 0);
+    HARNESS_EQ(bx_remote(job, "worker1", "new_counter", args, NULL, &made), 0);
+    for (int i = 0; i < 3; i++) {
+        HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), BX_E_REFUSED);
+        bx_future_release(future[i]);
+    }
+    HARNESS_EQ(bx_rref_wait(made, BX_FOREVER), BX_E_REFUSED);
+    bx_rref_release(made);
+    drop_two(args, rref);
+}
+
+/* Then there is room, and the same call is not refused: what it counts stays. */
+static void is_refused_and_accepted(struct bx_job *job)
+{
+    struct bx_rref *rref[2];
+    struct bx_msg *args;
+
+    calls_and_is_refused(job);
+    args = two_objects(job, rref);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), BX_E_REFUSED);
+    resize_shm(8u << 20);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "keep", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+    bx_rref_release(rref[0]);
+    HARNESS_EQ(harness_call(job, "worker1", "use_kept", NULL), 2);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "drop_kept", NULL, NULL, NULL), 0);
+    await_alive(1);
+    bx_rref_release(rref[1]);
+    await_alive(0);
+    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
+}
+
+static void run(harness_fn body)
+{
+    harness_mount_shm(8192);
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { body } });
+}
+
+Test(rref_refused, undoes_what_the_call_has_counted)
+{
+    run(calls_and_is_refused);
+}
+
+Test(rref_refused, and_then_accepted_counts)
+{
+    run(is_refused_and_accepted);
+}

@@ -15,6 +15,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+static_assert(BXI_RREF_UNSEEN_MAX >= BXI_CALLS_MAX, "a request that makes an object is a call until it is read");
+
 /* ---- what lib/rref asks of rpc -------------------------------------------------------------------------- */
 
 static int send_frame(struct bx_job *job, int rank, const struct bxi_rref_frame *frame)

@@ -154,11 +154,26 @@ static struct bx_rref *find_or_add(struct bx_job *job, uint64_t id)
     return rref;
 }
 
-static bool was_seen(const struct bx_job *job, uint64_t id)
+/* It is no object that is to come. Of each maker at most BXI_RREF_UNSEEN_MAX requests can be on their way, so whoever
+ * names ids that nobody made gets no more memory than for those. */
+static bool is_gone(const struct bx_job *job, uint64_t id)
 {
-    return bxi_rref_is_ours(job, id) &&
-           (bxi_rref_id_maker(id) == job->rank ||
-            (id & BXI_RREF_COUNT_MASK) <= job->rrefs->seen[bxi_rref_id_maker(id)]);
+    uint64_t count = id & BXI_RREF_COUNT_MASK, seen = job->rrefs->seen[bxi_rref_id_maker(id)];
+
+    return bxi_rref_id_maker(id) == job->rank || count <= seen || count > seen + BXI_RREF_UNSEEN_MAX;
+}
+
+bool bxi_rref_is_forged(const struct bx_job *job, int from, uint64_t id)
+{
+    return from != job->rank && bxi_rref_id_maker(id) == from && bxi_rref_is_ours(job, id) &&
+           (id & BXI_RREF_COUNT_MASK) > job->rrefs->seen[from];
+}
+
+/* An id that this worker would have made, and has not. Whoever passed it may have been passed it. */
+static bool was_never_made(const struct bx_job *job, uint64_t id)
+{
+    return bxi_rref_id_maker(id) == job->rank &&
+           (id & BXI_RREF_COUNT_MASK) > job->rrefs->made[bxi_rref_id_owner(id)];
 }
 
 struct bx_rref *bxi_rref_of_ours(struct bx_job *job, uint64_t id)
@@ -171,7 +186,7 @@ struct bx_rref *bxi_rref_of_ours(struct bx_job *job, uint64_t id)
     rref = find_or_add(job, id);
     if (rref == NULL)
         return NULL;
-    if (was_seen(job, id))
+    if (is_gone(job, id))
         bxi_rref_fail(rref, BX_E_NO_OBJECT, NULL);
     else if (!job->rrefs->ops->is_alive(job, maker))
         bxi_rref_fail(rref, BX_E_PEER_DEAD, "its maker was gone before the object could be made");
@@ -249,6 +264,8 @@ static struct bx_rref *take(struct bx_job *job, int from, uint64_t id, struct bx
         return NULL;
     }
     bxi_add(&rref->refs, 1);
+    if (was_never_made(job, id))
+        bxi_rref_fail(rref, BX_E_NO_OBJECT, NULL);      /* a use of it would cut this worker off */
     if (owner == from) {
         /* Its maker waits for the answer to its request. One that has dropped the reference, and gets it back, has
          * had the answer. */
@@ -321,7 +338,8 @@ static bool is_valid(const struct bx_job *job, int from, const struct bxi_rref_t
             (from != job->rank && (id & BXI_RREF_COUNT_MASK) <= job->rrefs->seen[from]))
             return false;
     }
-    if ((tail->flags & BXI_RREF_TARGET) && (!bxi_rref_is_id(job, ids[at]) || !bxi_rref_is_ours(job, ids[at])))
+    if ((tail->flags & BXI_RREF_TARGET) &&
+        (!bxi_rref_is_id(job, ids[at]) || !bxi_rref_is_ours(job, ids[at]) || bxi_rref_is_forged(job, from, ids[at])))
         return false;
     at += (tail->flags & BXI_RREF_TARGET) != 0;
     for (uint32_t i = 0; i < tail->count; i++)

@@ -50,8 +50,11 @@ static void each(struct bx_job *job, void (*fn)(struct bx_job *, struct bx_rref 
 static int enter(struct bx_job *job, int from, uint64_t id, struct bxi_rref_after *after)
 {
     struct bxi_rref_frame entered = { .op = BXI_RREF_ENTERED, .id = id };
-    struct bx_rref *rref = bxi_rref_of_ours(job, id);
+    struct bx_rref *rref;
 
+    if (bxi_rref_is_forged(job, from, id))
+        return BX_E_CORRUPT;
+    rref = bxi_rref_of_ours(job, id);
     if (rref == NULL || !bxi_rref_make_entries(job, rref)) {
         entered.value = -ENOMEM;
     } else if (bxi_rref_state(rref) == BXI_RREF_FAILED && rref->code == BX_E_NO_OBJECT) {

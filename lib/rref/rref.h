@@ -34,7 +34,7 @@
  * Making one (bx_remote): the maker chooses the id, and the request that makes the object adds 1 to its entry. ENTER
  * for an id that the owner does not know yet, of a maker that lives, makes an entry for an object that is to come: the
  * request is on its way in another ring. Ids of one maker to one owner are sent in ascending order; one that is unknown
- * and not above the last one seen is gone.
+ * and not above the last one seen, or far above it, is gone.
  *
  * Death of a holder A. What A has published still counts: B may have a message of A with a reference that B has not
  * read, and only A's entry keeps the object alive. So the owner keeps the entries of A until no message of A is left
@@ -107,6 +107,9 @@ struct bxi_rref_tail {
 #define BXI_RREF_MAKES 1u
 #define BXI_RREF_TARGET 2u
 #define BXI_RREF_VALUE 4u               /* with TARGET: the object's value is asked for, the function means nothing */
+
+/* A maker has at most so many requests to one owner that were not read: its calls in flight (rpc/object.c). */
+#define BXI_RREF_UNSEEN_MAX 1024
 
 /* A holder gives back all but 1 of its entry when it is that large. */
 #define BXI_RREF_COUNTED_MAX (1u << 16)
@@ -312,6 +315,10 @@ static inline bool bxi_rref_is_id(const struct bx_job *job, uint64_t id)
     return bxi_rref_id_owner(id) < job->world_size && bxi_rref_id_maker(id) < job->world_size &&
            (id & BXI_RREF_COUNT_MASK) != 0;
 }
+
+/* `from` is the maker, and has not made it: no such object is entered or called. An id of another maker may be another
+ * worker's forgery, passed on in good faith: it is taken for an object that is gone, or to come. Lock. */
+bool bxi_rref_is_forged(const struct bx_job *job, int from, uint64_t id);
 
 /* ---- pass.c: references in messages --------------------------------------------------------------------- */
 

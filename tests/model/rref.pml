@@ -24,9 +24,9 @@
  *     lib/rref/pass.c count_sent 187253503
  *     lib/rref/pass.c bxi_rref_sent 1200796452
  *     lib/rref/pass.c is_passed 3226633239
- *     lib/rref/pass.c take 2634796001
+ *     lib/rref/pass.c take 2444457094
  *     lib/rref/pass.c take_makes 3468428991
- *     lib/rref/protocol.c enter 1554975141
+ *     lib/rref/protocol.c enter 3256917273
  *     lib/rref/protocol.c leave 2103826853
  *     lib/rref/protocol.c entered 1659934524
  *     lib/rref/protocol.c kept 4200097146

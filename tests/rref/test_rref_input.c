@@ -264,6 +264,7 @@ Test(rref_input, of_a_wrong_tail_cuts_off)
           { .flags = BXI_RREF_MAKES | BXI_RREF_TARGET }, 0 },
         { "a call on an object of another", CALL, 1, { ID_OF(2, 0, 1) }, { .flags = BXI_RREF_TARGET }, 0 },
         { "a call on an object of the caller", CALL, 1, { ID_OF(1, 0, 1) }, { .flags = BXI_RREF_TARGET }, 0 },
+        { "a call on what it has not made", CALL, 1, { ID_OF(0, 1, 1) }, { .flags = BXI_RREF_TARGET }, 0 },
         { "a call on number 0", CALL, 1, { ID_OF(0, 1, 0) }, { .flags = BXI_RREF_TARGET }, 0 },
         { "a reply that makes", ANSWER, 1, { ID_OF(0, 1, 1) }, { .flags = BXI_RREF_MAKES }, 0 },
         { "a reply on an object", ANSWER, 1, { X }, { .flags = BXI_RREF_TARGET }, 0 },
@@ -293,6 +294,7 @@ Test(rref_input, of_a_wrong_frame_cuts_off)
         { "LEAVE of nonsense", FRAME(BXI_RREF_LEAVE, ID_OF(0, 9, 1), 1, 0) },
         { "ENTER at another owner", FRAME(BXI_RREF_ENTER, ID_OF(2, 0, 1), 0, 0) },
         { "ENTER of nonsense", FRAME(BXI_RREF_ENTER, ID_OF(0, 9, 1), 0, 0) },
+        { "ENTER of what it has not made", FRAME(BXI_RREF_ENTER, ID_OF(0, 1, 1), 0, 0) },
         { "ENTER of number 0", FRAME(BXI_RREF_ENTER, ID_OF(0, 1, 0), 0, 0) },
         { "ENTERED without ENTER", FRAME(BXI_RREF_ENTERED, ID_OF(1, 1, 1), 0, 0) },
         { "ENTERED of the receiver's", FRAME(BXI_RREF_ENTERED, X, 0, 0) },
@@ -367,11 +369,11 @@ Test(rref_input, that_waits_for_what_never_comes_ends_with_its_maker)
     run_cut_off(waits_and_leaves);
 }
 
-/* More calls than a caller may have in flight, all waiting for an object that worker 1 was to make: the last but one
+/* More calls than a caller may have in flight, all waiting for an object that worker 2 was to make: the last but one
  * cuts it off, and a call of worker 2 that waits for what it makes fails at once. */
 static void calls_too_many(struct bx_job *job)
 {
-    struct forgery call = { "", BXI_REQUEST, BXI_FLAG_RREFS, 100, 0, 0, 2, { ID_OF(0, 1, 1), ID_OF(0, 1, 5000) },
+    struct forgery call = { "", BXI_REQUEST, BXI_FLAG_RREFS, 100, 0, 0, 2, { ID_OF(0, 1, 1), ID_OF(0, 2, 1000) },
                             { .flags = BXI_RREF_MAKES | BXI_RREF_TARGET }, 0 };
 
     for (uint64_t i = 0; i <= BXI_CALLS_MAX; i++) {
@@ -386,6 +388,88 @@ static void calls_too_many(struct bx_job *job)
 Test(rref_input, of_more_calls_that_wait_than_may_be_cuts_off)
 {
     run_cut_off(calls_too_many);
+}
+
+/* Ids that nobody made, of another maker: only so many can be on their way, and the owner keeps no more of them. */
+static void enters_very_many(struct bx_job *job)
+{
+    struct forgery enter = { "", FRAME(BXI_RREF_ENTER, 0, 0, 0) };
+    const struct forgery noted = { .name = "", .kind = BXI_ONEWAY };
+
+    for (uint64_t i = 1; i <= 5000; i++) {
+        enter.id = ID_OF(0, i % 2 * 2, i);
+        put_forgery(job, &enter);
+        if (i % 64 == 0) {
+            put_forgery(job, &noted);
+            harness_await(NOTED, (uint32_t)(i / 64));           /* the ring has no room for all of them */
+        }
+    }
+}
+
+static void keeps_few(struct bx_job *job)
+{
+    struct bx_future *held = NULL;
+    struct bx_rref *rref = prepare(job, &held);
+
+    strikes_now();
+    bxi_lock(&job->run->lock);
+    HARNESS_CHECK(job->rrefs->count <= 1 + BXI_RREF_UNSEEN_MAX);
+    HARNESS_CHECK(job->rrefs->count > 500);
+    bxi_unlock(&job->run->lock);
+    harness_post(FINISHED);
+    HARNESS_EQ(bx_future_wait(held, BX_FOREVER), BX_E_PEER_DEAD);
+    bx_future_release(held);
+    others_go_on(job, rref);
+}
+
+Test(rref_input, of_ids_that_nobody_made_takes_no_memory_without_a_bound)
+{
+    strike = enters_very_many;
+    harness_reset();
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_input, .dies = 1u << 1,
+                                         .body = { keeps_few, is_hostile, harness_serve } });
+}
+
+/* Worker 1 passes ids that worker 0 would have made, and has not. Worker 0 uses one, and worker 2, whose it would be,
+ * does not cut it off. */
+static void passes_what_was_never_made(struct bx_job *job)
+{
+    static const struct forgery noted = { .name = "", .kind = BXI_ONEWAY };
+    struct forgery call = { "", ONEWAY, 1, { ID_OF(2, 0, 77) }, { .count = 1 }, 0 };
+
+    call.kind = BXI_REQUEST;
+    put_forgery(job, &call);
+    put_forgery(job, &noted);
+}
+
+static int pass_to_2(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_msg *out = bx_msg_create(0);
+    struct bx_rref *rref = bx_read_rref(args);
+
+    (void)reply, (void)context;
+    HARNESS_EQ(bx_rref_oneway(rref, "add", NULL, NULL), BX_E_NO_OBJECT);
+    HARNESS_EQ(bx_msg_put_rref(out, rref), 0);
+    HARNESS_EQ(bx_rpc_oneway(bx_request_job(request), "worker2", "take", out, NULL), 0);
+    bx_msg_destroy(out);
+    return 0;
+}
+
+static int setup_passing_on(struct bx_job *job)
+{
+    if (bx_job_rank(job) != 0)
+        return setup_input(job);
+    HARNESS_EQ(bx_register(job, "take", BX_INLINE, pass_to_2, NULL), 0);
+    HARNESS_EQ(bx_register(job, "note", BX_INLINE, note, NULL), 0);
+    return setup(job);
+}
+
+Test(rref_input, of_an_id_that_the_receiver_has_not_made_fails_its_use)
+{
+    strike = passes_what_was_never_made;
+    harness_reset();
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_passing_on, .dies = 1u << 1,
+                                         .body = { goes_on, is_hostile, harness_serve } });
 }
 
 /* ---- Seeds ------------------------------------------------------------------------------------------------ */

@@ -2,14 +2,13 @@
 /*
  * tensor_ipc: the smallest program that lends a GPU tensor. Three workers:
  *
- *   owner     opens a GPU, fills a tensor there, and lends it to each worker that calls "get"
- *   reader    gets it, reads it in place, and tells the third worker to read it too ("see")
- *   third     gets it from the owner as well, and reads it in place
+ *   owner     opens a GPU, fills a tensor there, and answers "get" with it
+ *   reader    gets it, reads it in place, and tells the third worker to get it too ("see"), from the reader
+ *   third     gets the owner's tensor from the reader, and reads it in place
  *
- * So the tensor is lent twice and its bytes are never copied. A lease can be given by the owner only; therefore the
- * third worker calls the owner, instead of getting the tensor from the reader. Reader and third print the address that
- * the memory has in their process, the time of the first hand-over (the slab is mapped then) and of the next ones, and
- * how many bytes were copied for it. They check the contents by copying them to host memory afterwards.
+ * So the tensor is lent, and passed on while it is on loan, and its bytes are never copied. Reader and third print the
+ * address that the memory has in their process, the time of the first hand-over (the slab is mapped then) and of the
+ * next ones, and how many bytes were copied for it. They check the contents by copying them to host memory afterwards.
  *
  * Exit status: 0; 1 a failure; 2 wrong flags; 3 there is no GPU (a sentence gives the reason).
  */
@@ -36,11 +35,12 @@ struct settings {
     int device;
 };
 
-struct owner {
+/* What a worker answers "get" with. */
+struct giver {
     pthread_mutex_t lock;
     pthread_cond_t filled;
-    struct bx_tensor *tensor;
-    int code;               /* < 0: there will be no tensor */
+    struct bx_tensor *tensor;       /* the owner's own; the reader's on loan */
+    int code;                       /* < 0: there will be no tensor */
 };
 
 /* The figures of one worker; sent as bytes. */
@@ -77,30 +77,30 @@ static uint64_t copied_bytes(struct bx_job *job)
     return sum;
 }
 
-/* ---- The owner ---------------------------------------------------------------------------------- */
+/* ---- The owner, and the reader for the third worker ----------------------------------------------- */
 
 /* A blocking handler: an early call waits until the tensor is filled. */
 static int get(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
-    struct owner *owner = context;
+    struct giver *giver = context;
     int code;
 
     (void)request, (void)args;
-    pthread_mutex_lock(&owner->lock);
-    while (owner->tensor == NULL && owner->code == 0)
-        pthread_cond_wait(&owner->filled, &owner->lock);
-    code = owner->code;
-    pthread_mutex_unlock(&owner->lock);
-    return code < 0 ? bx_fail(code, "the owner has no tensor to lend") : bx_msg_put_tensor(reply, owner->tensor);
+    pthread_mutex_lock(&giver->lock);
+    while (giver->tensor == NULL && giver->code == 0)
+        pthread_cond_wait(&giver->filled, &giver->lock);
+    code = giver->code;
+    pthread_mutex_unlock(&giver->lock);
+    return code < 0 ? bx_fail(code, "the owner has no tensor to lend") : bx_msg_put_tensor(reply, giver->tensor);
 }
 
-static void publish(struct owner *owner, struct bx_tensor *tensor, int code)
+static void publish(struct giver *giver, struct bx_tensor *tensor, int code)
 {
-    pthread_mutex_lock(&owner->lock);
-    owner->tensor = code < 0 ? NULL : tensor;
-    owner->code = code < 0 ? code : 0;
-    pthread_cond_broadcast(&owner->filled);
-    pthread_mutex_unlock(&owner->lock);
+    pthread_mutex_lock(&giver->lock);
+    giver->tensor = code < 0 ? NULL : tensor;
+    giver->code = code < 0 ? code : 0;
+    pthread_cond_broadcast(&giver->filled);
+    pthread_mutex_unlock(&giver->lock);
 }
 
 static int fill(struct bx_job *job, const struct settings *settings, struct bx_device device,
@@ -127,9 +127,9 @@ static int fill(struct bx_job *job, const struct settings *settings, struct bx_d
 /* ---- Reading in place --------------------------------------------------------------------------- */
 
 /* One hand-over: gets the tensor, and makes the default stream wait for the owner's work. */
-static int take(struct bx_job *job, struct bx_msg **reply, struct bx_tensor **tensor)
+static int take(struct bx_job *job, const char *from, struct bx_msg **reply, struct bx_tensor **tensor)
 {
-    int rc = bx_rpc_sync(job, OWNER, "get", NULL, NULL, reply);
+    int rc = bx_rpc_sync(job, from, "get", NULL, NULL, reply);
 
     if (rc < 0)
         return rc;
@@ -137,7 +137,7 @@ static int take(struct bx_job *job, struct bx_msg **reply, struct bx_tensor **te
     struct bx_reader reader = bx_msg_reader(*reply);
 
     *tensor = bx_read_tensor(&reader);
-    return *tensor == NULL ? bx_fail(BX_E_SHORT_MESSAGE, "the owner sent no tensor")
+    return *tensor == NULL ? bx_fail(BX_E_SHORT_MESSAGE, "worker '%s' sent no tensor", from)
                            : bx_tensor_read_on(*tensor, NULL);
 }
 
@@ -154,7 +154,8 @@ static int check(struct bx_tensor *tensor, uint64_t *wrong)
     return rc;
 }
 
-static int measure(struct bx_job *job, struct found *found)
+/* kept: the tensor, still on loan; the caller releases it. */
+static int measure(struct bx_job *job, const char *from, struct found *found, struct bx_tensor **kept)
 {
     double us[TIMES];
     struct bx_msg *reply = NULL;
@@ -167,7 +168,7 @@ static int measure(struct bx_job *job, struct found *found)
 
         bx_msg_destroy(reply);
         reply = NULL;
-        rc = take(job, &reply, &tensor);
+        rc = take(job, from, &reply, &tensor);
 
         double took_us = 1e6 * clock_seconds_since(begin_ns);
 
@@ -182,21 +183,24 @@ static int measure(struct bx_job *job, struct found *found)
         found->address = (uint64_t)(uintptr_t)bx_tensor_data(tensor);
         found->copied = copied_bytes(job) - before;
         rc = check(tensor, &found->wrong);
+        *kept = bx_tensor_acquire(tensor);
     }
     bx_msg_destroy(reply);
     return rc;
 }
 
-/* Run by the third worker for the reader. A blocking handler: it calls the owner. */
+/* Run by the third worker for the reader. A blocking handler: it calls the reader. */
 static int see(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     const struct settings *settings = context;
+    struct bx_tensor *tensor = NULL;
     struct found found = { 0 };
     int rc = bx_gpu_open(bx_request_job(request), settings->device, NULL);
 
     (void)args;
     if (rc == 0)
-        rc = measure(bx_request_job(request), &found);
+        rc = measure(bx_request_job(request), READER, &found, &tensor);
+    bx_tensor_release(tensor);
     return rc < 0 ? rc : bx_msg_put_bytes(reply, &found, sizeof found);
 }
 
@@ -208,16 +212,20 @@ static void print(const char *name, const struct found *found)
            found->address, found->first_us, found->next_us, found->copied, found->wrong == 0 ? "right" : "WRONG");
 }
 
-static int read_and_forward(struct bx_job *job)
+static int read_and_pass_on(struct bx_job *job, struct giver *giver)
 {
     struct found mine = { 0 }, theirs = { 0 };
+    struct bx_tensor *tensor = NULL;
     struct bx_msg *reply = NULL;
-    int rc = measure(job, &mine);
+    int rc = measure(job, OWNER, &mine, &tensor);
+    uint64_t before = copied_bytes(job);
 
+    publish(giver, tensor, rc);
     if (rc == 0)
         rc = bx_rpc_sync(job, THIRD, "see", NULL, NULL, &reply);
     if (rc < 0)
         return rc;
+    mine.copied += copied_bytes(job) - before;      /* none: it passes the tensor on */
 
     struct bx_reader reader = bx_msg_reader(reply);
     const void *bytes = bx_read_bytes(&reader, sizeof theirs);
@@ -232,7 +240,7 @@ static int read_and_forward(struct bx_job *job)
                ? 0 : bx_fail(BX_E_CORRUPT, "what was read is not what the owner wrote");
 }
 
-static int own(struct bx_job *job, const struct settings *settings, struct owner *owner, bool *no_gpu)
+static int own(struct bx_job *job, const struct settings *settings, struct giver *giver, bool *no_gpu)
 {
     struct bx_tensor *tensor = NULL;
     struct bx_device device;
@@ -246,7 +254,7 @@ static int own(struct bx_job *job, const struct settings *settings, struct owner
                device.index, bx_gpu_is_fake(job) ? " of the FAKE driver" : "");
         fflush(stdout);
     }
-    publish(owner, tensor, rc);
+    publish(giver, tensor, rc);
     if (rc == 0)
         return bx_job_serve(job);
     fprintf(stderr, "tensor_ipc: %s\n", bx_error_text());
@@ -254,17 +262,17 @@ static int own(struct bx_job *job, const struct settings *settings, struct owner
     return rc;
 }
 
-static int run(struct bx_job *job, const struct settings *settings, struct owner *owner, bool *no_gpu)
+static int run(struct bx_job *job, const struct settings *settings, struct giver *giver, bool *no_gpu)
 {
     int rc;
 
     switch (bx_job_rank(job)) {
     case 0:
-        return own(job, settings, owner, no_gpu);
+        return own(job, settings, giver, no_gpu);
     case 1:
         rc = bx_gpu_open(job, settings->device, NULL);
         *no_gpu = rc < 0;           /* the owner prints the reason */
-        rc = rc < 0 ? rc : read_and_forward(job);
+        rc = rc < 0 ? rc : read_and_pass_on(job, giver);
         if (rc < 0 && !*no_gpu)
             fprintf(stderr, "tensor_ipc: %s\n", bx_error_text());
         return rc;
@@ -275,13 +283,13 @@ static int run(struct bx_job *job, const struct settings *settings, struct owner
 
 static int worker(const struct bx_options *options, void *context)
 {
-    struct owner owner = { .lock = PTHREAD_MUTEX_INITIALIZER, .filled = PTHREAD_COND_INITIALIZER };
+    struct giver giver = { .lock = PTHREAD_MUTEX_INITIALIZER, .filled = PTHREAD_COND_INITIALIZER };
     struct bx_job *job = NULL;
     bool no_gpu = false;
     int rc = bx_job_create(options, &job);
 
     if (rc == 0)
-        rc = bx_register(job, "get", BX_BLOCKING, get, &owner);
+        rc = bx_register(job, "get", BX_BLOCKING, get, &giver);
     if (rc == 0)
         rc = bx_register(job, "see", BX_BLOCKING, see, context);
     if (rc == 0)
@@ -289,8 +297,8 @@ static int worker(const struct bx_options *options, void *context)
     if (rc < 0) {
         fprintf(stderr, "tensor_ipc: %s\n", bx_error_text());
     } else {
-        rc = run(job, context, &owner, &no_gpu);
-        bx_tensor_release(owner.tensor);
+        rc = run(job, context, &giver, &no_gpu);
+        bx_tensor_release(giver.tensor);
         if (bx_job_shutdown(job, 0) < 0 && rc == 0) {
             fprintf(stderr, "tensor_ipc: %s\n", bx_error_text());
             rc = -1;
@@ -312,8 +320,8 @@ int main(int argc, char **argv)
     const struct flags flags = {
         .program = "tensor_ipc",
         .help = "Usage: tensor_ipc [--bytes N] [--device D]\n\n"
-                "One worker fills a tensor of N bytes (67108864) on GPU D (0), another reads it in place, and a\n"
-                "third after it. Prints addresses, microseconds, and bytes copied for it.\n"
+                "One worker fills a tensor of N bytes (67108864) on GPU D (0), another reads it in place and\n"
+                "passes it on to a third. Prints addresses, microseconds, and bytes copied for it.\n"
                 "Exit status: 0; 1 a failure; 2 wrong flags; 3 there is no GPU.\n",
         .flags = list,
         .count = sizeof list / sizeof *list,

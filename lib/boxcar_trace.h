@@ -17,9 +17,10 @@
  * `scale`. The id is the program's: the frame, pass or request to which the work belongs.
  *
  * Errors.   None: what cannot be recorded is left out, as events beyond BX_TRACE_EVENTS are.
- * Threads.  Any thread, also in handlers and callbacks. Neither function waits for the file or for another worker.
- * Cost.     While no trace runs, bx_trace_begin reads the job's phase and one pointer, and bx_trace_end tests its
- *           argument. While one runs, bx_trace_end costs as much as an event of the engine (lib/README.md).
+ * Threads.  Any thread, in handlers and callbacks too, and with locks of the program held. Neither function waits for
+ *           the file or for another worker.
+ * Cost.     While no trace runs, bx_trace_begin reads three words of the job, and bx_trace_end tests its argument.
+ *           While one runs, bx_trace_end costs as much as an event of the engine (lib/README.md).
  */
 #ifndef BOXCAR_TRACE_H
 #define BOXCAR_TRACE_H

@@ -31,6 +31,7 @@
  *
  * Locks: dist->lock, the table of contexts; context->lock, its lists and its end; context->running, the nodes of its
  * pass. context->lock is taken while running is held; no other pair. None is held while another worker is waited for.
+ * bx_trace_end is called with them: it waits for nobody.
  */
 #ifndef BXI_DIST_H
 #define BXI_DIST_H

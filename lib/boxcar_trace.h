@@ -49,7 +49,7 @@ struct bx_slice {
                              * beside the worker's threads, and has no arrows */
 };
 
-/* When a slice begins: CLOCK_MONOTONIC, in nanoseconds. 0: no trace runs. */
+/* When a slice begins: CLOCK_MONOTONIC, in nanoseconds. 0: no trace runs, or the process was forked from a worker. */
 uint64_t bx_trace_begin(const struct bx_job *job);
 /* Records a slice of the calling thread, from began_ns, which bx_trace_begin returned, until now. Slices of a thread
  * nest: the one that began last ends first. code is a result: one below 0 is shown with its name. Does nothing if

@@ -163,7 +163,8 @@ void bxi_note_sleep(struct bx_job *job, enum bxi_sleeps who, enum bxi_sleeps_by 
 static bool is_traced(const struct bx_job *job)
 {
     /* Relaxed, as in bxi_job_check. Before the start another thread may write observe->trace. */
-    return job != NULL && bxi_load_relaxed(&job->phase) != BXI_CREATED && bxi_trace_is_on(job);
+    return job != NULL && bxi_load_relaxed(&job->phase) != BXI_CREATED && bxi_trace_is_on(job) &&
+           !bxi_job_is_forked(job);
 }
 
 uint64_t bx_trace_begin(const struct bx_job *job)

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static char path[64];
@@ -132,6 +133,29 @@ Test(trace_own, does_nothing_while_no_trace_runs)
     unsetenv("BX_TRACE");
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { record_untraced } });
     cr_expect_lt(access(path, F_OK), 0);
+}
+
+static void record_in_a_child(struct bx_job *job)
+{
+    uint64_t began_ns = begin(job);
+    pid_t child = fork();
+    int status = 0;
+
+    if (child == 0) {
+        bx_trace_end(job, &plain, began_ns, 1, 0);
+        _exit(bx_trace_begin(job) == 0 ? 0 : 1);
+    }
+    HARNESS_EQ(waitpid(child, &status, 0), child);
+    HARNESS_EQ(status, 0);
+    bx_trace_end(job, &plain, began_ns, 2, 0);
+}
+
+Test(trace_own, does_nothing_in_a_forked_child)
+{
+    struct json *root = run(record_in_a_child);
+
+    cr_expect_eq(COUNT(root, 'X', "test", NULL, ANY), 1, "the worker's own");
+    json_free(root);
 }
 
 /* ---- Arrows ------------------------------------------------------------------------------------------ */

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: MIT
 #
 # Runs each subcommand of bxbench with small settings and checks what it prints: the JSON keys that tools/README.md
-# names, plausible values, the cores, the table, wrong flags. Times are not judged.
+# names, plausible values, the cores, the table, wrong flags. Times are not judged: a process that got no CPU makes a ratio
+# that is printed as 0.00.
 set -u
 
 bin=${BX_BUILD_DIR:-build}/bin/bxbench
@@ -88,8 +89,8 @@ if [ "$cores" -ge 2 ]; then
     check pingpong \
         'crt_ns bare_p50_ns call_p50_ns call_p99_ns call_p999_ns call_max_ns ratio ratio_crt cpus' \
         'v["crt_ns"]>0 v["bare_p50_ns"]>0 v["call_p50_ns"]>0 v["call_p99_ns"]>0
-        v["call_p999_ns"]>=v["call_p99_ns"] v["call_max_ns"]>=v["call_p999_ns"] v["ratio"]>0
-        v["ratio_crt"]>0 n["cpus"]==2' \
+        v["call_p999_ns"]>=v["call_p99_ns"] v["call_max_ns"]>=v["call_p999_ns"] v["ratio"]>=0
+        v["ratio_crt"]>=0 n["cpus"]==2' \
         pingpong --slices 3 --calls 500
     check rate 'calls_per_s bare_frames_per_s ratio_bare inflight cpus' \
         'v["calls_per_s"]>0 v["bare_frames_per_s"]>0 v["inflight"]==16 n["cpus"]==2' \
@@ -116,15 +117,15 @@ if [ "$cores" -ge 2 ]; then
         handover --tensors 23 --bytes 9000001 --slices 2 --calls 20
     check rref 'call_ns create_ns call_on_ns pass_on_ns delete_ns ratio_call_on ratio_pass_on' \
         'v["call_ns"]>0 v["create_ns"]>0 v["call_on_ns"]>0 v["pass_on_ns"]>0 v["delete_ns"]>0
-        v["ratio_call_on"]>0 v["ratio_pass_on"]>0' \
+        v["ratio_call_on"]>=0 v["ratio_pass_on"]>=0' \
         rref --slices 1 --calls 20
     check autograd 'us_per_pass us_per_node calls_per_pass empty_call_us tensor_call_us bare_us ratio' \
-        'v["us_per_pass"]>0 v["calls_per_pass"]>=6 v["calls_per_pass"]<=12 v["bare_us"]>0 v["ratio"]>0' \
+        'v["us_per_pass"]>0 v["calls_per_pass"]>=6 v["calls_per_pass"]<=12 v["bare_us"]>0 v["ratio"]>=0' \
         autograd --slices 1 --calls 20 --nodes 50
     if [ "$(df -Pk /dev/shm | awk 'NR == 2 { print $4 }')" -ge 1600000 ]; then
         check 'handover of 1 MB and 1 GB' 'tensors bytes copied_bytes p50_1mb_us p50_1gb_us ratio_1gb_1mb' \
             'v["tensors"]==161 v["bytes"]==94278008 v["copied_bytes"]==0 v["p50_1mb_us"]>0
-            v["p50_1gb_us"]>0 v["ratio_1gb_1mb"]>0' \
+            v["p50_1gb_us"]>0 v["ratio_1gb_1mb"]>=0' \
             handover --slices 1 --calls 10
     else
         echo 'skip bxbench handover of 1 MB and 1 GB needs 1.5 GB in /dev/shm'
@@ -135,13 +136,13 @@ else
     done
 fi
 check sleep 'bare_p50_us call_p50_us call_p99_us ratio cpus' \
-    'v["bare_p50_us"]>0 v["call_p50_us"]>0 v["call_p99_us"]>=v["call_p50_us"]/2 v["ratio"]>0' \
+    'v["bare_p50_us"]>0 v["call_p50_us"]>0 v["call_p99_us"]>=v["call_p50_us"]/2 v["ratio"]>=0' \
     sleep --slices 2 --calls 20
 check idle 'cpu_percent wakeups_per_s answered bare_cpu_percent' \
     'n["cpu_percent"]==4 v["cpu_percent"]>=0 v["wakeups_per_s"]>=0 v["answered"]==4' \
     idle --workers 4 --seconds 0.5
 check accumulate 'ratio bare_gb_s accumulate_gb_s memcpy_gb_s bare_memcpy sets bytes threads' \
-    'v["sets"]==3 v["bytes"]==2000000 v["threads"]==2 v["ratio"]>0 v["bare_gb_s"]>0
+    'v["sets"]==3 v["bytes"]==2000000 v["threads"]==2 v["ratio"]>=0 v["bare_gb_s"]>0
     v["accumulate_gb_s"]>0 v["memcpy_gb_s"]>0 v["bare_memcpy"]>0' \
     accumulate --sets 3 --bytes 2000000 --threads 2 --slices 2
 check start 'ready_seconds gone_seconds seconds shm_bytes_rest shm_bytes_all_pairs bare_seconds' \

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 #
 # Runs each subcommand of bxbench with small settings and checks what it prints: the JSON keys that tools/README.md
-# names, plausible values, the cores, the table, wrong flags. Times are not judged: if a process gets no CPU for a while,
-# a ratio may be printed as 0.00.
+# names, plausible values, the cores, the table, wrong flags. Times are not judged. If a process gets no CPU for a
+# while, a ratio may be printed as 0.00.
 set -u
 
 bin=${BX_BUILD_DIR:-build}/bin/bxbench

@@ -193,6 +193,10 @@ static void sent(enum bxi_rref_op op)
         BXI_STEP("rref.kept_sent");
     if (op == BXI_RREF_LEAVE)
         BXI_STEP("rref.leave_sent");
+    if (op == BXI_RREF_ASK)
+        BXI_STEP("rref.ask_sent");
+    if (op == BXI_RREF_ANSWER)
+        BXI_STEP("rref.answer_sent");
 }
 
 void bxi_rref_send(struct bx_job *job, int rank, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)

@@ -57,6 +57,8 @@
  *   rref.enter_sent         its ENTER, no KEPT               an entry that a round drops; the pin goes with the dead
  *   rref.kept_sent          KEPT, no bell                    the one that passed it may leave
  *   rref.leave_sent         LEAVE, no bell                   nothing: it has no reference
+ *   rref.ask_sent           ASK sent to some                 an answer to the dead is not sent
+ *   rref.answer_sent        ANSWER, no bell                  the asker asks the others again: one more is dead
  *
  * If rank 0 is killed while it makes its segment, no other worker knows the instance: a worker that waited for it
  * removes all that dead workers of that job name left. The last tests have no launcher: nothing is left at any step,
@@ -434,6 +436,11 @@ KILLED_PASSING(rref_passed, "rref.passed", 40)
 KILLED_PASSING(rref_enter_sent, "rref.enter_sent", 20)
 KILLED_PASSING(rref_kept_sent, "rref.kept_sent", 20)
 KILLED_PASSING(rref_leave_sent, "rref.leave_sent", 40)
+
+#include "kill_asking.h"
+
+KILLED_ASKING(rref_ask_sent, "rref.ask_sent", 4)
+KILLED_ASKING(rref_answer_sent, "rref.answer_sent", 3)
 
 /* ---- Leaving ----------------------------------------------------------------------------------------- */
 

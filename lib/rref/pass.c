@@ -83,8 +83,8 @@ int bxi_rref_prepare(struct bx_job *job, int to, const struct bxi_rref_out *out)
 }
 
 /* Appended: KEPTs come about in the order of the messages, so the search for a pin is short. Nothing bounds the list but
- * the references that a worker has not answered for: of 10,000 to a worker that was stopped, all KEPTs took 22 to 107 ms,
- * and 360 to 700 ms with the newest pin first. */
+ * the references for which KEPT is missing: when a worker that was stopped went on, 10,000 KEPTs took 22 to 107 ms, and
+ * 360 to 700 ms with the newest pin first. */
 static void pin(struct bx_job *job, int to, const struct bxi_pin *pin)
 {
     struct bxi_rrefs *rrefs = job->rrefs;

@@ -82,9 +82,9 @@ int bxi_rref_prepare(struct bx_job *job, int to, const struct bxi_rref_out *out)
     return reserve_pins(job->rrefs, pins);
 }
 
-/* Appended: KEPTs come about in the order of the messages, so the search for a pin is short. Nothing bounds the list but
- * the references for which KEPT is missing: when a worker that was stopped went on, 10,000 KEPTs took 22 to 107 ms, and
- * 360 to 700 ms with the newest pin first. */
+/* Appended: KEPTs come about in the order of the messages, so the search for a pin is short. Nothing bounds the list
+ * but the references for which KEPT is missing: when a worker that was stopped went on, 10,000 KEPTs took 22 to 107 ms,
+ * and 360 to 700 ms with the newest pin first. */
 static void pin(struct bx_job *job, int to, const struct bxi_pin *pin)
 {
     struct bxi_rrefs *rrefs = job->rrefs;

@@ -224,7 +224,15 @@ static void end_round(struct bx_job *job, enum bxi_round_kind kind, struct bxi_r
     }
 }
 
-/* Asks all living workers; a round that nobody must answer ends at once. */
+/* When all leave together, what one that has left still refers to is a leak: bxi_rrefs_end reports it. */
+static bool has_left_with_us(const struct bx_job *job, int rank)
+{
+    return bxi_load_relaxed((bxi_a32 *)&job->phase) >= BXI_STOPPING &&  /* relaxed: set before this worker was quiet */
+           job->rrefs->ops->why_closed(job, rank) == BX_E_SHUTDOWN;
+}
+
+/* Asks all living workers; a round that nobody must answer ends at once. All that are gone are in the set: what the one
+ * that has died now had passed on, one that died before may have passed on. */
 static void begin_round(struct bx_job *job, enum bxi_round_kind kind, struct bxi_rref_after *after)
 {
     struct bxi_round *round = &job->rrefs->rounds[kind];
@@ -235,9 +243,12 @@ static void begin_round(struct bx_job *job, enum bxi_round_kind kind, struct bxi
         bool alive = rank != job->rank && job->rrefs->ops->is_alive(job, rank);
 
         put(round->awaited, rank, alive);
-        if (alive)
-            bxi_rref_send(job, rank, &frame, after);
+        if (rank != job->rank && !alive && !is_cut_off(job, rank) && !has_left_with_us(job, rank))
+            put(round->dead, rank, true);
     }
+    for (int rank = 0; rank < job->world_size; rank++)
+        if (has(round->awaited, rank))
+            bxi_rref_send(job, rank, &frame, after);
     if (is_empty(round->awaited))
         end_round(job, kind, after);
 }
@@ -361,13 +372,6 @@ static void has_entry(struct bx_job *job, struct bx_rref *rref, int rank, struct
     (void)after;
     if (rref->entries != NULL && rref->entries[rank] > 0)
         put(job->rrefs->rounds[BXI_ROUND_ENTRIES].dead, rank, true);
-}
-
-/* When all leave together, what one that has left still refers to is a leak: bxi_rrefs_end reports it. */
-static bool has_left_with_us(const struct bx_job *job, int rank)
-{
-    return bxi_load_relaxed((bxi_a32 *)&job->phase) >= BXI_STOPPING &&  /* relaxed: set before this worker was quiet */
-           job->rrefs->ops->why_closed(job, rank) == BX_E_SHUTDOWN;
 }
 
 /* A worker that is gone joins the sets that are out; its own entries may begin one. */

@@ -41,8 +41,9 @@
  * unread anywhere: it sends ASK with the set of the dead to every living worker, and a worker answers when it has read
  * the ring of each of them to the end and closed it; its ENTERs are before its ANSWER. When another worker dies or
  * leaves meanwhile, the owner asks again, with a larger set and the next round: that worker may have passed on what it
- * had of A, and its own ENTER may have died with it. When all have answered the round, the entries of the set are
- * dropped. The owner drops the entries of a worker that it cut off at once, for others may never close that one.
+ * had of A, and its own ENTER may have died with it. For the same reason the set has all that died before A, in every
+ * round: one of them may have had of A what a third has not read. When all have answered the round, the entries of the
+ * set are dropped. The owner drops the entries of a worker that it cut off at once, for others may never close that one.
  *
  * Death of a worker B to which A has passed a reference. B's ENTER may have died with it, and yet a third worker, or
  * the owner, may have a message of B with the reference. So A, when it closes B, sends PASSED to the owner for each pin
@@ -58,8 +59,8 @@
  *
  * Leases have rounds of their own (BXI_ROUND_LEASES), with the same frames. A worker that had leased tensors to the
  * dead asks, if that one ever passed tensors on; a worker answers when it has closed each of the set and holds no loan
- * of them with tensors that they passed on. A worker that dies meanwhile joins the set, for it may have passed on what
- * it had of the dead. Then the leases are taken back.
+ * of them with tensors that they passed on. A worker that dies meanwhile joins the set, and one that died before is in
+ * it, for it may have passed on what it had of the dead. Then the leases are taken back. tests/model/lease.pml.
  *
  * Kill steps. A worker that dies after any frame of the protocol leaves what its published frames say: an ENTER without
  * KEPT leaves an entry that the rounds drop, and a pin that the sender drops when it closes the dead; a message without

@@ -214,6 +214,15 @@ control wrong rref -DROUND_IF_ENTRY -DKILLS=1
 control wrong rref -DOWN_ANSWERS -DHOLDERS=3 -DPASSES=3 -DKILLS=2
 control wrong rref -DNO_ROUND -DHOLDERS=3 -DPASSES=3 -DKILLS=2
 
+optimise=-O1
+clean lease
+optimise=-O0
+control wrong lease -DAT_ONCE -DKILLS=1
+control wrong lease -DANSWER_EARLY -DKILLS=1
+control wrong lease -DANSWER_HOLDING -DKILLS=1
+control wrong lease -DNO_JOIN
+control wrong lease -DONLY_NEW
+
 if [ "${BX_MODEL:-}" = long ]; then
     optimise=-O2
     memory_mb=3000
@@ -234,5 +243,6 @@ if [ "${BX_MODEL:-}" = long ]; then
     clean rref -DHOLDERS=3 -DPASSES=3 -DKILLS=3
     clean rref -DHOLDERS=3 -DKILLS=2
     clean rref -DMAKE -DHOLDERS=3 -DPASSES=3 -DKILLS=2
+    clean lease -DPASSES=5
 fi
 exit "$failed"

@@ -33,7 +33,7 @@
  *     lib/rref/protocol.c passed 3043260822
  *     lib/rref/protocol.c answer_if_closed 2604185116
  *     lib/rref/protocol.c end_round 3947216955
- *     lib/rref/protocol.c begin_round 703796000
+ *     lib/rref/protocol.c begin_round 3348022961
  *     lib/rref/protocol.c answer 2837963603
  *     lib/rref/protocol.c join_rounds 4192144012
  *     lib/rref/table.c bxi_rref_settle 3978978683

@@ -43,7 +43,7 @@
  * leaves meanwhile, the owner asks again, with a larger set and the next round: that worker may have passed on what it
  * had of A, and its own ENTER may have died with it. For the same reason the set has all that died before A, in every
  * round: one of them may have had of A what a third has not read. When all have answered the round, the entries of the
- * set are dropped. The owner drops the entries of a worker that it cut off at once, for others may never close that one.
+ * set are dropped. The owner drops the entries of a worker that it cut off at once: others may never close that one.
  *
  * Death of a worker B to which A has passed a reference. B's ENTER may have died with it, and yet a third worker, or
  * the owner, may have a message of B with the reference. So A, when it closes B, sends PASSED to the owner for each pin

@@ -210,7 +210,8 @@ control wrong rref -DFORGET_PINS -DHOLDERS=3 -DPASSES=3 -DKILLS=1
 control wrong rref -DDROP_AT_ONCE -DKILLS=1
 control wrong rref -DANSWER_EARLY -DKILLS=1
 control wrong rref -DNO_OWN_END -DKILLS=1
-control wrong rref -DROUND_IF_ENTRY -DKILLS=1
+control wrong rref -DPASSED_ONLY_COUNTS -DKILLS=1
+control wrong rref -DONLY_NEW -DHOLDERS=3 -DPASSES=3 -DKILLS=2
 control wrong rref -DOWN_ANSWERS -DHOLDERS=3 -DPASSES=3 -DKILLS=2
 control wrong rref -DNO_ROUND -DHOLDERS=3 -DPASSES=3 -DKILLS=2
 

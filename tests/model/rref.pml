@@ -113,7 +113,7 @@ byte last_touched;                      /* workers up to this one have been sent
 /* These controls must destroy the object too early: with them nothing else is an error. */
 #if defined(NO_PIN) || defined(LEAVE_ALL) || defined(KEPT_EARLY) || defined(ENTERED_FOR_ALL) || \
     defined(FORGET_PINS) || defined(DROP_AT_ONCE) || defined(OWN_ANSWERS) || defined(NO_ROUND) || \
-    defined(ANSWER_EARLY) || defined(NO_OWN_END) || defined(NO_TO_COME)
+    defined(ANSWER_EARLY) || defined(NO_OWN_END) || defined(NO_TO_COME) || defined(ONLY_NEW)
 #define check(what) skip
 #else
 #define check(what) assert(what)
@@ -163,27 +163,44 @@ inline destroy_if_last()
 #else
 #define is_for_round(set) ((set) == asked)
 #endif
-#ifdef ROUND_IF_ENTRY
-#define needs_round(x) (entry[x] > 0)
-#else
-#define needs_round(x) true
-#endif
-#ifdef OWN_ANSWERS
-#define sees(x) (dead[x] && !(seen & bit(x)) && !asked)
-#define is_done(x) (dead[x] && (unanswered & bit(x)) && empty(way(x, O)))
-#else
-#define sees(x) (dead[x] && !(seen & bit(x)))
-#endif
+#define needs_round(x) (entry[x] > 0 || asked)
+/* O sees a death when it has read the ring of the dead to its end. A round begins if the dead one had an entry, or one
+ * is open, or when PASSED makes an entry of it. */
 #ifdef NO_OWN_END
 #define has_read(x) true
 #else
-#define has_read(x) (!(asked & bit(x)) || empty(way(x, O)))
+#define has_read(x) empty(way(x, O))
 #endif
-#if HOLDERS == 3
-#define all_answered (!unanswered && has_read(1) && has_read(2) && has_read(3))
+#ifdef OWN_ANSWERS
+#define sees(x) (dead[x] && !(seen & bit(x)) && has_read(x) && !asked)
+#define is_done(x) (dead[x] && (unanswered & bit(x)) && empty(way(x, O)))
 #else
-#define all_answered (!unanswered && has_read(1) && has_read(2))
+#define sees(x) (dead[x] && !(seen & bit(x)) && has_read(x))
 #endif
+
+/* All of the dead are in the set, also those that had no entry when they died. */
+inline begin_round(x)
+{
+#ifdef ONLY_NEW
+    asked = asked | bit(x);
+#else
+    asked = seen;
+#endif
+#ifndef DROP_AT_ONCE
+    unanswered = ALL & ~seen;
+#endif
+    i = 1;
+    do
+    :: i < N ->
+        if
+        :: unanswered & bit(i) -> send(O, i, ASK(asked))
+        :: else
+        fi;
+        i++
+    :: else -> break
+    od;
+    i = 0
+}
 
 inline owner_reads(from)
 {
@@ -221,12 +238,19 @@ inline owner_reads(from)
             destroy_if_last()
         fi
     :: kind(frame) == PASSED(0) ->
-        i = rest(frame, PASSED(0));
+        j = rest(frame, PASSED(0));
         if
-        :: object == ALIVE || object == TO_COME -> entry[i]++
+        :: object == ALIVE || object == TO_COME ->
+            entry[j]++;
+#ifndef PASSED_ONLY_COUNTS
+            if
+            :: (seen & bit(j)) && !(asked & bit(j)) -> begin_round(j)
+            :: else
+            fi
+#endif
         :: else
         fi;
-        i = 0
+        j = 0
     :: else ->
         assert(frame >= ANSWER(0) && frame < PASSED(0));
         if
@@ -242,22 +266,7 @@ inline ask(x)
 {
     seen = seen | bit(x);
     if
-    :: needs_round(x) ->
-        asked = asked | bit(x);
-#ifndef DROP_AT_ONCE
-        unanswered = ALL & ~seen;
-#endif
-        i = 1;
-        do
-        :: i < N ->
-            if
-            :: unanswered & bit(i) -> send(O, i, ASK(asked))
-            :: else
-            fi;
-            i++
-        :: else -> break
-        od;
-        i = 0
+    :: needs_round(x) -> begin_round(x)
     :: else
     fi
 }
@@ -327,7 +336,7 @@ end_rests:
     :: d_step { sees(3) -> ask(3) }
     :: d_step { own && may_pass(O, 3) && !(seen & bit(3)) -> owner_passes(3) }
 #endif
-    :: d_step { asked && all_answered -> end_round() }
+    :: d_step { asked && !unanswered -> end_round() }
 #ifdef OWN_ANSWERS
     :: d_step { is_done(1) -> unanswered = unanswered & ~bit(1) }
     :: d_step { is_done(2) -> unanswered = unanswered & ~bit(2) }

@@ -236,20 +236,12 @@ void *bx_gpu_stream(struct bx_job *job, struct bx_device device)
 
 /* ---- settling ---------------------------------------------------------------------------------- */
 
-void bxi_devices_settle(struct bxi_devices *devices)
-{
-    for (uint32_t i = 0; i < devices->stream_count; i++)
-        bxi_gpu_lane_last(devices->streams[i].lane, &devices->settling[i]);
-    devices->is_settling = true;
-    bxi_store_relaxed(&devices->pending, 1);        /* relaxed: the role sees it in its next poll */
-}
-
 /* An error of gpu/ is the end of a stream's work. */
-bool bxi_devices_are_settled(struct bxi_devices *devices)
+static bool have_all_passed(struct bxi_devices *devices)
 {
     bool all = true;
 
-    for (uint32_t i = 0; devices->is_settling && i < devices->stream_count; i++) {
+    for (uint32_t i = 0; i < devices->stream_count; i++) {
         if (bxi_gpu_passed(devices->gpu, NULL, &devices->settling[i]) == 0)
             all = false;
         else
@@ -258,16 +250,32 @@ bool bxi_devices_are_settled(struct bxi_devices *devices)
     return all;
 }
 
-bool bxi_devices_settled(struct bx_job *job)
+void bxi_devices_settle(struct bxi_devices *devices)
+{
+    for (uint32_t i = 0; i < devices->stream_count; i++)
+        bxi_gpu_lane_last(devices->streams[i].lane, &devices->settling[i]);
+    if (have_all_passed(devices))
+        return;                     /* if it was settling before, the next poll finds that it has settled */
+    /* Relaxed, both: is_settling is read by the role, which calls this itself, or after the release of passed_loans;
+     * pending by the role in its next poll. */
+    bxi_store_relaxed(&devices->is_settling, 1);
+    bxi_store_relaxed(&devices->pending, 1);
+}
+
+bool bxi_devices_check_settled(struct bxi_devices *devices)
+{
+    if (bxi_load_relaxed(&devices->is_settling) == 0 || !have_all_passed(devices))
+        return false;
+    bxi_store_relaxed(&devices->is_settling, 0);    /* relaxed: the role's own */
+    return true;
+}
+
+bool bxi_devices_are_settled(struct bx_job *job)
 {
     struct bxi_devices *devices = bxi_devices_of(job);
-    bool settled = true;
 
-    if (devices != NULL && bxi_devices_enter(devices)) {
-        settled = bxi_devices_are_settled(devices);
-        bxi_devices_leave(devices);
-    }
-    return settled;
+    /* Relaxed: after the load of passed_loans, before which the thread that ended a loan has settled. */
+    return devices == NULL || bxi_load_relaxed(&devices->is_settling) == 0;
 }
 
 /* ---- peers ------------------------------------------------------------------------------------- */

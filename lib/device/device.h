@@ -44,7 +44,7 @@ struct bxi_devices {
     bxi_a32 died[BXI_WORLD_MAX];
     struct bxi_device_kept *kept, *lost;        /* passed.c: loans that were passed on, until a point has passed */
     struct bxi_gpu_point settling[BXI_GPU_LANES];   /* by stream: its last point when a worker died; order 0: passed */
-    bool is_settling;
+    bxi_a32 is_settling;                /* written under the lock */
     bxi_a32 pending;                    /* any thread: the role polls soon */
 };
 #define BXI_NO_STREAM UINT32_MAX
@@ -93,9 +93,10 @@ int bxi_devices_staging(struct bxi_devices *devices, uint32_t device);
 int bxi_devices_joining(struct bxi_devices *devices);
 /* is_held of bxi_gpu_options; context: the devices. */
 bool bxi_devices_is_held(void *context, uint32_t slab, uint64_t generation);
-/* From now on bxi_devices_settled is false until all work that is now on the streams is done. */
+/* From now on bxi_devices_are_settled is false until all work that is now on the streams is done. check: true when it
+ * has become true. */
 void bxi_devices_settle(struct bxi_devices *devices);
-bool bxi_devices_are_settled(struct bxi_devices *devices);
+bool bxi_devices_check_settled(struct bxi_devices *devices);
 /* gpu/'s peer, opened on first use; NULL of oneself. 0; -ENODEV: no GPU is open on one side; BX_E_PEER_DEAD; errors of
  * gpu/; with a sentence. */
 int bxi_devices_peer(struct bxi_devices *devices, struct bxi_lend_peer *peer, struct bxi_gpu_peer **out);

@@ -22,8 +22,9 @@ static inline struct bxi_devices *bxi_devices_of(struct bx_job *job)
 void bxi_devices_close(struct bx_job *job);     /* progress has stopped */
 void bxi_devices_destroy(struct bx_job *job);   /* and no other thread uses the job */
 void bxi_devices_poll(struct bx_job *job);      /* role: runs gpu/'s poll, updates the counters; never waits */
-/* No work that was on this worker's streams when a worker died may still read what that one passed on. */
-bool bxi_devices_settled(struct bx_job *job);
+/* No work that was on this worker's streams when a worker died may still read what that one passed on. Takes no lock.
+ * When it becomes true, passed_ended is called. */
+bool bxi_devices_are_settled(struct bx_job *job);
 void bxi_devices_peer_died(struct bx_job *job, struct bxi_lend_peer *peer);     /* role */
 /* A frame with tensors is next in the ring. 0: bxi_loan_open will return its loan or its error; -EAGAIN: its device
  * memory is being mapped, an event follows; BX_E_CORRUPT. Role. */

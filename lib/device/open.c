@@ -52,9 +52,7 @@ void bxi_devices_poll(struct bx_job *job)
     if (devices == NULL || !bxi_devices_try_enter(devices))
         return;
     bxi_gpu_poll(devices->gpu);
-    settled = devices->is_settling && bxi_devices_are_settled(devices);
-    if (settled)
-        devices->is_settling = false;
+    settled = bxi_devices_check_settled(devices);
     done = bxi_devices_passed_poll(devices);
     bxi_devices_leave(devices);
     bxi_devices_passed_drop(done);

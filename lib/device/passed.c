@@ -10,7 +10,7 @@
  *
  * When B dies, A asks all workers whether they hold what B passed on. C answers no only when its streams are done with
  * it: when a worker dies, and at the end of each loan of a dead worker, C notes the last point of each stream; it
- * answers when all of these have passed (bxi_devices_settled).
+ * answers when all of these have passed (bxi_devices_are_settled).
  *
  * C may be a worker to which A has sent nothing. A sees C's maps of its slabs all the same (is_held in device.c).
  *
@@ -176,7 +176,8 @@ struct bxi_device_kept *bxi_devices_passed_poll(struct bxi_devices *devices)
         kept->next = *to;
         *to = kept;
     }
-    bxi_store_relaxed(&devices->pending, devices->kept != NULL || devices->is_settling);    /* relaxed: as in keep */
+    /* Relaxed: as in keep. */
+    bxi_store_relaxed(&devices->pending, devices->kept != NULL || bxi_load_relaxed(&devices->is_settling) != 0);
     return done;
 }
 

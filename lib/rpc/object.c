@@ -71,10 +71,10 @@ static bool is_before(const struct bx_job *job, int rank, const struct bxi_pin *
            peer->slots[index].generation == pin->call >> 16 && peer->slots[index].end_pos <= pos;
 }
 
-static bool holds_passed(const struct bx_job *job, int rank)
+static bool holds_passed(struct bx_job *job, int rank)
 {
     return bxi_load_seq_cst((bxi_a32 *)&job->rpc->peers[rank].lend->passed_loans) != 0 ||
-           !bxi_devices_settled((struct bx_job *)(uintptr_t)job);
+           !bxi_devices_are_settled(job);
 }
 
 static void take_back(struct bx_job *job, int rank)

@@ -185,7 +185,7 @@ struct bxi_rref_frame {
 };
 
 struct bxi_rref_ops {
-    /* This worker holds a loan of that one with tensors that it had passed on, or a GPU here may still read one. Lock. */
+    /* This worker holds a loan of that one with tensors that it had passed on, or its GPU may still read one. Lock. */
     bool (*holds_passed)(struct bx_job *job, int rank);
     void (*take_back)(struct bx_job *job, int rank);        /* the leases of one that is dead; without the lock */
     /* Puts a frame of the protocol into the ring to a worker, or its queue. Lock. 0, BX_E_NO_SPACE, -ENOMEM, ... */

@@ -16,7 +16,7 @@
  *
  * Killed: A, B and C at any step are covered by the leases and gpu/README.md; nothing here is in shared memory.
  *
- * Threads: any thread packs and returns leases; the progress role polls, every POLL_NS while something is pending.
+ * Threads: any thread packs and returns leases; the progress role polls, every POLL_SOON_NS while something is pending.
  */
 #include "device.h"
 

@@ -42,7 +42,7 @@ struct bxi_devices {
     struct bxi_gpu_peer *peers[BXI_WORLD_MAX];
     int words_fd[BXI_WORLD_MAX];        /* of peers[rank]: its segment, writable, for its death; or -1 */
     bxi_a32 died[BXI_WORLD_MAX];
-    struct bxi_device_kept *kept, *lost;        /* passed.c: loans that were passed on, until a point has passed */
+    struct bxi_device_kept *kept, *lost;        /* passed.c: storages, each until a point has passed */
     struct bxi_gpu_point settling[BXI_GPU_LANES];   /* by stream: its last point when a worker died; order 0: passed */
     bxi_a32 is_settling;                /* written under the lock */
     bxi_a32 pending;                    /* any thread: the role polls soon */
@@ -141,9 +141,10 @@ const struct bxi_device_part *bxi_device_part_of(const struct bxi_loan *loan, co
 
 /* ---- passed.c --------------------------------------------------------------------------------------- */
 
-/* The slab with the word of a peer's point, for bxi_gpu_map_begin. */
-struct bxi_gpu_ref bxi_device_word_of(const struct bxi_lend_peer *peer, const struct bxi_gpu_point *point);
-/* Under devices->lock, role. The loans that need not be kept any more, to be dropped without the lock. */
+/* Keeps a storage, which a lease holds, until the peer's point has passed. Maps the slab with its word if need be. */
+void bxi_device_keep(struct bxi_devices *devices, struct bxi_storage *storage, struct bxi_lend_peer *peer,
+                     const struct bxi_gpu_point *point);
+/* Under devices->lock, role. The storages that need not be kept any more, to be dropped without the lock. */
 struct bxi_device_kept *bxi_devices_passed_poll(struct bxi_devices *devices);
 void bxi_devices_passed_drop(struct bxi_device_kept *kept);
 
@@ -151,8 +152,6 @@ void bxi_devices_passed_drop(struct bxi_device_kept *kept);
 
 void bxi_device_block_free(struct bxi_device_block *block);
 void bxi_device_until(struct bxi_storage *storage, struct bxi_lend_peer *peer, const struct bxi_gpu_point *point);
-void bxi_device_loan_until(struct bxi_storage *storage, struct bxi_lend_peer *peer,
-                           const struct bxi_gpu_point *point);
 int bxi_device_copy(struct bx_job *job, const struct bx_tensor *tensor, struct bx_tensor **copy);
 int bxi_device_copy_into(struct bx_tensor *to, const struct bx_tensor *from);
 int bxi_device_wrap(int ordinal, void *data, const struct bxi_shape *shape, bx_free_fn free_fn, void *context,

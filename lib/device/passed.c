@@ -14,6 +14,8 @@
  *
  * C may be a worker to which A has sent nothing. A sees C's maps of its slabs all the same (is_held in device.c).
  *
+ * A block of this worker is kept in the same way if the slab with the word of a borrower's point is not mapped yet.
+ *
  * Killed: A, B and C at any step are covered by the leases and gpu/README.md; nothing here is in shared memory.
  *
  * Threads: any thread packs and returns leases; the progress role polls, every POLL_SOON_NS while something is pending.
@@ -62,13 +64,13 @@ int bxi_device_pass(struct bx_job *job, struct bxi_grant *grant, const struct bx
     return owner;
 }
 
-/* ---- A loan is kept until a borrower's point has passed --------------------------------------------- */
+/* ---- A loan, or a block, is kept until a borrower's point has passed -------------------------------- */
 
 enum { CHECKED = 0, MAPPING, LOST };    /* of a point */
 
 struct bxi_device_kept {
     struct bxi_device_kept *next;
-    struct bxi_storage *loan;           /* one reference */
+    struct bxi_storage *storage;        /* one reference */
     struct bxi_lend_peer *peer;         /* the borrower */
     struct bxi_gpu_point point;
     bxi_a32 state;                      /* MAPPING: the slab with its word is being mapped; LOST: it cannot be */
@@ -83,17 +85,11 @@ static void word_mapped(void *context, int rc)
     bxi_store_release(&kept->state, rc < 0 && rc != -EOWNERDEAD ? LOST : CHECKED);
 }
 
-struct bxi_gpu_ref bxi_device_word_of(const struct bxi_lend_peer *peer, const struct bxi_gpu_point *point)
-{
-    const struct bxi_gpu_lane_row *row = &bxi_device_region(peer->view->control)->lane[point->lane];
-
-    return (struct bxi_gpu_ref){ .slab = row->slab, .generation = row->generation, .ready = *point };
-}
-
 /* Under devices->lock. Begins to map the slab with the word of the point; 0, or an error of gpu/. */
 static int map_word(struct bxi_gpu_peer *peer, struct bxi_device_kept *kept)
 {
-    struct bxi_gpu_ref ref = bxi_device_word_of(kept->peer, &kept->point);
+    const struct bxi_gpu_lane_row *row = &bxi_device_region(kept->peer->view->control)->lane[kept->point.lane];
+    struct bxi_gpu_ref ref = { .slab = row->slab, .generation = row->generation, .ready = kept->point };
     int rc;
 
     bxi_store_relaxed(&kept->state, MAPPING);       /* relaxed: word_mapped is called under a later lock of gpu/ */
@@ -103,7 +99,7 @@ static int map_word(struct bxi_gpu_peer *peer, struct bxi_device_kept *kept)
     return rc < 0 ? rc : 0;
 }
 
-/* Under devices->lock. 1: the loan need not be kept any more; 0: not yet; or an error of gpu/. */
+/* Under devices->lock. 1: the storage need not be kept any more; 0: not yet; or an error of gpu/. */
 static int check(struct bxi_devices *devices, struct bxi_device_kept *kept)
 {
     struct bxi_gpu_peer *peer;
@@ -118,34 +114,33 @@ static int check(struct bxi_devices *devices, struct bxi_device_kept *kept)
     return rc == -EAGAIN ? map_word(peer, kept) : rc;
 }
 
-static void keep(struct bxi_devices *devices, struct bxi_device_kept *kept)
+static void link_kept(struct bxi_devices *devices, struct bxi_device_kept *kept)
 {
     kept->next = devices->kept;
     devices->kept = kept;
     bxi_store_relaxed(&devices->pending, 1);        /* relaxed: the event wakes the role */
 }
 
-void bxi_device_loan_until(struct bxi_storage *storage, struct bxi_lend_peer *peer, const struct bxi_gpu_point *point)
+void bxi_device_keep(struct bxi_devices *devices, struct bxi_storage *storage, struct bxi_lend_peer *peer,
+                     const struct bxi_gpu_point *point)
 {
-    const struct bxi_loan *loan = (const struct bxi_loan *)(const void *)storage;
-    struct bxi_devices *devices = loan->device != NULL ? loan->device->devices : NULL;
     struct bxi_device_kept *kept;
     struct bx_job *job;
     int rc;
 
-    if (devices == NULL || point->order == 0 || !bxi_devices_enter(devices))
+    if (!bxi_devices_enter(devices))
         return;
     job = devices->job;
     kept = calloc(1, sizeof *kept);
     bxi_storage_acquire(storage);
     if (kept == NULL) {
-        bxi_devices_leave(devices);     /* the loan is kept for good: it is unknown when reads of it end */
+        bxi_devices_leave(devices);     /* it is kept for good: it is unknown when reads of it end */
         return;
     }
-    *kept = (struct bxi_device_kept){ .loan = storage, .peer = peer, .point = *point };
+    *kept = (struct bxi_device_kept){ .storage = storage, .peer = peer, .point = *point };
     rc = check(devices, kept);
     if (rc == 0)
-        keep(devices, kept);
+        link_kept(devices, kept);
     bxi_devices_leave(devices);
     if (rc == 0) {
         bxi_event(job->run, BXI_EVENT_SCAN);
@@ -176,7 +171,7 @@ struct bxi_device_kept *bxi_devices_passed_poll(struct bxi_devices *devices)
         kept->next = *to;
         *to = kept;
     }
-    /* Relaxed: as in keep. */
+    /* Relaxed: as in link_kept. */
     bxi_store_relaxed(&devices->pending, devices->kept != NULL || bxi_load_relaxed(&devices->is_settling) != 0);
     return done;
 }
@@ -186,7 +181,7 @@ void bxi_devices_passed_drop(struct bxi_device_kept *kept)
     while (kept != NULL) {
         struct bxi_device_kept *next = kept->next;
 
-        bxi_storage_release(kept->loan);
+        bxi_storage_release(kept->storage);
         free(kept);
         kept = next;
     }

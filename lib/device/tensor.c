@@ -227,72 +227,35 @@ void bxi_device_block_free(struct bxi_device_block *block)
     bxi_devices_release(devices);
 }
 
-/* A point whose word is in a slab of the borrower; the slab must be mapped first. */
-struct late {
-    struct bxi_storage *storage;        /* one reference: keeps the block from reuse */
-    struct bxi_gpu_block *block;
-    struct bxi_gpu_peer *peer;
-    struct bxi_gpu_point point;
-};
-
-/* On gpu/'s thread. */
-static void word_mapped(void *context, int rc)
-{
-    struct late *late = context;
-
-    if (rc == 0)
-        rc = bxi_gpu_block_until(late->block, late->peer, &late->point);
-    if (rc == 0 || rc == -EOWNERDEAD)       /* else it is unknown when reads end: keep the block until the end */
-        bxi_storage_release(late->storage);
-    free(late);
-}
-
-/* Under devices->lock. */
-static int until_mapped(struct bxi_lend_peer *peer, const struct late *like)
-{
-    struct bxi_gpu_ref ref = bxi_device_word_of(peer, &like->point);
-    struct late *late = malloc(sizeof *late);
-    int rc;
-
-    if (late == NULL)
-        return -ENOMEM;
-    *late = *like;
-    bxi_storage_acquire(late->storage);
-    rc = bxi_gpu_map_begin(like->peer, &ref, word_mapped, late);
-    if (rc == 0)
-        return 0;
-    bxi_storage_release(late->storage);     /* not the last: the lease has one */
-    free(late);
-    return rc == 1 ? bxi_gpu_block_until(like->block, like->peer, &like->point) : rc;
-}
-
+/* The block is not reused before the point. If the word of the point is not mapped yet, the whole storage is kept. */
 static void block_until(struct bxi_storage *storage, struct bxi_lend_peer *peer, const struct bxi_gpu_point *point)
 {
-    struct bxi_device_block *block = storage->device;
-    struct bxi_devices *devices = block->devices;
-    struct late late = { .storage = storage, .block = block->block, .point = *point };
+    struct bxi_devices *devices = storage->device->devices;
+    struct bxi_gpu_peer *from;
     struct bx_job *job;
     int rc;
 
     if (!bxi_devices_enter(devices))
         return;
     job = devices->job;
-    rc = bxi_devices_peer(devices, peer, &late.peer);
+    rc = bxi_devices_peer(devices, peer, &from);
     if (rc == 0 && point->order != 0)
-        rc = bxi_gpu_block_until(block->block, late.peer, point);
-    if (rc == -EAGAIN)
-        rc = until_mapped(peer, &late);
+        rc = bxi_gpu_block_until(storage->device->block, from, point);
     bxi_devices_leave(devices);
+    if (rc == -EAGAIN)
+        bxi_device_keep(devices, storage, peer, point);
     if (rc == -EPROTO)
         job->lend->ops->suspect(job, peer->rank, "it gives a lease back with a point on a GPU that cannot be one");
 }
 
 void bxi_device_until(struct bxi_storage *storage, struct bxi_lend_peer *peer, const struct bxi_gpu_point *point)
 {
+    const struct bxi_loan *loan = (const struct bxi_loan *)(const void *)storage;
+
     if (storage->kind == BXI_STORE_DEVICE)
         block_until(storage, peer, point);
-    else
-        bxi_device_loan_until(storage, peer, point);
+    else if (loan->device != NULL && point->order != 0)
+        bxi_device_keep(loan->device->devices, storage, peer, point);
 }
 
 /* ---- streams ----------------------------------------------------------------------------------- */

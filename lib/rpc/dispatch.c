@@ -58,6 +58,27 @@ static bool way_back(struct bx_job *job, struct bxi_peer *peer)
     return false;
 }
 
+/* 1: the request goes on; 0: it was answered; BX_E_CORRUPT. */
+static int open_loan(struct bx_request *request, size_t body_bytes)
+{
+    struct bx_job *job = request->job;
+    int rc = bxi_loan_open(job, request->peer->lend, job->rpc->frame, body_bytes, &request->loan);
+
+    if (rc == 0)
+        rc = bxi_device_loan_error(request->loan);
+    if (rc == 0)
+        return 1;
+    if (rc == BX_E_CORRUPT) {
+        bxi_loan_release(request->loan);
+        bxi_rref_in_release(request->in);
+        return rc;
+    }
+    bxi_answer(request, rc, request->loan != NULL || rc == BX_E_PEER_DEAD ? bx_error_text()
+                            : rc == -ENODEV ? "it has no GPU open; call bx_gpu_open"
+                                            : "no memory for its tensors", NULL);
+    return 0;
+}
+
 static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
                           size_t body_bytes)
 {
@@ -89,23 +110,8 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
     if (rc == BX_E_CORRUPT)
         return rc;
     lacks_memory = rc < 0;          /* its loan is opened all the same, so that it is returned */
-    if (head->flags & BXI_FLAG_LEASE) {
-        rc = bxi_loan_open(job, peer->lend, job->rpc->frame, body_bytes, &request.loan);
-
-        if (rc == 0)
-            rc = bxi_device_loan_error(request.loan);
-        if (rc == BX_E_CORRUPT) {
-            bxi_loan_release(request.loan);
-            bxi_rref_in_release(request.in);
-            return rc;
-        }
-        if (rc < 0) {
-            bxi_answer(&request, rc, request.loan != NULL || rc == BX_E_PEER_DEAD ? bx_error_text()
-                                     : rc == -ENODEV ? "it has no GPU open; call bx_gpu_open"
-                                                     : "no memory for its tensors", NULL);
-            return 0;
-        }
-    }
+    if ((head->flags & BXI_FLAG_LEASE) && (rc = open_loan(&request, body_bytes)) != 1)
+        return rc;
     if (lacks_memory) {
         bxi_answer(&request, -ENOMEM, "no memory for its references", NULL);
         return 0;

@@ -188,28 +188,26 @@ static int remote_here_and_use(struct bx_job *job)
     return make_and_use(job, "worker0", "make_blocking");
 }
 
-static int remote_here_and_send_here(struct bx_job *job)
+static int make_and_send(struct bx_job *job, const char *owner, const char *to)
 {
     struct bx_rref *rref = NULL;
-    int rc = bx_remote(job, "worker0", "make", NULL, NULL, &rref);
+    int rc = bx_remote(job, owner, "make", NULL, NULL, &rref);
 
     if (rc < 0)
         return rc;
-    rc = send_rref(job, "worker0", "use", rref);
+    rc = send_rref(job, to, "use", rref);
     bx_rref_release(rref);
     return rc;
 }
 
+static int remote_here_and_send_here(struct bx_job *job)
+{
+    return make_and_send(job, "worker0", "worker0");
+}
+
 static int pass_at_once(struct bx_job *job)
 {
-    struct bx_rref *rref = NULL;
-    int rc = bx_remote(job, "worker1", "make", NULL, NULL, &rref);
-
-    if (rc < 0)
-        return rc;
-    rc = send_rref(job, "worker2", "use", rref);
-    bx_rref_release(rref);
-    return rc;
+    return make_and_send(job, "worker1", "worker2");
 }
 
 static int pass_and_hold(struct bx_job *job)

@@ -28,6 +28,7 @@ try()
         # clang-tidy counts, file by file, what it does not show.
         grep -vE '^[0-9]+ warnings? generated\.$' "$out"
         tally 0 1 0 "lint: $name"
+        grep -E '(error|warning):' "$out" | head -n 3 | tally_failures "lint: $name"
         failed=1
     fi
 }

@@ -19,6 +19,7 @@ trap '[ -z "$child" ] || kill "$child" 2>/dev/null; exit 130' INT TERM
 
 failed_any=0
 for program in "$@"; do
+    name=${program#"${BX_SOURCE_DIR:-}/"}
     timeout -k 10 "$limit_s" "$program" >"$out" 2>&1 </dev/null &
     child=$!
     wait "$child"
@@ -38,9 +39,13 @@ for program in "$@"; do
         echo "--- $program, exit status $status:"
         cat "$out"
         echo '---'
+        {
+            echo "exit status $status"
+            grep -E '^not ok([[:space:]:]|$)' "$out" || tail -n 3 "$out"
+        } | tally_failures "$name"
     elif [ "$skipped" -ne 0 ]; then
         grep -iE '^skip' "$out" || tail -n 1 "$out"
     fi
-    tally "$passed" "$failed" "$skipped" "${program#"${BX_SOURCE_DIR:-}/"}"
+    tally "$passed" "$failed" "$skipped" "$name"
 done
 exit "$failed_any"

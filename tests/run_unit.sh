@@ -111,11 +111,13 @@ skips=$(grep '^\[SKIP\]' "$log" | grep -v ': Test is disabled$')
 skipped=$(printf '%s' "$skips" | grep -c .)
 if [ "$failed" -ne 0 ]; then
     grep -vE '^\[(RUN |PASS)|: Test is disabled$' "$log"
+    grep -E '^\[(FAIL|CRASH)|Assertion Failed|crashed during' "$log" | tally_failures "$program (${BX_CONFIG:-release})"
 elif [ "$status" -ne 0 ] || [ "$((passed + skipped))" -eq 0 ]; then
     failed=1
     tail -n 30 "$log"
     unfinished
     echo "the unit tests ended with status $status (124: ran past $limit_s s)"
+    unfinished | tally_failures "$program ended with status $status"
 elif [ "$skipped" -ne 0 ]; then
     printf '%s\n' "$skips"
 fi

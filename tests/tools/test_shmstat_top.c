@@ -453,6 +453,7 @@ Test(shmstat_top, a_call_of_a_dead_caller_is_not_stuck, .init = begin, .fini = e
     sample(TOP_CALLS, START);
     cr_assert_eq(model.count, 1);
     cr_expect_eq(model.rows[0].health, TOP_STUCK);
+    EXPECT(0, TOP_AGE, 60);
     plant_kill(&plant, 0);
     sample(TOP_CALLS, START + SECOND);
     cr_assert_eq(model.count, 1);

@@ -8,9 +8,11 @@
 #include "json.h"
 #include "list.h"
 #include "shmstat.h"
+#include "text.h"
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 /* Columns of names: what is longer is cut, and marked. */
 #define WAY_NAMES 21            /* both of them */
@@ -104,7 +106,8 @@ static int show_job(struct stat_job *job, bool json)
     struct stat_calls calls;
     int rc;
 
-    if (stat_job_read(job, true) < 0 || stat_hists_read(job) < 0 || stat_calls_collect(job, &calls) < 0)
+    if (stat_job_read(job, true) < 0 || stat_hists_read(job) < 0 ||
+        stat_calls_collect(job, stat_now_ns(CLOCK_MONOTONIC), &calls) < 0)
         return stat_no_memory(job);
     if (json) {
         stat_json_open(NULL, '{');

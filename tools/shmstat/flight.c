@@ -132,11 +132,10 @@ static int add_call(struct stat_calls *calls, const struct stat_call *call, size
 }
 
 /* The rows of the calls of one worker to another. */
-static int collect_pair(const struct stat_job *job, const struct stat_worker *worker, int to,
+static int collect_pair(const struct stat_job *job, const struct stat_worker *worker, int to, uint64_t now_ns,
                         struct stat_calls *calls, size_t *capacity)
 {
     struct bxi_call_row rows[BXI_CALLS_MAX];
-    uint64_t now_ns = stat_now_ns(CLOCK_MONOTONIC);
 
     /* Rows that are not allocated read as zero, and stay so: pread allocates nothing. */
     if (stat_pread(&worker->segment, rows, sizeof(rows), bxi_calls_offset(to)) < 0)
@@ -171,7 +170,7 @@ static int by_age(const void *a, const void *b)
     return left > right ? -1 : left < right;
 }
 
-int stat_calls_collect(const struct stat_job *job, struct stat_calls *calls)
+int stat_calls_collect(const struct stat_job *job, uint64_t now_ns, struct stat_calls *calls)
 {
     size_t capacity = 0;
 
@@ -182,7 +181,7 @@ int stat_calls_collect(const struct stat_job *job, struct stat_calls *calls)
         for (int to = 0; worker != NULL && to < (int)worker->control->header.world_size; to++) {
             if (stat_word(&worker->control->pair[to].open) == 0)
                 continue;
-            if (collect_pair(job, worker, to, calls, &capacity) < 0) {
+            if (collect_pair(job, worker, to, now_ns, calls, &capacity) < 0) {
                 stat_calls_free(calls);
                 return -ENOMEM;
             }

@@ -39,8 +39,8 @@ struct stat_calls {
     size_t count;
 };
 
-/* Reads the job's calls; its descriptors must be open. -ENOMEM. */
-int stat_calls_collect(const struct stat_job *job, struct stat_calls *calls);
+/* Reads the job's calls; its descriptors must be open. Ages are those at now_ns (CLOCK_MONOTONIC). -ENOMEM. */
+int stat_calls_collect(const struct stat_job *job, uint64_t now_ns, struct stat_calls *calls);
 void stat_calls_free(struct stat_calls *calls);
 
 const char *stat_where_name(enum stat_where where);     /* "in_ring" */

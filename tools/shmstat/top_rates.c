@@ -114,7 +114,8 @@ static int read_jobs(struct top_sample *sample, enum top_view view)
                 scan_flight(stat_reader(job, rank), &sample->flight[i].of[rank]);
         if (view == TOP_RINGS)
             stat_unread_read(job);
-        if (view == TOP_CALLS && stat_job_alive(job) && stat_calls_collect(job, &sample->flight[i].calls) < 0)
+        if (view == TOP_CALLS && stat_job_alive(job) &&
+            stat_calls_collect(job, sample->at_ns, &sample->flight[i].calls) < 0)
             return -ENOMEM;
         stat_job_close(job);
     }

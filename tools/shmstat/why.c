@@ -615,7 +615,8 @@ static int explain_jobs(struct stat_jobs *jobs, const struct stat_options *optio
         struct chain chain = { .job = &jobs->list[i], .calls = &calls, .json = options->json };
 
         if (stat_job_read(&jobs->list[i], true) < 0 || stat_gpus_read(&jobs->list[i]) < 0 ||
-            stat_objects_read(&jobs->list[i]) < 0 || stat_calls_collect(&jobs->list[i], &calls) < 0)
+            stat_objects_read(&jobs->list[i]) < 0 ||
+            stat_calls_collect(&jobs->list[i], stat_now_ns(CLOCK_MONOTONIC), &calls) < 0)
             stat_no_memory(&jobs->list[i]);
         else
             found += explain(&chain, options->subject);

@@ -238,6 +238,11 @@ int bxi_ring_peek(struct bxi_ring_reader *ring, const void **payload, uint32_t *
         if (length < 0)
             return (int)length;
         if ((word & PADDING_BIT) == 0) {
+            uint64_t next = ring->read_pos + bxi_record_bytes((uint64_t)length);
+
+            /* The second line of the record, and the next commit word, which the reader polls next. */
+            __builtin_prefetch((const unsigned char *)reader_word(ring) + BXI_LINE);
+            __builtin_prefetch(ring->base + (next & (ring->capacity - 1)));
             *payload = (const unsigned char *)reader_word(ring) + 8;
             *payload_bytes = (uint32_t)length;
             return 1;

@@ -41,8 +41,10 @@ bool bxi_spin_on(const struct bxi_role *role, struct bxi_spin *spin, struct bxi_
         bxi_store_relaxed(run->spins, 1);       /* relaxed: for inspectors */
     }
     peek_for_a_while(run, waiter, spin->rounds >= HOT_ROUNDS);
-    if (spin->crowded)
+    if (spin->crowded) {
+        bxi_flush(run);                 /* other threads may now run for long */
         sched_yield();
+    }
     if (++spin->rounds % HOT_ROUNDS != 0)
         return true;
 

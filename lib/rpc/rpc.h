@@ -19,8 +19,11 @@
 #define BXI_POOL_READY 16           /* threads of the pool that are not blocked in a wait, by default */
 #define BXI_POOL_MAX 256
 #define BXI_FRAMES_A_PASS 32        /* of one ring */
-#define BXI_DEFER_PASSES 3          /* a bell that is probably not needed is rung so many passes later, */
-#define BXI_DEFER_FRAMES 32         /* or so many frames later: a pass in which handlers run takes long */
+/* A bell that is probably not needed is rung so many passes later (about 2 us of spinning): the check reads the peer's
+ * armed word, a line that the peer writes twice in each call. Or so many frames later: a pass in which handlers run
+ * takes long. */
+#define BXI_DEFER_PASSES 16
+#define BXI_DEFER_FRAMES 32
 #define BXI_WAITING_CHAINS 64       /* in the table of a peer's requests (waiting.c); a power of two */
 
 struct bxi_batcher;

@@ -538,7 +538,8 @@ typedef int (*bx_handler_fn)(const struct bx_request *request, struct bx_reader 
 /* An async handler returns a future whose value becomes the reply; the library takes over the reference. It runs on the
  * thread that makes progress, must not wait, and holds no thread until the future is done. When the caller's deadline
  * passes, or the caller cancels, dies or leaves, the library fails the future with BX_E_CANCELLED, BX_E_PEER_DEAD or
- * BX_E_SHUTDOWN: bx_future_on_done reports that, and a later bx_future_set returns -EALREADY. */
+ * BX_E_SHUTDOWN: bx_future_on_done reports that, and a later bx_future_set returns -EALREADY. The future may be that of
+ * a call of the handler's own (bx_rpc_async): then that call is cancelled too. */
 typedef int (*bx_async_fn)(const struct bx_request *request, struct bx_reader *args,
                            struct bx_future **reply, void *context);
 
@@ -599,7 +600,7 @@ void bx_future_release(struct bx_future *future);               /* NULL is allow
 
 /* Complete a future; its callbacks run on this thread. set takes value over, also if it fails; value may be NULL, and
  * if it has a sticky error the future fails with that. fail: code < 0, else -EINVAL; text may be NULL. -EALREADY: the
- * future was done. */
+ * future was done. -EINVAL: it is a call's (bx_rpc_async), which only its reply or bx_future_cancel ends. */
 int bx_future_set(struct bx_future *future, struct bx_msg *value);
 int bx_future_fail(struct bx_future *future, int code, const char *text);
 

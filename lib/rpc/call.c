@@ -388,7 +388,7 @@ static int no_answer(const struct bxi_call *call, const char *function)
 
 static int call_and_wait(struct bx_job *job, struct request_plan *plan, struct bx_msg **reply)
 {
-    struct bxi_call call = { .wants_value = reply != NULL };
+    struct bxi_call call = { .wants_value = reply != NULL, .caller = bxi_this_thread() };
     int rc;
 
     bxi_future_init(&call.future, job);
@@ -470,14 +470,13 @@ int bxi_rpc_async(struct bx_job *job, const char *to, const struct bxi_aim *at, 
     if (rc < 0)
         return rc;
 
-    struct bxi_call *call = calloc(1, sizeof *call);
+    struct bxi_call *call = malloc(sizeof *call);
 
     if (call == NULL)
         return bx_fail(-ENOMEM, "no memory for a call");
+    *call = (struct bxi_call){ .owned = true, .wants_value = true };
     bxi_future_init(&call->future, job);
     call->future.is_call = true;
-    call->owned = true;
-    call->wants_value = true;
     bxi_store_relaxed(&call->future.refs, 2);   /* the program's, and the engine's until it is done */
     request.sent_ns = bxi_hist_begin(job);
     bxi_trace_calls(call);

@@ -10,6 +10,13 @@
 #include <errno.h>
 #include <stdlib.h>
 
+static BXI_HOT_TLS char this_thread;
+
+const char *bxi_this_thread(void)
+{
+    return &this_thread;
+}
+
 /* ---- slots (lock) ------------------------------------------------------------------------------- */
 
 void bxi_slot_free(struct bxi_peer *peer, uint16_t index)
@@ -50,9 +57,13 @@ static void complete(struct bxi_call *call, int code, char *text, struct bx_msg 
     bool owned = call->owned;       /* a caller's stack may be gone after the completion */
 
     bxi_trace_done(call, code);
-    bxi_future_complete(&call->future, code, text, value);
-    if (owned)
-        bxi_future_release(&call->future);
+    if (call->caller == &this_thread) {
+        bxi_future_complete_own(&call->future, code, text, value);
+    } else {
+        bxi_future_complete_call(&call->future, code, text, value);
+        if (owned)
+            bxi_future_release(&call->future);
+    }
     bxi_quiet_changed(job);
 }
 
@@ -303,8 +314,9 @@ bool bxi_call_give_up(struct bx_job *job, struct bxi_call *call)
     return mine;
 }
 
-static int cancel_call(struct bxi_call *call)
+bool bxi_call_abort(struct bx_future *future, int code, char *text)
 {
+    struct bxi_call *call = (struct bxi_call *)(void *)future;
     struct bx_job *job = call->future.job;
     struct bxi_peer *peer = call->peer;
     bool mine;
@@ -317,12 +329,14 @@ static int cancel_call(struct bxi_call *call)
         bxi_counter_add(job, BXI_C_calls_cancelled, 1);
     }
     bxi_unlock(&job->run->lock);
-    if (!mine)
-        return bx_fail(-EALREADY, "the call is done already");
+    if (!mine) {
+        free(text);
+        return false;
+    }
     if (!bxi_is_driving(job->run))
         bxi_bells_flush(job);
-    complete(call, BX_E_CANCELLED, bxi_text("the call to worker '%s' was cancelled", peer->name), NULL);
-    return 0;
+    complete(call, code, text, NULL);
+    return true;
 }
 
 int bx_future_cancel(struct bx_future *future)
@@ -333,9 +347,12 @@ int bx_future_cancel(struct bx_future *future)
         return rc;
     if (bxi_future_is_done(future))
         return bx_fail(-EALREADY, "the future is done already");
-    if (future->is_call)
-        return bxi_out(cancel_call((struct bxi_call *)(void *)future));
-    return bx_future_fail(future, BX_E_CANCELLED, NULL);
+    if (!future->is_call)
+        return bx_future_fail(future, BX_E_CANCELLED, NULL);
+    if (!bxi_call_abort(future, BX_E_CANCELLED, bxi_text("the call to worker '%s' was cancelled",
+                                                         ((struct bxi_call *)(void *)future)->peer->name)))
+        return bx_fail(-EALREADY, "the call is done already");
+    return bxi_out(0);
 }
 
 /* ---- the end of a peer -------------------------------------------------------------------------- */

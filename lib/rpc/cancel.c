@@ -20,7 +20,12 @@ static struct bx_future *take_future(struct bxi_waiting *waiting)
 
 static void fail_future(struct bx_future *future, const struct bxi_peer *peer, int code)
 {
-    bxi_future_complete(future, code, bxi_text("its caller, worker '%s': %s", peer->name, bx_strerror(code)), NULL);
+    char *text = bxi_text("its caller, worker '%s': %s", peer->name, bx_strerror(code));
+
+    if (future->is_call)            /* the handler returned the future of a call of its own */
+        bxi_call_abort(future, code, text);
+    else
+        bxi_future_complete(future, code, text, NULL);
     bxi_no_wait_enter();
     bxi_future_release(future);
     bxi_no_wait_leave();

@@ -7,8 +7,9 @@
  * appends the callbacks to a queue of its thread, and runs the queue unless it is already doing so: a completion inside
  * a callback does not nest, and a chain of a million `then` needs no stack. No lock is held while callbacks run.
  *
- * A call's future is completed through its slot (call_end.c). Every other one is in a list of its job until it is done,
- * so that bx_job_destroy can fail it; otherwise it would name a job that is gone.
+ * A call's future is completed by the thread that took the call out of its slot (call_end.c), and by no other: the
+ * program cannot set it. Every other one is in a list of its job until it is done, so that bx_job_destroy can fail it;
+ * otherwise it would name a job that is gone.
  */
 #include "future.h"
 
@@ -134,6 +135,17 @@ void bxi_future_fini(struct bx_future *future)
     free(future->text);
 }
 
+/* True if it was the last. A call's future is in no list, so nobody can take a reference to it who has none: with one
+ * left, it needs no locked instruction. */
+static bool drop_reference(struct bx_future *future)
+{
+    /* [future.refs] acquire, pairs with the addition below: what other threads did with the future is done. */
+    if (future->is_call && bxi_load_acquire(&future->refs) == 1)
+        return true;
+    /* [future.refs] release, pairs with the load above, and acquire, with the other threads' releases. */
+    return bxi_add(&future->refs, (uint32_t)-1) == 1;
+}
+
 void bxi_future_release(struct bx_future *future)
 {
     struct bxi_gather *gather;
@@ -143,7 +155,7 @@ void bxi_future_release(struct bx_future *future)
     gather = future->is_call ? NULL : bxi_made_of(future)->gather;
     if (gather != NULL && (may_touch(future) < 0 || bxi_gather_released(gather, future)))
         return;
-    if (bxi_add(&future->refs, (uint32_t)-1) != 1)
+    if (!drop_reference(future))
         return;
     if (may_touch(future) < 0)
         return;                     /* callbacks and memory are the parent's */
@@ -219,47 +231,79 @@ static void run_callbacks(struct bx_future *future, struct bxi_callback *list)
         run_queue();
 }
 
+static void set_result(struct bx_future *future, int code, char *text, struct bx_msg *value)
+{
+    future->code = code;
+    future->text = text;
+    future->value = value;
+}
+
+/* [future.done] sequentially consistent exchange, pairs with the load in bxi_future_is_done: the result is visible to
+ * a thread that sees BXI_DONE. Returns the callbacks. */
+static struct bxi_callback *set_done(struct bx_future *future)
+{
+    return atomic_exchange(&future->callbacks, BXI_DONE);
+}
+
+void bxi_future_complete_call(struct bx_future *future, int code, char *text, struct bx_msg *value)
+{
+    struct bx_job *job = future->job;
+    struct bxi_callback *stack;
+
+    set_result(future, code, text, value);
+    stack = set_done(future);       /* one on a caller's stack is gone from here on, and had no callbacks */
+    if (stack != NULL) {
+        bxi_less_eager(job->run);
+        run_callbacks(future, in_order(stack));
+    }
+    bxi_wake(job->run, future);
+}
+
+void bxi_future_complete_own(struct bx_future *future, int code, char *text, struct bx_msg *value)
+{
+    set_result(future, code, text, value);
+    bxi_store_relaxed(&future->callbacks, BXI_DONE);    /* relaxed: only this thread reads it */
+}
+
 bool bxi_future_complete(struct bx_future *future, int code, char *text, struct bx_msg *value)
 {
+    struct bx_job *job = future->job;
+    struct bxi_made *made = bxi_made_of(future);
+    struct bxi_callback *stack;
+
     /* [future.claim] one completer wins; the others' results are dropped. */
-    if (bxi_exchange(&future->claimed, 1) != 0) {
+    if (bxi_exchange(&made->claimed, 1) != 0) {
         bx_msg_destroy(value);
         free(text);
         return false;
     }
-
-    struct bx_job *job = future->job;
-    struct bxi_gather *gather = NULL;
-
-    if (!future->is_call) {
-        if (job != NULL)
-            delist(job, bxi_made_of(future));
-        gather = bxi_made_of(future)->gather;
-    }
-    future->code = code;
-    future->text = text;
-    future->value = value;
-
-    /* [future.done] sequentially consistent exchange, pairs with the load in bxi_future_is_done: the
-     * result is visible to a thread that sees BXI_DONE. A synchronous caller's future lies on its stack and is
-     * gone from here on, unless it had callbacks, whose references keep it. */
-    struct bxi_callback *stack = atomic_exchange(&future->callbacks, BXI_DONE);
-
-    if (stack != NULL) {
-        if (future->is_call)
-            bxi_less_eager(job->run);
+    if (job != NULL)
+        delist(job, made);
+    set_result(future, code, text, value);
+    stack = set_done(future);
+    if (stack != NULL)
         run_callbacks(future, in_order(stack));
-    }
-    if (gather != NULL)
-        bxi_gather_end(gather);     /* the completer has a reference: this future is no call */
+    if (made->gather != NULL)
+        bxi_gather_end(made->gather);   /* the completer has a reference */
     if (job != NULL)
         bxi_wake(job->run, future);
     return true;
 }
 
+/* For a public function: 0; -EINVAL with a sentence for a call's future. */
+static int check_completable(const struct bx_future *future, const char *function)
+{
+    int rc = bxi_future_check(future, function);
+
+    if (rc < 0 || !future->is_call)
+        return rc;
+    return bx_fail(-EINVAL, "%s: the future of a call is done when its reply comes; bx_future_cancel ends it before, "
+                            "and one of bx_future_then can have another value", function);
+}
+
 int bx_future_set(struct bx_future *future, struct bx_msg *value)
 {
-    int error = bx_msg_error(value), rc = bxi_future_check(future, __func__);
+    int error = bx_msg_error(value), rc = check_completable(future, __func__);
 
     if (rc < 0) {
         bx_msg_destroy(value);
@@ -276,7 +320,7 @@ int bx_future_set(struct bx_future *future, struct bx_msg *value)
 
 int bx_future_fail(struct bx_future *future, int code, const char *text)
 {
-    int rc = bxi_future_check(future, __func__);
+    int rc = check_completable(future, __func__);
 
     if (rc < 0)
         return rc;

@@ -23,6 +23,7 @@ struct bxi_callback {
 
 struct bxi_made {               /* a future that is no call: of bx_future_create, then, all and any */
     struct bx_future future;    /* first */
+    bxi_a32 claimed;            /* 1 once a thread completes it */
     bool listed;                /* future_lock, these three */
     struct bxi_made *next, *prev;
     struct bxi_gather *gather;  /* of all and any, one reference; else NULL */

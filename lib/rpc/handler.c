@@ -15,7 +15,7 @@
 #include <stdlib.h>
 
 /* The arguments: in the frame, or in the memory that it lends. */
-static struct bx_reader reader_of(const struct bx_request *request, size_t body_bytes)
+static inline struct bx_reader reader_of(const struct bx_request *request, size_t body_bytes)
 {
     const struct bxi_loan *loan = request->loan;
     const struct bxi_rref_in *in = request->in;
@@ -32,16 +32,16 @@ static struct bx_reader reader_of(const struct bx_request *request, size_t body_
 }
 
 /* Runs an inline or a blocking handler. Its code; the thread's sentence says why it failed. */
-static int run_handler(struct bx_request *request, struct bx_reader reader, struct bx_msg *reply)
+static int run_handler(struct bx_request *request, struct bx_reader *reader, struct bx_msg *reply)
 {
     bxi_clear_error();
     bxi_trace_handler_begins(request);
 
-    int code = bxi_call_handler(request, &reader, reply, NULL);
+    int code = bxi_call_handler(request, reader, reply, NULL);
 
     if (code >= 0)
-        code = reader.error < 0 ? reader.error : reply->error;
-    bxi_trace_handler_ends(request, reader.bytes, code);
+        code = reader->error < 0 ? reader->error : reply->error;
+    bxi_trace_handler_ends(request, reader->bytes, code);
     return code;
 }
 
@@ -58,6 +58,7 @@ static void shrink_reply(struct bx_job *job)
 
 static void run_inline(struct bx_request *request, size_t body_bytes)
 {
+    struct bx_reader args = reader_of(request, body_bytes);
     struct bx_job *job = request->job;
     int code;
 
@@ -65,7 +66,7 @@ static void run_inline(struct bx_request *request, size_t body_bytes)
     bxi_now_show(request);
     bxi_request_begins(request);
     bxi_no_wait_enter();
-    code = run_handler(request, reader_of(request, body_bytes), job->rpc->reply);
+    code = run_handler(request, &args, job->rpc->reply);
     bxi_answer(request, code, bx_error_text(), job->rpc->reply);
     if (job->rpc->reply->tensor_count + job->rpc->reply->rref_count > 0)
         bx_msg_clear(job->rpc->reply);       /* inside of no_wait: a bx_free_fn must not wait either */
@@ -187,6 +188,7 @@ static struct bxi_waiting *waiting_of(struct bxi_task *task)
 static void run_blocking(struct bx_job *job, struct bxi_task *task)
 {
     struct bxi_waiting *waiting = waiting_of(task);
+    struct bx_reader args;
     int code;
 
     if (waiting->request.deadline_ns <= bxi_now_ns()) {
@@ -203,7 +205,8 @@ static void run_blocking(struct bx_job *job, struct bxi_task *task)
         bxi_waiting_answer(waiting, -ENOMEM, "no memory for the reply", NULL);
         return;
     }
-    code = run_handler(&waiting->request, bx_msg_reader(waiting->args), waiting->reply);
+    args = bx_msg_reader(waiting->args);
+    code = run_handler(&waiting->request, &args, waiting->reply);
     bxi_waiting_answer(waiting, code, bx_error_text(), waiting->reply);
 }
 

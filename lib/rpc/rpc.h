@@ -66,7 +66,6 @@ struct bxi_callback;
 
 struct bx_future {
     bxi_a32 refs;
-    bxi_a32 claimed;                            /* 1 once a thread completes it */
     _Atomic(struct bxi_callback *) callbacks;   /* a stack; BXI_DONE once it is done */
     struct bx_job *job;
     struct bx_msg *value;
@@ -79,8 +78,12 @@ void bxi_future_init(struct bx_future *future, struct bx_job *job);
 /* For a public function: 0; -EINVAL (NULL), BX_E_FORKED with a sentence. */
 int bxi_future_check(const struct bx_future *future, const char *function);
 bool bxi_future_try_acquire(struct bx_future *future);     /* false if its last reference is gone */
-/* Completes it; takes value and text (malloc'ed). False, and both freed, if it was done. */
+/* Completes one that is no call; takes value and text (malloc'ed). False, and both freed, if it was done. */
 bool bxi_future_complete(struct bx_future *future, int code, char *text, struct bx_msg *value);
+/* The same for a call's, by the thread that took the call out of its slot. own: that thread is its synchronous caller,
+ * and nobody waits for it. */
+void bxi_future_complete_call(struct bx_future *future, int code, char *text, struct bx_msg *value);
+void bxi_future_complete_own(struct bx_future *future, int code, char *text, struct bx_msg *value);
 /* The job ends: fails each of its futures that is no call and not done. From then on none can be made. */
 void bxi_futures_end(struct bx_job *job);
 /* bx_future_release and bx_future_on_done for the engine: a thread that leaves in a callback returns from them. */
@@ -272,6 +275,7 @@ struct bxi_slot {
 struct bxi_call {
     struct bx_future future;    /* first */
     struct bxi_peer *peer;
+    const char *caller;         /* of a synchronous one: bxi_this_thread() of its caller; else NULL */
     uint64_t timeout_ns;
     uint64_t sent_ns;           /* when the program called; 0: it is not measured */
     uint64_t traced_ns;         /* the same, if it is traced */
@@ -316,6 +320,10 @@ char *bxi_peer_text(const struct bx_job *job, const struct bxi_peer *peer, int c
 void bxi_calls_expire(struct bx_job *job);      /* completes what timers took out of slots; without the lock */
 void bxi_slot_free(struct bxi_peer *peer, uint16_t index);                      /* lock */
 void bxi_calls_due(void *context, struct bxi_timer *timer);                /* a peer's timer fires; lock */
+const char *bxi_this_thread(void);          /* an address that stands for this thread */
+/* Ends the call of this future, which is a call's: tells the callee, completes it; takes text (malloc'ed). False if it
+ * was done, or another thread is completing it. */
+bool bxi_call_abort(struct bx_future *future, int code, char *text);
 /* A synchronous caller gives up. True if the call was still in its slot; else another thread is completing it. */
 bool bxi_call_give_up(struct bx_job *job, struct bxi_call *call);
 

@@ -50,7 +50,9 @@
  *     lib/run/background.c run_background 2228659629
  *     lib/run/background.c bxi_waits_stop 1297598547
  *     lib/run/background.c bxi_progress_stop 2933308738
- *     lib/rpc/future.c bxi_future_complete 509945475
+ *     lib/rpc/future.c set_done 3128289500
+ *     lib/rpc/future.c bxi_future_complete_call 3070767663
+ *     lib/rpc/future.c bxi_future_complete 4127331670
  */
 #ifndef USERS
 #define USERS 2
@@ -636,8 +638,8 @@ proctype Peer()
 }
 
 #ifdef LOCAL
-/* bxi_future_complete and bxi_wake in a thread of the pool. The exchange is in memory at once; made a
- * plain store, it comes after the looks that follow. */
+/* bxi_future_complete or bxi_future_complete_call (their set_done), and bxi_wake, in a thread of the pool. The exchange
+ * is in memory at once; made a plain store, it comes after the looks that follow. */
 proctype Local()
 {
     bool leads, waits;

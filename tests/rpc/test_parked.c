@@ -40,10 +40,19 @@ static int fails_with_corrupt(const struct bx_request *request, struct bx_reader
     return bx_fail(BX_E_CORRUPT, "somebody else was cut off");
 }
 
+/* Answers with the future of a call of its own. */
+static int forward(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)args, (void)context;
+    return bx_rpc_async(bx_request_job(request), "worker2", "park", NULL, NULL, reply);
+}
+
 static int setup(struct bx_job *job)
 {
     int rc = bx_register_async(job, "fail", fails_with_corrupt, NULL);
 
+    if (rc == 0)
+        rc = bx_register_async(job, "forward", forward, NULL);
     if (rc < 0)
         return rc;
     return bx_register_async(job, "park", park, NULL);
@@ -75,6 +84,44 @@ static void cancels(struct bx_job *job)
     HARNESS_EQ(bx_rpc_async(job, "worker1", "park", NULL, NULL, &future), 0);
     harness_await(PARKED, 1);
     HARNESS_EQ(bx_future_cancel(future), 0);
+    bx_future_release(future);
+    check_end(BX_E_CANCELLED);
+}
+
+static void cancels_what_is_forwarded(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "forward", NULL, NULL, &future), 0);
+    harness_await(PARKED, 1);
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    HARNESS_EQ(bx_future_error(future), BX_E_CANCELLED);
+    bx_future_release(future);
+    check_end(BX_E_CANCELLED);
+}
+
+static void forwards_and_dies(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "forward", NULL, NULL, &future), 0);
+    harness_await(PARKED, 1);
+    kill(getpid(), SIGKILL);
+}
+
+static void completes_a_call(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "park", NULL, NULL, &future), 0);
+    harness_await(PARKED, 1);
+    HARNESS_EQ(bx_future_set(future, harness_msg_i64(5)), -EINVAL);
+    HARNESS_HAS(bx_error_text(), "bx_future_cancel");
+    HARNESS_EQ(bx_future_fail(future, -EIO, "not so"), -EINVAL);
+    HARNESS_HAS(bx_error_text(), "bx_future_fail");
+    HARNESS_CHECK(!bx_future_done(future));
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    HARNESS_EQ(bx_future_set(future, NULL), -EINVAL);
     bx_future_release(future);
     check_end(BX_E_CANCELLED);
 }
@@ -135,4 +182,27 @@ Test(parked, learns_that_the_caller_of_a_oneway_died, .timeout = 20)
 {
     harness_run(&(struct harness_world){
         .size = 3, .setup = setup, .dies = 1u, .body = { sends_a_oneway_and_dies, NULL, sees_it_die } });
+}
+
+Test(parked, a_call_whose_future_a_handler_returned_is_cancelled_with_the_request, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { cancels_what_is_forwarded } });
+}
+
+/* The call that was forwarded ends with BX_E_CANCELLED at its callee, whatever ended the request. */
+static void sees_the_call_end(struct bx_job *job)
+{
+    (void)job;
+    check_end(BX_E_CANCELLED);
+}
+
+Test(parked, a_call_whose_future_a_handler_returned_is_cancelled_when_the_caller_dies, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u,
+                                         .body = { forwards_and_dies, NULL, sees_the_call_end } });
+}
+
+Test(parked, the_program_cannot_complete_the_future_of_a_call, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { completes_a_call } });
 }

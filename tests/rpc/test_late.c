@@ -16,14 +16,23 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
+#include <unistd.h>
 
 #define DEADLINE_NS (300 * HARNESS_MS)
 
 enum { READY, TIMED_OUT, DONE };            /* gates */
 
+/* Answers when its caller's process sleeps for certain, or soon. */
+static int answer_slowly(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    usleep(3000);
+    return harness_echo(request, args, reply, context);
+}
+
 static int setup(struct bx_job *job)
 {
     HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_echo, NULL), 0);
+    HARNESS_EQ(bx_register(job, "slow", BX_BLOCKING, answer_slowly, NULL), 0);
     return bx_register_async(job, "hold", harness_never, NULL);
 }
 
@@ -190,4 +199,38 @@ Test(late, a_deadline_that_could_not_be_reported_in_time_is_not_counted, .timeou
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { look_before_the_background_thread },
                                          .options = { .no_spin = true } });
+}
+
+/* One thread leads, in a call that is answered by no one. The other follows, asleep; the first completes its calls. */
+static void lead_or_follow(struct bx_job *job, int index)
+{
+    static struct bx_future *held;
+
+    if (index == 0) {
+        held = begin(job, "hold", BX_FOREVER);
+        bx_future_acquire(held);
+        harness_post(READY);
+        HARNESS_EQ(bx_future_wait(held, BX_FOREVER), BX_E_CANCELLED);
+        bx_future_release(held);
+        return;
+    }
+    harness_await(READY, 1);
+    while ((bxi_load_seq_cst(&job->control->header.armed) & 3) != BXI_WHO_LEADER)
+        sched_yield();
+    for (int64_t i = 0; i < 10; i++)
+        HARNESS_EQ(harness_call_i64(job, "worker1", "slow", i), i);
+    HARNESS_EQ(bx_future_cancel(held), 0);
+    bx_future_release(held);
+}
+
+static void follow_a_leader(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker1", "echo", 1), 1);
+    harness_threads(job, 2, lead_or_follow);
+}
+
+Test(late, a_follower_is_woken_for_its_reply_while_another_thread_leads, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { follow_a_leader }, .options = { .no_spin = true } });
 }

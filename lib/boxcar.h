@@ -166,13 +166,11 @@ void bx_set_log(bx_log_fn log, void *context);
  *                       drops its references or dies.
  *
  * The owner must not write to a tensor that is on loan (bx_tensor_on_loan): borrowers would see the change. Write the
- * next version to another tensor. The memory is reused only after the owner has released the tensor and the last
- * lease has been returned.
+ * next version to another tensor. Memory is reused after the owner has released the tensor and all leases are back.
  *
  * Tensors are reference-counted: create, wrap, views and copies return one reference; any thread may acquire and
- * release. One lease covers all tensors of a message. It is returned when the message is destroyed and the last
- * tensor acquired from it is released. A tensor may outlive its job; its lease then ends with the process that
- * holds it.
+ * release. One lease covers all tensors of a message. It is returned when the message is destroyed and the last tensor
+ * acquired from it is released. A tensor may outlive its job; its lease then ends with the process that holds it.
  */
 struct bx_job;
 struct bx_tensor;
@@ -196,10 +194,9 @@ const char *bx_dtype_name(enum bx_dtype dtype);         /* "f32"; "?" for no dty
 int bx_tensor_create(struct bx_job *job, enum bx_dtype dtype, int ndim, const int64_t *shape,
                      struct bx_tensor **tensor);
 
-/* Makes a tensor over memory of the caller. strides are in elements, >= 0; NULL means row-major. Returns one
- * reference. The memory must stay valid until free_fn(context) is called: once, on the thread that drops the last
- * reference. free_fn may be NULL; it must not wait. On failure free_fn is not called. -EINVAL, -EOVERFLOW,
- * -ENOMEM. */
+/* Makes a tensor over memory of the caller. strides are in elements, >= 0; NULL means row-major. Returns one reference.
+ * The memory must stay valid until free_fn(context) is called: once, on the thread that drops the last reference.
+ * free_fn may be NULL; it must not wait. On failure free_fn is not called. -EINVAL, -EOVERFLOW, -ENOMEM. */
 typedef void (*bx_free_fn)(void *context);
 int bx_tensor_wrap(void *data, enum bx_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
                    bx_free_fn free_fn, void *context, struct bx_tensor **tensor);
@@ -238,8 +235,7 @@ int bx_tensor_as_strided(struct bx_tensor *tensor, int64_t offset, int ndim, con
 
 /* Makes a row-major copy in the job's arena, or on the heap if job is NULL. Codes as bx_tensor_create. */
 int bx_tensor_copy(struct bx_job *job, const struct bx_tensor *tensor, struct bx_tensor **copy);
-/* Copies element by element. Both tensors have one dtype and shape, and any strides. -EINVAL; -EROFS: `to` is
- * read-only. */
+/* Copies element by element. Both have one dtype and shape, and any strides. -EINVAL; -EROFS: `to` is read-only. */
 int bx_tensor_copy_into(struct bx_tensor *to, const struct bx_tensor *from);
 
 /* Convert to and from DLPack without a copy. to_dlpack: the struct holds a reference until its deleter is called, from
@@ -283,8 +279,7 @@ int bx_gpu_open(struct bx_job *job, int ordinal, struct bx_device *device);
 int bx_gpu_count(struct bx_job *job);           /* how many devices there are; or the codes of bx_gpu_open */
 bool bx_gpu_is_fake(struct bx_job *job);        /* true with the tests' driver (BX_CUDA_DRIVER): timings mean nothing */
 
-/* The job's own CUstream, of the device's primary context; copies of tensors run on it. The job owns it. NULL if the
- * device is not open. */
+/* The job's own CUstream, of the device's primary context; copies of tensors run on it. NULL: the device isn't open. */
 void *bx_gpu_stream(struct bx_job *job, struct bx_device device);
 
 /* As bx_tensor_create, in memory of an open device. Does not wait for leases. Blocks for about a second at most if the
@@ -507,9 +502,8 @@ struct bx_loans {
  * included, or to all (-1). Zero loans first: struct_bytes is read. -EINVAL: no such rank. */
 int bx_job_loans(struct bx_job *job, int rank, struct bx_loans *loans);
 
-/* Waits until at most `leases` leases are on loan to that worker (-1: to all). Blocks. The leases of a worker that has
- * left the job, or was cut off, return when its process ends. BX_E_TIMEOUT, BX_E_WOULD_DEADLOCK, BX_E_SHUTDOWN;
- * -EINVAL: no such rank. */
+/* Waits until at most `leases` leases are on loan to that worker (-1: to all). Blocks. The leases of one that has left
+ * or was cut off return when its process ends. BX_E_TIMEOUT, BX_E_WOULD_DEADLOCK, BX_E_SHUTDOWN; -EINVAL: no rank. */
 int bx_loans_wait(struct bx_job *job, int rank, uint64_t leases, uint64_t timeout_ns);
 
 /* ---- Handlers ---------------------------------------------------------------------------------- */
@@ -579,6 +573,13 @@ int bx_rpc_sync(struct bx_job *job, const char *to, const char *function, const 
  * BX_E_NO_SPACE, BX_E_ARENA_FULL, BX_E_ON_LOAN, -EAGAIN, -ENOMEM; BX_E_TIMEOUT: no room until the deadline. */
 int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
                  const struct bx_call_options *options, struct bx_future **future);
+
+/* count calls of one function, as bx_rpc_async with args[i] and futures[i] in turn, but sent together, in groups of up
+ * to 64: a group costs one lock and one bell, and the callee sees it at once. A message with tensors or references goes
+ * by itself. args, or any args[i], may be NULL. 0, or the code of the first that could not be sent: those before it are
+ * under way, its future and all behind it are NULL. */
+int bx_rpc_many(struct bx_job *job, const char *to, const char *function, size_t count,
+                const struct bx_msg *const *args, const struct bx_call_options *options, struct bx_future **futures);
 
 /* Sends a request without a reply; no error of the callee comes back. 0: the frame is in the ring. Blocks only for room
  * in the ring, with -EAGAIN as above. Codes as bx_rpc_async. */

@@ -91,17 +91,48 @@ static int refresh_credit(struct bxi_ring_writer *ring)
     return bxi_ring_credit_hint(ring, bxi_load_acquire(ring->credit_word));
 }
 
+/* Stores the commit word of a whole record, or of padding. */
+static inline void publish(struct bxi_ring_writer *ring, uint64_t word)
+{
+    if (!ring->in_group) {
+        /* [ring.commit] release, pairs with the acquire in bxi_ring_peek: without it the consumer reads old payload
+         * bytes, or an old word behind this record; and at the wrap, instead of the zero at offset 0, a word of the
+         * last lap. */
+        bxi_store_release(word_at(ring, ring->write_pos), word);
+    } else if (ring->group_word == 0) {
+        ring->group_word = word;
+        ring->group_pos = ring->write_pos;
+    } else {
+        /* [ring.commit] relaxed: ordered before the group's first word by the release in bxi_ring_group_end. */
+        bxi_store_relaxed(word_at(ring, ring->write_pos), word);
+    }
+}
+
+void bxi_ring_group_begin(struct bxi_ring_writer *ring)
+{
+    ring->in_group = true;
+}
+
+void bxi_ring_group_end(struct bxi_ring_writer *ring)
+{
+    ring->in_group = false;
+    if (ring->group_word == 0)
+        return;
+    BXI_STEP("ring.group");
+    bxi_order_sent();
+    /* [ring.commit] release, pairs with the acquire in bxi_ring_peek: the whole group is written before it. */
+    bxi_store_release(word_at(ring, ring->group_pos), ring->group_word);
+    ring->group_word = 0;
+}
+
 static void publish_padding(struct bxi_ring_writer *ring)
 {
     uint64_t to_end = ring->capacity - (ring->write_pos & (ring->capacity - 1));
-    bxi_a64 *word = word_at(ring, ring->write_pos);
 
-    /* [ring.next] relaxed: ordered before the padding by the release below. */
+    /* [ring.next] relaxed: ordered before the padding by the release in publish. */
     bxi_store_relaxed(word_at(ring, 0), 0);
     BXI_STEP("ring.wrap");
-    /* [ring.commit] release, pairs with the acquire in bxi_ring_peek: a consumer that sees the padding goes to
-     * offset 0 and must read the zero there, not a word of the last lap. */
-    bxi_store_release(word, commit_word(ring->write_pos, (uint32_t)to_end | PADDING_BIT));
+    publish(ring, commit_word(ring->write_pos, (uint32_t)to_end | PADDING_BIT));
     BXI_STEP("ring.padding");
     ring->write_pos += to_end;
 }
@@ -133,14 +164,11 @@ void bxi_ring_commit(struct bxi_ring_writer *ring, uint64_t payload_bytes)
     uint64_t next = ring->write_pos + bxi_record_bytes(payload_bytes);
 
     BXI_STEP("ring.payload");
-    /* [ring.next] relaxed: ordered before this record by the release below. */
+    /* [ring.next] relaxed: ordered before this record by the release in publish. */
     bxi_store_relaxed(word_at(ring, next), 0);
     BXI_STEP("ring.next");
     bxi_order_sent();
-    /* [ring.commit] release, pairs with the acquire in bxi_ring_peek: without it the consumer reads old
-     * payload bytes, or an old word behind this record. */
-    bxi_store_release(word_at(ring, ring->write_pos),
-                      commit_word(ring->write_pos, (uint32_t)payload_bytes));
+    publish(ring, commit_word(ring->write_pos, (uint32_t)payload_bytes));
     BXI_STEP("ring.commit");
     ring->write_pos = next;
 }
@@ -160,7 +188,7 @@ int bxi_ring_put(struct bxi_ring_writer *ring, const void *head, const void *bod
 
     /* The consumer's poll may steal the first line between two stores that are far apart, which costs another
      * transfer of the line. So everything behind the first line is written first. */
-    /* [ring.next] relaxed: ordered before this record by the release below. */
+    /* [ring.next] relaxed: ordered before this record by the release in publish. */
     bxi_store_relaxed(word_at(ring, next), 0);
     BXI_STEP("ring.next");
     if (body_bytes > beside)
@@ -172,10 +200,7 @@ int bxi_ring_put(struct bxi_ring_writer *ring, const void *head, const void *bod
         memcpy(to, body, body_bytes);
     BXI_STEP("ring.payload");
     bxi_order_sent();
-    /* [ring.commit] release, pairs with the acquire in bxi_ring_peek: without it the consumer reads old
-     * payload bytes, or an old word behind this record. */
-    bxi_store_release(word_at(ring, ring->write_pos),
-                      commit_word(ring->write_pos, (uint32_t)payload_bytes));
+    publish(ring, commit_word(ring->write_pos, (uint32_t)payload_bytes));
     BXI_STEP("ring.commit");
     ring->write_pos = next;
     return 0;

@@ -17,6 +17,9 @@
  * Killed before 3, the record does not exist: its word is 0 since its predecessor was published. Killed after 3, the
  * record is whole. There is no state in between, so there is nothing to repair.
  *
+ * A group of records is published at once: the word of its first record (or padding) is stored last, in
+ * bxi_ring_group_end. Killed before that, none of the group exists; killed after it, all of it.
+ *
  * One credit check covers the padding, the record and the line of the next commit word. So step 2 never zeroes a
  * word that the consumer has not read yet.
  *
@@ -45,6 +48,9 @@ struct bxi_ring_writer {
     uint64_t credit;                /* last credit seen: credit <= consumed <= write_pos */
     const bxi_a64 *credit_word;     /* in the consumer's segment */
     bxi_a64 *want_credit;           /* in mine */
+    bool in_group;
+    uint64_t group_word;            /* the first commit word of the group, kept back; 0: none yet */
+    uint64_t group_pos;             /* where it belongs */
 };
 
 struct bxi_ring_reader {
@@ -82,6 +88,16 @@ void bxi_ring_commit(struct bxi_ring_writer *ring, uint64_t payload_bytes);
  * line that the consumer polls last, all at once. Errors as bxi_ring_reserve. */
 #define BXI_HEAD_BYTES 32u
 int bxi_ring_put(struct bxi_ring_writer *ring, const void *head, const void *body, uint64_t body_bytes);
+
+/* Begins and ends a group: what is put between them becomes visible at the end. The consumer frees no room for the rest
+ * of a group meanwhile, so whoever gets -EAGAIN in a group ends it before waiting. Groups do not nest. */
+void bxi_ring_group_begin(struct bxi_ring_writer *ring);
+void bxi_ring_group_end(struct bxi_ring_writer *ring);
+/* The position that the consumer can read up to. */
+static inline uint64_t bxi_ring_published(const struct bxi_ring_writer *ring)
+{
+    return ring->group_word != 0 ? ring->group_pos : ring->write_pos;
+}
 
 /* Takes a credit that was piggybacked on a frame. 0; -EPROTO if it is impossible. */
 int bxi_ring_credit_hint(struct bxi_ring_writer *ring, uint64_t credit);

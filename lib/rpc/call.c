@@ -458,6 +458,23 @@ int bx_rpc_sync(struct bx_job *job, const char *to, const char *function, const 
     return bxi_rpc_sync(job, to, NULL, function, args, options, reply);
 }
 
+/* A call whose future is the program's; NULL: no memory, with a sentence. */
+static struct bxi_call *make_call(struct bx_job *job)
+{
+    struct bxi_call *call = malloc(sizeof *call);
+
+    if (call == NULL) {
+        bx_fail(-ENOMEM, "no memory for a call");
+        return NULL;
+    }
+    *call = (struct bxi_call){ .owned = true, .wants_value = true };
+    bxi_future_init(&call->future, job);
+    call->future.is_call = true;
+    bxi_store_relaxed(&call->future.refs, 2);   /* the program's, and the engine's until it is done */
+    bxi_trace_calls(call);
+    return call;
+}
+
 int bxi_rpc_async(struct bx_job *job, const char *to, const struct bxi_aim *at, const char *function,
                   const struct bx_msg *args, const struct bx_call_options *options, struct bx_future **future)
 {
@@ -470,16 +487,11 @@ int bxi_rpc_async(struct bx_job *job, const char *to, const struct bxi_aim *at, 
     if (rc < 0)
         return rc;
 
-    struct bxi_call *call = malloc(sizeof *call);
+    struct bxi_call *call = make_call(job);
 
     if (call == NULL)
-        return bx_fail(-ENOMEM, "no memory for a call");
-    *call = (struct bxi_call){ .owned = true, .wants_value = true };
-    bxi_future_init(&call->future, job);
-    call->future.is_call = true;
-    bxi_store_relaxed(&call->future.refs, 2);   /* the program's, and the engine's until it is done */
+        return -ENOMEM;
     request.sent_ns = bxi_hist_begin(job);
-    bxi_trace_calls(call);
     rc = submit(job, &request, call);
     if (rc < 0) {
         free(call);
@@ -494,6 +506,107 @@ int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const
                  const struct bx_call_options *options, struct bx_future **future)
 {
     return bxi_rpc_async(job, to, NULL, function, args, options, future);
+}
+
+/* ---- many calls together ------------------------------------------------------------------------ */
+
+#define GROUP_MAX 64                /* calls that are submitted under one lock, a few microseconds */
+
+struct group {
+    const struct bx_msg *const *args;   /* or NULL */
+    struct bx_future **futures;         /* those that are sent get theirs, the others stay NULL */
+    size_t count;
+};
+
+static const struct bx_msg *args_of(const struct group *group, size_t i)
+{
+    return group->args != NULL ? group->args[i] : NULL;
+}
+
+/* It needs no lease and names no references, so its frame depends on nothing but itself. */
+static bool is_plain(const struct bx_msg *args)
+{
+    return !bxi_needs_lease(args, 0) && bx_msg_rrefs(args) == 0 && bx_msg_error(args) == 0;
+}
+
+/* Submits the calls[from] to calls[made - 1] until one fails; how many have been submitted in all. Lock. */
+static size_t submit_group(struct bx_job *job, struct request_plan *plan, const struct group *group, size_t made,
+                           int *rc)
+{
+    size_t sent = 0;
+
+    *rc = bxi_load_relaxed(&plan->peer->state) == BXI_PEER_ALIVE ? bxi_peer_open_out(job, plan->peer) : 0;
+    if (*rc < 0)
+        return 0;
+    if (bxi_load_relaxed(&plan->peer->out_open))        /* relaxed: written under the lock */
+        bxi_ring_group_begin(&plan->peer->out);
+    while (sent < made) {
+        plan->args = args_of(group, sent);
+        plan->sent_ns = bxi_hist_begin(job);
+        *rc = submit_locked(job, plan, (struct bxi_call *)(void *)group->futures[sent]);
+        if (*rc < 0)
+            break;
+        sent++;
+    }
+    bxi_peer_group_end(job, plan->peer);
+    if (sent > 0 && !bxi_is_driving(job->run))
+        bxi_bell_now(job, plan->peer);
+    return sent;
+}
+
+/* Sends the first calls of a group together. How many; 0 with *rc: -EAGAIN if the first has to be sent by itself, or an
+ * error with a sentence. */
+static size_t send_group(struct bx_job *job, struct request_plan *plan, const struct group *group, int *rc)
+{
+    size_t made = 0, sent;
+
+    *rc = -EAGAIN;
+    for (; made < group->count && made < GROUP_MAX && is_plain(args_of(group, made)); made++) {
+        struct bxi_call *call = make_call(job);
+
+        if (call == NULL) {
+            *rc = -ENOMEM;
+            break;
+        }
+        group->futures[made] = &call->future;
+    }
+    if (made == 0)
+        return 0;
+    bxi_lock(&job->run->lock);
+    sent = submit_group(job, plan, group, made, rc);
+    bxi_unlock(&job->run->lock);
+    for (size_t i = 0; i < sent; i++)
+        bxi_trace_async_sent((struct bxi_call *)(void *)group->futures[i]);
+    for (size_t i = sent; i < made; i++) {
+        free(group->futures[i]);
+        group->futures[i] = NULL;
+    }
+    return sent;
+}
+
+int bx_rpc_many(struct bx_job *job, const char *to, const char *function, size_t count,
+                const struct bx_msg *const *args, const struct bx_call_options *options, struct bx_future **futures)
+{
+    struct request_plan request = { .function = function, .kind = BXI_REQUEST };
+    int rc = futures != NULL || count == 0 ? plan(job, &request, to, options)
+                                           : bxi_null("the calls", "the place for the futures");
+
+    for (size_t i = 0; futures != NULL && i < count; i++)
+        futures[i] = NULL;
+    for (size_t done = 0; rc >= 0 && done < count;) {
+        struct group rest = { .args = args != NULL ? args + done : NULL, .futures = futures + done,
+                              .count = count - done };
+        size_t sent = send_group(job, &request, &rest, &rc);
+
+        if (sent == 0 && rc == -EAGAIN) {
+            rc = bxi_rpc_async(job, to, NULL, function, args_of(&rest, 0), options, rest.futures);
+            sent = 1;
+        } else if (sent > 0) {
+            rc = 0;                 /* what stopped the group stops the next one, or is over */
+        }
+        done += sent;
+    }
+    return bxi_out(rc);
 }
 
 int bxi_rpc_oneway(struct bx_job *job, const char *to, const struct bxi_aim *at, const char *function,

@@ -231,7 +231,7 @@ static void count_sent(struct bxi_pair_counters *counters, const struct bxi_peer
     bxi_count(&counters->frames_sent, 1);
     bxi_count(&counters->bytes_sent, payload_bytes);
     /* Relaxed: counters for inspectors. */
-    bxi_store_relaxed(&counters->write_pos, peer->out.write_pos);
+    bxi_store_relaxed(&counters->write_pos, bxi_ring_published(&peer->out));
     if (fill > bxi_load_relaxed(&counters->high_water_bytes))
         bxi_store_relaxed(&counters->high_water_bytes, fill);
 }
@@ -274,6 +274,13 @@ static int put(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *
         return rc;
     note_sent(job, peer, out);
     return 0;
+}
+
+void bxi_peer_group_end(struct bx_job *job, struct bxi_peer *peer)
+{
+    bxi_ring_group_end(&peer->out);
+    if (BXI_STATS & BXI_STATS_COUNTERS)     /* relaxed: a counter for inspectors */
+        bxi_store_relaxed(&bxi_tables(job->control)->pair_counters[peer->rank].write_pos, peer->out.write_pos);
 }
 
 static int enqueue(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)

@@ -240,6 +240,9 @@ struct bxi_out {
 };
 /* Sends head and body, or queues them. 0, -EAGAIN, -ENOMEM, BX_E_CORRUPT. */
 int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out);
+/* Ends a group of frames that began with bxi_ring_group_begin(&peer->out), its ring being open. Lock, not given back in
+ * between. */
+void bxi_peer_group_end(struct bx_job *job, struct bxi_peer *peer);
 /* Moves queued frames into the ring while there is room; true if any moved. */
 bool bxi_peer_flush_queue(struct bx_job *job, struct bxi_peer *peer);
 /* Moves on all that waits for room in full rings; takes the lock. before_sleep: first asks the rings' consumers for a

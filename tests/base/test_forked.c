@@ -73,6 +73,7 @@ static void try_functions(struct bx_job *job)
     REFUSED(bx_batch_leave(job, "worker1", "batch"));
     REFUSED(bx_rpc_sync(job, "worker1", "answer", NULL, NULL, NULL));
     REFUSED(bx_rpc_async(job, "worker1", "answer", NULL, NULL, &future));
+    REFUSED(bx_rpc_many(job, "worker1", "answer", 1, NULL, NULL, &future));
     REFUSED(bx_rpc_oneway(job, "worker1", "answer", NULL, NULL));
     HARNESS_CHECK(future == NULL);
 }

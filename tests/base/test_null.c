@@ -222,6 +222,10 @@ static void try_calls(struct bx_job *job)
     REFUSED(bx_rpc_async(job, NULL, "answer", NULL, NULL, &future));
     REFUSED(bx_rpc_async(job, "worker1", NULL, NULL, NULL, &future));
     REFUSED(bx_rpc_async(job, "worker1", "answer", NULL, NULL, NULL));
+    REFUSED(bx_rpc_many(NULL, "worker1", "answer", 1, NULL, NULL, &future));
+    REFUSED(bx_rpc_many(job, NULL, "answer", 1, NULL, NULL, &future));
+    REFUSED(bx_rpc_many(job, "worker1", NULL, 1, NULL, NULL, &future));
+    REFUSED(bx_rpc_many(job, "worker1", "answer", 1, NULL, NULL, NULL));
     REFUSED(bx_rpc_oneway(NULL, "worker1", "answer", NULL, NULL));
     REFUSED(bx_rpc_oneway(job, NULL, "answer", NULL, NULL));
     REFUSED(bx_rpc_oneway(job, "worker1", NULL, NULL, NULL));

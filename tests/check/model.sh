@@ -135,6 +135,9 @@ control wrong doorbell -DNO_COUNT
 control wrong doorbell -DREAD_LEFT
 
 clean ring
+clean ring -DGROUP
+control wrong ring -DGROUP -DNO_RELEASE
+control hang ring -DGROUP -DGROUP_KEPT
 control wrong ring -DNO_RELEASE
 control wrong ring -DNO_ACQUIRE
 control wrong ring -DNO_ZERO_NEXT

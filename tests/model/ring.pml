@@ -8,6 +8,9 @@
  * payload's word is the worst case: the commit word that would be right in its place a lap later. At the
  * start the lines hold such words too, and old payload.
  *
+ * With -DGROUP a record or padding may begin a group: its word is kept back, those behind it are stored plainly, and the
+ * end of the group stores it. A producer without room ends its group before it waits.
+ *
  * Memory is weaker than x86: a thread's stores wait in a buffer, from which Memory takes any of them first,
  * but a release store comes after all stores before it, and a fence waits until the own buffer is empty.
  * (Loads are in order: a control stands for a missing acquire.)
@@ -22,10 +25,13 @@
  *     shm/ring.c has_room 2577105212
  *     shm/ring.c bxi_ring_credit_hint 1915597305
  *     shm/ring.c refresh_credit 2227461877
- *     shm/ring.c publish_padding 378301146
+ *     shm/ring.c publish 2336133097
+ *     shm/ring.c bxi_ring_group_begin 2001958274
+ *     shm/ring.c bxi_ring_group_end 877348370
+ *     shm/ring.c publish_padding 284762529
  *     shm/ring.c bxi_ring_reserve 2566588735
- *     shm/ring.c bxi_ring_commit 3455848163
- *     shm/ring.c bxi_ring_put 2899966231
+ *     shm/ring.c bxi_ring_commit 3862340832
+ *     shm/ring.c bxi_ring_put 4086856667
  *     shm/ring.c bxi_ring_want 2539634253
  *     shm/ring.c bxi_ring_unwant 1281251113
  *     lib/rpc/peer.c send_or_queue 2188205891
@@ -115,15 +121,50 @@ inline zero_next(pos)
 #endif
 }
 
+/* The commit word of a whole record, or of padding. */
+inline commit(pos, kind)
+{
+#ifdef GROUP
+    if
+    :: held -> put(pos, WORD(pos), commit_word(pos, kind))
+    :: !held -> held = true; held_pos = pos; held_kind = kind
+    :: !held -> publish(pos, kind)
+    fi
+#else
+    publish(pos, kind)
+#endif
+}
+
+inline end_group()
+{
+#ifdef GROUP
+    atomic {
+        if
+        :: held -> publish(held_pos, held_kind); held = false; held_pos = 0; held_kind = 0
+        :: else
+        fi
+    }
+#else
+    skip
+#endif
+}
+
 proctype Producer()
 {
     byte write_pos = FIRST_POS;
     byte lines, padding;
     bool wished;
+#ifdef GROUP
+    bool held;
+    byte held_pos, held_kind;
+#endif
 
     do
-    :: sent == RECORDS -> break
-    :: else ->
+    :: sent == RECORDS -> end_group(); break
+#ifdef GROUP
+    :: held -> end_group()
+#endif
+    :: sent != RECORDS ->
         atomic {
             if
             :: lines = 1
@@ -144,6 +185,9 @@ proctype Producer()
            if
            :: atomic { FENCE_WANT && room(mem[CREDIT]) -> skip }
            :: atomic { FENCE_WANT && !room(mem[CREDIT]) -> skip }
+#ifndef GROUP_KEPT
+              end_group();
+#endif
               atomic { bell -> bell = false }
            fi
         od;
@@ -157,7 +201,7 @@ proctype Producer()
 #ifndef NO_ZERO_AT_WRAP
                 zero_next(write_pos + padding);
 #endif
-                publish(write_pos, PADDING);
+                commit(write_pos, PADDING);
                 write_pos = write_pos + padding;
                 padding = 0
             }
@@ -177,7 +221,7 @@ proctype Producer()
             release(PRODUCER, WORD(write_pos + lines), 0);
 #else
             zero_next(write_pos + lines);
-            publish(write_pos, lines);
+            commit(write_pos, lines);
 #endif
             write_pos = write_pos + lines;
             sent++;

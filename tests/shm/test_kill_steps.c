@@ -13,6 +13,7 @@
  *   ring.next               next commit word zeroed          the same; a zero where no record is
  *   ring.commit             record published, no bell        the record counts: a reply completes its call, a
  *                                                            request is dropped
+ *   ring.group              a group, but for its first word  the group does not exist
  *   ring.wrap               zero at offset 0                 no padding yet: the ring ends before it
  *   ring.padding            padding published                an empty ring that begins again at offset 0
  *   ring.want               want_credit stored               want_credit without need: one spurious bell
@@ -168,9 +169,11 @@ static struct bx_msg *bytes_from(unsigned char first)
     return msg;
 }
 
-/* More than a ring holds, so that it starves and wraps; calls, for replies; and others call it. */
+/* More than a ring holds, so that it starves and wraps; calls, one and together, for replies; and others call it. */
 static void all_that_a_worker_does(struct bx_job *job)
 {
+    struct bx_future *many[3];
+
     for (int round = 0; round < ROUNDS; round++) {
         struct bx_msg *msg = bytes_from((unsigned char)round);
 
@@ -178,6 +181,11 @@ static void all_that_a_worker_does(struct bx_job *job)
             HARNESS_EQ(bx_rpc_oneway(job, "worker0", "bytes", msg, NULL), 0);
         HARNESS_EQ(harness_call_i64(job, "worker2", "echo", round), round);
         HARNESS_EQ(harness_call_i64(job, "worker3", "echo", round), round);
+        HARNESS_EQ(bx_rpc_many(job, "worker0", "bytes", 3, (const struct bx_msg *[]){ msg, msg, msg }, NULL, many), 0);
+        for (int i = 0; i < 3; i++) {
+            HARNESS_EQ(bx_future_wait(many[i], BX_FOREVER), 0);
+            bx_future_release(many[i]);
+        }
         bx_msg_destroy(msg);
     }
     harness_failed(__FILE__, __LINE__, "step %s was not reached %d times", aim.step,
@@ -268,6 +276,7 @@ static void run_killed(const char *step, uint32_t passages, bool no_spin, bool f
 KILLED(ring_payload, "ring.payload", 23)
 KILLED(ring_next, "ring.next", 23)
 KILLED(ring_commit, "ring.commit", 23)
+KILLED(ring_group, "ring.group", 23)
 KILLED(ring_wrap, "ring.wrap", 3)
 KILLED(ring_padding, "ring.padding", 3)
 KILLED_ASLEEP(ring_want, "ring.want", 3)

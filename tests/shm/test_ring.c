@@ -293,6 +293,66 @@ Test(ring, owes_credit_for_padding_too)
     cr_assert_eq(bxi_load_relaxed(&rig.credit), 1024);
 }
 
+/* ---- Groups ----------------------------------------------------------------------------------- */
+
+Test(ring, shows_a_group_only_at_its_end_and_then_all_of_it)
+{
+    for (size_t s = 0; s < COUNT(starts); s++) {
+        set_up(4096, starts[s]);
+        for (int lap = 0; lap < 40; lap++) {        /* groups begin at every line, and some with padding */
+            uint64_t first = rig.writer.write_pos;
+
+            bxi_ring_group_begin(&rig.writer);
+            for (int i = 0; i < 5; i++)
+                cr_assert_eq(send((uint64_t)(100 + 80 * i), lap + i), 0);
+            cr_assert_eq(peek(), 0, "start %zu lap %d", s, lap);
+            cr_assert_eq(get_word(first), 0);
+            cr_assert_eq(bxi_ring_published(&rig.writer), first);
+            bxi_ring_group_end(&rig.writer);
+            cr_assert_eq(bxi_ring_published(&rig.writer), rig.writer.write_pos);
+            for (int i = 0; i < 5; i++)
+                take((uint64_t)(100 + 80 * i), lap + i);
+            cr_assert_eq(peek(), 0);
+            cr_assert_eq(rig.reader.read_pos, rig.writer.write_pos);
+        }
+    }
+}
+
+Test(ring, publishes_at_once_again_after_a_group_and_after_an_empty_one)
+{
+    set_up(1024, 0);
+    bxi_ring_group_begin(&rig.writer);
+    bxi_ring_group_end(&rig.writer);
+    cr_assert_eq(send(10, 1), 0);
+    take(10, 1);
+    bxi_ring_group_begin(&rig.writer);
+    cr_assert_eq(send(10, 2), 0);
+    bxi_ring_group_end(&rig.writer);
+    cr_assert_eq(send(10, 3), 0);
+    take(10, 2);
+    take(10, 3);
+    cr_assert_eq(peek(), 0);
+}
+
+Test(ring, is_full_in_a_group_as_without_one)
+{
+    int sent = 0;
+
+    set_up(1024, 0);
+    bxi_ring_group_begin(&rig.writer);
+    while (send(100, sent) == 0)
+        sent++;
+    cr_expect_eq(sent, 7);                          /* 16 lines: 7 records of two, a line for the next word */
+    cr_expect_eq(peek(), 0);
+    bxi_ring_group_end(&rig.writer);
+    for (int i = 0; i < sent; i++)
+        take(100, i);
+    cr_assert_eq(peek(), 0);
+    bxi_ring_publish(&rig.reader);
+    cr_assert_eq(send(100, 77), 0);
+    take(100, 77);
+}
+
 Test(ring, is_full_with_one_line_left_for_the_next_commit_word)
 {
     for (size_t c = 0; c < COUNT(capacities); c++) {

@@ -19,7 +19,7 @@
 
 enum flag {
     F_SLICES = 1, F_CALLS = 2, F_INFLIGHT = 4, F_CALLERS = 8, F_WORKERS = 16, F_GAP = 32, F_SECONDS = 64,
-    F_UCX = 128, F_NO_PAIRS = 256, F_TENSORS = 512, F_BYTES = 1024, F_SETS = 2048, F_THREADS = 4096,
+    F_UCX = 128 /* and --cork */, F_NO_PAIRS = 256, F_TENSORS = 512, F_BYTES = 1024, F_SETS = 2048, F_THREADS = 4096,
     F_DEVICE = 8192, F_NODES = 16384,
 };
 
@@ -96,7 +96,7 @@ static const struct number_flag {
 
 #define NUMBER_FLAGS (sizeof number_flags / sizeof *number_flags)
 
-enum { O_NUMBER = 256, O_SECONDS = O_NUMBER + NUMBER_FLAGS, O_CPUS, O_JSON, O_UCX, O_NO_PAIRS, O_STATS,
+enum { O_NUMBER = 256, O_SECONDS = O_NUMBER + NUMBER_FLAGS, O_CPUS, O_JSON, O_UCX, O_CORK, O_NO_PAIRS, O_STATS,
        O_DRY_RUN, O_HELP, O_VERSION };
 
 static void help(void)
@@ -112,7 +112,7 @@ static void help(void)
             if (commands[i].flags & (int)number_flags[j].flag)
                 printf(" --%s N", number_flags[j].name);
         printf("%s%s%s\n", commands[i].flags & F_SECONDS ? " --seconds S" : "",
-               commands[i].flags & F_UCX ? " --ucx" : commands[i].flags & F_DEVICE ? " --dry-run" : "",
+               commands[i].flags & F_UCX ? " --ucx --cork" : commands[i].flags & F_DEVICE ? " --dry-run" : "",
                commands[i].flags & F_NO_PAIRS ? " --no-pairs" : "");
     }
     puts("\nFlags:");
@@ -120,6 +120,7 @@ static void help(void)
         printf("  --%-12s %s\n", number_flags[j].name, number_flags[j].text);
     puts("  --seconds      how long to be idle (5)\n"
          "  --ucx          five runs of ucx_perftest -t ucp_am_bw between the slices\n"
+         "  --cork         send a quarter of the calls in flight together, by bx_rpc_many\n"
          "  --no-pairs     leave out the phase in which every worker calls every other\n"
          "  --dry-run      with a driver that has no GPU: everything but figures\n"
          "  --cpus A,B     cores to use, the caller's first (the first two allowed, or all where\n"
@@ -228,6 +229,7 @@ static void make_flags(struct option *flags)
     *flags++ = (struct option){ "cpus", required_argument, NULL, O_CPUS };
     *flags++ = (struct option){ "json", no_argument, NULL, O_JSON };
     *flags++ = (struct option){ "ucx", no_argument, NULL, O_UCX };
+    *flags++ = (struct option){ "cork", no_argument, NULL, O_CORK };
     *flags++ = (struct option){ "no-pairs", no_argument, NULL, O_NO_PAIRS };
     *flags++ = (struct option){ "dry-run", no_argument, NULL, O_DRY_RUN };
     *flags++ = (struct option){ "stats", required_argument, NULL, O_STATS };
@@ -240,7 +242,7 @@ static int take_flag(int flag, const struct command *command, struct bench_optio
 {
     int belongs = flag < O_SECONDS ? (int)number_flags[flag - O_NUMBER].flag
                   : flag == O_SECONDS ? F_SECONDS
-                  : flag == O_UCX ? F_UCX
+                  : flag == O_UCX || flag == O_CORK ? F_UCX
                   : flag == O_DRY_RUN ? F_DEVICE
                   : flag == O_NO_PAIRS ? F_NO_PAIRS : 0;
 
@@ -253,6 +255,7 @@ static int take_flag(int flag, const struct command *command, struct bench_optio
     case O_CPUS: return parse_cpus(optarg, options);
     case O_JSON: options->json = true; return 0;
     case O_UCX: options->ucx = true; return 0;
+    case O_CORK: options->cork = true; return 0;
     case O_NO_PAIRS: options->no_pairs = true; return 0;
     case O_DRY_RUN: options->dry_run = true; return 0;
     case O_STATS: return parse_stats(optarg, options);
@@ -264,7 +267,7 @@ static int take_flag(int flag, const struct command *command, struct bench_optio
 
 static int parse(int argc, char **argv, const struct command *command, struct bench_options *options)
 {
-    struct option flags[NUMBER_FLAGS + 10] = { 0 };
+    struct option flags[NUMBER_FLAGS + 11] = { 0 };
     int flag;
 
     make_flags(flags);

@@ -25,6 +25,7 @@ struct bench_options {
     const char *name;               /* of the subcommand */
     bool json;
     bool ucx;
+    bool cork;
     bool no_pairs;
     bool stats_off;
     bool dry_run;

@@ -107,12 +107,12 @@ static void report(const struct pingpong *bench)
 {
     size_t slices = (size_t)bench->slices, calls = (size_t)bench->calls, all = slices * calls;
     double ns = bench_clock_ns_per_tick();
-    double *bare = calloc(slices * 4, sizeof *bare);
+    double *bare = calloc(slices * 5, sizeof *bare);
 
     if (bare == NULL)
         return;
 
-    double *call = bare + slices, *ratio = call + slices, *ratio_line = ratio + slices;
+    double *call = bare + slices, *ratio = call + slices, *ratio_line = ratio + slices, *over = ratio_line + slices;
     const struct results *results = &bench->results;
 
     for (size_t i = 0; i < slices; i++) {
@@ -121,6 +121,7 @@ static void report(const struct pingpong *bench)
         bare[i] = bench_middle(results->bare_ticks + i * calls, calls);
         call[i] = bench_middle(results->call_ticks + i * calls, calls);
         ratio[i] = call[i] / bare[i];
+        over[i] = call[i] - bare[i];
         ratio_line[i] = call[i] / results->line_ticks[i];
     }
     bench_sort(results->call_ticks, all);
@@ -146,6 +147,7 @@ static void report(const struct pingpong *bench)
     bench_report_number("ratio", bench_median(ratio, slices), 3,
                         "call over echo, median over neighbouring slices");
     bench_report_number("ratio_crt", bench_median(ratio_line, slices), 3, "call over cache line");
+    bench_report_number("over_ns", bench_median(over, slices) * ns, 1, "call less echo, median likewise");
     bench_report_close();
     free(bare);
 }

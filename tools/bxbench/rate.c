@@ -3,7 +3,8 @@
  * bxbench rate: one caller with many calls in flight.
  *
  * A slice keeps --inflight calls in flight: it waits for the oldest and sends the next. Futures are waited for in the
- * order of their calls, and each reply is checked. Beside it runs a slice of the same frames over two bare rings,
+ * order of their calls, and each reply is checked. With --cork it waits for a quarter of them and sends so many
+ * together, by bx_rpc_many. Beside it runs a slice of the same frames over two bare rings,
  * with as many in flight. With --ucx, five runs of ucx_perftest on the same cores alternate with a fifth of the
  * slices each: its rate is bimodal from run to run, so its median is reported. UCX's active messages go one way and
  * are not answered.
@@ -68,28 +69,44 @@ static int finish(struct bx_future *future, uint64_t number)
     return rc;
 }
 
-static int slice_calls(const struct rate *bench, struct bx_job *job, struct bx_msg *args, double *ticks)
+/* Sends the calls first to first + count - 1, together if there are several. */
+static int send_calls(struct bx_job *job, struct bx_msg *const *args, uint64_t first, uint64_t count,
+                      struct bx_future **futures)
+{
+    const char *to = bx_worker_name(job, 1);
+    int rc;
+
+    for (uint64_t i = 0; i < count; i++)
+        bench_fill(args[i], first + i);
+    rc = count == 1 ? bx_rpc_async(job, to, BENCH_FUNCTION, args[0], NULL, futures)
+                    : bx_rpc_many(job, to, BENCH_FUNCTION, count, (const struct bx_msg *const *)args, NULL, futures);
+    return rc < 0 ? bench_fail(count == 1 ? "bx_rpc_async" : "bx_rpc_many", rc) : 0;
+}
+
+/* The most calls that are sent together: a divisor of those in flight. */
+static uint64_t at_once(const struct rate *bench)
+{
+    return bench->options->cork ? (uint64_t)bench->inflight / 4 : 1;
+}
+
+static int slice_calls(const struct rate *bench, struct bx_job *job, struct bx_msg *const *args, double *ticks)
 {
     struct bx_future *futures[BENCH_INFLIGHT_MAX];
-    const char *to = bx_worker_name(job, 1);
-    uint64_t calls = (uint64_t)bench->calls, inflight = (uint64_t)bench->inflight;
+    uint64_t calls = (uint64_t)bench->calls, inflight = (uint64_t)bench->inflight, most = at_once(bench);
     uint64_t sent = 0, done = 0;
     uint64_t before = bench_ticks();
     int rc = 0;
 
     while (rc == 0 && done < calls) {
-        while (rc == 0 && sent < calls && sent - done < inflight) {
-            bench_fill(args, sent);
-            rc = bx_rpc_async(job, to, BENCH_FUNCTION, args, NULL, &futures[sent % inflight]);
+        while (rc == 0 && sent < calls && sent - done <= inflight - most) {
+            uint64_t count = most < calls - sent ? most : calls - sent;
+
+            rc = send_calls(job, args, sent, count, &futures[sent % inflight]);
             if (rc == 0)
-                sent++;
-            else
-                bench_fail("bx_rpc_async", rc);
+                sent += count;
         }
-        if (rc == 0) {
+        for (uint64_t last = done + most; rc == 0 && done < last && done < sent; done++)
             rc = finish(futures[done % inflight], done);
-            done++;
-        }
     }
     *ticks = (double)(bench_ticks() - before) / (double)calls;
     for (; done < sent; done++)
@@ -100,10 +117,14 @@ static int slice_calls(const struct rate *bench, struct bx_job *job, struct bx_m
 static int run_slices(const void *context, struct bx_job *job)
 {
     const struct rate *bench = context;
-    struct bx_msg *args = bx_msg_create(BENCH_MESSAGE_BYTES);
+    struct bx_msg *args[BENCH_INFLIGHT_MAX / 4];
     struct bench_bare_client client;
     double unused;
-    int status = args != NULL ? 0 : 1;
+    int status = 0;
+
+    for (uint64_t i = 0; i < at_once(bench); i++)
+        if ((args[i] = bx_msg_create(BENCH_MESSAGE_BYTES)) == NULL)
+            status = 1;
 
     bench_bare_client_init(&client, bench->bare, 0);
     if (status == 0)
@@ -113,7 +134,8 @@ static int run_slices(const void *context, struct bx_job *job)
         if (status == 0)
             status = slice_calls(bench, job, args, &bench->call_ticks[i]);
     }
-    bx_msg_destroy(args);
+    for (uint64_t i = 0; i < at_once(bench); i++)
+        bx_msg_destroy(args[i]);
     return status;
 }
 
@@ -143,11 +165,12 @@ static void report(const struct rate *bench, size_t slices, double *ucx, size_t 
 
     bench_report_open(bench->options, "64 bytes there and back, many calls in flight from one caller");
     bench_report_number("inflight", (double)bench->inflight, 0, "calls under way");
+    bench_report_number("sent_together", (double)at_once(bench), 0, "by one bx_rpc_many; 1: by bx_rpc_async");
     bench_report_number("slices", (double)slices, 0, "of each kind, in turn");
     bench_report_number("calls", (double)bench->calls, 0, "in each");
     bench_report_number("bare_frames_per_s", per_second(bench->bare_ticks, slices), 0,
                         "the same frames over two bare rings, echoed");
-    bench_report_number("calls_per_s", calls_per_s, 0, "bx_rpc_async, each future waited for");
+    bench_report_number("calls_per_s", calls_per_s, 0, "each future waited for");
     bench_report_number("ratio_bare", bench_median(ratio, slices), 3, "calls over frames");
     if (bench->options->ucx) {
         bench_report_numbers("ucx_runs", ucx, ucx_runs, 0);
@@ -172,6 +195,12 @@ int bench_rate(const struct bench_options *options)
         .inflight = options->inflight != 0 ? options->inflight : 64,
     };
     double ucx[UCX_RUNS];
+
+    if (options->cork && bench.inflight % 4 != 0) {
+        bench_say("--cork sends a quarter of the calls in flight together: --inflight must be a multiple of 4");
+        return 2;
+    }
+
     size_t all = (size_t)(bench.slices * runs);
     double *bare_ticks = bench_map(all * sizeof(double)), *call_ticks = bench_map(all * sizeof(double));
 

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * bx_rpc_many (lib/rpc/call.c): calls that are sent together arrive in order, each with its own reply, and those that
+ * cannot be sent leave no future. tests/shm/test_ring.c tests groups of records, tests/shm/test_kill_steps.c a death in
+ * the middle of one.
+ */
+#include "tests/harness/harness.h"
+#include "tests/harness/memory.h"
+
+#include "rpc/rpc.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+
+#define MOST 2500                   /* more than slots: 1024; and more than a ring holds */
+
+enum { HELD = 0 };                  /* gates */
+
+/* ---- The callee ------------------------------------------------------------------------------------ */
+
+static int64_t expected;            /* the number that comes next */
+
+/* Answers with twice the number that the arguments begin with. */
+static int number(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int64_t value = bx_read_i64(args);
+
+    (void)request, (void)context;
+    HARNESS_EQ(value, expected++);
+    return bx_msg_put_i64(reply, 2 * value);
+}
+
+static int start_again(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)reply, (void)context;
+    expected = bx_read_i64(args);
+    return 0;
+}
+
+static int size_of(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)context;
+    return bx_msg_put_i64(reply, (int64_t)bx_reader_left(args));
+}
+
+static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    harness_post(HELD);
+    return harness_never(request, args, reply, context);
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "number", BX_INLINE, number, NULL), 0);
+    HARNESS_EQ(bx_register(job, "start", BX_INLINE, start_again, NULL), 0);
+    HARNESS_EQ(bx_register(job, "size", BX_INLINE, size_of, NULL), 0);
+    return bx_register_async(job, "hold", hold, NULL);
+}
+
+/* ---- The caller -------------------------------------------------------------------------------------- */
+
+static struct bx_msg *args[MOST];
+static struct bx_future *futures[MOST];
+
+static const struct bx_msg *const *all_args(void)
+{
+    return (const struct bx_msg *const *)args;
+}
+
+static void make_args(int count)
+{
+    for (int i = 0; i < count; i++)
+        args[i] = harness_msg_i64(i);
+}
+
+static void destroy_args(int count)
+{
+    for (int i = 0; i < count; i++)
+        bx_msg_destroy(args[i]);
+}
+
+static void expect_i64(struct bx_future *future, int64_t value)
+{
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+    struct bx_reader reader = bx_msg_reader(bx_future_value(future));
+
+    HARNESS_EQ(bx_read_i64(&reader), value);
+    HARNESS_EQ(bx_reader_left(&reader), 0);
+    bx_future_release(future);
+}
+
+static void send_so_many(struct bx_job *job, const char *to, int count)
+{
+    make_args(count);
+    HARNESS_EQ(bx_rpc_sync(job, to, "start", count > 0 ? args[0] : NULL, NULL, NULL),
+               count > 0 ? 0 : BX_E_SHORT_MESSAGE);
+    HARNESS_EQ(bx_rpc_many(job, to, "number", (size_t)count, all_args(), NULL, futures), 0);
+    destroy_args(count);
+    for (int i = 0; i < count; i++)
+        expect_i64(futures[i], 2 * i);
+}
+
+static void send_many(struct bx_job *job)
+{
+    static const int counts[] = { 0, 1, 2, 63, 64, 65, 200, MOST };
+
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        send_so_many(job, "worker1", counts[i]);
+        send_so_many(job, "worker0", counts[i]);
+    }
+    HARNESS_EQ(harness_counter(job, "calls_sent"), harness_counter(job, "calls_completed"));
+    /* What inspectors read. Nothing else is being sent, so the lock is not needed. */
+    HARNESS_EQ(bxi_load_relaxed(&bxi_tables(job->control)->pair_counters[1].write_pos),
+               job->rpc->peers[1].out.write_pos);
+    HARNESS_EQ(harness_counter(job, "calls_sent"), 2 * (1 + 2 + 63 + 64 + 65 + 200 + MOST) + 2 * 8);
+}
+
+Test(many, arrive_in_order_and_are_answered_each, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { send_many } });
+}
+
+Test(many, arrive_in_order_though_the_callee_sleeps, .timeout = 60)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { send_many }, .options = { .no_spin = true } });
+}
+
+/* Of every third message 40,000 bytes, which need a lease; of every seventh nothing. */
+static void send_of_all_kinds(struct bx_job *job)
+{
+    static const char bytes[40000];
+
+    for (int i = 0; i < 300; i++) {
+        args[i] = i % 7 == 0 ? NULL : bx_msg_create(0);
+        if (i % 7 != 0)
+            HARNESS_EQ(bx_msg_put_bytes(args[i], bytes, i % 3 == 0 ? sizeof bytes : (size_t)i), 0);
+    }
+    HARNESS_EQ(bx_rpc_many(job, "worker1", "size", 300, all_args(), NULL, futures), 0);
+    for (int i = 0; i < 300; i++)
+        expect_i64(futures[i], i % 7 == 0 ? 0 : i % 3 == 0 ? (int64_t)sizeof bytes : i);
+    destroy_args(300);
+    HARNESS_EQ(bx_rpc_many(job, "worker1", "size", 3, NULL, NULL, futures), 0);
+    for (int i = 0; i < 3; i++)
+        expect_i64(futures[i], 0);
+}
+
+Test(many, may_need_leases_or_have_no_arguments, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { send_of_all_kinds } });
+}
+
+/* futures[0] to futures[sent - 1] are under way, and there is no other. */
+static void expect_sent(int sent, int count)
+{
+    for (int i = 0; i < sent; i++)
+        expect_i64(futures[i], 2 * i);
+    for (int i = sent; i < count; i++)
+        HARNESS_CHECK(futures[i] == NULL);
+}
+
+static void fail_in_the_middle(struct bx_job *job)
+{
+    make_args(100);
+    HARNESS_EQ(bx_msg_put_bytes(args[70], "", SIZE_MAX), -ENOMEM);
+    HARNESS_EQ(bx_rpc_many(job, "worker1", "number", 100, all_args(), NULL, futures), -ENOMEM);
+    HARNESS_HAS(bx_error_text(), "'number'");
+    expect_sent(70, 100);
+    destroy_args(100);
+}
+
+Test(many, those_before_one_that_cannot_be_sent_are_under_way, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { fail_in_the_middle } });
+}
+
+static void fail_at_once(struct bx_job *job)
+{
+    make_args(3);
+    HARNESS_EQ(bx_rpc_many(job, "worker1", "nothing", 3, all_args(), NULL, futures), BX_E_NO_FUNCTION);
+    expect_sent(0, 3);
+    HARNESS_EQ(bx_rpc_many(job, "nobody", "number", 3, all_args(), NULL, futures), BX_E_NO_WORKER);
+    expect_sent(0, 3);
+    HARNESS_EQ(bx_rpc_many(job, "nobody", "number", 0, NULL, NULL, NULL), BX_E_NO_WORKER);
+    HARNESS_EQ(bx_rpc_many(job, "worker1", "number", 0, NULL, NULL, NULL), 0);
+    destroy_args(3);
+}
+
+Test(many, fail_as_a_call_does_and_leave_no_future, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { fail_at_once } });
+}
+
+static void overfill(struct bx_job *job)
+{
+    const struct bx_call_options no_wait = { .no_wait = true };
+
+    HARNESS_EQ(bx_rpc_many(job, "worker1", "hold", 1100, NULL, &no_wait, futures), -EAGAIN);
+    HARNESS_HAS(bx_error_text(), "1024 calls");
+    harness_await(HELD, BXI_CALLS_MAX);
+    for (int i = 0; i < 1100; i++)
+        HARNESS_CHECK((futures[i] != NULL) == (i < BXI_CALLS_MAX));
+    for (int i = 0; i < BXI_CALLS_MAX; i++) {
+        HARNESS_EQ(bx_future_cancel(futures[i]), 0);
+        bx_future_release(futures[i]);
+    }
+}
+
+Test(many, more_than_may_be_in_flight_are_refused_where_nothing_may_wait, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { overfill } });
+}
+
+/* The 10th allocation fails, that of a call: nine are sent, and then the rest. The first one fails: none is sent. */
+static void run_out_of_memory(struct bx_job *job)
+{
+    make_args(100);
+    memory_fails_in = 10;
+    HARNESS_EQ(bx_rpc_many(job, "worker1", "number", 100, all_args(), NULL, futures), 0);
+    memory_fails_in = 0;
+    expect_sent(100, 100);
+    memory_fails_in = 1;
+    HARNESS_EQ(bx_rpc_many(job, "worker1", "number", 100, all_args(), NULL, futures), -ENOMEM);
+    memory_fails_in = 0;
+    expect_sent(0, 100);
+    destroy_args(100);
+}
+
+Test(many, an_allocation_that_fails_ends_the_group_and_no_more, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { run_out_of_memory } });
+}
+
+static void dies(struct bx_job *job)
+{
+    (void)job;
+    harness_await(HELD, 50);
+    raise(SIGKILL);
+}
+
+static void outlives(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_many(job, "worker1", "hold", 50, NULL, NULL, futures), 0);
+    for (int i = 0; i < 50; i++) {
+        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), BX_E_PEER_DEAD);
+        bx_future_release(futures[i]);
+    }
+    HARNESS_EQ(bx_rpc_many(job, "worker1", "hold", 50, NULL, NULL, futures), BX_E_PEER_DEAD);
+    expect_sent(0, 50);
+}
+
+Test(many, fail_with_the_death_of_their_callee, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1u << 1, .body = { outlives, dies } });
+}

@@ -8,8 +8,8 @@
  * payload's word is the worst case: the commit word that would be right in its place a lap later. At the
  * start the lines hold such words too, and old payload.
  *
- * With -DGROUP a record or padding may begin a group: its word is kept back, those behind it are stored plainly, and the
- * end of the group stores it. A producer without room ends its group before it waits.
+ * With -DGROUP a record or padding may begin a group: its word is kept back, those behind it are stored plainly, and
+ * the end of the group stores it. A producer without room ends its group before it waits.
  *
  * Memory is weaker than x86: a thread's stores wait in a buffer, from which Memory takes any of them first,
  * but a release store comes after all stores before it, and a fence waits until the own buffer is empty.

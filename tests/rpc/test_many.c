@@ -213,6 +213,25 @@ Test(many, more_than_may_be_in_flight_are_refused_where_nothing_may_wait, .timeo
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { overfill } });
 }
 
+/* The caller does not enter the library again until all have arrived. */
+static void send_to_a_sleeper(struct bx_job *job)
+{
+    for (uint32_t round = 1; round <= 5; round++) {
+        HARNESS_EQ(bx_rpc_many(job, "worker1", "hold", 10, NULL, NULL, futures), 0);
+        harness_await(HELD, 10 * round);
+        for (int i = 0; i < 10; i++) {
+            HARNESS_EQ(bx_future_cancel(futures[i]), 0);
+            bx_future_release(futures[i]);
+        }
+    }
+}
+
+Test(many, wake_a_callee_that_sleeps, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { send_to_a_sleeper }, .options = { .no_spin = true } });
+}
+
 /* The 10th allocation fails, that of a call: nine are sent, and then the rest. The first one fails: none is sent. */
 static void run_out_of_memory(struct bx_job *job)
 {

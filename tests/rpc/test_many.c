@@ -213,11 +213,14 @@ Test(many, more_than_may_be_in_flight_are_refused_where_nothing_may_wait, .timeo
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { overfill } });
 }
 
-/* The caller does not enter the library again until all have arrived. */
+/* The caller does not enter the library again until all have arrived. A bell that is due would wait for the background
+ * thread, up to a second. */
 static void send_to_a_sleeper(struct bx_job *job)
 {
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "size", NULL, NULL, NULL), 0);
     for (uint32_t round = 1; round <= 5; round++) {
         HARNESS_EQ(bx_rpc_many(job, "worker1", "hold", 10, NULL, NULL, futures), 0);
+        HARNESS_EQ(bxi_load_relaxed(&job->rpc->bells_due[0]), 0);
         harness_await(HELD, 10 * round);
         for (int i = 0; i < 10; i++) {
             HARNESS_EQ(bx_future_cancel(futures[i]), 0);

@@ -117,12 +117,12 @@ static void send_many(struct bx_job *job)
     HARNESS_EQ(harness_counter(job, "calls_sent"), 2 * (1 + 2 + 63 + 64 + 65 + 200 + MOST) + 2 * 8);
 }
 
-Test(many, arrive_in_order_and_are_answered_each, .timeout = 60)
+Test(rpc_many, arrive_in_order_and_are_answered_each, .timeout = 60)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { send_many } });
 }
 
-Test(many, arrive_in_order_though_the_callee_sleeps, .timeout = 60)
+Test(rpc_many, arrive_in_order_though_the_callee_sleeps, .timeout = 60)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { send_many }, .options = { .no_spin = true } });
@@ -147,7 +147,7 @@ static void send_of_all_kinds(struct bx_job *job)
         expect_i64(futures[i], 0);
 }
 
-Test(many, may_need_leases_or_have_no_arguments, .timeout = 30)
+Test(rpc_many, may_need_leases_or_have_no_arguments, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { send_of_all_kinds } });
 }
@@ -171,7 +171,7 @@ static void fail_in_the_middle(struct bx_job *job)
     destroy_args(100);
 }
 
-Test(many, those_before_one_that_cannot_be_sent_are_under_way, .timeout = 30)
+Test(rpc_many, those_before_one_that_cannot_be_sent_are_under_way, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { fail_in_the_middle } });
 }
@@ -188,7 +188,7 @@ static void fail_at_once(struct bx_job *job)
     destroy_args(3);
 }
 
-Test(many, fail_as_a_call_does_and_leave_no_future, .timeout = 30)
+Test(rpc_many, fail_as_a_call_does_and_leave_no_future, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { fail_at_once } });
 }
@@ -208,7 +208,7 @@ static void overfill(struct bx_job *job)
     }
 }
 
-Test(many, more_than_may_be_in_flight_are_refused_where_nothing_may_wait, .timeout = 30)
+Test(rpc_many, more_than_may_be_in_flight_are_refused_where_nothing_may_wait, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { overfill } });
 }
@@ -229,7 +229,7 @@ static void send_to_a_sleeper(struct bx_job *job)
     }
 }
 
-Test(many, wake_a_callee_that_sleeps, .timeout = 30)
+Test(rpc_many, wake_a_callee_that_sleeps, .timeout = 30)
 {
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { send_to_a_sleeper }, .options = { .no_spin = true } });
@@ -250,7 +250,7 @@ static void run_out_of_memory(struct bx_job *job)
     destroy_args(100);
 }
 
-Test(many, an_allocation_that_fails_ends_the_group_and_no_more, .timeout = 30)
+Test(rpc_many, an_allocation_that_fails_ends_the_group_and_no_more, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { run_out_of_memory } });
 }
@@ -273,7 +273,7 @@ static void outlives(struct bx_job *job)
     expect_sent(0, 50);
 }
 
-Test(many, fail_with_the_death_of_their_callee, .timeout = 30)
+Test(rpc_many, fail_with_the_death_of_their_callee, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .dies = 1u << 1, .body = { outlives, dies } });
 }

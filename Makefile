@@ -74,10 +74,10 @@ ALL_LDFLAGS  := -pthread $(filter -fsanitize=% --coverage -Wl% -flto% -O2,$(OPTI
 # next.
 EXACT := -ffp-contract=off -fno-fast-math
 $(O)/demos/reinforce/cartpole.o: FLAGS_EXACT := $(EXACT)
-$(O)/demos/reinforce/policy.o:   FLAGS_EXACT := $(EXACT)
+$(O)/demos/reinforce/policy.o $(O)/demos/reinforce/mlp.o $(O)/demos/reinforce/product.o: FLAGS_EXACT := $(EXACT)
 $(O)/demos/reinforce/learner.o:  FLAGS_EXACT := $(EXACT)
 $(O)/lib/nn/optim.o:   FLAGS_EXACT := $(EXACT)
-$(O)/demos/reinforce/policy.o:   FLAGS_OWN := -O3
+$(O)/demos/reinforce/policy.o $(O)/demos/reinforce/mlp.o $(O)/demos/reinforce/product.o: FLAGS_OWN := -O3
 $(O)/gpu/cuda_check.o $(O)/lib/nn/cuda_check.o: FLAGS_OWN := $(CUDA_H:%/cuda.h=-isystem %) $(if $(filter 1,$(CUDA)),-DBXI_CUDA_CHECKED)
 $(O)/lib/nn/optim.o:   FLAGS_OWN := -O3
 $(O)/lib/autograd/loops_f32.o $(O)/lib/autograd/loops_f64.o: FLAGS_OWN := -O3

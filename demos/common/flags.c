@@ -125,6 +125,9 @@ static int read_flag(const struct flags *flags, const struct flag *flag, const c
         return read_choice(flags, flag, text);
     case FLAG_DEVICE:
         return read_device(flags, flag, text);
+    case FLAG_LIST:
+        *(const char **)flag->value = text;
+        return 0;
     default:
         return read_text(flags, flag, text);
     }

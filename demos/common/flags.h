@@ -17,8 +17,9 @@ enum flag_kind {
     FLAG_INT,       /* int from least to most */
     FLAG_REAL,      /* double from real_least to real_most */
     FLAG_CHOICE,    /* int: index in `choices`, a NULL-terminated list of words */
-    FLAG_TEXT,      /* const char *, pointing into argv; not empty */
-    FLAG_FIGURE,    /* likewise, a file name that ends in .svg or .png */
+    FLAG_TEXT,      /* const char *, pointing into argv: a file name; not empty */
+    FLAG_LIST,      /* likewise, any text: the program reads the list */
+    FLAG_FIGURE,    /* const char *, a file name that ends in .svg or .png */
     FLAG_DEVICE,    /* int: cpu (DEVICE_CPU), cuda (DEVICE_CUDA) or cuda:N (N) */
 };
 

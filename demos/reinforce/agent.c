@@ -308,7 +308,10 @@ static int run_episode(struct agent *agent, uint64_t episode)
         return rc;      /* agent->episode is kept: calls still in flight will complete it */
     bx_future_release(agent->episode);
     agent->episode = NULL;
+
+    uint64_t start_ns = clock_now_ns();
     rc = learner_update(&agent->learner);
+    agent->run->result->learn_seconds += clock_seconds_since(start_ns);
     if (rc < 0)
         return worker_fail(&agent->worker, rc, "update", rc != -ERANGE ? bx_error_text()
                            : "an observer did not ask for an action in every step");
@@ -360,8 +363,10 @@ int reinforce_agent(const struct bx_options *options, const struct reinforce_run
         goto close;
     agent.run = run;
     rc = learner_init(&agent.learner, run->flags->seed, observers, run->flags->steps);
+    if (rc == 0 && reinforce_has_mlp(run->flags))
+        rc = learner_use_mlp(&agent.learner, &run->flags->hidden);
     if (rc < 0) {
-        worker_fail(&agent.worker, rc, "an episode", "not enough memory for its steps");
+        worker_fail(&agent.worker, rc, "an episode", "not enough memory for its steps and the network");
         goto close;
     }
     if (run->flags->device != DEVICE_CPU)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * An episode's memory, and the choice between CPU and GPU. Run by the agent: decisions on the thread that makes
+ * An episode's memory, and the choice between CPU, GPU and other networks. Run by the agent: decisions on the thread that makes
  * progress (inside select_action and select_action_batch), updates on the main thread between two episodes, when no
  * call can come.
  */
@@ -42,8 +42,10 @@ int learner_init(struct learner *learner, uint64_t seed, size_t observers, size_
 void learner_fini(struct learner *learner)
 {
     policy_gpu_destroy(learner->gpu);
+    mlp_destroy(learner->mlp);
     free(learner->next_step);
     free(learner->rows);
+    free(learner->mlp_rows);
     free(learner->weight);
     memset(learner, 0, sizeof(*learner));
 }
@@ -55,6 +57,19 @@ int learner_use_gpu(struct learner *learner, int ordinal)
 
     if (rc < 0)
         return rc;
+    free(learner->rows);
+    learner->rows = NULL;
+    return 0;
+}
+
+int learner_use_mlp(struct learner *learner, const struct mlp_shape *shape)
+{
+    size_t rows = learner->steps * learner->observers;
+
+    learner->mlp = mlp_create(shape, learner->seed);
+    learner->mlp_rows = calloc(rows, sizeof(*learner->mlp_rows));
+    if (learner->mlp == NULL || learner->mlp_rows == NULL)
+        return -ENOMEM;
     free(learner->rows);
     learner->rows = NULL;
     return 0;
@@ -98,12 +113,40 @@ static void decide_on_gpu(struct learner *learner, struct learner_ask *asks, siz
             asks[i].action = rc < 0 ? rc : on_gpu[asked++].action;
 }
 
+/* One forward pass decides all asks that have a step left; the others keep their -ERANGE. At most MLP_BLOCK_ROWS. */
+static void decide_by_mlp(struct learner *learner, struct learner_ask *asks, size_t count)
+{
+    struct mlp_row *rows[MLP_BLOCK_ROWS];
+    size_t asked = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        size_t at = 0;
+        uint64_t key = 0;
+
+        asks[i].action = next_row(learner, asks[i].observer, &at, &key);
+        if (asks[i].action < 0)
+            continue;
+        rows[asked] = &learner->mlp_rows[at];
+        memcpy(rows[asked]->state, asks[i].state, sizeof(asks[i].state));
+        rows[asked++]->key = key;
+    }
+    mlp_act(learner->mlp, rows, asked);
+    asked = 0;
+    for (size_t i = 0; i < count; i++)
+        if (asks[i].action == 0)
+            asks[i].action = rows[asked++]->action;
+}
+
 void learner_decide(struct learner *learner, struct learner_ask *asks, size_t count)
 {
     if (learner->gpu != NULL) {
         decide_on_gpu(learner, asks, count);
         return;
     }
+    for (size_t i = 0; learner->mlp != NULL && i < count; i += MLP_BLOCK_ROWS)
+        decide_by_mlp(learner, asks + i, count - i < MLP_BLOCK_ROWS ? count - i : MLP_BLOCK_ROWS);
+    if (learner->mlp != NULL)
+        return;
     for (size_t i = 0; i < count; i++) {
         size_t at = 0;
         uint64_t key = 0;
@@ -151,6 +194,9 @@ int learner_update(struct learner *learner)
     }
     if (learner->gpu != NULL) {
         rc = policy_gpu_learn(learner->gpu, &learner->policy, learner->weight, rows);
+    } else if (learner->mlp != NULL) {
+        mlp_backward(learner->mlp, learner->mlp_rows, learner->weight, rows);
+        mlp_adam(learner->mlp);
     } else {
         policy_backward(&learner->policy, learner->rows, learner->weight, rows, &grad);
         policy_adam(&learner->policy, &grad);

@@ -1,25 +1,28 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What the agent does in an episode: it decides for each observer, step by step, remembers the decisions, and updates
- * the policy at the end. On the CPU, or after learner_use_gpu on a GPU. Uses no RPC. One thread at a time uses a
- * learner.
+ * the policy at the end. On the CPU; after learner_use_gpu on a GPU; after learner_use_mlp with another network. Uses no
+ * RPC. One thread at a time uses a learner.
  */
 #ifndef DEMOS_LEARNER_H
 #define DEMOS_LEARNER_H
 
+#include "mlp.h"
 #include "policy.h"
 
 /* The policy, and the decisions and returns of one episode, each steps x observers. */
 struct learner {
     struct policy policy;           /* with a GPU: as it was before the first episode, but for `updates` */
     struct policy_gpu *gpu;         /* NULL: the CPU */
+    struct mlp *mlp;                /* not NULL: instead of `policy` */
     size_t observers;
     size_t steps;                   /* of an episode, for each observer */
     uint64_t seed;
     uint64_t episode;
     uint64_t episode_key;
     size_t *next_step;              /* by observer */
-    struct policy_row *rows;        /* NULL with a GPU */
+    struct policy_row *rows;        /* NULL with a GPU or an MLP */
+    struct mlp_row *mlp_rows;       /* NULL without an MLP */
     float *weight;                  /* returns / observers */
 };
 
@@ -28,6 +31,9 @@ int learner_init(struct learner *learner, uint64_t seed, size_t observers, size_
 void learner_fini(struct learner *learner);
 /* Call it before the first decision: the learner then decides and learns on that GPU. 0 or a code of bx_cuda_*. */
 int learner_use_gpu(struct learner *learner, int ordinal);
+/* Call it before the first decision: the learner then decides and learns with a network of these layers, on the CPU. 0
+ * or -ENOMEM. */
+int learner_use_mlp(struct learner *learner, const struct mlp_shape *shape);
 
 struct learner_ask {
     size_t observer;                /* from 0 */

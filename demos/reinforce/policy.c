@@ -61,12 +61,17 @@ static inline lanes_i32 passes(lanes_f32 value, lanes_i32 kept)
     return (lanes_i32)(value > all(0.0f)) & kept;
 }
 
-void policy_set_dropout(struct policy *policy, double rate)
+void policy_keep(double rate, uint64_t *threshold, float *scale)
 {
     double keep = 1.0 - rate;
 
-    policy->keep_threshold = (uint64_t)llround(keep * 0x1p32);
-    policy->keep_scale = (float)(1.0 / keep);
+    *threshold = (uint64_t)llround(keep * 0x1p32);
+    *scale = (float)(1.0 / keep);
+}
+
+void policy_set_dropout(struct policy *policy, double rate)
+{
+    policy_keep(rate, &policy->keep_threshold, &policy->keep_scale);
 }
 
 void policy_init(struct policy *policy, uint64_t seed)
@@ -85,9 +90,8 @@ void policy_init(struct policy *policy, uint64_t seed)
 /* Each unit compares a uniform number of its own with the threshold, bit by bit from the top, 64 units at once (draw
  * 2 * level + word). A comparison is decided after two bits on average, so the loop ends after about nine of the 32
  * levels. One draw for each unit would cost three times as much. */
-void policy_draw_keep(const struct policy *policy, uint64_t row_key, uint64_t keep[2])
+void policy_draw_kept(uint64_t threshold, uint64_t row_key, uint64_t keep[2])
 {
-    uint64_t threshold = policy->keep_threshold;
     uint64_t undecided[2] = { UINT64_MAX, UINT64_MAX };
 
     keep[0] = keep[1] = 0;
@@ -105,6 +109,11 @@ void policy_draw_keep(const struct policy *policy, uint64_t row_key, uint64_t ke
             undecided[word] &= ~(bit ^ draw);
         }
     }
+}
+
+void policy_draw_keep(const struct policy *policy, uint64_t row_key, uint64_t keep[2])
+{
+    policy_draw_kept(policy->keep_threshold, row_key, keep);
 }
 
 /* The hidden units of one group, before ReLU and dropout. */
@@ -156,14 +165,21 @@ void policy_forward(const struct policy *policy, const float state[POLICY_INPUTS
     softmax(score_difference(policy, state, keep), prob, NULL);
 }
 
+int32_t policy_choose(float difference, uint64_t row_key, float prob[POLICY_ACTIONS], float *log_prob)
+{
+    float log_probs[POLICY_ACTIONS];
+
+    softmax(difference, prob, log_probs);
+
+    int32_t action = rng_unit_f32(rng_at(row_key, POLICY_ACTION_DRAW)) >= prob[0];
+    *log_prob = log_probs[action];
+    return action;
+}
+
 void policy_act(const struct policy *policy, uint64_t row_key, struct policy_row *row)
 {
-    float log_prob[POLICY_ACTIONS];
-
     policy_draw_keep(policy, row_key, row->keep);
-    softmax(score_difference(policy, row->state, row->keep), row->prob, log_prob);
-    row->action = rng_unit_f32(rng_at(row_key, POLICY_ACTION_DRAW)) >= row->prob[0];
-    row->log_prob = log_prob[row->action];
+    row->action = policy_choose(score_difference(policy, row->state, row->keep), row_key, row->prob, &row->log_prob);
 }
 
 struct block {
@@ -203,6 +219,12 @@ static void backward_group(const struct policy *policy, const struct block *bloc
         *(lanes_f32 *)(grad->v + POLICY_W1 + k * POLICY_UNITS + unit) += first[k];
 }
 
+/* d(-log prob)/d(score 0): prob 0 - 1 = -prob 1 if action 0 was taken, else prob 0. */
+float policy_slope(float weight, int32_t action, const float prob[POLICY_ACTIONS])
+{
+    return weight * (action == 0 ? -prob[1] : prob[0]);
+}
+
 void policy_backward(const struct policy *policy, const struct policy_row *rows,
                      const float *weight, size_t count, struct policy_params *grad)
 {
@@ -213,10 +235,7 @@ void policy_backward(const struct policy *policy, const struct policy_row *rows,
 
         block.count = count - done < POLICY_BLOCK_ROWS ? count - done : POLICY_BLOCK_ROWS;
         for (size_t i = 0; i < block.count; i++) {
-            const struct policy_row *row = &block.rows[i];
-
-            /* d(-log prob)/d(score 0): prob 0 - 1 = -prob 1 if action 0 was taken, else prob 0. */
-            block.slope[i] = weight[done + i] * (row->action == 0 ? -row->prob[1] : row->prob[0]);
+            block.slope[i] = policy_slope(weight[done + i], block.rows[i].action, block.rows[i].prob);
             sum += block.slope[i];
         }
         for (size_t group = 0; group < GROUPS; group++)
@@ -228,26 +247,34 @@ void policy_backward(const struct policy *policy, const struct policy_row *rows,
     grad->v[POLICY_B2 + 1] = -grad->v[POLICY_B2];
 }
 
-void policy_adam_rates(struct policy *policy, float *rate, float *unbias)
+void policy_adam_rates(uint64_t *updates, float *rate, float *unbias)
 {
-    double step = (double)++policy->updates;
+    double step = (double)++*updates;
 
     *rate = (float)(POLICY_LEARNING_RATE / (1.0 - pow(0.9, step)));
     *unbias = (float)sqrt(1.0 - pow(0.999, step));
 }
 
-void policy_adam(struct policy *policy, const struct policy_params *grad)
+void policy_adam_arrays(const struct policy_adam_arrays *arrays, uint64_t *updates)
 {
     float rate, unbias;
 
-    policy_adam_rates(policy, &rate, &unbias);
-    for (size_t i = 0; i < POLICY_PARAMS; i++) {
-        float g = grad->v[i];
-        float mean = 0.9f * policy->mean.v[i] + 0.1f * g;
-        float square = 0.999f * policy->square.v[i] + 0.001f * g * g;
+    policy_adam_rates(updates, &rate, &unbias);
+    for (size_t i = 0; i < arrays->count; i++) {
+        float g = arrays->grad[i];
+        float mean = 0.9f * arrays->mean[i] + 0.1f * g;
+        float square = 0.999f * arrays->square[i] + 0.001f * g * g;
 
-        policy->mean.v[i] = mean;
-        policy->square.v[i] = square;
-        policy->params.v[i] -= rate * mean / (sqrtf(square) / unbias + 1e-8f);
+        arrays->mean[i] = mean;
+        arrays->square[i] = square;
+        arrays->params[i] -= rate * mean / (sqrtf(square) / unbias + 1e-8f);
     }
+}
+
+void policy_adam(struct policy *policy, const struct policy_params *grad)
+{
+    policy_adam_arrays(&(struct policy_adam_arrays){
+        .params = policy->params.v, .mean = policy->mean.v, .square = policy->square.v, .grad = grad->v,
+        .count = POLICY_PARAMS,
+    }, &policy->updates);
 }

@@ -5,7 +5,8 @@
  *     Linear(4, 128) - dropout - ReLU - Linear(128, 2) - softmax
  *
  * in float32, trained by the policy gradient with Adam. policy.c computes it on the CPU; policy_cuda.c computes the
- * same on a GPU, with policy.c's formulas. learner.c chooses between the two. One thread at a time uses a policy.
+ * same on a GPU, with policy.c's formulas. mlp.c has networks of other sizes. learner.c chooses between the three. One
+ * thread at a time uses a policy.
  */
 #ifndef DEMOS_POLICY_H
 #define DEMOS_POLICY_H
@@ -68,7 +69,27 @@ void policy_backward(const struct policy *policy, const struct policy_row *rows,
 void policy_adam(struct policy *policy, const struct policy_params *grad);
 /* Counts a step of Adam, and computes its two factors that are the same for all parameters: *rate is the learning rate
  * over 1 - 0.9^updates, *unbias is sqrt(1 - 0.999^updates). */
-void policy_adam_rates(struct policy *policy, float *rate, float *unbias);
+void policy_adam_rates(uint64_t *updates, float *rate, float *unbias);
+
+/* ---- Parts of the above, for networks of other sizes (mlp.c) -------------------------------------------- */
+
+/* What policy_set_dropout sets. */
+void policy_keep(double rate, uint64_t *threshold, float *scale);
+/* policy_draw_keep with this threshold. */
+void policy_draw_kept(uint64_t threshold, uint64_t row_key, uint64_t keep[2]);
+/* Computes the probabilities from the score of action 1 minus that of action 0, and draws an action; *log_prob is its
+ * logarithm. */
+int32_t policy_choose(float difference, uint64_t row_key, float prob[POLICY_ACTIONS], float *log_prob);
+/* The row's part of d(loss)/d(score of action 0); for action 1 it is the negative. */
+float policy_slope(float weight, int32_t action, const float prob[POLICY_ACTIONS]);
+
+struct policy_adam_arrays {
+    float *params, *mean, *square;      /* `count` each, as in struct policy */
+    const float *grad;
+    size_t count;
+};
+/* policy_adam of these arrays. */
+void policy_adam_arrays(const struct policy_adam_arrays *arrays, uint64_t *updates);
 
 /* ---- On a GPU (policy_cuda.c) ------------------------------------------------------------------------- *
  * The functions that return int return 0, or a code of bx_cuda_* after a sentence. All of them wait for the GPU. */

@@ -185,7 +185,7 @@ int policy_gpu_learn(struct policy_gpu *gpu, struct policy *policy, const float 
     };
     int rc = bx_cuda_copy(gpu->cuda, gpu->weight, weight, count * sizeof(*weight));
 
-    policy_adam_rates(policy, &adam.rate, &adam.unbias);
+    policy_adam_rates(&policy->updates, &adam.rate, &adam.unbias);
     if (rc == 0)
         rc = bx_kernel_launch(gpu->kernels, "policy_gpu_backward", backward.count, &backward);
     if (rc == 0)

@@ -56,6 +56,8 @@ static const char HELP[] =
     "  --gamma G            discount of later rewards (1.0; 0 to 1)\n"
     "  --seed N             the same seed gives the same episodes (543)\n"
     "  --mode MODE          both, batch or no-batch (both)\n"
+    "  --hidden LIST        widths of the policy's 1 to 4 hidden layers, each a multiple of 16 up to\n"
+    "                       4096 (128); other lists than 128 print the time of learning too\n"
     "  --device DEVICE      where the policy decides and learns: cpu, cuda or cuda:N (cpu)\n"
     "  --quiet              no line for each episode\n"
     "  --csv FILE           world_size,mode,seconds,train_seconds,us_per_step_observer\n"
@@ -69,10 +71,48 @@ static const char HELP[] =
     "Exit status: 0 done; 1 a file or the plot could not be written; 2 a wrong flag; 3 a worker\n"
     "died or failed. SIGINT and SIGTERM end the workers, then the program by that signal.\n";
 
+/* Reads widths with commas between them. */
+static int read_hidden(const struct flags *flags, const char *text, struct mlp_shape *to)
+{
+    to->count = 0;
+    for (const char *at = text;; at++) {
+        size_t digits = strspn(at, "0123456789");
+        unsigned long units = digits > 0 && digits < 9 ? strtoul(at, NULL, 10) : 0;
+
+        if (to->count == MLP_HIDDEN_MAX)
+            return flags_wrong(flags, "--hidden takes at most %d layers, and \"%s\" has more", MLP_HIDDEN_MAX, text);
+        if (units < MLP_UNITS_STEP || units > MLP_UNITS_MAX || units % MLP_UNITS_STEP != 0)
+            return flags_wrong(flags, "--hidden takes widths that are multiples of %d up to %d, and layer %zu of \"%s\" "
+                               "is \"%.*s\"", MLP_UNITS_STEP, MLP_UNITS_MAX, to->count + 1, text,
+                               (int)strcspn(at, ","), at);
+        to->units[to->count++] = units;
+        at += digits;
+        if (*at == '\0')
+            return 0;
+        if (*at != ',')
+            return flags_wrong(flags, "--hidden takes widths with commas between them, and \"%s\" has \"%c\" after "
+                               "layer %zu", text, *at, to->count);
+    }
+}
+
+/* What the flags' table does not check. 0, or -1 after a sentence on stderr. */
+static int check_flags(const struct flags *flags, const char *hidden, struct reinforce_flags *to)
+{
+    if (read_hidden(flags, hidden, &to->hidden) < 0)
+        return -1;
+    if (to->device != DEVICE_CPU && reinforce_has_mlp(to))
+        return flags_wrong(flags, "--hidden %s is computed on the CPU only, so --device cannot be a GPU", hidden);
+    if (to->min_world_size > to->max_world_size)
+        return flags_wrong(flags, "--min-world-size %d is more than --max-world-size %d", to->min_world_size,
+                           to->max_world_size);
+    return 0;
+}
+
 /* 0; 1: --help or --version is done; -1 after a sentence on stderr. */
 static int parse_flags(int argc, char **argv, struct reinforce_flags *to)
 {
     static const char *const MODES[] = { "both", "batch", "no-batch", NULL };
+    const char *hidden = "128";
     int mode = 0;
     const struct flag table[] = {
         { "min-world-size", FLAG_INT, &to->min_world_size, .least = BX_WORLD_MIN, .most = BX_WORLD_MAX },
@@ -82,6 +122,7 @@ static int parse_flags(int argc, char **argv, struct reinforce_flags *to)
         { "gamma", FLAG_REAL, &to->gamma, .real_least = 0.0, .real_most = 1.0 },
         { "seed", FLAG_U64, &to->seed, .most = UINT64_MAX },
         { "mode", FLAG_CHOICE, &mode, .choices = MODES },
+        { "hidden", FLAG_LIST, .value = &hidden },
         { "device", FLAG_DEVICE, .value = &to->device },
         { "quiet", FLAG_SWITCH, .value = &to->quiet },
         { "csv", FLAG_TEXT, .value = &to->csv },
@@ -98,10 +139,7 @@ static int parse_flags(int argc, char **argv, struct reinforce_flags *to)
         to->device = 0;
     to->mode[REINFORCE_BATCH] = mode != 2;
     to->mode[REINFORCE_NO_BATCH] = mode != 1;
-    if (rc == 0 && to->min_world_size > to->max_world_size)
-        return flags_wrong(&flags, "--min-world-size %d is more than --max-world-size %d", to->min_world_size,
-                           to->max_world_size);
-    return rc;
+    return rc == 0 ? check_flags(&flags, hidden, to) : rc;
 }
 
 /* ---- One run ------------------------------------------------------------------------------------- */
@@ -131,6 +169,14 @@ static int report_failure(const struct reinforce_run *run, int code, const char 
     return REINFORCE_WORKER;
 }
 
+/* Microseconds of `seconds` per step and observer. */
+static double per_step_us(const struct reinforce_flags *flags, const struct outcome *outcome, double seconds)
+{
+    double steps = (double)flags->episodes * (double)flags->steps * (outcome->world_size - 1);
+
+    return 1e6 * seconds / steps;
+}
+
 /* One world size in one mode. */
 static int run_once(struct launcher *launcher, enum reinforce_mode mode,
                     struct outcome *outcome)
@@ -157,6 +203,9 @@ static int run_once(struct launcher *launcher, enum reinforce_mode mode,
         .seconds = clock_seconds_since(start_ns),
         .train_seconds = launcher->result->train_seconds,
     };
+    if (reinforce_has_mlp(&launcher->flags))
+        printf("learning: world_size %d, %s: %.3f us/step/observer\n", run.world_size, reinforce_mode_name(mode),
+               per_step_us(&launcher->flags, outcome, launcher->result->learn_seconds));
     if (launcher->flags.count_frames)
         printf("frames: world_size %d, %s: requests_batched %llu, requests_inline %llu, "
                "replies_sent %llu\n", run.world_size, reinforce_mode_name(mode),
@@ -170,9 +219,7 @@ static int run_once(struct launcher *launcher, enum reinforce_mode mode,
 static double step_us(const struct reinforce_flags *flags, const struct outcome *outcome,
                       enum reinforce_mode mode)
 {
-    double steps = (double)flags->episodes * (double)flags->steps * (outcome->world_size - 1);
-
-    return 1e6 * outcome->timing[mode].train_seconds / steps;
+    return per_step_us(flags, outcome, outcome->timing[mode].train_seconds);
 }
 
 static int csv_failed(const struct launcher *launcher)
@@ -237,6 +284,16 @@ static void print_table(const struct launcher *launcher)
     }
 }
 
+/* Writes "4 - 128 - 2". */
+static void name_network(const struct mlp_shape *hidden, char *text, size_t bytes)
+{
+    size_t length = (size_t)snprintf(text, bytes, "%d", POLICY_INPUTS);
+
+    for (size_t i = 0; i <= hidden->count && length < bytes; i++)
+        length += (size_t)snprintf(text + length, bytes - length, " - %zu",
+                                   i < hidden->count ? hidden->units[i] : POLICY_ACTIONS);
+}
+
 /* Draws seconds over world size, a line for each mode. */
 static int draw(const struct launcher *launcher)
 {
@@ -244,9 +301,11 @@ static int draw(const struct launcher *launcher)
     int x[BX_WORLD_MAX];
     double y[REINFORCE_MODES][BX_WORLD_MAX];
     struct plot_line lines[REINFORCE_MODES];
-    struct plot plot = { "reinforce", "Batched CartPole: one agent, the others observers", "world size",
-                         "seconds", lines, 0 };
+    char network[64], title[160];
+    struct plot plot = { "reinforce", title, "world size", "seconds", lines, 0 };
 
+    name_network(&launcher->flags.hidden, network, sizeof(network));
+    snprintf(title, sizeof(title), "Batched CartPole: one agent, the others observers; network %s", network);
     for (int mode = 0; mode < REINFORCE_MODES; mode++) {
         if (!launcher->flags.mode[mode])
             continue;

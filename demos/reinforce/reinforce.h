@@ -4,6 +4,7 @@
  *
  *     cartpole.c                the simulator (cartpole.h)
  *     policy.c, policy_cuda.c   the network on the CPU and on a GPU (policy.h)
+ *     product.c, mlp.c          a product of matrices; networks with other hidden layers (product.h, mlp.h)
  *     learner.c                 an episode's memory; chooses between them (learner.h)
  *     agent.c, observer.c       the two kinds of worker (demos/common/worker.h)
  *     reinforce.c               the launcher: flags, runs, tables, files
@@ -12,6 +13,8 @@
  */
 #ifndef DEMOS_REINFORCE_H
 #define DEMOS_REINFORCE_H
+
+#include "mlp.h"
 
 #include <boxcar.h>
 #include <stdbool.h>
@@ -43,6 +46,7 @@ struct reinforce_flags {
     bool quiet;
     bool count_frames;
     int device;                 /* of the policy: DEVICE_CPU, or the ordinal of a GPU (demos/common/flags.h) */
+    struct mlp_shape hidden;    /* one layer of POLICY_UNITS: policy.c; any other: mlp.c */
     const char *csv;            /* NULL: none */
     const char *plot;
 };
@@ -51,6 +55,7 @@ struct reinforce_flags {
  * after the agent's end, so its accesses need no order. */
 struct reinforce_result {
     double train_seconds;
+    double learn_seconds;       /* of them: the updates between the episodes */
     uint64_t requests_batched;
     uint64_t requests_inline;
     uint64_t replies_sent;
@@ -62,6 +67,11 @@ struct reinforce_run {
     int world_size;
     struct reinforce_result *result;
 };
+
+static inline bool reinforce_has_mlp(const struct reinforce_flags *flags)
+{
+    return flags->hidden.count != 1 || flags->hidden.units[0] != POLICY_UNITS;
+}
 
 static inline const char *reinforce_mode_name(enum reinforce_mode mode)
 {

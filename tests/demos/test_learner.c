@@ -33,6 +33,45 @@ Test(learner, a_decision_does_not_depend_on_who_else_decides_or_when)
     learner_fini(&crowd);
 }
 
+/* Step by step with an MLP: observer by observer in one learner, all at once in the other. */
+Test(learner, an_mlp_decides_the_same_alone_and_in_a_batch)
+{
+    static const struct mlp_shape SHAPE = { 2, { 64, 32 } };
+    enum { OBSERVERS = 11, STEPS = 13, ROWS = OBSERVERS * STEPS };
+    struct learner alone, batch;
+    struct learner_ask asks[OBSERVERS + 1];
+    float returns[STEPS];
+
+    cr_assert_eq(learner_init(&alone, 5, OBSERVERS, STEPS), 0);
+    cr_assert_eq(learner_init(&batch, 5, OBSERVERS, STEPS), 0);
+    cr_assert_eq(learner_use_mlp(&alone, &SHAPE), 0);
+    cr_assert_eq(learner_use_mlp(&batch, &SHAPE), 0);
+    for (int episode = 0; episode < 3; episode++) {
+        for (size_t step = 0; step < STEPS; step++) {
+            for (size_t i = 0; i <= OBSERVERS; i++) {
+                asks[i].observer = OBSERVERS - i;       /* the first one does not exist */
+                for (size_t k = 0; k < POLICY_INPUTS; k++)
+                    asks[i].state[k] = STATE[k] * (float)(i + step);
+            }
+            learner_decide(&batch, asks, OBSERVERS + 1);
+            cr_assert_eq(asks[0].action, -ERANGE);
+            for (size_t i = 1; i <= OBSERVERS; i++)
+                cr_assert_eq(learner_act(&alone, asks[i].observer, asks[i].state), asks[i].action);
+            returns[step] = 1.0f + (float)step;
+        }
+        cr_assert_arr_eq(alone.mlp_rows, batch.mlp_rows, ROWS * sizeof(*alone.mlp_rows));
+        for (size_t i = 0; i < OBSERVERS; i++) {
+            cr_assert_eq(learner_returns(&alone, i, 0, returns, STEPS), 0);
+            cr_assert_eq(learner_returns(&batch, i, 0, returns, STEPS), 0);
+        }
+        cr_assert_eq(learner_update(&alone), 0);
+        cr_assert_eq(learner_update(&batch), 0);
+        cr_assert_arr_eq(alone.mlp->params, batch.mlp->params, alone.mlp->count * sizeof(float));
+    }
+    learner_fini(&alone);
+    learner_fini(&batch);
+}
+
 Test(learner, refuses_what_does_not_fit_the_episode)
 {
     struct learner learner;
@@ -74,7 +113,7 @@ struct learned {
     double last_ten;        /* mean of the last ten episodes' last reward */
 };
 
-static struct learned learn(uint64_t seed)
+static struct learned learn(uint64_t seed, const struct mlp_shape *shape)
 {
     static float returns[LEARN_STEPS];
     struct cartpole_player players[LEARN_OBSERVERS];
@@ -82,6 +121,8 @@ static struct learned learn(uint64_t seed)
     struct learned result = { 0 };
 
     cr_assert_eq(learner_init(&learner, seed, LEARN_OBSERVERS, LEARN_STEPS), 0);
+    if (shape != NULL)
+        cr_assert_eq(learner_use_mlp(&learner, shape), 0);
     for (int i = 0; i < LEARN_OBSERVERS; i++)
         players[i] = (struct cartpole_player){ .seed = seed, .rank = i + 1, .gamma = 1.0 };
     for (int episode = 0; episode < LEARN_EPISODES; episode++) {
@@ -111,7 +152,7 @@ Test(learner, learns_to_balance_for_nine_seeds_of_ten)
     int doubled = 0;
 
     for (uint64_t seed = 1; seed <= 10; seed++) {
-        struct learned result = learn(seed);
+        struct learned result = learn(seed, NULL);
 
         doubled += result.at_end >= 2.0 * result.at_5;
         last_ten += result.last_ten / 10;
@@ -122,8 +163,20 @@ Test(learner, learns_to_balance_for_nine_seeds_of_ten)
 
 Test(learner, the_same_seed_gives_the_same_training)
 {
-    struct learned one = learn(42), two = learn(42);
+    struct learned one = learn(42, NULL), two = learn(42, NULL);
 
     cr_assert_eq(one.at_end, two.at_end);
     cr_assert_eq(one.last_ten, two.last_ten);
+}
+
+Test(learner, an_mlp_learns_to_balance)
+{
+    static const struct mlp_shape SHAPES[] = { { 1, { 64 } }, { 2, { 64, 32 } } };
+
+    for (size_t i = 0; i < 2; i++) {
+        struct learned result = learn(1, &SHAPES[i]);
+
+        cr_assert_geq(result.at_end, 2.0 * result.at_5);
+        cr_assert_geq(result.last_ten, 250.0, "shape %zu: %g", i, result.last_ten);
+    }
 }

@@ -17,8 +17,8 @@ tab=$(printf '\t')
 # ---- Flags -----------------------------------------------------------------------------------------
 
 run --help
-flags='min-world-size|max-world-size|num-episode|num-steps|gamma|seed|mode|device|quiet|csv|plot'
-check 'help lists all flags' test "$status $(grep -cE -e "--($flags) " "$dir/out")" = '0 11'
+flags='min-world-size|max-world-size|num-episode|num-steps|gamma|seed|mode|hidden|device|quiet|csv|plot'
+check 'help lists all flags' test "$status $(grep -cE -e "--($flags) " "$dir/out")" = '0 12'
 run --version
 check 'version is one line' lines 1 '^reinforce [0-9]+\.[0-9]+\.[0-9]+$' "$dir/out"
 check 'refuses an unknown device' refuses --device cuda:
@@ -37,6 +37,26 @@ check 'refuses an unknown flag' refuses --num-episodes 3
 check 'refuses a flag without its value' refuses --seed
 check 'refuses a word' refuses episode
 check 'refuses a figure of unknown type' refuses --plot figure.gif
+
+wrong()     # wrong PATTERN LIST FLAGS...: --hidden LIST is refused with a sentence that has the pattern
+{
+    pattern=$1
+    list=$2
+    shift 2
+    refuses --hidden "$list" "$@" && lines 1 "$pattern" "$dir/err"
+}
+
+check 'refuses no layer' wrong 'layer 1 of "" is ""' ''
+check 'refuses a layer without a width' wrong 'layer 2 of "64,,64" is ""' 64,,64
+check 'refuses a comma at the end' wrong 'layer 2 of "64," is ""' 64,
+check 'refuses a width of 0' wrong 'layer 1 of "0" is "0"' 0
+check 'refuses a width that is not a multiple of 16' wrong 'layer 2 of "64,100" is "100"' 64,100
+check 'refuses a width over 4096' wrong 'layer 1 of "4112,16" is "4112"' 4112,16
+check 'refuses a width beyond all numbers' wrong 'is "18446744073709551632"' 18446744073709551632
+check 'refuses a negative width' wrong 'layer 1 of "-16" is "-16"' -16
+check 'refuses another separator' wrong 'has "x" after layer 1' 64x64
+check 'refuses five layers' wrong 'at most 4 layers' 16,16,16,16,16
+check 'refuses other layers on a GPU' wrong 'on the CPU only' 64,64 --device cuda
 
 check 'refuses a table in no directory' cannot 'No such file' --csv "$dir/none/t.csv"
 check 'refuses a directory as table' cannot 'Is a directory' --csv "$dir"
@@ -107,6 +127,24 @@ unset BX_WAIT
 check 'epoll gives the same episodes' cmp "$dir/batch" "$dir/epoll"
 episodes other --mode batch --seed 544
 check 'another seed gives others' sh -c "! cmp -s '$dir/batch' '$dir/other' && test -s '$dir/other'"
+
+# ---- Other hidden layers ---------------------------------------------------------------------------
+
+episodes again --hidden 128 --mode batch
+check 'one layer of 128 is the default' cmp "$dir/batch" "$dir/again"
+check 'and prints no time of learning' lines 0 '^learning' "$dir/out"
+for hidden in 64 1024 16,272,32,64; do
+    episodes layers --hidden "$hidden" --mode batch --num-steps 60
+    episodes again --hidden "$hidden" --mode batch --num-steps 60
+    check "$hidden: twelve episodes" is 12 "$dir/layers"
+    check "$hidden: a seed repeats with batching" cmp "$dir/layers" "$dir/again"
+    episodes single --hidden "$hidden" --mode no-batch --num-steps 60
+    check "$hidden: both modes give the same episodes" cmp "$dir/layers" "$dir/single"
+    check "$hidden: not those of 128" sh -c "! cmp -s '$dir/batch' '$dir/layers'"
+done
+run --hidden 64,64 --max-world-size 2 --num-episode 2 --plot "$dir/f.svg"
+check 'the times of learning' lines 2 '^learning: world_size 2, (batch|no-batch): [0-9.]+ us/step/observer$' "$dir/out"
+check 'the figure names the network' grep -q '4 - 64 - 64 - 2' "$dir/f.svg"
 
 run --max-world-size 3 --num-episode 2 --num-steps 7000 --mode batch
 check 'an episode longer than a frame' lines 4 "$episode" "$dir/out"

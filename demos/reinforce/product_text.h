@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The loops of product.c: a text that product.c includes once for each width of vectors, with
+ *
+ *     LANES       floats of a vector
+ *     TILE_ROWS   rows computed at a time: their sums, TILE_ROWS x one panel, fit the vector registers; at most 6
+ *     TARGET      the attribute that allows these vectors
+ *     NAME(x)     the functions' names
+ *
+ * A tile reads each vector of b once for all of its rows. The panel of b stays in the cache from one tile to the next.
+ */
+
+#define PARTS (PRODUCT_PANEL / LANES)
+
+typedef float NAME(lanes) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+/* `rows` is a constant where this is inlined, so that the sums stay in registers. */
+static inline __attribute__((always_inline)) TARGET void NAME(tile)(const struct product *p, size_t row, size_t panel,
+                                                                    size_t rows)
+{
+    const float *a = p->a + row * p->a_row, *b = p->b + panel * p->b_panel;
+    size_t a_row = p->a_row;
+    NAME(lanes) sum[TILE_ROWS][PARTS];
+
+    for (size_t r = 0; r < rows; r++)
+        for (size_t part = 0; part < PARTS; part++)
+            sum[r][part] = (NAME(lanes)){ 0 };
+    for (size_t left = p->terms; left > 0; left--) {
+        for (size_t r = 0; r < rows; r++)
+            for (size_t part = 0; part < PARTS; part++)
+                sum[r][part] += ((const NAME(lanes) *)b)[part] * a[r * a_row];
+        a += p->a_term;
+        b += p->b_term;
+    }
+    for (size_t r = 0; r < rows; r++) {
+        const float *base = p->base + (row + r) * p->base_row + panel * p->base_panel;
+        float *c = p->c + (row + r) * p->c_row + panel * p->c_panel;
+
+        for (size_t part = 0; part < PARTS; part++)
+            ((NAME(lanes) *)c)[part] = ((const NAME(lanes) *)base)[part] + sum[r][part];
+    }
+}
+
+static TARGET void NAME(panel)(const struct product *p, size_t panel)
+{
+    size_t row = 0;
+
+    for (; row + TILE_ROWS <= p->rows; row += TILE_ROWS)
+        NAME(tile)(p, row, panel, TILE_ROWS);
+    switch (p->rows - row) {
+    case 1:
+        NAME(tile)(p, row, panel, 1);
+        break;
+    case 2:
+        NAME(tile)(p, row, panel, 2);
+        break;
+#if TILE_ROWS > 3
+    case 3:
+        NAME(tile)(p, row, panel, 3);
+        break;
+    case 4:
+        NAME(tile)(p, row, panel, 4);
+        break;
+    case 5:
+        NAME(tile)(p, row, panel, 5);
+        break;
+#endif
+    default:
+        break;
+    }
+}
+
+static TARGET void NAME(product)(const struct product *p)
+{
+    for (size_t panel = 0; panel < p->panels; panel++)
+        NAME(panel)(p, panel);
+}
+
+#undef PARTS
+#undef LANES
+#undef TILE_ROWS
+#undef TARGET
+#undef NAME

@@ -14,30 +14,31 @@
 
 typedef float NAME(lanes) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
-/* `rows` is a constant where this is inlined, so that the sums stay in registers. */
+/* `rows` x `wide` panels, at most TILE_ROWS; both are constants where this is inlined, so that the sums stay in
+ * registers. Sum i is that of row i / wide, in panel i % wide. */
 static inline __attribute__((always_inline)) TARGET void NAME(tile)(const struct product *p, size_t row, size_t panel,
-                                                                    size_t rows)
+                                                                    size_t rows, size_t wide)
 {
     const float *a = p->a + row * p->a_row, *b = p->b + panel * p->b_panel;
-    size_t a_row = p->a_row;
+    size_t a_row = p->a_row, b_panel = p->b_panel;
     NAME(lanes) sum[TILE_ROWS][PARTS];
 
-    for (size_t r = 0; r < rows; r++)
+    for (size_t i = 0; i < rows * wide; i++)
         for (size_t part = 0; part < PARTS; part++)
-            sum[r][part] = (NAME(lanes)){ 0 };
+            sum[i][part] = (NAME(lanes)){ 0 };
     for (size_t left = p->terms; left > 0; left--) {
-        for (size_t r = 0; r < rows; r++)
+        for (size_t i = 0; i < rows * wide; i++)
             for (size_t part = 0; part < PARTS; part++)
-                sum[r][part] += ((const NAME(lanes) *)b)[part] * a[r * a_row];
+                sum[i][part] += ((const NAME(lanes) *)(b + i % wide * b_panel))[part] * a[i / wide * a_row];
         a += p->a_term;
         b += p->b_term;
     }
-    for (size_t r = 0; r < rows; r++) {
-        const float *base = p->base + (row + r) * p->base_row + panel * p->base_panel;
-        float *c = p->c + (row + r) * p->c_row + panel * p->c_panel;
+    for (size_t i = 0; i < rows * wide; i++) {
+        const float *base = p->base + (row + i / wide) * p->base_row + (panel + i % wide) * p->base_panel;
+        float *c = p->c + (row + i / wide) * p->c_row + (panel + i % wide) * p->c_panel;
 
         for (size_t part = 0; part < PARTS; part++)
-            ((NAME(lanes) *)c)[part] = ((const NAME(lanes) *)base)[part] + sum[r][part];
+            ((NAME(lanes) *)c)[part] = ((const NAME(lanes) *)base)[part] + sum[i][part];
     }
 }
 
@@ -51,23 +52,23 @@ static TARGET void NAME(panel)(const struct product *p, size_t panel)
 
         switch (rows) {
         case 1:
-            NAME(tile)(p, row, panel, 1);
+            NAME(tile)(p, row, panel, 1, 1);
             break;
         case 2:
-            NAME(tile)(p, row, panel, 2);
+            NAME(tile)(p, row, panel, 2, 1);
             break;
         case 3:
-            NAME(tile)(p, row, panel, 3);
+            NAME(tile)(p, row, panel, 3, 1);
             break;
 #if TILE_ROWS > 3
         case 4:
-            NAME(tile)(p, row, panel, 4);
+            NAME(tile)(p, row, panel, 4, 1);
             break;
         case 5:
-            NAME(tile)(p, row, panel, 5);
+            NAME(tile)(p, row, panel, 5, 1);
             break;
         case 6:
-            NAME(tile)(p, row, panel, 6);
+            NAME(tile)(p, row, panel, 6, 1);
             break;
 #endif
         default:
@@ -77,9 +78,14 @@ static TARGET void NAME(panel)(const struct product *p, size_t panel)
     }
 }
 
+/* One row has too few sums in a panel to hide the time of an addition: it takes two panels at a time. */
 static TARGET void NAME(product)(const struct product *p)
 {
-    for (size_t panel = 0; panel < p->panels; panel++)
+    size_t panel = 0;
+
+    for (; p->rows == 1 && panel + 2 <= p->panels; panel += 2)
+        NAME(tile)(p, 0, panel, 1, 2);
+    for (; panel < p->panels; panel++)
         NAME(panel)(p, panel);
 }
 

@@ -19,6 +19,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
+/* How long a worker spins before it sleeps, with layers given by --hidden: a forward pass of ten rows takes longer than
+ * the library's default of 50 us, and while all observers sleep a core falls asleep too, which wakes slowly. */
+#define MLP_SPIN_NS 1000000
+
 static const char CSV_HEAD[] = "world_size,mode,seconds,train_seconds,us_per_step_observer\n";
 
 /* One mode of one world size, as measured. */
@@ -144,11 +148,14 @@ static int parse_flags(int argc, char **argv, struct reinforce_flags *to)
 
 /* ---- One run ------------------------------------------------------------------------------------- */
 
-static int run_worker(const struct bx_options *options, void *context)
+static int run_worker(const struct bx_options *given, void *context)
 {
     const struct reinforce_run *run = context;
+    struct bx_options options = *given;
 
-    return options->rank == 0 ? reinforce_agent(options, run) : reinforce_observer(options);
+    if (reinforce_has_mlp(run->flags))
+        options.spin_ns = MLP_SPIN_NS;
+    return options.rank == 0 ? reinforce_agent(&options, run) : reinforce_observer(&options);
 }
 
 static int report_failure(const struct reinforce_run *run, int code, const char *const *names,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * An episode's memory, and the choice between CPU, GPU and other networks. Run by the agent: decisions on the thread that makes
- * progress (inside select_action and select_action_batch), updates on the main thread between two episodes, when no
- * call can come.
+ * An episode's memory, and the choice between CPU, GPU and other networks. Run by the agent: decisions on the thread
+ * that makes progress (inside select_action and select_action_batch), updates on the main thread between two episodes,
+ * when no call can come.
  */
 #include "learner.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What the agent does in an episode: it decides for each observer, step by step, remembers the decisions, and updates
- * the policy at the end. On the CPU; after learner_use_gpu on a GPU; after learner_use_mlp with another network. Uses no
- * RPC. One thread at a time uses a learner.
+ * the policy at the end. On the CPU; after learner_use_gpu on a GPU; after learner_use_mlp with another network. Uses
+ * no RPC. One thread at a time uses a learner.
  */
 #ifndef DEMOS_LEARNER_H
 #define DEMOS_LEARNER_H

@@ -8,8 +8,12 @@
  *     its weights' gradient += inputs, turned x gradient of its outputs
  *     gradient of its inputs = gradient of its outputs x weights, turned
  *
- * Dropout and ReLU are loops over the outputs. The gradient repeats the forward pass, block by block, instead of storing
- * it: 8 KB a row with two layers of 1024. So memory does not grow with the episode but for the rows themselves.
+ * Dropout and ReLU are loops over the outputs. The gradient repeats the forward pass, block by block, instead of
+ * storing it: 8 KB a row with two layers of 1024. So memory grows with the episode by the rows themselves only.
+ *
+ * All inputs are multiplied, also those that dropout and ReLU have set to 0, four of five after the first layer. A loop
+ * over the others took 12.7 us for one row and 10.9 us a row for ten, with 1024 x 1024 weights: faster than the product
+ * (50 and 19 us), but then a batch gains nothing, because it is limited by arithmetic and not by memory.
  */
 #include "mlp.h"
 
@@ -264,7 +268,8 @@ static void add_gradient(struct mlp *mlp, const struct mlp_layer *layer, const f
     product(&sum);
 }
 
-/* From the gradient of a layer's outputs to that of the outputs of the layer before it, through its ReLU and dropout. */
+/* From the gradient of a layer's outputs to that of the outputs of the layer before it, through that one's ReLU and
+ * dropout. */
 static void pass_back(struct mlp *mlp, const struct mlp_layer *layer, float *const delta[2], size_t rows)
 {
     size_t stride = layer->inputs + STRIDE_EXTRA;

@@ -34,8 +34,8 @@ struct mlp_row {
 };
 
 /* A layer's parameters are in an array of `count` floats: at `weights` those of input k to unit u, at
- * weights + (u / PANEL * inputs + k) * PANEL + u % PANEL; at `biases` one for each unit. The last layer is one panel, of
- * which two units are the scores of the actions. The parameters of the other units are 0, and so is their gradient. */
+ * weights + (u / PANEL * inputs + k) * PANEL + u % PANEL; at `biases` one for each unit. The last layer is one panel.
+ * Two of its units are the scores of the actions; the parameters of the others are 0, and so is their gradient. */
 struct mlp_layer {
     size_t inputs, units;
     size_t weights, biases;

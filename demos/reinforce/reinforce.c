@@ -19,10 +19,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* How long a worker spins before it sleeps, with layers given by --hidden: a forward pass of ten rows takes longer than
- * the library's default of 50 us, and while all observers sleep a core falls asleep too, which wakes slowly. */
-#define MLP_SPIN_NS 1000000
-
 static const char CSV_HEAD[] = "world_size,mode,seconds,train_seconds,us_per_step_observer\n";
 
 /* One mode of one world size, as measured. */
@@ -86,8 +82,8 @@ static int read_hidden(const struct flags *flags, const char *text, struct mlp_s
         if (to->count == MLP_HIDDEN_MAX)
             return flags_wrong(flags, "--hidden takes at most %d layers, and \"%s\" has more", MLP_HIDDEN_MAX, text);
         if (units < MLP_UNITS_STEP || units > MLP_UNITS_MAX || units % MLP_UNITS_STEP != 0)
-            return flags_wrong(flags, "--hidden takes widths that are multiples of %d up to %d, and layer %zu of \"%s\" "
-                               "is \"%.*s\"", MLP_UNITS_STEP, MLP_UNITS_MAX, to->count + 1, text,
+            return flags_wrong(flags, "--hidden takes widths that are multiples of %d up to %d, and layer %zu of "
+                               "\"%s\" is \"%.*s\"", MLP_UNITS_STEP, MLP_UNITS_MAX, to->count + 1, text,
                                (int)strcspn(at, ","), at);
         to->units[to->count++] = units;
         at += digits;
@@ -148,14 +144,11 @@ static int parse_flags(int argc, char **argv, struct reinforce_flags *to)
 
 /* ---- One run ------------------------------------------------------------------------------------- */
 
-static int run_worker(const struct bx_options *given, void *context)
+static int run_worker(const struct bx_options *options, void *context)
 {
     const struct reinforce_run *run = context;
-    struct bx_options options = *given;
 
-    if (reinforce_has_mlp(run->flags))
-        options.spin_ns = MLP_SPIN_NS;
-    return options.rank == 0 ? reinforce_agent(&options, run) : reinforce_observer(&options);
+    return options->rank == 0 ? reinforce_agent(options, run) : reinforce_observer(options);
 }
 
 static int report_failure(const struct reinforce_run *run, int code, const char *const *names,

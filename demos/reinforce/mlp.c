@@ -20,7 +20,6 @@
 #include "demos/common/rng.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 

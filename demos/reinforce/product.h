@@ -11,6 +11,7 @@
 #ifndef DEMOS_PRODUCT_H
 #define DEMOS_PRODUCT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #define PRODUCT_PANEL 16        /* floats: one cache line */
@@ -27,9 +28,11 @@ struct product {
     size_t c_row, c_panel;
 };
 
-/* Uses AVX2 if the processor has it. */
+/* With the widest vectors that the processor has. */
 void product(const struct product *product);
-/* The same with what every processor has: the same bits, more slowly. */
-void product_portable(const struct product *product);
+
+/* With vectors of so many floats: any processor, AVX2, AVX-512. False: this processor has none. The bits are the same. */
+enum product_vectors { PRODUCT_4, PRODUCT_8, PRODUCT_16, PRODUCT_VECTORS };
+bool product_with(enum product_vectors vectors, const struct product *product);
 
 #endif

@@ -49,31 +49,29 @@ static float element_by_hand(const struct product *p, size_t row, size_t unit)
 
 static void check_product(size_t rows, size_t terms, size_t panels)
 {
-    static float a[14 * 33], b[3 * 33 * PANEL], base[14 * 3 * PANEL], c[2][15 * 3 * PANEL];
+    static float a[14 * 33], b[3 * 33 * PANEL], base[14 * 3 * PANEL], c[15 * 3 * PANEL];
     struct product p = {
         .rows = rows, .terms = terms, .panels = panels, .a = a, .a_row = 33, .a_term = 1,
         .b = b, .b_term = PANEL, .b_panel = 33 * PANEL,
-        .base = base, .base_row = 3 * PANEL, .base_panel = PANEL, .c_row = 3 * PANEL, .c_panel = PANEL,
+        .base = base, .base_row = 3 * PANEL, .base_panel = PANEL, .c = c, .c_row = 3 * PANEL, .c_panel = PANEL,
     };
 
     fill(a, sizeof(a) / sizeof(*a), 1);
     fill(b, sizeof(b) / sizeof(*b), 2);
     fill(base, sizeof(base) / sizeof(*base), 3);
-    memset(c, 0, sizeof(c));
-    p.c = c[0];
-    product(&p);
-    p.c = c[1];
-    product_portable(&p);
-    for (size_t row = 0; row < 15; row++) {
-        for (size_t unit = 0; unit < 3 * PANEL; unit++) {
+    for (enum product_vectors vectors = 0; vectors < PRODUCT_VECTORS; vectors++) {
+        memset(c, 0, sizeof(c));
+        if (!product_with(vectors, &p))
+            continue;
+        for (size_t i = 0; i < sizeof(c) / sizeof(*c); i++) {
+            size_t row = i / (3 * PANEL), unit = i % (3 * PANEL);
             float want = row < rows && unit < panels * PANEL ? element_by_hand(&p, row, unit) : 0.0f;
 
-            for (size_t which = 0; which < 2; which++)
-                cr_assert_eq(c[which][row * 3 * PANEL + unit], want, "%zu x %zu x %zu, way %zu: row %zu, unit %zu: %a, "
-                             "not %a", rows, terms, panels, which, row, unit,
-                             (double)c[which][row * 3 * PANEL + unit], (double)want);
+            cr_assert_eq(c[i], want, "%zu x %zu x %zu, vectors %d: row %zu, unit %zu: %a, not %a", rows, terms, panels,
+                         (int)vectors, row, unit, (double)c[i], (double)want);
         }
     }
+    cr_assert(product_with(PRODUCT_4, &p));
 }
 
 TestSuite(mlp, .timeout = 600);

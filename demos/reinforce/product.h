@@ -31,7 +31,8 @@ struct product {
 /* With the widest vectors that the processor has. */
 void product(const struct product *product);
 
-/* With vectors of so many floats: any processor, AVX2, AVX-512. False: this processor has none. The bits are the same. */
+/* With vectors of 4, 8 or 16 floats, for any processor, AVX2 and AVX-512: the same bits. False: this processor has no
+ * such vectors. */
 enum product_vectors { PRODUCT_4, PRODUCT_8, PRODUCT_16, PRODUCT_VECTORS };
 bool product_with(enum product_vectors vectors, const struct product *product);
 

@@ -575,7 +575,7 @@ int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const
                  const struct bx_call_options *options, struct bx_future **future);
 
 /* count calls of one function, as bx_rpc_async with args[i] and futures[i] in turn, but sent together, in groups of up
- * to 64: a group costs one lock and one bell, and the callee sees it at once. A message with tensors or references goes
+ * to 64: a group costs one lock and one bell, and the callee sees it at once. What needs a lease or has references goes
  * by itself. args, or any args[i], may be NULL. 0, or the code of the first that could not be sent: those before it are
  * under way, its future and all behind it are NULL. */
 int bx_rpc_many(struct bx_job *job, const char *to, const char *function, size_t count,
@@ -588,7 +588,7 @@ int bx_rpc_oneway(struct bx_job *job, const char *to, const char *function, cons
 
 /* ---- Futures ----------------------------------------------------------------------------------- */
 
-/* A value that is set once or failed once. Reference-counted: create, then, all, any and bx_rpc_async return one
+/* A value that is set once or failed once. Reference-counted: create, then, all, any and the calls return one
  * reference, acquire adds one, release drops one. A future that nobody can complete any more, because its maker has
  * released it, fails with BX_E_ABANDONED. A future belongs to its job: bx_job_destroy fails pending ones with
  * BX_E_SHUTDOWN; afterwards a future may only be read and released. */

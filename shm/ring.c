@@ -250,7 +250,7 @@ static int64_t checked_length(const struct bxi_ring_reader *ring, uint64_t word)
 int bxi_ring_peek(struct bxi_ring_reader *ring, const void **payload, uint32_t *payload_bytes)
 {
     for (int steps = 0; steps < 2; steps++) {
-        /* [ring.commit] acquire, pairs with the release in bxi_ring_commit and publish_padding: the payload and
+        /* [ring.commit] acquire, pairs with the release in publish and bxi_ring_group_end: the payload and
          * the next commit word are read after it. */
         uint64_t word = bxi_load_acquire(reader_word(ring));
 

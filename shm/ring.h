@@ -81,7 +81,7 @@ void bxi_ring_reader_init(struct bxi_ring_reader *ring, const void *base, uint64
  * commit gives the same place. */
 int bxi_ring_reserve(struct bxi_ring_writer *ring, uint64_t payload_bytes, void **payload);
 
-/* Publishes the record of the last reserve, with the same payload_bytes. */
+/* Publishes the record of the last reserve, with the same payload_bytes; in a group, at its end. */
 void bxi_ring_commit(struct bxi_ring_writer *ring, uint64_t payload_bytes);
 
 /* Reserves, writes and publishes a record of a head of BXI_HEAD_BYTES and a body (NULL if body_bytes is 0). Writes the

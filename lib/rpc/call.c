@@ -118,6 +118,11 @@ static int plan_rrefs(struct bx_job *job, struct request_plan *out)
     return 0;
 }
 
+static void begin_timeout(struct request_plan *plan)
+{
+    plan->deadline_ns = plan->timeout_ns == BX_FOREVER ? BX_FOREVER : bxi_deadline_ns(plan->timeout_ns);
+}
+
 static int plan(struct bx_job *job, struct request_plan *out, const char *to,
                 const struct bx_call_options *options)
 {
@@ -141,7 +146,7 @@ static int plan(struct bx_job *job, struct request_plan *out, const char *to,
         return bx_fail(BX_E_NO_WORKER, "the job '%s' has no worker '%s'", job->job_name, bxi_brief(to).text);
     out->no_wait = given.no_wait || !bxi_may_wait();
     out->timeout_ns = given.timeout_ns != 0 ? given.timeout_ns : job->options.call_timeout_ns;
-    out->deadline_ns = out->timeout_ns == BX_FOREVER ? BX_FOREVER : bxi_deadline_ns(out->timeout_ns);
+    begin_timeout(out);
     return 0;
 }
 
@@ -307,7 +312,9 @@ static int submit_once(struct bx_job *job, const struct request_plan *plan, stru
     int rc;
 
     bxi_lock(&job->run->lock);
-    rc = submit_locked(job, plan, call);
+    rc = bxi_job_check(job);            /* here too: after bxi_calls_fail nobody ends the job's calls any more */
+    if (rc == 0)
+        rc = submit_locked(job, plan, call);
     if (rc == 0 && (call == NULL || call->owned) && !bxi_is_driving(job->run))
         bxi_bell_now(job, plan->peer);
     bxi_unlock(&job->run->lock);
@@ -510,7 +517,9 @@ int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const
 
 /* ---- many calls together ------------------------------------------------------------------------ */
 
-#define GROUP_MAX 64                /* calls that are submitted under one lock, a few microseconds */
+/* What is submitted under one lock, in about ten microseconds at most. */
+#define GROUP_MAX 64                /* calls */
+#define GROUP_BYTES (BXI_RING_BYTES / 4)
 
 struct group {
     const struct bx_msg *const *args;   /* or NULL */
@@ -529,16 +538,17 @@ static bool is_plain(const struct bx_msg *args)
     return !bxi_needs_lease(args, 0) && bx_msg_rrefs(args) == 0 && bx_msg_error(args) == 0;
 }
 
-/* Submits the calls[from] to calls[made - 1] until one fails; how many have been submitted in all. Lock. */
+/* Submits the first `made` calls, until one fails; how many. Lock. */
 static size_t submit_group(struct bx_job *job, struct request_plan *plan, const struct group *group, size_t made,
                            int *rc)
 {
     size_t sent = 0;
 
-    *rc = bxi_load_relaxed(&plan->peer->state) == BXI_PEER_ALIVE ? bxi_peer_open_out(job, plan->peer) : 0;
+    *rc = bxi_job_check(job);           /* as in submit_once */
     if (*rc < 0)
         return 0;
-    if (bxi_load_relaxed(&plan->peer->out_open))        /* relaxed: written under the lock */
+    /* Relaxed: written under the lock. The first calls of all to a peer open its ring, and are not grouped. */
+    if (bxi_load_relaxed(&plan->peer->out_open))
         bxi_ring_group_begin(&plan->peer->out);
     while (sent < made) {
         plan->args = args_of(group, sent);
@@ -558,11 +568,13 @@ static size_t submit_group(struct bx_job *job, struct request_plan *plan, const 
  * error with a sentence. */
 static size_t send_group(struct bx_job *job, struct request_plan *plan, const struct group *group, int *rc)
 {
-    size_t made = 0, sent;
+    size_t made = 0, bytes = 0, sent;
 
     *rc = -EAGAIN;
-    for (; made < group->count && made < GROUP_MAX && is_plain(args_of(group, made)); made++) {
+    for (; made < group->count && made < GROUP_MAX && bytes < GROUP_BYTES && is_plain(args_of(group, made)); made++) {
         struct bxi_call *call = make_call(job);
+
+        bytes += bx_msg_bytes(args_of(group, made));
 
         if (call == NULL) {
             *rc = -ENOMEM;
@@ -575,8 +587,8 @@ static size_t send_group(struct bx_job *job, struct request_plan *plan, const st
     bxi_lock(&job->run->lock);
     sent = submit_group(job, plan, group, made, rc);
     bxi_unlock(&job->run->lock);
-    for (size_t i = 0; i < sent; i++)
-        bxi_trace_async_sent((struct bxi_call *)(void *)group->futures[i]);
+    for (size_t i = sent; i > 0; i--)   /* backwards: slices of one thread nest, or do not overlap */
+        bxi_trace_async_sent((struct bxi_call *)(void *)group->futures[i - 1]);
     for (size_t i = sent; i < made; i++) {
         free(group->futures[i]);
         group->futures[i] = NULL;
@@ -596,8 +608,11 @@ int bx_rpc_many(struct bx_job *job, const char *to, const char *function, size_t
     for (size_t done = 0; rc >= 0 && done < count;) {
         struct group rest = { .args = args != NULL ? args + done : NULL, .futures = futures + done,
                               .count = count - done };
-        size_t sent = send_group(job, &request, &rest, &rc);
+        size_t sent;
 
+        if (done > 0)
+            begin_timeout(&request);    /* those before may have waited for room */
+        sent = send_group(job, &request, &rest, &rc);
         if (sent == 0 && rc == -EAGAIN) {
             rc = bxi_rpc_async(job, to, NULL, function, args_of(&rest, 0), options, rest.futures);
             sent = 1;

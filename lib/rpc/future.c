@@ -269,6 +269,7 @@ bool bxi_future_complete(struct bx_future *future, int code, char *text, struct 
 {
     struct bx_job *job = future->job;
     struct bxi_made *made = bxi_made_of(future);
+    struct bxi_gather *gather = made->gather;
     struct bxi_callback *stack;
 
     /* [future.claim] one completer wins; the others' results are dropped. */
@@ -283,8 +284,9 @@ bool bxi_future_complete(struct bx_future *future, int code, char *text, struct 
     stack = set_done(future);
     if (stack != NULL)
         run_callbacks(future, in_order(stack));
-    if (made->gather != NULL)
-        bxi_gather_end(made->gather);   /* the completer has a reference */
+    /* A callback may have released the last reference. That of a gather is there: its gather has one. */
+    if (gather != NULL)
+        bxi_gather_end(gather);
     if (job != NULL)
         bxi_wake(job->run, future);
     return true;
@@ -415,7 +417,7 @@ void bxi_callback_add(struct bx_future *future, struct bxi_callback *callback)
             break;
         }
         callback->next = head;
-        /* [future.done] release on success, pairs with the exchange in bxi_future_complete: the
+        /* [future.done] release on success, pairs with the exchange in set_done: the
          * completer reads the callback's fields. */
     } while (!bxi_cas(&future->callbacks, &head, callback));
     if (first && head != NULL)
@@ -461,7 +463,7 @@ bool bxi_callback_remove(struct bx_future *future, struct bxi_callback *callback
         if (head == BXI_DONE || (head == NULL && kept == NULL))
             break;
         /* [future.done] acquire and release: what is taken was added by the CAS in bxi_callback_add, and what is
-         * put back pairs with the exchange in bxi_future_complete. */
+         * put back pairs with the exchange in set_done. */
         if (!bxi_cas(&future->callbacks, &head, head == NULL ? kept : NULL))
             continue;
         if (head == NULL) {

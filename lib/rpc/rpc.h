@@ -93,7 +93,7 @@ void bxi_future_fini(struct bx_future *future);     /* frees value and text of o
 
 static inline bool bxi_future_is_done(const struct bx_future *future)
 {
-    /* [future.done] acquire, pairs with the exchange in bxi_future_complete: value, code and text are
+    /* [future.done] acquire, pairs with the exchange in set_done: value, code and text are
      * read after it. Sequentially consistent, so that a waiter that has counted itself sees it. */
     return bxi_load_seq_cst((_Atomic(struct bxi_callback *) *)&future->callbacks) == BXI_DONE;
 }

@@ -214,6 +214,34 @@ static void call_oneway(struct bx_job *job)
     harness_call_i64(job, "worker1", "twice", 1);       /* worker 1 has read all before, because frames keep order */
 }
 
+static void call_together(struct bx_job *job)
+{
+    struct bx_future *futures[8];
+    struct bx_msg *one = harness_msg_i64(1);
+    const struct bx_msg *args[8] = { one, one, one, one, one, one, one, one };
+
+    for (int round = 0; round < 2; round++) {
+        HARNESS_EQ(bx_rpc_many(job, "worker1", "twice", 8, args, NULL, futures), 0);
+        for (int i = 0; i < 8; i++) {
+            HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
+            bx_future_release(futures[i]);
+        }
+    }
+    bx_msg_destroy(one);
+}
+
+Test(trace, shows_calls_that_are_sent_together_inside_one_another)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_together } });
+
+    struct json *root = trace_read(path, 2);
+
+    cr_expect_eq(COUNT(root, 's', "arrow", "request", 0), 16);
+    cr_expect_eq(COUNT(root, 'X', "handler", "twice", 1), 16);
+    slices_nest(root);
+    json_free(root);
+}
+
 Test(trace, joins_one_way_calls_to_their_handlers)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_oneway } });

@@ -398,6 +398,26 @@ Test(future, then_runs_though_its_future_was_released)
     bx_future_release(future);
 }
 
+static void drop(struct bx_future *future, void *context)
+{
+    (*(int *)context)++;
+    bx_future_release(future);
+}
+
+/* The address sanitizer sees whether the future is used after that. */
+Test(future, may_be_released_for_the_last_time_by_a_callback_of_its_completion)
+{
+    int ran = 0;
+
+    for (int i = 1; i <= 3; i++) {
+        struct bx_future *future = bx_future_create(NULL);
+
+        bx_future_on_done(future, drop, &ran);
+        cr_expect_eq(bx_future_set(future, number(i)), 0);
+        cr_expect_eq(ran, i);
+    }
+}
+
 /* ---- All and any ----------------------------------------------------------------------------- */
 
 #define GATHERED 5

@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define MOST 2500                   /* more than slots: 1024; and more than a ring holds */
 
@@ -45,6 +46,19 @@ static int size_of(const struct bx_request *request, struct bx_reader *args, str
     return bx_msg_put_i64(reply, (int64_t)bx_reader_left(args));
 }
 
+/* Each request has a deadline at or after that of the one before. */
+static int later(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    static uint64_t latest_ns;
+    uint64_t deadline_ns = bx_request_deadline_ns(request);
+
+    (void)args, (void)reply, (void)context;
+    HARNESS_CHECK(deadline_ns >= latest_ns);
+    latest_ns = deadline_ns;
+    usleep(100);
+    return 0;
+}
+
 static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
 {
     harness_post(HELD);
@@ -56,6 +70,7 @@ static int setup(struct bx_job *job)
     HARNESS_EQ(bx_register(job, "number", BX_INLINE, number, NULL), 0);
     HARNESS_EQ(bx_register(job, "start", BX_INLINE, start_again, NULL), 0);
     HARNESS_EQ(bx_register(job, "size", BX_INLINE, size_of, NULL), 0);
+    HARNESS_EQ(bx_register(job, "later", BX_INLINE, later, NULL), 0);
     return bx_register_async(job, "hold", hold, NULL);
 }
 
@@ -211,6 +226,21 @@ static void overfill(struct bx_job *job)
 Test(rpc_many, more_than_may_be_in_flight_are_refused_where_nothing_may_wait, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { overfill } });
+}
+
+/* More than may be in flight: those that wait for room have a deadline of their own. */
+static void wait_for_room(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_many(job, "worker1", "later", 1400, NULL, NULL, futures), 0);
+    for (int i = 0; i < 1400; i++) {
+        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
+        bx_future_release(futures[i]);
+    }
+}
+
+Test(rpc_many, that_wait_for_room_get_their_deadlines_then, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { wait_for_room } });
 }
 
 /* The caller does not enter the library again until all have arrived. A bell that is due would wait for the background

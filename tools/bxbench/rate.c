@@ -80,7 +80,11 @@ static int send_calls(struct bx_job *job, struct bx_msg *const *args, uint64_t f
         bench_fill(args[i], first + i);
     rc = count == 1 ? bx_rpc_async(job, to, BENCH_FUNCTION, args[0], NULL, futures)
                     : bx_rpc_many(job, to, BENCH_FUNCTION, count, (const struct bx_msg *const *)args, NULL, futures);
-    return rc < 0 ? bench_fail(count == 1 ? "bx_rpc_async" : "bx_rpc_many", rc) : 0;
+    if (rc == 0)
+        return 0;
+    for (uint64_t i = 0; count > 1 && i < count; i++)
+        bx_future_release(futures[i]);
+    return bench_fail(count == 1 ? "bx_rpc_async" : "bx_rpc_many", rc);
 }
 
 /* The most calls that are sent together: a divisor of those in flight. */

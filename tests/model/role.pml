@@ -52,7 +52,7 @@
  *     lib/run/background.c bxi_progress_stop 2933308738
  *     lib/rpc/future.c set_done 3128289500
  *     lib/rpc/future.c bxi_future_complete_call 3070767663
- *     lib/rpc/future.c bxi_future_complete 4127331670
+ *     lib/rpc/future.c bxi_future_complete 1116862330
  */
 #ifndef USERS
 #define USERS 2

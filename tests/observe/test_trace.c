@@ -15,6 +15,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -453,11 +454,24 @@ Test(trace, keeps_the_bound_on_events_and_counts_those_left_out)
 
 /* ---- Deaths and forks -------------------------------------------------------------------------------- */
 
+static bool file_has(const char *text)
+{
+    static char bytes[1 << 20];
+    FILE *file = fopen(path, "r");
+    size_t count = file != NULL ? fread(bytes, 1, sizeof bytes - 1, file) : 0;
+
+    if (file != NULL)
+        fclose(file);
+    bytes[count] = '\0';
+    return strstr(bytes, text) != NULL;
+}
+
 static void call_and_be_killed(struct bx_job *job)
 {
     harness_leaves_by_itself();
     call_hundred(job);
-    bxi_trace_write(job, true);         /* a sleep does that too, but not within 10 ms of the last write */
+    while (!file_has("worker0 (rank 0"))        /* nothing is written within 10 ms, nor while another worker writes */
+        bxi_trace_write(job, true);
     raise(SIGKILL);
 }
 

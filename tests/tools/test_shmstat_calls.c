@@ -304,9 +304,12 @@ static struct bx_future *first_call;
 /* Blocking: waits for the call that worker 0 made, and that waits for this. */
 static int wait_first(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
+    struct bx_future *first = bx_future_acquire(first_call);
+
     (void)request, (void)args, (void)reply, (void)context;
     harness_post(HELD);
-    HARNESS_EQ(bx_future_wait(first_call, BX_FOREVER), BX_E_CANCELLED);
+    HARNESS_EQ(bx_future_wait(first, BX_FOREVER), BX_E_CANCELLED);
+    bx_future_release(first);
     return 0;
 }
 

@@ -228,7 +228,7 @@ static int submit_locked(struct bx_job *job, const struct request_plan *plan, st
         head.flags |= BXI_FLAG_TIMED;
     head.id = peer->slots[call->slot].generation << 16 | call->slot;
     out.slot = call->slot;
-    rc = set_deadline(job, peer, call->slot, call->owned ? plan->deadline_ns : BX_FOREVER);
+    rc = set_deadline(job, peer, call->slot, call->caller == NULL ? plan->deadline_ns : BX_FOREVER);
     if (rc < 0 || (rc = bxi_peer_send(job, peer, &out)) < 0)
         goto undo;
     call->id = head.id;
@@ -315,7 +315,7 @@ static int submit_once(struct bx_job *job, const struct request_plan *plan, stru
     rc = bxi_job_check(job);            /* here too: after bxi_calls_fail nobody ends the job's calls any more */
     if (rc == 0)
         rc = submit_locked(job, plan, call);
-    if (rc == 0 && (call == NULL || call->owned) && !bxi_is_driving(job->run))
+    if (rc == 0 && (call == NULL || call->caller == NULL) && !bxi_is_driving(job->run))
         bxi_bell_now(job, plan->peer);
     bxi_unlock(&job->run->lock);
     return rc;
@@ -474,7 +474,7 @@ static struct bxi_call *make_call(struct bx_job *job)
         bx_fail(-ENOMEM, "no memory for a call");
         return NULL;
     }
-    *call = (struct bxi_call){ .owned = true, .wants_value = true };
+    *call = (struct bxi_call){ .wants_value = true };
     bxi_future_init(&call->future, job);
     call->future.is_call = true;
     bxi_store_relaxed(&call->future.refs, 2);   /* the program's, and the engine's until it is done */

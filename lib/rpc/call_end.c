@@ -54,14 +54,14 @@ static struct bxi_call *take_call(struct bx_job *job, struct bxi_peer *peer, uin
 static void complete(struct bxi_call *call, int code, char *text, struct bx_msg *value)
 {
     struct bx_job *job = call->future.job;
-    bool owned = call->owned;       /* a caller's stack may be gone after the completion */
+    bool on_stack = call->caller != NULL;       /* which may be gone after the completion */
 
     bxi_trace_done(call, code);
     if (call->caller == &this_thread) {
         bxi_future_complete_own(&call->future, code, text, value);
     } else {
         bxi_future_complete_call(&call->future, code, text, value);
-        if (owned)
+        if (!on_stack)
             bxi_future_release(&call->future);
     }
     bxi_quiet_changed(job);

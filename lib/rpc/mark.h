@@ -51,7 +51,7 @@ static inline void bxi_trace_async_sent(const struct bxi_call *call)
 static inline void bxi_trace_done(const struct bxi_call *call, int code)
 {
     BXI_PROBE5(call_done, call->future.job->rank, call->peer->rank, call->function, call->id, code);
-    if (call->owned && bxi_trace_is_on(call->future.job))
+    if (call->caller == NULL && bxi_trace_is_on(call->future.job))
         bxi_note_call(call, BXI_MARK_SPAN, code);
 }
 

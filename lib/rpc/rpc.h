@@ -278,14 +278,14 @@ struct bxi_slot {
 struct bxi_call {
     struct bx_future future;    /* first */
     struct bxi_peer *peer;
-    const char *caller;         /* of a synchronous one: bxi_this_thread() of its caller; else NULL */
+    const char *caller;         /* of a synchronous one, on its caller's stack: bxi_this_thread() there. NULL: it is
+                                 * malloc'ed, with one reference of the engine's */
     uint64_t timeout_ns;
     uint64_t sent_ns;           /* when the program called; 0: it is not measured */
     uint64_t traced_ns;         /* the same, if it is traced */
     uint64_t id;                /* as in its frame; 0: not sent yet */
     uint16_t slot;
     uint16_t function;          /* of the callee's; or BXI_FUNCTION_VALUE */
-    bool owned;                 /* malloc'ed, with one reference of the engine's; else on a caller's stack */
     bool wants_value;
     struct bxi_call *next;      /* in a list of calls to complete */
 };

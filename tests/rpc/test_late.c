@@ -55,6 +55,13 @@ static bool background_sleeps(struct bx_job *job)
     return armed == BXI_WHO_BACKGROUND || armed == BXI_WHO_LAZY;
 }
 
+/* Until a thread of this worker leads, and sleeps. */
+static void await_leader(struct bx_job *job)
+{
+    while ((bxi_load_seq_cst(&job->control->header.armed) & 3) != BXI_WHO_LEADER)
+        sched_yield();
+}
+
 /* No thread of the program waits in the library: the background thread sleeps and is woken for each new deadline. */
 static void time_out_unwatched(struct bx_job *job)
 {
@@ -96,8 +103,7 @@ static void wait_or_time_out(struct bx_job *job, int index)
         return;
     }
     harness_await(READY, 1);
-    while ((bxi_load_seq_cst(&job->control->header.armed) & 3) != BXI_WHO_LEADER)
-        sched_yield();
+    await_leader(job);
     future = begin(job, "hold", DEADLINE_NS);
     HARNESS_EQ(bx_future_on_done(future, note_timeout, NULL), 0);
     bx_future_release(future);
@@ -151,8 +157,7 @@ static void wait_or_complete(struct bx_job *job, int index)
         return;
     }
     harness_await(READY, 1);
-    while ((bxi_load_seq_cst(&job->control->header.armed) & 3) != BXI_WHO_LEADER)
-        sched_yield();
+    await_leader(job);
     HARNESS_EQ(bx_future_set(future, NULL), 0);
     bx_future_release(future);
 }
@@ -215,8 +220,7 @@ static void lead_or_follow(struct bx_job *job, int index)
         return;
     }
     harness_await(READY, 1);
-    while ((bxi_load_seq_cst(&job->control->header.armed) & 3) != BXI_WHO_LEADER)
-        sched_yield();
+    await_leader(job);
     for (int64_t i = 0; i < 10; i++)
         HARNESS_EQ(harness_call_i64(job, "worker1", "slow", i), i);
     HARNESS_EQ(bx_future_cancel(held), 0);

@@ -77,12 +77,19 @@ static void times_out(struct bx_job *job)
     check_end(BX_E_CANCELLED);
 }
 
+/* Calls worker 1, and returns when the request is parked there or behind it. */
+static struct bx_future *call_until_parked(struct bx_job *job, const char *function)
+{
+    struct bx_future *future = harness_start(job, "worker1", function, NULL, 0);
+
+    harness_await(PARKED, 1);
+    return future;
+}
+
 static void cancels(struct bx_job *job)
 {
-    struct bx_future *future = NULL;
+    struct bx_future *future = call_until_parked(job, "park");
 
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "park", NULL, NULL, &future), 0);
-    harness_await(PARKED, 1);
     HARNESS_EQ(bx_future_cancel(future), 0);
     bx_future_release(future);
     check_end(BX_E_CANCELLED);
@@ -90,10 +97,8 @@ static void cancels(struct bx_job *job)
 
 static void cancels_what_is_forwarded(struct bx_job *job)
 {
-    struct bx_future *future = NULL;
+    struct bx_future *future = call_until_parked(job, "forward");
 
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "forward", NULL, NULL, &future), 0);
-    harness_await(PARKED, 1);
     HARNESS_EQ(bx_future_cancel(future), 0);
     HARNESS_EQ(bx_future_error(future), BX_E_CANCELLED);
     bx_future_release(future);
@@ -102,19 +107,14 @@ static void cancels_what_is_forwarded(struct bx_job *job)
 
 static void forwards_and_dies(struct bx_job *job)
 {
-    struct bx_future *future = NULL;
-
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "forward", NULL, NULL, &future), 0);
-    harness_await(PARKED, 1);
+    call_until_parked(job, "forward");
     kill(getpid(), SIGKILL);
 }
 
 static void completes_a_call(struct bx_job *job)
 {
-    struct bx_future *future = NULL;
+    struct bx_future *future = call_until_parked(job, "park");
 
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "park", NULL, NULL, &future), 0);
-    harness_await(PARKED, 1);
     HARNESS_EQ(bx_future_set(future, harness_msg_i64(5)), -EINVAL);
     HARNESS_HAS(bx_error_text(), "bx_future_cancel");
     HARNESS_EQ(bx_future_fail(future, -EIO, "not so"), -EINVAL);
@@ -128,10 +128,7 @@ static void completes_a_call(struct bx_job *job)
 
 static void dies(struct bx_job *job)
 {
-    struct bx_future *future = NULL;
-
-    HARNESS_EQ(bx_rpc_async(job, "worker1", "park", NULL, NULL, &future), 0);
-    harness_await(PARKED, 1);
+    call_until_parked(job, "park");
     kill(getpid(), SIGKILL);
 }
 

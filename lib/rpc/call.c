@@ -408,7 +408,8 @@ static int call_and_wait(struct bx_job *job, struct request_plan *plan, struct b
     }
 
     struct bxi_waiter waiter = { .ready = call_ready, .object = &call.future,
-                                 .deadline_ns = plan->deadline_ns, .shown = bxi_future_shown(&call.future) };
+                                 .deadline_ns = plan->deadline_ns, .shown = bxi_future_shown(&call.future),
+                                 .straight = bxi_straight_reply };
 
     rc = bxi_wait(job->run, &waiter);
     if (rc < 0) {
@@ -468,7 +469,7 @@ int bx_rpc_sync(struct bx_job *job, const char *to, const char *function, const 
 /* A call whose future is the program's; NULL: no memory, with a sentence. */
 static struct bxi_call *make_call(struct bx_job *job)
 {
-    struct bxi_call *call = malloc(sizeof *call);
+    struct bxi_call *call = malloc(sizeof *call + BXI_SMALL_REPLY);
 
     if (call == NULL) {
         bx_fail(-ENOMEM, "no memory for a call");

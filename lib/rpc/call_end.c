@@ -50,8 +50,7 @@ static struct bxi_call *take_call(struct bx_job *job, struct bxi_peer *peer, uin
     return call;
 }
 
-/* By the thread that took the call out, without the lock. */
-static void complete(struct bxi_call *call, int code, char *text, struct bx_msg *value)
+void bxi_call_complete(struct bxi_call *call, int code, char *text, struct bx_msg *value)
 {
     struct bx_job *job = call->future.job;
     bool on_stack = call->caller != NULL;       /* which may be gone after the completion */
@@ -224,7 +223,7 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
         brought.code = BX_E_CORRUPT;
         text = bxi_peer_text(job, peer, brought.code);
     }
-    complete(call, brought.code, text, value);
+    bxi_call_complete(call, brought.code, text, value);
     bxi_trace_reply_ends(job, peer, head);
     return 0;
 }
@@ -281,7 +280,7 @@ static void complete_list(struct bx_job *job, struct bxi_call *list, int code)
                             bxi_call_function(call), (double)call->timeout_ns / 1e9);
         else
             text = bxi_peer_text(job, call->peer, code);
-        complete(call, code, text, NULL);
+        bxi_call_complete(call, code, text, NULL);
     }
 }
 
@@ -335,7 +334,7 @@ bool bxi_call_abort(struct bx_future *future, int code, char *text)
     }
     if (!bxi_is_driving(job->run))
         bxi_bells_flush(job);
-    complete(call, code, text, NULL);
+    bxi_call_complete(call, code, text, NULL);
     return true;
 }
 

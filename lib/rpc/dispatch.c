@@ -189,8 +189,7 @@ static int wait_for_device(struct bx_job *job, struct bxi_peer *peer, const stru
     return rc == -EAGAIN && peer->draining ? 0 : rc;        /* the memory of a dead peer is not waited for */
 }
 
-/* The frame has been copied out of the ring. */
-static void frame_taken(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, uint32_t payload_bytes)
+bool bxi_frame_read(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, uint32_t payload_bytes)
 {
     struct bxi_pair_counters *counters = &bxi_tables(job->control)->pair_counters[peer->rank];
     bool published = bxi_ring_advance(&peer->in, payload_bytes);
@@ -204,7 +203,12 @@ static void frame_taken(const struct bxi_role *role, struct bx_job *job, struct 
         /* Relaxed: a counter for inspectors. */
         bxi_store_relaxed(&counters->read_pos, peer->in.read_pos);
     }
-    if (published)
+    return published;
+}
+
+void bxi_frame_taken(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, uint32_t payload_bytes)
+{
+    if (bxi_frame_read(role, job, peer, payload_bytes))
         bxi_wanted_look(job);
 }
 
@@ -219,6 +223,8 @@ int bxi_dispatch(const struct bxi_role *role, struct bx_job *job, struct bxi_pee
     if (payload_bytes < sizeof head)
         return BX_E_CORRUPT;
     memcpy(&head, payload, sizeof head);
+    if (bxi_straight_request(role, job, peer, &head, &(struct bxi_body){ body, body_bytes }))
+        return 0;
     if ((rc = wait_for_device(job, peer, &head, payload, payload_bytes)) < 0)
         return rc;
     switch (head.kind) {
@@ -229,7 +235,7 @@ int bxi_dispatch(const struct bxi_role *role, struct bx_job *job, struct bxi_pee
         if (bxi_truncated(peer))
             return BX_E_CORRUPT;
         /* Before the handler runs: its reply then carries the credit for this request. */
-        frame_taken(role, job, peer, payload_bytes);
+        bxi_frame_taken(role, job, peer, payload_bytes);
         rc = handle_request(job, peer, &head, body_bytes);
         bxi_loan_drop_held(peer->lend);       /* if the request did not take it: refused, or changed meanwhile */
         return rc;
@@ -245,7 +251,7 @@ int bxi_dispatch(const struct bxi_role *role, struct bx_job *job, struct bxi_pee
     default:
         return BX_E_CORRUPT;
     }
-    frame_taken(role, job, peer, payload_bytes);
+    bxi_frame_taken(role, job, peer, payload_bytes);
     bxi_loan_drop_held(peer->lend);
     return rc;
 }

@@ -131,7 +131,8 @@ bool bxi_future_try_acquire(struct bx_future *future)
 
 void bxi_future_fini(struct bx_future *future)
 {
-    bx_msg_destroy(future->value);
+    if (!future->is_call || future->value != bxi_call_small((struct bxi_call *)(void *)future))
+        bx_msg_destroy(future->value);
     free(future->text);
 }
 

@@ -56,6 +56,17 @@ static void shrink_reply(struct bx_job *job)
     job->rpc->reply = reply;
 }
 
+void bxi_handler_answer(struct bx_request *request, int code)
+{
+    struct bx_job *job = request->job;
+
+    bxi_answer(request, code, bx_error_text(), job->rpc->reply);
+    if (job->rpc->reply->tensor_count + job->rpc->reply->rref_count > 0)
+        bx_msg_clear(job->rpc->reply);       /* inside of no_wait: a bx_free_fn must not wait either */
+    if (job->rpc->reply->capacity > BXI_FRAME_MAX)
+        shrink_reply(job);
+}
+
 static void run_inline(struct bx_request *request, size_t body_bytes)
 {
     struct bx_reader args = reader_of(request, body_bytes);
@@ -67,13 +78,9 @@ static void run_inline(struct bx_request *request, size_t body_bytes)
     bxi_request_begins(request);
     bxi_no_wait_enter();
     code = run_handler(request, &args, job->rpc->reply);
-    bxi_answer(request, code, bx_error_text(), job->rpc->reply);
-    if (job->rpc->reply->tensor_count + job->rpc->reply->rref_count > 0)
-        bx_msg_clear(job->rpc->reply);       /* inside of no_wait: a bx_free_fn must not wait either */
+    bxi_handler_answer(request, code);
     bxi_no_wait_leave();
     bxi_now_hide(request);
-    if (job->rpc->reply->capacity > BXI_FRAME_MAX)
-        shrink_reply(job);
 }
 
 /* ---- async handlers ---------------------------------------------------------------------------- */

@@ -17,10 +17,15 @@ struct bx_msg *bx_msg_create(size_t reserve_bytes)
     if (room > PTRDIFF_MAX - sizeof(struct bx_msg))
         return NULL;
 
-    struct bx_msg *msg = malloc(sizeof *msg + room);
+    void *memory = malloc(sizeof(struct bx_msg) + room);
 
-    if (msg == NULL)
-        return NULL;
+    return memory != NULL ? bxi_msg_init(memory, room) : NULL;
+}
+
+struct bx_msg *bxi_msg_init(void *memory, size_t room)
+{
+    struct bx_msg *msg = memory;
+
     msg->data = msg->room;
     msg->bytes = 0;
     msg->capacity = room;

@@ -264,7 +264,7 @@ static int put(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *
 {
     int rc;
 
-    /* [peer.consumed] acquire, pairs with the release in frame_taken: this credit says that the bytes
+    /* [peer.consumed] acquire, pairs with the release in bxi_frame_read: this credit says that the bytes
      * before it have been copied out. */
     out->head->consumed = bxi_load_acquire(&peer->consumed);
     rc = bxi_ring_put(&peer->out, out->head, out->body, out->body_bytes);
@@ -274,6 +274,13 @@ static int put(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *
         return rc;
     note_sent(job, peer, out);
     return 0;
+}
+
+bool bxi_peer_send_plain(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out)
+{
+    /* Relaxed, both: written under the lock, or by this thread. */
+    return bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE && bxi_load_relaxed(&peer->out_open) &&
+           peer->queue_head == NULL && put(job, peer, out) == 0;
 }
 
 void bxi_peer_group_end(struct bx_job *job, struct bxi_peer *peer)

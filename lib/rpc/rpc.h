@@ -47,6 +47,8 @@ struct bx_msg {
     uint32_t rref_capacity;
     _Alignas(8) unsigned char room[];
 };
+/* Makes an empty message of memory that has `room` bytes behind its head. */
+struct bx_msg *bxi_msg_init(void *memory, size_t room);
 struct bx_msg *bxi_msg_copy(const void *data, size_t bytes);       /* NULL when memory is out */
 struct bx_msg *bxi_msg_of_loan(struct bxi_loan *loan);     /* a message of its own; NULL when memory is out */
 
@@ -240,6 +242,8 @@ struct bxi_out {
 };
 /* Sends head and body, or queues them. 0, -EAGAIN, -ENOMEM, BX_E_CORRUPT. */
 int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out);
+/* Sends a frame without loans and references if it can go into the open ring at once. False: nothing was done. Lock. */
+bool bxi_peer_send_plain(struct bx_job *job, struct bxi_peer *peer, const struct bxi_out *out);
 /* Ends a group of frames that began with bxi_ring_group_begin(&peer->out), its ring being open. Lock, not given back in
  * between. */
 void bxi_peer_group_end(struct bx_job *job, struct bxi_peer *peer);
@@ -288,7 +292,14 @@ struct bxi_call {
     uint16_t function;          /* of the callee's; or BXI_FUNCTION_VALUE */
     bool wants_value;
     struct bxi_call *next;      /* in a list of calls to complete */
+    _Alignas(8) unsigned char small[];  /* of one that is malloc'ed: BXI_SMALL_REPLY bytes for a reply's message */
 };
+#define BXI_SMALL_BYTES 64          /* a reply that has no more needs no memory of its own */
+#define BXI_SMALL_REPLY (sizeof(struct bx_msg) + BXI_SMALL_BYTES)
+static inline struct bx_msg *bxi_call_small(struct bxi_call *call)
+{
+    return (struct bx_msg *)(void *)call->small;
+}
 
 /* What stands for a function's name where BXI_FUNCTION_VALUE stands for its index. */
 #define BXI_VALUE_NAME "bx_rref_to_here"
@@ -316,6 +327,8 @@ int bxi_rpc_oneway(struct bx_job *job, const char *to, const struct bxi_aim *at,
 /* 0, BX_E_CORRUPT. body lies in the peer's ring. Role. */
 int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
                       const void *body, size_t body_bytes);
+/* Completes a call, by the thread that took it out of its slot; takes text and value. Without the lock. */
+void bxi_call_complete(struct bxi_call *call, int code, char *text, struct bx_msg *value);
 /* Fails every call to peer, or only those whose request ends at or before through_pos, if that is not BX_FOREVER. The
  * text is made from code and the peer. Takes the lock. */
 void bxi_calls_fail(struct bx_job *job, struct bxi_peer *peer, int code, uint64_t through_pos);
@@ -472,12 +485,34 @@ void bxi_waiting_peer_gone(struct bx_job *job, struct bxi_peer *peer, int code);
  * a loan. 0, or BX_E_CORRUPT: the caller must be cut off. */
 int bxi_handler_run(struct bx_request *request, size_t body_bytes);
 
+/* An inline handler has returned code, or is to have: answers with rpc->reply, which it leaves fit for the next. */
+void bxi_handler_answer(struct bx_request *request, int code);
+
+/* ---- straight.c (role) --------------------------------------------------------------------------- */
+
+struct bxi_body {
+    const void *data;           /* in the peer's ring */
+    size_t bytes;
+};
+/* Handles a plain request. False: it is not plain, and nothing was done. */
+bool bxi_straight_request(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer,
+                          const struct bxi_frame *head, const struct bxi_body *body);
+/* Handles plain replies to async calls, `most` of them at most, until another frame comes. How many. */
+int bxi_straight_replies(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, int most);
+/* struct bxi_waiter's `straight`, of a synchronous call: its object is the call's future. */
+bool bxi_straight_reply(struct bxi_waiter *waiter, const struct bxi_role *role);
+
 /* ---- dispatch.c (role) --------------------------------------------------------------------------- */
 
 /* Handles one frame of peer, which still lies in its ring. 0; -EAGAIN: not yet, its device memory is being mapped;
  * or BX_E_CORRUPT: it must be cut off. */
 int bxi_dispatch(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, const void *payload,
                  uint32_t payload_bytes);
+
+/* The frame has been copied out of the ring. read: true if credit was published, and bxi_wanted_look is due; taken
+ * calls it, without the lock. */
+bool bxi_frame_read(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, uint32_t payload_bytes);
+void bxi_frame_taken(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, uint32_t payload_bytes);
 
 /* ---- watch.c: what happens to peers (role) ------------------------------------------------------- */
 

@@ -15,16 +15,36 @@
 
 /* ---- reading ----------------------------------------------------------------------------------- */
 
-/* A frame was handled; meanwhile a peer may sleep and wait for the answer to an earlier one. Checked at every eighth
+/* Frames were handled; meanwhile a peer may sleep and wait for the answer to an earlier one. Checked at every eighth
  * frame only, for mostly no bell is due. */
-static void ring_overdue(struct bx_job *job)
+static void ring_overdue(struct bx_job *job, int handled)
 {
-    uint64_t frames = bxi_load_relaxed(&job->rpc->frames) + 1;       /* relaxed: written by the role */
+    uint64_t before = bxi_load_relaxed(&job->rpc->frames);      /* relaxed: written by the role */
+    uint64_t frames = before + (uint64_t)handled;
 
     bxi_store_relaxed(&job->rpc->frames, frames);
     /* Relaxed: this thread's own frames are in it; another thread flushes its own. */
-    if (frames % 8 == 0 && frames - bxi_load_relaxed(&job->rpc->bells_frame) >= BXI_DEFER_FRAMES)
+    if (frames / 8 != before / 8 && frames - bxi_load_relaxed(&job->rpc->bells_frame) >= BXI_DEFER_FRAMES)
         bxi_bells_flush(job);
+}
+
+/* Handles one frame, or some plain replies; *count says how many. 0, BX_E_CORRUPT. */
+static int read_some(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, int most, int *count)
+{
+    const void *payload;
+    uint32_t payload_bytes;
+    int rc = bxi_ring_peek(&peer->in, &payload, &payload_bytes);
+
+    *count = rc != 0;
+    if (rc <= 0)
+        return rc;
+    if (*(const uint8_t *)payload == BXI_REPLY && (rc = bxi_straight_replies(role, job, peer, most)) > 0) {
+        *count = rc;
+        return 0;
+    }
+    rc = bxi_dispatch(role, job, peer, payload, payload_bytes);
+    *count = rc != -EAGAIN;
+    return rc;
 }
 
 int bxi_read_ring(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, struct bxi_waiter *waiter,
@@ -35,18 +55,12 @@ int bxi_read_ring(const struct bxi_role *role, struct bx_job *job, struct bxi_pe
     if (peer->lend->held != NULL && !peer->draining && bxi_device_is_pending(peer->lend->held))
         return 0;
     while (handled < most) {
-        const void *payload;
-        uint32_t payload_bytes;
-        int rc = bxi_ring_peek(&peer->in, &payload, &payload_bytes);
+        int count, rc = read_some(role, job, peer, most - handled, &count);
 
-        if (rc == 0)
+        if (count == 0)
             break;
-        if (rc > 0)
-            rc = bxi_dispatch(role, job, peer, payload, payload_bytes);
-        if (rc == -EAGAIN)
-            break;
-        handled++;
-        ring_overdue(job);
+        handled += count;
+        ring_overdue(job, count);
         if (rc < 0) {
             bxi_peer_close(role, job, peer, BXI_PEER_CORRUPT);
             break;

@@ -68,6 +68,9 @@ struct bxi_waiter {
     const void *object;
     uint64_t deadline_ns;
     bool passive;               /* never drives: the background thread does */
+    /* Or NULL. A thread that leads and may spin calls it once, before its first pass. It polls, for a microsecond or
+     * two, what makes the waiter ready, and handles it. True: the waiter is ready. False: nothing was done. */
+    bool (*straight)(struct bxi_waiter *waiter, const struct bxi_role *role);
     struct bxi_wait_shown shown;
     bxi_a32 signal;             /* 0 awake, 1 asleep in the futex, 2 signalled */
     struct bxi_waiter *next, *prev;

@@ -73,6 +73,10 @@ static int lead(const struct bxi_role *role, struct bxi_waiter *waiter)
     struct bxi_run *run = bxi_run_of(role);
     struct bxi_spin spin = { 0 };
 
+    if (waiter->straight != NULL && bxi_spin_may_begin(run) && waiter->straight(waiter, role)) {
+        bxi_count(&run->pass, 1);
+        return 0;
+    }
     while (!waiter->ready(waiter)) {
         if (bxi_pass(role, waiter) > 0) {
             bxi_spin_hit(role, &spin);

@@ -395,6 +395,72 @@ Test(sources, are_peeked_at_for_the_budget_and_then_not_for_two_sleeps)
     bxi_leave_role(role, true);
 }
 
+static int straights;
+static bool goes_straight;
+
+static bool go_straight(struct bxi_waiter *waiter, const struct bxi_role *role)
+{
+    cr_assert(bxi_run_of(role) == &run && bxi_is_driving(&run));
+    straights++;
+    bxi_store_relaxed(&((struct flag_waiter *)(void *)waiter)->is_ready, goes_straight);
+    return goes_straight;
+}
+
+/* Ready after its straight way, or after a pass. */
+static bool handled(struct bxi_waiter *waiter)
+{
+    return flag_ready(waiter) || called[0] != '\0';
+}
+
+/* Waits so often; how many of them made a pass. */
+static int wait_straight(int times)
+{
+    int passes = 0;
+
+    straights = 0;
+    for (int i = 0; i < times; i++) {
+        struct flag_waiter flag = { .waiter = { .ready = handled, .straight = go_straight,
+                                                .deadline_ns = BX_FOREVER } };
+
+        called[0] = '\0';
+        cr_assert_eq(bxi_wait(&run, &flag.waiter), 0);
+        passes += called[0] != '\0';
+        memset(called, 0, sizeof called);
+    }
+    return passes;
+}
+
+static bool crowded(void *context)
+{
+    (void)context;
+    return true;
+}
+
+Test(sources, are_left_to_a_waiter_that_goes_straight_but_for_one_time_in_256)
+{
+    static const struct bxi_host crowded_host = { .is_crowded = crowded };
+
+    goes_straight = true;
+    run.spin_ns = run.spin_most_ns = 10000;
+    cr_expect_eq(wait_straight(1024), 4);
+    cr_expect_eq(straights, 1020);
+    goes_straight = false;
+    cr_expect_eq(wait_straight(10), 10);
+    cr_expect_eq(straights, 10);
+    goes_straight = true;
+    run.host = &crowded_host;
+    cr_expect_eq(wait_straight(10), 10);
+    cr_expect_eq(straights, 0);
+    run.host = &no_host;
+    run.spin_ns = 0;
+    cr_expect_eq(wait_straight(10), 10);
+    cr_expect_eq(straights, 0);
+    run.spin_ns = 10000;
+    run.spin_skips = 1;
+    cr_expect_eq(wait_straight(1), 1);
+    cr_expect_eq(straights, 0);
+}
+
 /* ---- Deadlines ----------------------------------------------------------------------------------- */
 
 static struct bxi_timer timers[3];

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The straight way of plain frames: requests that are nothing but bytes to an inline handler, and replies that are
+ * nothing but bytes. Most frames are plain, and an empty call consists of little else than their way. Role.
+ *
+ * A frame is plain by what is checked here. One that is not goes the general way (dispatch.c, handler.c, answer.c,
+ * call_end.c), which has the same effects in more steps; so does the answer of a handler that failed, or that lends.
+ * Everything is checked before anything is changed: what returns false has done nothing that the general way would not
+ * do again.
+ *
+ *     request     runs its handler, and its answer goes into the ring under the one lock that is taken
+ *     replies     to async calls: what lies in the ring is taken out of its slots under one lock, then completed
+ *     reply       to a synchronous call: its caller polls the ring, in place of passes and spins
+ */
+#include "mark.h"
+
+#include <string.h>
+
+/* ---- requests ---------------------------------------------------------------------------------------- */
+
+/* NULL: it is not plain. */
+static const struct bxi_handler *handler_of(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head)
+{
+    const struct bxi_handler *handler;
+
+    if (head->kind != BXI_REQUEST || head->flags != 0 || peer->draining || peer->lend->held != NULL ||
+        bxi_trace_is_on(job))
+        return NULL;
+    /* [peer.out_open] acquire, as in way_back. [handlers] acquire, as in handle_request. */
+    if (!bxi_load_acquire(&peer->out_open) || head->function >= bxi_load_acquire(&job->rpc->handler_count))
+        return NULL;
+    handler = &job->rpc->handlers[head->function];
+    return handler->kind == BXI_F_INLINE && handler->type == NULL ? handler : NULL;
+}
+
+/* Sends the reply; false: nothing was done. */
+static bool answer_plain(const struct bx_request *request, const struct bx_msg *reply)
+{
+    struct bx_job *job = request->job;
+    struct bxi_frame head = { .kind = BXI_REPLY, .id = request->id, .sent_ns = job->run->pass_ns };
+    struct bxi_out out = { .head = &head, .body = reply->data, .body_bytes = reply->bytes, .slot = -1, .lease = -1 };
+    bool sent;
+
+    if (reply->tensor_count + reply->rref_count > 0 || reply->bytes > BXI_BODY_MAX || reply->capacity > BXI_FRAME_MAX)
+        return false;
+    bxi_lock(&job->run->lock);
+    sent = bxi_peer_consumed(job, request->peer, request->consumed) == 0 &&
+           bxi_peer_send_plain(job, request->peer, &out);
+    if (sent)
+        bxi_counter_add(job, BXI_C_replies_sent, 1);
+    bxi_unlock(&job->run->lock);
+    return sent;
+}
+
+/* The body is in job->rpc->frame. */
+static void run_plain(struct bx_request *request, size_t body_bytes)
+{
+    struct bx_reader args = { .data = request->job->rpc->frame, .bytes = body_bytes };
+    struct bx_msg *reply = request->job->rpc->reply;
+    int code;
+
+    reply->bytes = 0;               /* it holds no tensors and references: see bxi_handler_answer */
+    reply->error = 0;
+    bxi_now_show(request);
+    bxi_no_wait_enter();
+    bxi_clear_error();
+    BXI_PROBE4(handler_begin, request->job->rank, request->peer->rank, request->handler->name, request->id);
+    code = bxi_call_handler(request, &args, reply, NULL);
+    if (code >= 0)
+        code = args.error < 0 ? args.error : reply->error;
+    BXI_PROBE5(handler_end, request->job->rank, request->peer->rank, request->handler->name, request->id, code);
+    if (code < 0 || !answer_plain(request, reply))
+        bxi_handler_answer(request, code);
+    bxi_no_wait_leave();
+    bxi_now_hide(request);
+}
+
+bool bxi_straight_request(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer,
+                          const struct bxi_frame *head, const struct bxi_body *body)
+{
+    const struct bxi_handler *handler = handler_of(job, peer, head);
+
+    if (handler == NULL)
+        return false;
+    if (job->run->pass_ns == 0)
+        job->run->pass_ns = bxi_coarse_ns();
+    if (head->deadline_ns < job->run->pass_ns)
+        return false;
+    if (body->bytes > 0)
+        memcpy(job->rpc->frame, body->data, body->bytes);
+    if (bxi_truncated(peer))
+        return false;
+
+    struct bx_request request = { .job = job, .peer = peer, .handler = handler, .id = head->id,
+                                  .deadline_ns = head->deadline_ns, .consumed = head->consumed };
+
+    bxi_frame_taken(role, job, peer, (uint32_t)(sizeof *head + body->bytes));
+    run_plain(&request, body->bytes);
+    bxi_counter_add(job, BXI_C_requests_inline, 1);
+    return true;
+}
+
+/* ---- replies ------------------------------------------------------------------------------------------- */
+
+#define REPLIES_MAX 16              /* under one lock */
+#define POLLS 1024
+
+static bool is_plain(const struct bxi_frame *head)
+{
+    return head->kind == BXI_REPLY && head->flags == 0 && head->code == 0;
+}
+
+/* The async call of the next frame, with its value, taken out of its slot. NULL: that is no plain reply. Lock. */
+static struct bxi_call *next_call(struct bx_job *job, struct bxi_peer *peer, uint32_t *payload_bytes)
+{
+    const void *payload;
+    struct bxi_frame head;
+    struct bxi_slot *slot;
+    struct bx_msg *value;
+    uint16_t index;
+
+    if (bxi_ring_peek(&peer->in, &payload, payload_bytes) != 1 || *payload_bytes < sizeof head ||
+        *payload_bytes > sizeof head + BXI_SMALL_BYTES)
+        return NULL;
+    memcpy(&head, payload, sizeof head);
+    index = (uint16_t)(head.id & 0xffff);
+    slot = &peer->slots[index];
+    if (!is_plain(&head) || index >= peer->slot_count || slot->state != BXI_SLOT_LIVE ||
+        slot->generation != head.id >> 16 || slot->call->caller != NULL || peer->in_flight == BXI_CALLS_MAX)
+        return NULL;
+    value = bxi_msg_init(bxi_call_small(slot->call), BXI_SMALL_BYTES);
+    value->bytes = *payload_bytes - sizeof head;
+    memcpy(value->data, (const unsigned char *)payload + sizeof head, value->bytes);
+    if (bxi_truncated(peer) || bxi_peer_consumed(job, peer, head.consumed) < 0)
+        return NULL;
+
+    struct bxi_call *call = slot->call;
+
+    bxi_slot_free(peer, index);
+    return call;
+}
+
+int bxi_straight_replies(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer, int most)
+{
+    struct bxi_call *calls[REPLIES_MAX];
+    uint32_t payload_bytes;
+    bool published = false;
+    int count = 0;
+
+    if (peer->lend->held != NULL || bxi_trace_is_on(job))
+        return 0;
+    bxi_lock(&job->run->lock);
+    while (count < most && count < REPLIES_MAX && (calls[count] = next_call(job, peer, &payload_bytes)) != NULL) {
+        published |= bxi_frame_read(role, job, peer, payload_bytes);
+        count++;
+    }
+    job->rpc->calls_open -= (uint32_t)count;
+    bxi_counter_add(job, BXI_C_calls_completed, (uint64_t)count);
+    bxi_unlock(&job->run->lock);
+    for (int i = 0; i < count; i++)
+        bxi_call_complete(calls[i], 0, NULL, calls[i]->wants_value ? bxi_call_small(calls[i]) : NULL);
+    if (published)
+        bxi_wanted_look(job);
+    return count;
+}
+
+/* True once a frame lies in the ring of the call's peer; false: nothing came, or something else did. */
+static bool comes(struct bx_job *job, const struct bxi_peer *peer)
+{
+    for (int i = 1; i <= POLLS; i++) {
+        if (bxi_ring_ready(&peer->in))
+            return true;
+        if (i % 16 != 0)
+            continue;
+        if (bxi_load_relaxed(&job->run->events) != 0)       /* relaxed: a pass acquires them */
+            return false;
+        for (int k = 0; k < (int)bxi_load_relaxed(&job->rpc->in_count); k++)
+            if (bxi_ring_ready(&job->rpc->in_peers[k]->in))
+                return job->rpc->in_peers[k] == peer;
+    }
+    return false;
+}
+
+/* Takes the call out of its slot; false if more is to be done for that. */
+static bool end_call(struct bx_job *job, struct bxi_call *call, const struct bxi_frame *head)
+{
+    struct bxi_peer *peer = call->peer;
+    bool ends;
+
+    bxi_lock(&job->run->lock);
+    ends = peer->in_flight < BXI_CALLS_MAX && bxi_peer_consumed(job, peer, head->consumed) == 0;
+    if (ends) {
+        job->rpc->calls_open--;
+        bxi_slot_free(peer, call->slot);
+        bxi_counter_add(job, BXI_C_calls_completed, 1);
+    }
+    bxi_unlock(&job->run->lock);
+    return ends;
+}
+
+/* value: NULL, or an empty message for the reply. */
+static bool take_reply(const struct bxi_role *role, struct bxi_call *call, struct bx_msg *value)
+{
+    struct bx_job *job = call->future.job;
+    struct bxi_peer *peer = call->peer;
+    const void *payload;
+    uint32_t payload_bytes;
+    struct bxi_frame head;
+
+    if (!comes(job, peer) || bxi_ring_peek(&peer->in, &payload, &payload_bytes) != 1 || payload_bytes < sizeof head)
+        return false;
+    memcpy(&head, payload, sizeof head);
+    if (!is_plain(&head) || head.id != call->id ||
+        (value != NULL &&
+         bx_msg_put_bytes(value, (const unsigned char *)payload + sizeof head, payload_bytes - sizeof head) < 0) ||
+        bxi_truncated(peer) || !end_call(job, call, &head))
+        return false;
+    BXI_PROBE5(call_done, job->rank, peer->rank, call->function, call->id, 0);
+    bxi_future_complete_own(&call->future, 0, NULL, value);
+    bxi_frame_taken(role, job, peer, payload_bytes);
+    bxi_quiet_changed(job);
+    return true;
+}
+
+bool bxi_straight_reply(struct bxi_waiter *waiter, const struct bxi_role *role)
+{
+    struct bxi_call *call = (struct bxi_call *)(void *)(uintptr_t)waiter->object;
+    struct bx_job *job = call->future.job;
+    struct bx_msg *value = NULL;
+
+    /* Relaxed: this thread's own frames are in it. */
+    if (bxi_load_relaxed(&job->rpc->bells_urgent) != 0 || !call->peer->in_open || call->peer->lend->held != NULL ||
+        bxi_trace_is_on(job) || (call->wants_value && (value = bx_msg_create(0)) == NULL))
+        return false;
+    if (take_reply(role, call, value))
+        return true;
+    bx_msg_destroy(value);
+    return false;
+}

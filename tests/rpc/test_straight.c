@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The straight way of plain frames (lib/rpc/straight.c) and where it gives way to the general one: whatever the size of
+ * a reply, whoever calls, and whatever lies between plain frames, each call gets its own reply. Calls of a worker to
+ * itself find their replies in the ring in any case; whether the reply of another worker comes while its caller polls
+ * is a matter of nanoseconds, so those are made many times.
+ */
+#include "tests/harness/harness.h"
+
+#include "rpc/rpc.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <string.h>
+
+#define BYTES_MOST 300
+#define HELD 200
+
+static unsigned char bytes[BYTES_MOST];
+
+/* Fails for every third number; for every fifth it reads more than there is. */
+static int moody(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int64_t value = bx_read_i64(args);
+
+    (void)request, (void)context;
+    if (value % 3 == 0)
+        return bx_fail(-EDOM, "%lld is a multiple of three", (long long)value);
+    if (value % 5 == 0)
+        bx_read_i64(args);
+    return bx_msg_put_i64(reply, value);
+}
+
+/* Writes 40,000 bytes, takes them back, and answers how much memory its reply had when it was called. */
+static int swell(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    static const char much[40000];
+    size_t capacity = reply->capacity;
+
+    (void)request, (void)args, (void)context;
+    bx_msg_put_bytes(reply, much, sizeof much);
+    bx_msg_clear(reply);
+    return bx_msg_put_i64(reply, (int64_t)capacity);
+}
+
+static int setup(struct bx_job *job)
+{
+    for (int i = 0; i < BYTES_MOST; i++)
+        bytes[i] = (unsigned char)(i * 7 + 1);
+    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_echo_bytes, NULL), 0);
+    HARNESS_EQ(bx_register(job, "moody", BX_INLINE, moody, NULL), 0);
+    HARNESS_EQ(bx_register(job, "swell", BX_INLINE, swell, NULL), 0);
+    return bx_register(job, "nothing", BX_INLINE, harness_nothing, NULL);
+}
+
+/* What echo gets, and answers: so many bytes, from an offset that differs from call to call. */
+static size_t size_of(int i)
+{
+    return (size_t)i % (BYTES_MOST - 8);
+}
+
+static struct bx_msg *args_of(int i)
+{
+    struct bx_msg *args = bx_msg_create(0);
+
+    HARNESS_EQ(bx_msg_put_bytes(args, bytes + i % 8, size_of(i)), 0);
+    return args;
+}
+
+static void expect_bytes(const struct bx_msg *value, int i)
+{
+    HARNESS_EQ(bx_msg_bytes(value), size_of(i));
+    HARNESS_EQ(memcmp(bx_msg_data(value), bytes + i % 8, size_of(i)), 0);
+}
+
+static void call_sizes(struct bx_job *job, const char *to)
+{
+    for (int i = 0; i < 2 * BYTES_MOST; i++) {
+        struct bx_msg *args = args_of(i), *reply = NULL;
+
+        HARNESS_EQ(bx_rpc_sync(job, to, "echo", args, NULL, &reply), 0);
+        expect_bytes(reply, i);
+        HARNESS_EQ(bx_rpc_sync(job, to, "echo", args, NULL, NULL), 0);
+        bx_msg_destroy(reply);
+        bx_msg_destroy(args);
+    }
+}
+
+static void any_size(struct bx_job *job)
+{
+    for (int i = 0; i < 10; i++)
+        call_sizes(job, "worker1");
+    call_sizes(job, "worker0");
+}
+
+Test(straight, replies_of_any_size_come_back, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { any_size } });
+}
+
+/* Their values stay while other calls come and go; between them a synchronous call overtakes none. */
+static void hold_values(struct bx_job *job, const char *to)
+{
+    struct bx_future *futures[HELD];
+
+    for (int i = 0; i < HELD; i++) {
+        struct bx_msg *args = args_of(i);
+
+        HARNESS_EQ(bx_rpc_async(job, to, "echo", args, NULL, &futures[i]), 0);
+        bx_msg_destroy(args);
+        if (i % 50 == 49) {
+            HARNESS_EQ(bx_rpc_sync(job, to, "nothing", NULL, NULL, NULL), 0);
+            HARNESS_CHECK(bx_future_done(futures[i]));
+        }
+    }
+    for (int i = 0; i < 3000; i++)
+        HARNESS_EQ(bx_rpc_sync(job, to, "nothing", NULL, NULL, NULL), 0);
+    for (int i = HELD - 1; i >= 0; i--) {
+        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
+        expect_bytes(bx_future_value(futures[i]), i);
+        bx_future_acquire(futures[i]);
+        bx_future_release(futures[i]);
+        expect_bytes(bx_future_value(futures[i]), i);
+        bx_future_release(futures[i]);
+    }
+}
+
+static void hold_all_values(struct bx_job *job)
+{
+    struct bxi_control *peer1 = (struct bxi_control *)(uintptr_t)job->rpc->peers[1].view.control;
+
+    hold_values(job, "worker1");
+    hold_values(job, "worker0");
+    HARNESS_EQ(harness_counter(job, "calls_sent"), harness_counter(job, "calls_completed"));
+    HARNESS_EQ(job->rpc->calls_open, 0);
+    /* Nothing is under way: what the peer has sent has been read. */
+    HARNESS_EQ(bxi_load_relaxed(&bxi_tables(job->control)->pair_counters[1].frames_received),
+               bxi_load_relaxed(&bxi_tables(peer1)->pair_counters[0].frames_sent));
+}
+
+Test(straight, values_stay_as_long_as_their_futures, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { hold_all_values } });
+}
+
+static void expect_mood(int64_t i, int rc, const struct bx_msg *value, const char *text)
+{
+    if (i % 3 == 0) {
+        HARNESS_EQ(rc, -EDOM);
+        HARNESS_HAS(text, "is a multiple of three");
+    } else if (i % 5 == 0) {
+        HARNESS_EQ(rc, BX_E_SHORT_MESSAGE);
+        HARNESS_HAS(text, "8 bytes were read at byte 8");
+    } else {
+        struct bx_reader reader = bx_msg_reader(value);
+
+        HARNESS_EQ(rc, 0);
+        HARNESS_EQ(bx_read_i64(&reader), i);
+    }
+}
+
+static void moods(struct bx_job *job, const char *to)
+{
+    struct bx_future *futures[HELD];
+
+    for (int i = 0; i < HELD; i++) {
+        struct bx_msg *args = harness_msg_i64(i), *reply = NULL;
+        int rc;
+
+        HARNESS_EQ(bx_rpc_async(job, to, "moody", args, NULL, &futures[i]), 0);
+        rc = bx_rpc_sync(job, to, "moody", args, NULL, &reply);
+        expect_mood(i, rc, reply, bx_error_text());
+        bx_msg_destroy(reply);
+        bx_msg_destroy(args);
+    }
+    for (int i = 0; i < HELD; i++) {
+        int rc = bx_future_wait(futures[i], BX_FOREVER);
+
+        expect_mood(i, rc, bx_future_value(futures[i]), bx_future_error_text(futures[i]));
+        bx_future_release(futures[i]);
+    }
+}
+
+static void all_moods(struct bx_job *job)
+{
+    moods(job, "worker1");
+    moods(job, "worker0");
+}
+
+Test(straight, failures_between_plain_replies_reach_their_callers, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { all_moods } });
+}
+
+static void swell_often(struct bx_job *job)
+{
+    for (int i = 0; i < 3; i++)
+        HARNESS_CHECK(harness_call(job, "worker1", "swell", NULL) <= (int64_t)BXI_FRAME_MAX);
+}
+
+Test(straight, a_reply_that_was_large_gives_its_memory_back, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { swell_often } });
+}

@@ -392,6 +392,7 @@ deps-lint:
 
 # One list serves install and uninstall: {source}={where it goes}.
 HEADERS   := $(wildcard lib/boxcar*.h)
+CMAKE_FILES := BoxcarConfig.cmake BoxcarConfigVersion.cmake
 DOCDIR    := $(PREFIX)/share/doc/boxcar
 INSTALLED := $(STATIC_LIB)=$(LIBDIR)/libboxcar.a \
 	$(SHARED_LIB)=$(LIBDIR)/$(notdir $(SHARED_LIB)) \
@@ -402,11 +403,14 @@ INSTALLED := $(STATIC_LIB)=$(LIBDIR)/libboxcar.a \
 	$(B)/boxcar.pc=$(LIBDIR)/pkgconfig/boxcar.pc \
 	$(B)/boxcar_nn.pc=$(LIBDIR)/pkgconfig/boxcar_nn.pc \
 	$(B)/boxcar_autograd.pc=$(LIBDIR)/pkgconfig/boxcar_autograd.pc \
+	$(foreach c,$(CMAKE_FILES),$(B)/$(c)=$(LIBDIR)/cmake/Boxcar/$(c)) \
 	$(foreach h,$(HEADERS),$(h)=$(PREFIX)/include/$(notdir $(h))) \
 	$(B)/bin/shmstat=$(PREFIX)/bin/shmstat \
 	tools/shmstat/shmstat.1=$(PREFIX)/share/man/man1/shmstat.1 \
 	lib/LICENSE=$(DOCDIR)/LICENSE \
-	lib/CHANGELOG.md=$(DOCDIR)/CHANGELOG.md
+	lib/CHANGELOG.md=$(DOCDIR)/CHANGELOG.md \
+	$(foreach e,$(wildcard lib/examples/*),$(e)=$(DOCDIR)/examples/$(notdir $(e)))
+OWN_DIRS  := $(LIBDIR)/cmake/Boxcar $(DOCDIR)/examples $(DOCDIR)
 LINKS     := $(SONAME) libboxcar.so $(SONAME_NN) libboxcar_nn.so $(SONAME_AUTOGRAD) libboxcar_autograd.so
 
 $(B)/%.pc: lib/%.pc.in FORCE
@@ -414,8 +418,20 @@ $(B)/%.pc: lib/%.pc.in FORCE
 	@sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR:$(PREFIX)%=$${prefix}%)|' \
 		-e 's|@VERSION@|$(VERSION)|' $< > $@
 
+# The words of a field of a library's .pc file, without those that name the library: CMake links what pkg-config says.
+pc_words = $(filter-out -L% -l$(1),$(shell sed -n 's/^$(2)://p' lib/$(1).pc.in))
+$(B)/%.cmake: lib/%.cmake.in FORCE
+	@mkdir -p $(@D)
+	@sed -e 's|@VERSION@|$(VERSION)|' -e 's|@VERSION_MAJOR@|$(firstword $(subst ., ,$(VERSION)))|' \
+		-e 's|@LIBDIR_TO_INCLUDE@|$(shell realpath -ms --relative-to='$(LIBDIR)' '$(PREFIX)/include')|' \
+		-e 's|@BOXCAR_PRIVATE@|$(shell $(PKG_CONFIG) --libs $(PACKAGES)) $(call pc_words,boxcar,Libs.private)|' \
+		-e 's|@NN_PUBLIC@|$(call pc_words,boxcar_nn,Libs)|' \
+		-e 's|@NN_PRIVATE@|$(call pc_words,boxcar_nn,Libs.private)|' \
+		-e 's|@AUTOGRAD_PUBLIC@|$(call pc_words,boxcar_autograd,Libs)|' \
+		-e 's|@AUTOGRAD_PRIVATE@|$(call pc_words,boxcar_autograd,Libs.private)|' $< > $@
+
 install: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(STATIC_AUTOGRAD) $(SHARED_AUTOGRAD) $(B)/bin/shmstat \
-	$(B)/boxcar.pc $(B)/boxcar_nn.pc $(B)/boxcar_autograd.pc
+	$(B)/boxcar.pc $(B)/boxcar_nn.pc $(B)/boxcar_autograd.pc $(CMAKE_FILES:%=$(B)/%)
 	$(foreach i,$(INSTALLED),@$(INSTALL) -D -m 644 $(subst =, '$(DESTDIR),$(i))'$(newline))
 	@chmod 755 '$(DESTDIR)$(PREFIX)/bin/shmstat'
 	@ln -sf $(notdir $(SHARED_LIB)) '$(DESTDIR)$(LIBDIR)/$(SONAME)'
@@ -429,7 +445,7 @@ install: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(STATIC_AUTOGRAD
 uninstall:
 	$(foreach i,$(INSTALLED),@rm -f '$(DESTDIR)$(lastword $(subst =, ,$(i)))'$(newline))
 	@rm -f $(LINKS:%='$(DESTDIR)$(LIBDIR)/%')
-	@if test -d '$(DESTDIR)$(DOCDIR)'; then rmdir '$(DESTDIR)$(DOCDIR)'; fi
+	@for dir in $(OWN_DIRS:%='$(DESTDIR)%'); do if test -d "$$dir"; then rmdir "$$dir"; fi; done
 
 define newline
 

@@ -63,6 +63,7 @@ test g++ have_cxx
 test spin have_program spin
 test gnuplot-nox have_program gnuplot
 test procps have_program ps
+test cmake have_program cmake
 lint clang have_program clang
 lint clang-format have_program clang-format
 lint clang-tidy have_program clang-tidy

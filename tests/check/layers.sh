@@ -26,6 +26,7 @@ lib/rpc: lib/rref lib/device lib/lend lib/run lib/observe lib/base shm gpu publi
 lib/job: lib/rpc lib/rref lib/device lib/lend lib/run lib/observe lib/base shm gpu public
 lib/nn: public gpu/cuda_api.h lib/base/options.h
 lib/autograd: public shm/atomic.h lib/base/options.h
+lib/examples: public
 demos/common: public
 demos/hello: public
 demos/tensor_ipc: demos/common public

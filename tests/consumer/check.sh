@@ -4,7 +4,7 @@
 # Uses the library as an outside program does: `make install` into a temporary place, then builds away from the
 # sources with the flags of pkg-config. Checked are the README's program (its first C block, against the shared and the
 # static library, run), a program of boxcar_autograd likewise, a C++17 program, each public header alone, the .pc file,
-# and that uninstall leaves nothing.
+# and that uninstall leaves nothing. The installed examples are built by their Makefile and by CMake, and run.
 set -u
 
 cd "${BX_SOURCE_DIR:?}" || exit 1
@@ -44,16 +44,17 @@ staged_files()
 staged_as_expected()
 {
     for name in include/boxcar.h lib/libboxcar.a lib/libboxcar.so lib/libboxcar.so.0 \
-        lib/pkgconfig/boxcar.pc share/doc/boxcar/LICENSE share/doc/boxcar/CHANGELOG.md; do
+        lib/pkgconfig/boxcar.pc share/doc/boxcar/LICENSE share/doc/boxcar/CHANGELOG.md \
+        share/doc/boxcar/examples/Makefile lib/cmake/Boxcar/BoxcarConfig.cmake; do
         [ -e "$work/stage/usr/$name" ] || { echo "/usr/$name is missing"; return 1; }
     done
-    ! staged_files | grep -v '^/usr/' && ! grep -r "$work" "$work/stage/usr/lib/pkgconfig"
+    ! staged_files | grep -v '^/usr/' && ! grep -r "$work" "$work/stage/usr/lib/pkgconfig" "$work/stage/usr/lib/cmake"
 }
 
 try 'install with DESTDIR' project install DESTDIR="$work/stage" PREFIX=/usr
 try 'the files are where they should be' staged_as_expected
 try 'uninstall' project uninstall DESTDIR="$work/stage" PREFIX=/usr
-try 'uninstall leaves nothing' test -z "$(staged_files)"
+try 'uninstall leaves nothing' test -z "$(staged_files; find "$work/stage" -iname '*boxcar*')"
 
 # ---- an installation to build against ------------------------------------------------------------
 
@@ -123,4 +124,59 @@ strict='-Wall -Wextra -Wpedantic -Werror'
         try "$name alone in C++11" g++ -std=c++11 $strict $cflags -fsyntax-only alone.cpp
     done
 }
+
+# ---- the installed examples, by pkg-config and by CMake -------------------------------------------
+
+examples_run()  # examples_run DIRECTORY
+{
+    for example in call futures tensor train; do
+        timeout 60 "$1/$example" || return 1
+    done | diff "$here/examples.out" -
+}
+
+build_examples()
+{
+    $MAKE CC="$CC" CFLAGS="$strict"
+}
+
+cp -r "$root/share/doc/boxcar/examples" "$work/examples" && cd "$work/examples" || exit 1
+try 'the examples build, pkg-config' build_examples
+try 'the examples run' examples_run .
+if ! command -v cmake >/dev/null; then
+    echo 'skip the examples with CMake, which is not installed'
+    exit "$failed"
+fi
+
+# finds ARGUMENTS...: what find_package says to a project of another place.
+finds()
+{
+    mkdir -p "$work/find"
+    printf '%s\n' 'cmake_minimum_required(VERSION 3.13)' 'project(find NONE)' "find_package(Boxcar $*)" \
+        >"$work/find/CMakeLists.txt"
+    cmake -S "$work/find" -B "$work/find/build" -DCMAKE_PREFIX_PATH="$root"
+}
+
+refuses()       # refuses TEXT ARGUMENTS...
+{
+    text=$1
+    shift
+    finds "$@" >"$work/refusal" 2>&1 && return 1
+    tr -s '[:space:]' ' ' <"$work/refusal" | grep -q "$text"    # CMake breaks lines
+}
+
+version=$(pkg-config --modversion boxcar)
+try 'the examples build, CMake' sh -c 'cmake -S . -B shared "$@" && cmake --build shared' sh \
+    -DCMAKE_PREFIX_PATH="$root" -DCMAKE_C_COMPILER="${CC%% *}" -DCMAKE_C_FLAGS="$strict"
+try 'they run' examples_run shared
+# train has every target; the others would only cost time.
+try 'an example builds, CMake with the archives' sh -c \
+    'cmake -S . -B static "$@" && cmake --build static --target train' sh -DSTATIC=ON \
+    -DCMAKE_PREFIX_PATH="$root" -DCMAKE_C_COMPILER="${CC%% *}" -DCMAKE_C_FLAGS="$strict"
+try 'it is linked with the archives' linked_static static/train
+try 'it runs' timeout 60 static/train
+try 'CMake finds this version' finds "$version" EXACT REQUIRED COMPONENTS boxcar nn autograd autograd_static
+try 'CMake refuses a later version' refuses "version: $version" "${version%.*}.99" REQUIRED
+rm "$root/lib/libboxcar_autograd.so"
+try 'CMake names a component that is missing' refuses 'no library for the component "autograd"' \
+    REQUIRED COMPONENTS autograd
 exit "$failed"

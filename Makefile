@@ -176,7 +176,7 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) $(foreach p,$(PROGRAM
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: all tests demo test unit e2e check stress stats soak test-gpu test-reference mutants lint \
-	coverage coverage-run deps deps-unit deps-test deps-lint install uninstall clean help FORCE
+	coverage coverage-run deps deps-unit deps-test deps-lint built install uninstall deb test-deb clean help FORCE
 
 all: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(STATIC_AUTOGRAD) $(SHARED_AUTOGRAD) \
 	$(PROGRAMS:%=$(B)/bin/%)
@@ -430,8 +430,10 @@ $(B)/%.cmake: lib/%.cmake.in FORCE
 		-e 's|@AUTOGRAD_PUBLIC@|$(call pc_words,boxcar_autograd,Libs)|' \
 		-e 's|@AUTOGRAD_PRIVATE@|$(call pc_words,boxcar_autograd,Libs.private)|' $< > $@
 
-install: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(STATIC_AUTOGRAD) $(SHARED_AUTOGRAD) $(B)/bin/shmstat \
-	$(B)/boxcar.pc $(B)/boxcar_nn.pc $(B)/boxcar_autograd.pc $(CMAKE_FILES:%=$(B)/%)
+# Everything that is built and then installed.
+built: $(filter $(B)/%,$(foreach i,$(INSTALLED),$(firstword $(subst =, ,$(i)))))
+
+install: built
 	$(foreach i,$(INSTALLED),@$(INSTALL) -D -m 644 $(subst =, '$(DESTDIR),$(i))'$(newline))
 	@chmod 755 '$(DESTDIR)$(PREFIX)/bin/shmstat'
 	@ln -sf $(notdir $(SHARED_LIB)) '$(DESTDIR)$(LIBDIR)/$(SONAME)'
@@ -451,6 +453,16 @@ define newline
 
 
 endef
+
+# ---- Debian packages -----------------------------------------------------------------------------
+
+deb:
+	@CC='$(CC)' tools/install_deps.sh build deb
+	@tools/build_deb.sh '$(BUILD)/deb'
+
+test-deb:
+	@CC='$(CC)' tools/install_deps.sh build deb test-deb
+	@$(TEST_ENV) tests/run_scripts.sh tests/deb/check.sh
 
 clean:
 	rm -rf $(BUILD)
@@ -477,6 +489,8 @@ help:
 #? make lint            gcc and clang with warnings as errors, clang-tidy, cppcheck, clang-format
 #? make install         into $(DESTDIR)$(PREFIX), by default /usr/local; run ldconfig afterwards
 #? make uninstall       takes the same files away
+#? make deb             Debian packages in build/deb: libboxcar0, libboxcar-dev, boxcar-tools and others
+#? make test-deb        builds them, runs lintian, installs them into a directory, builds the examples, removes them
 #? make clean           removes build/
 #?
 #? CONFIG=release|debug|asan|ubsan|tsan|cov   each but release has a directory of its own in build/

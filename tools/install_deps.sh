@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 #
 # Installs what Boxcar needs and this machine lacks: `install_deps.sh GROUP...`, GROUP being build, unit
-# (what the unit tests are compiled with), test (that, and what the other tests run) or lint. Run by `make deps`,
-# `make deps-unit` and so on.
+# (what the unit tests are compiled with), test (that, and what the other tests run), lint, deb (what `make deb` runs)
+# or test-deb (what `make test-deb` runs besides). Run by `make deps`, `make deps-unit` and so on.
 #
 # A need is looked up with the tool that will use it (pkg-config, the compiler, PATH) and not with the package
 # manager, so libraries built by hand count. If nothing is missing, nothing is installed and nothing printed.
@@ -64,6 +64,11 @@ test spin have_program spin
 test gnuplot-nox have_program gnuplot
 test procps have_program ps
 test cmake have_program cmake
+deb debhelper have_program dh
+deb dpkg-dev have_program dpkg-buildpackage
+test-deb lintian have_program lintian
+test-deb fakeroot have_program fakeroot
+test-deb cmake have_program cmake
 lint clang have_program clang
 lint clang-format have_program clang-format
 lint clang-tidy have_program clang-tidy

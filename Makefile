@@ -16,6 +16,8 @@ PREFIX  ?= /usr/local
 LIBDIR  ?= $(PREFIX)/lib
 DESTDIR ?=
 V       ?= 0
+# Boxcar's own copy of jemalloc, one for every CONFIG and BUILD; tools/jemalloc.sh says what is in it.
+JEMALLOC ?= $(CURDIR)/build/jemalloc
 
 PKG_CONFIG ?= pkg-config
 INSTALL    ?= install
@@ -64,7 +66,8 @@ ifeq ($(WERROR),1)
 WARNINGS += -Werror
 endif
 
-ALL_CPPFLAGS := -D_GNU_SOURCE $(if $(filter tsan,$(CONFIG)),-isystem tests/tsan) -I. -Ilib -I$(O)/text -DBXI_CUDA=$(if $(filter 0,$(CUDA)),0,1) \
+ALL_CPPFLAGS := -D_GNU_SOURCE $(if $(filter tsan,$(CONFIG)),-isystem tests/tsan) -I. -Ilib -I$(O)/text \
+	-isystem $(JEMALLOC)/include -DBXI_CUDA=$(if $(filter 0,$(CUDA)),0,1) \
 	$(if $(filter release,$(CONFIG)),,-DBXI_LOCK_OWNERS) $(CPPFLAGS)
 ALL_CFLAGS   := -std=gnu11 $(OPTIMISE_$(CONFIG)) -fPIC -fvisibility=hidden -pthread $(WARNINGS)
 ALL_LDFLAGS  := -pthread $(filter -fsanitize=% --coverage -Wl% -flto% -O2,$(OPTIMISE_$(CONFIG))) $(CFLAGS) $(LDFLAGS)
@@ -84,14 +87,12 @@ $(O)/lib/autograd/loops_f32.o $(O)/lib/autograd/loops_f64.o: FLAGS_OWN := -O3
 $(O)/tests/fake_cuda/%.o:     FLAGS_OWN := -O3
 $(O)/tests/fake_cuda/%.o:     FLAGS_EXACT := $(EXACT)
 
-# The sanitizers bring a malloc of their own, which wins over jemalloc's because their library comes first;
-# arenas call jemalloc by its other names.
-PACKAGES := liburing jemalloc
+PACKAGES := liburing
 # What shmstat's live view needs besides.
 SCREEN_PACKAGES := ncursesw
 
 # Expanded when something is linked, not before: `make deps` may just have installed them.
-LIBS = -Wl,--no-as-needed $(shell $(PKG_CONFIG) --libs $(PACKAGES)) -lm
+LIBS = $(shell $(PKG_CONFIG) --libs $(PACKAGES)) -lm
 # What the networks need; oneDNN's OpenMP is gcc's, whoever compiles.
 NN_LIBS := -Wl,--as-needed -ldnnl -l:libgomp.so.1
 SCREEN_LIBS = $(shell $(PKG_CONFIG) --libs $(SCREEN_PACKAGES))
@@ -155,6 +156,8 @@ FAKE_CUDA    = $(B)/tests/libfakecuda.so
 
 objects = $(patsubst %.c,$(O)/%.o,$(1))
 
+# Not compiled for the sanitizers, nor for coverage.
+JEMALLOC_OBJ := $(JEMALLOC)/jemalloc.o
 STATIC_LIB := $(B)/lib/libboxcar.a
 SHARED_LIB := $(B)/lib/libboxcar.so.$(VERSION)
 STATIC_NN  := $(B)/lib/libboxcar_nn.a
@@ -196,12 +199,20 @@ $(B)/flags: FORCE
 			exit 1; }; \
 		printf '%s\n' '$(subst ','\'',$(FLAGS_LINE))' > $@; }
 
-$(O)/steps/%.o: %.c $(B)/flags
+# Every object waits for it: jemalloc's header comes with it.
+$(JEMALLOC_OBJ): $(JEMALLOC)/source/configure tools/jemalloc.sh
+	$(call say,CC,$@)
+	$(Q)CC='$(CC)' MAKE='$(MAKE)' tools/jemalloc.sh build $(JEMALLOC)
+
+$(JEMALLOC)/source/configure:
+	@echo "jemalloc's source is not in $(@D); "'"make deps" fetches it' >&2; exit 1
+
+$(O)/steps/%.o: %.c $(B)/flags | $(JEMALLOC_OBJ)
 	@mkdir -p $(@D)
 	$(call say,CC,$@)
 	$(Q)$(CC) $(ALL_CPPFLAGS) -DBXI_STEPS $(ALL_CFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
 
-$(O)/%.o: %.c $(B)/flags
+$(O)/%.o: %.c $(B)/flags | $(JEMALLOC_OBJ)
 	@mkdir -p $(@D)
 	$(call say,CC,$@)
 	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(FLAGS_OWN) $(CFLAGS) $(FLAGS_EXACT) -MMD -MP -c -o $@ $<
@@ -219,12 +230,12 @@ $(O)/tools/bxbench/gpu_clock.o $(STATS:%=$(O)/stats-%/tools/bxbench/gpu_clock.o)
 
 stats_SRCS := $(LIB_SRCS) $(bxbench_SRCS)
 define STATS_RULE
-$(O)/stats-$(1)/%.o: %.c $(B)/flags
+$(O)/stats-$(1)/%.o: %.c $(B)/flags | $(JEMALLOC_OBJ)
 	@mkdir -p $$(@D)
 	$$(call say,CC,$$@)
 	$(Q)$(CC) $(ALL_CPPFLAGS) -DBXI_STATS=$(1) $(ALL_CFLAGS) $(CFLAGS) -MMD -MP -c -o $$@ $$<
 
-$(B)/bench/stats-$(1)/bxbench: $(stats_SRCS:%.c=$(O)/stats-$(1)/%.o) $(STATIC_NN) $(STATIC_AUTOGRAD)
+$(B)/bench/stats-$(1)/bxbench: $(stats_SRCS:%.c=$(O)/stats-$(1)/%.o) $(JEMALLOC_OBJ) $(STATIC_NN) $(STATIC_AUTOGRAD)
 	$$(call say,LINK,$$@)
 	$(Q)mkdir -p $$(@D) && $(CC) -o $$@ $$^ $(ALL_LDFLAGS) $(NN_LIBS) $$(LIBS)
 endef
@@ -234,13 +245,13 @@ $(foreach s,$(STATS),$(eval $(call STATS_RULE,$(s))))
 	$(foreach s,$(STATS),$(stats_SRCS:%.c=$(O)/stats-$(s)/%.o)))
 
 # Made anew each time: ar would keep the members of files that are no more.
-$(STATIC_LIB): $(call objects,$(LIB_SRCS))
+$(STATIC_LIB): $(call objects,$(LIB_SRCS)) $(JEMALLOC_OBJ)
 	@mkdir -p $(@D)
 	$(call say,AR,$@)
 	$(Q)rm -f $@ && $(AR) rcs $@ $^
 
 # nodelete: its threads and its SIGBUS handler must not lose their code to a dlclose.
-$(SHARED_LIB): $(call objects,$(LIB_SRCS)) lib/libboxcar.map
+$(SHARED_LIB): $(call objects,$(LIB_SRCS)) $(JEMALLOC_OBJ) lib/libboxcar.map
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(CC) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=lib/libboxcar.map \
@@ -288,7 +299,7 @@ $(PROGRAMS:%=$(B)/bin/%):
 	$(call say,LINK,$@)
 	$(link) $(LIBS) $(if $(filter %/shmstat,$@),$(SCREEN_LIBS))
 
-$(B)/tests/kill_steps: $(steps_OBJS)
+$(B)/tests/kill_steps: $(steps_OBJS) $(JEMALLOC_OBJ)
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D) && $(CC) -o $@ $^ $(ALL_LDFLAGS) $(RUNNER_LIBS) $(LIBS)
 
@@ -324,7 +335,7 @@ test: deps-test
 # ---- Parts of the tests --------------------------------------------------------------------------
 
 TEST_ENV = BX_SOURCE_DIR='$(CURDIR)' BX_BUILD_DIR='$(abspath $(B))' BX_CONFIG='$(CONFIG)' \
-	CC='$(CC)' MAKE='$(MAKE)'
+	CC='$(CC)' MAKE='$(MAKE)' JEMALLOC='$(JEMALLOC)'
 
 # Each installs what it needs first, as `test` does; what is there already costs two looks.
 unit: deps-unit
@@ -359,7 +370,7 @@ e2e: deps-test
 
 mutants: deps-unit
 	@BX_SOURCE_DIR='$(CURDIR)' BX_BUILD_DIR='$(abspath $(BUILD))' CC='$(CC)' MAKE='$(MAKE)' \
-		tests/mutants/run.sh $(MUTANTS)
+		JEMALLOC='$(JEMALLOC)' tests/mutants/run.sh $(MUTANTS)
 
 coverage: deps-unit
 	@$(MAKE) --no-print-directory CONFIG=cov coverage-run
@@ -377,16 +388,16 @@ lint: deps-lint
 	@$(TEST_ENV) tests/lint.sh
 
 deps:
-	@CC='$(CC)' tools/install_deps.sh build
+	@CC='$(CC)' JEMALLOC='$(JEMALLOC)' tools/install_deps.sh build
 
 deps-unit:
-	@CC='$(CC)' tools/install_deps.sh build unit
+	@CC='$(CC)' JEMALLOC='$(JEMALLOC)' tools/install_deps.sh build unit
 
 deps-test:
-	@CC='$(CC)' tools/install_deps.sh build test
+	@CC='$(CC)' JEMALLOC='$(JEMALLOC)' tools/install_deps.sh build test
 
 deps-lint:
-	@CC='$(CC)' tools/install_deps.sh build test lint
+	@CC='$(CC)' JEMALLOC='$(JEMALLOC)' tools/install_deps.sh build test lint
 
 # ---- Installing ----------------------------------------------------------------------------------
 
@@ -408,6 +419,7 @@ INSTALLED := $(STATIC_LIB)=$(LIBDIR)/libboxcar.a \
 	$(B)/bin/shmstat=$(PREFIX)/bin/shmstat \
 	tools/shmstat/shmstat.1=$(PREFIX)/share/man/man1/shmstat.1 \
 	lib/LICENSE=$(DOCDIR)/LICENSE \
+	$(JEMALLOC)/source/COPYING=$(DOCDIR)/LICENSE.jemalloc \
 	lib/CHANGELOG.md=$(DOCDIR)/CHANGELOG.md \
 	$(foreach e,$(wildcard lib/examples/*),$(e)=$(DOCDIR)/examples/$(notdir $(e)))
 OWN_DIRS  := $(LIBDIR)/cmake/Boxcar $(DOCDIR)/examples $(DOCDIR)
@@ -457,15 +469,16 @@ endef
 # ---- Debian packages -----------------------------------------------------------------------------
 
 deb:
-	@CC='$(CC)' tools/install_deps.sh build deb
+	@CC='$(CC)' JEMALLOC='$(JEMALLOC)' tools/install_deps.sh build deb
 	@tools/build_deb.sh '$(BUILD)/deb'
 
 test-deb:
-	@CC='$(CC)' tools/install_deps.sh build deb test-deb
+	@CC='$(CC)' JEMALLOC='$(JEMALLOC)' tools/install_deps.sh build deb test-deb
 	@$(TEST_ENV) tests/run_scripts.sh tests/deb/check.sh
 
+# The source of jemalloc came over the network, and stays.
 clean:
-	rm -rf $(BUILD)
+	@test ! -d $(BUILD) || find $(BUILD) -mindepth 1 -maxdepth 1 ! -path '$(BUILD)/jemalloc' -exec rm -rf {} +
 
 help:
 	@sed -n 's/^#? \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
@@ -491,7 +504,7 @@ help:
 #? make uninstall       takes the same files away
 #? make deb             Debian packages in build/deb: libboxcar0, libboxcar-dev, boxcar-tools and others
 #? make test-deb        builds them, runs lintian, installs them into a directory, builds the examples, removes them
-#? make clean           removes build/
+#? make clean           removes what is in build/, but for jemalloc's source and what is made of it
 #?
 #? CONFIG=release|debug|asan|ubsan|tsan|cov   each but release has a directory of its own in build/
 #? CUDA=auto|0|1        GPU code: auto builds it, no toolkit needed; 1 compares it with cuda.h besides

@@ -394,7 +394,7 @@ static int control(const struct bxi_pages *pages, const char *what, void *value,
     char name[48];
 
     snprintf(name, sizeof(name), "arena.%u.%s", pages->index, what);
-    return -mallctl(name, NULL, NULL, value, bytes);
+    return -bxi_je_mallctl(name, NULL, NULL, value, bytes);
 }
 
 static void set_pretends(struct bxi_pages *pages, bool pretends)
@@ -407,8 +407,8 @@ static void set_pretends(struct bxi_pages *pages, bool pretends)
 void *bxi_pages_ask(struct bxi_pages *pages, size_t bytes, int *error)
 {
     commit_error = 0;
-    void *block = mallocx(bytes, MALLOCX_ARENA(pages->index) | MALLOCX_TCACHE_NONE |
-                                     MALLOCX_ALIGN(BXI_ARENA_ALIGN));
+    void *block = bxi_je_mallocx(bytes, MALLOCX_ARENA(pages->index) | MALLOCX_TCACHE_NONE |
+                                            MALLOCX_ALIGN(BXI_ARENA_ALIGN));
     *error = block != NULL ? 0 : commit_error;
     return block;
 }
@@ -436,7 +436,7 @@ int bxi_pages_start(struct bxi_pages *pages)
     size_t bytes = sizeof(pages->index);
     ssize_t never = -1;
 
-    int rc = -mallctl(CREATE_MIB, &pages->index, &bytes, &config, sizeof(config));
+    int rc = -bxi_je_mallctl(CREATE_MIB, &pages->index, &bytes, &config, sizeof(config));
     if (rc < 0)
         return rc == -EAGAIN ? -ENOMEM : rc;
     pthread_mutex_lock(&pages->lock);
@@ -462,7 +462,7 @@ int bxi_pages_probe(void)
     size_t mib[4];
     size_t mib_count = sizeof(mib) / sizeof(mib[0]);
 
-    return mallctlnametomib(CREATE_MIB, mib, &mib_count) == 0 ? 0 : -ENOSYS;
+    return bxi_je_mallctlnametomib(CREATE_MIB, mib, &mib_count) == 0 ? 0 : -ENOSYS;
 }
 
 void bxi_pages_init(struct bxi_pages *pages)
@@ -474,12 +474,12 @@ void bxi_pages_init(struct bxi_pages *pages)
 
 void bxi_pages_free(void *block)
 {
-    dallocx(block, MALLOCX_TCACHE_NONE);
+    bxi_je_dallocx(block, MALLOCX_TCACHE_NONE);
 }
 
 size_t bxi_pages_block_bytes(const void *block)
 {
-    return sallocx(block, 0);
+    return bxi_je_sallocx(block, 0);
 }
 
 void bxi_pages_purge(struct bxi_pages *pages)

@@ -7,9 +7,11 @@
 #
 # A need is looked up with the tool that will use it (pkg-config, the compiler, PATH) and not with the package
 # manager, so libraries built by hand count. If nothing is missing, nothing is installed and nothing printed.
+# The source of jemalloc is fetched into $JEMALLOC, build/jemalloc by default.
 set -eu
 
 cc=${CC:-cc}
+jemalloc=${JEMALLOC:-build/jemalloc}
 case " $* " in *' test '*) set -- "$@" unit ;; esac
 
 have_cc()
@@ -45,6 +47,12 @@ have_program()
     command -v "$1" >/dev/null 2>&1
 }
 
+# The source of jemalloc, or the program that unpacks it.
+have_jemalloc_or()
+{
+    test -x "$jemalloc/source/configure" || have_program "$1"
+}
+
 # group, package as Debian names it, how it is found
 needs()
 {
@@ -54,7 +62,7 @@ build libc6-dev have_cc
 build make have_program make
 build pkg-config have_program pkg-config
 build liburing-dev have_library liburing
-build libjemalloc-dev have_library jemalloc
+build dpkg-dev have_jemalloc_or dpkg-source
 build libdnnl-dev have_dnnl
 build libncurses-dev have_library ncursesw
 unit libcriterion-dev have_library criterion
@@ -76,33 +84,38 @@ lint cppcheck have_program cppcheck
 LIST
 }
 
+# Of what is missing: $missing.
+install_missing()
+{
+    if ! have_program apt-get; then
+        echo "Not found here, and no package manager that this script knows (Debian names):$missing" >&2
+        return 1
+    fi
+
+    sudo=
+    if [ "$(id -u)" -ne 0 ]; then
+        if ! have_program sudo; then
+            echo "Not found here:$missing" >&2
+            echo "As root: apt-get update && apt-get install$missing" >&2
+            return 1
+        fi
+        sudo=sudo
+        # Without a terminal nobody can type a password: fail instead of waiting for one.
+        [ -t 0 ] || sudo='sudo -n'
+    fi
+
+    echo "installing by apt-get:$missing"
+    # Words on purpose: $sudo may be empty or two words, $missing is a list.
+    # shellcheck disable=SC2086
+    {
+        $sudo apt-get update -qq &&
+            $sudo env DEBIAN_FRONTEND=noninteractive \
+                apt-get install -y -qq --no-install-recommends $missing >/dev/null
+    }
+}
+
 missing=$(needs | while read -r group package test; do
     case " $* " in *" $group "*) $test </dev/null || printf ' %s' "$package" ;; esac
 done)
-[ -n "$missing" ] || exit 0
-
-if ! have_program apt-get; then
-    echo "Not found here, and no package manager that this script knows (Debian names):$missing" >&2
-    exit 1
-fi
-
-sudo=
-if [ "$(id -u)" -ne 0 ]; then
-    if ! have_program sudo; then
-        echo "Not found here:$missing" >&2
-        echo "As root: apt-get update && apt-get install$missing" >&2
-        exit 1
-    fi
-    sudo=sudo
-    # Without a terminal nobody can type a password: fail instead of waiting for one.
-    [ -t 0 ] || sudo='sudo -n'
-fi
-
-echo "installing by apt-get:$missing"
-# Words on purpose: $sudo may be empty or two words, $missing is a list.
-# shellcheck disable=SC2086
-{
-    $sudo apt-get update -qq
-    $sudo env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -y -qq --no-install-recommends $missing >/dev/null
-}
+[ -z "$missing" ] || install_missing
+case " $* " in *' build '*) "$(dirname "$0")/jemalloc.sh" get "$jemalloc" ;; esac

@@ -7,7 +7,7 @@
 #include <criterion/criterion.h>
 #include <dlfcn.h>
 #include <errno.h>
-#include <jemalloc/jemalloc.h>
+#include <malloc.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -274,12 +274,7 @@ Test(gpu_slab, reuses_a_block_only_when_its_points_have_passed, .timeout = 60)
 
 static size_t allocated_bytes(void)
 {
-    uint64_t epoch = 1;
-    size_t bytes = 0, size = sizeof(bytes);
-
-    (void)mallctl("epoch", NULL, NULL, &epoch, sizeof(epoch));
-    (void)mallctl("stats.allocated", &bytes, &size, NULL, 0);
-    return bytes;
+    return mallinfo2().uordblks;
 }
 
 static void leaves_blocks(void)

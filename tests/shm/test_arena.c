@@ -106,11 +106,11 @@ Test(arena, aligns_every_block_and_counts_what_its_size_class_takes, .init = cre
 
     for (size_t bytes = 0; bytes < 40 * MIB; bytes += bytes / 7 + 1) {
         unsigned char *block = alloc(bytes);
-        size_t is = sallocx(block, 0);
+        size_t is = bxi_je_sallocx(block, 0);
         cr_assert_eq((uintptr_t)block % BXI_ARENA_ALIGN, 0);
         cr_assert_geq(block, bxi_arena_base(arena));
         cr_assert_leq(block + is, bxi_arena_base(arena) + bxi_arena_bytes(arena));
-        cr_assert_eq(is, nallocx(bytes == 0 ? 1 : bytes, MALLOCX_ALIGN(BXI_ARENA_ALIGN)), "%zu", bytes);
+        cr_assert_eq(is, bxi_je_nallocx(bytes == 0 ? 1 : bytes, MALLOCX_ALIGN(BXI_ARENA_ALIGN)), "%zu", bytes);
         cr_assert_geq(is, bytes);
         if (bytes >= 256)
             cr_assert_leq(is - bytes, is / 5 + 64, "%zu", bytes);
@@ -130,7 +130,7 @@ Test(arena, gives_out_blocks_that_do_not_overlap, .init = create_large, .fini = 
     for (size_t round = 0; round < 3; round++) {
         for (size_t i = 0; i < BLOCKS; i++) {
             blocks[i] = alloc(sizes[(i + round) % count]);
-            memset(blocks[i], (int)(i + round), sallocx(blocks[i], 0));
+            memset(blocks[i], (int)(i + round), bxi_je_sallocx(blocks[i], 0));
         }
         for (size_t i = 0; i < BLOCKS; i++)
             cr_assert(is_all(blocks[i], (unsigned char)(i + round), sizes[(i + round) % count]));
@@ -169,7 +169,7 @@ static void *alloc_and_free_small(void *barrier)
     return NULL;
 }
 
-/* In a cache of a living thread they would keep their pages, or malloc would return them. */
+/* In a cache of a living thread they would keep their pages, or jemalloc would put its next blocks there. */
 Test(arena, leaves_no_block_in_a_cache_of_a_thread, .init = create_large, .fini = release)
 {
     pthread_barrier_t barrier;
@@ -183,12 +183,12 @@ Test(arena, leaves_no_block_in_a_cache_of_a_thread, .init = create_large, .fini 
     bxi_arena_trim(arena);
     cr_assert_eq(pages_bytes(), 0);
     for (int i = 0; i < BLOCKS; i++) {
-        unsigned char *private = malloc(256);
+        unsigned char *private = bxi_je_mallocx(256, 0);
         cr_assert(private < bxi_arena_base(arena) || private >= bxi_arena_base(arena) + bxi_arena_bytes(arena));
         blocks[i] = private;
     }
     for (int i = 0; i < BLOCKS; i++)
-        free(blocks[i]);
+        bxi_je_dallocx(blocks[i], 0);
     pthread_barrier_wait(&barrier);
     pthread_join(thread, NULL);
 }
@@ -518,7 +518,7 @@ Test(arena, counts_the_blocks_of_each_size_class, .init = create_small, .fini = 
     for (int i = 0; i < 3; i++)
         cr_assert_eq(bxi_arena_alloc(arena, 200, &small[i]), 0);
     cr_assert_eq(bxi_arena_alloc(arena, 100000, &large), 0);
-    size_t large_bytes = sallocx(large, 0);
+    size_t large_bytes = bxi_je_sallocx(large, 0);
     expect_ledger(256, 3, 0);
     expect_ledger(large_bytes, 1, 0);
     bxi_arena_free(arena, small[0]);

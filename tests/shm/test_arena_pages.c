@@ -151,10 +151,10 @@ Test(arena, refuses_to_purge_an_extent_and_lets_it_be_cut_anywhere, .init = crea
     char what[40];
 
     memset(block, 6, MIB);
-    cr_assert_eq(mallctl("arenas.lookup", &index, &bytes, &block, sizeof(block)), 0);
+    cr_assert_eq(bxi_je_mallctl("arenas.lookup", &index, &bytes, &block, sizeof(block)), 0);
     snprintf(what, sizeof(what), "arena.%u.extent_hooks", index);
     bytes = sizeof(hooks);
-    cr_assert_eq(mallctl(what, &hooks, &bytes, NULL, 0), 0);
+    cr_assert_eq(bxi_je_mallctl(what, &hooks, &bytes, NULL, 0), 0);
     void *extent = (void *)((uintptr_t)block & ~(uintptr_t)(BXI_PAGE - 1));
     cr_assert(hooks->purge_lazy(hooks, extent, MIB, 0, MIB, index));
     cr_assert(hooks->purge_forced(hooks, extent, MIB, 0, MIB, index));
@@ -173,7 +173,7 @@ Test(arena, survives_a_purge_of_all_arenas_by_a_stranger, .init = create_small, 
         memset(blocks[i], 0x77, MIB);
     free_many(0, 2, 5);
     snprintf(purge, sizeof(purge), "arena.%u.purge", (unsigned)MALLCTL_ARENAS_ALL);
-    cr_assert_eq(mallctl(purge, NULL, NULL, NULL, 0), 0);
+    cr_assert_eq(bxi_je_mallctl(purge, NULL, NULL, NULL, 0), 0);
     for (int i = 1; i < 10; i += 2)
         cr_assert(is_all(blocks[i], 0x77, MIB));
     cr_assert_geq(pages_bytes(), stats().high_water_bytes);

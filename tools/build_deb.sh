@@ -15,13 +15,17 @@ maintainer="${DEBFULLNAME:-The Boxcar authors} <${DEBEMAIL:-authors@boxcar.inval
 # The same sources make the same packages: their date is that of the last commit.
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat -c %Y lib/CHANGELOG.md)}
 export SOURCE_DATE_EPOCH
+jemalloc=${JEMALLOC:-build/jemalloc}
 # Variables and flags of the make that runs this script are not those of the packages.
-unset MAKEFLAGS MFLAGS MAKEOVERRIDES CFLAGS CPPFLAGS LDFLAGS CC CONFIG CUDA WERROR V BUILD PREFIX LIBDIR DESTDIR
+unset MAKEFLAGS MFLAGS MAKEOVERRIDES CFLAGS CPPFLAGS LDFLAGS CC CONFIG CUDA WERROR V BUILD PREFIX
+unset LIBDIR DESTDIR JEMALLOC
 
 source=$out/boxcar-$version
-rm -rf "$out"/boxcar-* "$out"/*.deb "$out"/*.buildinfo "$out"/*.changes
-mkdir "$source"
-cp -R Makefile README.md lib shm gpu tools "$source"
+rm -rf "$out"/boxcar-* "$out"/*.*deb "$out"/*.buildinfo "$out"/*.changes
+mkdir -p "$source/build"
+# With their times: jemalloc is not compiled anew if it is compiled here.
+cp -Rp Makefile README.md lib shm gpu tools "$source"
+cp -Rp "$jemalloc" "$source/build/jemalloc"
 cp -R tools/debian "$source/debian"
 cd "$source"
 

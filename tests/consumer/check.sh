@@ -44,7 +44,8 @@ staged_files()
 staged_as_expected()
 {
     for name in include/boxcar.h lib/libboxcar.a lib/libboxcar.so lib/libboxcar.so.0 \
-        lib/pkgconfig/boxcar.pc share/doc/boxcar/LICENSE share/doc/boxcar/LICENSE.jemalloc share/doc/boxcar/CHANGELOG.md \
+        lib/pkgconfig/boxcar.pc share/doc/boxcar/LICENSE \
+        share/doc/boxcar/LICENSE.jemalloc share/doc/boxcar/CHANGELOG.md \
         share/doc/boxcar/examples/Makefile lib/cmake/Boxcar/BoxcarConfig.cmake; do
         [ -e "$work/stage/usr/$name" ] || { echo "/usr/$name is missing"; return 1; }
     done

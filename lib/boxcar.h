@@ -16,34 +16,39 @@
  *     rc = bx_job_shutdown(job, 0);                              // all leave together
  *     bx_job_destroy(job);
  *
- * Errors.   A function that returns int returns 0 or a count, or a negative code: -errno or one of BX_ERRORS.
- *           Outputs are set on success only. bx_error_text() is a sentence about the last failure in the calling
- *           thread; a failed future keeps a sentence of its own. The library never exits or aborts. Its messages
- *           go to the log hook. It prints one thing only: a line on stderr if BX_TRACE is set and no trace can be
- *           written (bx_job_create).
+ * Errors.   A function that returns int returns 0 or a count, or a negative code: -errno or one of BX_ERRORS. Outputs
+ *           are set on success only. bx_error_text() is a sentence about the last failure in the calling thread; a
+ *           failed future keeps a sentence of its own. The library never exits or aborts. Its messages go to the log
+ *           hook. It prints on stderr only what the environment asks for: these messages (BX_LOG), and why a worker is
+ *           not traced (BX_TRACE).
  *           Common codes, not repeated below: -EINVAL for a NULL that is not documented as allowed (functions that
- *           return a pointer, bool, number or text return NULL, false, 0 or ""; void functions do nothing).
- *           BX_E_FORKED (below). Of functions that need a running job: BX_E_STATE before bx_job_start,
- *           BX_E_SHUTDOWN after the end or a failed start.
- * Threads.  A job, a future and a counter may be used from any thread. A message and a reader belong to one thread
- *           at a time. The library holds no lock while it runs the program's code.
+ *           return a pointer, bool, number or text return NULL, false, 0 or ""; void functions do nothing). BX_E_FORKED
+ *           (below). Of functions that need a running job: BX_E_STATE before bx_job_start, BX_E_SHUTDOWN after the end
+ *           or a failed start.
+ * Threads.  A job, a future and a counter may be used from any thread. A message and a reader belong to one thread at a
+ *           time. The library holds no lock while it runs the program's code.
  *           A thread that waits (bx_rpc_sync, bx_future_wait) or polls (bx_future_done) makes progress: inline and
  *           async handlers, batch bodies and callbacks may run on it, so it must hold no lock that they take.
- * Blocking. A function does not block unless its comment says "Blocks". Inside inline and async handlers, batch
- *           bodies that are not blocking, and callbacks nothing may wait: a function that would have to wait there
- *           returns BX_E_WOULD_DEADLOCK, or -EAGAIN if it waits for room to send.
+ * Blocking. A function does not block unless its comment says "Blocks". Inside inline and async handlers, batch bodies
+ *           that are not blocking, and callbacks nothing may wait: a function that would have to wait there returns
+ *           BX_E_WOULD_DEADLOCK, or -EAGAIN if it waits for room to send.
  * Exit.     A handler, batch body or callback may call pthread_exit. The request it was answering fails with
  *           BX_E_HANDLER, the worker continues, and the thread ends when it has left the library; a thread of the
  *           library is replaced. This is not allowed in a bx_free_fn or in the log hook.
- *           Cancellation is deferred inside the library: a thread that is cancelled in bx_rpc_sync ends after that
- *           has returned. In a handler or a callback it may be cancelled at a cancellation point of the program's
- *           code, with the same effect as pthread_exit. The library's own threads, which also run blocking
- *           handlers, have cancellation disabled. Asynchronous cancelability is not supported.
+ *           Cancellation is deferred inside the library: a thread that is cancelled in bx_rpc_sync ends after that has
+ *           returned. In a handler or a callback it may be cancelled at a cancellation point of the program's code,
+ *           with the same effect as pthread_exit. The library's own threads, which also run blocking handlers, have
+ *           cancellation disabled. Asynchronous cancelability is not supported.
+ * Signals.  Call nothing of the library in a signal handler: it may need a lock that the interrupted thread holds.
+ *           Waits go on after a handler has run. The library's threads block all signals that are not faults.
+ *           bx_job_start installs a SIGBUS handler for the whole process: a truncated segment then reads as zeros, and
+ *           other faults go to the handler that was there before. A handler that is installed later must do the same.
+ * C++.      No exception may leave a handler, hook or callback: it ends the process, or leaves locks of the engine held.
  * Lifetime. The caller owns what a function returns through an output, unless the comment says otherwise.
- * Death.    When a worker dies, every future that waits for it fails with BX_E_PEER_DEAD and a sentence with its
- *           name, within milliseconds. The other workers continue.
- * Fork.     Fork workers before bx_job_create. After a fork the child gets BX_E_FORKED (NULL, false) from every
- *           call on the job and on its pending futures, and must not use them in any other way.
+ * Death.    When a worker dies, every future that waits for it fails with BX_E_PEER_DEAD and a sentence with its name,
+ *           within milliseconds. The other workers continue.
+ * Fork.     Fork workers before bx_job_create. After a fork the child gets BX_E_FORKED (NULL, false) from every call on
+ *           the job and on its pending futures, and must not use them in any other way.
  * Versions. Options structs begin with struct_bytes: sizeof the struct in this header, or 0 for the size that the
  *           library knows. Every other field left at 0 means the default. If the header is newer than the library,
  *           fields that the library does not know must be 0, else BX_E_VERSION. lib/ABI.md has the rules.
@@ -61,7 +66,7 @@
 
 #define BX_WORLD_MIN 2
 #define BX_WORLD_MAX 128
-#define BX_NAME_MAX 31      /* bytes of a worker's, job's or function's name, without the terminator */
+#define BX_NAME_MAX 31      /* bytes of a name. A function's: any but 0; a job's and a worker's: bx_options */
 #define BX_MSG_MAX (UINT64_C(1) << 30)  /* bytes of a message without tensors; more is BX_E_TOO_LARGE */
 #define BX_TENSORS_MAX 1048576          /* tensors in a message; more is BX_E_TOO_LARGE */
 #define BX_RREFS_MAX 1024               /* references in a message; more is BX_E_TOO_LARGE */
@@ -147,8 +152,8 @@ const char *bx_error_text(void);
 int bx_fail(int code, const char *format, ...) BX_PRINTF(2, 3);
 
 /* Sets the hook for messages that no call returns (a peer's death, a rescued wake-up). level: 0 error, 1 warning,
- * 2 information. NULL, the default, means silence. Call it before bx_job_create. The hook runs on any thread of the
- * process that is inside the library; it must not call bx_ functions that wait. */
+ * 2 information. NULL, the default, means silence, unless BX_LOG is set (bx_job_create). Call it before bx_job_create.
+ * The hook runs on any thread of the process that is inside the library; it must not call bx_ functions that wait. */
 typedef void (*bx_log_fn)(int level, const char *text, void *context);
 void bx_set_log(bx_log_fn log, void *context);
 
@@ -302,9 +307,8 @@ int bx_tensor_read_on(struct bx_tensor *tensor, void *stream);
  * bx_tensor_copy_into also copies between device and host. It blocks until the copy is done: do not use it in a handler
  * that many callers wait for. A tensor that is not row-major is copied through the host, counted as staged; such a
  * tensor on a device cannot be copied into (-ENOTSUP).
- * bx_tensor_data returns a device address.
- * DLPack uses kDLCUDA, both ways, after bx_gpu_open. from_dlpack: -EOPNOTSUPP for memory that cannot be exported
- * (pools, managed, VMM). */
+ * bx_tensor_data returns a device address. DLPack uses kDLCUDA, both ways, after bx_gpu_open. from_dlpack: -EOPNOTSUPP
+ * for memory that cannot be exported (pools, managed, VMM). */
 
 /* ---- Messages ---------------------------------------------------------------------------------- */
 
@@ -379,8 +383,6 @@ size_t bx_reader_tensors_left(const struct bx_reader *reader);
 
 /* ---- The job ----------------------------------------------------------------------------------- */
 
-struct bx_job;
-
 enum bx_wait {
     BX_WAIT_AUTO = 0,       /* io_uring, else epoll; BX_WAIT=uring|epoll in the environment forces one */
     BX_WAIT_URING = 1,      /* BX_E_URING if the kernel refuses it */
@@ -403,7 +405,8 @@ struct bx_options {
                                  * pages are taken from /dev/shm as tensors are made */
     uint64_t loan_bytes_max;    /* most bytes of its tensors on loan at a time; default: no bound */
     int pool_threads;           /* most blocking handlers and batch bodies that run at a time, 1 to 256, not counting
-                                 * those that wait in a call or for a future; default 16, BX_POOL_THREADS */
+                                 * those that wait in a call or for a future; default 16, BX_POOL_THREADS. Threads are
+                                 * made when they are needed, 256 at most */
 };
 
 /* Makes a worker: checks the options, opens its descriptors. options is only read; NULL takes all from the environment.
@@ -411,12 +414,10 @@ struct bx_options {
  * BX_E_WORLD_SIZE; BX_E_VERSION; BX_E_URING; BX_E_DESCRIPTORS: 3 x world_size + 64 descriptors are unavailable;
  * -ENOMEM; -errno.
  *
- * Further variables: BX_HIST=all|off sets how many calls shmstat's histograms measure (default: one in 64).
- * BX_TRACE=FILE writes a timeline of all workers for Perfetto (boxcar_trace.h adds to it); %j in FILE stands for the
- * job's name; BX_TRACE_EVENTS bounds it (1000000 for each worker). bx_job_start reads both. A failure of the trace does
- * not fail the start: it is logged, and rank 0 (without bx_spawn: each worker that is not traced) prints one line on
- * stderr. FILE must not be a symbolic link. A program that runs with more rights than its caller (set-user-ID,
- * set-group-ID, file capabilities) ignores the variables that name files: BX_TRACE, XDG_RUNTIME_DIR, BX_CUDA_DRIVER. */
+ * Further variables; boxcar(7) has all: BX_LOG=error|warn|info prints the log's messages of that level and worse on
+ * stderr, a line each. BX_HIST=all|off sets how many calls shmstat's histograms measure. BX_TRACE=FILE, with
+ * BX_TRACE_EVENTS, writes a timeline of all workers (boxcar_trace.h); a job that cannot write it starts all the same. A
+ * program with more rights than its caller (set-user-ID and the like) ignores BX_LOG and what names a file. */
 int bx_job_create(const struct bx_options *options, struct bx_job **job);
 
 /* Meets the other workers. Blocks until all world_size workers are there, at most start_timeout_ns. Call it once.
@@ -592,7 +593,6 @@ int bx_rpc_oneway(struct bx_job *job, const char *to, const char *function, cons
  * reference, acquire adds one, release drops one. A future that nobody can complete any more, because its maker has
  * released it, fails with BX_E_ABANDONED. A future belongs to its job: bx_job_destroy fails pending ones with
  * BX_E_SHUTDOWN; afterwards a future may only be read and released. */
-struct bx_future;
 
 /* Makes a pending future. job may be NULL: then nobody can wait for it. NULL: out of memory, or the job ends. */
 struct bx_future *bx_future_create(struct bx_job *job);

@@ -108,7 +108,10 @@ static inline void bxi_error_leave(void)
         bxi_error_restore();
 }
 int bxi_fail_v(int code, const char *format, va_list args);
-void bxi_log(int level, const char *format, ...) BX_PRINTF(2, 3);
+/* To the log hook, and to stderr if BX_LOG asks for the level. job says whose message it is; NULL: of the process. */
+void bxi_log(const struct bx_job *job, int level, const char *format, ...) BX_PRINTF(3, 4);
+int bxi_log_from_environment(void);             /* reads BX_LOG. -EINVAL with a sentence: it is none of its values */
+bool bxi_log_prints(int level);                 /* BX_LOG asks for the level */
 char *bxi_text(const char *format, ...) BX_PRINTF(1, 2);   /* malloc'ed; NULL: no memory */
 /* A name that a program gave, shortened for a sentence: an overlong one is cut off and its length is added. */
 struct bxi_brief {

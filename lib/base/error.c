@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Codes, their texts, each thread's last sentence, and the log hook. Any thread, without locks: each thread has its own
- * sentence, and the hook is set before the first job.
+ * sentence, and the hook is set before the first job. BX_LOG is read by each bx_job_create.
  */
 #include "base.h"
 
@@ -11,6 +11,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define LEVELS 4                    /* a call, what its wait runs, what that completes, and one to spare */
 
@@ -19,6 +20,10 @@ static _Thread_local char *kept[LEVELS];    /* sentences of outer levels; malloc
 BXI_HOT_TLS uint32_t bxi_error_level, bxi_error_owner;
 static bx_log_fn log_fn;
 static void *log_context;
+
+#define LOG_LEVELS 3
+static const char *const log_levels[LOG_LEVELS] = { "error", "warn", "info" };    /* by level, as BX_LOG names them */
+static bxi_a32 printed_levels;      /* how many of them go to stderr */
 
 /* A peer may send any code, also INT_MIN, whose negation overflows. */
 static int errno_of(int code)
@@ -153,12 +158,53 @@ void bx_set_log(bx_log_fn log, void *context)
     log_context = context;
 }
 
-void bxi_log(int level, const char *format, ...)
+int bxi_log_from_environment(void)
+{
+    const char *text = secure_getenv("BX_LOG");
+    uint32_t levels = 0;
+
+    if (text != NULL && text[0] != '\0') {
+        while (levels < LOG_LEVELS && strcmp(text, log_levels[levels]) != 0)
+            levels++;
+        if (levels++ == LOG_LEVELS)
+            return bx_fail(-EINVAL, "BX_LOG='%s' is none of error, warn and info", bxi_brief(text).text);
+    }
+    /* Relaxed: a number that stands for itself. */
+    bxi_store_relaxed(&printed_levels, levels);
+    return 0;
+}
+
+bool bxi_log_prints(int level)
+{
+    /* Relaxed: as its store. */
+    return (uint32_t)level < bxi_load_relaxed(&printed_levels);
+}
+
+/* One line by one write, so that lines of several workers do not mix. What the text quotes may have line breaks. */
+static void print_log(const struct bx_job *job, int level, const char *text)
+{
+    char line[BXI_TEXT_BYTES + 128];
+    int length;
+
+    if (job != NULL)
+        length = snprintf(line, sizeof line - 1, "boxcar: %s (rank %d of job %s): %s: %s", job->name, job->rank,
+                          job->job_name, log_levels[level], text);
+    else
+        length = snprintf(line, sizeof line - 1, "boxcar: process %d: %s: %s", (int)getpid(), log_levels[level], text);
+    for (int i = 0; i < length; i++)
+        if ((unsigned char)line[i] < ' ')
+            line[i] = ' ';
+    line[length++] = '\n';
+    if (write(STDERR_FILENO, line, (size_t)length) < 0)
+        return;                     /* a closed stderr: nobody reads the log */
+}
+
+void bxi_log(const struct bx_job *job, int level, const char *format, ...)
 {
     char text[BXI_TEXT_BYTES];
     va_list args;
 
-    if (log_fn == NULL)
+    if (log_fn == NULL && !bxi_log_prints(level))
         return;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
@@ -166,7 +212,10 @@ void bxi_log(int level, const char *format, ...)
 
     BXI_UNCANCELLED;
 
-    log_fn(level, text, log_context);
+    if (bxi_log_prints(level))
+        print_log(job, level, text);
+    if (log_fn != NULL)
+        log_fn(level, text, log_context);
 }
 
 #define TEXT_OF(x) #x

@@ -400,7 +400,7 @@ void bxi_devices_peer_died(struct bx_job *job, struct bxi_lend_peer *peer)
     }
     bxi_devices_leave(devices);
     if (rc < 0)
-        bxi_log(1, "worker '%s' died, and GPU work here that waits for it cannot be released: %s", peer->name,
+        bxi_log(job, 1, "worker '%s' died, and GPU work here that waits for it cannot be released: %s", peer->name,
                 bxi_gpu_text());
 }
 

@@ -85,12 +85,12 @@ static int try_connect(struct joiner *joiner)
 }
 
 /* Logs a NOTE: for whom rank 0 waits. False: the packet is none. */
-static bool take_note(struct bxi_boot_packet *packet)
+static bool take_note(const struct bx_job *job, struct bxi_boot_packet *packet)
 {
     if (!bxi_boot_packet_is(packet, BXI_BOOT_NOTE, 0))
         return false;
     packet->as.note.text[BXI_TEXT_BYTES - 1] = '\0';
-    bxi_log(1, "%s", packet->as.note.text);
+    bxi_log(job, 1, "%s", packet->as.note.text);
     return true;
 }
 
@@ -118,7 +118,7 @@ static int next_packet(struct joiner *joiner, int fds_max)
         rc = bxi_boot_packet_failure(&joiner->packet);
         if (rc < 0)
             return rc;
-        if (!take_note(&joiner->packet))
+        if (!take_note(joiner->job, &joiner->packet))
             return 1;
     }
 }
@@ -214,10 +214,11 @@ static void log_waiting(struct joiner *joiner)
     long holder = bxi_boot_lock_holder(joiner->paths->lock);
     char text[BXI_HOLDER_BYTES];
     if (holder != 0)
-        bxi_log(1, "worker '%s' (rank %d) waits for the end of job '%s', which runs without it: its rank 0 is %s",
+        bxi_log(job, 1, "worker '%s' (rank %d) waits for the end of job '%s', which runs without it: its rank 0 is %s",
                 job->name, job->rank, job->job_name, bxi_boot_holder_text(holder, text));
     else
-        bxi_log(1, "worker '%s' (rank %d) waits for rank 0 of job '%s', which has not come within %.1f s (socket %s)",
+        bxi_log(job, 1, "worker '%s' (rank %d) waits for rank 0 of job '%s', which has not come within %.1f s "
+                        "(socket %s)",
                 job->name, job->rank, job->job_name, bxi_boot_seconds(joiner->start_ns), joiner->paths->socket);
 }
 

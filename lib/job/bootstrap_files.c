@@ -136,7 +136,7 @@ static void write_line(const struct bx_job *job, const char *line)
     if (rc == 0 && pwrite(job->boot->lock_fd, line, bytes, 0) != (ssize_t)bytes)
         rc = -errno;
     if (rc < 0)
-        bxi_log(1, "the lock file of job '%s' cannot be written: %s", job->job_name, bx_strerror(rc));
+        bxi_log(job, 1, "the lock file of job '%s' cannot be written: %s", job->job_name, bx_strerror(rc));
 }
 
 long bxi_boot_lock_holder(const char *lock_path)
@@ -295,7 +295,7 @@ void bxi_boot_sweep(const struct bxi_boot_paths *paths, int code)
             snprintf(line, sizeof(line), "0 failed %d %s\n", code, bx_error_text());
             /* Best effort: without this line the other workers wait until their time is over. */
             if (bxi_file_limit(strlen(line)) == 0 && pwrite(fd, line, strlen(line), 0) < 0)
-                bxi_log(1, "%s cannot be written: %s", paths->lock, bx_strerror(-errno));
+                bxi_log(NULL, 1, "%s cannot be written: %s", paths->lock, bx_strerror(-errno));
         }
         unlink(paths->socket);
         unlink(paths->lock);

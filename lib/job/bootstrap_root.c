@@ -113,7 +113,7 @@ static struct connection *free_connection(struct root *root)
             oldest = connection;
     }
     /* There are more connections than workers, so some are NEW. Drop the oldest of these. */
-    bxi_log(1, "bootstrap of job '%s': process %u never said who it is, dropped", root->job->job_name,
+    bxi_log(root->job, 1, "bootstrap of job '%s': process %u never said who it is, dropped", root->job->job_name,
             oldest->pid);
     drop(root, oldest);
     return oldest;
@@ -134,7 +134,7 @@ static int accept_all(struct root *root)
         if (fd < 0)
             return bx_fail(-errno, "the socket %s fails: %s", root->paths->socket, bx_strerror(-errno));
         if (!bxi_boot_is_own(fd, &pid)) {
-            bxi_log(1, "bootstrap of job '%s': process %u belongs to another user, dropped",
+            bxi_log(root->job, 1, "bootstrap of job '%s': process %u belongs to another user, dropped",
                     root->job->job_name, pid);
             close(fd);
             continue;
@@ -148,7 +148,7 @@ static int accept_all(struct root *root)
 /* Sends FAIL with this thread's sentence and drops the connection; the job goes on. */
 static void reject(struct root *root, struct connection *connection, int code)
 {
-    bxi_log(1, "bootstrap of job '%s': process %u rejected: %s", root->job->job_name, connection->pid,
+    bxi_log(root->job, 1, "bootstrap of job '%s': process %u rejected: %s", root->job->job_name, connection->pid,
             bx_error_text());
     bxi_boot_send_fail(connection->fd, code);
     drop(root, connection);
@@ -160,7 +160,7 @@ static int nonsense(struct root *root, struct connection *connection)
     if (connection->state >= JOINED)
         return bx_fail(BX_E_CORRUPT, "worker '%s' (rank %d, pid %u) sent nonsense while the job was starting",
                        connection->name, connection->rank, connection->pid);
-    bxi_log(1, "bootstrap of job '%s': process %u sent what no worker sends, dropped", root->job->job_name,
+    bxi_log(root->job, 1, "bootstrap of job '%s': process %u sent what no worker sends, dropped", root->job->job_name,
             connection->pid);
     drop(root, connection);
     return 0;
@@ -382,7 +382,7 @@ static void note_awaited(struct root *root)
         return;
     root->note_ns = now_ns + BXI_BOOT_AGAIN_NS;
     write_awaited(root, note.text);
-    bxi_log(1, "%s", note.text);
+    bxi_log(root->job, 1, "%s", note.text);
     for (int rank = 1; rank < root->job->world_size; rank++)
         if (root->by_rank[rank] != NULL)
             bxi_boot_send(root->by_rank[rank]->fd, &(struct bxi_boot_out){ .data = &note, .bytes = sizeof(note) }, 0);

@@ -171,8 +171,8 @@ void bx_job_destroy(struct bx_job *job)
     if (job == NULL || bxi_job_is_forked(job))
         return;
     if (!bxi_may_wait() || bxi_pool_owns_thread(job)) {
-        bxi_log(0, "bx_job_destroy was called from a handler or a callback of worker '%s': it did nothing, for the "
-                   "job is in use", job->name);
+        bxi_log(job, 0, "bx_job_destroy was called from a handler or a callback of worker '%s': it did nothing, for "
+                        "the job is in use", job->name);
         return;
     }
 

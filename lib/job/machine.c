@@ -88,7 +88,7 @@ int bxi_machine_sleeper(struct bx_job *job)
                                    "kernel.io_uring_disabled, seccomp and ulimit -l, or use BX_WAIT=epoll",
                        bx_strerror(rc));
     if (rc < 0)
-        bxi_log(2, "io_uring is refused (%s), epoll takes over", bx_strerror(rc));
+        bxi_log(job, 2, "io_uring is refused (%s), epoll takes over", bx_strerror(rc));
     job->run->sleeper_kind = rc < 0 ? BXI_SLEEPER_EPOLL : BXI_SLEEPER_URING;
     return 0;
 }

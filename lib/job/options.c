@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A job's options: what the program gave, what the environment adds (BX_JOB, BX_RANK, BX_WORLD_SIZE, BX_NAME, BX_WAIT,
- * BX_ARENA_BYTES, BX_POOL_THREADS, BX_HIST), and the defaults. Called by the thread in bx_job_create.
+ * BX_ARENA_BYTES, BX_POOL_THREADS, BX_HIST, BX_LOG), and the defaults. Called by the thread in bx_job_create.
  */
 #include "job.h"
 
@@ -141,8 +141,8 @@ int bxi_job_options(struct bx_job *job, const struct bx_options *given)
         return rc;
     if (job->options.world_size == 0 && (rc = options_from_environment(&job->options)) < 0)
         return rc;
-    if ((rc = wait_from_environment(&job->options)) < 0 || (rc = arena_from_environment(&job->options)) < 0 ||
-        (rc = pool_from_environment(&job->options)) < 0 ||
+    if ((rc = bxi_log_from_environment()) < 0 || (rc = wait_from_environment(&job->options)) < 0 ||
+        (rc = arena_from_environment(&job->options)) < 0 || (rc = pool_from_environment(&job->options)) < 0 ||
         (rc = bxi_hist_every(getenv("BX_HIST"), &job->observe->hist_every)) < 0)
         return rc;
     return check_options(job, &job->options);

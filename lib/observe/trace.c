@@ -254,7 +254,7 @@ static void turn_off(struct bxi_trace *trace)
 static void give_up(struct bx_job *job, int rc)
 {
     turn_off(job->observe->trace);
-    bxi_log(1, "worker '%s' is traced no further: %s %s", job->name, job->observe->trace->path,
+    bxi_log(job, 1, "worker '%s' is traced no further: %s %s", job->name, job->observe->trace->path,
             rc == -ESTALE ? "was begun anew by another job, or truncated" : bx_strerror(rc));
 }
 
@@ -354,8 +354,8 @@ static int open_trace_file(struct bx_job *job, struct bxi_trace *trace)
 
 static void report_untraced(const struct bx_job *job, bool to_stderr)
 {
-    bxi_log(1, "BX_TRACE: worker '%s' is not traced: %s", job->name, bx_error_text());
-    if (to_stderr)
+    bxi_log(job, 1, "BX_TRACE: worker '%s' is not traced: %s", job->name, bx_error_text());
+    if (to_stderr && !bxi_log_prints(1))
         dprintf(STDERR_FILENO, "boxcar: BX_TRACE: worker '%s' is not traced: %s\n", job->name, bx_error_text());
     bxi_clear_error();
 }

@@ -84,7 +84,7 @@ static void close_at(int fd, off_t end)
     if (pwrite(fd, closing, CLOSING_BYTES, end) == (ssize_t)CLOSING_BYTES &&
         ftruncate(fd, end + (off_t)CLOSING_BYTES) == 0)
         return;
-    bxi_log(1, "the trace could not be closed: %s", strerror(errno));
+    bxi_log(NULL, 1, "the trace could not be closed: %s", strerror(errno));
 }
 
 /* Under the lock. Behind the text there is room for the closing bracket; size is the file's. */

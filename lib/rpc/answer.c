@@ -143,7 +143,7 @@ void bxi_answer(struct bx_request *request, int code, const char *text, const st
         request->in = NULL;
     }
     if (request->oneway && code < 0)
-        bxi_log(1, "a one-way call of worker '%s' failed: %s", request->peer->name, reply.text);
+        bxi_log(job, 1, "a one-way call of worker '%s' failed: %s", request->peer->name, reply.text);
 
     bxi_lock(&job->run->lock);
     if (request->counted)           /* it lies in a struct bxi_waiting */
@@ -160,7 +160,7 @@ void bxi_answer(struct bx_request *request, int code, const char *text, const st
     if (request->counted)
         bxi_quiet_changed(job);
     if (rc < 0)
-        bxi_log(0, "a reply to worker '%s' was lost: %s", request->peer->name, bx_error_text());
+        bxi_log(job, 0, "a reply to worker '%s' was lost: %s", request->peer->name, bx_error_text());
     if (request->counted && !bxi_is_driving(job->run))
         bxi_bells_flush(job);
 }

@@ -53,7 +53,7 @@ static bool way_back(struct bx_job *job, struct bxi_peer *peer)
     bxi_unlock(&job->run->lock);
     if (rc == 0)
         return true;
-    bxi_log(0, "%s", bx_error_text());
+    bxi_log(job, 0, "%s", bx_error_text());
     refuse(job, peer, rc);
     return false;
 }

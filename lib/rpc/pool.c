@@ -226,7 +226,7 @@ void bxi_pool_look(struct bx_job *job)
     pool->watched = watch = waiting > 0 && !pool->stop;
     pthread_mutex_unlock(&pool->lock);
     if (tell)
-        bxi_log(1, "all %u threads of the pool of worker '%s' have been busy for a second, %u %s; if its "
+        bxi_log(job, 1, "all %u threads of the pool of worker '%s' have been busy for a second, %u %s; if its "
                    "handlers wait for each other, give it more: options.pool_threads, BX_POOL_THREADS", busy,
                 job->name, waiting, waiting == 1 ? "request waits" : "requests wait");
     if (watch)

@@ -197,7 +197,7 @@ void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_
     bxi_rref_peer_gone(job, peer->rank);
     count_gone(job, peer, state);
     if (state != BXI_PEER_LEFT)
-        bxi_log(state == BXI_PEER_DEAD ? 1 : 0, "worker '%s' (rank %d, pid %u) %s", peer->name, peer->rank,
+        bxi_log(job, state == BXI_PEER_DEAD ? 1 : 0, "worker '%s' (rank %d, pid %u) %s", peer->name, peer->rank,
                 peer->pid, state == BXI_PEER_DEAD ? "died" : "was cut off: its memory holds nonsense");
     bxi_calls_fail(job, peer, codes[state], BX_FOREVER);
     bxi_waiting_peer_gone(job, peer, codes[state]);
@@ -379,7 +379,7 @@ void bxi_rings_watchdog(const struct bxi_role *role, struct bx_job *job)
             peer->rescue_pos = mark;
         } else if (!is_stopped(peer->pid)) {
             bxi_counter_add(job, BXI_C_rescued, 1);
-            bxi_log(0, "a frame of worker '%s' lay unread and no bell was rung", peer->name);
+            bxi_log(job, 0, "a frame of worker '%s' lay unread and no bell was rung", peer->name);
             peer->rescue_pos = 0;
         }
     }

@@ -139,7 +139,7 @@ void bxi_rref_say(struct bxi_rref_after *after, int level, const char *format, .
     after->said = said;
 }
 
-static void log_said(struct bxi_rref_said *said)
+static void log_said(const struct bx_job *job, struct bxi_rref_said *said)
 {
     struct bxi_rref_said *first = NULL;
 
@@ -153,14 +153,14 @@ static void log_said(struct bxi_rref_said *said)
     while (first != NULL) {
         said = first;
         first = said->next;
-        bxi_log(said->level, "%s", said->text);
+        bxi_log(job, said->level, "%s", said->text);
         free(said);
     }
 }
 
 void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after)
 {
-    log_said(after->said);
+    log_said(job, after->said);
     after->said = NULL;
     if (after->sent && job != NULL)
         job->rrefs->ops->flush(job);
@@ -476,7 +476,7 @@ static void orphan(struct bx_job *job, struct bx_rref *rref, struct bxi_rref_aft
 {
     if (rref->object != NULL && bxi_load_relaxed(&rref->refs) > 0) {
         bxi_counter_add(job, BXI_C_rrefs_leaked, 1);
-        bxi_log(1, "an object of type '%s' is destroyed though worker '%s' itself still refers to it",
+        bxi_log(job, 1, "an object of type '%s' is destroyed though worker '%s' itself still refers to it",
                 rref->object->type->name, job->name);
     }
     while (rref->passers != NULL) {

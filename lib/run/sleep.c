@@ -113,10 +113,10 @@ int bxi_sleep(struct bxi_run *run, const struct bxi_sleep *sleep, uint64_t timeo
     show_wake(run, sleep->who, after, count > 0, began_ns);
     count_sleep(run, after);
     if (after != before)
-        bxi_log(1, "a thread of worker '%s' sleeps with %s from now on: %s has failed", run->name, name_of(after),
+        bxi_log(NULL, 1, "a thread of worker '%s' sleeps with %s from now on: %s has failed", run->name, name_of(after),
                 name_of(before));
     if (count < 0 && !*sleep->failed)
-        bxi_log(0, "a thread of worker '%s' cannot sleep until a doorbell rings (%s), and looks every 10 ms "
+        bxi_log(NULL, 0, "a thread of worker '%s' cannot sleep until a doorbell rings (%s), and looks every 10 ms "
                    "instead", run->name, bx_strerror(count));
     *sleep->failed |= count < 0;
     return count;

@@ -7,6 +7,8 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 TestSuite(error, .timeout = 120);
 
@@ -98,13 +100,102 @@ Test(error, log_goes_to_the_hook_only)
 {
     char seen[64] = "";
 
-    bxi_log(0, "nobody hears %s", "this");
+    bxi_log(NULL, 0, "nobody hears %s", "this");
     bx_set_log(take_log, seen);
-    bxi_log(1, "worker '%s' died", "agent");
+    bxi_log(NULL, 1, "worker '%s' died", "agent");
     cr_expect_str_eq(seen, "1 worker 'agent' died");
     bx_set_log(NULL, NULL);
-    bxi_log(2, "silence");
+    bxi_log(NULL, 2, "silence");
     cr_expect_str_eq(seen, "1 worker 'agent' died");
+}
+
+/* What log_three prints on stderr while BX_LOG is `value`; the hook gets `seen`. */
+static void printed(const char *value, char text[1024], char *seen)
+{
+    static struct bx_job job = { .rank = 3, .job_name = "demo", .name = "agent" };
+    FILE *file = tmpfile();
+    int kept = dup(STDERR_FILENO);
+
+    cr_assert(file != NULL && kept >= 0);
+    setenv("BX_LOG", value, 1);
+    cr_expect_eq(bxi_log_from_environment(), 0);
+    bx_set_log(seen != NULL ? take_log : NULL, seen);
+    dup2(fileno(file), STDERR_FILENO);
+    bxi_log(&job, 0, "an %s", "error");
+    bxi_log(&job, 1, "two\nlines");
+    bxi_log(NULL, 2, "of nobody");
+    dup2(kept, STDERR_FILENO);
+    close(kept);
+    bx_set_log(NULL, NULL);
+    rewind(file);
+    text[fread(text, 1, 1023, file)] = '\0';
+    fclose(file);
+}
+
+Test(error, bx_log_prints_lines_of_its_level_and_above)
+{
+    char text[1024], all[1024];
+
+    printed("", text, NULL);
+    cr_expect_str_eq(text, "");
+    printed("error", text, NULL);
+    cr_expect_str_eq(text, "boxcar: agent (rank 3 of job demo): error: an error\n");
+    printed("warn", text, NULL);
+    cr_expect_str_eq(text, "boxcar: agent (rank 3 of job demo): error: an error\n"
+                           "boxcar: agent (rank 3 of job demo): warn: two lines\n");
+    printed("info", text, NULL);
+    snprintf(all, sizeof all, "boxcar: agent (rank 3 of job demo): error: an error\n"
+                              "boxcar: agent (rank 3 of job demo): warn: two lines\n"
+                              "boxcar: process %d: info: of nobody\n", (int)getpid());
+    cr_expect_str_eq(text, all);
+}
+
+Test(error, bx_log_leaves_the_hook_as_it_is)
+{
+    char text[1024], seen[64] = "";
+
+    printed("error", text, seen);
+    cr_expect_str_eq(seen, "2 of nobody");
+    cr_expect_str_eq(text, "boxcar: agent (rank 3 of job demo): error: an error\n");
+}
+
+Test(error, a_line_of_bx_log_is_whole_whatever_its_length)
+{
+    char text[1024], name[1000];
+
+    memset(name, 'x', sizeof name - 1);
+    name[sizeof name - 1] = '\0';
+    setenv("BX_LOG", "warn", 1);
+    cr_expect_eq(bxi_log_from_environment(), 0);
+
+    FILE *file = tmpfile();
+    int kept = dup(STDERR_FILENO);
+
+    cr_assert(file != NULL && kept >= 0);
+    dup2(fileno(file), STDERR_FILENO);
+    bxi_log(NULL, 0, "%s", name);
+    dup2(kept, STDERR_FILENO);
+    close(kept);
+    rewind(file);
+    text[fread(text, 1, 1023, file)] = '\0';
+    fclose(file);
+    cr_expect_eq(strchr(text, '\n'), text + strlen(text) - 1);
+    cr_expect(strstr(text, ": error: xxx") != NULL);
+}
+
+Test(error, bx_log_with_another_value_fails_the_job)
+{
+    struct bx_options options = { .job = "log", .world_size = 2 };
+    struct bx_job *job = NULL;
+
+    setenv("BX_LOG", "debug", 1);
+    cr_expect_eq(bx_job_create(&options, &job), -EINVAL);
+    cr_expect_str_eq(bx_error_text(), "BX_LOG='debug' is none of error, warn and info");
+    setenv("BX_LOG", "warn", 1);
+    cr_assert_eq(bx_job_create(&options, &job), 0);
+    cr_expect(bxi_log_prints(1));
+    cr_expect_not(bxi_log_prints(2));
+    bx_job_destroy(job);
 }
 
 Test(error, version_is_that_of_the_header)

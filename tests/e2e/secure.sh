@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 #
 # A program with more rights than its caller (here: set-group-ID) takes no file name from the caller's environment: no
-# trace, no socket directory, no driver. BX_BUILD_DIR names the build.
+# trace, no socket directory, no driver; nor does it print the log (BX_LOG). BX_BUILD_DIR names the build.
 #
 # Lists of process ids are words on purpose; pid_0 and pid_1 are set by begin_secure.
 # shellcheck disable=SC2086,SC2154,SC2317
@@ -49,8 +49,8 @@ esac
 
 begin_secure()  # begin_secure RANK MODE
 {
-    XDG_RUNTIME_DIR=$dir BX_TRACE=$trace BX_JOB=$job BX_RANK=$1 BX_WORLD_SIZE=2 BX_NAME=w$1 "$dir/prog_worker" "$2" \
-        >"$dir/out.$1" 2>&1 </dev/null &
+    XDG_RUNTIME_DIR=$dir BX_TRACE=$trace BX_LOG=info BX_JOB=$job BX_RANK=$1 BX_WORLD_SIZE=2 BX_NAME=w$1 \
+        "$dir/prog_worker" "$2" >"$dir/out.$1" 2>&1 </dev/null &
     eval "pid_$1=\$!"
     pids="$pids $!"
 }
@@ -64,6 +64,7 @@ for rank in 0 1; do
         grep -qE "^boxcar: BX_TRACE: worker 'w$rank' is not traced: .*more rights than its caller" "$dir/out.$rank"
 done
 pids=
+check 'its log is not printed' test -z "$(grep -h '(rank . of job' "$dir"/out.*)"
 check 'no file is made for it' test ! -e "$trace"
 check 'nor a directory of sockets where it says' test ! -e "$dir/boxcar"
 

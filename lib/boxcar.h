@@ -43,7 +43,7 @@
  *           Waits go on after a handler has run. The library's threads block all signals that are not faults.
  *           bx_job_start installs a SIGBUS handler for the whole process: a truncated segment then reads as zeros, and
  *           other faults go to the handler that was there before. A handler that is installed later must do the same.
- * C++.      No exception may leave a handler, hook or callback: it ends the process, or leaves locks of the engine held.
+ * C++.      No exception may leave a handler, hook or callback: it ends the process, or leaves its locks held.
  * Lifetime. The caller owns what a function returns through an output, unless the comment says otherwise.
  * Death.    When a worker dies, every future that waits for it fails with BX_E_PEER_DEAD and a sentence with its name,
  *           within milliseconds. The other workers continue.

@@ -179,7 +179,7 @@ ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) $(foreach p,$(PROGRAM
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: all tests demo test unit e2e check stress stats soak test-gpu test-reference mutants lint \
-	coverage coverage-run deps deps-unit deps-test deps-lint built install uninstall deb test-deb clean help FORCE
+	coverage coverage-run deps deps-unit deps-test deps-lint man built install uninstall deb test-deb clean help FORCE
 
 all: $(STATIC_LIB) $(SHARED_LIB) $(STATIC_NN) $(SHARED_NN) $(STATIC_AUTOGRAD) $(SHARED_AUTOGRAD) \
 	$(PROGRAMS:%=$(B)/bin/%)
@@ -399,6 +399,23 @@ deps-test:
 deps-lint:
 	@CC='$(CC)' JEMALLOC='$(JEMALLOC)' tools/install_deps.sh build test lint
 
+# ---- Manual pages --------------------------------------------------------------------------------
+
+# Sections 3 and 7 are made from the headers in one run. Section 1: what the programs print for --help.
+MAN := $(B)/man
+man: $(MAN)/made $(patsubst %,$(MAN)/man1/%.1,$(filter-out shmstat,$(PROGRAMS)))
+
+$(MAN)/made: lib/man/headers.awk lib/man/text.awk lib/man/pages.awk lib/man/boxcar.7 $(wildcard lib/boxcar*.h) tools/shmstat/shmstat.1
+	$(call say,MAN,$(MAN))
+	$(Q)rm -rf $(@D) && mkdir -p $(@D)/man1 $(@D)/man3 $(@D)/man7
+	$(Q)awk $(patsubst %,-f %,$(filter lib/man/%.awk,$^)) -v out=$(@D) -v words=lib/man/boxcar.7 -v main_header=lib/boxcar.h \
+		-v version=$(VERSION) $(filter %.h,$^)
+	$(Q)cp tools/shmstat/shmstat.1 $(@D)/man1 && touch $@
+
+$(MAN)/man1/%.1: $(B)/bin/% lib/man/program.awk lib/man/programs $(MAN)/made
+	$(Q)$< --help | awk -f lib/man/program.awk -v name=$* -v version=$(VERSION) -v programs=lib/man/programs \
+		-v words=lib/man/boxcar.7 > $@
+
 # ---- Installing ----------------------------------------------------------------------------------
 
 # One list serves install and uninstall: {source}={where it goes}.
@@ -417,11 +434,12 @@ INSTALLED := $(STATIC_LIB)=$(LIBDIR)/libboxcar.a \
 	$(foreach c,$(CMAKE_FILES),$(B)/$(c)=$(LIBDIR)/cmake/Boxcar/$(c)) \
 	$(foreach h,$(HEADERS),$(h)=$(PREFIX)/include/$(notdir $(h))) \
 	$(B)/bin/shmstat=$(PREFIX)/bin/shmstat \
-	tools/shmstat/shmstat.1=$(PREFIX)/share/man/man1/shmstat.1 \
 	lib/LICENSE=$(DOCDIR)/LICENSE \
 	$(JEMALLOC)/source/COPYING=$(DOCDIR)/LICENSE.jemalloc \
 	lib/CHANGELOG.md=$(DOCDIR)/CHANGELOG.md \
 	$(foreach e,$(wildcard lib/examples/*),$(e)=$(DOCDIR)/examples/$(notdir $(e)))
+# For the shell: the pages of functions and words, and those of the programs that are installed.
+PAGES     := $(MAN)/man1/shmstat.1 $(MAN)/man3/*.3 $(MAN)/man7/*.7
 OWN_DIRS  := $(LIBDIR)/cmake/Boxcar $(DOCDIR)/examples $(DOCDIR)
 LINKS     := $(SONAME) libboxcar.so $(SONAME_NN) libboxcar_nn.so $(SONAME_AUTOGRAD) libboxcar_autograd.so
 
@@ -443,11 +461,13 @@ $(B)/%.cmake: lib/%.cmake.in FORCE
 		-e 's|@AUTOGRAD_PRIVATE@|$(call pc_words,boxcar_autograd,Libs.private)|' $< > $@
 
 # Everything that is built and then installed.
-built: $(filter $(B)/%,$(foreach i,$(INSTALLED),$(firstword $(subst =, ,$(i)))))
+built: $(MAN)/made $(filter $(B)/%,$(foreach i,$(INSTALLED),$(firstword $(subst =, ,$(i)))))
 
 install: built
 	$(foreach i,$(INSTALLED),@$(INSTALL) -D -m 644 $(subst =, '$(DESTDIR),$(i))'$(newline))
 	@chmod 755 '$(DESTDIR)$(PREFIX)/bin/shmstat'
+	@for page in $(PAGES); do \
+		$(INSTALL) -D -m 644 "$$page" '$(DESTDIR)$(PREFIX)/share/man'/"$${page#$(MAN)/}" || exit 1; done
 	@ln -sf $(notdir $(SHARED_LIB)) '$(DESTDIR)$(LIBDIR)/$(SONAME)'
 	@ln -sf $(SONAME) '$(DESTDIR)$(LIBDIR)/libboxcar.so'
 	@ln -sf $(notdir $(SHARED_NN)) '$(DESTDIR)$(LIBDIR)/$(SONAME_NN)'
@@ -456,8 +476,9 @@ install: built
 	@ln -sf $(SONAME_AUTOGRAD) '$(DESTDIR)$(LIBDIR)/libboxcar_autograd.so'
 	@echo 'installed under $(DESTDIR)$(PREFIX)'
 
-uninstall:
+uninstall: $(MAN)/made
 	$(foreach i,$(INSTALLED),@rm -f '$(DESTDIR)$(lastword $(subst =, ,$(i)))'$(newline))
+	@for page in $(PAGES); do rm -f '$(DESTDIR)$(PREFIX)/share/man'/"$${page#$(MAN)/}"; done
 	@rm -f $(LINKS:%='$(DESTDIR)$(LIBDIR)/%')
 	@for dir in $(OWN_DIRS:%='$(DESTDIR)%'); do if test -d "$$dir"; then rmdir "$$dir"; fi; done
 
@@ -498,8 +519,10 @@ help:
 #? make mutants         puts faults into a copy of the sources: do the tests notice? See tests/mutants/README.md;
 #?                      MUTANTS='timer NAME' picks lists or mutants
 #? make coverage        the lines and branches of lib/ and shm/ that the unit tests run, a line a file (gcov)
-#? make check           static checks: layers, atomics, kill steps, style, top level, documents, exported symbols, ABI
+#? make check           static checks: layers, atomics, kill steps, style, top level, documents, manual pages,
+#?                      exported symbols, ABI
 #? make lint            gcc and clang with warnings as errors, clang-tidy, cppcheck, clang-format
+#? make man             manual pages of functions (3), words (7) and programs (1), in build/man
 #? make install         into $(DESTDIR)$(PREFIX), by default /usr/local; run ldconfig afterwards
 #? make uninstall       takes the same files away
 #? make deb             Debian packages in build/deb: libboxcar0, libboxcar-dev, boxcar-tools and others

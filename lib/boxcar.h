@@ -43,7 +43,7 @@
  *           Waits go on after a handler has run. The library's threads block all signals that are not faults.
  *           bx_job_start installs a SIGBUS handler for the whole process: a truncated segment then reads as zeros, and
  *           other faults go to the handler that was there before. A handler that is installed later must do the same.
- * C++.      No exception may leave a handler, hook or callback: it ends the process, or leaves its locks held.
+ * C++.      No exception may leave a handler, hook or callback: it ends the process, or leaves the library locked.
  * Lifetime. The caller owns what a function returns through an output, unless the comment says otherwise.
  * Death.    When a worker dies, every future that waits for it fails with BX_E_PEER_DEAD and a sentence with its name,
  *           within milliseconds. The other workers continue.
@@ -188,8 +188,8 @@ struct bx_device {
     int index;
 };
 
-size_t bx_dtype_bytes(enum bx_dtype dtype);             /* of one element; 0 for no dtype */
-const char *bx_dtype_name(enum bx_dtype dtype);         /* "f32"; "?" for no dtype */
+size_t bx_dtype_bytes(enum bx_dtype dtype);             /* bytes of one element; 0 for no dtype */
+const char *bx_dtype_name(enum bx_dtype dtype);         /* its name, "f32"; "?" for no dtype */
 
 /* Makes a row-major tensor with undefined contents, 64-byte aligned, in the job's arena, or on the heap if job is
  * NULL. shape has ndim (0 to BX_DIMS_MAX) entries >= 0. Returns one reference.
@@ -209,21 +209,21 @@ int bx_tensor_wrap(void *data, enum bx_dtype dtype, int ndim, const int64_t *sha
 struct bx_tensor *bx_tensor_acquire(struct bx_tensor *tensor);  /* adds a reference; returns its argument */
 void bx_tensor_release(struct bx_tensor *tensor);       /* drops a reference; NULL is allowed */
 
-enum bx_dtype bx_tensor_dtype(const struct bx_tensor *tensor);
-struct bx_device bx_tensor_device(const struct bx_tensor *tensor);
-int bx_tensor_ndim(const struct bx_tensor *tensor);
-int64_t bx_tensor_dim(const struct bx_tensor *tensor, int dim);        /* 0 if there is no such dim */
-const int64_t *bx_tensor_shape(const struct bx_tensor *tensor);        /* ndim entries */
-const int64_t *bx_tensor_strides(const struct bx_tensor *tensor);      /* in elements */
-int64_t bx_tensor_elements(const struct bx_tensor *tensor);
-size_t bx_tensor_bytes(const struct bx_tensor *tensor);         /* elements x bytes of one */
+enum bx_dtype bx_tensor_dtype(const struct bx_tensor *tensor);         /* type of its elements */
+struct bx_device bx_tensor_device(const struct bx_tensor *tensor);     /* where its memory is */
+int bx_tensor_ndim(const struct bx_tensor *tensor);                    /* how many dimensions */
+int64_t bx_tensor_dim(const struct bx_tensor *tensor, int dim);        /* extent; 0 if there is no such dim */
+const int64_t *bx_tensor_shape(const struct bx_tensor *tensor);        /* extents, ndim entries */
+const int64_t *bx_tensor_strides(const struct bx_tensor *tensor);      /* strides, in elements */
+int64_t bx_tensor_elements(const struct bx_tensor *tensor);            /* how many it has */
+size_t bx_tensor_bytes(const struct bx_tensor *tensor);         /* its size: elements x bytes of one */
 bool bx_tensor_is_contiguous(const struct bx_tensor *tensor);   /* row-major without gaps */
 bool bx_tensor_is_borrowed(const struct bx_tensor *tensor);     /* on loan from another worker */
 bool bx_tensor_is_shared(const struct bx_tensor *tensor);       /* in an arena or device memory of this process */
 uint32_t bx_tensor_on_loan(const struct bx_tensor *tensor);     /* leases on it when leases were last collected
                                                                  * (bx_job_loans collects) */
 const void *bx_tensor_data(const struct bx_tensor *tensor);     /* address of the first element */
-void *bx_tensor_data_mut(struct bx_tensor *tensor);             /* NULL if it is read-only */
+void *bx_tensor_data_mut(struct bx_tensor *tensor);             /* to write to; NULL if it is read-only */
 
 /* Make views, which share the tensor's memory; a view of a read-only tensor is read-only. Each returns one reference.
  * slice: elements start, start+step, ... below end of one dimension. select: one index of a dimension, which is
@@ -345,10 +345,10 @@ int bx_msg_put_tensor(struct bx_msg *msg, struct bx_tensor *tensor);
  * object lives until the receiver has dropped it. -EINVAL: of another job; -ENOMEM. */
 int bx_msg_put_rref(struct bx_msg *msg, struct bx_rref *rref);
 
-size_t bx_msg_tensors(const struct bx_msg *msg);    /* how many; 0 for NULL */
-size_t bx_msg_rrefs(const struct bx_msg *msg);      /* the same of references */
+size_t bx_msg_tensors(const struct bx_msg *msg);    /* how many tensors; 0 for NULL */
+size_t bx_msg_rrefs(const struct bx_msg *msg);      /* how many references; 0 for NULL */
 size_t bx_msg_bytes(const struct bx_msg *msg);      /* payload bytes so far; 0 for NULL */
-const void *bx_msg_data(const struct bx_msg *msg);  /* valid until the next put, clear or destroy */
+const void *bx_msg_data(const struct bx_msg *msg);  /* payload; valid until next put, clear, destroy */
 int bx_msg_error(const struct bx_msg *msg);         /* the sticky error, 0 if none */
 
 /* A cursor over a message, which it borrows. It may be copied. Reading past the end returns 0, NULL or "" and sets
@@ -373,13 +373,13 @@ float bx_read_f32(struct bx_reader *reader);
 int bx_read_f32s(struct bx_reader *reader, float *values, size_t count);   /* copies; 0 or the error */
 const char *bx_read_str(struct bx_reader *reader);             /* terminated; points into the message */
 const void *bx_read_bytes(struct bx_reader *reader, size_t bytes);         /* points into the message */
+size_t bx_reader_left(const struct bx_reader *reader);          /* bytes; 0 after an error, likewise tensors */
+size_t bx_reader_tensors_left(const struct bx_reader *reader);
 /* The next tensor; NULL past the last. The message owns it: acquire it to keep it longer than the message. The message
  * of a handler's args, of a batch row and of an async handler's args ends when the handler or body returns. */
 struct bx_tensor *bx_read_tensor(struct bx_reader *reader);
 /* The next reference; NULL past the last. The message owns it, as a tensor: bx_rref_acquire keeps it longer. */
 struct bx_rref *bx_read_rref(struct bx_reader *reader);
-size_t bx_reader_left(const struct bx_reader *reader);          /* bytes; 0 after an error, likewise tensors */
-size_t bx_reader_tensors_left(const struct bx_reader *reader);
 
 /* ---- The job ----------------------------------------------------------------------------------- */
 
@@ -450,13 +450,12 @@ int bx_job_shutdown(struct bx_job *job, uint64_t timeout_ns);
  * of the library have ended. Called from a handler, a batch body or a callback it does nothing but log an error. */
 void bx_job_destroy(struct bx_job *job);
 
-int bx_job_rank(const struct bx_job *job);
-int bx_job_world_size(const struct bx_job *job);
+int bx_job_rank(const struct bx_job *job);                           /* rank of this worker */
+int bx_job_world_size(const struct bx_job *job);                     /* how many workers it has, dead ones too */
 const char *bx_job_name(const struct bx_job *job);                   /* this worker's name */
-const char *bx_worker_name(const struct bx_job *job, int rank);      /* NULL before the start, or if there is none */
-/* The rank of a worker, or BX_E_NO_WORKER. */
-int bx_worker_rank(const struct bx_job *job, const char *name);
-bool bx_worker_alive(const struct bx_job *job, int rank);
+const char *bx_worker_name(const struct bx_job *job, int rank);      /* of a rank; NULL: none, or before the start */
+int bx_worker_rank(const struct bx_job *job, const char *name);      /* the rank of a worker, or BX_E_NO_WORKER */
+bool bx_worker_alive(const struct bx_job *job, int rank);            /* it has not died, left or been cut off */
 
 /* Sets the hook that is called once for each peer that dies, on the thread that makes progress; it must not wait. One
  * hook a job; NULL removes it. Call it before bx_job_start, else BX_E_STATE. */
@@ -568,9 +567,9 @@ struct bx_call_options {
 int bx_rpc_sync(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
                 const struct bx_call_options *options, struct bx_msg **reply);
 
-/* The same without waiting for the reply: *future is the caller's to release, and gets the codes of the call. Blocks
- * only for room. Releasing the future does not end the call: cancel it, or this worker's shutdown waits for its answer.
- * Returned at once, without a future: BX_E_NO_WORKER, BX_E_NO_FUNCTION, BX_E_TOO_LARGE, BX_E_PEER_DEAD, BX_E_CORRUPT,
+/* As bx_rpc_sync, without the wait: *future is the caller's to release, and gets the codes of the call. Blocks only for
+ * room. Releasing the future does not end the call: cancel it, or this worker's shutdown waits for its answer. Returned
+ * at once, without a future: BX_E_NO_WORKER, BX_E_NO_FUNCTION, BX_E_TOO_LARGE, BX_E_PEER_DEAD, BX_E_CORRUPT,
  * BX_E_NO_SPACE, BX_E_ARENA_FULL, BX_E_ON_LOAN, -EAGAIN, -ENOMEM; BX_E_TIMEOUT: no room until the deadline. */
 int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
                  const struct bx_call_options *options, struct bx_future **future);
@@ -609,7 +608,7 @@ int bx_future_fail(struct bx_future *future, int code, const char *text);
  * the future was done. */
 int bx_future_cancel(struct bx_future *future);
 
-/* wait: blocks until the future is done, at most timeout_ns. 0: it was set; its code if it failed; BX_E_TIMEOUT: it is
+/* Waits until the future is done, at most timeout_ns. Blocks. 0: it was set; its code if it failed; BX_E_TIMEOUT: it is
  * not done, and lives on; BX_E_WOULD_DEADLOCK: it is not done and nothing may wait here. done makes progress before it
  * returns false. */
 int bx_future_wait(struct bx_future *future, uint64_t timeout_ns);
@@ -630,10 +629,10 @@ typedef int (*bx_then_fn)(struct bx_future *in, struct bx_msg *out, void *contex
 struct bx_future *bx_future_then(struct bx_future *future, bx_then_fn fn, void *context);
 struct bx_future *bx_future_then_any(struct bx_future *future, bx_then_fn fn, void *context);
 
-/* all: done when all futures are; its value is an empty message; it fails with the first failure, once all are done.
- * any: done when one future is; its value is the index, an i64; it fails if that one failed. When the result is done,
- * or is released and has no callbacks, its callbacks are removed from the futures that are pending. count 0: all is
- * done at once, any is NULL. job may be NULL, as in bx_future_create. NULL: out of memory, or the job ends. */
+/* Combine futures. all: done when all are; its value is an empty message; it fails with the first failure, once all are
+ * done. any: done when one future is; its value is the index, an i64; it fails if that one failed. When the result is
+ * done, or is released and has no callbacks, its callbacks are removed from the futures that are pending. count 0: all
+ * is done at once, any is NULL. job may be NULL, as in bx_future_create. NULL: out of memory, or the job ends. */
 struct bx_future *bx_future_all(struct bx_job *job, struct bx_future *const *futures, size_t count);
 struct bx_future *bx_future_any(struct bx_job *job, struct bx_future *const *futures, size_t count);
 
@@ -673,10 +672,8 @@ struct bx_type {
 /* Makes a reference to an object of this worker. type must live as long as the job. Returns one reference. On failure
  * the object is not destroyed. -ENOMEM. */
 int bx_rref_create(struct bx_job *job, const struct bx_type *type, void *object, struct bx_rref **rref);
-/* The same, put into a message: for the handler of bx_remote. On failure the object is not destroyed. */
+/* As bx_rref_create, put into a message: for the handler of bx_remote. On failure the object is not destroyed. */
 int bx_msg_put_object(struct bx_job *job, struct bx_msg *msg, const struct bx_type *type, void *object);
-struct bx_rref *bx_rref_acquire(struct bx_rref *rref);          /* adds a reference; returns its argument */
-void bx_rref_release(struct bx_rref *rref);                     /* drops one; NULL is allowed */
 
 /* Makes an object in worker `to`: calls a function there whose reply holds a reference to an object of that worker,
  * first. *rref can be used at once, and be passed on: calls on the object wait at its owner until it is made. If the
@@ -685,7 +682,9 @@ void bx_rref_release(struct bx_rref *rref);                     /* drops one; NU
 int bx_remote(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
               const struct bx_call_options *options, struct bx_rref **rref);
 
-int bx_rref_owner(const struct bx_rref *rref);                  /* rank */
+struct bx_rref *bx_rref_acquire(struct bx_rref *rref);          /* adds a reference; returns its argument */
+void bx_rref_release(struct bx_rref *rref);                     /* drops a reference; NULL is allowed */
+int bx_rref_owner(const struct bx_rref *rref);                  /* the owner's rank */
 bool bx_rref_is_owner(const struct bx_rref *rref);              /* this worker is the owner */
 /* The owner knows of this worker's reference. For the worker that called bx_remote, also: the object is made. */
 bool bx_rref_is_confirmed(const struct bx_rref *rref);
@@ -734,7 +733,7 @@ struct bx_batch_options {
     bool blocking;              /* run the body on the pool, where it may wait */
 };
 typedef int (*bx_batch_fn)(struct bx_batch *batch, void *context);  /* a code < 0 fails every row */
-/* Codes as bx_register; BX_E_VERSION, -ENOMEM. */
+/* Registers a function whose calls are answered in batches. Codes as bx_register; BX_E_VERSION, -ENOMEM. */
 int bx_register_batch(struct bx_job *job, const char *name, bx_batch_fn fn, void *context,
                       const struct bx_batch_options *options);
 int bx_register_method_batch(struct bx_job *job, const struct bx_type *type, const char *name, bx_batch_fn fn,
@@ -750,7 +749,7 @@ int bx_batch_remove_member(struct bx_job *job, const char *function, int rank);
 int bx_batch_join(struct bx_job *job, const char *to, const char *function);
 int bx_batch_leave(struct bx_job *job, const char *to, const char *function);
 
-/* For the body; the batch is valid until it returns. A row that is not there: -EINVAL, NULL, or an empty reader. */
+/* What the body uses, until it returns. A row that is not there: -EINVAL, NULL, or an empty reader. */
 size_t bx_batch_rows(const struct bx_batch *batch);
 int bx_batch_caller(const struct bx_batch *batch, size_t row);             /* rank */
 struct bx_reader bx_batch_args(const struct bx_batch *batch, size_t row);

@@ -70,11 +70,11 @@ int bx_var_create(struct bx_tensor *value, bool requires_grad, struct bx_var **v
 struct bx_var *bx_var_acquire(struct bx_var *var);      /* adds a reference; returns its argument */
 void bx_var_release(struct bx_var *var);                /* drops a reference; NULL is allowed */
 
-bool bx_var_requires_grad(const struct bx_var *var);
+bool bx_var_requires_grad(const struct bx_var *var);    /* a backward pass computes its gradient */
 /* The variable's tensor. The variable owns it: it is valid until the variable is released, and of a parameter until it
  * gets another value. NULL for NULL. */
 struct bx_tensor *bx_var_value(const struct bx_var *var);
-/* The same with a reference of the caller's own. Of a parameter that another thread may change, use this one. */
+/* As bx_var_value, with a reference of the caller's own. For a parameter that another thread may change. */
 struct bx_tensor *bx_var_acquire_value(struct bx_var *var);
 /* Gives a leaf another value of the same dtype and shape, of which it keeps a reference. -EINVAL: not that dtype and
  * shape, or not a leaf. */
@@ -112,6 +112,7 @@ struct bx_var *bx_var_sub(struct bx_tape *tape, struct bx_var *a, struct bx_var 
 struct bx_var *bx_var_mul(struct bx_tape *tape, struct bx_var *a, struct bx_var *b);
 struct bx_var *bx_var_scale(struct bx_tape *tape, struct bx_var *a, double factor);
 
+/* Functions of each element. */
 struct bx_var *bx_var_neg(struct bx_tape *tape, struct bx_var *a);
 struct bx_var *bx_var_exp(struct bx_tape *tape, struct bx_var *a);
 struct bx_var *bx_var_log(struct bx_tape *tape, struct bx_var *a);
@@ -119,9 +120,9 @@ struct bx_var *bx_var_relu(struct bx_tape *tape, struct bx_var *a);
 struct bx_var *bx_var_tanh(struct bx_tape *tape, struct bx_var *a);
 struct bx_var *bx_var_sigmoid(struct bx_tape *tape, struct bx_var *a);
 
-/* (..., K) x (K, M): (..., M). */
+/* A matrix product: (..., K) x (K, M) is (..., M). */
 struct bx_var *bx_var_matmul(struct bx_tape *tape, struct bx_var *a, struct bx_var *b);
-/* x W^T + b as torch.nn.Linear: x (..., K), weight (M, K), bias (M) or NULL; result (..., M). */
+/* A linear layer, x W^T + b as torch.nn.Linear: x (..., K), weight (M, K), bias (M) or NULL; result (..., M). */
 struct bx_var *bx_var_linear(struct bx_tape *tape, struct bx_var *x, struct bx_var *weight, struct bx_var *bias);
 
 /* A generator of random numbers: value i depends on the seed and i only. An operation that takes n values adds n to
@@ -135,7 +136,7 @@ struct bx_generator {
 struct bx_var *bx_var_dropout(struct bx_tape *tape, struct bx_var *a, double p, bool training,
                               struct bx_generator *generator);
 
-/* Over the last dimension. */
+/* Softmax and its logarithm, over the last dimension. */
 struct bx_var *bx_var_softmax(struct bx_tape *tape, struct bx_var *a);
 struct bx_var *bx_var_log_softmax(struct bx_tape *tape, struct bx_var *a);
 /* Elements of the last dimension: out[..., j] = a[..., index[..., j]]. index is BX_I64 and has a's shape but for the
@@ -155,8 +156,9 @@ struct bx_var *bx_var_sum(struct bx_tape *tape, struct bx_var *a);
 struct bx_var *bx_var_mean(struct bx_tape *tape, struct bx_var *a);
 struct bx_var *bx_var_sum_dim(struct bx_tape *tape, struct bx_var *a, int dim);
 
-/* Shapes; dim < 0 counts from the end. reshape: one extent may be -1, and follows from the others. slice: elements
- * start to end - 1 of a dimension. concat: along an existing dimension. stack: along a new one, which becomes `dim`. */
+/* Change the shape; dim < 0 counts from the end. reshape: one extent may be -1, and follows from the others. slice:
+ * elements start to end - 1 of a dimension. concat: along an existing dimension. stack: along a new one, which becomes
+ * `dim`. */
 struct bx_var *bx_var_reshape(struct bx_tape *tape, struct bx_var *a, int ndim, const int64_t *shape);
 struct bx_var *bx_var_transpose(struct bx_tape *tape, struct bx_var *a, int dim0, int dim1);
 struct bx_var *bx_var_slice(struct bx_tape *tape, struct bx_var *a, int dim, int64_t start, int64_t end);
@@ -183,8 +185,8 @@ struct bx_lstm_result {
     struct bx_var *h;                   /* this and the next: layers x batch x H, after the last step */
     struct bx_var *c;
 };
-/* input: seq x batch x I, with seq >= 1. One node, however long the sequence is. Returns 0, or a code that the tape
- * keeps too; then result has NULLs. */
+/* An LSTM. input: seq x batch x I, with seq >= 1. One node, however long the sequence is. Returns 0, or a code that the
+ * tape keeps too; then result has NULLs. */
 int bx_var_lstm(struct bx_tape *tape, struct bx_var *input, const struct bx_lstm *lstm, struct bx_lstm_result *result);
 
 /* ---- Operations of the program ------------------------------------------------------------------- */
@@ -227,9 +229,9 @@ int bx_var_custom(struct bx_tape *tape, const struct bx_custom *custom, struct b
  * -ENOMEM. */
 struct bx_net_op;
 int bx_net_op_create(struct bx_net *net, struct bx_var *const *params, struct bx_net_op **op);
-/* The same for a net that shares the parameters of first's net (bx_net_share_params): another forward pass of one
- * version of the model. `first` sets the parameters for both, once for each version. It is kept until this object is
- * freed. One thread at a time uses any of them. -EINVAL, -ENOMEM. */
+/* As bx_net_op_create, for a net that shares the parameters of first's net (bx_net_share_params): another forward pass
+ * of one version of the model. `first` sets the parameters for both, once for each version. It is kept until this
+ * object is freed. One thread at a time uses any of them. -EINVAL, -ENOMEM. */
 int bx_net_op_share(struct bx_net *net, struct bx_net_op *first, struct bx_net_op **op);
 void bx_net_op_destroy(struct bx_net_op *op);           /* nodes that still use it keep it; NULL is allowed */
 /* A forward pass in training mode. input: as many elements as the net's input, BX_F32, the batch first; result (batch,
@@ -295,9 +297,10 @@ int bx_optim_adam_create(const struct bx_optim_adam *options, struct bx_var *con
                          struct bx_optim **optim);
 void bx_optim_destroy(struct bx_optim *optim);          /* NULL is allowed */
 
-/* One step. Parameters without a gradient in the table keep value and state. Each other parameter gets a new tensor, in
- * the arena of `job` or on the heap if job is NULL. Steps from several threads run one after the other. If it fails,
- * the parameters before the one that failed have made their step. -ENOMEM, and the codes of bx_tensor_create. */
+/* One step of the optimizer. Parameters without a gradient in the table keep value and state. Each other parameter gets
+ * a new tensor, in the arena of `job` or on the heap if job is NULL. Steps from several threads run one after the
+ * other. If it fails, the parameters before the one that failed have made their step. -ENOMEM, and the codes of
+ * bx_tensor_create. */
 int bx_optim_step(struct bx_optim *optim, struct bx_job *job, const struct bx_grads *grads);
 
 #if defined(__GNUC__)

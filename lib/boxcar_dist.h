@@ -67,7 +67,7 @@ uint64_t bx_context_id(const struct bx_context *context);       /* the maker's r
 void bx_context_end(struct bx_context *context);
 struct bx_context *bx_context_acquire(struct bx_context *context);
 void bx_context_release(struct bx_context *context);            /* NULL is allowed */
-/* 0; or why the context failed, with its sentence; BX_E_CANCELLED: it was ended. */
+/* Why the context failed, with its sentence. 0: it has not; BX_E_CANCELLED: it was ended. */
 int bx_context_error(struct bx_context *context);
 
 /* Puts the context into a message, and takes it out: *context is found, or made if this worker did not have it, with

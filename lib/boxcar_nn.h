@@ -80,20 +80,25 @@ struct bx_conv {
     int padding;
     bool bias;
 };
-/* Output: N x out_channels x H' x W'; H' = (H + 2 * padding - kernel) / stride + 1, rounded down, and W' alike. */
+/* A convolution. Output: N x out_channels x H' x W'; H' = (H + 2 * padding - kernel) / stride + 1, rounded down, and W'
+ * alike. */
 int bx_net_conv(struct bx_net *net, int in, const struct bx_conv *conv);
 /* Normalises each channel over N, H and W; parameters "<name>.weight" and "<name>.bias", C each. With relu: max(0, y)
  * in the same pass. */
 int bx_net_batch_norm(struct bx_net *net, int in, const char *name, bool relu);
-int bx_net_relu(struct bx_net *net, int in);
+
+int bx_net_relu(struct bx_net *net, int in);                            /* max(0, x) of each element */
 int bx_net_add(struct bx_net *net, int a, int b, bool relu);           /* a + b, of equal shapes; relu: max(0, .) */
-/* Window and output size as of bx_net_conv; padding is at most half of kernel. */
+
+/* The largest value of each window. Window and output size as of bx_net_conv; padding is at most half of kernel. */
 int bx_net_max_pool(struct bx_net *net, int in, int kernel, int stride, int padding);
-int bx_net_global_avg_pool(struct bx_net *net, int in);                 /* to N x C x 1 x 1 */
-/* y = x W^T + b over the flattened C x H x W; parameters "<name>.weight" (O x I) and, with bias, "<name>.bias" (O).
- * Output: N x O x 1 x 1. */
+
+int bx_net_global_avg_pool(struct bx_net *net, int in);                 /* the mean over H and W, to N x C x 1 x 1 */
+/* A linear layer, y = x W^T + b over the flattened C x H x W; parameters "<name>.weight" (O x I) and, with bias,
+ * "<name>.bias" (O). Output: N x O x 1 x 1. */
 int bx_net_linear(struct bx_net *net, int in, const char *name, int out_features, bool bias);
-int bx_net_softmax(struct bx_net *net, int in);                         /* over C, of N x C x 1 x 1 */
+
+int bx_net_softmax(struct bx_net *net, int in);                         /* softmax over C, of N x C x 1 x 1 */
 
 /* Plans every operation and allocates all memory; forward and backward then allocate nothing. `output` must be the last
  * node, and every other node must be the input of one. Returns an earlier building call's error if output is one. */
@@ -107,9 +112,9 @@ struct bx_net_param {
     int64_t shape[4];
     size_t elements;
 };
-size_t bx_net_params(const struct bx_net *net);
-const struct bx_net_param *bx_net_param(const struct bx_net *net, size_t index);       /* NULL past the last */
-size_t bx_net_param_elements(const struct bx_net *net);                 /* of all parameters together */
+size_t bx_net_params(const struct bx_net *net);                         /* how many parameters it has */
+const struct bx_net_param *bx_net_param(const struct bx_net *net, size_t index);  /* a parameter; NULL past the last */
+size_t bx_net_param_elements(const struct bx_net *net);                 /* elements of all parameters together */
 
 /* Copies and repacks params[i], the elements of parameter i. After it, call bx_net_forward before bx_net_backward.
  * BX_E_STATE: the net shares the parameters of another one. */
@@ -130,8 +135,8 @@ int bx_net_running(struct bx_net *net, const char *name, float **mean, float **v
 
 /* ---- Computing -------------------------------------------------------------------------------------- */
 
-size_t bx_net_input_elements(const struct bx_net *net);                /* of node 0; 0 if there is none */
-size_t bx_net_output_elements(const struct bx_net *net);               /* of the last node */
+size_t bx_net_input_elements(const struct bx_net *net);                /* elements of node 0; 0 if there is none */
+size_t bx_net_output_elements(const struct bx_net *net);               /* elements of the last node */
 
 /* A pass in training mode, with the statistics of the batch. -EINVAL: a batch normalisation has one value a channel,
  * and so no variance. */
@@ -139,7 +144,7 @@ int bx_net_forward(struct bx_net *net, const float *input, float *output);
 /* A pass in evaluation mode, with the running statistics, which it does not change. bx_net_backward may not follow. */
 int bx_net_predict(struct bx_net *net, const float *input, float *output);
 
-/* Computes the gradient of each parameter from that of the output, and writes it (does not add it) to grads[i]. Call it
+/* Computes the gradient of each parameter from that of the output. Writes it (does not add it) to grads[i]. Call it
  * after bx_net_forward, with no bx_net_predict or bx_net_set_params in between; the input of that forward pass must be
  * unchanged at the same address. */
 int bx_net_backward(struct bx_net *net, const float *output_grad, float *const *grads);
@@ -161,8 +166,8 @@ struct bx_sgemm {
     float *c;
     float beta;
 };
-/* Computes it by oneDNN, on the calling thread alone, which sets the number of this thread's OpenMP threads to one. Any
- * thread. -EINVAL; -ENOTSUP: the oneDNN found is not a 2.x; -ENOMEM. */
+/* Computes a matrix product by oneDNN, on the calling thread alone, which sets the number of this thread's OpenMP
+ * threads to one. Any thread. -EINVAL; -ENOTSUP: the oneDNN found is not a 2.x; -ENOMEM. */
 int bx_nn_sgemm(const struct bx_sgemm *product);
 
 /* ---- Losses and optimizers (plain C, no oneDNN) ---------------------------------------------------- */

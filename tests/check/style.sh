@@ -21,7 +21,7 @@ report()    # report NAME FINDINGS
 
 code=$(find shm lib gpu tools demos tests -name '*.[ch]' -o -name '*.cu' | sort)
 all=$(find shm lib gpu tools demos tests .ci \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cpp' -o -name '*.sh' \
-    -o -name '*.pml' -o -path .ci/run \) | sort; echo Makefile)
+    -o -name '*.pml' -o -name '*.awk' -o -path .ci/run \) | sort; echo Makefile)
 
 # No file name here holds a blank, so the lists are words on purpose.
 # shellcheck disable=SC2086

@@ -9,6 +9,8 @@
  */
 #include "inside.h"
 
+#include "shm/own.h"
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdarg.h>
@@ -16,20 +18,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-static _Thread_local char sentence[BXI_GPU_TEXT_BYTES];
 static bxi_a32 is_forked;
 
 const char *bxi_gpu_text(void)
 {
-    return sentence;
+    const char *sentence = bxi_own_find(BXI_OWN_GPU_TEXT);
+
+    return sentence != NULL ? sentence : "";
 }
 
 int bxi_gpu_fail(int code, const char *format, ...)
 {
+    char *sentence = bxi_own_make(BXI_OWN_GPU_TEXT, BXI_GPU_TEXT_BYTES);
     va_list arguments;
 
+    if (sentence == NULL)
+        return code;
     va_start(arguments, format);
-    vsnprintf(sentence, sizeof(sentence), format, arguments);
+    vsnprintf(sentence, BXI_GPU_TEXT_BYTES, format, arguments);
     va_end(arguments);
     return code;
 }

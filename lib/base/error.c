@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Codes, their texts, each thread's last sentence, and the log hook. Any thread, without locks: each thread has its own
- * sentence, and the hook is set before the first job. BX_LOG is read by each bx_job_create.
+ * sentence, and the hook is set before the first job. The memory for sentences is allocated at a thread's first
+ * failure; without it, the thread's sentence is that of ENOMEM. BX_LOG is read by each bx_job_create.
  */
 #include "base.h"
 
 #include "shm/cancel.h"
+#include "shm/own.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -15,8 +17,14 @@
 
 #define LEVELS 4                    /* a call, what its wait runs, what that completes, and one to spare */
 
-static _Thread_local char sentence[BXI_TEXT_BYTES];
-static _Thread_local char *kept[LEVELS];    /* sentences of outer levels; malloc'ed */
+struct texts {
+    char sentence[BXI_TEXT_BYTES];
+    char kept[LEVELS][BXI_TEXT_BYTES];      /* sentences of outer levels, "" if none */
+    char code[128];                         /* of bx_strerror */
+    char name[32];                          /* of bx_error_name */
+};
+
+static _Thread_local bool has_no_room;      /* for the sentence */
 BXI_HOT_TLS uint32_t bxi_error_level, bxi_error_owner;
 static bx_log_fn log_fn;
 static void *log_context;
@@ -24,6 +32,18 @@ static void *log_context;
 #define LOG_LEVELS 3
 static const char *const log_levels[LOG_LEVELS] = { "error", "warn", "info" };    /* by level, as BX_LOG names them */
 static bxi_a32 printed_levels;      /* how many of them go to stderr */
+
+/* This thread's, or NULL: it has not failed yet. */
+static struct texts *find_texts(void)
+{
+    return bxi_own_find(BXI_OWN_TEXTS);
+}
+
+/* This thread's, or NULL: no memory. */
+static struct texts *make_texts(void)
+{
+    return bxi_own_make(BXI_OWN_TEXTS, sizeof(struct texts));
+}
 
 /* A peer may send any code, also INT_MIN, whose negation overflows. */
 static int errno_of(int code)
@@ -33,8 +53,6 @@ static int errno_of(int code)
 
 const char *bx_strerror(int code)
 {
-    static _Thread_local char buffer[128];
-
     switch (code) {
 #define BX_ERROR_CASE(name, value, text) case name: return text;
         BX_ERRORS(BX_ERROR_CASE)
@@ -44,17 +62,19 @@ const char *bx_strerror(int code)
     }
     if (code >= 0)
         return "success";
-    if (errno_of(code) == INT_MAX) {
-        snprintf(buffer, sizeof buffer, "unknown code %d", code);
-        return buffer;
-    }
-    return strerror_r(errno_of(code), buffer, sizeof buffer);
+
+    struct texts *texts = make_texts();
+
+    if (texts == NULL)
+        return "unknown code";
+    if (errno_of(code) != INT_MAX)
+        return strerror_r(errno_of(code), texts->code, sizeof texts->code);
+    snprintf(texts->code, sizeof texts->code, "unknown code %d", code);
+    return texts->code;
 }
 
 const char *bx_error_name(int code)
 {
-    static _Thread_local char buffer[32];
-
     switch (code) {
 #define BX_ERROR_CASE(name, value, text) case name: return #name;
         BX_ERRORS(BX_ERROR_CASE)
@@ -65,50 +85,75 @@ const char *bx_error_name(int code)
 
     const char *name = strerrorname_np(errno_of(code));
 
-    if (code >= 0 || name == NULL)
-        return code >= 0 ? "0" : "unknown";
-    snprintf(buffer, sizeof buffer, "-%s", name);
-    return buffer;
+    struct texts *texts;
+
+    if (code >= 0)
+        return "0";
+    if (name == NULL || (texts = make_texts()) == NULL)
+        return "unknown";
+    snprintf(texts->name, sizeof texts->name, "-%s", name);
+    return texts->name;
 }
 
 const char *bx_error_text(void)
 {
-    return bxi_error_owner == bxi_error_level ? sentence : "";
+    const struct texts *texts = find_texts();
+
+    if (bxi_error_owner != bxi_error_level)
+        return "";
+    if (has_no_room)
+        return strerrordesc_np(ENOMEM);
+    return texts != NULL ? texts->sentence : "";
 }
 
 void bxi_clear_error(void)
 {
-    if (bxi_error_owner == bxi_error_level)
-        sentence[0] = '\0';
+    struct texts *texts;
+
+    if (bxi_error_owner != bxi_error_level)
+        return;
+    has_no_room = false;
+    if ((texts = find_texts()) != NULL)
+        texts->sentence[0] = '\0';
 }
 
 /* The sentence belongs to an outer level: saves it. */
-static void keep_sentence(void)
+static void keep_sentence(struct texts *texts)
 {
-    if (bxi_error_owner < LEVELS && sentence[0] != '\0')
-        kept[bxi_error_owner] = strdup(sentence);
+    if (bxi_error_owner < LEVELS)
+        memcpy(texts->kept[bxi_error_owner], texts->sentence, sizeof texts->sentence);
     bxi_error_owner = bxi_error_level;
 }
 
 void bxi_error_restore(void)
 {
-    char *text = bxi_error_level < LEVELS ? kept[bxi_error_level] : NULL;
+    struct texts *texts = find_texts();
 
-    snprintf(sentence, sizeof sentence, "%s", text != NULL ? text : "");
-    free(text);
-    if (text != NULL)
-        kept[bxi_error_level] = NULL;
+    has_no_room = false;
     bxi_error_owner = bxi_error_level;
+    if (texts == NULL)
+        return;
+    texts->sentence[0] = '\0';
+    if (bxi_error_level < LEVELS) {
+        memcpy(texts->sentence, texts->kept[bxi_error_level], sizeof texts->sentence);
+        texts->kept[bxi_error_level][0] = '\0';
+    }
 }
 
 int bxi_fail_v(int code, const char *format, va_list args)
 {
     char text[BXI_TEXT_BYTES];      /* args may point into the sentence */
+    struct texts *texts = make_texts();
 
+    has_no_room = texts == NULL;
+    if (texts == NULL) {
+        bxi_error_owner = bxi_error_level;
+        return code;
+    }
     vsnprintf(text, sizeof text, format, args);
     if (bxi_error_owner != bxi_error_level)
-        keep_sentence();
-    memcpy(sentence, text, sizeof sentence);
+        keep_sentence(texts);
+    memcpy(texts->sentence, text, sizeof texts->sentence);
     return code;
 }
 

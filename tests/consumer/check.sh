@@ -44,9 +44,8 @@ staged_files()
 staged_as_expected()
 {
     for name in include/boxcar.h lib/libboxcar.a lib/libboxcar.so lib/libboxcar.so.0 \
-        lib/pkgconfig/boxcar.pc share/doc/boxcar/LICENSE \
-        share/doc/boxcar/LICENSE.jemalloc share/doc/boxcar/CHANGELOG.md \
-        share/doc/boxcar/examples/Makefile lib/cmake/Boxcar/BoxcarConfig.cmake \
+        lib/pkgconfig/boxcar.pc share/doc/boxcar/LICENSE share/doc/boxcar/LICENSE.jemalloc \
+        share/doc/boxcar/CHANGELOG.md share/doc/boxcar/examples/Makefile lib/cmake/Boxcar/BoxcarConfig.cmake \
         share/man/man1/shmstat.1 share/man/man3/bx_rpc_sync.3 share/man/man7/boxcar.7; do
         [ -e "$work/stage/usr/$name" ] || { echo "/usr/$name is missing"; return 1; }
     done

@@ -72,13 +72,14 @@ test spin have_program spin
 test gnuplot-nox have_program gnuplot
 test procps have_program ps
 test cmake have_program cmake
+test man-db have_program man
+test mandoc have_program mandoc
+test python3 have_program python3
 deb debhelper have_program dh
 deb dpkg-dev have_program dpkg-buildpackage
 test-deb lintian have_program lintian
 test-deb fakeroot have_program fakeroot
 test-deb cmake have_program cmake
-test man-db have_program man
-test mandoc have_program mandoc
 lint clang have_program clang
 lint clang-format have_program clang-format
 lint clang-tidy have_program clang-tidy

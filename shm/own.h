@@ -4,7 +4,8 @@
  *
  * For what is too large to be a _Thread_local variable. The library's hot variables are of the initial-exec model, so
  * all its _Thread_local variables lie in static thread-local storage. glibc has about 1.5 KB of that for everything
- * that a process loads by dlopen, and refuses a library for which too little is left. tests/e2e/dlopen.sh bounds what is used.
+ * that a process loads by dlopen, and refuses a library for which too little is left. tests/e2e/dlopen.sh bounds what
+ * is used.
  */
 #ifndef BXI_OWN_H
 #define BXI_OWN_H

@@ -250,7 +250,9 @@ $(STATIC_LIB): $(call objects,$(LIB_SRCS)) $(JEMALLOC_OBJ)
 	$(call say,AR,$@)
 	$(Q)rm -f $@ && $(AR) rcs $@ $^
 
-# nodelete: its threads and its SIGBUS handler must not lose their code to a dlclose.
+# nodelete: a dlclose must not take its code from its threads, from its SIGBUS handler (which a handler that came later
+# may chain to), from the destructors of threads' data that pthread_key_create got (jemalloc's too), nor from DLPack
+# structs that others still hold. jemalloc also has no way to give all of its memory back.
 $(SHARED_LIB): $(call objects,$(LIB_SRCS)) $(JEMALLOC_OBJ) lib/libboxcar.map
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)

@@ -106,7 +106,8 @@ SONAME  := libboxcar.so.$(firstword $(subst ., ,$(VERSION)))
 GPU_SRCS := $(if $(filter 0,$(CUDA)),gpu/stub.c,$(filter-out gpu/stub.c,$(wildcard gpu/*.c)))
 # The engine's rooms; lib/README.md says what each is.
 ROOMS    := base run rref rpc lend device job observe
-LIB_SRCS := $(wildcard shm/*.c $(ROOMS:%=lib/%/*.c)) $(GPU_SRCS) $(if $(filter cov,$(CONFIG)),tests/cov/exit.c)
+LIB_SRCS := $(wildcard shm/*.c $(ROOMS:%=lib/%/*.c)) $(GPU_SRCS) $(if $(filter cov,$(CONFIG)),tests/cov/exit.c) \
+	$(if $(filter tsan,$(CONFIG)),tests/tsan/jemalloc.c)
 NN_SRCS  := $(if $(filter 0,$(CUDA)),$(filter-out lib/nn/cuda_%.c,$(wildcard lib/nn/*.c)) lib/nn/cuda_stub.c,\
 	$(filter-out lib/nn/cuda_stub.c,$(wildcard lib/nn/*.c)))
 AUTOGRAD_SRCS := $(wildcard lib/autograd/*.c)
@@ -156,8 +157,8 @@ FAKE_CUDA    = $(B)/tests/libfakecuda.so
 
 objects = $(patsubst %.c,$(O)/%.o,$(1))
 
-# Not compiled for the sanitizers, nor for coverage.
-JEMALLOC_OBJ := $(JEMALLOC)/jemalloc.o
+# Not compiled for the sanitizers, nor for coverage; tests/tsan/jemalloc.c says why it has other mutexes for one.
+JEMALLOC_OBJ := $(if $(filter tsan,$(CONFIG)),$(O)/jemalloc.o,$(JEMALLOC)/jemalloc.o)
 STATIC_LIB := $(B)/lib/libboxcar.a
 SHARED_LIB := $(B)/lib/libboxcar.so.$(VERSION)
 STATIC_NN  := $(B)/lib/libboxcar_nn.a
@@ -200,12 +201,16 @@ $(B)/flags: FORCE
 		printf '%s\n' '$(subst ','\'',$(FLAGS_LINE))' > $@; }
 
 # Every object waits for it: jemalloc's header comes with it.
-$(JEMALLOC_OBJ): $(JEMALLOC)/source/configure tools/jemalloc.sh
+$(JEMALLOC)/jemalloc.o: $(JEMALLOC)/source/configure tools/jemalloc.sh
 	$(call say,CC,$@)
 	$(Q)CC='$(CC)' MAKE='$(MAKE)' tools/jemalloc.sh build $(JEMALLOC)
 
 $(JEMALLOC)/source/configure:
 	@echo "jemalloc's source is not in $(@D); "'"make deps" fetches it' >&2; exit 1
+
+$(O)/jemalloc.o: $(JEMALLOC)/jemalloc.o
+	@mkdir -p $(@D)
+	$(Q)objcopy $(foreach f,lock trylock unlock init,--redefine-sym pthread_mutex_$(f)=bxi_plain_mutex_$(f)) $< $@
 
 $(O)/steps/%.o: %.c $(B)/flags | $(JEMALLOC_OBJ)
 	@mkdir -p $(@D)

@@ -69,7 +69,8 @@ get()
 configure()
 {
     case $(uname -m) in i?86 | x86_64) page=12 ;; *) page=16 ;; esac
-    force_tls=0 CFLAGS="-O2 -g1 -ffile-prefix-map=$PWD=." CPPFLAGS='' LDFLAGS='' ./configure \
+    flags="-O2 -g1 -ffile-prefix-map=$PWD=. -ffile-prefix-map=src/=jemalloc/src/"
+    force_tls=0 CFLAGS=$flags CPPFLAGS='' LDFLAGS='' ./configure \
         --with-version=VERSION --with-jemalloc-prefix=bxi_je_ --with-private-namespace=bxi_ --without-export \
         --disable-cxx --disable-libdl --disable-doc --with-lg-page="$page" --with-lg-hugepage=21
 }

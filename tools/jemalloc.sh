@@ -60,7 +60,8 @@ get()
             return 0
         fi
     done
-    echo "jemalloc's source is unavailable here: unpack its release (5.3 or later) as $dir/source" >&2
+    echo "jemalloc's source could not be fetched: no network, or no place of packages here has sources too." >&2
+    echo "Unpack a release of jemalloc, 5.3 or later, so that $dir/source/configure is there." >&2
     return 1
 }
 

@@ -14,6 +14,8 @@ set -u
 here=$(cd "$(dirname "$0")" && pwd)
 : "${BX_SOURCE_DIR:=$(cd "$here/../.." && pwd)}"
 : "${BX_BUILD_DIR:=$BX_SOURCE_DIR/build}"
+: "${JEMALLOC:=$BX_SOURCE_DIR/build/jemalloc}"
+export JEMALLOC
 limit_s=${BX_MUTANT_LIMIT_S:-120}
 jobs=${BX_MUTANT_JOBS:-2}
 make=${MAKE:-make}

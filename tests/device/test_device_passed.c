@@ -381,6 +381,7 @@ static void owner_dies(struct bx_job *job)
 {
     struct bx_tensor *tensor = device_numbers(job, begin(job, 2), COUNT, 5);
 
+    HARNESS_EQ(by(job, tensor, 5, "2look"), 0);     /* its stream has written it */
     HARNESS_EQ(by(job, tensor, 5, "2keep"), 0);
     harness_post(DEAD);
     harness_die(job);

@@ -3,8 +3,9 @@
  * The straight way of plain frames: requests that are nothing but bytes to an inline handler, and replies that are
  * nothing but bytes. Most frames are plain, and an empty call consists of little else than their way. Role.
  *
- * A frame is plain by what is checked here. One that is not goes the general way (dispatch.c, handler.c, answer.c,
- * call_end.c), which has the same effects in more steps; so does the answer of a handler that failed, or that lends.
+ * A frame is plain by what is checked here; those of calls that are measured (observe/hist.c) are not. One that is not
+ * goes the general way (dispatch.c, handler.c, answer.c, call_end.c), which has the same effects in more steps; so does
+ * the answer of a handler that failed, or that lends.
  * Everything is checked before anything is changed: what returns false has done nothing that the general way would not
  * do again.
  *
@@ -95,8 +96,8 @@ bool bxi_straight_request(const struct bxi_role *role, struct bx_job *job, struc
                                   .deadline_ns = head->deadline_ns, .consumed = head->consumed };
 
     bxi_frame_taken(role, job, peer, (uint32_t)(sizeof *head + body->bytes));
-    run_plain(&request, body->bytes);
     bxi_counter_add(job, BXI_C_requests_inline, 1);
+    run_plain(&request, body->bytes);
     return true;
 }
 
@@ -124,8 +125,10 @@ static struct bxi_call *next_call(struct bx_job *job, struct bxi_peer *peer, uin
         return NULL;
     memcpy(&head, payload, sizeof head);
     index = (uint16_t)(head.id & 0xffff);
+    if (!is_plain(&head) || index >= peer->slot_count)
+        return NULL;
     slot = &peer->slots[index];
-    if (!is_plain(&head) || index >= peer->slot_count || slot->state != BXI_SLOT_LIVE ||
+    if (slot->state != BXI_SLOT_LIVE ||
         slot->generation != head.id >> 16 || slot->call->caller != NULL || peer->in_flight == BXI_CALLS_MAX)
         return NULL;
     value = bxi_msg_init(bxi_call_small(slot->call), BXI_SMALL_BYTES);
@@ -152,15 +155,18 @@ int bxi_straight_replies(const struct bxi_role *role, struct bx_job *job, struct
     bxi_lock(&job->run->lock);
     while (count < most && count < REPLIES_MAX && (calls[count] = next_call(job, peer, &payload_bytes)) != NULL) {
         published |= bxi_frame_read(role, job, peer, payload_bytes);
-        count++;
+        /* Callbacks run behind the last: a call that they find not done can still be cancelled, and counts as open.
+         * Relaxed: one that is added meanwhile runs all the same. */
+        if (bxi_load_relaxed(&calls[count++]->future.callbacks) != NULL)
+            break;
     }
     job->rpc->calls_open -= (uint32_t)count;
     bxi_counter_add(job, BXI_C_calls_completed, (uint64_t)count);
     bxi_unlock(&job->run->lock);
-    for (int i = 0; i < count; i++)
-        bxi_call_complete(calls[i], 0, NULL, calls[i]->wants_value ? bxi_call_small(calls[i]) : NULL);
     if (published)
         bxi_wanted_look(job);
+    for (int i = 0; i < count; i++)
+        bxi_call_complete(calls[i], 0, NULL, calls[i]->wants_value ? bxi_call_small(calls[i]) : NULL);
     return count;
 }
 
@@ -188,7 +194,9 @@ static bool end_call(struct bx_job *job, struct bxi_call *call, const struct bxi
     bool ends;
 
     bxi_lock(&job->run->lock);
-    ends = peer->in_flight < BXI_CALLS_MAX && bxi_peer_consumed(job, peer, head->consumed) == 0;
+    /* The end of the job may have taken it: bxi_calls_fail runs without the role there. */
+    ends = call->slot < peer->slot_count && peer->slots[call->slot].call == call &&
+           peer->in_flight < BXI_CALLS_MAX && bxi_peer_consumed(job, peer, head->consumed) == 0;
     if (ends) {
         job->rpc->calls_open--;
         bxi_slot_free(peer, call->slot);

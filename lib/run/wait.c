@@ -73,7 +73,9 @@ static int lead(const struct bxi_role *role, struct bxi_waiter *waiter)
     struct bxi_run *run = bxi_run_of(role);
     struct bxi_spin spin = { 0 };
 
-    if (waiter->straight != NULL && bxi_spin_may_begin(run) && waiter->straight(waiter, role)) {
+    /* Another leader may have made it ready before this thread got the role. */
+    if (waiter->straight != NULL && !waiter->ready(waiter) && bxi_spin_may_begin(run) &&
+        waiter->straight(waiter, role)) {
         bxi_count(&run->pass, 1);
         return 0;
     }

@@ -36,7 +36,7 @@
  *     lib/run/progress.c hand_out_events 2277967314
  *     lib/run/progress.c bxi_pass 1359410158
  *     lib/run/wait.c sleep_as_leader 2646301797
- *     lib/run/wait.c lead 2098689727
+ *     lib/run/wait.c lead 744200540
  *     lib/run/wait.c stop_leading 3367379893
  *     lib/run/wait.c sleep_in_futex 2500460559
  *     lib/run/wait.c link_waiter 2042717804

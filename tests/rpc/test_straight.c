@@ -12,6 +12,7 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
 #define BYTES_MOST 300
 #define HELD 200
@@ -201,4 +202,69 @@ static void swell_often(struct bx_job *job)
 Test(straight, a_reply_that_was_large_gives_its_memory_back, .timeout = 30)
 {
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { swell_often } });
+}
+
+/* Both replies lie in the ring when the callback of the first call cancels the second, which is still open. */
+static struct bx_future *second;
+static int cancelled = 1;
+
+static void cancel_second(struct bx_future *future, void *context)
+{
+    struct bx_job *job = context;
+
+    HARNESS_EQ(bx_future_error(future), 0);
+    HARNESS_EQ(job->rpc->calls_open, 1);
+    HARNESS_CHECK(!bx_future_done(second));
+    cancelled = bx_future_cancel(second);
+}
+
+static void cancel_in_a_callback(struct bx_job *job)
+{
+    struct bx_future *first;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "nothing", NULL, NULL, NULL), 0);
+    HARNESS_EQ(bx_rpc_async(job, "worker0", "nothing", NULL, NULL, &first), 0);
+    HARNESS_EQ(bx_rpc_async(job, "worker0", "nothing", NULL, NULL, &second), 0);
+    HARNESS_EQ(bx_future_on_done(first, cancel_second, job), 0);
+    HARNESS_EQ(bx_future_wait(first, BX_FOREVER), 0);
+    HARNESS_EQ(bx_future_wait(second, BX_FOREVER), BX_E_CANCELLED);
+    HARNESS_EQ(cancelled, 0);
+    bx_future_release(first);
+    bx_future_release(second);
+}
+
+Test(straight, a_callback_cancels_a_call_whose_reply_has_come, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { cancel_in_a_callback }, .options = { .no_spin = true } });
+}
+
+/* The job ends while a thread polls for its reply: one of the two ends the call, not both. */
+static bxi_a32 called;
+
+static void call_until_the_end(struct bx_job *job, int index)
+{
+    if (index == 0) {
+        while (bx_rpc_sync(job, "worker1", "nothing", NULL, NULL, NULL) == 0)
+            bxi_add(&called, 1);
+        return;
+    }
+    while (bxi_load_relaxed(&called) < 1000)
+        usleep(100);
+    bx_job_shutdown(job, HARNESS_MS);
+}
+
+static void end_while_calling(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_threads(job, 2, call_until_the_end);
+    HARNESS_EQ(job->rpc->calls_open, 0);
+}
+
+Test(straight, calls_end_once_when_the_job_ends, .timeout = 60)
+{
+    for (int i = 0; i < 100; i++) {
+        harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { end_while_calling } });
+        harness_reset();
+    }
 }

@@ -262,10 +262,10 @@ int bxi_progress_start(struct bxi_run *run, bool own_loop)
     if (own_loop)
         return start_loop(run);
     bxi_note(run, BXI_EVENT_SCAN);
-    run->background_runs = true;
+    bxi_store_relaxed(&run->background_runs, 1);
     rc = bxi_thread_create(&run->background, run_background, run);
     if (rc != 0) {
-        run->background_runs = false;
+        bxi_store_relaxed(&run->background_runs, 0);
         return bx_fail(-rc, "the background thread cannot be started: %s", strerror(rc));
     }
     /* [background.ready] acquire, pairs with the release in announce_ready. */
@@ -289,11 +289,11 @@ void bxi_waits_stop(struct bxi_run *run)
 
 void bxi_progress_stop(struct bxi_run *run)
 {
-    if (!run->background_runs)
+    if (!bxi_load_relaxed(&run->background_runs))
         return;
     bxi_bell_ring(run->bell_fd[0]);
     pthread_join(run->background, NULL);
-    run->background_runs = false;
+    bxi_store_relaxed(&run->background_runs, 0);
 }
 
 /* ---- the program's own loop -------------------------------------------------------------------- */

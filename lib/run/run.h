@@ -177,7 +177,7 @@ struct bxi_run {
     int bell_fd[2];                             /* background, leader */
     int loop_fd;                                /* own_loop: epoll; else -1 */
     int timer_fd;                               /* own_loop: the next deadline, set under the lock; else -1 */
-    bool background_runs;
+    bxi_a32 background_runs;                    /* written by start and end; any thread that waits reads it */
     pthread_t background;                       /* wait_lock */
     bool has_predecessor;                       /* the background thread; before it makes its successor */
     pthread_t predecessor;                      /* the same; the background thread that the present one replaced */

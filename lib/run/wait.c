@@ -244,7 +244,7 @@ int bxi_wait(struct bxi_run *run, struct bxi_waiter *waiter)
         return 0;
     if (!bxi_may_wait())
         return BX_E_WOULD_DEADLOCK;
-    if (!run->background_runs)
+    if (!bxi_load_relaxed(&run->background_runs))       /* relaxed: behind a wrong guess comes the stop */
         waiter->passive = false;
     if (reports_waits)
         run->host->wait_begins(run->context, waiter);

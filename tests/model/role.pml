@@ -43,13 +43,13 @@
  *     lib/run/wait.c unlink_waiter 2985849091
  *     lib/run/wait.c follow 2865649837
  *     lib/run/wait.c bxi_role_end 2721500858
- *     lib/run/wait.c bxi_wait 4067262507
+ *     lib/run/wait.c bxi_wait 4168234610
  *     lib/run/wait.c bxi_wake 671891900
  *     lib/run/background.c sleep_in_background 2453227931
  *     lib/run/background.c drive_background 2751941436
  *     lib/run/background.c run_background 2228659629
  *     lib/run/background.c bxi_waits_stop 1297598547
- *     lib/run/background.c bxi_progress_stop 2933308738
+ *     lib/run/background.c bxi_progress_stop 569382327
  *     lib/rpc/future.c set_done 3128289500
  *     lib/rpc/future.c bxi_future_complete_call 3070767663
  *     lib/rpc/future.c bxi_future_complete 1116862330

@@ -33,8 +33,7 @@ void bxi_slot_free(struct bxi_peer *peer, uint16_t index)
     peer->in_flight--;
 }
 
-/* Takes a live call out of its slot. keep: its reply is still to come, so the slot becomes a zombie. */
-static struct bxi_call *take_call(struct bx_job *job, struct bxi_peer *peer, uint16_t index, bool keep)
+struct bxi_call *bxi_call_take(struct bx_job *job, struct bxi_peer *peer, uint16_t index, bool keep)
 {
     struct bxi_call *call = peer->slots[index].call;
 
@@ -190,7 +189,7 @@ int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bx
     }
     was_full = peer->in_flight == BXI_CALLS_MAX;
     if (peer->slots[index].state == BXI_SLOT_LIVE) {
-        call = take_call(job, peer, index, false);
+        call = bxi_call_take(job, peer, index, false);
         bxi_counter_add(job, BXI_C_calls_completed, 1);
         if (call->sent_ns != 0 && (head->flags & BXI_FLAG_TIMED))
             bxi_mark_measured(call, head);
@@ -254,7 +253,7 @@ void bxi_calls_due(void *context, struct bxi_timer *timer)
         if (slot->state != BXI_SLOT_LIVE)
             continue;
         if (slot->deadline_ns <= now_ns) {
-            struct bxi_call *call = take_call(job, peer, (uint16_t)i, true);
+            struct bxi_call *call = bxi_call_take(job, peer, (uint16_t)i, true);
 
             send_cancel(job, peer, (uint16_t)i, BX_E_TIMEOUT);
             bxi_counter_add(job, BXI_C_calls_timed_out, 1);
@@ -300,9 +299,9 @@ bool bxi_call_give_up(struct bx_job *job, struct bxi_call *call)
     bool mine;
 
     bxi_lock(&job->run->lock);
-    mine = call->slot < call->peer->slot_count && call->peer->slots[call->slot].call == call;
+    mine = bxi_call_is_open(call);
     if (mine) {
-        take_call(job, call->peer, call->slot, true);
+        bxi_call_take(job, call->peer, call->slot, true);
         send_cancel(job, call->peer, call->slot, BX_E_TIMEOUT);
         bxi_counter_add(job, BXI_C_calls_timed_out, 1);
     }
@@ -321,9 +320,9 @@ bool bxi_call_abort(struct bx_future *future, int code, char *text)
     bool mine;
 
     bxi_lock(&job->run->lock);
-    mine = call->slot < peer->slot_count && peer->slots[call->slot].call == call;
+    mine = bxi_call_is_open(call);
     if (mine) {
-        take_call(job, peer, call->slot, true);
+        bxi_call_take(job, peer, call->slot, true);
         send_cancel(job, peer, call->slot, BX_E_CANCELLED);
         bxi_counter_add(job, BXI_C_calls_cancelled, 1);
     }
@@ -375,7 +374,7 @@ void bxi_calls_fail(struct bx_job *job, struct bxi_peer *peer, int code, uint64_
                 bxi_slot_free(peer, (uint16_t)i);
             continue;
         }
-        *end = take_call(job, peer, (uint16_t)i, replies_come);
+        *end = bxi_call_take(job, peer, (uint16_t)i, replies_come);
         (*end)->next = NULL;
         end = &(*end)->next;
         if (code == BX_E_PEER_DEAD)

@@ -327,6 +327,13 @@ int bxi_rpc_oneway(struct bx_job *job, const char *to, const struct bxi_aim *at,
 /* 0, BX_E_CORRUPT. body lies in the peer's ring. Role. */
 int bxi_reply_arrived(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
                       const void *body, size_t body_bytes);
+/* True if no thread has taken the call out of its slot. Lock. */
+static inline bool bxi_call_is_open(const struct bxi_call *call)
+{
+    return call->slot < call->peer->slot_count && call->peer->slots[call->slot].call == call;
+}
+/* Takes a live call out of its slot. keep: its reply is still to come, so the slot becomes a zombie. Lock. */
+struct bxi_call *bxi_call_take(struct bx_job *job, struct bxi_peer *peer, uint16_t index, bool keep);
 /* Completes a call, by the thread that took it out of its slot; takes text and value. Without the lock. */
 void bxi_call_complete(struct bxi_call *call, int code, char *text, struct bx_msg *value);
 /* Fails every call to peer, or only those whose request ends at or before through_pos, if that is not BX_FOREVER. The

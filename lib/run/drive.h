@@ -67,11 +67,16 @@ struct bxi_spin {
 };
 /* After an empty pass. True: it has peeked for a while, pass again; false: the budget is spent. */
 bool bxi_spin_on(const struct bxi_role *role, struct bxi_spin *spin, struct bxi_waiter *waiter);
+/* Another process of the job needs this CPU. */
+static inline bool bxi_is_crowded(const struct bxi_run *run)
+{
+    return run->host->is_crowded != NULL && run->host->is_crowded(run->context);
+}
 /* The budget allows a spin, no other process needs the CPU, and the next pass is no 256th, which does more. */
 static inline bool bxi_spin_may_begin(const struct bxi_run *run)
 {
     return run->spin_ns > 0 && run->spin_skips == 0 && (bxi_load_relaxed((bxi_a64 *)&run->pass) + 1) % 256 != 0 &&
-           (run->host->is_crowded == NULL || !run->host->is_crowded(run->context));
+           !bxi_is_crowded(run);
 }
 void bxi_spin_paid_off(const struct bxi_role *role, struct bxi_spin *spin);
 static inline void bxi_spin_hit(const struct bxi_role *role, struct bxi_spin *spin)        /* it ended with work */

@@ -37,7 +37,7 @@ bool bxi_spin_on(const struct bxi_role *role, struct bxi_spin *spin, struct bxi_
             run->spin_skips -= run->spin_skips > 0;
             return false;
         }
-        spin->crowded = run->host->is_crowded != NULL && run->host->is_crowded(run->context);
+        spin->crowded = bxi_is_crowded(run);
         bxi_store_relaxed(run->spins, 1);       /* relaxed: for inspectors */
     }
     peek_for_a_while(run, waiter, spin->rounds >= HOT_ROUNDS);

@@ -1,10 +1,21 @@
 # shellcheck shell=sh
 # SPDX-License-Identifier: MIT
 #
-# What the end-to-end scripts share; sourced, not run. The script that sources it has a directory $dir, a function
-# evidence() that prints what helps to understand a failed check, and ends with `exit "$failed"`.
+# What scripts of tests share; sourced, not run. The script that sources it ends with `exit "$failed"`. For all but
+# report() it has a directory $dir and a function evidence() that prints what helps to understand a failed check.
 
 failed=0
+
+report()    # report NAME FINDINGS: the test is whether there are none
+{
+    if [ -n "$2" ]; then
+        failed=1
+        echo "$2"
+        echo "not ok $1"
+    else
+        echo "ok $1"
+    fi
+}
 
 check()     # check NAME COMMAND...: the test is whether the command succeeds
 {

@@ -13,18 +13,8 @@
 set -u
 
 cd "${BX_SOURCE_DIR:-.}" || exit 1
-failed=0
-
-report()    # report NAME FINDINGS
-{
-    if [ -n "$2" ]; then
-        failed=1
-        echo "$2"
-        echo "not ok $1"
-    else
-        echo "ok $1"
-    fi
-}
+# shellcheck source=tests/checks.sh
+. tests/checks.sh
 
 sources=$(find shm lib gpu -name '*.[ch]' ! -path shm/atomic.h | sort)
 

@@ -7,20 +7,10 @@
 set -u
 
 cd "${BX_SOURCE_DIR:-.}" || exit 1
-failed=0
+# shellcheck source=tests/checks.sh
+. tests/checks.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-
-report()    # report NAME FINDINGS
-{
-    if [ -n "$2" ]; then
-        failed=1
-        echo "$2"
-        echo "not ok $1"
-    else
-        echo "ok $1"
-    fi
-}
 
 # The files that the table of a room names: the first column.
 table()

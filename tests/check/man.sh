@@ -7,23 +7,13 @@
 set -u
 
 cd "${BX_SOURCE_DIR:-.}" || exit 1
+# shellcheck source=tests/checks.sh
+. tests/checks.sh
 build=${BX_BUILD_DIR:-build}
 : "${MAKE:=make}"
 PATH=$PATH:/usr/sbin
-failed=0
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-
-report()    # report NAME FINDINGS
-{
-    if [ -n "$2" ]; then
-        failed=1
-        echo "$2"
-        echo "not ok $1"
-    else
-        echo "ok $1"
-    fi
-}
 
 if ! $MAKE --no-print-directory CONFIG="${BX_CONFIG:-release}" man >"$work/out" 2>&1; then
     cat "$work/out"

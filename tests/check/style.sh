@@ -6,18 +6,8 @@
 set -u
 
 cd "${BX_SOURCE_DIR:-.}" || exit 1
-failed=0
-
-report()    # report NAME FINDINGS
-{
-    if [ -n "$2" ]; then
-        failed=1
-        echo "$2"
-        echo "not ok $1"
-    else
-        echo "ok $1"
-    fi
-}
+# shellcheck source=tests/checks.sh
+. tests/checks.sh
 
 code=$(find shm lib gpu tools demos tests -name '*.[ch]' -o -name '*.cu' | sort)
 all=$(find shm lib gpu tools demos tests .ci \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cpp' -o -name '*.sh' \

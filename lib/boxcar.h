@@ -16,11 +16,11 @@
  *     rc = bx_job_shutdown(job, 0);                              // all leave together
  *     bx_job_destroy(job);
  *
- * Errors.   A function that returns int returns 0 or a count, or a negative code: -errno or one of BX_ERRORS. Outputs
- *           are set on success only. bx_error_text() is a sentence about the last failure in the calling thread; a
- *           failed future keeps a sentence of its own. The library never exits or aborts. Its messages go to the log
- *           hook. It prints on stderr only what the environment asks for: these messages (BX_LOG), and why a worker is
- *           not traced (BX_TRACE).
+ * Errors.   A function that returns int returns 0 or a count, or a negative code: -errno, one of BX_ERRORS, or what a
+ *           handler returned (BX_E_APPLICATION). Outputs are set on success only. bx_error_text() is a sentence about
+ *           the last failure in the calling thread; a failed future keeps a sentence of its own. The library never
+ *           exits or aborts. Its messages go to the log hook. It prints on stderr only what the environment asks for:
+ *           these messages (BX_LOG), and why a worker is not traced (BX_TRACE).
  *           Common codes, not repeated below: -EINVAL for a NULL that is not documented as allowed (functions that
  *           return a pointer, bool, number or text return NULL, false, 0 or ""; void functions do nothing). BX_E_FORKED
  *           (below). Of functions that need a running job: BX_E_STATE before bx_job_start, BX_E_SHUTDOWN after the end
@@ -39,8 +39,9 @@
  *           returned. In a handler or a callback it may be cancelled at a cancellation point of the program's code,
  *           with the same effect as pthread_exit. The library's own threads, which also run blocking handlers, have
  *           cancellation disabled. Asynchronous cancelability is not supported.
- * Signals.  Call nothing of the library in a signal handler: it may need a lock that the interrupted thread holds.
- *           Waits go on after a handler has run. The library's threads block all signals that are not faults.
+ * Signals.  Call nothing of the library in a signal handler but bx_job_interrupt: it may need a lock that the
+ *           interrupted thread holds. Waits go on after a handler has run, unless that has called bx_job_interrupt. The
+ *           library's threads block all signals that are not faults.
  *           bx_job_start installs a SIGBUS handler for the whole process: a truncated segment then reads as zeros, and
  *           other faults go to the handler that was there before. A handler that is installed later must do the same.
  * C++.      No exception may leave a handler, hook or callback: it ends the process, or leaves the library locked.
@@ -49,9 +50,10 @@
  *           within milliseconds. The other workers continue.
  * Fork.     Fork workers before bx_job_create. After a fork the child gets BX_E_FORKED (NULL, false) from every call on
  *           the job and on its pending futures, and must not use them in any other way.
- * Versions. Options structs begin with struct_bytes: sizeof the struct in this header, or 0 for the size that the
- *           library knows. Every other field left at 0 means the default. If the header is newer than the library,
- *           fields that the library does not know must be 0, else BX_E_VERSION. lib/ABI.md has the rules.
+ * Versions. Options structs begin with struct_bytes: sizeof the struct in this header, or 0 for its size in version
+ *           0.1. So set struct_bytes to use a field whose comment says "since 0.2": with 0 it is not read. Every other
+ *           field left at 0 means the default. If the header is newer than the library, fields that the library
+ *           does not know must be 0, else BX_E_VERSION. lib/ABI.md has the rules.
  */
 #ifndef BOXCAR_H
 #define BOXCAR_H
@@ -61,7 +63,7 @@
 #include <stdint.h>
 
 #define BX_VERSION_MAJOR 0
-#define BX_VERSION_MINOR 1
+#define BX_VERSION_MINOR 2
 #define BX_VERSION_PATCH 0
 
 #define BX_WORLD_MIN 2
@@ -87,7 +89,14 @@ extern "C" {
 #pragma GCC visibility push(default)    /* the library is built with hidden visibility */
 #endif
 
+struct bx_job;
+struct bx_tensor;
+struct bx_msg;
+struct bx_rref;
 struct bx_future;
+
+/* Frees a context of the program. Any thread may call it; it must not wait. */
+typedef void (*bx_free_fn)(void *context);
 
 /* ---- Errors ------------------------------------------------------------------------------------ */
 
@@ -116,14 +125,14 @@ struct bx_future;
     X(BX_E_SOCKET_DIR, -10021, "the socket directory cannot be used")                               \
     X(BX_E_JOB_RUNNING, -10022, "a job of that name is running")                                    \
     X(BX_E_WORKER_FAILED, -10023, "a worker ended badly")                                           \
-    X(BX_E_INTERRUPTED, -10024, "a signal asked the job to end")                                    \
+    X(BX_E_INTERRUPTED, -10024, "a signal or bx_job_interrupt asked for the end")                   \
     X(BX_E_STATE, -10025, "the call does not fit the job's state")                                  \
     X(BX_E_HANDLER, -10026, "the handler failed")                                                   \
     X(BX_E_ABANDONED, -10027, "the future was released before anybody completed it")                \
     X(BX_E_URING, -10028, "io_uring was asked for and is not to be had")                            \
     X(BX_E_ON_LOAN, -10029, "as much is on loan to other workers as may be")                        \
     X(BX_E_ARENA_FULL, -10030, "the worker's arena is full")                                        \
-    X(BX_E_TYPE, -10031, "the object is of another type")                                           \
+    X(BX_E_TYPE, -10031, "an object or a value is of another type")                                 \
     X(BX_E_NO_OBJECT, -10032, "the object is gone, or was never made")
 
 enum bx_error {
@@ -132,14 +141,26 @@ enum bx_error {
 #undef BX_ERROR_ENUM
 };
 
-/* The version of the library that runs, "0.1.0". Never NULL. */
+/* Codes of applications, n from 0 to BX_APPLICATION_ERRORS - 1. The library makes and changes none of them: what a
+ * handler returns arrives at the caller. */
+#define BX_E_APPLICATION(n) (-20000 - (n))
+#define BX_APPLICATION_ERRORS 10000
+
+/* Gives a code of BX_E_APPLICATION a name and a text, for bx_error_name and bx_strerror. Both are copied. It holds for
+ * this process until it ends, without a job too. Only the code travels: each worker registers the codes that it wants
+ * to name, and a code that is not registered reads "application error 3". name has 1 to BX_NAME_MAX bytes. 0 again for
+ * the same name and text; -EEXIST: the code has another name or text; -EINVAL: the code or the name; -ENOMEM. */
+int bx_error_register(int code, const char *name, const char *text);
+
+/* The version of the library that runs, "0.2.0". Never NULL. */
 const char *bx_version(void);
 
-/* The general text of a code ("the deadline passed"), for -errno and BX_E_*. Never NULL. The storage is static or
- * thread-local: the next call in the same thread may overwrite it. */
+/* The general text of a code ("the deadline passed"), for -errno, BX_E_* and what bx_error_register names. Never NULL.
+ * The storage is static or thread-local: the next call in the same thread may overwrite it. */
 const char *bx_strerror(int code);
 
-/* The name of a code: "BX_E_TIMEOUT", or "-EAGAIN" and the like for errno. Never NULL. Storage as bx_strerror. */
+/* The name of a code: "BX_E_TIMEOUT", "-EAGAIN" and the like for errno, or the registered name. Never NULL. Storage as
+ * bx_strerror. */
 const char *bx_error_name(int code);
 
 /* A sentence about the last failure in this thread, with names and numbers; "" if there was none. It is valid until
@@ -157,166 +178,19 @@ int bx_fail(int code, const char *format, ...) BX_PRINTF(2, 3);
 typedef void (*bx_log_fn)(int level, const char *text, void *context);
 void bx_set_log(bx_log_fn log, void *context);
 
-/* ---- Tensors ----------------------------------------------------------------------------------- */
-
-/*
- * An array of numbers: element type, shape, strides, and memory that it shares with its views. The memory has one of
- * four origins, and tensors differ in nothing else:
- *
- *   the job's arena     bx_tensor_create with a job: shared memory. Sending it copies nothing.
- *   the heap            bx_tensor_create without a job. Each send copies it into the arena once.
- *   the program         bx_tensor_wrap, bx_tensor_from_dlpack. As the heap.
- *   another worker      bx_read_tensor: on loan. The memory is the owner's, mapped read-only: a write faults. The
- *                       contents stay as they were sent while any tensor of the message is held, even if the owner
- *                       drops its references or dies.
- *
- * The owner must not write to a tensor that is on loan (bx_tensor_on_loan): borrowers would see the change. Write the
- * next version to another tensor. Memory is reused after the owner has released the tensor and all leases are back.
- *
- * Tensors are reference-counted: create, wrap, views and copies return one reference; any thread may acquire and
- * release. One lease covers all tensors of a message. It is returned when the message is destroyed and the last tensor
- * acquired from it is released. A tensor may outlive its job; its lease then ends with the process that holds it.
- */
-struct bx_job;
-struct bx_tensor;
-
-enum bx_dtype { BX_F32 = 1, BX_F64, BX_F16, BX_BF16, BX_I32, BX_I64, BX_U8, BX_BOOL };
-
-enum bx_device_kind { BX_CPU = 1, BX_CUDA = 2 };        /* numbers of DLPack */
-struct bx_device {
-    enum bx_device_kind kind;
-    int index;
-};
-
-size_t bx_dtype_bytes(enum bx_dtype dtype);             /* bytes of one element; 0 for no dtype */
-const char *bx_dtype_name(enum bx_dtype dtype);         /* its name, "f32"; "?" for no dtype */
-
-/* Makes a row-major tensor with undefined contents, 64-byte aligned, in the job's arena, or on the heap if job is
- * NULL. shape has ndim (0 to BX_DIMS_MAX) entries >= 0. Returns one reference.
- * Before it fails for lack of memory it collects returned leases. BX_E_NO_SPACE: /dev/shm is full; BX_E_ARENA_FULL:
- * options.arena_bytes are used up (both sentences say how much there is, how much is on loan, how to get more);
- * -EINVAL, -EOVERFLOW: the shape; -ENOMEM. */
-int bx_tensor_create(struct bx_job *job, enum bx_dtype dtype, int ndim, const int64_t *shape,
-                     struct bx_tensor **tensor);
-
-/* Makes a tensor over memory of the caller. strides are in elements, >= 0; NULL means row-major. Returns one reference.
- * The memory must stay valid until free_fn(context) is called: once, on the thread that drops the last reference.
- * free_fn may be NULL; it must not wait. On failure free_fn is not called. -EINVAL, -EOVERFLOW, -ENOMEM. */
-typedef void (*bx_free_fn)(void *context);
-int bx_tensor_wrap(void *data, enum bx_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
-                   bx_free_fn free_fn, void *context, struct bx_tensor **tensor);
-
-struct bx_tensor *bx_tensor_acquire(struct bx_tensor *tensor);  /* adds a reference; returns its argument */
-void bx_tensor_release(struct bx_tensor *tensor);       /* drops a reference; NULL is allowed */
-
-enum bx_dtype bx_tensor_dtype(const struct bx_tensor *tensor);         /* type of its elements */
-struct bx_device bx_tensor_device(const struct bx_tensor *tensor);     /* where its memory is */
-int bx_tensor_ndim(const struct bx_tensor *tensor);                    /* how many dimensions */
-int64_t bx_tensor_dim(const struct bx_tensor *tensor, int dim);        /* extent; 0 if there is no such dim */
-const int64_t *bx_tensor_shape(const struct bx_tensor *tensor);        /* extents, ndim entries */
-const int64_t *bx_tensor_strides(const struct bx_tensor *tensor);      /* strides, in elements */
-int64_t bx_tensor_elements(const struct bx_tensor *tensor);            /* how many it has */
-size_t bx_tensor_bytes(const struct bx_tensor *tensor);         /* its size: elements x bytes of one */
-bool bx_tensor_is_contiguous(const struct bx_tensor *tensor);   /* row-major without gaps */
-bool bx_tensor_is_borrowed(const struct bx_tensor *tensor);     /* on loan from another worker */
-bool bx_tensor_is_shared(const struct bx_tensor *tensor);       /* in an arena or device memory of this process */
-uint32_t bx_tensor_on_loan(const struct bx_tensor *tensor);     /* leases on it when leases were last collected
-                                                                 * (bx_job_loans collects) */
-const void *bx_tensor_data(const struct bx_tensor *tensor);     /* address of the first element */
-void *bx_tensor_data_mut(struct bx_tensor *tensor);             /* to write to; NULL if it is read-only */
-
-/* Make views, which share the tensor's memory; a view of a read-only tensor is read-only. Each returns one reference.
- * slice: elements start, start+step, ... below end of one dimension. select: one index of a dimension, which is
- * dropped. reshape: needs a contiguous tensor and the same number of elements. as_strided: any shape and strides in
- * elements, at an offset in elements from the tensor's first; it must end within the tensor. -EINVAL, -EOVERFLOW,
- * -ENOMEM. */
-int bx_tensor_slice(struct bx_tensor *tensor, int dim, int64_t start, int64_t end, int64_t step,
-                    struct bx_tensor **view);
-int bx_tensor_select(struct bx_tensor *tensor, int dim, int64_t index, struct bx_tensor **view);
-int bx_tensor_transpose(struct bx_tensor *tensor, int dim0, int dim1, struct bx_tensor **view);
-int bx_tensor_reshape(struct bx_tensor *tensor, int ndim, const int64_t *shape, struct bx_tensor **view);
-int bx_tensor_as_strided(struct bx_tensor *tensor, int64_t offset, int ndim, const int64_t *shape,
-                         const int64_t *strides, struct bx_tensor **view);
-
-/* Makes a row-major copy in the job's arena, or on the heap if job is NULL. Codes as bx_tensor_create. */
-int bx_tensor_copy(struct bx_job *job, const struct bx_tensor *tensor, struct bx_tensor **copy);
-/* Copies element by element. Both have one dtype and shape, and any strides. -EINVAL; -EROFS: `to` is read-only. */
-int bx_tensor_copy_into(struct bx_tensor *to, const struct bx_tensor *from);
-
-/* Convert to and from DLPack without a copy. to_dlpack: the struct holds a reference until its deleter is called, from
- * any thread. from_dlpack: takes the struct over on success, and calls its deleter when the last reference is dropped.
- * The unversioned struct (DLPack 0.6) cannot mark memory read-only: its consumer must not write to a borrowed tensor.
- * The versioned one sets DLPACK_FLAG_BITMASK_READ_ONLY. BX_BOOL becomes kDLBool there, 8-bit kDLUInt in the
- * unversioned one. from_dlpack: -ENOTSUP for lanes, sub-byte and unknown types, devices other than host memory and
- * CUDA, a major version other than 1; -EINVAL, -EOVERFLOW, -ENOMEM. to_dlpack: -EINVAL, -ENOMEM. */
-struct DLManagedTensor;
-struct DLManagedTensorVersioned;
-int bx_tensor_to_dlpack(struct bx_tensor *tensor, struct DLManagedTensor **managed);
-int bx_tensor_to_dlpack_versioned(struct bx_tensor *tensor, struct DLManagedTensorVersioned **managed);
-int bx_tensor_from_dlpack(struct DLManagedTensor *managed, struct bx_tensor **tensor);
-int bx_tensor_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, struct bx_tensor **tensor);
-
-/* ---- Device memory ----------------------------------------------------------------------------- */
-
-/*
- * Tensors on GPUs, shared by CUDA IPC: the receiver reads the sender's memory in place. The CUDA driver is loaded when
- * the first device is opened; nothing else needs it. CUDA does not survive fork: open devices after bx_spawn.
- *
- * Streams order work on a GPU, and no function here waits for it unless its comment says so. The program names the
- * stream that fills a tensor (bx_tensor_written_on), or fills it on the job's own stream (bx_gpu_stream); it may send
- * the tensor at once. Before the receiver reads a borrowed tensor, it makes its stream wait for the writer
- * (bx_tensor_read_on). When the message and its tensors are released, the lease is returned, and the owner reuses the
- * memory after the work that was on those streams at that moment. So work on a GPU may still read a tensor that
- * bx_tensor_on_loan reports as free: write the next version to another tensor. Do not write to a borrowed device
- * tensor: no MMU prevents it.
- *
- * Both workers must have opened a device. If the receiver's device cannot reach the sender's, the bytes go through
- * pinned host memory (counter gpu_staged_bytes). So do those of the first messages if the sender does not see the
- * receiver's device (CUDA_VISIBLE_DEVICES), until the receiver has found out. A borrowed device tensor is usable
- * until bx_job_shutdown.
- */
-
-/* Opens a device: ordinal counts the devices that CUDA_VISIBLE_DEVICES leaves to this process. Opening it again changes
- * nothing. device may be NULL. Blocks up to seconds, the first time. -ENODEV: no driver, no such device, or not for
- * this process; -ENOTSUP: built with CUDA=0; -EOPNOTSUPP: its memory cannot be exported (MIG); BX_E_NO_SPACE. Each
- * sentence says what to do. */
-int bx_gpu_open(struct bx_job *job, int ordinal, struct bx_device *device);
-int bx_gpu_count(struct bx_job *job);           /* how many devices there are; or the codes of bx_gpu_open */
-bool bx_gpu_is_fake(struct bx_job *job);        /* true with the tests' driver (BX_CUDA_DRIVER): timings mean nothing */
-
-/* The job's own CUstream, of the device's primary context; copies of tensors run on it. NULL: the device isn't open. */
-void *bx_gpu_stream(struct bx_job *job, struct bx_device device);
-
-/* As bx_tensor_create, in memory of an open device. Does not wait for leases. Blocks for about a second at most if the
- * device is full of memory that other workers are just closing. -ENODEV: the device is not open; -ENOMEM: it is full
- * (the sentence says how much waits for leases). */
-int bx_tensor_create_on(struct bx_job *job, struct bx_device device, enum bx_dtype dtype, int ndim,
-                        const int64_t *shape, struct bx_tensor **tensor);
-
-/* Declares that the work on the stream now writes the tensor: borrowers' streams wait for that work. stream is a
- * CUstream of the device's primary context that lives until bx_job_shutdown; NULL is the job's own. Without this call,
- * sending uses the job's own stream. -EINVAL: not in device memory; -EROFS: borrowed; -ENOSPC: too many streams. */
-int bx_tensor_written_on(struct bx_tensor *tensor, void *stream);
-/* Makes work that is put on the stream from now on wait until the tensor is written. A borrowed tensor is returned
- * after the work that is on the stream when it is released. -EINVAL: not in device memory; -ENOSPC: too many streams;
- * BX_E_PEER_DEAD: its owner died before it was written. */
-int bx_tensor_read_on(struct bx_tensor *tensor, void *stream);
-
-/* The functions above on device tensors:
- * bx_tensor_copy makes a device tensor, on the job's own stream.
- * bx_tensor_copy_into also copies between device and host. It blocks until the copy is done: do not use it in a handler
- * that many callers wait for. A tensor that is not row-major is copied through the host, counted as staged; such a
- * tensor on a device cannot be copied into (-ENOTSUP).
- * bx_tensor_data returns a device address. DLPack uses kDLCUDA, both ways, after bx_gpu_open. from_dlpack: -EOPNOTSUPP
- * for memory that cannot be exported (pools, managed, VMM). */
+#include "boxcar_tensor.h"
 
 /* ---- Messages ---------------------------------------------------------------------------------- */
 
 /* A message has bytes, and tensors and references beside them. Each kind is read in the order in which it was written.
  * Values are packed without padding or tags, in the host's byte order. A writer's error is sticky: after the first
- * failure every put returns it, and so does a call that is given the message. */
-struct bx_msg;
-struct bx_rref;
+ * failure every put returns it, and so does a call that is given the message.
+ *
+ * So an f64 that is read as an i64 goes unnoticed. BX_CHECKED=1 in the environment makes it an error, for tests: the
+ * kind of each value travels beside the bytes (8 bytes more a value), and a reader whose values have kinds gets
+ * BX_E_TYPE if it reads one as another kind, or less or more than one. What put_bytes wrote may be read as anything,
+ * any value by bx_read_bytes, and f32 and f32s as each other. Values that came from a worker without BX_CHECKED, and
+ * messages of nearly BX_MSG_MAX bytes with the kinds, are read unchecked. An empty call takes about twice as long. */
 
 /* Makes an empty message with room for reserve_bytes; it grows as needed. The caller owns it. NULL: out of memory. */
 struct bx_msg *bx_msg_create(size_t reserve_bytes);
@@ -353,7 +227,7 @@ int bx_msg_error(const struct bx_msg *msg);         /* the sticky error, 0 if no
 
 /* A cursor over a message, which it borrows. It may be copied. Reading past the end returns 0, NULL or "" and sets
  * error to BX_E_SHORT_MESSAGE; the error is sticky. If a handler returns 0 and its args reader has an error, the call
- * fails with that code. */
+ * fails with that code and the thread's sentence. */
 struct bx_reader {
     const unsigned char *data;
     size_t bytes;
@@ -361,7 +235,7 @@ struct bx_reader {
     int error;
     struct bx_tensor *const *tensors;   /* the ones not read yet */
     size_t tensor_count;
-    struct bx_rref *const *rrefs;       /* the ones not read yet */
+    struct bx_rref *const *rrefs;       /* the ones not read yet; with BX_CHECKED it may point elsewhere */
     size_t rref_count;
 };
 struct bx_reader bx_msg_reader(const struct bx_msg *msg);      /* NULL is an empty message */
@@ -407,17 +281,20 @@ struct bx_options {
     int pool_threads;           /* most blocking handlers and batch bodies that run at a time, 1 to 256, not counting
                                  * those that wait in a call or for a future; default 16, BX_POOL_THREADS. Threads are
                                  * made when they are needed, 256 at most */
+    uint64_t rejoin;            /* since 0.2; BX_REJOIN=1. Not 0: a new process may take the rank of a worker that died
+                                 * (bx_job_start). All workers of a job give the same. 64 bits: no padding of 0.1 */
 };
 
 /* Makes a worker: checks the options, opens its descriptors. options is only read; NULL takes all from the environment.
- * Register functions next, then call bx_job_start. The caller destroys the job. -EINVAL: the sentence names the option;
- * BX_E_WORLD_SIZE; BX_E_VERSION; BX_E_URING; BX_E_DESCRIPTORS: 3 x world_size + 64 descriptors are unavailable;
- * -ENOMEM; -errno.
+ * Register functions and make tensors next, then call bx_job_start. The caller destroys the job. -EINVAL: the sentence
+ * names the option; BX_E_WORLD_SIZE; BX_E_VERSION; BX_E_URING; BX_E_DESCRIPTORS: 3 x world_size + 64 descriptors are
+ * unavailable (with rejoin 6 x); -ENOMEM; -errno.
  *
  * Further variables; boxcar(7) has all: BX_LOG=error|warn|info prints the log's messages of that level and worse on
- * stderr, a line each. BX_HIST=all|off sets how many calls shmstat's histograms measure. BX_TRACE=FILE, with
- * BX_TRACE_EVENTS, writes a timeline of all workers (boxcar_trace.h); a job that cannot write it starts all the same. A
- * program with more rights than its caller (set-user-ID and the like) ignores BX_LOG and what names a file. */
+ * stderr, a line each. BX_CHECKED=1 checks that values are read as they were written. BX_HIST=all|off sets how many
+ * calls shmstat's histograms measure. BX_TRACE=FILE, with BX_TRACE_EVENTS, writes a timeline of all workers
+ * (boxcar_trace.h); a job that cannot write it starts all the same. A program with more rights than its caller
+ * (set-user-ID and the like) ignores BX_LOG and what names a file. */
 int bx_job_create(const struct bx_options *options, struct bx_job **job);
 
 /* Meets the other workers. Blocks until all world_size workers are there, at most start_timeout_ns. Call it once.
@@ -426,6 +303,11 @@ int bx_job_create(const struct bx_options *options, struct bx_job **job);
  * the job had started; the sentence has its name and how it ended. BX_E_WORLD_SIZE, BX_E_VERSION, BX_E_SOCKET_DIR,
  * BX_E_JOB_RUNNING, BX_E_NO_SPACE. -EFBIG, -ENOMEM: RLIMIT_FSIZE or RLIMIT_AS forbid the segment or an arena (the
  * sentence says which).
+ * With options.rejoin it first searches for a job of that name that runs and in which this worker's rank is dead. If
+ * there is one, the worker joins it, under the same name: it meets the workers that live, and returns when all of them
+ * have attached it. Nobody else fails if this does not succeed. BX_E_RANK_TAKEN: the rank lives; BX_E_RANK_MISSING: the
+ * sentence names a worker that did not answer in time; BX_E_SHUTDOWN: the job is ending; -EINVAL: another name than the
+ * rank had before; -EOVERFLOW: the rank was taken 32 times. Since 0.2.
  * If one worker fails to start, the start of all that wait fails at once, with its code and its sentence. Without
  * bx_spawn nobody notices that a program was never started: the log hook gets the missing ranks after two seconds,
  * and every ten seconds after that. A job whose start failed can only be destroyed. */
@@ -450,17 +332,45 @@ int bx_job_shutdown(struct bx_job *job, uint64_t timeout_ns);
  * of the library have ended. Called from a handler, a batch body or a callback it does nothing but log an error. */
 void bx_job_destroy(struct bx_job *job);
 
+/* Ends this worker's waits, so that the program can leave in order. From the call with true on, each wait returns
+ * BX_E_INTERRUPTED: those under way, at once, and those that begin later, unless what they wait for is there already.
+ * With false, waits work again. It holds for bx_job_start (which fails), bx_job_serve, every function whose comment
+ * says "Blocks" and that waits for other workers, and for blocking handlers as well; not for bx_job_shutdown,
+ * bx_job_destroy and bx_gpu_open. A call that waits for its reply is cancelled; a future, a reference or a loan lives
+ * on. own_loop: bx_job_fd becomes readable. NULL is allowed, and in the child of a fork it does nothing.
+ * From any thread and any signal handler, from bx_job_create until bx_job_destroy is called; errno is kept. A program
+ * that ends on Ctrl-C; under bx_spawn take SIGTERM, which workers get from the launcher, grace_ns before SIGKILL:
+ *
+ *     static struct bx_job *job;
+ *     static void on_signal(int number) { (void)number; bx_job_interrupt(job, true); }
+ *     ...
+ *     signal(SIGINT, on_signal);
+ *     while ((rc = work(job)) == 0)            // BX_E_INTERRUPTED ends it
+ *         ;
+ *     signal(SIGINT, SIG_DFL);
+ *     rc = bx_job_shutdown(job, timeout_ns);   // serves the others until they leave too
+ */
+void bx_job_interrupt(struct bx_job *job, bool on);
+
 int bx_job_rank(const struct bx_job *job);                           /* rank of this worker */
 int bx_job_world_size(const struct bx_job *job);                     /* how many workers it has, dead ones too */
 const char *bx_job_name(const struct bx_job *job);                   /* this worker's name */
 const char *bx_worker_name(const struct bx_job *job, int rank);      /* of a rank; NULL: none, or before the start */
 int bx_worker_rank(const struct bx_job *job, const char *name);      /* the rank of a worker, or BX_E_NO_WORKER */
 bool bx_worker_alive(const struct bx_job *job, int rank);            /* it has not died, left or been cut off */
+/* How many processes have had this rank, with the one that has it now: 1, or more if workers have come back
+ * (options.rejoin). 0: it is not known, or before the start. -EINVAL: no such rank. Since 0.2. */
+int bx_worker_generation(const struct bx_job *job, int rank);
 
 /* Sets the hook that is called once for each peer that dies, on the thread that makes progress; it must not wait. One
  * hook a job; NULL removes it. Call it before bx_job_start, else BX_E_STATE. */
 typedef void (*bx_death_fn)(struct bx_job *job, int rank, void *context);
 int bx_on_death(struct bx_job *job, bx_death_fn fn, void *context);
+
+/* Sets the hook that is called once for each worker that comes back (options.rejoin), when it can be called; otherwise
+ * as bx_on_death. What the rank's last worker was lent, referred to or a member of is gone. Since 0.2. */
+typedef void (*bx_join_fn)(struct bx_job *job, int rank, void *context);
+int bx_on_join(struct bx_job *job, bx_join_fn fn, void *context);
 
 /* For a program with an event loop of its own (own_loop). bx_job_fd: a descriptor that is readable when bx_progress has
  * work; the job owns it. BX_E_STATE: own_loop is not set, or before the start. bx_progress makes progress and returns
@@ -515,6 +425,23 @@ int bx_request_caller(const struct bx_request *request);                 /* rank
 const char *bx_request_function(const struct bx_request *request);
 uint64_t bx_request_deadline_ns(const struct bx_request *request);       /* CLOCK_MONOTONIC, or BX_FOREVER */
 
+/* True once the caller has given the request up: it cancelled the call, the deadline has passed, or the caller has died
+ * or left. Nobody gets the answer then, and the calls that the handler has made for the request end (below, Calls). A
+ * blocking handler polls this in a long computation; it costs about the read of a clock. An inline handler learns of
+ * the deadline only, since the thread that would read the cancel is its own. Always false for a one-way call, whose
+ * caller does not wait. Since 0.2. */
+bool bx_request_cancelled(const struct bx_request *request);
+
+/* Sets the hook of a blocking handler, for example to end a wait in other code: fn runs once when the caller gives the
+ * request up, on the thread that makes progress, or at once on this thread if that has happened. No lock is held; fn
+ * must not wait. Calls that fn makes are not made for the request.
+ * A request has one hook: another fn replaces it, NULL removes it. When this returns, the hook before does not run any
+ * more, for this waits until it has returned. The same is done when the handler has returned, before the answer is
+ * sent. By then the handler's own variables are gone: if context is one of them, remove the hook before.
+ * -EINVAL: the handler is not blocking (the future of an async one has bx_future_on_done); -ENOMEM. Since 0.2. */
+typedef void (*bx_cancel_fn)(void *context);
+int bx_request_on_cancel(const struct bx_request *request, bx_cancel_fn fn, void *context);
+
 enum bx_kind {
     BX_INLINE = 1,      /* for short handlers: runs on the thread that makes progress, must not wait */
     BX_BLOCKING = 2,    /* runs on the pool, may call and wait. If handlers wait for each other in another way (a
@@ -523,9 +450,10 @@ enum bx_kind {
                          * shmstat why shows it */
 };
 
-/* A handler reads args, writes reply and returns 0, or a negative code, with bx_fail for a text of its own. It borrows
- * all of them. The caller gets the code and the text, with this worker's name and the function's in front. A positive
- * value counts as 0. The answer to a one-way call is dropped; its failure goes to the log hook. */
+/* A handler reads args, writes reply and returns 0, or a negative code, with bx_fail for a text of its own. A code of
+ * the program's own is a BX_E_APPLICATION; -1 is -EPERM, "Operation not permitted". It borrows all of them. The caller
+ * gets the code and the text, with this worker's name and the function's in front. A positive value counts as 0. The
+ * answer to a one-way call is dropped; its failure goes to the log hook. */
 typedef int (*bx_handler_fn)(const struct bx_request *request, struct bx_reader *args,
                              struct bx_msg *reply, void *context);
 
@@ -543,6 +471,10 @@ typedef int (*bx_async_fn)(const struct bx_request *request, struct bx_reader *a
 int bx_register(struct bx_job *job, const char *name, enum bx_kind kind, bx_handler_fn fn,
                 void *context);
 int bx_register_async(struct bx_job *job, const char *name, bx_async_fn fn, void *context);
+/* As bx_register_async, for a handler that computes, calls or waits before it has a future: fn runs on the pool, as a
+ * BX_BLOCKING handler, and its thread is free once it has returned. The library fails the future as it does that of an
+ * async handler. If the reason comes while fn still runs, the future fails as soon as fn returns it. */
+int bx_register_async_blocking(struct bx_job *job, const char *name, bx_async_fn fn, void *context);
 
 /* ---- Calls ------------------------------------------------------------------------------------- */
 
@@ -550,7 +482,25 @@ struct bx_call_options {
     size_t struct_bytes;
     uint64_t timeout_ns;    /* 0: the job's call_timeout_ns; BX_FOREVER */
     bool no_wait;           /* -EAGAIN instead of waiting for room or for leases */
+    uint64_t flags;         /* of enum bx_call_flag; since 0.2 */
 };
+enum bx_call_flag {         /* any other bit: -EINVAL */
+    BX_CALL_DETACHED = 1,   /* made for no request: see Calls for a request */
+    BX_CALL_WAIT_JOIN = 2,  /* to a worker that is known to be dead: wait until it has come back (options.rejoin, else
+                             * -EINVAL), until the deadline. With no_wait, or where nothing may wait: BX_E_PEER_DEAD. A
+                             * call that was sent to a worker which then dies fails all the same: it may have run */
+};
+
+/* Calls for a request. A call of any kind that a blocking or async handler makes on its own thread is made for the
+ * request that it answers. So is a call in a callback that was added there (bx_future_on_done, then), until the request
+ * is answered. Such a call has the request's deadline if its own is later. When the caller gives the request up
+ * (bx_request_cancelled), the calls for it that are not done fail, with a sentence that names the request: with
+ * BX_E_TIMEOUT if its deadline has passed, else with BX_E_CANCELLED; so does each further one. Their callees are told,
+ * and so it goes on through any number of workers. A thread that waits for such a call returns at once.
+ * What is still under way when the request has been answered goes on, with the deadline that it has. A call that is to
+ * outlive the request is made with BX_CALL_DETACHED.
+ * Not made for a request: calls in inline handlers and batch bodies, in other threads of a handler, and for one-way
+ * calls, whose caller waits for nothing. A program does it itself there: bx_request_deadline_ns, bx_future_cancel. */
 
 /* Room. 1024 calls may be in flight to one worker. A message with tensors, or with more bytes than a frame of 16 KiB,
  * also takes a lease of the callee: at most BX_LEASES_MAX of them and loan_bytes_max bytes. If a bound is reached, a
@@ -586,9 +536,21 @@ int bx_rpc_many(struct bx_job *job, const char *to, const char *function, size_t
 int bx_rpc_oneway(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
                   const struct bx_call_options *options);
 
+/* Call the worker of a rank, as bx_rpc_sync, bx_rpc_async, bx_rpc_many and bx_rpc_oneway call the worker of a name.
+ * BX_E_NO_WORKER: the world has no such rank. */
+int bx_rpc_sync_rank(struct bx_job *job, int rank, const char *function, const struct bx_msg *args,
+                     const struct bx_call_options *options, struct bx_msg **reply);
+int bx_rpc_async_rank(struct bx_job *job, int rank, const char *function, const struct bx_msg *args,
+                      const struct bx_call_options *options, struct bx_future **future);
+int bx_rpc_many_rank(struct bx_job *job, int rank, const char *function, size_t count,
+                     const struct bx_msg *const *args, const struct bx_call_options *options,
+                     struct bx_future **futures);
+int bx_rpc_oneway_rank(struct bx_job *job, int rank, const char *function, const struct bx_msg *args,
+                       const struct bx_call_options *options);
+
 /* ---- Futures ----------------------------------------------------------------------------------- */
 
-/* A value that is set once or failed once. Reference-counted: create, then, all, any and the calls return one
+/* A value that is set once or failed once. Reference-counted: create, then, chain, all, any and the calls return one
  * reference, acquire adds one, release drops one. A future that nobody can complete any more, because its maker has
  * released it, fails with BX_E_ABANDONED. A future belongs to its job: bx_job_destroy fails pending ones with
  * BX_E_SHUTDOWN; afterwards a future may only be read and released. */
@@ -628,6 +590,19 @@ int bx_future_on_done(struct bx_future *future, bx_done_fn fn, void *context);
 typedef int (*bx_then_fn)(struct bx_future *in, struct bx_msg *out, void *context);
 struct bx_future *bx_future_then(struct bx_future *future, bx_then_fn fn, void *context);
 struct bx_future *bx_future_then_any(struct bx_future *future, bx_then_fn fn, void *context);
+/* As bx_future_then, and frees the context: free_context, which may be NULL, runs once, when fn has returned or is
+ * skipped. The new future is done after that, unless the program completes or cancels it before. If NULL is returned,
+ * free_context does not run. */
+struct bx_future *bx_future_then_free(struct bx_future *future, bx_then_fn fn, void *context, bx_free_fn free_context);
+
+/* Returns a future of what fn begins with this one's value: fn makes a call, say, and returns 0 and the call's future
+ * in *next; the library takes over the reference. The new future ends as *next does: with its value, which is not
+ * copied, or its code and text. It fails with the error of `future` (fn is skipped) or of fn, and with BX_E_HANDLER if
+ * *next is NULL. If it is cancelled, or the caller of the async handler that returned it gives up, fn is skipped, or
+ * *next is cancelled, whoever else has it; `future` goes on. fn and free_context run as in bx_future_then_free. Two
+ * futures that wait for each other are never done; *next that is the new future itself fails it with -EDEADLK. */
+typedef int (*bx_chain_fn)(struct bx_future *in, struct bx_future **next, void *context);
+struct bx_future *bx_future_chain(struct bx_future *future, bx_chain_fn fn, void *context, bx_free_fn free_context);
 
 /* Combine futures. all: done when all are; its value is an empty message; it fails with the first failure, once all are
  * done. any: done when one future is; its value is the index, an i64; it fails if that one failed. When the result is
@@ -636,88 +611,17 @@ struct bx_future *bx_future_then_any(struct bx_future *future, bx_then_fn fn, vo
 struct bx_future *bx_future_all(struct bx_job *job, struct bx_future *const *futures, size_t count);
 struct bx_future *bx_future_any(struct bx_job *job, struct bx_future *const *futures, size_t count);
 
-/* ---- References to objects ---------------------------------------------------------------------- */
+/* Which future ended a bx_future_any, by its value or its failure. -1: none has, or it is not made by bx_future_any. */
+int64_t bx_future_index(const struct bx_future *any);
 
-/*
- * A reference to an object that the program has made, in this worker or in another one, its owner. References are
- * counted: create, remote and acquire return one, release drops one, and a message holds its own. The owner keeps the
- * object until no worker has a reference to it; then its type's destroy is called. References travel in messages, as
- * arguments and in replies, between any two workers.
- *
- * A method is a function that is registered for a type. It is called on a reference and runs at the owner, as any
- * other handler of its kind, with the object (bx_request_object).
- *
- *     static const struct bx_type counter_type = { .name = "counter", .destroy = free };
- *
- *     bx_register(job, "new_counter", BX_INLINE, new_counter, NULL);          owner: puts the object into its reply
- *     bx_register_method(job, &counter_type, "add", BX_INLINE, add, NULL);    owner
- *
- *     bx_remote(job, "ps", "new_counter", NULL, NULL, &counter);              anybody
- *     bx_rref_sync(counter, "add", args, NULL, &reply);
- *     bx_rref_release(counter);
- *
- * Death. References that a dead worker held are dropped, once every message that it had sent is read. Each use of a
- * reference whose owner has died fails with BX_E_PEER_DEAD; if it has left or was cut off, with the code of a call to
- * it. At bx_job_shutdown the owner logs each object that another worker still refers to (counter rrefs_leaked), and
- * destroys it; bx_job_destroy does the same for its own references, after which a reference can only be released.
- */
-/* Writes an object's value for bx_rref_to_here. It runs on the thread that makes progress, as an inline handler. */
-typedef int (*bx_value_fn)(void *object, struct bx_msg *value);
-struct bx_type {
-    const char *name;           /* for errors and inspectors */
-    bx_free_fn destroy;         /* of the object: its last reference is gone; any thread, must not wait; may be NULL */
-    bx_value_fn value;          /* NULL: the object has no value to send */
-};
+/* What the i-th future of a bx_future_all became, also if another one failed. NULL and 0 before `all` is done, if it
+ * was cancelled before the i-th was done, and for a future that is not made by bx_future_all. `all` holds a reference
+ * to each future from when that is done until `all` itself is released: so long the values are valid. */
+const struct bx_msg *bx_future_all_value(const struct bx_future *all, size_t i);
+int bx_future_all_error(const struct bx_future *all, size_t i);
 
-/* Makes a reference to an object of this worker. type must live as long as the job. Returns one reference. On failure
- * the object is not destroyed. -ENOMEM. */
-int bx_rref_create(struct bx_job *job, const struct bx_type *type, void *object, struct bx_rref **rref);
-/* As bx_rref_create, put into a message: for the handler of bx_remote. On failure the object is not destroyed. */
-int bx_msg_put_object(struct bx_job *job, struct bx_msg *msg, const struct bx_type *type, void *object);
-
-/* Makes an object in worker `to`: calls a function there whose reply holds a reference to an object of that worker,
- * first. *rref can be used at once, and be passed on: calls on the object wait at its owner until it is made. If the
- * function fails, or does not answer within timeout_ns, each later use of the reference fails with its error. Blocks
- * only for room; codes as bx_rpc_async. */
-int bx_remote(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
-              const struct bx_call_options *options, struct bx_rref **rref);
-
-struct bx_rref *bx_rref_acquire(struct bx_rref *rref);          /* adds a reference; returns its argument */
-void bx_rref_release(struct bx_rref *rref);                     /* drops a reference; NULL is allowed */
-int bx_rref_owner(const struct bx_rref *rref);                  /* the owner's rank */
-bool bx_rref_is_owner(const struct bx_rref *rref);              /* this worker is the owner */
-/* The owner knows of this worker's reference. For the worker that called bx_remote, also: the object is made. */
-bool bx_rref_is_confirmed(const struct bx_rref *rref);
-/* Waits until the reference is confirmed. Blocks. 0; why it could not be made; BX_E_PEER_DEAD, BX_E_NO_OBJECT,
- * BX_E_TIMEOUT, BX_E_WOULD_DEADLOCK. */
-int bx_rref_wait(struct bx_rref *rref, uint64_t timeout_ns);
-/* The object itself, for its owner; valid while a reference is held. BX_E_TYPE: it is of another type; -EREMOTE: its
- * owner is another worker; -EAGAIN: it is not made yet; why it could not be made. */
-int bx_rref_local(const struct bx_rref *rref, const struct bx_type *type, void **object);
-
-/* Fetches the object's value, which its type writes (bx_type.value), also before the object is made. *value is the
- * caller's. Blocks. Codes of bx_rpc_sync; BX_E_TYPE: the type has no value. */
-int bx_rref_to_here(struct bx_rref *rref, const struct bx_call_options *options, struct bx_msg **value);
-int bx_rref_to_here_async(struct bx_rref *rref, const struct bx_call_options *options, struct bx_future **future);
-
-/* Call a method on the object: as bx_rpc_sync, bx_rpc_async, bx_rpc_oneway and bx_remote. BX_E_TYPE: the function is no
- * method, or one of another type; BX_E_NO_OBJECT; the error with which the object could not be made. */
-int bx_rref_sync(struct bx_rref *rref, const char *method, const struct bx_msg *args,
-                 const struct bx_call_options *options, struct bx_msg **reply);
-int bx_rref_async(struct bx_rref *rref, const char *method, const struct bx_msg *args,
-                  const struct bx_call_options *options, struct bx_future **future);
-int bx_rref_oneway(struct bx_rref *rref, const char *method, const struct bx_msg *args,
-                   const struct bx_call_options *options);
-int bx_rref_remote(struct bx_rref *rref, const char *method, const struct bx_msg *args,
-                   const struct bx_call_options *options, struct bx_rref **made);
-
-/* As bx_register, bx_register_async and bx_register_batch, for calls on an object of the type. Names are shared with
- * functions. A method that is called without an object fails with BX_E_TYPE. */
-int bx_register_method(struct bx_job *job, const struct bx_type *type, const char *name, enum bx_kind kind,
-                       bx_handler_fn fn, void *context);
-int bx_register_method_async(struct bx_job *job, const struct bx_type *type, const char *name, bx_async_fn fn,
-                             void *context);
-void *bx_request_object(const struct bx_request *request);      /* NULL: the function is no method */
+#include "boxcar_rref.h"
+#include "boxcar_call.h"
 
 /* ---- Batches ----------------------------------------------------------------------------------- */
 
@@ -771,6 +675,8 @@ struct bx_spawn_options {
     const char *const *names;           /* world_size names, by rank; default "worker<rank>" */
     uint64_t grace_ns;                  /* from the first failure to SIGTERM, and from there to SIGKILL; default 1 s */
     const struct bx_options *options;   /* all other fields of every worker's options; may be NULL */
+    int restart;                        /* most times that each worker is started again when it dies, 0 to 31; since
+                                         * 0.2. More than 0 sets `rejoin` in all workers' options */
 };
 
 struct bx_spawn_report {
@@ -784,6 +690,10 @@ struct bx_spawn_report {
  * from the only thread of a process that has no job. options is only read; report may be NULL. The workers die with
  * the launcher. When one ends badly the others get grace_ns to end by themselves, then SIGTERM, then SIGKILL; a SIGINT
  * or SIGTERM to the launcher ends them too. What they left in /dev/shm is removed.
+ * With `restart` a worker that ends badly inside the job is forked again at once (after a wait of 0.1 to 5 s if it died
+ * within a second, twice and more in a row), with the same options, and joins the job while others are in it. That is
+ * no failure, unless its restarts are used up, or the job ends before it has come back. Each restart is a line of the
+ * log (bx_set_log; BX_LOG in the launcher's environment).
  * 0: every worker returned 0. BX_E_WORKER_FAILED: one did not, or exited with status 0 inside the job, which the others
  * see as a death; the sentence and report say who and how. BX_E_INTERRUPTED: a signal ended the job. -EINVAL,
  * BX_E_WORLD_SIZE, BX_E_NAME_TAKEN, BX_E_VERSION; -errno of fork or mmap. */

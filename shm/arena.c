@@ -33,8 +33,8 @@
  * A forked child does not have the mapping, and locks may be held for ever in it: alloc returns -EPERM there, and the
  * other functions do nothing.
  *
- * Killed at any instruction: the kernel drops the owner lock, a reaper removes the name, and peers keep their
- * mappings. None of the management data is in shared memory.
+ * Killed at any instruction: the kernel drops the owner lock, a reaper removes the name, if it has one yet, and peers
+ * keep their mappings. None of the management data is in shared memory.
  */
 #include "arena.h"
 
@@ -371,7 +371,7 @@ static int map_tables(struct bxi_arena *arena)
 int bxi_arena_create(const char *shm_name, uint64_t bytes, const struct bxi_arena_words *words,
                      struct bxi_arena **arena_out)
 {
-    if (strlen(shm_name) >= BXI_OBJECT_NAME_BYTES)
+    if (shm_name != NULL && strlen(shm_name) >= BXI_OBJECT_NAME_BYTES)
         return -ENAMETOOLONG;
     if (bytes == 0 || bytes > BXI_ARENA_BYTES_MAX)
         return bytes == 0 ? -EINVAL : -EFBIG;
@@ -387,14 +387,15 @@ int bxi_arena_create(const char *shm_name, uint64_t bytes, const struct bxi_aren
     pages->extent_bytes = bxi_class_bytes(bxi_class_of(pages->bytes));
     /* [arena.refs] relaxed: no other thread has the arena yet. */
     bxi_store_relaxed(&arena->refs, 1);
-    memcpy(arena->shm_name, shm_name, strlen(shm_name) + 1);
+    if (shm_name != NULL)
+        memcpy(arena->shm_name, shm_name, strlen(shm_name) + 1);
     if (words != NULL)
         arena->words = *words;
 
     rc = map_tables(arena);
     if (rc < 0)
         goto free_arena;
-    rc = bxi_object_create(shm_name, &arena->pages.fd);
+    rc = shm_name != NULL ? bxi_object_create(shm_name, &pages->fd) : bxi_object_create_unnamed(&pages->fd);
     if (rc < 0)
         goto unmap_tables;
     BXI_STEP("arena.locked");
@@ -406,13 +407,29 @@ int bxi_arena_create(const char *shm_name, uint64_t bytes, const struct bxi_aren
     return 0;
 
 unlink:
-    shm_unlink(shm_name);
+    if (shm_name != NULL)
+        shm_unlink(shm_name);
     close(arena->pages.fd);
 unmap_tables:
     munmap(arena->pages.spare_bits, arena->tables_bytes);
 free_arena:
     free(arena);
     return rc;
+}
+
+int bxi_arena_name(struct bxi_arena *arena, const char *shm_name, const struct bxi_arena_words *words)
+{
+    if (strlen(shm_name) >= BXI_OBJECT_NAME_BYTES)
+        return -ENAMETOOLONG;
+    int rc = bxi_object_link(arena->pages.fd, shm_name);
+    if (rc < 0)
+        return rc;
+    pthread_mutex_lock(&arena->lock);
+    memcpy(arena->shm_name, shm_name, strlen(shm_name) + 1);
+    arena->words = *words;
+    publish(arena);
+    pthread_mutex_unlock(&arena->lock);
+    return 0;
 }
 
 void bxi_arena_close(struct bxi_arena *arena)
@@ -428,7 +445,8 @@ void bxi_arena_close(struct bxi_arena *arena)
         return;
     clear_shelves(arena, 0, true);
     /* The name first: once the lock is dropped, it could lead to another object. */
-    shm_unlink(arena->shm_name);
+    if (arena->shm_name[0] != '\0')
+        shm_unlink(arena->shm_name);
     bxi_pages_close(&arena->pages);
 }
 

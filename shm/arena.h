@@ -46,11 +46,15 @@ struct bxi_arena_words {
 };
 
 /* Creates the object (O_EXCL, 0600, owner lock), sparse, with `bytes` rounded up to a multiple of 2 MiB, and maps it.
- * Allocates no page of /dev/shm yet. The arena owns the descriptor. words may be NULL. -EEXIST; -ENOMEM; -EFBIG
- * (RLIMIT_FSIZE, or more than 64 TiB); -ENOSYS: this jemalloc cannot keep its records outside of the arena; -errno. A
- * failure leaves nothing behind. */
+ * Allocates no page of /dev/shm yet. The arena owns the descriptor. words may be NULL; shm_name too: then the object
+ * has no name until bxi_arena_name. -EEXIST; -ENOMEM; -EFBIG (RLIMIT_FSIZE, or more than 64 TiB); -EOPNOTSUPP: /dev/shm
+ * has no objects without names; -ENOSYS: this jemalloc cannot keep its records outside of the arena; -errno. A failure
+ * leaves nothing behind. */
 int bxi_arena_create(const char *shm_name, uint64_t bytes, const struct bxi_arena_words *words,
                      struct bxi_arena **arena);
+/* Names the object of an arena that has no name, and writes its figures to the words from then on. 0, -EEXIST; -errno.
+ */
+int bxi_arena_name(struct bxi_arena *arena, const char *shm_name, const struct bxi_arena_words *words);
 int bxi_arena_fd(const struct bxi_arena *arena);
 uint64_t bxi_arena_bytes(const struct bxi_arena *arena);
 const unsigned char *bxi_arena_base(const struct bxi_arena *arena);
@@ -72,8 +76,8 @@ bool bxi_arena_truncated(const struct bxi_arena *arena);
 struct bxi_arena *bxi_arena_acquire(struct bxi_arena *arena);
 void bxi_arena_release(struct bxi_arena *arena);
 
-/* The end of the job: unlinks the name, closes the descriptor (and with it drops the owner lock), and writes the words
- * no more. Existing blocks stay valid until they are freed; alloc fails with -ESHUTDOWN. */
+/* The end of the job: unlinks the name, if there is one, closes the descriptor (and with it drops the owner lock), and
+ * writes the words no more. Existing blocks stay valid until they are freed; alloc fails with -ESHUTDOWN. */
 void bxi_arena_close(struct bxi_arena *arena);
 
 /* Maps a peer's arena read-only from its descriptor (which stays the caller's). `bytes` is from the peer's header;

@@ -29,6 +29,9 @@
  *      pair[p].open.
  *  I14 device_open goes from 0 to 1 once, after the device region is allocated and, behind the rows of calls to each
  *      peer, the words about that peer's device memory. Nobody reads a byte of them before.
+ *  I16 pair[p], credit[p] and the region behind ring p (lease words, rows, words about device memory) are about one
+ *      process of rank p, and I4 to I6 and I10 hold for each of them. When it is dead, and before the next process of
+ *      that rank maps the segment, the owner makes all of them 0.
  */
 #ifndef BXI_LAYOUT_H
 #define BXI_LAYOUT_H
@@ -40,13 +43,14 @@
 #include <stdint.h>
 
 #define BXI_MAGIC UINT64_C(0x0000524143584f42)          /* "BOXCAR\0\0" in memory, little endian */
-#define BXI_LAYOUT_VERSION 6u
+#define BXI_LAYOUT_VERSION 7u
 
 #define BXI_WORLD_MAX 128
 #define BXI_NAME_BYTES 32
 #define BXI_LINE 64u
 #define BXI_PAGE 4096u
 #define BXI_FUNCTION_MAX 128
+#define BXI_GENERATION_MAX 32                           /* processes that have one rank, one after the other */
 #define BXI_RING_BYTES 131072u                          /* a power of two */
 #define BXI_LEASE_MAX 1024                              /* leases of one peer that are out at the same time */
 #define BXI_LEASE_BYTES (BXI_LEASE_MAX * 8u)
@@ -90,7 +94,8 @@ struct bxi_header {
     uint64_t started_ns;        /* CLOCK_REALTIME */
     char name[BXI_NAME_BYTES];
     char job[BXI_NAME_BYTES];
-    uint8_t reserved0[8];
+    uint32_t generation;        /* owner, I1: how many processes have had this rank, with this one */
+    uint32_t rejoin;            /* owner, I1: 1: the job lets a worker come back, and the owner has a door */
     bxi_a32 state;              /* owner; peers      release / acquire [state] */
     bxi_a32 function_count;     /* owner; peers      release / acquire [functions] */
     uint64_t cpu_mask[2];       /* owner, I1: CPUs it may use; the bit is the number modulo 128 */

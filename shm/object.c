@@ -14,10 +14,11 @@
  * the owner has the lock, the reaper skips the object. A name is unlinked only under the lock of the object that it
  * names; so an object that is locked and has a link is the one to which its name leads.
  *
- * Why not an unnamed file that is linked once it is complete (O_TMPFILE): not every file system that is mounted on
- * /dev/shm has it.
+ * Why not always an unnamed file that is linked once it is complete (O_TMPFILE): not every file system that is mounted
+ * on /dev/shm has it. Only an arena that is made before the job has an instance, and so a name, is made like that.
  *
- * Killed after the name, before the lock: an empty file, which the next reaper removes. Killed later: the kernel drops
+ * Killed while it has no name: nothing is left. After the name, before the lock: an empty file, which the next reaper
+ * removes. Killed later: the kernel drops
  * the lock with the last descriptor, and a reaper removes the file; peers keep their mappings. A forked child that
  * still has the descriptor holds the lock too, and the object counts as owned until that child ends; peers are not
  * affected, they wait on the pidfd.
@@ -115,6 +116,36 @@ int bxi_object_create(const char *shm_name, int *fd)
     return rc;
 }
 
+int bxi_object_create_unnamed(int *fd_out)
+{
+    int fd = open(SHM_DIRECTORY, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+
+    if (fd < 0)     /* EISDIR: the kernel does not know O_TMPFILE */
+        return errno == EISDIR ? -EOPNOTSUPP : -errno;
+    BXI_STEP("object.unnamed");
+
+    int rc = lock_owner(fd);
+
+    if (rc < 0) {
+        close(fd);
+        return rc;
+    }
+    *fd_out = fd;
+    return 0;
+}
+
+int bxi_object_link(int fd, const char *shm_name)
+{
+    char from[32], to[sizeof(SHM_DIRECTORY) + BXI_OBJECT_NAME_BYTES];
+
+    snprintf(from, sizeof(from), "/proc/self/fd/%d", fd);
+    snprintf(to, sizeof(to), SHM_DIRECTORY "%.*s", BXI_OBJECT_NAME_BYTES - 1, shm_name);
+    if (linkat(AT_FDCWD, from, AT_FDCWD, to, AT_SYMLINK_FOLLOW) < 0)
+        return -errno;
+    BXI_STEP("object.linked");
+    return 0;
+}
+
 int bxi_file_limit(uint64_t bytes)
 {
     struct rlimit limit;
@@ -157,14 +188,17 @@ int bxi_object_find_owner(const char *job, uint64_t instance, int rank, struct b
         return -ENOENT;
     owner->pid = header.pid;
     owner->state = bxi_load_relaxed(&header.state);     /* relaxed: of a private copy */
+    owner->world_size = header.world_size;
+    owner->generation = header.generation;
+    owner->rejoin = header.rejoin != 0;
     memcpy(owner->name, header.name, sizeof(owner->name));
     owner->name[sizeof(owner->name) - 1] = '\0';
     return 0;
 }
 
-/* True if file_name is a segment's or arena's of this job (and instance, unless that is 0): the name made again from
- * the parsed parts must be equal. */
-static bool is_name_of(const char *file_name, const char *job, uint64_t instance)
+/* True if file_name is a segment's or arena's of this job, of *instance: the name made again from the parsed parts must
+ * be equal. */
+static bool is_name_of(const char *file_name, const char *job, uint64_t *instance)
 {
     char prefix[BXI_OBJECT_NAME_BYTES];
     char canonical[BXI_OBJECT_NAME_BYTES];
@@ -174,17 +208,37 @@ static bool is_name_of(const char *file_name, const char *job, uint64_t instance
                                 BXI_NAME_BYTES - 1, job);
     if (strncmp(file_name, prefix, (size_t)prefix_bytes) != 0)
         return false;
-    uint64_t its_instance = strtoull(file_name + prefix_bytes, &end, 16);
+    *instance = strtoull(file_name + prefix_bytes, &end, 16);
     if (*end != '.')
         return false;
     long rank = strtol(end + 1, &end, 10);
-    if (rank < 0 || rank >= BXI_WORLD_MAX || (instance != 0 && its_instance != instance))
+    if (rank < 0 || rank >= BXI_WORLD_MAX)
         return false;
     if (*end == '\0')
-        bxi_object_name(canonical, (uint32_t)geteuid(), job, its_instance, (int)rank);
+        bxi_object_name(canonical, (uint32_t)geteuid(), job, *instance, (int)rank);
     else
-        bxi_object_arena_name(canonical, (uint32_t)geteuid(), job, its_instance, (int)rank);
+        bxi_object_arena_name(canonical, (uint32_t)geteuid(), job, *instance, (int)rank);
     return strcmp(file_name, canonical + 1) == 0;
+}
+
+int bxi_object_instances(const char *job, uint64_t *instances, int most)
+{
+    struct dirent *entry;
+    uint64_t instance;
+    int count = 0, seen;
+
+    DIR *directory = opendir(SHM_DIRECTORY);
+    while (directory != NULL && count < most && (entry = readdir(directory)) != NULL) {
+        if (!is_name_of(entry->d_name, job, &instance))
+            continue;
+        for (seen = 0; seen < count && instances[seen] != instance; seen++)
+            ;
+        if (seen == count)
+            instances[count++] = instance;
+    }
+    if (directory != NULL)
+        closedir(directory);
+    return count;
 }
 
 /* 1 if it removed the name; 0 if the object is not this user's, has an owner or is gone already; -errno. */
@@ -220,6 +274,7 @@ close_fd:
 int bxi_object_reap(const char *job, uint64_t instance)
 {
     struct dirent *entry;
+    uint64_t its_instance;
     int removed = 0;
     int error = 0;
 
@@ -227,7 +282,7 @@ int bxi_object_reap(const char *job, uint64_t instance)
     if (directory == NULL)
         return -errno;
     while ((entry = readdir(directory)) != NULL) {
-        if (!is_name_of(entry->d_name, job, instance))
+        if (!is_name_of(entry->d_name, job, &its_instance) || (instance != 0 && its_instance != instance))
             continue;
         int rc = reap_one(entry->d_name);
         if (rc < 0)

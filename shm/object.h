@@ -9,6 +9,7 @@
 
 #include "layout.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define BXI_OBJECT_NAME_BYTES 96
@@ -19,6 +20,10 @@ void bxi_object_arena_name(char out[BXI_OBJECT_NAME_BYTES], uint32_t uid, const 
 /* Creates an empty object (O_EXCL, 0600). Its descriptor holds the owner lock (F_OFD_SETLK, the whole file, write), so
  * reapers leave it alone. 0, -EEXIST, -errno. */
 int bxi_object_create(const char *shm_name, int *fd);
+/* The same without a name; link gives it one, which no reaper can take before its owner has the lock. link needs /proc.
+ * 0; -EOPNOTSUPP: /dev/shm has no files without names (O_TMPFILE); link: -EEXIST; -errno. */
+int bxi_object_create_unnamed(int *fd);
+int bxi_object_link(int fd, const char *shm_name);
 
 /* 0, or -EFBIG: RLIMIT_FSIZE does not allow a file of that size. A thread that extends a file beyond the limit gets
  * SIGXFSZ, whose default action ends the process. */
@@ -29,11 +34,17 @@ int bxi_file_resize(int fd, uint64_t bytes);
 struct bxi_object_owner {
     uint32_t pid;
     uint32_t state;             /* enum bxi_state */
+    uint32_t world_size;
+    uint32_t generation;
+    bool rejoin;                /* its job lets a worker come back */
     char name[BXI_NAME_BYTES];
 };
 /* Finds the owner of a rank's segment. 0; -ENOENT: the name is gone, the owner lock is free, or the header is not
  * written yet; -errno. */
 int bxi_object_find_owner(const char *job, uint64_t instance, int rank, struct bxi_object_owner *owner);
+
+/* The instances of this job of this uid that have names, whoever lives: `most` at most. Their number. */
+int bxi_object_instances(const char *job, uint64_t *instances, int most);
 
 /* Unlinks the segments and arenas of one job of this uid whose owner lock is free, of one instance or (instance 0) of
  * all. Returns the number removed, -errno. */

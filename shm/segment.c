@@ -3,7 +3,8 @@
  * Creates, maps and checks control segments. object.c has their names and the owner lock.
  *
  * Who runs it: a worker, in the thread that starts or ends its job (create, attach, destroy, detach); a thread that
- * holds run->lock, when a pair first talks (bxi_segment_open_ring).
+ * holds run->lock, when a pair first talks (bxi_segment_open_ring); the progress role, when a rank is taken again
+ * (bxi_segment_forget_peer).
  *
  * Killed after the owner lock: the kernel drops the lock with the last descriptor, a reaper removes the name, peers
  * keep their mappings.
@@ -53,6 +54,7 @@ static void write_header(struct bxi_header *header, const char *job, const char 
     header->pid = (uint32_t)getpid();
     header->ring_bytes = BXI_RING_BYTES;
     header->started_ns = realtime_ns();
+    header->generation = 1;
     memcpy(header->name, name, strlen(name) + 1);
     memcpy(header->job, job, strlen(job) + 1);
     header->magic = BXI_MAGIC;
@@ -133,6 +135,32 @@ int bxi_segment_open_ring(struct bxi_segment *segment, int to)
     if (to < 0 || bxi_segment_bytes(to + 1) > segment->bytes)
         return -EINVAL;
     return allocate(segment->fd, BXI_RINGS_OFFSET + (uint64_t)to * BXI_RING_STRIDE, BXI_OPEN_BYTES);
+}
+
+int bxi_segment_forget_peer(struct bxi_segment *segment, int peer)
+{
+    BXI_UNCANCELLED;
+    struct bxi_pair *pair;
+    int rc;
+
+    if (peer < 0 || bxi_segment_bytes(peer + 1) > segment->bytes)
+        return -EINVAL;
+    pair = &segment->control->pair[peer];
+    do
+        rc = fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                       (off_t)(BXI_RINGS_OFFSET + (uint64_t)peer * BXI_RING_STRIDE), BXI_RING_STRIDE) < 0 ? -errno : 0;
+    while (rc == -EINTR);
+    if (rc < 0)
+        return rc;
+    /* Relaxed, all: no process of that rank reads them, and the next one maps them later. */
+    bxi_store_relaxed(&pair->open, 0);
+    bxi_store_relaxed(&pair->want_credit, 0);
+    bxi_store_relaxed(&pair->refused_through, 0);
+    bxi_store_relaxed(&pair->refused_errno, 0);
+    bxi_store_relaxed(&pair->want_lease, 0);
+    bxi_store_relaxed(&pair->given_back, 0);
+    bxi_store_relaxed(&segment->control->credit[peer].position, 0);
+    return 0;
 }
 
 int bxi_segment_allocate(struct bxi_segment *segment, uint64_t offset, uint64_t bytes)

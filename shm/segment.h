@@ -35,6 +35,9 @@ int bxi_segment_create(struct bxi_segment *segment, const char *job, const char 
 /* Allocates ring `to`, its lease words and its first rows of calls (by fallocate, which does not extend a truncated
  * segment). 0, -ENOSPC, -errno. */
 int bxi_segment_open_ring(struct bxi_segment *segment, int to);
+/* Zeroes what the owner tells a peer that is dead, and gives back the pages of their ring (I16). 0; -EINVAL: no such
+ * rank; -errno. */
+int bxi_segment_forget_peer(struct bxi_segment *segment, int peer);
 /* Allocates pages that another room lays out; new pages are zero, pages already allocated are kept. 0; -EINVAL: not
  * inside the segment; -ENOSPC; -errno. */
 int bxi_segment_allocate(struct bxi_segment *segment, uint64_t offset, uint64_t bytes);

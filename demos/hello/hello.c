@@ -7,6 +7,7 @@
 #include <boxcar.h>
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -23,16 +24,13 @@ static int greet(const struct bx_request *request, struct bx_reader *args, struc
 static int ask_everybody(struct bx_job *job)
 {
     for (int rank = 1; rank < bx_job_world_size(job); rank++) {
-        struct bx_msg *reply = NULL;
-        int rc = bx_rpc_sync(job, bx_worker_name(job, rank), "greet", NULL, NULL, &reply);
+        char *greeting;
+        int rc = bx_call(job, rank, "greet", ">s", &greeting);
 
         if (rc < 0)
             return rc;
-
-        struct bx_reader reader = bx_msg_reader(reply);
-
-        printf("%s\n", bx_read_str(&reader));
-        bx_msg_destroy(reply);
+        printf("%s\n", greeting);
+        free(greeting);
     }
     return 0;
 }

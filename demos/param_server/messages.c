@@ -12,6 +12,7 @@ int ps_put_report(struct bx_msg *msg, const struct ps_report *report)
                                seconds->backward, seconds->call, seconds->wait, report->last_call_s };
 
     bx_msg_put_i64(msg, report->pid);
+    bx_msg_put_u64(msg, report->batch);
     bx_msg_put_u64(msg, report->handed_bytes);
     bx_msg_put_u64(msg, report->copied_bytes);
     bx_msg_put_u64(msg, report->last_version);
@@ -21,6 +22,7 @@ int ps_put_report(struct bx_msg *msg, const struct ps_report *report)
 int ps_read_report(struct bx_reader *reader, struct ps_report *report)
 {
     report->pid = bx_read_i64(reader);
+    report->batch = bx_read_u64(reader);
     report->handed_bytes = bx_read_u64(reader);
     report->copied_bytes = bx_read_u64(reader);
     report->last_version = bx_read_u64(reader);

@@ -34,6 +34,9 @@ static const char HELP[] =
     "  --device DEVICE        cpu; cuda: the server on the first GPU, the trainers on all in turn; or\n"
     "                         cuda:N: all on that one (cpu)\n"
     "  --patience-ms N        how long an update waits for a trainer that lives (10000)\n"
+    "  --restart N            a trainer that dies is started again, N times at most, and does the rest of\n"
+    "                         its batches (0; 0 to 31)\n"
+    "  --kill N               kills N trainers, evenly over the run, to try that (0)\n"
     "  --json FILE            all figures of the run\n"
     "  --plot FILE            draws the loss, FILE.svg or FILE.png (needs gnuplot)\n"
     "  --help, --version\n"
@@ -63,6 +66,8 @@ static int parse_flags(int argc, char **argv, struct ps_flags *to)
         { "threads", FLAG_INT, &to->threads, .least = 1, .most = 256 },
         { "device", FLAG_DEVICE, .value = &to->device },
         { "patience-ms", FLAG_U64, &to->patience_ms, .least = 1, .most = 86400000 },
+        { "restart", FLAG_INT, &to->restart, .least = 0, .most = 31 },
+        { "kill", FLAG_U64, &to->kill, .least = 0, .most = 1000 },
         { "json", FLAG_TEXT, .value = &to->json },
         { "plot", FLAG_FIGURE, .value = &to->plot },
     };

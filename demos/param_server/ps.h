@@ -7,7 +7,8 @@
  *     place.c                   memory on the CPU or on a GPU, and the tensors that lend it
  *     model.c                   the arithmetic
  *     messages.c                the report in a trainer's messages
- *     server.c, trainer.c       the two kinds of worker
+ *     server.c, trainers.c      the server
+ *     trainer.c                 a trainer
  *     report.c                  what a run prints and writes
  *     run.c                     one job
  *     param_server.c            the launcher: flags, files
@@ -55,6 +56,8 @@ struct ps_flags {
     int device;                 /* DEVICE_CPU; DEVICE_CUDA: the server on the first GPU, trainers on all in turn; or the
                                  * ordinal of one GPU for all (demos/common/flags.h) */
     uint64_t patience_ms;
+    int restart;                /* most restarts of each trainer */
+    uint64_t kill;              /* trainers that the server kills, one after the other */
     const char *json;           /* NULL: none */
     const char *plot;
 };
@@ -198,10 +201,11 @@ struct ps_seconds {
 
 struct ps_trainer_result {
     enum ps_state state;
-    uint64_t batches;           /* gradients that the server received */
+    uint64_t batches;           /* gradients that the server received, of all its processes */
+    uint64_t restarts;          /* processes that took the place of one that had died, and trained */
     uint64_t late;              /* of them, computed from an older version than the newest */
     struct ps_seconds seconds;
-    double total_s;             /* from its first call to its end, or to its last report */
+    double total_s;             /* from its first call to its end, or to its last report; a sum over its processes */
     uint64_t handed_bytes;      /* tensors sent to and received from the server */
     uint64_t copied_bytes;      /* of them, copied in transit */
 };
@@ -216,12 +220,15 @@ struct ps_update {
 };
 
 struct ps_result {
+    bool began;                 /* the server has started: one that is started again lacks the model */
     bool ended;                 /* the server reached the end of the training */
     double total_s;             /* from starting the trainers to the end of the last */
     uint64_t checksum;          /* of the final parameters */
     uint64_t late_gradients;
     uint64_t late_versions_max; /* age of the oldest of them, in versions */
     uint64_t absences;          /* how often the others continued without a trainer */
+    uint64_t kills;             /* by the server (ps_flags.kill) */
+    uint64_t repeats;           /* gradients that were sent again, after the server had used them */
     uint64_t versions_live_max;
     uint64_t leases_at_end;
     uint64_t copied_bytes;      /* by the server */
@@ -241,12 +248,13 @@ struct ps_result {
  *
  * and the function of a trainer:
  *
- *   train                     reference to the server -> report
+ *   train                     reference to the server, u64 number of the first batch -> report
  *
  * A report holds a trainer's figures so far. Each gradient carries one, so that the last report of a trainer that dies
- * remains. */
+ * remains. The server uses one gradient of each batch: -EALREADY for another. */
 struct ps_report {
     int64_t pid;
+    uint64_t batch;             /* of the gradient that it comes with; 0 is the first */
     double total_s;
     struct ps_seconds seconds;
     uint64_t handed_bytes;

@@ -49,6 +49,8 @@ static double images_per_s(const struct ps_run *run, const struct ps_trainer_res
 /* Sums over all trainers. */
 struct sums {
     double images_per_s;
+    uint64_t batches;
+    uint64_t restarts;
     uint64_t handed_bytes;
     uint64_t copied_bytes;      /* and by the server */
 };
@@ -56,15 +58,15 @@ struct sums {
 static struct sums add_up(const struct ps_run *run)
 {
     struct sums sums = { .copied_bytes = run->result->copied_bytes };
-    uint64_t batches = 0;
 
     for (int i = 0; i < run->flags->trainers; i++) {
-        batches += run->result->trainers[i].batches;
+        sums.batches += run->result->trainers[i].batches;
+        sums.restarts += run->result->trainers[i].restarts;
         sums.handed_bytes += run->result->trainers[i].handed_bytes;
         sums.copied_bytes += run->result->trainers[i].copied_bytes;
     }
     if (run->result->total_s > 0.0)
-        sums.images_per_s = (double)batches * run->flags->batch_size / run->result->total_s;
+        sums.images_per_s = (double)sums.batches * run->flags->batch_size / run->result->total_s;
     return sums;
 }
 
@@ -127,6 +129,11 @@ void ps_print(const struct ps_run *run)
     if (result->late_gradients > 0)
         printf("late gradients: %llu, at most %llu version%s old\n", (unsigned long long)result->late_gradients,
                (unsigned long long)result->late_versions_max, result->late_versions_max == 1 ? "" : "s");
+    if (run->flags->restart > 0 || run->flags->kill > 0)
+        printf("killed: %llu; started again: %llu; gradients used: %llu of %llu, %llu were sent twice\n",
+               (unsigned long long)result->kills, (unsigned long long)sums.restarts, (unsigned long long)sums.batches,
+               (unsigned long long)run->flags->num_batches * (unsigned long long)run->flags->trainers,
+               (unsigned long long)result->repeats);
     if (dead > 0)
         printf("%d of %d trainers died; %d have done all their batches\n", dead, run->flags->trainers,
                ps_count(run, PS_COMPLETED));
@@ -161,8 +168,8 @@ static void write_flags(const struct ps_flags *flags, FILE *file)
     fprintf(file, ", \"device\": \"%s\"", flags_device_name(flags->device, device));
     write_pair(file, "lr", flags->lr);
     write_pair(file, "momentum", flags->momentum);
-    fprintf(file, ",\n  \"seed\": %llu, \"patience_ms\": %llu,\n", (unsigned long long)flags->seed,
-            (unsigned long long)flags->patience_ms);
+    fprintf(file, ",\n  \"seed\": %llu, \"patience_ms\": %llu, \"restart\": %d,\n",
+            (unsigned long long)flags->seed, (unsigned long long)flags->patience_ms, flags->restart);
 }
 
 enum column { LOSSES, UPDATE_S, STEP_S, BEYOND_COMPUTE, GRADIENTS, LATE, COLUMNS };
@@ -218,6 +225,7 @@ static void write_trainers(const struct ps_run *run, FILE *file)
         write_pair(file, "wait_s", seconds->wait);
         write_pair(file, "data_s", seconds->data);
         write_pair(file, "images_per_s", images_per_s(run, trainer));
+        fprintf(file, ", \"restarts\": %llu", (unsigned long long)trainer->restarts);
         fprintf(file, ", \"late_gradients\": %llu, \"handed_bytes\": %llu, \"copied_bytes\": %llu }",
                 (unsigned long long)trainer->late, (unsigned long long)trainer->handed_bytes,
                 (unsigned long long)trainer->copied_bytes);
@@ -245,6 +253,10 @@ void ps_write_json(const struct ps_run *run, FILE *file)
     fprintf(file, "  \"late_versions_max\": %llu, \"absences\": %llu, \"dead_trainers\": %d,\n",
             (unsigned long long)result->late_versions_max, (unsigned long long)result->absences,
             ps_count(run, PS_DIED) + ps_count(run, PS_GIVEN_UP));
+    fprintf(file, "  \"kills\": %llu, \"restarts_total\": %llu, ", (unsigned long long)result->kills,
+            (unsigned long long)sums.restarts);
+    fprintf(file, "\"gradients_used\": %llu, \"gradients_repeated\": %llu,\n", (unsigned long long)sums.batches,
+            (unsigned long long)result->repeats);
     fprintf(file, "  \"checksum\": \"%016llx\"\n}\n", (unsigned long long)result->checksum);
 }
 

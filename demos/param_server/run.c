@@ -6,7 +6,8 @@
  * to be read while waiting.
  *
  * The death of a worker does not end the others: bx_spawn gets an unlimited grace period. Trainers continue without a
- * trainer that died, and end by themselves when the server dies.
+ * trainer that died, and end by themselves when the server dies. With --restart, bx_spawn starts dead trainers again; a
+ * server that is started again ends at once.
  */
 #include "demos/common/ending.h"
 #include "ps.h"
@@ -71,8 +72,9 @@ int ps_run(const struct ps_run *run)
     char text[BX_WORLD_MAX][BX_NAME_MAX + 1];
     const char *names[BX_WORLD_MAX];
     struct bx_options worker = { .start_timeout_ns = START_NS };
-    struct bx_spawn_options options = { .world_size = run->flags->trainers + 1, .names = names,
-                                        .grace_ns = BX_FOREVER, .options = &worker };
+    struct bx_spawn_options options = { .struct_bytes = sizeof(options), .world_size = run->flags->trainers + 1,
+                                        .names = names, .grace_ns = BX_FOREVER, .options = &worker,
+                                        .restart = run->flags->restart };
     struct bx_spawn_report report = { .failed_rank = -1 };
 
     for (int rank = 0; rank < options.world_size; rank++) {

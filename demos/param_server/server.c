@@ -4,12 +4,12 @@
  * answers every call of the batch with that version.
  *
  * The server is an object with two methods. The main thread starts "train" on every trainer, with a reference to the
- * server, and waits for their ends. "get_model" is answered on the thread that makes progress. "update_and_fetch_model"
- * is a batch with a blocking body: it runs on the pool, one at a time, when each member of the batch has a row or
- * batch_update_size rows have arrived. It reads the gradients in the trainers' arenas and writes version n+1 to tensors
- * of its own, beside version n, which may be on loan. A version is freed when its last borrower has returned it, and
- * its memory is reused. (Writing into version n-1 as soon as it is not on loan would save 161 calls of malloc, but a
- * reply that holds it may be in flight.)
+ * server, and waits for their ends (trainers.c). "get_model" is answered on the thread that makes progress.
+ * "update_and_fetch_model" is a batch with a blocking body: it runs on the pool, one at a time, when each member of the
+ * batch has a row or batch_update_size rows have arrived. It reads the gradients in the trainers' arenas and writes
+ * version n+1 to tensors of its own, beside version n, which may be on loan. A version is freed when its last borrower
+ * has returned it, and its memory is reused. (Writing into version n-1 as soon as it is not on loan would save 161
+ * calls of malloc, but a reply that holds it may be in flight.)
  *
  * Members of the batch are the trainers that it waits for. A trainer that has not sent its row when the patience of the
  * oldest row is over is removed until it returns: so it costs the others one wait and not one in each update. Its
@@ -24,54 +24,14 @@
  * take it, and nothing waits under it. Only the body writes the result's updates until the training has ended.
  */
 #include "demos/common/clock.h"
-#include "ps.h"
+#include "server.h"
 
 #include <errno.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define GIVE_UP_NS UINT64_C(60000000000)    /* of silence */
-#define CHECK_NS UINT64_C(500000000)        /* between two checks for silent trainers */
 #define RETURN_NS UINT64_C(10000000000)     /* for the last loans to be returned */
-
-struct version {
-    struct version *next;       /* the next older one */
-    uint64_t number;
-    struct ps_set set;
-};
-
-struct trainer {
-    struct server *server;
-    int rank;
-    struct bx_future *future;   /* of its training */
-    bool is_member;             /* lock */
-    bool has_row;               /* in the current batch */
-    int64_t pid;                /* 0: no report yet */
-    bool is_given_up;
-};
-
-struct server {
-    struct bx_job *job;
-    struct bx_rref *self;
-    const struct ps_flags *flags;
-    struct ps_result *result;
-    struct ps_params params;
-    struct ps_place place;
-    float *velocity;
-    pthread_mutex_t lock;
-    struct version *versions;   /* lock; the newest first */
-    uint64_t start_ns;
-    uint64_t update_end_ns;
-    _Atomic uint64_t heard_ns;  /* when a trainer last called or ended */
-    _Atomic uint64_t left_ns;   /* when a member was last removed */
-    _Atomic int running;        /* trainers whose training has not ended */
-    struct bx_future *ended;
-    struct trainer trainers[PS_TRAINERS_MAX];
-    size_t trainer_count;
-};
 
 /* A valid row of the current batch. */
 struct row {
@@ -92,16 +52,6 @@ struct rows {
     uint64_t began_ns;
     uint64_t complete_ns;       /* end of the wait: the last row sent, a member removed, or began_ns */
 };
-
-static struct ps_trainer_result *result_of(const struct trainer *trainer)
-{
-    return &trainer->server->result->trainers[trainer->rank - 1];
-}
-
-static const char *name_of(const struct trainer *trainer)
-{
-    return bx_worker_name(trainer->server->job, trainer->rank);
-}
 
 /* ---- Versions of the model ------------------------------------------------------------------------- */
 
@@ -176,41 +126,6 @@ static int get_model(const struct bx_request *request, struct bx_reader *args, s
     return rc;
 }
 
-/* ---- Members of the batch (lock) --------------------------------------------------------------------- */
-
-static void set_member(struct trainer *trainer, bool is_member)
-{
-    struct server *server = trainer->server;
-
-    if (trainer->is_member == is_member)
-        return;
-    if (is_member && bx_batch_add_member(server->job, "update_and_fetch_model", trainer->rank) < 0)
-        return;     /* it has died meanwhile */
-    if (!is_member) {
-        bx_batch_remove_member(server->job, "update_and_fetch_model", trainer->rank);
-        server->left_ns = clock_now_ns();
-    }
-    trainer->is_member = is_member;
-}
-
-static bool is_running(const struct trainer *trainer)
-{
-    return result_of(trainer)->state == PS_TRAINING;
-}
-
-/* If no running trainer is a member, makes all of them members: a batch without members would wait for its patience. */
-static void keep_members(struct server *server)
-{
-    bool has_member = false;
-
-    for (size_t i = 0; i < server->trainer_count; i++)
-        has_member |= server->trainers[i].is_member && is_running(&server->trainers[i]);
-    for (size_t i = 0; !has_member && i < server->trainer_count; i++) {
-        if (is_running(&server->trainers[i]))
-            set_member(&server->trainers[i], true);
-    }
-}
-
 /* Updates the members after a batch: adds the trainers that sent a row, removes those that did not in time. */
 static void note_presence(struct server *server, const struct rows *rows)
 {
@@ -218,46 +133,27 @@ static void note_presence(struct server *server, const struct rows *rows)
     for (size_t i = 0; i < rows->count; i++) {
         struct trainer *trainer = rows->at[i].trainer;
 
-        if (!trainer->is_member && is_running(trainer)) {
-            printf("%s is back\n", name_of(trainer));
-            set_member(trainer, true);
+        if (!trainer->is_member && ps_is_running(trainer)) {
+            printf("%s is back\n", ps_name_of(trainer));
+            ps_set_member(trainer, true);
         }
     }
     for (size_t i = 0; rows->is_short && i < server->trainer_count; i++) {
         struct trainer *trainer = &server->trainers[i];
 
-        if (trainer->has_row || !trainer->is_member || !is_running(trainer) ||
+        if (trainer->has_row || !trainer->is_member || !ps_is_running(trainer) ||
             !bx_worker_alive(server->job, trainer->rank))
             continue;
-        printf("%s did not come within %llu ms: the others go on without it\n", name_of(trainer),
+        printf("%s did not come within %llu ms: the others go on without it\n", ps_name_of(trainer),
                (unsigned long long)server->flags->patience_ms);
-        set_member(trainer, false);
+        ps_set_member(trainer, false);
         server->result->absences++;
     }
-    keep_members(server);
+    ps_keep_members(server);
     pthread_mutex_unlock(&server->lock);
 }
 
 /* ---- An update ----------------------------------------------------------------------------------------- */
-
-static void note_report(struct trainer *trainer, const struct ps_report *report)
-{
-    struct server *server = trainer->server;
-    struct ps_trainer_result *result = result_of(trainer);
-    uint64_t update = report->last_version;
-
-    pthread_mutex_lock(&server->lock);
-    trainer->pid = report->pid;
-    result->total_s = report->total_s;
-    result->seconds = report->seconds;
-    result->handed_bytes = report->handed_bytes;
-    result->copied_bytes = report->copied_bytes;
-    /* update[n - 1] made version n. */
-    if (update > 0 && update <= server->result->updates &&
-        server->result->update[update - 1].beyond_compute_s < report->last_call_s)
-        server->result->update[update - 1].beyond_compute_s = report->last_call_s;
-    pthread_mutex_unlock(&server->lock);
-}
 
 /* Reads the arguments of one row. They are checked like any input. */
 static int read_row(struct server *server, struct bx_batch *batch, struct row *row)
@@ -276,7 +172,11 @@ static int read_row(struct server *server, struct bx_batch *batch, struct row *r
     rc = ps_read_set(&in, &server->place, &server->params, "the gradients", row->grads);
     if (rc < 0)
         return rc;
-    note_report(row->trainer, &report);
+    if (report.batch < ps_result_of(row->trainer)->batches) {
+        server->result->repeats++;
+        return bx_fail(-EALREADY, "the gradient of batch %llu has been used", (unsigned long long)report.batch);
+    }
+    ps_note_report(row->trainer, &report);
     return 0;
 }
 
@@ -289,10 +189,10 @@ static void note_late(struct server *server, const struct row *row, struct ps_up
         return;
     update->late++;
     result->late_gradients++;
-    result_of(row->trainer)->late++;
+    ps_result_of(row->trainer)->late++;
     if (age > result->late_versions_max)
         result->late_versions_max = age;
-    printf("late: the gradient of %s is %llu version%s old\n", name_of(row->trainer), (unsigned long long)age,
+    printf("late: the gradient of %s is %llu version%s old\n", ps_name_of(row->trainer), (unsigned long long)age,
            age == 1 ? "" : "s");
 }
 
@@ -363,13 +263,13 @@ static void note_update(struct server *server, const struct rows *rows, uint64_t
     *update = (struct ps_update){ .beyond_compute_s = -1.0, .rows = (uint32_t)rows->count,
                                   .step_s = 1e-9 * (double)step_ns,
                                   .seconds = 1e-9 * (double)(now_ns - server->update_end_ns) };
-    for (size_t i = 0; i < rows->count; i++) {
-        update->loss += rows->at[i].loss / (double)rows->count;
-        result_of(rows->at[i].trainer)->batches++;
-        note_late(server, &rows->at[i], update);
-    }
     server->update_end_ns = now_ns;
     pthread_mutex_lock(&server->lock);
+    for (size_t i = 0; i < rows->count; i++) {
+        update->loss += rows->at[i].loss / (double)rows->count;
+        ps_result_of(rows->at[i].trainer)->batches++;
+        note_late(server, &rows->at[i], update);
+    }
     result->updates++;
     pthread_mutex_unlock(&server->lock);
     printf("update %zu: loss %.6f, %.3f s, %zu gradient%s\n", result->updates, update->loss, update->seconds,
@@ -433,101 +333,7 @@ static int update_and_fetch_model(struct bx_batch *batch, void *context)
     return rc;
 }
 
-/* ---- From the start of the training to its end ----------------------------------------------------- */
-
-static void end_trainer(struct trainer *trainer, enum ps_state state)
-{
-    struct server *server = trainer->server;
-
-    pthread_mutex_lock(&server->lock);
-    result_of(trainer)->state = state;
-    set_member(trainer, false);
-    keep_members(server);
-    pthread_mutex_unlock(&server->lock);
-    if (state == PS_DIED)
-        printf("%s has died: the others go on without it\n", name_of(trainer));
-    server->heard_ns = clock_now_ns();
-    if (--server->running == 0)
-        bx_future_set(server->ended, NULL);
-}
-
-/* Called when a trainer's "train" has ended, on the thread that makes progress. */
-static void note_end(struct bx_future *future, void *context)
-{
-    struct trainer *trainer = context;
-    struct bx_reader in = bx_msg_reader(bx_future_value(future));
-    struct ps_report report;
-    int code = bx_future_error(future);
-
-    if (code == 0)
-        code = ps_read_report(&in, &report);
-    if (code == 0)
-        note_report(trainer, &report);
-    if (code < 0 && code != BX_E_PEER_DEAD)
-        fprintf(stderr, "param_server: the training of %s failed: %s\n", name_of(trainer),
-                bx_future_error(future) < 0 ? bx_future_error_text(future) : bx_strerror(code));
-    end_trainer(trainer, code == 0                ? PS_COMPLETED
-                         : code != BX_E_PEER_DEAD ? PS_BROKEN
-                         : trainer->is_given_up   ? PS_GIVEN_UP
-                                                  : PS_DIED);
-}
-
-/* `args` holds a reference to the server. */
-static int start_trainers(struct server *server, const struct bx_msg *args)
-{
-    struct bx_call_options options = { .timeout_ns = BX_FOREVER };
-    int rc = 0;
-
-    server->ended = bx_future_create(server->job);
-    if (server->ended == NULL)
-        return bx_fail(-ENOMEM, "not enough memory to wait for the trainers");
-    server->running = (int)server->trainer_count;
-    server->start_ns = server->update_end_ns = clock_now_ns();
-    server->heard_ns = server->start_ns;
-    for (size_t i = 0; rc == 0 && i < server->trainer_count; i++) {
-        struct trainer *trainer = &server->trainers[i];
-
-        rc = bx_rpc_async(server->job, name_of(trainer), "train", args, &options, &trainer->future);
-        if (rc == 0)
-            rc = bx_future_on_done(trainer->future, note_end, trainer);
-        else if (rc == BX_E_PEER_DEAD) {
-            end_trainer(trainer, PS_DIED);
-            rc = 0;
-        }
-    }
-    return rc;
-}
-
-/* Kills the trainers that are left, if some have ended and the others have been silent for long: they are stopped, or
- * hang. */
-static void give_up(struct server *server)
-{
-    uint64_t patience_ns = server->flags->patience_ms * UINT64_C(1000000) * 10;
-    uint64_t silence_ns = clock_now_ns() - server->heard_ns;
-
-    if (silence_ns < (patience_ns > GIVE_UP_NS ? patience_ns : GIVE_UP_NS) ||
-        server->running == (int)server->trainer_count)
-        return;
-    for (size_t i = 0; i < server->trainer_count; i++) {
-        struct trainer *trainer = &server->trainers[i];
-
-        if (trainer->future == NULL || bx_future_done(trainer->future) || trainer->is_given_up || trainer->pid <= 0)
-            continue;
-        printf("%s has been silent for %.0f s and is given up\n", name_of(trainer), 1e-9 * (double)silence_ns);
-        trainer->is_given_up = true;
-        kill((pid_t)trainer->pid, SIGKILL);
-    }
-}
-
-static int wait_for_trainers(struct server *server)
-{
-    int rc;
-
-    while ((rc = bx_future_wait(server->ended, CHECK_NS)) == BX_E_TIMEOUT)
-        give_up(server);
-    server->result->total_s = clock_seconds_since(server->start_ns);
-    return rc;
-}
+/* ---- The training -------------------------------------------------------------------------------------- */
 
 /* Computes the checksum of the newest version, which may lie on a GPU. */
 static int checksum_model(struct server *server, uint64_t *checksum)
@@ -573,14 +379,10 @@ static int fill_in_result(struct server *server)
 
 static int train(struct server *server)
 {
-    struct bx_msg *args = bx_msg_create(0);
-    int rc = args == NULL ? -ENOMEM : bx_msg_put_rref(args, server->self);
+    int rc = ps_start_trainers(server);
 
     if (rc == 0)
-        rc = start_trainers(server, args);
-    bx_msg_destroy(args);
-    if (rc == 0)
-        rc = wait_for_trainers(server);
+        rc = ps_wait_for_trainers(server);
     return rc < 0 ? rc : fill_in_result(server);
 }
 
@@ -674,6 +476,11 @@ int ps_server(const struct bx_options *options, const struct ps_run *run)
 {
     static struct server server = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
+    if (run->result->began) {
+        fputs("param_server: the server cannot be started again: the model died with it\n", stderr);
+        return PS_FAILED;
+    }
+    run->result->began = true;
     server.flags = run->flags;
     server.result = run->result;
     server.trainer_count = (size_t)run->flags->trainers;

@@ -9,6 +9,9 @@
  * own layout at once and returns it before it computes the next batch, so that a slow trainer holds no version. On a
  * GPU all this is put on a stream: the call is sent while the gradients are still being computed, and its duration
  * includes their time.
+ *
+ * A trainer that takes the place of one that died (--restart) does nothing else: the server calls its "train" with the
+ * number of the first batch whose gradient it lacks.
  */
 #include "demos/common/clock.h"
 #include "ps.h"
@@ -78,6 +81,7 @@ static int take_model(struct trainer *trainer, struct bx_msg *reply, uint64_t *w
     return 0;
 }
 
+/* Fetches the newest model. */
 static int get_model(struct trainer *trainer)
 {
     struct bx_msg *reply = NULL;
@@ -112,6 +116,8 @@ static int update_and_fetch_model(struct trainer *trainer, double loss, double r
     bx_msg_destroy(args);
     if (rc == 0)
         rc = take_model(trainer, reply, &waited_ns);
+    if (rc == -EALREADY)        /* of the process before this one, which died before it got the reply */
+        return get_model(trainer);
     if (rc < 0)
         return rc;
 
@@ -141,6 +147,7 @@ static int train_batch(struct trainer *trainer, uint64_t batch)
     uint64_t at_ns = clock_now_ns();
     double loss = 0.0, ready_s = 0.0;
 
+    trainer->report.batch = batch;
     int rc = bx_net_set_params(trainer->learner.net, trainer->model_params);
     drop_model(trainer);
     add_time(&seconds->repack, &at_ns);
@@ -171,12 +178,13 @@ static int train(const struct bx_request *request, struct bx_reader *args, struc
         return args->error != 0 ? args->error : bx_fail(-EINVAL, "there is no reference to the server");
     if (trainer->init_rc < 0)
         return bx_fail(trainer->init_rc, "%s", trainer->why);
+    uint64_t first = bx_read_u64(args);
     trainer->start_ns = clock_now_ns();
     int rc = ps_place_join(&trainer->learner.place, trainer->job);
     if (rc == 0)
         rc = get_model(trainer);
     trainer->report.seconds.call += clock_seconds_since(trainer->start_ns);
-    for (uint64_t batch = 0; rc == 0 && batch < trainer->run->flags->num_batches; batch++)
+    for (uint64_t batch = first; rc == 0 && batch < trainer->run->flags->num_batches; batch++)
         rc = train_batch(trainer, batch);
     drop_model(trainer);
     ps_set_destroy(&trainer->grads);

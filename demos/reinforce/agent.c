@@ -17,6 +17,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 struct agent {
@@ -26,7 +27,6 @@ struct agent {
     struct bx_rref *self;
     struct bx_rref *observers[BX_WORLD_MAX];
     struct bx_future *futures[BX_WORLD_MAX];    /* of run_episode, by observer */
-    struct bx_future *episode;      /* done when all futures are, or when the training must end */
     double running_reward;
 };
 
@@ -135,48 +135,30 @@ static void release_references(struct agent *agent)
 
 /* ---- An episode ---------------------------------------------------------------------------------------- */
 
-/* Called when an observer's run_episode has ended. A failure ends the training at once: the other observers may be
- * waiting for a batch that will never be full. BX_E_SHUTDOWN is ignored: that observer stopped because another worker
- * failed, and that worker's own failure, the one to report, will arrive. */
-static void note_observer(struct bx_future *future, void *context)
-{
-    struct agent *agent = context;
-    int code = bx_future_error(future);
-
-    if (code < 0 && code != BX_E_SHUTDOWN)
-        bx_future_fail(agent->episode, code, bx_future_error_text(future));
-}
-
-static void note_all(struct bx_future *all, void *context)
-{
-    struct agent *agent = context;
-
-    if (bx_future_error(all) < 0)
-        bx_future_fail(agent->episode, bx_future_error(all), bx_future_error_text(all));
-    else
-        bx_future_set(agent->episode, NULL);
-}
-
-/* Waits until every observer has ended its episode. */
+/* Waits until every observer has ended its episode. A failure ends the training at once: the other observers may be
+ * waiting for a batch that will never be full. After BX_E_SHUTDOWN it waits on: that observer stopped because another
+ * worker failed, and that worker's own failure, the one to report, will arrive. */
 static int wait_for_observers(struct agent *agent)
 {
-    struct bx_job *job = agent->worker.job;
-    struct bx_future *all = bx_future_all(job, agent->futures, agent->learner.observers);
+    struct bx_future *pending[BX_WORLD_MAX];
+    size_t left = agent->learner.observers;
     int rc = 0;
 
-    agent->episode = bx_future_create(job);
-    if (all == NULL || agent->episode == NULL)
-        rc = bx_fail(-ENOMEM, "not enough memory to wait for the observers");
-    for (size_t i = 0; rc == 0 && i < agent->learner.observers; i++)
-        rc = bx_future_on_done(agent->futures[i], note_observer, agent);
-    if (rc == 0)
-        rc = bx_future_on_done(all, note_all, agent);
-    if (rc == 0)
-        rc = bx_future_wait(agent->episode, BX_FOREVER);
+    memcpy(pending, agent->futures, left * sizeof pending[0]);
+    while (left > 0 && (rc == 0 || rc == BX_E_SHUTDOWN)) {
+        struct bx_future *any = bx_future_any(agent->worker.job, pending, left);
+        int code = bx_future_wait(any, BX_FOREVER);
+        int64_t ended = bx_future_index(any);
+
+        bx_future_release(any);
+        if (code < 0)
+            rc = code;
+        if (ended < 0)
+            break;
+        pending[ended] = pending[--left];
+    }
     if (rc < 0)
-        worker_fail(&agent->worker, rc, "run_episode",
-                    agent->episode != NULL ? bx_future_error_text(agent->episode) : NULL);
-    bx_future_release(all);
+        worker_fail(&agent->worker, rc, "run_episode", bx_error_text());
     return rc;
 }
 
@@ -305,9 +287,7 @@ static int run_episode(struct agent *agent, uint64_t episode)
         rc = take_replies(agent, &last_reward);
     release_futures(agent);
     if (rc < 0)
-        return rc;      /* agent->episode is kept: calls still in flight will complete it */
-    bx_future_release(agent->episode);
-    agent->episode = NULL;
+        return rc;
 
     uint64_t start_ns = clock_now_ns();
     rc = learner_update(&agent->learner);
@@ -379,7 +359,6 @@ int reinforce_agent(const struct bx_options *options, const struct reinforce_run
     release_references(&agent);
 close:
     rc = worker_close(&agent.worker, rc);
-    bx_future_release(agent.episode);
     learner_fini(&agent.learner);
     return rc;
 }

@@ -228,13 +228,17 @@ void bx_context_end(struct bx_context *context)
 int bx_context_create(struct bx_dist *dist, struct bx_context **out)
 {
     struct bx_context *context;
+    int rank;
 
     if (dist == NULL || out == NULL)
         return bx_fail(-EINVAL, "bx_context_create needs a bx_dist, and a place for the context");
     if (bx_worker_name(dist->job, 0) == NULL)
         return bx_fail(BX_E_STATE, "a context needs a job that has started");
     pthread_mutex_lock(&dist->lock);
-    context = create_locked(dist, (uint64_t)bx_job_rank(dist->job) << 48 | (dist->made + 1));
+    /* A worker that has come back counts from a number that the ones before it did not reach. */
+    rank = bx_job_rank(dist->job);
+    context = create_locked(dist, (uint64_t)rank << 48 | (uint64_t)(bx_worker_generation(dist->job, rank) - 1) << 42 |
+                                      (dist->made + 1));
     if (context != NULL)
         dist->made++;
     pthread_mutex_unlock(&dist->lock);
@@ -297,7 +301,8 @@ static void joined_ended(struct bx_future *future, void *argument)
 
 static int join(struct bx_context *context)
 {
-    const struct bx_call_options options = { .timeout_ns = BX_FOREVER };
+    /* It outlives the request of a handler that runs this. */
+    const struct bx_call_options options = { sizeof options, .timeout_ns = BX_FOREVER, .flags = BX_CALL_DETACHED };
     struct bx_job *job = context->dist->job;
     struct bx_msg *args = bx_msg_create(8);
     struct bx_future *future = NULL;

@@ -149,7 +149,8 @@ static bool has_work(struct bx_context *context)
 /* Lets a thread of the pool take the queue. */
 static void hand_over(struct bx_context *context)
 {
-    const struct bx_call_options options = { .timeout_ns = BX_FOREVER };
+    /* It outlives the request of a handler that runs this. */
+    const struct bx_call_options options = { sizeof options, .timeout_ns = BX_FOREVER, .flags = BX_CALL_DETACHED };
     struct bx_job *job = context->dist->job;
     struct bx_msg *args = NULL;
     struct bx_future *future = NULL;

@@ -61,6 +61,8 @@ static int send_to(struct bx_context *context, int rank)
     struct bx_job *job = context->dist->job;
     struct bx_msg *args = bx_msg_create(256);
     struct bx_future *future = NULL;
+    /* They belong to the pass, not to the request of a handler that runs it. */
+    const struct bx_call_options options = { sizeof options, .flags = BX_CALL_DETACHED };
     int32_t count = 0;
     int rc;
 
@@ -79,7 +81,7 @@ static int send_to(struct bx_context *context, int rank)
         if (pass->out[i].grad != NULL)
             bx_msg_put_tensor(args, pass->out[i].grad);
     }
-    rc = bx_rpc_async(job, bx_worker_name(job, rank), "autograd.grads", args, NULL, &future);
+    rc = bx_rpc_async(job, bx_worker_name(job, rank), "autograd.grads", args, &options, &future);
     bx_msg_destroy(args);
     return rc < 0 ? rc : await_answer(context, future);
 }

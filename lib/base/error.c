@@ -3,6 +3,9 @@
  * Codes, their texts, each thread's last sentence, and the log hook. Any thread, without locks: each thread has its own
  * sentence, and the hook is set before the first job. The memory for sentences is allocated at a thread's first
  * failure; without it, the thread's sentence is that of ENOMEM. BX_LOG is read by each bx_job_create.
+ *
+ * The program's codes are registered in a table with a pointer for each. A pointer is set once and stays, so readers
+ * need no lock, and what bx_strerror returned stays valid.
  */
 #include "base.h"
 
@@ -45,6 +48,57 @@ static struct texts *make_texts(void)
     return bxi_own_make(BXI_OWN_TEXTS, sizeof(struct texts));
 }
 
+/* ---- codes of applications --------------------------------------------------------------------- */
+
+struct application_error {
+    char name[BX_NAME_MAX + 1];
+    char text[];
+};
+static _Atomic(const struct application_error *) application_errors[BX_APPLICATION_ERRORS];
+
+static bool is_application(int code)
+{
+    return code <= BX_E_APPLICATION(0) && code > BX_E_APPLICATION(BX_APPLICATION_ERRORS);
+}
+
+/* NULL: it is not registered. */
+static const struct application_error *find_application(int code)
+{
+    /* [errors] acquire, pairs with the exchange in bx_error_register: the texts are read after the pointer. */
+    return bxi_load_acquire(&application_errors[BX_E_APPLICATION(0) - code]);
+}
+
+int bx_error_register(int code, const char *name, const char *text)
+{
+    const struct application_error *there = NULL;
+    struct application_error *error;
+    size_t bytes;
+
+    if (name == NULL || text == NULL)
+        return bxi_null(__func__, name == NULL ? "the code's name" : "its text");
+    if (!is_application(code))
+        return bx_fail(-EINVAL, "%d is not a code of applications: BX_E_APPLICATION(0) to BX_E_APPLICATION(%d)", code,
+                       BX_APPLICATION_ERRORS - 1);
+    if (name[0] == '\0' || strlen(name) > BX_NAME_MAX)
+        return bx_fail(-EINVAL, "the name '%s' of code %d does not have 1 to %d bytes", bxi_brief(name).text, code,
+                       BX_NAME_MAX);
+    bytes = strlen(text) + 1;
+    error = malloc(sizeof *error + bytes);
+    if (error == NULL)
+        return bx_fail(-ENOMEM, "no memory for the text of code %d", code);
+    memcpy(error->name, name, strlen(name) + 1);
+    memcpy(error->text, text, bytes);
+    /* [errors] the exchange publishes the texts. */
+    if (bxi_cas(&application_errors[BX_E_APPLICATION(0) - code], &there, error))
+        return 0;
+    free(error);
+    if (strcmp(there->name, name) == 0 && strcmp(there->text, text) == 0)
+        return 0;
+    return bx_fail(-EEXIST, "code %d is registered as %s already", code, there->name);
+}
+
+/* ---- codes ------------------------------------------------------------------------------------- */
+
 /* A peer may send any code, also INT_MIN, whose negation overflows. */
 static int errno_of(int code)
 {
@@ -63,10 +117,19 @@ const char *bx_strerror(int code)
     if (code >= 0)
         return "success";
 
+    const struct application_error *error = is_application(code) ? find_application(code) : NULL;
+
+    if (error != NULL)
+        return error->text;
+
     struct texts *texts = make_texts();
 
     if (texts == NULL)
         return "unknown code";
+    if (is_application(code)) {
+        snprintf(texts->code, sizeof texts->code, "application error %d", BX_E_APPLICATION(0) - code);
+        return texts->code;
+    }
     if (errno_of(code) != INT_MAX)
         return strerror_r(errno_of(code), texts->code, sizeof texts->code);
     snprintf(texts->code, sizeof texts->code, "unknown code %d", code);
@@ -83,12 +146,18 @@ const char *bx_error_name(int code)
         break;
     }
 
+    const struct application_error *error = is_application(code) ? find_application(code) : NULL;
     const char *name = strerrorname_np(errno_of(code));
-
     struct texts *texts;
 
     if (code >= 0)
         return "0";
+    if (error != NULL)
+        return error->name;
+    if (is_application(code) && (texts = make_texts()) != NULL) {
+        snprintf(texts->name, sizeof texts->name, "BX_E_APPLICATION(%d)", BX_E_APPLICATION(0) - code);
+        return texts->name;
+    }
     if (name == NULL || (texts = make_texts()) == NULL)
         return "unknown";
     snprintf(texts->name, sizeof texts->name, "-%s", name);

@@ -34,6 +34,20 @@ static inline void bxi_lock(struct bxi_lock *lock)
 #endif
 }
 
+/* Takes the lock if it is free, and never waits: also for a signal handler. */
+static inline bool bxi_try_lock(struct bxi_lock *lock)
+{
+    uint32_t free = 0;
+
+    /* [lock] acquire, pairs with the exchange in bxi_unlock. */
+    if (!bxi_cas(&lock->word, &free, 1))
+        return false;
+#ifdef BXI_LOCK_OWNERS
+    bxi_store_relaxed(&lock->owner, pthread_self());    /* relaxed: as in bxi_lock */
+#endif
+    return true;
+}
+
 static inline void bxi_unlock(struct bxi_lock *lock)
 {
 #ifdef BXI_LOCK_OWNERS

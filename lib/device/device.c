@@ -341,7 +341,7 @@ bool bxi_devices_is_held(void *context, uint32_t slab, uint64_t generation)
     const struct bx_job *job = devices->job;
 
     for (int rank = 0; rank < job->world_size; rank++) {
-        const struct bxi_control *control = rank == job->rank ? NULL : job->lend->peers[rank].view->control;
+        const struct bxi_control *control = rank == job->rank ? NULL : job->lend->peers[rank]->view->control;
         const struct bxi_gpu_held *held;
 
         /* Relaxed: an earlier value keeps the slab longer.
@@ -365,6 +365,11 @@ int bxi_devices_peer(struct bxi_devices *devices, struct bxi_lend_peer *peer, st
     *out = NULL;
     if (peer->rank == devices->job->rank)
         return 0;
+    /* What is known of devices, maps and words is of the first worker of each rank, and may outlive it. */
+    if (peer->generation > 0 || devices->job->lend->peers[devices->job->rank]->generation > 0)
+        return bx_fail(-EOPNOTSUPP, "worker '%s' and worker '%s' cannot share device memory, because one of them came "
+                                    "back in the place of one that died; send the tensor from host memory",
+                       devices->job->name, peer->name);
     if (devices->peers[peer->rank] == NULL)
         rc = open_peer(devices, peer);
     *out = devices->peers[peer->rank];

@@ -58,7 +58,7 @@ int bxi_device_pass(struct bx_job *job, struct bxi_grant *grant, const struct bx
         ref->offset += before;
         ref->bytes -= before;
         grant->device = true;
-        owner = part->owner->rank;
+        owner = (int)bxi_owner_word(part->owner);
     }
     bxi_devices_leave(devices);
     return owner;

@@ -11,33 +11,26 @@
 /* Runs in worker 1, on the thread that makes progress. */
 static int divide(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
-    int64_t a = bx_read_i64(args);
-    int64_t b = bx_read_i64(args);
+    int64_t a, b;
+    int rc = bx_read(args, "ii", &a, &b);
 
     (void)request, (void)context;
+    if (rc < 0)
+        return rc;
     if (b == 0)
         return bx_fail(BX_E_HANDLER, "%" PRId64 " cannot be divided by 0", a);
-    return bx_msg_put_i64(reply, a / b);
+    return bx_msg_put(reply, "i", a / b);
 }
 
 static int call(struct bx_job *job, int64_t a, int64_t b)
 {
-    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+    int64_t quotient;
+    int rc = bx_call(job, "worker1", "divide", "ii>i", a, b, &quotient);
 
-    /* A put that fails makes the call fail too, so one check is enough. */
-    bx_msg_put_i64(args, a);
-    bx_msg_put_i64(args, b);
-    int rc = bx_rpc_sync(job, "worker1", "divide", args, NULL, &reply);
-
-    if (rc == 0) {
-        struct bx_reader reader = bx_msg_reader(reply);
-
-        printf("%" PRId64 " / %" PRId64 " = %" PRId64 "\n", a, b, bx_read_i64(&reader));
-    } else {
+    if (rc == 0)
+        printf("%" PRId64 " / %" PRId64 " = %" PRId64 "\n", a, b, quotient);
+    else
         printf("%s: %s\n", bx_error_name(rc), bx_error_text());
-    }
-    bx_msg_destroy(args);
-    bx_msg_destroy(reply);
     return rc;
 }
 

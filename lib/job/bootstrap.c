@@ -97,10 +97,12 @@ static bool take_note(const struct bx_job *job, struct bxi_boot_packet *packet)
 /* Receives the next packet. 1; 0: rank 0 has hung up; a failure with its sentence, also one that rank 0 sent. */
 static int next_packet(struct joiner *joiner, int fds_max)
 {
-    const struct bx_job *job = joiner->job;
+    struct bx_job *job = joiner->job;
 
     for (;;) {
-        int rc = bxi_boot_wait(joiner->fd, POLLIN, joiner->verdict_ns);
+        int rc = bxi_boot_wait_for(job, joiner->fd, joiner->verdict_ns);
+        if (rc == BX_E_INTERRUPTED)
+            return rc;
         if (rc == 0)
             return bx_fail(BX_E_RANK_MISSING, "rank 0 of job '%s' (pid %u) did not answer within %.1f s",
                            job->job_name, joiner->root_pid, bxi_boot_seconds(joiner->start_ns));
@@ -118,7 +120,7 @@ static int next_packet(struct joiner *joiner, int fds_max)
         rc = bxi_boot_packet_failure(&joiner->packet);
         if (rc < 0)
             return rc;
-        if (!take_note(joiner->job, &joiner->packet))
+        if (!take_note(job, &joiner->packet))
             return 1;
     }
 }
@@ -162,6 +164,7 @@ static int try_meet(struct joiner *joiner)
         .rank = job->rank,
         .world_size = job->world_size,
         .pid = (uint32_t)getpid(),
+        .rejoin = job->options.rejoin != 0,
     };
 
     int rc = try_connect(joiner);
@@ -222,6 +225,7 @@ static void log_waiting(struct joiner *joiner)
                 job->name, job->rank, job->job_name, bxi_boot_seconds(joiner->start_ns), joiner->paths->socket);
 }
 
+/* 0: WELCOME has come. 1: this worker has joined a job that runs (rejoin.c), and nothing is left to do. */
 static int meet(struct joiner *joiner)
 {
     uint64_t retry_ns = RETRY_FIRST_NS;
@@ -232,6 +236,9 @@ static int meet(struct joiner *joiner)
             return rc;
         close(joiner->fd);
         joiner->fd = -1;
+        rc = bxi_rejoin(joiner->job, joiner->paths, joiner->deadline_ns);
+        if (rc != 0 && rc != -EAGAIN)
+            return rc;
         rc = bxi_boot_watch_poll(&joiner->watch, joiner->job, joiner->paths);
         if (rc < 0 || (rc = bxi_spawn_ended(joiner->job, -1)) < 0)
             return rc;
@@ -241,7 +248,9 @@ static int meet(struct joiner *joiner)
         if (now_ns >= joiner->deadline_ns)
             return root_never_came(joiner);
         uint64_t left_ns = joiner->deadline_ns - now_ns;
-        nap(retry_ns < left_ns ? retry_ns : left_ns);
+        rc = bxi_boot_wait_for(joiner->job, -1, now_ns + bxi_least(retry_ns, left_ns));
+        if (rc < 0)
+            return rc;
         retry_ns = retry_ns * 2 < RETRY_LAST_NS ? retry_ns * 2 : RETRY_LAST_NS;
     }
 }
@@ -257,15 +266,21 @@ static int send_join(struct joiner *joiner)
     int rc = bxi_boot_segment(job, &fds[BXI_BOOT_SEGMENT], &fds[BXI_BOOT_ARENA]);
     if (rc < 0)
         return rc;
+    if ((rc = bxi_door_open(job)) < 0)
+        goto close_fds;
     rc = bxi_boot_send(joiner->fd, &(struct bxi_boot_out){ &head, sizeof(head), fds, BXI_BOOT_FDS },
                        joiner->deadline_ns);
     BXI_STEP("boot.join_sent");
+    if (rc == -EPIPE || rc == -ECONNRESET)
+        rc = 0;             /* a hang-up: next_packet reports why */
+    if (rc < 0)
+        bx_fail(rc, "worker '%s' (rank %d) could not hand its descriptors to rank 0: %s", job->name, job->rank,
+                bx_strerror(rc));
+
+close_fds:
     close(fds[BXI_BOOT_SEGMENT]);
     close(fds[BXI_BOOT_ARENA]);
-    if (rc == 0 || rc == -EPIPE || rc == -ECONNRESET)
-        return 0;           /* a hang-up: next_packet reports why */
-    return bx_fail(rc, "worker '%s' (rank %d) could not hand its descriptors to rank 0: %s", job->name,
-                   job->rank, bx_strerror(rc));
+    return rc;
 }
 
 /* Attaches the peers of a TABLE. Their number; or a failure with its sentence. */
@@ -295,7 +310,7 @@ static int take_table(struct joiner *joiner)
 /* Rank 0 has opened the gate. Its segment is mapped, and stays as it was when rank 0 dies. */
 static bool gate_is_open(const struct bx_job *job)
 {
-    const struct bxi_segment_view *view = &job->rpc->peers[0].view;
+    const struct bxi_segment_view *view = &job->rpc->peers[0]->view;
 
     /* [state] acquire, pairs with the release in open_gate. */
     return view->control != NULL && bxi_load_acquire((bxi_a32 *)&view->control->header.state) >= BXI_RUNNING;
@@ -376,7 +391,17 @@ static int join(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t
         bxi_boot_send_fail(joiner.fd, rc);
     if (joiner.fd >= 0)
         close(joiner.fd);
-    return rc;
+    return rc < 0 ? rc : 0;
+}
+
+/* Rank 0. */
+static int begin_or_rejoin(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t deadline_ns)
+{
+    int rc;
+
+    while ((rc = bxi_rejoin(job, paths, deadline_ns)) == -EAGAIN)
+        nap(RETRY_LAST_NS);
+    return rc == 0 ? bxi_boot_root(job, paths, deadline_ns) : rc < 0 ? rc : 0;
 }
 
 /* Removes what other workers left that died in this start, or for which it waited; no other process may do it. */
@@ -399,7 +424,7 @@ int bxi_bootstrap(struct bx_job *job, uint64_t deadline_ns)
     if (rc < 0)
         return rc;
     bxi_boot_fill_self(job);
-    rc = job->rank == 0 ? bxi_boot_root(job, &paths, deadline_ns) : join(job, &paths, deadline_ns);
+    rc = job->rank == 0 ? begin_or_rejoin(job, &paths, deadline_ns) : join(job, &paths, deadline_ns);
     if (rc < 0)
         clear_up(job, &paths, rc);
     return rc;

@@ -9,7 +9,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 /* A descriptor of the object `name`, which is behind own_fd, that can only be read. */
@@ -31,12 +30,28 @@ static int open_readable(const struct bx_job *job, const char *name, int own_fd,
     return 0;
 }
 
+/* A tensor may have made the arena before: then it gets its name here. */
 static int make_arena(struct bx_job *job, const char *name)
 {
     struct bxi_header *header = &job->segment.control->header;
     struct bxi_arena_words words = { &header->arena_used, &header->arena_committed, &header->arena_high_water };
+    int rc;
 
-    return bxi_arena_create(name, job->options.arena_bytes, &words, &job->lend->arena);
+    bxi_lock(&job->run->lock);
+    rc = job->lend->arena != NULL ? bxi_arena_name(job->lend->arena, name, &words)
+                                  : bxi_arena_create(name, job->options.arena_bytes, &words, &job->lend->arena);
+    bxi_unlock(&job->run->lock);
+    return rc;
+}
+
+int bxi_boot_early_arena(struct bx_job *job)
+{
+    int rc = job->lend->arena != NULL ? 0 : bxi_arena_create(NULL, job->options.arena_bytes, NULL, &job->lend->arena);
+
+    if (rc == -EOPNOTSUPP)
+        return bx_fail(rc, "worker '%s' cannot make tensors before bx_job_start here: the file system of /dev/shm has "
+                           "no files without a name (O_TMPFILE)", job->name);
+    return rc < 0 ? bxi_limits_no_arena(job, "", rc) : 0;
 }
 
 /* Shows the functions registered so far to the peers. Lock. */
@@ -62,12 +77,30 @@ static void adopt_segment(struct bx_job *job)
         bxi_store_relaxed(&bxi_tables(job->control)->counters[i], bxi_load_relaxed(&job->observe->private_counters[i]));
     job->counters = bxi_tables(job->control)->counters;
     bxi_run_attach(job->run, &job->control->header.armed, job->counters, &bxi_tables(job->control)->now.spins);
+    job->control->header.generation = job->rpc->peers[job->rank]->generation;
+    job->control->header.rejoin = job->options.rejoin != 0;
     job->control->header.arena_bytes = bxi_arena_bytes(job->lend->arena);
     for (const struct bxi_batcher *batcher = job->rpc->batchers; batcher != NULL; batcher = batcher->next)
         bxi_batch_show(job, batcher);
     bxi_machine_affinity(job->control->header.cpu_mask);
     publish_functions(job);
     bxi_unlock(&job->run->lock);
+}
+
+int bxi_boot_readable(const struct bx_job *job, int *segment_fd, int *arena_fd)
+{
+    char arena_name[BXI_OBJECT_NAME_BYTES];
+
+    bxi_object_arena_name(arena_name, (uint32_t)geteuid(), job->job_name, job->instance, job->rank);
+    int rc = open_readable(job, job->segment.shm_name, job->segment.fd, segment_fd);
+    if (rc < 0)
+        return rc;
+    rc = open_readable(job, arena_name, bxi_arena_fd(job->lend->arena), arena_fd);
+    if (rc < 0) {
+        close(*segment_fd);
+        *segment_fd = -1;
+    }
+    return rc;
 }
 
 int bxi_boot_segment(struct bx_job *job, int *segment_fd, int *arena_fd)
@@ -85,34 +118,28 @@ int bxi_boot_segment(struct bx_job *job, int *segment_fd, int *arena_fd)
         return bxi_limits_no_segment(job, name, rc);
     if ((rc = make_arena(job, arena_name)) < 0)
         return bxi_limits_no_arena(job, arena_name, rc);
-    if ((rc = open_readable(job, name, job->segment.fd, segment_fd)) < 0)
+    if ((rc = bxi_boot_readable(job, segment_fd, arena_fd)) < 0)
         return rc;
-    if ((rc = open_readable(job, arena_name, bxi_arena_fd(job->lend->arena), arena_fd)) < 0)
-        goto close_segment;
-    rc = bxi_arena_attach(&job->rpc->peers[job->rank].lend->arena, *arena_fd, bxi_arena_bytes(job->lend->arena));
+    rc = bxi_arena_attach(&job->rpc->peers[job->rank]->lend->arena, *arena_fd, bxi_arena_bytes(job->lend->arena));
     if (rc < 0) {
         bx_fail(rc, "/dev/shm%s cannot be mapped: %s%s", arena_name, bx_strerror(rc),
                 bxi_limits_map_hint(job, rc, hint));
-        goto close_arena;
+        close(*arena_fd);
+        close(*segment_fd);
+        *arena_fd = *segment_fd = -1;
+        return rc;
     }
     adopt_segment(job);
     return 0;
-
-close_arena:
-    close(*arena_fd);
-    *arena_fd = -1;
-close_segment:
-    close(*segment_fd);
-    *segment_fd = -1;
-    return rc;
 }
 
 void bxi_boot_fill_self(struct bx_job *job)
 {
-    struct bxi_peer *self = &job->rpc->peers[job->rank];
+    struct bxi_peer *self = job->rpc->peers[job->rank];
 
     self->rank = job->rank;
     self->pid = (uint32_t)getpid();
+    bxi_join_set_generation(job, job->rank, 1);
     self->pidfd = -1;
     self->bell.fd[0] = self->bell.fd[1] = -1;
     memcpy(self->name, job->name, sizeof(self->name));
@@ -120,37 +147,32 @@ void bxi_boot_fill_self(struct bx_job *job)
     bxi_store_relaxed(&self->state, BXI_PEER_ALIVE);
 }
 
+void bxi_boot_describe_self(const struct bx_job *job, struct bxi_boot_entry *entry, int fds[BXI_BOOT_FDS])
+{
+    const struct bxi_peer *self = job->rpc->peers[job->rank];
+
+    *entry = (struct bxi_boot_entry){ .rank = job->rank, .pid = self->pid, .generation = self->generation };
+    memcpy(entry->name, job->name, sizeof(entry->name));
+    fds[BXI_BOOT_BELL] = job->run->bell_fd[0];
+    fds[BXI_BOOT_BELL_LEADER] = job->run->bell_fd[1];
+    fds[BXI_BOOT_PIDFD] = job->boot->pidfd;
+}
+
 int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry, const int fds[BXI_BOOT_FDS])
 {
+    struct bxi_join join = { entry->rank, entry->generation, entry->pid, entry->name, fds };
+
     if (entry->rank < 0 || entry->rank >= job->world_size || entry->rank == job->rank)
         return -EPROTO;
-    struct bxi_peer *peer = &job->rpc->peers[entry->rank];
+    struct bxi_peer *peer = job->rpc->peers[entry->rank];
     if (peer->view.control != NULL)
         return -EPROTO;
     if (memchr(entry->name, 0, sizeof(entry->name)) == NULL || !bxi_name_is_valid(entry->name))
         return -EPROTO;
-    /* Ringing must never block the thread that rings. */
-    for (int i = BXI_BOOT_BELL; i <= BXI_BOOT_BELL_LEADER; i++)
-        if ((fcntl(fds[i], F_GETFL) & (O_NONBLOCK | O_ACCMODE)) != (O_NONBLOCK | O_RDWR))
-            return -EPROTO;
-    if (syscall(SYS_pidfd_send_signal, fds[BXI_BOOT_PIDFD], 0, NULL, 0) < 0 && errno == EBADF)
-        return -EPROTO;
-    int rc = bxi_segment_attach(&peer->view, fds[BXI_BOOT_SEGMENT], job->instance, entry->rank, job->world_size);
+    int rc = bxi_peer_attach(job, peer, &join);
     if (rc < 0)
         return rc;
-    rc = bxi_arena_attach(&peer->lend->arena, fds[BXI_BOOT_ARENA], peer->view.control->header.arena_bytes);
-    if (rc < 0) {
-        bxi_segment_detach(&peer->view);
-        return rc;
-    }
-
-    peer->rank = entry->rank;
-    peer->pid = entry->pid;
-    memcpy(peer->name, entry->name, sizeof(peer->name));
-    peer->bell.word = &peer->view.control->header.armed;
-    peer->bell.fd[0] = fds[BXI_BOOT_BELL];
-    peer->bell.fd[1] = fds[BXI_BOOT_BELL_LEADER];
-    peer->pidfd = fds[BXI_BOOT_PIDFD];
+    bxi_join_set_generation(job, entry->rank, entry->generation);
     /* Relaxed: no other thread of the job exists yet. */
     bxi_store_relaxed(&peer->state, BXI_PEER_ALIVE);
     return 0;
@@ -158,8 +180,10 @@ int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry, co
 
 void bxi_boot_undo(struct bx_job *job)
 {
+    struct bxi_arena *arena;
+
     for (int rank = 0; rank < job->world_size; rank++) {
-        struct bxi_peer *peer = &job->rpc->peers[rank];
+        struct bxi_peer *peer = job->rpc->peers[rank];
 
         if (peer->view.control != NULL) {
             bxi_segment_detach(&peer->view);
@@ -175,12 +199,20 @@ void bxi_boot_undo(struct bx_job *job)
     job->control = NULL;
     job->counters = job->observe->private_counters;
     bxi_run_attach(job->run, NULL, job->counters, NULL);
-    if (job->lend->arena != NULL) {
-        bxi_arena_close(job->lend->arena);
-        bxi_arena_release(job->lend->arena);
-        job->lend->arena = NULL;
+    bxi_lock(&job->run->lock);
+    arena = job->lend->arena;
+    job->lend->arena = NULL;
+    bxi_unlock(&job->run->lock);
+    if (arena != NULL) {
+        bxi_arena_close(arena);
+        bxi_arena_release(arena);
     }
     if (job->segment.control != NULL)
         bxi_segment_destroy(&job->segment);
+    if (job->boot->door_fd > 0)
+        close(job->boot->door_fd);
+    if (job->boot->mutex_fd > 0)        /* last: the next joiner finds nothing of this one */
+        close(job->boot->mutex_fd);
+    job->boot->door_fd = job->boot->mutex_fd = 0;
     job->instance = 0;
 }

@@ -227,6 +227,10 @@ static int take_hello(struct root *root, struct connection *connection)
                                          job->world_size - 1));
         return 0;
     }
+    if ((hello->rejoin != 0) != (job->options.rejoin != 0))
+        return bx_fail(-EINVAL, "worker '%s' (rank %d, pid %u) of job '%s' was started with options.rejoin (BX_REJOIN) "
+                                "%s, rank 0 with %s; all must have the same", hello->name, (int)hello->rank,
+                       connection->pid, job->job_name, hello->rejoin ? "1" : "0", job->options.rejoin ? "1" : "0");
     const struct connection *holder = root->by_rank[hello->rank];
     if (hello->rank == 0 || holder != NULL) {
         reject(root, connection,
@@ -242,7 +246,7 @@ static int take_hello(struct root *root, struct connection *connection)
 static int take_join(struct root *root, struct connection *connection)
 {
     struct bxi_boot_packet *packet = &root->packet;
-    struct bxi_boot_entry entry = { .rank = connection->rank, .pid = connection->pid };
+    struct bxi_boot_entry entry = { .rank = connection->rank, .pid = connection->pid, .generation = 1 };
     char hint[BXI_MAP_HINT_BYTES];
 
     if (!bxi_boot_packet_is(packet, BXI_BOOT_JOIN, BXI_BOOT_FDS))
@@ -400,11 +404,12 @@ static int nothing_came(struct root *root)
 /* Polls for at most BXI_BOOT_POLL_NS and handles what came. 0, or a failure that ends the start. */
 static int poll_once(struct root *root)
 {
-    struct pollfd entries[CONNECTIONS_MAX + 1];
-    struct connection *of[CONNECTIONS_MAX + 1] = { NULL };
-    nfds_t count = 1;
+    struct pollfd entries[CONNECTIONS_MAX + 2];
+    struct connection *of[CONNECTIONS_MAX + 2] = { NULL };
+    nfds_t count = 2;
 
     entries[0] = (struct pollfd){ .fd = root->listener, .events = POLLIN };
+    entries[1] = (struct pollfd){ .fd = root->job->run->bell_fd[1], .events = POLLIN };
     for (int i = 0; i < CONNECTIONS_MAX; i++) {
         if (root->connection[i].state == UNUSED)
             continue;
@@ -424,7 +429,9 @@ static int poll_once(struct root *root)
         return nothing_came(root);
     if (ready < 0)
         return 0;
-    for (nfds_t i = 1; i < count; i++) {
+    if (entries[1].revents != 0 && (rc = bxi_boot_interrupted(root->job)) < 0)
+        return rc;
+    for (nfds_t i = 2; i < count; i++) {
         rc = entries[i].revents == 0 ? 0 : read_connection(root, of[i]);
         if (rc < 0)
             return rc;
@@ -436,10 +443,11 @@ static int poll_once(struct root *root)
 static void describe(const struct root *root, int rank, struct bxi_boot_entry *entry, int fds[BXI_BOOT_FDS])
 {
     const struct bx_job *job = root->job;
-    const struct bxi_peer *peer = &job->rpc->peers[rank];
+    const struct bxi_peer *peer = job->rpc->peers[rank];
 
     entry->rank = rank;
     entry->pid = peer->pid;
+    entry->generation = 1;
     memcpy(entry->name, peer->name, sizeof(entry->name));
     fds[BXI_BOOT_SEGMENT] = rank == 0 ? root->segment_fd : root->by_rank[rank]->segment_fd;
     fds[BXI_BOOT_ARENA] = rank == 0 ? root->arena_fd : root->by_rank[rank]->arena_fd;
@@ -530,7 +538,8 @@ static int run(struct root *root)
     struct bx_job *job = root->job;
 
     int rc = open_listener(root);
-    if (rc < 0 || (rc = bxi_boot_segment(job, &root->segment_fd, &root->arena_fd)) < 0)
+    if (rc < 0 || (rc = bxi_boot_segment(job, &root->segment_fd, &root->arena_fd)) < 0 ||
+        (rc = bxi_door_open(job)) < 0)
         return rc;
     while (root->joined < job->world_size - 1)
         if ((rc = poll_once(root)) < 0)
@@ -603,6 +612,10 @@ int bxi_boot_root(struct bx_job *job, const struct bxi_boot_paths *paths, uint64
     rc = bxi_boot_lock(job, paths);
     if (rc < 0)
         goto free_root;
+    if ((rc = bxi_rejoin_check_none(job)) < 0) {
+        bxi_bootstrap_release(job);
+        goto free_root;
+    }
     rc = run(root);
     if (rc < 0) {
         unlink(paths->socket);

@@ -7,6 +7,8 @@
 
 #include "observe/trace.h"
 
+#include <errno.h>
+
 /* ---- what run asks of the job ------------------------------------------------------------------- */
 
 /* The pidfd of a worker: it died. */
@@ -15,7 +17,7 @@ static void see_death(void *context, uint64_t rank)
     struct bx_job *job = context;
 
     /* Over a suspicion too: a worker that was cut off leaves its name behind when it dies. */
-    bxi_exchange(&job->rpc->peers[rank].death_seen, BXI_PEER_DEAD);
+    bxi_exchange(&job->rpc->peers[rank]->death_seen, BXI_PEER_DEAD);
     bxi_note(job->run, BXI_EVENT_DEATH);
 }
 
@@ -33,7 +35,7 @@ static bool is_crowded(void *context)
     int awake = 1;
 
     for (int rank = 0; rank < job->world_size && job->world_size > job->run->cpus; rank++) {
-        const struct bxi_peer *peer = &job->rpc->peers[rank];
+        const struct bxi_peer *peer = job->rpc->peers[rank];
         /* Relaxed: a guess is enough. */
         uint64_t word = rank != job->rank ? bxi_load_relaxed(peer->bell.word) : 0;
 
@@ -124,6 +126,7 @@ void bxi_drive_init(struct bx_job *job)
     };
 
     job->rpc->remove_names = remove_names;
+    job->lend->make_arena = bxi_boot_early_arena;
     job->rrefs->ops = &bxi_rref_ops;
     bxi_run_init(job->run, &setup);
     bxi_lock(&job->run->lock);
@@ -133,7 +136,7 @@ void bxi_drive_init(struct bx_job *job)
 
 int bxi_drive_start(struct bx_job *job)
 {
-    job->rpc->peers[job->rank].bell = (struct bxi_bell_peer){
+    job->rpc->peers[job->rank]->bell = (struct bxi_bell_peer){
         &job->control->header.armed, { job->run->bell_fd[0], job->run->bell_fd[1] }, 0
     };
     bxi_lock(&job->run->lock);
@@ -141,9 +144,10 @@ int bxi_drive_start(struct bx_job *job)
         bxi_run_add(job->run, &trace_source, job);
     bxi_unlock(&job->run->lock);
     for (int rank = 0; rank < job->world_size; rank++)
-        if (rank != job->rank)
-            bxi_run_watch(job->run, job->rpc->peers[rank].pidfd, (uint64_t)rank);
-    return bxi_progress_start(job->run, job->options.own_loop);
+        if (rank != job->rank && job->rpc->peers[rank]->pidfd > 0)       /* else it was dead before this worker came */
+            bxi_run_watch(job->run, job->rpc->peers[rank]->pidfd, (uint64_t)rank);
+    int rc = bxi_progress_start(job->run, job->options.own_loop);
+    return rc < 0 ? rc : bxi_door_start(job);
 }
 
 /* ---- the program's own loop --------------------------------------------------------------------- */
@@ -163,4 +167,18 @@ int bx_progress(struct bx_job *job)
     int rc = bxi_job_check(job);
 
     return rc < 0 ? rc : bxi_out(bxi_run_once(job->run));
+}
+
+/* ---- interrupting waits (also a signal handler) -------------------------------------------------- */
+
+void bx_job_interrupt(struct bx_job *job, bool on)
+{
+    int error = errno;              /* of the program, which a signal handler must not change */
+
+    if (job == NULL || bxi_job_is_forked(job))
+        return;
+    bxi_run_interrupt(job->run, on);
+    if (on && job->options.own_loop)
+        bxi_bell_ring(job->run->bell_fd[0]);
+    errno = error;
 }

@@ -37,6 +37,28 @@ static void init_locks(struct bx_job *job)
     pthread_condattr_destroy(&monotonic);
 }
 
+static void free_peer(struct bx_job *job, struct bxi_peer *peer)
+{
+    bxi_peer_drop_queue(job, peer);
+    bxi_returns_close(peer->lend);
+    bxi_grants_destroy(peer->lend);
+    if (peer->lend->arena != NULL)
+        bxi_arena_view_release(peer->lend->arena);
+    if (peer->view.control != NULL)
+        bxi_segment_detach(&peer->view);
+    for (int i = 0; i < 2 && peer->rank != job->rank; i++)
+        if (peer->bell.fd[i] > 0)
+            close(peer->bell.fd[i]);
+    if (peer->pidfd > 0)
+        close(peer->pidfd);
+    free(peer->loop);
+    free(peer->lend->loop_words);
+    free(peer->slots);
+    free(peer->functions);
+    free(peer->hists);
+    free(peer);
+}
+
 static void free_job(struct bx_job *job)
 {
     bxi_bootstrap_release(job);
@@ -54,25 +76,11 @@ static void free_job(struct bx_job *job)
     bxi_rrefs_destroy(job);
     bxi_devices_destroy(job);
     for (int rank = 0; job->lend->peers != NULL && rank < job->world_size; rank++) {
-        struct bxi_peer *peer = &job->rpc->peers[rank];
-
-        bxi_peer_drop_queue(job, peer);
-        bxi_returns_close(peer->lend);
-        bxi_grants_destroy(peer->lend);
-        if (peer->lend->arena != NULL)
-            bxi_arena_view_release(peer->lend->arena);
-        if (peer->view.control != NULL)
-            bxi_segment_detach(&peer->view);
-        for (int i = 0; i < 2 && rank != job->rank; i++)
-            if (peer->bell.fd[i] > 0)
-                close(peer->bell.fd[i]);
-        if (peer->pidfd > 0)
-            close(peer->pidfd);
-        free(peer->loop);
-        free(peer->lend->loop_words);
-        free(peer->slots);
-        free(peer->functions);
-        free(peer->hists);
+        /* NULL: no memory for it, bx_job_create fails. */
+        for (struct bxi_peer *peer = job->rpc->peers[rank], *former; peer != NULL; peer = former) {
+            former = peer->former;
+            free_peer(job, peer);
+        }
     }
     if (job->lend->arena != NULL) {
         bxi_arena_close(job->lend->arena);
@@ -152,10 +160,11 @@ int bx_job_start(struct bx_job *job)
     bxi_spawn_in_job(job, true);
     bxi_names_build(job);
     job->run->cpus = bxi_machine_cpus(job);
-    if (job->rank != 0)
+    if (job->rank != 0 || job->rpc->peers[0]->generation > 1)
         bxi_trace_start(job, &bxi_names_for_trace, !bxi_spawn_is_worker());
     /* Before progress starts: a handler that it runs may call at once. */
-    bxi_store_relaxed(&job->phase, BXI_STARTED);
+    /* [phase] release, pairs with the acquire in arena_memory: a thread that makes tensors meanwhile sees the arena. */
+    bxi_store_release(&job->phase, BXI_STARTED);
     if ((rc = bxi_drive_start(job)) < 0) {
         bxi_job_leave(job);             /* the others have passed the gate, and must see it leave */
         return rc;
@@ -185,7 +194,7 @@ void bx_job_destroy(struct bx_job *job)
     /* Pending futures would name a job that is gone. Answers that wait for futures of other jobs end too. */
     bxi_futures_end(job);
     for (int rank = 0; rank < job->world_size; rank++)
-        bxi_waiting_peer_gone(job, &job->rpc->peers[rank], BX_E_SHUTDOWN);
+        bxi_waiting_peer_gone(job, job->rpc->peers[rank], BX_E_SHUTDOWN);
     free_job(job);
     bxi_error_leave();
     bxi_cancel_restore(&cancel_before);

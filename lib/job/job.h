@@ -13,6 +13,14 @@
  *     ATTACHED                         ->
  *                                      <-     GO       when all have attached
  *
+ * A process that takes the place of a dead worker (rejoin.c) asks every worker that lives, at its door (door.c):
+ *
+ *     joiner                                  each worker
+ *     REHELLO  who it is               ->
+ *                                      <-     REWELCOME  the generations and names of all ranks
+ *     REJOIN   its five descriptors    ->
+ *                                      <-     TABLE      this worker's
+ *
  * NOTE is a sentence for the log, from rank 0 to the workers that have come, if others do not come for long. FAIL, a
  * code and a sentence, may go either way at any time. From rank 0 it ends the start of that worker; from a worker it
  * ends the start of all.
@@ -27,6 +35,9 @@
 struct bxi_boot {
     int pidfd;                          /* start: of this process */
     int lock_fd;                        /* start; rank 0: the lock file, with the lock of the job's name; else -1 */
+    int door_fd;                        /* start; options.rejoin: the door, a listening socket; else 0 */
+    int mutex_fd;                       /* start; while this worker joins a job that runs: the joiners' mutex; else 0 */
+    struct bxi_door *door;              /* start: its thread's; NULL */
     uint32_t deaths_reported;           /* by bx_job_serve */
 };
 
@@ -45,10 +56,8 @@ struct bxi_whole_job {
 /* ---- bootstrap_packet.c: one message. Start, on both sides --------------------------------------- */
 
 #define BXI_BOOT_MAGIC UINT64_C(0x544f4f4252435842)     /* "BXCRBOOT" in memory, little endian */
-#define BXI_BOOT_PROTOCOL 3u
-#define BXI_BOOT_FDS 5                  /* of a worker: segment and arena (read-only), two bells, pidfd */
+#define BXI_BOOT_PROTOCOL 4u
 #define BXI_BOOT_TABLE_MAX 32           /* workers in one TABLE: 160 descriptors; the kernel takes 253 */
-enum bxi_boot_fd { BXI_BOOT_SEGMENT, BXI_BOOT_ARENA, BXI_BOOT_BELL, BXI_BOOT_BELL_LEADER, BXI_BOOT_PIDFD };
 
 enum bxi_boot_kind {
     BXI_BOOT_HELLO = 1,
@@ -59,6 +68,9 @@ enum bxi_boot_kind {
     BXI_BOOT_GO,
     BXI_BOOT_FAIL,
     BXI_BOOT_NOTE,
+    BXI_BOOT_REHELLO,                   /* rejoin.c to door.c */
+    BXI_BOOT_REWELCOME,
+    BXI_BOOT_REJOIN,
 };
 
 /* The head and FAIL are the same in every version, so that two versions can report that they differ. */
@@ -75,7 +87,7 @@ struct bxi_boot_hello {
     int32_t rank;
     int32_t world_size;
     uint32_t pid;
-    uint32_t reserved;
+    uint32_t rejoin;                    /* 1: options.rejoin */
     char name[BXI_NAME_BYTES];
 };
 struct bxi_boot_welcome {
@@ -90,8 +102,30 @@ struct bxi_boot_table {
     struct bxi_boot_entry {
         int32_t rank;
         uint32_t pid;
+        uint32_t generation;
+        uint32_t reserved;
         char name[BXI_NAME_BYTES];
     } entry[BXI_BOOT_TABLE_MAX];        /* the packet has `count` of them, with BXI_BOOT_FDS descriptors each */
+};
+/* REHELLO; with five descriptors REJOIN. */
+struct bxi_boot_rehello {
+    struct bxi_boot_head head;
+    uint64_t instance;
+    int32_t rank;
+    int32_t world_size;
+    uint32_t pid;
+    uint32_t generation;                /* of REJOIN: that of the joiner */
+    char name[BXI_NAME_BYTES];
+};
+struct bxi_boot_rewelcome {
+    struct bxi_boot_head head;
+    struct bxi_boot_known {             /* what the worker knows of each rank, also of itself */
+        uint32_t generation;            /* the highest; 0: none */
+        uint32_t closed;                /* the last that ran and is closed there */
+        uint32_t lives;
+        uint32_t reserved;
+        char name[BXI_NAME_BYTES];      /* "": unknown */
+    } worker[BXI_WORLD_MAX];
 };
 struct bxi_boot_note {
     struct bxi_boot_head head;
@@ -113,6 +147,8 @@ struct bxi_boot_packet {
         struct bxi_boot_table table;
         struct bxi_boot_fail fail;
         struct bxi_boot_note note;
+        struct bxi_boot_rehello rehello;
+        struct bxi_boot_rewelcome rewelcome;
     } as;
     size_t bytes;
     int fds[BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS];
@@ -143,6 +179,10 @@ bool bxi_boot_packet_is(const struct bxi_boot_packet *packet, enum bxi_boot_kind
 int bxi_boot_packet_failure(struct bxi_boot_packet *packet);
 /* 1: fd has one of the events; 0: the deadline has passed; -errno. */
 int bxi_boot_wait(int fd, short events, uint64_t deadline_ns);
+/* As bxi_boot_wait for POLLIN; fd may be -1. BX_E_INTERRUPTED with a sentence: bx_job_interrupt. */
+int bxi_boot_wait_for(struct bx_job *job, int fd, uint64_t deadline_ns);
+/* The leader's eventfd is readable: BX_E_INTERRUPTED with a sentence; or 0, and it is no longer readable. */
+int bxi_boot_interrupted(struct bx_job *job);
 /* The process at the other end belongs to this user. Sets its pid. */
 bool bxi_boot_is_own(int fd, uint32_t *pid);
 
@@ -200,10 +240,16 @@ struct bxi_boot_paths {
  *     a worker        page.rank             the launcher  before instance
  *     a worker        page.instance         the launcher  release, acquire: the names that it is about to make
  *     a worker        page.in_job           the launcher  release, acquire: starts of the job that it has not left
+ *     a worker        page.was_in_job       the launcher  release, acquire, after in_job: it was in the job once
+ *
+ * A worker that is started again (bx_spawn_options.restart) gets the page of the dead one. The launcher clears the page
+ * before the fork; until then it is the only process that has the page. The board has no line about a worker that was
+ * started again: the workers that read it then are to join the job, and a line ends their start.
  *
  * Killed at each step. The launcher, before is_set: no worker sees the text. Before first: a worker sees it if it asks
  * for that rank. A worker, before instance: it has made no name yet. After instance, before the names are made: there
- * is nothing to remove. Before in_job: its end by a signal is a bad one anyway.
+ * is nothing to remove. Before in_job: its end by a signal is a bad one anyway. Before was_in_job: in_job says the
+ * same.
  */
 #define BXI_END_BYTES 160               /* "worker 'NAME' (rank R, pid P) was killed by signal S (TEXT)" */
 struct bxi_board {
@@ -217,6 +263,7 @@ struct bxi_worker_page {
     bxi_a64 instance;                   /* of the job, once its names may be there; 0: none was made */
     bxi_a32 rank;                       /* in that job */
     bxi_a32 in_job;                     /* jobs of that name that it has started and not left */
+    bxi_a32 was_in_job;
 };
 
 /* What a worker gets from its launcher. */
@@ -225,6 +272,7 @@ struct bxi_spawned {
     int world_size;
     struct bxi_board *board;
     struct bxi_worker_page *page;
+    bool again;                         /* it was started in the place of one that died */
 };
 /* This process is a worker from here on. spawn.c, after the fork. */
 void bxi_spawn_become(const struct bxi_spawned *spawned);
@@ -253,8 +301,8 @@ void bxi_spawn_note_wait(const struct bx_job *job, const struct bxi_boot_paths *
 void bxi_spawn_forget(const struct bx_job *job);
 
 /* For a worker of the job that bx_spawn was asked for. BX_E_WORKER_FAILED with a sentence if the worker of that rank
- * has ended (-1: any worker; the first); else 0. bxi_spawn_how_ended waits for that up to a second: the worker has hung
- * up. Start. */
+ * has ended (-1: any worker; the first) and will not be started again; else 0. In a worker that was started again
+ * itself: the job ends. bxi_spawn_how_ended waits for that up to a second: the worker has hung up. Start. */
 int bxi_spawn_ended(const struct bx_job *job, int rank);
 int bxi_spawn_how_ended(const struct bx_job *job, int rank);
 /* The worker is in the job from here on, or has left it. bx_job_start; bxi_job_leave. */
@@ -305,13 +353,41 @@ void bxi_boot_unlink_dead(const struct bx_job *job, int rank);
  * it ends its job, so the last worker leaves nothing behind. May set the thread's sentence. */
 void bxi_boot_clear_dead(const struct bx_job *job);
 
+/* ---- door.c: where a joiner meets the workers of a job that runs -------------------------------------- */
+
+struct sockaddr_un;
+/* The address of a worker's door. Its length. */
+uint32_t bxi_door_address(struct sockaddr_un *address, const struct bx_job *job, int rank, uint32_t generation);
+/* Opens this worker's door (boot->door_fd), if options.rejoin is set; nobody serves it yet. After the segment is made,
+ * before the gate opens. Start. 0, or a failure with its sentence. */
+int bxi_door_open(struct bx_job *job);
+/* Serves it from here on, in a thread of its own. Without a door nothing happens. 0, or a failure with its sentence. */
+int bxi_door_start(struct bx_job *job);
+void bxi_door_stop(struct bx_job *job);             /* the end of the job: closes it */
+
+/* ---- rejoin.c: a worker joins a job that runs. Start -------------------------------------------------- */
+
+/* Finds a job of job's name that runs and lets workers come back, and joins it if this worker's rank is dead in it.
+ * 1: it has joined. 0: there is none, begin as usual. -EAGAIN: there may be one in a moment. Else a failure with its
+ * sentence; the caller undoes what was made. */
+int bxi_rejoin(struct bx_job *job, const struct bxi_boot_paths *paths, uint64_t deadline_ns);
+/* Rank 0, which is about to begin a job. 0; BX_E_JOB_RUNNING: one of that name goes on without its rank 0. */
+int bxi_rejoin_check_none(const struct bx_job *job);
+
 /* ---- bootstrap_job.c: what the start makes of the job. Both sides ----------------------------------- */
 
 /* Makes job->segment and job->lend->arena, and a read-only descriptor of each. job->instance is set. 0, or a failure
  * with its sentence (BX_E_NO_SPACE, BX_E_DESCRIPTORS, -errno). */
 int bxi_boot_segment(struct bx_job *job, int *segment_fd, int *arena_fd);
-/* Fills in job->rpc->peers[job->rank]. */
+/* Descriptors of both, opened anew for reading. 0, or a failure with its sentence. Start, the door. */
+int bxi_boot_readable(const struct bx_job *job, int *segment_fd, int *arena_fd);
+/* Before that, for the first tensor: makes job->lend->arena, without a name, unless it is there. Lock. 0, or a failure
+ * with its sentence. */
+int bxi_boot_early_arena(struct bx_job *job);
+/* Fills in job->rpc->peers[job->rank], with generation 1. */
 void bxi_boot_fill_self(struct bx_job *job);
+/* The entry of this worker, and its descriptors but those of bxi_boot_readable. */
+void bxi_boot_describe_self(const struct bx_job *job, struct bxi_boot_entry *entry, int fds[BXI_BOOT_FDS]);
 /* Makes job->rpc->peers[entry->rank] of an entry and its descriptors. Bells and pidfd become the peer's, the others
  * stay the caller's. 0; -EPROTO or another -errno if something is wrong with them; no sentence. */
 int bxi_boot_add_peer(struct bx_job *job, const struct bxi_boot_entry *entry,

@@ -16,7 +16,8 @@
 int bxi_machine_raise_limit(const struct bx_job *job)
 {
     struct rlimit limit;
-    rlim_t needed = (rlim_t)(3 * job->world_size + 64);
+    /* A worker that comes back has three more: those of the one before are kept. */
+    rlim_t needed = (rlim_t)((job->options.rejoin ? 6 : 3) * job->world_size + 64);
 
     if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= needed + 64)
         return 0;
@@ -62,7 +63,7 @@ int bxi_machine_cpus(const struct bx_job *job)
     int quota = cpu_quota(), cpus;
 
     for (int rank = 0; rank < job->world_size; rank++) {
-        const struct bxi_control *theirs = job->rpc->peers[rank].view.control;
+        const struct bxi_control *theirs = job->rpc->peers[rank]->view.control;
 
         for (int i = 0; theirs != NULL && i < 2; i++)
             mask[i] |= theirs->header.cpu_mask[i];

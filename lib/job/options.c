@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A job's options: what the program gave, what the environment adds (BX_JOB, BX_RANK, BX_WORLD_SIZE, BX_NAME, BX_WAIT,
- * BX_ARENA_BYTES, BX_POOL_THREADS, BX_HIST, BX_LOG), and the defaults. Called by the thread in bx_job_create.
+ * BX_ARENA_BYTES, BX_POOL_THREADS, BX_REJOIN, BX_HIST, BX_LOG, BX_CHECKED), and the defaults. Called by the thread in
+ * bx_job_create.
  */
 #include "job.h"
 
@@ -102,6 +103,18 @@ static int wait_from_environment(struct bx_options *options)
     return 0;
 }
 
+static int rejoin_from_environment(struct bx_options *options)
+{
+    const char *text = getenv("BX_REJOIN");
+
+    if (text == NULL || text[0] == '\0' || strcmp(text, "0") == 0)
+        return 0;
+    if (strcmp(text, "1") != 0)
+        return bx_fail(-EINVAL, "BX_REJOIN='%s' is neither 0 nor 1", bxi_brief(text).text);
+    options->rejoin = 1;
+    return 0;
+}
+
 static int check_options(struct bx_job *job, struct bx_options *options)
 {
     if (options->world_size < BX_WORLD_MIN || options->world_size > BX_WORLD_MAX)
@@ -137,12 +150,15 @@ int bxi_job_options(struct bx_job *job, const struct bx_options *given)
 {
     int rc;
 
-    if (given != NULL && (rc = bxi_options_copy(&job->options, sizeof job->options, given, "bx_options")) < 0)
+    rc = bxi_options_copy(&job->options, sizeof job->options, BXI_OPTIONS_0_1, given, "bx_options");
+    if (rc < 0)
         return rc;
     if (job->options.world_size == 0 && (rc = options_from_environment(&job->options)) < 0)
         return rc;
-    if ((rc = bxi_log_from_environment()) < 0 || (rc = wait_from_environment(&job->options)) < 0 ||
+    if ((rc = bxi_log_from_environment()) < 0 || (rc = bxi_checked_variable()) < 0 ||
+        (rc = wait_from_environment(&job->options)) < 0 ||
         (rc = arena_from_environment(&job->options)) < 0 || (rc = pool_from_environment(&job->options)) < 0 ||
+        (rc = rejoin_from_environment(&job->options)) < 0 ||
         (rc = bxi_hist_every(getenv("BX_HIST"), &job->observe->hist_every)) < 0)
         return rc;
     return check_options(job, &job->options);

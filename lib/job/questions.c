@@ -31,20 +31,42 @@ const char *bx_job_name(const struct bx_job *job)
 bool bx_worker_alive(const struct bx_job *job, int rank)
 {
     return bxi_job_check_any(job) == 0 && rank >= 0 && rank < job->world_size &&
-           bxi_load_relaxed(&job->rpc->peers[rank].state) == BXI_PEER_ALIVE;
+           bxi_load_relaxed(&job->rpc->peers[rank]->state) == BXI_PEER_ALIVE;
+}
+
+int bx_worker_generation(const struct bx_job *job, int rank)
+{
+    int rc = bxi_job_check_any(job);
+
+    if (rc < 0)
+        return rc;
+    if (rank < 0 || rank >= job->world_size)
+        return bx_fail(-EINVAL, "rank %d is not one of 0..%d", rank, job->world_size - 1);
+    return bxi_load_relaxed(&job->phase) == BXI_CREATED ? 0 : bxi_join_generation(job, rank);
+}
+
+static int set_hook(struct bx_job *job, struct bxi_worker_hook *hook, const struct bxi_worker_hook *given,
+                    const char *what)
+{
+    if (bxi_load_relaxed(&job->phase) != BXI_CREATED)
+        return bx_fail(BX_E_STATE, "the hook for %s is set before bx_job_start", what);
+    *hook = *given;
+    return 0;
+}
+
+int bx_on_join(struct bx_job *job, bx_join_fn fn, void *context)
+{
+    int rc = bxi_job_check_any(job);
+
+    return rc < 0 ? rc : set_hook(job, &job->rpc->on_join, &(struct bxi_worker_hook){ fn, context },
+                                  "workers that come back");
 }
 
 int bx_on_death(struct bx_job *job, bx_death_fn fn, void *context)
 {
     int rc = bxi_job_check_any(job);
 
-    if (rc < 0)
-        return rc;
-    if (bxi_load_relaxed(&job->phase) != BXI_CREATED)
-        return bx_fail(BX_E_STATE, "the hook for deaths is set before bx_job_start");
-    job->rpc->on_death = fn;
-    job->rpc->on_death_context = context;
-    return 0;
+    return rc < 0 ? rc : set_hook(job, &job->rpc->on_death, &(struct bxi_worker_hook){ fn, context }, "deaths");
 }
 
 int bx_job_arena(struct bx_job *job, struct bx_arena_info *info)

@@ -31,18 +31,6 @@ static struct bx_job *job_of(struct bxi_waiter *waiter)
     return ((struct job_waiter *)(void *)waiter)->job;
 }
 
-static int wait_passive(struct bx_job *job, bool (*ready)(struct bxi_waiter *), const void *object,
-                        uint64_t deadline_ns)
-{
-    struct job_waiter waiter = {
-        .waiter = { .ready = ready, .object = object, .deadline_ns = deadline_ns, .passive = true },
-        .job = job,
-        .count = (uint32_t)job->world_size - 1,
-    };
-
-    return bxi_wait(job->run, &waiter.waiter);
-}
-
 /* ---- serving ----------------------------------------------------------------------------------- */
 
 static bool serve_ready(struct bxi_waiter *waiter)
@@ -60,6 +48,29 @@ static bool serve_ready(struct bxi_waiter *waiter)
     return leavers > lost || lost == (uint32_t)job->world_size - 1;
 }
 
+static int wait_passive(struct bx_job *job, bool (*ready)(struct bxi_waiter *), const void *object,
+                        uint64_t deadline_ns)
+{
+    struct job_waiter waiter = {
+        .waiter = { .ready = ready, .object = object, .deadline_ns = deadline_ns, .passive = true,
+                    .lasts = ready != serve_ready },
+        .job = job,
+        .count = (uint32_t)job->world_size - 1,
+    };
+
+    return bxi_wait(job->run, &waiter.waiter);
+}
+
+/* The next that died. Those that were never reported fall out when BXI_WORLD_MAX newer ones have come. */
+static const struct bxi_peer *next_death(struct bx_job *job)
+{
+    uint32_t deaths = bxi_load_seq_cst(&job->rpc->deaths), *reported = &job->boot->deaths_reported;
+
+    if (deaths - *reported > BXI_WORLD_MAX)
+        *reported = deaths - BXI_WORLD_MAX;
+    return job->rpc->dead[(*reported)++ % BXI_WORLD_MAX];
+}
+
 int bx_job_serve(struct bx_job *job)
 {
     int rc = bxi_job_check(job);
@@ -69,12 +80,14 @@ int bx_job_serve(struct bx_job *job)
     rc = bxi_out(wait_passive(job, serve_ready, &job->rpc->leavers, BX_FOREVER));
     if (rc == BX_E_SHUTDOWN)
         return bx_fail(rc, "worker '%s' has shut down", job->name);
+    if (rc == BX_E_INTERRUPTED)
+        return bx_fail(rc, "bx_job_interrupt ended bx_job_serve of worker '%s'", job->name);
     if (rc < 0)
         return bx_fail(rc, "bx_job_serve waits and cannot be called from a handler or a callback");
     if (bxi_load_seq_cst(&job->rpc->deaths) <= job->boot->deaths_reported)
         return 0;
 
-    struct bxi_peer *peer = &job->rpc->peers[job->rpc->dead_rank[job->boot->deaths_reported++]];
+    const struct bxi_peer *peer = next_death(job);
     int code = bxi_load_relaxed(&peer->state) == BXI_PEER_DEAD ? BX_E_PEER_DEAD : BX_E_CORRUPT;
 
     return bx_fail(code, "worker '%s' (rank %d, pid %u) %s", peer->name, peer->rank, peer->pid,
@@ -131,7 +144,7 @@ static void announce(struct bx_job *job, enum bxi_state state)
 static int name_the_late(struct bx_job *job, enum bxi_state wanted, uint64_t timeout_ns)
 {
     for (int rank = 0; rank < job->world_size; rank++) {
-        const struct bxi_peer *peer = &job->rpc->peers[rank];
+        const struct bxi_peer *peer = job->rpc->peers[rank];
 
         /* [state] acquire, pairs with the release in announce. */
         if (rank != job->rank && bxi_load_relaxed(&peer->state) == BXI_PEER_ALIVE &&
@@ -165,6 +178,7 @@ void bxi_job_leave(struct bx_job *job)
     bool together = bxi_load_seq_cst(&job->rpc->quiet) == (uint32_t)job->world_size - 1;
     const struct bxi_role *role;
 
+    bxi_door_stop(job);
     bxi_store_relaxed(&job->phase, BXI_STOPPED);    /* relaxed: any recent value will do for bxi_job_check */
     /* [state] release, pairs with the acquire in look_state. */
     bxi_store_release(&job->control->header.state, BXI_LEFT);
@@ -173,7 +187,7 @@ void bxi_job_leave(struct bx_job *job)
     if (!together)
         bxi_ring_all(job);
     for (int rank = 0; rank < job->world_size; rank++)
-        bxi_calls_fail(job, &job->rpc->peers[rank], BX_E_SHUTDOWN, BX_FOREVER);
+        bxi_calls_fail(job, job->rpc->peers[rank], BX_E_SHUTDOWN, BX_FOREVER);
     bxi_waits_stop(job->run);
     bxi_pool_stop(job);
     bxi_progress_stop(job->run);
@@ -190,6 +204,12 @@ void bxi_job_leave(struct bx_job *job)
     BXI_STEP("arena.unlinked");
     bxi_bootstrap_release(job);
     bxi_boot_clear_dead(job);
+    if (job->options.rejoin) {
+        /* What joiners left that died before anybody had attached them; the lock file of a rank 0 that was dead before
+         * this worker came. */
+        bxi_object_reap(job->job_name, job->instance);
+        bxi_bootstrap_sweep(job->job_name);
+    }
 }
 
 int bx_job_shutdown(struct bx_job *job, uint64_t timeout_ns)

@@ -23,6 +23,15 @@
  * lock may be held for longer than its owner lives, by a child that the owner forked, or while a process reads the
  * owner's /proc/PID/smaps. The instance is random, so no other job's names have it.
  *
+ * With options.restart a worker that ended badly is forked again, with the same rank and name, and joins the job that
+ * runs (bx_options.rejoin). Not if
+ *   - the job has not started: no worker has been in it, so the start has failed;
+ *   - it had left the job, or its restarts are used up: this is a failure as without restarts;
+ *   - no other worker is in the job: nothing is left that it could join;
+ *   - the job ends: a signal was sent or will be (begin_end), or a worker has left the job and returned 0.
+ * The dead worker's names are removed before the next process is forked, which makes the same names. A worker that dies
+ * again soon after its fork waits for its next one, twice as long each time.
+ *
  * The launcher is killed by SIGKILL: the kernel sends SIGTERM to each worker, and the worker's handler removes the
  * names of its segment and arena, in rank 0 also the socket and the lock file. A worker is killed: the launcher removes
  * what it left after all have ended. Both are killed at once: `shmstat reap`. If rank 0 is killed between taking the
@@ -43,6 +52,27 @@
 #include <unistd.h>
 
 #define GRACE_NS UINT64_C(1000000000)
+#define RESTART_MAX (BXI_GENERATION_MAX - 1)
+#define SOON_NS UINT64_C(1000000000)            /* a process that lived for less has died soon */
+#define WAIT_FIRST_NS UINT64_C(100000000)       /* before the restart after the second such death in a row */
+#define WAIT_LAST_NS UINT64_C(5000000000)
+
+/* How a worker ended. */
+struct end {
+    int status;
+    bool was_in_job;
+    char text[BXI_END_BYTES];
+};
+
+/* The worker of one rank. */
+struct child {
+    pid_t pid;                          /* 0: not started, or reaped */
+    uint64_t forked_ns;
+    struct end end;                     /* of its last process */
+    int restarts;
+    int soon;                           /* deaths in a row that came soon */
+    uint64_t due_ns;                    /* when it is started again; 0: it is not to be */
+};
 
 struct launch {
     struct bx_spawn_options options;    /* with defaults */
@@ -54,11 +84,13 @@ struct launch {
     struct bxi_board *board;
     unsigned char *pages;               /* one of page_bytes for each worker; read-only here */
     size_t page_bytes;
-    pid_t pid[BXI_WORLD_MAX];           /* 0: not started, or reaped */
+    struct child child[BXI_WORLD_MAX];
     char failed_text[BXI_END_BYTES];
     unsigned failed_pass;               /* the one that found it */
     unsigned passes;                    /* of reap */
     int running;
+    bool has_started;                   /* the job: a worker has been in it */
+    bool is_over;                       /* the job: a worker left it and returned 0, or none is in it any more */
     int next_signal;                    /* SIGTERM, SIGKILL, then 0 */
     uint64_t next_signal_ns;            /* BX_FOREVER while no worker is to be ended */
     struct bx_spawn_report report;
@@ -113,7 +145,8 @@ static void become_worker(const struct launch *launch, int rank)
     struct bxi_worker_page *page = page_of(launch, rank);
     sigset_t mask = launch->old_mask;
 
-    bxi_spawn_become(&(struct bxi_spawned){ launch->job_name, launch->options.world_size, launch->board, page });
+    bxi_spawn_become(&(struct bxi_spawned){ launch->job_name, launch->options.world_size, launch->board, page,
+                                            launch->child[rank].restarts > 0 });
     sigaction(SIGINT, &ignore, NULL);
     sigaction(SIGHUP, &ignore, NULL);
     sigaction(SIGTERM, &term, NULL);
@@ -181,9 +214,10 @@ static int read_options(struct launch *launch, const struct bx_spawn_options *gi
 
     if (given == NULL || launch->fn == NULL)
         return bx_fail(-EINVAL, "bx_spawn needs options and a function");
-    int rc = bxi_options_copy(options, sizeof(*options), given, "bx_spawn_options");
+    int rc = bxi_options_copy(options, sizeof(*options), BXI_SPAWN_OPTIONS_0_1, given, "bx_spawn_options");
     if (rc == 0)
-        rc = bxi_options_copy(&launch->base, sizeof(launch->base), options->options, "bx_options");
+        rc = bxi_options_copy(&launch->base, sizeof(launch->base), BXI_OPTIONS_0_1, options->options,
+                              "bx_options");
     if (rc < 0)
         return rc;
     if (options->world_size < BX_WORLD_MIN || options->world_size > BX_WORLD_MAX)
@@ -198,6 +232,12 @@ static int read_options(struct launch *launch, const struct bx_spawn_options *gi
         snprintf(launch->job_name, sizeof(launch->job_name), "spawn-%ld-%u", (long)getpid(), ++launches);
     if (options->grace_ns == 0)
         options->grace_ns = GRACE_NS;
+    if (options->restart < 0 || options->restart > RESTART_MAX)
+        return bx_fail(-EINVAL, "restart is %d, not one of 0 to %d", options->restart, RESTART_MAX);
+    /* For the lines about restarts. */
+    if (options->restart > 0 && (rc = bxi_log_from_environment()) < 0)
+        return rc;
+    launch->base.rejoin |= options->restart > 0;
     return check_names(options->names, options->world_size);
 }
 
@@ -253,20 +293,32 @@ static int map_shared(struct launch *launch)
     return 0;
 }
 
+/* What the last process of the rank wrote. Relaxed: no process has the page but this one. */
+static void clear_page(struct bxi_worker_page *page)
+{
+    bxi_store_relaxed(&page->instance, 0);
+    bxi_store_relaxed(&page->rank, 0);
+    bxi_store_relaxed(&page->in_job, 0);
+    bxi_store_relaxed(&page->was_in_job, 0);
+}
+
 /* The page of a rank is writable only while its worker is forked, and so in that worker alone. */
 static int fork_worker(struct launch *launch, int rank)
 {
-    void *page = page_of(launch, rank);
+    struct bxi_worker_page *page = page_of(launch, rank);
 
+    fflush(NULL);       /* or the worker would print what is still in the buffers */
     if (mprotect(page, launch->page_bytes, PROT_READ | PROT_WRITE) < 0)
         return no_memory_to_share(-errno);
+    clear_page(page);
     pid_t pid = fork();
     if (pid == 0)
         run_worker(launch, rank);
     if (pid < 0)
         return bx_fail(-errno, "worker %d of %d cannot be forked: %s", rank, launch->options.world_size,
                        bx_strerror(-errno));
-    launch->pid[rank] = pid;
+    launch->child[rank].pid = pid;
+    launch->child[rank].forked_ns = bxi_now_ns();
     launch->running++;
     return mprotect(page, launch->page_bytes, PROT_READ) < 0 ? no_memory_to_share(-errno) : 0;
 }
@@ -275,7 +327,6 @@ static int fork_workers(struct launch *launch)
 {
     int rc = 0;
 
-    fflush(NULL);       /* or every worker would print what is still in the buffers */
     for (int rank = 0; rc == 0 && rank < launch->options.world_size; rank++)
         rc = fork_worker(launch, rank);
     return rc;
@@ -302,21 +353,36 @@ static void escalate(struct launch *launch)
     if (launch->next_signal == 0 || now_ns < launch->next_signal_ns)
         return;
     for (int rank = 0; rank < launch->options.world_size; rank++)
-        if (launch->pid[rank] > 0)
-            kill(launch->pid[rank], launch->next_signal);
+        if (launch->child[rank].pid > 0)
+            kill(launch->child[rank].pid, launch->next_signal);
     launch->next_signal_ns = later(now_ns, launch->options.grace_ns);
     launch->next_signal = launch->next_signal == SIGTERM ? SIGKILL : 0;
+}
+
+/* When the next signal or the next restart is due; BX_FOREVER: none. */
+static uint64_t next_step_ns(const struct launch *launch)
+{
+    uint64_t at_ns = launch->next_signal != 0 ? launch->next_signal_ns : BX_FOREVER;
+
+    for (int rank = 0; rank < launch->options.world_size; rank++) {
+        uint64_t due_ns = launch->child[rank].due_ns;
+
+        if (due_ns != 0 && due_ns < at_ns)
+            at_ns = due_ns;
+    }
+    return at_ns;
 }
 
 /* Takes the signals that have come. With wait, sleeps until one comes or the next step is due. */
 static void take_signals(struct launch *launch, bool wait)
 {
     struct timespec left = { 0 };
+    uint64_t step_ns = next_step_ns(launch);
     int signal_number;
 
-    if (wait && launch->next_signal != 0 && launch->next_signal_ns != BX_FOREVER) {
+    if (wait && step_ns != BX_FOREVER) {
         uint64_t now_ns = bxi_now_ns();
-        uint64_t left_ns = launch->next_signal_ns > now_ns ? launch->next_signal_ns - now_ns : 0;
+        uint64_t left_ns = step_ns > now_ns ? step_ns - now_ns : 0;
         left.tv_sec = (time_t)(left_ns / 1000000000u);
         left.tv_nsec = (long)(left_ns % 1000000000u);
         wait = false;
@@ -334,27 +400,72 @@ static void take_signals(struct launch *launch, bool wait)
     } while (signal_number > 0);
 }
 
+/* ---- How workers end ------------------------------------------------------------------------------ */
+
 static bool is_in_job(const struct launch *launch, int rank)
 {
-    /* [page.in_job] acquire, pairs with the release in bxi_spawn_in_job: the last value, because the worker has ended.
-     * */
+    /* [page.in_job] acquire, pairs with the release in bxi_spawn_in_job: the last value if the worker has ended. */
     return bxi_load_acquire(&page_of(launch, rank)->in_job) != 0;
 }
 
-/* Writes to the board how a worker ended, for workers that are starting. */
-static void publish_end(struct launch *launch, int rank, pid_t pid, int status)
+/* It is in the job, or has left it. */
+static bool was_in_job(const struct launch *launch, int rank)
 {
+    /* [page.was_in_job] acquire, pairs with the release in bxi_spawn_in_job: the last value if the worker has ended. */
+    return is_in_job(launch, rank) || bxi_load_acquire(&page_of(launch, rank)->was_in_job) != 0;
+}
+
+static bool has_started(struct launch *launch)
+{
+    for (int rank = 0; !launch->has_started && rank < launch->options.world_size; rank++)
+        launch->has_started = was_in_job(launch, rank);
+    return launch->has_started;
+}
+
+/* Some worker runs that is in the job, or has passed its start without having said so yet. */
+static bool has_survivor(const struct launch *launch)
+{
+    for (int rank = 0; rank < launch->options.world_size; rank++) {
+        const struct child *child = &launch->child[rank];
+
+        if (child->pid > 0 && (is_in_job(launch, rank) || (child->restarts == 0 && !was_in_job(launch, rank))))
+            return true;
+    }
+    return false;
+}
+
+static bool is_ending(const struct launch *launch)
+{
+    return launch->is_over || launch->next_signal != SIGTERM || launch->next_signal_ns != BX_FOREVER;
+}
+
+static bool is_bad(const struct end *end)
+{
+    return !WIFEXITED(end->status) || WEXITSTATUS(end->status) != 0 || end->was_in_job;
+}
+
+static void describe_end(struct launch *launch, int rank, pid_t pid, int status)
+{
+    struct end *end = &launch->child[rank].end;
     char room[BXI_NAME_BYTES];
-    char *text = launch->board->end[rank].text;
-    int used = snprintf(text, BXI_END_BYTES, "worker '%s' (rank %d, pid %ld) ", name_of(launch, rank, room), rank,
+    int used = snprintf(end->text, BXI_END_BYTES, "worker '%s' (rank %d, pid %ld) ", name_of(launch, rank, room), rank,
                         (long)pid);
     size_t left = BXI_END_BYTES - (size_t)used;
 
+    end->status = status;
+    end->was_in_job = is_in_job(launch, rank);
     if (WIFSIGNALED(status))
-        snprintf(text + used, left, "was killed by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
+        snprintf(end->text + used, left, "was killed by signal %d (%s)", WTERMSIG(status),
+                 strsignal(WTERMSIG(status)));
     else
-        snprintf(text + used, left, "exited with status %d%s", WEXITSTATUS(status),
-                 WEXITSTATUS(status) == 0 && is_in_job(launch, rank) ? ", but had not left the job" : "");
+        snprintf(end->text + used, left, "exited with status %d%s", WEXITSTATUS(status),
+                 WEXITSTATUS(status) == 0 && end->was_in_job ? ", but had not left the job" : "");
+}
+
+/* Writes to the board how a worker ended, for workers that are starting. */
+static void publish_end(struct launch *launch, int rank)
+{
+    memcpy(launch->board->end[rank].text, launch->child[rank].end.text, BXI_END_BYTES);
     /* [board.end] release, pairs with the acquire in bxi_spawn_ended. */
     bxi_store_release(&launch->board->end[rank].is_set, 1);
     /* Relaxed: only this thread writes it. */
@@ -366,12 +477,13 @@ static void publish_end(struct launch *launch, int rank, pid_t pid, int status)
 /* Reports the first worker that ended badly by itself: not by the launcher's signals, nor by the SIGTERM to the whole
  * process group that asked the launcher to end. If one pass finds several, a worker that was killed is preferred to one
  * that exited, because that is mostly the cause and the other the effect. */
-static void note_end(struct launch *launch, int rank, int status)
+static void note_end(struct launch *launch, int rank)
 {
-    bool is_bad = !WIFEXITED(status) || WEXITSTATUS(status) != 0 || is_in_job(launch, rank);
+    const struct end *end = &launch->child[rank].end;
     bool was_asked = launch->next_signal != SIGTERM || launch->report.interrupt_signal != 0;
+    int status = end->status;
 
-    if (!is_bad || was_asked)
+    if (!is_bad(end) || was_asked)
         return;
     if (launch->report.failed_rank >= 0 && !(launch->failed_pass == launch->passes &&
                                              launch->report.term_signal == 0 && WIFSIGNALED(status)))
@@ -380,15 +492,118 @@ static void note_end(struct launch *launch, int rank, int status)
     launch->report.failed_rank = rank;
     launch->report.exit_status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     launch->report.term_signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-    snprintf(launch->failed_text, sizeof(launch->failed_text), "%s", launch->board->end[rank].text);
+    snprintf(launch->failed_text, sizeof(launch->failed_text), "%s", end->text);
     begin_end(launch, launch->options.grace_ns);
+}
+
+/* ---- Restarts ------------------------------------------------------------------------------------- */
+
+static void unlink_names(const struct launch *launch, int at)
+{
+    struct bxi_worker_page *page = page_of(launch, at);
+    /* [page.instance] acquire, pairs with the release in announce_names: rank is read after it. */
+    uint64_t instance = bxi_load_acquire(&page->instance);
+    /* Relaxed: written before instance. */
+    uint32_t rank = bxi_load_relaxed(&page->rank);
+    char name[BXI_OBJECT_NAME_BYTES];
+
+    if (instance == 0 || rank >= BXI_WORLD_MAX)
+        return;
+    bxi_object_name(name, (uint32_t)geteuid(), launch->job_name, instance, (int)rank);
+    shm_unlink(name);
+    bxi_object_arena_name(name, (uint32_t)geteuid(), launch->job_name, instance, (int)rank);
+    shm_unlink(name);
+}
+
+/* A worker has ended: it is to be started again. */
+static bool is_to_restart(struct launch *launch, int rank)
+{
+    const struct child *child = &launch->child[rank];
+    bool has_left = was_in_job(launch, rank) && !child->end.was_in_job;
+
+    return child->restarts < launch->options.restart && is_bad(&child->end) && !has_left && has_started(launch) &&
+           !is_ending(launch) && has_survivor(launch);
+}
+
+static void schedule_restart(struct launch *launch, int rank)
+{
+    struct child *child = &launch->child[rank];
+    uint64_t now_ns = bxi_now_ns(), wait_ns = 0;
+
+    child->soon = now_ns - child->forked_ns < SOON_NS ? child->soon + 1 : 0;
+    for (int i = 1; i < child->soon && wait_ns < WAIT_LAST_NS; i++)
+        wait_ns = wait_ns == 0 ? WAIT_FIRST_NS : 2 * wait_ns;
+    child->due_ns = now_ns + (wait_ns < WAIT_LAST_NS ? wait_ns : WAIT_LAST_NS);
+    unlink_names(launch, rank);
+}
+
+/* Workers that were to be started again are not: their ends are failures. */
+static void drop_restarts(struct launch *launch)
+{
+    for (int rank = 0; rank < launch->options.world_size; rank++) {
+        if (launch->child[rank].due_ns == 0)
+            continue;
+        launch->child[rank].due_ns = 0;
+        note_end(launch, rank);
+    }
+}
+
+static void start_again(struct launch *launch, int rank)
+{
+    struct child *child = &launch->child[rank];
+
+    child->due_ns = 0;
+    child->restarts++;
+    if (fork_worker(launch, rank) < 0 && child->pid == 0) {
+        bxi_log(NULL, 0, "%s, and cannot be started again: %s", child->end.text, bx_error_text());
+        note_end(launch, rank);
+        return;
+    }
+    bxi_log(NULL, 1, "%s: started again as pid %ld, %d of %d", child->end.text, (long)child->pid, child->restarts,
+            launch->options.restart);
+}
+
+static void restart(struct launch *launch)
+{
+    if (is_ending(launch))
+        drop_restarts(launch);
+    for (int rank = 0; rank < launch->options.world_size; rank++) {
+        uint64_t due_ns = launch->child[rank].due_ns;
+
+        if (due_ns != 0 && bxi_now_ns() >= due_ns)
+            start_again(launch, rank);
+    }
+}
+
+/* ---- Until all have ended -------------------------------------------------------------------------- */
+
+static void take_end(struct launch *launch, int rank, pid_t pid, int status)
+{
+    const struct child *child = &launch->child[rank];
+    bool is_good = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+
+    /* A worker that was started again found that the job had ended: what it was started for is the cause. */
+    if (!(launch->is_over && child->restarts > 0 && !was_in_job(launch, rank) && !is_good))
+        describe_end(launch, rank, pid, status);
+    if (is_to_restart(launch, rank)) {
+        schedule_restart(launch, rank);
+        return;
+    }
+    launch->is_over |= !has_survivor(launch) || (is_good && was_in_job(launch, rank) && !child->end.was_in_job);
+    if (launch->is_over)
+        drop_restarts(launch);
+    note_end(launch, rank);
+    /* With restarts, only a worker that is to join a job that runs is starting now. It must not fail because of the end
+     * of another, unless the job ends. */
+    if (launch->options.restart == 0 || !has_started(launch) || is_ending(launch))
+        publish_end(launch, rank);
 }
 
 static void reap(struct launch *launch)
 {
     launch->passes++;
     for (int rank = 0; rank < launch->options.world_size; rank++) {
-        pid_t pid = launch->pid[rank];
+        pid_t pid = launch->child[rank].pid;
         int status = 0;
 
         if (pid == 0)
@@ -396,12 +611,10 @@ static void reap(struct launch *launch)
         pid_t got = waitpid(pid, &status, WNOHANG);
         if (got == 0 || (got < 0 && errno == EINTR))
             continue;
-        launch->pid[rank] = 0;
+        launch->child[rank].pid = 0;
         launch->running--;
-        if (got != pid)
-            continue;
-        publish_end(launch, rank, pid, status);
-        note_end(launch, rank, status);
+        if (got == pid)
+            take_end(launch, rank, pid, status);
     }
 }
 
@@ -411,6 +624,7 @@ static void wait_for_all(struct launch *launch)
         take_signals(launch, true);
         reap(launch);
         escalate(launch);
+        restart(launch);
     }
     take_signals(launch, false);
 }
@@ -419,22 +633,8 @@ static void wait_for_all(struct launch *launch)
  * testing their owner locks; the rest only if no lock is held, because a job of the same name may own them. */
 static void remove_names(const struct launch *launch)
 {
-    char name[BXI_OBJECT_NAME_BYTES];
-
-    for (int i = 0; i < launch->options.world_size; i++) {
-        struct bxi_worker_page *page = page_of(launch, i);
-        /* [page.instance] acquire, pairs with the release in announce_names: rank is read after it. */
-        uint64_t instance = bxi_load_acquire(&page->instance);
-        /* Relaxed: written before instance. */
-        uint32_t rank = bxi_load_relaxed(&page->rank);
-
-        if (instance == 0 || rank >= BXI_WORLD_MAX)
-            continue;
-        bxi_object_name(name, (uint32_t)geteuid(), launch->job_name, instance, (int)rank);
-        shm_unlink(name);
-        bxi_object_arena_name(name, (uint32_t)geteuid(), launch->job_name, instance, (int)rank);
-        shm_unlink(name);
-    }
+    for (int rank = 0; rank < launch->options.world_size; rank++)
+        unlink_names(launch, rank);
     bxi_object_reap(launch->job_name, 0);
     bxi_bootstrap_sweep(launch->job_name);
 }

@@ -66,7 +66,8 @@ int bxi_spawn_ended(const struct bx_job *job, int rank)
     /* [board.end] acquire, pairs with the release in publish_end: the text is read after it. */
     if (rank < 0 || bxi_load_acquire(&board->end[rank].is_set) == 0)
         return 0;
-    return bx_fail(BX_E_WORKER_FAILED, "%s before job '%s' had started", board->end[rank].text, job->job_name);
+    return bx_fail(BX_E_WORKER_FAILED, self.again ? "%s: job '%s' ends" : "%s before job '%s' had started",
+                   board->end[rank].text, job->job_name);
 }
 
 int bxi_spawn_how_ended(const struct bx_job *job, int rank)
@@ -98,6 +99,8 @@ void bxi_spawn_in_job(const struct bx_job *job, bool is_in)
     jobs_in += is_in ? 1 : (uint32_t)-1;
     /* [page.in_job] release, pairs with the acquire in is_in_job. */
     bxi_store_release(&page->in_job, jobs_in);
+    /* [page.was_in_job] release, pairs with the acquire in was_in_job. */
+    bxi_store_release(&page->was_in_job, 1);
     bxi_unlock(&self_lock);
     BXI_STEP(is_in ? "spawn.in_job" : "spawn.not_in_job");
 }
@@ -112,7 +115,7 @@ static void announce_names(const struct bx_job *job)
     bxi_lock(&self_lock);
     /* Relaxed: the store of instance releases it. */
     bxi_store_relaxed(&page->rank, (uint32_t)job->rank);
-    /* [page.instance] release, pairs with the acquire in remove_names: rank is there. */
+    /* [page.instance] release, pairs with the acquire in unlink_names: rank is there. */
     bxi_store_release(&page->instance, job->instance);
     bxi_unlock(&self_lock);
     BXI_STEP("spawn.announced");

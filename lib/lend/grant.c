@@ -98,6 +98,8 @@ static void show_loans(struct bx_job *job, struct bxi_lend_peer *peer)
     struct bxi_loans *loans = &bxi_tables(job->control)->loans[peer->rank];
     const struct bxi_grants *grants = &peer->grants;
 
+    if (peer != job->lend->peers[peer->rank])
+        return;                 /* the row is that of the worker which has the rank now */
     /* Relaxed: for inspectors. */
     bxi_store_relaxed(&loans->leases, grants->count);
     bxi_store_relaxed(&loans->bytes, grants->bytes);
@@ -270,8 +272,8 @@ static uint32_t reclaim(struct bx_job *job, int first, int last)
         more = false;
         bxi_lock(&job->run->lock);
         for (int rank = first; rank <= last && !more; rank++)
-            if (job->lend->peers[rank].grants.count > 0)
-                more = collect_words(job, &job->lend->peers[rank], &ended);
+            if (job->lend->peers[rank]->grants.count > 0)
+                more = collect_words(job, job->lend->peers[rank], &ended);
         bxi_unlock(&job->run->lock);
         total += ended.count;
         drop_ended(&ended);
@@ -441,7 +443,7 @@ static int check_rank(const struct bx_job *job, int rank)
 static void add_loans(struct bx_job *job, int rank, struct bx_loans *sum, uint64_t *oldest_ns)
 {
     struct bxi_loans *loans = &bxi_tables(job->control)->loans[rank];
-    const struct bxi_grants *grants = &job->lend->peers[rank].grants;
+    const struct bxi_grants *grants = &job->lend->peers[rank]->grants;
     uint64_t since_ns = grants->count == 0 ? 0 : grants->slots[grants->oldest].since_ns;
 
     sum->leases += grants->count;
@@ -459,7 +461,7 @@ static void reread_all_words(struct bx_job *job)
 {
     bxi_lock(&job->run->lock);
     for (int rank = 0; rank < job->world_size; rank++)
-        job->lend->peers[rank].grants.given_back_seen = BX_FOREVER;
+        job->lend->peers[rank]->grants.given_back_seen = BX_FOREVER;
     bxi_unlock(&job->run->lock);
 }
 
@@ -514,7 +516,7 @@ static bool few_enough(struct bxi_waiter *waiter)
 
     bxi_grants_reclaim(job);
     bxi_lock(&job->run->lock);
-    out = loans->rank < 0 ? bxi_load_relaxed(&job->lend->loans_out) : job->lend->peers[loans->rank].grants.count;
+    out = loans->rank < 0 ? bxi_load_relaxed(&job->lend->loans_out) : job->lend->peers[loans->rank]->grants.count;
     bxi_unlock(&job->run->lock);
     return out <= loans->leases;
 }
@@ -541,7 +543,7 @@ int bx_loans_wait(struct bx_job *job, int rank, uint64_t leases, uint64_t timeou
     bxi_out(rc);
     if (rc == BX_E_TIMEOUT)
         return bx_fail(rc, "more than %llu leases stayed on loan to %s%s%s for %.3f s", (unsigned long long)leases,
-                       rank < 0 ? "the other workers" : "worker '", rank < 0 ? "" : job->lend->peers[rank].name,
+                       rank < 0 ? "the other workers" : "worker '", rank < 0 ? "" : job->lend->peers[rank]->name,
                        rank < 0 ? "" : "'", (double)timeout_ns / 1e9);
     return rc < 0 ? bx_fail(rc, "waiting for leases: %s", bx_strerror(rc)) : 0;
 }

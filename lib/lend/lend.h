@@ -57,7 +57,7 @@ struct bxi_tensor_head {
     uint8_t ndim;               /* 0 to BX_DIMS_MAX */
     uint8_t device;             /* enum bx_device_kind */
     uint8_t flags;              /* BXI_STRIDED, BXI_STAGED, BXI_PASSED */
-    uint32_t owner;             /* with BXI_PASSED: the rank in whose memory it lies; else 0 */
+    uint32_t owner;             /* with BXI_PASSED: bxi_owner_word of the worker in whose memory it lies; else 0 */
 };
 #define BXI_STRIDED 1u
 #define BXI_STAGED 2u               /* meant for a device, sent through the arena: no path between the devices */
@@ -139,7 +139,7 @@ struct bxi_device_ops {
     /* The owner: fills in a tensor's record; *hold: the storage to hold, one reference. */
     int (*pack)(struct bx_job *job, struct bxi_grant *grant, struct bx_tensor *tensor, struct bxi_tensor_head *head,
                 struct bxi_gpu_ref *ref, struct bxi_storage **hold);
-    /* The same of a tensor on loan, to be passed on: its owner's rank; -1: it must be copied. */
+    /* The same of a tensor on loan, to be passed on: bxi_owner_word of its owner; -1: it must be copied. */
     int (*pass)(struct bx_job *job, struct bxi_grant *grant, const struct bx_tensor *tensor, struct bxi_gpu_ref *ref);
     /* The borrower: prepares a loan with device tensors, takes each record, ends the loan. -ENODEV, -ENOMEM. */
     int (*loan_make)(struct bxi_loan *loan);
@@ -209,7 +209,7 @@ struct bxi_returns {
     struct bxi_lock lock;
     struct bx_job *job;             /* lock; NULL after the job's end: nothing is written any more */
     struct bxi_lend_peer *peer;
-    bxi_a64 *words;                 /* this worker's lease words towards the owner */
+    bxi_a64 *words;                 /* this worker's lease words towards the owner; NULL: its rank is taken again */
     bxi_a64 *given_back;            /* how many words were written */
     const bxi_a64 *want;            /* not 0: the owner waits for leases; ring its bell */
 };
@@ -218,7 +218,7 @@ struct bxi_returns {
 struct bxi_passed {
     struct bxi_passed *next;
     struct bxi_arena_view *view;
-    int owner;
+    uint32_t owner;                 /* bxi_owner_word */
 };
 
 /* One message's tensors on loan. */
@@ -244,6 +244,7 @@ struct bxi_loan {
 /* What is on loan to one peer and borrowed from it. This worker has one for itself. */
 struct bxi_lend_peer {
     int rank;                                   /* start, to loop_words */
+    uint32_t generation;                        /* from 0 */
     const char *name;
     struct bxi_segment_view *view;              /* of oneself: unused */
     bxi_a64 *loop_words;                        /* of oneself: private lease words, their count, points; else NULL */
@@ -274,9 +275,11 @@ struct bxi_lend_ops {
 };
 
 struct bxi_lend {
-    const struct bxi_lend_ops *ops;             /* start, all three */
-    struct bxi_lend_peer *peers;                /* world_size */
-    struct bxi_arena *arena;                    /* one reference */
+    const struct bxi_lend_ops *ops;             /* start, all four */
+    _Atomic(struct bxi_lend_peer *) *peers;     /* world_size; a member of a struct that rpc allocates */
+    struct bxi_arena *arena;                    /* one reference. Before the start: lock */
+    /* The room job's: makes the arena before the start, if there is none. Lock. 0, or a code with its sentence. */
+    int (*make_arena)(struct bx_job *job);
 
     _Alignas(BXI_LINE) uint64_t loan_bytes;     /* lock: on loan to all peers */
     bxi_a32 loans_out;                          /* written under the lock: leases on loan to all peers */
@@ -323,6 +326,20 @@ void bxi_loan_drop_held(struct bxi_lend_peer *peer);      /* of bxi_device_hold,
 /* Returns the lease of an unread frame; progress has stopped. */
 void bxi_loan_return_unread(struct bx_job *job, int rank, uint32_t slot, uint64_t generation);
 void bxi_returns_close(struct bxi_lend_peer *peer);   /* the job ends: no more words are written */
+void bxi_returns_orphan(struct bxi_lend_peer *peer);  /* its rank is taken again: the words are for the next worker */
+
+/* A worker as a record names it: rank | generation << 8. A worker's first generation is 0. */
+static inline uint32_t bxi_owner_word(const struct bxi_lend_peer *peer)
+{
+    return (uint32_t)peer->rank | peer->generation << 8;
+}
+/* The worker that has the rank now, if it is the one named; NULL: it was another, which is dead. */
+static inline struct bxi_lend_peer *bxi_owner_of(const struct bx_job *job, uint32_t word)
+{
+    struct bxi_lend_peer *peer = job->lend->peers[word & 0xff];
+
+    return peer->generation == word >> 8 ? peer : NULL;
+}
 
 /* ---- tensor.c -------------------------------------------------------------------------------------- */
 /* A block of the arena for a message's bytes, as a tensor; error sentences say "a message". */

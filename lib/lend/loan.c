@@ -59,6 +59,15 @@ void bxi_returns_close(struct bxi_lend_peer *peer)
     returns_release(returns);
 }
 
+void bxi_returns_orphan(struct bxi_lend_peer *peer)
+{
+    if (peer->returns == NULL)
+        return;
+    bxi_lock(&peer->returns->lock);
+    peer->returns->words = NULL;
+    bxi_unlock(&peer->returns->lock);
+}
+
 /* Counts a word written. Under returns->lock, or with no other thread. */
 static void count_return(bxi_a64 *given_back)
 {
@@ -86,7 +95,7 @@ static void give_back(struct bxi_returns *returns, uint32_t slot, uint64_t gener
                       const struct bxi_gpu_point *point)
 {
     bxi_lock(&returns->lock);
-    if (returns->job != NULL) {
+    if (returns->job != NULL && returns->words != NULL) {
         BXI_STEP("lease.read");
         if (point != NULL)
             put_point(returns, slot, point);
@@ -157,15 +166,17 @@ void bxi_loan_release(struct bxi_loan *loan)
 /* A record of a tensor that the lender passed on. 0; BX_E_CORRUPT; BX_E_PEER_DEAD: its owner is gone. */
 static int take_passed(struct bxi_loan *loan, const struct bxi_tensor_head *head)
 {
-    struct bxi_lend_peer *lender = loan->returns->peer;
+    struct bxi_lend_peer *lender = loan->returns->peer, *owner;
     const struct bx_job *job = loan->returns->job;
+    int rank = (int)(head->owner & 0xff);
 
-    if ((head->flags & BXI_STAGED) || head->owner >= (uint32_t)job->world_size || (int)head->owner == job->rank ||
-        (int)head->owner == lender->rank || lender->rank == job->rank)
+    if ((head->flags & BXI_STAGED) || rank >= job->world_size || rank == job->rank || rank == lender->rank ||
+        lender->rank == job->rank || head->owner >> 8 > job->lend->peers[rank]->generation)
         return BX_E_CORRUPT;
-    if (job->lend->peers[head->owner].arena == NULL)
+    owner = bxi_owner_of(job, head->owner);
+    if (owner == NULL || owner->arena == NULL)
         return bx_fail(BX_E_PEER_DEAD, "a tensor was passed on by worker '%s', and its owner, worker '%s', is gone",
-                       lender->name, job->lend->peers[head->owner].name);
+                       lender->name, job->lend->peers[rank]->name);
     if (!loan->passes)
         bxi_add_seq_cst(&lender->passed_loans, 1);
     loan->passes = true;
@@ -173,7 +184,7 @@ static int take_passed(struct bxi_loan *loan, const struct bxi_tensor_head *head
 }
 
 /* The view of a third worker's arena, which the loan holds; NULL: no memory. */
-static const struct bxi_arena_view *view_of(struct bxi_loan *loan, int owner)
+static const struct bxi_arena_view *view_of(struct bxi_loan *loan, uint32_t owner)
 {
     struct bxi_passed *passed = loan->passed;
 
@@ -184,7 +195,7 @@ static const struct bxi_arena_view *view_of(struct bxi_loan *loan, int owner)
         if (passed == NULL)
             return NULL;
         *passed = (struct bxi_passed){ loan->passed,
-                                       bxi_arena_view_acquire(loan->returns->job->lend->peers[owner].arena), owner };
+                                       bxi_arena_view_acquire(bxi_owner_of(loan->returns->job, owner)->arena), owner };
         loan->passed = passed;
     }
     return passed->view;
@@ -213,7 +224,7 @@ static int64_t parse_head(struct bxi_loan *loan, uint32_t index, const unsigned 
         return BX_E_CORRUPT;
     if ((head.flags & BXI_PASSED) && (rc = take_passed(loan, &head)) < 0)
         return rc;
-    if ((head.flags & BXI_PASSED) && !named && (view = view_of(loan, (int)head.owner)) == NULL)
+    if ((head.flags & BXI_PASSED) && !named && (view = view_of(loan, head.owner)) == NULL)
         return -ENOMEM;
     if (!named && head.offset > view->bytes)
         return BX_E_CORRUPT;

@@ -22,7 +22,7 @@ static bool is_ours(const struct bx_job *job, const struct bx_tensor *tensor)
 /* How one tensor is packed. */
 struct item {
     struct bx_tensor *tensor;
-    int owner;                              /* it is on loan from this worker, and is passed on; else -1 */
+    int64_t owner;                          /* bxi_owner_word: on loan from it, and passed on; else -1 */
     const struct bxi_arena_view *view;      /* passed on: the owner's arena */
     struct bxi_gpu_ref ref;                 /* in device memory */
     struct bxi_storage *storage;            /* to hold; one reference */
@@ -30,15 +30,16 @@ struct item {
 
 /* The worker in whose arena the tensor lies, if it is on loan and can be passed on to peer, and the view of that arena;
  * else -1. */
-static int owner_of(const struct bx_job *job, const struct bxi_lend_peer *peer, const struct bx_tensor *tensor,
-                    const struct bxi_arena_view **view)
+static int64_t owner_of(const struct bx_job *job, const struct bxi_lend_peer *peer, const struct bx_tensor *tensor,
+                        const struct bxi_arena_view **view)
 {
     const struct bxi_loan *loan = (const struct bxi_loan *)(const void *)tensor->storage;
-    int owner = -1;
+    const struct bxi_lend_peer *lives;
+    int64_t owner = -1;
 
     if (tensor->data >= loan->view->base && tensor->data < loan->view->base + loan->view->bytes) {
         *view = loan->view;
-        owner = loan->returns->peer->rank;
+        owner = bxi_owner_word(loan->returns->peer);
     }
     for (const struct bxi_passed *passed = loan->passed; owner < 0 && passed != NULL; passed = passed->next) {
         if (tensor->data < passed->view->base || tensor->data >= passed->view->base + passed->view->bytes)
@@ -48,13 +49,14 @@ static int owner_of(const struct bx_job *job, const struct bxi_lend_peer *peer, 
     }
     /* Back to its owner, and of an owner that is gone, it is copied. Relaxed: if it is seen late, the receiver, which
      * has closed the owner too, answers BX_E_PEER_DEAD. */
-    if (owner < 0 || owner == peer->rank || owner == job->rank ||
-        bxi_load_relaxed(&job->lend->peers[owner].is_gone) != 0)
+    lives = owner < 0 ? NULL : bxi_owner_of(job, (uint32_t)owner);
+    if (lives == NULL || lives->rank == peer->rank || lives->rank == job->rank ||
+        bxi_load_relaxed(&lives->is_gone) != 0)
         return -1;
     return owner;
 }
 
-static int find_owner(struct bx_job *job, struct bxi_grant *grant, struct item *item)
+static int64_t find_owner(struct bx_job *job, struct bxi_grant *grant, struct item *item)
 {
     const struct bxi_loan *loan = (const struct bxi_loan *)(const void *)item->tensor->storage;
 

@@ -154,7 +154,7 @@ static double mib(uint64_t bytes)
 }
 
 /* what: "a tensor" or "a message", for the sentence. */
-static int fail_space(struct bx_job *job, int rc, const char *what, uint64_t bytes)
+static int fail_space(struct bx_job *job, struct bxi_arena *arena, int rc, const char *what, uint64_t bytes)
 {
     struct bxi_arena_stats stats = { 0 };
     struct statvfs shm = { 0 };
@@ -168,7 +168,7 @@ static int fail_space(struct bx_job *job, int rc, const char *what, uint64_t byt
     bxi_lock(&job->run->lock);
     loan_bytes = job->lend->loan_bytes;
     bxi_unlock(&job->run->lock);
-    bxi_arena_read(job->lend->arena, &stats);
+    bxi_arena_read(arena, &stats);
     if (statvfs("/dev/shm", &shm) < 0)
         memset(&shm, 0, sizeof shm);
 
@@ -200,25 +200,52 @@ static void reclaim_now_and_then(struct bx_job *job, uint64_t bytes)
         bxi_grants_reclaim(job);
 }
 
-static int arena_memory(struct bx_job *job, struct bxi_storage *storage, const char *what, uint64_t bytes)
+static int block_of(struct bx_job *job, struct bxi_arena *arena, struct bxi_storage *storage, const char *what,
+                    uint64_t bytes)
 {
     void *block = NULL;
 
     reclaim_now_and_then(job, bytes);
 
-    int rc = bxi_arena_alloc(job->lend->arena, bytes, &block);
+    int rc = bxi_arena_alloc(arena, bytes, &block);
 
     if (rc == -ENOSPC || rc == -ENOMEM) {
         bxi_grants_reclaim(job);
-        rc = bxi_arena_alloc(job->lend->arena, bytes, &block);
+        rc = bxi_arena_alloc(arena, bytes, &block);
     }
     if (rc < 0)
-        return fail_space(job, rc, what, bytes);
+        return fail_space(job, arena, rc, what, bytes);
     storage->base = block;
-    storage->arena = bxi_arena_acquire(job->lend->arena);
+    storage->arena = bxi_arena_acquire(arena);
     /* Relaxed: it changes in the child of a fork, before the child has another thread. */
     storage->fork_generation = bxi_load_relaxed(&bxi_forks);
     return 0;
+}
+
+/* Before the start: the first tensor makes the arena. Another thread may be in bx_job_start, whose failure drops it. */
+static int early_memory(struct bx_job *job, struct bxi_storage *storage, const char *what, uint64_t bytes)
+{
+    struct bxi_arena *arena = NULL;
+    int rc;
+
+    bxi_lock(&job->run->lock);
+    rc = job->lend->make_arena(job);
+    if (rc == 0)
+        arena = bxi_arena_acquire(job->lend->arena);
+    bxi_unlock(&job->run->lock);
+    if (rc < 0)
+        return rc;
+    rc = block_of(job, arena, storage, what, bytes);
+    bxi_arena_release(arena);
+    return rc;
+}
+
+static int arena_memory(struct bx_job *job, struct bxi_storage *storage, const char *what, uint64_t bytes)
+{
+    /* [phase] acquire, pairs with the release in bx_job_start: the arena is there. */
+    if (__builtin_expect(bxi_load_acquire(&job->phase) == BXI_CREATED, 0))
+        return early_memory(job, storage, what, bytes);
+    return block_of(job, job->lend->arena, storage, what, bytes);
 }
 
 static int heap_memory(struct bxi_storage *storage, uint64_t bytes)
@@ -253,10 +280,16 @@ static int create(struct bx_job *job, const char *what, const struct bxi_shape *
     return 0;
 }
 
+/* As bxi_job_check, but a job that has not started is fine too. */
+static int check_job(const struct bx_job *job)
+{
+    return bxi_load_relaxed(&job->phase) == BXI_CREATED ? bxi_job_check_any(job) : bxi_job_check(job);
+}
+
 int bx_tensor_create(struct bx_job *job, enum bx_dtype dtype, int ndim, const int64_t *shape,
                      struct bx_tensor **tensor)
 {
-    int rc = job != NULL ? bxi_job_check(job) : 0;
+    int rc = job != NULL ? check_job(job) : 0;
 
     if (rc < 0)
         return rc;

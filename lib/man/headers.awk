@@ -4,7 +4,8 @@
 #
 # What a comment documents: all functions that follow it, up to a blank line or the next comment; they share a page. A
 # function that has no such comment has one behind its declaration, and a page of its own. A comment without functions
-# is a text of its section, or belongs to the types that follow it.
+# is a text of its section, or belongs to the types that follow it. Macros that are used as functions are declared for
+# this script, under "#ifdef BXI_MANUAL".
 
 function complain(text)
 {
@@ -19,16 +20,22 @@ function trim(text)
     return text
 }
 
+# A header that the first one includes is a part of it: what it has counts as that header's, but for its head comment.
 function begin_header(file)
 {
     header = file
     sub(/.*\//, "", header)
-    headers[++header_count] = header
+    head_seen = 0
     section = "head"
+    if (header in is_part) {
+        header = headers[1]
+        skip_head = 1
+    } else {
+        headers[++header_count] = header
+    }
     comment = 0
     declaration = ""
     in_comment = 0
-    head_seen = 0
 }
 
 # A block comment has ended: raw has its lines.
@@ -36,6 +43,11 @@ function end_comment(raw,   title)
 {
     if (raw ~ /^SPDX/)
         return
+    if (skip_head) {
+        skip_head = 0
+        head_seen = 1
+        return
+    }
     title = raw
     if (title ~ /^---- /) {
         sub(/\n.*/, "", title)
@@ -112,6 +124,7 @@ function end_declaration(text, raw, said,   name, id)
 }
 
 FNR == 1 { begin_header(FILENAME) }
+section == "How the macros work" { next }       # the rest of the file is not for programs
 
 # Inside a block comment at the beginning of a line.
 in_comment {
@@ -141,6 +154,7 @@ declaration == "" && /^[ \t]*$/ {
     comment = 0
     next
 }
+header_count == 1 && /^#include "boxcar_/ { is_part[substr($2, 2, length($2) - 2)] = 1 }
 /^#/ || (declaration == "" && /^}/) || /^#define/ { next }
 declaration == "" && /^    X\(|^extern/ { next }
 /\\$/ && declaration == "" { next }

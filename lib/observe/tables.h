@@ -164,7 +164,8 @@ struct bxi_object_row {
     bxi_a64 name[BXI_TYPE_BYTES / 8];   /* of its type; zero while it is not known */
 };
 
-/* An object's id within its job: owner << 56 | maker << 48 | how many the maker had made there, from 1. */
+/* An object's id within its job: owner << 56 | maker << 48 | the owner's generation << 43 | the maker's << 38 | how
+ * many the maker had made there, from 1. A generation counts the processes that had the rank before, from 0. */
 static inline int bxi_rref_id_owner(uint64_t id)
 {
     return (int)(id >> 56);
@@ -173,7 +174,15 @@ static inline int bxi_rref_id_maker(uint64_t id)
 {
     return (int)(id >> 48 & 0xff);
 }
-#define BXI_RREF_COUNT_MASK ((UINT64_C(1) << 48) - 1)
+static inline uint8_t bxi_rref_id_owner_generation(uint64_t id)
+{
+    return id >> 43 & (BXI_GENERATION_MAX - 1);
+}
+static inline uint8_t bxi_rref_id_maker_generation(uint64_t id)
+{
+    return id >> 38 & (BXI_GENERATION_MAX - 1);
+}
+#define BXI_RREF_COUNT_MASK ((UINT64_C(1) << 38) - 1)
 
 /* The control pages: core0, core1 and core2 are fields of struct bxi_control. */
 struct bxi_tables {

@@ -57,6 +57,19 @@ static uint64_t answered_ns(const struct bx_request *request)
     return bxi_coarse_ns();
 }
 
+/* The kinds of the value's values. 0, or an error with its sentence. */
+static int add_kinds(struct reply *reply, const struct bx_msg *value)
+{
+    reply->head.flags |= BXI_FLAG_KINDS;
+    if (reply->out.grant != NULL || value->rref_count > 0)
+        return 0;                   /* the grant has them; the references come with them */
+    reply->body = bxi_body_with_tails(value, &(struct bxi_rref_out){ .count = 0 }, &reply->out.body_bytes);
+    if (reply->body == NULL)
+        return bx_fail(-ENOMEM, "no memory for its reply");
+    reply->out.body = reply->body;
+    return 0;
+}
+
 /* The references of the value. 0, or an error with its sentence. */
 static int add_rrefs(struct reply *reply, const struct bx_request *request, const struct bx_msg *value)
 {
@@ -68,11 +81,10 @@ static int add_rrefs(struct reply *reply, const struct bx_request *request, cons
     reply->head.flags |= BXI_FLAG_RREFS;
     if (reply->out.grant != NULL)
         return bxi_grant_add_rrefs(&reply->grant, &reply->rrefs);
-    reply->body = bxi_body_with_rrefs(value, &reply->rrefs);
+    reply->body = bxi_body_with_tails(value, &reply->rrefs, &reply->out.body_bytes);
     if (reply->body == NULL)
         return bx_fail(-ENOMEM, "no memory for the references of its reply");
     reply->out.body = reply->body;
-    reply->out.body_bytes += bxi_rref_tail_bytes(&reply->rrefs);
     return 0;
 }
 
@@ -85,13 +97,13 @@ static void make_reply(struct reply *reply, const struct bx_request *request, in
                                    .body_bytes = bx_msg_bytes(value), .slot = -1, .may_queue = true };
     if (code == 0 && !request->oneway &&
         bxi_needs_lease(value, bx_msg_rrefs(value) > 0 ? BXI_TAIL_MAX(bx_msg_rrefs(value)) : 0)) {
-        struct bx_reader message = bx_msg_reader(value);
-
-        code = bxi_grant_pack(request->job, request->peer->lend, &message, &reply->grant);
+        code = bxi_grant_message(request->job, request->peer->lend, value, &reply->grant);
         reply->out.grant = &reply->grant;
         text = bx_error_text();
         bxi_grants_reclaim(request->job);
     }
+    if (code == 0 && !request->oneway && bxi_has_kinds(value) && (code = add_kinds(reply, value)) < 0)
+        text = bx_error_text();
     if (code == 0 && !request->oneway && bx_msg_rrefs(value) > 0 && (code = add_rrefs(reply, request, value)) < 0)
         text = bx_error_text();
     if (code < 0)

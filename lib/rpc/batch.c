@@ -345,7 +345,7 @@ static int register_batch(struct bx_job *job, const char *name, bx_batch_fn fn, 
 
     if (fn == NULL)
         return bx_fail(-EINVAL, "there is no body to register as '%s'", bxi_brief(name).text);
-    if ((rc = bxi_options_copy(&given, sizeof given, options, "bx_batch_options")) < 0)
+    if ((rc = bxi_options_copy(&given, sizeof given, sizeof given, options, "bx_batch_options")) < 0)
         return rc;
     batcher = calloc(1, sizeof *batcher);
     if (batcher == NULL)
@@ -402,7 +402,7 @@ void bxi_batchers_destroy(struct bx_job *job)
 /* A worker that is gone cannot join: its state is set under the lock before bxi_batches_leave. */
 int bxi_batch_member(struct bx_job *job, struct bxi_batcher *batcher, int rank, bool joins)
 {
-    const struct bxi_peer *peer = &job->rpc->peers[rank];
+    const struct bxi_peer *peer = job->rpc->peers[rank];
     int rc = 0;
 
     bxi_lock(&job->run->lock);

@@ -13,6 +13,7 @@
  */
 #include "base/options.h"
 #include "mark.h"
+#include "nested.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -28,8 +29,11 @@ struct request_plan {           /* a call's arguments, checked */
     uint64_t sent_ns;               /* if the call is measured */
     uint64_t traced_ns;             /* if it is a one-way call, and traced: when the program called */
     struct bxi_rref_out rrefs;      /* the references of args, and what the call is for */
-    unsigned char *body;            /* malloc'ed: the bytes of args and the tail, if there are references */
+    struct bxi_waiting *made_for;   /* the request for which it is made, or NULL */
+    unsigned char *body;            /* malloc'ed: the bytes of args and what comes behind them, if anything does */
+    size_t body_bytes;
     bool no_wait;
+    bool waits_join;                /* BX_CALL_WAIT_JOIN */
     uint8_t kind;
     uint8_t flags;
 };
@@ -118,9 +122,36 @@ static int plan_rrefs(struct bx_job *job, struct request_plan *out)
     return 0;
 }
 
-static void begin_timeout(struct request_plan *plan)
+/* The deadline of the request for which the call is made, if that is earlier. Not inlined: most calls are for none. */
+__attribute__((noinline)) static void inherit_deadline(struct request_plan *plan)
+{
+    uint64_t deadline_ns = plan->made_for->request.deadline_ns, now_ns;
+
+    if (deadline_ns >= plan->deadline_ns)
+        return;
+    now_ns = bxi_now_ns();
+    plan->deadline_ns = deadline_ns;
+    plan->timeout_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
+}
+
+static inline void begin_timeout(struct request_plan *plan)
 {
     plan->deadline_ns = plan->timeout_ns == BX_FOREVER ? BX_FOREVER : bxi_deadline_ns(plan->timeout_ns);
+    if (__builtin_expect(plan->made_for != NULL, 0))
+        inherit_deadline(plan);
+}
+
+/* Options that few calls have. */
+static int take_flags(struct request_plan *plan, uint64_t flags)
+{
+    if (flags & BX_CALL_DETACHED)
+        plan->made_for = NULL;
+    plan->waits_join = (flags & BX_CALL_WAIT_JOIN) != 0;
+    flags &= ~(uint64_t)(BX_CALL_DETACHED | BX_CALL_WAIT_JOIN);
+    if (flags != 0)
+        return bx_fail(-EINVAL, "bx_call_options.flags has bits 0x%llx that this library does not know",
+                       (unsigned long long)flags);
+    return 0;
 }
 
 static int plan(struct bx_job *job, struct request_plan *out, const char *to,
@@ -133,7 +164,7 @@ static int plan(struct bx_job *job, struct request_plan *out, const char *to,
         return rc;
     if ((to == NULL && out->peer == NULL) || out->function == NULL)
         return bxi_null("the call", out->function == NULL ? "the function's name" : "the worker's name");
-    if ((rc = bxi_options_copy(&given, sizeof given, options, "bx_call_options")) < 0)
+    if ((rc = bxi_options_copy(&given, sizeof given, BXI_CALL_OPTIONS_0_1, options, "bx_call_options")) < 0)
         return rc;
     if (out->args != NULL && out->args->error < 0)
         return bx_fail(out->args->error, "the arguments for '%s' could not be written: %s",
@@ -146,8 +177,11 @@ static int plan(struct bx_job *job, struct request_plan *out, const char *to,
         return bx_fail(BX_E_NO_WORKER, "the job '%s' has no worker '%s'", job->job_name, bxi_brief(to).text);
     out->no_wait = given.no_wait || !bxi_may_wait();
     out->timeout_ns = given.timeout_ns != 0 ? given.timeout_ns : job->options.call_timeout_ns;
+    out->made_for = bxi_nested_in();
+    if (__builtin_expect(given.flags != 0, 0) && (rc = take_flags(out, given.flags)) < 0)
+        return rc;
     begin_timeout(out);
-    return 0;
+    return __builtin_expect(out->waits_join, 0) ? bxi_join_wait(job, &out->peer, out->deadline_ns, out->no_wait) : 0;
 }
 
 static int set_deadline(struct bx_job *job, struct bxi_peer *peer, uint16_t slot, uint64_t deadline_ns)
@@ -168,23 +202,21 @@ static int fail_with_peer(const struct bx_job *job, const struct bxi_peer *peer,
     return code;
 }
 
-/* The request's references: the tail's end in the body. A reference to be made gets its id. */
-static void put_rrefs(struct bx_job *job, const struct request_plan *plan, struct bxi_frame *head, struct bxi_out *out)
+/* The body, if it is not the bytes of the arguments alone. A reference to be made gets its id in the tail. */
+static void put_tails(struct bx_job *job, const struct request_plan *plan, struct bxi_frame *head, struct bxi_out *out)
 {
-    size_t tail_bytes = bxi_rref_tail_bytes(&plan->rrefs);
-
-    if (tail_bytes == 0)
+    if (plan->body != NULL) {
+        out->body = plan->body;
+        out->body_bytes = plan->body_bytes;
+    }
+    if (bxi_rref_tail_bytes(&plan->rrefs) == 0)
         return;
     head->flags |= BXI_FLAG_RREFS;
     out->rrefs = &plan->rrefs;
-    if (plan->grant == NULL) {
-        out->body = plan->body;
-        out->body_bytes += tail_bytes;
-    }
     if (plan->rrefs.makes != NULL)
         bxi_rref_name(job, plan->peer->rank, &plan->rrefs,
                       plan->grant != NULL ? plan->grant->body + plan->grant->body_bytes
-                                          : plan->body + out->body_bytes);
+                                          : plan->body + plan->body_bytes);
 }
 
 /* Lock. call is NULL for one-way calls. 0, -EAGAIN: no slot or no room, or an error with a sentence. */
@@ -208,7 +240,7 @@ static int submit_locked(struct bx_job *job, const struct request_plan *plan, st
     if (index < 0)
         return index == BX_E_CORRUPT ? bxi_peer_suspect(job, peer, "its function table is nonsense") : index;
     head.function = (uint16_t)index;
-    put_rrefs(job, plan, &head, &out);
+    put_tails(job, plan, &head, &out);
     if (call == NULL) {
         head.id = began_ns(plan->deadline_ns, plan->timeout_ns);
         rc = bxi_peer_send(job, peer, &out);
@@ -249,6 +281,7 @@ struct room_waiter {
     struct bx_job *job;
     struct bxi_peer *peer;
     const struct bxi_grant *grant;
+    struct bxi_waiting *made_for;
     bool oneway;
 };
 
@@ -264,7 +297,8 @@ static bool has_room(struct bxi_waiter *waiter)
                          : room->peer->in_flight < BXI_CALLS_MAX;
     if (room->grant != NULL)
         ready = ready && bxi_grant_is_allowed(room->job, room->peer->lend, room->grant);
-    ready = ready || bxi_load_relaxed(&room->peer->state) != BXI_PEER_ALIVE;
+    ready = ready || bxi_load_relaxed(&room->peer->state) != BXI_PEER_ALIVE ||
+            (room->made_for != NULL && bxi_nested_is_over(room->made_for));
     bxi_unlock(&room->job->run->lock);
     return ready;
 }
@@ -290,19 +324,41 @@ static int wait_for_room(struct bx_job *job, const struct request_plan *plan, bo
         .job = job,
         .peer = plan->peer,
         .grant = plan->grant,
+        .made_for = plan->made_for,
         .oneway = oneway,
     };
     int rc;
 
     if (plan->grant != NULL)
         bxi_grants_want(job);
+    if (plan->made_for != NULL)
+        bxi_add(&plan->made_for->room_waits, 1);
     rc = bxi_wait(job->run, &room.waiter);
+    if (plan->made_for != NULL)
+        bxi_add(&plan->made_for->room_waits, (uint32_t)-1);
     if (plan->grant != NULL)
         bxi_grants_unwant(job);
     if (rc == BX_E_TIMEOUT)
         return bx_fail(rc, "%s to worker '%s', and it stayed so for %.3f s; the worker is stopped or too slow",
                        lacked(job, plan, oneway), plan->peer->name, (double)plan->timeout_ns / 1e9);
+    if (rc == BX_E_INTERRUPTED)
+        return bx_fail(rc, "bx_job_interrupt ended a wait for room: %s to worker '%s'", lacked(job, plan, oneway),
+                       plan->peer->name);
     return rc;
+}
+
+/* The same for a call that is made for a request. */
+static int submit_nested(struct bx_job *job, const struct request_plan *plan, struct bxi_call *call)
+{
+    int rc = bxi_nested_reserve(plan->made_for);
+
+    if (rc == 0)
+        rc = submit_locked(job, plan, call);
+    if (rc < 0 || call == NULL)
+        return rc;
+    call->inherits = plan->deadline_ns == plan->made_for->request.deadline_ns;
+    bxi_nested_add(plan->made_for, call);
+    return 0;
 }
 
 /* A synchronous caller is about to take the role, and its passes ring the callee's bell when that is due. Any other
@@ -314,7 +370,8 @@ static int submit_once(struct bx_job *job, const struct request_plan *plan, stru
     bxi_lock(&job->run->lock);
     rc = bxi_job_check(job);            /* here too: after bxi_calls_fail nobody ends the job's calls any more */
     if (rc == 0)
-        rc = submit_locked(job, plan, call);
+        rc = __builtin_expect(plan->made_for == NULL, 1) ? submit_locked(job, plan, call)
+                                                         : submit_nested(job, plan, call);
     if (rc == 0 && (call == NULL || call->caller == NULL) && !bxi_is_driving(job->run))
         bxi_bell_now(job, plan->peer);
     bxi_unlock(&job->run->lock);
@@ -344,9 +401,8 @@ static int submit_or_wait(struct bx_job *job, const struct request_plan *plan, s
 
 static int submit_lending(struct bx_job *job, struct request_plan *plan, struct bxi_call *call)
 {
-    struct bx_reader message = bx_msg_reader(plan->args);
     struct bxi_grant grant;
-    int rc = bxi_grant_pack(job, plan->peer->lend, &message, &grant);
+    int rc = bxi_grant_message(job, plan->peer->lend, plan->args, &grant);
 
     if (rc < 0)
         return rc;
@@ -366,15 +422,18 @@ static int submit_lending(struct bx_job *job, struct request_plan *plan, struct 
 static int submit(struct bx_job *job, struct request_plan *plan, struct bxi_call *call)
 {
     size_t tail_bytes = bxi_rref_tail_bytes(&plan->rrefs);
+    bool has_kinds = bxi_has_kinds(plan->args);
     int rc;
 
+    if (has_kinds)
+        plan->flags |= BXI_FLAG_KINDS;
     if (bxi_needs_lease(plan->args, tail_bytes))
         return submit_lending(job, plan, call);
-    if (tail_bytes == 0)
+    if (tail_bytes == 0 && !has_kinds)
         return submit_or_wait(job, plan, call);
-    plan->body = bxi_body_with_rrefs(plan->args, &plan->rrefs);
+    plan->body = bxi_body_with_tails(plan->args, &plan->rrefs, &plan->body_bytes);
     if (plan->body == NULL)
-        return bx_fail(-ENOMEM, "no memory for the references of a call");
+        return bx_fail(-ENOMEM, "no memory for the %s of a call", tail_bytes > 0 ? "references" : "arguments");
     rc = submit_or_wait(job, plan, call);
     free(plan->body);
     return rc;
@@ -387,10 +446,15 @@ static bool call_ready(struct bxi_waiter *waiter)
     return bxi_future_is_done(waiter->object);
 }
 
-static int no_answer(const struct bxi_call *call, const char *function)
+/* Why a wait for the answer ended: rc, with its sentence. */
+static int no_answer(const struct bxi_call *call, const char *function, int rc)
 {
-    return bx_fail(BX_E_TIMEOUT, "worker '%s' did not answer '%s' within %.3f s", call->peer->name, function,
-                   (double)call->timeout_ns / 1e9);
+    if (rc == BX_E_TIMEOUT)
+        return bx_fail(rc, "worker '%s' did not answer '%s' within %.3f s%s", call->peer->name, function,
+                       (double)call->timeout_ns / 1e9, bxi_call_whose_time(call));
+    if (rc == BX_E_INTERRUPTED)
+        return bx_fail(rc, "bx_job_interrupt ended the call of '%s' in worker '%s'", function, call->peer->name);
+    return bx_fail(rc, "worker '%s' is shutting down", call->future.job->name);
 }
 
 static int call_and_wait(struct bx_job *job, struct request_plan *plan, struct bx_msg **reply)
@@ -413,10 +477,9 @@ static int call_and_wait(struct bx_job *job, struct request_plan *plan, struct b
 
     rc = bxi_wait(job->run, &waiter);
     if (rc < 0) {
-        if (bxi_call_give_up(job, &call)) {
+        if (bxi_call_give_up(job, &call, rc == BX_E_INTERRUPTED ? BX_E_CANCELLED : BX_E_TIMEOUT)) {
             bxi_trace_waited(&call, plan->peer, rc);
-            return rc == BX_E_TIMEOUT ? no_answer(&call, plan->function)
-                                      : bx_fail(rc, "worker '%s' is shutting down", job->name);
+            return no_answer(&call, plan->function, rc);
         }
         while (!bxi_future_is_done(&call.future))
             sched_yield();
@@ -437,8 +500,9 @@ static void aim(struct bx_job *job, struct request_plan *request, const struct b
     if (at == NULL)
         return;
     request->rrefs = (struct bxi_rref_out){ .makes = at->makes, .target = at->target, .value = at->value };
+    request->peer = at->peer;
     if (at->target != NULL)
-        request->peer = &job->rpc->peers[bxi_rref_id_owner(at->target->id)];
+        request->peer = job->rpc->peers[bxi_rref_id_owner(at->target->id)];
 }
 
 int bxi_rpc_sync(struct bx_job *job, const char *to, const struct bxi_aim *at, const char *function,
@@ -457,13 +521,22 @@ int bxi_rpc_sync(struct bx_job *job, const char *to, const struct bxi_aim *at, c
                                             "called '%s' and would wait; register it as BX_BLOCKING, or "
                                             "use bx_rpc_async", bxi_brief(function).text);
     request.sent_ns = bxi_hist_begin(job);
-    return bxi_out(call_and_wait(job, &request, reply));
+    return call_and_wait(job, &request, reply);
 }
 
 int bx_rpc_sync(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
                 const struct bx_call_options *options, struct bx_msg **reply)
 {
-    return bxi_rpc_sync(job, to, NULL, function, args, options, reply);
+    return bxi_out(bxi_rpc_sync(job, to, NULL, function, args, options, reply));
+}
+
+int bx_rpc_sync_rank(struct bx_job *job, int rank, const char *function, const struct bx_msg *args,
+                     const struct bx_call_options *options, struct bx_msg **reply)
+{
+    struct bxi_aim at = { .peer = NULL };
+    int rc = bxi_peer_of_rank(job, rank, &at.peer);
+
+    return bxi_out(rc < 0 ? rc : bxi_rpc_sync(job, NULL, &at, function, args, options, reply));
 }
 
 /* A call whose future is the program's; NULL: no memory, with a sentence. */
@@ -503,17 +576,26 @@ int bxi_rpc_async(struct bx_job *job, const char *to, const struct bxi_aim *at, 
     rc = submit(job, &request, call);
     if (rc < 0) {
         free(call);
-        return bxi_out(rc);
+        return rc;
     }
     bxi_trace_async_sent(call);
     *future = &call->future;
-    return bxi_out(0);
+    return 0;
 }
 
 int bx_rpc_async(struct bx_job *job, const char *to, const char *function, const struct bx_msg *args,
                  const struct bx_call_options *options, struct bx_future **future)
 {
-    return bxi_rpc_async(job, to, NULL, function, args, options, future);
+    return bxi_out(bxi_rpc_async(job, to, NULL, function, args, options, future));
+}
+
+int bx_rpc_async_rank(struct bx_job *job, int rank, const char *function, const struct bx_msg *args,
+                      const struct bx_call_options *options, struct bx_future **future)
+{
+    struct bxi_aim at = { .peer = NULL };
+    int rc = bxi_peer_of_rank(job, rank, &at.peer);
+
+    return bxi_out(rc < 0 ? rc : bxi_rpc_async(job, NULL, &at, function, args, options, future));
 }
 
 /* ---- many calls together ------------------------------------------------------------------------ */
@@ -533,16 +615,17 @@ static const struct bx_msg *args_of(const struct group *group, size_t i)
     return group->args != NULL ? group->args[i] : NULL;
 }
 
-/* It needs no lease and names no references, so its frame depends on nothing but itself. */
+/* It needs no lease, names no references and carries no kinds, so its frame depends on nothing but itself. */
 static bool is_plain(const struct bx_msg *args)
 {
-    return !bxi_needs_lease(args, 0) && bx_msg_rrefs(args) == 0 && bx_msg_error(args) == 0;
+    return !bxi_needs_lease(args, 0) && bx_msg_rrefs(args) == 0 && bx_msg_error(args) == 0 && !bxi_has_kinds(args);
 }
 
 /* Submits the first `made` calls, until one fails; how many. Lock. */
 static size_t submit_group(struct bx_job *job, struct request_plan *plan, const struct group *group, size_t made,
                            int *rc)
 {
+    struct bxi_call *call;
     size_t sent = 0;
 
     *rc = bxi_job_check(job);           /* as in submit_once */
@@ -554,7 +637,8 @@ static size_t submit_group(struct bx_job *job, struct request_plan *plan, const 
     while (sent < made) {
         plan->args = args_of(group, sent);
         plan->sent_ns = bxi_hist_begin(job);
-        *rc = submit_locked(job, plan, (struct bxi_call *)(void *)group->futures[sent]);
+        call = (struct bxi_call *)(void *)group->futures[sent];
+        *rc = plan->made_for == NULL ? submit_locked(job, plan, call) : submit_nested(job, plan, call);
         if (*rc < 0)
             break;
         sent++;
@@ -597,25 +681,24 @@ static size_t send_group(struct bx_job *job, struct request_plan *plan, const st
     return sent;
 }
 
-int bx_rpc_many(struct bx_job *job, const char *to, const char *function, size_t count,
-                const struct bx_msg *const *args, const struct bx_call_options *options, struct bx_future **futures)
+/* The request has a peer, or `to` names one. */
+static int send_many(struct bx_job *job, struct request_plan *request, const char *to,
+                     const struct bx_call_options *options, const struct group *all)
 {
-    struct request_plan request = { .function = function, .kind = BXI_REQUEST };
-    int rc = futures != NULL || count == 0 ? plan(job, &request, to, options)
-                                           : bxi_null("the calls", "the place for the futures");
+    int rc = all->futures != NULL || all->count == 0 ? plan(job, request, to, options)
+                                                     : bxi_null("the calls", "the place for the futures");
 
-    for (size_t i = 0; futures != NULL && i < count; i++)
-        futures[i] = NULL;
-    for (size_t done = 0; rc >= 0 && done < count;) {
-        struct group rest = { .args = args != NULL ? args + done : NULL, .futures = futures + done,
-                              .count = count - done };
+    for (size_t done = 0; rc >= 0 && done < all->count;) {
+        struct group rest = { .args = all->args != NULL ? all->args + done : NULL, .futures = all->futures + done,
+                              .count = all->count - done };
         size_t sent;
 
         if (done > 0)
-            begin_timeout(&request);    /* those before may have waited for room */
-        sent = send_group(job, &request, &rest, &rc);
+            begin_timeout(request);     /* those before may have waited for room */
+        sent = send_group(job, request, &rest, &rc);
         if (sent == 0 && rc == -EAGAIN) {
-            rc = bxi_rpc_async(job, to, NULL, function, args_of(&rest, 0), options, rest.futures);
+            rc = bxi_rpc_async(job, NULL, &(struct bxi_aim){ .peer = request->peer }, request->function,
+                               args_of(&rest, 0), options, rest.futures);
             sent = 1;
         } else if (sent > 0) {
             rc = 0;                 /* what stopped the group stops the next one, or is over */
@@ -623,6 +706,33 @@ int bx_rpc_many(struct bx_job *job, const char *to, const char *function, size_t
         done += sent;
     }
     return bxi_out(rc);
+}
+
+static struct group group_of(size_t count, const struct bx_msg *const *args, struct bx_future **futures)
+{
+    for (size_t i = 0; futures != NULL && i < count; i++)
+        futures[i] = NULL;
+    return (struct group){ .args = args, .futures = futures, .count = count };
+}
+
+int bx_rpc_many(struct bx_job *job, const char *to, const char *function, size_t count,
+                const struct bx_msg *const *args, const struct bx_call_options *options, struct bx_future **futures)
+{
+    struct request_plan request = { .function = function, .kind = BXI_REQUEST };
+    struct group all = group_of(count, args, futures);
+
+    return send_many(job, &request, to, options, &all);
+}
+
+int bx_rpc_many_rank(struct bx_job *job, int rank, const char *function, size_t count,
+                     const struct bx_msg *const *args, const struct bx_call_options *options,
+                     struct bx_future **futures)
+{
+    struct request_plan request = { .function = function, .kind = BXI_REQUEST };
+    struct group all = group_of(count, args, futures);
+    int rc = bxi_peer_of_rank(job, rank, &request.peer);
+
+    return rc < 0 ? rc : send_many(job, &request, NULL, options, &all);
 }
 
 int bxi_rpc_oneway(struct bx_job *job, const char *to, const struct bxi_aim *at, const char *function,
@@ -644,6 +754,15 @@ int bx_rpc_oneway(struct bx_job *job, const char *to, const char *function, cons
                   const struct bx_call_options *options)
 {
     return bxi_rpc_oneway(job, to, NULL, function, args, options);
+}
+
+int bx_rpc_oneway_rank(struct bx_job *job, int rank, const char *function, const struct bx_msg *args,
+                       const struct bx_call_options *options)
+{
+    struct bxi_aim at = { .peer = NULL };
+    int rc = bxi_peer_of_rank(job, rank, &at.peer);
+
+    return rc < 0 ? rc : bxi_rpc_oneway(job, NULL, &at, function, args, options);
 }
 
 static int member_call(struct bx_job *job, const char *to, const char *function, uint8_t flags)

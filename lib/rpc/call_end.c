@@ -114,6 +114,7 @@ struct brought {
     size_t bytes;
     struct bxi_loan *loan;
     struct bxi_rref_in *in;
+    uint32_t kind_count;        /* records of the kinds of the values, which lie behind the bytes */
     int code;
 };
 
@@ -123,13 +124,22 @@ static void drop_brought(struct brought *brought)
     bxi_rref_in_release(brought->in);
 }
 
-/* Opens loan and references. 0, with brought->code; or BX_E_CORRUPT, and nothing is left open. */
+/* Takes the kinds of the values off their end. 0, BX_E_CORRUPT. */
+static int take_kinds(struct brought *brought)
+{
+    struct bxi_loan *loan = brought->loan;
+
+    return loan != NULL ? bxi_kinds_take(loan->data, &loan->bytes, &brought->kind_count)
+                        : bxi_kinds_take(brought->body, &brought->bytes, &brought->kind_count);
+}
+
+/* Opens loan, references and kinds. 0, with brought->code; or BX_E_CORRUPT, and nothing is left open. */
 static int open_brought(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
                         struct brought *brought)
 {
     int rc = 0;
 
-    if ((head->flags & (BXI_FLAG_LEASE | BXI_FLAG_RREFS)) == 0)
+    if ((head->flags & (BXI_FLAG_LEASE | BXI_FLAG_RREFS | BXI_FLAG_KINDS)) == 0)
         return 0;
     if (brought->code != 0 || !is_awaited(job, peer, head->id))
         return BX_E_CORRUPT;
@@ -143,6 +153,8 @@ static int open_brought(struct bx_job *job, struct bxi_peer *peer, const struct 
         rc = bxi_loan_open(job, peer->lend, job->rpc->frame, brought->bytes, &brought->loan);
     if (rc == 0 && brought->loan != NULL)
         rc = bxi_device_loan_error(brought->loan);
+    if (rc == 0 && brought->code != BX_E_CORRUPT && (head->flags & BXI_FLAG_KINDS))
+        rc = take_kinds(brought);
     if (brought->code == 0 || rc == BX_E_CORRUPT) {
         brought->code = rc;
     } else {
@@ -157,10 +169,13 @@ static int open_brought(struct bx_job *job, struct bxi_peer *peer, const struct 
 
 static struct bx_msg *value_of(const struct brought *brought)
 {
-    struct bx_msg *value = brought->loan != NULL ? bxi_msg_of_loan(brought->loan)
-                                                 : bxi_msg_copy(brought->body, brought->bytes);
+    const struct bxi_loan *loan = brought->loan;
+    const unsigned char *data = loan != NULL ? loan->data : brought->body;
+    size_t bytes = loan != NULL ? loan->bytes : brought->bytes;
+    struct bx_msg *value = loan != NULL ? bxi_msg_of_loan(brought->loan) : bxi_msg_copy(data, bytes);
 
-    if (value != NULL && bxi_msg_take_rrefs(value, brought->in) == 0)
+    if (value != NULL && bxi_msg_take_rrefs(value, brought->in) == 0 &&
+        bxi_kinds_copy(value, data + bytes, brought->kind_count) == 0)
         return value;
     bx_msg_destroy(value);
     return NULL;
@@ -239,6 +254,15 @@ static void send_cancel(struct bx_job *job, struct bxi_peer *peer, uint16_t slot
     bxi_peer_send(job, peer, &out);
 }
 
+struct bxi_call *bxi_call_drop(struct bx_job *job, struct bxi_peer *peer, uint16_t index, int code)
+{
+    struct bxi_call *call = bxi_call_take(job, peer, index, true);
+
+    send_cancel(job, peer, index, code);
+    bxi_counter_add(job, code == BX_E_TIMEOUT ? BXI_C_calls_timed_out : BXI_C_calls_cancelled, 1);
+    return call;
+}
+
 /* The earliest deadline of a peer's calls may have passed. A call that ends does not move the timer, so the timer may
  * be early: reading all slots once then is cheaper than moving a timer with every call. */
 void bxi_calls_due(void *context, struct bxi_timer *timer)
@@ -253,10 +277,8 @@ void bxi_calls_due(void *context, struct bxi_timer *timer)
         if (slot->state != BXI_SLOT_LIVE)
             continue;
         if (slot->deadline_ns <= now_ns) {
-            struct bxi_call *call = bxi_call_take(job, peer, (uint16_t)i, true);
+            struct bxi_call *call = bxi_call_drop(job, peer, (uint16_t)i, BX_E_TIMEOUT);
 
-            send_cancel(job, peer, (uint16_t)i, BX_E_TIMEOUT);
-            bxi_counter_add(job, BXI_C_calls_timed_out, 1);
             call->next = job->rpc->expired;
             job->rpc->expired = call;
         } else if (slot->deadline_ns < next_ns) {
@@ -275,8 +297,8 @@ static void complete_list(struct bx_job *job, struct bxi_call *list, int code)
 
         list = call->next;
         if (code == BX_E_TIMEOUT)
-            text = bxi_text("worker '%s' did not answer '%s' within %.3f s", call->peer->name,
-                            bxi_call_function(call), (double)call->timeout_ns / 1e9);
+            text = bxi_text("worker '%s' did not answer '%s' within %.3f s%s", call->peer->name,
+                            bxi_call_function(call), (double)call->timeout_ns / 1e9, bxi_call_whose_time(call));
         else
             text = bxi_peer_text(job, call->peer, code);
         bxi_call_complete(call, code, text, NULL);
@@ -294,20 +316,17 @@ void bxi_calls_expire(struct bx_job *job)
     complete_list(job, list, BX_E_TIMEOUT);
 }
 
-bool bxi_call_give_up(struct bx_job *job, struct bxi_call *call)
+bool bxi_call_give_up(struct bx_job *job, struct bxi_call *call, int code)
 {
     bool mine;
 
     bxi_lock(&job->run->lock);
     mine = bxi_call_is_open(call);
-    if (mine) {
-        bxi_call_take(job, call->peer, call->slot, true);
-        send_cancel(job, call->peer, call->slot, BX_E_TIMEOUT);
-        bxi_counter_add(job, BXI_C_calls_timed_out, 1);
-    }
+    if (mine)
+        bxi_call_drop(job, call->peer, call->slot, code);
     bxi_unlock(&job->run->lock);
     if (mine)
-        bxi_trace_done(call, BX_E_TIMEOUT);
+        bxi_trace_done(call, code);
     bxi_bells_flush(job);
     return mine;
 }
@@ -316,16 +335,12 @@ bool bxi_call_abort(struct bx_future *future, int code, char *text)
 {
     struct bxi_call *call = (struct bxi_call *)(void *)future;
     struct bx_job *job = call->future.job;
-    struct bxi_peer *peer = call->peer;
     bool mine;
 
     bxi_lock(&job->run->lock);
     mine = bxi_call_is_open(call);
-    if (mine) {
-        bxi_call_take(job, peer, call->slot, true);
-        send_cancel(job, peer, call->slot, BX_E_CANCELLED);
-        bxi_counter_add(job, BXI_C_calls_cancelled, 1);
-    }
+    if (mine)
+        bxi_call_drop(job, call->peer, call->slot, BX_E_CANCELLED);
     bxi_unlock(&job->run->lock);
     if (!mine) {
         free(text);
@@ -337,6 +352,15 @@ bool bxi_call_abort(struct bx_future *future, int code, char *text)
     return true;
 }
 
+bool bxi_future_cancel(struct bx_future *future)
+{
+    const struct bxi_call *call = (const struct bxi_call *)(const void *)future;
+
+    if (!future->is_call)
+        return bxi_future_complete(future, BX_E_CANCELLED, NULL, NULL);
+    return bxi_call_abort(future, BX_E_CANCELLED, bxi_text("the call to worker '%s' was cancelled", call->peer->name));
+}
+
 int bx_future_cancel(struct bx_future *future)
 {
     int rc = bxi_future_check(future, __func__);
@@ -345,11 +369,8 @@ int bx_future_cancel(struct bx_future *future)
         return rc;
     if (bxi_future_is_done(future))
         return bx_fail(-EALREADY, "the future is done already");
-    if (!future->is_call)
-        return bx_future_fail(future, BX_E_CANCELLED, NULL);
-    if (!bxi_call_abort(future, BX_E_CANCELLED, bxi_text("the call to worker '%s' was cancelled",
-                                                         ((struct bxi_call *)(void *)future)->peer->name)))
-        return bx_fail(-EALREADY, "the call is done already");
+    if (!bxi_future_cancel(future))
+        return bx_fail(-EALREADY, "the future is done already");
     return bxi_out(0);
 }
 

@@ -79,6 +79,20 @@ static int open_loan(struct bx_request *request, size_t body_bytes)
     return 0;
 }
 
+/* Takes the kinds of the arguments off their end. 0, BX_E_CORRUPT. */
+static int take_kinds(struct bx_request *request, size_t *body_bytes)
+{
+    struct bxi_loan *loan = request->loan;
+    int rc = loan != NULL ? bxi_kinds_take(loan->data, &loan->bytes, &request->kind_count)
+                          : bxi_kinds_take(request->job->rpc->frame, body_bytes, &request->kind_count);
+
+    if (rc < 0) {
+        bxi_loan_release(loan);
+        bxi_rref_in_release(request->in);
+    }
+    return rc;
+}
+
 static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head,
                           size_t body_bytes)
 {
@@ -112,6 +126,8 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
     lacks_memory = rc < 0;          /* its loan is opened all the same, so that it is returned */
     if ((head->flags & BXI_FLAG_LEASE) && (rc = open_loan(&request, body_bytes)) != 1)
         return rc;
+    if ((head->flags & BXI_FLAG_KINDS) && (rc = take_kinds(&request, &body_bytes)) < 0)
+        return rc;
     if (lacks_memory) {
         bxi_answer(&request, -ENOMEM, "no memory for its references", NULL);
         return 0;
@@ -142,7 +158,7 @@ static int handle_request(struct bx_job *job, struct bxi_peer *peer, const struc
 static int handle_rref(struct bx_job *job, struct bxi_peer *peer, const struct bxi_frame *head, const void *body,
                        size_t body_bytes)
 {
-    uint64_t copy[BXI_RANK_WORDS];
+    uint8_t copy[BXI_RREF_NEED_BYTES];
     struct bxi_rref_frame frame = { .op = (enum bxi_rref_op)head->flags, .id = head->id, .value = head->code,
                                     .body = copy, .body_bytes = body_bytes };
 

@@ -26,6 +26,7 @@ enum bxi_frame_flags {
     BXI_FLAG_TIMED = 8,     /* a request: asks for the times of its handler; a reply: sent_ns and function have them */
     BXI_FLAG_DEVICE = 16,   /* with LEASE: some of its tensors lie in device memory */
     BXI_FLAG_RREFS = 32,    /* the body ends with references and a struct bxi_rref_tail */
+    BXI_FLAG_KINDS = 64,    /* the message's bytes end with the kinds of its values (checked.c) */
 };
 
 struct bxi_frame {

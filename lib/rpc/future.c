@@ -167,6 +167,8 @@ void bxi_future_release(struct bx_future *future)
         bxi_future_release(future);
         return;
     }
+    if (gather != NULL && bxi_gather_lends_value(gather))
+        future->value = NULL;
     bxi_future_fini(future);
     if (gather != NULL)
         bxi_gather_release(gather);
@@ -266,19 +268,19 @@ void bxi_future_complete_own(struct bx_future *future, int code, char *text, str
     bxi_store_relaxed(&future->callbacks, BXI_DONE);    /* relaxed: only this thread reads it */
 }
 
-bool bxi_future_complete(struct bx_future *future, int code, char *text, struct bx_msg *value)
+bool bxi_future_claim(struct bx_future *future)
+{
+    /* [future.claim] one completer wins; the others' results are dropped. */
+    return bxi_exchange(&bxi_made_of(future)->claimed, 1) == 0;
+}
+
+void bxi_future_finish(struct bx_future *future, int code, char *text, struct bx_msg *value)
 {
     struct bx_job *job = future->job;
     struct bxi_made *made = bxi_made_of(future);
     struct bxi_gather *gather = made->gather;
     struct bxi_callback *stack;
 
-    /* [future.claim] one completer wins; the others' results are dropped. */
-    if (bxi_exchange(&made->claimed, 1) != 0) {
-        bx_msg_destroy(value);
-        free(text);
-        return false;
-    }
     if (job != NULL)
         delist(job, made);
     set_result(future, code, text, value);
@@ -290,7 +292,22 @@ bool bxi_future_complete(struct bx_future *future, int code, char *text, struct 
         bxi_gather_end(gather);
     if (job != NULL)
         bxi_wake(job->run, future);
+}
+
+bool bxi_future_complete(struct bx_future *future, int code, char *text, struct bx_msg *value)
+{
+    if (!bxi_future_claim(future)) {
+        bx_msg_destroy(value);
+        free(text);
+        return false;
+    }
+    bxi_future_finish(future, code, text, value);
     return true;
+}
+
+char *bxi_future_text(const struct bx_future *future)
+{
+    return future->text != NULL ? strdup(future->text) : NULL;
 }
 
 /* For a public function: 0; -EINVAL with a sentence for a call's future. */
@@ -393,6 +410,8 @@ int bx_future_wait(struct bx_future *future, uint64_t timeout_ns)
         if (rc == BX_E_WOULD_DEADLOCK)
             return bx_fail(rc, "a handler that is not blocking, a batch body or a callback waited for a "
                                "future; register it as BX_BLOCKING, or use bx_future_then");
+        if (rc == BX_E_INTERRUPTED)
+            return bx_fail(rc, "bx_job_interrupt ended a wait for a future, which is not done");
         if (rc < 0)
             return rc;
     }
@@ -483,6 +502,16 @@ bool bxi_callback_remove(struct bx_future *future, struct bxi_callback *callback
     return found;
 }
 
+/* A callback that a handler added is run for the handler's request. */
+static int call_back(struct bxi_callback *callback, int (*fn)(void *), void *context)
+{
+    struct bxi_nesting before = bxi_nested_enter(callback->made_for);
+    int rc = bxi_call_user(fn, context);
+
+    bxi_nested_leave(before);
+    return rc;
+}
+
 struct callback_call {
     const struct bxi_callback *callback;
     struct bx_future *future;
@@ -504,20 +533,24 @@ static int call_then(void *context)
     return call->callback->then(call->future, call->out, call->callback->context);
 }
 
+static void free_callback(struct bxi_callback *callback)
+{
+    bxi_waiting_release(callback->made_for);
+    free(callback);
+}
+
 static void run_done(struct bx_future *future, struct bxi_callback *callback)
 {
-    bxi_call_user(call_done, &(struct callback_call){ callback, future, NULL });
-    free(callback);
+    call_back(callback, call_done, &(struct callback_call){ callback, future, NULL });
+    free_callback(callback);
 }
 
 int bxi_future_on_done(struct bx_future *future, bx_done_fn fn, void *context)
 {
     struct bxi_callback *callback;
-    int rc;
+    int rc = bxi_future_check_callback(future, fn != NULL, "bx_future_on_done");
 
-    if (future == NULL || fn == NULL)
-        return bxi_null("bx_future_on_done", future == NULL ? "the future" : "the function");
-    if ((rc = may_touch(future)) < 0)
+    if (rc < 0)
         return rc;
     callback = calloc(1, sizeof *callback);
     if (callback == NULL)
@@ -525,6 +558,7 @@ int bxi_future_on_done(struct bx_future *future, bx_done_fn fn, void *context)
     callback->run = run_done;
     callback->done = fn;
     callback->context = context;
+    callback->made_for = bxi_waiting_acquire(bxi_nested_in());
     bxi_callback_add(future, callback);
     return 0;
 }
@@ -537,52 +571,57 @@ int bx_future_on_done(struct bx_future *future, bx_done_fn fn, void *context)
 static void run_then(struct bx_future *future, struct bxi_callback *callback)
 {
     struct bx_future *child = callback->child;
+    struct bx_msg *out = NULL;
+    char *text = NULL;
+    int rc = future->code;
 
-    if (future->code < 0 && !callback->sees_errors) {
-        bxi_future_complete(child, future->code, future->text != NULL ? strdup(future->text) : NULL, NULL);
+    if (rc < 0 && !callback->sees_errors) {
+        text = bxi_future_text(future);
     } else {
-        struct bx_msg *out = bx_msg_create(0);
-
+        out = bx_msg_create(0);
         bxi_clear_error();          /* else a code without a sentence would get an older sentence */
-
-        int rc = out == NULL ? -ENOMEM : bxi_call_user(call_then, &(struct callback_call){ callback, future, out });
-        const char *text = bx_error_text();
-
+        rc = out == NULL ? -ENOMEM
+                         : call_back(callback, call_then, &(struct callback_call){ callback, future, out });
         if (rc >= 0)
             rc = bx_msg_error(out);
         if (rc < 0) {
             bx_msg_destroy(out);
             out = NULL;
+            text = bx_error_text()[0] != '\0' ? strdup(bx_error_text()) : NULL;
         }
-        bxi_future_complete(child, rc < 0 ? rc : 0, rc < 0 && text[0] != '\0' ? strdup(text) : NULL, out);
     }
+    if (callback->free_context != NULL)
+        callback->free_context(callback->context);
+    bxi_future_complete(child, rc < 0 ? rc : 0, text, out);
     bxi_future_release(child);
-    free(callback);
+    free_callback(callback);
 }
 
-static struct bx_future *add_then(struct bx_future *future, bx_then_fn fn, void *context, bool sees_errors)
+int bxi_future_check_callback(const struct bx_future *future, bool has_fn, const char *function)
+{
+    if (future == NULL || !has_fn)
+        return bxi_null(function, future == NULL ? "the future" : "the function");
+    return may_touch(future);
+}
+
+static struct bx_future *add_then(struct bx_future *future, const struct bxi_callback *like)
 {
     struct bxi_callback *callback;
     struct bx_future *child;
 
-    if (future == NULL || fn == NULL) {
-        bxi_null("bx_future_then", future == NULL ? "the future" : "the function");
+    if (bxi_future_check_callback(future, like->then != NULL, "bx_future_then") < 0)
         return NULL;
-    }
-    if (may_touch(future) < 0)
-        return NULL;
-    callback = calloc(1, sizeof *callback);
+    callback = malloc(sizeof *callback);
     child = bx_future_create(future->job);
     if (callback == NULL || child == NULL) {
         free(callback);
         bxi_future_release(child);
         return NULL;
     }
+    *callback = *like;
     callback->run = run_then;
-    callback->then = fn;
-    callback->context = context;
-    callback->sees_errors = sees_errors;
     callback->child = bx_future_acquire(child);
+    callback->made_for = bxi_waiting_acquire(bxi_nested_in());
     bxi_callback_add(future, callback);
     bxi_out(0);
     return child;
@@ -590,10 +629,15 @@ static struct bx_future *add_then(struct bx_future *future, bx_then_fn fn, void 
 
 struct bx_future *bx_future_then(struct bx_future *future, bx_then_fn fn, void *context)
 {
-    return add_then(future, fn, context, false);
+    return add_then(future, &(struct bxi_callback){ .then = fn, .context = context });
+}
+
+struct bx_future *bx_future_then_free(struct bx_future *future, bx_then_fn fn, void *context, bx_free_fn free_context)
+{
+    return add_then(future, &(struct bxi_callback){ .then = fn, .context = context, .free_context = free_context });
 }
 
 struct bx_future *bx_future_then_any(struct bx_future *future, bx_then_fn fn, void *context)
 {
-    return add_then(future, fn, context, true);
+    return add_then(future, &(struct bxi_callback){ .then = fn, .context = context, .sees_errors = true });
 }

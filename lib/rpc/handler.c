@@ -5,11 +5,13 @@
  *     inline      here, by the role, its arguments read in job->rpc->frame; answered before the next frame is read
  *     async       here, by the role; answered by the callback of the future that it returned
  *     blocking    by a thread of the pool, with a copy of its arguments, or the loan of them
+ *     async, on the pool      begins as a blocking one, ends as an async one
  *     batch       by batch.c, likewise with a copy or the loan
  *
  * All but the inline ones are a struct bxi_waiting meanwhile (waiting.c).
  */
 #include "mark.h"
+#include "nested.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -27,6 +29,13 @@ static inline struct bx_reader reader_of(const struct bx_request *request, size_
     if (in != NULL) {
         reader.rrefs = in->rrefs;
         reader.rref_count = in->count;
+    }
+    if (__builtin_expect(request->kind_count > 0, 0)) {
+        struct bxi_kinds *kinds = &request->job->rpc->kinds;
+
+        *kinds = (struct bxi_kinds){ (unsigned char *)(uintptr_t)(reader.data + reader.bytes), request->kind_count, 0,
+                                     reader.rrefs, reader.rref_count };
+        bxi_kinds_mark(&reader, kinds);
     }
     return reader;
 }
@@ -83,6 +92,14 @@ static void run_inline(struct bx_request *request, size_t body_bytes)
     bxi_now_hide(request);
 }
 
+/* The handler that bxi_nested_enter was for has returned. */
+static void leave_handler(struct bxi_waiting *waiting, struct bxi_nesting before)
+{
+    bxi_nested_leave(before);
+    if (waiting->hook.used)
+        bxi_hook_end(waiting);
+}
+
 /* ---- async handlers ---------------------------------------------------------------------------- */
 
 /* The callback of its future: by the thread that completes that. */
@@ -99,12 +116,16 @@ static void async_done(struct bx_future *future, void *context)
 static int answer_when_done(struct bxi_waiting *waiting, struct bx_future *future)
 {
     struct bx_job *job = waiting->request.job;
-    int rc;
+    const struct bxi_peer *peer = waiting->request.peer;
+    int rc = 0, given_up = 0;
 
     waiting->request.traced_ns = bxi_trace_now(job);
     waiting->future = future;
     bxi_lock(&job->run->lock);
-    rc = bxi_waiting_begin(waiting, BXI_WAITS_FOR_FUTURE);
+    if (waiting->request.counted)
+        given_up = bxi_waiting_for_future(waiting);
+    else
+        rc = bxi_waiting_begin(waiting, BXI_WAITS_FOR_FUTURE);
     bxi_unlock(&job->run->lock);
     if (rc == 0)
         rc = bxi_future_on_done(future, async_done, waiting);
@@ -112,34 +133,30 @@ static int answer_when_done(struct bxi_waiting *waiting, struct bx_future *futur
         bxi_waiting_destroy(waiting);
     else if (rc < 0)
         bxi_waiting_answer(waiting, rc, NULL, NULL);
+    if (given_up < 0)
+        bxi_waiting_fail_future(future, peer, given_up);
     return rc;
 }
 
-static int run_async(struct bx_request *read, size_t body_bytes)
+/* Runs an async handler, whose future will answer. 0, BX_E_CORRUPT. */
+static int run_until_future(struct bxi_waiting *waiting, struct bx_reader *args)
 {
-    struct bx_reader args = reader_of(read, body_bytes);
-    struct bxi_waiting *waiting = bxi_waiting_create(read);
+    struct bx_request *request = &waiting->request;
     struct bx_future *future = NULL;
-    struct bx_request *request;
+    struct bxi_nesting before;
     int code, rc = 0;
 
-    if (waiting == NULL) {
-        bxi_answer(read, -ENOMEM, NULL, NULL);
-        return 0;
-    }
-    request = &waiting->request;
     bxi_clear_error();
-    bxi_now_show(request);
-    bxi_request_begins(request);
     bxi_trace_handler_begins(request);
-    bxi_no_wait_enter();
-    code = bxi_call_handler(request, &args, NULL, &future);
-    bxi_no_wait_leave();
-    bxi_trace_handler_ends(request, args.bytes, code);
-    bxi_now_hide(request);
-    if (code >= 0 && args.error < 0)
-        code = args.error;
-    bxi_loan_release(request->loan);        /* the handler has acquired the tensors that it keeps */
+    before = bxi_nested_enter(waiting);
+    code = bxi_call_handler(request, args, NULL, &future);
+    leave_handler(waiting, before);
+    bxi_trace_handler_ends(request, args->bytes, code);
+    if (code >= 0 && args->error < 0)
+        code = args->error;
+    bx_msg_destroy(waiting->args);          /* the handler has acquired the tensors that it keeps */
+    waiting->args = NULL;
+    bxi_loan_release(request->loan);
     request->loan = NULL;
     if (code >= 0 && future == NULL)
         code = bx_fail(BX_E_HANDLER, "the async handler returned no future");
@@ -153,7 +170,33 @@ static int run_async(struct bx_request *read, size_t body_bytes)
     return rc == BX_E_CORRUPT ? rc : 0;
 }
 
+static int run_async(struct bx_request *read, size_t body_bytes)
+{
+    struct bx_reader args = reader_of(read, body_bytes);
+    struct bxi_waiting *waiting = bxi_waiting_create(read);
+    int rc;
+
+    if (waiting == NULL) {
+        bxi_answer(read, -ENOMEM, NULL, NULL);
+        return 0;
+    }
+    bxi_now_show(read);
+    bxi_request_begins(&waiting->request);
+    bxi_no_wait_enter();
+    rc = run_until_future(waiting, &args);
+    bxi_no_wait_leave();
+    bxi_now_hide(read);
+    return rc;
+}
+
 /* ---- handlers that run later --------------------------------------------------------------------- */
+
+/* Where the kinds of the arguments lie, if it has any. */
+static const unsigned char *kinds_behind(const struct bx_request *request, size_t body_bytes)
+{
+    return request->loan != NULL ? request->loan->data + request->loan->bytes
+                                 : request->job->rpc->frame + body_bytes;
+}
 
 /* The request with a copy or the loan of its arguments; NULL when memory is out. */
 static struct bxi_waiting *keep(const struct bx_request *request, size_t body_bytes)
@@ -164,7 +207,8 @@ static struct bxi_waiting *keep(const struct bx_request *request, size_t body_by
         return NULL;
     waiting->args = request->loan != NULL ? bxi_msg_of_loan(request->loan)
                                           : bxi_msg_copy(request->job->rpc->frame, body_bytes);
-    if (waiting->args != NULL && bxi_msg_take_rrefs(waiting->args, request->in) == 0)
+    if (waiting->args != NULL && bxi_msg_take_rrefs(waiting->args, request->in) == 0 &&
+        bxi_kinds_copy(waiting->args, kinds_behind(request, body_bytes), request->kind_count) == 0)
         return waiting;
     bx_msg_destroy(waiting->args);
     free(waiting);
@@ -195,6 +239,7 @@ static struct bxi_waiting *waiting_of(struct bxi_task *task)
 static void run_blocking(struct bx_job *job, struct bxi_task *task)
 {
     struct bxi_waiting *waiting = waiting_of(task);
+    struct bxi_nesting before;
     struct bx_reader args;
     int code;
 
@@ -207,13 +252,19 @@ static void run_blocking(struct bx_job *job, struct bxi_task *task)
     }
     bxi_serving_at(&waiting->request, BXI_AT_THREAD);
     bxi_request_begins(&waiting->request);
+    args = bx_msg_reader(waiting->args);
+    if (waiting->request.handler->async != NULL) {
+        run_until_future(waiting, &args);       /* not BX_E_CORRUPT: the request is in the table */
+        return;
+    }
     waiting->reply = bx_msg_create(0);
     if (waiting->reply == NULL) {
         bxi_waiting_answer(waiting, -ENOMEM, "no memory for the reply", NULL);
         return;
     }
-    args = bx_msg_reader(waiting->args);
+    before = bxi_nested_enter(waiting);
     code = run_handler(&waiting->request, &args, waiting->reply);
+    leave_handler(waiting, before);
     bxi_waiting_answer(waiting, code, bx_error_text(), waiting->reply);
 }
 

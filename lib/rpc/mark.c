@@ -12,12 +12,12 @@ static _Thread_local struct {
 
 static const char *name_worker(const struct bx_job *job, int rank)
 {
-    return job->rpc->peers[rank].name;
+    return job->rpc->peers[rank]->name;
 }
 
 static const char *name_function(const struct bx_job *job, int callee, uint16_t function)
 {
-    const struct bxi_function_cache *functions = job->rpc->peers[callee].functions;
+    const struct bxi_function_cache *functions = job->rpc->peers[callee]->functions;
 
     if (function == BXI_FUNCTION_VALUE)
         return BXI_VALUE_NAME;

@@ -35,6 +35,7 @@ struct bx_msg *bxi_msg_init(void *memory, size_t room)
     msg->loan = NULL;
     msg->rrefs = NULL;
     msg->rref_count = msg->rref_capacity = 0;
+    msg->kinds = NULL;
     return msg;
 }
 
@@ -96,18 +97,26 @@ static void drop_rrefs(struct bx_msg *msg)
     }
     msg->rrefs = NULL;
     msg->rref_count = msg->rref_capacity = 0;
+    bxi_kinds_rrefs(msg);
 }
 
-void bx_msg_destroy(struct bx_msg *msg)
+void bxi_msg_fini(struct bx_msg *msg)
 {
-    if (msg == NULL)
-        return;
     if (msg->data != msg->room && !reads_the_loan(msg))
         free(msg->data);
     if (msg->tensor_count > 0 || msg->loan != NULL)
         drop_tensors(msg);
     if (msg->rref_count > 0)
         drop_rrefs(msg);
+    if (msg->kinds != NULL)
+        bxi_kinds_free(msg);
+}
+
+void bx_msg_destroy(struct bx_msg *msg)
+{
+    if (msg == NULL)
+        return;
+    bxi_msg_fini(msg);
     free(msg);
 }
 
@@ -121,6 +130,8 @@ void bx_msg_clear(struct bx_msg *msg)
     }
     msg->bytes = 0;
     msg->error = 0;
+    if (msg->kinds != NULL)
+        msg->kinds->count = 0;
     if (msg->tensor_count > 0 || msg->loan != NULL)
         drop_tensors(msg);
     if (msg->rref_count > 0)
@@ -146,14 +157,9 @@ static int grow(struct bx_msg *msg, size_t needed)
     return 0;
 }
 
-int bx_msg_put_bytes(struct bx_msg *msg, const void *data, size_t bytes)
+/* Bytes that belong to the value before them, or begin the next one. */
+static int append(struct bx_msg *msg, const void *data, size_t bytes)
 {
-    if (msg == NULL)
-        return bxi_null(__func__, "the message");
-    if (msg->error < 0)
-        return msg->error;
-    if (data == NULL && bytes > 0)
-        return msg->error = bxi_null(__func__, "the bytes");
     if (bytes > SIZE_MAX - msg->bytes)
         return msg->error = -ENOMEM;
     if (msg->bytes + bytes > msg->capacity && grow(msg, msg->bytes + bytes) < 0)
@@ -164,36 +170,54 @@ int bx_msg_put_bytes(struct bx_msg *msg, const void *data, size_t bytes)
     return 0;
 }
 
+static int put(struct bx_msg *msg, const void *data, size_t bytes, enum bxi_value_kind kind)
+{
+    if (msg == NULL)
+        return bxi_null("bx_msg_put_bytes", "the message");
+    if (msg->error < 0)
+        return msg->error;
+    if (data == NULL && bytes > 0)
+        return msg->error = bxi_null("bx_msg_put_bytes", "the bytes");
+    if (__builtin_expect(bxi_checked, 0) && bxi_kinds_add(msg, kind) < 0)
+        return msg->error;
+    return append(msg, data, bytes);
+}
+
+int bx_msg_put_bytes(struct bx_msg *msg, const void *data, size_t bytes)
+{
+    return put(msg, data, bytes, BXI_V_BYTES);
+}
+
 int bx_msg_put_i64(struct bx_msg *msg, int64_t value)
 {
-    return bx_msg_put_bytes(msg, &value, sizeof value);
+    return put(msg, &value, sizeof value, BXI_V_I64);
 }
 
 int bx_msg_put_u64(struct bx_msg *msg, uint64_t value)
 {
-    return bx_msg_put_bytes(msg, &value, sizeof value);
+    return put(msg, &value, sizeof value, BXI_V_U64);
 }
 
 int bx_msg_put_i32(struct bx_msg *msg, int32_t value)
 {
-    return bx_msg_put_bytes(msg, &value, sizeof value);
+    return put(msg, &value, sizeof value, BXI_V_I32);
 }
 
 int bx_msg_put_f64(struct bx_msg *msg, double value)
 {
-    return bx_msg_put_bytes(msg, &value, sizeof value);
+    return put(msg, &value, sizeof value, BXI_V_F64);
 }
 
 int bx_msg_put_f32(struct bx_msg *msg, float value)
 {
-    return bx_msg_put_bytes(msg, &value, sizeof value);
+    return put(msg, &value, sizeof value, BXI_V_F32);
 }
 
 int bx_msg_put_f32s(struct bx_msg *msg, const float *values, size_t count)
 {
     if (count > SIZE_MAX / sizeof *values && msg != NULL)
         return msg->error = -ENOMEM;
-    return bx_msg_put_bytes(msg, values, count * sizeof *values);
+    return put(msg, values, count * sizeof *values, BXI_V_F32S);
 }
 
 int bx_msg_put_str(struct bx_msg *msg, const char *text)
@@ -210,9 +234,9 @@ int bx_msg_put_str(struct bx_msg *msg, const char *text)
 
     if (bytes > UINT32_MAX)
         return msg->error = -EMSGSIZE;
-    if (bx_msg_put_bytes(msg, &length, sizeof length) < 0)
+    if (put(msg, &length, sizeof length, BXI_V_STR) < 0)
         return msg->error;
-    return bx_msg_put_bytes(msg, text, bytes);
+    return append(msg, text, bytes);
 }
 
 int bx_msg_put_tensor(struct bx_msg *msg, struct bx_tensor *tensor)
@@ -265,6 +289,7 @@ int bx_msg_put_rref(struct bx_msg *msg, struct bx_rref *rref)
     if (msg->rref_count == msg->rref_capacity && grow_rrefs(msg) < 0)
         return msg->error;
     msg->rrefs[msg->rref_count++] = bx_rref_acquire(rref);
+    bxi_kinds_rrefs(msg);
     return 0;
 }
 
@@ -307,9 +332,13 @@ struct bx_reader bx_msg_reader(const struct bx_msg *msg)
 {
     if (msg == NULL)
         return (struct bx_reader){ 0 };
-    return (struct bx_reader){ .data = msg->data, .bytes = msg->bytes, .tensors = msg->tensors,
-                               .tensor_count = msg->tensor_count, .rrefs = msg->rrefs,
-                               .rref_count = msg->rref_count };
+
+    struct bx_reader reader = { .data = msg->data, .bytes = msg->bytes, .tensors = msg->tensors,
+                                .tensor_count = msg->tensor_count, .rrefs = msg->rrefs,
+                                .rref_count = msg->rref_count };
+
+    bxi_kinds_mark(&reader, msg->kinds);
+    return reader;
 }
 
 size_t bx_reader_left(const struct bx_reader *reader)
@@ -342,8 +371,11 @@ struct bx_rref *bx_read_rref(struct bx_reader *reader)
         reader->error = bx_fail(BX_E_SHORT_MESSAGE, "a reference was read past the last one of a message");
         return NULL;
     }
+
+    struct bx_rref *rref = bxi_kinds_next_rref(reader);
+
     reader->rref_count--;
-    return *reader->rrefs++;
+    return rref;
 }
 
 const void *bx_read_bytes(struct bx_reader *reader, size_t bytes)
@@ -363,10 +395,13 @@ const void *bx_read_bytes(struct bx_reader *reader, size_t bytes)
     return data;
 }
 
-static void read_value(struct bx_reader *reader, void *value, size_t bytes)
+static void read_value(struct bx_reader *reader, void *value, size_t bytes, enum bxi_value_kind kind)
 {
-    const void *data = bx_read_bytes(reader, bytes);
+    const void *data;
 
+    if (__builtin_expect(bxi_checked, 0) && !bxi_kinds_allow(reader, kind, bytes))
+        return;
+    data = bx_read_bytes(reader, bytes);
     if (data != NULL)
         memcpy(value, data, bytes);
 }
@@ -375,7 +410,7 @@ int64_t bx_read_i64(struct bx_reader *reader)
 {
     int64_t value = 0;
 
-    read_value(reader, &value, sizeof value);
+    read_value(reader, &value, sizeof value, BXI_V_I64);
     return value;
 }
 
@@ -383,7 +418,7 @@ uint64_t bx_read_u64(struct bx_reader *reader)
 {
     uint64_t value = 0;
 
-    read_value(reader, &value, sizeof value);
+    read_value(reader, &value, sizeof value, BXI_V_U64);
     return value;
 }
 
@@ -391,7 +426,7 @@ int32_t bx_read_i32(struct bx_reader *reader)
 {
     int32_t value = 0;
 
-    read_value(reader, &value, sizeof value);
+    read_value(reader, &value, sizeof value, BXI_V_I32);
     return value;
 }
 
@@ -399,7 +434,7 @@ double bx_read_f64(struct bx_reader *reader)
 {
     double value = 0;
 
-    read_value(reader, &value, sizeof value);
+    read_value(reader, &value, sizeof value, BXI_V_F64);
     return value;
 }
 
@@ -407,7 +442,7 @@ float bx_read_f32(struct bx_reader *reader)
 {
     float value = 0;
 
-    read_value(reader, &value, sizeof value);
+    read_value(reader, &value, sizeof value, BXI_V_F32);
     return value;
 }
 
@@ -421,6 +456,8 @@ int bx_read_f32s(struct bx_reader *reader, float *values, size_t count)
         bx_read_bytes(reader, count > SIZE_MAX / sizeof *values ? SIZE_MAX : count * sizeof *values);
         return reader->error;
     }
+    if (__builtin_expect(bxi_checked, 0) && !bxi_kinds_allow(reader, BXI_V_F32S, count * sizeof *values))
+        return reader->error;
     if (count > 0)
         memcpy(values, bx_read_bytes(reader, count * sizeof *values), count * sizeof *values);
     return reader->error;
@@ -428,8 +465,11 @@ int bx_read_f32s(struct bx_reader *reader, float *values, size_t count)
 
 const char *bx_read_str(struct bx_reader *reader)
 {
-    uint32_t length = (uint32_t)bx_read_i32(reader);
-    const char *text = bx_read_bytes(reader, length);
+    const char *text;
+    uint32_t length = 0;
+
+    read_value(reader, &length, sizeof length, BXI_V_STR);
+    text = bx_read_bytes(reader, length);
 
     if (text == NULL)
         return "";

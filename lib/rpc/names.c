@@ -38,13 +38,14 @@ void bxi_names_build(struct bx_job *job)
 {
     bxi_names_clear(job);
     for (int rank = 0; rank < job->world_size; rank++)
-        put_in_bucket(job->rpc->name_bucket, job->rpc->peers[rank].name, (uint8_t)rank);
+        if (job->rpc->peers[rank]->name[0] != '\0')      /* of a rank that nobody knows any more */
+            put_in_bucket(job->rpc->name_bucket, job->rpc->peers[rank]->name, (uint8_t)rank);
 }
 
 struct bxi_peer *bxi_peer_find(struct bx_job *job, const char *name)
 {
     /* Relaxed: a guess, which the comparison checks. */
-    struct bxi_peer *last = &job->rpc->peers[bxi_load_relaxed(&job->rpc->last_called)];
+    struct bxi_peer *last = job->rpc->peers[bxi_load_relaxed(&job->rpc->last_called)];
 
     if (strcmp(last->name, name) == 0)
         return last;
@@ -53,11 +54,24 @@ struct bxi_peer *bxi_peer_find(struct bx_job *job, const char *name)
 
         if (rank == BXI_NO_INDEX)
             return NULL;
-        if (strcmp(job->rpc->peers[rank].name, name) == 0) {
+        if (strcmp(job->rpc->peers[rank]->name, name) == 0) {
             bxi_store_relaxed(&job->rpc->last_called, rank);
-            return &job->rpc->peers[rank];
+            return job->rpc->peers[rank];
         }
     }
+}
+
+int bxi_peer_of_rank(struct bx_job *job, int rank, struct bxi_peer **peer)
+{
+    int rc = bxi_job_check(job);
+
+    if (rc < 0)
+        return rc;
+    if (rank < 0 || rank >= job->world_size)
+        return bx_fail(BX_E_NO_WORKER, "the job '%s' has no worker of rank %d: its ranks are 0 to %d", job->job_name,
+                       rank, job->world_size - 1);
+    *peer = job->rpc->peers[rank];
+    return 0;
 }
 
 int bx_worker_rank(const struct bx_job *job, const char *name)
@@ -79,9 +93,9 @@ int bx_worker_rank(const struct bx_job *job, const char *name)
 
 const char *bx_worker_name(const struct bx_job *job, int rank)
 {
-    if (bxi_job_check_any(job) < 0 || rank < 0 || rank >= job->world_size || job->rpc->peers[rank].name[0] == '\0')
+    if (bxi_job_check_any(job) < 0 || rank < 0 || rank >= job->world_size || job->rpc->peers[rank]->name[0] == '\0')
         return NULL;
-    return job->rpc->peers[rank].name;
+    return job->rpc->peers[rank]->name;
 }
 
 /* ---- functions --------------------------------------------------------------------------------- */

@@ -26,7 +26,7 @@ static int send_frame(struct bx_job *job, int rank, const struct bxi_rref_frame 
     struct bxi_out out = { .head = &head, .body = frame->body, .body_bytes = frame->body_bytes, .slot = -1,
                            .may_queue = true };
 
-    return bxi_peer_send(job, &job->rpc->peers[rank], &out);
+    return bxi_peer_send(job, job->rpc->peers[rank], &out);
 }
 
 static void flush(struct bx_job *job)
@@ -35,19 +35,24 @@ static void flush(struct bx_job *job)
         bxi_bells_flush(job);
 }
 
+/* Relaxed: under the lock. One that comes back may be called by others before this worker has seen that it runs. */
 static bool is_alive(const struct bx_job *job, int rank)
 {
-    return bxi_load_relaxed(&job->rpc->peers[rank].state) == BXI_PEER_ALIVE;   /* relaxed: under the lock */
+    uint32_t state = bxi_load_relaxed(&job->rpc->peers[rank]->state);
+
+    return state == BXI_PEER_ALIVE ||
+           (state == BXI_PEER_JOINING && bxi_join_promote((struct bx_job *)job, job->rpc->peers[rank]));
 }
 
+/* One that lives took the place of one that had died. */
 static int why_closed(const struct bx_job *job, int rank)
 {
-    return job->rpc->peers[rank].close_code;
+    return is_alive(job, rank) ? BX_E_PEER_DEAD : job->rpc->peers[rank]->close_code;
 }
 
 static const char *name_of(const struct bx_job *job, int rank)
 {
-    return job->rpc->peers[rank].name;
+    return job->rpc->peers[rank]->name;
 }
 
 static void unpark(struct bx_job *job, struct bxi_waiting *parked)
@@ -62,7 +67,7 @@ static void unpark(struct bx_job *job, struct bxi_waiting *parked)
 
 static bool is_before(const struct bx_job *job, int rank, const struct bxi_pin *pin, uint64_t pos)
 {
-    const struct bxi_peer *peer = &job->rpc->peers[rank];
+    const struct bxi_peer *peer = job->rpc->peers[rank];
     uint16_t index = (uint16_t)(pin->call & 0xffff);
 
     if (pin->end_pos != BX_FOREVER)
@@ -71,15 +76,26 @@ static bool is_before(const struct bx_job *job, int rank, const struct bxi_pin *
            peer->slots[index].generation == pin->call >> 16 && peer->slots[index].end_pos <= pos;
 }
 
-static bool holds_passed(struct bx_job *job, int rank)
+/* One that lives may hold some, and was not asked for. */
+static bool holds_passed(struct bx_job *job, int rank, uint8_t generations)
 {
-    return bxi_load_seq_cst((bxi_a32 *)&job->rpc->peers[rank].lend->passed_loans) != 0 ||
-           !bxi_devices_are_settled(job);
+    struct bxi_peer *peer = job->rpc->peers[rank];
+
+    for (; peer != NULL; peer = peer->former)
+        if (peer->lend->generation < generations && bxi_load_seq_cst(&peer->lend->passed_loans) != 0)
+            return true;
+    return !bxi_devices_are_settled(job);
 }
 
 static void take_back(struct bx_job *job, int rank)
 {
-    bxi_grants_take_back(job, job->rpc->peers[rank].lend);
+    if (rank >= 0) {
+        bxi_grants_take_back(job, job->rpc->peers[rank]->lend);
+        return;
+    }
+    for (rank = 0; rank < job->world_size; rank++)
+        for (struct bxi_peer *peer = job->rpc->peers[rank]->former; peer != NULL; peer = peer->former)
+            bxi_grants_take_back(job, peer->lend);
 }
 
 const struct bxi_rref_ops bxi_rref_ops = {
@@ -87,19 +103,42 @@ const struct bxi_rref_ops bxi_rref_ops = {
     .unpark = unpark, .is_before = is_before, .holds_passed = holds_passed, .take_back = take_back,
 };
 
-/* ---- bodies with references ------------------------------------------------------------------------------- */
+/* ---- bodies with references, and with kinds of values ------------------------------------------------------ */
 
-unsigned char *bxi_body_with_rrefs(const struct bx_msg *msg, const struct bxi_rref_out *out)
+unsigned char *bxi_body_with_tails(const struct bx_msg *msg, const struct bxi_rref_out *out, size_t *bytes)
 {
-    size_t bytes = bx_msg_bytes(msg) + bxi_rref_tail_bytes(out);
-    unsigned char *body = malloc(bytes);
+    size_t kinds_bytes = bxi_has_kinds(msg) ? bxi_kinds_bytes(msg) : 0;
+    unsigned char *body;
 
+    *bytes = bx_msg_bytes(msg) + kinds_bytes + bxi_rref_tail_bytes(out);
+    body = malloc(*bytes);
     if (body == NULL)
         return NULL;
     if (bx_msg_bytes(msg) > 0)
         memcpy(body, bx_msg_data(msg), bx_msg_bytes(msg));
-    bxi_rref_write_tail(out, body + bytes);
+    if (kinds_bytes > 0)
+        bxi_kinds_write(msg, body + bx_msg_bytes(msg));
+    if (bxi_rref_tail_bytes(out) > 0)
+        bxi_rref_write_tail(out, body + *bytes);
     return body;
+}
+
+int bxi_grant_message(struct bx_job *job, struct bxi_lend_peer *peer, const struct bx_msg *msg,
+                      struct bxi_grant *grant)
+{
+    struct bx_reader message = bx_msg_reader(msg);
+    unsigned char *body = NULL;
+    int rc;
+
+    if (bxi_has_kinds(msg)) {
+        body = bxi_body_with_tails(msg, &(struct bxi_rref_out){ .count = 0 }, &message.bytes);
+        if (body == NULL)
+            return bx_fail(-ENOMEM, "no memory for a message of %zu bytes", message.bytes);
+        message.data = body;
+    }
+    rc = bxi_grant_pack(job, peer, &message, grant);
+    free(body);
+    return rc;
 }
 
 int bxi_grant_add_rrefs(struct bxi_grant *grant, const struct bxi_rref_out *out)
@@ -160,6 +199,24 @@ static void append(struct bx_job *job, struct bxi_waiting *waiting)
     *end = &waiting->next_row;
 }
 
+/* The bytes of the arguments, and the kinds behind them, lie in the frame: copies them. False: no memory. */
+static bool keep_bytes(struct bxi_waiting *waiting, size_t body_bytes)
+{
+    struct bxi_loan *loan = waiting->request.loan;
+    size_t bytes = (loan != NULL ? loan->bytes : body_bytes) + 8 * (size_t)waiting->request.kind_count;
+
+    if (loan == NULL)
+        return (waiting->args = bxi_msg_copy(waiting->request.job->rpc->frame, bytes)) != NULL;
+    if (loan->packed != NULL || bytes == 0)
+        return true;
+    loan->packed = malloc(bytes);
+    if (loan->packed == NULL)
+        return false;
+    memcpy(loan->packed, loan->data, bytes);
+    loan->data = loan->packed;
+    return true;
+}
+
 /* Keeps the request until the object is made. 1; 0: it was made meanwhile; -ENOMEM, or as bxi_waiting_begin. */
 static int park(struct bx_request *request, size_t body_bytes)
 {
@@ -169,7 +226,7 @@ static int park(struct bx_request *request, size_t body_bytes)
 
     if (waiting == NULL)
         return -ENOMEM;
-    if (request->loan == NULL && (waiting->args = bxi_msg_copy(job->rpc->frame, body_bytes)) == NULL) {
+    if (!keep_bytes(waiting, body_bytes)) {
         free(waiting);
         return -ENOMEM;
     }
@@ -274,7 +331,7 @@ int bxi_object_made(struct bx_request *request, int code, const char **text, con
 
 /* ---- calls that waited ------------------------------------------------------------------------------------------ */
 
-/* The request as it was when its frame was read. The body's bytes, in job->rpc->frame. */
+/* The request as it was when its frame was read. The body's bytes, in job->rpc->frame; the kinds lie behind them. */
 static size_t reread(struct bx_job *job, struct bxi_waiting *waiting, struct bx_request *request)
 {
     size_t bytes = bx_msg_bytes(waiting->args);
@@ -288,7 +345,7 @@ static size_t reread(struct bx_job *job, struct bxi_waiting *waiting, struct bx_
     if (bytes > 0)
         memcpy(job->rpc->frame, bx_msg_data(waiting->args), bytes);
     bxi_waiting_destroy(waiting);
-    return bytes;
+    return request->loan == NULL ? bytes - 8 * (size_t)request->kind_count : 0;
 }
 
 static int run_again(struct bx_request *request, size_t body_bytes)
@@ -365,7 +422,8 @@ static void made(struct bx_future *future, void *context)
 
 struct making {
     struct bx_job *job;
-    const char *to;
+    const char *to;                 /* or: */
+    struct bxi_peer *peer;
     struct bx_rref *target;
     const char *function;
     const struct bx_msg *args;
@@ -374,7 +432,7 @@ struct making {
 
 static int make(const struct making *making, struct bx_rref **out)
 {
-    struct bxi_aim aim = { .target = making->target };
+    struct bxi_aim aim = { .peer = making->peer, .target = making->target };
     struct bx_future *future = NULL;
     int rc;
 
@@ -406,7 +464,16 @@ int bx_remote(struct bx_job *job, const char *to, const char *function, const st
 {
     int rc = bxi_job_check(job);
 
-    return rc < 0 ? rc : make(&(struct making){ job, to, NULL, function, args, options }, rref);
+    return rc < 0 ? rc : make(&(struct making){ job, to, NULL, NULL, function, args, options }, rref);
+}
+
+int bx_remote_rank(struct bx_job *job, int rank, const char *function, const struct bx_msg *args,
+                   const struct bx_call_options *options, struct bx_rref **rref)
+{
+    struct bxi_peer *peer = NULL;
+    int rc = bxi_peer_of_rank(job, rank, &peer);
+
+    return rc < 0 ? rc : make(&(struct making){ job, NULL, peer, NULL, function, args, options }, rref);
 }
 
 int bx_rref_remote(struct bx_rref *rref, const char *method, const struct bx_msg *args,
@@ -414,7 +481,8 @@ int bx_rref_remote(struct bx_rref *rref, const char *method, const struct bx_msg
 {
     int rc = bxi_rref_check(rref, __func__);
 
-    return rc < 0 ? rc : make(&(struct making){ bxi_rref_job(rref), NULL, rref, method, args, options }, made_rref);
+    return rc < 0 ? rc : make(&(struct making){ bxi_rref_job(rref), NULL, NULL, rref, method, args, options },
+                              made_rref);
 }
 
 int bx_rref_sync(struct bx_rref *rref, const char *method, const struct bx_msg *args,
@@ -422,8 +490,8 @@ int bx_rref_sync(struct bx_rref *rref, const char *method, const struct bx_msg *
 {
     int rc = bxi_rref_check(rref, __func__);
 
-    return rc < 0 ? rc : bxi_rpc_sync(bxi_rref_job(rref), NULL, &(struct bxi_aim){ .target = rref }, method, args,
-                                      options, reply);
+    return bxi_out(rc < 0 ? rc : bxi_rpc_sync(bxi_rref_job(rref), NULL, &(struct bxi_aim){ .target = rref }, method,
+                                              args, options, reply));
 }
 
 int bx_rref_async(struct bx_rref *rref, const char *method, const struct bx_msg *args,
@@ -431,8 +499,8 @@ int bx_rref_async(struct bx_rref *rref, const char *method, const struct bx_msg 
 {
     int rc = bxi_rref_check(rref, __func__);
 
-    return rc < 0 ? rc : bxi_rpc_async(bxi_rref_job(rref), NULL, &(struct bxi_aim){ .target = rref }, method, args,
-                                       options, future);
+    return bxi_out(rc < 0 ? rc : bxi_rpc_async(bxi_rref_job(rref), NULL, &(struct bxi_aim){ .target = rref }, method,
+                                               args, options, future));
 }
 
 int bx_rref_oneway(struct bx_rref *rref, const char *method, const struct bx_msg *args,
@@ -448,16 +516,18 @@ int bx_rref_to_here(struct bx_rref *rref, const struct bx_call_options *options,
 {
     int rc = bxi_rref_check(rref, __func__);
 
-    return rc < 0 ? rc : bxi_rpc_sync(bxi_rref_job(rref), NULL, &(struct bxi_aim){ .target = rref, .value = true },
-                                      BXI_VALUE_NAME, NULL, options, value);
+    return bxi_out(rc < 0 ? rc : bxi_rpc_sync(bxi_rref_job(rref), NULL,
+                                              &(struct bxi_aim){ .target = rref, .value = true }, BXI_VALUE_NAME, NULL,
+                                              options, value));
 }
 
 int bx_rref_to_here_async(struct bx_rref *rref, const struct bx_call_options *options, struct bx_future **future)
 {
     int rc = bxi_rref_check(rref, __func__);
 
-    return rc < 0 ? rc : bxi_rpc_async(bxi_rref_job(rref), NULL, &(struct bxi_aim){ .target = rref, .value = true },
-                                       BXI_VALUE_NAME, NULL, options, future);
+    return bxi_out(rc < 0 ? rc : bxi_rpc_async(bxi_rref_job(rref), NULL,
+                                               &(struct bxi_aim){ .target = rref, .value = true }, BXI_VALUE_NAME,
+                                               NULL, options, future));
 }
 
 /* ---- the handler ----------------------------------------------------------------------------------------------- */

@@ -65,7 +65,7 @@ int bxi_peer_suspect(struct bx_job *job, struct bxi_peer *peer, const char *what
 
 static void suspect(struct bx_job *job, int rank, const char *what)
 {
-    bxi_peer_suspect(job, &job->rpc->peers[rank], what);
+    bxi_peer_suspect(job, job->rpc->peers[rank], what);
 }
 
 /* A peer waits for leases, and what was just given back may be what it waits for. */
@@ -77,7 +77,7 @@ static void ring(struct bx_job *job, int rank)
     }
     bxi_lock(&job->run->lock);
     bxi_fence_seq_cst();            /* [bell.armed] as in bxi_bells_flush */
-    if (bxi_bell_look(&job->rpc->peers[rank].bell, false))
+    if (bxi_bell_look(&job->rpc->peers[rank]->bell, false))
         bxi_counter_add(job, BXI_C_doorbells_rung, 1);
     bxi_unlock(&job->run->lock);
 }
@@ -113,13 +113,42 @@ static void free_queued(struct bx_job *job, struct bxi_queued *queued)
     job->rpc->spare = queued;
 }
 
+struct whole_peer {
+    struct bxi_peer peer;       /* first */
+    struct bxi_lend_peer lend;
+};
+
+static void init_peer(struct whole_peer *whole, int rank)
+{
+    memset(whole, 0, sizeof *whole);
+    whole->peer.lend = &whole->lend;
+    whole->lend = (struct bxi_lend_peer){ .rank = rank, .name = whole->peer.name, .view = &whole->peer.view };
+}
+
 void bxi_peer_init(struct bx_job *job, int rank)
 {
-    struct bxi_peer *peer = &job->rpc->peers[rank];
+    init_peer((struct whole_peer *)(void *)job->rpc->peers[rank], rank);
+}
 
-    memset(peer, 0, sizeof *peer);
-    peer->lend = &job->lend->peers[rank];
-    *peer->lend = (struct bxi_lend_peer){ .rank = rank, .name = peer->name, .view = &peer->view };
+struct bxi_peer *bxi_peer_create(int rank)
+{
+    struct whole_peer *whole = aligned_alloc(BXI_LINE, (sizeof *whole + BXI_LINE - 1) / BXI_LINE * BXI_LINE);
+
+    if (whole == NULL)
+        return NULL;
+    init_peer(whole, rank);
+    return &whole->peer;
+}
+
+static int make_peer(struct bx_job *job, int rank)
+{
+    struct bxi_peer *peer = bxi_peer_create(rank);
+
+    if (peer == NULL)
+        return -ENOMEM;
+    job->lend->peers[rank] = peer->lend;
+    job->rpc->peers[rank] = peer;
+    return 0;
 }
 
 int bxi_peers_create(struct bx_job *job)
@@ -130,10 +159,9 @@ int bxi_peers_create(struct bx_job *job)
     job->rpc->peers = calloc((size_t)job->world_size, sizeof *job->rpc->peers);
     if (job->rpc->peers != NULL)    /* free_job: where these are, those are */
         job->lend->peers = calloc((size_t)job->world_size, sizeof *job->lend->peers);
-    if (job->lend->peers == NULL)
-        return bx_fail(-ENOMEM, "no memory for %d workers", job->world_size);
     for (int rank = 0; rank < job->world_size; rank++)
-        bxi_peer_init(job, rank);
+        if (job->lend->peers == NULL || make_peer(job, rank) < 0)
+            return bx_fail(-ENOMEM, "no memory for %d workers", job->world_size);
     job->rpc->spares = calloc(BXI_SPARE_FRAMES, SPARE_ROOM);
     if (job->rpc->spares == NULL)
         return bx_fail(-ENOMEM, "no memory for frames that wait");
@@ -359,8 +387,8 @@ int bxi_peer_send(struct bx_job *job, struct bxi_peer *peer, struct bxi_out *out
     if (rc < 0)
         return rc;
     out->lease = -1;
-    if (out->rrefs != NULL && bxi_rref_prepare(job, peer->rank, out->rrefs) < 0)
-        return bx_fail(-ENOMEM, "no memory for the references of a message to worker '%s'", peer->name);
+    if (out->rrefs != NULL && (rc = bxi_rref_prepare(job, peer->rank, out->rrefs)) < 0)
+        return rc != -ENOMEM ? rc : bx_fail(rc, "no memory for the references of a message to worker '%s'", peer->name);
     if (out->grant != NULL) {
         if (has_left(job, peer))
             return bx_fail(BX_E_SHUTDOWN, "worker '%s' (rank %d) has left the job", peer->name, peer->rank);
@@ -424,7 +452,7 @@ void bxi_peer_drop_queue(struct bx_job *job, struct bxi_peer *peer)
 bool bxi_queues_are_empty(const struct bx_job *job)
 {
     for (int rank = 0; rank < job->world_size; rank++)
-        if (job->rpc->peers[rank].queue_head != NULL && !has_left(job, &job->rpc->peers[rank]))
+        if (job->rpc->peers[rank]->queue_head != NULL && !has_left(job, job->rpc->peers[rank]))
             return false;
     return true;
 }
@@ -469,7 +497,7 @@ bool bxi_queues_move_any(struct bx_job *job, bool before_sleep)
 
     bxi_lock(&job->run->lock);
     for (int rank = 0; rank < job->world_size; rank++) {
-        struct bxi_peer *peer = &job->rpc->peers[rank];
+        struct bxi_peer *peer = job->rpc->peers[rank];
 
         if (has_bit(job->rpc->starved, peer))
             moved |= woken[rank] = move_queue(job, peer, before_sleep);
@@ -477,7 +505,7 @@ bool bxi_queues_move_any(struct bx_job *job, bool before_sleep)
     bxi_unlock(&job->run->lock);
     for (int rank = 0; moved && rank < job->world_size; rank++)
         if (woken[rank])
-            bxi_wake(job->run, &job->rpc->peers[rank]);
+            bxi_wake(job->run, job->rpc->peers[rank]);
     if (moved)
         bxi_quiet_changed(job);
     return moved;
@@ -531,7 +559,7 @@ void bxi_bells_flush(struct bx_job *job)
         uint64_t bits = bxi_load_relaxed(&job->rpc->bells_due[i]);   /* relaxed: as in set_bit */
 
         for (; bits != 0; bits &= bits - 1)
-            look(job, &job->rpc->peers[i * 64 + __builtin_ctzll(bits)]);
+            look(job, job->rpc->peers[i * 64 + __builtin_ctzll(bits)]);
         bxi_store_relaxed(&job->rpc->bells_due[i], 0);
     }
     bxi_store_relaxed(&job->rpc->bells_urgent, 0);
@@ -552,8 +580,8 @@ void bxi_bells_pass(struct bx_job *job)
 void bxi_ring_all(struct bx_job *job)
 {
     for (int rank = 0; rank < job->world_size; rank++)
-        if (rank != job->rank && bxi_load_relaxed(&job->rpc->peers[rank].state) == BXI_PEER_ALIVE)
-            bxi_bell_ring(job->rpc->peers[rank].bell.fd[0]);
+        if (rank != job->rank && bxi_load_relaxed(&job->rpc->peers[rank]->state) == BXI_PEER_ALIVE)
+            bxi_bell_ring(job->rpc->peers[rank]->bell.fd[0]);
 }
 
 void bxi_wanted_look(struct bx_job *job)

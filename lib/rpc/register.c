@@ -96,25 +96,40 @@ int bx_register_method(struct bx_job *job, const struct bx_type *type, const cha
     return rc < 0 ? rc : register_handler(job, type, name, kind, fn, context);
 }
 
-static int register_async(struct bx_job *job, const struct bx_type *type, const char *name, bx_async_fn fn,
-                          void *context)
+static int register_async(struct bx_job *job, const char *name, const struct bxi_handler *handler)
 {
-    struct bxi_handler handler = { .kind = BXI_F_ASYNC, .async = fn, .context = context, .type = type };
-
-    if (fn == NULL)
+    if (handler->async == NULL)
         return bx_fail(-EINVAL, "there is no function to register as '%s'", bxi_brief(name).text);
-    return bxi_register(job, name, &handler);
+    return bxi_register(job, name, handler);
+}
+
+static int register_method_async(struct bx_job *job, const char *name, const struct bxi_handler *handler)
+{
+    int rc = bxi_check_type(handler->type, name);
+
+    return rc < 0 ? rc : register_async(job, name, handler);
 }
 
 int bx_register_async(struct bx_job *job, const char *name, bx_async_fn fn, void *context)
 {
-    return register_async(job, NULL, name, fn, context);
+    return register_async(job, name, &(struct bxi_handler){ .kind = BXI_F_ASYNC, .async = fn, .context = context });
+}
+
+int bx_register_async_blocking(struct bx_job *job, const char *name, bx_async_fn fn, void *context)
+{
+    return register_async(job, name, &(struct bxi_handler){ .kind = BXI_F_BLOCKING, .async = fn, .context = context });
 }
 
 int bx_register_method_async(struct bx_job *job, const struct bx_type *type, const char *name, bx_async_fn fn,
                              void *context)
 {
-    int rc = bxi_check_type(type, name);
+    return register_method_async(job, name, &(struct bxi_handler){ .kind = BXI_F_ASYNC, .async = fn,
+                                                                   .context = context, .type = type });
+}
 
-    return rc < 0 ? rc : register_async(job, type, name, fn, context);
+int bx_register_method_async_blocking(struct bx_job *job, const struct bx_type *type, const char *name,
+                                      bx_async_fn fn, void *context)
+{
+    return register_method_async(job, name, &(struct bxi_handler){ .kind = BXI_F_BLOCKING, .async = fn,
+                                                                   .context = context, .type = type });
 }

@@ -45,20 +45,59 @@ struct bx_msg {
     struct bx_rref **rrefs;     /* each with a reference, if rref_capacity > 0; else they are the request's */
     uint32_t rref_count;
     uint32_t rref_capacity;
+    struct bxi_kinds *kinds;    /* with BX_CHECKED: of its values (checked.c); else NULL */
     _Alignas(8) unsigned char room[];
 };
 /* Makes an empty message of memory that has `room` bytes behind its head. */
 struct bx_msg *bxi_msg_init(void *memory, size_t room);
+void bxi_msg_fini(struct bx_msg *msg);          /* destroys it; the memory is the caller's */
 struct bx_msg *bxi_msg_copy(const void *data, size_t bytes);       /* NULL when memory is out */
 struct bx_msg *bxi_msg_of_loan(struct bxi_loan *loan);     /* a message of its own; NULL when memory is out */
 
 /* Adds what a frame brought to the message that was made of it. 0, -ENOMEM. */
 int bxi_msg_take_rrefs(struct bx_msg *msg, struct bxi_rref_in *in);
 
+/* ---- checked.c: the kinds of values ---------------------------------------------------------------- */
+
+enum bxi_value_kind { BXI_V_BYTES, BXI_V_I64, BXI_V_U64, BXI_V_I32, BXI_V_F64, BXI_V_F32, BXI_V_F32S, BXI_V_STR,
+                      BXI_VALUE_KINDS };
+struct bxi_kinds {
+    unsigned char *records;         /* 8 bytes each, at any address */
+    size_t count;
+    size_t capacity;                /* 0: there are none, or they are not this struct's */
+    struct bx_rref *const *rrefs;   /* of the message, for its readers */
+    size_t rref_count;
+};
+extern bool bxi_checked;            /* BX_CHECKED=1; set before main() */
+
+int bxi_checked_variable(void);     /* 0; -EINVAL: the variable has another value */
+/* A value of this kind is about to be put. 0, or the message's error. */
+int bxi_kinds_add(struct bx_msg *msg, enum bxi_value_kind kind);
+void bxi_kinds_rrefs(struct bx_msg *msg);       /* its references have changed */
+void bxi_kinds_free(struct bx_msg *msg);
+/* What is sent behind the message's bytes, with BXI_FLAG_KINDS; 0: nothing. write returns the end. */
+size_t bxi_kinds_bytes(const struct bx_msg *msg);
+unsigned char *bxi_kinds_write(const struct bx_msg *msg, unsigned char *to);
+/* Takes the records off the end of what came: *bytes are those of the message then, and *count records lie behind
+ * them, none without BX_CHECKED. 0, BX_E_CORRUPT. */
+int bxi_kinds_take(const unsigned char *data, size_t *bytes, uint32_t *count);
+int bxi_kinds_copy(struct bx_msg *msg, const unsigned char *records, uint32_t count);      /* 0, -ENOMEM */
+/* The reader checks what it reads by these records; its references must be theirs. */
+void bxi_kinds_mark(struct bx_reader *reader, struct bxi_kinds *kinds);
+struct bx_rref *bxi_kinds_next_rref(struct bx_reader *reader);     /* there is one */
+/* False: the next bytes are of another kind, and the reader's error says so. */
+bool bxi_kinds_allow(struct bx_reader *reader, enum bxi_value_kind kind, size_t bytes);
+
+static inline bool bxi_has_kinds(const struct bx_msg *msg)
+{
+    return __builtin_expect(bxi_checked, 0) && bxi_kinds_bytes(msg) > 0;
+}
+
 /* True if the message needs a lease: it has tensors, or more bytes than a frame that ends with tail_bytes. */
 static inline bool bxi_needs_lease(const struct bx_msg *msg, size_t tail_bytes)
 {
-    return msg != NULL && (msg->tensor_count > 0 || msg->bytes > BXI_BODY_MAX - tail_bytes);
+    return msg != NULL && (msg->tensor_count > 0 ||
+                           msg->bytes + (bxi_checked ? bxi_kinds_bytes(msg) : 0) > BXI_BODY_MAX - tail_bytes);
 }
 
 /* ---- future.c ------------------------------------------------------------------------------------ */
@@ -152,6 +191,8 @@ struct bxi_function_cache {     /* a peer's functions, copied from its segment *
 void bxi_names_clear(struct bx_job *job);       /* no worker is found */
 void bxi_names_build(struct bx_job *job);
 struct bxi_peer *bxi_peer_find(struct bx_job *job, const char *name);      /* NULL */
+/* 0, or what bxi_job_check returns, or BX_E_NO_WORKER; all with a sentence. */
+int bxi_peer_of_rank(struct bx_job *job, int rank, struct bxi_peer **peer);
 /* Index of a function of peer, or BX_E_NO_FUNCTION / BX_E_CORRUPT with a sentence. Lock. */
 int bxi_function_find(struct bx_job *job, struct bxi_peer *peer, const char *name);
 
@@ -162,6 +203,7 @@ enum bxi_peer_state {           /* atomic; role, but for the bootstrap */
     BXI_PEER_DEAD,
     BXI_PEER_LEFT,
     BXI_PEER_CORRUPT,
+    BXI_PEER_JOINING,           /* attached to take the place of a dead one, and does not run yet (join.c) */
 };
 
 struct bxi_queued {             /* a frame that waits for room */
@@ -175,13 +217,14 @@ struct bxi_queued {             /* a frame that waits for room */
 
 /* When memory is out, so many frames without a body, or of the protocol of references, can still be queued. */
 #define BXI_SPARE_FRAMES 64
-#define BXI_SPARE_BYTES (sizeof(struct bxi_frame) + BXI_RANK_WORDS * sizeof(uint64_t))
+#define BXI_SPARE_BYTES (sizeof(struct bxi_frame) + BXI_RREF_NEED_BYTES)
 
 struct bxi_peer {
     /* start */
     int rank;
     uint32_t pid;
     int pidfd;
+    uint32_t generation;
     char name[BXI_NAME_BYTES];
     struct bxi_segment_view view;           /* of oneself: unused */
     struct bxi_lend_peer *lend;             /* what is lent to it and borrowed from it */
@@ -222,12 +265,17 @@ struct bxi_peer {
     struct bxi_ring_reader in;
     bxi_a64 consumed;                       /* in.read_pos, for threads that send */
     uint64_t rescue_pos;                    /* watchdog: where a frame lay unread a second ago, plus 1 */
+
+    bxi_a32 ended;                          /* role: its process has ended and its names are removed, or it gave its
+                                             * join up: another process may take the rank. The door reads it */
+    struct bxi_peer *former;                /* lock: the process that had the rank before, kept as it was closed */
 };
 
 /* Opens the ring to a peer if it is not open. 0, BX_E_NO_SPACE. */
 int bxi_peer_open_out(struct bx_job *job, struct bxi_peer *peer);
 /* Zeroes what rpc and lend know of a peer, and links the two. */
 void bxi_peer_init(struct bx_job *job, int rank);
+struct bxi_peer *bxi_peer_create(int rank);         /* one more, as bxi_peer_init leaves it. NULL: no memory */
 /* Allocates the peers, each as bxi_peer_init leaves it. 0, -ENOMEM. */
 int bxi_peers_create(struct bx_job *job);
 struct bxi_out {
@@ -291,6 +339,7 @@ struct bxi_call {
     uint16_t slot;
     uint16_t function;          /* of the callee's; or BXI_FUNCTION_VALUE */
     bool wants_value;
+    bool inherits;              /* its deadline is that of the request that it is made for */
     struct bxi_call *next;      /* in a list of calls to complete */
     _Alignas(8) unsigned char small[];  /* of one that is malloc'ed: BXI_SMALL_REPLY bytes for a reply's message */
 };
@@ -308,13 +357,22 @@ static inline const char *bxi_call_function(const struct bxi_call *call)
     return call->function == BXI_FUNCTION_VALUE ? BXI_VALUE_NAME : call->peer->functions->name[call->function];
 }
 
-/* What a call is for, besides a function: the object that it is called on, or is to make. */
+/* The end of a sentence about its deadline. */
+static inline const char *bxi_call_whose_time(const struct bxi_call *call)
+{
+    return call->inherits ? ", all that was left to the request for which it was called" : "";
+}
+
+/* What a call is for, besides a function: the worker, where it is not named; the object that it is called on, or is to
+ * make. */
 struct bxi_aim {
+    struct bxi_peer *peer;
     struct bx_rref *target;
     struct bx_rref *makes;
     bool value;                 /* bx_rref_to_here */
 };
-/* bx_rpc_sync, bx_rpc_async, bx_rpc_oneway; at may be NULL. With a target, `to` is not read. */
+/* bx_rpc_sync, bx_rpc_async, bx_rpc_oneway; at may be NULL. With a peer or a target, `to` is not read. The caller ends
+ * with bxi_out after sync and async. */
 int bxi_rpc_sync(struct bx_job *job, const char *to, const struct bxi_aim *at, const char *function,
                  const struct bx_msg *args, const struct bx_call_options *options, struct bx_msg **reply);
 int bxi_rpc_async(struct bx_job *job, const char *to, const struct bxi_aim *at, const char *function,
@@ -334,6 +392,8 @@ static inline bool bxi_call_is_open(const struct bxi_call *call)
 }
 /* Takes a live call out of its slot. keep: its reply is still to come, so the slot becomes a zombie. Lock. */
 struct bxi_call *bxi_call_take(struct bx_job *job, struct bxi_peer *peer, uint16_t index, bool keep);
+/* The same for one that ends before its reply, with BX_E_TIMEOUT or BX_E_CANCELLED: tells its callee. Lock. */
+struct bxi_call *bxi_call_drop(struct bx_job *job, struct bxi_peer *peer, uint16_t index, int code);
 /* Completes a call, by the thread that took it out of its slot; takes text and value. Without the lock. */
 void bxi_call_complete(struct bxi_call *call, int code, char *text, struct bx_msg *value);
 /* Fails every call to peer, or only those whose request ends at or before through_pos, if that is not BX_FOREVER. The
@@ -347,8 +407,10 @@ const char *bxi_this_thread(void);          /* an address that stands for this t
 /* Ends the call of this future, which is a call's: tells the callee, completes it; takes text (malloc'ed). False if it
  * was done, or another thread is completing it. */
 bool bxi_call_abort(struct bx_future *future, int code, char *text);
-/* A synchronous caller gives up. True if the call was still in its slot; else another thread is completing it. */
-bool bxi_call_give_up(struct bx_job *job, struct bxi_call *call);
+bool bxi_future_cancel(struct bx_future *future);   /* of any kind; false likewise */
+/* A synchronous caller gives up with BX_E_TIMEOUT or BX_E_CANCELLED. True if the call was still in its slot; else
+ * another thread is completing it. */
+bool bxi_call_give_up(struct bx_job *job, struct bxi_call *call, int code);
 
 /* ---- register.c ---------------------------------------------------------------------------------- */
 
@@ -359,7 +421,7 @@ struct bxi_handler {            /* never changes once handler_count counts it */
     const struct bx_type *type;     /* of a method; else NULL */
     bx_handler_fn fn;
     void *context;
-    bx_async_fn async;
+    bx_async_fn async;              /* of an async one; or, of a blocking one, in place of fn */
     struct bxi_batcher *batcher;
 };
 
@@ -368,8 +430,11 @@ int bxi_check_type(const struct bx_type *type, const char *name);      /* 0, -EI
 
 /* ---- object.c: calls on objects ------------------------------------------------------------------- */
 
-/* The bytes of msg (or NULL) and the tail of its references, malloc'ed; NULL: no memory. */
-unsigned char *bxi_body_with_rrefs(const struct bx_msg *msg, const struct bxi_rref_out *out);
+/* The bytes of msg (or NULL), the kinds of its values and the tail of its references, malloc'ed; NULL: no memory. */
+unsigned char *bxi_body_with_tails(const struct bx_msg *msg, const struct bxi_rref_out *out, size_t *bytes);
+/* bxi_grant_pack of a message, with the kinds of its values. */
+int bxi_grant_message(struct bx_job *job, struct bxi_lend_peer *peer, const struct bx_msg *msg,
+                      struct bxi_grant *grant);
 int bxi_grant_add_rrefs(struct bxi_grant *grant, const struct bxi_rref_out *out);      /* the tail; 0, -ENOMEM */
 /* The object of a request that is called on one. 0: run the handler. 1: the request was kept until the object is made.
  * An error, with *text: answer with it. Role. */
@@ -402,6 +467,7 @@ struct bx_request {
     bool unparked;                  /* it has waited for its object */
     bool has_arrow;                 /* if it is traced: its arrow has not come to its end */
     uint16_t row;                   /* shown in the segment; BXI_NO_ROW: there was none free */
+    uint32_t kind_count;            /* records of the kinds of its arguments, which lie behind their bytes */
 };
 #define BXI_NO_ROW UINT16_MAX
 
@@ -412,19 +478,34 @@ enum bxi_waiting_state {
     BXI_WAITS_FOR_OBJECT,           /* in the list of a reference whose object is to come, or in rpc->unparked */
     BXI_WAITS_NO_MORE,              /* its batch runs, or a cancel has failed its future */
 };
+struct bxi_hook {                   /* of a blocking handler (nested.c); lock */
+    bx_cancel_fn fn;                /* NULL: none */
+    void *context;
+    const char *runs;               /* bxi_this_thread() of the thread that runs it now, or NULL */
+    struct bxi_timer timer;         /* at the request's deadline, while fn is not NULL */
+    bool used;                      /* the handler's thread: fn was ever set */
+};
+#define BXI_ANSWERED 1
 struct bxi_waiting {
     struct bx_request request;      /* first */
-    struct bx_msg *args;            /* NULL for an async handler, which has read them */
+    struct bx_msg *args;            /* NULL once an async handler has read them */
     struct bxi_waiting *chain_next; /* lock: in its peer's table */
     struct bxi_waiting **chain_link;/* lock: the pointer there that points to it */
     enum bxi_waiting_state state;   /* lock */
-    struct bxi_task task;           /* of a blocking handler */
+    struct bxi_task task;           /* of a handler on the pool */
     struct bx_future *future;       /* of an async handler: the maker's reference, or the callback's, keeps it */
     struct bxi_waiting *next_row;   /* lock: in its batcher's list, or in that of the calls on an object to come */
     uint64_t came_ns;               /* of a row */
     struct bx_msg *reply;           /* of a blocking handler or a row; as the next two, for the thread that runs it */
     int code;                       /* of a row: bx_batch_fail_row */
     char *text;
+    /* Of a blocking or async handler: what it began for the request (nested.c). */
+    bxi_a32 refs;                   /* to this memory: the request's, and one of each callback added in its handler */
+    bxi_a32 gave_up;                /* 0; BXI_ANSWERED; or why its caller gave up, a code < 0 */
+    bxi_a32 room_waits;             /* threads that wait for room for a call of its */
+    uint32_t call_count, call_capacity;     /* lock, both */
+    struct bxi_nested_call *calls;  /* lock: its calls, also some that have ended */
+    struct bxi_hook hook;
 };
 
 struct bxi_waiting *bxi_waiting_create(const struct bx_request *request);      /* NULL: no memory */
@@ -432,8 +513,11 @@ struct bxi_waiting *bxi_waiting_create(const struct bx_request *request);      /
  * in flight than it may; -ENOBUFS: 1024 one-way calls of its caller wait already, this one is to be dropped. */
 int bxi_waiting_begin(struct bxi_waiting *waiting, enum bxi_waiting_state state);
 void bxi_waiting_end(struct bxi_waiting *waiting);          /* undoes begin; lock */
+/* A thread of the pool has run its async handler: from WAITS_FOR_THREAD to WAITS_FOR_FUTURE. Lock. 0; or why its future
+ * is to fail at once: a cancel, or the end of its caller, came while the handler ran. */
+int bxi_waiting_for_future(struct bxi_waiting *waiting);
 struct bxi_waiting *bxi_waiting_find(struct bxi_peer *peer, uint64_t id);      /* NULL; lock */
-/* Releases what it holds and frees it. It is in no table, or the table is not used any more. */
+/* Releases what it holds, and a reference to its memory. It is in no table, or the table is not used any more. */
 void bxi_waiting_destroy(struct bxi_waiting *waiting);
 
 /* The handler of a request begins. */
@@ -485,6 +569,8 @@ void bxi_batchers_destroy(struct bx_job *job);
 void bxi_waiting_cancel(struct bx_job *job, struct bxi_peer *peer, uint64_t id, int code);
 /* The caller is gone: the futures of its async requests fail with code. */
 void bxi_waiting_peer_gone(struct bx_job *job, struct bxi_peer *peer, int code);
+/* Fails the future that an async handler returned. peer: its caller. */
+void bxi_waiting_fail_future(struct bx_future *future, const struct bxi_peer *peer, int code);
 
 /* ---- handler.c (role) ---------------------------------------------------------------------------- */
 
@@ -523,6 +609,12 @@ void bxi_frame_taken(const struct bxi_role *role, struct bx_job *job, struct bxi
 
 /* ---- watch.c: what happens to peers (role) ------------------------------------------------------- */
 
+struct bxi_worker_hook {        /* of the program: a worker has died, or is back */
+    void (*fn)(struct bx_job *job, int rank, void *context);    /* bx_death_fn, bx_join_fn; NULL: none */
+    void *context;
+};
+void bxi_worker_hook_run(struct bx_job *job, const struct bxi_worker_hook *hook, int rank);
+
 void bxi_scan(const struct bxi_role *role, struct bx_job *job);            /* open words, states, refusals of all */
 void bxi_deaths_close(const struct bxi_role *role, struct bx_job *job);    /* peers whose death was seen */
 /* After a sleep that no bell or timer ended: counts frames that lie unread for the second time and had no bell. */
@@ -541,6 +633,8 @@ static inline bool bxi_truncated(const struct bxi_peer *peer)
     return bxi_lend_truncated(peer->lend);
 }
 
+#include "join.h"
+
 /* ---- source.c ------------------------------------------------------------------------------------ */
 
 /* The bits that bxi_rpc_source owns, with BXI_EVENT_SCAN (open words, states, refusals of all peers). A pass handles
@@ -551,22 +645,24 @@ enum bxi_event {
     BXI_EVENT_POOL = 16,        /* does the pool's queue move? */
     BXI_EVENT_OBJECT = 32,      /* objects are made: unparked */
     BXI_EVENT_PASSED = 64,      /* loans with tensors that a worker had passed on have ended */
+    BXI_EVENT_JOIN = 128,       /* the door hands a joiner over, behind DEATH; or one is promoted */
 };
 extern const struct bxi_source_ops bxi_rpc_source;         /* rings, full queues, bells, leases; the rest by events */
 
 /* ---- The part of the job ------------------------------------------------------------------------- */
 
 struct bxi_rpc {
-    struct bxi_peer *peers;                     /* start, to on_death_context: world_size of them */
+    _Atomic(struct bxi_peer *) *peers;          /* start, to on_death_context: world_size of them */
     unsigned char *frame;                       /* role: BXI_FRAME_MAX bytes, the frame being handled */
     struct bx_msg *reply;                       /* role: of inline handlers, used again and again */
+    struct bxi_kinds kinds;                     /* role: of the arguments of the handler that runs */
     void (*remove_names)(struct bx_job *job, int rank);     /* removes the names that a worker left when it died */
-    bx_death_fn on_death;
-    void *on_death_context;
+    struct bxi_worker_hook on_death, on_join;
     uint8_t name_bucket[256];                   /* open addressing by name; BXI_NO_INDEX if empty */
 
     _Alignas(BXI_LINE) struct bxi_batcher *batchers;    /* lock, all below */
     struct bxi_call *expired;                   /* taken out by timers, to be completed without the lock */
+    struct bxi_waiting *hooks_due;              /* by next_row: a hook's timer has fired, each has a reference */
     struct bxi_waiting *unparked, **unparked_end;       /* calls on objects that are made now, or never */
     struct bxi_queued *spare;                   /* a list: those of spares that are free */
     unsigned char *spares;
@@ -589,7 +685,9 @@ struct bxi_rpc {
     bxi_a32 lost;                               /* of them, those that died or were cut off before */
     bxi_a32 quiet;                              /* the same for QUIET */
     bxi_a32 quiet_waited;                       /* a thread waits for calls_open and serving to become 0 */
-    uint8_t dead_rank[BXI_WORLD_MAX];           /* in the order of their deaths; written before deaths */
+    struct bxi_peer *dead[BXI_WORLD_MAX];       /* [n modulo their number]: the nth death's; written before deaths */
+
+    _Alignas(BXI_LINE) struct bxi_joins joins;
 
     _Alignas(BXI_LINE) struct bxi_lock future_lock;     /* futures and futures_end; no other lock is taken inside */
     struct bxi_made *futures;                   /* those of the program that are not done (future.c) */
@@ -641,7 +739,8 @@ static inline int bxi_call_handler(struct bx_request *request, struct bx_reader 
 /* Takes a row, if one is free. Lock. */
 void bxi_serving_show(struct bx_request *request, enum bxi_waiting_state state);
 void bxi_serving_hide(const struct bx_request *request);    /* gives it back; lock */
-void bxi_serving_at(const struct bx_request *request, enum bxi_where where);    /* by the thread that has it now */
+/* By the thread that has it now; or, with BXI_AT_FUTURE, by the one that had it. */
+void bxi_serving_at(const struct bx_request *request, enum bxi_where where);
 static inline uint64_t bxi_serving_who(const struct bx_request *request)
 {
     uint64_t function = request->handler == NULL ? BXI_FUNCTION_VALUE

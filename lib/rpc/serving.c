@@ -40,9 +40,10 @@ void bxi_serving_hide(const struct bx_request *request)
 
 void bxi_serving_at(const struct bx_request *request, enum bxi_where where)
 {
+    uint64_t thread = where == BXI_AT_FUTURE ? 0 : bxi_thread_id();
+
     if (request->row == BXI_NO_ROW)
         return;
     /* Relaxed: for inspectors. */
-    bxi_store_relaxed(&bxi_tables(request->job->control)->serving[request->row].where,
-                      (uint64_t)where | bxi_thread_id() << 8);
+    bxi_store_relaxed(&bxi_tables(request->job->control)->serving[request->row].where, (uint64_t)where | thread << 8);
 }

@@ -6,7 +6,7 @@
  * One source, not one for each: a pass of an empty call finds work in the rings alone, and every further source costs
  * it an indirect call in each pass and each recheck (1.1 ns of 165).
  */
-#include "rpc.h"
+#include "nested.h"
 
 static int pass(void *context, const struct bxi_role *role, struct bxi_waiter *waiter)
 {
@@ -79,6 +79,7 @@ static void timers_fired(void *context, const struct bxi_role *role)
 {
     (void)role;
     bxi_calls_expire(context);
+    bxi_hooks_run(context);
 }
 
 static uint64_t next_deadline_ns(void *context, uint64_t now_ns)
@@ -109,13 +110,15 @@ static void handle(void *context, const struct bxi_role *role, uint32_t event)
         bxi_pool_look(job);
     else if (event == BXI_EVENT_OBJECT)
         bxi_objects_unpark(role, job);
+    else if (event == BXI_EVENT_JOIN)
+        bxi_join_take(role, job);
     else
         bxi_rref_answer_rounds(job);
 }
 
 const struct bxi_source_ops bxi_rpc_source = {
     .events = BXI_EVENT_SCAN | BXI_EVENT_DEATH | BXI_EVENT_BATCH | BXI_EVENT_POOL |
-              BXI_EVENT_OBJECT | BXI_EVENT_PASSED,
+              BXI_EVENT_OBJECT | BXI_EVENT_PASSED | BXI_EVENT_JOIN,
     .handle = handle,
     .pass = pass,
     .peek = peek,

@@ -3,7 +3,8 @@
  * The straight way of plain frames: requests that are nothing but bytes to an inline handler, and replies that are
  * nothing but bytes. Most frames are plain, and an empty call consists of little else than their way. Role.
  *
- * A frame is plain by what is checked here; those of calls that are measured (observe/hist.c) are not. One that is not
+ * A frame is plain by what is checked here; those of calls that are measured (observe/hist.c) are not, and with
+ * BX_CHECKED no request is, because its answer carries the kinds of its values. One that is not
  * goes the general way (dispatch.c, handler.c, answer.c, call_end.c), which has the same effects in more steps; so does
  * the answer of a handler that failed, or that lends.
  * Everything is checked before anything is changed: what returns false has done nothing that the general way would not
@@ -25,7 +26,7 @@ static const struct bxi_handler *handler_of(struct bx_job *job, struct bxi_peer 
     const struct bxi_handler *handler;
 
     if (head->kind != BXI_REQUEST || head->flags != 0 || peer->draining || peer->lend->held != NULL ||
-        bxi_trace_is_on(job))
+        bxi_trace_is_on(job) || bxi_checked)
         return NULL;
     /* [peer.out_open] acquire, as in way_back. [handlers] acquire, as in handle_request. */
     if (!bxi_load_acquire(&peer->out_open) || head->function >= bxi_load_acquire(&job->rpc->handler_count))

@@ -6,14 +6,15 @@
  * States (under the lock). A request is created and begun by the role, in the state that its handler's kind says:
  *
  *     WAITS_FOR_THREAD   its task is the pool's. While task.queued (pool.lock) the queue has it; then a thread of the
- *                        pool owns the object, runs the handler and answers (handler.c).
+ *                        pool owns the object, runs the handler and answers (handler.c). If that handler is async, the
+ *                        thread makes it WAITS_FOR_FUTURE instead.
  *     WAITS_FOR_BATCH    it is in its batcher's list. The thread that takes it from there owns it (batch.c).
  *     WAITS_FOR_FUTURE   the callback of the handler's future owns it and answers, by the thread that completes the
  *                        future (handler.c). No other thread frees it.
  *     WAITS_FOR_OBJECT   it is in the list of a reference whose object is to come, or in rpc->unparked. The thread that
  *                        takes it from there, the role or a cancel, owns it (object.c).
- *     WAITS_NO_MORE      of a row: a batch runs it. Of an async handler: a cancel has failed its future, whose
- *                        callback answers as before.
+ *     WAITS_NO_MORE      of a row: a batch runs it. Of an async handler: a cancel has failed its future, or is about
+ *                        to, and the future's callback answers as before.
  *
  * A cancel (cancel.c) that takes the object out of the pool's queue or a batcher's list owns it. The owner alone
  * answers, with bxi_waiting_answer, which takes the object from the table and frees it. A handler or a body that leaves
@@ -27,7 +28,7 @@
  * their own, which no cancel reads. Inline requests are in no chain. The table is changed in the sections of the lock
  * that count requests, so it adds no locking.
  */
-#include "rpc.h"
+#include "nested.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -57,8 +58,10 @@ struct bxi_waiting *bxi_waiting_create(const struct bx_request *request)
 {
     struct bxi_waiting *waiting = calloc(1, sizeof *waiting);
 
-    if (waiting != NULL)
-        waiting->request = *request;
+    if (waiting == NULL)
+        return NULL;
+    waiting->request = *request;
+    bxi_store_relaxed(&waiting->refs, 1);       /* relaxed: no other thread knows it yet */
     return waiting;
 }
 
@@ -94,6 +97,17 @@ void bxi_waiting_end(struct bxi_waiting *waiting)
     unlink_it(waiting);
 }
 
+int bxi_waiting_for_future(struct bxi_waiting *waiting)
+{
+    const struct bxi_peer *peer = waiting->request.peer;
+    /* Relaxed: under the lock. */
+    bool gone = bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE, cancelled = bxi_nested_is_cancelled(waiting);
+
+    waiting->state = cancelled || gone ? BXI_WAITS_NO_MORE : BXI_WAITS_FOR_FUTURE;
+    bxi_serving_at(&waiting->request, BXI_AT_FUTURE);
+    return cancelled ? BX_E_CANCELLED : gone ? peer->close_code : 0;
+}
+
 struct bxi_waiting *bxi_waiting_find(struct bxi_peer *peer, uint64_t id)
 {
     struct bxi_waiting *waiting = *chain_of(peer, id);
@@ -110,5 +124,8 @@ void bxi_waiting_destroy(struct bxi_waiting *waiting)
     bx_msg_destroy(waiting->args);
     bx_msg_destroy(waiting->reply);
     free(waiting->text);
-    free(waiting);
+    /* Relaxed: a callback that reads 0 makes its call for a request that was open a moment ago. */
+    if (bxi_load_relaxed(&waiting->gave_up) == 0)
+        bxi_store_relaxed(&waiting->gave_up, BXI_ANSWERED);
+    bxi_waiting_release(waiting);
 }

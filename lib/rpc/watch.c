@@ -147,22 +147,32 @@ static void count_gone(struct bx_job *job, struct bxi_peer *peer, enum bxi_peer_
         bxi_add_seq_cst(&job->rpc->quiet, 1);
     if (state == BXI_PEER_LEFT)
         return;
-    job->rpc->dead_rank[bxi_load_relaxed(&job->rpc->deaths)] = (uint8_t)peer->rank;
+    job->rpc->dead[bxi_load_relaxed(&job->rpc->deaths) % BXI_WORLD_MAX] = peer;
     /* [deaths] sequentially consistent, pairs with the load in serve_ready: the rank is read after it. */
     bxi_add_seq_cst(&job->rpc->deaths, 1);
 }
 
-struct death {
+struct hook_call {
     struct bx_job *job;
     int rank;
+    const struct bxi_worker_hook *hook;
 };
 
-static int call_on_death(void *context)
+static int call_hook(void *context)
 {
-    const struct death *death = context;
+    const struct hook_call *call = context;
 
-    death->job->rpc->on_death(death->job, death->rank, death->job->rpc->on_death_context);
+    call->hook->fn(call->job, call->rank, call->hook->context);
     return 0;
+}
+
+void bxi_worker_hook_run(struct bx_job *job, const struct bxi_worker_hook *hook, int rank)
+{
+    if (hook->fn == NULL)
+        return;
+    bxi_no_wait_enter();
+    bxi_call_user(call_hook, &(struct hook_call){ job, rank, hook });
+    bxi_no_wait_leave();
 }
 
 void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer,
@@ -203,11 +213,8 @@ void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_
     bxi_waiting_peer_gone(job, peer, codes[state]);
     bxi_quiet_changed(job);
     bxi_batches_leave(job, peer->rank);
-    if (state != BXI_PEER_LEFT && job->rpc->on_death != NULL) {
-        bxi_no_wait_enter();
-        bxi_call_user(call_on_death, &(struct death){ job, peer->rank });
-        bxi_no_wait_leave();
-    }
+    if (state != BXI_PEER_LEFT)
+        bxi_worker_hook_run(job, &job->rpc->on_death, peer->rank);
     bxi_wake(job->run, &job->rpc->leavers);
 }
 
@@ -298,8 +305,11 @@ static void look_state(const struct bxi_role *role, struct bx_job *job, struct b
 void bxi_scan(const struct bxi_role *role, struct bx_job *job)
 {
     for (int rank = 0; rank < job->world_size; rank++) {
-        struct bxi_peer *peer = &job->rpc->peers[rank];
+        struct bxi_peer *peer = job->rpc->peers[rank];
 
+
+        if (bxi_load_relaxed(&peer->state) == BXI_PEER_JOINING)
+            bxi_join_look(role, job, peer);
         if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
             continue;
         look_open(job, peer);
@@ -313,19 +323,27 @@ void bxi_scan(const struct bxi_role *role, struct bx_job *job)
 void bxi_deaths_close(const struct bxi_role *role, struct bx_job *job)
 {
     for (int rank = 0; rank < job->world_size; rank++) {
-        struct bxi_peer *peer = &job->rpc->peers[rank];
+        struct bxi_peer *peer = job->rpc->peers[rank];
         uint32_t seen = bxi_load_relaxed(&peer->death_seen);
 
         if (seen == 0)
             continue;
         seen = bxi_exchange(&peer->death_seen, 0);
         /* Also of one that was cut off before, or died between its last state and its own unlink. */
-        if (seen == BXI_PEER_DEAD)
+        if (seen == BXI_PEER_DEAD && bxi_load_relaxed(&peer->state) == BXI_PEER_JOINING)
+            bxi_join_look(role, job, peer);         /* it may have run before it died */
+        /* Ended already: it had given its join up, and the names may be those of the next. */
+        if (seen == BXI_PEER_DEAD && bxi_load_relaxed(&peer->ended) == 0)
             job->rpc->remove_names(job, rank);
+        if (bxi_load_relaxed(&peer->state) == BXI_PEER_JOINING) {
+            bxi_join_died(role, job, peer);
+            continue;
+        }
         if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE) {
             if (seen == BXI_PEER_DEAD) {
                 bxi_devices_peer_died(job, peer->lend);
                 take_back(job, peer);           /* it had left, or was cut off, with loans */
+                bxi_store_release(&peer->ended, 1);     /* [peer.ended] as below */
             }
             continue;
         }
@@ -334,6 +352,9 @@ void bxi_deaths_close(const struct bxi_role *role, struct bx_job *job)
             look_state(role, job, peer);  /* it may have left before it exited */
         }
         bxi_peer_close(role, job, peer, (enum bxi_peer_state)seen);
+        if (seen == BXI_PEER_DEAD)
+            /* [peer.ended] release, pairs with the acquire in the door's is_free: names and state are done with. */
+            bxi_store_release(&peer->ended, 1);
     }
 }
 

@@ -45,7 +45,7 @@ void bxi_rref_write_tail(const struct bxi_rref_out *out, void *end)
 
 void bxi_rref_name(struct bx_job *job, int owner, const struct bxi_rref_out *out, void *end)
 {
-    out->makes->id = (uint64_t)owner << 56 | (uint64_t)job->rank << 48 | (job->rrefs->made[owner] + 1);
+    out->makes->id = bxi_rref_next_id(job, owner);
     put_id((unsigned char *)end - bxi_rref_tail_bytes(out), out->makes);
 }
 
@@ -67,17 +67,23 @@ int bxi_rref_prepare(struct bx_job *job, int to, const struct bxi_rref_out *out)
 {
     uint32_t pins = 0;
 
+    /* The owner has died since the caller looked, and its rank is taken again. */
+    if (out->target != NULL && !bxi_rref_is_of(job, to, out->target->id))
+        return bxi_rref_check(out->target, "a call on an object");
+    if (out->makes != NULL && job->rrefs->made[to] == BXI_RREF_COUNT_MASK)
+        return bx_fail(-EOVERFLOW, "worker '%s' has made all objects in worker '%s' that it can name", job->name,
+                       job->rrefs->ops->name(job, to));
     if (out->makes != NULL && bxi_rref_reserve(job) < 0)
         return -ENOMEM;
     for (size_t i = 0; i < out->count; i++) {
         struct bx_rref *rref = out->rrefs[i];
-        int owner = bxi_rref_id_owner(rref->id);
+        bool ours = bxi_rref_is_ours(job, rref->id);
 
-        if (to == job->rank || owner == to)
+        if (to == job->rank || bxi_rref_is_of(job, to, rref->id))
             continue;
-        if (owner == job->rank && !bxi_rref_make_entries(job, rref))
+        if (ours && !bxi_rref_make_entries(job, rref))
             return -ENOMEM;
-        pins += owner != job->rank || !job->rrefs->opened[to];
+        pins += !ours || !job->rrefs->opened[to];
     }
     return reserve_pins(job->rrefs, pins);
 }
@@ -104,15 +110,14 @@ static void pin(struct bx_job *job, int to, const struct bxi_pin *pin)
 static void count_sent(struct bx_job *job, int to, const struct bxi_pin *message)
 {
     struct bx_rref *rref = message->rref;
-    int owner = bxi_rref_id_owner(rref->id);
 
     if (to == job->rank) {
         bxi_add(&rref->refs, 1);
-    } else if (owner == job->rank) {
-        bxi_rref_add_entries(rref, to, 1);
+    } else if (bxi_rref_is_ours(job, rref->id)) {
+        bxi_rref_add_entries(job, rref, to, 1);
         if (!job->rrefs->opened[to])
             pin(job, to, message);
-    } else if (owner != to) {
+    } else if (!bxi_rref_is_of(job, to, rref->id)) {
         pin(job, to, message);
         rref->pins++;
         job->rrefs->pending++;
@@ -162,20 +167,23 @@ static bool is_gone(const struct bx_job *job, uint64_t id)
 {
     uint64_t count = id & BXI_RREF_COUNT_MASK, seen = job->rrefs->seen[bxi_rref_id_maker(id)];
 
-    return bxi_rref_id_maker(id) == job->rank || count <= seen || count > seen + BXI_RREF_UNSEEN_MAX;
+    return bxi_rref_id_maker(id) == job->rank || !bxi_rref_is_made_by(job, bxi_rref_id_maker(id), id) ||
+           count <= seen || count > seen + BXI_RREF_UNSEEN_MAX;
 }
 
 bool bxi_rref_is_forged(const struct bx_job *job, int from, uint64_t id)
 {
-    return from != job->rank && bxi_rref_id_maker(id) == from && bxi_rref_is_ours(job, id) &&
+    return from != job->rank && bxi_rref_is_made_by(job, from, id) && bxi_rref_is_ours(job, id) &&
            (id & BXI_RREF_COUNT_MASK) > job->rrefs->seen[from];
 }
 
 /* An id that this worker would have made, and has not. Whoever passed it may have been passed it. */
 static bool was_never_made(const struct bx_job *job, uint64_t id)
 {
-    return bxi_rref_id_maker(id) == job->rank &&
-           (id & BXI_RREF_COUNT_MASK) > job->rrefs->made[bxi_rref_id_owner(id)];
+    int owner = bxi_rref_id_owner(id);
+
+    return bxi_rref_is_made_by(job, job->rank, id) && bxi_rref_is_of(job, owner, id) &&
+           (id & BXI_RREF_COUNT_MASK) > job->rrefs->made[owner];
 }
 
 struct bx_rref *bxi_rref_of_ours(struct bx_job *job, uint64_t id)
@@ -216,7 +224,7 @@ static bool is_passed(struct bx_job *job, int from, struct bx_rref *rref, struct
     int owner = bxi_rref_id_owner(rref->id);
     struct bxi_passer *passer;
 
-    if (enters && !job->rrefs->ops->is_alive(job, owner)) {
+    if (enters && !bxi_rref_owner_lives(job, rref->id)) {
         bxi_rref_fail_with_owner(job, rref);
         enters = false;
     }
@@ -243,7 +251,7 @@ static void refuse(struct bx_job *job, int from, uint64_t id, struct bxi_rref_af
 {
     if (from == job->rank)
         bxi_rref_drop(job, bxi_rref_find(job, id), after);      /* the frame's */
-    else if (bxi_rref_id_owner(id) == from)
+    else if (bxi_rref_is_of(job, from, id))
         bxi_rref_send(job, from, &(struct bxi_rref_frame){ .op = BXI_RREF_LEAVE, .id = id, .value = 1 }, after);
     else if (!bxi_rref_is_ours(job, id))
         bxi_rref_send(job, from, &(struct bxi_rref_frame){ .op = BXI_RREF_KEPT, .id = id }, after);
@@ -252,12 +260,12 @@ static void refuse(struct bx_job *job, int from, uint64_t id, struct bxi_rref_af
 /* The reference, with one more; NULL: no memory, and it is refused. */
 static struct bx_rref *take(struct bx_job *job, int from, uint64_t id, struct bxi_rref_after *after)
 {
-    int owner = bxi_rref_id_owner(id);
+    bool ours = bxi_rref_is_ours(job, id);
     struct bx_rref *rref;
 
     if (from == job->rank)
         return bxi_rref_find(job, id);          /* the frame has a reference */
-    if (owner == job->rank)
+    if (ours)
         rref = bxi_rref_of_ours(job, id);
     else
         rref = find_or_add(job, id);
@@ -268,17 +276,18 @@ static struct bx_rref *take(struct bx_job *job, int from, uint64_t id, struct bx
     bxi_add(&rref->refs, 1);
     if (was_never_made(job, id))
         bxi_rref_fail(rref, BX_E_NO_OBJECT, NULL);      /* a use of it would cut this worker off */
-    if (owner == from) {
+    if (bxi_rref_is_of(job, from, id)) {
         /* Its maker waits for the answer to its request. One that has dropped the reference, and gets it back, has
          * had the answer. */
-        if (bxi_rref_state(rref) == BXI_RREF_TO_COME && (bxi_rref_id_maker(id) != job->rank || rref->counted == 0))
+        if (bxi_rref_state(rref) == BXI_RREF_TO_COME &&
+            (!bxi_rref_is_made_by(job, job->rank, id) || rref->counted == 0))
             bxi_rref_set_state(rref, BXI_RREF_THERE);
         if (++rref->counted == BXI_RREF_COUNTED_MAX) {
-            bxi_rref_send(job, owner, &(struct bxi_rref_frame){ .op = BXI_RREF_LEAVE, .id = id,
-                                                                .value = BXI_RREF_COUNTED_MAX - 1 }, after);
+            bxi_rref_send(job, from, &(struct bxi_rref_frame){ .op = BXI_RREF_LEAVE, .id = id,
+                                                               .value = BXI_RREF_COUNTED_MAX - 1 }, after);
             rref->counted = 1;
         }
-    } else if (owner != job->rank && !is_passed(job, from, rref, after)) {
+    } else if (!ours && !is_passed(job, from, rref, after)) {
         bxi_rref_drop(job, rref, after);
         refuse(job, from, id, after);
         return NULL;
@@ -322,7 +331,7 @@ static struct bx_rref *take_makes(struct bx_job *job, int from, uint64_t id, str
         return NULL;
     }
     rref->is_making = true;
-    bxi_rref_add_entries(rref, from, 1);
+    bxi_rref_add_entries(job, rref, from, 1);
     bxi_add(&rref->refs, 1);
     return rref;
 }
@@ -336,7 +345,7 @@ static bool is_valid(const struct bx_job *job, int from, const struct bxi_rref_t
     if (tail->flags & BXI_RREF_MAKES) {
         uint64_t id = ids[at++];
 
-        if (!bxi_rref_is_id(job, id) || !bxi_rref_is_ours(job, id) || bxi_rref_id_maker(id) != from ||
+        if (!bxi_rref_is_id(job, id) || !bxi_rref_is_ours(job, id) || !bxi_rref_is_made_by(job, from, id) ||
             (from != job->rank && (id & BXI_RREF_COUNT_MASK) <= job->rrefs->seen[from]))
             return false;
     }

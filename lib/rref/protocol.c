@@ -60,7 +60,7 @@ static int enter(struct bx_job *job, int from, uint64_t id, struct bxi_rref_afte
     } else if (bxi_rref_state(rref) == BXI_RREF_FAILED && rref->code == BX_E_NO_OBJECT) {
         entered.value = BX_E_NO_OBJECT;
     } else {
-        bxi_rref_add_entries(rref, from, 1);
+        bxi_rref_add_entries(job, rref, from, 1);
     }
     bxi_rref_send(job, from, &entered, after);
     if (rref != NULL)
@@ -82,7 +82,7 @@ static int leave(struct bx_job *job, int from, const struct bxi_rref_frame *fram
     if (value > held)
         return BX_E_CORRUPT;
     if (value > 0) {
-        bxi_rref_add_entries(rref, from, -value);
+        bxi_rref_add_entries(job, rref, from, -value);
         bxi_rref_settle(job, rref, after);
     }
     return 0;
@@ -172,11 +172,14 @@ static void answer_if_closed(struct bx_job *job, enum bxi_round_kind kind, int a
 
     if (round == 0)
         return;
-    for (int rank = 0; rank < job->world_size; rank++)
-        if (rank != job->rank && has(job->rrefs->asked[kind][asker].dead, rank) &&
-            (job->rrefs->ops->is_alive(job, rank) ||
-             (kind == BXI_ROUND_LEASES && job->rrefs->ops->holds_passed(job, rank))))
+    for (int rank = 0; rank < job->world_size; rank++) {
+        uint8_t need = job->rrefs->asked[kind][asker].need[rank];
+
+        if (rank != job->rank && need > 0 &&
+            (job->rrefs->closed[rank] < need ||
+             (kind == BXI_ROUND_LEASES && job->rrefs->ops->holds_passed(job, rank, need))))
             return;
+    }
     job->rrefs->asked[kind][asker].round = 0;
     bxi_rref_send(job, asker, &(struct bxi_rref_frame){ .op = BXI_RREF_ANSWER, .id = round, .value = (int32_t)kind },
                   after);
@@ -192,10 +195,10 @@ static void answer_all(struct bx_job *job, struct bxi_rref_after *after)
 static int ask(struct bx_job *job, int from, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)
 {
     if (frame->value < 0 || frame->value >= BXI_ROUND_KINDS ||
-        frame->body_bytes != sizeof job->rrefs->asked[0][from].dead || frame->id == 0)
+        frame->body_bytes != BXI_RREF_NEED_BYTES || frame->id == 0)
         return BX_E_CORRUPT;
     job->rrefs->asked[frame->value][from].round = frame->id;
-    memcpy(job->rrefs->asked[frame->value][from].dead, frame->body, frame->body_bytes);
+    memcpy(job->rrefs->asked[frame->value][from].need, frame->body, frame->body_bytes);
     answer_if_closed(job, (enum bxi_round_kind)frame->value, from, after);
     return 0;
 }
@@ -204,7 +207,7 @@ static void drop_entries(struct bx_job *job, struct bx_rref *rref, int rank, str
 {
     if (rref->entries == NULL || rref->entries[rank] == 0)
         return;
-    bxi_rref_add_entries(rref, rank, -(int64_t)rref->entries[rank]);
+    bxi_rref_add_entries(job, rref, rank, -(int64_t)rref->entries[rank]);
     bxi_rref_settle(job, rref, after);
 }
 
@@ -212,6 +215,11 @@ static void end_round(struct bx_job *job, enum bxi_round_kind kind, struct bxi_r
 {
     uint64_t *dead = job->rrefs->rounds[kind].dead;
 
+    if (job->rrefs->rounds[kind].older && kind == BXI_ROUND_ENTRIES)
+        each(job, drop_entries, job->world_size, after);
+    else if (job->rrefs->rounds[kind].older)
+        after->take_back_older = true;
+    job->rrefs->rounds[kind].older = false;
     for (int rank = 0; rank < job->world_size; rank++) {
         if (!has(dead, rank))
             continue;
@@ -236,14 +244,20 @@ static bool has_left_with_us(const struct bx_job *job, int rank)
 static void begin_round(struct bx_job *job, enum bxi_round_kind kind, struct bxi_rref_after *after)
 {
     struct bxi_round *round = &job->rrefs->rounds[kind];
+    uint8_t need[BXI_RREF_NEED_BYTES] = { 0 };
     struct bxi_rref_frame frame = { .op = BXI_RREF_ASK, .id = ++round->number, .value = (int32_t)kind,
-                                    .body = round->dead, .body_bytes = sizeof round->dead };
+                                    .body = need, .body_bytes = sizeof need };
 
     for (int rank = 0; rank < job->world_size; rank++) {
         bool alive = rank != job->rank && job->rrefs->ops->is_alive(job, rank);
 
         put(round->awaited, rank, alive);
-        if (rank != job->rank && !alive && !is_cut_off(job, rank) && !has_left_with_us(job, rank))
+        if (rank == job->rank || (!alive && has_left_with_us(job, rank)))
+            continue;
+        need[rank] = job->rrefs->closed[rank];
+        if (is_cut_off(job, rank))
+            need[rank]--;               /* by this worker: others may never close it */
+        else if (!alive)
             put(round->dead, rank, true);
     }
     for (int rank = 0; rank < job->world_size; rank++)
@@ -262,7 +276,7 @@ static int answer(struct bx_job *job, int from, const struct bxi_rref_frame *fra
     round = &job->rrefs->rounds[frame->value];
     if (frame->id > round->number)
         return BX_E_CORRUPT;
-    if (frame->id < round->number || is_empty(round->dead))
+    if (frame->id < round->number || (is_empty(round->dead) && !round->older))
         return 0;
     put(round->awaited, from, false);
     if (is_empty(round->awaited))
@@ -275,13 +289,22 @@ static int answer(struct bx_job *job, int from, const struct bxi_rref_frame *fra
 static int passed(struct bx_job *job, int from, const struct bxi_rref_frame *frame, struct bxi_rref_after *after)
 {
     struct bx_rref *rref = bxi_rref_find(job, frame->id);
-    int dead = frame->value;
+    int dead = frame->value & 0xff, generation = frame->value >> 8;
 
-    if (dead < 0 || dead >= job->world_size || dead == job->rank || dead == from)
+    if (frame->value < 0 || dead >= job->world_size || dead == job->rank || dead == from ||
+        generation > job->rrefs->generation[dead])
         return BX_E_CORRUPT;
-    if (rref == NULL || rref->entries == NULL || rref->entries[from] == 0 || is_cut_off(job, dead))
+    if (rref == NULL || rref->entries == NULL || rref->entries[from] == 0)
         return 0;
-    bxi_rref_add_entries(rref, dead, 1);
+    if (generation < job->rrefs->generation[dead]) {
+        bxi_rref_add_entries(job, rref, job->world_size, 1);
+        job->rrefs->rounds[BXI_ROUND_ENTRIES].older = true;
+        begin_round(job, BXI_ROUND_ENTRIES, after);
+        return 0;
+    }
+    if (is_cut_off(job, dead))
+        return 0;
+    bxi_rref_add_entries(job, rref, dead, 1);
     if (!job->rrefs->ops->is_alive(job, dead) && !has(job->rrefs->rounds[BXI_ROUND_ENTRIES].dead, dead)) {
         put(job->rrefs->rounds[BXI_ROUND_ENTRIES].dead, dead, true);
         begin_round(job, BXI_ROUND_ENTRIES, after);
@@ -398,8 +421,10 @@ void bxi_rref_peer_gone(struct bx_job *job, int rank)
 {
     struct bxi_rrefs *rrefs = job->rrefs;
     struct bxi_rref_after after = { .sent = false };
+    int32_t whom = rank | (int32_t)rrefs->generation[rank] << 8;
 
     bxi_lock(&job->run->lock);
+    rrefs->closed[rank] = (uint8_t)(rrefs->generation[rank] + 1);
     while (rrefs->pins[rank] != NULL) {
         struct bx_rref *rref = rrefs->pins[rank]->rref;
 
@@ -407,8 +432,9 @@ void bxi_rref_peer_gone(struct bx_job *job, int rank)
             unpin(job, rank, rrefs->pins[rank]);        /* a round drops the entry */
             continue;
         }
-        bxi_rref_send(job, bxi_rref_id_owner(rref->id),
-                      &(struct bxi_rref_frame){ .op = BXI_RREF_PASSED, .id = rref->id, .value = rank }, &after);
+        if (bxi_rref_owner_lives(job, rref->id))
+            bxi_rref_send(job, bxi_rref_id_owner(rref->id),
+                          &(struct bxi_rref_frame){ .op = BXI_RREF_PASSED, .id = rref->id, .value = whom }, &after);
         unpin(job, rank, rrefs->pins[rank]);
         bxi_rref_settle(job, rref, &after);
     }
@@ -420,6 +446,39 @@ void bxi_rref_peer_gone(struct bx_job *job, int rank)
     bxi_unlock(&job->run->lock);
     bxi_wake(job->run, NULL);
     bxi_rref_do_after(job, &after);
+}
+
+/* ---- a rank is taken again ---------------------------------------------------------------------------------- */
+
+static void make_older(struct bx_job *job, struct bx_rref *rref, int rank, struct bxi_rref_after *after)
+{
+    int64_t held = rref->entries != NULL ? rref->entries[rank] : 0;
+
+    (void)after;
+    if (held == 0)
+        return;
+    bxi_rref_add_entries(job, rref, rank, -held);
+    bxi_rref_add_entries(job, rref, job->world_size, held);
+}
+
+void bxi_rref_peer_joins(struct bx_job *job, int rank, uint8_t generation)
+{
+    struct bxi_rrefs *rrefs = job->rrefs;
+
+    each(job, make_older, rank, NULL);
+    for (int kind = 0; kind < BXI_ROUND_KINDS; kind++) {
+        struct bxi_round *round = &rrefs->rounds[kind];
+
+        /* It was awaited by none: a round that is out goes on, and ends for them. */
+        round->older |= has(kind == BXI_ROUND_ENTRIES ? round->dead : round->leases, rank);
+        put(round->dead, rank, false);
+        put(round->leases, rank, false);
+        rrefs->asked[kind][rank].round = 0;
+    }
+    rrefs->generation[rank] = generation;
+    rrefs->made[rank] = rrefs->seen[rank] = 0;
+    rrefs->unmade[rank] = 0;
+    rrefs->opened[rank] = false;
 }
 
 /* ---- a worker refuses, or opens its ring ------------------------------------------------------------------- */
@@ -436,7 +495,7 @@ void bxi_rref_refused(struct bx_job *job, int rank, uint64_t through_pos)
         if (!job->rrefs->ops->is_before(job, rank, pin, through_pos))
             continue;
         if (is_for_entry(job, pin))
-            bxi_rref_add_entries(rref, rank, -1);
+            bxi_rref_add_entries(job, rref, rank, -1);
         unpin(job, rank, pin);
         bxi_rref_settle(job, rref, &after);
     }
@@ -485,6 +544,8 @@ void bxi_rref_answer_rounds(struct bx_job *job)
 static void report(struct bx_job *job, struct bx_rref *rref, int unused, struct bxi_rref_after *after)
 {
     (void)unused;
+    if (rref->entries != NULL)
+        bxi_rref_add_entries(job, rref, job->world_size, -(int64_t)rref->entries[job->world_size]);
     for (int rank = 0; rref->entries != NULL && rank < job->world_size; rank++) {
         if (rref->entries[rank] == 0)
             continue;
@@ -493,7 +554,7 @@ static void report(struct bx_job *job, struct bx_rref *rref, int unused, struct 
                                "is destroyed", job->rrefs->ops->name(job, rank),
                      rref->object != NULL ? rref->object->type->name : "?", job->name,
                      (double)(bxi_now_ns() - rref->since_ns) / 1e9);
-        bxi_rref_add_entries(rref, rank, -(int64_t)rref->entries[rank]);
+        bxi_rref_add_entries(job, rref, rank, -(int64_t)rref->entries[rank]);
     }
     bxi_rref_settle(job, rref, after);
 }

@@ -57,6 +57,13 @@
  * queue. So when all are quiet, the LEAVEs of all that was released are in the rings; the owner reads what is left
  * there before it reports what is still referred to (rpc/watch.c, bxi_frames_unread).
  *
+ * A rank that is taken again. An id names the generations of its owner and its maker, so an object of a worker that is
+ * dead is never taken for one of its successor. ASK says for each rank of the set how many of its generations must be
+ * closed: a worker that has met the successor has closed them. The successor is not called before all workers have met
+ * it (rpc/join.c), so what comes from a worker names none that this one has not heard of. Entries of the dead that a
+ * round has not dropped yet, and those of a PASSED that comes late, are counted for nobody in particular
+ * (entries[world_size]), until the round is over.
+ *
  * Leases have rounds of their own (BXI_ROUND_LEASES), with the same frames. A worker that had leased tensors to the
  * dead asks, if that one ever passed tensors on; a worker answers when it has closed each of the set and holds no loan
  * of them with tensors that they passed on. A worker that dies meanwhile joins the set, and one that died before is in
@@ -164,7 +171,8 @@ struct bx_rref {
     uint32_t pins;                  /* a holder: messages to third workers without KEPT */
     struct bxi_passer *passers;
     struct bxi_object *object;      /* the owner, THERE */
-    uint32_t *entries;              /* the owner: by rank; NULL: all 0; changed by bxi_rref_add_entries alone */
+    uint32_t *entries;              /* the owner: by rank, and at world_size those of generations before a rank's last
+                                     * one; NULL: all 0; changed by bxi_rref_add_entries alone */
     uint64_t entry_sum;
     struct bxi_object_row *row;     /* the owner: for inspectors, while it is in the table; NULL: none */
     struct bxi_waiting *parked, **parked_end;   /* the owner: calls on an object that is to come, in order; rpc's */
@@ -180,14 +188,16 @@ struct bxi_rref_frame {
     uint64_t id;                    /* or the round */
     int32_t value;                  /* LEAVE: how many; ENTERED: the error, or 0; PASSED: the rank; ASK, ANSWER: enum
                                      * bxi_round_kind */
-    const void *body;               /* ASK: the set */
+    const void *body;               /* ASK: BXI_RREF_NEED_BYTES */
     size_t body_bytes;
 };
 
 struct bxi_rref_ops {
-    /* This worker holds a loan of that one with tensors that it had passed on, or its GPU may still read one. Lock. */
-    bool (*holds_passed)(struct bx_job *job, int rank);
-    void (*take_back)(struct bx_job *job, int rank);        /* the leases of one that is dead; without the lock */
+    /* This worker holds a loan of one of the first `generations` workers of that rank with tensors that it had passed
+     * on, or its GPU may still read one. Lock. */
+    bool (*holds_passed)(struct bx_job *job, int rank, uint8_t generations);
+    /* The leases of one that is dead; -1: of all older generations that wait for a round. Without the lock. */
+    void (*take_back)(struct bx_job *job, int rank);
     /* Puts a frame of the protocol into the ring to a worker, or its queue. Lock. 0, BX_E_NO_SPACE, -ENOMEM, ... */
     int (*send)(struct bx_job *job, int rank, const struct bxi_rref_frame *frame);
     void (*flush)(struct bx_job *job);          /* rings for what was sent; without the lock */
@@ -204,12 +214,14 @@ struct bxi_rref_ops {
 /* ---- The part of the job ------------------------------------------------------------------------------ */
 
 #define BXI_RANK_WORDS (BX_WORLD_MAX / 64)
+#define BXI_RREF_NEED_BYTES BX_WORLD_MAX         /* the body of an ASK: by rank, how many generations must be closed */
 enum bxi_round_kind { BXI_ROUND_ENTRIES = 0, BXI_ROUND_LEASES = 1, BXI_ROUND_KINDS = 2 };
 struct bxi_round {                  /* the asker's */
     uint64_t number;                /* of the ASK that is out; 0: none ever */
     uint64_t dead[BXI_RANK_WORDS];  /* whose entries or leases are to be dropped when it is over */
     uint64_t awaited[BXI_RANK_WORDS];       /* who has not answered it */
     uint64_t leases[BXI_RANK_WORDS];        /* LEASES: of the set, whose leases are taken back then */
+    bool older;                     /* those of generations before a rank's last one are to be dropped too */
 };
 
 struct bxi_rrefs {
@@ -217,6 +229,8 @@ struct bxi_rrefs {
     struct bx_rref **table;                     /* lock, all below: chains by id */
     uint32_t table_size;                        /* a power of two, or 0 */
     uint32_t count;
+    uint8_t generation[BX_WORLD_MAX];           /* of each rank's worker: from 0 */
+    uint8_t closed[BX_WORLD_MAX];               /* 1 + the last generation of each rank that ran and is closed */
     uint64_t made[BX_WORLD_MAX];                /* ids that this worker has made, by owner */
     uint64_t seen[BX_WORLD_MAX];                /* the last id of each maker whose request has come */
     uint32_t unmade[BX_WORLD_MAX];              /* requests of each maker for which there was no memory: no entry */
@@ -228,7 +242,7 @@ struct bxi_rrefs {
     struct bxi_round rounds[BXI_ROUND_KINDS];
     struct {
         uint64_t round;                         /* 0: answered */
-        uint64_t dead[BXI_RANK_WORDS];
+        uint8_t need[BX_WORLD_MAX];
     } asked[BXI_ROUND_KINDS][BX_WORLD_MAX];     /* by each worker */
     uint32_t pending;                           /* pins, and ENTERs without an answer: frames about them will come */
     bool ended;                                 /* nothing is sent any more */
@@ -243,8 +257,8 @@ struct bxi_rrefs {
 void bxi_rref_show(struct bx_job *job, struct bx_rref *rref);
 void bxi_rref_hide(struct bx_job *job, struct bx_rref *rref);
 void bxi_rref_show_state(const struct bx_rref *rref, enum bxi_rref_state state);
-/* Changes what the worker of that rank holds; rref->entries is there. */
-void bxi_rref_add_entries(struct bx_rref *rref, int rank, int64_t by);
+/* Changes what the worker of that rank holds (world_size: older generations); rref->entries is there. */
+void bxi_rref_add_entries(const struct bx_job *job, struct bx_rref *rref, int rank, int64_t by);
 
 /* ---- table.c: references, and what becomes of them ------------------------------------------------------ */
 
@@ -261,6 +275,7 @@ struct bxi_rref_after {
     struct bxi_object *destroy;
     bool sent;
     uint64_t take_back[BXI_RANK_WORDS];     /* leases of the dead */
+    bool take_back_older;
 };
 void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after);
 /* Keeps a message for the log hook; without memory it is lost. */
@@ -307,14 +322,35 @@ static inline struct bx_job *bxi_rref_job(const struct bx_rref *rref)
 {
     return rref != NULL ? atomic_load((_Atomic(struct bx_job *) *)(uintptr_t)&rref->job) : NULL;
 }
+/* The owner is the worker that has that rank now. */
+static inline bool bxi_rref_is_of(const struct bx_job *job, int rank, uint64_t id)
+{
+    return bxi_rref_id_owner(id) == rank && bxi_rref_id_owner_generation(id) == job->rrefs->generation[rank];
+}
 static inline bool bxi_rref_is_ours(const struct bx_job *job, uint64_t id)
 {
-    return bxi_rref_id_owner(id) == job->rank;
+    return bxi_rref_is_of(job, job->rank, id);
 }
+/* The same of the maker. */
+static inline bool bxi_rref_is_made_by(const struct bx_job *job, int rank, uint64_t id)
+{
+    return bxi_rref_id_maker(id) == rank && bxi_rref_id_maker_generation(id) == job->rrefs->generation[rank];
+}
+/* Names no worker that this one has not heard of. */
 static inline bool bxi_rref_is_id(const struct bx_job *job, uint64_t id)
 {
-    return bxi_rref_id_owner(id) < job->world_size && bxi_rref_id_maker(id) < job->world_size &&
-           (id & BXI_RREF_COUNT_MASK) != 0;
+    int owner = bxi_rref_id_owner(id), maker = bxi_rref_id_maker(id);
+
+    return owner < job->world_size && maker < job->world_size && (id & BXI_RREF_COUNT_MASK) != 0 &&
+           bxi_rref_id_owner_generation(id) <= job->rrefs->generation[owner] &&
+           bxi_rref_id_maker_generation(id) <= job->rrefs->generation[maker];
+}
+/* Lock. */
+static inline bool bxi_rref_owner_lives(const struct bx_job *job, uint64_t id)
+{
+    int owner = bxi_rref_id_owner(id);
+
+    return bxi_rref_is_of(job, owner, id) && job->rrefs->ops->is_alive(job, owner);
 }
 
 /* `from` is the maker, and has not made it: no such object is entered or called. An id of another maker may be another
@@ -338,9 +374,16 @@ static inline size_t bxi_rref_tail_bytes(const struct bxi_rref_out *out)
     return ids == 0 ? 0 : ids * 8 + sizeof(struct bxi_rref_tail);
 }
 void bxi_rref_write_tail(const struct bxi_rref_out *out, void *end);       /* the bytes before end */
+static inline uint64_t bxi_rref_next_id(const struct bx_job *job, int owner)
+{
+    return (uint64_t)owner << 56 | (uint64_t)job->rank << 48 | (uint64_t)job->rrefs->generation[owner] << 43 |
+           (uint64_t)job->rrefs->generation[job->rank] << 38 | (job->rrefs->made[owner] + 1);
+}
 /* The maker: gives `makes` its id, and writes it into the tail that ends at end. Lock. */
 void bxi_rref_name(struct bx_job *job, int owner, const struct bxi_rref_out *out, void *end);
-int bxi_rref_prepare(struct bx_job *job, int to, const struct bxi_rref_out *out);      /* lock: memory; 0, -ENOMEM */
+/* Lock. Takes the memory that a message needs. 0, -ENOMEM; -EOVERFLOW: this worker has made too many objects there;
+ * BX_E_PEER_DEAD: the object that is called was a dead worker's. */
+int bxi_rref_prepare(struct bx_job *job, int to, const struct bxi_rref_out *out);
 /* The frame is out: of a call with that id, or of a one-way call that ends there (else BX_FOREVER). Lock. */
 void bxi_rref_sent(struct bx_job *job, int to, const struct bxi_rref_out *out, uint64_t call, uint64_t end_pos);
 
@@ -365,6 +408,9 @@ int bxi_rref_made(struct bx_job *job, struct bx_rref *makes, int code, const cha
 
 int bxi_rref_arrived(struct bx_job *job, int from, const struct bxi_rref_frame *frame);    /* 0, BX_E_CORRUPT */
 void bxi_rref_peer_gone(struct bx_job *job, int rank);      /* a worker is closed */
+/* Its rank is taken again. What was counted for the last worker waits for its round among the older ones. Role, lock.
+ */
+void bxi_rref_peer_joins(struct bx_job *job, int rank, uint8_t generation);
 /* A worker has no room for its ring to this one, and has dropped all messages before the position. Role. */
 void bxi_rref_refused(struct bx_job *job, int rank, uint64_t through_pos);
 void bxi_rref_opened(struct bx_job *job, int rank);         /* it has opened it: nothing is refused any more. Role. */

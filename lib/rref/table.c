@@ -97,7 +97,7 @@ int bxi_rref_insert(struct bx_job *job, struct bx_rref *rref)
 bool bxi_rref_make_entries(const struct bx_job *job, struct bx_rref *rref)
 {
     if (rref->entries == NULL)
-        rref->entries = calloc((size_t)job->world_size, sizeof *rref->entries);
+        rref->entries = calloc((size_t)job->world_size + 1, sizeof *rref->entries);
     return rref->entries != NULL;
 }
 
@@ -182,6 +182,9 @@ void bxi_rref_do_after(struct bx_job *job, struct bxi_rref_after *after)
         if ((after->take_back[rank / 64] >> rank % 64 & 1) != 0)
             job->rrefs->ops->take_back(job, rank);
     memset(after->take_back, 0, sizeof after->take_back);
+    if (after->take_back_older && job != NULL)
+        job->rrefs->ops->take_back(job, -1);
+    after->take_back_older = false;
 }
 
 /* The frame is out, and nobody rung. */
@@ -301,8 +304,8 @@ int bx_rref_create(struct bx_job *job, const struct bx_type *type, void *object,
     bxi_store_relaxed(&made->refs, 1);
     bxi_rref_set_state(made, BXI_RREF_THERE);
     bxi_lock(&job->run->lock);
-    made->id = (uint64_t)job->rank << 56 | (uint64_t)job->rank << 48 | (job->rrefs->made[job->rank] + 1);
-    rc = bxi_rref_insert(job, made);
+    made->id = bxi_rref_next_id(job, job->rank);
+    rc = job->rrefs->made[job->rank] == BXI_RREF_COUNT_MASK ? -EOVERFLOW : bxi_rref_insert(job, made);
     if (rc == 0) {
         job->rrefs->made[job->rank]++;
         bxi_counter_add(job, BXI_C_rrefs_made, 1);
@@ -316,7 +319,8 @@ int bx_rref_create(struct bx_job *job, const struct bx_type *type, void *object,
 no_memory:
     free(holder);
     free(made);
-    return bx_fail(-ENOMEM, "no memory for a reference");
+    return rc == -EOVERFLOW ? bx_fail(rc, "worker '%s' has made all references that it can name", job->name)
+                            : bx_fail(-ENOMEM, "no memory for a reference");
 }
 
 void bxi_rref_forget_object(struct bx_rref *rref)

@@ -115,7 +115,7 @@ static bool replace_background(struct bxi_run *run)
         if (rc == 0)
             run->background = thread;
     }
-    bxi_unlock(&run->wait_lock);
+    bxi_unlock_waits(run);
     if (rc != 0)
         bxi_leaving = NULL;
     return rc == 0;
@@ -284,7 +284,7 @@ void bxi_waits_stop(struct bxi_run *run)
     bxi_lock(&run->wait_lock);
     for (struct bxi_waiter *waiter = run->waiters; waiter != NULL; waiter = waiter->next)
         bxi_signal_waiter(waiter);
-    bxi_unlock(&run->wait_lock);
+    bxi_unlock_waits(run);
 }
 
 void bxi_progress_stop(struct bxi_run *run)

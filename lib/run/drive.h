@@ -22,6 +22,16 @@ const struct bxi_role *bxi_take_role_or_tell(struct bxi_run *run);
 bool bxi_leave_role(const struct bxi_role *role, bool anyway);
 void bxi_offer_role(struct bxi_run *run);
 void bxi_signal_waiter(struct bxi_waiter *waiter);
+/* Signals all waiters if signal_all is set and wait_lock is free. */
+void bxi_signal_all(struct bxi_run *run);
+/* bxi_unlock for wait_lock: its holder does what bxi_run_interrupt could not do meanwhile. */
+static inline void bxi_unlock_waits(struct bxi_run *run)
+{
+    bxi_unlock(&run->wait_lock);
+    bxi_fence_seq_cst();            /* [signal_all] pairs with the fence in bxi_run_interrupt */
+    if (bxi_load_relaxed(&run->signal_all) != 0)
+        bxi_signal_all(run);
+}
 
 /* ---- progress.c: the sources ----------------------------------------------------------------------- */
 

@@ -199,6 +199,20 @@ void bxi_signal_waiter(struct bxi_waiter *waiter)
         syscall(SYS_futex, &waiter->signal, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
+void bxi_signal_all(struct bxi_run *run)
+{
+    /* [signal_all] acquire, pairs with the release in bxi_run_interrupt: a follower that takes the lock after this
+     * thread has released it sees `interrupted`. */
+    while (bxi_load_acquire(&run->signal_all) != 0 && bxi_try_lock(&run->wait_lock)) {
+        /* Relaxed: a request that comes behind this store is seen behind the fence below. */
+        bxi_store_relaxed(&run->signal_all, 0);
+        for (struct bxi_waiter *waiter = run->waiters; waiter != NULL; waiter = waiter->next)
+            bxi_signal_waiter(waiter);
+        bxi_unlock(&run->wait_lock);
+        bxi_fence_seq_cst();        /* [signal_all] pairs with the fence in bxi_run_interrupt: as any holder */
+    }
+}
+
 void bxi_offer_role(struct bxi_run *run)
 {
     bxi_lock(&run->wait_lock);
@@ -208,7 +222,7 @@ void bxi_offer_role(struct bxi_run *run)
             break;
         }
     }
-    bxi_unlock(&run->wait_lock);
+    bxi_unlock_waits(run);
 }
 
 /* Arms for the background thread, and fences. Replies that nobody needs yet do not wake it. */

@@ -22,7 +22,7 @@
  *
  * Threads. Functions that take a struct bxi_role: the thread that holds it. bxi_timer_set, bxi_timer_clear and
  * bxi_run_add: under run->lock, and they assert that. bxi_run_init, bxi_run_watch: before bxi_progress_start. All
- * others: any thread. No lock is held while a function of a source is called.
+ * others: any thread; bxi_run_interrupt also a signal handler. No lock is held while a function of a source is called.
  */
 #ifndef BXI_RUN_H
 #define BXI_RUN_H
@@ -68,6 +68,7 @@ struct bxi_waiter {
     const void *object;
     uint64_t deadline_ns;
     bool passive;               /* never drives: the background thread does */
+    bool lasts;                 /* bxi_run_interrupt does not end it: a wait of the job's end */
     /* Or NULL. A thread that leads and may spin calls it once, before its first pass. It polls, for a microsecond or
      * two, what makes the waiter ready, and handles it. True: the waiter is ready. False: nothing was done. */
     bool (*straight)(struct bxi_waiter *waiter, const struct bxi_role *role);
@@ -114,6 +115,7 @@ struct bxi_source {
 /* The events that run itself sets. All others are their sources'. */
 #define BXI_EVENT_SCAN 1u       /* the background's eventfd was rung: something was announced that no ring shows */
 #define BXI_EVENT_TIMER 4u      /* run's own: a deadline is due, seen by a thread that did not get the role */
+#define BXI_EVENT_INTERRUPT 128u        /* run's own: ends a spin (interrupt.c) */
 
 /* ---- What run needs of the job, and of the system ----------------------------------------------------- */
 
@@ -183,6 +185,7 @@ struct bxi_run {
     pthread_t predecessor;                      /* the same; the background thread that the present one replaced */
     bxi_a32 background_ready;                   /* 1: it can sleep; 1 + errno: it found nothing to sleep with */
     bxi_a32 stop;                               /* any thread */
+    bxi_a32 interrupted;                        /* any thread and signal handler; 1: waits end with BX_E_INTERRUPTED */
 
     _Alignas(BXI_LINE) struct bxi_lock lock;    /* what several threads share of calls and peers; see lib/README.md */
     struct bxi_timers timers;                   /* lock */
@@ -208,6 +211,7 @@ struct bxi_run {
     struct bxi_waiter *waiters;                 /* wait_lock */
     bxi_a32 waiting;                            /* in that list */
     bxi_a32 followers;                          /* of them, not passive */
+    bxi_a32 signal_all;                         /* written by interrupt.c: the waiters are to be signalled */
 
     _Alignas(BXI_LINE) int watched_count;       /* start, both */
     struct bxi_watched watched[BXI_SLEEPER_FDS - 2];
@@ -246,9 +250,17 @@ int bxi_thread_create(pthread_t *thread, void *(*work)(void *), void *argument);
 
 /* ---- Waiting and waking ---------------------------------------------------------------------------- */
 
-/* 0 when ready; BX_E_TIMEOUT, BX_E_WOULD_DEADLOCK, BX_E_SHUTDOWN, BX_E_HANDLER: this thread leaves (without a
- * sentence). */
+/* 0 when ready; BX_E_TIMEOUT, BX_E_WOULD_DEADLOCK, BX_E_SHUTDOWN, BX_E_INTERRUPTED, BX_E_HANDLER: this thread leaves
+ * (without a sentence). */
 int bxi_wait(struct bxi_run *run, struct bxi_waiter *waiter);
+/* From now on waits end with BX_E_INTERRUPTED, those under way too, until it is called with false. Safe in a signal
+ * handler; changes errno. */
+void bxi_run_interrupt(struct bxi_run *run, bool on);
+static inline bool bxi_is_interrupted(const struct bxi_run *run)
+{
+    /* [interrupted] relaxed: what orders it is in interrupt.c. */
+    return bxi_load_relaxed((bxi_a32 *)&run->interrupted) != 0;
+}
 /* This thread's waits are reported to the host (wait_begins, wait_ends) however short they are, not only when they
  * last: for threads of the pool. */
 void bxi_report_waits(bool report);

@@ -20,6 +20,11 @@ void bxi_report_waits(bool report)
     reports_waits = report;
 }
 
+static bool ends_early(const struct bxi_run *run, const struct bxi_waiter *waiter)
+{
+    return bxi_is_interrupted(run) && !waiter->lasts;
+}
+
 static void show_wait(struct bxi_run *run, struct bxi_waiter *waiter)
 {
     if (run->host->wait_lasts != NULL)
@@ -74,12 +79,14 @@ static int lead(const struct bxi_role *role, struct bxi_waiter *waiter)
     struct bxi_spin spin = { 0 };
 
     /* Another leader may have made it ready before this thread got the role. */
-    if (waiter->straight != NULL && !waiter->ready(waiter) && bxi_spin_may_begin(run) &&
+    if (waiter->straight != NULL && !waiter->ready(waiter) && !bxi_is_interrupted(run) && bxi_spin_may_begin(run) &&
         waiter->straight(waiter, role)) {
         bxi_count(&run->pass, 1);
         return 0;
     }
     while (!waiter->ready(waiter)) {
+        if (ends_early(run, waiter))
+            return BX_E_INTERRUPTED;
         if (bxi_pass(role, waiter) > 0) {
             bxi_spin_hit(role, &spin);
             if (bxi_leaving != NULL)
@@ -132,7 +139,7 @@ static void link_waiter(struct bxi_run *run, struct bxi_waiter *waiter)
     bxi_add_seq_cst(&run->waiting, 1);
     if (!waiter->passive)
         bxi_add_seq_cst(&run->followers, 1);
-    bxi_unlock(&run->wait_lock);
+    bxi_unlock_waits(run);
 }
 
 static void unlink_waiter(struct bxi_run *run, struct bxi_waiter *waiter)
@@ -147,7 +154,7 @@ static void unlink_waiter(struct bxi_run *run, struct bxi_waiter *waiter)
     bxi_add_seq_cst(&run->waiting, (uint32_t)-1);
     if (!waiter->passive)
         bxi_add_seq_cst(&run->followers, (uint32_t)-1);
-    bxi_unlock(&run->wait_lock);
+    bxi_unlock_waits(run);
 }
 
 static void sleep_in_futex(struct bxi_run *run, struct bxi_waiter *waiter)
@@ -168,7 +175,7 @@ static void sleep_in_futex(struct bxi_run *run, struct bxi_waiter *waiter)
                         bxi_load_relaxed(&waiter->signal) == 2, began_ns);
 }
 
-/* Waits without the role. 0: ready. BX_E_TIMEOUT. 1: try the role. */
+/* Waits without the role. 0: ready. BX_E_TIMEOUT, BX_E_INTERRUPTED. 1: try the role. */
 static int follow(struct bxi_run *run, struct bxi_waiter *waiter)
 {
     int rc = 1;
@@ -183,6 +190,10 @@ static int follow(struct bxi_run *run, struct bxi_waiter *waiter)
         /* [role] sequentially consistent, pairs with the exchange in bxi_leave_role. */
         if (bxi_load_seq_cst(&run->stop) != 0 || (!waiter->passive && bxi_load_seq_cst(&run->role) == 0))
             break;
+        if (ends_early(run, waiter)) {
+            rc = BX_E_INTERRUPTED;
+            break;
+        }
         if (bxi_load_relaxed(&waiter->signal) == 2) {
             /* [waiter.signal] exchange, not a store: it must not be late and overwrite the next signal
              * (tests/model/role.pml, SIGNAL_STORE). */
@@ -283,5 +294,5 @@ void bxi_wake(struct bxi_run *run, const void *object)
     for (struct bxi_waiter *waiter = run->waiters; waiter != NULL; waiter = waiter->next)
         if (object == NULL || waiter->object == object)
             bxi_signal_waiter(waiter);
-    bxi_unlock(&run->wait_lock);
+    bxi_unlock_waits(run);
 }

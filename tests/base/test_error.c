@@ -55,6 +55,78 @@ Test(error, gives_unknown_codes_a_name)
     }
 }
 
+Test(error, codes_of_applications_have_their_number_until_they_are_registered)
+{
+    cr_expect_str_eq(bx_strerror(BX_E_APPLICATION(3)), "application error 3");
+    cr_expect_str_eq(bx_error_name(BX_E_APPLICATION(3)), "BX_E_APPLICATION(3)");
+    cr_assert_eq(bx_error_register(BX_E_APPLICATION(3), "SHOP_E_STOCK", "nothing is left in stock"), 0);
+    cr_expect_str_eq(bx_strerror(BX_E_APPLICATION(3)), "nothing is left in stock");
+    cr_expect_str_eq(bx_error_name(BX_E_APPLICATION(3)), "SHOP_E_STOCK");
+    cr_expect_str_eq(bx_strerror(BX_E_APPLICATION(4)), "application error 4");
+    cr_expect_str_eq(bx_strerror(BX_E_APPLICATION(9999)), "application error 9999");
+    cr_expect_str_eq(bx_strerror(BX_E_APPLICATION(10000)), "unknown code -30000");
+    cr_expect_str_eq(bx_strerror(BX_E_APPLICATION(-1)), "unknown code -19999");
+    cr_expect_str_eq(bx_error_name(BX_E_APPLICATION(10000)), "unknown");
+    cr_expect_str_eq(bx_error_name(BX_E_APPLICATION(-1)), "unknown");
+}
+
+Test(error, codes_of_applications_are_registered_once_and_copied)
+{
+    char name[] = "SHOP_E_STOCK", text[] = "nothing is left";
+    const char *kept;
+
+    cr_assert_eq(bx_error_register(BX_E_APPLICATION(9999), name, text), 0);
+    kept = bx_strerror(BX_E_APPLICATION(9999));
+    cr_expect_eq(bx_error_register(BX_E_APPLICATION(9999), name, text), 0, "the same again");
+    cr_expect_eq(bx_error_register(BX_E_APPLICATION(9999), name, "another"), -EEXIST);
+    cr_expect_str_eq(bx_error_text(), "code -29999 is registered as SHOP_E_STOCK already");
+    cr_expect_eq(bx_error_register(BX_E_APPLICATION(9999), "ANOTHER", text), -EEXIST);
+    memset(name, 'x', sizeof name - 1);
+    memset(text, 'x', sizeof text - 1);
+    cr_expect_str_eq(kept, "nothing is left");
+    cr_expect_str_eq(bx_error_name(BX_E_APPLICATION(9999)), "SHOP_E_STOCK");
+}
+
+Test(error, codes_of_others_are_not_registered)
+{
+    static const int codes[] = { 0, 1, -1, BX_E_TIMEOUT, BX_E_APPLICATION(-1), BX_E_APPLICATION(10000), INT32_MIN };
+    static const char *const names[] = { "", "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn" };
+
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
+        cr_expect_eq(bx_error_register(codes[i], "NAME", "a text"), -EINVAL, "code %d", codes[i]);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        cr_expect_eq(bx_error_register(BX_E_APPLICATION(1), names[i], "a text"), -EINVAL, "name '%s'", names[i]);
+    cr_expect_str_eq(bx_strerror(BX_E_APPLICATION(1)), "application error 1");
+}
+
+#define REGISTERED 200
+
+static void *register_all(void *context)
+{
+    int *mine = context;
+    char text[32];
+
+    for (int n = 0; n < REGISTERED; n++) {
+        snprintf(text, sizeof text, "text %d", n);
+        *mine += bx_error_register(BX_E_APPLICATION(n), "NAME", text) == 0;
+        cr_expect_str_eq(bx_strerror(BX_E_APPLICATION(n)), text);
+    }
+    return NULL;
+}
+
+Test(error, codes_of_applications_are_registered_from_any_thread)
+{
+    pthread_t threads[4];
+    int succeeded[4] = { 0 };
+
+    for (int i = 0; i < 4; i++)
+        cr_assert_eq(pthread_create(&threads[i], NULL, register_all, &succeeded[i]), 0);
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < 4; i++)
+        cr_expect_eq(succeeded[i], REGISTERED);
+}
+
 Test(error, text_is_that_of_the_threads_last_failure)
 {
     cr_expect_str_eq(bx_error_text(), "");

@@ -28,6 +28,14 @@ static int then(struct bx_future *in, struct bx_msg *out, void *context)
     harness_failed(__FILE__, __LINE__, "a callback of the parent's runs in the child");
 }
 
+static int chain(struct bx_future *in, struct bx_future **next, void *context)
+{
+    (void)in;
+    (void)next;
+    (void)context;
+    harness_failed(__FILE__, __LINE__, "a callback of the parent's runs in the child");
+}
+
 static void call_back(struct bx_future *future, void *context)
 {
     (void)future;
@@ -50,7 +58,9 @@ static void try_job(struct bx_job *job)
     IS_NULL(bx_worker_name(job, 0));
     REFUSED(bx_worker_rank(job, "worker0"));
     REFUSED(bx_worker_alive(job, 0) ? 0 : BX_E_FORKED);
+    REFUSED(bx_worker_generation(job, 0));
     REFUSED(bx_on_death(job, NULL, NULL));
+    REFUSED(bx_on_join(job, NULL, NULL));
     REFUSED(bx_job_fd(job));
     REFUSED(bx_progress(job));
     REFUSED(bx_counter(job, "calls_sent", &value));
@@ -62,10 +72,12 @@ static void try_job(struct bx_job *job)
 
 static void try_functions(struct bx_job *job)
 {
+    const struct bx_value end = { .kind = BX_VALUE_END }, to = { .kind = BX_VALUE_INT, .of.i64 = 1 };
     struct bx_future *future = NULL;
 
     REFUSED(bx_register(job, "f", BX_INLINE, harness_nothing, NULL));
     REFUSED(bx_register_async(job, "f", answer_later, NULL));
+    REFUSED(bx_register_async_blocking(job, "f", answer_later, NULL));
     REFUSED(bx_register_batch(job, "f", harness_no_rows, NULL, NULL));
     REFUSED(bx_batch_add_member(job, "batch", 0));
     REFUSED(bx_batch_remove_member(job, "batch", 0));
@@ -75,6 +87,15 @@ static void try_functions(struct bx_job *job)
     REFUSED(bx_rpc_async(job, "worker1", "answer", NULL, NULL, &future));
     REFUSED(bx_rpc_many(job, "worker1", "answer", 1, NULL, NULL, &future));
     REFUSED(bx_rpc_oneway(job, "worker1", "answer", NULL, NULL));
+    REFUSED(bx_call(job, "worker1", "answer", ""));
+    REFUSED(bx_call_with(job, 1, "answer", NULL, ""));
+    REFUSED(bx_call_async(job, "worker1", "answer", NULL, &future, ""));
+    REFUSED(bx_call_values(job, to, "answer", NULL, "", &end));
+    REFUSED(bx_call_values_async(job, to, "answer", NULL, "", &end, &future));
+    REFUSED(bx_rpc_sync_rank(job, 1, "answer", NULL, NULL, NULL));
+    REFUSED(bx_rpc_async_rank(job, 1, "answer", NULL, NULL, &future));
+    REFUSED(bx_rpc_many_rank(job, 1, "answer", 1, NULL, NULL, &future));
+    REFUSED(bx_rpc_oneway_rank(job, 1, "answer", NULL, NULL));
     HARNESS_CHECK(future == NULL);
 }
 
@@ -90,10 +111,12 @@ static void try_rrefs(struct bx_job *job, struct bx_rref *rref)
 
     REFUSED(bx_register_method(job, &type, "m", BX_INLINE, harness_nothing, NULL));
     REFUSED(bx_register_method_async(job, &type, "m", answer_later, NULL));
+    REFUSED(bx_register_method_async_blocking(job, &type, "m", answer_later, NULL));
     REFUSED(bx_register_method_batch(job, &type, "m", harness_no_rows, NULL, NULL));
     REFUSED(bx_rref_create(job, &type, NULL, &made));
     REFUSED(bx_msg_put_object(job, msg, &type, NULL));
     REFUSED(bx_remote(job, "worker1", "answer", NULL, NULL, &made));
+    REFUSED(bx_remote_rank(job, 1, "answer", NULL, NULL, &made));
     HARNESS_CHECK(made == NULL);
     bx_msg_destroy(msg);
     if (rref == NULL)
@@ -103,6 +126,8 @@ static void try_rrefs(struct bx_job *job, struct bx_rref *rref)
     REFUSED(bx_rref_to_here(rref, NULL, &value));
     REFUSED(bx_rref_to_here_async(rref, NULL, &future));
     REFUSED(bx_rref_sync(rref, "m", NULL, NULL, NULL));
+    REFUSED(bx_rref_call(rref, "m", ""));
+    REFUSED(bx_rref_call_async(rref, "m", NULL, &future, ""));
     REFUSED(bx_rref_async(rref, "m", NULL, NULL, &future));
     REFUSED(bx_rref_oneway(rref, "m", NULL, NULL));
     REFUSED(bx_rref_remote(rref, "m", NULL, NULL, &made));
@@ -144,6 +169,8 @@ static void try_futures(struct bx_job *job, struct bx_future **pending, int coun
         REFUSED(bx_future_on_done(pending[i], call_back, NULL));
         IS_NULL(bx_future_then(pending[i], then, NULL));
         IS_NULL(bx_future_then_any(pending[i], then, NULL));
+        IS_NULL(bx_future_then_free(pending[i], then, NULL, (bx_free_fn)abort));
+        IS_NULL(bx_future_chain(pending[i], chain, NULL, (bx_free_fn)abort));
         HARNESS_CHECK(!bx_future_done(pending[i]));
     }
     for (int i = 0; i < count; i++)
@@ -163,6 +190,7 @@ static void try_in_child(struct bx_job *job, struct bx_rref *rref, struct bx_fut
         try_rrefs(job, rref);
         try_tensors(job);
         try_futures(job, pending, count);
+        bx_job_interrupt(job, true);
         bx_job_destroy(job);
         _exit(0);
     }
@@ -252,20 +280,26 @@ Test(forked, child_before_the_start_is_refused_too, .timeout = 60)
 
 Test(forked, has_a_case_for_every_function_that_takes_a_job, .timeout = 60)
 {
-    char *cases = text_of("tests/base/test_forked.c"), *header = text_of("lib/boxcar.h");
+    static const char *const headers[] = { "lib/boxcar.h", "lib/boxcar_tensor.h", "lib/boxcar_rref.h",
+                                          "lib/boxcar_call.h" };
+    char *cases = text_of("tests/base/test_forked.c");
     struct function function;
     int functions = 0;
 
-    for (const char *at = header; (at = next_function(at, &function)) != NULL;) {
-        char call[80];
+    for (size_t i = 0; i < sizeof headers / sizeof headers[0]; i++) {
+        char *header = text_of(headers[i]);
 
-        if (strstr(function.parameters, "struct bx_job *job") == NULL)
-            continue;
-        functions++;
-        snprintf(call, sizeof call, "%s(job", function.name);
-        cr_expect(strstr(cases, call) != NULL, "%s...) has no case here", call);
+        for (const char *at = header; (at = next_function(at, &function)) != NULL;) {
+            char call[80];
+
+            if (strstr(function.parameters, "struct bx_job *job") == NULL)
+                continue;
+            functions++;
+            snprintf(call, sizeof call, "%s(job", function.name);
+            cr_expect(strstr(cases, call) != NULL, "%s...) has no case here", call);
+        }
+        free(header);
     }
-    free(header);
     free(cases);
     cr_expect_gt(functions, 35, "%d functions were found in the header", functions);
 }

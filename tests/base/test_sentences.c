@@ -84,6 +84,7 @@ static void take_too_much(struct bx_job *job)
 
 Test(sentences, of_a_message_without_room_in_the_arena_do_not_call_it_a_tensor, .timeout = 60)
 {
+    bxi_checked = false;            /* the sentence has the bytes, which are more with the kinds of values */
     harness_run(&(struct harness_world){
         .size = 2, .setup = setup, .body = { take_too_much }, .options = { .arena_bytes = 64 << 20 } });
 }

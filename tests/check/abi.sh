@@ -18,13 +18,14 @@ trap 'rm -rf "$work"' EXIT
 headers_of()    # headers_of LIBRARY
 {
     case $1 in
-    libboxcar) echo lib/boxcar.h lib/boxcar_trace.h ;;
+    libboxcar) echo lib/boxcar.h lib/boxcar_tensor.h lib/boxcar_rref.h lib/boxcar_call.h lib/boxcar_trace.h ;;
     libboxcar_nn) echo lib/boxcar_nn.h lib/boxcar_cuda.h ;;
     libboxcar_autograd) echo lib/boxcar_autograd.h lib/boxcar_dist.h ;;
     esac
 }
 
-# The declarations of one header by itself, one a line, without comments, macros and attributes.
+# The declarations of one header by itself, one a line, without comments, macros, attributes and what is not for
+# programs (bxi_).
 declarations()
 {
     $CC -E -std=c11 -Ilib "$1" | awk -v header="$1" '
@@ -36,13 +37,16 @@ declarations()
                 c = substr($0, i, 1)
                 depth += (c == "{") - (c == "}")
                 text = text c
+                if (c == "}" && depth == 0 && text ~ /bxi_[a-z0-9_]+\(/)
+                    text = ""                   # an inline function
                 if (c == ";" && depth == 0) {
                     gsub(/[ \t]+/, " ", text)
                     gsub(/ \)/, ")", text)
                     gsub(/\( /, "(", text)
                     sub(/^ /, "", text)
                     sub(/ ?;$/, "", text)
-                    print text
+                    if (text !~ /bxi_/)
+                        print text
                     text = ""
                 }
             }

@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# libboxcar.so exports exactly the functions that boxcar.h and boxcar_trace.h declare, libboxcar_nn.so those of
-# boxcar_nn.h and boxcar_cuda.h, libboxcar_autograd.so those of boxcar_autograd.h and boxcar_dist.h. All have the SONAME
-# that programs record. abi.sh compares types and versions.
+# libboxcar.so exports exactly the functions that boxcar.h, its parts and boxcar_trace.h declare, libboxcar_nn.so those
+# of boxcar_nn.h and boxcar_cuda.h, libboxcar_autograd.so those of boxcar_autograd.h and boxcar_dist.h. All have the
+# SONAME that programs record. abi.sh compares types and versions.
 set -u
 
 cd "${BX_SOURCE_DIR:-.}" || exit 1
@@ -48,7 +48,7 @@ check()
     fi
 }
 
-check libboxcar lib/boxcar.h lib/boxcar_trace.h
+check libboxcar lib/boxcar.h lib/boxcar_tensor.h lib/boxcar_rref.h lib/boxcar_call.h lib/boxcar_trace.h
 grep -q NODELETE "$work/dynamic" && echo 'ok nodelete' || { echo 'not ok nodelete'; failed=1; }
 check libboxcar_nn lib/boxcar_nn.h lib/boxcar_cuda.h
 check libboxcar_autograd lib/boxcar_autograd.h lib/boxcar_dist.h

@@ -169,6 +169,9 @@ clean role -DPASSIVE
 clean role -DAT_REST -DEAGER
 clean role -DAT_REST -DOWN_LOOP
 clean role -DEND -DUSERS=1
+clean role -DINTERRUPT -DSILENT
+clean role -DINTERRUPT -DPASSIVE -DSILENT
+clean role -DINTERRUPT -DOWN_LOOP -DSILENT
 optimise=-O0
 control hang role -DNO_FENCE_LEADER
 control wrong role -DNO_FENCE_LEAVE -DREQUESTS=1
@@ -192,6 +195,9 @@ control hang role -DNO_SECOND_EAGER -DEAGER
 control hang role -DNO_PASS_STOP -DEND -DSILENT
 control hang role -DNO_STOP_IN_FOLLOW -DEND -DSILENT
 control hang role -DNO_LOOK_END -DEND -DSILENT
+control hang role -DNO_INTERRUPT_RING -DINTERRUPT -DSILENT
+control hang role -DNO_INTERRUPT_IN_FOLLOW -DINTERRUPT -DPASSIVE -DSILENT
+control hang role -DNO_SIGNAL_AGAIN -DINTERRUPT -DPASSIVE -DSILENT -DREQUESTS=1
 
 optimise=-O1
 clean rref -DPASSES=5
@@ -242,6 +248,7 @@ if [ "${BX_MODEL:-}" = long ]; then
     clean role -DEND
     clean role -DEND -DOWN_LOOP
     clean role -DEND -DSILENT
+    clean role -DINTERRUPT -DOWN_LOOP
     clean timer -DDEADLINES=3
     clean rref -DPASSES=5 -DKILLS=2
     clean rref -DHOLDERS=3 -DPASSES=3 -DKILLS=3

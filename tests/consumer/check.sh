@@ -82,6 +82,14 @@ linked_static()
     test -x "$1" && ! readelf -d "$1" | grep 'libboxcar\.so'
 }
 
+# True if the command fails and says so: a pattern, the command.
+refused()
+{
+    said=$1
+    shift
+    ! "$@" >said 2>&1 && grep -qE "$said" said
+}
+
 strict='-Wall -Wextra -Wpedantic -Werror'
 
 # Words on purpose, below: flags.
@@ -115,6 +123,36 @@ strict='-Wall -Wextra -Wpedantic -Werror'
         try "C++17 with $compiler" $compiler -std=c++17 $strict $cflags -o consumer-$compiler \
             "$here/consumer.cpp" $(pkg-config --libs boxcar)
         try "C++17 with $compiler runs" timeout 60 ./consumer-$compiler
+    done
+
+    for compiler in "gcc -O0" "gcc -O2" "clang -O0" "clang -O2"; do
+        if ! command -v "${compiler% *}" >/dev/null; then
+            echo "skip calls in one line with $compiler, which is not installed"
+            continue
+        fi
+        plus="$(echo "$compiler" | sed 's/gcc/g++/; s/clang/clang++/') -x c++ -std=c++11"
+        try "calls in one line compile in C11, $compiler" $compiler -std=c11 $strict $cflags -c "$here/values.c"
+        try "calls in one line compile in C++11, $compiler" $plus $strict $cflags -c "$here/values.c"
+        # gcc finds at -O0 only what needs no folding of the format.
+        while IFS='|' read -r level wrong; do
+            [ "$level $compiler" != 'folded gcc -O0' ] || continue
+            try "$compiler refuses $wrong" refused 'fit its letter|more letters|association|no matching|undeclared' \
+                $compiler -std=c11 $cflags "-DWRONG=$wrong" -c "$here/values.c"
+            try "$compiler refuses it in C++11" refused 'fit its letter|more letters|no matching|ambiguous|declared' \
+                $plus $cflags "-DWRONG=$wrong" -c "$here/values.c"
+        done <<'END'
+folded|bx_call(job, "w", "f", "ii>i", 5, "x", &i)
+folded|bx_call(job, "w", "f", "ii>i", 5, 5, &w)
+folded|bx_call(job, "w", "f", "i>i", 5, 5)
+folded|bx_call(job, "w", "f", "ii", 5, 5, 5)
+folded|bx_call(job, "w", "f", "i", 5.0)
+folded|bx_call(job, "w", "f", "x", 5)
+folded|bx_call(job, "w", "f", ">s", &str)
+folded|bx_read(reader, "s", &text)
+any|bx_call(job, "w", "f", "ii>i", 5, &i)
+any|bx_call(job, "w", "f", "i", (void *)bytes)
+any|bx_call(job, 2.5, "f", "")
+END
     done
 
     for header in "$root"/include/*.h; do

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 
 static int add(const struct bx_request *, struct bx_reader *args, struct bx_msg *reply, void *)
 {
@@ -35,6 +37,33 @@ static int call(struct bx_job *job)
                                                         static_cast<long long>(sum));
 }
 
+/* The same in one line, and a text. */
+static int call_in_one_line(struct bx_job *job)
+{
+    std::int64_t sum = 0;
+    char *text = nullptr;
+    int rc = bx_call(job, 1, "add", "ii>i", 40, 2, &sum);
+
+    if (rc == 0)
+        rc = bx_call(job, "worker1", "repeat", "s>s", "twice ", &text);
+    if (rc == 0 && (sum != 42 || std::strcmp(text, "twice twice ") != 0))
+        rc = bx_fail(BX_E_HANDLER, "bx_call got %lld and '%s'", static_cast<long long>(sum), text);
+    std::free(text);
+    return rc;
+}
+
+static int repeat(const struct bx_request *, struct bx_reader *args, struct bx_msg *reply, void *)
+{
+    const char *text = nullptr;
+    char twice[32];
+    const int rc = bx_read(args, "s", &text);
+
+    if (rc < 0)
+        return rc;
+    std::snprintf(twice, sizeof twice, "%.10s%.10s", text, text);
+    return bx_msg_put(reply, "s", twice);
+}
+
 static int work(const struct bx_options *options, void *)
 {
     struct bx_job *job = nullptr;
@@ -43,9 +72,13 @@ static int work(const struct bx_options *options, void *)
     if (rc == 0)
         rc = bx_register(job, "add", BX_INLINE, add, nullptr);
     if (rc == 0)
+        rc = bx_register(job, "repeat", BX_INLINE, repeat, nullptr);
+    if (rc == 0)
         rc = bx_job_start(job);
     if (rc == 0 && bx_job_rank(job) == 0)
         rc = call(job);
+    if (rc == 0 && bx_job_rank(job) == 0)
+        rc = call_in_one_line(job);
     if (rc == 0)
         rc = bx_job_shutdown(job, 0);
     if (rc < 0)

@@ -26,7 +26,7 @@ enum value { SENT_NS = 0 };     /* when trainer 2 sent its second row */
 #define EARLIER_NS UINT64_C(5000000000)
 
 static const struct ps_flags FLAGS = {
-    .trainers = 2, .batch_update_size = 3, .num_batches = 1, .batch_size = 3, .image = 32, .num_classes = 4,
+    .trainers = 2, .batch_update_size = 3, .num_batches = 2, .batch_size = 3, .image = 32, .num_classes = 4,
     .model = RESNET_18, .lr = LR, .momentum = 0.9, .seed = 7, .threads = 1, .device = DEVICE_CPU,
     .patience_ms = 600000,
 };
@@ -34,6 +34,7 @@ static const struct ps_flags FLAGS = {
 static struct bx_rref *server;          /* while a trainer trains, and while rank 3's row waits */
 static struct bx_msg *first_model;      /* this worker's copy, after fetch_first_model */
 static struct bx_future *stray;         /* rank 3's row */
+static uint64_t batch = PS_BATCHES_MAX; /* of the next rows: later than all that were used */
 
 /* ---- Rows -------------------------------------------------------------------------------------------- */
 
@@ -52,7 +53,7 @@ static void drop_first_model(void)
 static struct bx_msg *make_row(uint64_t version, double loss, uint64_t sent_ns)
 {
     struct bx_reader model = bx_msg_reader(first_model);
-    struct ps_report report = { .pid = getpid() };
+    struct ps_report report = { .pid = getpid(), .batch = batch };
     struct bx_msg *row = bx_msg_create(0);
 
     HARNESS_EQ(bx_read_u64(&model), 0);
@@ -162,7 +163,12 @@ static void first_trainer(struct bx_job *job)
     reply = send_row_of(make_row(1, 1, sent_ns), 0, NULL);
     HARNESS_CHECK(harness_load(SENT_NS) >= sent_ns + EARLIER_NS);
     expect_waited(reply, 2, harness_load(SENT_NS) - sent_ns);
-    send_row(2, 1, -EINVAL, "2 updates");
+    batch = 1;                          /* as a process that was started again, and sends what its predecessor sent */
+    send_row(2, 1000, -EALREADY, "the gradient of batch 1 has been used");
+    batch = 2;
+    expect_version(send_row(3, 1, 0, NULL), 4);
+    batch = 3;
+    send_row(4, 1, -EINVAL, "4 updates");
 }
 
 static void second_trainer(void)
@@ -171,7 +177,9 @@ static void second_trainer(void)
     harness_await(SECOND, 1);
     harness_store(SENT_NS, clock_now_ns());
     expect_waited(send_row_of(make_row(0, 2, harness_load(SENT_NS)), 0, NULL), 2, 0);
-    send_row(2, 1, -EINVAL, "2 updates");
+    expect_version(send_row(2, 3, 0, NULL), 3);
+    expect_version(send_row(3, 1, 0, NULL), 4);
+    send_row(4, 1, -EINVAL, "4 updates");
 }
 
 static int train(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
@@ -218,7 +226,7 @@ Test(ps_server, takes_rows_of_trainers_and_of_existing_versions_only, .timeout =
     harness_reset();
     cr_assert_eq(bx_spawn(&(struct bx_spawn_options){ .world_size = 4 }, live, &run, NULL), 0, "%s", bx_error_text());
     cr_assert(result->ended);
-    cr_assert_eq(result->updates, 2);
+    cr_assert_eq(result->updates, 4);
     /* The mean is over the valid rows, not over all that arrived or could have. */
     cr_expect_eq(result->update[0].rows, 1);
     cr_expect_eq(result->update[0].loss, 6.0);
@@ -226,12 +234,15 @@ Test(ps_server, takes_rows_of_trainers_and_of_existing_versions_only, .timeout =
     cr_expect_eq(result->update[1].rows, 2);
     cr_expect_eq(result->update[1].loss, 1.5);
     cr_expect_eq(result->update[1].late, 1);
+    cr_expect_eq(result->update[2].rows, 1);    /* what is sent again does not count */
+    cr_expect_eq(result->update[2].loss, 3.0);
     cr_expect_eq(result->late_gradients, 1);
     cr_expect_eq(result->late_versions_max, 1);
-    cr_expect_eq(result->trainers[0].batches, 2);
+    cr_expect_eq(result->trainers[0].batches, 3);
     cr_expect_eq(result->trainers[0].late, 0);
-    cr_expect_eq(result->trainers[1].batches, 1);
+    cr_expect_eq(result->trainers[1].batches, 3);
     cr_expect_eq(result->trainers[1].late, 1);
+    cr_expect_eq(result->repeats, 1);
     cr_expect_eq(result->leases_at_end, 0);
     ps_result_destroy(run.result, &FLAGS);
 }

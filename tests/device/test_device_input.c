@@ -109,12 +109,12 @@ static void put(struct bx_job *job, const struct forgery *forgery)
     void *payload = NULL;
 
     bxi_lock(&job->run->lock);
-    HARNESS_EQ(bxi_peer_open_out(job, &job->rpc->peers[0]), 0);
-    HARNESS_EQ(bxi_ring_reserve(&job->rpc->peers[0].out, sizeof *forgery, &payload), 0);
+    HARNESS_EQ(bxi_peer_open_out(job, job->rpc->peers[0]), 0);
+    HARNESS_EQ(bxi_ring_reserve(&job->rpc->peers[0]->out, sizeof *forgery, &payload), 0);
     memcpy(payload, forgery, sizeof *forgery);
-    bxi_ring_commit(&job->rpc->peers[0].out, sizeof *forgery);
+    bxi_ring_commit(&job->rpc->peers[0]->out, sizeof *forgery);
     bxi_unlock(&job->run->lock);
-    bxi_bell_ring(job->rpc->peers[0].bell.fd[0]);
+    bxi_bell_ring(job->rpc->peers[0]->bell.fd[0]);
 }
 
 /* The id of a call in flight that gets no other answer, so that the answer to the forgery arrives. */
@@ -451,7 +451,7 @@ static void lies(struct bx_job *job)
     bxi_store_relaxed(&words[2 * loan->slot + 1], 1);
     bxi_store_release(&bxi_segment_leases(&job->segment, 0)[loan->slot], loan->generation);
     bxi_add(&job->control->pair[0].given_back, 1);
-    bxi_bell_ring(job->rpc->peers[0].bell.fd[0]);
+    bxi_bell_ring(job->rpc->peers[0]->bell.fd[0]);
     harness_await(FINISHED, 1);
     kill(getpid(), SIGKILL);
 }

@@ -25,8 +25,8 @@ is_value()  # is_value KEY VALUE: of the JSON's top level, or of the first train
 
 run --help
 flags='trainers|batch-update-size|num-batches|batch-size|image|num-classes|model|lr|momentum|seed|threads'
-flags="$flags|device|patience-ms|json|plot"
-check 'help lists all flags' test "$status $(grep -cE -e "^  --($flags) " "$dir/out")" = '0 15'
+flags="$flags|device|patience-ms|restart|kill|json|plot"
+check 'help lists all flags' test "$status $(grep -cE -e "^  --($flags) " "$dir/out")" = '0 17'
 run --version
 check 'version is one line' lines 1 '^param_server [0-9]+\.[0-9]+\.[0-9]+$' "$dir/out"
 check 'refuses 0 trainers' refuses --trainers 0
@@ -88,7 +88,8 @@ keys='model trainers batch_update_size num_batches batch_size image num_classes 
 patience_ms total_s updates images_per_s beyond_compute_median losses update_s step_s beyond_compute
 gradients late per_trainer name end batches compute_s repack_s forward_s backward_s call_s wait_s data_s
 late_gradients handed_bytes copied_bytes arena_bytes versions_live_max leases_at_end late_versions_max
-absences dead_trainers checksum'
+absences dead_trainers restart restarts kills restarts_total gradients_used
+gradients_repeated checksum'
 check 'all keys are in the JSON' has_keys $keys
 check 'JSON: updates' is_value updates 4
 check 'JSON: gradients' is_value gradients '[3, 3, 3, 3]'
@@ -98,6 +99,7 @@ check 'JSON: nothing copied' test "$(grep -o '"copied_bytes": [0-9]*' "$dir/j" |
 check 'JSON: bytes handed over' test "$(grep -o '"handed_bytes": [0-9]*' "$dir/j" | tail -n 1)" = \
     "\"handed_bytes\": $((3 * 9 * 11179077 * 4))"
 check 'JSON: leases at the end' is_value leases_at_end 0
+check 'JSON: each gradient is used once' test "$(value gradients_used) $(value gradients_repeated)" = '12 0'
 check 'JSON: no trainer late, absent or dead' test "$(value late)$(value absences)$(value dead_trainers)" = \
     '[0, 0, 0, 0]00'
 check 'JSON: versions are few' test "$(value versions_live_max)" -le 5

@@ -70,6 +70,11 @@ check 'JSON: the time of an iteration' awk -v ms="$(value ms_per_iteration)" -v 
 check 'the tutorial loss begins at log 3' awk -v loss="$(value epoch_losses | tr -d '[ ' | cut -d, -f1)" \
     'BEGIN { exit !(loss > 1.08 && loss < 1.12) }'
 
+export BX_CHECKED=1
+run --epochs 1
+check 'reads each value as it was written' test "$status" -eq 0
+unset BX_CHECKED
+
 run --epochs 1 --plot "$dir/f.png" --nlayers 1 --dropout 1
 check 'dropout of 1, and a figure of one epoch in png' test "$status $(head -c 4 "$dir/f.png" | tail -c 3)" = '0 PNG'
 run --batch 1 --ntoken 1 --ninp 1 --nhid 1 --nindices 1 --nlayers 1 --epochs 1

@@ -128,7 +128,7 @@ documented()
     done
 }
 
-for command in ls show calls rrefs check reap; do
+for command in ls show calls why rrefs check reap; do
     ends 0 $command "$job" --json
     check "the page has every key of $command" documented
 done

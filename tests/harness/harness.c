@@ -222,7 +222,7 @@ static void check_names(const struct bx_job *job)
     for (int rank = 0; rank < job->world_size; rank++) {
         char segment[BXI_OBJECT_NAME_BYTES], arena[BXI_OBJECT_NAME_BYTES];
 
-        if (rank != job->rank && bxi_load_relaxed(&job->rpc->peers[rank].state) != BXI_PEER_DEAD)
+        if (rank != job->rank && bxi_load_relaxed(&job->rpc->peers[rank]->state) != BXI_PEER_DEAD)
             continue;
         bxi_object_name(segment, (uint32_t)geteuid(), job->job_name, job->instance, rank);
         bxi_object_arena_name(arena, (uint32_t)geteuid(), job->job_name, job->instance, rank);

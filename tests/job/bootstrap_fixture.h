@@ -55,6 +55,8 @@ static inline void free_job(struct bx_job *job)
     close(job->run->bell_fd[0]);
     close(job->run->bell_fd[1]);
     close(job->boot->pidfd);
+    for (int rank = 0; rank < job->world_size; rank++)
+        free(job->rpc->peers[rank]);
     free(job->lend->peers);
     free(job->rpc->peers);
     free(job);
@@ -103,7 +105,7 @@ static inline void expect_failure(struct worker *worker, int code, const char *p
     cr_expect_eq(worker->job->boot->lock_fd, -1);
     cr_expect_eq(worker->job->instance, 0);
     for (int i = 0; i < worker->job->world_size; i++)
-        cr_expect_null(worker->job->rpc->peers[i].view.control);
+        cr_expect_null(worker->job->rpc->peers[i]->view.control);
     free_job(worker->job);
 }
 

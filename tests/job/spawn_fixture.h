@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What test_spawn.c and test_spawn_memory.c share: memory in which the workers note what they saw, worker functions,
- * and checks of the launcher's report.
+ * What test_spawn.c, test_spawn_memory.c and test_spawn_restart.c share: memory in which the workers note what they
+ * saw, worker functions, and checks of the launcher's report.
  */
 #ifndef TESTS_SPAWN_FIXTURE_H
 #define TESTS_SPAWN_FIXTURE_H
@@ -33,6 +33,7 @@ struct seen {
     char job[WORLD][BXI_NAME_BYTES];
     struct bx_spawn_report report;
     int rc;
+    char text[BXI_TEXT_BYTES];
 };
 
 static struct seen *seen;

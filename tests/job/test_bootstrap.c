@@ -29,7 +29,7 @@ static void expect_fail_packet(int fd, int code)
 
 static void expect_peer(struct bx_job *job, const struct bx_job *other)
 {
-    struct bxi_peer *peer = &job->rpc->peers[other->rank];
+    struct bxi_peer *peer = job->rpc->peers[other->rank];
     uint64_t rings = 0;
 
     cr_expect_eq(peer->rank, other->rank);
@@ -426,7 +426,7 @@ Test(bootstrap, tells_all_that_versions_differ)
     int fd = connect_raw();
     send_raw(fd, &hello, sizeof(hello.head) + 8, NULL, 0);     /* another version's HELLO has another size */
     expect_fail_packet(fd, BX_E_VERSION);
-    expect_failure(&worker, BX_E_VERSION, "speaks protocol 4");
+    expect_failure(&worker, BX_E_VERSION, "speaks protocol 5");
 }
 
 /* ---- A worker that dies or fails ---------------------------------------------------------------- */

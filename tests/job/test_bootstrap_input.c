@@ -34,6 +34,7 @@ static void make_raw(struct raw *raw, const char *name, int rank, int world_size
 {
     raw->job = make_job(name, rank, world_size);
     raw->job->instance = instance;
+    bxi_boot_fill_self(raw->job);
     cr_assert_eq(bxi_boot_segment(raw->job, &raw->fds[BXI_BOOT_SEGMENT], &raw->fds[BXI_BOOT_ARENA]), 0, "%s",
                  bx_error_text());
     raw->fds[BXI_BOOT_BELL] = raw->job->run->bell_fd[0];
@@ -228,7 +229,7 @@ static void send_table(int fd, const struct bxi_boot_entry *entries, int (*fds)[
 
 static struct bxi_boot_entry entry_of(int rank, const char *name)
 {
-    struct bxi_boot_entry entry = { .rank = rank, .pid = (uint32_t)getpid() };
+    struct bxi_boot_entry entry = { .rank = rank, .pid = (uint32_t)getpid(), .generation = 1 };
 
     snprintf(entry.name, sizeof(entry.name), "%s", name);
     return entry;
@@ -424,7 +425,7 @@ static void make_pair(int pair[2])
 /* It begins with a TABLE of 32 workers. The byte behind that must not be cut off silently. */
 Test(bootstrap_input, a_packet_that_is_too_long_is_refused_with_its_descriptors)
 {
-    static struct { struct bxi_boot_table table; char more; } data;
+    static union { struct bxi_boot_table table; char bytes[sizeof(packet.as) + 1]; } data;
     int pair[2], fds[BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS];
 
     make_pair(pair);
@@ -437,7 +438,7 @@ Test(bootstrap_input, a_packet_that_is_too_long_is_refused_with_its_descriptors)
     cr_expect_eq(receive_raw(pair[1], &packet), 1);
     cr_expect(bxi_boot_packet_is(&packet, BXI_BOOT_TABLE, 0));
     bxi_boot_packet_close(&packet);
-    send_raw(pair[0], &data, sizeof(data.table) + 1, fds, BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS);
+    send_raw(pair[0], &data, sizeof(data), fds, BXI_BOOT_TABLE_MAX * BXI_BOOT_FDS);
     cr_expect_eq(receive_raw(pair[1], &packet), -EPROTO);
     cr_expect_eq(packet.fd_count, 0);
     cr_expect_eq(open_fds(), before);

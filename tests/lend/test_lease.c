@@ -96,7 +96,7 @@ static void ends_where_nobody_wants_the_value(struct bx_job *job)
 static int out(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
 {
     (void)args, (void)context;
-    return bx_msg_put_u64(reply, loans_of(bx_request_job(request), -1).leases);
+    return bx_msg_put_i64(reply, (int64_t)loans_of(bx_request_job(request), -1).leases);
 }
 
 static int setup_out(struct bx_job *job)
@@ -567,7 +567,7 @@ static void lends_into_a_full_ring(struct bx_job *job)
             ;                       /* the ring may have room for frames without 8,000 bytes of payload */
         HARNESS_EQ(rc, -EAGAIN);
         HARNESS_HAS(bx_error_text(), "ring is full");
-        generations[i] = job->rpc->peers[1].lend->grants.slots[job->rpc->peers[1].lend->grants.free].generation;
+        generations[i] = job->rpc->peers[1]->lend->grants.slots[job->rpc->peers[1]->lend->grants.free].generation;
     }
     HARNESS_EQ(generations[0], generations[1]);
     /* The leases on loan are those of the frames that were sent. */

@@ -275,8 +275,8 @@ static void forges_reply(struct bx_job *job)
         frame.id = harness_load(FORGED_ID);
     body.lease.packed_bytes = bytes - sizeof(body.lease);
     bxi_lock(&job->run->lock);
-    HARNESS_EQ(bxi_peer_send(job, &job->rpc->peers[0], &out), 0);
-    bxi_bell_now(job, &job->rpc->peers[0]);
+    HARNESS_EQ(bxi_peer_send(job, job->rpc->peers[0], &out), 0);
+    bxi_bell_now(job, job->rpc->peers[0]);
     bxi_unlock(&job->run->lock);
     harness_await(FINISHED, 1);
     raise(SIGKILL);
@@ -317,7 +317,7 @@ static void is_answered_by_a_stranger(struct bx_job *job)
     int64_t blocks = own_blocks(job);
 
     strikes_and_is_cut_off(job);
-    HARNESS_EQ(bxi_load_relaxed(&job->rpc->peers[1].out_open), 0);
+    HARNESS_EQ(bxi_load_relaxed(&job->rpc->peers[1]->out_open), 0);
     HARNESS_EQ(own_blocks(job), blocks);
     ends_it(job);
 }
@@ -348,7 +348,7 @@ Test(lease_reply_again, without_an_open_ring_cuts_off_and_allocates_nothing, .ti
 
 static uint64_t id_in_flight(struct bx_job *job)
 {
-    struct bxi_peer *peer = &job->rpc->peers[1];
+    struct bxi_peer *peer = job->rpc->peers[1];
     uint64_t id = 0;
 
     bxi_lock(&job->run->lock);

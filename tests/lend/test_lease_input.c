@@ -93,15 +93,15 @@ static bool put_forgery(struct bx_job *job, const struct forgery *forgery)
     bool put = false;
 
     bxi_lock(&job->run->lock);
-    HARNESS_EQ(bxi_peer_open_out(job, &job->rpc->peers[0]), 0);
-    if (bxi_ring_reserve(&job->rpc->peers[0].out, (uint32_t)(sizeof(forgery->frame) + bytes), &payload) == 0) {
+    HARNESS_EQ(bxi_peer_open_out(job, job->rpc->peers[0]), 0);
+    if (bxi_ring_reserve(&job->rpc->peers[0]->out, (uint32_t)(sizeof(forgery->frame) + bytes), &payload) == 0) {
         memcpy(payload, &forgery->frame, sizeof(forgery->frame));
         memcpy((unsigned char *)payload + sizeof(forgery->frame), body, bytes);
-        bxi_ring_commit(&job->rpc->peers[0].out, (uint32_t)(sizeof(forgery->frame) + bytes));
+        bxi_ring_commit(&job->rpc->peers[0]->out, (uint32_t)(sizeof(forgery->frame) + bytes));
         put = true;
     }
     bxi_unlock(&job->run->lock);
-    bxi_bell_ring(job->rpc->peers[0].bell.fd[0]);
+    bxi_bell_ring(job->rpc->peers[0]->bell.fd[0]);
     return put;
 }
 

@@ -14,7 +14,7 @@
  *     shm/doorbell.c bxi_bell_disarm 2133496132
  *     shm/doorbell.c bxi_bell_look 1246493309
  *     shm/doorbell.c bxi_bell_drain 1416603929
- *     lib/rpc/peer.c bxi_bells_flush 1920867924
+ *     lib/rpc/peer.c bxi_bells_flush 153434239
  *     lib/run/progress.c bxi_work_waits 3277565899
  *     lib/rpc/source.c ready 3494298744
  */

@@ -17,11 +17,11 @@
  * left (Last). README.md says what each control takes away.
  *
  * It stands for
- *     lib/rref/protocol.c answer_if_closed 2604185116
- *     lib/rref/protocol.c ask 1381734018
- *     lib/rref/protocol.c end_round 3947216955
- *     lib/rref/protocol.c begin_round 3348022961
- *     lib/rref/protocol.c answer 2837963603
+ *     lib/rref/protocol.c answer_if_closed 2124061752
+ *     lib/rref/protocol.c ask 3363957945
+ *     lib/rref/protocol.c end_round 568728631
+ *     lib/rref/protocol.c begin_round 1942882092
+ *     lib/rref/protocol.c answer 2905748375
  *     lib/rref/protocol.c join_rounds 4192144012
  *     lib/rref/protocol.c bxi_rref_ask_for_leases 1226010223
  *     lib/rpc/watch.c take_back 3996035996

@@ -9,8 +9,9 @@
  * user gives up at any time (-DGIVE_UP), waits passively for two frames, each of which wakes it (-DPASSIVE), or does
  * not wait but has a callback (-DEAGER). -DOWN_LOOP: there is no B, and the thread of the program's own loop is busy
  * elsewhere; then P sends only frames for which a thread waits. -DEND: at any time E, a thread in bxi_job_leave, stops
- * the waits and the background thread and keeps the role; the users' waits end then. -DSILENT: the last user gets no
- * reply.
+ * the waits and the background thread and keeps the role; the users' waits end then. -DINTERRUPT: at any time I, a
+ * thread or signal handler in bx_job_interrupt, ends the users' waits; wait_lock has a word then, and I never waits for
+ * it. -DSILENT: the last user gets no reply.
  *
  * Memory is x86-TSO. Plain stores (to armed, the tail of the ring, a waiter's signal) go through the FIFO of the
  * storing thread, which Memory empties at any time. A fence and every read-modify-write wait until the own FIFO is
@@ -27,7 +28,7 @@
  *     lib/run/progress.c bxi_take_role 38552996
  *     lib/run/progress.c arm_background 4035987527
  *     lib/run/progress.c bxi_leave_role 3797714951
- *     lib/run/progress.c bxi_offer_role 1202612905
+ *     lib/run/progress.c bxi_offer_role 3891649595
  *     lib/run/progress.c bxi_more_eager 3068095186
  *     lib/run/progress.c bxi_take_role_or_tell 1163451530
  *     lib/run/progress.c bxi_event 887985305
@@ -36,23 +37,26 @@
  *     lib/run/progress.c hand_out_events 2277967314
  *     lib/run/progress.c bxi_pass 1359410158
  *     lib/run/wait.c sleep_as_leader 2646301797
- *     lib/run/wait.c lead 744200540
+ *     lib/run/wait.c lead 2794439666
  *     lib/run/wait.c stop_leading 3367379893
  *     lib/run/wait.c sleep_in_futex 2500460559
- *     lib/run/wait.c link_waiter 2042717804
- *     lib/run/wait.c unlink_waiter 2985849091
- *     lib/run/wait.c follow 2865649837
+ *     lib/run/wait.c link_waiter 1154486896
+ *     lib/run/wait.c unlink_waiter 647847995
+ *     lib/run/wait.c follow 4292367560
  *     lib/run/wait.c bxi_role_end 2721500858
  *     lib/run/wait.c bxi_wait 4168234610
- *     lib/run/wait.c bxi_wake 671891900
+ *     lib/run/wait.c bxi_wake 370826772
  *     lib/run/background.c sleep_in_background 2453227931
  *     lib/run/background.c drive_background 2751941436
  *     lib/run/background.c run_background 2228659629
- *     lib/run/background.c bxi_waits_stop 1297598547
+ *     lib/run/background.c bxi_waits_stop 2419194475
  *     lib/run/background.c bxi_progress_stop 569382327
+ *     lib/run/drive.h bxi_unlock_waits 3807926301
+ *     lib/run/progress.c bxi_signal_all 2093117853
+ *     lib/run/interrupt.c bxi_run_interrupt 1505701475
  *     lib/rpc/future.c set_done 3128289500
  *     lib/rpc/future.c bxi_future_complete_call 3070767663
- *     lib/rpc/future.c bxi_future_complete 1116862330
+ *     lib/rpc/future.c bxi_future_finish 2948516897
  */
 #ifndef USERS
 #define USERS 2
@@ -128,6 +132,7 @@ byte ended;                             /* users, and E */
 #ifdef END
 bool stop, joined;                      /* bxi_waits_stop; the background thread has ended */
 #endif
+bool interrupted, signal_all, lock;     /* -DINTERRUPT; lock: wait_lock */
 
 #define wish(i) (done[i] >= ((i) == LAST -> FRAMES_TO_LAST : 1))
 #define follows(i) (listed[i] && (i) != PASSIVE_USER)
@@ -178,6 +183,40 @@ bool stop, joined;                      /* bxi_waits_stop; the background thread
 #else
 #define ends_wait(i) (wish(i) || found || stopped)
 #endif
+
+/* Under wait_lock. */
+inline signal_listed()
+{
+    mem[SIGNAL(0)] = (listed[0] -> 2 : mem[SIGNAL(0)]);
+#if USERS > 1
+    mem[SIGNAL(1)] = (listed[1] -> 2 : mem[SIGNAL(1)])
+#endif
+}
+
+/* bxi_signal_all. The compare-and-swap of the lock, and its release, empty the FIFO; so the fences need no step. */
+inline signal_waiters()
+{
+    do
+    :: atomic { signal_all && !lock -> lock = true; signal_all = false }
+       atomic { signal_listed(); lock = false }
+    :: atomic { !(signal_all && !lock) -> break }
+    od
+}
+
+/* A user links or unlinks itself, under wait_lock. */
+inline set_listed(t, value)
+{
+#ifdef INTERRUPT
+    atomic { fence(t) && !lock -> lock = true }
+    atomic { mem[SIGNAL(t)] = (value -> 0 : mem[SIGNAL(t)]); listed[t] = value }
+    lock = false;
+#ifndef NO_SIGNAL_AGAIN
+    signal_waiters()
+#endif
+#else
+    atomic { fence(t) -> mem[SIGNAL(t)] = (value -> 0 : mem[SIGNAL(t)]); listed[t] = value }
+#endif
+}
 
 /* bxi_take_role; used inside atomic. */
 inline take_role(t)
@@ -355,7 +394,7 @@ again:
         fi
     }
 follow:
-    atomic { fence(me) -> mem[SIGNAL(me)] = 0; listed[me] = true }
+    set_listed(me, true);
     do
     :: wish(me) -> goto unlink
     :: atomic { !wish(me) && stopped_in_follow -> goto unlink }
@@ -364,6 +403,12 @@ follow:
        if
        :: atomic { !role && me != PASSIVE_USER -> goto unlink }
        :: atomic { !(!role && me != PASSIVE_USER) -> skip }
+       fi;
+#endif
+#if defined(INTERRUPT) && !defined(NO_INTERRUPT_IN_FOLLOW)
+       if
+       :: interrupted -> found = true; goto unlink
+       :: !interrupted
        fi;
 #endif
        if
@@ -387,8 +432,8 @@ follow:
        fi
     od;
 unlink:
-    atomic { fence(me) -> listed[me] = false }
-    /* Ready, too late or stopped: the role may have been offered to this thread, which does not need it. */
+    set_listed(me, false);
+    /* Ready, too late, interrupted or stopped: it does not need the role, which may have been offered to it. */
     if
     :: atomic { !ends_wait(me) -> goto again }
 #ifndef KEEP_OFFER
@@ -403,8 +448,8 @@ unlink:
 lead:
     atomic { got = false; found = false }
     do
-    :: atomic { wish(me) -> break }
-    :: atomic { !wish(me) -> found = false }
+    :: atomic { wish(me) || interrupted -> break }
+    :: atomic { !(wish(me) || interrupted) -> found = false }
        pass(me);
        if
        :: atomic { found || wish(me) -> found = false }
@@ -539,51 +584,7 @@ gone:
 #endif
 }
 
-#ifdef END
-/* bxi_waits_stop, bxi_progress_stop, bxi_role_end. */
-proctype End()
-{
-    bool got;
-
-    stop = true;
-    eventfd[LEADER] = true;
-    atomic {                            /* wait_lock */
-        mem[SIGNAL(0)] = (listed[0] -> 2 : mem[SIGNAL(0)]);
-#if USERS > 1
-        mem[SIGNAL(1)] = (listed[1] -> 2 : mem[SIGNAL(1)])
-#endif
-    }
-#ifndef OWN_LOOP
-    eventfd[BACKGROUND] = true;
-    joined;
-#endif
-    do
-    :: atomic {
-        take_role(E);
-        if
-        :: got -> break
-        :: else
-        fi
-       }
-       atomic { fence(E) -> mem[SIGNAL(E_WAITS)] = 0; listed[E_WAITS] = true }
-       if
-#ifndef NO_LOOK_END
-       :: atomic { !role -> skip }
-       :: atomic { role -> skip }
-#else
-       :: skip
-#endif
-          if                            /* sleep_in_futex */
-          :: atomic { mem[SIGNAL(E_WAITS)] == 0 -> mem[SIGNAL(E_WAITS)] = 1 }
-             mem[SIGNAL(E_WAITS)] != 1
-          :: atomic { mem[SIGNAL(E_WAITS)] == 2 -> skip }
-          fi
-       fi;
-       listed[E_WAITS] = false
-    od;
-    ended++
-}
-#endif
+#include "role_others.inc"
 
 proctype Peer()
 {
@@ -637,37 +638,6 @@ proctype Peer()
     od
 }
 
-#ifdef LOCAL
-/* bxi_future_complete or bxi_future_complete_call (their set_done), and bxi_wake, in a thread of the pool. The exchange
- * is in memory at once; made a plain store, it comes after the looks that follow. */
-proctype Local()
-{
-    bool leads, waits;
-
-    asked[LAST] == 1;
-#ifndef NO_FENCE_LOCAL
-    done[LAST] = 1;
-#endif
-    atomic { leads = (mem[ARMED] == LEADER) }
-    waits = listed[LAST];
-#ifdef NO_FENCE_LOCAL
-    done[LAST] = 1;
-#endif
-    if
-#ifndef NO_RING_LOCAL
-    :: leads -> eventfd[LEADER] = true
-#endif
-    :: else
-    fi;
-    atomic {
-        if
-        :: waits && listed[LAST] -> mem[SIGNAL(LAST)] = 2
-        :: else
-        fi
-    }
-}
-#endif
-
 inline flush(t)
 {
     buffer[t]?word,value;
@@ -712,12 +682,12 @@ end_last:
 #else
     assert(!role);
     assert(mem[ARMED] == BACKGROUND || mem[ARMED] == LAZY);
-#ifdef GIVE_UP
+#if defined(GIVE_UP) || defined(INTERRUPT)
     /* A reply that came too late may lie there; a request may not. */
     do
     :: ready(head) ->
 #ifndef OWN_LOOP
-        assert(frame[head] == LAST);
+        assert(frame[head] != NOBODY);
 #endif
         head++
     :: else -> break
@@ -755,6 +725,9 @@ init
 #endif
 #ifdef END
         run End();
+#endif
+#ifdef INTERRUPT
+        run Interrupt();
 #endif
         run Last()
     }

@@ -21,20 +21,20 @@
  * README.md says what each control takes away.
  *
  * It stands for the protocol at the head of lib/rref/rref.h, and for
- *     lib/rref/pass.c count_sent 187253503
+ *     lib/rref/pass.c count_sent 724726851
  *     lib/rref/pass.c bxi_rref_sent 1200796452
- *     lib/rref/pass.c is_passed 3226633239
- *     lib/rref/pass.c take 2444457094
- *     lib/rref/pass.c take_makes 3468428991
- *     lib/rref/protocol.c enter 3256917273
- *     lib/rref/protocol.c leave 2103826853
+ *     lib/rref/pass.c is_passed 1220690981
+ *     lib/rref/pass.c take 512031932
+ *     lib/rref/pass.c take_makes 2317422208
+ *     lib/rref/protocol.c enter 2213391873
+ *     lib/rref/protocol.c leave 3305970142
  *     lib/rref/protocol.c entered 1659934524
  *     lib/rref/protocol.c kept 4200097146
- *     lib/rref/protocol.c passed 3043260822
- *     lib/rref/protocol.c answer_if_closed 2604185116
- *     lib/rref/protocol.c end_round 3947216955
- *     lib/rref/protocol.c begin_round 3348022961
- *     lib/rref/protocol.c answer 2837963603
+ *     lib/rref/protocol.c passed 2162552088
+ *     lib/rref/protocol.c answer_if_closed 2124061752
+ *     lib/rref/protocol.c end_round 568728631
+ *     lib/rref/protocol.c begin_round 1942882092
+ *     lib/rref/protocol.c answer 2905748375
  *     lib/rref/protocol.c join_rounds 4192144012
  *     lib/rref/table.c bxi_rref_settle 3978978683
  */

@@ -347,7 +347,7 @@ static uint32_t in_flight(struct bx_job *job, int rank)
     uint32_t count;
 
     bxi_lock(&job->run->lock);
-    count = job->rpc->peers[rank].in_flight;
+    count = job->rpc->peers[rank]->in_flight;
     bxi_unlock(&job->run->lock);
     return count;
 }
@@ -509,7 +509,7 @@ static void is_told_lies(struct bx_job *job)
                                          .span = span == 0 ? 0 : UINT16_MAX };
 
             bxi_lock(&job->run->lock);
-            bxi_hist_end(job, &job->rpc->peers[1].hists, &lied);
+            bxi_hist_end(job, &job->rpc->peers[1]->hists, &lied);
             bxi_unlock(&job->run->lock);
         }
     }

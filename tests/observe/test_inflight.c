@@ -127,7 +127,7 @@ static int setup(struct bx_job *job)
 
 static struct bxi_control *control_of(struct bx_job *job, int rank)
 {
-    return rank == job->rank ? job->control : (struct bxi_control *)(uintptr_t)job->rpc->peers[rank].view.control;
+    return rank == job->rank ? job->control : (struct bxi_control *)(uintptr_t)job->rpc->peers[rank]->view.control;
 }
 
 static uint64_t function_of(struct bx_job *job, int rank, const char *name)
@@ -152,7 +152,7 @@ static int rows_of(struct bx_job *job, int to, struct bxi_call_row **rows)
     struct bxi_call_row *all = bxi_tables_calls(&job->segment, to);
     int count = 0;
 
-    for (uint32_t i = 0; i < job->rpc->peers[to].row_count; i++)
+    for (uint32_t i = 0; i < job->rpc->peers[to]->row_count; i++)
         if (bxi_load_acquire(&all[i].id) != 0)
             rows[count++] = &all[i];
     return count;
@@ -204,7 +204,7 @@ static uint64_t id_of(struct bx_job *job, struct bx_future *future, int to)
     uint64_t generation;
 
     bxi_lock(&job->run->lock);
-    generation = job->rpc->peers[to].slots[slot].generation;
+    generation = job->rpc->peers[to]->slots[slot].generation;
     bxi_unlock(&job->run->lock);
     return generation << 16 | slot;
 }
@@ -257,7 +257,7 @@ static void sees_its_call(struct bx_job *job, int to, uint64_t timeout_ns)
     HARNESS_CHECK(since_ns >= before_ns && since_ns <= after_ns);
     deadline_ns = bxi_load_relaxed(&row->deadline_ns);
     HARNESS_EQ(deadline_ns, timeout_ns == BX_FOREVER ? BX_FOREVER : since_ns + timeout_ns);
-    HARNESS_EQ(bxi_load_relaxed(&row->end_pos), job->rpc->peers[to].out.write_pos);
+    HARNESS_EQ(bxi_load_relaxed(&row->end_pos), job->rpc->peers[to]->out.write_pos);
     HARNESS_EQ(bx_rpc_sync(job, bx_worker_name(job, to), "answer", NULL, NULL, NULL), 0);
     finish(future, 0);
     HARNESS_EQ(bxi_load_relaxed(&row->id), 0);
@@ -346,7 +346,7 @@ static void sees_queued_calls(struct bx_job *job)
     for (int i = 0; i < QUEUED_CALLS; i++) {
         uint64_t end_pos = bxi_load_relaxed(&rows[i]->end_pos);
 
-        HARNESS_CHECK(end_pos != UINT64_MAX && end_pos <= job->rpc->peers[1].out.write_pos);
+        HARNESS_CHECK(end_pos != UINT64_MAX && end_pos <= job->rpc->peers[1]->out.write_pos);
         last = end_pos > last ? end_pos : last;
     }
     HARNESS_CHECK(last > BXI_RING_BYTES);
@@ -375,7 +375,7 @@ static void has_many_in_flight(struct bx_job *job, int to, int count)
         uint64_t id = bxi_load_relaxed(&rows[i]->id);
 
         HARNESS_EQ(id & 0xffff, rows[i] - first);
-        HARNESS_EQ(id >> 16, job->rpc->peers[to].slots[id & 0xffff].generation);
+        HARNESS_EQ(id >> 16, job->rpc->peers[to]->slots[id & 0xffff].generation);
         HARNESS_EQ(bxi_load_relaxed(&rows[i]->since) & 0xff, function_of(job, to, "park"));
     }
     HARNESS_EQ(harness_call(job, bx_worker_name(job, to), "free_rows", NULL), BXI_SERVING_MAX - at_callee);

@@ -88,6 +88,7 @@ static int setup(struct bx_job *job)
     HARNESS_EQ(bx_register(job, "wait", BX_BLOCKING, wait_for_go, NULL), 0);
     HARNESS_EQ(bx_register(job, "back", BX_BLOCKING, call_back, NULL), 0);
     HARNESS_EQ(bx_register_async(job, "again", ask_again, NULL), 0);
+    HARNESS_EQ(bx_register_async_blocking(job, "pooled", ask_again, NULL), 0);
     return 0;
 }
 
@@ -202,6 +203,25 @@ Test(trace, shows_async_calls_as_spans_and_async_handlers_until_their_futures_ar
     cr_expect_eq(COUNT(root, 'X', "handler", "twice", 1), 3);
     cr_expect_eq(COUNT(root, 'X', "handler", "twice", 0), 1);
     cr_expect_eq(COUNT(root, 's', "arrow", "reply", ANY), 5);
+    json_free(root);
+}
+
+static void call_pooled(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker1", "pooled", 5), 10);
+}
+
+Test(trace, shows_async_handlers_on_the_pool_like_the_others)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_pooled } });
+
+    struct json *root = trace_read(path, 2);
+
+    spans_end(root);
+    cr_expect_eq(COUNT(root, 'X', "handler", "pooled", 1), 1);
+    cr_expect_eq(COUNT(root, 'b', "async handler", "pooled", 1), 1);
+    cr_expect_eq(COUNT(root, 's', "arrow", "reply", ANY), 2);
+    calls_run_forward(root, "pooled");
     json_free(root);
 }
 

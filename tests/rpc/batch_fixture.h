@@ -50,7 +50,7 @@ static inline int arrived(const struct bx_request *request, struct bx_reader *ar
 {
     (void)args;
     (void)context;
-    return bx_msg_put_u64(reply, harness_counter(bx_request_job(request), "requests_batched"));
+    return bx_msg_put_i64(reply, (int64_t)harness_counter(bx_request_job(request), "requests_batched"));
 }
 
 /* Waits until the owner has counted that many batched requests. */

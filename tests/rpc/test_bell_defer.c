@@ -50,7 +50,7 @@ static int setup(struct bx_job *job)
 static void serve_busy_rings(struct bx_job *job)
 {
     harness_await(SENT, BUSY);
-    while ((bxi_load_seq_cst((bxi_a64 *)job->rpc->peers[1].bell.word) & 3) != BXI_WHO_LEADER)
+    while ((bxi_load_seq_cst((bxi_a64 *)job->rpc->peers[1]->bell.word) & 3) != BXI_WHO_LEADER)
         sched_yield();
     while (harness_load(BEFORE) + harness_load(AFTER) < BUSY * FRAMES)
         HARNESS_CHECK(bx_progress(job) >= 0);

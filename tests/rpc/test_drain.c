@@ -54,11 +54,11 @@ static int setup(struct bx_job *job)
  * The next pass checks for deaths before it reads a ring. */
 static void kill_worker1(struct bx_job *job)
 {
-    struct pollfd death = { .fd = job->rpc->peers[1].pidfd, .events = POLLIN };
+    struct pollfd death = { .fd = job->rpc->peers[1]->pidfd, .events = POLLIN };
 
     HARNESS_EQ(kill((pid_t)harness_load(PID + 16 + 1), SIGKILL), 0);
     HARNESS_EQ(poll(&death, 1, -1), 1);
-    bxi_exchange(&job->rpc->peers[1].death_seen, BXI_PEER_DEAD);
+    bxi_exchange(&job->rpc->peers[1]->death_seen, BXI_PEER_DEAD);
     bxi_event(job->run, BXI_EVENT_DEATH);
 }
 
@@ -149,7 +149,7 @@ static void hear_and_kill(struct bx_job *job)
 {
     HARNESS_EQ(bx_rpc_async(job, "worker1", "count", NULL, NULL, &last_reply), 0);
     bxi_bells_flush(job);
-    while (!bxi_ring_ready(&job->rpc->peers[1].in))
+    while (!bxi_ring_ready(&job->rpc->peers[1]->in))
         sched_yield();
     kill_worker1(job);
 }
@@ -209,7 +209,7 @@ Test(drain, counts_a_worker_that_left_and_then_died_as_left, .timeout = 20)
 
 static bool is_leaving(struct bx_job *job, int rank)
 {
-    return bxi_load_acquire((bxi_a32 *)&job->rpc->peers[rank].view.control->header.state) >= BXI_LEAVING;
+    return bxi_load_acquire((bxi_a32 *)&job->rpc->peers[rank]->view.control->header.state) >= BXI_LEAVING;
 }
 
 /* Runs at worker 0, which is leaving. Calls worker 1 after that has begun to leave too. */
@@ -271,7 +271,7 @@ static void send_laps(struct bx_job *job)
     HARNESS_EQ(bx_msg_put_bytes(args, payload, sizeof(payload)), 0);
     HARNESS_EQ(bx_rpc_async(job, "worker1", "count", NULL, NULL, &future), 0);
     bxi_bells_flush(job);
-    while (!bxi_ring_ready(&job->rpc->peers[1].in))
+    while (!bxi_ring_ready(&job->rpc->peers[1]->in))
         sched_yield();
     for (uint64_t sent = 0; sent < laps;) {
         rc = bx_rpc_oneway(job, "worker1", "count", args, &at_once);

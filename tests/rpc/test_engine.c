@@ -159,10 +159,10 @@ static void look_at_generations(struct bx_job *job)
     uint64_t before;
 
     HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
-    before = job->rpc->peers[1].slots[0].generation;
+    before = job->rpc->peers[1]->slots[0].generation;
     for (uint64_t i = 1; i <= 10; i++) {
         HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", NULL, NULL, NULL), 0);
-        HARNESS_EQ(job->rpc->peers[1].slots[0].generation, before + i);
+        HARNESS_EQ(job->rpc->peers[1]->slots[0].generation, before + i);
     }
 }
 
@@ -211,7 +211,7 @@ static void count_slots_of_the_dead(struct bx_job *job)
         HARNESS_EQ(bx_future_wait(future[i], BX_FOREVER), BX_E_PEER_DEAD);
     for (int i = 0; i < 4; i++)
         bx_future_release(future[i]);
-    HARNESS_EQ(job->rpc->peers[1].in_flight, 0);
+    HARNESS_EQ(job->rpc->peers[1]->in_flight, 0);
 }
 
 static void wait_to_be_killed(struct bx_job *job)
@@ -275,10 +275,10 @@ static void put_requests(struct bx_job *job, int requests)
     bxi_lock(&job->run->lock);
     for (int i = 0; i < requests; i++) {
         frame.id = (uint64_t)(i + 1) << 16;
-        HARNESS_EQ(bxi_ring_put(&job->rpc->peers[0].out, &frame, NULL, 0), 0);
+        HARNESS_EQ(bxi_ring_put(&job->rpc->peers[0]->out, &frame, NULL, 0), 0);
     }
     bxi_unlock(&job->run->lock);
-    bxi_bell_ring(job->rpc->peers[0].bell.fd[0]);
+    bxi_bell_ring(job->rpc->peers[0]->bell.fd[0]);
 }
 
 static void ask_for_1025_answers(struct bx_job *job)
@@ -493,7 +493,7 @@ Test(engine, leaves_nothing_due_in_own_loop_after_a_death)
  * find the request a second later. */
 static void call_beyond_63(struct bx_job *job)
 {
-    bxi_a64 *armed = (bxi_a64 *)(uintptr_t)&job->rpc->peers[65].view.control->header.armed;
+    bxi_a64 *armed = (bxi_a64 *)(uintptr_t)&job->rpc->peers[65]->view.control->header.armed;
 
     HARNESS_EQ(bx_rpc_sync(job, "worker65", "count", NULL, NULL, NULL), 0);
     for (int i = 1; i < 20; i++) {

@@ -62,11 +62,11 @@ static int setup(struct bx_job *job)
  * correct one. */
 static void put_record(struct bx_job *job, int to, const struct bxi_frame *frame, uint64_t word)
 {
-    struct bxi_ring_writer *out = &job->rpc->peers[to].out;
+    struct bxi_ring_writer *out = &job->rpc->peers[to]->out;
     void *payload = NULL;
 
     bxi_lock(&job->run->lock);
-    HARNESS_EQ(bxi_peer_open_out(job, &job->rpc->peers[to]), 0);
+    HARNESS_EQ(bxi_peer_open_out(job, job->rpc->peers[to]), 0);
     HARNESS_EQ(bxi_ring_reserve(out, sizeof(*frame), &payload), 0);
     memcpy(payload, frame, sizeof(*frame));
     if (word == 0)
@@ -74,12 +74,12 @@ static void put_record(struct bx_job *job, int to, const struct bxi_frame *frame
     else
         bxi_store_release((bxi_a64 *)(void *)((unsigned char *)payload - 8), word);
     bxi_unlock(&job->run->lock);
-    bxi_bell_ring(job->rpc->peers[to].bell.fd[0]);
+    bxi_bell_ring(job->rpc->peers[to]->bell.fd[0]);
 }
 
 static uint64_t word_here(struct bx_job *job, uint32_t length)
 {
-    return (uint64_t)(uint32_t)(job->rpc->peers[0].out.write_pos / BXI_LINE + 1) << 32 | length;
+    return (uint64_t)(uint32_t)(job->rpc->peers[0]->out.write_pos / BXI_LINE + 1) << 32 | length;
 }
 
 static void wrong_sequence(struct bx_job *job)
@@ -197,13 +197,13 @@ static void request_that_read_what_was_never_sent(struct bx_job *job)
 static void state_goes_back(struct bx_job *job)
 {
     bxi_store_release(&job->control->header.state, BXI_STARTING);
-    bxi_bell_ring(job->rpc->peers[0].bell.fd[0]);
+    bxi_bell_ring(job->rpc->peers[0]->bell.fd[0]);
 }
 
 static void state_from_nowhere(struct bx_job *job)
 {
     bxi_store_release(&job->control->header.state, 1000);
-    bxi_bell_ring(job->rpc->peers[0].bell.fd[0]);
+    bxi_bell_ring(job->rpc->peers[0]->bell.fd[0]);
 }
 
 /* ---- The others ------------------------------------------------------------------------------------ */
@@ -271,8 +271,8 @@ static void harmless_words(struct bx_job *job)
     bxi_store_release(&pair->open, 2);
     bxi_store_relaxed(&pair->want_credit, UINT64_MAX);
     bxi_store_relaxed(&job->control->header.armed, UINT64_MAX);
-    bxi_bell_ring(job->rpc->peers[0].bell.fd[0]);
-    bxi_bell_ring(job->rpc->peers[0].bell.fd[1]);
+    bxi_bell_ring(job->rpc->peers[0]->bell.fd[0]);
+    bxi_bell_ring(job->rpc->peers[0]->bell.fd[1]);
     put_frame(job, cancel);
 }
 
@@ -505,7 +505,7 @@ static uint64_t plausible(struct bx_job *job, uint64_t *seed)
     case 4:
         return UINT64_C(1) << next_random(seed) % 64;
     default:
-        return job->rpc->peers[0].out.write_pos;
+        return job->rpc->peers[0]->out.write_pos;
     }
 }
 
@@ -533,7 +533,7 @@ static void scribble_once(struct bx_job *job, uint64_t *seed)
         break;
     default:
         /* A word near the position at which worker 0 expects the next frame. */
-        at = job->rpc->peers[0].out.write_pos + at / 16 % 64 * 8;
+        at = job->rpc->peers[0]->out.write_pos + at / 16 % 64 * 8;
         memcpy(ring + (at & (BXI_RING_BYTES - 1)), &value, sizeof(value));
     }
 }
@@ -568,16 +568,16 @@ static void scribbles(struct bx_job *job)
         void *payload;
 
         bxi_lock(&job->run->lock);
-        bxi_peer_open_out(job, &job->rpc->peers[0]);
-        if (frames && bxi_ring_reserve(&job->rpc->peers[0].out, sizeof(frame), &payload) == 0) {
+        bxi_peer_open_out(job, job->rpc->peers[0]);
+        if (frames && bxi_ring_reserve(&job->rpc->peers[0]->out, sizeof(frame), &payload) == 0) {
             memcpy(payload, &frame, sizeof(frame));
-            bxi_ring_commit(&job->rpc->peers[0].out, sizeof(frame));
+            bxi_ring_commit(&job->rpc->peers[0]->out, sizeof(frame));
         }
         if (!frames || round % 64 == 63)
             scribble_once(job, &seed);
         bxi_unlock(&job->run->lock);
         if (round % 4 == 0)
-            bxi_bell_ring(job->rpc->peers[0].bell.fd[round / 4 % 2]);
+            bxi_bell_ring(job->rpc->peers[0]->bell.fd[round / 4 % 2]);
         sched_yield();
     }
     raise(SIGKILL);

@@ -61,9 +61,11 @@ Test(names, of_128_workers_are_all_found)
     static struct bxi_rpc rpc;
     struct bx_job job = { .rpc = &rpc, .world_size = 128 };
     static struct bxi_peer peers[128];
+    static _Atomic(struct bxi_peer *) pointers[128];
 
-    rpc.peers = peers;
+    rpc.peers = pointers;
     for (int rank = 0; rank < 128; rank++) {
+        pointers[rank] = &peers[rank];
         peers[rank].rank = rank;
         snprintf(peers[rank].name, sizeof(peers[rank].name), "worker%d", rank);
     }

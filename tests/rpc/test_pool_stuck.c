@@ -105,7 +105,7 @@ Test(pool_stuck, refuses_an_impossible_number_of_threads, .timeout = 20)
 /* A word about the pool's queue in worker 1's segment. */
 static uint64_t shown(struct bx_job *job, size_t offset)
 {
-    const unsigned char *now = (const unsigned char *)&bxi_tables_view(job->rpc->peers[1].view.control)->now;
+    const unsigned char *now = (const unsigned char *)&bxi_tables_view(job->rpc->peers[1]->view.control)->now;
 
     return bxi_load_acquire((bxi_a64 *)(uintptr_t)(now + offset));
 }

@@ -128,7 +128,7 @@ static void hold_values(struct bx_job *job, const char *to)
 
 static void hold_all_values(struct bx_job *job)
 {
-    struct bxi_control *peer1 = (struct bxi_control *)(uintptr_t)job->rpc->peers[1].view.control;
+    struct bxi_control *peer1 = (struct bxi_control *)(uintptr_t)job->rpc->peers[1]->view.control;
 
     hold_values(job, "worker1");
     hold_values(job, "worker0");

@@ -158,6 +158,38 @@ Test(rref, is_called_and_fetched_before_the_object_is_made)
     harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { use_early } });
 }
 
+/* Beside a tensor the bytes lie in the frame too, whose memory the next request takes. */
+static void call_with_a_tensor_before_it_is_made(struct bx_job *job)
+{
+    struct bx_rref *rref = remote(job, "worker1", "new_slow", 40);
+    struct bx_msg *args = number(2), *large = bx_msg_create(4096);
+    struct bx_tensor *tensor = NULL;
+    struct bx_future *future = NULL;
+    unsigned char ones[4096];
+
+    HARNESS_EQ(bx_tensor_create(job, BX_F32, 1, (const int64_t[]){ 8 }, &tensor), 0);
+    bx_msg_put_tensor(args, tensor);
+    HARNESS_EQ(bx_rref_async(rref, "add", args, NULL, &future), 0);
+    memset(ones, 0xff, sizeof(ones));
+    bx_msg_put_bytes(large, ones, sizeof(ones));
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "new_nothing", large, NULL, NULL), 0);
+    harness_post(MAY_BE_MADE);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+    HARNESS_EQ(number_in(bx_future_value(future)), 42);
+    bx_future_release(future);
+    bx_tensor_release(tensor);
+    bx_msg_destroy(args);
+    bx_msg_destroy(large);
+    bx_rref_release(rref);
+    await_alive(0);
+}
+
+Test(rref, is_called_with_a_tensor_before_the_object_is_made)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup,
+                                         .body = { call_with_a_tensor_before_it_is_made } });
+}
+
 static void give_up_early(struct bx_job *job)
 {
     struct bx_rref *rref = remote(job, "worker1", "new_slow", 1);

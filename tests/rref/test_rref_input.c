@@ -74,14 +74,14 @@ static void put_forgery(struct bx_job *job, const struct forgery *forgery)
     void *payload = NULL;
 
     bxi_lock(&job->run->lock);
-    HARNESS_EQ(bxi_peer_open_out(job, &job->rpc->peers[0]), 0);
-    if (bxi_ring_reserve(&job->rpc->peers[0].out, (uint32_t)(sizeof frame + bytes), &payload) == 0) {
+    HARNESS_EQ(bxi_peer_open_out(job, job->rpc->peers[0]), 0);
+    if (bxi_ring_reserve(&job->rpc->peers[0]->out, (uint32_t)(sizeof frame + bytes), &payload) == 0) {
         memcpy(payload, &frame, sizeof frame);
         memcpy((unsigned char *)payload + sizeof frame, body, bytes);
-        bxi_ring_commit(&job->rpc->peers[0].out, (uint32_t)(sizeof frame + bytes));
+        bxi_ring_commit(&job->rpc->peers[0]->out, (uint32_t)(sizeof frame + bytes));
     }
     bxi_unlock(&job->run->lock);
-    bxi_bell_ring(job->rpc->peers[0].bell.fd[0]);
+    bxi_bell_ring(job->rpc->peers[0]->bell.fd[0]);
 }
 
 /* ---- Workers ---------------------------------------------------------------------------------------------- */
@@ -114,7 +114,7 @@ static int setup_input(struct bx_job *job)
 
 static uint64_t held_id(struct bx_job *job)
 {
-    struct bxi_peer *peer = &job->rpc->peers[1];
+    struct bxi_peer *peer = job->rpc->peers[1];
     uint64_t id = 0;
 
     bxi_lock(&job->run->lock);
@@ -230,7 +230,7 @@ Test(rref_input, of_correct_and_of_harmless_frames_is_accepted)
         { "KEPT of what is gone", BXI_RREF, BXI_RREF_KEPT, ID_OF(2, 1, 9), 0, 0, 0, { 0 }, { 0 }, 0 },
         { "PASSED of what is gone", BXI_RREF, BXI_RREF_PASSED, ID_OF(0, 0, 1000), 2, 0, 0, { 0 }, { 0 }, 0 },
         { "ANSWER to no round", BXI_RREF, BXI_RREF_ANSWER, 0, 0, 0, 0, { 0 }, { 0 }, 0 },
-        { "ASK", BXI_RREF, BXI_RREF_ASK, 1, 0, 16, 0, { 0 }, { 0 }, 0 },
+        { "ASK", BXI_RREF, BXI_RREF_ASK, 1, 0, BXI_RREF_NEED_BYTES, 0, { 0 }, { 0 }, 0 },
     };
 
     RUN(harmless, goes_on);
@@ -309,7 +309,7 @@ Test(rref_input, of_a_wrong_frame_cuts_off)
         { "ASK without a set", FRAME(BXI_RREF_ASK, 1, 0, 0) },
         { "ASK with half a set", FRAME(BXI_RREF_ASK, 1, 0, 8) },
         { "ASK with more than a set", FRAME(BXI_RREF_ASK, 1, 0, 24) },
-        { "ASK of no round", FRAME(BXI_RREF_ASK, 0, 0, 16) },
+        { "ASK of no round", FRAME(BXI_RREF_ASK, 0, 0, BXI_RREF_NEED_BYTES) },
         { "ANSWER to a round that is to come", FRAME(BXI_RREF_ANSWER, 1, 0, 0) },
         { "ANSWER to the last round there is", FRAME(BXI_RREF_ANSWER, UINT64_MAX, 0, 0) },
     };
@@ -501,7 +501,7 @@ static void scribbles(struct bx_job *job)
         if (forgery.kind == BXI_RREF) {
             forgery.flags = (uint8_t)(1 + random / 4 % 7);
             forgery.code = (int32_t)(random / 64 % 4) - 1;
-            forgery.body_bytes = forgery.flags == BXI_RREF_ASK ? 16 : 0;
+            forgery.body_bytes = forgery.flags == BXI_RREF_ASK ? BXI_RREF_NEED_BYTES : 0;
         } else {
             forgery.flags = BXI_FLAG_RREFS;
             forgery.id = random / 4 % 2000;

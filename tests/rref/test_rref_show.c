@@ -19,7 +19,7 @@ static const struct bx_type long_type = { .name = LONG_NAME, .destroy = destroy_
 static struct bxi_tables *tables_of(struct bx_job *job, int rank)
 {
     return bxi_tables(rank == job->rank ? job->control
-                                        : (struct bxi_control *)(uintptr_t)job->rpc->peers[rank].view.control);
+                                        : (struct bxi_control *)(uintptr_t)job->rpc->peers[rank]->view.control);
 }
 
 /* Row i; that many were taken. */
@@ -196,7 +196,7 @@ static int fetch(const struct bx_request *request, struct bx_reader *args, struc
     int rc;
 
     (void)context;
-    HARNESS_CHECK(job->rpc->peers[1].functions == NULL);
+    HARNESS_CHECK(job->rpc->peers[1]->functions == NULL);
     HARNESS_EQ(bx_rref_to_here_async(rref, &soon, &future), 0);
     HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
     HARNESS_HAS(bx_future_error_text(future), "'bx_rref_to_here'");

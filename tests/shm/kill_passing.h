@@ -35,8 +35,10 @@ static int read_object(const struct bx_request *request, struct bx_reader *args,
 
 static int read_through(struct bx_rref *rref)
 {
+    /* Not for the request in which it is called: that one's caller may be the victim. */
+    const struct bx_call_options options = { .struct_bytes = sizeof(options), .flags = BX_CALL_DETACHED };
     struct bx_msg *reply = NULL;
-    int rc = bx_rref_sync(rref, "read", NULL, NULL, &reply);
+    int rc = bx_rref_sync(rref, "read", NULL, &options, &reply);
 
     if (rc == 0) {
         struct bx_reader reader = bx_msg_reader(reply);

@@ -39,12 +39,12 @@
  *   state.running           it may serve, nobody rung        as while running
  *   state.leaving .quiet    state stored, peers not rung     a state; after its death it counts as reached
  *   state.leaving_rung ...  peers rung                       the same
- *   state.left .stopped     LEFT, its name not yet removed   it has left; a survivor or the launcher removes
- *                                                            the name
+ *   state.left .stopped     LEFT, its name not yet removed   it has left; a survivor or the launcher unlinks
  *   spawn.not_in_job        LEFT, and its page says so       the same
  *   segment.unlinked        its name removed, its arena's not   a survivor or the launcher removes that
  *   arena.unlinked          all done                         nothing
  *   arena.locked .sized     the arena's name made and locked   removed as the segment's
+ *   object.unnamed .linked  an arena of before the start, without and with its name: nothing; removed as the segment's
  *   lease.granted           in the grants, no frame yet      nothing was lent
  *   lease.sent              the frame is in the ring         a request is dropped, a reply counts: what it lends
  *                                                            stays readable for as long as it is held
@@ -52,7 +52,6 @@
  *   lease.read              released, the word not written   the same
  *   lease.returned          word written, owner not rung     the lease is back; an owner that waits for it wakes
  *                                                            by the death
- *
  *   rref.passed             a message with a reference, no bell   its receiver enters what it reads; what it does not
  *                                                            read goes with the dead
  *   rref.enter_sent         its ENTER, no KEPT               an entry that a round drops; the pin goes with the dead
@@ -60,6 +59,17 @@
  *   rref.leave_sent         LEAVE, no bell                   nothing: it has no reference
  *   rref.ask_sent           ASK sent to some                 an answer to the dead is not sent
  *   rref.answer_sent        ANSWER, no bell                  the asker asks the others again: one more is dead
+ *
+ *   rejoin.mutex            a joiner has the mutex           nothing: the next one takes it
+ *   rejoin.asked            it has asked a worker            the same
+ *   rejoin.door .made       its segment and door made        names that the next joiner, or the end, removes
+ *   rejoin.sent .met        a worker has its descriptors,    that one sees its death, and removes its names; it never
+ *                           or they have each other's        ran, and nobody is told of a death
+ *   rejoin.gate_closed      all have attached it             the same
+ *   rejoin.gate_open        its state is RUNNING, no bell    it may count as a worker that came back and died
+ *   rejoin.joined           the mutex is free                the same
+ *   rejoin.welcomed         a worker has answered            the joiner takes that worker for dead
+ *   rejoin.came .taken .tabled   about to attach, attached, answered   the same; or it sees its pidfd
  *
  * If rank 0 is killed while it makes its segment, no other worker knows the instance: a worker that waited for it
  * removes all that dead workers of that job name left. The last tests have no launcher: nothing is left at any step,
@@ -305,131 +315,7 @@ KILLED_EARLY(state_running, "state.running", 1)
 
 /* ---- Lending ------------------------------------------------------------------------------------------ */
 
-#define FLOATS 3000
-
-static struct bx_msg *tensors_from(struct bx_job *job, float first, int count)
-{
-    struct bx_msg *msg = bx_msg_create(0);
-
-    for (int i = 0; i < count; i++) {
-        struct bx_tensor *tensor = NULL;
-
-        HARNESS_EQ(bx_tensor_create(job, BX_F32, 1, &(int64_t){ FLOATS }, &tensor), 0);
-        for (int k = 0; k < FLOATS; k++)
-            ((float *)bx_tensor_data_mut(tensor))[k] = first + (float)k;
-        HARNESS_EQ(bx_msg_put_tensor(msg, tensor), 0);
-        bx_tensor_release(tensor);
-    }
-    return msg;
-}
-
-/* Checks every element, to detect memory that was reused too early. */
-static void check_tensors(struct bx_reader reader, int count)
-{
-    HARNESS_EQ(bx_reader_tensors_left(&reader), count);
-    while (bx_reader_tensors_left(&reader) > 0) {
-        const float *data = bx_tensor_data(bx_read_tensor(&reader));
-
-        for (int k = 1; k < FLOATS; k++)
-            HARNESS_CHECK(data[k] == data[0] + (float)k);
-    }
-}
-
-static struct bx_msg *kept[8];      /* replies of other workers: leases that are held for a while */
-
-static int swap_tensors(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
-{
-    struct bx_job *job = bx_request_job(request);
-    struct bx_msg *made = tensors_from(job, 7, 1);
-    struct bx_reader tensor = bx_msg_reader(made);
-
-    (void)context;
-    check_tensors(*args, 2);
-    HARNESS_EQ(bx_msg_put_tensor(reply, bx_read_tensor(&tensor)), 0);
-    bx_msg_destroy(made);
-    return 0;
-}
-
-static int setup_lending(struct bx_job *job)
-{
-    HARNESS_EQ(bx_register(job, "swap", BX_INLINE, swap_tensors, NULL), 0);
-    return setup(job);
-}
-
-/* Both sides of leases, as caller and as callee. Holds the replies of the last eight rounds. */
-static int swap_with(struct bx_job *job, const char *to, int round)
-{
-    struct bx_msg *args = tensors_from(job, (float)round, 2), *reply = NULL;
-    int rc = bx_rpc_sync(job, to, "swap", args, NULL, &reply);
-
-    bx_msg_destroy(args);
-    if (rc < 0)
-        return rc;
-    check_tensors(bx_msg_reader(reply), 1);
-    if (kept[round % 8] != NULL)
-        check_tensors(bx_msg_reader(kept[round % 8]), 1);
-    bx_msg_destroy(kept[round % 8]);
-    kept[round % 8] = reply;
-    return 0;
-}
-
-static void lending_victim(struct bx_job *job)
-{
-    static const char *const others[] = { "worker0", "worker2", "worker3" };
-
-    take_aim(target, (uint32_t)harness_load(STEP_COUNT), SIGKILL);
-    for (int round = 0; round < ROUNDS; round++)
-        HARNESS_EQ(swap_with(job, others[round % 3], round), 0);
-    harness_failed(__FILE__, __LINE__, "step %s was not reached %d times", aim.step,
-                   (int)harness_load(STEP_COUNT));
-}
-
-static void lending_survivor(struct bx_job *job)
-{
-    struct bx_loans loans = { 0 };
-    int rc, round = 0;
-
-    do {
-        rc = swap_with(job, "worker1", round++);
-        HARNESS_EQ(swap_with(job, next_survivor(job), round++), 0);
-    } while (rc == 0);
-    HARNESS_EQ(rc, BX_E_PEER_DEAD);
-    /* The memory held of the dead worker is unchanged, while the others reuse theirs. */
-    for (int i = 0; i < 50; i++)
-        HARNESS_EQ(swap_with(job, next_survivor(job), 1 + 2 * i), 0);
-    for (int i = 0; i < 8; i++) {
-        if (kept[i] != NULL)
-            check_tensors(bx_msg_reader(kept[i]), 1);
-        bx_msg_destroy(kept[i]);
-        kept[i] = NULL;
-    }
-    HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
-    HARNESS_EQ(bx_job_loans(job, VICTIM, &loans), 0);
-    HARNESS_EQ(loans.granted, loans.returned + loans.taken_back);
-    HARNESS_EQ(loans.borrowed, 0);
-    HARNESS_EQ(harness_counter(job, "peers_corrupt"), 0);
-}
-
-static void run_killed_lending(const char *step, uint32_t passages, bool no_spin)
-{
-    uint32_t hits = harness_gate(HIT);
-
-    target = step;
-    harness_store(STEP_COUNT, passages);
-    harness_run(&(struct harness_world){
-        .size = 4, .setup = setup_lending, .dies = 1u << VICTIM, .options = { .no_spin = no_spin },
-        .body = { lending_survivor, lending_victim, lending_survivor, lending_survivor } });
-    cr_expect_eq(harness_gate(HIT), hits + 1, "step %s was not reached", step);
-}
-
-#define KILLED_LENDING(test, step, later)                                                           \
-    Test(kill_step, test, .timeout = 60)                                                            \
-    {                                                                                               \
-        run_killed_lending(step, 1, false);                                                         \
-        run_killed_lending(step, later, false);                                                     \
-        run_killed_lending(step, 1, true);                                                          \
-        run_killed_lending(step, later, true);                                                      \
-    }
+#include "kill_lending.h"
 
 KILLED_LENDING(lease_granted, "lease.granted", 60)
 KILLED_LENDING(lease_sent, "lease.sent", 60)
@@ -642,6 +528,8 @@ static void live_without_launcher(int rank, uint64_t timeout_ns, uint32_t deaths
     struct bx_job *job = NULL;
 
     HARNESS_EQ(bx_job_create(&options, &job), 0);
+    if (aim.step != NULL && strncmp(aim.step, "object.", 7) == 0)
+        bx_msg_destroy(tensors_from(job, 0, 1));        /* makes the arena before the start */
     starts[rank].rc = bx_job_start(job);
     if (starts[rank].rc == 0)
         bx_job_shutdown(job, 0);
@@ -695,16 +583,15 @@ static const struct left_step {
     int ranks;                          /* bits: 1 rank 0, 2 rank 1 */
 } left_steps[] = {
     { "boot.locked", 1, 1 }, { "boot.lock_noted", 1, 1 }, { "boot.listening", 1, 1 }, { "segment.named", 1, 3 },
-    { "segment.locked", 1, 3 }, { "segment.sized", 1, 3 }, { "segment.allocated", 1, 3 },
-    { "segment.written", 1, 3 }, { "segment.named", 2, 3 }, { "arena.locked", 1, 3 }, { "arena.sized", 1, 3 },
-    { "boot.welcome_sent", 1, 1 }, { "boot.welcome_sent", 2, 1 }, { "boot.joined", 1, 1 }, { "boot.joined", 2, 1 },
-    { "boot.table_sent", 1, 1 }, { "boot.table_sent", 2, 1 }, { "boot.socket_gone", 1, 1 },
-    { "boot.running_noted", 1, 1 }, { "boot.gate_closed", 1, 1 }, { "boot.gate_open", 1, 1 },
-    { "boot.go_sent", 1, 1 }, { "boot.go_sent", 2, 1 }, { "boot.hello_sent", 1, 2 }, { "boot.welcomed", 1, 2 },
-    { "boot.join_sent", 1, 2 }, { "boot.tabled", 1, 2 }, { "boot.attached_sent", 1, 2 }, { "state.running", 1, 3 },
-    { "state.leaving", 1, 3 }, { "state.leaving_rung", 1, 3 }, { "state.quiet", 1, 3 }, { "state.quiet_rung", 1, 3 },
-    { "state.left", 1, 3 }, { "state.stopped", 1, 3 }, { "segment.unlinked", 1, 3 }, { "arena.unlinked", 1, 3 },
-    { "boot.lock_gone", 1, 1 },
+    { "segment.locked", 1, 3 }, { "segment.sized", 1, 3 }, { "segment.allocated", 1, 3 }, { "segment.written", 1, 3 },
+    { "segment.named", 2, 3 }, { "arena.locked", 1, 3 }, { "arena.sized", 1, 3 }, { "object.unnamed", 1, 1 },
+    { "object.linked", 1, 3 }, { "boot.welcome_sent", 1, 1 }, { "boot.welcome_sent", 2, 1 }, { "boot.joined", 1, 1 },
+    { "boot.joined", 2, 1 }, { "boot.table_sent", 1, 1 }, { "boot.table_sent", 2, 1 }, { "boot.socket_gone", 1, 1 },
+    { "boot.running_noted", 1, 1 }, { "boot.gate_closed", 1, 1 }, { "boot.gate_open", 1, 1 }, { "boot.go_sent", 1, 1 },
+    { "boot.go_sent", 2, 1 }, { "boot.hello_sent", 1, 2 }, { "boot.welcomed", 1, 2 }, { "boot.join_sent", 1, 2 },
+    { "boot.tabled", 1, 2 }, { "boot.attached_sent", 1, 2 }, { "state.running", 1, 3 }, { "state.leaving", 1, 3 },
+    { "state.leaving_rung", 1, 3 }, { "state.quiet", 1, 3 }, { "state.quiet_rung", 1, 3 }, { "state.left", 1, 3 },
+    { "state.stopped", 1, 3 }, { "segment.unlinked", 1, 3 }, { "arena.unlinked", 1, 3 }, { "boot.lock_gone", 1, 1 },
 };
 
 static void expect_nothing_left(int victim, const char *step, uint32_t passages, enum when when)
@@ -719,9 +606,10 @@ static void expect_nothing_left(int victim, const char *step, uint32_t passages,
 /* No worker knows of a rank 0 that died before it met one: they wait a while for another. */
 static enum when when_of(int victim, const char *step)
 {
-    static const char *const unknown[] = { "boot.locked", "boot.lock_noted", "boot.listening", "segment.named",
-                                           "segment.locked", "segment.sized", "segment.allocated", "segment.written",
-                                           "arena.locked", "arena.sized" };
+    static const char *const unknown[] = {
+        "boot.locked", "boot.lock_noted", "boot.listening", "segment.named", "segment.locked", "segment.sized",
+        "segment.allocated", "segment.written", "arena.locked", "arena.sized", "object.unnamed", "object.linked",
+    };
 
     for (size_t i = 0; victim == 0 && i < sizeof(unknown) / sizeof(*unknown); i++)
         if (strcmp(unknown[i], step) == 0)
@@ -745,6 +633,26 @@ Test(kill_without_launcher, of_one_that_waits_for_rank_0_leaves_nothing)
 {
     expect_nothing_left(1, "boot.waits", 1, ALONE);
 }
+
+/* ---- Coming back ---------------------------------------------------------------------------------------- */
+
+#include "kill_rejoin.h"
+
+KILLED_JOINER(rejoin_mutex, "rejoin.mutex", 1)
+KILLED_JOINER(rejoin_asked, "rejoin.asked", 2)
+KILLED_JOINER(rejoin_door, "rejoin.door", 1)
+KILLED_JOINER(rejoin_made, "rejoin.made", 1)
+KILLED_JOINER(rejoin_sent, "rejoin.sent", 2)
+KILLED_JOINER(rejoin_met, "rejoin.met", 2)
+KILLED_JOINER(rejoin_gate_closed, "rejoin.gate_closed", 1)
+KILLED_JOINER(rejoin_gate_open, "rejoin.gate_open", 1)
+KILLED_JOINER(rejoin_joined, "rejoin.joined", 1)
+Test(kill_rejoin, a_joiner_that_nobody_knows, .timeout = 60) { run_killed_alone("rejoin.made"); }
+Test(kill_rejoin, a_worker_stopped_while_it_attaches, .timeout = 60) { run_stopped_welcoming(); }
+KILLED_WELCOMING(rejoin_welcomed, "rejoin.welcomed")
+KILLED_WELCOMING(rejoin_came, "rejoin.came")
+KILLED_WELCOMING(rejoin_taken, "rejoin.taken")
+KILLED_WELCOMING(rejoin_tabled, "rejoin.tabled")
 
 /* ---- Stopped at a step --------------------------------------------------------------------------------- */
 

@@ -102,6 +102,30 @@ Test(segment, has_lease_words_behind_each_ring, .init = create_first_of_two, .fi
     bxi_segment_detach(&view);
 }
 
+Test(segment, forgets_what_it_told_a_dead_peer, .init = create_first_of_two, .fini = remove_names)
+{
+    struct bxi_pair *pair = &segment.control->pair[1];
+    static const struct bxi_pair zero;
+
+    cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0);
+    memset(bxi_segment_ring(&segment, 1), 1, BXI_RING_BYTES);
+    bxi_store_relaxed(&bxi_segment_leases(&segment, 1)[BXI_LEASE_MAX - 1], 7);
+    for (size_t word = 0; word < 6; word++)
+        bxi_store_relaxed((bxi_a64 *)pair + word, word + 1);
+    bxi_store_relaxed(&segment.control->credit[1].position, 64);
+    cr_assert_eq(bxi_segment_forget_peer(&segment, 1), 0);
+    cr_assert_eq(memcmp(pair, &zero, sizeof zero), 0);
+    cr_assert_eq(bxi_load_relaxed(&segment.control->credit[1].position), 0);
+    cr_assert_eq(blocks_bytes(segment.fd), 73728, "the pages are given back");
+    cr_assert_eq(bxi_segment_open_ring(&segment, 1), 0);
+    cr_assert_eq(blocks_bytes(segment.fd), 73728 + 144 * 1024);
+    for (size_t i = 0; i < BXI_RING_BYTES; i++)
+        cr_assert_eq(bxi_segment_ring(&segment, 1)[i], 0);
+    cr_assert_eq(bxi_load_relaxed(&bxi_segment_leases(&segment, 1)[BXI_LEASE_MAX - 1]), 0);
+    cr_assert_eq(bxi_segment_forget_peer(&segment, 2), -EINVAL);
+    cr_assert_eq(bxi_segment_forget_peer(&segment, -1), -EINVAL);
+}
+
 Test(segment, has_no_ring_for_a_rank_outside_the_world, .init = create_first_of_two,
      .fini = remove_names)
 {

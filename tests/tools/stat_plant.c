@@ -65,6 +65,23 @@ void plant_kill(struct plant *plant, int rank)
     plant->segment[rank].fd = -1;
 }
 
+void plant_comes(struct plant *plant, int rank, uint32_t generation)
+{
+    bxi_segment_destroy(&plant->segment[rank]);
+    make_one(plant, rank);
+    plant_control(plant, rank)->header.generation = generation;
+    bxi_store_relaxed(&plant_control(plant, rank)->header.state, BXI_STARTING);
+}
+
+void plant_joins(struct plant *plant, int rank)
+{
+    memset((void *)plant_counters(plant, 1 - rank), 0, sizeof(struct bxi_pair_counters));
+    memset(bxi_segment_ring(&plant->segment[1 - rank], rank), 0, BXI_RING_BYTES);
+    join(plant, 1 - rank, 0);
+    join(plant, rank, 0);
+    bxi_store_relaxed(&plant_control(plant, rank)->header.state, BXI_RUNNING);
+}
+
 void plant_remove(struct plant *plant)
 {
     for (int rank = 0; rank < 2; rank++)

@@ -29,6 +29,11 @@ void plant_make(struct plant *plant, uint64_t pos);
 /* Releases a worker's owner lock, as if it had been killed. */
 void plant_kill(struct plant *plant, int rank);
 void plant_remove(struct plant *plant);
+/* Makes the next process of the rank, in the place of the one that was there: a new segment of the same name. It has
+ * not joined yet (STARTING), and the other still holds what it held about the one before. */
+void plant_comes(struct plant *plant, int rank, uint32_t generation);
+/* It has joined: the rings in both directions begin again, and it is RUNNING. */
+void plant_joins(struct plant *plant, int rank);
 
 struct bxi_control *plant_control(struct plant *plant, int rank);
 struct bxi_pair_counters *plant_counters(struct plant *plant, int rank);    /* of the other */

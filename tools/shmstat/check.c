@@ -8,6 +8,9 @@
  * behind it. A violation in the first copy is read again, in the order in which the owner writes the words, before it
  * is reported. Words that only grow are compared between LOOKS copies.
  *
+ * While a worker takes the place of one that died, the others reset what they hold about that rank. What was found
+ * about a rank is dropped if it has got a new process meanwhile.
+ *
  * What cannot be seen: whether a thread sleeps while `armed` says so (I3); whether requests were dropped (I5); whether
  * memory is still read after its lease was returned (I10). Of I4 and I9 only the present state is checked.
  */
@@ -20,10 +23,13 @@
 #include "shmstat.h"
 #include "text.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define LOOKS 4
 
@@ -319,6 +325,43 @@ static void check_worker(const struct stat_job *job, const struct stat_worker *w
     compare(worker, findings);
 }
 
+/* The generation in the segment that has the rank's name now; 0 if there is none. */
+static uint32_t generation_now(const struct stat_job *job, int rank)
+{
+    char shm_name[BXI_OBJECT_NAME_BYTES];
+    struct stat_object segment = { 0 };
+    uint32_t generation = 0;
+
+    bxi_object_name(shm_name, (uint32_t)geteuid(), job->name, job->instance, rank);
+    segment.fd = shm_open(shm_name, O_RDONLY | O_NONBLOCK, 0);
+    if (segment.fd < 0)
+        return 0;
+    stat_pread(&segment, &generation, sizeof(generation), offsetof(struct bxi_header, generation));
+    close(segment.fd);
+    return generation;
+}
+
+/* The rank got a new process while the job was read, or is about to. */
+static bool is_new(const struct stat_job *job, int rank)
+{
+    const struct stat_worker *worker = rank >= 0 ? job->workers[rank] : NULL;
+    uint32_t now = rank >= 0 ? generation_now(job, rank) : 0;
+
+    if (worker != NULL && worker->found == STAT_NOISE)
+        return false;
+    return now > 1 && (worker == NULL || stat_generation(worker) != now || stat_is_joining(worker));
+}
+
+static void drop_about_new(const struct stat_job *job, struct stat_findings *findings)
+{
+    size_t kept = 0;
+
+    for (size_t i = 0; i < findings->count; i++)
+        if (!is_new(job, findings->list[i].rank) && !is_new(job, findings->list[i].peer))
+            findings->list[kept++] = findings->list[i];
+    findings->count = kept;
+}
+
 static void violation_row(const struct stat_job *job, const struct stat_violation *violation, struct stat_row *row)
 {
     const char *name = stat_peer_name(job, violation->rank);
@@ -404,6 +447,7 @@ static int check_job(struct stat_job *job, bool json)
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
         if (job->workers[rank] != NULL)
             check_worker(job, job->workers[rank], &findings);
+    drop_about_new(job, &findings);
     if (json)
         json_findings(job, &findings);
     else

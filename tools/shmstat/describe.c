@@ -52,6 +52,7 @@ void stat_worker_row(const struct stat_worker *worker, struct stat_row *row)
     stat_put(row, "rank", STAT_COUNT, (uint64_t)worker->rank);
     stat_put_text(row, "name", worker->name);
     stat_put_if(row, worker->pid != 0, "pid", STAT_COUNT, worker->pid);
+    stat_put_if(row, stat_generation(worker) != 0, "generation", STAT_COUNT, stat_generation(worker));
     stat_put(row, "alive", STAT_FLAG, stat_worker_alive(worker));
     stat_put_text(row, "state", worker->state != 0 ? stat_state_name(worker->state) : NULL);
     stat_put_text(row, "activity", stat_activity(worker));
@@ -106,6 +107,8 @@ void stat_worker_text(const struct stat_worker *worker)
         printf(" %s", worker->name);
     if (worker->pid != 0)
         printf(", pid %u", worker->pid);
+    if (stat_generation(worker) > 1)
+        printf(", gen %u", stat_generation(worker));
     printf(": %s%s%s", worker->state != 0 ? stat_state_name(worker->state) : "", worker->state != 0 ? ", " : "",
            activity);
     if (worker->control != NULL && strcmp(activity, "asleep") == 0)

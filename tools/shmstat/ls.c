@@ -28,9 +28,16 @@ static void print_pids(const struct stat_job *job)
     struct stat_row row;
 
     stat_flow_begin(&flow, "pids");
-    for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
-        if (job->workers[rank] != NULL && job->workers[rank]->pid != 0)
-            stat_flow_add(&flow, stat_worker_alive(job->workers[rank]) ? "%u" : "%u(dead)", job->workers[rank]->pid);
+    for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
+        const struct stat_worker *worker = job->workers[rank];
+
+        if (worker == NULL || worker->pid == 0)
+            continue;
+        char generation[32] = "";
+        if (stat_generation(worker) > 1)
+            snprintf(generation, sizeof(generation), "(gen %u)", stat_generation(worker));
+        stat_flow_add(&flow, "%u%s%s", worker->pid, generation, stat_worker_alive(worker) ? "" : "(dead)");
+    }
     stat_flow_end(&flow);
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
         if (job->workers[rank] == NULL || job->workers[rank]->found == STAT_READABLE)

@@ -68,6 +68,7 @@ static int worker_row(const struct stat_job *job, const struct stat_worker *work
         poisoned += stat_lane_is_poisoned(gpu, i);
     stat_put(row, "up", STAT_FLAG, stat_worker_alive(worker));
     stat_put_if(row, worker->state != 0, "state", STAT_COUNT, worker->state);
+    stat_put_if(row, is_readable, "generation", STAT_COUNT, stat_generation(worker));
     stat_put_if(row, is_readable, "asleep", STAT_FLAG, strcmp(activity, "asleep") == 0);
     stat_put_if(row, is_readable, "spinning", STAT_FLAG, strcmp(activity, "spinning") == 0);
     stat_put(row, "stopped", STAT_FLAG, strcmp(activity, "stopped") == 0);
@@ -101,6 +102,7 @@ static int peer_row(const struct stat_job *job, const struct stat_worker *worker
 static const struct metric of_workers[] = {
     { "worker_up", worker_row, "up", NULL, "1 while the worker lives (its owner lock is held)" },
     { "worker_state", worker_row, "state", NULL, "1 starting, 2 running, 3 leaving, 4 quiet, 5 left" },
+    { "worker_generation", worker_row, "generation", NULL, "1 for the first process of the rank, 2 for the next" },
     { "worker_asleep", worker_row, "asleep", NULL, "1 while its doorbell is armed" },
     { "worker_spinning", worker_row, "spinning", NULL, "1 while a thread of it spins for work" },
     { "worker_stopped", worker_row, "stopped", NULL, "1 while its process is stopped by a signal" },

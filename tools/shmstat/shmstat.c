@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * shmstat: shows from outside what the workers of a job do. It reads their segments (shm/LAYOUT.md) and does not
- * disturb them: it sends no message, takes no lock, writes and allocates no page of theirs.
+ * disturb them: it sends no message, takes no lock, writes and allocates no page of theirs. One exception: eu-stack,
+ * which `why` runs, stops a thread while it reads the stack.
  *
  * A subcommand is a row of `commands`.
  */
@@ -17,20 +18,20 @@
 struct command {
     const char *name;
     int (*run)(const struct stat_options *options);
-    const char *flag;           /* its flag besides --json; "" for none */
+    const char *flags;          /* its flags besides --json, each with a blank behind it */
     bool has_subject;           /* its first argument is a subject and not a job */
 };
 
 static const struct command commands[] = {
     { "ls", stat_ls, "", false },
-    { "show", stat_show, "--prometheus", false },
+    { "show", stat_show, "--prometheus ", false },
     { "top", stat_top, "", false },
     { "calls", stat_calls, "", false },
-    { "why", stat_why, "", true },
+    { "why", stat_why, "--stack --no-stack ", true },
     { "rrefs", stat_rrefs, "", false },
     { "gpu", stat_gpu, "", false },
     { "check", stat_check, "", false },
-    { "reap", stat_reap, "--yes", false },
+    { "reap", stat_reap, "--yes ", false },
 };
 
 static const char usage[] =
@@ -46,7 +47,9 @@ static const char usage[] =
     "  calls   the calls in flight: how old, and where each is now\n"
     "  why     why [WORKER|CALL] [JOB]: what it waits for, in sentences, and what\n"
     "          that waits for; names a cycle if there is one; without a worker or\n"
-    "          call, what has waited longest in each job\n"
+    "          call, what has waited longest in each job; if eu-stack is installed,\n"
+    "          the stacks of the threads, which stop for some milliseconds: --stack\n"
+    "          shows those of short waits too, --no-stack none\n"
     "  rrefs   the objects to which there are references: whose, of which type, since\n"
     "          when, and which workers hold them\n"
     "  gpu     the GPUs of each worker: how their streams are ordered, their memory\n"
@@ -83,12 +86,18 @@ static const struct command *find_command(const char *name)
 static bool parse_flag(const struct command *command, const char *flag, struct stat_options *options)
 {
     bool is_json = strcmp(flag, "--json") == 0;
+    const char *known = strstr(command->flags, flag);
+    size_t bytes = strlen(flag);
 
-    if (!is_json && strcmp(flag, command->flag) != 0)
+    if (!is_json && (known == NULL || known[bytes] != ' ' || (known > command->flags && known[-1] != ' ')))
         return false;
     options->json |= is_json;
     options->prometheus |= strcmp(flag, "--prometheus") == 0;
     options->yes |= strcmp(flag, "--yes") == 0;
+    if (strcmp(flag, "--stack") == 0)
+        options->stack = STAT_STACK;
+    if (strcmp(flag, "--no-stack") == 0)
+        options->stack = STAT_NO_STACK;
     return true;
 }
 

@@ -14,6 +14,13 @@ enum stat_exit {
     STAT_NOTHING = 3,           /* no such job, or nothing of it could be read */
 };
 
+/* Of why: the stacks of the threads that it names. */
+enum stat_stack_wish {
+    STAT_STACK_OF_OLD,          /* in text, of threads that have waited for a second or more */
+    STAT_STACK,
+    STAT_NO_STACK,
+};
+
 /* Of top. */
 struct stat_top_options {
     bool batch;                 /* text on stdout, and no keys */
@@ -30,6 +37,7 @@ struct stat_options {
     bool json;
     bool prometheus;
     bool yes;
+    enum stat_stack_wish stack;
     struct stat_top_options top;
 };
 

@@ -23,6 +23,18 @@ bool stat_worker_alive(const struct stat_worker *worker)
     return worker->segment.exists ? worker->segment.alive : worker->arena.alive;
 }
 
+uint32_t stat_generation(const struct stat_worker *worker)
+{
+    if (worker->control == NULL)
+        return 0;
+    return HEADER(worker).generation != 0 ? HEADER(worker).generation : 1;
+}
+
+bool stat_is_joining(const struct stat_worker *worker)
+{
+    return worker->state == BXI_STARTING && stat_generation(worker) > 1;
+}
+
 bool stat_job_alive(const struct stat_job *job)
 {
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++)
@@ -57,7 +69,7 @@ const char *stat_job_state(const struct stat_job *job)
     for (int rank = 0; rank < BXI_WORLD_MAX; rank++) {
         const struct stat_worker *worker = job->workers[rank];
 
-        if (worker == NULL || !stat_worker_alive(worker))
+        if (worker == NULL || !stat_worker_alive(worker) || stat_is_joining(worker))
             continue;
         uint32_t state = worker->found == STAT_BLANK ? BXI_STARTING : worker->state;
         if (state >= BXI_STARTING && state <= BXI_LEFT && (least == 0 || state < least))
@@ -87,7 +99,8 @@ size_t stat_job_missing(const struct stat_job *job, uint64_t missing[BXI_WORLD_M
         const struct stat_worker *worker = job->workers[rank];
         bool lives = worker != NULL && stat_worker_alive(worker);
 
-        is_starting |= lives && worker->found == STAT_READABLE && worker->state == BXI_STARTING;
+        is_starting |= lives && worker->found == STAT_READABLE && worker->state == BXI_STARTING &&
+                       !stat_is_joining(worker);
         has_size |= stat_reader(job, (uint32_t)rank) != NULL;
     }
     for (int rank = 0; is_starting && has_size && rank < stat_job_size(job) && rank < BXI_WORLD_MAX; rank++)

@@ -9,6 +9,10 @@
 
 const struct stat_worker *stat_reader(const struct stat_job *job, uint32_t rank);    /* NULL: not READABLE */
 bool stat_worker_alive(const struct stat_worker *worker);
+/* Which process of its rank it is in the job, from 1; 0 if it is not known. */
+uint32_t stat_generation(const struct stat_worker *worker);
+/* Its rank had a process before, and it has not joined the job yet, which runs. */
+bool stat_is_joining(const struct stat_worker *worker);
 bool stat_job_alive(const struct stat_job *job);
 /* True if any worker of them is READABLE, or if there is no job at all. */
 bool stat_jobs_readable(const struct stat_jobs *jobs);

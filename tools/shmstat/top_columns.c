@@ -35,6 +35,7 @@ static const struct top_column worker_columns[] = {
     { "SENT/s", "frames_out_per_second", 6, 17, TOP_COUNT, TOP_FRAMES_OUT_S },
     { "RECV/s", "frames_in_per_second", 6, 17, TOP_COUNT, TOP_FRAMES_IN_S },
     { "SAVED/s", "bells_saved_per_second", 7, 19, TOP_COUNT, TOP_SAVED_S },
+    { "GEN", NULL, 3, 19, TOP_WHOLE, TOP_GENERATION },
     { "WHY", "why", 30, 20, TOP_TEXT, TOP_WHY },
 };
 

@@ -7,6 +7,9 @@
  * first BXI_CALLS_FIRST only if those do not account for all of these calls: 64 idle workers cost no such read,
  * however many rings are open.
  *
+ * Each sample opens the segments by their names: a rank whose process has been replaced is shown as its new process,
+ * without rates until there are two samples of it.
+ *
  * A worker that has been removed from /dev/shm is moved from the sample before into the new one, with its locks
  * marked as free. It is shown as it was last seen until the user quits. A job that has been removed is shown until a
  * job of the same name appears or, while there are other jobs, for GONE_S.
@@ -361,11 +364,14 @@ static struct top_row *add_row(struct top_model *model, const struct stat_job *j
     return row;
 }
 
-static const struct stat_worker *worker_before(const struct top_model *model, const struct stat_job *job, int rank)
+/* NULL: there is none, or the rank has another process now, whose counts begin at 0. */
+static const struct stat_worker *worker_before(const struct top_model *model, const struct stat_job *job,
+                                               const struct stat_worker *worker)
 {
-    const struct stat_job *then = same_job(&model->before, job);
+    const struct stat_job *job_then = same_job(&model->before, job);
+    const struct stat_worker *then = job_then != NULL ? stat_reader(job_then, (uint32_t)worker->rank) : NULL;
 
-    return then != NULL ? stat_reader(then, (uint32_t)rank) : NULL;
+    return then != NULL && then->pid == worker->pid && stat_generation(then) == stat_generation(worker) ? then : NULL;
 }
 
 static const char *doing_of(const struct stat_worker *worker)
@@ -383,11 +389,13 @@ static void fill_worker(const struct top_model *model, size_t job_index, const s
                         struct top_row *row)
 {
     const struct flight *flight = &model->now.flight[job_index].of[worker->rank];
-    const struct stat_worker *then = worker_before(model, row->job, worker->rank);
+    const struct stat_worker *then = worker_before(model, row->job, worker);
 
     row->number[TOP_RANK] = worker->rank;
     if (worker->pid != 0)
         row->number[TOP_PID] = worker->pid;
+    if (stat_generation(worker) != 0)
+        row->number[TOP_GENERATION] = stat_generation(worker);
     row->doing = doing_of(worker);
     row->state = stat_state_name(worker->state);
     memcpy(row->name, worker->name, BXI_NAME_BYTES);
@@ -415,7 +423,7 @@ static void fill_worker(const struct top_model *model, size_t job_index, const s
 
 static void fill_ring(const struct top_model *model, const struct stat_worker *worker, int to, struct top_row *row)
 {
-    const struct stat_worker *then = worker_before(model, row->job, worker->rank);
+    const struct stat_worker *then = worker_before(model, row->job, worker);
     const struct stat_worker *peer = stat_reader(row->job, (uint32_t)to);
     double span_s = top_span(model);
     uint64_t fill;

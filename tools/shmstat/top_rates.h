@@ -38,6 +38,7 @@ enum top_number {
     TOP_RANK,
     TOP_PEER,           /* of a ring: to; of a call: the callee */
     TOP_PID,
+    TOP_GENERATION,
     TOP_CALLS_S,
     TOP_REQUESTS_S,
     TOP_BYTES_OUT_S,    /* of frames, as all bytes but TENSOR_BYTES_S */

@@ -11,6 +11,8 @@
  *
  * A call that appears twice closes a cycle. The cycle is reported as certain only if every link of it is certain. Two
  * workers whose handlers sleep while other threads of both call each other are no cycle.
+ *
+ * Below a sentence that names a thread stands the command that shows its stack, and the stack (stack.h).
  */
 #include "describe.h"
 #include "device.h"
@@ -19,6 +21,7 @@
 #include "list.h"
 #include "objects.h"
 #include "shmstat.h"
+#include "stack.h"
 #include "text.h"
 
 #include <ctype.h>
@@ -34,6 +37,7 @@ struct chain {
     const struct stat_job *job;
     const struct stat_calls *calls;
     bool json;
+    struct stat_stacks *stacks;
     const struct stat_call *visited[STEPS_MAX];     /* in the order of the chain */
     bool guessed[STEPS_MAX];                        /* the link to visited[i] is a guess */
     int length;
@@ -74,6 +78,16 @@ static const char *name_of(const struct chain *chain, int rank)
         return name;
     snprintf(ranks[at % 4], sizeof(ranks[0]), "rank %d", rank);
     return ranks[at++ % 4];
+}
+
+/* The stack of a thread of that worker; thread 0: of one that is not known. */
+static void show_stack(const struct chain *chain, int rank, uint64_t thread, double age_s)
+{
+    const struct stat_worker *worker = stat_reader(chain->job, (uint32_t)rank);
+
+    if (worker != NULL && stat_worker_alive(worker))
+        stat_stacks_add(chain->stacks, &(struct stat_thread){ .rank = rank, .pid = worker->pid, .thread = thread },
+                        age_s);
 }
 
 /* ---- Which call --------------------------------------------------------------------------------------- */
@@ -214,6 +228,7 @@ static bool say_busy(const struct chain *chain, int rank)
         name_of(chain, rank), stat_function_name(chain->job, rank, (uint32_t)(stat_word(&now->who) >> 16)),
         stat_span_text(stat_since(since_ns, CLOCK_MONOTONIC)),
         name_of(chain, (int)(stat_word(&now->who) & (BXI_WORLD_MAX - 1))));
+    show_stack(chain, rank, 0, 0);
     return true;
 }
 
@@ -414,12 +429,15 @@ static void say_where(const struct chain *chain, const struct stat_call *call)
         break;
     case STAT_INLINE:
         say(chain, "Its handler runs in %s, where progress is made.", callee);
+        show_stack(chain, call->to, 0, 0);
         break;
     case STAT_THREAD:
         say(chain, "Its handler runs in %s, in thread %llu.", callee, (unsigned long long)call->thread);
+        show_stack(chain, call->to, call->thread, call->age_s);
         break;
     case STAT_BODY:
         say(chain, "The body of its batch runs in %s, in thread %llu.", callee, (unsigned long long)call->thread);
+        show_stack(chain, call->to, call->thread, call->age_s);
         break;
     case STAT_FUTURE:
         say(chain, "Its async handler in %s has returned, and the future of it is not done.", callee);
@@ -497,6 +515,8 @@ static void say_call(const struct chain *chain, const struct stat_call *call)
     say(chain, "%s has waited for %s for '%s' of %s (call %s)%s%s.", name_of(chain, call->from),
         stat_span_text(call->age_s), stat_function_name(chain->job, call->to, call->function),
         name_of(chain, call->to), stat_call_name(call), thread, deadline);
+    if (waiter != 0)
+        show_stack(chain, call->from, waiter, call->age_s);
 }
 
 static void follow(struct chain *chain, const struct stat_call *call)
@@ -583,6 +603,7 @@ static void end_job(const struct chain *chain)
         return;
     stat_json_close(']');
     stat_json_text("cycle", chain->cycle);
+    stat_stacks_json(chain->stacks);
     stat_json_close('}');
 }
 
@@ -612,7 +633,8 @@ static int explain_jobs(struct stat_jobs *jobs, const struct stat_options *optio
 
     for (size_t i = 0; i < jobs->count; i++) {
         struct stat_calls calls = { 0 };
-        struct chain chain = { .job = &jobs->list[i], .calls = &calls, .json = options->json };
+        struct stat_stacks stacks = { .json = options->json, .wish = options->stack };
+        struct chain chain = { .job = &jobs->list[i], .calls = &calls, .json = options->json, .stacks = &stacks };
 
         if (stat_job_read(&jobs->list[i], true) < 0 || stat_gpus_read(&jobs->list[i]) < 0 ||
             stat_objects_read(&jobs->list[i]) < 0 ||
@@ -620,6 +642,7 @@ static int explain_jobs(struct stat_jobs *jobs, const struct stat_options *optio
             stat_no_memory(&jobs->list[i]);
         else
             found += explain(&chain, options->subject);
+        stat_stacks_free(&stacks);
         stat_calls_free(&calls);
         stat_job_close(&jobs->list[i]);
     }
@@ -638,7 +661,7 @@ int stat_why(const struct stat_options *options)
         /* `why JOB`: a name that no worker has may be a job's. */
         stat_jobs_free(&jobs);
         if (stat_jobs_find(&jobs, options->subject) == 0)
-            found = explain_jobs(&jobs, &(struct stat_options){ .json = options->json });
+            found = explain_jobs(&jobs, &(struct stat_options){ .json = options->json, .stack = options->stack });
     }
     if (found == 0 && options->subject != NULL) {
         char asked[64];

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * boxcar_tensor.h - tensors, in host memory and on GPUs. A part of boxcar.h, which includes it.
+ */
+#ifndef BOXCAR_H
+#include "boxcar.h"
+#elif !defined(BOXCAR_TENSOR_H)
+#define BOXCAR_TENSOR_H
+
+/* ---- Tensors ----------------------------------------------------------------------------------- */
+
+/*
+ * An array of numbers: element type, shape, strides, and memory that it shares with its views. The memory has one of
+ * four origins, and tensors differ in nothing else:
+ *
+ *   the job's arena     bx_tensor_create with a job: shared memory. Sending it copies nothing. Since 0.2 from
+ *                       bx_job_create on: such a tensor stays where it is when the job starts.
+ *   the heap            bx_tensor_create without a job. Each send copies it into the arena once.
+ *   the program         bx_tensor_wrap, bx_tensor_from_dlpack. As the heap.
+ *   another worker      bx_read_tensor: on loan. The memory is the owner's, mapped read-only: a write faults. The
+ *                       contents stay as they were sent while any tensor of the message is held, even if the owner
+ *                       drops its references or dies.
+ *
+ * The owner must not write to a tensor that is on loan (bx_tensor_on_loan): borrowers would see the change. Write the
+ * next version to another tensor. Memory is reused after the owner has released the tensor and all leases are back.
+ *
+ * Tensors are reference-counted: create, wrap, views and copies return one reference; any thread may acquire and
+ * release. One lease covers all tensors of a message. It is returned when the message is destroyed and the last tensor
+ * acquired from it is released. A tensor may outlive its job; its lease then ends with the process that holds it.
+ */
+
+enum bx_dtype { BX_F32 = 1, BX_F64, BX_F16, BX_BF16, BX_I32, BX_I64, BX_U8, BX_BOOL };
+
+enum bx_device_kind { BX_CPU = 1, BX_CUDA = 2 };        /* numbers of DLPack */
+struct bx_device {
+    enum bx_device_kind kind;
+    int index;
+};
+
+size_t bx_dtype_bytes(enum bx_dtype dtype);             /* bytes of one element; 0 for no dtype */
+const char *bx_dtype_name(enum bx_dtype dtype);         /* its name, "f32"; "?" for no dtype */
+
+/* Makes a row-major tensor with undefined contents, 64-byte aligned, in the job's arena, or on the heap if job is
+ * NULL. shape has ndim (0 to BX_DIMS_MAX) entries >= 0. Returns one reference.
+ * Before it fails for lack of memory it collects returned leases. BX_E_NO_SPACE: /dev/shm is full; BX_E_ARENA_FULL:
+ * options.arena_bytes are used up (both sentences say how much there is, how much is on loan, how to get more);
+ * -EINVAL, -EOVERFLOW: the shape; -ENOMEM.
+ * A job need not have started. The first tensor before its start makes the arena, and has the codes of bx_job_start for
+ * that: BX_E_NO_SPACE, BX_E_DESCRIPTORS, -EFBIG, -ENOMEM; -EOPNOTSUPP: the file system of /dev/shm has no files without
+ * a name. If the start fails, tensors can still be read and released. bx_gpu_open needs a job that has started. */
+int bx_tensor_create(struct bx_job *job, enum bx_dtype dtype, int ndim, const int64_t *shape,
+                     struct bx_tensor **tensor);
+
+/* Makes a tensor over memory of the caller. strides are in elements, >= 0; NULL means row-major. Returns one reference.
+ * The memory must stay valid until free_fn(context) is called: once, on the thread that drops the last reference.
+ * free_fn may be NULL; it must not wait. On failure free_fn is not called. -EINVAL, -EOVERFLOW, -ENOMEM. */
+int bx_tensor_wrap(void *data, enum bx_dtype dtype, int ndim, const int64_t *shape, const int64_t *strides,
+                   bx_free_fn free_fn, void *context, struct bx_tensor **tensor);
+
+struct bx_tensor *bx_tensor_acquire(struct bx_tensor *tensor);  /* adds a reference; returns its argument */
+void bx_tensor_release(struct bx_tensor *tensor);       /* drops a reference; NULL is allowed */
+
+enum bx_dtype bx_tensor_dtype(const struct bx_tensor *tensor);         /* type of its elements */
+struct bx_device bx_tensor_device(const struct bx_tensor *tensor);     /* where its memory is */
+int bx_tensor_ndim(const struct bx_tensor *tensor);                    /* how many dimensions */
+int64_t bx_tensor_dim(const struct bx_tensor *tensor, int dim);        /* extent; 0 if there is no such dim */
+const int64_t *bx_tensor_shape(const struct bx_tensor *tensor);        /* extents, ndim entries */
+const int64_t *bx_tensor_strides(const struct bx_tensor *tensor);      /* strides, in elements */
+int64_t bx_tensor_elements(const struct bx_tensor *tensor);            /* how many it has */
+size_t bx_tensor_bytes(const struct bx_tensor *tensor);         /* its size: elements x bytes of one */
+bool bx_tensor_is_contiguous(const struct bx_tensor *tensor);   /* row-major without gaps */
+bool bx_tensor_is_borrowed(const struct bx_tensor *tensor);     /* on loan from another worker */
+bool bx_tensor_is_shared(const struct bx_tensor *tensor);       /* in an arena or device memory of this process */
+uint32_t bx_tensor_on_loan(const struct bx_tensor *tensor);     /* leases on it when leases were last collected
+                                                                 * (bx_job_loans collects) */
+const void *bx_tensor_data(const struct bx_tensor *tensor);     /* address of the first element */
+void *bx_tensor_data_mut(struct bx_tensor *tensor);             /* to write to; NULL if it is read-only */
+
+/* Make views, which share the tensor's memory; a view of a read-only tensor is read-only. Each returns one reference.
+ * slice: elements start, start+step, ... below end of one dimension. select: one index of a dimension, which is
+ * dropped. reshape: needs a contiguous tensor and the same number of elements. as_strided: any shape and strides in
+ * elements, at an offset in elements from the tensor's first; it must end within the tensor. -EINVAL, -EOVERFLOW,
+ * -ENOMEM. */
+int bx_tensor_slice(struct bx_tensor *tensor, int dim, int64_t start, int64_t end, int64_t step,
+                    struct bx_tensor **view);
+int bx_tensor_select(struct bx_tensor *tensor, int dim, int64_t index, struct bx_tensor **view);
+int bx_tensor_transpose(struct bx_tensor *tensor, int dim0, int dim1, struct bx_tensor **view);
+int bx_tensor_reshape(struct bx_tensor *tensor, int ndim, const int64_t *shape, struct bx_tensor **view);
+int bx_tensor_as_strided(struct bx_tensor *tensor, int64_t offset, int ndim, const int64_t *shape,
+                         const int64_t *strides, struct bx_tensor **view);
+
+/* Makes a row-major copy in the job's arena, or on the heap if job is NULL. Codes as bx_tensor_create. */
+int bx_tensor_copy(struct bx_job *job, const struct bx_tensor *tensor, struct bx_tensor **copy);
+/* Copies element by element. Both have one dtype and shape, and any strides. -EINVAL; -EROFS: `to` is read-only. */
+int bx_tensor_copy_into(struct bx_tensor *to, const struct bx_tensor *from);
+
+/* Convert to and from DLPack without a copy. to_dlpack: the struct holds a reference until its deleter is called, from
+ * any thread. from_dlpack: takes the struct over on success, and calls its deleter when the last reference is dropped.
+ * The unversioned struct (DLPack 0.6) cannot mark memory read-only: its consumer must not write to a borrowed tensor.
+ * The versioned one sets DLPACK_FLAG_BITMASK_READ_ONLY. BX_BOOL becomes kDLBool there, 8-bit kDLUInt in the
+ * unversioned one. from_dlpack: -ENOTSUP for lanes, sub-byte and unknown types, devices other than host memory and
+ * CUDA, a major version other than 1; -EINVAL, -EOVERFLOW, -ENOMEM. to_dlpack: -EINVAL, -ENOMEM. */
+struct DLManagedTensor;
+struct DLManagedTensorVersioned;
+int bx_tensor_to_dlpack(struct bx_tensor *tensor, struct DLManagedTensor **managed);
+int bx_tensor_to_dlpack_versioned(struct bx_tensor *tensor, struct DLManagedTensorVersioned **managed);
+int bx_tensor_from_dlpack(struct DLManagedTensor *managed, struct bx_tensor **tensor);
+int bx_tensor_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, struct bx_tensor **tensor);
+
+/* ---- Device memory ----------------------------------------------------------------------------- */
+
+/*
+ * Tensors on GPUs, shared by CUDA IPC: the receiver reads the sender's memory in place. The CUDA driver is loaded when
+ * the first device is opened; nothing else needs it. CUDA does not survive fork: open devices after bx_spawn.
+ *
+ * Streams order work on a GPU, and no function here waits for it unless its comment says so. The program names the
+ * stream that fills a tensor (bx_tensor_written_on), or fills it on the job's own stream (bx_gpu_stream); it may send
+ * the tensor at once. Before the receiver reads a borrowed tensor, it makes its stream wait for the writer
+ * (bx_tensor_read_on). When the message and its tensors are released, the lease is returned, and the owner reuses the
+ * memory after the work that was on those streams at that moment. So work on a GPU may still read a tensor that
+ * bx_tensor_on_loan reports as free: write the next version to another tensor. Do not write to a borrowed device
+ * tensor: no MMU prevents it.
+ *
+ * Both workers must have opened a device. If the receiver's device cannot reach the sender's, the bytes go through
+ * pinned host memory (counter gpu_staged_bytes). So do those of the first messages if the sender does not see the
+ * receiver's device (CUDA_VISIBLE_DEVICES), until the receiver has found out. A borrowed device tensor is usable
+ * until bx_job_shutdown. A worker that came back (options.rejoin) shares no device memory: a call with a device tensor
+ * to or from it fails with -EOPNOTSUPP.
+ */
+
+/* Opens a device: ordinal counts the devices that CUDA_VISIBLE_DEVICES leaves to this process. Opening it again changes
+ * nothing. device may be NULL. Blocks up to seconds, the first time. -ENODEV: no driver, no such device, or not for
+ * this process; -ENOTSUP: built with CUDA=0; -EOPNOTSUPP: its memory cannot be exported (MIG); BX_E_NO_SPACE. Each
+ * sentence says what to do. */
+int bx_gpu_open(struct bx_job *job, int ordinal, struct bx_device *device);
+int bx_gpu_count(struct bx_job *job);           /* how many devices there are; or the codes of bx_gpu_open */
+bool bx_gpu_is_fake(struct bx_job *job);        /* true with the tests' driver (BX_CUDA_DRIVER): timings mean nothing */
+
+/* The job's own CUstream, of the device's primary context; copies of tensors run on it. NULL: the device isn't open. */
+void *bx_gpu_stream(struct bx_job *job, struct bx_device device);
+
+/* As bx_tensor_create, in memory of an open device. Does not wait for leases. Blocks for about a second at most if the
+ * device is full of memory that other workers are just closing. -ENODEV: the device is not open; -ENOMEM: it is full
+ * (the sentence says how much waits for leases). */
+int bx_tensor_create_on(struct bx_job *job, struct bx_device device, enum bx_dtype dtype, int ndim,
+                        const int64_t *shape, struct bx_tensor **tensor);
+
+/* Declares that the work on the stream now writes the tensor: borrowers' streams wait for that work. stream is a
+ * CUstream of the device's primary context that lives until bx_job_shutdown; NULL is the job's own. Without this call,
+ * sending uses the job's own stream. -EINVAL: not in device memory; -EROFS: borrowed; -ENOSPC: too many streams. */
+int bx_tensor_written_on(struct bx_tensor *tensor, void *stream);
+/* Makes work that is put on the stream from now on wait until the tensor is written. A borrowed tensor is returned
+ * after the work that is on the stream when it is released. -EINVAL: not in device memory; -ENOSPC: too many streams;
+ * BX_E_PEER_DEAD: its owner died before it was written. */
+int bx_tensor_read_on(struct bx_tensor *tensor, void *stream);
+
+/* The functions above on device tensors:
+ * bx_tensor_copy makes a device tensor, on the job's own stream.
+ * bx_tensor_copy_into also copies between device and host. It blocks until the copy is done: do not use it in a handler
+ * that many callers wait for. A tensor that is not row-major is copied through the host, counted as staged; such a
+ * tensor on a device cannot be copied into (-ENOTSUP).
+ * bx_tensor_data returns a device address. DLPack uses kDLCUDA, both ways, after bx_gpu_open. from_dlpack: -EOPNOTSUPP
+ * for memory that cannot be exported (pools, managed, VMM). */
+
+#endif

@@ -1,0 +1,439 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The door of a worker: where a process that takes the place of a dead worker (rejoin.c) meets those that live. Only
+ * jobs with options.rejoin have doors.
+ *
+ * Who runs it: opened by the thread in bx_job_start, before the gate opens; served by a thread of its own, from
+ * bxi_drive_start to bxi_job_leave. It runs none of the program's functions but the log hook.
+ *
+ * A door is an abstract Unix socket (SOCK_SEQPACKET). It ends with its process, so a kill leaves no name. Its name has
+ * the generation: a child that the former process has forked may still have that one's door.
+ *
+ * Each connection brings one question and takes one answer. No state is kept between two, so a joiner may ask again.
+ *
+ *     REHELLO    who it is                      ->
+ *                                               <-  REWELCOME  the highest generation of each rank, its name
+ *     REJOIN     generation, five descriptors   ->
+ *                                               <-  TABLE      this worker and its five descriptors
+ *
+ * FAIL, a code and a sentence, may be the answer to both. REWELCOME waits until the role has closed the dead worker and
+ * removed its names: later no worker may remove names of that rank, for they are the joiner's. What a connection sends
+ * is input. Nonsense is logged and ends the connection. A connection that is not answered ends after CONNECTION_NS, and
+ * the joiner comes again.
+ *
+ * The thread also watches the pidfds of workers that came through the door; run (run/background.c) watches those that
+ * were there when its sleeper was made.
+ *
+ * Killed at any step: the joiner sees the hang-up and takes this worker for dead. If the joiner is killed before it is
+ * attached here, nothing has happened here. If it is killed after that, its pidfd reports that, and its names are
+ * removed.
+ */
+#include "job.h"
+
+#include "shm/cancel.h"
+#include "shm/step.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CONNECTIONS_MAX 8
+#define BACKLOG 16
+#define CONNECTION_NS UINT64_C(3000000000)
+#define DEATH_POLL_NS UINT64_C(5000000)     /* while the role has yet to close a dead worker */
+
+struct connection {
+    int fd;                             /* 0: unused */
+    uint32_t pid;
+    uint64_t until_ns;
+    bool asked;                         /* REHELLO has come, and waits for the role */
+    struct bxi_boot_rehello rehello;
+};
+
+struct bxi_door {
+    struct bx_job *job;
+    pthread_t thread;
+    int wake_fd;                        /* an eventfd: the end */
+    struct connection connection[CONNECTIONS_MAX];
+    struct bxi_peer *watched[BXI_WORLD_MAX];    /* those that came through the door and have not ended */
+    struct bxi_boot_packet packet;
+};
+
+/* ---- Opening ----------------------------------------------------------------------------------- */
+
+uint32_t bxi_door_address(struct sockaddr_un *address, const struct bx_job *job, int rank, uint32_t generation)
+{
+    *address = (struct sockaddr_un){ .sun_family = AF_UNIX };
+    /* The first byte is 0: an abstract name. It fits: 15 + 10 + 31 + 16 + 3 + 10 characters at most. */
+    int length = snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1, "boxcar-%u-%s-%016llx-%d.%u",
+                          (unsigned)geteuid(), job->job_name, (unsigned long long)job->instance, rank, generation);
+
+    return (uint32_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
+}
+
+int bxi_door_open(struct bx_job *job)
+{
+    struct sockaddr_un address;
+    int fd, rc;
+
+    if (!job->options.rejoin)
+        return 0;
+    fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE))
+        return bxi_limits_no_descriptors(job);
+    socklen_t bytes = bxi_door_address(&address, job, job->rank, job->rpc->peers[job->rank]->generation);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&address, bytes) < 0 || listen(fd, BACKLOG) < 0) {
+        rc = bx_fail(-errno, "the door of worker '%s' (rank %d) of job '%s' cannot be opened: %s", job->name, job->rank,
+                     job->job_name, bx_strerror(-errno));
+        if (fd >= 0)
+            close(fd);
+        return rc;
+    }
+    job->boot->door_fd = fd;
+    BXI_STEP("rejoin.door");
+    return 0;
+}
+
+/* ---- Connections ------------------------------------------------------------------------------- */
+
+static void drop(struct connection *connection)
+{
+    close(connection->fd);
+    *connection = (struct connection){ 0 };
+}
+
+/* Drops the one that is the first to end if all are in use. */
+static struct connection *free_connection(struct bxi_door *door)
+{
+    struct connection *first = &door->connection[0];
+
+    for (int i = 0; i < CONNECTIONS_MAX; i++) {
+        if (door->connection[i].fd == 0)
+            return &door->connection[i];
+        if (door->connection[i].until_ns < first->until_ns)
+            first = &door->connection[i];
+    }
+    drop(first);
+    return first;
+}
+
+static void accept_one(struct bxi_door *door)
+{
+    uint32_t pid = 0;
+    int fd = accept4(door->job->boot->door_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+    if (fd < 0) {
+        if (errno == EMFILE || errno == ENFILE)     /* the connection stays in the queue: poll would return at once */
+            poll(&(struct pollfd){ .fd = door->wake_fd, .events = POLLIN }, 1, 100);
+        return;
+    }
+    if (!bxi_boot_is_own(fd, &pid)) {
+        bxi_log(door->job, 1, "door of worker '%s': process %u belongs to another user, dropped", door->job->name, pid);
+        close(fd);
+        return;
+    }
+    *free_connection(door) = (struct connection){ .fd = fd, .pid = pid, .until_ns = bxi_now_ns() + CONNECTION_NS };
+}
+
+static void reject(const struct bxi_door *door, struct connection *connection, int code)
+{
+    bxi_log(door->job, 1, "door of worker '%s': process %u rejected: %s", door->job->name, connection->pid,
+            bx_error_text());
+    bxi_boot_send_fail(connection->fd, code);
+    drop(connection);
+}
+
+static void nonsense(const struct bxi_door *door, struct connection *connection)
+{
+    bxi_log(door->job, 1, "door of worker '%s': process %u sent what no worker sends, dropped", door->job->name,
+            connection->pid);
+    drop(connection);
+}
+
+/* ---- What a joiner asks ------------------------------------------------------------------------ */
+
+static bool has_ended(const struct bxi_peer *peer)
+{
+    struct pollfd process = { .fd = peer->pidfd, .events = POLLIN };
+
+    return poll(&process, 1, 0) == 1;
+}
+
+/* 0: the rank is free. -EAGAIN: it will be in a moment. Else why not, with a sentence. */
+static int is_free(const struct bx_job *job, int rank)
+{
+    const struct bxi_peer *peer = job->rpc->peers[rank];
+    /* [peer.ended] acquire, pairs with the releases in bxi_deaths_close and join.c. */
+    bool ended = bxi_load_acquire((bxi_a32 *)&peer->ended) != 0;
+    uint32_t state = bxi_load_relaxed(&peer->state);        /* relaxed: a late answer is asked for again */
+
+    if (rank != job->rank && state == BXI_PEER_LEFT)
+        return bx_fail(BX_E_SHUTDOWN, "worker '%s' (rank %d, pid %u) has left job '%s', which is ending", peer->name,
+                       rank, peer->pid, job->job_name);
+    if (rank != job->rank && (ended || state == BXI_PEER_JOINING || has_ended(peer)))
+        return ended ? 0 : -EAGAIN;
+    return bx_fail(BX_E_RANK_TAKEN, "rank %d of job '%s' is taken by worker '%s' (pid %u), and the job runs", rank,
+                   job->job_name, peer->name, peer->pid);
+}
+
+static int may_join(const struct bx_job *job, const struct bxi_boot_rehello *rehello)
+{
+    if (bxi_load_relaxed(&job->phase) != BXI_STARTED)
+        return bx_fail(BX_E_SHUTDOWN, "worker '%s' (rank %d, pid %u) is leaving job '%s'", job->name, job->rank,
+                       (unsigned)getpid(), job->job_name);
+    if (rehello->world_size != job->world_size)
+        return bx_fail(BX_E_WORLD_SIZE, "job '%s' runs with %d workers, and worker '%s' was started for %d",
+                       job->job_name, job->world_size, rehello->name, (int)rehello->world_size);
+    if (rehello->rank < 0 || rehello->rank >= job->world_size)
+        return bx_fail(-EINVAL, "rank %d is not one of 0..%d", (int)rehello->rank, job->world_size - 1);
+    const struct bxi_peer *peer = job->rpc->peers[rehello->rank];
+    if (peer->name[0] != '\0' && strcmp(peer->name, rehello->name) != 0)
+        return bx_fail(-EINVAL, "rank %d of job '%s' has the name '%s', and a worker that takes it must have it too, "
+                                "not '%s'", (int)rehello->rank, job->job_name, peer->name, rehello->name);
+    int rc = is_free(job, rehello->rank);
+    if (rc == 0 && bxi_join_generation(job, rehello->rank) >= BXI_GENERATION_MAX)
+        return bx_fail(-EOVERFLOW, "rank %d of job '%s' was taken %d times, which is the most", (int)rehello->rank,
+                       job->job_name, BXI_GENERATION_MAX);
+    return rc;
+}
+
+static void welcome(struct bxi_door *door, struct connection *connection)
+{
+    const struct bx_job *job = door->job;
+    struct bxi_boot_rewelcome reply = { .head = bxi_boot_head(BXI_BOOT_REWELCOME) };
+
+    for (int rank = 0; rank < job->world_size; rank++) {
+        const struct bxi_peer *peer = job->rpc->peers[rank];
+
+        reply.worker[rank].generation = (uint32_t)bxi_join_generation(job, rank);
+        reply.worker[rank].closed = bxi_join_closed(job, rank);
+        reply.worker[rank].lives = bxi_load_relaxed((bxi_a32 *)&peer->ended) == 0 &&
+                                   (rank == job->rank || !has_ended(peer));
+        memcpy(reply.worker[rank].name, peer->name, sizeof(peer->name));
+    }
+    bxi_boot_send(connection->fd, &(struct bxi_boot_out){ .data = &reply, .bytes = sizeof(reply) }, 0);
+    BXI_STEP("rejoin.welcomed");
+    drop(connection);
+}
+
+/* REHELLO has come, now or before. */
+static void answer(struct bxi_door *door, struct connection *connection)
+{
+    int rc = may_join(door->job, &connection->rehello);
+
+    connection->asked = rc == -EAGAIN;
+    if (rc == 0)
+        welcome(door, connection);
+    else if (rc != -EAGAIN)
+        reject(door, connection, rc);
+}
+
+/* The joiner is attached: this worker's descriptors, for the other direction. */
+static int send_table(struct bxi_door *door, const struct connection *connection)
+{
+    struct bxi_boot_table table = { .head = bxi_boot_head(BXI_BOOT_TABLE), .count = 1 };
+    int fds[BXI_BOOT_FDS];
+
+    int rc = bxi_boot_readable(door->job, &fds[BXI_BOOT_SEGMENT], &fds[BXI_BOOT_ARENA]);
+    if (rc < 0)
+        return rc;
+    bxi_boot_describe_self(door->job, &table.entry[0], fds);
+    /* Ignore the result: a joiner that has gone is seen by its pidfd. */
+    bxi_boot_send(connection->fd,
+                  &(struct bxi_boot_out){ &table, offsetof(struct bxi_boot_table, entry) + sizeof(table.entry[0]), fds,
+                                          BXI_BOOT_FDS }, bxi_now_ns() + CONNECTION_NS);
+    BXI_STEP("rejoin.tabled");
+    close(fds[BXI_BOOT_SEGMENT]);
+    close(fds[BXI_BOOT_ARENA]);
+    return 0;
+}
+
+static int attach(struct bxi_door *door, const struct connection *connection)
+{
+    struct bx_job *job = door->job;
+    struct bxi_boot_packet *packet = &door->packet;
+    const struct bxi_boot_rehello *rejoin = &packet->as.rehello;
+    struct bxi_join join = { rejoin->rank, rejoin->generation, rejoin->pid, rejoin->name, packet->fds };
+    char hint[BXI_MAP_HINT_BYTES];
+
+    int rc = may_join(job, rejoin);
+    if (rc == -EAGAIN || (rc == 0 && (int)rejoin->generation <= bxi_join_generation(job, rejoin->rank)))
+        return bx_fail(-EPROTO, "worker '%s' (rank %d) did not ask before it joined", rejoin->name, (int)rejoin->rank);
+    if (rc < 0)
+        return rc;
+    if (connection->pid != 0)       /* 0: of another pid namespace */
+        join.pid = connection->pid;
+    BXI_STEP("rejoin.came");
+    rc = bxi_join_attach(job, &join);
+    if (rc < 0)
+        return bx_fail(rc, "worker '%s' (rank %d) cannot attach to '%s' (rank %d): %s%s", job->name, job->rank,
+                       rejoin->name, (int)rejoin->rank, bx_strerror(rc), bxi_limits_map_hint(job, rc, hint));
+    packet->fds[BXI_BOOT_BELL] = packet->fds[BXI_BOOT_BELL_LEADER] = packet->fds[BXI_BOOT_PIDFD] = -1;
+    door->watched[rejoin->rank] = job->rpc->peers[rejoin->rank];
+    BXI_STEP("rejoin.taken");
+    return send_table(door, connection);
+}
+
+static void take_packet(struct bxi_door *door, struct connection *connection)
+{
+    struct bxi_boot_packet *packet = &door->packet;
+    const struct bxi_boot_head *head = &packet->as.head;
+    bool is_rejoin = bxi_boot_packet_is(packet, BXI_BOOT_REJOIN, BXI_BOOT_FDS);
+
+    if (packet->bytes >= sizeof(*head) && head->magic == BXI_BOOT_MAGIC &&
+        (head->protocol != BXI_BOOT_PROTOCOL || head->layout != BXI_LAYOUT_VERSION)) {
+        reject(door, connection, bx_fail(BX_E_VERSION, "a process (pid %u) wants to join job '%s' with protocol %u and "
+                                         "layout %u, and the job has protocol %u and layout %u", connection->pid,
+                                         door->job->job_name, head->protocol, head->layout, BXI_BOOT_PROTOCOL,
+                                         BXI_LAYOUT_VERSION));
+        return;
+    }
+    const struct bxi_boot_rehello *rehello = &packet->as.rehello;
+    if ((!is_rejoin && !bxi_boot_packet_is(packet, BXI_BOOT_REHELLO, 0)) || rehello->instance != door->job->instance ||
+        memchr(rehello->name, 0, sizeof(rehello->name)) == NULL || !bxi_name_is_valid(rehello->name)) {
+        nonsense(door, connection);
+        return;
+    }
+    if (!is_rejoin) {
+        connection->rehello = *rehello;
+        answer(door, connection);
+        return;
+    }
+    int rc = attach(door, connection);
+    if (rc < 0)
+        reject(door, connection, rc);
+    else
+        drop(connection);
+}
+
+static void read_connection(struct bxi_door *door, struct connection *connection)
+{
+    int rc = bxi_boot_receive(connection->fd, &door->packet, BXI_BOOT_FDS);
+
+    if (rc == -EAGAIN)
+        return;
+    if (rc == 0)
+        drop(connection);
+    else if (rc == -EMFILE)
+        reject(door, connection, bxi_limits_no_descriptors(door->job));
+    else if (rc < 0 || connection->asked)
+        nonsense(door, connection);
+    else
+        take_packet(door, connection);
+    bxi_boot_packet_close(&door->packet);
+}
+
+/* ---- The thread -------------------------------------------------------------------------------- */
+
+/* Those whose time is over, and those that wait for the role. Until when the thread may sleep. */
+static uint64_t look_at_waiting(struct bxi_door *door)
+{
+    uint64_t now_ns = bxi_now_ns(), until_ns = BX_FOREVER;
+
+    for (struct connection *connection = door->connection; connection < &door->connection[CONNECTIONS_MAX];
+         connection++) {
+        if (connection->fd > 0 && connection->asked)
+            answer(door, connection);
+        if (connection->fd > 0 && connection->until_ns <= now_ns)
+            drop(connection);
+        if (connection->fd > 0)
+            until_ns = bxi_least(until_ns, connection->asked ? now_ns + DEATH_POLL_NS : connection->until_ns);
+    }
+    return until_ns;
+}
+
+static void see_deaths(struct bxi_door *door, const struct pollfd *entries)
+{
+    for (int rank = 0; rank < door->job->world_size; rank++) {
+        struct bxi_peer *peer = door->watched[rank];
+
+        if (peer == NULL || entries[rank].revents == 0)
+            continue;
+        door->watched[rank] = NULL;
+        bxi_exchange(&peer->death_seen, BXI_PEER_DEAD);
+        bxi_event(door->job->run, BXI_EVENT_DEATH);
+    }
+}
+
+static void *serve(void *argument)
+{
+    struct bxi_door *door = argument;
+    struct pollfd entries[2 + CONNECTIONS_MAX + BXI_WORLD_MAX];
+    struct pollfd *connections = &entries[2], *processes = &entries[2 + CONNECTIONS_MAX];
+    const nfds_t count = 2 + CONNECTIONS_MAX + (nfds_t)door->job->world_size;
+
+    bxi_cancel_off();
+    for (;;) {
+        uint64_t until_ns = look_at_waiting(door), now_ns = bxi_now_ns();
+        uint64_t left_ns = until_ns > now_ns ? until_ns - now_ns : 0;
+        struct timespec left = { .tv_sec = (time_t)(left_ns / 1000000000u), .tv_nsec = (long)(left_ns % 1000000000u) };
+
+        entries[0] = (struct pollfd){ .fd = door->wake_fd, .events = POLLIN };
+        entries[1] = (struct pollfd){ .fd = door->job->boot->door_fd, .events = POLLIN };
+        for (int i = 0; i < CONNECTIONS_MAX; i++)
+            connections[i] = (struct pollfd){ .fd = door->connection[i].fd > 0 ? door->connection[i].fd : -1,
+                                              .events = POLLIN };
+        for (int rank = 0; rank < door->job->world_size; rank++)
+            processes[rank] = (struct pollfd){ .fd = door->watched[rank] != NULL ? door->watched[rank]->pidfd : -1,
+                                               .events = POLLIN };
+        if (ppoll(entries, count, until_ns == BX_FOREVER ? NULL : &left, NULL) <= 0)
+            continue;
+        if (entries[0].revents != 0)
+            return NULL;
+        see_deaths(door, processes);
+        for (int i = 0; i < CONNECTIONS_MAX; i++)
+            if (connections[i].revents != 0)
+                read_connection(door, &door->connection[i]);
+        if (entries[1].revents != 0)
+            accept_one(door);
+    }
+}
+
+int bxi_door_start(struct bx_job *job)
+{
+    struct bxi_door *door;
+    int rc;
+
+    if (job->boot->door_fd <= 0)
+        return 0;
+    door = calloc(1, sizeof(*door));
+    if (door == NULL)
+        return bx_fail(-ENOMEM, "no memory for the door of worker '%s'", job->name);
+    door->job = job;
+    door->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    rc = door->wake_fd < 0 ? errno : bxi_thread_create(&door->thread, serve, door);
+    if (rc != 0) {
+        if (door->wake_fd >= 0)
+            close(door->wake_fd);
+        free(door);
+        return bx_fail(-rc, "the thread of the door of worker '%s' cannot be started: %s", job->name, strerror(rc));
+    }
+    job->boot->door = door;
+    return 0;
+}
+
+void bxi_door_stop(struct bx_job *job)
+{
+    struct bxi_door *door = job->boot->door;
+
+    if (door != NULL) {
+        bxi_joins_stop(job);            /* it may wait for the role, which this thread may have to hold */
+        bxi_bell_ring(door->wake_fd);
+        pthread_join(door->thread, NULL);
+        for (int i = 0; i < CONNECTIONS_MAX; i++)
+            if (door->connection[i].fd > 0)
+                drop(&door->connection[i]);
+        close(door->wake_fd);
+        free(door);
+        job->boot->door = NULL;
+    }
+    if (job->boot->door_fd > 0)
+        close(job->boot->door_fd);
+    job->boot->door_fd = 0;
+}

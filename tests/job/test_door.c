@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/job/door.c: what a door does with connections that are no joiner's, or wrong. The test's process plays them; the
+ * workers are processes of their own. test_rejoin.c has what joiners see.
+ */
+#include "rejoin_fixture.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+
+#define NOBODY 65534
+
+TestSuite(door, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
+
+static struct bxi_boot_packet packet;
+
+/* What bxi_door_address needs. */
+static struct bx_job asked;
+
+static void stays_until_the_end(struct bx_job *job)
+{
+    harness_store(0, job->instance);
+}
+
+static void begin_two(void)
+{
+    begin_lives(2, (struct life){ .body = stays_until_the_end });
+    while (harness_load(0) == 0)
+        sched_yield();
+    asked.instance = harness_load(0);
+    snprintf(asked.job_name, sizeof(asked.job_name), "%s", job_name);
+}
+
+static void end_one(void)
+{
+    harness_post(LAST_WORD);
+    start_succeeds(0);
+}
+
+/* To the door of rank 0. */
+static int knock(void)
+{
+    struct sockaddr_un address;
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+    cr_assert_eq(connect(fd, (struct sockaddr *)&address, bxi_door_address(&address, &asked, 0, 1)), 0, "%s",
+                 strerror(errno));
+    return fd;
+}
+
+static struct bxi_boot_rehello rehello_of(enum bxi_boot_kind kind)
+{
+    struct bxi_boot_rehello rehello = {
+        .head = bxi_boot_head(kind), .instance = asked.instance, .rank = 1, .world_size = 2,
+        .pid = (uint32_t)getpid(), .generation = kind == BXI_BOOT_REJOIN ? 2 : 0, .name = "worker1",
+    };
+
+    return rehello;
+}
+
+/* The next packet of the door: 1, or 0 if it hangs up. */
+static int receive(int fd)
+{
+    cr_assert_eq(bxi_boot_wait(fd, POLLIN, BX_FOREVER), 1);
+    return bxi_boot_receive(fd, &packet, BXI_BOOT_FDS);
+}
+
+static void expect_hang_up(const void *data, size_t bytes, const int *fds, int fd_count)
+{
+    int fd = knock();
+
+    cr_assert_eq(bxi_boot_send(fd, &(struct bxi_boot_out){ data, bytes, fds, fd_count }, BX_FOREVER), 0);
+    cr_expect_eq(receive(fd), 0);
+    close(fd);
+}
+
+static void expect_failure(const void *data, size_t bytes, const int *fds, int code)
+{
+    int fd = knock();
+
+    cr_assert_eq(bxi_boot_send(fd, &(struct bxi_boot_out){ data, bytes, fds, fds != NULL ? BXI_BOOT_FDS : 0 },
+                               BX_FOREVER), 0);
+    cr_expect_eq(receive(fd), 1);
+    cr_expect_eq(bxi_boot_packet_failure(&packet), code, "%s", bx_error_text());
+    close(fd);
+}
+
+/* A process takes rank 1 after all that, and is called. */
+static void expect_that_one_can_join(void)
+{
+    begin_life(2, (struct life){ .rank = 1, .world_size = 2, .body = call_all });
+    harness_await(STARTED, 3);
+    end_one();
+    start_succeeds(2);
+}
+
+Test(door, hangs_up_on_nonsense_and_serves_on)
+{
+    struct bxi_boot_rehello right = { 0 }, wrong;
+    char huge[sizeof(packet.as) + 1] = { 0 };
+
+    begin_two();
+    start_is_killed(1);
+    right = rehello_of(BXI_BOOT_REHELLO);
+    expect_hang_up("x", 1, NULL, 0);
+    expect_hang_up(huge, sizeof(huge), NULL, 0);
+    expect_hang_up(&right, sizeof(right) - 1, NULL, 0);
+    expect_hang_up(&right.head, sizeof(right.head), NULL, 0);
+    expect_hang_up(&right, sizeof(right), (const int[]){ 0 }, 1);
+    wrong = right;
+    wrong.instance++;
+    expect_hang_up(&wrong, sizeof(wrong), NULL, 0);
+    wrong = right;
+    memset(wrong.name, 'x', sizeof(wrong.name));
+    expect_hang_up(&wrong, sizeof(wrong), NULL, 0);
+    wrong = right;
+    wrong.head.kind = BXI_BOOT_REWELCOME;
+    expect_hang_up(&wrong, sizeof(wrong), NULL, 0);
+    expect_that_one_can_join();
+}
+
+Test(door, refuses_with_a_code)
+{
+    struct bxi_boot_rehello right = { 0 }, wrong;
+
+    begin_two();
+    right = rehello_of(BXI_BOOT_REHELLO);
+    expect_failure(&right, sizeof(right), NULL, BX_E_RANK_TAKEN);
+    start_is_killed(1);
+    wrong = right;
+    wrong.rank = 0;                         /* its own */
+    snprintf(wrong.name, sizeof(wrong.name), "worker0");
+    expect_failure(&wrong, sizeof(wrong), NULL, BX_E_RANK_TAKEN);
+    for (int i = 0; i < 2; i++) {
+        wrong = right;
+        wrong.rank = i == 0 ? -1 : 2;
+        expect_failure(&wrong, sizeof(wrong), NULL, -EINVAL);
+    }
+    wrong = right;
+    wrong.world_size = 3;
+    expect_failure(&wrong, sizeof(wrong), NULL, BX_E_WORLD_SIZE);
+    wrong = right;
+    wrong.name[0] = 'W';
+    expect_failure(&wrong, sizeof(wrong), NULL, -EINVAL);
+    wrong = right;
+    wrong.head.protocol++;
+    expect_failure(&wrong, sizeof(wrong), NULL, BX_E_VERSION);
+    wrong = right;
+    wrong.head.layout++;
+    expect_failure(&wrong, sizeof(wrong.head), NULL, BX_E_VERSION);     /* another version has other sizes */
+    expect_that_one_can_join();
+}
+
+/* Descriptors that are no worker's. None is kept: the next joiner comes to the same door. */
+Test(door, attaches_nothing_that_is_wrong)
+{
+    struct bxi_boot_rehello rejoin = { 0 }, welcomed = { 0 };
+    int bell = (int)syscall(SYS_eventfd2, 0, O_NONBLOCK), null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
+
+    begin_two();
+    start_is_killed(1);
+    welcomed = rehello_of(BXI_BOOT_REHELLO);
+    int fd = knock();
+    cr_assert_eq(bxi_boot_send(fd, &(struct bxi_boot_out){ &welcomed, sizeof(welcomed), NULL, 0 }, BX_FOREVER), 0);
+    cr_expect_eq(receive(fd), 1);           /* the dead worker is closed there now */
+    cr_expect(bxi_boot_packet_is(&packet, BXI_BOOT_REWELCOME, 0));
+    cr_expect_eq(packet.as.rewelcome.worker[0].lives, 1);
+    cr_expect_eq(packet.as.rewelcome.worker[1].lives, 0);
+    cr_expect_eq(packet.as.rewelcome.worker[1].generation, 1);
+    cr_expect_str_eq(packet.as.rewelcome.worker[1].name, "worker1");
+    close(fd);
+    rejoin = rehello_of(BXI_BOOT_REJOIN);
+    rejoin.generation = 1;
+    expect_failure(&rejoin, sizeof(rejoin), (const int[]){ null, null, bell, bell, self }, -EPROTO);
+    rejoin.generation = 2;
+    expect_failure(&rejoin, sizeof(rejoin), (const int[]){ null, null, bell, bell, null }, -EPROTO);
+    rejoin.generation = 3;
+    expect_failure(&rejoin, sizeof(rejoin), (const int[]){ null, null, null, bell, self }, -EPROTO);
+    rejoin.generation = 4;
+    expect_failure(&rejoin, sizeof(rejoin), (const int[]){ null, null, bell, bell, self }, -EPROTO);
+    close(bell);
+    close(null);
+    close(self);
+    expect_that_one_can_join();
+}
+
+/* More of them than the door serves at a time. */
+Test(door, silent_connections_keep_nobody_out)
+{
+    int silent[32];
+
+    begin_two();
+    start_is_killed(1);
+    for (int i = 0; i < 32; i++) {
+        struct sockaddr_un address;
+        socklen_t bytes = bxi_door_address(&address, &asked, 0, 1);
+
+        silent[i] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        cr_expect_eq(connect(silent[i], (struct sockaddr *)&address, bytes), 0);
+    }
+    expect_that_one_can_join();
+    for (int i = 0; i < 32; i++)
+        close(silent[i]);
+}
+
+Test(door, serves_no_other_user)
+{
+    int status = 0;
+
+    if (geteuid() != 0)
+        cr_skip_test("needs root, to become another user");
+    begin_two();
+    start_is_killed(1);
+    struct bxi_boot_rehello rehello = rehello_of(BXI_BOOT_REHELLO);
+    struct sockaddr_un address;
+    socklen_t bytes = bxi_door_address(&address, &asked, 0, 1);
+    pid_t pid = fork();
+    if (pid == 0) {
+        int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+        HARNESS_EQ(seteuid(NOBODY), 0);
+        HARNESS_EQ(connect(fd, (struct sockaddr *)&address, bytes), 0);
+        send(fd, &rehello, sizeof(rehello), MSG_NOSIGNAL);          /* it may have hung up already */
+        HARNESS_EQ(bxi_boot_wait(fd, POLLIN, BX_FOREVER), 1);
+        HARNESS_EQ(bxi_boot_receive(fd, &packet, 0), 0);
+        _exit(0);
+    }
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_expect_eq(status, 0);
+    expect_that_one_can_join();
+}

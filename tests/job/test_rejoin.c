@@ -1,0 +1,385 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/job/rejoin.c and lib/job/door.c: a worker dies, and another process takes its place in the job that runs; and
+ * each case in which it may not. Workers are processes without a launcher.
+ */
+#include "rejoin_fixture.h"
+
+#include <errno.h>
+
+TestSuite(rejoin, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
+
+static void all_succeed(int first, int last)
+{
+    for (int index = first; index <= last; index++)
+        if (starts[index].pid > 0)
+            start_succeeds(index);
+}
+
+static void kill_and_forget(int index)
+{
+    start_is_killed(index);
+    starts[index].pid = 0;
+}
+
+/* ---- Coming back ------------------------------------------------------------------------------- */
+
+/* Of ranks 0, 1 and 2. */
+static void expect_generations(struct bx_job *job, int first, int second, int third)
+{
+    HARNESS_EQ(bx_worker_generation(job, 0), first);
+    HARNESS_EQ(bx_worker_generation(job, 1), second);
+    HARNESS_EQ(bx_worker_generation(job, 2), third);
+    HARNESS_EQ(bx_worker_generation(job, 3), -EINVAL);
+}
+
+static void survivor_of_1(struct bx_job *job)
+{
+    expect_generations(job, 1, 1, 1);
+    if (bx_job_rank(job) == 1)
+        return;
+    harness_await(BACK, 1);
+    await_alive(job, 1);
+    expect_generations(job, 1, 2, 1);
+    call_all(job);
+    harness_post(GO_ON);
+}
+
+static void comes_back_as_1(struct bx_job *job)
+{
+    expect_generations(job, 1, 2, 1);
+    HARNESS_EQ(strcmp(bx_worker_name(job, 0), "worker0"), 0);
+    HARNESS_CHECK(bx_worker_alive(job, 0) && bx_worker_alive(job, 2));
+    call_all(job);
+    harness_post(BACK);
+    harness_await(GO_ON, 2);
+}
+
+Test(rejoin, a_process_takes_the_place_of_a_dead_worker)
+{
+    begin_lives(3, (struct life){ .body = survivor_of_1 });
+    kill_and_forget(1);
+    begin_life(3, (struct life){ .rank = 1, .body = comes_back_as_1 });
+    harness_await(GO_ON, 2);
+    harness_post(LAST_WORD);
+    all_succeed(0, 3);
+}
+
+/* The others serve; what they see is checked by the one that came last. */
+static void stays(struct bx_job *job)
+{
+    (void)job;
+}
+
+static void await_generation(struct bx_job *job, int rank, int generation)
+{
+    while (bx_worker_generation(job, rank) != generation || !bx_worker_alive(job, rank))
+        sched_yield();
+    HARNESS_EQ(harness_call_i64(job, bx_worker_name(job, rank), "echo", generation), generation);
+}
+
+/* Rank 0 lives through all of it. */
+static void sees_three_come_back(struct bx_job *job)
+{
+    if (bx_job_rank(job) != 0)
+        return;
+    await_generation(job, 1, 2);
+    harness_post(GO_ON);
+    await_generation(job, 2, 2);
+    harness_post(GO_ON);
+    await_generation(job, 1, 3);
+    expect_generations(job, 1, 3, 2);
+    call_all(job);
+    harness_post(GO_ON);
+}
+
+static void sees_the_others(struct bx_job *job)
+{
+    call_all(job);
+    harness_post(BACK);
+}
+
+static void sees_the_others_and_all_that_follow(struct bx_job *job)
+{
+    call_all(job);
+    harness_post(BACK);
+    await_generation(job, 1, 3);        /* came before; its death is seen by the door, not by run */
+    call_all(job);
+    harness_post(BACK);
+}
+
+Test(rejoin, workers_come_back_to_workers_that_came_back)
+{
+    begin_lives(3, (struct life){ .body = sees_three_come_back });
+    kill_and_forget(1);
+    begin_life(3, (struct life){ .rank = 1, .body = sees_the_others });
+    harness_await(GO_ON, 1);
+    harness_await(BACK, 1);
+    kill_and_forget(2);
+    begin_life(4, (struct life){ .rank = 2, .body = sees_the_others_and_all_that_follow });
+    harness_await(GO_ON, 2);
+    harness_await(BACK, 2);
+    kill_and_forget(3);
+    begin_life(5, (struct life){ .rank = 1, .body = sees_the_others });
+    harness_await(GO_ON, 3);
+    harness_await(BACK, 4);
+    harness_post(LAST_WORD);
+    all_succeed(0, 5);
+}
+
+Test(rejoin, rank_0_comes_back_and_holds_the_lock_again)
+{
+    begin_lives(3, (struct life){ .body = stays });
+    kill_and_forget(0);
+    begin_life(3, (struct life){ .rank = 0, .no_rejoin = true });
+    start_fails(3, BX_E_JOB_RUNNING, "running without its rank 0");
+    begin_life(4, (struct life){ .rank = 0, .body = sees_the_others });
+    harness_await(BACK, 1);
+    begin_life(5, (struct life){ .rank = 0, .no_rejoin = true });
+    start_fails(5, BX_E_JOB_RUNNING, "its rank 0 is process");
+    begin_life(6, (struct life){ .rank = 0 });
+    start_fails(6, BX_E_RANK_TAKEN, "rank 0 of job");
+    harness_post(LAST_WORD);
+    all_succeed(1, 2);
+    start_succeeds(4);
+}
+
+Test(rejoin, two_ranks_come_back_at_once)
+{
+    begin_lives(4, (struct life){ .body = stays });
+    kill_and_forget(1);
+    kill_and_forget(2);
+    begin_life(4, (struct life){ .rank = 1, .world_size = 4 });
+    begin_life(5, (struct life){ .rank = 2, .world_size = 4 });
+    harness_await(STARTED, 6);
+    harness_post(LAST_WORD);
+    all_succeed(0, 5);
+}
+
+/* All that live are known to the one that comes; nobody waits for those that are dead. */
+static void is_alone_with_0(struct bx_job *job)
+{
+    expect_generations(job, 1, 2, 1);
+    HARNESS_CHECK(!bx_worker_alive(job, 2));
+    HARNESS_EQ(strcmp(bx_worker_name(job, 2), "worker2"), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker2", "echo", NULL, NULL, NULL), BX_E_PEER_DEAD);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "echo", 5), 5);
+}
+
+Test(rejoin, one_comes_back_while_another_is_dead)
+{
+    begin_lives(3, (struct life){ .body = stays });
+    kill_and_forget(1);
+    kill_and_forget(2);
+    begin_life(3, (struct life){ .rank = 1, .body = is_alone_with_0 });
+    harness_await(STARTED, 4);
+    harness_post(LAST_WORD);
+    all_succeed(0, 3);
+}
+
+/* One joins, the other is told so: by the segment, or by a worker. */
+Test(rejoin, two_processes_want_one_rank)
+{
+    begin_lives(3, (struct life){ .body = stays });
+    kill_and_forget(1);
+    begin_life(3, (struct life){ .rank = 1 });
+    begin_life(4, (struct life){ .rank = 1 });
+    harness_await(STARTED, 4);
+    int status = 0, refused = waitpid(starts[3].pid, &status, WNOHANG) == 0 ? 4 : 3;
+    while (refused == 4 && waitpid(starts[4].pid, &status, WNOHANG) == 0 &&
+           waitpid(starts[3].pid, &status, WNOHANG) == 0)
+        sched_yield();
+    if (starts[3].rc < 0)
+        refused = 3;
+    cr_expect_eq(status, 0);
+    cr_expect_eq(starts[refused].rc, BX_E_RANK_TAKEN, "%s", starts[refused].text);
+    cr_expect_not_null(strstr(starts[refused].text, "rank 1 of job"), "%s", starts[refused].text);
+    harness_post(LAST_WORD);
+    all_succeed(0, 0);
+    start_succeeds(2);
+    start_succeeds(7 - refused);
+}
+
+/* ---- A program with a loop of its own ---------------------------------------------------------- */
+
+static void loops(struct bx_job *job)
+{
+    while (harness_gate(LAST_WORD) == 0)
+        HARNESS_CHECK(bx_progress(job) >= 0);
+}
+
+Test(rejoin, works_with_programs_that_have_a_loop_of_their_own)
+{
+    begin_lives(3, (struct life){ .body = loops, .own_loop = true });
+    kill_and_forget(1);
+    begin_life(3, (struct life){ .rank = 1, .body = sees_the_others });
+    harness_await(BACK, 1);
+    kill_and_forget(3);
+    begin_life(4, (struct life){ .rank = 1, .body = sees_the_others });
+    harness_await(BACK, 2);
+    harness_post(LAST_WORD);
+    all_succeed(0, 4);
+}
+
+/* The door waits for the role, which this program gives to nobody any more. */
+static void stops_looping(struct bx_job *job)
+{
+    if (bx_job_rank(job) == 1)
+        return;
+    while (bx_worker_alive(job, 1))
+        HARNESS_CHECK(bx_progress(job) >= 0);
+    for (bool waits = false; !waits; sched_yield()) {
+        bxi_lock(&job->run->lock);
+        waits = job->rpc->joins.peer != NULL;
+        bxi_unlock(&job->run->lock);
+    }
+    bx_job_destroy(job);
+    _exit(0);
+}
+
+Test(rejoin, the_end_of_a_job_does_not_wait_for_a_joiner)
+{
+    begin_lives(2, (struct life){ .body = stops_looping, .own_loop = true });
+    kill_and_forget(1);
+    begin_life(3, (struct life){ .rank = 1, .world_size = 2, .timeout_ns = UINT64_C(60000000000) });
+    start_ends(0);
+    start_fails(3, BX_E_SHUTDOWN, "worker0");
+}
+
+/* ---- Refused ----------------------------------------------------------------------------------- */
+
+Test(rejoin, refuses_a_rank_that_lives)
+{
+    begin_lives(3, (struct life){ .body = stays });
+    begin_life(3, (struct life){ .rank = 2 });
+    start_fails(3, BX_E_RANK_TAKEN, "is taken by worker 'worker2' (pid ");
+    harness_post(LAST_WORD);
+    all_succeed(0, 2);
+}
+
+Test(rejoin, refuses_another_name_and_another_world_size)
+{
+    begin_lives(3, (struct life){ .body = stays });
+    kill_and_forget(1);
+    begin_life(3, (struct life){ .rank = 1, .name = "worker7" });
+    start_fails(3, -EINVAL, "has the name 'worker1', and a worker that takes it must have it too, not 'worker7'");
+    begin_life(4, (struct life){ .rank = 1, .world_size = 4 });
+    start_fails(4, BX_E_WORLD_SIZE, "runs with 3 workers, and worker 'worker1' was started for 4");
+    harness_post(LAST_WORD);
+    start_succeeds(0);
+    start_succeeds(2);
+}
+
+static void knows_63_generations(struct bx_job *job)
+{
+    bxi_join_note_generation(job, 1, BXI_GENERATION_MAX);
+}
+
+Test(rejoin, refuses_the_33rd_generation)
+{
+    begin_lives(2, (struct life){ .body = knows_63_generations });
+    kill_and_forget(1);
+    begin_life(3, (struct life){ .rank = 1, .world_size = 2 });
+    start_fails(3, -EOVERFLOW, "was taken 32 times");
+    harness_post(LAST_WORD);
+    start_succeeds(0);
+}
+
+/* Its door is open, and it does not answer. */
+Test(rejoin, names_a_worker_that_is_stopped)
+{
+    begin_lives(3, (struct life){ .body = stays });
+    kill_and_forget(1);
+    harness_stop(starts[2].pid);
+    begin_life(3, (struct life){ .rank = 1, .timeout_ns = 300 * HARNESS_MS });
+    start_fails(3, BX_E_RANK_MISSING, "worker 'worker2' (rank 2, pid ");
+    kill(starts[2].pid, SIGCONT);
+    begin_life(4, (struct life){ .rank = 1, .body = sees_the_others });
+    harness_await(BACK, 1);
+    harness_post(LAST_WORD);
+    start_succeeds(0);
+    start_succeeds(2);
+    start_succeeds(4);
+}
+
+static void begins_its_shutdown(struct bx_job *job)
+{
+    if (bx_job_rank(job) == 1)
+        return;
+    await_dead(job, 1);
+    if (bx_job_rank(job) == 0) {
+        harness_post(BACK);
+        bx_job_shutdown(job, UINT64_C(30000000000));       /* rank 2 comes later */
+        bx_job_destroy(job);
+        _exit(0);
+    }
+}
+
+Test(rejoin, refuses_to_join_a_job_that_is_ending)
+{
+    begin_lives(3, (struct life){ .body = begins_its_shutdown });
+    kill_and_forget(1);
+    harness_await(BACK, 1);
+    begin_life(3, (struct life){ .rank = 1 });
+    start_ends(3);
+    /* Rank 0 had not begun when it was asked, or it had. */
+    cr_expect(starts[3].rc == BX_E_SHUTDOWN, "%s: %s", bx_error_name(starts[3].rc), starts[3].text);
+    harness_post(LAST_WORD);
+    start_succeeds(2);
+    start_ends(0);
+}
+
+Test(rejoin, all_workers_must_allow_it)
+{
+    begin_life(0, (struct life){ .rank = 0, .world_size = 2 });
+    begin_life(1, (struct life){ .rank = 1, .world_size = 2, .no_rejoin = true });
+    start_fails(0, -EINVAL, "was started with options.rejoin (BX_REJOIN) 0, rank 0 with 1");
+    start_fails(1, -EINVAL, "was started with options.rejoin (BX_REJOIN) 0, rank 0 with 1");
+}
+
+/* ---- Without rejoin ---------------------------------------------------------------------------- */
+
+static int lines_with(const char *path, const char *part)
+{
+    char line[256];
+    FILE *file = fopen(path, "re");
+    int count = 0;
+
+    HARNESS_CHECK(file != NULL);
+    while (fgets(line, sizeof(line), file) != NULL)
+        count += strstr(line, part) != NULL;
+    fclose(file);
+    return count;
+}
+
+static void counts_threads_and_doors(struct bx_job *job)
+{
+    char door[64];
+
+    snprintf(door, sizeof(door), "@boxcar-%u-%s-", (unsigned)geteuid(), job_name);
+    harness_store(2 * bx_job_rank(job), (uint64_t)files_in("/proc/self/task", "", ""));
+    harness_post(GO_ON);
+    harness_await(GO_ON, 2);
+    harness_store(2 * bx_job_rank(job) + 1, (uint64_t)lines_with("/proc/net/unix", door));
+}
+
+/* Threads and doors of both workers. */
+static void count_of(bool no_rejoin, bool own_loop, uint64_t threads, uint64_t doors)
+{
+    harness_reset();
+    begin_lives(2, (struct life){ .body = counts_threads_and_doors, .no_rejoin = no_rejoin, .own_loop = own_loop });
+    harness_post(LAST_WORD);
+    all_succeed(0, 1);
+    for (int rank = 0; rank < 2; rank++) {
+        cr_expect_eq(harness_load(2 * rank), threads, "%d threads", (int)harness_load(2 * rank));
+        cr_expect_eq(harness_load(2 * rank + 1), doors, "%d doors", (int)harness_load(2 * rank + 1));
+    }
+}
+
+Test(rejoin, costs_no_thread_and_no_socket_without_the_option)
+{
+    count_of(true, true, 1, 0);
+    count_of(false, true, 2, 2);
+    count_of(true, false, 2, 0);
+    count_of(false, false, 3, 2);
+}

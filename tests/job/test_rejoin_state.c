@@ -1,0 +1,416 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a worker that comes back finds, and what the others find in it (rpc/join.c, rref/rref.h): leases, references and
+ * batches of the worker before are gone, and nothing of it is taken for the new one's.
+ */
+#include "rejoin_fixture.h"
+
+#include <errno.h>
+
+TestSuite(rejoin_state, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
+
+enum { ELEMENTS = 5000, MANY = 300 };
+enum { HELD = 4, AGAIN = 5, SEEN = 6 };         /* gates behind those of the fixture */
+
+static int destroyed;
+static int value;
+
+static void destroy(void *object)
+{
+    (void)object;
+    destroyed++;
+}
+
+static const struct bx_type number_type = { .name = "number", .destroy = destroy };
+
+/* ---- handlers of every worker -------------------------------------------------------------------- */
+
+static int make_number(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)context;
+    return bx_msg_put_object(bx_request_job(request), reply, &number_type, &value);
+}
+
+static int read_number(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)context;
+    return bx_msg_put_i64(reply, *(int *)bx_request_object(request));
+}
+
+/* Uses a reference that it is given: what the method returned. */
+static int use_number(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_rref *rref = bx_read_rref(args);
+    struct bx_msg *answer = NULL;
+    struct bx_reader reader;
+    int rc = bx_rref_sync(rref, "read", NULL, NULL, &answer);
+
+    (void)request, (void)context;
+    reader = bx_msg_reader(answer);
+    rc = rc < 0 ? rc : bx_msg_put_i64(reply, bx_read_i64(&reader));
+    bx_msg_destroy(answer);
+    return rc;
+}
+
+static struct bx_tensor *filled(struct bx_job *job, float first)
+{
+    struct bx_tensor *tensor = NULL;
+
+    HARNESS_EQ(bx_tensor_create(job, BX_F32, 1, (int64_t[]){ ELEMENTS }, &tensor), 0);
+    for (int i = 0; i < ELEMENTS; i++)
+        ((float *)bx_tensor_data_mut(tensor))[i] = first + (float)i;
+    return tensor;
+}
+
+static void expect_filled(const struct bx_tensor *tensor, float first)
+{
+    for (int i = 0; i < ELEMENTS; i++)
+        HARNESS_EQ(((const float *)bx_tensor_data(tensor))[i], first + (float)i);
+}
+
+static int lend(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_tensor *tensor = filled(bx_request_job(request), (float)bx_read_i64(args));
+    int rc = bx_msg_put_tensor(reply, tensor);
+
+    (void)context;
+    bx_tensor_release(tensor);
+    return rc;
+}
+
+static struct bx_tensor *kept;
+
+static int keep(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)reply, (void)context;
+    bx_tensor_release(kept);
+    kept = bx_tensor_acquire(bx_read_tensor(args));
+    return 0;
+}
+
+static bxi_a32 back[3];
+
+static void note_join(struct bx_job *job, int rank, void *context)
+{
+    (void)job, (void)context;
+    bxi_add(&back[rank], 1);
+}
+
+static void register_all(struct bx_job *job)
+{
+    value = 100 + bx_job_rank(job);
+    HARNESS_EQ(bx_on_join(job, note_join, NULL), 0);
+    HARNESS_EQ(bx_register(job, "make", BX_INLINE, make_number, NULL), 0);
+    HARNESS_EQ(bx_register_method(job, &number_type, "read", BX_INLINE, read_number, NULL), 0);
+    HARNESS_EQ(bx_register(job, "use", BX_BLOCKING, use_number, NULL), 0);
+    HARNESS_EQ(bx_register(job, "lend", BX_INLINE, lend, NULL), 0);
+    HARNESS_EQ(bx_register(job, "keep", BX_INLINE, keep, NULL), 0);
+}
+
+static struct bx_rref *make_at(struct bx_job *job, const char *worker)
+{
+    struct bx_rref *rref = NULL;
+
+    HARNESS_EQ(bx_remote(job, worker, "make", NULL, NULL, &rref), 0);
+    HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), 0);
+    return rref;
+}
+
+/* What worker `to` gets when it reads the number, or its error. */
+static int64_t read_by(struct bx_job *job, const char *to, struct bx_rref *rref)
+{
+    struct bx_msg *args = bx_msg_create(0), *reply = NULL;
+    struct bx_reader reader;
+    int64_t got;
+
+    HARNESS_EQ(bx_msg_put_rref(args, rref), 0);
+    got = bx_rpc_sync(job, to, "use", args, NULL, &reply);
+    reader = bx_msg_reader(reply);
+    got = got < 0 ? got : bx_read_i64(&reader);
+    bx_msg_destroy(args);
+    bx_msg_destroy(reply);
+    return got;
+}
+
+static struct bx_msg *borrow(struct bx_job *job, const char *from, int64_t first, struct bx_tensor **tensor)
+{
+    struct bx_msg *args = bx_msg_create(8), *reply = NULL;
+    struct bx_reader reader;
+
+    bx_msg_put_i64(args, first);
+    HARNESS_EQ(bx_rpc_sync(job, from, "lend", args, NULL, &reply), 0);
+    reader = bx_msg_reader(reply);
+    *tensor = bx_read_tensor(&reader);
+    expect_filled(*tensor, (float)first);
+    bx_msg_destroy(args);
+    return reply;
+}
+
+static int give(struct bx_job *job, const char *to, struct bx_tensor *tensor)
+{
+    struct bx_msg *args = bx_msg_create(0);
+    int rc;
+
+    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+    rc = bx_rpc_sync(job, to, "keep", args, NULL, NULL);
+    bx_msg_destroy(args);
+    return rc;
+}
+
+static void await_join(struct bx_job *job, int rank, uint32_t times)
+{
+    await_alive(job, rank);
+    while (bxi_load_relaxed(&back[rank]) < times)
+        sched_yield();
+    HARNESS_EQ(bxi_load_relaxed(&back[rank]), times);
+}
+
+/* ---- references ---------------------------------------------------------------------------------- */
+
+static void refers_over_a_death(struct bx_job *job)
+{
+    struct bx_rref *old, *late, *made, *ours = NULL;
+
+    if (bx_job_rank(job) != 0) {
+        harness_post(HELD);
+        harness_await(SEEN, 1);
+        return;
+    }
+    harness_await(HELD, 2);
+    old = make_at(job, "worker1");
+    HARNESS_EQ(read_by(job, "worker2", old), 101);
+    HARNESS_EQ(bx_rref_create(job, &number_type, &value, &ours), 0);
+    HARNESS_EQ(read_by(job, "worker1", ours), 100);
+    harness_post(GO_ON);
+    await_dead(job, 1);
+    late = bx_rref_acquire(old);
+    harness_await(BACK, 1);
+    await_join(job, 1, 1);
+    made = make_at(job, "worker1");
+    HARNESS_EQ(bx_rref_sync(old, "read", NULL, NULL, NULL), BX_E_PEER_DEAD);
+    HARNESS_EQ(read_by(job, "worker2", old), BX_E_PEER_DEAD);
+    HARNESS_EQ(read_by(job, "worker1", old), BX_E_PEER_DEAD);
+    HARNESS_EQ(read_by(job, "worker2", made), 101);
+    HARNESS_EQ(read_by(job, "worker1", made), 101);
+    HARNESS_EQ(read_by(job, "worker1", ours), 100);
+    HARNESS_EQ(read_by(job, "worker2", ours), 100);
+    bx_rref_release(old);
+    bx_rref_release(late);
+    for (int i = 0; i < MANY; i++) {
+        struct bx_rref *more = make_at(job, "worker1");
+
+        HARNESS_EQ(read_by(job, i % 2 ? "worker1" : "worker2", more), 101);
+        bx_rref_release(more);
+    }
+    bx_rref_release(made);
+    bx_rref_release(ours);
+    while (destroyed == 0)                      /* the holders before and after the death have let go of it */
+        sched_yield();
+    HARNESS_CHECK(bx_worker_alive(job, 1) && bx_worker_alive(job, 2));
+    harness_post(SEEN);
+}
+
+static void comes_back(struct bx_job *job)
+{
+    HARNESS_EQ(bx_worker_generation(job, bx_job_rank(job)), 2);
+    harness_post(BACK);
+    harness_await(SEEN, 1);
+}
+
+/* Three workers; worker 1 is killed, and a process that does `then` takes its place once gate `when` is passed. */
+static void run_over_a_death(harness_fn body, int when, harness_fn then)
+{
+    begin_lives(3, (struct life){ .body = body, .setup = register_all });
+    harness_await(GO_ON, 1);
+    start_is_killed(1);
+    starts[1].pid = 0;
+    harness_await(when, 1);
+    begin_life(3, (struct life){ .rank = 1, .body = then, .setup = register_all });
+    harness_await(SEEN, 1);
+    harness_post(LAST_WORD);
+    start_succeeds(0);
+    start_succeeds(2);
+    start_succeeds(3);
+}
+
+Test(rejoin_state, references_to_the_dead_fail_and_those_to_its_successor_do_not)
+{
+    run_over_a_death(refers_over_a_death, GO_ON, comes_back);
+}
+
+/* ---- leases -------------------------------------------------------------------------------------- */
+
+static void lends_over_a_death(struct bx_job *job)
+{
+    struct bx_tensor *old = NULL, *fresh = NULL, *mine;
+    struct bx_loans loans = { 0 };
+    struct bx_msg *old_reply, *reply;
+
+    if (bx_job_rank(job) != 0) {
+        harness_post(HELD);
+        harness_await(SEEN, 1);
+        bx_tensor_release(kept);
+        kept = NULL;
+        return;
+    }
+    harness_await(HELD, 2);
+    old_reply = borrow(job, "worker1", 1000, &old);
+    mine = filled(job, 7);
+    HARNESS_EQ(give(job, "worker1", mine), 0);
+    HARNESS_EQ(give(job, "worker2", old), 0);           /* passed on */
+    harness_post(GO_ON);
+    await_dead(job, 1);
+    harness_await(BACK, 1);
+    await_join(job, 1, 1);
+    expect_filled(old, 1000);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);        /* what the dead one had */
+    reply = borrow(job, "worker1", 2000, &fresh);
+    HARNESS_EQ(give(job, "worker2", fresh), 0);         /* of the same rank, in another arena */
+    HARNESS_EQ(give(job, "worker1", old), 0);           /* its owner is dead: copied */
+    for (int i = 0; i < MANY; i++) {
+        struct bx_tensor *more = NULL;
+        struct bx_msg *again = borrow(job, "worker1", i, &more);
+
+        HARNESS_EQ(give(job, "worker1", mine), 0);
+        if (i == MANY / 2) {
+            expect_filled(old, 1000);
+            bx_msg_destroy(old_reply);                  /* while leases of the new one are out */
+        }
+        bx_msg_destroy(again);
+    }
+    HARNESS_EQ(bx_job_loans(job, 1, &loans), 0);
+    HARNESS_EQ(loans.leases, 1);                        /* the last of `mine` */
+    HARNESS_EQ(loans.borrowed, 1);                      /* fresh */
+    expect_filled(fresh, 2000);
+    bx_msg_destroy(reply);
+    bx_tensor_release(mine);
+    HARNESS_CHECK(bx_worker_alive(job, 1) && bx_worker_alive(job, 2));
+    harness_post(SEEN);
+}
+
+static void comes_back_and_keeps(struct bx_job *job)
+{
+    comes_back(job);
+    expect_filled(kept, 7);
+    bx_tensor_release(kept);
+    kept = NULL;
+}
+
+Test(rejoin_state, tensors_of_the_dead_stay_and_its_leases_are_gone)
+{
+    run_over_a_death(lends_over_a_death, GO_ON, comes_back_and_keeps);
+}
+
+/* ---- calls that wait for it ------------------------------------------------------------------------ */
+
+static int call_with(struct bx_job *job, uint64_t flags, uint64_t timeout_ns, bool no_wait)
+{
+    struct bx_msg *args = bx_msg_create(8);
+    int rc;
+
+    bx_msg_put_i64(args, 1);
+    rc = bx_rpc_sync(job, "worker1", "lend", args,
+                     &(struct bx_call_options){ .struct_bytes = sizeof(struct bx_call_options),
+                                                .timeout_ns = timeout_ns, .no_wait = no_wait, .flags = flags }, NULL);
+    bx_msg_destroy(args);
+    return rc;
+}
+
+static void waits_for_a_join(struct bx_job *job)
+{
+    if (bx_job_rank(job) != 0) {
+        harness_post(HELD);
+        harness_await(SEEN, 1);
+        return;
+    }
+    harness_await(HELD, 2);
+    HARNESS_EQ(call_with(job, BX_CALL_WAIT_JOIN, 0, false), 0);
+    HARNESS_EQ(call_with(job, 4, 0, false), -EINVAL);
+    harness_post(GO_ON);
+    await_dead(job, 1);
+    HARNESS_EQ(call_with(job, 0, 0, false), BX_E_PEER_DEAD);
+    HARNESS_EQ(call_with(job, BX_CALL_WAIT_JOIN, 0, true), BX_E_PEER_DEAD);
+    HARNESS_EQ(call_with(job, BX_CALL_WAIT_JOIN, 20 * HARNESS_MS, false), BX_E_TIMEOUT);
+    HARNESS_CHECK(strstr(bx_error_text(), "did not come back within 0.0") != NULL);
+    harness_post(AGAIN);
+    HARNESS_EQ(call_with(job, BX_CALL_WAIT_JOIN, BX_FOREVER, false), 0);
+    HARNESS_EQ(bx_worker_generation(job, 1), 2);
+    harness_await(BACK, 1);
+    harness_post(SEEN);
+}
+
+Test(rejoin_state, a_call_may_wait_until_the_worker_is_back)
+{
+    run_over_a_death(waits_for_a_join, AGAIN, comes_back);
+}
+
+static void is_refused_without_rejoin(struct bx_job *job)
+{
+    if (bx_job_rank(job) == 0)
+        HARNESS_EQ(call_with(job, BX_CALL_WAIT_JOIN, 0, false), -EINVAL);
+}
+
+Test(rejoin_state, a_call_cannot_wait_where_no_worker_comes_back)
+{
+    harness_run(&(struct harness_world){ .size = 2, .body = { is_refused_without_rejoin, is_refused_without_rejoin } });
+}
+
+/* ---- again and again ----------------------------------------------------------------------------- */
+
+enum { TIMES = 8 };
+
+static void survives_many(struct bx_job *job)
+{
+    if (bx_job_rank(job) == 1) {
+        harness_post(HELD);
+        harness_await(SEEN, 2);
+        return;
+    }
+    for (uint32_t times = 0; times <= TIMES; times++) {
+        struct bx_tensor *tensor = NULL;
+        struct bx_rref *rref;
+        struct bx_msg *reply;
+
+        harness_await(HELD, times + 1);
+        if (times > 0)
+            await_join(job, 1, times);
+        HARNESS_EQ(bx_worker_generation(job, 1), (int)times + 1);
+        rref = make_at(job, "worker1");
+        HARNESS_EQ(read_by(job, bx_job_rank(job) == 0 ? "worker2" : "worker0", rref), 101);
+        reply = borrow(job, "worker1", times, &tensor);
+        HARNESS_EQ(give(job, bx_job_rank(job) == 0 ? "worker2" : "worker0", tensor), 0);
+        harness_post(AGAIN);
+        if (times < TIMES)
+            await_dead(job, 1);
+        expect_filled(tensor, (float)times);
+        bx_msg_destroy(reply);
+        bx_rref_release(rref);
+    }
+    harness_post(SEEN);
+    harness_await(SEEN, 2);
+    bx_tensor_release(kept);
+    kept = NULL;
+}
+
+static void comes_again(struct bx_job *job)
+{
+    (void)job;
+    harness_post(HELD);
+    harness_await(SEEN, 2);
+}
+
+Test(rejoin_state, many_generations_of_a_worker_are_told_apart)
+{
+    begin_lives(3, (struct life){ .body = survives_many, .setup = register_all });
+    for (uint32_t times = 1; times <= TIMES; times++) {
+        harness_await(AGAIN, 2 * times);
+        start_is_killed(times == 1 ? 1 : 3);
+        starts[times == 1 ? 1 : 3].pid = 0;
+        begin_life(3, (struct life){ .rank = 1, .body = comes_again, .setup = register_all });
+    }
+    harness_await(SEEN, 2);
+    harness_post(LAST_WORD);
+    start_succeeds(0);
+    start_succeeds(2);
+    start_succeeds(3);
+}

@@ -1,0 +1,644 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Async handlers on the pool (bx_register_async_blocking, lib/rpc/handler.c): they compute, call and wait, and then
+ * return a future. Their requests are cancelled in the queue, while the handler runs, and while the future is pending.
+ */
+#include "tests/harness/harness.h"
+#include "tests/harness/memory.h"
+
+#include "rpc/rpc.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <unistd.h>
+
+enum gate { ENTERED, GO, ENDED, ASKED };
+enum value { CODE, SET_AFTERWARDS, RAN };
+
+/* ---- The handler ----------------------------------------------------------------------------- */
+
+/* What "work" is to do. */
+enum what { NESTED_CALL, PARK, STAY_AND_PARK, FORWARD, FAIL, RETURN_NOTHING, READ_TOO_MUCH, LEAVE, LEAVE_A_FUTURE,
+            NO_MEMORY };
+
+static struct bx_future *parked;
+
+static void note_end(struct bx_future *future, void *context)
+{
+    (void)context;
+    harness_store(CODE, (uint64_t)-bx_future_error(future));
+    harness_store(SET_AFTERWARDS, (uint64_t)-bx_future_set(future, NULL));
+    bx_future_release(future);      /* the reference that the handler acquired */
+    harness_post(ENDED);
+}
+
+static int park(struct bx_job *job, struct bx_future **reply)
+{
+    *reply = bx_future_acquire(bx_future_create(job));
+    HARNESS_EQ(bx_future_on_done(*reply, note_end, NULL), 0);
+    parked = *reply;
+    return 0;
+}
+
+/* It calls its caller, and waits for the answer, before it has a future. */
+static int call_back(const struct bx_request *request, struct bx_future **reply)
+{
+    struct bx_job *job = bx_request_job(request);
+    int64_t twice = harness_call_i64(job, bx_worker_name(job, bx_request_caller(request)), "twice", 21);
+
+    *reply = bx_future_create(job);
+    return bx_future_set(*reply, harness_msg_i64(twice));
+}
+
+static int stay_and_park(const struct bx_request *request, struct bx_future **reply)
+{
+    harness_await(GO, 1);
+    return park(bx_request_job(request), reply);
+}
+
+static int work(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+
+    (void)context;
+    harness_add(RAN, 1);
+    harness_post(ENTERED);
+    switch ((enum what)bx_read_i64(args)) {
+    case NESTED_CALL:
+        return call_back(request, reply);
+    case PARK:
+        return park(job, reply);
+    case STAY_AND_PARK:
+        return stay_and_park(request, reply);
+    case FORWARD:
+        harness_await(GO, 1);
+        return bx_rpc_async(job, "worker2", "park", NULL,
+                            &(struct bx_call_options){ .struct_bytes = sizeof(struct bx_call_options),
+                                                       .flags = BX_CALL_DETACHED }, reply);
+    case FAIL:
+        return bx_fail(-ERANGE, "car %d does not exist", 9);
+    case RETURN_NOTHING:
+        return 0;
+    case READ_TOO_MUCH:
+        bx_read_i64(args);
+        return park(job, reply);
+    case LEAVE_A_FUTURE:
+        park(job, reply);
+        pthread_exit(NULL);
+    case LEAVE:
+        pthread_exit(NULL);
+    case NO_MEMORY:
+        park(job, reply);
+        memory_fails_in = 1;            /* the callback that the library adds to the future */
+        return 0;
+    }
+    return -ENOSYS;
+}
+
+/* An async handler of the usual kind. */
+static int park_here(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)args, (void)context;
+    harness_post(ASKED);
+    return park(bx_request_job(request), reply);
+}
+
+static int set_parked(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)reply, (void)context;
+    return bx_future_set(parked, harness_msg_i64(bx_read_i64(args)));
+}
+
+static const struct bx_type counter = { .name = "counter" };
+
+static int make_counter(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    static int64_t number = 5;
+
+    (void)args, (void)context;
+    return bx_msg_put_object(bx_request_job(request), reply, &counter, &number);
+}
+
+static int count(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    int64_t *number = bx_request_object(request);
+
+    (void)context;
+    *number += bx_read_i64(args);
+    *reply = bx_future_create(bx_request_job(request));
+    return bx_future_set(*reply, harness_msg_i64(*number));
+}
+
+/* Answers with the depth that was reached: calls itself until depth is 0. */
+static int descend(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    int64_t depth = bx_read_i64(args), below = 0;
+
+    (void)context;
+    if (depth > 0) {
+        struct bx_msg *inner_args = harness_msg_i64(depth - 1), *inner = NULL;
+        int rc = bx_rpc_sync(job, bx_job_name(job), "descend", inner_args, NULL, &inner);
+        struct bx_reader reader = bx_msg_reader(inner);
+
+        bx_msg_destroy(inner_args);
+        if (rc < 0)
+            return rc;
+        below = bx_read_i64(&reader) + 1;
+        bx_msg_destroy(inner);
+    }
+    *reply = bx_future_create(job);
+    return bx_future_set(*reply, harness_msg_i64(below));
+}
+
+/* Returns a future that is done, or that another request of "set" completes. */
+static int quick(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    int64_t turn = bx_read_i64(args);
+
+    (void)context;
+    harness_add(RAN, 1);
+    *reply = bx_future_create(bx_request_job(request));
+    if (turn % 2 == 0)
+        return bx_future_set(*reply, harness_msg_i64(turn));
+    bx_future_acquire(*reply);
+    return bx_future_on_done(*reply, note_end, NULL);
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register_async_blocking(job, "work", work, NULL), 0);
+    HARNESS_EQ(bx_register_async_blocking(job, "work", work, NULL), -EEXIST);
+    HARNESS_EQ(bx_register_async_blocking(job, "descend", descend, NULL), 0);
+    HARNESS_EQ(bx_register_async_blocking(job, "quick", quick, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "park", park_here, NULL), 0);
+    HARNESS_EQ(bx_register(job, "set", BX_INLINE, set_parked, NULL), 0);
+    HARNESS_EQ(bx_register(job, "twice", BX_INLINE, harness_twice, NULL), 0);
+    HARNESS_EQ(bx_register(job, "make_counter", BX_INLINE, make_counter, NULL), 0);
+    return bx_register_method_async_blocking(job, &counter, "count", count, NULL);
+}
+
+/* ---- Helpers --------------------------------------------------------------------------------- */
+
+static struct bx_future *begin(struct bx_job *job, enum what what, uint64_t timeout_ns)
+{
+    return harness_start(job, "worker1", "work", harness_msg_i64(what), timeout_ns);
+}
+
+static void end(struct bx_future *future, int code)
+{
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), code);
+    bx_future_release(future);
+}
+
+/* Worker 1 has read all that this worker has sent, while its handler stays on the pool. */
+static void await_read(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker1", "twice", 4), 8);
+}
+
+static int count_at(struct bx_job *job, enum bxi_where where)
+{
+    struct bxi_tables *tables = bxi_tables((struct bxi_control *)(uintptr_t)job->rpc->peers[1]->view.control);
+    int at = 0;
+
+    for (int i = 0; i < BXI_SERVING_MAX; i++)
+        at += (bxi_load_acquire(&tables->serving[i].where) & 0xff) == (uint64_t)where;
+    return at;
+}
+
+static void await_pending(struct bx_job *job)
+{
+    while (count_at(job, BXI_AT_FUTURE) == 0)
+        await_read(job);
+}
+
+static void check_end(int code)
+{
+    harness_await(ENDED, 1);
+    HARNESS_EQ(harness_load(CODE), -code);
+    HARNESS_EQ(harness_load(SET_AFTERWARDS), EALREADY);
+}
+
+static void run(int size, harness_fn body)
+{
+    harness_run(&(struct harness_world){ .size = size, .setup = setup, .body = { body } });
+}
+
+/* ---- Answers --------------------------------------------------------------------------------- */
+
+TestSuite(async_pool, .timeout = 30);
+
+static void waits_and_answers(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker1", "work", NESTED_CALL), 42);
+}
+
+Test(async_pool, a_handler_may_call_and_wait_before_it_has_a_future)
+{
+    run(2, waits_and_answers);
+}
+
+static void sees_where_it_is(struct bx_job *job)
+{
+    struct bx_future *future = begin(job, STAY_AND_PARK, BX_FOREVER);
+
+    harness_await(ENTERED, 1);
+    await_read(job);
+    HARNESS_EQ(count_at(job, BXI_AT_THREAD), 1);
+    harness_post(GO);
+    await_pending(job);
+    HARNESS_EQ(count_at(job, BXI_AT_THREAD), 0);
+    HARNESS_EQ(harness_call(job, "worker1", "twice", harness_msg_i64(1)), 2);
+    HARNESS_CHECK(!bx_future_done(future));
+
+    struct bx_msg *args = harness_msg_i64(77);
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "set", args, NULL, NULL), 0);
+    bx_msg_destroy(args);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+
+    struct bx_reader reader = bx_msg_reader(bx_future_value(future));
+
+    HARNESS_EQ(bx_read_i64(&reader), 77);
+    bx_future_release(future);
+    HARNESS_EQ(count_at(job, BXI_AT_FUTURE), 0);
+}
+
+static void counts_it_as_blocking(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), 0);
+    HARNESS_EQ(harness_counter(job, "requests_blocking"), 1);
+    HARNESS_EQ(harness_counter(job, "requests_async"), 0);
+}
+
+Test(async_pool, a_handler_runs_on_a_thread_of_the_pool_and_its_request_then_waits_for_the_future)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { sees_where_it_is, counts_it_as_blocking } });
+}
+
+/* One thread: the second handler runs though the first one's future is pending. */
+static void frees_its_thread(struct bx_job *job)
+{
+    struct bx_future *first = begin(job, PARK, BX_FOREVER);
+
+    waits_and_answers(job);
+    HARNESS_CHECK(!bx_future_done(first));
+    HARNESS_EQ(bx_future_cancel(first), 0);
+    end(first, BX_E_CANCELLED);
+    check_end(BX_E_CANCELLED);
+}
+
+Test(async_pool, a_pending_future_holds_no_thread)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { frees_its_thread }, .options = { .pool_threads = 1 } });
+}
+
+static void expect(struct bx_job *job, enum what what, int code, const char *text)
+{
+    struct bx_msg *args = harness_msg_i64(what);
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "work", args, NULL, NULL), code);
+    HARNESS_HAS(bx_error_text(), text);
+    bx_msg_destroy(args);
+}
+
+static void fails_in_all_ways(struct bx_job *job)
+{
+    expect(job, FAIL, -ERANGE, "car 9 does not exist");
+    expect(job, RETURN_NOTHING, BX_E_HANDLER, "returned no future");
+    expect(job, LEAVE, BX_E_HANDLER, "its thread ended in it");
+    waits_and_answers(job);
+}
+
+Test(async_pool, a_handler_may_fail_return_no_future_or_leave)
+{
+    run(2, fails_in_all_ways);
+}
+
+static void fails_with_a_future(struct bx_job *job)
+{
+    expect(job, READ_TOO_MUCH, BX_E_SHORT_MESSAGE, "were read at byte 8");
+    expect(job, LEAVE_A_FUTURE, BX_E_HANDLER, "its thread ended in it");
+    expect(job, NO_MEMORY, -ENOMEM, "work");
+    HARNESS_EQ(harness_gate(ENDED), 0);
+    waits_and_answers(job);
+}
+
+Test(async_pool, a_future_that_cannot_answer_is_released)
+{
+    run(2, fails_with_a_future);
+}
+
+static void calls_a_method(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(3), *reply = NULL;
+    struct bx_rref *object = NULL;
+    struct bx_reader reader;
+
+    HARNESS_EQ(bx_remote(job, "worker1", "make_counter", NULL, NULL, &object), 0);
+    HARNESS_EQ(bx_rref_sync(object, "count", args, NULL, &reply), 0);
+    reader = bx_msg_reader(reply);
+    HARNESS_EQ(bx_read_i64(&reader), 8);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "count", args, NULL, NULL), BX_E_TYPE);
+    bx_msg_destroy(args);
+    bx_msg_destroy(reply);
+    bx_rref_release(object);
+}
+
+Test(async_pool, a_method_has_its_object)
+{
+    run(2, calls_a_method);
+}
+
+/* The arguments are released when the handler returns, not when its future is done. */
+static void lends(struct bx_job *job)
+{
+    struct bx_tensor *tensor = NULL;
+    struct bx_msg *args = harness_msg_i64(PARK);
+    struct bx_future *future;
+
+    HARNESS_EQ(bx_tensor_create(job, BX_F32, 1, (int64_t[]){ 4096 }, &tensor), 0);
+    HARNESS_EQ(bx_msg_put_tensor(args, tensor), 0);
+    future = harness_start(job, "worker1", "work", args, BX_FOREVER);
+    HARNESS_EQ(bx_loans_wait(job, 1, 0, BX_FOREVER), 0);
+    HARNESS_CHECK(!bx_future_done(future));
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    bx_future_release(future);
+    check_end(BX_E_CANCELLED);
+    bx_tensor_release(tensor);
+}
+
+Test(async_pool, arguments_are_given_back_before_the_future_is_done)
+{
+    run(2, lends);
+}
+
+static void is_refused(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(1000000);
+
+    HARNESS_EQ(harness_call_i64(job, "worker0", "descend", 255), 255);
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "descend", args, NULL, NULL), BX_E_BUSY);
+    bx_msg_destroy(args);
+    HARNESS_EQ(harness_call_i64(job, "worker0", "descend", 200), 200);
+}
+
+Test(async_pool, is_refused_when_all_256_threads_wait)
+{
+    run(2, is_refused);
+}
+
+/* ---- The caller gives up --------------------------------------------------------------------- */
+
+static void cancels_in_the_queue(struct bx_job *job)
+{
+    struct bx_future *first = begin(job, STAY_AND_PARK, BX_FOREVER), *second;
+
+    harness_await(ENTERED, 1);
+    second = begin(job, PARK, BX_FOREVER);
+    await_read(job);
+    HARNESS_EQ(bx_future_cancel(second), 0);
+    end(second, BX_E_CANCELLED);
+    await_read(job);
+    HARNESS_EQ(bx_future_cancel(first), 0);
+    end(first, BX_E_CANCELLED);
+    harness_post(GO);
+    check_end(BX_E_CANCELLED);
+    waits_and_answers(job);
+    HARNESS_EQ(harness_load(RAN), 2);
+}
+
+Test(async_pool, a_request_that_is_cancelled_in_the_queue_is_not_run)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { cancels_in_the_queue }, .options = { .pool_threads = 1 } });
+}
+
+static void expires_in_the_queue(struct bx_job *job)
+{
+    struct bx_future *first = begin(job, STAY_AND_PARK, BX_FOREVER), *second;
+
+    harness_await(ENTERED, 1);
+    second = begin(job, PARK, HARNESS_MS);
+    end(second, BX_E_TIMEOUT);
+    harness_post(GO);
+    await_pending(job);
+    HARNESS_EQ(harness_load(RAN), 1);
+    HARNESS_EQ(bx_future_cancel(first), 0);
+    end(first, BX_E_CANCELLED);
+}
+
+Test(async_pool, a_request_whose_deadline_passes_in_the_queue_is_not_run)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { expires_in_the_queue }, .options = { .pool_threads = 1 } });
+}
+
+static void cancels_while_it_runs(struct bx_job *job)
+{
+    struct bx_future *future = begin(job, STAY_AND_PARK, BX_FOREVER);
+
+    harness_await(ENTERED, 1);
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    end(future, BX_E_CANCELLED);
+    await_read(job);
+    HARNESS_EQ(harness_gate(ENDED), 0);
+    harness_post(GO);
+    check_end(BX_E_CANCELLED);
+}
+
+Test(async_pool, a_cancel_while_the_handler_runs_fails_the_future_that_it_returns)
+{
+    run(2, cancels_while_it_runs);
+}
+
+static void times_out_while_it_runs(struct bx_job *job)
+{
+    uint64_t timeout_ns = 5 * HARNESS_MS;
+
+    /* Repeated until a handler runs in time. */
+    do
+        end(begin(job, STAY_AND_PARK, timeout_ns *= 2), BX_E_TIMEOUT);
+    while (harness_gate(ENTERED) == 0);
+    await_read(job);
+    harness_post(GO);
+    check_end(BX_E_CANCELLED);
+}
+
+Test(async_pool, a_deadline_while_the_handler_runs_fails_the_future_that_it_returns)
+{
+    run(2, times_out_while_it_runs);
+}
+
+static void cancels_what_is_pending(struct bx_job *job)
+{
+    struct bx_future *future = begin(job, PARK, BX_FOREVER);
+
+    await_pending(job);
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    end(future, BX_E_CANCELLED);
+    check_end(BX_E_CANCELLED);
+}
+
+Test(async_pool, a_cancel_while_the_future_is_pending_fails_it)
+{
+    run(2, cancels_what_is_pending);
+}
+
+/* The call is made after the cancel has come: it is cancelled as soon as the handler has returned. */
+static void cancels_a_call_that_is_to_come(struct bx_job *job)
+{
+    struct bx_future *future = begin(job, FORWARD, BX_FOREVER);
+
+    harness_await(ENTERED, 1);
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    end(future, BX_E_CANCELLED);
+    await_read(job);
+    harness_post(GO);
+    check_end(BX_E_CANCELLED);
+}
+
+Test(async_pool, a_call_whose_future_a_cancelled_handler_returns_is_cancelled)
+{
+    run(3, cancels_a_call_that_is_to_come);
+}
+
+/* ---- The caller's end ------------------------------------------------------------------------- */
+
+static void dies_while_it_runs(struct bx_job *job)
+{
+    begin(job, STAY_AND_PARK, BX_FOREVER);
+    harness_await(ENTERED, 1);
+    kill(getpid(), SIGKILL);
+}
+
+static void dies_while_it_is_pending(struct bx_job *job)
+{
+    begin(job, PARK, BX_FOREVER);
+    await_pending(job);
+    kill(getpid(), SIGKILL);
+}
+
+static void sees_it_die(struct bx_job *job)
+{
+    (void)job;
+    check_end(BX_E_PEER_DEAD);
+}
+
+/* Its handler goes on once this worker has closed the caller: calls to it fail. */
+static void lets_it_go_on(struct bx_job *job)
+{
+    while (bx_rpc_oneway(job, "worker0", "twice", NULL, NULL) != BX_E_PEER_DEAD)
+        sched_yield();
+    harness_post(GO);
+    harness_serve(job);
+}
+
+Test(async_pool, a_handler_whose_caller_dies_meanwhile_has_its_future_failed)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u,
+                                         .body = { dies_while_it_runs, lets_it_go_on, sees_it_die } });
+}
+
+Test(async_pool, a_future_whose_caller_dies_fails)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .dies = 1u,
+                                         .body = { dies_while_it_is_pending, NULL, sees_it_die } });
+}
+
+/* Worker 1 leaves while its handler runs: the handler's thread is joined, then the future fails. */
+static void is_left_alone(struct bx_job *job)
+{
+    end(begin(job, STAY_AND_PARK, BX_FOREVER), BX_E_SHUTDOWN);
+}
+
+static bool pool_is_stopping(struct bx_job *job)
+{
+    bool stop;
+
+    pthread_mutex_lock(&job->rpc->pool.lock);
+    stop = job->rpc->pool.stop;
+    pthread_mutex_unlock(&job->rpc->pool.lock);
+    return stop;
+}
+
+static void leaves_or_releases(struct bx_job *job, int index)
+{
+    if (index == 0) {
+        HARNESS_EQ(bx_job_shutdown(job, 50 * HARNESS_MS), BX_E_TIMEOUT);
+        return;
+    }
+    while (!pool_is_stopping(job))
+        sched_yield();
+    harness_post(GO);
+}
+
+static void leaves_with_a_handler_at_work(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    harness_await(ENTERED, 1);
+    harness_threads(job, 2, leaves_or_releases);
+    HARNESS_EQ(harness_gate(ENDED), 0);
+    bx_job_destroy(job);
+    check_end(BX_E_SHUTDOWN);
+}
+
+Test(async_pool, a_future_that_is_pending_when_the_job_is_destroyed_fails)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { is_left_alone, leaves_with_a_handler_at_work } });
+}
+
+static void sends_oneways(struct bx_job *job)
+{
+    struct bx_msg *args = harness_msg_i64(FAIL);
+
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "work", args, NULL), 0);
+    bx_msg_destroy(args);
+    args = harness_msg_i64(2);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "quick", args, NULL), 0);
+    bx_msg_destroy(args);
+    while (harness_load(RAN) < 2)
+        sched_yield();
+}
+
+Test(async_pool, one_way_calls_have_no_answer)
+{
+    run(2, sends_oneways);
+}
+
+/* ---- Races ------------------------------------------------------------------------------------ */
+
+#define RACES 1500
+
+/* Cancels come in the queue, while the handler runs, between its return and the callback, and while it is pending. The
+ * shutdown at the end fails if a request was not answered. */
+static void races_cancels(struct bx_job *job)
+{
+
+    for (int i = 0; i < RACES; i++) {
+        struct bx_future *future = harness_start(job, "worker1", "quick", harness_msg_i64(i), BX_FOREVER);
+
+        for (int spin = 0; spin < i % 64 * 8; spin++)
+            bxi_load_seq_cst(&job->run->eager);
+        if (i % 3 == 0)
+            sched_yield();
+        if (bx_future_cancel(future) == 0)
+            HARNESS_EQ(bx_future_error(future), BX_E_CANCELLED);
+        else
+            HARNESS_EQ(i % 2, 0);           /* the odd ones are never set */
+        bx_future_release(future);
+    }
+    await_read(job);
+}
+
+Test(async_pool, a_cancel_at_any_time_leaves_no_request_behind)
+{
+    run(2, races_cancels);
+}

@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/rpc/gather.c: which future ended an any (bx_future_index), and what the futures of an all became
+ * (bx_future_all_value, bx_future_all_error).
+ */
+#include "tests/harness/harness.h"
+
+#include "rpc/rpc.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+
+#define PARTS 4
+
+static int64_t number_in(const struct bx_msg *value)
+{
+    struct bx_reader reader = bx_msg_reader(value);
+    int64_t number = bx_read_i64(&reader);
+
+    return reader.error < 0 ? INT64_MIN : number;
+}
+
+static void make(struct bx_future **parts)
+{
+    for (int i = 0; i < PARTS; i++)
+        parts[i] = bx_future_create(NULL);
+}
+
+static void release(struct bx_future **parts)
+{
+    for (int i = 0; i < PARTS; i++)
+        bx_future_release(parts[i]);
+}
+
+/* ---- The index of an any ----------------------------------------------------------------------- */
+
+TestSuite(future_parts, .timeout = 60);
+
+Test(future_parts, any_has_the_index_of_the_future_that_was_set)
+{
+    struct bx_future *parts[PARTS], *any;
+
+    make(parts);
+    any = bx_future_any(NULL, parts, PARTS);
+    cr_expect_eq(bx_future_index(any), -1);
+    bx_future_set(parts[2], NULL);
+    bx_future_fail(parts[0], -EIO, NULL);
+    cr_expect_eq(bx_future_index(any), 2);
+    bx_future_release(any);
+    release(parts);
+}
+
+Test(future_parts, any_has_the_index_of_the_future_that_failed_its_code_and_its_text)
+{
+    struct bx_future *parts[PARTS], *any;
+
+    make(parts);
+    any = bx_future_any(NULL, parts, PARTS);
+    bx_future_fail(parts[3], -EIO, "broken axle");
+    bx_future_set(parts[1], NULL);
+    cr_expect_eq(bx_future_index(any), 3);
+    cr_expect_eq(bx_future_error(any), -EIO);
+    cr_expect_str_eq(bx_future_error_text(any), "broken axle");
+    bx_future_release(any);
+    release(parts);
+}
+
+Test(future_parts, any_that_ended_in_another_way_has_no_index)
+{
+    struct bx_future *parts[PARTS], *any;
+
+    make(parts);
+    any = bx_future_any(NULL, parts, PARTS);
+    bx_future_cancel(any);
+    bx_future_set(parts[1], NULL);
+    cr_expect_eq(bx_future_index(any), -1);
+    bx_future_release(any);
+    release(parts);
+}
+
+Test(future_parts, only_any_has_an_index_and_only_all_has_parts)
+{
+    struct bx_future *done = bx_future_create(NULL), *all, *any;
+
+    bx_future_set(done, harness_msg_i64(7));
+    all = bx_future_all(NULL, &done, 1);
+    any = bx_future_any(NULL, &done, 1);
+    cr_expect_eq(bx_future_index(done), -1);
+    cr_expect_eq(bx_future_index(all), -1);
+    cr_expect_eq(bx_future_index(NULL), -1);
+    cr_expect_eq(bx_future_index(any), 0);
+    cr_expect_null(bx_future_all_value(done, 0));
+    cr_expect_null(bx_future_all_value(any, 0));
+    cr_expect_null(bx_future_all_value(NULL, 0));
+    cr_expect_eq(bx_future_all_error(any, 0), 0);
+    cr_expect_eq(number_in(bx_future_all_value(all, 0)), 7);
+    bx_future_release(any);
+    bx_future_release(all);
+    bx_future_release(done);
+}
+
+/* One thread sets a part, another cancels the any: the index is there exactly when the any was not cancelled. */
+#define RACES 3000
+
+static struct bx_future *raced_part[RACES], *raced_any[RACES];
+
+static void *set_parts(void *context)
+{
+    for (int i = 0; i < RACES; i++)
+        bx_future_set(raced_part[i], NULL);
+    return context;
+}
+
+Test(future_parts, any_that_is_cancelled_while_it_ends_has_an_index_or_was_cancelled)
+{
+    pthread_t thread;
+
+    for (int i = 0; i < RACES; i++) {
+        raced_part[i] = bx_future_create(NULL);
+        raced_any[i] = bx_future_any(NULL, &raced_part[i], 1);
+    }
+    cr_assert_eq(pthread_create(&thread, NULL, set_parts, NULL), 0);
+    for (int i = 0; i < RACES; i++) {
+        bx_future_cancel(raced_any[i]);
+        if (bx_future_done(raced_any[i]))       /* else the other thread is about to complete it */
+            cr_expect_eq(bx_future_index(raced_any[i]), bx_future_error(raced_any[i]) == 0 ? 0 : -1);
+    }
+    pthread_join(thread, NULL);
+    for (int i = 0; i < RACES; i++) {
+        cr_expect_eq(bx_future_index(raced_any[i]), bx_future_error(raced_any[i]) == 0 ? 0 : -1);
+        bx_future_release(raced_any[i]);
+        bx_future_release(raced_part[i]);
+    }
+}
+
+/* ---- The parts of an all ------------------------------------------------------------------------ */
+
+Test(future_parts, all_has_every_value_though_its_futures_were_released)
+{
+    struct bx_future *parts[PARTS], *all;
+
+    make(parts);
+    all = bx_future_all(NULL, parts, PARTS);
+    for (int i = PARTS - 1; i >= 0; i--) {
+        cr_expect_null(bx_future_all_value(all, (size_t)i));
+        bx_future_set(parts[i], harness_msg_i64(10 + i));
+        bx_future_release(parts[i]);
+    }
+    for (int i = 0; i < PARTS; i++) {
+        cr_expect_eq(number_in(bx_future_all_value(all, (size_t)i)), 10 + i);
+        cr_expect_eq(bx_future_all_error(all, (size_t)i), 0);
+    }
+    cr_expect_null(bx_future_all_value(all, PARTS));
+    cr_expect_eq(bx_future_all_error(all, PARTS), 0);
+    bx_future_release(all);
+}
+
+Test(future_parts, all_that_failed_has_the_values_that_were_set_and_every_code)
+{
+    struct bx_future *parts[PARTS], *all;
+
+    make(parts);
+    all = bx_future_all(NULL, parts, PARTS);
+    bx_future_set(parts[0], harness_msg_i64(1));
+    bx_future_fail(parts[1], -EIO, NULL);
+    cr_expect_null(bx_future_all_value(all, 0));
+    cr_expect_eq(bx_future_all_error(all, 1), 0);
+    bx_future_fail(parts[3], -EPERM, NULL);
+    bx_future_set(parts[2], harness_msg_i64(3));
+    cr_expect_eq(bx_future_error(all), -EIO);
+    cr_expect_eq(number_in(bx_future_all_value(all, 0)), 1);
+    cr_expect_null(bx_future_all_value(all, 1));
+    cr_expect_eq(number_in(bx_future_all_value(all, 2)), 3);
+    cr_expect_eq(bx_future_all_error(all, 0), 0);
+    cr_expect_eq(bx_future_all_error(all, 1), -EIO);
+    cr_expect_eq(bx_future_all_error(all, 3), -EPERM);
+    bx_future_release(all);
+    release(parts);
+}
+
+Test(future_parts, all_that_was_cancelled_has_what_was_done_before)
+{
+    struct bx_future *parts[PARTS], *all;
+
+    make(parts);
+    all = bx_future_all(NULL, parts, PARTS);
+    bx_future_set(parts[1], harness_msg_i64(5));
+    bx_future_cancel(all);
+    bx_future_set(parts[2], harness_msg_i64(6));
+    cr_expect_eq(number_in(bx_future_all_value(all, 1)), 5);
+    cr_expect_null(bx_future_all_value(all, 2));
+    bx_future_release(all);
+    release(parts);
+}
+
+/* It holds no reference to a pending future: one that nobody can complete any more still fails. */
+Test(future_parts, all_fails_when_one_of_its_futures_is_abandoned)
+{
+    struct bx_future *future = bx_future_create(NULL), *all = bx_future_all(NULL, &future, 1);
+
+    bx_future_release(future);
+    cr_expect_eq(bx_future_error(all), BX_E_ABANDONED);
+    cr_expect_eq(bx_future_all_error(all, 0), BX_E_ABANDONED);
+    bx_future_release(all);
+}
+
+#define NESTED 300000
+
+static void *nest(void *context)
+{
+    struct bx_future *first = bx_future_create(NULL), *last = bx_future_acquire(first);
+
+    for (int i = 0; i < NESTED; i++) {
+        struct bx_future *next = bx_future_all(NULL, &last, 1);
+
+        bx_future_release(last);
+        last = next;
+    }
+    bx_future_set(first, NULL);
+    bx_future_release(first);
+    *(bool *)context = bx_future_done(last);
+    bx_future_release(last);
+    return NULL;
+}
+
+Test(future_parts, all_of_many_nested_ones_is_released_without_recursion)
+{
+    pthread_attr_t attributes;
+    pthread_t thread;
+    bool done = false;
+
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, 128 * 1024);
+    cr_assert_eq(pthread_create(&thread, &attributes, nest, &done), 0);
+    pthread_join(thread, NULL);
+    pthread_attr_destroy(&attributes);
+    cr_expect(done);
+}
+
+/* ---- Calls -------------------------------------------------------------------------------------- */
+
+static int setup(struct bx_job *job)
+{
+    return bx_register(job, "twice", BX_INLINE, harness_twice, NULL);
+}
+
+/* A small reply lies in the memory of its call. */
+static void call_and_release(struct bx_job *job)
+{
+    struct bx_future *calls[PARTS], *all;
+
+    for (int i = 0; i < PARTS; i++)
+        calls[i] = harness_start(job, i < 3 ? "worker1" : "worker0", "twice", harness_msg_i64(i), BX_FOREVER);
+    all = bx_future_all(job, calls, PARTS);
+    for (int i = 0; i < PARTS; i++)
+        bx_future_release(calls[i]);
+    HARNESS_EQ(bx_future_wait(all, BX_FOREVER), 0);
+    for (int i = 0; i < PARTS; i++)
+        HARNESS_EQ(number_in(bx_future_all_value(all, (size_t)i)), 2 * i);
+    bx_future_release(all);
+}
+
+Test(future_parts, all_of_calls_has_their_replies)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_and_release } });
+}

@@ -1,0 +1,800 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/rpc/nested.c: calls that a handler makes for its request have its deadline and end with it, over any number of
+ * workers. test_on_cancel.c has the hook.
+ *
+ * Worker 0 calls a relay at worker 1, whose handler calls "stay" at worker 2. That one stays until its request is given
+ * up: so each of these tests hangs if that is not passed on.
+ */
+#include "tests/harness/harness.h"
+
+#include "rpc/rpc.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define MANY 100
+#define LONG_NS (30000 * HARNESS_MS)
+
+enum { ENTERED, LEFT, RELAYED, RELEASED, DONE };                /* gates */
+enum { RUNNING, CODE, CANCELLED, DEADLINE, LOOKS, SEEN = 16 };  /* values */
+
+static void release(struct bx_future *future, void *context)
+{
+    (void)context;
+    bx_future_release(future);
+}
+
+/* A future that the engine fails when the request is given up. */
+static struct bx_future *answer(const struct bx_request *request)
+{
+    struct bx_future *future = bx_future_create(bx_request_job(request));
+
+    HARNESS_EQ(bx_future_on_done(future, release, NULL), 0);
+    return bx_future_acquire(future);
+}
+
+/* Never answers. */
+static int hold(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)args, (void)context;
+    *reply = answer(request);
+    return 0;
+}
+
+/* ---- worker 2 ------------------------------------------------------------------------------------ */
+
+static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)reply, (void)context;
+    harness_add(RUNNING, 1);
+    harness_post(ENTERED);
+    while (!bx_request_cancelled(request))
+        usleep(200);
+    harness_add(RUNNING, (uint64_t)-1);
+    harness_post(LEFT);
+    /* This answer may come before its caller has looked at the clock. */
+    return bx_request_deadline_ns(request) <= bxi_now_ns() ? bx_fail(BX_E_TIMEOUT, "its deadline has passed") : 0;
+}
+
+/* Stays until RELEASED, whatever its caller does. */
+static int stay_on(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)reply, (void)context;
+    harness_post(ENTERED);
+    harness_await(RELEASED, 1);
+    harness_store(CANCELLED, bx_request_cancelled(request));
+    return 0;
+}
+
+/* ---- worker 1: the relays ------------------------------------------------------------------------ */
+
+static const char *far(const struct bx_request *request)
+{
+    return bx_worker_name(bx_request_job(request), bx_job_rank(bx_request_job(request)) + 1);
+}
+
+static void note_end(int code, const char *text)
+{
+    static const char *const ends[] = { "cancelled it", "died", "left the job", "has passed", "left to the request" };
+
+    harness_store(CODE, (uint64_t)-code);
+    for (int i = 0; i < 5; i++)
+        if (strstr(text, ends[i]) != NULL)
+            harness_store(SEEN + i, 1);
+    harness_post(RELAYED);
+}
+
+static int relay_sync(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    const struct bx_call_options patient = { .timeout_ns = BX_FOREVER };
+    int rc = bx_rpc_sync(bx_request_job(request), far(request), context, NULL, &patient, NULL);
+
+    (void)args, (void)reply;
+    HARNESS_CHECK(bx_request_cancelled(request));
+    note_end(rc, bx_error_text());
+    return rc;
+}
+
+/* As relay_sync, but its calls are async, and its thread waits for the last. */
+static int relay_many(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    const struct bx_call_options patient = { .timeout_ns = BX_FOREVER };
+    struct bx_job *job = bx_request_job(request);
+    struct bx_future *futures[MANY];
+    int rc = 0;
+
+    (void)args, (void)reply;
+    HARNESS_EQ(bx_rpc_async(job, far(request), context, NULL, &patient, &futures[0]), 0);
+    HARNESS_EQ(bx_rpc_many(job, far(request), "hold", MANY - 1, NULL, &patient, futures + 1), 0);
+    harness_post(DONE);
+    for (int i = MANY - 1; i >= 0; i--) {
+        rc = bx_future_wait(futures[i], BX_FOREVER);
+        HARNESS_CHECK(rc == BX_E_CANCELLED || rc == BX_E_TIMEOUT);
+        if (i == 0)
+            note_end(rc, bx_error_text());
+        bx_future_release(futures[i]);
+    }
+    return rc;
+}
+
+static void note_future(struct bx_future *future, void *context)
+{
+    (void)context;
+    note_end(bx_future_error(future), bx_future_error_text(future));
+    bx_future_release(future);
+}
+
+static int call_far(const struct bx_request *request, const char *function)
+{
+    const struct bx_call_options patient = { .timeout_ns = BX_FOREVER };
+    struct bx_future *future = NULL;
+    int rc = bx_rpc_async(bx_request_job(request), far(request), function, NULL, &patient, &future);
+
+    return rc < 0 ? rc : bx_future_on_done(future, note_future, NULL);
+}
+
+/* Its own future is not the call's. */
+static int relay_async(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
+                       void *context)
+{
+    (void)args;
+    *reply = answer(request);
+    return call_far(request, context);
+}
+
+/* A callback, added in a callback that the handler has added, makes the call. */
+static void call_stay(struct bx_future *future, void *context)
+{
+    const struct bx_call_options patient = { .timeout_ns = BX_FOREVER };
+    struct bx_future *nested = NULL;
+    struct bx_job *job = context;
+
+    HARNESS_EQ(bx_future_error(future), 0);
+    HARNESS_EQ(bx_rpc_async(job, "worker2", "stay", NULL, &patient, &nested), 0);
+    HARNESS_EQ(bx_future_on_done(nested, note_future, NULL), 0);
+}
+
+static int call_again(struct bx_future *in, struct bx_msg *out, void *context)
+{
+    struct bx_future *nested = NULL;
+
+    (void)in, (void)out;
+    HARNESS_EQ(bx_rpc_async(context, "worker2", "echo", NULL, NULL, &nested), 0);
+    HARNESS_EQ(bx_future_on_done(nested, call_stay, context), 0);
+    bx_future_release(nested);
+    return 0;
+}
+
+static int relay_later(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply,
+                       void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+    struct bx_future *first = NULL;
+
+    (void)args, (void)context;
+    *reply = answer(request);
+    HARNESS_EQ(bx_rpc_async(job, "worker2", "echo", NULL, NULL, &first), 0);
+    bx_future_release(bx_future_then(first, call_again, job));
+    bx_future_release(first);
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    static char to_stay[] = "stay", to_relay[] = "relay_sync";
+    bool last = bx_job_rank(job) + 2 >= bx_job_world_size(job);
+
+    HARNESS_EQ(bx_register(job, "stay", BX_BLOCKING, stay, NULL), 0);
+    HARNESS_EQ(bx_register(job, "stay_on", BX_BLOCKING, stay_on, NULL), 0);
+    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, harness_nothing, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "hold", hold, NULL), 0);
+    HARNESS_EQ(bx_register(job, "relay_sync", BX_BLOCKING, relay_sync, last ? to_stay : to_relay), 0);
+    HARNESS_EQ(bx_register(job, "relay_many", BX_BLOCKING, relay_many, to_stay), 0);
+    HARNESS_EQ(bx_register_async(job, "relay_async", relay_async, to_stay), 0);
+    return bx_register_async(job, "relay_later", relay_later, NULL);
+}
+
+/* ---- why the request is given up ------------------------------------------------------------------- */
+
+static void all_have_left(int code, int end)
+{
+    harness_await(LEFT, 1);
+    harness_await(RELAYED, 1);
+    HARNESS_EQ(harness_load(RUNNING), 0);
+    HARNESS_EQ(harness_load(CODE), (uint64_t)-code);
+    HARNESS_EQ(harness_load(SEEN + end), 1);
+}
+
+static const char *relay;
+
+static void gives_up_after_300_ms(struct bx_job *job)
+{
+    const struct bx_call_options hasty = { .timeout_ns = 300 * HARNESS_MS };
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", relay, NULL, &hasty, NULL), BX_E_TIMEOUT);
+    harness_await(LEFT, 1);
+    harness_await(RELAYED, 1);
+    HARNESS_EQ(harness_load(RUNNING), 0);
+    HARNESS_EQ(harness_load(CODE), (uint64_t)-BX_E_TIMEOUT);
+    /* The call's own deadline, the cancel, or the answer: whichever came first. */
+    HARNESS_EQ(harness_load(SEEN + 3) + harness_load(SEEN + 4), 1);
+}
+
+static void try_relays(const char *const *names, int size, harness_fn body)
+{
+    for (; *names != NULL; names++) {
+        relay = *names;
+        harness_reset();
+        harness_run(&(struct harness_world){ .size = size, .setup = setup, .body = { body } });
+    }
+}
+
+static const char *const relays[] = { "relay_sync", "relay_many", "relay_async", "relay_later", NULL };
+
+Test(nested, calls_end_at_the_deadline_of_the_request, .timeout = 60)
+{
+    try_relays(relays, 3, gives_up_after_300_ms);
+}
+
+static struct bx_future *begin(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", relay, NULL, NULL, &future), 0);
+    harness_await(ENTERED, 1);
+    if (strcmp(relay, "relay_many") == 0)
+        harness_await(DONE, 1);
+    return future;
+}
+
+static void cancels(struct bx_job *job)
+{
+    struct bx_future *future = begin(job);
+
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    all_have_left(BX_E_CANCELLED, 0);
+    bx_future_release(future);
+}
+
+Test(nested, calls_are_cancelled_with_the_request, .timeout = 60)
+{
+    try_relays(relays, 3, cancels);
+}
+
+Test(nested, calls_are_cancelled_over_several_workers, .timeout = 60)
+{
+    static const char *const one[] = { "relay_sync", NULL };
+
+    try_relays(one, 6, cancels);
+    cr_expect_eq(harness_gate(RELAYED), 4);
+}
+
+static void dies(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    bx_future_release(begin(job));
+    raise(SIGKILL);
+}
+
+static void outlives(struct bx_job *job)
+{
+    (void)job;
+    all_have_left(BX_E_CANCELLED, 1);
+}
+
+Test(nested, calls_are_cancelled_when_the_caller_is_killed, .timeout = 60)
+{
+    for (const char *const *name = relays; *name != NULL; name++) {
+        relay = *name;
+        harness_reset();
+        harness_run(&(struct harness_world){
+            .size = 3, .setup = setup, .body = { dies, outlives, harness_serve }, .dies = 1u << 0 });
+    }
+}
+
+static void leaves(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    bx_future_release(begin(job));
+    HARNESS_EQ(bx_job_shutdown(job, 50 * HARNESS_MS), BX_E_TIMEOUT);
+    bx_job_destroy(job);
+    all_have_left(BX_E_CANCELLED, 2);
+}
+
+Test(nested, calls_are_cancelled_when_the_caller_leaves, .timeout = 60)
+{
+    try_relays(relays, 3, leaves);
+}
+
+/* ---- what goes on ---------------------------------------------------------------------------------- */
+
+static int call_detached(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    const struct bx_call_options own = { sizeof own, .timeout_ns = BX_FOREVER, .flags = BX_CALL_DETACHED };
+    int rc;
+
+    (void)args, (void)reply, (void)context;
+    /* The slot of a call for the request that has ended. */
+    HARNESS_EQ(bx_rpc_sync(bx_request_job(request), "worker2", "echo", NULL, NULL, NULL), 0);
+    rc = bx_rpc_sync(bx_request_job(request), "worker2", "stay_on", NULL, &own, NULL);
+    HARNESS_CHECK(bx_request_cancelled(request));
+    note_end(rc, "");
+    return 0;
+}
+
+static struct bx_future *left_behind;
+
+static int call_and_leave(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)reply, (void)context;
+    return bx_rpc_async(bx_request_job(request), "worker2", "stay_on", NULL, NULL, &left_behind);
+}
+
+static int setup_going_on(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "detached", BX_BLOCKING, call_detached, NULL), 0);
+    HARNESS_EQ(bx_register(job, "leave_behind", BX_BLOCKING, call_and_leave, NULL), 0);
+    return setup(job);
+}
+
+static void cancels_detached(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "detached", NULL, NULL, &future), 0);
+    harness_await(ENTERED, 1);
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    bx_future_release(future);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "echo", NULL, NULL, NULL), 0);       /* the cancel has been read */
+    HARNESS_EQ(bx_rpc_sync(job, "worker2", "echo", NULL, NULL, NULL), 0);
+    harness_post(RELEASED);
+    harness_await(RELAYED, 1);
+    HARNESS_EQ(harness_load(CODE), 0);
+    HARNESS_EQ(harness_load(CANCELLED), 0);
+}
+
+Test(nested, detached_call_goes_on, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_going_on, .body = { cancels_detached } });
+}
+
+static void gets_its_answer_and_dies(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "leave_behind", NULL, NULL, NULL), 0);
+    raise(SIGKILL);
+}
+
+static void has_a_call_left(struct bx_job *job)
+{
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    harness_post(RELEASED);
+    HARNESS_EQ(bx_future_wait(left_behind, BX_FOREVER), 0);
+    HARNESS_EQ(harness_load(CANCELLED), 0);
+    bx_future_release(left_behind);
+}
+
+Test(nested, call_goes_on_when_the_request_was_answered, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_going_on, .dies = 1u << 0,
+                                         .body = { gets_its_answer_and_dies, has_a_call_left, harness_serve } });
+}
+
+static int call_for_oneway(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                           void *context)
+{
+    struct bx_job *job = bx_request_job(request);
+
+    (void)args, (void)reply, (void)context;
+    harness_post(ENTERED);
+    while (bx_worker_alive(job, 0))
+        sched_yield();
+    HARNESS_CHECK(!bx_request_cancelled(request));
+    note_end(bx_rpc_sync(job, "worker2", "echo", NULL, NULL, NULL), "");
+    return 0;
+}
+
+static int setup_oneway(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "oneway", BX_BLOCKING, call_for_oneway, NULL), 0);
+    return setup(job);
+}
+
+static void sends_and_dies(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "oneway", NULL, NULL), 0);
+    harness_await(ENTERED, 1);
+    raise(SIGKILL);
+}
+
+static void awaits_the_relay(struct bx_job *job)
+{
+    (void)job;
+    harness_await(RELAYED, 1);
+    HARNESS_EQ(harness_load(CODE), 0);
+}
+
+Test(nested, calls_of_a_oneway_request_go_on_when_its_caller_is_dead, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_oneway, .dies = 1u << 0,
+                                         .body = { sends_and_dies, awaits_the_relay, harness_serve } });
+}
+
+/* Its list of calls does not grow with those that have ended. */
+static int call_often(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    const struct bxi_waiting *waiting = (const struct bxi_waiting *)(const void *)request;
+    struct bx_future *futures[MANY];
+
+    (void)args, (void)reply, (void)context;
+    for (int i = 0; i < 1000; i++)
+        HARNESS_EQ(bx_rpc_sync(bx_request_job(request), "worker0", "echo", NULL, NULL, NULL), 0);
+    HARNESS_CHECK(waiting->call_capacity > 0 && waiting->call_capacity <= 4);
+    HARNESS_EQ(bx_rpc_many(bx_request_job(request), "worker0", "echo", MANY, NULL, NULL, futures), 0);
+    for (int i = 0; i < MANY; i++) {
+        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
+        bx_future_release(futures[i]);
+    }
+    HARNESS_CHECK(waiting->call_capacity <= 4 * MANY);
+    return 0;
+}
+
+static int setup_often(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "often", BX_BLOCKING, call_often, NULL), 0);
+    return setup(job);
+}
+
+static void calls_one_that_calls_often(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "often", NULL, NULL, NULL), 0);
+}
+
+Test(nested, list_of_calls_forgets_those_that_have_ended, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_often, .body = { calls_one_that_calls_often } });
+}
+
+/* ---- further calls --------------------------------------------------------------------------------- */
+
+static const struct bx_type type = { .name = "thing" };
+
+/* Calls of all kinds when the request is over. */
+static int call_on(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    const struct bx_call_options own = { sizeof own, .flags = BX_CALL_DETACHED };
+    struct bx_job *job = bx_request_job(request);
+    struct bx_future *futures[2] = { NULL, NULL };
+    struct bx_rref *rref = NULL, *made = NULL;
+
+    (void)args, (void)reply, (void)context;
+    harness_post(ENTERED);
+    while (!bx_request_cancelled(request))
+        usleep(200);
+    HARNESS_EQ(bx_rref_create(job, &type, NULL, &rref), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker2", "echo", NULL, NULL, NULL), BX_E_CANCELLED);
+    HARNESS_HAS(bx_error_text(), "'call_on' by worker 'worker0', which cancelled it");
+    HARNESS_EQ(bx_rpc_async(job, "worker2", "echo", NULL, NULL, futures), BX_E_CANCELLED);
+    HARNESS_EQ(bx_rpc_many(job, "worker2", "echo", 2, NULL, NULL, futures), BX_E_CANCELLED);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker2", "echo", NULL, NULL), BX_E_CANCELLED);
+    HARNESS_EQ(bx_remote(job, "worker2", "echo", NULL, NULL, &made), BX_E_CANCELLED);
+    HARNESS_EQ(bx_rref_sync(rref, "method", NULL, NULL, NULL), BX_E_CANCELLED);
+    HARNESS_EQ(bx_rref_async(rref, "method", NULL, NULL, futures), BX_E_CANCELLED);
+    HARNESS_CHECK(futures[0] == NULL && futures[1] == NULL && made == NULL);
+    HARNESS_EQ(bx_rpc_sync(job, "worker2", "echo", NULL, &own, NULL), 0);
+    HARNESS_EQ(bx_rref_sync(rref, "method", NULL, &own, NULL), 0);
+    bx_rref_release(rref);
+    harness_post(LEFT);
+    return 0;
+}
+
+static int setup_calling_on(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "call_on", BX_BLOCKING, call_on, NULL), 0);
+    HARNESS_EQ(bx_register_method(job, &type, "method", BX_INLINE, harness_nothing, NULL), 0);
+    return setup(job);
+}
+
+static void cancels_one_that_calls_on(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "call_on", NULL, NULL, &future), 0);
+    harness_await(ENTERED, 1);
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    bx_future_release(future);
+    harness_await(LEFT, 1);
+}
+
+Test(nested, call_fails_at_once_when_the_request_is_over, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_calling_on, .body = { cancels_one_that_calls_on } });
+}
+
+/* Fills the callee's slots with calls that are not for the request, then waits for room for one that is. */
+static int wait_for_room(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    const struct bx_call_options own = { sizeof own, .timeout_ns = BX_FOREVER, .flags = BX_CALL_DETACHED };
+    static struct bx_future *futures[BXI_CALLS_MAX - 1];
+    struct bx_job *job = bx_request_job(request);
+
+    (void)args, (void)reply, (void)context;
+    HARNESS_EQ(bx_rpc_many(job, "worker2", "hold", BXI_CALLS_MAX - 1, NULL, &own, futures), 0);
+    harness_post(ENTERED);
+    note_end(bx_rpc_sync(job, "worker2", "echo", NULL, NULL, NULL), bx_error_text());
+    for (int i = 0; i < BXI_CALLS_MAX - 1; i++) {
+        HARNESS_EQ(bx_future_cancel(futures[i]), 0);
+        bx_future_release(futures[i]);
+    }
+    harness_post(LEFT);
+    return 0;
+}
+
+static int setup_room(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "room", BX_BLOCKING, wait_for_room, NULL), 0);
+    return setup(job);
+}
+
+static void cancels_one_that_waits(struct bx_job *job)
+{
+    struct bx_future *future = NULL;
+
+    harness_await(ENTERED, 1);
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "room", NULL, NULL, &future), 0);
+    harness_await(DONE, 1);
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    harness_await(LEFT, 1);
+    harness_post(RELEASED);
+    HARNESS_EQ(harness_load(CODE), (uint64_t)-BX_E_CANCELLED);
+    bx_future_release(future);
+}
+
+/* The first thread waits for a call with the 1024th slot, so the handler's thread does not lead: somebody must wake it.
+ * The second posts DONE when the handler waits. */
+static void wait_or_watch(struct bx_job *job, int index)
+{
+    if (index == 0) {
+        HARNESS_EQ(bx_rpc_sync(job, "worker2", "stay_on", NULL, NULL, NULL), 0);
+        return;
+    }
+    harness_await(ENTERED, 2);
+    while (bxi_load_relaxed(&job->rpc->pool.blocked) == 0 || bxi_load_relaxed(&job->run->followers) == 0)
+        sched_yield();
+    harness_post(DONE);
+}
+
+static void watches_the_pool(struct bx_job *job)
+{
+    harness_threads(job, 2, wait_or_watch);
+}
+
+Test(nested, wait_for_room_ends_with_the_request, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_room,
+                                         .body = { cancels_one_that_waits, watches_the_pool } });
+}
+
+/* ---- deadlines ------------------------------------------------------------------------------------- */
+
+static int look(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)reply, (void)context;
+    harness_store(DEADLINE, bx_request_deadline_ns(request));
+    harness_add(LOOKS, 1);
+    return 0;
+}
+
+/* The deadline with which the last call has come; `looks` calls have. */
+static uint64_t seen(uint64_t looks)
+{
+    while (harness_load(LOOKS) < looks)
+        sched_yield();
+    HARNESS_EQ(harness_load(LOOKS), looks);
+    harness_store(LOOKS, 0);
+    return harness_load(DEADLINE);
+}
+
+static void end(struct bx_future **futures, int count)
+{
+    for (int i = 0; i < count; i++) {
+        HARNESS_EQ(bx_future_wait(futures[i], BX_FOREVER), 0);
+        bx_future_release(futures[i]);
+    }
+}
+
+static int call_all_ways(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                         void *context)
+{
+    uint64_t own_ns = bx_request_deadline_ns(request);
+    struct bx_job *job = bx_request_job(request);
+    struct bx_future *futures[2];
+    struct bx_rref *rref = NULL, *made = NULL;
+
+    (void)args, (void)reply, (void)context;
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "look", NULL, NULL, NULL), 0);
+    HARNESS_EQ(seen(1), own_ns);
+    HARNESS_EQ(bx_rpc_async(job, "worker0", "look", NULL, NULL, futures), 0);
+    end(futures, 1);
+    HARNESS_EQ(seen(1), own_ns);
+    HARNESS_EQ(bx_rpc_many(job, "worker0", "look", 2, NULL, NULL, futures), 0);
+    end(futures, 2);
+    HARNESS_EQ(seen(2), own_ns);
+    HARNESS_EQ(bx_rpc_oneway(job, "worker0", "look", NULL, NULL), 0);
+    HARNESS_EQ(seen(1), own_ns);
+    HARNESS_EQ(bx_rref_create(job, &type, NULL, &rref), 0);
+    HARNESS_EQ(bx_rref_sync(rref, "method", NULL, NULL, NULL), 0);
+    HARNESS_EQ(seen(1), own_ns);
+    HARNESS_EQ(bx_rref_async(rref, "method", NULL, NULL, futures), 0);
+    end(futures, 1);
+    HARNESS_EQ(seen(1), own_ns);
+    HARNESS_EQ(bx_rref_oneway(rref, "method", NULL, NULL), 0);
+    HARNESS_EQ(seen(1), own_ns);
+    HARNESS_EQ(bx_remote(job, "worker0", "look", NULL, NULL, &made), 0);
+    HARNESS_EQ(seen(1), own_ns);
+    bx_rref_release(made);
+    bx_rref_release(rref);
+    return 0;
+}
+
+static int call_with_options(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                             void *context)
+{
+    const struct bx_call_options hasty = { .timeout_ns = LONG_NS / 2 }, forever = { .timeout_ns = BX_FOREVER },
+                                 detached = { sizeof detached, .flags = BX_CALL_DETACHED },
+                                 old = { .flags = BX_CALL_DETACHED },
+                                 unknown = { sizeof unknown, .flags = UINT64_C(1) << 63 | BX_CALL_DETACHED };
+    uint64_t own_ns = bx_request_deadline_ns(request);
+    struct bx_job *job = bx_request_job(request);
+
+    (void)args, (void)reply, (void)context;
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "look", NULL, &forever, NULL), 0);
+    HARNESS_EQ(seen(1), own_ns);
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "look", NULL, &hasty, NULL), 0);
+    HARNESS_CHECK(seen(1) < own_ns);
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "look", NULL, &detached, NULL), 0);
+    HARNESS_CHECK(seen(1) > own_ns);
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "look", NULL, &old, NULL), 0);       /* a program of 0.1 has no flags */
+    HARNESS_EQ(seen(1), own_ns);
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "look", NULL, &unknown, NULL), -EINVAL);
+    HARNESS_HAS(bx_error_text(), "0x8000000000000000");
+    return 0;
+}
+
+/* An inline handler: its call is for no request, also if the thread that runs it waits in a handler. */
+static int call_for_none(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_future *future = NULL;
+
+    (void)args, (void)reply, (void)context;
+    HARNESS_EQ(bx_rpc_async(bx_request_job(request), "worker0", "look", NULL, NULL, &future), 0);
+    bx_future_release(future);
+    return 0;
+}
+
+static int bounce(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)reply, (void)context;
+    return bx_rpc_sync(bx_request_job(request), "worker1", "call_for_none", NULL, NULL, NULL);
+}
+
+static int wait_while_others_call(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                                  void *context)
+{
+    uint64_t own_ns = bx_request_deadline_ns(request);
+    struct bx_job *job = bx_request_job(request);
+
+    (void)args, (void)reply, (void)context;
+    for (int i = 0; i < 200; i++) {
+        HARNESS_EQ(bx_rpc_sync(job, "worker0", "bounce", NULL, NULL, NULL), 0);
+        HARNESS_CHECK(seen(1) > own_ns);
+    }
+    return bx_rpc_sync(job, "worker1", "call_for_none", NULL, NULL, NULL) < 0 || seen(1) <= own_ns ? -EDOM : 0;
+}
+
+/* In a callback of a handler that has returned. */
+static void call_later(struct bx_future *future, void *context)
+{
+    struct bx_future *nested = NULL;
+
+    HARNESS_EQ(bx_future_error(future), 0);
+    HARNESS_EQ(bx_rpc_async(context, "worker0", "look", NULL, NULL, &nested), 0);
+    bx_future_release(nested);
+}
+
+static int call_when_answered(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                              void *context)
+{
+    struct bx_future *future = NULL;
+
+    (void)args, (void)reply, (void)context;
+    HARNESS_EQ(bx_rpc_async(bx_request_job(request), "worker0", "stay_on", NULL, NULL, &future), 0);
+    HARNESS_EQ(bx_future_on_done(future, call_later, bx_request_job(request)), 0);
+    bx_future_release(future);
+    return 0;
+}
+
+/* Called one-way. */
+static int call_once(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)reply, (void)context;
+    return bx_rpc_sync(bx_request_job(request), "worker0", "look", NULL, NULL, NULL);
+}
+
+static int setup_deadlines(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "once", BX_BLOCKING, call_once, NULL), 0);
+    HARNESS_EQ(bx_register(job, "stay_on", BX_BLOCKING, stay_on, NULL), 0);
+    HARNESS_EQ(bx_register(job, "answered", BX_BLOCKING, call_when_answered, NULL), 0);
+    HARNESS_EQ(bx_register(job, "look", BX_INLINE, look, NULL), 0);
+    HARNESS_EQ(bx_register_method(job, &type, "method", BX_INLINE, look, NULL), 0);
+    HARNESS_EQ(bx_register(job, "bounce", BX_BLOCKING, bounce, NULL), 0);
+    HARNESS_EQ(bx_register(job, "call_for_none", BX_INLINE, call_for_none, NULL), 0);
+    HARNESS_EQ(bx_register(job, "all_ways", BX_BLOCKING, call_all_ways, NULL), 0);
+    HARNESS_EQ(bx_register(job, "options", BX_BLOCKING, call_with_options, NULL), 0);
+    return bx_register(job, "wait", BX_BLOCKING, wait_while_others_call, NULL);
+}
+
+static void calls(struct bx_job *job)
+{
+    const struct bx_call_options options = { .timeout_ns = LONG_NS };
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", relay, NULL, &options, NULL), 0);
+}
+
+static void try_deadlines(const char *name)
+{
+    relay = name;
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_deadlines, .body = { calls } });
+}
+
+Test(nested, calls_of_every_kind_have_the_deadline_of_the_request, .timeout = 20)
+{
+    try_deadlines("all_ways");
+}
+
+Test(nested, call_keeps_an_earlier_deadline_and_a_detached_one_its_own, .timeout = 20)
+{
+    try_deadlines("options");
+}
+
+Test(nested, call_of_an_inline_handler_has_its_own_deadline, .timeout = 20)
+{
+    try_deadlines("wait");
+}
+
+static void releases_when_answered(struct bx_job *job)
+{
+    const struct bx_call_options options = { .timeout_ns = LONG_NS };
+    uint64_t latest_ns;
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "answered", NULL, &options, NULL), 0);
+    latest_ns = bxi_now_ns() + LONG_NS;         /* the request's deadline was not later */
+    harness_post(RELEASED);
+    HARNESS_CHECK(seen(1) > latest_ns);
+}
+
+Test(nested, callback_of_an_answered_request_calls_for_none, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_deadlines, .body = { releases_when_answered } });
+}
+
+static void sends_oneway(struct bx_job *job)
+{
+    const struct bx_call_options options = { .timeout_ns = LONG_NS };
+
+    HARNESS_EQ(bx_rpc_oneway(job, "worker1", "once", NULL, &options), 0);
+    HARNESS_CHECK(seen(1) > bxi_now_ns() + LONG_NS);
+}
+
+Test(nested, call_for_a_oneway_request_has_its_own_deadline, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_deadlines, .body = { sends_oneway } });
+}

@@ -1,0 +1,500 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/rpc/nested.c: bx_request_on_cancel, the hook of a blocking handler, and bx_request_cancelled. Worker 0 calls, the
+ * handlers run at worker 1.
+ */
+#include "tests/harness/harness.h"
+
+#include "rpc/rpc.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define RACES 3000
+#define MAGIC 0x5a5a5a5au
+
+enum { ENTERED, CANCELLED, DONE, IN_HOOK };     /* gates */
+enum { HOOKS, PID, FREED, ON_TIME };            /* values */
+
+static struct bx_future *begin(struct bx_job *job, const char *function)
+{
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rpc_async(job, "worker1", function, NULL, NULL, &future), 0);
+    return future;
+}
+
+static void cancel(struct bx_future *future)
+{
+    HARNESS_EQ(bx_future_cancel(future), 0);
+    bx_future_release(future);
+}
+
+/* Returns when worker 1 has read all that this worker has sent. */
+static void await_read(struct bx_job *job)
+{
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "nothing", NULL, NULL, NULL), 0);
+}
+
+/* ---- once, and when -------------------------------------------------------------------------------- */
+
+static void wake(void *context)
+{
+    sem_t *sem = context;
+
+    harness_add(HOOKS, 1);
+    sem_post(sem);
+}
+
+static int wait_elsewhere(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                          void *context)
+{
+    sem_t sem;
+
+    (void)args, (void)reply, (void)context;
+    sem_init(&sem, 0, 0);
+    HARNESS_EQ(bx_request_on_cancel(request, wake, &sem), 0);
+    HARNESS_EQ(harness_load(HOOKS), 0);
+    harness_post(ENTERED);
+    while (sem_wait(&sem) < 0)
+        ;
+    HARNESS_CHECK(bx_request_cancelled(request));
+    HARNESS_EQ(bx_request_on_cancel(request, NULL, NULL), 0);
+    HARNESS_EQ(harness_load(HOOKS), 1);
+    HARNESS_EQ(bx_request_on_cancel(request, wake, &sem), 0);       /* at once */
+    HARNESS_EQ(harness_load(HOOKS), 2);
+    sem_destroy(&sem);
+    harness_post(DONE);
+    return 0;
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "nothing", BX_INLINE, harness_nothing, NULL), 0);
+    return bx_register(job, "wait", BX_BLOCKING, wait_elsewhere, NULL);
+}
+
+static void cancels(struct bx_job *job)
+{
+    struct bx_future *future = begin(job, "wait");
+
+    harness_await(ENTERED, 1);
+    cancel(future);
+    harness_await(DONE, 1);
+}
+
+Test(on_cancel, hook_ends_a_wait_of_the_program, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { cancels } });
+}
+
+static void dies(struct bx_job *job)
+{
+    harness_leaves_by_itself();
+    bx_future_release(begin(job, "wait"));
+    harness_await(ENTERED, 1);
+    raise(SIGKILL);
+}
+
+Test(on_cancel, hook_runs_when_the_caller_is_killed, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { dies, harness_serve }, .dies = 1u << 0 });
+    cr_expect_eq(harness_gate(DONE), 1);
+}
+
+/* Nobody sends a cancel: the caller is stopped. The hook runs at the deadline all the same. */
+static void is_stopped(struct bx_job *job)
+{
+    const struct bx_call_options options = { .timeout_ns = 1500 * HARNESS_MS };
+    struct bx_future *future = NULL;
+
+    harness_store(PID, (uint64_t)getpid());
+    HARNESS_EQ(bx_rpc_async(job, "worker1", "wait", NULL, &options, &future), 0);
+    harness_await(CANCELLED, 1);
+    bx_future_wait(future, BX_FOREVER);         /* its deadline and its answer have come meanwhile */
+    bx_future_release(future);
+}
+
+static void stops_the_caller(struct bx_job *job)
+{
+    (void)job;
+    harness_await(ENTERED, 1);
+    harness_stop((pid_t)harness_load(PID));
+    harness_await(DONE, 1);
+    harness_post(CANCELLED);
+    HARNESS_EQ(kill((pid_t)harness_load(PID), SIGCONT), 0);
+}
+
+Test(on_cancel, hook_runs_at_the_deadline_of_a_caller_that_is_stopped, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 3, .setup = setup, .body = { is_stopped, NULL, stops_the_caller } });
+}
+
+/* ---- removing it ------------------------------------------------------------------------------------ */
+
+static void count(void *context)
+{
+    harness_add(HOOKS + (int)(intptr_t)context, 1);
+}
+
+static int replace_and_remove(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                              void *context)
+{
+    (void)args, (void)reply;
+    HARNESS_EQ(bx_request_on_cancel(request, count, (void *)(intptr_t)10), 0);
+    HARNESS_EQ(bx_request_on_cancel(request, count, (void *)(intptr_t)11), 0);
+    if (context != NULL)
+        HARNESS_EQ(bx_request_on_cancel(request, NULL, NULL), 0);
+    harness_post(ENTERED);
+    harness_await(CANCELLED, 1);
+    while (!bx_request_cancelled(request))
+        usleep(200);
+    while (context == NULL && harness_load(HOOKS + 11) == 0)
+        usleep(200);
+    harness_post(DONE);
+    return 0;
+}
+
+/* Its hook is removed when it has returned. */
+static int set_and_return(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                          void *context)
+{
+    (void)args, (void)reply, (void)context;
+    return bx_request_on_cancel(request, count, (void *)(intptr_t)12);
+}
+
+static int setup_removing(struct bx_job *job)
+{
+    static int removes;
+
+    HARNESS_EQ(bx_register(job, "replace", BX_BLOCKING, replace_and_remove, NULL), 0);
+    HARNESS_EQ(bx_register(job, "remove", BX_BLOCKING, replace_and_remove, &removes), 0);
+    HARNESS_EQ(bx_register(job, "return", BX_BLOCKING, set_and_return, NULL), 0);
+    return setup(job);
+}
+
+static void cancels_and_reads(struct bx_job *job, const char *function)
+{
+    struct bx_future *future = begin(job, function);
+
+    harness_await(ENTERED, 1);
+    cancel(future);
+    await_read(job);
+    harness_post(CANCELLED);
+    harness_await(DONE, 1);
+    await_read(job);
+}
+
+static void cancels_replaced(struct bx_job *job)
+{
+    cancels_and_reads(job, "replace");
+    HARNESS_EQ(harness_load(HOOKS + 10), 0);
+    HARNESS_EQ(harness_load(HOOKS + 11), 1);
+}
+
+Test(on_cancel, new_hook_replaces_the_one_before, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_removing, .body = { cancels_replaced } });
+}
+
+static void cancels_removed(struct bx_job *job)
+{
+    cancels_and_reads(job, "remove");
+    HARNESS_EQ(harness_load(HOOKS + 10), 0);
+    HARNESS_EQ(harness_load(HOOKS + 11), 0);
+}
+
+Test(on_cancel, removed_hook_does_not_run, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_removing, .body = { cancels_removed } });
+}
+
+static void is_answered_and_dies(struct bx_job *job)
+{
+    const struct bx_call_options options = { .timeout_ns = 300 * HARNESS_MS };
+
+    harness_leaves_by_itself();
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "return", NULL, &options, NULL), 0);
+    raise(SIGKILL);
+}
+
+/* Longer than the deadline, for a timer that was not removed. */
+static void outlives(struct bx_job *job)
+{
+    uint64_t until_ns = bxi_now_ns() + 600 * HARNESS_MS;
+    struct bx_future *never = bx_future_create(job);
+
+    HARNESS_EQ(bx_future_wait(never, until_ns - bxi_now_ns()), BX_E_TIMEOUT);
+    bx_future_release(never);
+    HARNESS_EQ(harness_load(HOOKS + 12), 0);
+}
+
+Test(on_cancel, hook_does_not_run_when_the_request_was_answered, .timeout = 20)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup_removing, .body = { is_answered_and_dies, outlives }, .dies = 1u << 0 });
+}
+
+/* ---- while it runs ----------------------------------------------------------------------------------- */
+
+struct local {
+    uint32_t magic;
+    uint32_t runs;
+};
+
+static void run_slowly(void *context)
+{
+    struct local *local = context;
+
+    harness_add(HOOKS, 1);
+    for (int i = 0; i < 200; i++) {
+        if (__atomic_load_n(&local->magic, __ATOMIC_RELAXED) != MAGIC)
+            harness_failed(__FILE__, __LINE__, "the hook runs when it was removed");
+        bxi_pause();
+    }
+    local->runs++;
+}
+
+/* The cancel comes before, in the middle or after. */
+static int race(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct local local = { .magic = MAGIC };
+    int64_t spins = bx_read_i64(args) % 3000;
+
+    (void)reply, (void)context;
+    HARNESS_EQ(bx_request_on_cancel(request, run_slowly, &local), 0);
+    harness_post(ENTERED);
+    while (spins-- > 0)
+        bxi_pause();
+    HARNESS_EQ(bx_request_on_cancel(request, NULL, NULL), 0);
+    HARNESS_CHECK(local.runs <= 1);
+    __atomic_store_n(&local.magic, 0, __ATOMIC_RELAXED);
+    return 0;
+}
+
+static int setup_race(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "race", BX_BLOCKING, race, NULL), 0);
+    return setup(job);
+}
+
+static void races(struct bx_job *job)
+{
+    for (int i = 0; i < RACES; i++) {
+        struct bx_msg *args = harness_msg_i64(i);
+        struct bx_future *future = NULL;
+        uint32_t before = harness_gate(ENTERED);
+
+        HARNESS_EQ(bx_rpc_async(job, "worker1", "race", args, NULL, &future), 0);
+        if (i % 16 != 0)            /* a handler has set its hook: this one's, or one before */
+            harness_await(ENTERED, before + 1);
+        bx_future_cancel(future);               /* or it is done */
+        bx_future_release(future);
+        bx_msg_destroy(args);
+    }
+    await_read(job);
+}
+
+Test(on_cancel, hook_and_its_removal_race, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_race, .body = { races } });
+}
+
+/* The hook ends only when the handler has returned, and a little later. The reply is freed when that was waited for. */
+static bxi_a32 has_returned, in_hook;
+
+static void outlast(void *context)
+{
+    (void)context;
+    bxi_store_release(&in_hook, 1);             /* [test.in_hook] release, pairs with the acquire in return_early */
+    harness_post(IN_HOOK);
+    while (bxi_load_relaxed(&has_returned) == 0)
+        sched_yield();
+    for (int i = 0; i < 1000; i++)
+        sched_yield();
+    bxi_store_release(&in_hook, 0);             /* [test.in_hook] release, pairs with the acquire in freed */
+}
+
+static void freed(void *data)
+{
+    free(data);
+    harness_store(FREED, 1);
+    /* [test.in_hook] acquire, pairs with the release in outlast. */
+    harness_store(ON_TIME, bxi_load_acquire(&in_hook) == 0);
+    harness_post(DONE);
+}
+
+static int return_early(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    struct bx_tensor *tensor = NULL;
+    void *data = calloc(1, 8);
+
+    (void)args, (void)context;
+    HARNESS_EQ(bx_tensor_wrap(data, BX_U8, 1, &(int64_t){ 8 }, NULL, freed, data, &tensor), 0);
+    bx_msg_put_tensor(reply, tensor);
+    bx_tensor_release(tensor);
+    HARNESS_EQ(bx_request_on_cancel(request, outlast, NULL), 0);
+    harness_post(ENTERED);
+    harness_await(IN_HOOK, 1);
+    /* [test.in_hook] acquire, pairs with the release in outlast. */
+    HARNESS_EQ(bxi_load_acquire(&in_hook), 1);
+    bxi_store_relaxed(&has_returned, 1);
+    return 0;
+}
+
+/* The same, but the handler removes the hook: that waits. */
+static int remove_early(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)reply, (void)context;
+    HARNESS_EQ(bx_request_on_cancel(request, outlast, NULL), 0);
+    harness_post(ENTERED);
+    harness_await(IN_HOOK, 1);
+    bxi_store_relaxed(&has_returned, 1);
+    HARNESS_EQ(bx_request_on_cancel(request, NULL, NULL), 0);
+    /* [test.in_hook] acquire, pairs with the release in outlast. */
+    harness_store(ON_TIME, bxi_load_acquire(&in_hook) == 0);
+    harness_post(DONE);
+    return 0;
+}
+
+static int setup_outlast(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "remove_early", BX_BLOCKING, remove_early, NULL), 0);
+    HARNESS_EQ(bx_register(job, "return_early", BX_BLOCKING, return_early, NULL), 0);
+    return setup(job);
+}
+
+static void cancel_early(struct bx_job *job, const char *function)
+{
+    struct bx_future *future = begin(job, function);
+
+    harness_await(ENTERED, 1);
+    cancel(future);
+    harness_await(DONE, 1);
+    HARNESS_EQ(harness_load(ON_TIME), 1);
+}
+
+static void cancels_early(struct bx_job *job)
+{
+    cancel_early(job, "return_early");
+}
+
+Test(on_cancel, answer_waits_for_a_hook_that_runs, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_outlast, .body = { cancels_early } });
+}
+
+static void cancels_and_removes(struct bx_job *job)
+{
+    cancel_early(job, "remove_early");
+}
+
+Test(on_cancel, removal_waits_for_a_hook_that_runs, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_outlast, .body = { cancels_and_removes } });
+}
+
+/* A hook that ends its thread: the thread is replaced, and the handler goes on. */
+static void leave(void *context)
+{
+    (void)context;
+    harness_add(HOOKS, 1);
+    pthread_exit(NULL);
+}
+
+static int survive(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)reply, (void)context;
+    HARNESS_EQ(bx_request_on_cancel(request, leave, NULL), 0);
+    harness_post(ENTERED);
+    while (harness_load(HOOKS) == 0)
+        usleep(200);
+    HARNESS_EQ(bx_request_on_cancel(request, NULL, NULL), 0);
+    harness_post(DONE);
+    return 0;
+}
+
+static int setup_leaving(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "survive", BX_BLOCKING, survive, NULL), 0);
+    return setup(job);
+}
+
+static void cancels_survivor(struct bx_job *job)
+{
+    struct bx_future *future = begin(job, "survive");
+
+    harness_await(ENTERED, 1);
+    cancel(future);
+    harness_await(DONE, 1);
+    await_read(job);
+}
+
+Test(on_cancel, hook_may_end_its_thread, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_leaving, .body = { cancels_survivor } });
+}
+
+/* ---- who has one ------------------------------------------------------------------------------------- */
+
+static int refuse(const struct bx_request *request)
+{
+    HARNESS_EQ(bx_request_on_cancel(request, count, NULL), -EINVAL);
+    HARNESS_HAS(bx_error_text(), bx_request_function(request));
+    HARNESS_CHECK(!bx_request_cancelled(request));
+    return 0;
+}
+
+static int inline_asks(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)reply, (void)context;
+    return refuse(request);
+}
+
+static int async_asks(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
+{
+    (void)args, (void)context;
+    *reply = bx_future_create(bx_request_job(request));
+    HARNESS_EQ(bx_future_set(*reply, NULL), 0);
+    return refuse(request);
+}
+
+/* It learns of the deadline, and of nothing else. */
+static int inline_stays(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args, (void)reply, (void)context;
+    while (!bx_request_cancelled(request))
+        bxi_pause();
+    HARNESS_CHECK(bx_request_deadline_ns(request) <= bxi_now_ns());
+    return 0;
+}
+
+static int setup_asking(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "inline_asks", BX_INLINE, inline_asks, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "async_asks", async_asks, NULL), 0);
+    HARNESS_EQ(bx_register(job, "stays", BX_INLINE, inline_stays, NULL), 0);
+    return setup(job);
+}
+
+static void asks(struct bx_job *job)
+{
+    const struct bx_call_options hasty = { .timeout_ns = 100 * HARNESS_MS };
+
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "inline_asks", NULL, NULL, NULL), 0);
+    HARNESS_EQ(bx_rpc_sync(job, "worker1", "async_asks", NULL, NULL, NULL), 0);
+    bx_rpc_sync(job, "worker1", "stays", NULL, &hasty, NULL);       /* answered, or given up just before */
+}
+
+Test(on_cancel, hook_is_for_blocking_handlers, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_asking, .body = { asks } });
+}

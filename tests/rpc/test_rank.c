@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Calls of every kind to a rank (lib/rpc/call.c, object.c, names.c), ranks outside of the world, and the codes of
+ * applications that a handler returns.
+ */
+#include "tests/harness/harness.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+
+#define SUM 0                   /* a value of the harness: what "count" has got */
+
+static int where(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args;
+    (void)context;
+    return bx_msg_put_i64(reply, bx_job_rank(bx_request_job(request)));
+}
+
+static int count(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)reply;
+    (void)context;
+    harness_add(SUM, (uint64_t)bx_read_i64(args) << 8 * bx_job_rank(bx_request_job(request)));
+    harness_post(0);
+    return 0;
+}
+
+static const struct bx_type type = { .name = "object" };
+
+static int make(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)args;
+    (void)context;
+    return bx_msg_put_object(bx_request_job(request), reply, &type, NULL);
+}
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "where", BX_INLINE, where, NULL), 0);
+    HARNESS_EQ(bx_register(job, "count", BX_INLINE, count, NULL), 0);
+    return bx_register(job, "make", BX_INLINE, make, NULL);
+}
+
+static int64_t value_of(struct bx_future *future)
+{
+    struct bx_reader reader;
+    int64_t value;
+
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+    reader = bx_msg_reader(bx_future_value(future));
+    value = bx_read_i64(&reader);
+    bx_future_release(future);
+    return value;
+}
+
+static void call_each_rank(struct bx_job *job)
+{
+    for (int rank = 0; rank < 3; rank++) {
+        struct bx_msg *reply = NULL, *one = harness_msg_i64(1);
+        struct bx_future *future = NULL, *futures[70];
+        struct bx_rref *rref = NULL;
+
+        HARNESS_EQ(bx_rpc_sync_rank(job, rank, "where", NULL, NULL, &reply), 0);
+        HARNESS_EQ(*(const int64_t *)bx_msg_data(reply), rank);
+        HARNESS_EQ(bx_rpc_async_rank(job, rank, "where", NULL, NULL, &future), 0);
+        HARNESS_EQ(value_of(future), rank);
+        HARNESS_EQ(bx_rpc_many_rank(job, rank, "where", 70, NULL, NULL, futures), 0);
+        for (int i = 0; i < 70; i++)
+            HARNESS_EQ(value_of(futures[i]), rank);
+        HARNESS_EQ(bx_rpc_oneway_rank(job, rank, "count", one, NULL), 0);
+        HARNESS_EQ(bx_remote_rank(job, rank, "make", NULL, NULL, &rref), 0);
+        HARNESS_EQ(bx_rref_wait(rref, BX_FOREVER), 0);
+        HARNESS_EQ(bx_rref_owner(rref), rank);
+        bx_rref_release(rref);
+        bx_msg_destroy(reply);
+        bx_msg_destroy(one);
+    }
+    harness_await(0, 3);
+    HARNESS_EQ(harness_load(SUM), 0x010101);
+}
+
+Test(rank, reaches_its_worker_by_every_kind_of_call, .timeout = 30)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup, .body = { NULL, call_each_rank } });
+}
+
+static void call_no_rank(struct bx_job *job)
+{
+    static const int ranks[] = { -1, 2, 128, INT32_MAX, INT32_MIN };
+
+    for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++) {
+        struct bx_msg *reply = NULL;
+        struct bx_future *future = NULL, *futures[2] = { (struct bx_future *)job, (struct bx_future *)job };
+        struct bx_rref *rref = NULL;
+
+        HARNESS_EQ(bx_rpc_sync_rank(job, ranks[i], "where", NULL, NULL, &reply), BX_E_NO_WORKER);
+        HARNESS_EQ(bx_rpc_async_rank(job, ranks[i], "where", NULL, NULL, &future), BX_E_NO_WORKER);
+        HARNESS_EQ(bx_rpc_many_rank(job, ranks[i], "where", 2, NULL, NULL, futures), BX_E_NO_WORKER);
+        HARNESS_EQ(bx_rpc_oneway_rank(job, ranks[i], "where", NULL, NULL), BX_E_NO_WORKER);
+        HARNESS_EQ(bx_remote_rank(job, ranks[i], "make", NULL, NULL, &rref), BX_E_NO_WORKER);
+        HARNESS_CHECK(reply == NULL && future == NULL && rref == NULL);
+        HARNESS_CHECK(futures[0] == NULL && futures[1] == NULL);
+    }
+    HARNESS_EQ(bx_rpc_sync_rank(job, 2, "where", NULL, NULL, NULL), BX_E_NO_WORKER);
+    HARNESS_HAS(bx_error_text(), "has no worker of rank 2: its ranks are 0 to 1");
+}
+
+Test(rank, outside_of_the_world_is_no_worker, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_no_rank } });
+}
+
+/* ---- Codes of applications --------------------------------------------------------------------- */
+
+enum { NO_STOCK = BX_E_APPLICATION(3), NO_MONEY = BX_E_APPLICATION(4) };
+
+static int sell(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int code = (int)bx_read_i64(args);
+
+    (void)request;
+    (void)reply;
+    (void)context;
+    return code == NO_MONEY ? bx_fail(code, "3 are missing") : code;
+}
+
+static int setup_shop(struct bx_job *job)
+{
+    if (bx_job_rank(job) == 1)
+        HARNESS_EQ(bx_error_register(NO_STOCK, "SHOP_E_STOCK", "nothing is left"), 0);
+    return bx_register(job, "sell", BX_INLINE, sell, NULL);
+}
+
+static int buy(struct bx_job *job, int to, int code)
+{
+    struct bx_msg *args = harness_msg_i64(code);
+    int rc = bx_rpc_sync_rank(job, to, "sell", args, NULL, NULL);
+
+    bx_msg_destroy(args);
+    return rc;
+}
+
+/* Worker 1 has registered the code, worker 2 has not. */
+static void buy_everything(struct bx_job *job)
+{
+    HARNESS_EQ(buy(job, 1, NO_STOCK), NO_STOCK);
+    HARNESS_HAS(bx_error_text(), "worker 'worker1', function 'sell': nothing is left");
+    HARNESS_EQ(buy(job, 2, NO_STOCK), NO_STOCK);
+    HARNESS_HAS(bx_error_text(), "worker 'worker2', function 'sell': application error 3");
+    HARNESS_EQ(buy(job, 2, NO_MONEY), NO_MONEY);
+    HARNESS_HAS(bx_error_text(), "3 are missing");
+    HARNESS_EQ(buy(job, 2, BX_E_APPLICATION(9999)), BX_E_APPLICATION(9999));
+    HARNESS_EQ(buy(job, 1, BX_E_APPLICATION(0)), BX_E_APPLICATION(0));
+    HARNESS_HAS(bx_strerror(NO_STOCK), "application error 3");     /* each process registers for itself */
+    HARNESS_HAS(bx_error_name(NO_STOCK), "BX_E_APPLICATION(3)");
+}
+
+Test(rank, gets_the_codes_of_applications_as_they_were_returned, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 3, .setup = setup_shop, .body = { buy_everything } });
+}

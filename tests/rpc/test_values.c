@@ -1,0 +1,496 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * lib/rpc/values.c, boxcar_call.h: calls in one line. What the compiler refuses is tested by tests/consumer/check.sh;
+ * here the arrays of values are made by hand where it would refuse them.
+ */
+#include "tests/harness/harness.h"
+#include "tests/harness/memory.h"
+
+#include "rpc/rpc.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define RUNS 0                  /* a value of the harness: how often "count" ran */
+
+static const struct bx_value end = { .kind = BX_VALUE_END };
+
+static int add(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int64_t a = 0, b = 0;
+    int rc = bx_read(args, "ii", &a, &b);
+
+    (void)request, (void)context;
+    return rc < 0 ? rc : bx_msg_put(reply, "i", a + b);
+}
+
+/* Gives back each value that it gets but for a reference, by the functions that the letters stand for. */
+static int echo_all(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)context;
+    bx_msg_put_i64(reply, bx_read_i64(args));
+    bx_msg_put_u64(reply, bx_read_u64(args));
+    bx_msg_put_i32(reply, bx_read_i32(args));
+    bx_msg_put_f64(reply, bx_read_f64(args));
+    bx_msg_put_f32(reply, bx_read_f32(args));
+    bx_msg_put_str(reply, bx_read_str(args));
+    bx_msg_put_bytes(reply, bx_read_bytes(args, 3), 3);
+    return bx_msg_put_tensor(reply, bx_read_tensor(args));
+}
+
+/* The same by one line each. */
+static int echo_in_lines(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int64_t i = 0;
+    uint64_t u = 0;
+    int32_t w = 0;
+    double d = 0;
+    float f = 0;
+    const char *text = "";
+    char bytes[3];
+    struct bx_tensor *tensor = NULL;
+    int rc = bx_read(args, "iuwdfsbT", &i, &u, &w, &d, &f, &text, bx_into(bytes, 3), &tensor);
+
+    (void)request, (void)context;
+    return rc < 0 ? rc : bx_msg_put(reply, "iuwdfsbT", i, u, w, d, f, text, bx_bytes(bytes, 3), tensor);
+}
+
+static int count(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    harness_add(RUNS, 1);
+    return 0;
+}
+
+/* Two texts, an integer, a tensor and a reference. */
+static int give(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    static const struct bx_type type = { .name = "given" };
+    struct bx_tensor *tensor = NULL;
+    int rc = bx_tensor_create(bx_request_job(request), BX_U8, 1, (const int64_t[]){ 3 }, &tensor);
+
+    (void)args, (void)context;
+    if (rc == 0)
+        rc = bx_msg_put(reply, "ssiT", "first", "second", 7, tensor);
+    bx_tensor_release(tensor);
+    return rc < 0 ? rc : bx_msg_put_object(bx_request_job(request), reply, &type, NULL);
+}
+
+static int add_to(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    int64_t *sum = bx_request_object(request);
+
+    (void)context;
+    return bx_msg_put(reply, "i", *sum += bx_read_i64(args));
+}
+
+static const struct bx_type counter = { .name = "counter" };
+
+static int setup(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "add", BX_INLINE, add, NULL), 0);
+    HARNESS_EQ(bx_register(job, "echo", BX_INLINE, echo_all, NULL), 0);
+    HARNESS_EQ(bx_register(job, "echo_in_lines", BX_BLOCKING, echo_in_lines, NULL), 0);
+    HARNESS_EQ(bx_register(job, "count", BX_INLINE, count, NULL), 0);
+    HARNESS_EQ(bx_register(job, "give", BX_INLINE, give, NULL), 0);
+    HARNESS_EQ(bx_register(job, "bytes", BX_INLINE, harness_echo_bytes, NULL), 0);
+    HARNESS_EQ(bx_register_async(job, "never", harness_never, NULL), 0);
+    return bx_register_method(job, &counter, "add_to", BX_INLINE, add_to, NULL);
+}
+
+/* ---- Values there and back ------------------------------------------------------------------------ */
+
+static void call_by_name_and_rank(struct bx_job *job)
+{
+    char name[] = "worker1";
+    int64_t sum = 0;
+
+    HARNESS_EQ(bx_call(job, "worker1", "add", "ii>i", 40, 2, &sum), 0);
+    HARNESS_EQ(sum, 42);
+    HARNESS_EQ(bx_call(job, name, "add", "ii>i", -40, -2, &sum), 0);
+    HARNESS_EQ(sum, -42);
+    for (size_t rank = 0; rank < 2; rank++) {
+        HARNESS_EQ(bx_call(job, rank, "add", "ii>i", (short)1, 2u, &sum), 0);
+        HARNESS_EQ(sum, 3);
+    }
+    HARNESS_EQ(bx_call(job, 2, "add", "ii>i", 40, 2, &sum), BX_E_NO_WORKER);
+    HARNESS_EQ(bx_call(job, -1, "add", "ii>i", 40, 2, &sum), BX_E_NO_WORKER);
+    HARNESS_EQ(bx_call(job, (int64_t)1 << 32, "add", "ii>i", 40, 2, &sum), BX_E_NO_WORKER);
+    HARNESS_EQ(bx_call(job, "nobody", "add", "ii>i", 40, 2, &sum), BX_E_NO_WORKER);
+    HARNESS_EQ(bx_call_values(job, (struct bx_value){ .kind = BX_VALUE_REAL }, "add", NULL, "", &end), -EINVAL);
+    HARNESS_EQ(bx_call(job, 1, "add", "i>i", 40, &sum), BX_E_SHORT_MESSAGE);
+    HARNESS_EQ(sum, 3);
+}
+
+Test(values, call_in_one_line_by_name_and_by_rank, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_by_name_and_rank } });
+}
+
+static void echo_each_letter(struct bx_job *job)
+{
+    static const char *const functions[] = { "echo", "echo_in_lines" };
+    struct bx_tensor *tensor = NULL;
+
+    HARNESS_EQ(bx_tensor_create(job, BX_U8, 1, (const int64_t[]){ 5 }, &tensor), 0);
+    memcpy(bx_tensor_data_mut(tensor), "12345", 5);
+    for (int n = 0; n < 2; n++) {
+        int64_t i = 0;
+        uint64_t u = 0;
+        int32_t w = 0;
+        double d = 0;
+        float f = 0;
+        char *text = NULL, bytes[4] = "...";
+        struct bx_tensor *back = NULL;
+
+        HARNESS_EQ(bx_call(job, 1, functions[n], "iuwdfsbT>iuwdfsbT", INT64_MIN, UINT64_MAX, INT32_MIN, 0.1, 0.1f,
+                           "a text", bx_bytes("xyz", 3), tensor, &i, &u, &w, &d, &f, &text, bx_into(bytes, 3), &back),
+                   0);
+        HARNESS_CHECK(i == INT64_MIN && u == UINT64_MAX && w == INT32_MIN && d == 0.1 && f == 0.1f);
+        HARNESS_CHECK(strcmp(text, "a text") == 0 && strcmp(bytes, "xyz") == 0);
+        HARNESS_CHECK(memcmp(bx_tensor_data(back), "12345", 5) == 0);
+        bx_tensor_release(back);
+        free(text);
+    }
+    bx_tensor_release(tensor);
+}
+
+Test(values, of_every_letter_go_there_and_come_back, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { echo_each_letter } });
+}
+
+static void take_what_is_given(struct bx_job *job)
+{
+    char *first = NULL, *second = NULL;
+    long long number = 0;
+    struct bx_tensor *tensor = NULL;
+    struct bx_rref *rref = NULL;
+
+    HARNESS_EQ(bx_call(job, 1, "give", ">ssiTR", &first, &second, &number, &tensor, &rref), 0);
+    HARNESS_CHECK(strcmp(first, "first") == 0 && strcmp(second, "second") == 0);
+    HARNESS_EQ(number, 7);
+    HARNESS_EQ(bx_tensor_elements(tensor), 3);
+    HARNESS_EQ(bx_rref_owner(rref), 1);
+    free(first);
+    free(second);
+    bx_tensor_release(tensor);
+    bx_rref_release(rref);
+    HARNESS_EQ(bx_call(job, 1, "give", ""), 0);         /* the reply is not read */
+}
+
+Test(values, of_a_reply_are_the_callers, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { take_what_is_given } });
+}
+
+static void convert(struct bx_job *job)
+{
+    struct bx_msg *msg = bx_msg_create(0);
+    struct bx_reader reader;
+
+    HARNESS_EQ(bx_msg_put(msg, "uwwddf", 5, 7u, -7, 3, UINT64_MAX, 0.5), 0);
+    reader = bx_msg_reader(msg);
+    HARNESS_EQ(bx_read_u64(&reader), 5);
+    HARNESS_EQ(bx_read_i32(&reader), 7);
+    HARNESS_EQ(bx_read_i32(&reader), -7);
+    HARNESS_CHECK(bx_read_f64(&reader) == 3 && bx_read_f64(&reader) == 18446744073709551616.0);
+    HARNESS_CHECK(bx_read_f32(&reader) == 0.5f && reader.bytes == reader.pos);
+    bx_msg_destroy(msg);
+    (void)job;
+}
+
+static void refuse_integers(struct bx_job *job)
+{
+    int64_t none = 0;
+
+    HARNESS_EQ(bx_call(job, 1, "count", "i", (uint64_t)INT64_MAX + 1), -ERANGE);
+    HARNESS_HAS(bx_error_text(), "value 1 of \"i\" does not fit i64");
+    HARNESS_EQ(bx_call(job, 1, "count", "iu", 1, -1), -ERANGE);
+    HARNESS_HAS(bx_error_text(), "value 2 of \"iu\" does not fit u64");
+    HARNESS_EQ(bx_call(job, 1, "count", "w", (int64_t)INT32_MAX + 1), -ERANGE);
+    HARNESS_EQ(bx_call(job, 1, "count", "w", (int64_t)INT32_MIN - 1), -ERANGE);
+    HARNESS_EQ(bx_call(job, 1, "count", "w", (uint64_t)INT32_MAX + 1), -ERANGE);
+    HARNESS_EQ(bx_call(job, 1, "count", "w>i", UINT64_MAX, &none), -ERANGE);
+    HARNESS_EQ(harness_load(RUNS), 0);
+    HARNESS_EQ(bx_call(job, 1, "count", "iuw", (uint64_t)INT64_MAX, 0, INT32_MIN), 0);
+    HARNESS_EQ(harness_load(RUNS), 1);
+    convert(job);
+}
+
+Test(values, are_integers_that_fit, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { refuse_integers } });
+}
+
+/* ---- What is refused at run time -------------------------------------------------------------------- */
+
+static void refuse(struct bx_job *job, const char *format, const struct bx_value *values, const char *why)
+{
+    HARNESS_EQ(bx_call_values(job, (struct bx_value){ .kind = BX_VALUE_INT, .of.i64 = 1 }, "count", NULL, format,
+                              values), -EINVAL);
+    HARNESS_HAS(bx_error_text(), why);
+}
+
+static void refuse_formats(struct bx_job *job)
+{
+    int64_t to = 0;
+    int32_t to_32 = 0;
+    const char *str = NULL;
+    const struct bx_value one = bxi_value_int(1), text = bxi_value_text("x"), place = bxi_value_to_i64(&to);
+    struct bx_value many[18];
+
+    refuse(job, "ii>i", (struct bx_value[]){ one, text, place, end },
+           "value 2 of \"ii>i\" is a text, the format has i64");
+    refuse(job, "ii>i", (struct bx_value[]){ one, one, bxi_value_to_i32(&to_32), end },
+           "value 3 of \"ii>i\" is a place for an i32, the format has a place, i64");
+    refuse(job, ">i", (struct bx_value[]){ one, end }, "value 1 of \">i\" is an integer, the format has a place, i64");
+    refuse(job, "i", (struct bx_value[]){ place, end }, "value 1 of \"i\" is a place for an i64, the format has i64");
+    refuse(job, ">s", (struct bx_value[]){ bxi_value_to_str(&str), end }, "is a place for a text of a message");
+    refuse(job, "i", (struct bx_value[]){ bxi_value_real(1), end }, "is a real number");
+    refuse(job, "i", (struct bx_value[]){ { .kind = BX_VALUE_TO_RREF + 1 }, end }, "is of no kind");
+    refuse(job, "i", (struct bx_value[]){ { .kind = (enum bx_value_kind)64 }, end }, "is of no kind");
+    refuse(job, "ii", (struct bx_value[]){ one, end }, "has more letters than there are values, 1");
+    refuse(job, "i", (struct bx_value[]){ one, one, end }, "has 1 letters, and there are more values");
+    refuse(job, "ix", (struct bx_value[]){ one, one, end }, "has 'x', which is no letter");
+    refuse(job, "i>>i", (struct bx_value[]){ one, place, end }, "has '>', which is no letter");
+    refuse(job, "s", (struct bx_value[]){ bxi_value_text(NULL), end }, "value 1 of \"s\" is NULL");
+    refuse(job, "T", (struct bx_value[]){ bxi_value_tensor(NULL), end }, "is NULL");
+    refuse(job, ">i", (struct bx_value[]){ bxi_value_to_i64(NULL), end }, "is NULL");
+    refuse(job, "b", (struct bx_value[]){ bx_bytes(NULL, 1), end }, "is NULL");
+    refuse(job, ">b", (struct bx_value[]){ bx_into(NULL, 1), end }, "is NULL");
+    for (int i = 0; i < 17; i++)
+        many[i] = one;
+    many[17] = end;
+    refuse(job, "iiiiiiiiiiiiiiiii", many, "has more than 16 letters");
+    HARNESS_EQ(harness_load(RUNS), 0);
+    HARNESS_EQ(bx_call(job, 1, "count", "bs", bx_bytes(NULL, 0), ""), 0);
+    HARNESS_EQ(harness_load(RUNS), 1);
+}
+
+Test(values, that_do_not_fit_their_letters_are_refused_before_anything_is_sent, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { refuse_formats } });
+}
+
+static void refuse_in_messages(struct bx_job *job)
+{
+    struct bx_msg *msg = bx_msg_create(0);
+    struct bx_reader reader;
+    int64_t a = 1, b = 2;
+    const struct bx_value values[] = { bxi_value_int(1), bxi_value_int(2), end };
+    const struct bx_value places[] = { bxi_value_to_i64(&a), bxi_value_to_i64(&b), end };
+
+    (void)job;
+    HARNESS_EQ(bx_msg_put_values(msg, "i>i", values), -EINVAL);
+    HARNESS_EQ(bx_msg_bytes(msg), 0);
+    HARNESS_EQ(bx_msg_put_i64(msg, 1), -EINVAL);
+    bx_msg_clear(msg);
+    HARNESS_EQ(bx_msg_put(msg, "i", 7), 0);
+    reader = bx_msg_reader(msg);
+    HARNESS_EQ(bx_read(&reader, "ii", &a, &b), BX_E_SHORT_MESSAGE);
+    HARNESS_CHECK(a == 1 && b == 2 && reader.error == BX_E_SHORT_MESSAGE);
+    reader = bx_msg_reader(msg);
+    HARNESS_EQ(bx_read_values(&reader, "is", places), -EINVAL);
+    HARNESS_CHECK(a == 1 && reader.error == -EINVAL && bx_read_i64(&reader) == 0);
+    reader = bx_msg_reader(msg);
+    HARNESS_EQ(bx_msg_put(msg, "i", 8), 0);
+    reader = bx_msg_reader(msg);
+    HARNESS_EQ(bx_read(&reader, "i", &a), 0);           /* more may follow */
+    HARNESS_EQ(bx_read(&reader, "i", &b), 0);
+    HARNESS_CHECK(a == 7 && b == 8);
+    bx_msg_destroy(msg);
+}
+
+Test(values, are_put_and_read_all_or_not_at_all, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { refuse_in_messages } });
+}
+
+/* ---- Replies that do not fit ------------------------------------------------------------------------- */
+
+static void get_others(struct bx_job *job)
+{
+    char *first = NULL, *second = NULL, bytes[16];
+    int64_t a = 1, b = 2;
+    struct bx_tensor *tensor = NULL;
+    struct bx_rref *rref = NULL;
+
+    HARNESS_EQ(bx_call(job, 1, "add", "ii>ii", 1, 2, &a, &b), BX_E_SHORT_MESSAGE);
+    HARNESS_HAS(bx_error_text(), "the reply of 'add' has less than \"ii>ii\" reads: 8 bytes were read at byte 8");
+    HARNESS_EQ(bx_call(job, 1, "add", "ii>iT", 1, 2, &a, &tensor), BX_E_SHORT_MESSAGE);
+    HARNESS_EQ(bx_call(job, 1, "add", "ii>iR", 1, 2, &a, &rref), BX_E_SHORT_MESSAGE);
+    HARNESS_EQ(bx_call(job, 1, "add", "ii>", 1, 2), -EMSGSIZE);
+    HARNESS_HAS(bx_error_text(), "has more than \"ii>\" reads: 8 bytes, 0 tensors, 0 references");
+    HARNESS_EQ(bx_call(job, 1, "give", ">ssi", &first, &second, &a), -EMSGSIZE);
+    HARNESS_HAS(bx_error_text(), "0 bytes, 1 tensors, 1 references");
+    HARNESS_EQ(bx_call(job, 1, "give", ">ssiT", &first, &second, &a, &tensor), -EMSGSIZE);
+    HARNESS_EQ(bx_call(job, 1, "bytes", "s>b", "x", bx_into(bytes, 5)), -EMSGSIZE);
+    HARNESS_EQ(bx_call(job, 1, "bytes", "s>b", "x", bx_into(bytes, 7)), BX_E_SHORT_MESSAGE);
+    HARNESS_EQ(bx_call(job, 1, "bytes", "s>b", "x", bx_into(bytes, 6)), 0);
+    HARNESS_CHECK(memcmp(bytes, "\2\0\0\0x", 6) == 0);
+    HARNESS_EQ(bx_call(job, 1, "add", "ii>", 1, 2), -EMSGSIZE);
+    HARNESS_EQ(bx_call(job, 1, "count", "ii>", 1, 2), 0);
+    HARNESS_CHECK(a == 1 && b == 2 && first == NULL && second == NULL && tensor == NULL && rref == NULL);
+}
+
+Test(values, of_a_reply_that_does_not_fit_are_not_taken, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { get_others } });
+}
+
+/* Each allocation of the call fails once: of the arguments, which are longer than a message on the stack, of the reply
+ * and of the copies of its texts; also some that the call does without. */
+static void run_out_of_memory(struct bx_job *job)
+{
+    static char large[1000];
+    int failed = 0;
+
+    HARNESS_EQ(bx_call(job, 1, "give", ""), 0);         /* what is made once is there */
+    for (int n = 1, left = 0; left == 0; n++) {
+        char *first = NULL, *second = NULL;
+        int64_t a = 1;
+        struct bx_tensor *tensor = NULL;
+        struct bx_rref *rref = NULL;
+        int rc;
+
+        memory_fails_in = n;
+        rc = bx_call(job, 1, "give", "b>ssiTR", bx_bytes(large, sizeof large), &first, &second, &a, &tensor, &rref);
+        left = memory_fails_in;
+        memory_fails_in = 0;
+        failed += rc != 0;
+        if (rc != 0) {
+            HARNESS_EQ(rc, -ENOMEM);
+            HARNESS_CHECK(first == NULL && second == NULL && a == 1 && tensor == NULL && rref == NULL);
+        } else {
+            HARNESS_CHECK(strcmp(first, "first") == 0 && strcmp(second, "second") == 0);
+        }
+        free(first);
+        free(second);
+        bx_tensor_release(tensor);
+        bx_rref_release(rref);
+    }
+    HARNESS_CHECK(failed >= 4);
+}
+
+Test(values, are_all_released_if_memory_is_out, .timeout = 30)
+{
+    harness_run(&(struct harness_world){
+        .size = 2, .setup = setup, .body = { run_out_of_memory }, .options = { .own_loop = true } });
+}
+
+/* ---- Options, methods, futures ----------------------------------------------------------------------- */
+
+static void call_with_options(struct bx_job *job)
+{
+    const struct bx_call_options brief = { .timeout_ns = 20 * HARNESS_MS };
+    struct bx_future *future = NULL;
+    struct bx_reader reader;
+    int64_t sum = 0;
+
+    HARNESS_EQ(bx_call_with(job, "worker1", "never", &brief, ">i", &sum), BX_E_TIMEOUT);
+    HARNESS_EQ(bx_call_with(job, 1, "never", &brief, ""), BX_E_TIMEOUT);
+    HARNESS_EQ(bx_call_async(job, 1, "never", &brief, &future, "s", "x"), 0);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), BX_E_TIMEOUT);
+    bx_future_release(future);
+    HARNESS_EQ(bx_call_async(job, "worker1", "add", NULL, &future, "ii", 3, 4), 0);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+    reader = bx_msg_reader(bx_future_value(future));
+    HARNESS_EQ(bx_read(&reader, "i", &sum), 0);
+    HARNESS_EQ(sum, 7);
+    bx_future_release(future);
+    future = NULL;
+    HARNESS_EQ(bx_call_async(job, 5, "add", NULL, &future, "ii", 3, 4), BX_E_NO_WORKER);
+    HARNESS_CHECK(future == NULL);
+}
+
+Test(values, calls_with_options_and_futures, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_with_options } });
+}
+
+static void call_methods(struct bx_job *job)
+{
+    const struct bx_call_options brief = { .timeout_ns = 10000 * HARNESS_MS };
+    int64_t object = 10, sum = 0;
+    struct bx_rref *rref = NULL;
+    struct bx_future *future = NULL;
+
+    HARNESS_EQ(bx_rref_create(job, &counter, &object, &rref), 0);
+    HARNESS_EQ(bx_rref_call(rref, "add_to", "i>i", 5, &sum), 0);
+    HARNESS_EQ(sum, 15);
+    HARNESS_EQ(bx_rref_call_with(rref, "add_to", &brief, "i>i", 5, &sum), 0);
+    HARNESS_EQ(sum, 20);
+    HARNESS_EQ(bx_rref_call_async(rref, "add_to", NULL, &future, "i", 1), 0);
+    HARNESS_EQ(bx_future_wait(future, BX_FOREVER), 0);
+    bx_future_release(future);
+    HARNESS_EQ(object, 21);
+    HARNESS_EQ(bx_rref_call(rref, "add", "ii>i", 5, 6, &sum), BX_E_TYPE);
+    bx_rref_release(rref);
+}
+
+Test(values, calls_of_methods_in_one_line, .timeout = 20)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup, .body = { call_methods } });
+}
+
+/* ---- A thread that leaves inside of a call ------------------------------------------------------------ */
+
+static void count_free(void *context)
+{
+    (*(_Atomic int *)context)++;
+}
+
+static int leave(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    pthread_exit(NULL);
+}
+
+static int setup_leaving(struct bx_job *job)
+{
+    return bx_register(job, "leave", BX_INLINE, leave, NULL);
+}
+
+static _Atomic int freed;
+
+/* The handler runs on this thread, which makes progress, or on another one; the call fails then. */
+static void *call_and_leave(void *context)
+{
+    static char data[4], large[1000];
+    struct bx_job *job = context;
+    struct bx_tensor *tensor = NULL;
+    struct bx_msg *msg = bx_msg_create(0);
+
+    HARNESS_EQ(bx_tensor_wrap(data, BX_U8, 1, (const int64_t[]){ 4 }, NULL, count_free, &freed, &tensor), 0);
+    HARNESS_EQ(bx_msg_put(msg, "T", tensor), 0);
+    bx_tensor_release(tensor);
+    struct bx_reader reader = bx_msg_reader(msg);
+
+    tensor = bx_tensor_acquire(bx_read_tensor(&reader));
+    bx_msg_destroy(msg);
+    pthread_cleanup_push((void (*)(void *))bx_tensor_release, tensor);
+    bx_call(job, 0, "leave", "Tb", tensor, bx_bytes(large, sizeof large));
+    pthread_cleanup_pop(1);
+    return NULL;
+}
+
+static void leave_in_calls(struct bx_job *job)
+{
+    for (int i = 0; i < 20; i++) {
+        pthread_t thread;
+
+        HARNESS_EQ(pthread_create(&thread, NULL, call_and_leave, job), 0);
+        HARNESS_EQ(pthread_join(thread, NULL), 0);
+    }
+    HARNESS_EQ(bx_loans_wait(job, -1, 0, BX_FOREVER), 0);
+    HARNESS_EQ(freed, 20);
+}
+
+Test(values, are_released_by_a_thread_that_leaves_in_the_call, .timeout = 60)
+{
+    harness_run(&(struct harness_world){ .size = 2, .setup = setup_leaving, .body = { leave_in_calls } });
+}

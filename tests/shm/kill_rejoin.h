@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Part of test_kill_steps.c: killed while a process takes the place of a dead worker. Ranks 0 to 2 run; one is killed,
+ * and another process joins in its place. No launcher: the workers remove what is left.
+ *
+ * The joiner dies: the others go on, and the next process joins. A worker dies: the joiner and the last worker go on.
+ */
+#ifndef TESTS_KILL_REJOIN_H
+#define TESTS_KILL_REJOIN_H
+
+#include "tests/job/rejoin_fixture.h"
+
+static void stays(struct bx_job *job)
+{
+    (void)job;
+}
+
+static int aimed_signal;
+
+static void aims_as_rank_2(struct bx_job *job)
+{
+    if (bx_job_rank(job) == 2)
+        take_aim(target, (uint32_t)harness_load(STEP_COUNT), aimed_signal);
+    harness_post(GO_ON);
+}
+
+static void calls_and_is_called(struct bx_job *job)
+{
+    for (int rank = 0; rank < 3; rank++)
+        if (bx_worker_alive(job, rank))
+            for (int i = 0; i < 20; i++)
+                HARNESS_EQ(harness_call_i64(job, bx_worker_name(job, rank), "echo", i), i);
+    harness_post(BACK);
+}
+
+static void calls_0(struct bx_job *job)
+{
+    for (int i = 0; i < 20; i++)
+        HARNESS_EQ(harness_call_i64(job, "worker0", "echo", i), i);
+    HARNESS_EQ(bx_worker_generation(job, 1), 2);
+    harness_post(BACK);
+}
+
+static void was_killed(int index, const char *step)
+{
+    int status = 0;
+
+    cr_assert_eq(waitpid(starts[index].pid, &status, 0), starts[index].pid);
+    cr_expect(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "step %s: status %#x", step, (unsigned)status);
+}
+
+/* victim_rank: of the joiner, which is then killed too. */
+static void run_killed_joiner(const char *step, uint32_t passages, int victim_rank)
+{
+    harness_reset();
+    begin_lives(3, (struct life){ .body = stays });
+    start_is_killed(victim_rank);
+    take_aim(step, passages, SIGKILL);      /* the forked joiner inherits it */
+    begin_life(3, (struct life){ .rank = victim_rank });
+    aim.step = NULL;
+    was_killed(3, step);
+    begin_life(4, (struct life){ .rank = victim_rank, .body = calls_and_is_called });
+    harness_await(BACK, 1);
+    harness_post(LAST_WORD);
+    for (int rank = 0; rank < 3; rank++)
+        if (rank != victim_rank)
+            start_succeeds(rank);
+    start_succeeds(4);
+    cr_expect_eq(segments_of("") + socket_files(), 0, "step %s", step);
+}
+
+/* Rank 2 dies while it lets rank 1 join. */
+static void run_killed_welcoming(const char *step, uint32_t passages)
+{
+    harness_reset();
+    target = step;
+    aimed_signal = SIGKILL;
+    harness_store(STEP_COUNT, passages);
+    begin_lives(3, (struct life){ .body = aims_as_rank_2 });
+    harness_await(GO_ON, 3);
+    start_is_killed(1);
+    begin_life(3, (struct life){ .rank = 1, .body = calls_0 });
+    was_killed(2, step);
+    harness_await(BACK, 1);
+    harness_post(LAST_WORD);
+    start_succeeds(0);
+    start_succeeds(3);
+    cr_expect_eq(segments_of("") + socket_files(), 0, "step %s", step);
+}
+
+/* Nobody comes after it, and nobody had attached it: the workers remove its names when they end. */
+static void run_killed_alone(const char *step)
+{
+    begin_lives(3, (struct life){ .body = stays });
+    start_is_killed(1);
+    take_aim(step, 1, SIGKILL);
+    begin_life(3, (struct life){ .rank = 1 });
+    aim.step = NULL;
+    was_killed(3, step);
+    cr_expect_eq(segments_of(".1"), 1);
+    harness_post(LAST_WORD);
+    start_succeeds(0);
+    start_succeeds(2);
+    cr_expect_eq(segments_of("") + socket_files(), 0, "step %s", step);
+}
+
+/* Rank 2 has answered, and stops before it attaches the joiner, which rank 0 has attached by then. The joiner fails;
+ * rank 0 sees it leave before it ran, and takes the next one. */
+static void run_stopped_welcoming(void)
+{
+    target = "rejoin.came";
+    aimed_signal = SIGSTOP;
+    harness_store(STEP_COUNT, 1);
+    begin_lives(3, (struct life){ .body = aims_as_rank_2 });
+    harness_await(GO_ON, 3);
+    start_is_killed(1);
+    begin_life(3, (struct life){ .rank = 1, .timeout_ns = 1000 * HARNESS_MS });
+    start_fails(3, BX_E_RANK_MISSING, "worker 'worker2' (rank 2, pid ");
+    kill(starts[2].pid, SIGCONT);
+    begin_life(4, (struct life){ .rank = 1, .body = calls_and_is_called });
+    harness_await(BACK, 1);
+    harness_post(LAST_WORD);
+    start_succeeds(0);
+    start_succeeds(2);
+    start_succeeds(4);
+}
+
+TestSuite(kill_rejoin, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
+
+#define KILLED_JOINER(test, step, passages)                                                         \
+    Test(kill_rejoin, test, .timeout = 60)                                                          \
+    {                                                                                               \
+        for (uint32_t i = 1; i <= (passages); i++) {                                                \
+            run_killed_joiner(step, i, 1);                                                          \
+            run_killed_joiner(step, i, 0);                                                          \
+        }                                                                                           \
+    }
+
+#define KILLED_WELCOMING(test, step)                                                                \
+    Test(kill_rejoin, test, .timeout = 60)                                                          \
+    {                                                                                               \
+        for (int i = 0; i < 4; i++)                                                                 \
+            run_killed_welcoming(step, 1);                                                          \
+    }
+
+#endif

@@ -90,6 +90,13 @@ static inline void await_dead(struct bx_job *job, int rank)
         sched_yield();
 }
 
+/* Where nothing keeps the successor back: it may be there before anybody has looked. */
+static inline void await_end_of(struct bx_job *job, int rank, int generation)
+{
+    while (bx_worker_alive(job, rank) && bx_worker_generation(job, rank) == generation)
+        sched_yield();
+}
+
 /* Calls every other worker, and they answer. */
 static inline void call_all(struct bx_job *job)
 {

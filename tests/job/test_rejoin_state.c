@@ -381,7 +381,7 @@ static void survives_many(struct bx_job *job)
         HARNESS_EQ(give(job, bx_job_rank(job) == 0 ? "worker2" : "worker0", tensor), 0);
         harness_post(AGAIN);
         if (times < TIMES)
-            await_dead(job, 1);
+            await_end_of(job, 1, (int)times + 1);
         expect_filled(tensor, (float)times);
         bx_msg_destroy(reply);
         bx_rref_release(rref);

@@ -124,8 +124,8 @@ int bx_tensor_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, st
  * Both workers must have opened a device. If the receiver's device cannot reach the sender's, the bytes go through
  * pinned host memory (counter gpu_staged_bytes). So do those of the first messages if the sender does not see the
  * receiver's device (CUDA_VISIBLE_DEVICES), until the receiver has found out. A borrowed device tensor is usable
- * until bx_job_shutdown. A worker that came back (options.rejoin) shares no device memory: a call with a device tensor
- * to or from it fails with -EOPNOTSUPP.
+ * until bx_job_shutdown. Device tensors to and from a worker that came back (options.rejoin) always go through host
+ * memory.
  */
 
 /* Opens a device: ordinal counts the devices that CUDA_VISIBLE_DEVICES leaves to this process. Opening it again changes

@@ -308,6 +308,32 @@ static void open_words(struct bxi_devices *devices, const struct bxi_lend_peer *
     devices->words_fd[peer->rank] = shm_open(name, O_RDWR | O_CLOEXEC, 0);
 }
 
+/* What is known of devices, maps and words is of the first process of each rank, and may outlive it. */
+bool bxi_devices_share(const struct bxi_devices *devices, const struct bxi_lend_peer *peer)
+{
+    const struct bx_job *job = devices->job;
+
+    return peer->rank == job->rank || (peer->generation == 0 && job->lend->peers[job->rank]->generation == 0);
+}
+
+bool bxi_devices_died(const struct bxi_devices *devices, const struct bxi_lend_peer *peer)
+{
+    /* Relaxed: written under devices->lock. */
+    return peer->generation == 0 && bxi_load_relaxed(&devices->died[peer->rank]) != 0;
+}
+
+int bxi_devices_are_open(const struct bxi_devices *devices, const struct bxi_lend_peer *peer)
+{
+    if (devices->count == 0)
+        return bx_fail(-ENODEV, "worker '%s' has no GPU open; call bx_gpu_open", devices->job->name);
+    /* [device.open] acquire, pairs with the release in bx_gpu_open. */
+    if (peer->rank != devices->job->rank &&
+        bxi_load_acquire((bxi_a32 *)&peer->view->control->header.device_open) != 1)
+        return bx_fail(-ENODEV, "worker '%s' has no GPU open, and cannot have a tensor on one; call bx_gpu_open there",
+                       peer->name);
+    return 0;
+}
+
 static int open_peer(struct bxi_devices *devices, const struct bxi_lend_peer *peer)
 {
     struct bx_job *job = devices->job;
@@ -318,14 +344,11 @@ static int open_peer(struct bxi_devices *devices, const struct bxi_lend_peer *pe
     };
     int rc;
 
-    if (bxi_load_relaxed(&devices->died[peer->rank]) != 0)      /* relaxed, all: written under devices->lock */
+    if (bxi_devices_died(devices, peer))
         return bx_fail(BX_E_PEER_DEAD, "worker '%s' has died", peer->name);
-    if (devices->count == 0)
-        return bx_fail(-ENODEV, "worker '%s' has no GPU open; call bx_gpu_open", job->name);
-    /* [device.open] acquire, pairs with the release in bx_gpu_open. */
-    if (bxi_load_acquire((bxi_a32 *)&peer->view->control->header.device_open) != 1)
-        return bx_fail(-ENODEV, "worker '%s' has no GPU open, and cannot have a tensor on one; call bx_gpu_open there",
-                       peer->name);
+    rc = bxi_devices_are_open(devices, peer);
+    if (rc < 0)
+        return rc;
     options.device = device_for(devices, options.region);
     rc = bxi_gpu_peer_open(devices->gpu, &options, &devices->peers[peer->rank]);
     if (rc < 0)
@@ -365,11 +388,9 @@ int bxi_devices_peer(struct bxi_devices *devices, struct bxi_lend_peer *peer, st
     *out = NULL;
     if (peer->rank == devices->job->rank)
         return 0;
-    /* What is known of devices, maps and words is of the first worker of each rank, and may outlive it. */
-    if (peer->generation > 0 || devices->job->lend->peers[devices->job->rank]->generation > 0)
-        return bx_fail(-EOPNOTSUPP, "worker '%s' and worker '%s' cannot share device memory, because one of them came "
-                                    "back in the place of one that died; send the tensor from host memory",
-                       devices->job->name, peer->name);
+    if (!bxi_devices_share(devices, peer))
+        return bx_fail(-EPROTO, "worker '%s' names device memory to worker '%s', which cannot map it: one of them came "
+                                "back in the place of one that died", peer->name, devices->job->name);
     if (devices->peers[peer->rank] == NULL)
         rc = open_peer(devices, peer);
     *out = devices->peers[peer->rank];
@@ -397,7 +418,7 @@ void bxi_devices_peer_died(struct bx_job *job, struct bxi_lend_peer *peer)
         return;
     bxi_store_relaxed(&devices->died[peer->rank], 1);
     bxi_devices_settle(devices);
-    if (devices->peers[peer->rank] != NULL) {
+    if (peer->generation == 0 && devices->peers[peer->rank] != NULL) {
         words = map_words(devices->words_fd[peer->rank]);
         rc = bxi_gpu_peer_died(devices->peers[peer->rank], words);
         if (words != NULL)

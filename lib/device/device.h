@@ -97,8 +97,14 @@ bool bxi_devices_is_held(void *context, uint32_t slab, uint64_t generation);
  * has become true. */
 void bxi_devices_settle(struct bxi_devices *devices);
 bool bxi_devices_check_settled(struct bxi_devices *devices);
-/* gpu/'s peer, opened on first use; NULL of oneself. 0; -ENODEV: no GPU is open on one side; BX_E_PEER_DEAD; errors of
- * gpu/; with a sentence. */
+/* Under devices->lock, all. Whether the peer's memory can be mapped here, and this worker's there: not if one of them
+ * came back. Then their tensors are staged. */
+bool bxi_devices_share(const struct bxi_devices *devices, const struct bxi_lend_peer *peer);
+bool bxi_devices_died(const struct bxi_devices *devices, const struct bxi_lend_peer *peer);    /* its first process */
+/* 0; -ENODEV: no GPU is open on one side; with a sentence. */
+int bxi_devices_are_open(const struct bxi_devices *devices, const struct bxi_lend_peer *peer);
+/* gpu/'s peer, opened on first use; NULL of oneself. 0; -ENODEV: no GPU is open on one side; BX_E_PEER_DEAD; -EPROTO:
+ * it shares nothing; errors of gpu/; with a sentence. */
 int bxi_devices_peer(struct bxi_devices *devices, struct bxi_lend_peer *peer, struct bxi_gpu_peer **out);
 
 /* A block of this worker's device memory; the memory of a storage of kind BXI_STORE_DEVICE. */

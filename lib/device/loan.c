@@ -106,6 +106,16 @@ static bool in_one_slab(const struct bxi_device_part *a, const struct bxi_device
            a->ref.ready.lane == b->ref.ready.lane;
 }
 
+/* Under devices->lock. gpu/'s peer of the part's owner. NULL: that is this worker, or the part is staged by a worker
+ * that came back. */
+static int peer_of(struct bxi_devices *devices, const struct bxi_device_part *part, struct bxi_gpu_peer **peer)
+{
+    *peer = NULL;
+    if (part->staged && !bxi_devices_share(devices, part->owner))
+        return bxi_devices_are_open(devices, part->owner);
+    return bxi_devices_peer(devices, part->owner, peer);
+}
+
 /* Under devices->lock. Begins to map the slabs of a loan. */
 static void begin(struct bxi_loan *loan)
 {
@@ -119,10 +129,10 @@ static void begin(struct bxi_loan *loan)
 
         if (!part->is || (before != NULL && !part->staged && in_one_slab(before, part)))
             continue;
-        rc = bxi_devices_peer(device->devices, part->owner, &peer);
+        rc = peer_of(device->devices, part, &peer);
         if (rc < 0)
             fail_loan(device, rc, bx_error_text());
-        if (rc < 0 || peer == NULL)             /* NULL: this worker's own memory */
+        if (rc < 0 || peer == NULL)
             continue;
         if (part->staged) {
             bxi_gpu_peer_try(peer);
@@ -191,7 +201,7 @@ static int find(struct bxi_loan *loan, uint32_t index)
     struct bxi_device_part *part = &loan->device->parts[index];
     struct bx_tensor *tensor = &loan->tensors[index];
     struct bxi_gpu_peer *peer;
-    int rc = bxi_devices_peer(devices, part->owner, &peer);
+    int rc = peer_of(devices, part, &peer);
 
     if (rc == 0 && part->staged)
         rc = stage_in(loan, index);
@@ -352,7 +362,7 @@ void bxi_device_loan_end(struct bxi_loan *loan, struct bxi_gpu_point *point)
     *point = (struct bxi_gpu_point){ 0 };
     if (bxi_devices_enter(device->devices)) {
         join(device, point);
-        if (loan->passes && bxi_load_relaxed(&device->devices->died[device->peer->rank]) != 0)
+        if (loan->passes && bxi_devices_died(device->devices, device->peer))
             bxi_devices_settle(device->devices);
         for (uint32_t i = 0; i < loan->tensor_count; i++) {
             struct bxi_device_part *part = &device->parts[i];

@@ -33,7 +33,7 @@ static bool can_pass(struct bxi_devices *devices, const struct bxi_device_part *
     uint8_t uuid[BXI_GPU_UUID_BYTES];
     struct bxi_gpu_peer *peer;
 
-    if (part->map == NULL || part->owner == to || bxi_load_relaxed(&devices->died[part->owner->rank]) != 0 ||
+    if (part->map == NULL || part->owner == to || bxi_devices_died(devices, part->owner) ||
         bxi_devices_peer(devices, to, &peer) < 0)
         return false;
     memcpy(uuid, bxi_device_region(part->owner->view->control)->slab[part->ref.slab].uuid, sizeof uuid);

@@ -388,8 +388,7 @@ static int move_bytes(struct bxi_gpu_lane *lane, struct bx_tensor *to, const str
 /* The copy may have run too early: if the owner of the awaited point died, its waiters were released. */
 static int check_owner(const struct bxi_devices *devices, struct bxi_gpu_lane *lane, const struct behind *behind)
 {
-    return behind->peer != NULL && bxi_load_relaxed(&devices->died[behind->owner->rank]) != 0
-               ? put_behind(lane, behind) : 0;
+    return behind->peer != NULL && bxi_devices_died(devices, behind->owner) ? put_behind(lane, behind) : 0;
 }
 
 /* Called inside enter, leaves. */
@@ -606,7 +605,7 @@ static int ready_of(struct bxi_device_block *block, struct bxi_grant *grant, str
     return rc < 0 ? bxi_devices_fail(rc, "a stream cannot be marked") : 0;
 }
 
-/* The peer cannot reach the device: copies the tensor into the arena; the peer copies it to its device. */
+/* The peer cannot map the device's memory: copies the tensor into the arena; the peer copies it to its device. */
 static int stage(struct bx_job *job, const struct bx_tensor *tensor, struct bxi_tensor_head *head,
                  struct bxi_storage **hold)
 {
@@ -649,7 +648,7 @@ int bxi_device_pack(struct bx_job *job, struct bxi_grant *grant, struct bx_tenso
     struct bxi_devices *devices = bxi_devices_of(job);
     struct bxi_gpu_peer *peer = NULL;
     struct bxi_gpu_info info;
-    bool reaches = true;
+    bool reaches;
     int rc;
 
     if (devices == NULL || !bxi_devices_enter(devices))
@@ -658,7 +657,8 @@ int bxi_device_pack(struct bx_job *job, struct bxi_grant *grant, struct bx_tenso
         bxi_devices_leave(devices);
         return bx_fail(BX_E_SHUTDOWN, "the job whose device memory a tensor lies in has shut down");
     }
-    rc = bxi_devices_peer(devices, grant->peer, &peer);
+    reaches = bxi_devices_share(devices, grant->peer);
+    rc = reaches ? bxi_devices_peer(devices, grant->peer, &peer) : bxi_devices_are_open(devices, grant->peer);
     if (rc == 0 && peer != NULL &&
         bxi_gpu_device_info(devices->gpu, devices->open[tensor->storage->device->device].ordinal, &info) == 0)
         reaches = bxi_gpu_peer_reaches(peer, info.uuid) == 1;

@@ -201,18 +201,12 @@ static int passes_through(const struct bx_request *request, struct bx_reader *ar
     return close_call(&call, rc);
 }
 
-static void release_own(struct bx_future *future, void *context)
-{
-    (void)context;
-    bx_future_release(future);
-}
-
-/* Is not answered before its caller cancels. */
+/* Keeps a reference for ever, so that nothing but a cancel ends it. */
 static int stay(const struct bx_request *request, struct bx_reader *args, struct bx_future **reply, void *context)
 {
     (void)args, (void)context;
-    *reply = bx_future_create(bx_request_job(request));
-    return bx_future_on_done(bx_future_acquire(*reply), release_own, NULL);
+    *reply = bx_future_acquire(bx_future_create(bx_request_job(request)));
+    return 0;
 }
 
 static int get_param(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply, void *context)

@@ -112,6 +112,10 @@ FAKE_CUDA_NO_PEER=all run param_server $small --trainers 2 --batch-update-size 2
     --device cuda
 check 'between GPUs without peer access' test "$status" -eq 0
 check 'those are staged in host memory, and counted' test "$(grep -o '"copied_bytes": [1-9]' "$dir/j" | wc -l)" -gt 0
+run param_server $small --batch-size 2 --trainers 2 --batch-update-size 2 --num-batches 3 --json "$dir/j" \
+    --device cuda --restart 1 --kill 1
+check 'a trainer that was killed comes back to its GPU' test "$status" -eq 0
+check 'and every gradient is used' prints 'started again: 1; gradients used: 6 of 6'
 for order in device events sync; do
     BX_GPU_ORDER=$order run param_server $small --trainers 2 --batch-update-size 2 --num-batches 1 --json "$dir/j" \
         --device cuda

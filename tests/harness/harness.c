@@ -146,10 +146,13 @@ const char *harness_job_name(void)
 {
     static char name[BX_NAME_MAX + 1];
     static pid_t owner;
+    static unsigned salt;               /* a killed test of the same pid may have left its names */
 
-    if (owner == 0)
+    if (owner == 0) {
         owner = getpid();
-    snprintf(name, sizeof(name), "t%ld-%d", (long)owner, worlds_run);
+        salt = (unsigned)(bxi_now_ns() >> 16) & 0xffff;
+    }
+    snprintf(name, sizeof(name), "t%ld-%04x-%d", (long)owner, salt, worlds_run);
     return name;
 }
 

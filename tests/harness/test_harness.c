@@ -11,6 +11,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -62,8 +63,9 @@ static void kill_a_test(void (*body)(void))
 {
     struct pollfd ended = { .events = POLLIN };
     int pipe_fds[2];
-    char job[32];
+    char job[BX_NAME_MAX + 1];
 
+    snprintf(job, sizeof(job), "%s", harness_job_name());       /* the test's first job has it too, but for the number */
     cr_assert_eq(pipe(pipe_fds), 0);
     pid_t test = fork();
     cr_assert_geq(test, 0);
@@ -82,7 +84,8 @@ static void kill_a_test(void (*body)(void))
     for (int how = 0; how < 3; how++)
         kill((pid_t)harness_load(PID + how), SIGKILL);
     close(pipe_fds[0]);
-    snprintf(job, sizeof(job), "t%ld-1", (long)test);
+    *strrchr(job, '-') = '\0';
+    strcat(job, "-1");
     bxi_object_reap(job, 0);       /* killed workers could not remove their names */
     bxi_bootstrap_sweep(job);
 }

@@ -83,9 +83,16 @@ static void read_options(void)
         .no_event_ipc = number("FAKE_CUDA_NO_EVENT_IPC", 0),
         .lost_writes = number("FAKE_CUDA_LOST_WRITES", 0),
         .dirty = number("FAKE_CUDA_DIRTY", 0),
+        .queues = number("FAKE_CUDA_QUEUES", number("CUDA_DEVICE_MAX_CONNECTIONS", 0)),
+        .blocking = number("FAKE_CUDA_BLOCKING", 0),
+        .same_open = number("FAKE_CUDA_SAME_OPEN", 0),
+        .drop_dead = number("FAKE_CUDA_DROP_DEAD", 0),
+        .open_205 = number("FAKE_CUDA_OPEN_205", 0),
     };
     if (fake_options.devices > FAKE_DEVICES)
         fake_options.devices = FAKE_DEVICES;
+    if (fake_options.queues < 0 || fake_options.queues > FAKE_QUEUES)
+        fake_options.queues = fake_options.queues < 0 ? 0 : FAKE_QUEUES;
     read_peers();
     read_visible();
 }
@@ -123,6 +130,28 @@ unsigned cuDriverGetVersion(int *version)
     return CUDA_SUCCESS;
 }
 
+/* Of results that gpu/ does not tell apart. */
+static const char *other_name(unsigned error)
+{
+    static const struct {
+        unsigned error;
+        const char *name;
+    } names[] = {
+        { 200, "CUDA_ERROR_INVALID_IMAGE" },
+        { 208, "CUDA_ERROR_ALREADY_MAPPED" },
+        { 209, "CUDA_ERROR_NO_BINARY_FOR_GPU" },
+        { 401, "CUDA_ERROR_ILLEGAL_STATE" },
+        { 900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" },
+        { 901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED" },
+        { 908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD" },
+    };
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (names[i].error == error)
+            return names[i].name;
+    return NULL;
+}
+
 unsigned cuGetErrorName(unsigned error, const char **text)
 {
     switch (error) {
@@ -130,10 +159,7 @@ unsigned cuGetErrorName(unsigned error, const char **text)
 #define NAME(name, value) case value: *text = #name; return CUDA_SUCCESS;
     BXI_CU_RESULTS(NAME)
 #undef NAME
-    case 200: *text = "CUDA_ERROR_INVALID_IMAGE"; return CUDA_SUCCESS;
-    case 208: *text = "CUDA_ERROR_ALREADY_MAPPED"; return CUDA_SUCCESS;
-    case 209: *text = "CUDA_ERROR_NO_BINARY_FOR_GPU"; return CUDA_SUCCESS;
-    default: *text = NULL; return CUDA_ERROR_INVALID_VALUE;
+    default: *text = other_name(error); return *text != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     }
 }
 
@@ -181,6 +207,35 @@ unsigned cuDeviceGetUuid_v2(struct CUuuid_st *uuid, int device)
     return CUDA_SUCCESS;
 }
 
+/* Attributes that gpu/ does not use, as far as a program that describes a device asks for them; by their numbers, so
+ * that cuda_api.h may name them later. */
+static unsigned other_attribute(int *value, unsigned attribute, int device)
+{
+    switch (attribute) {
+    case 16: *value = 132; break;                                       /* MULTIPROCESSOR_COUNT */
+    case 18: *value = 0; break;                                         /* INTEGRATED */
+    case 19: *value = 1; break;                                         /* CAN_MAP_HOST_MEMORY */
+    case 31: *value = 1; break;                                         /* CONCURRENT_KERNELS */
+    case 33: *value = device + 1; break;                                /* PCI_BUS_ID */
+    case 34: *value = 0; break;                                         /* PCI_DEVICE_ID */
+    case 40: *value = 3; break;                                         /* ASYNC_ENGINE_COUNT */
+    case 50: *value = 0; break;                                         /* PCI_DOMAIN_ID */
+    case 88: case 89: case 100: *value = 0; break;                      /* PAGEABLE_MEMORY_ACCESS, and its like */
+    case 91: *value = 1; break;                                         /* CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM */
+    case 92: case 93: *value = !fake_options.no_stream_ops; break;      /* STREAM_MEM_OPS_V1, 64_BIT_V1 */
+    case 98: *value = 0; break;                                         /* CAN_FLUSH_REMOTE_WRITES */
+    case 99: *value = !fake_options.no_host_register; break;            /* HOST_REGISTER_SUPPORTED */
+    case 102: case 103: *value = 0; break;                              /* VIRTUAL_MEMORY_MANAGEMENT, POSIX_FD */
+    case 113: *value = !fake_options.no_host_register && !fake_options.no_read_only; break;
+    case 115: *value = 1; break;                                        /* MEMORY_POOLS_SUPPORTED */
+    case 119: *value = 0; break;                                        /* MEMPOOL_SUPPORTED_HANDLE_TYPES */
+    case 122: *value = !fake_options.no_stream_ops; break;              /* CAN_USE_64_BIT_STREAM_MEM_OPS */
+    case 125: *value = !fake_options.no_event_ipc; break;               /* IPC_EVENT_SUPPORTED */
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+    return CUDA_SUCCESS;
+}
+
 unsigned cuDeviceGetAttribute(int *value, unsigned attribute, int device)
 {
     if (!is_device(device))
@@ -195,7 +250,7 @@ unsigned cuDeviceGetAttribute(int *value, unsigned attribute, int device)
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
         *value = number("FAKE_CUDA_MINOR", 0);
         return CUDA_SUCCESS;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    default: return other_attribute(value, attribute, fake_options.visible[device]);
     }
 }
 

@@ -53,6 +53,7 @@ int cublasCreate_v2(struct cublasContext **out)
         return INVALID_VALUE;
     if (fake_current(&context) != CUDA_SUCCESS)
         return NOT_INITIALIZED;
+    fake_block();                       /* the real one allocates */
     handle = calloc(1, sizeof(*handle));
     if (handle == NULL)
         return BXI_CUBLAS_ALLOC_FAILED;

@@ -30,8 +30,20 @@
  *    FAKE_CUDA_NO_PEER=0-1,...   devices without peer access, or "all"
  *    FAKE_CUDA_VERSION=12040     FAKE_CUDA_MIG=1, FAKE_CUDA_EXCLUSIVE=1, FAKE_CUDA_PROHIBITED=1,
  *    FAKE_CUDA_NO_IPC=1 (opens fail as in another PID namespace), FAKE_CUDA_NO_STREAM_OPS=1,
- *    FAKE_CUDA_NO_HOST_REGISTER=1, FAKE_CUDA_NO_READ_ONLY=1, FAKE_CUDA_NO_EVENT_IPC=1,
+ *    FAKE_CUDA_NO_HOST_REGISTER=1, FAKE_CUDA_NO_EVENT_IPC=1,
+ *    FAKE_CUDA_NO_READ_ONLY=1    CU_MEMHOSTREGISTER_READ_ONLY is refused with 801, and attribute 113 is 0
  *    FAKE_CUDA_LOST_WRITES=1     streams never write words: a probe must detect it
+ *    FAKE_CUDA_QUEUES=N          streams of a device share N hardware queues in each process, at most 32, and take them
+ *                                in turn: an item that waits holds up all items behind it. 0, the default: each stream
+ *                                has its own. CUDA_DEVICE_MAX_CONNECTIONS means the same where this is not set.
+ *    FAKE_CUDA_BLOCKING=1        a call that may synchronise the device waits for all work that this process has put
+ *                                on its streams there: alloc, free, stream create, host register and unregister, event
+ *                                open, IPC open and close, module load and unload, the search for a kernel (which loads
+ *                                it), cublasCreate, cudnnCreate
+ *    FAKE_CUDA_SAME_OPEN=1       a second open of a handle in a process returns the same address and counts, not 208
+ *    FAKE_CUDA_DROP_DEAD=1       memory of a process that is gone holds FAKE_POISON in those that have it open: the
+ *                                streams there look before each item, and while they wait for a word
+ *    FAKE_CUDA_OPEN_205=1        opens of memory handles fail with 205 (CUDA_ERROR_MAP_FAILED)
  *    FAKE_CUDA_DIRTY=1           new device memory holds NaN, not zeros
  *    FAKE_CUDA_MINOR=0           of the devices' compute capability 9.x
  *    FAKE_NVRTC_NEWEST=90        the newest architecture that NVRTC knows; the devices are sm_90
@@ -52,6 +64,7 @@
 #define FAKE_OPENERS 16
 #define FAKE_CONTEXTS 512
 #define FAKE_EVENTS 1024
+#define FAKE_QUEUES 32
 #define FAKE_CONTEXT_BYTES ((uint64_t)16 << 20)
 #define FAKE_POISON 0xDB
 
@@ -70,6 +83,7 @@ struct fake_allocation {
     int32_t fd;                         /* the owner's */
     int32_t device;
     bool is_freed;                      /* by its owner; it exists while a process has it open */
+    bool is_dropped;                    /* FAKE_CUDA_DROP_DEAD: its owner is gone, and it is overwritten */
     uint64_t bytes;
     uint64_t serial;
     struct fake_process opener[FAKE_OPENERS];
@@ -93,10 +107,10 @@ struct fake_machine {
 };
 
 struct fake_options {
-    int devices, delay_us, open_ms, open_gate, version;
+    int devices, delay_us, open_ms, open_gate, version, queues;
     uint64_t memory_bytes;
     bool mig, exclusive, prohibited, no_ipc, no_stream_ops, no_host_register, no_read_only, no_event_ipc, lost_writes,
-        dirty;
+        dirty, blocking, same_open, drop_dead, open_205;
     bool reaches[FAKE_DEVICES][FAKE_DEVICES];
     int visible[FAKE_DEVICES];          /* physical devices, in this process's order */
     int visible_count;
@@ -127,10 +141,17 @@ unsigned fake_current(struct CUctx_st **context);
 
 /* Whether a device may access [address, address + bytes); written: for writing. */
 bool fake_may_touch(uint64_t address, uint64_t bytes, bool written);
+void fake_drop_dead(void);                      /* overwrites memory of owners that are gone, if that is switched on */
 
-/* ---- stream.c -------------------------------------------------------------------------------- */
+/* ---- capture.c ------------------------------------------------------------------------------- */
+
+unsigned fake_unsafe(void);                     /* what a call returns that a capture may prohibit */
+
+/* ---- queue.c --------------------------------------------------------------------------------- */
 
 void fake_synchronise_all(void);                /* every stream of this process */
+/* FAKE_CUDA_BLOCKING: waits for the streams of the current context's device. */
+void fake_block(void);
 typedef void (*fake_call_fn)(const void *argument);
 /* Puts a call with a copy of the argument on the stream. */
 unsigned fake_stream_call(struct CUstream_st *stream, fake_call_fn call, const void *argument, size_t bytes);

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -31,8 +32,9 @@ struct range {
     enum fake_kind memory;
     uint64_t base, bytes, serial;
     int device;                         /* physical */
-    int fd;                             /* OWN */
+    int fd;                             /* OWN: its memfd; OPENED: a pidfd of the owner, or -1 */
     uint32_t slot;                      /* OWN: in the handle; OPENED: index into the machine's allocations */
+    int opens;                          /* OPENED */
     bool read_only;
 };
 
@@ -140,6 +142,16 @@ static unsigned fill_range(struct range *range, size_t bytes)
     return result;
 }
 
+/* Of a call that may synchronise with the device. */
+static unsigned begin_call(void)
+{
+    unsigned result = fake_unsafe();
+
+    if (result == CUDA_SUCCESS)
+        fake_block();
+    return result;
+}
+
 static unsigned allocate(unsigned long long *address, size_t bytes, enum fake_kind kind)
 {
     struct CUctx_st *context;
@@ -150,6 +162,9 @@ static unsigned allocate(unsigned long long *address, size_t bytes, enum fake_ki
         return result;
     if (bytes == 0)
         return CUDA_ERROR_INVALID_VALUE;
+    result = begin_call();
+    if (result != CUDA_SUCCESS)
+        return result;
     pthread_mutex_lock(&lock);
     range = vacant();
     result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -220,6 +235,8 @@ unsigned cuMemFree_v2(unsigned long long address)
     struct range *range;
     unsigned result = fake_current(&context);
 
+    if (result == CUDA_SUCCESS)
+        result = begin_call();
     if (result != CUDA_SUCCESS)
         return result;
     fake_synchronise_all();
@@ -381,13 +398,26 @@ static unsigned map_opened(struct range *range, struct fake_allocation *allocati
         .bytes = allocation->bytes,
         .serial = allocation->serial,
         .device = allocation->device,
+        .opens = 1,
+        .fd = fake_options.drop_dead ? (int)syscall(SYS_pidfd_open, allocation->owner.pid, 0) : -1,
     };
     fake_machine->opens++;
     return CUDA_SUCCESS;
 }
 
 /* Both locks held. */
-static unsigned open_handle(const struct handle *handle, int device, struct range *range)
+static unsigned open_again(struct range *range, struct range **out)
+{
+    if (!fake_options.same_open)
+        return 208;                     /* CUDA_ERROR_ALREADY_MAPPED */
+    range->opens++;
+    fake_machine->opens++;
+    *out = range;
+    return CUDA_SUCCESS;
+}
+
+/* Both locks held. */
+static unsigned open_handle(const struct handle *handle, int device, struct range **out)
 {
     struct fake_allocation *allocation = find_allocation(handle);
 
@@ -397,8 +427,9 @@ static unsigned open_handle(const struct handle *handle, int device, struct rang
         return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
     for (int i = 0; i < RANGES; i++)
         if (ranges[i].kind == RANGE_OPENED && ranges[i].serial == allocation->serial)
-            return 208;                 /* CUDA_ERROR_ALREADY_MAPPED */
-    return map_opened(range, allocation);
+            return open_again(&ranges[i], out);
+    *out = vacant();
+    return *out != NULL ? map_opened(*out, allocation) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 unsigned cuIpcOpenMemHandle_v2(unsigned long long *address, struct CUipcMemHandle_st bytes, unsigned flags)
@@ -415,11 +446,15 @@ unsigned cuIpcOpenMemHandle_v2(unsigned long long *address, struct CUipcMemHandl
         return CUDA_ERROR_INVALID_VALUE;
     if (handle.pid == getpid() || fake_options.no_ipc)
         return CUDA_ERROR_INVALID_CONTEXT;
+    if (fake_options.open_205)
+        return CUDA_ERROR_MAP_FAILED;
+    result = begin_call();
+    if (result != CUDA_SUCCESS)
+        return result;
     dawdle();
     pthread_mutex_lock(&lock);
-    range = vacant();
     fake_lock();
-    result = range == NULL ? CUDA_ERROR_OUT_OF_MEMORY : open_handle(&handle, context->device, range);
+    result = open_handle(&handle, context->device, &range);
     fake_unlock();
     if (result == CUDA_SUCCESS)
         *address = range->base;
@@ -428,10 +463,14 @@ unsigned cuIpcOpenMemHandle_v2(unsigned long long *address, struct CUipcMemHandl
 }
 
 /* Both locks held. */
-static void leave_opened(const struct range *range)
+static void close_range_of(struct range *range)
 {
     struct fake_process self = fake_self();
 
+    fake_machine->closes++;
+    if (--range->opens > 0)
+        return;
+    munmap((void *)(uintptr_t)range->base, range->bytes);
     for (int i = 0; i < FAKE_ALLOCATIONS; i++) {
         struct fake_allocation *allocation = &fake_machine->allocation[i];
 
@@ -441,7 +480,9 @@ static void leave_opened(const struct range *range)
             if (fake_same(&allocation->opener[j], &self))
                 allocation->opener[j].pid = 0;
     }
-    fake_machine->closes++;
+    if (range->fd >= 0)
+        close(range->fd);
+    range->kind = RANGE_NONE;
 }
 
 unsigned cuIpcCloseMemHandle(unsigned long long address)
@@ -450,6 +491,8 @@ unsigned cuIpcCloseMemHandle(unsigned long long address)
     struct range *range;
     unsigned result = fake_current(&context);
 
+    if (result == CUDA_SUCCESS)
+        result = begin_call();
     if (result != CUDA_SUCCESS)
         return result;
     fake_synchronise_all();
@@ -459,14 +502,47 @@ unsigned cuIpcCloseMemHandle(unsigned long long address)
     if (range == NULL || range->kind != RANGE_OPENED || range->base != address) {
         result = CUDA_ERROR_INVALID_VALUE;
     } else {
-        munmap((void *)(uintptr_t)range->base, range->bytes);
         fake_lock();
-        leave_opened(range);
+        close_range_of(range);
         fake_unlock();
-        range->kind = RANGE_NONE;
     }
     pthread_mutex_unlock(&lock);
     return result;
+}
+
+/* ---- Owners that are gone -------------------------------------------------------------------- */
+
+/* Both locks held. */
+static void drop(const struct range *range)
+{
+    for (int i = 0; i < FAKE_ALLOCATIONS; i++) {
+        struct fake_allocation *allocation = &fake_machine->allocation[i];
+
+        if (allocation->owner.pid == 0 || allocation->serial != range->serial || allocation->is_dropped)
+            continue;
+        memset((void *)(uintptr_t)range->base, FAKE_POISON, range->bytes);
+        allocation->is_dropped = true;
+    }
+}
+
+void fake_drop_dead(void)
+{
+    if (!fake_options.drop_dead)
+        return;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < RANGES; i++) {
+        struct range *range = &ranges[i];
+
+        if (range->kind != RANGE_OPENED || range->fd < 0 ||
+            poll(&(struct pollfd){ .fd = range->fd, .events = POLLIN }, 1, 0) != 1)
+            continue;
+        fake_lock();
+        drop(range);
+        fake_unlock();
+        close(range->fd);
+        range->fd = -1;
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 /* ---- Host memory ----------------------------------------------------------------------------- */
@@ -531,6 +607,8 @@ unsigned cuMemHostAlloc(void **memory, size_t bytes, unsigned flags)
     void *made;
 
     (void)flags;
+    if (result == CUDA_SUCCESS)
+        result = begin_call();
     if (result != CUDA_SUCCESS)
         return result;
     made = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
@@ -546,8 +624,10 @@ unsigned cuMemHostAlloc(void **memory, size_t bytes, unsigned flags)
 
 unsigned cuMemFreeHost(void *memory)
 {
-    unsigned result;
+    unsigned result = begin_call();
 
+    if (result != CUDA_SUCCESS)
+        return result;
     fake_synchronise_all();
     result = take_host(memory, RANGE_PINNED);
     if (result == CUDA_SUCCESS)
@@ -567,11 +647,16 @@ unsigned cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags)
         return CUDA_ERROR_NOT_SUPPORTED;
     if (!read_only && !is_writable(memory))
         return CUDA_ERROR_INVALID_VALUE;
-    return add_host(memory, bytes, RANGE_REGISTERED, read_only);
+    result = begin_call();
+    return result == CUDA_SUCCESS ? add_host(memory, bytes, RANGE_REGISTERED, read_only) : result;
 }
 
 unsigned cuMemHostUnregister(void *memory)
 {
+    unsigned result = begin_call();
+
+    if (result != CUDA_SUCCESS)
+        return result;
     fake_synchronise_all();
     return take_host(memory, RANGE_REGISTERED);
 }

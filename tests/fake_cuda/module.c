@@ -71,6 +71,10 @@ unsigned cuModuleLoadData(struct CUmod_st **out, const void *image)
         return INVALID_IMAGE;
     if (strncmp(image, mark, strlen(mark)) != 0)
         return NO_BINARY_FOR_GPU;
+    result = fake_unsafe();
+    if (result != CUDA_SUCCESS)
+        return result;
+    fake_block();
     module = calloc(1, sizeof(*module));
     if (module != NULL)
         module->text = strdup((const char *)image + strlen(mark));
@@ -93,6 +97,7 @@ unsigned cuModuleUnload(struct CUmod_st *module)
         return result;
     if (module == NULL || module->context != context)
         return CUDA_ERROR_INVALID_HANDLE;
+    fake_block();
     while (module->functions != NULL) {
         struct CUfunc_st *function = module->functions;
 
@@ -132,6 +137,7 @@ unsigned cuModuleGetFunction(struct CUfunc_st **out, struct CUmod_st *module, co
         kernel = kernel->next;
     if (kernel == NULL || !names(module->text, name))
         return CUDA_ERROR_NOT_FOUND;
+    fake_block();                       /* modules are loaded lazily: each kernel when it is first asked for */
     function = calloc(1, sizeof(*function));
     if (function == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;

@@ -109,10 +109,11 @@ unsigned cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, s
 unsigned cuStreamWriteValue64_v2(struct CUstream_st *stream, unsigned long long address, uint64_t value,
                                  unsigned flags)
 {
-    struct fake_work work = { .kind = fake_options.lost_writes ? WORK_RECORD : WORK_WRITE, .to = address, .value = value };
     static struct fake_shared_event nowhere;
+    struct fake_work work = { .kind = WORK_WRITE, .to = address, .value = value, .event = &nowhere };
 
-    work.event = &nowhere;
+    if (fake_options.lost_writes)
+        work.kind = WORK_RECORD;
     if (fake_options.no_stream_ops)
         return CUDA_ERROR_NOT_SUPPORTED;
     return flags == 0 && address % 8 == 0 && fake_may_touch(address, 8, true) ? fake_put(stream, &work)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * tests/fake_cuda as NVRTC, cuBLAS and cuDNN, against small cases computed by hand from their documentation: tests with
- * the fakes are only as good as the fakes. The driver's part is tested through gpu/.
+ * the fakes are only as good as the fakes. The driver's part is tested through gpu/, its
+ * switches in test_fake_switches.c.
  */
 #include "nn/cuda_api.h"
 #include "nn/kernels.h"

@@ -17,6 +17,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 struct gpu_shared *gpu_shared;
@@ -38,6 +39,7 @@ static pid_t maker;
 void gpu_failed(const char *file, int line, const char *text)
 {
     fprintf(stderr, "%s:%d: process %d: %s (gpu says: %s)\n", file, line, gpu_rank, text, bxi_gpu_text());
+    bxi_store_release(&gpu_shared->has_failed, 1);
     if (getpid() == maker)
         cr_assert_fail("%s:%d: %s", file, line, text);
     _exit(1);
@@ -364,10 +366,14 @@ void gpu_post(int gate)
 
 void gpu_await(int gate, uint32_t least)
 {
+    struct timespec look = { .tv_nsec = 100000000 };
     uint32_t seen;
 
-    while ((seen = bxi_load_acquire(&gpu_shared->gate[gate])) < least)
-        syscall(SYS_futex, &gpu_shared->gate[gate], FUTEX_WAIT, seen, NULL, NULL, 0);
+    while ((seen = bxi_load_acquire(&gpu_shared->gate[gate])) < least) {
+        if (bxi_load_acquire(&gpu_shared->has_failed) != 0)
+            _exit(1);
+        syscall(SYS_futex, &gpu_shared->gate[gate], FUTEX_WAIT, seen, &look, NULL, 0);
+    }
 }
 
 void gpu_store(int index, uint64_t value)

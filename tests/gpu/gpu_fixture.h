@@ -32,6 +32,7 @@ struct gpu_shared {
     struct bxi_gpu_region region[GPU_PROCESSES];
     struct bxi_gpu_held held[GPU_PROCESSES][GPU_PROCESSES];     /* [borrower][owner] */
     bxi_a32 gate[GPU_GATES];
+    bxi_a32 has_failed;             /* a check of one of the processes: the others wait for no gate any more */
     bxi_a64 value[GPU_VALUES];
     struct bxi_gpu_ref ref[GPU_VALUES];
     struct bxi_gpu_point point[GPU_VALUES];
@@ -86,7 +87,7 @@ uint64_t gpu_used(int ordinal);                     /* bytes of the device that 
 uint64_t gpu_figure(const char *name, int device);  /* of the fake machine; 0 on a real one */
 
 void gpu_post(int gate);
-void gpu_await(int gate, uint32_t least);
+void gpu_await(int gate, uint32_t least);           /* ends this process if another has failed */
 void gpu_store(int index, uint64_t value);
 uint64_t gpu_load(int index);
 

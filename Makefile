@@ -154,6 +154,8 @@ PROG_SRCS   := $(wildcard tests/prog/*.c)
 # A CUDA driver that is none, for the tests of gpu/, and NVRTC, cuBLAS and cuDNN likewise for those of lib/nn.
 FAKE_SRCS   := $(wildcard tests/fake_cuda/*.c)
 FAKE_CUDA    = $(B)/tests/libfakecuda.so
+# What that NVRTC opens by name when it compiles; empty.
+FAKE_BUILTINS = $(B)/tests/libnvrtc-builtins.so.12.4
 
 objects = $(patsubst %.c,$(O)/%.o,$(1))
 
@@ -315,9 +317,13 @@ $(B)/tests/unit: $(call objects,$(unit_SRCS)) $(STATIC_LIB) $(STATIC_NN) $(STATI
 	$(call say,LINK,$@)
 	$(link) $(patsubst %,-Xlinker --wrap=%,malloc calloc realloc aligned_alloc strdup strndup) $(RUNNER_LIBS) $(LIBS)
 
-$(FAKE_CUDA): $(call objects,$(FAKE_SRCS))
+$(FAKE_CUDA): $(call objects,$(FAKE_SRCS)) | $(FAKE_BUILTINS)
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D) && $(CC) -shared -o $@ $^ $(ALL_LDFLAGS) -lm
+
+$(FAKE_BUILTINS):
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D) && $(CC) -shared -nostdlib -Wl,-soname,$(@F) -o $@ -x c /dev/null
 
 $(B)/tests/stress: $(call objects,$(stress_SRCS)) $(STATIC_LIB)
 	$(call say,LINK,$@)

@@ -20,14 +20,16 @@
  * statistics of bx_net_running. They have torch's shapes, as on the CPU. They are float32 and computed as float32 (no
  * TF32).
  *
- * Libraries: libcuda.so.1; libnvrtc and libcublas (13, 12 or 11); libcudnn (9 or 8), as the dynamic linker finds them.
- * BX_CUDA_DRIVER, BX_NVRTC, BX_CUBLAS and BX_CUDNN name other files; they are ignored in a program that runs with more
- * rights than its caller. bx_cuda_open loads the driver and NVRTC, the first net loads cuBLAS and cuDNN.
+ * Libraries: libcuda.so.1; libnvrtc and libcublas (13, 12 or 11, none newer than the driver); libcudnn (9 or 8), as
+ * the dynamic linker finds them. BX_CUDA_DRIVER, BX_NVRTC, BX_CUBLAS and BX_CUDNN name other files; they are ignored in
+ * a program that runs with more rights than its caller. NVRTC's builtins (libnvrtc-builtins.so.13.0, for example) are
+ * looked for in its folder first. bx_cuda_open loads the driver and NVRTC, the first net loads cuBLAS and cuDNN.
  *
  * Errors: 0, else a negative code after a sentence (bx_error_text): -ENODEV, no driver, no such device, or the device
- * is not available to this process; -ENOTSUP, built with CUDA=0, or a library is missing or too old; -ENOMEM; -EINVAL;
- * -EPERM, this process was forked after CUDA was started; -EIO, any other error of the GPU, after which this process
- * cannot use it any more. Work that fails on the stream is reported by the next call that waits for it.
+ * is not available to this process; -ENOTSUP, built with CUDA=0, or a library is missing, too old, or newer than the
+ * driver; -ENOMEM; -EINVAL; -EPERM, this process was forked after CUDA was started; -EIO, any other error of the GPU,
+ * after which this process cannot use it any more. Work that fails on the stream is reported by the next call that
+ * waits for it.
  * Threads: one thread at a time uses a bx_cuda and what was made with it.
  */
 #ifndef BOXCAR_CUDA_H

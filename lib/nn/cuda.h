@@ -45,7 +45,7 @@ struct bx_cuda {
 
 /* Each loads its library and finds its functions: 0, -ENODEV (driver), -ENOTSUP (the others), -EPERM (forked). */
 int bxi_cuda_load_driver(struct bxi_cuda_driver *driver);
-int bxi_cuda_load_nvrtc(struct bxi_nvrtc *nvrtc);
+int bxi_cuda_load_nvrtc(struct bx_cuda *cuda);
 int bxi_cuda_load_networks(struct bx_cuda *cuda);               /* cuBLAS and cuDNN */
 /* -EPERM in a child of the process that loaded the driver. */
 int bxi_cuda_check_fork(void);

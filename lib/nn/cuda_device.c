@@ -134,7 +134,7 @@ int bx_cuda_open(int ordinal, struct bx_cuda **cuda)
     if (rc == 0)
         rc = find_device(made, ordinal);
     if (rc == 0)
-        rc = bxi_cuda_load_nvrtc(&made->nvrtc);
+        rc = bxi_cuda_load_nvrtc(made);
     if (rc == 0)
         rc = retain(made);
     if (rc == 0)

@@ -36,24 +36,37 @@ struct bx_kernels {
 
 /* ---- Compiling ----------------------------------------------------------------------------------- */
 
-static int compile_failed(const struct bx_cuda *cuda, struct _nvrtcProgram *program, const char *name, int result)
+/* NVRTC's log, which the caller frees; NULL: it is empty, or there is no memory. */
+static char *log_of(const struct bx_cuda *cuda, struct _nvrtcProgram *program)
 {
     size_t bytes = 0;
     char *log = NULL;
+
+    if (cuda->nvrtc.nvrtcGetProgramLogSize(program, &bytes) == 0)
+        log = calloc(1, bytes + 1);
+    if (log != NULL && (cuda->nvrtc.nvrtcGetProgramLog(program, log) != 0 || log[0] == '\0')) {
+        free(log);
+        return NULL;
+    }
+    return log;
+}
+
+static int compile_failed(const struct bx_cuda *cuda, struct _nvrtcProgram *program, const char *name, int result)
+{
     int major = 0, minor = 0, rc;
+    char *log;
 
     if (result == BXI_NVRTC_INVALID_OPTION) {
         (void)cuda->nvrtc.nvrtcVersion(&major, &minor);
         return bx_fail(-ENOTSUP, "NVRTC %d.%d does not know device %d (%s, sm_%d): install a newer one", major, minor,
                        cuda->ordinal, cuda->name, cuda->capability);
     }
-    if (result != BXI_NVRTC_COMPILATION)
-        return bx_fail(-EIO, "NVRTC did not compile %s: %s", name, cuda->nvrtc.nvrtcGetErrorString(result));
-    if (cuda->nvrtc.nvrtcGetProgramLogSize(program, &bytes) == 0)
-        log = calloc(1, bytes + 1);
-    if (log != NULL)
-        (void)cuda->nvrtc.nvrtcGetProgramLog(program, log);
-    rc = bx_fail(-EINVAL, "%s does not compile: %s", name, log != NULL ? log : "no memory for the reason");
+    log = log_of(cuda, program);
+    if (result == BXI_NVRTC_COMPILATION)
+        rc = bx_fail(-EINVAL, "%s does not compile: %s", name, log != NULL ? log : "no memory for the reason");
+    else
+        rc = bx_fail(-EIO, "NVRTC did not compile %s: %s%s%s", name, cuda->nvrtc.nvrtcGetErrorString(result),
+                     log != NULL ? ": " : "", log != NULL ? log : "");
     free(log);
     return rc;
 }

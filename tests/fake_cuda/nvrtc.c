@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The fake NVRTC: compiles nothing, but refuses unknown options and architectures, and a text with unbalanced braces,
- * with a log.
+ * with a log. With FAKE_NVRTC_BUILTINS set it opens its builtins by name when it compiles, as the real one does, and
+ * fails if the dynamic linker does not find them.
  */
 #include "nvrtc.h"
 #include "nn/cuda_api.h"
 #include "fake.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +24,8 @@ BXI_NVRTC_FUNCTIONS(DECLARE)
     X(NVRTC_ERROR_INVALID_INPUT, 3)                                                             \
     X(NVRTC_ERROR_INVALID_PROGRAM, 4)                                                           \
     X(NVRTC_ERROR_INVALID_OPTION, 5)                                                            \
-    X(NVRTC_ERROR_COMPILATION, 6)
+    X(NVRTC_ERROR_COMPILATION, 6)                                                               \
+    X(NVRTC_ERROR_BUILTIN_OPERATION_FAILURE, 7)
 #define ENTER(name, value) name = value,
 enum { RESULTS(ENTER) };
 #undef ENTER
@@ -133,6 +136,17 @@ static int line_of_error(const char *source)
     return open == 0 ? 0 : line;
 }
 
+static bool has_builtins(struct _nvrtcProgram *program)
+{
+    static const char name[] = "libnvrtc-builtins.so.12.4";
+
+    if (getenv("FAKE_NVRTC_BUILTINS") == NULL || dlopen(name, RTLD_NOW | RTLD_LOCAL) != NULL)
+        return true;
+    snprintf(program->log, sizeof(program->log), "nvrtc: error: failed to open %s.\n"
+             "  Make sure that %s is installed correctly.\n", name, name);
+    return false;
+}
+
 int nvrtcCompileProgram(struct _nvrtcProgram *program, int option_count, const char *const *options)
 {
     int line, result = NVRTC_SUCCESS;
@@ -145,6 +159,8 @@ int nvrtcCompileProgram(struct _nvrtcProgram *program, int option_count, const c
         result = take_option(program, options[i]);
     if (result != NVRTC_SUCCESS)
         return result;
+    if (!has_builtins(program))
+        return NVRTC_ERROR_BUILTIN_OPERATION_FAILURE;
     line = line_of_error(program->source);
     if (line != 0) {
         snprintf(program->log, sizeof(program->log), "%s(%d): error: expected a \"}\"\n\n"

@@ -107,6 +107,28 @@ int bx_tensor_to_dlpack_versioned(struct bx_tensor *tensor, struct DLManagedTens
 int bx_tensor_from_dlpack(struct DLManagedTensor *managed, struct bx_tensor **tensor);
 int bx_tensor_from_dlpack_versioned(struct DLManagedTensorVersioned *managed, struct bx_tensor **tensor);
 
+/* Convert to and from DLPack, ordered with a stream of the other library. A struct of DLPack carries no stream: the
+ * consumer names one when it asks for the tensor, in Python by __dlpack__(stream=), and the producer makes that stream
+ * wait for its work. stream is the number of that argument: -1, no order, as the functions above; 1, the legacy default
+ * stream, which None means too; 2, the default stream of the calling thread; else a CUstream of the device's primary
+ * context. Streams but 2 live until bx_job_shutdown. Tensors in host memory ignore it.
+ * to_dlpack: work that is put on the stream from now on waits until the tensor is written (by the stream of
+ * bx_tensor_written_on, without that call by the job's own). When the struct is deleted and the tensor is released, its
+ * memory is reused after the work that is on the stream then. If the consumer writes to the tensor, call
+ * bx_tensor_written_on with its stream before the tensor is sent.
+ * from_dlpack: takes a struct whose producer was given this stream. The tensor counts as written by the work that is on
+ * it, as after bx_tensor_written_on. The deleter is called after that work and after all reads.
+ * With 2 the host blocks until the stream's work is done. What the consumer puts there later holds no memory: it must
+ * be done when the consumer calls the deleter.
+ * -EINVAL: the stream is 0, which is ambiguous, or below -1; -ENOSPC: too many streams; BX_E_PEER_DEAD: a borrowed
+ * tensor's owner died before it was written; else as the functions above. A struct that is refused is unchanged. */
+int bx_tensor_to_dlpack_on(struct bx_tensor *tensor, int64_t stream, struct DLManagedTensor **managed);
+int bx_tensor_to_dlpack_versioned_on(struct bx_tensor *tensor, int64_t stream,
+                                     struct DLManagedTensorVersioned **managed);
+int bx_tensor_from_dlpack_on(struct DLManagedTensor *from, int64_t stream, struct bx_tensor **tensor);
+int bx_tensor_from_dlpack_versioned_on(struct DLManagedTensorVersioned *from, int64_t stream,
+                                       struct bx_tensor **tensor);
+
 /* ---- Device memory ----------------------------------------------------------------------------- */
 
 /*
@@ -147,11 +169,12 @@ int bx_tensor_create_on(struct bx_job *job, struct bx_device device, enum bx_dty
 
 /* Declares that the work on the stream now writes the tensor: borrowers' streams wait for that work. stream is a
  * CUstream of the device's primary context that lives until bx_job_shutdown; NULL is the job's own. Without this call,
- * sending uses the job's own stream. -EINVAL: not in device memory; -EROFS: borrowed; -ENOSPC: too many streams. */
+ * sending uses the job's own stream. -EINVAL: not in device memory, or the stream is CU_STREAM_PER_THREAD; -EROFS:
+ * borrowed; -ENOSPC: too many streams. */
 int bx_tensor_written_on(struct bx_tensor *tensor, void *stream);
 /* Makes work that is put on the stream from now on wait until the tensor is written. A borrowed tensor is returned
- * after the work that is on the stream when it is released. -EINVAL: not in device memory; -ENOSPC: too many streams;
- * BX_E_PEER_DEAD: its owner died before it was written. */
+ * after the work that is on the stream when it is released. -EINVAL: not in device memory, or the stream is
+ * CU_STREAM_PER_THREAD; -ENOSPC: too many streams; BX_E_PEER_DEAD: its owner died before it was written. */
 int bx_tensor_read_on(struct bx_tensor *tensor, void *stream);
 
 /* The functions above on device tensors:

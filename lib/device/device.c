@@ -189,10 +189,20 @@ int bxi_devices_stream(struct bxi_devices *devices, uint32_t device, void *strea
 {
     if (stream == NULL)
         return (int)devices->open[device].stream;
+    if (stream == BXI_THREADS_STREAM)
+        return bx_fail(-EINVAL, "the per-thread default stream (2) is another one on each thread: name a stream that "
+                                "your program made");
     for (uint32_t i = 0; i < devices->stream_count; i++)
         if (devices->streams[i].device == device && devices->streams[i].stream == stream)
             return (int)i;
     return bxi_devices_add_stream(devices, device, stream);
+}
+
+int bxi_device_threads_lane(struct bxi_devices *devices, uint32_t device, struct bxi_gpu_lane **lane)
+{
+    int rc = bxi_gpu_lane_open(devices->open[device].device, BXI_THREADS_STREAM, lane);
+
+    return rc < 0 ? bxi_devices_fail(rc, "the thread's default stream cannot be ordered with") : 0;
 }
 
 /* Index of one of the job's own streams, created on first use. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Tensors in device memory, on gpu/. open.c opens and closes devices; device.c has the job's streams and peers;
- * tensor.c the tensors of this worker; loan.c the borrowed ones; passed.c borrowed ones that are passed on.
+ * tensor.c the tensors of this worker; dlpack.c streams of other libraries; loan.c the borrowed ones; passed.c borrowed
+ * ones that are passed on.
  *
  * A job opens its devices one by one (bx_gpu_open). Until the first is open job->device->devices is NULL, and nothing
  * here is called. A tensor or a loan may outlive the job: it holds a reference to struct bxi_devices, and checks under
@@ -48,6 +49,8 @@ struct bxi_devices {
     bxi_a32 pending;                    /* any thread: the role polls soon */
 };
 #define BXI_NO_STREAM UINT32_MAX
+#define BXI_THREADS_NUMBER 2            /* CU_STREAM_PER_THREAD: another stream on each thread */
+#define BXI_THREADS_STREAM ((void *)(uintptr_t)BXI_THREADS_NUMBER)
 
 /* A worker's region: what it publishes of its device memory, after its control pages. */
 static inline const struct bxi_gpu_region *bxi_device_region(const struct bxi_control *control)
@@ -84,10 +87,13 @@ void bxi_devices_wait(struct bxi_devices *devices, uint32_t stream);
 int bxi_devices_alloc(struct bxi_devices *devices, uint32_t device, uint64_t bytes, struct bxi_gpu_block **block);
 /* Index of the open device of that ordinal; -ENODEV with a sentence. */
 int bxi_devices_find(const struct bxi_devices *devices, int ordinal);
-/* Index of the stream; NULL: the device's own. -ENOSPC, errors of gpu/; with a sentence. */
+/* Index of the stream; NULL: the device's own. -EINVAL: the per-thread default stream; -ENOSPC, errors of gpu/; with a
+ * sentence. */
 int bxi_devices_stream(struct bxi_devices *devices, uint32_t device, void *stream);
 /* Adds a stream; NULL: creates one. Its index, or an error as above. */
 int bxi_devices_add_stream(struct bxi_devices *devices, uint32_t device, void *stream);
+/* A lane over the calling thread's default stream. Close it on the same thread, in the same call of the program. */
+int bxi_device_threads_lane(struct bxi_devices *devices, uint32_t device, struct bxi_gpu_lane **lane);
 /* Index of the device's stream for staging; of the joining stream; created on first use. Errors as above. */
 int bxi_devices_staging(struct bxi_devices *devices, uint32_t device);
 int bxi_devices_joining(struct bxi_devices *devices);
@@ -153,6 +159,12 @@ void bxi_device_keep(struct bxi_devices *devices, struct bxi_storage *storage, s
 /* Under devices->lock, role. The storages that need not be kept any more, to be dropped without the lock. */
 struct bxi_device_kept *bxi_devices_passed_poll(struct bxi_devices *devices);
 void bxi_devices_passed_drop(struct bxi_device_kept *kept);
+
+/* ---- tensor.c, for dlpack.c ------------------------------------------------------------------------- */
+
+/* As bx_tensor_read_on with a number of DLPack, which is positive, and also for an own tensor that was filled
+ * on the device's own stream. */
+int bxi_device_read_by(struct bx_tensor *tensor, int64_t stream);
 
 /* ---- tensor.c, loan.c, passed.c: the table that lend calls (struct bxi_device_ops) ------------------------------ */
 

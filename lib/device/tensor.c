@@ -368,6 +368,71 @@ int bx_tensor_read_on(struct bx_tensor *tensor, void *stream)
     return rc;
 }
 
+/* ---- readers of DLPack --------------------------------------------------------------------------- */
+
+/* The copy may have run too early: if the owner of the awaited point died, its waiters were released. */
+static int check_owner(const struct bxi_devices *devices, struct bxi_gpu_lane *lane, const struct behind *behind)
+{
+    return behind->peer != NULL && bxi_devices_died(devices, behind->owner) ? put_behind(lane, behind) : 0;
+}
+
+/* Under devices->lock. If the program set no point, the tensor was filled on the device's own stream. */
+static int filled_on_own(struct bxi_devices *devices, const struct bx_tensor *tensor, struct behind *behind)
+{
+    if (behind->point.order != 0 || tensor->storage->kind != BXI_STORE_DEVICE)
+        return 0;
+    if (bxi_devices_mark(devices, devices->open[device_of(tensor)].stream, &behind->point) < 0)
+        return bxi_devices_fail(-EIO, "a stream cannot be marked");
+    return 0;
+}
+
+/* Under devices->lock, which is released while the host waits. */
+static int read_by_thread(struct bxi_devices *devices, const struct bx_tensor *tensor)
+{
+    struct bxi_gpu_lane *lane = NULL;
+    struct behind behind;
+    int rc = reads(tensor, devices->open[device_of(tensor)].stream, &behind);
+
+    if (rc == 0)
+        rc = filled_on_own(devices, tensor, &behind);
+    if (rc == 0)
+        rc = bxi_device_threads_lane(devices, device_of(tensor), &lane);
+    if (rc < 0)
+        return rc;
+    bxi_devices_pin(devices);
+    rc = put_behind(lane, &behind);
+    if (rc == 0)
+        rc = bxi_gpu_lane_wait(lane) < 0 ? bxi_devices_fail(-EIO, "the thread's default stream cannot be waited for")
+                                         : check_owner(devices, lane, &behind);
+    bxi_gpu_lane_close(lane);
+    bxi_devices_reenter(devices);
+    return rc;
+}
+
+int bxi_device_read_by(struct bx_tensor *tensor, int64_t stream)
+{
+    struct bxi_devices *devices = devices_of(tensor);
+    struct behind behind;
+    int index, rc;
+
+    if (!bxi_devices_enter(devices))
+        return bxi_devices_gone(devices);
+    if (stream == BXI_THREADS_NUMBER) {
+        rc = read_by_thread(devices, tensor);
+        bxi_devices_leave(devices);
+        return rc;
+    }
+    index = bxi_devices_stream(devices, device_of(tensor), (void *)(intptr_t)stream);
+    rc = index < 0 ? index : reads(tensor, (uint32_t)index, &behind);
+    if (rc == 0)
+        rc = filled_on_own(devices, tensor, &behind);
+    bxi_devices_pin(devices);
+    if (rc == 0)
+        rc = put_behind(devices->streams[index].lane, &behind);
+    bxi_devices_unpin(devices);
+    return rc;
+}
+
 /* ---- copies ------------------------------------------------------------------------------------ */
 
 /* Pinned. Both are row-major, at least one is on the lane's device. */
@@ -383,12 +448,6 @@ static int move_bytes(struct bxi_gpu_lane *lane, struct bx_tensor *to, const str
     else
         rc = bxi_gpu_copy(lane, address_of(to), address_of(from), bytes);
     return rc < 0 ? bxi_devices_fail(rc, "a copy from or to device memory failed") : 0;
-}
-
-/* The copy may have run too early: if the owner of the awaited point died, its waiters were released. */
-static int check_owner(const struct bxi_devices *devices, struct bxi_gpu_lane *lane, const struct behind *behind)
-{
-    return behind->peer != NULL && bxi_devices_died(devices, behind->owner) ? put_behind(lane, behind) : 0;
 }
 
 /* Called inside enter, leaves. */

@@ -421,6 +421,14 @@ static void try_tensors(struct bx_job *job)
     REFUSED(bx_tensor_from_dlpack((struct DLManagedTensor *)data, NULL));
     REFUSED(bx_tensor_from_dlpack_versioned(NULL, &made));
     REFUSED(bx_tensor_from_dlpack_versioned((struct DLManagedTensorVersioned *)data, NULL));
+    REFUSED(bx_tensor_to_dlpack_on(NULL, 1, &managed));
+    REFUSED(bx_tensor_to_dlpack_on(tensor, 1, NULL));
+    REFUSED(bx_tensor_to_dlpack_versioned_on(NULL, 1, &versioned));
+    REFUSED(bx_tensor_to_dlpack_versioned_on(tensor, 1, NULL));
+    REFUSED(bx_tensor_from_dlpack_on(NULL, 1, &made));
+    REFUSED(bx_tensor_from_dlpack_on((struct DLManagedTensor *)data, 1, NULL));
+    REFUSED(bx_tensor_from_dlpack_versioned_on(NULL, 1, &made));
+    REFUSED(bx_tensor_from_dlpack_versioned_on((struct DLManagedTensorVersioned *)data, 1, NULL));
     REFUSED(bx_gpu_open(NULL, 0, &device));
     REFUSED(bx_gpu_count(NULL));
     IS_ZERO(bx_gpu_is_fake(NULL));

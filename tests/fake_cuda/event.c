@@ -97,6 +97,7 @@ unsigned cuEventRecord(struct CUevent_st *event, struct CUstream_st *stream)
 
     if (event->is_opened)
         return CUDA_ERROR_INVALID_HANDLE;
+    stream = fake_stream(stream);
     if (stream != NULL && fake_capture_of(stream) != CAPTURE_NONE)
         return fake_put(stream, &work);
     work.value = bxi_add(&event->at->recorded, 1) + 1;

@@ -229,6 +229,7 @@ unsigned fake_put(struct CUstream_st *stream, const struct fake_work *work)
 
     if (result != CUDA_SUCCESS)
         return result;
+    stream = fake_stream(stream);
     if (stream == NULL || stream->context != context)
         return CUDA_ERROR_INVALID_HANDLE;
     capture = fake_capture_of(stream);

@@ -43,12 +43,42 @@ unsigned cuStreamDestroy_v2(struct CUstream_st *stream)
     return fake_put(stream, &end);
 }
 
+static struct CUstream_st *made(struct CUstream_st **place)
+{
+    if (*place == NULL && cuStreamCreate(place, 0) != CUDA_SUCCESS)
+        *place = NULL;
+    return *place;
+}
+
+struct CUstream_st *fake_stream(struct CUstream_st *handle)
+{
+    static pthread_mutex_t legacy_lock = PTHREAD_MUTEX_INITIALIZER;
+    static struct CUstream_st *legacy[FAKE_DEVICES];
+    static __thread struct CUstream_st *own[FAKE_DEVICES];
+    struct CUctx_st *context;
+
+    if ((uintptr_t)handle != 1 && (uintptr_t)handle != 2)
+        return handle;
+    if (fake_current(&context) != CUDA_SUCCESS)
+        return NULL;
+    if ((uintptr_t)handle == 2)
+        return made(&own[context->device]);
+    pthread_mutex_lock(&legacy_lock);
+    handle = made(&legacy[context->device]);
+    pthread_mutex_unlock(&legacy_lock);
+    return handle;
+}
+
 unsigned cuStreamSynchronize(struct CUstream_st *stream)
 {
-    unsigned result = fake_capture_refuses(stream);
+    unsigned result;
 
     if (fake_ready() != CUDA_SUCCESS)
         return CUDA_ERROR_NOT_INITIALIZED;
+    stream = fake_stream(stream);
+    if (stream == NULL)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    result = fake_capture_refuses(stream);
     if (result == CUDA_SUCCESS)
         fake_wait_idle(stream);
     return result;
@@ -56,8 +86,12 @@ unsigned cuStreamSynchronize(struct CUstream_st *stream)
 
 unsigned cuStreamQuery(struct CUstream_st *stream)
 {
-    unsigned result = fake_capture_refuses(stream);
+    unsigned result;
 
+    stream = fake_stream(stream);
+    if (stream == NULL)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    result = fake_capture_refuses(stream);
     if (result != CUDA_SUCCESS)
         return result;
     return fake_is_idle(stream) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
@@ -86,7 +120,7 @@ static unsigned copy_host(struct fake_work *work, struct CUstream_st *stream, bo
     unsigned result = fake_put(stream, work);
 
     if (result == CUDA_SUCCESS && !is_pinned)
-        fake_wait_idle(stream);
+        fake_wait_idle(fake_stream(stream));
     return result;
 }
 

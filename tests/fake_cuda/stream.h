@@ -49,6 +49,12 @@ struct CUstream_st {
     } capture;
 };
 
+/* ---- stream.c -------------------------------------------------------------------------------- */
+
+/* The stream of a handle. 1 (CU_STREAM_LEGACY) and 2 (CU_STREAM_PER_THREAD) are made when first used, the second in
+ * each thread; unlike the real one, the first is not synchronised with other streams. NULL: there is none. */
+struct CUstream_st *fake_stream(struct CUstream_st *handle);
+
 /* ---- queue.c --------------------------------------------------------------------------------- */
 
 /* Enters a new stream of a context; false: no memory. */

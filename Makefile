@@ -149,6 +149,13 @@ unit_SRCS   := $(filter-out tests/shm/stress_main.c $(if $(filter 0,$(CUDA)),$(G
 	$(wildcard $(patsubst %,tests/%/*.c,shm gpu $(ROOMS) nn autograd demos tools harness))) \
 	$(filter-out $(foreach p,$(PROGRAMS),$(firstword $($(p)_SRCS))),$(wildcard demos/*/*.c)) \
 	$(filter-out $(patsubst %,tools/shmstat/%.c,shmstat top screen),$(shmstat_SRCS)) $(RUNNER_SRCS)
+# What runs on a bare machine with a GPU: linked statically but for the C library, whose dlopen loads the driver.
+# Criterion's own libraries are many, so tests/tsan/ runs these tests too. oneDNN has no static library in Debian, so
+# the networks are not here.
+BARE_SRCS   := $(if $(filter 0,$(CUDA)),,$(filter-out tests/gpu/test_gpu_stub.c,$(wildcard tests/gpu/*.c tests/device/*.c)) \
+	$(filter-out tests/harness/twin.c tests/harness/test_%,$(wildcard tests/harness/*.c)) tests/tsan/criterion.c)
+BARE_LIBS   := -static-libgcc -l:liburing.a -lm
+BARE        := $(if $(and $(BARE_SRCS),$(filter release debug,$(CONFIG))),$(B)/gpu/unit $(B)/gpu/tensor_ipc)
 stress_SRCS := tests/shm/stress_main.c tests/shm/stress_ring.c
 PROG_SRCS   := $(wildcard tests/prog/*.c)
 # A CUDA driver that is none, for the tests of gpu/, and NVRTC, cuBLAS and cuDNN likewise for those of lib/nn.
@@ -175,7 +182,7 @@ steps_OBJS := $(patsubst %.c,$(O)/steps/%.o,$(LIB_SRCS) tests/harness/harness.c 
 STATS      := 0 1 3
 BENCHES    := $(STATS:%=$(B)/bench/stats-%/bxbench)
 TESTS      := $(B)/bench/stats-0/bxbench $(B)/tests/unit $(B)/tests/stress $(B)/tests/kill_steps $(PROG_SRCS:tests/prog/%.c=$(B)/tests/%) \
-	$(FAKE_CUDA)
+	$(FAKE_CUDA) $(BARE)
 
 ALL_SRCS := $(sort $(LIB_SRCS) $(NN_SRCS) $(AUTOGRAD_SRCS) $(foreach p,$(PROGRAMS) unit stress,$($(p)_SRCS)) $(PROG_SRCS) $(FAKE_SRCS))
 
@@ -219,6 +226,11 @@ $(O)/steps/%.o: %.c $(B)/flags | $(JEMALLOC_OBJ)
 	$(call say,CC,$@)
 	$(Q)$(CC) $(ALL_CPPFLAGS) -DBXI_STEPS $(ALL_CFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
 
+$(O)/bare/%.o: %.c $(B)/flags | $(JEMALLOC_OBJ)
+	@mkdir -p $(@D)
+	$(call say,CC,$@)
+	$(Q)$(CC) -isystem tests/tsan $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
+
 $(O)/%.o: %.c $(B)/flags | $(JEMALLOC_OBJ)
 	@mkdir -p $(@D)
 	$(call say,CC,$@)
@@ -248,7 +260,7 @@ $(B)/bench/stats-$(1)/bxbench: $(stats_SRCS:%.c=$(O)/stats-$(1)/%.o) $(JEMALLOC_
 endef
 $(foreach s,$(STATS),$(eval $(call STATS_RULE,$(s))))
 
--include $(patsubst %.o,%.d,$(call objects,$(ALL_SRCS)) $(steps_OBJS) \
+-include $(patsubst %.o,%.d,$(call objects,$(ALL_SRCS)) $(steps_OBJS) $(BARE_SRCS:%.c=$(O)/bare/%.o) \
 	$(foreach s,$(STATS),$(stats_SRCS:%.c=$(O)/stats-$(s)/%.o)))
 
 # Made anew each time: ar would keep the members of files that are no more.
@@ -313,9 +325,18 @@ $(B)/tests/kill_steps: $(steps_OBJS) $(JEMALLOC_OBJ)
 	$(Q)mkdir -p $(@D) && $(CC) -o $@ $^ $(ALL_LDFLAGS) $(RUNNER_LIBS) $(LIBS)
 
 # tests/harness/memory.c lets single allocations fail.
+WRAPPED := $(patsubst %,-Xlinker --wrap=%,malloc calloc realloc aligned_alloc strdup strndup)
 $(B)/tests/unit: $(call objects,$(unit_SRCS)) $(STATIC_LIB) $(STATIC_NN) $(STATIC_AUTOGRAD)
 	$(call say,LINK,$@)
-	$(link) $(patsubst %,-Xlinker --wrap=%,malloc calloc realloc aligned_alloc strdup strndup) $(RUNNER_LIBS) $(LIBS)
+	$(link) $(WRAPPED) $(RUNNER_LIBS) $(LIBS)
+
+$(B)/gpu/unit: $(BARE_SRCS:%.c=$(O)/bare/%.o) $(STATIC_LIB)
+	$(call say,LINK,$@)
+	$(link) $(WRAPPED) $(BARE_LIBS)
+
+$(B)/gpu/tensor_ipc: $(call objects,$(tensor_ipc_SRCS)) $(STATIC_LIB)
+	$(call say,LINK,$@)
+	$(link) $(BARE_LIBS)
 
 $(FAKE_CUDA): $(call objects,$(FAKE_SRCS)) | $(FAKE_BUILTINS)
 	$(call say,LINK,$@)
@@ -524,7 +545,8 @@ help:
 #? make deps            installs what the build needs (apt-get, by sudo if not root)
 #? make unit            the Criterion tests alone; UNIT_ARGS='--filter ring/*' picks some
 #? make test-reference  the tests against reference numbers alone
-#? make test-gpu        the GPU tests and benches on a real GPU; a dated transcript into tests/gpu/transcripts/
+#? make test-gpu        the GPU tests and benches on a real GPU; a dated transcript into tests/gpu/transcripts/.
+#?                      tests/gpu/run.sh and build/gpu/ also serve on a machine with a driver and nothing else
 #? make e2e             the end-to-end tests alone
 #? make stress          ring and doorbell under load, without Criterion
 #? make soak            tensors of all sizes between four workers for SOAK_S=3600 seconds: does an arena leak?

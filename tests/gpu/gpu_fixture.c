@@ -342,6 +342,18 @@ uint64_t gpu_used(int ordinal)
     return total_bytes - free_bytes;
 }
 
+void gpu_compare_used(int ordinal, uint64_t least, uint64_t most)
+{
+    uint64_t used = gpu_used(ordinal);
+
+    if (used >= least && used <= most)
+        return;
+    if (is_fake)
+        gpu_failed(__FILE__, __LINE__, "as many bytes of the device are in use as expected");
+    printf("device %d has %llu bytes in use, %llu to %llu were expected; other programs count too\n", ordinal,
+           (unsigned long long)used, (unsigned long long)least, (unsigned long long)most);
+}
+
 uint64_t gpu_figure(const char *name, int device)
 {
     void *library = is_fake ? dlopen(fake_path, RTLD_NOW | RTLD_NOLOAD) : NULL;

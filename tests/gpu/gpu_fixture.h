@@ -84,6 +84,8 @@ struct bxi_gpu_counters gpu_counters(void);
 void gpu_poll_until_nothing_is_left(void);
 void gpu_wait_passed(struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point);
 uint64_t gpu_used(int ordinal);                     /* bytes of the device that are in use, by any process */
+/* Fails if fewer or more are in use; on a real device, where programs beside the test count too, it prints them. */
+void gpu_compare_used(int ordinal, uint64_t least, uint64_t most);
 uint64_t gpu_figure(const char *name, int device);  /* of the fake machine; 0 on a real one */
 
 void gpu_post(int gate);

@@ -95,7 +95,7 @@ static void survivor(void)
     gpu_poll_until_nothing_is_left();
     GPU_EQ(gpu_counters().maps, 0);
     GPU_EQ(gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]), -EOWNERDEAD);
-    GPU_CHECK(gpu_used(0) < used);              /* the dead owner's memory is freed with the last map */
+    gpu_compare_used(0, 0, used - 1);           /* the dead owner's memory is freed with the last map */
     gpu_end();
 }
 
@@ -368,18 +368,21 @@ static void steady_owner(void)
     used = gpu_used(0);
     gpu_post(LENT);
     gpu_await(LAST, 1);
-    GPU_EQ(gpu_used(0), used);
+    gpu_compare_used(0, used, used);
     bxi_gpu_free(block);
     gpu_end();
 }
 
-Test(gpu_death, thousand_starts_and_ends_leave_the_devices_memory_unchanged, .timeout = 300)
+Test(gpu_death, many_starts_and_ends_leave_the_devices_memory_unchanged, .timeout = 300)
 {
+    int starts;
+
     gpu_world(GPU_ANY);
+    starts = gpu_fake() ? 1000 : 30;            /* a context of a real device takes up to a second */
     setenv("FAKE_CUDA_DELAY_US", "0", 1);
     gpu_fork(0, steady_owner);
     gpu_await(LENT, 1);
-    for (int i = 0; i < 1000; i++) {
+    for (int i = 0; i < starts; i++) {
         opens = i % 4 == 3;
         gpu_fork(1, one_start);
         gpu_join(1);

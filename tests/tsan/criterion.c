@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The runner behind criterion/criterion.h: main() of the unit tests under ThreadSanitizer.
+ * The runner behind criterion/criterion.h: main() of the unit tests under ThreadSanitizer, and of the GPU tests that
+ * run on a bare machine (build/gpu/unit).
  *
  * Each test runs in a process of its own, this program once more with --one SUITE/TEST, which leads a process group
  * of its own; whatever is left of the group when the test has ended is killed. A process that the sanitizer has
  * something to report of ends with a status that is not 0, and so its test fails. Takes --filter PATTERN (shell
- * patterns, as @(ring|future)/\*) and --fail-fast, and ends with Criterion's closing line.
+ * patterns, as @(ring|future)/\*), --fail-fast and --list, and ends with Criterion's closing line.
  */
 #include "tests/tsan/criterion/criterion.h"
 
@@ -13,13 +14,14 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #define SKIPPED 77              /* exit status */
 #define LIMIT_S 60.0
-#define SLOWER 5                /* than without the sanitizer, at most */
+#define SLOWER 5                /* than without the sanitizer, or with the simulated driver, at most */
 #define NAME_BYTES 256
 
 static struct tsan_test *tests, *suites;
@@ -122,12 +124,15 @@ static int run_apart(const struct tsan_test *test, const char *name)
 {
     const struct tsan_test *suite = suite_of(test);
     double limit_s = test->timeout > 0 ? test->timeout : suite->timeout > 0 ? suite->timeout : LIMIT_S;
-    pid_t pid;
+    pid_t runner = getpid(), pid;
 
     fflush(NULL);
     pid = fork();
     if (pid == 0) {
         setpgid(0, 0);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != runner)
+            _exit(127);
         execl("/proc/self/exe", "unit", "--one", name, (char *)NULL);
         _exit(127);
     }
@@ -163,6 +168,27 @@ static int run_all(const char *filter, bool fail_fast)
     return tested != passing;
 }
 
+/* As Criterion's --list: a line a suite, and below it a line a test. */
+static int list(void)
+{
+    for (const struct tsan_test *first = tests; first != NULL; first = first->next) {
+        const struct tsan_test *test = tests;
+        unsigned count = 0;
+
+        while (test != first && strcmp(test->suite, first->suite) != 0)
+            test = test->next;
+        if (test != first)
+            continue;                   /* its suite is listed already */
+        for (; test != NULL; test = test->next)
+            count += strcmp(test->suite, first->suite) == 0;
+        printf("%s: %u tests\n", first->suite, count);
+        for (test = first; test != NULL; test = test->next)
+            if (strcmp(test->suite, first->suite) == 0)
+                printf("    %s\n", test->name);
+    }
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *filter = "*";
@@ -172,6 +198,8 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--one") == 0 && i + 1 < argc)
             return run_one(argv[i + 1]);
+        if (strcmp(argv[i], "--list") == 0)
+            return list();
         if (strcmp(argv[i], "--filter") == 0 && i + 1 < argc)
             filter = argv[++i];
         fail_fast |= strcmp(argv[i], "--fail-fast") == 0;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * As much of Criterion's interface as the tests use, for ThreadSanitizer, under which Criterion 2.4 does not start.
- * CONFIG=tsan finds this file in place of the real one, as a system header. criterion.c runs the tests.
+ * As much of Criterion's interface as the tests use, for ThreadSanitizer, under which Criterion 2.4 does not start, and
+ * for machines that have no Criterion (build/gpu/unit). CONFIG=tsan finds this file in place of the real one, as a
+ * system header. criterion.c runs the tests.
  */
 #ifndef TESTS_TSAN_CRITERION_H
 #define TESTS_TSAN_CRITERION_H

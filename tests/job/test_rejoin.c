@@ -65,6 +65,39 @@ Test(rejoin, a_process_takes_the_place_of_a_dead_worker)
     all_succeed(0, 3);
 }
 
+static void *interrupt_soon(void *job)
+{
+    usleep(50000);
+    bx_job_interrupt(job, true);
+    return NULL;
+}
+
+/* If the worker that is back counted as gone, serving would end by itself. */
+static void serves_again(struct bx_job *job)
+{
+    pthread_t thread;
+
+    if (bx_job_rank(job) == 1)
+        return;
+    HARNESS_EQ(bx_job_serve(job), BX_E_PEER_DEAD);
+    await_alive(job, 1);
+    HARNESS_EQ(pthread_create(&thread, NULL, interrupt_soon, job), 0);
+    HARNESS_EQ(bx_job_serve(job), BX_E_INTERRUPTED);
+    pthread_join(thread, NULL);
+    bx_job_interrupt(job, false);
+    harness_post(GO_ON);
+}
+
+Test(rejoin, a_worker_that_is_back_is_served_like_the_others)
+{
+    begin_lives(3, (struct life){ .body = serves_again });
+    kill_and_forget(1);
+    begin_life(3, (struct life){ .rank = 1, .body = NULL });
+    harness_await(GO_ON, 2);
+    harness_post(LAST_WORD);
+    all_succeed(0, 3);
+}
+
 /* The others serve; what they see is checked by the one that came last. */
 static void stays(struct bx_job *job)
 {

@@ -255,13 +255,20 @@ int bxi_gpu_stage_in(struct bxi_gpu_lane *lane, uint64_t to, const void *from, u
 struct bxi_gpu_peer_options {
     const char *name;                           /* for sentences */
     const struct bxi_gpu_region *region;        /* its region, mapped read-only; until bxi_gpu_close has returned */
+    struct bxi_gpu_word *words;                 /* the page of its words, mapped writable: see bxi_gpu_wants_words; or
+                                                 * NULL. Until bxi_gpu_close has returned */
     struct bxi_gpu_held *held;                  /* this process writes it: which of the peer's slabs it has open */
     struct bxi_gpu_device *device;              /* maps the peer's memory if the memory's own device is not open here
                                                  * and this one can access it: see bxi_gpu_map_device */
 };
 
+/* Whether streams of the device can wait for words in host memory only through a writable mapping of them, because the
+ * driver registers no read-only one. Such a mapping is registered, but never written: a living process writes only its
+ * own words. */
+bool bxi_gpu_wants_words(const struct bxi_gpu_device *device);
+
 /* Each side opens the other before it uses its memory or its points. Registers the page of the peer's words with the
- * driver (HOST_WORDS). The peer lives until bxi_gpu_close. -EAGAIN: it has not opened its GPU yet; -EPROTO: not a valid
+ * driver (HOST_WORDS): the read-only mapping, else words. The peer lives until bxi_gpu_close. -EAGAIN: it has not opened its GPU yet; -EPROTO: not a valid
  * region; -EINVAL; -ESTALE: it is this process, whose memory needs no mapping. */
 int bxi_gpu_peer_open(struct bxi_gpu *gpu, const struct bxi_gpu_peer_options *options, struct bxi_gpu_peer **peer);
 

@@ -125,8 +125,8 @@ struct bxi_gpu_peer {
     struct bxi_gpu_peer_options options;
     char name[64];
     bxi_a32 is_dead;
-    bool words_registered;
-    uint64_t host_words;                /* its words' page as options.device sees it; 0: not visible to it */
+    void *registered;                   /* the mapping of its words' page that the driver knows; NULL: none */
+    uint64_t host_words;                /* that page as options.device sees it; 0: not visible to it */
     uint32_t devices_seen;              /* reach.c: how many of its head's devices have been compared */
     uint64_t last_word[BXI_GPU_LANES];  /* death.c: values that its device words had when it was found dead */
     uint32_t open_maps;                 /* map.c: how many are not NONE */
@@ -247,6 +247,7 @@ struct bxi_gpu_device {
     enum bxi_gpu_order order;
     struct CUstream_st *side;           /* free: nothing on it ever waits */
     uint64_t host_words;                /* HOST_WORDS: the region's words as this device sees them */
+    bool registers_read_only;           /* the driver takes pages that are mapped read-only */
     struct bxi_gpu_block *word_block;   /* DEVICE_WORDS */
     struct bxi_gpu_heap heap;           /* gpu->lock */
     pthread_mutex_t bounce_lock;        /* guards the rest: stage.c's */

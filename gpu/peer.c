@@ -29,7 +29,24 @@ static int check_region(const struct bxi_gpu *gpu, const struct bxi_gpu_peer_opt
     return 0;
 }
 
-/* Makes the peer's words accessible to streams of options.device. If that fails hosts wait instead: no error. */
+/* The context is current. Registers a mapping of the peer's words' page. */
+static bool register_page(struct bxi_gpu_peer *peer, void *page, unsigned flags)
+{
+    unsigned result;
+
+    if (page == NULL)
+        return false;
+    result = peer->gpu->cu.cuMemHostRegister_v2(page, sizeof(peer->options.region->word),
+                                                CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | flags);
+    if (result == CUDA_SUCCESS)
+        peer->registered = page;
+    return result == CUDA_SUCCESS;
+}
+
+/* Makes the peer's words accessible to streams of options.device. If that fails hosts wait instead: no error.
+ * The driver takes the read-only mapping only where device attribute 113 is 1 (else CUDA_ERROR_NOT_SUPPORTED), so the
+ * writable one is the second choice. No stream here writes through it: mark writes words of this process, and a dead
+ * peer's words are poisoned by the host. */
 static void register_words(struct bxi_gpu_peer *peer)
 {
     const struct bxi_cuda *cu = &peer->gpu->cu;
@@ -38,13 +55,15 @@ static void register_words(struct bxi_gpu_peer *peer)
 
     if (cu->cuStreamWaitValue64_v2 == NULL || bxi_gpu_enter(peer->options.device) < 0)
         return;
-    if (cu->cuMemHostRegister_v2(page, sizeof(peer->options.region->word), CU_MEMHOSTREGISTER_PORTABLE |
-                                 CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY) == CUDA_SUCCESS) {
-        peer->words_registered = true;
-        if (cu->cuMemHostGetDevicePointer_v2(&address, page, 0) == CUDA_SUCCESS)
-            peer->host_words = address;
-    }
+    if ((register_page(peer, page, CU_MEMHOSTREGISTER_READ_ONLY) || register_page(peer, peer->options.words, 0)) &&
+        cu->cuMemHostGetDevicePointer_v2(&address, peer->registered, 0) == CUDA_SUCCESS)
+        peer->host_words = address;
     bxi_gpu_leave(peer->options.device);
+}
+
+bool bxi_gpu_wants_words(const struct bxi_gpu_device *device)
+{
+    return !device->registers_read_only;
 }
 
 int bxi_gpu_peer_open(struct bxi_gpu *gpu, const struct bxi_gpu_peer_options *options, struct bxi_gpu_peer **out)
@@ -94,7 +113,7 @@ void bxi_gpu_peer_forget_driver(struct bxi_gpu_peer *peer)
         if (event != NULL)
             (void)cu->cuEventDestroy_v2(event);
     }
-    if (peer->words_registered)
-        (void)cu->cuMemHostUnregister((void *)(uintptr_t)peer->options.region->word);
+    if (peer->registered != NULL)
+        (void)cu->cuMemHostUnregister(peer->registered);
     bxi_gpu_leave(peer->options.device);
 }

@@ -205,14 +205,12 @@ static int after_event(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, con
 static uint64_t words_page(const struct bxi_gpu_lane *lane, const struct bxi_gpu_peer *peer)
 {
     unsigned long long address = 0;
-    void *page;
 
     if (peer == NULL)
         return lane->device->host_words;
     if (peer->host_words == 0 || lane->device == peer->options.device)
         return peer->host_words;
-    page = (void *)(uintptr_t)peer->options.region->word;
-    return lane->gpu->cu.cuMemHostGetDevicePointer_v2(&address, page, 0) == CUDA_SUCCESS ? address : 0;
+    return lane->gpu->cu.cuMemHostGetDevicePointer_v2(&address, peer->registered, 0) == CUDA_SUCCESS ? address : 0;
 }
 
 /* The address at which the lane's stream can wait for the point; 0: none, the host must wait. */

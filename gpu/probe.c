@@ -5,8 +5,8 @@
  *
  * The trial of words has two streams and two words. The second stream waits for word 0 and then writes word 1. The host
  * checks that word 1 has not changed, has the first stream write word 0, and polls word 1. With words in host memory
- * the trial is repeated with the host writing word 0, and the waiting stream accesses the words through a second,
- * read-only mapping, as a peer's stream would. An attribute of the device only says that the calls exist, not that they
+ * the trial is repeated with the host writing word 0, and the waiting stream accesses the words through a second
+ * mapping, as a peer's stream would. An attribute of the device only says that the calls exist, not that they
  * work on this kind of memory.
  *
  * A trial that fails may leave a stream waiting. The host releases it, or a plain write to device memory. A stream that
@@ -123,7 +123,22 @@ destroy_writer:
     return works;
 }
 
-/* A page of shared memory, registered twice: writable, and through a second mapping read-only. */
+/* Registers the second mapping as a peer's words are registered (peer.c): read-only, or writable where the driver
+ * registers nothing read-only. */
+static bool register_again(struct bxi_gpu_device *device, void *again)
+{
+    const struct bxi_cuda *cu = &device->gpu->cu;
+    unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+
+    if (mprotect(again, PAGE_BYTES, PROT_READ) < 0)
+        return false;
+    device->registers_read_only = cu->cuMemHostRegister_v2(again, PAGE_BYTES, flags | CU_MEMHOSTREGISTER_READ_ONLY) ==
+        CUDA_SUCCESS;
+    return device->registers_read_only || (mprotect(again, PAGE_BYTES, PROT_READ | PROT_WRITE) == 0 &&
+                                           cu->cuMemHostRegister_v2(again, PAGE_BYTES, flags) == CUDA_SUCCESS);
+}
+
+/* A page of shared memory, registered twice: writable, and through a second mapping. */
 static bool host_words_work(struct bxi_gpu_device *device)
 {
     const struct bxi_cuda *cu = &device->gpu->cu;
@@ -136,13 +151,12 @@ static bool host_words_work(struct bxi_gpu_device *device)
     if (page == MAP_FAILED)
         return false;
     again = mremap(page, 0, PAGE_BYTES, MREMAP_MAYMOVE);
-    if (again == MAP_FAILED || mprotect(again, PAGE_BYTES, PROT_READ) < 0)
+    if (again == MAP_FAILED)
         goto unmap_page;
     if (cu->cuMemHostRegister_v2(page, PAGE_BYTES, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP) !=
         CUDA_SUCCESS)
         goto unmap_again;
-    if (cu->cuMemHostRegister_v2(again, PAGE_BYTES, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
-                                 CU_MEMHOSTREGISTER_READ_ONLY) != CUDA_SUCCESS)
+    if (!register_again(device, again))
         goto unregister_page;
     if (cu->cuMemHostGetDevicePointer_v2(&write_at, page, 0) == CUDA_SUCCESS &&
         cu->cuMemHostGetDevicePointer_v2(&wait_at, again, 0) == CUDA_SUCCESS) {

@@ -32,7 +32,8 @@ enum bxi_gpu_order {
 };
 
 /* The region: one per process, in shared memory of its owner, page-aligned, initially zero. The owner writes it; its
- * GPU writes the words. Peers map it read-only. */
+ * GPU writes the words. Peers map it read-only; where their driver registers nothing read-only they map the words' page
+ * alone writable too, and do not write it while the owner lives (G9). */
 #define BXI_GPU_MAGIC UINT64_C(0x3175706772616378)
 #define BXI_GPU_LAYOUT 2u
 

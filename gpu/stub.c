@@ -171,6 +171,12 @@ int bxi_gpu_stage_in(struct bxi_gpu_lane *lane, uint64_t to, const void *from, u
     return none(lane, to, from, bytes);
 }
 
+bool bxi_gpu_wants_words(const struct bxi_gpu_device *device)
+{
+    (void)none(device);
+    return false;
+}
+
 int bxi_gpu_peer_open(struct bxi_gpu *gpu, const struct bxi_gpu_peer_options *options, struct bxi_gpu_peer **peer)
 {
     return none(gpu, options, peer);

@@ -4,7 +4,9 @@
  *
  * One rule: every page has one writer, the process that owns the segment; all others map it read-only. A process
  * that is killed at any instruction leaves its own segment frozen and all others intact. Nothing needs repair: what
- * was published counts, what was not published does not exist.
+ * was published counts, what was not published does not exist. One page may be mapped writable by others, the words of
+ * the device region: by all where a GPU's driver registers no read-only mapping. Others write it only when the owner is
+ * dead (gpu/README.md, G4 and G9).
  *
  * Invariants. The owner is the worker whose segment this is; a peer is a worker that maps it. I11 to I13 and I15, about
  * the regions that only inspectors read, are in lib/observe/tables.h.

@@ -23,6 +23,8 @@ static_assert(sizeof(struct bxi_gpu_held) <= BXI_DEVICE_POINTS, "what is held, b
 static_assert(BXI_DEVICE_POINTS + BXI_LEASE_MAX * 16 == BXI_DEVICE_PAIR_BYTES, "a point for each lease word");
 static_assert(BXI_DEVICE_OFFSET % BXI_PAGE == 0, "the GPU registers whole pages");
 
+#define WORDS_BYTES (sizeof(struct bxi_gpu_word) * BXI_GPU_LANES)
+
 static pthread_mutex_t current_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct bxi_devices *current;             /* current_lock */
 
@@ -308,14 +310,47 @@ static struct bxi_gpu_device *device_for(const struct bxi_devices *devices, cons
     return devices->open[0].device;
 }
 
-/* Opens the peer's segment by name now: the first worker that sees its death unlinks the name. Mapped only at death. */
-static void open_words(struct bxi_devices *devices, const struct bxi_lend_peer *peer)
+/* Maps the page of words in a worker's region writable. NULL: unavailable. */
+static struct bxi_gpu_word *map_words(int fd)
+{
+    off_t offset = (off_t)(BXI_DEVICE_OFFSET + offsetof(struct bxi_gpu_region, word));
+    void *words = MAP_FAILED;
+
+    if (fd >= 0)
+        words = mmap(NULL, WORDS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, offset);
+    return words == MAP_FAILED ? NULL : words;
+}
+
+/* Opens the peer's segment by name now: the first worker that sees its death unlinks the name. Its words are mapped
+ * writable at its death, to poison them, or now if the driver needs that; the mapping is not written before. */
+static void open_words(struct bxi_devices *devices, const struct bxi_lend_peer *peer,
+                       const struct bxi_gpu_device *device)
 {
     const struct bx_job *job = devices->job;
     char name[BXI_OBJECT_NAME_BYTES];
 
     bxi_object_name(name, (uint32_t)geteuid(), job->job_name, job->instance, peer->rank);
     devices->words_fd[peer->rank] = shm_open(name, O_RDWR | O_CLOEXEC, 0);
+    if (bxi_gpu_wants_words(device))
+        devices->words[peer->rank] = map_words(devices->words_fd[peer->rank]);
+}
+
+/* After bxi_gpu_close, or where no peer was opened. */
+static void close_words(struct bxi_devices *devices, int rank)
+{
+    if (devices->words[rank] != NULL)
+        munmap(devices->words[rank], WORDS_BYTES);
+    if (devices->words_fd[rank] >= 0)
+        close(devices->words_fd[rank]);
+    devices->words[rank] = NULL;
+    devices->words_fd[rank] = -1;
+}
+
+void bxi_devices_close_words(struct bxi_devices *devices)
+{
+    for (int rank = 0; rank < devices->job->world_size; rank++)
+        if (devices->peers[rank] != NULL)
+            close_words(devices, rank);
 }
 
 /* What is known of devices, maps and words is of the first process of each rank, and may outlive it. */
@@ -360,10 +395,13 @@ static int open_peer(struct bxi_devices *devices, const struct bxi_lend_peer *pe
     if (rc < 0)
         return rc;
     options.device = device_for(devices, options.region);
+    open_words(devices, peer, options.device);
+    options.words = devices->words[peer->rank];
     rc = bxi_gpu_peer_open(devices->gpu, &options, &devices->peers[peer->rank]);
-    if (rc < 0)
+    if (rc < 0) {
+        close_words(devices, peer->rank);
         return bxi_devices_fail(rc, "the device memory of a worker cannot be used");
-    open_words(devices, peer);
+    }
     bxi_gpu_poll(devices->gpu);         /* reads the peer's devices and finds those that cannot be reached */
     return 0;
 }
@@ -407,21 +445,9 @@ int bxi_devices_peer(struct bxi_devices *devices, struct bxi_lend_peer *peer, st
     return rc;
 }
 
-/* Maps the page of words in a dead worker's region, to poison it: its owner no longer writes it. NULL: unavailable. */
-static struct bxi_gpu_word *map_words(int fd)
-{
-    off_t offset = (off_t)(BXI_DEVICE_OFFSET + offsetof(struct bxi_gpu_region, word));
-    void *words = MAP_FAILED;
-
-    if (fd >= 0)
-        words = mmap(NULL, sizeof(struct bxi_gpu_word) * BXI_GPU_LANES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, offset);
-    return words == MAP_FAILED ? NULL : words;
-}
-
 void bxi_devices_peer_died(struct bx_job *job, struct bxi_lend_peer *peer)
 {
     struct bxi_devices *devices = bxi_devices_of(job);
-    struct bxi_gpu_word *words;
     int rc = 0;
 
     if (devices == NULL || !bxi_devices_enter(devices))
@@ -429,10 +455,9 @@ void bxi_devices_peer_died(struct bx_job *job, struct bxi_lend_peer *peer)
     bxi_store_relaxed(&devices->died[peer->rank], 1);
     bxi_devices_settle(devices);
     if (peer->generation == 0 && devices->peers[peer->rank] != NULL) {
-        words = map_words(devices->words_fd[peer->rank]);
-        rc = bxi_gpu_peer_died(devices->peers[peer->rank], words);
-        if (words != NULL)
-            munmap(words, sizeof *words * BXI_GPU_LANES);
+        if (devices->words[peer->rank] == NULL)
+            devices->words[peer->rank] = map_words(devices->words_fd[peer->rank]);
+        rc = bxi_gpu_peer_died(devices->peers[peer->rank], devices->words[peer->rank]);
     }
     bxi_devices_leave(devices);
     if (rc < 0)

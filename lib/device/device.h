@@ -42,6 +42,7 @@ struct bxi_devices {
     uint64_t polled_ns;                 /* progress role */
     struct bxi_gpu_peer *peers[BXI_WORLD_MAX];
     int words_fd[BXI_WORLD_MAX];        /* of peers[rank]: its segment, writable, for its death; or -1 */
+    struct bxi_gpu_word *words[BXI_WORLD_MAX];  /* of peers[rank]: its words, mapped writable for gpu/; or NULL */
     bxi_a32 died[BXI_WORLD_MAX];
     struct bxi_device_kept *kept, *lost;        /* passed.c: storages, each until a point has passed */
     struct bxi_gpu_point settling[BXI_GPU_LANES];   /* by stream: its last point when a worker died; order 0: passed */
@@ -112,6 +113,8 @@ int bxi_devices_are_open(const struct bxi_devices *devices, const struct bxi_len
 /* gpu/'s peer, opened on first use; NULL of oneself. 0; -ENODEV: no GPU is open on one side; BX_E_PEER_DEAD; -EPROTO:
  * it shares nothing; errors of gpu/; with a sentence. */
 int bxi_devices_peer(struct bxi_devices *devices, struct bxi_lend_peer *peer, struct bxi_gpu_peer **out);
+/* At the end, after bxi_gpu_close: unmaps and closes what peers' words were mapped with. */
+void bxi_devices_close_words(struct bxi_devices *devices);
 
 /* A block of this worker's device memory; the memory of a storage of kind BXI_STORE_DEVICE. */
 struct bxi_device_block {

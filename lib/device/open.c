@@ -272,7 +272,5 @@ void bxi_devices_close(struct bx_job *job)
     bxi_devices_passed_drop(devices->kept);
     bxi_devices_passed_drop(devices->lost);
     devices->kept = devices->lost = NULL;
-    for (int rank = 0; rank < job->world_size; rank++)
-        if (devices->peers[rank] != NULL && devices->words_fd[rank] >= 0)
-            close(devices->words_fd[rank]);
+    bxi_devices_close_words(devices);
 }

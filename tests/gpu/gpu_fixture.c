@@ -198,6 +198,7 @@ struct bxi_gpu_peer *gpu_try_meet(int rank, int *rc)
     struct bxi_gpu_peer_options options = {
         .name = name,
         .region = &gpu_read_only->region[rank],
+        .words = bxi_gpu_wants_words(gpu_device) ? gpu_shared->region[rank].word : NULL,
         .held = &gpu_shared->held[gpu_rank][rank],
         .device = gpu_device,
     };

@@ -117,6 +117,12 @@ Test(gpu_death, of_an_owner_releases_streams_that_wait_for_its_words, .timeout =
     owner_dies(BXI_GPU_HOST_WORDS);
 }
 
+Test(gpu_death, of_an_owner_releases_streams_that_wait_for_words_in_a_writable_page, .timeout = 60)
+{
+    setenv("FAKE_CUDA_NO_READ_ONLY", "1", 1);
+    owner_dies(BXI_GPU_HOST_WORDS);
+}
+
 Test(gpu_death, of_an_owner_releases_streams_that_wait_for_words_in_its_slab, .timeout = 60)
 {
     owner_dies(BXI_GPU_DEVICE_WORDS);

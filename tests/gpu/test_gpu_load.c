@@ -210,7 +210,7 @@ static void all_orders(void)
 {
     expect_order(BXI_GPU_HOST_WORDS, 0);
     setenv("FAKE_CUDA_NO_READ_ONLY", "1", 1);
-    expect_order(BXI_GPU_DEVICE_WORDS, 1);
+    expect_order(BXI_GPU_HOST_WORDS, 0);
     unsetenv("FAKE_CUDA_NO_READ_ONLY");
     setenv("FAKE_CUDA_NO_HOST_REGISTER", "1", 1);
     expect_order(BXI_GPU_DEVICE_WORDS, 1);

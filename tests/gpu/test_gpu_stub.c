@@ -33,6 +33,7 @@
 #define bxi_gpu_copy stub_gpu_copy
 #define bxi_gpu_stage_out stub_gpu_stage_out
 #define bxi_gpu_stage_in stub_gpu_stage_in
+#define bxi_gpu_wants_words stub_gpu_wants_words
 #define bxi_gpu_peer_open stub_gpu_peer_open
 #define bxi_gpu_peer_died stub_gpu_peer_died
 #define bxi_gpu_peer_reaches stub_gpu_peer_reaches

@@ -133,6 +133,28 @@ static int init_failed(const struct bxi_cuda *cu, unsigned result)
     return -ENODEV;
 }
 
+#define CONNECTIONS "CUDA_DEVICE_MAX_CONNECTIONS"
+#define CONNECTIONS_MOST 32
+#define CONNECTIONS_DEFAULT 8
+
+/* CUDA reads the variable when it starts. More queues than its 8 keep streams apart: one that waits holds up others of
+ * its queue. Where the program has started CUDA before, the default is in force, and this changes nothing. */
+static void ask_for_connections(void)
+{
+    char text[8];
+
+    snprintf(text, sizeof(text), "%d", CONNECTIONS_MOST);
+    setenv(CONNECTIONS, text, 0);
+}
+
+int bxi_gpu_connections(void)
+{
+    const char *text = getenv(CONNECTIONS);
+    long count = text != NULL ? strtol(text, NULL, 10) : 0;
+
+    return count >= 1 && count <= CONNECTIONS_MOST ? (int)count : CONNECTIONS_DEFAULT;
+}
+
 int bxi_gpu_load(struct bxi_cuda *cu, const char *path)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -152,6 +174,8 @@ int bxi_gpu_load(struct bxi_cuda *cu, const char *path)
                           "later is wanted", version / 1000, version % 1000 / 10);
         goto close_library;
     }
+
+    ask_for_connections();
 
     unsigned result = cu->cuInit(0);
 

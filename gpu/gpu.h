@@ -93,7 +93,7 @@ static_assert(sizeof(struct bxi_gpu_point) == 16 && sizeof(struct bxi_gpu_ref) =
     X(marks)                                                                                    \
     X(waits)                /* put on a stream by after */                                      \
     X(waits_saved)          /* after found that the point had passed */                         \
-    X(word_reads)           /* device words copied to the host */                               \
+    X(word_reads)           /* device words copied to the host: those of dead owners */         \
     X(host_synchronises)    /* times that a thread waited for the GPU, for staging too */       \
     X(fallbacks)            /* devices whose order is not the first choice, and waits on the host */ \
     X(staged_bytes)         /* copied through pinned host memory, out and in */                 \
@@ -122,7 +122,8 @@ struct bxi_gpu_options {
     void *context;
 };
 
-/* Loads the driver and lists the devices; creates no context. Open at most once at a time in a process. -ENODEV: no
+/* Loads the driver and lists the devices; creates no context. Sets CUDA_DEVICE_MAX_CONNECTIONS to 32 in the environment
+ * if it is not set, before CUDA starts: streams that wait must not hold up others (README.md, Order). Open at most once at a time in a process. -ENODEV: no
  * driver, a driver too old, or no device; -EPERM: forked after CUDA was started; -EBUSY: already open; -EINVAL. */
 int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **gpu);
 
@@ -196,8 +197,7 @@ int bxi_gpu_wrap(struct bxi_gpu *gpu, const struct bxi_gpu_foreign *foreign, str
 int bxi_gpu_ref(const struct bxi_gpu_block *block, uint64_t offset, uint64_t bytes, struct bxi_gpu_ref *ref);
 
 /* The block will not be reused before this point of the peer (NULL: of this process) has passed. A point of a dead peer
- * counts as passed. -EPROTO: an invalid point (the peer is corrupt); -EAGAIN: with DEVICE_WORDS, the slab with the word
- * is not mapped yet; -ENOMEM; -EIO. */
+ * counts as passed. -EPROTO: an invalid point (the peer is corrupt); -ENOMEM. */
 int bxi_gpu_block_until(struct bxi_gpu_block *block, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point);
 
 /* Frees the block; its memory is reused when its points have passed. Does not wait. NULL is allowed. */
@@ -236,7 +236,8 @@ void bxi_gpu_mark_wait(struct bxi_gpu_lane *lane);
  * the ref maps it too). */
 int bxi_gpu_after(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point);
 
-/* 1: the point has passed (or its peer is dead); 0: it has not; else as bxi_gpu_after. Does not wait. */
+/* 1: the point has passed (or its peer is dead); 0: it has not; -EPROTO: an invalid point. Reads a word in host memory:
+ * it neither waits nor calls the driver. */
 int bxi_gpu_passed(struct bxi_gpu *gpu, struct bxi_gpu_peer *peer, const struct bxi_gpu_point *point);
 
 /* Blocks the thread until all work on the lane is done: 0, or -EIO. Counted; not for the hot path. */

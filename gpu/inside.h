@@ -30,6 +30,9 @@ int bxi_gpu_cuda_fail(const struct bxi_cuda *cu, unsigned result, const char *fo
 int bxi_gpu_load(struct bxi_cuda *cu, const char *path);            /* dlopen, symbols, cuInit; -ENODEV, -EPERM */
 void bxi_gpu_unload(struct bxi_cuda *cu);
 bool bxi_gpu_library_is_fake(const struct bxi_cuda *cu);
+/* The hardware queues of each device that the environment asks for: CUDA_DEVICE_MAX_CONNECTIONS, or CUDA's default. */
+#define BXI_GPU_CONNECTIONS_LEAST 4             /* for words */
+int bxi_gpu_connections(void);
 bool bxi_gpu_forked(void);                                          /* sets the sentence if true */
 
 /* ---- helper.c: one thread for calls that take milliseconds ----------------------------------- */
@@ -77,8 +80,10 @@ void bxi_gpu_heap_fini(struct bxi_gpu_heap *heap);      /* frees the free chunks
 /* Makes the device's context current on this thread; leave restores the one before. */
 int bxi_gpu_enter(const struct bxi_gpu_device *device);
 void bxi_gpu_leave(const struct bxi_gpu_device *device);
-/* Under the lock: copies a word of the device to the host, on the side stream. */
-int bxi_gpu_read_word(const struct bxi_gpu_device *device, uint64_t address, uint64_t *value);
+/* With the context current: whether the stream is idle, at end_ns (CLOCK_MONOTONIC) at the latest. */
+bool bxi_gpu_idle_by(const struct bxi_gpu_device *device, struct CUstream_st *stream, uint64_t end_ns);
+/* Under the lock: copies a word of the device to the host, on the side stream. -ETIMEDOUT: not before end_ns. */
+int bxi_gpu_read_word(const struct bxi_gpu_device *device, uint64_t address, uint64_t end_ns, uint64_t *value);
 
 /* ---- stage.c: copies, and the staging buffers of a device ------------------------------------ */
 
@@ -94,11 +99,17 @@ struct bxi_gpu_lane {                   /* the using thread's; with EVENTS under
     enum bxi_gpu_order order;
     uint32_t index;
     uint64_t value;                     /* of the last mark */
-    uint64_t done;                      /* EVENTS: the value of the word */
-    uint64_t word_address;              /* as the device sees it */
-    struct CUevent_st *event[BXI_GPU_RING];
+    uint64_t done;                      /* under the lock; EVENTS, or with a mirror: the value of the word */
+    uint64_t word_address;              /* that streams wait for, as the device sees it */
+    uint64_t host_address;              /* DEVICE_WORDS: of the word that hosts look at, or of the mirror */
+    bxi_a64 *mirror;                    /* a pinned word, from which polls move the one in the region; NULL: none */
+    bxi_a64 marked;                     /* with a mirror: value, for polls */
+    struct CUevent_st *event[BXI_GPU_RING];     /* of exported in lane.c */
 };
-int bxi_gpu_lanes_poll(struct bxi_gpu *gpu);    /* under the lock; EVENTS: how many lanes have points under way */
+/* Under the lock: moves the words that the host writes (EVENTS, mirrors); how many such lanes have points under way. */
+int bxi_gpu_lanes_poll(struct bxi_gpu *gpu);
+/* Whether peers may have imported events of the device: its context stays until the process ends. */
+bool bxi_gpu_has_exported(const struct bxi_gpu_device *device);
 
 /* ---- peer.c: the other processes ------------------------------------------------------------- */
 
@@ -235,6 +246,7 @@ void bxi_gpu_room_wait(struct bxi_gpu *gpu);    /* without the lock: polls, and 
 /* ---- probe.c: which order works on a device -------------------------------------------------- */
 
 int bxi_gpu_probe(struct bxi_gpu_device *device);       /* sets device->order; without the lock, it takes long */
+void bxi_gpu_probe_fini(struct bxi_gpu_device *device); /* with the context current: frees the pinned words */
 
 /* ---- device.c: the process's GPU and its devices; nothing below calls it --------------------- */
 
@@ -246,7 +258,10 @@ struct bxi_gpu_device {
     struct CUctx_st *context;
     enum bxi_gpu_order order;
     struct CUstream_st *side;           /* free: nothing on it ever waits */
-    uint64_t host_words;                /* HOST_WORDS: the region's words as this device sees them */
+    uint64_t host_words;                /* the region's words as this device sees them; 0: EVENTS, HOST_SYNC, mirrors */
+    struct bxi_gpu_word *pinned;        /* the mirrors of its lanes' words, where the region is not registered */
+    uint64_t pinned_at;                 /* as this device sees them */
+    bxi_a64 *look;                      /* pinned; [0], under the lock: where a word of a dead peer is copied to */
     bool registers_read_only;           /* the driver takes pages that are mapped read-only */
     struct bxi_gpu_block *word_block;   /* DEVICE_WORDS */
     struct bxi_gpu_heap heap;           /* gpu->lock */

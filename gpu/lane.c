@@ -33,6 +33,7 @@ static int make_events(struct bxi_gpu_lane *lane)
         if (result != CUDA_SUCCESS)
             return bxi_gpu_cuda_fail(cu, result, "an interprocess event");
         memcpy(lane->gpu->region->event[lane->index][i], handle.reserved, sizeof(handle.reserved));
+        lane->event[i] = *event;
     }
     return 0;
 }
@@ -48,6 +49,20 @@ static void publish_lane(struct bxi_gpu_lane *lane)
     row->offset = words != NULL ? words->offset + lane->index * sizeof(struct bxi_gpu_word) : 0;
     /* [gpu.lane] release, pairs with the acquire in lane_of: the row is complete. */
     bxi_store_release(&row->order, (uint32_t)lane->order);
+}
+
+/* Where hosts look at the words of DEVICE_WORDS: in the region if it is registered on this device, so that no poll is
+ * needed; else the stream writes a pinned word, and polls of this host move the region's. */
+static void find_host_word(struct bxi_gpu_lane *lane)
+{
+    const struct bxi_gpu_device *device = lane->device;
+    uint64_t words = device->host_words != 0 ? device->host_words : device->pinned_at;
+
+    lane->host_address = words + lane->index * sizeof(struct bxi_gpu_word);
+    if (device->host_words == 0)
+        lane->mirror = &device->pinned[lane->index].value;
+    /* Relaxed: nobody else knows the lane yet. */
+    bxi_store_relaxed(&lane->marked, lane->value);
 }
 
 static uint64_t word_address(const struct bxi_gpu_device *device, uint32_t index)
@@ -91,6 +106,8 @@ static int fill_lane(struct bxi_gpu_lane *lane, void *stream)
     lane->order = lane->device->order;
     lane->value = lane->done = gpu->lane_value[lane->index];
     lane->word_address = word_address(lane->device, lane->index);
+    if (lane->order == BXI_GPU_DEVICE_WORDS)
+        find_host_word(lane);
     return lane->order == BXI_GPU_EVENTS ? make_events(lane) : 0;
 }
 
@@ -197,7 +214,7 @@ void bxi_gpu_lane_close(struct bxi_gpu_lane *lane)
 
 /* ---- Marks ----------------------------------------------------------------------------------- */
 
-/* Under the lock: moves the word as far as events have completed. */
+/* Under the lock, EVENTS: moves the word as far as events have completed. */
 static void advance(struct bxi_gpu_lane *lane)
 {
     uint64_t done = lane->done;
@@ -209,6 +226,18 @@ static void advance(struct bxi_gpu_lane *lane)
         set_word(lane, done);
 }
 
+/* Under the lock: moves the word to where the stream has written its mirror. Whether it is behind the last mark. */
+static bool follow(struct bxi_gpu_lane *lane)
+{
+    /* [gpu.mirror] acquire, pairs with the fenced write of a stream: the work before it is done. */
+    uint64_t done = bxi_load_acquire(lane->mirror);
+
+    if (done > lane->done)
+        set_word(lane, done);
+    /* Relaxed: a mark of another thread may be missed; the next poll sees it. */
+    return lane->done < bxi_load_relaxed(&lane->marked);
+}
+
 int bxi_gpu_lanes_poll(struct bxi_gpu *gpu)
 {
     int left = 0;
@@ -216,6 +245,8 @@ int bxi_gpu_lanes_poll(struct bxi_gpu *gpu)
     for (int i = 0; i < BXI_GPU_LANES; i++) {
         struct bxi_gpu_lane *lane = gpu->lane[i];
 
+        if (lane != NULL && lane->mirror != NULL)
+            left += follow(lane);
         if (lane == NULL || lane->order != BXI_GPU_EVENTS || lane->done == lane->value)
             continue;
         if (bxi_gpu_enter(lane->device) == 0) {
@@ -283,8 +314,11 @@ static unsigned mark(struct bxi_gpu_lane *lane)
     case BXI_GPU_DEVICE_WORDS:
         result = cu->cuStreamWriteValue64_v2(lane->stream, lane->word_address, lane->value + 1,
                                              CU_STREAM_WRITE_VALUE_DEFAULT);
+        if (result == CUDA_SUCCESS && lane->host_address != 0)
+            result = cu->cuStreamWriteValue64_v2(lane->stream, lane->host_address, lane->value + 1,
+                                                 CU_STREAM_WRITE_VALUE_DEFAULT);
         if (result == CUDA_SUCCESS)
-            lane->value++;
+            bxi_store_relaxed(&lane->marked, ++lane->value);    /* relaxed: polls only count with it */
         return result;
     case BXI_GPU_EVENTS:
         return mark_event(lane);

@@ -1,49 +1,79 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Finds out by trial which order works on a device. Runs once per device, when it is opened, with the context current
- * and without the lock, because a trial that fails ends with a timeout of seconds.
+ * and without the lock, because a trial that fails ends with a timeout of seconds. An attribute of the device only says
+ * that the calls exist, not that they work on this kind of memory.
  *
- * The trial of words has two streams and two words. The second stream waits for word 0 and then writes word 1. The host
- * checks that word 1 has not changed, has the first stream write word 0, and polls word 1. With words in host memory
- * the trial is repeated with the host writing word 0, and the waiting stream accesses the words through a second
- * mapping, as a peer's stream would. An attribute of the device only says that the calls exist, not that they
- * work on this kind of memory.
+ * The trial of words has two streams, two words and a payload in memory of the pool. The second stream waits for word 0,
+ * copies the payload to the host and then writes word 1, which is in host memory. The host pauses, and checks that
+ * nothing has come: a wait that does not wait fails here. Then the first stream fills the payload and writes word 0; the
+ * host polls word 1 and checks the payload: a wait that ends too early fails here. With words in host memory the trial
+ * is repeated with the host writing word 0. The memory is a file in tmpfs, as a segment is, and word 0 is waited for
+ * through a second mapping, registered as a peer's words are (peer.c). The trial has one process, because a library
+ * must not start others: README.md lists what that leaves open.
  *
- * A trial that fails may leave a stream waiting. The host releases it, or a plain write to device memory. A stream that
+ * Before that the host checks, with a wait that it can end itself, that the other streams run while one waits.
+ *
+ * Every wait of the host has a deadline. Everything is made before a stream waits, because a driver may wait for all
+ * streams where it makes something.
+ *
+ * A trial that fails may leave a stream waiting. The host releases it, or a write of the other stream. A stream that
  * does not end even then is leaked together with the memory that it waits on: destroying it, or unregistering or
  * reusing that memory, could block forever.
  */
 #include "inside.h"
 
+#include "shm/cancel.h"
+
 #include <errno.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #define PAGE_BYTES 4096u
+#define PAYLOAD_BYTES (64u << 10)
+#define PAUSE_NS 2000000
 #define PATIENCE_NS UINT64_C(2000000000)
 
+struct pages {                          /* a trial's host memory: a page with two words, then the payload */
+    unsigned char *memory;
+    unsigned char *again;               /* a second mapping of the words; NULL: none */
+    uint64_t address, again_at;         /* as the device sees both */
+    bool is_pinned;                     /* cuMemHostAlloc, not registered */
+};
+
 struct trial {
+    struct bxi_gpu_device *device;
     const struct bxi_cuda *cu;
     struct CUstream_st *writer, *waiter;
-    bxi_a64 *host;                      /* host words; NULL: device words */
-    uint64_t write_at, wait_at;         /* the addresses of the words for the two streams */
-    struct CUstream_st *side;           /* copies device words to the host */
+    bxi_a64 *host;                      /* two words: 1 is in use, 0 only if the words are in host memory */
+    unsigned char *seen;                /* the payload, as it came to the host */
+    uint64_t write_at, wait_at;         /* word 0, for the two streams */
+    uint64_t tell_at;                   /* word 1, for the waiting stream */
+    uint64_t payload;
+    bool has_host_words;
     bool is_stuck;                      /* the waiting stream was leaked */
 };
 
-static unsigned read_trial_word(const struct trial *trial, unsigned word, uint64_t *value)
-{
-    unsigned result;
+struct probe {
+    struct bxi_gpu_device *device;
+    struct bxi_gpu_block *payload;
+    bool is_stuck;                      /* as in a trial: the payload stays, too */
+};
 
-    if (trial->host != NULL) {
-        /* [gpu.trial] acquire, pairs with the write of a stream. */
-        *value = bxi_load_acquire(&trial->host[word]);
-        return CUDA_SUCCESS;
-    }
-    result = trial->cu->cuMemcpyDtoHAsync_v2(value, trial->write_at + word * sizeof(uint64_t), sizeof(uint64_t),
-                                             trial->side);
-    return result == CUDA_SUCCESS ? trial->cu->cuStreamSynchronize(trial->side) : result;
+/* ---- A trial --------------------------------------------------------------------------------- */
+
+static bool becomes_idle(const struct trial *trial, struct CUstream_st *stream)
+{
+    return bxi_gpu_idle_by(trial->device, stream, bxi_gpu_now_ns() + PATIENCE_NS);
+}
+
+static uint64_t read_word(const struct trial *trial)
+{
+    /* [gpu.trial] acquire, pairs with the write of a stream. */
+    return bxi_load_acquire(&trial->host[1]);
 }
 
 static void host_write(const struct trial *trial, uint64_t value)
@@ -56,50 +86,97 @@ static void host_write(const struct trial *trial, uint64_t value)
 static bool gets_value(const struct trial *trial, uint64_t value)
 {
     uint64_t end_ns = bxi_gpu_now_ns() + PATIENCE_NS;
-    uint64_t seen = 0;
 
-    do {
-        if (read_trial_word(trial, 1, &seen) != CUDA_SUCCESS)
+    while (read_word(trial) != value) {
+        if (bxi_gpu_now_ns() >= end_ns)
             return false;
-        if (seen == value)
-            return true;
-    } while (bxi_gpu_now_ns() < end_ns);
-    return false;
+        sched_yield();
+    }
+    return true;
 }
 
-/* Whether the waiting stream, after its release, ends within PATIENCE_NS. */
-static bool ends(const struct trial *trial)
+static bool has_payload(const struct trial *trial, uint64_t value)
 {
-    uint64_t end_ns = bxi_gpu_now_ns() + PATIENCE_NS;
+    return trial->seen[0] == (unsigned char)value && memcmp(trial->seen, trial->seen + 1, PAYLOAD_BYTES - 1) == 0;
+}
 
-    do {
-        if (trial->cu->cuStreamQuery(trial->waiter) == CUDA_SUCCESS)
-            return true;
-    } while (bxi_gpu_now_ns() < end_ns);
-    return false;
+static void pause_for(long ns)
+{
+    BXI_UNCANCELLED;
+    struct timespec pause = { .tv_nsec = ns };
+
+    nanosleep(&pause, NULL);
+}
+
+static bool fill(const struct trial *trial, uint64_t value)
+{
+    return trial->cu->cuMemsetD8Async(trial->payload, (unsigned char)value, PAYLOAD_BYTES, trial->writer) ==
+        CUDA_SUCCESS;
+}
+
+static bool write_word(const struct trial *trial, uint64_t value)
+{
+    return trial->cu->cuStreamWriteValue64_v2(trial->writer, trial->write_at, value, CU_STREAM_WRITE_VALUE_DEFAULT) ==
+        CUDA_SUCCESS;
+}
+
+/* The waiting stream's work: the wait, the copy of the payload, and word 1. */
+static bool begin_wait(const struct trial *trial, uint64_t value)
+{
+    const struct bxi_cuda *cu = trial->cu;
+
+    return cu->cuStreamWaitValue64_v2(trial->waiter, trial->wait_at, value, CU_STREAM_WAIT_VALUE_GEQ) ==
+               CUDA_SUCCESS &&
+           cu->cuMemcpyDtoHAsync_v2(trial->seen, trial->payload, PAYLOAD_BYTES, trial->waiter) == CUDA_SUCCESS &&
+           cu->cuStreamWriteValue64_v2(trial->waiter, trial->tell_at, value, CU_STREAM_WRITE_VALUE_DEFAULT) ==
+               CUDA_SUCCESS;
 }
 
 /* One wait, satisfied by the other stream or by the host. */
 static bool round_works(struct trial *trial, uint64_t value, bool by_host)
 {
-    const struct bxi_cuda *cu = trial->cu;
-    uint64_t seen = value;
-
-    if (cu->cuStreamWaitValue64_v2(trial->waiter, trial->wait_at, value, CU_STREAM_WAIT_VALUE_GEQ) != CUDA_SUCCESS)
+    if (!fill(trial, ~value) || !becomes_idle(trial, trial->writer))
         return false;
-    if (cu->cuStreamWriteValue64_v2(trial->waiter, trial->write_at + sizeof(uint64_t), value,
-                                    CU_STREAM_WRITE_VALUE_DEFAULT) != CUDA_SUCCESS)
+    memset(trial->seen, (int)(unsigned char)~value, PAYLOAD_BYTES);
+    if (!begin_wait(trial, value))
         return false;
-    if (read_trial_word(trial, 1, &seen) != CUDA_SUCCESS || seen == value)
+    pause_for(PAUSE_NS);
+    if (read_word(trial) == value || !has_payload(trial, ~value) || !fill(trial, value))
         return false;
-    if (by_host)
+    if (by_host) {
+        if (!becomes_idle(trial, trial->writer))
+            return false;
         host_write(trial, value);
-    else if (cu->cuStreamWriteValue64_v2(trial->writer, trial->write_at, value, CU_STREAM_WRITE_VALUE_DEFAULT) !=
-             CUDA_SUCCESS)
+    } else if (!write_word(trial, value)) {
         return false;
-    return gets_value(trial, value);
+    }
+    return gets_value(trial, value) && has_payload(trial, value);
 }
 
+/* Whether the other streams run while one waits: they do not if they share a hardware queue with it. Here the host can
+ * end the wait, so that this does not block the device; a wait in the trial could, if only a stream can end it. */
+static bool are_apart(const struct trial *trial)
+{
+    struct bxi_gpu_device *device = trial->device;
+    uint64_t end_ns = bxi_gpu_now_ns() + PATIENCE_NS;
+    bool apart;
+
+    if (device->pinned_at == 0)
+        return false;
+    /* [gpu.trial] release, pairs with the wait of a stream. */
+    bxi_store_release(&device->look[1], 0);
+    if (trial->cu->cuStreamWaitValue64_v2(trial->waiter, device->pinned_at + PAGE_BYTES + sizeof(uint64_t), 1,
+                                          CU_STREAM_WAIT_VALUE_GEQ) != CUDA_SUCCESS)
+        return false;
+    apart = fill(trial, 0) && bxi_gpu_idle_by(device, trial->writer, end_ns) &&
+        trial->cu->cuMemsetD8Async(trial->payload, 0, sizeof(uint64_t), device->side) == CUDA_SUCCESS &&
+        bxi_gpu_idle_by(device, device->side, end_ns);
+    /* [gpu.trial] release, pairs with the wait of a stream. */
+    bxi_store_release(&device->look[1], 1);
+    return becomes_idle(trial, trial->waiter) && apart;
+}
+
+/* Runs the trial; its words are 0 before. */
 static bool words_work(struct trial *trial)
 {
     const struct bxi_cuda *cu = trial->cu;
@@ -109,72 +186,153 @@ static bool words_work(struct trial *trial)
         return false;
     if (cu->cuStreamCreate(&trial->waiter, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS)
         goto destroy_writer;
-    works = round_works(trial, 1, false) && (trial->host == NULL || round_works(trial, 2, true));
-    if (trial->host != NULL)
+    works = are_apart(trial) && round_works(trial, 1, false) && (!trial->has_host_words || round_works(trial, 2, true));
+    if (trial->has_host_words)
         host_write(trial, BXI_GPU_POISON);
     else
-        (void)cu->cuMemsetD8Async(trial->write_at, 0x40, sizeof(uint64_t), trial->side);
-    trial->is_stuck = !ends(trial);
-    if (!trial->is_stuck)
-        (void)cu->cuStreamDestroy_v2(trial->waiter);
+        (void)cu->cuMemsetD8Async(trial->write_at, 0x40, sizeof(uint64_t), trial->writer);
+    trial->is_stuck = !becomes_idle(trial, trial->waiter) || !becomes_idle(trial, trial->writer);
+    if (trial->is_stuck)
+        return false;                   /* both streams stay: their writes may still come */
+    (void)cu->cuStreamDestroy_v2(trial->waiter);
 
 destroy_writer:
     (void)cu->cuStreamDestroy_v2(trial->writer);
     return works;
 }
 
-/* Registers the second mapping as a peer's words are registered (peer.c): read-only, or writable where the driver
- * registers nothing read-only. */
-static bool register_again(struct bxi_gpu_device *device, void *again)
-{
-    const struct bxi_cuda *cu = &device->gpu->cu;
-    unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+/* ---- A trial's host memory ------------------------------------------------------------------- */
 
-    if (mprotect(again, PAGE_BYTES, PROT_READ) < 0)
-        return false;
-    device->registers_read_only = cu->cuMemHostRegister_v2(again, PAGE_BYTES, flags | CU_MEMHOSTREGISTER_READ_ONLY) ==
-        CUDA_SUCCESS;
-    return device->registers_read_only || (mprotect(again, PAGE_BYTES, PROT_READ | PROT_WRITE) == 0 &&
-                                           cu->cuMemHostRegister_v2(again, PAGE_BYTES, flags) == CUDA_SUCCESS);
+static bool get_address(const struct bxi_cuda *cu, void *memory, uint64_t *address)
+{
+    unsigned long long at = 0;
+    bool knows = cu->cuMemHostGetDevicePointer_v2(&at, memory, 0) == CUDA_SUCCESS;
+
+    *address = at;
+    return knows;
 }
 
-/* A page of shared memory, registered twice: writable, and through a second mapping. */
-static bool host_words_work(struct bxi_gpu_device *device)
+/* Maps bytes of the file; NULL: failed. */
+static unsigned char *map(int fd, size_t bytes)
+{
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+static void close_pages(const struct bxi_cuda *cu, const struct pages *pages)
+{
+    if (pages->is_pinned) {
+        (void)cu->cuMemFreeHost(pages->memory);
+        return;
+    }
+    if (pages->again_at != 0)
+        (void)cu->cuMemHostUnregister(pages->again);
+    if (pages->address != 0)
+        (void)cu->cuMemHostUnregister(pages->memory);
+    if (pages->again != NULL)
+        munmap(pages->again, PAGE_BYTES);
+    if (pages->memory != NULL)
+        munmap(pages->memory, PAGE_BYTES + PAYLOAD_BYTES);
+}
+
+static bool register_pages(const struct bxi_cuda *cu, void *memory, size_t bytes, unsigned flags, uint64_t *address)
+{
+    if (cu->cuMemHostRegister_v2(memory, bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | flags) !=
+        CUDA_SUCCESS)
+        return false;
+    if (get_address(cu, memory, address) && *address != 0)
+        return true;
+    (void)cu->cuMemHostUnregister(memory);
+    *address = 0;
+    return false;
+}
+
+/* A file in tmpfs, mapped twice and registered once. */
+static bool open_pages(const struct bxi_cuda *cu, struct pages *pages)
+{
+    int fd = memfd_create("boxcar-probe", MFD_CLOEXEC);
+
+    *pages = (struct pages){ 0 };
+    if (fd < 0)
+        return false;
+    if (ftruncate(fd, PAGE_BYTES + PAYLOAD_BYTES) == 0) {
+        pages->memory = map(fd, PAGE_BYTES + PAYLOAD_BYTES);
+        pages->again = map(fd, PAGE_BYTES);
+    }
+    close(fd);
+    if (pages->memory != NULL && pages->again != NULL &&
+        register_pages(cu, pages->memory, PAGE_BYTES + PAYLOAD_BYTES, 0, &pages->address))
+        return true;
+    close_pages(cu, pages);
+    return false;
+}
+
+/* Registers the second mapping as a peer's words are registered: read-only, or writable where the driver registers
+ * nothing read-only. */
+static bool register_again(struct bxi_gpu_device *device, struct pages *pages)
 {
     const struct bxi_cuda *cu = &device->gpu->cu;
-    struct trial trial = { .cu = cu, .side = device->side };
-    unsigned long long write_at = 0, wait_at = 0;
+
+    if (mprotect(pages->again, PAGE_BYTES, PROT_READ) < 0)
+        return false;
+    device->registers_read_only = register_pages(cu, pages->again, PAGE_BYTES, CU_MEMHOSTREGISTER_READ_ONLY,
+                                                 &pages->again_at);
+    return device->registers_read_only || (mprotect(pages->again, PAGE_BYTES, PROT_READ | PROT_WRITE) == 0 &&
+                                           register_pages(cu, pages->again, PAGE_BYTES, 0, &pages->again_at));
+}
+
+/* Memory that the driver allocates, where it registers none. */
+static bool open_pinned(const struct bxi_cuda *cu, struct pages *pages)
+{
+    void *memory = NULL;
+
+    *pages = (struct pages){ .is_pinned = true };
+    if (cu->cuMemHostAlloc(&memory, PAGE_BYTES + PAYLOAD_BYTES, CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS)
+        return false;
+    memset(memory, 0, PAGE_BYTES);
+    pages->memory = memory;
+    if (get_address(cu, memory, &pages->address))
+        return true;
+    close_pages(cu, pages);
+    return false;
+}
+
+static struct trial trial_of(const struct probe *probe, const struct pages *pages)
+{
+    return (struct trial){
+        .device = probe->device,
+        .cu = &probe->device->gpu->cu,
+        .host = (bxi_a64 *)(void *)pages->memory,
+        .seen = pages->memory + PAGE_BYTES,
+        .tell_at = pages->address + sizeof(uint64_t),
+        .payload = probe->payload->address,
+    };
+}
+
+/* ---- The orders ------------------------------------------------------------------------------ */
+
+static bool host_words_work(struct probe *probe)
+{
+    struct bxi_gpu_device *device = probe->device;
+    const struct bxi_cuda *cu = &device->gpu->cu;
+    struct pages pages;
     bool works = false;
-    void *page = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    void *again;
 
-    if (page == MAP_FAILED)
+    if (!open_pages(cu, &pages))
         return false;
-    again = mremap(page, 0, PAGE_BYTES, MREMAP_MAYMOVE);
-    if (again == MAP_FAILED)
-        goto unmap_page;
-    if (cu->cuMemHostRegister_v2(page, PAGE_BYTES, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP) !=
-        CUDA_SUCCESS)
-        goto unmap_again;
-    if (!register_again(device, again))
-        goto unregister_page;
-    if (cu->cuMemHostGetDevicePointer_v2(&write_at, page, 0) == CUDA_SUCCESS &&
-        cu->cuMemHostGetDevicePointer_v2(&wait_at, again, 0) == CUDA_SUCCESS) {
-        trial.host = page;
-        trial.write_at = write_at;
-        trial.wait_at = wait_at;
+    if (register_again(device, &pages)) {
+        struct trial trial = trial_of(probe, &pages);
+
+        trial.has_host_words = true;
+        trial.write_at = pages.address;
+        trial.wait_at = pages.again_at;
         works = words_work(&trial);
+        probe->is_stuck = probe->is_stuck || trial.is_stuck;
+        if (trial.is_stuck)
+            return false;               /* the pages stay */
     }
-    if (trial.is_stuck)
-        return false;
-    (void)cu->cuMemHostUnregister(again);
-
-unregister_page:
-    (void)cu->cuMemHostUnregister(page);
-unmap_again:
-    munmap(again, PAGE_BYTES);
-unmap_page:
-    munmap(page, PAGE_BYTES);
+    close_pages(cu, &pages);
     return works;
 }
 
@@ -183,17 +341,11 @@ static bool register_words(struct bxi_gpu_device *device)
 {
     struct bxi_gpu *gpu = device->gpu;
     const struct bxi_cuda *cu = &gpu->cu;
-    unsigned long long address = 0;
+    uint64_t address = 0;
 
-    if (!gpu->words_registered &&
-        cu->cuMemHostRegister_v2(gpu->region->word, sizeof(gpu->region->word), CU_MEMHOSTREGISTER_PORTABLE |
-                                 CU_MEMHOSTREGISTER_DEVICEMAP) != CUDA_SUCCESS)
+    if (gpu->words_registered ? !get_address(cu, gpu->region->word, &address)
+                              : !register_pages(cu, gpu->region->word, sizeof(gpu->region->word), 0, &address))
         return false;
-    if (cu->cuMemHostGetDevicePointer_v2(&address, gpu->region->word, 0) != CUDA_SUCCESS) {
-        if (!gpu->words_registered)
-            (void)cu->cuMemHostUnregister(gpu->region->word);
-        return false;
-    }
     gpu->words_registered = true;
     device->host_words = address;
     return true;
@@ -201,29 +353,42 @@ static bool register_words(struct bxi_gpu_device *device)
 
 static bool clear(const struct bxi_gpu_device *device, const struct bxi_gpu_block *block)
 {
-    const struct bxi_cuda *cu = &device->gpu->cu;
-
-    return cu->cuMemsetD8Async(block->address, 0, block->bytes, device->side) == CUDA_SUCCESS &&
-        cu->cuStreamSynchronize(device->side) == CUDA_SUCCESS;
+    return device->gpu->cu.cuMemsetD8Async(block->address, 0, block->bytes, device->side) == CUDA_SUCCESS &&
+        bxi_gpu_idle_by(device, device->side, bxi_gpu_now_ns() + PATIENCE_NS);
 }
 
-static bool device_words_work(struct bxi_gpu_device *device)
+/* Hosts look at words in host memory, which the streams write too: those of the region, or pinned ones. */
+static bool device_words_work(struct probe *probe)
 {
-    struct trial trial = { .cu = &device->gpu->cu, .side = device->side };
+    struct bxi_gpu_device *device = probe->device;
+    const struct bxi_cuda *cu = &device->gpu->cu;
     struct bxi_gpu_block *block;
+    struct trial trial;
+    struct pages pages;
+    bool works = false;
 
     if (bxi_gpu_alloc(device, BXI_GPU_LANES * sizeof(struct bxi_gpu_word), &block) < 0)
         return false;
+    if (!clear(device, block) || (!open_pages(cu, &pages) && !open_pinned(cu, &pages)))
+        goto free_block;
+    trial = trial_of(probe, &pages);
     trial.write_at = trial.wait_at = block->address;
-    if (clear(device, block) && words_work(&trial) && clear(device, block)) {
+    works = words_work(&trial);
+    probe->is_stuck = probe->is_stuck || trial.is_stuck;
+    if (trial.is_stuck)
+        return false;                   /* the pages and the block stay */
+    works = works && clear(device, block) && (pages.is_pinned || register_words(device) || device->pinned_at != 0);
+    close_pages(cu, &pages);
+
+free_block:
+    if (works)
         device->word_block = block;
-        return true;
-    }
-    if (!trial.is_stuck)
+    else
         bxi_gpu_free(block);
-    return false;
+    return works;
 }
 
+/* This process alone: an event that is exported, recorded, and completes in time. */
 static bool events_work(struct bxi_gpu_device *device)
 {
     const struct bxi_cuda *cu = &device->gpu->cu;
@@ -234,37 +399,94 @@ static bool events_work(struct bxi_gpu_device *device)
     if (cu->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS) != CUDA_SUCCESS)
         return false;
     works = cu->cuIpcGetEventHandle(&handle, event) == CUDA_SUCCESS &&
-        cu->cuEventRecord(event, device->side) == CUDA_SUCCESS && cu->cuEventSynchronize(event) == CUDA_SUCCESS;
-    (void)cu->cuEventDestroy_v2(event);
+        cu->cuEventRecord(event, device->side) == CUDA_SUCCESS &&
+        bxi_gpu_idle_by(device, device->side, bxi_gpu_now_ns() + PATIENCE_NS) &&
+        cu->cuEventQuery(event) == CUDA_SUCCESS;
+    (void)cu->cuEventDestroy_v2(event);     /* no peer has its handle */
     return works;
 }
 
-static bool order_works(struct bxi_gpu_device *device, enum bxi_gpu_order order)
+/* With few hardware queues a stream that waits holds up others: also the one that it waits for, and the side stream. */
+static bool has_queues(void)
 {
-    const struct bxi_cuda *cu = &device->gpu->cu;
-    bool has_words = cu->cuStreamWriteValue64_v2 != NULL && cu->cuStreamWaitValue64_v2 != NULL;
+    return bxi_gpu_connections() >= BXI_GPU_CONNECTIONS_LEAST;
+}
+
+static bool order_works(struct probe *probe, enum bxi_gpu_order order)
+{
+    const struct bxi_cuda *cu = &probe->device->gpu->cu;
+    bool has_words = cu->cuStreamWriteValue64_v2 != NULL && cu->cuStreamWaitValue64_v2 != NULL && has_queues();
 
     switch (order) {
-    case BXI_GPU_HOST_WORDS: return has_words && host_words_work(device) && register_words(device);
-    case BXI_GPU_DEVICE_WORDS: return has_words && device_words_work(device);
-    case BXI_GPU_EVENTS: return events_work(device);
+    case BXI_GPU_HOST_WORDS: return has_words && host_words_work(probe) && register_words(probe->device);
+    case BXI_GPU_DEVICE_WORDS: return has_words && device_words_work(probe);
+    case BXI_GPU_EVENTS: return events_work(probe->device);
     default: return true;
     }
 }
 
-int bxi_gpu_probe(struct bxi_gpu_device *device)
+static int choose(struct probe *probe)
 {
+    struct bxi_gpu_device *device = probe->device;
     enum bxi_gpu_order wanted = device->gpu->wanted;
 
     for (int order = BXI_GPU_HOST_WORDS; order <= BXI_GPU_HOST_SYNC; order++) {
         if (wanted != BXI_GPU_ORDER_AUTO && order != (int)wanted)
             continue;
-        if (order_works(device, (enum bxi_gpu_order)order)) {
+        if (order_works(probe, (enum bxi_gpu_order)order)) {
             device->order = (enum bxi_gpu_order)order;
             bxi_gpu_count(&device->gpu->figures.fallbacks, wanted == BXI_GPU_ORDER_AUTO && order != BXI_GPU_HOST_WORDS);
             return 0;
         }
     }
+    if (wanted <= BXI_GPU_DEVICE_WORDS && !has_queues())
+        return bxi_gpu_fail(-ENOTSUP, "the order asked for (BX_GPU_ORDER, %d) needs CUDA_DEVICE_MAX_CONNECTIONS to be "
+                            "%d or more, not %d: unset it, or leave the order at auto", (int)wanted,
+                            BXI_GPU_CONNECTIONS_LEAST, bxi_gpu_connections());
     return bxi_gpu_fail(-ENOTSUP, "the order asked for (BX_GPU_ORDER, %d) does not work on device %d: leave it at auto",
                         (int)wanted, device->ordinal);
+}
+
+/* ---- The device's pinned words --------------------------------------------------------------- */
+
+/* Two pages: the words to which lanes of DEVICE_WORDS write where the region is not registered; and the word to which a
+ * dead peer's is copied, with the word that are_apart waits for. */
+static int make_pinned(struct bxi_gpu_device *device)
+{
+    const struct bxi_cuda *cu = &device->gpu->cu;
+    void *memory = NULL;
+    unsigned result = cu->cuMemHostAlloc(&memory, 2 * PAGE_BYTES, CU_MEMHOSTALLOC_PORTABLE);
+
+    if (result != CUDA_SUCCESS)
+        return bxi_gpu_cuda_fail(cu, result, "pinned memory for words of device %d", device->ordinal);
+    memset(memory, 0, 2 * PAGE_BYTES);
+    device->pinned = memory;
+    device->look = (bxi_a64 *)(void *)((unsigned char *)memory + PAGE_BYTES);
+    (void)get_address(cu, memory, &device->pinned_at);
+    return 0;
+}
+
+void bxi_gpu_probe_fini(struct bxi_gpu_device *device)
+{
+    if (device->pinned != NULL)
+        (void)device->gpu->cu.cuMemFreeHost(device->pinned);
+}
+
+int bxi_gpu_probe(struct bxi_gpu_device *device)
+{
+    struct probe probe = { .device = device };
+    int rc = make_pinned(device);
+
+    if (rc == 0)
+        rc = bxi_gpu_alloc(device, PAYLOAD_BYTES, &probe.payload);
+    if (rc < 0)
+        return rc;
+    rc = choose(&probe);
+    if (rc == 0 && !clear(device, probe.payload))
+        rc = bxi_gpu_fail(-EIO, "streams of device %d do not run any more, after order %d was chosen: see README.md of "
+                          "gpu/, assumption 3, and choose an order with BX_GPU_ORDER", device->ordinal,
+                          (int)device->order);
+    if (!probe.is_stuck)
+        bxi_gpu_free(probe.payload);
+    return rc;
 }

@@ -19,7 +19,7 @@ struct bxi_stream {                     /* a stream with which tensors are order
     uint32_t device;                    /* index into devices->open */
 };
 
-#define BXI_GPU_SHOWN 13                /* figures of gpu/ that are counters of the job */
+#define BXI_GPU_SHOWN 14                /* figures of gpu/ that are counters of the job */
 
 struct bxi_devices {
     bxi_a32 refs;
@@ -44,7 +44,7 @@ struct bxi_devices {
     int words_fd[BXI_WORLD_MAX];        /* of peers[rank]: its segment, writable, for its death; or -1 */
     struct bxi_gpu_word *words[BXI_WORLD_MAX];  /* of peers[rank]: its words, mapped writable for gpu/; or NULL */
     bxi_a32 died[BXI_WORLD_MAX];
-    struct bxi_device_kept *kept, *lost;        /* passed.c: storages, each until a point has passed */
+    struct bxi_device_kept *kept;       /* passed.c: storages, each until a point has passed */
     struct bxi_gpu_point settling[BXI_GPU_LANES];   /* by stream: its last point when a worker died; order 0: passed */
     bxi_a32 is_settling;                /* written under the lock */
     bxi_a32 pending;                    /* any thread: the role polls soon */

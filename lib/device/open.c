@@ -270,7 +270,6 @@ void bxi_devices_close(struct bx_job *job)
     pthread_mutex_unlock(&devices->lock);
     bxi_gpu_close(gpu);
     bxi_devices_passed_drop(devices->kept);
-    bxi_devices_passed_drop(devices->lost);
-    devices->kept = devices->lost = NULL;
+    devices->kept = NULL;
     bxi_devices_close_words(devices);
 }

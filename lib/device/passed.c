@@ -14,8 +14,6 @@
  *
  * C may be a worker to which A has sent nothing. A sees C's maps of its slabs all the same (is_held in device.c).
  *
- * A block of this worker is kept in the same way if the slab with the word of a borrower's point is not mapped yet.
- *
  * Killed: A, B and C at any step are covered by the leases and gpu/README.md; nothing here is in shared memory.
  *
  * Threads: any thread packs and returns leases; the progress role polls, every POLL_SOON_NS while something is pending.
@@ -64,54 +62,22 @@ int bxi_device_pass(struct bx_job *job, struct bxi_grant *grant, const struct bx
     return owner;
 }
 
-/* ---- A loan, or a block, is kept until a borrower's point has passed -------------------------------- */
-
-enum { CHECKED = 0, MAPPING, LOST };    /* of a point */
+/* ---- A loan is kept until a borrower's point has passed ----------------------------------------------- */
 
 struct bxi_device_kept {
     struct bxi_device_kept *next;
     struct bxi_storage *storage;        /* one reference */
     struct bxi_lend_peer *peer;         /* the borrower */
     struct bxi_gpu_point point;
-    bxi_a32 state;                      /* MAPPING: the slab with its word is being mapped; LOST: it cannot be */
 };
 
-/* On gpu/'s thread. */
-static void word_mapped(void *context, int rc)
-{
-    struct bxi_device_kept *kept = context;
-
-    /* [kept.state] release, pairs with the acquire in check: kept is not used here any more. */
-    bxi_store_release(&kept->state, rc < 0 && rc != -EOWNERDEAD ? LOST : CHECKED);
-}
-
-/* Under devices->lock. Begins to map the slab with the word of the point; 0, or an error of gpu/. */
-static int map_word(struct bxi_gpu_peer *peer, struct bxi_device_kept *kept)
-{
-    const struct bxi_gpu_lane_row *row = &bxi_device_region(kept->peer->view->control)->lane[kept->point.lane];
-    struct bxi_gpu_ref ref = { .slab = row->slab, .generation = row->generation, .ready = kept->point };
-    int rc;
-
-    bxi_store_relaxed(&kept->state, MAPPING);       /* relaxed: word_mapped is called under a later lock of gpu/ */
-    rc = bxi_gpu_map_begin(peer, &ref, word_mapped, kept);
-    if (rc != 0)
-        bxi_store_relaxed(&kept->state, CHECKED);
-    return rc < 0 ? rc : 0;
-}
-
 /* Under devices->lock. 1: the storage need not be kept any more; 0: not yet; or an error of gpu/. */
-static int check(struct bxi_devices *devices, struct bxi_device_kept *kept)
+static int check(struct bxi_devices *devices, const struct bxi_device_kept *kept)
 {
     struct bxi_gpu_peer *peer;
-    int rc;
+    int rc = bxi_devices_peer(devices, kept->peer, &peer);
 
-    /* [kept.state] acquire, pairs with the release in word_mapped. */
-    if (bxi_load_acquire(&kept->state) != CHECKED)
-        return 0;
-    rc = bxi_devices_peer(devices, kept->peer, &peer);
-    if (rc == 0)
-        rc = bxi_gpu_passed(devices->gpu, peer, &kept->point);
-    return rc == -EAGAIN ? map_word(peer, kept) : rc;
+    return rc < 0 ? rc : bxi_gpu_passed(devices->gpu, peer, &kept->point);
 }
 
 static void link_kept(struct bxi_devices *devices, struct bxi_device_kept *kept)
@@ -159,17 +125,13 @@ struct bxi_device_kept *bxi_devices_passed_poll(struct bxi_devices *devices)
     struct bxi_device_kept **at = &devices->kept, *kept, *done = NULL;
 
     while ((kept = *at) != NULL) {
-        /* [kept.state] acquire, pairs with the release in word_mapped. */
-        bool lost = bxi_load_acquire(&kept->state) == LOST;
-        struct bxi_device_kept **to = lost ? &devices->lost : &done;
-
-        if (!lost && check(devices, kept) == 0) {
+        if (check(devices, kept) == 0) {
             at = &kept->next;
             continue;
         }
         *at = kept->next;
-        kept->next = *to;
-        *to = kept;
+        kept->next = done;
+        done = kept;
     }
     /* Relaxed: as in link_kept. */
     bxi_store_relaxed(&devices->pending, devices->kept != NULL || bxi_load_relaxed(&devices->is_settling) != 0);

@@ -227,7 +227,7 @@ void bxi_device_block_free(struct bxi_device_block *block)
     bxi_devices_release(devices);
 }
 
-/* The block is not reused before the point. If the word of the point is not mapped yet, the whole storage is kept. */
+/* The block is not reused before the point. */
 static void block_until(struct bxi_storage *storage, struct bxi_lend_peer *peer, const struct bxi_gpu_point *point)
 {
     struct bxi_devices *devices = storage->device->devices;
@@ -242,8 +242,6 @@ static void block_until(struct bxi_storage *storage, struct bxi_lend_peer *peer,
     if (rc == 0 && point->order != 0)
         rc = bxi_gpu_block_until(storage->device->block, from, point);
     bxi_devices_leave(devices);
-    if (rc == -EAGAIN)
-        bxi_device_keep(devices, storage, peer, point);
     if (rc == -EPROTO)
         job->lend->ops->suspect(job, peer->rank, "it gives a lease back with a point on a GPU that cannot be one");
 }

@@ -508,7 +508,7 @@ static void follows_by_host(struct bx_job *job)
 {
     void *stream;
 
-    setenv("FAKE_CUDA_NO_READ_ONLY", "1", 1);
+    setenv("FAKE_CUDA_NO_HOST_REGISTER", "1", 1);
     stream = device_stream(job, device_open(job, 0));
     harness_post(OPEN);
     harness_await(KEPT, 1);

@@ -171,7 +171,7 @@ documented()    # every key of the JSON that was printed, less those of counters
 
 # The last one takes an hour to open what it is sent.
 device_begin 0 own
-device_begin 1 hold FAKE_CUDA_NO_READ_ONLY=1
+device_begin 1 hold FAKE_CUDA_NO_HOST_REGISTER=1
 device_begin 2 hold BX_GPU_ORDER=events
 device_begin 3 hold FAKE_CUDA_OPEN_MS=3600000
 await 1 holds && await 2 holds

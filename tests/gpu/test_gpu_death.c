@@ -128,6 +128,53 @@ Test(gpu_death, of_an_owner_releases_streams_that_wait_for_words_in_its_slab, .t
     owner_dies(BXI_GPU_DEVICE_WORDS);
 }
 
+static unsigned (*query)(struct CUstream_st *stream);
+
+static unsigned query_in_vain(struct CUstream_st *stream)
+{
+    return stream == gpu_device->side ? CUDA_ERROR_NOT_READY : query(stream);
+}
+
+/* The side stream is held up, as behind a stream that waits: the word cannot be read, and the poison comes later. */
+static void survivor_that_cannot_look(void)
+{
+    struct bxi_gpu_map *map;
+    struct bxi_gpu_lane *waiter;
+    struct bxi_gpu_point met;
+
+    start(1);
+    gpu_await(LENT, 1);
+    GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &waiter), 0);
+    (void)gpu_borrow(gpu_peer[0], &gpu_shared->ref[1], &map);
+    GPU_EQ(bxi_gpu_after(waiter, gpu_peer[0], &gpu_shared->ref[1].ready), 0);
+    GPU_EQ(bxi_gpu_mark(waiter, &met), 0);
+    gpu_post(HELD);
+    gpu_await(KILLED, 1);
+    query = gpu->cu.cuStreamQuery;
+    gpu->cu.cuStreamQuery = query_in_vain;
+    GPU_EQ(bxi_gpu_peer_died(gpu_peer[0], gpu_shared->region[0].word), 0);
+    gpu->cu.cuStreamQuery = query;
+    gpu_wait_passed(NULL, &met);
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[1].ready), -EOWNERDEAD);
+    bxi_gpu_map_put(map);
+    (void)bxi_gpu_poll(gpu);
+    GPU_EQ(gpu_counters().maps, 1);             /* the write may still come */
+    gpu_end();
+}
+
+Test(gpu_death, of_an_owner_is_survived_while_its_words_cannot_be_read, .timeout = 60)
+{
+    gpu_world(GPU_ANY);
+    order = BXI_GPU_DEVICE_WORDS;
+    gpu_fork(0, dying_owner);
+    gpu_fork(1, survivor_that_cannot_look);
+    gpu_await(HELD, 1);
+    gpu_kill(0);
+    gpu_post(KILLED);
+    gpu_join(1);
+    gpu_check_machine();
+}
+
 static void survivor_that_cannot_write(void)
 {
     struct bxi_gpu_map *map;

@@ -266,13 +266,18 @@ static void quiet_owner(void)
         gpu_await(READ_BACK, round);
         GPU_EQ(bxi_gpu_block_until(block, gpu_peer[1], &gpu_shared->point[0]), 0);
     }
+    gpu_wait_passed(NULL, &gpu_shared->ref[0].ready);
+    GPU_EQ(gpu_counters().word_reads, 0);
     GPU_EQ(gpu_counters().host_synchronises, before.host_synchronises);
     GPU_EQ(gpu_counters().d2d_copies, 0);
     GPU_EQ(gpu_counters().staged_bytes, 0);
     GPU_EQ(gpu_counters().fallbacks, 0);
     bxi_gpu_free(block);
     gpu_post(LAST);
-    gpu_await(LAST, 2);
+    while (bxi_gpu_poll(gpu) > 0 || bxi_load_acquire(&gpu_shared->gate[LAST]) < 2)
+        sched_yield();
+    GPU_EQ(gpu_counters().blocks_waiting, 0);
+    GPU_EQ(gpu_counters().word_reads, 0);
     gpu_end();
 }
 
@@ -296,6 +301,8 @@ static void quiet_borrower(void)
     GPU_EQ(gpu_counters().host_synchronises, before.host_synchronises);
     GPU_EQ(gpu_counters().fallbacks, 0);
     GPU_EQ(gpu_counters().d2d_copies, 0);
+    gpu_wait_passed(NULL, &gpu_shared->point[0]);
+    GPU_EQ(gpu_counters().word_reads, 0);
     gpu_post(LAST);
     gpu_await(LAST, 2);
     gpu_end();
@@ -305,6 +312,24 @@ Test(gpu_share, neither_copies_nor_blocks_the_host, .timeout = 120)
 {
     gpu_world(GPU_ANY);
     order = BXI_GPU_HOST_WORDS;
+    gpu_run(2, (gpu_fn[]){ quiet_owner, quiet_borrower });
+}
+
+/* Hosts look at words in host memory, which the streams write too: no look calls the driver. */
+Test(gpu_share, neither_copies_nor_blocks_the_host_with_words_in_device_memory, .timeout = 120)
+{
+    gpu_world(GPU_ANY);
+    order = BXI_GPU_DEVICE_WORDS;
+    gpu_run(2, (gpu_fn[]){ quiet_owner, quiet_borrower });
+}
+
+/* The region cannot be registered: the streams write pinned words, and polls of their host move those of the region. */
+Test(gpu_share, follows_words_in_device_memory_where_no_page_can_be_registered, .timeout = 120)
+{
+    gpu_world(GPU_FAKE);
+    setenv("FAKE_CUDA_NO_HOST_REGISTER", "1", 1);
+    setenv("FAKE_CUDA_DELAY_US", "3000", 1);
+    order = BXI_GPU_DEVICE_WORDS;
     gpu_run(2, (gpu_fn[]){ quiet_owner, quiet_borrower });
 }
 

@@ -86,15 +86,13 @@ static int lane_row(const struct stat_job *job, const struct stat_worker *worker
     if (stat_gpu_lane_order(gpu, index) == 0)
         return STAT_SKIP;
 
-    bool is_seen = stat_gpu_lane_order(gpu, index) != BXI_GPU_DEVICE_WORDS;
     bool is_poisoned = stat_lane_is_poisoned(gpu, index);
 
     stat_put(row, "lane", STAT_COUNT, (uint64_t)index);
     stat_put(row, "device", STAT_COUNT, gpu->region.lane[index].device);
     stat_put_text(row, "order", stat_order_name(stat_gpu_lane_order(gpu, index)));
-    stat_put_if(row, is_seen, "word", STAT_COUNT, stat_word(&gpu->region.word[index].value) & ~BXI_GPU_POISON);
+    stat_put(row, "word", STAT_COUNT, stat_word(&gpu->region.word[index].value) & ~BXI_GPU_POISON);
     stat_put(row, "poisoned", STAT_FLAG, is_poisoned);
-    stat_put_text(row, ".unseen", is_seen ? NULL : "its word is in device memory");
     stat_put_text(row, ".poisoned", is_poisoned ? "and is poisoned" : NULL);
     return STAT_ROW;
 }
@@ -211,9 +209,9 @@ void stat_gpu_text(const struct stat_job *job, const struct stat_worker *worker)
                    "copied {gpu_copied_bytes};|slabs opened {gpu_slabs_opened}, closed {gpu_slabs_closed}",
                    stat_gpu_counter_row, job, worker);
     stat_rows_text("streams", "marks {gpu_marks}, waits {gpu_waits}, saved {gpu_waits_saved};|host synchronises "
-                   "{gpu_host_synchronises}, fallbacks {gpu_fallbacks}", stat_gpu_counter_row, job, worker);
+                   "{gpu_host_synchronises}, word reads {gpu_word_reads}, fallbacks {gpu_fallbacks}", stat_gpu_counter_row, job, worker);
     text_slabs(job, worker);
-    stat_rows_text("lane {lane}", "of device {device},|{order},|{.unseen}|has come to {word}|{.poisoned}", lane_row,
+    stat_rows_text("lane {lane}", "of device {device},|{order},|has come to {word}|{.poisoned}", lane_row,
                    job, worker);
     text_borrows(job, worker);
     text_refused(worker->gpu);

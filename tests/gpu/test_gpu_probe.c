@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * gpu/probe.c: what the trial detects. A function of the driver is replaced in the process's own table before a device
+ * is opened, so that waits do not wait, copies do not copy, or nothing ever completes.
+ */
+#include "gpu_fixture.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int open_device(enum bxi_gpu_order order, void (*replace)(struct bxi_cuda *cu))
+{
+    struct bxi_gpu_options options = { .driver = gpu_driver_path(), .region = &gpu_shared->region[0],
+                                       .slab_bytes = 2 * GPU_MIB, .order = order };
+
+    GPU_EQ(bxi_gpu_open(&options, &gpu), 0);
+    if (replace != NULL)
+        replace(&gpu->cu);
+    return bxi_gpu_device_open(gpu, 0, &gpu_device);
+}
+
+static void expect(void (*replace)(struct bxi_cuda *cu), enum bxi_gpu_order order)
+{
+    GPU_EQ(open_device(BXI_GPU_ORDER_AUTO, replace), 0);
+    GPU_EQ(gpu_device->order, order);
+    bxi_gpu_close(gpu);
+    gpu_forget();
+}
+
+static void run(gpu_fn body)
+{
+    gpu_world(GPU_FAKE);
+    gpu_run(1, (gpu_fn[]){ body });
+}
+
+/* ---- Waits ------------------------------------------------------------------------------------- */
+
+static unsigned wait_for_nothing(struct CUstream_st *stream, unsigned long long address, uint64_t value, unsigned flags)
+{
+    (void)stream, (void)address, (void)value, (void)flags;
+    return CUDA_SUCCESS;
+}
+
+static void lose_waits(struct bxi_cuda *cu)
+{
+    cu->cuStreamWaitValue64_v2 = wait_for_nothing;
+}
+
+static void waits_do_not_wait(void)
+{
+    expect(lose_waits, BXI_GPU_EVENTS);
+}
+
+Test(gpu_probe, detects_waits_that_do_not_wait, .timeout = 60)
+{
+    run(waits_do_not_wait);
+}
+
+static unsigned (*copy)(void *to, unsigned long long from, size_t bytes, struct CUstream_st *stream);
+
+/* The payload does not come; words are not copied by the trial. */
+static unsigned copy_nothing_large(void *to, unsigned long long from, size_t bytes, struct CUstream_st *stream)
+{
+    return bytes > 4096 ? CUDA_SUCCESS : copy(to, from, bytes, stream);
+}
+
+static void lose_payload(struct bxi_cuda *cu)
+{
+    copy = cu->cuMemcpyDtoHAsync_v2;
+    cu->cuMemcpyDtoHAsync_v2 = copy_nothing_large;
+}
+
+static void payload_is_late(void)
+{
+    expect(lose_payload, BXI_GPU_EVENTS);
+}
+
+Test(gpu_probe, detects_waits_that_end_before_the_payload_is_there, .timeout = 60)
+{
+    run(payload_is_late);
+}
+
+/* ---- Deadlines --------------------------------------------------------------------------------- */
+
+static unsigned never_ready(struct CUstream_st *stream)
+{
+    (void)stream;
+    return CUDA_ERROR_NOT_READY;
+}
+
+static void never_end(struct bxi_cuda *cu)
+{
+    cu->cuStreamQuery = never_ready;
+}
+
+static void events_never_complete(void)
+{
+    uint64_t begin_ns = bxi_gpu_now_ns();
+
+    GPU_EQ(open_device(BXI_GPU_EVENTS, never_end), -ENOTSUP);
+    GPU_SAYS("does not work on device 0");
+    GPU_CHECK(bxi_gpu_now_ns() - begin_ns < UINT64_C(10000000000));
+    bxi_gpu_close(gpu);
+}
+
+Test(gpu_probe, gives_events_up_that_do_not_complete_in_time, .timeout = 60)
+{
+    run(events_never_complete);
+}
+
+static void streams_never_end(void)
+{
+    GPU_EQ(open_device(BXI_GPU_HOST_SYNC, never_end), -EIO);
+    GPU_SAYS("do not run any more");
+    bxi_gpu_close(gpu);
+}
+
+Test(gpu_probe, refuses_a_device_whose_streams_do_not_end, .timeout = 60)
+{
+    run(streams_never_end);
+}
+
+/* ---- Hardware queues --------------------------------------------------------------------------- */
+
+static void one_queue(void)
+{
+    setenv("FAKE_CUDA_QUEUES", "1", 1);
+    expect(NULL, BXI_GPU_EVENTS);
+    GPU_EQ(open_device(BXI_GPU_DEVICE_WORDS, NULL), -ENOTSUP);
+    bxi_gpu_close(gpu);
+}
+
+Test(gpu_probe, detects_that_a_stream_that_waits_holds_up_the_others, .timeout = 60)
+{
+    run(one_queue);
+}
+
+static void few_connections(void)
+{
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "3", 1);
+    expect(NULL, BXI_GPU_EVENTS);
+    GPU_EQ(open_device(BXI_GPU_HOST_WORDS, NULL), -ENOTSUP);
+    GPU_SAYS("needs CUDA_DEVICE_MAX_CONNECTIONS to be 4 or more, not 3");
+    bxi_gpu_close(gpu);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4", 1);
+    expect(NULL, BXI_GPU_HOST_WORDS);
+    GPU_EQ(strcmp(getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "4"), 0);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "many", 1);       /* CUDA's default holds */
+    GPU_EQ(bxi_gpu_connections(), 8);
+}
+
+Test(gpu_probe, chooses_no_words_where_there_are_few_connections, .timeout = 60)
+{
+    run(few_connections);
+}
+
+static void no_connections_set(void)
+{
+    unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    expect(NULL, BXI_GPU_HOST_WORDS);
+    GPU_EQ(strcmp(getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32"), 0);
+}
+
+Test(gpu_probe, asks_for_as_many_connections_as_there_can_be, .timeout = 60)
+{
+    run(no_connections_set);
+}

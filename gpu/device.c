@@ -157,7 +157,7 @@ close_gate:
 }
 
 /* Memory that a peer still has open stays, and so does its context, until this process ends: the end of a process does
- * not harm readers, a free does. */
+ * not harm readers, a free does. So do events that a peer may have imported. */
 static void close_device(struct bxi_gpu_device *device)
 {
     const struct bxi_cuda *cu = &device->gpu->cu;
@@ -170,7 +170,7 @@ static void close_device(struct bxi_gpu_device *device)
             (void)cu->cuStreamDestroy_v2(device->side);
         bxi_gpu_leave(device);
     }
-    if (held == 0)
+    if (held == 0 && !bxi_gpu_has_exported(device))
         (void)cu->cuDevicePrimaryCtxRelease_v2(device->handle);
     bxi_gpu_heap_fini(&device->heap);
     pthread_mutex_destroy(&device->bounce_lock);

@@ -77,9 +77,13 @@ void bxi_gpu_heap_fini(struct bxi_gpu_heap *heap);      /* frees the free chunks
 
 /* ---- context.c: a device's context on this thread -------------------------------------------- */
 
-/* Makes the device's context current on this thread; leave restores the one before. */
+/* Makes the device's context current on this thread; leave restores the one before. Until then calls of this thread do
+ * not disturb a capture of the program. */
 int bxi_gpu_enter(const struct bxi_gpu_device *device);
 void bxi_gpu_leave(const struct bxi_gpu_device *device);
+/* With the context current: -EBUSY if the stream is captured into a graph. what begins the sentence. Call it before any
+ * query or wait, which would invalidate the capture. */
+int bxi_gpu_refuse_capture(const struct bxi_gpu_device *device, struct CUstream_st *stream, const char *what);
 /* With the context current: whether the stream is idle, at end_ns (CLOCK_MONOTONIC) at the latest. */
 bool bxi_gpu_idle_by(const struct bxi_gpu_device *device, struct CUstream_st *stream, uint64_t end_ns);
 /* Under the lock: copies a word of the device to the host, on the side stream. -ETIMEDOUT: not before end_ns. */

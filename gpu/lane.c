@@ -19,17 +19,68 @@
 
 /* ---- Lanes ----------------------------------------------------------------------------------- */
 
+/* The events of a device that peers may have imported. They are never destroyed: what a peer does with an imported
+ * event after that is undefined (cuIpcOpenEventHandle), and no process knows who has imported one. The next lane of
+ * that index records the same events, also when the GPU is opened again. The context stays with them. */
+struct exported {
+    struct exported *next;
+    void *library;                      /* the driver that made them */
+    uint8_t uuid[BXI_GPU_UUID_BYTES];
+    struct CUevent_st *event[BXI_GPU_LANES][BXI_GPU_RING];
+};
+static struct exported *exported;       /* gpu->lock; a process has one GPU open at a time */
+
+static struct exported *exported_of(const struct bxi_gpu_device *device)
+{
+    const uint8_t *uuid = device->gpu->info[device->ordinal].uuid;
+    struct exported *found = exported;
+
+    while (found != NULL && (found->library != device->gpu->cu.library ||
+                             memcmp(found->uuid, uuid, sizeof(found->uuid)) != 0))
+        found = found->next;
+    return found;
+}
+
+bool bxi_gpu_has_exported(const struct bxi_gpu_device *device)
+{
+    return exported_of(device) != NULL;
+}
+
+static struct exported *export_for(const struct bxi_gpu_device *device)
+{
+    struct exported *of = exported_of(device);
+
+    if (of != NULL)
+        return of;
+    of = calloc(1, sizeof(*of));
+    if (of == NULL)
+        return NULL;
+    of->library = device->gpu->cu.library;
+    memcpy(of->uuid, device->gpu->info[device->ordinal].uuid, sizeof(of->uuid));
+    of->next = exported;
+    exported = of;
+    return of;
+}
+
 /* Under the lock, the context current. */
 static int make_events(struct bxi_gpu_lane *lane)
 {
     const struct bxi_cuda *cu = &lane->gpu->cu;
+    struct exported *of = export_for(lane->device);
 
+    if (of == NULL)
+        return bxi_gpu_fail(-ENOMEM, "no memory for the events of a lane");
     for (int i = 0; i < BXI_GPU_RING; i++) {
+        struct CUevent_st **event = &of->event[lane->index][i];
         struct CUipcEventHandle_st handle;
-        unsigned result = cu->cuEventCreate(&lane->event[i], CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS);
+        unsigned result = CUDA_SUCCESS;
 
-        if (result == CUDA_SUCCESS)
-            result = cu->cuIpcGetEventHandle(&handle, lane->event[i]);
+        if (*event == NULL)
+            result = cu->cuEventCreate(event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS);
+        if (result != CUDA_SUCCESS)
+            *event = NULL;
+        else
+            result = cu->cuIpcGetEventHandle(&handle, *event);
         if (result != CUDA_SUCCESS)
             return bxi_gpu_cuda_fail(cu, result, "an interprocess event");
         memcpy(lane->gpu->region->event[lane->index][i], handle.reserved, sizeof(handle.reserved));
@@ -76,13 +127,8 @@ static uint64_t word_address(const struct bxi_gpu_device *device, uint32_t index
 
 static void free_lane(struct bxi_gpu_lane *lane)
 {
-    const struct bxi_cuda *cu = &lane->gpu->cu;
-
-    for (int i = 0; i < BXI_GPU_RING; i++)
-        if (lane->event[i] != NULL)
-            (void)cu->cuEventDestroy_v2(lane->event[i]);
     if (lane->owns_stream && lane->stream != NULL)
-        (void)cu->cuStreamDestroy_v2(lane->stream);
+        (void)lane->gpu->cu.cuStreamDestroy_v2(lane->stream);
     free(lane);
 }
 

@@ -19,9 +19,13 @@
  */
 #include "inside.h"
 
+#include "shm/cancel.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define OPEN_PAUSE_NS 20000000
 
 struct bxi_gpu_wait {
     struct bxi_gpu_wait *next;
@@ -37,6 +41,8 @@ struct bxi_gpu_request {
 
 /* ---- Opening, on the helper ------------------------------------------------------------------ */
 
+/* -EXDEV: what the peer lends is to be staged. That is so for the results that mean no peer access, and for
+ * CUDA_ERROR_MAP_FAILED, which the driver documents for opens without a reason. */
 static int open_failed(const struct bxi_gpu_peer *peer, unsigned result)
 {
     const struct bxi_gpu_head *mine = &peer->gpu->region->head;
@@ -50,6 +56,8 @@ static int open_failed(const struct bxi_gpu_peer *peer, unsigned result)
                             "namespace, and CUDA IPC needs the same: start the containers with --ipc=host "
                             "--pid=host, or with --ipc=container:NAME --pid=container:NAME", peer->name, result,
                             mine->pid_namespace != theirs->pid_namespace ? "PID" : "IPC");
+    if (result == CUDA_ERROR_MAP_FAILED)
+        return -EXDEV;
     return rc == -ENOMEM ? rc : -EIO;
 }
 
@@ -78,7 +86,8 @@ static bool hold_slab(const struct bxi_gpu_peer *peer, size_t index, uint64_t ge
 }
 
 /* Publishes what the result of an open implies for the slab's device. A permanent failure (-EIO) is published as
- * mappable: the next loan must fail too, with its reason, and not be staged forever without one. */
+ * mappable: the next loan must fail too, with its reason, and not be staged forever without one. A failure that the
+ * death of the owner may have caused implies nothing. */
 static void publish_result(const struct bxi_gpu_map *map, const uint8_t uuid[BXI_GPU_UUID_BYTES], int rc)
 {
     struct bxi_gpu *gpu = map->peer->gpu;
@@ -88,11 +97,25 @@ static void publish_result(const struct bxi_gpu_map *map, const uint8_t uuid[BXI
                     !bxi_gpu_peer_is_dead(map->peer);
 
     pthread_mutex_lock(&gpu->lock);
-    if (rc == 0 || rc == -EXDEV || (rc == -EIO && is_there))
+    if (rc == 0 || ((rc == -EXDEV || rc == -EIO) && is_there))
         bxi_gpu_reach_publish(gpu, uuid, rc != -EXDEV);
     if (rc == 0)
         bxi_gpu_reach_found(gpu, uuid, map->device);
     pthread_mutex_unlock(&gpu->lock);
+}
+
+/* A second attempt after CUDA_ERROR_MAP_FAILED: the owner may just have died, and this process may not know yet. */
+static unsigned open_handle(const struct bxi_cuda *cu, const struct CUipcMemHandle_st *handle,
+                            unsigned long long *address)
+{
+    BXI_UNCANCELLED;
+    struct timespec pause = { .tv_nsec = OPEN_PAUSE_NS };
+    unsigned result = cu->cuIpcOpenMemHandle_v2(address, *handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+
+    if (result != CUDA_ERROR_MAP_FAILED)
+        return result;
+    nanosleep(&pause, NULL);
+    return cu->cuIpcOpenMemHandle_v2(address, *handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 }
 
 static int open_on(struct bxi_gpu_map *map, struct bxi_gpu_device *device, const struct CUipcMemHandle_st *handle,
@@ -106,7 +129,7 @@ static int open_on(struct bxi_gpu_map *map, struct bxi_gpu_device *device, const
         return rc;
 
     uint64_t begin_ns = bxi_gpu_now_ns();
-    unsigned result = gpu->cu.cuIpcOpenMemHandle_v2(&address, *handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    unsigned result = open_handle(&gpu->cu, handle, &address);
 
     bxi_gpu_count(&gpu->figures.open_ns, (int64_t)(bxi_gpu_now_ns() - begin_ns));
     rc = result == CUDA_SUCCESS ? check_range(map, address, bytes) : open_failed(map->peer, result);
@@ -148,8 +171,8 @@ static int open_slab(struct bxi_gpu_map *map)
         rc = open_on(map, device[i], &handle, bytes);
     publish_result(map, uuid, rc);
     if (rc == -EXDEV)
-        return bxi_gpu_fail(-EXDEV, "no device in use here can read the memory of %s's device: no peer access (device "
-                            "%d); what it lends is staged through host memory", peer->name,
+        return bxi_gpu_fail(-EXDEV, "no device in use here can read the memory of %s's device (device %d): no peer "
+                            "access, or the driver maps none; what it lends is staged through host memory", peer->name,
                             peer->options.device->ordinal);
     return rc;
 }

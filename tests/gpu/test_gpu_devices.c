@@ -7,6 +7,8 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -28,6 +30,15 @@ static void start_on(int rank, const char *devices, int ordinal)
     gpu_post(MET);
     gpu_await(MET, 2);
     gpu_meet(1 - rank);
+}
+
+/* What opens return here; 0: what the driver does. */
+static unsigned open_result;
+
+static unsigned fail_to_open(unsigned long long *address, struct CUipcMemHandle_st handle, unsigned flags)
+{
+    (void)address, (void)handle, (void)flags;
+    return open_result;
 }
 
 static void owner_on_a_device(void)
@@ -61,6 +72,8 @@ static void borrower_on_a_device(void)
 
     start_on(1, borrowers_devices, borrowers_ordinal);
     gpu_await(LENT, 1);
+    if (open_result != 0)
+        gpu->cu.cuIpcOpenMemHandle_v2 = fail_to_open;
     rc = gpu_try_map(gpu_peer[0], &gpu_shared->ref[0]);
     gpu_store(0, (uint64_t)(int64_t)rc);
     gpu_post(HELD);
@@ -126,6 +139,31 @@ Test(gpu_devices, without_peer_access_that_are_hidden_are_detected_by_the_first_
     run_devices(0, 0);
     cr_assert_eq((int64_t)gpu_load(0), -EXDEV);
     cr_assert_eq(gpu_load(1), 1);
+}
+
+/* The device is the same, and yet the driver maps nothing. */
+static void run_failing_opens(unsigned result)
+{
+    gpu_world(GPU_FAKE);
+    open_result = result;
+    run_devices(0, 0);
+    cr_assert_eq((int64_t)gpu_load(0), -EXDEV);
+    cr_assert_eq(gpu_load(1), 1);
+}
+
+Test(gpu_devices, whose_memory_the_driver_fails_to_map_are_staged, .timeout = 60)
+{
+    run_failing_opens(CUDA_ERROR_MAP_FAILED);
+}
+
+Test(gpu_devices, without_peer_access_by_the_result_of_an_open_are_staged, .timeout = 60)
+{
+    run_failing_opens(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
+}
+
+Test(gpu_devices, with_too_many_peers_are_staged, .timeout = 60)
+{
+    run_failing_opens(CUDA_ERROR_TOO_MANY_PEERS);
 }
 
 /* Neither sees the other's device: loans are staged until the borrower has tried to map. */
@@ -291,6 +329,8 @@ static void borrower_that_tries_late(void)
 
     start_on(1, "1", 0);
     gpu_await(LENT, 1);
+    if (open_result != 0)
+        gpu->cu.cuIpcOpenMemHandle_v2 = fail_to_open;
     bxi_gpu_helper_post(&gpu->helper, &busy);
     bxi_gpu_peer_try(gpu_peer[0]);
     gpu_post(HELD);
@@ -300,6 +340,7 @@ static void borrower_that_tries_late(void)
     bxi_gpu_helper_drain(&gpu->helper);
     GPU_EQ(gpu_counters().opens + gpu_counters().open_failures, 1);
     GPU_EQ(gpu_shared->region[1].head.known_count, gpu_counters().opens);
+    GPU_EQ(gpu_shared->region[1].head.refused_count, 0);
     gpu_poll_until_nothing_is_left();
     GPU_EQ(bxi_load_acquire(&gpu_shared->held[1][0].generation[0]), 0);
     bxi_gpu_peer_try(gpu_peer[0]);
@@ -307,9 +348,10 @@ static void borrower_that_tries_late(void)
     gpu_end();
 }
 
-Test(gpu_devices, of_an_owner_that_dies_are_not_published_as_refused, .timeout = 60)
+static void owner_dies_before_the_open(unsigned result)
 {
     gpu_world(GPU_FAKE);
+    open_result = result;
     gpu_fork(0, owner_that_dies_early);
     gpu_fork(1, borrower_that_tries_late);
     gpu_await(HELD, 1);
@@ -317,6 +359,16 @@ Test(gpu_devices, of_an_owner_that_dies_are_not_published_as_refused, .timeout =
     gpu_post(KILLED);
     gpu_join(1);
     gpu_check_machine();
+}
+
+Test(gpu_devices, of_an_owner_that_dies_are_not_published_as_refused, .timeout = 60)
+{
+    owner_dies_before_the_open(0);
+}
+
+Test(gpu_devices, that_cannot_be_mapped_after_a_death_are_not_published_as_refused, .timeout = 60)
+{
+    owner_dies_before_the_open(CUDA_ERROR_MAP_FAILED);
 }
 
 /* The driver on either side knows that there is no peer access: no open is tried. */
@@ -355,6 +407,16 @@ Test(gpu_devices, without_peer_access_are_known_before_anything_is_sent, .timeou
     gpu_run(2, (gpu_fn[]){ owner_that_asks, borrower_that_does_nothing });
 }
 
+/* A point that the owner has yet to make. */
+static void *waits_for_the_next(void *context)
+{
+    struct bxi_gpu_point next = gpu_shared->ref[0].ready;
+
+    next.value++;
+    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &next), 0);
+    return context;
+}
+
 /* Of two devices here the first cannot access the owner's and the second can. */
 static void borrower_with_two(void)
 {
@@ -362,6 +424,7 @@ static void borrower_with_two(void)
     struct bxi_gpu_lane *lane;
     struct bxi_gpu_map *map;
     uint64_t address;
+    pthread_t thread;
 
     gpu_start_with(1, &(struct bxi_gpu_options){ .order = order }, 1);
     GPU_EQ(bxi_gpu_device_open(gpu, 2, &second), 0);
@@ -375,7 +438,11 @@ static void borrower_with_two(void)
     GPU_EQ(bxi_gpu_after(lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);
     GPU_CHECK(gpu_holds(lane, address, 9, BYTES));
     GPU_EQ(gpu_counters().fallbacks, 0);
-    GPU_EQ(bxi_gpu_after(gpu_lane, gpu_peer[0], &gpu_shared->ref[0].ready), 0);    /* device without peer access */
+    GPU_EQ(pthread_create(&thread, NULL, waits_for_the_next, NULL), 0);     /* on the device without peer access */
+    while (gpu_counters().fallbacks == 0 && order == BXI_GPU_DEVICE_WORDS)
+        sched_yield();
+    gpu_post(BUSY);
+    GPU_EQ(pthread_join(thread, NULL), 0);
     GPU_EQ(gpu_counters().fallbacks, order == BXI_GPU_DEVICE_WORDS);
     gpu_post(HELD);
     bxi_gpu_map_put(map);
@@ -386,6 +453,7 @@ static void borrower_with_two(void)
 static void owner_far_from_one(void)
 {
     struct bxi_gpu_block *block;
+    struct bxi_gpu_point next;
 
     start_on(0, NULL, 0);
     GPU_EQ(gpu_reaches(1), 1);
@@ -394,6 +462,8 @@ static void owner_far_from_one(void)
     GPU_EQ(bxi_gpu_ref(block, 0, BYTES, &gpu_shared->ref[0]), 0);
     GPU_EQ(bxi_gpu_mark(gpu_lane, &gpu_shared->ref[0].ready), 0);
     gpu_post(LENT);
+    gpu_await(BUSY, 1);
+    GPU_EQ(bxi_gpu_mark(gpu_lane, &next), 0);
     gpu_await(HELD, 1);
     bxi_gpu_free(block);
     gpu_await(LAST, 1);

@@ -242,6 +242,45 @@ static void follows_a_lane(void)
     gpu_end();
 }
 
+static struct CUevent_st *first[BXI_GPU_RING];
+static unsigned (*destroy)(struct CUevent_st *event);
+
+static unsigned refuse_to_destroy(struct CUevent_st *event)
+{
+    for (int i = 0; i < BXI_GPU_RING; i++)
+        if (event == first[i])
+            gpu_failed(__FILE__, __LINE__, "an event is destroyed that a peer may have imported");
+    return destroy(event);
+}
+
+/* Lanes come and go, and the GPU closes: no exported event is destroyed, and none is made twice. */
+static void keeps_its_events(void)
+{
+    struct bxi_gpu_point point;
+
+    for (int i = 0; i < 3; i++) {
+        gpu_start_with(0, &(struct bxi_gpu_options){ .order = BXI_GPU_EVENTS }, 0);
+        destroy = gpu->cu.cuEventDestroy_v2;
+        gpu->cu.cuEventDestroy_v2 = refuse_to_destroy;
+        for (int j = 0; j < 2; j++) {
+            GPU_EQ(bxi_gpu_mark(gpu_lane, &point), 0);
+            GPU_CHECK(first[0] == NULL || memcmp(gpu_lane->event, first, sizeof(first)) == 0);
+            memcpy(first, gpu_lane->event, sizeof(first));
+            bxi_gpu_lane_close(gpu_lane);
+            GPU_EQ(bxi_gpu_lane_open(gpu_device, NULL, &gpu_lane), 0);
+        }
+        gpu_end();
+    }
+    if (gpu_fake())
+        GPU_CHECK(gpu_figure("used", 0) >= 16 * GPU_MIB);       /* the context, without which there are no events */
+}
+
+Test(gpu_share, destroys_no_event_that_a_peer_may_have_imported, .timeout = 60)
+{
+    gpu_world(GPU_ANY);
+    gpu_run(1, (gpu_fn[]){ keeps_its_events });
+}
+
 Test(gpu_share, identifies_events_by_the_generation_of_their_lane, .timeout = 60)
 {
     gpu_world(GPU_ANY);

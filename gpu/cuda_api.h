@@ -68,6 +68,8 @@ struct CUipcEventHandle_st {
     X(CU_MEMORYTYPE_DEVICE, 2)                                                                  \
     X(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, 1)                                                    \
     X(CU_STREAM_NON_BLOCKING, 1)                                                                \
+    X(CU_STREAM_CAPTURE_MODE_RELAXED, 2)                                                        \
+    X(CU_STREAM_CAPTURE_STATUS_NONE, 0)                                                         \
     X(CU_EVENT_DISABLE_TIMING, 2)                                                               \
     X(CU_EVENT_INTERPROCESS, 4)                                                                 \
     X(CU_STREAM_WAIT_VALUE_GEQ, 0)                                                              \
@@ -130,6 +132,8 @@ enum bxi_cu_number { BXI_CU_NUMBERS(BXI_CU_ENUM) };
     REQUIRED(cuStreamDestroy_v2, (struct CUstream_st *stream))                                  \
     REQUIRED(cuStreamQuery, (struct CUstream_st *stream))                                       \
     REQUIRED(cuStreamSynchronize, (struct CUstream_st *stream))                                 \
+    REQUIRED(cuStreamIsCapturing, (struct CUstream_st *stream, unsigned *status))               \
+    REQUIRED(cuThreadExchangeStreamCaptureMode, (unsigned *mode))                               \
     REQUIRED(cuStreamWaitEvent, (struct CUstream_st *stream, struct CUevent_st *event, unsigned flags)) \
     OPTIONAL(cuStreamWriteValue64_v2, (struct CUstream_st *stream, unsigned long long address,  \
                                        uint64_t value, unsigned flags))                         \

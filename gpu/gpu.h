@@ -26,6 +26,9 @@
  * Errors.   0 or a count, else -errno. bxi_gpu_text() is this thread's sentence on its last failure; it includes what
  *           to do. Outputs are set only on success. In a build without GPU code (CUDA=0) bxi_gpu_open fails with
  *           -ENOTSUP and nothing else can be called.
+ * Graphs.   A lane's stream may be captured into a CUDA graph, but marks, waits, copies and bxi_gpu_lane_wait on it
+ *           fail with -EBUSY meanwhile and leave the capture valid: a launch would repeat the number of the capture,
+ *           and so move a word backwards. Calls of gpu/ disturb no capture of the program, on no thread.
  * Fork.     CUDA does not survive fork: in a forked child every function fails with -EPERM.
  * Trust.    Data written by another process is copied once and checked. A GPU mapping cannot be read-only: unlike with
  *           host memory, nothing prevents a borrower from writing to a borrowed block.
@@ -122,9 +125,10 @@ struct bxi_gpu_options {
     void *context;
 };
 
-/* Loads the driver and lists the devices; creates no context. Sets CUDA_DEVICE_MAX_CONNECTIONS to 32 in the environment
- * if it is not set, before CUDA starts: streams that wait must not hold up others (README.md, Order). Open at most once at a time in a process. -ENODEV: no
- * driver, a driver too old, or no device; -EPERM: forked after CUDA was started; -EBUSY: already open; -EINVAL. */
+/* Loads the driver and lists the devices; creates no context. Sets CUDA_DEVICE_MAX_CONNECTIONS to 32 in the
+ * environment if it is not set, before CUDA starts: streams that wait must not hold up others (README.md, Order). Open
+ * at most once at a time in a process. -ENODEV: no driver, a driver too old, or no device; -EPERM: forked after CUDA
+ * was started; -EBUSY: already open; -EINVAL. */
 int bxi_gpu_open(const struct bxi_gpu_options *options, struct bxi_gpu **gpu);
 
 /* Closes lanes, then all maps, then waits (2 s at most) until no live peer has a slab of this process open. A slab that
@@ -213,7 +217,9 @@ int bxi_gpu_trim(struct bxi_gpu_device *device);
  * other work must not stop: a wait that is never satisfied blocks all work behind it. */
 int bxi_gpu_lane_open(struct bxi_gpu_device *device, void *stream, struct bxi_gpu_lane **lane);
 void *bxi_gpu_lane_stream(const struct bxi_gpu_lane *lane);
-/* Waits for its work (counted) and closes it: the word must be final before another lane uses it. */
+/* Waits for its work (counted) and closes it: the word must be final before another lane uses it. Points of a lane
+ * that cannot be waited for, because its work has failed or its stream is being captured, never pass: the word is
+ * poisoned. */
 void bxi_gpu_lane_close(struct bxi_gpu_lane *lane);
 
 /* Makes a point behind all work on the lane so far. Does not wait, except with HOST_SYNC, and with EVENTS when
@@ -269,8 +275,9 @@ struct bxi_gpu_peer_options {
 bool bxi_gpu_wants_words(const struct bxi_gpu_device *device);
 
 /* Each side opens the other before it uses its memory or its points. Registers the page of the peer's words with the
- * driver (HOST_WORDS): the read-only mapping, else words. The peer lives until bxi_gpu_close. -EAGAIN: it has not opened its GPU yet; -EPROTO: not a valid
- * region; -EINVAL; -ESTALE: it is this process, whose memory needs no mapping. */
+ * driver (HOST_WORDS): the read-only mapping, else words. The peer lives until bxi_gpu_close. -EAGAIN: it has not
+ * opened its GPU yet; -EPROTO: not a valid region; -EINVAL; -ESTALE: it is this process, whose memory needs no
+ * mapping. */
 int bxi_gpu_peer_open(struct bxi_gpu *gpu, const struct bxi_gpu_peer_options *options, struct bxi_gpu_peer **peer);
 
 /* The peer is dead: releases streams that wait for its words, treats its points as passed, closes maps of its slabs as

@@ -210,9 +210,14 @@ int bxi_gpu_lane_wait(struct bxi_gpu_lane *lane)
     rc = bxi_gpu_enter(lane->device);
     if (rc < 0)
         return rc;
-    bxi_gpu_count(&gpu->figures.host_synchronises, 1);
-    result = gpu->cu.cuStreamSynchronize(lane->stream);
+    rc = bxi_gpu_refuse_capture(lane->device, lane->stream, "waiting for a lane");
+    if (rc == 0) {
+        bxi_gpu_count(&gpu->figures.host_synchronises, 1);
+        result = gpu->cu.cuStreamSynchronize(lane->stream);
+    }
     bxi_gpu_leave(lane->device);
+    if (rc < 0)
+        return rc;
     return result == CUDA_SUCCESS ? 0 : bxi_gpu_cuda_fail(&gpu->cu, result, "waiting for lane %u", lane->index);
 }
 
@@ -378,14 +383,18 @@ static unsigned mark(struct bxi_gpu_lane *lane)
 
 int bxi_gpu_mark(struct bxi_gpu_lane *lane, struct bxi_gpu_point *point)
 {
-    unsigned result;
+    unsigned result = CUDA_SUCCESS;
     int rc;
 
     rc = bxi_gpu_enter(lane->device);
     if (rc < 0)
         return rc;
-    result = mark(lane);
+    rc = bxi_gpu_refuse_capture(lane->device, lane->stream, "a mark on a lane");
+    if (rc == 0)
+        result = mark(lane);
     bxi_gpu_leave(lane->device);
+    if (rc < 0)
+        return rc;
     if (result != CUDA_SUCCESS)
         return bxi_gpu_cuda_fail(&lane->gpu->cu, result, "a mark on lane %u of device %d", lane->index,
                                  lane->device->ordinal);
@@ -398,12 +407,24 @@ int bxi_gpu_mark(struct bxi_gpu_lane *lane, struct bxi_gpu_point *point)
     return 0;
 }
 
+/* The lane is of an order whose marks wait, its context is current, and its stream is not captured: then leave must
+ * follow. A captured stream must not be queried; its mark is refused without a wait. */
+static bool enter_to_wait(const struct bxi_gpu_lane *lane)
+{
+    if (lane->order <= BXI_GPU_DEVICE_WORDS || bxi_gpu_enter(lane->device) < 0)
+        return false;
+    if (bxi_gpu_refuse_capture(lane->device, lane->stream, "a mark on a lane") == 0)
+        return true;
+    bxi_gpu_leave(lane->device);
+    return false;
+}
+
 bool bxi_gpu_mark_waits(struct bxi_gpu_lane *lane)
 {
     struct bxi_gpu *gpu = lane->gpu;
     bool waits = false;
 
-    if (lane->order <= BXI_GPU_DEVICE_WORDS || bxi_gpu_enter(lane->device) < 0)
+    if (!enter_to_wait(lane))
         return false;
     pthread_mutex_lock(&gpu->lock);
     if (lane->order == BXI_GPU_EVENTS) {
@@ -422,7 +443,7 @@ void bxi_gpu_mark_wait(struct bxi_gpu_lane *lane)
 {
     struct bxi_gpu *gpu = lane->gpu;
 
-    if (lane->order <= BXI_GPU_DEVICE_WORDS || bxi_gpu_enter(lane->device) < 0)
+    if (!enter_to_wait(lane))
         return;
     if (lane->order == BXI_GPU_EVENTS) {
         pthread_mutex_lock(&gpu->lock);

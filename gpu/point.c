@@ -269,7 +269,9 @@ int bxi_gpu_after(struct bxi_gpu_lane *lane, struct bxi_gpu_peer *peer, const st
     rc = bxi_gpu_enter(lane->device);
     if (rc < 0)
         return rc;
-    rc = point->order == BXI_GPU_EVENTS ? after_event(lane, peer, point) : after_word(lane, peer, point);
+    rc = bxi_gpu_refuse_capture(lane->device, lane->stream, "a wait on a lane");
+    if (rc == 0)
+        rc = point->order == BXI_GPU_EVENTS ? after_event(lane, peer, point) : after_word(lane, peer, point);
     bxi_gpu_leave(lane->device);
     if (rc == 0)
         bxi_gpu_count(&gpu->figures.waits, 1);

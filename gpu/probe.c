@@ -4,13 +4,13 @@
  * and without the lock, because a trial that fails ends with a timeout of seconds. An attribute of the device only says
  * that the calls exist, not that they work on this kind of memory.
  *
- * The trial of words has two streams, two words and a payload in memory of the pool. The second stream waits for word 0,
- * copies the payload to the host and then writes word 1, which is in host memory. The host pauses, and checks that
- * nothing has come: a wait that does not wait fails here. Then the first stream fills the payload and writes word 0; the
- * host polls word 1 and checks the payload: a wait that ends too early fails here. With words in host memory the trial
- * is repeated with the host writing word 0. The memory is a file in tmpfs, as a segment is, and word 0 is waited for
- * through a second mapping, registered as a peer's words are (peer.c). The trial has one process, because a library
- * must not start others: README.md lists what that leaves open.
+ * The trial of words has two streams, two words and a payload in memory of the pool. The second stream waits for word
+ * 0, copies the payload to the host and then writes word 1, which is in host memory. The host pauses, and checks that
+ * nothing has come: a wait that does not wait fails here. Then the first stream fills the payload and writes word 0;
+ * the host polls word 1 and checks the payload: a wait that ends too early fails here. With words in host memory the
+ * trial is repeated with the host writing word 0. The memory is a file in tmpfs, as a segment is, and word 0 is waited
+ * for through a second mapping, registered as a peer's words are (peer.c). The trial has one process, because a
+ * library must not start others: README.md lists what that leaves open.
  *
  * Before that the host checks, with a wait that it can end itself, that the other streams run while one waits.
  *

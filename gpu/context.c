@@ -78,8 +78,8 @@ int bxi_gpu_refuse_capture(const struct bxi_gpu_device *device, struct CUstream_
     if (status == CU_STREAM_CAPTURE_STATUS_NONE)
         return 0;
     return bxi_gpu_fail(-EBUSY, "%s while its stream is captured into a CUDA graph: each launch of the graph "
-                        "would repeat it with the number of now; do it before the capture begins or after it has ended, or launch "
-                        "the graph on this stream", what);
+                        "would repeat it with the number of now; do it before the capture begins or after it has "
+                        "ended, and launch the graph on this stream", what);
 }
 
 bool bxi_gpu_idle_by(const struct bxi_gpu_device *device, struct CUstream_st *stream, uint64_t end_ns)
@@ -114,7 +114,7 @@ int bxi_gpu_read_word(const struct bxi_gpu_device *device, uint64_t address, uin
         return bxi_gpu_cuda_fail(&gpu->cu, result, "reading a word of the device");
     if (!is_idle)
         return bxi_gpu_fail(-ETIMEDOUT, "a word of device %d could not be read in time", device->ordinal);
-    /* [gpu.look] acquire, pairs with the copy, which is done: only a stream writes here. */
+    /* [gpu.word] acquire, pairs with the copy, which is done: only a stream writes here. */
     *value = bxi_load_acquire(device->look);
     return 0;
 }

@@ -149,7 +149,7 @@ static void ask_for_connections(void)
 
 int bxi_gpu_connections(void)
 {
-    const char *text = getenv(CONNECTIONS);
+    const char *text = secure_getenv(CONNECTIONS);
     long count = text != NULL ? strtol(text, NULL, 10) : 0;
 
     return count >= 1 && count <= CONNECTIONS_MOST ? (int)count : CONNECTIONS_DEFAULT;

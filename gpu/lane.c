@@ -280,7 +280,7 @@ static void advance(struct bxi_gpu_lane *lane)
 /* Under the lock: moves the word to where the stream has written its mirror. Whether it is behind the last mark. */
 static bool follow(struct bxi_gpu_lane *lane)
 {
-    /* [gpu.mirror] acquire, pairs with the fenced write of a stream: the work before it is done. */
+    /* [gpu.word] acquire, pairs with the fenced write of a stream: the work before it is done. */
     uint64_t done = bxi_load_acquire(lane->mirror);
 
     if (done > lane->done)

@@ -209,7 +209,8 @@ void stat_gpu_text(const struct stat_job *job, const struct stat_worker *worker)
                    "copied {gpu_copied_bytes};|slabs opened {gpu_slabs_opened}, closed {gpu_slabs_closed}",
                    stat_gpu_counter_row, job, worker);
     stat_rows_text("streams", "marks {gpu_marks}, waits {gpu_waits}, saved {gpu_waits_saved};|host synchronises "
-                   "{gpu_host_synchronises}, word reads {gpu_word_reads}, fallbacks {gpu_fallbacks}", stat_gpu_counter_row, job, worker);
+                   "{gpu_host_synchronises}, word reads {gpu_word_reads}, fallbacks {gpu_fallbacks}",
+                   stat_gpu_counter_row, job, worker);
     text_slabs(job, worker);
     stat_rows_text("lane {lane}", "of device {device},|{order},|has come to {word}|{.poisoned}", lane_row,
                    job, worker);

@@ -122,8 +122,13 @@ unsigned cuStreamEndCapture(struct CUstream_st *stream, struct CUgraph_st **grap
 
 unsigned cuStreamIsCapturing(struct CUstream_st *stream, unsigned *status)
 {
-    *status = stream != NULL ? fake_capture_of(stream) : CAPTURE_NONE;
-    return fake_ready();
+    unsigned result = fake_ready();
+
+    *status = CAPTURE_NONE;
+    if (result != CUDA_SUCCESS || stream == NULL || (stream = fake_stream(stream)) == NULL)
+        return result;
+    *status = fake_capture_of(stream);
+    return CUDA_SUCCESS;
 }
 
 unsigned cuThreadExchangeStreamCaptureMode(unsigned *mode)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Modules and launches. A cubin is a first line with the fake's name and the architecture, then the null-terminated
- * text that was passed to the fake NVRTC. A kernel is found if the text names it and it is compiled into the fake.
+ * text that was passed to the fake NVRTC. A kernel is found if the text names it and it is compiled into the fake. A
+ * text in PTX, which begins with .version, is a module without kernels.
  */
 #include "fake.h"
 #include "kernel.h"
@@ -58,26 +59,41 @@ unsigned long long fake_clock_ns(void)
 
 /* ---- Modules --------------------------------------------------------------------------------- */
 
-unsigned cuModuleLoadData(struct CUmod_st **out, const void *image)
+/* The text of an image; PTX has none here. */
+static unsigned text_of(const char *image, const char **text)
 {
     static const char mark[] = FAKE_CUBIN_MARK FAKE_CUBIN_ARCHITECTURE "\n";
+    static const char ptx[] = ".version ";
+
+    *text = "";
+    if (image != NULL && strncmp(image, ptx, strlen(ptx)) == 0)
+        return CUDA_SUCCESS;
+    if (image == NULL || strncmp(image, FAKE_CUBIN_MARK, strlen(FAKE_CUBIN_MARK)) != 0)
+        return INVALID_IMAGE;
+    if (strncmp(image, mark, strlen(mark)) != 0)
+        return NO_BINARY_FOR_GPU;
+    *text = image + strlen(mark);
+    return CUDA_SUCCESS;
+}
+
+unsigned cuModuleLoadData(struct CUmod_st **out, const void *image)
+{
+    const char *text;
     struct CUctx_st *context;
     struct CUmod_st *module;
     unsigned result = fake_current(&context);
 
     if (result != CUDA_SUCCESS)
         return result;
-    if (image == NULL || strncmp(image, FAKE_CUBIN_MARK, strlen(FAKE_CUBIN_MARK)) != 0)
-        return INVALID_IMAGE;
-    if (strncmp(image, mark, strlen(mark)) != 0)
-        return NO_BINARY_FOR_GPU;
-    result = fake_unsafe();
+    result = text_of(image, &text);
+    if (result == CUDA_SUCCESS)
+        result = fake_unsafe();
     if (result != CUDA_SUCCESS)
         return result;
     fake_block();
     module = calloc(1, sizeof(*module));
     if (module != NULL)
-        module->text = strdup((const char *)image + strlen(mark));
+        module->text = strdup(text);
     if (module == NULL || module->text == NULL) {
         free(module);
         return CUDA_ERROR_OUT_OF_MEMORY;

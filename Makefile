@@ -81,7 +81,7 @@ $(O)/demos/reinforce/policy.o $(O)/demos/reinforce/mlp.o $(O)/demos/reinforce/pr
 $(O)/demos/reinforce/learner.o:  FLAGS_EXACT := $(EXACT)
 $(O)/lib/nn/optim.o:   FLAGS_EXACT := $(EXACT)
 $(O)/demos/reinforce/policy.o $(O)/demos/reinforce/mlp.o $(O)/demos/reinforce/product.o: FLAGS_OWN := -O3
-$(O)/gpu/cuda_check.o $(O)/lib/nn/cuda_check.o: FLAGS_OWN := $(CUDA_H:%/cuda.h=-isystem %) $(if $(filter 1,$(CUDA)),-DBXI_CUDA_CHECKED)
+$(O)/gpu/cuda_check.o $(O)/lib/nn/cuda_check.o $(O)/tools/gpucheck/driver_check.o: FLAGS_OWN := $(CUDA_H:%/cuda.h=-isystem %) $(if $(filter 1,$(CUDA)),-DBXI_CUDA_CHECKED)
 $(O)/lib/nn/optim.o:   FLAGS_OWN := -O3
 $(O)/lib/autograd/loops_f32.o $(O)/lib/autograd/loops_f64.o: FLAGS_OWN := -O3
 $(O)/tests/fake_cuda/%.o:     FLAGS_OWN := -O3
@@ -120,7 +120,7 @@ bench_gpu_TEXT := tools/bxbench/gpu_kernels.h tools/bxbench/gpu.cu
 
 # Programs: each has a list of sources, of which the first holds main().
 sources = $(1)/$(2) $(filter-out $(1)/$(2),$(wildcard $(1)/*.c))
-PROGRAMS          := hello cartpole reinforce param_server rnn pipeline tensor_ipc bxbench shmstat
+PROGRAMS          := hello cartpole reinforce param_server rnn pipeline tensor_ipc bxbench shmstat gpucheck
 RESNET            := demos/common/resnet.c
 COMMON            := $(filter-out $(RESNET),$(wildcard demos/common/*.c))
 hello_SRCS        := demos/hello/hello.c
@@ -133,6 +133,9 @@ pipeline_SRCS     := $(call sources,demos/pipeline,pipeline.c) $(COMMON) $(RESNE
 tensor_ipc_SRCS   := demos/tensor_ipc/tensor_ipc.c $(COMMON)
 bxbench_SRCS      := $(call sources,tools/bxbench,bxbench.c)
 shmstat_SRCS      := $(call sources,tools/shmstat,shmstat.c)
+gpucheck_SRCS     := $(call sources,tools/gpucheck,gpucheck.c) $(if $(filter cov,$(CONFIG)),tests/cov/exit.c)
+# Need no library: not ours either, so that they run on a machine that has nothing but the driver.
+BARE_PROGRAMS     := gpucheck
 NN_PROGRAMS       := cartpole reinforce param_server rnn pipeline bxbench
 AUTOGRAD_PROGRAMS := cartpole rnn pipeline bxbench
 
@@ -315,10 +318,15 @@ define PROGRAM_RULE
 $(B)/bin/$(1): $(call objects,$($(1)_SRCS)) $(STATIC_LIB) $(if $(filter $(1),$(NN_PROGRAMS)),$(STATIC_NN)) \
 	$(if $(filter $(1),$(AUTOGRAD_PROGRAMS)),$(STATIC_AUTOGRAD))
 endef
-$(foreach p,$(PROGRAMS),$(eval $(call PROGRAM_RULE,$(p))))
-$(PROGRAMS:%=$(B)/bin/%):
+$(foreach p,$(filter-out $(BARE_PROGRAMS),$(PROGRAMS)),$(eval $(call PROGRAM_RULE,$(p))))
+$(patsubst %,$(B)/bin/%,$(filter-out $(BARE_PROGRAMS),$(PROGRAMS))):
 	$(call say,LINK,$@)
 	$(link) $(LIBS) $(if $(filter %/shmstat,$@),$(SCREEN_LIBS))
+
+$(foreach p,$(BARE_PROGRAMS),$(eval $(B)/bin/$(p): $(call objects,$($(p)_SRCS))))
+$(BARE_PROGRAMS:%=$(B)/bin/%):
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D) && $(CC) -o $@ $^ $(ALL_LDFLAGS)
 
 $(B)/tests/kill_steps: $(steps_OBJS) $(JEMALLOC_OBJ)
 	$(call say,LINK,$@)
@@ -468,12 +476,13 @@ INSTALLED := $(STATIC_LIB)=$(LIBDIR)/libboxcar.a \
 	$(foreach c,$(CMAKE_FILES),$(B)/$(c)=$(LIBDIR)/cmake/Boxcar/$(c)) \
 	$(foreach h,$(HEADERS),$(h)=$(PREFIX)/include/$(notdir $(h))) \
 	$(B)/bin/shmstat=$(PREFIX)/bin/shmstat \
+	$(B)/bin/gpucheck=$(PREFIX)/bin/gpucheck \
 	lib/LICENSE=$(DOCDIR)/LICENSE \
 	$(JEMALLOC)/source/COPYING=$(DOCDIR)/LICENSE.jemalloc \
 	lib/CHANGELOG.md=$(DOCDIR)/CHANGELOG.md \
 	$(foreach e,$(wildcard lib/examples/*),$(e)=$(DOCDIR)/examples/$(notdir $(e)))
 # For the shell: the pages of functions and words, and those of the programs that are installed.
-PAGES     := $(MAN)/man1/shmstat.1 $(MAN)/man3/*.3 $(MAN)/man7/*.7
+PAGES     := $(MAN)/man1/shmstat.1 $(MAN)/man1/gpucheck.1 $(MAN)/man3/*.3 $(MAN)/man7/*.7
 OWN_DIRS  := $(LIBDIR)/cmake/Boxcar $(DOCDIR)/examples $(DOCDIR)
 LINKS     := $(SONAME) libboxcar.so $(SONAME_NN) libboxcar_nn.so $(SONAME_AUTOGRAD) libboxcar_autograd.so
 
@@ -495,11 +504,11 @@ $(B)/%.cmake: lib/%.cmake.in FORCE
 		-e 's|@AUTOGRAD_PRIVATE@|$(call pc_words,boxcar_autograd,Libs.private)|' $< > $@
 
 # Everything that is built and then installed.
-built: $(MAN)/made $(filter $(B)/%,$(foreach i,$(INSTALLED),$(firstword $(subst =, ,$(i)))))
+built: $(MAN)/made $(MAN)/man1/gpucheck.1 $(filter $(B)/%,$(foreach i,$(INSTALLED),$(firstword $(subst =, ,$(i)))))
 
 install: built
 	$(foreach i,$(INSTALLED),@$(INSTALL) -D -m 644 $(subst =, '$(DESTDIR),$(i))'$(newline))
-	@chmod 755 '$(DESTDIR)$(PREFIX)/bin/shmstat'
+	@chmod 755 '$(DESTDIR)$(PREFIX)/bin/shmstat' '$(DESTDIR)$(PREFIX)/bin/gpucheck'
 	@for page in $(PAGES); do \
 		$(INSTALL) -D -m 644 "$$page" '$(DESTDIR)$(PREFIX)/share/man'/"$${page#$(MAN)/}" || exit 1; done
 	@ln -sf $(notdir $(SHARED_LIB)) '$(DESTDIR)$(LIBDIR)/$(SONAME)'
@@ -510,7 +519,7 @@ install: built
 	@ln -sf $(SONAME_AUTOGRAD) '$(DESTDIR)$(LIBDIR)/libboxcar_autograd.so'
 	@echo 'installed under $(DESTDIR)$(PREFIX)'
 
-uninstall: $(MAN)/made
+uninstall: $(MAN)/made $(MAN)/man1/gpucheck.1
 	$(foreach i,$(INSTALLED),@rm -f '$(DESTDIR)$(lastword $(subst =, ,$(i)))'$(newline))
 	@for page in $(PAGES); do rm -f '$(DESTDIR)$(PREFIX)/share/man'/"$${page#$(MAN)/}"; done
 	@rm -f $(LINKS:%='$(DESTDIR)$(LIBDIR)/%')

@@ -150,6 +150,7 @@ try 'dpkg installs library, headers and tools without the networks' dpkg_root -i
     "$(package libboxcar-dev)" "$(package boxcar-tools)"
 try 'they are installed' installed_alike 3
 try 'shmstat runs' "$root/usr/bin/shmstat" --version
+try 'gpucheck runs' "$root/usr/bin/gpucheck" --version
 cp -r "$root/usr/share/doc/libboxcar-dev/examples" "$dir/examples"
 LD_LIBRARY_PATH=$root/usr/lib/$triplet
 export LD_LIBRARY_PATH

@@ -1,0 +1,427 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What is left when one of two processes dies, or is stopped. The survivor does what Boxcar's survivors do: it reads
+ * the memory that it has open, and releases its streams by poisoning the words that they wait for.
+ */
+#include "side.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#define BYTE 0x6b
+#define FOREIGN 0x77
+#define POISON (UINT64_C(1) << 62)
+#define DEVICE_BYTES (CHECK_PAYLOAD_BYTES + CHECK_PAGE_BYTES)   /* a payload, then a word */
+#define BORROWED_BYTES ((size_t)16 << 20)
+#define EVENT_MS 1500u                  /* within which a wait for a dead process's event ends, if it does */
+
+/* ---- Both ------------------------------------------------------------------------------------ */
+
+/* A filled payload and a word that is 0, exported as handle[index]. */
+static unsigned long long export_payload(struct check_side *side, unsigned index, struct CUstream_st *stream)
+{
+    unsigned long long address = check_alloc(side, DEVICE_BYTES);
+    unsigned result;
+
+    check_need(side, side->cu->cuMemsetD8Async(address, 0, DEVICE_BYTES, stream), "cuMemsetD8Async");
+    check_fill(side, address, BYTE, stream);
+    if (!check_idles(side, stream, CHECK_RELEASE_MS))
+        check_give_up(side, "filling 1 MiB did not end");
+    result = side->cu->cuIpcGetMemHandle(&side->shared->handle[index], address);
+    if (result != CUDA_SUCCESS)
+        check_skip(side, "the driver gives no handle: %s", check_name(side, result));
+    return address;
+}
+
+static unsigned long long open_payload(struct check_side *side, unsigned index)
+{
+    unsigned long long address = 0;
+    unsigned result = side->cu->cuIpcOpenMemHandle_v2(&address, side->shared->handle[index],
+                                                      CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+
+    if (result != CUDA_SUCCESS)
+        check_skip(side, "the handle cannot be opened: %s", check_name(side, result));
+    return address;
+}
+
+/* Kills the other side, and returns when its end has been noticed: its descriptors are closed by then. */
+static void kill_other(struct check_side *side)
+{
+    enum check_role other = side->role == CHECK_OWNER ? CHECK_PEER : CHECK_OWNER;
+    uint64_t end_ns = check_now_ns() + CHECK_RELEASE_MS * UINT64_C(1000000);
+
+    kill(side->shared->pid[other], SIGKILL);
+    /* [check.ended] acquire, pairs with the release in note_end. */
+    while (bxi_load_acquire(&side->shared->has_ended[other]) == 0) {
+        if (check_now_ns() > end_ns)
+            check_give_up(side, "the killed process does not end within %u ms", CHECK_RELEASE_MS);
+        check_sleep_ms(1);
+    }
+}
+
+/* Where a payload is copied to: made before a stream waits, because a driver may wait for all streams where it makes
+ * something. */
+struct reader {
+    struct CUstream_st *stream;
+    unsigned char *copy;                /* pinned */
+};
+
+static struct reader make_reader(struct check_side *side)
+{
+    return (struct reader){ .stream = check_stream(side), .copy = check_pinned(side, CHECK_PAYLOAD_BYTES, NULL) };
+}
+
+/* Whether a copy of the payload ends; counts wrong bytes. */
+static bool read_payload(struct check_side *side, unsigned long long address, const struct reader *reader,
+                         size_t *differing)
+{
+    if (side->cu->cuMemcpyDtoHAsync_v2(reader->copy, address, CHECK_PAYLOAD_BYTES, reader->stream) != CUDA_SUCCESS ||
+        !check_idles(side, reader->stream, CHECK_RELEASE_MS))
+        return false;
+    *differing = check_differing(reader->copy, CHECK_PAYLOAD_BYTES, BYTE);
+    return true;
+}
+
+/* ---- The owner is killed ---------------------------------------------------------------------- */
+
+static void kill_owner(struct check_side *side)
+{
+    check_open(side);
+    export_payload(side, 0, check_stream(side));
+    check_reach(side, 1);
+    for (;;)                            /* until it is killed, or by its alarm */
+        check_sleep_ms(1000);
+}
+
+/* Makes the stream wait for a word of the owner. Returns it, or NULL if it cannot wait, and the answer is given. */
+static struct CUstream_st *wait_for(struct check_side *side, const char *key, struct CUstream_st *stream,
+                                    unsigned long long word_at)
+{
+    unsigned result = side->cu->cuStreamWaitValue64_v2 != NULL && side->cu->cuStreamWriteValue64_v2 != NULL
+        ? side->cu->cuStreamWaitValue64_v2(stream, word_at, 1, CU_STREAM_WAIT_VALUE_GEQ) : CUDA_ERROR_NOT_SUPPORTED;
+
+    if (result == CUDA_SUCCESS)
+        return stream;
+    check_answer(side, key, CHECK_ABSENT, "Streams cannot wait for such words here: %s.", check_name(side, result));
+    return NULL;
+}
+
+static void answer_release(struct check_side *side, const char *key, struct CUstream_st *stream, bool has_waited)
+{
+    if (!has_waited)
+        check_answer(side, key, CHECK_BAD, "The stream went on when the owner died, before the word was written.");
+    else if (check_idles(side, stream, CHECK_RELEASE_MS))
+        check_answer(side, key, CHECK_GOOD, "A stream that waited for a killed process's word was released.");
+    else
+        check_answer(side, key, CHECK_BAD, "A stream that waits for a killed process's word waits on after the word "
+                     "was poisoned.");
+}
+
+/* Registers the page of the owner's word in /dev/shm by the mapping that Boxcar would register. Returns its address, or
+ * 0 if it cannot, and the answer is given. */
+static unsigned long long register_word(struct check_side *side, bxi_a64 *page)
+{
+    unsigned long long at = 0;
+    unsigned result = check_register_page(side, check_page(side, 0, false), CU_MEMHOSTREGISTER_READ_ONLY, &at);
+
+    if (result != CUDA_SUCCESS)
+        result = check_register_page(side, page, 0, &at);
+    if (result == CUDA_SUCCESS)
+        return at;
+    check_answer(side, "kill.host_word", CHECK_ABSENT, "The page cannot be registered: %s.",
+                 check_name(side, result));
+    return 0;
+}
+
+static void answer_memory(struct check_side *side, unsigned long long address, const struct reader *reader)
+{
+    size_t differing = 0;
+
+    if (!read_payload(side, address, reader, &differing))
+        check_answer(side, "kill.memory", CHECK_BAD, "A killed process's memory cannot be read any more.");
+    else if (differing > 0)
+        check_answer(side, "kill.memory", CHECK_BAD, "%zu of 1048576 bytes of a killed process's memory have changed.",
+                     differing);
+    else
+        check_answer(side, "kill.memory", CHECK_GOOD, "A killed process's memory reads as before.");
+}
+
+static void kill_peer(struct check_side *side)
+{
+    bxi_a64 *page = check_page(side, 0, true);
+    struct CUstream_st *host_wait, *device_wait;
+    unsigned long long address, word_at;
+    bool host_waited, device_waited;
+    struct reader reader;
+    unsigned result;
+
+    check_open(side);
+    reader = make_reader(side);
+    host_wait = check_stream(side);
+    device_wait = check_stream(side);
+    check_await(side, 1);
+    address = open_payload(side, 0);
+    word_at = register_word(side, page);
+    host_wait = word_at != 0 ? wait_for(side, "kill.host_word", host_wait, word_at) : NULL;
+    device_wait = wait_for(side, "kill.device_word", device_wait, address + CHECK_PAYLOAD_BYTES);
+    kill_other(side);
+    check_sleep_ms(CHECK_PAUSE_MS);
+    host_waited = host_wait != NULL && check_is_waiting(side, host_wait);
+    device_waited = device_wait != NULL && check_is_waiting(side, device_wait);
+    answer_memory(side, address, &reader);
+    if (host_wait != NULL) {
+        check_store_word(page, POISON);
+        answer_release(side, "kill.host_word", host_wait, host_waited);
+    }
+    if (device_wait != NULL) {
+        (void)side->cu->cuStreamWriteValue64_v2(reader.stream, address + CHECK_PAYLOAD_BYTES, POISON,
+                                                CU_STREAM_WRITE_VALUE_DEFAULT);
+        answer_release(side, "kill.device_word", device_wait, device_waited);
+    }
+    result = side->cu->cuIpcCloseMemHandle(address);
+    check_answer(side, "kill.close", result == CUDA_SUCCESS ? CHECK_GOOD : CHECK_BAD,
+                 "Closing a killed process's memory: %s.", result == CUDA_SUCCESS ? "done" : check_name(side, result));
+}
+
+#define LATE_POISON "A worker's death may leave other workers' streams waiting for ever."
+
+const struct check_question check_kill = {
+    .name = "kill", .opens_handles = true, .limit_ms = 9000, .owner = kill_owner, .peer = kill_peer, .owner_dies = true,
+    .lines = {
+        { "kill.memory", "Tensors on loan from a dead worker stay readable until they are released.",
+          "A tensor on loan from a dead worker must not be read: use it only after BX_E_PEER_DEAD was ruled out." },
+        { "kill.host_word", "HOST_WORDS: a death releases the streams that wait for the dead.", LATE_POISON },
+        { "kill.device_word", "DEVICE_WORDS: a death releases the streams that wait for the dead.", LATE_POISON },
+        { "kill.close", "The memory of a dead worker goes when the last borrower closes it.",
+          "The memory of a dead worker may be lost until its borrowers end." },
+        { NULL, NULL, NULL },
+    },
+};
+
+/* ---- An event of a killed process -------------------------------------------------------------- */
+
+static void kill_event_owner(struct check_side *side)
+{
+    struct CUevent_st *event = NULL;
+    struct CUstream_st *stream;
+    struct check_gate gate;
+    unsigned result;
+
+    check_open(side);
+    stream = check_stream(side);
+    result = side->cu->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS);
+    if (result == CUDA_SUCCESS)
+        result = side->cu->cuIpcGetEventHandle(&side->shared->event, event);
+    if (result != CUDA_SUCCESS)
+        check_skip(side, "the driver exports no event: %s", check_name(side, result));
+    gate = check_gate_make(side);
+    check_gate_shut(side, &gate, stream);
+    check_need(side, side->cu->cuEventRecord(event, stream), "cuEventRecord");
+    check_reach(side, 1);
+    for (;;)
+        check_sleep_ms(1000);
+}
+
+static void kill_event_peer(struct check_side *side)
+{
+    struct CUevent_st *event = NULL;
+    struct CUstream_st *stream;
+    unsigned result;
+
+    check_open(side);
+    stream = check_stream(side);
+    check_await(side, 1);
+    result = side->cu->cuIpcOpenEventHandle(&event, side->shared->event);
+    if (result == CUDA_SUCCESS)
+        result = side->cu->cuStreamWaitEvent(stream, event, 0);
+    if (result != CUDA_SUCCESS)
+        check_skip(side, "another process cannot wait for the event: %s", check_name(side, result));
+    check_sleep_ms(CHECK_PAUSE_MS);
+    if (!check_is_waiting(side, stream)) {
+        check_answer(side, "kill.event", CHECK_BAD, "The stream did not wait for the other process's event.");
+        return;
+    }
+    kill_other(side);
+    if (check_idles(side, stream, EVENT_MS))
+        check_answer(side, "kill.event", CHECK_GOOD, "A stream that waited for a killed process's event went on.");
+    else
+        check_answer(side, "kill.event", CHECK_BAD, "A stream that waits for a killed process's event waits still, "
+                     "after %u ms.", EVENT_MS);
+}
+
+const struct check_question check_kill_event = {
+    .name = "kill.event", .limit_ms = 7000, .owner = kill_event_owner, .peer = kill_event_peer, .owner_dies = true,
+    .lines = {
+        { "kill.event", "EVENTS: a death releases the streams that wait for the dead.",
+          "EVENTS: a worker's death may leave other workers' streams waiting for ever." },
+        { NULL, NULL, NULL },
+    },
+};
+
+/* ---- The borrower is killed -------------------------------------------------------------------- */
+
+static void borrower_owner(struct check_side *side)
+{
+    struct CUstream_st *stream;
+    unsigned long long address;
+    unsigned char *copy;
+    size_t differing;
+    unsigned result;
+
+    check_open(side);
+    stream = check_stream(side);
+    copy = check_pinned(side, BORROWED_BYTES, NULL);
+    address = check_alloc(side, BORROWED_BYTES);
+    result = side->cu->cuIpcGetMemHandle(&side->shared->handle[0], address);
+    if (result != CUDA_SUCCESS)
+        check_skip(side, "the driver gives no handle: %s", check_name(side, result));
+    check_reach(side, 1);
+    check_await(side, 2);
+    check_sleep_ms(CHECK_PAUSE_MS);
+    kill_other(side);
+    check_need(side, side->cu->cuMemsetD8Async(address, BYTE, BORROWED_BYTES, stream), "cuMemsetD8Async");
+    if (!check_idles(side, stream, CHECK_RELEASE_MS))
+        check_give_up(side, "filling 16 MiB did not end");
+    check_sleep_ms(CHECK_PAUSE_MS);
+    check_need(side, side->cu->cuMemcpyDtoHAsync_v2(copy, address, BORROWED_BYTES, stream), "reading the memory");
+    if (!check_idles(side, stream, CHECK_RELEASE_MS))
+        check_give_up(side, "reading 16 MiB did not end");
+    differing = check_differing(copy, BORROWED_BYTES, BYTE);
+    check_answer(side, "borrower", differing == 0 ? CHECK_GOOD : CHECK_BAD,
+                 "After the end of a killed borrower, its work changed %zu of 16777216 bytes.", differing);
+}
+
+static void borrower_peer(struct check_side *side)
+{
+    struct CUstream_st *stream;
+    unsigned long long address;
+
+    check_open(side);
+    stream = check_stream(side);
+    check_await(side, 1);
+    address = open_payload(side, 0);
+    for (;;) {                          /* until it is killed, or by its alarm */
+        for (int i = 0; i < 32; i++)
+            check_need(side, side->cu->cuMemsetD8Async(address, FOREIGN, BORROWED_BYTES, stream), "cuMemsetD8Async");
+        check_reach(side, 2);
+        check_need(side, side->cu->cuStreamSynchronize(stream), "cuStreamSynchronize");
+    }
+}
+
+const struct check_question check_kill_borrower = {
+    .name = "borrower", .opens_handles = true, .limit_ms = 8000, .owner = borrower_owner, .peer = borrower_peer,
+    .peer_dies = true,
+    .lines = {
+        { "borrower", "Memory that a dead borrower had can be used again at once.",
+          "Memory that a dead borrower had may still be written by its work: do not rely on it." },
+        { NULL, NULL, NULL },
+    },
+};
+
+/* ---- The owner is stopped ---------------------------------------------------------------------- */
+
+/* The owner's stream waits for the peer's word, in page 1, and then writes its own, in page 0. */
+static bool put_mark(struct check_side *side, struct CUstream_st *stream)
+{
+    unsigned long long own_at = 0, other_at = 0;
+
+    return side->cu->cuStreamWaitValue64_v2 != NULL && side->cu->cuStreamWriteValue64_v2 != NULL &&
+        check_register_page(side, check_page(side, 0, true), 0, &own_at) == CUDA_SUCCESS &&
+        check_register_page(side, check_page(side, 1, true), 0, &other_at) == CUDA_SUCCESS &&
+        side->cu->cuStreamWaitValue64_v2(stream, other_at, 1, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS &&
+        side->cu->cuStreamWriteValue64_v2(stream, own_at, 1, CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
+}
+
+static void stop_owner(struct check_side *side)
+{
+    struct CUstream_st *stream;
+
+    check_open(side);
+    stream = check_stream(side);
+    export_payload(side, 0, stream);
+    export_payload(side, 1, stream);
+    /* [check.number] release, pairs with the acquire in stop_peer. */
+    bxi_store_release(&side->shared->number[0], put_mark(side, stream));
+    check_reach(side, 1);
+    check_await(side, 2);
+}
+
+/* Stops the owner, and returns when it stands. */
+static void stop_other(struct check_side *side)
+{
+    char path[64], line[256];
+    int state = '?';
+
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)side->shared->pid[CHECK_OWNER]);
+    kill(side->shared->pid[CHECK_OWNER], SIGSTOP);
+    for (int i = 0; i < 1000 && state != 'T'; i++) {
+        FILE *file = fopen(path, "re");
+        const char *end;
+
+        check_sleep_ms(1);
+        if (file == NULL)
+            continue;
+        end = fgets(line, sizeof(line), file) != NULL ? strrchr(line, ')') : NULL;
+        state = end != NULL && end[1] == ' ' ? end[2] : '?';
+        fclose(file);
+    }
+    if (state != 'T')
+        check_give_up(side, "the owner does not stop");
+    check_sleep_ms(20);                 /* its other threads */
+}
+
+static void stop_peer(struct check_side *side)
+{
+    bxi_a64 *own = check_page(side, 1, true), *other = check_page(side, 0, true);
+    unsigned long long address, second = 0;
+    struct reader reader;
+    size_t differing = 0;
+    uint64_t end_ns;
+    unsigned result;
+
+    check_open(side);
+    reader = make_reader(side);
+    check_await(side, 1);
+    address = open_payload(side, 0);
+    stop_other(side);
+    if (read_payload(side, address, &reader, &differing) && differing == 0)
+        check_answer(side, "stop.memory", CHECK_GOOD, "A stopped process's memory can be read.");
+    else
+        check_answer(side, "stop.memory", CHECK_BAD, "A stopped process's memory cannot be read.");
+    /* [check.number] acquire, pairs with the release in stop_owner. */
+    if (bxi_load_acquire(&side->shared->number[0]) == 0) {
+        check_answer(side, "stop.stream", CHECK_ABSENT, "Streams cannot wait for words in /dev/shm here.");
+    } else {
+        check_store_word(own, 1);
+        end_ns = check_now_ns() + CHECK_RELEASE_MS / 2 * UINT64_C(1000000);
+        while (check_load_word(other) != 1 && check_now_ns() < end_ns)
+            check_sleep_ms(1);
+        if (check_load_word(other) == 1)
+            check_answer(side, "stop.stream", CHECK_GOOD, "A stopped process's stream goes on and writes its word.");
+        else
+            check_answer(side, "stop.stream", CHECK_BAD, "A stopped process's stream stands still.");
+    }
+    result = side->cu->cuIpcCloseMemHandle(address);
+    check_answer(side, "stop.close", result == CUDA_SUCCESS ? CHECK_GOOD : CHECK_BAD,
+                 "Closing a stopped process's memory: %s.", result == CUDA_SUCCESS ? "done" : check_name(side, result));
+    result = side->cu->cuIpcOpenMemHandle_v2(&second, side->shared->handle[1], CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    check_answer(side, "stop.open", result == CUDA_SUCCESS ? CHECK_GOOD : CHECK_BAD,
+                 "Opening a stopped process's memory: %s.", result == CUDA_SUCCESS ? "done" : check_name(side, result));
+    kill(side->shared->pid[CHECK_OWNER], SIGCONT);
+    check_reach(side, 2);
+}
+
+const struct check_question check_stop = {
+    .name = "stop", .opens_handles = true, .limit_ms = 9000, .owner = stop_owner, .peer = stop_peer,
+    .lines = {
+        { "stop.memory", "Tensors of a worker that hangs can be read.", "A worker that hangs holds up its borrowers." },
+        { "stop.stream", "Marks that a worker has put on its streams come even if it hangs.",
+          "Streams that wait for a worker that hangs wait with it." },
+        { "stop.close", "Borrowers can close what a worker that hangs has lent.",
+          "A worker that hangs holds up the helper of its borrowers." },
+        { "stop.open", "A tensor of a worker that hangs can be mapped.",
+          "A worker that hangs holds up the helper of its borrowers." },
+        { NULL, NULL, NULL },
+    },
+};

@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a question's process uses; see side.h. One thread, except where a question starts others.
+ */
+#include "side.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define STATUS_GAVE_UP 3
+
+/* ---- Answers --------------------------------------------------------------------------------- */
+
+static unsigned index_of(struct check_side *side, const char *key)
+{
+    const struct check_line *lines = side->question->lines;
+    unsigned i = 0;
+
+    while (lines[i].key != NULL && strcmp(lines[i].key, key) != 0)
+        i++;
+    if (lines[i].key == NULL)
+        check_give_up(side, "a defect of gpucheck: the question has no line %s", key);
+    return i;
+}
+
+void check_answer(struct check_side *side, const char *key, enum check_verdict verdict, const char *format, ...)
+{
+    unsigned i = index_of(side, key);
+    va_list arguments;
+
+    side->shared->answer[i].verdict = verdict;
+    va_start(arguments, format);
+    vsnprintf(side->shared->answer[i].text, CHECK_TEXT_BYTES, format, arguments);
+    va_end(arguments);
+    /* [check.given] release, pairs with the acquire in report_lines: the answer is complete. */
+    bxi_store_release(&side->shared->given[i], 1);
+}
+
+void check_figure(struct check_side *side, const char *key, double value, const char *unit)
+{
+    unsigned i = index_of(side, key);
+
+    side->shared->answer[i].value = value;
+    side->shared->answer[i].unit = unit;
+}
+
+/* After the reason was written. */
+static _Noreturn void leave(struct check_side *side, bool is_skipped)
+{
+    /* [check.skipped] release, pairs with the acquire in report_lines. */
+    bxi_store_release(&side->shared->gave_up[side->role].is_skipped, is_skipped);
+    _exit(STATUS_GAVE_UP);
+}
+
+void check_give_up(struct check_side *side, const char *format, ...)
+{
+    va_list arguments;
+
+    va_start(arguments, format);
+    vsnprintf(side->shared->gave_up[side->role].reason, CHECK_TEXT_BYTES, format, arguments);
+    va_end(arguments);
+    leave(side, false);
+}
+
+void check_skip(struct check_side *side, const char *format, ...)
+{
+    va_list arguments;
+
+    va_start(arguments, format);
+    vsnprintf(side->shared->gave_up[side->role].reason, CHECK_TEXT_BYTES, format, arguments);
+    va_end(arguments);
+    leave(side, true);
+}
+
+const char *check_name(const struct check_side *side, unsigned result)
+{
+    static _Thread_local char buffers[4][80];
+    static _Thread_local unsigned next;
+    char *buffer = buffers[next++ % 4];
+
+    snprintf(buffer, sizeof(buffers[0]), "%s (%u)", bxi_cu_name(side->cu, result), result);
+    return buffer;
+}
+
+void check_need(struct check_side *side, unsigned result, const char *what)
+{
+    if (result != CUDA_SUCCESS)
+        check_give_up(side, "%s failed with %s", what, check_name(side, result));
+}
+
+/* ---- Steps ----------------------------------------------------------------------------------- */
+
+void check_sleep_ms(unsigned ms)
+{
+    struct timespec time = { .tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000 };
+
+    nanosleep(&time, NULL);
+}
+
+/* Between two looks: 20 us for the first 20 ms or so, and then longer. */
+static void doze(unsigned *looks)
+{
+    struct timespec time = { .tv_nsec = ++*looks < 300 ? 20000 : 500000 };
+
+    nanosleep(&time, NULL);
+}
+
+void check_reach(struct check_side *side, unsigned step)
+{
+    /* [check.step] release, pairs with the acquire in check_await: what this side wrote before is seen. */
+    bxi_store_release(&side->shared->step[side->role], step);
+}
+
+/* The program ends this process when the question's time is over, so the loop has a bound. */
+void check_await(struct check_side *side, unsigned step)
+{
+    enum check_role other = side->role == CHECK_OWNER ? CHECK_PEER : CHECK_OWNER;
+    unsigned looks = 0;
+
+    for (;;) {
+        /* [check.ended] acquire, pairs with the release in note_end; loaded before the step, so that a side's last
+         * step is seen. */
+        bool has_ended = bxi_load_acquire(&side->shared->has_ended[other]) != 0;
+
+        /* [check.step] acquire, pairs with the release in check_reach. */
+        if (bxi_load_acquire(&side->shared->step[other]) >= step)
+            return;
+        if (has_ended)
+            _exit(0);
+        doze(&looks);
+    }
+}
+
+/* ---- CUDA ------------------------------------------------------------------------------------ */
+
+void check_open(struct check_side *side)
+{
+    const char *reason = check_load(&side->driver);
+    const char *missing;
+    int device = 0;
+
+    if (reason != NULL)
+        check_give_up(side, "%s", reason);
+    side->cu = &side->driver.cu;
+    missing = check_missing_function(&side->driver);
+    if (missing != NULL)
+        check_give_up(side, "the driver has no function %s", missing);
+    check_set_connections(side->question);
+    check_need(side, side->cu->cuInit(0), "cuInit");
+    check_need(side, side->cu->cuDeviceGet(&device, side->device), "cuDeviceGet");
+    check_need(side, side->cu->cuDevicePrimaryCtxRetain(&side->context, device), "opening the device");
+    check_need(side, side->cu->cuCtxPushCurrent_v2(side->context), "cuCtxPushCurrent");
+}
+
+struct CUstream_st *check_stream(struct check_side *side)
+{
+    struct CUstream_st *stream = NULL;
+
+    check_need(side, side->cu->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+    return stream;
+}
+
+unsigned long long check_alloc(struct check_side *side, size_t bytes)
+{
+    unsigned long long address = 0;
+
+    check_need(side, side->cu->cuMemAlloc_v2(&address, bytes), "cuMemAlloc");
+    return address;
+}
+
+void *check_pinned(struct check_side *side, size_t bytes, unsigned long long *address)
+{
+    void *memory = NULL;
+
+    check_need(side, side->cu->cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc");
+    memset(memory, 0, bytes);
+    if (address != NULL)
+        check_need(side, side->cu->cuMemHostGetDevicePointer_v2(address, memory, 0), "cuMemHostGetDevicePointer");
+    return memory;
+}
+
+bxi_a64 *check_page(struct check_side *side, unsigned page, bool is_writable)
+{
+    void *memory = mmap(NULL, CHECK_PAGE_BYTES, is_writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED,
+                        side->page_fd, (off_t)page * CHECK_PAGE_BYTES);
+
+    if (memory == MAP_FAILED)
+        check_give_up(side, "a page of shared memory cannot be mapped");
+    return memory;
+}
+
+unsigned check_register_page(struct check_side *side, bxi_a64 *page, unsigned flags, unsigned long long *address)
+{
+    void *memory = (void *)page;
+    unsigned result = side->cu->cuMemHostRegister_v2(memory, CHECK_PAGE_BYTES, CU_MEMHOSTREGISTER_PORTABLE |
+                                                     CU_MEMHOSTREGISTER_DEVICEMAP | flags);
+
+    return result == CUDA_SUCCESS ? side->cu->cuMemHostGetDevicePointer_v2(address, memory, 0) : result;
+}
+
+bool check_idles(struct check_side *side, struct CUstream_st *stream, unsigned ms)
+{
+    uint64_t end_ns = check_now_ns() + (uint64_t)ms * 1000000;
+    unsigned looks = 0;
+
+    do {
+        if (side->cu->cuStreamQuery(stream) == CUDA_SUCCESS)
+            return true;
+        doze(&looks);
+    } while (check_now_ns() < end_ns);
+    return false;
+}
+
+bool check_is_waiting(struct check_side *side, struct CUstream_st *stream)
+{
+    return side->cu->cuStreamQuery(stream) == CUDA_ERROR_NOT_READY;
+}
+
+void check_fill(struct check_side *side, unsigned long long address, unsigned char byte, struct CUstream_st *stream)
+{
+    check_need(side, side->cu->cuMemsetD8Async(address, byte, CHECK_PAYLOAD_BYTES, stream), "cuMemsetD8Async");
+}
+
+size_t check_differing(const unsigned char *bytes, size_t count, unsigned char byte)
+{
+    size_t differing = 0;
+
+    for (size_t i = 0; i < count; i++)
+        differing += bytes[i] != byte;
+    return differing;
+}
+
+uint64_t check_load_word(bxi_a64 *word)
+{
+    /* [check.word] acquire, pairs with the write of a stream. */
+    return bxi_load_acquire(word);
+}
+
+void check_store_word(bxi_a64 *word, uint64_t value)
+{
+    /* [check.word] release, pairs with the wait of a stream. */
+    bxi_store_release(word, value);
+}
+
+/* ---- Gates ----------------------------------------------------------------------------------- */
+
+struct check_gate check_gate_make(struct check_side *side)
+{
+    struct check_gate gate = { .word = NULL };
+
+    gate.word = check_pinned(side, CHECK_PAGE_BYTES, &gate.at);
+    return gate;
+}
+
+static unsigned shut(struct check_side *side, struct check_gate *gate, struct CUstream_st *stream)
+{
+    if (side->cu->cuStreamWaitValue64_v2 == NULL || side->cu->cuStreamWriteValue64_v2 == NULL)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    gate->value++;
+    return side->cu->cuStreamWaitValue64_v2(stream, gate->at, gate->value, CU_STREAM_WAIT_VALUE_GEQ);
+}
+
+void check_gate_shut(struct check_side *side, struct check_gate *gate, struct CUstream_st *stream)
+{
+    unsigned result = shut(side, gate, stream);
+
+    if (result != CUDA_SUCCESS)
+        check_skip(side, "streams cannot wait for words here: %s", check_name(side, result));
+}
+
+void check_gate_open(struct check_gate *gate)
+{
+    check_store_word(gate->word, gate->value);
+}
+
+bool check_can_wait(struct check_side *side, struct check_gate *gate, struct CUstream_st *stream)
+{
+    return shut(side, gate, stream) == CUDA_SUCCESS;
+}

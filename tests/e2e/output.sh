@@ -32,10 +32,10 @@ full()      # full STATUS PROGRAM ARGS...: with a disk that is full
 
 versions()  # each program's is one line, and the same number
 {
-    for program in hello cartpole reinforce param_server rnn pipeline tensor_ipc bxbench shmstat; do
+    for program in hello cartpole reinforce param_server rnn pipeline tensor_ipc bxbench shmstat gpucheck; do
         "$bin/$program" --version 2>"$dir/err" || return 1
     done >"$dir/out"
-    test "$(wc -l <"$dir/out")" -eq 9 &&
+    test "$(wc -l <"$dir/out")" -eq 10 &&
         test "$(grep -oE ' [0-9]+\.[0-9]+\.[0-9]+' "$dir/out" | sort -u | wc -l)" -eq 1
 }
 
@@ -52,7 +52,7 @@ if [ ! -w /dev/full ]; then
     exit 0
 fi
 check 'each program says its version' versions
-for program in hello cartpole reinforce param_server rnn pipeline tensor_ipc bxbench; do
+for program in hello cartpole reinforce param_server rnn pipeline tensor_ipc bxbench gpucheck; do
     check "$program --help" full 1 "$program" --help
     check "$program --version" full 1 "$program" --version
 done

@@ -394,6 +394,7 @@ static unsigned char first_byte(unsigned long long address)
     struct CUstream_st *stream = stream_made();
 
     CHECK(driver.cu.cuMemcpyDtoHAsync_v2(&byte, address, 1, stream) == CUDA_SUCCESS);
+    CHECK(driver.cu.cuStreamSynchronize(stream) == CUDA_SUCCESS);
     CHECK(driver.cu.cuStreamDestroy_v2(stream) == CUDA_SUCCESS);
     return byte;
 }
@@ -471,6 +472,9 @@ Test(fake_switches, memory_of_a_killed_process_goes_with_it)
     CHECK(open_first(&again) == CUDA_ERROR_INVALID_VALUE);
 }
 
+/* The comparison is cyclic: neither what the memory holds nor FAKE_POISON has come so far, INT64_MAX has. */
+#define AFTER_BOTH UINT64_C(0x5b00000000000000)
+
 /* What a survivor writes there afterwards stays: the word of a dead process can be poisoned. */
 Test(fake_switches, a_stream_that_waits_for_a_killed_process_can_be_released)
 {
@@ -482,7 +486,7 @@ Test(fake_switches, a_stream_that_waits_for_a_killed_process_can_be_released)
     CHECK(open_first(&address) == CUDA_SUCCESS);
     stream = stream_made();
     side = stream_made();
-    CHECK(driver.cu.cuStreamWaitValue64_v2(stream, address, INT64_MAX, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS);
+    CHECK(driver.cu.cuStreamWaitValue64_v2(stream, address, AFTER_BOTH, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS);
     kill_owner();
     pause_ms(20);
     CHECK(driver.cu.cuStreamWriteValue64_v2(side, address, INT64_MAX, 0) == CUDA_SUCCESS);

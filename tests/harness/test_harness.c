@@ -65,7 +65,7 @@ static void kill_a_test(void (*body)(void))
     int pipe_fds[2];
     char job[BX_NAME_MAX + 1];
 
-    snprintf(job, sizeof(job), "%s", harness_job_name());       /* the test's first job has it too, but for the number */
+    snprintf(job, sizeof(job), "%s", harness_job_name());       /* the first job of the test: all but the number */
     cr_assert_eq(pipe(pipe_fds), 0);
     pid_t test = fork();
     cr_assert_geq(test, 0);

@@ -11,13 +11,17 @@
 
 /* ---- what run asks of the job ------------------------------------------------------------------- */
 
-/* The pidfd of a worker: it died. */
+/* The pidfd of a worker that was there when progress began: it died. A background thread that takes the place of
+ * another one watches all pidfds anew, and hears of old deaths again: they are not the successor's. */
 static void see_death(void *context, uint64_t rank)
 {
     struct bx_job *job = context;
+    struct bxi_peer *peer = job->rpc->peers[rank];
 
+    while (peer->former != NULL)
+        peer = peer->former;
     /* Over a suspicion too: a worker that was cut off leaves its name behind when it dies. */
-    bxi_exchange(&job->rpc->peers[rank]->death_seen, BXI_PEER_DEAD);
+    bxi_exchange(&peer->death_seen, BXI_PEER_DEAD);
     bxi_note(job->run, BXI_EVENT_DEATH);
 }
 

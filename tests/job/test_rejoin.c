@@ -6,6 +6,8 @@
 #include "rejoin_fixture.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <unistd.h>
 
 TestSuite(rejoin, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
@@ -333,6 +335,44 @@ Test(rejoin, names_a_worker_that_is_stopped)
     start_succeeds(0);
     start_succeeds(2);
     start_succeeds(4);
+}
+
+static int leaves_its_thread(const struct bx_request *request, struct bx_reader *args, struct bx_msg *reply,
+                             void *context)
+{
+    (void)request, (void)args, (void)reply, (void)context;
+    pthread_exit(NULL);
+}
+
+static void may_leave_its_thread(struct bx_job *job)
+{
+    HARNESS_EQ(bx_register(job, "leave", BX_INLINE, leaves_its_thread, NULL), 0);
+}
+
+/* The background thread of rank 0 ends, and the next one watches the pidfds anew, also that of the dead worker 1. */
+static void ends_a_background_thread(struct bx_job *job)
+{
+    const struct bx_call_options options = { .struct_bytes = sizeof(options), .timeout_ns = 5000 * HARNESS_MS };
+
+    struct bx_msg *args = bx_msg_create(8);
+
+    bx_msg_put_i64(args, 5);
+    HARNESS_EQ(bx_rpc_sync(job, "worker0", "leave", NULL, &options, NULL), BX_E_HANDLER);
+    for (int i = 0; i < 20; i++) {
+        HARNESS_EQ(bx_rpc_sync(job, "worker0", "echo", args, &options, NULL), 0);
+        usleep(5000);
+    }
+    bx_msg_destroy(args);
+}
+
+Test(rejoin, a_new_background_thread_does_not_take_the_successor_for_dead)
+{
+    begin_lives(3, (struct life){ .body = stays, .setup = may_leave_its_thread });
+    kill_and_forget(1);
+    begin_life(3, (struct life){ .rank = 1, .body = ends_a_background_thread });
+    harness_await(STARTED, 4);
+    harness_post(LAST_WORD);
+    all_succeed(0, 3);
 }
 
 static void begins_its_shutdown(struct bx_job *job)

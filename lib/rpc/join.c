@@ -229,11 +229,12 @@ static void tell(struct bx_job *job, int rank)
     bxi_worker_hook_run(job, &job->rpc->on_join, rank);
 }
 
-static void tell_of_promoted(struct bx_job *job)
+void bxi_joins_tell(const struct bxi_role *role, struct bx_job *job)
 {
     uint64_t back[BXI_WORLD_MAX / 64];
     bool any = false;
 
+    (void)role;
     bxi_lock(&job->run->lock);
     memcpy(back, job->rpc->joins.back, sizeof back);
     memset(job->rpc->joins.back, 0, sizeof back);
@@ -253,7 +254,6 @@ void bxi_join_take(const struct bxi_role *role, struct bx_job *job)
     struct bxi_joins *joins = &job->rpc->joins;
     struct bxi_peer *peer;
 
-    (void)role;
     bxi_lock(&job->run->lock);
     peer = joins->peer;
     if (peer != NULL) {
@@ -262,7 +262,7 @@ void bxi_join_take(const struct bxi_role *role, struct bx_job *job)
         wake_door(joins);
     }
     bxi_unlock(&job->run->lock);
-    tell_of_promoted(job);
+    bxi_joins_tell(role, job);
     bxi_note(job->run, BXI_EVENT_SCAN);     /* it may run by now, and have rung before it was in the table */
 }
 

@@ -183,6 +183,7 @@ void bxi_peer_close(const struct bxi_role *role, struct bx_job *job, struct bxi_
 
     if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)
         return;
+    bxi_joins_tell(role, job);          /* the program hears that it is back before it hears that it died */
     if (state != BXI_PEER_CORRUPT && !peer->draining) {
         drain(role, job, peer);
         if (bxi_load_relaxed(&peer->state) != BXI_PEER_ALIVE)

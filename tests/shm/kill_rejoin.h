@@ -125,6 +125,53 @@ static void run_stopped_welcoming(void)
     start_succeeds(4);
 }
 
+static bxi_a32 joins_heard, deaths_heard;
+static uint32_t deaths_at_join;
+
+static void hears_join(struct bx_job *job, int rank, void *context)
+{
+    (void)job, (void)rank, (void)context;
+    deaths_at_join = bxi_load_relaxed(&deaths_heard);
+    bxi_add(&joins_heard, 1);
+}
+
+static void hears_death(struct bx_job *job, int rank, void *context)
+{
+    (void)job, (void)rank, (void)context;
+    bxi_add(&deaths_heard, 1);
+}
+
+static void has_hooks(struct bx_job *job)
+{
+    HARNESS_EQ(bx_on_join(job, hears_join, NULL), 0);
+    HARNESS_EQ(bx_on_death(job, hears_death, NULL), 0);
+}
+
+static void hears_in_order(struct bx_job *job)
+{
+    if (bx_job_rank(job) == 1)
+        return;
+    while (bxi_load_acquire(&joins_heard) < 1 || bxi_load_acquire(&deaths_heard) < 2)
+        sched_yield();
+    HARNESS_EQ(deaths_at_join, 1);
+    harness_post(BACK);
+}
+
+/* It runs, and has rung nobody: the others learn from its pidfd that it came back. */
+static void run_killed_before_it_rang(void)
+{
+    begin_lives(3, (struct life){ .body = hears_in_order, .setup = has_hooks });
+    start_is_killed(1);
+    take_aim("rejoin.gate_open", 1, SIGKILL);
+    begin_life(3, (struct life){ .rank = 1 });
+    aim.step = NULL;
+    was_killed(3, "rejoin.gate_open");
+    harness_await(BACK, 2);
+    harness_post(LAST_WORD);
+    start_succeeds(0);
+    start_succeeds(2);
+}
+
 TestSuite(kill_rejoin, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
 #define KILLED_JOINER(test, step, passages)                                                         \

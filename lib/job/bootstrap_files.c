@@ -367,7 +367,12 @@ void bxi_boot_watch_close(struct bxi_boot_watch *watch)
 void bxi_boot_unlink_dead(const struct bx_job *job, int rank)
 {
     char name[BXI_OBJECT_NAME_BYTES];
+    struct bxi_object_owner owner;
 
+    /* A worker that has left keeps nobody from joining, and may look later than the successor came. */
+    if (job->options.rejoin && bxi_object_find_owner(job->job_name, job->instance, rank, &owner) == 0 &&
+        owner.generation > job->rpc->peers[rank]->generation)
+        return;
     /* The owner lock is not tested: the kernel may close the socket, which reported the death, before the segment. */
     bxi_object_name(name, (uint32_t)geteuid(), job->job_name, job->instance, rank);
     shm_unlink(name);

@@ -375,6 +375,37 @@ Test(rejoin, a_new_background_thread_does_not_take_the_successor_for_dead)
     all_succeed(0, 3);
 }
 
+/* Rank 2 leaves without the others, and destroys its job when the successor of worker 1 is there. */
+static void leaves_alone(struct bx_job *job)
+{
+    if (bx_job_rank(job) != 2)
+        return;
+    HARNESS_EQ(bx_job_shutdown(job, HARNESS_MS), BX_E_TIMEOUT);
+    harness_post(GO_ON);
+    harness_await(BACK, 1);
+    bx_job_destroy(job);
+    _exit(0);
+}
+
+static void calls_worker_0(struct bx_job *job)
+{
+    HARNESS_EQ(harness_call_i64(job, "worker0", "echo", 5), 5);
+    harness_post(BACK);
+}
+
+Test(rejoin, one_that_has_left_does_not_remove_the_names_of_a_successor)
+{
+    begin_lives(3, (struct life){ .body = leaves_alone });
+    harness_await(GO_ON, 1);
+    kill_and_forget(1);
+    begin_life(3, (struct life){ .rank = 1, .body = calls_worker_0 });
+    start_succeeds(2);
+    cr_expect_eq(segments_of(".1"), 1);
+    harness_post(LAST_WORD);
+    start_succeeds(0);
+    start_succeeds(3);
+}
+
 static void begins_its_shutdown(struct bx_job *job)
 {
     if (bx_job_rank(job) == 1)

@@ -79,6 +79,14 @@ static void unwant(struct bx_job *job)
             bxi_store_relaxed(&job->control->pair[rank].want_lease, 0);    /* relaxed: one bell too many is harmless */
 }
 
+void bxi_grants_want_from(struct bx_job *job, int rank)
+{
+    bxi_fence_seq_cst();        /* either `want` stores 1 after the 0 of bxi_segment_forget_peer, or it is counted here */
+    if (bxi_load_seq_cst(&job->lend->lease_waiters) != 0)
+        /* [lease.want] relaxed: the next process of that rank reads it later. */
+        bxi_store_relaxed(&job->control->pair[rank].want_lease, 1);
+}
+
 /* The borrower's lease words; NULL until it has allocated its ring towards this worker, and the words with it. */
 static const bxi_a64 *find_words(struct bx_job *job, struct bxi_lend_peer *peer)
 {

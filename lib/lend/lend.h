@@ -300,7 +300,9 @@ void bxi_grant_undo(struct bx_job *job, struct bxi_lend_peer *peer, struct bxi_g
 bool bxi_grant_is_allowed(const struct bx_job *job, const struct bxi_lend_peer *peer, const struct bxi_grant *grant);
 /* Collects the returned leases of all peers and wakes the threads that wait for them. Without run->lock. How many. */
 uint32_t bxi_grants_reclaim(struct bx_job *job);
-/* The same, if a thread waits for leases; true if any was returned. */
+/* The rank is taken again: its next worker rings too, if a thread waits for leases. run->lock. */
+void bxi_grants_want_from(struct bx_job *job, int rank);
+/* The same as bxi_grants_reclaim, if a thread waits for leases; true if any was returned. */
 static inline bool bxi_grants_reclaim_wanted(struct bx_job *job)
 {
     /* [lease.waiters] sequentially consistent, pairs with the addition in want. */

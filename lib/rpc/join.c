@@ -211,6 +211,7 @@ static int take_place(struct bx_job *job, struct bxi_peer *peer)
     rc = bxi_segment_forget_peer(&job->segment, peer->rank);
     if (rc < 0)
         return rc;
+    bxi_grants_want_from(job, peer->rank);
     bxi_store_relaxed(&bxi_tables(job->control)->loans[peer->rank].borrowed, 0);    /* relaxed: for inspectors */
     peer->former = former;
     peer->lend->generation = peer->generation - 1;

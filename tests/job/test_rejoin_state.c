@@ -6,6 +6,7 @@
 #include "rejoin_fixture.h"
 
 #include <errno.h>
+#include <pthread.h>
 
 TestSuite(rejoin_state, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
@@ -301,6 +302,45 @@ static void comes_back_and_keeps(struct bx_job *job)
 Test(rejoin_state, tensors_of_the_dead_stay_and_its_leases_are_gone)
 {
     run_over_a_death(lends_over_a_death, GO_ON, comes_back_and_keeps);
+}
+
+static void *waits_for_leases(void *argument)
+{
+    HARNESS_EQ(bx_loans_wait(argument, -1, 0, BX_FOREVER), 0);
+    return NULL;
+}
+
+/* A thread waits for leases since before the join: who comes back must ring when it returns one. */
+static void waits_for_leases_over_a_death(struct bx_job *job)
+{
+    struct bx_tensor *mine;
+    pthread_t thread;
+
+    if (bx_job_rank(job) != 0) {
+        harness_post(HELD);
+        harness_await(SEEN, 1);
+        bx_tensor_release(kept);
+        kept = NULL;
+        return;
+    }
+    harness_await(HELD, 2);
+    mine = filled(job, 7);
+    HARNESS_EQ(give(job, "worker2", mine), 0);
+    HARNESS_EQ(pthread_create(&thread, NULL, waits_for_leases, job), 0);
+    while (bxi_load_relaxed(&job->control->pair[1].want_lease) == 0)
+        sched_yield();
+    harness_post(GO_ON);
+    harness_await(BACK, 1);
+    await_join(job, 1, 1);
+    HARNESS_EQ(bxi_load_relaxed(&job->control->pair[1].want_lease), 1);
+    harness_post(SEEN);
+    HARNESS_EQ(pthread_join(thread, NULL), 0);
+    bx_tensor_release(mine);
+}
+
+Test(rejoin_state, one_that_comes_back_rings_a_thread_that_waits_for_leases)
+{
+    run_over_a_death(waits_for_leases_over_a_death, GO_ON, comes_back);
 }
 
 /* ---- calls that wait for it ------------------------------------------------------------------------ */

@@ -81,7 +81,8 @@ static void unwant(struct bx_job *job)
 
 void bxi_grants_want_from(struct bx_job *job, int rank)
 {
-    bxi_fence_seq_cst();        /* either `want` stores 1 after the 0 of bxi_segment_forget_peer, or it is counted here */
+    /* Either `want` stores 1 after the 0 of bxi_segment_forget_peer, or it is counted here. */
+    bxi_fence_seq_cst();
     if (bxi_load_seq_cst(&job->lend->lease_waiters) != 0)
         /* [lease.want] relaxed: the next process of that rank reads it later. */
         bxi_store_relaxed(&job->control->pair[rank].want_lease, 1);

@@ -43,7 +43,9 @@ static bool serve_ready(struct bxi_waiter *waiter)
 
     /* Leavers are read before lost, and lost is counted first: a loss between the two loads is not taken for leaving.
      * */
+    bxi_lock(&job->run->lock);          /* a worker that comes back takes both down, under the lock (join.c) */
     uint32_t leavers = bxi_load_seq_cst(&job->rpc->leavers), lost = bxi_load_seq_cst(&job->rpc->lost);
+    bxi_unlock(&job->run->lock);
 
     return leavers > lost || lost == (uint32_t)job->world_size - 1;
 }

@@ -343,6 +343,46 @@ Test(rejoin_state, one_that_comes_back_rings_a_thread_that_waits_for_leases)
     run_over_a_death(waits_for_leases_over_a_death, GO_ON, comes_back);
 }
 
+/* Both counts change between the two loads of a serve, as often as it takes to see it. */
+static void *counts_again_and_again(void *argument)
+{
+    struct bx_job *job = argument;
+
+    for (int i = 0; i < 200000; i++) {
+        bxi_add_seq_cst(&job->rpc->lost, 1);        /* as count_gone in watch.c */
+        bxi_add_seq_cst(&job->rpc->leavers, 1);
+        bxi_wake(job->run, &job->rpc->leavers);
+        bxi_lock(&job->run->lock);
+        bxi_add_seq_cst(&job->rpc->leavers, (uint32_t)-1);      /* as count_back in join.c */
+        bxi_add_seq_cst(&job->rpc->lost, (uint32_t)-1);
+        bxi_unlock(&job->run->lock);
+    }
+    bx_job_interrupt(job, true);
+    return NULL;
+}
+
+static void serves_meanwhile(struct bx_job *job)
+{
+    pthread_t thread;
+
+    if (bx_job_rank(job) != 0)
+        return;
+    HARNESS_EQ(pthread_create(&thread, NULL, counts_again_and_again, job), 0);
+    HARNESS_EQ(bx_job_serve(job), BX_E_INTERRUPTED);
+    bx_job_interrupt(job, false);
+    HARNESS_EQ(pthread_join(thread, NULL), 0);
+    harness_post(SEEN);
+}
+
+Test(rejoin_state, a_join_is_not_taken_for_a_worker_that_leaves)
+{
+    begin_lives(3, (struct life){ .body = serves_meanwhile });
+    harness_await(SEEN, 1);
+    harness_post(LAST_WORD);
+    for (int index = 0; index < 3; index++)
+        start_succeeds(index);
+}
+
 /* ---- calls that wait for it ------------------------------------------------------------------------ */
 
 static int call_with(struct bx_job *job, uint64_t flags, uint64_t timeout_ns, bool no_wait)

@@ -159,7 +159,10 @@ static int name_the_late(struct bx_job *job, enum bxi_state wanted, uint64_t tim
 
 static int leave_together(struct bx_job *job, uint64_t deadline_ns, uint64_t timeout_ns)
 {
-    int rc = wait_quiet(job, deadline_ns);
+    int rc;
+
+    bxi_joins_count(job);
+    rc = wait_quiet(job, deadline_ns);
 
     if (rc == BX_E_TIMEOUT)
         return bx_fail(rc, "worker '%s' still had calls in flight or handlers at work after %.3f s", job->name,

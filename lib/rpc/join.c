@@ -292,6 +292,15 @@ bool bxi_join_promote(struct bx_job *job, struct bxi_peer *peer)
     return true;
 }
 
+void bxi_joins_count(struct bx_job *job)
+{
+    bxi_lock(&job->run->lock);
+    for (int rank = 0; rank < job->world_size; rank++)
+        if (bxi_load_relaxed(&job->rpc->peers[rank]->state) == BXI_PEER_JOINING)      /* relaxed: under the lock */
+            bxi_join_promote(job, job->rpc->peers[rank]);
+    bxi_unlock(&job->run->lock);
+}
+
 void bxi_join_look(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer)
 {
     (void)role;

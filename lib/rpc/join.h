@@ -40,6 +40,8 @@ int bxi_join_wait(struct bx_job *job, struct bxi_peer **peer, uint64_t deadline_
 /* A JOINING peer is ALIVE from here on if its process runs. True if it is. Lock. */
 bool bxi_join_promote(struct bx_job *job, struct bxi_peer *peer);
 void bxi_join_take(const struct bxi_role *role, struct bx_job *job);        /* BXI_EVENT_JOIN */
+/* A shutdown waits for all that run, also where the role has not seen yet that they do. Any thread. */
+void bxi_joins_count(struct bx_job *job);
 void bxi_joins_tell(const struct bxi_role *role, struct bx_job *job);       /* of those promoted: log and hook */
 void bxi_join_look(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer);     /* of a JOINING peer */
 void bxi_join_died(const struct bxi_role *role, struct bx_job *job, struct bxi_peer *peer);     /* likewise */

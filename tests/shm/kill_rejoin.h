@@ -172,6 +172,37 @@ static void run_killed_before_it_rang(void)
     start_succeeds(2);
 }
 
+static void shuts_down_early(struct bx_job *job)
+{
+    if (bx_job_rank(job) == 1)
+        return;
+    harness_await(GO_ON, 1);
+    HARNESS_EQ(bx_job_shutdown(job, 200 * HARNESS_MS), BX_E_TIMEOUT);
+    HARNESS_CHECK(strstr(bx_error_text(), "worker 'worker1'") != NULL);
+    bx_job_destroy(job);
+    harness_post(BACK);
+    _exit(0);
+}
+
+/* It runs, and is stopped before it rings: a shutdown that begins now waits for it. */
+static void run_shutdown_before_it_rang(void)
+{
+    int status = 0;
+
+    begin_lives(2, (struct life){ .body = shuts_down_early });
+    start_is_killed(1);
+    take_aim("rejoin.gate_open", 1, SIGSTOP);
+    begin_life(2, (struct life){ .rank = 1, .world_size = 2 });
+    aim.step = NULL;
+    cr_assert_eq(waitpid(starts[2].pid, &status, WUNTRACED), starts[2].pid);
+    cr_assert(WIFSTOPPED(status));
+    harness_post(GO_ON);
+    start_succeeds(0);
+    harness_post(LAST_WORD);
+    kill(starts[2].pid, SIGCONT);
+    start_succeeds(2);
+}
+
 TestSuite(kill_rejoin, .init = starts_set_up, .fini = place_tear_down, .timeout = 60);
 
 #define KILLED_JOINER(test, step, passages)                                                         \

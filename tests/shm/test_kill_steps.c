@@ -649,6 +649,7 @@ KILLED_JOINER(rejoin_gate_open, "rejoin.gate_open", 1)
 KILLED_JOINER(rejoin_joined, "rejoin.joined", 1)
 Test(kill_rejoin, a_joiner_that_nobody_knows, .timeout = 60) { run_killed_alone("rejoin.made"); }
 Test(kill_rejoin, a_worker_stopped_while_it_attaches, .timeout = 60) { run_stopped_welcoming(); }
+Test(kill_rejoin, a_shutdown_waits_for_it, .timeout = 20) { run_shutdown_before_it_rang(); }
 Test(kill_rejoin, its_join_is_heard_before_its_death, .timeout = 60) { run_killed_before_it_rang(); }
 
 KILLED_WELCOMING(rejoin_welcomed, "rejoin.welcomed")
